@@ -61,6 +61,10 @@ struct PolynomialAttentionArgs {
   void* final_state = nullptr;          // [num_sequences, H, F, V]
   const void* initial_norm = nullptr;   // [num_sequences, H, F], where normalised
   void* final_norm = nullptr;           // [num_sequences, H, F]
+  bool has_state() const {
+    return initial_state != nullptr || final_state != nullptr || initial_norm != nullptr ||
+           final_norm != nullptr;
+  }
 
   // Written by a forward that will be differentiated, read by its backward, where normalised.
   void* norm_denom = nullptr;  // [B, T, H] fp32: z + norm_eps

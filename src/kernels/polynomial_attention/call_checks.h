@@ -26,10 +26,9 @@ inline void CheckCall(const PolynomialAttentionArgs& args, const PolynomialAtten
   HL_CHECK(args.num_chunks == 0 || args.chunks != nullptr,
            "polynomial attention: ", args.num_chunks,
            " chunks without their table; see MakeChunkTable");
-  HL_CHECK(
-      !plan.quadratic || (args.initial_state == nullptr && args.final_state == nullptr),
-      "polynomial attention: the quadratic form reads and leaves no state; the chunked one, or "
-      "no state, would work");
+  HL_CHECK(!plan.quadratic || !args.has_state(),
+           "polynomial attention: the quadratic form reads and leaves no state; the chunked one, "
+           "or no state, would work");
   HL_CHECK(args.normalise || (args.initial_norm == nullptr && args.final_norm == nullptr),
            "polynomial attention: a state of the normaliser, but nothing is normalised");
   if (args.num_chunks == 0) return;
@@ -43,7 +42,8 @@ inline void CheckCall(const PolynomialAttentionGradArgs& grads, const Polynomial
                       int max_chunk_size) {
   const PolynomialAttentionArgs& args = grads.forward;
   CheckCall(args, plan, max_chunk_size);
-  HL_CHECK(!plan.quadratic || (grads.dfinal_state == nullptr && grads.dinitial_state == nullptr),
+  HL_CHECK(!plan.quadratic || (grads.dfinal_state == nullptr && grads.dinitial_state == nullptr &&
+                               grads.dfinal_norm == nullptr && grads.dinitial_norm == nullptr),
            "polynomial attention: the quadratic form has no gradient of a state");
   if (args.num_chunks == 0) return;
   CheckPolynomialView("dout", grads.dout);

@@ -62,7 +62,6 @@ PolynomialAttentionPlan MakePlan(const PolynomialAttentionArgs& args,
   CheckShape(args, request.is_cuda);
   PolynomialAttentionPlan plan;
   plan.chunk_size = request.chunk_size > 0 ? request.chunk_size : DefaultChunkSize(request.is_cuda);
-  const bool stateless = args.initial_state == nullptr && args.final_state == nullptr;
   if (!request.is_cuda) {
     const int64_t token_bytes = int64_t{2} * (args.head_dim + args.head_dim_v) * args.num_heads *
                                 static_cast<int64_t>(SizeOf(args.q.dtype));
@@ -70,8 +69,8 @@ PolynomialAttentionPlan MakePlan(const PolynomialAttentionArgs& args,
   }
   switch (request.form) {
     case PolynomialForm::kByShape:
-      plan.quadratic = stateless && (request.is_cuda ? QuadraticIsCheaperOnCuda(args)
-                                                     : QuadraticIsCheaper(args));
+      plan.quadratic = !args.has_state() && (request.is_cuda ? QuadraticIsCheaperOnCuda(args)
+                                                             : QuadraticIsCheaper(args));
       break;
     case PolynomialForm::kQuadratic:
       plan.quadratic = !request.is_cuda || HasQuadraticOnCuda(args);

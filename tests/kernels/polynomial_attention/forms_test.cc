@@ -2,6 +2,7 @@
 // against token, token by token, with states and documents, in fp32, bf16 and fp64.
 #include "kernels/gradient_check.h"
 
+#include <ATen/ops/ones.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include "kernels/polynomial_attention/problem.h"
@@ -216,6 +217,21 @@ TEST(PolynomialForms, PlanTakesTheCheaperForm) {
   EXPECT_FALSE(quadratic(128, 64, true));
   EXPECT_FALSE(quadratic(2048, 5, false));
   EXPECT_FALSE(quadratic(2048, 64, false));
+}
+
+// A state of keys alone, whose sums of values are zero, divides all the same.
+TEST(PolynomialForms, AStateOfTheNormaliserAloneIsRead) {
+  const at::Tensor q = Normal({1, 20, 1, 8}, 1, at::kFloat),
+                   v = Normal({1, 20, 1, 5}, 2, at::kFloat);
+  PolynomialAttentionConfig config = {.weights = {1, 1, 0.5}, .normalise = true};
+  config.want_final_state = false;
+  const PolynomialAttentionInputs inputs = {
+      .q = q, .k = q, .v = v, .initial_state = {.kv = {}, .norm = 100 * at::ones({1, 1, 45})}};
+  const at::Tensor by_shape = PolynomialAttention(inputs, config).out;
+  config.form = PolynomialForm::kChunked;
+  const at::Tensor chunked = PolynomialAttention(inputs, config).out;
+  EXPECT_LE((by_shape - chunked).abs().max().item<float>(), 1e-6f);
+  EXPECT_GT(chunked.abs().max().item<float>(), 0.0f);
 }
 
 TEST(PolynomialForms, SayWhatDoesNotFit) {
