@@ -1,7 +1,7 @@
 // Verified reads from the shard files of one step: bytes reach the caller only after their block's
 // hash agreed. Files are opened on first use, at most kMostOpenFiles at a time, below one folder
-// handle, so that a step deleted meanwhile is noticed and never mixed. Thread-safe. DamageError names file, block and tensor;
-// Error kCheckpointIo is the system's own failure.
+// handle, so that a step deleted meanwhile is noticed and never mixed. Thread-safe. DamageError
+// names file, block and tensor; Error kCheckpointIo is the system's own failure.
 //
 //   const StepFiles files(step_dir, manifest);
 //   BlockCursor cursor(files);

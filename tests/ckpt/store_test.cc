@@ -428,9 +428,8 @@ TEST(StoreTest, AStepThatWasSetAsideIsNoneOfTheRun) {
   EXPECT_EQ(report.state.step, 30u);
   EXPECT_FALSE(report.own);
   SaveStep(run.path(), {.step = 30}, SmallSpecs());
-  EXPECT_THAT(ListCkpt(run.path()),
-              ElementsAre("LATEST", "step_000000000010", "step_000000000030",
-                          "step_000000000030.superseded"));
+  EXPECT_THAT(ListCkpt(run.path()), ElementsAre("LATEST", "step_000000000010", "step_000000000030",
+                                                "step_000000000030.superseded"));
 }
 
 TEST(StoreTest, ABranchFromElsewhereSetsTheNewerStepsAside) {

@@ -19,8 +19,8 @@ struct RankPlace {
 // One finding a host: WARN where a rank has fewer cores than threads, or all of them together.
 std::vector<Finding> JudgePlaces(const std::vector<RankPlace>& places);
 
-// FAIL where ranks compute on different devices, "cuda" and "cpu", which cannot sum with each other;
-// nothing where all are of one.
+// FAIL where ranks compute on different devices, "cuda" and "cpu", which cannot sum with each
+// other; nothing where all are of one.
 std::vector<Finding> JudgeDevices(const std::vector<std::string>& of_ranks);
 
 // Collective. Sums fp32 tensors of growing size, compares every element with the exact sum, and
