@@ -247,7 +247,7 @@ __global__ void __launch_bounds__(kThreads)
   const Block block(filter, layout);
   SmemCarver carver(smem);
   Complex* const inputs = carver.Take<Complex>(block.length << block.shift);
-  Complex* const gradients = carver.Take<Complex, alignof(Complex)>(block.length << block.shift);
+  Complex* const gradients = carver.Take<Complex>(block.length << block.shift);
   Complex* const sums = partials.spectra + blockIdx.y * filter.length * filter.dim;
   const Rows rows(args.batch, layout);
   float dskip = 0;
@@ -328,8 +328,10 @@ __global__ void __launch_bounds__(kThreads)
 LaunchShape ShapeOf(const FftConvFilter& filter, const FftConvLayout& layout, int splits,
                     int transforms, const char* name) {
   const int64_t blocks = (filter.dim + layout.channels - 1) / layout.channels;
+  const int64_t transform_bytes = layout.channels * TransformBytes(filter.length, 1);
+  const int64_t cut_bytes = (transform_bytes + 15) / 16 * 16;  // a SmemCarver's: of one point
   return {dim3(GridBlocks(blocks, name), static_cast<unsigned>(splits)), dim3(kThreads),
-          static_cast<int>(layout.channels * TransformBytes(filter.length, transforms)), name};
+          static_cast<int>(transforms * cut_bytes), name};
 }
 
 void LaunchSpectrum(const FftConvFilter& filter, Complex* spectra, cudaStream_t stream) {
