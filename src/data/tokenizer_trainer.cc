@@ -65,6 +65,8 @@ std::string TrainSentencePiece(const std::vector<std::string>& lines, int vocab_
       {"add_dummy_prefix", "false"},
       {"remove_extra_whitespaces", "false"},
       {"allow_whitespace_only_pieces", "true"},
+      // What a space becomes: where spaces are rare it had no piece, and came back as its bytes.
+      {"required_chars", "\xE2\x96\x81"},
       // Expectation maximisation adds one partial sum per thread: a fixed number keeps the model
       // the same anywhere.
       {"num_threads", "4"},

@@ -139,6 +139,23 @@ TEST(SentencePieceTest, TrainingIsDeterministic) {
   EXPECT_EQ(TrainSentencePiece(lines, 340), TrainSentencePiece(lines, 340));
 }
 
+// One in 24,000 characters, as in Chinese: rarer than those that the training gives pieces to.
+TEST(SentencePieceTest, SpacesComeBackHoweverRareTheyWere) {
+  SKIP_WITHOUT_SENTENCEPIECE();
+  std::vector<std::string> lines = {"\u4e00 \u4e01"};
+  for (uint32_t line = 0; line < 1200; ++line) {
+    std::string& text = lines.emplace_back();
+    for (uint32_t i = 0; i < 20; ++i) {
+      const uint32_t code = 0x4e00 + (line * 20 + i) * 7919 % 191;
+      text += {static_cast<char>(0xe0 | code >> 12), static_cast<char>(0x80 | (code >> 6 & 63)),
+               static_cast<char>(0x80 | (code & 63))};
+    }
+  }
+  const auto tokenizer = MakeSentencePieceTokenizer(TrainSentencePiece(lines, 500));
+  for (const char* text : {"\u4e00 \u4e01", "a b  c", " "})
+    EXPECT_EQ(tokenizer->Decode(tokenizer->Encode(text)), text);
+}
+
 TEST(SentencePieceTest, DamagedBytesDecodeToTheReplacementCharacter) {
   SKIP_WITHOUT_SENTENCEPIECE();
   const auto tokenizer = SmallSentencePiece();
