@@ -24,8 +24,12 @@ void CheckConfig(const PrepareConfig& config) {
               "--input names no file; --synthetic mqar makes rows without text");
   HL_CHECK_AS(ExitCode::kUsage, config.train_tokenizer == config.input.tokenizer.empty(),
               "give either --tokenizer bytes|FILE|FOLDER, or --train-tokenizer --vocab N");
-  HL_CHECK_AS(ExitCode::kUsage, !config.train_tokenizer || config.vocab_size > 0,
-              "--train-tokenizer needs --vocab N, the number of pieces, such as 8192");
+  constexpr int kMostPieces = 1 << 24;
+  HL_CHECK_AS(
+      ExitCode::kUsage,
+      !config.train_tokenizer || (config.vocab_size > 0 && config.vocab_size <= kMostPieces),
+      "--train-tokenizer needs --vocab N, the number of pieces, such as 8192; at most ",
+      kMostPieces);
   HL_CHECK_AS(ExitCode::kUsage, config.chunk_bytes > 0, "chunks of ", config.chunk_bytes,
               " bytes; 1 or more would work");
   config.input.Check();

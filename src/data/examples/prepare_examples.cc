@@ -36,8 +36,9 @@ void CheckConfig(const PrepareExamplesConfig& config) {
   require(!config.input.paths.empty(), "--input names no file; a .tsv or .jsonl would work");
   require(!config.input.tokenizer.empty(), "--labels ", Name(config.labels),
           " needs --tokenizer bytes|FILE|FOLDER, such as that of the model to be tuned");
-  require(config.rules.row_len >= 2, "--row-len ", config.rules.row_len,
-          "; 2 or more tokens would work");
+  constexpr int64_t kMostTokens = int64_t{1} << 24;
+  require(config.rules.row_len >= 2 && config.rules.row_len <= kMostTokens, "--row-len ",
+          config.rules.row_len, "; 2 to ", kMostTokens, " tokens would work");
   require(config.labels == RowLabels::kClasses || config.classes.empty(),
           "--classes belongs to --labels classes");
   require(config.classes.empty() || config.classes.size() >= 2,

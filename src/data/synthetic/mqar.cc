@@ -88,13 +88,17 @@ void CheckMqar(const MqarConfig& config) {
   HL_CHECK_AS(ExitCode::kUsage, config.vocab_size > config.seq_len, "a vocabulary of ",
               config.vocab_size, " tokens with rows of seq_len ", config.seq_len,
               "; it must be larger, ", config.seq_len + 1, " or more would work");
-  HL_CHECK_AS(ExitCode::kUsage, config.num_pairs >= 1 && 4 * config.num_pairs <= config.seq_len,
+  HL_CHECK_AS(ExitCode::kUsage, config.num_pairs >= 1 && config.num_pairs <= config.seq_len / 4,
               "num_pairs ", config.num_pairs, ": pairs and the slots they ask in take 4 x ",
               config.num_pairs, " tokens of rows of seq_len ", config.seq_len, "; 1 to ",
               config.seq_len / 4, " would work");
   HL_CHECK_AS(ExitCode::kUsage, config.power > 0 && std::isfinite(config.power), "power ",
               config.power, ": the slots' weights are power x slot^(power - 1); a number above 0 ",
               "would work, such as 0.01, or 1 for equal weights");
+  for (const double weight : MqarSlotWeights(config))
+    HL_CHECK_AS(ExitCode::kUsage, std::isfinite(weight) && weight > 0, "power ", config.power,
+                ": the slots' weights, power x slot^(power - 1), are none in fp64; a number ",
+                "nearer to 1 would work, such as 0.01");
 }
 
 std::vector<double> MqarSlotWeights(const MqarConfig& config) {

@@ -305,7 +305,12 @@ TEST(Mqar, RefusesWhatCannotBeAndSaysWhatCan) {
   EXPECT_HL_ERROR(CheckMqar({.seq_len = 64, .num_pairs = 17}), ExitCode::kUsage, "num_pairs 17",
                   "1 to 16 would work");
   EXPECT_HL_ERROR(CheckMqar({.seq_len = 64, .num_pairs = 0}), ExitCode::kUsage, "num_pairs 0");
+  EXPECT_HL_ERROR(CheckMqar({.num_pairs = (int64_t{1} << 62) + 1}), ExitCode::kUsage,
+                  "num_pairs 4611686018427387905");
   EXPECT_HL_ERROR(CheckMqar({.power = 0}), ExitCode::kUsage, "power 0", "such as 0.01");
+  for (const double power : {1000.0, 1e-323})
+    EXPECT_HL_ERROR(CheckMqar({.seq_len = 128, .num_pairs = 16, .power = power}), ExitCode::kUsage,
+                    "are none in fp64", "such as 0.01");
   EXPECT_HL_ERROR(NumpyMqarDraws({.seed = uint64_t{1} << 32}, 1), ExitCode::kUsage, "32 bits",
                   "native");
 }
