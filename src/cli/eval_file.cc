@@ -34,9 +34,13 @@ EvalFile::EvalFile(EvalPaths paths, const Json& facts, std::span<const CsvColumn
   (*json_)["rows"] = Json::array();
   if (paths_.json.empty() || IsStandardOutput(paths_.json) || !std::filesystem::exists(paths_.json))
     return;
-  const Json met =
-      Json::parse(ReadFile(paths_.json, ExitCode::kUsage), nullptr, /*exceptions=*/false);
-  HL_CHECK_AS(ExitCode::kUsage, met.is_object() && met.contains("rows"), paths_.json.string(),
+  const std::string text = ReadFile(paths_.json, ExitCode::kUsage);
+  Json met;
+  if (JsonNesting(text) <= kMaxJsonNesting) met = Json::parse(text, nullptr, /*exceptions=*/false);
+  const bool is_table =
+      met.is_object() && met.contains("rows") && met.at("rows").is_array() &&
+      std::ranges::all_of(met.at("rows"), [](const Json& row) { return row.is_object(); });
+  HL_CHECK_AS(ExitCode::kUsage, is_table, paths_.json.string(),
               " is no table of lengths; another --out would work");
   for (const auto& [key, value] : wanted.items())
     HL_CHECK_AS(ExitCode::kUsage, met.contains(key) && met.at(key) == value, paths_.json.string(),

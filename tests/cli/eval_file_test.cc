@@ -104,8 +104,13 @@ TEST_F(EvalFiles, SayWhatTheyAreNot) {
   std::filesystem::remove(dir_ / "e.json");
   File({{"model", "a, b"}, {"recall", true}}).Add(Row("window", 64));
   EXPECT_HL_ERROR(File(), ExitCode::kUsage, "holds rows with recall, which this call");
-  AtomicWriteFile(dir_ / "e.json", "{}", ExitCode::kInternal);
-  EXPECT_HL_ERROR(File(), ExitCode::kUsage, "e.json is no table of lengths");
+  for (const std::string& other :
+       {std::string(R"({"rows": 5})"), std::string(R"({"rows": [5]})"),
+        "{\"rows\":" + std::string(100000, '[') + std::string(100000, ']') + "}",
+        std::string("{}")}) {
+    AtomicWriteFile(dir_ / "e.json", other, ExitCode::kInternal);
+    EXPECT_HL_ERROR(File(), ExitCode::kUsage, "e.json is no table of lengths");
+  }
   EXPECT_EQ(ReadFile(dir_ / "e.json", ExitCode::kInternal), "{}");
 }
 

@@ -7,6 +7,7 @@
 
 #include "cli/inspect/artifact.h"
 #include "core/error.h"
+#include "core/json_text.h"
 
 namespace halflife::cli::inspect {
 namespace {
@@ -20,7 +21,9 @@ class MetricsSummary {
  public:
   void Add(const std::string& line) {
     ++num_lines_;
-    Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    Json json;
+    if (JsonNesting(line) <= kMaxJsonNesting)
+      json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer()) {
       ++num_damaged_;
       return;

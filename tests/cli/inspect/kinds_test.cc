@@ -198,10 +198,12 @@ TEST_F(InspectKindsTest, MetricsOfAResumedRunWithATornLine) {
          "\n"
       << R"({"step":1,"val_loss":2.0,"attempt":"b"})"
          "\n"
+      << R"({"step":9,"loss":1.0,"attempt":"b","deep":)" << std::string(100000, '[')
+      << std::string(100000, ']') << "}\n"
       << R"({"step":3,"lo)";
   const auto json = Describe(fixture->path("torn.jsonl"));
-  EXPECT_EQ(json["lines"], 6);
-  EXPECT_EQ(json["damaged_lines"], 1);
+  EXPECT_EQ(json["lines"], 7);
+  EXPECT_EQ(json["damaged_lines"], 2);
   EXPECT_EQ(json["attempts"], 2);
   EXPECT_EQ(json["steps"], 2);
   EXPECT_EQ(json["skipped_steps"], 1);
