@@ -2,8 +2,10 @@
 
 #include <algorithm>
 
+#include "ckpt/step_dir.h"
 #include "ckpt/step_writer.h"
 #include "core/error.h"
+#include "core/files.h"
 
 namespace halflife::ckpt {
 namespace {
@@ -42,6 +44,11 @@ ShardPlan PlanFromReader(const StepReader& step, const dist::ParameterLayout& la
 void ReshardStep(const StepReader& step, int world_size, const fs::path& out) {
   HL_CHECK_AS(ExitCode::kUsage, world_size >= 1, "world size ", world_size, " must be at least 1");
   const Manifest& from = step.manifest();
+  const auto named = ParseStepName(NamedFolder(out));
+  HL_CHECK_AS(ExitCode::kUsage, !named || named->step == from.state.step, out.string(),
+              " is what a step ", named->step, " would be called, and this one is ",
+              from.state.step, "; ", StepName(from.state.step),
+              ", or a name that is no step's, would work");
   const dist::ParameterLayout layout = LayoutOf(from, world_size);
   Manifest manifest{.state = from.state,
                     .attempt = {},

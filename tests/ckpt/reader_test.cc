@@ -222,6 +222,10 @@ TEST_F(ReaderTest, ReshardedStepsHoldTheSameState) {
   }
   EXPECT_HL_ERROR(ReshardStep(before, 2, out / "world5"), ExitCode::kUsage, "exists already",
                   "one that does not would work");
+  EXPECT_HL_ERROR(ReshardStep(before, 2, out / "step_000000000201/"), ExitCode::kUsage,
+                  "is what a step 201 would be called, and this one is 200",
+                  "step_000000000200, or a name that is no step's, would work");
+  EXPECT_FALSE(fs::exists(out / "step_000000000201"));
 }
 
 TEST_F(ReaderTest, CommandLs) {
