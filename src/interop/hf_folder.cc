@@ -71,11 +71,12 @@ HfFolder HfFolder::Open(const fs::path& path) {
   folder.path_ = path;
   folder.config_ = std::make_shared<const nlohmann::json>(ReadJson(path / "config.json"));
   const fs::path index = path / "model.safetensors.index.json";
-  if (fs::exists(index)) {
+  const bool is_whole = fs::exists(path / "model.safetensors");  // which comes first, as there
+  if (!is_whole && fs::exists(index)) {
     folder.ReadIndex(index);
     return folder;
   }
-  HL_CHECK_AS(ExitCode::kData, fs::exists(path / "model.safetensors"), path.string(),
+  HL_CHECK_AS(ExitCode::kData, is_whole, path.string(),
               " holds neither model.safetensors nor model.safetensors.index.json",
               fs::exists(path / "pytorch_model.bin")
                   ? "; pytorch_model.bin is a pickle, which runs code when it is read: save the "

@@ -40,6 +40,14 @@ TEST_F(HfFolderTest, ReadsShards) {
   EXPECT_EQ(folder.Find("d"), nullptr);
 }
 
+// As in transformers: an index beside a whole file is what an earlier save has left.
+TEST_F(HfFolderTest, AWholeFileComesBeforeAnIndex) {
+  std::filesystem::copy(folder_ / "model-00001-of-00002.safetensors",
+                        folder_ / "model.safetensors");
+  std::filesystem::remove(folder_ / "model-00002-of-00002.safetensors");
+  EXPECT_THAT(HfFolder::Open(folder_).tensors(), ElementsAre(Key("a"), Key("b")));
+}
+
 TEST_F(HfFolderTest, NamesThatLeaveTheFolderAreRefused) {
   for (const char* name : {R"("../model-00001-of-00002.safetensors")", R"("/etc/passwd")",
                            R"("..")", R"("x/y.safetensors")", R"("")", R"("a\u0000b")", "7"}) {
