@@ -396,6 +396,12 @@ TEST(ValueChecks, TakeWhatTheyOffer) {
     EXPECT_EQ(SizeInBytes()(text), "");
     EXPECT_EQ(text, bytes);
   }
+  for (const char* bad : {"-1", "99999999999999999999", "17179869184GiB", "0.5MB", ""}) {
+    text = bad;
+    EXPECT_EQ(SizeInBytes()(text), Concat("'", bad,
+                                          "' is no size; bytes, or a whole number and a unit, e.g. "
+                                          "500MB, 5GB or 4GiB, would work"));
+  }
 }
 
 }  // namespace

@@ -16,7 +16,8 @@ void AddGenerate(CLI::App& app, Request& request) {
                 "many positions and no more, a text ends there, with a warning.",
        .examples = {"halflife generate --model runs/first --prompt 'In the beginning' "
                     "--max-tokens 300 --temperature 0.8 --top-p 0.95 --stats"},
-       .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kNoUsableCheckpoint}});
+       .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kNonFinite,
+                      ExitCode::kNoUsableCheckpoint}});
   infer::GenerateConfig& generate = options->generate;
   command->add_option("--model", options->model, kModelHelp)->type_name("RUN")->required();
   command

@@ -1,6 +1,7 @@
 #include "cli/command_line/value_checks.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
@@ -96,9 +97,15 @@ CLI::Validator SizeInBytes() {
         const std::string met = text;
         const auto problem = [&] {
           return Concat("'", met,
-                        "' is no size; bytes, or a number and a unit, e.g. 500MB, 5GB or "
+                        "' is no size; bytes, or a whole number and a unit, e.g. 500MB, 5GB or "
                         "4GiB, would work");
         };
+        // CLI11 wraps the one and saturates the other.
+        const size_t digits = std::min(met.find_first_not_of("0123456789"), met.size());
+        uint64_t number = 0;
+        if (digits == 0 ||
+            std::from_chars(met.data(), met.data() + digits, number).ec != std::errc())
+          return problem();
         try {
           return convert(text).empty() ? std::string() : problem();
         } catch (const CLI::ValidationError&) {
