@@ -175,6 +175,13 @@ TEST(RetNetTest, ScoreSumsOfDocuments) {
                std::exp(log_decay[h].item<double>() * static_cast<double>(t + 7 - key));
       EXPECT_NEAR(sums[0][t][h].item<double>(), sum, 1e-12 * sum) << t << " " << h;
     }
+  // A key that is NaN is heard by whoever sees it.
+  k.select(1, 107).fill_(std::nan(""));
+  const at::Tensor heard =
+      ScoreSums({.q = q, .k = k, .positions = positions, .log_decay = log_decay, .scale = 0.25});
+  EXPECT_TRUE(test::BitEqual(heard.narrow(1, 0, 100), sums.narrow(1, 0, 100)));
+  EXPECT_TRUE(heard.narrow(1, 100, 100).isnan().all().item<bool>());
+  EXPECT_TRUE(test::BitEqual(heard.narrow(1, 200, 100), sums.narrow(1, 200, 100)));
 }
 
 TEST(RetNetTest, Decays) {
