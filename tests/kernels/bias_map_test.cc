@@ -245,6 +245,23 @@ TEST(BiasMapTest, RowsOfAnyLayoutNoRowsAndThreads) {
   });
 }
 
+// Of biases and gains, too.
+TEST(BiasMapTest, GradientsBesideStridedParameters) {
+  const at::Tensor x = Normal({6, 20}, 1, at::kFloat), dout = Normal({6, 20}, 2, at::kFloat),
+                   columns = Normal({20, 2}, 3, at::kFloat);
+  for (const bool gain : {false, true}) {
+    const auto gradients = [&](const at::Tensor& parameter) {
+      const at::Tensor in = x.detach().requires_grad_(), of = parameter.detach().requires_grad_();
+      const at::Tensor y = gain ? BiasMap({{.x = in, .bias = {}, .gain = of}})[0]
+                                : BiasMap({{.x = in, .bias = of, .map = kSilu}})[0];
+      return torch::autograd::grad({y}, {in, of}, {dout});
+    };
+    const auto got = gradients(columns.select(1, 0)),
+               want = gradients(columns.select(1, 0).contiguous());
+    for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(test::BitEqual(got[i], want[i])) << i;
+  }
+}
+
 // More parts than a pass takes, and one of other rows.
 TEST(BiasMapTest, PartsBeyondAPass) {
   std::vector<BiasedInput> parts;

@@ -141,6 +141,14 @@ TEST(LayerNormTest, RowsOfAnyLayoutNoRowsAndThreads) {
   };
   EXPECT_TRUE(test::BitEqual(norm(wide.t()), norm(wide.t().contiguous())));
   EXPECT_EQ(norm(wide.narrow(0, 0, 0).narrow(1, 0, 20)).numel(), 0);
+  // So are gamma and beta.
+  const at::Tensor columns = Normal({20, 2}, 3, at::kFloat), rows = wide.t().contiguous();
+  const auto scaled = [&](const at::Tensor& by, const at::Tensor& plus) {
+    return LayerNorms({{.x = rows, .gamma = by, .beta = plus}}, kEps)[0];
+  };
+  EXPECT_TRUE(
+      test::BitEqual(scaled(columns.select(1, 0), columns.select(1, 1)),
+                     scaled(columns.select(1, 0).contiguous(), columns.select(1, 1).contiguous())));
   // A row that does not vary is beta.
   EXPECT_EQ(norm(at::zeros({3, 20}, at::kFloat) + 7).abs().max().item<float>(), 0);
   test::ExpectSameBitsWithThreads([] {

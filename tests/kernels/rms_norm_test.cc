@@ -55,9 +55,10 @@ TEST(RmsNormTest, GatesInColumnsOfAMatrix) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     const at::Tensor x = Normal({2, 5, 3, 8}, 1, dtype), dout = Normal({2, 5, 3, 8}, 2, dtype),
                      weight = Uniform({8}, 3).to(at::kFloat);
-    const at::Tensor all = Normal({2, 5, 40}, 4, dtype), turned = Normal({5, 2, 3, 8}, 5, dtype);
-    for (const at::Tensor& gate :
-         {all.narrow(-1, 10, 24).view({2, 5, 3, 8}), turned.transpose(0, 1)}) {
+    const at::Tensor all = Normal({2, 5, 40}, 4, dtype), turned = Normal({5, 2, 3, 8}, 5, dtype),
+                     one = Normal({1, 1, 3, 8}, 6, dtype);
+    for (const at::Tensor& gate : {all.narrow(-1, 10, 24).view({2, 5, 3, 8}),
+                                   turned.transpose(0, 1), one.expand({2, 5, 3, 8})}) {
       ASSERT_FALSE(gate.is_contiguous());
       const auto results = [&](const at::Tensor& gate_in) {
         const at::Tensor leaf = gate_in.detach().requires_grad_(),

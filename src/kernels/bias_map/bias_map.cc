@@ -116,10 +116,17 @@ struct SavedPart {
   at::Tensor bias, gain;
   at::Tensor read;  // the output of elu + 1; the input of SiLU, and beside a gain
 
+  // What bias and gain are is known by them as they were given; the kernels read them densely.
   explicit SavedPart(const Tensors& saved, size_t part)
       : bias(saved[kTensorsOfPart * part]),
         gain(saved[kTensorsOfPart * part + 1]),
         read(saved[kTensorsOfPart * part + 2]) {}
+  SavedPart Dense() const {
+    SavedPart dense = *this;
+    if (bias.defined()) dense.bias = bias.contiguous();
+    if (gain.defined()) dense.gain = gain.contiguous();
+    return dense;
+  }
 };
 
 // Gradients of the inputs; undefined where that of the output serves.
@@ -195,9 +202,12 @@ Tensors BackwardFused(const BackwardCall& call, const Layout& layout) {
   WithStorage(douts[0], [&]<typename T>() {
     BiasMapGradArgs<T> args;
     args.num_rows = NumRows(douts[0]);
-    for (size_t i = 0; i < num_parts; ++i)
+    std::vector<SavedPart> dense;  // lives until the kernel has read it
+    for (size_t i = 0; i < num_parts; ++i) {
+      dense.push_back(SavedPart(call.saved, i).Dense());
       args.parts[args.num_parts++] =
-          GradColumnsOf<T>(SavedPart(call.saved, i), layout.maps[i], douts[i], dx[i], places[i]);
+          GradColumnsOf<T>(dense.back(), layout.maps[i], douts[i], dx[i], places[i]);
+    }
     if (!runs) return;
     RunOn(
         douts[0], [&] { BackwardOnCpu(args); },

@@ -47,6 +47,7 @@ struct Forwarding {
 
 Forwarding ForwardFused(const std::vector<LayerNormInput>& inputs, double eps) {
   Forwarding result;
+  Tensors parameters;  // gamma and beta as the kernel reads them
   const int64_t num_rows = NumRows(inputs[0].x);
   WithStorage(inputs[0].x, [&]<typename T>() {
     LayerNormArgs<T> args;
@@ -59,6 +60,7 @@ Forwarding ForwardFused(const std::vector<LayerNormInput>& inputs, double eps) {
                            .beta = input.beta.defined() ? input.beta.contiguous() : input.beta,
                            .mean = at::empty({num_rows}, wide),
                            .factor = at::empty({num_rows}, wide)};
+      parameters.insert(parameters.end(), {part.gamma, part.beta});
       result.outs.push_back(at::empty(input.x.sizes(), input.x.options()));
       args.parts[args.num_parts++] = {.x = Elements<T>(part.x),
                                       .place = RowsOf(part.x).value(),

@@ -27,7 +27,7 @@ namespace {
 std::optional<NormGatePlace> FindPlace(const at::Tensor& gate) {
   if (!gate.defined() || gate.is_contiguous()) return NormGatePlace{};
   const auto stride = gate.dim() < 3 ? std::nullopt : RowStride(gate, /*inner=*/2);
-  if (!stride.has_value()) return std::nullopt;
+  if (!stride.has_value() || *stride == 0) return std::nullopt;  // 0 is a contiguous one's
   return NormGatePlace{.gate_rows = gate.size(-2), .gate_stride = *stride};
 }
 
