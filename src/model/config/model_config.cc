@@ -111,7 +111,9 @@ bool LayerGroup::Holds(int64_t layer) const {
 
 std::vector<int64_t> LayerGroup::Numbers(int64_t num_layers) const {
   std::vector<int64_t> numbers = layers;
-  for (int64_t layer = first; every > 0 && layer < num_layers; layer += every)
+  // what CheckGroup refuses, too, is counted, and may be anything
+  const int64_t step = std::min(every, num_layers);
+  for (int64_t layer = std::max<int64_t>(first, 0); step > 0 && layer < num_layers; layer += step)
     numbers.push_back(layer);
   return numbers;
 }
