@@ -226,6 +226,29 @@ TEST(ShortConvTest, PackedIsSeparate) {
   }
 }
 
+// In the loops for narrow filters and in LibTorch's calls for wide ones, and in what is carried on.
+TEST(ShortConvTest, ANanStaysInItsDocument) {
+  for (const int64_t taps : {4, 9}) {
+    const at::Tensor clean = Normal({1, 20, 2}, 1, at::kFloat);
+    const at::Tensor x = clean.clone();
+    x.select(1, 17).fill_(std::nan(""));
+    const at::Tensor starts = at::zeros({1, 20}, at::kBool);
+    starts.select(1, 18).fill_(true);
+    const auto conv = [&](const at::Tensor& of) {
+      return ShortConvInputs{.x = of,
+                             .weight = Normal({2, 1, taps}, 2, at::kFloat),
+                             .bias = {},
+                             .tail = {},
+                             .documents = starts.to(at::kLong).cumsum(1),
+                             .starts = starts};
+    };
+    const at::Tensor got = ShortConv(conv(x)), want = ShortConv(conv(clean));
+    EXPECT_TRUE(test::BitEqual(got.narrow(1, 0, 17), want.narrow(1, 0, 17))) << taps;
+    EXPECT_TRUE(test::BitEqual(got.narrow(1, 18, 2), want.narrow(1, 18, 2))) << taps;
+    EXPECT_TRUE(test::BitEqual(ShortConvTail(conv(x)), ShortConvTail(conv(clean)))) << taps;
+  }
+}
+
 TEST(ShortConvTest, SplitAndCarryInBits) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     ShortConvInputs whole = Inputs();

@@ -216,8 +216,8 @@ at::Tensor Composed(const ShortConvInputs& inputs) {
   for (int64_t tap = 0; tap < taps; ++tap) {
     at::Tensor term = extended.narrow(1, tap, seq_len);
     if (documents.defined() && tap + 1 < taps) {
-      const at::Tensor same = documents.narrow(1, tap, seq_len) == inputs.documents;
-      term = term * same.unsqueeze(2).to(compute);
+      const at::Tensor other = documents.narrow(1, tap, seq_len) != inputs.documents;
+      term = term.masked_fill(other.unsqueeze(2), 0);  // a NaN times 0 would be one
     }
     term = term * weight.select(2, tap).select(1, 0);
     sum = sum.defined() ? sum + term : term;
@@ -272,10 +272,10 @@ at::Tensor ShortConvTail(const ShortConvInputs& inputs) {
   Check(inputs);
   const int64_t length = inputs.weight.size(2) - 1, seq_len = inputs.x.size(1);
   const at::Tensor tail = WithTail(inputs).narrow(1, seq_len, length);
-  if (!inputs.documents.defined()) return tail;
+  if (!inputs.documents.defined() || seq_len == 0) return tail;
   const at::Tensor documents = DocumentsWithTail(inputs).narrow(1, seq_len, length);
-  const at::Tensor same = documents == inputs.documents.narrow(1, seq_len - 1, 1);
-  return tail * same.unsqueeze(2).to(tail.scalar_type());
+  const at::Tensor other = documents != inputs.documents.narrow(1, seq_len - 1, 1);
+  return tail.masked_fill(other.unsqueeze(2), 0);
 }
 
 at::Tensor ShortConvStep(const ShortConvToken& token, at::Tensor& tail) {
