@@ -314,13 +314,14 @@ HL_INLINE void StoreRowGradients(const Row<T>& row, const FftConvGrads<T>& grads
   for (int64_t lane = 0; lane < kLanes; ++lane) dskip.at[lane] += of_row.at[lane];
 }
 
-HL_INLINE void StoreOrAdd(Lanes values, const Group& group, bool added, float* to) {
+HL_INLINE void StoreOrAdd(const Lanes& values, const Group& group, bool added, float* to) {
+  Lanes sum = values;
   if (added) {
     const Lanes before = Load(to, group);
 #pragma omp simd
-    for (int64_t lane = 0; lane < kLanes; ++lane) values.at[lane] += before.at[lane];
+    for (int64_t lane = 0; lane < kLanes; ++lane) sum.at[lane] += before.at[lane];
   }
-  Store(values, group, to);
+  Store(sum, group, to);
 }
 
 template <typename T>
