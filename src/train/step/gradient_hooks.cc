@@ -29,10 +29,14 @@ GradientHooks::GradientHooks(model::ParameterSet& parameters, ParameterArena& ar
     : parameters_(parameters),
       arena_(arena),
       options_(options),
+      own_sums_(parameters.size()),
       uses_(parameters.size(), 0),
       pairwise_(arena.grads().is_cpu() && shares_ == nullptr && !options.in_order) {
   for (int i = 0; i < parameters_.size(); ++i) {
-    if (shares_ == nullptr) slots_.push_back(arena_.View(arena_.grads(), i));
+    if (shares_ == nullptr) {
+      slots_.push_back(arena_.View(arena_.grads(), i));
+      if (!pairwise_ && UsesOf(i) > 1) own_sums_[i] = at::empty_like(slots_[i]);
+    }
     kernels::SetGradientSink(parameters_.tensor(i), std::make_unique<Sink>(*this, i));
   }
 }
@@ -72,12 +76,15 @@ kernels::GradientSink::Place GradientHooks::Next(int param) {
            UsesOf(param));
   const bool again = uses_[param] > 0;
   if (shares_ != nullptr) return {.sum = shares_->Slot(param), .added = again};
+  if (own_sums_[param].defined()) return {.sum = own_sums_[param], .added = again};
   return {.sum = slots_[param], .added = again || (!pairwise_ && index_ > 0)};
 }
 
 void GradientHooks::Written(int param) {
   if (++uses_[param] < UsesOf(param)) return;
   if (shares_ != nullptr) shares_->MarkReady(param);
+  if (own_sums_[param].defined())
+    kernels::GradientSink::Place{.sum = slots_[param], .added = index_ > 0}.Take(own_sums_[param]);
   if (pairwise_)
     JoinPairwise(slots_[param], index_, count_, [&](int level) { return levels_[level][param]; });
   if (reducer_ != nullptr) reducer_->MarkReady(param);

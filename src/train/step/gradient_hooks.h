@@ -59,7 +59,10 @@ class GradientHooks {
   const Options options_;
   GradientShares* const shares_ = options_.shares;
   std::vector<at::Tensor> slots_;  // by parameter: its view of arena.grads(); empty with shares
-  std::vector<int> uses_;          // accumulations seen in this micro-batch
+  // By parameter, where its parts of a micro-batch are added up before they join those of earlier
+  // ones, as autograd does it: the bits are those of a run that recomputes nothing.
+  std::vector<at::Tensor> own_sums_;
+  std::vector<int> uses_;  // accumulations seen in this micro-batch
   bool pairwise_;
   // [level][parameter]: finished subtrees of earlier micro-batches.
   std::vector<std::vector<at::Tensor>> levels_;

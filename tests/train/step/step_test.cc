@@ -198,8 +198,6 @@ TEST_F(StepTest, WorldSizeChangesNoBit) {
   }
 }
 
-// Any other cut of the batch changes the order of the sums: about 2^-24 at the first step, grown by
-// the updates after.
 // Head and embedding are one tensor, whose gradient has two parts, from both ends of backward.
 TEST_F(StepTest, ATiedWeightIsSummedOnceBothItsGradientsAreThere) {
   const std::vector<std::string> tied = {"model.head.tied=true"};
@@ -229,6 +227,18 @@ TEST_F(StepTest, ATableThatLayersShareIsSummedOnceAllTheirGradientsAreThere) {
     }
 }
 
+// The parts of one micro-batch are added up before they join the others', as they are on a GPU.
+TEST_F(StepTest, ATableThatLayersShareIsSummedAlikeWhereMicroBatchesAreAddedInOrder) {
+  std::vector<std::string> kept = {
+      "model.mixer=softmax", "model.mixer.softmax.num_heads=2", "model.mixer.softmax.rope_theta=0",
+      "model.positions=t5",  "train.cuda_graphs=true",          "train.micro_batch=2"};
+  const Outcome want = Train(1, 3, kept);
+  kept.push_back("train.recompute=block");
+  EXPECT_EQ(Train(1, 3, kept).main, want.main);
+}
+
+// Any other cut of the batch changes the order of the sums: about 2^-24 at the first step, grown by
+// the updates after.
 TEST_F(StepTest, AnyNumberOfRanksAndMicroBatchesAgreesToRounding) {
   const std::vector<std::string> batch = {"train.global_batch=12"};
   const Outcome one = Train(1, 10, batch), three = Train(3, 10, batch);
