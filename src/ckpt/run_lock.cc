@@ -78,12 +78,14 @@ Holder ReadHolder(const fs::path& path) {
   return holder;
 }
 
+// Empty: there is none. Error kCheckpointIo where that cannot be told: a save fails, which is not
+// the loss of the run folder.
 std::string ReadToken(const fs::path& run_dir) {
+  const fs::path path = run_dir / "owner.json";
   std::error_code ignored;
-  if (!fs::exists(run_dir / "owner.json", ignored)) return "";
-  const OrderedJson json =
-      OrderedJson::parse(ReadFile(run_dir / "owner.json", ExitCode::kEnvironment), nullptr,
-                         /*allow_exceptions=*/false);
+  if (fs::status(path, ignored).type() == fs::file_type::not_found) return "";
+  const OrderedJson json = OrderedJson::parse(ReadFile(path, ExitCode::kCheckpointIo), nullptr,
+                                              /*allow_exceptions=*/false);
   const bool sound = json.is_object() && json.contains("token") && json["token"].is_string();
   return sound ? json["token"].get<std::string>() : "";
 }

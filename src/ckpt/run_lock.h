@@ -29,7 +29,7 @@ class RunLock {
   RunLock(RunLock&&) = default;
   RunLock& operator=(RunLock&&) = default;
 
-  // Throws Error kEnvironment if another job has replaced owner.json.
+  // Error kEnvironment if another job has replaced owner.json, kCheckpointIo if it cannot be read.
   void CheckStillOwner() const;
 
  private:

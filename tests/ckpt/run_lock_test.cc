@@ -82,6 +82,15 @@ TEST(RunLockTest, AStolenTokenStopsTheOldOwner) {
   EXPECT_HL_ERROR(lock.CheckStillOwner(), ExitCode::kEnvironment, "was taken over");
 }
 
+// Not as a takeover, which ends the run: ckpt.on_error says what a failed save does.
+TEST(RunLockTest, AnOwnerThatCannotBeReadFailsTheSave) {
+  const TempDir run;
+  const RunLock lock = RunLock::Acquire(run.path(), {});
+  fs::remove(run / "owner.json");
+  fs::create_directory(run / "owner.json");
+  EXPECT_HL_ERROR(lock.CheckStillOwner(), ExitCode::kCheckpointIo, "owner.json is a folder");
+}
+
 TEST(RunLockTest, NothingIsPublishedAfterATakeover) {
   const TempDir run;
   std::optional<RunLock> lock = RunLock::Acquire(run.path(), {});
