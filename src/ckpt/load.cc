@@ -54,7 +54,7 @@ class LoadSession {
 
   std::optional<LoadReport> Newest();
   LoadReport Exactly(const fs::path& step_dir);
-  void GoBackTo(LoadReport& report);
+  void LeaveBranch(LoadReport& report);
   void RefuseExisting();
   void CleanUp();
 
@@ -284,15 +284,18 @@ LoadReport LoadSession::Exactly(const fs::path& step_dir) {
   }
 }
 
-// A run that goes back to a step of its own leaves the branch of the newer ones before it goes on.
-// Were they to stay until its first save, those below that step would count as its ancestors: push
-// the true ones out, and be fallen back to.
-void LoadSession::GoBackTo(LoadReport& report) {
-  const std::string own = OnRankZero(control_, {"ckpt_go_back", 0}, [&] {
+// A run that goes on from a step asked for by name leaves the branch of the others before it goes
+// on: of the newer ones, or of all where that step lies elsewhere. Were they to stay until its first
+// save, a run that ends before would be resumed from them, and those below that save would count as
+// its ancestors: push the true ones out, and be fallen back to.
+void LoadSession::LeaveBranch(LoadReport& report) {
+  const std::string own = OnRankZero(control_, {"ckpt_leave_branch", 0}, [&] {
     const auto named = ParseStepName(report.path);
     if (!named || named->kind != StepDir::Kind::kPublished ||
-        fs::weakly_canonical(report.path).parent_path() != fs::weakly_canonical(dir_))
+        fs::weakly_canonical(report.path).parent_path() != fs::weakly_canonical(dir_)) {
+      SetAllAside(dir_, report.path);
       return std::string();
+    }
     SetNewerAside(dir_, report.state.step);
     return named->path.filename().string();
   });
@@ -341,7 +344,7 @@ std::optional<LoadReport> CheckpointStore::Load(const ResumeRequest& request,
   }
   LoadReport report = session.Exactly(
       request.mode == ResumeMode::kStep ? dir_ / StepName(request.step) : OwnName(request.path));
-  session.GoBackTo(report);
+  session.LeaveBranch(report);
   return report;
 }
 

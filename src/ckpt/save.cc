@@ -199,8 +199,8 @@ void SaveSession::SealAndPublish() {
 }
 
 // Steps that this one replaces go before it appears: a crash in between resumes from an older step
-// of this branch, never from a step of the branch that was left. Newer steps are here where the run
-// came from elsewhere (path=DIR); of a step of its own, the load has set them aside.
+// of this branch, never from a step of the branch that was left. Newer ones are here only where
+// nothing was loaded: a load sets them aside.
 void SaveSession::MakeWay() const {
   SetNewerAside(dir_, state_.step);
   for (const StepDir& step : ListPublished(dir_)) {

@@ -36,6 +36,13 @@ fs::path FreshName(const fs::path& wanted) {
   return other;
 }
 
+// Error kCheckpointIo. `why` ends "step_N is ...".
+void LeaveStep(const StepDir& step, const std::string& why) {
+  const fs::path aside = SetAside(step.path, "superseded");
+  HL_WARN("ckpt", step.path.filename().string(), " is ", why,
+          ", from which this run goes on; it was renamed to ", aside.filename().string());
+}
+
 // A link in the trash's place would lead to a folder that is not ours to empty.
 void RemoveUnlessFolder(const fs::path& trash) {
   if (!fs::is_directory(fs::symlink_status(trash))) fs::remove(trash);
@@ -146,11 +153,13 @@ fs::path SetAside(const fs::path& step_dir, const std::string& ending) {
 
 void SetNewerAside(const fs::path& ckpt_dir, uint64_t step) {
   for (const StepDir& newer : ListPublished(ckpt_dir)) {
-    if (newer.step <= step) continue;
-    const fs::path aside = SetAside(newer.path, "superseded");
-    HL_WARN("ckpt", newer.path.filename().string(), " is newer than step ", step,
-            ", from which this run goes on; it was renamed to ", aside.filename().string());
+    if (newer.step > step) LeaveStep(newer, Concat("newer than step ", step));
   }
+}
+
+void SetAllAside(const fs::path& ckpt_dir, const fs::path& step_dir) {
+  for (const StepDir& other : ListPublished(ckpt_dir))
+    LeaveStep(other, Concat("not of the branch of ", step_dir.string()));
 }
 
 fs::path MoveToTrash(const fs::path& ckpt_dir, const fs::path& victim) {

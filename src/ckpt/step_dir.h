@@ -2,7 +2,7 @@
 // durable at once:
 //   step_000000001200               published
 //   step_000000001200.bad           failed verification, kept for people
-//   step_000000001200.superseded    newer than a step that the run went back to
+//   step_000000001200.superseded    of a branch that the run left for another step
 //   .tmp_step_000000001300.<hex>    being written, or left over
 //   .trash/<name>                   being deleted
 //   LATEST                          a hint for people and scripts:
@@ -55,6 +55,9 @@ std::string WriteManifestFiles(const Manifest& manifest, const std::filesystem::
 std::filesystem::path SetAside(const std::filesystem::path& step_dir, const std::string& ending);
 // Renames every published step above `step`, from which a run goes on, to .superseded, durably.
 void SetNewerAside(const std::filesystem::path& ckpt_dir, uint64_t step);
+// The same of every published step, for a run that goes on from `step_dir`, which is none of them.
+// LATEST stays as it is: the launchers see by it whether such a run has saved a step yet.
+void SetAllAside(const std::filesystem::path& ckpt_dir, const std::filesystem::path& step_dir);
 // Renames into .trash, durably. Returns the new path.
 std::filesystem::path MoveToTrash(const std::filesystem::path& ckpt_dir,
                                   const std::filesystem::path& victim);

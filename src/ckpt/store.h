@@ -77,15 +77,15 @@ class CheckpointStore {
   // Collective, synchronous; the layout has one slice per rank. Throws the same Error on all ranks
   // when any rank failed (kCheckpointIo; kEnvironment when the run folder has another owner;
   // kNonFinite for a NaN in main): older steps are untouched and the attempt is moved to .trash.
-  // The caller decides whether to go on. A step number that exists is replaced; newer ones, left by
-  // a branch that the run went back from, are renamed to step_N.superseded, as by Load.
+  // The caller decides whether to go on. A step number that exists is replaced; newer ones are
+  // renamed to step_N.superseded, as by Load.
   SaveReport Save(const ArenaView& arena, const StepState& state);
 
   // Collective. nullopt: no step there at all (kAuto) or kNone. Error kNoUsableCheckpoint where
   // steps exist but none is usable; kUsage where the config disagrees; kCheckpointIo where reading
-  // failed. Every rank's arena is filled, of what it holds in slices its own. Where a step of this
-  // folder was asked for by name, from which the run goes on, the newer ones are renamed to
-  // step_N.superseded.
+  // failed. Every rank's arena is filled, of what it holds in slices its own. Where a step was asked
+  // for by name, from which the run goes on, the newer ones of this folder are renamed to
+  // step_N.superseded, or all of them where that step lies elsewhere.
   std::optional<LoadReport> Load(const ResumeRequest& request, const Expectation& expectation,
                                  const ArenaView& arena);
 

@@ -428,19 +428,30 @@ TEST(StoreTest, AStepThatWasSetAsideIsNoneOfTheRun) {
   EXPECT_EQ(report.state.step, 30u);
   EXPECT_FALSE(report.own);
   SaveStep(run.path(), {.step = 30}, SmallSpecs());
-  EXPECT_THAT(ListCkpt(run.path()), ElementsAre("LATEST", "step_000000000010", "step_000000000030",
-                                                "step_000000000030.superseded"));
+  EXPECT_THAT(ListCkpt(run.path()),
+              ElementsAre("LATEST", "step_000000000010.superseded", "step_000000000030",
+                          "step_000000000030.superseded"));
 }
 
-TEST(StoreTest, ABranchFromElsewhereSetsTheNewerStepsAside) {
+// Above and below the step that the run goes on from: none is its ancestor.
+TEST(StoreTest, ABranchFromElsewhereSetsEveryStepAsideBeforeTheRunGoesOn) {
   const TempDir run, other;
   SaveStep(other.path(), {.step = 10}, SmallSpecs());
-  for (const uint64_t step : {20, 30}) SaveStep(run.path(), {.step = step}, SmallSpecs());
+  for (const uint64_t step : {5, 20}) SaveStep(run.path(), {.step = step}, SmallSpecs());
   const fs::path from = other / "ckpt/step_000000000010";
-  LoadStep(run.path(), 1, SmallSpecs(), ParseResume("path=" + from.string()));
-  EXPECT_THAT(ListCkpt(run.path()),
-              ElementsAre("LATEST", "step_000000000020", "step_000000000030"));
+  LoadStep(run.path(), 2, SmallSpecs(), ParseResume("path=" + from.string()));
+  EXPECT_THAT(ListCkpt(run.path()), ElementsAre("LATEST", "step_000000000005.superseded",
+                                                "step_000000000020.superseded"));
+  // A run that ends before its first save is not resumed from what it left.
+  EXPECT_HL_ERROR(LoadStep(run.path(), 1, SmallSpecs()), ExitCode::kNoUsableCheckpoint,
+                  "only step_000000000020.superseded, step_000000000005.superseded");
   SaveStep(run.path(), {.step = 15}, SmallSpecs());
+  EXPECT_EQ(LoadStep(run.path(), 1, SmallSpecs())->state.step, 15u);
+}
+
+TEST(StoreTest, ASaveIsTheNewestStepOfItsFolder) {
+  const TempDir run;
+  for (const uint64_t step : {20, 30, 15}) SaveStep(run.path(), {.step = step}, SmallSpecs());
   EXPECT_THAT(ListCkpt(run.path()),
               ElementsAre("LATEST", "step_000000000015", "step_000000000020.superseded",
                           "step_000000000030.superseded"));
