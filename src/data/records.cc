@@ -59,12 +59,12 @@ std::string FirstLine(const InputFile& file) {
   const std::unique_ptr<ByteStream> stream = OpenByteStream(file);
   std::string text;
   char buffer[4096];
-  while (text.find('\n') == std::string::npos) {
-    const size_t got = stream->Read(buffer, sizeof buffer);
-    if (got == 0) break;
-    text.append(buffer, got);
+  for (size_t newline = std::string_view::npos; newline == std::string_view::npos;) {
+    const std::string_view piece(buffer, stream->Read(buffer, sizeof buffer));
+    if (piece.empty()) break;
+    newline = piece.find('\n');
+    text += piece.substr(0, newline);
   }
-  text.resize(std::min(text.find('\n'), text.size()));
   if (text.ends_with('\r')) text.pop_back();
   return text.starts_with(kByteOrderMark) ? text.substr(kByteOrderMark.size()) : text;
 }

@@ -51,18 +51,35 @@ bool IsByT5(const fs::path& config_path) {
   return name != config.end() && *name == "ByT5Tokenizer";
 }
 
-// Tokens that tokenizer.json adds to those of the model beside it would be lost without a word.
-void CheckNothingIsAdded(const fs::path& json_path, const Tokenizer& tokenizer) {
-  const auto json = nlohmann::json::parse(ReadJsonText(json_path), nullptr,
-                                          /*allow_exceptions=*/false);
-  HL_CHECK_AS(ExitCode::kData, json.is_object(), json_path.string(), " is no JSON object");
-  const auto added = json.find("added_tokens");
-  if (added == json.end() || !added->is_array()) return;
-  for (const auto& token : *added) {
-    const auto id = token.is_object() ? token.find("id") : token.end();
-    if (id == token.end() || !id->is_number() || *id < tokenizer.vocab_size()) continue;
-    HL_FAIL(ExitCode::kData, json_path.string(), " adds a token to those of ", kHfSentencePieceFile,
-            " beside it, which alone is read: ", token.dump());
+// Tokens that a file beside the model adds to the model's would be lost without a word.
+void CheckIsNotAdded(const fs::path& from, const nlohmann::json& id, const std::string& token,
+                     const Tokenizer& tokenizer) {
+  HL_CHECK_AS(ExitCode::kData, !id.is_number() || id < tokenizer.vocab_size(), from.string(),
+              " adds a token to those of ", kHfSentencePieceFile,
+              " beside it, which alone is read: ", token);
+}
+
+nlohmann::json ReadObject(const fs::path& path) {
+  auto json = nlohmann::json::parse(ReadJsonText(path), nullptr, /*allow_exceptions=*/false);
+  HL_CHECK_AS(ExitCode::kData, json.is_object(), path.string(), " is no JSON object");
+  return json;
+}
+
+void CheckNothingIsAdded(const fs::path& folder, const Tokenizer& tokenizer) {
+  const fs::path json_path = folder / kTokenizerJsonFile, map_path = folder / kAddedTokensFile;
+  if (IsFile(json_path)) {
+    const nlohmann::json json = ReadObject(json_path);
+    const auto added = json.find("added_tokens");
+    if (added != json.end() && added->is_array()) {
+      for (const auto& token : *added) {
+        if (const auto id = token.is_object() ? token.find("id") : token.end(); id != token.end())
+          CheckIsNotAdded(json_path, *id, token.dump(), tokenizer);
+      }
+    }
+  }
+  if (IsFile(map_path)) {  // of tokenizers that have no tokenizer.json
+    const nlohmann::json ids = ReadObject(map_path);
+    for (const auto& [token, id] : ids.items()) CheckIsNotAdded(map_path, id, token, tokenizer);
   }
 }
 
@@ -88,7 +105,7 @@ std::unique_ptr<Tokenizer> FindTokenizer(const fs::path& folder) {
   }
   if (IsFile(model)) {
     std::unique_ptr<Tokenizer> tokenizer = OpenSentencePiece(model);
-    if (IsFile(json)) CheckNothingIsAdded(json, *tokenizer);
+    CheckNothingIsAdded(folder, *tokenizer);
     return tokenizer;
   }
   if (IsByT5(folder / kTokenizerConfigFile)) return MakeByteTokenizer();

@@ -74,7 +74,7 @@ TEST(HfTokenizerTest, AFolderWithoutATokenizer) {
   EXPECT_EQ(LoadHfTokenizer(dir.path()), nullptr);
 }
 
-// Tokens that only tokenizer.json knows would be lost without a word.
+// Tokens that only tokenizer.json or added_tokens.json knows would be lost without a word.
 TEST(HfTokenizerTest, AddedTokensBesideASentencePieceModel) {
 #ifdef __SANITIZE_ADDRESS__
   GTEST_SKIP() << "AddressSanitizer refuses the dlopen that sentencepiece needs";
@@ -90,6 +90,13 @@ TEST(HfTokenizerTest, AddedTokensBesideASentencePieceModel) {
   changed["added_tokens"].push_back(token);
   data::test::WriteText(dir / "tokenizer.json", changed.dump());
   EXPECT_HL_ERROR(LoadHfTokenizer(dir.path()), ExitCode::kData, "<|im_start|>", "tokenizer.model");
+
+  std::filesystem::remove(dir / "tokenizer.json");
+  data::test::WriteText(dir / "added_tokens.json", R"({"</s>": 2})");
+  EXPECT_NE(LoadHfTokenizer(dir.path()), nullptr);
+  data::test::WriteText(dir / "added_tokens.json", R"({"</s>": 2, "<|im_end|>": 340})");
+  EXPECT_HL_ERROR(LoadHfTokenizer(dir.path()), ExitCode::kData,
+                  "added_tokens.json adds a token to those of tokenizer.model", "<|im_end|>");
 }
 
 json Convert(const ModelProto& model) {
