@@ -39,6 +39,32 @@ find_program() {
   fail 2 "no program at ${candidates[*]}; build it, or set HALFLIFE"
 }
 
+# await_child PID: until it has ended, whatever traps run meanwhile; each of them must set
+# interrupted=yes. Sets code to its exit code.
+interrupted=no
+# shellcheck disable=SC2034  # code is the caller's
+await_child() {
+  # Not by `wait`: a trap cuts that short, and where the child ends at this moment bash (5.2) may
+  # have taken note of neither its end nor its code, and the next `wait` hangs. A signal to our
+  # process group ends a sleep.
+  while kill -0 "$1" 2>/dev/null; do sleep 0.2 || true; done
+  # bash keeps the code; a trap that cuts this short makes it the signal's
+  while :; do
+    interrupted=no code=0
+    wait "$1" || code=$?
+    if [ "$interrupted" = no ]; then break; fi
+  done
+}
+
+# Ends this attempt of a Slurm job for the next; where the site forbids it, 75 is what RequeueExit
+# may act on.
+requeue() {
+  trap '' USR1
+  trap - TERM  # which is how Slurm ends this script
+  if scontrol requeue "$SLURM_JOB_ID"; then sleep 60; fi
+  exit 75
+}
+
 find_nvcc() {
   local candidate
   for candidate in nvcc /usr/local/cuda/bin/nvcc "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc"; do

@@ -6,7 +6,6 @@
 run_folder=''        # of the command, '' where it names none
 launcher=''          # process id of mpirun or srun, while it runs
 stop=''              # the last signal that asked us to stop
-interrupted=no       # a trap has run since the last `wait`
 num_asked=0          # how often this attempt was to be asked to save; the first time counts
 code=0               # of the attempt that ended
 num_stuck=0          # attempts in a row that left no new checkpoint
@@ -85,6 +84,7 @@ ask_once() {
 # What a trap calls. mpirun answers TERM by killing the ranks within seconds, srun at once: whatever
 # the reason to stop, they are passed USR1.
 on_stop_signal() {
+  # shellcheck disable=SC2034  # await_child reads it
   interrupted=yes
   stop=$1
   warn "asking the ranks to save and stop"
@@ -101,16 +101,7 @@ run_attempt() {
   "$@" &
   launcher=$!
   if [ -n "$stop" ]; then on_late_stop; fi
-  # Not by `wait`: a trap cuts that short, and where the launcher ends at this moment bash (5.2) may
-  # have taken note of neither its end nor its code, and the next `wait` hangs. A signal to our
-  # process group ends a sleep.
-  while kill -0 "$launcher" 2>/dev/null; do sleep 0.2 || true; done
-  # bash keeps the code; a trap that cuts this short makes it the signal's
-  while :; do
-    interrupted=no code=0
-    wait "$launcher" || code=$?
-    if [ "$interrupted" = no ]; then break; fi
-  done
+  await_child "$launcher"
   on_attempt_end
   launcher=''
   step_after=$(latest_step) || true
