@@ -12,6 +12,8 @@ std::string HostName();  // "unknown" where the system does not tell
 // The cores that this process may use, which a batch system may have cut below the machine's; at
 // least 1.
 int NumUsableCores();
+// The most threads that a user may ask for.
+constexpr int kMaxThreads = 1024;
 
 // Bytes that the processes of this machine may use together: memory and swap, or less where a
 // cgroup limits this process. 0: the system does not tell. The folders are parameters for tests.

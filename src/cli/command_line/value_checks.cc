@@ -9,6 +9,7 @@
 #include <optional>
 #include <utility>
 
+#include "core/host.h"
 #include "core/nearest.h"
 
 namespace halflife::cli {
@@ -58,7 +59,7 @@ CLI::Validator Between(int64_t least, int64_t most) {
       Concat("in [", least, " - ", most, "]"));
 }
 
-CLI::Validator NumThreads(int least) { return Between(least, 1024); }
+CLI::Validator NumThreads(int least) { return Between(least, kMaxThreads); }
 
 CLI::Validator BetweenNumbers(double least, double most) {
   return CLI::Validator(

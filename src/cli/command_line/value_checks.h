@@ -19,7 +19,7 @@ namespace halflife::cli {
 
 CLI::Validator AtLeast(int64_t least);  // a whole number
 CLI::Validator Between(int64_t least, int64_t most);
-CLI::Validator NumThreads(int least);  // up to 1024, as train.threads
+CLI::Validator NumThreads(int least);  // up to kMaxThreads, as train.threads
 CLI::Validator BetweenNumbers(double least, double most);
 CLI::Validator OneOf(std::vector<std::string> names);
 // `wanted`: what would work, e.g. "a run's folder".

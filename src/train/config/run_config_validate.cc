@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "core/error.h"
+#include "core/host.h"
 #include "core/log.h"
 #include "train/config/run_config.h"
 
@@ -84,8 +85,8 @@ void CheckLoop(const RunConfig& c, int world_size, Problems& problems) {
   problems.OneOf("train.device", t.device, {"auto", "cpu", "cuda"});
   problems.OneOf("train.on_nonfinite", t.on_nonfinite, {"skip", "stop"});
   problems.Require(t.max_skips >= 0, "train.max_skips", t.max_skips, "a number >= 0");
-  problems.Require(t.threads >= 0 && t.threads <= 1024, "train.threads", t.threads,
-                   "0 (cores / ranks of the host) to 1024");
+  problems.Require(t.threads >= 0 && t.threads <= kMaxThreads, "train.threads", t.threads,
+                   Concat("0 (cores / ranks of the host) to ", kMaxThreads));
   problems.Require(t.log_every >= 1, "train.log_every", t.log_every, "a number >= 1");
   problems.Require(t.max_epochs >= 0 && t.max_epochs <= (1 << 24), "train.max_epochs", t.max_epochs,
                    "0 (train.steps counts) to 16777216");
