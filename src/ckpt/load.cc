@@ -285,9 +285,9 @@ LoadReport LoadSession::Exactly(const fs::path& step_dir) {
 }
 
 // A run that goes on from a step asked for by name leaves the branch of the others before it goes
-// on: of the newer ones, or of all where that step lies elsewhere. Were they to stay until its first
-// save, a run that ends before would be resumed from them, and those below that save would count as
-// its ancestors: push the true ones out, and be fallen back to.
+// on: of the newer ones, or of all where that step lies elsewhere. Were they to stay until its
+// first save, a run that ends before would be resumed from them, and those below that save would
+// count as its ancestors: push the true ones out, and be fallen back to.
 void LoadSession::LeaveBranch(LoadReport& report) {
   const std::string own = OnRankZero(control_, {"ckpt_leave_branch", 0}, [&] {
     const auto named = ParseStepName(report.path);

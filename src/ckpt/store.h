@@ -83,8 +83,8 @@ class CheckpointStore {
 
   // Collective. nullopt: no step there at all (kAuto) or kNone. Error kNoUsableCheckpoint where
   // steps exist but none is usable; kUsage where the config disagrees; kCheckpointIo where reading
-  // failed. Every rank's arena is filled, of what it holds in slices its own. Where a step was asked
-  // for by name, from which the run goes on, the newer ones of this folder are renamed to
+  // failed. Every rank's arena is filled, of what it holds in slices its own. Where a step was
+  // asked for by name, from which the run goes on, the newer ones of this folder are renamed to
   // step_N.superseded, or all of them where that step lies elsewhere.
   std::optional<LoadReport> Load(const ResumeRequest& request, const Expectation& expectation,
                                  const ArenaView& arena);
