@@ -44,7 +44,7 @@ std::vector<Case> Cases() {
   for (const int64_t dim : {7, 64})
     for (const int shift : {0, 1})
       cases.push_back({33, dim, false, true, false, shift, /*gate_rows=*/3, /*added=*/true});
-  cases.push_back({530, 264, false, false, true});
+  cases.push_back({cuda::kNormMaxBlocks + 18, 264, false, false, true});
   return cases;
 }
 
