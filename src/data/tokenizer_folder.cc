@@ -65,22 +65,20 @@ nlohmann::json ReadObject(const fs::path& path) {
   return json;
 }
 
-void CheckNothingIsAdded(const fs::path& folder, const Tokenizer& tokenizer) {
-  const fs::path json_path = folder / kTokenizerJsonFile, map_path = folder / kAddedTokensFile;
-  if (IsFile(json_path)) {
-    const nlohmann::json json = ReadObject(json_path);
-    const auto added = json.find("added_tokens");
-    if (added != json.end() && added->is_array()) {
-      for (const auto& token : *added) {
-        if (const auto id = token.is_object() ? token.find("id") : token.end(); id != token.end())
-          CheckIsNotAdded(json_path, *id, token.dump(), tokenizer);
-      }
-    }
+void CheckTokenizerJson(const fs::path& path, const Tokenizer& tokenizer) {
+  const nlohmann::json json = ReadObject(path);
+  const auto added = json.find("added_tokens");
+  if (added == json.end() || !added->is_array()) return;
+  for (const auto& token : *added) {
+    const auto id = token.is_object() ? token.find("id") : token.end();
+    if (id != token.end()) CheckIsNotAdded(path, *id, token.dump(), tokenizer);
   }
-  if (IsFile(map_path)) {  // of tokenizers that have no tokenizer.json
-    const nlohmann::json ids = ReadObject(map_path);
-    for (const auto& [token, id] : ids.items()) CheckIsNotAdded(map_path, id, token, tokenizer);
-  }
+}
+
+// Of tokenizers that have no tokenizer.json.
+void CheckAddedTokens(const fs::path& path, const Tokenizer& tokenizer) {
+  const nlohmann::json ids = ReadObject(path);
+  for (const auto& [token, id] : ids.items()) CheckIsNotAdded(path, id, token, tokenizer);
 }
 
 void RefuseOtherKinds(const fs::path& folder) {
@@ -105,7 +103,9 @@ std::unique_ptr<Tokenizer> FindTokenizer(const fs::path& folder) {
   }
   if (IsFile(model)) {
     std::unique_ptr<Tokenizer> tokenizer = OpenSentencePiece(model);
-    CheckNothingIsAdded(folder, *tokenizer);
+    if (IsFile(json)) CheckTokenizerJson(json, *tokenizer);
+    if (const fs::path added = folder / kAddedTokensFile; IsFile(added))
+      CheckAddedTokens(added, *tokenizer);
     return tokenizer;
   }
   if (IsByT5(folder / kTokenizerConfigFile)) return MakeByteTokenizer();
