@@ -208,10 +208,16 @@ TEST_F(StepTest, ATiedWeightIsSummedOnceBothItsGradientsAreThere) {
   EXPECT_NE(untied.main.size(), one.main.size());
 }
 
-// T5's: each layer that is recomputed adds its own gradient.
+// A table that layers share: each that is recomputed adds its own gradient.
+const std::vector<std::string>& T5Settings() {
+  static const std::vector<std::string> settings = {
+      "model.mixer=softmax", "model.mixer.softmax.num_heads=2", "model.mixer.softmax.rope_theta=0",
+      "model.positions=t5"};
+  return settings;
+}
+
 TEST_F(StepTest, ATableThatLayersShareIsSummedOnceAllTheirGradientsAreThere) {
-  const std::vector<std::string> t5 = {"model.mixer=softmax", "model.mixer.softmax.num_heads=2",
-                                       "model.mixer.softmax.rope_theta=0", "model.positions=t5"};
+  const std::vector<std::string>& t5 = T5Settings();
   const Outcome kept = Train(1, 3, t5);
   for (const char* way : {"mixer", "block"})
     for (const int stage : {0, 2}) {
@@ -229,9 +235,8 @@ TEST_F(StepTest, ATableThatLayersShareIsSummedOnceAllTheirGradientsAreThere) {
 
 // The parts of one micro-batch are added up before they join the others', as they are on a GPU.
 TEST_F(StepTest, ATableThatLayersShareIsSummedAlikeWhereMicroBatchesAreAddedInOrder) {
-  std::vector<std::string> kept = {
-      "model.mixer=softmax", "model.mixer.softmax.num_heads=2", "model.mixer.softmax.rope_theta=0",
-      "model.positions=t5",  "train.cuda_graphs=true",          "train.micro_batch=2"};
+  std::vector<std::string> kept = T5Settings();
+  kept.insert(kept.end(), {"train.cuda_graphs=true", "train.micro_batch=2"});
   const Outcome want = Train(1, 3, kept);
   kept.push_back("train.recompute=block");
   EXPECT_EQ(Train(1, 3, kept).main, want.main);
