@@ -39,6 +39,18 @@ find_program() {
   fail 2 "no program at ${candidates[*]}; build it, or set HALFLIFE"
 }
 
+# capture NAME COMMAND...: NAME=$(COMMAND...), for scripts with traps. bash (5.2) runs a trap that
+# is due in the midst of parsing a $(...), takes the trap's text for the inside of it, and ends the
+# script with a syntax error: "unexpected EOF while looking for matching `)'". Backquotes are parsed
+# by the child, which has no traps.
+capture() {
+  local captured captured_code=0
+  # shellcheck disable=SC2006
+  captured=`"${@:2}"` || captured_code=$?
+  printf -v "$1" %s "$captured"
+  return "$captured_code"
+}
+
 # await_child PID: until it has ended, whatever traps run meanwhile; each of them must set
 # interrupted=yes. Sets code to its exit code.
 interrupted=no
@@ -48,9 +60,11 @@ await_child() {
   # have taken note of neither its end nor its code, and the next `wait` hangs. A signal to our
   # process group ends a sleep.
   while kill -0 "$1" 2>/dev/null; do sleep 0.2 || true; done
-  # bash keeps the code; a trap that cuts this short makes it the signal's
+  # bash keeps the code. A signal that cuts a `wait` short puts its own in place of it, and one that
+  # comes when a `wait` has just returned does so to the next: no trap may run during two in a row.
   while :; do
     interrupted=no code=0
+    wait "$1" || true
     wait "$1" || code=$?
     if [ "$interrupted" = no ]; then break; fi
   done
@@ -107,7 +121,7 @@ build() {
 
 # Open MPI refuses root unless told twice.
 allow_mpi_as_root() {
-  if [ "$(id -u)" -eq 0 ]; then
+  if [ "$EUID" -eq 0 ]; then
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
   fi
 }

@@ -1,13 +1,15 @@
 # shellcheck shell=bash
 # Supervises a run: starts it, has it save when it is to stop, and judges whether to start it
 # again; each start is an attempt. Shared by mpirun/run.sh and slurm/train.sbatch, which source it
-# after common.sh.
+# after common.sh. What runs in the script itself, which has traps, uses capture in place of $(...).
 
 run_folder=''        # of the command, '' where it names none
 launcher=''          # process id of mpirun or srun, while it runs
 stop=''              # the last signal that asked us to stop
 num_asked=0          # how often this attempt was to be asked to save; the first time counts
 code=0               # of the attempt that ended
+heartbeat_before=''  # version_of before this attempt
+done_before=''       # likewise
 num_stuck=0          # attempts in a row that left no new checkpoint
 max_stuck=3          # so many, and another one is not worth it
 seconds_to_start=60  # after that a rank without a handler for USR1 is taken to have none
@@ -23,11 +25,12 @@ find_run_folder() {
   done
 }
 
-# The number in ckpt/LATEST, "step_000000001200 <hash>"; 0 without one.
-latest_step() {
+# Sets step to the number in ckpt/LATEST, "step_000000001200 <hash>"; 0 without one.
+read_latest_step() {
   local name=''
   if [ -n "$run_folder" ]; then read -r name _ 2>/dev/null <"$run_folder/ckpt/LATEST" || true; fi
-  if [[ $name =~ ^step_([0-9]+)$ ]]; then echo $((10#${BASH_REMATCH[1]})); else echo 0; fi
+  step=0
+  if [[ $name =~ ^step_([0-9]+)$ ]]; then step=$((10#${BASH_REMATCH[1]})); fi
 }
 
 # Changes whenever the trainer writes file $1 of the run's folder anew, which it does by rename.
@@ -40,8 +43,9 @@ version_of() {
 # what the attempts before have saved. A load that goes back, and every save, writes LATEST anew;
 # until then the run is where it was, and the request stands.
 go_on_since() {
-  local i
-  if [ "$(version_of ckpt/LATEST)" = "$1" ]; then return 0; fi
+  local i version
+  capture version version_of ckpt/LATEST || true
+  if [ "$version" = "$1" ]; then return 0; fi
   for i in "${!launch[@]}"; do
     case ${launch[i]} in
       --resume) if [ $((i + 1)) -lt ${#launch[@]} ]; then launch[i + 1]=auto; fi ;;
@@ -93,10 +97,12 @@ on_stop_signal() {
 
 # run_attempt COMMAND...: sets code, step_before and step_after.
 run_attempt() {
-  # `|| true`: a signal to the process group of the script ends a $(...), but the attempt goes on
-  step_before=$(latest_step) || true
-  heartbeat_before=$(version_of heartbeat.json) || true
-  done_before=$(version_of DONE) || true
+  local step
+  read_latest_step
+  step_before=$step
+  # `|| true`: a signal to the process group of the script ends the child, but the attempt goes on
+  capture heartbeat_before version_of heartbeat.json || true
+  capture done_before version_of DONE || true
   num_asked=0
   "$@" &
   launcher=$!
@@ -104,7 +110,8 @@ run_attempt() {
   await_child "$launcher"
   on_attempt_end
   launcher=''
-  step_after=$(latest_step) || true
+  read_latest_step
+  step_after=$step
 }
 
 # Sets verdict on the attempt that ended, and num_stuck:
@@ -114,11 +121,13 @@ run_attempt() {
 #   final      the same would happen again, or a user stopped it
 #   stuck      too many attempts in a row without a new checkpoint
 judge_attempt() {
+  local done_after
   verdict=again
   if [ -z "$run_folder" ]; then
     if [ "$code" -eq 0 ]; then verdict=finished; fi
-  elif [ "$(version_of DONE)" != "$done_before" ] && [ -e "$run_folder/DONE" ]; then
-    verdict=finished
+  else
+    capture done_after version_of DONE || true
+    if [ "$done_after" != "$done_before" ] && [ -e "$run_folder/DONE" ]; then verdict=finished; fi
   fi
   if [ "$verdict" = finished ]; then return 0; fi
   # command line, data, environment, numbers not finite, no usable checkpoint; stopped by the user

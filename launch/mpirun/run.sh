@@ -154,6 +154,7 @@ read_stat() {
 }
 
 # The processes of mpirun's session: itself, the ranks of this machine, and what they started.
+# shellcheck disable=SC2317  # called by capture
 processes_of_launcher() {
   local folder stat
   for folder in /proc/[0-9]*; do
@@ -235,7 +236,7 @@ end_ranks() {
 kill_leftovers() {
   local pids i
   for ((i = 0; i < 50; i++)); do
-    if pids=$(processes_of_launcher) && [ -z "$pids" ]; then return 0; fi
+    if capture pids processes_of_launcher && [ -z "$pids" ]; then return 0; fi
     # shellcheck disable=SC2086  # a word each
     kill -KILL $pids 2>/dev/null || true
     sleep 0.1 || true
@@ -339,16 +340,16 @@ main() {
     watch_over_ranks
     exit 0
   fi
+  start_watcher "$@"  # before the traps: it has a process substitution, see capture
   trap 'on_stop TERM' TERM
   trap 'on_stop HUP' HUP
   trap 'on_stop USR1' USR1
   trap on_interrupt INT
   trap : PIPE  # where `| tee` died of the same Ctrl-C, the next message must not end this script
-  start_watcher "$@"
   local num_restarts=0
   code=75 verdict=again  # of a stop before the first attempt
   local latest_before
-  latest_before=$(version_of ckpt/LATEST) || true
+  capture latest_before version_of ckpt/LATEST || true
   while [ -z "$stop" ]; do
     run_attempt start_launcher "${launch[@]}"
     judge_attempt

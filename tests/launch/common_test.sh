@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# What launch/common.sh promises scripts with traps: a signal at any moment changes nothing but what
+# the trap does.
+set -uo pipefail
+# shellcheck source=tests/launch/checks.sh
+source "$(dirname "${BASH_SOURCE[0]}")/checks.sh"
+common=$(dirname "${BASH_SOURCE[0]}")/../../launch/common.sh
+
+# storm_script NAME COMMANDS: for 3 s a script with a trap runs COMMANDS again and again, while the
+# signal comes as fast as it can be sent. Sets code. With $(...) in place of capture it ends at once.
+storm_script() {
+  local pid
+  bash -euo pipefail -c "source '$common'
+    trap 'interrupted=yes num_signals=\$((num_signals + 1))' USR1
+    num_signals=0
+    : >'$work/$1.ready'
+    end=\$((SECONDS + 3))
+    while [ \$SECONDS -lt \$end ]; do $2; done
+    if [ \$num_signals -lt 10 ]; then echo \"\$num_signals signals\" && exit 1; fi" \
+    >"$work/$1.log" 2>&1 &
+  pid=$!
+  wait_until "the script of $1 has its trap" [ -e "$work/$1.ready" ]
+  while kill -USR1 "$pid" 2>/dev/null; do :; done
+  wait "$pid"
+  code=$?
+}
+
+# shellcheck disable=SC2016  # for the script to expand
+storm_script capture '
+  capture text printf "%s\n" "two  words" "and a line"
+  [ "$text" = $'"'two  words\nand a line'"' ]
+  if capture text false; then exit 1; fi
+  [ -z "$text" ]'
+check "capture under a storm of signals" 0 "$code" "$work/capture"
+# shellcheck disable=SC2016  # for the script to expand
+storm_script await_child '
+  (exit 7) &
+  await_child $!
+  [ "$code" -eq 7 ]'
+check "await_child under a storm of signals" 0 "$code" "$work/await_child"
+
+exit $((failures > 0))
