@@ -21,12 +21,14 @@ constexpr int kMaxSegments = 64;  // the scan over segments is serial
 // those of a group, which the reverse scan holds, outgrow a core's cache.
 constexpr int kHostGroupTokens = 256, kHostGroupChunks = 8;
 
-void CheckView(ShapeProblems& problems, const char* name, const TensorView& view, int64_t width) {
+void CheckView(ShapeProblems& problems, const char* name, const TensorView& view, int heads,
+               int64_t width) {
   if (view.data == nullptr) return;
   problems.Unless(view.stride_b >= 0 && view.stride_t >= 0 && view.stride_h >= 0, name,
                   " has a negative stride");
-  problems.Unless(view.stride_h == 0 || view.stride_h >= width, name, ": heads ", view.stride_h,
-                  " elements apart overlap, each has ", width);
+  const bool apart = heads <= 1 || view.stride_h == 0 || view.stride_h >= width;
+  problems.Unless(apart, name, ": heads ", view.stride_h, " elements apart overlap, each has ",
+                  width);
 }
 
 void CheckHeads(ShapeProblems& problems, const char* name, int heads, int num_heads) {
@@ -73,13 +75,13 @@ void CheckShape(const DecayAttentionArgs& args, const DeviceLimits& limits) {
   problems.Unless(
       args.decay_kind == DecayKind::kNone || args.log_decay.data != nullptr || !has_tokens,
       "log_decay is missing");
-  CheckView(problems, "q", args.q, args.head_dim_k);
-  CheckView(problems, "k", args.k, args.head_dim_k);
-  CheckView(problems, "v", args.v, args.head_dim_v);
-  CheckView(problems, "out", args.out, args.head_dim_v);
-  CheckView(problems, "log_decay", args.log_decay,
+  CheckView(problems, "q", args.q, args.num_q_heads, args.head_dim_k);
+  CheckView(problems, "k", args.k, args.num_k_heads, args.head_dim_k);
+  CheckView(problems, "v", args.v, args.num_v_heads, args.head_dim_v);
+  CheckView(problems, "out", args.out, args.num_heads, args.head_dim_v);
+  CheckView(problems, "log_decay", args.log_decay, args.num_decay_heads,
             IsPerChannel(args.decay_kind) ? args.head_dim_k : 1);
-  CheckView(problems, "key_scale", args.key_scale, 1);
+  CheckView(problems, "key_scale", args.key_scale, args.num_heads, 1);
   CheckDTypes(problems, args, limits);
   problems.Throw();
 }

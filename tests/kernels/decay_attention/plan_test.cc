@@ -498,5 +498,14 @@ TEST(DecayAttentionPlan, NamesStridesThatDoNotFit) {
                   "out: heads 63 elements apart overlap, each has 64");
 }
 
+// Where a single head's next one would lie says nothing: PyTorch gives such a dimension any stride.
+TEST(DecayAttentionPlan, OneHeadMayHaveAnyStride) {
+  DecayAttentionArgs args = Shape(2, 64, 1, 64);
+  float data = 0;
+  for (TensorView* view : {&args.q, &args.k, &args.v, &args.out})
+    *view = {&data, 64 * 64, 64, /*stride_h=*/1, DType::kF32};
+  EXPECT_NO_THROW(MakePlan(args, {}));
+}
+
 }  // namespace
 }  // namespace halflife::kernels
