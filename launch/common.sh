@@ -26,9 +26,11 @@ have() { command -v "$1" >/dev/null 2>&1; }
 # The text between the shebang and the first line that is no comment: every script's --help.
 print_usage() { awk 'NR == 1 { next } !/^#/ { exit } { sub(/^# ?/, ""); print }' "$1"; }
 
-# The program of $HALFLIFE, else what this repository has built.
+# Prints the program of $HALFLIFE, else the one that was built in this repository or installed with
+# these scripts (PREFIX/bin for scripts in PREFIX/share/halflife, which has no CMakeLists.txt).
 find_program() {
   local program candidates=("$repo"/build/{cuda,cpu}/src/cli/halflife)
+  if [ ! -e "$repo/CMakeLists.txt" ]; then candidates=("${repo%/*/*}/bin/halflife"); fi
   if [ -n "${HALFLIFE:-}" ]; then candidates=("$HALFLIFE"); fi
   for program in "${candidates[@]}"; do
     if [ -x "$program" ]; then
@@ -36,7 +38,7 @@ find_program() {
       return 0
     fi
   done
-  fail 2 "no program at ${candidates[*]}; build it, or set HALFLIFE"
+  fail 2 "there is no program at ${candidates[0]}${candidates[1]:+ or ${candidates[1]}}. Build it (cmake --build --preset cpu --target halflife), or set HALFLIFE to its path."
 }
 
 # capture NAME COMMAND...: NAME=$(COMMAND...), for scripts with traps. bash (5.2) runs a trap that
@@ -119,7 +121,7 @@ build() {
   cmake --build "$repo/build/$preset" --parallel "$(build_jobs)" "${targets[@]}"
 }
 
-# Open MPI refuses root unless told twice.
+# Open MPI refuses to run as root unless both variables are set.
 allow_mpi_as_root() {
   if [ "$EUID" -eq 0 ]; then
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1

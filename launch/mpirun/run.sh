@@ -1,38 +1,44 @@
 #!/usr/bin/env bash
 # launch/mpirun/run.sh [OPTIONS] -- COMMAND [ARGUMENT...]
 #
-# Runs COMMAND on several ranks under Open MPI's mpirun, so that stopping it saves first:
+# Runs COMMAND on several ranks under Open MPI's mpirun. A request to stop lets the ranks save first:
 #
 #   launch/mpirun/run.sh --ranks 2 -- halflife train --config RECIPE --run RUN
 #   launch/mpirun/run.sh --hosts a:8,b:8 --restart -- halflife train --config RECIPE --run RUN
 #
 #   --ranks N          processes (default: the slots of --hosts, else 1)
-#   --hosts A:N,B:N    machines and the processes on each, reached by ssh; the same paths must hold
-#                      on all of them. They are told HALFLIFE_*, NCCL_*, CUBLAS_*, ATEN_*, MKL_* and
-#                      ONEDNN_* of this environment; --mpi-option -x --mpi-option NAME tells more
-#   --threads N        compute threads a rank (default: OMP_NUM_THREADS, else cores over ranks of
-#                      this machine). Ranks that take more than half of this machine, and no other,
-#                      are bound to processors of their own
-#   --restart          run again after exit 75 (saved, wants to go on) and after a crash, a lost or
-#                      a hung rank, until COMMAND, a `halflife train`, has finished the run that it
-#                      names with --run; gives up after 3 attempts without a new checkpoint there.
-#                      Once an attempt has one of its own, the next goes on from the newest
-#                      (--resume auto), wherever the first began
-#   --max-restarts N   at most so many (default 50)
+#   --hosts A:N,B:N    machines and the number of processes on each. They are reached by ssh, and
+#                      program, dataset and run must have the same paths on all of them. The
+#                      variables HALFLIFE_*, NCCL_*, CUBLAS_*, ATEN_*, MKL_* and ONEDNN_* are
+#                      exported to them; --mpi-option -x --mpi-option NAME exports another one
+#   --threads N        compute threads per rank (default: OMP_NUM_THREADS, else cores / ranks of
+#                      this machine). Ranks are bound to processors of their own if they use more
+#                      than half of this machine and no other machine
+#   --restart          start again after exit 75 (saved, to be continued), a crash, or a lost or hung
+#                      rank, until COMMAND, a `halflife train`, has finished the run that it names
+#                      with --run. Gives up after 3 attempts without a new checkpoint. Once an
+#                      attempt has saved, the next one continues from the newest checkpoint (--resume
+#                      auto), whatever --resume says
+#   --max-restarts N   limit of the restarts (default 50)
 #   --mpi-option X     passed to mpirun; may be repeated
-#   --grace N          seconds for the ranks to save where this script was killed and nobody waits
-#                      for them; then they are ended (default 600)
+#   --grace N          seconds that the ranks have to save if this script was killed; after that
+#                      they are ended (default 600)
 #
-# TERM, HUP (the terminal was closed; ignored under nohup) and USR1 (a batch system's warning) ask
-# the ranks to save and stop: exit 75, start me again. Ctrl-C does so too, and means it: exit 130. A
-# second Ctrl-C ends the ranks in seconds, saved or not: exit 130. Other repetitions change nothing.
-# After KILL of this script the ranks save and stop, too. Nothing leaves ranks behind on this
-# machine, or a checkpoint in part.
+# COMMAND `halflife` that is not in PATH is the program that was built or installed with this script
+# ($HALFLIFE overrides it).
 #
-# Exit code: COMMAND's, among them 75 for a time limit of its own. A request to stop does not hide
-# that COMMAND finished (0) or failed (74, say); but where ranks had no handler for USR1 yet and
-# ended unsaved, it is 75 or 130 as well, as a new start is what helps. 2 and 4 also for this
-# script's own errors.
+# TERM, HUP (the terminal was closed; ignored under nohup) and USR1 (the warning of a batch system)
+# ask the ranks to save and stop; the exit code is 75: start again to continue. Ctrl-C does the same
+# with exit code 130. A second Ctrl-C ends the ranks within seconds, saved or not: exit 130. Further
+# signals change nothing. After KILL of this script the ranks also save and stop. No case leaves
+# ranks on this machine, or a partial checkpoint.
+#
+# Exit code: that of COMMAND, for example 75 for its own time limit. A request to stop does not hide
+# that COMMAND finished (0) or failed (for example 74). If the ranks had no handler for USR1 yet and
+# ended without saving, it is 75 or 130 as well. 2 and 4 are also this script's own errors.
+#
+# Messages of mpirun itself are shown, except for those that only repeat that COMMAND ended with 2,
+# 3, 4, 75, 76 or 130: the ranks have already said why.
 set -euo pipefail
 # shellcheck source=launch/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
@@ -46,6 +52,7 @@ num_stops=0          # HUP, TERM and USR1 so far
 num_interrupts=0     # Ctrl-C so far
 num_endings=0        # how often the ranks were to be ended; the first time counts
 watch=''             # file descriptor that leads to the watcher; '' in the watcher
+messages=''          # file descriptor that leads to filter_messages, for mpirun's own messages
 
 parse_arguments() {
   ranks='' hosts='' threads=${OMP_NUM_THREADS:-} restart=no max_restarts=50 grace=600
@@ -70,6 +77,7 @@ parse_arguments() {
   done
   [ $# -ge 2 ] || fail 2 "no command to run; it comes after --, as run.sh --help shows"
   command=("${@:2}")
+  if [ "${command[0]}" = halflife ] && ! have halflife; then command[0]=$(find_program); fi
 }
 
 number() {
@@ -125,7 +133,8 @@ make_launch_line() {
   export OMP_NUM_THREADS=$threads
   threads=${threads%%,*}  # a list is of nested regions
   choose_binding
-  launch=(mpirun "${binding[@]}" -x OMP_NUM_THREADS)
+  # The ranks' MPI library writes to stderr; mpirun itself does not, see start_launcher.
+  launch=(mpirun "${binding[@]}" -x OMP_NUM_THREADS -x OPAL_OUTPUT_STDERR_FD=2)
   if [ -n "$hosts" ]; then
     export_settings
     launch+=(--host "$hosts")
@@ -205,6 +214,7 @@ end_once() {
 on_late_stop() { if [ "$num_interrupts" -ge 2 ]; then end_once; else ask_once; fi; }
 on_attempt_end() {
   if [ "$code" -ne 0 ]; then kill_leftovers; fi
+  { echo "run.sh: exit $code" >&"$messages"; } 2>/dev/null || true
   tell_watcher ended || true
 }
 
@@ -219,8 +229,56 @@ start_launcher() {
   trap '' PIPE
   tell_watcher "started $BASHPID $heartbeat_before" || true
   exec {watch}>&-
+  export OPAL_OUTPUT_STDERR_FD=$messages
   exec setsid "$@"
 }
+
+# mpirun writes its own messages, but not the output of the ranks, to a pipe that this filter reads.
+start_message_filter() {
+  exec {messages}> >(trap '' HUP INT TERM USR1 && exec {watch}>&- && filter_messages >&2)
+  helpers+=($!)
+}
+
+# Prints each message at once, except for those about the end of the job and what follows them. They
+# are kept until on_attempt_end writes the exit code. After a code with which `halflife` ends on
+# purpose they are dropped: the ranks have said why, and the script returns the code. A message of
+# several lines stands between two lines of dashes.
+filter_messages() {
+  local line opening='' in_message=no kept=()
+  while IFS= read -r line; do
+    case $line in
+      'run.sh: exit '*)
+        case ${line##* } in 2 | 3 | 4 | 75 | 76 | 130) kept=() ;; esac
+        print_lines "${kept[@]}"
+        opening='' in_message=no kept=()
+        continue
+        ;;
+      ---*)
+        if [ "$in_message" = no ]; then
+          in_message=yes opening=$line
+          continue
+        fi
+        in_message=no
+        ;;
+    esac
+    if [ ${#kept[@]} -gt 0 ] || is_about_the_end "$line"; then
+      kept+=(${opening:+"$opening"} "$line")
+    else
+      print_lines ${opening:+"$opening"} "$line"
+    fi
+    opening=''
+  done
+  print_lines "${kept[@]}"
+}
+is_about_the_end() {
+  case $1 in
+    'Primary job '*' terminated normally, but'* | 'MPI_ABORT was invoked'* | \
+      'mpirun detected that one or more processes exited'* | 'mpirun noticed that process rank'* | \
+      *ORTE_ERROR_LOG*show_help.c*) return 0 ;;
+    *) return 1 ;;
+  esac
+}
+print_lines() { if [ $# -gt 0 ]; then printf '%s\n' "$@" || true; fi; }
 
 # Ends mpirun and all of its session: TERM, which it passes on, then KILL. One TERM only, as at a
 # second one it exits at once and leaves the ranks.
@@ -340,7 +398,8 @@ main() {
     watch_over_ranks
     exit 0
   fi
-  start_watcher "$@"  # before the traps: it has a process substitution, see capture
+  start_watcher "$@"  # before the traps, as the filter: they have process substitutions, see capture
+  start_message_filter
   trap 'on_stop TERM' TERM
   trap 'on_stop HUP' HUP
   trap 'on_stop USR1' USR1
@@ -371,7 +430,7 @@ main() {
   if [ -n "$stop" ]; then judge_stop; fi
   # a launcher's 0 for a run that it did not finish is no success
   if [ "$restart" = yes ] && [ "$verdict" != finished ] && [ "$code" -eq 0 ]; then code=1; fi
-  exec {watch}>&-
+  exec {watch}>&- {messages}>&-
   local helper
   for helper in "${helpers[@]}"; do
     while kill -0 "$helper" 2>/dev/null; do sleep 0.05 || true; done  # no `wait`, as in run_attempt

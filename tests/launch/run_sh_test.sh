@@ -15,6 +15,38 @@ done
 bash "$run_sh" --ranks 2 --threads 3 -- "$fake" "$folder" exit 0 >"$folder/log" 2>&1
 check "threads reach the ranks" "rank 1: attempt, threads 3" "$(tail -n 1 "$folder/notes.1")"
 
+# What mpirun itself says, against what the ranks and run.sh do.
+new_case messages
+# shown CODE_WANTED PATTERN COMMAND...: 2 ranks end with that code; prints how many lines of the log match.
+shown() {
+  bash "$run_sh" --ranks 2 -- "${@:3}" >"$folder/log" 2>&1
+  check "${*:3}: exit $1" "$1" $?
+  num_shown=$(grep -c -- "$2" "$folder/log")
+}
+for code in 2 75 130; do
+  rm -f "$folder"/notes.*
+  shown "$code" . "$fake" "$folder" exit "$code"
+  check "exit $code is planned: mpirun adds nothing" 0 "$num_shown"
+done
+for code in 1 72; do
+  rm -f "$folder"/notes.*
+  shown "$code" 'Primary job' "$fake" "$folder" exit "$code"
+  check "exit $code is a crash: mpirun reports it" 1 "$num_shown"
+done
+# shellcheck disable=SC2016  # for the ranks to expand
+shown 137 'Primary job' bash -c 'kill -KILL $$'
+check "killed by a signal: mpirun reports it" 1 "$num_shown"
+shown 132 'could not access' "$folder/no_such_program"
+check "a program that is not there: mpirun reports it" 1 "$num_shown"
+shown 0 '^to stderr$' bash -c 'echo to stderr >&2'
+check "what ranks write to stderr arrives" 2 "$num_shown"
+bash "$run_sh" --hosts localhost:1 --ranks 2 -- true >"$folder/log" 2>&1
+check "too many ranks: mpirun reports it" "1 1" "$? $(grep -c 'There are not enough slots' "$folder/log")"
+rm -f "$folder"/notes.*
+bash "$run_sh" --restart -- "$fake" "$folder" exit 72 75 2 >"$folder/log" 2>&1
+check "--restart: the crash of the first attempt is reported, not the end of the others" "2 1" \
+  "$? $(grep -c 'Primary job' "$folder/log")"
+
 # binding ALL ALLOWED OPTION...: what mpirun is asked for on a machine of ALL processors, of which
 # ALLOWED may be used, up to the ranks' number.
 binding() {
@@ -28,8 +60,8 @@ echo \"\$*\" | sed 's/ -n .*//' >'$folder/asked'"
   PATH=$bin:$PATH bash "$run_sh" "${@:3}" -- true >"$folder/log" 2>&1
   cat "$folder/asked"
 }
-bound() { echo "--use-hwthread-cpus --map-by slot:PE=$1 --bind-to hwthread -x OMP_NUM_THREADS --oversubscribe"; }
-unbound="--bind-to none -x OMP_NUM_THREADS --oversubscribe"
+bound() { echo "--use-hwthread-cpus --map-by slot:PE=$1 --bind-to hwthread -x OMP_NUM_THREADS -x OPAL_OUTPUT_STDERR_FD=2 --oversubscribe"; }
+unbound="--bind-to none -x OMP_NUM_THREADS -x OPAL_OUTPUT_STDERR_FD=2 --oversubscribe"
 
 new_case binding
 check "ranks that fill the machine are bound" "$(bound 4)" "$(binding 8 8 --ranks 2)"
@@ -52,8 +84,8 @@ alone() {
 }
 # shellcheck disable=SC2317  # alone calls it
 told() { NCCL_SOCKET_IFNAME=eth0 HALFLIFE_CPU_ISA=avx2 binding "$@"; }
-check "several machines: unbound" "--bind-to none -x OMP_NUM_THREADS --host a:2,b:2 true" "$(alone binding 4 4 --hosts a:2,b:2)"
-check "they are told how to compute and talk" "--bind-to none -x OMP_NUM_THREADS -x HALFLIFE_CPU_ISA -x NCCL_SOCKET_IFNAME --host a:2,b:2 true" "$(alone told 4 4 --hosts a:2,b:2)"
+check "several machines: unbound" "--bind-to none -x OMP_NUM_THREADS -x OPAL_OUTPUT_STDERR_FD=2 --host a:2,b:2 true" "$(alone binding 4 4 --hosts a:2,b:2)"
+check "they are told how to compute and talk" "--bind-to none -x OMP_NUM_THREADS -x OPAL_OUTPUT_STDERR_FD=2 -x HALFLIFE_CPU_ISA -x NCCL_SOCKET_IFNAME --host a:2,b:2 true" "$(alone told 4 4 --hosts a:2,b:2)"
 processors=$(nproc)
 if [ "$processors" -ge 2 ] && [ "$processors" -eq "$(nproc --all)" ]; then
   bash "$run_sh" --ranks 2 -- grep Cpus_allowed_list /proc/self/status >"$folder/log" 2>&1
@@ -119,5 +151,26 @@ bash "$run_sh" --ranks none -- true >"$folder/log" 2>&1
 check "a bad number: exit 2" "2 yes" "$? $(grep -q "wants a number of at least 1, not 'none'" "$folder/log" && echo yes)"
 bash "$run_sh" --ranks 2 >"$folder/log" 2>&1
 check "no command: exit 2" "2 yes" "$? $(grep -q 'no command to run' "$folder/log" && echo yes)"
+
+# `halflife` that is not in PATH: the program that lies where the scripts expect it. In the copy there
+# is no build folder, and no CMakeLists.txt unless it stands for a repository.
+new_case program
+share=$folder/prefix/share/halflife
+mkdir -p "$share" "$folder/prefix/bin"
+cp -r "$repo/launch" "$share/launch"
+without_halflife=/usr/bin:/bin:$(dirname "$(command -v mpirun)")
+run_copy() { PATH=$without_halflife bash "$share/launch/mpirun/run.sh" -- halflife train >"$folder/log" 2>&1; }
+run_copy
+check "no program: exit 2" 2 $?
+check "no program: says where it should be, and what to do" yes \
+  "$(grep -qF "there is no program at $folder/prefix/bin/halflife. Build it (cmake" "$folder/log" && echo yes)"
+cat >"$folder/prefix/bin/halflife" <<<"#!/bin/sh
+echo \"\$0 \$*\""
+chmod +x "$folder/prefix/bin/halflife"
+run_copy
+check "an installed run.sh finds the installed program" "0 $folder/prefix/bin/halflife train" "$? $(cat "$folder/log")"
+touch "$share/CMakeLists.txt"
+run_copy
+check "that of a repository does not" 2 $?
 
 exit $((failures > 0))
