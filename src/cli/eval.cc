@@ -48,11 +48,19 @@ void CheckVocabulary(const infer::LoadedModel& loaded, const data::Dataset& data
   data::RequireSameTokens(dataset, *loaded.tokenizer, loaded.path.string());
 }
 
+// Whether the model was trained with resets at documents. Imported weights, and runs from before
+// the setting existed, do not record it: the default holds.
+bool ResetsAtDocuments(const infer::LoadedModel& loaded) {
+  const auto& fields = loaded.state.trajectory;
+  const auto found = fields.find("data.reset_at_documents");
+  return found == fields.end() || found->second != "false";
+}
+
 // What the model is scored on: a dataset's validation split, or texts.
 class Scored {
  public:
   Scored(const EvalOptions& options, const infer::LoadedModel& loaded)
-      : split_(data::SplitOf(options.split)) {
+      : split_(data::SplitOf(options.split)), reset_at_documents_(ResetsAtDocuments(loaded)) {
     if (options.data.empty()) {
       text_ = data::EncodeFiles(options.texts, infer::RequireTokenizer(loaded));
     } else {
@@ -65,8 +73,10 @@ class Scored {
   }
   // The view is valid as long as this object.
   data::TokenView tokens() const {
-    return dataset_ ? data::ViewOf(*dataset_, split_) : data::ViewOf(text_);
+    return dataset_ ? data::ViewOf(*dataset_, split_, reset_at_documents_)
+                    : data::ViewOf(text_, reset_at_documents_);
   }
+  bool reset_at_documents() const { return reset_at_documents_; }
   const data::Dataset& dataset() const { return *dataset_; }  // with --data
   SharedFact Fact(const EvalOptions& options) const {
     const std::string hash =
@@ -81,6 +91,7 @@ class Scored {
   std::optional<data::Dataset> dataset_;
   data::TextTokens text_;
   data::Split split_;
+  bool reset_at_documents_;
 };
 
 // Ranks that cut other windows, or other numbers of them, would wait for each other in vain.
@@ -200,7 +211,8 @@ ExitCode Evaluate(const EvalOptions& options, dist::RankContext& context) {
   out.update(ResultJson(result));
   if (options.bigram) {
     const eval::BigramResult bigram =
-        eval::ScoreBigram(scored.dataset(), data::SplitOf(options.split), seq_len, options.windows);
+        eval::ScoreBigram(scored.dataset(), data::SplitOf(options.split), seq_len, options.windows,
+                          scored.reset_at_documents());
     out["bigram_loss"] = bigram.loss;
     out["bigram_perplexity"] = std::exp(bigram.loss);
     out["bigram_bits_per_byte"] = bigram.bits_per_byte;

@@ -65,8 +65,14 @@ Split SplitOf(const std::string& name) {
   HL_FAIL(ExitCode::kUsage, "'", name, "' is no split; train, validation or test would work");
 }
 
-double BitsPerByte(double nats_per_target, const SplitInfo& split) {
-  const auto targets = static_cast<double>(split.num_tokens - split.num_documents);
+double MeanDocumentTokens(const SplitInfo& split) {
+  if (split.num_documents == 0) return 0;
+  return static_cast<double>(split.num_tokens) / static_cast<double>(split.num_documents);
+}
+
+double BitsPerByte(double nats_per_target, const SplitInfo& split, bool reset_at_documents) {
+  const int64_t num_sequences = reset_at_documents ? split.num_documents : 1;
+  const auto targets = static_cast<double>(split.num_tokens - num_sequences);
   return nats_per_target / std::numbers::ln2 * targets / static_cast<double>(split.num_bytes);
 }
 

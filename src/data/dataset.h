@@ -50,12 +50,16 @@ struct SplitInfo {
   std::vector<Segment> segments = {};  // of labelled rows
 };
 
+// The mean number of tokens of a document, its eos included; 0 for an empty split.
+double MeanDocumentTokens(const SplitInfo& split);
+
 // A loss in bits of a byte of text, which models with different tokenizers share: what a target
 // costs, times the targets that stand for a byte. Both counts are of the whole split, also where
 // only some of its windows were scored, as a tokenizer that normalises cannot tell which bytes of
 // the original text a token stands for. A document's eos is a target without a byte, its first
-// token a byte without a target: with the `bytes` tokenizer they even out exactly.
-double BitsPerByte(double nats_per_target, const SplitInfo& split);
+// token a byte without a target: with the `bytes` tokenizer they even out exactly. Without resets
+// at documents, every token but the split's first is a target.
+double BitsPerByte(double nats_per_target, const SplitInfo& split, bool reset_at_documents = true);
 
 struct ShardInfo {
   std::string name;

@@ -38,16 +38,18 @@ TextTokens EncodeFiles(const std::vector<std::string>& names, const Tokenizer& t
   return text;
 }
 
-TokenView ViewOf(const TextTokens& text) {
+TokenView ViewOf(const TextTokens& text, bool reset_at_documents) {
   return {.name = "the text",
           .info = text.info,
           .eos_id = text.eos_id,
-          .read = [&text](int64_t begin, std::span<int32_t> ids) {
-            const auto end = begin + static_cast<int64_t>(ids.size());
-            HL_CHECK(begin >= 0 && end <= text.info.num_tokens, "tokens [", begin, ", ", end,
-                     ") of a text of ", text.info.num_tokens);
-            std::copy_n(text.ids.begin() + begin, ids.size(), ids.begin());
-          }};
+          .read =
+              [&text](int64_t begin, std::span<int32_t> ids) {
+                const auto end = begin + static_cast<int64_t>(ids.size());
+                HL_CHECK(begin >= 0 && end <= text.info.num_tokens, "tokens [", begin, ", ", end,
+                         ") of a text of ", text.info.num_tokens);
+                std::copy_n(text.ids.begin() + begin, ids.size(), ids.begin());
+              },
+          .reset_at_documents = reset_at_documents};
 }
 
 }  // namespace halflife::data

@@ -26,6 +26,6 @@ struct TextTokens {
 TextTokens EncodeFiles(const std::vector<std::string>& names, const Tokenizer& tokenizer);
 
 // `text` is borrowed.
-TokenView ViewOf(const TextTokens& text);
+TokenView ViewOf(const TextTokens& text, bool reset_at_documents = true);
 
 }  // namespace halflife::data

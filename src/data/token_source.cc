@@ -61,8 +61,8 @@ void AppendText(const TokenView& view, int64_t begin, Batch& batch) {
   batch.cu_seqlens.push_back(row_start);
   for (int64_t t = 0; t < seq_len; ++t) {
     const int32_t token = tokens[static_cast<size_t>(t)];
-    // What follows eos is another document: nothing here could predict it.
-    const bool ends = token == eos;
+    // With resets, the token after eos begins another sequence, so eos has no target.
+    const bool ends = view.reset_at_documents && token == eos;
     batch.inputs.push_back(token);
     batch.targets.push_back(ends ? kNoTarget : tokens[static_cast<size_t>(t + 1)]);
     batch.num_targets += !ends;
@@ -122,13 +122,14 @@ int64_t NumWindows(const TokenView& tokens, int64_t seq_len) {
   return NumWindows(tokens.info, tokens.row_len, seq_len);
 }
 
-TokenView ViewOf(const Dataset& dataset, Split split) {
-  TokenView view = {.name = Concat("the ", Name(split), " split"),
-                    .info = dataset.split(split),
-                    .eos_id = dataset.info().eos_id,
-                    .read = [&dataset, split](int64_t begin, std::span<int32_t> ids) {
-                      dataset.Read(split, begin, ids);
-                    }};
+TokenView ViewOf(const Dataset& dataset, Split split, bool reset_at_documents) {
+  TokenView view = {
+      .name = Concat("the ", Name(split), " split"),
+      .info = dataset.split(split),
+      .eos_id = dataset.info().eos_id,
+      .read = [&dataset, split](int64_t begin,
+                                std::span<int32_t> ids) { dataset.Read(split, begin, ids); },
+      .reset_at_documents = reset_at_documents};
   const DatasetInfo& info = dataset.info();
   if (info.has_rows()) {
     view.row_len = info.row_len;
@@ -175,7 +176,7 @@ Batch ReadWindows(const Dataset& dataset, Split split, int64_t seq_len, int64_t 
 class TokenSource::Impl {
  public:
   Impl(const Dataset& dataset, Split split, const TokenSourceConfig& config)
-      : tokens_(ViewOf(dataset, split)), config_(config) {
+      : tokens_(ViewOf(dataset, split, config.reset_at_documents)), config_(config) {
     CheckConfig(config);
     const int64_t num_tokens = dataset.split(split).num_tokens;
     order_ = {.num_windows = NumWindows(tokens_, config.seq_len),

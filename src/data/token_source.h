@@ -38,7 +38,8 @@ struct TokenSourceConfig {
   int dp_size = 1;
   bool in_turn = false;
   uint64_t seed = 0;
-  int prefetch = 4;  // batches read ahead by a thread of its own; 0: none
+  bool reset_at_documents = true;  // as in TokenView
+  int prefetch = 4;                // batches read ahead by a thread of its own; 0: none
   EpochEnd epoch_end = EpochEnd::kFill;
   // Called for each batch that was read, by the thread that did: Unix time in microseconds.
   std::function<void(int64_t begin_us, int64_t end_us)> on_read = nullptr;
@@ -80,6 +81,10 @@ struct TokenView {
   SplitInfo info;
   int32_t eos_id = 0;
   std::function<void(int64_t begin, std::span<int32_t> ids)> read;  // as Dataset::Read
+  // True: each document of text is a sequence of its own, and its eos has no target. False: a row
+  // of text is one sequence. States, positions and visible keys continue across its documents, and
+  // the target of an eos is the first token of the next document. Labelled rows ignore it.
+  bool reset_at_documents = true;
   // Of labelled rows; 0 and null: text.
   int64_t row_len = 0;
   RowLabels labels = RowLabels::kNone;
@@ -89,7 +94,7 @@ struct TokenView {
   std::function<std::vector<int64_t>(int64_t begin, int64_t end)> document_starts = nullptr;
 };
 // `dataset` is borrowed.
-TokenView ViewOf(const Dataset& dataset, Split split);
+TokenView ViewOf(const Dataset& dataset, Split split, bool reset_at_documents = true);
 
 // Reads the windows [first, first + count) in order, as one batch.
 Batch ReadWindows(const TokenView& tokens, int64_t seq_len, int64_t first, int64_t count);

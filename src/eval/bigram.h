@@ -1,8 +1,9 @@
 // The yardstick that a language model has to beat: an add-one-smoothed bigram model of the training
 // split,
 //   p(b | a) = (count(a b) + 1) / (count(a) + vocab),
-// scored on the same targets as the model (a document's first token has no predecessor and is no
-// target). On the training split itself it is told what it has counted: a bound, no yardstick.
+// counted and scored on the same targets as the model. With resets at documents, a document's first
+// token is not a target. On the training split itself it is told what it has counted: a bound, no
+// yardstick.
 #pragma once
 
 #include "data/dataset.h"
@@ -14,9 +15,10 @@ struct BigramResult {
   int64_t num_targets = 0;
   double bits_per_byte = 0;  // data::BitsPerByte of the loss
 };
-// `num_windows` windows of seq_len of `scored`, 0: all; the windows that Validate scores. Memory is
-// vocab^2 x 4 bytes: Error kUsage above a vocabulary of 20,000.
+// `num_windows` windows of seq_len of `scored`, 0: all; the windows that Validate scores.
+// `reset_at_documents` as in data::TokenView. Memory is vocab^2 x 4 bytes: Error kUsage above a
+// vocabulary of 20,000.
 BigramResult ScoreBigram(const data::Dataset& dataset, data::Split scored, int64_t seq_len,
-                         int64_t num_windows);
+                         int64_t num_windows, bool reset_at_documents = true);
 
 }  // namespace halflife::eval

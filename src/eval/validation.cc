@@ -150,7 +150,7 @@ ValidationResult MakeResult(const data::TokenView& tokens, bool predicts_text,
                              .loss_hf = MeanOfBatches(windows, static_cast<size_t>(batch)),
                              .num_targets = static_cast<int64_t>(total.num_targets)};
   if (predicts_text) {
-    result.bits_per_byte = data::BitsPerByte(result.loss, tokens.info);
+    result.bits_per_byte = data::BitsPerByte(result.loss, tokens.info, tokens.reset_at_documents);
     return result;
   }
   result.accuracy = total.num_correct / total.num_targets;
@@ -191,8 +191,8 @@ void RequireLabelsOf(const model::LanguageModel& model, const data::TokenView& t
 
 int64_t RequireWindows(const data::TokenView& tokens, int64_t seq_len) {
   HL_CHECK_AS(ExitCode::kData, tokens.info.num_tokens > 0, tokens.name,
-              " has no tokens: the dataset was made without; another split would work, or one made "
-              "by `prepare` with --validation-fraction above 0 or --validation-input");
+              " has no tokens: the dataset was prepared without it. Use another split, or prepare "
+              "the dataset with --validation-tail 0.05 or --validation-input.");
   const int64_t available = data::NumWindows(tokens, seq_len);
   HL_CHECK_AS(ExitCode::kData, available > 0, tokens.name, " has ", tokens.info.num_tokens,
               " tokens, fewer than one window of ", seq_len,

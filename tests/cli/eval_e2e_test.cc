@@ -67,6 +67,25 @@ TEST_F(Eval, BitsPerByteOfBytesAreTheLossInBits) {
   EXPECT_THAT(printed.out, HasSubstr(" bits per byte (add-one smoothed)"));
 }
 
+// The checkpoint says how it was trained; its evaluations read the text alike.
+TEST_F(Eval, ARunThatContinuesAcrossDocumentsIsScoredSo) {
+  const RunResult run =
+      fixture->Run({.run = "continues",
+                    .set = {"train.steps=10", "eval.windows=0", "data.reset_at_documents=false"}});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  const auto result = Evaluate("continues", {"--data", Path("data"), "--bigram"});
+  EXPECT_EQ(result["loss"], fixture->Metrics("continues", "val_loss").back()["val_loss"]);
+  const auto split = Inspect(Path("data"))["validation"];
+  const int64_t windows = (split["tokens"].get<int64_t>() - 1) / 64;
+  EXPECT_EQ(result["tokens"], windows * 64) << "each eos has a target";
+  const auto resets = Evaluate("run", {"--data", Path("data"), "--bigram"});
+  EXPECT_LT(resets["tokens"], windows * 64);
+  EXPECT_NE(resets["bigram_loss"], result["bigram_loss"]) << "of the same targets as the model";
+  const auto table = Evaluate("continues", {"--data", Path("data"), "--lengths", "64"});
+  EXPECT_EQ(table["rows"][0]["tokens"], result["tokens"]);
+  EXPECT_NEAR(table["rows"][0]["loss"], result["loss"], 1e-6);
+}
+
 // By the counts of the whole split, also for some of its windows.
 TEST_F(Eval, BitsPerByteOfPiecesAreOfTheOriginalText) {
   const auto split = Inspect(Path("pieces"))["validation"];

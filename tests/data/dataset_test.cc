@@ -65,6 +65,9 @@ TEST(BitsPerByteTest, SharesTheCostOfAllTargetsAmongAllBytes) {
   EXPECT_DOUBLE_EQ(BitsPerByte(4 * std::numbers::ln2, pieces), 4 * 5 / 10.0);
   const SplitInfo bytes{.num_tokens = 12, .num_documents = 2, .num_bytes = 10, .num_shards = 1};
   EXPECT_DOUBLE_EQ(BitsPerByte(1.25, bytes), 1.25 / std::numbers::ln2);
+  EXPECT_DOUBLE_EQ(BitsPerByte(4 * std::numbers::ln2, pieces, /*reset_at_documents=*/false),
+                   4 * (pieces.num_tokens - 1) / static_cast<double>(pieces.num_bytes))
+      << "every token but the first is a target";
 }
 
 // A row of a text that is one document holds no other's tokens, and one of a task never does.

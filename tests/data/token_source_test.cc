@@ -107,6 +107,34 @@ TEST_F(TokenSourceTest, TargetsAndBoundaries) {
   EXPECT_EQ(batch.samples, (std::vector<uint64_t>{3, 4, 5, 6, 7, 8, 9}));
 }
 
+// The reference packs the split as plain next-token rows that know no documents.
+TEST_F(TokenSourceTest, WithoutResetsARowIsOneSequence) {
+  constexpr int64_t kSeqLen = 50, kRows = 7, kFirst = 3;
+  const Batch batch = ReadWindows(ViewOf(*dataset_, Split::kTrain, /*reset_at_documents=*/false),
+                                  kSeqLen, kFirst, kRows);
+  const auto begin = all_.begin() + kFirst * kSeqLen;
+  EXPECT_EQ(batch.inputs, Ids(begin, begin + kRows * kSeqLen));
+  EXPECT_EQ(batch.targets, Ids(begin + 1, begin + kRows * kSeqLen + 1));
+  EXPECT_GT(std::ranges::count(batch.inputs, dataset_->info().eos_id), 0) << "of documents";
+  EXPECT_EQ(batch.num_targets, kRows * kSeqLen);
+  Ids row_starts;
+  for (int32_t row = 0; row <= kRows; ++row) row_starts.push_back(row * kSeqLen);
+  EXPECT_EQ(batch.cu_seqlens, row_starts);
+
+  TokenSourceConfig config{.seq_len = kSeqLen, .micro_batch = kRows, .global_batch = kRows};
+  TokenSource resets = Source(config);
+  config.reset_at_documents = false;
+  TokenSource continues = Source(config);
+  for (int step = 0; step < 3; ++step) {
+    const Batch expected = resets.Next(), read = continues.Next();
+    EXPECT_EQ(read.inputs, expected.inputs) << "the same rows";
+    EXPECT_EQ(read.samples, expected.samples);
+    EXPECT_EQ(read.num_targets, kRows * kSeqLen);
+    EXPECT_LT(expected.num_targets, read.num_targets) << "of eos";
+    EXPECT_EQ(read.cu_seqlens, row_starts);
+  }
+}
+
 TEST_F(TokenSourceTest, BoundariesAgreeWithTheDocumentStarts) {
   constexpr int64_t kSeqLen = 128;
   const int64_t windows = NumWindows(ViewOf(*dataset_, Split::kTrain), kSeqLen);

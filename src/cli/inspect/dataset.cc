@@ -17,21 +17,12 @@ using Json = nlohmann::ordered_json;
 using data::Dataset;
 using data::Split;
 
-// Tokens of a document on average, its eos included.
-double MeanLength(int64_t num_tokens, int64_t num_documents) {
-  return num_documents == 0 ? 0
-                            : static_cast<double>(num_tokens) / static_cast<double>(num_documents);
-}
-double MeanLength(const data::SplitInfo& split) {
-  return MeanLength(split.num_tokens, split.num_documents);
-}
-
 Json SplitJson(const Dataset& dataset, Split split) {
   const data::SplitInfo& info = dataset.split(split);
   Json json = {{"tokens", info.num_tokens},
                {"documents", info.num_documents},
                {"text_bytes", info.num_bytes},
-               {"mean_document_tokens", MeanLength(info)},
+               {"mean_document_tokens", MeanDocumentTokens(info)},
                {"shards", Json::array()}};
   for (const data::Segment& segment : info.segments) {
     json["segments"].push_back(
@@ -87,7 +78,7 @@ std::string TokenizerText(const data::DatasetInfo& info) {
 void PrintSplit(const Dataset& dataset, Split split, std::ostream& out) {
   const data::SplitInfo& info = dataset.split(split);
   out << Name(split) << ": " << info.num_tokens << " tokens in " << info.num_documents
-      << " documents (" << Fixed(MeanLength(info), 1) << " tokens each on average), "
+      << " documents (" << Fixed(MeanDocumentTokens(info), 1) << " tokens each on average), "
       << HumanBytes(info.num_bytes) << " of text\n";
   PrintShards(dataset, split, "documents", out);
 }
@@ -146,14 +137,16 @@ bool IsShard(const fs::path& path) {
 Json DescribeShard(const fs::path& path) {
   const data::ShardFile shard = data::ReadShardFile(path);
   const auto or_null = [](const std::string& text) { return text.empty() ? Json() : Json(text); };
-  return {{"bytes", shard.bytes},
-          {"tokens", shard.num_tokens},
-          {"documents", shard.num_documents},
-          {"mean_document_tokens", MeanLength(shard.num_tokens, shard.num_documents)},
-          {"token_width", shard.token_bytes},
-          {"labels", shard.has_labels},
-          {"split", or_null(shard.split)},
-          {"dataset", or_null(shard.dataset_hash)}};
+  return {
+      {"bytes", shard.bytes},
+      {"tokens", shard.num_tokens},
+      {"documents", shard.num_documents},
+      {"mean_document_tokens", data::MeanDocumentTokens({.num_tokens = shard.num_tokens,
+                                                         .num_documents = shard.num_documents})},
+      {"token_width", shard.token_bytes},
+      {"labels", shard.has_labels},
+      {"split", or_null(shard.split)},
+      {"dataset", or_null(shard.dataset_hash)}};
 }
 
 }  // namespace halflife::cli::inspect

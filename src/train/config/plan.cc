@@ -36,7 +36,29 @@ void RequireTold(const data::RowPositionsConfig& told, const model::LanguageMode
               model.config().positions.name(), " table, ", most);
 }
 
+// A run on a dataset without a validation split does not validate. Refuses the settings that depend
+// on a validation.
+void RequireValidationSplit(const RunConfig& config, const data::DatasetInfo& dataset) {
+  if (HasValidationSplit(config, dataset)) return;
+  std::vector<std::string> needs;
+  if (config.eval.every > 0) needs.push_back("eval.every");
+  if (config.eval.every_epochs > 0) needs.push_back("eval.every_epochs");
+  if (!config.eval.sample_prompt.empty()) needs.push_back("eval.sample_prompt");
+  if (config.train.stop_at_accuracy > 0) needs.push_back("train.stop_at_accuracy");
+  if (config.ckpt.keeps_best_validation()) needs.push_back("ckpt.keep_best");
+  HL_CHECK_AS(
+      ExitCode::kUsage, needs.empty(), "the dataset has no ", config.eval.split,
+      " split, which the recipe needs for ", Join(needs, " and "), ". Remove ",
+      needs.size() == 1 ? "this setting" : "these settings",
+      " to train without validation, or prepare the dataset with ",
+      dataset.has_rows() ? Concat("a ", config.eval.split, " split.") : "--validation-tail 0.05.");
+}
+
 }  // namespace
+
+bool HasValidationSplit(const RunConfig& config, const data::DatasetInfo& dataset) {
+  return (config.eval.split == "test" ? dataset.test : dataset.validation).num_tokens > 0;
+}
 
 dist::Mesh MeshOf(const RunConfig& config, int rank, int world_size) {
   return dist::Mesh::Of(rank, world_size, config.parallel.row_ranks(),
@@ -89,12 +111,17 @@ void RequireRows(const RunConfig& config, const model::LanguageModel& model,
               " reads whole documents, and no rank would have one; ", field, " 1 would work");
   RequireTold(config.data.positions, model);
   if (dataset == nullptr) return;
+  HL_CHECK_AS(ExitCode::kUsage, config.data.reset_at_documents || !dataset->has_rows(),
+              "data.reset_at_documents is false, and the documents of labelled rows are separate "
+              "examples. Use data.reset_at_documents=true, or a dataset of text.");
   const std::string layer = model.LayerOfOneDocument();
-  HL_CHECK_AS(
-      ExitCode::kUsage, !dataset->packs_documents() || layer.empty(), layer,
-      " mixes whole rows, and rows of text are packed with several documents; ",
-      dataset->has_rows() ? "" : "text that is one document (`prepare --documents file`), or ",
-      "a mixer whose state restarts with a document, e.g. gla, would work");
+  const bool resets = config.data.reset_at_documents && dataset->packs_documents();
+  HL_CHECK_AS(ExitCode::kUsage, !resets || layer.empty(), layer,
+              " mixes whole rows, and rows of text are packed with several documents. Use ",
+              dataset->has_rows() ? ""
+                                  : "text that is one document (`prepare --documents file`), "
+                                    "data.reset_at_documents=false, or ",
+              "a mixer whose state restarts with a document, e.g. gla.");
   // As eval/validation has it.
   const bool has_accuracy = dataset->has_rows() || !model.objective().predicts_next_token();
   HL_CHECK_AS(ExitCode::kUsage,
@@ -104,6 +131,7 @@ void RequireRows(const RunConfig& config, const model::LanguageModel& model,
   HL_CHECK_AS(ExitCode::kUsage, config.eval.split != "test" || dataset->has_rows(),
               "eval.split is 'test', and text has no test split; eval.split 'validation' would "
               "work");
+  RequireValidationSplit(config, *dataset);
 }
 
 void RequireSlicesOn(Device device, const RunConfig& config) {

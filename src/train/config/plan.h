@@ -21,10 +21,18 @@ model::Recompute RecomputeOf(const RunConfig& config);  // of one that Validate 
 // One line: "gla, 6 layers x 256, 5.1M parameters, 16 x 512 tokens a step on 2 ranks".
 std::string PlanSummary(const RunConfig& config, const model::LanguageModel& model, int world_size);
 
-// Error kUsage where the model does not take rows as long as data.seq_len, or does not see the
-// positions that data.positions tells them, where the dataset's may hold several documents and a
-// layer takes one a row, or where it has no split that eval.split names, or no accuracy that
-// ckpt.keep_best asks for. `dataset` may be null: not known.
+// Whether the dataset has text or rows in the split that eval.split names. A run without them does
+// not validate.
+bool HasValidationSplit(const RunConfig& config, const data::DatasetInfo& dataset);
+
+// Error kUsage in these cases:
+// - The model does not take rows as long as data.seq_len, or does not see the positions that
+//   data.positions gives them.
+// - Rows hold several documents, states restart at each, and a layer takes one document a row.
+// - data.reset_at_documents is false on labelled rows.
+// - The recipe needs validations, and the dataset does not have the split that eval.split names.
+// - ckpt.keep_best needs an accuracy, and there is none.
+// `dataset` may be null: not known.
 void RequireRows(const RunConfig& config, const model::LanguageModel& model,
                  const data::DatasetInfo* dataset);
 

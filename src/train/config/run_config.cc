@@ -86,6 +86,7 @@ void Visit(const Direction& direction, proto::RunConfig& m, RunConfig& c) {
   HL_FIELD((*m.mutable_data()), positions, c.data.positions.kind);
   HL_FIELD((*m.mutable_data()), positions_length, c.data.positions.length);
   HL_FIELD((*m.mutable_data()), positions_chunks, c.data.positions.chunks);
+  HL_FIELD((*m.mutable_data()), reset_at_documents, c.data.reset_at_documents);
   VisitOptimizer(direction, m, c);
   VisitLoop(direction, *m.mutable_train(), c.train);
   HL_FIELD((*m.mutable_eval()), every, c.eval.every);

@@ -26,6 +26,7 @@ struct DataConfig {
   int prefetch = 4;
   std::string epoch_end = "fill";
   data::RowPositionsConfig positions;  // of training rows; all else has plain ones
+  bool reset_at_documents = true;      // as data::TokenView; false is for text only
 };
 
 struct OptimizerConfig {

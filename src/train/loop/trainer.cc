@@ -47,8 +47,22 @@ data::TokenSourceConfig SourceConfig(const RunConfig& config, const dist::Mesh& 
           .dp_size = mesh.dp,
           .in_turn = mesh.rows_first,
           .seed = config.train.seed,
+          .reset_at_documents = config.data.reset_at_documents,
           .prefetch = config.data.prefetch,
           .epoch_end = data::EpochEndOf(config.data.epoch_end)};
+}
+
+// Rows that are much longer than the documents train on less context than data.seq_len says.
+void WarnOfShortDocuments(const RunConfig& config, const data::DatasetInfo& dataset) {
+  if (dataset.has_rows() || !config.data.reset_at_documents) return;
+  const double mean = data::MeanDocumentTokens(dataset.train);
+  if (mean >= 0.5 * static_cast<double>(config.data.seq_len)) return;
+  HL_WARN("train", "the documents of the training split have ", Fixed(mean, 0),
+          " tokens on average, and data.seq_len is ", config.data.seq_len,
+          ". The state restarts at each document, so a token sees on average at most ",
+          Fixed(mean, 0),
+          " tokens of context. Prepare the text with --documents file, or set "
+          "data.reset_at_documents=false to continue across documents.");
 }
 
 // Text that Markdown shows letter by letter.
@@ -80,8 +94,14 @@ Trainer::Trainer(RunConfig config, Device device, RunFolder folder, dist::RankCo
       stop_policy_(config_.train.time_limit_s),
       run_clock_(options.clock) {
   RequireRows(config_, model_, &dataset_.info());
-  eval::RequireWindows(data::ViewOf(dataset_, data::SplitOf(config_.eval.split)),
-                       config_.data.seq_len);
+  if (HasValidationSplit(config_, dataset_.info())) {
+    eval::RequireWindows(data::ViewOf(dataset_, data::SplitOf(config_.eval.split)),
+                         config_.data.seq_len);
+  } else {
+    HL_INFO("train", "the dataset has no ", config_.eval.split,
+            " split: this run does not validate");
+  }
+  if (context.rank() == 0) WarnOfShortDocuments(config_, dataset_.info());
   eval::RequireLabelsOf(model_, data::ViewOf(dataset_, data::Split::kTrain));
   RequireMemory(config_, model_, SceneHere(config_, context.world_size(), context.local_size()),
                 context.rank());
@@ -292,16 +312,18 @@ void Trainer::Heartbeat(const char* phase) {
 }
 
 void Trainer::RunValidation() {
+  if (!HasValidationSplit(config_, dataset_.info())) return;
   const Stopwatch watch;
   runner_->AwaitParameters();
   Heartbeat("validate");
-  const eval::ValidationResult result =
-      eval::Validate(model_, data::ViewOf(dataset_, data::SplitOf(config_.eval.split)),
-                     {.seq_len = config_.data.seq_len,
-                      .num_windows = config_.eval.windows,
-                      .batch = config_.train.micro_batch,
-                      .parallel = runner_->parallel()},
-                     context_.control());
+  const eval::ValidationResult result = eval::Validate(
+      model_,
+      data::ViewOf(dataset_, data::SplitOf(config_.eval.split), config_.data.reset_at_documents),
+      {.seq_len = config_.data.seq_len,
+       .num_windows = config_.eval.windows,
+       .batch = config_.train.micro_batch,
+       .parallel = runner_->parallel()},
+      context_.control());
   state_.metrics["val_loss"] = result.loss;
   // As an error, of which less is better, as of a loss: ckpt.keep_best keeps the lowest.
   if (result.accuracy) state_.metrics["val_error"] = 1 - *result.accuracy;

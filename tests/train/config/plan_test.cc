@@ -24,7 +24,12 @@ TEST(Plan, RefusesRowsThatTheModelDoesNotTake) {
   require({hyena, test}, &rows);
   require({hyena, test}, static_cast<data::DatasetInfo*>(nullptr));
   EXPECT_HL_ERROR(require({hyena}, &packed), ExitCode::kUsage, "the mixer of layer 0, hyena,",
-                  "packed with several documents", "`prepare --documents file`", "would work");
+                  "packed with several documents", "`prepare --documents file`",
+                  "data.reset_at_documents=false");
+  require({hyena, "data.reset_at_documents=false"}, &packed);
+  EXPECT_HL_ERROR(require({"data.reset_at_documents=false"}, &rows), ExitCode::kUsage,
+                  "data.reset_at_documents is false, and the documents of labelled rows are "
+                  "separate examples. Use data.reset_at_documents=true");
   EXPECT_HL_ERROR(
       require({hyena, "data.seq_len=2000"}, &whole), ExitCode::kUsage,
       "data.seq_len is 2000, beyond the 1024 tokens of a row that the mixer of layer 0, "
@@ -88,17 +93,42 @@ TEST(Plan, RefusesRanksForAMixerOfWholeRows) {
       ExitCode::kUsage, "parallel.sp 2: the mixer of layer 0, hyena,", "parallel.sp 1, or a mixer");
 }
 
+TEST(Plan, ARunThatNeedsValidationsNeedsAValidationSplit) {
+  const auto require = [](const std::vector<std::string>& set, const data::DatasetInfo& dataset) {
+    const RunConfig config = SmallRecipe(set);
+    RequireRows(config, model::LanguageModel(config.model), &dataset);
+  };
+  const data::DatasetInfo none = {.train = {.num_tokens = 1000}, .vocab_size = 320};
+  data::DatasetInfo some = none;
+  some.validation.num_tokens = 1000;
+  require({}, none);  // the run does not validate
+  require({"eval.every=5", "ckpt.keep_best=val_loss"}, some);
+  EXPECT_HL_ERROR(require({"eval.every=5"}, none), ExitCode::kUsage,
+                  "the dataset has no validation split, which the recipe needs for eval.every. "
+                  "Remove this setting to train without validation, or prepare the dataset with "
+                  "--validation-tail 0.05.");
+  EXPECT_HL_ERROR(require({"eval.every_epochs=1", "ckpt.keep_best=val_loss"}, none),
+                  ExitCode::kUsage, "needs for eval.every_epochs and ckpt.keep_best. Remove these");
+  EXPECT_HL_ERROR(require({"eval.sample_prompt=The"}, none), ExitCode::kUsage,
+                  "needs for eval.sample_prompt.");
+  EXPECT_HL_ERROR(require({"eval.every=5", "eval.split=test"}, {.vocab_size = 320, .row_len = 256}),
+                  ExitCode::kUsage, "the dataset has no test split",
+                  "prepare the dataset with a test split.");
+}
+
 TEST(Plan, RefusesTheBestErrorOfWhatHasNoAccuracy) {
   const auto require = [](std::vector<std::string> set, const data::DatasetInfo& dataset) {
     set.emplace_back("ckpt.keep_best=val_error");
     const RunConfig config = SmallRecipe(set);
     RequireRows(config, model::LanguageModel(config.model), &dataset);
   };
-  const data::DatasetInfo text = {.vocab_size = 320};
+  const data::SplitInfo split = {.num_tokens = 1000};
+  const data::DatasetInfo text = {.validation = split, .vocab_size = 320};
   EXPECT_HL_ERROR(require({}, text), ExitCode::kUsage,
                   "ckpt.keep_best: val_error; use val_loss or loss: text by its next tokens");
   EXPECT_NO_THROW(require({"model.objective=masked_token"}, text));
-  EXPECT_NO_THROW(require({}, {.vocab_size = 320, .row_len = 256}));  // prompts and answers
+  EXPECT_NO_THROW(require({}, {.validation = split, .vocab_size = 320, .row_len = 256}))
+      << "prompts and answers";
 }
 
 TEST(Plan, AssumesAVocabularyOnlyWhereNoneIsNamed) {

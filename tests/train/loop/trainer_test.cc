@@ -21,6 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using testing::HasSubstr;
+using testing::Not;
 
 constexpr char kRecipe[] = R"(
 data { seq_len: 32 prefetch: 0 }
@@ -160,12 +161,42 @@ TEST_F(TrainerTest, ARunWithoutATargetAtAllEndsWithAnError) {
                   "masked_token.rate too small");
 }
 
+TEST_F(TrainerTest, ADatasetWithoutValidationRowsTrainsWithoutValidation) {
+  const std::vector<std::string> set = {"data.seq_len=16", "model.objective=labelled"};
+  ASSERT_EQ(Train({.set = set, .data = "mqar"}), ExitCode::kFinished);
+  EXPECT_THAT(log_, HasSubstr("the dataset has no validation split: this run does not validate"));
+  const auto reader = ckpt::StepReader::Open(folder_ / "ckpt" / ckpt::StepName(4));
+  EXPECT_FALSE(reader.state().metrics.contains("val_loss"));
+  EXPECT_TRUE(reader.state().metrics.contains("loss"));
+}
+
 // Before it has trained for it, and before it has a folder.
 TEST_F(TrainerTest, ADatasetThatCannotBeValidatedIsRefusedAtTheStart) {
-  EXPECT_HL_ERROR(Train({.set = {"data.seq_len=16", "model.objective=labelled"}, .data = "mqar"}),
-                  ExitCode::kData, "has no tokens: the dataset was made without",
-                  "--validation-fraction above 0");
+  EXPECT_HL_ERROR(Train({.set = {"data.seq_len=16", "model.objective=labelled", "eval.every=2"},
+                         .data = "mqar"}),
+                  ExitCode::kUsage, "the dataset has no validation split", "eval.every");
   EXPECT_FALSE(fs::exists(folder_));
+}
+
+// The documents of the text are shorter than 2000 tokens.
+TEST_F(TrainerTest, RowsLongerThanTwoDocumentsAreWarnedOf) {
+  const std::string warning =
+      " tokens on average, and data.seq_len is 2000. The state restarts at each document";
+  const std::vector<std::string> set = {"train.steps=1", "train.global_batch=1",
+                                        "train.micro_batch=1"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.end(), set.begin(), set.end());
+    fs::remove_all(folder_);
+    EXPECT_EQ(Train({.ranks = 1, .set = more}), ExitCode::kFinished) << log_;
+    return log_;
+  };
+  const std::string warned = with({"data.seq_len=2000"});
+  EXPECT_THAT(warned, HasSubstr(warning));
+  EXPECT_THAT(warned, HasSubstr("Prepare the text with --documents file, or set "
+                                "data.reset_at_documents=false"));
+  EXPECT_THAT(with({"data.seq_len=2000", "data.reset_at_documents=false"}),
+              Not(HasSubstr(warning)));
+  EXPECT_THAT(with({"data.seq_len=32"}), Not(HasSubstr("data.seq_len is 32.")));
 }
 
 // A run that is refused has gone nowhere.
