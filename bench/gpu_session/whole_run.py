@@ -70,7 +70,7 @@ class Runs:
 
     def prepare(self) -> None:
         write_text(self.folder / "text")
-        run([self.program, "prepare", "--input", "text", "--tokenizer", "bytes", "--out", "data"], self.folder)
+        run([self.program, "prepare", "--input", "text", "--documents", "blank_lines", "--tokenizer", "bytes", "--out", "data"], self.folder)
 
     def straight(self) -> str:
         done = run([*self.train, "--run", "straight", "--check-sync"], self.folder)

@@ -113,6 +113,7 @@ data::PrepareConfig Config(const fs::path& input, const std::string& tokenizer,
   data::PrepareConfig config;
   config.input.paths = {input.string()};
   config.input.tokenizer = tokenizer;
+  config.documents = data::DocumentMode::kBlankLines;
   config.output.out = out;
   config.output.threads = 1;
   return config;

@@ -15,8 +15,10 @@
 #include "core/error.h"
 #include "core/human.h"
 #include "core/log.h"
+#include "core/shortest_text.h"
 #include "data/examples/prepare_examples.h"
 #include "data/synthetic/prepare_mqar.h"
+#include "train/config/run_config.h"
 
 namespace halflife::cli {
 namespace {
@@ -95,12 +97,36 @@ std::string Took(double seconds) {
   return seconds < 10 ? Concat(Fixed(seconds, 1), " s") : HumanSeconds(seconds);
 }
 
-void PrintSplit(const char* name, const data::SplitInfo& split) {
+// "the last 5 % of book.txt"
+std::string TailText(const data::PrepareSummary& summary) {
+  const std::string percent = ShortestText(static_cast<float>(100 * summary.validation_tail));
+  return Concat("the last ", percent, " % of ",
+                summary.num_files == 1 ? summary.first_file
+                                       : Concat("each of ", summary.num_files, " files"));
+}
+
+// Rows much longer than the documents train on less context than they have tokens. The row length
+// is not known yet: the usual one serves as the yardstick.
+void WarnOfShortDocuments(const data::PrepareSummary& summary) {
+  if (summary.documents == data::DocumentMode::kFile) return;
+  const int64_t seq_len = train::DataConfig().seq_len;
+  const double mean = data::MeanDocumentTokens(summary.train);
+  if (mean >= 0.5 * static_cast<double>(seq_len)) return;
+  HL_WARN(
+      "prepare", "the documents of the training split have ", Fixed(mean, 0),
+      " tokens on average. The state restarts at each document, so in rows of ", seq_len,
+      " tokens, the default data.seq_len, a token sees on average at most ", Fixed(mean, 0),
+      " tokens of context. ",
+      summary.documents == data::DocumentMode::kRecord ? "Train" : "Use --documents file, or train",
+      " with data.reset_at_documents=false to continue across documents.");
+}
+
+void PrintSplit(const char* name, const data::SplitInfo& split, const std::string& part = "") {
   std::cout << "  " << name << ": " << HumanCount(static_cast<double>(split.num_tokens))
             << " tokens in " << HumanCount(static_cast<double>(split.num_documents))
             << (split.num_documents == 1 ? " document (" : " documents (")
             << HumanBytes(split.num_bytes) << " of text), " << Counted(split.num_shards, "shard")
-            << "\n";
+            << (part.empty() ? "" : ", ") << part << "\n";
 }
 
 void PrintSummary(const data::PrepareConfig& config, const data::PrepareSummary& summary) {
@@ -110,7 +136,8 @@ void PrintSummary(const data::PrepareConfig& config, const data::PrepareSummary&
             << Took(summary.seconds) << " ("
             << Fixed(static_cast<double>(bytes) / summary.seconds * 1e-6, 1) << " MB/s)\n";
   PrintSplit("train", summary.train);
-  PrintSplit("validation", summary.validation);
+  PrintSplit("validation", summary.validation,
+             summary.validation_tail > 0 ? TailText(summary) : "");
   std::cout << "  tokenizer: " << summary.tokenizer_kind << ", " << summary.vocab_size << " ids\n"
             << "  hash: " << ToHex(summary.hash) << "\n";
   if (summary.num_empty > 0) {
@@ -126,6 +153,7 @@ void PrintSummary(const data::PrepareConfig& config, const data::PrepareSummary&
             " documents of --validation-input stand in --input, too: of these the validation loss "
             "will be that of text that was trained on");
   }
+  WarnOfShortDocuments(summary);
 }
 
 // Runs `prepare` on a config that is stopped by signals and shows how far it is.

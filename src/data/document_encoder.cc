@@ -15,7 +15,7 @@ void CheckLength(const TextChunk& chunk, int64_t line, std::string_view text,
   HL_CHECK_AS(ExitCode::kData, static_cast<int64_t>(text.size()) <= rules.max_document_bytes,
               chunk.file->path.string(), ":", line, ": a document of ", text.size(),
               " bytes is longer than --max-document-bytes ", rules.max_document_bytes,
-              "; raise that limit, or cut the text into shorter documents");
+              ". Raise --max-document-bytes, or cut the text into shorter documents.");
 }
 
 int64_t ForEachRecord(const TextChunk& chunk, const DocumentRules& rules,
@@ -34,11 +34,13 @@ int64_t ForEachRecord(const TextChunk& chunk, const DocumentRules& rules,
   return num_empty;
 }
 
-// A block runs from its first line that is not blank to the end of the last, without that line's
-// own end.
+// Blocks of lines, or single lines, that are not blank. A block runs from its first line to the end
+// of its last, without that line's own end. Returns the number of blank lines among single lines.
 int64_t ForEachBlock(const TextChunk& chunk, const DocumentRules& rules,
                      const std::function<void(const Document&)>& visit) {
   const std::string_view text = chunk.text;
+  const bool single_lines = chunk.documents == DocumentMode::kLine;
+  int64_t num_empty = 0;
   bool open = chunk.continues, first = true;
   size_t begin = 0, end = 0;  // of the open block
   int64_t line_number = chunk.first_line, begin_line = line_number;
@@ -60,13 +62,16 @@ int64_t ForEachBlock(const TextChunk& chunk, const DocumentRules& rules,
       }
       open = true;
       end = newline - (line.ends_with('\r') ? 1 : 0);
+      if (single_lines && newline < text.size()) close(true);
     } else if (open) {
       close(true);
+    } else if (single_lines) {
+      ++num_empty;
     }
     at = newline + 1;
   }
   if (open) close(!chunk.leaves_open);
-  return 0;
+  return num_empty;
 }
 
 int64_t ForEachFile(const TextChunk& chunk, const DocumentRules& rules,
@@ -79,6 +84,12 @@ int64_t ForEachFile(const TextChunk& chunk, const DocumentRules& rules,
 
 }  // namespace
 
+DocumentRules DocumentRules::Of(const TextChunk& chunk) const {
+  DocumentRules rules = *this;
+  if (chunk.split) rules.split = chunk.split;
+  return rules;
+}
+
 int64_t ForEachDocument(TextChunk chunk, const DocumentRules& rules,
                         const std::function<void(const Document&)>& visit) {
   RequireUtf8(chunk, rules.replace_invalid_utf8);
@@ -87,9 +98,11 @@ int64_t ForEachDocument(TextChunk chunk, const DocumentRules& rules,
       return ForEachRecord(chunk, rules, visit);
     case DocumentMode::kFile:
       return ForEachFile(chunk, rules, visit);
-    default:
+    case DocumentMode::kLine:
+    case DocumentMode::kBlankLines:
       return ForEachBlock(chunk, rules, visit);
   }
+  return 0;
 }
 
 Hash128 ContentHash(std::string_view text) { return HashBytes(text.substr(0, kSplitHashBytes)); }
@@ -104,13 +117,14 @@ Split ChooseSplit(Hash128 content, const DocumentRules& rules) {
 
 EncodedChunk DocumentEncoder::Encode(TextChunk chunk) const {
   EncodedChunk encoded{.ids = {}, .documents = {}, .num_empty = 0, .disk_bytes = chunk.disk_bytes};
-  encoded.num_empty = ForEachDocument(std::move(chunk), rules_, [&](const Document& document) {
+  const DocumentRules rules = rules_.Of(chunk);
+  encoded.num_empty = ForEachDocument(std::move(chunk), rules, [&](const Document& document) {
     const size_t old_size = encoded.ids.size();
     const Hash128 content = document.begins ? ContentHash(document.text) : Hash128{};
     tokenizer_.EncodeAppend(document.text, encoded.ids);
     if (document.ends) encoded.ids.push_back(tokenizer_.eos_id());
     encoded.documents.push_back(
-        {.split = document.begins ? ChooseSplit(content, rules_) : Split::kTrain,
+        {.split = document.begins ? ChooseSplit(content, rules) : Split::kTrain,
          .content = content,
          .begins = document.begins,
          .num_ids = static_cast<int64_t>(encoded.ids.size() - old_size),

@@ -22,11 +22,14 @@ namespace halflife::data {
 struct DocumentRules {
   std::string field = "text";  // of a JSON record
   bool replace_invalid_utf8 = false;
-  int64_t max_document_bytes = 16 << 20;
+  int64_t max_document_bytes = int64_t{256} << 20;
   bool allow_pieces = false;  // then the limit holds for JSON records alone
   double validation_fraction = 0.05;
   uint64_t split_seed = 0;
   std::optional<Split> split = std::nullopt;  // of all documents, whatever they say
+
+  // The rules of a chunk: a chunk that names a split names it for all its documents.
+  DocumentRules Of(const TextChunk& chunk) const;
 };
 
 // A document, or the piece of one that lies in a chunk.

@@ -152,6 +152,7 @@ void ToProto(const Manifest& manifest, proto::DatasetPreparation* out) {
   out->set_split_seed(manifest.split_seed);
   out->set_replace_invalid_utf8(manifest.replace_invalid_utf8);
   out->set_validation_input(manifest.validation_input);
+  out->set_validation_tail(manifest.validation_tail);
 }
 
 proto::DatasetManifest ToProto(const Manifest& manifest) {
@@ -201,6 +202,7 @@ Manifest FromProto(const proto::DatasetManifest& in) {
   manifest.split_seed = in.preparation().split_seed();
   manifest.replace_invalid_utf8 = in.preparation().replace_invalid_utf8();
   manifest.validation_input = in.preparation().validation_input();
+  manifest.validation_tail = in.preparation().validation_tail();
   return manifest;
 }
 

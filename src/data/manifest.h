@@ -33,7 +33,8 @@ struct Manifest {
   // How the text was cut, without rows.
   std::string documents;
   std::string field;
-  double validation_fraction = 0;
+  double validation_fraction = 0;  // 0 with one of the other ways to split
+  double validation_tail = 0;      // of each text file
   uint64_t split_seed = 0;
   bool replace_invalid_utf8 = false;
   bool validation_input = false;

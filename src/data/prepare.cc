@@ -36,6 +36,8 @@ void CheckConfig(const PrepareConfig& config) {
   config.output.Check();
 }
 
+bool IsText(const InputFile& file) { return file.format == TextFormat::kText; }
+
 // One run of `prepare`: the settings and counts that its phases share.
 class Run {
  public:
@@ -47,13 +49,15 @@ class Run {
                 ? InputFiles{}
                 : FindInputFiles(config.input.validation_paths, "--validation-input")),
         tokenizer_(config.train_tokenizer ? nullptr : OpenTokenizer(config.input.tokenizer)),
-        threads_(config.output.NumThreads()) {
+        threads_(config.output.NumThreads()),
+        documents_(ChooseDocuments()),
+        validation_tail_(ChooseTail()) {
     RequireApart(inputs_, validation_inputs_, "--validation-input");
     rules_ = {.field = config.input.field,
               .replace_invalid_utf8 = config.input.replace_invalid_utf8,
               .max_document_bytes = config.input.max_document_bytes,
               .allow_pieces = tokenizer_ != nullptr && tokenizer_->kind() == kBytesKind,
-              .validation_fraction = config.input.validation_fraction,
+              .validation_fraction = config.input.FractionOrUsual(),
               .split_seed = config.input.split_seed};
     if (has_validation_inputs()) rules_.split = Split::kTrain;
   }
@@ -70,6 +74,8 @@ class Run {
   };
 
   bool has_validation_inputs() const { return !validation_inputs_.files.empty(); }
+  DocumentMode ChooseDocuments() const;
+  double ChooseTail() const;
   std::unique_ptr<Tokenizer> TrainTokenizer();
   // Writes the shards of both splits and returns what the manifest says of them.
   Manifest WriteShards(const fs::path& folder, const Tokenizer& tokenizer);
@@ -80,10 +86,11 @@ class Run {
   void WriteDocuments(const InputFiles& inputs, const DocumentRules& rules,
                       const Tokenizer& tokenizer, Writers& writers);
   TextChunker MakeChunker(const InputFiles& inputs) const {
-    return TextChunker(inputs.files, {.documents = config_.documents,
+    return TextChunker(inputs.files, {.documents = documents_,
                                       .allow_pieces = rules_.allow_pieces,
                                       .chunk_bytes = config_.chunk_bytes,
-                                      .max_document_bytes = config_.input.max_document_bytes});
+                                      .max_document_bytes = config_.input.max_document_bytes,
+                                      .validation_tail = validation_tail_});
   }
 
   std::optional<TextChunk> NextChunk(TextChunker& chunker) const {
@@ -96,11 +103,43 @@ class Run {
   const InputFiles validation_inputs_;    // none: the validation split is a share of inputs_
   std::unique_ptr<Tokenizer> tokenizer_;  // null: to be trained
   const int threads_;
+  const DocumentMode documents_;
+  const double validation_tail_;  // 0: the split is another
   DocumentRules rules_;
   PrepareProgress progress_;
   int64_t num_empty_ = 0;
   HeldOutContents held_out_;  // of validation_inputs_
 };
+
+DocumentMode Run::ChooseDocuments() const {
+  const bool any_text = std::ranges::any_of(inputs_.files, &IsText) ||
+                        std::ranges::any_of(validation_inputs_.files, &IsText);
+  HL_CHECK_AS(ExitCode::kUsage, any_text || !config_.documents, "--documents ",
+              Name(*config_.documents),
+              " is for .txt files, and the input has only records, which are documents of their "
+              "own. Remove --documents.");
+  return any_text ? config_.documents.value_or(DocumentMode::kFile) : DocumentMode::kRecord;
+}
+
+// Choosing documents by chance needs many of them. With few, which are all whole text files, the
+// default is the end of each.
+double Run::ChooseTail() const {
+  constexpr size_t kManyDocuments = 100;
+  const PrepareInput& input = config_.input;
+  if (input.validation_tail > 0 || has_validation_inputs()) return input.validation_tail;
+  const bool whole_files =
+      documents_ == DocumentMode::kFile && std::ranges::all_of(inputs_.files, &IsText);
+  const bool chosen = input.validation_fraction || input.split_seed != 0;
+  if (whole_files && !chosen && inputs_.files.size() < kManyDocuments) return kUsualValidationShare;
+  const double fraction = input.FractionOrUsual();
+  HL_CHECK_AS(ExitCode::kUsage, !whole_files || inputs_.files.size() > 1 || fraction == 0,
+              "--validation-fraction and --split-seed choose whole documents, and ",
+              inputs_.files.front().path.string(), " is one document. Use --validation-tail ",
+              fraction,
+              " to validate on its end, or cut it into more documents with --documents blank_lines "
+              "or --documents line.");
+  return 0;
+}
 
 std::unique_ptr<Tokenizer> Run::TrainTokenizer() {
   struct ChunkLines {
@@ -115,9 +154,10 @@ std::unique_ptr<Tokenizer> Run::TrainTokenizer() {
       threads_, [&] { return NextChunk(chunker); },
       [&](TextChunk chunk) {
         ChunkLines result{.lines = {}, .disk_bytes = chunk.disk_bytes};
-        ForEachDocument(std::move(chunk), rules_, [&](const Document& document) {
+        const DocumentRules rules = rules_.Of(chunk);
+        ForEachDocument(std::move(chunk), rules, [&](const Document& document) {
           // The validation text stays unseen.
-          if (ChooseSplit(ContentHash(document.text), rules_) == Split::kTrain) {
+          if (ChooseSplit(ContentHash(document.text), rules) == Split::kTrain) {
             AppendHashedLines(document.text, result.lines);
           }
         });
@@ -201,25 +241,34 @@ void Run::CheckSplits(const Manifest& manifest) const {
   HL_CHECK_AS(ExitCode::kData, train + validation > 0,
               "the input holds no text: ", inputs_.files.size(), " files with ", num_empty_,
               " empty documents, starting with ", inputs_.files.front().path.string());
+  if (validation_tail_ > 0) {
+    HL_CHECK_AS(ExitCode::kData, train > 0 && validation > 0, "with --validation-tail ",
+                validation_tail_, " the ", train > 0 ? "validation" : "training",
+                " split gets no text of ", train + validation, " documents. Use a ",
+                train > 0 ? "larger" : "smaller",
+                " --validation-tail, or --documents file, which cuts a document in two.");
+    return;
+  }
+  const double fraction = config_.input.FractionOrUsual();
+  constexpr char kFixes[] =
+      ", change --split-seed, cut the text into more documents with --documents blank_lines or "
+      "--documents line, or use --validation-tail, which takes the end of each .txt file.";
   HL_CHECK_AS(ExitCode::kData, train > 0, "all ", validation,
-              " documents fell into the validation split; lower --validation-fraction ",
-              config_.input.validation_fraction,
-              ", change --split-seed, or cut into more documents with "
-              "--documents blank-line");
-  HL_CHECK_AS(ExitCode::kData, validation > 0 || config_.input.validation_fraction == 0,
-              "none of the ", train,
-              " documents fell into the validation split; raise --validation-fraction ",
-              config_.input.validation_fraction,
-              " (0 goes without, and `train` wants some), change --split-seed, or cut into "
-              "more documents with --documents blank-line");
+              " documents fell into the validation split. Lower --validation-fraction ", fraction,
+              kFixes);
+  HL_CHECK_AS(ExitCode::kData, validation > 0 || fraction == 0, "none of the ", train,
+              " documents fell into the validation split. Raise --validation-fraction ", fraction,
+              " (0 leaves it empty)", kFixes);
 }
 
 void Run::Describe(Manifest& manifest) const {
   const PrepareInput& input = config_.input;
-  manifest.documents = Name(config_.documents);
+  manifest.documents = Name(documents_);
   manifest.field = input.field;
   manifest.validation_input = has_validation_inputs();
-  manifest.validation_fraction = manifest.validation_input ? 0 : input.validation_fraction;
+  manifest.validation_tail = validation_tail_;
+  const bool by_content = !manifest.validation_input && validation_tail_ == 0;
+  manifest.validation_fraction = by_content ? input.FractionOrUsual() : 0;
   manifest.split_seed = input.split_seed;
   manifest.replace_invalid_utf8 = input.replace_invalid_utf8;
 }
@@ -238,6 +287,9 @@ PrepareSummary Run::Summarise(const Manifest& manifest) const {
           .validation = manifest.validation.info,
           .vocab_size = manifest.vocab_size,
           .tokenizer_kind = manifest.tokenizer_kind,
+          .documents = documents_,
+          .validation_tail = validation_tail_,
+          .first_file = inputs_.files.front().path.filename().string(),
           .num_files = static_cast<int64_t>(inputs_.files.size() + validation_inputs_.files.size()),
           .num_skipped_files = inputs_.num_skipped + validation_inputs_.num_skipped,
           .num_empty = num_empty_,

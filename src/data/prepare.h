@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "core/hash.h"
@@ -21,7 +22,8 @@ struct PrepareConfig {
   PrepareInput input;            // without a tokenizer where one is trained
   bool train_tokenizer = false;  // sentencepiece, on the training split
   int vocab_size = 0;            // of the trained tokenizer
-  DocumentMode documents = DocumentMode::kAuto;
+  // Of .txt files; not set: each file is one. Records of .jsonl are documents of their own.
+  std::optional<DocumentMode> documents = std::nullopt;
   int64_t chunk_bytes = 1 << 20;  // of one unit of work
   PrepareOutput output;
 };
@@ -30,6 +32,9 @@ struct PrepareSummary {
   SplitInfo train, validation;
   int vocab_size = 0;
   std::string tokenizer_kind;
+  DocumentMode documents = DocumentMode::kFile;  // kRecord: there are only records
+  double validation_tail = 0;  // the share of each file that validates; 0: the split is another
+  std::string first_file;      // name, without its folder
   int64_t num_files = 0;
   int64_t num_skipped_files = 0;  // of folders, with another extension
   int64_t num_empty = 0;          // documents without text, left out

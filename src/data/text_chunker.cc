@@ -12,24 +12,57 @@ namespace {
 
 constexpr std::string_view kWhitespace = " \t\r\n";
 
-DocumentMode Resolve(DocumentMode mode, TextFormat format) {
-  if (mode != DocumentMode::kAuto) return mode;
-  return format == TextFormat::kText ? DocumentMode::kBlankLine : DocumentMode::kRecord;
+constexpr size_t kNone = std::string_view::npos;
+
+size_t NewlineBefore(std::string_view text, size_t newline) {
+  return newline == 0 ? kNone : text.rfind('\n', newline - 1);
 }
 
-// The start of the line after the last blank line; nothing where there is none. The first line of a
-// chunk that continues a document is the rest of a line, which is never blank.
+// Whether the line that ends at `newline` is blank. The first line of a chunk that continues a
+// document is the rest of a line, which is never blank.
+bool EndsBlankLine(std::string_view text, size_t newline, bool continues) {
+  const size_t before = NewlineBefore(text, newline);
+  if (before == kNone && continues) return false;
+  const size_t begin = before == kNone ? 0 : before + 1;
+  return text.substr(begin, newline - begin).find_first_not_of(kBlanks) == kNone;
+}
+
+// The start of the line after the last blank line; nothing where there is none.
 std::optional<size_t> AfterLastBlankLine(std::string_view text, bool continues) {
-  size_t end = text.rfind('\n');
-  while (end != std::string_view::npos) {
-    const size_t before = end == 0 ? std::string_view::npos : text.rfind('\n', end - 1);
-    if (before == std::string_view::npos && continues) return std::nullopt;
-    const size_t begin = before == std::string_view::npos ? 0 : before + 1;
-    const std::string_view line = text.substr(begin, end - begin);
-    if (line.find_first_not_of(kBlanks) == std::string_view::npos) return end + 1;
-    end = before;
+  for (size_t newline = text.rfind('\n'); newline != kNone; newline = NewlineBefore(text, newline))
+    if (EndsBlankLine(text, newline, continues)) return newline + 1;
+  return std::nullopt;
+}
+
+// The first start of a line at or after `from`: of any, or of one that follows a blank line.
+std::optional<size_t> LineStartFrom(std::string_view text, size_t from, bool after_blank,
+                                    bool continues) {
+  for (size_t newline = text.find('\n', from == 0 ? 0 : from - 1); newline != kNone;
+       newline = text.find('\n', newline + 1)) {
+    if (!after_blank || EndsBlankLine(text, newline, continues)) return newline + 1;
   }
   return std::nullopt;
+}
+
+// The first start of a character at or after `from`; nothing if the text ends before it is known.
+// Bytes that are not UTF-8 are passed over as one character would be.
+std::optional<size_t> CharacterStartFrom(std::string_view text, size_t from) {
+  constexpr size_t kMostContinuationBytes = 3;
+  const size_t most = from + kMostContinuationBytes;
+  size_t at = from;
+  while (at < text.size() && at < most && (static_cast<uint8_t>(text[at]) & 0xC0) == 0x80) ++at;
+  return at < text.size() || at == most ? std::optional(at) : std::nullopt;
+}
+
+// Bytes of the text. A compressed file is decompressed once to count them.
+int64_t TextBytes(const InputFile& file) {
+  if (file.compression == Compression::kNone) return static_cast<int64_t>(file.bytes);
+  const std::unique_ptr<ByteStream> stream = OpenByteStream(file);
+  std::string buffer(1 << 20, '\0');
+  int64_t size = 0;
+  while (const size_t got = stream->Read(buffer.data(), buffer.size()))
+    size += static_cast<int64_t>(got);
+  return size;
 }
 
 // Where a piece of a long document may end: after a whole character that is not blank, so that
@@ -43,7 +76,7 @@ size_t PieceLength(std::string_view text) {
 }  // namespace
 
 const char* Name(DocumentMode mode) {
-  constexpr const char* kNames[] = {"auto", "blank-line", "file", "record"};
+  constexpr const char* kNames[] = {"file", "line", "blank_lines", "record"};
   return kNames[static_cast<int>(mode)];
 }
 
@@ -63,21 +96,21 @@ void RequireUtf8(TextChunk& chunk, bool replace) {
 TextChunker::TextChunker(const std::vector<InputFile>& files, const ChunkerConfig& config)
     : files_(files), config_(config) {
   for (const InputFile& file : files) {
-    const bool records = Resolve(config.documents, file.format) == DocumentMode::kRecord;
-    HL_CHECK_AS(ExitCode::kUsage, records == (file.format != TextFormat::kText), "--documents ",
-                Name(config.documents), " does not fit ", file.path.string(),
-                ": .jsonl files hold records, .txt files hold blank-line blocks or one document "
-                "each; use --documents auto");
+    HL_CHECK_AS(ExitCode::kUsage, config.validation_tail == 0 || file.format == TextFormat::kText,
+                "--validation-tail cuts .txt files, and ", file.path.string(),
+                " holds records. Use --validation-fraction or --validation-input.");
   }
 }
 
 DocumentMode TextChunker::mode() const {
-  return Resolve(config_.documents, files_[next_file_ - 1].format);
+  const bool text = files_[next_file_ - 1].format == TextFormat::kText;
+  return text ? config_.documents : DocumentMode::kRecord;
 }
 
 bool TextChunker::OpenNextFile() {
   if (next_file_ == files_.size()) return false;
-  stream_ = OpenByteStream(files_[next_file_++]);
+  const InputFile& file = files_[next_file_++];
+  stream_ = OpenByteStream(file);
   buffer_.clear();
   offset_ = 0;
   line_ = 1;
@@ -85,6 +118,12 @@ bool TextChunker::OpenNextFile() {
   if (Fill(kByteOrderMark.size()) && buffer_.starts_with(kByteOrderMark)) {
     buffer_.clear();
     offset_ = static_cast<int64_t>(kByteOrderMark.size());
+  }
+  if (config_.validation_tail > 0) {
+    // The small number keeps a product that is whole, such as (1 - 0.8) * 10, from rounding down.
+    const double head = (1 - config_.validation_tail) * static_cast<double>(TextBytes(file));
+    tail_offset_ = static_cast<int64_t>(head + 1e-6);
+    in_tail_ = offset_ >= tail_offset_;
   }
   return true;
 }
@@ -103,20 +142,31 @@ bool TextChunker::Fill(size_t target) {
 
 std::optional<size_t> TextChunker::FindCut() const {
   switch (mode()) {
+    case DocumentMode::kLine:
     case DocumentMode::kRecord: {
       const size_t newline = buffer_.rfind('\n');
       return newline == std::string::npos ? std::nullopt : std::optional(newline + 1);
     }
-    case DocumentMode::kBlankLine:
+    case DocumentMode::kBlankLines:
       return AfterLastBlankLine(buffer_, continues_);
-    default:
-      return std::nullopt;  // a file is one document
+    case DocumentMode::kFile:
+      return std::nullopt;
   }
+  return std::nullopt;
+}
+
+std::optional<size_t> TextChunker::FindTail() const {
+  const int64_t end = offset_ + static_cast<int64_t>(buffer_.size());
+  if (config_.validation_tail == 0 || in_tail_ || end <= tail_offset_) return std::nullopt;
+  const auto from = static_cast<size_t>(std::max<int64_t>(tail_offset_ - offset_, 0));
+  if (mode() == DocumentMode::kFile) return CharacterStartFrom(buffer_, from);
+  return LineStartFrom(buffer_, from, mode() == DocumentMode::kBlankLines, continues_);
 }
 
 TextChunk TextChunker::Emit(size_t length, bool leaves_open) {
   TextChunk chunk{.file = &files_[next_file_ - 1],
                   .documents = mode(),
+                  .split = {},
                   .offset = offset_,
                   .first_line = line_,
                   .continues = continues_,
@@ -129,6 +179,10 @@ TextChunk TextChunker::Emit(size_t length, bool leaves_open) {
   offset_ += static_cast<int64_t>(length);
   line_ += std::count(chunk.text.begin(), chunk.text.end(), '\n');
   continues_ = leaves_open;
+  if (config_.validation_tail > 0) {
+    chunk.split = in_tail_ ? Split::kValidation : Split::kTrain;
+    in_tail_ = in_tail_ || (!continues_ && offset_ >= tail_offset_);
+  }
   return chunk;
 }
 
@@ -136,7 +190,9 @@ std::optional<TextChunk> TextChunker::Next() {
   size_t target = static_cast<size_t>(config_.chunk_bytes);
   while (true) {
     if (stream_ == nullptr && !OpenNextFile()) return std::nullopt;
-    if (!Fill(target)) {
+    const bool ends = !Fill(target);
+    if (const std::optional<size_t> tail = FindTail()) return Emit(*tail, false);
+    if (ends) {
       TextChunk last = Emit(buffer_.size(), false);
       finished_disk_bytes_ += stream_->disk_bytes();
       stream_.reset();
@@ -151,7 +207,11 @@ std::optional<TextChunk> TextChunker::Next() {
                 files_[next_file_ - 1].path.string(), ": the document that starts at byte ",
                 offset_, " (line ", line_, ") is longer than --max-document-bytes ",
                 config_.max_document_bytes, " (", HumanBytes(config_.max_document_bytes),
-                "); raise that limit, or cut the text at blank lines with --documents blank-line");
+                "). Raise --max-document-bytes",
+                mode() == DocumentMode::kRecord
+                    ? "."
+                    : ", or cut the text into shorter documents with --documents blank_lines or "
+                      "--documents line.");
     target = 2 * buffer_.size();
   }
 }

@@ -73,9 +73,9 @@ TEST_F(BashCompletionTest, Words) {
   EXPECT_THAT(Complete({"ckpt", "re"}), ElementsAre("reshard"));
   EXPECT_THAT(Complete({"train", "--con"}), ElementsAre("--config"));
   EXPECT_THAT(Complete({"ckpt", "verify", "--j"}), AllOf(Contains("--jobs"), Contains("--json")));
-  EXPECT_THAT(Complete({"prepare", "--documents", "bl"}), ElementsAre("blank-line"));
+  EXPECT_THAT(Complete({"prepare", "--documents", "bl"}), ElementsAre("blank_lines"));
   EXPECT_THAT(Complete({"prepare", "--documents", "=", "fi"}), ElementsAre("file"));
-  EXPECT_THAT(Complete({"prepare", "--documents", "="}), Contains("record"));
+  EXPECT_THAT(Complete({"prepare", "--documents", "="}), Contains("line"));
   EXPECT_THAT(Complete({"train", "--config", "a"}), UnorderedElementsAre("a file", "a folder"));
   EXPECT_THAT(Complete({"eval", "--model", "a"}), ElementsAre("a folder"));
   EXPECT_THAT(Complete({"inspect", "a"}), UnorderedElementsAre("a file", "a folder"));
@@ -105,8 +105,8 @@ TEST_F(ZshCompletionTest, Words) {
   EXPECT_THAT(Complete({"ckpt", "re"}), AllOf(Contains("reshard"), Not(Contains("train"))));
   EXPECT_THAT(Complete({"train", "--con"}), AllOf(Contains("--config"), Not(Contains("--model"))));
   EXPECT_THAT(Complete({"prepare", "--documents", "bl"}),
-              ElementsAre("auto", "blank-line", "file", "record"));
-  EXPECT_THAT(Complete({"prepare", "--documents=bl"}), Contains("blank-line"));
+              ElementsAre("blank_lines", "file", "line"));
+  EXPECT_THAT(Complete({"prepare", "--documents=bl"}), Contains("blank_lines"));
   EXPECT_THAT(Complete({"train", "--config", "a"}), ElementsAre("files"));
   EXPECT_THAT(Complete({"eval", "--model", "a"}), ElementsAre("files -/"));
   EXPECT_THAT(Complete({"inspect", "a"}), ElementsAre("files"));
@@ -129,7 +129,7 @@ TEST_F(FishCompletionTest, Words) {
   EXPECT_THAT(Complete("halflife tr"), ElementsAre("train"));
   EXPECT_THAT(Complete("halflife ckpt re"), ElementsAre("reshard"));
   EXPECT_THAT(Complete("halflife train --con"), ElementsAre("--config"));
-  EXPECT_THAT(Complete("halflife prepare --documents bl"), ElementsAre("blank-line"));
+  EXPECT_THAT(Complete("halflife prepare --documents bl"), ElementsAre("blank_lines"));
   EXPECT_THAT(Complete("halflife prepare --documents=fi"), ElementsAre("--documents=file"));
   EXPECT_THAT(Complete("halflife train --config a"), ElementsAre("a file", "a folder/"));
   EXPECT_THAT(Complete("halflife eval --model a"), ElementsAre("a folder/"));

@@ -20,9 +20,9 @@ class Eval : public testing::Test {
   // "run" was trained on bytes, "pieces-run" on sentencepiece's pieces.
   static void SetUpTestSuite() {
     fixture = new RunFixture(kProgram);
-    const RunResult prepared =
-        Halflife({"prepare", "--input", Path("text.txt"), "--train-tokenizer", "--vocab", "320",
-                  "--out", Path("pieces"), "--validation-fraction", "0.2"});
+    const RunResult prepared = Halflife({"prepare", "--input", Path("text.txt"), "--documents",
+                                         "blank_lines", "--train-tokenizer", "--vocab", "320",
+                                         "--out", Path("pieces"), "--validation-fraction", "0.2"});
     ASSERT_EQ(prepared.exit_code, 0) << prepared.err;
     const RunResult run = fixture->Run({.run = "run", .set = {"train.steps=20"}});
     ASSERT_EQ(run.exit_code, 0) << run.err;
@@ -430,8 +430,8 @@ class RanksThatDisagree : public Eval {
 
 TEST_F(RanksThatDisagree, EvalSaysInWhat) {
   const RunResult prepared =
-      Halflife({"prepare", "--input", Path("text.txt"), "--tokenizer", "bytes", "--out",
-                Path("less"), "--validation-fraction", "0.1"});
+      Halflife({"prepare", "--input", Path("text.txt"), "--documents", "blank_lines", "--tokenizer",
+                "bytes", "--out", Path("less"), "--validation-fraction", "0.1"});
   ASSERT_EQ(prepared.exit_code, 0) << prepared.err;
   const std::vector<std::string> eval = {"eval",       "--model",   Path("run"), "--data",
                                          Path("data"), "--windows", "5"};

@@ -40,7 +40,7 @@ class Sweep : public testing::Test {
     return "recipe: \"recipe.textproto\"\n"
            "dataset { name: \"made\" prepare: \"--input " +
            Path("text.txt") +
-           " --tokenizer bytes --validation-fraction 0.2\" }\n"
+           " --documents blank_lines --tokenizer bytes --validation-fraction 0.2\" }\n"
            "set: \"data.path=dataset:made\" set: \"train.steps=8\" set: \"ckpt.every=2\"\n"
            "set: \"eval.every=4\" set: \"train.threads=1\"\n"
            "axis { name: \"mixer\"\n"

@@ -141,8 +141,10 @@ TEST(ByteStreamTest, CutAndDamagedCompression) {
 TEST(DocumentsTest, BlankLinesSeparate) {
   const TempDir dir;
   WriteText(dir / "a.txt", "\xEF\xBB\xBF\n \t\r\n\n  one\ntwo \n\nthree\r\n \t \r\n\n\nfour");
-  EXPECT_EQ(Documents(dir / "a.txt", {}),
+  EXPECT_EQ(Documents(dir / "a.txt", {.documents = DocumentMode::kBlankLines}),
             (std::vector<std::string>{"  one\ntwo ", "three", "four"}));
+  EXPECT_EQ(Documents(dir / "a.txt", {.documents = DocumentMode::kLine}),
+            (std::vector<std::string>{"  one", "two ", "three", "four"}));
   EXPECT_EQ(Documents(dir / "a.txt", {.documents = DocumentMode::kFile}),
             (std::vector<std::string>{"\n \t\r\n\n  one\ntwo \n\nthree\r\n \t \r\n\n\nfour"}));
 }
@@ -156,8 +158,140 @@ TEST(DocumentsTest, TheSizeOfChunksChangesNothing) {
   }
   WriteText(dir / "a.txt", text);
   for (const int64_t chunk : {1, 2, 7, 64, 1000, 1 << 20}) {
-    EXPECT_EQ(Documents(dir / "a.txt", {.chunk_bytes = chunk}), expected) << chunk;
+    EXPECT_EQ(
+        Documents(dir / "a.txt", {.documents = DocumentMode::kBlankLines, .chunk_bytes = chunk}),
+        expected)
+        << chunk;
   }
+}
+
+TEST(DocumentsTest, EachLineIsADocument) {
+  const TempDir dir;
+  std::vector<std::string> expected;
+  std::string text = "\n";
+  for (const std::string& block : test::RandomDocuments(300, 8)) {
+    for (size_t at = 0; at < block.size();) {
+      const size_t end = std::min(block.find('\n', at), block.size());
+      expected.push_back(block.substr(at, end - at));
+      text += expected.back() + (expected.size() % 3 == 0 ? "\r\n" : "\n");
+      at = end + 1;
+    }
+    text += " \t\n\n";
+  }
+  text += "no end of line";
+  expected.emplace_back("no end of line");
+  WriteText(dir / "a.txt", text);
+  const DocumentMode line = DocumentMode::kLine;
+  for (const int64_t chunk : {1, 2, 7, 64, 1000, 1 << 20})
+    EXPECT_EQ(Documents(dir / "a.txt", {.documents = line, .chunk_bytes = chunk}), expected)
+        << chunk;
+  int64_t num_empty = 0;
+  const InputFiles found = FindInputFiles({dir / "a.txt"});
+  TextChunker chunker(found.files, {.documents = line, .chunk_bytes = 100});
+  while (auto chunk = chunker.Next())
+    num_empty += ForEachDocument(*std::move(chunk), {}, [](const Document&) {});
+  EXPECT_EQ(num_empty, 601) << "blank lines";
+}
+
+// The two parts of a file that is cut by its size, each as documents.
+struct Parts {
+  std::vector<std::string> train, validation;
+  bool operator==(const Parts&) const = default;
+};
+Parts CutTail(const std::filesystem::path& path, const ChunkerConfig& config,
+              DocumentRules rules = {}) {
+  const InputFiles found = FindInputFiles({path.string()});
+  TextChunker chunker(found.files, config);
+  rules.allow_pieces = config.allow_pieces;
+  Parts parts;
+  bool open = false;
+  while (auto chunk = chunker.Next()) {
+    auto& documents = chunk->split == Split::kTrain ? parts.train : parts.validation;
+    ForEachDocument(*std::move(chunk), rules, [&](const Document& document) {
+      EXPECT_EQ(document.begins, !open);
+      if (document.begins) documents.emplace_back();
+      documents.back() += document.text;
+      open = !document.ends;
+    });
+  }
+  EXPECT_FALSE(open);
+  return parts;
+}
+
+TEST(TailTest, AFileIsCutBeforeACharacter) {
+  const TempDir dir;
+  const std::string smile = "\xF0\x9F\x99\x82";
+  WriteText(dir / "a.txt", "0123456789");
+  WriteText(dir / "b.txt", "01" + smile + "6789");
+  const auto cut = [&](const char* name, double tail) {
+    return CutTail(dir / name, {.validation_tail = tail});
+  };
+  EXPECT_EQ(cut("a.txt", 0.1), (Parts{{"012345678"}, {"9"}}));
+  EXPECT_EQ(cut("a.txt", 0.25), (Parts{{"0123456"}, {"789"}})) << "floor(7.5)";
+  EXPECT_EQ(cut("b.txt", 0.8), (Parts{{"01"}, {smile + "6789"}}));
+  for (const double tail : {0.7, 0.6, 0.5, 0.4})
+    EXPECT_EQ(cut("b.txt", tail), (Parts{{"01" + smile}, {"6789"}})) << tail;
+}
+
+TEST(TailTest, LinesAndBlocksAreNotCut) {
+  const TempDir dir;
+  WriteText(dir / "a.txt", "one\ntwo\n\nsix\nsev\n");  // 17 bytes, lines at 0, 4, 8, 9 and 13
+  // The tail begins at the byte `begin`, or behind it.
+  const auto cut = [&](DocumentMode mode, int begin) {
+    return CutTail(dir / "a.txt", {.documents = mode, .validation_tail = 1 - (begin + 0.5) / 17});
+  };
+  const DocumentMode line = DocumentMode::kLine, blank_lines = DocumentMode::kBlankLines;
+  EXPECT_EQ(cut(line, 3), (Parts{{"one"}, {"two", "six", "sev"}}));
+  EXPECT_EQ(cut(line, 4), (Parts{{"one"}, {"two", "six", "sev"}})) << "at its first byte";
+  EXPECT_EQ(cut(line, 5), (Parts{{"one", "two"}, {"six", "sev"}}));
+  EXPECT_EQ(cut(line, 14), (Parts{{"one", "two", "six", "sev"}, {}})) << "no line begins there";
+  EXPECT_EQ(cut(blank_lines, 1), (Parts{{"one\ntwo"}, {"six\nsev"}}));
+  EXPECT_EQ(cut(blank_lines, 9), (Parts{{"one\ntwo"}, {"six\nsev"}}));
+  EXPECT_EQ(cut(blank_lines, 10), (Parts{{"one\ntwo", "six\nsev"}, {}}));
+}
+
+TEST(TailTest, ChunksPiecesAndCompressionChangeNothing) {
+  const TempDir dir;
+  std::string text = test::JoinByBlankLines(test::RandomDocuments(500, 3));
+  while (text.size() < 400000) text += "a long line \xE2\x82\xAC\xF0\x9F\x99\x82 of one document ";
+  text += "\n\n" + test::JoinByBlankLines(test::RandomDocuments(300, 4));
+  WriteText(dir / "a.txt", text);
+  WriteText(dir / "a.txt.gz", Gzip(text));
+  WriteText(dir / "bad.txt", "\xFF\xFE" + text);
+  const DocumentRules replace = {.replace_invalid_utf8 = true};
+  for (const DocumentMode mode :
+       {DocumentMode::kFile, DocumentMode::kLine, DocumentMode::kBlankLines}) {
+    for (const double tail : {0.01, 0.3, 0.97}) {
+      SCOPED_TRACE(Concat(Name(mode), " ", tail));
+      ChunkerConfig config = {.documents = mode, .validation_tail = tail};
+      const Parts expected = CutTail(dir / "a.txt", config);
+      const Parts bad = CutTail(dir / "bad.txt", config, replace);
+      if (mode == DocumentMode::kFile) {
+        EXPECT_EQ(expected.train.front() + expected.validation.front(), text);
+      } else {
+        std::vector<std::string> all = expected.train;
+        all.insert(all.end(), expected.validation.begin(), expected.validation.end());
+        EXPECT_EQ(all, Documents(dir / "a.txt", {.documents = mode}));
+      }
+      for (const int64_t chunk : {1000, 70000, 70001}) {
+        config.chunk_bytes = chunk;
+        for (const bool pieces : {false, true}) {
+          config.allow_pieces = pieces;
+          EXPECT_EQ(CutTail(dir / "a.txt", config), expected) << chunk << " " << pieces;
+          EXPECT_EQ(CutTail(dir / "a.txt.gz", config), expected) << chunk << " " << pieces;
+          EXPECT_EQ(CutTail(dir / "bad.txt", config, replace), bad) << chunk << " " << pieces;
+        }
+      }
+    }
+  }
+}
+
+TEST(TailTest, RecordsHaveNone) {
+  const TempDir dir;
+  WriteText(dir / "a.jsonl", "{}");
+  EXPECT_HL_ERROR(CutTail(dir / "a.jsonl", {.validation_tail = 0.1}), ExitCode::kUsage,
+                  "--validation-tail cuts .txt files", "a.jsonl holds records",
+                  "Use --validation-fraction");
 }
 
 TEST(DocumentsTest, LongDocumentsComeInPieces) {
@@ -167,21 +301,29 @@ TEST(DocumentsTest, LongDocumentsComeInPieces) {
     text += "a longer line \xE2\x82\xAC\xF0\x9F\x99\x82 of one document   \r\n \xC3\xA4\n";
   }
   WriteText(dir / "a.txt", "short\n\n" + text + "\n\nlast");
-  const auto whole = Documents(dir / "a.txt", {});
+  const DocumentMode blank_lines = DocumentMode::kBlankLines;
+  const auto whole = Documents(dir / "a.txt", {.documents = blank_lines});
   ASSERT_EQ(whole.size(), 3u);
   for (const int64_t chunk : {70000, 70001, 70002, 70003, 131072}) {
-    const ChunkerConfig pieces{
-        .allow_pieces = true, .chunk_bytes = chunk, .max_document_bytes = 150000};
+    const ChunkerConfig pieces{.documents = blank_lines,
+                               .allow_pieces = true,
+                               .chunk_bytes = chunk,
+                               .max_document_bytes = 150000};
     EXPECT_EQ(Documents(dir / "a.txt", pieces), whole) << chunk;
     ChunkerConfig file = pieces;
     file.documents = DocumentMode::kFile;
     EXPECT_EQ(Documents(dir / "a.txt", file).front(), "short\n\n" + text + "\n\nlast") << chunk;
   }
-  EXPECT_HL_ERROR(Documents(dir / "a.txt", {.chunk_bytes = 1000, .max_document_bytes = 100000}),
-                  ExitCode::kData, "a.txt", "byte 7", "line 3", "--max-document-bytes 100000");
+  ChunkerConfig limited = {
+      .documents = blank_lines, .chunk_bytes = 1000, .max_document_bytes = 100000};
+  EXPECT_HL_ERROR(Documents(dir / "a.txt", limited), ExitCode::kData, "a.txt", "byte 7", "line 3",
+                  "--max-document-bytes 100000",
+                  "Raise --max-document-bytes, or cut the text into shorter documents with "
+                  "--documents blank_lines or --documents line.");
   // The same limit where the document fits a chunk.
-  EXPECT_HL_ERROR(Documents(dir / "a.txt", {.chunk_bytes = 1 << 20, .max_document_bytes = 100000}),
-                  ExitCode::kData, "a.txt:3", "--max-document-bytes 100000");
+  limited.chunk_bytes = 1 << 20;
+  EXPECT_HL_ERROR(Documents(dir / "a.txt", limited), ExitCode::kData, "a.txt:3",
+                  "--max-document-bytes 100000");
 }
 
 TEST(DocumentsTest, JsonRecords) {
@@ -223,9 +365,10 @@ TEST(DocumentsTest, InvalidUtf8) {
             "fine\n\nnot \xFF"
             "fine\n\nmore");
   for (const int64_t chunk : {1, 1 << 20}) {
-    EXPECT_HL_ERROR(Documents(dir / "a.txt", {.chunk_bytes = chunk}), ExitCode::kData, "a.txt",
-                    "byte 10", "line 3", "--invalid-utf8 replace");
-    EXPECT_EQ(Documents(dir / "a.txt", {.chunk_bytes = chunk}, {.replace_invalid_utf8 = true}),
+    const ChunkerConfig config = {.documents = DocumentMode::kBlankLines, .chunk_bytes = chunk};
+    EXPECT_HL_ERROR(Documents(dir / "a.txt", config), ExitCode::kData, "a.txt", "byte 10", "line 3",
+                    "--invalid-utf8 replace");
+    EXPECT_EQ(Documents(dir / "a.txt", config, {.replace_invalid_utf8 = true}),
               (std::vector<std::string>{"fine",
                                         "not \xEF\xBF\xBD"
                                         "fine",
@@ -233,14 +376,13 @@ TEST(DocumentsTest, InvalidUtf8) {
   }
 }
 
-TEST(DocumentsTest, ModeMustFitTheFile) {
+TEST(DocumentsTest, RecordsAreDocumentsInEveryMode) {
   const TempDir dir;
-  WriteText(dir / "a.txt", "x");
-  WriteText(dir / "a.jsonl", "{}");
-  EXPECT_HL_ERROR(Documents(dir / "a.txt", {.documents = DocumentMode::kRecord}), ExitCode::kUsage,
-                  "--documents record does not fit", "a.txt", "--documents auto");
-  EXPECT_HL_ERROR(Documents(dir / "a.jsonl", {.documents = DocumentMode::kFile}), ExitCode::kUsage,
-                  "--documents file does not fit", "a.jsonl");
+  WriteText(dir / "a.jsonl", "{\"text\": \"a\"}\n{\"text\": \"b\"}\n");
+  for (const DocumentMode mode :
+       {DocumentMode::kFile, DocumentMode::kLine, DocumentMode::kBlankLines})
+    EXPECT_EQ(Documents(dir / "a.jsonl", {.documents = mode}),
+              (std::vector<std::string>{"a", "b"}));
 }
 
 TEST(SplitTest, DependsOnContentAndSeedAlone) {

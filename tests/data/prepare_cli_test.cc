@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 
@@ -38,7 +39,7 @@ class PrepareCliTest : public testing::Test {
 TEST_F(PrepareCliTest, PreparesAndSums) {
   const RunResult result =
       Run({"--input", Path("a.txt"), "--tokenizer", "bytes", "--out", Path("out"), "--documents",
-           "blank-line", "--invalid-utf8", "replace"});
+           "blank_lines", "--invalid-utf8", "replace"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr(": 1 file, "));
   EXPECT_THAT(result.out, testing::ContainsRegex(" of text in ([0-9]+\\.[0-9]|less than 0.1) s "));
@@ -47,6 +48,37 @@ TEST_F(PrepareCliTest, PreparesAndSums) {
   EXPECT_THAT(result.out, HasSubstr(ToHex(Dataset::Open(Path("out")).info().hash)));
   EXPECT_EQ(Run({"--input", Path("a.txt"), "--tokenizer", "bytes", "--out", Path("out")}).exit_code,
             2);
+}
+
+// The split of nanoGPT's Shakespeare example, on a text of the same size.
+TEST_F(PrepareCliTest, TheTailIsCutByPosition) {
+  test::WriteText(dir_ / "book.txt", std::string(1115394, 'x'));
+  const RunResult result = Run({"--input", Path("book.txt"), "--validation-tail", "0.1",
+                                "--tokenizer", "bytes", "--out", Path("out")});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("shard, the last 10 % of book.txt\n"));
+  const DatasetInfo info = Dataset::Open(Path("out")).info();
+  EXPECT_EQ(info.train.num_bytes, 1003854);
+  EXPECT_EQ(info.validation.num_bytes, 111540);
+  EXPECT_EQ(info.train.num_tokens, 1003854 + 1);
+}
+
+TEST_F(PrepareCliTest, ShortDocumentsAreWarnedOf) {
+  const auto prepare = [&](const char* documents, const char* out) {
+    return Run({"--input", Path("a.txt"), "--tokenizer", "bytes", "--documents", documents, "--out",
+                Path(out)});
+  };
+  const std::string warning =
+      " tokens on average. The state restarts at each document, so in rows of 512 tokens";
+  const RunResult blocks = prepare("blank_lines", "blocks");
+  EXPECT_THAT(blocks.err, HasSubstr(warning));
+  EXPECT_THAT(blocks.err, HasSubstr("Use --documents file, or train with "
+                                    "data.reset_at_documents=false"));
+  EXPECT_THAT(prepare("line", "lines").err, HasSubstr(warning));
+  EXPECT_EQ(prepare("file", "file").err, "");
+  const RunResult old = prepare("blank-line", "old");
+  EXPECT_EQ(old.exit_code, 2);
+  EXPECT_THAT(old.err, HasSubstr("blank_lines")) << "the name that it has now";
 }
 
 TEST_F(PrepareCliTest, MakesASyntheticTask) {
@@ -116,8 +148,9 @@ TEST_F(PrepareCliTest, ValidationInput) {
   const auto published = test::RandomDocuments(30, 1);  // those of a.txt, from its beginning
   test::WriteText(dir_ / "v.txt", test::JoinByBlankLines({published[3], "a text of its own"}));
   const std::vector<std::string> options = {"--input",     Path("a.txt"), "--validation-input",
-                                            Path("v.txt"), "--tokenizer", "bytes",
-                                            "--out",       Path("out")};
+                                            Path("v.txt"), "--documents", "blank_lines",
+                                            "--tokenizer", "bytes",       "--out",
+                                            Path("out")};
   const RunResult result = Run(options);
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(Dataset::Open(Path("out")).info().validation.num_documents, 2);
@@ -160,7 +193,7 @@ TEST_F(PrepareCliTest, CtrlCLeavesNothing) {
   if (child == 0) {
     std::freopen(log.c_str(), "w", stderr) == nullptr ? ::_exit(9) : void();
     ::execl(halflife::test::kProgram, "halflife", "prepare", "--input", input.c_str(),
-            "--tokenizer", "bytes", "--out", out.c_str(), nullptr);
+            "--documents", "blank_lines", "--tokenizer", "bytes", "--out", out.c_str(), nullptr);
     ::_exit(127);
   }
   // Interrupt it once its temporary folder shows that it works.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "core/concat.h"
 #include "data/manifest.h"
 #include "data/sentencepiece_bridge.h"
 #include "data/small_bpe.h"
@@ -69,10 +70,17 @@ TEST(PrepareTest, CompressionAndFormatChangeNothing) {
     WriteText(dir / name, bytes);
     PrepareConfig config = ByteConfig(dir / name, dir / (std::string(name) + ".out"));
     config.input.validation_fraction = 0.2;
+    if (config.input.paths[0].find(".jsonl") != std::string::npos) config.documents.reset();
     Prepare(config);
-    const std::string fingerprint = FolderFingerprint(config.output.out);
-    if (expected.empty()) expected = fingerprint;
-    EXPECT_EQ(fingerprint, expected) << name;
+    Dataset::Open(config.output.out).Verify();
+    // The manifest holds the hash of every byte. Those of text and of records differ only in the
+    // name of their documents.
+    Manifest manifest = ReadManifest(config.output.out / kManifestName);
+    EXPECT_EQ(manifest.documents, config.documents ? "blank_lines" : "record");
+    manifest.documents = "";
+    const std::string content = FrameManifest(manifest);
+    if (expected.empty()) expected = content;
+    EXPECT_EQ(content, expected) << name;
   }
 }
 
@@ -98,6 +106,72 @@ TEST(PrepareTest, ThreadsAndChunksChangeNoBit) {
       const std::string fingerprint = FolderFingerprint(config.output.out);
       if (expected.empty()) expected = fingerprint;
       EXPECT_EQ(fingerprint, expected) << threads << " threads, chunks of " << chunk;
+    }
+  }
+}
+
+TEST(PrepareTest, ATextFileIsOneDocumentWhoseEndValidates) {
+  const TempDir dir;
+  const std::string text = JoinByBlankLines(RandomDocuments(400, 1));
+  const auto size = static_cast<double>(text.size());
+  WriteText(dir / "a.txt", text);
+  PrepareConfig config = ByteConfig(dir / "a.txt", dir / "out");
+  config.documents.reset();
+  config.input.validation_fraction.reset();
+  const PrepareSummary summary = Prepare(config);
+  EXPECT_EQ(summary.validation_tail, 0.05);
+  EXPECT_EQ(summary.first_file, "a.txt");
+  const Dataset dataset = Dataset::Open(dir / "out");
+  const auto train = ReadDocuments(dataset, Split::kTrain),
+             validation = ReadDocuments(dataset, Split::kValidation);
+  ASSERT_EQ(train.size(), 1u);
+  ASSERT_EQ(validation.size(), 1u);
+  EXPECT_EQ(train[0] + validation[0], text);
+  EXPECT_NEAR(static_cast<double>(validation[0].size()), 0.05 * size, 4);
+  const Manifest manifest = ReadManifest(dir / "out" / kManifestName);
+  EXPECT_EQ(manifest.documents, "file");
+  EXPECT_EQ(manifest.validation_tail, 0.05);
+  EXPECT_EQ(manifest.validation_fraction, 0);
+
+  WriteText(dir / "b.txt", text + "more");
+  config.input.paths.push_back((dir / "b.txt").string());
+  config.output.out = dir / "both";
+  EXPECT_EQ(Prepare(config).validation_tail, 0.05) << "two documents are too few to choose from";
+  config.input.split_seed = 1;
+  config.input.paths.pop_back();
+  config.output.out = dir / "seed";
+  EXPECT_HL_ERROR(Prepare(config), ExitCode::kUsage, "is one document. Use --validation-tail 0.05");
+
+  config.output.out = dir / "all";
+  config.input.validation_fraction = 0;
+  EXPECT_EQ(Prepare(config).validation.num_tokens, 0) << "0 is no validation";
+}
+
+TEST(PrepareTest, TheTailIsTheSameForThreadsAndChunks) {
+  const TempDir dir;
+  for (const uint64_t file : {0, 1, 2})
+    WriteText(dir / Concat("in/", file, ".txt"), JoinByBlankLines(RandomDocuments(1000, file)));
+  for (const DocumentMode mode :
+       {DocumentMode::kFile, DocumentMode::kLine, DocumentMode::kBlankLines}) {
+    std::string expected;
+    for (const int threads : {1, 3}) {
+      for (const int64_t chunk : {3000, 70000}) {
+        SCOPED_TRACE(Concat(Name(mode), ", ", threads, " threads, chunks of ", chunk));
+        PrepareConfig config = ByteConfig(dir / "in", dir / "out");
+        config.documents = mode;
+        config.output.threads = threads;
+        config.chunk_bytes = chunk;
+        config.input.validation_fraction.reset();
+        config.input.validation_tail = 0.1;
+        const PrepareSummary summary = Prepare(config);
+        EXPECT_NEAR(static_cast<double>(summary.validation.num_bytes) /
+                        static_cast<double>(summary.train.num_bytes),
+                    0.1 / 0.9, 0.01);
+        const std::string fingerprint = FolderFingerprint(config.output.out);
+        if (expected.empty()) expected = fingerprint;
+        EXPECT_EQ(fingerprint, expected);
+        std::filesystem::remove_all(config.output.out);
+      }
     }
   }
 }
@@ -176,6 +250,7 @@ TEST(PrepareTest, WithoutAValidationInputTheManifestHasNoSuchField) {
   EXPECT_FALSE(ReadManifest(dir / "out" / kManifestName).validation_input);
   const std::string text = test::ReadText(dir / "out" / kManifestTextName);
   EXPECT_EQ(text.find("validation_input"), std::string::npos) << text;
+  EXPECT_EQ(text.find("validation_tail"), std::string::npos) << text;
 }
 
 TEST(PrepareTest, TrainsASentencePieceTokenizer) {
@@ -268,9 +343,29 @@ TEST_F(PrepareErrorTest, EmptySplits) {
   PrepareConfig config = Config();
   config.input.validation_fraction = 0.0001;
   EXPECT_HL_ERROR(Prepare(config), ExitCode::kData, "none of the 1 documents",
-                  "--validation-fraction", "--split-seed", "--documents blank-line");
+                  "Raise --validation-fraction", "change --split-seed", "--documents blank_lines",
+                  "use --validation-tail");
   config.input.validation_fraction = 0.9999;
   EXPECT_HL_ERROR(Prepare(config), ExitCode::kData, "all 1 documents", "--split-seed");
+  config.documents = DocumentMode::kFile;
+  config.input.validation_fraction = 0.1;
+  EXPECT_HL_ERROR(Prepare(config), ExitCode::kUsage, "choose whole documents, and ",
+                  "a.txt is one document. Use --validation-tail 0.1 to validate on its end");
+  config.documents = DocumentMode::kLine;
+  config.input.validation_fraction.reset();
+  config.input.validation_tail = 0.1;
+  EXPECT_HL_ERROR(
+      Prepare(config), ExitCode::kData,
+      "with --validation-tail 0.1 the validation split gets no text of 1 documents. Use "
+      "a larger --validation-tail, or --documents file");
+  ExpectNothingLeft();
+}
+
+TEST_F(PrepareErrorTest, DocumentsOfFilesThatHoldOnlyRecords) {
+  WriteText(dir_ / "a.jsonl", "{\"text\": \"a\"}\n");
+  EXPECT_HL_ERROR(Prepare(ByteConfig(dir_ / "a.jsonl", dir_ / "out")), ExitCode::kUsage,
+                  "--documents blank_lines is for .txt files, and the input has only records",
+                  "Remove --documents");
   ExpectNothingLeft();
 }
 
@@ -368,6 +463,9 @@ TEST_F(PrepareErrorTest, Flags) {
          {"needs --vocab"});
   expect([](PrepareConfig& c) { c.input.validation_fraction = 1; },
          {"--validation-fraction 1", "[0, 1)"});
+  expect([](PrepareConfig& c) { c.input.validation_tail = 1; },
+         {"--validation-tail 1 is no share of a text"});
+  expect([](PrepareConfig& c) { c.input.validation_tail = 0.1; }, {"exclude each other"});
   expect([](PrepareConfig& c) { c.output.threads = -1; }, {"--threads -1"});
   expect([](PrepareConfig& c) { c.output.shard_tokens = 10; }, {"--shard-tokens 10", "32768"});
   expect([](PrepareConfig& c) { c.output.shard_tokens = int64_t{1} << 33; },

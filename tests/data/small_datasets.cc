@@ -75,6 +75,7 @@ PrepareConfig ByteConfig(const fs::path& input, const fs::path& out) {
   PrepareConfig config;
   config.input.paths = {input.string()};
   config.input.tokenizer = "bytes";
+  config.documents = DocumentMode::kBlankLines;
   config.output.out = out;
   config.input.validation_fraction = 0;
   config.output.threads = 1;

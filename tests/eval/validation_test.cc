@@ -86,6 +86,7 @@ TEST_F(Validation, NothingIsAskedOfTheEndOfADocument) {
     for (int line = 0; line < 40; ++line) text << "document " << line << "\n\n";
   }
   data::Prepare({.input = {.paths = {(dir_ / "text.txt").string()}, .tokenizer = "bytes"},
+                 .documents = data::DocumentMode::kBlankLines,
                  .output = {.out = dir_ / "text", .threads = 1}});
   const data::Dataset dataset = data::Dataset::Open(dir_ / "text");
   const data::TokenView tokens = data::ViewOf(dataset, data::Split::kTrain);

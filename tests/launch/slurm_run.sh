@@ -22,8 +22,8 @@ make_text() {
 }
 make_dataset() {
   make_text >text.txt
-  "$HALFLIFE" prepare --input text.txt --tokenizer bytes --out data --validation-fraction 0.2 \
-    >prepare.log 2>&1 || { cat prepare.log && exit 1; }
+  "$HALFLIFE" prepare --input text.txt --documents blank_lines --tokenizer bytes --out data \
+    --validation-fraction 0.2 >prepare.log 2>&1 || { cat prepare.log && exit 1; }
   cat >recipe.textproto <<'RECIPE'
 data { path: "data" seq_len: 64 }
 model {

@@ -42,8 +42,9 @@ std::string MakeText(size_t bytes, uint64_t seed) {
 RunFixture::RunFixture(const std::string& binary, size_t text_bytes) : binary_(binary) {
   std::ofstream(path("text.txt")) << MakeText(text_bytes, 1);
   std::ofstream(path("recipe.textproto")) << kRecipe;
-  const RunResult result = Halflife({"prepare", "--input", path("text.txt"), "--tokenizer", "bytes",
-                                     "--out", path("data"), "--validation-fraction", "0.2"});
+  const RunResult result =
+      Halflife({"prepare", "--input", path("text.txt"), "--tokenizer", "bytes", "--documents",
+                "blank_lines", "--out", path("data"), "--validation-fraction", "0.2"});
   HL_CHECK(result.exit_code == 0, result.err);
 }
 

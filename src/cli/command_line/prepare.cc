@@ -4,6 +4,7 @@
 #include "cli/command_line/command.h"
 #include "cli/command_line/modes.h"
 #include "cli/command_line/value_checks.h"
+#include "core/shortest_text.h"
 
 namespace halflife::cli {
 namespace {
@@ -18,19 +19,22 @@ Use PrepareUse() {
       .notes =
           "An --input that is a folder is searched for .txt and .jsonl files (with --labels .tsv "
           "and .jsonl), also as .gz or .zst. Ctrl-C leaves nothing behind.",
-      .examples = {"halflife prepare --input book.txt --tokenizer bytes --out book.data",
-                   "halflife prepare --input wiki.train.txt --validation-input wiki.valid.txt "
-                   "--tokenizer tokenizer.json --out wiki.data",
-                   "halflife prepare --input 'corpus/*.jsonl.zst' --field body --tokenizer "
-                   "spm.model --out corpus.data",
-                   "halflife prepare --input corpus/ --train-tokenizer --vocab 8192 --out "
-                   "corpus.data",
-                   "halflife prepare --synthetic mqar --seq-len 128 --num-pairs 16 --out "
-                   "mqar.data",
-                   "halflife prepare --labels classes --input train.tsv --validation-input "
-                   "dev.tsv --row-len 128 --tokenizer bytes --out reviews.data",
-                   "halflife prepare --labels answers --input pairs.jsonl --tokenizer bytes "
-                   "--out pairs.data"},
+      .examples =
+          {"halflife prepare --input book.txt --tokenizer bytes --out book.data",
+           "halflife prepare --input book.txt --validation-tail 0.1 --tokenizer bytes --out "
+           "book.data",
+           "halflife prepare --input wiki.train.txt --validation-input wiki.valid.txt "
+           "--tokenizer tokenizer.json --out wiki.data",
+           "halflife prepare --input 'corpus/*.jsonl.zst' --field body --tokenizer "
+           "spm.model --out corpus.data",
+           "halflife prepare --input corpus/ --train-tokenizer --vocab 8192 --out "
+           "corpus.data",
+           "halflife prepare --synthetic mqar --seq-len 128 --num-pairs 16 --out "
+           "mqar.data",
+           "halflife prepare --labels classes --input train.tsv --validation-input "
+           "dev.tsv --row-len 128 --tokenizer bytes --out reviews.data",
+           "halflife prepare --labels answers --input pairs.jsonl --tokenizer bytes "
+           "--out pairs.data"},
       .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kInterrupted}};
 }
 
@@ -64,17 +68,17 @@ void AddTokenizer(CLI::App& command, PrepareOptions& options) {
 
 void AddDocuments(CLI::App& command, PrepareOptions& options) {
   using data::DocumentMode;
-  const std::map<std::string, DocumentMode> modes = {{"auto", DocumentMode::kAuto},
-                                                     {"blank-line", DocumentMode::kBlankLine},
-                                                     {"file", DocumentMode::kFile},
-                                                     {"record", DocumentMode::kRecord}};
+  const std::map<std::string, DocumentMode> modes = {{"file", DocumentMode::kFile},
+                                                     {"line", DocumentMode::kLine},
+                                                     {"blank_lines", DocumentMode::kBlankLines}};
   const std::map<std::string, bool> invalid_utf8 = {{"error", false}, {"replace", true}};
   command.option_defaults()->group(kDocumentsGroup);
   command
       .add_option("--documents", options.text.documents,
-                  "What a document is; auto: record for .jsonl, blank-line for .txt")
+                  "The documents of .txt files: whole files, lines, or blocks between blank lines. "
+                  "A record of .jsonl is always a document")
       ->transform(OneOf(modes))
-      ->default_str("auto");
+      ->default_str("file");
   command
       .add_option("--field", options.input.field, "The field of a JSON record that holds the text")
       ->capture_default_str();
@@ -98,11 +102,16 @@ void AddSplits(CLI::App& command, PrepareOptions& options) {
       ->type_name("PATH");
   command
       .add_option("--validation-fraction", options.input.validation_fraction,
-                  "Share of documents that go to the validation split")
-      ->capture_default_str();
+                  "Share of documents that go to the validation split, chosen by their content; 0: "
+                  "none")
+      ->default_str(ShortestText(data::kUsualValidationShare));
   command.add_option("--split-seed", options.input.split_seed, "Chooses which documents those are")
       ->check(AtLeast(0))
       ->capture_default_str();
+  command.add_option(
+      "--validation-tail", options.input.validation_tail,
+      "Share of each .txt file, at its end, that is the validation split [0.05 if there are fewer "
+      "than 100 documents, all of them whole .txt files]");
   command
       .add_option("--shard-tokens", options.output.shard_tokens, "Tokens of one shard file at most")
       ->capture_default_str();
@@ -198,15 +207,19 @@ Modes PrepareModes(const CLI::App& command) {
   modes.OnlyWith("--synthetic", modes.Group(kSyntheticGroup));
   modes.NotWith("--synthetic", modes.Group(kTokenizerGroup), "--input PATH");
   modes.NotWith("--synthetic", modes.Group(kDocumentsGroup), "--input PATH");
-  modes.NotWith("--synthetic", {"--validation-input", "--validation-fraction", "--split-seed"},
-                "--input PATH");
+  modes.NotWith(
+      "--synthetic",
+      {"--validation-input", "--validation-fraction", "--split-seed", "--validation-tail"},
+      "--input PATH");
   modes.OnlyWith("--labels classes", {"--label-field", "--classes"});
   modes.OnlyWith("--labels answers", {"--prompt-field", "--answer-field"});
   modes.NotWith("--labels answers", {"--field"}, "--labels classes");
   modes.OnlyWith("--labels", modes.Group(kLabelsGroup));
-  modes.NotWith("--labels", {"--train-tokenizer", "--vocab", "--documents"});
+  modes.NotWith("--labels", {"--train-tokenizer", "--vocab", "--documents", "--validation-tail"});
   modes.OnlyWith("--train-tokenizer", {"--vocab"});
-  modes.NotWith("--validation-input", {"--validation-fraction", "--split-seed"});
+  modes.NotWith("--validation-input",
+                {"--validation-fraction", "--split-seed", "--validation-tail"});
+  modes.NotWith("--validation-tail", {"--validation-fraction", "--split-seed"});
   return modes;
 }
 

@@ -209,7 +209,7 @@ Example Run::EncodeOne(const Record& record, const std::string& place) const {
 }
 
 EncodedExamples Run::Encode(const Source& source, TextChunk chunk) const {
-  const DocumentRules split = {.validation_fraction = config_.input.validation_fraction,
+  const DocumentRules split = {.validation_fraction = config_.input.FractionOrUsual(),
                                .split_seed = config_.input.split_seed,
                                .split = source.split};
   EncodedExamples encoded = {.examples = {}, .disk_bytes = chunk.disk_bytes};
@@ -247,7 +247,7 @@ SplitRecord Run::Finish(Writer& writer, Split split) const {
   const bool none_asked_for = split == Split::kTest ? config_.test_inputs.empty()
                                                     : split == Split::kValidation &&
                                                           config_.input.validation_paths.empty() &&
-                                                          config_.input.validation_fraction == 0;
+                                                          config_.input.FractionOrUsual() == 0;
   HL_CHECK_AS(ExitCode::kData, none_asked_for || writer.packer.num_rows() > 0,
               "no example fell into the ", Name(split), " split; ",
               split != Split::kTest && config_.input.validation_paths.empty()
@@ -264,7 +264,7 @@ std::vector<std::pair<std::string, std::string>> Run::Parameters() const {
   parameters.emplace_back("too-long", Name(config_.rules.too_long));
   parameters.emplace_back("invalid-utf8", config_.input.replace_invalid_utf8 ? "replace" : "error");
   if (config_.input.validation_paths.empty()) {
-    parameters.emplace_back("validation-fraction", ShortestText(config_.input.validation_fraction));
+    parameters.emplace_back("validation-fraction", ShortestText(config_.input.FractionOrUsual()));
     parameters.emplace_back("split-seed", Concat(config_.input.split_seed));
   }
   for (const auto& [split, counts] : counts_)

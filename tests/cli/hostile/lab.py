@@ -185,7 +185,7 @@ class Lab:
     def prepare_command(self, out, tokenizer=None):
         tokenizer = ["--tokenizer", tokenizer] if tokenizer else TOKENIZERS[self.tokenizer]
         return ["prepare", "--input", self.text, *tokenizer, "--out", out, "--threads", 1,
-                "--validation-fraction", 0.2, "--shard-tokens", 32768]
+                "--documents", "blank_lines", "--validation-fraction", 0.2, "--shard-tokens", 32768]
 
     def train_command(self, run, steps, data=None):
         command = ["train", "--config", self.recipe, "--set", f"data.path={data or self.data}",

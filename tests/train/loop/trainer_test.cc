@@ -178,10 +178,10 @@ TEST_F(TrainerTest, ADatasetThatCannotBeValidatedIsRefusedAtTheStart) {
   EXPECT_FALSE(fs::exists(folder_));
 }
 
-// The documents of the text are shorter than 2000 tokens.
+// The documents of the text are shorter than 1000 tokens.
 TEST_F(TrainerTest, RowsLongerThanTwoDocumentsAreWarnedOf) {
   const std::string warning =
-      " tokens on average, and data.seq_len is 2000. The state restarts at each document";
+      " tokens on average, and data.seq_len is 1000. The state restarts at each document";
   const std::vector<std::string> set = {"train.steps=1", "train.global_batch=1",
                                         "train.micro_batch=1"};
   const auto with = [&](std::vector<std::string> more) {
@@ -190,11 +190,11 @@ TEST_F(TrainerTest, RowsLongerThanTwoDocumentsAreWarnedOf) {
     EXPECT_EQ(Train({.ranks = 1, .set = more}), ExitCode::kFinished) << log_;
     return log_;
   };
-  const std::string warned = with({"data.seq_len=2000"});
+  const std::string warned = with({"data.seq_len=1000"});
   EXPECT_THAT(warned, HasSubstr(warning));
   EXPECT_THAT(warned, HasSubstr("Prepare the text with --documents file, or set "
                                 "data.reset_at_documents=false"));
-  EXPECT_THAT(with({"data.seq_len=2000", "data.reset_at_documents=false"}),
+  EXPECT_THAT(with({"data.seq_len=1000", "data.reset_at_documents=false"}),
               Not(HasSubstr(warning)));
   EXPECT_THAT(with({"data.seq_len=32"}), Not(HasSubstr("data.seq_len is 32.")));
 }

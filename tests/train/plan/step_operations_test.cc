@@ -53,6 +53,7 @@ class StepOperationsTest : public testing::Test {
     dir = new test::TempDir();
     std::ofstream(dir->path() / "text.txt") << test::MakeText(30000, 2);
     data::Prepare({.input = {.paths = {(dir->path() / "text.txt").string()}, .tokenizer = "bytes"},
+                   .documents = data::DocumentMode::kBlankLines,
                    .output = {.out = dir->path() / "data", .threads = 1}});
   }
   static void TearDownTestSuite() { delete dir; }

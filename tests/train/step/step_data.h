@@ -15,6 +15,7 @@ inline void PrepareStepData(const std::filesystem::path& dir) {
   const std::filesystem::path text = dir / "text.txt";
   std::ofstream(text) << MakeText(30000, 2);
   data::Prepare({.input = {.paths = {text.string()}, .tokenizer = "bytes"},
+                 .documents = data::DocumentMode::kBlankLines,
                  .output = {.out = dir / "data", .threads = 1}});
   data::PrepareMqar(
       {.train = {{16, 4, 20}}, .vocab_size = 64, .output = {.out = dir / "mqar", .threads = 1}});
