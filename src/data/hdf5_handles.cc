@@ -2,6 +2,10 @@
 
 #include <hdf5.h>
 
+#include <cerrno>
+#include <cstring>
+#include <exception>
+#include <string_view>
 #include <vector>
 
 #include "core/log.h"
@@ -19,6 +23,17 @@ herr_t CollectMessage(unsigned, const H5E_error2_t* error, void* messages) {
   return 0;
 }
 
+// The system's reason in one of HDF5's messages about a file, which quote it between their own
+// details: "..., errno = 28, error message = 'No space left on device', buf = 0x55, ...". Empty if
+// there is none.
+std::string SystemReason(const std::string& message) {
+  constexpr std::string_view kBefore = "error message = '";
+  const size_t quote = message.find(kBefore);
+  if (quote == std::string::npos) return "";
+  const size_t begin = quote + kBefore.size();
+  return message.substr(begin, message.find('\'', begin) - begin);
+}
+
 }  // namespace
 
 Hdf5Lock::Hdf5Lock() : lock_(mutex) {
@@ -30,7 +45,10 @@ Hdf5Lock::Hdf5Lock() : lock_(mutex) {
 Hdf5Handle::~Hdf5Handle() {
   if (id_ < 0) return;
   const Hdf5Lock lock;
-  if (close_(id_) < 0) HL_WARN("data", "HDF5 cannot close a handle: ", Hdf5ErrorText());
+  const bool closed = close_(id_) >= 0;
+  // While an error unwinds, a file that cannot be closed is its consequence.
+  if (!closed && std::uncaught_exceptions() == 0)
+    HL_WARN("data", "cannot close an HDF5 handle: ", Hdf5ErrorText());
 }
 
 bool Hdf5Handle::CloseNow() {
@@ -41,9 +59,12 @@ bool Hdf5Handle::CloseNow() {
 std::string Hdf5ErrorText() {
   std::vector<std::string> messages;
   H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, &CollectMessage, &messages);
-  if (messages.empty()) return "no message";
-  if (messages.size() == 1) return messages.front();
-  return messages.front() + " (" + messages.back() + ")";
+  if (messages.empty()) return "HDF5: no message";
+  const std::string reason = SystemReason(messages.front());
+  if (reason == std::strerror(ENOSPC)) return reason + ". Free some space on this disk.";
+  if (!reason.empty()) return reason;
+  if (messages.size() == 1) return Concat("HDF5: ", messages.front());
+  return Concat("HDF5: ", messages.front(), " (", messages.back(), ")");
 }
 
 }  // namespace halflife::data

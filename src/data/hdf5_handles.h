@@ -50,15 +50,15 @@ class Hdf5Handle {
   Close close_ = nullptr;
 };
 
-// HDF5's own words for the last failure: the innermost message and the outermost. Call under the
-// lock.
+// Why the last call failed: the system's reason if HDF5 quotes one ("No space left on device"), else
+// "HDF5: " with its innermost message and the outermost. Call under the lock.
 std::string Hdf5ErrorText();
 
 template <typename Result, typename Describe>
 Result CheckHdf5(Result result, const Describe& describe) {
   if (result < 0) {
     const std::string words = Hdf5ErrorText();
-    HL_FAIL(ExitCode::kData, describe(), ": HDF5: ", words);
+    HL_FAIL(ExitCode::kData, describe(), ": ", words);
   }
   return result;
 }

@@ -81,6 +81,19 @@ TEST_F(PrepareCliTest, ShortDocumentsAreWarnedOf) {
   EXPECT_THAT(old.err, HasSubstr("blank_lines")) << "the name that it has now";
 }
 
+// A full disk: one line, which names the file and the system's reason.
+TEST_F(PrepareCliTest, AFullDiskIsOneMessage) {
+  test::WriteText(dir_ / "book.txt", std::string(1000000, 'x'));
+  const RunResult result = RunCommand(
+      {"bash", "-c", "ulimit -f 100; trap '' XFSZ; exec \"$0\" \"$@\"", halflife::test::kProgram,
+       "prepare", "--input", Path("book.txt"), "--tokenizer", "bytes", "--out", Path("out")});
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_EQ(std::ranges::count(result.err, '\n'), 1) << result.err;
+  EXPECT_THAT(result.err,
+              testing::ContainsRegex("cannot write tokens to .*train-00000.h5: File too large\n"));
+  EXPECT_FALSE(std::filesystem::exists(Path("out")));
+}
+
 TEST_F(PrepareCliTest, MakesASyntheticTask) {
   const RunResult result = Run({"--synthetic",
                                 "mqar",
