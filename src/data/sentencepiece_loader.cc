@@ -16,8 +16,8 @@ const SentencePieceBridge& LoadSentencePieceBridge() {
   void* module = ::dlopen(kSentencePieceModule, RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND);
   HL_CHECK_AS(ExitCode::kEnvironment, module != nullptr,
               "cannot load the sentencepiece module: ", ::dlerror(),
-              "; it is built beside the program as ", kSentencePieceModule,
-              " and needs the package libsentencepiece0");
+              ". Install the package libsentencepiece0, and keep ", kSentencePieceModule,
+              " where it was built or installed (PREFIX/lib/halflife).");
   using Entry = const SentencePieceBridge* (*)();
   const auto entry = reinterpret_cast<Entry>(::dlsym(module, kSentencePieceEntry));
   HL_CHECK_AS(ExitCode::kEnvironment, entry != nullptr, kSentencePieceModule, " has no ",

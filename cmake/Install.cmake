@@ -1,0 +1,25 @@
+# cmake --install BUILD --prefix PREFIX. Only the target `halflife` must have been built.
+#
+#   PREFIX/bin                halflife and halflife-engine
+#   PREFIX/lib/halflife       the module for SentencePiece, which the engine loads on first use
+#   PREFIX/share/halflife     launch/ (mpirun and Slurm scripts, recipes, sweeps), docs/, README.md
+#
+# These places are fixed relative to each other, so PREFIX can be moved. LibTorch and the other
+# libraries are not installed: the engine loads them from the absolute paths of the build.
+set(installed_modules lib/halflife)
+set(installed_rpath "$ORIGIN/../${installed_modules}")
+if(HALFLIFE_WITH_CUDA)
+  get_filename_component(nccl_dir ${Nccl_LIBRARY} DIRECTORY)
+  list(APPEND installed_rpath ${nccl_dir})
+endif()
+# The link path adds what is outside this repository; LibTorch adds its own path (FindLibTorch).
+set_target_properties(halflife_engine PROPERTIES
+  INSTALL_RPATH "${installed_rpath}" INSTALL_RPATH_USE_LINK_PATH ON)
+
+install(TARGETS halflife halflife_engine RUNTIME DESTINATION bin)
+install(TARGETS hl_sentencepiece LIBRARY DESTINATION ${installed_modules})
+install(DIRECTORY docs DESTINATION share/halflife)
+install(FILES README.md DESTINATION share/halflife)
+install(FILES launch/common.sh launch/supervise.sh DESTINATION share/halflife/launch)
+install(DIRECTORY launch/mpirun launch/slurm launch/recipes launch/sweeps
+  DESTINATION share/halflife/launch USE_SOURCE_PERMISSIONS)

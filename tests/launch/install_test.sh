@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# install_test.sh CMAKE BUILD: `cmake --install` makes a prefix that works after it was moved: both
+# programs, the module for SentencePiece, recipes, scripts and documents.
+set -uo pipefail
+cmake=$1 build=$2
+# shellcheck source=tests/launch/checks.sh
+source "$(dirname "${BASH_SOURCE[0]}")/checks.sh"
+shown_log=$work/log
+
+"$cmake" --install "$build" --prefix "$work/first" >"$work/log" 2>&1
+check "cmake --install: exit 0" 0 $?
+mv "$work/first" "$work/moved" || exit 1
+cd "$work" || exit 1
+prefix=$work/moved
+share=$prefix/share/halflife
+# Nothing may come from the build tree or the PATH.
+halflife=$prefix/bin/halflife
+unset HALFLIFE
+PATH=$(tr : '\n' <<<"$PATH" | grep -v "^$build" | paste -sd :)
+run() { "$@" >"$work/log" 2>&1; }
+
+run "$halflife" --version
+check "the program starts" 0 $?
+run "$halflife" recipe --config "$share/launch/recipes/quickstart.textproto"
+check "a recipe of the prefix resolves" 0 $?
+run "$halflife" sweep --config "$share/launch/sweeps/lengths.textproto" --out runs --dry-run
+check "a sweep of the prefix finds its recipe" 0 $?
+check "documents are there" yes "$([ -s "$share/README.md" ] && [ -s "$share/docs/data_format.md" ] && echo yes)"
+check "the run paths do not lead into the build tree" 0 \
+  "$(readelf -d "$prefix"/bin/* "$prefix"/lib/halflife/* | grep 'R.*PATH' | grep -cF "$build")"
+
+seq 1 2000 | sed 's/$/ green bottles on the wall/; G' >text.txt
+run "$halflife" prepare --input text.txt --documents blank-line --train-tokenizer --vocab 300 --out data
+check "prepare trains a SentencePiece tokenizer" 0 $?
+
+# shellcheck source=launch/common.sh
+source "$share/launch/common.sh"
+check "the Slurm scripts find the program" "$halflife" "$(find_program)"
+if have mpirun; then
+  run "$share/launch/mpirun/run.sh" --ranks 2 -- halflife train --config "$share/launch/recipes/quickstart.textproto" \
+    --set data.path=data --set data.seq_len=64 --set train.steps=1 --set train.global_batch=2 \
+    --set train.micro_batch=1 --set eval.windows=2 --set train.threads=1 --run run
+  check "run.sh finds the program and trains a step" "0 yes" "$? $([ -e run/DONE ] && echo yes)"
+else
+  echo "mpirun not found: run.sh was not tried"
+fi
+exit $((failures > 0))
