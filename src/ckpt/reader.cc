@@ -2,18 +2,23 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <exception>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <set>
+#include <string_view>
 #include <thread>
+#include <utility>
 
 #include "ckpt/damage.h"
 #include "ckpt/step_dir.h"
 #include "ckpt/step_files.h"
 #include "core/error.h"
 #include "core/files.h"
+#include "core/log.h"
+#include "core/shortest_text.h"
 #include "core/threads.h"
 
 namespace halflife::ckpt {
@@ -27,21 +32,102 @@ fs::path Normal(const fs::path& path) {
   return normal.has_filename() ? normal : normal.parent_path();
 }
 
+// The published steps of RUN/ckpt, or of `run` itself, the newest first; at least one. Error
+// kNoUsableCheckpoint.
+std::vector<StepDir> RequireSteps(const fs::path& run) {
+  for (const fs::path& ckpt_dir : {run / "ckpt", run}) {
+    std::vector<StepDir> steps = ListPublished(ckpt_dir);
+    if (!steps.empty()) return steps;
+  }
+  HL_FAIL(ExitCode::kNoUsableCheckpoint, "no checkpoint in ", run.string(), ": looked for ",
+          kManifestName, ", ckpt/step_* and step_* in it");
+}
+
+// "1200, 1100 and 3 more", the newest first.
+std::string StepNumbers(const std::vector<StepDir>& steps) {
+  constexpr size_t kMostNamed = 10;
+  std::vector<uint64_t> numbers;
+  for (const StepDir& step : steps) numbers.push_back(step.step);
+  numbers.resize(std::min(numbers.size(), kMostNamed));
+  return Join(numbers, ", ") +
+         (steps.size() > kMostNamed ? Concat(" and ", steps.size() - kMostNamed, " more") : "");
+}
+
+// The step of `run` that is called `name`: "latest", "best" or a number.
+fs::path SelectStep(const fs::path& run, const std::string& name) {
+  const std::vector<StepDir> steps = RequireSteps(run);
+  if (name == "latest") return steps.front().path;
+  if (name == "best") {
+    const std::optional<BestStep> best = FindBestStep(steps.front().path.parent_path());
+    HL_CHECK_AS(ExitCode::kNoUsableCheckpoint, best.has_value(), run.string(),
+                "@best: no step has a measure (keep_best's metric, val_loss or loss). Use ",
+                run.string(), "@latest, or the number of a step: ", StepNumbers(steps), ".");
+    HL_INFO("ckpt", run.string(), "@best is step ", ParseStepName(best->path)->step,
+            ", which has the lowest ", best->metric, ", ", ShortestText(best->value));
+    return best->path;
+  }
+  for (const StepDir& step : steps)
+    if (Concat(step.step) == name) return step.path;
+  HL_FAIL(ExitCode::kNoUsableCheckpoint, run.string(), " has no step '", name,
+          "'. Use latest, best, or one of ", StepNumbers(steps), ".");
+}
+
+using Metrics = std::map<std::string, double>;
+
+// `steps`: the newest first. A save adds "best_<metric>" to the metrics of a step if ckpt.keep_best
+// names a metric of validations. Empty: no step has a measure.
+std::string MeasureOf(const std::vector<std::pair<StepDir, Metrics>>& steps) {
+  constexpr std::string_view kBest = "best_";
+  for (const auto& [step, metrics] : steps) {
+    const auto best = metrics.lower_bound(std::string(kBest));
+    if (best == metrics.end() || !best->first.starts_with(kBest)) continue;
+    return best->first.substr(kBest.size());
+  }
+  for (const char* measure : {"val_loss", "loss"}) {
+    for (const auto& [step, metrics] : steps)
+      if (metrics.contains(measure)) return measure;
+  }
+  return "";
+}
+
 }  // namespace
 
 int64_t TensorInfo::count() const { return CountElements(shape); }
 
 fs::path FindStep(const fs::path& path) {
   std::error_code ignored;
-  HL_CHECK_AS(ExitCode::kNoUsableCheckpoint, fs::is_directory(path, ignored), path.string(),
-              " is not a folder; that of a run, or of one step of it, would work");
-  if (fs::exists(path / kManifestName, ignored) || ParseStepName(Normal(path))) return path;
-  for (const fs::path& ckpt_dir : {path / "ckpt", path}) {
-    const std::vector<StepDir> steps = ListPublished(ckpt_dir);
-    if (!steps.empty()) return steps.front().path;
+  if (!fs::exists(path, ignored)) {
+    const std::string text = path.string();
+    const size_t at = text.rfind('@');
+    const fs::path run = text.substr(0, at);
+    if (at != std::string::npos && fs::is_directory(run, ignored))
+      return SelectStep(run, text.substr(at + 1));
   }
-  HL_FAIL(ExitCode::kNoUsableCheckpoint, "no checkpoint in ", path.string(), ": looked for ",
-          kManifestName, ", ckpt/step_* and step_* in it");
+  HL_CHECK_AS(ExitCode::kNoUsableCheckpoint, fs::is_directory(path, ignored), path.string(),
+              " is not a folder. Use the folder of a run or of one of its steps, or RUN@latest, "
+              "RUN@best or RUN@1200 of a run's folder RUN.");
+  if (fs::exists(path / kManifestName, ignored) || ParseStepName(Normal(path))) return path;
+  return RequireSteps(path).front().path;
+}
+
+std::optional<BestStep> FindBestStep(const fs::path& ckpt_dir) {
+  std::vector<std::pair<StepDir, Metrics>> steps;
+  for (const StepDir& step : ListPublished(ckpt_dir)) {
+    try {
+      steps.emplace_back(step, StepReader::Open(step.path).state().metrics);
+    } catch (const Error& error) {
+      HL_WARN("ckpt", step.path.filename().string(),
+              " is left out of the search for the best step: ", error.message());
+    }
+  }
+  const std::string measure = MeasureOf(steps);
+  std::optional<BestStep> best;
+  for (const auto& [step, metrics] : steps) {
+    const auto found = metrics.find(measure);
+    if (found == metrics.end() || std::isnan(found->second)) continue;
+    if (!best || found->second < best->value) best = BestStep{step.path, measure, found->second};
+  }
+  return best;
 }
 
 fs::path RunOfStep(const fs::path& step_dir) {

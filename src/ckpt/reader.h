@@ -1,7 +1,7 @@
 // Reads one published step without a communicator: eval, generate, `ckpt
 // inspect|verify|diff`.
 //
-//   const auto step_dir = FindStep(path);                  // a run, its ckpt folder, or a step
+//   const auto step_dir = FindStep(path);   // a run, its ckpt folder, a step, or "RUN@best"
 //   const StepReader reader = StepReader::Open(step_dir);
 //   reader.ReadTensor(Kind::kMain, "norm.weight", out);
 #pragma once
@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,9 +32,25 @@ struct FileInfo {
   uint64_t bytes = 0;
 };
 
-// The newest published step of RUN or RUN/ckpt, or the step folder itself. Error
-// kNoUsableCheckpoint says what was looked for.
+// Returns the folder of the step that `path` names:
+//   STEP                     a step's folder
+//   RUN, RUN/ckpt            the newest published step of the run
+//   RUN@latest, RUN@1200     the newest published step, or the one of that number
+//   RUN@best                 what FindBestStep finds, which is logged with its measure
+// An existing path is never split at its '@'. Error kNoUsableCheckpoint says what was looked for.
 std::filesystem::path FindStep(const std::filesystem::path& path);
+
+struct BestStep {
+  std::filesystem::path path;
+  std::string metric;  // the measure: "val_loss"
+  double value = 0;
+};
+// Returns the published step with the lowest value of the run's measure, the newest of equal ones;
+// nullopt if no step has a measure. The measure is the metric of ckpt.keep_best if the newest step
+// with a best value names one, else val_loss, else loss. A step that cannot be read is left out
+// with a warning.
+std::optional<BestStep> FindBestStep(const std::filesystem::path& ckpt_dir);
+
 // The run folder a step lies in (RUN/ckpt/step_N -> RUN); empty when it was copied elsewhere.
 std::filesystem::path RunOfStep(const std::filesystem::path& step_dir);
 

@@ -51,10 +51,14 @@ void AddManifest(const ckpt::Manifest& manifest, Json* row) {
   (*row)["final"] = state.final;
 }
 
-Json DescribeFolder(const ckpt::StepDir& step, const std::string& latest) {
+Json DescribeFolder(const ckpt::StepDir& step, const std::string& latest,
+                    const std::optional<ckpt::BestStep>& best) {
   const std::string name = step.path.filename().string();
   Json row = {{"name", name}, {"step", step.step}, {"state", StateName(step.kind)}};
   row["latest"] = name == latest;
+  row["best"] = best && best->path == step.path
+                    ? Json({{"metric", best->metric}, {"value", best->value}})
+                    : Json();
   std::error_code ignored;
   if (step.kind == ckpt::StepDir::Kind::kPublished && fs::exists(step.path / "KEEP", ignored)) {
     row["state"] = "pinned";
@@ -132,6 +136,17 @@ std::string Lines(const Json& object) {
   return Table(rows);
 }
 
+// "LATEST, best val_loss 2.3456"
+std::string Marks(const Json& row) {
+  std::vector<std::string> marks;
+  if (row["latest"]) marks.emplace_back("LATEST");
+  const Json& best = row["best"];
+  if (!best.is_null())
+    marks.push_back(
+        Concat("best ", best["metric"].get<std::string>(), " ", Fixed(best["value"], 4)));
+  return Join(marks, ", ");
+}
+
 }  // namespace
 
 std::string Table(const std::vector<std::vector<std::string>>& rows) {
@@ -153,9 +168,10 @@ std::string Table(const std::vector<std::vector<std::string>>& rows) {
 
 Json DescribeRun(const fs::path& ckpt_dir) {
   const std::string latest = ckpt::ReadLatest(ckpt_dir);
+  const std::optional<ckpt::BestStep> best = ckpt::FindBestStep(ckpt_dir);
   Json steps = Json::array();
   for (const ckpt::StepDir& step : ckpt::ListSteps(ckpt_dir)) {
-    steps.push_back(DescribeFolder(step, latest));
+    steps.push_back(DescribeFolder(step, latest, best));
   }
   return steps;
 }
@@ -169,8 +185,7 @@ std::string RunTable(const Json& run) {
     rows.push_back({Cell(row, "step"), Cell(row, "state"), known ? HumanSeconds(row["age_s"]) : "-",
                     known ? HumanBytes(row["bytes"]) : "-", Cell(row, "world/dp/sp/stage"),
                     known ? HumanCount(row["tokens"]) : "-",
-                    known && row["loss"].is_number() ? Fixed(row["loss"], 4) : "-",
-                    row["latest"] ? "LATEST" : ""});
+                    known && row["loss"].is_number() ? Fixed(row["loss"], 4) : "-", Marks(row)});
     if (row.contains("problem")) problems += row["problem"].get<std::string>() + "\n";
   }
   return Table(rows) + problems;

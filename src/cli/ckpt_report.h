@@ -17,7 +17,8 @@ namespace halflife::cli {
 std::string Table(const std::vector<std::vector<std::string>>& rows);
 
 // One object per folder that looks like a step: name, state (ok, pinned, bad, superseded, tmp),
-// age, bytes, mesh, ...
+// latest, best (null, or the metric and value by which ckpt::FindBestStep chose it), age, bytes,
+// mesh, ...
 nlohmann::ordered_json DescribeRun(const std::filesystem::path& ckpt_dir);
 std::string RunTable(const nlohmann::ordered_json& run);
 

@@ -1,4 +1,5 @@
-// What `--model` may name: a run, one step of it, or a folder that transformers saved.
+// Opens what `--model` names: a run, one step of it (see ckpt::FindStep), or a folder that
+// transformers saved.
 #pragma once
 
 #include <filesystem>

@@ -80,6 +80,21 @@ class ReaderTest : public testing::Test {
     });
   }
 
+  // Saves a step with these metrics, and keeps the older ones.
+  void SaveMetrics(uint64_t number, const std::map<std::string, double>& metrics) const {
+    SaveMetrics(number, metrics, run_.path());
+  }
+  static void SaveMetrics(uint64_t number, const std::map<std::string, double>& metrics,
+                          const fs::path& run) {
+    dist::LocalWorld::Run(1, [&](dist::Communicator& control) {
+      TestArena arena(SmallSpecs(), 1);
+      StepState state = MakeState(number);
+      state.metrics = metrics;
+      CheckpointStore(run / "ckpt", control, {.retention = {.keep_last = 99}})
+          .Save(arena.view(), state);
+    });
+  }
+
   const TempDir run_;
 };
 
@@ -94,7 +109,62 @@ TEST_F(ReaderTest, FindsTheStepOfARunAFolderOrItself) {
   EXPECT_HL_ERROR(FindStep(empty.path()), ExitCode::kNoUsableCheckpoint, "no checkpoint in",
                   "looked for manifest.pb, ckpt/step_* and step_*");
   EXPECT_HL_ERROR(FindStep(empty / "x"), ExitCode::kNoUsableCheckpoint, "is not a folder",
-                  "of a run, or of one step of it, would work");
+                  "Use the folder of a run or of one of its steps, or RUN@latest, RUN@best");
+}
+
+TEST_F(ReaderTest, AStepIsNamedAfterItsRunAndAnAt) {
+  EXPECT_EQ(FindStep(Run() + "@latest"), step(200));
+  EXPECT_EQ(FindStep(Run() + "@100"), step(100));
+  EXPECT_EQ(FindStep(Run() + "/@100"), step(100));
+  EXPECT_EQ(FindStep(Run() + "/ckpt@100"), step(100));
+  for (const char* none : {"300", "0100", "10", "last", ""})
+    EXPECT_HL_ERROR(FindStep(Concat(Run(), "@", none)), ExitCode::kNoUsableCheckpoint,
+                    Concat("has no step '", none, "'. Use latest, best, or one of 200, 100."));
+  const TempDir empty;
+  EXPECT_HL_ERROR(FindStep(empty.path().string() + "@best"), ExitCode::kNoUsableCheckpoint,
+                  "no checkpoint in");
+  EXPECT_HL_ERROR(FindStep("no/such@run"), ExitCode::kNoUsableCheckpoint,
+                  "no/such@run is not a folder");
+}
+
+TEST_F(ReaderTest, APathThatExistsIsNotSplitAtItsAt) {
+  const fs::path run = run_ / "a@latest";
+  SaveStep(run, {.step = 700}, SmallSpecs());
+  SaveStep(run, {.step = 800}, SmallSpecs());
+  SaveStep(run_ / "a", {.step = 900}, SmallSpecs());
+  EXPECT_EQ(FindStep(run), run / "ckpt/step_000000000800");
+  EXPECT_EQ(FindStep(run.string() + "@700"), run / "ckpt/step_000000000700");
+}
+
+TEST_F(ReaderTest, TheBestStepHasTheLowestValueOfTheRunsMeasure) {
+  const auto best = [&] { return FindBestStep(run_ / "ckpt"); };
+  // Without a validation the training loss is compared, which is 1000 / step here.
+  EXPECT_EQ(best()->metric, "loss");
+  EXPECT_EQ(best()->path, step(200));
+  EXPECT_EQ(best()->value, 5.0);
+  SaveMetrics(300, {{"loss", 9}, {"val_loss", 3}, {"val_error", 0.2}});
+  SaveMetrics(400, {{"loss", 1}, {"val_loss", 2}, {"val_error", 0.5}});
+  SaveMetrics(500, {{"loss", 0.1}});
+  EXPECT_EQ(best()->metric, "val_loss");
+  EXPECT_EQ(best()->path, step(400));
+  // The metric of ckpt.keep_best decides, and the newest of equal steps.
+  SaveMetrics(600, {{"val_loss", 1}, {"val_error", 0.2}, {"best_val_error", 0.2}});
+  SaveMetrics(700, {{"val_loss", NAN}, {"val_error", NAN}, {"best_val_error", 0.2}});
+  EXPECT_EQ(best()->metric, "val_error");
+  EXPECT_EQ(best()->value, 0.2);
+  EXPECT_EQ(best()->path, step(600));
+  EXPECT_EQ(FindStep(Run() + "@best"), step(600));
+  fs::remove(step(600) / "manifest.pb");
+  EXPECT_EQ(FindStep(Run() + "@best"), step(300));
+}
+
+TEST_F(ReaderTest, WithoutAMeasureNoStepIsTheBest) {
+  const TempDir other;
+  SaveMetrics(1, {}, other.path());
+  EXPECT_FALSE(FindBestStep(other / "ckpt").has_value());
+  EXPECT_HL_ERROR(FindStep(other.path().string() + "@best"), ExitCode::kNoUsableCheckpoint,
+                  "@best: no step has a measure (keep_best's metric, val_loss or loss)",
+                  "@latest, or the number of a step: 1.");
 }
 
 TEST_F(ReaderTest, TensorsAreWholeWhateverTheCuts) {
@@ -242,6 +312,18 @@ TEST_F(ReaderTest, CommandLs) {
   EXPECT_EQ(rows[1]["world/dp/sp/stage"], "3/3/1/0");
   EXPECT_EQ(rows[1]["latest"], true);
   EXPECT_EQ(rows[1]["loss"], 5.0);
+  EXPECT_EQ(rows[1]["best"], json({{"metric", "loss"}, {"value", 5.0}}));
+  EXPECT_TRUE(rows[2]["best"].is_null());
+  EXPECT_THAT(text.out, HasSubstr("LATEST, best loss 5.0000\n"));
+}
+
+TEST_F(ReaderTest, CommandsTakeAStepByItsNameInTheRun) {
+  const json inspected = json::parse(RunCkpt("inspect --json " + Run() + "@100").out);
+  EXPECT_EQ(inspected["step"], 100);
+  EXPECT_EQ(RunCkpt("diff " + Run() + "@best " + step(200).string()).code, 0);
+  EXPECT_EQ(RunCkpt("diff " + Run() + "@100 " + Run() + "@best").code, 1);
+  EXPECT_EQ(RunCkpt("verify " + Run() + "@300").code, 1);
+  EXPECT_EQ(RunCkpt("verify nothing@here").code, 2);
 }
 
 TEST_F(ReaderTest, CommandInspect) {

@@ -85,7 +85,7 @@ TEST(Refusal, AFolderThatIsNone) {
                   "work");
   EXPECT_HL_ERROR(
       Parse({"ckpt", "verify", file}), ExitCode::kUsage, "STEP: '" + file,
-      "' is no folder; a step's folder, or that of a run with a checkpoint, would work");
+      "' is no folder; a step's folder, that of a run with a checkpoint, or RUN@best, would work");
   EXPECT_HL_ERROR(Parse({"ckpt", "diff", dir.path()}), ExitCode::kUsage, "STEP has 1 value ('",
                   "'); 2 would work");
 }
@@ -324,7 +324,8 @@ TEST_F(OutsideItsMode, NoOptionIsForgotten) {
 
 TEST(Refusal, WordsThatAreMissingOrTooMany) {
   EXPECT_HL_ERROR(Parse({"export"}), ExitCode::kUsage,
-                  "`halflife export` needs --run RUN: A run (its newest step), or one step of it; "
+                  "`halflife export` needs --run RUN: A run (its newest step), RUN@best or "
+                  "RUN@1200, or a step's folder; "
                   "and --out DIR: The folder to make");
   EXPECT_HL_ERROR(Parse({}), ExitCode::kUsage, "`halflife` needs a subcommand: prepare, recipe, ");
   EXPECT_HL_ERROR(Parse({"ckpt"}), ExitCode::kUsage,

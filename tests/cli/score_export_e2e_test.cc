@@ -75,6 +75,57 @@ TEST_F(ScoreExport, RunStepAndExportedFolderAgree) {
   }
 }
 
+// RUN@best and RUN@N name one step for every command, and the step with the lowest validation loss
+// is the one that `ckpt ls` marks.
+TEST_F(ScoreExport, AStepIsNamedAfterItsRun) {
+  const RunResult trained = fixture->Run({.run = "steps",
+                                          .set = {"train.steps=12", "eval.every=4", "ckpt.every=4",
+                                                  "ckpt.keep_last=9", "ckpt.keep_best=val_loss"}});
+  ASSERT_EQ(trained.exit_code, 0) << trained.err;
+  double lowest = INFINITY;
+  int64_t best = 0;
+  for (const auto& line : fixture->Metrics("steps", "val_loss")) {
+    if (line["val_loss"].get<double>() >= lowest) continue;
+    lowest = line["val_loss"];
+    best = line["step"];
+  }
+  const auto rows = nlohmann::json::parse(Halflife({"ckpt", "ls", Path("steps"), "--json"}).out);
+  for (const auto& row : rows) {
+    EXPECT_EQ(!row["best"].is_null(), row["step"] == best) << row;
+    EXPECT_EQ(row["best"].is_null() ? "val_loss" : row["best"]["metric"], "val_loss") << row;
+  }
+  const auto step_of = [](const std::string& model) {
+    const RunResult result =
+        Halflife({"eval", "--model", model, "--text", Path("text.txt"), "--json"});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return nlohmann::json::parse(result.out)["step"].get<int64_t>();
+  };
+  EXPECT_EQ(step_of(Path("steps") + "@8"), 8);
+  EXPECT_EQ(step_of(Path("steps") + "@latest"), 12);
+  EXPECT_EQ(step_of(Path("steps") + "@best"), best);
+
+  const std::string four = Path("steps") + "/ckpt/step_000000000004";
+  EXPECT_EQ(Score(Path("steps") + "@4", {"--text", Path("text.txt")}),
+            Score(four, {"--text", Path("text.txt")}));
+  const RunResult exported =
+      Halflife({"export", "--run", Path("steps") + "@4", "--out", Path("four")});
+  EXPECT_EQ(exported.exit_code, 0) << exported.err;
+  EXPECT_NE(exported.out.find(four + " -> "), std::string::npos) << exported.out;
+  const RunResult generated = Halflife({"generate", "--model", Path("steps") + "@best", "--prompt",
+                                        "the river", "--max-tokens", "4"});
+  EXPECT_EQ(generated.exit_code, 0) << generated.err;
+  EXPECT_NE(generated.err.find("steps@best is step " + std::to_string(best) +
+                               ", which has the lowest val_loss, "),
+            std::string::npos)
+      << generated.err;
+  const RunResult started = fixture->Run({.run = "from_four",
+                                          .set = {"train.steps=1"},
+                                          .flags = {"--init-from", Path("steps") + "@4"}});
+  EXPECT_EQ(started.exit_code, 0) << started.err;
+  ExpectFailure({"eval", "--model", Path("steps") + "@5", "--text", Path("text.txt")}, 76,
+                {"has no step '5'", "Use latest, best, or one of 12, 8, 4."});
+}
+
 TEST_F(ScoreExport, AnyNumberOfRanksWritesTheSameBytes) {
   std::ofstream(fixture->path("ids.json"))
       << "[[5,6,7,8],[70,71],[9],[],[100,101,102,103,104,105]]";

@@ -12,17 +12,30 @@ struct Subcommand {
   const char* help;
   const char* operand;
   const char* operand_help;
-  const char* wanted;  // the same in the words of a refusal
+  CLI::Validator (*operand_check)();
   int min_paths, max_paths;
   void (*add)(CLI::App&, CkptOptions&);
   Use use;
 };
 
 constexpr int kManyPaths = CLI::detail::expected_max_vector_size;
-constexpr char kStepHelp[] = "A step's folder, or a run's for its newest step";
+constexpr char kStepHelp[] =
+    "A step's folder, a run's folder for its newest step, or RUN@best, RUN@latest or RUN@1200";
 constexpr char kRunHelp[] = "A run's folder, or its ckpt/";
-constexpr char kStepWanted[] = "a step's folder, or that of a run with a checkpoint,";
-constexpr char kRunWanted[] = "a run's folder, or its ckpt/,";
+
+CLI::Validator IsRun() { return Folder("a run's folder, or its ckpt/,"); }
+
+// A folder, or RUN@NAME of a folder RUN.
+CLI::Validator IsStep() {
+  const CLI::Validator folder =
+      Folder("a step's folder, that of a run with a checkpoint, or RUN@best,");
+  return CLI::Validator(
+      [folder](std::string& text) {
+        std::string run = text.substr(0, text.rfind('@'));
+        return folder(run).empty() ? std::string() : folder(text);
+      },
+      "");
+}
 
 std::vector<Subcommand> Subcommands() {
   return {
@@ -30,18 +43,21 @@ std::vector<Subcommand> Subcommands() {
        "List a run's steps (manifests only)",
        "RUN",
        kRunHelp,
-       kRunWanted,
+       IsRun,
        1,
        1,
        [](CLI::App&, CkptOptions&) {},
-       {.notes = "Ends with 1 where there are none.",
+       {.notes = "Marks the newest step and the best one, which RUN@latest and RUN@best name. The "
+                 "best step has the lowest value of ckpt.keep_best's metric, else of val_loss if "
+                 "any step has one, else of loss; the table names the measure. Ends with 1 where "
+                 "there are no steps.",
         .examples = {"halflife ckpt ls runs/first"},
         .exit_codes = {ExitCode::kDifference, ExitCode::kCheckpointIo}}},
       {"inspect",
        "Show one step: state, cursor, versions, tensors",
        "STEP",
        kStepHelp,
-       kStepWanted,
+       IsStep,
        1,
        1,
        [](CLI::App& app, CkptOptions& options) {
@@ -55,7 +71,7 @@ std::vector<Subcommand> Subcommands() {
        "Read and hash every byte of steps, of a run its newest",
        "STEP",
        kStepHelp,
-       kStepWanted,
+       IsStep,
        1,
        kManyPaths,
        [](CLI::App& app, CkptOptions& options) {
@@ -69,7 +85,7 @@ std::vector<Subcommand> Subcommands() {
        "Compare two steps, whatever their world sizes",
        "STEP",
        kStepHelp,
-       kStepWanted,
+       IsStep,
        2,
        2,
        [](CLI::App& app, CkptOptions& options) {
@@ -79,13 +95,13 @@ std::vector<Subcommand> Subcommands() {
        },
        {.notes = "Distances are given in absolute terms, relative to the tensor, and in units in "
                  "the last place (ulps).",
-        .examples = {"halflife ckpt diff runs/first runs/second --state main"},
+        .examples = {"halflife ckpt diff runs/first@best runs/second@1200 --state main"},
         .exit_codes = {ExitCode::kDifference, ExitCode::kCheckpointIo}}},
       {"reshard",
        "Write a step anew for another number of ranks",
        "STEP",
        kStepHelp,
-       kStepWanted,
+       IsStep,
        1,
        1,
        [](CLI::App& app, CkptOptions& options) {
@@ -101,7 +117,7 @@ std::vector<Subcommand> Subcommands() {
        "Delete old steps",
        "RUN",
        kRunHelp,
-       kRunWanted,
+       IsRun,
        1,
        1,
        [](CLI::App& app, CkptOptions& options) {
@@ -139,7 +155,7 @@ void AddCkpt(CLI::App& app, Request& request) {
         ->type_name(subcommand.operand)
         ->required()
         ->expected(subcommand.min_paths, subcommand.max_paths)
-        ->check(Folder(subcommand.wanted));
+        ->check(subcommand.operand_check());
     sub->add_flag("--json", options->json, "Print JSON");
     subcommand.add(*sub, *options);
     options->verb = subcommand.name;

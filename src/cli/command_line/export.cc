@@ -29,7 +29,9 @@ void AddExport(CLI::App& app, Request& request) {
        .examples = {"halflife export --run runs/first --out exports/first --dtype bf16"},
        .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kNonFinite,
                       ExitCode::kNoUsableCheckpoint}});
-  command->add_option("--run", options->run, "A run (its newest step), or one step of it")
+  command
+      ->add_option("--run", options->run,
+                   "A run (its newest step), RUN@best or RUN@1200, or a step's folder")
       ->type_name("RUN")
       ->required();
   command->add_option("--out", options->out, "The folder to make; it must not exist")

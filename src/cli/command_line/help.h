@@ -20,7 +20,8 @@ class FormatterBase;
 namespace halflife::cli {
 
 // The help of --model, wherever a subcommand takes one.
-inline constexpr char kModelHelp[] = "A run, one step of it, or a Hugging Face folder";
+inline constexpr char kModelHelp[] =
+    "A run (its newest step), RUN@best or RUN@1200, a step's folder, or a Hugging Face folder";
 
 struct Use {
   std::string table = {};             // lines as they are

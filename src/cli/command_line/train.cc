@@ -13,10 +13,10 @@ constexpr char kInitGroup[] = "Start from other weights";
 void AddInitOptions(CLI::App& command, TrainOptions& options) {
   command.option_defaults()->group(kInitGroup);
   command
-      .add_option(
-          "--init-from", options.init_from,
-          "Start from these weights (a run, a step, a Hugging Face folder); a checkpoint in "
-          "--run wins [none]")
+      .add_option("--init-from", options.init_from,
+                  "Start from these weights (a run, RUN@best, a step, a Hugging Face folder); a "
+                  "checkpoint in "
+                  "--run wins [none]")
       ->type_name("RUN");
   command
       .add_option("--init-map", options.init_map,
