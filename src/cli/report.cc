@@ -1,4 +1,4 @@
-// halflife report: one HTML page about runs and evaluations, or about a sweep.
+// halflife report: one HTML page about sweeps, runs and evaluations.
 #include <algorithm>
 #include <ctime>
 #include <filesystem>
@@ -20,6 +20,8 @@
 namespace halflife::cli {
 namespace {
 
+namespace fs = std::filesystem;
+
 std::string Made() {
   const std::time_t now = std::time(nullptr);
   std::tm utc{};
@@ -31,69 +33,96 @@ std::string Made() {
                 time);
 }
 
-// What the arguments name: folders of runs, files of `halflife eval --out`.
-struct Sources {
-  std::vector<report::RunRecord> runs;
-  std::vector<report::Evaluation> evaluations;
+// How a page in `page_folder` links to a run: to its report.html if it has one, else to the folder.
+std::string LinkTo(const fs::path& run, const fs::path& page_folder) {
+  std::error_code ignored;
+  const bool has_page = fs::exists(run / "report.html", ignored);
+  return fs::proximate(run, page_folder).string() + (has_page ? "/report.html" : "/");
+}
 
-  void Add(const std::string& path) {
-    std::error_code error;
-    if (std::filesystem::is_regular_file(path, error)) {
-      evaluations.push_back(report::ReadEvaluation(path));
-    } else {
-      runs.push_back(ReadRunWithFacts(path));
-    }
+// `page_folder`: of the page, which links to the runs.
+report::SweepRecord ReadSweep(const std::string& path, const fs::path& page_folder) {
+  constexpr size_t kMostCurves = 16;  // as many as differ in colour or dashes
+  const sweep::SweepFolder folder(path);
+  const sweep::SweepConfig config = sweep::LoadSweep(folder.sweep_file(), {});
+  const auto results = sweep::ReadResults(config, folder, ReadRunWithFacts);
+  const auto groups = sweep::SumUp(config, results);
+  report::SweepRecord record = {.name = fs::weakly_canonical(path).filename().string(),
+                                .metric = config.summary.metric,
+                                .figure = sweep::Figure(config, groups),
+                                .by_axis = sweep::PlotsByAxis(config, results)};
+  if (!groups.empty())
+    record.tables.push_back(sweep::SummaryTable(config, groups, sweep::Digits::kFour));
+  record.tables.push_back(sweep::RunsTable(config, results));
+  for (const sweep::TrialResult& result : results)
+    record.tables.back().links.push_back(result.status.attempts > 0 || result.steps > 0
+                                             ? LinkTo(folder.run(result.trial.name), page_folder)
+                                             : "");
+  report::Table failures = sweep::FailuresTable(results);
+  if (!failures.rows.empty()) record.tables.push_back(std::move(failures));
+  const std::vector<size_t> shown = sweep::BestRuns(config, results, kMostCurves);
+  for (const size_t i : shown)
+    record.runs.push_back(ReadRunWithFacts(folder.run(results[i].trial.name)));
+  if (shown.size() < results.size())
+    record.runs_note = Concat("The best ", shown.size(), " of ", results.size(), " runs by ",
+                              config.summary.metric, ".");
+  return record;
+}
+
+// Reads what a path names: a sweep's folder, a run's folder, or a file of `halflife eval --out`.
+void Add(const std::string& path, const fs::path& page_folder, report::PageContent& content) {
+  std::error_code error;
+  if (fs::is_regular_file(path, error)) {
+    content.evaluations.push_back(report::ReadEvaluation(path));
+  } else if (sweep::SweepFolder::Is(path)) {
+    content.sweeps.push_back(ReadSweep(path, page_folder));
+  } else {
+    content.runs.push_back(ReadRunWithFacts(path));
   }
-};
+}
 
-// A shell's runs/* also names what is no run, e.g. what a killed start left: the rest is still
-// worth a page.
-Sources ReadSources(const std::vector<std::string>& paths) {
-  Sources sources;
+// A shell's runs/* may also name folders that are not runs, e.g. what a killed start left. They are
+// left out with a warning if anything else is there.
+report::PageContent ReadContent(const std::vector<std::string>& paths,
+                                const fs::path& page_folder) {
+  report::PageContent content;
   std::string last_problem;
   for (const std::string& path : paths) {
     try {
-      sources.Add(path);
+      Add(path, page_folder, content);
     } catch (const Error& error) {
       if (error.code() != ExitCode::kUsage) throw;
       last_problem = error.message();
       if (paths.size() > 1) HL_WARN("report", "left out: ", last_problem);
     }
   }
-  HL_CHECK_AS(ExitCode::kUsage, !sources.runs.empty() || !sources.evaluations.empty(),
+  const bool is_empty =
+      content.sweeps.empty() && content.runs.empty() && content.evaluations.empty();
+  HL_CHECK_AS(ExitCode::kUsage, !is_empty,
               paths.size() == 1 ? last_problem
                                 : Concat("none of ", paths.size(),
-                                         " paths is a run or a file of "
-                                         "`halflife eval --out`"));
-  return sources;
+                                         " paths is a sweep, a run or a file of "
+                                         "`halflife eval --lengths --out`"));
+  return content;
 }
 
-// A picture has the curves by length alone.
-std::string MakeReport(const Sources& sources, const std::string& out) {
-  if (!out.ends_with(".svg")) return report::RenderPage(sources.runs, sources.evaluations, Made());
-  const std::vector<report::PlotSpec> plots = report::ChartsByLength(sources.evaluations);
+// A picture has only the curves by length.
+std::string RenderPicture(const report::PageContent& content, const std::string& out) {
+  HL_CHECK_AS(ExitCode::kUsage, content.sweeps.empty(), "--out ", out,
+              ": a picture does not show a sweep. Use --out report.html; the sweep's own picture "
+              "is figure.svg in its folder.");
+  const std::vector<report::PlotSpec> plots = report::ChartsByLength(content.evaluations);
   HL_CHECK_AS(ExitCode::kUsage, !plots.empty(), "--out ", out,
               ": a picture shows perplexity by length, and no file of `halflife eval --lengths "
               "--out` with a row is among what is given; a page (--out report.html) would work");
   return report::RenderFigure(plots);
 }
 
-std::string SweepPage(const std::string& path) {
-  const sweep::SweepFolder folder(path);
-  const sweep::SweepConfig config = sweep::LoadSweep(folder.sweep_file(), {});
-  const auto results = sweep::ReadResults(config, folder, ReadRunWithFacts);
-  const auto groups = sweep::SumUp(config, results);
-  const std::string name = std::filesystem::weakly_canonical(path).filename().string();
-  return report::RenderOverview(
-      name, sweep::Figure(config, groups),
-      {sweep::SummaryTable(config, groups), sweep::ResultsTable(config, results)}, Made());
-}
-
 }  // namespace
 
 // A page under the name of something else would open as that.
 void RequireName(const std::string& out) {
-  const std::string extension = std::filesystem::path(out).extension().string();
+  const std::string extension = fs::path(out).extension().string();
   constexpr const char* kKnown[] = {"", ".html", ".htm", ".svg"};
   HL_CHECK_AS(ExitCode::kUsage, IsStandardOutput(out) || std::ranges::count(kKnown, extension) > 0,
               "--out ", out,
@@ -103,11 +132,10 @@ void RequireName(const std::string& out) {
 
 ExitCode Run(const ReportOptions& options) {
   RequireName(options.out);
-  const bool is_sweep = options.runs.size() == 1 && sweep::SweepFolder::Is(options.runs.front());
-  HL_CHECK_AS(ExitCode::kUsage, !is_sweep || !options.out.ends_with(".svg"), "--out ", options.out,
-              ": a sweep has a page, with its picture on it; --out report.html would work");
-  const std::string page = is_sweep ? SweepPage(options.runs.front())
-                                    : MakeReport(ReadSources(options.runs), options.out);
+  const report::PageContent content =
+      ReadContent(options.runs, fs::absolute(options.out).parent_path());
+  const std::string page = options.out.ends_with(".svg") ? RenderPicture(content, options.out)
+                                                         : report::RenderPage(content, Made());
   WriteOutput(options.out, page, ExitCode::kEnvironment);
   std::ostream& words = IsStandardOutput(options.out) ? std::cerr : std::cout;
   words << "wrote " << options.out << " (" << HumanBytes(page.size()) << ")\n";

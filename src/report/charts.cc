@@ -169,20 +169,36 @@ PlotSpec GradientNorm(const Runs& runs, const ChartMaker& maker) {
   return spec;
 }
 
+// Adds a group of the plots that have points, if there are any.
+void AddGroup(std::vector<ChartGroup>& groups, const std::string& title,
+              std::vector<PlotSpec> plots) {
+  std::erase_if(plots, [](const PlotSpec& plot) { return !HasPoints(plot); });
+  if (!plots.empty()) groups.push_back({title, std::move(plots)});
+}
+
+std::vector<ChartGroup> LearningCharts(const Runs& runs, const ChartMaker& maker) {
+  std::vector<ChartGroup> groups = {LossCharts(runs, maker)};
+  AddGroup(groups, "Accuracy",
+           {maker.Make({.title = "Validation accuracy",
+                        .note = "share of labels that are the likeliest token",
+                        .y_from_zero = true,
+                        .markers = true},
+                       Metric("val_accuracy"))});
+  return groups;
+}
+
 }  // namespace
+
+std::vector<ChartGroup> LearningCharts(const Runs& runs) {
+  return LearningCharts(runs, ChartMaker(runs));
+}
 
 std::vector<ChartGroup> Charts(const Runs& runs) {
   const ChartMaker maker(runs);
-  std::vector<ChartGroup> groups = {LossCharts(runs, maker)};
+  std::vector<ChartGroup> groups = LearningCharts(runs, maker);
   const auto add = [&groups](const std::string& title, std::vector<PlotSpec> plots) {
-    std::erase_if(plots, [](const PlotSpec& plot) { return !HasPoints(plot); });
-    if (!plots.empty()) groups.push_back({title, std::move(plots)});
+    AddGroup(groups, title, std::move(plots));
   };
-  add("Accuracy", {maker.Make({.title = "Validation accuracy",
-                               .note = "share of labels that are the likeliest token",
-                               .y_from_zero = true,
-                               .markers = true},
-                              Metric("val_accuracy"))});
   add("Optimisation", {GradientNorm(runs, maker),
                        maker.Make({.title = "Learning rate", .y_from_zero = true}, Metric("lr"))});
   add("Speed",

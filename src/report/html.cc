@@ -1,6 +1,9 @@
 #include "report/html.h"
 
+#include <cctype>
 #include <nlohmann/json.hpp>
+
+#include "core/concat.h"
 
 namespace halflife::report {
 namespace {
@@ -41,6 +44,18 @@ std::string Escape(std::string_view text) {
     }
   }
   return out;
+}
+
+std::string UrlOfPath(std::string_view path) {
+  constexpr std::string_view kKept = "-_.~/=,+@";
+  constexpr char kHex[] = "0123456789ABCDEF";
+  std::string url;
+  for (const char c : path) {
+    const auto byte = static_cast<unsigned char>(c);
+    const bool plain = byte < 0x80 && (std::isalnum(byte) != 0 || kKept.find(c) != kKept.npos);
+    url += plain ? std::string(1, c) : Concat("%", kHex[byte >> 4], kHex[byte & 15]);
+  }
+  return url;
 }
 
 std::string JsonString(std::string_view text) {

@@ -146,9 +146,9 @@ std::string Grid(const std::vector<PlotSpec>& plots) {
   return out + "</div>";
 }
 
-std::string ChartSections(const Runs& runs) {
+std::string ChartSections(const std::vector<ChartGroup>& groups) {
   std::string out;
-  for (const ChartGroup& group : Charts(runs)) {
+  for (const ChartGroup& group : groups) {
     out += Concat("<section><h2>", Escape(group.title), "</h2>", Grid(group.plots), "</section>");
   }
   return out;
@@ -311,30 +311,62 @@ std::string Document(const std::string& title, const std::string& body, const st
       Escape(made), "</footer><script>", kPageScript, "</script></body></html>\n");
 }
 
-}  // namespace
-
-std::string RenderPage(Runs runs, const std::vector<Evaluation>& evaluations,
-                       const std::string& made) {
-  NameApart(runs);
-  const std::string by_length = ByLength(evaluations);
-  if (runs.empty())
-    return Document(Counted(static_cast<int64_t>(evaluations.size()), "evaluation"), by_length,
-                    made);
-  const std::string title = runs.size() == 1 ? runs[0].name : Concat(runs.size(), " runs");
-  return Document(
-      title,
-      Concat(runs.size() > 1 ? Legend(runs) : "", Summary(runs), Notes(runs), ChartSections(runs),
-             by_length, ValidationTable(runs), ConfigDifferences(runs), Configs(runs)),
-      made);
+// The best of a sweep's runs, one curve each.
+std::string CurvesOfSweep(const SweepRecord& sweep) {
+  if (sweep.runs.empty()) return "";
+  return Concat(
+      "<div><h2>Curves</h2>",
+      sweep.runs_note.empty() ? "" : Concat("<p class=\"soft\">", Escape(sweep.runs_note), "</p>"),
+      Legend(sweep.runs), ChartSections(LearningCharts(sweep.runs)), "</div>");
 }
 
-std::string RenderOverview(const std::string& title, const std::vector<PlotSpec>& plots,
-                           const std::vector<Table>& tables, const std::string& made) {
+std::string SweepSections(const SweepRecord& sweep) {
+  std::string out;
+  if (!sweep.figure.empty())
+    out += Concat("<section><h2>Figure</h2>", Legend(sweep.figure.front().curves),
+                  Grid(sweep.figure), "</section>");
+  if (!sweep.by_axis.empty())
+    out += Concat("<section><h2>", Escape(sweep.metric), " by axis</h2>", Grid(sweep.by_axis),
+                  "</section>");
+  for (const Table& table : sweep.tables) out += RenderTable(table);
+  return out + CurvesOfSweep(sweep);
+}
+
+// A legend stays in sight next to the charts that it explains, so they share an element.
+std::string RunSections(const Runs& runs, const std::string& by_length) {
+  return Concat("<div>", runs.size() > 1 ? Legend(runs) : "", Summary(runs), Notes(runs),
+                ChartSections(Charts(runs)), "</div>", by_length, ValidationTable(runs),
+                ConfigDifferences(runs), Configs(runs));
+}
+
+// The name of the only sweep or run, else how many there are: "1 sweep, 2 runs".
+std::string Title(const PageContent& content) {
+  const auto count = [](const auto& things, const char* name) {
+    return Counted(static_cast<int64_t>(things.size()), name);
+  };
+  const size_t num_sweeps = content.sweeps.size(), num_runs = content.runs.size();
+  if (num_sweeps == 0 && num_runs == 0) return count(content.evaluations, "evaluation");
+  if (num_sweeps + num_runs == 1)
+    return num_sweeps == 1 ? content.sweeps[0].name : content.runs[0].name;
+  if (num_sweeps == 0) return count(content.runs, "run");
+  return count(content.sweeps, "sweep") + (num_runs == 0 ? "" : ", " + count(content.runs, "run"));
+}
+
+}  // namespace
+
+std::string RenderPage(PageContent content, const std::string& made) {
+  Runs& runs = content.runs;
+  NameApart(runs);
   std::string body;
-  if (!plots.empty())
-    body = Concat(Legend(plots.front().curves), "<section>", Grid(plots), "</section>");
-  for (const Table& table : tables) body += RenderTable(table);
-  return Document(title, body, made);
+  const bool is_alone = content.sweeps.size() + runs.size() == 1;
+  for (const SweepRecord& sweep : content.sweeps) {
+    if (!is_alone) body += Concat("<h1 class=\"part\">Sweep ", Escape(sweep.name), "</h1>");
+    body += SweepSections(sweep);
+  }
+  if (!content.sweeps.empty() && !runs.empty()) body += "<h1 class=\"part\">Other runs</h1>";
+  const std::string by_length = ByLength(content.evaluations);
+  body += runs.empty() ? by_length : RunSections(runs, by_length);
+  return Document(Title(content), body, made);
 }
 
 }  // namespace halflife::report

@@ -2,7 +2,8 @@
 // no script to be read.
 //
 //   const std::string page =
-//       RenderPage({ReadRun("runs/a"), ReadRun("runs/b")}, {ReadEvaluation("runs/a/lengths.json")},
+//       RenderPage({.runs = {ReadRun("runs/a"), ReadRun("runs/b")},
+//                   .evaluations = {ReadEvaluation("runs/a/lengths.json")}},
 //                  "2026-01-31 17:05 UTC");
 #pragma once
 
@@ -16,14 +17,25 @@
 
 namespace halflife::report {
 
-// `made` tells at the foot of the page when it was made, and by what. There is at least one run or
-// evaluation; runs of one name go by their paths.
-std::string RenderPage(std::vector<RunRecord> runs, const std::vector<Evaluation>& evaluations,
-                       const std::string& made);
+// What a page shows of a sweep, which may have more runs than a chart can show.
+struct SweepRecord {
+  std::string name;
+  std::string metric;                 // that the plots by axis show
+  std::vector<PlotSpec> figure = {};  // plots with one legend: the first plot's curves
+  std::vector<PlotSpec> by_axis = {};
+  std::vector<Table> tables = {};
+  std::vector<RunRecord> runs = {};  // whose curves are drawn
+  std::string runs_note = {};        // which of the sweep's runs these are; empty: all
+};
 
-// A page about many runs that no chart of curves could hold: what they came to, drawn and in
-// tables.
-std::string RenderOverview(const std::string& title, const std::vector<PlotSpec>& plots,
-                           const std::vector<Table>& tables, const std::string& made);
+struct PageContent {
+  std::vector<SweepRecord> sweeps = {};
+  std::vector<RunRecord> runs = {};  // runs of one name are told apart by their paths
+  std::vector<Evaluation> evaluations = {};
+};
+
+// There is at least one sweep, run or evaluation. `made`: the page's foot, which says when the page
+// was made, and by what.
+std::string RenderPage(PageContent content, const std::string& made);
 
 }  // namespace halflife::report

@@ -31,6 +31,7 @@ svg text { font-size: 12px; fill: var(--soft); font-variant-numeric: tabular-num
 .band { fill: var(--c); fill-opacity: .2; }
 .marks * { fill: var(--c); } .marks .hollow { fill: var(--card); stroke: var(--c); stroke-width: 1.7; }
 .marks .nonfinite { fill: var(--bad); }
+.cloud { opacity: .35; } .grid .slanted { text-anchor: end; }
 .resume { stroke: var(--c); stroke-dasharray: 1 4; stroke-opacity: .8; }
 .rule line { stroke: var(--soft); stroke-dasharray: 5 4; } .rule text { text-anchor: end; }
 )css";
@@ -40,7 +41,10 @@ const char* const kPageStyle = R"css(
 html { font: 15px/1.45 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
 body { margin: 0 auto; padding: 28px 24px 48px; max-width: 1320px; background: var(--page); color: var(--text); }
 h1 { font-size: 1.5rem; font-weight: 650; margin: 0; letter-spacing: -.01em; }
+h1.part { margin: 56px 0 0; padding-top: 20px; border-top: 1px solid var(--edge); }
 h2 { font-size: 1.08rem; font-weight: 650; margin: 34px 0 10px; }
+h3 { font-size: 1rem; font-weight: 600; margin: 22px 0 8px; }
+a { color: inherit; text-decoration-color: var(--soft); text-underline-offset: 3px; }
 p { margin: 6px 0; max-width: 80ch; }
 .soft, figcaption span, .none { color: var(--soft); }
 .legend { position: sticky; top: 0; z-index: 1; display: flex; flex-wrap: wrap; gap: 4px 20px; margin: 14px 0 0;
@@ -60,7 +64,7 @@ td.best { font-weight: 700; }
 .code, pre { font-family: ui-monospace, "SF Mono", Menlo, Consolas, "Liberation Mono", monospace; font-size: .85rem; }
 pre { margin: 8px 0; padding: 12px 14px; border: 1px solid var(--edge); border-radius: 6px; overflow-x: auto; }
 .status-finished { color: var(--good); } .status-failed { color: var(--bad); }
-.grid-of-charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); gap: 20px 28px; }
+.grid-of-charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 480px), 1fr)); gap: 20px 28px; }
 figure { position: relative; margin: 0; min-width: 0; }
 figcaption { display: flex; flex-wrap: wrap; gap: 0 10px; align-items: baseline; margin-bottom: 4px; }
 figcaption b { font-weight: 600; } figcaption span { font-size: .82rem; }
@@ -123,7 +127,9 @@ for (const figure of document.querySelectorAll('figure')) {
     hits.sort((a, b) => data.curves.indexOf(a[0]) - data.curves.indexOf(b[0]));
     tip.replaceChildren();
     const head = document.createElement('div');
-    head.textContent = data.x + ' ' + Math.round(x).toLocaleString('en');
+    const whole = Number.isInteger(x) || Math.abs(x) >= 100;
+    head.textContent = data.x + ' ' + (data.categories ? data.categories[x] :
+        whole ? Math.round(x).toLocaleString('en') : short(x));
     tip.append(head);
     for (const [curve, i] of hits) {
       const row = document.createElement('div'), swatch = document.createElement('i');

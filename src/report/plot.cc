@@ -16,7 +16,8 @@ namespace {
 
 // Lengths are in the SVG's own units, which are CSS pixels at the width of a column.
 constexpr double kLeft = 56, kRight = 588, kTop = 14, kBottom = 232;
-constexpr int kNumBuckets = 180;  // about one for every 3 pixels
+constexpr int kNumBuckets = 180;          // about one for every 3 pixels
+constexpr double kTickLetterWidth = 6.6;  // the mean width of one, at the size of tick labels
 
 struct DrawnCurve {
   const Curve* curve = nullptr;
@@ -45,6 +46,18 @@ struct Range {
   bool empty() const { return low > high; }
 };
 
+// The range of x with a margin, so that the markers of a cloud do not lie on the frame.
+Range PaddedForCloud(Range range, Scale scale) {
+  constexpr double kPart = 0.04;
+  if (range.low == range.high) return range;
+  if (scale == Scale::kLog) {
+    const double factor = std::pow(range.high / range.low, kPart);
+    return {.low = range.low / factor, .high = range.high * factor};
+  }
+  const double margin = kPart * (range.high - range.low);
+  return {.low = range.low - margin, .high = range.high + margin};
+}
+
 // 4 % of the range beyond the extremes, so that no line runs along the frame.
 Axis PaddedAxis(Range range, const PlotSpec& spec) {
   if (spec.y_scale == Scale::kLog) {
@@ -63,8 +76,9 @@ class Chart {
       : spec_(spec), x_(std::move(x)), y_(std::move(y)), curves_(std::move(curves)) {}
 
   std::string Svg(const std::string& attributes) const {
-    std::string out = Concat("<svg ", attributes, "viewBox=\"0 0 ", kPlotWidth, " ", kPlotHeight,
-                             "\" role=\"img\" aria-label=\"", Escape(spec_.title), "\">");
+    std::string out = Concat("<svg ", attributes, "viewBox=\"0 0 ", kPlotWidth, " ",
+                             kPlotHeight + SlantedHeight(), "\" role=\"img\" aria-label=\"",
+                             Escape(spec_.title), "\">");
     out += Grid();
     for (const Rule& rule : spec_.rules) out += RuleLine(rule);
     for (const DrawnCurve& drawn : curves_) out += ResumeMarks(*drawn.curve);
@@ -77,16 +91,21 @@ class Chart {
   }
 
   // {"left":..,"right":..,"low":..,"high":..,"log":..,"x":"step",
-  //  "curves":[{"name","style","x","y","lo","hi"}]}
+  //  "categories":["a","b"],"curves":[{"name","style","x","y","lo","hi"}]}
   std::string HoverData() const {
     std::string out =
         Concat("{\"left\":", kLeft, ",\"right\":", kRight, ",\"low\":", Json(x_.low()),
                ",\"high\":", Json(x_.high()), ",\"log\":", x_.scale() == Scale::kLog,
-               ",\"x\":", JsonString(spec_.x_name), ",\"curves\":[");
-    for (size_t i = 0; i < curves_.size(); ++i) {
-      const DrawnCurve& drawn = curves_[i];
-      out += Concat(i == 0 ? "" : ",", "{\"name\":", JsonString(drawn.curve->name),
+               ",\"x\":", JsonString(spec_.x_name));
+    if (!spec_.categories.empty())
+      out += Concat(",\"categories\":[", Join(spec_.categories, ",", JsonString), "]");
+    out += ",\"curves\":[";
+    const char* separator = "";
+    for (const DrawnCurve& drawn : curves_) {
+      if (drawn.curve->cloud) continue;
+      out += Concat(separator, "{\"name\":", JsonString(drawn.curve->name),
                     ",\"style\":", drawn.curve->style % kNumStyles);
+      separator = ",";
       out += Array(",\"x\":", drawn, [](const Bucket& b) { return b.x; });
       out += Array(",\"y\":", drawn, [](const Bucket& b) { return b.mean; });
       if (IsReduced(drawn)) {
@@ -147,18 +166,35 @@ class Chart {
       out += Concat("<line class=\"tick\" x1=\"", x, "\" x2=\"", x, "\" y1=\"", Number(kBottom),
                     "\" y2=\"", Number(kBottom + length), "\"/>");
       if (tick.label.empty()) continue;
-      out += Concat("<text class=\"x\" x=\"", x, "\" y=\"", Number(kBottom + 18), "\">", tick.label,
-                    "</text>");
+      const std::string y = Number(kBottom + 18);
+      out += SlantedHeight() > 0 ? Concat("<text class=\"slanted\" transform=\"translate(", x, ",",
+                                          y, ") rotate(-30)\">", Escape(tick.label), "</text>")
+                                 : Concat("<text class=\"x\" x=\"", x, "\" y=\"", y, "\">",
+                                          Escape(tick.label), "</text>");
     }
     out += Concat("<line class=\"axis\" x1=\"", Number(kLeft), "\" x2=\"", Number(kRight),
                   "\" y1=\"", Number(kBottom), "\" y2=\"", Number(kBottom), "\"/>");
-    out += Concat("<text class=\"name\" x=\"", Number(kRight), "\" y=\"", Number(kBottom + 34),
-                  "\">", Escape(spec_.x_name), x_.scale() == Scale::kLog ? " (logarithmic)" : "",
-                  "</text></g>");
+    out += Concat("<text class=\"name\" x=\"", Number(kRight), "\" y=\"",
+                  Number(kBottom + 34 + SlantedHeight()), "\">", Escape(spec_.x_name),
+                  x_.scale() == Scale::kLog ? " (logarithmic)" : "", "</text></g>");
     return out;
   }
 
+  // What names of categories need below the chart if they are too long to be level; else 0.
+  double SlantedHeight() const {
+    size_t longest = 0;
+    for (const std::string& name : spec_.categories) longest = std::max(longest, name.size());
+    const double width = kTickLetterWidth * static_cast<double>(longest);
+    const double room =
+        (kRight - kLeft) / static_cast<double>(std::max<size_t>(1, spec_.categories.size()));
+    return width <= room ? 0 : width / 2;  // sin 30 degrees
+  }
+
   std::vector<Tick> XTicks() const {
+    std::vector<Tick> names;
+    for (const std::string& name : spec_.categories)
+      names.push_back({static_cast<double>(names.size()), name});
+    if (!names.empty()) return names;
     if (spec_.x_ticks.empty()) return x_.Ticks(6);
     std::vector<Tick> ticks;
     for (const double value : spec_.x_ticks)
@@ -229,6 +265,7 @@ class Chart {
   }
 
   std::string Line(const DrawnCurve& drawn) const {
+    if (!drawn.curve->line || drawn.curve->cloud) return "";
     std::string path;
     bool open = false;
     for (const Bucket& bucket : drawn.buckets) {
@@ -246,7 +283,8 @@ class Chart {
   // The last point is always marked, others on request or where no line would show them; and so is
   // what is not finite.
   std::string Markers(const DrawnCurve& drawn) const {
-    std::string out = Concat("<g class=\"marks s", drawn.curve->style % kNumStyles, "\">");
+    std::string out = Concat("<g class=\"marks ", drawn.curve->cloud ? "cloud " : "", "s",
+                             drawn.curve->style % kNumStyles, "\">");
     const std::vector<Bucket>& buckets = drawn.buckets;
     const auto fits = [&](size_t i) {
       return i < buckets.size() && Fits(buckets[i].mean, y_.scale());
@@ -263,7 +301,7 @@ class Chart {
       if (!fits(i)) continue;
       last = i;
       const bool alone = !fits(i + 1) && (i == 0 || !fits(i - 1));
-      if (spec_.markers || alone) {
+      if (spec_.markers || alone || !drawn.curve->line || drawn.curve->cloud) {
         out += MarkerShape(drawn.curve->style, x, y_.Pixel(bucket.mean));
       }
     }
@@ -279,6 +317,21 @@ class Chart {
   std::vector<DrawnCurve> curves_;
 };
 
+// A cloud keeps each point, and only what is finite.
+std::vector<Bucket> Buckets(const Curve& curve, const PlotSpec& spec, const Axis& x) {
+  Series points;
+  for (const Point& point : curve.points) {
+    if (Fits(point.x, spec.x_scale) && (!curve.cloud || std::isfinite(point.y)))
+      points.push_back(point);
+  }
+  if (!curve.cloud) return Reduce(points, x.low(), x.high(), spec.x_scale, kNumBuckets);
+  std::vector<Bucket> buckets;
+  for (const Point& point : points)
+    buckets.push_back(
+        {.x = point.x, .mean = point.y, .low = point.y, .high = point.y, .num_points = 1});
+  return buckets;
+}
+
 // nullopt where there is no value to draw.
 std::optional<Chart> ChartOf(const PlotSpec& spec) {
   Range x_range, y_range;
@@ -290,15 +343,13 @@ std::optional<Chart> ChartOf(const PlotSpec& spec) {
   }
   if (y_range.empty()) return std::nullopt;
   for (const Rule& rule : spec.rules) y_range.Add(rule.y, spec.y_scale);
+  if (std::ranges::any_of(spec.curves, &Curve::cloud))
+    x_range = PaddedForCloud(x_range, spec.x_scale);
+  if (!spec.categories.empty())
+    x_range = {.low = -0.5, .high = static_cast<double>(spec.categories.size()) - 0.5};
   const Axis x(x_range.low, x_range.high, spec.x_scale, kLeft, kRight);
   std::vector<DrawnCurve> curves;
-  for (const Curve& curve : spec.curves) {
-    Series points;
-    for (const Point& point : curve.points) {
-      if (Fits(point.x, spec.x_scale)) points.push_back(point);
-    }
-    curves.push_back({&curve, Reduce(points, x.low(), x.high(), spec.x_scale, kNumBuckets)});
-  }
+  for (const Curve& curve : spec.curves) curves.push_back({&curve, Buckets(curve, spec, x)});
   return std::optional<Chart>(std::in_place, spec, x, PaddedAxis(y_range, spec), std::move(curves));
 }
 

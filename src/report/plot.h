@@ -15,6 +15,10 @@ struct Curve {
   Series points;
   std::vector<double> resumes;  // x of the first point after a resume
   std::vector<double> spread;   // of each point: half of its error bar; empty: none
+  bool line = true;             // joins the points; false: markers only
+  // A cloud of faint markers without a line, of which several may have the same x. The pointer does
+  // not show their numbers.
+  bool cloud = false;
 };
 
 struct Rule {  // a horizontal line that the curves are read against
@@ -27,6 +31,9 @@ struct PlotSpec {
   std::string note;   // what to know to read it; may be empty
   std::string x_name = "step";
   std::vector<double> x_ticks;  // the values that are labelled; empty: round numbers
+  // Names of categories, whose x are 0, 1, 2, ...; empty: x is a number. Long names are written
+  // aslant, which makes the chart taller than kPlotHeight.
+  std::vector<std::string> categories = {};
   Scale x_scale = Scale::kLinear, y_scale = Scale::kLinear;
   bool y_from_zero = false;
   bool markers = false;  // one at each point: few, far apart
@@ -40,7 +47,7 @@ struct PlotSpec {
 std::string RenderPlot(const PlotSpec& spec);
 
 // The drawing alone, <svg ...>...</svg>, with `attributes` in its tag; empty where no value can be
-// drawn. It is kPlotWidth x kPlotHeight of its own units.
+// drawn. It is kPlotWidth x kPlotHeight of its own units (taller with long names of categories).
 std::string RenderDrawing(const PlotSpec& spec, const std::string& attributes);
 inline constexpr double kPlotWidth = 600, kPlotHeight = 270;
 

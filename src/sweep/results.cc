@@ -1,16 +1,22 @@
 #include "sweep/results.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <map>
 
 #include "core/error.h"
 #include "core/human.h"
 #include "core/shortest_text.h"
+#include "report/axis.h"
 #include "sweep/metric.h"
 
 namespace halflife::sweep {
 namespace {
+
+std::string Text(double value, Digits digits) {
+  return digits == Digits::kAll ? ShortestText(value) : report::ShortNumber(value);
+}
 
 template <typename Value>
 std::string OrNothing(const std::optional<Value>& value) {
@@ -62,6 +68,71 @@ std::vector<std::string> LabelsOf(const SweepConfig& sweep, const std::string& a
     for (const Point& point : candidate.points) labels.push_back(point.label);
   }
   return labels;
+}
+
+bool IsBetter(const Summary& summary, double value, double than) {
+  return HigherIsBetter(summary.metric) ? value > than : value < than;
+}
+
+// The labels of an axis as numbers; empty if one is not a finite number.
+std::vector<double> NumbersOf(const Axis& axis) {
+  std::vector<double> numbers;
+  for (const Point& point : axis.points) {
+    double value = 0;
+    const char* const end = point.label.data() + point.label.size();
+    const auto [parsed, error] = std::from_chars(point.label.data(), end, value);
+    if (error != std::errc() || parsed != end || !std::isfinite(value)) return {};
+    numbers.push_back(value);
+  }
+  return numbers;
+}
+
+bool SpansDecades(const std::vector<double>& numbers, double factor) {
+  if (numbers.empty()) return false;
+  const auto [low, high] = std::ranges::minmax(numbers);
+  return low > 0 && high >= factor * low;
+}
+
+// The metric over axis number `index`.
+report::PlotSpec PlotByAxis(const SweepConfig& sweep, const std::vector<TrialResult>& results,
+                            size_t index) {
+  constexpr size_t kMostTicks = 10;
+  const Axis& axis = sweep.axes[index];
+  const Summary& summary = sweep.summary;
+  const std::vector<double> numbers = NumbersOf(axis);
+  std::map<std::string, double> places;  // of the labels
+  for (size_t i = 0; i < axis.points.size(); ++i)
+    places[axis.points[i].label] = numbers.empty() ? static_cast<double>(i) : numbers[i];
+  report::Curve runs{.name = "all runs", .points = {}, .resumes = {}, .spread = {}, .cloud = true};
+  std::map<double, double> best;
+  std::vector<double> values;
+  for (const TrialResult& result : results) {
+    if (!result.best) continue;
+    const double x = places.at(result.trial.labels[index]), y = result.best->y;
+    runs.points.push_back({x, y});
+    values.push_back(y);
+    const auto [found, is_first] = best.emplace(x, y);
+    if (!is_first && IsBetter(summary, y, found->second)) found->second = y;
+  }
+  report::Curve line{
+      .name = "best", .points = {}, .resumes = {}, .spread = {}, .line = !numbers.empty()};
+  for (const auto& [x, y] : best) line.points.push_back({x, y});
+  const bool higher = HigherIsBetter(summary.metric);
+  report::PlotSpec plot{
+      .title = Concat(summary.metric, " over ", axis.name),
+      .note = numbers.empty() ? "faint: all runs; full: the best of each"
+                              : "faint: all runs; line: the best at each value",
+      .x_name = axis.name,
+      .x_ticks = numbers.size() <= kMostTicks ? numbers : std::vector<double>(),
+      .x_scale = SpansDecades(numbers, 10) ? report::Scale::kLog : report::Scale::kLinear,
+      .y_scale =
+          !higher && SpansDecades(values, 100) ? report::Scale::kLog : report::Scale::kLinear,
+      .y_from_zero = higher,
+      .markers = true,
+      .curves = {std::move(runs), std::move(line)},
+      .rules = {}};
+  if (numbers.empty()) plot.categories = LabelsOf(sweep, axis.name);
+  return plot;
 }
 
 class FigureMaker {
@@ -182,7 +253,6 @@ std::vector<std::string> GroupAxes(const SweepConfig& sweep) {
 std::vector<Group> SumUp(const SweepConfig& sweep, const std::vector<TrialResult>& results) {
   const std::vector<size_t> kept = IndicesOfGroupAxes(sweep);
   const size_t best_of = IndexOf(NamesOf(sweep.axes), sweep.summary.best_of);
-  const bool higher = HigherIsBetter(sweep.summary.metric);
   using Labels = std::vector<std::string>;
   std::vector<Labels> order;  // in which the grid meets them
   std::map<Labels, std::map<std::string, std::vector<double>>> values;
@@ -199,7 +269,7 @@ std::vector<Group> SumUp(const SweepConfig& sweep, const std::vector<TrialResult
     std::optional<Group> best;
     for (const auto& [label, of_label] : values[labels]) {
       const Group group = GroupOf(labels, label, of_label);
-      if (!best || (higher ? group.mean > best->mean : group.mean < best->mean)) best = group;
+      if (!best || IsBetter(sweep.summary, group.mean, best->mean)) best = group;
     }
     groups.push_back(*best);
   }
@@ -227,7 +297,41 @@ report::Table ResultsTable(const SweepConfig& sweep, const std::vector<TrialResu
   return table;
 }
 
-report::Table SummaryTable(const SweepConfig& sweep, const std::vector<Group>& groups) {
+report::Table RunsTable(const SweepConfig& sweep, const std::vector<TrialResult>& results) {
+  const auto or_dash = [](const auto& value) {
+    return value ? report::ShortNumber(static_cast<double>(*value)) : std::string("–");
+  };
+  const std::string& metric = sweep.summary.metric;
+  report::Table table{.title = "Runs", .header = {"run"}, .rows = {}};
+  for (const Axis& axis : sweep.axes) table.header.push_back(axis.name);
+  table.header.insert(table.header.end(), {"status", metric, "at step", "tokens/s", "time"});
+  for (const TrialResult& result : results) {
+    std::vector<std::string> row = {result.trial.name};
+    row.insert(row.end(), result.trial.labels.begin(), result.trial.labels.end());
+    const std::optional<report::Point>& best = result.best;
+    row.insert(row.end(),
+               {NameOf(result.status.state), best ? report::ShortNumber(best->y) : "–",
+                best ? Concat(static_cast<int64_t>(best->x)) : "–", or_dash(result.tokens_per_s),
+                result.status.attempts > 0 ? HumanSeconds(result.status.seconds) : "–"});
+    table.rows.push_back(std::move(row));
+  }
+  return table;
+}
+
+report::Table FailuresTable(const std::vector<TrialResult>& results) {
+  report::Table table{
+      .title = "Failed runs", .header = {"run", "exit code", "attempts", "message"}, .rows = {}};
+  for (const TrialResult& result : results) {
+    const TrialStatus& status = result.status;
+    if (status.state == TrialState::kFailed)
+      table.rows.push_back(
+          {result.trial.name, Concat(status.exit_code), Concat(status.attempts), status.message});
+  }
+  return table;
+}
+
+report::Table SummaryTable(const SweepConfig& sweep, const std::vector<Group>& groups,
+                           Digits digits) {
   const Summary& summary = sweep.summary;
   report::Table table{.title = "Summary", .header = GroupAxes(sweep), .rows = {}};
   if (!summary.best_of.empty()) table.header.push_back("best_" + summary.best_of);
@@ -238,7 +342,7 @@ report::Table SummaryTable(const SweepConfig& sweep, const std::vector<Group>& g
     std::vector<std::string> row = group.labels;
     if (!summary.best_of.empty()) row.push_back(group.best_label);
     for (const double value : {group.mean, group.deviation, group.low, group.high})
-      row.push_back(ShortestText(value));
+      row.push_back(Text(value, digits));
     row.push_back(Concat(group.num_runs));
     table.rows.push_back(std::move(row));
   }
@@ -248,6 +352,29 @@ report::Table SummaryTable(const SweepConfig& sweep, const std::vector<Group>& g
 std::vector<report::PlotSpec> Figure(const SweepConfig& sweep, const std::vector<Group>& groups) {
   if (sweep.summary.x.empty()) return {};
   return FigureMaker(sweep, groups).Plots();
+}
+
+std::vector<report::PlotSpec> PlotsByAxis(const SweepConfig& sweep,
+                                          const std::vector<TrialResult>& results) {
+  std::vector<report::PlotSpec> plots;
+  for (size_t i = 0; i < sweep.axes.size(); ++i)
+    if (sweep.axes[i].points.size() > 1) plots.push_back(PlotByAxis(sweep, results, i));
+  return plots;
+}
+
+std::vector<size_t> BestRuns(const SweepConfig& sweep, const std::vector<TrialResult>& results,
+                             size_t most) {
+  std::vector<size_t> indices;
+  for (size_t i = 0; i < results.size(); ++i)
+    if (results[i].steps > 0) indices.push_back(i);
+  std::ranges::stable_sort(indices, [&](size_t a, size_t b) {
+    const std::optional<report::Point>&first = results[a].best, &second = results[b].best;
+    if (!first || !second) return first.has_value() && !second.has_value();
+    return IsBetter(sweep.summary, first->y, second->y);
+  });
+  indices.resize(std::min(indices.size(), most));
+  std::ranges::sort(indices);
+  return indices;
 }
 
 }  // namespace halflife::sweep

@@ -47,12 +47,35 @@ struct Group {
 std::vector<Group> SumUp(const SweepConfig& sweep, const std::vector<TrialResult>& results);
 std::vector<std::string> GroupAxes(const SweepConfig& sweep);  // that `labels` are of
 
-// A row for each run, and for each group; numbers as short as they can be without loss.
+// How measured numbers are written.
+enum class Digits {
+  kAll,  // as few as read back as the same number: for programs
+  kFour  // at most four: for people
+};
+
+// For programs: a row for each run, with all that is known of it.
 report::Table ResultsTable(const SweepConfig& sweep, const std::vector<TrialResult>& results);
-report::Table SummaryTable(const SweepConfig& sweep, const std::vector<Group>& groups);
+// For people: a row for each run, with its labels, state, metric, speed and time.
+report::Table RunsTable(const SweepConfig& sweep, const std::vector<TrialResult>& results);
+// Why runs failed: a row for each that did.
+report::Table FailuresTable(const std::vector<TrialResult>& results);
+// A row for each group.
+report::Table SummaryTable(const SweepConfig& sweep, const std::vector<Group>& groups,
+                           Digits digits);
 
 // A plot for each label of the panels, a curve for each of the lines: means with their deviation.
 // Axes without a role make curves of their own. Empty where the summary asks for no figure.
 std::vector<report::PlotSpec> Figure(const SweepConfig& sweep, const std::vector<Group>& groups);
+
+// A plot of the metric for each axis of at least two points: a cloud of all runs, and the best run
+// at each point. If all labels of an axis are numbers, the plot has them to scale (logarithmic if
+// the largest is at least ten times the smallest); else they are categories.
+std::vector<report::PlotSpec> PlotsByAxis(const SweepConfig& sweep,
+                                          const std::vector<TrialResult>& results);
+
+// The indices of at most `most` runs that have trained, in the order of the grid: those with the
+// best metric, then those without one.
+std::vector<size_t> BestRuns(const SweepConfig& sweep, const std::vector<TrialResult>& results,
+                             size_t most);
 
 }  // namespace halflife::sweep

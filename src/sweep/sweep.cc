@@ -305,7 +305,7 @@ class Sweep {
     };
     const std::vector<Group> groups = SumUp(request_.config, results_);
     write("results.csv", report::Csv(ResultsTable(request_.config, results_)));
-    write("summary.csv", report::Csv(SummaryTable(request_.config, groups)));
+    write("summary.csv", report::Csv(SummaryTable(request_.config, groups, Digits::kAll)));
     const std::vector<report::PlotSpec> figure = Figure(request_.config, groups);
     if (!figure.empty()) write("figure.svg", report::RenderFigure(figure));
   }

@@ -62,18 +62,20 @@ TEST(Evaluation, CurvesAreNamedByWhatTellsThemApart) {
 }
 
 TEST(Evaluation, ThePageHasTheCurvesAndTheirNumbers) {
-  const std::string page =
-      RenderPage({}, {ParseEvaluation(kOfOne, "1.json"), ParseEvaluation(kOfTwo, "2.json")}, "now");
+  const std::string page = RenderPage(
+      {.evaluations = {ParseEvaluation(kOfOne, "1.json"), ParseEvaluation(kOfTwo, "2.json")}},
+      "now");
   EXPECT_THAT(page, HasSubstr("<title>2 evaluations"));
   EXPECT_THAT(page, HasSubstr("Perplexity by tokens of a row"));
-  EXPECT_THAT(page, HasSubstr("one, window</td><td>4.25</td><td class=\"words\">–</td>"
+  EXPECT_THAT(page, HasSubstr("one, window</td><td>4.25</td><td>–</td>"
                               "<td>5.5</td>"));
   EXPECT_THAT(page, Not(HasSubstr("<h2>Runs</h2>")));
   const Evaluation begun = ParseEvaluation(R"({"model": "m", "train_len": 8, "rows": []})", "b");
-  EXPECT_THAT(RenderPage({}, {begun}, "now"), HasSubstr("No row was scored yet"));
+  EXPECT_THAT(RenderPage({.evaluations = {begun}}, "now"), HasSubstr("No row was scored yet"));
   RunRecord run;
   run.name = "trained";
-  EXPECT_THAT(RenderPage({run}, {begun}, "now"), HasSubstr("<title>trained"));
+  EXPECT_THAT(RenderPage({.runs = {run}, .evaluations = {begun}}, "now"),
+              HasSubstr("<title>trained"));
 }
 
 // Needles at several depths are one point of a length; of a length that lacks one there is none.

@@ -3,8 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "report/page.h"
-
 namespace halflife::report {
 namespace {
 
@@ -65,16 +63,6 @@ TEST(Figure, TicksAndErrorBars) {
   EXPECT_THAT(drawing, HasSubstr(">32</text>"));
   EXPECT_THAT(drawing, HasSubstr(">64</text>"));
   EXPECT_EQ(Count(drawing, "V"), 1);  // one vertical line: the other deviation is 0
-}
-
-TEST(Overview, HasTheLegendThePlotsAndTheTables) {
-  const std::string page =
-      RenderOverview("a sweep", {Plot("first")},
-                     {{.title = "Runs", .header = {"run"}, .rows = {{"one"}}}}, "made");
-  EXPECT_THAT(page, HasSubstr("<title>a sweep – halflife report</title>"));
-  EXPECT_THAT(page, HasSubstr("<b>first</b>"));
-  EXPECT_THAT(page, HasSubstr("<h2>Runs</h2>"));
-  EXPECT_THAT(page, HasSubstr("made"));
 }
 
 }  // namespace

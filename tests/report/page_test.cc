@@ -38,7 +38,7 @@ RunRecord Trained(const std::string& name, double offset, int steps = 40) {
 }
 
 std::string Page(std::vector<RunRecord> runs) {
-  return RenderPage(std::move(runs), {}, "made today");
+  return RenderPage({.runs = std::move(runs)}, "made today");
 }
 
 TEST(Escape, LeavesNoMarkupAndNoBrokenBytes) {
@@ -99,6 +99,68 @@ TEST(Page, ARunWithoutBitsPerByteHasADash) {
   EXPECT_THAT(Page({Trained("new", 1), old}),
               HasSubstr("<tr><th>10</th><td>1.4000</td><td>4.055</td><td>0.4200</td>"
                         "<td>not finite</td><td>–</td><td>–</td></tr>"));
+}
+
+SweepRecord Sweep(const std::string& name) {
+  const PlotSpec figure = {.title = "figure <1>",
+                           .note = "",
+                           .curves = {{.name = "a<b", .points = {{1, 2}, {2, 1}}, .resumes = {}}},
+                           .rules = {}};
+  PlotSpec by_axis = figure;
+  by_axis.title = "val_loss over lr";
+  return {.name = name,
+          .metric = "val_loss",
+          .figure = {figure},
+          .by_axis = {by_axis},
+          .tables = {{.title = "Runs of it",
+                      .header = {"run", "val_loss"},
+                      .rows = {{"lr=1", "2.5"}, {"lr=2", "–"}},
+                      .links = {"sweeps/s/runs/lr=1/", ""}}},
+          .runs = {Trained("lr=1", 1)},
+          .runs_note = "Curves of 1 of 2 runs."};
+}
+
+TEST(Page, ASweepHasItsPlotsItsTablesAndTheCurvesOfItsRuns) {
+  const std::string page = RenderPage({.sweeps = {Sweep("zoo")}}, "made today");
+  EXPECT_THAT(page, HasSubstr("<title>zoo – halflife report</title>"));
+  EXPECT_THAT(page, HasSubstr("<b>figure &lt;1&gt;</b>"));
+  EXPECT_THAT(page, HasSubstr("<h2>val_loss by axis</h2>"));
+  EXPECT_THAT(page, HasSubstr("<b>val_loss over lr</b>"));
+  EXPECT_THAT(page, HasSubstr("<a href=\"sweeps/s/runs/lr=1/\">lr=1</a>"));
+  EXPECT_THAT(page, HasSubstr("Curves of 1 of 2 runs."));
+  EXPECT_THAT(page, HasSubstr("<b>Training loss, nats per token</b>"));
+  EXPECT_THAT(page, Not(HasSubstr("Tokens per second")));  // only what was learned
+  EXPECT_THAT(page, Not(HasSubstr("class=\"part\"")));
+  EXPECT_THAT(page, HasSubstr("made today"));
+}
+
+TEST(Page, SweepsRunsAndEvaluationsShareAPage) {
+  const Evaluation evaluation = ParseEvaluation(
+      R"({"model": "m", "train_len": 8,
+          "rows": [{"method": "plain", "length": 8, "perplexity": 3.5}]})",
+      "m.json");
+  const std::string page = RenderPage({.sweeps = {Sweep("zoo"), Sweep("lengths")},
+                                       .runs = {Trained("alone", 1)},
+                                       .evaluations = {evaluation}},
+                                      "made today");
+  EXPECT_THAT(page, HasSubstr("<title>2 sweeps, 1 run – halflife report</title>"));
+  EXPECT_THAT(page, HasSubstr("<h1 class=\"part\">Sweep zoo</h1>"));
+  EXPECT_THAT(page, HasSubstr("<h1 class=\"part\">Sweep lengths</h1>"));
+  EXPECT_THAT(page, HasSubstr("<h1 class=\"part\">Other runs</h1>"));
+  EXPECT_THAT(page, HasSubstr("</svg>alone</th>"));
+  EXPECT_THAT(page, HasSubstr("<h2>By length</h2>"));
+}
+
+// A sweep of which nothing has run yet.
+TEST(Page, ASweepWithoutRunsIsAPage) {
+  const std::string page = RenderPage({.sweeps = {{.name = "begun", .metric = "val_loss"}}}, "now");
+  EXPECT_THAT(page, HasSubstr("<title>begun"));
+  EXPECT_THAT(page, Not(HasSubstr("by axis")));
+}
+
+TEST(UrlOfPath, KeepsALinkInsideItsAttributeAndItsPath) {
+  EXPECT_EQ(UrlOfPath("../runs/mixer=gla,lr=1e-3/"), "../runs/mixer=gla,lr=1e-3/");
+  EXPECT_EQ(UrlOfPath("a b\"<&>#?%:é"), "a%20b%22%3C%26%3E%23%3F%25%3A%C3%A9");
 }
 
 TEST(Page, StepsOfDifferentSizeAreComparedByTokens) {

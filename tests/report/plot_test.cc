@@ -89,6 +89,48 @@ TEST(Plot, MarksResumesAndRules) {
   EXPECT_EQ(Count(svg, ">clip</text>"), 1u);
 }
 
+// The cloud has a marker for each point, also of one x; only the curve has a line and numbers under
+// the pointer.
+TEST(Plot, ACloudIsMarkersAlone) {
+  PlotSpec spec = Spec({{1, 1}, {2, 2}});
+  spec.markers = true;
+  spec.curves.push_back({.name = "all runs",
+                         .points = {{1, 1}, {1, 4}, {1, kNaN}, {2, 2}, {2, 3}},
+                         .resumes = {},
+                         .cloud = true});
+  const std::string svg = RenderPlot(spec);
+  const std::string cloud = svg.substr(svg.find("class=\"marks cloud s0\""));
+  EXPECT_EQ(Count(cloud.substr(0, cloud.find("</g>")), "<circle"), 4u);
+  EXPECT_EQ(Count(svg, "class=\"line"), 1u);
+  EXPECT_EQ(Count(svg, "all runs"), 0u);
+  // Its markers do not lie on the frame, which is at x = 56 and 588.
+  EXPECT_EQ(Count(cloud, "cx=\"56.0\""), 0u);
+  EXPECT_EQ(Count(cloud, "cx=\"75.7\""), 2u);
+}
+
+TEST(Plot, ACurveWithoutALineHasItsMarkers) {
+  PlotSpec spec = Spec({{0, 1}, {1, 2}, {2, 3}});
+  spec.curves[0].line = false;
+  const std::string svg = RenderPlot(spec);
+  EXPECT_EQ(Count(svg, "class=\"line"), 0u);
+  EXPECT_EQ(Count(svg, "<circle"), 4u);  // the last point's is drawn twice
+}
+
+TEST(Plot, CategoriesAreNamed) {
+  PlotSpec spec = Spec({{0, 1}, {1, 2}});
+  spec.categories = {"a<b", "gla"};
+  const std::string level = RenderPlot(spec);
+  EXPECT_EQ(Count(level, "<text class=\"x\" x=\"189.0\" y=\"250.0\">a&lt;b</text>"), 1u);
+  EXPECT_EQ(Count(level, "<text class=\"x\" x=\"455.0\" y=\"250.0\">gla</text>"), 1u);
+  EXPECT_EQ(Count(level, "\"categories\":[\"a\\u003cb\",\"gla\"]"), 1u);
+  EXPECT_EQ(Count(level, "viewBox=\"0 0 600 270\""), 1u);
+  // Names that do not fit next to each other are slanted, on a taller chart.
+  spec.categories = {std::string(60, 'm'), std::string(60, 'n')};
+  const std::string slanted = RenderPlot(spec);
+  EXPECT_EQ(Count(slanted, "class=\"slanted\""), 2u);
+  EXPECT_EQ(Count(slanted, "viewBox=\"0 0 600 468\""), 1u);
+}
+
 TEST(Plot, EscapesNamesInMarkupAndInData) {
   PlotSpec spec = Spec({{1, 1}, {2, kNaN}});
   spec.title = "<b>&";

@@ -90,7 +90,7 @@ TEST(Results, RunsWithoutAValueAreLeftOutAndCounted) {
   EXPECT_EQ(groups[0].num_runs, 1);
   EXPECT_EQ(groups[0].deviation, 0);
   EXPECT_THAT(
-      report::Csv(SummaryTable(sweep, groups)),
+      report::Csv(SummaryTable(sweep, groups, Digits::kAll)),
       HasSubstr("mixer,model_dim,best_lr,val_accuracy_mean,val_accuracy_std,"
                 "val_accuracy_low,val_accuracy_high,runs\na,32,1e-3,0.5,0,0.5,0.5,1\nb,32,"));
 }
@@ -107,6 +107,95 @@ TEST(Results, TheTableOfRunsKeepsCommasOfMessagesApart) {
       report::Csv(ResultsTable(sweep, {ResultOf(sweep.summary, trial, failed, nullptr)}));
   EXPECT_THAT(csv, HasSubstr("\"mixer=a,model_dim=32,lr=1e-3,seed=2\",a,32,1e-3,2,failed,73,2,1.2,"
                              ",0,,,,\"no \"\"finite\"\" loss, sorry\"\n"));
+}
+
+TEST(Results, PeopleReadFourDigits) {
+  const SweepConfig sweep = Sweep();
+  std::vector<TrialResult> results = ResultsWith(sweep, [](const Trial&) { return 1.0 / 3; });
+  results[0].status.seconds = 75.25;
+  results[0].tokens_per_s = 123456.7;
+  results[1].best.reset();
+  results[1].status = {
+      .state = TrialState::kFailed, .exit_code = 73, .attempts = 2, .message = "not finite"};
+  const report::Table table = RunsTable(sweep, results);
+  EXPECT_THAT(table.header, ElementsAre("run", "mixer", "model_dim", "lr", "seed", "status",
+                                        "val_accuracy", "at step", "tokens/s", "time"));
+  EXPECT_THAT(table.rows[0], ElementsAre("mixer=a,model_dim=32,lr=1e-3,seed=1", "a", "32", "1e-3",
+                                         "1", "finished", "0.3333", "20", "123.5k", "1 min 15 s"));
+  EXPECT_THAT(table.rows[1], ElementsAre("mixer=a,model_dim=32,lr=1e-3,seed=2", "a", "32", "1e-3",
+                                         "2", "failed", "–", "–", "–", testing::_));
+  const report::Table failures = FailuresTable(results);
+  ASSERT_EQ(failures.rows.size(), 1u);
+  EXPECT_THAT(failures.rows[0],
+              ElementsAre("mixer=a,model_dim=32,lr=1e-3,seed=2", "73", "2", "not finite"));
+  EXPECT_THAT(SummaryTable(sweep, SumUp(sweep, results), Digits::kFour).rows[1],
+              ElementsAre("a", "64", "1e-2", "0.3333", "0", "0.3333", "0.3333", "2"));
+}
+
+// lr spans a decade, model_dim does not, and mixers are no numbers.
+TEST(Results, TheMetricIsDrawnOverEachAxis) {
+  const SweepConfig sweep = Sweep();
+  std::vector<TrialResult> results = ResultsWith(sweep, [](const Trial& trial) {
+    return (trial.labels[0] == "a" ? 0.5 : 0.25) + (trial.labels[2] == "1e-2" ? 0.25 : 0);
+  });
+  results[15].best.reset();
+  const std::vector<report::PlotSpec> plots = PlotsByAxis(sweep, results);
+  ASSERT_EQ(plots.size(), 4u);
+  EXPECT_EQ(plots[0].title, "val_accuracy over mixer");
+  EXPECT_THAT(plots[0].categories, ElementsAre("a", "b"));
+  EXPECT_EQ(plots[0].x_scale, report::Scale::kLinear);
+  EXPECT_TRUE(plots[1].categories.empty());
+  EXPECT_EQ(plots[1].x_scale, report::Scale::kLinear);
+  EXPECT_EQ(plots[2].x_scale, report::Scale::kLog);
+  EXPECT_THAT(plots[2].x_ticks, ElementsAre(1e-3, 1e-2));
+  for (const report::PlotSpec& plot : plots) {
+    ASSERT_EQ(plot.curves.size(), 2u);
+    EXPECT_TRUE(plot.curves[0].cloud);
+    EXPECT_EQ(plot.curves[0].points.size(), 15u);  // one run has no value
+    EXPECT_EQ(plot.curves[1].line, plot.categories.empty());
+  }
+  const report::Series& best_of_mixers = plots[0].curves[1].points;
+  ASSERT_EQ(best_of_mixers.size(), 2u);
+  EXPECT_EQ(best_of_mixers[0].y, 0.75);
+  EXPECT_EQ(best_of_mixers[1].y, 0.5);
+  const report::Series& best_of_rates = plots[2].curves[1].points;
+  EXPECT_EQ(best_of_rates[0].x, 1e-3);
+  EXPECT_EQ(best_of_rates[0].y, 0.5);
+  EXPECT_EQ(best_of_rates[1].y, 0.75);
+}
+
+// A loss is best where it is lowest, and one that spans decades is drawn on a logarithmic scale.
+TEST(Results, ALossOverAnAxisIsTheLowest) {
+  SweepConfig sweep = ParseSweep(
+      R"(recipe: "r" axis { field: "lr" value: ["3e-3", "1e-3"] }
+         axis { field: "seed" value: ["1", "2"] } axis { field: "one" value: ["1"] })",
+      "s.textproto", {});
+  std::vector<TrialResult> results;
+  for (const Trial& trial : Grid(sweep)) {
+    results.push_back({.trial = trial});
+    results.back().best = report::Point{10, trial.labels[1] == "1" ? 2.0 : 500.0};
+  }
+  const std::vector<report::PlotSpec> plots = PlotsByAxis(sweep, results);
+  ASSERT_EQ(plots.size(), 2u);  // an axis of one point has no plot
+  EXPECT_EQ(plots[0].y_scale, report::Scale::kLog);
+  const report::Series& best = plots[0].curves[1].points;
+  EXPECT_EQ(best[0].x, 1e-3);  // ascending, whatever the order of the values
+  EXPECT_EQ(best[0].y, 2);
+}
+
+TEST(Results, TheBestRunsKeepTheOrderOfTheGrid) {
+  const SweepConfig sweep = Sweep();
+  std::vector<TrialResult> results(5);
+  const double values[] = {0.1, 0.9, NAN, 0.5, 0.7};
+  for (size_t i = 0; i < results.size(); ++i) {
+    results[i].steps = 10;
+    if (!std::isnan(values[i])) results[i].best = report::Point{10, values[i]};
+  }
+  EXPECT_THAT(BestRuns(sweep, results, 3), ElementsAre(1, 3, 4));
+  EXPECT_THAT(BestRuns(sweep, results, 9), ElementsAre(0, 1, 2, 3, 4));
+  EXPECT_THAT(BestRuns(sweep, results, 4), ElementsAre(0, 1, 3, 4));  // that without a value goes
+  results[1].steps = 0;
+  EXPECT_THAT(BestRuns(sweep, results, 2), ElementsAre(3, 4));
 }
 
 TEST(Results, TheFigureHasALineAMixerWithItsDeviation) {

@@ -1,4 +1,4 @@
-// halflife report: one HTML page about runs.
+// halflife report: one HTML page about sweeps, runs and evaluations.
 #include <CLI/CLI.hpp>
 
 #include "cli/command_line/command.h"
@@ -8,19 +8,24 @@ namespace halflife::cli {
 void AddReport(CLI::App& app, Request& request) {
   auto options = std::make_shared<ReportOptions>();
   CLI::App* command =
-      app.add_subcommand("report", "One HTML page about runs: curves, speed, a comparison");
+      app.add_subcommand("report", "One HTML page about sweeps, runs and evaluations");
   DescribeUse(
       *command,
-      {.notes = "The page holds everything it shows and loads nothing. Runs that still train are "
-                "shown as far as they are; a folder that is no run is left out with a warning. "
-                "Files of `halflife eval --lengths N,... --out FILE` add curves by length, of all "
-                "files in one picture; with --out FILE.svg the picture is written alone.",
+      {.notes =
+           "Folders of sweeps and runs and files of `halflife eval --lengths N,... --out FILE` "
+           "may be given together. A sweep is shown with its metric over each axis, its "
+           "tables, which link to the runs, and the curves of its best runs; runs are "
+           "compared; evaluations by length are drawn in one picture. What still trains is "
+           "shown as far as it is. A path that is none of these is left out with a warning. "
+           "The page holds everything that it shows and loads nothing. With --out FILE.svg "
+           "only the picture of evaluations is written.",
        .examples = {"halflife report runs/gla runs/retention --out report.html",
+                    "halflife report sweeps/lr runs/gla lengths/gla.json --out report.html",
                     "halflife report lengths/gla.json lengths/rope.json --out lengths.svg"},
        .exit_codes = {ExitCode::kData, ExitCode::kEnvironment}});
   command
       ->add_option("RUN", options->runs,
-                   "Folders of runs, finished or not, and files of `eval --out`")
+                   "Folders of sweeps and of runs, finished or not, and files of `eval --out`")
       ->type_name("RUN")
       ->required();
   command
