@@ -20,6 +20,16 @@ std::string Recipe(const interop::HfModel& model) {
   return train::ToText(config);
 }
 
+// Names of the tensors that were left out; of many, the first.
+std::string UnusedTensors(const std::vector<std::string>& names) {
+  constexpr size_t kShown = 4;
+  if (names.empty()) return "";
+  std::string text = Concat("left out: ", names.size(), names.size() == 1 ? " tensor" : " tensors",
+                            " that the class declares and never uses: ");
+  for (size_t i = 0; i < names.size() && i < kShown; ++i) text += (i > 0 ? ", " : "") + names[i];
+  return text + (names.size() > kShown ? ", ...\n" : "\n");
+}
+
 }  // namespace
 
 ExitCode Run(const ImportOptions& options) {
@@ -29,7 +39,8 @@ ExitCode Run(const ImportOptions& options) {
             << model::MixerSummary(model.config()) << ", "
             << HumanCount(static_cast<double>(report.num_parameters)) << " parameters"
             << (report.has_tokenizer ? "" : ", no tokenizer that halflife reads") << "\n"
-            << "next: halflife generate --model " << options.out << " --prompt ...\n"
+            << UnusedTensors(model.unused()) << "next: halflife generate --model " << options.out
+            << " --prompt ...\n"
             << "      halflife train --config " << options.out
             << "/config.textproto --set data.path=DATASET --run " << options.out << "\n";
   return ExitCode::kFinished;

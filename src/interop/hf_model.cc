@@ -103,8 +103,13 @@ void HfModel::Match(ConfigReader& reader) {
                          ckpt::ShapeText(shape));
     }
   }
-  for (const std::string& name : spare)
-    problems += Concat("\n  unexpected: ", name, " ", ckpt::ShapeText(folder_.Find(name)->shape));
+  for (const std::string& name : spare) {
+    if (layout_->IsUnused(name)) {
+      unused_.push_back(name);
+    } else {
+      problems += Concat("\n  unexpected: ", name, " ", ckpt::ShapeText(folder_.Find(name)->shape));
+    }
+  }
   HL_CHECK_AS(ExitCode::kData, problems.empty(), "the tensors of ", where(),
               " are not those of its config.json:", problems);
 }

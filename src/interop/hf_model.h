@@ -27,6 +27,8 @@ class HfModel : public ckpt::WeightSource {
   const Layout& layout() const { return *layout_; }
   int64_t max_positions() const { return max_positions_; }
   const HfFolder& folder() const { return folder_; }
+  // Tensors that the class declares and never uses. No weight is read from them.
+  const std::vector<std::string>& unused() const { return unused_; }
 
   std::string where() const override { return folder_.path().string(); }
   const std::vector<ckpt::WeightInfo>& weights() const override { return weights_; }
@@ -50,6 +52,7 @@ class HfModel : public ckpt::WeightSource {
   int64_t max_positions_ = 0;
   std::vector<ckpt::WeightInfo> weights_;
   std::map<std::string, Stored> stored_;  // by halflife's name
+  std::vector<std::string> unused_;
 };
 
 }  // namespace halflife::interop

@@ -48,6 +48,9 @@ class Layout {
   virtual std::string OptionalPrefix() const;
   // Tensors that folders may hold and that carry no weights.
   virtual bool IsBuffer(const std::string& tensor, ConfigReader& reader) const;
+  // Parameters that the class declares and never uses, asked only for tensors that no parameter of
+  // the model is read from. They are left out, and import reports them.
+  virtual bool IsUnused(const std::string& tensor) const;
   // The tensor whose values the class holds under this name, too, and a folder may; empty: none.
   virtual std::string CopyOf(const std::string& tensor) const;
   // Tensors that the class demands where `config` has no such parameter: all zeros.

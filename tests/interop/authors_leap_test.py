@@ -153,6 +153,13 @@ class AuthorsLeap(AuthorsTest):
         config = config_of("leap_latest", windows=None, use_local_att=False)
         self.check_preset("leap_latest", config, [POSITIONS] * 4)
 
+    def test_reports_the_tensors_that_the_first_release_never_uses(self):
+        weights = random_weights(shapes_of("leap_v011", len(WINDOWS)))
+        said = self.import_folder(weights, config_of("leap_v011"), "leap")
+        self.assertIn("left out: 12 tensors that the class declares and never uses: "
+                      "leap_model.decoders.0.attention.qk_norm.bias, ", said)
+        self.assertIn(", ...\n", said)
+
     def test_a_preset_that_is_named_wins(self):
         config = config_of("leap_latest") | {"preset": "leap_latest", "n_heads": HEADS}
         del config["n_head"]  # which alone would say 0.1.1

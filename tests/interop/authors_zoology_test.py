@@ -223,7 +223,10 @@ def rebased(w, x, kwargs):
     def prepare(y, which):
         if kwargs["normalize"]:
             return layer_norm(y, w, "ln_" + which)
-        return y * w[f"ln_{which}.gamma"] + w[f"ln_{which}.beta"] if kwargs["use_gamma"] else y
+        if not kwargs["use_gamma"]:
+            return y
+        moved = y * w[f"ln_{which}.gamma"]
+        return moved + w[f"ln_{which}.beta"] if kwargs["use_beta"] else moved
     return polynomial(w, x, kwargs, lambda s: s * s, prepare)
 
 
@@ -359,6 +362,17 @@ class AuthorsZoology(AuthorsTest):
             with self.subTest(gamma=gamma):
                 parts = {"use_gamma": gamma, "use_beta": gamma, "normalize": False}
                 self.check_config(config_of(hybrid(module("BaseConv"), module("ReBased", **parts))))
+
+    def test_rebased_with_a_beta_that_it_does_not_use(self):
+        parts = {"use_gamma": True, "use_beta": False, "normalize": False}
+        config = config_of(hybrid(module("BaseConv"), module("ReBased", **parts)))
+        self.check_config(config)
+        self.tearDown()
+        self.setUp()
+        mixer = "backbone.layers.1.sequence_mixer.mixer."
+        self.assertIn("left out: 2 tensors that the class declares and never uses: "
+                      f"{mixer}ln_k.beta, {mixer}ln_q.beta\n",
+                      self.import_folder(weights_of(config), config, "zoology"))
 
     def test_a_head_beside_the_table_that_it_equals(self):
         config = config_of(module("Based"))

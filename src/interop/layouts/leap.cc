@@ -136,8 +136,8 @@ class LeapAuthors : public ImportOnlyLayout {
     return decoder() + Renamed(parameter, within);
   }
 
-  // Declared in the first release, and never used.
-  bool IsBuffer(const std::string& tensor, ConfigReader&) const override {
+  // Declared in the first release.
+  bool IsUnused(const std::string& tensor) const override {
     return tensor.ends_with(".attention.vec") ||
            tensor.find(".attention.qk_norm.") != std::string::npos;
   }

@@ -117,6 +117,10 @@ class Zoology : public ImportOnlyLayout {
     return tensor.ends_with(".pos_emb.t") || tensor.ends_with(".modulation.deltas") ||
            tensor.ends_with(".conv.pos_emb.z");
   }
+  // ReBased without use_beta declares its beta all the same.
+  bool IsUnused(const std::string& tensor) const override {
+    return tensor.ends_with(".ln_q.beta") || tensor.ends_with(".ln_k.beta");
+  }
   // One module of sines stands between all layers of a filter's network.
   std::string CopyOf(const std::string& tensor) const override {
     for (const char* again : {".implicit_filter.3.freq", ".implicit_filter.5.freq"})
