@@ -70,6 +70,13 @@ void ConfigReader::Ignore(std::initializer_list<const char*> keys) {
   known_.insert(keys.begin(), keys.end());
 }
 
+void ConfigReader::IgnoreDefaults(const nlohmann::json& defaults) {
+  for (const auto& [key, value] : defaults.items()) {
+    const auto found = json_.find(key);
+    if (found != json_.end() && (found->is_null() || *found == value)) known_.insert(key);
+  }
+}
+
 void ConfigReader::Check() const {
   std::string lines;
   for (const std::string& problem : problems_) lines += "\n  " + problem;

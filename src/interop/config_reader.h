@@ -33,6 +33,9 @@ class ConfigReader {
   const nlohmann::json* Member(const std::string& key);
   // Keys that have no meaning here, whatever their values.
   void Ignore(std::initializer_list<const char*> keys);
+  // Keys of `defaults`, an object, at the values that they have there, or null. Check reports such
+  // a key that has another value.
+  void IgnoreDefaults(const nlohmann::json& defaults);
 
   template <typename... Pieces>
   void Require(bool condition, const Pieces&... pieces) {

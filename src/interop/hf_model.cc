@@ -1,6 +1,7 @@
 #include "interop/hf_model.h"
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -12,6 +13,8 @@ namespace halflife::interop {
 namespace {
 
 constexpr int64_t kComparedElements = 1 << 20;
+// Relative difference of a buffer's values from the expected ones: buffers may be stored in bf16.
+constexpr float kBufferTolerance = 1.0f / 256;
 
 }  // namespace
 
@@ -54,6 +57,22 @@ bool HfModel::AreEqual(const std::string& one, const std::string& other) const {
   return true;
 }
 
+std::string HfModel::BufferProblem(const HfTensor& tensor, const std::string& name,
+                                   ConfigReader& reader) const {
+  const std::vector<float> expected = layout_->BufferValues(name, reader);
+  if (expected.empty()) return "";
+  if (tensor.count() != static_cast<int64_t>(expected.size()))
+    return Concat(name, ": the file has ", tensor.count(), " elements, its config.json implies ",
+                  expected.size());
+  std::vector<float> values(expected.size());
+  folder_.Read(tensor, 0, tensor.count(), values.data());
+  for (size_t i = 0; i < values.size(); ++i)
+    if (!(std::abs(values[i] - expected[i]) <= kBufferTolerance * std::abs(expected[i])))
+      return Concat(name, ": element ", i, " is ", values[i], ", its config.json implies ",
+                    expected[i], ". The folder is of another version of the class.");
+  return "";
+}
+
 std::string HfModel::StoredName(const std::string& name) const {
   const std::string prefix = layout_->OptionalPrefix();
   if (!name.starts_with(prefix)) return name;
@@ -68,9 +87,14 @@ void HfModel::Match(ConfigReader& reader) {
   };
   const std::string head = stored_name("lm_head.weight"),
                     embedding = stored_name("embeddings.weight");
+  std::string problems;
   std::set<std::string> spare;
   for (const auto& [name, tensor] : folder_.tensors()) {
-    if (layout_->IsBuffer(name, reader)) continue;
+    if (layout_->IsBuffer(name, reader)) {
+      const std::string problem = BufferProblem(tensor, name, reader);
+      if (!problem.empty()) problems += "\n  " + problem;
+      continue;
+    }
     const std::string original = layout_->CopyOf(name);
     if (folder_.Find(original) == nullptr || !AreEqual(name, original)) spare.insert(name);
   }
@@ -83,7 +107,6 @@ void HfModel::Match(ConfigReader& reader) {
       config_.head.tied = false;
     }
   }
-  std::string problems;
   std::set<std::string> asked;
   const model::LanguageModel declared(config_);
   if (declared.max_positions() > 0) max_positions_ = declared.max_positions();

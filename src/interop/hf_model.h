@@ -45,6 +45,9 @@ class HfModel : public ckpt::WeightSource {
   // The name that a tensor has in this folder.
   std::string StoredName(const std::string& name) const;
   bool AreEqual(const std::string& one, const std::string& other) const;  // tensors of the folder
+  // How a buffer differs from the values that the config implies; empty: it does not.
+  std::string BufferProblem(const HfTensor& tensor, const std::string& name,
+                            ConfigReader& reader) const;
 
   HfFolder folder_;
   const Layout* layout_ = nullptr;

@@ -13,6 +13,7 @@ namespace halflife::interop {
 Placement Layout::PlacementOf(const std::string&, ConfigReader*) const { return {}; }
 std::string Layout::OptionalPrefix() const { return {}; }
 bool Layout::IsBuffer(const std::string&, ConfigReader&) const { return false; }
+std::vector<float> Layout::BufferValues(const std::string&, ConfigReader&) const { return {}; }
 bool Layout::IsUnused(const std::string&) const { return false; }
 std::string Layout::CopyOf(const std::string&) const { return {}; }
 std::vector<dist::ParamSpec> Layout::ZeroTensors(const model::ModelConfig&) const { return {}; }

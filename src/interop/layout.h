@@ -48,6 +48,9 @@ class Layout {
   virtual std::string OptionalPrefix() const;
   // Tensors that folders may hold and that carry no weights.
   virtual bool IsBuffer(const std::string& tensor, ConfigReader& reader) const;
+  // The values that such a tensor has where the folder's config is right; empty: they are not
+  // compared.
+  virtual std::vector<float> BufferValues(const std::string& tensor, ConfigReader& reader) const;
   // Parameters that the class declares and never uses, asked only for tensors that no parameter of
   // the model is read from. They are left out, and import reports them.
   virtual bool IsUnused(const std::string& tensor) const;

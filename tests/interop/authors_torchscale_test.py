@@ -40,6 +40,22 @@ RETNET = {key: value for key, value in DECODER.items()
               "recurrent_chunk_size": 512}
 
 
+# What the LeX authors' fork adds to the class's options.
+FORK = {"block_size": -1, "mode": "default", "s4": False, "ffn_s4": False, "global_token": False}
+# What the fairseq examples carry beside them, with the examples' defaults.
+FAIRSEQ = {"_name": "lm", "relu_dropout": 0.0, "decoder_output_dim": DIM, "decoder_input_dim": DIM,
+           "offload_activations": False, "min_params_to_wrap": 100000000, "moe_expert_ffn_dim": None,
+           "moe_normalize_expert_grad": "world_size", "record_a2a_perf_stats": False, "dummy_a2a": False,
+           "moe_batch_prioritized_routing": False, "add_bos_token": False, "tokens_per_sample": 1024,
+           "tpu": False, "memory_efficient_fp16": False, "fp16": True, "fp16_no_flatten_grads": False,
+           "ddp_backend": "legacy_ddp", "world_size": 16, "distributed_rank": 0, "base_layers": 0,
+           "adaptive_softmax_cutoff": None, "adaptive_softmax_dropout": 0.0, "adaptive_softmax_factor": 4.0,
+           "decoder_layerdrop": 0, "decoder_layers_to_keep": None, "base_sublayers": 1,
+           "base_shuffle": False, "character_embeddings": False, "no_decoder_final_norm": False,
+           "adaptive_input": False, "adaptive_input_factor": 4, "adaptive_input_cutoff": None,
+           "tie_adaptive_weights": False, "tie_adaptive_proj": False}
+
+
 def biased(name, out, inner):
     return {name + ".weight": [out, inner], name + ".bias": [out]}
 
@@ -107,13 +123,16 @@ def turned(x, angles, scale=1.0):
     return torch.stack([even * cos - odd * sin, odd * cos + even * sin], -1).flatten(-2)
 
 
-def xpos(q, k, scale_base):
-    """As the class encodes them: scales around the middle of the row, q's shrink and k's grow."""
-    place = torch.arange(q.shape[0], dtype=q.dtype)[:, None]
-    pair = torch.arange(0, HEAD_DIM, 2, dtype=q.dtype)
-    angles = place * 10000.0 ** (-pair / HEAD_DIM)
-    scale = ((pair + 0.4 * HEAD_DIM) / (1.4 * HEAD_DIM)) ** ((place - q.shape[0] // 2) / scale_base)
-    return turned(q, angles, scale), turned(k, angles, 1 / scale)
+def xpos_scale(dtype=torch.float32):
+    """The class's buffer: what each pair of channels keeps in scale_base tokens."""
+    return (torch.arange(0, HEAD_DIM, 2, dtype=dtype) + 0.4 * HEAD_DIM) / (1.4 * HEAD_DIM)
+
+
+def xpos(x, places, centre, exponent):
+    """Queries with the exponent 1 / scale_base shrink with their places, keys with its negative grow."""
+    pair = torch.arange(0, HEAD_DIM, 2, dtype=x.dtype)
+    angles = places[:, None] * 10000.0 ** (-pair / HEAD_DIM)
+    return turned(x, angles, xpos_scale(x.dtype) ** ((places[:, None] - centre) * exponent))
 
 
 def sines(length, like):
@@ -123,19 +142,38 @@ def sines(length, like):
     return torch.cat([angles.sin(), angles.cos()], -1)
 
 
-def attention(w, config, prefix, x):
-    q, k, v = (linear(x, w, f"{prefix}{name}_proj").unflatten(1, (HEADS, HEAD_DIM)) for name in "qkv")
+def attend(w, config, q, k, v, centre):
+    """The last len(q) of len(k) tokens, with places from 0 on and xPos scales around `centre`."""
+    places = torch.arange(len(k), dtype=k.dtype)
+    mine = places[len(k) - len(q):]
     if config["xpos_rel_pos"]:
-        q, k = xpos(q, k, config["xpos_scale_base"])
+        exponent = 1 / config["xpos_scale_base"]
+        q, k = xpos(q, mine, centre, exponent), xpos(k, places, centre, -exponent)
     scores = torch.einsum("ihd,jhd->hij", q, k) * HEAD_DIM ** -0.5
-    place = torch.arange(len(x))
-    distance = place[:, None] - place
+    distance = mine[:, None] - places
     if config["rel_pos_buckets"]:
         bucket = (distance.clamp(min=0)[..., None] >= torch.tensor(T5_BEGINS)).sum(-1) - 1
         table = w["self_attn_relative_position.relative_attention_bias.weight"]
         scores = scores + table[bucket].permute(2, 0, 1)
     p = scores.masked_fill(distance < 0, -math.inf).softmax(-1)
-    y = torch.einsum("hij,jhd->ihd", p, v).flatten(1)
+    return torch.einsum("hij,jhd->ihd", p, v)
+
+
+def attend_in_blocks(w, config, q, k, v):
+    """The LeX authors' fork on rows longer than block_size: tiles of half a block, each of which sees
+    itself and the tile before, with places from 0 on in each such pair."""
+    half = config["block_size"] // 2
+    return torch.cat([attend(w, config, q[begin:begin + half], k[max(0, begin - half):begin + half],
+                             v[max(0, begin - half):begin + half], half)
+                      for begin in range(0, len(q), half)])
+
+
+def attention(w, config, prefix, x):
+    q, k, v = (linear(x, w, f"{prefix}{name}_proj").unflatten(1, (HEADS, HEAD_DIM)) for name in "qkv")
+    if 0 < config.get("block_size", -1) < len(x):
+        y = attend_in_blocks(w, config, q, k, v).flatten(1)
+    else:
+        y = attend(w, config, q, k, v, len(x) // 2).flatten(1)
     if prefix + "inner_attn_ln.weight" in w:
         y = layer_norm(y, w, prefix + "inner_attn_ln")
     return linear(y, w, prefix + "out_proj")
@@ -293,8 +331,51 @@ class Decoder(AuthorsTest):
                    for name, tensor in random_weights(decoder_shapes(config)).items()}
         weights["decoder.output_projection.weight"] = weights["decoder.embed_tokens.weight"].clone()
         for layer in range(LAYERS):
-            weights[f"decoder.layers.{layer}.self_attn.xpos.scale"] = torch.rand(HEAD_DIM // 2)
+            weights[f"decoder.layers.{layer}.self_attn.xpos.scale"] = xpos_scale()
         self.check(weights, config, "torchscale_decoder", without_prefix(decoder_log_probs(config)))
+
+    def test_blocks_of_the_fork(self):
+        """Half of block_size divides no row's length; one row is exactly as long as a block."""
+        for change in ({"xpos_rel_pos": True}, {"rel_pos_buckets": BUCKETS, "max_rel_pos": LONGEST},
+                       {"no_token_positional_embeddings": False}):
+            with self.subTest(change):
+                config = DECODER | FORK | {"block_size": 64} | change
+                weights = random_weights(decoder_shapes(config))
+                if config["xpos_rel_pos"]:
+                    weights["self_attn_xpos.scale"] = xpos_scale()
+                self.check(weights, config, "torchscale_decoder", decoder_log_probs(config))
+                self.assertIn("block: 32", (self.dir / "run" / "config.textproto").read_text())
+
+    def test_no_blocks_of_the_fork(self):
+        config = DECODER | FORK | {"block_size": -1, "xpos_rel_pos": True}
+        weights = random_weights(decoder_shapes(config)) | {"self_attn_xpos.scale": xpos_scale().half()}
+        said = self.import_folder(weights, config, "torchscale_decoder")
+        self.assertNotIn("warn", said)
+        self.assertIn("block: 0", (self.dir / "run" / "config.textproto").read_text())
+
+    def test_a_scale_that_the_config_does_not_imply(self):
+        for config, scale, part in (
+                (DECODER | {"xpos_rel_pos": True}, xpos_scale() - 0.03,
+                 "self_attn_xpos.scale: element 0 is 0.2557"),
+                (DECODER | {"xpos_rel_pos": True}, torch.rand(3),
+                 "self_attn_xpos.scale: the file has 3 elements, its config.json implies 4"),
+                (DECODER, xpos_scale(), "unexpected: self_attn_xpos.scale [4]")):
+            with self.subTest(part):
+                self.tearDown()
+                self.setUp()
+                weights = random_weights(decoder_shapes(config)) | {"self_attn_xpos.scale": scale}
+                self.assertIn(part, self.import_folder(weights, config, "torchscale_decoder", code=3))
+                self.assertFalse((self.dir / "run").exists())
+
+    def test_warns_of_no_key_that_the_examples_carry(self):
+        weights = random_weights(decoder_shapes(DECODER))
+        said = self.import_folder(weights, DECODER | FAIRSEQ, "torchscale_decoder")
+        self.assertNotIn("warn", said)
+        self.tearDown()
+        self.setUp()
+        changed = DECODER | FAIRSEQ | {"add_bos_token": True, "base_layers": 2, "rotary": None}
+        said = self.import_folder(weights, changed, "torchscale_decoder")
+        self.assertIn("keys without a meaning here: add_bos_token, base_layers, rotary", said)
 
     def test_says_what_does_not_fit(self):
         weights = random_weights(decoder_shapes(DECODER))
@@ -316,6 +397,9 @@ class Decoder(AuthorsTest):
                 ({"xpos_rel_pos": True, "no_token_positional_embeddings": False}, "more than one of"),
                 ({"rel_pos_buckets": 30, "max_rel_pos": 128}, "rel_pos_buckets is 30; a multiple of 4"),
                 ({"segment_length": "[2048]"}, "segment_length is set, of dilated attention"),
+                ({"block_size": 65}, "block_size is 65. Use an even number"),
+                ({"expo_rel_pos": True}, "expo_rel_pos is true"),
+                ({"mode": "state"}, "mode is 'state'. Only 'default' is read."),
                 ({"activation_fn": "quick_gelu"}, "activation_fn is 'quick_gelu'"),
                 ({"vocab_size": None}, "vocab_size is missing")):
             with self.subTest(part):
@@ -351,6 +435,11 @@ class RetNet(AuthorsTest):
 
     def test_deep_norm(self):
         self.check_form(decoder_normalize_before=False, deepnorm=True)
+
+    def test_warns_of_no_key_that_the_examples_carry(self):
+        said = self.import_folder(random_weights(retnet_shapes(RETNET)), RETNET | FAIRSEQ,
+                                  "torchscale_retnet")
+        self.assertNotIn("warn", said)
 
     def test_buffers_are_left_out(self):
         weights = {"decoder." + name: tensor

@@ -1,7 +1,9 @@
 // Language models of torchscale (github.com/microsoft/torchscale): Decoder, a transformer with
-// xPos, T5's biases or a table of positions, and RetNetDecoder. Their rotations pair neighbouring
-// channels of a head where ours pair halves. Its fairseq examples write "decoder." before every
-// name, and their options into the same keys.
+// xPos, T5's biases or a table of positions, and RetNetDecoder; and the Decoder of the fork of the
+// LeX Transformer's authors (github.com/sunyt32/torchscale), which adds blockwise causal attention
+// and holds xPos once for all layers. Their rotations pair neighbouring channels of a head where
+// ours pair halves. The fairseq examples write "decoder." before every name, and their options into
+// the same keys.
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
@@ -31,6 +33,34 @@ model::BlockConfig ReadBlock(ConfigReader& reader, bool has_subln) {
   if (deep) return model::BlockConfig("post_norm", {{"deep_norm", true}});
   if (!before) return model::BlockConfig("post_norm");
   return model::BlockConfig(subln ? "sub_ln" : "pre_norm");
+}
+
+// Options that the fairseq examples carry beside the class's own.
+void IgnoreFairseqKeys(ConfigReader& reader) {
+  // Of training, of its processes, of experts.
+  reader.Ignore({"_name", "arch", "task", "min_params_to_wrap", "moe_expert_ffn_dim",
+                 "moe_normalize_expert_grad", "moe_batch_prioritized_routing",
+                 "record_a2a_perf_stats", "dummy_a2a", "tokens_per_sample", "tpu", "fp16",
+                 "memory_efficient_fp16", "fp16_no_flatten_grads", "ddp_backend", "world_size",
+                 "distributed_rank"});
+  // Of fairseq's own transformer, or of the texts. Other values are reported.
+  reader.IgnoreDefaults({{"normalize_output", true},
+                         {"add_bos_token", false},
+                         {"no_decoder_final_norm", false},
+                         {"character_embeddings", false},
+                         {"adaptive_input", false},
+                         {"adaptive_input_factor", 4},
+                         {"adaptive_input_cutoff", nullptr},
+                         {"adaptive_softmax_cutoff", nullptr},
+                         {"adaptive_softmax_dropout", 0},
+                         {"adaptive_softmax_factor", 4},
+                         {"tie_adaptive_weights", false},
+                         {"tie_adaptive_proj", false},
+                         {"decoder_layerdrop", 0},
+                         {"decoder_layers_to_keep", nullptr},
+                         {"base_layers", 0},
+                         {"base_sublayers", 1},
+                         {"base_shuffle", false}});
 }
 
 class Torchscale : public ImportOnlyLayout {
@@ -66,6 +96,7 @@ class Torchscale : public ImportOnlyLayout {
   // All that both have beside their mixer, positions and channel mixer.
   static model::ModelConfig ReadFrame(ConfigReader& reader, const char* norm, double eps) {
     IgnoreCommonKeys(reader);
+    IgnoreFairseqKeys(reader);
     // Of training, of memory, of experts that moe_freq 0 leaves out, or without an effect.
     reader.Ignore({"activation_dropout",
                    "relu_dropout",
@@ -114,11 +145,13 @@ class TorchscaleDecoder : public Torchscale {
     model::ModelConfig config = ReadFrame(reader, "layer_norm", 1e-5);
     for (const char* key : {"segment_length", "dilated_ratio"})
       reader.Require(!reader.Has(key), key, " is set, of dilated attention; null would work");
+    RefuseExperiments(reader);
     config.block = ReadBlock(reader, /*has_subln=*/true);
     config.positions = ReadPositions(reader);
     config.mixer = model::MixerConfig(mixer(), {{"qkv_bias", true}, {"out_bias", true}});
     config.mixer.Set("num_heads", NumHeads(reader));
     config.mixer.Set("dropout", reader.Double("attention_dropout", 0.0));
+    config.mixer.Set("block", ReadBlockLength(reader));
     if (config.positions.name() != "xpos") config.mixer.Set("rope_theta", 0.0);
     config.channel_mixer = model::ChannelMixerConfig("mlp", {{"bias", true}});
     config.channel_mixer.Set("width", reader.Int("decoder_ffn_embed_dim", 3072));
@@ -128,8 +161,8 @@ class TorchscaleDecoder : public Torchscale {
 
   Placement PlacementOf(const std::string& parameter, ConfigReader* reader) const override {
     const auto has = [&](const char* piece) { return parameter.find(piece) != std::string::npos; };
-    if (reader->Bool("xpos_rel_pos", false) && (has(".q_proj.") || has(".k_proj.")))
-      return {.pair_rows = reader->Int("decoder_embed_dim", 768) / NumHeads(*reader)};
+    if (HasXpos(*reader) && (has(".q_proj.") || has(".k_proj.")))
+      return {.pair_rows = HeadDim(*reader)};
     if (parameter == "positions.weight")
       return {.first_row = kFirstPosition, .num_rows = kFirstPosition + NumPositions(*reader)};
     if (has("relative_attention_bias."))  // the second half is of later tokens
@@ -138,9 +171,22 @@ class TorchscaleDecoder : public Torchscale {
   }
 
   // Which the modules form anew.
-  bool IsBuffer(const std::string& tensor, ConfigReader&) const override {
-    return tensor.ends_with(".self_attn.xpos.scale") || tensor.ends_with("._float_tensor") ||
+  bool IsBuffer(const std::string& tensor, ConfigReader& reader) const override {
+    return (IsXposScale(tensor) && HasXpos(reader)) || tensor.ends_with("._float_tensor") ||
            tensor == "decoder.version" || tensor == "version";
+  }
+  // What each pair of channels keeps in scale_base tokens. Checkpoints from before the constants
+  // were settled differ here and nowhere else.
+  std::vector<float> BufferValues(const std::string& tensor, ConfigReader& reader) const override {
+    if (!IsXposScale(tensor)) return {};
+    constexpr double kGamma = 0.4;
+    const int64_t head_dim = HeadDim(reader);
+    std::vector<float> scales;
+    for (int64_t channel = 0; channel < head_dim; channel += 2) {
+      const double part = static_cast<double>(channel) / static_cast<double>(head_dim);
+      scales.push_back(static_cast<float>((part + kGamma) / (1 + kGamma)));
+    }
+    return scales;
   }
 
  protected:
@@ -155,11 +201,37 @@ class TorchscaleDecoder : public Torchscale {
   static int64_t NumHeads(ConfigReader& reader) {
     return reader.Int("decoder_attention_heads", 12);
   }
+  static int64_t HeadDim(ConfigReader& reader) {
+    return reader.Int("decoder_embed_dim", 768) / NumHeads(reader);
+  }
+  static bool HasXpos(ConfigReader& reader) { return reader.Bool("xpos_rel_pos", false); }
+  // In each layer, or in the fork once for all of them.
+  static bool IsXposScale(const std::string& tensor) {
+    return tensor.ends_with(".self_attn.xpos.scale") || tensor == "self_attn_xpos.scale" ||
+           tensor == "decoder.self_attn_xpos.scale";
+  }
   static int64_t NumPositions(ConfigReader& reader) {
     return reader.Int("max_target_positions", 1024);
   }
   static int64_t NumBuckets(ConfigReader& reader) {
     return reader.Int("rel_pos_buckets", 0, /*min=*/0);
+  }
+
+  // In the fork a query sees its own half of a block and the half before. It falls back to plain
+  // causal attention for rows of at most block_size tokens, which is the same.
+  static int64_t ReadBlockLength(ConfigReader& reader) {
+    const int64_t size = std::max<int64_t>(0, reader.Int("block_size", -1, /*min=*/-1));
+    reader.Require(size % 2 == 0, "block_size is ", size, ". Use an even number: attention goes ",
+                   "over halves of a block, and the class misplaces positions where they differ.");
+    return size / 2;
+  }
+
+  // Options of the fork's other experiments, and names of xPos before its constants were settled.
+  static void RefuseExperiments(ConfigReader& reader) {
+    for (const char* key : {"s4", "ffn_s4", "global_token", "sope_rel_pos", "expo_rel_pos"})
+      RequireFalse(reader, key);
+    const std::string mode = reader.String("mode", "default");
+    reader.Require(mode == "default", "mode is '", mode, "'. Only 'default' is read.");
   }
 
   static model::PositionsConfig ReadPositions(ConfigReader& reader) {
@@ -202,6 +274,7 @@ class TorchscaleRetNet : public Torchscale {
     reader.Ignore({"rel_pos_buckets", "max_rel_pos", "xpos_rel_pos", "xpos_scale_base",
                    "decoder_learned_pos", "no_token_positional_embeddings", "chunkwise_recurrent",
                    "recurrent_chunk_size"});
+    reader.IgnoreDefaults({{"segment_length", nullptr}, {"dilated_ratio", nullptr}});
     config.block = ReadBlock(reader, /*has_subln=*/false);
     const int64_t values = reader.Int("decoder_value_embed_dim", 1280),
                   inner = reader.Int("decoder_ffn_embed_dim", 1280);
