@@ -57,15 +57,27 @@ RangeReader Stacked(std::vector<RangeReader> parts, int64_t count) {
   };
 }
 
-// Of each `num_rows` rows of `width` elements those at 0, 2, 4, ... and then those at 1, 3, 5, ...
+// In each group of `num_rows` rows of `width` elements, the rows 0, 2, 4, ... and then the rows 1, 3,
+// 5, ... What a call wants of half a group is read with its neighbours in one range: a transposed
+// tensor is read as a whole for every range, however narrow.
 RangeReader EvenThenOdd(RangeReader read, int64_t num_rows, int64_t width) {
   return [read = std::move(read), num_rows, width](int64_t begin, int64_t end, float* out) {
+    const int64_t half = num_rows / 2 * width;
+    std::vector<float> both;  // even and odd rows in turn
     while (begin < end) {
-      const int64_t row = begin / width, ours = row % num_rows, half = num_rows / 2;
-      const int64_t theirs = ours < half ? 2 * ours : 2 * (ours - half) + 1;
-      const int64_t stop = std::min(end, (row + 1) * width), shift = (theirs - ours) * width;
-      read(begin + shift, stop + shift, out);
-      out += stop - begin;
+      const int64_t group = begin / (2 * half) * 2 * half, odd = (begin - group) / half;
+      const int64_t base = group + odd * half, stop = std::min(end, base + half);
+      const int64_t first = (begin - base) / width, last = (stop - base - 1) / width;
+      const int64_t from = group + (2 * first + odd) * width;
+      both.resize(static_cast<size_t>((2 * (last - first) + 1) * width));
+      read(from, from + static_cast<int64_t>(both.size()), both.data());
+      for (int64_t row = first; row <= last; ++row) {
+        const int64_t here = base + row * width;  // where the row begins
+        const int64_t skip = std::max<int64_t>(0, begin - here);
+        const int64_t count = std::min(stop - here, width) - skip;
+        std::copy_n(both.begin() + 2 * (row - first) * width + skip, count, out);
+        out += count;
+      }
       begin = stop;
     }
   };

@@ -16,6 +16,8 @@ D2D_CLASSES = {
     "LinearEluWithALiBiLMHeadModel": ("elu", "alibi", False),
     "TrainingEluALiBiLMHeadModel": ("elu", "trained_alibi", False),
     "LinearExpWithVanillaAPELMHeadModel": ("exp", "none", True),
+    "LinearEluWithRoPEModel": ("elu", "rope", False),
+    "LinearExpWithRoPEModel": ("exp", "rope", False),
 }
 
 
@@ -67,8 +69,17 @@ def viewed_attention(w, x, row_len):
     return o.transpose(0, 1).flatten(1) @ w["c_proj.weight"] + w["c_proj.bias"]
 
 
+def turned(x):
+    """x [T, H, d]: channels 2p and 2p + 1 turn by 10000^(-2p/d) a token."""
+    pair = torch.arange(0, x.shape[-1], 2, dtype=x.dtype)
+    angles = torch.arange(len(x), dtype=x.dtype)[:, None, None] * 10000.0 ** (-pair / x.shape[-1])
+    a, b, cos, sin = x[..., 0::2], x[..., 1::2], angles.cos(), angles.sin()
+    return torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+
+
 def d2d_attention(w, x, feature_map, decay, row_len=0):
-    """Quadratic: weights phi(q_i) . phi(k_j) gamma^(i-j), divided by their sum."""
+    """Quadratic: weights phi(q_i) . phi(k_j) gamma^(i-j), divided by their sum. With RoPE features turn
+    in the weights, not in their sum."""
     if row_len > 0:
         return viewed_attention(w, x, row_len)
     steps, head_dim = x.shape[0], DIM // HEADS
@@ -87,7 +98,10 @@ def d2d_attention(w, x, feature_map, decay, row_len=0):
     distance = (place[:, None] - place).clamp_min(0)
     gamma = (distance[..., None, None] * log_decay).exp()
     scores = torch.einsum("ihc,jhc,ijhc->hij", phi(q), phi(k), gamma).tril()
-    weights = scores / scores.sum(-1, keepdim=True)
+    total = scores.sum(-1, keepdim=True)
+    if decay == "rope":
+        scores = torch.einsum("ihc,jhc->hij", turned(phi(q)), turned(phi(k))).tril()
+    weights = scores / total
     return torch.einsum("hij,jhc->ihc", weights, v).flatten(1) @ w["c_proj.weight"] + w["c_proj.bias"]
 
 
@@ -158,7 +172,8 @@ class AuthorsModels(AuthorsTest):
     def test_says_which_classes_it_knows(self):
         folder = self.make_folder(d2d_weights("none", ape=True),
                                   d2d_config("LinearExpWithVanillaAPELMHeadModel"))
-        for layout, known, code in (("d2d", "EluWithD2D", 3), ("d3d", "d2d_ape", 2)):
+        for layout, known, code in (("d2d", "EluWithD2D", 3), ("d3d", "d2d_ape", 2),
+                                    ("d2d", "do not rename it, the weights would be read as another", 3)):
             said = self.halflife("import", "--from", folder, "--layout", layout, "--out", self.dir / "run",
                                  code=code)
             self.assertIn(known, said)

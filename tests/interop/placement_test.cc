@@ -136,6 +136,31 @@ TEST(PlacementTest, PairsOfTwoHeads) {
                   "6 rows in groups of 3");
 }
 
+// Keys between queries and values in the columns of one matrix [in, out]. A group of rows takes two
+// reads of the matrix, as each costs the whole of it.
+TEST(PlacementTest, PairsInAPartOfATransposedMatrix) {
+  constexpr int64_t kOut = 8, kIn = 3;
+  const std::vector<int64_t> order = {0, 2, 1, 3, 4, 6, 5, 7};  // heads of four rows
+  Values tensor(kIn * 3 * kOut), want;
+  std::iota(tensor.begin(), tensor.end(), 0.0f);
+  for (const int64_t row : order)
+    for (int64_t column = 0; column < kIn; ++column)
+      want.push_back(tensor[static_cast<size_t>(column * 3 * kOut + kOut + row)]);
+  const Placement keys = {.transposed = true, .part = 1, .num_parts = 3, .pair_rows = 4};
+  int num_reads = 0;
+  const RangeReader counted = [&](int64_t begin, int64_t end, float* out) {
+    ++num_reads;
+    ReaderOf(tensor)(begin, end, out);
+  };
+  std::mt19937_64 random(6);
+  EXPECT_EQ(InPieces(ParameterReader(keys, {kOut, kIn}, counted), kOut * kIn, 5, random), want);
+  num_reads = 0;
+  Values whole(kOut * kIn);
+  ParameterReader(keys, {kOut, kIn}, counted)(0, kOut * kIn, whole.data());
+  EXPECT_EQ(whole, want);
+  EXPECT_EQ(num_reads, 4);
+}
+
 TEST(PlacementTest, ShapesOfTheirTensors) {
   using Shape = std::vector<int64_t>;
   EXPECT_EQ(TensorShape({}, {4, 5, 6}), (Shape{4, 5, 6}));

@@ -1,6 +1,6 @@
 // Checkpoints of D2D's authors: their classes in GPT-2's frame, told apart by the class name, as
-// config.json calls all of them gpt2. "d2d" are those with a GLU and without positions, "d2d_ape"
-// those with GPT-2's own MLP and learned positions.
+// config.json calls all of them gpt2. "d2d" are those with a GLU and no table of positions,
+// "d2d_ape" those with GPT-2's own MLP and learned positions.
 #include <nlohmann/json.hpp>
 
 #include "interop/layouts/layouts.h"
@@ -14,10 +14,12 @@ struct Variant {
   const char* feature_map;
   const char* decay;
   bool ape;
+  double rope_theta = 0;
 };
-// The first that fits. Those with RoPE are left out: it turns neighbouring channels, ours halves of
-// a head, and no rows of a tensor are moved here.
+// The first that fits.
 constexpr Variant kVariants[] = {
+    {"EluWithRoPE", "elu", "none", false, 10000},
+    {"ExpWithRoPE", "exp", "none", false, 10000},
     {"TrainingEluALiBi", "elu", "trained_alibi", false},
     {"EluWithD2D", "elu", "d2d", false},
     {"ExpWithD2D", "exp", "d2d", false},
@@ -45,8 +47,10 @@ const Variant* ReadVariant(ConfigReader& reader, bool ape) {
   std::string known;
   for (const Variant& variant : kVariants)
     if (variant.ape == ape) known += (known.empty() ? "" : ", ") + std::string(variant.piece);
-  reader.Require(false, "architectures names '", name,
-                 "'; one class with one of these in its name ", "would work: ", known);
+  reader.Require(false, "architectures names '", name, "', which is no class that is read. The ",
+                 "class name alone selects the feature map, the decay and the rotation: do not ",
+                 "rename it, the weights would be read as another model. Known are classes with ",
+                 "one of these in their names: ", known);
   return nullptr;
 }
 
@@ -70,6 +74,7 @@ class AuthorsD2d : public ImportOnlyLayout {
     if (const Variant* variant = ReadVariant(reader, ape)) {
       config.mixer.Set("feature_map", std::string(variant->feature_map));
       config.mixer.Set("decay", std::string(variant->decay));
+      config.mixer.Set("rope_theta", variant->rope_theta);
       // Growth is cut off there by a clamp at 0.
       if (config.mixer.Get<std::string>("decay") == "trained_alibi")
         config.mixer.Set("max_log_decay", 0.0);
@@ -99,9 +104,15 @@ class D2d : public AuthorsD2d {
                                  {"mlp.down_proj.", "glu.fc3."}};
     return Gpt2Name(Renamed(parameter, kGlu));
   }
-  // Matrices of the GLU lie as ours do.
-  Placement PlacementOf(const std::string& parameter, ConfigReader*) const override {
-    return parameter.find(".mlp.") == std::string::npos ? Gpt2Placement(parameter) : Placement();
+  // Matrices of the GLU lie as ours do. RoPE rotates neighbouring channels there, halves of a head
+  // here.
+  Placement PlacementOf(const std::string& parameter, ConfigReader* reader) const override {
+    const auto has = [&](const char* piece) { return parameter.find(piece) != std::string::npos; };
+    if (has(".mlp.")) return {};
+    Placement placement = Gpt2Placement(parameter);
+    if ((has(".q_proj.") || has(".k_proj.")) && ReadVariant(*reader, /*ape=*/false)->rope_theta > 0)
+      placement.pair_rows = ReadGpt2Width(*reader) / ReadGpt2Heads(*reader);
+    return placement;
   }
 };
 

@@ -41,7 +41,7 @@ model::ModelConfig ReadGpt2Frame(ConfigReader& reader) {
                  "add_cross_attention is true; false would work");
   model::ModelConfig config;
   config.vocab_size = reader.Int("vocab_size", 50257);
-  config.model_dim = ReadSize(reader, "n_embd", "hidden_size", 768);
+  config.model_dim = ReadGpt2Width(reader);
   config.num_layers = ReadSize(reader, "n_layer", "num_hidden_layers", 12);
   // One rate of ours stands for both of theirs: where they differ, that of the branches.
   config.dropout = reader.Double("resid_pdrop", 0.1);
@@ -60,6 +60,10 @@ void ReadGpt2Mlp(ConfigReader& reader, model::ModelConfig& config) {
   config.channel_mixer = model::ChannelMixerConfig("mlp", {{"bias", true}});
   config.channel_mixer.Set("width", reader.Int("n_inner", 4 * config.model_dim));
   config.channel_mixer.Set("activation", ReadActivation(reader, "activation_function", "gelu_new"));
+}
+
+int64_t ReadGpt2Width(ConfigReader& reader) {
+  return ReadSize(reader, "n_embd", "hidden_size", 768);
 }
 
 int64_t ReadGpt2Heads(ConfigReader& reader) {

@@ -67,6 +67,7 @@ inline constexpr const char* kGpt2Prefix = "transformer.";
 model::ModelConfig ReadGpt2Frame(ConfigReader& reader);
 // Its positions and its MLP.
 void ReadGpt2Mlp(ConfigReader& reader, model::ModelConfig& config);
+int64_t ReadGpt2Width(ConfigReader& reader);  // model_dim
 int64_t ReadGpt2Heads(ConfigReader& reader);
 std::string Gpt2Name(const std::string& parameter);
 // Matrices are [in, out], with those of q, k and v side by side in one.
