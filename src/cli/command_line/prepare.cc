@@ -144,11 +144,12 @@ void AddMqar(CLI::App& command, PrepareOptions& options) {
                   "Slot g of those that a key may return in has the weight g^(power - 1)")
       ->capture_default_str();
   command.add_flag("--random-non-queries", mqar.random_non_queries,
-                   "Random tokens where a row would have zeros");
+                   "Random tokens where a row would have zeros. Both generators draw them in "
+                   "halflife's own way, which differs from the public code's");
   command
       .add_option("--generator", mqar.generator,
-                  "numpy_compat gives the rows of Zoology and ReBased to the bit; native is faster "
-                  "and makes each row from its number alone")
+                  "numpy_compat gives the rows of Zoology and ReBased to the bit, but not with "
+                  "--random-non-queries; native is faster and makes each row from its number alone")
       ->transform(OneOf(generators))
       ->default_str("native");
   command.add_option("--examples", options.examples, "Training rows of each segment")
