@@ -4,11 +4,19 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/ones.h>
 
+#include <cmath>
+
 namespace halflife::model {
+
+void HeadOptions::Resolve(const ModelSizes& sizes, ProblemList& problems) {
+  problems.Require(logit_scale >= 0 && std::isfinite(logit_scale), "option logit_scale is ",
+                   logit_scale, ". Use a number above 0, or 0 for 1 / sqrt(model_dim).");
+  if (logit_scale == 0) logit_scale = 1 / std::sqrt(static_cast<double>(sizes.model_dim));
+}
 
 OutputHead::OutputHead(const HeadOptions& options, const PartContext& context, int64_t vocab_size,
                        const Parameter& embedding)
-    : tied_(options.tied) {
+    : tied_(options.tied), logit_scale_(options.logit_scale) {
   weight_ = options.tied ? embedding
                          : DeclareMatrix(context, "lm_head.weight",
                                          {.out = vocab_size, .in = context.model_dim()});
@@ -21,17 +29,24 @@ OutputHead::OutputHead(const PartContext& context, int64_t num_classes)
       bias_(DeclareBias(context, "classifier.bias", num_classes)) {}
 
 at::Tensor OutputHead::Logits(const at::Tensor& hidden) const {
-  const at::Tensor logits = kernels::LinearLogits(hidden, *weight_);
-  return bias_.declared() ? logits + bias_->to(logits.scalar_type()) : logits;
+  at::Tensor logits = kernels::LinearLogits(hidden, *weight_);
+  if (bias_.declared()) logits = logits + bias_->to(logits.scalar_type());
+  return logit_scale_ == 1 ? logits : logits * logit_scale_;
 }
 
-// The fused cross entropy knows matrices alone: a bias is one more column of the weight, against a
-// channel of ones. That copies the weight once a step, which a rare option may.
+// The fused cross entropy knows matrices alone. A bias is one more column of the weight, against a
+// channel of ones; that copies the weight once a step, which a rare option may. The factor goes to
+// the rows, which are fewer numbers than their logits.
 kernels::LinearCrossEntropyInputs OutputHead::Inputs(const at::Tensor& hidden,
                                                      const at::Tensor& targets) const {
-  if (!bias_.declared()) return {hidden, *weight_, targets};
-  const at::Tensor ones = at::ones({hidden.size(0), 1}, hidden.options().requires_grad(false));
-  return {at::cat({hidden, ones}, 1), at::cat({*weight_, bias_->unsqueeze(1)}, 1), targets};
+  at::Tensor rows = hidden, weight = *weight_;
+  if (bias_.declared()) {
+    const at::Tensor ones = at::ones({hidden.size(0), 1}, hidden.options().requires_grad(false));
+    rows = at::cat({hidden, ones}, 1);
+    weight = at::cat({weight, bias_->unsqueeze(1)}, 1);
+  }
+  if (logit_scale_ != 1) rows = rows * logit_scale_;
+  return {rows, weight, targets};
 }
 
 kernels::LinearCrossEntropySums OutputHead::Loss(

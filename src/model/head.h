@@ -1,4 +1,5 @@
-// Hidden vectors to logits and losses: a matrix that may be the embedding's, an optional bias.
+// Hidden vectors to logits and losses: a matrix that may be the embedding's, an optional bias, an
+// optional factor.
 //
 //   const OutputHead head(config.head, context, vocab_size, embedding.table());
 //   const auto sums = head.Loss(hidden, targets, {.z_loss_weight = 1e-4});
@@ -16,16 +17,23 @@ namespace halflife::model {
 struct HeadOptions : OptionsOf<HeadOptions> {
   bool tied = false;  // with the embedding
   bool bias = false;
-  std::vector<Option> Fields() override { return {{"tied", &tied}, {"bias", &bias}}; }
+  double logit_scale = 1;  // of the logits, with their bias; 0: 1 / sqrt(model_dim)
+  std::vector<Option> Fields() override {
+    return {{"tied", &tied}, {"bias", &bias}, {"logit_scale", &logit_scale}};
+  }
+  void Resolve(const ModelSizes& sizes, ProblemList& problems) override;
 };
 
 class OutputHead {
  public:
-  // Parameters lm_head.weight (untied) and lm_head.bias.
+  // `options` are resolved. Parameters lm_head.weight (untied) and lm_head.bias.
   OutputHead(const HeadOptions& options, const PartContext& context, int64_t vocab_size,
              const Parameter& embedding);
   // A head over classes in place of tokens, with classifier.weight and classifier.bias.
   OutputHead(const PartContext& context, int64_t num_classes);
+
+  // Whether the loss is formed from a second, scaled copy of the hidden vectors.
+  bool scales_hidden() const { return logit_scale_ != 1; }
 
   at::Tensor Logits(const at::Tensor& hidden) const;  // [..., D] -> [..., vocab] fp32
   // hidden [N, D], targets [N] int64.
@@ -39,6 +47,7 @@ class OutputHead {
   kernels::LinearCrossEntropyInputs Inputs(const at::Tensor& hidden,
                                            const at::Tensor& targets) const;
   bool tied_ = false;
+  double logit_scale_ = 1;
   Parameter weight_, bias_;
 };
 

@@ -33,7 +33,9 @@ LanguageModel::LanguageModel(const ModelConfig& config) : config_(config) {
                                .parameters = &parameters_,
                                .initializer_range = config.initializer_range,
                                .fan_in_init = config.initializer == "fan_in",
-                               .norm_eps = resolved.norm.Get<double>("eps")};
+                               .norm_eps = resolved.norm.Has("eps")
+                                               ? resolved.norm.Get<double>("eps")
+                                               : PartContext().norm_eps};
   auto added = [this, before = int64_t{0}]() mutable {
     return parameters_.num_elements() - std::exchange(before, parameters_.num_elements());
   };
@@ -65,7 +67,7 @@ LanguageModel::LanguageModel(const ModelConfig& config) : config_(config) {
     final_norm_ = MakeNorm(resolved.final_norm ? *resolved.final_norm : resolved.norm,
                            context.Below("norm."), config.model_dim);
   count_.norm += added();
-  MakeHead(context);
+  MakeHead(resolved.head, context);
   count_.head = added();
   HL_CHECK_AS(
       ExitCode::kUsage,
@@ -85,18 +87,21 @@ LanguageModel::LanguageModel(const ModelConfig& config) : config_(config) {
 
 LanguageModel::~LanguageModel() = default;
 
-void LanguageModel::MakeHead(const PartContext& context) {
+void LanguageModel::MakeHead(const HeadOptions& options, const PartContext& context) {
   const std::optional<ClassifierOptions> classifier = objective_->classifier();
   if (!classifier) {
-    head_ = std::make_unique<OutputHead>(config_.head, context, config_.vocab_size,
-                                         embedding_->table());
+    head_ = std::make_unique<OutputHead>(options, context, config_.vocab_size, embedding_->table());
     return;
   }
   const std::string name = config_.objective.name();
-  HL_CHECK_AS(ExitCode::kUsage, !config_.head.tied && !config_.head.bias, "objective ", name,
+  HL_CHECK_AS(ExitCode::kUsage, !options.tied && !options.bias && options.logit_scale == 1,
+              "objective ", name,
               " has a classifier in place of a head over the vocabulary, and the recipe's head is ",
-              config_.head.tied ? "tied" : "one with a bias",
-              "; --set model.head.tied=false --set model.head.bias=false would work");
+              options.tied   ? "tied"
+              : options.bias ? "one with a bias"
+                             : "one with a logit_scale",
+              ". Use --set model.head.tied=false --set model.head.bias=false "
+              "--set model.head.logit_scale=1.");
   const bool looks_back = std::ranges::all_of(
       blocks_, [](const auto& block) { return block->mixer().traits().causal; });
   HL_CHECK_AS(ExitCode::kUsage, classifier->pooling != "first" || !looks_back, "objective ", name,

@@ -119,7 +119,8 @@ class LanguageModel {
   const ParameterCount& CountParameters() const { return count_; }
   const Block& block(int64_t layer) const { return *blocks_.at(static_cast<size_t>(layer)); }
   const DocumentPooler* pooler() const { return pooler_.get(); }  // null: no classifier
-  bool constant_state() const;                                    // of every layer
+  const OutputHead& head() const { return *head_; }
+  bool constant_state() const;  // of every layer
   // Whether the mixer of some layer has the trait: AnyLayerHas(&MixerTraits::asks_row_length).
   bool AnyLayerHas(bool MixerTraits::*trait) const;
   // Tokens of a row that the position table and every mixer know; 0: any number.
@@ -144,7 +145,7 @@ class LanguageModel {
   // What the head says of its rows, at their tokens: [B, T], 0 elsewhere.
   at::Tensor AtTokens(const at::Tensor& of_rows, const at::Tensor& tokens,
                       const ForwardContext& context) const;
-  void MakeHead(const PartContext& context);
+  void MakeHead(const HeadOptions& options, const PartContext& context);
   // By its name; "": none.
   std::string FirstLayer(const std::function<bool(const MixerTraits&)>& is) const;
   // Embedded tokens [..., D] through all blocks and the final norm; `run` takes one block on.

@@ -60,8 +60,11 @@ double ModelCost::MixerBytesPerToken(int64_t layer, int64_t bytes_per_element) c
 
 double ModelCost::ActivationBytesOfLayer(int64_t layer, int64_t bytes_per_element) const {
   const auto bytes = static_cast<double>(bytes_per_element);
-  // The embedded token, and the last hidden vector.
-  if (!IsBlock(layer)) return static_cast<double>(model_.config().model_dim) * bytes;
+  // The embedded token; the last hidden vector, with its scaled copy.
+  if (!IsBlock(layer)) {
+    const double vectors = layer >= 0 && model_.head().scales_hidden() ? 2 : 1;
+    return vectors * static_cast<double>(model_.config().model_dim) * bytes;
+  }
   const Block& block = model_.block(layer);
   return (block.ActivationsPerToken() + block.channel_mixer().ActivationsPerToken()) * bytes +
          MixerBytesPerToken(layer, bytes_per_element);

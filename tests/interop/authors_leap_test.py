@@ -17,7 +17,8 @@ HEAD_DIM = DIM // HEADS
 def shapes_of(preset, layers):
     fastformer, v011 = preset.startswith("fastformer"), preset.endswith("v011")
     decoder = "fastformer_model." if fastformer else "leap_model."
-    shapes = {"word_embedding.weight": [VOCAB, DIM], "last_norm.weight": [DIM], "last_norm.bias": [DIM],
+    norm = decoder + "LayerNorm" if preset == "fastformer_seed" else "last_norm"
+    shapes = {"word_embedding.weight": [VOCAB, DIM], norm + ".weight": [DIM], norm + ".bias": [DIM],
               decoder + "position_embeddings.weight": [POSITIONS, DIM]}
     if fastformer or v011:
         shapes["proj_logits.bias"] = [VOCAB]
@@ -41,6 +42,9 @@ def mixer_shapes(preset):
                       "vec": [DIM], "qk_norm.weight": [HEAD_DIM], "qk_norm.bias": [HEAD_DIM]},
         "leap_v101": {"projections.weight": [4 * DIM, DIM]},
         "leap_latest": {"leap.projections.weight": [4 * DIM, DIM]},
+        "fastformer_seed": {"Wquery.weight": square, "Wkeys.weight": square, "Wvalues.weight": square,
+                            "attn_proj.weight": square, "query_attn": [DIM], "key_attn": [DIM],
+                            "mid_norm.weight": [DIM], "mid_norm.bias": [DIM]},
         "fastformer_v011": {"Wquery.weight": square, "Wkeys.weight": square, "Wvalues.weight": square,
                             "query_attn": vector, "key_attn": vector},
         "fastformer_latest": {"projections.weight": [3 * DIM, DIM], "query_attn": vector,
@@ -108,21 +112,41 @@ def fastformer_mixer(preset, w, x, window, rescale):
     return pooled(pooled(q, "query_attn") * k, "key_attn") * v
 
 
+def seed_layer(w, h, window):
+    """fastformer_seed's attention: it adds to the norm's output h, not to what the norm reads."""
+    def pooled(y, name):
+        heads = split(y)
+        logit = (heads * split(w[name])).sum(-1) / HEAD_DIM ** 0.5
+        return pool(logit.exp(), heads, window, 0).flatten(1)
+
+    query = linear(pooled(linear(h, w, "Wquery"), "query_attn"), w, "attn_proj")
+    residual = h + query * linear(h, w, "Wkeys")
+    return residual + pooled(layer_norm(residual, w, "mid_norm"), "key_attn") * linear(h, w, "Wvalues")
+
+
 def log_probs(preset, w, ids, windows, rescale):
     decoder = "fastformer_model." if preset.startswith("fastformer") else "leap_model."
     x = w["word_embedding.weight"][torch.tensor(ids)] + w[decoder + "position_embeddings.weight"][:len(ids)]
+    if preset == "fastformer_seed":
+        x = layer_norm(x, w, decoder + "LayerNorm")
     for layer, window in enumerate(windows):
         prefix = f"{decoder}decoders.{layer}."
         attention = prefix + "attention." if prefix + "attention.attn_norm.weight" in w else prefix
         own = {name[len(attention):]: tensor for name, tensor in w.items() if name.startswith(attention)}
         h = layer_norm(x, w, attention + "attn_norm")
-        if preset.startswith("leap"):
+        if preset == "fastformer_seed":
+            x = seed_layer(own, h, window)
+        elif preset.startswith("leap"):
             x = x + leap_mixer(preset, own, h, window)
         else:
             x = x + fastformer_mixer(preset, own, h, window, rescale)
         inner = F.gelu(linear(layer_norm(x, w, prefix + "boom_norm"), w, prefix + "boom"))
         x = x + linear(inner, w, prefix + "unboom")
-    logits = F.linear(layer_norm(x, w, "last_norm"), w["word_embedding.weight"], w.get("proj_logits.bias"))
+    if preset == "fastformer_seed":
+        logits = F.linear(x, w["word_embedding.weight"], w["proj_logits.bias"]) / DIM ** 0.5
+    else:
+        logits = F.linear(layer_norm(x, w, "last_norm"), w["word_embedding.weight"],
+                          w.get("proj_logits.bias"))
     return next_token_log_probs(logits, ids)
 
 
@@ -138,6 +162,24 @@ class AuthorsLeap(AuthorsTest):
         for preset in ("leap_v011", "leap_v101", "leap_latest", "fastformer_latest"):
             self.check_preset(preset, config_of(preset))
         self.check_preset("fastformer_v011", config_of("fastformer_v011"), rescale=5)
+
+    def test_fastformer_seed(self):
+        """Before windows under the names of transformers, which tell it; then only `preset` does."""
+        sizes = {"model_type": "FastformerForCausalLM", "hidden_size": DIM, "vocab_size": VOCAB,
+                 "n_heads": HEADS, "num_hidden_layers": len(WINDOWS), "max_position_embeddings": POSITIONS,
+                 "convolve": False, "groups": 1, "kernel_size": 4, "label_smoothing": 0}
+        self.check_preset("fastformer_seed", sizes, [POSITIONS] * len(WINDOWS))
+        text = (self.dir / "run" / "config.textproto").read_text()
+        for part in ("logit_scale: 0", "mixer_residual_post_norm: true", "final_norm {\n    none {"):
+            self.assertIn(part, text)
+        config = config_of("fastformer_seed") | {"preset": "fastformer_seed"}
+        self.check_preset("fastformer_seed", config)
+        self.check_preset("fastformer_seed", config | {"window_sizes": None}, [4, 8, 16, POSITIONS])
+        self.tearDown()
+        self.setUp()
+        weights = random_weights(shapes_of("fastformer_seed", len(WINDOWS)))
+        self.assertIn("convolve is true: its convolution is not read",
+                      self.import_folder(weights, sizes | {"convolve": True}, "fastformer", code=3))
 
     def test_a_factor_by_its_name_between_two_releases(self):
         self.check_preset("fastformer_v011", config_of("fastformer_v011", rescale_value=7), rescale=7)

@@ -78,9 +78,12 @@ TEST(ChooseLayoutTest, ListsWhatGpt2HasNot) {
   config.norm.Set("bias", false);
   config.channel_mixer.Set("bias", false);
   config.head.bias = true;
+  config.head.logit_scale = 0.5;
+  config.final_norm = model::NormConfig("none");
   config.hybrid = {{.layers = {1}, .mixer = Model("retention").mixer}};
   EXPECT_HL_ERROR(Chosen(config, "gpt2"), ExitCode::kUsage, "gpt2: the norm has no bias",
-                  "bias of the channel mixer is off", "the head has a bias", "qkv_bias is off",
+                  "bias of the channel mixer is off", "the head has a bias",
+                  "the head's logit_scale is 0.5", "final_norm", "qkv_bias is off",
                   "out_bias is off", "qk_norm is on", "window is 5", "rope_theta is 10000",
                   "num_kv_heads is 2", "head_dim is not model_dim / num_heads", "hybrid layers");
   EXPECT_HL_ERROR(Chosen(Model("softmax", {{"block", 8}, {"cos_scale", 4.0}}), "llama"),

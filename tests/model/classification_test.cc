@@ -161,6 +161,10 @@ TEST(Classification, RefusesWhatCannotBe) {
   tied.head.tied = true;
   EXPECT_HL_ERROR(LanguageModel(tied), ExitCode::kUsage, "head is tied",
                   "--set model.head.tied=false");
+  ModelConfig scaled = Classifier("mean", false);
+  scaled.head.logit_scale = 0.5;
+  EXPECT_HL_ERROR(LanguageModel(scaled), ExitCode::kUsage, "head is one with a logit_scale",
+                  "--set model.head.logit_scale=1");
   ModelConfig pooled = Classifier("max", false);
   EXPECT_HL_ERROR(LanguageModel(pooled), ExitCode::kUsage, "pooling", "first, mean");
 }

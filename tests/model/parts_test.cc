@@ -157,6 +157,38 @@ TEST_F(Parts, HeadWithBias) {
               want.sum().item<double>(), 1e-10);
 }
 
+// Logits, losses and the choice of the likeliest token with a factor and a bias: scaled once.
+TEST_F(Parts, HeadWithALogitScale) {
+  HeadOptions options;
+  options.bias = true;
+  options.logit_scale = 0;
+  ProblemList problems("head");
+  options.Resolve({.model_dim = kDim, .num_layers = 1}, problems);
+  EXPECT_DOUBLE_EQ(options.logit_scale, 1 / std::sqrt(double{kDim}));
+  const OutputHead head(options, Context(), 11, Parameter());
+  EXPECT_TRUE(head.scales_hidden());
+  Bind();
+  const at::Tensor logits =
+      at::linear(x_, values_["lm_head.weight"], values_["lm_head.bias"]) / std::sqrt(double{kDim});
+  EXPECT_TRUE(Close(head.Logits(x_), logits, kTolerance));
+  const at::Tensor targets = at::arange(0, 10, at::kLong), rows = x_.flatten(0, 1);
+  const at::Tensor want =
+      -at::log_softmax(logits.flatten(0, 1), 1).gather(1, targets.unsqueeze(1)).squeeze(1);
+  EXPECT_TRUE(Close(head.TokenLosses(rows, targets), want, 1e-11));
+  EXPECT_TRUE(Close(head.TokenScores(rows, targets, {}).loss, want, 1e-11));
+  EXPECT_NEAR(head.Loss(rows, targets, {}).loss.item<double>(), want.sum().item<double>(), 1e-10);
+}
+
+TEST_F(Parts, ALogitScaleBelowZeroIsRefused) {
+  HeadOptions options;
+  options.logit_scale = -1;
+  ProblemList problems("head");
+  options.Resolve({.model_dim = kDim, .num_layers = 1}, problems);
+  EXPECT_THAT(problems.lines(),
+              testing::ElementsAre("head: option logit_scale is -1. Use a number above 0, or 0 for "
+                                   "1 / sqrt(model_dim)."));
+}
+
 // A mixer that doubles and a channel mixer that is the identity show a block's own arithmetic.
 at::Tensor RunBlock(const Block& block, const at::Tensor& x) {
   ResidualStream stream(x);
@@ -297,6 +329,11 @@ std::vector<Named> ModelsOfEveryPart() {
   ModelConfig last = usual;
   last.final_norm = NormConfig("layer_norm");
   models.push_back({"another_final_norm", last});
+  ModelConfig bare = usual;
+  bare.final_norm = NormConfig("none");
+  bare.head.tied = bare.head.bias = true;
+  bare.head.logit_scale = 0;
+  models.push_back({"no_final_norm_and_scaled_logits", bare});
   ModelConfig of_norm = usual;
   of_norm.block = BlockConfig("pre_norm", {{"mixer_residual_post_norm", true}});
   models.push_back({"residual_post_norm", of_norm});
@@ -346,6 +383,18 @@ TEST_P(EveryPart, DecodeEqualsTheParallelForm) {
 TEST_P(EveryPart, CountsAddUp) {
   EXPECT_EQ(model_.CountParameters().total(), model_.parameters().num_elements());
   EXPECT_GT(ModelCost(model_, 30).ActivationBytesPerToken(4), 0);
+}
+
+// The scaled copy of the last hidden vector, in elements of 4 bytes.
+TEST(ModelCostTest, ALogitScaleCostsACopyOfTheHiddenVector) {
+  ModelConfig config = {.vocab_size = 37, .model_dim = kDim, .num_layers = 1};
+  config.mixer = MixerConfig("softmax", {{"num_heads", 2}});
+  const auto bytes = [&] {
+    return ModelCost(LanguageModel(config), 30).ActivationBytesPerToken(4);
+  };
+  const double plain = bytes();
+  config.head.logit_scale = 0.5;
+  EXPECT_EQ(bytes() - plain, 4.0 * kDim);
 }
 
 TEST(LearnedPositions, ATextBeyondTheTableIsRefused) {

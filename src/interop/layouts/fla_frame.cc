@@ -79,6 +79,7 @@ std::vector<std::string> PartObstacles(const model::ModelConfig& config, const C
   require(config.embedding.num_segments == 0, "the embedding has segments");
   require(!config.embedding.norm, "the embedding has a norm");
   require(!config.head.bias, "the head has a bias");
+  require(config.head.logit_scale == 1, "the head's logit_scale is ", config.head.logit_scale);
   for (const model::LayerGroup& group : config.hybrid)
     require(!group.channel_mixer, "hybrid layers have a channel mixer of their own");
   AddAttentionObstacles(config.mixer, lines);

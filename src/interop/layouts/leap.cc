@@ -17,12 +17,16 @@ struct Release {
   const char* norm;    // before the mixer
   const char* mixer;   // before the names of its matrices
   bool drops_outside;  // its only dropout is as good as one of the mixer's output
+  // The embedding has a norm, the mixer's residual begins at its norm, no norm is before the head,
+  // and logits are divided by sqrt(D).
+  bool seed_frame = false;
 };
 constexpr Release kLeapReleases[] = {
     {"leap_v011", false, true, ".attention.attn_norm.", ".attention.", true},
     {"leap_v101", true, false, ".attn_norm.", ".", false},
     {"leap_latest", true, false, ".attn_norm.", ".leap.", false}};
 constexpr Release kFastformerReleases[] = {
+    {"fastformer_seed", false, true, ".attention.attn_norm.", ".attention.", false, true},
     {"fastformer_v011", false, true, ".attention.attn_norm.", ".attention.", false},
     {"fastformer_latest", false, true, ".attention.attn_norm.", ".attention.", false}};
 
@@ -44,10 +48,12 @@ void SetRescale(ConfigReader& reader, const char* key, model::MixerConfig& mixer
   mixer.Set("rescale", rescale);
 }
 
-int64_t ReadHeads(ConfigReader& reader) {
-  const int64_t old = reader.Int("n_heads", 4);
-  return reader.Int("n_head", old);
+// A number under its key, or under that of other releases.
+int64_t ReadEither(ConfigReader& reader, const char* key, const char* other, int64_t absent) {
+  return reader.Int(key, reader.Int(other, absent));
 }
+// The first Fastformer has the names of transformers for its sizes, and no windows.
+bool IsFirst(ConfigReader& reader) { return reader.Has("num_hidden_layers"); }
 
 // A window of at least the model's positions sees all: 0 here.
 std::vector<int64_t> ReadWindows(ConfigReader& reader, const nlohmann::json& sizes,
@@ -69,7 +75,7 @@ std::vector<int64_t> ReadWindows(ConfigReader& reader, const nlohmann::json& siz
 
 // The windows of config.mixer, and of layers that have others than the first.
 void SetWindows(ConfigReader& reader, int64_t positions, model::ModelConfig& config) {
-  const bool local = reader.Bool("use_local_att", true);
+  const bool local = reader.Bool("use_local_att", !IsFirst(reader));
   const nlohmann::json* sizes = reader.Member("window_sizes");
   if (sizes == nullptr) {
     if (!local) config.mixer.Set("windows", std::string("same"));
@@ -102,36 +108,41 @@ class LeapAuthors : public ImportOnlyLayout {
     model::ModelConfig config;
     config.vocab_size = reader.Int("vocab_size", 32100);
     config.model_dim = reader.Int("hidden_size", 256);
-    config.num_layers = reader.Int("n_layer", 4);
+    config.num_layers = ReadEither(reader, "n_layer", "num_hidden_layers", 4);
     config.dropout = reader.Double("hidden_dropout_prob", 0.1);
     config.initializer_range = reader.Double("initializer_range", 0.02);
     config.norm = model::NormConfig("layer_norm", {{"eps", 1e-5}});
     config.head.tied = reader.Bool("tie_word_embeddings", true);
     config.head.bias = release.head_bias;
-    const int64_t positions = reader.Int("n_positions", 1024);
+    const int64_t positions = ReadEither(reader, "n_positions", "max_position_embeddings", 1024);
     config.positions = model::PositionsConfig("learned", {{"max_positions", positions}});
     config.channel_mixer = model::ChannelMixerConfig("mlp", {{"width", 4 * config.model_dim},
                                                              {"activation", std::string("gelu")},
                                                              {"bias", release.mlp_bias}});
     config.mixer = model::MixerConfig(mixer(), {{"preset", std::string(release.preset)}});
-    config.mixer.Set("num_heads", ReadHeads(reader));
+    config.mixer.Set("num_heads", ReadEither(reader, "n_head", "n_heads", 4));
     if (!release.drops_outside) config.mixer.Set("dropout", config.dropout);
     ReadRescale(release, reader, config.mixer);
     SetWindows(reader, positions, config);
+    if (release.seed_frame) SetSeedFrame(reader, config);
     return config;
   }
 
   std::string TensorName(const std::string& parameter, ConfigReader* reader) const override {
     const Release& release = ReleaseOf(*reader);
     const Renaming top[] = {{"embeddings.", "word_embedding."}, {"lm_head.", "proj_logits."}};
+    constexpr std::string_view kEmbeddingNorm = "embedding_norm.";
     if (parameter.starts_with("norm.")) return "last_" + parameter;
+    if (parameter.starts_with(kEmbeddingNorm))
+      return decoder() + "LayerNorm." + parameter.substr(kEmbeddingNorm.size());
     if (!parameter.starts_with("layers.") && !parameter.starts_with("positions."))
       return Renamed(parameter, top);
     const Renaming within[] = {
         {"layers.", "decoders."},      {"positions.", "position_embeddings."},
         {".mlp.up_proj.", ".boom."},   {".mlp.down_proj.", ".unboom."},
         {".attn_norm.", release.norm}, {".mlp_norm.", ".boom_norm."},
-        {".attn.", release.mixer},
+        {".attn.", release.mixer},     {".Wpooled.", ".attn_proj."},
+        {".mix_norm.", ".mid_norm."},
     };
     return decoder() + Renamed(parameter, within);
   }
@@ -140,6 +151,17 @@ class LeapAuthors : public ImportOnlyLayout {
   bool IsUnused(const std::string& tensor) const override {
     return tensor.ends_with(".attention.vec") ||
            tensor.find(".attention.qk_norm.") != std::string::npos;
+  }
+
+ private:
+  static void SetSeedFrame(ConfigReader& reader, model::ModelConfig& config) {
+    config.embedding.norm = true;
+    config.block.Set("mixer_residual_post_norm", true);
+    config.final_norm = model::NormConfig("none");
+    config.head.logit_scale = 0;
+    reader.Require(!reader.Bool("convolve", false),
+                   "convolve is true: its convolution is not read. Use a model without it.");
+    reader.Ignore({"groups", "kernel_size", "label_smoothing"});  // of it, and of training
   }
 
  protected:
@@ -185,13 +207,16 @@ class Fastformer : public LeapAuthors {
   std::string decoder() const override { return "fastformer_model."; }
 
   const Release& ReleaseOf(ConfigReader& reader) const override {
-    const char* guess = reader.Has("rescale") ? "fastformer_latest" : "fastformer_v011";
+    const char* guess = reader.Has("rescale") ? "fastformer_latest"
+                        : IsFirst(reader)     ? "fastformer_seed"
+                                              : "fastformer_v011";
     return Named(kFastformerReleases, reader.String("preset", guess), reader);
   }
 
   // A version between the two has 0.1.1's matrices and a factor of another name.
   void ReadRescale(const Release& release, ConfigReader& reader,
                    model::MixerConfig& mixer) const override {
+    if (release.seed_frame) return;  // it divides by the root of a head's width
     const bool latest = release.preset == std::string("fastformer_latest");
     SetRescale(reader, latest ? "rescale" : "rescale_value", mixer);
   }

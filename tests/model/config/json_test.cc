@@ -25,6 +25,7 @@ ModelConfig EveryKindOfValue() {
   config.initializer = "fan_in";
   config.embedding.norm = true;
   config.head.tied = true;
+  config.head.logit_scale = 0.25;
   config.final_norm = NormConfig("rms_norm", {{"eps", 1e-3}});
   config.embedding.scale = 0.1;
   config.hybrid = {{.layers = {1}, .mixer = MixerConfig("softmax", {{"window", 7}})},
@@ -41,6 +42,7 @@ TEST(ModelJson, RoundTrip) {
   EXPECT_TRUE(back.embedding.norm);
   EXPECT_EQ(back.embedding.scale, 0.1);
   EXPECT_TRUE(back.head.tied);
+  EXPECT_EQ(back.head.logit_scale, 0.25);
   EXPECT_TRUE(back.positions == config.positions);
   EXPECT_TRUE(back.block == config.block);
   EXPECT_TRUE(back.norm == config.norm);

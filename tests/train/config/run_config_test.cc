@@ -58,6 +58,10 @@ TEST(RunConfig, TheLastNormIsThatOfTheOthersUnlessNamed) {
                           overrides);
   };
   EXPECT_FALSE(parse({}).model.final_norm);
+  EXPECT_EQ(parse({}).model.head.logit_scale, 1);
+  const RunConfig bare = parse({"model.final_norm={ none {} }", "model.head.logit_scale=0"});
+  EXPECT_EQ(bare.model.final_norm->name(), "none");
+  EXPECT_EQ(bare.model.head.logit_scale, 0);
   const RunConfig config = parse({"model.final_norm={ rms_norm { eps: 1e-3 } }"});
   const RunConfig again = ParseRunConfig(ToText(config), "what a run keeps", {});
   for (const RunConfig& read : {config, again}) {

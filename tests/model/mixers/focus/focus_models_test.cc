@@ -127,6 +127,20 @@ TEST(FocusModels, EqualLogitsCostTheLogarithmOfTheVocabulary) {
   }
 }
 
+// The decoder of fastformer_seed as published: 128 wide, 6 layers, 4 heads, T5's vocabulary.
+TEST(FocusModels, FastformerSeedHasThePublishedNumberOfParameters) {
+  ModelConfig config = Decoder({"fastformer", "fastformer_seed"}, {{"num_heads", 4}}, 128);
+  config.vocab_size = 32100;
+  config.num_layers = 6;
+  config.positions = PositionsConfig("learned", {{"max_positions", 2048}});
+  config.channel_mixer = ChannelMixerConfig("mlp", {{"width", 512}, {"bias", false}});
+  config.embedding.norm = true;
+  config.final_norm = NormConfig("none");
+  config.head.bias = true;
+  config.head.logit_scale = 0;
+  EXPECT_EQ(LanguageModel(config).parameters().num_elements(), 5'589'092);
+}
+
 // Number 16: one matrix for both, with the sum of what each would have alone as its gradient.
 TEST(FocusModels, TiedMatricesShareMemoryAndGradients) {
   const at::Tensor row = Ids(2, 31, kVocab, 3);
