@@ -12,6 +12,7 @@
 #include "core/human.h"
 #include "core/log.h"
 #include "report/figure.h"
+#include "report/table.h"
 #include "sweep/job_queue.h"
 #include "train/config/plan.h"
 #include "train/device.h"
@@ -101,22 +102,22 @@ class Sweep {
   }
 
   ExitCode Run() {
-    std::vector<train::RunConfig> recipes;
     for (const size_t i : mine_) {
-      recipes.push_back(RecipeOf(request_, trials_[i]));
-      RequireSameRecipe(folder_, trials_[i], recipes.back());
+      recipes_[i] = RecipeOf(request_, trials_[i]);
+      RequireSameRecipe(folder_, trials_[i], recipes_[i]);
     }
     RequireSameDatasets(request_);
+    RequireDatasets();
     folder_.Make();
-    for (size_t n = 0; n < mine_.size(); ++n) {
-      const std::string& name = trials_[mine_[n]].name;
-      if (folder_.Status(name).state == TrialState::kFinished && IsThere(folder_.recipe(name)))
-        continue;  // it tells how the run was made
-      AtomicWriteFile(folder_.recipe(name), train::ToText(recipes[n]), ExitCode::kEnvironment);
+    for (const size_t i : mine_) {
+      const std::string& name = trials_[i].name;
+      // The recipe of a finished run says how it was made.
+      if (IsFinished(i) && IsThere(folder_.recipe(name))) continue;
+      AtomicWriteFile(folder_.recipe(name), train::ToText(recipes_[i]), ExitCode::kEnvironment);
     }
     AtomicWriteFile(folder_.sweep_file(), request_.config.text, ExitCode::kEnvironment);
     results_ = ReadResults(request_.config, folder_, request_.read_run);
-    const Slots slots = recipes.empty() ? Slots() : SlotsFor(recipes.front());
+    const Slots slots = recipes_.empty() ? Slots() : SlotsFor(recipes_.begin()->second);
     const int stopped_by = RunAll(slots);
     results_ = ReadResults(request_.config, folder_, request_.read_run);
     WriteResults();
@@ -125,6 +126,49 @@ class Sweep {
   }
 
  private:
+  bool IsFinished(size_t i) const {
+    return folder_.Status(trials_[i].name).state == TrialState::kFinished;
+  }
+
+  // Whether the run's dataset is one that the sweep still has to make.
+  bool AwaitsDataset(size_t i) const {
+    const fs::path path = recipes_.at(i).data.path;
+    return path.parent_path() == folder_.datasets() && !IsThere(path);
+  }
+
+  // Error: the dataset of a run that is not finished cannot be read, or does not fit its recipe.
+  // The message names the first such run. Datasets that are still to be made are left out.
+  void RequireDatasets() const {
+    std::map<std::string, data::Dataset> datasets;  // by path: runs share them
+    for (const size_t i : mine_) {
+      if (IsFinished(i) || AwaitsDataset(i)) continue;
+      try {
+        train::RunConfig config = recipes_.at(i);
+        const std::string path = config.data.path;
+        HL_CHECK_AS(ExitCode::kUsage, !path.empty(),
+                    "data.path is not set. Name a dataset: set: \"data.path=DATASET\".");
+        auto found = datasets.find(path);
+        if (found == datasets.end())
+          found = datasets.emplace(path, data::Dataset::Open(path)).first;
+        train::CompleteForPlan(config, &found->second.info(), /*world_size=*/1);
+        train::RequireDataset(config, model::LanguageModel(config.model), found->second);
+      } catch (const Error& error) {
+        HL_FAIL(error.code(), "run ", trials_[i].name, ": ", error.message());
+      }
+    }
+  }
+
+  // Error kData: the datasets of all open runs are among those that could not be made.
+  void RequireOneDataset(const std::vector<size_t>& open) const {
+    const bool any = std::ranges::any_of(open, [&](size_t i) { return !AwaitsDataset(i); });
+    if (open.empty() || any) return;
+    const std::string name = fs::path(recipes_.at(open.front()).data.path).filename();
+    HL_FAIL(ExitCode::kData, "no run can start: dataset ", name, " could not be made. Its log, ",
+            folder_.dataset_log(name).string(),
+            ", ends with: ", LastWords(folder_.dataset_log(name)),
+            "\nCorrect its `prepare` line in the sweep's file, then start the same command again.");
+  }
+
   // The machine's GPUs, one run on each, or its cores by the threads of a run.
   Slots SlotsFor(const train::RunConfig& recipe) const {
     Slots slots;
@@ -154,6 +198,8 @@ class Sweep {
     HL_INFO("sweep", trials_.size(), " runs", Mine(), ", ", mine_.size() - open.size(),
             " of them finished; ", slots.count, " at a time");
     if (const int signal = PrepareDatasets(open, slots); signal != 0) return signal;
+    RequireDatasets();
+    RequireOneDataset(open);
     std::vector<Job> jobs;
     for (const size_t i : open)
       if (HasItsDatasets(trials_[i])) jobs.push_back(JobOf(i));
@@ -310,11 +356,18 @@ class Sweep {
     if (!figure.empty()) write("figure.svg", report::RenderFigure(figure));
   }
 
+  // What this share's runs came to, for the terminal.
   std::string Ending() const {
-    std::string text = Concat(Count(TrialState::kFinished), " of ", mine_.size(),
-                              " runs finished, ", Count(TrialState::kFailed), " failed; ",
-                              folder_.path().string(), "/results.csv, summary.csv",
-                              request_.config.summary.x.empty() ? "" : ", figure.svg", "\n");
+    const Summary& summary = request_.config.summary;
+    std::vector<TrialResult> mine;
+    for (const size_t i : mine_) mine.push_back(results_[i]);
+    std::string text = report::AlignedText(RunsTable(request_.config, mine)) + "\n";
+    const std::vector<Group> groups = SumUp(request_.config, results_);
+    if (!groups.empty() && !(summary.over.empty() && summary.best_of.empty()))
+      text += report::AlignedText(SummaryTable(request_.config, groups, Digits::kFour)) + "\n";
+    text += Concat(Count(TrialState::kFinished), " of ", mine_.size(), " runs finished, ",
+                   Count(TrialState::kFailed), " failed; ", folder_.path().string(),
+                   "/results.csv, summary.csv", summary.x.empty() ? "" : ", figure.svg", "\n");
     for (const size_t i : mine_)
       if (results_[i].status.state == TrialState::kFailed)
         text +=
@@ -338,7 +391,8 @@ class Sweep {
   const SweepFolder folder_;
   const std::vector<Trial> trials_;
   std::vector<size_t> mine_;
-  std::vector<TrialResult> results_;  // of all trials
+  std::map<size_t, train::RunConfig> recipes_;  // of the trials in mine_
+  std::vector<TrialResult> results_;            // of all trials
   std::map<size_t, int> num_retries_;
   std::map<size_t, Fd> locks_;             // of the trials that run
   std::map<size_t, uint64_t> log_begins_;  // of a trial's last attempt, in its log

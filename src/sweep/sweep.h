@@ -26,8 +26,10 @@ struct SweepRequest {
 std::string PlanText(const SweepRequest& request);
 
 // kFinished: all runs of this share are. Stopped by a signal: kInterrupted for INT, else kRequeue,
-// as a run would end. Else the exit code of the first run that failed. Error kUsage before anything
-// starts: an impossible recipe, or one that a run of this folder was not made by.
+// as a run would end. Else the exit code of the first run that failed. Prints the table of this
+// share's runs. Error before anything starts: an impossible recipe, one that a run of this folder
+// was not made by (kUsage), or a dataset that cannot be read or does not fit its recipe (as `train`
+// would refuse it); for a dataset that the sweep makes, before the first run starts.
 ExitCode RunSweep(const SweepRequest& request);
 
 }  // namespace halflife::sweep

@@ -85,6 +85,46 @@ TEST_F(Sweep, MakesItsDatasetItsRunsAndItsTables) {
                               HasSubstr("Content-Security-Policy")));
 }
 
+// What a finished sweep prints when it is asked for again.
+TEST_F(Sweep, ItEndsWithATableOfItsRuns) {
+  const RunResult again = RunSweep("two", "undisturbed");
+  EXPECT_EQ(again.exit_code, 0) << again.err;
+  EXPECT_THAT(again.out,
+              testing::ContainsRegex("run               mixer  seed  status    val_loss  at step  "
+                                     "tokens/s  time *\nmixer=gla,seed=1  gla       1  finished  "
+                                     "  [ 0-9.]{6}        8  "));
+  EXPECT_THAT(again.out, AllOf(HasSubstr("\nmixer  val_loss_mean  val_loss_std"),
+                               HasSubstr("4 of 4 runs finished, 0 failed")));
+}
+
+// The page of a sweep links to its runs, relative to the page, and takes runs and evaluations too.
+TEST_F(Sweep, SweepsRunsAndEvaluationsShareAPage) {
+  const std::string run = Path("undisturbed/runs/mixer=gla,seed=1");
+  std::filesystem::create_directories(Path("pages"));
+  const RunResult eval =
+      fixture->Halflife({"eval", "--model", run, "--text", Path("text.txt"), "--windows", "1",
+                         "--lengths", "32,64", "--out", Path("pages/lengths.json")});
+  ASSERT_EQ(eval.exit_code, 0) << eval.err;
+  std::ofstream(Path("undisturbed/runs/mixer=gla,seed=2/report.html")) << "<p>its page</p>";
+  const RunResult page =
+      fixture->Halflife({"report", Path("undisturbed"), run, Path("pages/lengths.json"), "--out",
+                         Path("pages/all.html")});
+  EXPECT_EQ(page.exit_code, 0) << page.err;
+  const std::string html = Read("pages/all.html");
+  EXPECT_THAT(
+      html,
+      AllOf(HasSubstr("<h1 class=\"part\">Sweep undisturbed</h1>"),
+            HasSubstr("<a href=\"../undisturbed/runs/mixer=gla,seed=1/\">mixer=gla,seed=1</a>"),
+            HasSubstr("<a href=\"../undisturbed/runs/mixer=gla,seed=2/report.html\">"),
+            HasSubstr("<b>val_loss over mixer</b>"), HasSubstr("<b>val_loss over seed</b>"),
+            HasSubstr("<h1 class=\"part\">Other runs</h1>"), HasSubstr("<h2>By length</h2>")));
+  std::filesystem::remove(Path("undisturbed/runs/mixer=gla,seed=2/report.html"));
+  const RunResult picture =
+      fixture->Halflife({"report", Path("undisturbed"), "--out", Path("pages/x.svg")});
+  EXPECT_EQ(picture.exit_code, 2);
+  EXPECT_THAT(picture.err, HasSubstr("a picture does not show a sweep. Use --out report.html"));
+}
+
 TEST_F(Sweep, UnderALauncherItsRunsAreNoRanksOfIt) {
   const std::vector<std::string> sweep = {
       kProgram, "sweep", "--config", Path("two.textproto"), "--out", Path("launched")};
@@ -204,7 +244,12 @@ TEST_F(Sweep, WhatWasNeverMadeIsBoundToNothing) {
   std::string text = Text("");
   text.replace(text.find("--tokenizer bytes"), 17, "--tokenizer none");
   std::ofstream(Path("typo.textproto")) << text;
-  EXPECT_EQ(RunSweep("typo", "mended").exit_code, 3);
+  const RunResult typo = RunSweep("typo", "mended");
+  EXPECT_EQ(typo.exit_code, 3);
+  EXPECT_THAT(typo.err, AllOf(HasSubstr("no run can start: dataset made could not be made"),
+                              HasSubstr("dataset-made.log, ends with: "),
+                              HasSubstr("Correct its `prepare` line")));
+  EXPECT_THAT(typo.out, Not(HasSubstr("failed")));
   const RunResult mended = RunSweep("two", "mended", {"--set", "optimizer.lr=1e-4"});
   EXPECT_EQ(mended.exit_code, 0) << mended.err;
   EXPECT_THAT(Read("mended/datasets/made.prepare"), HasSubstr("--tokenizer bytes"));
@@ -248,6 +293,37 @@ TEST_F(Sweep, SaysWhatIsWrongBeforeItStartsAnything) {
   const RunResult missing = RunSweep("no_such_sweep", "never");
   EXPECT_EQ(missing.exit_code, 2);
   EXPECT_THAT(missing.err, HasSubstr("no_such_sweep.textproto"));
+}
+
+// One error before the first run, and not the same one from each of them.
+TEST_F(Sweep, ADatasetThatDoesNotFitIsReportedBeforeTheFirstRun) {
+  const auto expect_refusal = [](const std::string& name, const std::string& set, int exit_code,
+                                 const std::vector<std::string>& words) {
+    const std::string out = "unfit_" + name;
+    const RunResult result = RunSweep("two", out, {"--set", set});
+    EXPECT_EQ(result.exit_code, exit_code) << name << result.out << result.err;
+    EXPECT_THAT(result.err, HasSubstr("run mixer=gla,seed=1: "));
+    for (const std::string& word : words) EXPECT_THAT(result.err, HasSubstr(word));
+    EXPECT_THAT(result.err, Not(HasSubstr("mixer=d2d")));
+    EXPECT_THAT(result.out, Not(HasSubstr("failed")));
+    EXPECT_FALSE(std::filesystem::exists(Path(out + "/runs/mixer=gla,seed=1")));
+  };
+  expect_refusal("missing", "data.path=" + Path("no_such_data"), 3, {"no_such_data"});
+  expect_refusal("text", "data.path=" + Path("text.txt"), 3, {"text.txt"});
+  expect_refusal("unset", "data.path=", 2, {"data.path is not set. Name a dataset"});
+  const std::string data = "data.path=" + Path("undisturbed/datasets/made");
+  std::ofstream(Path("ready.textproto")) << Text("set: \"" + data + "\"\n");
+  const RunResult vocabulary =
+      RunSweep("ready", "unfit_vocabulary", {"--set", "model.vocab_size=100"});
+  EXPECT_EQ(vocabulary.exit_code, 2) << vocabulary.err;
+  EXPECT_THAT(vocabulary.err,
+              HasSubstr("model.vocab_size 100 is smaller than the dataset's vocabulary of 259"));
+  EXPECT_FALSE(std::filesystem::exists(Path("unfit_vocabulary")));
+  // A dataset that the sweep makes is checked when it is there.
+  expect_refusal(
+      "rows", "data.seq_len=65536", 3,
+      {"the training split of ", "fewer than data.seq_len + 1 = 65537", "Prepare more text"});
+  EXPECT_TRUE(std::filesystem::exists(Path("unfit_rows/datasets/made/manifest.pb")));
 }
 
 TEST_F(Sweep, AFileOfTheOtherKindIsNamed) {

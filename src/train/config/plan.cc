@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "core/human.h"
+#include "eval/validation.h"
 #include "train/config/epochs.h"
 
 namespace halflife::train {
@@ -132,6 +133,33 @@ void RequireRows(const RunConfig& config, const model::LanguageModel& model,
               "eval.split is 'test', and text has no test split; eval.split 'validation' would "
               "work");
   RequireValidationSplit(config, *dataset);
+}
+
+void RequireDataset(const RunConfig& config, const model::LanguageModel& model,
+                    const data::Dataset& dataset) {
+  const int64_t vocab = dataset.info().vocab_size;
+  HL_CHECK_AS(ExitCode::kUsage, config.model.vocab_size >= vocab, "model.vocab_size ",
+              config.model.vocab_size, " is smaller than the dataset's vocabulary of ", vocab, " (",
+              dataset.folder().string(), "). Leave it out to take the dataset's.");
+  RequireRows(config, model, &dataset.info());
+  const data::SampleOrder order = OrderOf(config, dataset.info());
+  const int64_t num_tokens = dataset.info().train.num_tokens;
+  HL_CHECK_AS(ExitCode::kData, order.num_windows > 0, "the training split of ",
+              dataset.folder().string(), " has ", num_tokens,
+              " tokens, fewer than data.seq_len + 1 = ", config.data.seq_len + 1,
+              ". Prepare more text, or use a data.seq_len of at most ",
+              std::max<int64_t>(num_tokens - 1, 1), ".");
+  HL_CHECK_AS(ExitCode::kUsage,
+              order.epoch_end != data::EpochEnd::kDrop || order.StepsPerEpoch() > 0,
+              "the training split of ", dataset.folder().string(), " has ", order.num_windows,
+              " rows, fewer than train.global_batch ", config.train.global_batch,
+              ", and data.epoch_end drop leaves out what fills no step. Use a train.global_batch "
+              "of at most ",
+              order.num_windows, ", or data.epoch_end short.");
+  if (HasValidationSplit(config, dataset.info()))
+    eval::RequireWindows(data::ViewOf(dataset, data::SplitOf(config.eval.split)),
+                         config.data.seq_len);
+  eval::RequireLabelsOf(model, data::ViewOf(dataset, data::Split::kTrain));
 }
 
 void RequireSlicesOn(Device device, const RunConfig& config) {

@@ -36,6 +36,12 @@ bool HasValidationSplit(const RunConfig& config, const data::DatasetInfo& datase
 void RequireRows(const RunConfig& config, const model::LanguageModel& model,
                  const data::DatasetInfo* dataset);
 
+// Checks what a run of the recipe needs of its dataset: RequireRows, a vocabulary within the
+// model's, a whole row in the split of eval.split if there is one, a whole step in the training split, and labels
+// that the objective reads. Error kUsage or kData.
+void RequireDataset(const RunConfig& config, const model::LanguageModel& model,
+                    const data::Dataset& dataset);
+
 // Error kUsage for parallel.slices on a GPU, whose sums are in NCCL's order whatever the slices.
 void RequireSlicesOn(Device device, const RunConfig& config);
 

@@ -25,11 +25,7 @@ namespace halflife::train {
 namespace {
 
 RunConfig Resolve(RunConfig config, const data::Dataset& dataset, int rank) {
-  const int64_t vocab = dataset.info().vocab_size;
-  if (config.model.vocab_size == 0) config.model.vocab_size = vocab;
-  HL_CHECK_AS(ExitCode::kUsage, config.model.vocab_size >= vocab, "model.vocab_size ",
-              config.model.vocab_size, " is smaller than the dataset's vocabulary of ", vocab, " (",
-              dataset.folder().string(), "); leave it out to take the dataset's");
+  if (config.model.vocab_size == 0) config.model.vocab_size = dataset.info().vocab_size;
   const int64_t steps = config.train.steps;
   ResolveSteps(config, dataset.info());
   if (rank == 0 && steps != config.train.steps && steps != LoopConfig{}.steps)
@@ -93,16 +89,11 @@ Trainer::Trainer(RunConfig config, Device device, RunFolder folder, dist::RankCo
       save_policy_(config_.ckpt),
       stop_policy_(config_.train.time_limit_s),
       run_clock_(options.clock) {
-  RequireRows(config_, model_, &dataset_.info());
-  if (HasValidationSplit(config_, dataset_.info())) {
-    eval::RequireWindows(data::ViewOf(dataset_, data::SplitOf(config_.eval.split)),
-                         config_.data.seq_len);
-  } else {
+  RequireDataset(config_, model_, dataset_);
+  if (!HasValidationSplit(config_, dataset_.info()))
     HL_INFO("train", "the dataset has no ", config_.eval.split,
             " split: this run does not validate");
-  }
   if (context.rank() == 0) WarnOfShortDocuments(config_, dataset_.info());
-  eval::RequireLabelsOf(model_, data::ViewOf(dataset_, data::Split::kTrain));
   RequireMemory(config_, model_, SceneHere(config_, context.world_size(), context.local_size()),
                 context.rank());
   arena_ = std::make_unique<ParameterArena>(
