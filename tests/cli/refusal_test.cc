@@ -73,7 +73,7 @@ TEST(Refusal, AChoiceThatIsNone) {
                   ExitCode::kUsage, "--layout: 'd3d' is none of llama, ",
                   "torchscale_retnet; did you mean 'd2d'?");
   EXPECT_HL_ERROR(Parse({"prepare", "--out", "o", "--documents", "page"}), ExitCode::kUsage,
-                  "--documents: 'page' is none of auto, blank-line, file, record");
+                  "--documents: 'page' is none of blank_lines, file, line");
 }
 
 TEST(Refusal, AFolderThatIsNone) {
