@@ -163,7 +163,7 @@ TEST_F(ScoreExport, WhatIsMissingOrDamagedIsNamed) {
   ExpectFailure({"generate", "--model", run, "--prompt", "a", "--tokenizer", Path("no_tokenizer")},
                 2, {"--tokenizer " + Path("no_tokenizer") + ": there is none"});
   ExpectFailure({"eval", "--model", run, "--data", Path("data"), "--split", "test"}, 3,
-                {"test", "has no tokens", "another split would work"});
+                {"test", "has no tokens", "Use another split"});
   ExpectFailure({"report", run, "--out", Path("page.pdf")}, 2,
                 {"page.pdf", "report.html", "report.svg"});
   std::filesystem::copy(run, Path("damaged"), std::filesystem::copy_options::recursive);
