@@ -123,7 +123,7 @@ std::string RecordAbort(const fs::path& run_dir, int rank, const std::string& ca
   if (run_dir.empty() || !fs::exists(run_dir, ignored)) return cause;
   fs::create_directories(run_dir / "abort", ignored);
   const fs::path first = run_dir / "abort" / "FIRST";
-  // A failed collective is mostly the echo of a rank that is about to write its own, better words.
+  // A collective usually fails because another rank did, which is about to write the real cause.
   for (int tries = 0; is_consequence && tries < 20 && !fs::exists(first, ignored); ++tries) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
@@ -134,12 +134,16 @@ std::string RecordAbort(const fs::path& run_dir, int rank, const std::string& ca
       HL_WARN("train", "cannot write abort/FIRST");
     return cause;
   }
+  // The rank that has created the file may not have written it yet.
   try {
-    return Concat("stopped because another rank failed first: ",
-                  ReadFile(first, ExitCode::kInternal));
-  } catch (const Error&) {
-    return cause;
+    for (int tries = 0; tries < 20; ++tries) {
+      const std::string text = ReadFile(first, ExitCode::kInternal);
+      if (!text.empty()) return Concat("stopped because another rank failed first: ", text);
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+  } catch (const Error&) {  // unreadable: this rank's own error is better than none
   }
+  return cause;
 }
 
 }  // namespace halflife::train

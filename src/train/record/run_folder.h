@@ -68,8 +68,8 @@ class RunFolder {
   std::optional<ckpt::RunLock> lock_;  // rank 0
 };
 
-// The first rank that fails writes its cause (O_EXCL); others find it and tell it instead of their
-// own, which is a consequence. Returns the line to log.
+// The first rank that fails creates abort/FIRST with its cause. The other ranks report that cause
+// instead of their own error, which is a consequence of it. Returns the line to log.
 std::string RecordAbort(const std::filesystem::path& run_dir, int rank, const std::string& cause,
                         bool is_consequence);
 

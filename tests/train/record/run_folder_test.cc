@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <fstream>
+#include <thread>
 
 #include "dist/local_communicator.h"
 #include "dist/local_rank_context.h"
@@ -75,6 +77,25 @@ TEST_F(RunFolderTest, OneThatAnotherHoldsIsLeftToIt) {
     EXPECT_HL_ERROR(RunFolder::Open(dir_ / "run", context, {}), ExitCode::kEnvironment, "in use");
     EXPECT_TRUE(fs::exists(dir_ / "run/run.lock"));
   });
+}
+
+// The rank that fails first creates the file, and writes it a moment later.
+TEST_F(RunFolderTest, TheFirstCauseIsReadWhenItIsWritten) {
+  fs::create_directories(dir_ / "run/abort");
+  std::ofstream(dir_ / "run/abort/FIRST").close();
+  std::thread first_rank([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    std::ofstream(dir_ / "run/abort/FIRST") << "rank 1: the disk is full\n";
+  });
+  const std::string words = RecordAbort(dir_ / "run", 0, "rank 1 is lost", true);
+  first_rank.join();
+  EXPECT_EQ(words, "stopped because another rank failed first: rank 1: the disk is full\n");
+}
+
+TEST_F(RunFolderTest, AFirstCauseThatIsNeverWrittenHidesNoOther) {
+  fs::create_directories(dir_ / "run/abort");
+  std::ofstream(dir_ / "run/abort/FIRST").close();
+  EXPECT_EQ(RecordAbort(dir_ / "run", 0, "rank 1 is lost", true), "rank 1 is lost");
 }
 
 }  // namespace
