@@ -1,9 +1,10 @@
-// `halflife-engine`: what `halflife` becomes once there is work to do. Parses the same command
-// line, runs one subcommand, turns errors into exit codes.
+// `halflife-engine`: the program that `halflife` executes for a subcommand that needs LibTorch.
+// Parses the same command line, runs the subcommand, and turns errors into exit codes.
 #include <cstdlib>
 
 #include "cli/command_line/end_output.h"
 #include "cli/command_line/parse.h"
+#include "cli/command_line/rank_zero_report.h"
 #include "cli/failure.h"
 #include "cli/run.h"
 #include "core/error.h"
@@ -31,6 +32,7 @@ int Main(int argc, char** argv) {
     return static_cast<int>(EndOutput(code));
   } catch (...) {
     const Failure failure = DescribeFailure(std::current_exception());
+    LetRankZeroReport(evidence.rank, failure.code);
     HL_ERROR("halflife", failure.text);
     return static_cast<int>(failure.code);
   }

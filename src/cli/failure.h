@@ -1,4 +1,4 @@
-// What an exception means to the caller of the program: its exit code, and words for a person.
+// Translates an exception into the exit code of the program and a message for the user.
 #pragma once
 
 #include <exception>
@@ -14,8 +14,8 @@ struct Failure {
   bool is_consequence = false;  // a collective failed because another rank went away
 };
 
-// Error keeps its code. What the system refuses (a file system's error, memory) is kEnvironment;
-// all else is a fault of ours, told without LibTorch's stack trace.
+// An Error keeps its code. An error of the file system or a lack of memory is kEnvironment. Any other
+// exception is kInternal, a bug; the text leaves out LibTorch's stack trace.
 Failure DescribeFailure(const std::exception_ptr& thrown);
 
 }  // namespace halflife::cli

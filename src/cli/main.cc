@@ -1,6 +1,6 @@
-// `halflife`: parses the command line, answers --help, --version and `completion`, and hands all
-// else to `halflife-engine` beside it in the same process. LibTorch alone takes 0.2 s to load: only
-// the engine links it.
+// `halflife`: parses the command line and answers --help, --version and `completion`. For all other
+// commands the process becomes `halflife-engine`, which lies in the same folder. Only the engine
+// links LibTorch, which takes 0.2 s to load.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -9,6 +9,7 @@
 
 #include "cli/command_line/end_output.h"
 #include "cli/command_line/parse.h"
+#include "cli/command_line/rank_zero_report.h"
 #include "cli/run.h"
 #include "core/error.h"
 #include "core/launcher.h"
@@ -17,15 +18,15 @@
 namespace halflife::cli {
 namespace {
 
-// Process id and file descriptors stay, so launchers and shells see one program.
-[[noreturn]] void BecomeEngine(char** argv) {
+// Keeps the process id and the file descriptors, so launchers and shells see one program.
+[[noreturn]] void ExecEngine(char** argv) {
   std::error_code ignored;
   const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", ignored);
   const std::filesystem::path engine = self.parent_path() / "halflife-engine";
   ::execv(engine.c_str(), argv);
   HL_FAIL(ExitCode::kEnvironment, "cannot start ", engine.string(), ": ",
-          internal::ErrnoText(errno), "; it belongs beside ", self.string(),
-          " and is built with it (target halflife)");
+          internal::ErrnoText(errno), ". It must be in the folder of ", self.string(),
+          ". Build the target halflife, or install or copy both programs together.");
 }
 
 int Main(int argc, char** argv) {
@@ -37,8 +38,9 @@ int Main(int argc, char** argv) {
       return static_cast<int>(EndOutput(*code));
     if (const auto* completion = std::get_if<CompletionOptions>(&request))
       return static_cast<int>(EndOutput(Run(*completion)));
-    BecomeEngine(argv);
+    ExecEngine(argv);
   } catch (const Error& error) {
+    LetRankZeroReport(evidence.rank, error.code());
     HL_ERROR("halflife", error.what());
     return static_cast<int>(error.code());
   } catch (const std::exception& error) {

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <thread>
 
+#include "cli/command_line/rank_zero_report.h"
 #include "cli/failure.h"
 #include "core/log.h"
 #include "core/version.h"
@@ -22,7 +23,8 @@
 namespace halflife::cli {
 namespace {
 
-// A collective that failed knows which ranks it waited for; their records, what these do instead.
+// A collective that timed out knows which ranks it waited for. Their flight records say what those
+// ranks do instead.
 void AddFlight(dist::RankContext& context, Failure* failure) {
   const std::filesystem::path record = context.flight().path();
   if (failure->code != ExitCode::kTimeout || record.empty()) return;
@@ -32,34 +34,40 @@ void AddFlight(dist::RankContext& context, Failure* failure) {
       Concat("; ", late, " (more: `halflife inspect ", record.parent_path().string(), "`)");
 }
 
-// What the ranks of this process, of several processes' world, know of each other's end.
+// What the ranks of this process share when they fail.
 struct Ending {
-  std::atomic<bool> has_cause{false};  // one of them knows why, and will end the process
-  std::mutex speaking;
+  std::atomic<bool> has_cause{false};  // one of them failed first, and will end the process
+  std::mutex reporting;
 };
 
-// Tells the cause and ends the world. Does not return.
+// Reports the cause and ends the world. Does not return.
 [[noreturn]] void EndWorld(dist::RankContext& context, Failure failure,
                            const std::filesystem::path& abort_dir, Ending& ending) {
   constexpr auto kCauseGrace = std::chrono::seconds(10);
   if (!failure.is_consequence) ending.has_cause = true;
   AddFlight(context, &failure);
-  // What all ranks meet alike (a bad config) is told by rank 0 alone, which then ends the others;
-  // and of a process's ranks the cause speaks, not what followed from it.
+  // Once the run has started, only these two are the same on all ranks; the abort folder says which
+  // rank failed first in all other cases.
+  if (abort_dir.empty() || failure.code == ExitCode::kUsage ||
+      failure.code == ExitCode::kNoUsableCheckpoint)
+    LetRankZeroReport(context.rank(), failure.code);
+  // Without an abort folder rank 0 reports first. Among the ranks of one process, the one that failed
+  // first reports, not those that failed because of it.
   const bool others_may_know = context.ranks_in_process() > 1 && failure.is_consequence;
   if (others_may_know || (context.rank() != 0 && abort_dir.empty()))
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
   if (others_may_know && ending.has_cause) std::this_thread::sleep_for(kCauseGrace);
   const std::string words =
       train::RecordAbort(abort_dir, context.rank(), failure.text, failure.is_consequence);
-  const std::lock_guard lock(ending.speaking);
+  const std::lock_guard lock(ending.reporting);
   HL_ERROR("halflife", words);
   log::Flush();
   context.AbortWorld(static_cast<int>(failure.code));
   std::abort();  // not reached; gcc does not see [[noreturn]] through a virtual call
 }
 
-// A thread that hangs outside of a collective would be waited for, for ever.
+// Ends the process after some seconds, as a thread that hangs outside of a collective would never be
+// joined.
 void EndUnlessAllFollow(const Failure& failure) {
   static constexpr auto kGrace = std::chrono::seconds(5);
   std::thread([failure] {
@@ -70,7 +78,8 @@ void EndUnlessAllFollow(const Failure& failure) {
   }).detach();
 }
 
-// One rank of a world of threads leaves its words: the caller of them all tells the cause, once.
+// Records the failure of one rank in a world of threads. The caller, which joins all threads, reports
+// the first cause once.
 void LeaveThreads(dist::RankContext& context, Failure failure,
                   const std::filesystem::path& abort_dir) {
   AddFlight(context, &failure);
@@ -78,8 +87,7 @@ void LeaveThreads(dist::RankContext& context, Failure failure,
   if (!failure.is_consequence) EndUnlessAllFollow(failure);
 }
 
-// What else is done of a rank's failure, before its caller meets what it threw; may end the
-// process.
+// Called after a rank has failed, before its exception reaches the caller. May end the process.
 using OnFailure = std::function<void(dist::RankContext& context, const Failure& failure,
                                      const std::filesystem::path& abort_dir)>;
 
@@ -105,8 +113,8 @@ ExitCode RunInWorld(double timeout_s, const WorldBody& body, int ranks_here) {
                                    .build = Concat("halflife ", build.version, " ", build.git_hash,
                                                    ", LibTorch ", TORCH_VERSION)};
   const LauncherEvidence evidence = ReadLauncherEvidence();
-  // A rank that writes to the socket of one that has just died would end by the signal, before it
-  // can say why.
+  // A write to the socket of a rank that has just died raises SIGPIPE, which would end this rank
+  // before it reports the error.
   if (evidence.world_size > 1) std::signal(SIGPIPE, SIG_IGN);
   Ending ending;
   const auto on_failure = [&](dist::RankContext& context, const Failure& failure,

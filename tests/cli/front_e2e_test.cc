@@ -42,7 +42,7 @@ TEST(Front, SaysWhereItsEngineBelongs) {
   const RunResult work = run({"recipe"});
   EXPECT_EQ(work.exit_code, 4) << work.err;
   EXPECT_NE(work.err.find("halflife-engine"), std::string::npos) << work.err;
-  EXPECT_NE(work.err.find("belongs beside"), std::string::npos) << work.err;
+  EXPECT_NE(work.err.find("must be in the folder of"), std::string::npos) << work.err;
 }
 
 // A link in PATH leads to the folder that holds both.

@@ -10,12 +10,16 @@
 #include "cli/command_line/options.h"
 #include "cli/command_line/parse.h"
 #include "cli/command_line/program.h"
+#include "cli/command_line/rank_zero_report.h"
 #include "cli/command_line/refusal.h"
 #include "cli/command_line/value_checks.h"
 #include "cli/eval_file.h"
 #include "cli/model_source.h"
 #include "cli/run.h"
 #include "cli/shared_facts.h"
+#include "core/error.h"
+#include "core/launcher.h"
+#include "core/log.h"
 #include "infer/model_loader.h"
 
 namespace halflife::cli {
@@ -48,6 +52,10 @@ int ParseExample(int argc, char** argv) {
 
 void RefusalExample(CLI::App* program, int argc, char** argv) {
 #include "examples/cli/command_line/refusal.h"
+}
+
+void RankZeroReportExample(const LauncherEvidence& launcher, const Error& error) {
+#include "examples/cli/command_line/rank_zero_report.h"
 }
 
 void ValueChecksExample(CLI::App& command, EvalOptions& options, std::string& dtype) {

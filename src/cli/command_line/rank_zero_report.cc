@@ -1,0 +1,18 @@
+#include "cli/command_line/rank_zero_report.h"
+
+#include <chrono>
+#include <thread>
+
+namespace halflife::cli {
+
+void LetRankZeroReport(int rank, ExitCode code) {
+  // Longer than mpirun takes to kill a rank that handles SIGTERM (a second), and than ranks start
+  // apart on a busy machine.
+  constexpr auto kWait = std::chrono::seconds(5);
+  const bool likely_on_all_ranks = code == ExitCode::kUsage || code == ExitCode::kData ||
+                                   code == ExitCode::kEnvironment ||
+                                   code == ExitCode::kNoUsableCheckpoint;
+  if (rank != 0 && likely_on_all_ranks) std::this_thread::sleep_for(kWait);
+}
+
+}  // namespace halflife::cli
