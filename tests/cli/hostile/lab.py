@@ -161,7 +161,7 @@ def make_text(num_bytes, rng):
     text = ""
     while len(text) < num_bytes:
         draw = rng.random()
-        text += rng.choice(words) + (".\n\n" if draw < 0.025 else ".\n" if draw < 0.1 else " ")
+        text += rng.choice(words) + (".\n\n" if draw < 0.005 else ".\n" if draw < 0.1 else " ")
     return text
 
 
