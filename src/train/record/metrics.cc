@@ -77,8 +77,7 @@ void Metrics::Progress(int64_t step, const StepResult& result, double tokens_per
   const bool due = step % config_.log_every == 0 || step == config_.total_steps || step == 1;
   if (!due && !terminal_) return;
   const std::string text =
-      Concat("step ", step, "/", config_.total_steps, "  loss ", Fixed(result.loss, 4),
-             last_val_loss_ < 0 ? "" : Concat("  val ", Fixed(last_val_loss_, 4)), "  grad ",
+      Concat("step ", step, "/", config_.total_steps, "  loss ", Fixed(result.loss, 4), "  grad ",
              Fixed(result.grad_norm, 2), "  lr ", result.lr, "  ", HumanCount(tokens_per_s),
              " tokens/s  ETA ",
              HumanSeconds(mean_step_seconds_ * static_cast<double>(config_.total_steps - step)));
@@ -91,7 +90,6 @@ void Metrics::Progress(int64_t step, const StepResult& result, double tokens_per
 }
 
 void Metrics::Validation(int64_t step, const eval::ValidationResult& result) {
-  last_val_loss_ = result.loss;
   nlohmann::ordered_json line = {
       {"step", step}, {"val_loss", result.loss}, {"val_perplexity", result.perplexity()}};
   if (result.bits_per_byte) line["val_bits_per_byte"] = *result.bits_per_byte;

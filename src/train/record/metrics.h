@@ -68,7 +68,6 @@ class Metrics {
   bool terminal_;
   bool line_open_ = false;
   double mean_step_seconds_ = 0;  // exponential mean, for the ETA
-  double last_val_loss_ = -1;
 };
 
 }  // namespace halflife::train

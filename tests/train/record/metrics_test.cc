@@ -1,5 +1,6 @@
 #include "train/record/metrics.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -67,6 +68,21 @@ TEST_F(MetricsTest, TokensAndTimeInEveryLine) {
   }
   EXPECT_GT(last, 0);
   EXPECT_EQ(lines[0].at("val_bits_per_byte"), 1.5);
+}
+
+// A validation has a line of its own. Its loss in the lines of later steps would look like theirs.
+TEST_F(MetricsTest, ProgressLinesRepeatNoValidation) {
+  testing::internal::CaptureStderr();
+  {
+    Metrics metrics = Open("a");
+    metrics.Validation(0, {.loss = 5, .num_targets = 100, .bits_per_byte = 1.5});
+    metrics.Step(1, OneStep());
+    metrics.Step(10, OneStep());
+  }
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(log, testing::HasSubstr("step 0: validation loss 5.0000"));
+  EXPECT_THAT(log, testing::HasSubstr("step 10/10  loss 2.0000  grad 0.00  lr 0  "));
+  EXPECT_THAT(log, testing::Not(testing::HasSubstr("val ")));
 }
 
 // The tokens are the run's, the seconds the attempt's.
