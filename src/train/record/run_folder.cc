@@ -11,6 +11,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "data/shard_layout.h"
 #include "data/token_agreement.h"
 
 namespace halflife::train {
@@ -18,6 +19,9 @@ namespace fs = std::filesystem;
 
 void RunFolder::Create() {
   std::error_code error;
+  HL_CHECK_AS(ExitCode::kUsage, !fs::exists(path_ / data::kManifestName, error), "--run ",
+              path_.string(), " holds a dataset or a checkpoint step (it has a ",
+              data::kManifestName, "), not a run. Choose another folder with --run.");
   for (fs::path folder = fs::absolute(path_).lexically_normal();
        !fs::exists(fs::symlink_status(folder, error)) && folder.has_relative_path();
        folder = folder.parent_path()) {

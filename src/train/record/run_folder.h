@@ -21,9 +21,10 @@ class RunFolder {
   struct Options {
     bool steal_lock = false;
   };
-  // Collective. Rank 0 creates the folder, probes that it is writable and takes the lock; all ranks
-  // throw together with its words (kEnvironment) when that fails. A folder that this start created
-  // goes again with this object, unless Keep was called.
+  // Collective. Rank 0 creates the folder, checks that it is writable and takes the lock. On
+  // failure all ranks throw rank 0's error: kUsage where `path` is a dataset or a checkpoint step,
+  // in which nothing is then written, else kEnvironment. The destructor removes a folder that this
+  // start created, unless Keep was called.
   static RunFolder Open(const std::filesystem::path& path, dist::RankContext& context,
                         const Options& options);
 

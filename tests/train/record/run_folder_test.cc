@@ -6,6 +6,7 @@
 #include <fstream>
 #include <thread>
 
+#include "core/concat.h"
 #include "dist/local_communicator.h"
 #include "dist/local_rank_context.h"
 #include "support/expect_error.h"
@@ -69,6 +70,17 @@ TEST_F(RunFolderTest, OneThatWasKeptOrWasThereStays) {
     }
     EXPECT_TRUE(fs::exists(dir_ / "run/ckpt"));
   });
+}
+
+TEST_F(RunFolderTest, ADatasetIsNoRunFolder) {
+  fs::create_directories(dir_ / "dataset");
+  std::ofstream(dir_ / "dataset/manifest.pb") << "x";
+  WithContext([&](dist::RankContext& context) {
+    EXPECT_HL_ERROR(RunFolder::Open(dir_ / "dataset", context, {}), ExitCode::kUsage,
+                    Concat("--run ", (dir_ / "dataset").string(), " holds a dataset"),
+                    "Choose another folder with --run.");
+  });
+  EXPECT_EQ(std::distance(fs::directory_iterator(dir_ / "dataset"), {}), 1) << "nothing is written";
 }
 
 TEST_F(RunFolderTest, OneThatAnotherHoldsIsLeftToIt) {
