@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "cli/busy_cores.h"
 #include "cli/class_scores_json.h"
 #include "cli/eval_explain.h"
 #include "cli/eval_lengths.h"
@@ -187,6 +188,7 @@ void RequireFiles(const EvalOptions& options) {
 ExitCode Evaluate(const EvalOptions& options, dist::RankContext& context) {
   if (context.rank() == 0) RequireFiles(options);
   if (options.threads > 0) at::set_num_threads(options.threads);
+  WarnOfBusyCores(context);
   const infer::LoadedModel loaded = LoadAnyModel(options.model, options.tokenizer,
                                                  PlacementOf(options.place, context.local_rank()));
   const Scored scored(options, loaded);

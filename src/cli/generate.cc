@@ -4,6 +4,7 @@
 #include <csignal>
 #include <iostream>
 
+#include "cli/busy_cores.h"
 #include "cli/model_source.h"
 #include "cli/readable_text.h"
 #include "cli/run.h"
@@ -30,6 +31,7 @@ void PrintStats(const infer::GenerateStats& stats) {
 
 ExitCode Run(const GenerateOptions& options) {
   at::set_num_threads(options.threads);
+  WarnOfBusyCores(options.threads);
   const infer::Sampler check(options.generate.sampler);  // bad flags before a long load
   const infer::LoadedModel loaded =
       LoadAnyModel(options.model, options.tokenizer, PlacementOf(options.place));

@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 
+#include "cli/busy_cores.h"
 #include "cli/run.h"
 #include "core/clock.h"
 #include "core/error.h"
@@ -258,6 +259,7 @@ void PrepareTask(const PrepareOptions& options) {
 }  // namespace
 
 ExitCode Run(const PrepareOptions& options) {
+  WarnOfBusyCores(options.output.threads);
   if (!options.synthetic.empty()) {
     PrepareTask(options);
   } else if (!options.labels.empty()) {

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <numbers>
 
+#include "cli/busy_cores.h"
 #include "cli/model_source.h"
 #include "cli/readable_text.h"
 #include "cli/run.h"
@@ -187,6 +188,7 @@ void CheckRanks(const ScoreOptions& options, const infer::LoadedModel& loaded,
 ExitCode Score(const ScoreOptions& options, dist::RankContext& context) {
   if (context.rank() == 0) RequireWritable(options.out, ExitCode::kEnvironment);
   if (options.threads > 0) at::set_num_threads(options.threads);
+  WarnOfBusyCores(context);
   const infer::LoadedModel loaded = LoadAnyModel(options.model, options.tokenizer,
                                                  PlacementOf(options.place, context.local_rank()));
   const Input input = options.tokens.empty()

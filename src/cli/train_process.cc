@@ -7,6 +7,7 @@
 #include <string>
 #include <thread>
 
+#include "cli/busy_cores.h"
 #include "core/error.h"
 #include "core/heap.h"
 #include "core/log.h"
@@ -56,6 +57,7 @@ Device PrepareTrainProcess(const train::RunConfig& config, const train::RunFolde
   RequireSameDevice(device, context);  // no rank of this process goes on before its log is there
   context.flight().KeepIn(folder.FlightFolder(), folder.attempt());
   if (const int threads = ThreadsOf(config, context); threads > 0) at::set_num_threads(threads);
+  WarnOfBusyCores(context);
   if (context.rank_in_process() == 0) PrepareHeap();
   train::RequireSlicesOn(device, config);
   if (device.is_cuda() && config.train.precision == "fp32" && context.rank() == 0)

@@ -105,6 +105,27 @@ TEST_F(BadInput, AllowChangeOfNoField) {
   Expect(free, 0, {"train.threads: this field may differ without it"});
 }
 
+TEST_F(BadInput, ADatasetIsNoRun) {
+  const auto files = [] {
+    return std::distance(std::filesystem::directory_iterator(fixture->path("data")), {});
+  };
+  const auto before = files();
+  for (const std::vector<std::string>& flags :
+       {std::vector<std::string>{}, std::vector<std::string>{"--local-ranks", "2"}})
+    Expect(fixture->Run({.run = "data", .flags = flags}), 2,
+           {"holds a dataset", "Choose another folder with --run."});
+  EXPECT_EQ(files(), before);
+}
+
+TEST_F(BadInput, ThreadsAboveTheCoresAreAWarning) {
+  const RunResult result = fixture->Run({.run = "threads",
+                                         .set = {"train.steps=1", "train.threads=64"},
+                                         .flags = {"--local-ranks", "2"}});
+  Expect(result, 0, {"128 threads in all: more threads than cores"});
+  EXPECT_EQ(result.err.find("more threads", result.err.find("more threads") + 1), std::string::npos)
+      << result.err;
+}
+
 TEST_F(BadInput, APlanNeedsNoDataset) {
   const RunResult plan =
       fixture->Run({.run = "plan", .set = {"data.path=/no/such"}, .flags = {"--dry-run"}});

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include "cli/busy_cores.h"
 #include "cli/command_line/command.h"
 #include "cli/command_line/end_output.h"
 #include "cli/command_line/help.h"
@@ -30,6 +31,10 @@ namespace command_header {
 
 ExitCode EndOutputExample(const CompletionOptions& options) {
 #include "examples/cli/command_line/end_output.h"
+}
+
+void BusyCoresExample(dist::RankContext& context, const GenerateOptions& options) {
+#include "examples/cli/busy_cores.h"
 }
 
 void HelpExample(CLI::App* command) {
