@@ -91,9 +91,10 @@ void AddTrain(CLI::App& app, Request& request) {
   command->add_flag("--check-sync", options->check_sync,
                     "Count what makes the host wait for its GPU within the steps (on a CPU: what "
                     "would), and what it launches; rank 0 tells at the end of the run");
-  command->add_flag("--dry-run", options->dry_run,
-                    "Print the resolved config with all defaults, parameters, memory and whether "
-                    "it fits, tokens, epochs; train nothing. Needs no dataset");
+  command->add_flag(
+      "--dry-run", options->dry_run,
+      "Print the parameter count and whether the run fits in memory, then details and "
+      "the resolved config with all defaults. Trains nothing, needs no dataset");
   command
       ->add_option(
           "--plan", options->plan,

@@ -91,7 +91,9 @@ std::string PlanSummary(const RunConfig& config, const model::LanguageModel& mod
       config.train.global_batch, " x ", config.data.seq_len, " tokens a step on ",
       Counted(world_size, "rank"),
       config.parallel.row_ranks() > 1 ? Concat(", ", config.parallel.row_ranks(), " to a row") : "",
-      ", ", config.train.steps, " steps");
+      ", ",
+      config.train.max_epochs > 0 ? Counted(config.train.max_epochs, "epoch")
+                                  : Counted(config.train.steps, "step"));
 }
 
 void RequireRows(const RunConfig& config, const model::LanguageModel& model,

@@ -18,7 +18,9 @@ int64_t NumMicroBatches(const RunConfig& config, int world_size);
 
 model::Recompute RecomputeOf(const RunConfig& config);  // of one that Validate takes
 
-// One line: "gla, 6 layers x 256, 5.1M parameters, 16 x 512 tokens a step on 2 ranks".
+// One line:
+// "gla, 6 layers x 256, 5.1M parameters, 16 x 512 tokens a step on 2 ranks, 300 steps". Where
+// train.max_epochs decides the length, which is in steps only once the dataset is known, epochs.
 std::string PlanSummary(const RunConfig& config, const model::LanguageModel& model, int world_size);
 
 // Whether the dataset has text or rows in the split that eval.split names. A run without them does

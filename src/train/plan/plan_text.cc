@@ -9,6 +9,21 @@
 #include "train/config/plan.h"
 
 namespace halflife::train {
+namespace {
+
+// One line: the memory of a rank, and whether there is that much.
+std::string MemorySummary(const RunConfig& config, const model::LanguageModel& model,
+                          const PlanScene& scene) {
+  if (const std::string verdict = MemoryVerdict(config, model, scene); !verdict.empty())
+    return verdict;
+  const std::string total = HumanBytes(PlanMemory(config, model, scene.world_size).total());
+  if (scene.memory_bytes == 0) return Concat("memory: ", total, " on each rank");
+  return Concat("fits: ", total, " on each rank, and there are ", HumanBytes(scene.memory_bytes),
+                " here",
+                scene.ranks_of_device > 1 ? Concat(" for ", scene.ranks_of_device, " ranks") : "");
+}
+
+}  // namespace
 
 int64_t TokensOfRun(const RunConfig& config, const PlanScene& scene) {
   const auto steps = static_cast<uint64_t>(config.train.steps);
@@ -25,7 +40,8 @@ std::string PlanText(const RunConfig& config, const model::LanguageModel& model,
     out << "  " << std::left << std::setw(28) << name << std::right << std::setw(12) << value
         << "\n";
   };
-  out << "# the resolved config\n" << ToText(WithDerivedOptions(config)) << "\n";
+  out << PlanSummary(config, model, world_size) << "\n"
+      << MemorySummary(config, model, scene) << "\n\n";
   const model::ParameterCount count = model.CountParameters();
   const auto parameters = [](int64_t n) { return HumanCount(static_cast<double>(n)); };
   out << "parameters";
@@ -51,12 +67,6 @@ std::string PlanText(const RunConfig& config, const model::LanguageModel& model,
   if (memory.states > 0) row("states before its slices", HumanBytes(memory.states));
   if (memory.saved_copy > 0) row("copy while a save is written", HumanBytes(memory.saved_copy));
   row("total", HumanBytes(memory.total()));
-  if (const std::string verdict = MemoryVerdict(config, model, scene); !verdict.empty())
-    out << "  " << verdict << "\n";
-  else if (scene.memory_bytes > 0)
-    out << "  fits: there are " << HumanBytes(scene.memory_bytes) << " here"
-        << (scene.ranks_of_device > 1 ? Concat(" for ", scene.ranks_of_device, " ranks") : "")
-        << "\n";
 
   const double tokens = static_cast<double>(config.train.global_batch * config.data.seq_len);
   const model::FlopCount flops = model::ModelCost(model, config.data.seq_len).FlopsPerToken();
@@ -80,6 +90,7 @@ std::string PlanText(const RunConfig& config, const model::LanguageModel& model,
     row("epochs", Concat(whole));
   }
   row("checkpoint", HumanBytes(12 * static_cast<double>(count.total())));
+  out << "\n# the resolved config\n" << ToText(WithDerivedOptions(config));
   return out.str();
 }
 

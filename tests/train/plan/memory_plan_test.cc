@@ -217,6 +217,23 @@ TEST(MemoryPlan, LayersShareAWorkspace) {
   EXPECT_EQ(PlanMemory(four, model::LanguageModel(four.model), 1).workspace, once);
 }
 
+TEST(PlanText, BeginsWithItsSummaryAndEndsWithTheConfig) {
+  const RunConfig config = SmallRecipe();
+  const model::LanguageModel model(config.model);
+  const auto text = [&](uint64_t memory_bytes) {
+    return PlanText(config, model, {.ranks_of_device = 2, .memory_bytes = memory_bytes});
+  };
+  const std::string summary =
+      "gla, 2 layers x 64, .* parameters, 32 x 256 tokens a step on 1 rank, 10 steps\n";
+  EXPECT_THAT(
+      text(uint64_t{1} << 40),
+      testing::ContainsRegex("^" + summary +
+                             "fits: .* on each rank, and there are 1.0 TiB here for 2 ranks\n"));
+  EXPECT_THAT(text(1 << 20), testing::ContainsRegex("^" + summary + "does not fit: "));
+  EXPECT_THAT(text(0), testing::ContainsRegex("^" + summary + "memory: .* on each rank\n"));
+  EXPECT_LT(text(0).find("the whole run"), text(0).find("# the resolved config\ndata {"));
+}
+
 TEST(PlanText, SaysWhereTheVocabularyIsAssumed) {
   const RunConfig config = SmallRecipe();
   const model::LanguageModel model(config.model);
