@@ -1,12 +1,15 @@
 #include "ckpt/agreement.h"
 
 #include <algorithm>
+#include <charconv>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "core/concat.h"
 #include "core/error.h"
 #include "core/nearest.h"
+#include "core/shortest_text.h"
 
 namespace halflife::ckpt {
 namespace {
@@ -14,7 +17,15 @@ namespace {
 using Fields = std::map<std::string, std::string>;
 using Json = nlohmann::json;
 
-constexpr char kModelPrefix[] = "model_config.";
+// Fields have the names that a recipe gives them.
+constexpr char kModelPrefix[] = "model.";
+constexpr char kMixer[] = "model.mixer";  // the model's family
+
+// A name allows the field of that name to change. The name of a part of the model also allows all
+// fields of the part: "model.mixer" allows "model.mixer.gla.num_heads".
+bool Allows(const std::string& name, const std::string& field) {
+  return field == name || (name.starts_with(kModelPrefix) && field.starts_with(name + "."));
+}
 
 void Flatten(const Json& value, const std::string& prefix, Fields* fields) {
   for (const auto& [key, child] : value.items()) {
@@ -37,18 +48,21 @@ std::string AliasText(std::vector<std::string> aliases) {
   return aliases.empty() ? "nothing" : Join(aliases, ", ");
 }
 
+constexpr char kTensorLabel[] = "tensor ";
+
 class Comparison {
  public:
-  explicit Comparison(const std::vector<std::string>& allowed)
-      : allowed_(allowed.begin(), allowed.end()) {}
+  explicit Comparison(const std::vector<std::string>& allowed) : allowed_(allowed) {}
 
   void Value(const std::string& name, const std::string& stored, const std::string& wanted) {
-    if (!allowed_.contains(name)) Structure(name, stored, wanted);
+    const auto allows = [&](const std::string& allowed) { return Allows(allowed, name); };
+    if (std::ranges::none_of(allowed_, allows)) Structure(name, stored, wanted);
   }
 
   void Structure(const std::string& name, const std::string& stored, const std::string& wanted) {
     if (stored == wanted) return;
-    lines_.push_back(Concat(name, ": checkpoint ", stored, ", this run ", wanted));
+    lines_.push_back(
+        Concat(name, ": checkpoint ", ReadableValue(stored), ", this run ", ReadableValue(wanted)));
   }
 
   void AllFields(const Fields& stored, const Fields& wanted, const std::string& prefix) {
@@ -65,14 +79,14 @@ class Comparison {
     for (const TensorEntry& tensor : manifest.tensors) {
       const auto spec = wanted.find(tensor.name);
       if (spec == wanted.end()) {
-        lines_.push_back(Concat("tensor ", tensor.name, ": only in the checkpoint"));
+        lines_.push_back(Concat(kTensorLabel, tensor.name, ": only in the checkpoint"));
         continue;
       }
       Tensor(tensor, *spec->second, manifest.state.num_updates, arena.adam_m != nullptr);
       wanted.erase(spec);
     }
     for (const auto& [name, spec] : wanted) {
-      lines_.push_back(Concat("tensor ", name, ": only in this run's model"));
+      lines_.push_back(Concat(kTensorLabel, name, ": only in this run's model"));
     }
   }
 
@@ -81,8 +95,8 @@ class Comparison {
  private:
   void Tensor(const TensorEntry& stored, const dist::ParamSpec& spec, uint64_t num_updates,
               bool wants_adam) {
-    const std::string label = "tensor " + stored.name;
-    // No --allow-change here: bytes of another shape or dtype are not this tensor.
+    const std::string label = kTensorLabel + stored.name;
+    // No --allow-change here: a tensor of another shape or dtype cannot be loaded.
     Structure(label, ShapeText(stored.shape), ShapeText(spec.shape));
     Structure(label + " tied to", AliasText(stored.aliases), AliasText(spec.aliases));
     Structure(label + " dtype", Name(stored.dtype), "F32");
@@ -93,7 +107,7 @@ class Comparison {
     }
   }
 
-  std::set<std::string> allowed_;
+  const std::vector<std::string>& allowed_;
   std::vector<std::string> lines_;
 };
 
@@ -111,6 +125,16 @@ Expectation StoredIn(const Manifest& manifest, const Expectation& expectation) {
 
 }  // namespace
 
+std::string ReadableValue(const std::string& stored) {
+  double value = 0;
+  const char* const end = stored.data() + stored.size();
+  const auto [rest, error] = std::from_chars(stored.data(), end, value);
+  if (stored.find('.') == std::string::npos || error != std::errc() || rest != end) return stored;
+  char digits[32];
+  std::snprintf(digits, sizeof digits, "%.17g", value);
+  return stored == digits ? ShortestText(value) : stored;
+}
+
 Fields FlattenJson(const std::string& text) {
   const Json value = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!value.is_object()) return text.empty() ? Fields{} : Fields{{"", text}};
@@ -122,7 +146,7 @@ Fields FlattenJson(const std::string& text) {
 std::vector<std::string> FindDifferences(const Manifest& manifest, const Expectation& expectation,
                                          const ArenaView& arena) {
   Comparison comparison(expectation.allow_change);
-  comparison.Value("model_family", manifest.state.model_family, expectation.model_family);
+  comparison.Value(kMixer, manifest.state.model_family, expectation.model_family);
   const Expectation stored = StoredIn(manifest, expectation);
   comparison.AllFields(FlattenJson(stored.model_config_json),
                        FlattenJson(expectation.model_config_json), kModelPrefix);
@@ -139,14 +163,16 @@ void CheckAllowedNames(const Expectation& expectation, const Manifest* manifest)
     for (const std::string& name : ComparedFields(StoredIn(*manifest, expectation)))
       if (std::ranges::count(known, name) == 0) known.push_back(name);
   }
-  for (const std::string& name : expectation.allow_change)
-    HL_CHECK_AS(ExitCode::kUsage, std::ranges::count(known, name) > 0, "--allow-change '", name,
+  for (const std::string& name : expectation.allow_change) {
+    const auto allows = [&](const std::string& field) { return Allows(name, field); };
+    HL_CHECK_AS(ExitCode::kUsage, std::ranges::any_of(known, allows), "--allow-change '", name,
                 "' is no field that a checkpoint is compared by", DidYouMean(name, known),
                 "\nThese are: ", Join(known, ", "));
+  }
 }
 
 std::vector<std::string> ComparedFields(const Expectation& expectation) {
-  std::vector<std::string> names = {"model_family"};
+  std::vector<std::string> names = {kMixer};
   for (const auto& [key, value] : FlattenJson(expectation.model_config_json))
     names.push_back(kModelPrefix + key);
   for (const auto& [key, value] : expectation.trajectory) names.push_back(key);
@@ -164,10 +190,15 @@ void CheckAgreement(const Manifest& manifest, const std::string& step_name,
   if (differences.empty()) return;
   std::string text;
   for (const std::string& line : differences) text += "\n  " + line;
+  const bool tensors_differ = std::ranges::any_of(
+      differences, [](const std::string& line) { return line.starts_with(kTensorLabel); });
   HL_FAIL(ExitCode::kUsage, step_name, " does not fit this run, ", differences.size(),
           differences.size() == 1 ? " difference:" : " differences:", text,
-          "\nResume with the checkpoint's values, name the fields you mean to change with "
-          "--allow-change, or start another run");
+          tensors_differ
+              ? "\nTensors that differ cannot be loaded: --allow-change applies to fields only. "
+                "Resume with the checkpoint's model, or start another run with another --run"
+              : "\nResume with the checkpoint's values, name the fields you mean to change with "
+                "--allow-change, or start another run");
 }
 
 }  // namespace halflife::ckpt

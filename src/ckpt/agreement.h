@@ -19,11 +19,17 @@ std::vector<std::string> FindDifferences(const Manifest& manifest, const Expecta
 void CheckAgreement(const Manifest& manifest, const std::string& step_name,
                     const Expectation& expectation, const ArenaView& arena);
 
-// Error kUsage for a name in allow_change that neither side has, and which would let nothing differ
-// in silence. `manifest`: null where no checkpoint is there.
+// Error kUsage for a name in allow_change that is no field of either side, nor a part of the model
+// that has fields ("model.mixer"). `manifest`: null where there is no checkpoint.
 void CheckAllowedNames(const Expectation& expectation, const Manifest* manifest);
-// The names of all fields of the expectation that a checkpoint must agree with.
+// The names of all fields of the expectation that a checkpoint must agree with, as a recipe has
+// them: "optimizer.lr", "model.mixer.gla.num_heads".
 std::vector<std::string> ComparedFields(const Expectation& expectation);
+
+// The value of a stored field for readers. Checkpoints hold numbers in 17 digits; this is the
+// shortest text of the same number: "0.0030000000000000001" -> "0.003". Other text is returned
+// unchanged.
+std::string ReadableValue(const std::string& stored);
 
 // {"a": {"b": [1, 2]}} -> {"a.b": "[1,2]"}; text that is no JSON object -> {"": text}.
 std::map<std::string, std::string> FlattenJson(const std::string& text);

@@ -50,7 +50,7 @@ ResumeRequest ParseResume(const std::string& text);
 // What must agree with the checkpoint: differences are listed all at once, with both values.
 struct Expectation {
   std::string model_family;
-  std::string model_config_json;  // compared field by field, as "model_config.<field>"
+  std::string model_config_json;  // compared field by field, as "model.<field>"
   // Brings the form that an earlier program stored into that of model_config_json. Empty: as it is.
   std::function<std::string(const std::string&)> canonical_model_config = {};
   std::map<std::string, std::string> trajectory;

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "ckpt/agreement.h"
 #include "ckpt/step_dir.h"
 #include "core/error.h"
 #include "core/human.h"
@@ -90,9 +91,9 @@ Json DifferenceToParent(const ckpt::StepReader& step) {
   for (const auto& [key, value] : step.state().trajectory) {
     const auto old = before.find(key);
     if (old == before.end()) {
-      changed[key] = {nullptr, value};
+      changed[key] = {nullptr, ckpt::ReadableValue(value)};
     } else if (old->second != value) {
-      changed[key] = {old->second, value};
+      changed[key] = {ckpt::ReadableValue(old->second), ckpt::ReadableValue(value)};
     }
   }
   return changed;

@@ -12,6 +12,7 @@
 #include <fstream>
 #include <new>
 
+#include "ckpt/agreement.h"
 #include "ckpt/ckpt_fixture.h"
 #include "ckpt/reader.h"
 #include "ckpt/step_dir.h"
@@ -200,17 +201,16 @@ TEST(StoreTest, DifferencesAreListedAllAtOnceWithBothValues) {
   expectation.model_family = "retnet";
   expectation.model_config_json = R"({"num_layers": 3, "mixer": {"name": "gla"}, "bias": true})";
   expectation.trajectory = {{"optimizer.lr", "0.001"}, {"data.seq_len", "512"}, {"seed", "1"}};
-  EXPECT_HL_ERROR(LoadStep(run.path(), 2, specs, {}, expectation), ExitCode::kUsage,
-                  "step_000000000010 does not fit this run, 9 differences:",
-                  "model_family: checkpoint gla, this run retnet",
-                  "model_config.num_layers: checkpoint 2, this run 3",
-                  "model_config.bias: checkpoint (absent), this run true",
-                  "optimizer.lr: checkpoint 0.003, this run 0.001",
-                  "seed: checkpoint (absent), this run 1",
-                  "tensor layers.0.attn.q_proj.weight: checkpoint [16, 64], this run [16, 32]",
-                  "tensor embeddings.weight tied to: checkpoint lm_head.weight, this run nothing",
-                  "tensor layers.0.norm.weight: only in the checkpoint",
-                  "tensor layers.0.norm.gain: only in this run's model", "--allow-change");
+  EXPECT_HL_ERROR(
+      LoadStep(run.path(), 2, specs, {}, expectation), ExitCode::kUsage,
+      "step_000000000010 does not fit this run, 9 differences:",
+      "model.mixer: checkpoint gla, this run retnet", "model.num_layers: checkpoint 2, this run 3",
+      "model.bias: checkpoint (absent), this run true",
+      "optimizer.lr: checkpoint 0.003, this run 0.001", "seed: checkpoint (absent), this run 1",
+      "tensor layers.0.attn.q_proj.weight: checkpoint [16, 64], this run [16, 32]",
+      "tensor embeddings.weight tied to: checkpoint lm_head.weight, this run nothing",
+      "tensor layers.0.norm.weight: only in the checkpoint",
+      "tensor layers.0.norm.gain: only in this run's model", "--allow-change");
   EXPECT_THAT(ListCkpt(run.path()), ElementsAre("LATEST", "step_000000000010"));
 }
 
@@ -227,15 +227,50 @@ TEST(StoreTest, FieldsOfEitherSideMayChangeAndNamesOfNeitherAreRefused) {
   const TempDir run;
   Expectation expectation = MatchingExpectation();
   expectation.model_config_json = R"({"num_layers": 2, "mixer": {"kind": "gla"}})";
-  expectation.allow_change = {"model_config.mixer.kind", "model_config.mixer.name"};
+  expectation.allow_change = {"model.mixer.kind", "model.mixer.name"};
   EXPECT_HL_ERROR(LoadStep(run.path(), 1, SmallSpecs(), {}, expectation), ExitCode::kUsage,
-                  "--allow-change 'model_config.mixer.name' is no field that a checkpoint is");
+                  "--allow-change 'model.mixer.name' is no field that a checkpoint is");
   SaveStep(run.path(), {.step = 10}, SmallSpecs());
   EXPECT_TRUE(LoadStep(run.path(), 2, SmallSpecs(), {}, expectation));
-  expectation.allow_change.emplace_back("model_config.mixer.nme");
+  expectation.allow_change.emplace_back("model.mixer.nme");
   EXPECT_HL_ERROR(LoadStep(run.path(), 2, SmallSpecs(), {}, expectation), ExitCode::kUsage,
-                  "--allow-change 'model_config.mixer.nme' is no field",
-                  "did you mean 'model_config.mixer.name'");
+                  "--allow-change 'model.mixer.nme' is no field",
+                  "did you mean 'model.mixer.name'");
+}
+
+TEST(StoreTest, APartOfTheModelAllowsAllOfItsFieldsToChange) {
+  const TempDir run;
+  SaveStep(run.path(), {.step = 10}, SmallSpecs());
+  Expectation expectation = MatchingExpectation();
+  expectation.model_config_json = R"({"num_layers": 2, "mixer": {"name": "retnet", "decay": 2}})";
+  expectation.allow_change = {"model.mixer.name"};
+  EXPECT_HL_ERROR(LoadStep(run.path(), 2, SmallSpecs(), {}, expectation), ExitCode::kUsage,
+                  "model.mixer.decay: checkpoint (absent), this run 2");
+  expectation.allow_change = {"model.mixer"};
+  EXPECT_TRUE(LoadStep(run.path(), 2, SmallSpecs(), {}, expectation));
+  // Names of groups outside the model would allow fields that decide which samples were seen.
+  expectation.allow_change = {"optimizer"};
+  EXPECT_HL_ERROR(LoadStep(run.path(), 2, SmallSpecs(), {}, expectation), ExitCode::kUsage,
+                  "--allow-change 'optimizer' is no field");
+}
+
+TEST(StoreTest, TensorsThatDifferAreNoMatterOfAllowChange) {
+  const TempDir run;
+  SaveStep(run.path(), {.step = 10}, SmallSpecs());
+  auto specs = SmallSpecs();
+  specs[2].shape = {16, 32};
+  EXPECT_HL_ERROR(LoadStep(run.path(), 2, specs), ExitCode::kUsage,
+                  "Tensors that differ cannot be loaded: --allow-change applies to fields only. "
+                  "Resume with the checkpoint's model, or start another run with another --run");
+}
+
+TEST(StoreTest, StoredNumbersReadInTheirShortestText) {
+  EXPECT_EQ(ReadableValue("0.0030000000000000001"), "0.003");
+  EXPECT_EQ(ReadableValue("1.0000000000000001e-09"), "1e-09");
+  EXPECT_EQ(ReadableValue("0.10000000000000001"), "0.1");
+  for (const char* same : {"0.5", "100000", "18446744073709551615", "wsd", "", "[16, 64]",
+                           "(absent)", "0.25x", "12345678e1234567", "inf"})
+    EXPECT_EQ(ReadableValue(same), same);
 }
 
 // Of a checkpoint that an earlier program wrote.

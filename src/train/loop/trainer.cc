@@ -175,7 +175,8 @@ std::vector<std::string> Trainer::FieldsToChange(const std::vector<std::string>&
   const std::map<std::string, std::string> fields = FlatFields(config_);
   std::vector<std::string> to_change;
   for (const std::string& name : names) {
-    if (std::ranges::count(compared, name) > 0 || !fields.contains(name)) {
+    const bool of_model = name.starts_with("model.");  // all of these are compared
+    if (of_model || std::ranges::count(compared, name) > 0 || !fields.contains(name)) {
       to_change.push_back(name);
     } else if (context_.rank() == 0) {
       HL_INFO("train", "--allow-change ", name, ": this field may differ without it");

@@ -13,6 +13,7 @@
 #include "dist/local_communicator.h"
 #include "dist/local_rank_context.h"
 #include "support/expect_error.h"
+#include "support/full_disk.h"
 #include "support/temp_dir.h"
 #include "train/step/step_data.h"
 
@@ -47,6 +48,7 @@ class TrainerTest : public testing::Test {
     std::vector<std::string> set = {};
     std::string data = "data";
     std::string resume = "auto";
+    std::vector<std::string> allow_change = {};
     dist::LocalOptions world = {.timeout_s = 60};
   };
   // In the run folder of this test; its end, and what it said.
@@ -60,7 +62,7 @@ class TrainerTest : public testing::Test {
       const auto context = dist::MakeLocalRankContext(comm);
       Validate(config, context->world_size());
       Trainer trainer(config, {}, RunFolder::Open(folder_, *context, {}), *context,
-                      {.resume = ckpt::ParseResume(run.resume)});
+                      {.resume = ckpt::ParseResume(run.resume), .allow_change = run.allow_change});
       code = trainer.Run();
     };
     testing::internal::CaptureStderr();
@@ -197,6 +199,21 @@ TEST_F(TrainerTest, RowsLongerThanTwoDocumentsAreWarnedOf) {
   EXPECT_THAT(with({"data.seq_len=1000", "data.reset_at_documents=false"}),
               Not(HasSubstr(warning)));
   EXPECT_THAT(with({"data.seq_len=32"}), Not(HasSubstr("data.seq_len is 32.")));
+}
+
+TEST_F(TrainerTest, PartsOfTheModelHaveTheRecipesNames) {
+  ASSERT_EQ(Train({.set = {"optimizer.lr=0.003"}}), ExitCode::kFinished);
+  const std::vector<std::string> steps = {"train.steps=9", "model.dropout=0.25"};
+  EXPECT_HL_ERROR(Train({.set = steps}), ExitCode::kUsage,
+                  "model.dropout: checkpoint 0.0, this run 0.25");
+  EXPECT_HL_ERROR(Train({.set = {"optimizer.lr=0.001"}}), ExitCode::kUsage,
+                  "optimizer.lr: checkpoint 0.003, this run 0.001\n");
+  EXPECT_HL_ERROR(Train({.set = {"model.model_dim=32"}, .allow_change = {"model.model_dim"}}),
+                  ExitCode::kUsage, "tensor embeddings.weight: checkpoint [",
+                  "Tensors that differ cannot be loaded: --allow-change applies to fields only.");
+  EXPECT_EQ(log_.find("may differ without it"), std::string::npos) << log_;
+  EXPECT_EQ(Train({.set = steps, .allow_change = {"model.dropout", "train.steps"}}),
+            ExitCode::kFinished);
 }
 
 // A run that is refused has gone nowhere.
