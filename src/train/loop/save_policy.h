@@ -34,6 +34,7 @@ class SavePolicy {
   // The run's own folder holds a checkpoint of `step`.
   void NoteSaved(int64_t step);
   bool IsSaved(int64_t step) const { return step == saved_step_; }
+  int64_t saved_step() const { return saved_step_; }  // the newest; -1: none
 
   // Counts a failed save. The run outlives one that the storage refused, where the recipe says
   // "warn" and the save before it did not fail: the older checkpoints are untouched. A second

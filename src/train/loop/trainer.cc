@@ -349,9 +349,14 @@ void Trainer::EndSave(bool must_succeed, const std::function<BackgroundSave::Rep
                 report.begin_us + std::llround(1e6 * report.save.seconds));
     if (metrics_) metrics_->Save(report.step, report.save, report.blocked_seconds);
   } catch (const Error& error) {
-    // Every rank throws the same decision; the older steps are untouched.
-    if (must_succeed || !save_policy_.GoesOnAfter(error.code())) throw;
-    HL_WARN("ckpt", "a save failed, training goes on: ", error.message());
+    // All ranks throw the same error and decide alike; the older steps are untouched.
+    if (!must_succeed && save_policy_.GoesOnAfter(error.code())) {
+      HL_WARN("ckpt", "a save failed, training goes on: ", error.message(),
+              "; a second failed save in a row will end the run");
+      return;
+    }
+    if (error.code() != ExitCode::kCheckpointIo) throw;
+    HL_FAIL(error.code(), error.message(), "\n", AfterFailedSave());
   }
 }
 
@@ -379,6 +384,17 @@ void Trainer::SaveNow(bool must_succeed, bool final) {
                                   begin_us};
   });
   host_copies_.clear();
+// Why a failed save ends the run, and what its user can do.
+std::string Trainer::AfterFailedSave() const {
+  const int64_t saved = save_policy_.saved_step();
+  return Concat(
+      "The run stops: with ckpt.on_error 'warn' training goes on after one failed save, but not "
+      "after two in a row or a failed last save. Free space on the disk of ",
+      (folder_.path() / "ckpt").string(), " or repair it, then start the same command again",
+      resumes_newest_ ? "" : " with --resume auto", ": it continues from ",
+      saved < 0 ? "where this run began, because no step was saved." : Concat("step ", saved, "."));
+}
+
 }
 
 void Trainer::SaveIfDue(bool requested) {

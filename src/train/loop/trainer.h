@@ -84,6 +84,7 @@ class Trainer {
   // `end` waits for a save's end.
   void EndSave(bool must_succeed, const std::function<BackgroundSave::Report()>& end);
   ExitCode SaveAndStop(ExitCode code);
+  std::string AfterFailedSave() const;
   ExitCode Finish();
   ExitCode Train();
   void LogSamples(const StepResult& result);

@@ -201,6 +201,23 @@ TEST_F(TrainerTest, RowsLongerThanTwoDocumentsAreWarnedOf) {
   EXPECT_THAT(with({"data.seq_len=32"}), Not(HasSubstr("data.seq_len is 32.")));
 }
 
+TEST_F(TrainerTest, TheSecondFailedSaveInARowEndsTheRunAndSaysWhatToDo) {
+  const std::vector<std::string> set = {"ckpt.every=1", "ckpt.background=false",
+                                        "train.log_every=1"};
+  std::vector<std::string> longer = set;
+  longer.emplace_back("train.steps=9");
+  ASSERT_EQ(Train({.set = set}), ExitCode::kFinished);
+  const test::FullDisk full(20'000);  // less than a shard, more than the log
+  EXPECT_HL_ERROR(Train({.set = longer, .allow_change = {"train.steps"}}), ExitCode::kCheckpointIo,
+                  "\nThe run stops: with ckpt.on_error 'warn' training goes on after one failed "
+                  "save, but not after two in a row or a failed last save. Free space on the disk "
+                  "of ",
+                  "or repair it, then start the same command again: it continues from step 4.");
+  EXPECT_THAT(log_, HasSubstr("a second failed save in a row will end the run"));
+  EXPECT_THAT(log_, HasSubstr("step 6/9"));
+  EXPECT_THAT(log_, Not(HasSubstr("step 7/9")));
+}
+
 TEST_F(TrainerTest, PartsOfTheModelHaveTheRecipesNames) {
   ASSERT_EQ(Train({.set = {"optimizer.lr=0.003"}}), ExitCode::kFinished);
   const std::vector<std::string> steps = {"train.steps=9", "model.dropout=0.25"};

@@ -2,39 +2,19 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <sys/resource.h>
 
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <vector>
 
 #include "support/expect_error.h"
+#include "support/full_disk.h"
 #include "support/temp_dir.h"
 
 namespace halflife::train {
 namespace {
 
 namespace fs = std::filesystem;
-
-// A limit on the file's size stands for a full disk: the first write past it is cut short.
-class FullDisk {
- public:
-  explicit FullDisk(uintmax_t bytes) : handler_(::signal(SIGXFSZ, SIG_IGN)) {
-    EXPECT_EQ(::getrlimit(RLIMIT_FSIZE, &old_), 0);
-    rlimit limit = old_;
-    limit.rlim_cur = bytes;
-    EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
-  }
-  ~FullDisk() {
-    EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &old_), 0);
-    ::signal(SIGXFSZ, handler_);
-  }
-
- private:
-  rlimit old_{};
-  const sighandler_t handler_;
-};
 
 class RunLinesTest : public testing::Test {
  protected:
@@ -60,7 +40,7 @@ TEST_F(RunLinesTest, AFullDiskCostsLinesAndNothingElse) {
   for (int step = 1; step <= 3; ++step) lines.Append(Line(step));
   testing::internal::CaptureStderr();
   {
-    const FullDisk full(fs::file_size(path_) + 10);
+    const test::FullDisk full(fs::file_size(path_) + 10);
     for (int step = 4; step <= 6; ++step) {
       EXPECT_NO_THROW(lines.Append(Line(step)));
       EXPECT_THAT(Steps(), testing::ElementsAre(1, 2, 3)) << "a reader of the run that goes on";
@@ -81,7 +61,7 @@ TEST_F(RunLinesTest, EveryTimeIsSaid) {
   testing::internal::CaptureStderr();
   for (const int step : {2, 4}) {
     {
-      const FullDisk full(fs::file_size(path_));
+      const test::FullDisk full(fs::file_size(path_));
       lines.Append(Line(step));
     }
     lines.Append(Line(step + 1));
