@@ -125,6 +125,9 @@ ExitCode DryRun(train::RunConfig config, int ranks_here) {
   const model::LanguageModel model(config.model);
   train::RequireRows(config, model, dataset ? &*dataset : nullptr);
   std::cout << train::PlanText(config, model, scene);
+  const bool knows_steps = config.train.max_epochs == 0 || dataset.has_value();
+  const std::string warning = train::ScheduleWarning(config.schedule, config.train.steps);
+  if (knows_steps && !warning.empty()) HL_WARN("train", warning);
   return ExitCode::kFinished;
 }
 

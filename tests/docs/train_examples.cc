@@ -16,6 +16,7 @@
 #include "train/config/part_help.h"
 #include "train/config/run_config.h"
 #include "train/loop/background_save.h"
+#include "train/loop/rate_jump.h"
 #include "train/loop/save_policy.h"
 #include "train/loop/stop_flags.h"
 #include "train/loop/stop_policy.h"
@@ -55,6 +56,10 @@ void PartHelpExample() {
 
 void RunConfigExample(const Path& run) {
 #include "examples/train/config/run_config.h"
+}
+
+void RateJumpExample() {
+#include "examples/train/loop/rate_jump.h"
 }
 
 void SavePolicyExample(SavePolicy& policy, int64_t step, bool requested, const Error& error) {

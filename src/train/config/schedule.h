@@ -25,4 +25,14 @@ double LearningRateFactor(const ScheduleConfig& config, int64_t step, int64_t to
 // final_lr_ratio would be that of the epoch behind the last. Without warm-up.
 double LearningRateFactorOfEpoch(const ScheduleConfig& config, int64_t epoch, int64_t max_epochs);
 
+// Steps that a run of `total_steps` trains before its rate decays (warm-up included): a checkpoint
+// of such a step can be continued with a longer schedule at the same rate. `total_steps` where the
+// schedule is constant.
+int64_t StepsBeforeDecay(const ScheduleConfig& config, int64_t total_steps);
+
+// A sentence that says why the schedule does not fit a run of `total_steps`, and what to set: the
+// warm-up does not end before the run does, or it leaves a wsd decay fewer steps than it has.
+// Empty where the schedule fits.
+std::string ScheduleWarning(const ScheduleConfig& config, int64_t total_steps);
+
 }  // namespace halflife::train

@@ -9,6 +9,7 @@
 
 #include "ckpt/agreement.h"
 #include "ckpt/collective.h"
+#include "ckpt/step_dir.h"
 #include "core/error.h"
 #include "core/fault.h"
 #include "core/human.h"
@@ -18,6 +19,7 @@
 #include "train/config/epochs.h"
 #include "train/config/plan.h"
 #include "train/loop/nonfinite_guard.h"
+#include "train/loop/rate_jump.h"
 #include "train/plan/memory_plan.h"
 #include "train/record/versions.h"
 
@@ -112,6 +114,7 @@ Trainer::Trainer(RunConfig config, Device device, RunFolder folder, dist::RankCo
   WriteRunFiles();
   runner_ = std::make_unique<StepRunner>(config_, model_, *arena_, *source_, context_, device_);
   runner_->ShareParameters();
+  WarnOfSchedule();
   save_ = std::make_unique<BackgroundSave>(*store_, *store_comm_, *arena_);
   folder_.Keep();
 }
@@ -291,6 +294,27 @@ void Trainer::WriteRunFiles() {
   HL_INFO("train", PlanSummary(config_, model_, context_.world_size()));
 }
 
+// Rank 0 warns where the schedule does not fit the run's length, or where it does not continue the
+// learning rate of the checkpoint.
+void Trainer::WarnOfSchedule() const {
+  if (context_.rank() != 0 || Finished()) return;
+  const ScheduleConfig& schedule = config_.schedule;
+  if (const std::string warning = ScheduleWarning(schedule, config_.train.steps); !warning.empty())
+    HL_WARN("train", warning);
+  const auto step = static_cast<int64_t>(state_.step);
+  if (step == 0) return;
+  const ResumedRate rate = {
+      .step = step,
+      .last = state_.last_lr,
+      .planned = runner_->LearningRate(step - 1),
+      .next = runner_->LearningRate(step),
+      .own = save_policy_.IsSaved(step),
+      .before_decay = NewestBeforeDecay(state_.trajectory, state_.step,
+                                        ckpt::ListPublished(folder_.path() / "ckpt"))};
+  const std::string warning = RateJumpWarning(rate, schedule.kind, config_.train.steps);
+  if (!warning.empty()) HL_WARN("train", warning);
+}
+
 void Trainer::Heartbeat(const char* phase) {
   context_.flight().EnterPhase(phase, static_cast<int64_t>(state_.step));
   heartbeat_clock_.Restart();
@@ -360,6 +384,17 @@ void Trainer::EndSave(bool must_succeed, const std::function<BackgroundSave::Rep
   }
 }
 
+// Why a failed save ends the run, and what its user can do.
+std::string Trainer::AfterFailedSave() const {
+  const int64_t saved = save_policy_.saved_step();
+  return Concat(
+      "The run stops: with ckpt.on_error 'warn' training goes on after one failed save, but not "
+      "after two in a row or a failed last save. Free space on the disk of ",
+      (folder_.path() / "ckpt").string(), " or repair it, then start the same command again",
+      resumes_newest_ ? "" : " with --resume auto", ": it continues from ",
+      saved < 0 ? "where this run began, because no step was saved." : Concat("step ", saved, "."));
+}
+
 void Trainer::AwaitSave() {
   if (save_->under_way()) EndSave(/*must_succeed=*/false, [this] { return save_->Finish(); });
 }
@@ -384,17 +419,6 @@ void Trainer::SaveNow(bool must_succeed, bool final) {
                                   begin_us};
   });
   host_copies_.clear();
-// Why a failed save ends the run, and what its user can do.
-std::string Trainer::AfterFailedSave() const {
-  const int64_t saved = save_policy_.saved_step();
-  return Concat(
-      "The run stops: with ckpt.on_error 'warn' training goes on after one failed save, but not "
-      "after two in a row or a failed last save. Free space on the disk of ",
-      (folder_.path() / "ckpt").string(), " or repair it, then start the same command again",
-      resumes_newest_ ? "" : " with --resume auto", ": it continues from ",
-      saved < 0 ? "where this run began, because no step was saved." : Concat("step ", saved, "."));
-}
-
 }
 
 void Trainer::SaveIfDue(bool requested) {

@@ -66,6 +66,7 @@ class Trainer {
   void WriteRunFiles();
   std::unique_ptr<EventLog> OpenEvents() const;  // null: not asked for, or not possible
   void DescribeRun();
+  void WarnOfSchedule() const;
   // Every step is done, or train.stop_at_accuracy was passed after the last one.
   bool Finished() const;
   bool NothingToDo() const;  // where a finished run was started again
@@ -83,8 +84,8 @@ class Trainer {
   void AwaitSaveOfEnd();
   // `end` waits for a save's end.
   void EndSave(bool must_succeed, const std::function<BackgroundSave::Report()>& end);
-  ExitCode SaveAndStop(ExitCode code);
   std::string AfterFailedSave() const;
+  ExitCode SaveAndStop(ExitCode code);
   ExitCode Finish();
   ExitCode Train();
   void LogSamples(const StepResult& result);

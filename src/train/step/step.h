@@ -70,6 +70,9 @@ class StepRunner {
   StepResult Run(int64_t step, uint64_t& num_updates, const StepScalars& flags,
                  const std::function<void()>& before_update = nullptr);
 
+  // Of step number `step` (0-based), by the schedule.
+  double LearningRate(int64_t step) const;
+
   // With parallel.zero_stage > 0: collective; every rank gets the parameters that the others
   // updated, as at a run's start. Run shares them too, while the next forward begins.
   void ShareParameters();
@@ -96,7 +99,6 @@ class StepRunner {
   void FinishSums(StepResult& result);
   double ReadSums(StepResult& result);
   void Reduce(int64_t step, StepResult& result);
-  double LearningRate(int64_t step) const;
   void AwaitLayer(int64_t layer);
   std::vector<dist::Fragment> OwnGradients() const;
   void Enter(const char* phase);

@@ -1,5 +1,6 @@
 #include "train/config/schedule.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -96,6 +97,43 @@ TEST(Schedule, ADecayOfOneStepEndsAtItsFloor) {
 TEST(Schedule, ARunOfOneStepHasThePeak) {
   for (const char* kind : {"cosine", "linear", "wsd", "constant"})
     EXPECT_DOUBLE_EQ(LearningRateFactor({.kind = kind, .final_lr_ratio = 0.2}, 0, 1), 1) << kind;
+}
+
+TEST(Schedule, StepsBeforeTheDecayAreAtThePeakOrBelow) {
+  EXPECT_EQ(StepsBeforeDecay({.kind = "constant", .warmup_steps = 5}, 100), 100);
+  EXPECT_EQ(StepsBeforeDecay({.kind = "cosine", .warmup_steps = 5}, 100), 5);
+  EXPECT_EQ(StepsBeforeDecay({.kind = "wsd", .warmup_steps = 5}, 100), 90);
+  EXPECT_EQ(StepsBeforeDecay({.kind = "wsd", .warmup_steps = 5, .decay_steps = 30}, 100), 70);
+  EXPECT_EQ(StepsBeforeDecay({.kind = "wsd", .warmup_steps = 80, .decay_steps = 30}, 100), 80);
+}
+
+TEST(Schedule, AWarmUpThatFillsTheRunIsReported) {
+  const auto warning = [](const char* kind, int64_t warmup, int64_t steps) {
+    return ScheduleWarning({.kind = kind, .warmup_steps = warmup}, steps);
+  };
+  for (const char* kind : {"cosine", "linear", "constant", "wsd"}) {
+    EXPECT_EQ(warning(kind, 99, 1000), "") << kind;
+    EXPECT_EQ(warning(kind, 1, 1), "") << kind;
+    EXPECT_EQ(warning(kind, 200, 100),
+              "schedule.warmup_steps 200 is not below the run's 100 steps (train.steps): the "
+              "learning rate never reaches its peak, optimizer.lr. Use fewer warm-up steps or a "
+              "longer run.")
+        << kind;
+    EXPECT_THAT(warning(kind, 100, 100), testing::HasSubstr("only in the last step")) << kind;
+  }
+}
+
+TEST(Schedule, AWsdDecayThatIsCutIsReported) {
+  const auto warning = [](int64_t warmup, int64_t decay) {
+    return ScheduleWarning({.kind = "wsd", .warmup_steps = warmup, .decay_steps = decay}, 100);
+  };
+  EXPECT_EQ(warning(80, 20), "");
+  EXPECT_EQ(warning(80, 50),
+            "schedule.warmup_steps 80 and a decay of 50 steps (schedule.decay_steps) do not fit in "
+            "the run's 100 steps (train.steps): the decay is cut to 20 steps. Shorten one of them, "
+            "or use a longer run.");
+  EXPECT_THAT(warning(95, 0), testing::HasSubstr("a decay of 10 steps"));
+  EXPECT_EQ(ScheduleWarning({.kind = "linear", .warmup_steps = 80, .decay_steps = 50}, 100), "");
 }
 
 TEST(Schedule, RunShorterThanItsWarmUp) {

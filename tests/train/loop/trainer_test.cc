@@ -201,6 +201,49 @@ TEST_F(TrainerTest, RowsLongerThanTwoDocumentsAreWarnedOf) {
   EXPECT_THAT(with({"data.seq_len=32"}), Not(HasSubstr("data.seq_len is 32.")));
 }
 
+// The options are those that the warning names.
+TEST_F(TrainerTest, AnExtendedRunWarnsThatItsRateJumpsAndSaysHowToAvoidIt) {
+  const auto lr = [](const std::string& log, int step) {
+    const size_t line = log.find(Concat("step ", step, "/"));
+    const size_t found = log.find("  lr ", line);
+    return line == std::string::npos ? ""
+                                     : log.substr(found + 5, log.find("  ", found + 5) - found - 5);
+  };
+  const std::vector<std::string> wsd = {"schedule.kind=wsd", "schedule.decay_steps=2",
+                                        "ckpt.every=1", "ckpt.keep_last=99", "train.log_every=1"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), wsd.begin(), wsd.end());
+    return more;
+  };
+  ASSERT_EQ(Train({.set = wsd}), ExitCode::kFinished);
+  EXPECT_EQ(lr(log_, 4), "0.0003");
+  EXPECT_THAT(log_, Not(HasSubstr("jumps")));
+  const std::vector<std::string> steps = {"train.steps"};
+  ASSERT_EQ(Train({.set = with({"train.steps=8"}), .allow_change = steps}), ExitCode::kFinished);
+  EXPECT_THAT(log_, HasSubstr("the learning rate jumps from 0.0003 at step 4 (the checkpoint) to "
+                              "0.003 at step 5 (this run's wsd schedule of 8 steps). To keep the "
+                              "old rate, stop this run and start it with --resume step=4 --set "
+                              "schedule.kind=constant --set optimizer.lr=0.0003 --allow-change "
+                              "schedule.kind --allow-change optimizer.lr. To continue from before "
+                              "the decay, start it with --resume step=2."));
+  EXPECT_EQ(lr(log_, 5), "0.003");
+  ASSERT_EQ(Train({.set = with({"train.steps=8", "schedule.kind=constant", "optimizer.lr=0.0003"}),
+                   .resume = "step=4",
+                   .allow_change = {"train.steps", "schedule.kind", "optimizer.lr"}}),
+            ExitCode::kFinished);
+  EXPECT_THAT(log_, Not(HasSubstr("jumps")));
+  EXPECT_EQ(lr(log_, 5), "0.0003");
+  ASSERT_EQ(Train({.set = with({"train.steps=8"}), .resume = "step=2", .allow_change = steps}),
+            ExitCode::kFinished);
+  EXPECT_THAT(log_, Not(HasSubstr("jumps")));
+  EXPECT_EQ(lr(log_, 3), "0.003");
+}
+
+TEST_F(TrainerTest, AWarmUpThatFillsTheRunIsAWarning) {
+  ASSERT_EQ(Train({.set = {"schedule.warmup_steps=9"}}), ExitCode::kFinished);
+  EXPECT_THAT(log_, HasSubstr("schedule.warmup_steps 9 is not below the run's 4 steps"));
+}
+
 TEST_F(TrainerTest, TheSecondFailedSaveInARowEndsTheRunAndSaysWhatToDo) {
   const std::vector<std::string> set = {"ckpt.every=1", "ckpt.background=false",
                                         "train.log_every=1"};
