@@ -116,8 +116,7 @@ void WarnOfShortDocuments(const data::PrepareSummary& summary) {
   HL_WARN(
       "prepare", "the documents of the training split have ", Fixed(mean, 0),
       " tokens on average. The state restarts at each document, so in rows of ", seq_len,
-      " tokens, the default data.seq_len, a token sees on average at most ", Fixed(mean, 0),
-      " tokens of context. ",
+      " tokens, the default data.seq_len, a token sees only its own document, not the whole row. ",
       summary.documents == data::DocumentMode::kRecord ? "Train" : "Use --documents file, or train",
       " with data.reset_at_documents=false to continue across documents.");
 }
