@@ -419,6 +419,9 @@ class AuthorsZoology(AuthorsTest):
                 (config_of(module("Based", num_key_value_heads=3)), "num_key_value_heads is 3"),
                 (config_of(module("BaseConv", kernel_size=[3])), "no number for layer 1"),
                 (config_of(module("MHA"), state_mixer={"name": "zoology.mixers.mlp.GLU"}), "'GLU'; MLP"),
+                (config_of(module("MHA"), state_mixer="Identity"), 'state_mixer is not an object. Write "state_mixer": '
+                 '{"name": "torch.nn.Identity", "kwargs": {}}.'),
+                (config_of("MHA"), 'sequence_mixer is not an object. Write "sequence_mixer": {"name": "zoology'),
                 ({"d_model": DIM}, "sequence_mixer is not given")):
             with self.subTest(part):
                 self.tearDown()

@@ -149,22 +149,28 @@ class Zoology : public ImportOnlyLayout {
     return config;
   }
 
-  static const nlohmann::json* Module(ConfigReader& reader, const char* key) {
+  // `example`: the import path of a class. Null where the member is absent or no object.
+  static const nlohmann::json* Module(ConfigReader& reader, const char* key, const char* example) {
     const nlohmann::json* module = reader.Member(key);
-    reader.Require(module != nullptr, key,
-                   " is not given; {\"name\": ..., \"kwargs\": {...}} would work");
-    return module;
+    const std::string fix =
+        Concat(". Write \"", key, "\": {\"name\": \"", example, "\", \"kwargs\": {}}.");
+    reader.Require(module != nullptr, key, " is not given", fix);
+    reader.Require(module == nullptr || module->is_object(), key, " is not an object", fix);
+    return module != nullptr && module->is_object() ? module : nullptr;
+  }
+  static const nlohmann::json* SequenceMixer(ConfigReader& reader) {
+    return Module(reader, "sequence_mixer", "zoology.mixers.attention.MHA");
   }
   static void ReadBlocks(ConfigReader& reader, model::ModelConfig& config) {
-    const nlohmann::json *sequence_mixer = Module(reader, "sequence_mixer"),
-                         *state_mixer = Module(reader, "state_mixer");
+    const nlohmann::json *sequence_mixer = SequenceMixer(reader),
+                         *state_mixer = Module(reader, "state_mixer", "torch.nn.Identity");
     if (sequence_mixer != nullptr) ReadMixers(reader, *sequence_mixer, config);
     if (state_mixer != nullptr)
       config.channel_mixer = ReadZoologyStateMixer(*state_mixer, config.model_dim, reader);
   }
   static void ReadMambaBlocks(ConfigReader& reader, model::ModelConfig& config) {
     reader.Ignore({"state_mixer"});
-    if (const nlohmann::json* sequence_mixer = Module(reader, "sequence_mixer"))
+    if (const nlohmann::json* sequence_mixer = SequenceMixer(reader))
       config.mixer = ReadZoologyMamba(*sequence_mixer, reader);
     config.channel_mixer = model::ChannelMixerConfig(model::kNoChannelMixer);
     if (!config.final_norm) config.final_norm = config.norm;
