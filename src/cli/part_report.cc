@@ -10,6 +10,7 @@
 #include "model/channel_mixers/channel_mixer.h"
 #include "model/config/json.h"
 #include "model/mixer.h"
+#include "train/config/foreign_names.h"
 #include "train/config/part_help.h"
 
 namespace halflife::cli {
@@ -221,6 +222,10 @@ Json DescribePart(const std::string& name) {
       return json;
     }
   }
+  const std::string kind = model::kMixers.name;
+  const train::ForeignName* foreign = train::FindForeignName("model." + kind, name);
+  HL_CHECK_AS(ExitCode::kUsage, foreign == nullptr, "no part of a model is called '", name, "'. ",
+              foreign == nullptr ? "" : train::AnswerTo(*foreign, train::RecipeForm::kSet));
   HL_FAIL(ExitCode::kUsage, "no part of a model is called '", name, "'", DidYouMean(name, known),
           "\nThere are ", Join(known, ", "));
 }

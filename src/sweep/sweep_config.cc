@@ -213,7 +213,7 @@ void CheckSummary(const SweepConfig& sweep, Problems& problems) {
 SweepConfig ParseSweep(const std::string& text, const std::string& name_for_errors,
                        const std::vector<std::string>& overrides) {
   proto::Sweep message;
-  train::ParseRecipe(text, name_for_errors, message);
+  train::MergeRecipe(text, name_for_errors, message);
   SweepConfig sweep{.text = text,
                     .recipe = message.recipe(),
                     .set = {message.set().begin(), message.set().end()},

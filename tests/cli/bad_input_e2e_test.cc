@@ -46,6 +46,24 @@ TEST_F(BadInput, ConfigKeyAndType) {
   Expect(fixture->Halflife({"train", "--config", type}), 2, {"type.textproto:1:"});
 }
 
+TEST_F(BadInput, RecipesInOtherFormatsAndWithOtherNames) {
+  const auto recipe = [](const std::string& name) {
+    return fixture->Halflife({"recipe", "--config", name});
+  };
+  const std::string json = Write("json.textproto", "{\n  \"train\": {\"steps\": 100}\n}\n");
+  Expect(recipe(json), 2, {"json.textproto:1:1: this is JSON", "train { steps: 1000 }"});
+  const std::string yaml = Write("yaml.textproto", "train:\n  steps: 100\n");
+  Expect(recipe(yaml), 2, {"yaml.textproto:2:3: this is YAML", "train { steps: 1000 }"});
+  const std::string twice = Write("twice.textproto", "train { steps: 1 }\ntrain { seed: 1 }\n");
+  Expect(recipe(twice), 2,
+         {"twice.textproto:2:1: the block train is given twice, on lines 1 and 2"});
+  const std::string foreign = Write("foreign.textproto", "gradient_accumulation_steps: 4\n");
+  Expect(recipe(foreign), 2,
+         {"foreign.textproto:1:1: ", "Use train { global_batch: 8 }. halflife derives"});
+  Expect(fixture->Halflife({"recipe", "--set", "lora.rank=8"}), 2,
+         {"--set lora.rank: ", "halflife does not support it. Train all weights"});
+}
+
 TEST_F(BadInput, ImpossibleSizesAllAtOnce) {
   Expect(fixture->Run({.run = "sizes",
                        .set = {"model.model_dim=-4", "train.global_batch=7", "optimizer.lr=-1"}}),
@@ -55,7 +73,7 @@ TEST_F(BadInput, ImpossibleSizesAllAtOnce) {
 
 TEST_F(BadInput, UnknownMixerAndOption) {
   Expect(fixture->Run({.run = "m", .set = {"model.mixer=attention"}}), 2,
-         {"attention", "retention"});
+         {"'attention' is not a variant of model.mixer. Use --set 'model.mixer={ softmax {} }'."});
   Expect(fixture->Run({.run = "m", .set = {"model.mixer.gla.heads=2"}}), 2, {"heads", "num_heads"});
 }
 

@@ -13,6 +13,7 @@
 #include "cli/command_line/program.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"
+#include "train/config/foreign_names.h"
 
 namespace halflife::cli {
 namespace {
@@ -124,6 +125,22 @@ TEST_F(HelpTest, EveryOptionIsDescribedWithItsDefault) {
           << "no default: use capture_default_str(), or end the description with [...]";
     }
   }
+}
+
+// Errors about other trainers' names point to options: these exist.
+TEST_F(HelpTest, AnswersToForeignNamesNameOptions) {
+  int num_options = 0;
+  for (const train::ForeignName& foreign : train::ForeignNames()) {
+    const std::string place = foreign.place;
+    const size_t space = place.find(' ');
+    if (space == std::string::npos) continue;
+    ++num_options;
+    EXPECT_NE(program_->get_subcommand(place.substr(0, space))
+                  ->get_option_no_throw(place.substr(space + 1)),
+              nullptr)
+        << place;
+  }
+  EXPECT_GE(num_options, 4);
 }
 
 TEST_F(HelpTest, EverySubcommandHasExitCodesAndExamplesThatParse) {

@@ -13,6 +13,7 @@
 #include "core/log.h"
 #include "dist/gradient_reducer.h"
 #include "kernels/torch/host_transfer.h"
+#include "train/config/foreign_names.h"
 #include "train/config/part_help.h"
 #include "train/config/run_config.h"
 #include "train/loop/background_save.h"
@@ -52,6 +53,10 @@ using RankContextPointer = std::unique_ptr<dist::RankContext>;
 void Print(const std::string& name, const std::string& summary);
 void PartHelpExample() {
 #include "examples/train/config/part_help.h"
+}
+
+void ForeignNamesExample() {
+#include "examples/train/config/foreign_names.h"
 }
 
 void RunConfigExample(const Path& run) {

@@ -42,6 +42,16 @@ TEST(SweepConfig, IsTheProductOfItsAxesTheLastFastest) {
                           "data.path=dataset:long", "train.seed=2"));
 }
 
+// Errors show what a sweep has, not what a recipe has.
+TEST(SweepConfig, AnErrorInTheFileIsAboutSweeps) {
+  EXPECT_HL_ERROR(ParseWith("optimizer { lr: 1 }"), ExitCode::kUsage,
+                  "'optimizer' is not a field of a sweep. It is a field of a recipe");
+  EXPECT_HL_ERROR(ParseWith("seeds: 3"), ExitCode::kUsage, "It has recipe, set, axis, dataset");
+  EXPECT_HL_ERROR(Parse("{ 'recipe': 'r' }"), ExitCode::kUsage, "this is JSON",
+                  "axis { field: \"train.seed\"");
+  EXPECT_HL_ERROR(ParseWith("learning_rate: 1"), ExitCode::kUsage, "It has recipe, set");
+}
+
 TEST(SweepConfig, DatasetsAreNamedAndReplaced) {
   const SweepConfig sweep = Parse(kTwoAxes);
   EXPECT_THAT(sweep.datasets[0].words, ElementsAre("--synthetic", "mqar", "--seq-len", "64"));

@@ -194,7 +194,7 @@ void RequireStepsThatCount(const proto::RunConfig& message,
 RunConfig ParseRunConfig(const std::string& text, const std::string& name_for_errors,
                          const std::vector<std::string>& overrides) {
   proto::RunConfig message;
-  ParseRecipe(text, name_for_errors, message);
+  MergeRecipe(text, name_for_errors, message);
   for (const std::string& override_text : overrides) ApplyOverride(override_text, message);
   RequireStepsThatCount(message, overrides);
   RunConfig config;

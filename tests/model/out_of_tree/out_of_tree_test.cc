@@ -52,7 +52,7 @@ TEST(OutOfTree, OverridesKnowThem) {
   EXPECT_EQ(set({"model.mixer.toy.half_life=3"}).mixer.Get<double>("half_life"), 3);
   EXPECT_EQ(set({"model.positions=toy", "model.positions.toy.period=2"}).positions,
             PositionsConfig("toy", {{"period", 2}}));
-  EXPECT_HL_ERROR(set({"model.mixer=tyo"}), ExitCode::kUsage, "unknown mixer 'tyo'",
+  EXPECT_HL_ERROR(set({"model.mixer=tyo"}), ExitCode::kUsage, "'tyo' is not a variant of",
                   "did you mean 'toy'?");
   EXPECT_HL_ERROR(set({"model.mixer.toy.halflife=3"}), ExitCode::kUsage,
                   "did you mean 'half_life'?");

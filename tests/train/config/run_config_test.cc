@@ -90,7 +90,8 @@ TEST(RunConfig, AnOverrideInBracketsTakesThePlaceOfAll) {
   EXPECT_HL_ERROR(parse("model.hybrid=softmax"), ExitCode::kUsage, "'hybrid' is a list",
                   "--set 'model.hybrid=[{ layers: [1] mixer { softmax {} } }]'");
   EXPECT_HL_ERROR(parse("model.hybrid=[{ layer: [1] }]"), ExitCode::kUsage,
-                  "--set model.hybrid=[{ layer: [1] }]:1:", "did you mean 'layers'");
+                  "--set model.hybrid=[{ layer: [1] }]: 'layer' is not a field of model.hybrid.",
+                  "did you mean 'layers'");
 }
 
 TEST(RunConfig, AMisspeltNameIsToldTheNearest) {
