@@ -8,9 +8,9 @@
 namespace halflife::cli {
 
 ExitCode Run(const RecipeOptions& options) {
-  const train::RunConfig config = options.config.empty()
-                                      ? train::ParseRunConfig("", "the defaults", options.overrides)
-                                      : train::LoadRunConfig(options.config, options.overrides);
+  const train::RunConfig config = train::LoadRunConfig(
+      std::vector<std::filesystem::path>{options.configs.begin(), options.configs.end()},
+      options.overrides);
   const train::RunConfig whole = train::WithDerivedOptions(config);
   std::cout << (options.explain ? train::ExplainedText(whole) : train::ToText(whole));
   return ExitCode::kFinished;

@@ -38,6 +38,14 @@ train::WarmStartRules InitRules(const TrainOptions& options) {
   return rules;
 }
 
+// All recipes name the run: one recipe with two files of changes makes two runs, and so does one
+// file of changes to two recipes.
+std::filesystem::path DefaultRun(const std::vector<std::string>& configs) {
+  return std::filesystem::path("runs") / Join(configs, "+", [](const std::string& config) {
+           return std::filesystem::path(config).stem().string();
+         });
+}
+
 std::optional<data::DatasetInfo> DatasetOf(const train::RunConfig& config) {
   std::error_code ignored;
   if (!std::filesystem::exists(config.data.path, ignored)) return std::nullopt;
@@ -172,10 +180,10 @@ std::function<std::string(const model::LanguageModel&)> SampleText(const train::
 ExitCode Run(const TrainOptions& options) {
   const ckpt::ResumeRequest resume = ckpt::ParseResume(options.resume);
   const std::filesystem::path run_dir =
-      options.run.empty()
-          ? std::filesystem::path("runs") / std::filesystem::path(options.config).stem()
-          : std::filesystem::path(options.run);
-  const train::RunConfig config = train::LoadRunConfig(options.config, options.overrides);
+      options.run.empty() ? DefaultRun(options.configs) : std::filesystem::path(options.run);
+  const train::RunConfig config = train::LoadRunConfig(
+      std::vector<std::filesystem::path>{options.configs.begin(), options.configs.end()},
+      options.overrides);
   if (options.plan) return Plan(config, options);
   const int ranks_here = RanksHere(config, options);
   if (options.dry_run) return DryRun(config, ranks_here);

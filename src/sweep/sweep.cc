@@ -27,7 +27,7 @@ train::RunConfig RecipeOf(const SweepRequest& request, const Trial& trial) {
   const SweepFolder folder(request.folder);
   try {
     const train::RunConfig config = train::LoadRunConfig(
-        request.config.recipe, WithDatasets(trial.overrides, folder.datasets()));
+        request.config.recipes, WithDatasets(trial.overrides, folder.datasets()));
     train::RunConfig planned = config;
     train::CompleteForPlan(planned, nullptr, /*world_size=*/1);
     train::RequireRows(planned, model::LanguageModel(planned.model), nullptr);

@@ -215,14 +215,14 @@ SweepConfig ParseSweep(const std::string& text, const std::string& name_for_erro
   proto::Sweep message;
   train::MergeRecipe(text, name_for_errors, message);
   SweepConfig sweep{.text = text,
-                    .recipe = message.recipe(),
+                    .recipes = {message.recipe().begin(), message.recipe().end()},
                     .set = {message.set().begin(), message.set().end()},
                     .axes = {},
                     .datasets = {},
                     .summary = {}};
   sweep.set.insert(sweep.set.end(), overrides.begin(), overrides.end());
   Problems problems;
-  if (sweep.recipe.empty())
+  if (sweep.recipes.empty() || std::ranges::count(sweep.recipes, "") > 0)
     problems.Add("no recipe; name the one that the runs share, e.g. recipe: \"mine.textproto\"");
   if (message.axis_size() == 0)
     problems.Add("no axis; e.g. axis { field: \"train.seed\" value: [\"1\", \"2\"] }");
@@ -251,7 +251,8 @@ SweepConfig ParseSweep(const std::string& text, const std::string& name_for_erro
 SweepConfig LoadSweep(const std::filesystem::path& file,
                       const std::vector<std::string>& overrides) {
   SweepConfig sweep = ParseSweep(ReadFile(file, ExitCode::kUsage), file.string(), overrides);
-  if (sweep.recipe.is_relative()) sweep.recipe = file.parent_path() / sweep.recipe;
+  for (std::filesystem::path& recipe : sweep.recipes)
+    if (recipe.is_relative()) recipe = file.parent_path() / recipe;
   return sweep;
 }
 

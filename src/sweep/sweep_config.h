@@ -34,7 +34,8 @@ struct Summary {
 
 struct SweepConfig {
   std::string text;  // of its file
-  std::filesystem::path recipe;
+  // Merged in order: a later recipe changes fields of the earlier ones.
+  std::vector<std::filesystem::path> recipes;
   std::vector<std::string> set;  // of every run, before the axes'
   std::vector<Axis> axes;
   std::vector<DatasetToPrepare> datasets;

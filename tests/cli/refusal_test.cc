@@ -332,8 +332,9 @@ TEST(Refusal, WordsThatAreMissingOrTooMany) {
                   "`halflife ckpt` needs a subcommand: ls, inspect, verify");
   EXPECT_HL_ERROR(Parse({"train", "--config"}), ExitCode::kUsage,
                   "--config has no value; --config RECIPE would work");
-  EXPECT_HL_ERROR(Parse({"train", "--config", "a", "--config", "b"}), ExitCode::kUsage,
-                  "--config has 2 values ('a', 'b'); 1 would work");
+  EXPECT_HL_ERROR(Parse({"train", "--config", "a", "--run", "b", "--run", "c"}), ExitCode::kUsage,
+                  "--run has 2 values ('b', 'c'); 1 would work");
+  EXPECT_NO_THROW(Parse({"train", "--config", "a", "--config", "b"}));
   EXPECT_HL_ERROR(Parse({"train", "--config", "a", "b"}), ExitCode::kUsage,
                   "`halflife train` has no place for 'b'");
   EXPECT_HL_ERROR(Parse({"doctor", "fast"}), ExitCode::kUsage,

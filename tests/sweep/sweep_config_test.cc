@@ -3,7 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
+
 #include "support/expect_error.h"
+#include "support/temp_dir.h"
 
 namespace halflife::sweep {
 namespace {
@@ -40,6 +43,15 @@ TEST(SweepConfig, IsTheProductOfItsAxesTheLastFastest) {
   EXPECT_THAT(trials[1].overrides,
               ElementsAre("train.steps=10", "train.device=cpu", "model.mixer=based",
                           "data.path=dataset:long", "train.seed=2"));
+}
+
+TEST(SweepConfig, RecipesThatAreMergedBeginAtTheFilesFolder) {
+  const test::TempDir dir;
+  std::ofstream(dir / "s.textproto") << "recipe: 'base.textproto' recipe: '/other/c.textproto'\n"
+                                        "axis { field: 'train.seed' value: ['1', '2'] }\n";
+  EXPECT_THAT(LoadSweep(dir / "s.textproto", {}).recipes,
+              ElementsAre(dir / "base.textproto", "/other/c.textproto"));
+  EXPECT_HL_ERROR(ParseWith("recipe: ''"), ExitCode::kUsage, "no recipe");
 }
 
 // Errors show what a sweep has, not what a recipe has.

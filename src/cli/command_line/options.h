@@ -40,7 +40,7 @@ struct PrepareOptions {
 };
 
 struct RecipeOptions {
-  std::string config;
+  std::vector<std::string> configs;  // a later file changes fields of the earlier ones
   std::vector<std::string> overrides;
   bool explain = false;
 };
@@ -51,7 +51,7 @@ struct MixersOptions {
 };
 
 struct TrainOptions {
-  std::string config;
+  std::vector<std::string> configs;  // a later file changes fields of the earlier ones
   std::vector<std::string> overrides;
   std::string run;
   std::string resume = "auto";

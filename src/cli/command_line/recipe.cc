@@ -14,8 +14,17 @@ void AddRecipe(CLI::App& app, Request& request) {
                 "norms, ...) those in force; `halflife mixers NAME` has the others'. What "
                 "is printed is a recipe. A vocabulary of 0 is the dataset's.",
        .examples = {"halflife recipe --explain", "halflife recipe --set model.mixer=gla",
-                    "halflife recipe --config launch/recipes/gla_340m.textproto"}});
-  command->add_option("--config", options->config, "The recipe [none]")->type_name("RECIPE");
+                    "halflife recipe --config launch/recipes/gla_340m.textproto",
+                    "halflife recipe --config launch/recipes/gla_340m.textproto --config "
+                    "changes.textproto"}});
+  command
+      ->add_option("--config", options->configs,
+                   "The recipe; may be repeated: a later file changes fields of the earlier ones, "
+                   "and the merged recipe is printed [none]")
+      ->type_name("RECIPE")
+      ->expected(1)
+      ->allow_extra_args(false)
+      ->take_all();
   command
       ->add_option("--set", options->overrides,
                    "Overrides a field of the recipe, e.g. optimizer.lr=3e-4; may be repeated")

@@ -65,8 +65,15 @@ void AddTrain(CLI::App& app, Request& request) {
        .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kTimeout,
                       ExitCode::kPeerLost, ExitCode::kNonFinite, ExitCode::kCheckpointIo,
                       ExitCode::kRequeue, ExitCode::kNoUsableCheckpoint, ExitCode::kInterrupted}});
-  command->add_option("--config", options->config, "The recipe (protobuf text format)")
+  command
+      ->add_option(
+          "--config", options->configs,
+          "The recipe (protobuf text format); may be repeated: a later file changes fields "
+          "of the earlier ones")
       ->type_name("RECIPE")
+      ->expected(1)
+      ->allow_extra_args(false)
+      ->take_all()
       ->required();
   command
       ->add_option("--set", options->overrides,
@@ -107,7 +114,9 @@ void AddTrain(CLI::App& app, Request& request) {
   command->add_flag("--json", options->json, "Print the plan as JSON");
 
   command->option_defaults()->group("Run folder");
-  command->add_option("--run", options->run, "The run's folder [runs/ and the recipe's name]")
+  command
+      ->add_option("--run", options->run,
+                   "The run's folder [runs/ and the recipe's name; several names are joined by +]")
       ->type_name("RUN");
   command->add_option("--resume", options->resume, "Where to go on: auto, none, step=N or path=DIR")
       ->capture_default_str();

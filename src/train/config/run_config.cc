@@ -171,32 +171,49 @@ void VisitLeaves(const pb::Message& message, const std::string& prefix,
   }
 }
 
-// What a run resolved holds both numbers, so a recipe may; but who sets the one that does not count
-// means something else.
-void RequireStepsThatCount(const proto::RunConfig& message,
-                           const std::vector<std::string>& overrides) {
-  if (message.train().max_epochs() == 0) return;
+// The config of a finished run holds both numbers, so a recipe may, too. But who sets steps later,
+// where max_epochs decides, expects that they count. `given` says where steps were set.
+void RequireStepsThatCount(const proto::RunConfig& message, const std::string& given,
+                           int64_t steps) {
+  HL_CHECK_AS(ExitCode::kUsage, message.train().max_epochs() == 0, given, "train.steps=", steps,
+              " would be ignored: train.max_epochs ", message.train().max_epochs(),
+              " decides how long the run is; with --set train.max_epochs=0",
+              message.schedule().per_epoch() ? " and --set schedule.per_epoch=false" : "",
+              " train.steps counts");
+}
+
+void RequireOverridesThatCount(const proto::RunConfig& message,
+                               const std::vector<std::string>& overrides) {
   for (const std::string& override_text : overrides) {
     if (!override_text.starts_with("train")) continue;
     proto::RunConfig alone;
     ApplyOverride(override_text, alone);
-    HL_CHECK_AS(ExitCode::kUsage, !alone.train().has_steps(),
-                "--set train.steps=", alone.train().steps(), " would be ignored: train.max_epochs ",
-                message.train().max_epochs(), " decides how long the run is; with --set ",
-                "train.max_epochs=0",
-                message.schedule().per_epoch() ? " and --set schedule.per_epoch=false" : "",
-                " train.steps counts");
+    if (alone.train().has_steps()) RequireStepsThatCount(message, "--set ", alone.train().steps());
   }
 }
 
-}  // namespace
+struct RecipeText {
+  std::string name, text;
+};
 
-RunConfig ParseRunConfig(const std::string& text, const std::string& name_for_errors,
-                         const std::vector<std::string>& overrides) {
+// A later recipe is a file of changes, so its steps must count.
+void RequireChangesThatCount(const proto::RunConfig& message,
+                             const std::vector<RecipeText>& recipes) {
+  for (size_t i = 1; i < recipes.size(); ++i) {
+    proto::RunConfig alone;
+    MergeRecipe(recipes[i].text, recipes[i].name, alone);
+    if (alone.train().has_steps() && !alone.train().has_max_epochs())
+      RequireStepsThatCount(message, recipes[i].name + ": ", alone.train().steps());
+  }
+}
+
+RunConfig MergeAll(const std::vector<RecipeText>& recipes,
+                   const std::vector<std::string>& overrides) {
   proto::RunConfig message;
-  MergeRecipe(text, name_for_errors, message);
+  for (const RecipeText& recipe : recipes) MergeRecipe(recipe.text, recipe.name, message);
   for (const std::string& override_text : overrides) ApplyOverride(override_text, message);
-  RequireStepsThatCount(message, overrides);
+  RequireChangesThatCount(message, recipes);
+  RequireOverridesThatCount(message, overrides);
   RunConfig config;
   config.model.vocab_size = 0;
   Visit(ReadFields{}, message, config);
@@ -204,11 +221,26 @@ RunConfig ParseRunConfig(const std::string& text, const std::string& name_for_er
   return config;
 }
 
-RunConfig LoadRunConfig(const std::filesystem::path& file,
+}  // namespace
+
+RunConfig ParseRunConfig(const std::string& text, const std::string& name_for_errors,
+                         const std::vector<std::string>& overrides) {
+  return MergeAll({{.name = name_for_errors, .text = text}}, overrides);
+}
+
+RunConfig LoadRunConfig(const std::vector<std::filesystem::path>& files,
                         const std::vector<std::string>& overrides) {
   constexpr uint64_t kMaxRecipeBytes = 16 << 20;
-  return ParseRunConfig(ReadFile(file, ExitCode::kUsage, kMaxRecipeBytes), file.string(),
-                        overrides);
+  std::vector<RecipeText> recipes;
+  for (const std::filesystem::path& file : files)
+    recipes.push_back(
+        {.name = file.string(), .text = ReadFile(file, ExitCode::kUsage, kMaxRecipeBytes)});
+  return MergeAll(recipes, overrides);
+}
+
+RunConfig LoadRunConfig(const std::filesystem::path& file,
+                        const std::vector<std::string>& overrides) {
+  return LoadRunConfig(std::vector<std::filesystem::path>{file}, overrides);
 }
 
 std::string ToText(const RunConfig& config) {

@@ -1,5 +1,5 @@
-// A recipe, resolved: file, then `--set path=value` overrides, then one validation that lists every
-// problem at once. The schema and its names are proto/halflife/; protobuf stays in this folder's
+// A recipe, resolved: files in order, then `--set path=value` overrides, then one validation that
+// lists every problem at once. The schema and its names are proto/halflife/; protobuf stays in this folder's
 // .cc files.
 //
 //   const RunConfig config =
@@ -122,9 +122,13 @@ struct RunConfig {
   LogConfig log;
 };
 
-// Errors (all kUsage): unknown key or wrong type with file, line and column; a --set path that does
-// not exist, with the names that do; a train.steps among the overrides that train.max_epochs leaves
-// without effect. Does not Validate.
+// A recipe: of several files a later one changes fields of the earlier ones, by the rules of
+// MergeRecipe (recipe_text.h). Does not Validate. Errors, all kUsage:
+// - an unknown name or a wrong value, with file, line and column and what to write instead;
+// - a --set path that does not exist;
+// - train.steps in a later file or in the overrides, where train.max_epochs leaves it no effect.
+RunConfig LoadRunConfig(const std::vector<std::filesystem::path>& files,
+                        const std::vector<std::string>& overrides);
 RunConfig LoadRunConfig(const std::filesystem::path& file,
                         const std::vector<std::string>& overrides);
 RunConfig ParseRunConfig(const std::string& text, const std::string& name_for_errors,

@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <fstream>
 
 #include "core/concat.h"
 #include "support/expect_error.h"
+#include "support/temp_dir.h"
 
 namespace halflife::train {
 namespace {
@@ -161,6 +163,82 @@ TEST(RunConfig, ATimeoutIsAnyNumberAboveZero) {
       EXPECT_HL_ERROR(Validate(Parse({Concat(field, "=", value)}), 1), ExitCode::kUsage, field,
                       "use seconds > 0 (inf: no limit)");
   }
+}
+
+// Writes the texts to files and loads them in this order.
+class MergedRecipes : public testing::Test {
+ protected:
+  RunConfig Merge(const std::vector<std::string>& texts,
+                  const std::vector<std::string>& overrides = {}) {
+    std::vector<std::filesystem::path> files;
+    for (const std::string& text : texts) {
+      files.push_back(dir_ / Concat("r", files.size(), ".textproto"));
+      std::ofstream(files.back()) << text;
+    }
+    return LoadRunConfig(files, overrides);
+  }
+  test::TempDir dir_;
+};
+
+TEST_F(MergedRecipes, TheLaterFileWinsFieldByField) {
+  const RunConfig config =
+      Merge({kRecipe, "optimizer { lr: 0.5 } train { seed: 9 } model { head { tied: true } }",
+             "train { seed: 10 }"},
+            {"train.micro_batch=4"});
+  EXPECT_EQ(config.optimizer.lr, 0.5);
+  EXPECT_EQ(config.train.seed, 10u);
+  EXPECT_EQ(config.train.steps, 20);
+  EXPECT_EQ(config.train.micro_batch, 4);
+  EXPECT_TRUE(config.model.head.tied);
+  EXPECT_EQ(config.model.mixer.Get<int64_t>("num_heads"), 2);
+  EXPECT_EQ(ToText(Merge({kRecipe, kRecipe})), ToText(Parse({})));
+  EXPECT_EQ(ToText(Merge({"", kRecipe, ""})), ToText(Parse({})));
+  EXPECT_EQ(ToText(Merge({kRecipe, "train { seed: 9 }"}, {"train.seed=1"})), ToText(Parse({})));
+}
+
+TEST_F(MergedRecipes, AnotherVariantReplacesAndTheSameOneIsMerged) {
+  const auto mixer = [&](const std::string& changes) {
+    return Merge({"model { mixer { gla { num_heads: 16 expand_v: 3 } } }", changes}).model.mixer;
+  };
+  const model::MixerConfig same = mixer("model { mixer { gla { expand_v: 2 } } }");
+  EXPECT_EQ(same.Get<int64_t>("num_heads"), 16);
+  EXPECT_EQ(same.Get<double>("expand_v"), 2);
+  const model::MixerConfig other = mixer("model { mixer { retention { expand_k: 0.25 } } }");
+  EXPECT_EQ(other.name(), "retention");
+  EXPECT_EQ(other.Get<int64_t>("num_heads"),
+            model::MixerConfig("retention").Get<int64_t>("num_heads"));
+  EXPECT_EQ(other.Get<double>("expand_k"), 0.25);
+  EXPECT_EQ(mixer("model { mixer {} }").Get<int64_t>("num_heads"), 16);
+}
+
+TEST_F(MergedRecipes, AListReplacesTheList) {
+  const std::string base = "model { hybrid { layers: [0, 1] mixer { softmax {} } } }";
+  const auto hybrid = [&](const std::string& changes) {
+    return Merge({base, changes}).model.hybrid;
+  };
+  ASSERT_EQ(hybrid("model { num_layers: 2 }").size(), 1u);
+  const std::vector<model::LayerGroup> replaced = hybrid(
+      "model { hybrid { layers: 3 mixer { d2d {} } } hybrid { layers: 2 mixer { gla {} } } }");
+  ASSERT_EQ(replaced.size(), 2u);
+  EXPECT_EQ(replaced[0].layers, std::vector<int64_t>{3});
+  EXPECT_EQ(replaced[1].mixer->name(), "gla");
+  EXPECT_TRUE(hybrid("model { hybrid: [] }").empty());
+  EXPECT_TRUE(hybrid("model: { hybrid []; num_layers: 2 }").empty());
+}
+
+TEST_F(MergedRecipes, AnErrorNamesItsFile) {
+  EXPECT_HL_ERROR(Merge({kRecipe, "train {\n stepps: 3 }"}), ExitCode::kUsage,
+                  "r1.textproto:2:2: ");
+  EXPECT_HL_ERROR(
+      Merge({"train { max_epochs: 3 } schedule { per_epoch: true }", "", "train { steps: 7 }"}),
+      ExitCode::kUsage, "r2.textproto: train.steps=7 would be ignored: train.max_epochs 3 decides",
+      "with --set train.max_epochs=0 and --set schedule.per_epoch=false");
+  EXPECT_EQ(
+      Merge({"train { max_epochs: 3 }", "train { steps: 7 }"}, {"train.max_epochs=0"}).train.steps,
+      7);
+  // A finished run's config, as a later file, holds both numbers.
+  const std::string resolved = ToText(ParseRunConfig("train { max_epochs: 3 }", "r", {}));
+  EXPECT_EQ(ToText(Merge({kRecipe, resolved})), ToText(ParseRunConfig(resolved, "r", {})));
 }
 
 TEST(RunConfig, ResolvedTextReadsBackTheSame) {

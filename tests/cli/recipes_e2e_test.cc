@@ -1,0 +1,49 @@
+// A recipe with files of changes, as a user gives them.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "support/paths.h"
+#include "support/run_fixture.h"
+
+namespace halflife::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+TEST(Recipes, TrainRunsTheMergedRecipeThatRecipePrints) {
+  const RunFixture fixture(kProgram);
+  std::ofstream(fixture.path("longer.textproto")) << "train { steps: 2 seed: 5 }\n";
+  std::ofstream(fixture.path("other.textproto"))
+      << "model { mixer { d2d {} } }\noptimizer { lr: 0.002 }\ntrain { steps: 1 }\n";
+  const std::vector<std::string> configs = {
+      "--config", "recipe.textproto", "--config", "longer.textproto",
+      "--config", "other.textproto",  "--set",    "data.path=data"};
+  const auto run = [&](const std::string& command) {
+    std::vector<std::string> words = {kProgram, command};
+    words.insert(words.end(), configs.begin(), configs.end());
+    return RunCommand(words, {.cwd = fixture.path("").string()});
+  };
+  const RunResult printed = run("recipe");
+  ASSERT_EQ(printed.exit_code, 0) << printed.err;
+  for (const char* line : {"\n  steps: 1\n", "\n  seed: 5\n", "\n  lr: 0.002\n", "\n    d2d {\n",
+                           "\n  windows: 16\n"})  // the last one is the base's
+    EXPECT_NE(printed.out.find(line), std::string::npos) << line << " is not in:\n" << printed.out;
+
+  const RunResult trained = run("train");
+  ASSERT_EQ(trained.exit_code, 0) << trained.err;
+  const fs::path folder = fixture.path("runs/recipe+longer+other");
+  ASSERT_TRUE(fs::exists(folder / "DONE")) << "the run is named after all files";
+  const auto merged = [&](const fs::path& config) {
+    const RunResult result = fixture.Halflife({"recipe", "--config", config.string(), "--set",
+                                               "model.vocab_size=0", "--set", "data.path=data"});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return result.out;
+  };
+  std::ofstream(fixture.path("printed.textproto")) << printed.out;
+  EXPECT_EQ(merged(folder / "config.textproto"), merged(fixture.path("printed.textproto")));
+}
+
+}  // namespace
+}  // namespace halflife::test
