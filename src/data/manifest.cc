@@ -260,10 +260,11 @@ void SaveTokenizer(const Tokenizer& tokenizer, const fs::path& folder, Manifest&
   fs::create_directory(below);
   tokenizer.Save(below);
   manifest.tokenizer_files.clear();
-  for (const auto& entry : fs::directory_iterator(below)) {
+  for (const auto& entry : fs::recursive_directory_iterator(below)) {
+    if (entry.is_directory()) continue;
     const std::string bytes = ReadFile(entry.path(), ExitCode::kData);
     manifest.tokenizer_files.push_back(
-        {entry.path().filename().string(), bytes.size(), HashBytes(bytes)});
+        {entry.path().lexically_relative(below).string(), bytes.size(), HashBytes(bytes)});
   }
   std::ranges::sort(manifest.tokenizer_files, {}, &FileRecord::name);
   manifest.tokenizer_kind = tokenizer.kind();

@@ -51,6 +51,7 @@ void Tokenizer::Save(const fs::path& folder) const {
   AtomicWriteFile(folder / kTokenizerKindFile, kind() + "\n", ExitCode::kData);
 }
 
+  WriteChatTemplates(chat_templates_, folder);
 std::vector<int32_t> Tokenizer::Encode(std::string_view text) const {
   std::vector<int32_t> ids;
   EncodeAppend(text, ids);
@@ -103,7 +104,9 @@ std::vector<std::string> UnknownCharacters(const Tokenizer& tokenizer, std::stri
 
 std::unique_ptr<Tokenizer> MakeByteTokenizer() { return std::make_unique<ByteTokenizer>(); }
 
-std::unique_ptr<Tokenizer> LoadTokenizer(const fs::path& folder) {
+namespace {
+
+std::unique_ptr<Tokenizer> LoadKind(const fs::path& folder) {
   const fs::path path = folder / kTokenizerKindFile;
   std::error_code ignored;
   HL_CHECK_AS(ExitCode::kData, fs::exists(path, ignored), "there is no tokenizer in ",
@@ -125,3 +128,11 @@ std::unique_ptr<Tokenizer> LoadTokenizer(const fs::path& folder) {
 }
 
 }  // namespace halflife::data
+}  // namespace
+
+std::unique_ptr<Tokenizer> LoadTokenizer(const fs::path& folder) {
+  std::unique_ptr<Tokenizer> tokenizer = LoadKind(folder);
+  tokenizer->set_chat_templates(ReadChatTemplates(folder));
+  return tokenizer;
+}
+

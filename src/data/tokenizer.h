@@ -15,6 +15,8 @@
 #include <string_view>
 #include <vector>
 
+#include "data/chat_templates.h"
+
 namespace halflife::data {
 
 // Ids that stand for no text; -1: the tokenizer has none. eos is always there.
@@ -69,8 +71,14 @@ class StreamDecoder {
 
 // The characters of `text` (UTF-8) that become unk, each once, in their order; none where the
 // tokenizer falls back on bytes.
+  // Those that came with the tokenizer. They change no id.
+  const ChatTemplates& chat_templates() const { return chat_templates_; }
+  void set_chat_templates(ChatTemplates templates) { chat_templates_ = std::move(templates); }
 std::vector<std::string> UnknownCharacters(const Tokenizer& tokenizer, std::string_view text);
 
+
+ private:
+  ChatTemplates chat_templates_;
 std::unique_ptr<Tokenizer> MakeByteTokenizer();
 // A sentencepiece .model file's bytes. Error kData where they are no model.
 std::unique_ptr<Tokenizer> MakeSentencePieceTokenizer(std::string model_bytes);

@@ -32,6 +32,7 @@ std::unique_ptr<Tokenizer> OpenSentencePiece(const fs::path& path) {
   }
 }
 
+// With the chat templates beside it.
 std::unique_ptr<Tokenizer> OpenBpe(const fs::path& path) {
   std::map<std::string, std::string> files = {
       {kTokenizerJsonFile, ReadFile(path, ExitCode::kData)}};
@@ -39,7 +40,9 @@ std::unique_ptr<Tokenizer> OpenBpe(const fs::path& path) {
     const fs::path sibling = path.parent_path() / name;
     if (IsFile(sibling)) files.emplace(name, ReadFile(sibling, ExitCode::kData));
   }
-  return MakeBpeTokenizer(std::move(files), path.string());
+  std::unique_ptr<Tokenizer> tokenizer = MakeBpeTokenizer(std::move(files), path.string());
+  tokenizer->set_chat_templates(ReadChatTemplates(path.parent_path()));
+  return tokenizer;
 }
 
 // ByT5's ids are `bytes`; its sentinels (extra_ids) come after them and stand for no text.
@@ -106,9 +109,14 @@ std::unique_ptr<Tokenizer> FindTokenizer(const fs::path& folder) {
     if (IsFile(json)) CheckTokenizerJson(json, *tokenizer);
     if (const fs::path added = folder / kAddedTokensFile; IsFile(added))
       CheckAddedTokens(added, *tokenizer);
+    tokenizer->set_chat_templates(ReadChatTemplates(folder));
     return tokenizer;
   }
-  if (IsByT5(folder / kTokenizerConfigFile)) return MakeByteTokenizer();
+  if (IsByT5(folder / kTokenizerConfigFile)) {
+    std::unique_ptr<Tokenizer> tokenizer = MakeByteTokenizer();
+    tokenizer->set_chat_templates(ReadChatTemplates(folder));
+    return tokenizer;
+  }
   RefuseOtherKinds(folder);
   return nullptr;
 }

@@ -107,9 +107,9 @@ std::vector<WeightToWrite> Weights(const Layout& layout, const model::LanguageMo
 uint64_t FolderBytes(const fs::path& folder) {
   uint64_t bytes = 0;
   std::error_code error;
-  fs::directory_iterator entry(folder, error);
-  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
-    bytes += entry->file_size(error);
+  fs::recursive_directory_iterator entry(folder, error);
+  for (; !error && entry != fs::recursive_directory_iterator(); entry.increment(error)) {
+    if (!entry->is_directory()) bytes += entry->file_size(error);
     if (error) break;
   }
   HL_CHECK_AS(ExitCode::kEnvironment, !error, "cannot list ", folder.string(), ": ",

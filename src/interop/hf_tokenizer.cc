@@ -54,6 +54,7 @@ void WriteHfTokenizer(const data::Tokenizer& tokenizer, const std::filesystem::p
   for (const auto& [name, bytes] : HfTokenizerFiles(tokenizer)) {
     AtomicWriteFile(folder / name, bytes, ExitCode::kData);
   }
+  data::WriteChatTemplates(tokenizer.chat_templates(), folder);
 }
 
 std::unique_ptr<data::Tokenizer> LoadHfTokenizer(const std::filesystem::path& folder) {

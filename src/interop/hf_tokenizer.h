@@ -26,7 +26,7 @@ namespace halflife::interop {
 // Bytes by file name. Error kData where a sentencepiece model has no exact form as tokenizer.json.
 std::map<std::string, std::string> HfTokenizerFiles(const data::Tokenizer& tokenizer);
 
-// Writes them into an existing folder.
+// Writes them and the chat templates into an existing folder.
 void WriteHfTokenizer(const data::Tokenizer& tokenizer, const std::filesystem::path& folder);
 
 // Reads those, and what others wrote: see data::FindTokenizer. Null: the folder has no tokenizer.

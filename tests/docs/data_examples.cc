@@ -9,6 +9,7 @@
 #include "data/bpe/regex.h"
 #include "data/bpe/tokenizer_json.h"
 #include "data/byte_stream.h"
+#include "data/chat_templates.h"
 #include "data/dataset.h"
 #include "data/document_encoder.h"
 #include "data/examples/example.h"
@@ -67,6 +68,10 @@ void TokenizerJsonExample(std::string_view bytes) {
 
 void ByteStreamExample(const InputFile& file, char (&buffer)[64]) {
 #include "examples/data/byte_stream.h"
+}
+
+void ChatTemplatesExample() {
+#include "examples/data/chat_templates.h"
 }
 
 void DatasetExample(const Path& path, int64_t begin, std::span<int32_t> ids,

@@ -68,6 +68,28 @@ TEST(HfTokenizerTest, SentencePieceComesBackFromItsModel) {
   EXPECT_EQ(loaded->Encode("half of memory"), tokenizer->Encode("half of memory"));
 }
 
+TEST(HfTokenizerTest, ChatTemplatesOfAllKinds) {
+  const data::ChatTemplates templates = {{"default", "{{ messages }}"}, {"rag", "r"}};
+  std::vector<std::unique_ptr<data::Tokenizer>> tokenizers;
+  tokenizers.push_back(data::MakeByteTokenizer());
+  tokenizers.push_back(data::test::MakeBpe(data::test::SmallBpeJson()));
+#ifndef __SANITIZE_ADDRESS__
+  tokenizers.push_back(
+      data::MakeSentencePieceTokenizer(test::SmallSentencePiece(true).SerializeAsString()));
+#endif
+  for (const auto& tokenizer : tokenizers) {
+    SCOPED_TRACE(tokenizer->kind());
+    const halflife::test::TempDir exported, run;
+    tokenizer->set_chat_templates(templates);
+    WriteHfTokenizer(*tokenizer, exported.path());
+    EXPECT_EQ(data::test::ReadText(exported / "chat_template.jinja"), "{{ messages }}");
+    const auto loaded = LoadHfTokenizer(exported.path());
+    EXPECT_EQ(loaded->chat_templates(), templates);
+    loaded->Save(run.path());
+    EXPECT_EQ(data::LoadTokenizer(run.path())->chat_templates(), templates);
+  }
+}
+
 TEST(HfTokenizerTest, AFolderWithoutATokenizer) {
   const halflife::test::TempDir dir;
   data::test::WriteText(dir / "config.json", "{}");
