@@ -12,6 +12,7 @@
 #include "cli/eval_lengths.h"
 #include "cli/eval_retrieval.h"
 #include "cli/model_source.h"
+#include "cli/readable_text.h"
 #include "cli/run.h"
 #include "cli/world.h"
 #include "core/error.h"
@@ -79,6 +80,7 @@ class Scored {
   }
   bool reset_at_documents() const { return reset_at_documents_; }
   const data::Dataset& dataset() const { return *dataset_; }  // with --data
+  const data::NameCounts& special_names() const { return text_.special_names; }
   SharedFact Fact(const EvalOptions& options) const {
     const std::string hash =
         ToHex(dataset_ ? dataset_->info().hash
@@ -192,6 +194,8 @@ ExitCode Evaluate(const EvalOptions& options, dist::RankContext& context) {
   const infer::LoadedModel loaded = LoadAnyModel(options.model, options.tokenizer,
                                                  PlacementOf(options.place, context.local_rank()));
   const Scored scored(options, loaded);
+  if (context.rank() == 0)
+    WarnOfSpecialNames("eval", "--text", scored.special_names(), kMarkupInText);
   const int64_t seq_len = options.seq_len > 0 ? options.seq_len : WindowOf(scored.tokens(), loaded);
   CheckRanks(options, loaded, scored, seq_len, context);
   if (!options.explain.empty()) {

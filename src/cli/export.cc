@@ -19,7 +19,7 @@ ExitCode Run(const ExportOptions& options) {
       interop::ExportModel(step, tokenizer.get(), options.out, exported);
   std::cout << step_dir.string() << " -> " << options.out << ": " << report.class_name << ", "
             << HumanBytes(report.bytes)
-            << (report.has_tokenizer ? "" : ", no tokenizer (pass --tokenizer DIR)") << "\n";
+            << (report.has_tokenizer ? "" : ", no tokenizer (name one with --tokenizer)") << "\n";
   return ExitCode::kFinished;
 }
 

@@ -40,13 +40,18 @@ ExitCode Run(const GenerateOptions& options) {
   constexpr uint64_t kMaxPromptBytes = 1ull << 30;
   const std::string prompt =
       options.prompt == "-" ? ReadStream("-", ExitCode::kUsage, kMaxPromptBytes) : options.prompt;
-  CheckReadable("--prompt", prompt, tokenizer, ExitCode::kUsage);
+  CheckReadable("--prompt", prompt, tokenizer, options.special_tokens, ExitCode::kUsage);
+  if (options.special_tokens == data::SpecialTokens::kPlain) {
+    data::NameCounts names;
+    tokenizer.CountSpecialNames(prompt, names);
+    WarnOfSpecialNames("generate", "--prompt", names, kParseThem);
+  }
   infer::GenerateConfig config = options.generate;
   if (!options.ignore_eos) config.eos_id = tokenizer.eos_id();
   config.vocab_size = tokenizer.vocab_size();
   std::signal(SIGPIPE, SIG_IGN);  // a closed pipe shows in std::cout and ends the text
 
-  const std::vector<int32_t> ids = tokenizer.Encode(prompt);
+  const std::vector<int32_t> ids = tokenizer.Encode(prompt, options.special_tokens);
   infer::RequirePrompt(*loaded.model, ids);  // before a word of it is printed
   data::StreamDecoder decoder(tokenizer, data::StreamDecoder::Begins::kAfterText);
   std::cout << prompt << std::flush;

@@ -2,6 +2,7 @@
 #include <iostream>
 
 #include "cli/run.h"
+#include "core/concat.h"
 #include "core/human.h"
 #include "interop/import.h"
 #include "train/config/run_config.h"
@@ -30,6 +31,17 @@ std::string UnusedTensors(const std::vector<std::string>& names) {
   return text + (names.size() > kShown ? ", ...\n" : "\n");
 }
 
+// A command that uses the model at once.
+std::string SuggestCommand(const interop::HfModel& model, const interop::ImportReport& report,
+                           const std::string& run) {
+  const auto objective = model::MakeObjective(model.config().objective, model.config().vocab_size);
+  if (objective->takes_labels_of_data()) return Concat("eval --model ", run, " --data DATASET");
+  const std::string on_text =
+      Concat("--model ", run, report.has_tokenizer ? "" : " --tokenizer FILE");
+  if (objective->predicts_next_token()) return Concat("generate ", on_text, " --prompt ...");
+  return Concat("score ", on_text, " --text FILE --out SCORES.jsonl");
+}
+
 }  // namespace
 
 ExitCode Run(const ImportOptions& options) {
@@ -39,8 +51,8 @@ ExitCode Run(const ImportOptions& options) {
             << model::MixerSummary(model.config()) << ", "
             << HumanCount(static_cast<double>(report.num_parameters)) << " parameters"
             << (report.has_tokenizer ? "" : ", no tokenizer that halflife reads") << "\n"
-            << UnusedTensors(model.unused()) << "next: halflife generate --model " << options.out
-            << " --prompt ...\n"
+            << UnusedTensors(model.unused()) << "next: halflife "
+            << SuggestCommand(model, report, options.out) << "\n"
             << "      halflife train --config " << options.out
             << "/config.textproto --set data.path=DATASET --run " << options.out << "\n";
   return ExitCode::kFinished;

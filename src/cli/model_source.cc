@@ -3,6 +3,7 @@
 #include "core/concat.h"
 #include "core/hash.h"
 #include "core/log.h"
+#include "data/tokenizer_folder.h"
 #include "interop/hf_model.h"
 #include "interop/hf_tokenizer.h"
 #include "train/device.h"
@@ -16,17 +17,16 @@ infer::Placement PlacementOf(const PlaceOptions& place, int local_rank) {
           .compute_dtype = place.precision == "bf16" ? at::kBFloat16 : at::kFloat};
 }
 
-infer::LoadedModel LoadAnyModel(const std::filesystem::path& model,
-                                const std::filesystem::path& tokenizer_dir,
+infer::LoadedModel LoadAnyModel(const std::filesystem::path& model, const std::string& tokenizer,
                                 const infer::Placement& placement) {
-  if (!interop::HfFolder::IsOne(model)) return infer::LoadModel(model, tokenizer_dir, placement);
+  if (!interop::HfFolder::IsOne(model)) return infer::LoadModel(model, tokenizer, placement);
   const interop::HfModel source = interop::HfModel::Open(model);
   infer::LoadedModel loaded;
   loaded.path = model;
   loaded.state.data.seq_len = static_cast<uint32_t>(source.max_positions());
   loaded.model = infer::LoadWeights(source.config(), source, placement);
   loaded.tokenizer =
-      tokenizer_dir.empty() ? interop::LoadHfTokenizer(model) : data::LoadTokenizer(tokenizer_dir);
+      tokenizer.empty() ? interop::LoadHfTokenizer(model) : data::OpenTokenizer(tokenizer);
   HL_INFO("infer", "loaded ", model.string(), " (", source.layout().class_name(), ")");
   return loaded;
 }

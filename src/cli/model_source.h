@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <string>
 
 #include "ckpt/weight_source.h"
 #include "cli/command_line/options.h"
@@ -15,9 +16,8 @@ namespace halflife::cli {
 // Of this rank of a machine; its GPU is then the thread's own. Error kEnvironment where there is
 // none and one is asked for.
 infer::Placement PlacementOf(const PlaceOptions& place, int local_rank = 0);
-// `tokenizer_dir` empty: the model's own.
-infer::LoadedModel LoadAnyModel(const std::filesystem::path& model,
-                                const std::filesystem::path& tokenizer_dir,
+// `tokenizer` is what data::OpenTokenizer takes. Empty: the model's own.
+infer::LoadedModel LoadAnyModel(const std::filesystem::path& model, const std::string& tokenizer,
                                 const infer::Placement& placement);
 std::unique_ptr<ckpt::WeightSource> OpenWeights(const std::filesystem::path& model);
 // "--model" with the hash of its config and of all weights as they were loaded.

@@ -11,6 +11,7 @@
 #include <memory>
 
 #include "cli/busy_cores.h"
+#include "cli/readable_text.h"
 #include "cli/run.h"
 #include "core/clock.h"
 #include "core/error.h"
@@ -154,6 +155,7 @@ void PrintSummary(const data::PrepareConfig& config, const data::PrepareSummary&
             "will be that of text that was trained on");
   }
   WarnOfShortDocuments(summary);
+  WarnOfSpecialNames("prepare", "the text", summary.special_names, kMarkupInText);
 }
 
 // Runs `prepare` on a config that is stopped by signals and shows how far it is.
@@ -228,6 +230,8 @@ void PrintSummary(const data::PrepareExamplesConfig& config, const data::Example
     HL_WARN("prepare", summary.num_held_out_in_train,
             " examples of the validation and test splits have a text or prompt of --input, too: "
             "scores on them will be of what was trained on");
+  WarnOfSpecialNames("prepare", "the text", summary.special_names,
+                     config.labels == data::RowLabels::kAnswers ? kParseThem : kMarkupInText);
 }
 
 void PrepareText(const PrepareOptions& options) {

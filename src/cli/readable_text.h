@@ -11,6 +11,14 @@ namespace halflife::cli {
 // Throws an Error of `code`, in which the text is called `name`, where the tokenizer would read
 // other text than is there: bytes that are not UTF-8 as U+FFFD, characters without tokens as unk.
 void CheckReadable(const std::string& name, const std::string& text,
-                   const data::Tokenizer& tokenizer, ExitCode code);
+                   const data::Tokenizer& tokenizer, data::SpecialTokens special, ExitCode code);
+
+// Warns if a text contained names of special tokens that were read as characters. `from`: the option
+// that named the text. `remedy`: a sentence.
+void WarnOfSpecialNames(const char* command, const std::string& from,
+                        const data::NameCounts& counts, const std::string& remedy);
+// Remedies, with --special-tokens and without it.
+inline constexpr char kParseThem[] = "Use --special-tokens parse to read them as these tokens.";
+inline constexpr char kMarkupInText[] = "Remove them from the text if they are markup.";
 
 }  // namespace halflife::cli

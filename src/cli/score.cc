@@ -24,10 +24,8 @@
 namespace halflife::cli {
 namespace {
 
-// A file of --tokens may hold a hundred million ids.
-constexpr uint64_t kMaxTokensBytes = 1ull << 30;
-// The limit of one --text.
-constexpr uint64_t kMaxTextBytes = 1ull << 30;
+// The limit of one --text, and of --tokens, where it is enough for a hundred million ids.
+constexpr uint64_t kMaxInputBytes = 1ull << 30;
 
 using Sequences = std::vector<std::vector<int32_t>>;
 
@@ -36,9 +34,20 @@ struct Input {
   int64_t text_bytes = 0;  // that they stand for; 0: unknown, of --tokens
 };
 
-Input ReadTokens(const std::string& file) {
-  const nlohmann::json json = nlohmann::json::parse(ReadJsonText(file, kMaxTokensBytes), nullptr,
-                                                    /*allow_exceptions=*/false);
+// Every rank reads a file by itself. Only rank 0 has standard input, which it sends to the others.
+std::string ReadInput(const std::string& file, dist::RankContext& context) {
+  const bool is_stdin = file == "-" || file == "/dev/stdin";
+  const bool mine = !is_stdin || context.rank() == 0;
+  std::string text = mine ? ReadStream(file, ExitCode::kData, kMaxInputBytes) : "";
+  if (is_stdin) text = dist::BroadcastBytes(context.control(), std::move(text), 0, {"input", 0});
+  return text;
+}
+
+Input ReadTokens(const std::string& file, dist::RankContext& context) {
+  const std::string text = ReadInput(file, context);
+  nlohmann::json json;
+  if (JsonNesting(text) <= kMaxJsonNesting)
+    json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   HL_CHECK_AS(ExitCode::kData, json.is_array(), file,
               ": not a JSON list of lists of ids, e.g. [[5, 6, 7], [8, 9]]");
   Sequences sequences;
@@ -57,24 +66,20 @@ Input ReadTokens(const std::string& file) {
   return {.sequences = std::move(sequences)};
 }
 
-// Every rank reads a file by itself; standard input goes to rank 0 alone.
-std::string ReadText(const std::string& file, dist::RankContext& context) {
-  const bool mine = file != "-" || context.rank() == 0;
-  std::string text = mine ? ReadStream(file, ExitCode::kData, kMaxTextBytes) : "";
-  if (file == "-") text = dist::BroadcastBytes(context.control(), std::move(text), 0, {"text", 0});
-  return text;
-}
-
-Input ReadTexts(const std::vector<std::string>& files, const data::Tokenizer& tokenizer,
+Input ReadTexts(const ScoreOptions& options, const data::Tokenizer& tokenizer,
                 dist::RankContext& context) {
   Input input;
-  for (const std::string& file : files) {
-    const std::string text = ReadText(file, context);
+  data::NameCounts names;
+  const bool plain = options.special_tokens == data::SpecialTokens::kPlain;
+  for (const std::string& file : options.texts) {
+    const std::string text = ReadInput(file, context);
     HL_CHECK_AS(ExitCode::kData, !text.empty(), file, " is empty: there is nothing to score");
-    CheckReadable(file, text, tokenizer, ExitCode::kData);
-    input.sequences.push_back(tokenizer.Encode(text));
+    CheckReadable(file, text, tokenizer, options.special_tokens, ExitCode::kData);
+    if (plain) tokenizer.CountSpecialNames(text, names);
+    input.sequences.push_back(tokenizer.Encode(text, options.special_tokens));
     input.text_bytes += static_cast<int64_t>(text.size());
   }
+  if (context.rank() == 0) WarnOfSpecialNames("score", "--text", names, kParseThem);
   return input;
 }
 
@@ -192,8 +197,8 @@ ExitCode Score(const ScoreOptions& options, dist::RankContext& context) {
   const infer::LoadedModel loaded = LoadAnyModel(options.model, options.tokenizer,
                                                  PlacementOf(options.place, context.local_rank()));
   const Input input = options.tokens.empty()
-                          ? ReadTexts(options.texts, infer::RequireTokenizer(loaded), context)
-                          : ReadTokens(options.tokens);
+                          ? ReadTexts(options, infer::RequireTokenizer(loaded), context)
+                          : ReadTokens(options.tokens, context);
   const Sequences& sequences = input.sequences;
   CheckRanks(options, loaded, sequences, context);
   std::vector<size_t> lengths;

@@ -159,7 +159,8 @@ std::function<std::string(const model::LanguageModel&)> SampleText(const train::
   if (prompt.empty()) return nullptr;
   const std::shared_ptr<const data::Tokenizer> tokenizer =
       data::Dataset::Open(config.data.path).LoadTokenizer();
-  CheckReadable("eval.sample_prompt", prompt, *tokenizer, ExitCode::kUsage);
+  constexpr auto kParse = data::SpecialTokens::kParse;  // as `generate` reads a prompt
+  CheckReadable("eval.sample_prompt", prompt, *tokenizer, kParse, ExitCode::kUsage);
   const infer::GenerateConfig generate = {.max_tokens = config.eval.sample_tokens,
                                           .eos_id = tokenizer->eos_id(),
                                           .vocab_size = tokenizer->vocab_size(),
@@ -167,7 +168,7 @@ std::function<std::string(const model::LanguageModel&)> SampleText(const train::
   return [=](const model::LanguageModel& model) {
     data::StreamDecoder decoder(*tokenizer, data::StreamDecoder::Begins::kAfterText);
     std::string text = prompt;
-    infer::Generate(model, tokenizer->Encode(prompt), generate, [&](int32_t id) {
+    infer::Generate(model, tokenizer->Encode(prompt, kParse), generate, [&](int32_t id) {
       text += decoder.Push(id);
       return true;
     });

@@ -116,12 +116,18 @@ Split ChooseSplit(Hash128 content, const DocumentRules& rules) {
 }
 
 EncodedChunk DocumentEncoder::Encode(TextChunk chunk) const {
-  EncodedChunk encoded{.ids = {}, .documents = {}, .num_empty = 0, .disk_bytes = chunk.disk_bytes};
+  EncodedChunk encoded{.ids = {},
+                       .documents = {},
+                       .special_names = {},
+                       .num_empty = 0,
+                       .disk_bytes = chunk.disk_bytes};
   const DocumentRules rules = rules_.Of(chunk);
   encoded.num_empty = ForEachDocument(std::move(chunk), rules, [&](const Document& document) {
     const size_t old_size = encoded.ids.size();
     const Hash128 content = document.begins ? ContentHash(document.text) : Hash128{};
-    tokenizer_.EncodeAppend(document.text, encoded.ids);
+    // A dataset of text has eos at the end of each document, and nowhere else.
+    tokenizer_.EncodeAppend(document.text, SpecialTokens::kPlain, encoded.ids);
+    tokenizer_.CountSpecialNames(document.text, encoded.special_names);
     if (document.ends) encoded.ids.push_back(tokenizer_.eos_id());
     encoded.documents.push_back(
         {.split = document.begins ? ChooseSplit(content, rules) : Split::kTrain,

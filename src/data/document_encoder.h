@@ -63,6 +63,7 @@ struct EncodedDocument {
 struct EncodedChunk {
   std::vector<int32_t> ids;  // of all documents, one after the other
   std::vector<EncodedDocument> documents;
+  NameCounts special_names;  // names of special tokens, which are read as characters
   int64_t num_empty = 0;
   uint64_t disk_bytes = 0;  // read so far: progress
 };

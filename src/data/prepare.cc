@@ -108,6 +108,7 @@ class Run {
   DocumentRules rules_;
   PrepareProgress progress_;
   int64_t num_empty_ = 0;
+  NameCounts special_names_;
   HeldOutContents held_out_;  // of validation_inputs_
 };
 
@@ -197,6 +198,7 @@ void Run::WriteDocuments(const InputFiles& inputs, const DocumentRules& rules,
           progress_.text_bytes += document.num_bytes;
         }
         num_empty_ += chunk.num_empty;
+        for (const auto& [name, count] : chunk.special_names) special_names_[name] += count;
         progress_.disk_bytes = disk_bytes_before + chunk.disk_bytes;
         config_.output.Report(progress_);
       });
@@ -293,6 +295,7 @@ PrepareSummary Run::Summarise(const Manifest& manifest) const {
           .num_files = static_cast<int64_t>(inputs_.files.size() + validation_inputs_.files.size()),
           .num_skipped_files = inputs_.num_skipped + validation_inputs_.num_skipped,
           .num_empty = num_empty_,
+          .special_names = special_names_,
           .num_validation_in_train = held_out_.num_in_train(),
           .seconds = 0,
           .hash = manifest.hash};

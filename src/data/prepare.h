@@ -38,6 +38,7 @@ struct PrepareSummary {
   int64_t num_files = 0;
   int64_t num_skipped_files = 0;  // of folders, with another extension
   int64_t num_empty = 0;          // documents without text, left out
+  NameCounts special_names;       // names of special tokens that were read as characters
   // Documents of input.validation_paths that input.paths hold as well (by their first 64 KiB).
   // Splitting by content leaves none.
   int64_t num_validation_in_train = 0;

@@ -32,8 +32,8 @@ class Model : public SentencePieceModel {
       return {PieceKind::kByte,
               std::string(1, static_cast<char>(std::stoi(text.substr(1), nullptr, 16)))};
     }
-    const bool special =
-        processor_.IsControl(id) || processor_.IsUnknown(id) || processor_.IsUnused(id);
+    if (processor_.IsUnused(id)) return {PieceKind::kUnused, text};
+    const bool special = processor_.IsControl(id) || processor_.IsUnknown(id);
     return {special ? PieceKind::kSpecial : PieceKind::kText, text};
   }
 

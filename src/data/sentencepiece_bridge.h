@@ -22,11 +22,12 @@
 
 namespace halflife::data {
 
-enum class PieceKind : uint8_t { kText, kByte, kSpecial };
+// kSpecial: the unknown piece and the control pieces.
+enum class PieceKind : uint8_t { kText, kByte, kSpecial, kUnused };
 
 struct SentencePiece {
   PieceKind kind = PieceKind::kText;
-  std::string text;  // kText: UTF-8, U+2581 for a space; kByte: that byte; kSpecial: its name
+  std::string text;  // kText: UTF-8, U+2581 for a space; kByte: that byte; else its name
 };
 
 class SentencePieceModel {

@@ -1,4 +1,5 @@
 #include "core/error.h"
+#include "data/bpe/added_tokens.h"
 #include "data/sentencepiece_bridge.h"
 #include "data/tokenizer.h"
 #include "data/tokenizer_files.h"
@@ -34,12 +35,16 @@ class SentencePieceTokenizer : public Tokenizer {
         ExitCode::kData, model_->eos_id() >= 0,
         "the sentencepiece model has no </s> control piece, which ends each document; train one "
         "with --eos_id=1, or use --train-tokenizer");
+    std::vector<AddedToken> names;
     for (int id = 0; id < model_->vocab_size(); ++id) {
       const SentencePiece piece = model_->Piece(id);
+      if (piece.kind == PieceKind::kSpecial && !piece.text.empty())
+        names.push_back({.content = piece.text, .id = id, .special = true});
       text_.push_back(piece.kind == PieceKind::kText   ? WithSpaces(piece.text)
                       : piece.kind == PieceKind::kByte ? piece.text
                                                        : std::string());
     }
+    names_ = AddedTokenMatcher(names);
     const std::vector<int32_t> probe = Encode("a");
     adds_prefix_ = !probe.empty() && text_[static_cast<size_t>(probe.front())].starts_with(' ');
   }
@@ -54,10 +59,18 @@ class SentencePieceTokenizer : public Tokenizer {
   }
   bool keeps_invalid_bytes() const override { return false; }
 
-  void EncodeAppend(std::string_view text, std::vector<int32_t>& ids) const override {
-    const std::string error = model_->Encode(text, ids);
-    HL_CHECK_AS(ExitCode::kData, error.empty(), "sentencepiece cannot encode a text of ",
-                text.size(), " bytes: ", error);
+  // As in the tokenizers library, what lies between two special tokens is encoded by itself.
+  void EncodeAppend(std::string_view text, SpecialTokens special,
+                    std::vector<int32_t>& ids) const override {
+    if (special == SpecialTokens::kPlain) return AppendPieces(text, ids);
+    names_.Split(
+        text, [&](std::string_view between) { AppendPieces(between, ids); },
+        [&](int32_t id) { ids.push_back(id); });
+  }
+
+  void CountSpecialNames(std::string_view text, NameCounts& counts) const override {
+    names_.Split(
+        text, [](std::string_view) {}, [&](int32_t id) { ++counts[model_->Piece(id).text]; });
   }
 
   bool AppendBytes(int32_t id, bool at_start, std::string& bytes) const override {
@@ -72,11 +85,18 @@ class SentencePieceTokenizer : public Tokenizer {
   }
 
  private:
+  void AppendPieces(std::string_view text, std::vector<int32_t>& ids) const {
+    const std::string error = model_->Encode(text, ids);
+    HL_CHECK_AS(ExitCode::kData, error.empty(), "sentencepiece cannot encode a text of ",
+                text.size(), " bytes: ", error);
+  }
+
   const std::string kind_ = kSentencePieceKind;
   const std::string bytes_;
   std::unique_ptr<SentencePieceModel> model_;
-  std::vector<std::string> text_;  // by id; empty for special ids
-  bool adds_prefix_ = false;       // the model puts a space before each text
+  AddedTokenMatcher names_{std::vector<AddedToken>()};  // of special tokens
+  std::vector<std::string> text_;                       // by id; empty for special and unused ids
+  bool adds_prefix_ = false;                            // the model puts a space before each text
 };
 
 }  // namespace

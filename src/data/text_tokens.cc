@@ -27,6 +27,7 @@ TextTokens EncodeFiles(const std::vector<std::string>& names, const Tokenizer& t
   while (std::optional<TextChunk> chunk = chunker.Next()) {
     const EncodedChunk encoded = encoder.Encode(*std::move(chunk));
     text.ids.insert(text.ids.end(), encoded.ids.begin(), encoded.ids.end());
+    for (const auto& [name, count] : encoded.special_names) text.special_names[name] += count;
     for (const EncodedDocument& document : encoded.documents) {
       text.info.num_documents += document.begins ? 1 : 0;
       text.info.num_bytes += document.num_bytes;

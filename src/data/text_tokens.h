@@ -18,6 +18,7 @@ struct TextTokens {
   std::vector<int32_t> ids;  // of all documents, one after the other, each with its eos
   SplitInfo info;
   int32_t eos_id = 0;
+  NameCounts special_names = {};  // names of special tokens, which are read as characters
 };
 
 // Each file is one document: UTF-8, without its byte order mark, unpacked where its name ends in

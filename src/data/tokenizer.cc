@@ -21,7 +21,8 @@ class ByteTokenizer : public Tokenizer {
   SpecialIds special_ids() const override { return {.bos = -1, .eos = 1, .pad = 0, .unk = 2}; }
   bool keeps_invalid_bytes() const override { return true; }
 
-  void EncodeAppend(std::string_view text, std::vector<int32_t>& ids) const override {
+  void EncodeAppend(std::string_view text, SpecialTokens,
+                    std::vector<int32_t>& ids) const override {
     const size_t old_size = ids.size();
     ids.resize(old_size + text.size());
     for (size_t i = 0; i < text.size(); ++i) {
@@ -44,17 +45,19 @@ class ByteTokenizer : public Tokenizer {
 
 }  // namespace
 
+void Tokenizer::CountSpecialNames(std::string_view, NameCounts&) const {}
+
 void Tokenizer::Save(const fs::path& folder) const {
   for (const auto& [name, bytes] : Files()) {
     AtomicWriteFile(folder / name, bytes, ExitCode::kData);
   }
+  WriteChatTemplates(chat_templates_, folder);
   AtomicWriteFile(folder / kTokenizerKindFile, kind() + "\n", ExitCode::kData);
 }
 
-  WriteChatTemplates(chat_templates_, folder);
-std::vector<int32_t> Tokenizer::Encode(std::string_view text) const {
+std::vector<int32_t> Tokenizer::Encode(std::string_view text, SpecialTokens special) const {
   std::vector<int32_t> ids;
-  EncodeAppend(text, ids);
+  EncodeAppend(text, special, ids);
   return ids;
 }
 
@@ -83,10 +86,11 @@ std::string StreamDecoder::Finish() {
   return tokenizer_.keeps_invalid_bytes() ? text : ReplaceInvalidUtf8(text);
 }
 
-std::vector<std::string> UnknownCharacters(const Tokenizer& tokenizer, std::string_view text) {
+std::vector<std::string> UnknownCharacters(const Tokenizer& tokenizer, std::string_view text,
+                                           SpecialTokens special) {
   const int unk = tokenizer.special_ids().unk;
   const auto becomes_unk = [&](std::string_view piece) {
-    const std::vector<int32_t> ids = tokenizer.Encode(piece);
+    const std::vector<int32_t> ids = tokenizer.Encode(piece, special);
     return std::find(ids.begin(), ids.end(), unk) != ids.end();
   };
   std::vector<std::string> unknown;
@@ -127,7 +131,6 @@ std::unique_ptr<Tokenizer> LoadKind(const fs::path& folder) {
           kBytesKind, ", ", kSentencePieceKind, " and ", kBpeKind);
 }
 
-}  // namespace halflife::data
 }  // namespace
 
 std::unique_ptr<Tokenizer> LoadTokenizer(const fs::path& folder) {
@@ -136,3 +139,4 @@ std::unique_ptr<Tokenizer> LoadTokenizer(const fs::path& folder) {
   return tokenizer;
 }
 
+}  // namespace halflife::data

@@ -6,20 +6,16 @@
 #include "ckpt/reader.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "data/tokenizer_folder.h"
 
 namespace halflife::infer {
 
 std::unique_ptr<data::Tokenizer> LoadTokenizerOfStep(const std::filesystem::path& step_dir,
-                                                     const std::filesystem::path& tokenizer_dir) {
+                                                     const std::string& tokenizer) {
+  if (!tokenizer.empty()) return data::OpenTokenizer(tokenizer);
   const std::filesystem::path run = ckpt::RunOfStep(step_dir);
-  HL_CHECK_AS(ExitCode::kUsage, tokenizer_dir.empty() || std::filesystem::exists(tokenizer_dir),
-              "--tokenizer ", tokenizer_dir.string(),
-              ": there is none; a dataset's or a run's tokenizer/ would work");
-  const std::filesystem::path folder = !tokenizer_dir.empty() ? tokenizer_dir
-                                       : run.empty()          ? run
-                                                              : run / "tokenizer";
-  if (folder.empty() || !std::filesystem::exists(folder)) return nullptr;
-  return data::LoadTokenizer(folder);
+  if (run.empty() || !std::filesystem::exists(run / "tokenizer")) return nullptr;
+  return data::LoadTokenizer(run / "tokenizer");
 }
 
 std::unique_ptr<model::LanguageModel> LoadWeights(const model::ModelConfig& config,
@@ -38,8 +34,8 @@ std::unique_ptr<model::LanguageModel> LoadWeights(const model::ModelConfig& conf
   return model;
 }
 
-LoadedModel LoadModel(const std::filesystem::path& run_or_step,
-                      const std::filesystem::path& tokenizer_dir, const Placement& placement) {
+LoadedModel LoadModel(const std::filesystem::path& run_or_step, const std::string& tokenizer,
+                      const Placement& placement) {
   LoadedModel loaded;
   loaded.path = ckpt::FindStep(run_or_step);
   ckpt::StepReader reader = ckpt::StepReader::Open(loaded.path);
@@ -52,7 +48,7 @@ LoadedModel LoadModel(const std::filesystem::path& run_or_step,
                                    "; another step of the run, which `halflife ckpt ls` lists, "
                                    "would work by its own name"));
   }
-  loaded.tokenizer = LoadTokenizerOfStep(loaded.path, tokenizer_dir);
+  loaded.tokenizer = LoadTokenizerOfStep(loaded.path, tokenizer);
   HL_INFO("infer", "loaded ", loaded.path.string(), " (step ", loaded.state.step, ")");
   return loaded;
 }
@@ -62,8 +58,9 @@ const data::Tokenizer& RequireTokenizer(const LoadedModel& loaded) {
               loaded.path.string(), " has the objective ", loaded.model->config().objective.name(),
               ", whose labels stand in a dataset: it tells nothing of plain text; `halflife eval "
               "--data` scores labelled rows");
-  HL_CHECK_AS(ExitCode::kUsage, loaded.tokenizer != nullptr, "no tokenizer beside ",
-              loaded.path.string(), "; pass --tokenizer DIR (a dataset's or a run's tokenizer/)");
+  HL_CHECK_AS(ExitCode::kUsage, loaded.tokenizer != nullptr, loaded.path.string(),
+              " has no tokenizer. Name one with --tokenizer: `bytes`, a file, or a folder such as "
+              "a dataset's tokenizer/.");
   const int64_t vocab = loaded.model->config().vocab_size;
   HL_CHECK_AS(ExitCode::kUsage, loaded.tokenizer->vocab_size() <= vocab, "the tokenizer has ",
               loaded.tokenizer->vocab_size(), " tokens, the model of ", loaded.path.string(),

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <string>
 
 #include "ckpt/state.h"
 #include "ckpt/weight_source.h"
@@ -30,15 +31,14 @@ struct LoadedModel {
 std::unique_ptr<model::LanguageModel> LoadWeights(const model::ModelConfig& config,
                                                   const ckpt::WeightSource& source,
                                                   const Placement& placement = {});
-// Where `tokenizer_dir` is empty, the run's own tokenizer/ serves; a step that was copied elsewhere
-// has none.
-LoadedModel LoadModel(const std::filesystem::path& run_or_step,
-                      const std::filesystem::path& tokenizer_dir = {},
+// `tokenizer` is what data::OpenTokenizer takes. Empty: the run's own tokenizer/. A step that was
+// copied out of its run has none.
+LoadedModel LoadModel(const std::filesystem::path& run_or_step, const std::string& tokenizer = {},
                       const Placement& placement = {});
-// Loads `tokenizer_dir`, or where that is empty the tokenizer of the run that the step lies in;
-// null where there is neither.
+// Opens `tokenizer`, or if that is empty the tokenizer of the run that contains the step. Null if
+// there is neither.
 std::unique_ptr<data::Tokenizer> LoadTokenizerOfStep(const std::filesystem::path& step_dir,
-                                                     const std::filesystem::path& tokenizer_dir);
+                                                     const std::string& tokenizer);
 // Error kUsage where there is no tokenizer, with the flag that helps, or where it has more tokens
 // than the model.
 const data::Tokenizer& RequireTokenizer(const LoadedModel& loaded);

@@ -10,8 +10,9 @@
 // | sentencepiece | tokenizer.json of the model, tokenizer.model itself, tokenizer_config.json |
 // | bpe | tokenizer.json as it came, tokenizer_config.json |
 //
-// Where text holds the name of a special token, such as "</s>", transformers makes it that token;
-// here it is text.
+// The tokenizer's chat templates are written, too (data/chat_templates.h). transformers reads the
+// name of a special token in a text, such as "</s>", as that token: so does SpecialTokens::kParse,
+// except that `bytes` has no named special tokens.
 #pragma once
 
 #include <filesystem>

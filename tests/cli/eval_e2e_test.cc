@@ -242,7 +242,8 @@ TEST_F(Eval, WhatToEvaluateOnIsOneOfTwo) {
   std::filesystem::copy(Path("run") + "/ckpt/step_000000000020", Path("step"));
   const std::vector<std::string> step = {"eval", "--model",   Path("step"), "--text",
                                          text,   "--seq-len", "5"};
-  EXPECT_THAT(Halflife(step).err, HasSubstr("pass --tokenizer DIR"));
+  EXPECT_THAT(Halflife(step).err,
+              HasSubstr("has no tokenizer. Name one with --tokenizer: `bytes`"));
   auto with_tokenizer = step;
   with_tokenizer.insert(with_tokenizer.end(), {"--tokenizer", Path("run") + "/tokenizer"});
   const RunResult scored = Halflife(with_tokenizer);

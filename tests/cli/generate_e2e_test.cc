@@ -1,9 +1,11 @@
 // eval, generate and inspect on a small trained run.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
+#include "data/small_bpe.h"
 #include "data/tokenizer.h"
 #include "interop/small_sentencepiece.h"
 #include "support/paths.h"
@@ -85,6 +87,108 @@ TEST_F(Generate, APromptThatTheTokenizerCannotRead) {
   const RunResult bytes = fixture->Halflife(
       {"generate", "--model", fixture->path("run"), "--prompt", "a\xff", "--max-tokens", "2"});
   EXPECT_EQ(bytes.exit_code, 0) << bytes.err;
+}
+
+// A folder with a tokenizer.json that has bytes as its ids and <|end|> as 256, the eos token.
+std::filesystem::path WriteByteBpe(const std::filesystem::path& folder) {
+  nlohmann::ordered_json json = data::test::SmallBpeJson();
+  nlohmann::ordered_json& vocab = json["model"]["vocab"];
+  for (const nlohmann::ordered_json& merge : json["model"]["merges"])
+    vocab.erase(merge[0].get<std::string>() + merge[1].get<std::string>());
+  json["model"]["merges"] = nlohmann::ordered_json::array();
+  json["added_tokens"] = {json["added_tokens"][0]};
+  json["added_tokens"][0]["id"] = 256;
+  std::filesystem::create_directory(folder);
+  std::ofstream(folder / "tokenizer.json") << json;
+  std::ofstream(folder / "tokenizer_config.json") << R"({"eos_token": "<|end|>"})";
+  return folder;
+}
+
+TEST_F(Generate, ATokenizerIsNamedAsForPrepare) {
+  const std::filesystem::path bpe = WriteByteBpe(fixture->path("bpe"));
+  proto::sentencepiece::ModelProto pieces = interop::test::SmallSentencePiece(true);
+  pieces.mutable_trainer_spec()->set_byte_fallback(false);
+  pieces.mutable_pieces()->DeleteSubrange(3, 256);
+  const std::filesystem::path model = fixture->path("pieces.model"), text = fixture->path("ab.txt");
+  std::ofstream(model, std::ios::binary) << pieces.SerializeAsString();
+  std::ofstream(text) << "ab abc";
+  std::filesystem::create_directory(fixture->path("spm"));
+  std::filesystem::copy(model, fixture->path("spm") / "tokenizer.model");
+  const std::string run = fixture->path("run");
+  for (const std::string& tokenizer :
+       {std::string("bytes"), (fixture->path("data") / "tokenizer").string(), bpe.string(),
+        (bpe / "tokenizer.json").string(), model.string(), fixture->path("spm").string()}) {
+    for (std::vector<std::string> command :
+         {std::vector<std::string>{"generate", "--prompt", "ab c", "--max-tokens", "2"},
+          {"eval", "--text", text, "--seq-len", "2"},
+          {"score", "--text", text, "--out", "-"}}) {
+      command.insert(command.end(), {"--model", run, "--tokenizer", tokenizer});
+      const RunResult result = fixture->Halflife(command);
+      EXPECT_EQ(result.exit_code, 0) << command[0] << " with " << tokenizer << ": " << result.err;
+    }
+  }
+}
+
+TEST_F(Generate, NamesOfSpecialTokens) {
+  const std::filesystem::path bpe = WriteByteBpe(fixture->path("named"));
+  const std::filesystem::path text = fixture->path("chat.txt");
+  std::ofstream(text) << "a<|end|>b";
+  const auto score = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> command = {
+        "score", "--model", fixture->path("run"), "--tokenizer", bpe, "--text", text, "--out", "-"};
+    command.insert(command.end(), more.begin(), more.end());
+    const RunResult result = fixture->Halflife(command);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return std::pair(nlohmann::json::parse(result.out)["ids"].get<std::vector<int>>(), result.err);
+  };
+  EXPECT_EQ(score({}).first, (std::vector<int>{'a', 256, 'b'}));
+  const auto [plain, warning] = score({"--special-tokens", "plain"});
+  EXPECT_EQ(plain.size(), 9u);
+  EXPECT_EQ(std::ranges::count(plain, 256), 0);
+  EXPECT_NE(warning.find("[warning] score: --text contains names of special tokens, which are read "
+                         "as characters: '<|end|>' (1 time). Use --special-tokens parse to read "
+                         "them as these tokens."),
+            std::string::npos)
+      << warning;
+
+  const auto prompt_tokens = [&](const char* special_tokens) {
+    const RunResult result = fixture->Halflife(
+        {"generate", "--model", fixture->path("run"), "--tokenizer", bpe, "--prompt", "a<|end|>b",
+         "--max-tokens", "1", "--stats", "--special-tokens", special_tokens});
+    EXPECT_EQ(result.out.find("a<|end|>b"), 0u) << result.out;
+    return result.err;
+  };
+  EXPECT_NE(prompt_tokens("parse").find("prompt  3 tokens"), std::string::npos);
+  EXPECT_EQ(prompt_tokens("parse").find("warning"), std::string::npos);
+  EXPECT_NE(prompt_tokens("plain").find("prompt  9 tokens"), std::string::npos);
+  EXPECT_NE(prompt_tokens("plain").find("--prompt contains names of special tokens"),
+            std::string::npos);
+
+  // Text is plain for eval and prepare, which warn.
+  const RunResult eval = fixture->Halflife({"eval", "--model", fixture->path("run"), "--tokenizer",
+                                            bpe, "--text", text, "--seq-len", "4"});
+  EXPECT_NE(eval.err.find("'<|end|>' (1 time). Remove them from the text if they are markup."),
+            std::string::npos)
+      << eval.err;
+  std::ofstream(fixture->path("pairs.tsv")) << "prompt\tanswer\na<|end|>\tb\n";
+  for (const char* special_tokens : {"parse", "plain"}) {
+    const RunResult prepared = fixture->Halflife(
+        {"prepare", "--labels", "answers", "--input", fixture->path("pairs.tsv"),
+         "--validation-fraction", "0", "--row-len", "16", "--tokenizer", bpe, "--special-tokens",
+         special_tokens, "--out", fixture->path(std::string("pairs-") + special_tokens)});
+    ASSERT_EQ(prepared.exit_code, 0) << prepared.err;
+    EXPECT_EQ(prepared.err.find("'<|end|>' (1 time)") != std::string::npos,
+              special_tokens == std::string("plain"))
+        << prepared.err;
+  }
+}
+
+TEST_F(Generate, CtrlCEndsByTheSignal) {
+  const RunResult result =
+      RunCommand({"env", "--default-signal=INT", "timeout", "--preserve-status", "-k", "60", "-s",
+                  "INT", "2", kProgram, "generate", "--model", fixture->path("run"), "--prompt",
+                  "a", "--max-tokens", "1000000000", "--ignore-eos"});
+  EXPECT_EQ(result.exit_code, 130) << result.err;
 }
 
 // Of a model that puts a space before each text, and whose pieces all begin with one: the first new

@@ -158,10 +158,36 @@ TEST_F(ScoreExport, StandardInputIsScoredByAllRanks) {
   EXPECT_EQ(Contents(Path("piped.jsonl")), Contents(Path("out.jsonl")));
 }
 
+TEST_F(ScoreExport, TokensMayComeFromAPipe) {
+  const std::string tokens = "[[70,71,1,80],[90,91,1,80]]";
+  std::ofstream(Path("chats.json")) << tokens;
+  const auto score = [&](const std::string& source, const std::string& before = "") {
+    const RunResult result = RunCommand({"bash", "-c",
+                                         before + std::string(kProgram) + " score --model " +
+                                             Path("run") + " --out - --tokens " + source});
+    EXPECT_EQ(result.exit_code, 0) << source << ": " << result.err;
+    return result.out;
+  };
+  const std::string file = score(Path("chats.json")), echo = "echo '" + tokens + "'";
+  EXPECT_EQ(score("<(" + echo + ")"), file);
+  EXPECT_EQ(score("-", echo + " | "), file);
+  EXPECT_EQ(score("/dev/stdin", echo + " | "), file);
+  ExpectFailure({"score", "--model", Path("run"), "--out", "-", "--tokens", Path("none.json")}, 3,
+                {"cannot open " + Path("none.json")});
+
+  // What follows an eos, 1, depends on what is before it.
+  std::vector<double> last;
+  std::istringstream lines(file);
+  for (std::string line; std::getline(lines, line);)
+    last.push_back(nlohmann::json::parse(line)["logprobs"].back());
+  ASSERT_EQ(last.size(), 2u);
+  EXPECT_NE(last[0], last[1]);
+}
+
 TEST_F(ScoreExport, WhatIsMissingOrDamagedIsNamed) {
   const std::string run = Path("run");
   ExpectFailure({"generate", "--model", run, "--prompt", "a", "--tokenizer", Path("no_tokenizer")},
-                2, {"--tokenizer " + Path("no_tokenizer") + ": there is none"});
+                3, {"--tokenizer " + Path("no_tokenizer") + " is neither `bytes` nor a file"});
   ExpectFailure({"eval", "--model", run, "--data", Path("data"), "--split", "test"}, 3,
                 {"test", "has no tokens", "Use another split"});
   ExpectFailure({"report", run, "--out", Path("page.pdf")}, 2,
@@ -208,6 +234,36 @@ TEST_F(ScoreExport, AnImportedRunTrainsOn) {
   const double before = fixture->Metrics("run", "loss").back()["loss"];
   const double after = fixture->Metrics("imported", "loss").front()["loss"];
   EXPECT_LT(after, 1.3 * before) << "goes on from what was learned";
+}
+
+TEST_F(ScoreExport, WhatImportSuggestsWorks) {
+  const auto suggested = [](const RunResult& result) {
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    const size_t begin = result.out.find("next: halflife ") + 15;
+    return result.out.substr(begin, result.out.find('\n', begin) - begin);
+  };
+  const std::string own =
+      suggested(Halflife({"import", "--from", Path("hf"), "--out", Path("with_tokenizer")}));
+  EXPECT_EQ(own, "generate --model " + Path("with_tokenizer") + " --prompt ...");
+  std::filesystem::copy(Path("hf"), Path("hf_bare"));
+  std::filesystem::remove(Path("hf_bare") + "/tokenizer_config.json");
+  const std::string named =
+      suggested(Halflife({"import", "--from", Path("hf_bare"), "--out", Path("bare")}));
+  EXPECT_EQ(named, "generate --model " + Path("bare") + " --tokenizer FILE --prompt ...");
+  const RunResult result = RunCommand(
+      {"bash", "-c",
+       std::string(kProgram) + " " + std::string(named).replace(named.find("FILE"), 4, "bytes")});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.out.find("..."), 0u) << result.out;
+}
+
+TEST_F(ScoreExport, ChatTemplatesGoThroughARun) {
+  std::filesystem::copy(Path("hf"), Path("hf_chat"));
+  std::ofstream(Path("hf_chat") + "/chat_template.jinja") << "{{ messages }}\n";
+  ASSERT_EQ(Halflife({"import", "--from", Path("hf_chat"), "--out", Path("chat")}).exit_code, 0);
+  EXPECT_EQ(Contents(Path("chat") + "/tokenizer/chat_template.jinja"), "{{ messages }}\n");
+  ASSERT_EQ(Halflife({"export", "--run", Path("chat"), "--out", Path("hf_again")}).exit_code, 0);
+  EXPECT_EQ(Contents(Path("hf_again") + "/chat_template.jinja"), "{{ messages }}\n");
 }
 
 TEST_F(ScoreExport, InitFromStartsWithTheWeights) {

@@ -114,11 +114,36 @@ TEST(BpeTest, SpecialTokensDecodeToNothing) {
   EXPECT_EQ(tokenizer->Decode({test::kPad, kHello, kTool, test::kEnd}), "hello<tool>");
 }
 
-TEST(BpeTest, AddedTokensInTextButNeverEos) {
+TEST(BpeTest, PlainTextHasAddedTokensButNeverEos) {
   const auto tokenizer = MakeBpe(SmallBpeJson());
   EXPECT_EQ(tokenizer->Encode("hello<tool><|pad|>hello"), (Ids{kHello, kTool, test::kPad, kHello}));
   EXPECT_THAT(tokenizer->Encode("hello<|end|>"), testing::Not(testing::Contains(test::kEnd)));
   EXPECT_EQ(tokenizer->Decode(tokenizer->Encode("<|end|>")), "<|end|>");
+}
+
+TEST(BpeTest, ParsedTextHasEosByItsName) {
+  const auto tokenizer = MakeBpe(SmallBpeJson());
+  const std::string text = "hello<|end|><tool><|end|>";
+  EXPECT_EQ(tokenizer->Encode(text, SpecialTokens::kParse),
+            (Ids{kHello, test::kEnd, kTool, test::kEnd}));
+  NameCounts counts;
+  tokenizer->CountSpecialNames(text, counts);
+  EXPECT_EQ(counts, (NameCounts{{"<|end|>", 2}})) << "plain text has <tool> as a token, too";
+  // Text without the name has the same ids either way.
+  for (const std::string& document : test::RandomDocuments(50, 12))
+    EXPECT_EQ(tokenizer->Encode(document, SpecialTokens::kParse), tokenizer->Encode(document));
+}
+
+// transformers adds such a token to those of the file.
+TEST(BpeTest, AnEosThatIsNoAddedTokenIsParsedToo) {
+  ordered_json json = SmallBpeJson();
+  json["model"]["vocab"]["<eot>"] = 265;
+  for (size_t i = 0; i < 3; ++i) json["added_tokens"][i]["id"] = 266 + i;
+  const auto tokenizer = MakeBpeTokenizer(
+      {{"tokenizer.json", json.dump()}, {"tokenizer_config.json", R"({"eos_token": "<eot>"})"}},
+      "tokenizer.json");
+  EXPECT_EQ(tokenizer->Encode("hello<eot>", SpecialTokens::kParse), (Ids{kHello, 265}));
+  EXPECT_THAT(tokenizer->Encode("hello<eot>"), testing::Not(testing::Contains(265)));
 }
 
 TEST(BpeTest, TheLongestAddedTokenWins) {

@@ -55,6 +55,21 @@ TEST(PrepareTest, DocumentsComeBackInOrder) {
   dataset.Verify();
 }
 
+TEST(PrepareTest, CountsNamesOfSpecialTokensInText) {
+  const TempDir dir;
+  for (const auto& [name, bytes] : BpeFiles(SmallBpeJson())) WriteText(dir / name, bytes);
+  WriteText(dir / "a.txt", "one<|end|>two\n\nthree<|end|>\n\nfour<tool>\n");
+  const PrepareSummary summary = Prepare({.input = {.paths = {(dir / "a.txt").string()},
+                                                    .tokenizer = dir.path().string(),
+                                                    .validation_fraction = 0},
+                                          .output = {.out = dir / "out"}});
+  EXPECT_EQ(summary.special_names, (NameCounts{{"<|end|>", 2}}));
+  const Dataset dataset = Dataset::Open(dir / "out");
+  std::vector<int32_t> ids(static_cast<size_t>(dataset.info().train.num_tokens));
+  dataset.Read(Split::kTrain, 0, ids);
+  EXPECT_EQ(std::ranges::count(ids, kEnd), 1) << "at the end of the document";
+}
+
 TEST(PrepareTest, CompressionAndFormatChangeNothing) {
   const TempDir dir;
   const auto documents = RandomDocuments(300, 2);

@@ -69,7 +69,7 @@ TEST(ByteTokenizerTest, EveryByteComesBack) {
   }
   EXPECT_EQ(tokenizer->Decode(tokenizer->Encode(all)), all);
   std::vector<int32_t> appended = {1};
-  tokenizer->EncodeAppend("ab", appended);
+  tokenizer->EncodeAppend("ab", SpecialTokens::kPlain, appended);
   EXPECT_EQ(appended, (std::vector<int32_t>{1, 100, 101}));
 }
 
@@ -121,6 +121,32 @@ TEST(SentencePieceTest, RoundTripsAnyUnicode) {
     EXPECT_EQ(std::count(ids.begin(), ids.end(), tokenizer->eos_id()), 0) << text;
     ExpectStreamEqualsDecode(*tokenizer, ids);
   }
+}
+
+TEST(SpecialTokensTest, BytesHaveNoNames) {
+  const auto tokenizer = MakeByteTokenizer();
+  EXPECT_EQ(tokenizer->Encode("a</s>", SpecialTokens::kParse), tokenizer->Encode("a</s>"));
+  NameCounts counts;
+  tokenizer->CountSpecialNames("a</s>", counts);
+  EXPECT_TRUE(counts.empty());
+}
+
+// <unk> 0, <s> 1, </s> 2, then bytes, a, b, ... and the space mark; each text gets a leading space.
+TEST(SpecialTokensTest, SentencePiecesByName) {
+  SKIP_WITHOUT_SENTENCEPIECE();
+  auto model = interop::test::SmallSentencePiece(true);
+  model.mutable_normalizer_spec()->set_add_dummy_prefix(true);
+  const auto tokenizer = MakeSentencePieceTokenizer(model.SerializeAsString());
+  const int a = 259, abc = 264, space = 265;
+  const std::string text = "<s>abc</s></s>a<unk>";
+  EXPECT_EQ(tokenizer->Encode(text, SpecialTokens::kParse),
+            (std::vector<int32_t>{1, space, abc, 2, 2, space, a, 0}))
+      << "each part between special tokens is a text";
+  for (const int32_t id : tokenizer->Encode(text)) EXPECT_GT(id, 2);
+  NameCounts counts;
+  tokenizer->CountSpecialNames(text, counts);
+  EXPECT_EQ(counts, (NameCounts{{"</s>", 2}, {"<s>", 1}, {"<unk>", 1}}));
+  EXPECT_TRUE(UnknownCharacters(*tokenizer, text, SpecialTokens::kParse).empty());
 }
 
 TEST(SentencePieceTest, SavedModelIsTheSame) {

@@ -150,7 +150,7 @@ class Letters : public data::Tokenizer {
   const std::string& kind() const override { return kind_; }
   int vocab_size() const override { return 259; }
   data::SpecialIds special_ids() const override { return {.eos = 1, .unk = 2}; }
-  void EncodeAppend(std::string_view text, Tokens& ids) const override {
+  void EncodeAppend(std::string_view text, data::SpecialTokens, Tokens& ids) const override {
     for (const char c : text) ids.push_back(c >= '0' && c <= '9' ? 2 : c + 3);
   }
   bool AppendBytes(int32_t, bool, std::string&) const override { return false; }

@@ -1,4 +1,5 @@
-"""Byte-level BPE here against the tokenizers library: equal ids and equal text, line by line.
+"""Byte-level BPE here against the tokenizers library: equal ids and equal text, line by line, with
+`--special-tokens plain` and `parse`.
 
     bpe_compare.py TOKENIZER_TOOL REPOSITORY [NUM_LINES]
 
@@ -90,17 +91,20 @@ def make(folder, kind, corpus):
     return spec, [token.content for token in added]
 
 
-def without_eos(spec):
-    """The library's tokenizer for which eos is a token like any other, as it is here."""
-    spec = dict(spec, truncation=None, added_tokens=[
-        token for token in spec["added_tokens"] if token["content"] != EOS])
-    return Tokenizer.from_str(json.dumps(spec))
+def reference_of(spec, special_tokens):
+    """The library's tokenizer. For plain text, one that does not know the name of eos."""
+    added = [token for token in spec["added_tokens"]
+             if special_tokens == "parse" or token["content"] != EOS]
+    return Tokenizer.from_str(json.dumps(dict(spec, truncation=None, added_tokens=added)))
 
 
-def compare(name, tool, folder, reference, lines):
+def compare(name, tool, folder, spec, special_tokens, lines):
+    name = f"{name}, {special_tokens}"
+    reference = reference_of(spec, special_tokens)
     source, result = folder / "lines", folder / "ids"
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    subprocess.run([tool, "encode", folder / "tokenizer.json", source, result], check=True)
+    subprocess.run([tool, "encode", folder / "tokenizer.json", source, result, special_tokens],
+                   check=True)
     num_ids, differences = 0, []
     with open(result) as file:
         for line, mine in zip(lines, map(json.loads, file), strict=True):
@@ -125,12 +129,13 @@ def main():
         for name, kind in kinds().items():
             folder = pathlib.Path(temporary) / name
             spec, added = make(folder, kind, english[:4000] + texts.mixed_unicode(2000, 1))
-            reference = without_eos(spec)
             lines = texts.mixed_unicode(count, 2, added + [" " + token + " " for token in added] +
                                         [EOS])
-            differences += compare(f"{name}, mixed Unicode", tool, folder, reference, lines)
+            for special_tokens in ("plain", "parse"):
+                differences += compare(f"{name}, mixed Unicode", tool, folder, spec,
+                                       special_tokens, lines)
             sample = english if name in ("gpt2", "llama3") else english[::20]
-            differences += compare(f"{name}, English", tool, folder, reference,
+            differences += compare(f"{name}, English", tool, folder, spec, "plain",
                                    sample + ["".join(english[:2000])])
     return 1 if differences else 0
 

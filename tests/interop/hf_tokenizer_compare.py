@@ -1,5 +1,6 @@
-"""Exported tokenizer folders under transformers' AutoTokenizer: the ids are the same, special
-tokens lie in the vocabulary, and what reads the folder back here gives the same ids again.
+"""Exported tokenizer folders under transformers' AutoTokenizer: the ids are the same, also of text
+with the names of special tokens, special tokens lie in the vocabulary, chat templates are kept, and
+what reads the folder back here gives the same ids again.
 
     hf_tokenizer_compare.py TOKENIZER_TOOL REPOSITORY
 """
@@ -44,10 +45,16 @@ def train_sentencepiece(path, options, corpus):
     path.write_bytes(model.getvalue())
 
 
-def encode(tool, tokenizer, lines, scratch):
+CHAT_TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|endoftext|>\n"
+                 "{% endfor %}")
+CHAT = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
+CHAT_TEXT = "<|im_start|>user\n2 + 2?<|endoftext|>\n<|im_start|>assistant\n4<|endoftext|>\n"
+
+
+def encode(tool, tokenizer, lines, scratch, special_tokens="plain"):
     source, result = scratch / "lines", scratch / "ids"
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    subprocess.run([tool, "encode", tokenizer, source, result], check=True)
+    subprocess.run([tool, "encode", tokenizer, source, result, special_tokens], check=True)
     return [json.loads(line)["ids"] for line in result.read_text().split("\n")[:-1]]
 
 
@@ -92,6 +99,29 @@ def check(name, tool, tokenizer, allowed_per_thousand, lines, scratch):
     return faults
 
 
+def check_names(name, tool, tokenizer, allowed_per_thousand, scratch):
+    """Number of faults on lines with the names of special tokens."""
+    theirs = AutoTokenizer.from_pretrained(scratch / f"{name}.hf")
+    lines = texts.mixed_unicode(1000, 5, SPECIALS)
+    ids = [theirs(line, add_special_tokens=False).input_ids for line in lines]
+    wanted = encode(tool, tokenizer, lines, scratch, "parse")
+    different = [i for i, found in enumerate(ids) if found != wanted[i]]
+    print(f"{name}, names of special tokens: {len(lines)} lines, {len(different)} differences")
+    for i in different[:2]:
+        print(f"  {lines[i]!r}\n    ours   {wanted[i]}\n    theirs {ids[i]}")
+    return int(len(different) * 1000 > allowed_per_thousand * len(lines))
+
+
+def check_chat(folder, tool, scratch):
+    """Number of faults of the exported chat template of `folder`, and of the ids of a chat."""
+    theirs = AutoTokenizer.from_pretrained(scratch / f"{folder.name}.hf")
+    text = theirs.apply_chat_template(CHAT, tokenize=False)
+    ids = theirs.apply_chat_template(CHAT, return_dict=False)
+    ours = encode(tool, folder, [text], scratch, "parse")[0]
+    print(f"{folder.name}, chat: {len(ours)} ids")
+    return int(text != CHAT_TEXT) + int(ours != ids)
+
+
 def main():
     tool, repository = sys.argv[1:3]
     english = texts.english(repository)
@@ -106,10 +136,14 @@ def main():
             model = scratch / f"{name}.model"
             train_sentencepiece(model, options, corpus)
             faults += check(name, tool, model, allowed, lines, scratch)
+            faults += check_names(name, tool, model, allowed, scratch)
         for name in ("gpt2", "llama3", "qwen2"):
             folder = scratch / name
             bpe_compare.make(folder, bpe_compare.kinds()[name], corpus)
+            (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
             faults += check(name, tool, folder, 0, lines, scratch)
+            faults += check_names(name, tool, folder, 0, scratch)
+            faults += check_chat(folder, tool, scratch)
     return 1 if faults else 0
 
 

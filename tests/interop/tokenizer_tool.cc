@@ -1,5 +1,6 @@
 // What the comparisons with other programs run:
-//   tokenizer_tool encode TOKENIZER IN OUT   each line of IN, a JSON string, becomes a line of OUT:
+//   tokenizer_tool encode TOKENIZER IN OUT plain|parse
+//                                            each line of IN, a JSON string, becomes a line of OUT:
 //                                            {"ids": [1, 2], "text": what Decode makes of them}
 //   tokenizer_tool export TOKENIZER FOLDER   writes FOLDER's Hugging Face tokenizer files, and
 //                                            prints {"vocab_size": n, "bos": id, "eos": ..., "pad":
@@ -16,11 +17,13 @@ namespace {
 
 using nlohmann::json;
 
-int Encode(const halflife::data::Tokenizer& tokenizer, const char* in_path, const char* out_path) {
+int Encode(const halflife::data::Tokenizer& tokenizer, const char* in_path, const char* out_path,
+           halflife::data::SpecialTokens special) {
   std::ifstream in(in_path);
   std::ofstream out(out_path);
   for (std::string line; std::getline(in, line);) {
-    const std::vector<int32_t> ids = tokenizer.Encode(json::parse(line).get<std::string>());
+    const std::vector<int32_t> ids =
+        tokenizer.Encode(json::parse(line).get<std::string>(), special);
     out << json{{"ids", ids}, {"text", tokenizer.Decode(ids)}}.dump() << "\n";
   }
   return out.flush() ? 0 : 1;
@@ -43,8 +46,11 @@ int Export(const halflife::data::Tokenizer& tokenizer, const char* folder) {
 int main(int argc, char** argv) {
   try {
     const std::string command = argc > 2 ? argv[1] : "";
-    if (command == "encode" && argc == 5) {
-      return Encode(*halflife::data::OpenTokenizer(argv[2]), argv[3], argv[4]);
+    if (command == "encode" && argc == 6) {
+      using halflife::data::SpecialTokens;
+      const bool parse = std::string(argv[5]) == "parse";
+      return Encode(*halflife::data::OpenTokenizer(argv[2]), argv[3], argv[4],
+                    parse ? SpecialTokens::kParse : SpecialTokens::kPlain);
     }
     if (command == "export" && argc == 4) {
       return Export(*halflife::data::OpenTokenizer(argv[2]), argv[3]);

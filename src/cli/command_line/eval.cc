@@ -7,6 +7,7 @@
 #include "cli/command_line/command.h"
 #include "cli/command_line/modes.h"
 #include "cli/command_line/place.h"
+#include "cli/command_line/text_options.h"
 #include "cli/command_line/value_checks.h"
 #include "eval/length_method_help.h"
 
@@ -30,7 +31,8 @@ Use EvalUse() {
           "document's eos counts in place of its first token, which nothing predicts, and "
           "with the bytes tokenizer it is the loss / ln 2. A labelled row is a window; accuracy "
           "is the share of labels that are the model's likeliest token, also by segment where the "
-          "dataset has several.",
+          "dataset has several. Ctrl-C ends the command by the signal, which a shell reports as "
+          "130.",
       .examples = {"halflife eval --model runs/first --data datasets/mine --bigram",
                    "halflife eval --model runs/first --text chapter.txt",
                    "halflife eval --model runs/softmax --data datasets/mine "
@@ -40,7 +42,8 @@ Use EvalUse() {
                    "halflife eval --model runs/leap --text chapter.txt --seq-len 256 "
                    "--explain looked_at.json",
                    "halflife eval --model runs/recall --data mqar.data --split test"},
-      .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kNoUsableCheckpoint}};
+      .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kNoUsableCheckpoint,
+                     ExitCode::kInterrupted}};
 }
 
 // What is scored.
@@ -175,8 +178,7 @@ void AddEval(CLI::App& app, Request& request) {
   DescribeUse(*command, EvalUse());
   command->add_option("--model", options->model, kModelHelp)->type_name("RUN")->required();
   AddScored(*command, *options);
-  command->add_option("--tokenizer", options->tokenizer, "A tokenizer folder [the model's]")
-      ->type_name("DIR");
+  AddTokenizer(*command, options->tokenizer, "the model's");
   command
       ->add_option("--seq-len", options->seq_len,
                    "Tokens a window [as trained; of labelled rows: theirs]")

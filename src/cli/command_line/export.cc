@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/command_line/command.h"
+#include "cli/command_line/text_options.h"
 #include "cli/command_line/value_checks.h"
 
 namespace halflife::cli {
@@ -51,8 +52,7 @@ void AddExport(CLI::App& app, Request& request) {
       ->default_str("5GB");
   command->add_flag("--untie", options->exported.untie,
                     "Write the head of a tied model as a tensor of its own");
-  command->add_option("--tokenizer", options->tokenizer, "A tokenizer folder [the run's]")
-      ->type_name("DIR");
+  AddTokenizer(*command, options->tokenizer, "the run's");
   command->callback([=, &request] { request = *options; });
 }
 

@@ -3,6 +3,7 @@
 
 #include "cli/command_line/command.h"
 #include "cli/command_line/place.h"
+#include "cli/command_line/text_options.h"
 #include "cli/command_line/value_checks.h"
 
 namespace halflife::cli {
@@ -12,20 +13,20 @@ void AddGenerate(CLI::App& app, Request& request) {
   CLI::App* command = app.add_subcommand("generate", "Continue a prompt");
   DescribeUse(
       *command,
-      {.notes = "The text goes to stdout as it is made, --stats to stderr. Where a model knows so "
-                "many positions and no more, a text ends there, with a warning.",
+      {.notes = "The text goes to stdout while it is generated, --stats to stderr. A model with a "
+                "limited number of positions stops at the limit, with a warning. An eos token in "
+                "the prompt is a token like any other: the state is not reset. Ctrl-C ends the "
+                "command by the signal, which a shell reports as 130.",
        .examples = {"halflife generate --model runs/first --prompt 'In the beginning' "
                     "--max-tokens 300 --temperature 0.8 --top-p 0.95 --stats"},
        .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kNonFinite,
-                      ExitCode::kNoUsableCheckpoint}});
+                      ExitCode::kNoUsableCheckpoint, ExitCode::kInterrupted}});
   infer::GenerateConfig& generate = options->generate;
   command->add_option("--model", options->model, kModelHelp)->type_name("RUN")->required();
-  command
-      ->add_option("--prompt", options->prompt,
-                   "The text to continue; - is standard input, as it is")
+  command->add_option("--prompt", options->prompt, "The text to continue; - is standard input")
       ->required();
-  command->add_option("--tokenizer", options->tokenizer, "A tokenizer folder [the run's]")
-      ->type_name("DIR");
+  AddTokenizer(*command, options->tokenizer, "the model's");
+  AddSpecialTokens(*command, options->special_tokens, "the prompt");
   AddPlace(*command, options->place);
   command->add_option("--threads", options->threads, "LibTorch threads")
       ->check(NumThreads(1))

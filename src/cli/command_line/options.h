@@ -103,6 +103,7 @@ struct ScoreOptions {
   PlaceOptions place;
   std::string model, tokenizer, tokens, out;
   std::vector<std::string> texts;
+  data::SpecialTokens special_tokens = data::SpecialTokens::kParse;
   eval::ScoreConfig score;
   int threads = 0;
 };
@@ -110,6 +111,7 @@ struct ScoreOptions {
 struct GenerateOptions {
   PlaceOptions place;
   std::string model, tokenizer, prompt;
+  data::SpecialTokens special_tokens = data::SpecialTokens::kParse;
   infer::GenerateConfig generate;
   int threads = 1;  // one token's matrices are too small to share
   bool stats = false, ignore_eos = false;

@@ -3,6 +3,7 @@
 
 #include "cli/command_line/command.h"
 #include "cli/command_line/modes.h"
+#include "cli/command_line/text_options.h"
 #include "cli/command_line/value_checks.h"
 #include "core/shortest_text.h"
 
@@ -52,14 +53,9 @@ void AddFiles(CLI::App& command, PrepareOptions& options) {
       ->capture_default_str();
 }
 
-void AddTokenizer(CLI::App& command, PrepareOptions& options) {
+void AddTokenizers(CLI::App& command, PrepareOptions& options) {
   command.option_defaults()->group(kTokenizerGroup);
-  command
-      .add_option(
-          "--tokenizer", options.input.tokenizer,
-          "`bytes`, a sentencepiece .model file, a byte-level BPE tokenizer.json, or a folder "
-          "with a tokenizer, such as a Hugging Face model's [with --train-tokenizer: none]")
-      ->type_name("FILE");
+  AddTokenizer(command, options.input.tokenizer, "with --train-tokenizer: none");
   command.add_flag("--train-tokenizer", options.text.train_tokenizer,
                    "Train a sentencepiece tokenizer on the training split");
   command.add_option("--vocab", options.text.vocab_size,
@@ -198,6 +194,7 @@ void AddExamples(CLI::App& command, PrepareOptions& options) {
       ->capture_default_str();
   command.add_option("--answer-field", config.answer_field, "The field with its answer")
       ->capture_default_str();
+  AddSpecialTokens(command, config.rules.special_tokens, "prompts and answers");
   command.add_option("--test-input", config.test_inputs, "Records of a test split [none]")
       ->type_name("PATH");
 }
@@ -213,7 +210,7 @@ Modes PrepareModes(const CLI::App& command) {
       {"--validation-input", "--validation-fraction", "--split-seed", "--validation-tail"},
       "--input PATH");
   modes.OnlyWith("--labels classes", {"--label-field", "--classes"});
-  modes.OnlyWith("--labels answers", {"--prompt-field", "--answer-field"});
+  modes.OnlyWith("--labels answers", {"--prompt-field", "--answer-field", "--special-tokens"});
   modes.NotWith("--labels answers", {"--field"}, "--labels classes");
   modes.OnlyWith("--labels", modes.Group(kLabelsGroup));
   modes.NotWith("--labels", {"--train-tokenizer", "--vocab", "--documents", "--validation-tail"});
@@ -232,7 +229,7 @@ void AddPrepare(CLI::App& app, Request& request) {
       app.add_subcommand("prepare", "Tokenise text into a dataset, or make a synthetic one");
   DescribeUse(*command, PrepareUse());
   AddFiles(*command, *options);
-  AddTokenizer(*command, *options);
+  AddTokenizers(*command, *options);
   AddDocuments(*command, *options);
   AddSplits(*command, *options);
   AddMqar(*command, *options);

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 #include <functional>
 #include <mutex>
@@ -82,13 +83,13 @@ std::string ContentToFind(const AddedToken& token, const BpeSpec& spec) {
   return token.normalized && spec.nfc ? NormalizeNfc(token.content) : token.content;
 }
 
-// The added tokens that are looked for before (false) or after (true) normalisation. eos is not:
-// its name in a text is text.
-std::vector<AddedToken> TokensToFind(const BpeSpec& spec, bool normalized, int eos,
+// The added tokens that are searched for before (false) or after (true) normalisation, without
+// the token `left_out` (-1: none).
+std::vector<AddedToken> TokensToFind(const BpeSpec& spec, bool normalized, int left_out,
                                      const std::string& name) {
   std::vector<AddedToken> tokens;
   for (AddedToken token : spec.added) {
-    if (token.id == eos || token.normalized != normalized) continue;
+    if (token.id == left_out || token.normalized != normalized) continue;
     token.content = ContentToFind(token, spec);
     for (const AddedToken& other : tokens) {
       HL_CHECK_AS(ExitCode::kData, !normalized || other.content != token.content, name,
@@ -99,6 +100,24 @@ std::vector<AddedToken> TokensToFind(const BpeSpec& spec, bool normalized, int e
   return tokens;
 }
 
+// transformers also adds an eos token that is not among the file's added tokens.
+BpeSpec WithAddedEos(BpeSpec spec, int eos) {
+  const auto is_eos = [&](const AddedToken& token) { return token.id == eos; };
+  if (std::none_of(spec.added.begin(), spec.added.end(), is_eos)) {
+    spec.added.push_back(
+        {.content = spec.tokens[static_cast<size_t>(eos)], .id = eos, .special = true});
+  }
+  return spec;
+}
+
+// The tokens that a text is first cut by.
+struct NamedTokens {
+  NamedTokens(const BpeSpec& spec, int left_out, const std::string& name)
+      : raw(TokensToFind(spec, false, left_out, name)),
+        normalized(TokensToFind(spec, true, left_out, name)) {}
+  const AddedTokenMatcher raw, normalized;  // searched for before and after normalisation
+};
+
 class BpeTokenizer : public Tokenizer {
  public:
   BpeTokenizer(std::string json, BpeSpec spec, const SpecialIds& special, const std::string& name)
@@ -108,8 +127,9 @@ class BpeTokenizer : public Tokenizer {
         nfc_(spec.nfc),
         merger_(ByteIds(spec), spec.merges),
         splitter_(spec.splits),
-        raw_tokens_(TokensToFind(spec, false, special.eos, name)),
-        normalized_tokens_(TokensToFind(spec, true, special.eos, name)) {
+        eos_name_(spec.tokens[static_cast<size_t>(special.eos)]),
+        plain_(spec, special.eos, name),
+        parsed_(spec, -1, name) {
     text_.reserve(spec.tokens.size());
     for (const std::string& token : spec.tokens)
       text_.push_back(BytesOfToken(token).value_or(token));
@@ -135,7 +155,14 @@ class BpeTokenizer : public Tokenizer {
   SpecialIds special_ids() const override { return special_; }
   bool keeps_invalid_bytes() const override { return false; }
 
-  void EncodeAppend(std::string_view text, std::vector<int32_t>& ids) const override {
+  void CountSpecialNames(std::string_view text, NameCounts& counts) const override {
+    for (size_t at = 0; (at = text.find(eos_name_, at)) != std::string_view::npos;
+         at += eos_name_.size())
+      ++counts[eos_name_];
+  }
+
+  void EncodeAppend(std::string_view text, SpecialTokens special,
+                    std::vector<int32_t>& ids) const override {
     std::string repaired;
     if (FindInvalidUtf8(text) != std::string_view::npos) {
       repaired = ReplaceInvalidUtf8(text);
@@ -150,13 +177,14 @@ class BpeTokenizer : public Tokenizer {
     const auto on_plain = [&](std::string_view piece) {
       splitter_.Split(piece, work.regex, on_word);
     };
-    raw_tokens_.Split(
+    const NamedTokens& names = special == SpecialTokens::kPlain ? plain_ : parsed_;
+    names.raw.Split(
         text,
         [&](std::string_view piece) {
           if (!nfc_ || IsPlainlyNfc(piece)) {
-            normalized_tokens_.Split(piece, on_plain, on_token);
+            names.normalized.Split(piece, on_plain, on_token);
           } else {
-            normalized_tokens_.Split(NormalizeNfc(piece), on_plain, on_token);
+            names.normalized.Split(NormalizeNfc(piece), on_plain, on_token);
           }
         },
         on_token);
@@ -199,8 +227,9 @@ class BpeTokenizer : public Tokenizer {
   const bool nfc_;
   const Merger merger_;
   const WordSplitter splitter_;
-  const AddedTokenMatcher raw_tokens_, normalized_tokens_;
-  std::vector<std::string> text_;  // bytes by id; empty for special ids
+  const std::string eos_name_;
+  const NamedTokens plain_, parsed_;  // without and with eos
+  std::vector<std::string> text_;     // bytes by id; empty for special ids
   std::unordered_map<std::string, int32_t, WordHash, std::equal_to<>> whole_words_;
   mutable WorkspacePool pool_;
 };
@@ -212,7 +241,8 @@ std::unique_ptr<Tokenizer> MakeBpeTokenizer(std::map<std::string, std::string> f
   std::string& json = files[kTokenizerJsonFile];
   BpeSpec spec = ReadTokenizerJson(json, name);
   const SpecialIds special = FindSpecialTokens(spec, name, files);
-  return std::make_unique<BpeTokenizer>(std::move(json), std::move(spec), special, name);
+  return std::make_unique<BpeTokenizer>(std::move(json), WithAddedEos(std::move(spec), special.eos),
+                                        special, name);
 }
 
 }  // namespace halflife::data

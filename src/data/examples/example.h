@@ -20,6 +20,8 @@ const char* Name(TooLong rule);  // "error", "cut", "drop"
 struct ExampleRules {
   int64_t row_len = 512;
   TooLong too_long = TooLong::kError;
+  // How prompts and answers are read. The text of a class is always kPlain.
+  SpecialTokens special_tokens = SpecialTokens::kParse;
 };
 
 // Nothing is left of a dropped one.
@@ -38,9 +40,11 @@ class ExampleEncoder {
   // The text and eos, which stays where the text is cut; the first token's label is the class.
   // `place` is for errors, which are kData: too long, without leave to cut or drop.
   Example OfClass(std::string_view text, int32_t label, const std::string& place) const;
-  // Prompt, answer and eos, the first two tokenised each by itself, so that a prompt alone has the
-  // same ids. The label of a token is the next one, where that is of the answer or the eos behind
-  // it. A cut answer ends without eos; one that a cut leaves nothing of is dropped.
+  // Prompt, answer and eos. The first two are tokenised separately, so that the prompt without its
+  // answer has the same ids. They may contain eos tokens themselves (ExampleRules::special_tokens):
+  // the example is still one document. The label of a token is the next token if that belongs to
+  // the answer or is the final eos. A cut answer ends without eos. An example whose answer is cut
+  // away completely is dropped.
   Example OfAnswer(std::string_view prompt, std::string_view answer,
                    const std::string& place) const;
 

@@ -87,6 +87,7 @@ struct EncodedExamples {
     Example example;
   };
   std::vector<One> examples;
+  NameCounts special_names;  // that were read as characters
   int64_t num_empty = 0;
   uint64_t disk_bytes = 0;
 };
@@ -139,6 +140,7 @@ class Run {
   std::map<std::string, int32_t> number_of_class_;
   std::map<Split, ExampleCounts> counts_;
   int64_t num_empty_ = 0, num_cut_ = 0, num_dropped_ = 0;
+  NameCounts special_names_;
   HeldOutContents held_out_;
   PrepareProgress progress_;
 };
@@ -220,6 +222,10 @@ EncodedExamples Run::Encode(const Source& source, TextChunk chunk) const {
       ++encoded.num_empty;
       return;
     }
+    if (!answers || config_.rules.special_tokens == SpecialTokens::kPlain) {
+      tokenizer_->CountSpecialNames(record.values[0], encoded.special_names);
+      if (answers) tokenizer_->CountSpecialNames(record.values[1], encoded.special_names);
+    }
     const Hash128 content =
         ContentHash(record.values[0].empty() ? record.values[1] : record.values[0]);
     encoded.examples.push_back({ChooseSplit(content, split), content, EncodeOne(record, place)});
@@ -262,6 +268,8 @@ std::vector<std::pair<std::string, std::string>> Run::Parameters() const {
   for (const RecordField& field : FieldsOf(config_))
     parameters.emplace_back(field.flag.substr(2), field.name);
   parameters.emplace_back("too-long", Name(config_.rules.too_long));
+  if (config_.labels == RowLabels::kAnswers)
+    parameters.emplace_back("special-tokens", Name(config_.rules.special_tokens));
   parameters.emplace_back("invalid-utf8", config_.input.replace_invalid_utf8 ? "replace" : "error");
   if (config_.input.validation_paths.empty()) {
     parameters.emplace_back("validation-fraction", ShortestText(config_.input.FractionOrUsual()));
@@ -296,6 +304,7 @@ Manifest Run::WriteFiles(const fs::path& folder) {
             progress_.text_bytes += example.num_bytes;
           }
           num_empty_ += chunk.num_empty;
+          for (const auto& [name, count] : chunk.special_names) special_names_[name] += count;
           progress_.disk_bytes = before + chunk.disk_bytes;
           config_.output.Report(progress_);
         });
@@ -323,6 +332,7 @@ ExamplesSummary Run::Summarise(const Manifest& manifest) const {
           .num_empty = num_empty_,
           .num_cut = num_cut_,
           .num_dropped = num_dropped_,
+          .special_names = special_names_,
           .num_held_out_in_train = held_out_.num_in_train(),
           .seconds = 0,
           .hash = manifest.hash};

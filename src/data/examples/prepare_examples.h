@@ -43,6 +43,7 @@ struct ExamplesSummary {
   std::string tokenizer_kind;
   int64_t num_empty = 0;                 // left out: without text, or without an answer
   int64_t num_cut = 0, num_dropped = 0;  // by ExampleRules::too_long
+  NameCounts special_names;              // names of special tokens that were read as characters
   // Of the validation and test splits: examples whose text, or prompt, is one of --input's, too.
   int64_t num_held_out_in_train = 0;
   double seconds = 0;

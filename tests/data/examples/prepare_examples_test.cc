@@ -2,12 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 
 #include "core/concat.h"
 #include "data/batch.h"
 #include "data/shard_layout.h"
+#include "data/small_bpe.h"
 #include "data/small_datasets.h"
 #include "data/token_source.h"
 #include "support/expect_error.h"
@@ -90,6 +92,35 @@ TEST_F(PrepareExamplesTest, RowsOfAnswers) {
   const auto id = [](char c) { return c + 3; };
   EXPECT_EQ(batch.targets, (std::vector<int32_t>{id('b'), 1, no, no, id('e'), 1, no, no, id('g'),
                                                  id('h'), id('i'), id('j'), 1, no, no, no}));
+}
+
+// An eos inside an example, as chat templates write it, does not end the example.
+TEST_F(PrepareExamplesTest, SpecialTokensOfAnswers) {
+  const auto json = test::BpeFiles(test::SmallBpeJson());
+  for (const auto& [name, bytes] : json) File(name, bytes);
+  PrepareExamplesConfig config = Answers("chat",
+                                         "{\"prompt\": \"a<|end|>b\", \"answer\": \"c<|end|>\"}\n"
+                                         "{\"prompt\": \"d\", \"answer\": \"e\"}\n");
+  config.input.tokenizer = dir_.path().string();
+  config.rules.row_len = 10;
+  const ExamplesSummary summary = PrepareExamples(config);
+  EXPECT_TRUE(summary.special_names.empty());
+  const Dataset dataset = Dataset::Open(config.output.out);
+  dataset.Verify();
+  const Batch batch = ReadWindows(dataset, Split::kTrain, 10, 0, 1);
+  const int32_t no = kNoTarget, end = test::kEnd, pad = test::kPad;
+  EXPECT_EQ(batch.inputs, (std::vector<int32_t>{'a', end, 'b', 'c', end, end, 'd', 'e', end, pad}));
+  EXPECT_EQ(batch.targets, (std::vector<int32_t>{no, no, 'c', end, end, no, 'e', end, no, no}));
+  EXPECT_EQ(batch.cu_seqlens, (std::vector<int32_t>{0, 6, 9, 10})) << "two examples and padding";
+  EXPECT_NE(test::ReadText(config.output.out / "manifest.txtpb").find("special-tokens"),
+            std::string::npos);
+
+  config.rules = {.row_len = 40, .special_tokens = SpecialTokens::kPlain};
+  config.output.out = dir_ / "plain";
+  EXPECT_EQ(PrepareExamples(config).special_names, (NameCounts{{"<|end|>", 2}}));
+  const Dataset plain = Dataset::Open(config.output.out);
+  const Batch characters = ReadWindows(plain, Split::kTrain, 40, 0, 1);
+  EXPECT_EQ(std::ranges::count(characters.inputs, end), 2) << "one for each example";
 }
 
 // Examples without prompts are split by their answers; those without answers are left out.
