@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--out", type=pathlib.Path, required=True)
     parser.add_argument("--program", default=str(REPO / "build/cpu/src/cli/halflife"))
     parser.add_argument("--steps", type=int, default=400, help="of fine-tuning")
-    parser.add_argument("--windows", type=int, default=16, help="stretches of the longest length")
+    parser.add_argument("--windows", type=int, default=16, help="windows of the longest length to score")
     args = parser.parse_args()
     args.out = args.out.absolute()
     args.program = str(pathlib.Path(args.program).absolute())

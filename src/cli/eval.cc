@@ -26,6 +26,7 @@
 #include "data/tokenizer.h"
 #include "eval/bigram.h"
 #include "eval/validation.h"
+#include "eval/window_choice.h"
 
 namespace halflife::cli {
 namespace {
@@ -132,10 +133,10 @@ int64_t WindowOf(const data::TokenView& tokens, const infer::LoadedModel& loaded
 }
 
 nlohmann::ordered_json ResultJson(const eval::ValidationResult& result) {
-  nlohmann::ordered_json out = {{"tokens", result.num_targets},
-                                {"loss", result.loss},
-                                {"perplexity", result.perplexity()},
-                                {"perplexity_hf", result.perplexity_hf()}};
+  nlohmann::ordered_json out = {
+      {"windows_scored", result.num_windows}, {"windows_available", result.num_available},
+      {"tokens", result.num_targets},         {"loss", result.loss},
+      {"perplexity", result.perplexity()},    {"perplexity_hf", result.perplexity_hf()}};
   if (result.bits_per_byte) out["bits_per_byte"] = *result.bits_per_byte;
   if (result.accuracy) out["accuracy"] = *result.accuracy;
   if (result.classes) out["classes"] = ClassScoresJson(*result.classes);
@@ -154,10 +155,12 @@ std::string ResultText(const nlohmann::ordered_json& out) {
     return Fixed(out.at(key).get<double>(), digits);
   };
   const bool documents = out.contains("classes");
-  std::string text = Concat("step ", out.at("step").dump(), ", ", out.at("tokens").dump(),
-                            documents ? " documents in rows of " : " tokens in windows of ",
-                            out.at("seq_len").dump(), "\nloss        ", number("loss", 4),
-                            documents ? " nats per document\n" : " nats per token\n");
+  std::string text = Concat(
+      "step ", out.at("step").dump(), ", ", out.at("tokens").dump(),
+      documents ? " documents in rows of " : " tokens in windows of ", out.at("seq_len").dump(),
+      "\n", eval::DescribeChoice(out.at("windows_scored"), out.at("windows_available")),
+      "\nloss        ", number("loss", 4),
+      documents ? " nats per document\n" : " nats per token\n");
   if (!documents) text += Concat("perplexity  ", number("perplexity", 3), "\n");
   if (out.contains("bits_per_byte"))
     text += Concat("text        ", number("bits_per_byte", 4), " bits per byte\n");

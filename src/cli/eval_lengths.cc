@@ -13,7 +13,9 @@
 #include "core/error.h"
 #include "core/files.h"
 #include "core/human.h"
+#include "core/log.h"
 #include "eval/length_table.h"
+#include "eval/window_choice.h"
 #include "report/evaluation.h"
 #include "report/figure.h"
 
@@ -56,6 +58,11 @@ ordered_json RowJson(const eval::LengthRow& row) {
   if (result.accuracy) json["accuracy"] = *result.accuracy;
   if (result.classes) json["classes"] = ClassScoresJson(*result.classes);
   if (row.attention) json["attention"] = AttentionJson(*row.attention);
+  if (result.half_context)
+    json["half_context"] = {{"tokens", result.half_context->num_targets},
+                            {"share", static_cast<double>(result.half_context->num_targets) /
+                                          static_cast<double>(result.num_targets)},
+                            {"loss", result.half_context->loss}};
   for (const eval::RecallScore& score : result.recall)  // null: there are no such tokens
     json["recall"][score.name] = {
         {"tokens", score.num_targets}, {"loss", score.loss}, {"perplexity", std::exp(score.loss)}};
@@ -87,7 +94,11 @@ constexpr CsvColumn kLengthColumns[] = {{"model", "/model"},
                                         {"bigram_seen_tokens", "/recall/bigram_seen/tokens"},
                                         {"bigram_seen_loss", "/recall/bigram_seen/loss"},
                                         {"bigram_new_tokens", "/recall/bigram_new/tokens"},
-                                        {"bigram_new_loss", "/recall/bigram_new/loss"}};
+                                        {"bigram_new_loss", "/recall/bigram_new/loss"},
+                                        {"windows_scored", "/windows_scored"},
+                                        {"windows_available", "/windows_available"},
+                                        {"half_context_share", "/half_context/share"},
+                                        {"half_context_loss", "/half_context/loss"}};
 
 // Rows of the methods, protocols and lengths that were asked for, in that order; the file may hold
 // others.
@@ -146,6 +157,11 @@ std::string Number(const ordered_json& value, int digits) {
              ? Fixed(value.get<double>(), digits)
              : "-";
 }
+// "scored 16 of 64 windows, 25.0 % of the split, each of 2048 tokens"
+std::string ChoiceText(const ordered_json& facts) {
+  return Concat(eval::DescribeChoice(facts.at("windows_scored"), facts.at("windows_available")),
+                ", each of ", facts.at("longest").dump(), " tokens\n");
+}
 std::string TableText(const AskedRows& rows, int64_t train_len) {
   using Cell = std::optional<std::string>;
   const auto of_attention = [](const ordered_json& row, const char* key) -> Cell {
@@ -163,8 +179,16 @@ std::string TableText(const AskedRows& rows, int64_t train_len) {
       return Number(row["recall"][name]["perplexity"], 3);
     });
   };
-  return Section(rows, Concat("perplexity by tokens of a row; trained on ", train_len),
+  return ChoiceText(rows.json()) +
+         Section(rows, Concat("perplexity by tokens of a row; trained on ", train_len),
                  [](const ordered_json& row) -> Cell { return Number(row["perplexity"], 3); }) +
+         Section(rows,
+                 "context >= half: share of targets with at least half of the length before "
+                 "them in their document",
+                 [](const ordered_json& row) -> Cell {
+                   if (!row.contains("half_context")) return std::nullopt;
+                   return Number(row["half_context"]["share"], 3);
+                 }) +
          Section(rows, "accuracy",
                  [](const ordered_json& row) -> Cell {
                    if (!row.contains("accuracy")) return std::nullopt;
@@ -186,17 +210,34 @@ std::string FigureText(const AskedRows& rows) {
 }
 
 ordered_json FactsOf(const eval::LengthTable& table, const infer::LoadedModel& loaded,
-                     const SharedFact& tokens_fact) {
-  ordered_json facts = {{"model", loaded.path.string()},
-                        {"weights", WeightsFact(loaded).value},
-                        {"text", tokens_fact.value},
-                        {"train_len", table.train_len},
-                        {"longest", std::ranges::max(table.lengths)},
-                        {"windows", table.num_stretches},
-                        {"bin", table.bin}};
+                     const data::TokenView& tokens, const SharedFact& tokens_fact) {
+  const int64_t longest = std::ranges::max(table.lengths);
+  const int64_t available = data::NumWindows(tokens, longest);
+  ordered_json facts = {
+      {"model", loaded.path.string()},
+      {"weights", WeightsFact(loaded).value},
+      {"text", tokens_fact.value},
+      {"train_len", table.train_len},
+      {"longest", longest},
+      {"windows_scored", eval::ChooseWindows(table.num_windows, available).size()},
+      {"windows_available", available},
+      {"bin", table.bin}};
   if (table.attention) facts["attention"] = true;  // no keys of files from before
   if (table.recall) facts["recall"] = true;
   return facts;
+}
+
+// The state resets at each document, so longer rows of short documents give tokens no more context.
+void WarnOfShortDocuments(const data::TokenView& tokens, int64_t longest) {
+  // A labelled row is whole at its only length.
+  if (tokens.row_len > 0 || !tokens.reset_at_documents) return;
+  const double mean = data::MeanDocumentTokens(tokens.info);
+  if (mean >= static_cast<double>(longest) / 2) return;
+  HL_WARN("eval", "the documents of ", tokens.name, " have ", Fixed(mean, 0),
+          " tokens on average, less than half of the longest length, ", longest,
+          ". The model's state resets at each document, so longer rows give most tokens no more "
+          "context (see \"context >= half\"). Use longer documents, such as those of `halflife "
+          "prepare --documents file`, or a model trained with data.reset_at_documents=false.");
 }
 
 void Print(const EvalFile& file, const EvalOptions& options, int64_t train_len) {
@@ -215,7 +256,7 @@ ExitCode EvaluateLengths(const EvalOptions& options, const infer::LoadedModel& l
                          dist::RankContext& context) {
   const eval::LengthTable table = {.train_len = loaded.state.data.seq_len,
                                    .lengths = options.lengths,
-                                   .num_stretches = options.windows,
+                                   .num_windows = options.windows,
                                    .batch_tokens = options.batch * loaded.state.data.seq_len,
                                    .bin = options.bin,
                                    .recall = options.recall,
@@ -231,8 +272,9 @@ ExitCode EvaluateLengths(const EvalOptions& options, const infer::LoadedModel& l
   }
 
   const bool writes = context.rank() == 0;
+  if (writes) WarnOfShortDocuments(tokens, std::ranges::max(table.lengths));
   EvalFile file({.json = writes ? options.out : "", .csv = writes ? options.csv : ""},
-                FactsOf(table, loaded, tokens_fact), kLengthColumns);
+                FactsOf(table, loaded, tokens, tokens_fact), kLengthColumns);
   std::vector<ordered_json> keys;
   for (const std::string& method : options.methods)
     for (const std::string& protocol : options.protocols)

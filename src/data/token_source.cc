@@ -5,6 +5,7 @@
 #include <deque>
 #include <exception>
 #include <mutex>
+#include <numeric>
 #include <thread>
 #include <utility>
 
@@ -147,20 +148,26 @@ TokenView ViewOf(const Dataset& dataset, Split split, bool reset_at_documents) {
   return view;
 }
 
-Batch ReadWindows(const TokenView& tokens, int64_t seq_len, int64_t first, int64_t count) {
-  Batch batch = MakeBatch(count, seq_len);
-  for (int64_t window = first; window < first + count; ++window) {
+Batch ReadWindows(const TokenView& tokens, int64_t seq_len, std::span<const int64_t> windows) {
+  Batch batch = MakeBatch(std::ssize(windows), seq_len);
+  for (const int64_t window : windows) {
     AppendRow(tokens, window, static_cast<uint64_t>(window), batch);
   }
   batch.cu_seqlens.push_back(static_cast<int32_t>(batch.inputs.size()));
   return batch;
 }
 
-Batch ReadSlidingWindows(const TokenView& tokens, int64_t seq_len, int64_t stride, int64_t first,
-                         int64_t count) {
+Batch ReadWindows(const TokenView& tokens, int64_t seq_len, int64_t first, int64_t count) {
+  std::vector<int64_t> windows(static_cast<size_t>(count));
+  std::iota(windows.begin(), windows.end(), first);
+  return ReadWindows(tokens, seq_len, windows);
+}
+
+Batch ReadSlidingWindows(const TokenView& tokens, int64_t seq_len, int64_t stride,
+                         std::span<const int64_t> windows) {
   HL_CHECK(tokens.row_len == 0 && stride > 0, "sliding by ", stride, " over ", tokens.name);
-  Batch batch = MakeBatch(count, seq_len);
-  for (int64_t window = first; window < first + count; ++window) {
+  Batch batch = MakeBatch(std::ssize(windows), seq_len);
+  for (const int64_t window : windows) {
     AppendText(tokens, window * stride, batch);
     batch.samples.push_back(static_cast<uint64_t>(window));
   }

@@ -96,11 +96,14 @@ struct TokenView {
 // `dataset` is borrowed.
 TokenView ViewOf(const Dataset& dataset, Split split, bool reset_at_documents = true);
 
-// Reads the windows [first, first + count) in order, as one batch.
+// Reads these windows, by their numbers and in this order, as one batch.
+Batch ReadWindows(const TokenView& tokens, int64_t seq_len, std::span<const int64_t> windows);
+// Reads the windows [first, first + count).
 Batch ReadWindows(const TokenView& tokens, int64_t seq_len, int64_t first, int64_t count);
-// Likewise of text, window w from token w stride on: they overlap where stride < seq_len.
-Batch ReadSlidingWindows(const TokenView& tokens, int64_t seq_len, int64_t stride, int64_t first,
-                         int64_t count);
+// Reads windows of text that begin `stride` tokens apart: window w begins at token w stride.
+// Windows overlap if stride < seq_len.
+Batch ReadSlidingWindows(const TokenView& tokens, int64_t seq_len, int64_t stride,
+                         std::span<const int64_t> windows);
 Batch ReadWindows(const Dataset& dataset, Split split, int64_t seq_len, int64_t first,
                   int64_t count);
 // Of text floor((num_tokens - 1) / seq_len), at least 0; of labelled rows (row_len > 0) all.

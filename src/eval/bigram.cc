@@ -2,22 +2,26 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 #include <vector>
 
 #include "core/error.h"
 #include "data/token_source.h"
+#include "eval/window_choice.h"
 
 namespace halflife::eval {
 namespace {
 
-// Calls visit(previous, next) for every target of the windows [0, num_windows).
+// Calls visit(previous, next) for every target of the windows that ChooseWindows gives.
 template <typename Visit>
 void ForEachTarget(const data::TokenView& tokens, int64_t seq_len, int64_t num_windows,
                    Visit visit) {
-  constexpr int64_t kWindowsAtOnce = 64;
-  for (int64_t first = 0; first < num_windows; first += kWindowsAtOnce) {
-    const data::Batch batch =
-        data::ReadWindows(tokens, seq_len, first, std::min(kWindowsAtOnce, num_windows - first));
+  constexpr size_t kWindowsAtOnce = 64;
+  const std::vector<int64_t> chosen = ChooseWindows(num_windows, data::NumWindows(tokens, seq_len));
+  for (std::span windows(chosen); !windows.empty();) {
+    const auto now = windows.first(std::min(kWindowsAtOnce, windows.size()));
+    windows = windows.subspan(now.size());
+    const data::Batch batch = data::ReadWindows(tokens, seq_len, now);
     for (size_t i = 0; i < batch.inputs.size(); ++i) {
       if (batch.targets[i] != data::kNoTarget) visit(batch.inputs[i], batch.targets[i]);
     }
@@ -32,20 +36,18 @@ BigramResult ScoreBigram(const data::Dataset& dataset, data::Split scored, int64
   HL_CHECK_AS(ExitCode::kUsage, vocab <= 20000, "a bigram table of a vocabulary of ", vocab,
               " does not fit; the baseline serves vocabularies up to 20000");
   std::vector<uint32_t> pairs(vocab * vocab), firsts(vocab);
-  const data::TokenView counted = ViewOf(dataset, data::Split::kTrain, reset_at_documents);
-  ForEachTarget(counted, seq_len, data::NumWindows(counted, seq_len), [&](int32_t a, int32_t b) {
-    ++pairs[a * vocab + b];
-    ++firsts[a];
-  });
-  const data::TokenView tokens = ViewOf(dataset, scored, reset_at_documents);
-  const int64_t available = data::NumWindows(tokens, seq_len);
-  BigramResult result;
-  ForEachTarget(tokens, seq_len, num_windows > 0 ? std::min(num_windows, available) : available,
-                [&](int32_t a, int32_t b) {
-                  result.loss -= std::log((pairs[a * vocab + b] + 1.0) /
-                                          (firsts[a] + static_cast<double>(vocab)));
-                  ++result.num_targets;
+  ForEachTarget(ViewOf(dataset, data::Split::kTrain, reset_at_documents), seq_len,
+                /*num_windows=*/0, [&](int32_t a, int32_t b) {
+                  ++pairs[a * vocab + b];
+                  ++firsts[a];
                 });
+  BigramResult result;
+  const data::TokenView tokens = ViewOf(dataset, scored, reset_at_documents);
+  ForEachTarget(tokens, seq_len, num_windows, [&](int32_t a, int32_t b) {
+    result.loss -=
+        std::log((pairs[a * vocab + b] + 1.0) / (firsts[a] + static_cast<double>(vocab)));
+    ++result.num_targets;
+  });
   HL_CHECK_AS(ExitCode::kData, result.num_targets > 0, "the windows of the ", data::Name(scored),
               " split hold no targets");
   result.loss /= static_cast<double>(result.num_targets);

@@ -15,7 +15,7 @@ struct BigramResult {
   int64_t num_targets = 0;
   double bits_per_byte = 0;  // data::BitsPerByte of the loss
 };
-// `num_windows` windows of seq_len of `scored`, 0: all; the windows that Validate scores.
+// Scores the windows of `scored` that ChooseWindows gives, which are those that Validate scores.
 // `reset_at_documents` as in data::TokenView. Memory is vocab^2 x 4 bytes: Error kUsage above a
 // vocabulary of 20,000.
 BigramResult ScoreBigram(const data::Dataset& dataset, data::Split scored, int64_t seq_len,

@@ -43,10 +43,8 @@ LengthRow ScoreLength(const model::LanguageModel& model, const data::TokenView& 
   const int64_t longest = std::ranges::max(table.lengths);
   const int64_t available = data::NumWindows(tokens, longest);
   HL_CHECK_AS(ExitCode::kData, available > 0, tokens.name, " has ", tokens.info.num_tokens,
-              " tokens, fewer than one stretch of ", longest,
-              " + 1; shorter --lengths, or more text, would work");
-  const int64_t stretches =
-      table.num_stretches > 0 ? std::min(table.num_stretches, available) : available;
+              " tokens, fewer than one window of the longest length, ", longest,
+              ", + 1. Use shorter --lengths or more text.");
   const auto other = method.AppliedTo(model, {.train_len = table.train_len, .length = length});
   const auto begin = std::chrono::steady_clock::now();
   LengthRow row = {.method = method.text(),
@@ -55,17 +53,17 @@ LengthRow ScoreLength(const model::LanguageModel& model, const data::TokenView& 
                    .seconds = 0,
                    .result = {},
                    .attention = {}};
-  const bool slides = protocol.kind() == Protocol::Kind::kSliding;
-  const int64_t stride = protocol.stride(length);  // of the windows: they end where stretches do
   AttentionStatistics attention(other->config().num_layers);
   row.result = Validate(*other, tokens,
                         {.seq_len = length,
-                         .num_windows = (stretches * longest - length) / stride + 1,
-                         .stride = slides ? stride : 0,
+                         .num_windows = table.num_windows,
+                         .window_len = longest,
+                         .stride = protocol.stride(),
                          .piece = protocol.piece(),
                          .batch = std::max<int64_t>(1, table.batch_tokens / length),
                          .bin = table.bin,
                          .recall = table.recall,
+                         .half_context = model.objective().predicts_next_token(),
                          .attention = table.attention ? &attention : nullptr},
                         control);
   if (table.attention) row.attention = attention.Summarise(control);

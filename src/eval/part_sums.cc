@@ -14,6 +14,14 @@ namespace {
 
 constexpr const char* kRecallNames[] = {"token_seen", "token_new", "bigram_seen", "bigram_new"};
 
+// Flags [B, T] of a batch's positions, 0 or 1, as a mask on the device of `like`.
+at::Tensor MaskOf(const std::vector<uint8_t>& flags, const data::Batch& batch,
+                  const at::Tensor& like) {
+  return at::from_blob(const_cast<uint8_t*>(flags.data()), {batch.batch_size, batch.seq_len},
+                       at::kByte)
+      .to(like.device(), at::kBool);
+}
+
 }  // namespace
 
 at::Tensor RowSums(const at::Tensor& x) {
@@ -70,6 +78,29 @@ std::vector<PositionScore> BinSums::Scores(dist::Communicator& control) {
   return scores;
 }
 
+ContextSums::ContextSums(int64_t num_windows, bool wanted)
+    : wanted_(wanted), sums_(num_windows, wanted ? 1 : 0) {}
+
+void ContextSums::Add(int64_t window, const data::Batch& batch, const at::Tensor& losses,
+                      const at::Tensor& asked) {
+  if (!wanted_) return;
+  const int64_t enough = (batch.seq_len + 1) / 2;
+  std::vector<uint8_t> flags(batch.inputs.size());
+  for (size_t document = 0; document + 1 < batch.cu_seqlens.size(); ++document) {
+    // The input at the document's i-th position has i + 1 tokens before its target.
+    const int64_t begin = batch.cu_seqlens[document] + enough - 1;
+    const int64_t end = batch.cu_seqlens[document + 1];
+    if (begin < end) std::fill(flags.begin() + begin, flags.begin() + end, uint8_t{1});
+  }
+  const at::Tensor mask = MaskOf(flags, batch, losses);
+  sums_.Add(window, 0, losses * mask, asked.logical_and(mask));
+}
+
+std::optional<PartSums::Score> ContextSums::Score(dist::Communicator& control) {
+  if (!wanted_) return std::nullopt;
+  return sums_.Scores(control, "validation_context").front();
+}
+
 RecallSums::RecallSums(int64_t num_windows, bool wanted)
     : wanted_(wanted), sums_(num_windows, wanted ? std::ssize(kRecallNames) : 0) {}
 
@@ -79,9 +110,7 @@ void RecallSums::Add(int64_t window, const data::Batch& batch, const at::Tensor&
   const RecallFlags flags = FindRecalled(batch);
   int64_t part = 0;
   for (const std::vector<uint8_t>* const seen : {&flags.token_seen, &flags.bigram_seen}) {
-    const at::Tensor mask = at::from_blob(const_cast<uint8_t*>(seen->data()),
-                                          {batch.batch_size, batch.seq_len}, at::kByte)
-                                .to(losses.device(), at::kBool);
+    const at::Tensor mask = MaskOf(*seen, batch, losses);
     for (const at::Tensor& of_part : {mask, mask.logical_not()})
       sums_.Add(window, part++, losses * of_part, asked.logical_and(of_part));
   }

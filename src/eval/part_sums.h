@@ -1,6 +1,6 @@
-// Losses over windows by the parts of their targets, summed in fp64 and in the order of windows, so
-// that neither the grouping into batches nor the number of ranks shows: by position, and by what a
-// text has said before.
+// Losses over windows by the parts of their targets: by position in the window, by whether the text
+// has said them before, and by the length of their context. The sums are fp64 and in the order of
+// windows, so they depend neither on the grouping into batches nor on the number of ranks.
 //
 //   BinSums bins(num_windows, /*seq_len=*/512, /*bin=*/64);
 //   bins.Add(/*window=*/3, losses, targets.ge(0));
@@ -10,6 +10,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -63,6 +64,22 @@ class BinSums {
 
  private:
   int64_t bin_, num_bins_;
+  PartSums sums_;
+};
+
+// The score of the targets that have at least half a window of context: seq_len / 2 tokens, rounded
+// up, of their own document before them in the window. Adds nothing if it is not wanted.
+class ContextSums {
+ public:
+  ContextSums(int64_t num_windows, bool wanted);
+
+  // losses and asked [B, T] of the windows from `window` on, which are those of `batch`.
+  void Add(int64_t window, const data::Batch& batch, const at::Tensor& losses,
+           const at::Tensor& asked);
+  std::optional<PartSums::Score> Score(dist::Communicator& control);  // collective
+
+ private:
+  bool wanted_;
   PartSums sums_;
 };
 

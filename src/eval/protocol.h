@@ -24,8 +24,8 @@ class Protocol {
 
   const std::string& text() const { return text_; }
   Kind kind() const { return kind_; }
-  int64_t stride(int64_t length) const { return kind_ == Kind::kSliding ? tokens_ : length; }
-  int64_t piece() const { return kind_ == Kind::kCarried ? tokens_ : 0; }  // 0: whole rows
+  int64_t stride() const { return kind_ == Kind::kSliding ? tokens_ : 0; }  // 0: side by side
+  int64_t piece() const { return kind_ == Kind::kCarried ? tokens_ : 0; }   // 0: whole rows
 
   // Error kUsage where rows of `length` are not whole strides, or the model has no next tokens to
   // slide over, or no state of constant size to carry.

@@ -12,6 +12,7 @@
 #include "eval/batch_tensors.h"
 #include "eval/carried.h"
 #include "eval/class_table.h"
+#include "eval/window_choice.h"
 
 namespace halflife::eval {
 namespace {
@@ -19,24 +20,25 @@ namespace {
 // Of an objective's random choices: those of validation are the same in every run.
 constexpr uint64_t kValidationSeed = 0;
 
-// Of one window, in fp64, so that the grouping into batches does not show.
-struct WindowSums {
+// The sums of one row, in fp64, so that they do not depend on the grouping into batches.
+struct SumsOfRow {
   double loss = 0, num_correct = 0, num_targets = 0;
 };
-constexpr int64_t kSumsOfWindow = 3;
+constexpr int64_t kNumSumsOfRow = 3;
 
-// What is added up of windows.
+// All sums, by row.
 struct Sums {
-  std::vector<WindowSums> windows;  // of this rank
+  std::vector<SumsOfRow> rows;  // of this rank
   BinSums bins;
   RecallSums recall;
+  ContextSums context;
   ClassTable classes;
 };
 
-// Scores one batch, of each row what this rank has of it, and adds to the sums those of its
-// windows, which are the windows from `first` on.
-void ScoreWindows(const model::LanguageModel& model, data::Batch batch, bool counts_correct,
-                  const ValidationConfig& config, int64_t first, Sums& sums) {
+// Scores one batch, the rows from `first` on, and adds to their sums. Of each row this rank scores
+// the slice that it holds.
+void ScoreRows(const model::LanguageModel& model, data::Batch batch, bool counts_correct,
+               const ValidationConfig& config, int64_t first, Sums& sums) {
   ApplyObjective(model.objective(), kValidationSeed, batch);
   const BatchTensors tensors = config.parallel == nullptr
                                    ? ToTensors(batch, model.device())
@@ -55,51 +57,72 @@ void ScoreWindows(const model::LanguageModel& model, data::Batch batch, bool cou
   if (config.parallel != nullptr) config.parallel->group->Settle();
   sums.bins.Add(first, scores.losses, tensors.targets.ge(0));
   sums.recall.Add(first, batch, scores.losses, tensors.targets.ge(0));
+  sums.context.Add(first, batch, scores.losses, tensors.targets.ge(0));
   if (scores.class_log_probs.defined()) sums.classes.Add(first, batch, scores.class_log_probs);
   const at::Tensor losses = RowSums(scores.losses), num_targets = RowSums(tensors.targets.ge(0));
   const at::Tensor correct = counts_correct ? RowSums(scores.correct) : at::Tensor();
   for (int64_t row = 0; row < batch.batch_size; ++row)
-    sums.windows.push_back(
-        {.loss = losses.const_data_ptr<double>()[row],
-         .num_correct = counts_correct ? correct.const_data_ptr<double>()[row] : 0,
-         .num_targets = num_targets.const_data_ptr<double>()[row]});
+    sums.rows.push_back({.loss = losses.const_data_ptr<double>()[row],
+                         .num_correct = counts_correct ? correct.const_data_ptr<double>()[row] : 0,
+                         .num_targets = num_targets.const_data_ptr<double>()[row]});
 }
 
-// How many there are where they begin `stride` apart.
-int64_t NumSlidingWindows(const data::TokenView& tokens, int64_t seq_len, int64_t stride) {
-  const int64_t targets = tokens.info.num_tokens - 1;
-  return targets < seq_len ? 0 : (targets - seq_len) / stride + 1;
+int64_t WindowLen(const ValidationConfig& config) {
+  return config.window_len > 0 ? config.window_len : config.seq_len;
+}
+// Tokens between the begins of neighbouring rows: row r begins at token r times this.
+int64_t RowStep(const ValidationConfig& config) {
+  return config.stride > 0 ? config.stride : config.seq_len;
 }
 
-// What an earlier window has scored is not asked for again.
-data::Batch ReadBatch(const data::TokenView& tokens, const ValidationConfig& config, int64_t first,
-                      int64_t count) {
-  if (config.stride == 0) return data::ReadWindows(tokens, config.seq_len, first, count);
-  data::Batch batch = data::ReadSlidingWindows(tokens, config.seq_len, config.stride, first, count);
-  for (int64_t row = first == 0 ? 1 : 0; row < count; ++row)
-    std::fill_n(batch.targets.begin() + row * config.seq_len, config.seq_len - config.stride,
-                data::kNoTarget);
+// The numbers of the rows whose last RowStep targets lie in these windows, ascending. The split's
+// first row is the exception: it has no context from a window before, and scores all its targets.
+std::vector<int64_t> RowsOf(std::span<const int64_t> windows, const ValidationConfig& config) {
+  const int64_t window_len = WindowLen(config), step = RowStep(config);
+  HL_CHECK(window_len % config.seq_len == 0 && config.seq_len % step == 0, "windows of ",
+           window_len, ", rows of ", config.seq_len, ", ", step, " tokens apart");
+  std::vector<int64_t> rows;
+  for (const int64_t window : windows) {
+    const int64_t begin = window * window_len, end = begin + window_len;
+    const int64_t first = std::max<int64_t>(0, (begin + step - config.seq_len) / step);
+    for (int64_t row = first; row * step + config.seq_len <= end; ++row) rows.push_back(row);
+  }
+  return rows;
+}
+
+// Reads rows by their numbers. Targets that the row before scores are no targets of a sliding row.
+data::Batch ReadRows(const data::TokenView& tokens, const ValidationConfig& config,
+                     std::span<const int64_t> rows) {
+  if (config.stride == 0) return data::ReadWindows(tokens, config.seq_len, rows);
+  data::Batch batch = data::ReadSlidingWindows(tokens, config.seq_len, config.stride, rows);
+  for (size_t i = 0; i < rows.size(); ++i)
+    if (rows[i] > 0)
+      std::fill_n(batch.targets.begin() + static_cast<int64_t>(i) * config.seq_len,
+                  config.seq_len - config.stride, data::kNoTarget);
   return batch;
 }
 
-WindowSums Total(std::span<const WindowSums> windows) {
-  WindowSums total;
-  for (const WindowSums& window : windows) {
-    total.loss += window.loss;
-    total.num_correct += window.num_correct;
-    total.num_targets += window.num_targets;
+SumsOfRow Total(std::span<const SumsOfRow> rows) {
+  SumsOfRow total;
+  for (const SumsOfRow& row : rows) {
+    total.loss += row.loss;
+    total.num_correct += row.num_correct;
+    total.num_targets += row.num_targets;
   }
   return total;
 }
 
-// Of those of the first windows that were scored; windows are rows.
+// The scores of the segments that have scored rows, whose ascending numbers `rows` holds.
 std::vector<SegmentScore> ScoresOfSegments(const std::vector<data::Segment>& segments,
-                                           std::span<const WindowSums> windows) {
+                                           std::span<const int64_t> rows,
+                                           std::span<const SumsOfRow> sums) {
   std::vector<SegmentScore> scores;
+  int64_t end = 0;  // the number of the row after the segment
   for (const data::Segment& segment : segments) {
-    const size_t count = std::min(windows.size(), static_cast<size_t>(segment.num_rows));
-    const WindowSums total = Total(windows.first(count));
-    windows = windows.subspan(count);
+    end += segment.num_rows;
+    const auto count = static_cast<size_t>(std::ranges::lower_bound(rows, end) - rows.begin());
+    const SumsOfRow total = Total(sums.first(count));
+    rows = rows.subspan(count), sums = sums.subspan(count);
     if (total.num_targets == 0) continue;
     scores.push_back({.name = segment.name,
                       .loss = total.loss / total.num_targets,
@@ -110,14 +133,14 @@ std::vector<SegmentScore> ScoresOfSegments(const std::vector<data::Segment>& seg
 }
 
 // ValidationResult::loss_hf. Batches without targets have no mean, and are left out.
-double MeanOfBatches(std::span<const WindowSums> windows, size_t batch) {
+double MeanOfBatches(std::span<const SumsOfRow> rows, size_t batch) {
   double sum = 0, num_rows = 0;
-  for (; !windows.empty(); windows = windows.subspan(std::min(batch, windows.size()))) {
-    const auto rows = windows.first(std::min(batch, windows.size()));
-    const WindowSums total = Total(rows);
+  for (; !rows.empty(); rows = rows.subspan(std::min(batch, rows.size()))) {
+    const auto of_batch = rows.first(std::min(batch, rows.size()));
+    const SumsOfRow total = Total(of_batch);
     if (total.num_targets == 0) continue;
-    sum += static_cast<double>(rows.size()) * total.loss / total.num_targets;
-    num_rows += static_cast<double>(rows.size());
+    sum += static_cast<double>(of_batch.size()) * total.loss / total.num_targets;
+    num_rows += static_cast<double>(of_batch.size());
   }
   return sum / num_rows;
 }
@@ -142,12 +165,14 @@ bool PredictsText(const model::LanguageModel& model, const data::TokenView& toke
   return tokens.row_len == 0 && model.objective().predicts_next_token();
 }
 
+// `rows`: the numbers of the rows that `sums` are of.
 ValidationResult MakeResult(const data::TokenView& tokens, bool predicts_text,
-                            std::span<const WindowSums> windows, int64_t batch) {
-  const WindowSums total = Total(windows);
+                            std::span<const int64_t> rows, std::span<const SumsOfRow> sums,
+                            int64_t batch) {
+  const SumsOfRow total = Total(sums);
   HL_CHECK_AS(ExitCode::kData, total.num_targets > 0, "the validation windows hold no targets");
   ValidationResult result = {.loss = total.loss / total.num_targets,
-                             .loss_hf = MeanOfBatches(windows, static_cast<size_t>(batch)),
+                             .loss_hf = MeanOfBatches(sums, static_cast<size_t>(batch)),
                              .num_targets = static_cast<int64_t>(total.num_targets)};
   if (predicts_text) {
     result.bits_per_byte = data::BitsPerByte(result.loss, tokens.info, tokens.reset_at_documents);
@@ -155,7 +180,7 @@ ValidationResult MakeResult(const data::TokenView& tokens, bool predicts_text,
   }
   result.accuracy = total.num_correct / total.num_targets;
   if (tokens.info.segments.size() > 1)
-    result.segments = ScoresOfSegments(tokens.info.segments, windows);
+    result.segments = ScoresOfSegments(tokens.info.segments, rows, sums);
   return result;
 }
 
@@ -205,42 +230,49 @@ ValidationResult Validate(const model::LanguageModel& model, const data::TokenVi
                           const ValidationConfig& config, dist::Communicator& control) {
   const c10::AutoGradMode no_grad(false);
   RequireLabelsOf(model, tokens);
-  const int64_t whole = RequireWindows(tokens, config.seq_len);
-  const int64_t available =
-      config.stride > 0 ? NumSlidingWindows(tokens, config.seq_len, config.stride) : whole;
-  const int64_t total =
-      config.num_windows > 0 ? std::min(config.num_windows, available) : available;
+  RequireWindows(tokens, config.seq_len);
+  const int64_t available = data::NumWindows(tokens, WindowLen(config));
+  const std::vector<int64_t> windows = ChooseWindows(config.num_windows, available);
+  const std::vector<int64_t> rows = RowsOf(windows, config);
 
   const int sp = config.parallel == nullptr ? 1 : config.parallel->group->size();
   const int groups = control.size() / sp, group = control.rank() / sp;
+  const int64_t total = std::ssize(rows);
   const auto begin_of = [&](int64_t g) { return total * g / groups; };
   const int64_t begin = begin_of(group), end = begin_of(group + 1);
   const bool predicts_text = PredictsText(model, tokens);
-  HL_CHECK((config.bin == 0 && config.attention == nullptr && !config.recall) || sp == 1,
-           "bins of positions, recall, or statistics of attention, and rows on several ranks");
+  HL_CHECK(
+      (config.bin == 0 && config.attention == nullptr && !config.recall && !config.half_context) ||
+          sp == 1,
+      "bins of positions, recall, context, or statistics of attention, and rows on several "
+      "ranks");
   HL_CHECK((config.stride == 0 && config.piece == 0) || (predicts_text && sp == 1),
-           "windows that slide, or in pieces, of what is no text's next token or on several ranks");
+           "rows that slide, or in pieces, of what is no text's next token or on several ranks");
   HL_CHECK(!config.recall || predicts_text, "recall of what is no text's next token");
-  Sums sums = {.windows = {},
+  Sums sums = {.rows = {},
                .bins = {total, config.seq_len, config.bin},
                .recall = {total, config.recall},
+               .context = {total, config.half_context},
                .classes = {total, model.objective()}};
   for (int64_t first = begin; first < end; first += config.batch) {
-    const int64_t count = std::min(config.batch, end - first);
-    ScoreWindows(model, ReadBatch(tokens, config, first, count), !predicts_text, config, first,
-                 sums);
+    const auto count = static_cast<size_t>(std::min(config.batch, end - first));
+    const auto numbers = std::span(rows).subspan(static_cast<size_t>(first), count);
+    ScoreRows(model, ReadRows(tokens, config, numbers), !predicts_text, config, first, sums);
   }
-  // Of every window, the sum over the ranks that have some of it; 0 adds nothing to the others.
-  std::vector<WindowSums> all(static_cast<size_t>(total));
-  std::ranges::copy(sums.windows, all.begin() + begin);
-  static_assert(sizeof(WindowSums) == kSumsOfWindow * sizeof(double));
+  // The sum over the ranks that hold slices of a row. Other ranks add 0.
+  std::vector<SumsOfRow> all(rows.size());
+  std::ranges::copy(sums.rows, all.begin() + begin);
+  static_assert(sizeof(SumsOfRow) == kNumSumsOfRow * sizeof(double));
   control
-      .AllReduce(Ref(reinterpret_cast<double*>(all.data()), kSumsOfWindow * total),
+      .AllReduce(Ref(reinterpret_cast<double*>(all.data()), kNumSumsOfRow * total),
                  dist::ReduceOp::kSum, {"validation_sums", 0}, nullptr)
       .WaitHost();
-  ValidationResult result = MakeResult(tokens, predicts_text, all, config.batch);
+  ValidationResult result = MakeResult(tokens, predicts_text, rows, all, config.batch);
+  result.num_windows = std::ssize(windows);
+  result.num_available = available;
   result.positions = sums.bins.Scores(control);
   result.recall = sums.recall.Scores(control);
+  result.half_context = sums.context.Score(control);
   result.classes = sums.classes.Scores(control);
   return result;
 }

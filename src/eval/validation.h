@@ -1,7 +1,10 @@
 // The mean loss over windows of a split, or of other text, and the accuracy on labelled rows and
 // hidden tokens.
-// Windows are dealt over ranks and summed in fp64 in window order, so that the result does not
-// depend on the world size beyond the model's own rounding.
+//
+// A window is window_len consecutive tokens, the unit that is chosen and scored whole. A row is the
+// seq_len tokens that the model reads at once, from an empty state. A window is one row, unless a
+// table by length cuts it into several. Rows are dealt over ranks and summed in fp64 in row order,
+// so the result does not depend on the world size beyond the model's own rounding.
 #pragma once
 
 #include <optional>
@@ -20,16 +23,19 @@ namespace halflife::eval {
 class AttentionStatistics;
 
 struct ValidationConfig {
-  int64_t seq_len = 512;
-  int64_t num_windows = 0;  // the first so many; 0: all
-  // Windows of next tokens begin so many tokens apart, and each but the first scores its last so
-  // many, which have seq_len - stride before them or more; 0: windows lie side by side.
+  int64_t seq_len = 512;    // tokens of a row
+  int64_t num_windows = 0;  // as ChooseWindows takes it; 0: all
+  int64_t window_len = 0;   // tokens of a window, a multiple of seq_len; 0: seq_len
+  // If above 0, rows of next tokens begin this many tokens apart. A row scores its last `stride`
+  // targets, which have at least seq_len - stride tokens before them, also from the window before.
+  // The split's first row scores all of its targets. 0: rows lie side by side.
   int64_t stride = 0;
-  int64_t piece = 0;                         // CarriedLosses in such pieces; 0: whole windows
+  int64_t piece = 0;                         // CarriedLosses in such pieces; 0: whole rows
   int64_t batch = 8;                         // rows of one forward
-  int64_t bin = 0;                           // tokens of a position bin; 0: none are told
-  bool recall = false;                       // by what the text has said before, of next tokens
-  AttentionStatistics* attention = nullptr;  // filled with this rank's windows; borrowed
+  int64_t bin = 0;                           // tokens of a position bin; 0: no bins
+  bool recall = false;                       // scores by what the text has said before
+  bool half_context = false;                 // scores the targets of ContextSums
+  AttentionStatistics* attention = nullptr;  // filled with this rank's rows; borrowed
   // This rank has a slice of each of its rows (borrowed); null: it has rows of its own.
   const model::SequenceParallel* parallel = nullptr;
 };
@@ -46,14 +52,16 @@ struct ValidationResult {
   // it depends on `batch`.
   double loss_hf = 0;
   int64_t num_targets = 0;
+  int64_t num_windows = 0, num_available = 0;  // scored; of the split
   // data::BitsPerByte of the loss of text whose next tokens are predicted.
   std::optional<double> bits_per_byte;
   // Else the share of labels, of hidden tokens and labelled rows, that are the likeliest token.
   std::optional<double> accuracy;
-  std::vector<SegmentScore> segments;    // of labelled rows, where there are several kinds
-  std::vector<PositionScore> positions;  // those bins that have targets
-  std::optional<ClassScores> classes;    // of documents
-  std::vector<RecallScore> recall;       // where it was asked for: all four
+  std::vector<SegmentScore> segments;           // of labelled rows, where there are several kinds
+  std::vector<PositionScore> positions;         // those bins that have targets
+  std::optional<ClassScores> classes;           // of documents
+  std::vector<RecallScore> recall;              // where it was asked for: all four
+  std::optional<PartSums::Score> half_context;  // if asked for
   double perplexity() const;
   double perplexity_hf() const;
 };

@@ -86,6 +86,80 @@ TEST_F(Eval, ARunThatContinuesAcrossDocumentsIsScoredSo) {
   EXPECT_NEAR(table["rows"][0]["loss"], result["loss"], 1e-6);
 }
 
+// A validation split of an easy and of a hard source, in either order: a few windows are of both, for
+// eval, for the bigram model and for training. The first eight windows are of one source only.
+TEST_F(Eval, FewWindowsSeeBothSources) {
+  std::string easy, hard;
+  while (easy.size() < 8000) easy += "the river ";
+  for (uint32_t state = 1; hard.size() < 8000; state = state * 1664525 + 1013904223)
+    hard += static_cast<char>('!' + (state >> 16) % 90);
+  std::ofstream(Path("easy.txt")) << easy;
+  std::ofstream(Path("hard.txt")) << hard;
+  const auto loss = [](const std::string& text) {
+    return Evaluate("run", {"--text", text})["loss"].get<double>();
+  };
+  const double low = loss(Path("easy.txt")), high = loss(Path("hard.txt"));
+  ASSERT_GT(high, low + 1);
+  for (const auto& [first, second] :
+       {std::pair{"easy.txt", "hard.txt"}, std::pair{"hard.txt", "easy.txt"}}) {
+    const auto result = Evaluate("run", {"--text", Path(first), Path(second), "--windows", "12"});
+    EXPECT_EQ(result["windows_scored"], 12);
+    EXPECT_EQ(result["windows_available"], 16000 / 64);
+    const double of_hard = (result["loss"].get<double>() - low) / (high - low);
+    EXPECT_GT(of_hard, 0.2) << first;
+    EXPECT_LT(of_hard, 0.8) << first;
+  }
+  const RunResult printed =
+      Halflife({"eval", "--model", Path("run"), "--text", Path("easy.txt"), "--windows", "12"});
+  EXPECT_THAT(printed.out, HasSubstr("768 tokens in windows of 64\nscored 12 of 125 windows, 9.6 % "
+                                     "of the split\nloss "));
+  const auto line = fixture->Metrics("run", "val_loss").back();
+  EXPECT_EQ(line["val_windows_scored"], 16);
+  const auto trained = Evaluate("run", {"--data", Path("data"), "--windows", "16"});
+  EXPECT_EQ(line["val_windows_available"], trained["windows_available"]);
+  EXPECT_NEAR(line["val_loss"], trained["loss"], 1e-6);
+}
+
+// Rows longer than documents give no more context, and a table says so.
+TEST_F(Eval, TablesOfShortDocumentsAreWarnedOf) {
+  std::ofstream records(Path("short.jsonl"));
+  for (int i = 0; i < 200; ++i)
+    records << R"({"text": "the small boat past the old walls"})"
+               "\n";
+  records.close();
+  const RunResult prepared =
+      Halflife({"prepare", "--input", Path("text.txt"), "--validation-input", Path("short.jsonl"),
+                "--tokenizer", "bytes", "--out", Path("short")});
+  ASSERT_EQ(prepared.exit_code, 0) << prepared.err;
+  const auto lengths = [](const std::string& data) {
+    return Halflife({"eval", "--model", Path("run"), "--data", Path(data), "--lengths", "16,256",
+                     "--windows", "2", "--csv", Path("context.csv"), "--out",
+                     Path(data + "-context.json")});
+  };
+  const RunResult result = lengths("short");
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("the documents of the validation split have 34 tokens on "
+                                    "average, less than half of the longest length, 256. "));
+  EXPECT_THAT(result.err, HasSubstr("`halflife prepare --documents file`"));
+  EXPECT_THAT(result.out, HasSubstr("scored 2 of 26 windows, 7.7 % of the split, each of 256 "
+                                    "tokens\nperplexity by "));
+  EXPECT_THAT(result.out, HasSubstr("\ncontext >= half: share of targets with at least half of the "
+                                    "length before them in their document\n            16        "
+                                    "256       \nas_trained  0."));
+  const auto json = nlohmann::json::parse(std::ifstream(Path("short-context.json")));
+  EXPECT_EQ(json["windows_scored"], 2);
+  EXPECT_EQ(json["windows_available"], 26);
+  const auto& shorter = json["rows"][0]["half_context"];
+  EXPECT_EQ(shorter["share"],
+            shorter["tokens"].get<double>() / json["rows"][0]["tokens"].get<double>());
+  EXPECT_GT(shorter["share"], 0.2);
+  EXPECT_EQ(json["rows"][1]["half_context"]["share"], 0);
+  EXPECT_TRUE(json["rows"][1]["half_context"]["loss"].is_null()) << "the mean of no targets";
+  std::ifstream csv(Path("context.csv"));
+  const std::string text(std::istreambuf_iterator<char>(csv), {});
+  EXPECT_THAT(text, HasSubstr(",windows_scored,windows_available,half_context_share,"));
+}
+
 // By the counts of the whole split, also for some of its windows.
 TEST_F(Eval, BitsPerByteOfPiecesAreOfTheOriginalText) {
   const auto split = Inspect(Path("pieces"))["validation"];

@@ -101,6 +101,8 @@ const std::map<std::string, std::string> TensorBoard::kTags = {
     {"val_perplexity", "val/perplexity"},
     {"val_bits_per_byte", "val/bits_per_byte"},
     {"val_tokens", "val/tokens"},
+    {"val_windows_scored", "val/windows_scored"},
+    {"val_windows_available", "val/windows_available"},
     {"tokens_per_s", "perf/tokens_per_second"},
     {"elapsed_s", "perf/elapsed_s"},
     {"step_ms", "perf/step_ms"},

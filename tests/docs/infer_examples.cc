@@ -11,6 +11,7 @@
 #include "eval/retrieval.h"
 #include "eval/retrieval_table.h"
 #include "eval/scorer.h"
+#include "eval/window_choice.h"
 #include "infer/decoder.h"
 #include "infer/generator.h"
 #include "infer/model_loader.h"
@@ -75,6 +76,10 @@ void ClassTableExample(const model::LanguageModel& model, const data::Batch& bat
 void PartSumsExample(const at::Tensor& losses, const at::Tensor& targets, int64_t num_windows,
                      dist::Communicator& control) {
 #include "examples/eval/part_sums.h"
+}
+
+void WindowChoiceExample() {
+#include "examples/eval/window_choice.h"
 }
 
 void ProtocolExample() {

@@ -6,12 +6,14 @@
 
 #include <cmath>
 #include <fstream>
+#include <functional>
 #include <map>
 
 #include "data/prepare.h"
 #include "dist/local_communicator.h"
 #include "eval/batch_tensors.h"
 #include "eval/recall.h"
+#include "eval/window_choice.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"
 
@@ -48,7 +50,7 @@ class LengthTables : public testing::Test {
                   const model::ModelConfig& config = Softmax(), bool attention = false) const {
     return ScoreIn({.train_len = kTrainLen,
                     .lengths = {16, 32, 128},
-                    .num_stretches = 3,
+                    .num_windows = 3,
                     .batch_tokens = 64,
                     .bin = bin,
                     .attention = attention},
@@ -68,12 +70,17 @@ class LengthTables : public testing::Test {
     });
     return row;
   }
-  // Of hidden tokens in the first three windows: the share of which the model finds likeliest.
-  double AccuracyByHand(const model::ModelConfig& config, int64_t length) const {
+  // The windows of 128 tokens that a table scores, as one batch.
+  data::Batch ChosenWindows(int64_t num_windows) const {
+    const data::TokenView tokens = data::ViewOf(*dataset_, data::Split::kTrain);
+    return data::ReadWindows(tokens, 128,
+                             ChooseWindows(num_windows, data::NumWindows(tokens, 128)));
+  }
+  // The share of hidden tokens in three windows of 128 that the model finds likeliest.
+  double AccuracyByHand(const model::ModelConfig& config) const {
     model::LanguageModel model(config);
     model.BindOwnMemory(1, false);
-    data::Batch batch =
-        data::ReadWindows(data::ViewOf(*dataset_, data::Split::kTrain), length, 0, 3);
+    data::Batch batch = ChosenWindows(3);
     ApplyObjective(model.objective(), /*seed=*/0, batch);
     const BatchTensors tensors = ToTensors(batch, at::kCPU);
     const at::Tensor likeliest =
@@ -199,7 +206,7 @@ TEST_F(LengthTables, BinsOfPositionsMakeUpTheWhole) {
 TEST_F(LengthTables, RecallPartsTheTargets) {
   LengthTable table = {.train_len = kTrainLen,
                        .lengths = {16, 128},
-                       .num_stretches = 3,
+                       .num_windows = 3,
                        .batch_tokens = 64,
                        .recall = true};
   std::map<int64_t, int64_t> seen;
@@ -225,8 +232,7 @@ TEST_F(LengthTables, RecallPartsTheTargets) {
 
   model::LanguageModel model(Softmax());
   model.BindOwnMemory(1, false);
-  const data::Batch batch =
-      data::ReadWindows(data::ViewOf(*dataset_, data::Split::kTrain), 128, 0, 3);
+  const data::Batch batch = ChosenWindows(3);
   const BatchTensors tensors = ToTensors(batch, at::kCPU);
   const at::Tensor losses =
       model.TokenLosses(tensors.inputs, tensors.targets, {.slice = &tensors.slice}).contiguous();
@@ -240,11 +246,11 @@ TEST_F(LengthTables, RecallPartsTheTargets) {
   EXPECT_NEAR(bigrams.loss, loss / static_cast<double>(bigrams.num_targets), 1e-5);
 }
 
-// Each token with a row of 32 before it, or what the text has: the windows by hand end where the
-// token's stride does.
+// Each token has a row of 32 before it, or what the text has, also from before its window. The rows
+// by hand end where the token's stride does.
 TEST_F(LengthTables, SlidingRowsScoreTheirLastTokens) {
   const LengthTable table = {
-      .train_len = kTrainLen, .lengths = {32, 128}, .num_stretches = 2, .batch_tokens = 64};
+      .train_len = kTrainLen, .lengths = {32, 128}, .num_windows = 2, .batch_tokens = 64};
   const auto score = [&](const std::string& protocol, int64_t length, int world = 1) {
     return ScoreIn(table, "as_trained", length, world, Softmax(), protocol).result;
   };
@@ -254,18 +260,19 @@ TEST_F(LengthTables, SlidingRowsScoreTheirLastTokens) {
   const data::TokenView tokens = data::ViewOf(*dataset_, data::Split::kTrain);
   for (const int64_t stride : {1, 8, 16}) {
     double loss = 0;
-    int64_t num_windows = 0;
-    for (int64_t end = 32; end <= 2 * 128; end += stride, ++num_windows) {
-      data::TokenView from = tokens;  // whose first window is the one that ends there
-      from.read = [&](int64_t begin, std::span<int32_t> ids) {
-        tokens.read(end - 32 + begin, ids);
-      };
-      const BatchTensors window = ToTensors(data::ReadWindows(from, 32, 0, 1), at::kCPU);
-      const at::Tensor losses =
-          model.TokenLosses(window.inputs, window.targets, {.slice = &window.slice});
-      loss += losses.narrow(1, end == 32 ? 0 : 32 - stride, end == 32 ? 32 : stride)
-                  .sum()
-                  .item<double>();
+    for (const int64_t window : ChooseWindows(2, data::NumWindows(tokens, 128))) {
+      // The text's first row scores all 32 targets.
+      for (int64_t end = window == 0 ? 32 : window * 128 + stride; end <= (window + 1) * 128;
+           end += stride) {
+        data::TokenView from = tokens;  // whose first window is the row that ends there
+        from.read = [&](int64_t begin, std::span<int32_t> ids) {
+          tokens.read(end - 32 + begin, ids);
+        };
+        const BatchTensors row = ToTensors(data::ReadWindows(from, 32, 0, 1), at::kCPU);
+        const at::Tensor losses = model.TokenLosses(row.inputs, row.targets, {.slice = &row.slice});
+        const int64_t scored = end == 32 ? 32 : stride;
+        loss += losses.narrow(1, 32 - scored, scored).sum().item<double>();
+      }
     }
     const ValidationResult result = score(Concat("sliding:", stride), 32);
     EXPECT_EQ(result.num_targets, 2 * 128);  // as many as of segments of any length
@@ -278,7 +285,7 @@ TEST_F(LengthTables, CarriedRowsAreWholeRows) {
   const model::ModelConfig gla = Config(model::MixerConfig("gla", {{"num_heads", int64_t{2}}}));
   const LengthTable table = {.train_len = kTrainLen,
                              .lengths = {32, 128},
-                             .num_stretches = 3,
+                             .num_windows = 3,
                              .batch_tokens = 64,
                              .bin = 32,
                              .recall = true};
@@ -298,7 +305,7 @@ TEST_F(LengthTables, CarriedRowsAreWholeRows) {
 // Rows of one token have no pair before: a part without targets has no loss.
 TEST_F(LengthTables, RecallOfNothingIsNotANumber) {
   const ValidationResult result =
-      ScoreIn({.train_len = kTrainLen, .lengths = {1}, .num_stretches = 30, .recall = true},
+      ScoreIn({.train_len = kTrainLen, .lengths = {1}, .num_windows = 30, .recall = true},
               "as_trained", 1)
           .result;
   EXPECT_EQ(result.recall[2].num_targets, 0);
@@ -324,7 +331,7 @@ TEST_F(LengthTables, HiddenTokensAreTheSameAtEveryLength) {
   EXPECT_GT(whole.num_targets, 20);
   EXPECT_EQ(rows.num_targets, whole.num_targets);
   EXPECT_GT(std::abs(rows.loss - whole.loss), 1e-4);
-  EXPECT_NEAR(whole.accuracy.value(), AccuracyByHand(encoder, 128), 1e-12);
+  EXPECT_NEAR(whole.accuracy.value(), AccuracyByHand(encoder), 1e-12);
   EXPECT_FALSE(whole.bits_per_byte.has_value());
   EXPECT_NEAR(score("as_trained", 32, 3).loss, score("as_trained", 32).loss, 1e-6);
   EXPECT_EQ(score("window:128", 128).loss, whole.loss);
@@ -362,6 +369,62 @@ TEST_F(LengthTables, TellWhatAttentionLooksAt) {
     EXPECT_HL_ERROR(RequireLengths(*without, {.train_len = 16, .lengths = {16}, .attention = true}),
                     ExitCode::kUsage, "--attention tells", "no layer of softmax attention",
                     "without it --lengths would work");
+}
+
+// Half the length is before a target in its document and its row, in text whose documents have 6 to
+// 37 tokens. Longer rows give ever fewer targets such a context, so their losses say nothing about
+// it. Ranks change nothing.
+TEST_F(LengthTables, CountTargetsWithHalfTheLengthOfContext) {
+  std::vector<int32_t> ids;
+  for (int32_t document = 0; std::ssize(ids) < 128 * 6 + 1; ++document) {
+    for (int32_t i = 0; i < 5 + document * 7 % 32; ++i) ids.push_back(3 + i * document % 200);
+    ids.push_back(1);
+  }
+  const data::TokenView tokens = {.name = "the text",
+                                  .info = {.num_tokens = std::ssize(ids)},
+                                  .eos_id = 1,
+                                  .read = [&](int64_t begin, std::span<int32_t> out) {
+                                    std::copy_n(ids.begin() + begin, out.size(), out.begin());
+                                  }};
+  const auto score = [&](int64_t length, const char* protocol, int world) {
+    LengthRow row;
+    dist::LocalWorld::Run(world, [&](dist::Communicator& control) {
+      model::LanguageModel model(Softmax());
+      model.BindOwnMemory(1, false);
+      const LengthTable table = {
+          .train_len = kTrainLen, .lengths = {16, 32, 128}, .num_windows = 4};
+      const LengthRow of_rank = ScoreLength(model, tokens, table, LengthMethod::Parse("as_trained"),
+                                            Protocol::Parse(protocol), length, control);
+      if (control.rank() == 0) row = of_rank;
+    });
+    return row.result;
+  };
+  // Counts the targets of the chosen windows; the row of position p begins at row_begin(p).
+  const auto by_hand = [&](int64_t length, const std::function<int64_t(int64_t)>& row_begin) {
+    int64_t count = 0;
+    for (const int64_t window : ChooseWindows(4, 6))
+      for (int64_t p = window * 128; p < (window + 1) * 128; ++p) {
+        if (ids[static_cast<size_t>(p)] == 1) continue;  // eos has no target
+        int64_t begin = p;
+        while (begin > row_begin(p) && ids[static_cast<size_t>(begin - 1)] != 1) --begin;
+        count += p - begin + 1 >= length / 2 ? 1 : 0;
+      }
+    return count;
+  };
+  for (const int64_t length : {16, 32, 128}) {
+    const ValidationResult rows = score(length, "segments", 1), two = score(length, "segments", 2);
+    const int64_t expected = by_hand(length, [&](int64_t p) { return p / length * length; });
+    EXPECT_EQ(rows.half_context->num_targets, expected) << length;
+    EXPECT_EQ(two.half_context->num_targets, expected) << length;
+    EXPECT_EQ(std::isnan(rows.half_context->loss), expected == 0) << length;
+    if (expected == 0) continue;
+    EXPECT_NEAR(two.half_context->loss, rows.half_context->loss, 1e-6);
+  }
+  EXPECT_GT(by_hand(16, [](int64_t p) { return p / 16 * 16; }), 0);
+  EXPECT_EQ(by_hand(128, [](int64_t p) { return p / 128 * 128; }), 0);
+  // A sliding row of 16 ends with the 4 targets that it scores.
+  EXPECT_EQ(score(16, "sliding:4", 1).half_context->num_targets,
+            by_hand(16, [](int64_t p) { return std::max<int64_t>(0, p / 4 * 4 + 4 - 16); }));
 }
 
 TEST_F(LengthTables, SayWhatDoesNotFit) {

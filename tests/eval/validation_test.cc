@@ -11,6 +11,7 @@
 #include "data/synthetic/prepare_mqar.h"
 #include "dist/local_communicator.h"
 #include "eval/batch_tensors.h"
+#include "eval/window_choice.h"
 #include "support/temp_dir.h"
 
 namespace halflife::eval {
@@ -29,13 +30,13 @@ class Validation : public testing::Test {
   }
   // Of `world` ranks; rank 0's.
   ValidationResult Run(const data::TokenView& tokens, const char* objective, int64_t batch,
-                       int world = 1) const {
+                       int world = 1, int64_t num_windows = 0) const {
     ValidationResult result;
     dist::LocalWorld::Run(world, [&](dist::Communicator& control) {
       model::LanguageModel model = Model(objective, tokens.row_len > 0 ? 64 : 259);
       model.BindOwnMemory(1, false);
-      const ValidationResult of_rank =
-          Validate(model, tokens, {.seq_len = kSeqLen, .batch = batch}, control);
+      const ValidationResult of_rank = Validate(
+          model, tokens, {.seq_len = kSeqLen, .num_windows = num_windows, .batch = batch}, control);
       if (control.rank() == 0) result = of_rank;
     });
     return result;
@@ -97,6 +98,65 @@ TEST_F(Validation, NothingIsAskedOfTheEndOfADocument) {
   const ValidationResult result = Run(tokens, "next_token", 4);
   EXPECT_EQ(result.num_targets, windows * kSeqLen - ends);
   EXPECT_NE(result.loss_hf, result.loss) << "windows of different numbers of targets";
+}
+
+// A split of two sources, one after the other: of two tokens, and of many. The score is that of
+// ChooseWindows' windows, several of each source, and not that of the first windows.
+TEST_F(Validation, FewWindowsAreSpreadOverTheSplit) {
+  constexpr int64_t kWindows = 64, kFew = 12;
+  const data::TokenView tokens = {
+      .name = "the text",
+      .info = {.num_tokens = kWindows * kSeqLen + 1},
+      .eos_id = 1,
+      .read = [](int64_t begin, std::span<int32_t> ids) {
+        for (size_t i = 0; i < ids.size(); ++i) {
+          const int64_t at = begin + static_cast<int64_t>(i);
+          ids[i] =
+              static_cast<int32_t>(at < kWindows / 2 * kSeqLen ? 10 + at % 2 : 100 + at * at % 101);
+        }
+      }};
+  const std::vector<int64_t> chosen = ChooseWindows(kFew, kWindows);
+  const auto in_second = [](int64_t window) { return window >= kWindows / 2; };
+  const int64_t of_second = std::ranges::count_if(chosen, in_second);
+  EXPECT_GE(of_second, 3);
+  EXPECT_LE(of_second, kFew - 3);
+
+  const ValidationResult result = Run(tokens, "next_token", 5, 1, kFew);
+  EXPECT_EQ(result.num_windows, kFew);
+  EXPECT_EQ(result.num_available, kWindows);
+  EXPECT_EQ(result.num_targets, kFew * kSeqLen);
+  model::LanguageModel model = Model("next_token", 259);
+  model.BindOwnMemory(1, false);
+  const auto by_hand = [&](const data::Batch& batch) {
+    const BatchTensors rows = ToTensors(batch, at::kCPU);
+    return model.TokenLosses(rows.inputs, rows.targets, {.slice = &rows.slice})
+        .mean()
+        .item<double>();
+  };
+  EXPECT_NEAR(result.loss, by_hand(data::ReadWindows(tokens, kSeqLen, chosen)), 1e-5);
+  EXPECT_GT(std::abs(result.loss - by_hand(data::ReadWindows(tokens, kSeqLen, 0, kFew))), 1e-3);
+  for (const int world : {2, 3, 5})
+    EXPECT_NEAR(Run(tokens, "next_token", 5, world, kFew).loss, result.loss, 1e-6) << world;
+}
+
+// Rows of both kinds are among the chosen ones, and each counts for its own.
+TEST_F(Validation, SegmentsOfFewRows) {
+  const data::Dataset uneven = Mqar("few", {{kSeqLen, 4, kRows}, {kSeqLen, 2, kRows}});
+  const data::TokenView tokens = data::ViewOf(uneven, data::Split::kValidation);
+  constexpr int64_t kFew = 6;
+  const std::vector<int64_t> chosen = ChooseWindows(kFew, 2 * kRows);
+  const int64_t of_four = std::ranges::count_if(chosen, [](int64_t row) { return row < kRows; });
+  ASSERT_GT(of_four, 0);
+  ASSERT_LT(of_four, kFew);
+  const ValidationResult result = Run(tokens, "labelled", 4, 1, kFew);
+  ASSERT_EQ(result.segments.size(), 2u);
+  EXPECT_EQ(result.segments[0].num_targets, 4 * of_four);
+  EXPECT_EQ(result.segments[1].num_targets, 2 * (kFew - of_four));
+  EXPECT_NEAR(result.loss,
+              (result.segments[0].loss * static_cast<double>(4 * of_four) +
+               result.segments[1].loss * static_cast<double>(2 * (kFew - of_four))) /
+                  static_cast<double>(result.num_targets),
+              1e-9);
 }
 
 // Rows that fill a short last step up are nobody's to name.

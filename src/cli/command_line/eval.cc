@@ -24,6 +24,7 @@ Use EvalUse() {
       .notes =
           "Windows are cut from the documents one after the other, each with its eos, and "
           "start from an empty state; what is left behind the last whole one is not scored. "
+          "--windows N scores the same N windows in every call, on any number of ranks. "
           "Under mpirun the ranks share the windows. --text reads as `prepare --documents "
           "file` and gives the same numbers: a file is one document of UTF-8, unpacked where "
           "it ends in .gz or .zst. Bits per byte compare models with different tokenizers: "
@@ -69,10 +70,11 @@ void AddScored(CLI::App& command, EvalOptions& options) {
 void AddExplain(CLI::App& command, EvalOptions& options) {
   command.option_defaults()->group(kExplainGroup);
   command
-      .add_option("--explain", options.explain,
-                  "Instead of the loss: which tokens of the first window, or the first --windows, "
-                  "layers of leap and fastformer looked at. Prints those with most weight; the "
-                  "JSON file has the weights of all [none]")
+      .add_option(
+          "--explain", options.explain,
+          "Instead of the loss: which tokens of the first window, or of the first --windows "
+          "windows, layers of leap and fastformer looked at. Prints those with most "
+          "weight; the JSON file has the weights of all [none]")
       ->type_name("FILE");
   command.add_option("--top", options.top, "Tokens of a layer to name")
       ->check(AtLeast(1))
@@ -84,7 +86,8 @@ void AddLengths(CLI::App& command, EvalOptions& options) {
   command
       .add_option("--lengths", options.lengths,
                   "Tokens a row, several: a table of perplexity by length. Each divides the "
-                  "longest, so that all score the same targets; --windows counts the longest")
+                  "longest, so that all score the same targets. --windows counts windows of the "
+                  "longest length")
       ->delimiter(',')
       ->check(AtLeast(1))
       ->type_name("N,...");
@@ -183,7 +186,9 @@ void AddEval(CLI::App& app, Request& request) {
       ->add_option("--seq-len", options->seq_len,
                    "Tokens a window [as trained; of labelled rows: theirs]")
       ->check(AtLeast(1));
-  command->add_option("--windows", options->windows, "Score the first so many windows [all]")
+  command
+      ->add_option("--windows", options->windows,
+                   "Windows to score, spread over the split by a fixed permutation [all]")
       ->check(AtLeast(0));
   command->add_option("--batch", options->batch, "Windows of one forward")
       ->check(AtLeast(1))

@@ -23,6 +23,8 @@ std::string TagOf(const std::string& metric) {
       {"val_f1_macro", "val/f1_macro"},
       {"val_auroc", "val/auroc"},
       {"val_tokens", "val/tokens"},
+      {"val_windows_scored", "val/windows_scored"},
+      {"val_windows_available", "val/windows_available"},
       {"tokens_per_s", "perf/tokens_per_second"},
       {"elapsed_s", "perf/elapsed_s"},
       {"step_ms", "perf/step_ms"},

@@ -102,6 +102,8 @@ void Metrics::Validation(int64_t step, const eval::ValidationResult& result) {
     if (result.classes->auroc) line["val_auroc"] = *result.classes->auroc;
   }
   line["val_tokens"] = result.num_targets;
+  line["val_windows_scored"] = result.num_windows;
+  line["val_windows_available"] = result.num_available;
   Write(std::move(line));
   if (terminal_ && line_open_) std::cerr << "\n";
   line_open_ = false;
