@@ -132,6 +132,13 @@ int64_t WindowOf(const data::TokenView& tokens, const infer::LoadedModel& loaded
   return tokens.row_len > 0 ? tokens.row_len : loaded.state.data.seq_len;
 }
 
+nlohmann::ordered_json PartJson(const eval::PartScore& part) {
+  nlohmann::ordered_json json = {
+      {"name", part.name}, {"tokens", part.num_targets}, {"loss", part.loss}};
+  if (part.accuracy) json["accuracy"] = *part.accuracy;
+  return json;
+}
+
 nlohmann::ordered_json ResultJson(const eval::ValidationResult& result) {
   nlohmann::ordered_json out = {
       {"windows_scored", result.num_windows}, {"windows_available", result.num_available},
@@ -140,12 +147,9 @@ nlohmann::ordered_json ResultJson(const eval::ValidationResult& result) {
   if (result.bits_per_byte) out["bits_per_byte"] = *result.bits_per_byte;
   if (result.accuracy) out["accuracy"] = *result.accuracy;
   if (result.classes) out["classes"] = ClassScoresJson(*result.classes);
-  for (const eval::SegmentScore& segment : result.segments) {
-    out["segments"].push_back({{"name", segment.name},
-                               {"tokens", segment.num_targets},
-                               {"loss", segment.loss},
-                               {"accuracy", segment.accuracy}});
-  }
+  for (const eval::PartScore& segment : result.segments)
+    out["segments"].push_back(PartJson(segment));
+  for (const eval::PartScore& source : result.sources) out["sources"].push_back(PartJson(source));
   return out;
 }
 
@@ -176,6 +180,14 @@ std::string ResultText(const nlohmann::ordered_json& out) {
     for (const auto& segment : out["segments"]) {
       text += Concat("  ", segment["name"].get<std::string>(), ": ",
                      Fixed(segment["accuracy"].get<double>(), 4), "\n");
+    }
+  }
+  if (out.contains("sources")) {
+    text += "by source, nats per token\n";
+    for (const auto& source : out["sources"]) {
+      text += Concat("  ", source["name"].get<std::string>(), ": ",
+                     Fixed(source["loss"].get<double>(), 4), " (",
+                     Counted(source["tokens"].get<int64_t>(), "token"), ")\n");
     }
   }
   if (out.contains("bigram_loss")) {

@@ -42,12 +42,19 @@ struct Segment {
   uint64_t seed = 0;
 };
 
+// The text of one input file: the tokens that follow those of the source before.
+struct Source {
+  std::string name;
+  int64_t num_tokens = 0, num_documents = 0;
+};
+
 struct SplitInfo {
   int64_t num_tokens = 0;     // each document's eos included
   int64_t num_documents = 0;  // of rows that hold several, padding is one, too
   int64_t num_bytes = 0;      // of text
   int num_shards = 0;
   std::vector<Segment> segments = {};  // of labelled rows
+  std::vector<Source> sources = {};    // of text from 2 to 100 files; their tokens are the split
 };
 
 // The mean number of tokens of a document, its eos included; 0 for an empty split.

@@ -116,7 +116,8 @@ Split ChooseSplit(Hash128 content, const DocumentRules& rules) {
 }
 
 EncodedChunk DocumentEncoder::Encode(TextChunk chunk) const {
-  EncodedChunk encoded{.ids = {},
+  EncodedChunk encoded{.file = chunk.file,
+                       .ids = {},
                        .documents = {},
                        .special_names = {},
                        .num_empty = 0,

@@ -61,7 +61,8 @@ struct EncodedDocument {
 };
 
 struct EncodedChunk {
-  std::vector<int32_t> ids;  // of all documents, one after the other
+  const InputFile* file = nullptr;  // that the chunk is from
+  std::vector<int32_t> ids;         // of all documents, one after the other
   std::vector<EncodedDocument> documents;
   NameCounts special_names;  // names of special tokens, which are read as characters
   int64_t num_empty = 0;

@@ -90,22 +90,23 @@ class Collector {
     std::error_code ignored;
     if (fs::is_directory(path, ignored)) {
       for (const fs::path& below : FilesBelow(path)) {
-        if (!AddFile(below)) ++found_.num_skipped;
+        if (!AddFile(below, below.lexically_relative(path))) ++found_.num_skipped;
       }
       return;
     }
-    HL_CHECK_AS(ExitCode::kData, AddFile(path), path.string(),
+    HL_CHECK_AS(ExitCode::kData, AddFile(path, path.filename()), path.string(),
                 " has an unknown extension; prepare reads ", KnownExtensions(formats_));
   }
   InputFiles Take() { return std::move(found_); }
 
  private:
-  bool AddFile(const fs::path& path) {
+  bool AddFile(const fs::path& path, const fs::path& name) {
     std::optional<InputFile> file = Classify(path, formats_);
     if (!file) return false;
     RequireRegularFile(path);
     if (!seen_.insert(fs::canonical(path)).second) return true;
     file->bytes = fs::file_size(path);
+    file->name = name.string();
     found_.files.push_back(*std::move(file));
     return true;
   }
@@ -157,7 +158,10 @@ InputFile PlainTextFile(const fs::path& path) {
   HL_CHECK_AS(ExitCode::kData, TextExtension(path) != ".jsonl", path.string(),
               " holds records, not one text; make a dataset of it with `halflife prepare "
               "--validation-input`");
-  return {.path = path, .compression = CompressionOf(path), .bytes = fs::file_size(path)};
+  return {.path = path,
+          .compression = CompressionOf(path),
+          .bytes = fs::file_size(path),
+          .name = path.filename().string()};
 }
 
 }  // namespace halflife::data

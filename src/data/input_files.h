@@ -20,7 +20,8 @@ struct InputFile {
   std::filesystem::path path;
   TextFormat format = TextFormat::kText;
   Compression compression = Compression::kNone;
-  uint64_t bytes = 0;  // on disk
+  uint64_t bytes = 0;     // on disk
+  std::string name = {};  // the file's name, or its path below the folder that was given
 };
 
 struct InputFiles {

@@ -84,6 +84,12 @@ void ToProto(Split split, const SplitRecord& record, proto::DatasetSplit* out) {
     one->set_num_rows(segment.num_rows);
     one->set_seed(segment.seed);
   }
+  for (const Source& source : record.info.sources) {
+    proto::DatasetSource* one = out->add_sources();
+    one->set_name(source.name);
+    one->set_num_tokens(source.num_tokens);
+    one->set_num_documents(source.num_documents);
+  }
   for (const ShardRecord& shard : record.shards) {
     proto::DatasetShard* one = out->add_shards();
     ToProto(shard.file, one->mutable_file());
@@ -103,6 +109,8 @@ SplitRecord FromProto(const proto::DatasetSplit& split) {
   record.info = {split.num_tokens(), split.num_documents(), split.num_bytes(), split.shards_size()};
   for (const proto::DatasetSegment& segment : split.segments())
     record.info.segments.push_back({segment.name(), segment.num_rows(), segment.seed()});
+  for (const proto::DatasetSource& source : split.sources())
+    record.info.sources.push_back({source.name(), source.num_tokens(), source.num_documents()});
   for (const proto::DatasetShard& shard : split.shards()) {
     record.shards.push_back(
         {.file = FromProto(shard.file()),
@@ -206,6 +214,17 @@ Manifest FromProto(const proto::DatasetManifest& in) {
   return manifest;
 }
 
+// A split without sources is not split by them.
+bool MakeUp(const std::vector<Source>& sources, const SplitInfo& split) {
+  int64_t tokens = 0, documents = 0;
+  for (const Source& source : sources) {
+    if (source.num_tokens <= 0 || source.num_documents < 0) return false;
+    tokens += source.num_tokens;
+    documents += source.num_documents;
+  }
+  return sources.empty() || (tokens == split.num_tokens && documents == split.num_documents);
+}
+
 // The counts must agree with each other before any code indexes by them.
 bool Consistent(const SplitRecord& split, int64_t row_len, RowLabels labels) {
   int64_t tokens = 0, documents = 0;
@@ -226,6 +245,7 @@ bool Consistent(const SplitRecord& split, int64_t row_len, RowLabels labels) {
   for (const Segment& segment : split.info.segments) rows += segment.num_rows;
   const bool whole_rows = labels == RowLabels::kTask ? rows == documents : rows <= documents;
   return tokens == split.info.num_tokens && documents == split.info.num_documents &&
+         MakeUp(split.info.sources, split.info) &&
          (row_len == 0 || (whole_rows && tokens == rows * row_len));
 }
 

@@ -71,6 +71,10 @@ class Run {
   struct Writers {
     ShardWriter train, validation;
     ShardWriter& of(Split split) { return split == Split::kTrain ? train : validation; }
+    void BeginSource(const InputFile& file) {
+      train.BeginSource(file.name);
+      validation.BeginSource(file.name);
+    }
   };
 
   bool has_validation_inputs() const { return !validation_inputs_.files.empty(); }
@@ -177,6 +181,7 @@ std::unique_ptr<Tokenizer> Run::TrainTokenizer() {
 void Run::WriteDocuments(const InputFiles& inputs, const DocumentRules& rules,
                          const Tokenizer& tokenizer, Writers& writers) {
   ShardWriter* writer = &writers.train;  // of the document that is open
+  const InputFile* file = nullptr;
   TextChunker chunker = MakeChunker(inputs);
   const DocumentEncoder encoder(tokenizer, rules);
   const uint64_t disk_bytes_before = progress_.disk_bytes;
@@ -184,6 +189,7 @@ void Run::WriteDocuments(const InputFiles& inputs, const DocumentRules& rules,
       threads_, [&] { return NextChunk(chunker); },
       [&](TextChunk chunk) { return encoder.Encode(std::move(chunk)); },
       [&](EncodedChunk chunk) {
+        if (chunk.file != file) writers.BeginSource(*(file = chunk.file));
         std::span<const int32_t> ids = chunk.ids;
         for (const EncodedDocument& document : chunk.documents) {
           if (document.begins) {

@@ -253,6 +253,7 @@ void ShardWriter::BeginDocument() {
   OpenShardIfNone();
   file_->AddStart();
   ++record_.info.num_documents;
+  sources_.Count(0, 1);
 }
 
 void ShardWriter::Append(std::span<const int32_t> ids) {
@@ -268,6 +269,7 @@ void ShardWriter::AppendLabelled(std::span<const int32_t> ids, std::span<const i
 }
 
 void ShardWriter::AppendPieces(std::span<const int32_t> ids, std::span<const int32_t> labels) {
+  sources_.Count(std::ssize(ids), 0);
   while (!ids.empty()) {
     OpenShardIfNone();
     const auto count = std::min<size_t>(ids.size(), static_cast<size_t>(file_->room()));
@@ -285,6 +287,7 @@ void ShardWriter::AppendPieces(std::span<const int32_t> ids, std::span<const int
 SplitRecord ShardWriter::Finish() {
   if (file_ != nullptr) CloseShard();
   record_.info.num_shards = static_cast<int>(record_.shards.size());
+  record_.info.sources = sources_.Take();
   return std::move(record_);
 }
 

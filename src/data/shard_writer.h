@@ -12,8 +12,10 @@
 #include <filesystem>
 #include <memory>
 #include <span>
+#include <string_view>
 
 #include "data/manifest.h"
+#include "data/source_list.h"
 
 namespace halflife::data {
 
@@ -30,6 +32,8 @@ class ShardWriter {
   explicit ShardWriter(const ShardWriterConfig& config);
   ~ShardWriter();
 
+  // The documents from here on come from the file of this name. Not with config.labels.
+  void BeginSource(std::string_view name) { sources_.Begin(name); }
   void BeginDocument();
   void Append(std::span<const int32_t> ids);
   // In place of the two above, with config.labels: a document whole, a row or part of one; as many
@@ -47,6 +51,7 @@ class ShardWriter {
 
   const ShardWriterConfig config_;
   SplitRecord record_;
+  SourceList sources_;
   std::unique_ptr<File> file_;  // null between shards
 };
 

@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "data/document_encoder.h"
+#include "data/source_list.h"
 #include "data/text_chunker.h"
 #include "data/tokenizer_files.h"
 
@@ -24,16 +25,21 @@ TextTokens EncodeFiles(const std::vector<std::string>& names, const Tokenizer& t
       .max_document_bytes = kNoLimit, .allow_pieces = bytes, .split = Split::kValidation};
   const DocumentEncoder encoder(tokenizer, rules);
   TextTokens text{.ids = {}, .info = {}, .eos_id = tokenizer.eos_id()};
+  SourceList sources;
+  const InputFile* file = nullptr;
   while (std::optional<TextChunk> chunk = chunker.Next()) {
+    if (chunk->file != file) sources.Begin((file = chunk->file)->name);
     const EncodedChunk encoded = encoder.Encode(*std::move(chunk));
     text.ids.insert(text.ids.end(), encoded.ids.begin(), encoded.ids.end());
     for (const auto& [name, count] : encoded.special_names) text.special_names[name] += count;
     for (const EncodedDocument& document : encoded.documents) {
       text.info.num_documents += document.begins ? 1 : 0;
+      sources.Count(document.num_ids, document.begins ? 1 : 0);
       text.info.num_bytes += document.num_bytes;
     }
   }
   text.info.num_tokens = static_cast<int64_t>(text.ids.size());
+  text.info.sources = sources.Take();
   HL_CHECK_AS(ExitCode::kData, text.info.num_documents > 0, "there is no text in ",
               Join(names, ", "), "; files with text would work");
   return text;

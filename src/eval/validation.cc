@@ -112,21 +112,45 @@ SumsOfRow Total(std::span<const SumsOfRow> rows) {
   return total;
 }
 
-// The scores of the segments that have scored rows, whose ascending numbers `rows` holds.
-std::vector<SegmentScore> ScoresOfSegments(const std::vector<data::Segment>& segments,
-                                           std::span<const int64_t> rows,
-                                           std::span<const SumsOfRow> sums) {
-  std::vector<SegmentScore> scores;
-  int64_t end = 0;  // the number of the row after the segment
-  for (const data::Segment& segment : segments) {
-    end += segment.num_rows;
-    const auto count = static_cast<size_t>(std::ranges::lower_bound(rows, end) - rows.begin());
+// A named part of a split: the rows whose numbers are below `end` and not in the part before.
+struct Part {
+  std::string name;
+  int64_t end = 0;
+};
+std::vector<Part> PartsOf(const std::vector<data::Segment>& segments) {
+  std::vector<Part> parts;
+  int64_t end = 0;
+  for (const data::Segment& segment : segments)
+    parts.push_back({segment.name, end += segment.num_rows});
+  return parts;
+}
+// A row is of the source in which its first token lies.
+std::vector<Part> PartsOf(const std::vector<data::Source>& sources, int64_t row_step) {
+  std::vector<Part> parts;
+  int64_t end = 0;  // in tokens
+  for (const data::Source& source : sources) {
+    end += source.num_tokens;
+    parts.push_back({source.name, (end + row_step - 1) / row_step});
+  }
+  return parts;
+}
+
+// The scores of the parts that have scored rows, if there are several parts. `rows` are the
+// ascending numbers of the rows that `sums` are of.
+std::vector<PartScore> ScoresOfParts(const std::vector<Part>& parts, std::span<const int64_t> rows,
+                                     std::span<const SumsOfRow> sums, bool has_accuracy) {
+  std::vector<PartScore> scores;
+  if (parts.size() < 2) return scores;
+  for (const Part& part : parts) {
+    const auto count = static_cast<size_t>(std::ranges::lower_bound(rows, part.end) - rows.begin());
     const SumsOfRow total = Total(sums.first(count));
     rows = rows.subspan(count), sums = sums.subspan(count);
     if (total.num_targets == 0) continue;
-    scores.push_back({.name = segment.name,
+    scores.push_back({.name = part.name,
                       .loss = total.loss / total.num_targets,
-                      .accuracy = total.num_correct / total.num_targets,
+                      .accuracy = has_accuracy
+                                      ? std::optional(total.num_correct / total.num_targets)
+                                      : std::nullopt,
                       .num_targets = static_cast<int64_t>(total.num_targets)});
   }
   return scores;
@@ -167,20 +191,22 @@ bool PredictsText(const model::LanguageModel& model, const data::TokenView& toke
 
 // `rows`: the numbers of the rows that `sums` are of.
 ValidationResult MakeResult(const data::TokenView& tokens, bool predicts_text,
-                            std::span<const int64_t> rows, std::span<const SumsOfRow> sums,
-                            int64_t batch) {
+                            const ValidationConfig& config, std::span<const int64_t> rows,
+                            std::span<const SumsOfRow> sums) {
   const SumsOfRow total = Total(sums);
   HL_CHECK_AS(ExitCode::kData, total.num_targets > 0, "the validation windows hold no targets");
-  ValidationResult result = {.loss = total.loss / total.num_targets,
-                             .loss_hf = MeanOfBatches(sums, static_cast<size_t>(batch)),
-                             .num_targets = static_cast<int64_t>(total.num_targets)};
+  ValidationResult result = {
+      .loss = total.loss / total.num_targets,
+      .loss_hf = MeanOfBatches(sums, static_cast<size_t>(config.batch)),
+      .num_targets = static_cast<int64_t>(total.num_targets),
+      .segments = ScoresOfParts(PartsOf(tokens.info.segments), rows, sums, !predicts_text),
+      .sources =
+          ScoresOfParts(PartsOf(tokens.info.sources, RowStep(config)), rows, sums, !predicts_text)};
   if (predicts_text) {
     result.bits_per_byte = data::BitsPerByte(result.loss, tokens.info, tokens.reset_at_documents);
-    return result;
+  } else {
+    result.accuracy = total.num_correct / total.num_targets;
   }
-  result.accuracy = total.num_correct / total.num_targets;
-  if (tokens.info.segments.size() > 1)
-    result.segments = ScoresOfSegments(tokens.info.segments, rows, sums);
   return result;
 }
 
@@ -267,7 +293,7 @@ ValidationResult Validate(const model::LanguageModel& model, const data::TokenVi
       .AllReduce(Ref(reinterpret_cast<double*>(all.data()), kNumSumsOfRow * total),
                  dist::ReduceOp::kSum, {"validation_sums", 0}, nullptr)
       .WaitHost();
-  ValidationResult result = MakeResult(tokens, predicts_text, rows, all, config.batch);
+  ValidationResult result = MakeResult(tokens, predicts_text, config, rows, all);
   result.num_windows = std::ssize(windows);
   result.num_available = available;
   result.positions = sums.bins.Scores(control);

@@ -39,10 +39,12 @@ struct ValidationConfig {
   // This rank has a slice of each of its rows (borrowed); null: it has rows of its own.
   const model::SequenceParallel* parallel = nullptr;
 };
-// The score of the rows of one segment.
-struct SegmentScore {
+// The score of the rows of one part of a split: a segment of labelled rows, or a source of text. A
+// row that lies in two sources counts for the source of its first token.
+struct PartScore {
   std::string name;
-  double loss = 0, accuracy = 0;
+  double loss = 0;
+  std::optional<double> accuracy;  // as ValidationResult's
   int64_t num_targets = 0;
 };
 struct ValidationResult {
@@ -57,7 +59,8 @@ struct ValidationResult {
   std::optional<double> bits_per_byte;
   // Else the share of labels, of hidden tokens and labelled rows, that are the likeliest token.
   std::optional<double> accuracy;
-  std::vector<SegmentScore> segments;           // of labelled rows, where there are several kinds
+  // Those that have scored rows, if the split has several.
+  std::vector<PartScore> segments, sources;
   std::vector<PositionScore> positions;         // those bins that have targets
   std::optional<ClassScores> classes;           // of documents
   std::vector<RecallScore> recall;              // where it was asked for: all four

@@ -84,6 +84,9 @@ TEST_F(Eval, ARunThatContinuesAcrossDocumentsIsScoredSo) {
   const auto table = Evaluate("continues", {"--data", Path("data"), "--lengths", "64"});
   EXPECT_EQ(table["rows"][0]["tokens"], result["tokens"]);
   EXPECT_NEAR(table["rows"][0]["loss"], result["loss"], 1e-6);
+  const RunResult longer = Halflife(
+      {"eval", "--model", Path("continues"), "--data", Path("data"), "--lengths", "16,2048"});
+  EXPECT_THAT(longer.err, testing::Not(HasSubstr("tokens on average"))) << "context goes on";
 }
 
 // A validation split of an easy and of a hard source, in either order: a few windows are of both, for
@@ -108,16 +111,53 @@ TEST_F(Eval, FewWindowsSeeBothSources) {
     const double of_hard = (result["loss"].get<double>() - low) / (high - low);
     EXPECT_GT(of_hard, 0.2) << first;
     EXPECT_LT(of_hard, 0.8) << first;
+    ASSERT_EQ(result["sources"].size(), 2u);
+    EXPECT_EQ(result["sources"][0]["name"], first);
+    int64_t num_targets = 0;
+    for (const auto& source : result["sources"]) {
+      EXPECT_NEAR(source["loss"], source["name"] == "easy.txt" ? low : high, 0.3);
+      num_targets += source["tokens"].get<int64_t>();
+    }
+    EXPECT_EQ(num_targets, result["tokens"]);
   }
   const RunResult printed =
       Halflife({"eval", "--model", Path("run"), "--text", Path("easy.txt"), "--windows", "12"});
   EXPECT_THAT(printed.out, HasSubstr("768 tokens in windows of 64\nscored 12 of 125 windows, 9.6 % "
                                      "of the split\nloss "));
-  const auto line = fixture->Metrics("run", "val_loss").back();
+}
+
+// Training validates on the windows that eval scores, and reports the sources of its dataset, which
+// inspect lists.
+TEST_F(Eval, TrainingReportsWindowsAndSources) {
+  std::ofstream(Path("first.txt")) << MakeText(6000, 31).substr(0, 6000);
+  std::ofstream(Path("second.txt")) << std::string(6000, 'x');
+  const RunResult prepared = Halflife({"prepare", "--input", Path("text.txt"), "--validation-input",
+                                       Path("first.txt"), Path("second.txt"), "--documents", "file",
+                                       "--tokenizer", "bytes", "--out", Path("two-sources")});
+  ASSERT_EQ(prepared.exit_code, 0) << prepared.err;
+  const RunResult run = fixture->Run(
+      {.run = "sources-run", .set = {"train.steps=2", "data.path=" + Path("two-sources")}});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  const auto line = fixture->Metrics("sources-run", "val_loss").back();
   EXPECT_EQ(line["val_windows_scored"], 16);
-  const auto trained = Evaluate("run", {"--data", Path("data"), "--windows", "16"});
-  EXPECT_EQ(line["val_windows_available"], trained["windows_available"]);
-  EXPECT_NEAR(line["val_loss"], trained["loss"], 1e-6);
+  EXPECT_EQ(line["val_windows_available"], 12000 / 64);
+  const std::vector<std::string> eval = {"--data", Path("two-sources"), "--windows", "16"};
+  const auto result = Evaluate("sources-run", eval);
+  EXPECT_EQ(result["windows_available"], line["val_windows_available"]);
+  EXPECT_NEAR(result["loss"], line["val_loss"], 1e-6);
+  ASSERT_EQ(result["sources"].size(), 2u);
+  for (const auto& source : result["sources"])
+    EXPECT_NEAR(source["loss"], line["val_loss/" + source["name"].get<std::string>()], 1e-6);
+  const auto inspected = Inspect(Path("two-sources"));
+  EXPECT_EQ(inspected["validation"]["sources"],
+            nlohmann::json::parse(R"([{"name": "first.txt", "tokens": 6001, "documents": 1},
+                                      {"name": "second.txt", "tokens": 6001, "documents": 1}])"));
+  EXPECT_FALSE(inspected["train"].contains("sources")) << "it is one file";
+  EXPECT_THAT(Halflife({"inspect", Path("two-sources")}).out,
+              HasSubstr("\n  from first.txt: 6001 tokens in 1 documents\n"));
+  std::vector<std::string> printed = {"eval", "--model", Path("sources-run")};
+  printed.insert(printed.end(), eval.begin(), eval.end());
+  EXPECT_THAT(Halflife(printed).out, HasSubstr("\nby source, nats per token\n  first.txt: "));
 }
 
 // Rows longer than documents give no more context, and a table says so.
@@ -146,6 +186,7 @@ TEST_F(Eval, TablesOfShortDocumentsAreWarnedOf) {
   EXPECT_THAT(result.out, HasSubstr("\ncontext >= half: share of targets with at least half of the "
                                     "length before them in their document\n            16        "
                                     "256       \nas_trained  0."));
+  EXPECT_THAT(result.err, HasSubstr("or a model trained with data.reset_at_documents=false."));
   const auto json = nlohmann::json::parse(std::ifstream(Path("short-context.json")));
   EXPECT_EQ(json["windows_scored"], 2);
   EXPECT_EQ(json["windows_available"], 26);

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <thread>
 
 #include "core/concat.h"
@@ -208,6 +209,83 @@ TEST(PrepareTest, TheSplitIgnoresOrderAndNames) {
   };
   EXPECT_EQ(validation("a.txt", 0), validation("z.txt", 0));
   EXPECT_NE(validation("a.txt", 1), validation("a.txt", 2));
+}
+
+// The files of a split are contiguous ranges of its tokens, for any number of threads and size of
+// chunks. A split of one file holds no name.
+TEST(PrepareTest, TheManifestHasTheSourcesOfASplit) {
+  const TempDir dir;
+  const std::vector<std::string> names = {"in/a.txt", "in/more/b.jsonl", "in/z.txt"};
+  std::vector<std::vector<std::string>> documents;
+  for (size_t file = 0; file < names.size(); ++file) {
+    documents.push_back(RandomDocuments(200 + 100 * static_cast<int>(file), 10 + file));
+    const bool records = names[file].ends_with(".jsonl");
+    WriteText(dir / names[file],
+              records ? JsonLines(documents.back()) : JoinByBlankLines(documents.back()));
+  }
+  WriteText(dir / "in/empty.txt", "");
+  for (const int64_t chunk : {1000, 100000}) {
+    PrepareConfig config = ByteConfig(dir / "in", dir / Concat("out", chunk));
+    config.input.validation_fraction = 0.3;
+    config.output.threads = 3;
+    config.chunk_bytes = chunk;
+    Prepare(config);
+    const Dataset dataset = Dataset::Open(config.output.out);
+    std::vector<int64_t> num_documents(names.size());
+    for (const Split split : {Split::kTrain, Split::kValidation}) {
+      const std::vector<std::string> found = ReadDocuments(dataset, split);
+      const std::vector<Source>& sources = dataset.split(split).sources;
+      ASSERT_EQ(sources.size(), names.size());
+      int64_t token = 0;
+      size_t document = 0;
+      for (size_t file = 0; file < names.size(); ++file) {
+        EXPECT_EQ("in/" + sources[file].name, names[file]);
+        EXPECT_EQ(
+            std::ssize(dataset.DocumentStarts(split, token, token + sources[file].num_tokens)),
+            sources[file].num_documents);
+        token += sources[file].num_tokens;
+        num_documents[file] += sources[file].num_documents;
+        for (int64_t i = 0; i < sources[file].num_documents; ++i)
+          EXPECT_EQ(std::ranges::count(documents[file], found[document++]), 1) << names[file];
+      }
+      EXPECT_EQ(token, dataset.split(split).num_tokens);
+      EXPECT_EQ(document, found.size());
+    }
+    EXPECT_EQ(num_documents, (std::vector<int64_t>{200, 300, 400}));
+  }
+  EXPECT_EQ(test::ReadText(dir / "out1000" / kManifestTextName),
+            test::ReadText(dir / "out100000" / kManifestTextName));
+
+  std::filesystem::rename(dir / "in/a.txt", dir / "renamed.txt");
+  WriteText(dir / "a.txt", JoinByBlankLines(documents[0]));
+  const PrepareSummary one = Prepare(ByteConfig(dir / "a.txt", dir / "one")),
+                       renamed = Prepare(ByteConfig(dir / "renamed.txt", dir / "two"));
+  EXPECT_TRUE(one.train.sources.empty());
+  EXPECT_EQ(one.hash, renamed.hash);
+}
+
+// File names are any bytes, and the manifest's are UTF-8 and differ.
+TEST(PrepareTest, SourcesHaveReadableNames) {
+  const TempDir dir;
+  PrepareConfig config = ByteConfig(dir / "1/text.txt", dir / "out");
+  config.input.paths.clear();
+  for (const char* name : {"1/text.txt", "2/text.txt", "3/caf\xE9.txt"}) {
+    WriteText(dir / name, "some text");
+    config.input.paths.push_back((dir / name).string());
+  }
+  Prepare(config);
+  std::vector<std::string> names;
+  const Dataset dataset = Dataset::Open(dir / "out");
+  for (const Source& source : dataset.info().train.sources) names.push_back(source.name);
+  EXPECT_EQ(names, (std::vector<std::string>{"text.txt", "text.txt (2)", "caf\xEF\xBF\xBD.txt"}));
+}
+
+TEST(PrepareTest, ManySourcesAreNotRecorded) {
+  const TempDir dir;
+  for (int file = 0; file < 101; ++file) WriteText(dir / Concat("in/", file, ".txt"), "text");
+  EXPECT_TRUE(Prepare(ByteConfig(dir / "in", dir / "many")).train.sources.empty());
+  std::filesystem::remove(dir / "in/7.txt");
+  EXPECT_EQ(Prepare(ByteConfig(dir / "in", dir / "most")).train.sources.size(), 100u);
 }
 
 TEST(PrepareTest, AValidationInputIsTheValidationSplit) {

@@ -41,6 +41,14 @@ TEST(EncodeFilesTest, IsWhatPrepareMakesOfFilesAsDocuments) {
     EXPECT_EQ(text.info.num_documents, 2);
     EXPECT_EQ(dataset.info().validation.num_documents, 2);
     EXPECT_EQ(text.info.num_bytes, dataset.info().validation.num_bytes);
+    ASSERT_EQ(text.info.sources.size(), 2u);
+    for (size_t i = 0; i < 2; ++i) {
+      const Source &own = text.info.sources[i], &theirs = dataset.info().validation.sources[i];
+      EXPECT_EQ(own.name, i == 0 ? "one.txt" : "two.txt.gz");
+      EXPECT_EQ(own.name, theirs.name);
+      EXPECT_EQ(own.num_tokens, theirs.num_tokens);
+      EXPECT_EQ(own.num_documents, 1);
+    }
     const Batch ours = ReadWindows(ViewOf(text), 32, 3, 4);
     const Batch theirs = ReadWindows(dataset, Split::kValidation, 32, 3, 4);
     EXPECT_EQ(ours.inputs, theirs.inputs);

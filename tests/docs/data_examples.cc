@@ -30,6 +30,7 @@
 #include "data/sentencepiece_bridge.h"
 #include "data/shard_reader.h"
 #include "data/shard_writer.h"
+#include "data/source_list.h"
 #include "data/synthetic/mqar.h"
 #include "data/synthetic/numpy_mqar.h"
 #include "data/synthetic/prepare_mqar.h"
@@ -161,6 +162,10 @@ void SentencePieceBridgeExample(std::string_view bytes) {
 void ShardReaderExample(const Path& folder, const ShardRecord& record, int vocab_size,
                         int num_labels) {
 #include "examples/data/shard_reader.h"
+}
+
+void SourceListExample(SplitRecord& split) {
+#include "examples/data/source_list.h"
 }
 
 void ShardWriterExample(const Path& tmp, std::span<const int32_t> ids) {

@@ -139,6 +139,44 @@ TEST_F(Validation, FewWindowsAreSpreadOverTheSplit) {
     EXPECT_NEAR(Run(tokens, "next_token", 5, world, kFew).loss, result.loss, 1e-6) << world;
 }
 
+// A row is of the source of its first token, also if the source ends within it. Sources without a
+// scored row are left out; the others make up the whole.
+TEST_F(Validation, SourcesPartTheLoss) {
+  const data::TokenView tokens = {
+      .name = "the text",
+      .info = {.num_tokens = 10 * kSeqLen + 1,
+               .sources = {{.name = "a", .num_tokens = 2 * kSeqLen + 1},  // rows 0, 1 and 2
+                           {.name = "b", .num_tokens = kSeqLen - 1},      // row 2 begins in a
+                           {.name = "c", .num_tokens = 4 * kSeqLen},      // rows 3 to 6
+                           {.name = "d", .num_tokens = 3 * kSeqLen + 1}}},
+      .eos_id = 1,
+      .read = [](int64_t begin, std::span<int32_t> ids) {
+        for (size_t i = 0; i < ids.size(); ++i) {
+          const int64_t at = begin + static_cast<int64_t>(i);
+          ids[i] = static_cast<int32_t>(10 + at * at % 101);
+        }
+      }};
+  for (const int world : {1, 3}) {
+    const ValidationResult all = Run(tokens, "next_token", 4, world);
+    ASSERT_EQ(all.sources.size(), 3u);
+    const int64_t expected[] = {3, 4, 3};
+    double loss = 0;
+    for (size_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(all.sources[i].name, std::string(1, "acd"[i]));
+      EXPECT_EQ(all.sources[i].num_targets, expected[i] * kSeqLen);
+      EXPECT_FALSE(all.sources[i].accuracy.has_value());
+      loss += all.sources[i].loss * static_cast<double>(expected[i]) / 10;
+    }
+    EXPECT_NEAR(loss, all.loss, 1e-12);
+    EXPECT_TRUE(all.segments.empty());
+  }
+  int64_t targets_of_c = 0;
+  for (const PartScore& source : Run(tokens, "next_token", 4, 1, /*num_windows=*/5).sources)
+    if (source.name == "c") targets_of_c = source.num_targets;
+  const auto in_c = [](int64_t row) { return row >= 3 && row < 7; };
+  EXPECT_EQ(targets_of_c, std::ranges::count_if(ChooseWindows(5, 10), in_c) * kSeqLen);
+}
+
 // Rows of both kinds are among the chosen ones, and each counts for its own.
 TEST_F(Validation, SegmentsOfFewRows) {
   const data::Dataset uneven = Mqar("few", {{kSeqLen, 4, kRows}, {kSeqLen, 2, kRows}});

@@ -28,6 +28,11 @@ Json SplitJson(const Dataset& dataset, Split split) {
     json["segments"].push_back(
         {{"name", segment.name}, {"rows", segment.num_rows}, {"seed", segment.seed}});
   }
+  for (const data::Source& source : info.sources) {
+    json["sources"].push_back({{"name", source.name},
+                               {"tokens", source.num_tokens},
+                               {"documents", source.num_documents}});
+  }
   for (const data::ShardInfo& shard : dataset.Shards(split)) {
     json["shards"].push_back({{"file", shard.name},
                               {"tokens", shard.num_tokens},
@@ -80,6 +85,9 @@ void PrintSplit(const Dataset& dataset, Split split, std::ostream& out) {
   out << Name(split) << ": " << info.num_tokens << " tokens in " << info.num_documents
       << " documents (" << Fixed(MeanDocumentTokens(info), 1) << " tokens each on average), "
       << HumanBytes(info.num_bytes) << " of text\n";
+  for (const data::Source& source : info.sources)
+    out << "  from " << source.name << ": " << source.num_tokens << " tokens in "
+        << source.num_documents << " documents\n";
   PrintShards(dataset, split, "documents", out);
 }
 

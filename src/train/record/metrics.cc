@@ -94,8 +94,10 @@ void Metrics::Validation(int64_t step, const eval::ValidationResult& result) {
       {"step", step}, {"val_loss", result.loss}, {"val_perplexity", result.perplexity()}};
   if (result.bits_per_byte) line["val_bits_per_byte"] = *result.bits_per_byte;
   if (result.accuracy) line["val_accuracy"] = *result.accuracy;
-  for (const eval::SegmentScore& segment : result.segments)
-    line[Concat("val_accuracy/", segment.name)] = segment.accuracy;
+  for (const eval::PartScore& segment : result.segments)
+    line[Concat("val_accuracy/", segment.name)] = segment.accuracy.value();
+  for (const eval::PartScore& source : result.sources)
+    line[Concat("val_loss/", source.name)] = source.loss;
   if (result.classes) {
     line["val_mcc"] = result.classes->mcc;
     line["val_f1_macro"] = result.classes->f1_macro;
