@@ -329,10 +329,12 @@ TEST_F(Sweep, ADatasetThatDoesNotFitIsReportedBeforeTheFirstRun) {
 TEST_F(Sweep, AFileOfTheOtherKindIsNamed) {
   const RunResult trained = fixture->Halflife({"train", "--config", Path("two.textproto")});
   EXPECT_EQ(trained.exit_code, 2);
-  EXPECT_THAT(trained.err, HasSubstr("`halflife sweep --config` takes its file"));
+  EXPECT_THAT(trained.err,
+              HasSubstr("It is a field of a sweep: `halflife sweep --config` reads its file"));
   const RunResult swept = RunSweep("recipe", "none");
   EXPECT_EQ(swept.exit_code, 2);
-  EXPECT_THAT(swept.err, HasSubstr("`halflife train --config` takes its file"));
+  EXPECT_THAT(swept.err,
+              HasSubstr("It is a field of a recipe: `halflife train --config` reads its file"));
 }
 
 // Of a table of 48 positions, say: told before the dataset is made.
