@@ -9,8 +9,8 @@
 
 namespace halflife::cli {
 
-// Collective, after each rank has set its number of threads. Rank 0 warns once, about the first host
-// on which the ranks have more threads than cores.
+// Collective, after each rank has set its number of threads. Rank 0 warns once, about the first
+// host on which the ranks have more threads than cores.
 void WarnOfBusyCores(dist::RankContext& context);
 
 // Warns where `threads`, a value of --threads, is above the cores that this process may use.

@@ -14,8 +14,8 @@ struct Failure {
   bool is_consequence = false;  // a collective failed because another rank went away
 };
 
-// An Error keeps its code. An error of the file system or a lack of memory is kEnvironment. Any other
-// exception is kInternal, a bug; the text leaves out LibTorch's stack trace.
+// An Error keeps its code. An error of the file system or a lack of memory is kEnvironment. Any
+// other exception is kInternal, a bug; the text leaves out LibTorch's stack trace.
 Failure DescribeFailure(const std::exception_ptr& thrown);
 
 }  // namespace halflife::cli

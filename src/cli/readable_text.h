@@ -13,8 +13,8 @@ namespace halflife::cli {
 void CheckReadable(const std::string& name, const std::string& text,
                    const data::Tokenizer& tokenizer, data::SpecialTokens special, ExitCode code);
 
-// Warns if a text contained names of special tokens that were read as characters. `from`: the option
-// that named the text. `remedy`: a sentence.
+// Warns if a text contained names of special tokens that were read as characters. `from`: the
+// option that named the text. `remedy`: a sentence.
 void WarnOfSpecialNames(const char* command, const std::string& from,
                         const data::NameCounts& counts, const std::string& remedy);
 // Remedies, with --special-tokens and without it.

@@ -51,8 +51,8 @@ struct Ending {
   if (abort_dir.empty() || failure.code == ExitCode::kUsage ||
       failure.code == ExitCode::kNoUsableCheckpoint)
     LetRankZeroReport(context.rank(), failure.code);
-  // Without an abort folder rank 0 reports first. Among the ranks of one process, the one that failed
-  // first reports, not those that failed because of it.
+  // Without an abort folder rank 0 reports first. Among the ranks of one process, the one that
+  // failed first reports, not those that failed because of it.
   const bool others_may_know = context.ranks_in_process() > 1 && failure.is_consequence;
   if (others_may_know || (context.rank() != 0 && abort_dir.empty()))
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
@@ -66,8 +66,8 @@ struct Ending {
   std::abort();  // not reached; gcc does not see [[noreturn]] through a virtual call
 }
 
-// Ends the process after some seconds, as a thread that hangs outside of a collective would never be
-// joined.
+// Ends the process after some seconds, as a thread that hangs outside of a collective would never
+// be joined.
 void EndUnlessAllFollow(const Failure& failure) {
   static constexpr auto kGrace = std::chrono::seconds(5);
   std::thread([failure] {
@@ -78,8 +78,8 @@ void EndUnlessAllFollow(const Failure& failure) {
   }).detach();
 }
 
-// Records the failure of one rank in a world of threads. The caller, which joins all threads, reports
-// the first cause once.
+// Records the failure of one rank in a world of threads. The caller, which joins all threads,
+// reports the first cause once.
 void LeaveThreads(dist::RankContext& context, Failure failure,
                   const std::filesystem::path& abort_dir) {
   AddFlight(context, &failure);

@@ -12,9 +12,9 @@
 
 namespace halflife::cli {
 
-// `timeout_s`: the limit of one collective, in seconds. The body sets `abort_dir` to the run's folder
-// once it owns it. From then on the first rank that fails writes its error there for the others;
-// before, the folder may belong to another job.
+// `timeout_s`: the limit of one collective, in seconds. The body sets `abort_dir` to the run's
+// folder once it owns it. From then on the first rank that fails writes its error there for the
+// others; before, the folder may belong to another job.
 // `ranks_here`: the number of ranks that this process runs, one on each thread. Without a launcher
 // they are the whole world.
 using WorldBody =

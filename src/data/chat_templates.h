@@ -1,6 +1,6 @@
-// The chat templates that come with a tokenizer: Jinja source that turns the messages of a chat into
-// a prompt. They are kept as they are, so that an exported model has the templates of the imported
-// one. No template is run.
+// The chat templates that come with a tokenizer: Jinja source that turns the messages of a chat
+// into a prompt. They are kept as they are, so that an exported model has the templates of the
+// imported one. No template is run.
 //
 //   const ChatTemplates templates = ReadChatTemplates("Qwen2-0.5B-Instruct/");
 //   WriteChatTemplates(templates, "export/");

@@ -50,8 +50,8 @@ class Hdf5Handle {
   Close close_ = nullptr;
 };
 
-// Why the last call failed: the system's reason if HDF5 quotes one ("No space left on device"), else
-// "HDF5: " with its innermost message and the outermost. Call under the lock.
+// Why the last call failed: the system's reason if HDF5 quotes one ("No space left on device"),
+// else "HDF5: " with its innermost message and the outermost. Call under the lock.
 std::string Hdf5ErrorText();
 
 template <typename Result, typename Describe>

@@ -57,9 +57,9 @@ RangeReader Stacked(std::vector<RangeReader> parts, int64_t count) {
   };
 }
 
-// In each group of `num_rows` rows of `width` elements, the rows 0, 2, 4, ... and then the rows 1, 3,
-// 5, ... What a call wants of half a group is read with its neighbours in one range: a transposed
-// tensor is read as a whole for every range, however narrow.
+// In each group of `num_rows` rows of `width` elements, the rows 0, 2, 4, ... and then the rows 1,
+// 3, 5, ... What a call wants of half a group is read with its neighbours in one range: a
+// transposed tensor is read as a whole for every range, however narrow.
 RangeReader EvenThenOdd(RangeReader read, int64_t num_rows, int64_t width) {
   return [read = std::move(read), num_rows, width](int64_t begin, int64_t end, float* out) {
     const int64_t half = num_rows / 2 * width;

@@ -89,8 +89,8 @@ TEST_F(Eval, ARunThatContinuesAcrossDocumentsIsScoredSo) {
   EXPECT_THAT(longer.err, testing::Not(HasSubstr("tokens on average"))) << "context goes on";
 }
 
-// A validation split of an easy and of a hard source, in either order: a few windows are of both, for
-// eval, for the bigram model and for training. The first eight windows are of one source only.
+// A validation split of an easy and of a hard source, in either order: a few windows are of both,
+// for eval, for the bigram model and for training. The first eight windows are of one source only.
 TEST_F(Eval, FewWindowsSeeBothSources) {
   std::string easy, hard;
   while (easy.size() < 8000) easy += "the river ";

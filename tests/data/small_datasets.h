@@ -21,8 +21,8 @@ std::string Zstd(const std::string& text);  // one frame
 std::vector<std::string> RandomDocuments(int count, uint64_t seed);
 std::string JoinByBlankLines(const std::vector<std::string>& documents);
 
-// Bytes tokenizer, documents between blank lines, all in the training split unless the fraction says
-// otherwise.
+// Bytes tokenizer, documents between blank lines, all in the training split unless the fraction
+// says otherwise.
 PrepareConfig ByteConfig(const std::filesystem::path& input, const std::filesystem::path& out);
 
 std::vector<int32_t> ReadAll(const Dataset& dataset, Split split);

@@ -30,7 +30,7 @@ check "the run paths do not lead into the build tree" 0 \
   "$(readelf -d "$prefix"/bin/* "$prefix"/lib/halflife/* | grep 'R.*PATH' | grep -cF "$build")"
 
 seq 1 2000 | sed 's/$/ green bottles on the wall/; G' >text.txt
-run "$halflife" prepare --input text.txt --documents blank-line --train-tokenizer --vocab 300 --out data
+run "$halflife" prepare --input text.txt --documents blank_lines --train-tokenizer --vocab 300 --out data
 check "prepare trains a SentencePiece tokenizer" 0 $?
 
 # shellcheck source=launch/common.sh

@@ -55,7 +55,7 @@ constexpr ForeignName kForeignNames[] = {
      "train.precision", "\"bf16\"", "It is fp32 or bf16. The main weights are always fp32."},
     {"fp16, float16, half", "train.precision", "\"bf16\"",
      "fp16 is not supported. bf16 needs no loss scale."},
-    {"random_seed, manual_seed, rng_seed", "train.seed", "1", ""},
+    {"random_seed, rng_seed", "train.seed", "1", ""},
     {"gradient_checkpointing, activation_checkpointing, checkpoint_activations, "
      "activation_checkpoint, recompute_granularity, remat",
      "train.recompute", "\"block\"", "It is none, mixer or block."},

@@ -1,5 +1,5 @@
-// What is wrong with a recipe's text, in plain words: protobuf's text parser reports what it expected,
-// and this reports what the author should write instead.
+// What is wrong with a recipe's text, in plain words: protobuf's text parser reports what it
+// expected, and this reports what the author should write instead.
 #pragma once
 
 #include <string>
@@ -28,8 +28,8 @@ struct ParserError {
   std::string words;
 };
 
-// "2:3: 'learning_rate' is not a field of optimizer. Use optimizer { lr: 3e-4 }.", with the line and
-// column that editors count from 1. Errors that are not known keep protobuf's words.
+// "2:3: 'learning_rate' is not a field of optimizer. Use optimizer { lr: 3e-4 }.", with the line
+// and column that editors count from 1. Errors that are not known keep protobuf's words.
 std::string ExplainParserError(const ParsedText& parsed, const ParserError& error);
 
 }  // namespace halflife::train

@@ -39,8 +39,8 @@ void RequireRows(const RunConfig& config, const model::LanguageModel& model,
                  const data::DatasetInfo* dataset);
 
 // Checks what a run of the recipe needs of its dataset: RequireRows, a vocabulary within the
-// model's, a whole row in the split of eval.split if there is one, a whole step in the training split, and labels
-// that the objective reads. Error kUsage or kData.
+// model's, a whole row in the split of eval.split if there is one, a whole step in the training
+// split, and labels that the objective reads. Error kUsage or kData.
 void RequireDataset(const RunConfig& config, const model::LanguageModel& model,
                     const data::Dataset& dataset);
 

@@ -1,5 +1,5 @@
-// Recipes as text: protobuf's text format merged into a message, `--set path=value` on top of it, and
-// errors that show what to write instead. Works on any message: a recipe or a sweep.
+// Recipes as text: protobuf's text format merged into a message, `--set path=value` on top of it,
+// and errors that show what to write instead. Works on any message: a recipe or a sweep.
 #pragma once
 
 #include <string>
@@ -24,8 +24,8 @@ void MergeRecipe(const std::string& text, const std::string& name,
 // "optimizer.lr=3e-4" sets a field; "model.mixer=gla" chooses a variant with its defaults;
 // "model.mixer.gla.num_heads=4" sets an option of the variant that is chosen. A value that begins
 // with a bracket is text format and replaces the whole list or block: "model.hybrid=[]",
-// "model.mixer={ gla { num_heads: 4 } }". Error kUsage for a path or value that does not exist, with
-// what to write instead.
+// "model.mixer={ gla { num_heads: 4 } }". Error kUsage for a path or value that does not exist,
+// with what to write instead.
 void ApplyOverride(const std::string& assignment, google::protobuf::Message& message);
 
 }  // namespace halflife::train

@@ -1,6 +1,6 @@
 // A recipe, resolved: files in order, then `--set path=value` overrides, then one validation that
-// lists every problem at once. The schema and its names are proto/halflife/; protobuf stays in this folder's
-// .cc files.
+// lists every problem at once. The schema and its names are proto/halflife/; protobuf stays in this
+// folder's .cc files.
 //
 //   const RunConfig config =
 //       LoadRunConfig("launch/recipes/gla_340m.textproto", {"optimizer.lr=3e-4"});

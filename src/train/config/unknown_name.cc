@@ -134,8 +134,8 @@ std::string AnswerInPlaceOf(const UnknownName& unknown) {
   return "";
 }
 
-// Whether the last name of a path shows better what is meant: `trainer` is vague and `max_steps` below
-// it is not, but a former name, `mamba2` or a misspelt name is clear by itself.
+// Whether the last name of a path shows better what is meant: `trainer` is vague and `max_steps`
+// below it is not, but a former name, `mamba2` or a misspelt name is clear by itself.
 bool PrefersLast(const UnknownName& unknown, const std::vector<std::string>& known) {
   if (unknown.last.empty() || !FormerAnswer(unknown).empty()) return false;
   const ForeignName* foreign = FindForeignName(unknown.path, unknown.name);
