@@ -10,7 +10,7 @@ allow_root=(env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_NU
 
 new_case errors
 seq 1 2000 | sed 's/$/ green bottles on the wall/; G' >"$folder/text.txt"
-"$halflife" prepare --input "$folder/text.txt" --documents blank_lines --tokenizer bytes --out "$folder/data" >"$folder/log" 2>&1
+"$halflife" prepare --input "$folder/text.txt" --tokenizer bytes --out "$folder/data" >"$folder/log" 2>&1
 check "a dataset: exit 0" 0 $?
 cat >"$folder/recipe.textproto" <<'RECIPE'
 data { seq_len: 64 }
