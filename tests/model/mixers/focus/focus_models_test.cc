@@ -196,7 +196,8 @@ struct Recall {
     targets.narrow(1, kLength - 1, 1).copy_(keys);
   }
 };
-// The mean loss of the last of many updates, each on rows of its own.
+// The mean loss of the last updates, each on rows of its own. It ends once that is below 0.1: how
+// many updates this takes depends on the rounding of the processor and on the number of threads.
 double LossOfRecall(const Preset& preset, const std::vector<Assignment>& windows,
                     uint64_t most_updates) {
   LanguageModel model(Decoder(preset, windows, 32));
@@ -217,7 +218,7 @@ TEST(FocusModels, RecallNeedsALayerOverAllTokens) {
     EXPECT_GT(LossOfRecall(preset, {{"windows", "same"}, {"window", 8}}, 200),
               0.95 * std::log(double{Recall::kKeys}))
         << preset.name;
-    EXPECT_LT(LossOfRecall(preset, {{"windows", "cycle"}}, 2000), 0.2) << preset.name;
+    EXPECT_LT(LossOfRecall(preset, {{"windows", "cycle"}}, 6000), 0.2) << preset.name;
   }
 }
 
