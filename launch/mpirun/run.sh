@@ -242,7 +242,7 @@ start_message_filter() {
 # Prints each message at once, except for those about the end of the job and what follows them. They
 # are kept until on_attempt_end writes the exit code. After a code with which `halflife` ends on
 # purpose they are dropped: the ranks have said why, and the script returns the code. A message of
-# several lines stands between two lines of dashes.
+# several lines is enclosed by two lines of dashes.
 filter_messages() {
   local line opening='' in_message=no kept=()
   while IFS= read -r line; do

@@ -22,7 +22,7 @@ struct PrepareConfig {
   PrepareInput input;            // without a tokenizer where one is trained
   bool train_tokenizer = false;  // sentencepiece, on the training split
   int vocab_size = 0;            // of the trained tokenizer
-  // Of .txt files; not set: each file is one. Records of .jsonl are documents of their own.
+  // How .txt files are cut; not set: each is one document. A record of .jsonl is always a document.
   std::optional<DocumentMode> documents = std::nullopt;
   int64_t chunk_bytes = 1 << 20;  // of one unit of work
   PrepareOutput output;

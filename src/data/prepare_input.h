@@ -26,7 +26,7 @@ struct PrepareInput {
   uint64_t split_seed = 0;
   double validation_tail = 0;  // as in ChunkerConfig, in place of validation_fraction
   bool replace_invalid_utf8 = false;
-  // Of a document or record that must be held whole.
+  // The longest document or record that is held in memory as a whole.
   int64_t max_document_bytes = int64_t{256} << 20;
 
   // Error kUsage for what cannot be. Which formats and tokenizers would work is said by those who

@@ -18,7 +18,7 @@ namespace halflife::data {
 
 class SourceList {
  public:
-  // What is counted from now on comes from the file of this name. A byte that is not UTF-8 becomes
+  // Later calls of Count are for the file of this name. In it, a byte that is not UTF-8 becomes
   // U+FFFD, and a name that is already taken gets a number: "web.txt (2)".
   void Begin(std::string_view name);
   // Does nothing before the first Begin.

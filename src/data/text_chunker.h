@@ -30,7 +30,7 @@ enum class DocumentMode : uint8_t { kFile, kLine, kBlankLines, kRecord };
 const char* Name(DocumentMode mode);  // file, line, blank_lines, record
 
 struct ChunkerConfig {
-  // Of .txt files: kFile, kLine or kBlankLines. The documents of other files are their records.
+  // How .txt files are cut: kFile, kLine or kBlankLines. Other files are cut into their records.
   DocumentMode documents = DocumentMode::kFile;
   bool allow_pieces = false;
   int64_t chunk_bytes = 1 << 20;

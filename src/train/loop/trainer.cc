@@ -57,10 +57,9 @@ void WarnOfShortDocuments(const RunConfig& config, const data::DatasetInfo& data
   if (mean >= 0.5 * static_cast<double>(config.data.seq_len)) return;
   HL_WARN("train", "the documents of the training split have ", Fixed(mean, 0),
           " tokens on average, and data.seq_len is ", config.data.seq_len,
-          ". The state restarts at each document, so a token sees only its own document, "
-          "not the whole row. Prepare the text with --documents file, or set "
-          "data.reset_at_documents=false "
-          "to continue across documents.");
+          ". The state restarts at each document, so a token sees only its own document, not the "
+          "whole row. Prepare the text with --documents file, or set "
+          "data.reset_at_documents=false to continue across documents.");
 }
 
 // Text that Markdown shows letter by letter.
