@@ -1,10 +1,12 @@
-// bfloat16 in memory, the upper half of an fp32, and the CPU's one rounding to it.
+// The bfloat16 storage type (the upper half of an fp32) and the rounding to it that all CPU code
+// shares.
 //
 //   const Bf16 x = RoundToBf16(0.1f);
 //   const float y = Widen(x);  // 0.10009765625
 //
-// Always inlined, so that a loop compiled for several instruction sets takes the conversion along.
-// CUDA sources are C++17: they see the type alone, and convert on the device.
+// Conversions are always inlined, so that a loop compiled for several instruction sets also
+// compiles the conversion for each of them. CUDA sources are C++17: they see only the type and
+// convert on the device.
 #pragma once
 
 #if __cplusplus >= 202002L
@@ -23,7 +25,8 @@ struct Bf16 {
   return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16);
 }
 
-// To the nearest, ties to even; beyond the largest, infinity. A NaN stays one, and quiet.
+// Rounds to nearest, ties to even. Values beyond the largest finite bf16 become infinity. A NaN
+// stays a NaN and becomes quiet.
 [[gnu::always_inline]] constexpr Bf16 RoundToBf16(float x) {
   const auto bits = std::bit_cast<uint32_t>(x);
   const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;

@@ -1,4 +1,5 @@
-// Monotonic time; the wall clock is for people, and no decision of the program uses it.
+// Monotonic and wall-clock time. The wall clock is for display and records only; no decision of the
+// program depends on it.
 #pragma once
 
 #include <chrono>
@@ -12,7 +13,7 @@ class Stopwatch {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
   }
   void Restart() { start_ = std::chrono::steady_clock::now(); }
-  // Seconds since the start or the last Lap, and starts the next one.
+  // Returns the seconds since the start or the last Lap or Restart, and starts the next lap.
   double Lap() {
     const double seconds = Seconds();
     Restart();

@@ -1,4 +1,4 @@
-// Words into one string.
+// Concatenates values into one string.
 //
 //   Concat("step ", 3, " of ", total);  // how the error and log macros build their text
 //   Join(names, ", ");                  // "a, b"
@@ -17,7 +17,7 @@ std::string Concat(const Pieces&... pieces) {
   return std::move(out).str();
 }
 
-// Of each item what `text` makes of it, or the item itself.
+// Joins text(item) of all items, or the items themselves.
 template <typename Items, typename Text>
 std::string Join(const Items& items, const char* separator, Text text) {
   std::string joined;

@@ -1,5 +1,5 @@
-// CRC-32C (Castagnoli polynomial 0x1EDC6F41, reflected, as in RFC 3720 B.4): what TFRecord files
-// are framed with.
+// CRC-32C (Castagnoli polynomial 0x1EDC6F41, reflected, as in RFC 3720 B.4), the checksum of
+// TFRecord files.
 #pragma once
 
 #include <cstdint>

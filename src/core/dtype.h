@@ -1,4 +1,5 @@
-// The element types of tensors. C++17 and free of everything else: CUDA sources include it.
+// The element types of tensors. This header is C++17 and includes no other project header, because
+// CUDA sources include it.
 #pragma once
 
 #include <cstddef>

@@ -1,12 +1,12 @@
-// The one exception type of the project, and the checks that throw it. Always on, unlike assert.
+// The project's exception type and the checks that throw it. Unlike assert, checks are always on.
 //
-//   // A fault of our own: exit 70.
+//   // An internal error: exit code 70.
 //   HL_CHECK(begin <= end, "range [", begin, ", ", end, ") is reversed");
-//   // One of the user's world has its own exit code.
+//   // An error that the user or the environment caused has its own exit code.
 //   HL_CHECK_AS(ExitCode::kData, file, "cannot open ", path, "; is it readable?");
 //   HL_FAIL(ExitCode::kUsage, "unknown mixer '", name, "'; known: ", names);
 //
-// Pieces say what was met and what would work. Destructors log and never throw.
+// A message names the cause and then the fix. Destructors log and never throw.
 #pragma once
 
 #include <stdexcept>
@@ -19,8 +19,8 @@ namespace halflife {
 
 class Error : public std::runtime_error {
  public:
-  // `place` is file:line of the check, shown for internal faults only (a user is helped by words,
-  // not by our lines).
+  // `place` is the file:line of the check. what() shows it only for internal errors: other errors
+  // are addressed to users, whom a source line does not help.
   Error(ExitCode code, std::string place, std::string message);
 
   ExitCode code() const { return code_; }

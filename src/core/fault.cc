@@ -49,7 +49,7 @@ struct Armed {
   int countdown = 0;
 };
 
-// One process-wide fault: it imitates an accident of the process, which has no owner either.
+// There is one fault per process, because it imitates an accident of the whole process.
 std::atomic<bool> any_armed{false};
 std::mutex mutex;
 Armed armed;
@@ -81,13 +81,13 @@ void Arm(std::string_view spec, int rank) {
   any_armed = false;
   if (spec.empty()) return;
   HL_CHECK_AS(ExitCode::kUsage, CompiledIn(),
-              "HL_FAULT is set, but this build has no fault points; configure with "
-              "-DHALFLIFE_FAULT_POINTS=ON");
+              "HL_FAULT is set, but this build has no fault points. Configure with "
+              "-DHALFLIFE_FAULT_POINTS=ON.");
   const std::vector<std::string> parts = Split(spec);
   const Action* action = parts.size() == 3 || parts.size() == 4 ? Find(parts[1]) : nullptr;
   const int nth = action == nullptr ? 0 : std::atoi(parts[2].c_str());
   HL_CHECK_AS(ExitCode::kUsage, nth >= 1, "HL_FAULT='", spec,
-              "' is not point:action:nth[:rank] with one of the actions ",
+              "' is not point:action:nth[:rank]. Use one of these actions: ",
               Join(kActions, ", ", [](const Action& known) { return known.name; }));
   if (parts.size() == 4 && std::atoi(parts[3].c_str()) != rank) return;
   armed = {parts[0], action, nth};

@@ -1,9 +1,15 @@
-// Named fault points, so that tests can kill, stall or fail a process exactly where it hurts. Hits
-// are of the process, whichever of its ranks comes by, and `rank` is the launcher's number of it.
-// Armed by HL_FAULT=point:action:nth[:rank], e.g. HL_FAULT=ckpt.p4.rename:kill:2:0 (main reads it
-// once). Actions: kill (SIGKILL), exit (code 3, no destructors), stall (sleeps until killed), throw
-// (internal Error), enospc, eio (Error with that errno's words and the code of the call site).
-// Compiled out without HALFLIFE_FAULT_POINTS.
+// Named fault points, with which tests kill, stall or fail a process at an exact place. Arm one
+// with HL_FAULT=point:action:nth[:rank], for example HL_FAULT=ckpt.p4.rename:kill:2:0. main reads
+// the variable once.
+//
+// - nth: the hit that triggers the action, from 1. Hits are counted per process, also when several
+//   ranks run as threads in it.
+// - rank: the launcher's process rank. Without it, the fault is armed in every process.
+// - action: kill (SIGKILL), exit (code 3, no destructors run), stall (sleep until killed), throw
+//   (an internal Error), enospc or eio (an Error with the text of that errno and the exit code of
+//   the call site).
+//
+// Without HALFLIFE_FAULT_POINTS, fault points are compiled out.
 //
 //   HL_FAULT_POINT("ckpt.p4.rename", ExitCode::kCheckpointIo);
 #pragma once
@@ -14,8 +20,8 @@
 
 namespace halflife::fault {
 
-// Throws Error kUsage for a malformed spec, or where fault points are compiled out. Empty spec:
-// disarm.
+// Arms a fault; an empty spec disarms. Throws Error kUsage if the spec is malformed or fault points
+// are compiled out.
 void Arm(std::string_view spec, int rank);
 void Hit(std::string_view point, ExitCode code);
 bool CompiledIn();

@@ -55,7 +55,7 @@ struct stat StatusOf(int fd, const fs::path& path, ExitCode code) {
   return info;
 }
 
-// Opened so that a pipe without its other end does not make us wait for one.
+// Opens without waiting for the other end of a pipe.
 Fd OpenWithoutWaiting(const fs::path& path, int flags, ExitCode code) {
   Fd fd = OpenFile(path, flags | O_NONBLOCK | O_NOCTTY, code);
   const int status = ::fcntl(fd.get(), F_GETFL);
@@ -64,13 +64,13 @@ Fd OpenWithoutWaiting(const fs::path& path, int flags, ExitCode code) {
   return fd;
 }
 
-// `expected`: bytes that will probably come; pipes and /proc say 0.
+// `expected` is the probable size in bytes; it is 0 for pipes and files in /proc.
 std::string ReadAll(int fd, uint64_t expected, uint64_t max_bytes, const fs::path& path,
                     ExitCode code) {
   constexpr uint64_t kPiece = 1 << 16;
   const auto check_size = [&](uint64_t size) {
-    HL_CHECK_AS(code, size <= max_bytes, path.string(), " holds more than ", max_bytes,
-                " bytes, the most that is read here");
+    HL_CHECK_AS(code, size <= max_bytes, path.string(), " has more than ", max_bytes,
+                " bytes, which is the limit for this file");
   };
   check_size(expected);
   std::string bytes(static_cast<size_t>(expected), '\0');
@@ -88,36 +88,38 @@ std::string ReadAll(int fd, uint64_t expected, uint64_t max_bytes, const fs::pat
   return bytes;
 }
 
-// Where the bytes of an output go.
+// The place to which the bytes of an output are written.
 struct Destination {
-  fs::path path;        // links followed as far as they lead
-  int descriptor = -1;  // or one of ours that the path names, e.g. /dev/stdout
+  fs::path path;        // symbolic links are resolved as far as possible
+  int descriptor = -1;  // an open descriptor of this process that the path names, e.g. /dev/stdout
 };
 
 Destination Resolve(const fs::path& named, ExitCode code) {
-  constexpr int kMostLinks = 40;  // as the kernel's
+  constexpr int kMostLinks = 40;  // the Linux kernel's limit
   Destination to{.path = named};
   std::error_code ignored;
   for (int links = 0; fs::is_symlink(fs::symlink_status(to.path, ignored)); ++links) {
     HL_CHECK_AS(code, links < kMostLinks, "cannot open ", named.string(), ": ", ErrnoText(ELOOP));
-    // Opened anew, a redirected /dev/stdout would have an offset of its own and be overwritten.
+    // A redirected /dev/stdout must not be opened again: the new descriptor would have its own
+    // offset and overwrite earlier output.
     const fs::path folder = fs::weakly_canonical(to.path.parent_path(), ignored);
     if (folder == Concat("/proc/", ::getpid(), "/fd")) {
       to.descriptor = std::atoi(to.path.filename().c_str());
       return to;
     }
     const fs::path target = fs::read_symlink(to.path, ignored);
-    to.path = to.path.parent_path() / target;  // an absolute target stands alone
+    to.path = to.path.parent_path() / target;  // an absolute target replaces the parent path
   }
   return to;
 }
 
-// What WriteOutput finds there.
+// The state of an output path before WriteOutput writes to it.
 struct Output {
   Destination to;
   bool exists = false;
-  mode_t mode = 0;  // where it exists
-  // A new file takes its place; else it is written through.
+  mode_t mode = 0;  // valid if exists
+  // If true, a new file replaces the output. Otherwise the bytes are written to the existing file,
+  // pipe or device.
   bool is_replaced() const { return to.descriptor < 0 && (!exists || S_ISREG(mode)); }
 };
 
@@ -141,7 +143,7 @@ constexpr std::string_view kTemporaryInfix = ".tmp-";
 constexpr int kTemporaryDigits = 16;
 
 fs::path TemporaryOf(const fs::path& path) {
-  constexpr size_t kLongest = 200;  // of 255 bytes that file systems take
+  constexpr size_t kLongest = 200;  // file systems limit names to 255 bytes
   return path.parent_path() / Concat(".", path.filename().string().substr(0, kLongest),
                                      kTemporaryInfix, RandomHex(kTemporaryDigits));
 }
@@ -152,13 +154,14 @@ bool IsTemporary(const std::string& name) {
   return IsHex(name.substr(infix + kTemporaryInfix.size()), kTemporaryDigits);
 }
 
-// Errors name `path`, which the caller knows, and not the temporary.
+// Error messages name `path`, which the caller knows, and not the temporary file.
 void Replace(const fs::path& path, std::string_view bytes, mode_t mode, ExitCode code) {
   const fs::path temporary = TemporaryOf(path);
   Fd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
   HL_CHECK_AS(code, fd, "cannot open ", path.string(), " for writing: ", ErrnoText(errno));
   try {
-    if (mode != 0) static_cast<void>(::fchmod(fd.get(), mode));  // not ours to give: then as new
+    // On failure the file keeps the mode of a new file.
+    if (mode != 0) static_cast<void>(::fchmod(fd.get(), mode));
     WriteAll(fd.get(), bytes.data(), bytes.size(), path, code);
     Fsync(fd.get(), path, code);
     fd.Close(path, code);
@@ -193,7 +196,8 @@ void RequireAppendable(const fs::path& path, ExitCode code) {
   std::error_code ignored;
   const fs::file_status status = fs::status(path, ignored);
   HL_CHECK_AS(code, !exists(status) || is_regular_file(status) || is_character_file(status),
-              path.string(), " is no file; remove it, and it is made anew");
+              path.string(),
+              " exists and is not a file. Remove it; the program then creates a new file.");
 }
 
 void WriteAll(int fd, const void* data, size_t bytes, const fs::path& path, ExitCode code) {
@@ -237,7 +241,8 @@ void RequireWritable(const fs::path& path, ExitCode code) {
   if (path == "-") return;
   const Output output = FindOutput(path, code);
   if (output.to.descriptor >= 0) return;
-  const fs::path folder = output.to.path.parent_path() / ".";  // not so where it is no folder
+  // access() of FOLDER/. fails if FOLDER is not a folder.
+  const fs::path folder = output.to.path.parent_path() / ".";
   const bool can = output.is_replaced() ? ::access(folder.c_str(), W_OK | X_OK) == 0
                                         : ::access(output.to.path.c_str(), W_OK) == 0;
   HL_CHECK_AS(code, can, "cannot open ", path.string(), " for writing: ", ErrnoText(errno));
@@ -270,7 +275,8 @@ void PublishDirectory(const fs::path& from, const fs::path& named, ExitCode code
   const fs::path to = NamedFolder(named);
   long result =
       ::syscall(SYS_renameat2, AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE);
-  if (result != 0 && (errno == EINVAL || errno == ENOSYS)) {  // NFS and old kernels
+  // NFS and old kernels do not support RENAME_NOREPLACE.
+  if (result != 0 && (errno == EINVAL || errno == ENOSYS)) {
     std::error_code ignored;
     HL_CHECK_AS(code, !fs::exists(to, ignored), to.string(), " exists already");
     result = ::rename(from.c_str(), to.c_str());
@@ -282,7 +288,7 @@ void PublishDirectory(const fs::path& from, const fs::path& named, ExitCode code
 
 uint64_t FreeBytes(const fs::path& directory, ExitCode code) {
   struct statvfs info {};
-  HL_CHECK_AS(code, ::statvfs(directory.c_str(), &info) == 0, "cannot ask for the free space of ",
+  HL_CHECK_AS(code, ::statvfs(directory.c_str(), &info) == 0, "cannot read the free space of ",
               directory.string(), ": ", ErrnoText(errno));
   return static_cast<uint64_t>(info.f_bavail) * info.f_frsize;
 }

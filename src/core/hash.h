@@ -1,4 +1,4 @@
-// xxh3-128: detects corruption, not malice. One shot or streamed.
+// xxh3-128 hashes of a buffer or of a stream. They detect corruption, not tampering.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ struct Hash128 {
   bool operator==(const Hash128&) const = default;
 };
 
-std::string ToHex(Hash128 hash);  // 32 lower-case digits, hi first, as `xxh128sum` prints
+std::string ToHex(Hash128 hash);  // 32 lower-case digits, hi first, as `xxh128sum` prints them
 
 Hash128 HashBytes(const void* data, size_t bytes);
 inline Hash128 HashBytes(std::string_view text) { return HashBytes(text.data(), text.size()); }
@@ -27,7 +27,7 @@ class StreamHash {
   StreamHash(const StreamHash&) = delete;
   StreamHash& operator=(const StreamHash&) = delete;
   void Update(const void* data, size_t bytes);
-  Hash128 Digest() const;  // of all updates so far
+  Hash128 Digest() const;  // of all updates since the start or the last Reset
   void Reset();
 
  private:

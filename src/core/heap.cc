@@ -18,9 +18,10 @@ namespace halflife {
 namespace {
 
 void KeepFreedMemory() {
-  // a mapping of its own is unmapped when freed, and M_MMAP_THRESHOLD goes no higher than 32 MiB
+  // A block with its own mapping is unmapped when it is freed, and M_MMAP_THRESHOLD cannot exceed
+  // 32 MiB.
   mallopt(M_MMAP_MAX, 0);
-  mallopt(M_TRIM_THRESHOLD, -1);  // never give back the end of the heap
+  mallopt(M_TRIM_THRESHOLD, -1);  // never return the end of the heap to the kernel
 }
 
 bool IsUnlimited(decltype(RLIMIT_AS) resource) {
@@ -28,7 +29,7 @@ bool IsUnlimited(decltype(RLIMIT_AS) resource) {
   return getrlimit(resource, &limit) == 0 && limit.rlim_cur == RLIM_INFINITY;
 }
 
-// Whether a range of addresses that is not written to costs nothing.
+// True if reserved addresses that are never written to use no memory.
 bool AddressesAreFree() {
   int overcommit = 2;
   std::ifstream("/proc/sys/vm/overcommit_memory") >> overcommit;
@@ -36,7 +37,8 @@ bool AddressesAreFree() {
          std::getenv("MALLOC_PERTURB_") == nullptr;
 }
 
-// The heap's end is what is left to grow into once this block, the largest so far, is freed.
+// Allocates and frees the largest block so far. Once it is freed, the heap grows into its
+// addresses.
 void RequestHugePages() {
   constexpr uintptr_t kPage = 2 << 20;
   const size_t bytes = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) / 4 * 3 *

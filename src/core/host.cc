@@ -11,7 +11,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// MemTotal and SwapTotal of /proc/meminfo, which counts in KiB.
+// MemTotal plus SwapTotal from /proc/meminfo, which is in KiB. Returns bytes.
 uint64_t MemoryAndSwap(const fs::path& proc) {
   std::ifstream meminfo(proc / "meminfo");
   uint64_t kib = 0;
@@ -22,15 +22,15 @@ uint64_t MemoryAndSwap(const fs::path& proc) {
   return kib * 1024;
 }
 
-// A limit's file holds a number, or "max".
+// A cgroup limit file holds a number of bytes or "max".
 uint64_t ReadLimit(const fs::path& file) {
   uint64_t bytes = UINT64_MAX;
   std::ifstream(file) >> bytes;
   return bytes == 0 ? UINT64_MAX : bytes;
 }
 
-// The least limit of this process's cgroup and of those above it. Within a container the cgroup's
-// own path may not be there; the limit then stands at the top.
+// The smallest limit of this process's cgroup and all its ancestors. In a container the cgroup's
+// own path may not exist; the limit is then in the top folder.
 uint64_t CgroupLimit(const fs::path& proc, const fs::path& cgroups) {
   uint64_t limit = UINT64_MAX;
   const auto walk = [&](const fs::path& top, std::string path, const char* file) {

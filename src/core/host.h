@@ -1,4 +1,4 @@
-// This machine: its name, for messages and records, its memory and its cores.
+// This machine: its name (for messages and records), memory and cores.
 #pragma once
 
 #include <cstdint>
@@ -7,16 +7,17 @@
 
 namespace halflife {
 
-std::string HostName();  // "unknown" where the system does not tell
+std::string HostName();  // "unknown" if the system does not provide it
 
-// The cores that this process may use, which a batch system may have cut below the machine's; at
-// least 1.
+// The number of cores that this process may use, at least 1. A batch system may allow fewer than
+// the machine has.
 int NumUsableCores();
-// The most threads that a user may ask for.
+// Upper bound of thread counts that a user can request.
 constexpr int kMaxThreads = 1024;
 
-// Bytes that the processes of this machine may use together: memory and swap, or less where a
-// cgroup limits this process. 0: the system does not tell. The folders are parameters for tests.
+// The bytes that the processes of this machine may use together: memory plus swap, or the smaller
+// limit of this process's cgroup. Returns 0 if the system does not provide the numbers. The folders
+// are parameters for tests.
 uint64_t HostMemoryBytes(const std::filesystem::path& proc = "/proc",
                          const std::filesystem::path& cgroups = "/sys/fs/cgroup");
 

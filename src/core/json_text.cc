@@ -32,11 +32,11 @@ std::string ReadJsonText(const std::filesystem::path& path, uint64_t max_bytes) 
   const uint64_t bytes = std::filesystem::file_size(path, error);
   HL_CHECK_AS(ExitCode::kData, !error, "cannot read ", path.string(), ": ", error.message());
   HL_CHECK_AS(ExitCode::kData, bytes <= max_bytes, path.string(), " has ", bytes,
-              " bytes; at most ", max_bytes, " are read");
+              " bytes, more than the limit of ", max_bytes, " bytes");
   std::string text = ReadFile(path, ExitCode::kData);
   const int nesting = JsonNesting(text);
   HL_CHECK_AS(ExitCode::kData, nesting <= kMaxJsonNesting, path.string(), " is nested ", nesting,
-              " deep; at most ", kMaxJsonNesting, " are read");
+              " deep, more than the limit of ", kMaxJsonNesting, " levels");
   return text;
 }
 

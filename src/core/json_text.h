@@ -1,4 +1,5 @@
-// JSON as text: files that others may have made, before anything parses them, and what is printed.
+// Reads JSON files that other programs may have written, with limits that are checked before
+// parsing, and prints JSON.
 #pragma once
 
 #include <cstdint>
@@ -10,18 +11,18 @@
 namespace halflife {
 
 inline constexpr uint64_t kMaxJsonBytes = 64 << 20;
-// What copies, prints or destroys a value calls itself as often as brackets are nested.
+// Parsers, printers and destructors of JSON values recurse once per nested bracket.
 inline constexpr int kMaxJsonNesting = 64;
 
-// How deep brackets are nested, those in strings left out.
+// The maximum nesting depth of brackets; brackets within strings do not count.
 int JsonNesting(std::string_view text);
 
-// A file's bytes, which may still be no JSON. Error kData: more than `max_bytes`, or nested deeper
-// than kMaxJsonNesting.
+// Returns the content of a file, which may still be invalid JSON. Throws Error kData if it has more
+// than `max_bytes` or is nested deeper than kMaxJsonNesting.
 std::string ReadJsonText(const std::filesystem::path& path, uint64_t max_bytes = kMaxJsonBytes);
 
-// What is no UTF-8 (a path's bytes, pieces of characters) is written as U+FFFD. With an indent of
-// -1 it is one line.
+// Bytes that are not valid UTF-8 (in paths, or in parts of characters) are written as U+FFFD. An
+// indent of -1 writes one line.
 std::string JsonText(const nlohmann::ordered_json& json, int indent = -1);
 
 }  // namespace halflife

@@ -1,5 +1,5 @@
-// A file of JSON lines, appended one whole line per write(2): readers never see half a line of a
-// live run, and after a crash at most the last line is missing or torn.
+// A file of JSON lines. Each line is appended with one write(2): readers never see half a line of a
+// running job, and after a crash at most the last line is missing or torn.
 //
 //   JsonlWriter metrics(run / "metrics.jsonl", ExitCode::kEnvironment);
 //   metrics.Append({{"step", 3}, {"loss", 2.5}});
@@ -14,9 +14,10 @@ namespace halflife {
 
 class JsonlWriter {
  public:
-  // Creates or appends. A torn last line of a crashed writer is ended with a newline first.
+  // Creates the file or appends to it. If a writer crashed within the last line, that line is first
+  // ended with a newline.
   JsonlWriter(const std::filesystem::path& path, ExitCode code);
-  // NaN and infinities are written as null (JSON has no other word for them).
+  // NaN and infinities are written as null, because JSON cannot represent them.
   void Append(const nlohmann::ordered_json& line);
 
  private:

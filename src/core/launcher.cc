@@ -8,7 +8,7 @@
 namespace halflife {
 namespace {
 
-// The first of these variables that holds a number.
+// The value of the first of these variables that holds a number.
 std::optional<int> ReadNumber(std::initializer_list<const char*> names) {
   for (const char* name : names) {
     const char* text = std::getenv(name);

@@ -1,5 +1,5 @@
-// Which libraries this program was built with and runs with. Each area tells of those whose headers
-// it includes; `halflife doctor` puts them together.
+// The libraries that this program was built with and runs with. Each area lists the libraries whose
+// headers it includes; `halflife doctor` combines the lists.
 #pragma once
 
 #include <string>
@@ -8,9 +8,10 @@
 namespace halflife {
 
 struct LibraryVersion {
-  std::string name;           // "HDF5", as launch/setup --check names it too
-  std::string built, loaded;  // "1.10.8": of the headers, of the library that runs; empty: not
-                              // known, or not there
+  std::string name;  // e.g. "HDF5"; `launch/setup --check` uses the same names
+  // e.g. "1.10.8": the version of the headers and of the loaded library; empty if unknown or
+  // absent.
+  std::string built, loaded;
 };
 
 // spdlog, fmt, xxHash, nlohmann-json.

@@ -25,9 +25,9 @@ spdlog::level::level_enum ToSpdlog(Level level) {
   return spdlog::level::info;
 }
 
-thread_local int thread_rank = 0;  // in a process of several ranks
+thread_local int thread_rank = 0;  // 0 unless the process runs several ranks as threads
 
-// spdlog's own default logger writes to stdout, which belongs to the program's results.
+// The default logger of spdlog writes to stdout, which is reserved for the program's results.
 [[maybe_unused]] const bool kOnStderrBeforeMain = [] {
   Init({});
   return true;
@@ -86,7 +86,7 @@ Level ParseLevel(std::string_view name) {
   if (name == "info") return Level::kInfo;
   if (name == "warn") return Level::kWarn;
   if (name == "error") return Level::kError;
-  HL_FAIL(ExitCode::kUsage, "log level '", name, "' is unknown; use debug, info, warn or error");
+  HL_FAIL(ExitCode::kUsage, "log level '", name, "' is unknown. Use debug, info, warn or error.");
 }
 
 }  // namespace halflife::log

@@ -1,6 +1,7 @@
-// Logging: `[17:05:09] [r3/8] [info] ckpt: wrote step 1200 (3.2 GiB in 4.1 s)`. The area comes
-// first, values carry units; a world of one has no `[r0/1]`. spdlog stays in .cc files of core.
-// Rank 0 speaks at info on stderr, the others at warn; the file gets everything.
+// Logging: `[17:05:09] [r3/8] [info] ckpt: wrote step 1200 (3.2 GiB in 4.1 s)`. A message starts
+// with its area, and values have units. With a world size of 1 the `[r0/1]` is omitted. Rank 0 logs
+// to stderr at level info, the other ranks at level warn; the log file receives all levels. spdlog
+// is used only in the .cc files of core.
 //
 //   log::Init({.rank = rank, .world_size = world, .file = run_dir / "logs/r00000.log"});
 //   HL_INFO("ckpt", "wrote step ", step, " (", bytes, " bytes)");
@@ -19,16 +20,17 @@ enum class Level { kDebug, kInfo, kWarn, kError };
 struct Config {
   int rank = 0;
   int world_size = 1;
-  Level console_level = Level::kInfo;  // of rank 0; other ranks speak at warn or above
-  std::filesystem::path file;          // empty: console only; appended to
+  Level console_level = Level::kInfo;  // of rank 0; other ranks log at warn and above
+  std::filesystem::path file;          // lines are appended; empty: log only to stderr
 };
 
-// Until Init, messages go to stderr as those of a world of one. Call again to add the file once the
-// run folder is known. Error kEnvironment: the file cannot be opened, or is a pipe or a folder.
+// Until Init is called, messages go to stderr in the form of a world of one rank. Call Init again
+// to add the file once the run folder is known. Throws Error kEnvironment if the file cannot be
+// opened, or is a pipe or a folder.
 void Init(const Config& config);
 void Flush();
 
-// Any thread.
+// Thread-safe.
 void Write(Level level, std::string_view area, const std::string& text);
 
 Level ParseLevel(std::string_view name);  // debug | info | warn | error; else Error kUsage

@@ -1,11 +1,11 @@
-// Logging where the ranks of a world are threads of one process.
+// Logging for processes whose ranks are threads.
 #pragma once
 
 namespace halflife::log {
 
-// What this thread says from now on is rank `rank`'s: of others than rank 0 warnings and errors
-// alone, with the rank's number before them. The log file is one for all.
+// Attributes all further messages of this thread to `rank`. Ranks other than 0 log only warnings
+// and errors, prefixed with their rank. All ranks of the process share one log file.
 void SpeakAsRank(int rank);
-int RankOfThisThread();  // 0 unless it was told
+int RankOfThisThread();  // 0 unless SpeakAsRank was called on this thread
 
 }  // namespace halflife::log

@@ -9,10 +9,10 @@ constexpr size_t kMostNames = 3;
 
 std::string_view LastPart(std::string_view name) { return name.substr(name.rfind('.') + 1); }
 
-// Edits that still look like a slip of the hand: a third of the letters, at least one.
+// The most edits that still look like a typing error: a third of the letters, at least one.
 int MostEdits(std::string_view name) { return std::max(1, static_cast<int>(name.size()) / 3); }
 
-// The smaller the likelier; more than MostEdits: not meant.
+// Smaller is likelier. A distance above MostEdits means that `known` was not intended.
 int Distance(std::string_view name, std::string_view known) {
   if (!name.empty() && (known.starts_with(name) || LastPart(known) == name)) return 1;
   return EditDistance(name, known);
@@ -48,7 +48,7 @@ std::vector<std::string> NearestNames(std::string_view name,
   std::sort(near.begin(), near.end());
   std::vector<std::string> names;
   for (const auto& [distance, candidate] : near) {
-    // Beside a near one, those that are farther only distract.
+    // If there is a near name, suggestions that are much farther away only distract.
     if (names.size() < kMostNames && distance <= near.front().first + 1) names.push_back(candidate);
   }
   return names;

@@ -1,4 +1,4 @@
-// "Did you mean": the known names that a misspelt one is likely to stand for.
+// "Did you mean": finds the known names that a misspelt name probably means.
 //
 //   HL_FAIL(ExitCode::kUsage, "'", name, "' is no subcommand", DidYouMean(name, known));
 #pragma once
@@ -9,15 +9,15 @@
 
 namespace halflife {
 
-// Insertions, deletions, replacements and swaps of neighbours that lead from one to the other
-// (optimal string alignment).
+// The number of insertions, deletions, replacements and swaps of neighbours that turn one string
+// into the other (optimal string alignment).
 int EditDistance(std::string_view from, std::string_view to);
 
-// At most three, the nearest first: a few edits away, or with `name` as their beginning or as their
-// last dotted part.
+// At most three names, the nearest first. A known name qualifies if it is a few edits away, starts
+// with `name`, or has `name` as its last dotted part.
 std::vector<std::string> NearestNames(std::string_view name, const std::vector<std::string>& known);
 
-// "; did you mean 'train' or 'eval'?", or nothing where none is near.
+// "; did you mean 'train' or 'eval'?", or an empty string if no known name is near.
 std::string DidYouMean(std::string_view name, const std::vector<std::string>& known);
 
 }  // namespace halflife

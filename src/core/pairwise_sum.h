@@ -1,7 +1,7 @@
 // The shape of every sum over micro-batches and ranks: a binary tree over their global index, built
-// like a binary counter. Cutting the terms into 2^n equal runs of 2^m (ranks, say), summing each by
-// the same rule and then the results, is the very same tree: at 1, 2, 4, ... ranks the bits are
-// equal.
+// like a binary counter. Splitting the terms into 2^n equal blocks of 2^m (for example, one block
+// per rank), summing each block by the same rule and then summing the results gives exactly the
+// same tree. Sums over 1, 2, 4, ... ranks are therefore bit-identical.
 //
 //   PairwiseSum<double> loss;                       // ((0 + 1) + (2 + 3)) + ((4 + 5) + 6)
 //   for (const double term : terms) loss.Add(term);
@@ -15,13 +15,13 @@
 
 namespace halflife {
 
-// Levels 0 .. n-1 that hold a finished subtree when term `index` arrives, and that it joins on its
-// way up.
+// The number of finished subtrees (levels 0 .. n-1) that term `index` is joined with when it
+// arrives.
 constexpr int NumCarries(uint64_t index) { return std::countr_one(index); }
-// Levels in use before the last of `count` terms.
+// The number of levels in use before the last of `count` terms arrives.
 constexpr int NumLevels(uint64_t count) { return count < 2 ? 0 : std::bit_width(count - 1); }
 
-// The sum itself, of numbers.
+// Sums numbers.
 template <typename T>
 class PairwiseSum {
  public:
@@ -31,7 +31,8 @@ class PairwiseSum {
     if (carries == static_cast<int>(levels_.size())) levels_.push_back(term);
     levels_[carries] = term;
   }
-  // 0 for no term. Where the count is no power of two, subtrees join from the smallest up.
+  // Returns 0 if there are no terms. If the count is not a power of two, the remaining subtrees are
+  // joined from the smallest up.
   T Total() const {
     T total{};
     bool empty = true;

@@ -1,7 +1,7 @@
-// Philox4x32-10 (Salmon et al., SC'11, "Parallel random numbers: as easy as 1, 2, 3"): every random
-// number of the project is a pure function of (seed, purpose, layer, sample, position, channel), so
-// no stream state exists, nothing has to be saved, and the world size does not matter. One header
-// for host and device.
+// Philox4x32-10 (Salmon et al., SC'11, "Parallel random numbers: as easy as 1, 2, 3"). Every random
+// number of the project is a pure function of (seed, purpose, layer, sample, position, channel).
+// There is no generator state to save, and results do not depend on the world size. Host and device
+// share this header.
 //
 //   const RandomKey key = MakeRandomKey(seed, RandomPurpose::kDropout, layer);
 //   const auto [a, b, c, d] = Draw(key, sample, position, channel / 4).x;   // 4 channels at once
@@ -18,8 +18,9 @@
 
 namespace halflife {
 
-// What a draw is for; the values are part of the checkpoint's RNG version and never change. 5 was
-// declared for splits, which follow from a hash of each document instead, and stays free.
+// The purpose of a draw. The values are part of the checkpoint's RNG version and never change.
+// Value 5 is unused: it was reserved for dataset splits, which depend on a hash of each document
+// instead.
 enum class RandomPurpose : uint32_t {
   kInit = 1,
   kDropout = 2,
@@ -46,7 +47,8 @@ HL_HOST_DEVICE inline uint64_t SplitMix64(uint64_t z) {
   return z ^ (z >> 31);
 }
 
-// FNV-1a of a parameter's name: the `layer` of sample-free draws (initialisation).
+// FNV-1a hash of a parameter's name. Draws without a sample (initialisation) use it as their
+// `layer`.
 HL_HOST_DEVICE inline uint32_t NameHash32(const char* name, uint64_t length) {
   uint32_t hash = 2166136261u;
   for (uint64_t i = 0; i < length; ++i)
@@ -56,8 +58,8 @@ HL_HOST_DEVICE inline uint32_t NameHash32(const char* name, uint64_t length) {
 
 HL_HOST_DEVICE inline RandomKey MakeRandomKey(uint64_t seed, RandomPurpose purpose,
                                               uint32_t layer) {
-  // The seed is mixed before the rest joins it: seed ^ layer alone would give (seed 0, layer 1) the
-  // key of (seed 1, layer 0).
+  // The seed is mixed first: seed ^ layer would give (seed 0, layer 1) the same key as (seed 1,
+  // layer 0).
   const uint64_t mixed = SplitMix64(
       SplitMix64(seed) ^ (static_cast<uint64_t>(static_cast<uint32_t>(purpose)) << 32 | layer));
   return {static_cast<uint32_t>(mixed), static_cast<uint32_t>(mixed >> 32)};
@@ -83,16 +85,16 @@ HL_HOST_DEVICE inline RandomCounter Draw(RandomKey key, uint64_t sample, uint32_
                     key);
 }
 
-// 24 bits: exact in fp32, [0, 1).
+// 24 random bits, exact in fp32, in [0, 1).
 HL_HOST_DEVICE inline float ToUniform(uint32_t bits) {
   return static_cast<float>(bits >> 8) * 0x1p-24f;
 }
-// 53 bits from two words, [0, 1).
+// 53 random bits from two words, in [0, 1).
 HL_HOST_DEVICE inline double ToUniform(uint32_t hi, uint32_t lo) {
   return static_cast<double>((static_cast<uint64_t>(hi) << 32 | lo) >> 11) * 0x1p-53;
 }
 
-// Two independent standard normals from two words (Box-Muller, in fp64 on the host).
+// Two independent standard normal values from two words (Box-Muller, computed in fp64 on the host).
 struct NormalPair {
   double a, b;
 };

@@ -1,5 +1,5 @@
-// A number in the fewest digits that read back as the same number: what files of options and scores
-// hold.
+// Writes a number with the fewest digits that read back as the same number. Used for files of
+// options and scores.
 #pragma once
 
 #include <charconv>

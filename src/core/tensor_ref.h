@@ -1,6 +1,6 @@
-// A borrowed, contiguous piece of memory with a type: what `dist` and `ckpt` move, free of
-// LibTorch. The caller keeps the memory alive and in place until the operation that took the
-// reference is done.
+// A borrowed, contiguous block of memory with an element type. `dist` and `ckpt` use it instead of
+// LibTorch tensors. The caller keeps the memory alive and in place until the operation that
+// received the reference is done.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,7 @@ struct TensorRef {
   Device device = {};
 
   size_t bytes() const { return static_cast<size_t>(count) * SizeOf(dtype); }
-  // Of a reference without memory (a plan's) another one.
+  // Slices of a reference without memory (as a plan uses them) have no memory either.
   TensorRef Slice(int64_t begin, int64_t length) const {
     char* const first = static_cast<char*>(data);
     return {first == nullptr ? nullptr : first + begin * static_cast<int64_t>(SizeOf(dtype)),

@@ -59,9 +59,9 @@ std::optional<std::string> TfRecordReader::Next() {
     return std::nullopt;
   }
   const auto length = FromLittleEndian<uint64_t>(view);
-  if (length > size_) return std::nullopt;  // torn
+  if (length > size_) return std::nullopt;  // the file ends within this record
   HL_CHECK_AS(code_, length <= kMaxTfRecordBytes, path_.string(), " has a record of ", length,
-              " bytes at byte ", offset_, "; at most ", kMaxTfRecordBytes, " are read");
+              " bytes at byte ", offset_, ", more than the limit of ", kMaxTfRecordBytes, " bytes");
   std::string payload(length + kFooterBytes, '\0');
   if (!file_.read(payload.data(), static_cast<std::streamsize>(payload.size())))
     return std::nullopt;

@@ -18,23 +18,23 @@
 
 namespace halflife {
 
-// Rotated and shifted, so that the CRC of data that holds CRCs stays a good one.
+// Rotated and shifted, so that the CRC of data that itself contains CRCs remains a good checksum.
 uint32_t MaskedCrc32c(std::string_view bytes);
 
 std::string FrameTfRecord(std::string_view payload);
 
-// Bounds what a file can make its reader allocate; a message takes some 30 times its payload at
-// worst.
+// Limits how much memory a file can make its reader allocate. A parsed message takes at most about
+// 30 times its payload.
 constexpr uint64_t kMaxTfRecordBytes = 16 << 20;
 
 class TfRecordReader {
  public:
-  // Error `code` where the file cannot be opened.
+  // Throws Error `code` if the file cannot be opened.
   TfRecordReader(const std::filesystem::path& path, ExitCode code);
-  // The next payload; nullopt at the end and at a torn or damaged record, behind which no reader
-  // looks. Error `code` for one of more than kMaxTfRecordBytes.
+  // Returns the next payload, or nullopt at the end and at a torn or damaged record, after which
+  // reading stops. Throws Error `code` for a record of more than kMaxTfRecordBytes.
   std::optional<std::string> Next();
-  // Bytes of the whole records read so far.
+  // The number of bytes in the complete records read so far.
   uint64_t offset() const { return offset_; }
 
  private:

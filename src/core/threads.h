@@ -1,4 +1,5 @@
-// Threads of our own. A system that gives none is nobody's fault of the program's.
+// Starts threads. Failure to start one is reported as an environment error (exit code 4), not as a
+// bug.
 #pragma once
 
 #include <system_error>
@@ -10,7 +11,8 @@ namespace internal {
 [[noreturn]] void FailWithoutThread(const std::system_error& error);
 }  // namespace internal
 
-// Error kEnvironment where no thread is to be had: of a limit on threads, or of memory for a stack.
+// Throws Error kEnvironment if the thread cannot be started, because of a limit on threads or too
+// little memory for its stack.
 template <typename Thread = std::thread, typename Run>
 Thread StartThread(Run&& run) {
   try {

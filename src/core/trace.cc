@@ -7,7 +7,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// A name of a process or of a track: "M" for metadata.
+// The event that names a process or a track; phase "M" means metadata.
 Json NameEvent(const char* of, int rank, int track, const std::string& name) {
   return {{"ph", "M"}, {"name", of}, {"pid", rank}, {"tid", track}, {"args", {{"name", name}}}};
 }
@@ -41,7 +41,7 @@ void Trace::Slice(const std::string& track, const std::string& name, int64_t beg
           .dump());
 }
 
-// A pair of events that their id joins.
+// Writes two events (begin and end) with a common id.
 void Trace::Overlapping(const std::string& track, const std::string& name, int64_t begin_us,
                         int64_t end_us, int64_t bytes) {
   const std::lock_guard lock(mutex_);

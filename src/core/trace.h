@@ -1,5 +1,5 @@
-// A timeline of what a rank did, in the Trace Event Format, which Perfetto and chrome://tracing
-// open. Thread-safe.
+// A timeline of a rank's activity in the Trace Event Format, which Perfetto and chrome://tracing
+// can open. Thread-safe.
 //
 //   Trace trace(rank);
 //   trace.Slice("phases", "forward", begin_us, end_us);
@@ -19,17 +19,17 @@ class Trace {
  public:
   explicit Trace(int rank);
 
-  // Times are Unix time in microseconds. Slices of one track come one after the other.
+  // Times are Unix time in microseconds. The slices of one track must not overlap.
   void Slice(const std::string& track, const std::string& name, int64_t begin_us, int64_t end_us);
-  // What runs beside others of its track.
+  // For operations that may overlap others of the same track.
   void Overlapping(const std::string& track, const std::string& name, int64_t begin_us,
                    int64_t end_us, int64_t bytes);
-  // JSON objects with commas between them.
+  // The events recorded so far as JSON objects, separated by commas.
   std::string Events() const;
 
  private:
-  int TrackOf(const std::string& track);  // under mutex_
-  void Add(const std::string& event);     // likewise
+  int TrackOf(const std::string& track);  // requires mutex_
+  void Add(const std::string& event);     // requires mutex_
 
   const int rank_;
   mutable std::mutex mutex_;
@@ -38,7 +38,7 @@ class Trace {
   std::string events_;
 };
 
-// The file that holds the events of several ranks, a process of the timeline each.
+// The content of a file with the events of several ranks. Each rank is one process of the timeline.
 std::string TraceFile(const std::vector<std::string>& events_of_ranks);
 
 }  // namespace halflife

@@ -77,11 +77,12 @@ TEST(Log, RefusesAFileThatIsNone) {
   const test::TempDir dir;
   const auto init = [&](const char* name) { log::Init({.file = dir / name}); };
   ASSERT_EQ(::mkfifo((dir / "pipe").c_str(), 0600), 0);
-  EXPECT_HL_ERROR(init("pipe"), ExitCode::kEnvironment, "pipe", "is no file");
+  EXPECT_HL_ERROR(init("pipe"), ExitCode::kEnvironment, "pipe", "exists and is not a file");
   std::filesystem::create_symlink("loop", dir / "loop");
   EXPECT_HL_ERROR(init("loop"), ExitCode::kEnvironment, "loop", "symbolic links");
   EXPECT_HL_ERROR(init("loop/log"), ExitCode::kEnvironment, "loop", "symbolic links");
-  EXPECT_HL_ERROR(log::Init({.file = dir.path()}), ExitCode::kEnvironment, "is no file");
+  EXPECT_HL_ERROR(log::Init({.file = dir.path()}), ExitCode::kEnvironment,
+                  "exists and is not a file");
 }
 
 #ifdef HALFLIFE_FAULT_POINTS

@@ -264,7 +264,7 @@ TEST_F(Files, RandomHexHasItsLengthAndDiffers) {
 
 TEST_F(Files, JsonlRefusesAPipeAtOnce) {
   ASSERT_EQ(::mkfifo((dir_ / "pipe").c_str(), 0600), 0);
-  EXPECT_HL_ERROR(JsonlWriter(dir_ / "pipe", kCode), kCode, "pipe", "is no file");
+  EXPECT_HL_ERROR(JsonlWriter(dir_ / "pipe", kCode), kCode, "pipe", "exists and is not a file");
 }
 
 TEST_F(Files, JsonlAppendsWholeLines) {

@@ -31,7 +31,7 @@ TEST(ReadJsonText, IsBounded) {
                   "at most 5");
   EXPECT_EQ(ReadJsonText(write(std::string(kMaxJsonNesting, '['))).size(), 64u);
   EXPECT_HL_ERROR(ReadJsonText(write(std::string(kMaxJsonNesting + 1, '['))), ExitCode::kData,
-                  "x.json is nested 65 deep", "at most 64");
+                  "x.json is nested 65 deep", "more than the limit of 64 levels");
   EXPECT_HL_ERROR(ReadJsonText(dir / "none.json"), ExitCode::kData, "cannot read", "none.json");
 }
 

@@ -98,7 +98,7 @@ TEST_F(TfRecord, ARecordThatNoMemoryShouldHoldIsRefused) {
   TfRecordReader reader(dir_ / "r", ExitCode::kData);
   EXPECT_EQ(reader.Next().value().size(), kMaxTfRecordBytes);
   EXPECT_HL_ERROR(reader.Next(), ExitCode::kData, "/r has a record of 16777217 bytes",
-                  Concat("at byte ", largest.size()), "at most 16777216");
+                  Concat("at byte ", largest.size()), "more than the limit of 16777216 bytes");
 }
 
 TEST_F(TfRecord, AMissingFileIsNamed) {
