@@ -53,7 +53,7 @@ void WriteAll(int fd, const void* data, size_t bytes, const std::filesystem::pat
 void Fsync(int fd, const std::filesystem::path& path, ExitCode code);
 void FsyncDirectory(const std::filesystem::path& directory, ExitCode code);
 
-// For files in the program's own folders. Atomically and durably replaces whatever exists at `path`
+// For files in the program's own folders. Atomically and durably replaces the entry at `path`
 // (except a folder) by a new file. The temporary file, `.NAME.tmp-<hex>` in the same folder, has a
 // new random name and is removed on failure.
 void AtomicWriteFile(const std::filesystem::path& path, std::string_view bytes, ExitCode code);

@@ -27,7 +27,7 @@ class StreamHash {
   StreamHash(const StreamHash&) = delete;
   StreamHash& operator=(const StreamHash&) = delete;
   void Update(const void* data, size_t bytes);
-  Hash128 Digest() const;  // of all updates since the start or the last Reset
+  Hash128 Digest() const;  // hash of all updates since the start or the last Reset
   void Reset();
 
  private:

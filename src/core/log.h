@@ -20,7 +20,7 @@ enum class Level { kDebug, kInfo, kWarn, kError };
 struct Config {
   int rank = 0;
   int world_size = 1;
-  Level console_level = Level::kInfo;  // of rank 0; other ranks log at warn and above
+  Level console_level = Level::kInfo;  // on rank 0; other ranks log at warn and above
   std::filesystem::path file;          // lines are appended; empty: log only to stderr
 };
 

@@ -24,8 +24,8 @@ void BucketProgress::Begin() {
 
 void BucketProgress::MarkReady(int param) {
   HL_CHECK(!ready_.at(param), "parameter '", layout_.specs()[param].name,
-           "' accumulated a gradient after it was complete; of its ",
-           layout_.specs()[param].readers, " readers one was not counted");
+           "' accumulated a gradient after it was complete: it has more readers than the ",
+           layout_.specs()[param].readers, " of its ParamSpec");
   ready_[param] = true;
   --remaining_[bucket_of_[param]];
 }

@@ -1,5 +1,5 @@
-// Which gradients of a backward are there, and which buckets they complete: what every reduction of
-// buckets counts.
+// Counts which gradients of a backward pass are ready and which buckets they complete. Every
+// reduction of buckets uses it.
 //
 //   BucketProgress progress(layout);
 //   progress.Begin();
@@ -14,7 +14,7 @@
 
 namespace halflife::dist {
 
-// The bucket of each parameter.
+// The index of each parameter's bucket, by parameter.
 std::vector<int> BucketsOfParameters(const ParameterLayout& layout);
 
 class BucketProgress {
@@ -22,17 +22,17 @@ class BucketProgress {
   explicit BucketProgress(const ParameterLayout& layout);  // borrowed
 
   void Begin();
-  // Error kInternal naming a parameter whose gradient was complete before.
+  // Throws Error kInternal, naming the parameter, if its gradient was already marked as ready.
   void MarkReady(int param);
   bool complete(int bucket) const { return remaining_[bucket] == 0; }
-  // Error kInternal naming the parameters without a gradient.
+  // Throws Error kInternal, naming all parameters without a gradient.
   void RequireAll() const;
   int bucket_of(int param) const { return bucket_of_[param]; }
 
  private:
   const ParameterLayout& layout_;
   std::vector<int> bucket_of_;  // by parameter
-  std::vector<int> remaining_;  // parameters a bucket still waits for
+  std::vector<int> remaining_;  // by bucket: parameters whose gradient is missing
   std::vector<bool> ready_;     // by parameter
 };
 

@@ -25,7 +25,8 @@ ExitCode CodeOf(CommFailure::Kind kind) {
   return ExitCode::kInternal;
 }
 
-// From `in` to `out`; on a GPU behind what the producer has queued, and before what it queues.
+// Copies `in` to `out`. On a GPU the copy runs after the work that the producer stream has queued
+// and before later work.
 void Copy(const Request& request) {
 #ifdef HALFLIFE_WITH_CUDA
   if (request.out.device.is_cuda()) {

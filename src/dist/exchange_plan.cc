@@ -15,7 +15,7 @@ struct Range {
   int64_t length() const { return end - begin; }
 };
 
-// Part `index` of `range` in `parts` parts that differ by at most one element.
+// Part `index` of `range`, divided into `parts` parts whose lengths differ by at most one element.
 Range Part(Range range, int64_t index, int64_t parts) {
   return {range.begin + range.length() * index / parts,
           range.begin + range.length() * (index + 1) / parts};
@@ -51,8 +51,8 @@ class Planner {
   ExchangePlan SendReceive() const;
   ExchangePlan Barrier() const;
 
-  // Collects one range from every rank and leaves its ordered sum in `out`: `mine` holds this
-  // rank's part, and `outgoing(r)` is what rank r gets from us.
+  // Receives one range from every rank and writes their ordered sum to `out`. `mine` is this rank's
+  // part, and `outgoing(r)` is the message to rank r.
   Round ExchangeAndSum(int64_t count, const char* mine, char* out,
                        const std::function<Message(int)>& outgoing) const;
   Chain AllReduceChain(Range segment) const;
@@ -140,7 +140,7 @@ ExchangePlan Planner::ReduceScatter() const {
       }};
 }
 
-// Cut by pieces of the longest contribution, so that all ranks make the same number of chains.
+// Divided by the longest contribution, so that all ranks create the same number of chains.
 ExchangePlan Planner::Gather(std::vector<int64_t> counts) const {
   const int64_t piece = std::max<int64_t>(limits_.piece_bytes / element_, 1);
   const int64_t longest = *std::max_element(counts.begin(), counts.end());
@@ -186,20 +186,22 @@ ExchangePlan Planner::AllToAll() const {
           }};
 }
 
-// A binomial tree below the root; segments follow each other down the tree.
+// A binomial tree from the root. Segments follow each other down the tree.
 ExchangePlan Planner::Broadcast() const {
   const int64_t count = request_.out.count;
   const int64_t segment = std::max<int64_t>(limits_.segment_bytes / element_, 1);
   return {DivideUp(count, segment), [self = *this, count, segment](int64_t chain) {
             const int size = self.size_, root = self.request_.root;
-            const int place = (self.rank_ - root + size) % size;  // in the tree; 0 is the root
+            // Position in the tree; the root is 0.
+            const int place = (self.rank_ - root + size) % size;
             const int64_t begin = chain * segment;
             const int64_t bytes = (std::min(count, begin + segment) - begin) * self.element_;
             const auto message = [&](int node) {
               return Message{(node + root) % size, At(self.request_.out, begin), bytes};
             };
             Chain rounds(2);
-            // Becomes the lowest set bit of place; children sit at place + 1, 2, 4 ... < reach.
+            // Becomes the lowest set bit of `place`; the children are at place + 1, 2, 4, ... <
+            // reach.
             int reach = 1;
             while (reach < size && (place & reach) == 0) reach *= 2;
             if (place != 0) rounds[0].receives.push_back(message(place - reach));
@@ -222,7 +224,7 @@ ExchangePlan Planner::SendReceive() const {
               return Chain();
             }};
   }
-  // The two directions may have different lengths, hence different numbers of pieces.
+  // The two directions may have different lengths and therefore different numbers of messages.
   return {std::max(DivideUp(sent, piece), DivideUp(received, piece)),
           [self = *this, piece, sent, received](int64_t chain) -> Chain {
             const int64_t begin = chain * piece;
@@ -239,7 +241,8 @@ ExchangePlan Planner::SendReceive() const {
           }};
 }
 
-// Dissemination: after ceil(log2(size)) rounds everybody has heard of everybody.
+// Dissemination barrier: after ceil(log2(size)) rounds every rank has a message, directly or
+// indirectly, from every other rank.
 ExchangePlan Planner::Barrier() const {
   return {1, [rank = rank_, size = size_](int64_t) {
             Chain rounds;

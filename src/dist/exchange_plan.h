@@ -1,13 +1,13 @@
-// Turns one rank's share of a collective into point-to-point messages and ordered sums. Knows
-// nothing of MPI: an engine posts the messages.
+// Turns one rank's share of a collective into point-to-point messages and ordered sums. This file
+// does not know MPI: an engine posts the messages.
 //
-// A plan is a list of independent chains (one per segment of the payload), a chain a list of
-// rounds: post all messages of a round, wait for them, run `then`, go on. An all-reduce of W ranks,
-// per segment of 4 MiB:
+// A plan is a list of independent chains, one per segment of the payload. A chain is a list of
+// rounds. The engine posts all messages of a round, waits for them, runs `then` and continues with
+// the next round. For example, an all-reduce over W ranks, per segment of 4 MiB:
 //
 //   round 0: slice r of my segment -> rank r;  W - 1 copies of my slice -> staging
 //   then:    my slice = pairwise sum of the W copies
-//   round 1: my slice -> all;  everybody's slice -> its place
+//   round 1: my slice -> all ranks;  each other slice -> its position in the segment
 #pragma once
 
 #include <functional>
@@ -32,20 +32,21 @@ using Chain = std::vector<Round>;
 
 struct ExchangePlan {
   int64_t num_chains = 0;
-  // Called when the chain starts. Copies to oneself happen here.
+  // Called when the chain starts. Also copies the rank's data to itself.
   std::function<Chain(int64_t chain)> make_chain;
 };
 
 struct ExchangeLimits {
-  int64_t segment_bytes = 4 << 20;  // summed at a time: fits the last-level cache
-  int64_t piece_bytes = 256 << 20;  // of one message: MPI counts are int
+  // Size of a segment that is summed at once; fits the last-level cache.
+  int64_t segment_bytes = 4 << 20;
+  int64_t piece_bytes = 256 << 20;  // largest message; MPI counts are int
   // An all-reduce whose bytes times the number of ranks are at most this takes one round, in which
-  // everybody sends everything.
+  // every rank sends all its data to every other rank.
   int64_t one_round_bytes = 1 << 20;
 };
 
-// The plan keeps a copy of `request`; the memory that its tensors refer to is borrowed until the
-// last chain has ended.
+// The plan keeps a copy of `request`. The memory of its tensors is borrowed until the last chain
+// has ended.
 ExchangePlan MakeExchangePlan(const Request& request, int rank, int size,
                               const ExchangeLimits& limits);
 

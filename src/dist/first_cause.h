@@ -1,4 +1,4 @@
-// Of the exceptions of threads that run side by side, the one to speak of.
+// Selects the exception to report if several threads fail.
 #pragma once
 
 #include <exception>
@@ -6,7 +6,8 @@
 
 namespace halflife::dist {
 
-// Keeps the first exception that is a cause; a consequence (kAborted) only while there is no cause.
+// Keeps the first exception that is a cause. A consequence (kAborted) is reported only if there is
+// no cause.
 class FirstCause {
  public:
   void Add(std::exception_ptr error, bool consequence) {

@@ -1,6 +1,6 @@
-// The bytes of a flight record: as FlightRecorder maps them and flight_report.cc reads them, on
-// machines of one byte order. Written by many threads at once: an entry whose number is not its
-// place's latest is being written or is old, and is left out.
+// The binary layout of a flight record, which FlightRecorder maps and flight_report.cc reads.
+// Writer and reader must have the same byte order. Several threads write at once. An entry whose
+// number is 0 is empty or being written, and readers skip it.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,7 @@ constexpr uint32_t kVersion = 1;
 constexpr uint64_t kNumEntries = 1024;
 
 struct Entry {
-  std::atomic<uint64_t> number;  // 1 + the count of operations before it; 0: none, or half-written
+  std::atomic<uint64_t> number;  // 1 + the number of earlier operations; 0: empty or being written
   int64_t issued_us, ended_us;   // Unix time
   int64_t seq, bytes;
   int32_t index, group_size;
@@ -31,7 +31,7 @@ struct Header {
   std::atomic<int64_t> alive_us;  // written four times a second
   int64_t phase_since_us, step;
   char phase[24];
-  int64_t failed_us;  // 0: has not failed
+  int64_t failed_us;  // 0: not failed
   char cause[496];
   std::atomic<uint64_t> num_operations;
 };

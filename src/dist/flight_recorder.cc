@@ -25,7 +25,7 @@ namespace fs = std::filesystem;
 using flight::Entry;
 using flight::Image;
 
-// Cut to the field, always ended by a zero.
+// Truncates the text to the field, which always ends with a zero.
 template <size_t kSize>
 void SetText(char (&field)[kSize], std::string_view text) {
   const size_t count = std::min(text.size(), kSize - 1);
@@ -65,14 +65,15 @@ void FlightRecorder::KeepIn(const fs::path& folder, const std::string& attempt) 
   std::error_code error;
   fs::create_directories(folder, error);
   const Fd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-  // Written rather than made long: a full disk is then an error here, and no signal at a later
-  // touch of the mapping.
+  // The file is written in full instead of only extended. On a full disk this fails here and not
+  // with a signal when the mapping is accessed later.
   Image* mapped = nullptr;
   if (fd && ::pwrite(fd.get(), image_.get(), sizeof(Image), 0) == ssize_t{sizeof(Image)})
     mapped = MapImage(fd.get());
   if (mapped == nullptr) {
-    HL_WARN("dist", "no flight record in ", folder.string(), ": ", internal::ErrnoText(errno),
-            "; what ranks did before a failure will not be known");
+    HL_WARN("dist", "cannot write a flight record in ", folder.string(), ": ",
+            internal::ErrnoText(errno),
+            "; after a failure it will not be known what the ranks were doing");
     return;
   }
   image_.reset(mapped);
@@ -103,13 +104,13 @@ void FlightRecorder::Discard() {
   StopTicking();
   std::error_code ignored;
   fs::remove(path_, ignored);
-  fs::remove(path_.parent_path(), ignored);  // fails while others are in it
+  fs::remove(path_.parent_path(), ignored);  // fails while other records are in the folder
   path_.clear();
 }
 
 void FlightRecorder::TraceInto(Trace* trace) {
   const flight::Header& header = image_->header;
-  if (Trace* const former = trace_)  // the phase that lasts has no end yet
+  if (Trace* const former = trace_)  // the current phase has no end yet
     former->Slice("phases", header.phase, header.phase_since_us, UnixMicroseconds());
   trace_ = trace;
 }
@@ -162,7 +163,7 @@ std::map<std::string, int64_t> FlightRecorder::TakeBytes() {
 
 void FlightRecorder::End(uint64_t number, OpState state) {
   Entry& entry = image_->entries[(number - 1) % flight::kNumEntries];
-  if (entry.number != number) return;  // a later one has its place
+  if (entry.number != number) return;  // a later operation has overwritten the entry
   entry.ended_us = UnixMicroseconds();
   entry.state = static_cast<uint8_t>(state);
   if (Trace* const trace = trace_) {

@@ -1,5 +1,5 @@
-// What a rank did last: its phase, and a ring of its latest collectives. Kept in a mapped file, so
-// that it outlives the process whatever ends it (also SIGKILL), and can be read while it runs.
+// Records a rank's current phase and a ring of its latest collectives. The record is a mapped file:
+// it survives any end of the process, including SIGKILL, and can be read while the process runs.
 //
 //   FlightRecorder recorder(rank, world_size);
 //   recorder.KeepIn(run / "flight", attempt);
@@ -8,8 +8,8 @@
 //   recorder.End(number, OpState::kDone);
 //   recorder.Discard();                         // the run ended well
 //
-// Thread-safe but for KeepIn and Discard. An operation costs two reads of the clock and a copy of
-// 128 bytes.
+// All functions except KeepIn and Discard are thread-safe. An operation costs two clock reads and a
+// copy of 128 bytes.
 #pragma once
 
 #include <atomic>
@@ -40,27 +40,29 @@ class FlightRecorder {
   FlightRecorder(const FlightRecorder&) = delete;
   FlightRecorder& operator=(const FlightRecorder&) = delete;
 
-  // From now on in a file of `folder`, named by the rank; what was recorded so far goes with it. A
-  // file system that maps no files leaves it in memory, with a warning. `attempt`: equal on all
-  // ranks, and new at every start.
+  // Moves the record, including everything recorded so far, to a file in `folder` whose name
+  // contains the rank. If the file cannot be written or mapped, logs a warning and keeps the record
+  // in memory. `attempt` must be equal on all ranks and different for every start.
   void KeepIn(const std::filesystem::path& folder, const std::string& attempt);
-  // Removes the file, and the folder after the last of them.
+  // Removes the file. The last rank also removes the folder.
   void Discard();
-  // Where KeepIn put it; empty: in memory.
+  // The file that KeepIn created; empty if the record is in memory.
   const std::filesystem::path& path() const { return path_; }
 
-  // `phase`: at most 23 bytes count.
+  // `phase` is truncated to 23 bytes.
   void EnterPhase(const char* phase, int64_t step);
-  // Why this rank fails; the first call counts.
+  // Records why this rank fails. Only the first call has an effect.
   void Fail(const std::string& cause);
 
-  // Borrowed; null: no more. Takes phases and operations that end from now on.
+  // Also writes phases and operations that end from now on to `trace`, which is borrowed. Null ends
+  // this.
   void TraceInto(Trace* trace);
 
   uint64_t Begin(const std::string& group, int group_size, const Request& request, int64_t seq);
   void End(uint64_t number, OpState state);
-  // Of the collectives begun since the last call, by kind of group: "world", "rows", ... (all that
-  // share rows together). What a collective is given or gives, whichever is more.
+  // Returns the bytes of the collectives begun since the last call, by kind of group: "world",
+  // "rows" (all groups of ranks that share rows), and so on. A collective counts the larger of its
+  // input and output.
   std::map<std::string, int64_t> TakeBytes();
 
  private:
@@ -77,7 +79,7 @@ class FlightRecorder {
   std::map<std::string, int64_t> bytes_;  // under mutex_
   std::condition_variable stop_;
   bool stopping_ = false;
-  std::thread ticker_;  // says four times a second that the process runs
+  std::thread ticker_;  // updates alive_us four times a second
 };
 
 }  // namespace halflife::dist

@@ -20,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 using flight::Image;
 
-// Ranks of a sound run are this far apart now and then.
+// In a healthy run, ranks can temporarily be this far apart.
 constexpr int64_t kNoticeUs = 2'000'000;
 constexpr uint32_t kMostRanks = 1 << 20;
 
@@ -29,7 +29,7 @@ std::string TextOf(const char (&field)[kSize]) {
   return std::string(field, ::strnlen(field, kSize));
 }
 
-// The third field of /proc/PID/stat, behind the name in brackets.
+// Reads the third field of /proc/PID/stat, which follows the name in parentheses.
 ProcessState StateOf(int64_t pid) {
   std::ifstream in(Concat("/proc/", pid, "/stat"));
   std::string line;
@@ -65,7 +65,7 @@ std::string Doing(const FlightRecord& record, int64_t now_us) {
                 Ago(record.phase_since_us, now_us));
 }
 
-// --- operations that not all ranks of a group have issued alike ---
+// --- operations that the ranks of a group have not all issued alike ---
 
 // By rank: the latest operation of one group.
 using Latest = std::map<int, const FlightOperation*>;
@@ -89,10 +89,11 @@ const FlightOperation* Find(const FlightRecord& record, const std::string& group
 
 struct Divergence {
   int64_t at_us = 0;
-  int rank = 0;              // who has not issued it, or has issued another operation
-  std::vector<int> waiting;  // ranks whose own is not done: one that failed waited for its deadline
+  int rank = 0;  // the rank that has not issued it, or has issued another operation
+  // Ranks whose own operation is not done; includes those that failed at their deadline.
+  std::vector<int> waiting;
   std::string text;
-  bool waits = false;  // the rank is among those that wait for another
+  bool waits = false;  // the rank is itself among those that wait for another
 };
 
 std::vector<int> RanksOf(const std::vector<const FlightRecord*>& records) {
@@ -101,15 +102,16 @@ std::vector<int> RanksOf(const std::vector<const FlightRecord*>& records) {
   return ranks;
 }
 
-// The first operation of `group` that one of its ranks has issued and another has not, or as
-// another operation. A rank that has issued none is known to be of the group where all are.
+// Finds the first operation of `group` that one rank has issued and another has not, or has issued
+// as a different operation. A rank that has issued none is known to be a member only if the group
+// contains all ranks.
 void AddDivergence(const std::string& group, const Latest& latest,
                    const std::vector<FlightRecord>& records, int64_t now_us,
                    std::vector<Divergence>* found) {
   const FlightOperation& any = *latest.begin()->second;
   const bool is_everybodys = any.group_size == records[0].world_size;
-  // Whether its record goes back no further than to operations of other groups: which of this one
-  // it has issued last is not known, but none of those that others wait in.
+  // True if the ring of this record holds only operations of other groups. The rank's last
+  // operation of this group is then unknown, but it is none of those that others wait in.
   const auto has_forgotten = [&](const FlightRecord& record) {
     return is_everybodys && !latest.contains(record.rank) &&
            record.num_operations > flight::kNumEntries;
@@ -141,7 +143,7 @@ void AddDivergence(const std::string& group, const Latest& latest,
     (Describe(*own) == Describe(*first) ? issued : otherwise).push_back(&record);
   }
   if (first == nullptr) return;
-  // What is sent to a rank can be done before that rank asks for it: nobody waits then.
+  // A send can complete before its receiver issues the operation. No rank waits in that case.
   if (now_us - first->issued_us < kNoticeUs || waiting.empty()) late.clear();
   for (const FlightRecord* record : otherwise) {
     found->push_back({first->issued_us, record->rank, waiting,
@@ -166,7 +168,7 @@ std::vector<Divergence> Divergences(const std::vector<FlightRecord>& records, in
     late.waits = std::ranges::any_of(found, [&](const Divergence& other) {
       return other.rank != late.rank && std::ranges::count(other.waiting, late.rank) > 0;
     });
-  // A rank that waits for one that is late comes behind it.
+  // A rank that itself waits for a late rank is listed after it.
   std::ranges::stable_sort(found, {},
                            [](const Divergence& x) { return std::pair(x.waits, x.at_us); });
   return found;
@@ -182,7 +184,8 @@ std::vector<const FlightRecord*> InOrder(const std::vector<FlightRecord>& record
   return ordered;
 }
 
-// Where all are gone, the one whose signs of life ended first is the cause.
+// Processes are reported in the order in which their signs of life ended. If all are gone, the
+// first one is the likely cause.
 void AddProcess(const FlightRecord& record, int64_t now_us, std::vector<FlightFinding>* findings) {
   constexpr int64_t kSilentUs = 30'000'000;  // far above the time between two signs of life
   const bool ended =
@@ -223,12 +226,12 @@ FlightRecord ReadFlightRecord(const fs::path& path) {
   HL_CHECK_AS(ExitCode::kData,
               bytes.size() == sizeof(Image) &&
                   std::memcmp(bytes.data(), flight::kMagic, sizeof(flight::kMagic)) == 0,
-              path.string(), " is no flight record of a rank");
+              path.string(), " is not a flight record");
   const auto image = std::make_unique<Image>();
   std::memcpy(static_cast<void*>(image.get()), bytes.data(), sizeof(Image));
   const flight::Header& header = image->header;
   HL_CHECK_AS(ExitCode::kData, header.version == flight::kVersion, path.string(), " has version ",
-              header.version, ", this program reads ", flight::kVersion);
+              header.version, ", but this program reads version ", flight::kVersion);
   HL_CHECK_AS(ExitCode::kData, header.rank < header.world_size && header.world_size <= kMostRanks,
               path.string(), " is damaged: rank ", header.rank, " of ", header.world_size);
   FlightRecord record{.rank = static_cast<int>(header.rank),
@@ -299,7 +302,7 @@ std::string WhoIsLate(const fs::path& folder) noexcept {
     }
     return text;
   } catch (const std::exception& error) {
-    HL_WARN("dist", "no word from the flight records: ", error.what());
+    HL_WARN("dist", "cannot read the flight records: ", error.what());
     return "";
   }
 }

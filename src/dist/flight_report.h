@@ -1,4 +1,5 @@
-// Reads the flight records of a run's ranks and says who is late, for what, and doing what.
+// Reads the flight records of a run's ranks and reports which rank is late for which operation, and
+// what it is doing.
 //
 //   const std::vector<FlightRecord> records = ReadFlight(run / "flight");
 //   for (const FlightFinding& finding : FlightFindings(records, now_us)) Print(finding.text);
@@ -14,15 +15,15 @@
 namespace halflife::dist {
 
 struct FlightOperation {
-  uint64_t number = 0;  // on its rank, from 1
+  uint64_t number = 0;  // counts this rank's operations, from 1
   std::string group;
   int group_size = 1;
-  int64_t seq = 0;  // in its group: equal on all ranks for one operation
+  int64_t seq = 0;  // within its group; equal on all ranks for the same operation
   std::string kind, what;
   int index = 0;
   int64_t bytes = 0;
   OpState state = OpState::kIssued;
-  int64_t issued_us = 0, ended_us = 0;  // Unix time; 0: has not ended
+  int64_t issued_us = 0, ended_us = 0;  // Unix time; 0: not ended
 };
 // "all_reduce 'grad_bucket' 3"
 std::string Describe(const FlightOperation& operation);
@@ -35,12 +36,12 @@ struct FlightRecord {
   int rank = 0, world_size = 1;
   int64_t pid = 0;
   std::string host, attempt;
-  int64_t alive_us = 0;  // Unix time of its last sign of life, four a second
-  // What /proc says where the rank is, or was, on this host; kUnknown for another host.
+  int64_t alive_us = 0;  // Unix time of the last sign of life, of four per second
+  // The state according to /proc if the rank runs, or ran, on this host; otherwise kUnknown.
   ProcessState process = ProcessState::kUnknown;
   std::string phase;
   int64_t phase_since_us = 0, step = 0;
-  std::string cause;  // why it failed; empty: it has not said
+  std::string cause;  // why it failed; empty: no failure recorded
   int64_t failed_us = 0;
   uint64_t num_operations = 0;
   std::vector<FlightOperation> operations;  // the latest, oldest first
@@ -48,15 +49,15 @@ struct FlightRecord {
 
 std::string FlightRecordName(int rank);  // "r00003.flight"
 
-// Error kData for what is no flight record.
+// Throws Error kData if the file is not a flight record.
 FlightRecord ReadFlightRecord(const std::filesystem::path& path);
-// Those of the latest start, by rank. Error kData where a file is damaged; empty where there is
-// none.
+// Returns the records of the latest start, sorted by rank, or an empty list if there are none.
+// Throws Error kData if a file is damaged.
 std::vector<FlightRecord> ReadFlight(const std::filesystem::path& folder);
 
 struct FlightFinding {
   enum class Kind : uint8_t {
-    kFailed,    // a rank said why it fails
+    kFailed,    // a rank recorded why it fails
     kProcess,   // a rank's process is gone, stopped or silent
     kDiverged,  // a rank has not issued an operation that others of its group have, or another one
     kMissing    // ranks without a record
@@ -64,10 +65,10 @@ struct FlightFinding {
   Kind kind;
   std::string text;  // a sentence
 };
-// In this order, within a kind by time. Empty: nothing stands out.
+// Findings in the order of the kinds, and within a kind by time. Empty: no problem is visible.
 std::vector<FlightFinding> FlightFindings(const std::vector<FlightRecord>& records, int64_t now_us);
-// Of a failed collective: what the records in `folder` say beside the ranks' own words, as one
-// line; empty where there are none, or nothing stands out.
+// For the error message of a failed collective: one line with the findings in `folder` except the
+// failures that ranks recorded themselves. Empty if there are none.
 std::string WhoIsLate(const std::filesystem::path& folder) noexcept;
 
 }  // namespace halflife::dist

@@ -62,7 +62,8 @@ void GradientReducer::Finish() {
   for (size_t i = 0; i < works_.size(); ++i) {
     const Stopwatch stopwatch;
     works_[i].WaitOn(producer_);
-    // with the deadline: a stream that waits for a dead peer would wait for ever
+    // The stream waits too, but only WaitHost has a deadline: a stream would wait for a lost peer
+    // indefinitely.
     works_[i].WaitHost();
     exposed_seconds_ += stopwatch.Seconds();
     if (wire_ == nullptr) continue;

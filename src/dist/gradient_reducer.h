@@ -1,7 +1,7 @@
-// Sums gradients over ranks bucket by bucket while backward still runs. Buckets launch strictly in
-// index order, so all ranks issue the same sequence whatever order their gradients become ready in.
-// Each rank gets all sums, or, where each updates only its slice of the parameters, those of its
-// slices.
+// Sums gradients over ranks, bucket by bucket, while backward is still running. Buckets are
+// launched strictly in index order, so all ranks issue the same sequence regardless of the order in
+// which their gradients become ready. Each rank receives all sums or, if each rank updates only its
+// slice of the parameters, the sums of its slices.
 //
 //   GradientReducer reducer(layout, comm, grads);
 //   reducer.BeginStep(nullptr);  // before the last micro-batch's backward; the CPU has no stream
@@ -22,31 +22,34 @@ enum class ReducedTo : uint8_t { kAllRanks, kSlices };
 
 class GradientReducer {
  public:
-  // All are borrowed for the reducer's life. `grads` has layout.num_elements() elements of fp32 and
-  // stays in place; `wire` is of those, or null where they travel as they are.
+  // All arguments are borrowed and must outlive the reducer. `grads` has layout.num_elements()
+  // elements of fp32 and must not move. `wire` converts these gradients to the form in which they
+  // travel; null sends them unchanged.
   GradientReducer(const ParameterLayout& layout, Communicator& comm, TensorRef grads,
                   ReducedTo to = ReducedTo::kAllRanks, GradientWire* wire = nullptr);
 
-  // `producer`: the stream on which this step's backward writes the gradients, and which reads
-  // their sums after Finish; null on the CPU. Asked for anew in each step, as whoever runs the step
-  // chooses its stream.
+  // `producer`: the stream on which this step's backward writes the gradients and which reads their
+  // sums after Finish; null on the CPU. It is an argument of each step, because the caller chooses
+  // the stream per step.
   void BeginStep(cudaStream_t producer);
-  // The parameter's gradient of this step is complete in the arena. Twice in one step is an Error
-  // naming it.
+  // The parameter's gradient of this step is complete in the arena. A second call in the same step
+  // throws an Error that names the parameter.
   void MarkReady(int param);
-  // All are: of a backward that was replayed, which calls no hooks.
+  // Marks all parameters as ready. For replayed backward passes, which call no hooks.
   void MarkAllReady();
   // Waits until every bucket is summed. Afterwards the arena holds the sum over ranks: everywhere,
-  // or with kSlices in this rank's slice of each bucket (of the rest anything).
+  // or with kSlices only in this rank's slice of each bucket. The content of the other slices is
+  // then undefined.
   void Finish();
 
-  // Seconds the host has waited in Finish in this step: communication that compute did not hide.
+  // Seconds that the host waited in Finish in this step, which is the communication that compute
+  // did not hide.
   double exposed_seconds() const { return exposed_seconds_; }
 
  private:
   void LaunchReady();
   Work Launch(int bucket);
-  // What this rank gets of a bucket's sum, in the layout's elements.
+  // The part of a bucket's sum that this rank receives, as elements of the layout.
   struct Range {
     int64_t begin, count;
   };
@@ -57,9 +60,9 @@ class GradientReducer {
   TensorRef grads_;
   ReducedTo to_;
   GradientWire* wire_;
-  cudaStream_t producer_ = nullptr;  // of the step under way
+  cudaStream_t producer_ = nullptr;  // stream of the current step
   BucketProgress progress_;
-  std::vector<Work> works_;  // by bucket, launched so far
+  std::vector<Work> works_;  // by bucket, for the buckets launched so far
   bool active_ = false;
   double exposed_seconds_ = 0;
 };

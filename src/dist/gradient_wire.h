@@ -1,4 +1,5 @@
-// Gradients as they travel between ranks, where that is not as they are kept.
+// Converts gradients to the form in which they travel between ranks, if that differs from how they
+// are stored.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +11,10 @@ namespace halflife::dist {
 class GradientWire {
  public:
   virtual ~GradientWire() = default;
-  // Elements [begin, begin + count) of the gradients as they travel, which stay in place. Work is
-  // queued where the step's own is.
+  // Returns elements [begin, begin + count) of the gradients in the form in which they travel. The
+  // returned memory does not move. Work is queued on the stream of the step.
   virtual TensorRef Load(int64_t begin, int64_t count) = 0;
-  // What has come of them, to the gradients.
+  // Converts the received elements back into the gradients.
   virtual void Store(int64_t begin, int64_t count) = 0;
 };
 

@@ -29,7 +29,8 @@ void AllReduce(std::span<const Request> requests) {
 }
 
 void ReduceScatter(std::span<const Request> requests) {
-  // An output may be its rank's own slice of the input: all sums come before the first store.
+  // An output may be its rank's slice of the input, so all sums are computed before the first one
+  // is stored.
   const size_t bytes = requests[0].out.bytes();
   const auto sums = std::make_unique_for_overwrite<char[]>(bytes * requests.size());
   for (size_t r = 0; r < requests.size(); ++r) {
@@ -60,7 +61,7 @@ void AllToAll(std::span<const Request> requests) {
   }
 }
 
-// Staged: a rank may receive into the memory it sends from.
+// Data is staged, because a rank may receive into the memory it sends from.
 void SendReceive(std::span<const Request> requests) {
   std::vector<std::string> sent;
   for (const Request& request : requests) {

@@ -1,5 +1,5 @@
-// A collective whose ranks share one address space: what LocalWorld does once every rank has
-// arrived, and what tests compare the others against.
+// Executes a collective whose ranks share one address space. LocalWorld uses it once every rank has
+// arrived, and tests compare the other communicators against it.
 #pragma once
 
 #include <span>
@@ -9,8 +9,8 @@
 
 namespace halflife::dist {
 
-// Requests by rank, matching by Difference(). Empty when the ranks' sends and receives pair up,
-// else what does not.
+// `requests` are sorted by rank and match by Difference(). Returns an empty string if all sends and
+// receives pair up, otherwise a description of the first that does not.
 std::string PairingFault(std::span<const Request> requests);
 void ExecuteOnHost(std::span<const Request> requests);
 

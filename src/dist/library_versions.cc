@@ -19,12 +19,12 @@ LibraryVersion Mpi() {
 #endif
   char text[MPI_MAX_LIBRARY_VERSION_STRING] = {};
   int length = 0;
-  MPI_Get_library_version(text, &length);  // may be called before MPI_Init
+  MPI_Get_library_version(text, &length);  // MPI allows this call before MPI_Init
   mpi.loaded = std::string(text, static_cast<size_t>(length));
   mpi.loaded.resize(mpi.loaded.find_first_of(",\n") == std::string::npos
                         ? mpi.loaded.size()
                         : mpi.loaded.find_first_of(",\n"));
-  // "Open MPI v4.1.4"
+  // The text is "Open MPI v4.1.4"; this removes the "v".
   if (mpi.loaded.starts_with("Open MPI v")) mpi.loaded.erase(9, 1);
   return mpi;
 }
@@ -45,7 +45,7 @@ std::vector<LibraryVersion> CommunicationLibraries() {
 #ifdef HALFLIFE_WITH_CUDA
   int runtime = 0, driver = 0, nccl = 0;
   cudaRuntimeGetVersion(&runtime);
-  cudaDriverGetVersion(&driver);  // 0: no driver
+  cudaDriverGetVersion(&driver);  // 0 if there is no driver
   ncclGetVersion(&nccl);
   libraries.push_back({"CUDA runtime", CudaText(CUDART_VERSION), CudaText(runtime)});
   libraries.push_back({"CUDA driver", "", CudaText(driver)});

@@ -1,4 +1,4 @@
-// The libraries that move tensors between ranks.
+// Reports the versions of the libraries that move tensors between ranks.
 #pragma once
 
 #include <vector>
@@ -7,8 +7,8 @@
 
 namespace halflife::dist {
 
-// "MPI library", and with CUDA compiled in "CUDA runtime", "CUDA driver" and "NCCL". Works before
-// and without MPI's initialisation.
+// Returns "MPI library" and, if compiled with CUDA, "CUDA runtime", "CUDA driver" and "NCCL". May
+// be called before MPI is initialised, or without it.
 std::vector<LibraryVersion> CommunicationLibraries();
 
 }  // namespace halflife::dist

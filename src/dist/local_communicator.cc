@@ -36,7 +36,8 @@ class LocalOperation final : public Operation {
   ~LocalOperation() override {
     try {
       if (state_.Done(*group_, *slot_)) return;
-      if (std::uncaught_exceptions() > exceptions_) {  // the buffers die with this stack frame
+      // The buffers are destroyed with this stack frame.
+      if (std::uncaught_exceptions() > exceptions_) {
         state_.Abort(CommFailure::Kind::kAborted,
                      Concat("rank ", group_->world_ranks[rank_], " failed with operations open"));
         return;
@@ -49,7 +50,7 @@ class LocalOperation final : public Operation {
     }
   }
 
-  // Also once the world has failed: WaitHost then says how.
+  // Also true once the world has failed; WaitHost then throws the failure.
   bool Done() override { return state_.Done(*group_, *slot_) || state_.aborted(); }
   void WaitHost() override { state_.Wait(*group_, *slot_, rank_, seq_, deadline_); }
   void WaitOn(cudaStream_t) override { WaitHost(); }
@@ -61,7 +62,7 @@ class LocalOperation final : public Operation {
   const int rank_;
   const int64_t seq_;
   const Clock::time_point deadline_;
-  const int exceptions_;  // in flight when the operation was issued
+  const int exceptions_;  // exceptions in flight when the operation was issued
 };
 
 void WriteNan(const TensorRef& tensor) {
@@ -102,7 +103,7 @@ class LocalCommunicator final : public RequestCommunicator {
 
   State& state_;
   const std::shared_ptr<Group> group_;
-  int64_t issued_ = 0;  // runs ahead of the base's numbers after a duplicate
+  int64_t issued_ = 0;  // ahead of the sequence numbers of the base class after a kDuplicate fault
 };
 
 Work LocalCommunicator::Issue(Request request, int64_t) {
@@ -149,7 +150,7 @@ void LocalCommunicator::Befall(LocalFault::Kind kind, Request& request) {
 
 std::unique_ptr<RequestCommunicator> LocalCommunicator::SplitGroup(int color, int key,
                                                                    std::string name) {
-  const int64_t seq = issued_;  // equal on all ranks: names the new groups
+  const int64_t seq = issued_;  // equal on all ranks; identifies the new groups
   constexpr auto kBytes = static_cast<int64_t>(sizeof(SplitPlace));
   SplitPlace own = {.color = color, .key = key, .rank = rank()};
   std::vector<SplitPlace> all(size());
@@ -174,7 +175,8 @@ void RunRank(State& state, int rank, const std::function<void(Communicator&)>& r
   try {
     LocalCommunicator comm(state, state.world(), rank);
     rank_main(comm);
-  } catch (const local::Vanished&) {  // its peers know more; this speaks only where none noticed
+    // The peers know more; this error is used only if no peer noticed.
+  } catch (const local::Vanished&) {
     first.Add(std::make_exception_ptr(CommError(
                   {CommFailure::Kind::kPeerLost, Concat("peer lost: rank ", rank, " is gone")})),
               true);
@@ -199,7 +201,7 @@ void LocalWorld::Run(int size, const std::function<void(Communicator&)>& rank_ma
   for (int rank = 0; rank < size; ++rank) {
     try {
       threads.push_back(StartThread([&, rank] { RunRank(state, rank, rank_main, first); }));
-    } catch (const Error& error) {  // those that run wait for it
+    } catch (const Error& error) {  // ranks that already run wait for this one
       first.Add(std::current_exception(), /*consequence=*/false);
       state.Abort(CommFailure::Kind::kAborted, Concat("rank ", rank, ": ", error.message()));
       for (; rank < size; ++rank) state.Leave(rank);

@@ -1,5 +1,5 @@
-// Ranks as threads of one process: for tests, and for `train --local-ranks`. Sums as MPI does, bit
-// for bit; delays, reorders and breaks operations on demand. CPU tensors only.
+// Runs ranks as threads of one process, for tests and for `train --local-ranks`. Sums are
+// bit-identical to MPI's. On demand it delays, reorders and breaks operations. CPU tensors only.
 //
 //   LocalWorld::Run(4, [&](Communicator& comm) {
 //     float x = 1;
@@ -17,23 +17,24 @@
 
 namespace halflife::dist {
 
-// Random delays before a rank issues an operation and before an operation completes, and one slow
-// rank. The data of an operation moves only when it completes, so that reading before Wait shows.
+// Adds random delays before a rank issues an operation and before an operation completes, and makes
+// one rank slow. The data of an operation moves only when it completes, so code that reads its
+// output before Wait reads wrong values.
 struct LocalSchedule {
   uint64_t seed = 0;
   double max_delay_s = 0.0005;
   double slow_rank_factor = 4;
 };
 
-// What befalls `rank` when it issues its `nth` (from 1) operation whose tag says `what`.
+// A fault that occurs when `rank` issues its `nth` operation (from 1) whose tag is `what`.
 struct LocalFault {
   enum class Kind {
     kThrow,       // Error kInternal
     kHang,        // sleeps until the world aborts
-    kDisappear,   // the rank ends without a word, as a killed process
+    kDisappear,   // the rank ends without an error, like a killed process
     kNan,         // one NaN in the middle of the input
     kBitFlip,     // the lowest bit of the middle byte of the input
-    kWrongCount,  // one element more than the peers
+    kWrongCount,  // one element more than on the peers
     kDuplicate    // the operation is issued twice
   };
   Kind kind = Kind::kThrow;
@@ -43,16 +44,16 @@ struct LocalFault {
 };
 
 struct LocalOptions {
-  double timeout_s = 30;  // of one operation, from its issue
+  double timeout_s = 30;  // deadline of one operation, counted from its issue
   std::optional<LocalSchedule> schedule = {};
   std::vector<LocalFault> faults = {};
 };
 
 class LocalWorld {
  public:
-  // Runs `rank_main` on `size` threads and joins them. The first exception that was a cause, not a
-  // consequence (CommError kAborted), ends all ranks and is thrown again here. Operations left
-  // without partners are a kDesync.
+  // Runs `rank_main` on `size` threads and joins them. The first exception that is a cause, and not
+  // a consequence (CommError kAborted), ends all ranks and is rethrown here. Throws kDesync if
+  // operations remain that some ranks never issued.
   static void Run(int size, const std::function<void(Communicator&)>& rank_main,
                   const LocalOptions& options = {});
 };

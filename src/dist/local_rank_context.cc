@@ -17,7 +17,7 @@ class LocalRankContext final : public RankContext {
     RecordIn(world_, &flight_);
     control_ = comm.Split(0, comm.rank(), "control");
   }
-  ~LocalRankContext() override { RecordIn(world_, nullptr); }  // which may outlive this
+  ~LocalRankContext() override { RecordIn(world_, nullptr); }  // world_ may outlive this object
 
   int rank() const override { return world_.rank(); }
   int world_size() const override { return world_.size(); }

@@ -1,5 +1,5 @@
-// A world whose ranks are threads of this process: the trainer as it runs on many ranks, without
-// MPI, for tests and for a machine that has none. CPU tensors only.
+// A world whose ranks are threads of this process. It runs the trainer on many ranks without MPI,
+// for tests and for machines that have no MPI. CPU tensors only.
 //
 //   RunLocalRanks(4, {.timeout_s = 180}, [&](RankContext& context) { Train(context); });
 #pragma once
@@ -10,11 +10,11 @@
 
 namespace halflife::dist {
 
-// `comm`, borrowed, is this rank's of a LocalWorld.
+// `comm` is this rank's communicator of a LocalWorld; borrowed.
 std::unique_ptr<RankContext> MakeLocalRankContext(Communicator& comm);
 
-// Runs body on `size` threads and joins them. The first exception that was a cause ends all ranks
-// and is thrown again here.
+// Runs `body` on `size` threads and joins them. The first exception that is a cause ends all ranks
+// and is rethrown here.
 void RunLocalRanks(int size, const RankConfig& config,
                    const std::function<void(RankContext& context)>& body);
 

@@ -59,7 +59,7 @@ std::shared_ptr<Slot> State::Arrive(Group& group, int rank, int64_t seq, Request
 }
 
 void State::RunDue(Group& group) {
-  if (abort_) return;  // some rank may have withdrawn its buffers
+  if (abort_) return;  // a rank may have withdrawn its buffers
   while (!group.slots.empty()) {
     const auto [seq, slot] = *group.slots.begin();
     const bool all = slot->arrived == static_cast<int>(group.world_ranks.size());
@@ -154,7 +154,7 @@ void State::Leave(int world_rank) {
 
 std::string State::LeftOver() {
   const std::lock_guard lock(mutex_);
-  if (abort_) return "";  // somebody has spoken already
+  if (abort_) return "";  // the failure is already reported
   std::vector<std::shared_ptr<Group>> all = {world_};
   for (const auto& [key, group] : groups_) all.push_back(group);
   for (const std::shared_ptr<Group>& group : all) {
@@ -165,7 +165,7 @@ std::string State::LeftOver() {
         if (slot->requests[rank]) request = &*slot->requests[rank];
         (slot->requests[rank] ? present : missing).push_back(group->world_ranks[rank]);
       }
-      if (missing.empty()) continue;  // all came; only nobody waited for it
+      if (missing.empty()) continue;  // all ranks issued it, but none waited for it
       return Concat("desync: ", Describe(*request, group->name, seq), " was issued by rank ",
                     JoinRanks(present), ", but never by rank ", JoinRanks(missing));
     }

@@ -1,6 +1,6 @@
-// Inside of LocalWorld: the rendezvous table that the rank threads share. One mutex guards
-// everything; an operation's data moves under it, so a rank that unwinds can withdraw its buffers
-// safely.
+// Internal to LocalWorld: the rendezvous table that all rank threads share. One mutex protects
+// everything. The data of an operation also moves under this mutex, so a rank that unwinds can
+// withdraw its buffers safely.
 #pragma once
 
 #include <chrono>
@@ -20,23 +20,23 @@ namespace halflife::dist::local {
 
 using Clock = std::chrono::steady_clock;
 
-// Thrown through a rank's stack by LocalFault::kDisappear; Run swallows it.
+// LocalFault::kDisappear throws this through a rank's stack; Run catches it.
 struct Vanished {};
 
-// One operation of a group, from the first rank's arrival until its data moved.
+// One operation of a group, from the arrival of the first rank until its data has moved.
 struct Slot {
   std::vector<std::optional<Request>> requests;  // by rank of the group
   int arrived = 0;
   bool complete = false;
-  Clock::time_point due;  // not before; set when the last rank arrives
+  Clock::time_point due;  // earliest completion; set when the last rank arrives
 };
 
 struct Group {
   uint64_t id = 0;
   std::string name;
   std::vector<int> world_ranks;
-  std::map<int64_t, std::shared_ptr<Slot>> slots;  // by seq; incomplete ones only
-  Clock::time_point last_due;                      // operations complete in issue order
+  std::map<int64_t, std::shared_ptr<Slot>> slots;  // by seq; only incomplete operations
+  Clock::time_point last_due;  // latest due time so far, because operations complete in issue order
 };
 
 class State {
@@ -44,7 +44,8 @@ class State {
   State(int size, const LocalOptions& options);
 
   const std::shared_ptr<Group>& world() const { return world_; }
-  // The group made by the `seq`-th operation of `parent` for one color: equal for all that ask.
+  // The group that the `seq`-th operation of `parent` creates for one color. All ranks of the color
+  // receive the same object.
   std::shared_ptr<Group> FindGroup(const Group& parent, int64_t seq, int color, std::string name,
                                    std::vector<int> world_ranks);
 
@@ -52,19 +53,19 @@ class State {
   bool Done(Group& group, Slot& slot);
   void Wait(Group& group, Slot& slot, int rank, int64_t seq, Clock::time_point deadline);
 
-  // The first cause counts. `kind` is what the other ranks throw.
+  // Only the first cause is kept. `kind` is the kind of error that the other ranks throw.
   void Abort(CommFailure::Kind kind, const std::string& cause);
   bool aborted();
   void HangUntilAbort();
-  void Leave(int world_rank);  // this rank's thread has ended
-  // Operations that wait for ranks which have ended; empty in a sound program.
+  void Leave(int world_rank);  // the thread of this rank has ended
+  // Describes an operation that waits for ranks which have ended; empty in a correct program.
   std::string LeftOver();
 
   const LocalOptions& options() const { return options_; }
-  // In [0, 1), a pure function of the schedule's seed and the arguments.
+  // In [0, 1); a pure function of the schedule's seed and the arguments.
   double Chance(uint64_t group, int64_t seq, int rank) const;
   double DelaySeconds(const Group& group, int64_t seq, int rank) const;
-  // True once, for the nth matching call.
+  // Returns the kind of a fault once, at its nth matching call.
   std::optional<LocalFault::Kind> TakeFault(int world_rank, const std::string& what);
 
  private:

@@ -9,7 +9,7 @@ namespace halflife::dist {
 Mesh Mesh::Of(int rank, int world_size, int sp, bool rows_first) {
   HL_CHECK_AS(ExitCode::kUsage, sp >= 1 && world_size % sp == 0, "parallel.sp ", sp,
               " does not divide the world of ", world_size,
-              " ranks; a divisor of it, 1 for instance, would work");
+              " ranks. Use a divisor of the world size, for example 1.");
   return {.dp = world_size / sp,
           .sp = sp,
           .dp_index = rank / sp,
@@ -34,8 +34,8 @@ void RequireRowsOnWholeHosts(Communicator& control, const std::string& host, con
   if (mesh.sp == 1) return;
   const std::vector<std::string> hosts = AllGatherBytes(control, host, {"hosts", 0});
   const auto group_of = [&](size_t rank) { return rank / static_cast<size_t>(mesh.sp); };
-  // A host that begins or ends inside a group, and is not the group's only one, must not be in
-  // another group too.
+  // If a host begins or ends within a group and is not the only host of that group, none of its
+  // ranks may be in another group.
   for (size_t rank = 1; rank < hosts.size(); ++rank) {
     const bool splits_group =
         hosts[rank] != hosts[rank - 1] && group_of(rank) == group_of(rank - 1);
@@ -45,8 +45,9 @@ void RequireRowsOnWholeHosts(Communicator& control, const std::string& host, con
         HL_CHECK_AS(ExitCode::kUsage,
                     hosts[other] != hosts[inside] || group_of(other) == group_of(inside),
                     "parallel.sp ", mesh.sp, ": ranks ", inside, " and ", other, " are both on ",
-                    hosts[inside], ", and the first shares rows with another host; an sp that ",
-                    "divides the ranks of a host, or is a multiple of them, would work");
+                    hosts[inside],
+                    ", and the first one also shares rows with another host. Use an sp that ",
+                    "divides the number of ranks of a host or is a multiple of it.");
     }
   }
 }

@@ -1,5 +1,5 @@
-// HL_MPI(MPI_Isend(...), "to rank ", peer): throws CommError kLibrary with MPI's words. For .cc
-// files, after their own <mpi.h>; communicators must have MPI_ERRORS_RETURN.
+// HL_MPI(MPI_Isend(...), "to rank ", peer): throws CommError kLibrary with MPI's error text. For
+// .cc files, which include <mpi.h> first. Communicators must use MPI_ERRORS_RETURN.
 #pragma once
 
 #include <string>

@@ -7,7 +7,8 @@
 namespace halflife::dist {
 namespace {
 
-constexpr double kUnwindGraceS = 0.5;  // what an open operation gets while an exception passes
+// Time for an open operation to complete while an exception unwinds.
+constexpr double kUnwindGraceS = 0.5;
 
 class MpiOperation final : public Operation {
  public:
@@ -19,7 +20,8 @@ class MpiOperation final : public Operation {
 
   ~MpiOperation() override {
     if (Done()) return;
-    if (std::uncaught_exceptions() > exceptions_) {  // the buffers die with this stack frame
+    // The buffers are destroyed with this stack frame.
+    if (std::uncaught_exceptions() > exceptions_) {
       engine_.Abandon(*job_, kUnwindGraceS);
       return;
     }
@@ -39,7 +41,7 @@ class MpiOperation final : public Operation {
   MpiEngine& engine_;
   const std::shared_ptr<MpiJob> job_;
   const std::string what_;
-  const int exceptions_;  // in flight when the operation was issued
+  const int exceptions_;  // exceptions in flight when the operation was issued
 };
 
 class MpiCommunicator final : public RequestCommunicator {

@@ -18,7 +18,7 @@ namespace {
 
 constexpr auto kEngineGrace = std::chrono::seconds(5);
 
-// Of every process of `comm`, by its rank there.
+// Returns the value of every process of `comm`, by its rank in `comm`.
 std::vector<int> GatherFromAll(MPI_Comm comm, int value) {
   int size = 0;
   HL_MPI(MPI_Comm_size(comm, &size));
@@ -103,8 +103,8 @@ MpiEngine::Group MpiEngine::Loop::Describe(GroupId id) {
 
 MpiEngine::Group MpiEngine::Loop::Split(GroupId parent, int color, int key, double timeout_s) {
   const Group from = Describe(parent);
-  HL_CHECK(from.size == static_cast<int>(places_.size()), "a group of ", from.size, " of ",
-           places_.size(), " ranks is split; only one of all of them can be");
+  HL_CHECK(from.size == static_cast<int>(places_.size()), "cannot split a group of ", from.size,
+           " of ", places_.size(), " ranks. Split a group of all ranks.");
   MpiJobSpec spec;
   spec.what = "split of a group";
   spec.timeout_s = timeout_s;
@@ -156,9 +156,10 @@ void MpiEngine::Loop::Wait(MpiJob& job) {
       kill_culprit_ = job.shared_from_this();
     }
     submitted_.notify_one();
-    // The engine knows whom it waits for; unless it is itself stuck in a blocking MPI call.
+    // The engine can name the ranks that it waits for, unless it is itself stuck in a blocking MPI
+    // call.
     if (!AwaitUntil(lock, job, Clock::now() + kEngineGrace)) throw CommError(timeout);
-    ForgiveWhatIsDone();  // before a caller hears of an engine that dies of it
+    ForgiveWhatIsDone();  // before a caller sees an engine that dies of this job
   }
   if (job.state == MpiJob::State::kFailed) throw CommError(job.failure);
 }
@@ -192,7 +193,7 @@ bool MpiEngine::Loop::healthy() {
 MpiEngine::MpiEngine(int num_ranks) : loop_(std::make_unique<Loop>(num_ranks)) {}
 MpiEngine::~MpiEngine() {
   if (!loop_->Stop()) {
-    HL_WARN("dist", "the MPI thread is stuck in a blocking call; leaving it behind");
+    HL_WARN("dist", "the MPI thread is stuck in a blocking call; it is not joined");
     static_cast<void>(loop_.release());
   }
 }

@@ -1,5 +1,5 @@
 #include <mpi.h>
-// Completes the types of mpi_loop.h.
+// mpi.h completes the types of mpi_loop.h and must come first.
 #include "dist/mpi_loop.h"
 
 #include <set>
@@ -18,13 +18,14 @@ namespace {
 
 constexpr auto kPollInterval = std::chrono::microseconds(50);
 constexpr auto kLongestPollInterval = std::chrono::milliseconds(1);
-constexpr int kEagerPolls = 20;  // without sleep, after the last progress
+constexpr int kEagerPolls = 20;  // polls without sleep after the last progress
 
 }  // namespace
 
-// A poll takes the processor from a rank that computes: the longer nothing has moved, the rarer
-// they get; a message is found to be through at most a quarter later than it took. A rank that
-// waits leaves its processor to them.
+// Each poll takes the processor from a rank that computes. The interval is therefore a quarter of
+// the time since the last progress, within [kPollInterval, kLongestPollInterval], and a completed
+// message is detected at most a quarter later than it took. A rank that waits leaves its processor
+// to the polls, so they are then frequent.
 std::chrono::nanoseconds MpiEngine::Loop::PollInterval() const {
   if (num_waiting_ > 0) return kPollInterval;
   return std::clamp<std::chrono::nanoseconds>((std::chrono::steady_clock::now() - moved_) / 4,
@@ -49,8 +50,8 @@ void MpiEngine::Loop::Run() {
   finished_.notify_all();
 }
 
-// Sleeps: until something is submitted when idle, else between polls, unless a rank begins to wait.
-// False: the engine ends.
+// Sleeps until the next submission if idle, or until the next poll unless a rank begins to wait.
+// Returns false if the engine must end.
 bool MpiEngine::Loop::TakeSubmissions(int idle_polls) {
   std::unique_lock lock(mutex_);
   const auto wake = [&] {
@@ -82,8 +83,8 @@ bool MpiEngine::Loop::TakeSubmissions(int idle_polls) {
   return !stop_;
 }
 
-// An operation that came through after its deadline, but before it could be given up: its waiter
-// goes on, and so does the world. With mutex_ held.
+// Cancels the kill that a timed-out job requested if the job completed after its deadline but
+// before it was given up. Its caller and the world then continue. Requires mutex_.
 void MpiEngine::Loop::ForgiveWhatIsDone() {
   if (kill_culprit_ == nullptr || kill_culprit_->state != MpiJob::State::kDone) return;
   kill_.reset();
@@ -101,7 +102,8 @@ bool MpiEngine::Loop::AllAskForAGroup() const {
                      [](const auto& of_rank) { return !of_rank.empty(); });
 }
 
-// By color, key and rank of every rank of the world, which asks for its next group.
+// Gathers the color, key and rank of every rank of the world for its next group. Returns them by
+// world rank.
 std::vector<SplitPlace> MpiEngine::Loop::GatherSplits() const {
   static_assert(sizeof(SplitPlace) == 3 * sizeof(int));
   std::vector<SplitPlace> own(most_ranks_), all(most_ranks_ * num_processes_);
@@ -114,8 +116,8 @@ std::vector<SplitPlace> MpiEngine::Loop::GatherSplits() const {
   return of_world;
 }
 
-// Runs while no message is open: one could wait for a rank that waits for our arithmetic, and these
-// calls block.
+// Runs only while no message is open: these calls block, and an open message could wait for a rank
+// that itself waits for arithmetic of this engine.
 void MpiEngine::Loop::MakeGroup() {
   const std::vector<SplitPlace> of_world = GatherSplits();
   const auto channels = std::make_shared<const Channels>(processes_, most_ranks_);
@@ -159,8 +161,8 @@ void MpiEngine::Loop::FinishIfThrough(GroupState& group) {
   group.active.reset();
 }
 
-// The lane's round has no open message: runs what follows until it has some, or the lane is
-// through.
+// Called when the lane's round has no open message. Runs the next steps until a round has open
+// messages or the lane is finished.
 void MpiEngine::Loop::Advance(GroupState& group, ActiveJob& job, int lane_index) {
   Lane& lane = job.lanes[lane_index];
   const ExchangePlan& plan = job.job->spec.plan;
@@ -187,7 +189,7 @@ void MpiEngine::Loop::Advance(GroupState& group, ActiveJob& job, int lane_index)
 void MpiEngine::Loop::Post(GroupState& group, ActiveJob& job, int lane_index) {
   Lane& lane = job.lanes[lane_index];
   const Round& round = lane.rounds[lane.round];
-  // Below 2^15, the least upper bound of tags that MPI grants.
+  // Below 2^15, the smallest upper bound of tags that MPI guarantees.
   const int tag = static_cast<int>(job.job->spec.tag) * kLanes + lane_index;
   const int own = group.rank_in_process;
   const auto add = [&](const Message& message, bool receive) {
@@ -211,7 +213,7 @@ void MpiEngine::Loop::Post(GroupState& group, ActiveJob& job, int lane_index) {
   for (const Message& message : round.sends) add(message, false);
 }
 
-// True when something moved.
+// Returns true if a message completed.
 bool MpiEngine::Loop::Poll() {
   if (requests_.empty()) return false;
   const int count = static_cast<int>(requests_.size());
@@ -271,14 +273,15 @@ std::string MpiEngine::Loop::MissingPeers(const MpiJob& job) const {
       (message.receive ? silent : deaf).insert(WorldRank(message));
   }
   const std::set<int>& missing = silent.empty() ? deaf : silent;
-  if (missing.empty() && job.split) return "; another rank has not come to it";
+  if (missing.empty() && job.split) return "; another rank has not reached it";
   if (missing.empty()) return "; it queues behind an earlier operation of its group";
-  return Concat(silent.empty() ? "; not taken by rank " : "; nothing came from rank ",
+  return Concat(silent.empty() ? "; not received by rank " : "; nothing came from rank ",
                 JoinRanks({missing.begin(), missing.end()}));
 }
 
-// `culprit` fails with `failure`, all others as aborted. Requests are forgotten, not cancelled:
-// without further MPI calls nothing progresses, so the buffers are left alone.
+// `culprit` fails with `failure`. All other jobs fail as aborted, except that a library failure
+// applies to every job. Requests are dropped without cancelling them: without further MPI calls
+// nothing progresses, so their buffers are not accessed.
 void MpiEngine::Loop::Die(CommFailure failure, const std::shared_ptr<MpiJob>& culprit) {
   std::vector<std::shared_ptr<MpiJob>> open;
   for (auto& asked : asked_) {
@@ -307,7 +310,7 @@ void MpiEngine::Loop::Die(CommFailure failure, const std::shared_ptr<MpiJob>& cu
   requests_.clear();
   messages_.clear();
   for (const std::unique_ptr<GroupState>& group : groups_) {
-    // Leaked on purpose: a peer may still write into its staging memory.
+    // Leaked on purpose, because a peer may still write into its staging memory.
     static_cast<void>(group->active.release());
     group->waiting.clear();
   }

@@ -1,5 +1,5 @@
-// Inside of MpiEngine: the jobs, and the loop that its thread runs. For mpi_*.cc files, after their
-// own <mpi.h>.
+// Internal to MpiEngine: its jobs and the loop that its thread runs. For mpi_*.cc files, which
+// include <mpi.h> first.
 #pragma once
 
 #include <algorithm>
@@ -20,16 +20,16 @@
 
 namespace halflife::dist {
 
-// Shared between the caller and the engine thread; everything but `state` is guarded by the loop's
-// mutex.
+// Shared between the caller and the engine thread. The loop's mutex protects all members except
+// `state`.
 class MpiJob : public std::enable_shared_from_this<MpiJob> {
  public:
   enum class State { kPending, kDone, kFailed };
 
   MpiEngine::GroupId group = 0;
   MpiJobSpec spec;
-  std::optional<SplitPlace> split;  // instead of a plan: this rank's place in a group to come
-  MpiEngine::Group made;            // that group
+  std::optional<SplitPlace> split;  // used instead of a plan: this rank's place in a new group
+  MpiEngine::Group made;            // the new group
   std::chrono::steady_clock::time_point deadline;
   std::atomic<State> state{State::kPending};
   CommFailure failure;
@@ -37,11 +37,12 @@ class MpiJob : public std::enable_shared_from_this<MpiJob> {
 
 namespace mpi {
 
-// What one group's messages travel in: communicators of all processes, one for each pair of ranks
-// that two processes may be, as MPI addresses processes alone. Never freed: a run has few.
+// The MPI communicators of one group. Each contains all processes, and there is one for each pair
+// of ranks that two processes may run, because MPI addresses only processes. They are never freed:
+// a run creates few of them.
 class Channels {
  public:
-  // Copies of `processes`, for `num_ranks` of each at most. Collective.
+  // Copies `processes`, for at most `num_ranks` ranks per process. Collective.
   Channels(MPI_Comm processes, int num_ranks);
   MPI_Comm Between(int from_rank_in_process, int to_rank_in_process) const {
     return comms_[static_cast<size_t>(from_rank_in_process * num_ranks_ + to_rank_in_process)];
@@ -52,15 +53,15 @@ class Channels {
   std::vector<MPI_Comm> comms_;  // [from, to]
 };
 
-// Where a rank of the world is.
+// The location of a rank of the world.
 struct Place {
   int process = 0;
   int rank_in_process = 0;
 };
 
 // Two chains of a job are in flight at once: one segment travels while the other is summed. Each
-// lane has its own message tag and runs its chains in order, so messages between two ranks match by
-// MPI's own ordering rule.
+// lane has its own message tag and runs its chains in order. Messages between two ranks therefore
+// match by MPI's ordering rule.
 constexpr int kLanes = 2;
 
 struct Lane {
@@ -90,7 +91,7 @@ struct OpenMessage {
 struct GroupState {
   std::shared_ptr<const Channels> channels;
   int rank = 0;
-  std::vector<int> world_ranks;  // by rank of the group; empty: this rank is in none
+  std::vector<int> world_ranks;  // by rank of the group; empty if this rank is not a member
   int rank_in_process = 0;
   std::deque<std::shared_ptr<MpiJob>> waiting;
   std::unique_ptr<ActiveJob> active;
@@ -101,7 +102,8 @@ struct GroupState {
 class MpiEngine::Loop {
  public:
   explicit Loop(int num_ranks);
-  // Ends the thread. False when it is stuck in a blocking MPI call: then nothing here may be freed.
+  // Ends the thread. Returns false if it is stuck in a blocking MPI call; then no member may be
+  // freed.
   bool Stop();
 
   Group Describe(GroupId id);
@@ -116,13 +118,13 @@ class MpiEngine::Loop {
   bool healthy();
 
  private:
-  // Caller's side.
+  // Called by the threads of ranks.
   void FindPlaces(int num_ranks);
   void FindNode(int num_ranks);
   bool AwaitUntil(std::unique_lock<std::mutex>& lock, const MpiJob& job,
                   std::chrono::steady_clock::time_point when);
 
-  // Engine thread.
+  // Called by the engine thread.
   void Run();
   bool TakeSubmissions(int idle_polls);
   std::chrono::nanoseconds PollInterval() const;
@@ -141,33 +143,34 @@ class MpiEngine::Loop {
   int WorldRank(const mpi::OpenMessage& message) const;
   std::string MissingPeers(const MpiJob& job) const;
 
-  // Of the construction; read by all. No message travels in processes_.
+  // Set by the constructor and then only read. No messages travel in processes_.
   MPI_Comm processes_;
   int num_processes_ = 1;
   std::vector<mpi::Place> places_;  // by rank of the world
-  int most_ranks_ = 1;              // of one process
+  int most_ranks_ = 1;              // largest number of ranks of one process
   Node node_;
 
-  // The engine thread's own; no lock. groups_ grows under mutex_, so that Describe may look. First
-  // come the world's, one a rank of this process.
+  // Used only by the engine thread, without a lock. groups_ grows under mutex_, so that Describe
+  // may read it. Its first entries are the world group of each rank of this process.
   std::vector<std::unique_ptr<mpi::GroupState>> groups_;
   std::vector<MPI_Request> requests_;
   std::vector<mpi::OpenMessage> messages_;  // parallel to requests_
-  std::vector<int> indices_;                // of one poll
+  std::vector<int> indices_;                // result of one poll
   std::vector<MPI_Status> statuses_;
-  // When a message was last begun or found to be through.
+  // The last time at which a message was started or completed.
   std::chrono::steady_clock::time_point moved_;
-  std::vector<std::deque<std::shared_ptr<MpiJob>>> asked_;  // for groups, by rank in the process
+  // Requests for new groups, by rank in the process.
+  std::vector<std::deque<std::shared_ptr<MpiJob>>> asked_;
 
   std::mutex mutex_;
   std::condition_variable submitted_;  // wakes the engine
   std::condition_variable finished_;   // wakes waiters
   std::deque<std::shared_ptr<MpiJob>> submissions_;
-  std::optional<CommFailure> dead_;       // why the engine makes no MPI call any more
-  std::optional<CommFailure> kill_;       // asked for by another thread
-  std::shared_ptr<MpiJob> kill_culprit_;  // that waited too long; none: another cause
-  int num_waiting_ = 0;                   // callers that block until a job is through
-  bool begins_to_wait_ = false;           // one of them, since the engine last looked
+  std::optional<CommFailure> dead_;       // why the engine no longer calls MPI
+  std::optional<CommFailure> kill_;       // a request of another thread to stop
+  std::shared_ptr<MpiJob> kill_culprit_;  // the job that timed out; null for other causes
+  int num_waiting_ = 0;                   // callers that block until a job has finished
+  bool begins_to_wait_ = false;           // a caller began to wait since the engine last looked
   bool stop_ = false;
   bool ended_ = false;
   std::thread thread_;

@@ -26,23 +26,23 @@ namespace {
 constexpr const char* kProtocol = "halflife wire protocol 1";
 constexpr auto kAbortGrace = std::chrono::seconds(10);
 
-// MPI is initialised and finalised on one thread, the main one.
+// Initialises and finalises MPI on one thread, the main one.
 class MpiLibrary {
  public:
   MpiLibrary() {
     int already = 0, provided = MPI_THREAD_SINGLE;
     MPI_Initialized(&already);
-    HL_CHECK(!already, "MPI is initialised already; a process has one RankContext");
+    HL_CHECK(!already, "MPI is already initialised. Create only one RankContext per process.");
     MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     HL_CHECK_AS(ExitCode::kEnvironment, provided >= MPI_THREAD_SERIALIZED,
-                "this MPI library grants thread level ", provided,
-                " only; halflife needs MPI_THREAD_SERIALIZED or MPI_THREAD_MULTIPLE");
+                "this MPI library supports only thread level ", provided,
+                ". Use a library with MPI_THREAD_SERIALIZED or MPI_THREAD_MULTIPLE.");
   }
   MpiLibrary(const MpiLibrary&) = delete;
   MpiLibrary& operator=(const MpiLibrary&) = delete;
-  // A failed process leaves MPI running: MPI_Finalize would wait for its peers, and the launcher
-  // ends them all when this process exits.
+  // A failed process does not call MPI_Finalize, which would wait for its peers. The launcher ends
+  // all peers when this process exits.
   ~MpiLibrary() {
     if (sound_) MPI_Finalize();
   }
@@ -69,8 +69,8 @@ void CheckWorldSize(const LauncherEvidence& evidence, int mpi_size) {
           " ranks, MPI says ", mpi_size, "; start all ranks with one mpirun or srun");
 }
 
-// MPI and its engine, for as long as a rank of this process is there. Made and destroyed by the
-// main thread.
+// MPI and its engine, which exist as long as any rank of this process does. Created and destroyed
+// by the main thread.
 class MpiProcess {
  public:
   MpiProcess(int num_ranks, const LauncherEvidence& evidence)
@@ -84,7 +84,7 @@ class MpiProcess {
   }
   int num_ranks() const { return num_ranks_; }
   MpiEngine& engine() { return engine_; }
-  // Of each rank that has met all others at its end.
+  // Called for each rank that reached the final barrier.
   void MarkSound() { ++num_sound_; }
 
  private:
@@ -138,7 +138,7 @@ MpiRankContext::MpiRankContext(std::shared_ptr<MpiProcess> process, int rank_in_
   {
     const std::unique_ptr<Communicator> first =
         MakeMpiCommunicator(engine, all, "hello", {.timeout_s = config.init_timeout_s});
-    first->Barrier({"hello", 0}).WaitHost();  // what follows has the ordinary deadline
+    first->Barrier({"hello", 0}).WaitHost();  // later operations have the normal timeout
   }
   const MpiCommunicatorOptions options{.timeout_s = config.timeout_s};
   control_ = MakeMpiCommunicator(engine, engine.Split(all.id, 0, all.rank, config.timeout_s),
@@ -151,7 +151,7 @@ MpiRankContext::MpiRankContext(std::shared_ptr<MpiProcess> process, int rank_in_
   Hello(config);
 }
 
-// Every rank tells where it runs and what it runs; all must run the same.
+// Exchanges the location and versions of every rank. All ranks must run the same versions.
 void MpiRankContext::Hello(const RankConfig& config) {
   const std::string versions = Concat(kProtocol, "; ", MpiVersion(), "; ", config.build);
   const std::vector<std::string> places =
@@ -176,8 +176,8 @@ void MpiRankContext::UseDevice(Device device) {
 
 MpiRankContext::~MpiRankContext() {
   device_world_.reset();
-  // mpirun kills whoever still runs when another rank has failed, even after MPI_Finalize. So no
-  // rank leaves before all are here, and with a failure under way nobody waits.
+  // If a rank fails, mpirun kills every rank that still runs, even after MPI_Finalize. Therefore no
+  // rank leaves before all have arrived here, and no rank waits while a failure is being handled.
   const bool unwinding = std::uncaught_exceptions() > exceptions_;
   try {
     if (!unwinding && process_->engine().healthy()) {
@@ -194,9 +194,9 @@ void MpiRankContext::AbortWorld(int exit_code) noexcept {
   try {
     std::thread([exit_code] {
       std::this_thread::sleep_for(kAbortGrace);
-      ::_exit(exit_code);  // MPI_Abort itself hangs
+      ::_exit(exit_code);  // in case MPI_Abort itself hangs
     }).detach();
-  } catch (const std::exception&) {  // no thread to be had; MPI_Abort will do
+  } catch (const std::exception&) {  // no thread is available; only MPI_Abort is called
   }
   MPI_Abort(MPI_COMM_WORLD, exit_code);
   ::_exit(exit_code);
@@ -230,9 +230,10 @@ void CheckSameConfig(Communicator& control, const std::string& config_hash) {
 }
 
 void RequireCpuOfThreads(Device device) {
-  HL_CHECK_AS(ExitCode::kUsage, !device.is_cuda(),
-              "ranks that are threads of one process compute on the CPU; train.device 'cpu', or "
-              "one process a GPU under mpirun, would work");
+  HL_CHECK_AS(
+      ExitCode::kUsage, !device.is_cuda(),
+      "ranks that are threads of one process compute on the CPU. Use train.device 'cpu', or "
+      "start one process per GPU with mpirun.");
 }
 
 std::unique_ptr<RankContext> MakeMpiRankContext(const RankConfig& config,
@@ -263,7 +264,7 @@ void RunMpiRanks(int count, const RankConfig& config, const LauncherEvidence& ev
   for (int rank = 0; rank < count; ++rank) {
     try {
       threads.push_back(StartThread([&, rank] { rank_main(rank); }));
-    } catch (const Error& error) {  // those that run wait for it
+    } catch (const Error& error) {  // ranks that already run wait for this one
       first.Add(std::current_exception(), /*consequence=*/false);
       process->engine().Abort(Concat("a rank of this process failed: ", error.message()));
       break;

@@ -64,7 +64,7 @@ class NcclOperation final : public Operation {
 
   ~NcclOperation() override {
     if (handed_over_ || cudaEventQuery(done_.get()) == cudaSuccess) return;
-    if (std::uncaught_exceptions() > exceptions_) {  // nobody may come to take part any more
+    if (std::uncaught_exceptions() > exceptions_) {  // no other rank may ever take part
       group_->Abort(Concat(what_, " was abandoned by an exception"));
       return;
     }
@@ -107,9 +107,9 @@ class NcclOperation final : public Operation {
   const std::shared_ptr<Group> group_;
   const std::string what_;
   const Clock::time_point deadline_;
-  const int exceptions_;  // in flight when the operation was issued
+  const int exceptions_;  // exceptions in flight when the operation was issued
   const Event done_;
-  bool handed_over_ = false;  // a stream waits for it: the host need not
+  bool handed_over_ = false;  // a stream waits for the operation, so the host need not
 };
 
 class NcclCommunicator final : public RequestCommunicator {
@@ -178,8 +178,8 @@ ncclResult_t NcclCommunicator::Enqueue(const Request& request, ncclComm_t comm) 
   return ncclInvalidArgument;
 }
 
-// What NCCL builds from point-to-point or rooted pieces in one group call. Errors of the pieces
-// come back from ncclGroupEnd.
+// Operations that NCCL composes from point-to-point or rooted calls in one group. ncclGroupEnd
+// returns the errors of these calls.
 ncclResult_t NcclCommunicator::EnqueuePieces(const Request& request, ncclComm_t comm) const {
   const cudaStream_t stream = group_->stream();
   const auto send = [&](const TensorRef& piece, int to) {
@@ -221,7 +221,7 @@ ncclResult_t NcclCommunicator::EnqueuePieces(const Request& request, ncclComm_t 
 void CheckVersion() {
   int loaded = 0;
   HL_CHECK_AS(ExitCode::kEnvironment, ncclGetVersion(&loaded) == ncclSuccess,
-              "the NCCL library does not tell its version");
+              "the NCCL library does not report its version");
   const int major = loaded / 10000, minor = loaded % 10000 / 100;
   HL_CHECK_AS(ExitCode::kEnvironment, major == NCCL_MAJOR && minor == NCCL_MINOR,
               "the NCCL library is ", major, ".", minor, ", but this program was compiled against ",
@@ -251,8 +251,8 @@ std::unique_ptr<Communicator> MakeNcclCommunicator(Communicator& host, Device de
                                                    std::string name, const NcclOptions& options) {
   CheckVersion();
   CheckOneGpuPerRank(host, device);
-  // Several groups on one GPU then run in the order in which the host issued them, which is equal
-  // on all ranks.
+  // With this setting, several groups on one GPU run in the order in which the host issued them,
+  // which is equal on all ranks.
   ::setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", /*overwrite=*/0);
   auto group = std::make_shared<Group>(device, std::move(name), options);
   ncclUniqueId id = {};

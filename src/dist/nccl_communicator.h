@@ -1,6 +1,6 @@
-// CUDA tensors over NCCL. Compiled only with CUDA. One communication stream per group; an operation
-// starts after what the producer stream has queued, and consumers wait for its event. Sums are
-// NCCL's own, in the tensor's type.
+// CUDA tensors over NCCL; compiled only with CUDA. Each group has one communication stream. An
+// operation starts after the work queued on the producer stream, and consumers wait for its event.
+// NCCL sums in its own order and in the tensor's type.
 //
 //   auto world = MakeNcclCommunicator(context.control(), {Device::Kind::kCuda, 0}, "world", {});
 //   Work work = world->AllReduce(grads, ReduceOp::kSum, {"grad_bucket", 0}, compute_stream);
@@ -15,12 +15,12 @@
 namespace halflife::dist {
 
 struct NcclOptions {
-  double timeout_s = 180;       // of one operation, from its issue
-  double init_timeout_s = 600;  // of the rendezvous and of a split
+  double timeout_s = 180;       // deadline of one operation, counted from its issue
+  double init_timeout_s = 600;  // deadline of the rendezvous and of a split
 };
 
-// Collective over `host`, which carries NCCL's unique id and gives rank and size. Throws Error
-// kEnvironment when two ranks share a GPU, or the loaded NCCL is another version than the one
+// Collective over `host`, which provides rank and size and broadcasts NCCL's unique id. Throws
+// Error kEnvironment if two ranks share a GPU, or if the loaded NCCL version differs from the one
 // compiled against.
 std::unique_ptr<Communicator> MakeNcclCommunicator(Communicator& host, Device device,
                                                    std::string name, const NcclOptions& options);

@@ -1,6 +1,6 @@
 #include <cuda_runtime.h>
 #include <nccl.h>
-// The two above complete the types of nccl_group.h.
+// The headers above complete the types of nccl_group.h and must come first.
 #include "dist/nccl_group.h"
 
 #include <cstring>
@@ -16,7 +16,7 @@ constexpr auto kPollInterval = std::chrono::microseconds(50);
 
 ncclConfig_t MakeConfig() {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 0;  // so that a deadline can end a rendezvous with a dead rank
+  config.blocking = 0;  // non-blocking, so that a deadline can end a rendezvous with a dead rank
   return config;
 }
 
@@ -41,7 +41,7 @@ Group::Group(Device device, std::string name, const NcclOptions& options)
   Select();
   int least = 0, greatest = 0;
   CheckCuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "stream priorities");
-  // Gradients have the length of backward to travel in: compute goes first.
+  // Low priority: gradients have the whole backward pass to travel, so compute goes first.
   CheckCuda(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, least), "stream");
   CheckCuda(cudaMalloc(&scratch_, sizeof(int32_t)), "barrier scratch");
   CheckCuda(cudaMemset(scratch_, 0, sizeof(int32_t)), "barrier scratch");
@@ -98,7 +98,8 @@ std::shared_ptr<Group> Group::Split(int color, int key, std::string name) {
   Use(what, deadline, [&](ncclComm_t comm) {
     const ncclResult_t begun =
         ncclCommSplit(comm, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &made->comm_, &config);
-    // NCCL 2.28 says success although this group is busy with it, and refuses all else meanwhile.
+    // NCCL 2.28 returns success although this group is still busy with the split and rejects all
+    // other calls.
     return begun == ncclSuccess ? ncclInProgress : begun;
   });
   if (color < 0) return nullptr;
@@ -144,7 +145,7 @@ void Group::Settle(ncclResult_t result, const std::string& what, Clock::time_poi
   const bool peer = result == ncclRemoteError;
   throw CommError({peer ? CommFailure::Kind::kPeerLost : CommFailure::Kind::kLibrary,
                    Concat(what, ": NCCL: ", ncclGetErrorString(result), "; ",
-                          ncclGetLastError(comm_), " (NCCL_DEBUG=INFO tells more)")});
+                          ncclGetLastError(comm_), " (set NCCL_DEBUG=INFO for details)")});
 }
 
 void Group::CheckHealth(const std::string& what) {

@@ -1,6 +1,6 @@
-// Inside of the NCCL communicator: one non-blocking ncclComm_t with its stream, shared by the
-// communicator and its operations. For nccl_*.cc files, after their own <cuda_runtime.h> and
-// <nccl.h>.
+// Internal to the NCCL communicator: one non-blocking ncclComm_t with its stream, shared by the
+// communicator and its operations. For nccl_*.cc files, which include <cuda_runtime.h> and <nccl.h>
+// first.
 #pragma once
 
 #include <atomic>
@@ -37,12 +37,12 @@ class Group {
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
-  // Joins `size` ranks under the 128 bytes of `id`.
+  // Joins `size` ranks that share the 128 bytes of `id`.
   void Init(const std::string& id, int rank, int size);
-  // Null for a negative color.
+  // Returns null for a negative color.
   std::shared_ptr<Group> Split(int color, int key, std::string name);
 
-  // Runs `enqueue(comm)` and waits until NCCL has taken the operation in. Throws kAborted after
+  // Runs `enqueue(comm)` and waits until NCCL has accepted the operation. Throws kAborted after
   // Abort.
   template <typename Enqueue>
   void Use(const std::string& what, Clock::time_point deadline, Enqueue enqueue) {
@@ -50,7 +50,7 @@ class Group {
     ThrowIfAborted(what);
     Settle(enqueue(comm_), what, deadline);
   }
-  // Throws kAborted, or kLibrary for an asynchronous error.
+  // Throws kAborted after Abort, or kPeerLost or kLibrary for an asynchronous error.
   void CheckHealth(const std::string& what);
   void Abort(const std::string& cause) noexcept;
 
@@ -64,20 +64,20 @@ class Group {
 
  private:
   void ThrowIfAborted(const std::string& what) const;
-  // Polls a non-blocking call to its end.
+  // Polls a non-blocking call until it completes.
   void Settle(ncclResult_t result, const std::string& what, Clock::time_point deadline);
-  // Until NCCL's own thread has filled in the handle of a group that is split off this one.
+  // Waits until NCCL's own thread has set the handle of a group that is split from this one.
   void AwaitHandle(Group& made, const std::string& what, Clock::time_point deadline);
   void ReadPlace();
-  void Close();  // lets queued operations end first, within the timeout
+  void Close();  // first lets queued operations end, within the timeout
 
   const Device device_;
   const std::string name_;
   const NcclOptions options_;
-  std::mutex mutex_;                      // Abort may come from any thread
+  std::mutex mutex_;                      // Abort may be called from any thread
   std::atomic<bool> abort_asked_{false};  // ends a Settle that holds the mutex
   ncclComm_t comm_ = nullptr;
-  std::string aborted_;  // the cause
+  std::string aborted_;  // the cause; empty: not aborted
   cudaStream_t stream_ = nullptr;
   void* scratch_ = nullptr;
   int rank_ = 0, size_ = 1;

@@ -11,7 +11,7 @@
 namespace halflife::dist {
 namespace {
 
-constexpr int64_t kBlock = 1024;  // elements; the accumulators stay in the second-level cache
+constexpr int64_t kBlock = 1024;  // elements; the accumulators fit the second-level cache
 
 float Load(Bf16 x) { return Widen(x); }
 template <typename T>
@@ -44,8 +44,8 @@ A Combine(A a, A b) {
 template <typename T>
 using Accumulator = decltype(Load(T{}));
 
-// sum[0, n) = the tree over in[..][begin, begin + n). `scratch` holds kBlock for each level of the
-// tree.
+// sum[0, n) = the tree over in[..][begin, begin + n). `scratch` holds kBlock elements per level of
+// the tree.
 template <ReduceOp kOp, typename T>
 void ReduceTree(std::span<const void* const> in, int64_t begin, int64_t n, Accumulator<T>* sum,
                 Accumulator<T>* scratch) {

@@ -42,7 +42,7 @@ void ParameterGather::AwaitBucket(int bucket) {
   const Stopwatch stopwatch;
   Work work = std::exchange(works_[bucket], Work());
   work.WaitOn(consumer_);
-  work.WaitHost();  // with the deadline: a stream that waits for a dead peer would wait for ever
+  work.WaitHost();  // with a deadline, which a stream that waits for a lost peer does not have
   wait_seconds_ += stopwatch.Seconds();
 }
 

@@ -1,5 +1,5 @@
-// Brings every rank's slices of the arena to all ranks, bucket by bucket, while the next forward
-// already runs on the first of them.
+// Gathers every rank's slices of the arena on all ranks, bucket by bucket, while the next forward
+// pass already runs on the first buckets.
 //
 //   ParameterGather gather(layout, comm, {{.begin = 0, .end = n, .data = weights}});
 //   gather.Start(nullptr);  // after the update of this rank's slices; the CPU has no stream
@@ -13,29 +13,31 @@
 
 namespace halflife::dist {
 
-// OpTag::what of a bucket's gather: plans tell it from sums of gradients.
+// OpTag::what of a bucket's gather. Plans use it to distinguish gathers from gradient sums.
 constexpr char kParameterBucket[] = "param_bucket";
 
-// What ranks compute with: elements [begin, end) of the arena, whole buckets, in any dtype.
+// The weights that ranks compute with: elements [begin, end) of the arena, which are whole buckets,
+// in any dtype.
 struct GatheredArray {
   int64_t begin = 0, end = 0;
-  TensorRef data = {};  // end - begin elements, borrowed, in place
+  TensorRef data = {};  // end - begin elements; borrowed, must not move
 };
 
 class ParameterGather {
  public:
-  // All are borrowed for the gather's life. The arrays cover the arena.
+  // All arguments are borrowed and must outlive the gather. The arrays cover the arena.
   ParameterGather(const ParameterLayout& layout, Communicator& comm,
                   std::vector<GatheredArray> arrays);
 
-  // The buckets that forward reads first leave first, those that lie last in the arena. `consumer`:
-  // the stream that has updated this rank's slices and will read the others'; null on the CPU.
+  // Starts all gathers. The buckets that forward reads first, which are last in the arena, are sent
+  // first. `consumer`: the stream that has updated this rank's slices and will read the other
+  // ranks' slices; null on the CPU.
   void Start(cudaStream_t consumer);
-  // Waits for the parameter's bucket; at once where nothing is under way.
+  // Waits for the parameter's bucket. Returns at once if no gather is in flight.
   void Await(int param);
   void AwaitAll();
 
-  // Seconds the host has waited since the last call of this function.
+  // Seconds that the host has waited since the last call of this function.
   double TakeWaitSeconds();
 
  private:

@@ -9,7 +9,8 @@
 namespace halflife::dist {
 namespace {
 
-// Elements: a cache line of fp32 is 16, and 256 bytes suit GPU transactions.
+// In elements. 64 elements of fp32 are 256 bytes, which is a multiple of a cache line and suits GPU
+// transactions.
 constexpr int64_t kAlignment = 64;
 constexpr int64_t kBytesPerGradient = 4;
 
@@ -41,9 +42,10 @@ ParameterLayout::ParameterLayout(std::vector<ParamSpec> specs, const LayoutConfi
   HL_CHECK(config.bucket_bytes > 0 && config.first_bucket_bytes > 0, "bucket sizes ",
            config.first_bucket_bytes, " and ", config.bucket_bytes, " bytes must be positive");
   CheckSpecs(specs_);
-  // A slice is a multiple of 8 elements, so that vector loads never straddle two ranks' slices.
+  // The slice size is a multiple of 8 elements, so that vector loads never cross the border of two
+  // ranks' slices.
   const int64_t unit = std::lcm(kAlignment, int64_t{8} * num_slices_);
-  int64_t end = 0;  // of the arena so far
+  int64_t end = 0;  // end of the arena so far
   const auto close = [&] {
     end = RoundUp(end, unit);
     buckets_.back().end = end;

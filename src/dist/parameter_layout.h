@@ -1,12 +1,13 @@
-// Where every parameter lies in the flat arena, and how the arena is cut into buckets and rank
-// slices. Free of LibTorch: plain index arithmetic, the same on every rank and for every tool that
-// reads checkpoints.
+// The position of every parameter in the flat arena, and the division of the arena into buckets and
+// rank slices. It is index arithmetic without LibTorch, and it is the same on every rank and in
+// every tool that reads checkpoints.
 //
-// One element index space [0, num_elements) serves main weights, gradients and Adam's m and v (all
-// fp32). The region kCompute comes first (kept a second time in the compute dtype when that is not
-// fp32), then kFp32 (parameters that compute in fp32: norms, decays). In each region tensors lie in
-// reverse registration order, so that buckets fill from the front during backward. Tensor starts
-// align to 64 elements; padding is zero and stays zero.
+// One index space of elements, [0, num_elements), is used for the main weights, the gradients and
+// Adam's m and v, all in fp32. Region kCompute comes first; its weights are stored a second time in
+// the compute dtype if that is not fp32. Region kFp32 follows, with the parameters that compute in
+// fp32 (norms, decays). In each region, tensors are in reverse registration order, so that buckets
+// fill from the front during backward. Tensor starts align to 64 elements. Padding is zero and
+// stays zero.
 //
 //   const ParameterLayout layout(specs, {.bucket_bytes = 64 << 20, .num_slices = world_size});
 //   for (const Bucket& bucket : layout.buckets()) ...
@@ -22,21 +23,22 @@ namespace halflife::dist {
 enum class Region : uint8_t { kCompute, kFp32 };
 
 struct ParamSpec {
-  std::string name;            // as in a checkpoint, e.g. "layers.0.attn.q_proj.weight"
+  std::string name;            // name in a checkpoint, e.g. "layers.0.attn.q_proj.weight"
   std::vector<int64_t> shape;  // outermost first
   Region region = Region::kCompute;
-  bool weight_decay = false;         // whether AdamW decays it: its part says so
-  int readers = 1;                   // layers that read it
+  bool weight_decay = false;         // whether AdamW decays it; the model part that owns it decides
+  int readers = 1;                   // number of layers that read it
   std::vector<std::string> aliases;  // other names of the same tensor (tied head)
 
   int64_t count() const;
 };
 
 struct LayoutConfig {
-  // Of fp32 gradients. The first bucket is small, so that the first reduction starts early.
+  // In bytes of fp32 gradients. The first bucket is small, so that the first reduction starts
+  // early.
   int64_t first_bucket_bytes = 8 << 20;
   int64_t bucket_bytes = 64 << 20;
-  int num_slices = 1;  // S: every bucket is padded so that it cuts into S equal slices
+  int num_slices = 1;  // S: every bucket is padded so that it splits into S equal slices
 };
 
 struct Bucket {
@@ -45,12 +47,12 @@ struct Bucket {
   std::vector<int> params;  // registration indices, in arena order
 };
 
-// A contiguous element range of one parameter and where it lies in the arena.
+// A contiguous element range of one parameter and its position in the arena.
 struct Fragment {
   int param = 0;
   int64_t begin = 0, end = 0;  // elements of the flattened parameter
   int64_t arena_begin = 0;
-  int64_t slice_begin = 0;  // where it lies in the slices of all buckets, one after the other
+  int64_t slice_begin = 0;  // position in the concatenation of one slice of all buckets
 };
 
 class ParameterLayout {
@@ -61,9 +63,9 @@ class ParameterLayout {
   const std::vector<Bucket>& buckets() const { return buckets_; }
   int64_t num_elements() const { return num_elements_; }  // with padding
   int64_t num_compute_elements() const { return num_compute_elements_; }
-  // An array may hold, of the buckets before element `sliced_end` of the arena (a bucket's end, or
-  // 0), one rank's slices alone, and all of those behind: its elements, and where it has the first
-  // of a fragment.
+  // A partly sliced array holds one rank's slices of the buckets before element `sliced_end` of the
+  // arena (a bucket's end, or 0) and all elements after it. num_held is its number of elements.
+  // PlaceOf is the index of a fragment's first element in it.
   int64_t num_held(int64_t sliced_end) const {
     return num_elements_ - sliced_end + sliced_end / num_slices_;
   }
@@ -72,7 +74,7 @@ class ParameterLayout {
                ? fragment.slice_begin
                : fragment.arena_begin - sliced_end + sliced_end / num_slices_;
   }
-  // Slice `slice` of a bucket: where it lies in a whole array, and in that of the slice.
+  // The position of a slice of a bucket in the whole arena and in the array of that slice.
   struct SliceRange {
     int64_t arena_begin = 0, slice_begin = 0, count = 0;
   };
@@ -81,8 +83,8 @@ class ParameterLayout {
   int num_slices() const { return num_slices_; }
   int64_t num_parameters() const;  // without padding
 
-  // Slice `slice` of `num_slices` of every bucket, as parameter ranges in arena order (padding left
-  // out).
+  // Slice `slice` of `num_slices` of every bucket, as parameter ranges in arena order, without
+  // padding.
   std::vector<Fragment> SliceFragments(int slice) const;
   // The whole arena as fragments, one per parameter, in arena order.
   std::vector<Fragment> AllFragments() const;

@@ -12,7 +12,8 @@
 namespace halflife::dist {
 namespace {
 
-// A world of one: no launcher, no MPI (whose initialisation alone takes half a second).
+// A world of one rank without a launcher. It does not use MPI, whose initialisation takes half a
+// second.
 class SingleRankContext final : public RankContext {
  public:
   explicit SingleRankContext(const RankConfig& config)
@@ -54,8 +55,7 @@ class SingleRankContext final : public RankContext {
 
 std::unique_ptr<RankContext> RankContext::Create(const RankConfig& config) {
   const LauncherEvidence evidence = ReadLauncherEvidence();
-  // A one-task step (`srun --pty bash`) often has no PMI at all, and MPI_Init would fail there for
-  // nothing.
+  // A one-task step (`srun --pty bash`) often has no PMI, and MPI_Init would fail without need.
   const bool step_of_one = evidence.world_size == 1 && !evidence.has_pmi;
   if (!evidence.launched || step_of_one) return std::make_unique<SingleRankContext>(config);
   return MakeMpiRankContext(config, evidence);

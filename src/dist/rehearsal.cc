@@ -21,7 +21,7 @@ class RehearsedWork final : public Operation {
 
   Rehearsal& rehearsal_;
   const int64_t operation_;
-  bool noted_ = false;  // the streams' wait and then the host's are one
+  bool noted_ = false;  // WaitOn followed by WaitHost counts as one wait
 };
 
 class RehearsalCommunicator final : public RequestCommunicator {
@@ -37,8 +37,8 @@ class RehearsalCommunicator final : public RequestCommunicator {
                                                 .kind = request.kind,
                                                 .what = request.tag.what,
                                                 .bytes = request.bytes()});
-    // Of many ranks it is more than a machine has. Memory of that size comes fresh from the system,
-    // as zeros that take none until they are written.
+    // The output of many ranks can exceed the machine's memory. Allocations of at least kFresh
+    // bytes come directly from the system as zeros, and use no memory until they are written.
     constexpr int64_t kFresh = 64 << 20;
     if (request.out.data != nullptr && request.out.bytes() < kFresh)
       std::memset(request.out.data, 0, static_cast<size_t>(request.out.bytes()));
@@ -46,7 +46,7 @@ class RehearsalCommunicator final : public RequestCommunicator {
   }
   std::unique_ptr<RequestCommunicator> SplitGroup(int, int, std::string name) override {
     HL_FAIL(ExitCode::kInternal, "a rehearsed group does not know the ranks that would be in '",
-            name, "'; MakeGroup makes it");
+            name, "'. Use MakeGroup.");
   }
 
   Rehearsal& rehearsal_;

@@ -1,6 +1,6 @@
-// What one rank of a job would issue and wait for, without the job: its code runs against groups
-// that move nothing and write down every operation. A plan so has its collectives from the code
-// that a run has them from, for ranks that are not there.
+// Records which operations one rank of a job would issue and wait for, without running the job. The
+// rank's code runs on groups that move nothing and record every operation. A plan thus uses the
+// same code for its collectives as a real run, for any number of ranks.
 //
 //   Rehearsal rehearsal;
 //   const auto world = rehearsal.MakeGroup(/*rank=*/0, /*size=*/1024, "world");
@@ -25,27 +25,27 @@ struct RehearsedOperation {
   int group_size = 1;
   OpKind kind = OpKind::kBarrier;
   std::string what = {};
-  int64_t bytes = 0;  // given or received, whichever is more: as flight records count
+  int64_t bytes = 0;  // the larger of input and output, as in flight records
 
   bool operator==(const RehearsedOperation&) const = default;
 };
 
-// In the order of the program.
+// One event of the program; events are in program order.
 struct RehearsedEvent {
   enum class Kind : uint8_t { kCompute, kIssue, kWait };
   Kind kind = Kind::kCompute;
-  int64_t value = 0;  // of kCompute the caller's number, else an index into operations()
+  int64_t value = 0;  // kCompute: the caller's number; otherwise an index into operations()
 };
 
 class Rehearsal {
  public:
-  // A rank's membership of a group; borrows the rehearsal. Its operations leave zeros behind, where
-  // there is memory for them: a TensorRef without data is fine. Groups of one are written down,
-  // too; they have no others to wait for.
+  // A rank's membership of a group; borrows the rehearsal. Its operations fill their outputs with
+  // zeros if there is memory; a TensorRef without data is allowed. Groups of one rank are also
+  // recorded, but have no other ranks to wait for.
   std::unique_ptr<Communicator> MakeGroup(int rank, int size, std::string name);
 
   void Compute(int64_t piece) { events_.push_back({RehearsedEvent::Kind::kCompute, piece}); }
-  int64_t Issue(RehearsedOperation operation);  // -> its index
+  int64_t Issue(RehearsedOperation operation);  // returns its index
   void Wait(int64_t operation) { events_.push_back({RehearsedEvent::Kind::kWait, operation}); }
 
   const std::vector<RehearsedOperation>& operations() const { return operations_; }

@@ -17,7 +17,7 @@ const char* Name(ReduceOp op) {
   return kNames[static_cast<int>(op)];
 }
 
-// The element count that all ranks share; 0 where ranks may differ.
+// The element count that is equal on all ranks; 0 if ranks may differ.
 int64_t SharedCount(const Request& request) {
   switch (request.kind) {
     case OpKind::kSendRecv:
@@ -30,7 +30,7 @@ int64_t SharedCount(const Request& request) {
   }
 }
 
-// Tells the recorder when the caller has seen the operation's end.
+// Notifies the recorder when the caller has observed the end of the operation.
 class RecordedOperation final : public Operation {
  public:
   RecordedOperation(Work work, FlightRecorder& recorder, uint64_t number)

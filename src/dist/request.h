@@ -1,5 +1,5 @@
-// One collective as data: what the Self, Local, MPI and NCCL communicators execute, compare and
-// describe in errors.
+// A collective as data. The Self, Local, MPI and NCCL communicators execute it, compare it between
+// ranks and describe it in errors.
 #pragma once
 
 #include <cstdint>
@@ -26,11 +26,11 @@ enum class OpKind : uint8_t {
 struct Request {
   OpKind kind = OpKind::kBarrier;
   OpTag tag = {"", 0};
-  TensorRef in = {};  // all-reduce and broadcast: in and out are the same memory
+  TensorRef in = {};  // the same memory as `out` for all-reduce and broadcast
   TensorRef out = {};
   ReduceOp reduce = ReduceOp::kSum;
   int root = -1;                     // broadcast
-  int to = -1, from = -1;            // send-receive; -1: absent
+  int to = -1, from = -1;            // send-receive; -1: no peer
   std::vector<int64_t> counts = {};  // all-gather-v
   cudaStream_t producer = nullptr;
 
@@ -39,22 +39,22 @@ struct Request {
 
 const char* Name(OpKind kind);
 
-// What groups of one purpose are called together in records and metrics: "rows" of "rows_3".
+// The common name of groups with one purpose, for records and metrics: "rows" for "rows_3".
 std::string KindOfGroup(const std::string& group);
 
 // "all_reduce 'grad_bucket' 7 (group world, seq 12, 4.0 KiB fp32)"
 std::string Describe(const Request& request, const std::string& group, int64_t seq);
 
-// What every rank of the group must agree about; empty when `a` and `b` match, else e.g. "count 4
-// against 5".
+// Compares the properties that all ranks of a group must agree on. Returns an empty string if `a`
+// and `b` match, otherwise a text such as "count 4 against 5".
 std::string Difference(const Request& a, const Request& b);
-// The same facts as 14 bits, for a message tag.
+// A hash of the same properties as 14 bits, for a message tag.
 uint32_t SignatureHash(const Request& request, int64_t seq);
 
 // "1, 2 and 5"
 std::string JoinRanks(const std::vector<int>& ranks);
 
-// The operations of the interface as Requests with checked arguments and a sequence number.
+// Implements the interface in terms of Requests with checked arguments and a sequence number.
 class RequestCommunicator : public Communicator {
  public:
   RequestCommunicator(int rank, int size, std::string name);
@@ -75,7 +75,8 @@ class RequestCommunicator : public Communicator {
   Work Barrier(OpTag tag) override;
   std::unique_ptr<Communicator> Split(int color, int key, std::string name) final;
 
-  // Borrowed: keeps the operations from now on, and those of groups split from this one.
+  // Records all later operations, including those of groups that are split from this one.
+  // `recorder` is borrowed; null stops recording.
   void RecordIn(FlightRecorder* recorder) { recorder_ = recorder; }
 
  protected:
@@ -94,7 +95,7 @@ class RequestCommunicator : public Communicator {
   FlightRecorder* recorder_ = nullptr;
 };
 
-// For communicators of this program, which are all RequestCommunicators.
+// `comm` must be a RequestCommunicator, as all communicators of this program are.
 void RecordIn(Communicator& comm, FlightRecorder* recorder);
 
 }  // namespace halflife::dist

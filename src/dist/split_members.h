@@ -1,4 +1,5 @@
-// Who is in a group that Communicator::Split makes: one rule for threads and processes.
+// Determines the members of a group that Communicator::Split creates. Threads and processes share
+// this rule.
 #pragma once
 
 #include <span>
@@ -6,18 +7,18 @@
 
 namespace halflife::dist {
 
-// What one rank of the parent says.
+// The arguments of one rank of the parent.
 struct SplitPlace {
-  int color = -1;  // negative: in no group
+  int color = -1;  // negative: member of no group
   int key = 0;
   int rank = 0;  // in the parent
 };
 
-// `all`, one a rank, in any order of ranks. Returns the indices in it of a color's members, in the
-// order of (key, rank); none for a negative color.
+// `all` has one entry per rank, in any order. Returns the indices in `all` of a color's members,
+// sorted by (key, rank), or nothing for a negative color.
 std::vector<int> MembersOf(std::span<const SplitPlace> all, int color);
 
-// Where `member` stands among `members`; 0 where it does not.
+// The index of `member` in `members`; 0 if it is not a member.
 int IndexOf(std::span<const int> members, int member);
 
 }  // namespace halflife::dist

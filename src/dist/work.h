@@ -1,5 +1,5 @@
-// A collective in flight. Move-only. It borrows the buffers: the caller keeps memory that was
-// handed to a collective alive and in place until the Work is done.
+// A collective in flight. Move-only. It borrows the buffers: the caller keeps them alive and in
+// place until the Work is done.
 //
 //   Work work = comm.AllReduce(Ref(grad, count), ReduceOp::kSum, {"grad_bucket", 7}, nullptr);
 //   Compute();  // while the ranks exchange
@@ -12,8 +12,8 @@
 
 namespace halflife::dist {
 
-// What a Communicator implements for each operation; its destructor waits (never throws) for an
-// unfinished operation.
+// The interface that communicators implement for each operation. The destructor waits for an
+// unfinished operation and never throws.
 class Operation {
  public:
   virtual ~Operation() = default;
@@ -24,7 +24,7 @@ class Operation {
 
 class Work {
  public:
-  Work() = default;  // done
+  Work() = default;  // already done
   explicit Work(std::shared_ptr<Operation> operation) : operation_(std::move(operation)) {}
   Work(Work&&) = default;
   Work& operator=(Work&&) = default;

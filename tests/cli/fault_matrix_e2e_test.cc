@@ -131,7 +131,7 @@ TEST_F(FaultMatrix, AStoppedRankIsNamedAsStopped) {
   const std::chrono::duration<double> took = ended - stopped;
   EXPECT_EQ(outcome.result.exit_code, 71) << outcome.result.err;
   EXPECT_LT(took.count(), kTimeout + kGrace);
-  EXPECT_THAT(outcome.first, ContainsRegex("nothing came from rank 1|not taken by rank 1"));
+  EXPECT_THAT(outcome.first, ContainsRegex("nothing came from rank 1|not received by rank 1"));
   EXPECT_THAT(outcome.first, HasSubstr("rank 1 (pid"));
   EXPECT_THAT(outcome.first, HasSubstr("is stopped, its last sign of life "));
 }

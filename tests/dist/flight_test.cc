@@ -157,7 +157,7 @@ TEST(FlightReport, RefusesWhatIsNoRecord) {
   const TempDir dir;
   std::ofstream(dir.path() / "r00000.flight") << "short";
   EXPECT_HL_ERROR(ReadFlight(dir.path()), ExitCode::kData, "r00000.flight",
-                  "is no flight record of a rank");
+                  "is not a flight record");
   FlightRecorder recorder(0, 1);
   recorder.KeepIn(dir.path(), "a");
   const auto damage = [&](std::streamoff at, uint32_t value) {
