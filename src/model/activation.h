@@ -1,5 +1,5 @@
-// Elementwise activations by the names that `transformers` gives them: of q and k in linear mixers
-// (their feature map), of the channel mixers' inner channels.
+// Elementwise activations, with the names that `transformers` gives them. Linear mixers apply them
+// to q and k (the feature map); channel mixers apply them to their inner channels.
 //
 //   const Activation activation = Activation::Named("gelu_tanh");
 //   q = activation(q);
@@ -14,12 +14,12 @@ namespace halflife::model {
 
 class Activation {
  public:
-  Activation() = default;  // the identity, "none"
-  // Error kInternal for a name that is not in Names().
+  Activation() = default;  // The identity, named "none".
+  // Throws kInternal if `name` is not in Names().
   static Activation Named(const std::string& name);
   static std::vector<std::string> Names();
 
-  // Any shape; the same shape and dtype. Differentiable.
+  // Accepts any shape and returns the same shape and dtype. Differentiable.
   at::Tensor operator()(const at::Tensor& x) const { return apply_ == nullptr ? x : apply_(x); }
 
  private:

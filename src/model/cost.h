@@ -1,4 +1,4 @@
-// What a part costs, for planning: `--dry-run`, MFU, the memory a rank needs.
+// The cost of a part, for planning: FLOPs (`--dry-run`, MFU) and the memory that a rank needs.
 #pragma once
 
 #include <cstdint>
@@ -7,18 +7,18 @@
 
 namespace halflife::model {
 
-// A micro-batch of a rank on a GPU, as what kernels borrow of its memory depends on it.
+// A micro-batch of one rank on a GPU. The temporary memory of kernels depends on it.
 struct GpuBatch {
-  int64_t batch = 0, seq_len = 0;  // seq_len: of the rank's slices of the rows
+  int64_t batch = 0, seq_len = 0;  // seq_len counts the tokens of the rank's slices of the rows.
   bool bf16 = true;
   kernels::DeviceLimits gpu = {};
 };
 
-// The operations of one token at a given sequence length, multiply-adds counted as 2.
+// The operations per token at a given sequence length. A multiply-add counts as 2.
 struct FlopCount {
-  double matmul = 0;  // products with parameters: 2 x weights
-  // Token-to-token work: update and read of a state, or scores and their sum of values. What chunks
-  // add to it is left out.
+  double matmul = 0;  // Products with parameters: 2 x the number of weights.
+  // Work between tokens: updating and reading a state, or scores and the sum of values. The extra
+  // operations of chunked algorithms are not included.
   double mixing = 0;
 
   FlopCount& operator+=(const FlopCount& other) {

@@ -16,7 +16,7 @@
 namespace halflife::model {
 namespace {
 
-// Behind the last token of each document.
+// Returns the position after the last token of each document.
 at::Tensor Ends(const at::Tensor& firsts, int64_t num_tokens) {
   return at::cat(
       {firsts.narrow(0, 1, firsts.size(0) - 1), at::full({1}, num_tokens, firsts.options())});
@@ -25,7 +25,8 @@ at::Tensor Ends(const at::Tensor& firsts, int64_t num_tokens) {
 }  // namespace
 
 at::Tensor FirstTokens(const SequenceSlice& slice) {
-  HL_CHECK(slice.begin == 0 && slice.segment == nullptr, "documents of rows that are cut");
+  HL_CHECK(slice.begin == 0 && slice.segment == nullptr,
+           "pooling needs whole rows, but the rows are split over ranks");
   if (!slice.has_boundaries())
     return at::arange(0, slice.batch * slice.seq_len, slice.seq_len, slice.positions.options());
   return kernels::UploadValues(
@@ -47,12 +48,13 @@ at::Tensor DocumentPooler::operator()(const at::Tensor& hidden, const at::Tensor
   const at::Tensor tokens = hidden.flatten(0, 1);
   at::Tensor pooled;
   if (pooling_ == Pooling::kFirst) {
-    // Not index_select, whose backward on a GPU waits for the host.
+    // index_select is not used here: its backward on a GPU waits for the host.
     pooled = at::embedding(tokens, firsts);
   } else if (pooling_ == Pooling::kLast) {
     pooled = at::embedding(tokens, Ends(firsts, tokens.size(0)) - 1);
   } else {
-    // Unsafe: unless told so, it reads the lengths on the host. They are those of the slice.
+    // unsafe=true skips a check that would read the lengths on the host. The lengths come from the
+    // slice and are valid.
     pooled = at::segment_reduce(tokens.to(kernels::ComputeType(tokens)), "mean",
                                 Ends(firsts, tokens.size(0)) - firsts, /*indices=*/{},
                                 /*offsets=*/{}, /*axis=*/0, /*unsafe=*/true)

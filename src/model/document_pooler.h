@@ -1,4 +1,4 @@
-// The hidden vectors of a document as one, which a classifier reads.
+// Pools the hidden vectors of each document into one vector, which a classifier reads.
 //
 //   const DocumentPooler pooler(options, context);
 //   const at::Tensor documents = pooler(hidden, FirstTokens(slice));
@@ -12,16 +12,17 @@
 
 namespace halflife::model {
 
-// Returns the flat places [P] int64 of the first tokens of the P documents of whole rows, in order.
+// Returns the flat indices [P] int64 of the first tokens of the slice's P documents, in order. The
+// slice must hold whole rows.
 at::Tensor FirstTokens(const SequenceSlice& slice);
 
 class DocumentPooler {
  public:
-  // Parameters pooler.dense.weight and pooler.dense.bias, where options.dense asks for them.
+  // Declares the parameters pooler.dense.weight and pooler.dense.bias if options.dense is set.
   DocumentPooler(const ClassifierOptions& options, const PartContext& context);
 
-  // hidden [B, T, D] of whole rows, firsts [P] of FirstTokens -> [P, D], in the dtype of hidden;
-  // means are summed in fp32.
+  // Pools hidden [B, T, D] of whole rows to [P, D] in the dtype of `hidden`. `firsts` [P] is the
+  // result of FirstTokens. Means are summed in fp32.
   at::Tensor operator()(const at::Tensor& hidden, const at::Tensor& firsts) const;
   double FlopsPerDocument() const;
 

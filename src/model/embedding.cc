@@ -16,9 +16,9 @@ std::vector<Option> EmbeddingOptions::Fields() {
 
 void EmbeddingOptions::Resolve(const ModelSizes& sizes, ProblemList& problems) {
   problems.Require(scale >= 0 && std::isfinite(scale), "option scale is ", scale,
-                   "; a number above 0 would work, or 0 for sqrt(model_dim)");
+                   ". Use a number above 0, or 0 for sqrt(model_dim).");
   problems.Require(dropout >= 0 && dropout < 1, "option dropout is ", dropout,
-                   "; a number in [0, 1) would work");
+                   ". Use a number in [0, 1).");
   if (scale == 0) scale = std::sqrt(static_cast<double>(sizes.model_dim));
 }
 

@@ -14,7 +14,7 @@ namespace {
 
 using kernels::Tensors;
 
-// Where in the model a dropout stands: part of its key.
+// The number of a dropout's place in the model, which is part of its random key.
 constexpr uint32_t kEmbeddingSite = 0;
 uint32_t SiteOf(size_t layer, LayerPass::Branch branch) {
   return static_cast<uint32_t>(1 + 2 * layer + branch);
@@ -23,7 +23,8 @@ uint32_t SiteWithinMixer(size_t layer, uint32_t site) {
   return uint32_t{1} << 31 | static_cast<uint32_t>(layer) << 8 | site;
 }
 
-// Recomputed, over a slice that may lie on several ranks: those talk in the first run alone.
+// Runs `run` so that backward recomputes it. If the rows are split over ranks, the ranks
+// communicate only in the first run; the second run reads the results from a tape.
 Tensors RecomputedOverSlice(
     const char* name, const Tensors& inputs, const SequenceSlice& slice,
     std::function<Tensors(const Tensors& inputs, const SequenceSlice& slice)> run) {
@@ -78,8 +79,9 @@ void ForwardPass::Run(size_t layer, const Block& block, ResidualStream& stream) 
 void ForwardPass::RunOnce(size_t layer, const Block& block, ResidualStream& stream,
                           const SequenceSlice& slice) const {
   const auto mix = [&](const Mixer& mixer, const at::Tensor& x) {
-    // A view: what a mixer that reads x more than once gives back is summed before the gradient of
-    // another reader, as where the mixer is recomputed.
+    // view_as gives the mixer its own autograd node. If the mixer reads x several times, these
+    // gradients are summed first, and then added to the gradients of other readers of x.
+    // Recomputing the mixer sums them in the same order.
     if (!recomputes(Recompute::kMixer)) return Mix(layer, mixer, x.view_as(x), slice);
     const auto run = [pass = shared_from_this(), layer, &mixer](const Tensors& inputs,
                                                                 const SequenceSlice& of_run) {
@@ -123,12 +125,13 @@ at::Tensor ForwardPass::OverSegments(size_t layer, const Mixer& mixer,
   const kernels::SegmentGroup& group = *call.slice.segment->group;
   const int64_t before = group.num_asked();
   at::Tensor y = mixer.Forward(call).y;
-  // A mixer that remembers tokens and has asked nobody for them would train on slices.
+  // A mixer that remembers earlier tokens but never requested those of other ranks would train on
+  // separate slices.
   const MixerTraits traits = mixer.traits();
   HL_CHECK_AS(ExitCode::kUsage,
               traits.splits_rows && (traits.state.empty() || group.num_asked() > before),
               config_.NameOfMixer(static_cast<int64_t>(layer)),
-              " cannot have a row on several ranks; parallel.sp 1 would work");
+              " cannot split a row over several ranks. Use parallel.sp=1.");
   return y;
 }
 

@@ -1,5 +1,5 @@
-// How one forward over a slice of rows runs the blocks: what each mixer is called with, what
-// dropout leaves out, and what backward computes again in place of keeping it.
+// Runs the blocks in one forward pass over a slice of rows. It prepares the call of each mixer,
+// applies dropout, and recomputes in backward what is not kept.
 //
 //   const auto pass = std::make_shared<const ForwardPass>(config, context, /*state=*/nullptr);
 //   for (size_t i = 0; i < blocks.size(); ++i) pass->Run(i, *blocks[i], stream);
@@ -18,7 +18,8 @@ namespace halflife::model {
 
 class ForwardPass : public std::enable_shared_from_this<ForwardPass> {
  public:
-  // Borrows all three. `state`, where the rows go on from one, has a place for every layer.
+  // Borrows all three arguments. If rows continue from a `state`, it has an element for every
+  // layer; otherwise it is null.
   ForwardPass(const ModelConfig& config, const ForwardContext& context, ModelState* state)
       : config_(config), context_(context), state_(state) {}
 

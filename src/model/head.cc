@@ -34,9 +34,10 @@ at::Tensor OutputHead::Logits(const at::Tensor& hidden) const {
   return logit_scale_ == 1 ? logits : logits * logit_scale_;
 }
 
-// The fused cross entropy knows matrices alone. A bias is one more column of the weight, against a
-// channel of ones; that copies the weight once a step, which a rare option may. The factor goes to
-// the rows, which are fewer numbers than their logits.
+// The fused cross entropy supports only a weight matrix. A bias becomes one more column of the
+// weight, and the hidden vectors get a channel of ones. This copies the weight once per step, which
+// is acceptable for a rarely used option. The logit scale is applied to the hidden vectors, because
+// they have fewer elements than the logits.
 kernels::LinearCrossEntropyInputs OutputHead::Inputs(const at::Tensor& hidden,
                                                      const at::Tensor& targets) const {
   at::Tensor rows = hidden, weight = *weight_;

@@ -1,5 +1,5 @@
-// Hidden vectors to logits and losses: a matrix that may be the embedding's, an optional bias, an
-// optional factor.
+// Maps hidden vectors to logits and losses: a matrix, which may be shared with the embedding, an
+// optional bias and an optional scale.
 //
 //   const OutputHead head(config.head, context, vocab_size, embedding.table());
 //   const auto sums = head.Loss(hidden, targets, {.z_loss_weight = 1e-4});
@@ -15,9 +15,9 @@
 namespace halflife::model {
 
 struct HeadOptions : OptionsOf<HeadOptions> {
-  bool tied = false;  // with the embedding
+  bool tied = false;  // Shares the embedding's matrix.
   bool bias = false;
-  double logit_scale = 1;  // of the logits, with their bias; 0: 1 / sqrt(model_dim)
+  double logit_scale = 1;  // Factor of the logits, including the bias. 0: 1 / sqrt(model_dim).
   std::vector<Option> Fields() override {
     return {{"tied", &tied}, {"bias", &bias}, {"logit_scale", &logit_scale}};
   }
@@ -26,13 +26,14 @@ struct HeadOptions : OptionsOf<HeadOptions> {
 
 class OutputHead {
  public:
-  // `options` are resolved. Parameters lm_head.weight (untied) and lm_head.bias.
+  // `options` are resolved. Declares the parameters lm_head.weight (unless tied) and lm_head.bias.
   OutputHead(const HeadOptions& options, const PartContext& context, int64_t vocab_size,
              const Parameter& embedding);
-  // A head over classes in place of tokens, with classifier.weight and classifier.bias.
+  // Makes a head over classes instead of tokens, with the parameters classifier.weight and
+  // classifier.bias.
   OutputHead(const PartContext& context, int64_t num_classes);
 
-  // Whether the loss is formed from a second, scaled copy of the hidden vectors.
+  // True if the loss needs a second, scaled copy of the hidden vectors.
   bool scales_hidden() const { return logit_scale_ != 1; }
 
   at::Tensor Logits(const at::Tensor& hidden) const;  // [..., D] -> [..., vocab] fp32

@@ -9,13 +9,14 @@
 namespace halflife::model {
 namespace {
 
-// Four standard normals of one draw.
+// Returns the four standard normals of one draw.
 void Normals(const RandomCounter& draw, double* out) {
   const NormalPair low = ToNormal(draw.x[0], draw.x[1]), high = ToNormal(draw.x[2], draw.x[3]);
   out[0] = low.a, out[1] = low.b, out[2] = high.a, out[3] = high.b;
 }
 
-// The first of the element's normals within `cut`: attempt 0 is the plain initialiser's value.
+// Returns the element's first normal within [-cut, cut]. Attempt 0 is the value of the untruncated
+// initialiser.
 double DrawWithin(RandomKey key, int64_t element, double cut) {
   for (uint32_t attempt = 0;; ++attempt) {
     double normals[4];
@@ -40,11 +41,11 @@ void Init::Fill(const std::string& name, const std::vector<int64_t>& shape, uint
     return;
   }
   const int64_t channels = shape.empty() ? 1 : shape.back();
-  HL_CHECK(kind_ != Kind::kTruncatedNormal || cut_ >= 0.5, "a normal cut at ", cut_,
-           " standard deviations would be drawn for ever");
+  HL_CHECK(kind_ != Kind::kTruncatedNormal || cut_ >= 0.5, "a normal truncated at ", cut_,
+           " standard deviations takes too many draws. Truncate it at 0.5 or more.");
   const RandomKey key =
       MakeRandomKey(seed, RandomPurpose::kInit, NameHash32(name.data(), name.size()));
-  for (int64_t first = 0; first < count; first += 4) {  // one draw serves four elements
+  for (int64_t first = 0; first < count; first += 4) {  // One draw serves four elements.
     const RandomCounter draw = Draw(key, static_cast<uint64_t>(first / 4), 0, 0);
     double normals[4] = {};
     if (kind_ == Kind::kNormal) Normals(draw, normals);

@@ -1,5 +1,5 @@
-// Initial values of parameters: each a pure function of (seed, name of the parameter, element), so
-// that they do not depend on the order of layers, the world size or the device.
+// Initial values of parameters. Each value is a pure function of (seed, name of the parameter,
+// element), so it does not depend on the order of layers, the world size or the device.
 //
 //   const Init normal = Init::Normal(0.02).Scaled(1 / std::sqrt(2.0 * num_layers));
 //   const Init step_size = Init::LogUniform(0.001, 0.1);
@@ -16,24 +16,24 @@ namespace halflife::model {
 class Init {
  public:
   static Init Normal(double std_dev) { return Init(Kind::kNormal, 0, std_dev); }
-  // Normal, drawn again while farther than `cut` standard deviations from 0.
+  // Normal, drawn again until the value is within `cut` standard deviations of 0.
   static Init TruncatedNormal(double std_dev, double cut = 2) {
     Init init(Kind::kTruncatedNormal, 0, std_dev);
     init.cut_ = cut;
     return init;
   }
   static Init Uniform(double low, double high) { return Init(Kind::kUniform, low, high); }
-  // As torch.nn.Linear's and Conv1d's of so many inputs each: uniform in +-1/sqrt(fan_in).
+  // Uniform in +-1/sqrt(fan_in), as torch.nn.Linear and torch.nn.Conv1d with `fan_in` inputs.
   static Init UniformOfFanIn(int64_t fan_in);
-  // Its logarithm is uniform; 0 < low < high.
+  // The logarithm of the values is uniform. Requires 0 < low < high.
   static Init LogUniform(double low, double high) { return Init(Kind::kLogUniform, low, high); }
   static Init Constant(double value) { return Init(Kind::kConstant, value, value); }
   static Init Zeros() { return Constant(0); }
   static Init Ones() { return Constant(1); }
-  // Evenly spaced over the channels (the last dim): `first` at the first, `last` at the last.
+  // Evenly spaced over the channels (the last dim), from `first` to `last`.
   static Init Range(double first, double last) { return Init(Kind::kRange, first, last); }
 
-  // value(element, u): of the number of the element and of its own uniform draw u in [0, 1).
+  // Computes a value from the index of the element and its own uniform draw in [0, 1).
   using Formula = std::function<double(int64_t element, double uniform)>;
   static Init Of(Formula value) {
     Init init(Kind::kFormula, 0, 0);
@@ -41,14 +41,15 @@ class Init {
     return init;
   }
 
-  // The same values times `factor`: of branches whose depth decides their size.
+  // Returns the same values times `factor`, for example to scale branches by the depth of the
+  // model.
   Init Scaled(double factor) const {
     Init init = *this;
     init.factor_ *= factor;
     return init;
   }
 
-  // Fills `out` (the product of `shape` floats).
+  // Fills `out`, whose size is the product of `shape`.
   void Fill(const std::string& name, const std::vector<int64_t>& shape, uint64_t seed,
             float* out) const;
 
@@ -57,7 +58,7 @@ class Init {
   Init(Kind kind, double low, double high) : kind_(kind), low_(low), high_(high) {}
 
   Kind kind_;
-  double low_, high_;  // of a normal: 0 and the standard deviation
+  double low_, high_;  // For a normal: 0 and the standard deviation.
   double cut_ = 0;
   Formula formula_;
   double factor_ = 1;

@@ -39,7 +39,8 @@ LanguageModel::LanguageModel(const ModelConfig& config) : config_(config) {
   auto added = [this, before = int64_t{0}]() mutable {
     return parameters_.num_elements() - std::exchange(before, parameters_.num_elements());
   };
-  // Tied: the engine adds up both uses before it accumulates, so the table has one reader.
+  // A tied table counts as one reader, because autograd adds up the gradients of both uses before
+  // it accumulates them.
   embedding_ = std::make_unique<TokenEmbedding>(
       resolved.embedding, context, config.vocab_size,
       config.head.tied ? std::vector<std::string>{"lm_head.weight"} : std::vector<std::string>{});
@@ -61,8 +62,7 @@ LanguageModel::LanguageModel(const ModelConfig& config) : config_(config) {
   added();
   first_params_.push_back(parameters_.size());
   HL_CHECK_AS(ExitCode::kUsage, blocks_.back()->needs_final_norm() || !config.final_norm,
-              "the block ", config.block.name(),
-              " ends with a norm of its own; no final_norm would work");
+              "the block ", config.block.name(), " already ends with a norm. Remove final_norm.");
   if (blocks_.back()->needs_final_norm())
     final_norm_ = MakeNorm(resolved.final_norm ? *resolved.final_norm : resolved.norm,
                            context.Below("norm."), config.model_dim);
@@ -74,15 +74,16 @@ LanguageModel::LanguageModel(const ModelConfig& config) : config_(config) {
       !positions_->in_attention() ||
           std::ranges::any_of(
               blocks_, [](const auto& block) { return block->mixer().traits().takes_positions; }),
-      "positions ", config.positions.name(),
-      " are told by layers of attention, and the model has none; positions none, or a "
-      "layer of softmax or gau, would work");
+      "positions: ", config.positions.name(),
+      " needs an attention layer (softmax or gau), and this model has none. Use positions { none "
+      "{} } "
+      "or add an attention layer.");
   for (size_t i = 0; i < blocks_.size(); ++i)
     HL_CHECK_AS(ExitCode::kUsage,
                 !objective_->predicts_next_token() || blocks_[i]->mixer().traits().causal,
                 "objective ", config.objective.name(), ": the mixer of layer ", i, ", ",
                 config.mixer_of(static_cast<int64_t>(i)).name(),
-                ", sees later tokens; a causal mixer or masked_token would work");
+                ", sees later tokens. Use a causal mixer or the objective masked_token.");
 }
 
 LanguageModel::~LanguageModel() = default;
@@ -96,7 +97,7 @@ void LanguageModel::MakeHead(const HeadOptions& options, const PartContext& cont
   const std::string name = config_.objective.name();
   HL_CHECK_AS(ExitCode::kUsage, !options.tied && !options.bias && options.logit_scale == 1,
               "objective ", name,
-              " has a classifier in place of a head over the vocabulary, and the recipe's head is ",
+              " uses a classifier instead of a head over the vocabulary, but the recipe's head is ",
               options.tied   ? "tied"
               : options.bias ? "one with a bias"
                              : "one with a logit_scale",
@@ -104,9 +105,10 @@ void LanguageModel::MakeHead(const HeadOptions& options, const PartContext& cont
               "--set model.head.logit_scale=1.");
   const bool looks_back = std::ranges::all_of(
       blocks_, [](const auto& block) { return block->mixer().traits().causal; });
-  HL_CHECK_AS(ExitCode::kUsage, classifier->pooling != "first" || !looks_back, "objective ", name,
-              ": pooling first reads what the first token knows, and in causal layers it has seen "
-              "nothing else; mean or last would work");
+  HL_CHECK_AS(
+      ExitCode::kUsage, classifier->pooling != "first" || !looks_back, "objective ", name,
+      ": pooling first reads only the first token, which sees no other token in causal layers. "
+      "Use pooling mean or last.");
   pooler_ = std::make_unique<DocumentPooler>(*classifier, context);
   head_ = std::make_unique<OutputHead>(context, classifier->num_classes);
 }
@@ -237,7 +239,7 @@ at::Tensor LanguageModel::StepAt(const SequenceSlice& token, const at::Tensor& t
 void LanguageModel::RequirePosition(int64_t position) const {
   const int64_t most = max_positions();
   HL_CHECK_AS(ExitCode::kUsage, most == 0 || position < most, "position ", position, " is beyond ",
-              LimitOfPositions(), "; use shorter texts");
+              LimitOfPositions(), ". Use shorter texts.");
 }
 
 int64_t LanguageModel::LayerOf(int param) const {
@@ -270,7 +272,7 @@ std::string LanguageModel::LimitOfPositions() const {
     return Concat("the model's table of ", most, " positions");
   const std::string layer =
       FirstLayer([&](const MixerTraits& traits) { return traits.max_tokens == most; });
-  return Concat("the ", most, " tokens of a row that ", layer, " takes");
+  return Concat("the ", most, " tokens per row that ", layer, " supports");
 }
 
 std::string LanguageModel::FirstLayer(const std::function<bool(const MixerTraits&)>& is) const {

@@ -1,5 +1,5 @@
-// A language model of parts: embedding and positions, blocks of a mixer and a channel mixer on a
-// residual stream, final norm, head. Names of parameters are fla's without `model.`
+// A language model composed of parts: embedding and positions, blocks with a mixer and a channel
+// mixer on a residual stream, final norm, head. Parameter names are those of fla without `model.`
 // (embeddings.weight, layers.0.attn_norm.weight, lm_head.weight, ...).
 //
 //   LanguageModel model(config);
@@ -20,50 +20,56 @@
 
 namespace halflife::model {
 
-// What backward computes a second time in place of keeping it; the gradients are the same bits.
+// The part of a forward pass that backward recomputes instead of keeping it. The gradients are
+// bit-identical.
 enum class Recompute : uint8_t {
   kNone,
-  kMixer,  // mixers from their inputs
-  kBlock,  // blocks from the residual stream before them
+  kMixer,  // Recomputes mixers from their inputs.
+  kBlock,  // Recomputes blocks from the residual stream before them.
 };
 
 struct ForwardContext {
   const SequenceSlice* slice = nullptr;
-  bool training = false;  // dropout on
+  bool training = false;  // Enables dropout.
   double z_loss_weight = 0;
-  int64_t num_targets = -1;  // that are not negative, where the caller knows
-  // Counts in training alone. All that the context borrows then lives until backward has run.
+  // Number of targets that are not negative, if the caller knows it; -1: unknown.
+  int64_t num_targets = -1;
+  // Used only in training. Everything that the context borrows must then live until backward has
+  // run.
   Recompute recompute = Recompute::kNone;
   uint64_t seed = 0;
-  at::Tensor samples = {};   // [B] int64, as kernels::SampleNumbers; needed with dropout
-  at::Tensor segments = {};  // [B, T] int64, or undefined: all tokens are of segment 0
-  // Called by layers of attention with what they are about to compute (MixerCall::observe).
+  at::Tensor samples = {};   // [B] int64, see kernels::SampleNumbers. Required with dropout.
+  at::Tensor segments = {};  // [B, T] int64. Undefined: all tokens belong to segment 0.
+  // Called by attention layers with the inputs of the attention they are about to compute
+  // (MixerCall::observe). May be empty.
   std::function<void(int64_t layer, const kernels::SoftmaxAttentionInputs&,
                      const kernels::SoftmaxAttentionConfig&)>
       observe = {};
-  // Called before a layer's mixer runs, with what it is given; may be empty.
+  // Called before a layer's mixer runs, with the mixer and its call. May be empty.
   std::function<void(int64_t layer, const Mixer& mixer, const MixerCall& call)> before_mixer = {};
-  // Called before the parameters of a layer (LayerOf) are read; empty: they are there.
+  // Called before the parameters of a layer (LayerOf) are read, so that it can wait for them.
+  // Empty: all parameters are available.
   std::function<void(int64_t layer)> await_layer = {};
 };
 
-// Scalars in fp32, sums over targets.
+// Scalars in fp32, summed over targets.
 struct LossSums {
-  at::Tensor objective;  // loss + context.z_loss_weight z_loss; differentiable, once
-  at::Tensor loss;       // of -ln p
-  at::Tensor z_loss;     // of (ln Z)^2
+  at::Tensor objective;  // loss + context.z_loss_weight * z_loss. Can be differentiated once.
+  at::Tensor loss;       // Sum of -ln p.
+  at::Tensor z_loss;     // Sum of (ln Z)^2.
 };
 
 struct TokenScores {
-  at::Tensor losses;   // [B, T] fp32, -ln p(target), 0 where there is no target
-  at::Tensor correct;  // [B, T] fp32, 1 where the target is the likeliest token, else 0
-  // ln p of the slice's P documents by a classifier, [P, num_classes] fp32; undefined without one.
+  at::Tensor losses;   // [B, T] fp32: -ln p(target), or 0 if the token has no target.
+  at::Tensor correct;  // [B, T] fp32: 1 if the target is the most likely token, else 0.
+  // [P, num_classes] fp32: the classifier's ln p for each of the slice's P documents. Undefined
+  // without a classifier.
   at::Tensor class_log_probs = {};
 };
 
 struct ModelState {
   std::vector<MixerState> layers;
-  int64_t num_tokens = 0;  // of each row so far: the position of the next one
+  int64_t num_tokens = 0;  // Tokens of each row so far, which is the position of the next token.
   int64_t bytes() const;
 };
 
@@ -71,32 +77,34 @@ class DocumentPooler;
 
 class LanguageModel {
  public:
-  // Declares parameters; throws Error kUsage with all Problems.
+  // Declares the parameters. Throws kUsage with all Problems of the config.
   explicit LanguageModel(const ModelConfig& config);
   ~LanguageModel();
 
-  const ModelConfig& config() const { return config_; }  // as given
+  const ModelConfig& config() const { return config_; }  // As passed to the constructor.
   ParameterSet& parameters() { return parameters_; }
   const ParameterSet& parameters() const { return parameters_; }
-  at::Device device() const { return embedding_->table()->device(); }  // of the bound parameters
+  at::Device device() const {
+    return embedding_->table()->device();
+  }  // The bound parameters' device.
   const Objective& objective() const { return *objective_; }
   const Positions& positions() const { return *positions_; }
 
-  // Allocates every parameter in fp32 and initialises it, on the CPU and then perhaps moved: the
-  // same bits on every device. For tests and benchmarks: trainers and loaders bind memory of their
-  // own.
+  // Allocates every parameter in fp32 and initialises it on the CPU, then copies it to `device`, so
+  // that the bits are the same on every device. For tests and benchmarks. Trainers and loaders bind
+  // their own memory.
   void BindOwnMemory(uint64_t seed, bool requires_grad, at::Device device = at::kCPU);
 
-  // tokens [B, T] int64 -> hidden [B, T, D] after the final norm. With `state` (may be empty at
-  // first) rows continue from it and it is updated: prefill.
+  // Computes hidden [B, T, D], after the final norm, from tokens [B, T] int64. With `state`
+  // (prefill), rows continue from it and it is updated; an empty state starts from zero.
   at::Tensor Hidden(const at::Tensor& tokens, const ForwardContext& context,
                     ModelState* state = nullptr) const;
   at::Tensor Logits(const at::Tensor& hidden) const;  // [..., D] -> [..., vocab] fp32
-  // targets [B, T] int64; negative: none.
+  // targets [B, T] int64; a negative target has no loss.
   LossSums Loss(const at::Tensor& tokens, const at::Tensor& targets,
                 const ForwardContext& context) const;
-  // -ln p(target) per token, [B, T] fp32, 0 where there is no target. No gradient. `state` as
-  // Hidden's.
+  // Returns -ln p(target) per token, [B, T] fp32, or 0 for tokens without a target. Computes no
+  // gradient. See Hidden for `state`.
   at::Tensor TokenLosses(const at::Tensor& tokens, const at::Tensor& targets,
                          const ForwardContext& context, ModelState* state = nullptr) const;
 
@@ -104,51 +112,54 @@ class LanguageModel {
                      const ForwardContext& context) const;
 
   ModelState EmptyState(int64_t batch) const;
-  // tokens [B] int64 -> logits [B, vocab] fp32; the state advances by one token. Error kUsage
-  // beyond max_positions.
+  // Decodes one token per row: tokens [B] int64 -> logits [B, vocab] fp32. Advances the state by
+  // one token. Throws kUsage beyond max_positions.
   at::Tensor Step(const at::Tensor& tokens, ModelState& state) const;
-  // The same of tokens whose place `token` [B, 1] tells, as Mixer::Step; neither checks nor counts.
+  // Like Step, with positions given by `token` [B, 1] (see Mixer::Step). It neither checks the
+  // position nor counts tokens.
   at::Tensor StepAt(const SequenceSlice& token, const at::Tensor& tokens,
                     std::vector<MixerState>& layers) const;
-  // Error kUsage where a row's token of this position has no place in the model.
+  // Throws kUsage if the model does not support a token at this position of a row.
   void RequirePosition(int64_t position) const;
 
-  // The layer that reads a parameter: -1 the embedding and positions, 0 to num_layers - 1 the
-  // blocks, num_layers the final norm and the head (a tied one has its weight from the embedding).
+  // The layer that reads a parameter: -1 for the embedding and positions, 0 to num_layers - 1 for
+  // the blocks, num_layers for the final norm and the head. The weight of a tied head belongs to
+  // the embedding.
   int64_t LayerOf(int param) const;
   const ParameterCount& CountParameters() const { return count_; }
   const Block& block(int64_t layer) const { return *blocks_.at(static_cast<size_t>(layer)); }
-  const DocumentPooler* pooler() const { return pooler_.get(); }  // null: no classifier
+  const DocumentPooler* pooler() const { return pooler_.get(); }  // Null without a classifier.
   const OutputHead& head() const { return *head_; }
-  bool constant_state() const;  // of every layer
-  // Whether the mixer of some layer has the trait: AnyLayerHas(&MixerTraits::asks_row_length).
+  bool constant_state() const;  // True if the state of every layer has a constant size.
+  // True if the mixer of any layer has the trait: AnyLayerHas(&MixerTraits::asks_row_length).
   bool AnyLayerHas(bool MixerTraits::*trait) const;
-  // Tokens of a row that the position table and every mixer know; 0: any number.
+  // The number of tokens per row that the position table and every mixer support. 0: unlimited.
   int64_t max_positions() const;
-  // What sets that number, for messages: "the model's table of 512 positions".
+  // Describes what sets max_positions, for messages: "the model's table of 512 positions".
   std::string LimitOfPositions() const;
-  // Empty where every layer takes rows of several documents; else the first that does not: "the
-  // mixer of layer 0, hyena,".
+  // Returns the first layer that does not support several documents per row, as "the mixer of layer
+  // 0, hyena,". Empty if every layer does.
   std::string LayerOfOneDocument() const;
-  // Likewise, of rows whose slices lie on several ranks.
+  // Returns the first layer that does not support rows whose slices are on several ranks, in the
+  // same form.
   std::string LayerOfWholeRows() const;
 
  private:
   at::Tensor Embed(const at::Tensor& tokens, const at::Tensor& positions,
                    const at::Tensor& segments) const;
-  // What the head is asked of: tokens, or with a classifier documents.
+  // The rows that the head evaluates: tokens, or documents if there is a classifier.
   struct HeadRows {
     at::Tensor hidden, targets;  // [N, D], [N]
   };
   HeadRows RowsOf(const at::Tensor& hidden, const at::Tensor& targets,
                   const ForwardContext& context) const;
-  // What the head says of its rows, at their tokens: [B, T], 0 elsewhere.
+  // Places the head's result per row at the row's token: [B, T], with 0 elsewhere.
   at::Tensor AtTokens(const at::Tensor& of_rows, const at::Tensor& tokens,
                       const ForwardContext& context) const;
   void MakeHead(const HeadOptions& options, const PartContext& context);
-  // By its name; "": none.
+  // Returns the name of the first layer whose mixer satisfies `is`, or "" if no mixer does.
   std::string FirstLayer(const std::function<bool(const MixerTraits&)>& is) const;
-  // Embedded tokens [..., D] through all blocks and the final norm; `run` takes one block on.
+  // Runs embedded tokens [..., D] through all blocks and the final norm. `run` runs one block.
   using RunBlock = std::function<void(size_t layer, const Block& block, ResidualStream& stream)>;
   using Await = std::function<void(int64_t layer)>;
   at::Tensor RunBlocks(at::Tensor x, const RunBlock& run, const Await& await = {}) const;
@@ -156,13 +167,14 @@ class LanguageModel {
   ModelConfig config_;
   ParameterSet parameters_;
   ParameterCount count_;
-  std::vector<int> first_params_;  // of layers 0 to num_layers, as LayerOf counts them
+  // First parameter of layers 0 to num_layers, numbered as in LayerOf.
+  std::vector<int> first_params_;
   std::unique_ptr<TokenEmbedding> embedding_;
   std::unique_ptr<Positions> positions_;
-  std::unique_ptr<Norm> embedding_norm_;  // null: none
+  std::unique_ptr<Norm> embedding_norm_;  // Null: no norm.
   std::vector<std::unique_ptr<Block>> blocks_;
-  std::unique_ptr<Norm> final_norm_;        // null: the last block norms its output
-  std::unique_ptr<DocumentPooler> pooler_;  // null: the head is asked of every token
+  std::unique_ptr<Norm> final_norm_;        // Null if the last block already norms its output.
+  std::unique_ptr<DocumentPooler> pooler_;  // Null if the head evaluates every token.
   std::unique_ptr<OutputHead> head_;
   std::unique_ptr<Objective> objective_;
 };

@@ -25,7 +25,7 @@ FlopCount ModelCost::FlopsOfLayer(int64_t layer) const {
   if (model_.pooler() == nullptr)
     return {.matmul = 2 * dim * static_cast<double>(config.vocab_size)};
   const auto num_classes = static_cast<double>(model_.objective().classifier()->num_classes);
-  // of a row that is one document
+  // For a row that is one document.
   return {.matmul = (model_.pooler()->FlopsPerDocument() + 2 * dim * num_classes) /
                     static_cast<double>(seq_len_)};
 }
@@ -38,8 +38,9 @@ FlopCount ModelCost::RecomputedFlopsOfLayer(int64_t layer, Recompute recompute) 
 
 double ModelCost::ActivationBytesPerToken(int64_t bytes_per_element, Recompute recompute) const {
   const ModelConfig& config = model_.config();
-  // In place of what is computed again: a block's residual stream, a sum and a pending branch, or
-  // what a mixer reads. Their gradients wait beside the layer that is computed again.
+  // Recomputation keeps inputs instead: for a block its residual stream (a sum and a pending
+  // branch), for a mixer its input. The extra layer (+ 1) is for the gradients of the inputs while
+  // a layer is recomputed.
   const double inputs = recompute == Recompute::kBlock ? 2 : recompute == Recompute::kMixer ? 1 : 0;
   const double of_inputs =
       inputs * static_cast<double>(config.model_dim) * static_cast<double>(bytes_per_element);
@@ -60,7 +61,7 @@ double ModelCost::MixerBytesPerToken(int64_t layer, int64_t bytes_per_element) c
 
 double ModelCost::ActivationBytesOfLayer(int64_t layer, int64_t bytes_per_element) const {
   const auto bytes = static_cast<double>(bytes_per_element);
-  // The embedded token; the last hidden vector, with its scaled copy.
+  // The embedded token, or the last hidden vector and its scaled copy if there is one.
   if (!IsBlock(layer)) {
     const double vectors = layer >= 0 && model_.head().scales_hidden() ? 2 : 1;
     return vectors * static_cast<double>(model_.config().model_dim) * bytes;

@@ -1,10 +1,10 @@
-// What a model costs, for planning and for the share of a GPU's peak: sums of what its parts
-// declare (cost.h).
+// The cost of a model: sums of the costs that its parts declare (cost.h). Used for planning and for
+// the utilisation of a GPU's peak performance.
 //
 //   const ModelCost cost(model, 2048);
 //   const double flops = 3 * cost.FlopsPerToken().matmul;  // forward and backward
 //
-// Layers are counted as LanguageModel::LayerOf does: -1 the embedding, num_layers the head.
+// Layers are numbered as in LanguageModel::LayerOf: -1 is the embedding, num_layers the head.
 #pragma once
 
 #include <cstdint>
@@ -17,31 +17,31 @@ namespace halflife::model {
 
 class ModelCost {
  public:
-  // Counts for rows of `seq_len` tokens, activations for the CPU's kernels or a GPU's. `model` is
-  // borrowed; its parameters need not be bound.
+  // Counts for rows of `seq_len` tokens. Activations are those of the CPU kernels, or of the GPU
+  // kernels if `on_gpu`. `model` is borrowed; its parameters need not be bound.
   ModelCost(const LanguageModel& model, int64_t seq_len, bool on_gpu = false)
       : model_(model), seq_len_(seq_len), on_gpu_(on_gpu) {}
 
-  // The operations of a forward; the head is included, the embedding's lookup is not.
+  // The operations of a forward pass, including the head but not the embedding's lookup.
   FlopCount FlopsPerToken() const;
   FlopCount FlopsOfLayer(int64_t layer) const;
-  // What of these backward has a second time.
+  // The part of these operations that backward repeats.
   FlopCount RecomputedFlopsOfLayer(int64_t layer, Recompute recompute) const;
 
-  // The most that a micro-batch holds of a token, in bytes: what all layers keep for backward, and
-  // what one layer at a time computes again.
+  // Peak activation bytes of a micro-batch per token: everything that all layers keep for backward,
+  // plus what is recomputed for one layer at a time.
   double ActivationBytesPerToken(int64_t bytes_per_element,
                                  Recompute recompute = Recompute::kNone) const;
   double ActivationBytesOfLayer(int64_t layer, int64_t bytes_per_element) const;
   double RecomputedBytesOfLayer(int64_t layer, int64_t bytes_per_element,
                                 Recompute recompute) const;
-  // The most that the head holds at once while its loss over `batch` rows is differentiated.
+  // Peak bytes of the head while the loss of `batch` rows is differentiated.
   double LossBytes(int64_t batch, kernels::CrossEntropyStorage storage) const;
-  // The mixers' states that do not grow, all layers together: what a rank that holds a slice of a
-  // row keeps of the tokens before it until backward.
+  // Bytes per row of all mixer states that do not grow. A rank that holds a slice of a row keeps
+  // them for the preceding tokens until backward.
   double StateBytesPerRow(int64_t bytes_per_element) const;
-  // The most that a kernel of any layer borrows on a GPU: they take turns, and the allocator hands
-  // the same memory to the next. That of the head is in LossBytes.
+  // Peak workspace bytes of the kernels of any layer on a GPU. Kernels run one after another, so
+  // the allocator reuses the same memory. The workspace of the head is part of LossBytes.
   double WorkspaceBytes(const GpuBatch& batch) const;
 
  private:

@@ -1,6 +1,6 @@
-// The parameters of a model: declared by its parts while it is built, given memory later by whoever
-// owns the arena. Until Bind they have shapes and names only, so planning (`--dry-run`) needs no
-// memory.
+// The parameters of a model. Its parts declare them while the model is built; the owner of the
+// memory binds them later. Until Bind, parameters have only shapes and names, so that planning
+// (`--dry-run`) needs no memory.
 //
 //   Parameter weight =
 //       parameters.Declare({.name = "w", .shape = {D}, .region = Region::kFp32}, Init::Ones());
@@ -20,7 +20,7 @@
 
 namespace halflife::model {
 
-// A handle that layers keep; all copies see the tensor once it is bound.
+// A handle that layers keep. All copies see the tensor once it is bound.
 class Parameter {
  public:
   const at::Tensor& operator*() const { return *tensor_; }
@@ -34,31 +34,32 @@ class Parameter {
   int index_ = -1;
 };
 
-// A parameter that a step uses more than once. A kernel writes a parameter's gradient where that
-// lies, once a step; by this name autograd adds up all uses first.
+// Returns a view of the parameter, for a parameter that is used more than once per step. Call it at
+// each use. Kernels write the gradient of a parameter in place, once per step; the gradients of the
+// views go through autograd, which sums them first.
 at::Tensor ForEachUse(const Parameter& parameter);
-// y [..., dim] + bias [dim] where one was declared.
+// Returns y [..., dim] + bias [dim], or y if no bias was declared.
 at::Tensor AddBias(const at::Tensor& y, const Parameter& bias);
 
 class ParameterSet {
  public:
-  // Registration order is forward order. Whether weight decay takes hold of it is the spec's own
-  // word. A name declared twice is an Error.
+  // Adds a parameter. The order of declaration is the order of the forward pass. `spec` decides
+  // whether weight decay applies. Throws if the name is already declared.
   Parameter Declare(dist::ParamSpec spec, Init init);
 
-  // One layer more reads what another one has declared.
+  // Records that one more layer reads a parameter that another layer declared.
   void AddReader(const Parameter& parameter);
 
   const std::vector<dist::ParamSpec>& specs() const { return specs_; }
   int size() const { return static_cast<int>(specs_.size()); }
-  // The elements of all parameters so far: a part's own are the difference before and after it is
-  // built.
+  // Number of elements of all parameters declared so far. The difference before and after a part is
+  // built is the size of the part.
   int64_t num_elements() const { return num_elements_; }
-  // Gives parameter `index` its memory: any dtype and device, the declared shape.
+  // Assigns memory to parameter `index`: a tensor of the declared shape with any dtype and device.
   void Bind(int index, at::Tensor tensor);
   const at::Tensor& tensor(int index) const { return *handles_[index].tensor_; }
 
-  // Fills `out` (count floats) with the initial value of parameter `index`.
+  // Writes the initial value of parameter `index` to `out` (spec.count() floats).
   void Initialise(int index, uint64_t seed, float* out) const;
 
  private:

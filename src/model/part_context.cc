@@ -12,7 +12,7 @@ PartContext PartContext::Below(const std::string& name) const {
 
 Init PartContext::MatrixInit(int64_t fan_in, double scale) const {
   if (!fan_in_init) return Init::Normal(initializer_range * scale);
-  // Of a normal that is cut at two standard deviations 1 / 1.1368 of one is left.
+  // Truncating a normal at two standard deviations divides its standard deviation by this factor.
   constexpr double kOfCut = 1.13684723;
   return Init::TruncatedNormal(scale * kOfCut *
                                std::pow(static_cast<double>(sizes.num_layers), -1.0 / 3) /

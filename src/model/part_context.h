@@ -1,5 +1,5 @@
-// What every part of a model is built with: the model's sizes, the names and the home of its
-// parameters; and the declarations that parts share.
+// The context with which every part of a model is built: the model's sizes, and the prefix and
+// owner of its parameters. Also declares the kinds of parameters that parts share.
 //
 //   Parameter weight = DeclareMatrix(context, "q_proj.weight", {.out = 64, .in = 32});
 //   Parameter bias = DeclareBias(context, "q_proj.bias", 64);
@@ -17,25 +17,28 @@ class Positions;
 
 struct PartContext {
   ModelSizes sizes = {};
-  int64_t layer = 0;   // of sizes.num_layers, from 0
-  std::string prefix;  // parameter names start with it, e.g. "layers.3.attn."
+  int64_t layer = 0;   // Number of the layer, from 0 to sizes.num_layers - 1.
+  std::string prefix;  // Parameter names start with it, e.g. "layers.3.attn.".
   ParameterSet* parameters = nullptr;
   double initializer_range = 0.02;
-  // Matrices start, in place of a normal of initializer_range, from one that is truncated at two
-  // standard deviations, L^(-1/3) / sqrt(inputs) of them left (GAU-alpha's; Su, 2022).
+  // Matrices start from a normal that is truncated at two standard deviations, with a resulting
+  // standard deviation of L^(-1/3) / sqrt(inputs), instead of a normal of initializer_range
+  // (GAU-alpha; Su, 2022).
   bool fan_in_init = false;
-  double norm_eps = 1e-6;  // of norms that a part has within
-  // Factors on the standard deviation of the matrices that a residual branch reads and writes its
-  // values by, chosen by the block: v_proj and the MLP's first; o_proj and the MLP's last.
+  double norm_eps = 1e-6;  // eps of norms inside a part.
+  // Factors of the standard deviation of a residual branch's matrices, chosen by the block.
+  // value_init_scale applies to v_proj and the first matrices of the MLP, output_init_scale to
+  // o_proj and the last matrix of the MLP.
   double value_init_scale = 1, output_init_scale = 1;
-  // Sub-LN: this norm stands before a branch's output matrix. Null: none does.
+  // For sub_ln blocks: the norm before the output matrix of a branch. Null: no norm.
   const PartConfig* inner_norm = nullptr;
-  // The model's; layers of attention may tell positions by it. Null: by themselves.
+  // The model's positions, which attention layers may use. Null: layers encode positions by
+  // themselves.
   const Positions* positions = nullptr;
 
   int64_t model_dim() const { return sizes.model_dim; }
-  PartContext Below(const std::string& name) const;  // prefix + name
-  // The initial values of a matrix with so many inputs.
+  PartContext Below(const std::string& name) const;  // Appends `name` to the prefix.
+  // Returns the initialiser of a matrix with `fan_in` inputs.
   Init MatrixInit(int64_t fan_in, double scale = 1) const;
 };
 
@@ -43,12 +46,12 @@ struct MatrixShape {
   int64_t out, in;
   double init_scale = 1;
 };
-// Declares prefix + name: a matrix [out, in], started as MatrixInit says, with weight decay.
+// Declares a matrix [out, in] named prefix + name, initialised by MatrixInit, with weight decay.
 Parameter DeclareMatrix(const PartContext& context, const std::string& name,
                         const MatrixShape& shape);
-// The weight of a norm [dim]: ones, in fp32, without weight decay.
+// Declares the weight of a norm [dim]: ones, in fp32, without weight decay.
 Parameter DeclareNorm(const PartContext& context, const std::string& name, int64_t dim);
-// Zeros [dim], added in the compute dtype, without weight decay.
+// Declares a bias [dim]: zeros, added in the compute dtype, without weight decay.
 Parameter DeclareBias(const PartContext& context, const std::string& name, int64_t dim);
 
 }  // namespace halflife::model

@@ -1,5 +1,5 @@
-// Tensors that follow from a batch's positions alone, each made when it is first asked for: the
-// layers of a model share them. Any thread.
+// A cache of tensors that depend only on a batch's positions. Each tensor is made when it is first
+// requested, and all layers of a model share it. Thread-safe.
 //
 //   const at::Tensor scale = slice.of_positions->Of(slice.positions, {"decay", {rate}}, [&] {
 //     return at::exp(rate * slice.positions);
@@ -17,14 +17,14 @@ namespace halflife::model {
 
 class PositionTensors {
  public:
-  // What a tensor is, and all that it depends on beside the positions.
+  // Identifies a tensor and everything that it depends on in addition to the positions.
   struct Key {
-    std::string_view name;  // of static storage
+    std::string_view name;  // Must have static storage.
     std::vector<double> values;
     bool operator==(const Key&) const = default;
   };
-  // make(), or what it gave before for these positions and this key. A tensor of positions is known
-  // by itself, not by its values.
+  // Returns make(), or the earlier result for the same `positions` and `key`. Position tensors are
+  // compared by identity, not by value.
   at::Tensor Of(const at::Tensor& positions, const Key& key,
                 const std::function<at::Tensor()>& make);
 

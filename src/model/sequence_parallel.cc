@@ -22,11 +22,12 @@ cudaStream_t StreamOf(const at::Tensor& x) {
   return x.defined() && x.is_cuda() ? kernels::CurrentStream(kernels::RefOf(x).device) : nullptr;
 }
 
-// Bytes travel: what they mean is the ends' business, and one that only sends need not know what
-// the other way carries.
+// Returns the bytes of x. Transfers send bytes, because a rank that only sends does not know the
+// type of the data that travels in the other direction.
 at::Tensor Bytes(const at::Tensor& x) { return x.defined() ? kernels::BytesOf(x) : x; }
 
-// Operations of a group complete in order: the last one stands for all.
+// Accounts for waits. Operations of a group complete in order, so waiting for the last one is
+// enough.
 class Waits {
  public:
   void Await(dist::Work work, cudaStream_t consumer) {
@@ -35,10 +36,10 @@ class Waits {
     seconds_ += stopwatch.Seconds();
     last_ = std::move(work);
   }
-  // A rank that only gives goes on at once, or it would be held up by those that it is ahead of.
-  // Until they have taken `tensor` it stays where it is.
+  // Records a send without a matching receive. The rank continues at once, so that it does not wait
+  // for ranks that it is ahead of. `tensor` is kept alive until the send has completed.
   void Keep(dist::Work work, at::Tensor tensor) {
-    // Waits for nothing, and throws where it failed.
+    // These sends are done, so WaitHost does not block. It throws if a send failed.
     for (; !sent_.empty() && sent_.front().work.Done(); sent_.pop_front())
       sent_.front().work.WaitHost();
     sent_.push_back({.tensor = std::move(tensor), .work = std::move(work)});
@@ -48,7 +49,7 @@ class Waits {
       const Stopwatch stopwatch;
       Sent& sent = sent_.front();
       sent.work.WaitHost();
-      // A GPU's would be the time of all that it has to compute before.
+      // Only CPU tensors count: waiting for a GPU's send includes all earlier computation.
       if (sent.tensor.defined() && sent.tensor.is_cpu()) seconds_ += stopwatch.Seconds();
     }
     last_.WaitHost();
@@ -57,11 +58,11 @@ class Waits {
 
  private:
   struct Sent {
-    at::Tensor tensor;  // undefined: nothing, where others send
-    dist::Work work;    // goes first
+    at::Tensor tensor;  // Undefined: this rank sent nothing, only others did.
+    dist::Work work;    // Destroyed first.
   };
-  dist::Work last_;        // that was waited for
-  std::deque<Sent> sent_;  // not yet known to have been taken
+  dist::Work last_;        // The last operation that was waited for.
+  std::deque<Sent> sent_;  // Sends that are not yet known to be complete.
   double seconds_ = 0;
 };
 
@@ -72,7 +73,7 @@ class GivingTransfer final : public kernels::SegmentGroup::Transfer {
 
 class TakingTransfer final : public kernels::SegmentGroup::Transfer {
  public:
-  // `sent` goes the other way meanwhile, or is undefined.
+  // `sent` is sent in the same operation in the other direction. It may be undefined.
   TakingTransfer(at::Tensor sent, dist::Work work, cudaStream_t consumer, Waits& waits)
       : sent_(std::move(sent)), work_(std::move(work)), consumer_(consumer), waits_(waits) {}
   void Wait() override {
@@ -81,7 +82,7 @@ class TakingTransfer final : public kernels::SegmentGroup::Transfer {
 
  private:
   at::Tensor sent_;
-  dist::Work work_;  // goes first
+  dist::Work work_;  // Destroyed first.
   cudaStream_t consumer_;
   Waits& waits_;
   bool waited_ = false;
@@ -121,7 +122,8 @@ class RankGroup final : public kernels::SegmentGroup {
     const cudaStream_t stream = StreamOf(send.defined() ? send : received);
     HL_CHECK(!received.defined() || received.is_contiguous(), what,
              " is received into a tensor that is not contiguous");
-    const at::Tensor sent = send.defined() ? send.contiguous() : send;  // lives until it has left
+    // Lives until it has been sent.
+    const at::Tensor sent = send.defined() ? send.contiguous() : send;
     dist::Work work =
         comm_.SendRecv(RefOrNone(Bytes(sent)), sent.defined() ? to : -1, RefOrNone(Bytes(received)),
                        received.defined() ? from : -1, {what, 0}, stream);
@@ -144,7 +146,7 @@ std::shared_ptr<kernels::SegmentGroup> MakeSegmentGroup(dist::Communicator& comm
 
 std::vector<int64_t> CutRow(int64_t seq_len, int num_ranks, int64_t align) {
   if (seq_len < align * num_ranks) align = 1;
-  const int64_t num_units = (seq_len + align - 1) / align;  // the last may be a part
+  const int64_t num_units = (seq_len + align - 1) / align;  // The last unit may be incomplete.
   std::vector<int64_t> lengths;
   int64_t begin = 0;
   for (int rank = 0; rank < num_ranks; ++rank) {
@@ -159,9 +161,9 @@ std::vector<int64_t> CutRow(int64_t seq_len, int num_ranks, int64_t align) {
 std::vector<int64_t> SequenceParallel::LengthsOf(int64_t seq_len) const {
   if (lengths.empty()) return CutRow(seq_len, group->size(), kAlign);
   const int64_t sum = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
-  HL_CHECK(lengths.size() == static_cast<size_t>(group->size()) && sum == seq_len, "slices of ",
-           sum, " tokens in all on ", lengths.size(), " ranks, of rows of ", seq_len, " on ",
-           group->size());
+  HL_CHECK(lengths.size() == static_cast<size_t>(group->size()) && sum == seq_len,
+           "the slices have ", sum, " tokens on ", lengths.size(), " ranks, but rows have ",
+           seq_len, " tokens and the number of ranks is ", group->size());
   return lengths;
 }
 

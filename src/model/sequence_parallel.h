@@ -1,6 +1,6 @@
-// Sequence parallelism: every row of a batch is cut into slices, one a rank of a group, and the
-// kernels exchange what a slice needs of the tokens before it. All else of a model is of one token
-// alone.
+// Sequence parallelism: every row of a batch is split into slices, one per rank of a group. The
+// kernels exchange what a slice needs from the tokens before it. All other parts of a model process
+// each token separately.
 //
 //   const SequenceParallel parallel = {.group = MakeSegmentGroup(comm)};
 //   const SequenceSlice slice = parallel.SliceOf(whole);   // of this rank
@@ -19,27 +19,28 @@
 
 namespace halflife::model {
 
-// `comm` is borrowed; its ranks hold the slices of rows in their order.
+// `comm` is borrowed. Its ranks hold the slices of a row in rank order.
 std::shared_ptr<kernels::SegmentGroup> MakeSegmentGroup(dist::Communicator& comm);
 
-// Tokens of a row of seq_len on each of num_ranks: as even as multiples of `align` allow, the first
-// ranks taking what is over; plainly even where there is less than one `align` for each. Some may
-// be 0.
+// Returns the number of tokens of a row of seq_len on each of num_ranks. Slices are multiples of
+// `align`, as even as possible; the first ranks get the remainder. If there is less than one
+// `align` per rank, tokens are split evenly and some slices may be empty.
 std::vector<int64_t> CutRow(int64_t seq_len, int num_ranks, int64_t align);
 
 struct SequenceParallel {
-  // A chunk of the GPU's kernels: the borders of chunks are then those of whole rows.
+  // The chunk size of the GPU kernels. Slices aligned to it have the same chunk boundaries as whole
+  // rows.
   static constexpr int64_t kAlign = 64;
 
   std::shared_ptr<kernels::SegmentGroup> group;
   kernels::StateStrategy strategy = kernels::StateStrategy::kGather;
-  std::shared_ptr<const kernels::ExchangeCost> cost = {};  // with kCheapest
-  std::vector<int64_t> lengths = {};  // of the slices, by rank; empty: CutRow with kAlign
-  int threads = 1;                    // as RowSegment's
+  std::shared_ptr<const kernels::ExchangeCost> cost = {};  // Used with kCheapest.
+  std::vector<int64_t> lengths = {};  // Lengths of the slices by rank. Empty: CutRow with kAlign.
+  int threads = 1;                    // See RowSegment::threads.
 
-  // This rank's slice of whole rows.
+  // Returns this rank's slice of whole rows.
   SequenceSlice SliceOf(const SequenceSlice& whole) const;
-  at::Tensor TokensOf(const at::Tensor& x) const;  // [B, T, ...] -> [B, T of this rank, ...]
+  at::Tensor TokensOf(const at::Tensor& x) const;  // [B, T, ...] -> [B, T of this rank, ...].
 
  private:
   std::vector<int64_t> LengthsOf(int64_t seq_len) const;

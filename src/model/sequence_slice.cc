@@ -27,7 +27,7 @@ SequenceSlice SequenceSlice::Packed(int64_t batch, int64_t seq_len,
   HL_CHECK(cu_seqlens.size() >= 2 && cu_seqlens.front() == 0 && cu_seqlens.back() == num_tokens,
            "cu_seqlens must run from 0 to ", num_tokens);
   const auto num_pieces = static_cast<int64_t>(cu_seqlens.size()) - 1;
-  bool one_each = num_pieces == batch;  // one document a row
+  bool one_each = num_pieces == batch;  // One document per row.
   for (int64_t row = 0; one_each && row < batch; ++row) one_each = cu_seqlens[row] == row * seq_len;
   if (one_each) {
     SequenceSlice rows = Contiguous(batch, seq_len, 0, device);
@@ -66,7 +66,7 @@ SequenceSlice SequenceSlice::Packed(int64_t batch, int64_t seq_len,
 
 SequenceSlice SequenceSlice::Narrow(int64_t first, int64_t length) const {
   HL_CHECK(0 <= first && 0 <= length && first + length <= seq_len, "tokens [", first, ", ",
-           first + length, ") of a slice of ", seq_len);
+           first + length, ") are outside the slice, whose length is ", seq_len);
   SequenceSlice part = {.batch = batch, .seq_len = length, .begin = begin + first};
   part.positions = positions.narrow(1, first, length);
   if (told.defined()) part.told = told.narrow(1, first, length);

@@ -1,5 +1,5 @@
-// Which tokens a forward sees: B rows of T tokens, where each row may be a slice of a longer
-// sequence (sequence parallelism, decode, split tests) and may hold several documents.
+// Describes the tokens of a forward pass: B rows of T tokens. A row may be a slice of a longer
+// sequence (sequence parallelism, decoding, tests that split rows) and may hold several documents.
 //
 //   const auto slice =
 //       SequenceSlice::Packed(batch.batch_size, batch.seq_len, batch.cu_seqlens, device);
@@ -22,46 +22,47 @@ namespace halflife::model {
 struct SequenceSlice {
   int64_t batch = 0;    // B
   int64_t seq_len = 0;  // T
-  int64_t begin = 0;    // place of the first token within the whole row: dropout masks follow it
-  // Position of each token in its document, counted from the document's (or the row's) true start,
-  // not the slice's.
+  int64_t begin = 0;  // Index of the first token within the whole row; dropout masks depend on it.
+  // Position of each token, counted from the start of its document (or row), not of the slice.
   at::Tensor positions;  // [B, T] int64
-  // What embeddings and rotations are told in place of `positions`: training may show short rows
-  // places of longer texts (data/row_positions.h). How many tokens are seen follows `positions`.
-  at::Tensor told;  // [B, T] int64, or undefined: the same
+  // Overridden position ids for embeddings and rotations: training may assign positions of longer
+  // texts to short rows (data/row_positions.h). The number of visible tokens still follows
+  // `positions`.
+  at::Tensor told;  // [B, T] int64. Undefined: the same as `positions`.
   const at::Tensor& told_positions() const { return told.defined() ? told : positions; }
-  // Number of the document within the row, ascending from 0. Undefined where no document starts
-  // inside the slice (all tokens of a row continue one document): mixers then take the unmasked
-  // path.
+  // Number of the document within the row, ascending from 0. Undefined if no document starts inside
+  // the slice (all tokens of a row continue one document). Mixers then take the unmasked path.
   at::Tensor documents;  // [B, T] int64, or undefined
-  // True at tokens that start a document: state is reset before them. Undefined together with
+  // True at tokens that start a document: the state is reset before them. Undefined together with
   // `documents`.
   at::Tensor starts;  // [B, T] bool, or undefined
-  // The same starts on the host, flat positions b T + t ascending; empty without boundaries.
+  // The same starts on the host, as flat positions b T + t in ascending order. Empty without
+  // boundaries.
   std::vector<int32_t> document_starts;
-  // What linear attention cuts there, shared by all layers: their table goes to a device once a
-  // batch. Null for a contiguous slice, of which each layer makes its own.
+  // The chunks of linear attention for these boundaries. All layers share them, so that their table
+  // is copied to a device once per batch. Null for a contiguous slice: each layer then makes its
+  // own.
   std::shared_ptr<const kernels::SequenceChunks> chunks;
-  // Rows of which other ranks hold the rest (model/sequence_parallel.h); null: nobody does, or what
-  // is before the slice comes with a mixer's state.
+  // Set if other ranks hold the rest of the rows (model/sequence_parallel.h). Null: the slice is
+  // the whole row, or earlier tokens are given by a mixer's state.
   std::shared_ptr<const kernels::RowSegment> segment = {};
-  // The tables of told_positions, for all layers; copies of a slice share them.
+  // Rotary tables of told_positions(), for all layers. Copies of a slice share them.
   std::shared_ptr<kernels::RotaryTables> rotary = std::make_shared<kernels::RotaryTables>();
-  // Likewise what follows from `positions`.
+  // Cached tensors that depend only on `positions`, shared in the same way.
   std::shared_ptr<PositionTensors> of_positions = std::make_shared<PositionTensors>();
   bool has_boundaries() const { return documents.defined(); }
 
-  // Whole rows from position `offset` on, one document a row.
+  // Whole rows starting at position `offset`, with one document per row.
   static SequenceSlice Contiguous(int64_t batch, int64_t seq_len, int64_t offset,
                                   at::Device device);
-  // Whole rows with documents: cu_seqlens over the flattened B*T tokens, every row start included
-  // (data::Batch).
+  // Whole rows with documents. cu_seqlens refers to the flattened B*T tokens and includes every row
+  // start (data::Batch).
   static SequenceSlice Packed(int64_t batch, int64_t seq_len, std::span<const int32_t> cu_seqlens,
                               at::Device device);
-  // One token a row, of which the device alone knows the place: positions [B, 1]. `begin` is -1.
+  // One token per row whose position is known only on the device: positions [B, 1]. `begin` is -1.
   static SequenceSlice OfToken(const at::Tensor& positions);
-  // Tokens [first, first + length) of every row, with positions and documents of the whole; there
-  // may be none.
+  // Tokens [first, first + length) of every row, with the positions and documents of the whole.
+  // `length` may be 0.
   SequenceSlice Narrow(int64_t first, int64_t length) const;
 };
 

@@ -156,7 +156,7 @@ TEST(Classification, TrainsItsHead) {
 
 TEST(Classification, RefusesWhatCannotBe) {
   EXPECT_HL_ERROR(LanguageModel(Classifier("first", false, /*causal=*/true)), ExitCode::kUsage,
-                  "pooling first reads what the first token knows", "mean or last would work");
+                  "pooling first reads only the first token", "Use pooling mean or last.");
   ModelConfig tied = Classifier("mean", false);
   tied.head.tied = true;
   EXPECT_HL_ERROR(LanguageModel(tied), ExitCode::kUsage, "head is tied",

@@ -145,10 +145,10 @@ TEST(MaskedToken, RefusesWhatCannotBe) {
     MakeObjective(ObjectiveConfig("masked_token", options), 100);
   };
   EXPECT_HL_ERROR(make({{"rate", 0}}), ExitCode::kUsage, "option rate is 0");
-  EXPECT_HL_ERROR(make({{"mask_share", 0.95}}), ExitCode::kUsage, "at most 1 together");
-  EXPECT_HL_ERROR(make({{"mask_id", 100}}), ExitCode::kUsage, "below the vocabulary of 100");
+  EXPECT_HL_ERROR(make({{"mask_share", 0.95}}), ExitCode::kUsage, "a sum of at most 1");
+  EXPECT_HL_ERROR(make({{"mask_id", 100}}), ExitCode::kUsage, "Use a token below 100.");
   EXPECT_HL_ERROR(make({{"whole_words", true}}), ExitCode::kUsage, "the tokenizer bytes",
-                  "the model's is 100");
+                  "the model's vocabulary is 100");
 }
 
 }  // namespace

@@ -237,7 +237,8 @@ TEST_F(Parts, BlocksOfAMixerAlone) {
     };
     const at::Tensor want = std::string(name) == "post_norm" ? normed(3 * x_) : x_ + 2 * normed(x_);
     EXPECT_TRUE(Close(RunBlock(*block, x_), want, 1e-11)) << name;
-    EXPECT_HL_ERROR(block->channel_mixer()(x_), ExitCode::kInternal, "that it has not");
+    EXPECT_HL_ERROR(block->channel_mixer()(x_), ExitCode::kInternal,
+                    "the channel mixer `none` was called");
   }
 }
 

@@ -1,5 +1,6 @@
-// A layer: a mixer and a channel mixer, their norms, and how both join the residual stream. Adding
-// one is a file here, a line in blocks.inc and a message in the schema.
+// A block is one layer of the model: a mixer, a channel mixer, their norms, and the way in which
+// both are added to the residual stream. To add a block, add a file to this folder, a line to
+// blocks.inc and a message to the schema.
 //
 //   const auto block = MakeBlock(config.block, {.part = context,
 //                                               .norm = config.norm,
@@ -19,16 +20,17 @@
 
 namespace halflife::model {
 
-// fp32 sizes are exact: what `--dry-run` prints.
+// Number of parameters (elements, not bytes) by kind of part, as printed by `--dry-run`.
 struct ParameterCount {
   int64_t embedding = 0, head = 0, mixer = 0, mlp = 0, norm = 0;
   int64_t total() const { return embedding + head + mixer + mlp + norm; }
 };
 
-// How the model at hand runs its mixers (a whole slice, or one token of decode) and drops branches.
+// How the model runs the mixers of a block (on a whole slice, or on one token of decoding) and how
+// it applies dropout to the branches.
 struct LayerPass {
   std::function<at::Tensor(const Mixer& mixer, const at::Tensor& x)> mix;
-  // Dropout on the layer's first or second branch.
+  // Applies the dropout of the layer's first or second branch.
   enum Branch { kMixer = 0, kChannelMixer = 1 };
   std::function<at::Tensor(Branch branch, const at::Tensor& x)> drop;
 };
@@ -37,9 +39,10 @@ class Block {
  public:
   virtual ~Block() = default;
   virtual void Forward(ResidualStream& stream, const LayerPass& pass) const = 0;
-  // Elements of the residual stream that backward keeps per token, what its parts keep left out.
+  // Elements of the residual stream that backward keeps per token. Elements that the block's parts
+  // keep are not included.
   virtual double ActivationsPerToken() const = 0;
-  // False: the last block's output is normed already.
+  // False if the block already ends with a norm, so that the model needs no final norm.
   virtual bool needs_final_norm() const { return true; }
 
   const Mixer& mixer() const { return *mixer_; }
@@ -49,22 +52,23 @@ class Block {
  protected:
   std::unique_ptr<Mixer> mixer_;
   std::unique_ptr<ChannelMixer> channel_mixer_;
-  std::unique_ptr<Norm> mixer_norm_, channel_norm_;  // the latter null: no second branch
+  // channel_norm_ is null if there is no second branch.
+  std::unique_ptr<Norm> mixer_norm_, channel_norm_;
 
-  // Makes the four in the order of the forward pass: attn_norm, attn, mlp_norm, mlp.
+  // Makes the four parts in the order of the forward pass: attn_norm, attn, mlp_norm, mlp.
   void MakeParts(const struct BlockContext& context, const PartContext& branch);
   double num_branches() const { return channel_norm_ == nullptr ? 1 : 2; }
 
-  // x += channel_mixer(norm x), where there is one.
+  // x += channel_mixer(norm x). Does nothing if the block has no channel mixer.
   void AddChannelMixer(ResidualStream& stream, const LayerPass& pass) const;
 
  private:
-  int64_t num_mixer_ = 0, num_channel_mixer_ = 0, num_norm_ = 0;  // elements
+  int64_t num_mixer_ = 0, num_channel_mixer_ = 0, num_norm_ = 0;  // Elements.
 };
 
-// Borrows the configs while the block is made.
+// The references to configs need to live only while the block is made.
 struct BlockContext {
-  PartContext part;  // prefix "layers.3."
+  PartContext part;  // Its prefix is "layers.3.", for example.
   const PartConfig& norm;
   const MixerConfig& mixer;
   const ChannelMixerConfig& channel_mixer;
@@ -73,7 +77,7 @@ struct BlockContext {
 extern const PartKind kBlocks;
 using BlockConfig = ConfigOf<kBlocks>;
 
-// Errors as MakePart's.
+// Throws the errors of MakePart.
 std::unique_ptr<Block> MakeBlock(const BlockConfig& config, const BlockContext& context);
 
 }  // namespace halflife::model

@@ -1,6 +1,7 @@
-// x = norm(alpha x + mixer(x)); x = norm(alpha x + channel_mixer(x)) (Vaswani et al., 2017: alpha
-// 1). DeepNorm (Wang et al., 2022): of a decoder of L layers alpha = (2 L)^(1/4), and the matrices
-// of values, outputs and MLPs start at (8 L)^(-1/4) of their usual size.
+// Post-norm (Vaswani et al., 2017): x = norm(alpha x + mixer(x)); x = norm(alpha x +
+// channel_mixer(x)), with alpha = 1.
+// DeepNorm (Wang et al., 2022), for a decoder of L layers: alpha = (2 L)^(1/4), and the initial
+// values of the value, output and MLP matrices are multiplied by (8 L)^(-1/4).
 #include <ATen/TensorOperators.h>
 
 #include <cmath>
@@ -37,7 +38,7 @@ class PostNorm : public Block {
     if (channel_norm_ == nullptr) return;
     join(*channel_norm_, pass.drop(LayerPass::kChannelMixer, (*channel_mixer_)(stream.Sum())));
   }
-  // The sum before either norm.
+  // The input of either norm.
   double ActivationsPerToken() const override { return num_branches() * static_cast<double>(dim_); }
   bool needs_final_norm() const override { return false; }
 

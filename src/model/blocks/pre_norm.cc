@@ -1,5 +1,6 @@
-// x += mixer(norm x); x += channel_mixer(norm x): what nearly every language model since GPT-2 is
-// made of. With mixer_residual_post_norm the mixer joins what it read: x = norm x + mixer(norm x).
+// x += mixer(norm x); x += channel_mixer(norm x): the block of nearly every language model since
+// GPT-2. With mixer_residual_post_norm, the mixer's branch is added to the normed input: x = norm x
+// + mixer(norm x).
 #include <cmath>
 
 #include "model/blocks/variants.h"
@@ -8,8 +9,8 @@ namespace halflife::model {
 namespace {
 
 struct PreNormOptions : OptionsOf<PreNormOptions> {
-  bool scale_init_by_depth =
-      false;  // the branches' last matrices start at 1 / sqrt(2 L), as GPT-2's
+  // Multiplies the initial values of the branches' last matrices by 1 / sqrt(2 L), as GPT-2 does.
+  bool scale_init_by_depth = false;
   bool mixer_residual_post_norm = false;
   std::vector<Option> Fields() override {
     return {{"scale_init_by_depth", &scale_init_by_depth},
@@ -35,7 +36,7 @@ class PreNorm : public Block {
     read.reset();
     AddChannelMixer(stream, pass);
   }
-  // x before either norm.
+  // x, the input of either norm.
   double ActivationsPerToken() const override { return num_branches() * static_cast<double>(dim_); }
 
  private:

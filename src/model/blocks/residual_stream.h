@@ -1,5 +1,5 @@
-// The sum that runs through all blocks. A branch is kept apart until the next norm reads the sum,
-// which then adds and norms in one pass over memory.
+// The residual stream: the sum that runs through all blocks. A new branch is kept separate until
+// the next norm reads the sum. The norm can then add and normalise in one pass over memory.
 //
 //   stream.Add(mixer(stream.Normed(*norm)));
 #pragma once
@@ -16,7 +16,7 @@ class ResidualStream {
   explicit ResidualStream(at::Tensor x, at::Tensor branch = {})
       : x_(std::move(x)), branch_(std::move(branch)) {}
 
-  // What it holds, as the constructor takes it.
+  // The current sum and pending branch, in the form that the constructor accepts.
   const at::Tensor& x() const { return x_; }
   const at::Tensor& branch() const { return branch_; }
 
@@ -24,7 +24,7 @@ class ResidualStream {
     x_ = Sum();
     branch_ = std::move(branch);
   }
-  // The norm of the sum.
+  // Returns the norm of the sum.
   at::Tensor Normed(const Norm& norm) {
     if (!branch_.defined()) return norm(x_);
     const at::Tensor branch = std::move(branch_);
@@ -42,7 +42,7 @@ class ResidualStream {
   }
 
  private:
-  at::Tensor x_, branch_;  // [..., D]; branch_ undefined: none is pending
+  at::Tensor x_, branch_;  // [..., D]; branch_ is undefined if no branch is pending.
 };
 
 }  // namespace halflife::model

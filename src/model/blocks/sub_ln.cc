@@ -1,6 +1,6 @@
-// Sub-LN (Wang et al., 2022, "Foundation Transformers"): pre-norm, and a second norm inside each
-// branch, before its last matrix. The matrices of values, outputs and MLPs of a decoder of L layers
-// start at sqrt(ln(2 L)) of their usual size.
+// Sub-LN (Wang et al., 2022, "Foundation Transformers"): pre-norm, with a second norm inside each
+// branch, before its last matrix. For a decoder of L layers, the initial values of the value,
+// output and MLP matrices are multiplied by sqrt(ln(2 L)).
 #include <cmath>
 
 #include "model/blocks/variants.h"
@@ -24,7 +24,7 @@ class SubLn : public Block {
     stream.Add(pass.drop(LayerPass::kMixer, pass.mix(*mixer_, stream.Normed(*mixer_norm_))));
     AddChannelMixer(stream, pass);
   }
-  // x before either norm; what the inner norms read is counted by nobody else.
+  // x (the input of either norm) and the input of each inner norm, which no other part counts.
   double ActivationsPerToken() const override {
     return 2 * num_branches() * static_cast<double>(dim_);
   }

@@ -1,4 +1,4 @@
-// Inner header of the blocks: the functions that give their variants.
+// Internal header of the blocks: declares the functions that return their variants.
 #pragma once
 
 #include "model/blocks/block.h"

@@ -1,5 +1,6 @@
-// What a block does to each token alone, after its mixer: the MLP. Adding one is a file here, a
-// line in channel_mixers.inc and a message in the schema.
+// A channel mixer is what a block applies to each token separately, after its mixer: the MLP. To
+// add a channel mixer, add a file to this folder, a line to channel_mixers.inc and a message to the
+// schema.
 //
 //   const auto mlp = MakeChannelMixer(config.channel_mixer, {.prefix = "layers.0.mlp.", ...});
 //   x = x + (*mlp)(norm(x));
@@ -20,17 +21,18 @@ class ChannelMixer {
   // x [..., D] -> [..., D].
   virtual at::Tensor operator()(const at::Tensor& x) const = 0;
   virtual FlopCount FlopsPerToken() const = 0;
-  // Elements of the compute dtype that backward keeps per token, its own input included.
+  // Elements of the compute dtype that backward keeps per token, including the channel mixer's
+  // input.
   virtual double ActivationsPerToken() const = 0;
 };
 
-// The variant of layers that end with their mixer: no branch, and no norm for one.
+// The variant for layers that end with their mixer: they have no second branch and no norm for it.
 inline constexpr const char* kNoChannelMixer = "none";
 
 extern const PartKind kChannelMixers;
 using ChannelMixerConfig = ConfigOf<kChannelMixers>;
 
-// Errors as MakePart's.
+// Throws the errors of MakePart.
 std::unique_ptr<ChannelMixer> MakeChannelMixer(const ChannelMixerConfig& config,
                                                const PartContext& context);
 

@@ -1,5 +1,5 @@
-// y = W_down (act(W_gate x) * W_up x) (Shazeer, 2020): GEGLU with act gelu, the original GLU with
-// sigmoid.
+// Gated linear unit: y = W_down (act(W_gate x) * W_up x) (Shazeer, 2020). It is GEGLU if act is
+// gelu, and the original GLU if act is sigmoid.
 #include <ATen/TensorOperators.h>
 
 #include "kernels/linear/linear.h"
@@ -35,7 +35,7 @@ class Glu : public ChannelMixer {
   FlopCount FlopsPerToken() const override {
     return {.matmul = 6 * static_cast<double>(dim_) * static_cast<double>(width_)};
   }
-  // x, gate, its activation, up and the product.
+  // x, the gate, the activated gate, up and the product.
   double ActivationsPerToken() const override { return static_cast<double>(dim_ + 4 * width_); }
 
  private:

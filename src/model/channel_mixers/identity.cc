@@ -1,4 +1,4 @@
-// y = x: blocks whose mixer does all the work, as the small models of associative recall have them.
+// y = x, for blocks whose mixer does all the work, such as small models for associative recall.
 #include "model/channel_mixers/variants.h"
 
 namespace halflife::model {

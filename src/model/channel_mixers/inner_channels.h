@@ -1,5 +1,5 @@
-// What channel mixers share whose tokens pass through wider inner channels: how many these are, and
-// the matrices into them and out of them.
+// Shared parts of channel mixers with wider inner channels: the options that set their width, and
+// the matrices into and out of them.
 //
 //   const Projection up(context, "up_proj", {.out = width, .in = model_dim}, /*with_bias=*/false);
 //   const OutputProjection down = DownProjection(context, width, /*with_bias=*/false);
@@ -12,15 +12,16 @@
 
 namespace halflife::model {
 
-// The width of the inner channels, given or derived from a ratio.
+// The width of the inner channels, given directly or derived from a ratio.
 struct WidthOptions {
-  int64_t width = 0;  // 0: derived from the ratio
+  int64_t width = 0;  // 0: derived from `ratio`.
   double ratio = 4;
-  // Reports a ratio that gives no width; else sets `width`. `derived`: of the model's dim.
+  // Sets `width` if it is 0. `derived` is the width that follows from the ratio and the model's
+  // width; it is rounded up to a multiple of `multiple`. Reports a ratio that gives no valid width.
   void Resolve(double derived, int64_t multiple, ProblemList& problems);
 };
 
-// What glu and mlp have in common.
+// The common options of glu and mlp.
 struct ActivatedOptions : OptionsOf<ActivatedOptions> {
   WidthOptions inner;
   std::string activation = "gelu";
@@ -30,13 +31,13 @@ struct ActivatedOptions : OptionsOf<ActivatedOptions> {
 
 // One matrix with an optional bias.
 struct Projection {
-  Parameter weight, bias;  // bias undeclared: none
+  Parameter weight, bias;  // `bias` is undeclared if there is none.
   Projection() = default;
   Projection(const PartContext& context, const std::string& name, const MatrixShape& shape,
              bool with_bias);
 };
 
-// Returns the matrix out of the inner channels, down_proj.
+// Returns the matrix out of the inner channels, named down_proj.
 OutputProjection DownProjection(const PartContext& context, int64_t width, bool with_bias);
 
 }  // namespace halflife::model

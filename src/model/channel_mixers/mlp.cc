@@ -1,4 +1,4 @@
-// y = W_down act(W_up x): the transformer's MLP, GPT-2's with gelu_tanh and biases, Primer's with
+// The MLP of a transformer: y = W_down act(W_up x). GPT-2 uses gelu_tanh and biases; Primer uses
 // relu2.
 #include "kernels/linear/linear.h"
 #include "model/activation.h"
@@ -30,7 +30,7 @@ class Mlp : public ChannelMixer {
   FlopCount FlopsPerToken() const override {
     return {.matmul = 4 * static_cast<double>(dim_) * static_cast<double>(width_)};
   }
-  // x, the inner channels before and after the activation.
+  // x, and the inner channels before and after the activation.
   double ActivationsPerToken() const override { return static_cast<double>(dim_ + 2 * width_); }
 
  private:

@@ -1,4 +1,5 @@
-// No branch, and no norm before it: layers of a mixer alone, as Mamba's.
+// No channel mixer, no norm for it and no second branch. Layers of Mamba, for example, consist of a
+// mixer only.
 #include "core/error.h"
 #include "model/channel_mixers/variants.h"
 
@@ -11,7 +12,7 @@ class None : public ChannelMixer {
  public:
   None(const NoneOptions&, const PartContext&) {}
   at::Tensor operator()(const at::Tensor& x) const override {
-    HL_CHECK(false, "a layer called the channel mixer that it has not");
+    HL_CHECK(false, "the channel mixer `none` was called, but its layers have no second branch");
     return x;
   }
   FlopCount FlopsPerToken() const override { return {}; }

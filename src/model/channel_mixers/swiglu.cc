@@ -1,5 +1,6 @@
-// y = W_down (silu(W_gate x) * W_up x) (Shazeer, 2020): what Llama and fla's models use. The order
-// of declaration and the fused kernel are its own; glu.cc has the other activations.
+// SwiGLU: y = W_down (silu(W_gate x) * W_up x) (Shazeer, 2020), as in Llama and in fla's models. It
+// has its own file because it uses a fused kernel and declares its parameters in its own order.
+// glu.cc supports other activations.
 #include "kernels/swiglu/swiglu.h"
 #include "kernels/linear/linear.h"
 #include "model/channel_mixers/inner_channels.h"
@@ -14,7 +15,8 @@ struct SwiGluOptions : OptionsOf<SwiGluOptions> {
   std::vector<Option> Fields() override {
     return {{"width", &inner.width, {.min = 0}}, {"ratio", &inner.ratio}, {"bias", &bias}};
   }
-  // Two thirds of the ratio, as the gate is a third matrix; in steps of 256, as fla rounds.
+  // The width is 2/3 of ratio * model_dim, because the gate adds a third matrix. It is rounded up
+  // to a multiple of 256, as in fla.
   void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
     inner.Resolve(static_cast<double>(sizes.model_dim) * inner.ratio * 2 / 3, 256, problems);
   }
@@ -25,7 +27,8 @@ class SwiGlu : public ChannelMixer {
   SwiGlu(const SwiGluOptions& options, const PartContext& context)
       : dim_(context.model_dim()), width_(options.inner.width) {
     const MatrixShape shape = {.out = width_, .in = dim_, .init_scale = context.value_init_scale};
-    // All matrices before all biases: the order that layouts of parameters are made of.
+    // All matrices are declared before all biases, because this order determines the parameter
+    // layout.
     gate_ = DeclareMatrix(context, "gate_proj.weight", shape);
     up_ = DeclareMatrix(context, "up_proj.weight", shape);
     down_ = DownProjection(context, width_, /*with_bias=*/false);

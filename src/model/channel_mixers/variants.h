@@ -1,4 +1,4 @@
-// Inner header of the channel mixers: the functions that give their variants.
+// Internal header of the channel mixers: declares the functions that return their variants.
 #pragma once
 
 #include "model/channel_mixers/channel_mixer.h"

@@ -1,4 +1,4 @@
-// The form in which a checkpoint keeps a model's configuration.
+// Reads and writes a model configuration as JSON, the form in which checkpoints store it.
 #include "model/config/json.h"
 
 #include <nlohmann/json.hpp>
@@ -15,7 +15,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Every failure of this file is one of a checkpoint.
+// Throws kNoUsableCheckpoint, the error code of every failure in this file.
 void Check(bool condition, const std::string& where, const std::string& problem) {
   HL_CHECK_AS(ExitCode::kNoUsableCheckpoint, condition, "model configuration: ", where, " ",
               problem);
@@ -38,23 +38,26 @@ OptionValue ValueOf(const Json& json) {
   return text;
 }
 
-// Absent options keep their defaults: they came later than the file.
+// Options that are absent from the file were added after it was written. They keep their defaults.
 void ReadOptions(const Json& json, const std::string& where, PartOptions& options) {
   Check(json.is_object(), where, "is not an object");
   std::vector<Option> fields = options.Fields();
   for (const auto& [key, value] : json.items()) {
     const auto field = std::ranges::find(fields, key, &Option::name);
-    Check(field != fields.end(), where,
-          "has '" + key + "', which this program does not know; was it written by a newer one?");
+    Check(
+        field != fields.end(), where,
+        "has '" + key +
+            "', which this program does not know. If a newer version wrote it, use that version.");
     Check(value.is_primitive() && !value.is_null() && field->Set(ValueOf(value)), where,
-          Concat("has '", key, "' that is no ", TypeName(*field)));
+          Concat("has '", key, "', which is not of type ", TypeName(*field)));
   }
 }
 
 // {"gla": {"num_heads": 4}}
 void ReadPart(const Json& json, PartConfig& part) {
   const std::string kind = part.kind().name;
-  Check(json.is_object() && json.size() == 1, kind, "is not an object of one member, its variant");
+  Check(json.is_object() && json.size() == 1, kind,
+        "is not an object with exactly one member, the variant");
   const std::string name = json.begin().key();
   const std::vector<std::string> names = NamesOf(part.kind());
   Check(std::ranges::count(names, name) > 0, kind,
@@ -63,7 +66,7 @@ void ReadPart(const Json& json, PartConfig& part) {
   ReadOptions(json.begin().value(), kind + " " + name, part.options());
 }
 
-// The members of one object: each is asked for once, and none is left over.
+// The members of one JSON object. CheckNothingElse() verifies that every member has been read.
 class Members {
  public:
   Members(const Json& json, std::string where) : json_(json), where_(std::move(where)) {
@@ -85,20 +88,20 @@ class Members {
     const Json& member = Need(key);
     constexpr bool kInteger = std::is_integral_v<Number>;
     Check(kInteger ? member.is_number_integer() : member.is_number(), where_,
-          Concat("has '", key, "' that is no ", kInteger ? "integer" : "number"));
+          Concat("has '", key, "', which is not ", kInteger ? "an integer" : "a number"));
     *value = member.get<Number>();
   }
-  // A word that came after the first checkpoints: absent, `value` stays.
+  // Reads a string that the first checkpoints do not have. If it is absent, `value` is unchanged.
   void ReadWord(const std::string& key, std::string* value) {
     const Json* member = Find(key);
     if (member == nullptr) return;
-    Check(member->is_string(), where_, Concat("has '", key, "' that is no word"));
+    Check(member->is_string(), where_, Concat("has '", key, "', which is not a string"));
     *value = member->get<std::string>();
   }
   void CheckNothingElse() const {
     Check(json_.size() == num_read_, where_,
-          Concat("has ", json_.size(), " keys, of which this program knows ", num_read_,
-                 "; was it written by a newer one?"));
+          Concat("has ", json_.size(), " keys, of which this program knows only ", num_read_,
+                 ". If a newer version wrote it, use that version."));
   }
 
  private:
@@ -124,7 +127,7 @@ LayerGroup ReadGroup(const Json& json) {
     members.Read("first", &group.first);
   } else {
     const Json& layers = members.Need("layers");
-    Check(layers.is_array(), "hybrid group", "has 'layers' that is not an array");
+    Check(layers.is_array(), "hybrid group", "has 'layers', which is not an array");
     for (const Json& layer : layers) {
       Check(layer.is_number_integer(), "hybrid group", "has a layer that is not an integer");
       group.layers.push_back(layer.get<int64_t>());
@@ -186,7 +189,7 @@ ModelConfig ModelConfigFromJson(const std::string& text) {
                           }});
   if (const Json* norm = members.Find("final_norm")) ReadPart(*norm, config.final_norm.emplace());
   if (const Json* hybrid = members.Find("hybrid")) {
-    Check(hybrid->is_array(), "the text", "has 'hybrid' that is not an array");
+    Check(hybrid->is_array(), "the text", "has 'hybrid', which is not an array");
     for (const Json& group : *hybrid) config.hybrid.push_back(ReadGroup(group));
   }
   members.CheckNothingElse();

@@ -1,4 +1,4 @@
-// Options as JSON values, for those who write reports of them. A whole model's form is in
+// Converts single options to JSON, for reports. The JSON form of a whole model is declared in
 // model_config.h.
 #pragma once
 
@@ -8,7 +8,7 @@
 
 namespace halflife::model {
 
-// JSON has no infinities: they are words.
+// Infinite values become strings, because JSON has no infinities.
 nlohmann::json ToJson(const OptionValue& value);
 
 }  // namespace halflife::model

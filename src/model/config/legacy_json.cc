@@ -12,7 +12,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-// The word as the type of its option; as it is where that does not fit, for the reader to report.
+// Converts `word` to the type of `option`. A word that does not fit is returned as a string, so
+// that the reader of the new form reports it.
 Json Typed(const Option& option, const std::string& word) {
   const auto number = [&](auto value) {
     const char* end = word.data() + word.size();
@@ -43,7 +44,7 @@ Json MixerOf(const Json& legacy) {
     if (variant.name != name) continue;
     const std::unique_ptr<PartOptions> defaults = variant.defaults();
     for (const auto& [key, word] : words.items()) {
-      if (key == "retention_norm") continue;  // had one value
+      if (key == "retention_norm") continue;  // This option had only one value.
       const std::string today = key == "rotary_base" ? "rope_theta" : key;
       options[today] = word;
       for (const Option& option : defaults->Fields())

@@ -1,5 +1,6 @@
-// The form of checkpoints from before models were made of parts: one fixed block, and options of
-// mixers as words, {"mixer": {"name": "gla", "options": {"num_heads": "4"}}, "mlp_dim": 0, ...}.
+// Reads the configuration in checkpoints from before models were composed of parts. That form has
+// one fixed block and stores mixer options as strings: {"mixer": {"name": "gla", "options":
+// {"num_heads": "4"}}, "mlp_dim": 0, ...}.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -7,8 +8,8 @@
 namespace halflife::model {
 
 bool IsLegacyModelConfig(const nlohmann::json& json);
-// The same model in today's form. What is wrong with it shows when that is read: Error
-// kNoUsableCheckpoint.
+// Returns the same model in the current form. Errors in it are reported when the result is read
+// (kNoUsableCheckpoint).
 nlohmann::json FromLegacyModelConfig(const nlohmann::json& legacy);
 
 }  // namespace halflife::model

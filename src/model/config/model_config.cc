@@ -8,7 +8,7 @@
 namespace halflife::model {
 namespace {
 
-// The group that says `part` of a layer; null: none does.
+// Returns the group that sets `part` of `layer`, or null if no group does.
 template <typename Part>
 const LayerGroup* GroupOf(const ModelConfig& config, int64_t layer,
                           std::optional<Part> LayerGroup::*part) {
@@ -24,61 +24,64 @@ std::string NameOf(const LayerGroup& group) {
 
 void CheckGroup(const ModelConfig& config, const LayerGroup& group, ProblemList& problems) {
   const bool pattern = group.every > 0;
-  problems.Require(group.every >= 0 && group.first >= 0, "a hybrid group of every ", group.every,
-                   " from ", group.first, "; numbers of layers would work");
+  problems.Require(group.every >= 0 && group.first >= 0, "a hybrid group has every ", group.every,
+                   " and first ", group.first, ". Use numbers that are not negative.");
   problems.Require(pattern || !group.layers.empty(),
-                   "a hybrid group names no layers; `layers: [1, 3]` or `every: 2 first: 1` would "
-                   "work");
-  problems.Require(!pattern || group.layers.empty(), "a hybrid group has both layers and every");
+                   "a hybrid group names no layers. Use `layers: [1, 3]` or `every: 2 first: 1`.");
+  problems.Require(!pattern || group.layers.empty(),
+                   "a hybrid group has both layers and every. Use only one of them.");
   problems.Require(!pattern || group.first < config.num_layers, "a hybrid group of every ",
-                   group.every, " from ", group.first, " holds none of ", config.num_layers,
-                   " layers; first of 0 to ", config.num_layers - 1, " would work");
+                   group.every, " from ", group.first, " contains none of the ", config.num_layers,
+                   " layers. Use a first of 0 to ", config.num_layers - 1, ".");
   problems.Require(pattern || group.first == 0, "the hybrid group of ", NameOf(group),
-                   " has first ", group.first, ", which is of every: N; without it would work");
-  problems.Require(group.mixer || group.channel_mixer, "the hybrid group of ", NameOf(group),
-                   " names no mixer and no channel mixer; add e.g. mixer { softmax {} }");
+                   " has first ", group.first, ", which is only used with every. Remove it.");
+  problems.Require(
+      group.mixer || group.channel_mixer, "the hybrid group of ", NameOf(group),
+      " names neither a mixer nor a channel mixer. Add one, for example mixer { softmax {} }.");
   for (const int64_t layer : group.layers)
-    problems.Require(layer >= 0 && layer < config.num_layers, "hybrid layer ", layer, "; 0 to ",
-                     config.num_layers - 1, " would work");
+    problems.Require(layer >= 0 && layer < config.num_layers, "hybrid layer ", layer,
+                     " does not exist. Use 0 to ", config.num_layers - 1, ".");
 }
 
-// Layers whose mixer, or channel mixer, two groups name.
+// Reports layers whose mixer, or whose channel mixer, is set by two groups.
 void CheckTwice(const ModelConfig& config, ProblemList& problems) {
   for (const bool channel : {false, true}) {
     std::set<int64_t> seen;
     for (const LayerGroup& group : config.hybrid) {
       if (channel ? !group.channel_mixer : !group.mixer) continue;
       for (const int64_t layer : group.Numbers(config.num_layers))
-        problems.Require(seen.insert(layer).second, "hybrid layer ", layer, " is named twice");
+        problems.Require(seen.insert(layer).second, "hybrid layer ", layer,
+                         " is named twice. Name it in one group only.");
     }
   }
 }
 
-// Above every real model; within them, counts of parameters and bytes do not overflow.
+// These limits exceed every real model. Within them, counts of parameters and bytes do not
+// overflow.
 constexpr int64_t kMostDims = int64_t{1} << 20, kMostLayers = int64_t{1} << 14;
 
 std::vector<std::string> SizeProblems(const ModelConfig& config) {
   ProblemList problems("model");
   const auto require_size = [&](const char* name, int64_t size, int64_t most) {
-    problems.Require(size >= 1, name, " is ", size, "; at least 1 would work");
-    problems.Require(size <= most, name, " is ", size, "; at most ", most, " would work");
+    problems.Require(size >= 1, name, " is ", size, ". Use at least 1.");
+    problems.Require(size <= most, name, " is ", size, ". Use at most ", most, ".");
   };
   require_size("vocab_size", config.vocab_size, INT32_MAX);
   require_size("model_dim", config.model_dim, kMostDims);
   require_size("num_layers", config.num_layers, kMostLayers);
   problems.Require(config.dropout >= 0 && config.dropout < 1, "dropout is ", config.dropout,
-                   "; a number in [0, 1) would work");
+                   ". Use a number in [0, 1).");
   problems.Require(config.initializer_range > 0 && std::isfinite(config.initializer_range),
                    "initializer_range is ", config.initializer_range,
-                   "; a number above 0 would work (0.02 is usual)");
+                   ". Use a number above 0 (0.02 is usual).");
   problems.Require(config.initializer == "normal" || config.initializer == "fan_in",
-                   "initializer is '", config.initializer, "'; one of normal, fan_in would work");
+                   "initializer is '", config.initializer, "'. Use normal or fan_in.");
   for (const LayerGroup& group : config.hybrid) CheckGroup(config, group, problems);
   if (config.num_layers <= kMostLayers) CheckTwice(config, problems);
   return problems.lines();
 }
 
-// Fills in what derives; one line for each problem.
+// Sets all options that derive from others. Returns one line per problem.
 std::vector<std::string> ResolveParts(ModelConfig& config) {
   std::vector<std::string> lines;
   const auto add = [&](const std::string& where, const std::vector<std::string>& more) {
@@ -111,7 +114,8 @@ bool LayerGroup::Holds(int64_t layer) const {
 
 std::vector<int64_t> LayerGroup::Numbers(int64_t num_layers) const {
   std::vector<int64_t> numbers = layers;
-  // what CheckGroup refuses, too, is counted, and may be anything
+  // Groups that CheckGroup rejects are counted here as well, so `every` and `first` can have any
+  // value.
   const int64_t step = std::min(every, num_layers);
   for (int64_t layer = std::max<int64_t>(first, 0); step > 0 && layer < num_layers; layer += step)
     numbers.push_back(layer);

@@ -1,4 +1,5 @@
-// A model as a recipe of parts: sizes, and for each kind of part which variant with which options.
+// The configuration of a model: its sizes, and for each kind of part the chosen variant and its
+// options.
 //
 //   ModelConfig config = {.vocab_size = 259, .model_dim = 256, .num_layers = 6};
 //   config.mixer = MixerConfig("gla", {{"num_heads", 4}});
@@ -22,30 +23,31 @@
 
 namespace halflife::model {
 
-// Layers that have another mixer or channel mixer than the rest of the model: those that are named,
-// or every `every`-th from `first` on.
+// Layers whose mixer or channel mixer differs from the rest of the model. The layers are listed in
+// `layers`, or are every `every`-th layer starting at `first`.
 struct LayerGroup {
-  std::vector<int64_t> layers;  // from 0
+  std::vector<int64_t> layers;  // Numbers of layers, from 0.
   int64_t every = 0, first = 0;
-  std::optional<MixerConfig> mixer;  // absent: the model's
+  std::optional<MixerConfig> mixer;  // Absent: the model's mixer.
   std::optional<ChannelMixerConfig> channel_mixer;
 
   bool Holds(int64_t layer) const;
-  std::vector<int64_t> Numbers(int64_t num_layers) const;  // ascending where a pattern gives them
+  std::vector<int64_t> Numbers(int64_t num_layers) const;  // Ascending if they come from `every`.
 };
 
 struct ModelConfig {
   int64_t vocab_size = 259;
   int64_t model_dim = 256;
   int64_t num_layers = 6;
-  double dropout = 0;  // on the embedding and on each branch before its residual add
+  double dropout = 0;  // Rate on the embedding and on each branch before its residual add.
   double initializer_range = 0.02;
-  std::string initializer = "normal";  // of matrices; or "fan_in" (PartContext::fan_in_init)
+  // Initialiser of matrices: "normal" or "fan_in" (see PartContext::fan_in_init).
+  std::string initializer = "normal";
   EmbeddingOptions embedding;
   PositionsConfig positions;
   BlockConfig block;
   NormConfig norm;
-  std::optional<NormConfig> final_norm;  // before the head; absent: norm
+  std::optional<NormConfig> final_norm;  // Before the head. Absent: `norm`.
   MixerConfig mixer;
   ChannelMixerConfig channel_mixer;
   HeadOptions head;
@@ -58,26 +60,28 @@ struct ModelConfig {
   std::string NameOfMixer(int64_t layer) const;  // "the mixer of layer 0, hyena,"
 };
 
-// Calls `visit(name, options)` for every group of options outside `hybrid` that has no variants
-// (embedding, head), and `visit(part)` for every choice of a part: what recipes, checkpoints and
-// --dry-run go through.
+// Calls `group` for every set of options outside `hybrid` that has no variants (embedding, head),
+// and `part` for every choice of a variant. Recipes, checkpoints and --dry-run use it to visit all
+// options.
 struct PartVisitor {
   std::function<void(const char* name, PartOptions& options)> group;
   std::function<void(PartConfig& part)> part;
 };
 void VisitParts(ModelConfig& config, const PartVisitor& visitor);
 
-// The config with every option that derives from others at the value in force. Options with
-// problems keep theirs.
+// Returns the config with every derived option set to the value in effect. Options of parts with
+// problems are unchanged.
 ModelConfig Resolved(ModelConfig config);
 
-// "gla", or of a hybrid "gla + softmax in 2 of 12 layers".
+// Returns for example "gla", or for a hybrid model "gla + softmax in 2 of 12 layers".
 std::string MixerSummary(const ModelConfig& config);
 
-// All problems at once, one line each with the value met and values that would work; empty: fine.
+// Returns all problems, one line each, with the value found and the values that are allowed. Empty
+// if the config is valid.
 std::vector<std::string> Problems(const ModelConfig& config);
-// The form a checkpoint keeps: every option with its value. FromJson also reads the form of earlier
-// programs (config/legacy_json.cc); Error kNoUsableCheckpoint for text that is no such config.
+// Converts to and from the JSON form that checkpoints store: every option with its value.
+// ModelConfigFromJson also reads the form of earlier versions (config/legacy_json.cc). It throws
+// kNoUsableCheckpoint if the text is not a valid config.
 std::string ToJson(const ModelConfig& config);
 ModelConfig ModelConfigFromJson(const std::string& json);
 

@@ -13,12 +13,12 @@ void CheckLimits(const Option& option, const OptionValue& default_value, Problem
   if (int64_t* const* integer = std::get_if<int64_t*>(&option.place)) {
     const int64_t value = **integer;
     problems.Require(value >= limits.min && value <= limits.max, "option ", option.name, " is ",
-                     value, "; an integer of at least ", limits.min,
-                     value > limits.max ? Concat(" and at most ", limits.max) : "",
-                     " would work (default ", Text(default_value), ")");
+                     value, ". Use an integer of at least ", limits.min,
+                     value > limits.max ? Concat(" and at most ", limits.max) : "", " (default ",
+                     Text(default_value), ").");
   } else if (double* const* number = std::get_if<double*>(&option.place)) {
     problems.Require(!std::isnan(**number), "option ", option.name,
-                     " is not a number; one would work (default ", Text(default_value), ")");
+                     " is not a number. Use a number (default ", Text(default_value), ").");
   } else if (std::string* const* word = std::get_if<std::string*>(&option.place);
              word != nullptr && !limits.choices.empty()) {
     problems.Require(std::ranges::count(limits.choices, **word) > 0, "option ", option.name,

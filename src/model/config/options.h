@@ -1,6 +1,6 @@
-// Options of a part of a model: a plain struct with its defaults, which lists its fields once.
-// Recipes, checkpoints, `halflife mixers` and error messages all read that list; the part itself
-// reads the struct.
+// Options of a part of a model: a plain struct with default values, which lists its fields once.
+// Recipes, checkpoints, `halflife mixers` and error messages read that list. The part itself reads
+// the struct.
 //
 //   struct GluOptions : OptionsOf<GluOptions> {
 //     int64_t width = 0;  // 0: 4 model_dim
@@ -22,16 +22,16 @@
 
 namespace halflife::model {
 
-// The widest that a matrix of a model may be, and the most heads, taps or tokens of a window: far
-// above every real model, and products of a few still count in 64 bits.
+// Upper bound of matrix widths and of the number of heads, convolution taps and window tokens. It
+// exceeds every real model, and products of a few such numbers still fit in 64 bits.
 inline constexpr int64_t kMaxWidth = int64_t{1} << 24;
 
 using OptionValue = std::variant<bool, int64_t, double, std::string>;
 
-// What an integer or a word may be; numbers are bounded by their part's Resolve.
+// Allowed values of an integer or a word. Floating-point options are checked by the part's Resolve.
 struct OptionLimits {
   int64_t min = 1, max = kMaxWidth;
-  std::vector<std::string> choices = {};  // of a word; empty: any
+  std::vector<std::string> choices = {};  // For words. Empty: any word.
 };
 
 // One field of a struct of options. It borrows the struct.
@@ -41,19 +41,21 @@ struct Option {
   OptionLimits limits = {};
 
   OptionValue value() const;
-  // An integer is taken for a number, too. False where the type is another.
+  // Sets the field. An integer is also accepted for a floating-point field. Returns false if the
+  // types differ.
   bool Set(const OptionValue& value);
 };
 
-// "true", "4", "0.5", "-inf", "gelu": as recipes write it, a word without quotes.
+// Formats a value as recipes write it, words without quotes: "true", "4", "0.5", "-inf", "gelu".
 std::string Text(const OptionValue& value);
 // "bool", "int", "number" or "word".
 const char* TypeName(const Option& option);
 
-// What is wrong with a model, a line each with the value met and values that would work.
+// Collects the problems of a model, one line each, with the value found and the values that are
+// allowed.
 class ProblemList {
  public:
-  // `where` opens each line: "mixer gla".
+  // Every line starts with `where`, for example "mixer gla".
   explicit ProblemList(std::string where) : where_(std::move(where)) {}
 
   template <typename... Pieces>
@@ -67,7 +69,7 @@ class ProblemList {
   std::vector<std::string> lines_;
 };
 
-// What the parts of a model know about it.
+// The sizes of the model that its parts know.
 struct ModelSizes {
   int64_t model_dim = 0, num_layers = 0;
 };
@@ -77,13 +79,14 @@ class PartOptions {
   virtual ~PartOptions() = default;
   virtual std::vector<Option> Fields() { return {}; }
   virtual std::unique_ptr<PartOptions> Clone() const = 0;
-  // Gives fields that derive from others (written 0) their values, and reports those that do not
-  // fit. Called once, after Fields' own limits were checked; idempotent.
+  // Sets fields that derive from others (their value is 0 until then), and reports values that do
+  // not fit. Called after the limits of Fields() were checked. Idempotent.
   virtual void Resolve(const ModelSizes& sizes, ProblemList& problems);
 };
 
-// Copies for PartOptions: `struct GluOptions : OptionsOf<GluOptions>`, and with options that a
-// family shares `struct GlaOptions : OptionsOf<GlaOptions, DecayedOptions>`.
+// Implements Clone for a struct of options: `struct GluOptions : OptionsOf<GluOptions>`. For
+// options that a family shares, name the base: `struct GlaOptions : OptionsOf<GlaOptions,
+// DecayedOptions>`.
 template <typename Derived, typename Base = PartOptions>
 struct OptionsOf : Base {
   using Base::Base;
@@ -92,7 +95,7 @@ struct OptionsOf : Base {
   }
 };
 
-// Reports every field outside its limits, with its default.
+// Reports every field that is outside its limits, together with its default.
 void CheckLimits(PartOptions& options, PartOptions& defaults, ProblemList& problems);
 
 }  // namespace halflife::model

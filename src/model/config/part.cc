@@ -53,7 +53,7 @@ Option PartConfig::Find(std::string_view name) const {
 
 void PartConfig::Set(std::string_view name, const OptionValue& value) {
   Option option = Find(name);
-  HL_CHECK(option.Set(value), kind_->name, " ", name_, ": option ", name, " is a ",
+  HL_CHECK(option.Set(value), kind_->name, " ", name_, ": option ", name, " has type ",
            TypeName(option));
 }
 

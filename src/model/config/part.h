@@ -1,6 +1,6 @@
-// A part of a model, chosen by name with its options: which mixer, which norm, which block. A kind
-// of part is a list of variants (mixers/mixers.inc, norms/norms.inc, ...); each is one file that
-// brings its options and its maker.
+// The choice of one part of a model, by name and with its options: which mixer, which norm, which
+// block. A kind of part is a list of variants (mixers/mixers.inc, norms/norms.inc, ...). Each
+// variant is one file, which provides its options and a function that makes the part.
 //
 //   MixerConfig mixer("gla", {{"num_heads", 4}, {"use_short_conv", true}});
 //   mixer.Set("expand_k", 1);
@@ -18,15 +18,16 @@
 
 namespace halflife::model {
 
-// What a variant brings, without the making of it: enough for recipes, checkpoints and help.
+// The name and the default options of a variant. Recipes, checkpoints and help texts need no more
+// than this.
 struct VariantInfo {
   std::string name;
   std::function<std::unique_ptr<PartOptions>()> defaults;
 };
 
 struct PartKind {
-  const char* name;   // "mixer", as in recipes
-  const char* usual;  // the variant of a model that does not say
+  const char* name;   // "mixer", as in recipes.
+  const char* usual;  // The variant that is used if the recipe names none.
   std::vector<VariantInfo> (*variants)();
 };
 
@@ -35,11 +36,11 @@ struct Assignment {
   OptionValue value;
 };
 
-// A value: copies own their options.
+// A value type: each copy owns its options.
 class PartConfig {
  public:
-  // Error kUsage for a name that no variant of `kind` has; Error kInternal for an assignment to an
-  // option that it does not have, or of another type.
+  // Throws kUsage if `kind` has no variant of this name. Throws kInternal for an assignment to an
+  // option that does not exist or has another type.
   PartConfig(const PartKind& kind, std::string_view name,
              const std::vector<Assignment>& options = {});
   PartConfig(const PartConfig& other);
@@ -51,19 +52,19 @@ class PartConfig {
   const std::string& name() const { return name_; }
   PartOptions& options() { return *options_; }
   const PartOptions& options() const { return *options_; }
-  // All fields with their values, in the order that the variant lists them.
+  // Returns all fields with their values, in the order in which the variant lists them.
   std::vector<Assignment> Values() const;
 
   bool Has(std::string_view option) const;
   void Set(std::string_view option, const OptionValue& value);
-  // T is bool, int64_t, double or std::string.
+  // T must be the type of the option: bool, int64_t, double or std::string.
   template <typename T>
   T Get(std::string_view option) const {
     return std::get<T>(Find(option).value());
   }
   bool operator==(const PartConfig& other) const;
 
-  // Fills in what derives from the model's sizes. One line for each problem.
+  // Sets options that derive from the model's sizes. Returns one line per problem.
   std::vector<std::string> Resolve(const ModelSizes& sizes);
 
  private:
@@ -73,7 +74,7 @@ class PartConfig {
   std::unique_ptr<PartOptions> options_;
 };
 
-// The choice among the variants of one kind: `using NormConfig = ConfigOf<kNorms>`.
+// A choice among the variants of one kind: `using NormConfig = ConfigOf<kNorms>`.
 template <const PartKind& kKind>
 struct ConfigOf : PartConfig {
   ConfigOf() : PartConfig(kKind, kKind.usual) {}
@@ -81,10 +82,10 @@ struct ConfigOf : PartConfig {
       : PartConfig(kKind, name, options) {}
 };
 
-// Names of all variants of a kind.
+// Returns the names of all variants of a kind.
 std::vector<std::string> NamesOf(const PartKind& kind);
 
-// The maker of one variant of `Interface`, out of its options and the part's context.
+// A variant of `Interface` with the function that makes it from its options and the part's context.
 template <typename Interface, typename Context>
 struct Variant : VariantInfo {
   std::function<std::unique_ptr<Interface>(const PartOptions&, const Context&)> make;
@@ -95,7 +96,7 @@ std::vector<VariantInfo> InfosOf(const std::vector<Variant>& variants) {
   return {variants.begin(), variants.end()};
 }
 
-// A variant whose class is built from its own struct of options.
+// Returns the variant of a class that is constructed from its own struct of options.
 template <typename Options, typename Class, typename Interface, typename Context>
 Variant<Interface, Context> VariantOf(const char* name) {
   return {{name, [] { return std::make_unique<Options>(); }},
@@ -104,17 +105,18 @@ Variant<Interface, Context> VariantOf(const char* name) {
           }};
 }
 
-// Resolves the options; Error kUsage with all that is wrong with them.
+// Resolves the options. Throws kUsage with all problems.
 void RequireResolved(PartConfig& config, const ModelSizes& sizes);
 
-// Makes the part that `config` names, out of resolved options. Errors as RequireResolved's.
+// Makes the part that `config` names, with resolved options. Throws the errors of RequireResolved.
 template <typename Interface, typename Context>
 std::unique_ptr<Interface> MakePart(const std::vector<Variant<Interface, Context>>& variants,
                                     PartConfig config, const ModelSizes& sizes,
                                     const Context& context) {
   RequireResolved(config, sizes);
   const auto found = std::ranges::find(variants, config.name(), &VariantInfo::name);
-  return found->make(config.options(), context);  // PartConfig knows no other names
+  // Found, because PartConfig accepts no other names.
+  return found->make(config.options(), context);
 }
 
 }  // namespace halflife::model

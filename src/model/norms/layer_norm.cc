@@ -1,5 +1,5 @@
-// y = (x - mean) / sqrt(var + eps) * weight + bias (Ba et al., 2016); weight and bias may be left
-// out.
+// Layer norm: y = (x - mean) / sqrt(var + eps) * weight + bias (Ba et al., 2016). Weight and bias
+// are optional.
 #include <ATen/ops/layer_norm.h>
 
 #include <optional>
@@ -17,8 +17,8 @@ struct LayerNormOptions : OptionsOf<LayerNormOptions> {
     return {{"eps", &eps}, {"weight", &weight}, {"bias", &bias}};
   }
   void Resolve(const ModelSizes&, ProblemList& problems) override {
-    problems.Require(eps > 0, "eps is ", eps, "; a number above 0 would work (1e-5 is usual)");
-    problems.Require(weight || !bias, "bias without weight; both, neither or weight would work");
+    problems.Require(eps > 0, "eps is ", eps, ". Use a number above 0 (1e-5 is usual).");
+    problems.Require(weight || !bias, "bias without weight. Use both, neither, or only weight.");
   }
 };
 
@@ -34,7 +34,7 @@ class LayerNorm : public Norm {
                                                Init::Zeros());
   }
 
-  // In fp32 (fp64 beside fp64), as its parameters are.
+  // Computes in fp32 like its parameters (in fp64 if x is fp64).
   at::Tensor operator()(const at::Tensor& x) const override {
     const auto maybe = [](const Parameter& parameter) {
       return parameter.declared() ? std::optional<at::Tensor>(*parameter) : std::nullopt;

@@ -1,4 +1,4 @@
-// None: what it reads, as it is. Before the head of models that end without a norm.
+// No norm: returns its input. Used as the final norm of models that have none before the head.
 #include "model/norms/variants.h"
 
 namespace halflife::model {

@@ -1,4 +1,5 @@
-// A norm over the channels of each token. Adding one is a file here and a line in norms.inc.
+// A norm over the channels of each token. To add a norm, add a file to this folder and a line to
+// norms.inc.
 //
 //   const auto norm = MakeNorm(config.norm, {.prefix = "layers.0.attn_norm.", ...}, model_dim);
 //   h = (*norm)(x);
@@ -17,19 +18,20 @@ class Norm {
   virtual ~Norm() = default;
   // x [..., dim] -> the same shape and dtype.
   virtual at::Tensor operator()(const at::Tensor& x) const = 0;
-  // x += branch, and the norm of the sum: in one pass over memory where a kernel has it.
+  // Sets x += branch and returns the norm of the sum. Takes one pass over memory if a kernel
+  // supports it.
   virtual at::Tensor AddAndNorm(at::Tensor& x, const at::Tensor& branch) const;
 };
 
 struct NormContext {
-  PartContext part;  // parameters are prefix + "weight", prefix + "bias"
+  PartContext part;  // Parameters are named prefix + "weight" and prefix + "bias".
   int64_t dim = 0;
 };
 
 extern const PartKind kNorms;
 using NormConfig = ConfigOf<kNorms>;
 
-// `config` is a NormConfig. Errors as MakePart's.
+// `config` is a NormConfig. Throws the errors of MakePart.
 std::unique_ptr<Norm> MakeNorm(const PartConfig& config, const PartContext& context, int64_t dim);
 
 }  // namespace halflife::model

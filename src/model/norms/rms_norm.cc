@@ -1,4 +1,5 @@
-// y = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, 2019); the weight may be left out.
+// RMS norm: y = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, 2019). The weight is
+// optional.
 #include <ATen/ops/ones.h>
 
 #include "kernels/rms_norm/rms_norm.h"
@@ -13,7 +14,7 @@ struct RmsNormOptions : OptionsOf<RmsNormOptions> {
   bool weight = true;
   std::vector<Option> Fields() override { return {{"eps", &eps}, {"weight", &weight}}; }
   void Resolve(const ModelSizes&, ProblemList& problems) override {
-    problems.Require(eps > 0, "eps is ", eps, "; a number above 0 would work (1e-6 is usual)");
+    problems.Require(eps > 0, "eps is ", eps, ". Use a number above 0 (1e-6 is usual).");
   }
 };
 

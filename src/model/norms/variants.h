@@ -1,4 +1,4 @@
-// Inner header of the norms: the functions that give their variants.
+// Internal header of the norms: declares the functions that return their variants.
 #pragma once
 
 #include "model/norms/norm.h"

@@ -1,4 +1,5 @@
-// The class of a document, which stands in the dataset beside its first token.
+// Document classification: the dataset stores the class of a document as the label of its first
+// token.
 #include "model/objectives/variants.h"
 
 namespace halflife::model {

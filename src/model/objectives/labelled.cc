@@ -1,4 +1,5 @@
-// The labels stand in the dataset, beside the tokens: a row is asked where it has one.
+// Trains on labels from the dataset, which stores them with the tokens. Only tokens with a label
+// have a loss.
 #include "model/objectives/variants.h"
 
 namespace halflife::model {

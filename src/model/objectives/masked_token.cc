@@ -1,8 +1,9 @@
-// Masked language modelling (Devlin et al., 2019): a share of the tokens is chosen; the model sees
-// a mask in place of 80 % of them, a random token in place of 10 %, the token itself at the rest,
-// and must name what stood there. The choices are functions of the seed and the token's place among
-// all samples, sample T + t. Where samples are the windows of a text, as in evaluation, windows of
-// another length so hide the same tokens, but for whole words that an edge cuts.
+// Masked language modelling (Devlin et al., 2019). A share of the tokens is chosen. By default the
+// model sees a mask instead of 80 % of them, a random token instead of 10 %, and the original token
+// for the rest. It must predict the original tokens.
+// All choices are functions of the seed and of the token's index among all samples, sample * T + t.
+// If the samples are consecutive windows of a text, as in evaluation, windows of any length hide
+// the same tokens, except in whole words that are split by the edge of a window.
 #include <span>
 
 #include "core/error.h"
@@ -16,10 +17,11 @@ constexpr int32_t kNoLabel = -100;
 
 struct MaskedTokenOptions : OptionsOf<MaskedTokenOptions> {
   double rate = 0.15;
-  double mask_share = 0.8, random_share = 0.1;  // of the chosen tokens
-  int64_t mask_id = 2;                          // the token that hides others
-  // A word is chosen, and hidden, kept or replaced, as one (Cui et al., 2019). Of the tokenizer
-  // `bytes`: a word is a run of letters, digits and bytes above 127.
+  double mask_share = 0.8, random_share = 0.1;  // Shares of the chosen tokens.
+  int64_t mask_id = 2;                          // The token that replaces hidden tokens.
+  // All tokens of a word are chosen together, and are hidden, kept or replaced together (Cui et
+  // al., 2019). Only for the tokenizer `bytes`, where a word is a run of letters, digits and bytes
+  // above 127.
   bool whole_words = false;
   std::vector<Option> Fields() override {
     return {{"rate", &rate},
@@ -29,11 +31,10 @@ struct MaskedTokenOptions : OptionsOf<MaskedTokenOptions> {
             {"whole_words", &whole_words}};
   }
   void Resolve(const ModelSizes&, ProblemList& problems) override {
-    problems.Require(rate > 0 && rate <= 1, "option rate is ", rate,
-                     "; a share in (0, 1] would work");
+    problems.Require(rate > 0 && rate <= 1, "option rate is ", rate, ". Use a share in (0, 1].");
     problems.Require(mask_share >= 0 && random_share >= 0 && mask_share + random_share <= 1,
-                     "mask_share ", mask_share, " and random_share ", random_share,
-                     "; shares of at most 1 together would work");
+                     "mask_share is ", mask_share, " and random_share is ", random_share,
+                     ". Use shares from 0 on with a sum of at most 1.");
   }
 };
 
@@ -43,14 +44,15 @@ class MaskedToken : public Objective {
       : options_(options), vocab_size_(static_cast<uint32_t>(context.vocab_size)) {
     HL_CHECK_AS(ExitCode::kUsage, options.mask_id < context.vocab_size,
                 "objective masked_token: ", "option mask_id is ", options.mask_id,
-                "; a token below the vocabulary of ", context.vocab_size, " would work");
+                ", which is outside the vocabulary. Use a token below ", context.vocab_size, ".");
     constexpr int64_t kBytesVocabulary = 259;
-    HL_CHECK_AS(ExitCode::kUsage, !options.whole_words || context.vocab_size == kBytesVocabulary,
-                "objective masked_token: whole_words knows the words of the tokenizer bytes, whose "
-                "vocabulary is ",
-                kBytesVocabulary, ", and the model's is ", context.vocab_size,
-                "; whole_words false, or where no dataset is at hand model.vocab_size ",
-                kBytesVocabulary, ", would work");
+    HL_CHECK_AS(
+        ExitCode::kUsage, !options.whole_words || context.vocab_size == kBytesVocabulary,
+        "objective masked_token: whole_words needs the tokenizer bytes, which has a vocabulary "
+        "of ",
+        kBytesVocabulary, ", but the model's vocabulary is ", context.vocab_size,
+        ". Use whole_words false, or set model.vocab_size to ", kBytesVocabulary,
+        " if no dataset is given.");
   }
 
   std::optional<int32_t> mask_token() const override {
@@ -78,7 +80,7 @@ class MaskedToken : public Objective {
   }
 
  private:
-  // Behind the word, or the token, that begins at t.
+  // Returns the position after the word (or the token) that starts at t.
   int64_t EndOfWord(std::span<const int32_t> row, int64_t t) const {
     int64_t end = t + 1;
     if (!options_.whole_words || !InWord(row[t])) return end;
@@ -86,7 +88,7 @@ class MaskedToken : public Objective {
     return end;
   }
   static bool InWord(int32_t token) {
-    constexpr int32_t kFirstByte = 3;  // the layout of the tokenizer `bytes`
+    constexpr int32_t kFirstByte = 3;  // The first byte in the vocabulary of the tokenizer `bytes`.
     const int32_t byte = token - kFirstByte;
     return byte >= 0x80 || (byte >= '0' && byte <= '9') || (byte >= 'A' && byte <= 'Z') ||
            (byte >= 'a' && byte <= 'z');

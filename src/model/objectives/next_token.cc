@@ -1,4 +1,4 @@
-// Each token predicts the one after it: the batch is labelled so already.
+// Each token predicts the next one. Batches already have these labels.
 #include "model/objectives/variants.h"
 
 namespace halflife::model {

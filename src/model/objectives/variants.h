@@ -1,4 +1,4 @@
-// Inner header of the objectives: the functions that give their variants.
+// Internal header of the objectives: declares the functions that return their variants.
 #pragma once
 
 #include "model/objectives/objective.h"

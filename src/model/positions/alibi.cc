@@ -1,6 +1,7 @@
-// ALiBi (Press et al., 2022): scores lose slope_h for each token of distance, in an encoder ahead
-// as well as back; nothing is rotated or learned. Slopes times the length of training over that of
-// the text interpolate positions (Al-Khateeb et al., 2023).
+// ALiBi (Press et al., 2022): the score decreases by slope_h per token of distance. In encoders
+// this applies to later keys as well as to earlier ones. Nothing is rotated or learned. Setting
+// slope_scale to the training length divided by the text length interpolates positions (Al-Khateeb
+// et al., 2023).
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 
@@ -14,11 +15,12 @@ namespace halflife::model {
 namespace {
 
 struct AlibiOptions : OptionsOf<AlibiOptions> {
-  double slope_scale = 1;  // 0: no distance is told
+  double slope_scale = 1;  // Factor of all slopes. 0: scores do not depend on distance.
   std::vector<Option> Fields() override { return {{"slope_scale", &slope_scale}}; }
   void Resolve(const ModelSizes&, ProblemList& problems) override {
     problems.Require(slope_scale >= 0 && std::isfinite(slope_scale), "option slope_scale is ",
-                     slope_scale, "; a number from 0 on would work: scores fall with the distance");
+                     slope_scale,
+                     ". Use a number from 0 on, so that scores decrease with the distance.");
   }
 };
 

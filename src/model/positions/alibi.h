@@ -8,8 +8,9 @@
 
 namespace halflife::model {
 
-// 2^(-8 (h + 1) / H) for H a power of 2; else those of the power below, then every other one of the
-// power above, as the authors' code.
+// Returns 2^(-8 (h + 1) / H) for each head h if H is a power of 2. Otherwise, returns the slopes of
+// the next lower power of 2, followed by every other slope of the next higher power, as the
+// authors' code does.
 std::vector<double> AlibiSlopes(int64_t num_heads);
 
 }  // namespace halflife::model

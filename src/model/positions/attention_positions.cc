@@ -8,8 +8,8 @@ namespace halflife::model {
 
 const AttentionLayer& Rotating(const AttentionLayer& layer) {
   HL_CHECK_AS(ExitCode::kUsage, layer.rope_theta > 1 && layer.head_dim % 2 == 0,
-              "positions by rotation, in heads of ", layer.head_dim, " with rope_theta ",
-              layer.rope_theta, "; heads of an even width and a rope_theta above 1 would work");
+              "rotary positions cannot be used with head_dim ", layer.head_dim, " and rope_theta ",
+              layer.rope_theta, ". Use an even head_dim and a rope_theta above 1.");
   return layer;
 }
 

@@ -1,5 +1,5 @@
-// How the queries and keys of an attention layer tell positions: rotations of both, biases by
-// distance, decays with it, and which keys are seen.
+// How the queries and keys of an attention layer encode positions: rotations of both, biases by
+// distance, decay with distance, and the set of visible keys.
 //
 //   AttentionHeads heads = {.q = q, .k = k};
 //   method.Encode(heads, slice.positions, *slice.rotary);
@@ -17,15 +17,15 @@
 
 namespace halflife::model {
 
-// What a method is made for.
+// The attention layer that a method is made for.
 struct AttentionLayer {
-  PartContext part;  // parameters of a layer's own are below its prefix
+  PartContext part;  // Parameters of the layer are named below its prefix.
   int64_t num_heads = 0, head_dim = 0;
-  double rope_theta = 0;  // base of rotations
+  double rope_theta = 0;  // Base of rotations.
 };
 
-// [B, T, heads, d] each; far_q and far_k stand in for q and k between tokens far_from or more
-// apart.
+// Queries and keys, [B, T, heads, d] each. far_q and far_k replace q and k for pairs of tokens at a
+// distance of at least far_from.
 struct AttentionHeads {
   at::Tensor q, k;
   at::Tensor far_q = {}, far_k = {};
@@ -34,45 +34,49 @@ struct AttentionHeads {
 class AttentionPositions {
  public:
   virtual ~AttentionPositions() = default;
-  // Encodes the heads of tokens at `positions` [B, T] int64 of their documents; `tables` are the
-  // batch's, which all layers share.
+  // Encodes the heads of tokens whose positions in their documents are `positions` [B, T] int64.
+  // `tables` belongs to the batch and is shared by all layers.
   virtual void Encode(AttentionHeads& heads, const at::Tensor& positions,
                       kernels::RotaryTables& tables) const;
-  // Whether Bias gives one.
+  // True if Bias returns a tensor.
   virtual bool has_bias() const { return false; }
-  // Whether a bias is that of a key ahead, too: of the distance alone.
+  // True if later keys can be visible: there is no bias, or the bias depends only on the distance
+  // and also applies to later keys.
   virtual bool looks_ahead() const { return !has_bias(); }
-  // What is added to the scores at distances 0 to num_distances - 1: [H, num_distances] of
-  // `options`; undefined without has_bias().
+  // Returns the bias that is added to scores at distances 0 to num_distances - 1: [H,
+  // num_distances] with `options`. Undefined without has_bias().
   virtual at::Tensor Bias(int64_t num_distances, const at::TensorOptions& options) const;
-  // Products of channel c decay by e^(rate_c distance): [d]; empty: they do not.
+  // Decay rates [d]: the product of channel c is multiplied by e^(rate_c * distance). Empty: no
+  // decay.
   virtual std::vector<double> decay_rates() const { return {}; }
-  // Encode gives far_q where it is above 0, and far_k, too, where has_far_keys().
+  // Distance from which far heads are used. If it is above 0, Encode sets far_q, and also far_k if
+  // has_far_keys(). 0: no far heads.
   virtual int64_t far_from() const { return 0; }
   virtual bool has_far_keys() const { return false; }
-  // The keys that are seen; without reach: what the layer itself says.
+  // The visible keys. Without a reach, the layer's own pattern applies.
   virtual kernels::KeyPattern pattern() const { return {}; }
-  // Whether it counts distances from key to key, whatever positions Encode is given.
+  // True if the method measures distances between keys, regardless of the positions passed to
+  // Encode.
   bool counts_distances() const;
-  // Whether it follows the positions that rows are told in place of their own, which Encode is
-  // given then, and nothing else.
+  // True if the method uses only the position ids that Encode receives, so that training can
+  // override them (SequenceSlice::told).
   virtual bool reads_told_positions() const { return !counts_distances(); }
 };
 
-// The layer itself: Error kUsage unless its heads are of an even width and its rope_theta above 1.
+// Returns `layer`. Throws kUsage unless its head_dim is even and its rope_theta is above 1.
 const AttentionLayer& Rotating(const AttentionLayer& layer);
 
-// x turned by `positions`, halves of a head as pairs (kernels/rotary/rotary.h).
+// Rotates x by `positions`. The halves of a head form pairs (kernels/rotary/rotary.h).
 at::Tensor Rotate(const at::Tensor& x, const at::Tensor& positions,
                   std::span<const double> frequencies, double factor = 1);
 
-// Rotary positions (Su et al., 2021) with the frequencies of the pairs, [d/2]; cos and sin are
-// multiplied by `factor`, so that scores are by its square.
+// Rotary positions (Su et al., 2021) with the given frequencies of the pairs, [d/2]. cos and sin
+// are multiplied by `factor`, so that scores are multiplied by its square.
 class RotaryPositions : public AttentionPositions {
  public:
   explicit RotaryPositions(std::vector<double> frequencies, double factor = 1)
       : frequencies_(std::move(frequencies)), factor_(factor) {}
-  // The usual ones of the layer's rope_theta. Errors of Rotating.
+  // Uses the standard frequencies of the layer's rope_theta. Throws the errors of Rotating.
   explicit RotaryPositions(const AttentionLayer& layer);
   void Encode(AttentionHeads& heads, const at::Tensor& positions,
               kernels::RotaryTables& tables) const override;

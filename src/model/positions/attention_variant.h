@@ -1,4 +1,4 @@
-// Inner header of the methods of attention: their variant.
+// Internal header of the position methods of attention: the template for their variants.
 #pragma once
 
 #include <memory>
@@ -7,7 +7,8 @@
 
 namespace halflife::model {
 
-// Positions that each layer of attention tells by a `Method` made of the options and the layer.
+// Positions that each attention layer encodes with a `Method`, which is made from the options and
+// the layer.
 template <typename Options, typename Method>
 class PositionsInAttention : public Positions {
  public:

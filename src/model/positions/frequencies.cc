@@ -30,7 +30,7 @@ std::vector<double> NtkAwareFrequencies(int64_t dim, double base, double stretch
 
 YarnRamp YarnRampOf(int64_t dim, double base, const YarnConfig& config) {
   const auto width = static_cast<double>(dim);
-  // the pair that turns so many times over the training length
+  // The pair that makes this number of turns over the training length.
   const auto pair_of = [&](double turns) {
     return width * std::log(static_cast<double>(config.length) / (2 * std::numbers::pi * turns)) /
            (2 * std::log(base));
@@ -41,7 +41,8 @@ YarnRamp YarnRampOf(int64_t dim, double base, const YarnConfig& config) {
 
 std::vector<double> YarnFrequencies(int64_t dim, double base, const YarnConfig& config) {
   const YarnRamp ramp = YarnRampOf(dim, base, config);
-  const double width = std::max(ramp.last - ramp.first, 0.001);  // of a ramp that is a step
+  // The minimum replaces an empty ramp.
+  const double width = std::max(ramp.last - ramp.first, 0.001);
   std::vector<double> frequencies;
   for (int64_t pair = 0; pair < dim / 2; ++pair) {
     const double kept = 1 - std::clamp((static_cast<double>(pair) - ramp.first) / width, 0.0, 1.0);

@@ -1,5 +1,5 @@
-// Frequencies of rotary pairs for texts longer than those of training: position interpolation,
-// NTK-aware bases and YaRN.
+// Frequencies of rotary pairs for texts that are longer than those of training: position
+// interpolation, NTK-aware bases and YaRN.
 //
 //   const std::vector<double> slow = InterpolatedFrequencies(64, 10000, /*stretch=*/4);
 #pragma once
@@ -9,25 +9,28 @@
 
 namespace halflife::model {
 
-// All [dim / 2], radians a token. `stretch` is the longest text over that of training.
-// Chen et al., 2023: every position divided by stretch.
+// All functions return [dim / 2] frequencies in radians per token. `stretch` is the length of the
+// longest text divided by the training length.
+// Position interpolation (Chen et al., 2023): divides every position by `stretch`.
 std::vector<double> InterpolatedFrequencies(int64_t dim, double base, double stretch);
-// A base of base stretch^(dim / (dim - 2)): the slowest pair is interpolated, the fastest is not.
+// NTK-aware: uses base * stretch^(dim / (dim - 2)). The slowest pair is interpolated, the fastest
+// is unchanged.
 std::vector<double> NtkAwareFrequencies(int64_t dim, double base, double stretch);
 
-// Peng et al., 2023: pairs that turn more than `fast` times over the training length stay, those
-// that turn less than `slow` times are interpolated, and there is a ramp over the pairs between.
+// YaRN (Peng et al., 2023). Pairs with more than `fast` turns over the training length are
+// unchanged. Pairs with fewer than `slow` turns are interpolated. A linear ramp connects them.
 struct YarnConfig {
   double stretch = 1;
-  int64_t length = 0;  // of training
+  int64_t length = 0;  // Training length in tokens.
   double fast = 32, slow = 1;
 };
 struct YarnRamp {
-  double first, last;  // of the pairs between
+  double first, last;  // First and last pair of the ramp.
 };
 YarnRamp YarnRampOf(int64_t dim, double base, const YarnConfig& config);
 std::vector<double> YarnFrequencies(int64_t dim, double base, const YarnConfig& config);
-// The factor of cos and sin: 0.1 ln stretch + 1, whose square is a temperature of the scores.
+// Returns the factor of cos and sin, 0.1 ln stretch + 1. Its square acts as a temperature of the
+// scores.
 double YarnFactor(double stretch);
 
 }  // namespace halflife::model

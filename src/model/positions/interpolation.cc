@@ -1,6 +1,6 @@
-// Rotary positions for longer texts than those of training: position interpolation (Chen et al.,
-// 2023), an NTK-aware base, YaRN (Peng et al., 2023). None has parameters: a model that was trained
-// with plain rotary positions may be evaluated with them.
+// Rotary positions for texts that are longer than those of training: position interpolation (Chen
+// et al., 2023), NTK-aware bases, and YaRN (Peng et al., 2023). They have no parameters, so a model
+// that was trained with plain rotary positions can be evaluated with them.
 #include "model/positions/attention_variant.h"
 #include "model/positions/frequencies.h"
 
@@ -12,7 +12,7 @@ struct StretchOptions : PartOptions {
   std::vector<Option> Fields() override { return {{"stretch", &stretch}}; }
   void Resolve(const ModelSizes&, ProblemList& problems) override {
     problems.Require(stretch >= 1, "option stretch is ", stretch,
-                     "; the longest text over that of training, at least 1, would work");
+                     ". Use the longest text length divided by the training length, at least 1.");
   }
 };
 
@@ -42,8 +42,8 @@ struct YarnOptions : OptionsOf<YarnOptions, StretchOptions> {
   }
   void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
     StretchOptions::Resolve(sizes, problems);
-    problems.Require(slow > 0 && fast >= slow, "options fast ", fast, " and slow ", slow,
-                     "; turns over the training length, fast >= slow > 0, would work");
+    problems.Require(slow > 0 && fast >= slow, "options fast and slow are ", fast, " and ", slow,
+                     " turns over the training length. Use fast >= slow > 0.");
   }
 };
 

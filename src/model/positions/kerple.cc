@@ -1,5 +1,5 @@
-// KERPLE (Chi et al., 2022): scores lose r1 ln(1 + r2 n) at distance n, or r1 n^r2 with r2 <= 2,
-// with r1 and r2 learned per head and layer.
+// KERPLE (Chi et al., 2022): the score decreases by r1 ln(1 + r2 n) at distance n (kerple_log), or
+// by r1 n^r2 with r2 <= 2 (kerple_power). r1 and r2 are learned per head and layer.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/log1p.h>
@@ -10,9 +10,10 @@
 namespace halflife::model {
 namespace {
 
-constexpr double kLeast = 1e-2;  // of both, as the authors' code keeps them positive
+// Minimum of r1 and r2, which the authors' code also keeps positive.
+constexpr double kLeast = 1e-2;
 
-// uniform in [0, high), [H, 1]
+// Declares a parameter [H, 1] that starts uniform in [0, high).
 Parameter Declare(const AttentionLayer& layer, const char* name, double high) {
   return layer.part.parameters->Declare({.name = layer.part.prefix + name,
                                          .shape = {layer.num_heads, 1},
@@ -53,7 +54,7 @@ class KerplePower : public Kerple {
   KerplePower(const KerplePowerOptions&, const AttentionLayer& layer) : Kerple(layer) {}
   at::Tensor Bias(int64_t num_distances, const at::TensorOptions& options) const override {
     const at::Tensor distance = at::arange(num_distances, options).clamp_min(1);
-    // 0^r2 is 0, and the logarithm that its gradient has is not finite
+    // Distance 0 is handled separately: 0^r2 is 0, but its gradient contains the logarithm of 0.
     const at::Tensor powers = at::pow(distance, (*r2()).clamp(kLeast, 2.0));
     return -r1() * powers * (at::arange(num_distances, options) > 0).to(options.dtype());
   }

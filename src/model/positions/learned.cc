@@ -1,4 +1,4 @@
-// A learned vector for each position (GPT-2, BERT): the model knows no position beyond the table.
+// A learned vector for each position (GPT-2, BERT). Positions beyond the table are not supported.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/embedding.h>
 

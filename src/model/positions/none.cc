@@ -1,4 +1,4 @@
-// None: the mixers see order themselves.
+// No positions: the mixers themselves depend on the order of tokens.
 #include "model/positions/variants.h"
 
 namespace halflife::model {

@@ -1,6 +1,7 @@
-// How a model knows where a token stands: a table that is added to its embeddings, or a method of
-// its attention layers (attention_positions.h). Mixers that decay or rotate by themselves need
-// none. Adding one is a file here, a line in positions.inc and a message in the schema.
+// How a model encodes the position of a token: a table that is added to its embeddings, or a method
+// of its attention layers (attention_positions.h). Mixers with their own decay or rotation need
+// neither. To add a variant, add a file to this folder, a line to positions.inc and a message to
+// the schema.
 //
 //   const auto positions = MakePositions(config.positions, {.prefix = "positions.", ...});
 //   x = positions->AddTo(x, slice.positions);
@@ -18,23 +19,25 @@ namespace halflife::model {
 class Positions {
  public:
   virtual ~Positions() = default;
-  // x [..., D], positions [...] int64, counted in the token's document -> x with positions.
+  // Adds positions to x [..., D]. `positions` [...] int64 counts from the start of the token's
+  // document.
   virtual at::Tensor AddTo(const at::Tensor& x, const at::Tensor& positions) const;
-  // Positions below it are known; 0: all are.
+  // Positions below this number are supported. 0: all positions.
   virtual int64_t max_positions() const { return 0; }
-  // Whether layers of attention tell positions by this; else by their own option rope_theta.
+  // True if attention layers encode positions with this method instead of their own option
+  // rope_theta.
   virtual bool in_attention() const { return false; }
-  // Whether AddTo follows the positions that rows are told in place of their own
-  // (SequenceSlice::told). What is in_attention() says so layer by layer.
+  // True if AddTo uses the overridden position ids (SequenceSlice::told). If in_attention(), each
+  // layer's method answers this instead.
   virtual bool reads_told_positions() const { return !in_attention(); }
-  // The method of one layer; null unless in_attention(). May declare parameters.
+  // Returns the method for one layer, or null unless in_attention(). May declare parameters.
   virtual std::unique_ptr<AttentionPositions> OfLayer(const AttentionLayer& layer) const;
 };
 
 extern const PartKind kPositions;
 using PositionsConfig = ConfigOf<kPositions>;
 
-// Errors as MakePart's.
+// Throws the errors of MakePart.
 std::unique_ptr<Positions> MakePositions(const PositionsConfig& config, const PartContext& context);
 
 }  // namespace halflife::model

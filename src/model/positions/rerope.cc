@@ -1,6 +1,7 @@
-// ReRoPE (Su, 2023): distances of `window` or more count as `window`, in Leaky ReRoPE as
-// window + (distance - window) / leak. Those pairs have a query and a key of their own: the key
-// turned by its position over leak (not at all without one), the query by what is missing.
+// ReRoPE (Su, 2023): distances of `window` or more count as `window`. In Leaky ReRoPE they count as
+// window + (distance - window) / leak. Such pairs use a separate query and key. The key is rotated
+// by its position divided by leak (or not rotated without leak), and the query by the remaining
+// angle.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full_like.h>
 
@@ -11,7 +12,7 @@ namespace halflife::model {
 namespace {
 
 struct ReropeOptions : OptionsOf<ReropeOptions> {
-  int64_t window = 512, leak = 0;  // leak 0: none
+  int64_t window = 512, leak = 0;  // leak 0: no leak.
   std::vector<Option> Fields() override {
     return {{"window", &window}, {"leak", &leak, {.min = 0}}};
   }

@@ -1,9 +1,9 @@
-// Attention that sees the first keys of a document and the last ones, with distances that training
-// has met.
+// Attention to the first keys of a document (sinks) and to the most recent ones (window). All
+// distances stay in the range that training has covered.
 //
-// StreamingLLM (Xiao et al., 2024): positions are those within the cache of sinks and window, so
-// that from a full cache on the sinks stand where they always stood and the query at its end.
-// LM-Infinite (Han et al., 2024): distances are at most the window.
+// StreamingLLM (Xiao et al., 2024): positions count within the cache of sinks and window. Once the
+// cache is full, the sinks keep their positions and the query is always at the end.
+// LM-Infinite (Han et al., 2024): distances are limited to the window.
 #include <ATen/ops/full_like.h>
 
 #include "model/positions/attention_variant.h"
@@ -41,7 +41,7 @@ class StreamingLlm : public SinksAndWindow {
       : SinksAndWindow(options, layer) {}
   void Encode(AttentionHeads& heads, const at::Tensor& positions,
               kernels::RotaryTables& tables) const override {
-    const int64_t last = sinks() + window() - 1;  // place in a full cache
+    const int64_t last = sinks() + window() - 1;  // Last position in a full cache.
     heads.far_q = Rotate(heads.q, positions.clamp_max(last), frequencies());
     RotaryPositions::Encode(heads, positions, tables);
   }

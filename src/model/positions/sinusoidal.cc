@@ -1,7 +1,7 @@
 // Fixed sines and cosines (Vaswani et al., 2017, section 3.5): channels 2i and 2i + 1 of position p
-// are sin and cos of p / base^(2i / D). In fairseq's layout sines are the first half of the
-// channels and cosines the second, of (p + 2) / base^(i / (D/2 - 1)): its positions begin behind a
-// pad.
+// are sin and cos of p / base^(2i / D).
+// In fairseq's layout, the first half of the channels are sines and the second half cosines, of (p
+// + 2) / base^(i / (D/2 - 1)). Its positions are offset by 2 because of the pad token.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
@@ -23,11 +23,11 @@ struct SinusoidalOptions : OptionsOf<SinusoidalOptions> {
   }
   bool halves() const { return layout == "fairseq"; }
   void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
-    problems.Require(base > 1, "option base is ", base, "; a number above 1 would work");
-    problems.Require(sizes.model_dim % 2 == 0, "model_dim ", sizes.model_dim,
-                     " must be even: channels come in pairs of sine and cosine");
+    problems.Require(base > 1, "option base is ", base, ". Use a number above 1.");
+    problems.Require(sizes.model_dim % 2 == 0, "model_dim is ", sizes.model_dim,
+                     ", but channels come in pairs of sine and cosine. Use an even model_dim.");
     problems.Require(!halves() || sizes.model_dim > 2, "layout fairseq with model_dim ",
-                     sizes.model_dim, "; at least 4 would work");
+                     sizes.model_dim, ". Use a model_dim of at least 4.");
   }
 };
 
@@ -36,7 +36,8 @@ class Sinusoidal : public Positions {
   Sinusoidal(const SinusoidalOptions& options, const PartContext& context)
       : base_(options.base), halves_(options.halves()), dim_(context.model_dim()) {}
 
-  // The angles are formed in fp64: in fp32 they lose a digit for every tenfold position.
+  // Angles are computed in fp64. In fp32, each tenfold increase of the position costs a decimal
+  // digit of accuracy.
   at::Tensor AddTo(const at::Tensor& x, const at::Tensor& positions) const override {
     constexpr int64_t kFairseqFirst = 2;
     const int64_t half = dim_ / 2;

@@ -1,5 +1,6 @@
-// T5's relative positions (Raffel et al., 2020): scores get a learned number for each head and
-// bucket of distances, the same in all layers. Unlike in T5, scores are scaled by 1/sqrt(d).
+// T5's relative positions (Raffel et al., 2020): each head adds a learned bias per bucket of
+// distances to its scores. All layers share the biases. Unlike in T5, scores are scaled by
+// 1/sqrt(d).
 #include "model/positions/t5.h"
 
 #include <ATen/TensorOperators.h>
@@ -24,9 +25,9 @@ struct T5Options : OptionsOf<T5Options> {
   }
   void Resolve(const ModelSizes&, ProblemList& problems) override {
     problems.Require(num_buckets % 2 == 0, "option num_buckets is ", num_buckets,
-                     "; an even number would work");
+                     ". Use an even number.");
     problems.Require(max_distance > num_buckets / 2, "option max_distance is ", max_distance,
-                     "; more than half of num_buckets, ", num_buckets / 2, ", would work");
+                     ". Use more than half of num_buckets, ", num_buckets / 2, ".");
   }
 };
 
@@ -35,8 +36,8 @@ class T5Bias : public AttentionPositions {
   T5Bias(const T5Options& options, Parameter table) : options_(options), table_(std::move(table)) {}
   bool has_bias() const override { return true; }
   at::Tensor Bias(int64_t num_distances, const at::TensorOptions& options) const override {
-    // Those of fewer distances are the first of these: decoding, which sees one more with each
-    // token, has few tables, and they are kept.
+    // The table is made for the next power of 2 and then narrowed. Decoding adds one distance per
+    // token and so needs only few tables, which are cached.
     const std::vector<int64_t> of_distances =
         T5Buckets(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(num_distances))),
                   options_.num_buckets, options_.max_distance);
@@ -45,7 +46,7 @@ class T5Bias : public AttentionPositions {
                              std::vector<double>(of_distances.begin(), of_distances.end()),
                              at::kLong)
             .narrow(0, 0, num_distances);
-    // Not index_select, whose backward on a GPU waits for the host.
+    // index_select is not used here: its backward on a GPU waits for the host.
     return at::embedding(*table_, buckets).t().to(options.dtype());
   }
 
@@ -54,7 +55,7 @@ class T5Bias : public AttentionPositions {
   Parameter table_;  // [num_buckets, H]
 };
 
-// The first layer declares the table, which the others share.
+// The first layer declares the table. All other layers share it.
 class T5Positions : public Positions {
  public:
   T5Positions(const T5Options& options, const PartContext& context)
@@ -72,16 +73,16 @@ class T5Positions : public Positions {
     } else {
       context_.parameters->AddReader(table_);
     }
-    HL_CHECK_AS(ExitCode::kUsage, layer.num_heads == num_heads_, "positions t5: a layer has ",
-                layer.num_heads, " heads and another ", num_heads_,
-                ", and all share one table; the same number in each would work");
+    HL_CHECK_AS(ExitCode::kUsage, layer.num_heads == num_heads_, "positions t5: one layer has ",
+                layer.num_heads, " heads and another has ", num_heads_,
+                ", but all layers share one table. Use the same number of heads in all layers.");
     return std::make_unique<T5Bias>(options_, table_);
   }
 
  private:
   T5Options options_;
   PartContext context_;
-  mutable int64_t num_heads_ = 0;  // 0: no layer has asked yet
+  mutable int64_t num_heads_ = 0;  // 0: no layer has been made yet.
   mutable Parameter table_;
 };
 
@@ -95,7 +96,7 @@ std::vector<int64_t> T5Buckets(int64_t num_distances, int64_t num_buckets, int64
     if (distance >= exact) {
       const double part = std::log(static_cast<double>(distance) / static_cast<double>(exact)) /
                           std::log(static_cast<double>(max_distance) / static_cast<double>(exact));
-      // whole powers must not fall into the bucket below by rounding
+      // The small offset keeps exact powers from being rounded down into the bucket below.
       const auto steps =
           static_cast<int64_t>(std::floor(part * static_cast<double>(num_buckets - exact) + 1e-9));
       bucket = std::min(num_buckets - 1, exact + steps);

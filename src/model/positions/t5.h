@@ -8,9 +8,9 @@
 
 namespace halflife::model {
 
-// The bucket of each distance 0 to num_distances - 1: the first half of the buckets hold one
-// distance each, the others grow with its logarithm up to max_distance, beyond which all are in the
-// last. num_buckets even.
+// Returns the bucket of each distance 0 to num_distances - 1. The first half of the buckets hold
+// one distance each. The others grow logarithmically with the distance up to max_distance; larger
+// distances are in the last bucket. num_buckets must be even.
 std::vector<int64_t> T5Buckets(int64_t num_distances, int64_t num_buckets, int64_t max_distance);
 
 }  // namespace halflife::model

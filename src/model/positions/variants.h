@@ -1,4 +1,4 @@
-// Inner header of the ways to know positions: the functions that give their variants.
+// Internal header of the position variants: declares the functions that return them.
 #pragma once
 
 #include "model/positions/positions.h"

@@ -1,6 +1,7 @@
 // xPos (Sun et al., 2022, "A length-extrapolatable transformer"): rotary positions whose products
-// decay with the distance, each pair at its own rate, the faster the pair turns. Pair j of H loses
-// ln((j/H + gamma) / (1 + gamma)) / scale_base a token; gamma and scale_base belong together.
+// also decay with the distance. Each pair has its own rate, and pairs that rotate faster decay
+// faster. The product of pair j of H is multiplied by ((j/H + gamma) / (1 + gamma))^(1 /
+// scale_base) per token. gamma and scale_base must be chosen together.
 #include <cmath>
 
 #include "kernels/softmax_attention/softmax_attention.h"
@@ -12,17 +13,17 @@ namespace {
 struct XposOptions : OptionsOf<XposOptions> {
   double gamma = 0.4, scale_base = 512;
   std::vector<Option> Fields() override { return {{"gamma", &gamma}, {"scale_base", &scale_base}}; }
-  // ln of what a pair keeps a token; `part`: of the pairs, those that turn faster.
+  // The log decay of a pair per token. `part` is the share of the pairs that rotate faster.
   double Rate(double part) const { return std::log((part + gamma) / (1 + gamma)) / scale_base; }
   void Resolve(const ModelSizes&, ProblemList& problems) override {
-    problems.Require(gamma > 0, "option gamma is ", gamma, "; a number above 0 would work");
+    problems.Require(gamma > 0, "option gamma is ", gamma, ". Use a number above 0.");
     problems.Require(scale_base > 0, "option scale_base is ", scale_base,
-                     "; a number of tokens above 0 would work");
+                     ". Use a number of tokens above 0.");
     const double least = Rate(0) / kernels::kFastestDecay * scale_base;
     problems.Require(gamma <= 0 || scale_base <= 0 || scale_base >= least, "option scale_base is ",
-                     scale_base, " with gamma ", gamma, ": the fastest pair would keep ",
-                     std::exp(Rate(0)), " of a product a token; a scale_base of at least ", least,
-                     " would work");
+                     scale_base, " with gamma ", gamma, ", so the fastest pair keeps only ",
+                     std::exp(Rate(0)), " of a product per token. Use a scale_base of at least ",
+                     least, ".");
   }
 };
 

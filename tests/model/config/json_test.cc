@@ -82,9 +82,9 @@ TEST(ModelJson, IsReadStrictly) {
   EXPECT_HL_ERROR(ModelConfigFromJson(Edited("\"dropout\"", "\"more\": 1, \"dropout\"")), code,
                   "keys, of which this program knows");
   EXPECT_HL_ERROR(ModelConfigFromJson(Edited("\"num_layers\": 5", "\"num_layers\": 3.5")), code,
-                  "'num_layers' that is no integer");
+                  "'num_layers', which is not an integer");
   EXPECT_HL_ERROR(ModelConfigFromJson(Edited("\"tied\": true", "\"tied\": 1")), code,
-                  "head has 'tied' that is no bool");
+                  "head has 'tied', which is not of type bool");
   EXPECT_HL_ERROR(ModelConfigFromJson(Edited("\"num_heads\"", "\"heads\"")), code,
                   "has 'heads', which this program does not know");
   EXPECT_HL_ERROR(ModelConfigFromJson(Edited("\"gla\"", "\"glas\"")), code, "mixer is 'glas'",
@@ -128,7 +128,7 @@ TEST(LegacyModelJson, IsReadStrictly) {
                   "mixer is 'retentive'", "known: retention");
   EXPECT_HL_ERROR(ModelConfigFromJson(edited("num_heads", "heads")), code, "has 'heads'");
   EXPECT_HL_ERROR(ModelConfigFromJson(edited("\"4\"", "\"four\"")), code,
-                  "has 'num_heads' that is no int");
+                  "has 'num_heads', which is not of type int");
   EXPECT_HL_ERROR(ModelConfigFromJson(edited("\"options\"", "\"option\"")), code,
                   "mixer lacks 'options'");
   EXPECT_HL_ERROR(ModelConfigFromJson(edited("\"mlp_ratio\"", "\"more\": 1, \"mlp_ratio\"")), code,

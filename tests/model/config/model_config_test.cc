@@ -55,13 +55,13 @@ TEST(ModelConfigTest, AllProblemsAtOnce) {
                               .channel_mixer = ChannelMixerConfig("swiglu", {{"width", -1}})};
   EXPECT_THAT(
       Problems(config),
-      ElementsAre("model: vocab_size is 0; at least 1 would work",
-                  "model: num_layers is 0; at least 1 would work",
-                  "model: dropout is 1; a number in [0, 1) would work",
-                  "model: initializer_range is -2; a number above 0 would work (0.02 is usual)",
-                  "norm rms_norm: eps is 0; a number above 0 would work (1e-6 is usual)",
-                  HasSubstr("mixer retention: num_heads 8 must divide the key width 30"),
-                  HasSubstr("channel_mixer swiglu: option width is -1; an integer of at least 0")));
+      ElementsAre(
+          "model: vocab_size is 0. Use at least 1.", "model: num_layers is 0. Use at least 1.",
+          "model: dropout is 1. Use a number in [0, 1).",
+          "model: initializer_range is -2. Use a number above 0 (0.02 is usual).",
+          "norm rms_norm: eps is 0. Use a number above 0 (1e-6 is usual).",
+          HasSubstr("mixer retention: num_heads 8 must divide the key width 30"),
+          HasSubstr("channel_mixer swiglu: option width is -1. Use an integer of at least 0")));
   EXPECT_HL_ERROR(LanguageModel(config), ExitCode::kUsage, "vocab_size is 0", "width is -1");
 }
 
@@ -97,7 +97,7 @@ TEST(ModelConfigTest, TheLastNormMayBeAnother) {
   config.final_norm = NormConfig("layer_norm");
   config.block = BlockConfig("post_norm");
   EXPECT_HL_ERROR(LanguageModel(config), ExitCode::kUsage,
-                  "the block post_norm ends with a norm of its own; no final_norm would work");
+                  "the block post_norm already ends with a norm. Remove final_norm.");
 }
 
 TEST(ModelConfigTest, SummaryNamesEveryMixer) {
@@ -117,20 +117,21 @@ TEST(ModelConfigTest, SizesBeyondEveryModelAreProblems) {
   ModelConfig config = Unusual();
   config.vocab_size = config.num_layers = kHuge;
   config.channel_mixer.Set("width", kHuge);
-  EXPECT_THAT(Problems(config),
-              testing::IsSupersetOf({HasSubstr("vocab_size is 1099511627776; at most 2147483647"),
-                                     HasSubstr("num_layers is 1099511627776; at most 16384"),
-                                     HasSubstr("width is 1099511627776; an integer of at least 0 "
-                                               "and at most 16777216")}));
+  EXPECT_THAT(
+      Problems(config),
+      testing::IsSupersetOf({HasSubstr("vocab_size is 1099511627776. Use at most 2147483647."),
+                             HasSubstr("num_layers is 1099511627776. Use at most 16384."),
+                             HasSubstr("width is 1099511627776. Use an integer of at least 0 "
+                                       "and at most 16777216")}));
   EXPECT_THAT(Problems({.model_dim = kHuge}),
-              ElementsAre(HasSubstr("model_dim is 1099511627776; at most 1048576")));
+              ElementsAre(HasSubstr("model_dim is 1099511627776. Use at most 1048576.")));
   const auto with = [](const char* mixer, const std::vector<Assignment>& options) {
     return Problems({.mixer = MixerConfig(mixer, options)});
   };
   EXPECT_THAT(with("gla", {{"conv_size", kHuge}}),
-              ElementsAre(HasSubstr("at most 16777216 would work")));
+              ElementsAre(HasSubstr("at least 1 and at most 16777216")));
   EXPECT_THAT(with("softmax", {{"head_dim", kHuge}}),
-              ElementsAre(HasSubstr("at most 16777216 would work")));
+              ElementsAre(HasSubstr("at least 1 and at most 16777216")));
   EXPECT_THAT(with("softmax", {{"num_heads", 8192}, {"head_dim", 8192}}),
               ElementsAre(HasSubstr("67108864 wide; at most 16777216 would work")));
 }
@@ -141,20 +142,21 @@ TEST(ModelConfigTest, HybridProblems) {
   config.hybrid.push_back({.layers = {}, .mixer = MixerConfig("gla")});
   config.hybrid.push_back({.layers = {2}});
   config.hybrid.push_back({.layers = {0}, .every = 2, .mixer = MixerConfig("gla")});
-  EXPECT_THAT(
-      Problems(config),
-      ElementsAre("model: hybrid layer 7; 0 to 2 would work",
-                  HasSubstr("model: a hybrid group names no layers"),
-                  HasSubstr("model: the hybrid group of layers 2 names no mixer"),
-                  HasSubstr("model: a hybrid group has both layers and every"),
-                  "model: hybrid layer 1 is named twice", "model: hybrid layer 0 is named twice",
-                  HasSubstr("hybrid: mixer softmax: option window is -1")));
+  EXPECT_THAT(Problems(config),
+              ElementsAre("model: hybrid layer 7 does not exist. Use 0 to 2.",
+                          HasSubstr("model: a hybrid group names no layers"),
+                          HasSubstr("model: the hybrid group of layers 2 names neither a mixer"),
+                          HasSubstr("model: a hybrid group has both layers and every"),
+                          "model: hybrid layer 1 is named twice. Name it in one group only.",
+                          "model: hybrid layer 0 is named twice. Name it in one group only.",
+                          HasSubstr("hybrid: mixer softmax: option window is -1")));
   // As where a recipe of more layers is made smaller.
   config.hybrid = {{.layers = {}, .every = 2, .first = 5, .mixer = MixerConfig("gla")},
                    {.layers = {1}, .first = 1, .mixer = MixerConfig("softmax")}};
-  EXPECT_THAT(Problems(config),
-              ElementsAre(HasSubstr("every 2 from 5 holds none of 3 layers; first of 0 to 2"),
-                          HasSubstr("layers 1 has first 1, which is of every: N")));
+  EXPECT_THAT(
+      Problems(config),
+      ElementsAre(HasSubstr("every 2 from 5 contains none of the 3 layers. Use a first of 0 to 2."),
+                  HasSubstr("layers 1 has first 1, which is only used with every. Remove it.")));
 }
 
 }  // namespace

@@ -55,11 +55,10 @@ TEST(PartConfigTest, CopiesAreTheirOwn) {
 
 TEST(PartConfigTest, EveryProblemAtOnceWithItsDefault) {
   PartConfig toy(kToys, "small", {{"a", 0}, {"d", "up"}, {"b", std::nan("")}});
-  EXPECT_THAT(
-      toy.Resolve({.model_dim = 4}),
-      ElementsAre("toy small: option a is 0; an integer of at least 1 would work (default 7)",
-                  "toy small: option b is not a number; one would work (default 2)",
-                  "toy small: option d is 'up'; known: left, right (default left)"));
+  EXPECT_THAT(toy.Resolve({.model_dim = 4}),
+              ElementsAre("toy small: option a is 0. Use an integer of at least 1 (default 7).",
+                          "toy small: option b is not a number. Use a number (default 2).",
+                          "toy small: option d is 'up'; known: left, right (default left)"));
   toy = PartConfig(kToys, "small", {{"a", int64_t{1} << 40}});
   EXPECT_THAT(toy.Resolve({.model_dim = 4}), ElementsAre(HasSubstr("and at most 16777216")));
   toy = PartConfig(kToys, "small");

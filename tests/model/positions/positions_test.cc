@@ -456,11 +456,11 @@ TEST(AttentionPositions, SayWhatDoesNotFit) {
     LanguageModel(Small(positions, mixer));
   };
   EXPECT_HL_ERROR(make(PositionsConfig("alibi"), MixerConfig("gla", {{"num_heads", int64_t{2}}})),
-                  ExitCode::kUsage, "positions alibi", "layers of attention",
-                  "a layer of softmax or gau, would work");
+                  ExitCode::kUsage, "positions: alibi needs an attention layer",
+                  "Use positions { none {} } or add an attention layer.");
   EXPECT_HL_ERROR(make(PositionsConfig("xpos"),
                        MixerConfig("softmax", {{"num_heads", int64_t{2}}, {"rope_theta", 0.0}})),
-                  ExitCode::kUsage, "rope_theta 0", "above 1 would work");
+                  ExitCode::kUsage, "rope_theta 0. Use an even head_dim and a rope_theta above 1.");
   EXPECT_HL_ERROR(make(PositionsConfig("streaming_llm"),
                        MixerConfig("softmax", {{"num_heads", int64_t{2}}, {"window", int64_t{8}}})),
                   ExitCode::kUsage, "window 8", "0 would work");

@@ -30,13 +30,13 @@ TEST(Plan, RefusesRowsThatTheModelDoesNotTake) {
   EXPECT_HL_ERROR(require({"data.reset_at_documents=false"}, &rows), ExitCode::kUsage,
                   "data.reset_at_documents is false, and the documents of labelled rows are "
                   "separate examples. Use data.reset_at_documents=true");
-  EXPECT_HL_ERROR(
-      require({hyena, "data.seq_len=2000"}, &whole), ExitCode::kUsage,
-      "data.seq_len is 2000, beyond the 1024 tokens of a row that the mixer of layer 0, "
-      "hyena, takes; a data.seq_len of at most 1024 would work");
-  EXPECT_HL_ERROR(
-      require({"model.mixer=d2d", "model.mixer.d2d.legacy_view=128"}, &packed), ExitCode::kUsage,
-      "data.seq_len is 256, beyond the 128 tokens of a row that the mixer of layer 0, d2d, takes");
+  EXPECT_HL_ERROR(require({hyena, "data.seq_len=2000"}, &whole), ExitCode::kUsage,
+                  "data.seq_len is 2000, beyond the 1024 tokens per row that the mixer of layer 0, "
+                  "hyena, supports; a data.seq_len of at most 1024 would work");
+  EXPECT_HL_ERROR(require({"model.mixer=d2d", "model.mixer.d2d.legacy_view=128"}, &packed),
+                  ExitCode::kUsage,
+                  "data.seq_len is 256, beyond the 128 tokens per row that the mixer of layer 0, "
+                  "d2d, supports");
   EXPECT_HL_ERROR(
       require({"model.positions=learned", "model.positions.learned.max_positions=200"}, &packed),
       ExitCode::kUsage, "data.seq_len is 256, beyond the model's table of 200 positions");

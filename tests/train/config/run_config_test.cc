@@ -51,7 +51,7 @@ TEST(RunConfig, HybridLayersNameTheirMixer) {
   const RunConfig config =
       ParseRunConfig("data { path: 'd' } model { hybrid { layers: [1, 3] } }", "recipe", {});
   EXPECT_HL_ERROR(Validate(config, 1), ExitCode::kUsage,
-                  "the hybrid group of layers 1, 3 names no mixer");
+                  "the hybrid group of layers 1, 3 names neither a mixer");
 }
 
 TEST(RunConfig, TheLastNormIsThatOfTheOthersUnlessNamed) {

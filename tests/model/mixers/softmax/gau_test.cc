@@ -391,7 +391,7 @@ TEST(GauTest, SaysWhatDoesNotFit) {
   ModelConfig next = GauAlpha(1);
   next.objective = {};
   EXPECT_HL_ERROR(LanguageModel{next}, ExitCode::kUsage, "objective next_token", "gau",
-                  "sees later tokens; a causal mixer or masked_token would work");
+                  "sees later tokens. Use a causal mixer or the objective masked_token.");
 }
 
 }  // namespace
