@@ -19,7 +19,8 @@
 namespace halflife::eval {
 namespace {
 
-// [B, H, T, S] of the keys that each query sees, 0 elsewhere; rows that see none are 0.
+// Returns attention weights [B, H, T, S] over the visible keys, 0 elsewhere. Rows without a visible
+// key are 0.
 at::Tensor Probabilities(const at::Tensor& scores, const at::Tensor& visible) {
   constexpr double kNever = -std::numeric_limits<double>::infinity();
   const at::Tensor none = visible.any(3, true).logical_not();
@@ -29,7 +30,8 @@ at::Tensor Probabilities(const at::Tensor& scores, const at::Tensor& visible) {
       .masked_fill(none, 0.0);
 }
 
-// Sums over all queries by their number of keys: adds to [buckets, 4].
+// Adds the statistics of all queries to `buckets` [kNumBuckets, kNumSums], grouped by the number of
+// keys that a query sees.
 void AddQueries(const at::Tensor& probabilities, const at::Tensor& num_keys, double* buckets) {
   const at::Tensor entropy = -at::xlogy(probabilities, probabilities).sum(-1);  // [B, H, T]
   const at::Tensor most = at::log(num_keys.to(at::kDouble)).unsqueeze(1);       // [B, 1, T]
@@ -58,7 +60,7 @@ std::vector<double> Reduced(std::vector<double> values, dist::ReduceOp op,
   return values;
 }
 
-// The distances of one run from 0 that have pairs.
+// Returns the mean score of each distance from 0 up to the first distance without pairs.
 std::vector<double> MeanScores(std::span<const double> sums, std::span<const double> counts) {
   std::vector<double> means;
   for (size_t n = 0; n < counts.size() && counts[n] > 0; ++n) means.push_back(sums[n] / counts[n]);
@@ -101,7 +103,8 @@ void AttentionStatistics::Add(Layer& layer, const kernels::SoftmaxAttentionInput
   const int64_t num_heads = inputs.q.size(2), num_distances = inputs.k.size(1);
   HL_CHECK(layer.num_heads == 0 ||
                (layer.num_heads == num_heads && layer.num_distances == num_distances),
-           "statistics of rows of ", num_distances, " keys after ", layer.num_distances);
+           "attention statistics: a row has ", num_distances, " keys, but earlier rows had ",
+           layer.num_distances);
   const at::TensorOptions wide = at::TensorOptions(inputs.q.device()).dtype(at::kDouble);
   at::Tensor sums = at::zeros({num_heads, num_distances}, wide),
              counts = at::zeros({1, num_distances}, wide);
@@ -109,7 +112,7 @@ void AttentionStatistics::Add(Layer& layer, const kernels::SoftmaxAttentionInput
     const at::Tensor scores = block.scores.to(at::kDouble);
     AddQueries(Probabilities(scores, block.visible), block.visible.sum(3).squeeze(1),
                buckets_.data());
-    // Keys behind their query count at no distance.
+    // Keys after their query count at no distance.
     const at::Tensor counted = block.visible.logical_and(block.distances >= 0);
     const at::Tensor places = block.distances.clamp_min(0).flatten();
     const auto by_distance = [&](at::Tensor& to, const at::Tensor& x) {
@@ -130,17 +133,17 @@ void AttentionStatistics::Add(Layer& layer, const kernels::SoftmaxAttentionInput
 }
 
 AttentionSummary AttentionStatistics::Summarise(dist::Communicator& control) const {
-  // A rank that has scored no window knows no sizes.
+  // A rank that has scored no window does not know the sizes, so take the maximum over ranks.
   std::vector<double> sizes;
   for (const Layer& layer : layers_) {
     sizes.push_back(static_cast<double>(layer.num_heads));
     sizes.push_back(static_cast<double>(layer.num_distances));
   }
   sizes = Reduced(std::move(sizes), dist::ReduceOp::kMax, control);
-  HL_CHECK_AS(
-      ExitCode::kUsage, std::ranges::any_of(sizes, [](double size) { return size > 0; }),
-      "statistics of attention, and the model has no layer of softmax attention; a model with "
-      "one would work");
+  HL_CHECK_AS(ExitCode::kUsage, std::ranges::any_of(sizes, [](double size) { return size > 0; }),
+              "attention statistics need a layer of softmax attention, and this model has none. "
+              "Use a model "
+              "with softmax attention.");
   AttentionSummary summary;
   std::vector<double> resolutions, of_means;
   for (size_t i = 0; i < layers_.size(); ++i) {

@@ -1,5 +1,5 @@
-// What layers of softmax attention look at: how sharp they are by the number of keys that a query
-// sees, and how well they tell distances apart.
+// Statistics of softmax attention layers: how sharp the weights are, by the number of keys that a
+// query sees, and how well the layers resolve distances.
 //
 //   AttentionStatistics statistics(model.config().num_layers);
 //   model.TokenLosses(tokens, targets, {.slice = &slice, .observe = statistics.Observer()});
@@ -16,26 +16,28 @@
 
 namespace halflife::eval {
 
-// Queries that see [first_keys, 2 first_keys) keys; means over them, all heads and layers.
+// Statistics of the queries that see [first_keys, 2 first_keys) keys: means over these queries and
+// over all heads and layers.
 struct AttentionBucket {
   int64_t first_keys = 0, num_queries = 0;
-  double entropy = 0;           // nats
-  double relative_entropy = 0;  // of the largest there is, ln n; 0 for one key
-  double largest = 0;           // weight of the likeliest key
+  double entropy = 0;  // In nats.
+  // entropy / ln n, where ln n is the maximum for n keys. 0 for one key.
+  double relative_entropy = 0;
+  double largest = 0;  // Weight of the most likely key.
 };
 struct AttentionSummary {
-  // The resolution of each head's mean score by distance; the mean over heads and layers, and over
-  // the heads of each layer. A layer without attention has none: it is left out, and NaN in its
-  // place.
+  // The attention resolution of each head's mean scores by distance: the mean over heads and layers
+  // (`resolution`), and the mean over the heads of each layer (`resolution_by_layer`). Layers
+  // without softmax attention do not count; their entry is NaN.
   double resolution = 0;
   std::vector<double> resolution_by_layer;
-  // The resolution of the scores' mean over the heads of a layer; the mean over layers.
+  // The resolution of the scores averaged over the heads of a layer; the mean over layers.
   double resolution_of_means = 0;
   std::vector<AttentionBucket> buckets;
 };
 
-// Attention resolution (Sun et al., 2022, eq. 3): sum_i p_i (p_i - p_{i+1}), p the softmax of the
-// expected scores at distances 0, 1, ...
+// Returns the attention resolution (Sun et al., 2022, eq. 3): sum_i p_i (p_i - p_{i+1}), where p is
+// the softmax of the expected scores at distances 0, 1, ...
 double AttentionResolution(std::span<const double> scores);
 
 // Not thread-safe.
@@ -43,19 +45,21 @@ class AttentionStatistics {
  public:
   explicit AttentionStatistics(int64_t num_layers);
 
-  // Borrows this; leaves squared ReLUs, whose weights are no probabilities, out.
+  // Returns a callback that borrows `this`. It skips attention with squared ReLUs, whose weights
+  // are not probabilities.
   decltype(model::ForwardContext::observe) Observer();
-  // Over all ranks, collective. Error kUsage where no layer was observed.
+  // Returns the statistics over all ranks. Collective. Throws kUsage if no layer was observed.
   AttentionSummary Summarise(dist::Communicator& control) const;
 
  private:
   // The sums of one layer.
   struct Layer {
     int64_t num_heads = 0, num_distances = 0;
-    std::vector<double> score_sums;  // [H, N] of visible pairs at a distance
-    std::vector<double> counts;      // [N] of these pairs, of one head
+    std::vector<double> score_sums;  // [H, N]: sums over visible pairs by distance.
+    std::vector<double> counts;      // [N]: number of these pairs in one head.
   };
-  static constexpr int kNumBuckets = 40, kNumSums = 4;  // queries, entropy, relative, largest
+  // Number of queries, entropy, relative entropy, largest weight.
+  static constexpr int kNumBuckets = 40, kNumSums = 4;
 
   void Add(Layer& layer, const kernels::SoftmaxAttentionInputs& inputs,
            const kernels::SoftmaxAttentionConfig& config);

@@ -11,9 +11,9 @@
 namespace halflife::eval {
 namespace {
 
-// [B, T] int64 on the CPU.
+// Returns the ids as [B, T] int64 on the CPU.
 at::Tensor Ids(const std::vector<int32_t>& ids, const data::Batch& batch) {
-  // from_blob wants a mutable pointer; .to(kLong) copies before anything could write
+  // from_blob needs a mutable pointer, but nothing writes to it: .to(kLong) makes a copy.
   return at::from_blob(const_cast<int32_t*>(ids.data()), {batch.batch_size, batch.seq_len},
                        at::kInt)
       .to(at::kLong);
@@ -29,7 +29,7 @@ void ApplyObjective(const model::Objective& objective, uint64_t seed, data::Batc
                    .samples = batch.samples,
                    .seed = seed});
   for (int64_t row = 0; row < batch.batch_size; ++row) {
-    if (batch.samples[row] != data::kNoSample) continue;  // no objective asks for padding
+    if (batch.samples[row] != data::kNoSample) continue;  // Padding never has targets.
     std::fill_n(batch.targets.begin() + row * batch.seq_len, batch.seq_len, data::kNoTarget);
   }
   batch.num_targets =

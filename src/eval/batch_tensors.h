@@ -1,4 +1,4 @@
-// A data::Batch as the tensors a forward takes.
+// Converts a data::Batch to the tensors of a forward pass.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,17 +11,17 @@ namespace halflife::eval {
 
 struct BatchTensors {
   at::Tensor inputs;   // [B, T] int64
-  at::Tensor targets;  // [B, T] int64, data::kNoTarget = none
+  at::Tensor targets;  // [B, T] int64; data::kNoTarget: no target.
   model::SequenceSlice slice;
   int64_t num_targets = 0;
-  at::Tensor samples;  // [B] int64, as kernels::SampleNumbers
+  at::Tensor samples;  // [B] int64, see kernels::SampleNumbers.
 };
-// Labels the batch as the model's objective wants it, in place, but for rows of padding, which have
-// no targets; `seed` is that of its random choices.
+// Replaces the batch's inputs and labels in place by those of the model's objective. Rows of
+// padding get no targets. `seed` determines the objective's random choices.
 void ApplyObjective(const model::Objective& objective, uint64_t seed, data::Batch& batch);
 
 BatchTensors ToTensors(const data::Batch& batch, at::Device device);
-// This rank's slice of the rows.
+// Converts this rank's slice of the rows.
 BatchTensors ToTensors(const data::Batch& batch, at::Device device,
                        const model::SequenceParallel& parallel);
 

@@ -12,7 +12,7 @@
 namespace halflife::eval {
 namespace {
 
-// Calls visit(previous, next) for every target of the windows that ChooseWindows gives.
+// Calls visit(previous, next) for every target of the windows that ChooseWindows selects.
 template <typename Visit>
 void ForEachTarget(const data::TokenView& tokens, int64_t seq_len, int64_t num_windows,
                    Visit visit) {
@@ -33,8 +33,9 @@ void ForEachTarget(const data::TokenView& tokens, int64_t seq_len, int64_t num_w
 BigramResult ScoreBigram(const data::Dataset& dataset, data::Split scored, int64_t seq_len,
                          int64_t num_windows, bool reset_at_documents) {
   const int64_t vocab = dataset.info().vocab_size;
-  HL_CHECK_AS(ExitCode::kUsage, vocab <= 20000, "a bigram table of a vocabulary of ", vocab,
-              " does not fit; the baseline serves vocabularies up to 20000");
+  HL_CHECK_AS(ExitCode::kUsage, vocab <= 20000,
+              "the bigram baseline supports vocabularies up to 20000, and this one has ", vocab,
+              " tokens. Leave out --bigram.");
   std::vector<uint32_t> pairs(vocab * vocab), firsts(vocab);
   ForEachTarget(ViewOf(dataset, data::Split::kTrain, reset_at_documents), seq_len,
                 /*num_windows=*/0, [&](int32_t a, int32_t b) {

@@ -10,7 +10,7 @@
 namespace halflife::eval {
 namespace {
 
-// [1, length] of ids from place `begin` on.
+// Returns [1, length] of `ids`, starting at index `begin`.
 at::Tensor Ids(const std::vector<int32_t>& ids, int64_t begin, int64_t length, at::Device device) {
   return at::from_blob(const_cast<int32_t*>(ids.data()) + begin, {1, length}, at::kInt)
       .to(device, at::kLong);
@@ -20,7 +20,9 @@ at::Tensor Ids(const std::vector<int32_t>& ids, int64_t begin, int64_t length, a
 
 at::Tensor CarriedLosses(const model::LanguageModel& model, const data::Batch& batch,
                          int64_t piece) {
-  HL_CHECK(piece > 0 && model.constant_state(), "a state of constant size, in pieces of ", piece);
+  HL_CHECK(piece > 0 && model.constant_state(),
+           "carried losses need a state of constant size and pieces of at least 1 token; piece is ",
+           piece);
   const at::Device device = model.device();
   at::Tensor losses =
       at::empty({1, batch.batch_size * batch.seq_len}, at::dtype(at::kFloat).device(device));

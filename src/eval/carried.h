@@ -1,5 +1,5 @@
-// Rows that are longer than memory: in pieces, each of which goes on from the state that the one
-// before it left. The losses are those of whole rows up to rounding.
+// Scores rows that are too long for memory. A row is processed in pieces, and each piece continues
+// from the state after the previous one. The losses equal those of whole rows up to rounding.
 //
 //   const at::Tensor losses = CarriedLosses(model, batch, /*piece=*/2048);
 #pragma once
@@ -11,9 +11,9 @@
 
 namespace halflife::eval {
 
-// -ln p of the batch's targets, [B, T] fp32, 0 where there is none. The model's state has constant
-// size; documents of a row start from an empty one. What a forward takes follows from `piece`, not
-// from T: of the row itself there are its ids and its losses.
+// Returns -ln p of the batch's targets, [B, T] fp32, or 0 for tokens without a target. The model's
+// state must have a constant size. Every document starts from an empty state. The memory of a
+// forward pass depends on `piece`, not on T; only the ids and losses of the whole row are kept.
 at::Tensor CarriedLosses(const model::LanguageModel& model, const data::Batch& batch,
                          int64_t piece);
 

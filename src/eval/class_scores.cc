@@ -34,26 +34,29 @@ double Correlation(const Confusion& confusion, double num_documents, double num_
   return spread == 0 ? 0 : (num_correct * num_documents - products) / spread;
 }
 
-// Nothing of a class that is neither there nor predicted.
+// Returns nullopt for a class that neither occurs nor is predicted.
 std::optional<double> F1(const Confusion& confusion, size_t k) {
   const double sum = RowSum(confusion, k) + ColumnSum(confusion, k);
   if (sum == 0) return std::nullopt;
   return 2 * static_cast<double>(confusion[k][k]) / sum;
 }
 
-// Of class k against the rest, by the sum of ranks (Mann and Whitney).
+// The area under the curve of class k against the rest, computed from the sum of ranks (Mann and
+// Whitney).
 std::optional<double> Area(std::span<const int32_t> labels, std::span<const double> log_probs,
                            size_t num_classes, size_t k) {
   const auto score = [&](size_t i) { return log_probs[i * num_classes + k]; };
   for (size_t i = 0; i < labels.size(); ++i)
-    if (std::isnan(score(i))) return std::nullopt;  // a model that has diverged orders nothing
+    // NaN scores (of a diverged model) have no order.
+    if (std::isnan(score(i))) return std::nullopt;
   std::vector<size_t> order(labels.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::ranges::sort(order, {}, score);
   double ranks = 0, positives = 0;
   for (size_t begin = 0, end = 0; begin < order.size(); begin = end) {
     while (end < order.size() && score(order[end]) == score(order[begin])) ++end;
-    const double rank = 0.5 * static_cast<double>(begin + end + 1);  // the mean of equals
+    // The mean rank of equal scores.
+    const double rank = 0.5 * static_cast<double>(begin + end + 1);
     for (size_t i = begin; i < end; ++i) {
       if (labels[order[i]] != static_cast<int32_t>(k)) continue;
       ranks += rank;

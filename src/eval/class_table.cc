@@ -14,7 +14,8 @@ void ClassTable::Add(int64_t window, const data::Batch& batch, const at::Tensor&
     const int32_t label = batch.targets[static_cast<size_t>(first)];
     if (label < 0) continue;
     double* const place = &rows_[static_cast<size_t>((window + row) * width())];
-    HL_CHECK(place[0] == 0, "a row with several labelled documents");
+    HL_CHECK(place[0] == 0,
+             "a row has several labelled documents, but classification needs one per row");
     place[0] = label + 1;
     std::copy_n(from, num_classes_, place + 1);
   }

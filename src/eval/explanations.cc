@@ -20,7 +20,7 @@ std::vector<LayerExplanation> ExplainLayers(const model::LanguageModel& model,
   model.Hidden(tokens, {.slice = &slice, .before_mixer = explain});
   HL_CHECK_AS(ExitCode::kUsage, !explanations.empty(), "no layer of ",
               model::MixerSummary(model.config()),
-              " says what it looked at; a model with layers of leap or fastformer would");
+              " can explain which tokens it used. Use a model with layers of leap or fastformer.");
   return explanations;
 }
 

@@ -1,5 +1,5 @@
-// What layers that pool windows (leap, fastformer) looked at in a text: the shares that their pools
-// gave to tokens, layer by layer, and which tokens had most.
+// Explains what layers that pool windows (leap, fastformer) looked at in a text: the weights of all
+// tokens in their pools, layer by layer, and the tokens with the largest weights.
 //
 //   for (const LayerExplanation& of_layer : ExplainLayers(model, tokens, slice))
 //     for (const model::Explanation& pool : of_layer.pools)
@@ -18,19 +18,20 @@ namespace halflife::eval {
 
 struct LayerExplanation {
   int64_t layer = 0;
-  std::vector<model::Explanation> pools;  // in the order of the layer's forward pass
+  std::vector<model::Explanation> pools;  // In the order of the layer's forward pass.
 };
-// Returns what these layers looked at in one forward over tokens [B, T] int64, whole rows. Other
-// layers are left out: Error kUsage where none is left.
+// Runs one forward pass over tokens [B, T] int64 (whole rows) and returns the explanation of every
+// layer that supports it. Other layers are skipped. Throws kUsage if no layer supports it.
 std::vector<LayerExplanation> ExplainLayers(const model::LanguageModel& model,
                                             const at::Tensor& tokens,
                                             const model::SequenceSlice& slice);
 
 struct TokenShare {
-  int64_t token = 0;  // its place in the row
+  int64_t token = 0;  // Index in the row.
   double share = 0;
 };
-// The `count` largest of shares [T] that are not 0, falling; of equals the first comes first.
+// Returns the `count` largest nonzero values of `shares` [T] in descending order. Equal values keep
+// their order.
 std::vector<TokenShare> LargestTokens(const at::Tensor& shares, int64_t count);
 
 }  // namespace halflife::eval

@@ -11,7 +11,7 @@
 namespace halflife::eval {
 namespace {
 
-// A config that steps change one after the other.
+// A configuration that the steps of a method change one after the other.
 struct Edit {
   model::ModelConfig& config;
   const LengthScene& scene;
@@ -19,7 +19,7 @@ struct Edit {
   std::optional<int64_t> number;
 
   int64_t NumberOr(int64_t usual) const { return std::max<int64_t>(1, number.value_or(usual)); }
-  // The number, or how much longer rows are than in training.
+  // Returns the given number, or the ratio of the row length to the training length (at least 1).
   double Stretch() const {
     const auto ratio = static_cast<double>(scene.length) / static_cast<double>(scene.train_len);
     return number ? static_cast<double>(*number) : std::max(1.0, ratio);
@@ -29,14 +29,14 @@ struct Edit {
     ForAttention([&](model::MixerConfig& mixer) { mixer.Set(option, value); });
   }
   void SetPositions(const model::PositionsConfig& positions) const {
-    HL_CHECK_AS(
-        ExitCode::kUsage, config.positions.name() == "none", "--method ", step,
-        " turns queries and keys in place of plain rotation, and the model's positions are ",
-        config.positions.name(), "; as_trained, window or blocks would work");
+    HL_CHECK_AS(ExitCode::kUsage, config.positions.name() == "none", "--method ", step,
+                " replaces plain rotation of queries and keys, but the model's positions are ",
+                config.positions.name(), ". Use as_trained, window or blocks.");
     ForAttention([&](model::MixerConfig& mixer) {
-      HL_CHECK_AS(ExitCode::kUsage, mixer.Get<double>("rope_theta") > 0, "--method ", step,
-                  " turns queries and keys, and the model's attention was trained without; "
-                  "as_trained, window or blocks would work");
+      HL_CHECK_AS(
+          ExitCode::kUsage, mixer.Get<double>("rope_theta") > 0, "--method ", step,
+          " rotates queries and keys, but the model's attention was trained without rotation. "
+          "Use as_trained, window or blocks.");
     });
     config.positions = positions;
   }
@@ -51,7 +51,7 @@ struct Edit {
     for (model::LayerGroup& group : config.hybrid)
       if (group.mixer) visit(*group.mixer);
     HL_CHECK_AS(ExitCode::kUsage, any, "--method ", step,
-                " is of softmax attention, and the model has none; as_trained would work");
+                " needs softmax attention, and this model has none. Use as_trained.");
   }
 };
 
@@ -59,8 +59,8 @@ void SetQueryScale(const Edit& edit, const char* form) {
   edit.ForAttention([&](const model::MixerConfig& mixer) {
     const auto trained = mixer.Get<std::string>("query_scale");
     HL_CHECK_AS(ExitCode::kUsage, trained == "none", "--method ", edit.step,
-                " scales queries, and the model was trained with query_scale ", trained,
-                "; as_trained, which goes on with it, would work");
+                " scales queries, but the model was trained with query_scale ", trained,
+                ". Use as_trained, which keeps that scale.");
   });
   edit.SetInAttention("query_scale", std::string(form));
   edit.SetInAttention("query_scale_mode", std::string("eval_only"));
@@ -93,7 +93,8 @@ void LeakyRerope(const Edit& edit) {
       "rerope",
       {{"window", std::max<int64_t>(1, edit.scene.train_len / 2)}, {"leak", edit.NumberOr(16)}}));
 }
-// Of ALiBi the slopes are divided (Al-Khateeb et al., 2023): its scores are linear in positions.
+// For ALiBi, divides the slopes (Al-Khateeb et al., 2023), because its scores are linear in
+// positions.
 void Interpolated(const Edit& edit) {
   model::PositionsConfig& positions = edit.config.positions;
   if (positions.name() == "alibi")
@@ -111,7 +112,8 @@ void InfoScale(const Edit& edit) { SetQueryScale(edit, "info"); }
 void LogScale(const Edit& edit) { SetQueryScale(edit, "log"); }
 void ScaledBiases(const Edit& edit) { edit.SetInAttention("query_scale_bias", true); }
 
-// What a step sets. A second step of the same would undo the first.
+// The aspect of attention that a step sets. A second step with the same facet would overwrite the
+// first.
 enum class Facet { kNone, kPattern, kSinks, kPositions, kQueryScale, kScaledBiases };
 
 const char* NameOf(Facet facet) {
@@ -127,14 +129,14 @@ const char* NameOf(Facet facet) {
     case Facet::kQueryScale:
       return "the scale of queries";
     case Facet::kScaledBiases:
-      return "what is scaled";
+      return "whether biases are scaled";
   }
   return "nothing";
 }
 
 struct StepKind {
   const char* name;
-  const char* number;  // what it may be given; empty: none
+  const char* number;  // Name of its number in help texts. Empty: takes no number.
   Facet facet;
   void (*apply)(const Edit& edit);
 };
@@ -167,7 +169,7 @@ std::vector<std::string> Split(std::string_view text, char mark) {
 LengthMethod LengthMethod::Parse(std::string_view text) {
   LengthMethod method;
   method.text_ = text;
-  std::map<Facet, std::string> set;  // by which step
+  std::map<Facet, std::string> set;  // The step that set each facet.
   for (const std::string& part : Split(text, '+')) {
     const size_t colon = part.find(':');
     Step step = {.name = part.substr(0, colon), .number = std::nullopt};
@@ -175,7 +177,7 @@ LengthMethod LengthMethod::Parse(std::string_view text) {
     const auto [first, is_first] = set.try_emplace(kind.facet, part);
     HL_CHECK_AS(ExitCode::kUsage, is_first || kind.facet == Facet::kNone, "--method ", text, ": ",
                 first->second, " and ", part, " both set ", NameOf(kind.facet),
-                ", so that the second would undo the first; one of them would work");
+                ", so the second would overwrite the first. Use only one of them.");
     if (colon != std::string::npos) {
       const std::string digits = part.substr(colon + 1);
       int64_t number = 0;
@@ -184,7 +186,7 @@ LengthMethod LengthMethod::Parse(std::string_view text) {
       HL_CHECK_AS(ExitCode::kUsage,
                   *kind.number != '\0' && error == std::errc() && number > 0 &&
                       end == digits.data() + digits.size(),
-                  "--method ", part, ": '", digits, "' where ", kind.name,
+                  "--method ", part, ": '", digits, "' is not allowed, because ", kind.name,
                   *kind.number == '\0' ? " takes no number" : " takes a whole number above 0");
       step.number = number;
     }

@@ -1,5 +1,6 @@
-// How a trained model is evaluated on texts of another length than those it was trained on: as it
-// is, or with another pattern, positions or scale of its attention, none of which has parameters.
+// How a trained model is evaluated on texts that are longer (or shorter) than its training rows:
+// unchanged, or with another pattern, positions or scale of its attention. No method has
+// parameters.
 //
 //   const LengthMethod method = LengthMethod::Parse("blocks:64+info_scale");
 //   const auto other = method.AppliedTo(model, {.train_len = 128, .length = 2048});
@@ -17,24 +18,27 @@
 namespace halflife::eval {
 
 struct LengthScene {
-  int64_t train_len = 0;  // tokens of a row in training
-  int64_t length = 0;     // of a row now
+  int64_t train_len = 0;  // Tokens of a row in training.
+  int64_t length = 0;     // Tokens of a row in this evaluation.
 };
 
 class LengthMethod {
  public:
-  // Steps joined by '+', each a name and, where it takes one, ":NUMBER". Error kUsage for unknown
-  // names (with the known ones), numbers that are none or not above 0, and two steps that set the
-  // same (pattern, sinks, positions, scale).
+  // Parses steps that are joined by '+'. Each step is a name, followed by ":NUMBER" if the step
+  // takes a number. Throws kUsage for unknown names (and lists the known ones), for numbers that
+  // are not whole numbers above 0, and for two steps that set the same facet (pattern, sinks,
+  // positions, scale).
   static LengthMethod Parse(std::string_view text);
-  // Several, each tried on the model, so that what does not fit it is told before hours of others.
+  // Parses several methods and applies each to the model once, so that a method that does not fit
+  // is reported before a long evaluation starts.
   static std::vector<LengthMethod> ParseAll(const std::vector<std::string>& texts,
                                             const model::LanguageModel& model,
                                             const LengthScene& scene);
   const std::string& text() const { return text_; }
 
-  // A model of the same weights, which it borrows from `model`'s memory. Error kUsage where the
-  // model has no layer of softmax, or tells positions in a way that the method would replace.
+  // Returns a model with the same weights, which it borrows from `model`. Throws kUsage if the
+  // model has no softmax attention, or if the method would replace positions that the model was
+  // trained with.
   std::unique_ptr<model::LanguageModel> AppliedTo(const model::LanguageModel& model,
                                                   const LengthScene& scene) const;
 

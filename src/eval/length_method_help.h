@@ -1,11 +1,12 @@
-// What `eval --method` may name. No LibTorch: the command line tells it, too.
+// Help texts of `eval --method`. Does not use LibTorch, because the command line also prints them.
 #pragma once
 
 #include <string>
 
 namespace halflife::eval {
 
-// A line each: "  window:W         a query sees the last W keys [the training length]".
+// Returns one line per step: "  window:W         a query sees the last W keys [the training
+// length]".
 inline std::string LengthMethodHelp() {
   constexpr size_t kWidth = 17;
   std::string text;
@@ -20,7 +21,7 @@ inline std::string LengthMethodHelp() {
   return text;
 }
 
-// "as_trained, window:W, ...".
+// Returns "as_trained, window:W, ...".
 inline std::string LengthMethodNames() {
   std::string text;
   const auto add = [&](const std::string& name, const std::string& number) {

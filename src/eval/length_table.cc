@@ -9,27 +9,28 @@ namespace halflife::eval {
 
 void RequireLengths(const model::LanguageModel& model, const LengthTable& table) {
   HL_CHECK_AS(ExitCode::kUsage, !table.lengths.empty(),
-              "no length to evaluate; --lengths N,... would work");
+              "no length to evaluate. Use --lengths N,...");
   const int64_t longest = std::ranges::max(table.lengths);
   for (const int64_t length : table.lengths)
-    HL_CHECK_AS(ExitCode::kUsage, length > 0 && longest % length == 0, "--lengths: ", length,
-                " does not divide the longest, ", longest,
-                ", and every length scores the same targets; divisors would work");
+    HL_CHECK_AS(
+        ExitCode::kUsage, length > 0 && longest % length == 0, "--lengths: ", length,
+        " does not divide the longest length, ", longest,
+        ", but every length must score the same targets. Use divisors of the longest length.");
   HL_CHECK_AS(
       ExitCode::kUsage,
       !table.attention || model.AnyLayerHas(&model::MixerTraits::has_attention_probabilities),
-      "--attention tells what softmax attention looks at, and the model has no layer of "
-      "softmax attention; without it --lengths would work");
+      "--attention needs a layer of softmax attention, and this model has none. Leave out "
+      "--attention.");
   HL_CHECK_AS(ExitCode::kUsage, !table.recall || model.objective().predicts_next_token(),
-              "--recall tells next tokens apart, and the model's objective is ",
-              model.config().objective.name(), "; without it --lengths would work");
+              "--recall needs the objective next_token, but the model's objective is ",
+              model.config().objective.name(), ". Leave out --recall.");
   RequirePositions(model, table.lengths);
 }
 
 void RequirePositions(const model::LanguageModel& model, const std::vector<int64_t>& lengths) {
   const int64_t longest = std::ranges::max(lengths), most = model.max_positions();
-  HL_CHECK_AS(ExitCode::kUsage, most == 0 || longest <= most, "--lengths: the model knows ", most,
-              " positions, fewer than ", longest, "; lengths of at most ", most, " would work");
+  HL_CHECK_AS(ExitCode::kUsage, most == 0 || longest <= most, "--lengths: the model supports ",
+              most, " positions, fewer than ", longest, ". Use lengths of at most ", most, ".");
 }
 
 LengthRow ScoreLength(const model::LanguageModel& model, const data::TokenView& tokens,
@@ -38,8 +39,8 @@ LengthRow ScoreLength(const model::LanguageModel& model, const data::TokenView& 
   HL_CHECK_AS(
       ExitCode::kUsage,
       tokens.row_len == 0 || (!table.recall && protocol.kind() == Protocol::Kind::kSegments),
-      "--recall and --protocol ", protocol.text(), " tell tokens of text apart, and ", tokens.name,
-      " has labelled rows; --protocol segments without --recall would work");
+      "--recall and --protocol ", protocol.text(), " need text, but ", tokens.name,
+      " has labelled rows. Use --protocol segments and leave out --recall.");
   const int64_t longest = std::ranges::max(table.lengths);
   const int64_t available = data::NumWindows(tokens, longest);
   HL_CHECK_AS(ExitCode::kData, available > 0, tokens.name, " has ", tokens.info.num_tokens,

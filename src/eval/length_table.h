@@ -1,7 +1,7 @@
-// Loss and perplexity by the length of the text that a model is given, with several methods side by
-// side. Every length and protocol scores the same targets: those of the chosen windows of the
-// longest length. A window is cut into rows of a length, which start from an empty state. Sliding
-// rows enter a window from the text before it, so its first targets have context, too.
+// Loss and perplexity by the length of the text that a model is given, for several methods. Every
+// length and protocol scores the same targets: those of the chosen windows of the longest length.
+// Each window is split into rows of the evaluated length, and every row starts from an empty state.
+// Sliding rows begin in the text before a window, so that its first targets have context as well.
 //
 //   LengthTable table = {.train_len = 128, .lengths = {128, 256, 512}};
 //   const LengthRow row = ScoreLength(model, tokens, table, method, protocol, 256, control);
@@ -20,12 +20,12 @@ namespace halflife::eval {
 
 struct LengthTable {
   int64_t train_len = 0;
-  std::vector<int64_t> lengths;  // each divides the longest
-  int64_t num_windows = 0;       // of the longest length, as ChooseWindows takes it; 0: all
-  int64_t batch_tokens = 4096;   // of one forward, or a row
-  int64_t bin = 0;               // as ValidationConfig's, and so is `recall`
+  std::vector<int64_t> lengths;  // Each divides the longest.
+  int64_t num_windows = 0;       // Windows of the longest length, see ChooseWindows. 0: all.
+  int64_t batch_tokens = 4096;   // Tokens of one forward pass; at least one row.
+  int64_t bin = 0;               // `bin` and `recall`: see ValidationConfig.
   bool recall = false;
-  bool attention = false;  // statistics of layers of attention, too
+  bool attention = false;  // Also collects statistics of attention layers.
 };
 struct LengthRow {
   std::string method, protocol;
@@ -35,15 +35,15 @@ struct LengthRow {
   std::optional<AttentionSummary> attention;
 };
 
-// Error kUsage where a length does not divide the longest, the model knows no so long rows, has no
-// attention whose statistics are asked for, or predicts no next tokens whose recall is.
+// Throws kUsage if a length does not divide the longest one, if the model does not support rows of
+// that length, or if `attention` or `recall` does not fit the model.
 void RequireLengths(const model::LanguageModel& model, const LengthTable& table);
 
-// Error kUsage where the model knows fewer positions than one of the lengths.
+// Throws kUsage if the model supports fewer positions than the longest length.
 void RequirePositions(const model::LanguageModel& model, const std::vector<int64_t>& lengths);
 
-// Collective over `control`; after RequireLengths and the protocol's RequireFits. Error kData if
-// the tokens are fewer than a window of the longest length and one more.
+// Scores one length. Collective over `control`. Call RequireLengths and Protocol::RequireFits
+// first. Throws kData if there are fewer tokens than one window of the longest length plus 1.
 LengthRow ScoreLength(const model::LanguageModel& model, const data::TokenView& tokens,
                       const LengthTable& table, const LengthMethod& method,
                       const Protocol& protocol, int64_t length, dist::Communicator& control);

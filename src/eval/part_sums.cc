@@ -14,7 +14,7 @@ namespace {
 
 constexpr const char* kRecallNames[] = {"token_seen", "token_new", "bigram_seen", "bigram_new"};
 
-// Flags [B, T] of a batch's positions, 0 or 1, as a mask on the device of `like`.
+// Converts flags [B, T] of a batch's tokens (0 or 1) to a mask on the device of `like`.
 at::Tensor MaskOf(const std::vector<uint8_t>& flags, const data::Batch& batch,
                   const at::Tensor& like) {
   return at::from_blob(const_cast<uint8_t*>(flags.data()), {batch.batch_size, batch.seq_len},
@@ -87,7 +87,7 @@ void ContextSums::Add(int64_t window, const data::Batch& batch, const at::Tensor
   const int64_t enough = (batch.seq_len + 1) / 2;
   std::vector<uint8_t> flags(batch.inputs.size());
   for (size_t document = 0; document + 1 < batch.cu_seqlens.size(); ++document) {
-    // The input at the document's i-th position has i + 1 tokens before its target.
+    // The input at index i of its document has i + 1 tokens of context for its target.
     const int64_t begin = batch.cu_seqlens[document] + enough - 1;
     const int64_t end = batch.cu_seqlens[document + 1];
     if (begin < end) std::fill(flags.begin() + begin, flags.begin() + end, uint8_t{1});

@@ -1,6 +1,6 @@
-// Losses over windows by the parts of their targets: by position in the window, by whether the text
-// has said them before, and by the length of their context. The sums are fp64 and in the order of
-// windows, so they depend neither on the grouping into batches nor on the number of ranks.
+// Losses over windows, split by groups of their targets: by position in the window, by whether the
+// target occurred earlier in the text, and by the length of its context. Sums are fp64 in the order
+// of windows, so they depend neither on the batch size nor on the number of ranks.
 //
 //   BinSums bins(num_windows, /*seq_len=*/512, /*bin=*/64);
 //   bins.Add(/*window=*/3, losses, targets.ge(0));
@@ -19,33 +19,34 @@
 
 namespace halflife::eval {
 
-// x [B, T] -> the sums of its rows, [B] fp64 on the host.
+// Returns the sums of the rows of x [B, T] as [B] fp64 on the host.
 at::Tensor RowSums(const at::Tensor& x);
 
-// The score of the targets whose inputs stand at [begin, begin + bin) of their windows.
+// The score of the targets whose inputs are at positions [begin, begin + bin) of their windows.
 struct PositionScore {
   int64_t begin = 0, num_targets = 0;
   double loss = 0;
 };
-// The score of next tokens, by whether their text has said them before (eval/recall.h).
+// The score of next tokens by whether they occurred earlier in their text (eval/recall.h).
 struct RecallScore {
-  std::string name;  // token_seen, token_new, bigram_seen, bigram_new
+  std::string name;  // token_seen, token_new, bigram_seen or bigram_new.
   int64_t num_targets = 0;
-  double loss = 0;  // NaN where there are no such targets
+  double loss = 0;  // NaN if there are no such targets.
 };
-// Holds, for each window and part, a loss and how many targets it is of.
+// Holds the loss and the number of targets for each window and part.
 class PartSums {
  public:
   PartSums(int64_t num_windows, int64_t num_parts)
       : num_parts_(num_parts), sums_(static_cast<size_t>(2 * num_parts * num_windows)) {}
 
-  // Adds losses and num_targets of the part, [B, any], of the windows from `window` on.
+  // Stores a part of the windows starting at `window`: its losses and numbers of targets per token,
+  // [B, any].
   void Add(int64_t window, int64_t part, const at::Tensor& losses, const at::Tensor& num_targets);
   struct Score {
     int64_t num_targets = 0;
-    double loss = 0;  // NaN: no targets
+    double loss = 0;  // NaN if there are no targets.
   };
-  // Returns the score of each part. Collective where there are any; `name` is the exchange's.
+  // Returns the score of each part. Collective if there are any parts. `name` names the collective.
   std::vector<Score> Scores(dist::Communicator& control, const char* name);
 
  private:
@@ -53,45 +54,48 @@ class PartSums {
   std::vector<double> sums_;  // [window][part][loss, targets]
 };
 
-// By position, in bins of so many tokens; 0: none.
+// Sums by position in the window, in bins of `bin` tokens. 0: no bins.
 class BinSums {
  public:
   BinSums(int64_t num_windows, int64_t seq_len, int64_t bin);
 
-  // losses and asked [B, T] of the windows from `window` on.
+  // Adds losses and asked [B, T] of the windows starting at `window`. `asked` is true for tokens
+  // that have a target.
   void Add(int64_t window, const at::Tensor& losses, const at::Tensor& asked);
-  std::vector<PositionScore> Scores(dist::Communicator& control);  // collective
+  std::vector<PositionScore> Scores(dist::Communicator& control);  // Collective.
 
  private:
   int64_t bin_, num_bins_;
   PartSums sums_;
 };
 
-// The score of the targets that have at least half a window of context: seq_len / 2 tokens, rounded
-// up, of their own document before them in the window. Adds nothing if it is not wanted.
+// The score of the targets with at least half a window of context: seq_len / 2 (rounded up) earlier
+// tokens of their document in the window. Does nothing unless `wanted`.
 class ContextSums {
  public:
   ContextSums(int64_t num_windows, bool wanted);
 
-  // losses and asked [B, T] of the windows from `window` on, which are those of `batch`.
+  // Adds losses and asked [B, T] of the windows starting at `window`, which are the rows of
+  // `batch`.
   void Add(int64_t window, const data::Batch& batch, const at::Tensor& losses,
            const at::Tensor& asked);
-  std::optional<PartSums::Score> Score(dist::Communicator& control);  // collective
+  std::optional<PartSums::Score> Score(dist::Communicator& control);  // Collective.
 
  private:
   bool wanted_;
   PartSums sums_;
 };
 
-// By eval/recall.h's groups; not wanted: none.
+// Sums by the groups of eval/recall.h. Does nothing unless `wanted`.
 class RecallSums {
  public:
   RecallSums(int64_t num_windows, bool wanted);
 
-  // losses and asked [B, T] of the windows from `window` on, which are those of `batch`.
+  // Adds losses and asked [B, T] of the windows starting at `window`, which are the rows of
+  // `batch`.
   void Add(int64_t window, const data::Batch& batch, const at::Tensor& losses,
            const at::Tensor& asked);
-  std::vector<RecallScore> Scores(dist::Communicator& control);  // collective
+  std::vector<RecallScore> Scores(dist::Communicator& control);  // Collective.
 
  private:
   bool wanted_;

@@ -1,5 +1,5 @@
-// How a text is scored in rows of a length: what each token has before it, and in what pieces it is
-// computed.
+// How a text is scored in rows of a given length: which tokens precede each target, and whether
+// rows are computed in pieces.
 //
 //   const Protocol protocol = Protocol::Parse("sliding:64");
 #pragma once
@@ -15,20 +15,22 @@ namespace halflife::eval {
 class Protocol {
  public:
   enum class Kind {
-    kSegments,  // rows side by side, which start from nothing: the first tokens know little
-    kSliding,   // rows `tokens` apart, of which each scores its last so many
-    kCarried,   // as segments, in pieces of `tokens` on a carried state
+    // Adjacent rows that start from an empty state; their first tokens have little context.
+    kSegments,
+    kSliding,  // Rows that start `tokens` apart; each scores only its last `tokens` targets.
+    kCarried,  // The rows of kSegments, computed in pieces of `tokens` with a carried state.
   };
-  // "segments", "sliding:STRIDE", "carried:PIECE". Error kUsage names what there is.
+  // Parses "segments", "sliding:STRIDE" or "carried:PIECE". Throws kUsage for other texts and names
+  // the protocols.
   static Protocol Parse(std::string_view text);
 
   const std::string& text() const { return text_; }
   Kind kind() const { return kind_; }
-  int64_t stride() const { return kind_ == Kind::kSliding ? tokens_ : 0; }  // 0: side by side
-  int64_t piece() const { return kind_ == Kind::kCarried ? tokens_ : 0; }   // 0: whole rows
+  int64_t stride() const { return kind_ == Kind::kSliding ? tokens_ : 0; }  // 0: adjacent rows.
+  int64_t piece() const { return kind_ == Kind::kCarried ? tokens_ : 0; }   // 0: whole rows.
 
-  // Error kUsage where rows of `length` are not whole strides, or the model has no next tokens to
-  // slide over, or no state of constant size to carry.
+  // Throws kUsage if `length` is not a multiple of the stride, if the protocol needs next-token
+  // targets and the model has none, or if the state to be carried does not have a constant size.
   void RequireFits(const model::LanguageModel& model, int64_t length) const;
 
  private:

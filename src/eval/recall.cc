@@ -6,7 +6,7 @@
 namespace halflife::eval {
 namespace {
 
-// What a document has said so far.
+// The tokens and bigrams of a document so far.
 class Said {
  public:
   void Add(int32_t token) {

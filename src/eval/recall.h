@@ -1,7 +1,7 @@
-// Which targets a text has already said: the share of the loss that recall from context could mend.
-// Arora et al. (2024, "Based", 5.4) call a later occurrence of a token "associative recall"; the
-// bigram is the stricter form of the same group (Zoology, without its bound on how often training
-// saw it).
+// Finds the targets that occurred earlier in their text: the share of the loss that recall from
+// context could reduce. Arora et al. (2024, "Based", 5.4) call a later occurrence of a token
+// "associative recall". The bigram is a stricter criterion (as in Zoology, but without its limit on
+// the frequency in the training data).
 //
 //   const RecallFlags flags = FindRecalled(batch);
 //   const bool seen = flags.bigram_seen[row * static_cast<size_t>(batch.seq_len) + t];
@@ -14,11 +14,11 @@
 
 namespace halflife::eval {
 
-// [B, T] each, 0 or 1; 0 where there is no target. What came before is what the model sees: the
-// tokens up to and with t of the same document in the same row.
+// Flags [B, T], 0 or 1; 0 for tokens without a target. The context of token t is what the model
+// sees: the tokens of the same document in the same row, up to and including t.
 struct RecallFlags {
-  std::vector<uint8_t> token_seen;   // the target is among those tokens
-  std::vector<uint8_t> bigram_seen;  // it has followed the token at t before
+  std::vector<uint8_t> token_seen;   // The target occurs in the context.
+  std::vector<uint8_t> bigram_seen;  // The target has followed the token at t before.
 };
 // Returns the flags of next-token targets, on the host.
 RecallFlags FindRecalled(const data::Batch& batch);

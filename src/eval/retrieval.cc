@@ -12,14 +12,15 @@ namespace {
 
 using Tokens = std::vector<int32_t>;
 
-// What a draw of a prompt is for: the `layer` of its key, none of those of rows of MQAR.
+// The purpose of a random draw, used as the `layer` of its key. The values differ from those of the
+// rows of `prepare --synthetic mqar`.
 enum class Stream : uint32_t { kPlace = 16, kDigits = 17, kKeys = 18, kValues = 19, kOrder = 20 };
 
 data::RandomWords Words(uint64_t seed, Stream stream, uint64_t sample) {
   return {MakeRandomKey(seed, RandomPurpose::kSynthetic, static_cast<uint32_t>(stream)), sample};
 }
 
-// `count` of the candidates in an order drawn for them: the first steps of a Fisher-Yates shuffle.
+// Returns `count` of the candidates in random order: the first steps of a Fisher-Yates shuffle.
 Tokens Drawn(Tokens candidates, int64_t count, data::RandomWords words) {
   const std::ptrdiff_t size = std::ssize(candidates);
   for (std::ptrdiff_t i = 0; i < count; ++i)
@@ -46,8 +47,8 @@ Needle PasskeyNeedle(const data::Tokenizer& tokenizer, uint64_t seed, uint64_t s
   const Tokens key = tokenizer.Encode(digits);
   const int32_t unk = tokenizer.special_ids().unk;
   HL_CHECK_AS(ExitCode::kUsage, !key.empty() && (unk < 0 || !std::ranges::count(key, unk)),
-              "a passkey: the tokenizer has no tokens for ", digits,
-              "; retrieval mqar, which needs no words, would work");
+              "--retrieval passkey: the tokenizer has no tokens for ", digits,
+              ". Use --retrieval mqar, which needs no words.");
   Needle needle = {.told = tokenizer.Encode(" The pass key is "),
                    .asked = tokenizer.Encode(" What is the pass key? The pass key is "),
                    .targets = {}};
@@ -69,9 +70,9 @@ Needle MqarNeedle(const MqarNeedles& config, std::span<const int32_t> haystack, 
   const int64_t most = std::min(std::ssize(keys), std::ssize(values));
   HL_CHECK_AS(ExitCode::kUsage, config.num_pairs <= most, "--pairs ", config.num_pairs,
               ": a haystack of ", haystack.size(), " tokens leaves ", keys.size(),
-              " others of the vocabulary's lower half for keys and ", values.size(),
-              " of its upper half for values; ",
-              most > 0 ? Concat("at most ", most) : "shorter --lengths", " would work");
+              " unused tokens of the vocabulary's lower half for keys and ", values.size(),
+              " of its upper half for values. Use ",
+              most > 0 ? Concat("at most ", most) : "shorter --lengths", ".");
   const Tokens key = Drawn(keys, config.num_pairs, Words(seed, Stream::kKeys, sample)),
                value = Drawn(values, config.num_pairs, Words(seed, Stream::kValues, sample));
   Tokens pairs(key.size());
@@ -88,10 +89,10 @@ Needle MqarNeedle(const MqarNeedles& config, std::span<const int32_t> haystack, 
 Prompt Hide(const Needle& needle, std::span<const int32_t> haystack, int64_t length, double depth) {
   const int64_t text = length - needle.size();
   HL_CHECK_AS(ExitCode::kUsage, text >= 0, "--lengths: rows of ", length,
-              " tokens are too short for what is hidden and asked, of ", needle.size(), " tokens; ",
-              needle.size(), " or more would work");
-  HL_CHECK(depth >= 0 && depth <= 1 && std::ssize(haystack) >= text, "depth ", depth, ", ",
-           haystack.size(), " tokens of a haystack where ", text, " are wanted");
+              " tokens are too short for the needle and its question, which need ", needle.size(),
+              " tokens. Use ", needle.size(), " or more.");
+  HL_CHECK(depth >= 0 && depth <= 1 && std::ssize(haystack) >= text, "depth is ", depth,
+           ", and the haystack has ", haystack.size(), " of the required ", text, " tokens");
   const auto before = static_cast<int64_t>(std::floor(static_cast<double>(text) * depth));
   Prompt prompt = {.inputs = {haystack.begin(), haystack.begin() + before},
                    .targets = Tokens(static_cast<size_t>(length), data::kNoTarget)};
@@ -103,10 +104,10 @@ Prompt Hide(const Needle& needle, std::span<const int32_t> haystack, int64_t len
 }
 
 Haystack::Haystack(const data::TokenView& tokens, uint64_t seed) : tokens_(tokens), seed_(seed) {
-  HL_CHECK_AS(ExitCode::kUsage, tokens.row_len == 0, "--retrieval hides needles in text, and ",
-              tokens.name, " has labelled rows; a dataset of text, or --text FILE, would work");
+  HL_CHECK_AS(ExitCode::kUsage, tokens.row_len == 0, "--retrieval hides needles in text, but ",
+              tokens.name, " has labelled rows. Use a dataset of text, or --text FILE.");
   HL_CHECK_AS(ExitCode::kData, tokens.info.num_tokens > tokens.info.num_documents, tokens.name,
-              " holds no text to hide anything in");
+              " contains no text in which a needle can be hidden");
 }
 
 Tokens Haystack::Text(uint64_t sample, int64_t count) const {

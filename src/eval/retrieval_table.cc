@@ -11,7 +11,7 @@
 namespace halflife::eval {
 namespace {
 
-// Of one sample, in fp64.
+// The sums of one sample, in fp64.
 struct SampleSums {
   double loss = 0, correct = 0, tokens = 0, correct_answers = 0, answers = 0;
 };
@@ -26,7 +26,7 @@ Prompts Stack(const std::vector<Prompt>& rows) {
   for (int64_t row = 0; row < batch; ++row) {
     const Prompt& prompt = rows[static_cast<size_t>(row)];
     HL_CHECK(std::ssize(prompt.inputs) == length && std::ssize(prompt.targets) == length,
-             "prompts of several lengths");
+             "the prompts of a batch must all have the same length");
     std::ranges::copy(prompt.inputs, stacked.inputs.mutable_data_ptr<int64_t>() + row * length);
     std::ranges::copy(prompt.targets, stacked.targets.mutable_data_ptr<int64_t>() + row * length);
   }
@@ -60,8 +60,9 @@ void RequireAnswers(const model::LanguageModel& model, bool labels_will_do) {
                   (labels_will_do && objective.takes_labels_of_data() && !objective.classifier()),
               "--retrieval asks for ",
               labels_will_do ? "the token that goes with a key" : "the next tokens of a key",
-              ", and the model's objective is ", model.config().objective.name(),
-              "; a model of next_token", labels_will_do ? " or labelled" : "", " would work");
+              ", but the model's objective is ", model.config().objective.name(),
+              ". Use a model with the objective next_token", labels_will_do ? " or labelled" : "",
+              ".");
 }
 
 AnswerScorer ScorerOf(const model::LanguageModel& model) {
@@ -77,7 +78,7 @@ RetrievalScore ScoreRetrieval(const RetrievalTable& table,
                               const AnswerScorer& scorer, dist::Communicator& control) {
   const c10::AutoGradMode no_grad(false);
   HL_CHECK_AS(ExitCode::kUsage, table.num_samples > 0,
-              "no sample to answer; --samples 1 or more would work");
+              "there are no samples. Use --samples 1 or more.");
   const auto begin_of = [&](int64_t rank) { return table.num_samples * rank / control.size(); };
   std::vector<SampleSums> sums(static_cast<size_t>(table.num_samples));
   const int64_t end = begin_of(control.rank() + 1);

@@ -1,4 +1,4 @@
-// What scoring is told, without LibTorch: the command line fills it in.
+// Options of scoring. Does not use LibTorch, because the command line sets them.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +6,8 @@
 namespace halflife::eval {
 
 struct ScoreConfig {
-  int64_t piece = 2048;         // tokens of a row in one forward
-  int64_t batch_tokens = 8192;  // of one forward, padding included
+  int64_t piece = 2048;         // Tokens of a row in one forward pass.
+  int64_t batch_tokens = 8192;  // Tokens of one forward pass, including padding.
 };
 
 }  // namespace halflife::eval

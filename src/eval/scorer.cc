@@ -23,12 +23,12 @@ size_t LongestOf(std::span<const std::span<const int32_t>> sequences) {
 void CheckIds(std::span<const int32_t> ids, int64_t vocab_size) {
   for (size_t i = 0; i < ids.size(); ++i) {
     HL_CHECK_AS(ExitCode::kUsage, ids[i] >= 0 && ids[i] < vocab_size, "token ", ids[i],
-                " at place ", i, " is outside the model's vocabulary of ", vocab_size,
-                "; ids of 0 to ", vocab_size - 1, " would work");
+                " at index ", i, " is outside the model's vocabulary of ", vocab_size,
+                ". Use ids of 0 to ", vocab_size - 1, ".");
   }
 }
 
-// [B, T] fp32 on the CPU, of tokens and targets that lie there.
+// Returns losses [B, T] fp32 on the CPU. `tokens` and `targets` are on the CPU as well.
 at::Tensor LossesOf(const model::LanguageModel& model, const at::Tensor& tokens,
                     const at::Tensor& targets, const model::SequenceSlice& slice,
                     model::ModelState* state = nullptr) {
@@ -38,7 +38,7 @@ at::Tensor LossesOf(const model::LanguageModel& model, const at::Tensor& tokens,
       .contiguous();
 }
 
-// Of every token but the first, in rows that each hide one.
+// Scores every token but the first, in rows that each hide one token.
 std::vector<float> ScoreHidden(const model::LanguageModel& model, std::span<const int32_t> sequence,
                                const ScoreConfig& config) {
   const auto length = static_cast<int64_t>(sequence.size());
@@ -72,7 +72,7 @@ std::vector<std::vector<size_t>> ScoreBatches(std::span<const size_t> lengths,
     if (lengths[i] >= 2) order.push_back(i);
   std::ranges::stable_sort(order, std::greater(), [&](size_t i) { return lengths[i]; });
   std::vector<std::vector<size_t>> batches;
-  size_t room = 0;  // rows that the last batch still takes
+  size_t room = 0;  // Rows that still fit into the last batch.
   for (const size_t i : order) {
     if (room == 0) {
       batches.emplace_back();
@@ -98,12 +98,13 @@ std::vector<std::vector<float>> ScoreBatch(const model::LanguageModel& model,
     });
     return scores;
   }
-  HL_CHECK_AS(
-      ExitCode::kUsage, model.objective().predicts_next_token(), "the model's objective is ",
-      model.config().objective.name(),
-      "; `score` gives probabilities of next or hidden tokens, `eval` the loss of this one");
+  HL_CHECK_AS(ExitCode::kUsage, model.objective().predicts_next_token(),
+              "the model's objective is ", model.config().objective.name(),
+              ", but `score` needs next_token or masked_token. Use `eval` for the loss of other "
+              "objectives.");
   const auto inputs_of_longest = static_cast<int64_t>(LongestOf(sequences)) - 1;
-  // Such a layer would take padding for keys, and a piece for a row.
+  // Layers whose outputs depend on the row length would treat padding as keys and a piece as a
+  // whole row.
   if (model.AnyLayerHas(&model::MixerTraits::asks_row_length) &&
       (rows > 1 || inputs_of_longest > config.piece)) {
     std::ranges::transform(sequences, scores.begin(), [&](std::span<const int32_t> sequence) {
@@ -116,7 +117,7 @@ std::vector<std::vector<float>> ScoreBatch(const model::LanguageModel& model,
   model::ModelState state = model.EmptyState(rows);
   for (int64_t begin = 0; begin < inputs_of_longest; begin += config.piece) {
     const int64_t length = std::min(config.piece, inputs_of_longest - begin);
-    // Padding stands behind a row's own tokens, which never see it.
+    // Padding follows a row's own tokens, which never see it.
     at::Tensor tokens = at::zeros({rows, length}, at::kLong);
     at::Tensor targets = at::full({rows, length}, data::kNoTarget, at::kLong);
     const auto count_of = [&](size_t row) {

@@ -17,26 +17,26 @@
 namespace halflife::eval {
 namespace {
 
-// Of an objective's random choices: those of validation are the same in every run.
+// The seed of an objective's random choices, which are the same in every validation.
 constexpr uint64_t kValidationSeed = 0;
 
-// The sums of one row, in fp64, so that they do not depend on the grouping into batches.
+// The sums of one row, in fp64, so that they do not depend on the batch size.
 struct SumsOfRow {
   double loss = 0, num_correct = 0, num_targets = 0;
 };
 constexpr int64_t kNumSumsOfRow = 3;
 
-// All sums, by row.
+// The sums of all rows.
 struct Sums {
-  std::vector<SumsOfRow> rows;  // of this rank
+  std::vector<SumsOfRow> rows;  // The rows of this rank.
   BinSums bins;
   RecallSums recall;
   ContextSums context;
   ClassTable classes;
 };
 
-// Scores one batch, the rows from `first` on, and adds to their sums. Of each row this rank scores
-// the slice that it holds.
+// Scores one batch, the rows starting at `first`, and adds the results to their sums. If rows are
+// split over ranks, this rank scores its slice of each row.
 void ScoreRows(const model::LanguageModel& model, data::Batch batch, bool counts_correct,
                const ValidationConfig& config, int64_t first, Sums& sums) {
   ApplyObjective(model.objective(), kValidationSeed, batch);
@@ -53,7 +53,7 @@ void ScoreRows(const model::LanguageModel& model, data::Batch batch, bool counts
   } else {
     scores.losses = model.TokenLosses(tensors.inputs, tensors.targets, context);
   }
-  // Reading a loss may wait for a peer for ever; this waits with the deadline.
+  // Reading a loss could wait forever for another rank. Settle() waits with a deadline.
   if (config.parallel != nullptr) config.parallel->group->Settle();
   sums.bins.Add(first, scores.losses, tensors.targets.ge(0));
   sums.recall.Add(first, batch, scores.losses, tensors.targets.ge(0));
@@ -70,17 +70,18 @@ void ScoreRows(const model::LanguageModel& model, data::Batch batch, bool counts
 int64_t WindowLen(const ValidationConfig& config) {
   return config.window_len > 0 ? config.window_len : config.seq_len;
 }
-// Tokens between the begins of neighbouring rows: row r begins at token r times this.
+// Returns the distance in tokens between the starts of neighbouring rows.
 int64_t RowStep(const ValidationConfig& config) {
   return config.stride > 0 ? config.stride : config.seq_len;
 }
 
-// The numbers of the rows whose last RowStep targets lie in these windows, ascending. The split's
-// first row is the exception: it has no context from a window before, and scores all its targets.
+// Returns the ascending numbers of the rows whose last RowStep targets are in these windows. The
+// first row of the split is an exception: no window precedes it, so it scores all its targets.
 std::vector<int64_t> RowsOf(std::span<const int64_t> windows, const ValidationConfig& config) {
   const int64_t window_len = WindowLen(config), step = RowStep(config);
-  HL_CHECK(window_len % config.seq_len == 0 && config.seq_len % step == 0, "windows of ",
-           window_len, ", rows of ", config.seq_len, ", ", step, " tokens apart");
+  HL_CHECK(window_len % config.seq_len == 0 && config.seq_len % step == 0,
+           "validation needs windows of whole rows and rows of whole steps, but windows have ",
+           window_len, " tokens, rows ", config.seq_len, " and the step ", step, " tokens");
   std::vector<int64_t> rows;
   for (const int64_t window : windows) {
     const int64_t begin = window * window_len, end = begin + window_len;
@@ -90,7 +91,7 @@ std::vector<int64_t> RowsOf(std::span<const int64_t> windows, const ValidationCo
   return rows;
 }
 
-// Reads rows by their numbers. Targets that the row before scores are no targets of a sliding row.
+// Reads rows by their numbers. In sliding rows, targets that the previous row scores are removed.
 data::Batch ReadRows(const data::TokenView& tokens, const ValidationConfig& config,
                      std::span<const int64_t> rows) {
   if (config.stride == 0) return data::ReadWindows(tokens, config.seq_len, rows);
@@ -112,7 +113,8 @@ SumsOfRow Total(std::span<const SumsOfRow> rows) {
   return total;
 }
 
-// A named part of a split: the rows whose numbers are below `end` and not in the part before.
+// A named part of a split: the rows whose numbers are below `end` and that are not in an earlier
+// part.
 struct Part {
   std::string name;
   int64_t end = 0;
@@ -124,10 +126,10 @@ std::vector<Part> PartsOf(const std::vector<data::Segment>& segments) {
     parts.push_back({segment.name, end += segment.num_rows});
   return parts;
 }
-// A row is of the source in which its first token lies.
+// A row belongs to the source that contains its first token.
 std::vector<Part> PartsOf(const std::vector<data::Source>& sources, int64_t row_step) {
   std::vector<Part> parts;
-  int64_t end = 0;  // in tokens
+  int64_t end = 0;  // In tokens.
   for (const data::Source& source : sources) {
     end += source.num_tokens;
     parts.push_back({source.name, (end + row_step - 1) / row_step});
@@ -135,8 +137,8 @@ std::vector<Part> PartsOf(const std::vector<data::Source>& sources, int64_t row_
   return parts;
 }
 
-// The scores of the parts that have scored rows, if there are several parts. `rows` are the
-// ascending numbers of the rows that `sums` are of.
+// Returns the scores of the parts that have scored rows, or nothing if there is only one part.
+// `rows` are the ascending numbers of the rows in `sums`.
 std::vector<PartScore> ScoresOfParts(const std::vector<Part>& parts, std::span<const int64_t> rows,
                                      std::span<const SumsOfRow> sums, bool has_accuracy) {
   std::vector<PartScore> scores;
@@ -156,7 +158,7 @@ std::vector<PartScore> ScoresOfParts(const std::vector<Part>& parts, std::span<c
   return scores;
 }
 
-// ValidationResult::loss_hf. Batches without targets have no mean, and are left out.
+// Computes ValidationResult::loss_hf. Batches without targets have no mean and are skipped.
 double MeanOfBatches(std::span<const SumsOfRow> rows, size_t batch) {
   double sum = 0, num_rows = 0;
   for (; !rows.empty(); rows = rows.subspan(std::min(batch, rows.size()))) {
@@ -169,27 +171,27 @@ double MeanOfBatches(std::span<const SumsOfRow> rows, size_t batch) {
   return sum / num_rows;
 }
 
-// What a split holds, and the objective that would work.
+// Describes what a split contains and which objective fits it.
 const std::map<data::RowLabels, std::string> kHeld = {
     {data::RowLabels::kNone,
-     "text, which has no labels of its own; next_token or masked_token would work, or labelled "
-     "rows, "
-     "such as those of `halflife prepare --synthetic mqar` or `--labels classes`"},
+     "text, which has no labels of its own. Use the objective next_token or masked_token, or "
+     "labelled "
+     "rows such as those of `halflife prepare --synthetic mqar` or `--labels classes`."},
     {data::RowLabels::kTask,
-     "labelled rows, whose labels it would not use; model { objective { labelled {} } } would "
-     "work"},
+     "labelled rows, whose labels this objective does not use. "
+     "Use model { objective { labelled {} } }."},
     {data::RowLabels::kAnswers,
-     "prompts and answers, labelled by their next tokens; model { objective { next_token {} } } "
-     "would work"},
+     "prompts and answers, labelled by their next tokens. "
+     "Use model { objective { next_token {} } }."},
     {data::RowLabels::kClasses,
-     "texts and their classes; model { objective { classification {} } } would work"}};
+     "texts and their classes. Use model { objective { classification {} } }."}};
 
-// Text by its next tokens has bits per byte, whatever else is asked for an accuracy.
+// Next-token prediction of text is reported in bits per byte; everything else as an accuracy.
 bool PredictsText(const model::LanguageModel& model, const data::TokenView& tokens) {
   return tokens.row_len == 0 && model.objective().predicts_next_token();
 }
 
-// `rows`: the numbers of the rows that `sums` are of.
+// `rows` are the numbers of the rows in `sums`.
 ValidationResult MakeResult(const data::TokenView& tokens, bool predicts_text,
                             const ValidationConfig& config, std::span<const int64_t> rows,
                             std::span<const SumsOfRow> sums) {
@@ -235,9 +237,9 @@ void RequireLabelsOf(const model::LanguageModel& model, const data::TokenView& t
               ": ", tokens.name, " holds ", kHeld.at(tokens.labels));
   const auto num_classes = static_cast<int64_t>(tokens.classes.size());
   HL_CHECK_AS(ExitCode::kUsage, !classifier || classifier->num_classes == num_classes,
-              "objective classification: num_classes is ", classifier->num_classes, ", and ",
-              tokens.name, " has ", num_classes, ": ", Join(tokens.classes, ", "),
-              "; --set model.objective.classification.num_classes=", num_classes, " would work");
+              "objective classification: num_classes is ", classifier->num_classes, ", but ",
+              tokens.name, " has ", num_classes, " classes: ", Join(tokens.classes, ", "),
+              ". Use --set model.objective.classification.num_classes=", num_classes, ".");
 }
 
 int64_t RequireWindows(const data::TokenView& tokens, int64_t seq_len) {
@@ -247,8 +249,8 @@ int64_t RequireWindows(const data::TokenView& tokens, int64_t seq_len) {
   const int64_t available = data::NumWindows(tokens, seq_len);
   HL_CHECK_AS(ExitCode::kData, available > 0, tokens.name, " has ", tokens.info.num_tokens,
               " tokens, fewer than one window of ", seq_len,
-              " + 1; use a shorter data.seq_len (`eval --seq-len`), or more text (`prepare` with a "
-              "larger --validation-fraction)");
+              " + 1. Use a shorter data.seq_len (`eval --seq-len`), or more text (`prepare` with a "
+              "larger --validation-fraction).");
   return available;
 }
 
@@ -270,11 +272,12 @@ ValidationResult Validate(const model::LanguageModel& model, const data::TokenVi
   HL_CHECK(
       (config.bin == 0 && config.attention == nullptr && !config.recall && !config.half_context) ||
           sp == 1,
-      "bins of positions, recall, context, or statistics of attention, and rows on several "
-      "ranks");
+      "position bins, recall, context scores and attention statistics do not support rows that are "
+      "split over ranks");
   HL_CHECK((config.stride == 0 && config.piece == 0) || (predicts_text && sp == 1),
-           "rows that slide, or in pieces, of what is no text's next token or on several ranks");
-  HL_CHECK(!config.recall || predicts_text, "recall of what is no text's next token");
+           "sliding or carried rows need next-token prediction of text, and rows that are not "
+           "split over ranks");
+  HL_CHECK(!config.recall || predicts_text, "recall needs next-token prediction of text");
   Sums sums = {.rows = {},
                .bins = {total, config.seq_len, config.bin},
                .recall = {total, config.recall},

@@ -297,7 +297,8 @@ TEST_F(Eval, ExplainsWhatLayersLookedAt) {
     changed[place] = value;
     return changed;
   };
-  refused(with(2, Path("run")), "says what it looked at; a model with layers of leap");
+  refused(with(2, Path("run")),
+          "can explain which tokens it used. Use a model with layers of leap");
   refused(with(6, "24"), "has 24 tokens, fewer than a window of 24 and one to predict");
   refused({"eval", "--model", Path("run"), "--text", text, "--top", "3"},
           "--top does nothing without --explain; --explain FILE beside it would work");

@@ -164,9 +164,9 @@ TEST_F(FineTuning, RefusesWhatDoesNotFit) {
     EXPECT_THAT(result.err, HasSubstr(message));
   };
   refused({"model.objective=next_token", "model.mixer.softmax.causal=true"},
-          "holds texts and their classes; model { objective { classification {} } } would work");
+          "holds texts and their classes. Use model { objective { classification {} } }.");
   refused({"model.objective=classification", "model.objective.classification.num_classes=3"},
-          "num_classes is 3, and the train split has 2: 0, 1");
+          "num_classes is 3, but the train split has 2 classes: 0, 1");
   refused({"model.objective=classification", "data.seq_len=64"}, "labelled rows of 32 tokens");
   Write("odd.tsv", "sequence\tlabel\nACGT\tmaybe\n");
   const RunResult label =
@@ -218,7 +218,7 @@ TEST_F(FineTuning, ADecoderLearnsAnswers) {
     command.insert(command.end(), of_text.begin(), of_text.end());
     const RunResult refused = fixture->Halflife(command);
     EXPECT_EQ(refused.exit_code, 2) << refused.err;
-    EXPECT_THAT(refused.err, HasSubstr("tell tokens of text apart"));
+    EXPECT_THAT(refused.err, HasSubstr("need text, but"));
   }
 }
 

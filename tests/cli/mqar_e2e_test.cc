@@ -136,7 +136,7 @@ TEST_F(Mqar, WhatDoesNotFitIsRefusedWithWhatWould) {
     EXPECT_THAT(result.err, HasSubstr(words));
     EXPECT_FALSE(std::filesystem::exists(fixture->path(run)));
   };
-  refused("next", {"model.objective=next_token"}, "objective { labelled {} } } would work");
+  refused("next", {"model.objective=next_token"}, "Use model { objective { labelled {} } }.");
   refused("text", {"data.path=" + Path("data")}, "holds text, which has no labels of its own");
   refused("short", {"data.seq_len=8"}, "labelled rows of 16 tokens");
   refused("no_split", {"eval.split=train"}, "use one of validation, test");

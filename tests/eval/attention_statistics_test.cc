@@ -301,7 +301,7 @@ TEST(AttentionStatistics, RanksAddUp) {
 TEST(AttentionStatistics, OfNoAttentionAreRefused) {
   dist::LocalWorld::Run(1, [&](dist::Communicator& control) {
     EXPECT_HL_ERROR(AttentionStatistics(2).Summarise(control), ExitCode::kUsage,
-                    "no layer of softmax attention");
+                    "need a layer of softmax attention, and this model has none");
   });
 }
 

@@ -74,7 +74,7 @@ TEST(Explanations, OfAnotherMixerAreRefused) {
   model.BindOwnMemory(3, /*requires_grad=*/false);
   const auto slice = SequenceSlice::Contiguous(1, kSeqLen, 0, at::kCPU);
   EXPECT_HL_ERROR(ExplainLayers(model, Tokens(), slice), ExitCode::kUsage,
-                  "no layer of retention says", "leap or fastformer would");
+                  "no layer of retention can explain", "with layers of leap or fastformer.");
 }
 
 TEST(Explanations, NameTheLargestShares) {

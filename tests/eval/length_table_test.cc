@@ -145,10 +145,10 @@ TEST(LengthMethods, StepsThatUndoEachOtherAreRefused) {
       {"yarn+ntk_aware:2", "yarn and ntk_aware:2 both set the positions"},
       {"streaming_llm+rerope", "streaming_llm and rerope both set the positions"},
       {"interpolated:2+interpolated:2", "interpolated:2 and interpolated:2 both set the positions"},
-      {"info_scale+scaled_biases+scaled_biases", "both set what is scaled"}};
+      {"info_scale+scaled_biases+scaled_biases", "both set whether biases are scaled"}};
   for (const auto& [method, words] : refused)
     EXPECT_HL_ERROR(LengthMethod::Parse(method), ExitCode::kUsage, "--method " + method + ": ",
-                    words, "one of them would work");
+                    words, "Use only one of them.");
   for (const char* method : {"blocks+sinks+yarn+info_scale+scaled_biases", "as_trained+as_trained",
                              "as_trained+window", "sinks+streaming_llm"})
     EXPECT_EQ(LengthMethod::Parse(method).text(), method);
@@ -367,8 +367,8 @@ TEST_F(LengthTables, TellWhatAttentionLooksAt) {
       Config(model::MixerConfig("gau", {{"key_dim", int64_t{8}}, {"normaliser", "squared_relu"}})));
   for (const model::LanguageModel* without : {&linear, &squared})
     EXPECT_HL_ERROR(RequireLengths(*without, {.train_len = 16, .lengths = {16}, .attention = true}),
-                    ExitCode::kUsage, "--attention tells", "no layer of softmax attention",
-                    "without it --lengths would work");
+                    ExitCode::kUsage, "--attention needs a layer of softmax attention",
+                    "Leave out --attention.");
 }
 
 // Half the length is before a target in its document and its row, in text whose documents have 6 to
@@ -432,30 +432,30 @@ TEST_F(LengthTables, SayWhatDoesNotFit) {
     Score(method, 32, 1, 0, config);
   };
   EXPECT_HL_ERROR(score("blocks", Config(model::MixerConfig("gla", {{"num_heads", int64_t{2}}}))),
-                  ExitCode::kUsage, "--method blocks is of softmax attention", "as_trained");
+                  ExitCode::kUsage, "--method blocks needs softmax attention", "as_trained");
   EXPECT_HL_ERROR(score("yarn", Softmax(/*rope_theta=*/0)), ExitCode::kUsage,
-                  "--method yarn turns queries and keys", "trained without");
+                  "--method yarn rotates queries and keys", "trained without");
   model::ModelConfig alibi = Softmax();
   alibi.positions = model::PositionsConfig("alibi");
   EXPECT_HL_ERROR(score("rerope", alibi), ExitCode::kUsage, "positions are alibi");
   score("window+info_scale", alibi);
   EXPECT_HL_ERROR(LengthMethod::Parse("magic"), ExitCode::kUsage,
-                  "there is no 'magic'; known:", "\n  blocks:B         blockwise causal");
+                  "there is no 'magic'; known:", "\n  blocks:B         a query sees its block");
   EXPECT_HL_ERROR(LengthMethod::Parse("window:x"), ExitCode::kUsage,
-                  "'x' where window takes a whole number above 0");
+                  "'x' is not allowed, because window takes a whole number above 0");
   EXPECT_HL_ERROR(LengthMethod::Parse("as_trained:3"), ExitCode::kUsage, "takes no number");
   EXPECT_HL_ERROR(LengthMethod::Parse("window+"), ExitCode::kUsage, "there is no ''");
 
   model::LanguageModel model(Softmax());
   EXPECT_HL_ERROR(RequireLengths(model, {.train_len = 16, .lengths = {}}), ExitCode::kUsage,
-                  "no length to evaluate; --lengths N,... would work");
+                  "no length to evaluate. Use --lengths N,...");
   EXPECT_HL_ERROR(RequireLengths(model, {.train_len = 16, .lengths = {16, 24, 32}}),
-                  ExitCode::kUsage, "24 does not divide the longest, 32");
+                  ExitCode::kUsage, "24 does not divide the longest length, 32");
   model::ModelConfig learned = Softmax(0);
   learned.positions = model::PositionsConfig("learned", {{"max_positions", int64_t{64}}});
   model::LanguageModel with_table(learned);
   EXPECT_HL_ERROR(RequireLengths(with_table, {.train_len = 16, .lengths = {64, 128}}),
-                  ExitCode::kUsage, "knows 64 positions, fewer than 128", "at most 64");
+                  ExitCode::kUsage, "supports 64 positions, fewer than 128", "at most 64");
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ TEST(Protocols, AreReadFromTheirNames) {
 
 TEST(Protocols, SayWhatDoesNotFit) {
   EXPECT_HL_ERROR(Protocol::Parse("jumping"), ExitCode::kUsage, "there is no 'jumping'",
-                  "segments, sliding:STRIDE and carried:PIECE");
+                  "Use segments, sliding:STRIDE or carried:PIECE");
   EXPECT_HL_ERROR(Protocol::Parse("sliding"), ExitCode::kUsage, "there is no 'sliding'");
   for (const char* text : {"sliding:", "sliding:0", "sliding:-4", "sliding:4x"})
     EXPECT_HL_ERROR(Protocol::Parse(text), ExitCode::kUsage, "takes a whole number");
@@ -47,7 +47,7 @@ TEST(Protocols, SayWhatDoesNotFit) {
                              model::ObjectiveConfig("masked_token", {{"mask_id", int64_t{2}}}));
   Protocol::Parse("segments").RequireFits(*encoder, 64);
   EXPECT_HL_ERROR(Protocol::Parse("sliding:16").RequireFits(*encoder, 64), ExitCode::kUsage,
-                  "objective is masked_token", "segments would work");
+                  "objective is masked_token", "Use segments.");
 }
 
 }  // namespace

@@ -141,7 +141,7 @@ TEST_F(Haystacks, SayWhatTheyAreNot) {
   EXPECT_HL_ERROR(Haystack(rows, 0), ExitCode::kUsage, "the text has labelled rows", "--text FILE");
   text_.info.num_documents = text_.info.num_tokens;
   const data::TokenView empty = ViewOf(text_);
-  EXPECT_HL_ERROR(Haystack(empty, 0), ExitCode::kData, "no text to hide anything in");
+  EXPECT_HL_ERROR(Haystack(empty, 0), ExitCode::kData, "no text in which a needle can be hidden");
 }
 
 // A tokenizer of letters alone.
@@ -163,7 +163,7 @@ class Letters : public data::Tokenizer {
 
 TEST(Needles, SayWhatHasNoRoom) {
   EXPECT_HL_ERROR(Hide(Passkey(0, 0), Tokens(99, 50), 64, 0.5), ExitCode::kUsage,
-                  "rows of 64 tokens are too short", "of 79 tokens; 79 or more would work");
+                  "rows of 64 tokens are too short", "need 79 tokens. Use 79 or more.");
   EXPECT_HL_ERROR(PasskeyNeedle(Letters(), 0, 0), ExitCode::kUsage, "no tokens for 44310",
                   "retrieval mqar");
   const MqarNeedles config = {.vocab_size = 64, .ordinary = Numbers(3, 64), .num_pairs = 30};
@@ -275,8 +275,9 @@ TEST(Retrieval, WantsAnswersInOrder) {
   const model::ObjectiveConfig hidden("masked_token", {{"mask_id", int64_t{2}}}),
       labelled("labelled");
   EXPECT_HL_ERROR(require(hidden, false), ExitCode::kUsage, "objective is masked_token",
-                  "a model of next_token would work");
-  EXPECT_HL_ERROR(require(hidden, true), ExitCode::kUsage, "a model of next_token or labelled");
+                  "Use a model with the objective next_token.");
+  EXPECT_HL_ERROR(require(hidden, true), ExitCode::kUsage,
+                  "Use a model with the objective next_token or labelled.");
   EXPECT_HL_ERROR(require(labelled, false), ExitCode::kUsage, "objective is labelled");
   require(labelled, true);
 }
