@@ -1,5 +1,5 @@
-// Verified blocks of a dataset's columns, those used last: a block holds hundreds of short rows,
-// and in a shuffled order the next one comes from any block.
+// A least-recently-used cache for verified blocks of a dataset's columns. A block holds hundreds of
+// short rows, and in a shuffled order consecutive rows are in different blocks.
 //
 //   BlockCache<int32_t> tokens(32 << 20);
 //   const auto block = tokens.Get({&shard, 3}, [&] { return shard.ReadTokens(3); });
@@ -21,13 +21,14 @@ template <typename T>
 class BlockCache {
  public:
   using Block = std::shared_ptr<const std::vector<T>>;
-  using Key = std::pair<const ShardReader*, int64_t>;  // a shard, and the block's number in it
+  using Key = std::pair<const ShardReader*, int64_t>;  // a shard and the index of a block in it
 
-  // Holds at most so many bytes, and the last block whatever its size.
+  // Holds at most `most_bytes` bytes, but always the block that was used last.
   explicit BlockCache(size_t most_bytes) : most_bytes_(most_bytes) {}
 
-  // A block that is not held is made by read(), of whose errors nothing is kept. Thread-safe:
-  // read() runs without the lock, so two threads that miss one block both read it.
+  // Returns a block, calling read() if it is not cached. Errors of read() are not cached.
+  // Thread-safe: read() runs without the lock, so two threads that miss the same block both read
+  // it.
   template <typename Read>
   Block Get(const Key& key, const Read& read) {
     if (Block held = Find(key)) return held;
@@ -49,7 +50,7 @@ class BlockCache {
 
   void Insert(const Key& key, const Block& block) {
     const std::lock_guard lock(mutex_);
-    if (places_.contains(key)) return;  // another thread was here
+    if (places_.contains(key)) return;  // another thread has inserted it
     entries_.emplace_front(key, block);
     places_.emplace(key, entries_.begin());
     bytes_ += BytesOf(block);
@@ -63,8 +64,8 @@ class BlockCache {
   static size_t BytesOf(const Block& block) { return block->size() * sizeof(T); }
 
   const size_t most_bytes_;
-  std::mutex mutex_;          // guards what follows
-  std::list<Entry> entries_;  // the last used first
+  std::mutex mutex_;          // guards the members below
+  std::list<Entry> entries_;  // most recently used first
   std::map<Key, typename std::list<Entry>::iterator> places_;
   size_t bytes_ = 0;
 };

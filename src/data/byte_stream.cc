@@ -22,7 +22,7 @@ class PlainStream : public ByteStream {
  public:
   explicit PlainStream(const fs::path& path)
       : path_(path), fd_(OpenFile(path, O_RDONLY, ExitCode::kData)) {
-    ::posix_fadvise(fd_.get(), 0, 0, POSIX_FADV_SEQUENTIAL);  // a hint: failure is harmless
+    ::posix_fadvise(fd_.get(), 0, 0, POSIX_FADV_SEQUENTIAL);  // only a hint; failure is harmless
   }
 
   size_t Read(char* out, size_t size) override {
@@ -43,7 +43,7 @@ class PlainStream : public ByteStream {
   uint64_t bytes_ = 0;
 };
 
-// What gzip and zstd share: a buffer of compressed bytes over a plain stream.
+// The part that gzip and zstd share: a buffer of compressed bytes from a plain stream.
 class CompressedStream : public ByteStream {
  public:
   explicit CompressedStream(const fs::path& path) : path_(path), source_(path), buffer_(1 << 17) {}
@@ -69,7 +69,7 @@ class CompressedStream : public ByteStream {
 class GzipStream : public CompressedStream {
  public:
   explicit GzipStream(const fs::path& path) : CompressedStream(path) {
-    constexpr int kGzipFormat = 15 + 16;  // window bits, and the gzip wrapper alone
+    constexpr int kGzipFormat = 15 + 16;  // window bits, and only the gzip format
     HL_CHECK(::inflateInit2(&zlib_, kGzipFormat) == Z_OK, "zlib does not start");
   }
   ~GzipStream() override { ::inflateEnd(&zlib_); }
@@ -79,9 +79,10 @@ class GzipStream : public CompressedStream {
     zlib_.next_out = reinterpret_cast<Bytef*>(out);
     zlib_.avail_out = static_cast<uInt>(size);
     while (zlib_.avail_out == size) {
-      // After a full output buffer zlib may still hold text of a member: ask it before the file.
+      // After a full output buffer, zlib may still hold text of the current member. Read that
+      // before the file.
       if (zlib_.avail_in == 0 && !may_flush_ && !Feed()) return 0;
-      if (!in_member_) ::inflateReset(&zlib_);  // the next member of the file
+      if (!in_member_) ::inflateReset(&zlib_);  // start the next member of the file
       in_member_ = true;
       const int result = ::inflate(&zlib_, Z_NO_FLUSH);
       if (result == Z_STREAM_END) in_member_ = false;
@@ -94,7 +95,7 @@ class GzipStream : public CompressedStream {
   }
 
  private:
-  // False at the end of the file, which must be the end of a member.
+  // Returns false at the end of the file, which must also be the end of a member.
   bool Feed() {
     zlib_.avail_in = static_cast<uInt>(Refill());
     zlib_.next_in = reinterpret_cast<Bytef*>(buffer_.data());
@@ -103,7 +104,7 @@ class GzipStream : public CompressedStream {
   }
 
   z_stream zlib_{};
-  bool in_member_ = true;  // a file must begin with one
+  bool in_member_ = true;  // a file must begin with a member
   bool may_flush_ = false;
 };
 
@@ -120,7 +121,8 @@ class ZstdStream : public CompressedStream {
   size_t Read(char* out, size_t size) override {
     ZSTD_outBuffer output{out, size, 0};
     while (output.pos == 0) {
-      // After a full output buffer zstd may still hold text of a frame: ask it before the file.
+      // After a full output buffer, zstd may still hold text of the current frame. Read that before
+      // the file.
       if (input_.pos == input_.size && !may_flush_) {
         input_ = {buffer_.data(), Refill(), 0};
         if (input_.size == 0 && in_frame_) FailCut();
@@ -137,7 +139,7 @@ class ZstdStream : public CompressedStream {
  private:
   std::unique_ptr<ZSTD_DCtx, ZstdDeleter> zstd_;
   ZSTD_inBuffer input_{nullptr, 0, 0};
-  bool in_frame_ = true;  // a file must begin with one
+  bool in_frame_ = true;  // a file must begin with a frame
   bool may_flush_ = false;
 };
 

@@ -1,5 +1,5 @@
-// The text of an input file, decompressed on the way: plain, gzip (several members too) or zstd
-// (several frames too).
+// The text of an input file, decompressed while it is read. The file is plain, gzip (with one or
+// more members) or zstd (with one or more frames).
 //
 //   const std::unique_ptr<ByteStream> stream = OpenByteStream(file);
 //   while (const size_t n = stream->Read(buffer, sizeof buffer)) ...
@@ -16,10 +16,10 @@ namespace halflife::data {
 class ByteStream {
  public:
   virtual ~ByteStream() = default;
-  // Up to `size` bytes; 0 at the end only. Error kData names the file: damaged or cut compression,
-  // read errors.
+  // Reads up to `size` bytes; returns 0 only at the end. Throws Error kData, naming the file, for
+  // damaged or truncated compressed data and for read errors.
   virtual size_t Read(char* out, size_t size) = 0;
-  // Bytes taken from the disk so far.
+  // Bytes read from the disk so far.
   virtual uint64_t disk_bytes() const = 0;
 };
 

@@ -1,4 +1,4 @@
-// The chat templates that come with a tokenizer: Jinja source that turns the messages of a chat
+// The chat templates that come with a tokenizer: Jinja source that converts the messages of a chat
 // into a prompt. They are kept as they are, so that an exported model has the templates of the
 // imported one. No template is run.
 //
@@ -22,7 +22,7 @@ using ChatTemplates = std::map<std::string, std::string>;  // source by name
 // is not usable as a file name, or a template of more than 16 MiB.
 ChatTemplates ReadChatTemplates(const std::filesystem::path& folder);
 
-// `folder` exists. Error kData.
+// `folder` must exist. Throws Error kData on failure.
 void WriteChatTemplates(const ChatTemplates& templates, const std::filesystem::path& folder);
 
 }  // namespace halflife::data

@@ -17,16 +17,17 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Far below the usual limit of 1024 descriptors a process; a shard that is met again opens in under
-// a millisecond.
+// Far below the usual limit of 1024 descriptors per process. Reopening a shard takes less than a
+// millisecond.
 constexpr size_t kMostOpenShards = 128;
-// Of each column that a dataset has: eight million tokens, which a corpus exceeds and small tasks
-// do not.
+// Per column of a dataset. This holds eight million tokens, which is less than a corpus but more
+// than a small task.
 constexpr size_t kMostCachedBytes = size_t{32} << 20;
 
 struct SplitShards {
   std::vector<ShardReader> readers;
-  std::vector<int64_t> begins;  // token index in the split of each shard, then the total
+  // First token of each shard, as an index in the split, followed by the total.
+  std::vector<int64_t> begins;
 };
 
 SplitShards MakeShards(const fs::path& folder, const Manifest& manifest, const SplitRecord& split) {
@@ -96,7 +97,7 @@ class Dataset::Impl {
     test = MakeShards(folder, manifest, manifest.test);
   }
   ~Impl() {
-    const Hdf5Lock lock;  // the readers close their files
+    const Hdf5Lock lock;  // destroying the readers closes their files
     train = {};
     validation = {};
     test = {};
@@ -112,8 +113,8 @@ class Dataset::Impl {
                                          : info.test;
   }
 
-  // Fills `out` with the entries from `begin` on of a column that is read by blocks of
-  // kBlockTokens, from as many shards as it takes.
+  // Fills `out` with consecutive entries of a column, starting at `begin`. The column is read in
+  // blocks of kBlockTokens, from all shards that the range covers.
   void ReadColumn(Split split, int64_t begin, std::span<int32_t> out, BlockCache<int32_t>& column,
                   std::vector<int32_t> (ShardReader::*read)(int64_t block)) {
     const SplitInfo& about = this->split(split);
@@ -144,7 +145,7 @@ class Dataset::Impl {
     });
   }
 
-  // Marks a shard as just used, and closes the one that has rested longest where too many are open.
+  // Marks a shard as just used. Closes the least recently used shard if too many are open.
   void Touch(ShardReader& shard) {
     const Hdf5Lock lock;
     const auto found = std::find(recent.begin(), recent.end(), &shard);
@@ -180,7 +181,7 @@ class Dataset::Impl {
   SplitShards train, validation, test;
   BlockCache<int32_t> tokens{kMostCachedBytes}, labels{kMostCachedBytes};
   BlockCache<int64_t> starts{kMostCachedBytes};
-  std::list<ShardReader*> recent;  // open shards, the last used first; guarded by Hdf5Lock
+  std::list<ShardReader*> recent;  // open shards, most recently used first; guarded by Hdf5Lock
 };
 
 Dataset::Dataset(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -228,7 +229,7 @@ std::vector<int64_t> Dataset::DocumentStarts(Split split, int64_t begin, int64_t
     if (shards.begins[i + 1] <= begin || base >= end) continue;
     ShardReader& shard = shards.readers[i];
     const std::vector<int64_t>& firsts = shard.record().first_starts;
-    // The first block that can hold `begin` is the one before the first that starts above it.
+    // The first block that can contain `begin` is the last one that starts at or before it.
     const auto above = std::upper_bound(firsts.begin(), firsts.end(), begin - base);
     for (int64_t number = std::max<int64_t>(above - firsts.begin() - 1, 0);
          number < std::ssize(firsts) && base + firsts[static_cast<size_t>(number)] < end;

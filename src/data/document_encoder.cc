@@ -34,15 +34,16 @@ int64_t ForEachRecord(const TextChunk& chunk, const DocumentRules& rules,
   return num_empty;
 }
 
-// Blocks of lines, or single lines, that are not blank. A block runs from its first line to the end
-// of its last, without that line's own end. Returns the number of blank lines among single lines.
+// Visits single lines, or blocks of lines that are not blank. A block extends from its first line
+// to the end of its last line, without the last newline. Returns the number of blank lines if each
+// line is a document, otherwise 0.
 int64_t ForEachBlock(const TextChunk& chunk, const DocumentRules& rules,
                      const std::function<void(const Document&)>& visit) {
   const std::string_view text = chunk.text;
   const bool single_lines = chunk.documents == DocumentMode::kLine;
   int64_t num_empty = 0;
   bool open = chunk.continues, first = true;
-  size_t begin = 0, end = 0;  // of the open block
+  size_t begin = 0, end = 0;  // range of the open block
   int64_t line_number = chunk.first_line, begin_line = line_number;
   const auto close = [&](bool ends) {
     const std::string_view block = text.substr(begin, end - begin);
@@ -126,7 +127,7 @@ EncodedChunk DocumentEncoder::Encode(TextChunk chunk) const {
   encoded.num_empty = ForEachDocument(std::move(chunk), rules, [&](const Document& document) {
     const size_t old_size = encoded.ids.size();
     const Hash128 content = document.begins ? ContentHash(document.text) : Hash128{};
-    // A dataset of text has eos at the end of each document, and nowhere else.
+    // In a dataset of text, eos is at the end of each document and nowhere else.
     tokenizer_.EncodeAppend(document.text, SpecialTokens::kPlain, encoded.ids);
     tokenizer_.CountSpecialNames(document.text, encoded.special_names);
     if (document.ends) encoded.ids.push_back(tokenizer_.eos_id());

@@ -12,7 +12,7 @@
 namespace halflife::data {
 namespace {
 
-// Hashes bytes [at, end) of the file, or to its end, and returns where it stopped.
+// Hashes bytes [at, end) of the file, or up to its end. Returns the position at which it stopped.
 uint64_t Update(int fd, const std::filesystem::path& path, uint64_t at, uint64_t end,
                 StreamHash& hash) {
   std::vector<char> buffer(1 << 20);

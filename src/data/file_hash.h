@@ -1,4 +1,4 @@
-// Hashes of files that are too large to hold: one pass, 1 MiB at a time.
+// Hashes files that are too large for memory, in one pass and 1 MiB at a time.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,13 @@
 namespace halflife::data {
 
 struct FileHashes {
-  Hash128 header;  // of the first header_bytes
+  Hash128 header;  // hash of the first header_bytes bytes
   Hash128 whole;
 };
-// Reads `fd` from its beginning (pread; the offset stays). Errors are kData and name the path.
+// Reads `fd` from its beginning with pread, so the file offset does not change. Errors are kData
+// and name the path.
 FileHashes HashFile(int fd, const std::filesystem::path& path, uint64_t header_bytes);
-// Of the first `bytes` alone.
+// The hash of only the first `bytes` bytes.
 Hash128 HashFilePrefix(int fd, const std::filesystem::path& path, uint64_t bytes);
 
 }  // namespace halflife::data

@@ -15,7 +15,7 @@ namespace {
 
 static_assert(std::is_same_v<hid_t, int64_t> && std::is_same_v<herr_t, int>);
 
-// The library's state is process-wide, so its lock is too.
+// The library's state is per process, so the lock is too.
 std::recursive_mutex mutex;
 
 herr_t CollectMessage(unsigned, const H5E_error2_t* error, void* messages) {
@@ -23,9 +23,9 @@ herr_t CollectMessage(unsigned, const H5E_error2_t* error, void* messages) {
   return 0;
 }
 
-// The system's reason in one of HDF5's messages about a file, which quote it between their own
-// details: "..., errno = 28, error message = 'No space left on device', buf = 0x55, ...". Empty if
-// there is none.
+// Extracts the system's error text from an HDF5 message about a file. Such messages quote it
+// between other details: "..., errno = 28, error message = 'No space left on device', buf = 0x55,
+// ...". Returns "" if there is none.
 std::string SystemReason(const std::string& message) {
   constexpr std::string_view kBefore = "error message = '";
   const size_t quote = message.find(kBefore);
@@ -37,16 +37,17 @@ std::string SystemReason(const std::string& message) {
 }  // namespace
 
 Hdf5Lock::Hdf5Lock() : lock_(mutex) {
-  // Without this a file that could not be closed (full disk) is flushed again at exit, in a loop.
+  // Otherwise a file that could not be closed (on a full disk) is flushed again at exit, in an
+  // endless loop.
   H5dont_atexit();
-  H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);  // errors come as exceptions, not on stderr
+  H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);  // errors are thrown and not printed on stderr
 }
 
 Hdf5Handle::~Hdf5Handle() {
   if (id_ < 0) return;
   const Hdf5Lock lock;
   const bool closed = close_(id_) >= 0;
-  // While an error unwinds, a file that cannot be closed is its consequence.
+  // While an exception unwinds, a file that cannot be closed is only its consequence.
   if (!closed && std::uncaught_exceptions() == 0)
     HL_WARN("data", "cannot close an HDF5 handle: ", Hdf5ErrorText());
 }

@@ -1,6 +1,6 @@
-// HDF5 behind small move-only handles, one lock and our errors. HDF5 is not built thread-safe here,
-// so every call, closing included, happens while an Hdf5Lock is held; handles close themselves
-// under it.
+// Wraps HDF5 in move-only handles, one lock and the project's errors. HDF5 is not built
+// thread-safe, so every call, including closing, requires an Hdf5Lock. Handles acquire it when they
+// close.
 //
 //   const Hdf5Lock lock;
 //   const Hdf5Handle file = CheckHdf5(H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT),
@@ -16,7 +16,7 @@
 
 namespace halflife::data {
 
-// Recursive, so that a handle may close itself inside and outside of a locked region.
+// Recursive, so that a handle can close itself inside and outside of a locked region.
 class Hdf5Lock {
  public:
   Hdf5Lock();
@@ -25,8 +25,8 @@ class Hdf5Lock {
   std::unique_lock<std::recursive_mutex> lock_;
 };
 
-// HDF5's hid_t and a close function (H5Fclose, H5Dclose, H5Sclose, H5Pclose). The destructor logs a
-// failure.
+// Owns an HDF5 hid_t with its close function (H5Fclose, H5Dclose, H5Sclose, H5Pclose). The
+// destructor logs a failure.
 class Hdf5Handle {
  public:
   using Close = int (*)(int64_t);
@@ -42,7 +42,8 @@ class Hdf5Handle {
   ~Hdf5Handle();
   int64_t get() const { return id_; }
   explicit operator bool() const { return id_ >= 0; }
-  // False where HDF5 refused: for a file being written this is where a full disk shows.
+  // Returns false if HDF5 fails to close. For a file that was written, this is where a full disk is
+  // detected.
   bool CloseNow();
 
  private:
@@ -50,8 +51,8 @@ class Hdf5Handle {
   Close close_ = nullptr;
 };
 
-// Why the last call failed: the system's reason if HDF5 quotes one ("No space left on device"),
-// else "HDF5: " with its innermost message and the outermost. Call under the lock.
+// The reason why the last call failed: the system's error text if HDF5 quotes one ("No space left
+// on device"), otherwise "HDF5: " with its innermost and outermost message. Call under the lock.
 std::string Hdf5ErrorText();
 
 template <typename Result, typename Describe>

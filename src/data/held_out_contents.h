@@ -1,5 +1,5 @@
-// Which texts are held out and trained on as well, by their content: a score on them says little of
-// other text. What is held out comes first.
+// Counts texts that are both held out and trained on, by their content, because a score on them
+// does not measure generalization. Add all held-out texts first.
 #pragma once
 
 #include <cstdint>
@@ -20,11 +20,12 @@ class HeldOutContents {
       count_.erase(found);
     }
   }
-  // Texts of the other splits that training repeats, each counted once.
+  // The number of held-out texts that also occur in the training split. Each is counted once.
   int64_t num_in_train() const { return num_in_train_; }
 
  private:
-  std::unordered_map<uint64_t, int64_t> count_;  // of those that training has not repeated so far
+  // held-out texts that training has not repeated so far.
+  std::unordered_map<uint64_t, int64_t> count_;
   int64_t num_in_train_ = 0;
 };
 

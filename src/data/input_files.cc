@@ -32,13 +32,13 @@ Compression CompressionOf(const fs::path& path) {
   return Compression::kNone;
 }
 
-// ".txt" of "a.txt" and of "a.txt.gz".
+// Returns ".txt" for "a.txt" and for "a.txt.gz".
 fs::path TextExtension(const fs::path& path) {
   const bool packed = CompressionOf(path) != Compression::kNone;
   return (packed ? path.stem() : path).extension();
 }
 
-// By the extensions alone; nothing where they are of none of the formats.
+// Classifies a file only by its extensions; returns nothing if they match none of the formats.
 std::optional<InputFile> Classify(const fs::path& path, std::span<const TextFormat> formats) {
   const fs::path extension = TextExtension(path);
   for (const TextFormat format : formats) {
@@ -64,7 +64,7 @@ std::vector<fs::path> Glob(const std::string& pattern) {
   return paths;
 }
 
-// But for those of datasets, whose tokenizers are text files, too.
+// Skips datasets in the folder, because their tokenizers are also text files.
 std::vector<fs::path> FilesBelow(const fs::path& folder) {
   std::vector<fs::path> paths;
   try {
@@ -123,7 +123,7 @@ InputFiles FindInputFiles(const std::vector<std::string>& names, const std::stri
   Collector collector(formats);
   for (const std::string& name : names) {
     std::error_code ignored;
-    // A file may be called "a[1].txt": a name that exists is no pattern.
+    // An existing name is not a pattern, because a file may be called "a[1].txt".
     const std::vector<fs::path> paths =
         fs::exists(name, ignored) ? std::vector<fs::path>{name} : Glob(name);
     HL_CHECK_AS(ExitCode::kData, !paths.empty(), "no file matches ", flag, " ", name,

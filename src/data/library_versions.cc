@@ -22,7 +22,7 @@ LibraryVersion Hdf5() {
 }
 
 LibraryVersion Pcre2() {
-  std::string loaded(64, '\0');  // "10.42 2022-12-11" needs 17
+  std::string loaded(64, '\0');  // "10.42 2022-12-11" needs 17 bytes
   const int length = pcre2_config(PCRE2_CONFIG_VERSION, loaded.data());
   loaded.resize(length > 0 ? loaded.find_first_of(std::string_view(" \0", 2)) : 0);
   return {"PCRE2", Concat(PCRE2_MAJOR, ".", PCRE2_MINOR), loaded};

@@ -1,5 +1,4 @@
-// The libraries that read text and hold tokens, apart from sentencepiece
-// (sentencepiece_bridge.h).
+// The libraries for reading text and storing tokens, except sentencepiece (sentencepiece_bridge.h).
 #pragma once
 
 #include <vector>

@@ -58,7 +58,7 @@ bool IsHash(const std::string& hex) {
   return hex.size() == 32 && hex.find_first_not_of("0123456789abcdef") == std::string::npos;
 }
 
-// `hex`: IsHash.
+// `hex` must satisfy IsHash.
 Hash128 FromHex(const std::string& hex) {
   return {std::stoull(hex.substr(0, 16), nullptr, 16), std::stoull(hex.substr(16), nullptr, 16)};
 }
@@ -135,12 +135,12 @@ void ToProto(const Manifest& manifest, proto::DatasetRows* out) {
     one->set_name(name);
     one->set_value(value);
   }
-  if (manifest.labels == RowLabels::kTask) return;  // as its format says
+  if (manifest.labels == RowLabels::kTask) return;  // implied by the format version
   out->set_labels(Name(manifest.labels));
   out->mutable_classes()->Assign(manifest.classes.begin(), manifest.classes.end());
 }
 
-// Nothing for a name that is none.
+// Returns nothing for an unknown name.
 std::optional<RowLabels> LabelsOf(const proto::DatasetRows& rows) {
   if (rows.labels().empty()) return RowLabels::kTask;
   for (const RowLabels labels : {RowLabels::kAnswers, RowLabels::kClasses})
@@ -214,7 +214,7 @@ Manifest FromProto(const proto::DatasetManifest& in) {
   return manifest;
 }
 
-// A split without sources is not split by them.
+// True if the sources add up to the split. An empty list is always valid.
 bool MakeUp(const std::vector<Source>& sources, const SplitInfo& split) {
   int64_t tokens = 0, documents = 0;
   for (const Source& source : sources) {
@@ -225,7 +225,7 @@ bool MakeUp(const std::vector<Source>& sources, const SplitInfo& split) {
   return sources.empty() || (tokens == split.num_tokens && documents == split.num_documents);
 }
 
-// The counts must agree with each other before any code indexes by them.
+// The counts must be consistent before any code uses them as indices.
 bool Consistent(const SplitRecord& split, int64_t row_len, RowLabels labels) {
   int64_t tokens = 0, documents = 0;
   for (const ShardRecord& shard : split.shards) {

@@ -1,7 +1,7 @@
-// A dataset's manifest: what the folder holds, with a hash for every byte of it.
-// On disk: 8 bytes "HLDATA\x01\n", uint64 LE payload length, the payload
-// (proto/halflife/dataset.proto), xxh3-128 of all before. The frame is needed because protobuf
-// accepts a message that was cut at a field's border.
+// A dataset's manifest: the content of the folder, with a hash of every byte. On disk it consists
+// of 8 bytes "HLDATA\x01\n", the payload length as uint64 LE, the payload
+// (proto/halflife/dataset.proto), and the xxh3-128 of everything before it. The frame is needed
+// because protobuf accepts a message that was truncated at a field boundary.
 //
 //   WriteManifest(manifest, folder);
 //   const Manifest again = ReadManifest(folder / kManifestName);
@@ -23,24 +23,25 @@ struct SplitRecord {
 };
 
 struct Manifest {
-  std::string tokenizer_kind;  // empty: rows of a task
+  std::string tokenizer_kind;  // empty for rows of a task
   int vocab_size = 0;
-  int eos_id = 0;                           // -1: rows of a task
-  std::vector<FileRecord> tokenizer_files;  // names below tokenizer/
+  int eos_id = 0;                           // -1 for rows of a task
+  std::vector<FileRecord> tokenizer_files;  // names are relative to tokenizer/
   SplitRecord train, validation;
-  SplitRecord test;  // of rows alone
+  SplitRecord test;  // only for rows
 
-  // How the text was cut, without rows.
+  // How text was split into documents; unused for rows.
   std::string documents;
   std::string field;
-  double validation_fraction = 0;  // 0 with one of the other ways to split
-  double validation_tail = 0;      // of each text file
+  double validation_fraction = 0;  // 0 if the split was chosen in another way
+  // The share of each text file; 0 if the split was chosen in another way.
+  double validation_tail = 0;
   uint64_t split_seed = 0;
   bool replace_invalid_utf8 = false;
   bool validation_input = false;
 
-  // Of rows: what made them.
-  int64_t row_len = 0;  // tokens; 0: text
+  // The generator of the rows; unused for text.
+  int64_t row_len = 0;  // tokens per row; 0 for text
   std::string generator;
   uint32_t generator_version = 0;
   std::vector<std::pair<std::string, std::string>> parameters;
@@ -48,7 +49,7 @@ struct Manifest {
   std::vector<std::string> classes = {};
 
   bool has_rows() const { return row_len > 0; }
-  // Labels are below it.
+  // Exclusive upper bound of the labels.
   int num_labels() const {
     return labels == RowLabels::kClasses ? static_cast<int>(classes.size()) : vocab_size;
   }
@@ -56,22 +57,22 @@ struct Manifest {
     return split == Split::kTrain ? train : split == Split::kValidation ? validation : test;
   }
 
-  Hash128 hash;  // the frame's; set by ReadManifest
+  Hash128 hash;  // hash of the frame; set by ReadManifest
 };
 
-// Writes the tokenizer below a dataset's folder, and into the manifest what it says of it.
+// Writes the tokenizer into a dataset's folder and its description into the manifest.
 void SaveTokenizer(const Tokenizer& tokenizer, const std::filesystem::path& folder,
                    Manifest& manifest);
 
 std::string FrameManifest(const Manifest& manifest);
-std::string ManifestText(const Manifest& manifest);  // for people
-// Both, into a dataset's folder. Returns the frame's hash.
+std::string ManifestText(const Manifest& manifest);  // for people to read
+// Writes both forms into a dataset's folder. Returns the hash of the frame.
 Hash128 WriteManifest(const Manifest& manifest, const std::filesystem::path& folder);
-// Error kData for a missing file, a damaged frame, another version, or counts that contradict each
-// other.
+// Throws Error kData for a missing file, a damaged frame, another version, or counts that
+// contradict each other.
 Manifest ReadManifest(const std::filesystem::path& path);
 
-// The frame's hash: the last 16 bytes.
+// The hash in the last 16 bytes of the frame.
 Hash128 FrameHash(std::string_view framed);
 
 }  // namespace halflife::data

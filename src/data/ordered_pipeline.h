@@ -1,6 +1,6 @@
-// read -> map -> write, with `map` on several threads and results written in the order of reading,
-// so that nothing of the outcome depends on the number of threads. At most `2 threads + 2` items
-// are alive at a time.
+// A pipeline read -> map -> write. `map` runs on several threads, and results are written in
+// reading order, so that the output does not depend on the number of threads. At most `2 threads +
+// 2` items exist at a time.
 //
 //   RunOrdered<TextChunk, EncodedChunk>(
 //       threads, [&] { return chunker.Next(); },
@@ -26,9 +26,10 @@
 
 namespace halflife::data {
 
-// `read` and `write` are called by one thread at a time, `write` by the caller's. An exception of
-// any of them ends the run and is thrown here; the first in reading order wins, whatever the
-// threads did. Error kEnvironment where no thread is to be had; fewer than asked for do.
+// Only one thread at a time calls `read`, and only the caller's thread calls `write`. An exception
+// in any of them ends the run and is rethrown here; if there are several, the first in reading
+// order is. If some threads cannot be started, the pipeline continues with fewer. Throws Error
+// kEnvironment if none can.
 template <typename In, typename Out>
 class OrderedPipeline {
  public:
@@ -57,7 +58,7 @@ class OrderedPipeline {
     for (std::thread& worker : workers_) worker.join();
   }
 
-  // The next result in reading order; nothing after the last.
+  // Returns the next result in reading order, or nothing after the last.
   std::optional<Out> Next() {
     std::unique_lock lock(mutex_);
     ready_.wait(lock, [this] { return done_.contains(taken_) || (ended_ && taken_ == started_); });
@@ -88,7 +89,7 @@ class OrderedPipeline {
     }
   }
 
-  // Workers take turns at reading, which keeps the numbers in the order of the input.
+  // One worker reads at a time, so that the numbers follow the order of the input.
   std::optional<In> ReadNext(uint64_t& number) {
     const std::lock_guard turn(read_mutex_);
     {
@@ -128,12 +129,12 @@ class OrderedPipeline {
   const uint64_t window_;
   const Read read_;
   const Map map_;
-  std::mutex read_mutex_;  // taken before mutex_
+  std::mutex read_mutex_;  // acquired before mutex_
   std::mutex mutex_;
   std::condition_variable room_, ready_;
-  std::map<uint64_t, Result> done_;  // guarded by mutex_, like all below
+  std::map<uint64_t, Result> done_;  // guarded by mutex_, like all members below
   uint64_t started_ = 0;             // items read
-  uint64_t taken_ = 0;               // results handed out
+  uint64_t taken_ = 0;               // results returned by Next
   bool ended_ = false;
   bool stop_ = false;
   std::vector<std::thread> workers_;
@@ -143,7 +144,7 @@ template <typename In, typename Out>
 void RunOrdered(int threads, typename OrderedPipeline<In, Out>::Read read,
                 typename OrderedPipeline<In, Out>::Map map,
                 const typename OrderedPipeline<In, Out>::Write& write) {
-  if (threads == 1) {  // on the caller's thread alone: one core means one core
+  if (threads == 1) {  // use only the caller's thread: one core means one core
     while (std::optional<In> item = read()) write(map(*std::move(item)));
     return;
   }

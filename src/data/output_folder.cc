@@ -17,14 +17,14 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char kInfix[] = ".tmp-";
-constexpr int kDigits = 8;  // of RandomHex, behind it
+constexpr int kDigits = 8;  // random hexadecimal digits after the infix
 
 Fd OpenFolder(const fs::path& path) {
   return Fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
 }
 
-// Whether `fd` is still the folder that `path` names: a cleaner may have removed it before it was
-// locked.
+// True if `fd` is still the folder that `path` names. Another process may have removed it before it
+// was locked.
 bool StillThere(const Fd& fd, const fs::path& path) {
   struct stat by_fd {
   }, by_path{};
@@ -32,13 +32,15 @@ bool StillThere(const Fd& fd, const fs::path& path) {
          by_fd.st_ino == by_path.st_ino && by_fd.st_dev == by_path.st_dev;
 }
 
-// A name that MakeTemporary gives. Somebody's books.tmp-backup beside books is none.
+// True if `name` has the form that MakeTemporary creates. A user's books.tmp-backup next to books
+// does not.
 bool IsTemporaryOf(const std::string& name, const fs::path& out) {
   const std::string prefix = out.filename().string() + kInfix;
   return name.starts_with(prefix) && IsHex(name.substr(prefix.size()), kDigits);
 }
 
-// Removes temporaries of `out` whose process is gone: the lock of a living one cannot be had.
+// Removes temporary folders of `out` whose process has ended. The lock of a living process cannot
+// be acquired.
 void RemoveDeadTemporaries(const fs::path& out) {
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(out.parent_path(), ignored)) {
@@ -81,7 +83,8 @@ OutputFolder::OutputFolder(const fs::path& out) {
   HL_CHECK_AS(ExitCode::kData, !error, "cannot make the folder ", out_.parent_path().string(), ": ",
               error.message());
   RemoveDeadTemporaries(out_);
-  // Again only where a cleaner was faster, which no cleaner is for long.
+  // A retry is only needed if another process removed the folder first, which cannot continue for
+  // long.
   constexpr int kAttempts = 20;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     if (MakeTemporary()) return;
@@ -100,7 +103,7 @@ bool OutputFolder::MakeTemporary() {
   }
   lock_ = OpenFolder(temporary_);
   const int problem = lock_ ? 0 : errno;
-  // Where folders cannot be locked (some network file systems) nobody removes anything either.
+  // If folders cannot be locked (on some network file systems), no process removes any.
   const bool others = lock_ && ::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
   if (lock_ && !others && StillThere(lock_, temporary_)) return true;
   if (!others) ::rmdir(temporary_.c_str());

@@ -1,8 +1,8 @@
-// A folder that appears under its final name only when it is complete. Work happens in
-// OUT.tmp-<hex> beside it, held by flock(2) while its process lives; the destructor removes what
-// was not published.
+// A folder that appears under its final name only when it is complete. It is written as
+// OUT.tmp-<hex> in the same parent folder, which is locked with flock(2) while its process lives.
+// The destructor removes a folder that was not published.
 //
-//   OutputFolder output(out);   // refuses an existing OUT; clears dead temporaries of it
+//   OutputFolder output(out);   // throws if OUT exists; removes leftover temporaries of OUT
 //   WriteEverything(output.path());
 //   output.Publish();           // fsync, then one rename
 #pragma once
@@ -15,7 +15,7 @@ namespace halflife::data {
 
 class OutputFolder {
  public:
-  // Error kUsage where `out` exists, kData where nothing can be made beside it.
+  // Throws Error kUsage if `out` exists, and kData if the temporary folder cannot be created.
   explicit OutputFolder(const std::filesystem::path& out);
   ~OutputFolder();
   OutputFolder(const OutputFolder&) = delete;
@@ -25,7 +25,7 @@ class OutputFolder {
   void Publish();
 
  private:
-  // False: another process was faster, so try again.
+  // Returns false if another process removed the folder first; the caller then tries again.
   bool MakeTemporary();
   std::filesystem::path out_;
   std::filesystem::path temporary_;

@@ -1,9 +1,9 @@
 // The order of samples: a keyed bijection of [0, size) that needs no table.
 //
-// A Feistel network is a bijection of pairs whatever its round function; here of pairs of h-bit
-// halves, with 4^h the next power of four above `size`. Results outside [0, size) are fed in again
-// (cycle walking: Black and Rogaway, CT-RSA 2002, "Ciphers with arbitrary finite domains"), on
-// average fewer than four times.
+// A Feistel network is a bijection of pairs for any round function. Here the pairs are h-bit
+// halves, where 4^h is the next power of four above `size`. Results outside [0, size) are fed in
+// again (cycle walking: Black and Rogaway, CT-RSA 2002, "Ciphers with arbitrary finite domains"),
+// on average fewer than four times.
 #include "core/error.h"
 #include "core/philox.h"
 #include "data/token_source.h"
@@ -11,8 +11,8 @@
 namespace halflife::data {
 namespace {
 
-// Four rounds hide the structure of large domains; a few more cost nothing and help halves of one
-// or two bits.
+// Four rounds hide the structure of large domains. Two more cost almost nothing and improve domains
+// whose halves have one or two bits.
 constexpr uint32_t kRounds = 6;
 
 uint64_t Feistel(uint64_t index, int half_bits, RandomKey key, uint64_t epoch) {

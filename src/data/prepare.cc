@@ -38,7 +38,7 @@ void CheckConfig(const PrepareConfig& config) {
 
 bool IsText(const InputFile& file) { return file.format == TextFormat::kText; }
 
-// One run of `prepare`: the settings and counts that its phases share.
+// One run of `prepare`, with the settings and counts that its phases share.
 class Run {
  public:
   explicit Run(const PrepareConfig& config)
@@ -62,12 +62,12 @@ class Run {
     if (has_validation_inputs()) rules_.split = Split::kTrain;
   }
 
-  // Once only.
+  // Call only once.
   Manifest WriteFiles(const fs::path& folder);
   PrepareSummary Summarise(const Manifest& manifest) const;
 
  private:
-  // The shards that are being written.
+  // The writers of the shards.
   struct Writers {
     ShardWriter train, validation;
     ShardWriter& of(Split split) { return split == Split::kTrain ? train : validation; }
@@ -81,12 +81,12 @@ class Run {
   DocumentMode ChooseDocuments() const;
   double ChooseTail() const;
   std::unique_ptr<Tokenizer> TrainTokenizer();
-  // Writes the shards of both splits and returns what the manifest says of them.
+  // Writes the shards of both splits and returns their part of the manifest.
   Manifest WriteShards(const fs::path& folder, const Tokenizer& tokenizer);
   void CheckInputs(const Manifest& manifest) const;
   void CheckSplits(const Manifest& manifest) const;
   void Describe(Manifest& manifest) const;
-  // Tokenises all documents of `inputs`, each into the split that `rules` give it.
+  // Tokenises all documents of `inputs` and writes each to the split that `rules` choose.
   void WriteDocuments(const InputFiles& inputs, const DocumentRules& rules,
                       const Tokenizer& tokenizer, Writers& writers);
   TextChunker MakeChunker(const InputFiles& inputs) const {
@@ -104,16 +104,16 @@ class Run {
 
   const PrepareConfig& config_;
   const InputFiles inputs_;
-  const InputFiles validation_inputs_;    // none: the validation split is a share of inputs_
-  std::unique_ptr<Tokenizer> tokenizer_;  // null: to be trained
+  const InputFiles validation_inputs_;    // empty: the validation split is a share of inputs_
+  std::unique_ptr<Tokenizer> tokenizer_;  // null until it is trained
   const int threads_;
   const DocumentMode documents_;
-  const double validation_tail_;  // 0: the split is another
+  const double validation_tail_;  // 0: the split is chosen in another way
   DocumentRules rules_;
   PrepareProgress progress_;
   int64_t num_empty_ = 0;
   NameCounts special_names_;
-  HeldOutContents held_out_;  // of validation_inputs_
+  HeldOutContents held_out_;  // only with validation_inputs_
 };
 
 DocumentMode Run::ChooseDocuments() const {
@@ -126,8 +126,8 @@ DocumentMode Run::ChooseDocuments() const {
   return any_text ? config_.documents.value_or(DocumentMode::kFile) : DocumentMode::kRecord;
 }
 
-// Choosing documents by chance needs many of them. With few, which are all whole text files, the
-// default is the end of each.
+// Choosing documents at random needs many documents. If there are few and all are whole text files,
+// the default is to validate on the end of each file.
 double Run::ChooseTail() const {
   constexpr size_t kManyDocuments = 100;
   const PrepareInput& input = config_.input;
@@ -161,7 +161,7 @@ std::unique_ptr<Tokenizer> Run::TrainTokenizer() {
         ChunkLines result{.lines = {}, .disk_bytes = chunk.disk_bytes};
         const DocumentRules rules = rules_.Of(chunk);
         ForEachDocument(std::move(chunk), rules, [&](const Document& document) {
-          // The validation text stays unseen.
+          // The tokenizer is not trained on validation text.
           if (ChooseSplit(ContentHash(document.text), rules) == Split::kTrain) {
             AppendHashedLines(document.text, result.lines);
           }
@@ -180,7 +180,7 @@ std::unique_ptr<Tokenizer> Run::TrainTokenizer() {
 
 void Run::WriteDocuments(const InputFiles& inputs, const DocumentRules& rules,
                          const Tokenizer& tokenizer, Writers& writers) {
-  ShardWriter* writer = &writers.train;  // of the document that is open
+  ShardWriter* writer = &writers.train;  // the writer of the current document
   const InputFile* file = nullptr;
   TextChunker chunker = MakeChunker(inputs);
   const DocumentEncoder encoder(tokenizer, rules);
@@ -220,7 +220,8 @@ Manifest Run::WriteShards(const fs::path& folder, const Tokenizer& tokenizer) {
   };
   Writers writers{ShardWriter(writer_config(Split::kTrain)),
                   ShardWriter(writer_config(Split::kValidation))};
-  if (has_validation_inputs()) {  // first, so that the training text is compared with all of it
+  // First, so that all of it is known when the training text is compared with it.
+  if (has_validation_inputs()) {
     DocumentRules rules = rules_;
     rules.split = Split::kValidation;
     WriteDocuments(validation_inputs_, rules, tokenizer, writers);

@@ -1,5 +1,5 @@
-// Where `prepare` writes a dataset, on how many threads, and who follows it: what plain text,
-// labelled text and synthetic rows have alike.
+// The output of `prepare`: folder, number of threads, progress reports and cancellation. Plain
+// text, labelled text and synthetic rows share it.
 //
 //   const PrepareOutput output = {.out = "books.data", .threads = 4};
 //   output.Check();
@@ -20,7 +20,8 @@ struct PrepareProgress {
   const char* phase = "";  // "training the tokenizer" | "tokenising" | "generating"
   int64_t num_documents = 0;
   int64_t text_bytes = 0;
-  uint64_t disk_bytes = 0;  // of the input read so far, compressed where the file is; or of rows
+  // Bytes of the input read so far, as stored on disk; for synthetic rows the bytes of rows.
+  uint64_t disk_bytes = 0;
   uint64_t total_disk_bytes = 0;
 };
 
@@ -29,12 +30,13 @@ struct PrepareOutput {
   int threads = 0;  // 0: all cores
   int64_t shard_tokens = int64_t{1} << 26;
   std::function<void(const PrepareProgress&)> on_progress = nullptr;  // after each unit of work
-  const std::atomic<bool>* stop = nullptr;  // set: give up soon, leave nothing; Error kInterrupted
+  // If set to true: stop soon, leave no output and throw Error kInterrupted.
+  const std::atomic<bool>* stop = nullptr;
 
-  // Error kUsage for what cannot be.
+  // Throws Error kUsage for invalid values.
   void Check() const;
   int NumThreads() const;
-  // Before each unit of work. Error kInterrupted once `stop` is set.
+  // Call before each unit of work. Throws Error kInterrupted once `stop` is true.
   void RequireGoingOn() const;
   void Report(const PrepareProgress& progress) const;
 };

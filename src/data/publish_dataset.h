@@ -1,8 +1,8 @@
-// The frame of every way to make a dataset: the folder appears when it is whole, or not at all.
+// The common frame of all ways to make a dataset. The folder appears complete or not at all.
 //
-//   // Run(config) finds what the dataset is made of.
-//   // run.WriteFiles(folder): all but the manifest, which it returns without its hash.
-//   // run.Summarise(manifest): what became of it, but for `seconds`.
+//   // Run(config) finds the inputs of the dataset.
+//   // run.WriteFiles(folder) writes everything except the manifest and returns that without hash.
+//   // run.Summarise(manifest) describes the result, except `seconds`.
 //   return PublishDataset<Run>(config);
 #pragma once
 
@@ -16,7 +16,7 @@
 
 namespace halflife::data {
 
-// `config.output` is a PrepareOutput that was checked.
+// `config.output` must be a PrepareOutput that was already checked.
 template <typename Run, typename Config>
 auto PublishDataset(const Config& config) try {
   const Stopwatch clock;
@@ -29,7 +29,7 @@ auto PublishDataset(const Config& config) try {
   summary.seconds = clock.Seconds();
   return summary;
 } catch (const std::filesystem::filesystem_error& error) {
-  // A folder that cannot be made or listed, such as on a full disk.
+  // A folder could not be created or listed, for example on a full disk.
   HL_FAIL(ExitCode::kData, "prepare cannot go on with ", config.output.out.string(), ": ",
           TextOf(error));
 }

@@ -1,5 +1,5 @@
-// The random words of one example, by their number: a function of the key and the example, so that
-// any thread may draw any of them.
+// The random words of one example, indexed by number. They depend only on the key and the example,
+// so any thread can draw any of them.
 //
 //   RandomWords words(MakeRandomKey(seed, RandomPurpose::kSynthetic, 0), example);
 //   const int64_t place = words.Below(/*number=*/0, /*size=*/100);   // in [0, 100)
@@ -20,7 +20,8 @@ class RandomWords {
     if (block != block_) draw_ = Draw(key_, example_, block_ = block, 0);
     return draw_.x[number % 4];
   }
-  // Of [0, size): one in 2^32 / size words is dealt unevenly, which no count of draws can show.
+  // A number in [0, size). About one in 2^32 / size words is distributed unevenly, which no
+  // realistic number of draws can show.
   int64_t Below(uint32_t number, int64_t size) {
     return static_cast<int64_t>(
         static_cast<uint64_t>((*this)(number)) * static_cast<uint64_t>(size) >> 32);

@@ -54,7 +54,7 @@ std::vector<std::string_view> SplitColumns(std::string_view line) {
   return columns;
 }
 
-// Up to its first line's end; the whole of a file without one.
+// Returns the first line, or the whole content of a file without a newline.
 std::string FirstLine(const InputFile& file) {
   const std::unique_ptr<ByteStream> stream = OpenByteStream(file);
   std::string text;
@@ -119,7 +119,7 @@ void RecordReader::ForEach(const TextChunk& chunk, const VisitRecord& visit) con
 void RecordReader::ForEachLine(const TextChunk& chunk, const VisitRecord& visit) const {
   const Columns& columns = columns_.at(chunk.file->path);
   ForEachFullLine(chunk, [&](int64_t number, std::string_view line) {
-    if (number == 1) return;  // the names
+    if (number == 1) return;  // the column names
     const std::vector<std::string_view> values = SplitColumns(line);
     HL_CHECK_AS(ExitCode::kData, values.size() == columns.count, PlaceOf(*chunk.file, number),
                 values.size(), " columns, and the first line names ", columns.count,

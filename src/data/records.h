@@ -1,5 +1,5 @@
-// Files of records, one a line: JSON objects (.jsonl), or columns between tabs below a line of
-// their names (.tsv).
+// Reads files of records, one record per line: JSON objects (.jsonl), or tab-separated columns
+// whose names are in the first line (.tsv).
 //
 //   const RecordReader reader(files, {{"text", "--field"}, {"label", "--label-field", true}});
 //   reader.ForEach(chunk, [&](const Record& record) { Use(record.values[0], record.values[1]); });
@@ -17,31 +17,33 @@ namespace halflife::data {
 
 struct RecordField {
   std::string name;
-  std::string flag;           // that chooses another, for errors
-  bool takes_scalar = false;  // a JSON number or boolean is its text
+  std::string flag;           // the option that chooses the field, for error messages
+  bool takes_scalar = false;  // if true, a JSON number or boolean is accepted and read as its text
 };
 
 struct Record {
-  int64_t line = 0;                 // of the file, from 1
-  std::vector<std::string> values;  // of the fields that were asked for
+  int64_t line = 0;                 // line number in the file, from 1
+  std::vector<std::string> values;  // the values of the requested fields
 };
 using VisitRecord = std::function<void(const Record&)>;
 
-// Visits the records of a chunk of whole lines in order; blank lines are none. Error kData with
-// file and line: not an object, a field that is missing or of another type.
+// Visits the records of a chunk of whole lines in order; blank lines are skipped. Throws Error
+// kData, with file and line, if a line is not an object, or if a field is missing or has another
+// type.
 void ForEachJsonRecord(const TextChunk& chunk, const std::vector<RecordField>& fields,
                        const VisitRecord& visit);
 
 class RecordReader {
  public:
-  // Reads the first line of each .tsv file. Error kData where it does not name every field once.
+  // Reads the first line of each .tsv file. Throws Error kData if it does not contain every field
+  // exactly once.
   RecordReader(const std::vector<InputFile>& files, std::vector<RecordField> fields);
-  // As ForEachJsonRecord, in the format of the chunk's file, which is one of `files`. Error kData
-  // for a line with more or fewer columns than the first. Thread-safe.
+  // As ForEachJsonRecord, in the format of the chunk's file, which must be one of `files`. Also
+  // throws Error kData for a line with more or fewer columns than the first. Thread-safe.
   void ForEach(const TextChunk& chunk, const VisitRecord& visit) const;
 
  private:
-  // Of a .tsv file: how many columns it has, and which of them are the fields.
+  // The number of columns of a .tsv file and the columns of the requested fields.
   struct Columns {
     size_t count = 0;
     std::vector<size_t> of_fields;

@@ -8,8 +8,8 @@
 namespace halflife::data {
 namespace {
 
-// `count` of the numbers [0, size), ascending: selection sampling (Knuth, 3.4.2, algorithm S), a
-// word for each number.
+// Chooses `count` of the numbers [0, size) in ascending order by selection sampling (Knuth, 3.4.2,
+// algorithm S). Uses one random word per number.
 std::vector<int64_t> Subset(int64_t count, int64_t size, RandomWords& words, uint32_t first_word) {
   std::vector<int64_t> chosen;
   for (int64_t number = 0; std::ssize(chosen) < count; ++number)
@@ -19,8 +19,9 @@ std::vector<int64_t> Subset(int64_t count, int64_t size, RandomWords& words, uin
   return chosen;
 }
 
-// Chunks of at least one token at uniform cuts; the sums of skips before the chunks after the first
-// are a sorted draw of [0, length - num_tokens].
+// Splits the document at uniformly drawn positions into chunks of at least one token. The
+// cumulative skips before the second and later chunks are a sorted draw from [0, length -
+// num_tokens].
 std::vector<int64_t> Skipwise(const RowPositionsConfig& config, int64_t num_tokens,
                               RandomWords& words) {
   const int64_t cuts = std::min(config.chunks, num_tokens) - 1;
@@ -70,7 +71,7 @@ std::vector<int64_t> DrawPositions(const RowPositionsConfig& config, int64_t num
 std::vector<int64_t> TellPositions(const RowPositionsConfig& config, uint64_t seed,
                                    const Batch& batch) {
   std::vector<int64_t> told;
-  constexpr uint32_t kFirstStream = 32;  // those below are of synthetic rows and of retrieval
+  constexpr uint32_t kFirstStream = 32;  // lower streams belong to synthetic rows and to retrieval
   int64_t row = -1;
   uint32_t document = 0;
   for (size_t piece = 0; piece + 1 < batch.cu_seqlens.size(); ++piece) {

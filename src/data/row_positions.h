@@ -1,6 +1,6 @@
-// Positions that training tells a model in place of 0, 1, 2, ...: short rows then show it distances
-// and places of texts that are longer than they are. Drawn for each document of a row by the run's
-// seed and the row's sample number, so that neither a resume nor the mesh changes any.
+// Draws position ids for training rows that replace 0, 1, 2, ... Short rows then show the model
+// distances and positions of longer texts. The position ids of each document depend only on the
+// run's seed and the row's sample number, so neither a resume nor the mesh changes them.
 //
 //   const RowPositionsConfig config = {.kind = "skipwise", .length = 2048, .chunks = 2};
 //   const std::vector<int64_t> positions = DrawPositions(config, /*num_tokens=*/512, words);
@@ -16,21 +16,22 @@
 namespace halflife::data {
 
 struct RowPositionsConfig {
-  // plain: the tokens' own. skipwise (PoSE, Zhu et al., 2024): a document is cut in `chunks` at
-  // random, and each begins a random skip behind the end of the one before. randomised (Ruoss et
-  // al., 2023): a random subset of [0, length), in ascending order.
+  // plain: 0, 1, 2, ... skipwise (PoSE, Zhu et al., 2024): a document is split at random into
+  // `chunks`, and each chunk starts after a random skip from the end of the previous one.
+  // randomised (Ruoss et al., 2023): a random subset of [0, length), in ascending order.
   std::string kind = "plain";
-  int64_t length = 0;  // positions are below
-  int64_t chunks = 2;  // of skipwise
+  int64_t length = 0;  // exclusive upper bound of the position ids
+  int64_t chunks = 2;  // used by skipwise
   bool plain() const { return kind == "plain"; }
 };
 
-// Of a document of num_tokens <= length: [num_tokens], ascending strictly, below length. Those of
-// skipwise begin with 0. Fewer tokens than chunks are as many chunks.
+// Returns the position ids of a document, [num_tokens], strictly ascending and below config.length.
+// num_tokens must be at most config.length. With skipwise they begin with 0, and a document with
+// fewer tokens than chunks has as many chunks as tokens.
 std::vector<int64_t> DrawPositions(const RowPositionsConfig& config, int64_t num_tokens,
                                    RandomWords words);
 
-// Of the rows of a batch: [B, T]; rows of padding have plain ones.
+// Returns the position ids of the rows of a batch, [B, T]. Padding rows have plain ones.
 std::vector<int64_t> TellPositions(const RowPositionsConfig& config, uint64_t seed,
                                    const Batch& batch);
 

@@ -1,4 +1,4 @@
-// The module's inside: the one file that sees sentencepiece's headers.
+// The implementation of the module. This is the only file that includes sentencepiece's headers.
 #include "data/sentencepiece_bridge.h"
 
 #include <sentencepiece_processor.h>
@@ -28,7 +28,7 @@ class Model : public SentencePieceModel {
 
   SentencePiece Piece(int id) const override {
     const std::string& text = processor_.IdToPiece(id);
-    if (processor_.IsByte(id)) {  // "<0x41>"
+    if (processor_.IsByte(id)) {  // the text is of the form "<0x41>"
       return {PieceKind::kByte,
               std::string(1, static_cast<char>(std::stoi(text.substr(1), nullptr, 16)))};
     }

@@ -1,12 +1,13 @@
-// The only way to sentencepiece, which lives in a module (libhl_sentencepiece.so) that is loaded on
-// first use.
+// The only interface to sentencepiece, which is in a separate module (libhl_sentencepiece.so) that
+// is loaded on first use.
 //
-// Why: distributions build libsentencepiece.so with a protobuf runtime of its own (3.14) and export
-// its symbols. Linked beside libprotobuf 3.21, each library would call into the other's code and
-// the program would abort before main. A module loaded with RTLD_DEEPBIND sees its own symbols
-// first, and the program never sees them at all.
+// Reason: distributions build libsentencepiece.so with its own protobuf runtime (3.14) and export
+// its symbols. If it were linked together with libprotobuf 3.21, each library would call into the
+// other's code, and the program would abort before main. A module loaded with RTLD_DEEPBIND
+// resolves its own symbols first, and its symbols are not visible to the program.
 //
-// No exception crosses this border: functions report failure by text ("" where all went well).
+// No exception crosses this interface. Functions report a failure as text; an empty text means
+// success.
 //
 //   std::string error;
 //   std::unique_ptr<SentencePieceModel> model = LoadSentencePieceBridge().load(bytes, error);
@@ -27,27 +28,28 @@ enum class PieceKind : uint8_t { kText, kByte, kSpecial, kUnused };
 
 struct SentencePiece {
   PieceKind kind = PieceKind::kText;
-  std::string text;  // kText: UTF-8, U+2581 for a space; kByte: that byte; else its name
+  // kText: UTF-8 with U+2581 for a space; kByte: that byte; otherwise the piece's name.
+  std::string text;
 };
 
 class SentencePieceModel {
  public:
   virtual ~SentencePieceModel() = default;
   virtual int vocab_size() const = 0;
-  // -1: none
+  // These ids are -1 if the model has no such piece.
   virtual int bos_id() const = 0;
   virtual int eos_id() const = 0;
   virtual int pad_id() const = 0;
   virtual int unk_id() const = 0;
   virtual SentencePiece Piece(int id) const = 0;
-  // Appends to `ids`; returns the error. Thread-safe.
+  // Appends to `ids` and returns the error, or "". Thread-safe.
   virtual std::string Encode(std::string_view text, std::vector<int32_t>& ids) const = 0;
 };
 
 struct SentencePieceBridge {
   std::unique_ptr<SentencePieceModel> (*load)(std::string_view model_bytes, std::string& error);
-  // `next` returns null after the last sentence; the pointer holds until the next call. Returns the
-  // model's bytes.
+  // `next` returns null after the last sentence. Its pointer is valid until the next call. Returns
+  // the bytes of the model.
   std::string (*train)(const std::map<std::string, std::string>& options,
                        const std::function<const std::string*()>& next, std::string& error);
 };
@@ -55,7 +57,7 @@ struct SentencePieceBridge {
 constexpr char kSentencePieceModule[] = "libhl_sentencepiece.so";
 constexpr char kSentencePieceEntry[] = "HlSentencePieceBridge";  // const SentencePieceBridge*()
 
-// Loads the module once. Error kEnvironment where it is missing.
+// Loads the module once. Throws Error kEnvironment if it is missing.
 const SentencePieceBridge& LoadSentencePieceBridge();
 
 }  // namespace halflife::data

@@ -11,8 +11,8 @@ const SentencePieceBridge& LoadSentencePieceBridge() {
           "a build with AddressSanitizer cannot load sentencepiece (its dlopen refuses "
           "RTLD_DEEPBIND); use a build without it, or --tokenizer bytes");
 #else
-  // Never closed: sentencepiece keeps registries that must outlive every model. A second dlopen
-  // returns the same module.
+  // The module is never closed, because sentencepiece keeps registries that must outlive every
+  // model. A second dlopen returns the same module.
   void* module = ::dlopen(kSentencePieceModule, RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND);
   HL_CHECK_AS(ExitCode::kEnvironment, module != nullptr,
               "cannot load the sentencepiece module: ", ::dlerror(),

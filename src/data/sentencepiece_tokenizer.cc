@@ -29,8 +29,7 @@ class SentencePieceTokenizer : public Tokenizer {
                 "not a sentencepiece model (", bytes_.size(),
                 " bytes); sentencepiece says: ", error.empty() ? "it has no pieces" : error,
                 "; give a .model file, --tokenizer bytes, or --train-tokenizer");
-    // A control piece never comes out of Encode, so eos in the ids always means the end of a
-    // document.
+    // Encode never produces a control piece, so eos in the ids always means the end of a document.
     HL_CHECK_AS(
         ExitCode::kData, model_->eos_id() >= 0,
         "the sentencepiece model has no </s> control piece, which ends each document; train one "
@@ -59,7 +58,7 @@ class SentencePieceTokenizer : public Tokenizer {
   }
   bool keeps_invalid_bytes() const override { return false; }
 
-  // As in the tokenizers library, what lies between two special tokens is encoded by itself.
+  // As in the tokenizers library, the text between two special tokens is encoded separately.
   void EncodeAppend(std::string_view text, SpecialTokens special,
                     std::vector<int32_t>& ids) const override {
     if (special == SpecialTokens::kPlain) return AppendPieces(text, ids);
@@ -94,9 +93,9 @@ class SentencePieceTokenizer : public Tokenizer {
   const std::string kind_ = kSentencePieceKind;
   const std::string bytes_;
   std::unique_ptr<SentencePieceModel> model_;
-  AddedTokenMatcher names_{std::vector<AddedToken>()};  // of special tokens
+  AddedTokenMatcher names_{std::vector<AddedToken>()};  // special tokens by name
   std::vector<std::string> text_;                       // by id; empty for special and unused ids
-  bool adds_prefix_ = false;                            // the model puts a space before each text
+  bool adds_prefix_ = false;                            // the model adds a space before each text
 };
 
 }  // namespace

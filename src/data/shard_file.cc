@@ -35,7 +35,7 @@ Column ReadColumn(const Hdf5Handle& file, const char* name, const fs::path& path
   return {static_cast<int64_t>(length), static_cast<int>(H5Tget_size(type.get()))};
 }
 
-// Verifies size and header against the manifest beside the file, if it has one.
+// Verifies size and header of the shard against the manifest in the same folder, if there is one.
 void CheckAgainstManifest(const fs::path& path, ShardFile* shard) {
   const fs::path folder = path.parent_path();
   std::error_code ignored;

@@ -1,5 +1,5 @@
-// One shard file looked at by itself, as `halflife inspect` does; reading tokens goes through
-// Dataset, which verifies them.
+// Describes a single shard file for `halflife inspect`. To read tokens use Dataset, which verifies
+// them.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,15 @@ namespace halflife::data {
 struct ShardFile {
   uint64_t bytes = 0;
   int64_t num_tokens = 0;
-  int64_t num_documents = 0;  // that start in it
+  int64_t num_documents = 0;  // that start in the shard
   int token_bytes = 0;        // 2 or 4
-  bool has_labels = false;    // of labelled rows, one a token
-  // Of the manifest beside it, where there is one that names this file.
-  std::string split;         // "train", "validation"; empty: no manifest
+  bool has_labels = false;    // one label per token, for labelled rows
+  // Set only if the folder has a manifest that lists this file.
+  std::string split;         // "train" or "validation"; empty without a manifest
   std::string dataset_hash;  // hex
 };
-// Only the header is read. With a manifest beside the file its size and header are verified before
-// HDF5 sees them. Error kData.
+// Reads only the header. If the folder has a manifest, size and header are verified before HDF5
+// opens the file. Throws Error kData on failure.
 ShardFile ReadShardFile(const std::filesystem::path& path);
 
 }  // namespace halflife::data

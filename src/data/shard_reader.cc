@@ -28,7 +28,7 @@ void CheckSize(const fs::path& path, uint64_t expected) {
               size < expected ? "truncated" : "overwritten", "; ", kDamageRemedy);
 }
 
-// Unsigned integers of kBytes, little endian, as they are stored.
+// Decodes unsigned little-endian integers of kBytes bytes.
 template <int kBytes>
 void Decode(const uint8_t* raw, std::span<uint32_t> ids) {
   for (uint32_t& id : ids) {
@@ -77,7 +77,8 @@ void ShardReader::Open() {
   CheckHdf5(H5Pset_file_locking(access.get(), false, true), describe);
   Hdf5Handle file =
       CheckHdf5(H5Fopen(path_.c_str(), H5F_ACC_RDONLY, access.get()), &H5Fclose, describe);
-  // Whole blocks are read once and kept by nobody: HDF5's own cache would only cost memory.
+  // The caller reads whole blocks and caches them itself, so HDF5's own cache would only cost
+  // memory.
   const Hdf5Handle uncached = CheckHdf5(H5Pcreate(H5P_DATASET_ACCESS), &H5Pclose, describe);
   CheckHdf5(H5Pset_chunk_cache(uncached.get(), 0, 0, 0), describe);
   tokens_ = CheckHdf5(H5Dopen2(file.get(), kTokensName, uncached.get()), &H5Dclose, describe);

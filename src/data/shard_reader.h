@@ -1,6 +1,6 @@
-// Reads verified blocks of one shard. HDF5 opens the file on the first read; nothing in it is
-// believed unhashed: the header's hash is checked before HDF5 parses it, each block's hash whenever
-// the block is read.
+// Reads verified blocks of one shard. HDF5 opens the file on the first read. All content is
+// verified: the hash of the header is checked before HDF5 parses it, and the hash of a block
+// whenever the block is read.
 //
 //   ShardReader shard(folder, record, vocab_size, num_labels);
 //   shard.CheckHeader();
@@ -18,27 +18,28 @@ namespace halflife::data {
 
 class ShardReader {
  public:
-  // Labels are below `num_labels`.
+  // `num_labels` is the exclusive upper bound of the labels.
   ShardReader(const std::filesystem::path& folder, const ShardRecord& record, int vocab_size,
               int num_labels);
 
   const ShardRecord& record() const { return record_; }
-  // Presence, size and header. Error kData.
+  // Checks presence, size and header of the file. Throws Error kData.
   void CheckHeader() const;
-  // Every byte of the file.
+  // Checks every byte of the file.
   void CheckWhole() const;
   std::vector<int32_t> ReadTokens(int64_t block);
-  std::vector<int32_t> ReadLabels(int64_t block);  // of these tokens; of labelled rows
+  // The labels of ReadTokens(block); only for labelled rows.
+  std::vector<int32_t> ReadLabels(int64_t block);
   std::vector<int64_t> ReadStarts(int64_t block);
 
-  // Open files are a limited good: the owner closes the ones that rest. Call both under an
-  // Hdf5Lock.
+  // The owner limits the number of open files by closing those that are not in use. Call both
+  // functions under an Hdf5Lock.
   bool is_open() const { return static_cast<bool>(file_); }
   void Close();
 
  private:
   void Open();
-  // Reads elements [begin, begin + count) of a dataset into `out`, which holds the stored type.
+  // Reads elements [begin, begin + count) of a dataset into `out`, which must have the stored type.
   void ReadRaw(const Hdf5Handle& dataset, int64_t type, int64_t begin, int64_t count, void* out);
 
   std::filesystem::path path_;
@@ -46,8 +47,8 @@ class ShardReader {
   int token_bytes_;
   int vocab_size_;
   int num_labels_;
-  Hdf5Handle file_, tokens_, labels_, starts_;  // the datasets close before the file
-  Hdf5Handle unchecked_;  // reads without HDF5's own checksums: the manifest's are stronger
+  Hdf5Handle file_, tokens_, labels_, starts_;  // the datasets are closed before the file
+  Hdf5Handle unchecked_;  // reads without HDF5's own checksums, because the manifest's are stronger
 };
 
 }  // namespace halflife::data

@@ -20,22 +20,23 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A growing, chunked, fletcher32-checked dataset of a file, written in whole blocks.
+// A growing, chunked HDF5 dataset with fletcher32 checksums, written in whole blocks.
 class BlockColumn {
  public:
   BlockColumn(int64_t file, const char* name, int64_t type, int64_t block, int64_t capacity)
       : type_(type), block_(block) {
     const auto describe = [&] { return Concat("cannot create the HDF5 dataset ", name); };
     const hsize_t empty = 0, chunk = static_cast<hsize_t>(block);
-    // A fixed maximum makes HDF5 index the blocks by one array of known size (see HeaderRoom).
+    // With a fixed maximum, HDF5 indexes the blocks by one array of known size (see HeaderRoom).
     const hsize_t most = static_cast<hsize_t>(std::max(capacity, block));
     const Hdf5Handle space = CheckHdf5(H5Screate_simple(1, &empty, &most), &H5Sclose, describe);
     const Hdf5Handle create = CheckHdf5(H5Pcreate(H5P_DATASET_CREATE), &H5Pclose, describe);
     CheckHdf5(H5Pset_chunk(create.get(), 1, &chunk), describe);
     CheckHdf5(H5Pset_fletcher32(create.get()), describe);
-    CheckHdf5(H5Pset_obj_track_times(create.get(), false), describe);  // equal text, equal bytes
+    // Equal text gives equal bytes.
+    CheckHdf5(H5Pset_obj_track_times(create.get(), false), describe);
     const Hdf5Handle access = CheckHdf5(H5Pcreate(H5P_DATASET_ACCESS), &H5Pclose, describe);
-    CheckHdf5(H5Pset_chunk_cache(access.get(), 0, 0, 0), describe);  // blocks go straight out
+    CheckHdf5(H5Pset_chunk_cache(access.get(), 0, 0, 0), describe);  // blocks are written directly
     dataset_ = CheckHdf5(
         H5Dcreate2(file, name, type, space.get(), H5P_DEFAULT, create.get(), access.get()),
         &H5Dclose, describe);
@@ -55,7 +56,7 @@ class BlockColumn {
     size_ += count;
   }
 
-  // Where the blocks lie: the lowest file offset and the bytes of all of them.
+  // The position of the blocks: the lowest file offset and the total size of all blocks.
   struct Extent {
     uint64_t begin = UINT64_MAX;
     uint64_t bytes = 0;
@@ -84,9 +85,9 @@ class BlockColumn {
   int64_t size_ = 0;
 };
 
-// Bytes set aside at the file's beginning for all of HDF5's own structures: 24 bytes of index a
-// block and some KiB for the rest. With that room given, everything that is not a block lies in one
-// piece that the manifest hashes.
+// The number of bytes to reserve at the beginning of the file for HDF5's own structures: 24 bytes
+// of index per block and a few KiB for everything else. With this reservation, everything except
+// the blocks is in one contiguous range, which the manifest hashes.
 uint64_t HeaderRoom(int64_t capacity, bool labels) {
   const int64_t token_blocks = NumBlocks(capacity, kBlockTokens) + 1;
   const int64_t blocks = (labels ? 2 : 1) * token_blocks + NumBlocks(capacity, kBlockStarts) + 1;
@@ -97,7 +98,8 @@ Hdf5Handle CreateFile(const fs::path& path, uint64_t header_room) {
   const auto describe = [&] { return Concat("cannot create ", path.string()); };
   const Hdf5Handle access = CheckHdf5(H5Pcreate(H5P_FILE_ACCESS), &H5Pclose, describe);
   CheckHdf5(H5Pset_libver_bounds(access.get(), H5F_LIBVER_V110, H5F_LIBVER_V110), describe);
-  CheckHdf5(H5Pset_file_locking(access.get(), false, true), describe);  // absent on many networks
+  // Many network file systems have no locks.
+  CheckHdf5(H5Pset_file_locking(access.get(), false, true), describe);
   CheckHdf5(H5Pset_meta_block_size(access.get(), header_room), describe);
   CheckHdf5(H5Pset_small_data_block_size(access.get(), 0), describe);
   const Hdf5Handle create = CheckHdf5(H5Pcreate(H5P_FILE_CREATE), &H5Pclose, describe);
@@ -108,7 +110,7 @@ Hdf5Handle CreateFile(const fs::path& path, uint64_t header_room) {
 
 }  // namespace
 
-// One shard while it is written.
+// A shard that is being written.
 class ShardWriter::File {
  public:
   File(const fs::path& path, int token_bytes, int64_t capacity, bool labels)
@@ -144,7 +146,7 @@ class ShardWriter::File {
     }
   }
 
-  // As many as the tokens, in any steps.
+  // Adds labels in any portions. In total there must be as many as tokens.
   void AddLabels(std::span<const int32_t> labels) {
     for (const int32_t label : labels) {
       label_block_.push_back(label);
@@ -204,7 +206,7 @@ class ShardWriter::File {
     CheckHdf5(closed ? 0 : -1, [&] { return Concat("cannot finish ", path_.string()); });
   }
 
-  // Reads the file back as it will be read later, and makes it durable.
+  // Reads the file back in the same way as later readers do, and makes it durable.
   void HashAndSync() {
     record_.file.name = path_.filename().string();
     record_.file.bytes = fs::file_size(path_);
@@ -221,9 +223,9 @@ class ShardWriter::File {
   const fs::path path_;
   const int token_bytes_;
   const int64_t capacity_;
-  Hdf5Handle file_;  // before the columns: they close first
+  Hdf5Handle file_;  // declared before the columns, which close first
   std::unique_ptr<BlockColumn> tokens_, labels_, starts_;
-  std::vector<uint8_t> token_block_;  // little endian, as on disk
+  std::vector<uint8_t> token_block_;  // little-endian, as on disk
   std::vector<int32_t> label_block_;
   std::vector<int64_t> start_block_;
   uint64_t block_bytes_ = 0;

@@ -1,6 +1,5 @@
 // Writes the documents of one split, with or without labels, into numbered HDF5 shards of at most
-// `shard_tokens` tokens each. A document may cross from one shard into the next. One thread uses a
-// writer.
+// `shard_tokens` tokens each. A document may continue in the next shard. Not thread-safe.
 //
 //   ShardWriter writer({.folder = tmp, .split = Split::kTrain, .token_bytes = 2});
 //   writer.BeginDocument();
@@ -24,7 +23,7 @@ struct ShardWriterConfig {
   Split split = Split::kTrain;
   int token_bytes = 2;
   int64_t shard_tokens = int64_t{1} << 26;  // 128 MiB of 16-bit tokens
-  bool labels = false;                      // beside each token
+  bool labels = false;                      // one label per token
 };
 
 class ShardWriter {
@@ -32,14 +31,14 @@ class ShardWriter {
   explicit ShardWriter(const ShardWriterConfig& config);
   ~ShardWriter();
 
-  // The documents from here on come from the file of this name. Not with config.labels.
+  // All following documents come from the file with this name. Not allowed with config.labels.
   void BeginSource(std::string_view name) { sources_.Begin(name); }
   void BeginDocument();
   void Append(std::span<const int32_t> ids);
-  // In place of the two above, with config.labels: a document whole, a row or part of one; as many
-  // labels as ids.
+  // Replaces BeginDocument and Append if config.labels is set. Appends one whole document, which is
+  // a row or part of a row. There must be as many labels as ids.
   void AppendLabelled(std::span<const int32_t> ids, std::span<const int32_t> labels);
-  // Text bytes of what was appended, for the manifest.
+  // Adds to the number of text bytes, which the manifest records.
   void CountBytes(int64_t bytes) { record_.info.num_bytes += bytes; }
   SplitRecord Finish();
 

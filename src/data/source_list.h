@@ -1,4 +1,4 @@
-// The sources of a split, counted while its tokens are written file by file: each source is then a
+// Counts the sources of a split while its tokens are written file by file. Each source is then a
 // contiguous range of the split's tokens.
 //
 //   SourceList sources;
@@ -18,13 +18,14 @@ namespace halflife::data {
 
 class SourceList {
  public:
-  // Later calls of Count are for the file of this name. In it, a byte that is not UTF-8 becomes
-  // U+FFFD, and a name that is already taken gets a number: "web.txt (2)".
+  // Later calls of Count refer to the file with this name. In the name, a byte that is not UTF-8
+  // becomes U+FFFD. A name that is already used gets a number: "web.txt (2)".
   void Begin(std::string_view name);
-  // Does nothing before the first Begin.
+  // Has no effect before the first Begin.
   void Count(int64_t num_tokens, int64_t num_documents);
-  // Returns the sources that have tokens, in their order. Returns none if there are fewer than two
-  // or more than 100 of these: one source is the whole split, and a long list is no report.
+  // Returns the sources that have tokens, in order. Returns an empty list if there are fewer than
+  // two or more than 100: a single source is the whole split, and a longer list is not useful in a
+  // report.
   std::vector<Source> Take();
 
  private:

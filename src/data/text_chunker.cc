@@ -18,8 +18,8 @@ size_t NewlineBefore(std::string_view text, size_t newline) {
   return newline == 0 ? kNone : text.rfind('\n', newline - 1);
 }
 
-// Whether the line that ends at `newline` is blank. The first line of a chunk that continues a
-// document is the rest of a line, which is never blank.
+// True if the line that ends at `newline` is blank. The first line of a chunk that continues a
+// document is the rest of a line and is never blank.
 bool EndsBlankLine(std::string_view text, size_t newline, bool continues) {
   const size_t before = NewlineBefore(text, newline);
   if (before == kNone && continues) return false;
@@ -27,14 +27,15 @@ bool EndsBlankLine(std::string_view text, size_t newline, bool continues) {
   return text.substr(begin, newline - begin).find_first_not_of(kBlanks) == kNone;
 }
 
-// The start of the line after the last blank line; nothing where there is none.
+// Returns the start of the line after the last blank line, or nothing if there is no blank line.
 std::optional<size_t> AfterLastBlankLine(std::string_view text, bool continues) {
   for (size_t newline = text.rfind('\n'); newline != kNone; newline = NewlineBefore(text, newline))
     if (EndsBlankLine(text, newline, continues)) return newline + 1;
   return std::nullopt;
 }
 
-// The first start of a line at or after `from`: of any, or of one that follows a blank line.
+// Returns the first start of a line at or after `from`. With `after_blank`, only lines that follow
+// a blank line count.
 std::optional<size_t> LineStartFrom(std::string_view text, size_t from, bool after_blank,
                                     bool continues) {
   for (size_t newline = text.find('\n', from == 0 ? 0 : from - 1); newline != kNone;
@@ -44,8 +45,8 @@ std::optional<size_t> LineStartFrom(std::string_view text, size_t from, bool aft
   return std::nullopt;
 }
 
-// The first start of a character at or after `from`; nothing if the text ends before it is known.
-// Bytes that are not UTF-8 are passed over as one character would be.
+// Returns the first start of a character at or after `from`, or nothing if the text ends before it
+// is known. Bytes that are not UTF-8 are skipped like a character.
 std::optional<size_t> CharacterStartFrom(std::string_view text, size_t from) {
   constexpr size_t kMostContinuationBytes = 3;
   const size_t most = from + kMostContinuationBytes;
@@ -54,7 +55,7 @@ std::optional<size_t> CharacterStartFrom(std::string_view text, size_t from) {
   return at < text.size() || at == most ? std::optional(at) : std::nullopt;
 }
 
-// Bytes of the text. A compressed file is decompressed once to count them.
+// The number of bytes of the text. A compressed file is decompressed once to count them.
 int64_t TextBytes(const InputFile& file) {
   if (file.compression == Compression::kNone) return static_cast<int64_t>(file.bytes);
   const std::unique_ptr<ByteStream> stream = OpenByteStream(file);
@@ -65,8 +66,8 @@ int64_t TextBytes(const InputFile& file) {
   return size;
 }
 
-// Where a piece of a long document may end: after a whole character that is not blank, so that
-// whether a line is blank never depends on where the pieces were cut.
+// The length of a piece of a long document. A piece ends after a whole character that is not blank,
+// so that the positions of the cuts never decide whether a line is blank.
 size_t PieceLength(std::string_view text) {
   text.remove_suffix(IncompleteUtf8Tail(text));
   const size_t last = text.find_last_not_of(kWhitespace);
@@ -120,7 +121,7 @@ bool TextChunker::OpenNextFile() {
     offset_ = static_cast<int64_t>(kByteOrderMark.size());
   }
   if (config_.validation_tail > 0) {
-    // The small number keeps a product that is whole, such as (1 - 0.8) * 10, from rounding down.
+    // The small constant keeps an exact product, such as (1 - 0.8) * 10, from being rounded down.
     const double head = (1 - config_.validation_tail) * static_cast<double>(TextBytes(file));
     tail_offset_ = static_cast<int64_t>(head + 1e-6);
     in_tail_ = offset_ >= tail_offset_;

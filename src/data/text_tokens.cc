@@ -15,7 +15,7 @@ namespace halflife::data {
 TextTokens EncodeFiles(const std::vector<std::string>& names, const Tokenizer& tokenizer) {
   std::vector<InputFile> files;
   for (const std::string& name : names) files.push_back(PlainTextFile(name));
-  // All ids are held at once, so that a limit on one document would guard nothing.
+  // All ids are in memory at once, so a limit on the length of one document would have no effect.
   constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max() / 4;
   const bool bytes = tokenizer.kind() == kBytesKind;
   TextChunker chunker(

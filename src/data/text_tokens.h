@@ -1,5 +1,5 @@
-// Plain text as the tokens of a split, in memory: what `eval --text` reads. The same as preparing
-// the files with `--documents file` and reading the split.
+// Encodes plain text files in memory, as `eval --text` does. The result equals preparing the files
+// with `--documents file` and reading the split.
 //
 //   const TextTokens text = EncodeFiles({"chapter.txt"}, *tokenizer);
 //   const Batch batch = ReadWindows(ViewOf(text), seq_len, 0, 8);
@@ -15,18 +15,19 @@
 namespace halflife::data {
 
 struct TextTokens {
-  std::vector<int32_t> ids;  // of all documents, one after the other, each with its eos
+  std::vector<int32_t> ids;  // ids of all documents, concatenated, each with its eos
   SplitInfo info;
   int32_t eos_id = 0;
-  NameCounts special_names = {};  // names of special tokens, which are read as characters
+  NameCounts special_names = {};  // special token names in the text that were encoded as characters
 };
 
-// Each file is one document: UTF-8, without its byte order mark, unpacked where its name ends in
-// .gz or .zst; an empty one is left out. Error kData names the file: missing, no regular file,
-// .jsonl (whose records are documents), not UTF-8, or no text in any.
+// Each file is one document of UTF-8 text. A byte order mark is removed, files with names that end
+// in .gz or .zst are decompressed, and empty files are skipped. Throws Error kData, naming the
+// file, if a file is missing, not a regular file, .jsonl (whose records are documents) or not
+// UTF-8, or if no file has text.
 TextTokens EncodeFiles(const std::vector<std::string>& names, const Tokenizer& tokenizer);
 
-// `text` is borrowed.
+// `text` is borrowed by the view.
 TokenView ViewOf(const TextTokens& text, bool reset_at_documents = true);
 
 }  // namespace halflife::data

@@ -1,5 +1,5 @@
-// Ids must mean the same to a model and to the text it reads: tables of the same size are not
-// enough.
+// Checks that ids mean the same to a model and to the text that it reads. Vocabularies of equal
+// size are not sufficient.
 #pragma once
 
 #include <optional>
@@ -12,13 +12,13 @@ namespace halflife::data {
 
 struct TokenDifference {
   int32_t id = 0;
-  std::string left, right;  // what it stands for
+  std::string left, right;  // the text that the id represents in each tokenizer
 };
-// The first id that both have and that stands for other text in one than in the other.
+// Returns the first id that is in both vocabularies and represents different text in the two.
 std::optional<TokenDifference> FindDifference(const Tokenizer& left, const Tokenizer& right);
 
-// Error kUsage where an id of the dataset stands for other text in `own`, the model's tokenizer, or
-// for none. `where`: what carries it, for the error.
+// Throws Error kUsage if an id of the dataset represents different text, or none, in `own`, the
+// model's tokenizer. `where` describes the owner of the model's tokenizer for the error message.
 void RequireSameTokens(const Dataset& dataset, const Tokenizer& own, const std::string& where);
 
 }  // namespace halflife::data

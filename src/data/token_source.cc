@@ -19,9 +19,9 @@
 namespace halflife::data {
 namespace {
 
-// The starts of the documents of row `row`, appended to the batch's.
+// Appends the document starts of row `row` to those of the batch.
 void AppendStarts(const TokenView& view, int64_t row, Batch& batch) {
-  const auto place = static_cast<int64_t>(batch.inputs.size());  // of the row in the batch
+  const auto place = static_cast<int64_t>(batch.inputs.size());  // start of the row in the batch
   const int64_t begin = row * batch.seq_len;
   const std::vector<int64_t> starts = view.document_starts
                                           ? view.document_starts(begin, begin + batch.seq_len)
@@ -32,7 +32,7 @@ void AppendStarts(const TokenView& view, int64_t row, Batch& batch) {
     batch.cu_seqlens.push_back(static_cast<int32_t>(place + start - begin));
 }
 
-// Appends row `row` of labelled rows.
+// Appends row `row` of a dataset of labelled rows.
 void AppendLabelledRow(const TokenView& view, int64_t row, Batch& batch) {
   AppendStarts(view, row, batch);
   const size_t begin = batch.inputs.size();
@@ -44,7 +44,7 @@ void AppendLabelledRow(const TokenView& view, int64_t row, Batch& batch) {
   batch.num_targets += std::ranges::count_if(labels, [](int32_t label) { return label >= 0; });
 }
 
-// Appends a row that no loss sees, so that a short step has the shape of all others.
+// Appends a row without targets, so that a short step has the same shape as all others.
 void AppendPadding(Batch& batch) {
   batch.cu_seqlens.push_back(static_cast<int32_t>(batch.inputs.size()));
   batch.inputs.resize(batch.inputs.size() + static_cast<size_t>(batch.seq_len), 0);
@@ -219,8 +219,8 @@ class TokenSource::Impl {
     Start();
   }
 
-  // Every rank advances by one micro-batch at a time, so all of them together by micro_batch *
-  // dp_size.
+  // All ranks advance by one micro-batch at a time, and therefore together by micro_batch * dp_size
+  // samples.
   uint64_t next_sample() const {
     return order_.FirstSample(position_ / micro_batches()) +
            position_ % micro_batches() *
@@ -230,13 +230,13 @@ class TokenSource::Impl {
   double TakeWaitSeconds() { return std::exchange(wait_seconds_, 0.0); }
 
  private:
-  // Micro-batches of one rank in one step.
+  // The number of micro-batches of one rank in one step.
   uint64_t micro_batches() const {
     return static_cast<uint64_t>(config_.global_batch / (config_.micro_batch * config_.dp_size));
   }
 
-  // The rank's position-th micro-batch of the run: a pure function, so a cursor is all the state
-  // there is.
+  // Reads the rank's micro-batch number `position` of the run. This is a pure function of the
+  // position, so a cursor is the only state.
   Batch ReadMicroBatch(uint64_t position) const {
     const int64_t begin_us = UnixMicroseconds();
     const uint64_t step = position / micro_batches(), accumulation = position % micro_batches();
@@ -245,7 +245,7 @@ class TokenSource::Impl {
     const uint64_t number = config_.in_turn
                                 ? accumulation * static_cast<uint64_t>(config_.dp_size) + dp_rank
                                 : dp_rank * micro_batches() + accumulation;
-    const uint64_t first = number * micro;  // of the step's rows
+    const uint64_t first = number * micro;  // index in the rows of the step
     const auto num_rows = static_cast<uint64_t>(order_.NumSamples(step));
     const auto num_windows = static_cast<uint64_t>(order_.num_windows);
     Batch batch = MakeBatch(config_.micro_batch, config_.seq_len);
@@ -267,7 +267,8 @@ class TokenSource::Impl {
   Batch Take() {
     std::unique_lock lock(mutex_);
     filled_.wait(lock, [this] { return !queue_.empty() || error_ != nullptr; });
-    if (queue_.empty()) std::rethrow_exception(error_);  // stays: every later call throws too
+    // error_ is kept, so every later call also throws.
+    if (queue_.empty()) std::rethrow_exception(error_);
     Batch batch = std::move(queue_.front());
     queue_.pop_front();
     emptied_.notify_one();
@@ -322,12 +323,12 @@ class TokenSource::Impl {
   const TokenView tokens_;
   const TokenSourceConfig config_;
   SampleOrder order_;
-  uint64_t position_ = 0;  // micro-batches this rank has handed out since the run began
+  uint64_t position_ = 0;  // micro-batches that this rank has returned since the run began
   double wait_seconds_ = 0;
 
   std::mutex mutex_;
   std::condition_variable filled_, emptied_;
-  std::deque<Batch> queue_;  // guarded by mutex_, like the next two
+  std::deque<Batch> queue_;  // guarded by mutex_, like the next two members
   std::exception_ptr error_;
   bool stop_ = false;
   std::thread thread_;

@@ -1,4 +1,5 @@
-// The names inside a tokenizer folder: one file that says the kind, and what that kind needs.
+// The names of the files in a tokenizer folder: one file with the kind, and the files that this
+// kind needs.
 #pragma once
 
 namespace halflife::data {
@@ -7,7 +8,7 @@ constexpr char kTokenizerKindFile[] = "kind.txt";
 constexpr char kSentencePieceFile[] = "sentencepiece.model";
 constexpr char kTokenizerJsonFile[] = "tokenizer.json";
 constexpr char kHfSentencePieceFile[] = "tokenizer.model";  // in a Hugging Face folder
-constexpr char kAddedTokensFile[] = "added_tokens.json";    // beside it: ids by token
+constexpr char kAddedTokensFile[] = "added_tokens.json";    // next to tokenizer.model: ids by token
 constexpr char kTokenizerConfigFile[] = "tokenizer_config.json";
 constexpr char kBytesKind[] = "bytes";
 constexpr char kSentencePieceKind[] = "sentencepiece";

@@ -23,7 +23,7 @@ bool IsFile(const fs::path& path) {
   return fs::is_regular_file(path, ignored);
 }
 
-// A sentencepiece model in the words of its own file.
+// Opens a sentencepiece model. Errors name its file.
 std::unique_ptr<Tokenizer> OpenSentencePiece(const fs::path& path) {
   try {
     return MakeSentencePieceTokenizer(ReadFile(path, ExitCode::kData));
@@ -32,7 +32,7 @@ std::unique_ptr<Tokenizer> OpenSentencePiece(const fs::path& path) {
   }
 }
 
-// With the chat templates beside it.
+// Also reads the chat templates in the same folder.
 std::unique_ptr<Tokenizer> OpenBpe(const fs::path& path) {
   std::map<std::string, std::string> files = {
       {kTokenizerJsonFile, ReadFile(path, ExitCode::kData)}};
@@ -45,7 +45,7 @@ std::unique_ptr<Tokenizer> OpenBpe(const fs::path& path) {
   return tokenizer;
 }
 
-// ByT5's ids are `bytes`; its sentinels (extra_ids) come after them and stand for no text.
+// ByT5's ids are those of `bytes`. Its sentinels (extra_ids) come after them and represent no text.
 bool IsByT5(const fs::path& config_path) {
   if (!IsFile(config_path)) return false;
   const auto config = nlohmann::json::parse(ReadJsonText(config_path), nullptr, false);
@@ -54,7 +54,7 @@ bool IsByT5(const fs::path& config_path) {
   return name != config.end() && *name == "ByT5Tokenizer";
 }
 
-// Tokens that a file beside the model adds to the model's would be lost without a word.
+// Rejects tokens that another file adds to those of the model, because they would be lost silently.
 void CheckIsNotAdded(const fs::path& from, const nlohmann::json& id, const std::string& token,
                      const Tokenizer& tokenizer) {
   HL_CHECK_AS(ExitCode::kData, !id.is_number() || id < tokenizer.vocab_size(), from.string(),
@@ -78,7 +78,7 @@ void CheckTokenizerJson(const fs::path& path, const Tokenizer& tokenizer) {
   }
 }
 
-// Of tokenizers that have no tokenizer.json.
+// For tokenizers that have no tokenizer.json.
 void CheckAddedTokens(const fs::path& path, const Tokenizer& tokenizer) {
   const nlohmann::json ids = ReadObject(path);
   for (const auto& [token, id] : ids.items()) CheckIsNotAdded(path, id, token, tokenizer);
@@ -98,7 +98,8 @@ std::unique_ptr<Tokenizer> FindTokenizer(const fs::path& folder) {
   if (IsFile(folder / kTokenizerKindFile)) return LoadTokenizer(folder);
   const fs::path json = folder / kTokenizerJsonFile, model = folder / kHfSentencePieceFile;
   if (IsFile(json)) {
-    // A sentencepiece tokenizer has a tokenizer.json too, which needs more than bytes and merges.
+    // A sentencepiece tokenizer may also have a tokenizer.json, which needs more than bytes and
+    // merges.
     const bool has_model = IsFile(model);
     if (!has_model || IsByteLevelBpe(ReadFile(json, ExitCode::kData), json.string())) {
       return OpenBpe(json);

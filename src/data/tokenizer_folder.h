@@ -1,6 +1,6 @@
-// Finds out what a tokenizer on disk is, and loads it.
+// Detects the kind of a tokenizer on disk and loads it.
 //
-//   const auto tokenizer = OpenTokenizer("Qwen2-0.5B/");   // what `prepare --tokenizer` takes
+//   const auto tokenizer = OpenTokenizer("Qwen2-0.5B/");   // as `prepare --tokenizer` does
 #pragma once
 
 #include <filesystem>
@@ -11,14 +11,15 @@
 
 namespace halflife::data {
 
-// `bytes`; a sentencepiece .model file; a tokenizer.json with its neighbours; or a folder as below.
-// Error kData says what was met, and what would work.
+// Opens `bytes`, a sentencepiece .model file, a tokenizer.json with the files next to it, or a
+// folder as described below. Throws Error kData with the problem and a fix.
 std::unique_ptr<Tokenizer> OpenTokenizer(const std::string& name);
 
-// The tokenizer of a folder: a dataset's or a run's (kind.txt), or a Hugging Face model's:
-// byte-level BPE in tokenizer.json, a sentencepiece tokenizer.model, or ByT5's
-// tokenizer_config.json, the first that is there. Null where none is; error kData where one is
-// there that cannot be read, or only the vocabulary of a kind that is not read.
+// Opens the tokenizer of a folder, the first of these that exists: that of a dataset or run
+// (kind.txt), byte-level BPE in tokenizer.json, a sentencepiece tokenizer.model, and ByT5's
+// tokenizer_config.json. The last three are the forms of Hugging Face models. Returns null if there
+// is none. Throws Error kData if a tokenizer cannot be read, or if the folder has only the
+// vocabulary of an unsupported kind.
 std::unique_ptr<Tokenizer> FindTokenizer(const std::filesystem::path& folder);
 
 }  // namespace halflife::data

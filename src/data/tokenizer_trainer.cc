@@ -36,7 +36,8 @@ void LineSample::Add(std::vector<HashedLine> lines) {
   for (HashedLine& line : lines) {
     bytes_ += static_cast<int64_t>(line.text.size());
     lines_.push(std::move(line));
-    // What lies below the top fills the budget alone: the top can never come back.
+    // If the lines below the top already fill the budget, the top can never be part of the sample
+    // again.
     while (bytes_ - static_cast<int64_t>(lines_.top().text.size()) >= budget_bytes_) {
       bytes_ -= static_cast<int64_t>(lines_.top().text.size());
       lines_.pop();
@@ -60,15 +61,16 @@ std::string TrainSentencePiece(const std::vector<std::string>& lines, int vocab_
       {"eos_id", "1"},
       {"unk_id", "2"},
       {"bos_id", "-1"},
-      // Text must come back as it was: no Unicode folding, no space added or dropped.
+      // Decoding must restore the text exactly: no Unicode folding, and no spaces added or dropped.
       {"normalization_rule_name", "identity"},
       {"add_dummy_prefix", "false"},
       {"remove_extra_whitespaces", "false"},
       {"allow_whitespace_only_pieces", "true"},
-      // What a space becomes: where spaces are rare it had no piece, and came back as its bytes.
+      // The piece for a space. In text with few spaces it would otherwise be missing, and spaces
+      // would be encoded as bytes.
       {"required_chars", "\xE2\x96\x81"},
-      // Expectation maximisation adds one partial sum per thread: a fixed number keeps the model
-      // the same anywhere.
+      // Expectation maximisation adds one partial sum per thread. A fixed number of threads gives
+      // the same model on every machine.
       {"num_threads", "4"},
       {"minloglevel", "2"},
   };

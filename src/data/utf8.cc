@@ -8,19 +8,20 @@ namespace halflife::data {
 namespace {
 
 struct Sequence {
-  size_t length = 1;  // bytes that belong together
+  size_t length = 1;  // number of bytes of the sequence
   bool valid = false;
   bool cut = false;  // invalid only because the text ends
 };
 
-// The sequence that starts at text[at] (Unicode 15, table 3-7).
+// Reads the sequence that starts at text[at] (Unicode 15, table 3-7).
 Sequence ReadSequence(std::string_view text, size_t at) {
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[at + i]); };
   const uint8_t lead = byte(0);
   if (lead < 0x80) return {1, true};
   if (lead < 0xC2 || lead > 0xF4) return {1, false};
   const size_t length = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
-  // Only the second byte has a narrower range: no overlongs, no surrogates, nothing above U+10FFFF.
+  // Only the second byte has a narrower range. This excludes overlong forms, surrogates and
+  // everything above U+10FFFF.
   uint8_t low = 0x80, high = 0xBF;
   if (lead == 0xE0) low = 0xA0;
   if (lead == 0xED) high = 0x9F;

@@ -1,4 +1,4 @@
-// UTF-8, as Unicode defines it: no overlong forms, no surrogates, nothing above U+10FFFF.
+// UTF-8 as Unicode defines it, without overlong forms, surrogates and anything above U+10FFFF.
 #pragma once
 
 #include <cstddef>
@@ -9,14 +9,15 @@ namespace halflife::data {
 
 constexpr std::string_view kReplacementCharacter = "\xEF\xBF\xBD";  // U+FFFD
 
-// The first byte that begins no valid character; npos where all of it is valid.
+// The position of the first byte that does not begin a valid character; npos if the whole text is
+// valid.
 size_t FindInvalidUtf8(std::string_view text);
 
-// Each maximal part of an invalid sequence becomes one U+FFFD, as browsers do (WHATWG encoding
+// Replaces each maximal part of an invalid sequence by one U+FFFD, as browsers do (WHATWG encoding
 // standard).
 std::string ReplaceInvalidUtf8(std::string_view text);
 
-// Bytes at the end (0 to 3) that begin a character whose rest may still come.
+// The number of bytes at the end (0 to 3) that begin an incomplete character.
 size_t IncompleteUtf8Tail(std::string_view text);
 
 }  // namespace halflife::data

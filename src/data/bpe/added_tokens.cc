@@ -5,7 +5,8 @@
 namespace halflife::data {
 namespace {
 
-// Bytes of the white space (Unicode's White_Space) that `text` begins with; 0: none.
+// The number of bytes of the white space character (Unicode White_Space) at the start of `text`; 0
+// if there is none.
 size_t SpaceAtStart(std::string_view text) {
   static constexpr std::array<std::string_view, 25> kSpaces = {
       "\t",           "\n",           "\v",
@@ -28,7 +29,7 @@ size_t SkipSpaces(std::string_view text, size_t at) {
   return at;
 }
 
-// Where the white space that ends before `end` begins.
+// The start of the white space that ends at `end`.
 size_t SpacesBefore(std::string_view text, size_t end) {
   while (end > 0) {
     size_t begin = end - 1;
@@ -51,13 +52,13 @@ AddedTokenMatcher::AddedTokenMatcher(const std::vector<AddedToken>& tokens) : to
   }
 }
 
-// Narrows the sorted tokens byte by byte to those that the text goes on with.
+// Narrows the range of sorted tokens byte by byte to those that match the text.
 const AddedToken* AddedTokenMatcher::LongestAt(std::string_view text, size_t at) const {
   const Range first = by_first_byte_[static_cast<uint8_t>(text[at])];
   auto begin = tokens_.begin() + first.begin, end = tokens_.begin() + first.end;
   const AddedToken* longest = nullptr;
   for (size_t depth = 1; begin != end; ++depth) {
-    // The shortest comes first: it is the prefix itself, or there is none such.
+    // The shortest token is first: either it is exactly the matched prefix, or no token is.
     if (begin->content.size() == depth) longest = &*begin++;
     if (at + depth == text.size()) break;
     const auto next = static_cast<uint8_t>(text[at + depth]);
@@ -73,7 +74,7 @@ const AddedToken* AddedTokenMatcher::LongestAt(std::string_view text, size_t at)
 void AddedTokenMatcher::Split(std::string_view text,
                               const std::function<void(std::string_view)>& on_text,
                               const std::function<void(int32_t)>& on_token) const {
-  size_t done = 0;  // what is before has been handed out
+  size_t done = 0;  // everything before was passed to a callback
   for (size_t at = 0; at < text.size();) {
     const AddedToken* token = LongestAt(text, at);
     if (token == nullptr) {

@@ -21,14 +21,15 @@
 namespace halflife::data {
 namespace {
 
-// What one call of Encode writes to.
+// Scratch memory of one call of Encode.
 struct Workspace {
   RegexScratch regex;
   Merger::Scratch merge;
   WordCache cache;
 };
 
-// Hands a workspace to each call, and keeps it for later ones: as many live as calls ran at once.
+// Lends a workspace to each call and keeps it for later calls. There are as many workspaces as
+// calls that ran at once.
 class WorkspacePool {
  public:
   class Lease {
@@ -83,8 +84,8 @@ std::string ContentToFind(const AddedToken& token, const BpeSpec& spec) {
   return token.normalized && spec.nfc ? NormalizeNfc(token.content) : token.content;
 }
 
-// The added tokens that are searched for before (false) or after (true) normalisation, without
-// the token `left_out` (-1: none).
+// The added tokens to find before (`normalized` false) or after (true) normalization, without the
+// token `left_out` (-1: none).
 std::vector<AddedToken> TokensToFind(const BpeSpec& spec, bool normalized, int left_out,
                                      const std::string& name) {
   std::vector<AddedToken> tokens;
@@ -100,7 +101,7 @@ std::vector<AddedToken> TokensToFind(const BpeSpec& spec, bool normalized, int l
   return tokens;
 }
 
-// transformers also adds an eos token that is not among the file's added tokens.
+// transformers also adds the eos token if it is not among the file's added tokens.
 BpeSpec WithAddedEos(BpeSpec spec, int eos) {
   const auto is_eos = [&](const AddedToken& token) { return token.id == eos; };
   if (std::none_of(spec.added.begin(), spec.added.end(), is_eos)) {
@@ -110,12 +111,12 @@ BpeSpec WithAddedEos(BpeSpec spec, int eos) {
   return spec;
 }
 
-// The tokens that a text is first cut by.
+// The tokens at which a text is split first.
 struct NamedTokens {
   NamedTokens(const BpeSpec& spec, int left_out, const std::string& name)
       : raw(TokensToFind(spec, false, left_out, name)),
         normalized(TokensToFind(spec, true, left_out, name)) {}
-  const AddedTokenMatcher raw, normalized;  // searched for before and after normalisation
+  const AddedTokenMatcher raw, normalized;  // matched before and after normalization
 };
 
 class BpeTokenizer : public Tokenizer {
@@ -142,8 +143,8 @@ class BpeTokenizer : public Tokenizer {
     }
     for (const AddedToken& token : spec.added) {
       std::string& text = text_[static_cast<size_t>(token.id)];
-      // One that is no token of the model stands for itself, though its characters be the
-      // alphabet's.
+      // An added token that is not in the model's vocabulary is plain text, even if its characters
+      // are in the byte alphabet.
       if (token.id >= spec.num_model_tokens) text = ContentToFind(token, spec);
       if (token.special) text.clear();
     }
@@ -222,13 +223,13 @@ class BpeTokenizer : public Tokenizer {
   }
 
   const std::string kind_ = kBpeKind;
-  const std::string json_, config_;  // as Save writes them
+  const std::string json_, config_;  // as written by Save
   const SpecialIds special_;
   const bool nfc_;
   const Merger merger_;
   const WordSplitter splitter_;
   const std::string eos_name_;
-  const NamedTokens plain_, parsed_;  // without and with eos
+  const NamedTokens plain_, parsed_;  // plain_ excludes the eos token
   std::vector<std::string> text_;     // bytes by id; empty for special ids
   std::unordered_map<std::string, int32_t, WordHash, std::equal_to<>> whole_words_;
   mutable WorkspacePool pool_;

@@ -22,7 +22,7 @@ constexpr std::array<uint16_t, 256> MakeCodePoints() {
 
 constexpr std::array<uint16_t, 256> kCodePoints = MakeCodePoints();
 
-// The byte of each code point below 0x144; -1: none.
+// The byte of each code point below 0x144; -1 if there is none.
 constexpr std::array<int16_t, 0x144> MakeBytes() {
   std::array<int16_t, 0x144> bytes{};
   for (int16_t& byte : bytes) byte = -1;
@@ -48,7 +48,7 @@ std::optional<std::string> BytesOfToken(std::string_view token) {
   for (size_t i = 0; i < token.size(); ++i) {
     uint32_t code_point = static_cast<uint8_t>(token[i]);
     if (code_point >= 0x80) {
-      // Two bytes reach past the alphabet's end, U+0143.
+      // Two UTF-8 bytes cover all code points of the alphabet, which ends at U+0143.
       if (code_point < 0xC2 || code_point > 0xDF || ++i == token.size()) return std::nullopt;
       code_point = (code_point & 0x1F) << 6 | (static_cast<uint8_t>(token[i]) & 0x3F);
     }

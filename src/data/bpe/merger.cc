@@ -13,9 +13,9 @@ uint64_t PairKey(int32_t left, int32_t right) {
   return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
 }
 
-constexpr size_t kKeptWordBytes = 1 << 16;  // what a longer word has grown is given back
+constexpr size_t kKeptWordBytes = 1 << 16;  // memory for longer words is released after use
 
-// The order of a heap whose top is the lowest rank, and the leftmost among equals.
+// Heap order: the lowest rank is at the top, and the leftmost among equal ranks.
 constexpr auto kLater = [](const auto& a, const auto& b) {
   return a.rank != b.rank ? a.rank > b.rank : a.at > b.at;
 };
@@ -40,7 +40,7 @@ const Merger::Slot* Merger::Find(int32_t left, int32_t right) const {
   }
 }
 
-// The pair that begins at symbol `at`, if it can be joined.
+// Pushes the pair that begins at symbol `at`, if it can be merged.
 void Merger::Push(int32_t at, Scratch& scratch) const {
   if (at < 0) return;
   const Scratch::Symbol& left = scratch.symbols[static_cast<size_t>(at)];
@@ -69,7 +69,7 @@ void Merger::Append(std::string_view word, Scratch& scratch, std::vector<int32_t
     Scratch::Symbol& left = symbols[static_cast<size_t>(best.at)];
     if (left.id < 0 || left.after < 0) continue;
     Scratch::Symbol& right = symbols[static_cast<size_t>(left.after)];
-    // One of the two may have been joined to another since.
+    // One of the two symbols may have been merged since the pair was pushed.
     const Slot* merge = Find(left.id, right.id);
     if (merge == nullptr || merge->rank != best.rank) continue;
     left.id = best.result;

@@ -1,11 +1,11 @@
-// The heart of byte-pair encoding (Sennrich et al., ACL 2016): a word's bytes, joined pair by pair,
-// always the pair of lowest rank, the leftmost among equals.
+// The core of byte-pair encoding (Sennrich et al., ACL 2016). Starting from the bytes of a word, it
+// repeatedly merges the pair of lowest rank, and the leftmost among equal ranks.
 //
 //   const Merger merger(byte_ids, merges);
 //   Merger::Scratch scratch;  // one per thread
 //   merger.Append(" the", scratch, ids);
 //
-// O(n log n) in the word's length: a heap of candidate pairs over a linked list.
+// O(n log n) in the length of the word: a heap of candidate pairs over a linked list.
 #pragma once
 
 #include <array>
@@ -24,7 +24,7 @@ class Merger {
   class Scratch {
     friend class Merger;
     struct Symbol {
-      int32_t id = 0;  // -1: joined to the one before
+      int32_t id = 0;  // -1: merged into the symbol before
       int32_t before = -1, after = -1;
     };
     struct Candidate {
@@ -36,7 +36,7 @@ class Merger {
     std::vector<Candidate> heap;
   };
 
-  // Appends the ids of one word of less than 2 GiB.
+  // Appends the ids of one word, which must be shorter than 2 GiB.
   void Append(std::string_view word, Scratch& scratch, std::vector<int32_t>& ids) const;
 
  private:
@@ -47,11 +47,11 @@ class Merger {
   };
   static constexpr uint64_t kEmpty = ~uint64_t{0};
 
-  const Slot* Find(int32_t left, int32_t right) const;  // null: no such merge
+  const Slot* Find(int32_t left, int32_t right) const;  // null if there is no such merge
   void Push(int32_t at, Scratch& scratch) const;
 
   const std::array<int32_t, 256> byte_ids_;
-  std::vector<Slot> slots_;  // open addressing, at most half full; a power of two
+  std::vector<Slot> slots_;  // open addressing, at most half full; the size is a power of two
 };
 
 }  // namespace halflife::data

@@ -5,11 +5,11 @@
 
 namespace halflife::data {
 
-// Unicode's normalisation form C of valid UTF-8.
+// Normalizes valid UTF-8 to Unicode normalization form C.
 std::string NormalizeNfc(std::string_view text);
 
-// True where text is certainly in form C already: nothing in it lies at or above U+0300, where the
-// first character stands that composition can touch.
+// Returns true only if `text` is certainly in form C: all its characters are below U+0300, the
+// first character that composition can affect.
 bool IsPlainlyNfc(std::string_view text);
 
 }  // namespace halflife::data

@@ -16,7 +16,7 @@
 namespace halflife::data {
 namespace {
 
-// Unicode's White_Space, which is Oniguruma's \s, and its complement.
+// Unicode White_Space, which is Oniguruma's \s, and its complement.
 constexpr char kSpace[] =
     R"(\x{9}-\x{D}\x{20}\x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F})"
     R"(\x{3000})";
@@ -33,10 +33,11 @@ constexpr std::array<std::string_view, 17> kScripts = {
     "Cyrillic",   "Arabic",   "Hebrew",   "Thai",     "Lao",     "Khmer",
     "Devanagari", "Bengali",  "Tamil",    "Georgian", "Armenian"};
 
-// Since PCRE2 10.40 a bare script name means Script_Extensions, a larger set.
+// Since PCRE2 10.40, a bare script name means Script_Extensions, which is a larger set.
 constexpr bool kScriptNeedsPrefix = PCRE2_MAJOR > 10 || PCRE2_MINOR >= 40;
 
-// Case folding also joins these: U+FB01 matches "fi" without regard to case there, not here.
+// In Oniguruma, case folding also joins these pairs: U+FB01 matches "fi" case-insensitively there,
+// but not in PCRE2.
 constexpr std::array<std::string_view, 5> kLigatures = {"ff", "fi", "fl", "st", "ss"};
 
 bool IsAsciiPunctuation(char c) { return static_cast<uint8_t>(c) < 0x80 && std::ispunct(c) != 0; }
@@ -62,10 +63,10 @@ class Translator {
   }
 
  private:
-  // What stands before: a quantifier needs something to repeat.
+  // The kind of the previous item: a quantifier needs an atom before it.
   enum class Last { kNothing, kAtom, kLookAhead, kQuantifier };
   struct Group {
-    bool caseless = false;  // of what surrounds it
+    bool caseless = false;  // the surrounding state, restored at the end of the group
     bool look_ahead = false;
   };
 
@@ -108,7 +109,7 @@ class Translator {
     ++at_;
     Group group{.caseless = caseless_};
     if (!Take("?")) {
-      out_ += "(?:";  // nothing refers back to what a group has matched
+      out_ += "(?:";  // patterns never refer to a captured group
     } else if (Take(":")) {
       out_ += "(?:";
     } else if (Take("i:")) {
@@ -157,7 +158,7 @@ class Translator {
     literal_.clear();
   }
 
-  // After '{': n} or n,} or n,m}; returns whether it was n}.
+  // After '{', parses "n}", "n,}" or "n,m}". Returns true if it was "n}".
   bool Interval() {
     constexpr uint32_t kMaxCount = 1000;
     const auto count = [&] {
@@ -206,11 +207,11 @@ class Translator {
     last_ = Last::kAtom;
   }
 
-  // The inside of a class: one character, or a set.
+  // An element of a class: a single character or a set.
   struct Element {
     bool is_set = false;
     uint32_t code_point = 0;
-    std::string set;  // as it stands inside [ ]
+    std::string set;  // text for use inside [ ]
   };
 
   Element EscapedElement() {
@@ -321,7 +322,7 @@ class Translator {
   std::vector<Group> groups_;
   bool caseless_ = false;
   Last last_ = Last::kNothing;
-  std::string literal_;  // the run of plain characters that ends here, in lower case; only in (?i:
+  std::string literal_;  // only in (?i: : the literal characters that end here, in lower case
 };
 
 }  // namespace

@@ -1,10 +1,12 @@
-// Patterns of the tokenizers library, which are Oniguruma's with its Ruby syntax, in PCRE2's terms.
+// Translates patterns of the tokenizers library, which are Oniguruma patterns with Ruby syntax, to
+// PCRE2.
 //
-// The two agree on what real tokenizers use, and differ silently elsewhere: \h is a hexadecimal
-// digit there and a blank here, {1,3}+ repeats there and is possessive here, \s knows U+180E only
-// here. So what is known to mean the same is translated, and everything else is refused by name.
-// One difference remains: characters newer than PCRE2's Unicode tables (14 in Debian 12) have no
-// category here.
+// The two agree on everything that real tokenizers use, but silently differ elsewhere. For example,
+// \h is a hexadecimal digit in Oniguruma and a blank in PCRE2, {1,3}+ repeats in Oniguruma and is
+// possessive in PCRE2, and only PCRE2's \s contains U+180E. TranslatePattern therefore translates
+// only constructs that are known to mean the same and rejects all others by name. One difference
+// remains: characters newer than PCRE2's Unicode tables (version 14 in Debian 12) have no category
+// here.
 #pragma once
 
 #include <string>
@@ -12,7 +14,7 @@
 
 namespace halflife::data {
 
-// Error kData names what is not supported and where.
+// Throws Error kData, naming the unsupported construct and its position.
 std::string TranslatePattern(std::string_view pattern);
 
 }  // namespace halflife::data

@@ -9,7 +9,7 @@
 namespace halflife::data {
 namespace {
 
-// Real patterns need a few hundred bytes, and a few steps per character of a word.
+// Real patterns need a few hundred bytes and a few steps per character of a word.
 constexpr size_t kMaxPatternBytes = 8192;
 constexpr uint32_t kMaxGroupNesting = 50;
 constexpr uint32_t kMaxMatchSteps = 20'000'000;
@@ -91,7 +91,8 @@ std::optional<ByteSpan> Regex::Find(std::string_view text, size_t from,
               "' gives up on a text of ", text.size(), " bytes: ", ErrorText(result),
               "; cut the text into shorter documents, or use another tokenizer");
   const PCRE2_SIZE* bounds = pcre2_get_ovector_pointer(scratch.data_.get());
-  // Only a look-around's \K could end before it begins, and no pattern may hold it.
+  // Only \K in a look-around could make a match end before it begins, and TranslatePattern accepts
+  // no \K.
   HL_CHECK(bounds[0] >= from && bounds[1] > bounds[0], "a match of nothing");
   return ByteSpan{bounds[0], bounds[1]};
 }

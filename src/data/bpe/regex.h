@@ -1,11 +1,11 @@
-// Regular expressions of a tokenizer.json on PCRE2 with its compiler (JIT).
+// Regular expressions of a tokenizer.json, executed by PCRE2 with its JIT compiler.
 //
 //   const Regex regex = Regex::Compile(R"( ?\p{L}+|\s+(?!\S))");
 //   RegexScratch scratch;  // one per thread
 //   if (const auto span = regex.Find(text, 0, scratch)) Use(*span);
 //
-// The pattern comes from a file, so it is hostile until shown otherwise: its length, its nesting,
-// and the steps, heap and stack of each search have limits. A search that reaches one throws kData.
+// Patterns come from files and may be hostile. The length and nesting of a pattern, and the steps,
+// heap and stack of each search have limits. A search that reaches a limit throws kData.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,7 @@ struct RegexDeleter {
   void operator()(pcre2_real_jit_stack_8* stack) const noexcept;
 };
 
-// What a search writes to. Serves any Regex, one search at a time.
+// Scratch memory of a search. Works with any Regex, for one search at a time.
 class RegexScratch {
  public:
   RegexScratch();
@@ -46,12 +46,12 @@ struct ByteSpan {
 
 class Regex {
  public:
-  // `pattern` as the tokenizers library reads it (TranslatePattern). Error kData: not supported,
-  // malformed, too long, or able to match nothing at all.
+  // Compiles `pattern` with the meaning that the tokenizers library gives it (TranslatePattern).
+  // Throws Error kData if it is not supported, malformed, too long, or can match an empty text.
   static Regex Compile(const std::string& pattern);
 
-  // The first match that begins at `from` or later; never empty. `text` is valid UTF-8 and `from` a
-  // character's border. Error kData where the search reaches a limit.
+  // Returns the first match that begins at `from` or later; it is never empty. `text` must be valid
+  // UTF-8 and `from` a character boundary. Throws Error kData if the search reaches a limit.
   std::optional<ByteSpan> Find(std::string_view text, size_t from, RegexScratch& scratch) const;
 
  private:

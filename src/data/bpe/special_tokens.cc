@@ -28,7 +28,8 @@ json ParseObject(const std::map<std::string, std::string>& files, const std::str
   return parsed;
 }
 
-// "<s>", or {"content": "<s>", ...} as the library writes it; "" where neither stands there.
+// Reads "<s>" or, as the library writes it, {"content": "<s>", ...}. Returns "" if the key has
+// neither form.
 std::string TokenName(const json& config, const char* key) {
   const auto found = config.find(key);
   if (found == config.end()) return "";
@@ -38,7 +39,7 @@ std::string TokenName(const json& config, const char* key) {
   return content != found->end() && content->is_string() ? content->get<std::string>() : "";
 }
 
-// The id, or the first of a list of ids; -1: none.
+// Reads an id or the first of a list of ids; -1 if there is none.
 int64_t TokenNumber(const json& config, const char* key) {
   const auto found = config.find(key);
   if (found == config.end()) return -1;
@@ -104,7 +105,7 @@ class Finder {
     return id;
   }
 
-  // eos in the ids must always mean the end of a document.
+  // An eos id must always mean the end of a document.
   void CheckEos(int eos) const {
     const std::string& token = spec_.tokens[static_cast<size_t>(eos)];
     const std::optional<std::string> bytes = BytesOfToken(token);
@@ -128,7 +129,7 @@ SpecialIds FindSpecialTokens(const BpeSpec& spec, const std::string& name,
 }
 
 std::string TokenizerConfigJson(const BpeSpec& spec, const SpecialIds& ids) {
-  // Other classes rebuild the tokenizer from its vocabulary and lose its rules.
+  // Other tokenizer classes rebuild the tokenizer from its vocabulary and lose its rules.
   nlohmann::ordered_json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}};
   const auto add = [&](const char* key, int id) {
     if (id >= 0) config[key] = spec.tokens[static_cast<size_t>(id)];

@@ -1,4 +1,5 @@
-// Which tokens begin, end and fill up text: what a Hugging Face folder says beside tokenizer.json.
+// Finds the bos, eos, pad and unk tokens in the files that accompany tokenizer.json in a Hugging
+// Face folder.
 #pragma once
 
 #include <map>
@@ -9,18 +10,22 @@
 
 namespace halflife::data {
 
-// The files that are looked at; any may be missing.
+// The files that are searched; each may be missing.
 inline constexpr const char* kSpecialTokenFiles[] = {
     "tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json"};
 
-// eos, by name in tokenizer_config.json or special_tokens_map.json, by id in generation_config.json
-// or config.json, or as the end of tokenizer.json's template: the first that says. bos, pad and unk
-// by name, where the name is a special added token. `files`: bytes by name. Error kData where
-// nothing names an eos, or what it names is no token or could come out of text.
+// Finds the special tokens. `files` maps file names to contents.
+//
+// - eos: the first that is given of a name in tokenizer_config.json or special_tokens_map.json, an
+//   id in generation_config.json or config.json, and the end of tokenizer.json's template.
+// - bos, pad and unk: by name, if the name is a special added token.
+//
+// Throws Error kData if no file names an eos, or if the eos is not a token or can result from plain
+// text.
 SpecialIds FindSpecialTokens(const BpeSpec& spec, const std::string& name,
                              const std::map<std::string, std::string>& files);
 
-// tokenizer_config.json that says the same.
+// A tokenizer_config.json with the same information.
 std::string TokenizerConfigJson(const BpeSpec& spec, const SpecialIds& ids);
 
 }  // namespace halflife::data

@@ -18,17 +18,17 @@ namespace {
 
 using nlohmann::json;
 
-// The largest files in use have 35 MB; JSON of n bytes takes up to some 20 n in memory.
+// The largest files in use have 35 MB. Parsed JSON takes up to about 20 times its size in memory.
 constexpr size_t kMaxFileBytes = 128 << 20;
 constexpr size_t kMaxAddedTokens = 1 << 16;
 constexpr size_t kMaxAddedTokenBytes = 1024;
 constexpr size_t kMaxJsonSteps = 16;
 constexpr int kMaxJsonNesting = 32;
-constexpr size_t kMaxShownBytes = 60;  // of the file's words in an error
+constexpr size_t kMaxShownBytes = 60;  // excerpts of the file in error messages
 constexpr char kRemedy[] =
     "; byte-level BPE as of GPT-2, Llama 3 and Qwen is read, as is a sentencepiece .model";
 
-// GPT-2's encoder.py; what ByteLevel cuts by where use_regex is true.
+// From GPT-2's encoder.py. ByteLevel splits by this pattern if use_regex is true.
 constexpr char kGpt2Pattern[] =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
@@ -49,7 +49,8 @@ class Reader {
     try {
       root = json::parse(text);
     } catch (const json::exception& error) {
-      // "[json.exception.parse_error.101] parse error at ..."
+      // The text is "[json.exception.parse_error.101] parse error at ..."; this drops the bracketed
+      // part.
       const std::string words = error.what();
       HL_FAIL(ExitCode::kData, name_, " is no JSON: ", words.substr(words.find("] ") + 2));
     }
@@ -61,7 +62,7 @@ class Reader {
     CheckKeys(root, "the file",
               {"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
                "post_processor", "decoder", "model"});
-    // How calls are cut to a length and filled up belongs to batches, not to text.
+    // Truncation and padding apply to batches and are ignored for text.
     const json& version = Field(root, "version");
     Require(version.is_string() && version == "1.0", "has version ", Shown(version),
             ", not \"1.0\"");
@@ -74,13 +75,13 @@ class Reader {
     return std::move(spec_);
   }
 
-  // The "type" of a part; "" where it has none.
+  // The "type" of a part; "" if it has none.
   std::string Type(const json& part) const {
     const json& type = Field(part, "type");
     return type.is_string() ? Shown(type.get<std::string>()) : std::string();
   }
 
-  // null where it is not there.
+  // Returns null if the key is missing.
   const json& Field(const json& object, const char* key) const {
     if (!object.is_object()) return null_;
     const auto found = object.find(key);
@@ -129,7 +130,7 @@ class Reader {
   void ReadModel(const json& model) {
     Require(model.is_object(), "has no model");
     std::string type = Type(model);
-    if (type.empty() && model.contains("merges")) type = "BPE";  // as older versions write it
+    if (type.empty() && model.contains("merges")) type = "BPE";  // older versions omit the type
     Require(type == "BPE", "holds a model of type ", type.empty() ? "unknown" : type);
     CheckKeys(model, "model",
               {"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix",
@@ -140,8 +141,8 @@ class Reader {
       const json& value = Field(model, affix);
       Require(value.is_null() || value == "", "has a ", affix, ", ", Shown(value));
     }
-    // fuse_unk, byte_fallback and unk_token say what becomes of bytes without a token: here all
-    // have one.
+    // fuse_unk, byte_fallback and unk_token only matter for bytes without a token. Here every byte
+    // has one.
     spec_.ignore_merges = Flag(model, "ignore_merges", false);
     ReadVocabulary(Field(model, "vocab"));
     ReadMerges(Field(model, "merges"));
@@ -178,7 +179,7 @@ class Reader {
     return found->second;
   }
 
-  // ["a", "b"], or "a b" as older versions write it.
+  // ["a", "b"], or "a b" in files of older versions.
   std::pair<std::string, std::string> Pair(const json& merge) const {
     if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
       return {merge[0].get<std::string>(), merge[1].get<std::string>()};
@@ -303,7 +304,8 @@ class Reader {
               "has an added token that is empty or too long");
       Require(!Flag(entry, "single_word", false), "has ", shown,
               " with single_word, which is not known here");
-      // The library takes the model's id, or the next free one; another in the file is overruled.
+      // The library uses the model's id or the next free one and ignores a different id in the
+      // file.
       const int64_t id = Id(Field(entry, "id"));
       const auto [found, is_new] =
           ids_.emplace(token.content, static_cast<int32_t>(spec_.tokens.size()));
@@ -316,7 +318,8 @@ class Reader {
     }
   }
 
-  // Specials that are put around a text are not part of Encode; the one at the end tells eos.
+  // Encode does not add special tokens around a text. The one at the end of the template identifies
+  // eos.
   void ReadPostProcessor(const json& processor, size_t depth) {
     if (processor.is_null()) return;
     const std::string type = Type(processor);

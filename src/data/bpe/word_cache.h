@@ -1,5 +1,5 @@
-// Ids of the words met last. Text repeats itself, and finding a short word here is several times
-// faster than merging it. Of fixed size: a word takes the place of another with the same hash.
+// A cache of the ids of recent words. Text repeats itself, and finding a short word here is several
+// times faster than merging it. The size is fixed: a word replaces another with the same hash.
 #pragma once
 
 #include <array>
@@ -18,7 +18,7 @@ class WordCache {
   static constexpr size_t kMaxWordBytes = 30;
   static constexpr size_t kMaxIds = 8;
 
-  // `word` has 1 to kMaxWordBytes bytes. Empty: not here.
+  // `word` has 1 to kMaxWordBytes bytes. Returns an empty span if it is not cached.
   std::span<const int32_t> Find(std::string_view word) const {
     const Slot& slot = slots_[Index(word)];
     if (slot.num_bytes != word.size() || std::memcmp(slot.bytes.data(), word.data(), word.size())) {
@@ -38,7 +38,7 @@ class WordCache {
 
  private:
   static constexpr size_t kNumSlots = 1 << 15;  // 2 MiB
-  struct alignas(64) Slot {                     // a cache line
+  struct alignas(64) Slot {                     // one cache line
     std::array<int32_t, kMaxIds> ids = {};
     uint8_t num_bytes = 0;
     uint8_t num_ids = 0;

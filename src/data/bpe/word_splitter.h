@@ -1,4 +1,5 @@
-// Cuts text into words as a tokenizer's pre_tokenizer says. Merges never reach across two words.
+// Splits text into words as a tokenizer's pre_tokenizer defines. Merges never cross a word
+// boundary.
 #pragma once
 
 #include <functional>
@@ -13,10 +14,11 @@ namespace halflife::data {
 
 class WordSplitter {
  public:
-  // Error kData where a pattern is not supported.
+  // Throws Error kData if a pattern is not supported.
   explicit WordSplitter(const std::vector<SplitStep>& steps);
 
-  // Calls `on_word` for each word of `text` (valid UTF-8), in order; none is empty.
+  // Calls `on_word` for each word of `text`, in order. Words are never empty. `text` must be valid
+  // UTF-8.
   void Split(std::string_view text, RegexScratch& scratch,
              const std::function<void(std::string_view)>& on_word) const;
 
@@ -30,7 +32,7 @@ class WordSplitter {
     RegexScratch& scratch;
     const std::function<void(std::string_view)>& on_word;
   };
-  // Hands `text` through step `index` and those after it.
+  // Passes `text` through step `index` and all steps after it.
   void Run(size_t index, std::string_view text, const Sink& sink) const;
   void Cut(size_t index, std::string_view text, const Sink& sink) const;
 

@@ -26,7 +26,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr uint32_t kExamplesGenerator = 1;  // raised when equal files give other rows
+constexpr uint32_t kExamplesGenerator = 1;  // increased when the same files give different rows
 
 void CheckConfig(const PrepareExamplesConfig& config) {
   const auto require = [](bool holds, const auto&... words) {
@@ -64,7 +64,7 @@ std::optional<int64_t> WholeNumber(const std::string& text) {
   return value;
 }
 
-// 2 before 10 where all are numbers; else by bytes.
+// Sorts names numerically if all are whole numbers (2 before 10), otherwise by bytes.
 std::vector<std::string> InOrder(const std::set<std::string>& names) {
   std::vector<std::string> sorted(names.begin(), names.end());
   if (std::ranges::all_of(sorted, [](const auto& name) { return WholeNumber(name).has_value(); }))
@@ -72,22 +72,22 @@ std::vector<std::string> InOrder(const std::set<std::string>& names) {
   return sorted;
 }
 
-// The files of one option, and how their records are read.
+// The files of one option and the reader of their records.
 struct Source {
   InputFiles files;
   RecordReader reader;
-  std::optional<Split> split;  // of all its records; nothing: each by its content
+  std::optional<Split> split;  // the split of all records; empty: each record's content decides
 };
 
-// What becomes of a chunk of records.
+// The result for one chunk of records.
 struct EncodedExamples {
   struct One {
     Split split;
-    Hash128 content;  // of what decides the split
+    Hash128 content;  // hash of the text that decides the split
     Example example;
   };
   std::vector<One> examples;
-  NameCounts special_names;  // that were read as characters
+  NameCounts special_names;  // that were encoded as characters
   int64_t num_empty = 0;
   uint64_t disk_bytes = 0;
 };
@@ -135,7 +135,7 @@ class Run {
   const std::unique_ptr<Tokenizer> tokenizer_;
   const ExampleEncoder encoder_;
   const int threads_;
-  std::vector<std::unique_ptr<Source>> sources_;  // the first is --input
+  std::vector<std::unique_ptr<Source>> sources_;  // the first one is --input
   std::vector<std::string> classes_;
   std::map<std::string, int32_t> number_of_class_;
   std::map<Split, ExampleCounts> counts_;
@@ -180,7 +180,7 @@ void Run::NumberClasses() {
           std::set<std::string> found;
           sources_.front()->reader.ForEach(
               chunk, [&](const Record& record) { found.insert(record.values[1]); });
-          found.erase("");  // an error where it is met
+          found.erase("");  // records without a label are reported later, at their line
           return found;
         },
         [&](std::set<std::string> found) { names.merge(found); });
@@ -287,7 +287,7 @@ Manifest Run::WriteFiles(const fs::path& folder) {
   Writer test = MakeWriter(folder, Split::kTest);
   const std::map<Split, Writer*> of = {
       {Split::kTrain, &train}, {Split::kValidation, &validation}, {Split::kTest, &test}};
-  // Held-out examples first, so that those of training are compared with all of them.
+  // Held-out examples come first, so that every training example is compared with all of them.
   for (const auto& source : sources_ | std::views::reverse) {
     const uint64_t before = progress_.disk_bytes;
     ForEachChunk<EncodedExamples>(

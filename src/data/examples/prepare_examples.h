@@ -1,4 +1,5 @@
-// A dataset of labelled text: rows of texts with their classes, or of prompts with their answers.
+// Prepares a dataset of labelled text: rows of texts with their classes, or of prompts with their
+// answers.
 //
 //   PrepareExamples({.labels = RowLabels::kClasses,
 //                    .input = {.paths = {"train.tsv"},
@@ -20,16 +21,17 @@
 namespace halflife::data {
 
 struct PrepareExamplesConfig {
-  RowLabels labels = RowLabels::kClasses;  // or kAnswers
-  // .tsv with a first line of names, or .jsonl. Without validation_paths examples are split by the
-  // text, or the prompt (without one the answer). The field is that of kClasses.
+  RowLabels labels = RowLabels::kClasses;  // kClasses or kAnswers
+  // .tsv files whose first line names the columns, or .jsonl files. Without validation_paths, the
+  // split of an example depends on its text or prompt (or on the answer if there is no prompt).
+  // `input.field` is used only with kClasses.
   PrepareInput input;
   std::vector<std::string> test_inputs;
   ExampleRules rules;
-  std::string label_field = "label";                             // of kClasses
-  std::string prompt_field = "prompt", answer_field = "answer";  // of kAnswers
-  // Names in the order of their numbers. Empty: those of `input`, whole numbers by their size, else
-  // by their bytes.
+  std::string label_field = "label";                             // only with kClasses
+  std::string prompt_field = "prompt", answer_field = "answer";  // only with kAnswers
+  // Class names in the order of their numbers. If empty, the labels of `input`: sorted numerically
+  // if all are whole numbers, otherwise by bytes.
   std::vector<std::string> classes;
   PrepareOutput output;
 };
@@ -39,19 +41,19 @@ struct ExampleCounts {
 };
 struct ExamplesSummary {
   ExampleCounts train, validation, test;
-  std::vector<std::string> classes;  // of kClasses
+  std::vector<std::string> classes;  // only with kClasses
   std::string tokenizer_kind;
-  int64_t num_empty = 0;                 // left out: without text, or without an answer
-  int64_t num_cut = 0, num_dropped = 0;  // by ExampleRules::too_long
-  NameCounts special_names;              // names of special tokens that were read as characters
-  // Of the validation and test splits: examples whose text, or prompt, is one of --input's, too.
+  int64_t num_empty = 0;                 // skipped because they have no text or no answer
+  int64_t num_cut = 0, num_dropped = 0;  // because of ExampleRules::too_long
+  NameCounts special_names;              // special token names that were encoded as characters
+  // The number of validation and test examples whose text or prompt also occurs in --input.
   int64_t num_held_out_in_train = 0;
   double seconds = 0;
-  Hash128 hash;  // of the manifest
+  Hash128 hash;  // hash of the manifest
 };
 
-// A function of the files and the config but for `out`, `threads` and file names. Error kUsage for
-// options that cannot be, kData with file and line for records that cannot.
+// The result depends only on the files and the config, except `out`, `threads` and file names.
+// Throws Error kUsage for invalid options, and Error kData with file and line for invalid records.
 ExamplesSummary PrepareExamples(const PrepareExamplesConfig& config);
 
 }  // namespace halflife::data

@@ -12,22 +12,23 @@
 namespace halflife::data {
 namespace {
 
-// What a draw of a row is for: the `layer` of its key.
+// The purpose of a draw, used as the `layer` of its key.
 enum class Stream : uint32_t { kKeys = 0, kValues = 1, kSlots = 2, kFill = 3 };
 
 RandomWords Words(uint64_t seed, Stream stream, uint64_t example) {
   return {MakeRandomKey(seed, RandomPurpose::kSynthetic, static_cast<uint32_t>(stream)), example};
 }
 
-// Distinct members of [0, size): the first steps of a Fisher-Yates shuffle, undone behind each row,
-// so that a row costs what it draws and not `size`.
+// Draws distinct members of [0, size) by the first steps of a Fisher-Yates shuffle. The swaps are
+// undone after each row, so that the cost of a row depends on the number of draws and not on
+// `size`.
 class DistinctDraws {
  public:
   explicit DistinctDraws(int64_t size) : members_(static_cast<size_t>(size)) {
     std::iota(members_.begin(), members_.end(), 0);
   }
 
-  // Appends `count` members, each plus `base`.
+  // Appends `count` members, each increased by `base`.
   void Append(RandomWords words, int64_t count, int32_t base, std::vector<int32_t>& out) {
     const auto size = static_cast<int64_t>(members_.size());
     for (int64_t i = 0; i < count; ++i) {
@@ -48,8 +49,9 @@ class DistinctDraws {
   std::vector<int64_t> swapped_;
 };
 
-// Draws without replacement with weights p are the order of arrival of exponential clocks of rates
-// p (Efraimidis and Spirakis, 2006): the slots with the K smallest Exp(1) / p_g, smallest first.
+// Draws without replacement with weights p correspond to the order of arrival of exponential clocks
+// with rates p (Efraimidis and Spirakis, 2006). The result is the slots with the K smallest Exp(1)
+// / p_g, smallest first.
 class SlotDraws {
  public:
   explicit SlotDraws(std::vector<double> weights)
@@ -58,7 +60,8 @@ class SlotDraws {
   void Append(RandomWords words, int64_t count, std::vector<int32_t>& out) {
     for (size_t g = 0; g < weights_.size(); ++g) {
       const auto word = static_cast<uint32_t>(2 * g);
-      const double uniform = ToUniform(words(word), words(word + 1));  // [0, 1): the log is finite
+      // In [0, 1), so the logarithm is finite.
+      const double uniform = ToUniform(words(word), words(word + 1));
       arrivals_[g] = {-std::log1p(-uniform) / weights_[g], static_cast<int32_t>(g)};
     }
     std::partial_sort(arrivals_.begin(), arrivals_.begin() + count, arrivals_.end());
@@ -70,7 +73,7 @@ class SlotDraws {
   std::vector<std::pair<double, int32_t>> arrivals_;  // time, slot
 };
 
-// Random tokens in place of the zeros of one row.
+// Replaces the zeros of one row by random tokens.
 void Fill(const MqarConfig& config, uint64_t example, int32_t* inputs) {
   RandomWords words = Words(config.seed, Stream::kFill, example);
   for (int64_t t = 0; t < config.seq_len; ++t) {

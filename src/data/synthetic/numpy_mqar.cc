@@ -9,9 +9,9 @@
 namespace halflife::data {
 namespace {
 
-// Calls visit(i, j) for the swaps of a shuffle of `size` things, i downwards. The j of an i is the
-// first word, under the mask of i's bits, that is not above i. Three of ten words are above: rather
-// than branch on that, which no processor would foresee, such a word swaps i with itself.
+// Calls visit(i, j) for the swaps of a shuffle of `size` elements, for decreasing i. The j for an i
+// is the first word, masked to the bits of i, that is not above i. About three of ten words are
+// above i. Such a word swaps i with itself, because a branch on it would be unpredictable.
 template <typename Visit>
 void VisitSwaps(std::mt19937& words, uint32_t size, const Visit& visit) {
   uint32_t i = size - 1;
@@ -25,7 +25,7 @@ void VisitSwaps(std::mt19937& words, uint32_t size, const Visit& visit) {
   }
 }
 
-// 53 bits of two words, [0, 1).
+// A uniform number in [0, 1) from 53 bits of two words.
 double DrawUniform(std::mt19937& words) {
   const auto high = static_cast<uint32_t>(words()) >> 5;
   const auto low = static_cast<uint32_t>(words()) >> 6;
@@ -70,8 +70,8 @@ void NumpyMqarDraws::AppendPermuted(std::mt19937& words, const std::vector<int32
     out.push_back(base + permuted_[static_cast<size_t>(j)]);
 }
 
-// Rounds of as many draws as slots are missing; what a round repeats is drawn again, with the
-// weights of what was found before it at zero.
+// Draws in rounds, each with as many draws as slots are missing. Repeated slots are drawn again in
+// the next round, in which all slots found so far have weight zero.
 void NumpyMqarDraws::AppendSlots(std::vector<int32_t>& out) {
   const auto first = static_cast<int64_t>(out.size());
   const auto num_found = [&] { return static_cast<int64_t>(out.size()) - first; };
@@ -86,7 +86,7 @@ void NumpyMqarDraws::AppendSlots(std::vector<int32_t>& out) {
       const auto above =
           std::upper_bound(cumulative_.begin(), cumulative_.end(), DrawUniform(slot_words_));
       const auto slot = static_cast<int32_t>(above - cumulative_.begin());
-      if (left_[static_cast<size_t>(slot)] == 0) continue;  // this round has it
+      if (left_[static_cast<size_t>(slot)] == 0) continue;  // already drawn in this round
       left_[static_cast<size_t>(slot)] = 0;
       out.push_back(slot);
     }

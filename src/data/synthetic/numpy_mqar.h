@@ -1,8 +1,10 @@
-// The draws of multi-query associative recall as the generators of Zoology and ReBased make them
-// with NumPy's legacy RandomState, to the bit: the data that published accuracies were measured on.
+// The draws of multi-query associative recall in exactly the form in which the generators of
+// Zoology and ReBased make them with NumPy's legacy RandomState. Published accuracies were measured
+// on this data.
 //
 // One Mersenne Twister (Matsumoto and Nishimura, 1998) draws the keys of all examples, then all
-// values, then all slots. So an example depends on their number, and they come in order alone.
+// values, then all slots. An example therefore depends on the number of examples, and examples can
+// only be drawn in order.
 //
 //   NumpyMqarDraws draws(config, /*num_examples=*/100000);
 //   const LabelledRows rows = LayOutMqar(config, draws.Next(1000), 0);
@@ -18,22 +20,23 @@ namespace halflife::data {
 
 class NumpyMqarDraws {
  public:
-  // Error kUsage as CheckMqar, and for a seed of more than 32 bits. Passes over the keys and values
-  // of all examples to find where values and slots begin, which takes about 40 us an example and
-  // no memory.
+  // Throws Error kUsage as CheckMqar does, and also for a seed of more than 32 bits. Skips over the
+  // keys and values of all examples to find where values and slots begin. This takes about 40 us
+  // per example and no memory.
   NumpyMqarDraws(const MqarConfig& config, int64_t num_examples);
 
-  // Those of the next `count` examples.
+  // Returns the draws of the next `count` examples.
   MqarDraws Next(int64_t count);
 
  private:
-  // NumPy's permutation of `identity`, of which the first num_pairs are appended, plus `base`.
+  // Permutes `identity` as NumPy does and appends the first num_pairs numbers, each increased by
+  // `base`.
   void AppendPermuted(std::mt19937& words, const std::vector<int32_t>& identity, int32_t base,
                       std::vector<int32_t>& out);
   void AppendSlots(std::vector<int32_t>& out);
 
   const MqarConfig config_;
-  const std::vector<double> weights_;                 // of slots
+  const std::vector<double> weights_;                 // weights of the slots
   std::vector<int32_t> key_numbers_, value_numbers_;  // 0, 1, ...
   std::mt19937 key_words_, value_words_, slot_words_;
   std::vector<int32_t> permuted_;

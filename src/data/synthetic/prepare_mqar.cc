@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kUnitTokens = 1 << 18;  // of one unit of work, about
+constexpr int64_t kUnitTokens = 1 << 18;  // approximate tokens of one unit of work
 
 const char* Name(MqarGenerator generator) {
   return generator == MqarGenerator::kNative ? "mqar native" : "mqar numpy_compat";
@@ -36,7 +36,7 @@ MqarConfig RowsOf(const PrepareMqarConfig& config, const MqarSegment& segment, u
 }
 
 uint64_t SeedOf(const PrepareMqarConfig& config, Split split, size_t segment) {
-  constexpr uint64_t kOfSplit[] = {0, 20, 10};  // train, validation, test
+  constexpr uint64_t kOfSplit[] = {0, 20, 10};  // for train, validation, test
   return config.seed + kOfSplit[static_cast<size_t>(split)] + 100 * segment;
 }
 
@@ -61,13 +61,13 @@ int64_t LongestRow(const PrepareMqarConfig& config) {
   return longest;
 }
 
-// The rows of one segment, in order. NumPy's draws come one after the other, so they are made where
-// units are read; the native ones where units are worked on.
+// The rows of one segment, in order. NumPy's draws are sequential and are made where units are
+// read. Native draws are made by the threads that process units.
 class SegmentRows {
  public:
   struct Unit {
     int64_t first = 0, count = 0;
-    MqarDraws draws;  // empty: still to be drawn
+    MqarDraws draws;  // empty if not drawn yet
   };
 
   SegmentRows(const MqarConfig& rows, MqarGenerator generator, int64_t num_examples)
@@ -94,7 +94,7 @@ class SegmentRows {
  private:
   const MqarConfig rows_;
   const int64_t num_examples_;
-  std::unique_ptr<NumpyMqarDraws> numpy_;  // null: native
+  std::unique_ptr<NumpyMqarDraws> numpy_;  // null for the native generator
   int64_t next_ = 0;
 };
 
