@@ -8,7 +8,7 @@
 namespace halflife::interop {
 namespace {
 
-constexpr size_t kShownBytes = 60;  // of a value in a message
+constexpr size_t kShownBytes = 60;  // Bytes of a value that a message shows.
 
 std::string Shown(const nlohmann::json& value) {
   const std::string text =
@@ -36,33 +36,33 @@ const nlohmann::json* ConfigReader::Member(const std::string& key) { return Find
 int64_t ConfigReader::Int(const std::string& key, int64_t absent, int64_t min) {
   const nlohmann::json* value = Find(key);
   if (value == nullptr) return absent;
-  constexpr int64_t kMax = int64_t{1} << 30;  // a product of two fits 64 bits
+  constexpr int64_t kMax = int64_t{1} << 30;  // The product of two such numbers fits into 64 bits.
   const bool valid = value->is_number_integer() &&
                      !(value->is_number_unsigned() && value->get<uint64_t>() > kMax) &&
                      value->get<int64_t>() >= min && value->get<int64_t>() <= kMax;
-  Require(valid, key, " is ", Shown(*value), "; an integer from ", min, " to ", kMax,
-          " would work");
+  Require(valid, key, " is ", Shown(*value), ". Only integers from ", min, " to ", kMax,
+          " are supported.");
   return valid ? value->get<int64_t>() : absent;
 }
 
 double ConfigReader::Double(const std::string& key, double absent) {
   const nlohmann::json* value = Find(key);
   if (value == nullptr) return absent;
-  Require(value->is_number(), key, " is ", Shown(*value), "; a number would work");
+  Require(value->is_number(), key, " is ", Shown(*value), ". Only numbers are supported.");
   return value->is_number() ? value->get<double>() : absent;
 }
 
 bool ConfigReader::Bool(const std::string& key, bool absent) {
   const nlohmann::json* value = Find(key);
   if (value == nullptr) return absent;
-  Require(value->is_boolean(), key, " is ", Shown(*value), "; true or false would work");
+  Require(value->is_boolean(), key, " is ", Shown(*value), ". Only true and false are supported.");
   return value->is_boolean() ? value->get<bool>() : absent;
 }
 
 std::string ConfigReader::String(const std::string& key, const std::string& absent) {
   const nlohmann::json* value = Find(key);
   if (value == nullptr) return absent;
-  Require(value->is_string(), key, " is ", Shown(*value), "; a string would work");
+  Require(value->is_string(), key, " is ", Shown(*value), ". Only strings are supported.");
   return value->is_string() ? value->get<std::string>() : absent;
 }
 
@@ -81,12 +81,12 @@ void ConfigReader::Check() const {
   std::string lines;
   for (const std::string& problem : problems_) lines += "\n  " + problem;
   HL_CHECK_AS(ExitCode::kData, problems_.empty(), where_,
-              " asks for what halflife has no form of:", lines);
+              " contains settings that halflife does not support:", lines);
   std::string unknown;
   for (const auto& [key, value] : json_.items()) {
     if (!known_.contains(key)) unknown += (unknown.empty() ? "" : ", ") + key;
   }
-  if (!unknown.empty()) HL_WARN("interop", where_, ": keys without a meaning here: ", unknown);
+  if (!unknown.empty()) HL_WARN("interop", where_, ": ignoring unknown keys: ", unknown);
 }
 
 }  // namespace halflife::interop

@@ -35,13 +35,13 @@ void AddSpecialIds(const data::SpecialIds& ids, ordered_json& json) {
   add("pad_token_id", ids.pad);
 }
 
-// Those that the model has a table of, else those it was trained on.
+// Returns the size of the position table if the model has one, else the row length of its training.
 int64_t MaxPositions(const model::LanguageModel& model, const ckpt::StepState& state) {
   if (model.max_positions() > 0) return model.max_positions();
   return state.data.seq_len > 0 ? static_cast<int64_t>(state.data.seq_len) : kDefaultPositions;
 }
 
-// Every key is written: defaults of other programs have changed before.
+// Every key is written, because other programs have changed their defaults in the past.
 ordered_json ConfigJson(const Layout& layout, const model::LanguageModel& model,
                         const ckpt::StepState& state, const data::SpecialIds& ids,
                         const ExportOptions& options) {
@@ -61,13 +61,13 @@ ordered_json ConfigJson(const Layout& layout, const model::LanguageModel& model,
   return json;
 }
 
-// By their names there, so that the bytes do not depend on the order in which a model declares its
-// parameters.
+// Returns the tensors sorted by their names in the class, so that the bytes do not depend on the
+// order in which the model declares its parameters.
 std::vector<WeightToWrite> Weights(const Layout& layout, const model::LanguageModel& model,
                                    const ckpt::StepReader& step, bool untie) {
   struct Tensor {
-    Placement placement;         // of the last part
-    std::vector<int64_t> shape;  // of a part
+    Placement placement;         // Placement of the last part added.
+    std::vector<int64_t> shape;  // Shape of one part.
     std::vector<RangeReader> parts;
   };
   std::map<std::string, Tensor> tensors;
@@ -123,13 +123,14 @@ ExportReport ExportModel(const ckpt::StepReader& step, const data::Tokenizer* to
                          const fs::path& out, const ExportOptions& options) {
   std::error_code error;
   HL_CHECK_AS(ExitCode::kUsage, !fs::exists(fs::symlink_status(NamedFolder(out), error)),
-              out.string(), " exists already; choose another folder with --out");
+              out.string(), " exists already. Choose another folder with --out.");
   const model::ModelConfig config =
       model::Resolved(model::ModelConfigFromJson(step.state().model_config_json));
   HL_CHECK_AS(ExitCode::kUsage,
               tokenizer == nullptr || tokenizer->vocab_size() <= config.vocab_size,
               "the tokenizer has ", tokenizer == nullptr ? 0 : tokenizer->vocab_size(),
-              " ids, the model only ", config.vocab_size, "; pass the run's own with --tokenizer");
+              " ids, but the model has only ", config.vocab_size,
+              ". Pass the run's own tokenizer with --tokenizer.");
   const Layout& layout = ChooseLayout(config, options.model_type);
   ExportReport report = {.model_type = layout.model_type(),
                          .class_name = layout.class_name(),

@@ -1,4 +1,5 @@
-// A checkpoint as a folder that `transformers` loads (with `import fla` first for fla's classes).
+// Exports a checkpoint as a folder that `transformers` loads. fla's classes need `import fla`
+// first.
 //
 //   const ExportReport report =
 //       ExportModel(step, tokenizer, "exports/first", {.dtype = StoredDType::kBF16});
@@ -15,10 +16,10 @@
 namespace halflife::interop {
 
 struct ExportOptions {
-  ckpt::StoredDType dtype = ckpt::StoredDType::kF32;  // kF32 or kBF16, every tensor
+  ckpt::StoredDType dtype = ckpt::StoredDType::kF32;  // Type of every tensor: kF32 or kBF16.
   uint64_t max_shard_bytes = 5'000'000'000;
-  std::string model_type = "auto";  // of config.json, where several classes express the model
-  bool untie = false;               // write the head of a tied model as a tensor of its own
+  std::string model_type = "auto";  // model_type of config.json; "auto" chooses a class.
+  bool untie = false;               // Writes the head of a tied model as a separate tensor.
 };
 
 struct ExportReport {
@@ -27,9 +28,10 @@ struct ExportReport {
   bool has_tokenizer = false;
 };
 
-// `tokenizer` may be null: no tokenizer files. `out` must not exist; it is published by one rename.
-// Memory: a few MiB. Errors: kUsage for a model that no class expresses (all reasons), a tokenizer
-// with more ids than the model, or an `out` that exists; kNonFinite; kEnvironment.
+// Writes the folder `out`, which must not exist; it is published by one rename. No tokenizer files
+// are written if `tokenizer` is null. Needs a few MiB of memory. Throws kUsage if no class can
+// express the model (with all reasons), if the tokenizer has more ids than the model, or if `out`
+// exists; also kNonFinite and kEnvironment.
 ExportReport ExportModel(const ckpt::StepReader& step, const data::Tokenizer* tokenizer,
                          const std::filesystem::path& out, const ExportOptions& options);
 

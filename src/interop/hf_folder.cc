@@ -19,7 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 using ckpt::StoredDType;
 
-constexpr int64_t kReadElements = 1 << 20;  // of one read
+constexpr int64_t kReadElements = 1 << 20;  // Elements per read.
 
 nlohmann::json ReadJson(const fs::path& path) {
   nlohmann::json json = nlohmann::json::parse(ReadJsonText(path), nullptr,
@@ -28,7 +28,7 @@ nlohmann::json ReadJson(const fs::path& path) {
   return json;
 }
 
-// A name that stays inside the folder.
+// True if the name is a plain file name, which cannot leave the folder.
 bool IsPlainName(const std::string& name) {
   return !name.empty() && name != "." && name != ".." &&
          name.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos;
@@ -66,12 +66,13 @@ bool HfFolder::IsOne(const fs::path& path) {
 
 HfFolder HfFolder::Open(const fs::path& path) {
   HL_CHECK_AS(ExitCode::kData, IsOne(path), "no config.json in ", path.string(),
-              "; a folder that transformers saved would work");
+              ". Use a folder that transformers saved.");
   HfFolder folder;
   folder.path_ = path;
   folder.config_ = std::make_shared<const nlohmann::json>(ReadJson(path / "config.json"));
   const fs::path index = path / "model.safetensors.index.json";
-  const bool is_whole = fs::exists(path / "model.safetensors");  // which comes first, as there
+  // Takes precedence, as in transformers.
+  const bool is_whole = fs::exists(path / "model.safetensors");
   if (!is_whole && fs::exists(index)) {
     folder.ReadIndex(index);
     return folder;
@@ -79,8 +80,8 @@ HfFolder HfFolder::Open(const fs::path& path) {
   HL_CHECK_AS(ExitCode::kData, is_whole, path.string(),
               " holds neither model.safetensors nor model.safetensors.index.json",
               fs::exists(path / "pytorch_model.bin")
-                  ? "; pytorch_model.bin is a pickle, which runs code when it is read: save the "
-                    "model again with save_pretrained(safe_serialization=True)"
+                  ? ". pytorch_model.bin is a pickle, which can run code when it is read. Save the "
+                    "model again with save_pretrained(safe_serialization=True)."
                   : "");
   folder.AddFile("model.safetensors");
   return folder;
@@ -106,7 +107,8 @@ void HfFolder::AddFile(const std::string& name) {
   }
 }
 
-// Index and files must agree both ways: a tensor that only one of them knows is damage.
+// The index and the files must agree. A tensor that only one of them contains means that the folder
+// is damaged.
 void HfFolder::ReadIndex(const fs::path& index) {
   const nlohmann::json json = ReadJson(index);
   const auto map = json.find("weight_map");
@@ -115,8 +117,8 @@ void HfFolder::ReadIndex(const fs::path& index) {
   std::set<std::string> names;
   for (const auto& [tensor, file] : map->items()) {
     HL_CHECK_AS(ExitCode::kData, file.is_string() && IsPlainName(file.get<std::string>()),
-                index.string(), ": tensor ", tensor, " lies in ", file.dump().substr(0, 80),
-                "; the plain name of a file beside the index would work");
+                index.string(), ": tensor ", tensor, " is in ", file.dump().substr(0, 80),
+                ". Only plain names of files in the same folder are supported.");
     names.insert(file.get<std::string>());
   }
   for (const std::string& name : names) AddFile(name);
@@ -143,9 +145,9 @@ void HfFolder::Read(const HfTensor& tensor, int64_t begin, int64_t end, float* o
   const fs::path path = path_ / file_names_[tensor.file];
   const WidenFunction widen = WidenFrom(tensor.dtype);
   HL_CHECK_AS(ExitCode::kData, widen != nullptr, path.string(), ": tensor ", tensor.name, " is ",
-              ckpt::Name(tensor.dtype), "; F32, BF16 or F16 would work");
+              ckpt::Name(tensor.dtype), ". Only F32, BF16 and F16 are supported.");
   HL_CHECK(0 <= begin && begin <= end && end <= tensor.count(), "range [", begin, ", ", end,
-           ") of tensor ", tensor.name);
+           ") is outside tensor ", tensor.name);
   const auto width = static_cast<int64_t>(ckpt::SizeOf(tensor.dtype));
   std::vector<char> piece(static_cast<size_t>(std::min(end - begin, kReadElements) * width));
   while (begin < end) {

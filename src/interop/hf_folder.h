@@ -1,6 +1,5 @@
-// A folder of config.json and safetensors files, as `transformers` saves a model. Everything in it
-// is treated as hostile: sizes, offsets and names are checked before they are believed, and no code
-// in it is run.
+// A folder with a config.json and safetensors files, as `transformers` saves a model. Its contents
+// are not trusted: all sizes, offsets and names are checked before use, and no code in it is run.
 //
 //   const HfFolder folder = HfFolder::Open(path);
 //   folder.Read(*folder.Find("lm_head.weight"), 0, count, out);
@@ -24,24 +23,24 @@ struct HfTensor {
   ckpt::StoredDType dtype = ckpt::StoredDType::kF32;
   std::vector<int64_t> shape;  // outermost first
   int file = 0;
-  uint64_t offset = 0;  // of the first element, in the file
+  uint64_t offset = 0;  // Offset of the first element in the file.
   int64_t count() const { return ckpt::CountElements(shape); }
 };
 
 class HfFolder {
  public:
-  static bool IsOne(const std::filesystem::path& path);  // a folder with a config.json
-  // Error kData: no such folder, damaged or contradicting files, file names that leave the folder,
-  // pickled weights.
+  static bool IsOne(const std::filesystem::path& path);  // True if `path` contains a config.json.
+  // Throws kData if there is no such folder, if files are damaged or contradict each other, if file
+  // names leave the folder, or if the weights are pickled.
   static HfFolder Open(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return path_; }
   const nlohmann::json& config() const { return *config_; }
   const std::map<std::string, HfTensor>& tensors() const { return tensors_; }
-  const HfTensor* Find(const std::string& name) const;  // null: not there
+  const HfTensor* Find(const std::string& name) const;  // Null if there is no such tensor.
 
-  // Elements [begin, end) of the flattened tensor, widened to fp32. Error kData for a type that
-  // holds no weights. Thread-safe.
+  // Reads elements [begin, end) of the flattened tensor, widened to fp32. Throws kData for a type
+  // that is not supported for weights. Thread-safe.
   void Read(const HfTensor& tensor, int64_t begin, int64_t end, float* out) const;
 
  private:

@@ -13,7 +13,8 @@ namespace halflife::interop {
 namespace {
 
 constexpr int64_t kComparedElements = 1 << 20;
-// Relative difference of a buffer's values from the expected ones: buffers may be stored in bf16.
+// Allowed relative difference between the values of a buffer and the expected ones, because buffers
+// may be stored in bf16.
 constexpr float kBufferTolerance = 1.0f / 256;
 
 }  // namespace
@@ -26,10 +27,12 @@ HfModel HfModel::Open(const std::filesystem::path& path, const std::string& layo
   model.layout_ = &LayoutOf(layout.empty() ? model_type : layout, where);
   const Layout::PositionsKey positions = model.layout_->positions_key();
   model.max_positions_ = reader.Int(positions.name, positions.usual, /*min=*/0);
-  if (model.max_positions_ == 0) model.max_positions_ = positions.usual;  // no table of them
+  // The class has no position table.
+  if (model.max_positions_ == 0) model.max_positions_ = positions.usual;
   model.config_ = model.layout_->ReadConfig(reader);
   reader.Check();
-  // Each layer has tensors of its own: a number from nowhere must not become memory.
+  // Every layer has its own tensors, so this bounds the memory that a corrupt num_layers can
+  // allocate.
   HL_CHECK_AS(ExitCode::kData,
               model.config_.num_layers <= static_cast<int64_t>(model.folder_.tensors().size()),
               where, " has ", model.config_.num_layers, " layers, but the folder holds only ",
@@ -69,7 +72,7 @@ std::string HfModel::BufferProblem(const HfTensor& tensor, const std::string& na
   for (size_t i = 0; i < values.size(); ++i)
     if (!(std::abs(values[i] - expected[i]) <= kBufferTolerance * std::abs(expected[i])))
       return Concat(name, ": element ", i, " is ", values[i], ", its config.json implies ",
-                    expected[i], ". The folder is of another version of the class.");
+                    expected[i], ". The folder was written by another version of the class.");
   return "";
 }
 
@@ -103,7 +106,7 @@ void HfModel::Match(ConfigReader& reader) {
       spare.erase(head);
     } else {
       HL_WARN("interop", where(), ": tie_word_embeddings is true, but ", head, " differs from ",
-              embedding, "; read as an untied model");
+              embedding, ". The model is read as untied.");
       config_.head.tied = false;
     }
   }
@@ -116,7 +119,7 @@ void HfModel::Match(ConfigReader& reader) {
     const Placement placement = layout_->PlacementOf(spec.name, &reader);
     weights_.push_back({spec.name, spec.shape});
     stored_[spec.name] = {tensor, placement, spec.shape};
-    if (!asked.insert(name).second) continue;  // of several parameters
+    if (!asked.insert(name).second) continue;  // The tensor contains several parameters.
     spare.erase(name);
     const std::vector<int64_t> shape = TensorShape(placement, spec.shape);
     if (tensor == nullptr) {
@@ -134,7 +137,7 @@ void HfModel::Match(ConfigReader& reader) {
     }
   }
   HL_CHECK_AS(ExitCode::kData, problems.empty(), "the tensors of ", where(),
-              " are not those of its config.json:", problems);
+              " do not match its config.json:", problems);
 }
 
 void HfModel::ReadRange(const std::string& name, int64_t begin, int64_t end, float* out) const {

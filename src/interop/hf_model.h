@@ -1,4 +1,4 @@
-// The weights of a Hugging Face folder under halflife's names, with the model they belong to.
+// The model of a Hugging Face folder and its weights, under halflife's names.
 //
 //   const HfModel model = HfModel::Open("exports/first");
 //   model::LanguageModel(model.config());  model.ReadRange("norm.weight", 0, count, out);
@@ -18,16 +18,16 @@ namespace halflife::interop {
 
 class HfModel : public ckpt::WeightSource {
  public:
-  // Checks all of it: Error kData lists every tensor that is missing, unexpected or of another
-  // shape. A tied config with a head of its own values is read as untied, with a warning. `layout`:
-  // in place of the folder's model_type; empty: that.
+  // Checks the whole folder. Throws kData with a list of all tensors that are missing, unexpected
+  // or of another shape. If the config says tied but the head has different values, the model is
+  // read as untied, with a warning. `layout` overrides the folder's model_type unless it is empty.
   static HfModel Open(const std::filesystem::path& folder, const std::string& layout = "");
 
   const model::ModelConfig& config() const { return config_; }
   const Layout& layout() const { return *layout_; }
   int64_t max_positions() const { return max_positions_; }
   const HfFolder& folder() const { return folder_; }
-  // Tensors that the class declares and never uses. No weight is read from them.
+  // Tensors that the class declares but never uses. No weights are read from them.
   const std::vector<std::string>& unused() const { return unused_; }
 
   std::string where() const override { return folder_.path().string(); }
@@ -38,14 +38,16 @@ class HfModel : public ckpt::WeightSource {
   struct Stored {
     const HfTensor* tensor = nullptr;
     Placement placement;
-    std::vector<int64_t> shape;  // of the parameter
+    std::vector<int64_t> shape;  // Shape of the parameter.
   };
   explicit HfModel(HfFolder folder) : folder_(std::move(folder)) {}
   void Match(ConfigReader& reader);
-  // The name that a tensor has in this folder.
+  // Returns the name that a tensor has in this folder.
   std::string StoredName(const std::string& name) const;
-  bool AreEqual(const std::string& one, const std::string& other) const;  // tensors of the folder
-  // How a buffer differs from the values that the config implies; empty: it does not.
+  // Both are tensors of the folder.
+  bool AreEqual(const std::string& one, const std::string& other) const;
+  // Describes how a buffer differs from the values that the config implies. Empty if it does not
+  // differ.
   std::string BufferProblem(const HfTensor& tensor, const std::string& name,
                             ConfigReader& reader) const;
 
@@ -54,7 +56,7 @@ class HfModel : public ckpt::WeightSource {
   model::ModelConfig config_;
   int64_t max_positions_ = 0;
   std::vector<ckpt::WeightInfo> weights_;
-  std::map<std::string, Stored> stored_;  // by halflife's name
+  std::map<std::string, Stored> stored_;  // By halflife's name.
   std::vector<std::string> unused_;
 };
 

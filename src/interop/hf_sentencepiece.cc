@@ -20,17 +20,18 @@ using nlohmann::ordered_json;
 enum PieceType { kNormal = 1, kUnknown, kControl, kUserDefined, kUnused, kByte };
 enum ModelType { kUnigram = 1, kBpe, kWord, kChar };
 
-constexpr char kSpaceMark[] = "\xE2\x96\x81";  // U+2581: sentencepiece's visible space
+constexpr char kSpaceMark[] = "\xE2\x96\x81";  // U+2581: the visible space of sentencepiece.
 constexpr size_t kMaxModelBytes = 128 << 20;
-constexpr size_t kMaxPieceBytes = 512;  // sentencepiece's own limit is 16 characters unless set
+// The limit of sentencepiece itself is 16 characters by default.
+constexpr size_t kMaxPieceBytes = 512;
 
 template <typename... Pieces>
 void Require(bool condition, const Pieces&... problem) {
   HL_CHECK_AS(ExitCode::kData, condition, "the sentencepiece model ", problem...,
-              "; it has no exact form as tokenizer.json");
+              ", so it cannot be expressed exactly as tokenizer.json");
 }
 
-// RFC 4648.
+// Encodes `bytes` as in RFC 4648.
 std::string Base64(std::string_view bytes) {
   static constexpr char kDigits[] =
       "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
@@ -62,7 +63,7 @@ class Converter {
         {"version", "1.0"},          {"truncation", nullptr},      {"padding", nullptr},
         {"added_tokens", Added()},   {"normalizer", Normalizer()}, {"pre_tokenizer", nullptr},
         {"post_processor", nullptr}, {"decoder", Decoder()},       {"model", Model()}};
-    // Other classes rebuild the tokenizer from its vocabulary and lose its rules.
+    // Other tokenizer classes rebuild the tokenizer from its vocabulary and lose its rules.
     ordered_json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}};
     const auto add = [&](const char* key, int id) {
       if (id < 0) return;
@@ -154,7 +155,7 @@ class Converter {
     }
     if (spec.remove_extra_whitespaces()) {
       steps.push_back(replace("Regex", " {2,}", " "));
-      // Not ^ and $, which there also stand at line ends.
+      // Not ^ and $, which also match at line ends in that library.
       steps.push_back(replace("Regex", R"(\A +| +\z)", ""));
     }
     if (spec.add_dummy_prefix()) steps.push_back({{"type", "Prepend"}, {"prepend", kSpaceMark}});
@@ -185,7 +186,7 @@ class Converter {
     }
     ordered_json vocab = ordered_json::object();
     for (int id = 0; id < model_.pieces_size(); ++id) {
-      // Kept in this order; looking each key up first, as [] does, would take quadratic time.
+      // Keeps this order. Using operator[] would look up every key first and take quadratic time.
       vocab.get_ref<ordered_json::object_t&>().emplace_back(model_.pieces(id).piece(), id);
     }
     return {{"type", "BPE"},
@@ -200,8 +201,9 @@ class Converter {
             {"merges", Merges()}};
   }
 
-  // sentencepiece joins the two neighbours whose piece has the highest score, whichever they are:
-  // so each way to cut a piece into two pieces is a merge, ranked by the score of the whole.
+  // sentencepiece merges the two neighbours whose joint piece has the highest score, regardless of
+  // what the neighbours are. So every split of a piece into two pieces is a merge, ranked by the
+  // score of the whole piece.
   ordered_json Merges() const {
     std::vector<std::tuple<float, int, int>> merges;  // -score, left, right
     const auto normal = [&](std::string_view text) {

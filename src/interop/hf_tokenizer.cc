@@ -14,7 +14,7 @@ namespace {
 using Files = std::map<std::string, std::string>;
 
 Files ByteFiles(const data::Tokenizer&) {
-  // Without extra_ids there would be 125 sentinels after the bytes.
+  // Without extra_ids, the tokenizer would append 125 sentinels to the bytes.
   const nlohmann::ordered_json config = {{"tokenizer_class", "ByT5Tokenizer"},
                                          {"extra_ids", 0},
                                          {"pad_token", "<pad>"},

@@ -53,7 +53,7 @@ void CheckFinite(const WeightToWrite& weight, int64_t begin, const std::vector<f
   HL_CHECK_AS(ExitCode::kNonFinite, std::isfinite(after), "weight ", weight.name, ", element ",
               begin + i, ": ", before[static_cast<size_t>(i)],
               std::isfinite(before[static_cast<size_t>(i)])
-                  ? " does not fit bf16; export with --dtype fp32"
+                  ? " does not fit into bf16. Export with --dtype fp32."
                   : " is not finite");
 }
 
@@ -105,7 +105,7 @@ void WriteShard(const Shard& shard, StoredDType dtype, const fs::path& path) {
 
 void WriteHfWeights(const fs::path& folder, const std::vector<WeightToWrite>& weights,
                     StoredDType dtype, uint64_t max_shard_bytes) {
-  HL_CHECK(dtype == StoredDType::kF32 || dtype == StoredDType::kBF16, "weights as ",
+  HL_CHECK(dtype == StoredDType::kF32 || dtype == StoredDType::kBF16, "cannot write weights as ",
            ckpt::Name(dtype));
   const std::vector<Shard> shards = Cut(weights, dtype, max_shard_bytes);
   nlohmann::ordered_json weight_map = nlohmann::ordered_json::object();

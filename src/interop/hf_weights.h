@@ -1,4 +1,4 @@
-// Writes weights as `transformers` reads them: model.safetensors, or numbered shards with their
+// Writes weights as `transformers` reads them: one model.safetensors, or numbered shards with an
 // index.
 #pragma once
 
@@ -18,10 +18,10 @@ struct WeightToWrite {
   RangeReader read;
 };
 
-// In the order given, into an existing folder, rounded to `dtype` (kF32 or kBF16, to nearest even)
-// with the memory of a few MiB. A weight larger than `max_shard_bytes` has a shard of its own.
-// Bytes are a function of the arguments. Error kNonFinite for a weight that is, or becomes by
-// rounding, not finite; kEnvironment where writing fails.
+// Writes the weights in the given order to an existing folder, rounded to `dtype` (kF32 or kBF16,
+// to nearest even). Needs a few MiB of memory. A weight larger than `max_shard_bytes` gets its own
+// shard. The bytes are a function of the arguments. Throws kNonFinite if a weight is not finite
+// before or after rounding, and kEnvironment if writing fails.
 void WriteHfWeights(const std::filesystem::path& folder, const std::vector<WeightToWrite>& weights,
                     ckpt::StoredDType dtype, uint64_t max_shard_bytes);
 

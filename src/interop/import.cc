@@ -52,14 +52,14 @@ ImportReport ImportModel(const HfModel& model, const std::string& run_config_tex
                          const fs::path& run) {
   std::error_code error;
   HL_CHECK_AS(ExitCode::kUsage, !fs::exists(fs::symlink_status(NamedFolder(run), error)),
-              run.string(), " exists already; choose another folder with --out");
+              run.string(), " exists already. Choose another folder with --out.");
   const std::unique_ptr<data::Tokenizer> tokenizer = LoadHfTokenizer(model.folder().path());
   HL_CHECK_AS(ExitCode::kData,
               tokenizer == nullptr || tokenizer->vocab_size() <= model.config().vocab_size,
               "the tokenizer of ", model.where(), " has ",
-              tokenizer == nullptr ? 0 : tokenizer->vocab_size(), " ids, the model only ",
-              model.config().vocab_size, "; a tokenizer of so many ids in the folder, or none, ",
-              "would work");
+              tokenizer == nullptr ? 0 : tokenizer->vocab_size(), " ids, but the model has only ",
+              model.config().vocab_size, ". Replace the tokenizer files of the folder, ",
+              "or remove them.");
   const fs::path temporary = TemporaryBeside(run, RandomHex(8));
   fs::create_directories(temporary / "ckpt", error);
   HL_CHECK_AS(ExitCode::kCheckpointIo, !error, "cannot create ", temporary.string(), ": ",

@@ -1,6 +1,6 @@
-// A Hugging Face folder as a run of ours: step 0 without optimiser state, the tokenizer, and a
-// recipe that holds the model. `eval`, `score` and `generate` take the run at once; `train --config
-// RUN/config.textproto` goes on from it.
+// Imports a Hugging Face folder as a run of halflife: step 0 without optimiser state, the
+// tokenizer, and a recipe that contains the model. `eval`, `score` and `generate` can use the run
+// at once; `train --config RUN/config.textproto` continues from it.
 #pragma once
 
 #include <filesystem>
@@ -14,9 +14,9 @@ struct ImportReport {
   bool has_tokenizer = false;
 };
 
-// `run_config_text`: what becomes the run's config.textproto. `run` must not exist; it is published
-// by one rename. Memory: a few blocks. Error kUsage for a `run` that exists, kData for a folder
-// that is not right, kCheckpointIo.
+// Writes the run `run`, which must not exist; it is published by one rename. `run_config_text`
+// becomes its config.textproto. Needs memory for a few blocks. Throws kUsage if `run` exists, kData
+// if the folder is not valid, and kCheckpointIo.
 ImportReport ImportModel(const HfModel& model, const std::string& run_config_text,
                          const std::filesystem::path& run);
 

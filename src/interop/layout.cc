@@ -50,12 +50,12 @@ const Layout& ChooseLayout(const model::ModelConfig& given, const std::string& m
   for (const Layout* layout : Layouts()) {
     if (any ? layout->mixer() != config.mixer.name() : layout->model_type() != model_type) continue;
     if (!layout->exports()) {
-      obstacles += "\n  " + layout->model_type() + " is a layout that is only imported";
+      obstacles += "\n  " + layout->model_type() + " can only be imported";
       continue;
     }
     if (layout->mixer() != config.mixer.name()) {
       obstacles += Concat("\n  ", model_type, " is for the mixer ", layout->mixer(),
-                          "; the model has ", config.mixer.name());
+                          ", but the model has ", config.mixer.name());
       continue;
     }
     const std::vector<std::string> lines = layout->Obstacles(config);

@@ -1,7 +1,7 @@
-// How one Hugging Face model class writes the models that it can express: its name, its keys of
-// config.json, its names of tensors. One file a class in layouts/, one line in layouts.inc. A
-// parameter of halflife's is a tensor of theirs under another name, or lies in one as PlacementOf
-// says.
+// How one Hugging Face model class stores the models that it can express: its name, its keys in
+// config.json and its tensor names. Each class has one file in layouts/ and one line in
+// layouts.inc. A parameter of halflife is a tensor of the class under another name, or a part of
+// such a tensor (PlacementOf).
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -17,50 +17,51 @@ namespace halflife::interop {
 class Layout {
  public:
   virtual ~Layout() = default;
-  virtual std::string model_type() const = 0;  // of config.json
-  virtual std::string class_name() const = 0;  // its `architectures`
-  // False: a layout of authors' own checkpoints, which import takes when asked for it by name.
+  virtual std::string model_type() const = 0;  // model_type of config.json.
+  virtual std::string class_name() const = 0;  // Entry of `architectures` in config.json.
+  // False for layouts of authors' own checkpoints, which can only be imported, by name.
   virtual bool exports() const { return true; }
-  virtual std::string mixer() const = 0;  // halflife's name of the mixer it is for
-  // The key of the most positions, which stand for the rows that a model was trained on, and what a
-  // config without it means.
+  virtual std::string mixer() const = 0;  // halflife's name of the mixer.
+  // The config key of the maximum number of positions, which is used as the length of training
+  // rows, and its default.
   struct PositionsKey {
     const char* name = "max_position_embeddings";
     int64_t usual = 2048;
   };
   virtual PositionsKey positions_key() const { return {}; }
 
-  // One line for each part of `config` that the class has no word for; empty: it expresses all of
-  // it.
-  // `config` is resolved, here and in the next.
+  // Returns one line for each part of `config` that the class cannot express. Empty if it can
+  // express the whole model. `config` is resolved, here and in WriteConfig.
   virtual std::vector<std::string> Obstacles(const model::ModelConfig& config) const = 0;
-  // Adds the class's keys.
+  // Adds the class's keys to `json`.
   virtual void WriteConfig(const model::ModelConfig& config,
                            nlohmann::ordered_json& json) const = 0;
-  // All keys of the class and the common frame; problems stay in the reader.
+  // Reads all keys of the class, including the common ones. Problems are collected in the reader.
   virtual model::ModelConfig ReadConfig(ConfigReader& reader) const = 0;
-  // The class's name of a parameter of ours. `reader`: null for what export writes, else the config
-  // of a folder whose options may change names.
+  // Returns the class's name of a halflife parameter. `reader` is null for export; for import, it
+  // holds the folder's config, whose options may change names.
   virtual std::string TensorName(const std::string& parameter, ConfigReader* reader) const = 0;
-  // Where in that tensor the parameter lies. `reader` as above.
+  // Returns where the parameter is in that tensor. `reader` is as for TensorName.
   virtual Placement PlacementOf(const std::string& parameter, ConfigReader* reader) const;
-  // What old folders leave out before every name; empty: nothing.
+  // A prefix that old folders omit from all names. Empty: none.
   virtual std::string OptionalPrefix() const;
-  // Tensors that folders may hold and that carry no weights.
+  // True for tensors that folders may contain but that hold no weights.
   virtual bool IsBuffer(const std::string& tensor, ConfigReader& reader) const;
-  // The values that such a tensor has where the folder's config is right; empty: they are not
-  // compared.
+  // Returns the values that such a tensor must have to match the folder's config. Empty: its values
+  // are not checked.
   virtual std::vector<float> BufferValues(const std::string& tensor, ConfigReader& reader) const;
-  // Parameters that the class declares and never uses, asked only for tensors that no parameter of
-  // the model is read from. They are left out, and import reports them.
+  // True for parameters that the class declares but never uses. Called only for tensors from which
+  // no parameter of the model is read. Import skips and reports them.
   virtual bool IsUnused(const std::string& tensor) const;
-  // The tensor whose values the class holds under this name, too, and a folder may; empty: none.
+  // Returns the tensor of which this one is a copy in the class, if a folder may contain both.
+  // Empty: none.
   virtual std::string CopyOf(const std::string& tensor) const;
-  // Tensors that the class demands where `config` has no such parameter: all zeros.
+  // Returns tensors that the class requires although `config` has no such parameter. They are
+  // written as zeros.
   virtual std::vector<dist::ParamSpec> ZeroTensors(const model::ModelConfig& config) const;
 };
 
-// Of checkpoints of authors' own, which nothing is written as.
+// Base of layouts that can only be imported: checkpoints in authors' own formats.
 class ImportOnlyLayout : public Layout {
  public:
   bool exports() const final { return false; }
@@ -69,11 +70,11 @@ class ImportOnlyLayout : public Layout {
 };
 
 const std::vector<const Layout*>& Layouts();
-// Of a folder's own model_type, or of the name that import was given. Error kData for one that is
-// not known: lists the known ones.
+// Finds a layout by a folder's model_type, or by the name given to import. Throws kData for an
+// unknown name and lists the known ones.
 const Layout& LayoutOf(const std::string& model_type, const std::string& where);
-// The first that has the mixer and no obstacle; `model_type` empty or "auto": any. Error kUsage
-// with every obstacle of every candidate.
+// Returns the first layout that has the model's mixer and no obstacle. `model_type` restricts the
+// choice unless it is empty or "auto". Throws kUsage with every obstacle of every candidate.
 const Layout& ChooseLayout(const model::ModelConfig& config, const std::string& model_type);
 
 }  // namespace halflife::interop

@@ -16,12 +16,12 @@ struct Matrix {
   int64_t rows = 0, columns = 0;
 };
 
-// Elements [begin, end) of the flattened transpose, [columns, rows]. The matrix is read in bands of
-// whole rows, as a checkpoint verifies a block for every read, however narrow.
+// Reads elements [begin, end) of the flattened transpose, [columns, rows]. The matrix is read in
+// bands of whole rows, because a checkpoint verifies a whole block for every read.
 void ReadTransposed(const Matrix& matrix, int64_t begin, int64_t end, float* out) {
   if (begin == end) return;
   const int64_t rows = matrix.rows, columns = matrix.columns;
-  const int64_t first = begin / rows, last = (end - 1) / rows;  // columns that are wanted
+  const int64_t first = begin / rows, last = (end - 1) / rows;  // The columns to read.
   const int64_t rows_of_band = std::max<int64_t>(1, kBandElements / columns);
   std::vector<float> band;
   for (int64_t row = 0; row < rows; row += rows_of_band) {
@@ -30,7 +30,7 @@ void ReadTransposed(const Matrix& matrix, int64_t begin, int64_t end, float* out
     band.resize(static_cast<size_t>(to - from));
     matrix.read(from, to, band.data());
     for (int64_t column = first; column <= last; ++column) {
-      const int64_t to_out = column * rows + row - begin;  // of the band's first row
+      const int64_t to_out = column * rows + row - begin;  // Output index of the band's first row.
       const int64_t stop = std::min(num_rows, end - begin - to_out);
       for (int64_t i = std::max<int64_t>(0, -to_out); i < stop; ++i)
         out[to_out + i] = band[static_cast<size_t>(i * columns + column - first)];
@@ -44,7 +44,7 @@ RangeReader Transposed(RangeReader read, int64_t rows, int64_t columns) {
   };
 }
 
-// One after the other, `count` elements each.
+// Concatenates the parts, which have `count` elements each.
 RangeReader Stacked(std::vector<RangeReader> parts, int64_t count) {
   return [parts = std::move(parts), count](int64_t begin, int64_t end, float* out) {
     while (begin < end) {
@@ -57,13 +57,13 @@ RangeReader Stacked(std::vector<RangeReader> parts, int64_t count) {
   };
 }
 
-// In each group of `num_rows` rows of `width` elements, the rows 0, 2, 4, ... and then the rows 1,
-// 3, 5, ... What a call wants of half a group is read with its neighbours in one range: a
-// transposed tensor is read as a whole for every range, however narrow.
+// Reorders each group of `num_rows` rows of `width` elements: rows 0, 2, 4, ... and then rows 1, 3,
+// 5, ... The rows of half a group are read together with their neighbours in one range, because a
+// transposed tensor is read completely for every range.
 RangeReader EvenThenOdd(RangeReader read, int64_t num_rows, int64_t width) {
   return [read = std::move(read), num_rows, width](int64_t begin, int64_t end, float* out) {
     const int64_t half = num_rows / 2 * width;
-    std::vector<float> both;  // even and odd rows in turn
+    std::vector<float> both;  // Alternating even and odd rows.
     while (begin < end) {
       const int64_t group = begin / (2 * half) * 2 * half, odd = (begin - group) / half;
       const int64_t base = group + odd * half, stop = std::min(end, base + half);
@@ -72,7 +72,7 @@ RangeReader EvenThenOdd(RangeReader read, int64_t num_rows, int64_t width) {
       both.resize(static_cast<size_t>((2 * (last - first) + 1) * width));
       read(from, from + static_cast<int64_t>(both.size()), both.data());
       for (int64_t row = first; row <= last; ++row) {
-        const int64_t here = base + row * width;  // where the row begins
+        const int64_t here = base + row * width;  // Start of the row.
         const int64_t skip = std::max<int64_t>(0, begin - here);
         const int64_t count = std::min(stop - here, width) - skip;
         std::copy_n(both.begin() + 2 * (row - first) * width + skip, count, out);
@@ -93,7 +93,8 @@ std::vector<int64_t> TensorShape(const Placement& placement, std::vector<int64_t
   shape.front() = placement.num_rows > 0 ? placement.num_rows : shape.front() * placement.num_parts;
   shape.insert(shape.begin(), static_cast<size_t>(placement.leading_ones), 1);
   if (!placement.transposed) return shape;
-  HL_CHECK(shape.size() == 2, "the transpose of a tensor of ", shape.size(), " dimensions");
+  HL_CHECK(shape.size() == 2, "only matrices can be transposed, but the tensor has ", shape.size(),
+           " dimensions");
   return {shape[1], shape[0]};
 }
 
@@ -111,14 +112,15 @@ RangeReader ParameterReader(const Placement& placement, const std::vector<int64_
   }
   if (placement.pair_rows == 0) return tensor;
   HL_CHECK(placement.pair_rows % 2 == 0 && shape[0] % placement.pair_rows == 0, shape[0],
-           " rows in groups of ", placement.pair_rows);
+           " rows cannot be split into groups of an even number of rows, ", placement.pair_rows);
   return EvenThenOdd(std::move(tensor), placement.pair_rows, width);
 }
 
 RangeReader TensorReader(const Placement& placement, const std::vector<int64_t>& shape,
                          std::vector<RangeReader> parts) {
   HL_CHECK(static_cast<int64_t>(parts.size()) == placement.num_parts && IsWhole(placement),
-           parts.size(), " parts of ", placement.num_parts, ", or rows of a tensor");
+           parts.size(), " parts are given for ", placement.num_parts,
+           ", or the placement has selected or paired rows");
   RangeReader stacked = parts.size() == 1 ? std::move(parts.front())
                                           : Stacked(std::move(parts), ckpt::CountElements(shape));
   if (!placement.transposed) return stacked;

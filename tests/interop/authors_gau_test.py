@@ -101,7 +101,7 @@ class GauAlpha(AuthorsTest):
         weights = random_weights(shapes_of(bias=False))
         output = self.import_folder(weights, config_of(normalization="relu", embedding_size=8), "gau_alpha",
                                     code=3)
-        self.assertIn("normalization is 'relu'; one of softmax, softmax_plus, squared_relu would work",
+        self.assertIn("normalization is 'relu'. Only these values are supported: softmax, softmax_plus, squared_relu.",
                       output)
         self.assertIn("embedding_size is 8", output)
 

@@ -173,7 +173,7 @@ class AuthorsModels(AuthorsTest):
         folder = self.make_folder(d2d_weights("none", ape=True),
                                   d2d_config("LinearExpWithVanillaAPELMHeadModel"))
         for layout, known, code in (("d2d", "EluWithD2D", 3), ("d3d", "d2d_ape", 2),
-                                    ("d2d", "do not rename it, the weights would be read as another", 3)):
+                                    ("d2d", "do not rename it: the weights would be read as another", 3)):
             said = self.halflife("import", "--from", folder, "--layout", layout, "--out", self.dir / "run",
                                  code=code)
             self.assertIn(known, said)

@@ -388,7 +388,7 @@ class AuthorsZoology(AuthorsTest):
         config["objective"] = "masked_token"
         self.tearDown()
         self.setUp()
-        self.assertIn("next_token or labelled would work",
+        self.assertIn("Use next_token or labelled.",
                       self.import_folder(weights_of(config), config, "zoology", code=3))
 
     def test_says_what_does_not_fit(self):
@@ -411,14 +411,15 @@ class AuthorsZoology(AuthorsTest):
         for config, part in (
                 (config_of(module("MHA"), block_type="ParallelBlock"), "block_type is 'ParallelBlock'"),
                 (config_of(module("Mamba"), block_type="MambaBlock", resid_dropout=0.5),
-                 "resid_dropout is 0.5, which a model of MambaBlocks has before its last norm alone"),
+                 "resid_dropout is 0.5, which a model of MambaBlocks applies only before its last norm"),
                 (config_of(module("MHA"), pre_norm=False), "pre_norm is false"),
                 (config_of({"name": "zoology.mixers.h3.H3", "kwargs": {}}),
-                 "'H3'; one of MHA, BaseConv, Based, ReBased, Hyena, RWKVTimeMixer, Mamba"),
+                 "'H3'. Only these classes and Hybrids of them are supported: "
+                 "MHA, BaseConv, Based, ReBased, Hyena, RWKVTimeMixer, Mamba"),
                 (config_of(hybrid(module("BaseConv"), module("Hyena", num_heads=2))), "num_heads is 2"),
                 (config_of(module("Based", num_key_value_heads=3)), "num_key_value_heads is 3"),
                 (config_of(module("BaseConv", kernel_size=[3])), "no number for layer 1"),
-                (config_of(module("MHA"), state_mixer={"name": "zoology.mixers.mlp.GLU"}), "'GLU'; MLP"),
+                (config_of(module("MHA"), state_mixer={"name": "zoology.mixers.mlp.GLU"}), "'GLU'. Only MLP"),
                 (config_of(module("MHA"), state_mixer="Identity"), 'state_mixer is not an object. Write "state_mixer": '
                  '{"name": "torch.nn.Identity", "kwargs": {}}.'),
                 (config_of("MHA"), 'sequence_mixer is not an object. Write "sequence_mixer": {"name": "zoology'),

@@ -52,7 +52,7 @@ TEST_F(HfFolderTest, NamesThatLeaveTheFolderAreRefused) {
   for (const char* name : {R"("../model-00001-of-00002.safetensors")", R"("/etc/passwd")",
                            R"("..")", R"("x/y.safetensors")", R"("")", R"("a\u0000b")", "7"}) {
     SetIndex(name);
-    EXPECT_HL_ERROR(HfFolder::Open(folder_), ExitCode::kData, "index.json", "tensor a lies in",
+    EXPECT_HL_ERROR(HfFolder::Open(folder_), ExitCode::kData, "index.json", "tensor a is in",
                     "plain name");
   }
 }
@@ -109,7 +109,7 @@ TEST_F(HfFolderTest, OtherTypesAreNoWeights) {
   const HfFolder folder = HfFolder::Open(folder_);
   float value;
   EXPECT_HL_ERROR(folder.Read(*folder.Find("ids"), 0, 1, &value), ExitCode::kData,
-                  "tensor ids is I64; F32, BF16 or F16 would work");
+                  "tensor ids is I64. Only F32, BF16 and F16 are supported.");
 }
 
 }  // namespace

@@ -186,7 +186,7 @@ TEST(SentencePieceJsonTest, RefusesWhatHasNoExactForm) {
     SCOPED_TRACE(refusal.words);
     ModelProto model = test::SmallSentencePiece(true);
     refusal.change(model);
-    EXPECT_HL_ERROR(Convert(model), ExitCode::kData, refusal.words, "no exact form");
+    EXPECT_HL_ERROR(Convert(model), ExitCode::kData, refusal.words, "cannot be expressed exactly");
   }
   EXPECT_HL_ERROR(ConvertSentencePiece("\xFF", {}), ExitCode::kData, "not a sentencepiece model");
 }

@@ -60,15 +60,15 @@ TEST(ChooseLayoutTest, ListsWhatNoClassExpresses) {
   EXPECT_HL_ERROR(Chosen(Model("softmax", {{"qk_norm", true}, {"out_bias", true}})),
                   ExitCode::kUsage, "llama: qk_norm is on", "transformer: out_bias is on");
   EXPECT_HL_ERROR(Chosen(Model("retention", {{"rope_theta", 500}})), ExitCode::kUsage,
-                  "retnet: rope_theta is 500; 10000 would work");
+                  "retnet: rope_theta is 500. Only 10000 is supported.");
   EXPECT_HL_ERROR(Chosen(Model("gla"), "llama"), ExitCode::kUsage,
-                  "llama is for the mixer softmax; the model has gla");
+                  "llama is for the mixer softmax, but the model has gla");
   model::ModelConfig config = Model("gla");
   config.channel_mixer.Set("bias", true);
   config.hybrid = {{.layers = {1}, .mixer = Model("retention").mixer},
                    {.layers = {2}, .mixer = Model("softmax", {{"qk_norm", true}}).mixer}};
   EXPECT_HL_ERROR(Chosen(config), ExitCode::kUsage, "bias of the channel mixer is on",
-                  "hybrid layers with the mixer retention", "qk_norm is on in the hybrid layers");
+                  "hybrid layers have the mixer retention", "qk_norm is on in the hybrid layers");
 }
 
 TEST(ChooseLayoutTest, ListsWhatGpt2HasNot) {
@@ -87,13 +87,13 @@ TEST(ChooseLayoutTest, ListsWhatGpt2HasNot) {
                   "out_bias is off", "qk_norm is on", "window is 5", "rope_theta is 10000",
                   "num_kv_heads is 2", "head_dim is not model_dim / num_heads", "hybrid layers");
   EXPECT_HL_ERROR(Chosen(Model("softmax", {{"block", 8}, {"cos_scale", 4.0}}), "llama"),
-                  ExitCode::kUsage, "llama: block is 8; 0 would work", "cos_scale is 4");
+                  ExitCode::kUsage, "llama: block is 8. Only 0 is supported.", "cos_scale is 4");
   EXPECT_HL_ERROR(Chosen(Model("softmax"), "gpt2"), ExitCode::kUsage,
-                  "the norm is rms_norm; layer_norm would work",
-                  "the channel_mixer is swiglu; mlp would work",
-                  "the positions is none; learned would work");
+                  "the norm is rms_norm. Only layer_norm is supported.",
+                  "the channel_mixer is swiglu. Only mlp is supported.",
+                  "the positions is none. Only learned is supported.");
   EXPECT_HL_ERROR(Chosen(Gpt2Model(), "llama"), ExitCode::kUsage,
-                  "the norm is layer_norm; rms_norm would work", "q and k are not rotated");
+                  "the norm is layer_norm. Only rms_norm is supported.", "q and k are not rotated");
 }
 
 TEST(LayoutOfTest, UnknownFamilyListsTheKnownOnes) {
@@ -142,9 +142,10 @@ TEST(LayoutTest, AsksForEveryProblemAtOnce) {
           "num_attention_heads": -4, "rope_parameters": {"rope_type": "yarn"}})");
   ConfigReader reader(json, "x/config.json");
   LayoutOf("llama", "").ReadConfig(reader);
-  EXPECT_HL_ERROR(reader.Check(), ExitCode::kData, "x/config.json asks for what",
-                  "hidden_act is 'gelu'; silu would work", "rope_scaling is set",
-                  "hidden_size is \"wide\"; an integer", "num_attention_heads is -4",
+  EXPECT_HL_ERROR(reader.Check(), ExitCode::kData,
+                  "x/config.json contains settings that halflife does not support",
+                  "hidden_act is 'gelu'. Only silu is supported.", "rope_scaling is set",
+                  "hidden_size is \"wide\". Only integers", "num_attention_heads is -4",
                   "rope_parameters is {\"rope_type\":\"yarn\"}");
 }
 
@@ -195,14 +196,15 @@ TEST(LayoutTest, Gpt2ByItsDefaultsAndOtherNames) {
 }
 
 TEST(LayoutTest, RefusesWhatGpt2CanAndWeCannot) {
-  EXPECT_HL_ERROR(ReadGpt2(R"({"scale_attn_weights": false, "add_cross_attention": true,
+  EXPECT_HL_ERROR(
+      ReadGpt2(R"({"scale_attn_weights": false, "add_cross_attention": true,
                                "scale_attn_by_inverse_layer_idx": true, "n_head": 2,
                                "num_attention_heads": 3, "activation_function": "quick_gelu"})"),
-                  ExitCode::kData, "scale_attn_weights is false; true would work",
-                  "scale_attn_by_inverse_layer_idx is true; false would work",
-                  "add_cross_attention is true; false would work",
-                  "n_head is 2, but num_attention_heads, which means the same, is 3",
-                  "activation_function is 'quick_gelu'; null or one of relu");
+      ExitCode::kData, "scale_attn_weights is false. Only true is supported.",
+      "scale_attn_by_inverse_layer_idx is true. Only false is supported.",
+      "add_cross_attention is true. Only false is supported.",
+      "n_head is 2, but num_attention_heads, which means the same, is 3",
+      "activation_function is 'quick_gelu'. Only null and these names are supported: relu");
 }
 
 std::string FeatureMap(const std::string& model_type, const std::string& name) {
@@ -218,7 +220,7 @@ TEST(LayoutTest, FeatureMapsByTheirOtherNames) {
   EXPECT_EQ(FeatureMap("retnet", "gelu_new"), "gelu_tanh");
   EXPECT_EQ(FeatureMap("retnet", "relu2"), "relu2");
   EXPECT_HL_ERROR(FeatureMap("retnet", "xielu"), ExitCode::kData,
-                  "feature_map is 'xielu'; null or one of relu");
+                  "feature_map is 'xielu'. Only null and these names are supported: relu");
 }
 
 // fla looks up those of gla in a table of its own, where gelu is the approximation by tanh.
@@ -239,11 +241,12 @@ TEST(LayoutTest, FeatureMapsOfGlaAreThoseOfFla) {
   for (const char* unknown : {"gelu_new", "gelu_pytorch_tanh", "relu2", "linear", "logsigmoid"})
     EXPECT_HL_ERROR(FeatureMap("gla", unknown), ExitCode::kData,
                     Concat("feature_map is '", unknown,
-                           "'; null or one of relu, sqrelu, silu, sigmoid, gelu would work"));
+                           "'. Only null and these names are supported: "
+                           "relu, sqrelu, silu, sigmoid, gelu."));
   for (const char* ours : {"gelu", "tanh", "mish"})
     EXPECT_HL_ERROR(Chosen(Model("gla", {{"feature_map", ours}})), ExitCode::kUsage,
                     Concat("gla: feature_map is ", ours,
-                           "; none, relu, relu2, silu, sigmoid, gelu_tanh would work"));
+                           ". Only none, relu, relu2, silu, sigmoid, gelu_tanh are supported."));
   EXPECT_EQ(Chosen(Model("retention", {{"feature_map", "gelu"}})), "retnet");
 }
 

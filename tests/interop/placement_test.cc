@@ -123,7 +123,7 @@ TEST(PlacementTest, SomeRowsInAnotherOrder) {
     }
   }
   EXPECT_HL_ERROR(TensorReader({.pair_rows = 2}, {2}, {RangeReader()}), ExitCode::kInternal,
-                  "rows of a tensor");
+                  "selected or paired rows");
 }
 
 // Each head's rows are halved by themselves.
@@ -133,7 +133,7 @@ TEST(PlacementTest, PairsOfTwoHeads) {
   ParameterReader({.pair_rows = 4}, {8}, ReaderOf(tensor))(0, 8, halves.data());
   EXPECT_EQ(halves, (Values{0, 2, 1, 3, 4, 6, 5, 7}));
   EXPECT_HL_ERROR(ParameterReader({.pair_rows = 3}, {6}, ReaderOf(tensor)), ExitCode::kInternal,
-                  "6 rows in groups of 3");
+                  "6 rows cannot be split into groups of an even number of rows, 3");
 }
 
 // Keys between queries and values in the columns of one matrix [in, out]. A group of rows takes two
@@ -168,7 +168,7 @@ TEST(PlacementTest, ShapesOfTheirTensors) {
   EXPECT_EQ(TensorShape({.transposed = true, .num_parts = 3}, {4, 5}), (Shape{5, 12}));
   EXPECT_EQ(TensorShape({.leading_ones = 2}, {4}), (Shape{1, 1, 4}));
   EXPECT_HL_ERROR(TensorShape({.transposed = true}, {4}), ExitCode::kInternal,
-                  "the transpose of a tensor of 1 dimensions");
+                  "only matrices can be transposed, but the tensor has 1 dimensions");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The names that `transformers` and fla have for halflife's activations.
+// The names of halflife's activations in `transformers` and fla.
 #include <array>
 #include <span>
 
@@ -8,7 +8,8 @@
 namespace halflife::interop {
 namespace {
 
-// halflife's name of an activation and the one that is written; further names are read.
+// halflife's name of an activation, and the name that is written. The names in `also` are accepted
+// on import.
 struct Activation {
   const char* ours;
   const char* theirs;
@@ -27,7 +28,7 @@ constexpr Activation kOfTransformers[] = {
     {"mish", "mish", {}},
     {"none", "linear", {}},
 };
-// fla's table: its gelu is the approximation by tanh, and it has no exact one.
+// fla's names. Its gelu is the tanh approximation; it has no exact gelu.
 constexpr Activation kOfFla[] = {
     {"relu", "relu", {}},       {"relu2", "sqrelu", {}},   {"silu", "silu", {"swish"}},
     {"sigmoid", "sigmoid", {}}, {"gelu_tanh", "gelu", {}},
@@ -49,21 +50,22 @@ std::string ReadActivation(ConfigReader& reader, const std::string& key, const s
       if (other != nullptr && name == other) return activation.ours;
   }
   const auto theirs = [](const Activation& activation) { return activation.theirs; };
-  reader.Require(false, key, " is '", name, "'; null or one of ",
-                 Join(TableOf(names), ", ", theirs), " would work");
+  reader.Require(false, key, " is '", name,
+                 "'. Only null and these names are supported: ", Join(TableOf(names), ", ", theirs),
+                 ".");
   return "none";
 }
 
 void RequireSwish(ConfigReader& reader, const std::string& spelling) {
   const std::string name = reader.String("hidden_act", spelling);
-  reader.Require(name == "swish" || name == "silu", "hidden_act is '", name, "'; ", spelling,
-                 " would work");
+  reader.Require(name == "swish" || name == "silu", "hidden_act is '", name, "'. Only ", spelling,
+                 " is supported.");
 }
 
 std::string WrittenActivation(const std::string& ours, ActivationNames names) {
   for (const Activation& activation : TableOf(names))
     if (ours == activation.ours) return activation.theirs;
-  HL_FAIL(ExitCode::kInternal, "no name of ",
+  HL_FAIL(ExitCode::kInternal, "no activation name of ",
           names == ActivationNames::kFla ? "fla" : "transformers", " for the activation '", ours,
           "'");
 }

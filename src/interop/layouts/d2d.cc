@@ -1,6 +1,6 @@
-// Checkpoints of D2D's authors: their classes in GPT-2's frame, told apart by the class name, as
-// config.json calls all of them gpt2. "d2d" are those with a GLU and no table of positions,
-// "d2d_ape" those with GPT-2's own MLP and learned positions.
+// Checkpoints of the D2D authors: classes in GPT-2's frame. config.json calls all of them gpt2, so
+// the class name tells them apart. "d2d" are classes with a GLU and without a position table;
+// "d2d_ape" are classes with GPT-2's MLP and learned positions.
 #include <nlohmann/json.hpp>
 
 #include "interop/layouts/layouts.h"
@@ -8,7 +8,7 @@
 namespace halflife::interop {
 namespace {
 
-// A piece of a class name, and what it stands for. Old names are those of the training script.
+// A part of a class name and its meaning. The old names are from the training script.
 struct Variant {
   const char* piece;
   const char* feature_map;
@@ -16,7 +16,7 @@ struct Variant {
   bool ape;
   double rope_theta = 0;
 };
-// The first that fits.
+// The first entry that matches applies.
 constexpr Variant kVariants[] = {
     {"EluWithRoPE", "elu", "none", false, 10000},
     {"ExpWithRoPE", "exp", "none", false, 10000},
@@ -47,10 +47,10 @@ const Variant* ReadVariant(ConfigReader& reader, bool ape) {
   std::string known;
   for (const Variant& variant : kVariants)
     if (variant.ape == ape) known += (known.empty() ? "" : ", ") + std::string(variant.piece);
-  reader.Require(false, "architectures names '", name, "', which is no class that is read. The ",
-                 "class name alone selects the feature map, the decay and the rotation: do not ",
-                 "rename it, the weights would be read as another model. Known are classes with ",
-                 "one of these in their names: ", known);
+  reader.Require(false, "architectures names '", name, "', which is not a known class. Only the ",
+                 "class name selects the feature map, the decay and the rotation, so do not ",
+                 "rename it: the weights would be read as another model. Known classes have ",
+                 "one of these names in theirs: ", known);
   return nullptr;
 }
 
@@ -67,7 +67,7 @@ class AuthorsD2d : public ImportOnlyLayout {
  protected:
   model::ModelConfig ReadFrame(ConfigReader& reader, bool ape) const {
     model::ModelConfig config = ReadGpt2Frame(reader);
-    // Their attention reads neither.
+    // The authors' attention does not read these keys.
     reader.Ignore({"scale_attn_weights", "scale_attn_by_inverse_layer_idx"});
     config.mixer = model::MixerConfig(mixer());
     config.mixer.Set("num_heads", ReadGpt2Heads(reader));
@@ -75,10 +75,10 @@ class AuthorsD2d : public ImportOnlyLayout {
       config.mixer.Set("feature_map", std::string(variant->feature_map));
       config.mixer.Set("decay", std::string(variant->decay));
       config.mixer.Set("rope_theta", variant->rope_theta);
-      // Growth is cut off there by a clamp at 0.
+      // The authors' code clamps growth at 0.
       if (config.mixer.Get<std::string>("decay") == "trained_alibi")
         config.mixer.Set("max_log_decay", 0.0);
-      // A key of ours: nothing of theirs says how long the rows were.
+      // A key of halflife: the authors' config does not contain the length of the rows.
       config.mixer.Set("legacy_view", reader.Int("legacy_view", 0, /*min=*/0));
     }
     return config;
@@ -97,15 +97,15 @@ class D2d : public AuthorsD2d {
     return config;
   }
 
-  // Their GLU is fc3(fc1(x) silu(fc2(x))).
+  // The authors' GLU is fc3(fc1(x) silu(fc2(x))).
   std::string TensorName(const std::string& parameter, ConfigReader*) const override {
     constexpr Renaming kGlu[] = {{"mlp.up_proj.", "glu.fc1."},
                                  {"mlp.gate_proj.", "glu.fc2."},
                                  {"mlp.down_proj.", "glu.fc3."}};
     return Gpt2Name(Renamed(parameter, kGlu));
   }
-  // Matrices of the GLU lie as ours do. RoPE rotates neighbouring channels there, halves of a head
-  // here.
+  // The GLU's matrices have the same layout as in halflife. RoPE rotates neighbouring channels in
+  // the authors' code and halves of a head in halflife.
   Placement PlacementOf(const std::string& parameter, ConfigReader* reader) const override {
     const auto has = [&](const char* piece) { return parameter.find(piece) != std::string::npos; };
     if (has(".mlp.")) return {};

@@ -1,4 +1,4 @@
-// What fla's classes have in common: sizes, the SwiGLU block, ties, hybrid softmax layers.
+// Shared parts of fla's classes: sizes, the SwiGLU block, ties and hybrid softmax layers.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -10,10 +10,10 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// One entry of `attn`.
+// Reads one entry of `attn`.
 void ReadHybridEntry(ConfigReader& reader, const nlohmann::json& entry,
                      model::ModelConfig& config) {
-  if (!entry.is_object()) return reader.Require(false, "attn holds something that is no object");
+  if (!entry.is_object()) return reader.Require(false, "attn has an entry that is not an object");
   ConfigReader inner(entry, reader.where() + ", attn");
   model::LayerGroup& group = config.hybrid.emplace_back();
   const nlohmann::json* layers = inner.Member("layers");
@@ -34,7 +34,7 @@ void ReadHybridEntry(ConfigReader& reader, const nlohmann::json& entry,
   inner.Check();
 }
 
-// What no public class does in its attention.
+// Adds obstacles for attention options that no public class supports.
 void AddAttentionObstacles(const model::MixerConfig& mixer, std::vector<std::string>& lines) {
   if (mixer.name() != "softmax") return;
   const model::MixerConfig usual("softmax");
@@ -45,7 +45,7 @@ void AddAttentionObstacles(const model::MixerConfig& mixer, std::vector<std::str
     };
     if (value_of(mixer) != value_of(usual))
       lines.push_back(
-          Concat(option, " is ", value_of(mixer), "; ", value_of(usual), " would work"));
+          Concat(option, " is ", value_of(mixer), ". Only ", value_of(usual), " is supported."));
   }
 }
 
@@ -57,14 +57,14 @@ std::vector<std::string> PartObstacles(const model::ModelConfig& config, const C
     if (!condition) lines.push_back(Concat(pieces...));
   };
   const auto same = [&](const model::PartConfig& part, const std::string& name) {
-    require(part.name() == name, "the ", part.kind().name, " is ", part.name(), "; ", name,
-            " would work");
+    require(part.name() == name, "the ", part.kind().name, " is ", part.name(), ". Only ", name,
+            " is supported.");
     return part.name() == name;
   };
   if (same(config.block, "pre_norm"))
     require(!config.block.Get<bool>("mixer_residual_post_norm"),
             "mixer_residual_post_norm of the block is on");
-  require(!config.final_norm, "the last norm is one of its own, final_norm");
+  require(!config.final_norm, "the model has a separate final_norm");
   if (same(config.norm, parts.norm))
     for (const model::Assignment& option : config.norm.Values())
       require(option.value != model::OptionValue(false), "the norm has no ", option.name);
@@ -132,7 +132,7 @@ void IgnoreCommonKeys(ConfigReader& reader) {
 
 model::ModelConfig ReadFlaFrame(ConfigReader& reader, const FrameDefaults& defaults) {
   IgnoreCommonKeys(reader);
-  // kernels of fla, its training, or the size of a cache
+  // These keys select fla's kernels, configure its training, or set the size of a cache.
   reader.Ignore({"attn_mode", "fuse_norm", "fuse_swiglu", "fuse_cross_entropy",
                  "fuse_linear_cross_entropy", "use_l2warp", "max_position_embeddings"});
   model::ModelConfig config;
@@ -146,7 +146,7 @@ model::ModelConfig ReadFlaFrame(ConfigReader& reader, const FrameDefaults& defau
   config.initializer_range = reader.Double("initializer_range", 0.02);
   RequireSwish(reader, "swish");
   reader.Require(!reader.Has("attnres_block_size"),
-                 "attnres_block_size is set; null would work: it adds tensors");
+                 "attnres_block_size is set, which adds tensors. Only null is supported.");
   return config;
 }
 
@@ -171,8 +171,8 @@ std::vector<std::string> FlaObstacles(const model::ModelConfig& config) {
     if (!group.mixer) continue;
     const model::MixerConfig& mixer = *group.mixer;
     if (mixer.name() != "softmax") {
-      lines.push_back("hybrid layers with the mixer " + mixer.name() +
-                      "; softmax beside one linear mixer would work");
+      lines.push_back("hybrid layers have the mixer " + mixer.name() +
+                      ". Only softmax together with one linear mixer is supported.");
       continue;
     }
     for (const char* option : {"qk_norm", "out_bias"})

@@ -1,6 +1,6 @@
 // GAU-alpha in PyTorch (github.com/JunnYu/GAU-alpha-pytorch): an encoder of gated attention units
-// under a masked-token head. Its matrix i_dense has the rows of u, v and z one after the other, and
-// its rotation pairs neighbouring channels of z where ours pairs halves.
+// with a masked-token head. Its matrix i_dense contains the rows of u, v and z, in this order. Its
+// rotation pairs neighbouring channels of z, where halflife pairs the halves.
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
@@ -10,7 +10,7 @@
 namespace halflife::interop {
 namespace {
 
-constexpr int64_t kWidth = 1536, kKeyDim = 128;  // the class's defaults
+constexpr int64_t kWidth = 1536, kKeyDim = 128;  // Defaults of the class.
 
 class GauAlpha : public ImportOnlyLayout {
  public:
@@ -20,8 +20,8 @@ class GauAlpha : public ImportOnlyLayout {
 
   model::ModelConfig ReadConfig(ConfigReader& reader) const override {
     IgnoreCommonKeys(reader);
-    // The table of angles has so many rows, and rotation knows any position; the rest is another
-    // head's, or of training.
+    // max_position_embeddings is only the size of a table of angles; rotation supports any
+    // position. The other keys belong to another head or to training.
     reader.Ignore({"max_position_embeddings", "classifier_dropout", "gradient_checkpointing",
                    "pad_token_id"});
     model::ModelConfig config;
@@ -32,8 +32,7 @@ class GauAlpha : public ImportOnlyLayout {
     config.initializer_range = reader.Double("initializer_range", 0.02);
     const int64_t embedded = reader.Int("embedding_size", config.model_dim);
     reader.Require(embedded == config.model_dim, "embedding_size is ", embedded,
-                   ", and no matrix brings it to hidden_size ", config.model_dim,
-                   "; the same would work");
+                   ", but hidden_size is ", config.model_dim, ". Only equal sizes are supported.");
     config.embedding.num_segments = reader.Int("type_vocab_size", 2);
     config.embedding.norm = true;
     config.head.tied = reader.Bool("tie_word_embeddings", true);
@@ -88,13 +87,13 @@ class GauAlpha : public ImportOnlyLayout {
     RequireSwish(reader, "swish");
     const bool scaled = reader.Bool("attention_scale", true);
     reader.Require(scaled,
-                   "attention_scale is false; scores by 1 / sqrt(attention_key_size), true, "
-                   "would work");
+                   "attention_scale is false. Only true is supported: scores are scaled by "
+                   "1 / sqrt(attention_key_size).");
     const std::string normaliser = reader.String("normalization", "softmax_plus");
     constexpr std::array<const char*, 3> kKnown = {"softmax", "softmax_plus", "squared_relu"};
     const bool known = std::ranges::count(kKnown, normaliser) > 0;
-    reader.Require(known, "normalization is '", normaliser, "'; one of ", Join(kKnown, ", "),
-                   " would work");
+    reader.Require(known, "normalization is '", normaliser,
+                   "'. Only these values are supported: ", Join(kKnown, ", "), ".");
     if (known) mixer.Set("normaliser", normaliser);
   }
 };

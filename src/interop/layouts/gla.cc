@@ -1,5 +1,5 @@
-// fla's GLA: gated linear attention; the gate's inner rank and its normaliser are constants of both
-// programs. Its feature map is looked up in fla's own table, unlike RetNet's.
+// fla's GLA: gated linear attention. The gate's inner rank and its normaliser are constants in both
+// programs. Unlike RetNet's, its feature map is looked up in fla's own table.
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -9,7 +9,7 @@
 namespace halflife::interop {
 namespace {
 
-constexpr int64_t kConvSize = 4;  // the class's default
+constexpr int64_t kConvSize = 4;  // Default of the class.
 
 class Gla : public Layout {
  public:
@@ -22,7 +22,8 @@ class Gla : public Layout {
     const std::vector<std::string> named = NamedActivations(ActivationNames::kFla);
     const auto map = config.mixer.Get<std::string>("feature_map");
     if (map != "none" && std::ranges::find(named, map) == named.end())
-      lines.push_back(Concat("feature_map is ", map, "; none, ", Join(named, ", "), " would work"));
+      lines.push_back(
+          Concat("feature_map is ", map, ". Only none, ", Join(named, ", "), " are supported."));
     return lines;
   }
 
@@ -54,7 +55,7 @@ class Gla : public Layout {
       reader.Ignore({"conv_size"});
     }
     if (reader.Has("clamp_min")) config.mixer.Set("clamp_min", reader.Double("clamp_min", 0));
-    reader.Ignore({"use_gk", "use_gv"});  // the class never reads them
+    reader.Ignore({"use_gk", "use_gv"});  // The class never reads them.
     ReadFlaHybrid(reader, config);
     return config;
   }

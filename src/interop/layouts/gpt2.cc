@@ -1,6 +1,6 @@
-// GPT-2 of `transformers`: softmax attention without rotation, a table of positions, LayerNorm, an
-// MLP, and biases everywhere. Its matrices are [in, out], with those of q, k and v side by side in
-// one.
+// GPT-2 of `transformers`: softmax attention without rotation, a position table, LayerNorm, an MLP,
+// and biases in all layers. Its matrices are [in, out]; those of q, k and v are adjacent columns of
+// one matrix.
 #include <nlohmann/json.hpp>
 
 #include "interop/layouts/layouts.h"
@@ -8,7 +8,7 @@
 namespace halflife::interop {
 namespace {
 
-// `gelu_new` is what other readers of this class look for.
+// Writes `gelu_new`, the name that other readers of this class expect.
 std::string ActivationOf(const model::ModelConfig& config) {
   const auto name = config.channel_mixer.Get<std::string>("activation");
   return name == "gelu_tanh" ? "gelu_new" : WrittenActivation(name);
@@ -37,8 +37,9 @@ class Gpt2 : public Layout {
     require(options.Get<bool>("out_bias"), "out_bias is off");
     require(!options.Get<bool>("qk_norm"), "qk_norm is on");
     require(window == 0, "window is ", window);
-    require(rope_theta == 0, "rope_theta is ", rope_theta, "; 0 would work");
-    require(num_kv_heads == num_heads, "num_kv_heads is ", num_kv_heads, "; num_heads would work");
+    require(rope_theta == 0, "rope_theta is ", rope_theta, ". Only 0 is supported.");
+    require(num_kv_heads == num_heads, "num_kv_heads is ", num_kv_heads,
+            ". Only num_heads is supported.");
     require(options.Get<int64_t>("head_dim") * num_heads == config.model_dim,
             "head_dim is not model_dim / num_heads");
     require(config.hybrid.empty(), "the model has hybrid layers");
@@ -64,8 +65,8 @@ class Gpt2 : public Layout {
 
   model::ModelConfig ReadConfig(ConfigReader& reader) const override {
     const auto require = [&](const char* key, bool value) {
-      reader.Require(reader.Bool(key, value) == value, key, " is ", value ? "false" : "true", "; ",
-                     value ? "true" : "false", " would work");
+      reader.Require(reader.Bool(key, value) == value, key, " is ", value ? "false" : "true",
+                     ". Only ", value ? "true" : "false", " is supported.");
     };
     require("scale_attn_weights", true);
     require("scale_attn_by_inverse_layer_idx", false);

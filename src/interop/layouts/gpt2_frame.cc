@@ -1,5 +1,5 @@
-// What GPT-2's class and those made from it have in common: sizes, LayerNorm, ties, names, and
-// matrices that lie transposed.
+// Shared parts of GPT-2's class and the classes derived from it: sizes, LayerNorm, ties, names, and
+// transposed matrices.
 #include <array>
 #include <nlohmann/json.hpp>
 
@@ -11,16 +11,24 @@ namespace {
 constexpr const char* kHead = "lm_head.weight";
 
 constexpr Renaming kGpt2Names[] = {
-    {"embeddings.", "wte."},  {"positions.", "wpe."},
-    {"layers.", "h."},        {".attn_norm.", ".ln_1."},
-    {".mlp_norm.", ".ln_2."}, {"norm.", "ln_f."},  // after those of the layers, which end in it
-    {".q_proj.", ".c_attn."}, {".k_proj.", ".c_attn."},
-    {".v_proj.", ".c_attn."}, {".o_proj.", ".c_proj."},
-    {".up_proj.", ".c_fc."},  {".down_proj.", ".c_proj."},
+    {"embeddings.", "wte."},
+    {"positions.", "wpe."},
+    {"layers.", "h."},
+    {".attn_norm.", ".ln_1."},
+    // After the layers' norms, whose names end in it.
+    {".mlp_norm.", ".ln_2."},
+    {"norm.", "ln_f."},
+    {".q_proj.", ".c_attn."},
+    {".k_proj.", ".c_attn."},
+    {".v_proj.", ".c_attn."},
+    {".o_proj.", ".c_proj."},
+    {".up_proj.", ".c_fc."},
+    {".down_proj.", ".c_proj."},
 };
 constexpr std::array<const char*, 3> kSideBySide = {".q_proj.", ".k_proj.", ".v_proj."};
 
-// A size under the class's own key, or under the one that all classes of `transformers` know.
+// Reads a size under the class's own key, or under the key that all classes of `transformers`
+// support.
 int64_t ReadSize(ConfigReader& reader, const char* key, const char* alias, int64_t absent) {
   const int64_t own = reader.Int(key, absent), other = reader.Int(alias, own);
   reader.Require(!reader.Has(key) || own == other, key, " is ", own, ", but ", alias,
@@ -32,18 +40,19 @@ int64_t ReadSize(ConfigReader& reader, const char* key, const char* alias, int64
 
 model::ModelConfig ReadGpt2Frame(ConfigReader& reader) {
   IgnoreCommonKeys(reader);
-  // The precision of scores, dropout of their weights, an old name of n_positions, other heads than
-  // the language model's, memory in training.
+  // The precision of scores, dropout of attention weights, an old name of n_positions, heads other
+  // than the language model's, and memory options of training.
   reader.Ignore({"reorder_and_upcast_attn", "attn_pdrop", "n_ctx", "summary_activation",
                  "summary_first_dropout", "summary_proj_to_labels", "summary_type",
                  "summary_use_proj", "task_specific_params", "gradient_checkpointing"});
   reader.Require(!reader.Bool("add_cross_attention", false),
-                 "add_cross_attention is true; false would work");
+                 "add_cross_attention is true. Only false is supported.");
   model::ModelConfig config;
   config.vocab_size = reader.Int("vocab_size", 50257);
   config.model_dim = ReadGpt2Width(reader);
   config.num_layers = ReadSize(reader, "n_layer", "num_hidden_layers", 12);
-  // One rate of ours stands for both of theirs: where they differ, that of the branches.
+  // halflife has one dropout rate for both embeddings and branches. If they differ, the rate of the
+  // branches is used.
   config.dropout = reader.Double("resid_pdrop", 0.1);
   reader.Ignore({"embd_pdrop"});
   config.initializer_range = reader.Double("initializer_range", 0.02);

@@ -1,4 +1,5 @@
-// Inner header of the layouts: their makers, and the frame of config keys that fla's classes share.
+// Internal header of the layouts: their factory functions, and the config keys that several classes
+// share.
 #pragma once
 
 #include <map>
@@ -16,7 +17,7 @@ namespace halflife::interop {
 #include "interop/layouts/layouts.inc"
 #undef HL_LAYOUT
 
-// The parts that a class has beside its mixer; every other choice is an obstacle.
+// The parts of a class in addition to its mixer. Every other choice is an obstacle.
 enum class MlpBias { kOff, kOn, kOption };
 struct ClassParts {
   const char* norm = "rms_norm";
@@ -25,70 +26,72 @@ struct ClassParts {
   MlpBias mlp_bias = MlpBias::kOff;
 };
 std::vector<std::string> PartObstacles(const model::ModelConfig& config, const ClassParts& parts);
-// A number as an integer where it is one.
+// Returns the value as an integer if it is one.
 nlohmann::ordered_json Number(double value);
 
-// A piece of a name of ours, and theirs in its place.
+// A part of a halflife name, and its replacement in the class.
 struct Renaming {
   const char* ours;
   const char* theirs;
 };
-// Takes hold of the first occurrence of each, one after the other.
+// Applies the renamings in order. Each replaces the first occurrence.
 std::string Renamed(std::string parameter, std::span<const Renaming> renamings);
 
-// Whose names of activations a class looks up: fla's gla has some that mean another function there.
+// The table in which a class looks up activation names. Some names in the table of fla's gla mean
+// other functions than in transformers.
 enum class ActivationNames { kTransformers, kFla };
-// halflife's name of the activation that `key` holds, in any of their spellings.
+// Returns halflife's name of the activation in `key`, in any spelling of the class.
 std::string ReadActivation(ConfigReader& reader, const std::string& key, const std::string& absent,
                            ActivationNames names = ActivationNames::kTransformers);
-// That `hidden_act` is SiLU, in either spelling; the class's own is that of an absent key.
+// Requires that `hidden_act` is SiLU, in either spelling. `spelling` is the class's own, which is
+// also its default.
 void RequireSwish(ConfigReader& reader, const std::string& spelling);
-// The spelling that is written.
+// Returns the spelling that is written.
 std::string WrittenActivation(const std::string& ours,
                               ActivationNames names = ActivationNames::kTransformers);
-// Those of ours that have one.
+// Returns the halflife activations that have a name in the class.
 std::vector<std::string> NamedActivations(ActivationNames names);
 
-// Keys that `transformers` itself writes into every config.json and that say nothing about the
-// model's function.
+// Ignores keys that `transformers` writes into every config.json and that do not affect the model's
+// function.
 void IgnoreCommonKeys(ConfigReader& reader);
-// vocab_size, hidden_size, num_hidden_layers, norms, ties: under the names of transformers.
+// Defaults of vocab_size, hidden_size and num_hidden_layers, and of fla's hidden_ratio.
 struct FrameDefaults {
   int64_t hidden_size = 2048, num_layers = 24, vocab_size = 32000;
   double hidden_ratio = 4;
 };
-// fla's frame: sizes, SwiGLU, norm_eps, ties; `tie_word_embeddings` false by default.
+// fla's frame: sizes, SwiGLU, norm_eps, ties. `tie_word_embeddings` is false by default.
 model::ModelConfig ReadFlaFrame(ConfigReader& reader, const FrameDefaults& defaults);
 void WriteFlaFrame(const model::ModelConfig& config, nlohmann::ordered_json& json);
-// Of a model in fla's frame: other parts, MLP biases, hybrid layers that are not plain softmax.
+// Returns the obstacles of a model in fla's frame: other parts, MLP biases, hybrid layers that are
+// not plain softmax.
 std::vector<std::string> FlaObstacles(const model::ModelConfig& config);
 // GPT-2's frame: sizes, LayerNorm, dropout, ties.
 inline constexpr const char* kGpt2Prefix = "transformer.";
 model::ModelConfig ReadGpt2Frame(ConfigReader& reader);
-// Its positions and its MLP.
+// Reads GPT-2's positions and MLP.
 void ReadGpt2Mlp(ConfigReader& reader, model::ModelConfig& config);
-int64_t ReadGpt2Width(ConfigReader& reader);  // model_dim
+int64_t ReadGpt2Width(ConfigReader& reader);  // Returns model_dim.
 int64_t ReadGpt2Heads(ConfigReader& reader);
 std::string Gpt2Name(const std::string& parameter);
-// Matrices are [in, out], with those of q, k and v side by side in one.
+// Matrices are [in, out]; those of q, k and v are adjacent columns of one matrix.
 Placement Gpt2Placement(const std::string& parameter);
-// A buffer of old folders.
+// True for a mask buffer of old folders.
 bool IsGpt2Mask(const std::string& tensor);
 
 // fla's `attn`: the softmax layers of a hybrid model.
 void ReadFlaHybrid(ConfigReader& reader, model::ModelConfig& config);
 nlohmann::ordered_json FlaHybrid(const model::ModelConfig& config);
-// "model." before every name but the head's.
+// Adds "model." before every name except the head's.
 std::string FlaName(const std::string& parameter);
-// The same for retnet and gla, whose norm of the output is called g_norm where it is not fused with
-// the gate.
+// The same for retnet and gla. Their output norm is called g_norm if it is not fused with the gate.
 std::string FlaLinearName(const std::string& parameter, ConfigReader* reader);
 
 // The heads of linear mixers.
 void ReadFlaHeads(ConfigReader& reader, model::MixerConfig& mixer, int64_t num_heads,
                   double expand_k, double expand_v);
 void WriteFlaHeads(const model::MixerConfig& mixer, nlohmann::ordered_json& json);
-// What retnet and gla share beyond them; `names` are those of the feature map.
+// What retnet and gla share in addition to the heads. `names` are the names of feature maps.
 void ReadFlaLinear(ConfigReader& reader, model::MixerConfig& mixer, int64_t num_heads,
                    double expand_k, double expand_v, ActivationNames names);
 void WriteFlaLinear(const model::MixerConfig& mixer, ActivationNames names,

@@ -1,7 +1,7 @@
-// Checkpoints of LEAP's authors, and of the Fastformer beside it: one decoder with learned
-// positions, LayerNorm and an MLP of exact GELU, in which releases differ by their mixer, their
-// biases and their names. Each release wrote the options that it had into config.json, which tells
-// them apart; "preset" in it says so outright.
+// Checkpoints of the LEAP authors, and of the Fastformer in their repository: a decoder with
+// learned positions, LayerNorm and an MLP of exact GELU. Releases differ in their mixer, biases and
+// names. The keys in config.json tell them apart, because each release writes its own options; the
+// key "preset" names the release explicitly.
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -10,15 +10,15 @@
 namespace halflife::interop {
 namespace {
 
-// What the decoders of one release have, and what they call it.
+// The properties of one release's decoders, and their names.
 struct Release {
   const char* preset;
   bool mlp_bias, head_bias;
-  const char* norm;    // before the mixer
-  const char* mixer;   // before the names of its matrices
-  bool drops_outside;  // its only dropout is as good as one of the mixer's output
-  // The embedding has a norm, the mixer's residual begins at its norm, no norm is before the head,
-  // and logits are divided by sqrt(D).
+  const char* norm;    // Name of the norm before the mixer.
+  const char* mixer;   // Prefix of the mixer's matrices.
+  bool drops_outside;  // Its only dropout is equivalent to one on the mixer's output.
+  // The embedding has a norm, the mixer's residual starts at its norm's output, there is no norm
+  // before the head, and logits are divided by sqrt(D).
   bool seed_frame = false;
 };
 constexpr Release kLeapReleases[] = {
@@ -30,32 +30,32 @@ constexpr Release kFastformerReleases[] = {
     {"fastformer_v011", false, true, ".attention.attn_norm.", ".attention.", false},
     {"fastformer_latest", false, true, ".attention.attn_norm.", ".attention.", false}};
 
-// The release of that name; an unknown name is a problem.
+// Returns the release with this name. Reports an unknown name as a problem.
 const Release& Named(std::span<const Release> releases, const std::string& name,
                      ConfigReader& reader) {
   for (const Release& release : releases)
     if (name == release.preset) return release;
   const auto preset = [](const Release& release) { return release.preset; };
-  reader.Require(false, "preset is '", name, "'; one of ", Join(releases, ", ", preset),
-                 " would work");
+  reader.Require(false, "preset is '", name, "'. Use one of ", Join(releases, ", ", preset), ".");
   return releases.back();
 }
 
 void SetRescale(ConfigReader& reader, const char* key, model::MixerConfig& mixer) {
   if (!reader.Has(key)) return;
   const double rescale = reader.Double(key, 1);
-  reader.Require(rescale > 0, key, " is ", rescale, "; a number above 0 would work (10 is usual)");
+  reader.Require(rescale > 0, key, " is ", rescale,
+                 ". Only numbers above 0 are supported (10 is usual).");
   mixer.Set("rescale", rescale);
 }
 
-// A number under its key, or under that of other releases.
+// Reads a number under `key`, or under `other`, its name in other releases.
 int64_t ReadEither(ConfigReader& reader, const char* key, const char* other, int64_t absent) {
   return reader.Int(key, reader.Int(other, absent));
 }
-// The first Fastformer has the names of transformers for its sizes, and no windows.
+// The first Fastformer uses the names of transformers for its sizes, and has no windows.
 bool IsFirst(ConfigReader& reader) { return reader.Has("num_hidden_layers"); }
 
-// A window of at least the model's positions sees all: 0 here.
+// A window of at least the model's positions covers the whole row, which is 0 in halflife.
 std::vector<int64_t> ReadWindows(ConfigReader& reader, const nlohmann::json& sizes,
                                  const model::ModelConfig& config, int64_t positions) {
   std::vector<int64_t> windows;
@@ -63,17 +63,18 @@ std::vector<int64_t> ReadWindows(ConfigReader& reader, const nlohmann::json& siz
     const bool valid =
         size.is_number_integer() && !(size.is_number_unsigned() && size > INT64_MAX) && size >= 1;
     reader.Require(valid, "window_sizes holds ", size.dump().substr(0, 40),
-                   "; numbers from 1 would work");
+                   ". Only numbers from 1 on are supported.");
     windows.push_back(valid && size < positions ? size.get<int64_t>() : 0);
   }
   const bool fits = static_cast<int64_t>(windows.size()) == config.num_layers;
   reader.Require(fits, "window_sizes has ", windows.size(), " windows for ", config.num_layers,
-                 " layers; one for each would work");
+                 " layers. Only one window per layer is supported.");
   if (!fits) windows.clear();
   return windows;
 }
 
-// The windows of config.mixer, and of layers that have others than the first.
+// Sets the windows of config.mixer, and adds groups for layers whose window differs from the first
+// one.
 void SetWindows(ConfigReader& reader, int64_t positions, model::ModelConfig& config) {
   const bool local = reader.Bool("use_local_att", !IsFirst(reader));
   const nlohmann::json* sizes = reader.Member("window_sizes");
@@ -83,7 +84,7 @@ void SetWindows(ConfigReader& reader, int64_t positions, model::ModelConfig& con
     return;
   }
   reader.Require(sizes->is_array() && !sizes->empty(),
-                 "window_sizes is no list; null, or a window for each layer, would work");
+                 "window_sizes is not a list. Only null or one window per layer is supported.");
   if (!sizes->is_array()) return;
   const std::vector<int64_t> windows = ReadWindows(reader, *sizes, config, positions);
   if (windows.empty()) return;
@@ -147,7 +148,7 @@ class LeapAuthors : public ImportOnlyLayout {
     return decoder() + Renamed(parameter, within);
   }
 
-  // Declared in the first release.
+  // The first release declares these parameters without using them.
   bool IsUnused(const std::string& tensor) const override {
     return tensor.ends_with(".attention.vec") ||
            tensor.find(".attention.qk_norm.") != std::string::npos;
@@ -161,11 +162,13 @@ class LeapAuthors : public ImportOnlyLayout {
     config.head.logit_scale = 0;
     reader.Require(!reader.Bool("convolve", false),
                    "convolve is true: its convolution is not read. Use a model without it.");
-    reader.Ignore({"groups", "kernel_size", "label_smoothing"});  // of it, and of training
+    // Keys of the convolution and of training.
+    reader.Ignore({"groups", "kernel_size", "label_smoothing"});
   }
 
  protected:
-  virtual std::string decoder() const = 0;  // before all names but the top ones
+  // Prefix of all names except those of the embedding, last norm and head.
+  virtual std::string decoder() const = 0;
   virtual const Release& ReleaseOf(ConfigReader& reader) const = 0;
   virtual void ReadRescale(const Release& release, ConfigReader& reader,
                            model::MixerConfig& mixer) const = 0;
@@ -180,7 +183,7 @@ class Leap : public LeapAuthors {
  protected:
   std::string decoder() const override { return "leap_model."; }
 
-  // Only 1.0.1 has a factor, and only 0.1.1 says n_heads.
+  // Only 1.0.1 has a rescale factor, and only 0.1.1 uses the key n_heads.
   const Release& ReleaseOf(ConfigReader& reader) const override {
     const bool old = reader.Has("n_heads") && !reader.Has("n_head");
     const char* guess = reader.Has("rescale") ? "leap_v101" : old ? "leap_v011" : "leap_latest";
@@ -189,10 +192,10 @@ class Leap : public LeapAuthors {
 
   void ReadRescale(const Release& release, ConfigReader& reader,
                    model::MixerConfig& mixer) const override {
-    reader.Require(!reader.Bool("rnn", false), "rnn is true; false would work");
+    reader.Require(!reader.Bool("rnn", false), "rnn is true. Only false is supported.");
     if (release.preset != std::string("leap_v101")) return reader.Ignore({"rescale"});
-    reader.Require(reader.Has("rescale"), "rescale is null, which means 1.0.1 without its norms; ",
-                   "a number would work (10 is usual)");
+    reader.Require(reader.Has("rescale"), "rescale is null, which means 1.0.1 without its norms. ",
+                   "Only numbers are supported (10 is usual).");
     SetRescale(reader, "rescale", mixer);
   }
 };
@@ -213,10 +216,10 @@ class Fastformer : public LeapAuthors {
     return Named(kFastformerReleases, reader.String("preset", guess), reader);
   }
 
-  // A version between the two has 0.1.1's matrices and a factor of another name.
+  // A version between the two has the matrices of 0.1.1, and a factor with another name.
   void ReadRescale(const Release& release, ConfigReader& reader,
                    model::MixerConfig& mixer) const override {
-    if (release.seed_frame) return;  // it divides by the root of a head's width
+    if (release.seed_frame) return;  // This release divides by the square root of a head's width.
     const bool latest = release.preset == std::string("fastformer_latest");
     SetRescale(reader, latest ? "rescale" : "rescale_value", mixer);
   }

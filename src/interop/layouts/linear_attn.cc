@@ -6,7 +6,7 @@
 namespace halflife::interop {
 namespace {
 
-// Keys of both by one name.
+// Keys with the same name in both programs.
 constexpr const char* kFlags[] = {"tie_feature_map_qk", "norm_q", "norm_k"};
 
 class LinearAttn : public Layout {
@@ -18,9 +18,10 @@ class LinearAttn : public Layout {
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
     std::vector<std::string> lines = FlaObstacles(config);
     if (!config.mixer.Get<bool>("output_norm"))
-      lines.emplace_back("the mixer has no output_norm; with one it would work");
+      lines.emplace_back(
+          "the mixer has no output_norm. Only mixers with output_norm are supported.");
     if (config.mixer.Get<std::string>("feature_map") == "exp")
-      lines.emplace_back("feature_map is exp; elu would work");
+      lines.emplace_back("feature_map is exp, which the class does not support. Use elu.");
     return lines;
   }
 
@@ -51,7 +52,7 @@ class LinearAttn : public Layout {
   std::string TensorName(const std::string& parameter, ConfigReader*) const override {
     return FlaName(parameter);
   }
-  // A map that q and k share is one module under two names.
+  // A feature map that q and k share is one module with two names.
   std::string CopyOf(const std::string& tensor) const override {
     constexpr Renaming kOfKeys[] = {{".feature_map_k.", ".feature_map_q."}};
     std::string original = Renamed(tensor, kOfKeys);

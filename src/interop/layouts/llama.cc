@@ -1,5 +1,5 @@
-// The Llama class of `transformers` itself: softmax attention that needs neither fla nor its
-// kernels to load.
+// The Llama class of `transformers`: softmax attention that can be loaded without fla and its
+// kernels.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -8,7 +8,7 @@
 namespace halflife::interop {
 namespace {
 
-// Ours -> theirs, where they differ beyond the prefix.
+// Names that differ in more than the prefix.
 constexpr Renaming kLlamaNames[] = {
     {"embeddings.", "embed_tokens."},
     {".attn.", ".self_attn."},
@@ -18,18 +18,19 @@ constexpr Renaming kLlamaNames[] = {
 
 double ReadRopeTheta(ConfigReader& reader) {
   double theta = reader.Double("rope_theta", 10000);
-  reader.Require(!reader.Has("rope_scaling"), "rope_scaling is set; null would work");
+  reader.Require(!reader.Has("rope_scaling"), "rope_scaling is set. Only null is supported.");
   const nlohmann::json* parameters = reader.Member("rope_parameters");
   if (parameters == nullptr) return theta;
-  const nlohmann::json usual = "default";  // `type` is the older name of `rope_type`
+  const nlohmann::json usual = "default";  // `type` is the older name of `rope_type`.
   const bool plain = parameters->is_object() &&
                      parameters->value("rope_type", parameters->value("type", usual)) == usual;
   reader.Require(plain, "rope_parameters is ", parameters->dump().substr(0, 80),
-                 "; {\"rope_type\": \"default\", \"rope_theta\": ...} would work");
+                 ". Only {\"rope_type\": \"default\", \"rope_theta\": ...} is supported.");
   if (plain && parameters->contains("rope_theta")) {
     const nlohmann::json& value = parameters->at("rope_theta");
-    reader.Require(value.is_number(), "rope_parameters.rope_theta is no number");
-    if (value.is_number()) theta = value.get<double>();  // newer than the key beside it
+    reader.Require(value.is_number(), "rope_parameters.rope_theta is not a number");
+    // Takes precedence over the older top-level key.
+    if (value.is_number()) theta = value.get<double>();
   }
   return theta;
 }
@@ -89,7 +90,7 @@ class Llama : public Layout {
     config.channel_mixer.Set("bias", reader.Bool("mlp_bias", false));
     const std::string activation = reader.String("hidden_act", "silu");
     reader.Require(activation == "silu" || activation == "swish", "hidden_act is '", activation,
-                   "'; silu would work");
+                   "'. Only silu is supported.");
     config.mixer = model::MixerConfig(mixer());
     const int64_t heads = reader.Int("num_attention_heads", 32);
     config.mixer.Set("num_heads", heads);
@@ -111,7 +112,8 @@ class Llama : public Layout {
     return tensor.ends_with(".rotary_emb.inv_freq");
   }
 
-  // `attention_bias` stands for q, k, v and o together.
+  // `attention_bias` applies to q, k, v and o together, so a model without the bias of o gets
+  // zeros.
   std::vector<dist::ParamSpec> ZeroTensors(const model::ModelConfig& config) const override {
     const model::MixerConfig& options = config.mixer;
     std::vector<dist::ParamSpec> zeros;

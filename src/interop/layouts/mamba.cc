@@ -1,4 +1,5 @@
-// Mamba of `transformers`: layers of a norm and a mixer alone. The names within a mixer are ours.
+// Mamba of `transformers`: layers that consist of a norm and a mixer. Names within a mixer are the
+// same as in halflife.
 #include <nlohmann/json.hpp>
 
 #include "interop/layouts/layouts.h"
@@ -6,12 +7,12 @@
 namespace halflife::interop {
 namespace {
 
-// Of training there, or the choice of a kernel.
+// Keys of training, or of the choice of a kernel.
 void IgnoreKeysOfTraining(ConfigReader& reader) {
   reader.Ignore({"time_step_scale", "time_step_min", "time_step_max", "time_step_init_scheme",
                  "time_step_floor", "rescale_prenorm_residual", "use_mambapy",
                  "use_associative_scan", "max_position_embeddings", "residual_in_fp32",
-                 // of the authors' own config.json, which transformers keeps
+                 // Keys of the authors' own config.json, which transformers keeps.
                  "d_model", "n_layer", "ssm_cfg", "rms_norm", "fused_add_norm"});
 }
 
@@ -78,9 +79,10 @@ class Mamba : public Layout {
     options.Set("dt_rank", derived ? 0 : reader.Int("time_step_rank", 1));
     const int64_t inner = reader.Int("intermediate_size", expand * config.model_dim);
     reader.Require(inner == expand * config.model_dim, "intermediate_size is ", inner,
-                   "; expand x hidden_size, ", expand * config.model_dim, ", would work");
-    reader.Require(!reader.Bool("use_bias", false), "use_bias is true; false would work");
-    reader.Require(reader.Bool("use_conv_bias", true), "use_conv_bias is false; true would work");
+                   ". Only expand x hidden_size, ", expand * config.model_dim, ", is supported.");
+    reader.Require(!reader.Bool("use_bias", false), "use_bias is true. Only false is supported.");
+    reader.Require(reader.Bool("use_conv_bias", true),
+                   "use_conv_bias is false. Only true is supported.");
     RequireSwish(reader, "silu");
   }
 };

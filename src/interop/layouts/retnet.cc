@@ -6,7 +6,7 @@
 namespace halflife::interop {
 namespace {
 
-constexpr int64_t kMaxRotaryDim = 256;  // of fla's rotary kernel
+constexpr int64_t kMaxRotaryDim = 256;  // Limit of fla's rotary kernel.
 
 class RetNet : public Layout {
  public:
@@ -18,14 +18,14 @@ class RetNet : public Layout {
     std::vector<std::string> lines = FlaObstacles(config);
     const model::MixerConfig& options = config.mixer;
     if (options.Get<double>("rope_theta") != 10000)
-      lines.push_back(
-          Concat("rope_theta is ", options.Get<double>("rope_theta"), "; 10000 would work"));
+      lines.push_back(Concat("rope_theta is ", options.Get<double>("rope_theta"),
+                             ". Only 10000 is supported."));
     const double head_dim = static_cast<double>(config.model_dim) *
                             options.Get<double>("expand_k") /
                             static_cast<double>(options.Get<int64_t>("num_heads"));
     if (head_dim > kMaxRotaryDim)
-      lines.push_back(
-          Concat("key width per head is ", head_dim, "; at most ", kMaxRotaryDim, " would work"));
+      lines.push_back(Concat("key width per head is ", head_dim, ". Only up to ", kMaxRotaryDim,
+                             " is supported."));
     return lines;
   }
 
@@ -42,7 +42,7 @@ class RetNet : public Layout {
     config.mixer = model::MixerConfig(mixer());
     ReadFlaLinear(reader, config.mixer, /*num_heads=*/8, /*expand_k=*/1, /*expand_v=*/2,
                   ActivationNames::kTransformers);
-    reader.Ignore({"use_short_conv", "conv_size"});  // the class never passes them to its layer
+    reader.Ignore({"use_short_conv", "conv_size"});  // The class never passes them to its layer.
     ReadFlaHybrid(reader, config);
     return config;
   }

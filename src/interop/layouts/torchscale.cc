@@ -1,9 +1,9 @@
 // Language models of torchscale (github.com/microsoft/torchscale): Decoder, a transformer with
-// xPos, T5's biases or a table of positions, and RetNetDecoder; and the Decoder of the fork of the
-// LeX Transformer's authors (github.com/sunyt32/torchscale), which adds blockwise causal attention
-// and holds xPos once for all layers. Their rotations pair neighbouring channels of a head where
-// ours pair halves. The fairseq examples write "decoder." before every name, and their options into
-// the same keys.
+// xPos, T5's biases or a position table, and RetNetDecoder. Also the Decoder in the fork by the
+// authors of the LeX Transformer (github.com/sunyt32/torchscale), which adds blockwise causal
+// attention and has one xPos module for all layers.
+// Their rotations pair neighbouring channels of a head, where halflife pairs halves. The fairseq
+// examples write "decoder." before every name, and their options under the same keys.
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
@@ -13,37 +13,39 @@
 namespace halflife::interop {
 namespace {
 
-constexpr int64_t kFirstPosition = 2;  // row of the first token, as fairseq counts behind its pad
+// Row of the first token, because fairseq counts from the pad token.
+constexpr int64_t kFirstPosition = 2;
 
 void RequireFalse(ConfigReader& reader, const char* key) {
-  reader.Require(!reader.Bool(key, false), key, " is true; false would work");
+  reader.Require(!reader.Bool(key, false), key, " is true. Only false is supported.");
 }
 
-// How branches join the stream. RetNet takes `subln` and has no such norms.
+// Reads how branches join the residual stream. RetNet accepts `subln` but has no such norms.
 model::BlockConfig ReadBlock(ConfigReader& reader, bool has_subln) {
   const bool deep = reader.Bool("deepnorm", false),
              before = reader.Bool("decoder_normalize_before", true);
-  const bool subln = reader.Bool("subln", true) && has_subln && !deep;  // deepnorm takes it back
+  const bool subln = reader.Bool("subln", true) && has_subln && !deep;  // deepnorm disables subln.
   reader.Require(!deep || !before,
-                 "deepnorm is true beside decoder_normalize_before, which scales the stream of "
-                 "blocks that norm before; decoder_normalize_before false would work");
-  reader.Require(!subln || before,
-                 "subln is true and decoder_normalize_before is false; true, or subln false, "
-                 "would work");
+                 "deepnorm and decoder_normalize_before are both true, which scales the stream of "
+                 "pre-norm blocks. Only decoder_normalize_before false is supported.");
+  reader.Require(
+      !subln || before,
+      "subln is true and decoder_normalize_before is false. Only decoder_normalize_before true, or "
+      "subln false, is supported.");
   if (deep) return model::BlockConfig("post_norm", {{"deep_norm", true}});
   if (!before) return model::BlockConfig("post_norm");
   return model::BlockConfig(subln ? "sub_ln" : "pre_norm");
 }
 
-// Options that the fairseq examples carry beside the class's own.
+// Ignores options that the fairseq examples write in addition to the class's own.
 void IgnoreFairseqKeys(ConfigReader& reader) {
-  // Of training, of its processes, of experts.
+  // Options of training, of its processes and of experts.
   reader.Ignore({"_name", "arch", "task", "min_params_to_wrap", "moe_expert_ffn_dim",
                  "moe_normalize_expert_grad", "moe_batch_prioritized_routing",
                  "record_a2a_perf_stats", "dummy_a2a", "tokens_per_sample", "tpu", "fp16",
                  "memory_efficient_fp16", "fp16_no_flatten_grads", "ddp_backend", "world_size",
                  "distributed_rank"});
-  // Of fairseq's own transformer, or of the texts. Other values are reported.
+  // Options of fairseq's own transformer, or of texts. Values other than the defaults are reported.
   reader.IgnoreDefaults({{"normalize_output", true},
                          {"add_bos_token", false},
                          {"no_decoder_final_norm", false},
@@ -90,14 +92,15 @@ class Torchscale : public ImportOnlyLayout {
  protected:
   static constexpr const char* kDecoder = "decoder.";
 
-  // Of what only one of the classes has.
+  // Names of parameters that only one of the classes has.
   virtual std::span<const Renaming> OwnNames() const = 0;
 
-  // All that both have beside their mixer, positions and channel mixer.
+  // Reads everything that both classes share, except mixer, positions and channel mixer.
   static model::ModelConfig ReadFrame(ConfigReader& reader, const char* norm, double eps) {
     IgnoreCommonKeys(reader);
     IgnoreFairseqKeys(reader);
-    // Of training, of memory, of experts that moe_freq 0 leaves out, or without an effect.
+    // Options of training, of memory, or of experts (which moe_freq 0 disables), and options
+    // without an effect.
     reader.Ignore({"activation_dropout",
                    "relu_dropout",
                    "drop_path_rate",
@@ -120,7 +123,7 @@ class Torchscale : public ImportOnlyLayout {
                    "seq_parallel"});
     RequireFalse(reader, "multiway");
     const int64_t experts = reader.Int("moe_freq", 0, /*min=*/0);
-    reader.Require(experts == 0, "moe_freq is ", experts, "; 0, no experts, would work");
+    reader.Require(experts == 0, "moe_freq is ", experts, ". Only 0 (no experts) is supported.");
     reader.Require(reader.Has("vocab_size"), "vocab_size is missing");
     model::ModelConfig config;
     config.vocab_size = reader.Int("vocab_size", 1);
@@ -144,7 +147,8 @@ class TorchscaleDecoder : public Torchscale {
   model::ModelConfig ReadConfig(ConfigReader& reader) const override {
     model::ModelConfig config = ReadFrame(reader, "layer_norm", 1e-5);
     for (const char* key : {"segment_length", "dilated_ratio"})
-      reader.Require(!reader.Has(key), key, " is set, of dilated attention; null would work");
+      reader.Require(!reader.Has(key), key,
+                     " is set, which is for dilated attention. Only null is supported.");
     RefuseExperiments(reader);
     config.block = ReadBlock(reader, /*has_subln=*/true);
     config.positions = ReadPositions(reader);
@@ -165,18 +169,18 @@ class TorchscaleDecoder : public Torchscale {
       return {.pair_rows = HeadDim(*reader)};
     if (parameter == "positions.weight")
       return {.first_row = kFirstPosition, .num_rows = kFirstPosition + NumPositions(*reader)};
-    if (has("relative_attention_bias."))  // the second half is of later tokens
+    if (has("relative_attention_bias."))  // The second half is for later tokens.
       return {.first_row = 0, .num_rows = NumBuckets(*reader)};
     return {};
   }
 
-  // Which the modules form anew.
+  // The modules compute these buffers again.
   bool IsBuffer(const std::string& tensor, ConfigReader& reader) const override {
     return (IsXposScale(tensor) && HasXpos(reader)) || tensor.ends_with("._float_tensor") ||
            tensor == "decoder.version" || tensor == "version";
   }
-  // What each pair of channels keeps in scale_base tokens. Checkpoints from before the constants
-  // were settled differ here and nowhere else.
+  // The share that each pair of channels keeps over scale_base tokens. Checkpoints from before
+  // these constants were final differ here and nowhere else.
   std::vector<float> BufferValues(const std::string& tensor, ConfigReader& reader) const override {
     if (!IsXposScale(tensor)) return {};
     constexpr double kGamma = 0.4;
@@ -205,7 +209,7 @@ class TorchscaleDecoder : public Torchscale {
     return reader.Int("decoder_embed_dim", 768) / NumHeads(reader);
   }
   static bool HasXpos(ConfigReader& reader) { return reader.Bool("xpos_rel_pos", false); }
-  // In each layer, or in the fork once for all of them.
+  // The buffer is in each layer, or in the fork once for all layers.
   static bool IsXposScale(const std::string& tensor) {
     return tensor.ends_with(".self_attn.xpos.scale") || tensor == "self_attn_xpos.scale" ||
            tensor == "decoder.self_attn_xpos.scale";
@@ -217,8 +221,8 @@ class TorchscaleDecoder : public Torchscale {
     return reader.Int("rel_pos_buckets", 0, /*min=*/0);
   }
 
-  // In the fork a query sees its own half of a block and the half before. It falls back to plain
-  // causal attention for rows of at most block_size tokens, which is the same.
+  // In the fork, a query sees its own half of a block and the half before. For rows of at most
+  // block_size tokens, the fork uses plain causal attention, which is equivalent.
   static int64_t ReadBlockLength(ConfigReader& reader) {
     const int64_t size = std::max<int64_t>(0, reader.Int("block_size", -1, /*min=*/-1));
     reader.Require(size % 2 == 0, "block_size is ", size, ". Use an even number: attention goes ",
@@ -226,7 +230,8 @@ class TorchscaleDecoder : public Torchscale {
     return size / 2;
   }
 
-  // Options of the fork's other experiments, and names of xPos before its constants were settled.
+  // Rejects options of the fork's other experiments, and names of xPos from before its constants
+  // were final.
   static void RefuseExperiments(ConfigReader& reader) {
     for (const char* key : {"s4", "ffn_s4", "global_token", "sope_rel_pos", "expo_rel_pos"})
       RequireFalse(reader, key);
@@ -240,19 +245,22 @@ class TorchscaleDecoder : public Torchscale {
     const bool xpos = reader.Bool("xpos_rel_pos", false), biased = buckets > 0 && longest > 0,
                learned = reader.Bool("decoder_learned_pos", false),
                added = !reader.Bool("no_token_positional_embeddings", false);
-    // Sines leave no tensor behind that would tell.
-    reader.Require(learned || reader.Has("no_token_positional_embeddings"),
-                   "no_token_positional_embeddings is missing; true, or false where sines are "
-                   "added to the embedding, would work");
+    // Sinusoidal positions have no tensor, so the folder's tensors cannot show whether they were
+    // used.
+    reader.Require(
+        learned || reader.Has("no_token_positional_embeddings"),
+        "no_token_positional_embeddings is missing. Set it to true, or to false if sines are "
+        "added to the embedding.");
     reader.Require(!reader.Has("no_token_positional_embeddings") || xpos + biased + added <= 1,
-                   "positions by more than one of xpos_rel_pos ", xpos, ", rel_pos_buckets ",
+                   "positions use more than one of xpos_rel_pos ", xpos, ", rel_pos_buckets ",
                    buckets, " and no_token_positional_embeddings ", !added,
-                   "; one of them would work");
-    reader.Require(!biased || buckets % 4 == 0, "rel_pos_buckets is ", buckets,
-                   "; a multiple of 4 would work: half of them are of later tokens");
+                   ". Only one of them is supported.");
+    reader.Require(
+        !biased || buckets % 4 == 0, "rel_pos_buckets is ", buckets,
+        ". Only multiples of 4 are supported, because half of the buckets are for later tokens.");
     if (xpos)
       return model::PositionsConfig("xpos", {{"scale_base", static_cast<double>(scale_base)}});
-    // The class asks for buckets of both directions, and a causal one meets half of them.
+    // The class counts buckets of both directions, and a causal model uses half of them.
     if (biased)
       return model::PositionsConfig("t5",
                                     {{"num_buckets", buckets / 2}, {"max_distance", longest}});
@@ -313,14 +321,13 @@ class TorchscaleRetNet : public Torchscale {
 
  private:
   static int64_t NumHeads(ConfigReader& reader) { return reader.Int("decoder_retention_heads", 3); }
-  // A key of ours: what the class computes in parallel has no state of constant size, and differs
-  // from what it computes token by token by the eps of a head's norm.
+  // A key of halflife. The class's parallel form has no state of constant size. It differs from the
+  // class's recurrent form in the eps of the heads' norm.
   static std::string ReadRowNorm(ConfigReader& reader) {
     const std::string row_norm = reader.String("row_norm", "torchscale_parallel");
     constexpr std::array<const char*, 3> kKnown = {"torchscale_parallel", "decay", "none"};
     const bool known = std::ranges::count(kKnown, row_norm) > 0;
-    reader.Require(known, "row_norm is '", row_norm, "'; one of ", Join(kKnown, ", "),
-                   " would work");
+    reader.Require(known, "row_norm is '", row_norm, "'. Use one of ", Join(kKnown, ", "), ".");
     return known ? row_norm : kKnown[0];
   }
 };

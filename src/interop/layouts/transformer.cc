@@ -1,5 +1,5 @@
-// fla's Transformer: softmax attention, also with RMSNorm of q and k or a sliding window, which
-// llama has no words for.
+// fla's Transformer: softmax attention. It also supports RMSNorm of q and k and a sliding window,
+// which llama cannot express.
 #include <nlohmann/json.hpp>
 
 #include "interop/layouts/layouts.h"
@@ -47,7 +47,7 @@ class Transformer : public Layout {
     config.mixer.Set("qk_norm", reader.Bool("qk_norm", false));
     config.mixer.Set("window", reader.Int("window_size", 0));
     config.mixer.Set("rope_theta", reader.Double("rope_theta", 10000));
-    reader.Ignore({"elementwise_affine"});  // the class has no such norm
+    reader.Ignore({"elementwise_affine"});  // The class has no such norm.
     return config;
   }
 

@@ -1,7 +1,7 @@
-// The small models of associative recall: Zoology's skeleton, which ReBased's authors keep. Its
-// config.json is the `model` part of their configuration as JSON, with modules by import path. A
-// TransformerBlock adds its second norm, or an MLP of it, to the residual stream; a MambaBlock is
-// one RMSNorm and Mamba, whatever class sequence_mixer names.
+// Small models for associative recall in Zoology's framework, which the ReBased authors also use.
+// The config.json is the `model` part of their configuration as JSON, where modules are given by
+// import path. A TransformerBlock adds its second norm, or an MLP of it, to the residual stream. A
+// MambaBlock is one RMSNorm and Mamba, regardless of the class that sequence_mixer names.
 #include <charconv>
 #include <nlohmann/json.hpp>
 
@@ -18,14 +18,14 @@ constexpr Renaming kFrame[] = {
     {"positions.", "embeddings.position_embeddings."},
     {".attn_norm.", ".norm1."},
     {".mlp_norm.", ".norm2."},
-    {"norm.", "ln_f."},  // after those of the layers, which end in it
+    {"norm.", "ln_f."},  // After the layers' norms, whose names end in it.
     {".mlp.up_proj.", ".state_mixer.fc1."},
     {".mlp.down_proj.", ".state_mixer.fc2."},
 };
 constexpr Renaming kMambaFrame[] = {
     {"embeddings.", "embeddings.word_embeddings."},
     {"positions.", "embeddings.position_embeddings."},
-    {".attn_norm.", ".rms."},  // not the last norm's name until that is gone
+    {".attn_norm.", ".rms."},  // A temporary name, because it must not match "norm." below.
     {"norm.", "ln_f."},
     {".rms.", ".norm."},
     {".attn.", ".mixer."},
@@ -35,7 +35,7 @@ bool HasMambaBlocks(ConfigReader& reader) {
   return reader.String("block_type", "TransformerBlock") == "MambaBlock";
 }
 
-// A parameter of a layer's mixer: "layers.3.attn.q_proj.weight" in pieces.
+// The parts of a mixer parameter's name, such as "layers.3.attn.q_proj.weight".
 struct MixerParameter {
   std::string layer;  // "layers.3."
   ZoologyModule mixer;
@@ -52,7 +52,8 @@ std::optional<MixerParameter> InMixer(const std::string& parameter, ConfigReader
                         .name = parameter.substr(end + std::string_view(kMixer).size())};
 }
 
-// The model's mixer is that of the last layer, as in recipes; layers before it have their own.
+// The model's mixer is that of the last layer of the period, as in recipes. Earlier layers that
+// differ have their own.
 void ReadMixers(ConfigReader& reader, const nlohmann::json& sequence_mixer,
                 model::ModelConfig& config) {
   const int64_t period = ZoologyPeriod(sequence_mixer, config.num_layers);
@@ -82,16 +83,17 @@ class Zoology : public ImportOnlyLayout {
 
   model::ModelConfig ReadConfig(ConfigReader& reader) const override {
     IgnoreCommonKeys(reader);
-    // Arguments that lie in the modules' kwargs, too; how it is trained, logged and called.
+    // Arguments that are also in the modules' kwargs, and options of training, logging and naming.
     reader.Ignore({"num_heads", "use_gamma", "use_beta", "normalize", "log_scores", "drop_path",
                    "gradient_checkpointing", "learnable_word_embeddings", "name"});
     model::ModelConfig config = ReadSizes(reader);
     RefuseOtherBlocks(reader);
     config.block.Set("scale_init_by_depth", true);
     const std::string objective = reader.String("objective", "next_token");
-    const bool labelled = objective == "labelled";  // a key of ours: they train on labels, always
+    // A key of halflife: the authors' trainer always uses labels.
+    const bool labelled = objective == "labelled";
     reader.Require(labelled || objective == "next_token", "objective is '", objective,
-                   "'; next_token or labelled would work");
+                   "'. Use next_token or labelled.");
     if (labelled) config.objective = model::ObjectiveConfig(objective);
     HasMambaBlocks(reader) ? ReadMambaBlocks(reader, config) : ReadBlocks(reader, config);
     return config;
@@ -117,11 +119,11 @@ class Zoology : public ImportOnlyLayout {
     return tensor.ends_with(".pos_emb.t") || tensor.ends_with(".modulation.deltas") ||
            tensor.ends_with(".conv.pos_emb.z");
   }
-  // ReBased without use_beta declares its beta all the same.
+  // ReBased without use_beta also declares its beta.
   bool IsUnused(const std::string& tensor) const override {
     return tensor.ends_with(".ln_q.beta") || tensor.ends_with(".ln_k.beta");
   }
-  // One module of sines stands between all layers of a filter's network.
+  // All layers of a filter's network share one module of sines.
   std::string CopyOf(const std::string& tensor) const override {
     for (const char* again : {".implicit_filter.3.freq", ".implicit_filter.5.freq"})
       if (tensor.ends_with(again))
@@ -149,7 +151,8 @@ class Zoology : public ImportOnlyLayout {
     return config;
   }
 
-  // `example`: the import path of a class. Null where the member is absent or no object.
+  // Returns the description of a module, or null if the member is absent or not an object.
+  // `example` is the import path of a class, for the message.
   static const nlohmann::json* Module(ConfigReader& reader, const char* key, const char* example) {
     const nlohmann::json* module = reader.Member(key);
     const std::string fix =
@@ -176,16 +179,16 @@ class Zoology : public ImportOnlyLayout {
     if (!config.final_norm) config.final_norm = config.norm;
     config.norm = model::NormConfig("rms_norm", {{"eps", 1e-5}});
     reader.Require(config.dropout == 0, "resid_dropout is ", config.dropout, ", which a model of ",
-                   "MambaBlocks has before its last norm alone; 0 would work");
+                   "MambaBlocks applies only before its last norm. Only 0 is supported.");
     config.embedding.dropout = 0;
   }
 
   static void RefuseOtherBlocks(ConfigReader& reader) {
     const std::string block = reader.String("block_type", "TransformerBlock");
     reader.Require(block == "TransformerBlock" || block == "MambaBlock", "block_type is '", block,
-                   "'; TransformerBlock or MambaBlock would work");
+                   "'. Only TransformerBlock and MambaBlock are supported.");
     for (const char* on : {"pre_norm", "affine_norm"})
-      reader.Require(reader.Bool(on, true), on, " is false; true would work");
+      reader.Require(reader.Bool(on, true), on, " is false. Only true is supported.");
   }
 };
 

@@ -27,7 +27,7 @@ ZoologyModule ReadModule(const json& description) {
   return module;
 }
 
-// The list of a Hybrid; null: another class, or no list.
+// Returns the list of a Hybrid, or null for another class or if there is no list.
 const json* HybridList(const ZoologyModule& module) {
   if (module.class_name != kHybrid) return nullptr;
   const auto configs = module.kwargs->find("configs");
@@ -35,7 +35,8 @@ const json* HybridList(const ZoologyModule& module) {
   return list ? &*configs : nullptr;
 }
 
-// Zoology may give a convolution's taps layer by layer: the length of that list; 0: it does not.
+// Zoology may set a convolution's taps per layer. Returns the length of that list, or 0 if there is
+// none.
 int64_t NumTaps(const ZoologyModule& module) {
   const auto taps = module.kwargs->find("kernel_size");
   const bool list = taps != module.kwargs->end() && taps->is_array();
@@ -43,15 +44,15 @@ int64_t NumTaps(const ZoologyModule& module) {
 }
 
 void Demand(ConfigReader& kwargs, const char* key, bool value) {
-  kwargs.Require(kwargs.Bool(key, value) == value, key, " is ", value ? "false" : "true", "; ",
-                 value ? "true" : "false", " would work");
+  kwargs.Require(kwargs.Bool(key, value) == value, key, " is ", value ? "false" : "true", ". Only ",
+                 value ? "true" : "false", " is supported.");
 }
 void Demand(ConfigReader& kwargs, const char* key, double value) {
   const double met = kwargs.Double(key, value);
-  kwargs.Require(met == value, key, " is ", met, "; ", value, " would work");
+  kwargs.Require(met == value, key, " is ", met, ". Only ", value, " is supported.");
 }
 
-// Each reads what a class is made with, for the layer of that number.
+// Each function reads the constructor arguments of one class, for the given layer.
 using ReadMixer = model::MixerConfig (*)(ConfigReader& kwargs, int64_t layer);
 
 model::MixerConfig ReadAttention(ConfigReader& kwargs, int64_t) {
@@ -67,8 +68,8 @@ void ReadPolynomial(ConfigReader& kwargs, model::MixerConfig& mixer) {
   kwargs.Ignore({"l_max", "mode"});
   const int64_t heads = kwargs.Int("num_heads", 12),
                 of_values = kwargs.Int("num_key_value_heads", 12);
-  kwargs.Require(heads == of_values, "num_key_value_heads is ", of_values, "; num_heads, ", heads,
-                 ", would work");
+  kwargs.Require(heads == of_values, "num_key_value_heads is ", of_values, ". Only num_heads, ",
+                 heads, ", is supported.");
   mixer.Set("num_heads", heads);
   mixer.Set("feature_dim", kwargs.Int("feature_dim", 16));
   mixer.Set("eps", kwargs.Double("eps", 1e-12));
@@ -80,21 +81,22 @@ model::MixerConfig ReadBased(ConfigReader& kwargs, int64_t) {
   ReadPolynomial(kwargs, mixer);
   Demand(kwargs, "qk_norm", false);
   const std::string map = kwargs.String("feature_name", "taylor_exp");
-  kwargs.Require(map == "taylor_exp", "feature_name is '", map, "'; taylor_exp would work");
+  kwargs.Require(map == "taylor_exp", "feature_name is '", map, "'. Only taylor_exp is supported.");
   return mixer;
 }
 
-// Their class runs with a LayerNorm, with gamma and beta, with gamma, or with none of the three.
+// The authors' class supports a LayerNorm, gamma and beta, only gamma, or none of the three.
 model::MixerConfig ReadRebased(ConfigReader& kwargs, int64_t) {
-  kwargs.Ignore({"feature_name"});  // which it does not read
+  kwargs.Ignore({"feature_name"});  // The class does not read it.
   model::MixerConfig mixer("rebased");
   ReadPolynomial(kwargs, mixer);
   const bool gamma = kwargs.Bool("use_gamma", true), beta = kwargs.Bool("use_beta", true),
              normalize = kwargs.Bool("normalize", true);
-  kwargs.Require(gamma || !beta, "use_beta without use_gamma; both, or neither, would work");
-  kwargs.Require(
-      !normalize || (gamma && beta),
-      "normalize without use_gamma and use_beta; all three, or no normalize, would work");
+  kwargs.Require(gamma || !beta,
+                 "use_beta is true without use_gamma. Only both or neither is supported.");
+  kwargs.Require(!normalize || (gamma && beta),
+                 "normalize is true without use_gamma and use_beta. Only all three, or no "
+                 "normalize, is supported.");
   mixer.Set("use_gamma", gamma);
   mixer.Set("use_beta", beta);
   mixer.Set("normalize", normalize);
@@ -107,20 +109,22 @@ model::MixerConfig ReadBaseConv(ConfigReader& kwargs, int64_t layer) {
   if (const json* list = kwargs.Member("kernel_size"); list != nullptr && list->is_array()) {
     const bool has = layer < static_cast<int64_t>(list->size()) &&
                      list->at(static_cast<size_t>(layer)).is_number_integer();
-    kwargs.Require(has, "kernel_size has no number for layer ", layer, "; one each would work");
+    kwargs.Require(has, "kernel_size has no number for layer ", layer,
+                   ". Give one number per layer.");
     if (has) taps = list->at(static_cast<size_t>(layer)).get<int64_t>();
   } else {
     taps = kwargs.Int("kernel_size", taps, /*min=*/-1);
   }
   kwargs.Require(taps >= -1 && taps <= 1024, "kernel_size is ", taps,
-                 "; a number of taps (3 is usual) would work, or -1");
+                 ". Only -1 or a number of taps (3 is usual) is supported.");
   mixer.Set("kernel_size", taps);
   mixer.Set("use_act", kwargs.Bool("use_act", false));
   const int64_t length = kwargs.Int("l_max", 1024);
   if (taps < 0) {
-    // The model keeps a table of so many rows, which no tensor of the folder accounts for.
+    // The model keeps a table with this many rows, and no tensor of the folder limits its size.
     constexpr int64_t kLongest = 1 << 20;
-    kwargs.Require(length <= kLongest, "l_max is ", length, "; up to ", kLongest, " would work");
+    kwargs.Require(length <= kLongest, "l_max is ", length, ". Only up to ", kLongest,
+                   " is supported.");
     mixer.Set("filter_len", length);
     Demand(kwargs, "implicit_long_conv", true);
   } else {
@@ -130,7 +134,8 @@ model::MixerConfig ReadBaseConv(ConfigReader& kwargs, int64_t layer) {
 }
 
 model::MixerConfig ReadHyena(ConfigReader& kwargs, int64_t) {
-  // Dropout within, starting values, rates of single tensors that its trainer does not read.
+  // Dropout inside the module, initial values, and rates of single tensors that the trainer does
+  // not read.
   kwargs.Ignore({"dropout", "filter_dropout", "outer_mixing", "return_state", "w", "wd", "lr",
                  "lr_pos_emb", "channels"});
   model::MixerConfig mixer("hyena");
@@ -152,7 +157,7 @@ model::MixerConfig ReadHyena(ConfigReader& kwargs, int64_t) {
 }
 
 model::MixerConfig ReadRwkv(ConfigReader& kwargs, int64_t) {
-  kwargs.Ignore({"l_max", "n_layer"});  // a kernel's limit, and what starting values follow
+  kwargs.Ignore({"l_max", "n_layer"});  // Limit of a kernel, and a parameter of initial values.
   return model::MixerConfig("rwkv4");
 }
 
@@ -175,7 +180,7 @@ constexpr Renaming kAttentionNames[] = {
 constexpr Renaming kPolynomialNames[] = {
     {"q_proj.", "proj_q."}, {"k_proj.", "proj_k."}, {"v_proj.", "proj_v."}, {"o_proj.", "proj_o."}};
 constexpr Renaming kHyenaNames[] = {{"o_proj.", "out_proj."}};
-// With a norm they are a LayerNorm's, which calls them otherwise.
+// With `normalize`, these are parameters of a LayerNorm, which has other names.
 constexpr Renaming kLayerNormNames[] = {{"q_feature_map.gamma", "ln_q.weight"},
                                         {"q_feature_map.beta", "ln_q.bias"},
                                         {"k_feature_map.gamma", "ln_k.weight"},
@@ -217,7 +222,7 @@ int64_t ZoologyPeriod(const json& sequence_mixer, int64_t num_layers) {
   const auto length = list == nullptr ? 1 : static_cast<int64_t>(list->size());
   for (int64_t layer = 0; layer < length; ++layer) {
     const int64_t num_taps = NumTaps(ZoologyMixerOf(sequence_mixer, layer));
-    // One layer more than the list has is enough to say that it is too short.
+    // One layer more than the list has is enough to report that the list is too short.
     if (num_taps > 0) return std::min(num_layers, num_taps + 1);
   }
   return std::min(num_layers, length);
@@ -227,9 +232,9 @@ model::MixerConfig ReadZoologyMixer(const ZoologyModule& module, int64_t layer,
                                     ConfigReader& reader) {
   const MixerClass* mixer = ClassOf(module);
   const auto name = [](const MixerClass& known) { return known.name; };
-  reader.Require(mixer != nullptr, "the sequence_mixer of layer ", layer, " is '",
-                 module.class_name, "'; one of ", Join(kMixers, ", ", name),
-                 ", or a Hybrid of them, would work");
+  reader.Require(
+      mixer != nullptr, "the sequence_mixer of layer ", layer, " is '", module.class_name,
+      "'. Only these classes and Hybrids of them are supported: ", Join(kMixers, ", ", name), ".");
   if (mixer == nullptr) return model::MixerConfig();
   ConfigReader kwargs(*module.kwargs, Concat(reader.where(), ", ", mixer->name));
   const model::MixerConfig config = mixer->read(kwargs, layer);
@@ -240,7 +245,7 @@ model::MixerConfig ReadZoologyMixer(const ZoologyModule& module, int64_t layer,
 model::MixerConfig ReadZoologyMamba(const json& sequence_mixer, ConfigReader& reader) {
   const ZoologyModule module = ReadModule(sequence_mixer);
   const bool object = module.kwargs->is_object();
-  reader.Require(object, "kwargs of the sequence_mixer are no object; {} would work");
+  reader.Require(object, "kwargs of the sequence_mixer are not an object. Use {}.");
   if (!object) return model::MixerConfig("mamba");
   ConfigReader kwargs(*module.kwargs, reader.where() + ", Mamba");
   model::MixerConfig config = ReadMamba(kwargs, /*layer=*/0);
@@ -253,9 +258,10 @@ model::ChannelMixerConfig ReadZoologyStateMixer(const json& state_mixer, int64_t
   const ZoologyModule module = ReadModule(state_mixer);
   if (module.class_name == "Identity") return model::ChannelMixerConfig("identity");
   reader.Require(module.class_name == "MLP", "the state_mixer is '", module.class_name,
-                 "'; MLP or Identity would work");
+                 "'. Only MLP and Identity are supported.");
   ConfigReader kwargs(*module.kwargs, reader.where() + ", MLP");
-  kwargs.Require(!kwargs.Has("activation"), "activation is given; gelu, by default, would work");
+  kwargs.Require(!kwargs.Has("activation"),
+                 "activation is given. Only the default, gelu, is supported.");
   Demand(kwargs, "return_residual", false);
   const int64_t times = kwargs.Int("hidden_mult", 1);
   kwargs.Check();
