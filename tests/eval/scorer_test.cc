@@ -124,7 +124,7 @@ TEST(ScoreBatchTest, IdsOutsideTheVocabulary) {
   const auto model = Tiny("gla");
   const std::vector<int32_t> ids = {1, 2, 30};
   const std::vector<std::span<const int32_t>> rows = {ids};
-  EXPECT_HL_ERROR(ScoreBatch(*model, rows, {}), ExitCode::kUsage, "token 30 at place 2",
+  EXPECT_HL_ERROR(ScoreBatch(*model, rows, {}), ExitCode::kUsage, "token 30 at index 2",
                   "vocabulary of 30");
 }
 

@@ -59,7 +59,7 @@ TEST(Init, TruncatedNormal) {
     ++same;
   }
   EXPECT_GT(same, 0.95 * m.n);
-  EXPECT_HL_ERROR(Draw(Init::TruncatedNormal(1, 0.1)), ExitCode::kInternal, "for ever");
+  EXPECT_HL_ERROR(Draw(Init::TruncatedNormal(1, 0.1)), ExitCode::kInternal, "takes too many draws");
 }
 
 TEST(Init, Uniform) {

@@ -87,7 +87,7 @@ TEST(SequenceSliceTest, Misuse) {
   EXPECT_HL_ERROR(SequenceSlice::Packed(2, 5, short_end, at::kCPU), ExitCode::kInternal,
                   "from 0 to 10");
   EXPECT_HL_ERROR(SequenceSlice::Contiguous(1, 4, 0, at::kCPU).Narrow(2, 3), ExitCode::kInternal,
-                  "[2, 5)", "slice of 4");
+                  "[2, 5)", "are outside the slice, whose length is 4");
 }
 
 }  // namespace
