@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kSmall = 4 << 10, kLarge = 1 << 20;  // bytes
 
-// The median of some runs, after one that connects the ranks.
+// The median time of five runs. One run before them connects the ranks.
 template <typename Run>
 double Median(SegmentGroup& group, Run run) {
   std::array<double, 5> seconds;
@@ -31,7 +31,7 @@ double Median(SegmentGroup& group, Run run) {
   return seconds[seconds.size() / 2];
 }
 
-// Through the times of two sizes: {at 0 bytes, a byte}.
+// The line through the times of the two sizes: {seconds at 0 bytes, seconds per byte}.
 std::array<double, 2> Line(double small, double large) {
   const double slope = std::max(0.0, (large - small) / static_cast<double>(kLarge - kSmall));
   return {std::max(0.0, small - slope * static_cast<double>(kSmall)), slope};
@@ -39,11 +39,11 @@ std::array<double, 2> Line(double small, double large) {
 
 }  // namespace
 
-double ExchangeCost::Seconds(StateStrategy strategy, int ranks, int64_t bytes) const {
-  const auto size = static_cast<double>(bytes);
+double ExchangeCost::Seconds(StateStrategy strategy, int ranks, const ExchangeBytes& bytes) const {
+  const auto size = static_cast<double>(bytes.state);
   switch (strategy) {
     case StateStrategy::kGather:
-      return gather_s + gather_s_per_byte * size;
+      return gather_s + gather_s_per_byte * static_cast<double>(bytes.state + bytes.transition);
     case StateStrategy::kRing:
       return (ranks - 1) * (shift_s + shift_s_per_byte * size);
     case StateStrategy::kScan:
@@ -54,7 +54,7 @@ double ExchangeCost::Seconds(StateStrategy strategy, int ranks, int64_t bytes) c
   HL_FAIL(ExitCode::kInternal, "the cheapest strategy has no cost of its own");
 }
 
-StateStrategy ExchangeCost::Cheapest(int ranks, int64_t bytes) const {
+StateStrategy ExchangeCost::Cheapest(int ranks, const ExchangeBytes& bytes) const {
   if (ranks == 2) return StateStrategy::kRing;
   return std::ranges::min({StateStrategy::kGather, StateStrategy::kRing, StateStrategy::kScan}, {},
                           [&](StateStrategy strategy) { return Seconds(strategy, ranks, bytes); });
@@ -81,7 +81,7 @@ ExchangeCost MeasureExchange(SegmentGroup& group, at::Device device) {
   const at::Tensor own =
       at::tensor({gathers[0], gathers[1], shifts[0], shifts[1]}, at::TensorOptions(at::kDouble));
   const at::Tensor of_ranks = group.AllGather(own.to(device), "exchange cost");
-  group.Settle();  // what a GPU's copy back waits for has no deadline
+  group.Settle();  // has a deadline, unlike the copy from the GPU below
   const at::Tensor slowest = of_ranks.cpu().amax(0);
   const auto value = [&](int64_t i) { return slowest[i].item<double>(); };
   return {.gather_s = value(0),

@@ -16,14 +16,14 @@
 namespace halflife::kernels {
 namespace {
 
-// What a forward leaves for its backward: the segment with its own graph, from leaves that stand
-// for the inputs and for the state before.
+// What a forward keeps for its backward: the autograd graph of the segment, whose leaves are copies
+// of the inputs and of the state before.
 struct Kept {
   Tensors inputs;
   SegmentState before;
   ScannedSegment segment;
-  at::Tensor factor;    // of the state before, in the state after
-  at::Tensor rescaled;  // [N, C]: from the exchanged state's log scale to that of segment.after
+  Transition transition;  // from `before` to the state after
+  at::Tensor rescaled;    // [N, C]: exchanged log scale to that of segment.after, as a factor
   GradientBefore gradient_before;
 };
 
@@ -35,23 +35,26 @@ Tensors AsLeaves(const Tensors& tensors, const std::vector<bool>& wanted) {
   return leaves;
 }
 
-// With log scales: what multiplies a gradient of the values after, at the scale that the ranks
-// agree on, to make it one at the segment's own.
+// For states with log scales. The ranks exchange the gradient of values at the scale `agreed`; this
+// factor converts it to a gradient of the values at the segment's `own` scale.
 at::Tensor Rescaled(const SegmentState& own, const SegmentState& agreed) {
   const at::Tensor factor = (own.log_scale - agreed.log_scale).exp();
   return at::where(own.log_scale.isneginf().logical_or(agreed.log_scale.isneginf()), 0, factor)
       .to(own.values[0].scalar_type());
 }
 
-// At the ends nobody reads the factor, and nothing is rescaled: the first segment's state is what
-// the ranks agree on, the last one's is nobody's.
+// The transitions of the first and the last segment are never read, so only their shapes are kept.
+// These segments need no rescaling either: the first state is exchanged at its own scale, and the
+// last state is not exchanged.
 void KeepTransition(const SegmentSummary& summary, const RowSegment& row, Kept& kept) {
   if (row.is_first() || row.is_last()) {
-    kept.factor = at::zeros_like(summary.log_transition, summary.own.values[0].scalar_type());
+    const at::ScalarType dtype = summary.own.values[0].scalar_type();
+    kept.transition = {.factor = at::zeros_like(summary.transition(), dtype),
+                       .is_dense = summary.is_dense()};
     return;
   }
   const Passed passed = PassThrough(summary, kept.before);
-  kept.factor = passed.factor;
+  kept.transition = passed.transition;
   if (passed.after.log_scale.defined()) kept.rescaled = Rescaled(kept.segment.after, passed.after);
 }
 
@@ -60,7 +63,7 @@ Tensors DifferentiableOutputs(const ScannedSegment& segment) {
           segment.outputs.end() - static_cast<std::ptrdiff_t>(segment.num_constant)};
 }
 
-// Zeros where no path leads to one of `like`.
+// `gradients` of `like`, with zeros for tensors that no path of the graph reaches.
 Tensors OrZeros(Tensors gradients, const Tensors& like) {
   gradients.resize(like.size());
   for (size_t i = 0; i < like.size(); ++i)
@@ -68,7 +71,8 @@ Tensors OrZeros(Tensors gradients, const Tensors& like) {
   return gradients;
 }
 
-// dL/d(values before) through this rank's outputs; zeros on the first rank, which nobody reads.
+// dL/d(values before) through this rank's outputs only. On the first rank the result is zeros, for
+// their shapes.
 Tensors LocalGradient(const Kept& kept, const Tensors& douts, const RowSegment& row) {
   if (row.is_first()) return OrZeros({}, kept.segment.after.values);
   if (kept.gradient_before) return kept.gradient_before(kept.before, kept.segment.outputs, douts);
@@ -77,7 +81,7 @@ Tensors LocalGradient(const Kept& kept, const Tensors& douts, const RowSegment& 
                  kept.before.values);
 }
 
-// `found`, of the inputs that are wanted, among all inputs.
+// Spreads `found`, the gradients of the wanted inputs, over the list of all inputs.
 Tensors OfInputs(const Tensors& found, const std::vector<bool>& wanted) {
   Tensors gradients;
   for (size_t i = 0, next = 0; i < wanted.size(); ++i)
@@ -85,8 +89,8 @@ Tensors OfInputs(const Tensors& found, const std::vector<bool>& wanted) {
   return gradients;
 }
 
-// Nothing comes back from behind: one way back through the segment gives the gradients of the
-// inputs and what the ranks before it wait for.
+// The last rank receives no gradient from later segments. A single backward pass gives both the
+// gradients of its inputs and the gradient of the state before, which the earlier ranks wait for.
 Tensors BackwardOfLast(const Kept& kept, const Tensors& wanted, const Tensors& douts,
                        const RowSegment& row) {
   Tensors all = wanted;
@@ -94,12 +98,13 @@ Tensors BackwardOfLast(const Kept& kept, const Tensors& wanted, const Tensors& d
   Tensors found = Differentiate(DifferentiableOutputs(kept.segment), douts, all,
                                 /*keep_graph=*/false);
   const auto end_of_wanted = found.begin() + static_cast<std::ptrdiff_t>(wanted.size());
-  GradientAfter(OrZeros({end_of_wanted, found.end()}, kept.segment.after.values), kept.factor, row);
+  GradientAfter(OrZeros({end_of_wanted, found.end()}, kept.segment.after.values), kept.transition,
+                row);
   found.resize(wanted.size());
   return found;
 }
 
-// Takes what was kept: the graph's other nodes may live on after this one's backward.
+// Takes `kept` by value and so frees it: other nodes of the graph may live longer than this one.
 Tensors BackwardOf(Kept kept, const RowSegment& row, const BackwardCall& call) {
   HL_CHECK(!kept.inputs.empty(), "a second backward through a segment of a row");
   Tensors outputs = DifferentiableOutputs(kept.segment);
@@ -109,7 +114,7 @@ Tensors BackwardOf(Kept kept, const RowSegment& row, const BackwardCall& call) {
   for (size_t i = 0; i < kept.inputs.size(); ++i)
     if (call.wanted[i]) wanted.push_back(kept.inputs[i]);
   if (row.is_last()) return OfInputs(BackwardOfLast(kept, wanted, douts, row), call.wanted);
-  const Tensors dafter = GradientAfter(LocalGradient(kept, douts, row), kept.factor, row);
+  const Tensors dafter = GradientAfter(LocalGradient(kept, douts, row), kept.transition, row);
   for (size_t i = 0; i < dafter.size(); ++i) {
     at::Tensor gradient = dafter[i];
     if (kept.rescaled.defined()) {
@@ -122,7 +127,7 @@ Tensors BackwardOf(Kept kept, const RowSegment& row, const BackwardCall& call) {
   return OfInputs(Differentiate(outputs, douts, wanted, /*keep_graph=*/false), call.wanted);
 }
 
-// The segment from what came before it.
+// Runs the segment from the state before it.
 void Run(const SegmentScan& scan, bool differentiated, Kept& kept) {
   kept.before.values =
       AsLeaves(kept.before.values, std::vector<bool>(kept.before.values.size(), differentiated));
@@ -135,7 +140,8 @@ bool HaveOneForm(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type();
 }
 
-// The segment's sum where it has a reader, with the run of the first rank as its source.
+// The summary that this rank sends. The first rank takes it from its run. No rank reads that of the
+// last one, so it has only the right shapes.
 SegmentSummary SummaryOf(const SegmentScan& scan, const RowSegment& row, const Kept& kept) {
   if (!row.is_first() && !row.is_last()) return scan.summarise();
   SegmentSummary summary = scan.nothing();
@@ -150,14 +156,15 @@ SegmentSummary SummaryOf(const SegmentScan& scan, const RowSegment& row, const K
   return summary;
 }
 
-// [B, T, C, ...] of pieces along C: where they are columns of one matrix, that, without a copy.
+// Concatenates pieces along C to [B, T, C, ...]. If they are columns of one matrix already, the
+// result is that matrix and nothing is copied.
 at::Tensor Joined(const Tensors& pieces, at::IntArrayRef whole) {
   Tensors columns;
   for (const at::Tensor& piece : pieces) columns.push_back(piece.flatten(0, 1).flatten(1));
   return ColumnsAsOne(columns).view(whole);
 }
 
-// The pieces of `whole` along C, of these sizes, in their place.
+// The pieces of `whole` along C, of these sizes, as views.
 Tensors CutChannels(const at::Tensor& whole, const std::vector<int64_t>& sizes) {
   if (sizes.size() == 1) return {whole};
   const auto backward = [shape = whole.sizes().vec()](const BackwardCall& call) -> Tensors {
@@ -169,7 +176,7 @@ Tensors CutChannels(const at::Tensor& whole, const std::vector<int64_t>& sizes) 
   return Apply({.name = "CutChannels", .inputs = {whole}, .forward = forward});
 }
 
-// What CutChannels has cut, or several calls have written.
+// Joins pieces along C: the inverse of CutChannels.
 at::Tensor JoinChannels(const Tensors& pieces, const std::vector<int64_t>& sizes,
                         at::IntArrayRef whole) {
   if (sizes.size() == 1) return pieces[0];
@@ -182,7 +189,7 @@ at::Tensor JoinChannels(const Tensors& pieces, const std::vector<int64_t>& sizes
   return Apply({.name = "JoinChannels", .inputs = pieces, .forward = forward})[0];
 }
 
-// For pieces of `sizes` along C of a tensor [B, T, C, ...].
+// Places for pieces of `sizes` channels along C of a tensor [B, T, C, ...].
 std::shared_ptr<ColumnPlaces> PlacesOfPieces(const at::Tensor& whole,
                                              const std::vector<int64_t>& sizes) {
   int64_t width = 1;  // of a channel
@@ -226,7 +233,7 @@ Tensors RunSegment(const SegmentScan& scan, const RowSegment& row) {
 
 at::Tensor InPieces(const std::vector<Cuttable>& all, int64_t least, const RowSegment& row,
                     const at::Tensor& like, const std::function<at::Tensor(const Piece&)>& run) {
-  // Of four, a rank waits for a quarter of a scan, and messages are few beside it.
+  // With four pieces a rank waits for a quarter of a scan, and the messages still cost little.
   constexpr int64_t kMostPieces = 4;
   const int64_t num_channels = all[0].tensor.size(2);
   const int64_t num_pieces =
@@ -257,6 +264,11 @@ at::Tensor CutByStarts(const at::Tensor& log_transition, const RowSegment& row) 
   if (!row.has_start.defined()) return log_transition;
   return log_transition.masked_fill(Beside(row.has_start, log_transition),
                                     -std::numeric_limits<double>::infinity());
+}
+
+at::Tensor CutMatrixByStarts(const at::Tensor& matrix, const RowSegment& row) {
+  if (!row.has_start.defined()) return matrix;
+  return matrix.masked_fill(Beside(row.has_start, matrix), 0);
 }
 
 }  // namespace halflife::kernels

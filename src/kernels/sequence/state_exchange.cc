@@ -4,6 +4,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/matmul.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
@@ -21,22 +22,49 @@ namespace {
 
 using Direction = SegmentGroup::Direction;
 
-// factor before + own; where factor is 0, own.
-at::Tensor Fold(const at::Tensor& factor, const at::Tensor& before, const at::Tensor& own) {
-  const at::Tensor f = Beside(factor, own);
+// A before + own for a dense A [..., K, K] and states [..., K, V] or [..., K].
+at::Tensor FoldDense(const at::Tensor& matrix, const at::Tensor& before, const at::Tensor& own) {
+  const bool is_vector = own.dim() < matrix.dim();
+  const at::Tensor x = is_vector ? before.unsqueeze(-1) : before;
+  at::Tensor y = at::matmul(matrix, x);
+  if (is_vector) y = y.squeeze(-1);
+  // Selects rather than multiplies by 0, which would pass a NaN on.
+  const at::Tensor is_cut = (matrix == 0).flatten(-2).all(-1);
+  return at::where(Beside(is_cut, own), own, y + own);
+}
+
+// A before + own. Where A is 0, the result is `own`, whatever `before` is.
+at::Tensor Fold(const Transition& transition, const at::Tensor& before, const at::Tensor& own) {
+  if (transition.is_dense) return FoldDense(transition.factor, before, own);
+  const at::Tensor f = Beside(transition.factor, own);
   return at::where(f == 0, own, f * before + own);
 }
 
-// exp(log_transition), [N, C, ...].
+Transition Transposed(const Transition& transition) {
+  if (!transition.is_dense) return transition;
+  return {.factor = transition.factor.transpose(-2, -1).contiguous(), .is_dense = true};
+}
+
+// A summary from its state and SegmentSummary::transition.
+SegmentSummary MakeSummary(SegmentState own, const at::Tensor& transition, bool is_dense) {
+  if (is_dense) return {.own = std::move(own), .transition_matrix = transition};
+  return {.own = std::move(own), .log_transition = transition};
+}
+
 Passed PassUnscaled(const SegmentSummary& segment, const SegmentState& before) {
-  Passed passed = {.after = {}, .factor = segment.log_transition.exp()};
+  Passed passed;
+  if (segment.is_dense()) {
+    passed.transition = {.factor = segment.transition_matrix, .is_dense = true};
+  } else {
+    passed.transition.factor = segment.log_transition.exp();
+  }
   for (size_t i = 0; i < segment.own.values.size(); ++i)
-    passed.after.values.push_back(Fold(passed.factor, before.values[i], segment.own.values[i]));
+    passed.after.values.push_back(Fold(passed.transition, before.values[i], segment.own.values[i]));
   return passed;
 }
 
-// The scale after the segment is the largest that either side asks for, so that no factor is above
-// 1 but for channels that the largest of their head outgrows.
+// The log scale after the segment is the larger of the two that are added. Factors are then at most
+// 1, except for channels that grow faster than their head's largest transition.
 Passed PassScaled(const SegmentSummary& segment, const SegmentState& before) {
   const at::Tensor& own = segment.own.log_scale;  // [N, C]
   const at::Tensor transition = segment.log_transition.to(own.scalar_type());
@@ -51,16 +79,17 @@ Passed PassScaled(const SegmentSummary& segment, const SegmentState& before) {
   const at::Tensor factor =
       relative(transition + Beside(before.log_scale, transition)).to(value.scalar_type());
   const at::Tensor of_own = relative(own).to(value.scalar_type());
-  Passed passed = {.after = {.values = {}, .log_scale = log_scale}, .factor = factor};
+  Passed passed = {.after = {.values = {}, .log_scale = log_scale},
+                   .transition = {.factor = factor}};
   for (size_t i = 0; i < segment.own.values.size(); ++i) {
     const at::Tensor& x = segment.own.values[i];
     const at::Tensor scaled = at::where(Beside(of_own == 0, x), 0, Beside(of_own, x) * x);
-    passed.after.values.push_back(Fold(factor, before.values[i], scaled));
+    passed.after.values.push_back(Fold(passed.transition, before.values[i], scaled));
   }
   return passed;
 }
 
-// Tensors in one message of bytes, and back.
+// Packs tensors of the shapes and dtypes of `like` into one byte tensor, and unpacks them.
 class Message {
  public:
   explicit Message(Tensors like) : like_(std::move(like)) {}
@@ -75,7 +104,7 @@ class Message {
     int64_t first = 0;
     for (const at::Tensor& x : like_) {
       const auto count = static_cast<int64_t>(x.nbytes());
-      // A copy: a view's type may ask for another alignment than the bytes before it leave.
+      // The copy is aligned for any dtype; a view into the message may not be.
       tensors.push_back(
           bytes.narrow(0, first, count).clone().view(x.scalar_type()).view(x.sizes()));
       first += count;
@@ -92,7 +121,7 @@ class Message {
   Tensors like_;
 };
 
-// A state as it travels, and back: its values, then its log scale where it has one.
+// A state as a list of tensors (its values, then its log scale if it has one), and back.
 Tensors ToTensors(const SegmentState& state) {
   Tensors tensors = state.values;
   if (state.log_scale.defined()) tensors.push_back(state.log_scale);
@@ -108,7 +137,7 @@ SegmentState ToState(Tensors tensors, bool log_scaled) {
   return state;
 }
 
-// Pieces of all tensors [N C, ...], cut along N C.
+// Piece number `piece` of every tensor [N C, ...], cut along N C.
 Tensors Piece(const Tensors& tensors, int64_t piece, int64_t num_pieces) {
   Tensors pieces;
   for (const at::Tensor& x : tensors) {
@@ -125,19 +154,19 @@ Tensors Flat(const Tensors& tensors) {  // [N, C, ...] -> [N C, ...]
   return flat;
 }
 
-// What a fold along the ranks hands on, [N C, ...] tensors of the shapes of `own`: a segment's is
-// `after(own, before)`, with `own` alone where nothing came before it.
+// A fold that is passed from rank to rank. Messages are tensors [N C, ...] of the shapes of `own`.
 struct Relay {
   Direction direction;
   const char* what;
-  bool starts, ends;  // whether this rank is the fold's first, its last
-  int place;          // of this rank in the fold's order
-  Tensors own;        // the message of the first rank
+  bool starts, ends;  // whether this rank is the first or the last one of the fold
+  int place;          // index of this rank in the order of the fold
+  Tensors own;        // the first rank sends it unchanged
+  // Given what was received, returns what is sent on.
   std::function<Tensors(const Tensors& before, int64_t piece)> after;
 };
 
-// -> what came before this rank's segment, [N C, ...] pieces put together; none on the first. Rank
-// `place` receives piece p in shift p + place - 1 and sends it in shift p + place.
+// Returns what this rank received, [N C, ...] with the pieces concatenated; empty on the fold's
+// first rank. Rank `place` receives piece p in shift p + place - 1 and sends it in shift p + place.
 Tensors RunRelay(const Relay& relay, int64_t num_pieces, const RowSegment& row) {
   const int64_t num_shifts = num_pieces + row.size() - 2;
   std::vector<Tensors> received(num_pieces);
@@ -168,11 +197,12 @@ Tensors RunRelay(const Relay& relay, int64_t num_pieces, const RowSegment& row) 
   return whole;
 }
 
-// Equal on all ranks, as states have one shape.
-StateStrategy StrategyFor(const Tensors& message, const RowSegment& row) {
+// All ranks choose the same strategy, because their states and transitions have the same shapes.
+StateStrategy StrategyFor(const Tensors& state, const at::Tensor& transition,
+                          const RowSegment& row) {
   if (row.strategy != StateStrategy::kCheapest) return row.strategy;
-  int64_t bytes = 0;
-  for (const at::Tensor& x : message) bytes += static_cast<int64_t>(x.nbytes());
+  ExchangeBytes bytes = {.transition = static_cast<int64_t>(transition.nbytes())};
+  for (const at::Tensor& x : state) bytes.state += static_cast<int64_t>(x.nbytes());
   return row.cost->Cheapest(row.size(), bytes);
 }
 
@@ -181,7 +211,7 @@ int64_t NumPieces(StateStrategy strategy, const at::Tensor& value) {
   return std::clamp<int64_t>(value.size(0) * value.size(1), 1, kScanPieces);
 }
 
-// Shapes of `like` for tensors [N C, ...].
+// Tensors [N C, ...] in the shapes of `like`, [N, C, ...].
 Tensors Unflat(const Tensors& flat, const Tensors& like) {
   Tensors tensors;
   for (size_t i = 0; i < flat.size(); ++i) tensors.push_back(flat[i].view(like[i].sizes()));
@@ -191,15 +221,16 @@ Tensors Unflat(const Tensors& flat, const Tensors& like) {
 SegmentState BeforeByGather(const SegmentSummary& own, const RowSegment& row) {
   const bool scaled = own.own.log_scale.defined();
   Tensors mine = ToTensors(own.own);
-  mine.push_back(own.log_transition);
+  mine.push_back(own.transition());
   const Message message(mine);
   const at::Tensor all = row.group->AllGather(message.Pack(mine), "state");
   SegmentState before;
   for (int r = 0; r < row.rank(); ++r) {
     Tensors of_rank = message.Unpack(all.select(0, r));
-    SegmentSummary segment = {.own = {}, .log_transition = of_rank.back()};
+    const at::Tensor transition = of_rank.back();
     of_rank.pop_back();
-    segment.own = ToState(std::move(of_rank), scaled);
+    const SegmentSummary segment =
+        MakeSummary(ToState(std::move(of_rank), scaled), transition, own.is_dense());
     before = r == 0 ? segment.own : PassThrough(segment, before).after;
   }
   return before;
@@ -210,17 +241,17 @@ SegmentState BeforeByRelay(const SegmentSummary& own, StateStrategy strategy,
   const bool scaled = own.own.log_scale.defined();
   const Tensors mine = ToTensors(own.own);
   const int64_t num_pieces = NumPieces(strategy, mine[0]);
-  // [N C, 1, ...]: a piece has the dimensions of a state.
+  // [N C, ...] -> [N C, 1, ...], which has the dimensions of a state.
   const auto as_states = [](const Tensors& pieces) {
     Tensors states;
     for (const at::Tensor& x : pieces) states.push_back(x.unsqueeze(1));
     return states;
   };
-  const Tensors flat = Flat(mine), transition = Flat({own.log_transition});
+  const Tensors flat = Flat(mine), transition = Flat({own.transition()});
   const auto after = [&](const Tensors& before, int64_t piece) -> Tensors {
-    const SegmentSummary segment = {
-        .own = ToState(as_states(Piece(flat, piece, num_pieces)), scaled),
-        .log_transition = as_states(Piece(transition, piece, num_pieces))[0]};
+    const SegmentSummary segment =
+        MakeSummary(ToState(as_states(Piece(flat, piece, num_pieces)), scaled),
+                    as_states(Piece(transition, piece, num_pieces))[0], own.is_dense());
     Tensors out;
     for (const at::Tensor& x :
          ToTensors(PassThrough(segment, ToState(as_states(before), scaled)).after))
@@ -238,34 +269,36 @@ SegmentState BeforeByRelay(const SegmentSummary& own, StateStrategy strategy,
   return row.is_first() ? SegmentState() : ToState(Unflat(before, mine), scaled);
 }
 
-Tensors AfterByGather(const Tensors& local, const at::Tensor& factor, const RowSegment& row) {
+Tensors AfterByGather(const Tensors& local, const Transition& transition, const RowSegment& row) {
   Tensors mine = local;
-  mine.push_back(factor);
+  mine.push_back(transition.factor);
   const Message message(mine);
   const at::Tensor all = row.group->AllGather(message.Pack(mine), "state gradient");
   Tensors after;
   for (int r = row.size() - 1; r > row.rank(); --r) {
     const Tensors of_rank = message.Unpack(all.select(0, r));
+    const Transition back = Transposed({.factor = of_rank.back(), .is_dense = transition.is_dense});
     for (size_t i = 0; i < local.size(); ++i) {
       if (r == row.size() - 1) {
         after.push_back(of_rank[i]);
       } else {
-        after[i] = Fold(of_rank.back(), after[i], of_rank[i]);
+        after[i] = Fold(back, after[i], of_rank[i]);
       }
     }
   }
   return after;
 }
 
-Tensors AfterByRelay(const Tensors& local, const at::Tensor& factor, StateStrategy strategy,
+Tensors AfterByRelay(const Tensors& local, const Transition& transition, StateStrategy strategy,
                      const RowSegment& row) {
   const int64_t num_pieces = NumPieces(strategy, local[0]);
-  const Tensors flat = Flat(local), factors = Flat({factor});
+  const Tensors flat = Flat(local), factors = Flat({Transposed(transition).factor});
   const auto before = [&](const Tensors& after, int64_t piece) {
     const Tensors own = Piece(flat, piece, num_pieces);
-    const at::Tensor f = Piece(factors, piece, num_pieces)[0];
+    const Transition back = {.factor = Piece(factors, piece, num_pieces)[0],
+                             .is_dense = transition.is_dense};
     Tensors out;
-    for (size_t i = 0; i < own.size(); ++i) out.push_back(Fold(f, after[i], own[i]));
+    for (size_t i = 0; i < own.size(); ++i) out.push_back(Fold(back, after[i], own[i]));
     return out;
   };
   const Tensors after = RunRelay({.direction = Direction::kToPrevious,
@@ -299,19 +332,22 @@ Passed PassThrough(const SegmentSummary& segment, const SegmentState& before) {
                before.log_scale.defined() == segment.own.log_scale.defined(),
            "a state of ", before.values.size(), " tensors before a segment of ",
            segment.own.values.size());
+  HL_CHECK(!segment.is_dense() || !before.log_scale.defined(),
+           "a state with a log scale and a dense transition. Use log_transition, or values without "
+           "a log scale.");
   return before.log_scale.defined() ? PassScaled(segment, before) : PassUnscaled(segment, before);
 }
 
 SegmentState StateBefore(const SegmentSummary& own, const RowSegment& row) {
-  const StateStrategy strategy = StrategyFor(ToTensors(own.own), row);
+  const StateStrategy strategy = StrategyFor(ToTensors(own.own), own.transition(), row);
   return strategy == StateStrategy::kGather ? BeforeByGather(own, row)
                                             : BeforeByRelay(own, strategy, row);
 }
 
-Tensors GradientAfter(const Tensors& local, const at::Tensor& factor, const RowSegment& row) {
-  const StateStrategy strategy = StrategyFor(local, row);
-  return strategy == StateStrategy::kGather ? AfterByGather(local, factor, row)
-                                            : AfterByRelay(local, factor, strategy, row);
+Tensors GradientAfter(const Tensors& local, const Transition& transition, const RowSegment& row) {
+  const StateStrategy strategy = StrategyFor(local, transition.factor, row);
+  return strategy == StateStrategy::kGather ? AfterByGather(local, transition, row)
+                                            : AfterByRelay(local, transition, strategy, row);
 }
 
 }  // namespace halflife::kernels

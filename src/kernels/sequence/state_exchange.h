@@ -1,8 +1,15 @@
-// States that are sums over the tokens of a row and decay, where each rank holds a segment of it:
+// Passes the states of linear recurrences between the ranks that share a row. Each rank holds one
+// segment of the row, and a segment maps the state before it to the state after it:
 //
-//   after = exp(log_transition) before + own
+//   after = A before + own
 //
-// Every strategy folds from the first rank on, in the same order, so that all give the same bits.
+// `own` is the state after the segment's tokens if nothing comes before them. The transition A acts
+// on the K channels of the keys. It is either diagonal, given as a logarithm (decays), or a dense
+// K x K matrix per head (the delta rule and its relatives).
+//
+// Every strategy (StateStrategy) folds the segments from the first rank on, in the same order. With
+// diagonal transitions all strategies give the same bits. With dense ones this also needs a batched
+// matrix product whose bits do not depend on the number of matrices; the CPU tests check it.
 //
 //   const SegmentState before = StateBefore(summary, row);
 #pragma once
@@ -14,40 +21,60 @@
 
 namespace halflife::kernels {
 
+// A state of N rows with C heads (or channels).
 struct SegmentState {
-  Tensors values;  // [N, C, ...] each, of N rows; all of one dtype, fp32 or fp64
-  // [N, C], or undefined: exp of it times the values counts. -inf: nothing has been seen.
+  Tensors values;  // [N, C, ...] each; all of one dtype, fp32 or fp64
+  // [N, C], or undefined. The state is exp(log_scale) times the values. -inf: no token was seen.
   at::Tensor log_scale = {};
 };
 
-// A log scale as the kernels hold it, 0 where nothing has been seen, and back: `nothing` says
-// where.
+// The kernels store a log scale of 0 if no token was seen, where a SegmentState has -inf.
+// ScaleOrZero converts to the kernels' form and ScaleOfSeen back; `nothing` [N, C] bool is true
+// where no token was seen.
 at::Tensor ScaleOrZero(const at::Tensor& log_scale);
 at::Tensor ScaleOfSeen(const at::Tensor& log_scale, const at::Tensor& nothing);
 
-// x [N, C, ...] with sizes of 1 behind, as many dimensions as `like`.
+// x [N, C, ...] with trailing dimensions of size 1, so that it has as many dimensions as `like`.
 at::Tensor Beside(const at::Tensor& x, const at::Tensor& like);
 
+// What a segment does to the state before it. Exactly one of the two transitions is defined, and it
+// is the same one on all ranks.
 struct SegmentSummary {
-  SegmentState own;           // after the segment, from nothing
-  at::Tensor log_transition;  // [N, C, ...], sizes of 1 broadcast; -inf: a document starts inside
+  SegmentState own;
+  // Diagonal A: its natural logarithm [N, C, ...]; sizes of 1 broadcast over the values. -inf: a
+  // document starts inside the segment.
+  at::Tensor log_transition = {};
+  // Dense A [N, C, K, K], for values [N, C, K, V] or [N, C, K] without a log scale. All zeros: a
+  // document starts inside the segment.
+  at::Tensor transition_matrix = {};
+
+  bool is_dense() const { return transition_matrix.defined(); }
+  const at::Tensor& transition() const { return is_dense() ? transition_matrix : log_transition; }
+};
+
+// The linear map that a segment applies to the values of the state before it.
+struct Transition {
+  // Elementwise factors [N, C, ...], or dense matrices [N, C, K, K].
+  at::Tensor factor;
+  bool is_dense = false;
 };
 
 struct Passed {
   SegmentState after;
-  // Of the values as they are, without their log scales: [N, C, ...], 0 where a document starts.
-  at::Tensor factor;
+  // Maps the values before to the values after, as they are stored (without log scales). 0 where a
+  // document starts inside the segment.
+  Transition transition;
 };
-// The state after a segment from the one before it. What a document start cuts off passes nothing
-// on, a NaN neither.
+// The state after a segment, given the state before it. If a document starts inside the segment,
+// nothing of `before` is passed on, not even a NaN.
 Passed PassThrough(const SegmentSummary& segment, const SegmentState& before);
 
-// The state before this rank's segment; on the first rank without values. All ranks call it.
+// The state before this rank's segment. On the first rank the result has no values. Collective.
 SegmentState StateBefore(const SegmentSummary& own, const RowSegment& row);
 
-// dL/d(values after this rank's segment); on the last rank none. `local` is what this rank's own
-// outputs give dL/d(values before it), `factor` as PassThrough of its segment gives it; neither is
-// read on the first rank. All ranks call it.
-Tensors GradientAfter(const Tensors& local, const at::Tensor& factor, const RowSegment& row);
+// dL/d(values after this rank's segment); empty on the last rank. `local` is dL/d(values before the
+// segment) through this rank's own outputs only, and `transition` is PassThrough's. The first rank
+// passes both for their shapes only; their values are not read. Collective.
+Tensors GradientAfter(const Tensors& local, const Transition& transition, const RowSegment& row);
 
 }  // namespace halflife::kernels

@@ -455,7 +455,7 @@ SEQUENCES = [
     ("sequence: the state before is not decayed", f"{SEQUENCE}/state_exchange.cc",
      "f * before + own", "before + own", "sequence_parallel_test"),
     ("sequence: gradients of segments further on are lost", f"{SEQUENCE}/state_exchange.cc",
-     "after[i] = Fold(of_rank.back(), after[i], of_rank[i]);", "after[i] = of_rank[i];",
+     "after[i] = Fold(back, after[i], of_rank[i]);", "after[i] = of_rank[i];",
      "sequence_parallel_test"),
     ("sequence: a document's start does not cut the state", f"{SEQUENCE}/segment_scan.cc",
      "if (!row.has_start.defined()) return log_transition;", "return log_transition;",

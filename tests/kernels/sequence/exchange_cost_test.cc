@@ -19,21 +19,29 @@ ExchangeCost Network(int ranks) {
 
 TEST(ExchangeCost, IsTheTimeUntilTheLastRankHasItsState) {
   const ExchangeCost cost = Network(8);
-  EXPECT_NEAR(cost.Seconds(kGather, 8, 1'000'000), 15e-6 + 7e-3, 1e-12);
-  EXPECT_NEAR(cost.Seconds(kRing, 8, 1'000'000), 7 * (10e-6 + 1e-3), 1e-12);
+  EXPECT_NEAR(cost.Seconds(kGather, 8, {.state = 1'000'000}), 15e-6 + 7e-3, 1e-12);
+  EXPECT_NEAR(cost.Seconds(kRing, 8, {.state = 1'000'000}), 7 * (10e-6 + 1e-3), 1e-12);
   // The first of 4 pieces passes 7 links, three more follow it.
-  EXPECT_NEAR(cost.Seconds(kScan, 8, 1'000'000), 10 * (10e-6 + 0.25e-3), 1e-12);
+  EXPECT_NEAR(cost.Seconds(kScan, 8, {.state = 1'000'000}), 10 * (10e-6 + 0.25e-3), 1e-12);
+}
+
+TEST(ExchangeCost, OnlyAGatherSendsTransitions) {
+  const ExchangeCost cost = Network(8);
+  const ExchangeBytes bytes = {.state = 1'000'000, .transition = 500'000};
+  EXPECT_NEAR(cost.Seconds(kGather, 8, bytes), 15e-6 + 7 * 1.5e-3, 1e-12);
+  for (const StateStrategy strategy : {kRing, kScan})
+    EXPECT_EQ(cost.Seconds(strategy, 8, bytes), cost.Seconds(strategy, 8, {.state = bytes.state}));
 }
 
 TEST(ExchangeCost, SmallStatesAreGatheredAndLargeOnesGoInPieces) {
-  EXPECT_EQ(Network(8).Cheapest(8, 100), kGather);
-  EXPECT_EQ(Network(8).Cheapest(8, 100'000'000), kScan);
+  EXPECT_EQ(Network(8).Cheapest(8, {.state = 100}), kGather);
+  EXPECT_EQ(Network(8).Cheapest(8, {.state = 100'000'000}), kScan);
   ExchangeCost fast_gather = Network(8);
   fast_gather.gather_s_per_byte = 1e-12;
-  EXPECT_EQ(fast_gather.Cheapest(8, 100'000'000), kGather);
+  EXPECT_EQ(fast_gather.Cheapest(8, {.state = 100'000'000}), kGather);
   // Of two ranks a ring is one message, and pieces of it are more; a gather holds the first one up.
-  EXPECT_EQ(Network(2).Cheapest(2, 1'000'000), kRing);
-  EXPECT_EQ(fast_gather.Cheapest(2, 1'000'000), kRing);
+  EXPECT_EQ(Network(2).Cheapest(2, {.state = 1'000'000}), kRing);
+  EXPECT_EQ(fast_gather.Cheapest(2, {.state = 1'000'000}), kRing);
 }
 
 // A group of one that does nothing: what is measured is small, and no less than nothing.
