@@ -108,7 +108,7 @@ std::string OptionsText(const Json& options) {
   for (const Json& option : options) {
     std::string meaning = option["meaning"];
     const std::vector<std::string> choices = option["choices"];
-    if (!choices.empty()) meaning += Concat("; one of ", Join(choices, ", "));
+    if (!choices.empty()) meaning += Concat(". One of ", Join(choices, ", "));
     rows.push_back({option["name"], option["type"], DefaultText(option["default"]), meaning});
   }
   return WrappedTable(rows, "");

@@ -61,9 +61,9 @@ TEST(Front, ExplainsARecipe) {
   explained.emplace_back("--explain");
   const RunResult result = RunCommand(explained);
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_NE(result.out.find("  lr: 0.0003  # peak learning rate\n"), std::string::npos);
-  EXPECT_NE(result.out.find("  # what training rows are told"), std::string::npos);
-  EXPECT_NE(result.out.find("num_heads: 4  # heads"), std::string::npos) << result.out;
+  EXPECT_NE(result.out.find("  lr: 0.0003  # Peak learning rate\n"), std::string::npos);
+  EXPECT_NE(result.out.find("  # Position ids of training rows."), std::string::npos);
+  EXPECT_NE(result.out.find("num_heads: 4  # Number of heads"), std::string::npos) << result.out;
   const TempDir dir;
   std::ofstream(dir / "explained.textproto") << result.out;
   const RunResult again = RunCommand({kProgram, "recipe", "--config", dir / "explained.textproto"});

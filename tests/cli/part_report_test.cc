@@ -21,7 +21,7 @@ TEST(PartReport, ListsTheMixersFirst) {
   EXPECT_EQ(parts[0]["kind"], "mixer");
   EXPECT_EQ(parts[0]["usual"], "retention");
   const std::string text = PartsText(parts);
-  EXPECT_TRUE(text.starts_with("Mixers:\n  retention (default)  retention of RetNet")) << text;
+  EXPECT_TRUE(text.starts_with("Mixers:\n  retention (default)  retention as fla ")) << text;
   EXPECT_THAT(text,
               AllOf(HasSubstr("\n  gla "), HasSubstr("swiglu (default), glu, mlp, identity")));
 }
@@ -65,14 +65,14 @@ TEST(PartReport, CostsAreThoseOfALayer) {
 
 TEST(PartReport, OptionsAreShownAsRecipesWriteThem) {
   const Json gla = DescribePart("mixer.gla");
-  EXPECT_EQ(gla["options"][0].dump(),
-            R"({"name":"num_heads","type":"int","default":4,"meaning":"heads, H","choices":[]})");
+  EXPECT_EQ(gla["options"][0].dump(), R"({"name":"num_heads","type":"int","default":4,)"
+                                      R"("meaning":"Number of heads, H","choices":[]})");
   const std::string text = PartText(gla);
-  EXPECT_THAT(text, HasSubstr("\nnum_heads        int     4        heads, H\n"));
+  EXPECT_THAT(text, HasSubstr("\nnum_heads        int     4        Number of heads, H\n"));
   EXPECT_THAT(text, HasSubstr("number  -inf  "));
   EXPECT_THAT(text, HasSubstr("number  1     "));
   EXPECT_THAT(text, HasSubstr("\n  o_t = q_t S_t / sqrt(K)\n"));
-  EXPECT_THAT(text, HasSubstr("one of none, "));
+  EXPECT_THAT(text, HasSubstr("One of none, "));
   EXPECT_THAT(text, HasSubstr("--set model.mixer=gla --set model.mixer.gla.OPTION=VALUE\n"));
   EXPECT_THAT(
       PartText(DescribePart("channel_mixer.identity")),

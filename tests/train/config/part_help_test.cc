@@ -51,7 +51,7 @@ TEST(PartHelp, OptionsHaveTypeDefaultAndMeaning) {
   EXPECT_EQ(gla.options.front().name, "num_heads");
   EXPECT_EQ(option("num_heads").type, "int");
   EXPECT_EQ(option("num_heads").usual, model::OptionValue(int64_t{4}));
-  EXPECT_EQ(option("num_heads").meaning, "heads, H");
+  EXPECT_EQ(option("num_heads").meaning, "Number of heads, H");
   EXPECT_EQ(option("expand_k").usual, model::OptionValue(0.5));
   EXPECT_EQ(option("use_short_conv").type, "bool");
   EXPECT_EQ(option("clamp_min").usual, model::OptionValue(-HUGE_VAL));
