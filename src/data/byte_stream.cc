@@ -53,12 +53,12 @@ class CompressedStream : public ByteStream {
   size_t Refill() { return source_.Read(buffer_.data(), buffer_.size()); }
   [[noreturn]] void FailCut() const {
     HL_FAIL(ExitCode::kData, path_.string(),
-            " ends in the middle of its compressed data; it was "
-            "truncated: copy or download it again");
+            " ends in the middle of its compressed data: it was "
+            "truncated. Copy or download it again.");
   }
   [[noreturn]] void FailDamaged(const char* format, const char* words) const {
     HL_FAIL(ExitCode::kData, path_.string(), " is not valid ", format, " near byte ",
-            source_.disk_bytes(), ": ", words, "; copy or download it again");
+            source_.disk_bytes(), ": ", words, ". Copy or download it again.");
   }
 
   const fs::path path_;
@@ -70,7 +70,7 @@ class GzipStream : public CompressedStream {
  public:
   explicit GzipStream(const fs::path& path) : CompressedStream(path) {
     constexpr int kGzipFormat = 15 + 16;  // window bits, and only the gzip format
-    HL_CHECK(::inflateInit2(&zlib_, kGzipFormat) == Z_OK, "zlib does not start");
+    HL_CHECK(::inflateInit2(&zlib_, kGzipFormat) == Z_OK, "cannot initialise zlib");
   }
   ~GzipStream() override { ::inflateEnd(&zlib_); }
 
@@ -115,7 +115,7 @@ struct ZstdDeleter {
 class ZstdStream : public CompressedStream {
  public:
   explicit ZstdStream(const fs::path& path) : CompressedStream(path), zstd_(::ZSTD_createDCtx()) {
-    HL_CHECK(zstd_ != nullptr, "zstd does not start");
+    HL_CHECK(zstd_ != nullptr, "cannot initialise zstd");
   }
 
   size_t Read(char* out, size_t size) override {

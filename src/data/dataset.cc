@@ -63,7 +63,7 @@ Split SplitOf(const std::string& name) {
   for (const Split split : kSplits) {
     if (name == Name(split)) return split;
   }
-  HL_FAIL(ExitCode::kUsage, "'", name, "' is no split; train, validation or test would work");
+  HL_FAIL(ExitCode::kUsage, "'", name, "' is not a split. Use train, validation or test.");
 }
 
 double MeanDocumentTokens(const SplitInfo& split) {
@@ -192,7 +192,7 @@ Dataset::~Dataset() = default;
 Dataset Dataset::Open(const fs::path& folder) {
   std::error_code ignored;
   HL_CHECK_AS(ExitCode::kData, fs::is_directory(folder, ignored), "there is no dataset folder ",
-              folder.string(), "; make one with `halflife prepare --out ", folder.string(), "`");
+              folder.string(), ". Make one with `halflife prepare --out ", folder.string(), "`.");
   Dataset dataset(std::make_unique<Impl>(folder, ReadManifest(folder / kManifestName)));
   dataset.impl_->ForEachShard([](const ShardReader& shard) { shard.CheckHeader(); });
   return dataset;
@@ -217,7 +217,8 @@ void Dataset::Read(Split split, int64_t begin, std::span<int32_t> ids) const {
 }
 
 void Dataset::ReadLabels(Split split, int64_t begin, std::span<int32_t> labels) const {
-  HL_CHECK(info().has_rows(), folder().string(), " holds text, whose labels are its next tokens");
+  HL_CHECK(info().has_rows(), folder().string(),
+           " contains text, whose labels are its next tokens");
   impl_->ReadColumn(split, begin, labels, impl_->labels, &ShardReader::ReadLabels);
 }
 
@@ -244,14 +245,14 @@ std::vector<int64_t> Dataset::DocumentStarts(Split split, int64_t begin, int64_t
 }
 
 std::unique_ptr<Tokenizer> Dataset::LoadTokenizer() const {
-  HL_CHECK_AS(ExitCode::kUsage, info().has_tokenizer(), folder().string(), " holds labelled rows (",
-              impl_->manifest.generator,
-              "), not text, and has no tokenizer; a dataset of `halflife prepare --input` has one");
+  HL_CHECK_AS(ExitCode::kUsage, info().has_tokenizer(), folder().string(),
+              " contains labelled rows (", impl_->manifest.generator,
+              "), not text, and has no tokenizer. Use a dataset of `halflife prepare --input`.");
   impl_->CheckTokenizerFiles();
   std::unique_ptr<Tokenizer> tokenizer = data::LoadTokenizer(impl_->folder / kTokenizerFolder);
   HL_CHECK_AS(ExitCode::kData, tokenizer->vocab_size() == info().vocab_size, "the tokenizer of ",
-              impl_->folder.string(), " has ", tokenizer->vocab_size(), " ids, the manifest says ",
-              info().vocab_size, "; ", kDamageRemedy);
+              impl_->folder.string(), " has ", tokenizer->vocab_size(),
+              " ids, but the manifest says ", info().vocab_size, "; ", kDamageRemedy);
   return tokenizer;
 }
 

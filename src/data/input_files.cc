@@ -51,7 +51,7 @@ std::optional<InputFile> Classify(const fs::path& path, std::span<const TextForm
 void RequireRegularFile(const fs::path& path) {
   std::error_code ignored;
   HL_CHECK_AS(ExitCode::kData, fs::is_regular_file(path, ignored), path.string(),
-              " is no regular file, or a link to nowhere");
+              " is not a regular file, or is a broken link");
 }
 
 std::vector<fs::path> Glob(const std::string& pattern) {
@@ -72,7 +72,7 @@ std::vector<fs::path> FilesBelow(const fs::path& folder) {
     for (; entry != fs::recursive_directory_iterator(); ++entry) {
       if (entry->is_regular_file()) paths.push_back(entry->path());
       if (entry->is_directory() && fs::exists(entry->path() / kManifestName)) {
-        HL_INFO("data", entry->path().string(), " is a dataset, no text; left out");
+        HL_INFO("data", entry->path().string(), " is a dataset, not text; it is skipped");
         entry.disable_recursion_pending();
       }
     }
@@ -95,7 +95,7 @@ class Collector {
       return;
     }
     HL_CHECK_AS(ExitCode::kData, AddFile(path, path.filename()), path.string(),
-                " has an unknown extension; prepare reads ", KnownExtensions(formats_));
+                " has an unknown extension. Use ", KnownExtensions(formats_));
   }
   InputFiles Take() { return std::move(found_); }
 
@@ -127,12 +127,13 @@ InputFiles FindInputFiles(const std::vector<std::string>& names, const std::stri
     const std::vector<fs::path> paths =
         fs::exists(name, ignored) ? std::vector<fs::path>{name} : Glob(name);
     HL_CHECK_AS(ExitCode::kData, !paths.empty(), "no file matches ", flag, " ", name,
-                "; give a file, a folder or a pattern of ", KnownExtensions(formats));
+                ". Give a file, a folder or a pattern of ", KnownExtensions(formats));
     for (const fs::path& path : paths) collector.Add(path);
   }
   InputFiles found = collector.Take();
-  HL_CHECK_AS(ExitCode::kData, !found.files.empty(), "the ", flag, " folders hold no text: of ",
-              found.num_skipped, " files none ends in ", KnownExtensions(formats));
+  HL_CHECK_AS(ExitCode::kData, !found.files.empty(), "the ", flag,
+              " folders contain no text: none of ", found.num_skipped, " files ends in ",
+              KnownExtensions(formats));
   return found;
 }
 
@@ -142,8 +143,8 @@ void RequireApart(const InputFiles& training, const InputFiles& held_out, const 
   for (const InputFile& file : held_out.files) {
     HL_CHECK_AS(ExitCode::kUsage, !known.contains(fs::canonical(file.path)), file.path.string(),
                 " is both in --input and in ", flag,
-                ": its loss would be of text that was trained "
-                "on; name the files of --input without it");
+                ": its loss would be measured on text that was trained "
+                "on. Remove it from --input.");
   }
 }
 
@@ -156,8 +157,8 @@ uint64_t DiskBytes(const InputFiles& inputs) {
 InputFile PlainTextFile(const fs::path& path) {
   RequireRegularFile(path);
   HL_CHECK_AS(ExitCode::kData, TextExtension(path) != ".jsonl", path.string(),
-              " holds records, not one text; make a dataset of it with `halflife prepare "
-              "--validation-input`");
+              " contains records, not one text. Make a dataset of it with `halflife prepare "
+              "--validation-input`.");
   return {.path = path,
           .compression = CompressionOf(path),
           .bytes = fs::file_size(path),

@@ -332,8 +332,9 @@ Hash128 FrameHash(std::string_view framed) { return FromBytes(framed.substr(fram
 
 Manifest ReadManifest(const fs::path& path) {
   std::error_code ignored;
-  HL_CHECK_AS(ExitCode::kData, fs::exists(path, ignored), path.string(),
-              " is missing: the folder is no prepared dataset; make one with `halflife prepare`");
+  HL_CHECK_AS(
+      ExitCode::kData, fs::exists(path, ignored), path.string(),
+      " is missing: the folder is not a prepared dataset. Make one with `halflife prepare`.");
   const std::string framed = ReadFile(path, ExitCode::kData);
   const std::string_view bytes(framed);
   HL_CHECK_AS(ExitCode::kData, bytes.substr(0, 8) == kMagic, path.string(),
@@ -343,22 +344,21 @@ Manifest ReadManifest(const fs::path& path) {
     length |= static_cast<uint64_t>(static_cast<uint8_t>(bytes[8 + i])) << 8 * i;
   }
   HL_CHECK_AS(ExitCode::kData, bytes.size() >= kFrameBytes && length == bytes.size() - kFrameBytes,
-              path.string(), " holds ", bytes.size(), " bytes, but its frame asks for ", length,
+              path.string(), " has ", bytes.size(), " bytes, but its frame specifies ", length,
               " + ", kFrameBytes, ": it was truncated or overwritten; ", kDamageRemedy);
   HL_CHECK_AS(ExitCode::kData, HashBytes(bytes.substr(0, bytes.size() - 16)) == FrameHash(bytes),
-              path.string(), " does not agree with its own xxh3-128: it is damaged; ",
-              kDamageRemedy);
+              path.string(), " does not match its own xxh3-128: it is damaged; ", kDamageRemedy);
 
   proto::DatasetManifest message;
   const bool parsed =
       message.ParseFromArray(bytes.data() + 16, static_cast<int>(bytes.size() - kFrameBytes));
-  HL_CHECK_AS(ExitCode::kData, parsed, path.string(), " is no DatasetManifest; ", kDamageRemedy);
+  HL_CHECK_AS(ExitCode::kData, parsed, path.string(), " is not a DatasetManifest; ", kDamageRemedy);
   HL_CHECK_AS(
       ExitCode::kData,
       message.format_version() >= kTextVersion && message.format_version() <= kExamplesVersion,
-      path.string(), " is of dataset format ", message.format_version(),
-      ", this program reads formats ", kTextVersion, " to ", kExamplesVersion,
-      "; use the program that wrote it, or run `halflife prepare` again");
+      path.string(), " has dataset format ", message.format_version(),
+      ", but this program reads formats ", kTextVersion, " to ", kExamplesVersion,
+      ". Use the program that wrote it, or run `halflife prepare` again.");
   HL_CHECK_AS(ExitCode::kData, Consistent(message), path.string(), " contradicts itself; ",
               kDamageRemedy);
   Manifest manifest = FromProto(message);

@@ -45,7 +45,7 @@ class OrderedPipeline {
       for (int i = 0; i < threads; ++i) workers_.push_back(StartThread([this] { Work(); }));
     } catch (const Error& error) {
       if (workers_.empty()) throw;
-      HL_WARN("data", "goes on with ", workers_.size(), " threads of ", threads, ": ",
+      HL_WARN("data", "continues with ", workers_.size(), " threads instead of ", threads, ": ",
               error.message());
     }
   }

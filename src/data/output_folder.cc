@@ -52,9 +52,9 @@ void RemoveDeadTemporaries(const fs::path& out) {
       fs::remove_all(entry.path(), ignored);
     } else {
       HL_WARN("data", entry.path().string(),
-              errno == EWOULDBLOCK
-                  ? " belongs to another prepare that runs now; it is left alone"
-                  : " may be left by a prepare that was killed; remove it when none is running");
+              errno == EWOULDBLOCK ? " belongs to another prepare that is running; it is kept"
+                                   : " may be left over from a prepare that was killed. Remove it "
+                                     "when no prepare is running.");
     }
   }
 }
@@ -77,11 +77,11 @@ OutputFolder::OutputFolder(const fs::path& out) {
   std::error_code error;
   HL_CHECK_AS(ExitCode::kUsage, !fs::exists(fs::symlink_status(out_, error)), "--out ",
               out_.string(),
-              " exists already; a dataset is never overwritten: choose another name, "
-              "or remove it first");
+              " exists already, and a dataset is never overwritten. Choose another name, "
+              "or remove it first.");
   fs::create_directories(out_.parent_path(), error);
-  HL_CHECK_AS(ExitCode::kData, !error, "cannot make the folder ", out_.parent_path().string(), ": ",
-              error.message());
+  HL_CHECK_AS(ExitCode::kData, !error, "cannot create the folder ", out_.parent_path().string(),
+              ": ", error.message());
   RemoveDeadTemporaries(out_);
   // A retry is only needed if another process removed the folder first, which cannot continue for
   // long.
@@ -89,15 +89,15 @@ OutputFolder::OutputFolder(const fs::path& out) {
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     if (MakeTemporary()) return;
   }
-  HL_FAIL(ExitCode::kData, "cannot keep a temporary folder beside ", out_.string(), ": each of ",
-          kAttempts, " was removed, or cannot be looked at");
+  HL_FAIL(ExitCode::kData, "cannot create a temporary folder next to ", out_.string(), ": each of ",
+          kAttempts, " was removed or cannot be accessed");
 }
 
 bool OutputFolder::MakeTemporary() {
   temporary_ = out_;
   temporary_ += kInfix + RandomHex(kDigits);
   if (::mkdir(temporary_.c_str(), 0777) != 0) {
-    HL_CHECK_AS(ExitCode::kData, errno == EEXIST, "cannot make ", temporary_.string(), ": ",
+    HL_CHECK_AS(ExitCode::kData, errno == EEXIST, "cannot create ", temporary_.string(), ": ",
                 internal::ErrnoText(errno));
     return false;
   }

@@ -21,17 +21,17 @@ namespace fs = std::filesystem;
 
 void CheckConfig(const PrepareConfig& config) {
   HL_CHECK_AS(ExitCode::kUsage, !config.input.paths.empty(),
-              "--input names no file; --synthetic mqar makes rows without text");
+              "--input names no file. Name files, or use --synthetic mqar for rows without text.");
   HL_CHECK_AS(ExitCode::kUsage, config.train_tokenizer == config.input.tokenizer.empty(),
-              "give either --tokenizer bytes|FILE|FOLDER, or --train-tokenizer --vocab N");
+              "use either --tokenizer bytes|FILE|FOLDER, or --train-tokenizer --vocab N");
   constexpr int kMostPieces = 1 << 24;
   HL_CHECK_AS(
       ExitCode::kUsage,
       !config.train_tokenizer || (config.vocab_size > 0 && config.vocab_size <= kMostPieces),
-      "--train-tokenizer needs --vocab N, the number of pieces, such as 8192; at most ",
+      "--train-tokenizer needs --vocab N, the number of pieces. Use for example 8192, and at most ",
       kMostPieces);
   HL_CHECK_AS(ExitCode::kUsage, config.chunk_bytes > 0, "chunks of ", config.chunk_bytes,
-              " bytes; 1 or more would work");
+              " bytes. Use 1 or more.");
   config.input.Check();
   config.output.Check();
 }
@@ -174,7 +174,8 @@ std::unique_ptr<Tokenizer> Run::TrainTokenizer() {
         config_.output.Report(progress_);
       });
   const std::vector<std::string> lines = std::move(sample).Sorted();
-  HL_CHECK_AS(ExitCode::kData, !lines.empty(), "the input holds no text to train a tokenizer on");
+  HL_CHECK_AS(ExitCode::kData, !lines.empty(),
+              "the input contains no text to train a tokenizer on");
   return MakeSentencePieceTokenizer(TrainSentencePiece(lines, config_.vocab_size));
 }
 
@@ -236,7 +237,7 @@ Manifest Run::WriteShards(const fs::path& folder, const Tokenizer& tokenizer) {
 void Run::CheckInputs(const Manifest& manifest) const {
   const auto require = [](const SplitRecord& split, const char* flag, const InputFiles& inputs) {
     HL_CHECK_AS(ExitCode::kData, split.info.num_documents > 0, flag,
-                " holds no text: ", inputs.files.size(), " files with empty documents alone, ",
+                " contains no text: ", inputs.files.size(), " files with only empty documents, ",
                 "starting with ", inputs.files.front().path.string());
   };
   require(manifest.train, "--input", inputs_);
@@ -248,7 +249,7 @@ void Run::CheckSplits(const Manifest& manifest) const {
   const int64_t train = manifest.train.info.num_documents;
   const int64_t validation = manifest.validation.info.num_documents;
   HL_CHECK_AS(ExitCode::kData, train + validation > 0,
-              "the input holds no text: ", inputs_.files.size(), " files with ", num_empty_,
+              "the input contains no text: ", inputs_.files.size(), " files with ", num_empty_,
               " empty documents, starting with ", inputs_.files.front().path.string());
   if (validation_tail_ > 0) {
     HL_CHECK_AS(ExitCode::kData, train > 0 && validation > 0, "with --validation-tail ",

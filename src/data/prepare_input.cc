@@ -10,7 +10,7 @@ void PrepareInput::Check() const {
               " is not in [0, 1); 0.05 is usual, 0 leaves the validation split empty");
   HL_CHECK_AS(ExitCode::kUsage, validation_tail >= 0 && validation_tail < 1, "--validation-tail ",
               validation_tail,
-              " is no share of a text. Use a number above 0 and below 1, such as 0.1.");
+              " is not a share of a text. Use a number above 0 and below 1, such as 0.1.");
   HL_CHECK_AS(ExitCode::kUsage,
               validation_tail == 0 || (validation_paths.empty() && !validation_fraction),
               "--validation-tail, --validation-fraction and --validation-input exclude each other. "

@@ -7,9 +7,9 @@
 namespace halflife::data {
 
 void PrepareOutput::Check() const {
-  HL_CHECK_AS(ExitCode::kUsage, !out.empty(), "--out names no folder; --out DIR would work");
+  HL_CHECK_AS(ExitCode::kUsage, !out.empty(), "--out names no folder. Use --out DIR.");
   HL_CHECK_AS(ExitCode::kUsage, threads >= 0 && threads <= 1024, "--threads ", threads,
-              " is not in [0, 1024]; 0 takes all cores");
+              " is not in [0, 1024]; 0 uses all cores");
   HL_CHECK_AS(ExitCode::kUsage, shard_tokens >= kBlockTokens && shard_tokens <= kMostShardTokens,
               "--shard-tokens ", shard_tokens, " is not in [", kBlockTokens, ", ", kMostShardTokens,
               "]");

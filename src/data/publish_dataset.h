@@ -30,7 +30,7 @@ auto PublishDataset(const Config& config) try {
   return summary;
 } catch (const std::filesystem::filesystem_error& error) {
   // A folder could not be created or listed, for example on a full disk.
-  HL_FAIL(ExitCode::kData, "prepare cannot go on with ", config.output.out.string(), ": ",
+  HL_FAIL(ExitCode::kData, "prepare cannot continue with ", config.output.out.string(), ": ",
           TextOf(error));
 }
 

@@ -122,8 +122,8 @@ void RecordReader::ForEachLine(const TextChunk& chunk, const VisitRecord& visit)
     if (number == 1) return;  // the column names
     const std::vector<std::string_view> values = SplitColumns(line);
     HL_CHECK_AS(ExitCode::kData, values.size() == columns.count, PlaceOf(*chunk.file, number),
-                values.size(), " columns, and the first line names ", columns.count,
-                "; a tab within a text must be another character");
+                values.size(), " columns, but the first line names ", columns.count,
+                ". Replace tabs within a text by another character.");
     Record record = {.line = number, .values = {}};
     for (const size_t column : columns.of_fields) record.values.emplace_back(values[column]);
     visit(record);

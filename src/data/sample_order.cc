@@ -10,7 +10,7 @@ EpochEnd EpochEndOf(const std::string& name) {
   if (name == "fill") return EpochEnd::kFill;
   if (name == "short") return EpochEnd::kShort;
   HL_CHECK_AS(ExitCode::kUsage, name == "drop", "'", name,
-              "' is no end of an epoch; fill, short or drop would work");
+              "' is not an end of an epoch. Use fill, short or drop.");
   return EpochEnd::kDrop;
 }
 
@@ -55,7 +55,7 @@ uint64_t SampleOrder::StepAt(uint64_t first_sample) const {
                             : first_sample / windows * static_cast<uint64_t>(StepsPerEpoch()) +
                                   first_sample % windows / batch;
   HL_CHECK(FirstSample(step) == first_sample, "sample ", first_sample,
-           " begins no step of the global batch ", global_batch);
+           " does not begin a step of the global batch ", global_batch);
   return step;
 }
 

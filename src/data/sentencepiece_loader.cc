@@ -21,7 +21,7 @@ const SentencePieceBridge& LoadSentencePieceBridge() {
   using Entry = const SentencePieceBridge* (*)();
   const auto entry = reinterpret_cast<Entry>(::dlsym(module, kSentencePieceEntry));
   HL_CHECK_AS(ExitCode::kEnvironment, entry != nullptr, kSentencePieceModule, " has no ",
-              kSentencePieceEntry, "; it belongs to another build of halflife: build it again");
+              kSentencePieceEntry, "; it belongs to another build of halflife. Build it again.");
   return *entry();
 #endif
 }

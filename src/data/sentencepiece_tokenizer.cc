@@ -27,13 +27,13 @@ class SentencePieceTokenizer : public Tokenizer {
     model_ = LoadSentencePieceBridge().load(bytes_, error);
     HL_CHECK_AS(ExitCode::kData, error.empty() && model_->vocab_size() > 0,
                 "not a sentencepiece model (", bytes_.size(),
-                " bytes); sentencepiece says: ", error.empty() ? "it has no pieces" : error,
-                "; give a .model file, --tokenizer bytes, or --train-tokenizer");
+                " bytes); sentencepiece reports: ", error.empty() ? "it has no pieces" : error,
+                ". Use a .model file, --tokenizer bytes, or --train-tokenizer.");
     // Encode never produces a control piece, so eos in the ids always means the end of a document.
     HL_CHECK_AS(
         ExitCode::kData, model_->eos_id() >= 0,
-        "the sentencepiece model has no </s> control piece, which ends each document; train one "
-        "with --eos_id=1, or use --train-tokenizer");
+        "the sentencepiece model has no </s> control piece, which ends each document. Train one "
+        "with --eos_id=1, or use --train-tokenizer.");
     std::vector<AddedToken> names;
     for (int id = 0; id < model_->vocab_size(); ++id) {
       const SentencePiece piece = model_->Piece(id);

@@ -20,7 +20,7 @@ struct Column {
 Column ReadColumn(const Hdf5Handle& file, const char* name, const fs::path& path) {
   const auto describe = [&] {
     return Concat(path.string(), " has no list '", name,
-                  "' of whole numbers, so it is no token shard");
+                  "' of whole numbers, so it is not a token shard");
   };
   const Hdf5Handle dataset =
       CheckHdf5(H5Dopen2(file.get(), name, H5P_DEFAULT), &H5Dclose, describe);

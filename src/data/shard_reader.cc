@@ -23,8 +23,8 @@ void CheckSize(const fs::path& path, uint64_t expected) {
               " is missing or cannot be reached (", internal::ErrnoText(errno), "); ",
               kDamageRemedy);
   const auto size = static_cast<uint64_t>(info.st_size);
-  HL_CHECK_AS(ExitCode::kData, size == expected, "the token shard ", path.string(), " holds ", size,
-              " bytes, the manifest says ", expected, ": it was ",
+  HL_CHECK_AS(ExitCode::kData, size == expected, "the token shard ", path.string(), " has ", size,
+              " bytes, but the manifest says ", expected, ": it was ",
               size < expected ? "truncated" : "overwritten", "; ", kDamageRemedy);
 }
 
@@ -66,7 +66,7 @@ void ShardReader::CheckWhole() const {
   const Fd fd = OpenFile(path_, O_RDONLY, ExitCode::kData);
   const Hash128 hash = HashFile(fd.get(), path_, 0).whole;
   HL_CHECK_AS(ExitCode::kData, hash == record_.file.hash, "the token shard ", path_.string(),
-              " has xxh3-128 ", ToHex(hash), ", the manifest says ", ToHex(record_.file.hash),
+              " has xxh3-128 ", ToHex(hash), ", but the manifest says ", ToHex(record_.file.hash),
               ": it is damaged; ", kDamageRemedy);
 }
 

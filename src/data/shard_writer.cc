@@ -69,7 +69,7 @@ class BlockColumn {
       haddr_t address = 0;
       hsize_t bytes = 0;
       CheckHdf5(H5Dget_chunk_info_by_coord(dataset_.get(), &offset, &filter_mask, &address, &bytes),
-                [&] { return Concat("cannot ask for the block at ", at); });
+                [&] { return Concat("cannot query the block at ", at); });
       extent.begin = std::min<uint64_t>(extent.begin, address);
       extent.bytes += bytes;
     }

@@ -87,10 +87,11 @@ void RequireUtf8(TextChunk& chunk, bool replace) {
   const auto line =
       chunk.first_line +
       std::count(chunk.text.begin(), chunk.text.begin() + static_cast<int64_t>(bad), '\n');
-  HL_CHECK_AS(ExitCode::kData, replace, chunk.file->path.string(), ": byte ",
-              chunk.offset + static_cast<int64_t>(bad), " of the text (line ", line,
-              ") is not valid UTF-8; convert the file, or have `halflife prepare --invalid-utf8 "
-              "replace` put U+FFFD there");
+  HL_CHECK_AS(
+      ExitCode::kData, replace, chunk.file->path.string(), ": byte ",
+      chunk.offset + static_cast<int64_t>(bad), " of the text (line ", line,
+      ") is not valid UTF-8. Convert the file, or replace invalid bytes by U+FFFD with `halflife "
+      "prepare --invalid-utf8 replace`.");
   chunk.text = ReplaceInvalidUtf8(chunk.text);
 }
 
@@ -99,7 +100,7 @@ TextChunker::TextChunker(const std::vector<InputFile>& files, const ChunkerConfi
   for (const InputFile& file : files) {
     HL_CHECK_AS(ExitCode::kUsage, config.validation_tail == 0 || file.format == TextFormat::kText,
                 "--validation-tail cuts .txt files, and ", file.path.string(),
-                " holds records. Use --validation-fraction or --validation-input.");
+                " contains records. Use --validation-fraction or --validation-input.");
   }
 }
 

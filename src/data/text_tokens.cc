@@ -41,7 +41,7 @@ TextTokens EncodeFiles(const std::vector<std::string>& names, const Tokenizer& t
   text.info.num_tokens = static_cast<int64_t>(text.ids.size());
   text.info.sources = sources.Take();
   HL_CHECK_AS(ExitCode::kData, text.info.num_documents > 0, "there is no text in ",
-              Join(names, ", "), "; files with text would work");
+              Join(names, ", "), ". Use files with text.");
   return text;
 }
 

@@ -20,16 +20,16 @@ std::optional<TokenDifference> FindDifference(const Tokenizer& left, const Token
 
 void RequireSameTokens(const Dataset& dataset, const Tokenizer& own, const std::string& where) {
   constexpr char kRemedy[] =
-      "; prepare the text with the run's own tokenizer (`halflife prepare --tokenizer "
-      "RUN/tokenizer`)";
+      ". Prepare the text with the run's own tokenizer (`halflife prepare --tokenizer "
+      "RUN/tokenizer`).";
   const int64_t vocab = dataset.info().vocab_size;
   HL_CHECK_AS(ExitCode::kUsage, vocab <= own.vocab_size(), "the dataset ",
-              dataset.folder().string(), " has a vocabulary of ", vocab, ", the tokenizer of ",
-              where, " one of ", own.vocab_size(), kRemedy);
+              dataset.folder().string(), " has a vocabulary of ", vocab, ", but the tokenizer of ",
+              where, " has one of ", own.vocab_size(), kRemedy);
   const auto difference = FindDifference(*dataset.LoadTokenizer(), own);
   if (!difference) return;
-  HL_FAIL(ExitCode::kUsage, "token ", difference->id, " stands for '", difference->left,
-          "' in the dataset ", dataset.folder().string(), ", for '", difference->right, "' in ",
+  HL_FAIL(ExitCode::kUsage, "token ", difference->id, " is '", difference->left,
+          "' in the dataset ", dataset.folder().string(), ", but '", difference->right, "' in ",
           where, kRemedy);
 }
 

@@ -104,8 +104,8 @@ void CheckConfig(const TokenSourceConfig& config) {
   const int64_t rows = config.micro_batch * config.dp_size;
   HL_CHECK_AS(ExitCode::kUsage, config.global_batch > 0 && config.global_batch % rows == 0,
               "global_batch ", config.global_batch, " is not a multiple of micro_batch ",
-              config.micro_batch, " x dp size ", config.dp_size, " = ", rows, "; ",
-              (config.global_batch / rows + 1) * rows, " would work");
+              config.micro_batch, " x dp size ", config.dp_size, " = ", rows, ". Use ",
+              (config.global_batch / rows + 1) * rows, ".");
 }
 
 }  // namespace
@@ -118,7 +118,7 @@ int64_t NumWindows(const SplitInfo& split, int64_t row_len, int64_t seq_len) {
 int64_t NumWindows(const TokenView& tokens, int64_t seq_len) {
   HL_CHECK_AS(ExitCode::kUsage, tokens.row_len == 0 || seq_len == tokens.row_len, "seq_len ",
               seq_len, ": ", tokens.name, " has labelled rows of ", tokens.row_len,
-              " tokens, which are not cut; set data.seq_len (`eval --seq-len`) to ",
+              " tokens, which cannot be split. Set data.seq_len (`eval --seq-len`) to ",
               tokens.row_len);
   return NumWindows(tokens.info, tokens.row_len, seq_len);
 }
@@ -190,16 +190,15 @@ class TokenSource::Impl {
               .global_batch = config.global_batch,
               .epoch_end = config.epoch_end};
     HL_CHECK_AS(ExitCode::kData, order_.num_windows > 0, "the ", Name(split), " split of ",
-                dataset.folder().string(), " holds ", num_tokens,
+                dataset.folder().string(), " has ", num_tokens,
                 " tokens, fewer than seq_len + 1 = ", config.seq_len + 1,
-                "; prepare more text, or set seq_len to ", std::max<int64_t>(num_tokens - 1, 1),
-                " or less");
-    HL_CHECK_AS(
-        ExitCode::kUsage, config.epoch_end != EpochEnd::kDrop || order_.StepsPerEpoch() > 0, "the ",
-        Name(split), " split of ", dataset.folder().string(), " has ", order_.num_windows,
-        " rows, fewer than the global_batch of ", config.global_batch,
-        ", and data.epoch_end drop leaves out what fills no step; a global_batch of at most ",
-        order_.num_windows, ", or data.epoch_end short would work");
+                ". Prepare more text, or set seq_len to ", std::max<int64_t>(num_tokens - 1, 1),
+                " or less.");
+    HL_CHECK_AS(ExitCode::kUsage, config.epoch_end != EpochEnd::kDrop || order_.StepsPerEpoch() > 0,
+                "the ", Name(split), " split of ", dataset.folder().string(), " has ",
+                order_.num_windows, " rows, fewer than the global_batch of ", config.global_batch,
+                ", and data.epoch_end drop omits incomplete steps. Use a global_batch of at most ",
+                order_.num_windows, ", or data.epoch_end short.");
     Start();
   }
   ~Impl() { Stop(); }

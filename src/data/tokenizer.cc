@@ -115,8 +115,8 @@ std::unique_ptr<Tokenizer> LoadKind(const fs::path& folder) {
   std::error_code ignored;
   HL_CHECK_AS(ExitCode::kData, fs::exists(path, ignored), "there is no tokenizer in ",
               folder.string(), ": ", path.string(),
-              " is missing; name a folder that `halflife "
-              "prepare` or a run has written");
+              " is missing. Name a folder that `halflife "
+              "prepare` or a run has written.");
   std::string kind = ReadFile(path, ExitCode::kData);
   while (!kind.empty() && kind.back() == '\n') kind.pop_back();
   const auto read = [&](const char* name) { return ReadFile(folder / name, ExitCode::kData); };
@@ -127,7 +127,7 @@ std::unique_ptr<Tokenizer> LoadKind(const fs::path& folder) {
                              {kTokenizerConfigFile, read(kTokenizerConfigFile)}},
                             (folder / kTokenizerJsonFile).string());
   }
-  HL_FAIL(ExitCode::kData, path.string(), " names the kind '", kind, "'; this program knows ",
+  HL_FAIL(ExitCode::kData, path.string(), " names the kind '", kind, "'; this program supports ",
           kBytesKind, ", ", kSentencePieceKind, " and ", kBpeKind);
 }
 

@@ -59,12 +59,12 @@ void CheckIsNotAdded(const fs::path& from, const nlohmann::json& id, const std::
                      const Tokenizer& tokenizer) {
   HL_CHECK_AS(ExitCode::kData, !id.is_number() || id < tokenizer.vocab_size(), from.string(),
               " adds a token to those of ", kHfSentencePieceFile,
-              " beside it, which alone is read: ", token);
+              " in the same folder, but only that file is read: ", token);
 }
 
 nlohmann::json ReadObject(const fs::path& path) {
   auto json = nlohmann::json::parse(ReadJsonText(path), nullptr, /*allow_exceptions=*/false);
-  HL_CHECK_AS(ExitCode::kData, json.is_object(), path.string(), " is no JSON object");
+  HL_CHECK_AS(ExitCode::kData, json.is_object(), path.string(), " is not a JSON object");
   return json;
 }
 
@@ -86,10 +86,10 @@ void CheckAddedTokens(const fs::path& path, const Tokenizer& tokenizer) {
 
 void RefuseOtherKinds(const fs::path& folder) {
   HL_CHECK_AS(ExitCode::kData, !IsFile(folder / "vocab.json"), folder.string(),
-              " holds vocab.json, but no tokenizer.json; write one with transformers: "
+              " has vocab.json, but no tokenizer.json. Write one with transformers: "
               "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)");
   HL_CHECK_AS(ExitCode::kData, !IsFile(folder / "vocab.txt"), folder.string(),
-              " holds a WordPiece vocabulary (vocab.txt), which is not read; use ", kKnown);
+              " has a WordPiece vocabulary (vocab.txt), which is not supported. Use ", kKnown);
 }
 
 }  // namespace
@@ -129,11 +129,11 @@ std::unique_ptr<Tokenizer> OpenTokenizer(const std::string& name) {
   if (fs::is_directory(path, ignored)) {
     std::unique_ptr<Tokenizer> tokenizer = FindTokenizer(path);
     HL_CHECK_AS(ExitCode::kData, tokenizer != nullptr, "the folder ", name,
-                " holds no tokenizer; use ", kKnown);
+                " has no tokenizer. Use ", kKnown);
     return tokenizer;
   }
   HL_CHECK_AS(ExitCode::kData, IsFile(path), "--tokenizer ", name,
-              " is neither `bytes` nor a file or folder that is there; use ", kKnown);
+              " is neither `bytes` nor an existing file or folder. Use ", kKnown);
   if (path.extension() == ".json") return OpenBpe(path);
   return OpenSentencePiece(path);
 }

@@ -354,7 +354,7 @@ TEST_F(Eval, WhatToEvaluateOnIsOneOfTwo) {
   expect({"--text", text, "--bigram"}, 2,
          "--bigram does nothing without --data; --data DATASET in place of --text");
   expect({"--text", text}, 3, "the text has 10 tokens, fewer than one window of 64 + 1");
-  expect({"--text", Path("none.txt")}, 3, "none.txt is no regular file");
+  expect({"--text", Path("none.txt")}, 3, "none.txt is not a regular file");
   std::filesystem::copy(Path("run") + "/ckpt/step_000000000020", Path("step"));
   const std::vector<std::string> step = {"eval", "--model",   Path("step"), "--text",
                                          text,   "--seq-len", "5"};

@@ -173,7 +173,7 @@ TEST_F(FineTuning, RefusesWhatDoesNotFit) {
       Prepare("odd", {"--labels", "classes", "--input", Path("train.tsv"), "--validation-input",
                       Path("odd.tsv"), "--field", "sequence", "--row-len", "32"});
   EXPECT_EQ(label.exit_code, 3);
-  EXPECT_THAT(label.err, HasSubstr("odd.tsv:2: the label 'maybe' is none of the classes 0, 1"));
+  EXPECT_THAT(label.err, HasSubstr("odd.tsv:2: the label 'maybe' is not one of the classes 0, 1"));
   EXPECT_FALSE(std::filesystem::exists(Path("odd")));
   const RunResult other = Prepare(
       "other", {"--labels", "answers", "--input", Path("pairs.jsonl"), "--label-field", "l"});

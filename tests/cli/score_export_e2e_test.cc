@@ -186,8 +186,9 @@ TEST_F(ScoreExport, TokensMayComeFromAPipe) {
 
 TEST_F(ScoreExport, WhatIsMissingOrDamagedIsNamed) {
   const std::string run = Path("run");
-  ExpectFailure({"generate", "--model", run, "--prompt", "a", "--tokenizer", Path("no_tokenizer")},
-                3, {"--tokenizer " + Path("no_tokenizer") + " is neither `bytes` nor a file"});
+  ExpectFailure(
+      {"generate", "--model", run, "--prompt", "a", "--tokenizer", Path("no_tokenizer")}, 3,
+      {"--tokenizer " + Path("no_tokenizer") + " is neither `bytes` nor an existing file"});
   ExpectFailure({"eval", "--model", run, "--data", Path("data"), "--split", "test"}, 3,
                 {"test", "has no tokens", "Use another split"});
   ExpectFailure({"report", run, "--out", Path("page.pdf")}, 2,

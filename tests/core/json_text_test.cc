@@ -28,7 +28,7 @@ TEST(ReadJsonText, IsBounded) {
   EXPECT_EQ(ReadJsonText(write("[1, 2]")), "[1, 2]");
   EXPECT_EQ(ReadJsonText(write("no JSON")), "no JSON");
   EXPECT_HL_ERROR(ReadJsonText(write("[1, 2]"), 5), ExitCode::kData, "x.json has 6 bytes",
-                  "at most 5");
+                  "more than the limit of 5 bytes");
   EXPECT_EQ(ReadJsonText(write(std::string(kMaxJsonNesting, '['))).size(), 64u);
   EXPECT_HL_ERROR(ReadJsonText(write(std::string(kMaxJsonNesting + 1, '['))), ExitCode::kData,
                   "x.json is nested 65 deep", "more than the limit of 64 levels");

@@ -213,16 +213,16 @@ TEST(BpeSpecialTest, WhereEosIsNamed) {
   EXPECT_EQ(eos({{"tokenizer_config.json", "{}"}, {"config.json", R"({"eos_token_id": 265})"}}),
             265);
   EXPECT_EQ(eos({{"special_tokens_map.json", R"({"eos_token": "<|pad|>"})"}}), 266);
-  EXPECT_HL_ERROR(eos({}), ExitCode::kData, "does not say which token ends a document",
+  EXPECT_HL_ERROR(eos({}), ExitCode::kData, "does not define the token that ends a document",
                   "\"eos_token\"", "<|end|> <|pad|>");
   EXPECT_HL_ERROR(eos({{"tokenizer_config.json", R"({"eos_token": "</s>"})"}}), ExitCode::kData,
-                  "'</s>' is no token");
+                  "'</s>' is not a token");
   for (const char* name : {"hello", "a"}) {
     EXPECT_HL_ERROR(eos({{"tokenizer_config.json", ordered_json{{"eos_token", name}}.dump()}}),
-                    ExitCode::kData, "also comes out of plain text");
+                    ExitCode::kData, "can also result from plain text");
   }
   EXPECT_HL_ERROR(eos({{"tokenizer_config.json", "[1]"}}), ExitCode::kData,
-                  "tokenizer_config.json is no JSON object");
+                  "tokenizer_config.json is not a JSON object");
 }
 
 TEST(BpeSpecialTest, TheTemplateNamesEosToo) {
@@ -275,7 +275,8 @@ TEST(BpeRefusalTest, EveryPartThatIsNotReadIsNamed) {
       {"version \"2.0\"", [](auto& j) { j["version"] = "2.0"; }},
       {"the id 300", [](auto& j) { j["model"]["vocab"]["a"] = 300; }},
       {"the id 98, but the ids of 265", [](auto& j) { j["model"]["vocab"]["a"] = 98; }},
-      {"no count from 0", [](auto& j) { j["model"]["vocab"]["a"] = -1; }},
+      {"which is not a whole number from 0 to 2147483647",
+       [](auto& j) { j["model"]["vocab"]["a"] = -1; }},
       {"no token for byte 97",
        [](auto& j) {
          j["model"]["vocab"].erase("a");
@@ -285,7 +286,7 @@ TEST(BpeRefusalTest, EveryPartThatIsNotReadIsNamed) {
        [](auto& j) {
          j["model"]["merges"].push_back(ordered_json::array({"x", "y"}));
        }},
-      {"which is no pair", [](auto& j) { j["model"]["merges"].push_back("a b c"); }},
+      {"which is not a pair", [](auto& j) { j["model"]["merges"].push_back("a b c"); }},
       {"the merge \"h e\" twice", [](auto& j) { j["model"]["merges"].push_back("h e"); }},
       {"the id 300, but it gets 265", [](auto& j) { j["added_tokens"][0]["id"] = 300; }},
       {"twice", [](auto& j) { j["added_tokens"].push_back(j["added_tokens"][0]); }}};
@@ -297,7 +298,7 @@ TEST(BpeRefusalTest, EveryPartThatIsNotReadIsNamed) {
                     "byte-level BPE");
   }
   EXPECT_HL_ERROR(MakeBpeTokenizer({{"tokenizer.json", "{"}}, "t.json"), ExitCode::kData,
-                  "t.json is no JSON");
+                  "t.json is not JSON");
   EXPECT_HL_ERROR(MakeBpeTokenizer({{"tokenizer.json", std::string(1 << 20, '[')}}, "t.json"),
                   ExitCode::kData, "nested too deeply");
 }
@@ -325,12 +326,12 @@ TEST(BpePatternTest, RefusesWhatIsNotKnownToMeanTheSame) {
                                                        {"*a", "nothing to repeat"},
                                                        {"a**", "nothing to repeat"},
                                                        {"a{5000}", "[0, 1000]"},
-                                                       {"a{3,1}", "no repetition"},
+                                                       {"a{3,1}", "not a repetition"},
                                                        {"[z-a]", "reversed"},
                                                        {"(?i:fi)", "ligature"},
                                                        {"(?i:\xC3\xA9)", "outside ASCII"},
                                                        {R"((?i:\p{L}))", "\\p{..} in (?i:"},
-                                                       {R"(\x{110000})", "no code point"},
+                                                       {R"(\x{110000})", "not a code point"},
                                                        {R"(\xFF)", "a longer character"},
                                                        {"a|", "empty text"},
                                                        {R"(\s*)", "empty text"},
@@ -369,7 +370,8 @@ TEST(BpePatternTest, HostilePatternsEndInErrors) {
   ordered_json json = SmallBpeJson();
   ordered_json& regex = json["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"];
   regex = "(?:a+)+[bc]";
-  EXPECT_HL_ERROR(MakeBpe(json)->Encode(text), ExitCode::kData, "(?:a+)+[bc]", "gives up");
+  EXPECT_HL_ERROR(MakeBpe(json)->Encode(text), ExitCode::kData, "(?:a+)+[bc]",
+                  "cannot be matched within its limits");
   regex = "(?:(?:(?:a{1000}){1000}){1000})";
   EXPECT_HL_ERROR(MakeBpe(json), ExitCode::kData, "malformed");
   std::string nested;
@@ -403,7 +405,7 @@ class TokenizerFolderTest : public testing::Test {
 
 TEST_F(TokenizerFolderTest, FindsWhatIsThere) {
   EXPECT_EQ(FindTokenizer(dir_.path()), nullptr);
-  EXPECT_HL_ERROR(OpenTokenizer(dir_.path().string()), ExitCode::kData, "holds no tokenizer",
+  EXPECT_HL_ERROR(OpenTokenizer(dir_.path().string()), ExitCode::kData, "has no tokenizer",
                   "tokenizer.json");
   Write({{"tokenizer_config.json", R"({"tokenizer_class": "ByT5Tokenizer", "extra_ids": 0})"}});
   EXPECT_EQ(OpenTokenizer(dir_.path().string())->kind(), "bytes");

@@ -233,7 +233,7 @@ TEST_F(DatasetTest, DamagedManifest) {
   }
   fs::remove(path);
   EXPECT_HL_ERROR(Dataset::Open(out()), ExitCode::kData, "manifest.pb is missing",
-                  "no prepared dataset");
+                  "not a prepared dataset");
   EXPECT_HL_ERROR(Dataset::Open(dir_ / "nowhere"), ExitCode::kData, "no dataset folder", "nowhere");
 }
 

@@ -93,11 +93,11 @@ TEST(InputFilesTest, Errors) {
                   "*.txt");
   EXPECT_HL_ERROR(FindInputFiles({(dir / "a.pdf").string()}), ExitCode::kData, "a.pdf",
                   "unknown extension", ".jsonl");
-  EXPECT_HL_ERROR(FindInputFiles({dir.path().string()}), ExitCode::kData, "hold no text",
-                  "of 1 files");
+  EXPECT_HL_ERROR(FindInputFiles({dir.path().string()}), ExitCode::kData, "contain no text",
+                  "none of 1 files");
   std::filesystem::create_symlink(dir / "nothing", dir / "link.txt");
   EXPECT_HL_ERROR(FindInputFiles({(dir / "link.txt").string()}), ExitCode::kData, "link.txt",
-                  "link to nowhere");
+                  "is a broken link");
 }
 
 TEST(ByteStreamTest, CompressedEqualsPlain) {
@@ -290,7 +290,7 @@ TEST(TailTest, RecordsHaveNone) {
   const TempDir dir;
   WriteText(dir / "a.jsonl", "{}");
   EXPECT_HL_ERROR(CutTail(dir / "a.jsonl", {.validation_tail = 0.1}), ExitCode::kUsage,
-                  "--validation-tail cuts .txt files", "a.jsonl holds records",
+                  "--validation-tail cuts .txt files", "a.jsonl contains records",
                   "Use --validation-fraction");
 }
 

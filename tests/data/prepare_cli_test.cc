@@ -126,14 +126,14 @@ TEST_F(PrepareCliTest, MakesASyntheticTask) {
 
   const RunResult odd = Run({"--synthetic", "mqar", "--seq-len", "63", "--out", Path("odd")});
   EXPECT_EQ(odd.exit_code, 2);
-  EXPECT_THAT(odd.err, HasSubstr("64 would work"));
+  EXPECT_THAT(odd.err, HasSubstr("Use 64."));
   const RunResult none = Run({"--synthetic", "mqar", "--examples", "0", "--out", Path("none")});
   EXPECT_EQ(none.exit_code, 2);
-  EXPECT_THAT(none.err, HasSubstr("has no rows; --examples 1 or more would work"));
+  EXPECT_THAT(none.err, HasSubstr("has no rows. Use --examples 1 or more."));
   const RunResult full = Run({"--synthetic", "mqar", "--seq-len", "16", "--num-pairs", "5",
                               "--vocab-size", "64", "--out", Path("full")});
   EXPECT_EQ(full.exit_code, 2);
-  EXPECT_THAT(full.err, HasSubstr("1 to 4 would work")) << "rows too short for their pairs";
+  EXPECT_THAT(full.err, HasSubstr("Use 1 to 4.")) << "rows too short for their pairs";
   EXPECT_FALSE(std::filesystem::exists(Path("full")));
   const RunResult lists = Run({"--synthetic", "mqar", "--seq-len", "64", "32", "--num-pairs", "4",
                                "8", "2", "--out", Path("lists")});

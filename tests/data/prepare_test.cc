@@ -427,7 +427,7 @@ class PrepareErrorTest : public testing::Test {
 
 TEST_F(PrepareErrorTest, EmptyInput) {
   WriteText(dir_ / "a.txt", "\n  \n\n");
-  EXPECT_HL_ERROR(Prepare(Config()), ExitCode::kData, "the input holds no text", "a.txt");
+  EXPECT_HL_ERROR(Prepare(Config()), ExitCode::kData, "the input contains no text", "a.txt");
   ExpectNothingLeft();
 }
 
@@ -470,15 +470,15 @@ TEST_F(PrepareErrorTest, ValidationInput) {
   std::filesystem::create_symlink(dir_ / "in/b.txt", dir_ / "link.txt");
   config.input.validation_paths = {(dir_ / "link.txt").string()};
   EXPECT_HL_ERROR(Prepare(config), ExitCode::kUsage, "link.txt is both in --input and in",
-                  "name the files of --input without it");
+                  "Remove it from --input.");
   config.input.validation_paths = {(dir_ / "none*.txt").string()};
   EXPECT_HL_ERROR(Prepare(config), ExitCode::kData, "no file matches --validation-input");
   config.input.validation_paths = {(dir_ / "empty.txt").string()};
-  EXPECT_HL_ERROR(Prepare(config), ExitCode::kData, "--validation-input holds no text",
+  EXPECT_HL_ERROR(Prepare(config), ExitCode::kData, "--validation-input contains no text",
                   "empty.txt");
   config.input.paths = {(dir_ / "empty.txt").string()};
   config.input.validation_paths = {(dir_ / "in/b.txt").string()};
-  EXPECT_HL_ERROR(Prepare(config), ExitCode::kData, "--input holds no text", "empty.txt");
+  EXPECT_HL_ERROR(Prepare(config), ExitCode::kData, "--input contains no text", "empty.txt");
   ExpectNothingLeft();
 }
 

@@ -47,7 +47,7 @@ TEST_F(Records, WhatIsNone) {
   EXPECT_HL_ERROR(Read("two.tsv", "text\ttext\tlabel\n"), ExitCode::kData,
                   "several columns are called 'text'");
   EXPECT_HL_ERROR(Read("w.tsv", "text\tlabel\na\t1\nb\tc\t0\n"), ExitCode::kData,
-                  "w.tsv:3: 3 columns, and the first line names 2");
+                  "w.tsv:3: 3 columns, but the first line names 2");
   EXPECT_HL_ERROR(Read("m.jsonl", "{\"text\": \"a\", \"label\": 1}\n{\"text\": \"b\"}"),
                   ExitCode::kData, "m.jsonl:2: the record has no field 'label'; it has: text",
                   "--label-field");
@@ -57,7 +57,7 @@ TEST_F(Records, WhatIsNone) {
                   "'text' is a JSON number, not a string; choose another with --field");
   WriteText(dir_ / "a.txt", "text");
   EXPECT_HL_ERROR(FindInputFiles({(dir_ / "a.txt").string()}, "--input", kRecordFormats),
-                  ExitCode::kData, "unknown extension; prepare reads .tsv, .jsonl, or one of them");
+                  ExitCode::kData, "unknown extension. Use .tsv, .jsonl, or one of them");
 }
 
 }  // namespace

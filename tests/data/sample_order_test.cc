@@ -55,7 +55,7 @@ TEST(SampleOrder, NamesAndPlacesThatAreNone) {
   EXPECT_EQ(EpochEndOf("drop"), EpochEnd::kDrop);
   EXPECT_HL_ERROR(EpochEndOf("keep"), ExitCode::kUsage, "'keep'", "fill, short or drop");
   const SampleOrder order = {.num_windows = 10, .global_batch = 4, .epoch_end = EpochEnd::kShort};
-  EXPECT_HL_ERROR(order.StepAt(9), ExitCode::kInternal, "sample 9 begins no step");
+  EXPECT_HL_ERROR(order.StepAt(9), ExitCode::kInternal, "sample 9 does not begin a step");
 }
 
 }  // namespace

@@ -64,12 +64,12 @@ TEST(EncodeFilesTest, Errors) {
   WriteText(dir / "latin1.txt", "caf\xE9");
   WriteText(dir / "a.jsonl.zst", test::Zstd("{\"text\": \"a\"}"));
   const auto encode = [&](const char* name) { EncodeFiles({dir / name}, *bytes); };
-  EXPECT_HL_ERROR(encode("none.txt"), ExitCode::kData, "none.txt is no regular file");
-  EXPECT_HL_ERROR(encode("."), ExitCode::kData, "is no regular file");
+  EXPECT_HL_ERROR(encode("none.txt"), ExitCode::kData, "none.txt is not a regular file");
+  EXPECT_HL_ERROR(encode("."), ExitCode::kData, "is not a regular file");
   EXPECT_HL_ERROR(encode("empty.txt"), ExitCode::kData, "there is no text in", "empty.txt");
   EXPECT_HL_ERROR(encode("latin1.txt"), ExitCode::kData, "latin1.txt: byte 3", "not valid UTF-8",
                   "halflife prepare --invalid-utf8 replace");
-  EXPECT_HL_ERROR(encode("a.jsonl.zst"), ExitCode::kData, "a.jsonl.zst holds records",
+  EXPECT_HL_ERROR(encode("a.jsonl.zst"), ExitCode::kData, "a.jsonl.zst contains records",
                   "halflife prepare --validation-input");
 }
 

@@ -320,12 +320,11 @@ TEST_F(TokenSourceTest, LabelledRowsAreWholeAndKeepTheirLabels) {
 
 TEST_F(TokenSourceTest, SizesThatDoNotFit) {
   EXPECT_HL_ERROR(Source({.seq_len = 8, .micro_batch = 3, .global_batch = 8, .dp_size = 2}),
-                  ExitCode::kUsage, "global_batch 8", "micro_batch 3 x dp size 2 = 6",
-                  "12 would work");
+                  ExitCode::kUsage, "global_batch 8", "micro_batch 3 x dp size 2 = 6", "Use 12.");
   EXPECT_HL_ERROR(Source({.seq_len = 0}), ExitCode::kUsage, "seq_len 0");
   EXPECT_HL_ERROR(Source({.dp_rank = 2, .dp_size = 2}), ExitCode::kUsage, "dp rank 2");
   TokenSource source = Source({.seq_len = 8, .micro_batch = 4, .global_batch = 8});
-  EXPECT_HL_ERROR(source.Seek(3), ExitCode::kInternal, "sample 3 begins no step");
+  EXPECT_HL_ERROR(source.Seek(3), ExitCode::kInternal, "sample 3 does not begin a step");
 }
 
 TEST_F(TokenSourceTest, TooFewTokens) {

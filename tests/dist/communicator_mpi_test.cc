@@ -160,7 +160,7 @@ TEST(MpiCommunicator, ProcessesOfSeveralRanksEqualLocalBitForBit) {
       }
     }
     EXPECT_HL_ERROR(half->Split(0, 0, "quarter"), ExitCode::kInternal,
-                    "only one of all of them can be");
+                    "Split a group of all ranks.");
   };
   std::vector<std::thread> threads;
   for (int rank = 1; rank < ranks_here; ++rank) threads.emplace_back(rank_main, rank);

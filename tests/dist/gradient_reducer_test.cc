@@ -189,7 +189,8 @@ TEST(GradientReducer, NamesWhatIsMissingLateOrDouble) {
     EXPECT_HL_ERROR(reducer.MarkReady(0), ExitCode::kInternal, "outside a step");
     reducer.BeginStep(nullptr);
     for (const int param : {0, 2, 3, 5}) reducer.MarkReady(param);
-    EXPECT_HL_ERROR(reducer.MarkReady(3), ExitCode::kInternal, "layers.3.weight", "1 readers");
+    EXPECT_HL_ERROR(reducer.MarkReady(3), ExitCode::kInternal, "layers.3.weight",
+                    "more readers than the 1 of its ParamSpec");
     EXPECT_HL_ERROR(reducer.Finish(), ExitCode::kInternal,
                     "no gradient reached: layers.1.weight, layers.4.weight;");
   }

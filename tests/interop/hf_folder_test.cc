@@ -81,7 +81,7 @@ TEST_F(HfFolderTest, WhatIsNoModelFolder) {
   WriteText(folder_ / "config.json",
             "{\"a\":" + std::string(100000, '[') + std::string(100000, ']') + "}");
   EXPECT_HL_ERROR(HfFolder::Open(folder_), ExitCode::kData, "config.json is nested 100001 deep",
-                  "at most 64");
+                  "more than the limit of 64 levels");
   WriteText(folder_ / "config.json", "{}");
   std::filesystem::remove(folder_ / "model.safetensors.index.json");
   EXPECT_HL_ERROR(HfFolder::Open(folder_), ExitCode::kData, "neither model.safetensors nor");

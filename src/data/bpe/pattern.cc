@@ -71,10 +71,10 @@ class Translator {
   };
 
   void Require(bool condition, std::string_view what) const {
-    HL_CHECK_AS(
-        ExitCode::kData, condition, "the pattern '", in_, "' holds ", what, " before byte ", at_,
-        ", which this program does not read; it knows characters, classes, \\s \\d \\p{..}, "
-        "groups (?: (?i: (?= (?!, | and quantifiers");
+    HL_CHECK_AS(ExitCode::kData, condition, "the pattern '", in_, "' contains ", what,
+                " before byte ", at_,
+                ", which is not supported. Use characters, classes, \\s \\d \\p{..}, "
+                "groups (?: (?i: (?= (?!, | and quantifiers.");
   }
 
   bool Take(std::string_view text) {
@@ -173,13 +173,13 @@ class Translator {
       out_ += Concat("{", low, "}");
       return true;
     }
-    Require(Take(","), "a { that is no repetition");
+    Require(Take(","), "a { that is not a repetition");
     if (Take("}")) {
       out_ += Concat("{", low, ",}");
       return false;
     }
     const uint32_t high = count();
-    Require(Take("}") && low <= high, "a { that is no repetition");
+    Require(Take("}") && low <= high, "a { that is not a repetition");
     out_ += Concat("{", low, ",", high, "}");
     return false;
   }
@@ -251,7 +251,7 @@ class Translator {
     }
     Require(digits >= min_digits && (end == 0 || Take("}")) && value <= 0x10FFFF &&
                 (value < 0xD800 || value > 0xDFFF),
-            "an escape that is no code point");
+            "an escape that is not a code point");
     return value;
   }
 

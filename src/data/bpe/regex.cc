@@ -47,7 +47,7 @@ RegexScratch::RegexScratch()
     : data_(pcre2_match_data_create(1, nullptr)),
       stack_(pcre2_jit_stack_create(kFirstStackBytes, kMaxStackBytes, nullptr)),
       context_(pcre2_match_context_create(nullptr)) {
-  HL_CHECK(data_ != nullptr && context_ != nullptr, "no memory for a search");
+  HL_CHECK(data_ != nullptr && context_ != nullptr, "out of memory for a search");
   pcre2_set_match_limit(context_.get(), kMaxMatchSteps);
   pcre2_set_depth_limit(context_.get(), kMaxDepth);
   pcre2_set_heap_limit(context_.get(), kMaxHeapKib);
@@ -56,11 +56,11 @@ RegexScratch::RegexScratch()
 
 Regex Regex::Compile(const std::string& pattern) {
   HL_CHECK_AS(ExitCode::kData, pattern.size() <= kMaxPatternBytes, "a pattern of ", pattern.size(),
-              " bytes; at most ", kMaxPatternBytes, " are read");
+              " bytes, more than the limit of ", kMaxPatternBytes, " bytes");
   const std::string translated = TranslatePattern(pattern);
   const std::unique_ptr<pcre2_compile_context, CompileContextDeleter> context(
       pcre2_compile_context_create(nullptr));
-  HL_CHECK(context != nullptr, "no memory for a pattern");
+  HL_CHECK(context != nullptr, "out of memory for a pattern");
   pcre2_set_parens_nest_limit(context.get(), kMaxGroupNesting);
   int error = 0;
   PCRE2_SIZE at = 0;
@@ -74,7 +74,7 @@ Regex Regex::Compile(const std::string& pattern) {
   uint32_t matches_nothing = 0;
   pcre2_pattern_info(regex.code_.get(), PCRE2_INFO_MATCHEMPTY, &matches_nothing);
   HL_CHECK_AS(ExitCode::kData, matches_nothing == 0, "the pattern '", pattern,
-              "' can match an empty text; one that takes a character at least is needed");
+              "' can match an empty text. Use a pattern that matches at least one character.");
   regex.jit_ = pcre2_jit_compile(regex.code_.get(), PCRE2_JIT_COMPLETE) == 0;
   return regex;
 }
@@ -88,8 +88,9 @@ std::optional<ByteSpan> Regex::Find(std::string_view text, size_t from,
                                         scratch.data_.get(), scratch.context_.get());
   if (result == PCRE2_ERROR_NOMATCH) return std::nullopt;
   HL_CHECK_AS(ExitCode::kData, result >= 0, "the tokenizer's pattern '", pattern_,
-              "' gives up on a text of ", text.size(), " bytes: ", ErrorText(result),
-              "; cut the text into shorter documents, or use another tokenizer");
+              "' cannot be matched within its limits on a text of ", text.size(),
+              " bytes: ", ErrorText(result),
+              ". Split the text into shorter documents, or use another tokenizer.");
   const PCRE2_SIZE* bounds = pcre2_get_ovector_pointer(scratch.data_.get());
   // Only \K in a look-around could make a match end before it begins, and TranslatePattern accepts
   // no \K.

@@ -21,10 +21,10 @@ constexpr std::span<const char* const> kNumberedIn = std::span(kSpecialTokenFile
 json ParseObject(const std::map<std::string, std::string>& files, const std::string& name) {
   const auto found = files.find(name);
   if (found == files.end()) return json::object();
-  HL_CHECK_AS(ExitCode::kData, found->second.size() <= kMaxConfigBytes, name, " is of ",
-              found->second.size(), " bytes, more than ", kMaxConfigBytes);
+  HL_CHECK_AS(ExitCode::kData, found->second.size() <= kMaxConfigBytes, name, " has ",
+              found->second.size(), " bytes, more than the limit of ", kMaxConfigBytes);
   json parsed = json::parse(found->second, nullptr, false);
-  HL_CHECK_AS(ExitCode::kData, parsed.is_object(), name, " is no JSON object");
+  HL_CHECK_AS(ExitCode::kData, parsed.is_object(), name, " is not a JSON object");
   return parsed;
 }
 
@@ -94,13 +94,14 @@ class Finder {
     for (const AddedToken& token : spec_.added) {
       if (token.special && specials.size() < 200) specials += Concat(" ", token.content);
     }
-    HL_CHECK_AS(ExitCode::kData, !name.empty(), name_,
-                " does not say which token ends a document; put a tokenizer_config.json beside it "
-                "with {\"eos_token\": \"...\"}, or the config.json of its model; its special "
-                "tokens are:",
-                specials.empty() ? " none" : specials);
+    HL_CHECK_AS(
+        ExitCode::kData, !name.empty(), name_,
+        " does not define the token that ends a document. Add a tokenizer_config.json "
+        "with {\"eos_token\": \"...\"} to its folder, or the config.json of its model. Its special "
+        "tokens are:",
+        specials.empty() ? " none" : specials);
     const int id = spec_.Find(name);
-    HL_CHECK_AS(ExitCode::kData, id >= 0, "the eos token '", name, "' is no token of ", name_,
+    HL_CHECK_AS(ExitCode::kData, id >= 0, "the eos token '", name, "' is not a token of ", name_,
                 "; its special tokens are:", specials.empty() ? " none" : specials);
     return id;
   }
@@ -113,7 +114,7 @@ class Finder {
     const bool is_merged = std::any_of(spec_.merges.begin(), spec_.merges.end(),
                                        [&](const Merge& merge) { return merge.result == eos; });
     HL_CHECK_AS(ExitCode::kData, !is_byte && !is_merged, "the eos token '", token, "' of ", name_,
-                " also comes out of plain text; name another in tokenizer_config.json");
+                " can also result from plain text. Name another one in tokenizer_config.json.");
   }
 
   const BpeSpec& spec_;

@@ -26,7 +26,8 @@ constexpr size_t kMaxJsonSteps = 16;
 constexpr int kMaxJsonNesting = 32;
 constexpr size_t kMaxShownBytes = 60;  // excerpts of the file in error messages
 constexpr char kRemedy[] =
-    "; byte-level BPE as of GPT-2, Llama 3 and Qwen is read, as is a sentencepiece .model";
+    ". Use a byte-level BPE tokenizer such as those of GPT-2, Llama 3 and Qwen, or a sentencepiece "
+    ".model.";
 
 // From GPT-2's encoder.py. ByteLevel splits by this pattern if use_regex is true.
 constexpr char kGpt2Pattern[] =
@@ -42,7 +43,7 @@ class Reader {
   explicit Reader(const std::string& name) : name_(name) {}
 
   json Parse(std::string_view text) const {
-    Require(text.size() <= kMaxFileBytes, "is of ", text.size(), " bytes, more than ",
+    Require(text.size() <= kMaxFileBytes, "has ", text.size(), " bytes, more than the limit of ",
             kMaxFileBytes);
     Require(JsonNesting(text) <= kMaxJsonNesting, "is nested too deeply");
     json root;
@@ -52,9 +53,9 @@ class Reader {
       // The text is "[json.exception.parse_error.101] parse error at ..."; this drops the bracketed
       // part.
       const std::string words = error.what();
-      HL_FAIL(ExitCode::kData, name_, " is no JSON: ", words.substr(words.find("] ") + 2));
+      HL_FAIL(ExitCode::kData, name_, " is not JSON: ", words.substr(words.find("] ") + 2));
     }
-    Require(root.is_object(), "is no JSON object");
+    Require(root.is_object(), "is not a JSON object");
     return root;
   }
 
@@ -103,7 +104,7 @@ class Reader {
     Require(object.is_object(), "has no object for ", part);
     for (const auto& [key, value] : object.items()) {
       Require(std::find(known.begin(), known.end(), key) != known.end(), "has a key '", Shown(key),
-              "' in ", part, ", whose meaning is not known here");
+              "' in ", part, ", which is not supported");
     }
   }
 
@@ -116,13 +117,13 @@ class Reader {
 
   std::string Text(const json& object, const char* key) const {
     const json& value = Field(object, key);
-    Require(value.is_string(), "has a ", key, " that is no string");
+    Require(value.is_string(), "has a ", key, " that is not a string");
     return value.get<std::string>();
   }
 
   int64_t Id(const json& value) const {
     if (!value.is_number_integer() || value < 0 || value > INT32_MAX) {
-      Fail("has the id ", Shown(value), ", which is no count from 0");
+      Fail("has the id ", Shown(value), ", which is not a whole number from 0 to 2147483647");
     }
     return value.get<int64_t>();
   }
@@ -131,7 +132,7 @@ class Reader {
     Require(model.is_object(), "has no model");
     std::string type = Type(model);
     if (type.empty() && model.contains("merges")) type = "BPE";  // older versions omit the type
-    Require(type == "BPE", "holds a model of type ", type.empty() ? "unknown" : type);
+    Require(type == "BPE", "has a model of type ", type.empty() ? "unknown" : type);
     CheckKeys(model, "model",
               {"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix",
                "fuse_unk", "byte_fallback", "ignore_merges", "vocab", "merges"});
@@ -157,7 +158,7 @@ class Reader {
       const auto id = static_cast<size_t>(Id(value));
       if (id >= taken.size() || taken[id]) {
         Fail("gives '", Shown(token), "' the id ", id, ", but the ids of ", taken.size(),
-             " tokens must be 0 to ", taken.size() - 1, ", each once");
+             " tokens must be 0 to ", taken.size() - 1, ", each used once");
       }
       Require(!token.empty(), "has an empty token");
       taken[id] = true;
@@ -167,7 +168,7 @@ class Reader {
     spec_.num_model_tokens = static_cast<int>(spec_.tokens.size());
     for (int byte = 0; byte < 256; ++byte) {
       Require(ids_.contains(AlphabetCharacter(static_cast<uint8_t>(byte))),
-              "has no token for byte ", byte, ", so not every text has ids");
+              "has no token for byte ", byte, ", so some texts cannot be encoded");
     }
   }
 
@@ -187,7 +188,7 @@ class Reader {
     const std::string text = merge.is_string() ? merge.get<std::string>() : "";
     const size_t space = text.find(' ');
     if (space == std::string::npos || text.find(' ', space + 1) != std::string::npos) {
-      Fail("has the merge ", Shown(merge), ", which is no pair");
+      Fail("has the merge ", Shown(merge), ", which is not a pair");
     }
     return {text.substr(0, space), text.substr(space + 1)};
   }
@@ -220,7 +221,7 @@ class Reader {
       }
       return;
     }
-    Require(type == "NFC", "has a normalizer of type '", type, "'; NFC and none are known");
+    Require(type == "NFC", "has a normalizer of type '", type, "'; only NFC is supported");
     spec_.nfc = true;
   }
 
@@ -247,7 +248,7 @@ class Reader {
         AddSplit({.pattern = individual ? R"(\p{N})" : R"(\p{N}+)"});
       } else {
         Require(type == "ByteLevel", "has a pre_tokenizer of type '", type,
-                "'; Split, Digits and ByteLevel, alone or in a Sequence, are known");
+                "'; only Split, Digits, ByteLevel and a Sequence of them are supported");
         Require(last, "has a pre_tokenizer after ByteLevel");
         AddSplit({.pattern = Flag(*part, "use_regex", true) ? kGpt2Pattern : "",
                   .add_prefix_space = Flag(*part, "add_prefix_space", true)});
@@ -260,9 +261,9 @@ class Reader {
   void ReadSplit(const json& split) {
     const std::string behavior = Text(split, "behavior");
     const bool invert = Flag(split, "invert", false);
-    Require(behavior == "Isolated" || (behavior == "Removed" && invert), "cuts with the behavior '",
-            Shown(behavior), "'", invert ? " inverted" : "",
-            "; Isolated, and Removed inverted, are known");
+    Require(behavior == "Isolated" || (behavior == "Removed" && invert),
+            "splits with the behavior '", Shown(behavior), "'", invert ? " inverted" : "",
+            "; only Isolated, and Removed inverted, are supported");
     const json& pattern = Field(split, "pattern");
     Require(pattern.is_object() && pattern.size() == 1, "has a Split without a pattern");
     SplitStep step{.keep_between = behavior == "Isolated"};
@@ -303,7 +304,7 @@ class Reader {
       Require(!token.content.empty() && token.content.size() <= kMaxAddedTokenBytes,
               "has an added token that is empty or too long");
       Require(!Flag(entry, "single_word", false), "has ", shown,
-              " with single_word, which is not known here");
+              " with single_word, which is not supported");
       // The library uses the model's id or the next free one and ignores a different id in the
       // file.
       const int64_t id = Id(Field(entry, "id"));
@@ -332,8 +333,8 @@ class Reader {
     Require(type == "ByteLevel" || type == "TemplateProcessing" || type == "RobertaProcessing" ||
                 type == "BertProcessing",
             "has a post_processor of type '", type,
-            "'; TemplateProcessing, ByteLevel, RobertaProcessing and BertProcessing are "
-            "known");
+            "'; only TemplateProcessing, ByteLevel, RobertaProcessing and BertProcessing are "
+            "supported");
     const json& single = Field(processor, "single");
     if (type != "TemplateProcessing" || !single.is_array() || single.empty()) return;
     const json& last = Field(single.back(), "SpecialToken");

@@ -14,8 +14,8 @@ bool ExampleEncoder::Fit(std::vector<int32_t>& ids, const std::string& place) co
   const auto most = static_cast<size_t>(rules_.row_len);
   if (ids.size() <= most) return true;
   HL_CHECK_AS(ExitCode::kData, rules_.too_long != TooLong::kError, place, "an example of ",
-              ids.size(), " tokens, and rows have ", most, "; a --row-len of ", ids.size(),
-              ", --too-long cut or --too-long drop would work");
+              ids.size(), " tokens, but rows have ", most, ". Use --row-len ", ids.size(),
+              ", --too-long cut or --too-long drop.");
   ids.resize(most);
   return rules_.too_long == TooLong::kCut;
 }

@@ -33,17 +33,17 @@ void CheckConfig(const PrepareExamplesConfig& config) {
     HL_CHECK_AS(ExitCode::kUsage, holds, words...);
   };
   HL_CHECK(config.labels == RowLabels::kClasses || config.labels == RowLabels::kAnswers);
-  require(!config.input.paths.empty(), "--input names no file; a .tsv or .jsonl would work");
+  require(!config.input.paths.empty(), "--input names no file. Use a .tsv or .jsonl file.");
   require(!config.input.tokenizer.empty(), "--labels ", Name(config.labels),
-          " needs --tokenizer bytes|FILE|FOLDER, such as that of the model to be tuned");
+          " needs --tokenizer bytes|FILE|FOLDER. Use the tokenizer of the model that you want to "
+          "tune.");
   constexpr int64_t kMostTokens = int64_t{1} << 24;
   require(config.rules.row_len >= 2 && config.rules.row_len <= kMostTokens, "--row-len ",
-          config.rules.row_len, "; 2 to ", kMostTokens, " tokens would work");
+          config.rules.row_len, " is out of range. Use 2 to ", kMostTokens, " tokens.");
   require(config.labels == RowLabels::kClasses || config.classes.empty(),
-          "--classes belongs to --labels classes");
+          "--classes requires --labels classes");
   require(config.classes.empty() || config.classes.size() >= 2,
-          "--classes names one class; two or "
-          "more would work");
+          "--classes names one class. Name two or more.");
   const std::set<std::string> names(config.classes.begin(), config.classes.end());
   require(names.size() == config.classes.size(),
           "--classes names a class twice: ", Join(config.classes, ", "));
@@ -187,20 +187,21 @@ void Run::NumberClasses() {
     classes_ = InOrder(names);
     HL_CHECK_AS(ExitCode::kData, classes_.size() >= 2, "the examples of --input have ",
                 classes_.size(), classes_.size() == 1 ? " label: '" + classes_[0] + "'" : " labels",
-                "; two or more classes would work");
+                ". Provide examples of two or more classes.");
   }
   for (size_t i = 0; i < classes_.size(); ++i)
     number_of_class_[classes_[i]] = static_cast<int32_t>(i);
 }
 
 int32_t Run::ClassOf(const std::string& name, const std::string& place) const {
-  HL_CHECK_AS(ExitCode::kData, !name.empty(), place, "a text without a label; one of ",
-              Join(classes_, ", "), " would work");
+  HL_CHECK_AS(ExitCode::kData, !name.empty(), place, "a text without a label. Use one of ",
+              Join(classes_, ", "), ".");
   const auto found = number_of_class_.find(name);
   HL_CHECK_AS(ExitCode::kData, found != number_of_class_.end(), place, "the label '", name,
-              "' is none of the classes ", Join(classes_, ", "), "; ",
-              config_.classes.empty() ? "they are those of --input, or what --classes names"
-                                      : "--classes names them");
+              "' is not one of the classes ", Join(classes_, ", "), "; ",
+              config_.classes.empty()
+                  ? "they are the labels of --input. Use --classes to choose them."
+                  : "they are set by --classes");
   return found->second;
 }
 
@@ -255,11 +256,11 @@ SplitRecord Run::Finish(Writer& writer, Split split) const {
                                                           config_.input.validation_paths.empty() &&
                                                           config_.input.FractionOrUsual() == 0;
   HL_CHECK_AS(ExitCode::kData, none_asked_for || writer.packer.num_rows() > 0,
-              "no example fell into the ", Name(split), " split; ",
+              "no example is in the ", Name(split), " split. Use ",
               split != Split::kTest && config_.input.validation_paths.empty()
                   ? "another --validation-fraction or --split-seed, or files with more examples"
                   : "files with examples",
-              " would work");
+              ".");
   return record;
 }
 

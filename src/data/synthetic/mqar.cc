@@ -86,22 +86,24 @@ void Fill(const MqarConfig& config, uint64_t example, int32_t* inputs) {
 
 void CheckMqar(const MqarConfig& config) {
   HL_CHECK_AS(ExitCode::kUsage, config.seq_len >= 4 && config.seq_len % 2 == 0, "rows of seq_len ",
-              config.seq_len, " tokens: pairs and slots take two tokens each; ",
-              std::max<int64_t>(4, config.seq_len + 1), " would work");
+              config.seq_len, " tokens: pairs and slots take two tokens each. Use ",
+              std::max<int64_t>(4, config.seq_len + 1), ".");
   HL_CHECK_AS(ExitCode::kUsage, config.vocab_size > config.seq_len, "a vocabulary of ",
-              config.vocab_size, " tokens with rows of seq_len ", config.seq_len,
-              "; it must be larger, ", config.seq_len + 1, " or more would work");
+              config.vocab_size, " tokens with rows of seq_len ", config.seq_len, ". Use at least ",
+              config.seq_len + 1, " tokens.");
   HL_CHECK_AS(ExitCode::kUsage, config.num_pairs >= 1 && config.num_pairs <= config.seq_len / 4,
-              "num_pairs ", config.num_pairs, ": pairs and the slots they ask in take 4 x ",
-              config.num_pairs, " tokens of rows of seq_len ", config.seq_len, "; 1 to ",
-              config.seq_len / 4, " would work");
+              "num_pairs ", config.num_pairs, ": pairs and their query slots take 4 x ",
+              config.num_pairs, " tokens of rows of seq_len ", config.seq_len, ". Use 1 to ",
+              config.seq_len / 4, ".");
   HL_CHECK_AS(ExitCode::kUsage, config.power > 0 && std::isfinite(config.power), "power ",
-              config.power, ": the slots' weights are power x slot^(power - 1); a number above 0 ",
-              "would work, such as 0.01, or 1 for equal weights");
+              config.power,
+              ": the slots' weights are power x slot^(power - 1). Use a number above 0, ",
+              "for example 0.01, or 1 for equal weights.");
   for (const double weight : MqarSlotWeights(config))
     HL_CHECK_AS(ExitCode::kUsage, std::isfinite(weight) && weight > 0, "power ", config.power,
-                ": the slots' weights, power x slot^(power - 1), are none in fp64; a number ",
-                "nearer to 1 would work, such as 0.01");
+                ": the slots' weights, power x slot^(power - 1), are not positive finite numbers "
+                "in fp64. Use a number ",
+                "nearer to 1, for example 0.01.");
 }
 
 std::vector<double> MqarSlotWeights(const MqarConfig& config) {

@@ -52,8 +52,8 @@ NumpyMqarDraws::NumpyMqarDraws(const MqarConfig& config, int64_t num_examples)
       key_numbers_(Numbers(config.vocab_size / 2 - 1)),
       value_numbers_(Numbers(config.vocab_size - config.vocab_size / 2)) {
   HL_CHECK_AS(ExitCode::kUsage, config.seed <= UINT32_MAX, "seed ", config.seed,
-              " of the numpy_compat generator, whose seeds have 32 bits; 0 to ", UINT32_MAX,
-              " would work, or the native generator");
+              " of the numpy_compat generator, whose seeds have 32 bits. Use 0 to ", UINT32_MAX,
+              ", or the native generator.");
   key_words_.seed(static_cast<uint32_t>(config.seed));
   value_words_ = key_words_;
   SkipPermutations(value_words_, key_numbers_.size(), num_examples);

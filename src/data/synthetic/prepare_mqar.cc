@@ -42,12 +42,12 @@ uint64_t SeedOf(const PrepareMqarConfig& config, Split split, size_t segment) {
 
 void CheckConfig(const PrepareMqarConfig& config) {
   HL_CHECK_AS(ExitCode::kUsage, !config.train.empty(),
-              "the training split has no rows; --examples 1 or more would work");
+              "the training split has no rows. Use --examples 1 or more.");
   config.output.Check();
   for (const auto* split : {&config.train, &config.validation, &config.test}) {
     for (const MqarSegment& segment : *split) {
       HL_CHECK_AS(ExitCode::kUsage, segment.num_examples >= 1, "a segment of ",
-                  segment.num_examples, " examples; 1 or more would work");
+                  segment.num_examples, " examples. Use 1 or more.");
       CheckMqar(RowsOf(config, segment, config.seed));
     }
   }

@@ -111,7 +111,7 @@ TEST_F(InspectTokenizerTest, HostileAndUnknownFiles) {
   Write("other/tokenizer_config.json", R"({"tokenizer_class": "T5Tokenizer"})");
   EXPECT_HL_ERROR(Describe(dir_ / "other"), ExitCode::kData, "not ByT5's", "tokenizer.model");
   Write("no/tokenizer.json", "[1, 2");
-  EXPECT_HL_ERROR(Describe(dir_ / "no/tokenizer.json"), ExitCode::kData, "no JSON");
+  EXPECT_HL_ERROR(Describe(dir_ / "no/tokenizer.json"), ExitCode::kData, "is not JSON");
   Write("unigram/tokenizer.json",
         R"({"version": "1.0", "model": {"type": "Unigram", "vocab": []}})");
   EXPECT_HL_ERROR(Describe(dir_ / "unigram/tokenizer.json"), ExitCode::kData, "Unigram",

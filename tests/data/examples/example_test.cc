@@ -50,9 +50,10 @@ TEST_F(Examples, OnlyTheAnswerIsAskedFor) {
 }
 
 TEST_F(Examples, WhatNoRowHolds) {
-  EXPECT_HL_ERROR(Encoder(4).OfClass("abcd", 0, "f.tsv:7: "), ExitCode::kData,
-                  "f.tsv:7: an example of 5 tokens, and rows have 4; a --row-len of 5, --too-long "
-                  "cut or --too-long drop would work");
+  EXPECT_HL_ERROR(
+      Encoder(4).OfClass("abcd", 0, "f.tsv:7: "), ExitCode::kData,
+      "f.tsv:7: an example of 5 tokens, but rows have 4. Use --row-len 5, --too-long cut "
+      "or --too-long drop.");
   const Example cut = Encoder(4, TooLong::kCut).OfClass("abcdef", 0, "");
   EXPECT_EQ(cut.ids, WithEos("abc"));
   EXPECT_TRUE(cut.cut);

@@ -176,29 +176,29 @@ TEST_F(PrepareExamplesTest, Refuses) {
   EXPECT_HL_ERROR(with([&](auto& c) {
                     c.input.validation_paths = {File("odd.tsv", "text\tlabel\na\t2\nb\tmaybe\n")};
                   }),
-                  ExitCode::kData, "odd.tsv:3: the label 'maybe' is none of the classes 2, 10");
+                  ExitCode::kData, "odd.tsv:3: the label 'maybe' is not one of the classes 2, 10");
   EXPECT_HL_ERROR(with([&](auto& c) { c.input.paths = {File("one.tsv", "text\tlabel\na\t2\n")}; }),
-                  ExitCode::kData, "have 1 label: '2'; two or more classes would work");
+                  ExitCode::kData, "have 1 label: '2'. Provide examples of two or more classes.");
   EXPECT_HL_ERROR(with([](auto& c) {
                     c.classes = {"2", "2"};
                   }),
                   ExitCode::kUsage, "names a class twice");
   EXPECT_HL_ERROR(with([](auto& c) { c.rules.row_len = 3; }), ExitCode::kData,
-                  "train.tsv:2: ", "4 tokens, and rows have 3");
+                  "train.tsv:2: ", "4 tokens, but rows have 3");
   EXPECT_HL_ERROR(with([](auto& c) { c.input.validation_paths = c.input.paths; }), ExitCode::kUsage,
                   "both in --input and in --validation-input");
   EXPECT_HL_ERROR(with([](auto& c) { c.input.tokenizer = ""; }), ExitCode::kUsage,
                   "needs --tokenizer");
   EXPECT_HL_ERROR(
       with([&](auto& c) { c.input.validation_paths = {File("empty.tsv", "text\tlabel\n\t2\n")}; }),
-      ExitCode::kData, "no example fell into the validation split");
+      ExitCode::kData, "no example is in the validation split");
   EXPECT_HL_ERROR(with([&](auto& c) { c.test_inputs = {File("names.tsv", "text\tlabel\n")}; }),
-                  ExitCode::kData, "no example fell into the test split; files with examples");
+                  ExitCode::kData, "no example is in the test split. Use files with examples.");
   EXPECT_HL_ERROR(
       with([&](auto& c) { c.input.paths = {File("un.tsv", "text\tlabel\na\t1\nb\t2\nc\t\n")}; }),
-      ExitCode::kData, "un.tsv:4: a text without a label; one of 1, 2 would work");
+      ExitCode::kData, "un.tsv:4: a text without a label. Use one of 1, 2.");
   EXPECT_HL_ERROR(with([](auto& c) { c.output.threads = 1025; }), ExitCode::kUsage,
-                  "--threads 1025", "0 takes all cores");
+                  "--threads 1025", "0 uses all cores");
   EXPECT_HL_ERROR(with([](auto& c) { c.output.shard_tokens = 10; }), ExitCode::kUsage,
                   "--shard-tokens 10", "32768");
   EXPECT_HL_ERROR(with([](auto& c) { c.input.validation_fraction = 1; }), ExitCode::kUsage,

@@ -299,18 +299,18 @@ TEST(Mqar, AConstantAnswerIsRightByChance) {
 
 TEST(Mqar, RefusesWhatCannotBeAndSaysWhatCan) {
   EXPECT_HL_ERROR(CheckMqar({.seq_len = 63, .num_pairs = 4}), ExitCode::kUsage, "seq_len 63",
-                  "64 would work");
+                  "Use 64.");
   EXPECT_HL_ERROR(CheckMqar({.vocab_size = 64, .seq_len = 64, .num_pairs = 4}), ExitCode::kUsage,
-                  "a vocabulary of 64", "65 or more would work");
+                  "a vocabulary of 64", "Use at least 65 tokens.");
   EXPECT_HL_ERROR(CheckMqar({.seq_len = 64, .num_pairs = 17}), ExitCode::kUsage, "num_pairs 17",
-                  "1 to 16 would work");
+                  "Use 1 to 16.");
   EXPECT_HL_ERROR(CheckMqar({.seq_len = 64, .num_pairs = 0}), ExitCode::kUsage, "num_pairs 0");
   EXPECT_HL_ERROR(CheckMqar({.num_pairs = (int64_t{1} << 62) + 1}), ExitCode::kUsage,
                   "num_pairs 4611686018427387905");
-  EXPECT_HL_ERROR(CheckMqar({.power = 0}), ExitCode::kUsage, "power 0", "such as 0.01");
+  EXPECT_HL_ERROR(CheckMqar({.power = 0}), ExitCode::kUsage, "power 0", "for example 0.01");
   for (const double power : {1000.0, 1e-323})
     EXPECT_HL_ERROR(CheckMqar({.seq_len = 128, .num_pairs = 16, .power = power}), ExitCode::kUsage,
-                    "are none in fp64", "such as 0.01");
+                    "are not positive finite numbers in fp64", "for example 0.01");
   EXPECT_HL_ERROR(NumpyMqarDraws({.seed = uint64_t{1} << 32}, 1), ExitCode::kUsage, "32 bits",
                   "native");
 }

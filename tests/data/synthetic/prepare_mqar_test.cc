@@ -156,20 +156,20 @@ TEST(PrepareMqar, RefusesWhatCannotBe) {
   const TempDir dir;
   PrepareMqarConfig config = Small(dir / "data");
   config.validation = {{16, 5, 10}};
-  EXPECT_HL_ERROR(PrepareMqar(config), ExitCode::kUsage, "num_pairs 5", "1 to 4 would work");
+  EXPECT_HL_ERROR(PrepareMqar(config), ExitCode::kUsage, "num_pairs 5", "Use 1 to 4.");
   config.validation = {{16, 4, -1}};
   EXPECT_HL_ERROR(PrepareMqar(config), ExitCode::kUsage, "-1 examples");
   config = Small(dir / "data");
   config.train = {};
-  EXPECT_HL_ERROR(PrepareMqar(config), ExitCode::kUsage, "no rows; --examples 1 or more");
+  EXPECT_HL_ERROR(PrepareMqar(config), ExitCode::kUsage, "no rows. Use --examples 1 or more");
   config = Small(dir / "data");
   config.output.threads = -1;
-  EXPECT_HL_ERROR(PrepareMqar(config), ExitCode::kUsage, "--threads -1", "0 takes all cores");
+  EXPECT_HL_ERROR(PrepareMqar(config), ExitCode::kUsage, "--threads -1", "0 uses all cores");
   config = Small(dir / "data");
   config.output.shard_tokens = 10;
   EXPECT_HL_ERROR(PrepareMqar(config), ExitCode::kUsage, "--shard-tokens 10", "32768");
   config = Small("");
-  EXPECT_HL_ERROR(PrepareMqar(config), ExitCode::kUsage, "--out DIR would work");
+  EXPECT_HL_ERROR(PrepareMqar(config), ExitCode::kUsage, "Use --out DIR.");
   EXPECT_FALSE(fs::exists(dir / "data"));
 }
 
