@@ -1,4 +1,4 @@
-// What generating is told, without LibTorch: the command line fills it in.
+// Options of text generation. Does not use LibTorch, because the command line sets them.
 #pragma once
 
 #include <cstdint>
@@ -8,16 +8,17 @@
 namespace halflife::infer {
 
 struct DecoderConfig {
-  bool use_graph = true;  // on a GPU, where the model's state is of constant size
+  bool use_graph = true;  // On a GPU, if the model's state has a constant size.
 };
 
 struct GenerateConfig {
   int64_t max_tokens = 200;
-  // Generation stops at this id; -1: at none.
+  // Generation stops at this id. -1: it does not stop at any id.
   int32_t eos_id = -1;
-  // Samples are drawn among the first so many ids, a tokenizer's, where the model has more; 0: all.
+  // Samples only ids below this number (a tokenizer's vocabulary), if the model has more. 0: all
+  // ids.
   int64_t vocab_size = 0;
-  // One forward of the prefill takes so many tokens, which bounds its memory.
+  // Tokens of the prompt per forward pass of the prefill, which bounds its memory.
   int64_t prefill_chunk = 2048;
   DecoderConfig decoder;
   SamplerConfig sampler;

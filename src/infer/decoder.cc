@@ -25,7 +25,8 @@ at::Tensor Decoder::Step(const at::Tensor& tokens) {
   } else {
     tokens_.copy_(tokens);
   }
-  // The first step makes what later ones find: tables of kernels, workspaces of products.
+  // The first step is not recorded: it creates what later steps reuse, such as kernel tables and
+  // workspaces of matrix products.
   if (use_graph_ && !first) {
     if (!graph_.is_recorded()) graph_.Record(model_.device(), [&] { Advance(); });
     graph_.Replay();
@@ -36,7 +37,7 @@ at::Tensor Decoder::Step(const at::Tensor& tokens) {
   return logits_;
 }
 
-// Reads and writes tensors at the addresses of the first call alone, but for the logits.
+// Reads and writes tensors at the addresses of the first call, except for the logits.
 void Decoder::Advance() {
   std::vector<model::MixerState> after = state_.layers;
   logits_ = model_.StepAt(model::SequenceSlice::OfToken(positions_), tokens_, after);

@@ -1,9 +1,9 @@
-// One token of each row after another on a model's recurrent state.
+// Decodes a model token by token (one token per row and step) on its recurrent state.
 //
-// Where the state is of constant size a step is the same work each time: its tokens and places are
-// tensors that it finds at the same addresses. So a GPU records it once and then starts it whole
-// (kernels/torch/device_graph.h), in place of some twenty launches a layer, which take longer than
-// what they compute. The numbers are those of LanguageModel::Step, to the bit.
+// If the state has a constant size, every step does the same work on tensors at fixed addresses. A
+// GPU then records a step once and replays it as a graph (kernels/torch/device_graph.h). This
+// replaces about twenty launches per layer, which take longer than the computation. Results are
+// bit-identical to those of LanguageModel::Step.
 //
 //   Decoder decoder(model, std::move(state));    // as prefill left it
 //   const at::Tensor logits = decoder.Step(tokens);
@@ -19,18 +19,18 @@ namespace halflife::infer {
 
 class Decoder {
  public:
-  // `model` is borrowed.
+  // Borrows `model`.
   Decoder(const model::LanguageModel& model, model::ModelState state,
           const DecoderConfig& config = {});
 
-  // tokens [B] int64, on any device -> logits [B, vocab] fp32, which the next step may write over.
-  // Error kUsage beyond the model's positions.
+  // Decodes one token per row: tokens [B] int64, on any device -> logits [B, vocab] fp32. The next
+  // step may overwrite the logits. Throws kUsage beyond the model's positions.
   at::Tensor Step(const at::Tensor& tokens);
 
-  // Whether steps are recorded: on a GPU, of a model whose state is of constant size.
+  // True if steps are recorded: on a GPU, for a model whose state has a constant size.
   bool uses_graph() const { return use_graph_; }
   int64_t num_tokens() const { return state_.num_tokens; }
-  // After the last token.
+  // The state after the last token.
   const model::ModelState& state() const { return state_; }
 
  private:
@@ -39,7 +39,7 @@ class Decoder {
   const model::LanguageModel& model_;
   model::ModelState state_;
   bool use_graph_;
-  // What a step of constant size reads and leaves: [B], [B, 1], [B, vocab].
+  // Inputs and outputs of a step with a state of constant size: [B], [B, 1], [B, vocab].
   at::Tensor tokens_, positions_, logits_;
   kernels::DeviceGraph graph_;
 };

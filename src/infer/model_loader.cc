@@ -44,9 +44,10 @@ LoadedModel LoadModel(const std::filesystem::path& run_or_step, const std::strin
     loaded.model = LoadWeights(model::ModelConfigFromJson(loaded.state.model_config_json),
                                ckpt::StepWeights(std::move(reader)), placement);
   } catch (const ckpt::DamageError& error) {
-    throw ckpt::DamageError(Concat(loaded.path.string(), " is damaged: ", error.message(),
-                                   "; another step of the run, which `halflife ckpt ls` lists, "
-                                   "would work by its own name"));
+    throw ckpt::DamageError(
+        Concat(loaded.path.string(), " is damaged: ", error.message(),
+               ". Use another step of the run by its folder; `halflife ckpt ls` "
+               "lists them."));
   }
   loaded.tokenizer = LoadTokenizerOfStep(loaded.path, tokenizer);
   HL_INFO("infer", "loaded ", loaded.path.string(), " (step ", loaded.state.step, ")");
@@ -54,17 +55,18 @@ LoadedModel LoadModel(const std::filesystem::path& run_or_step, const std::strin
 }
 
 const data::Tokenizer& RequireTokenizer(const LoadedModel& loaded) {
-  HL_CHECK_AS(ExitCode::kUsage, !loaded.model->objective().takes_labels_of_data(),
-              loaded.path.string(), " has the objective ", loaded.model->config().objective.name(),
-              ", whose labels stand in a dataset: it tells nothing of plain text; `halflife eval "
-              "--data` scores labelled rows");
+  HL_CHECK_AS(
+      ExitCode::kUsage, !loaded.model->objective().takes_labels_of_data(), loaded.path.string(),
+      " has the objective ", loaded.model->config().objective.name(),
+      ", whose labels come from a dataset, so it cannot score plain text. Use `halflife eval "
+      "--data` to score labelled rows.");
   HL_CHECK_AS(ExitCode::kUsage, loaded.tokenizer != nullptr, loaded.path.string(),
               " has no tokenizer. Name one with --tokenizer: `bytes`, a file, or a folder such as "
               "a dataset's tokenizer/.");
   const int64_t vocab = loaded.model->config().vocab_size;
   HL_CHECK_AS(ExitCode::kUsage, loaded.tokenizer->vocab_size() <= vocab, "the tokenizer has ",
-              loaded.tokenizer->vocab_size(), " tokens, the model of ", loaded.path.string(),
-              " a vocabulary of ", vocab, "; the tokenizer it was trained with would work");
+              loaded.tokenizer->vocab_size(), " tokens, but the model of ", loaded.path.string(),
+              " has a vocabulary of ", vocab, ". Use the tokenizer that it was trained with.");
   return *loaded.tokenizer;
 }
 

@@ -1,4 +1,4 @@
-// A trained model from its checkpoint: weights, config and tokenizer, without the trainer.
+// Loads a trained model from its checkpoint (weights, config and tokenizer), without the trainer.
 //
 //   const LoadedModel loaded = LoadModel("runs/gla");  // its newest step; or a step folder
 #pragma once
@@ -14,33 +14,35 @@
 
 namespace halflife::infer {
 
-// Where a model computes, and in what: the dtype of the parameters that train.precision decides on.
+// The device of a model, and the compute dtype of its parameters (train.precision).
 struct Placement {
   at::Device device = at::kCPU;
-  at::ScalarType compute_dtype = at::kFloat;  // or kBFloat16
+  at::ScalarType compute_dtype = at::kFloat;  // Or kBFloat16.
 };
 
 struct LoadedModel {
-  std::unique_ptr<model::LanguageModel> model;  // without gradients
-  std::unique_ptr<data::Tokenizer> tokenizer;   // null where neither the run nor the caller had one
+  std::unique_ptr<model::LanguageModel> model;  // Without gradients.
+  // Null if neither the run nor the caller provides one.
+  std::unique_ptr<data::Tokenizer> tokenizer;
   ckpt::StepState state;
-  std::filesystem::path path;  // of the step, or the folder
+  std::filesystem::path path;  // The folder of the step or of the model.
 };
 
 // Makes a model with the weights of `source`.
 std::unique_ptr<model::LanguageModel> LoadWeights(const model::ModelConfig& config,
                                                   const ckpt::WeightSource& source,
                                                   const Placement& placement = {});
-// `tokenizer` is what data::OpenTokenizer takes. Empty: the run's own tokenizer/. A step that was
-// copied out of its run has none.
+// Loads a model from a run (its newest step) or a step folder. `tokenizer` is an argument of
+// data::OpenTokenizer. If it is empty, the run's own tokenizer/ is used; a step that was copied out
+// of its run has none.
 LoadedModel LoadModel(const std::filesystem::path& run_or_step, const std::string& tokenizer = {},
                       const Placement& placement = {});
-// Opens `tokenizer`, or if that is empty the tokenizer of the run that contains the step. Null if
-// there is neither.
+// Opens `tokenizer`, or, if it is empty, the tokenizer of the run that contains the step. Returns
+// null if there is neither.
 std::unique_ptr<data::Tokenizer> LoadTokenizerOfStep(const std::filesystem::path& step_dir,
                                                      const std::string& tokenizer);
-// Error kUsage where there is no tokenizer, with the flag that helps, or where it has more tokens
-// than the model.
+// Returns the tokenizer. Throws kUsage if there is none (and names the option that provides one),
+// or if it has more tokens than the model.
 const data::Tokenizer& RequireTokenizer(const LoadedModel& loaded);
 
 }  // namespace halflife::infer

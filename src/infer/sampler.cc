@@ -13,11 +13,11 @@ namespace halflife::infer {
 Sampler::Sampler(const SamplerConfig& config) : config_(config) {
   HL_CHECK_AS(ExitCode::kUsage, std::isfinite(config_.temperature) && config_.temperature >= 0,
               "temperature is ", config_.temperature,
-              "; use 0 (most likely token) or more, e.g. 0.8");
+              ". Use 0 (most likely token) or more, for example 0.8.");
   HL_CHECK_AS(ExitCode::kUsage, config_.top_k >= 0, "top-k is ", config_.top_k,
-              "; use 0 (all tokens) or a count");
+              ". Use 0 (all tokens) or a count.");
   HL_CHECK_AS(ExitCode::kUsage, config_.top_p > 0 && config_.top_p <= 1, "top-p is ", config_.top_p,
-              "; use a probability in (0, 1]");
+              ". Use a probability in (0, 1].");
 }
 
 int32_t Sampler::Sample(std::span<const float> logits, uint64_t position) const {
@@ -30,7 +30,7 @@ int32_t Sampler::Sample(std::span<const float> logits, uint64_t position) const 
   }
   std::vector<int32_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0);
-  // ties by token id, so that the order is one
+  // Breaks ties by token id, so that the order is unique.
   std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
     return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
   });

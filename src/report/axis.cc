@@ -14,8 +14,8 @@ struct Unit {
   double factor;
   const char* suffix;
 };
-// A unit is used from five digits before the point on: "2000" is read faster than "2k", "20k"
-// faster than "20000".
+// Units are used from five integer digits on: "2000" is easier to read than "2k", but "20k" is
+// easier to read than "20000".
 Unit UnitOf(double largest) {
   if (largest >= 1e12) return {1e12, "T"};
   if (largest >= 1e9) return {1e9, "B"};
@@ -24,7 +24,7 @@ Unit UnitOf(double largest) {
   return {1, ""};
 }
 
-// 1, 2 or 5 x 10^k, at least `raw`.
+// Returns the smallest 1, 2 or 5 x 10^k that is at least `raw`.
 double RoundStep(double raw) {
   const double decade = std::pow(10, std::floor(std::log10(raw)));
   for (const double digit : {1.0, 2.0, 5.0}) {
@@ -44,7 +44,7 @@ int ExponentOf(double value) {
   return static_cast<int>(std::floor(std::log10(std::abs(value)) + 1e-12));
 }
 
-// 2.5e-4
+// Formats a number like 2.5e-4.
 std::string Scientific(double value, int decimals) {
   const int exponent = ExponentOf(value);
   const std::string digits = Fixed(value / std::pow(10, exponent), std::max(0, decimals));

@@ -20,7 +20,8 @@ SeriesOf Metric(const std::string& key, double factor = 1) {
   };
 }
 
-// Of the steps that have both: a run that an older program began may lack one of them for a while.
+// Uses the steps that have both metrics. A run that an older version started may lack one of them
+// at first.
 SeriesOf Percent(const std::string& part, const std::string& whole) {
   return [part, whole](const RunRecord& run) {
     const Series &parts = run.metric(part), &wholes = run.metric(whole);
@@ -35,7 +36,8 @@ SeriesOf Percent(const std::string& part, const std::string& whole) {
   };
 }
 
-// No series where all of it is 0: what a run does not do needs no picture.
+// Returns an empty series if all values are 0, so that features which a run does not use get no
+// chart.
 SeriesOf NonZero(const SeriesOf& series_of) {
   return [series_of](const RunRecord& run) {
     Series series = series_of(run);
@@ -50,11 +52,11 @@ bool KnowTokens(const Runs& runs) {
                      [](const RunRecord& run) { return run.tokens_per_step > 0; });
 }
 
-// What the points of a curve stand above.
+// The quantity on the x axis.
 enum class XAxis {
-  kStep,    // tokens instead, where the runs' steps differ in size
-  kTokens,  // in any case
-  kTime     // that training took, validations, saves and lost stretches included
+  kStep,    // Tokens are used instead if the runs' steps differ in size.
+  kTokens,  // Always tokens.
+  kTime     // Time of training, including validations, saves and steps that were lost.
 };
 
 struct TimeUnit {
@@ -62,7 +64,7 @@ struct TimeUnit {
   const char* name = "seconds";
 };
 
-// The unit in which the longest of the runs is a number of at most four digits.
+// Returns the unit in which the duration of the longest run has at most four digits.
 TimeUnit UnitFor(const Runs& runs) {
   double longest = 0;
   for (const RunRecord& run : runs) longest = std::max(longest, run.elapsed_s);
@@ -70,7 +72,8 @@ TimeUnit UnitFor(const Runs& runs) {
   return longest < 3 * 3600 ? TimeUnit{60, "minutes"} : TimeUnit{3600, "hours"};
 }
 
-// `series` over the time at its steps; a step whose time is not known is left out. Both ascend.
+// Returns `series` over the time of its steps. Steps without a known time are omitted. Both inputs
+// ascend.
 Series OverTime(const Series& series, const Series& elapsed, double unit_seconds) {
   Series out;
   size_t at = 0;
@@ -78,7 +81,8 @@ Series OverTime(const Series& series, const Series& elapsed, double unit_seconds
     while (at < elapsed.size() && elapsed[at].x < point.x) ++at;
     if (at == elapsed.size()) break;
     const double time = elapsed[at].y / unit_seconds;
-    // An attempt whose clock stood still would draw a vertical line, and a Series ascends strictly.
+    // If an attempt's clock stood still, its points would form a vertical line, but x of a Series
+    // must ascend strictly.
     const bool ascends = out.empty() || time > out.back().x;
     if (elapsed[at].x == point.x && ascends) out.push_back({time, point.y});
   }
@@ -94,7 +98,7 @@ class ChartMaker {
         });
   }
 
-  // The spec with its curves.
+  // Returns `spec` with its curves.
   PlotSpec Make(PlotSpec spec, const SeriesOf& series_of, XAxis axis = XAxis::kStep) const {
     if (by_tokens_ && axis == XAxis::kStep) axis = XAxis::kTokens;
     spec.x_name = axis == XAxis::kTime     ? Concat(time_unit_.name, " of training")
@@ -117,7 +121,7 @@ class ChartMaker {
   }
 
  private:
-  // `series` over steps -> over the axis.
+  // Converts a series over steps to a series over the axis.
   Series Over(XAxis axis, const RunRecord& run, Series series) const {
     if (axis == XAxis::kTime) return OverTime(series, run.metric("elapsed_s"), time_unit_.seconds);
     if (axis == XAxis::kStep) return series;
@@ -151,7 +155,7 @@ ChartGroup LossCharts(const Runs& runs, const ChartMaker& maker) {
     PlotSpec plot = maker.Make(std::move(spec), series_of, XAxis::kTime);
     if (HasPoints(plot)) group.plots.push_back(std::move(plot));
   };
-  const char* const kNote = "of all attempts, with validations, saves and what was lost";
+  const char* const kNote = "all attempts, including validations, saves and lost steps";
   add_by_time({.title = "Training loss by time", .note = kNote}, Metric("loss"));
   add_by_time({.title = "Validation loss by time", .note = kNote, .markers = true},
               Metric("val_loss"));
@@ -169,7 +173,7 @@ PlotSpec GradientNorm(const Runs& runs, const ChartMaker& maker) {
   return spec;
 }
 
-// Adds a group of the plots that have points, if there are any.
+// Adds a group with the plots that have points, if there are any.
 void AddGroup(std::vector<ChartGroup>& groups, const std::string& title,
               std::vector<PlotSpec> plots) {
   std::erase_if(plots, [](const PlotSpec& plot) { return !HasPoints(plot); });
@@ -180,7 +184,7 @@ std::vector<ChartGroup> LearningCharts(const Runs& runs, const ChartMaker& maker
   std::vector<ChartGroup> groups = {LossCharts(runs, maker)};
   AddGroup(groups, "Accuracy",
            {maker.Make({.title = "Validation accuracy",
-                        .note = "share of labels that are the likeliest token",
+                        .note = "share of labels that are predicted as the most likely token",
                         .y_from_zero = true,
                         .markers = true},
                        Metric("val_accuracy"))});
@@ -205,14 +209,14 @@ std::vector<ChartGroup> Charts(const Runs& runs) {
       {maker.Make({.title = "Tokens per second", .note = "over all ranks", .y_from_zero = true},
                   Metric("tokens_per_s")),
        maker.Make({.title = "Model FLOPs utilisation, %",
-                   .note = "mixing included, of the device's peak",
+                   .note = "share of the device's peak, including mixing",
                    .y_from_zero = true},
                   Metric("mfu_full", 100)),
        maker.Make(
            {.title = "Waiting for data, % of a step", .note = "on rank 0", .y_from_zero = true},
            Percent("data_wait_ms", "step_ms")),
        maker.Make({.title = "Exposed communication, % of a step",
-                   .note = "what backward does not hide, on rank 0",
+                   .note = "communication that backward does not hide, on rank 0",
                    .y_from_zero = true},
                   Percent("exposed_comm_ms", "step_ms")),
        maker.Make({.title = "Waiting for the other slices of rows, % of a step",
@@ -228,7 +232,7 @@ std::vector<ChartGroup> Charts(const Runs& runs) {
                    .markers = true},
                   Percent("busy_ms_max", "busy_ms_median"))});
   add("Memory and checkpoints",
-      {maker.Make({.title = "Peak memory, GiB", .note = "so far, of rank 0", .y_from_zero = true},
+      {maker.Make({.title = "Peak memory, GiB", .note = "so far, on rank 0", .y_from_zero = true},
                   Metric("peak_memory_bytes", 1.0 / (1 << 30))),
        maker.Make({.title = "Training blocked by a save, ms", .y_from_zero = true, .markers = true},
                   Metric("save_blocked_ms"))});

@@ -1,4 +1,4 @@
-// Which charts the report draws, of which metrics.
+// The charts of the report: which metrics they show, and in which groups.
 #pragma once
 
 #include <string>
@@ -14,12 +14,12 @@ struct ChartGroup {
   std::vector<PlotSpec> plots;
 };
 
-// Curve i of every plot shows runs[i] and has style i. x counts tokens where the runs' steps differ
-// in size, and in two charts of the loss the time that training took. Charts of metrics that no run
-// has are left out, but for the loss. There is at least one run.
+// Returns all charts. Curve i of every plot shows runs[i] with style i. x counts tokens if the
+// runs' steps differ in size; two loss charts show the time of training instead. Charts of metrics
+// that no run has are omitted, except for the loss. `runs` must not be empty.
 std::vector<ChartGroup> Charts(const std::vector<RunRecord>& runs);
 
-// Only what was learned: the groups of the loss and of the accuracy.
+// Returns only the groups of the loss and of the accuracy.
 std::vector<ChartGroup> LearningCharts(const std::vector<RunRecord>& runs);
 
 }  // namespace halflife::report

@@ -15,7 +15,7 @@ namespace {
 namespace fs = std::filesystem;
 
 struct Measure {
-  const char* path;  // in a row of the file
+  const char* path;  // JSON pointer in a row of the file.
   const char* title;
   Scale scale;
 };
@@ -29,9 +29,10 @@ constexpr Measure kMeasures[] = {
     {"/recall/bigram_new/perplexity", "Perplexity of pairs not seen before", Scale::kLog},
 };
 
-// "runs/first/ckpt/step_000000000020" -> "first"
+// Returns "first" for "runs/first/ckpt/step_000000000020".
 std::string NameOfModel(const fs::path& given) {
-  const fs::path path = given.has_filename() ? given : given.parent_path();  // "exports/llama/"
+  // A path such as "exports/llama/".
+  const fs::path path = given.has_filename() ? given : given.parent_path();
   const fs::path folder = path.parent_path();
   return folder.filename() == "ckpt" ? folder.parent_path().filename().string()
                                      : path.filename().string();
@@ -47,14 +48,14 @@ EvaluationRow ReadRow(const nlohmann::json& json) {
   return row;
 }
 
-// Where a curve's numbers come from.
+// The source of a curve's numbers.
 struct CurveSource {
   std::string name;
   const Evaluation* evaluation;
   std::string method;
 
-  // The mean of the rows of a length: there are several where needles are hidden at several depths.
-  // A length that has fewer of them than another is not finished, and left out.
+  // Returns the mean of all rows per length. There are several rows if needles are hidden at
+  // several depths. A length that has fewer rows than another is not finished and is omitted.
   Series Points(const Measure& measure) const {
     std::map<int64_t, std::vector<double>> values;
     for (const EvaluationRow& row : evaluation->rows) {
@@ -74,7 +75,8 @@ struct CurveSource {
   }
 };
 
-// Several files of one model, or models of one name, go by the files' names.
+// Curves with equal names (several files of one model, or models with the same name) are named
+// after their files.
 void NameApart(std::vector<CurveSource>& curves) {
   std::map<std::string, int> count;
   for (const CurveSource& curve : curves) ++count[curve.name];
@@ -82,7 +84,7 @@ void NameApart(std::vector<CurveSource>& curves) {
     if (count[curve.name] > 1) curve.name = Concat(curve.evaluation->name, ", ", curve.method);
 }
 
-// By model and method; what all curves share is not said of each.
+// Returns one curve per model and method. A name omits what all curves have in common.
 std::vector<CurveSource> CurvesOf(const std::vector<Evaluation>& evaluations) {
   std::vector<CurveSource> curves;
   std::set<std::string> models, methods;
@@ -107,7 +109,7 @@ std::vector<CurveSource> CurvesOf(const std::vector<Evaluation>& evaluations) {
   return curves;
 }
 
-// "trained on rows of 128", of all models.
+// Returns "trained on rows of 128", with the lengths of all models.
 std::string NoteOf(const std::vector<Evaluation>& evaluations) {
   std::set<int64_t> lengths;
   for (const Evaluation& evaluation : evaluations) lengths.insert(evaluation.train_len);
@@ -134,8 +136,9 @@ Evaluation ParseEvaluation(const std::string& text, const std::string& name) {
     return evaluation;
   } catch (const nlohmann::json::exception&) {
     HL_FAIL(ExitCode::kUsage, name,
-            " is no evaluation by length; a file of `halflife eval --lengths N,... --out FILE` "
-            "would work");
+            " is not an evaluation by length. Use a file that `halflife eval --lengths N,... --out "
+            "FILE` "
+            "wrote.");
   }
 }
 

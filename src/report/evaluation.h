@@ -1,5 +1,5 @@
-// What `halflife eval --lengths` wrote about models, by the length of the texts: files of `--out`,
-// finished or not, as curves of several models in one picture.
+// Reads the evaluations by length that `halflife eval --lengths ... --out FILE` wrote, complete or
+// not, and draws them as curves of several models in one picture.
 //
 //   const std::vector<Evaluation> evaluations = {ReadEvaluation("a.json"),
 //                                                ReadEvaluation("b.json")};
@@ -18,26 +18,26 @@
 namespace halflife::report {
 
 struct EvaluationRow {
-  std::string method;                    // and the protocol, where that is not segments
-  int64_t length = 0;                    // tokens of a row
-  std::map<std::string, double> values;  // by the paths of their JSON: "/perplexity"
+  std::string method;                    // And the protocol, unless it is segments.
+  int64_t length = 0;                    // Tokens of a row.
+  std::map<std::string, double> values;  // By JSON pointer: "/perplexity".
 };
 
 struct Evaluation {
-  std::string name;   // of the file
-  std::string model;  // the name of its run
+  std::string name;   // Name of the file.
+  std::string model;  // Name of the model's run.
   int64_t train_len = 0;
   std::vector<EvaluationRow> rows;
 };
 
-// Error kUsage names what is no such file.
+// Throws kUsage if the text is not such an evaluation; the message contains `name`.
 Evaluation ParseEvaluation(const std::string& text, const std::string& name);
 Evaluation ReadEvaluation(const std::filesystem::path& path);
 
-// A plot for each measure that any row has (perplexity, accuracy), a curve for each model and
-// method: all plots have the same curves, of which some may be empty. Empty without rows.
+// Returns one plot per measure that any row has (perplexity, accuracy, ...), with one curve per
+// model and method. All plots have the same curves; some may be empty. Empty if there are no rows.
 std::vector<PlotSpec> ChartsByLength(const std::vector<Evaluation>& evaluations);
-// The numbers of the plots, a table for each.
+// Returns the numbers of these plots, one table per plot.
 std::vector<Table> TablesByLength(const std::vector<Evaluation>& evaluations);
 
 }  // namespace halflife::report

@@ -11,7 +11,7 @@ constexpr double kMargin = 16, kTitle = 26, kLegend = 24, kKeyWidth = 38, kLette
 
 double TextWidth(const std::string& text) { return kLetter * static_cast<double>(text.size()); }
 
-// The entries in rows that fit the width; sets `bottom` to where they end.
+// Arranges the entries in rows of the given width. Sets `bottom` to the lower end.
 std::string Legend(const std::vector<Curve>& curves, double width, double& bottom) {
   std::string out;
   double x = kMargin, y = kMargin;

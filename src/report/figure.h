@@ -1,4 +1,4 @@
-// A picture: plots side by side with one legend, as an SVG file that stands alone.
+// A picture of several plots with one legend, as a self-contained SVG file.
 //
 //   AtomicWriteFile("figure.svg", RenderFigure(plots), ExitCode::kEnvironment);
 #pragma once
@@ -10,11 +10,12 @@
 
 namespace halflife::report {
 
-// Two plots a row, each below its title; the legend is the first plot's curves, and its note stands
-// at the foot; without plots there is "no value yet". Follows the reader's light or dark colours.
+// Draws two plots per row, each below its title. The legend shows the curves of the first plot,
+// whose note is at the bottom. Without plots, the picture shows "no value yet". It uses the
+// reader's light or dark colours.
 std::string RenderFigure(const std::vector<PlotSpec>& plots);
 
-// A style's marker on a piece of its line, for legends.
+// Returns a style's marker on a short line, for legends.
 std::string StyleKey(int style);
 
 }  // namespace halflife::report

@@ -1,5 +1,5 @@
-// The few pieces of HTML that the report is made of. All text from files goes through Escape, and
-// paths in links through UrlOfPath.
+// HTML helpers of the report. All text from files must go through Escape, and paths in links
+// through UrlOfPath.
 #pragma once
 
 #include <string>
@@ -8,15 +8,15 @@
 
 namespace halflife::report {
 
-// The result may stand as text and as an attribute's value in double quotes. Bytes that are not
-// UTF-8 become U+FFFD, control characters too.
+// Escapes text for HTML. The result can be used as text and in attributes in double quotes. Bytes
+// that are not UTF-8 and control characters become U+FFFD.
 std::string Escape(std::string_view text);
 
-// A path as a relative URL, for an attribute in double quotes: every byte that is not a letter, a
-// digit or one of -_.~/=,+@ is percent-encoded.
+// Returns a path as a relative URL for an attribute in double quotes. Every byte that is not a
+// letter, a digit or one of -_.~/=,+@ is percent-encoded.
 std::string UrlOfPath(std::string_view path);
 
-// A JSON string literal that may stand inside <script>.
+// Returns a JSON string literal that is safe inside <script>.
 std::string JsonString(std::string_view text);
 
 }  // namespace halflife::report

@@ -19,12 +19,12 @@ namespace {
 
 using Runs = std::vector<RunRecord>;
 
-constexpr size_t kLastSteps = 20;  // of the summary's training loss
+constexpr size_t kLastSteps = 20;  // Steps in the summary's mean training loss.
 
 std::string Cell(const std::string& html) { return Concat("<td>", html, "</td>"); }
 std::string Small(const std::string& text) { return Concat(" <small>", Escape(text), "</small>"); }
 
-// The run's marker on a piece of its line.
+// Returns the run's marker on a short line.
 std::string Key(size_t index) {
   return Concat("<svg class=\"key\" viewBox=\"0 0 30 12\" aria-hidden=\"true\">",
                 StyleKey(static_cast<int>(index)), "</svg>");
@@ -48,7 +48,7 @@ std::string OptionalCell(const std::optional<double>& value,
   return Cell(value ? format(*value) : "–");
 }
 
-// A run that an older version began tells only what it took since.
+// A run that an older version started reports only the time since the newer version took over.
 std::string WallTime(const RunRecord& run) {
   const Series &elapsed = run.metric("elapsed_s"), &loss = run.metric("loss");
   if (elapsed.empty()) return Cell("–");
@@ -68,7 +68,8 @@ bool Comparable(const Runs& runs) {
          });
 }
 
-// The run whose validation loss is lowest; SIZE_MAX: none, or runs that cannot be compared.
+// Returns the run with the lowest validation loss, or SIZE_MAX if there is none or the runs are not
+// comparable.
 size_t BestRun(const Runs& runs) {
   size_t best = SIZE_MAX;
   if (!Comparable(runs)) return best;
@@ -96,7 +97,7 @@ std::string SummaryRow(const Runs& runs, size_t index, size_t best) {
                 val ? Fixed(val->y, 4) + Small(Concat("at ", static_cast<int64_t>(val->x))) : "–",
                 "</td>");
   row += Concat(mark, val ? ShortNumber(std::exp(val->y)) : "–", "</td>");
-  // lowest at the same step: it is the loss times a constant of the dataset
+  // Its minimum is at the same step, because it is the loss times a constant of the dataset.
   const std::optional<Point> bits = Lowest(run.metric("val_bits_per_byte"));
   row += Concat(mark, bits ? Fixed(bits->y, 4) : "–", "</td>");
   row += OptionalCell(Median(run.metric("tokens_per_s")), ShortNumber);
@@ -130,7 +131,7 @@ std::string Summary(const Runs& runs) {
   return out + "</section>";
 }
 
-// `named` have a `name` each, and the style of their place.
+// Each element of `named` has a `name`; its style is its index.
 template <typename Named>
 std::string Legend(const std::vector<Named>& named) {
   std::string out = "<ul class=\"legend\">";
@@ -169,7 +170,7 @@ std::string ValidationCells(const ValidationCell& cell) {
          number(cell.bits_per_byte, fixed);
 }
 
-// A row for each validated step, three columns for each run.
+// One row per validated step, three columns per run.
 std::string ValidationTable(const Runs& runs) {
   std::map<int64_t, std::vector<ValidationCell>> rows;
   for (size_t i = 0; i < runs.size(); ++i) {
@@ -237,21 +238,22 @@ std::vector<std::string> NotesOf(const RunRecord& run) {
   if (!run.resumes.empty()) {
     notes.push_back(
         Concat("Resumed ", run.resumes.size() == 1 ? "once" : Concat(run.resumes.size(), " times"),
-               run.resumes.size() == 1 ? ", going on with step " : ", going on with steps ",
-               Join(run.resumes, ", "), "; ", Counted(run.replayed_steps, "step"),
-               " had to be trained again, and the last attempt's numbers are shown."));
+               run.resumes.size() == 1 ? ", continuing with step " : ", continuing with steps ",
+               Join(run.resumes, ", "), ". ", Counted(run.replayed_steps, "step"),
+               " had to be trained again. The numbers shown are those of the last attempt."));
   }
   const auto skipped = static_cast<int64_t>(Sum(run.metric("skipped")).value_or(0));
   if (skipped > 0) {
-    notes.push_back(Counted(skipped, "step") +
-                    " changed nothing, where a loss or gradient was not finite (red marks at the "
-                    "top edge) or no row had a target.");
+    notes.push_back(
+        Counted(skipped, "step") +
+        " did not update the weights, because a loss or gradient was not finite (red marks at the "
+        "top edge) or because no row had a target.");
   }
   for (const std::string& banner : run.checkpoint_damage) notes.push_back(banner);
   if (run.damaged_lines > 0) {
     notes.push_back(Counted(run.damaged_lines, "line") +
                     " of metrics.jsonl could not be read and " +
-                    (run.damaged_lines == 1 ? "is" : "are") + " left out.");
+                    (run.damaged_lines == 1 ? "is" : "are") + " omitted.");
   }
   if (!run.config_problem.empty())
     notes.push_back("The config could not be read: " + run.config_problem);
@@ -267,7 +269,7 @@ std::string Notes(const Runs& runs) {
     }
   }
   if (out.empty()) return "";
-  return Concat("<section><h2>To know</h2><ul>", out, "</ul></section>");
+  return Concat("<section><h2>Notes</h2><ul>", out, "</ul></section>");
 }
 
 std::string Configs(const Runs& runs) {
@@ -281,7 +283,7 @@ std::string Configs(const Runs& runs) {
   return out + "</section>";
 }
 
-// The curves are not the runs', so they have a legend of their own.
+// These curves do not belong to runs, so they have their own legend.
 std::string ByLength(const std::vector<Evaluation>& evaluations) {
   const std::vector<PlotSpec> plots = ChartsByLength(evaluations);
   if (evaluations.empty()) return "";
@@ -311,7 +313,7 @@ std::string Document(const std::string& title, const std::string& body, const st
       Escape(made), "</footer><script>", kPageScript, "</script></body></html>\n");
 }
 
-// The best of a sweep's runs, one curve each.
+// Draws the curves of the sweep's best runs.
 std::string CurvesOfSweep(const SweepRecord& sweep) {
   if (sweep.runs.empty()) return "";
   return Concat(
@@ -332,14 +334,14 @@ std::string SweepSections(const SweepRecord& sweep) {
   return out + CurvesOfSweep(sweep);
 }
 
-// A legend stays in sight next to the charts that it explains, so they share an element.
+// A legend stays visible next to the charts that it explains, so they share an element.
 std::string RunSections(const Runs& runs, const std::string& by_length) {
   return Concat("<div>", runs.size() > 1 ? Legend(runs) : "", Summary(runs), Notes(runs),
                 ChartSections(Charts(runs)), "</div>", by_length, ValidationTable(runs),
                 ConfigDifferences(runs), Configs(runs));
 }
 
-// The name of the only sweep or run, else how many there are: "1 sweep, 2 runs".
+// Returns the name of the only sweep or run, or else their numbers: "1 sweep, 2 runs".
 std::string Title(const PageContent& content) {
   const auto count = [](const auto& things, const char* name) {
     return Counted(static_cast<int64_t>(things.size()), name);

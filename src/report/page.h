@@ -1,5 +1,5 @@
-// The report: one HTML page that fetches nothing (its Content-Security-Policy forbids it) and needs
-// no script to be read.
+// The report: a self-contained HTML page. It fetches nothing (its Content-Security-Policy forbids
+// it) and is readable without scripts.
 //
 //   const std::string page =
 //       RenderPage({.runs = {ReadRun("runs/a"), ReadRun("runs/b")},
@@ -17,25 +17,25 @@
 
 namespace halflife::report {
 
-// What a page shows of a sweep, which may have more runs than a chart can show.
+// The contents of a page about a sweep, which may have more runs than a chart can show.
 struct SweepRecord {
   std::string name;
-  std::string metric;                 // that the plots by axis show
-  std::vector<PlotSpec> figure = {};  // plots with one legend: the first plot's curves
+  std::string metric;                 // The metric in the plots by axis.
+  std::vector<PlotSpec> figure = {};  // Plots with one legend: the curves of the first plot.
   std::vector<PlotSpec> by_axis = {};
   std::vector<Table> tables = {};
-  std::vector<RunRecord> runs = {};  // whose curves are drawn
-  std::string runs_note = {};        // which of the sweep's runs these are; empty: all
+  std::vector<RunRecord> runs = {};  // Runs whose curves are drawn.
+  std::string runs_note = {};        // Which of the sweep's runs these are. Empty: all.
 };
 
 struct PageContent {
   std::vector<SweepRecord> sweeps = {};
-  std::vector<RunRecord> runs = {};  // runs of one name are told apart by their paths
+  std::vector<RunRecord> runs = {};  // Runs with equal names are identified by their paths.
   std::vector<Evaluation> evaluations = {};
 };
 
-// There is at least one sweep, run or evaluation. `made`: the page's foot, which says when the page
-// was made, and by what.
+// `content` must have at least one sweep, run or evaluation. `made` is the page's footer, which
+// says when and by what the page was made.
 std::string RenderPage(PageContent content, const std::string& made);
 
 }  // namespace halflife::report

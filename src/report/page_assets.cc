@@ -2,9 +2,9 @@
 
 namespace halflife::report {
 
-// The eight colours are Okabe and Ito's (colour universal design, 2008), which stay apart for all
-// common kinds of colour blindness; yellow is replaced, as it fades on white. Runs also differ in
-// their markers.
+// The eight colours are those of Okabe and Ito (colour universal design, 2008), which are
+// distinguishable with all common kinds of colour blindness. Yellow is replaced, because it is too
+// faint on white. Runs also differ in their markers.
 const char* const kPlotStyle = R"css(
 :root {
   color-scheme: light dark;

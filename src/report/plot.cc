@@ -16,8 +16,8 @@ namespace {
 
 // Lengths are in the SVG's own units, which are CSS pixels at the width of a column.
 constexpr double kLeft = 56, kRight = 588, kTop = 14, kBottom = 232;
-constexpr int kNumBuckets = 180;          // about one for every 3 pixels
-constexpr double kTickLetterWidth = 6.6;  // the mean width of one, at the size of tick labels
+constexpr int kNumBuckets = 180;          // About one per 3 pixels.
+constexpr double kTickLetterWidth = 6.6;  // Mean width of a letter at the size of tick labels.
 
 struct DrawnCurve {
   const Curve* curve = nullptr;
@@ -46,7 +46,7 @@ struct Range {
   bool empty() const { return low > high; }
 };
 
-// The range of x with a margin, so that the markers of a cloud do not lie on the frame.
+// Returns the range of x with a margin, so that the markers of a cloud are not on the frame.
 Range PaddedForCloud(Range range, Scale scale) {
   constexpr double kPart = 0.04;
   if (range.low == range.high) return range;
@@ -58,7 +58,7 @@ Range PaddedForCloud(Range range, Scale scale) {
   return {.low = range.low - margin, .high = range.high + margin};
 }
 
-// 4 % of the range beyond the extremes, so that no line runs along the frame.
+// Extends the range by 4 % in both directions, so that no line is on the frame.
 Axis PaddedAxis(Range range, const PlotSpec& spec) {
   if (spec.y_scale == Scale::kLog) {
     const double factor = std::pow(std::max(range.high / range.low, 1.1), 0.04);
@@ -117,8 +117,8 @@ class Chart {
     return out + "]}";
   }
 
-  // "line: mean of 12 points, band: lowest to highest" tells of the longest curve; empty where all
-  // points are drawn.
+  // Returns for example "line: mean of up to 12 points, band: lowest to highest of them", with the
+  // largest number of points in a bucket. Empty if all points are drawn.
   std::string ReductionNote() const {
     int64_t most = 1;
     for (const DrawnCurve& drawn : curves_) {
@@ -180,14 +180,15 @@ class Chart {
     return out;
   }
 
-  // What names of categories need below the chart if they are too long to be level; else 0.
+  // Returns the height below the chart that category names need if they are too long to be
+  // horizontal, else 0.
   double SlantedHeight() const {
     size_t longest = 0;
     for (const std::string& name : spec_.categories) longest = std::max(longest, name.size());
     const double width = kTickLetterWidth * static_cast<double>(longest);
     const double room =
         (kRight - kLeft) / static_cast<double>(std::max<size_t>(1, spec_.categories.size()));
-    return width <= room ? 0 : width / 2;  // sin 30 degrees
+    return width <= room ? 0 : width / 2;  // sin 30 degrees = 1/2
   }
 
   std::vector<Tick> XTicks() const {
@@ -280,8 +281,8 @@ class Chart {
                   drawn.curve->style >= kNumStyles ? " dashed" : "", "\" d=\"", path, "\"/>");
   }
 
-  // The last point is always marked, others on request or where no line would show them; and so is
-  // what is not finite.
+  // Always marks the last point. Other points are marked if requested, or if no line would show
+  // them. Non-finite values are also marked.
   std::string Markers(const DrawnCurve& drawn) const {
     std::string out = Concat("<g class=\"marks ", drawn.curve->cloud ? "cloud " : "", "s",
                              drawn.curve->style % kNumStyles, "\">");
@@ -317,7 +318,7 @@ class Chart {
   std::vector<DrawnCurve> curves_;
 };
 
-// A cloud keeps each point, and only what is finite.
+// A cloud keeps every finite point.
 std::vector<Bucket> Buckets(const Curve& curve, const PlotSpec& spec, const Axis& x) {
   Series points;
   for (const Point& point : curve.points) {
@@ -332,7 +333,7 @@ std::vector<Bucket> Buckets(const Curve& curve, const PlotSpec& spec, const Axis
   return buckets;
 }
 
-// nullopt where there is no value to draw.
+// Returns nullopt if there is no value to draw.
 std::optional<Chart> ChartOf(const PlotSpec& spec) {
   Range x_range, y_range;
   for (const Curve& curve : spec.curves) {

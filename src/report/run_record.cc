@@ -20,7 +20,7 @@ std::string ReadIfThere(const fs::path& path) {
   return fs::is_regular_file(path, error) ? ReadFile(path, ExitCode::kEnvironment) : std::string();
 }
 
-// Takes the lines of metrics.jsonl in order and keeps what still holds.
+// Reads the lines of metrics.jsonl in order and keeps the values that are still valid.
 class MetricsReader {
  public:
   explicit MetricsReader(RunRecord& run) : run_(run) {}
@@ -52,8 +52,9 @@ class MetricsReader {
   }
 
  private:
-  // A new attempt replaces what earlier ones say from its first trained or validated step on. (What
-  // it writes before, about damage and saves, belongs to the step that it resumed from.)
+  // A new attempt replaces the values of earlier attempts from its first trained or validated step
+  // on. (Lines about damage and saves that it writes before that belong to the step from which it
+  // resumed.)
   void BeginAttempt(const nlohmann::json& line, int64_t step) {
     if (!line.contains("attempt") || !line["attempt"].is_string()) return;
     if (!line.contains("loss") && !line.contains("val_loss")) return;
@@ -78,9 +79,9 @@ class MetricsReader {
     series.push_back({static_cast<double>(step), value});
   }
 
-  // What every line says (the tokens and the time so far) is a step's by its first line: its
-  // validation comes later, its save perhaps behind the lines of later steps, and their time is not
-  // what its loss took.
+  // Adds a value that every line contains (tokens and time so far). Only the first line of a step
+  // counts: its validation line comes later, and its save line possibly after the lines of later
+  // steps, and their times do not belong to the step's loss.
   void AddOnce(const std::string& key, int64_t step, double value) {
     const Series& series = run_.metric(key);
     if (series.empty() || series.back().x < static_cast<double>(step)) Add(key, step, value);
@@ -88,7 +89,7 @@ class MetricsReader {
 
   RunRecord& run_;
   std::string attempt_;
-  double earlier_s_ = 0;  // that the attempts before this one took
+  double earlier_s_ = 0;  // Time of all earlier attempts.
 };
 
 void ReadMetrics(const fs::path& path, RunRecord& run) {
@@ -96,7 +97,8 @@ void ReadMetrics(const fs::path& path, RunRecord& run) {
   MetricsReader reader(run);
   for (size_t begin = 0; begin < text.size();) {
     const size_t end = text.find('\n', begin);
-    if (end == std::string::npos) break;  // being written, or cut short by a crash
+    // An incomplete line: it is being written, or was cut off by a crash.
+    if (end == std::string::npos) break;
     if (end > begin) reader.Line(text.substr(begin, end - begin));
     begin = end + 1;
   }
@@ -141,7 +143,7 @@ int64_t RunRecord::last_step() const {
 }
 
 int64_t RunRecord::num_tokens() const {
-  const Series& tokens = metric("tokens");  // files of older versions have none
+  const Series& tokens = metric("tokens");  // Files of older versions have none.
   return tokens.empty() ? last_step() * tokens_per_step : static_cast<int64_t>(tokens.back().y);
 }
 
@@ -158,13 +160,13 @@ double RunRecord::tokens_at(double step) const {
 RunRecord ReadRun(const fs::path& path) {
   std::error_code error;
   HL_CHECK_AS(ExitCode::kUsage, fs::is_directory(path, error), path.string(),
-              " is no folder; give the folder of a run, which `halflife train --run` wrote");
+              " is not a folder. Give the folder of a run, which `halflife train --run` wrote.");
   const auto holds = [&](const char* name) {
     std::error_code ignored;
     return fs::is_regular_file(path / name, ignored);
   };
   HL_CHECK_AS(ExitCode::kUsage, holds("config.textproto") || holds("metrics.jsonl"), path.string(),
-              " is no run: it has neither config.textproto nor metrics.jsonl");
+              " is not the folder of a run: it has neither config.textproto nor metrics.jsonl");
   RunRecord run;
   run.path = path;
   run.name = fs::weakly_canonical(path, error).filename().string();

@@ -1,4 +1,4 @@
-// A curve and what a plot of a given width can honestly show of it.
+// A curve, and its reduction to what a plot of a given width can show.
 //
 //   const std::vector<Bucket> shown =
 //       Reduce(points, /*begin=*/0, /*end=*/100000, Scale::kLinear, /*num_buckets=*/200);
@@ -11,26 +11,28 @@
 namespace halflife::report {
 
 struct Point {
-  double x = 0, y = 0;  // y NaN or infinite: the run met a non-finite number there
+  // A y that is NaN or infinite means that the run recorded a non-finite number.
+  double x = 0, y = 0;
 };
-using Series = std::vector<Point>;  // x ascends strictly
+using Series = std::vector<Point>;  // x ascends strictly.
 
 enum class Scale { kLinear, kLog };
 
-// Neighbouring points as one: it has their mean, and the extremes, which no reduction may hide.
+// Neighbouring points combined: their mean, and their extremes, which a reduction must not hide.
 struct Bucket {
-  double x = 0;                        // mean of the points'
-  double mean = 0, low = 0, high = 0;  // of the finite values; NaN where there is none
+  double x = 0;                        // Mean x of the points.
+  double mean = 0, low = 0, high = 0;  // Finite values only. NaN if there are none.
   int64_t num_points = 0;
   int64_t num_nonfinite = 0;
 };
 
-// Returns every point as it is where there are at most 2 x num_buckets of them, else equal
-// intervals of [begin, end] on the given scale, without the empty ones.
+// Returns every point unchanged if there are at most 2 x num_buckets points. Otherwise, divides
+// [begin, end] into equal intervals on the given scale and returns one bucket per interval, without
+// the empty ones.
 std::vector<Bucket> Reduce(const Series& points, double begin, double end, Scale scale,
                            int num_buckets);
 
-// These look at the finite values; nullopt where there is none.
+// These functions use only finite values and return nullopt if there are none.
 std::optional<Point> Lowest(const Series& points);
 std::optional<double> Median(const Series& points);
 std::optional<double> Sum(const Series& points);

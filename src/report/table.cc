@@ -18,7 +18,7 @@ std::string Field(const std::string& text) {
 }
 std::string Line(const std::vector<std::string>& fields) { return Join(fields, ",", Field) + "\n"; }
 
-// "1.5", "16.8k" as ShortNumber writes it, or what is written for none.
+// True for a number as ShortNumber formats it ("1.5", "16.8k") or for the mark of a missing value.
 bool IsNumber(const std::string& text) {
   if (text.empty() || text == "–") return true;
   double value = 0;
@@ -29,7 +29,8 @@ bool IsNumber(const std::string& text) {
   return error == std::errc() && (parsed == end || has_unit);
 }
 
-// Whether a column's cells are numbers: then it is aligned to the right.
+// Returns for each column whether all its cells are numbers, in which case it is aligned to the
+// right.
 std::vector<bool> NumberColumns(const Table& table) {
   std::vector<bool> numbers(table.header.size(), !table.rows.empty());
   for (const auto& row : table.rows)
@@ -37,7 +38,7 @@ std::vector<bool> NumberColumns(const Table& table) {
   return numbers;
 }
 
-// `link`: of the first cell; empty: none.
+// `link` is the target of the first cell. Empty: no link.
 std::string Row(const std::vector<std::string>& fields, const std::vector<bool>& numbers,
                 const char* tag, const std::string& link) {
   std::string row = "<tr>";
@@ -49,7 +50,7 @@ std::string Row(const std::vector<std::string>& fields, const std::vector<bool>&
   return row + "</tr>";
 }
 
-// In characters of UTF-8.
+// Returns the number of UTF-8 characters.
 size_t Width(const std::string& text) {
   return static_cast<size_t>(std::ranges::count_if(
       text, [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));

@@ -18,7 +18,7 @@ namespace halflife::sweep {
 namespace {
 
 constexpr int kStops[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
-constexpr int kCannotStart = 127;  // as a shell says it
+constexpr int kCannotStart = 127;  // The exit code that a shell uses.
 
 std::vector<char*> PointersTo(std::vector<std::string>& strings) {
   std::vector<char*> pointers;
@@ -27,7 +27,8 @@ std::vector<char*> PointersTo(std::vector<std::string>& strings) {
   return pointers;
 }
 
-// A run is a job of its own, not a rank of the launcher that this process may have come from.
+// A run is a separate job, not a rank of the launcher that may have started this process, so the
+// launcher's rank variables are removed.
 std::vector<std::string> EnvironmentWith(
     const std::vector<std::pair<std::string, std::string>>& more) {
   std::vector<std::string> all;
@@ -45,12 +46,13 @@ int ExitCodeOf(int status) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-// In the child, which shares no lock with a thread that is no more: system calls alone.
+// Runs in the child after fork. Locks may be held by threads that no longer exist, so only system
+// calls are allowed.
 [[noreturn]] void Become(char* const* words, char* const* environment, int log,
                          const sigset_t& signals, pid_t parent) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
-  if (::getppid() != parent) ::_exit(kCannotStart);  // it died before the line above
+  if (::getppid() != parent) ::_exit(kCannotStart);  // The parent died before prctl.
   ::dup2(log, STDOUT_FILENO);
   ::dup2(log, STDERR_FILENO);
   const int nothing = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -66,7 +68,8 @@ ChildProcesses::ChildProcesses() {
   ::sigemptyset(&waited_for_);
   for (const int stop : kStops) {
     struct sigaction now {};
-    // what nohup has told us to ignore would wait for us all the same once it is blocked
+    // Signals that nohup made the process ignore would still be delivered by sigwaitinfo if they
+    // were blocked.
     if (::sigaction(stop, nullptr, &now) == 0 && now.sa_handler == SIG_IGN) continue;
     ::sigaddset(&waited_for_, stop);
   }
@@ -95,9 +98,9 @@ void ChildProcesses::Start(const ChildCommand& command) {
 }
 
 ChildEvent ChildProcesses::Wait() {
-  HL_CHECK_AS(ExitCode::kInternal, !ids_.empty(), "no child to wait for");
+  HL_CHECK_AS(ExitCode::kInternal, !ids_.empty(), "there is no child process to wait for");
   while (true) {
-    // A child that ends before sigwaitinfo leaves SIGCHLD pending; several leave one.
+    // A child that ends before sigwaitinfo leaves SIGCHLD pending. Several children leave only one.
     for (const auto& [pid, id] : ids_) {
       int status = 0;
       if (::waitpid(pid, &status, WNOHANG) != pid) continue;

@@ -1,4 +1,4 @@
-// Programs that run side by side, and the signals that this process gets meanwhile.
+// Runs programs in parallel, and receives the signals that this process gets in the meantime.
 //
 //   ChildProcesses children;  // from now on signals that would stop us wait for Wait()
 //   children.Start({.words = {"/usr/bin/env", "true"}, .environment = {}, .log = "logs/a.log"});
@@ -17,35 +17,37 @@
 namespace halflife::sweep {
 
 struct ChildCommand {
-  size_t id = 0;                   // the caller's name for it
-  std::vector<std::string> words;  // the program's path, then its arguments
-  std::vector<std::pair<std::string, std::string>> environment;  // set on top of this process's
-  std::filesystem::path log;  // stdout and stderr are appended to it
+  size_t id = 0;                   // Chosen by the caller to identify the command.
+  std::vector<std::string> words;  // Path of the program, then its arguments.
+  // Added to this process's environment.
+  std::vector<std::pair<std::string, std::string>> environment;
+  std::filesystem::path log;  // stdout and stderr are appended to this file.
 };
 
 struct ChildEvent {
-  int signal = 0;     // that asks this process to stop; 0: a child has ended
-  size_t id = 0;      // which
-  int exit_code = 0;  // its own; 128 + N: signal N ended it
+  int signal = 0;     // A signal that asks this process to stop. 0: a child has ended.
+  size_t id = 0;      // Id of the child that ended.
+  int exit_code = 0;  // Its exit code. 128 + N: it was ended by signal N.
 };
 
-// One at a time in a process. INT, TERM, HUP and USR1, where they are not ignored, wait to be told
-// by Wait() while it lives. A child has its own process group, so that a terminal's Ctrl-C reaches
-// it through Signal alone, and gets TERM when this process dies.
+// Only one instance may exist per process. During its lifetime, INT, TERM, HUP and USR1 (unless
+// they are ignored) are blocked and reported by Wait(). Each child has its own process group, so
+// that Ctrl-C in a terminal reaches it only through Signal(), and receives TERM if this process
+// dies.
 class ChildProcesses {
  public:
   ChildProcesses();
-  ~ChildProcesses();  // ends with TERM what still runs, and waits for it
+  ~ChildProcesses();  // Sends TERM to the running children and waits for them.
   ChildProcesses(const ChildProcesses&) = delete;
   ChildProcesses& operator=(const ChildProcesses&) = delete;
 
-  // Error kEnvironment: the log cannot be written, no process to be had. A program that cannot be
-  // started ends with 127.
+  // Starts a program. Throws kEnvironment if the log cannot be written or no process can be
+  // created. If the program cannot be executed, the child ends with exit code 127.
   void Start(const ChildCommand& command);
 
-  // Sleeps until a child ends or a signal comes; there is a child.
+  // Sleeps until a child ends or a signal arrives. There must be a child.
   ChildEvent Wait();
-  void Signal(int signal);  // to all that run
+  void Signal(int signal);  // Sends a signal to all running children.
 
  private:
   sigset_t waited_for_{}, before_{};

@@ -1,4 +1,4 @@
-// Jobs that run as processes, some at a time, until all have ended or somebody says stop.
+// Runs jobs as processes, several at a time, until all have ended or a signal asks to stop.
 #pragma once
 
 #include <functional>
@@ -10,20 +10,22 @@
 namespace halflife::sweep {
 
 struct Job {
-  ChildCommand command;           // `id` is the queue's to set
-  std::function<bool()> started;  // just before; returns whether it shall
-  // Returns whether to start it once more. `stopping`: it was asked to stop.
+  ChildCommand command;  // `id` is set by the queue.
+  // Called just before the job starts. Returns false to skip the job.
+  std::function<bool()> started;
+  // Returns true to start the job again. `stopping` is true if the queue was asked to stop.
   std::function<bool(int exit_code, double seconds, bool stopping)> ended;
 };
 
 struct Slots {
-  int count = 1;                  // jobs at a time
-  std::vector<std::string> gpus;  // slot i sees gpus[i % size] alone; empty: all see all
-  int threads = 0;                // of each, where its recipe does not say; 0: not told
+  int count = 1;                  // Jobs that run at the same time.
+  std::vector<std::string> gpus;  // Slot i sees only gpus[i % size]. Empty: all GPUs are visible.
+  int threads = 0;  // CPU threads per job if its recipe does not set them. 0: not set.
 };
 
-// Returns the signal that stopped it, 0 where every job has run. What runs is sent the signal (for
-// HUP, which programs die of, TERM), and waited for; what has not started never does.
+// Returns the signal that stopped the queue, or 0 if all jobs have run. Running jobs receive the
+// signal (TERM instead of HUP, which would kill them) and are waited for. Jobs that have not
+// started are not started.
 int RunJobs(const std::vector<Job>& jobs, const Slots& slots);
 
 }  // namespace halflife::sweep

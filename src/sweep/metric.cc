@@ -11,7 +11,7 @@ namespace {
 struct Metric {
   const char* name;
   bool higher_is_better;
-  bool median;  // of all steps, as single ones are noise
+  bool median;  // Uses the median of all steps, because single steps are noisy.
 };
 constexpr Metric kMetrics[] = {{"val_loss", false, false},
                                {"val_accuracy", true, false},
@@ -26,7 +26,7 @@ const Metric* Find(const std::string& name) {
 
 const Metric& Known(const std::string& name) {
   const Metric* metric = Find(name);
-  HL_CHECK_AS(ExitCode::kInternal, metric != nullptr, "no metric ", name);
+  HL_CHECK_AS(ExitCode::kInternal, metric != nullptr, "unknown metric ", name);
   return *metric;
 }
 

@@ -1,4 +1,4 @@
-// Which metrics of a run say how well it did, and the best value that it reached.
+// The metrics that measure how well a run did, and the best value that a run reached.
 #pragma once
 
 #include <optional>
@@ -13,8 +13,8 @@ std::vector<std::string> KnownMetrics();
 bool IsKnownMetric(const std::string& name);
 bool HigherIsBetter(const std::string& name);
 
-// The best of all that the run has measured, and its first step; nullopt where there is no finite
-// one. Speeds have their median, which is not that of a step.
+// Returns the best value of the run and the first step that reached it, or nullopt if there is no
+// finite value. For speeds, returns the median and the last step.
 std::optional<report::Point> BestOf(const report::RunRecord& run, const std::string& metric);
 
 }  // namespace halflife::sweep

@@ -32,7 +32,7 @@ std::vector<size_t> IndicesOfGroupAxes(const SweepConfig& sweep) {
   return indices;
 }
 
-// The index of an axis among the labels; SIZE_MAX: none of that name.
+// Returns the index of an axis among the labels, or SIZE_MAX if there is no axis of this name.
 size_t IndexOf(const std::vector<std::string>& axes, const std::string& name) {
   const auto found = std::ranges::find(axes, name);
   return found == axes.end() ? SIZE_MAX : static_cast<size_t>(found - axes.begin());
@@ -60,7 +60,7 @@ Group GroupOf(const std::vector<std::string>& labels, const std::string& best_la
   return group;
 }
 
-// The labels of an axis, in the order of the grid.
+// Returns the labels of an axis in the order of the grid.
 std::vector<std::string> LabelsOf(const SweepConfig& sweep, const std::string& axis) {
   std::vector<std::string> labels;
   for (const Axis& candidate : sweep.axes) {
@@ -74,7 +74,7 @@ bool IsBetter(const Summary& summary, double value, double than) {
   return HigherIsBetter(summary.metric) ? value > than : value < than;
 }
 
-// The labels of an axis as numbers; empty if one is not a finite number.
+// Returns the labels of an axis as numbers. Empty if a label is not a finite number.
 std::vector<double> NumbersOf(const Axis& axis) {
   std::vector<double> numbers;
   for (const Point& point : axis.points) {
@@ -93,14 +93,14 @@ bool SpansDecades(const std::vector<double>& numbers, double factor) {
   return low > 0 && high >= factor * low;
 }
 
-// The metric over axis number `index`.
+// Plots the metric over axis number `index`.
 report::PlotSpec PlotByAxis(const SweepConfig& sweep, const std::vector<TrialResult>& results,
                             size_t index) {
   constexpr size_t kMostTicks = 10;
   const Axis& axis = sweep.axes[index];
   const Summary& summary = sweep.summary;
   const std::vector<double> numbers = NumbersOf(axis);
-  std::map<std::string, double> places;  // of the labels
+  std::map<std::string, double> places;  // x of each label.
   for (size_t i = 0; i < axis.points.size(); ++i)
     places[axis.points[i].label] = numbers.empty() ? static_cast<double>(i) : numbers[i];
   report::Curve runs{.name = "all runs", .points = {}, .resumes = {}, .spread = {}, .cloud = true};
@@ -120,8 +120,8 @@ report::PlotSpec PlotByAxis(const SweepConfig& sweep, const std::vector<TrialRes
   const bool higher = HigherIsBetter(summary.metric);
   report::PlotSpec plot{
       .title = Concat(summary.metric, " over ", axis.name),
-      .note = numbers.empty() ? "faint: all runs; full: the best of each"
-                              : "faint: all runs; line: the best at each value",
+      .note = numbers.empty() ? "faint: all runs; solid: the best run of each"
+                              : "faint: all runs; line: the best run at each value",
       .x_name = axis.name,
       .x_ticks = numbers.size() <= kMostTicks ? numbers : std::vector<double>(),
       .x_scale = SpansDecades(numbers, 10) ? report::Scale::kLog : report::Scale::kLinear,
@@ -181,7 +181,8 @@ class FigureMaker {
   std::string Note() const {
     const Summary& summary = sweep_.summary;
     std::string note;
-    if (!summary.over.empty()) note = Concat("mean over ", summary.over, ", bars: one deviation");
+    if (!summary.over.empty())
+      note = Concat("mean over ", summary.over, ", bars: one standard deviation");
     if (!summary.best_of.empty())
       note += Concat(note.empty() ? "" : "; ", "best of ", summary.best_of);
     return note;
@@ -190,7 +191,7 @@ class FigureMaker {
   const std::string& Label(const Group& group, const std::string& axis) const {
     return group.labels[IndexOf(axes_, axis)];
   }
-  // What is left of the labels, those of axes without a role too.
+  // Returns the labels that identify a curve, including those of axes without a role.
   std::string CurveName(const Group& group) const {
     std::vector<std::string> parts;
     for (size_t i = 0; i < axes_.size(); ++i) {
@@ -201,7 +202,7 @@ class FigureMaker {
     }
     return parts.empty() ? sweep_.summary.metric : Join(parts, ", ");
   }
-  // In the order in which they first appear, the same in every panel.
+  // Returns the names in the order in which they first appear, which is the same in every panel.
   std::vector<std::string> CurveNames() const {
     std::vector<std::string> names;
     for (const Group& group : groups_)
@@ -254,7 +255,7 @@ std::vector<Group> SumUp(const SweepConfig& sweep, const std::vector<TrialResult
   const std::vector<size_t> kept = IndicesOfGroupAxes(sweep);
   const size_t best_of = IndexOf(NamesOf(sweep.axes), sweep.summary.best_of);
   using Labels = std::vector<std::string>;
-  std::vector<Labels> order;  // in which the grid meets them
+  std::vector<Labels> order;  // In the order of the grid.
   std::map<Labels, std::map<std::string, std::vector<double>>> values;
   for (const TrialResult& result : results) {
     if (!result.best) continue;

@@ -1,4 +1,4 @@
-// What the runs of a sweep came to: a row each, and summed up over repetitions.
+// The results of a sweep: one row per run, and summaries over repetitions.
 #pragma once
 
 #include <functional>
@@ -17,64 +17,65 @@ namespace halflife::sweep {
 struct TrialResult {
   Trial trial;
   TrialStatus status;
-  std::optional<report::Point> best;  // of the summary's metric: step and value
-  int64_t steps = 0;                  // trained
+  std::optional<report::Point> best;  // Best value of the summary's metric: step and value.
+  int64_t steps = 0;                  // Trained steps.
   std::optional<int64_t> num_parameters;
-  std::optional<double> tokens_per_s;  // median over steps
+  std::optional<double> tokens_per_s;  // Median over steps.
 };
-// `run` is null where there is none yet.
+// `run` is null if the run does not exist yet.
 TrialResult ResultOf(const Summary& summary, const Trial& trial, const TrialStatus& status,
                      const report::RunRecord* run);
 
-// Fills in what the run's recipe says.
+// Reads a run and fills in the fields that depend on its recipe.
 using ReadRun = std::function<report::RunRecord(const std::filesystem::path&)>;
 TrialResult ReadResult(const Summary& summary, const SweepFolder& folder, const Trial& trial,
                        const ReadRun& read_run);
-// Of the whole grid, in its order.
+// Reads the results of all trials, in the order of the grid.
 std::vector<TrialResult> ReadResults(const SweepConfig& sweep, const SweepFolder& folder,
                                      const ReadRun& read_run);
 
-// One point of the summary: the repetitions of one combination of the axes that are neither `over`
-// nor `best_of`, at the label of the latter whose mean is best.
+// One point of the summary: all runs with one combination of the axes other than `over` and
+// `best_of`, at the label of `best_of` with the best mean.
 struct Group {
-  std::vector<std::string> labels;  // of these axes, in order
-  std::string best_label;           // empty without best_of
-  int num_runs = 0;                 // with a value; failed and unfinished ones without are left out
-  double mean = 0, deviation = 0;   // of the sample, n - 1; 0 for one run
+  std::vector<std::string> labels;  // Labels of these axes, in order.
+  std::string best_label;           // Empty without best_of.
+  int num_runs = 0;  // Runs that have a value; failed and unfinished runs without one do not count.
+  double mean = 0, deviation = 0;  // Sample standard deviation (n - 1). 0 for a single run.
   double low = 0, high = 0;
 };
-// Groups without a value are left out.
+// Groups without a value are omitted.
 std::vector<Group> SumUp(const SweepConfig& sweep, const std::vector<TrialResult>& results);
-std::vector<std::string> GroupAxes(const SweepConfig& sweep);  // that `labels` are of
+std::vector<std::string> GroupAxes(const SweepConfig& sweep);  // The axes of Group::labels.
 
-// How measured numbers are written.
+// The precision of measured numbers in tables.
 enum class Digits {
-  kAll,  // as few as read back as the same number: for programs
-  kFour  // at most four: for people
+  kAll,  // As many digits as are needed to read back the same number; for programs.
+  kFour  // At most four digits; for people.
 };
 
-// For programs: a row for each run, with all that is known of it.
+// For programs: one row per run, with everything that is known about it.
 report::Table ResultsTable(const SweepConfig& sweep, const std::vector<TrialResult>& results);
-// For people: a row for each run, with its labels, state, metric, speed and time.
+// For people: one row per run, with its labels, state, metric, speed and time.
 report::Table RunsTable(const SweepConfig& sweep, const std::vector<TrialResult>& results);
-// Why runs failed: a row for each that did.
+// One row per failed run, with the reason.
 report::Table FailuresTable(const std::vector<TrialResult>& results);
-// A row for each group.
+// One row per group.
 report::Table SummaryTable(const SweepConfig& sweep, const std::vector<Group>& groups,
                            Digits digits);
 
-// A plot for each label of the panels, a curve for each of the lines: means with their deviation.
-// Axes without a role make curves of their own. Empty where the summary asks for no figure.
+// Returns one plot per panel label, with one curve per line label: means with their standard
+// deviation. Axes without a role result in separate curves. Empty if the summary does not request a
+// figure.
 std::vector<report::PlotSpec> Figure(const SweepConfig& sweep, const std::vector<Group>& groups);
 
-// A plot of the metric for each axis of at least two points: a cloud of all runs, and the best run
-// at each point. If all labels of an axis are numbers, the plot has them to scale (logarithmic if
-// the largest is at least ten times the smallest); else they are categories.
+// Returns a plot of the metric for each axis with at least two points: a cloud of all runs, and the
+// best run at each point. If all labels of an axis are numbers, x is numeric (logarithmic if the
+// largest is at least ten times the smallest); otherwise the labels are categories.
 std::vector<report::PlotSpec> PlotsByAxis(const SweepConfig& sweep,
                                           const std::vector<TrialResult>& results);
 
-// The indices of at most `most` runs that have trained, in the order of the grid: those with the
-// best metric, then those without one.
+// Returns the indices of at most `most` runs that have trained, in the order of the grid. Runs with
+// the best metric are preferred, then runs without one.
 std::vector<size_t> BestRuns(const SweepConfig& sweep, const std::vector<TrialResult>& results,
                              size_t most);
 

@@ -22,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The recipe of a run, resolved; what is wrong with it says which run's it is.
+// Returns the resolved recipe of a run. Error messages start with the name of the run.
 train::RunConfig RecipeOf(const SweepRequest& request, const Trial& trial) {
   const SweepFolder folder(request.folder);
   try {
@@ -37,18 +37,18 @@ train::RunConfig RecipeOf(const SweepRequest& request, const Trial& trial) {
   }
 }
 
-// Of a dataset of a sweep's folder its name: the folder may have been moved since.
+// For a dataset in a sweep's folder, returns only its name, because the folder may have been moved.
 std::string DatasetText(const fs::path& path) {
   return path.parent_path().filename() == "datasets" ? Concat("dataset:", path.filename().string())
                                                      : path.string();
 }
 
-// What decides a run's numbers: its trajectory, when that ends, and how it is validated. Two
-// recipes that agree in it make the same run.
+// Returns the fields that determine a run's numbers: its trajectory, when it ends, and how it is
+// validated. Two recipes with equal fields make the same run.
 std::map<std::string, std::string> IdentityOf(const train::RunConfig& config) {
   std::map<std::string, std::string> identity = train::TrajectoryFields(config);
   for (const auto& [name, value] : train::FlatFields(config)) {
-    const bool shown = name.starts_with("eval.sample_");  // a text for people
+    const bool shown = name.starts_with("eval.sample_");  // Sample texts for people.
     if (name.starts_with("model.") || (name.starts_with("eval.") && !shown) ||
         name == "train.stop_at_accuracy")
       identity[name] = value;
@@ -57,23 +57,24 @@ std::map<std::string, std::string> IdentityOf(const train::RunConfig& config) {
   return identity;
 }
 
-// Numbers of another recipe must not pass for this one's.
+// Throws if the run in the folder was made with another recipe, so that its numbers are not
+// attributed to this one.
 void RequireSameRecipe(const SweepFolder& folder, const Trial& trial,
                        const train::RunConfig& config) {
   const fs::path file = folder.recipe(trial.name);
-  if (!IsThere(file) || !IsThere(folder.run(trial.name))) return;  // nothing was made with it
+  if (!IsThere(file) || !IsThere(folder.run(trial.name))) return;  // Nothing has been made with it.
   const auto stands = IdentityOf(train::LoadRunConfig(file, {}));
   for (const auto& [name, value] : IdentityOf(config)) {
     const auto found = stands.find(name);
     const std::string before = found == stands.end() ? "nothing" : found->second;
     HL_CHECK_AS(ExitCode::kUsage, before == value, "run ", trial.name, " in ",
                 folder.path().string(), " was made with ", name, " ", before,
-                ", and the sweep now says ", value, "; give another --out, or remove ",
+                ", but the sweep now has ", value, ". Use another --out, or remove ",
                 folder.run(trial.name).string(), " and ", file.string());
   }
 }
 
-// Of those that are there.
+// Throws if a dataset that already exists was made with other options.
 void RequireSameDatasets(const SweepRequest& request) {
   const SweepFolder folder(request.folder);
   for (const DatasetToPrepare& dataset : request.config.datasets) {
@@ -83,8 +84,8 @@ void RequireSameDatasets(const SweepRequest& request) {
                       now = Join(dataset.words, " ") + "\n";
     HL_CHECK_AS(ExitCode::kUsage, before == now, "dataset ", dataset.name, " in ",
                 folder.path().string(), " was made by `prepare ",
-                before.substr(0, before.find('\n')), "`, and the sweep now says `",
-                Join(dataset.words, " "), "`; give another name, or another --out");
+                before.substr(0, before.find('\n')), "`, but the sweep now has `",
+                Join(dataset.words, " "), "`. Use another name or another --out.");
   }
 }
 
@@ -111,7 +112,7 @@ class Sweep {
     folder_.Make();
     for (const size_t i : mine_) {
       const std::string& name = trials_[i].name;
-      // The recipe of a finished run says how it was made.
+      // The recipe of a finished run documents how it was made and is kept.
       if (IsFinished(i) && IsThere(folder_.recipe(name))) continue;
       AtomicWriteFile(folder_.recipe(name), train::ToText(recipes_[i]), ExitCode::kEnvironment);
     }
@@ -130,16 +131,16 @@ class Sweep {
     return folder_.Status(trials_[i].name).state == TrialState::kFinished;
   }
 
-  // Whether the run's dataset is one that the sweep still has to make.
+  // True if the sweep still has to make the run's dataset.
   bool AwaitsDataset(size_t i) const {
     const fs::path path = recipes_.at(i).data.path;
     return path.parent_path() == folder_.datasets() && !IsThere(path);
   }
 
-  // Error: the dataset of a run that is not finished cannot be read, or does not fit its recipe.
-  // The message names the first such run. Datasets that are still to be made are left out.
+  // Throws if the dataset of an unfinished run cannot be read or does not fit its recipe. The
+  // message names the first such run. Datasets that still have to be made are skipped.
   void RequireDatasets() const {
-    std::map<std::string, data::Dataset> datasets;  // by path: runs share them
+    std::map<std::string, data::Dataset> datasets;  // By path, because runs share datasets.
     for (const size_t i : mine_) {
       if (IsFinished(i) || AwaitsDataset(i)) continue;
       try {
@@ -158,7 +159,7 @@ class Sweep {
     }
   }
 
-  // Error kData: the datasets of all open runs are among those that could not be made.
+  // Throws kData if none of the open runs can start because their datasets could not be made.
   void RequireOneDataset(const std::vector<size_t>& open) const {
     const bool any = std::ranges::any_of(open, [&](size_t i) { return !AwaitsDataset(i); });
     if (open.empty() || any) return;
@@ -169,7 +170,7 @@ class Sweep {
             "\nCorrect its `prepare` line in the sweep's file, then start the same command again.");
   }
 
-  // The machine's GPUs, one run on each, or its cores by the threads of a run.
+  // Returns one slot per GPU. Without GPUs, divides the cores by the threads of a run.
   Slots SlotsFor(const train::RunConfig& recipe) const {
     Slots slots;
     const int num_gpus = recipe.train.device == "cpu" ? 0 : train::NumGpus();
@@ -181,7 +182,7 @@ class Sweep {
     if (recipe.train.threads == 0) slots.threads = std::max(1, cores / slots.count);
     return slots;
   }
-  // Visible GPU number `gpu`, as a child has to be told of it.
+  // Returns the name of visible GPU number `gpu` for a child's CUDA_VISIBLE_DEVICES.
   static std::string GpuName(int gpu) {
     const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
     if (visible == nullptr) return Concat(gpu);
@@ -196,7 +197,7 @@ class Sweep {
     for (const size_t i : mine_)
       if (results_[i].status.state != TrialState::kFinished) open.push_back(i);
     HL_INFO("sweep", trials_.size(), " runs", Mine(), ", ", mine_.size() - open.size(),
-            " of them finished; ", slots.count, " at a time");
+            " of them finished, ", slots.count, " at a time");
     if (const int signal = PrepareDatasets(open, slots); signal != 0) return signal;
     RequireDatasets();
     RequireOneDataset(open);
@@ -211,7 +212,7 @@ class Sweep {
                                              " of ", request_.num_shares);
   }
 
-  // Those that the open runs need and that are not there.
+  // Prepares the datasets that open runs need and that do not exist.
   int PrepareDatasets(const std::vector<size_t>& open, const Slots& slots) {
     std::set<std::string> needed;
     for (const size_t i : open)
@@ -239,15 +240,15 @@ class Sweep {
             .ended =
                 [name = dataset.name, log](int exit_code, double seconds, bool) {
                   if (exit_code == 0)
-                    HL_INFO("sweep", "dataset ", name, " is there after ", HumanSeconds(seconds));
+                    HL_INFO("sweep", "dataset ", name, " was made in ", HumanSeconds(seconds));
                   else
-                    HL_ERROR("sweep", "dataset ", name, ": exit code ", exit_code, "; see ",
+                    HL_ERROR("sweep", "dataset ", name, ": exit code ", exit_code, ". See ",
                              log.string());
                   return false;
                 }};
   }
 
-  // Another share may have made one that failed here, as it was there already.
+  // A dataset that failed here may exist nevertheless, if another share made it at the same time.
   bool HasItsDatasets(const Trial& trial) {
     for (const std::string& name : DatasetsOf(trial.overrides)) {
       if (IsThere(folder_.datasets() / name)) continue;
@@ -255,7 +256,7 @@ class Sweep {
       status.state = TrialState::kFailed;
       status.exit_code = static_cast<int>(ExitCode::kData);
       status.message =
-          Concat("dataset ", name, " could not be made; see ", folder_.dataset_log(name).string());
+          Concat("dataset ", name, " could not be made. See ", folder_.dataset_log(name).string());
       folder_.SetStatus(trial.name, status);
       return false;
     }
@@ -274,14 +275,14 @@ class Sweep {
                            bool stopping) { return Ended(i, exit_code, seconds, stopping); }};
   }
 
-  // False: another sweep of this folder runs it, or has.
+  // Returns false if another sweep of this folder runs the trial, or has finished it.
   bool Starts(size_t i) {
     const std::string& name = trials_[i].name;
     if (!locks_.contains(i)) {
       std::optional<Fd> lock = folder_.Lock(name);
       TrialStatus& status = results_[i].status = folder_.Status(name);
       if (!lock || status.state == TrialState::kFinished) {
-        HL_INFO("sweep", name, lock ? " was finished" : " is run", " by another sweep");
+        HL_INFO("sweep", name, lock ? " was finished" : " is being run", " by another sweep");
         return false;
       }
       locks_[i] = *std::move(lock);
@@ -296,12 +297,13 @@ class Sweep {
     return true;
   }
 
-  // Why an attempt failed: a signal, and its last words, of which it may have had none.
+  // Returns why an attempt failed: the signal that ended it, and the last line of its log, if it
+  // wrote any.
   std::string Reason(size_t i, int exit_code) const {
     const std::string words = LastWords(folder_.log(trials_[i].name), log_begins_.at(i));
     const char* const signal = exit_code > 128 ? ::sigabbrev_np(exit_code - 128) : nullptr;
     if (signal == nullptr) return words;
-    return Concat("ended by SIG", signal, words.empty() ? "" : "; it said last: ", words);
+    return Concat("ended by SIG", signal, words.empty() ? "" : "; last line of its log: ", words);
   }
 
   bool Ended(size_t i, int exit_code, double seconds, bool stopping) {
@@ -320,7 +322,7 @@ class Sweep {
     WriteResults();
     const bool again = status.state == TrialState::kFailed && MayGoBetterAgain(exit_code) &&
                        ++num_retries_[i] <= request_.retries;
-    if (again) HL_INFO("sweep", trials_[i].name, " starts once more");
+    if (again) HL_INFO("sweep", trials_[i].name, " is started again");
     if (!again || stopping) locks_.erase(i);
     return again && !stopping;
   }
@@ -356,7 +358,7 @@ class Sweep {
     if (!figure.empty()) write("figure.svg", report::RenderFigure(figure));
   }
 
-  // What this share's runs came to, for the terminal.
+  // Returns the results of this share's runs, for the terminal.
   std::string Ending() const {
     const Summary& summary = request_.config.summary;
     std::vector<TrialResult> mine;
@@ -381,7 +383,7 @@ class Sweep {
     for (const size_t i : mine_) {
       const TrialStatus& status = results_[i].status;
       if (status.state == TrialState::kFailed) return static_cast<ExitCode>(status.exit_code);
-      // A run that somebody else stopped goes on with the next call.
+      // A run that was stopped continues with the next call.
       if (status.state != TrialState::kFinished) return ExitCode::kRequeue;
     }
     return ExitCode::kFinished;
@@ -391,11 +393,11 @@ class Sweep {
   const SweepFolder folder_;
   const std::vector<Trial> trials_;
   std::vector<size_t> mine_;
-  std::map<size_t, train::RunConfig> recipes_;  // of the trials in mine_
-  std::vector<TrialResult> results_;            // of all trials
+  std::map<size_t, train::RunConfig> recipes_;  // The recipes of mine_.
+  std::vector<TrialResult> results_;            // All trials, in order.
   std::map<size_t, int> num_retries_;
-  std::map<size_t, Fd> locks_;             // of the trials that run
-  std::map<size_t, uint64_t> log_begins_;  // of a trial's last attempt, in its log
+  std::map<size_t, Fd> locks_;             // Held for running trials.
+  std::map<size_t, uint64_t> log_begins_;  // Where a trial's last attempt starts in its log.
 };
 
 }  // namespace
@@ -417,7 +419,7 @@ std::string PlanText(const SweepRequest& request) {
   for (const DatasetToPrepare& dataset : request.config.datasets)
     datasets +=
         Concat("dataset  ", dataset.name,
-               IsThere(folder.datasets() / dataset.name) ? "  there" : "  to be made", "\n");
+               IsThere(folder.datasets() / dataset.name) ? "  exists" : "  to be made", "\n");
   return Concat(head, "\n", datasets, text);
 }
 

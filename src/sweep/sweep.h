@@ -1,6 +1,6 @@
-// Runs a sweep: its datasets, then its runs side by side, each a process of its own, and what they
-// came to. Whatever stopped it, the same call goes on: finished runs stay, others resume from their
-// checkpoints, and a run that fails stops no other.
+// Runs a sweep: prepares its datasets, trains its runs in parallel, each in a separate process, and
+// writes their results. A sweep that was stopped continues with the same call: finished runs are
+// kept, and others resume from their checkpoints. A failed run does not stop the others.
 #pragma once
 
 #include <string>
@@ -15,21 +15,23 @@ struct SweepRequest {
   SweepConfig config;
   std::filesystem::path folder;   // --out
   std::filesystem::path program;  // `halflife`
-  int jobs = 0;                   // runs at a time; 0: one for each GPU, or as the cores allow
-  int retries = 0;                // further attempts of a run that fails
-  int share = 0, num_shares = 1;  // this process takes runs share, share + num_shares, ...
+  int jobs = 0;     // Runs at the same time. 0: one per GPU, or as many as the cores allow.
+  int retries = 0;  // Further attempts for a run that fails.
+  int share = 0, num_shares = 1;  // This process runs the trials share, share + num_shares, ...
   ReadRun read_run;
 };
 
-// How many runs there are, how they stand, and what it would do: several lines. Error kUsage: a run
-// whose recipe is impossible, with its name.
+// Returns several lines: the number of runs, their states, and what the sweep would do. Throws
+// kUsage if the recipe of a run is invalid; the message names the run.
 std::string PlanText(const SweepRequest& request);
 
-// kFinished: all runs of this share are. Stopped by a signal: kInterrupted for INT, else kRequeue,
-// as a run would end. Else the exit code of the first run that failed. Prints the table of this
-// share's runs. Error before anything starts: an impossible recipe, one that a run of this folder
-// was not made by (kUsage), or a dataset that cannot be read or does not fit its recipe (as `train`
-// would refuse it); for a dataset that the sweep makes, before the first run starts.
+// Runs this share of the sweep and prints the table of its runs. Returns
+// - kFinished if all runs of this share are finished,
+// - kInterrupted if INT stopped the sweep, kRequeue for other signals,
+// - otherwise, the exit code of the first run that failed.
+// Throws before anything starts if a recipe is invalid, if a run in this folder was made with
+// another recipe (kUsage), or if a dataset cannot be read or does not fit its recipe (with the
+// error of `train`). Datasets that the sweep makes are checked before the first run starts.
 ExitCode RunSweep(const SweepRequest& request);
 
 }  // namespace halflife::sweep

@@ -26,7 +26,7 @@ std::string ValueOf(const std::string& assignment) {
   return equals == std::string::npos ? "" : assignment.substr(equals + 1);
 }
 
-// Whether setting `later` undoes what `earlier` has set: it is the same field, or holds it.
+// True if setting `later` overwrites what `earlier` has set: it is the same field or contains it.
 bool Undoes(const std::string& later, const std::string& earlier) {
   return earlier == later || earlier.starts_with(later + ".");
 }
@@ -38,7 +38,7 @@ std::vector<std::string> WordsOf(const std::string& text) {
   return words;
 }
 
-// Gathers what is wrong, so that one reading of the message mends the whole file.
+// Collects all problems, so that one message lists everything that is wrong with the file.
 class Problems {
  public:
   template <typename... Pieces>
@@ -60,7 +60,7 @@ Axis ReadAxis(const proto::SweepAxis& message, Problems& problems) {
   if (field.empty() != (message.value_size() == 0) ||
       (message.value_size() > 0) == (message.point_size() > 0)) {
     problems.Add("axis '", axis.name,
-                 "': it takes either a field with values, or points; e.g. axis { field: "
+                 "' needs either a field with values, or points. For example: axis { field: "
                  "\"optimizer.lr\" value: [\"1e-3\", \"3e-3\"] }");
   }
   for (const std::string& value : message.value())
@@ -71,7 +71,7 @@ Axis ReadAxis(const proto::SweepAxis& message, Problems& problems) {
   return axis;
 }
 
-// Names of axes and labels become names of folders.
+// Names of axes and labels are used in folder names.
 bool CanNameRuns(const std::string& text) {
   return !text.empty() && text.find_first_of("/\\,=\n\t \"") == std::string::npos;
 }
@@ -79,21 +79,24 @@ bool CanNameRuns(const std::string& text) {
 void CheckLabels(const Axis& axis, Problems& problems) {
   if (!CanNameRuns(axis.name))
     problems.Add("axis '", axis.name,
-                 "' cannot name runs; a name has no spaces, quotes, slashes, commas or =");
+                 "' cannot be used in names of runs. Use a name without spaces, quotes, slashes, "
+                 "commas and =.");
   std::set<std::string> labels;
   for (const Point& point : axis.points) {
     if (!CanNameRuns(point.label))
       problems.Add("axis '", axis.name, "': '", point.label,
-                   "' cannot name runs; a label has no spaces, quotes, slashes, commas or =");
+                   "' cannot be used in names of runs. Use a label without spaces, quotes, "
+                   "slashes, commas and =.");
     if (!labels.insert(point.label).second)
-      problems.Add("axis '", axis.name, "' has '", point.label, "' twice");
+      problems.Add("axis '", axis.name, "' has '", point.label, "' twice. Use each label once.");
     for (const std::string& set : point.set)
       if (set.find('=') == std::string::npos)
-        problems.Add("axis '", axis.name, "': '", set, "' is no assignment; write FIELD=VALUE");
+        problems.Add("axis '", axis.name, "': '", set,
+                     "' is not an assignment. Write FIELD=VALUE.");
   }
 }
 
-// A run's name, with an ending, is a file's, of 255 bytes at most.
+// A run's name plus a suffix is the name of a file, which can have at most 255 bytes.
 void CheckNameLength(const SweepConfig& sweep, Problems& problems) {
   constexpr size_t kMost = 220;
   size_t longest = 0;
@@ -103,8 +106,8 @@ void CheckNameLength(const SweepConfig& sweep, Problems& problems) {
     longest += axis.name.size() + label + 2;
   }
   if (longest > kMost + 1)
-    problems.Add("the longest name of a run has ", longest - 1, " bytes; ", kMost,
-                 " are the most: shorter names of axes, or shorter labels, would work");
+    problems.Add("the longest name of a run has ", longest - 1, " bytes, but at most ", kMost,
+                 " are allowed. Use shorter names of axes or shorter labels.");
 }
 
 std::set<std::string> FieldsOf(const Axis& axis) {
@@ -118,21 +121,21 @@ void CheckClashes(const std::vector<Axis>& axes, Problems& problems) {
   for (size_t later = 0; later < axes.size(); ++later) {
     for (size_t earlier = 0; earlier < later; ++earlier) {
       if (axes[later].name == axes[earlier].name)
-        problems.Add("two axes are called '", axes[later].name, "'; give one a name of its own");
+        problems.Add("two axes are called '", axes[later].name, "'. Rename one of them.");
       for (const std::string& field : FieldsOf(axes[later])) {
         for (const std::string& before : FieldsOf(axes[earlier])) {
           if (Undoes(field, before))
-            problems.Add("axis '", axes[later].name, "' sets ", field, ", which undoes ", before,
-                         " of axis '", axes[earlier].name,
-                         "'; pair what belongs together in the points of one axis",
-                         field == before ? "" : ", or swap the two");
+            problems.Add("axis '", axes[later].name, "' sets ", field, ", which overwrites ",
+                         before, " of axis '", axes[earlier].name,
+                         "'. Set both in the points of one axis",
+                         field == before ? "." : ", or swap the two axes.");
         }
       }
     }
   }
 }
 
-// Who sets a field for all runs wants to see it in some.
+// Reports fields that are set for all runs although an axis overwrites them in every run.
 void CheckOverruled(const SweepConfig& sweep, size_t num_of_file, Problems& problems) {
   for (size_t i = 0; i < sweep.set.size(); ++i) {
     const std::string field = FieldOf(sweep.set[i]);
@@ -143,8 +146,8 @@ void CheckOverruled(const SweepConfig& sweep, size_t num_of_file, Problems& prob
     for (const Axis& axis : sweep.axes) {
       if (axis.points.empty() || !std::ranges::all_of(axis.points, overrules)) continue;
       problems.Add(i < num_of_file ? "set: " : "--set ", sweep.set[i],
-                   " changes nothing: every point of axis '", axis.name, "' sets ", field,
-                   " anew; leave it out, or give the axis's points other values in the file");
+                   " has no effect: every point of axis '", axis.name, "' overwrites ", field,
+                   ". Leave it out, or change the values of the axis in the file.");
     }
   }
 }
@@ -153,17 +156,18 @@ void CheckDatasets(const SweepConfig& sweep, Problems& problems) {
   std::vector<std::string> known;
   for (const DatasetToPrepare& dataset : sweep.datasets) {
     if (dataset.name.empty() || dataset.name.find_first_of("/\\\n\t \"") != std::string::npos)
-      problems.Add("a dataset cannot be called '", dataset.name, "'");
+      problems.Add("a dataset cannot be called '", dataset.name,
+                   "'. Use a name without spaces, quotes and slashes.");
     if (std::ranges::count(known, dataset.name) > 0)
-      problems.Add("two datasets are called '", dataset.name, "'");
+      problems.Add("two datasets are called '", dataset.name, "'. Rename one of them.");
     if (std::ranges::count(dataset.words, "--out") > 0)
-      problems.Add("dataset '", dataset.name, "': --out is the sweep's to say");
+      problems.Add("dataset '", dataset.name, "': --out is set by the sweep. Remove it.");
     known.push_back(dataset.name);
   }
   const auto check = [&](const std::vector<std::string>& overrides) {
     for (const std::string& name : DatasetsOf(overrides))
       if (std::ranges::count(known, name) == 0)
-        problems.Add("dataset '", name, "' is asked for, and nothing makes it",
+        problems.Add("dataset '", name, "' is used, but there is no dataset entry for it",
                      DidYouMean(name, known));
   };
   check(sweep.set);
@@ -171,14 +175,15 @@ void CheckDatasets(const SweepConfig& sweep, Problems& problems) {
     for (const Point& point : axis.points) check(point.set);
 }
 
-// The figure's x is logarithmic.
+// The figure's x axis is logarithmic, so its labels must be numbers above 0.
 void CheckNumbers(const Axis& axis, Problems& problems) {
   for (const Point& point : axis.points) {
     double value = 0;
     const char* end = point.label.data() + point.label.size();
     const auto [parsed, error] = std::from_chars(point.label.data(), end, value);
     if (error != std::errc() || parsed != end || !(value > 0))
-      problems.Add("summary: x is '", axis.name, "', and '", point.label, "' is no number above 0");
+      problems.Add("summary: x is '", axis.name, "', but '", point.label,
+                   "' is not a number above 0");
   }
 }
 
@@ -193,19 +198,19 @@ void CheckSummary(const SweepConfig& sweep, Problems& problems) {
         std::pair{"panel", summary.panel}}) {
     if (name.empty()) continue;
     if (std::ranges::count(names, name) == 0)
-      problems.Add("summary: ", role, " is '", name, "', and there is no such axis",
-                   DidYouMean(name, names), "\n    There are ", Join(names, ", "));
+      problems.Add("summary: ", role, " is '", name, "', but there is no such axis",
+                   DidYouMean(name, names), "\n    Known axes: ", Join(names, ", "));
     if (!used.insert(name).second)
-      problems.Add("summary: axis '", name, "' has two roles; it can have one");
+      problems.Add("summary: axis '", name, "' has two roles. Give it only one.");
   }
   for (const Axis& axis : sweep.axes)
     if (axis.name == summary.x) CheckNumbers(axis, problems);
   if (summary.x.empty() && !(summary.line.empty() && summary.panel.empty()))
-    problems.Add("summary: a figure needs x, the axis along its bottom");
+    problems.Add("summary: a figure needs x. Name the axis to plot along the bottom.");
   if (!IsKnownMetric(summary.metric))
-    problems.Add("summary: metric '", summary.metric, "' is not one to sum up",
-                 DidYouMean(summary.metric, KnownMetrics()), "\n    There are ",
-                 Join(KnownMetrics(), ", "));
+    problems.Add("summary: metric '", summary.metric, "' cannot be summarised",
+                 DidYouMean(summary.metric, KnownMetrics()),
+                 "\n    Known metrics: ", Join(KnownMetrics(), ", "));
 }
 
 }  // namespace
@@ -223,9 +228,13 @@ SweepConfig ParseSweep(const std::string& text, const std::string& name_for_erro
   sweep.set.insert(sweep.set.end(), overrides.begin(), overrides.end());
   Problems problems;
   if (sweep.recipes.empty() || std::ranges::count(sweep.recipes, "") > 0)
-    problems.Add("no recipe; name the one that the runs share, e.g. recipe: \"mine.textproto\"");
+    problems.Add(
+        "there is no recipe. Name the one that the runs share, for example recipe: "
+        "\"mine.textproto\".");
   if (message.axis_size() == 0)
-    problems.Add("no axis; e.g. axis { field: \"train.seed\" value: [\"1\", \"2\"] }");
+    problems.Add(
+        "there is no axis. Add one, for example axis { field: \"train.seed\" value: [\"1\", \"2\"] "
+        "}.");
   for (const proto::SweepAxis& axis : message.axis()) {
     sweep.axes.push_back(ReadAxis(axis, problems));
     CheckLabels(sweep.axes.back(), problems);

@@ -59,7 +59,7 @@ TrialStatus SweepFolder::Status(const std::string& trial) const {
     const auto json = nlohmann::json::parse(ReadJsonText(status(trial)), nullptr,
                                             /*allow_exceptions=*/false);
     HL_CHECK_AS(ExitCode::kEnvironment, json.is_object(), status(trial).string(),
-                " is damaged; remove it, and the run goes on from its checkpoints");
+                " is damaged. Remove it; the run then continues from its checkpoints.");
     for (size_t state = 0; state < std::size(kStateNames); ++state)
       if (json.value("state", "") == kStateNames[state])
         found.state = static_cast<TrialState>(state);

@@ -1,11 +1,11 @@
-// The folder of a sweep: where everything lies, and how each run stands.
+// The folder of a sweep: the locations of its files, and the state of each run.
 //
-//   sweep.textproto        the sweep as it was asked for last
-//   datasets/NAME/         what `halflife prepare` made, and NAME.prepare: how it was told to
+//   sweep.textproto        the sweep of the last call
+//   datasets/NAME/         the result of `halflife prepare`; NAME.prepare contains its arguments
 //   recipes/TRIAL.textproto
-//   runs/TRIAL/            what `halflife train --run` writes
-//   logs/TRIAL.log         what it said, attempt after attempt
-//   status/TRIAL.json      and TRIAL.lock, held by the sweep that runs it
+//   runs/TRIAL/            the output of `halflife train --run`
+//   logs/TRIAL.log         stdout and stderr of all attempts
+//   status/TRIAL.json      and TRIAL.lock, held by the sweep that runs the trial
 //   results.csv, summary.csv, figure.svg
 #pragma once
 
@@ -23,19 +23,19 @@ const char* NameOf(TrialState state);  // "pending", ...
 
 struct TrialStatus {
   TrialState state = TrialState::kPending;
-  int exit_code = 0;    // of the last attempt; 128 + N: signal N ended it
-  int attempts = 0;     // that were started
-  double seconds = 0;   // of all attempts
-  std::string message;  // the last attempt's last words, where it failed
+  int exit_code = 0;    // The last attempt's. 128 + N: it was ended by signal N.
+  int attempts = 0;     // Number of attempts that were started.
+  double seconds = 0;   // Time of all attempts.
+  std::string message;  // Why the last attempt failed. Empty if it did not.
 };
 
-bool IsThere(const std::filesystem::path& path);  // what cannot be looked at is not
+bool IsThere(const std::filesystem::path& path);  // False also if the path cannot be checked.
 
 class SweepFolder {
  public:
   explicit SweepFolder(std::filesystem::path path) : path_(std::move(path)) {}
 
-  // Error kEnvironment: cannot be made.
+  // Creates the folders. Throws kEnvironment if that fails.
   void Make() const;
 
   const std::filesystem::path& path() const { return path_; }
@@ -47,24 +47,26 @@ class SweepFolder {
   std::filesystem::path log(const std::string& trial) const;
   std::filesystem::path dataset_log(const std::string& dataset) const;
 
-  // A run that is done is finished, whatever its status says: it may have been trained by hand.
-  // `running` is what the last sweep left, which may have been killed.
+  // A run with a DONE file is finished regardless of its stored status, because it may have been
+  // trained by hand. A stored kRunning is the state that the last sweep left, which may have been
+  // killed.
   TrialStatus Status(const std::string& trial) const;
   void SetStatus(const std::string& trial, const TrialStatus& status) const;
 
-  // Held until it is closed, and by one sweep at a time, on whatever machine; nothing: by another.
-  // Where files cannot be locked anybody may have it.
+  // Locks a trial until the result is closed. Only one sweep can hold the lock, also across
+  // machines. Returns nullopt if another sweep holds it. On file systems without locks, every sweep
+  // gets it.
   std::optional<Fd> Lock(const std::string& trial) const;
 
-  static bool Is(const std::filesystem::path& path);  // holds a sweep
+  static bool Is(const std::filesystem::path& path);  // True if the folder contains a sweep.
 
  private:
   std::filesystem::path status(const std::string& trial) const;
   std::filesystem::path path_;
 };
 
-// The last line of the file, from byte `begin` on, that speaks of an error, else the last line;
-// empty: no words.
+// Returns the last line of the log that reports an error, from byte `begin` on, or else the last
+// line. Empty if there are no lines.
 std::string LastWords(const std::filesystem::path& log, uint64_t begin = 0);
 
 }  // namespace halflife::sweep

@@ -264,7 +264,7 @@ TEST_F(Generate, ATextEndsWithTheModelsPositions) {
   EXPECT_EQ(longer.exit_code, 2) << longer.err;
   EXPECT_EQ(longer.out, "");
   EXPECT_NE(longer.err.find("the prompt has 65 tokens, too many for the model's table of 64 "
-                            "positions; at most 64 would work"),
+                            "positions. Use at most 64."),
             std::string::npos)
       << longer.err;
 

@@ -153,7 +153,8 @@ TEST_F(HostilePaths, ListingsNameWhatWasProbablyMeant) {
   EXPECT_EQ(report.exit_code, 0) << report.err;
   EXPECT_NE(report.err.find("left out: "), std::string::npos) << report.err;
   EXPECT_TRUE(fs::exists(page));
-  ExpectTold(Halflife({"report", fixture->path("data"), "--out", page}), "is no run");
+  ExpectTold(Halflife({"report", fixture->path("data"), "--out", page}),
+             "is not the folder of a run");
 }
 
 }  // namespace

@@ -122,10 +122,10 @@ RunFixture* Report::fixture = nullptr;
 TEST_F(Report, SaysWhatIsNoRun) {
   const RunResult none = fixture->Halflife({"report", fixture->path("none"), "--out", "x.html"});
   EXPECT_EQ(none.exit_code, 2);
-  EXPECT_NE(none.err.find("is no folder"), std::string::npos) << none.err;
+  EXPECT_NE(none.err.find("is not a folder"), std::string::npos) << none.err;
   const RunResult data = fixture->Halflife({"report", fixture->path("data"), "--out", "x.html"});
   EXPECT_EQ(data.exit_code, 2);
-  EXPECT_NE(data.err.find("is no run"), std::string::npos) << data.err;
+  EXPECT_NE(data.err.find("is not the folder of a run"), std::string::npos) << data.err;
   const RunResult out = fixture->Halflife({"report", fixture->path("gla"), "--out", "/no/x.html"});
   EXPECT_EQ(out.exit_code, 4);
   EXPECT_NE(out.err.find("/no/x.html"), std::string::npos) << out.err;
@@ -163,7 +163,7 @@ TEST_F(Report, TheBrowserShowsTheNumbersAndHasNothingToSay) {
     EXPECT_NE(page.find(text), std::string::npos) << text;
   }
   for (const char* piece :
-       {"Resumed once, going on with step 11; 2 steps had to be trained again",
+       {"Resumed once, continuing with step 11. 2 steps had to be trained again.",
         "status-finished\">finished", "not finished", ">20 <small>of 20</small>",
         ">5 <small>of 20</small>", "model.mixer", "optimizer.lr"}) {
     EXPECT_NE(page.find(piece), std::string::npos) << piece;

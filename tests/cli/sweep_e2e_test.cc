@@ -216,7 +216,7 @@ TEST_F(Sweep, NumbersOfAnotherRecipeDoNotPassForThese) {
   EXPECT_EQ(changed.exit_code, 2);
   EXPECT_THAT(changed.err,
               AllOf(HasSubstr("run mixer=gla,seed=1"), HasSubstr("was made with optimizer.lr"),
-                    HasSubstr("now says 0.5"), HasSubstr("another --out")));
+                    HasSubstr("but the sweep now has 0.5"), HasSubstr("another --out")));
   const RunResult evaluated = RunSweep("two", "undisturbed", {"--set", "eval.windows=3"});
   EXPECT_EQ(evaluated.exit_code, 2);
   EXPECT_THAT(evaluated.err, HasSubstr("was made with eval.windows"));
@@ -233,7 +233,7 @@ TEST_F(Sweep, NumbersOfAnotherRecipeDoNotPassForThese) {
   text.replace(text.find("dataset:made"), 12, "other");
   std::ofstream(Path("by_hand.textproto")) << text;
   EXPECT_THAT(RunSweep("by_hand", "undisturbed").err,
-              HasSubstr("was made with data.path dataset:made, and the sweep now says other"));
+              HasSubstr("was made with data.path dataset:made, but the sweep now has other"));
   // of a run that is finished the recipe tells what made it
   EXPECT_THAT(Read("undisturbed/recipes/mixer=gla,seed=1.textproto"),
               Not(HasSubstr("log_every: 3")));
@@ -275,7 +275,7 @@ TEST_F(Sweep, WhatAnotherSweepRunsIsLeftToIt) {
   const RunResult result = RunSweep("two", "shared");
   ::close(fd);
   EXPECT_EQ(result.exit_code, 75) << result.err;  // it is not finished yet
-  EXPECT_THAT(result.err, HasSubstr("mixer=gla,seed=1 is run by another sweep"));
+  EXPECT_THAT(result.err, HasSubstr("mixer=gla,seed=1 is being run by another sweep"));
   EXPECT_THAT(result.out, HasSubstr("3 of 4 runs finished, 0 failed"));
 }
 
@@ -354,9 +354,9 @@ TEST_F(Sweep, ADryRunTellsAndChangesNothing) {
             "4 pending\ndataset  made  to be made\npending  mixer=gla,seed=1\n"
             "pending  mixer=gla,seed=2\npending  mixer=d2d,seed=1\npending  mixer=d2d,seed=2\n");
   EXPECT_FALSE(std::filesystem::exists(Path("planned")));
-  EXPECT_THAT(
-      RunSweep("two", "undisturbed", {"--dry-run"}).out,
-      AllOf(HasSubstr("4 finished"), HasSubstr("dataset  made  there"), Not(HasSubstr("pending"))));
+  EXPECT_THAT(RunSweep("two", "undisturbed", {"--dry-run"}).out,
+              AllOf(HasSubstr("4 finished"), HasSubstr("dataset  made  exists"),
+                    Not(HasSubstr("pending"))));
 }
 
 }  // namespace

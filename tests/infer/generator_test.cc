@@ -16,9 +16,9 @@ TEST(GeneratorTest, SaysWhichPromptsWouldWork) {
   const auto generate = [&](const std::vector<int32_t>& prompt) {
     Generate(model, prompt, {.max_tokens = 1}, [](int32_t) { return true; });
   };
-  EXPECT_HL_ERROR(generate({}), ExitCode::kUsage, "give at least one character with --prompt");
+  EXPECT_HL_ERROR(generate({}), ExitCode::kUsage, "Give at least one character with --prompt.");
   EXPECT_HL_ERROR(generate({1, 30}), ExitCode::kUsage,
-                  "prompt token 30 is outside the model's vocabulary of 30; ids of 0 to 29");
+                  "prompt token 30 is outside the model's vocabulary of 30. Use ids of 0 to 29.");
   generate({1, 29});
 }
 
@@ -50,8 +50,8 @@ TEST(GeneratorTest, EndsWhereTheModelHasNoFurtherPosition) {
     EXPECT_FALSE(generate(prompt, 100, most).reached_limit) << "stopped by the caller";
   }
   EXPECT_HL_ERROR(generate(9, 1), ExitCode::kUsage,
-                  "the prompt has 9 tokens, too many for the model's table of 8 positions; at most "
-                  "8 would work");
+                  "the prompt has 9 tokens, too many for the model's table of 8 positions. Use at "
+                  "most 8.");
 }
 
 }  // namespace

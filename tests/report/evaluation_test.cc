@@ -99,7 +99,7 @@ TEST(Evaluation, SaysWhatIsNone) {
   for (const char* text : {"no json", "[]", R"({"model": "m", "train_len": 1})",
                            R"({"model": "m", "train_len": 1, "rows": [{"length": 3}]})"})
     EXPECT_HL_ERROR(ParseEvaluation(text, "x.json"), ExitCode::kUsage,
-                    "x.json is no evaluation by length", "halflife eval --lengths");
+                    "x.json is not an evaluation by length", "halflife eval --lengths");
   const test::TempDir dir;
   EXPECT_HL_ERROR(ReadEvaluation(dir / "none.json"), ExitCode::kUsage, "none.json");
 }

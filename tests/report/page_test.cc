@@ -240,9 +240,10 @@ TEST(Page, WhatWentWrongIsTold) {
   const std::string page = Page({run});
   for (const char* piece :
        {"Failed: rank 1: &lt;out of memory&gt;",
-        "Resumed 2 times, going on with steps 11, 31; 7 steps", "2 steps changed nothing, where",
-        "1 line of metrics.jsonl", "CHECKPOINT step 10 DAMAGED",
-        "The config could not be read: config.textproto:1:9: no", "status-failed"}) {
+        "Resumed 2 times, continuing with steps 11, 31. 7 steps",
+        "2 steps did not update the weights, because", "1 line of metrics.jsonl",
+        "CHECKPOINT step 10 DAMAGED", "The config could not be read: config.textproto:1:9: no",
+        "status-failed"}) {
     EXPECT_THAT(page, HasSubstr(piece));
   }
 }

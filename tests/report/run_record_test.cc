@@ -30,8 +30,10 @@ std::vector<double> Steps(const Series& series) {
 }
 
 TEST_F(ReadRunTest, AFolderThatIsNoRunIsRefused) {
-  EXPECT_HL_ERROR(ReadRun(dir_ / "none"), ExitCode::kUsage, "none is no folder", "halflife train");
-  EXPECT_HL_ERROR(Read(), ExitCode::kUsage, "is no run", "config.textproto", "metrics.jsonl");
+  EXPECT_HL_ERROR(ReadRun(dir_ / "none"), ExitCode::kUsage, "none is not a folder",
+                  "halflife train");
+  EXPECT_HL_ERROR(Read(), ExitCode::kUsage, "is not the folder of a run", "config.textproto",
+                  "metrics.jsonl");
 }
 
 TEST_F(ReadRunTest, AnEmptyRun) {

@@ -77,11 +77,11 @@ TEST(SweepConfig, DatasetsAreNamedAndReplaced) {
 TEST(SweepConfig, RefusesAxesThatClash) {
   EXPECT_HL_ERROR(ParseWith(R"(axis { name: "again" field: "train.seed" value: "7" })"),
                   ExitCode::kUsage, "s.textproto", "axis 'again' sets train.seed",
-                  "undoes train.seed of axis 'seed'", "the points of one axis");
+                  "overwrites train.seed of axis 'seed'", "the points of one axis");
   EXPECT_HL_ERROR(ParseWith(R"(axis { field: "model.mixer.gla.num_heads" value: "2" }
                               axis { field: "model.mixer" value: "gla" })"),
                   ExitCode::kUsage, "axis 'mixer' sets model.mixer",
-                  "undoes model.mixer.gla.num_heads of axis 'num_heads'", "swap the two");
+                  "overwrites model.mixer.gla.num_heads of axis 'num_heads'", "swap the two");
   EXPECT_HL_ERROR(ParseWith(R"(axis { name: "seed" field: "optimizer.lr" value: "1" })"),
                   ExitCode::kUsage, "two axes are called 'seed'");
   // a variant, then its options, is what two axes are for
@@ -94,14 +94,15 @@ TEST(SweepConfig, RefusesASettingThatAnAxisOverrulesInEveryRun) {
     return ParseSweep("recipe: \"r\" set: \"train.steps=10\" " + axis, "s.textproto", overrides);
   };
   const std::string seeds = R"(axis { field: "train.seed" value: ["1", "2"] })";
-  EXPECT_HL_ERROR(with(seeds, {"train.seed=7"}), ExitCode::kUsage, "s.textproto",
-                  "--set train.seed=7 changes nothing: every point of axis 'seed' sets train.seed",
-                  "leave it out, or give the axis's points other values in the file");
+  EXPECT_HL_ERROR(
+      with(seeds, {"train.seed=7"}), ExitCode::kUsage, "s.textproto",
+      "--set train.seed=7 has no effect: every point of axis 'seed' overwrites train.seed.",
+      "Leave it out, or change the values of the axis in the file.");
   const std::string mixers = R"(axis { field: "model.mixer" value: ["gla", "d2d"] })";
   EXPECT_HL_ERROR(with(mixers, {"model.mixer.gla.num_heads=2"}), ExitCode::kUsage,
-                  "--set model.mixer.gla.num_heads=2 changes nothing", "axis 'mixer'");
+                  "--set model.mixer.gla.num_heads=2 has no effect", "axis 'mixer'");
   EXPECT_HL_ERROR(with(R"(axis { field: "train.steps" value: ["5", "6"] })", {}), ExitCode::kUsage,
-                  "set: train.steps=10 changes nothing", "axis 'steps'");
+                  "set: train.steps=10 has no effect", "axis 'steps'");
   // overruled in one run of two, or the later of two settings of all
   with(R"(axis { name: "a" point { label: "x" set: "train.seed=1" } point { label: "y" } })",
        {"train.seed=7"});
@@ -109,25 +110,27 @@ TEST(SweepConfig, RefusesASettingThatAnAxisOverrulesInEveryRun) {
 }
 
 TEST(SweepConfig, RefusesWhatMakesNoSenseAllAtOnce) {
-  EXPECT_HL_ERROR(Parse(""), ExitCode::kUsage, "no recipe", "no axis", "e.g. axis {");
+  EXPECT_HL_ERROR(Parse(""), ExitCode::kUsage, "no recipe", "no axis", "for example axis {");
   EXPECT_HL_ERROR(ParseWith(R"(axis { name: "empty" }
                    axis { field: "a.b" value: ["1", "1"] }
                    axis { name: "p" point { label: "x/y" set: "c=1" } point { label: "z" set: "c" } })"),
-                  ExitCode::kUsage, "axis 'empty': it takes either a field with values, or points",
-                  "axis 'b' has '1' twice", "'x/y' cannot name runs", "'c' is no assignment");
+                  ExitCode::kUsage, "axis 'empty' needs either a field with values, or points",
+                  "axis 'b' has '1' twice", "'x/y' cannot be used in names of runs",
+                  "'c' is not an assignment");
   EXPECT_HL_ERROR(ParseWith("axes {}"), ExitCode::kUsage, "s.textproto", "axes", "axis");
   EXPECT_HL_ERROR(ParseWith(R"(axis { name: "a/b" point { label: "x" set: "c=1" } })"),
-                  ExitCode::kUsage, "axis 'a/b' cannot name runs");
+                  ExitCode::kUsage, "axis 'a/b' cannot be used in names of runs");
   const std::string label(230, 'x');
   EXPECT_HL_ERROR(ParseWith("axis { name: \"a\" point { label: \"" + label + "\" set: \"c=1\" } }"),
-                  ExitCode::kUsage, "the longest name of a run has 239 bytes; 220 are the most");
+                  ExitCode::kUsage,
+                  "the longest name of a run has 239 bytes, but at most 220 are allowed");
 }
 
 TEST(SweepConfig, RefusesDatasetsThatNothingMakes) {
   EXPECT_HL_ERROR(ParseWith(R"(set: "data.path=dataset:trian"
                                dataset { name: "train" prepare: "--input x --out y" })"),
-                  ExitCode::kUsage, "dataset 'trian' is asked for", "did you mean 'train'",
-                  "--out is the sweep's");
+                  ExitCode::kUsage, "dataset 'trian' is used, but there is no dataset entry for it",
+                  "did you mean 'train'", "--out is set by the sweep");
 }
 
 TEST(SweepConfig, RefusesASummaryOfWhatIsNotThere) {
@@ -138,7 +141,7 @@ TEST(SweepConfig, RefusesASummaryOfWhatIsNotThere) {
                   "axis 'seed' has two roles", "a figure needs x");
   EXPECT_HL_ERROR(ParseWith(R"(axis { name: "kind" point { label: "based" set: "a=1" } }
                                summary { x: "kind" })"),
-                  ExitCode::kUsage, "x is 'kind', and 'based' is no number above 0");
+                  ExitCode::kUsage, "x is 'kind', but 'based' is not a number above 0");
 }
 
 }  // namespace

@@ -36,7 +36,7 @@ TEST(SweepFolder, ADamagedStatusIsAnErrorThatSaysWhatToDo) {
   const SweepFolder folder(dir / "sweep");
   folder.Make();
   std::ofstream(dir / "sweep/status/a=1.json") << "{\"state\":";
-  EXPECT_HL_ERROR(folder.Status("a=1"), ExitCode::kEnvironment, "a=1.json is damaged; remove it");
+  EXPECT_HL_ERROR(folder.Status("a=1"), ExitCode::kEnvironment, "a=1.json is damaged. Remove it");
 }
 
 TEST(SweepFolder, TheLastWordsAreThoseOfAnError) {
