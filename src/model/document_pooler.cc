@@ -26,7 +26,7 @@ at::Tensor Ends(const at::Tensor& firsts, int64_t num_tokens) {
 
 at::Tensor FirstTokens(const SequenceSlice& slice) {
   HL_CHECK(slice.begin == 0 && slice.segment == nullptr,
-           "pooling needs whole rows, but the rows are split over ranks");
+           "pooling needs whole rows, but this slice is a part of longer rows");
   if (!slice.has_boundaries())
     return at::arange(0, slice.batch * slice.seq_len, slice.seq_len, slice.positions.options());
   return kernels::UploadValues(
