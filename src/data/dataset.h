@@ -30,7 +30,7 @@ Split SplitOf(const std::string& name);  // throws Error kUsage for another name
 enum class RowLabels : uint8_t {
   kNone,     // text, whose labels are its next tokens
   kTask,     // the answers of a synthetic task
-  kAnswers,  // the next token, where it belongs to the answer to a prompt
+  kAnswers,  // the next token, if it belongs to the answer to a prompt
   kClasses,  // the number of the document's class, at the document's first token
 };
 const char* Name(RowLabels labels);  // "none", "task", "answers", "classes"
