@@ -1,33 +1,35 @@
 # shellcheck shell=bash
-# What the scripts of launch/, tests/ and .ci/ share. Sourced, never run.
+# Functions that the scripts of launch/, tests/ and .ci/ share. This file is sourced, never run.
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 script_name=${0##*/}
 
 say() { printf '%s: %s\n' "$script_name" "$*"; }
-# A message that cannot be written, as the terminal or the `| tee` is gone, ends no script.
+# A message that cannot be written, for example because `| tee` has ended, does not end the script.
 warn() { printf '%s: %s\n' "$script_name" "$*" >&2 || true; }
-# fail CODE MESSAGE: the codes are those of the halflife program (2 command line, 3 data, 4
-# environment).
+# fail CODE MESSAGE: prints MESSAGE and exits. The codes are those of the program halflife (2
+# command line, 3 data, 4 environment).
 fail() {
   local code=$1
   shift
   warn "$*"
   exit "$code"
 }
-# finding OK|WARN|FAIL NAME TEXT [REMEDY]: what a check met, in the form of `halflife doctor`
-# (src/cli/doctor/finding.h).
+# finding OK|WARN|FAIL NAME TEXT [REMEDY]: prints the result of a check in the format of `halflife
+# doctor` (src/cli/doctor/finding.h).
 finding() {
   printf '%-4s  %-16s %s\n' "$1" "$2" "$3"
   if [ -n "${4:-}" ]; then printf '      mend: %s\n' "$4"; fi
 }
 have() { command -v "$1" >/dev/null 2>&1; }
 
-# The text between the shebang and the first line that is no comment: every script's --help.
+# Prints the comment between the shebang and the first line of code, which is the --help of a
+# script.
 print_usage() { awk 'NR == 1 { next } !/^#/ { exit } { sub(/^# ?/, ""); print }' "$1"; }
 
-# Prints the program of $HALFLIFE, else the one that was built in this repository or installed with
-# these scripts (PREFIX/bin for scripts in PREFIX/share/halflife, which has no CMakeLists.txt).
+# Prints the path of the program: $HALFLIFE if set, otherwise the program that was built in this
+# repository or installed with these scripts (PREFIX/bin for scripts in PREFIX/share/halflife, which
+# has no CMakeLists.txt).
 find_program() {
   local program candidates=("$repo"/build/{cuda,cpu}/src/cli/halflife)
   if [ ! -e "$repo/CMakeLists.txt" ]; then candidates=("${repo%/*/*}/bin/halflife"); fi
@@ -41,10 +43,10 @@ find_program() {
   fail 2 "there is no program at ${candidates[0]}${candidates[1]:+ or ${candidates[1]}}. Build it (cmake --build --preset cpu --target halflife), or set HALFLIFE to its path."
 }
 
-# capture NAME COMMAND...: NAME=$(COMMAND...), for scripts with traps. bash (5.2) runs a trap that
-# is due in the midst of parsing a $(...), takes the trap's text for the inside of it, and ends the
-# script with a syntax error: "unexpected EOF while looking for matching `)'". Backquotes are parsed
-# by the child, which has no traps.
+# capture NAME COMMAND...: NAME=$(COMMAND...), for scripts with traps. bash (5.2) may run a pending
+# trap while it parses a $(...). It then reads the trap's text as part of the substitution and ends
+# the script with a syntax error: "unexpected EOF while looking for matching `)'". Backquotes are
+# parsed by the child, which has no traps.
 capture() {
   local captured captured_code=0
   # shellcheck disable=SC2006
@@ -53,17 +55,18 @@ capture() {
   return "$captured_code"
 }
 
-# await_child PID: until it has ended, whatever traps run meanwhile; each of them must set
-# interrupted=yes. Sets code to its exit code.
+# await_child PID: waits until the process has ended, also if traps run meanwhile; each trap must
+# set interrupted=yes. Sets code to the process's exit code.
 interrupted=no
 # shellcheck disable=SC2034  # code is the caller's
 await_child() {
-  # Not by `wait`: a trap cuts that short, and where the child ends at this moment bash (5.2) may
-  # have taken note of neither its end nor its code, and the next `wait` hangs. A signal to our
-  # process group ends a sleep.
+  # Do not use `wait` here: a trap interrupts it, and if the child ends at that moment, bash (5.2)
+  # may miss both its end and its code, so that the next `wait` hangs. `|| true`: a signal to our
+  # process group ends the sleep.
   while kill -0 "$1" 2>/dev/null; do sleep 0.2 || true; done
-  # bash keeps the code. A signal that cuts a `wait` short puts its own in place of it, and one that
-  # comes when a `wait` has just returned does so to the next: no trap may run during two in a row.
+  # bash keeps the exit code of the child. A signal that interrupts a `wait` replaces that code, and
+  # a signal that arrives just after a `wait` has returned replaces the code of the next one. The
+  # loop therefore repeats until no trap has run during two consecutive waits.
   while :; do
     interrupted=no code=0
     wait "$1" || true
@@ -72,8 +75,8 @@ await_child() {
   done
 }
 
-# Ends this attempt of a Slurm job for the next; where the site forbids it, 75 is what RequeueExit
-# may act on.
+# Ends this attempt of a Slurm job and requeues the job. If the site forbids that, the exit code is
+# 75, on which Slurm's RequeueExit may act.
 requeue() {
   trap '' USR1
   trap - TERM  # which is how Slurm ends this script
@@ -93,11 +96,11 @@ find_nvcc() {
 }
 have_gpu() { have nvidia-smi && nvidia-smi -L >/dev/null 2>&1; }
 
-# nproc takes OpenMP's variables for a limit.
+# Without `env -u`, nproc would treat OpenMP's variables as limits.
 usable_processors() { env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc; }
 
-# One compile job a core, but no more than memory allows: a torch translation unit takes up to 1.5
-# GB.
+# Prints the number of compile jobs: one per core, limited by memory, because a translation unit
+# with torch headers takes up to 1.5 GB.
 build_jobs() {
   local cores memory_gb
   cores=$(usable_processors)
@@ -107,7 +110,7 @@ build_jobs() {
   echo $((cores < by_memory ? cores : by_memory))
 }
 
-# build PRESET [TARGET...] [-- CMAKE_OPTION...]
+# build PRESET [TARGET...] [-- CMAKE_OPTION...]: configures and builds.
 build() {
   local preset=$1
   shift

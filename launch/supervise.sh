@@ -1,20 +1,20 @@
 # shellcheck shell=bash
-# Supervises a run: starts it, has it save when it is to stop, and judges whether to start it
-# again; each start is an attempt. Shared by mpirun/run.sh and slurm/train.sbatch, which source it
-# after common.sh. What runs in the script itself, which has traps, uses capture in place of $(...).
+# Supervises a run: starts it, asks it to save when it must stop, and decides whether to start it
+# again. Each start is an attempt. mpirun/run.sh and slurm/train.sbatch source this file after
+# common.sh. Code that runs in the script itself, which has traps, uses capture instead of $(...).
 
-run_folder=''        # of the command, '' where it names none
-launcher=''          # process id of mpirun or srun, while it runs
-stop=''              # the last signal that asked us to stop
-num_asked=0          # how often this attempt was to be asked to save; the first time counts
-code=0               # of the attempt that ended
-heartbeat_before=''  # version_of before this attempt
-done_before=''       # likewise
-num_stuck=0          # attempts in a row that left no new checkpoint
-max_stuck=3          # so many, and another one is not worth it
-seconds_to_start=60  # after that a rank without a handler for USR1 is taken to have none
+run_folder=''        # --run of the command, or ''
+launcher=''          # process id of mpirun or srun while it runs
+stop=''              # the last signal that requested a stop
+num_asked=0          # requests to save in this attempt; only the first one is passed on
+code=0               # exit code of the last attempt
+heartbeat_before=''  # version_of heartbeat.json before this attempt
+done_before=''       # version_of DONE before this attempt
+num_stuck=0          # attempts in a row without a new checkpoint
+max_stuck=3          # limit of num_stuck
+seconds_to_start=60  # a rank without a handler for USR1 after this time is assumed to have none
 
-# The folder that the words of a `halflife train` command name.
+# Sets run_folder to the --run option of a `halflife train` command.
 find_run_folder() {
   while [ $# -gt 0 ]; do
     case $1 in
@@ -25,7 +25,7 @@ find_run_folder() {
   done
 }
 
-# Sets step to the number in ckpt/LATEST, "step_000000001200 <hash>"; 0 without one.
+# Sets step to the number in ckpt/LATEST, "step_000000001200 <hash>", or to 0 if there is none.
 read_latest_step() {
   local name=''
   if [ -n "$run_folder" ]; then read -r name _ 2>/dev/null <"$run_folder/ckpt/LATEST" || true; fi
@@ -33,15 +33,15 @@ read_latest_step() {
   if [[ $name =~ ^step_([0-9]+)$ ]]; then step=$((10#${BASH_REMATCH[1]})); fi
 }
 
-# Changes whenever the trainer writes file $1 of the run's folder anew, which it does by rename.
+# Prints a text that changes whenever the trainer replaces file $1 of the run's folder (by rename).
 version_of() {
   if [ -n "$run_folder" ]; then stat -c '%i %.9Y' "$run_folder/$1" 2>/dev/null || true; fi
 }
 
-# go_on_since VERSION: the launch line of an attempt after the first, when ckpt/LATEST was as VERSION.
-# `--resume step=N` and `path=DIR` say where a run begins, and `none` that it begins: they would undo
-# what the attempts before have saved. A load that goes back, and every save, writes LATEST anew;
-# until then the run is where it was, and the request stands.
+# go_on_since VERSION: changes the launch line for an attempt after the first. VERSION is that of
+# ckpt/LATEST before the first attempt. `--resume step=N`, `path=DIR` and `none` set where a run
+# begins, so repeating them would discard what earlier attempts saved. Every save, and a load of an
+# older step, replaces LATEST. If LATEST is unchanged, nothing was saved and the option is kept.
 go_on_since() {
   local i version
   capture version version_of ckpt/LATEST || true
@@ -54,21 +54,21 @@ go_on_since() {
   done
 }
 
-# The launchers forward USR1, but a rank that has no handler for it yet would die of it. Rank 0
-# writes its first heartbeat when all ranks have theirs.
+# Whether all ranks handle USR1. The launchers forward USR1, and it would end a rank that has no
+# handler yet. Rank 0 writes its first heartbeat after all ranks have installed theirs.
 ranks_are_ready() { [ "$(version_of heartbeat.json)" != "$heartbeat_before" ]; }
 
-# Whether USR1 would be forwarded: a launcher that has ended its ranks may have no handler any more.
+# Whether the launcher would forward USR1. After it has ended its ranks, it may have no handler.
 launcher_hears() { kill -0 "$launcher" 2>/dev/null; }
 
-# What a script may have done in its own way.
-start_asking() { ask_ranks_to_save & }  # in the background, so that a second signal is heard
-on_late_stop() { ask_once; }            # a request to stop came while the launcher started
+# Functions that a script may override.
+start_asking() { ask_ranks_to_save & }  # in the background, so that a second signal is handled
+on_late_stop() { ask_once; }            # a request to stop arrived while the launcher started
 on_attempt_end() { :; }                 # the launcher has ended; code and launcher are set
 
 ask_ranks_to_save() {
   local begin=$SECONDS ready=yes
-  # a signal to our whole process group is answered by the script, and must not end this request
+  # The script itself handles signals to its process group; they must not end this request.
   trap '' HUP TERM USR1
   until ranks_are_ready; do
     kill -0 "$launcher" 2>/dev/null || return 0
@@ -78,15 +78,15 @@ ask_ranks_to_save() {
   if [ "$ready" = no ] || launcher_hears; then kill -USR1 "$launcher" 2>/dev/null || true; fi
 }
 
-# Asks the ranks of this attempt once, however often it is called: a launcher or a rank that is
-# ending may have given up its handler, and would die of another USR1 with its work done. The count
-# is one command, so that a trap which runs in the midst of another counts on.
+# Asks the ranks of this attempt to save, only at the first call. A launcher or a rank that is
+# ending may have removed its handler, and another USR1 would end it although its work is done. The
+# count is read and increased by one command, because a trap may interrupt another trap.
 ask_once() {
   if ((num_asked++ == 0)); then start_asking; fi
 }
 
-# What a trap calls. mpirun answers TERM by killing the ranks within seconds, srun at once: whatever
-# the reason to stop, they are passed USR1.
+# Called by traps. On TERM, mpirun kills the ranks within seconds and srun at once, so the launcher
+# receives USR1 for every kind of stop request.
 on_stop_signal() {
   # shellcheck disable=SC2034  # await_child reads it
   interrupted=yes
@@ -100,7 +100,8 @@ run_attempt() {
   local step
   read_latest_step
   step_before=$step
-  # `|| true`: a signal to the process group of the script ends the child, but the attempt goes on
+  # `|| true`: a signal to the script's process group may end the child of capture; the attempt
+  # continues.
   capture heartbeat_before version_of heartbeat.json || true
   capture done_before version_of DONE || true
   num_asked=0
@@ -114,11 +115,11 @@ run_attempt() {
   step_after=$step
 }
 
-# Sets verdict on the attempt that ended, and num_stuck:
-#   finished   the trainer wrote DONE in this attempt. A launcher's 0 alone proves nothing: srun
-#              gives it for a step that never started.
-#   again      a new attempt may get further
-#   final      the same would happen again, or a user stopped it
+# Sets verdict for the last attempt, and num_stuck:
+#   finished   the trainer wrote DONE in this attempt. The launcher's exit code 0 is not sufficient:
+#              srun also returns it for a step that never started.
+#   again      another attempt may make progress
+#   final      another attempt would fail in the same way, or a user stopped the run
 #   stuck      too many attempts in a row without a new checkpoint
 judge_attempt() {
   local done_after
@@ -130,9 +131,9 @@ judge_attempt() {
     if [ "$done_after" != "$done_before" ] && [ -e "$run_folder/DONE" ]; then verdict=finished; fi
   fi
   if [ "$verdict" = finished ]; then return 0; fi
-  # command line, data, environment, numbers not finite, no usable checkpoint; stopped by the user
+  # command line, data, environment, non-finite values, no usable checkpoint, stopped by the user
   case $code in 2 | 3 | 4 | 73 | 76 | 130) verdict=final && return 0 ;; esac
-  # without a folder to look into, exit 75 (saved, wants to go on) is taken at its word
+  # Without a run folder, exit code 75 (saved, to be continued) counts as progress.
   if [ "$step_after" -gt "$step_before" ] || [ "$run_folder,$code" = ,75 ]; then
     num_stuck=0
   else

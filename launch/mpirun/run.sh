@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # launch/mpirun/run.sh [OPTIONS] -- COMMAND [ARGUMENT...]
 #
-# Runs COMMAND on several ranks under Open MPI's mpirun. A request to stop lets the ranks save first:
+# Runs COMMAND on several ranks under Open MPI's mpirun. A request to stop lets the ranks save
+# first:
 #
 #   launch/mpirun/run.sh --ranks 2 -- halflife train --config RECIPE --run RUN
 #   launch/mpirun/run.sh --hosts a:8,b:8 --restart -- halflife train --config RECIPE --run RUN
@@ -14,11 +15,11 @@
 #   --threads N        compute threads per rank (default: OMP_NUM_THREADS, else cores / ranks of
 #                      this machine). Ranks are bound to processors of their own if they use more
 #                      than half of this machine and no other machine
-#   --restart          start again after exit 75 (saved, to be continued), a crash, or a lost or hung
-#                      rank, until COMMAND, a `halflife train`, has finished the run that it names
-#                      with --run. Gives up after 3 attempts without a new checkpoint. Once an
-#                      attempt has saved, the next one continues from the newest checkpoint (--resume
-#                      auto), whatever --resume says
+#   --restart          start again after exit 75 (saved, to be continued), a crash, or a lost or
+#                      hung rank, until COMMAND, a `halflife train`, has finished the run that it
+#                      names with --run. Gives up after 3 attempts without a new checkpoint. Once an
+#                      attempt has saved, the next one continues from the newest checkpoint
+#                      (--resume auto), whatever --resume says
 #   --max-restarts N   limit of the restarts (default 50)
 #   --mpi-option X     passed to mpirun; may be repeated
 #   --grace N          seconds that the ranks have to save if this script was killed; after that
@@ -46,13 +47,13 @@ source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$repo/launch/supervise.sh"
 
 seconds_to_start=10  # COMMAND may be a program that handles no signals
-seconds_to_end=10    # for mpirun to end its ranks, which it kills a second after TERM
-helpers=()           # process ids of our own helpers, to be waited for
-num_stops=0          # HUP, TERM and USR1 so far
-num_interrupts=0     # Ctrl-C so far
-num_endings=0        # how often the ranks were to be ended; the first time counts
-watch=''             # file descriptor that leads to the watcher; '' in the watcher
-messages=''          # file descriptor that leads to filter_messages, for mpirun's own messages
+seconds_to_end=10    # time for mpirun to end its ranks, which it kills a second after TERM
+helpers=()           # process ids of helper processes to wait for
+num_stops=0          # number of HUP, TERM and USR1 signals
+num_interrupts=0     # number of Ctrl-C signals
+num_endings=0        # number of requests to end the ranks; only the first one is passed on
+watch=''             # file descriptor of the pipe to the watcher; '' in the watcher
+messages=''          # file descriptor of the pipe to filter_messages, for mpirun's own messages
 
 parse_arguments() {
   ranks='' hosts='' threads=${OMP_NUM_THREADS:-} restart=no max_restarts=50 grace=600
@@ -62,9 +63,9 @@ parse_arguments() {
       --restart) restart=yes && shift && continue ;;
       -h | --help) print_usage "${BASH_SOURCE[0]}" && exit 0 ;;
       --ranks | --hosts | --threads | --max-restarts | --mpi-option | --grace) ;;
-      *) fail 2 "unknown argument '$1'; the command to run comes after --" ;;
+      *) fail 2 "unknown argument '$1'. Put the command to run after --." ;;
     esac
-    [ $# -ge 2 ] || fail 2 "$1 needs a value; run.sh --help shows one"
+    [ $# -ge 2 ] || fail 2 "$1 needs a value. See run.sh --help."
     case $1 in
       --ranks) ranks=$(number "$1" "$2") ;;
       --hosts) hosts=$2 ;;
@@ -75,17 +76,18 @@ parse_arguments() {
     esac
     shift 2
   done
-  [ $# -ge 2 ] || fail 2 "no command to run; it comes after --, as run.sh --help shows"
+  [ $# -ge 2 ] || fail 2 "no command to run. Put it after --, as run.sh --help shows."
   command=("${@:2}")
   if [ "${command[0]}" = halflife ] && ! have halflife; then command[0]=$(find_program); fi
 }
 
 number() {
-  [[ $2 =~ ^[1-9][0-9]*$ ]] || fail 2 "$1 wants a number of at least 1, not '$2'"
+  [[ $2 =~ ^[1-9][0-9]*$ ]] || fail 2 "$1 needs a number of at least 1, not '$2'"
   echo "$2"
 }
 
-# Ranks on one machine: the N of the first A:N in --hosts, else all.
+# Prints the number of ranks on this machine: the N of the first A:N in --hosts, otherwise all
+# ranks.
 local_ranks() {
   if [[ ${hosts%%,*} =~ :([0-9]+)$ ]]; then
     echo "${BASH_REMATCH[1]}"
@@ -96,10 +98,11 @@ local_ranks() {
   fi
 }
 
-# Sets binding. Ranks that take more than half of this machine get processors of their own: left to
-# the scheduler, one that has waited for another often wakes up beside it. A second job of that size
-# would share processors anyhow; smaller ones, which mpirun would all bind to the first processors,
-# stay unbound, as do those that may not use every processor, of which mpirun does not know.
+# Sets binding. Ranks that use more than half of this machine are bound to their own processors:
+# unbound, a rank that has waited for another often wakes up on the processor of that other rank.
+# Ranks are not bound in two cases: (1) smaller jobs, because mpirun would bind all of them to the
+# first processors, and (2) jobs that may not use every processor, because mpirun does not know
+# that.
 choose_binding() {
   binding=(--bind-to none)
   local processors num_ranks num_threads
@@ -112,8 +115,8 @@ choose_binding() {
   fi
 }
 
-# Appends what decides how ranks compute and talk: other machines know of this one's environment
-# only what they are told.
+# Appends -x options for the variables that decide how ranks compute and communicate. Other machines
+# receive only the exported variables of this machine's environment.
 export_settings() {
   local name
   for name in $(compgen -e); do
@@ -124,14 +127,14 @@ export_settings() {
 }
 
 make_launch_line() {
-  have mpirun || fail 4 "mpirun not found; launch/setup installs it (Debian: openmpi-bin)"
+  have mpirun || fail 4 "mpirun not found. Run launch/setup, or install the package openmpi-bin."
   allow_mpi_as_root
   if [ -z "$threads" ]; then
     threads=$(($(usable_processors) / $(local_ranks)))
     if [ "$threads" -lt 1 ]; then threads=1; fi
   fi
   export OMP_NUM_THREADS=$threads
-  threads=${threads%%,*}  # a list is of nested regions
+  threads=${threads%%,*}  # in a list, later numbers are for nested parallel regions
   choose_binding
   # The ranks' MPI library writes to stderr; mpirun itself does not, see start_launcher.
   launch=(mpirun "${binding[@]}" -x OMP_NUM_THREADS -x OPAL_OUTPUT_STDERR_FD=2)
@@ -146,14 +149,14 @@ make_launch_line() {
   launch+=("${mpi_options[@]}" "${command[@]}")
 }
 
-# Whether process $1 has a handler for USR1 (signal 10: bit 9 of SigCgt).
+# Whether process $1 has a handler for USR1 (signal 10, bit 9 of SigCgt).
 catches_usr1() {
   local mask
   mask=$(awk '/^SigCgt:/ { print $2 }' "/proc/$1/status" 2>/dev/null) || true
   [ -n "$mask" ] && (((16#$mask >> 9) & 1))
 }
 
-# Sets stat to the fields of /proc/PID/stat behind the name, which may hold spaces: state, parent,
+# Sets stat to the fields of /proc/PID/stat after the name, which may contain spaces: state, parent,
 # process group, session, ...
 read_stat() {
   local text=''
@@ -162,7 +165,7 @@ read_stat() {
   [ ${#stat[@]} -ge 4 ]
 }
 
-# The processes of mpirun's session: itself, the ranks of this machine, and what they started.
+# Prints the processes of mpirun's session: mpirun, the ranks of this machine, and their children.
 # shellcheck disable=SC2317  # called by capture
 processes_of_launcher() {
   local folder stat
@@ -172,14 +175,14 @@ processes_of_launcher() {
   done
 }
 
-# Between fork and exec a process still has the handlers of the one that it was forked from: mpirun
-# is there when it leads a session, a rank when it runs another program than mpirun.
+# Between fork and exec a process has the handlers of its parent. mpirun has started when it leads a
+# session, and a rank has started when it runs another program than mpirun.
 launcher_hears() {
   local stat
   read_stat "$launcher" && [ "${stat[3]}" = "$launcher" ] && catches_usr1 "$launcher"
 }
 
-# As in supervise.sh, or on this machine: every rank has its handler.
+# As in supervise.sh; or all ranks are on this machine and each has its handler.
 ranks_are_ready() {
   local child children program num_ready=0
   if [ "$(version_of heartbeat.json)" != "$heartbeat_before" ]; then return 0; fi
@@ -194,10 +197,11 @@ ranks_are_ready() {
   [ -z "$hosts" ] && [ "$num_ready" -ge "$ranks" ]
 }
 
-# Fails where there is no watcher any more, or this is the watcher.
+# Sends a line to the watcher. Fails if the watcher has ended, or in the watcher itself.
 tell_watcher() { [ -n "$watch" ] && { echo "$*" >&"$watch"; } 2>/dev/null; }
 
-# The watcher does what takes time: it is out of reach of a signal to the script's process group.
+# The watcher does what takes time, because a signal to the script's process group does not reach
+# it.
 start_asking() {
   if ! tell_watcher "ask $launcher $heartbeat_before"; then
     ask_ranks_to_save &
@@ -218,14 +222,14 @@ on_attempt_end() {
   tell_watcher ended || true
 }
 
-# Runs in the background and becomes mpirun, after it told the watcher of itself: were this left to
-# the script, it could be killed in between. setsid: a signal to the terminal's or the script's
-# process group, like Ctrl-C, reaches this script alone, not mpirun and the ranks.
+# Runs in the background, reports its process id to the watcher and becomes mpirun. If the script
+# reported the id, it could be killed before the report. setsid: a signal to the process group of
+# the terminal or the script, such as Ctrl-C, reaches only this script, not mpirun and the ranks.
 # shellcheck disable=SC2317  # called by run_attempt
 start_launcher() {
-  # The watcher may have been killed; and mpirun, once it has given up its handler for PIPE, would
-  # die of a last word to a reader that is gone, and the ranks' exit code with it. The ranks' PIPE
-  # is the default again.
+  # PIPE is ignored for two reasons: the watcher may have been killed, and mpirun removes its own
+  # handler before its last message; if the reader has ended, PIPE would end mpirun and lose the
+  # exit code of the ranks. The ranks have the default handler again.
   trap '' PIPE
   tell_watcher "started $BASHPID $heartbeat_before" || true
   exec {watch}>&-
@@ -233,15 +237,15 @@ start_launcher() {
   exec setsid "$@"
 }
 
-# mpirun writes its own messages, but not the output of the ranks, to a pipe that this filter reads.
+# Starts the filter. mpirun writes its own messages, but not the output of the ranks, to its pipe.
 start_message_filter() {
   exec {messages}> >(trap '' HUP INT TERM USR1 && exec {watch}>&- && filter_messages >&2)
   helpers+=($!)
 }
 
-# Prints each message at once, except for those about the end of the job and what follows them. They
-# are kept until on_attempt_end writes the exit code. After a code with which `halflife` ends on
-# purpose they are dropped: the ranks have said why, and the script returns the code. A message of
+# Prints each message at once, except messages about the end of the job and everything after them.
+# Those are kept until on_attempt_end writes the exit code. After a planned exit code of `halflife`
+# they are dropped: the ranks have printed the reason, and the script returns the code. A message of
 # several lines is enclosed by two lines of dashes.
 filter_messages() {
   local line opening='' in_message=no kept=()
@@ -280,8 +284,8 @@ is_about_the_end() {
 }
 print_lines() { if [ $# -gt 0 ]; then printf '%s\n' "$@" || true; fi; }
 
-# Ends mpirun and all of its session: TERM, which it passes on, then KILL. One TERM only, as at a
-# second one it exits at once and leaves the ranks.
+# Ends mpirun and its session: TERM, which mpirun forwards, then KILL. It sends only one TERM,
+# because at a second one mpirun exits at once and leaves the ranks.
 end_ranks() {
   local begin=$SECONDS
   trap '' HUP TERM USR1
@@ -289,31 +293,31 @@ end_ranks() {
   while launcher_runs && [ $((SECONDS - begin)) -lt "$seconds_to_end" ]; do sleep 0.1; done
   kill_leftovers
 }
-# Returns when they are gone, or within seconds: a process in the midst of a write to a dead network
-# file system is gone only after it.
+# Kills the processes of the session. Returns when they have ended, or after some seconds: a process
+# that is writing to a dead network file system ends only after the write.
 kill_leftovers() {
   local pids i
   for ((i = 0; i < 50; i++)); do
     if capture pids processes_of_launcher && [ -z "$pids" ]; then return 0; fi
-    # shellcheck disable=SC2086  # a word each
+    # shellcheck disable=SC2086  # one word per process id
     kill -KILL $pids 2>/dev/null || true
     sleep 0.1 || true
   done
 }
 
-# Whether mpirun still runs. One that has ended may stay as a zombie where the watcher asks, which
-# is not its parent.
+# Whether mpirun is running. For the watcher, which is not its parent, mpirun may remain a zombie
+# after it has ended.
 launcher_runs() {
   local stat
   read_stat "$launcher" && [[ ${stat[0]} != [ZX] ]]
 }
 
-# The watcher: a second process of this script, in a session of its own. It asks the ranks to save
-# and ends them as the script tells it, and looks after ranks that outlive the script: it reads a
-# pipe whose only writer is the script, and the kernel closes that even after KILL. (setpriv
-# --pdeathsig would need no process, but sends one signal: TERM would kill the ranks unsaved, and
-# after USR1 nobody would end ranks that do not listen.) A KILL of the script's process group, which
-# `timeout` sends, does not reach it.
+# Starts the watcher: a second process of this script in a separate session. It asks the ranks to
+# save and ends them on the script's request, and it stops ranks that outlive the script. It reads a
+# pipe whose only writer is the script; the kernel closes the pipe even after KILL. A KILL of the
+# script's process group, which `timeout` sends, does not reach the watcher. (setpriv --pdeathsig
+# would need no second process, but it sends only one signal: TERM would kill the ranks before they
+# save, and after USR1 no process would end ranks that do not react.)
 start_watcher() {
   exec {watch}> >(trap '' HUP INT TERM USR1 && exec setsid bash "${BASH_SOURCE[0]}" --watch "$@")
   helpers+=($!)
@@ -321,7 +325,7 @@ start_watcher() {
 watch_over_ranks() {
   local word pid heartbeat begin
   while read -r word pid heartbeat; do
-    # "started", which mpirun-to-be writes, may come after a request of the script's
+    # "started", which start_launcher writes, may arrive after a request of the script.
     if [ "$word" != ended ] && [ "$pid" != "$launcher" ]; then
       launcher=$pid heartbeat_before=$heartbeat num_asked=0 num_endings=0
     fi
@@ -332,7 +336,7 @@ watch_over_ranks() {
     esac
   done
   if [ -n "$launcher" ] && launcher_runs; then
-    warn "was killed: the ranks save and stop, or are ended in $grace s"
+    warn "this script was killed: the ranks save and stop, or are ended after $grace s"
     ask_once
     begin=$SECONDS
     while launcher_runs && [ $((SECONDS - begin)) -lt "$grace" ]; do sleep 0.2; done
@@ -346,9 +350,9 @@ watch_over_ranks() {
   wait
 }
 
-# The traps stay as they are set: bash may take a signal that is waiting while its trap changes for
-# the end of the `wait` that it cut short. So each of them may run within another, and decides by a
-# count that one command reads and raises.
+# The traps are never changed while they are needed: if a trap changes while its signal is pending,
+# bash may treat the signal as the end of the interrupted `wait`. A trap may therefore run within
+# another one, and decides by a count that a single command reads and increases.
 # shellcheck disable=SC2317  # called by trap
 on_stop() {
   interrupted=yes
@@ -367,14 +371,14 @@ on_interrupt() {
   esac
 }
 
-# Sets code to what the script returns for an attempt that ended after a request to stop.
+# Sets code to the script's exit code for an attempt that ended after a request to stop.
 judge_stop() {
   local stopped=75
   if [ "$num_interrupts" -gt 0 ]; then stopped=130; fi
   if [ "$verdict" = finished ]; then
     code=0
   elif [ "$num_endings" -ge 1 ]; then
-    code=130  # mpirun's own is 1, 139, 143, ..., depending on what it was doing
+    code=130  # mpirun's own code is 1, 139, 143, ..., depending on its state
   else
     case $code in
       75) code=$stopped ;;
@@ -398,15 +402,17 @@ main() {
     watch_over_ranks
     exit 0
   fi
-  start_watcher "$@"  # before the traps, as the filter: they have process substitutions, see capture
+  # The watcher and the filter start before the traps are set, because they use process
+  # substitutions (see capture).
+  start_watcher "$@"
   start_message_filter
   trap 'on_stop TERM' TERM
   trap 'on_stop HUP' HUP
   trap 'on_stop USR1' USR1
   trap on_interrupt INT
-  trap : PIPE  # where `| tee` died of the same Ctrl-C, the next message must not end this script
+  trap : PIPE  # if the same Ctrl-C has ended `| tee`, the next message must not end this script
   local num_restarts=0
-  code=75 verdict=again  # of a stop before the first attempt
+  code=75 verdict=again  # for a stop request before the first attempt
   local latest_before
   capture latest_before version_of ckpt/LATEST || true
   while [ -z "$stop" ]; do
@@ -428,7 +434,7 @@ main() {
   done
   trap : HUP INT TERM USR1  # too late to change anything
   if [ -n "$stop" ]; then judge_stop; fi
-  # a launcher's 0 for a run that it did not finish is no success
+  # The launcher's exit code 0 is not a success if the run is not finished.
   if [ "$restart" = yes ] && [ "$verdict" != finished ] && [ "$code" -eq 0 ]; then code=1; fi
   exec {watch}>&- {messages}>&-
   local helper

@@ -1,10 +1,10 @@
-"""Prints each pinned wheel of the given files that is absent, of another version, or damaged in
+"""Prints each pinned wheel of the given files that is absent, has another version, or is damaged in
 this Python environment.
 
     python verify.py cpu.txt [cuda.txt ...]
 
-An install that was cut short leaves files missing or short while pip already counts the wheel as
-installed, so every file is compared with the size in the wheel's own RECORD. One line a wheel:
+After an interrupted installation, files may be missing or truncated although pip considers the wheel
+installed. The size of every file is therefore compared with the wheel's RECORD. One line per wheel:
 "torch==2.11.0 damaged: torch/lib/libtorch_cpu.so".
 """
 

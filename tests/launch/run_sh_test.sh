@@ -148,7 +148,7 @@ check "--max-restarts: two attempts" 2 "$(attempts)"
 
 new_case usage
 bash "$run_sh" --ranks none -- true >"$folder/log" 2>&1
-check "a bad number: exit 2" "2 yes" "$? $(grep -q "wants a number of at least 1, not 'none'" "$folder/log" && echo yes)"
+check "a bad number: exit 2" "2 yes" "$? $(grep -q "needs a number of at least 1, not 'none'" "$folder/log" && echo yes)"
 bash "$run_sh" --ranks 2 >"$folder/log" 2>&1
 check "no command: exit 2" "2 yes" "$? $(grep -q 'no command to run' "$folder/log" && echo yes)"
 
