@@ -5,7 +5,7 @@
 // replaces about twenty launches per layer, which take longer than the computation. Results are
 // bit-identical to those of LanguageModel::Step.
 //
-//   Decoder decoder(model, std::move(state));    // as prefill left it
+//   Decoder decoder(model, std::move(state));    // the state after prefill
 //   const at::Tensor logits = decoder.Step(tokens);
 #pragma once
 

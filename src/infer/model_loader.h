@@ -1,6 +1,6 @@
 // Loads a trained model from its checkpoint (weights, config and tokenizer), without the trainer.
 //
-//   const LoadedModel loaded = LoadModel("runs/gla");  // its newest step; or a step folder
+//   const LoadedModel loaded = LoadModel("runs/gla");  // a run (its newest step) or a step folder
 #pragma once
 
 #include <filesystem>

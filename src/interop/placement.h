@@ -3,7 +3,7 @@
 // or some of its rows, possibly reordered. Ranges of one are read from the other with a few MiB of
 // memory.
 //
-//   const Placement keys = {.transposed = true, .part = 1, .num_parts = 3};  // of q, k and v
+//   const Placement keys = {.transposed = true, .part = 1, .num_parts = 3};  // part 1 of q, k, v
 //   TensorShape(keys, {768, 768});                                           // {768, 2304}
 #pragma once
 

@@ -3,7 +3,7 @@
 // each token separately.
 //
 //   const SequenceParallel parallel = {.group = MakeSegmentGroup(comm)};
-//   const SequenceSlice slice = parallel.SliceOf(whole);   // of this rank
+//   const SequenceSlice slice = parallel.SliceOf(whole);   // this rank's slice
 //   model.Loss(parallel.TokensOf(tokens), parallel.TokensOf(targets), {.slice = &slice});
 #pragma once
 

@@ -1,8 +1,8 @@
 // Runs programs in parallel, and receives the signals that this process gets in the meantime.
 //
-//   ChildProcesses children;  // from now on signals that would stop us wait for Wait()
+//   ChildProcesses children;  // blocks stop signals, which Wait() reports
 //   children.Start({.words = {"/usr/bin/env", "true"}, .environment = {}, .log = "logs/a.log"});
-//   const ChildEvent event = children.Wait();  // a child's end, or a signal
+//   const ChildEvent event = children.Wait();  // a child has ended, or a signal arrived
 #pragma once
 
 #include <sys/types.h>
