@@ -81,8 +81,8 @@ Series OverTime(const Series& series, const Series& elapsed, double unit_seconds
     while (at < elapsed.size() && elapsed[at].x < point.x) ++at;
     if (at == elapsed.size()) break;
     const double time = elapsed[at].y / unit_seconds;
-    // If an attempt's clock stood still, its points would form a vertical line, but x of a Series
-    // must ascend strictly.
+    // If the clock of an attempt did not advance, its points would form a vertical line, but x of a
+    // Series must ascend strictly.
     const bool ascends = out.empty() || time > out.back().x;
     if (elapsed[at].x == point.x && ascends) out.push_back({time, point.y});
   }

@@ -1,5 +1,5 @@
 // Checkpoints of the D2D authors: classes in GPT-2's frame. config.json calls all of them gpt2, so
-// the class name tells them apart. "d2d" are classes with a GLU and without a position table;
+// they are distinguished by class name. "d2d" are classes with a GLU and without a position table;
 // "d2d_ape" are classes with GPT-2's MLP and learned positions.
 #include <nlohmann/json.hpp>
 

@@ -1,6 +1,6 @@
 // Checkpoints of the LEAP authors, and of the Fastformer in their repository: a decoder with
 // learned positions, LayerNorm and an MLP of exact GELU. Releases differ in their mixer, biases and
-// names. The keys in config.json tell them apart, because each release writes its own options; the
+// names. The keys in config.json identify the release, because each writes its own options; the
 // key "preset" names the release explicitly.
 #include <map>
 #include <nlohmann/json.hpp>
