@@ -1,12 +1,13 @@
 # CUDA kernel sources on the CPU: compiled by g++ with HL_EMULATE, run by the emulator in
-# src/kernels/emu.
+# tools/cuda_emulator.
 #
 #   hl_emulated_test(NAME chunk_scan_emulated_test
 #     KERNELS ${CMAKE_SOURCE_DIR}/src/kernels/decay_attention/cuda/chunk_scan.cu
 #     SOURCES chunk_scan_emulated_test.cc)
 #
-# makes chunk_scan_emulated_test_{plain,asan,tsan}, each a CTest entry per order {forward, reverse,
-# random}; labels "emulated" and the kind. With PARTS 4 the kinds with a sanitizer, which are the
+# makes chunk_scan_emulated_test_plain and, with HALFLIFE_SANITIZED_EMULATION, ..._asan and ..._tsan. Each
+# is a CTest entry per order in which threads run. The label is "emulated", or "sanitized" for the kinds
+# with a sanitizer. With PARTS 4 the kinds with a sanitizer, which are the
 # slow ones, are four entries an order, *_1of4 to *_4of4, of every fourth test, so that the cores of
 # a machine end at about the same time. SOURCES bring gtest cases, not main; LIBS are linked on top
 # (libraries are not built anew per kind, so that a sanitizer does not look into them: list a .cc
@@ -15,6 +16,10 @@
 #
 # Call it in a directory that does not also compile the same .cu file for the device: there it is
 # C++.
+# The sanitized kinds take two thirds of the build and test time of the emulated tests. They find what the
+# plain kind cannot: races between threads whatever the order, and accesses beyond an allocation. They run
+# nightly, and before a change of a kernel lands: tests/run --label sanitized.
+option(HALFLIFE_SANITIZED_EMULATION "Build the emulated CUDA tests with AddressSanitizer and ThreadSanitizer, too" OFF)
 option(HALFLIFE_EMULATED_TESTS "Tests of CUDA sources on the CPU; the cuda preset leaves them to the cpu preset" ON)
 set(HALFLIFE_EMULATION_FLAGS_plain -O2)
 # Of debug information functions and lines, which reports name: all of it takes a third longer.
@@ -26,7 +31,10 @@ set(HALFLIFE_EMULATION_LINK_asan -fsanitize=address,undefined)
 set(HALFLIFE_EMULATION_LINK_tsan -fsanitize=thread)
 
 # Under HALFLIFE_SANITIZE every library is built for AddressSanitizer and links into nothing else.
-set(HALFLIFE_EMULATION_KINDS plain asan tsan)
+set(HALFLIFE_EMULATION_KINDS plain)
+if(HALFLIFE_SANITIZED_EMULATION)
+  list(APPEND HALFLIFE_EMULATION_KINDS asan tsan)
+endif()
 if(HALFLIFE_SANITIZE)
   set(HALFLIFE_EMULATION_KINDS asan)
 endif()
@@ -48,7 +56,8 @@ endif()
 # What every source of a kind is compiled with; the kernels and tests, not the emulator, see
 # HL_EMULATED_*.
 function(hl_emulation_options target)
-  target_include_directories(${target} PRIVATE ${CMAKE_SOURCE_DIR}/cmake/cuda_shim ${CMAKE_SOURCE_DIR}/src)
+  target_include_directories(${target} PRIVATE ${CMAKE_SOURCE_DIR}/cmake/cuda_shim ${CMAKE_SOURCE_DIR}/src
+    ${CMAKE_SOURCE_DIR})
   target_include_directories(${target} SYSTEM PRIVATE ${HALFLIFE_CUDA_TYPES_DIR})
   target_compile_definitions(${target} PRIVATE HL_EMULATE=1)
   # Unknown pragmas: #pragma unroll, nvcc's own.
@@ -62,7 +71,7 @@ function(hl_emulation_runtime kind)
   if(TARGET hl_emu_${kind})
     return()
   endif()
-  set(emulator ${CMAKE_SOURCE_DIR}/src/kernels/emu)
+  set(emulator ${CMAKE_SOURCE_DIR}/tools/cuda_emulator)
   file(GLOB sources CONFIGURE_DEPENDS ${emulator}/*.cc)
   list(REMOVE_ITEM sources ${emulator}/access.cc)
   add_library(hl_emu_access_${kind} OBJECT ${emulator}/access.cc)
@@ -80,9 +89,14 @@ function(hl_emulation_runtime kind)
   target_link_libraries(hl_emu_${kind} PUBLIC Threads::Threads)
 endfunction()
 
-# The orders in which a kind's tests are run. What AddressSanitizer finds depends on none of them;
-# for ThreadSanitizer an order may join two threads that nothing else does, and so hide a race.
-set(HALFLIFE_EMULATION_ORDERS_plain forward reverse random)
+# The orders in which the threads of a block run. The plain kind sees a missing barrier only if a reader
+# runs before its writer; forward is the order in which that is rarest, so it runs with the sanitized
+# kinds only. AddressSanitizer's findings do not depend on the order. For ThreadSanitizer one order may
+# synchronise two threads by chance and so hide a race, so it runs two.
+set(HALFLIFE_EMULATION_ORDERS_plain reverse random)
+if(HALFLIFE_SANITIZED_EMULATION)
+  list(APPEND HALFLIFE_EMULATION_ORDERS_plain forward)
+endif()
 set(HALFLIFE_EMULATION_ORDERS_asan random)
 set(HALFLIFE_EMULATION_ORDERS_tsan forward random)
 
@@ -118,7 +132,11 @@ function(hl_emulated_test)
           list(APPEND environment GTEST_TOTAL_SHARDS=${parts} GTEST_SHARD_INDEX=${shard})
         endif()
         add_test(NAME ${test} COMMAND ${target})
-        set_tests_properties(${test} PROPERTIES LABELS "emulated;${kind}" TIMEOUT ${HALFLIFE_TIMEOUT_emulated}
+        set(label emulated)
+        if(NOT kind STREQUAL "plain" OR order STREQUAL "forward")
+          set(label sanitized)
+        endif()
+        set_tests_properties(${test} PROPERTIES LABELS ${label} TIMEOUT ${HALFLIFE_TIMEOUT_emulated}
           ENVIRONMENT "${environment}")
       endforeach()
     endforeach()

@@ -3,6 +3,7 @@
 #
 #   LibTorch::LibTorch   headers, libtorch_cpu and libc10; with CUDA also libtorch_cuda and
 #                        libc10_cuda
+#   LibTorch::OpenMP     -fopenmp with the wheel's own runtime library, so that a process has only one
 #   LibTorch_VERSION
 #
 # Looked for in -DHALFLIFE_TORCH_DIR=<.../site-packages/torch>, then in <source>/.venv, which
@@ -48,25 +49,28 @@ find_package_handle_standard_args(LibTorch
   REASON_FAILURE_MESSAGE "run launch/setup, or pass -DHALFLIFE_TORCH_DIR=<site-packages>/torch")
 
 if(LibTorch_FOUND AND NOT TARGET LibTorch::LibTorch)
+  file(GLOB LibTorch_OPENMP_LIBRARY ${LibTorch_LIBRARY_DIR}/libgomp*.so*)
+  add_library(LibTorch::OpenMP INTERFACE IMPORTED)
+  target_compile_options(LibTorch::OpenMP INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fopenmp>)
+  target_link_libraries(LibTorch::OpenMP INTERFACE ${LibTorch_OPENMP_LIBRARY})
+  target_link_options(LibTorch::OpenMP INTERFACE -Wl,-rpath,${LibTorch_LIBRARY_DIR})
   add_library(LibTorch::LibTorch INTERFACE IMPORTED)
+  # at::parallel_for is a header template: without OpenMP it runs on one thread.
+  target_link_libraries(LibTorch::LibTorch INTERFACE LibTorch::OpenMP)
   target_compile_options(LibTorch::LibTorch INTERFACE
     "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-idirafter ${LibTorch_INCLUDE_DIR}>"
-    "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-idirafter ${LibTorch_INCLUDE_DIR}/torch/csrc/api/include>"
-    # at::parallel_for is a header template: without OpenMP it runs on one thread. The runtime is
-    # the wheel's own copy, so that a process has one.
-    $<$<COMPILE_LANGUAGE:CXX>:-fopenmp>)
+    "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-idirafter ${LibTorch_INCLUDE_DIR}/torch/csrc/api/include>")
   # Operators one header each: without it TensorOperators.h includes all of them, two of the eight
   # seconds that a file takes.
   target_compile_definitions(LibTorch::LibTorch INTERFACE $<$<COMPILE_LANGUAGE:CXX>:AT_PER_OPERATOR_HEADERS>)
-  file(GLOB LibTorch_OPENMP_LIBRARY ${LibTorch_LIBRARY_DIR}/libgomp*.so*)
   if(HALFLIFE_WITH_CUDA)
     target_link_libraries(LibTorch::LibTorch INTERFACE
       ${LibTorch_LIBRARY_DIR}/libtorch_cpu.so ${LibTorch_LIBRARY_DIR}/libc10.so
       -Wl,--no-as-needed ${LibTorch_LIBRARY_DIR}/libtorch.so ${LibTorch_LIBRARY_DIR}/libtorch_cuda.so
-      ${LibTorch_LIBRARY_DIR}/libc10_cuda.so -Wl,--as-needed ${LibTorch_OPENMP_LIBRARY} CUDA::cudart)
+      ${LibTorch_LIBRARY_DIR}/libc10_cuda.so -Wl,--as-needed CUDA::cudart)
   else()
     target_link_libraries(LibTorch::LibTorch INTERFACE
-      ${LibTorch_LIBRARY_DIR}/libtorch_cpu.so ${LibTorch_LIBRARY_DIR}/libc10.so ${LibTorch_OPENMP_LIBRARY})
+      ${LibTorch_LIBRARY_DIR}/libtorch_cpu.so ${LibTorch_LIBRARY_DIR}/libc10.so)
   endif()
   # the wheel's shared libraries find each other by rpath, but the linker wants to resolve them too
   target_link_options(LibTorch::LibTorch INTERFACE -Wl,-rpath,${LibTorch_LIBRARY_DIR} -Wl,--allow-shlib-undefined)

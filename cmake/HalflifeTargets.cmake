@@ -1,5 +1,5 @@
 # Loops for the processor: by the names of their sources.
-set(HALFLIFE_LOOPS "/kernels/(.*/)?(cpu\\.cc|cpu/.*|[a-z_]*_avx[0-9]+\\.cc)$")
+set(HALFLIFE_LOOPS "/kernels/(.*/)?([a-z0-9_]*_cpu\\.cc|cpu\\.cc|cpu/.*|[a-z_]*_avx[0-9]+\\.cc)$")
 
 # Compiles the sources of a folder as one, which parses a header once for all of them; small folders
 # that follow each other share a unit. They therefore share their anonymous namespace: what two of them
@@ -109,28 +109,77 @@ set(HALFLIFE_TIMEOUT_gpu 1500)
 set(HALFLIFE_TIMEOUT_e2e 3000)
 set(HALFLIFE_TIMEOUT_slurm 3000)
 
-# hl_test(NAME rng_test SOURCES rng_test.cc LIBS hl_core [LABEL unit]): one GoogleTest binary, one
-# CTest entry; one labelled gpu belongs to the target gpu_tests, too.
+# hl_test(NAME rng_test SOURCES rng_test.cc LIBS hl_core [LABEL unit] [EVERY_INSTRUCTION_SET]
+#   [STANDALONE]): a CTest entry that runs the GoogleTest tests of SOURCES.
+#
+# All tests of one area (a folder below tests/) with one label are linked into one program,
+# build/PRESET/tests/AREA/AREA_tests (AREA_LABEL_tests for other labels than unit), because linking a
+# program per file took longer than compiling the files. The program runs the tests of one source with
+# --source=PATH. EVERY_INSTRUCTION_SET runs each test once per CPU instruction set of this machine, in
+# AREA_cpu_tests. A STANDALONE test is a program of its own, named NAME; tests labelled gpu always are,
+# and the target gpu_tests builds them.
 function(hl_test)
-  cmake_parse_arguments(T "" "NAME;LABEL" "SOURCES;LIBS" ${ARGN})
+  cmake_parse_arguments(T "EVERY_INSTRUCTION_SET;STANDALONE" "NAME;LABEL" "SOURCES;LIBS" ${ARGN})
   if(NOT T_SOURCES)
     set(T_SOURCES ${T_NAME}.cc)
   endif()
   if(NOT T_LABEL)
     set(T_LABEL unit)
   endif()
-  add_executable(${T_NAME} ${T_SOURCES})
-  target_link_libraries(${T_NAME} PRIVATE ${T_LIBS} hl_test_support GTest::gtest GTest::gmock hl_test_main)
-  target_include_directories(${T_NAME} PRIVATE ${CMAKE_SOURCE_DIR}/tests)
-  target_compile_options(${T_NAME} PRIVATE ${HALFLIFE_QUICK_TO_COMPILE})
-  hl_precompile_test(${T_NAME} ${T_LIBS})
-  if(T_LABEL STREQUAL "gpu")
-    add_dependencies(gpu_tests ${T_NAME})
+  if(T_STANDALONE OR T_LABEL STREQUAL "gpu")
+    add_executable(${T_NAME} ${T_SOURCES})
+    target_link_libraries(${T_NAME} PRIVATE hl_test_main)
+    hl_test_program(${T_NAME} ${T_LIBS})
+    set(command ${T_NAME})
+    if(T_LABEL STREQUAL "gpu")
+      add_dependencies(gpu_tests ${T_NAME})
+    endif()
+  else()
+    hl_join_test(program sources)
+    set(command ${program} ${sources})
   endif()
-  add_test(NAME ${T_NAME} COMMAND ${T_NAME})
+  add_test(NAME ${T_NAME} COMMAND ${command})
   set_tests_properties(${T_NAME} PROPERTIES LABELS ${T_LABEL} TIMEOUT ${HALFLIFE_TIMEOUT_${T_LABEL}}
     ENVIRONMENT "OMP_NUM_THREADS=1;ASAN_OPTIONS=detect_leaks=0")
 endfunction()
+
+# What every test program is compiled and linked with.
+function(hl_test_program program)
+  target_link_libraries(${program} PRIVATE ${ARGN} hl_test_support GTest::gtest GTest::gmock)
+  target_include_directories(${program} PRIVATE ${CMAKE_SOURCE_DIR}/tests ${CMAKE_SOURCE_DIR})
+  target_compile_options(${program} PRIVATE ${HALFLIFE_QUICK_TO_COMPILE})
+  hl_precompile_test(${program} ${ARGN})
+endfunction()
+
+# Adds T_SOURCES and T_LIBS to their area's program, and returns the program and the --source arguments.
+macro(hl_join_test program sources)
+  file(RELATIVE_PATH area ${CMAKE_SOURCE_DIR}/tests ${CMAKE_CURRENT_SOURCE_DIR})
+  string(REGEX REPLACE "/.*" "" area ${area})
+  set(${program} ${area}_tests)
+  set(main hl_test_main)
+  if(T_EVERY_INSTRUCTION_SET)
+    set(${program} ${area}_cpu_tests)
+    set(main hl_cpu_test_main)
+  elseif(NOT T_LABEL STREQUAL "unit")
+    set(${program} ${area}_${T_LABEL}_tests)
+  endif()
+  if(NOT TARGET ${${program}})
+    add_executable(${${program}})
+    target_link_libraries(${${program}} PRIVATE ${main})
+    set_target_properties(${${program}} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests/${area})
+    hl_test_program(${${program}} ${T_LIBS})
+  endif()
+  target_link_libraries(${${program}} PRIVATE ${T_LIBS})
+  get_target_property(present ${${program}} SOURCES)
+  foreach(source ${T_SOURCES})
+    get_filename_component(path ${source} ABSOLUTE)
+    if(NOT path IN_LIST present)  # two tests may share a source
+      target_sources(${${program}} PRIVATE ${path})
+    endif()
+    file(RELATIVE_PATH path ${CMAKE_SOURCE_DIR} ${path})
+    list(APPEND ${sources} --source=${path})
+  endforeach()
+endmacro()
 
 # hl_mpi_test(NAME bucket_mpi_test RANKS 2 4 LIBS hl_dist): the binary brings its own main (MPI) and
 # runs once per count.
@@ -140,10 +189,7 @@ function(hl_mpi_test)
     set(T_SOURCES ${T_NAME}.cc)
   endif()
   add_executable(${T_NAME} ${T_SOURCES})
-  target_link_libraries(${T_NAME} PRIVATE ${T_LIBS} hl_test_support GTest::gtest GTest::gmock)
-  target_include_directories(${T_NAME} PRIVATE ${CMAKE_SOURCE_DIR}/tests)
-  target_compile_options(${T_NAME} PRIVATE ${HALFLIFE_QUICK_TO_COMPILE})
-  hl_precompile_test(${T_NAME} ${T_LIBS})
+  hl_test_program(${T_NAME} ${T_LIBS})
   # A directory for mpirun's session each: in a shared one, a run that ends removes what another is
   # entering.
   foreach(ranks ${T_RANKS})

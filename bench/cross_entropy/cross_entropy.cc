@@ -24,8 +24,8 @@
 #include <vector>
 
 #include "core/error.h"
-#include "kernels/cpu/instruction_set.h"
-#include "kernels/cross_entropy/linear_cross_entropy.h"
+#include "kernels/common/cpu/instruction_set.h"
+#include "ops/cross_entropy/linear_cross_entropy.h"
 #include "support/measure.h"
 #include "support/program.h"
 
@@ -64,12 +64,11 @@ Result Run(const Problem& problem, bool fused, Timer& timer) {
   at::Tensor loss;
   std::vector<at::Tensor> grads;
   const double ms = timer.Milliseconds([&] {
-    loss = fused
-               ? kernels::LinearCrossEntropy({problem.hidden, problem.weight, problem.targets}, {})
-                     .objective
-               : at::nll_loss(
-                     at::log_softmax(at::linear(problem.hidden, problem.weight), 1, at::kFloat),
-                     problem.targets, {}, at::Reduction::Sum);
+    loss = fused ? ops::LinearCrossEntropy({problem.hidden, problem.weight, problem.targets}, {})
+                       .objective
+                 : at::nll_loss(
+                       at::log_softmax(at::linear(problem.hidden, problem.weight), 1, at::kFloat),
+                       problem.targets, {}, at::Reduction::Sum);
     grads = torch::autograd::grad({loss}, {problem.hidden, problem.weight});
   });
   return {loss.item<double>(), grads[1].to(at::kFloat).norm().item<double>(), ms};

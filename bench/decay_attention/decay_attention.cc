@@ -25,7 +25,7 @@
 #include "core/heap.h"
 #include "cuda_times.h"
 #include "eager.h"
-#include "kernels/cpu/instruction_set.h"
+#include "kernels/common/cpu/instruction_set.h"
 #include "problem.h"
 #include "support/measure.h"
 #include "support/program.h"

@@ -12,8 +12,8 @@
 #include <cmath>
 
 #include "core/error.h"
-#include "kernels/decay_attention/decay_attention.h"
-#include "kernels/decay_attention/reference.h"
+#include "kernels/decay_attention/decay_attention_reference.h"
+#include "ops/decay_attention/decay_attention.h"
 #include "support/measure.h"
 
 namespace halflife::bench {
@@ -61,8 +61,7 @@ Problem::Problem(const Shape& shape, const at::TensorOptions& options)
   k = rows(shape.groups(), shape.dim).requires_grad_();
   v = rows(shape.heads, shape.values()).requires_grad_();
   dout = rows(shape.heads, shape.values());
-  chunks =
-      kernels::MakeSequenceChunks({.batch = shape.batch, .seq_len = shape.seq_len}, q.device());
+  chunks = ops::MakeSequenceChunks({.batch = shape.batch, .seq_len = shape.seq_len}, q.device());
   const at::TensorOptions wide = options.dtype(at::kFloat);
   if (shape.kind == "per_head") {
     log_decay = at::log1p(-at::exp2(-5 - at::arange(shape.heads, wide)));
@@ -83,13 +82,13 @@ std::vector<at::Tensor> Problem::leaves() const {
 }
 
 at::Tensor Ours(const Problem& p) {
-  return kernels::DecayAttention({.q = p.q,
-                                  .k = p.k,
-                                  .v = p.v,
-                                  .log_decay = p.log_decay,
-                                  .chunks = p.chunks,
-                                  .initial_state = {}},
-                                 {.scale = p.scale, .num_segments = p.segments})
+  return ops::DecayAttention({.q = p.q,
+                              .k = p.k,
+                              .v = p.v,
+                              .log_decay = p.log_decay,
+                              .chunks = p.chunks,
+                              .initial_state = {}},
+                             {.scale = p.scale, .num_segments = p.segments})
       .out;
 }
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/chunks/sequence_chunks.h"
+#include "ops/sequence/sequence_chunks.h"
 
 namespace halflife::bench {
 
@@ -31,7 +31,7 @@ struct Problem {
   at::Tensor log_decay;  // fp32 [H], [B, T, H] or [B, T, H, K]; a leaf unless constant
   at::Tensor dout;
   // Made once a batch, as in training: else each call would upload a table of its own.
-  std::shared_ptr<const kernels::SequenceChunks> chunks;
+  std::shared_ptr<const ops::SequenceChunks> chunks;
   double scale;
   int segments;
 

@@ -20,7 +20,7 @@
 #include "core/error.h"
 #include "core/philox.h"
 #include "infer/decoder.h"
-#include "kernels/cpu/instruction_set.h"
+#include "kernels/common/cpu/instruction_set.h"
 #include "model/language_model.h"
 #include "support/measure.h"
 #include "support/program.h"

@@ -21,8 +21,8 @@
 
 #include "core/error.h"
 #include "core/heap.h"
-#include "kernels/cpu/instruction_set.h"
-#include "kernels/focus_pool/focus_pool.h"
+#include "kernels/common/cpu/instruction_set.h"
+#include "ops/focus_pool/focus_pool.h"
 #include "support/measure.h"
 #include "support/program.h"
 
@@ -68,7 +68,7 @@ at::Tensor Eager(const Operands& x, int64_t window) {
   return WindowSums(weight * x.u, window) / WindowSums(weight, window);
 }
 at::Tensor Ours(const Operands& x, int64_t window) {
-  return kernels::FocusPool({.log_weight = x.log_weight, .u = x.u}, {.window = window}).out;
+  return ops::FocusPool({.log_weight = x.log_weight, .u = x.u}, {.window = window}).out;
 }
 
 template <typename Form>

@@ -20,7 +20,7 @@
 namespace halflife::bench {
 namespace {
 
-using kernels::PolynomialAttentionConfig;
+using ops::PolynomialAttentionConfig;
 
 at::Tensor Similarity(const at::Tensor& q, const at::Tensor& k,
                       const PolynomialAttentionConfig& config) {

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "kernels/polynomial_attention/polynomial_attention.h"
+#include "ops/polynomial_attention/polynomial_attention.h"
 
 namespace halflife::bench {
 
@@ -17,6 +17,6 @@ struct EagerForm {
 
 // q and k [B, T, H, d], v [B, T, H, V] -> out [B, T, H, V]; normalised.
 at::Tensor RunEager(const EagerForm& form, const at::Tensor& q, const at::Tensor& k,
-                    const at::Tensor& v, const kernels::PolynomialAttentionConfig& config);
+                    const at::Tensor& v, const ops::PolynomialAttentionConfig& config);
 
 }  // namespace halflife::bench

@@ -21,16 +21,16 @@
 #include "core/error.h"
 #include "core/heap.h"
 #include "eager.h"
-#include "kernels/cpu/instruction_set.h"
+#include "kernels/common/cpu/instruction_set.h"
 #include "support/measure.h"
 #include "support/program.h"
 
 namespace halflife::bench {
 namespace {
 
-using kernels::PolynomialAttention;
-using kernels::PolynomialAttentionConfig;
 using kernels::PolynomialForm;
+using ops::PolynomialAttention;
+using ops::PolynomialAttentionConfig;
 
 struct Options {
   std::string kernel = "based", form = "shape";

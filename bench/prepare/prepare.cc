@@ -27,7 +27,7 @@
 #include "core/files.h"
 #include "core/philox.h"
 #include "data/dataset.h"
-#include "data/prepare.h"
+#include "data/prepare/prepare.h"
 
 namespace halflife::bench {
 namespace {

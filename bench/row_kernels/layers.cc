@@ -16,13 +16,13 @@
 
 #include "cases.h"
 #include "core/concat.h"
-#include "kernels/fft_conv/fft_conv.h"
-#include "kernels/linear/linear.h"
-#include "kernels/linear/weight_product.h"
-#include "kernels/rms_norm/rms_norm.h"
-#include "kernels/rotary/rotary.h"
-#include "kernels/short_conv/short_conv.h"
-#include "kernels/swiglu/swiglu.h"
+#include "ops/convolution/fft_conv.h"
+#include "ops/convolution/short_conv.h"
+#include "ops/linear/linear.h"
+#include "ops/linear/weight_product.h"
+#include "ops/rows/rms_norm.h"
+#include "ops/rows/rotary.h"
+#include "ops/rows/swiglu.h"
 
 namespace halflife::bench {
 namespace {
@@ -106,11 +106,11 @@ at::Tensor EagerNorm(const at::Tensor& x, const at::Tensor& weight) {
 Layer Rotary(const std::vector<int64_t>& shape, const CaseOptions& options) {
   const int64_t seq_len = shape[1], dim = shape[3], half = dim / 2;
   // made on the CPU: a row a position, as a training step has it
-  const kernels::RotaryTable host = kernels::MakeRotaryTable(
+  const ops::RotaryTable host = ops::MakeRotaryTable(
       at::arange(seq_len, at::kLong).unsqueeze(0).expand({shape[0], seq_len}), dim, 10000);
-  const kernels::RotaryTable table = {.cos = host.cos.to(options.device),
-                                      .sin = host.sin.to(options.device),
-                                      .rows = host.rows.contiguous().to(options.device)};
+  const ops::RotaryTable table = {.cos = host.cos.to(options.device),
+                                  .sin = host.sin.to(options.device),
+                                  .rows = host.rows.contiguous().to(options.device)};
   const auto twice = [&](const at::Tensor& x, at::ScalarType dtype) {  // [1, T, 1, d]
     return at::cat({x, x}, 1).view({1, seq_len, 1, dim}).to(dtype);
   };
@@ -121,7 +121,7 @@ Layer Rotary(const std::vector<int64_t>& shape, const CaseOptions& options) {
       .family = "rotary",
       .shape = shape,
       .traffic = {.forward = 2, .backward = 2},
-      .ours = [=](const Tensors& in) -> Tensors { return {kernels::ApplyRotary(in[0], table)}; },
+      .ours = [=](const Tensors& in) -> Tensors { return {ops::ApplyRotary(in[0], table)}; },
       .eager = [=](const Tensors& in) -> Tensors {
         const at::Tensor& x = in[0];
         const bool wide = x.scalar_type() == at::kDouble;
@@ -132,40 +132,39 @@ Layer Rotary(const std::vector<int64_t>& shape, const CaseOptions& options) {
 
 std::vector<Layer> NormLayers(const std::vector<int64_t>& model,
                               const std::vector<int64_t>& heads) {
-  return {
-      {.family = "rms_norm",
-       .shape = model,
-       .weight = {model.back()},
-       .traffic = {.forward = 2, .backward = 3},
-       .ours = [](const Tensors& in) -> Tensors { return {kernels::RmsNorm(in[0], in[1], kEps)}; },
-       .eager = [](const Tensors& in) -> Tensors { return {EagerNorm(in[0], in[1])}; }},
-      // both summands have one gradient
-      {.family = "rms_norm_of_sum",
-       .shape = model,
-       .num_inputs = 2,
-       .weight = {model.back()},
-       .num_outputs = 2,
-       .traffic = {.forward = 4, .backward = 4},
-       .ours = [](const Tensors& in) -> Tensors {
-         const auto [sum, normed] = kernels::AddRmsNorm(in[0], in[1], in[2], kEps);
-         return {sum, normed};
-       },
-       .eager = [](const Tensors& in) -> Tensors {
-         const at::Tensor sum = in[0] + in[1];
-         return {sum, EagerNorm(sum, in[2])};
-       },
-       .max_error_bf16 = 4e-3},
-      {.family = "rms_norm_gated",
-       .shape = heads,
-       .num_inputs = 2,
-       .weight = {heads.back()},
-       .traffic = {.forward = 3, .backward = 5},
-       .ours = [](const Tensors& in) -> Tensors {
-         return {kernels::GatedRmsNorm(in[0], in[1], in[2], kEps)};
-       },
-       .eager = [](const Tensors& in) -> Tensors {
-         return {EagerNorm(in[0], in[2]) * at::silu(in[1])};
-       }}};
+  return {{.family = "rms_norm",
+           .shape = model,
+           .weight = {model.back()},
+           .traffic = {.forward = 2, .backward = 3},
+           .ours = [](const Tensors& in) -> Tensors { return {ops::RmsNorm(in[0], in[1], kEps)}; },
+           .eager = [](const Tensors& in) -> Tensors { return {EagerNorm(in[0], in[1])}; }},
+          // both summands have one gradient
+          {.family = "rms_norm_of_sum",
+           .shape = model,
+           .num_inputs = 2,
+           .weight = {model.back()},
+           .num_outputs = 2,
+           .traffic = {.forward = 4, .backward = 4},
+           .ours = [](const Tensors& in) -> Tensors {
+             const auto [sum, normed] = ops::AddRmsNorm(in[0], in[1], in[2], kEps);
+             return {sum, normed};
+           },
+           .eager = [](const Tensors& in) -> Tensors {
+             const at::Tensor sum = in[0] + in[1];
+             return {sum, EagerNorm(sum, in[2])};
+           },
+           .max_error_bf16 = 4e-3},
+          {.family = "rms_norm_gated",
+           .shape = heads,
+           .num_inputs = 2,
+           .weight = {heads.back()},
+           .traffic = {.forward = 3, .backward = 5},
+           .ours = [](const Tensors& in) -> Tensors {
+             return {ops::GatedRmsNorm(in[0], in[1], in[2], kEps)};
+           },
+           .eager = [](const Tensors& in) -> Tensors {
+             return {EagerNorm(in[0], in[2]) * at::silu(in[1])};
+           }}};
 }
 
 Layer SwiGlu(const std::vector<int64_t>& shape) {
@@ -173,7 +172,7 @@ Layer SwiGlu(const std::vector<int64_t>& shape) {
           .shape = shape,
           .num_inputs = 2,
           .traffic = {.forward = 3, .backward = 5},
-          .ours = [](const Tensors& in) -> Tensors { return {kernels::SwiGlu(in[0], in[1])}; },
+          .ours = [](const Tensors& in) -> Tensors { return {ops::SwiGlu(in[0], in[1])}; },
           .eager = [](const Tensors& in) -> Tensors { return {at::silu(in[0]) * in[1]}; }};
 }
 
@@ -185,7 +184,7 @@ Layer ShortConv(const std::vector<int64_t>& shape) {
           .weight = {dim, 1, kTaps},
           .traffic = {.forward = 2, .backward = 3},
           .ours = [](const Tensors& in) -> Tensors {
-            return {kernels::ShortConv(
+            return {ops::ShortConv(
                 {.x = in[0], .weight = in[1], .tail = {}, .documents = {}, .starts = {}})};
           },
           .eager = [=](const Tensors& in) -> Tensors {
@@ -205,7 +204,7 @@ Layer LongConv(const std::vector<int64_t>& shape) {
       .weight = {seq_len, dim},
       .traffic = {.forward = 2, .backward = 3},
       .ours = [](const Tensors& in) -> Tensors {
-        return {kernels::FftConv({.x = in[0], .filter = in[1]})};
+        return {ops::FftConv({.x = in[0], .filter = in[1]})};
       },
       .eager = [=](const Tensors& in) -> Tensors {
         const at::Tensor x = in[0].to(in[1].scalar_type());
@@ -220,29 +219,28 @@ Layer LongConv(const std::vector<int64_t>& shape) {
 
 // This and the next are bound by the matmul, not by memory.
 Case Linear(int64_t tokens, int64_t outs, int64_t ins) {
-  return {
-      .family = "linear",
-      .shape = Concat(tokens, " tokens, [", outs, ", ", ins, "]"),
-      .make = [=]() -> Tensors {
-        return {at::randn({tokens, ins}), at::randn({outs, ins})};
-      },
-      .passes = {{"forward",
-                  [](const Tensors& in) -> Tensors { return {kernels::Linear(in[0], in[1])}; },
-                  [](const Tensors& in) -> Tensors { return {at::linear(in[0], in[1])}; },
-                  4.0 * static_cast<double>(tokens * (outs + ins) + outs * ins), std::nullopt}}};
+  return {.family = "linear",
+          .shape = Concat(tokens, " tokens, [", outs, ", ", ins, "]"),
+          .make = [=]() -> Tensors {
+            return {at::randn({tokens, ins}), at::randn({outs, ins})};
+          },
+          .passes = {
+              {"forward", [](const Tensors& in) -> Tensors { return {ops::Linear(in[0], in[1])}; },
+               [](const Tensors& in) -> Tensors { return {at::linear(in[0], in[1])}; },
+               4.0 * static_cast<double>(tokens * (outs + ins) + outs * ins), std::nullopt}}};
 }
 
 Case WeightGradient(int64_t tokens, int64_t outs, int64_t ins) {
-  return {.family = "weight_gradient",
-          .shape = Concat(tokens, " tokens, [", outs, ", ", ins, "]"),
-          .make = [=]() -> Tensors {
-            return {at::randn({tokens, outs}), at::randn({tokens, ins})};
-          },
-          .passes = {
-              {"backward",
-               [](const Tensors& in) -> Tensors { return {kernels::WeightGradient(in[0], in[1])}; },
-               [](const Tensors& in) -> Tensors { return {at::mm(in[0].t(), in[1])}; },
-               4.0 * static_cast<double>(tokens * (outs + ins) + outs * ins), std::nullopt}}};
+  return {
+      .family = "weight_gradient",
+      .shape = Concat(tokens, " tokens, [", outs, ", ", ins, "]"),
+      .make = [=]() -> Tensors {
+        return {at::randn({tokens, outs}), at::randn({tokens, ins})};
+      },
+      .passes = {{"backward",
+                  [](const Tensors& in) -> Tensors { return {ops::WeightGradient(in[0], in[1])}; },
+                  [](const Tensors& in) -> Tensors { return {at::mm(in[0].t(), in[1])}; },
+                  4.0 * static_cast<double>(tokens * (outs + ins) + outs * ins), std::nullopt}}};
 }
 
 }  // namespace

@@ -18,7 +18,7 @@
 #include "cases.h"
 #include "core/error.h"
 #include "core/heap.h"
-#include "kernels/cpu/instruction_set.h"
+#include "kernels/common/cpu/instruction_set.h"
 #include "support/measure.h"
 #include "support/program.h"
 

@@ -18,10 +18,10 @@
 #include "cases.h"
 #include "core/concat.h"
 #include "kernels/adamw/args.h"
-#include "kernels/cross_entropy/rows.h"
-#include "kernels/decay_attention/decay_attention.h"
-#include "kernels/sum_of_squares/args.h"
-#include "kernels/torch/dispatch.h"
+#include "kernels/sum_of_squares/sum_of_squares_args.h"
+#include "ops/cross_entropy/cross_entropy_rows.h"
+#include "ops/decay_attention/decay_attention.h"
+#include "ops/torch/dispatch.h"
 
 namespace halflife::bench {
 namespace {
@@ -58,7 +58,7 @@ Case AdamW(int64_t count, const CaseOptions& options) {
         .num_segments = 1,
         .max_segment = count,
         .factors = kernels::MakeAdamWFactors(kAdamW, kLr, 1, 1)};
-    kernels::RunOn(
+    ops::RunOn(
         in[0], [&] { kernels::cpu::AdamW(args); },
         [&](auto stream) { kernels::cuda::AdamW(args, stream); });
     Tensors results = in;
@@ -102,7 +102,7 @@ Case SumOfSquares(int64_t count, const CaseOptions& options) {
         .num_segments = 1,
         .num_blocks = segment.num_blocks(),
         .partials = partials.mutable_data_ptr<double>()};
-    kernels::RunOn(
+    ops::RunOn(
         in[0],
         [&] {
           at::parallel_for(0, args.num_blocks, 1, [&](int64_t begin, int64_t end) {
@@ -162,9 +162,9 @@ Case DecayStep(const StateShape& shape, const CaseOptions& options) {
   const auto rows = at::TensorOptions(options.device).dtype(options.dtype);
   const auto wide = rows.dtype(at::kFloat);
   const auto ours = [](const Tensors& in) -> Tensors {
-    kernels::DecayState state = {.kv = in[4]};
-    return {kernels::DecayAttentionStep({.q = in[0], .k = in[1], .v = in[2], .log_decay = in[3]},
-                                        {.scale = 1}, state),
+    ops::DecayState state = {.kv = in[4]};
+    return {ops::DecayAttentionStep({.q = in[0], .k = in[1], .v = in[2], .log_decay = in[3]},
+                                    {.scale = 1}, state),
             state.kv};
   };
   const auto eager = [](const Tensors& in) -> Tensors {

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/selective_scan/selective_scan.h"
-#include "kernels/wkv4/wkv4.h"
+#include "ops/scans/selective_scan.h"
+#include "ops/scans/wkv4.h"
 
 namespace halflife::bench {
 

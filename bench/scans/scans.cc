@@ -20,7 +20,7 @@
 #include "core/error.h"
 #include "core/heap.h"
 #include "eager.h"
-#include "kernels/cpu/instruction_set.h"
+#include "kernels/common/cpu/instruction_set.h"
 #include "support/measure.h"
 #include "support/program.h"
 
@@ -60,24 +60,24 @@ Tensors MakeOperands(const Options& o) {
 EagerForm Ours(const Options& o) {
   if (o.wkv())
     return {"halflife", [](const Tensors& in) {
-              return kernels::Wkv4({.k = in[0],
-                                    .v = in[1],
-                                    .log_decay = in[2],
-                                    .bonus = in[3],
-                                    .starts = {},
-                                    .initial = {}})
+              return ops::Wkv4({.k = in[0],
+                                .v = in[1],
+                                .log_decay = in[2],
+                                .bonus = in[3],
+                                .starts = {},
+                                .initial = {}})
                   .out;
             }};
   return {"halflife", [](const Tensors& in) {
-            return kernels::SelectiveScan({.x = in[0],
-                                           .delta = in[1],
-                                           .delta_bias = in[2],
-                                           .a = in[3],
-                                           .b = in[4],
-                                           .c = in[5],
-                                           .skip = in[6],
-                                           .starts = {},
-                                           .initial = {}})
+            return ops::SelectiveScan({.x = in[0],
+                                       .delta = in[1],
+                                       .delta_bias = in[2],
+                                       .a = in[3],
+                                       .b = in[4],
+                                       .c = in[5],
+                                       .skip = in[6],
+                                       .starts = {},
+                                       .initial = {}})
                 .y;
           }};
 }

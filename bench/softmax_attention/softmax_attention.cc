@@ -24,15 +24,15 @@
 
 #include "core/error.h"
 #include "core/heap.h"
-#include "kernels/cpu/instruction_set.h"
-#include "kernels/softmax_attention/composed.h"
+#include "kernels/common/cpu/instruction_set.h"
+#include "ops/softmax_attention/composed.h"
 #include "support/measure.h"
 #include "support/program.h"
 
 namespace halflife::bench {
 namespace {
 
-using kernels::KeyPattern;
+using ops::KeyPattern;
 
 // fp32 sums of up to T terms; bf16's rounding of weights and outputs, on both sides.
 constexpr double kMaxError = 5e-6, kMaxErrorBf16 = 1e-2;
@@ -72,9 +72,9 @@ at::Tensor LibTorch(const Rows& x, const Options&) {
                                           /*is_causal=*/true, x.scale())
       .transpose(1, 2);
 }
-at::Tensor Ours(const Rows& x, const kernels::SoftmaxAttentionConfig& config,
+at::Tensor Ours(const Rows& x, const ops::SoftmaxAttentionConfig& config,
                 const at::Tensor& bias = {}) {
-  return kernels::SoftmaxAttention(
+  return ops::SoftmaxAttention(
       {.q = x.q, .k = x.k, .v = x.v, .bias = bias, .positions = x.positions}, config);
 }
 at::Tensor Causal(const Rows& x, const Options&) { return Ours(x, {.scale = x.scale()}); }
@@ -105,7 +105,7 @@ const Form kForms[] = {
      }},
     {"decay with distance (xPos)",
      [](const Rows& x, const Options& o) {
-       kernels::SoftmaxAttentionConfig config = {.scale = x.scale()};
+       ops::SoftmaxAttentionConfig config = {.scale = x.scale()};
        for (int64_t c = 0; c < o.dim; ++c)
          config.decay_rates.push_back(-2.4e-3 * static_cast<double>(c) /
                                       static_cast<double>(o.dim));
@@ -126,14 +126,14 @@ const Form kForms[] = {
                                    .samples = samples}});
      }},
     {"far pairs (ReRoPE)", [](const Rows& x, const Options& o) {
-       return kernels::SoftmaxAttention(
+       return ops::SoftmaxAttention(
            {.q = x.q, .k = x.k, .v = x.v, .far_q = x.q, .far_k = x.k, .positions = x.positions},
            {.scale = x.scale(), .far_from = o.block});
      }}};
 
 // What the kernels for a causal row are on a GPU without them.
 const Form kInBlocks = {"LibTorch's calls in blocks of queries", [](const Rows& x, const Options&) {
-                          return kernels::ComposedSoftmaxAttention(
+                          return ops::ComposedSoftmaxAttention(
                               {.q = x.q, .k = x.k, .v = x.v, .positions = x.positions},
                               {.scale = x.scale()});
                         }};

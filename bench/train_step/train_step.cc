@@ -39,9 +39,9 @@
 #include "dist/communicator.h"
 #include "dist/gradient_reducer.h"
 #include "dist/mpi_rank_context.h"
-#include "kernels/cpu/instruction_set.h"
-#include "kernels/torch/tensor_ref.h"
+#include "kernels/common/cpu/instruction_set.h"
 #include "model/model_cost.h"
+#include "ops/torch/tensor_ref.h"
 #include "profile.h"
 #include "support/measure.h"
 #include "support/program.h"
@@ -139,7 +139,7 @@ class Bench {
                {.device = train::ToTorch(device_),
                 .compute_dtype = options.precision == "bf16" ? at::kBFloat16 : at::kFloat}),
         hooks_(model_.parameters(), arena_, {.in_order = options.cuda_graphs}),
-        reducer_(arena_.layout(), *world_, kernels::RefOf(arena_.grads())),
+        reducer_(arena_.layout(), *world_, ops::RefOf(arena_.grads())),
         optimizer_(arena_, {}),
         batch_{.inputs = RandomTokens(options, 0).to(train::ToTorch(device_)),
                .targets = RandomTokens(options, 1).to(train::ToTorch(device_)),
@@ -180,14 +180,14 @@ class Bench {
   at::Tensor Launched() {
     return Differentiate(batch_, [this] {
       hooks_.BeginMicroBatch(0, 1, &reducer_);
-      reducer_.BeginStep(kernels::CurrentStream(device_));
+      reducer_.BeginStep(ops::CurrentStream(device_));
     });
   }
   // As StepRunner does with train.cuda_graphs on one rank.
   at::Tensor Replayed() {
     arena_.grads().zero_();
     const at::Tensor loss = graph_->Run(batch_);
-    reducer_.BeginStep(kernels::CurrentStream(device_));
+    reducer_.BeginStep(ops::CurrentStream(device_));
     reducer_.MarkAllReady();
     return loss;
   }

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstring>
 
-#include "kernels/emu/emu.h"
+#include "tools/cuda_emulator/emulator.h"
 
 enum cudaError_t { cudaSuccess = 0 };
 enum cudaMemcpyKind {

@@ -11,7 +11,7 @@
 #include "core/fault.h"
 #include "core/launcher.h"
 #include "core/log.h"
-#include "kernels/cpu/instruction_set.h"
+#include "kernels/common/cpu/instruction_set.h"
 
 namespace halflife::cli {
 namespace {

@@ -1,6 +1,6 @@
-// halflife prepare: signals and what a user sees; the work is in data/prepare.h,
+// halflife prepare: signals and what a user sees; the work is in data/prepare/prepare.h,
 // data/examples/prepare_examples.h and data/synthetic/prepare_mqar.h.
-#include "data/prepare.h"
+#include "data/prepare/prepare.h"
 
 #include <signal.h>
 #include <unistd.h>

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "data/text_chunker.h"
+#include "data/prepare/text_chunker.h"
 
 namespace halflife::data {
 

@@ -5,9 +5,9 @@
 #include <optional>
 
 #include "core/error.h"
-#include "data/document_encoder.h"
+#include "data/prepare/document_encoder.h"
+#include "data/prepare/text_chunker.h"
 #include "data/source_list.h"
-#include "data/text_chunker.h"
 #include "data/tokenizer_files.h"
 
 namespace halflife::data {

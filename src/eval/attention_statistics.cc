@@ -14,7 +14,7 @@
 #include <limits>
 
 #include "core/error.h"
-#include "kernels/softmax_attention/composed.h"
+#include "ops/softmax_attention/composed.h"
 
 namespace halflife::eval {
 namespace {
@@ -91,14 +91,14 @@ AttentionStatistics::AttentionStatistics(int64_t num_layers)
     : layers_(static_cast<size_t>(num_layers)), buckets_(kNumBuckets * kNumSums) {}
 
 decltype(model::ForwardContext::observe) AttentionStatistics::Observer() {
-  return [this](int64_t layer, const kernels::SoftmaxAttentionInputs& inputs,
-                const kernels::SoftmaxAttentionConfig& config) {
+  return [this](int64_t layer, const ops::SoftmaxAttentionInputs& inputs,
+                const ops::SoftmaxAttentionConfig& config) {
     if (!config.squared_relu) Add(layers_[static_cast<size_t>(layer)], inputs, config);
   };
 }
 
-void AttentionStatistics::Add(Layer& layer, const kernels::SoftmaxAttentionInputs& inputs,
-                              const kernels::SoftmaxAttentionConfig& config) {
+void AttentionStatistics::Add(Layer& layer, const ops::SoftmaxAttentionInputs& inputs,
+                              const ops::SoftmaxAttentionConfig& config) {
   const c10::AutoGradMode no_grad(false);
   const int64_t num_heads = inputs.q.size(2), num_distances = inputs.k.size(1);
   HL_CHECK(layer.num_heads == 0 ||
@@ -108,7 +108,7 @@ void AttentionStatistics::Add(Layer& layer, const kernels::SoftmaxAttentionInput
   const at::TensorOptions wide = at::TensorOptions(inputs.q.device()).dtype(at::kDouble);
   at::Tensor sums = at::zeros({num_heads, num_distances}, wide),
              counts = at::zeros({1, num_distances}, wide);
-  kernels::ForScoreBlocks(inputs, config, [&](const kernels::ScoreBlock& block) {
+  ops::ForScoreBlocks(inputs, config, [&](const ops::ScoreBlock& block) {
     const at::Tensor scores = block.scores.to(at::kDouble);
     AddQueries(Probabilities(scores, block.visible), block.visible.sum(3).squeeze(1),
                buckets_.data());

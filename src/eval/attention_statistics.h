@@ -61,8 +61,8 @@ class AttentionStatistics {
   // Number of queries, entropy, relative entropy, largest weight.
   static constexpr int kNumBuckets = 40, kNumSums = 4;
 
-  void Add(Layer& layer, const kernels::SoftmaxAttentionInputs& inputs,
-           const kernels::SoftmaxAttentionConfig& config);
+  void Add(Layer& layer, const ops::SoftmaxAttentionInputs& inputs,
+           const ops::SoftmaxAttentionConfig& config);
 
   std::vector<Layer> layers_;
   std::vector<double> buckets_;  // [kNumBuckets, kNumSums]

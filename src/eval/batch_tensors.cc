@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/dropout/dropout.h"
-#include "kernels/torch/host_transfer.h"
+#include "ops/rows/dropout.h"
+#include "ops/torch/host_transfer.h"
 
 namespace halflife::eval {
 namespace {
@@ -37,10 +37,10 @@ void ApplyObjective(const model::Objective& objective, uint64_t seed, data::Batc
 }
 
 BatchTensors ToTensors(const data::Batch& batch, at::Device device) {
-  return {kernels::Upload(Ids(batch.inputs, batch), device),
-          kernels::Upload(Ids(batch.targets, batch), device),
+  return {ops::Upload(Ids(batch.inputs, batch), device),
+          ops::Upload(Ids(batch.targets, batch), device),
           model::SequenceSlice::Packed(batch.batch_size, batch.seq_len, batch.cu_seqlens, device),
-          batch.num_targets, kernels::SampleNumbers(batch.samples, device)};
+          batch.num_targets, ops::SampleNumbers(batch.samples, device)};
 }
 
 BatchTensors ToTensors(const data::Batch& batch, at::Device device,
@@ -49,10 +49,10 @@ BatchTensors ToTensors(const data::Batch& batch, at::Device device,
   const auto* const target = targets.const_data_ptr<int64_t>();
   const auto slice =
       model::SequenceSlice::Packed(batch.batch_size, batch.seq_len, batch.cu_seqlens, device);
-  return {kernels::Upload(parallel.TokensOf(Ids(batch.inputs, batch)), device),
-          kernels::Upload(targets, device), parallel.SliceOf(slice),
+  return {ops::Upload(parallel.TokensOf(Ids(batch.inputs, batch)), device),
+          ops::Upload(targets, device), parallel.SliceOf(slice),
           std::count_if(target, target + targets.numel(), [](int64_t id) { return id >= 0; }),
-          kernels::SampleNumbers(batch.samples, device)};
+          ops::SampleNumbers(batch.samples, device)};
 }
 
 }  // namespace halflife::eval

@@ -11,7 +11,7 @@ Decoder::Decoder(const model::LanguageModel& model, model::ModelState state,
                  const DecoderConfig& config)
     : model_(model),
       state_(std::move(state)),
-      use_graph_(config.use_graph && kernels::DeviceGraph::IsOn(model.device()) &&
+      use_graph_(config.use_graph && ops::DeviceGraph::IsOn(model.device()) &&
                  model.constant_state()) {}
 
 at::Tensor Decoder::Step(const at::Tensor& tokens) {

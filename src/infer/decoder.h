@@ -1,7 +1,7 @@
 // Decodes a model token by token (one token per row and step) on its recurrent state.
 //
 // If the state has a constant size, every step does the same work on tensors at fixed addresses. A
-// GPU then records a step once and replays it as a graph (kernels/torch/device_graph.h). This
+// GPU then records a step once and replays it as a graph (ops/torch/device_graph.h). This
 // replaces about twenty launches per layer, which take longer than the computation. Results are
 // bit-identical to those of LanguageModel::Step.
 //
@@ -12,8 +12,8 @@
 #include <ATen/core/Tensor.h>
 
 #include "infer/config.h"
-#include "kernels/torch/device_graph.h"
 #include "model/language_model.h"
+#include "ops/torch/device_graph.h"
 
 namespace halflife::infer {
 
@@ -41,7 +41,7 @@ class Decoder {
   bool use_graph_;
   // Inputs and outputs of a step with a state of constant size: [B], [B, 1], [B, vocab].
   at::Tensor tokens_, positions_, logits_;
-  kernels::DeviceGraph graph_;
+  ops::DeviceGraph graph_;
 };
 
 }  // namespace halflife::infer

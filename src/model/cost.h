@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "kernels/decay_attention/args.h"
+#include "kernels/decay_attention/decay_attention_args.h"
 
 namespace halflife::model {
 

@@ -10,8 +10,8 @@
 #include <ATen/ops/tanh.h>
 
 #include "core/error.h"
-#include "kernels/torch/dispatch.h"
-#include "kernels/torch/host_transfer.h"
+#include "ops/torch/dispatch.h"
+#include "ops/torch/host_transfer.h"
 
 namespace halflife::model {
 namespace {
@@ -29,7 +29,7 @@ at::Tensor FirstTokens(const SequenceSlice& slice) {
            "pooling needs whole rows, but this slice is a part of longer rows");
   if (!slice.has_boundaries())
     return at::arange(0, slice.batch * slice.seq_len, slice.seq_len, slice.positions.options());
-  return kernels::UploadValues(
+  return ops::UploadValues(
       std::vector<int64_t>(slice.document_starts.begin(), slice.document_starts.end()),
       slice.positions.device());
 }
@@ -55,7 +55,7 @@ at::Tensor DocumentPooler::operator()(const at::Tensor& hidden, const at::Tensor
   } else {
     // unsafe=true skips a check that would read the lengths on the host. The lengths come from the
     // slice and are valid.
-    pooled = at::segment_reduce(tokens.to(kernels::ComputeType(tokens)), "mean",
+    pooled = at::segment_reduce(tokens.to(ops::ComputeType(tokens)), "mean",
                                 Ends(firsts, tokens.size(0)) - firsts, /*indices=*/{},
                                 /*offsets=*/{}, /*axis=*/0, /*unsafe=*/true)
                  .to(tokens.scalar_type());

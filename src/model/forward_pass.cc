@@ -5,14 +5,14 @@
 
 #include "core/error.h"
 #include "core/philox.h"
-#include "kernels/dropout/dropout.h"
-#include "kernels/sequence/segment_tape.h"
-#include "kernels/torch/autograd.h"
+#include "ops/rows/dropout.h"
+#include "ops/sequence/segment_tape.h"
+#include "ops/torch/autograd.h"
 
 namespace halflife::model {
 namespace {
 
-using kernels::Tensors;
+using ops::Tensors;
 
 // The number of a dropout's place in the model, which is part of its random key.
 constexpr uint32_t kEmbeddingSite = 0;
@@ -29,15 +29,15 @@ Tensors RecomputedOverSlice(
     const char* name, const Tensors& inputs, const SequenceSlice& slice,
     std::function<Tensors(const Tensors& inputs, const SequenceSlice& slice)> run) {
   if (slice.segment == nullptr)
-    return kernels::Recomputed(name, inputs, [run = std::move(run), &slice](const Tensors& again) {
+    return ops::Recomputed(name, inputs, [run = std::move(run), &slice](const Tensors& again) {
       return run(again, slice);
     });
-  const auto tape = std::make_shared<kernels::SegmentTape>(slice.segment->group);
-  auto segment = std::make_shared<kernels::RowSegment>(*slice.segment);
+  const auto tape = std::make_shared<ops::SegmentTape>(slice.segment->group);
+  auto segment = std::make_shared<ops::RowSegment>(*slice.segment);
   segment->group = tape;
   const auto taped = std::make_shared<SequenceSlice>(slice);
   taped->segment = std::move(segment);
-  return kernels::Recomputed(name, inputs, [run = std::move(run), tape, taped](const Tensors& in) {
+  return ops::Recomputed(name, inputs, [run = std::move(run), tape, taped](const Tensors& in) {
     Tensors outputs;
     tape->Run([&] { outputs = run(in, *taped); });
     return outputs;
@@ -51,7 +51,7 @@ at::Tensor ForwardPass::DropFromEmbedding(const at::Tensor& x) const {
   return Drop(kEmbeddingSite, x, own > 0 ? own : config_.dropout);
 }
 
-kernels::DropoutConfig ForwardPass::DropoutOf(uint32_t site, double rate) const {
+ops::DropoutConfig ForwardPass::DropoutOf(uint32_t site, double rate) const {
   return {.rate = rate,
           .key = MakeRandomKey(context_.seed, RandomPurpose::kDropout, site),
           .samples = context_.samples,
@@ -60,7 +60,7 @@ kernels::DropoutConfig ForwardPass::DropoutOf(uint32_t site, double rate) const 
 
 at::Tensor ForwardPass::Drop(uint32_t site, const at::Tensor& x, double rate) const {
   if (!context_.training || rate == 0) return x;
-  return kernels::Dropout(x, DropoutOf(site, rate));
+  return ops::Dropout(x, DropoutOf(site, rate));
 }
 
 void ForwardPass::Run(size_t layer, const Block& block, ResidualStream& stream) const {
@@ -122,7 +122,7 @@ at::Tensor ForwardPass::Mix(size_t layer, const Mixer& mixer, const at::Tensor& 
 
 at::Tensor ForwardPass::OverSegments(size_t layer, const Mixer& mixer,
                                      const MixerCall& call) const {
-  const kernels::SegmentGroup& group = *call.slice.segment->group;
+  const ops::SegmentGroup& group = *call.slice.segment->group;
   const int64_t before = group.num_asked();
   at::Tensor y = mixer.Forward(call).y;
   // A mixer that remembers earlier tokens but never requested those of other ranks would train on

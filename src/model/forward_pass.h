@@ -10,9 +10,9 @@
 #include <memory>
 #include <string>
 
-#include "kernels/dropout/dropout.h"
 #include "model/blocks/block.h"
 #include "model/language_model.h"
+#include "ops/rows/dropout.h"
 
 namespace halflife::model {
 
@@ -27,7 +27,7 @@ class ForwardPass : public std::enable_shared_from_this<ForwardPass> {
   void Run(size_t layer, const Block& block, ResidualStream& stream) const;
 
  private:
-  kernels::DropoutConfig DropoutOf(uint32_t site, double rate) const;
+  ops::DropoutConfig DropoutOf(uint32_t site, double rate) const;
   at::Tensor Drop(uint32_t site, const at::Tensor& x, double rate) const;
   at::Tensor Mix(size_t layer, const Mixer& mixer, const at::Tensor& x,
                  const SequenceSlice& slice) const;

@@ -29,7 +29,7 @@ OutputHead::OutputHead(const PartContext& context, int64_t num_classes)
       bias_(DeclareBias(context, "classifier.bias", num_classes)) {}
 
 at::Tensor OutputHead::Logits(const at::Tensor& hidden) const {
-  at::Tensor logits = kernels::LinearLogits(hidden, *weight_);
+  at::Tensor logits = ops::LinearLogits(hidden, *weight_);
   if (bias_.declared()) logits = logits + bias_->to(logits.scalar_type());
   return logit_scale_ == 1 ? logits : logits * logit_scale_;
 }
@@ -38,8 +38,8 @@ at::Tensor OutputHead::Logits(const at::Tensor& hidden) const {
 // weight, and the hidden vectors get a channel of ones. This copies the weight once per step, which
 // is acceptable for a rarely used option. The logit scale is applied to the hidden vectors, because
 // they have fewer elements than the logits.
-kernels::LinearCrossEntropyInputs OutputHead::Inputs(const at::Tensor& hidden,
-                                                     const at::Tensor& targets) const {
+ops::LinearCrossEntropyInputs OutputHead::Inputs(const at::Tensor& hidden,
+                                                 const at::Tensor& targets) const {
   at::Tensor rows = hidden, weight = *weight_;
   if (bias_.declared()) {
     const at::Tensor ones = at::ones({hidden.size(0), 1}, hidden.options().requires_grad(false));
@@ -50,22 +50,20 @@ kernels::LinearCrossEntropyInputs OutputHead::Inputs(const at::Tensor& hidden,
   return {rows, weight, targets};
 }
 
-kernels::LinearCrossEntropySums OutputHead::Loss(
-    const at::Tensor& hidden, const at::Tensor& targets,
-    const kernels::LinearCrossEntropyConfig& config) const {
-  kernels::LinearCrossEntropyConfig own = config;
+ops::LinearCrossEntropySums OutputHead::Loss(const at::Tensor& hidden, const at::Tensor& targets,
+                                             const ops::LinearCrossEntropyConfig& config) const {
+  ops::LinearCrossEntropyConfig own = config;
   own.weight_is_own = !tied_;
-  return kernels::LinearCrossEntropy(Inputs(hidden, targets), own);
+  return ops::LinearCrossEntropy(Inputs(hidden, targets), own);
 }
 
 at::Tensor OutputHead::TokenLosses(const at::Tensor& hidden, const at::Tensor& targets) const {
-  return kernels::LinearTokenCrossEntropy(Inputs(hidden, targets));
+  return ops::LinearTokenCrossEntropy(Inputs(hidden, targets));
 }
 
-kernels::TokenScores OutputHead::TokenScores(
-    const at::Tensor& hidden, const at::Tensor& targets,
-    const kernels::LinearCrossEntropyConfig& config) const {
-  return kernels::LinearTokenScores(Inputs(hidden, targets), config);
+ops::TokenScores OutputHead::TokenScores(const at::Tensor& hidden, const at::Tensor& targets,
+                                         const ops::LinearCrossEntropyConfig& config) const {
+  return ops::LinearTokenScores(Inputs(hidden, targets), config);
 }
 
 }  // namespace halflife::model

@@ -9,8 +9,8 @@
 
 #include <vector>
 
-#include "kernels/cross_entropy/linear_cross_entropy.h"
 #include "model/part_context.h"
+#include "ops/cross_entropy/linear_cross_entropy.h"
 
 namespace halflife::model {
 
@@ -38,15 +38,14 @@ class OutputHead {
 
   at::Tensor Logits(const at::Tensor& hidden) const;  // [..., D] -> [..., vocab] fp32
   // hidden [N, D], targets [N] int64.
-  kernels::LinearCrossEntropySums Loss(const at::Tensor& hidden, const at::Tensor& targets,
-                                       const kernels::LinearCrossEntropyConfig& config) const;
+  ops::LinearCrossEntropySums Loss(const at::Tensor& hidden, const at::Tensor& targets,
+                                   const ops::LinearCrossEntropyConfig& config) const;
   at::Tensor TokenLosses(const at::Tensor& hidden, const at::Tensor& targets) const;  // [N] fp32
-  kernels::TokenScores TokenScores(const at::Tensor& hidden, const at::Tensor& targets,
-                                   const kernels::LinearCrossEntropyConfig& config) const;
+  ops::TokenScores TokenScores(const at::Tensor& hidden, const at::Tensor& targets,
+                               const ops::LinearCrossEntropyConfig& config) const;
 
  private:
-  kernels::LinearCrossEntropyInputs Inputs(const at::Tensor& hidden,
-                                           const at::Tensor& targets) const;
+  ops::LinearCrossEntropyInputs Inputs(const at::Tensor& hidden, const at::Tensor& targets) const;
   bool tied_ = false;
   double logit_scale_ = 1;
   Parameter weight_, bias_;

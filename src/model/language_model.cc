@@ -11,10 +11,10 @@
 #include <utility>
 
 #include "core/error.h"
-#include "kernels/cross_entropy/linear_cross_entropy.h"
-#include "kernels/torch/host_transfer.h"
 #include "model/document_pooler.h"
 #include "model/forward_pass.h"
+#include "ops/cross_entropy/linear_cross_entropy.h"
+#include "ops/torch/host_transfer.h"
 
 namespace halflife::model {
 
@@ -117,7 +117,7 @@ void LanguageModel::BindOwnMemory(uint64_t seed, bool requires_grad, at::Device 
   for (int i = 0; i < parameters_.size(); ++i) {
     at::Tensor tensor = at::empty(parameters_.specs()[i].shape, at::kFloat);
     parameters_.Initialise(i, seed, tensor.mutable_data_ptr<float>());
-    parameters_.Bind(i, kernels::Upload(tensor, device).requires_grad_(requires_grad));
+    parameters_.Bind(i, ops::Upload(tensor, device).requires_grad_(requires_grad));
   }
 }
 
@@ -175,7 +175,7 @@ at::Tensor LanguageModel::Logits(const at::Tensor& hidden) const { return head_-
 LossSums LanguageModel::Loss(const at::Tensor& tokens, const at::Tensor& targets,
                              const ForwardContext& context) const {
   const HeadRows rows = RowsOf(Hidden(tokens, context), targets, context);
-  const kernels::LinearCrossEntropySums sums =
+  const ops::LinearCrossEntropySums sums =
       head_->Loss(rows.hidden, rows.targets,
                   {.z_loss_weight = context.z_loss_weight, .num_targets = context.num_targets});
   return {sums.objective, sums.loss, sums.z_loss};
@@ -193,7 +193,7 @@ TokenScores LanguageModel::Scores(const at::Tensor& tokens, const at::Tensor& ta
   const at::NoGradGuard no_grad;
   const HeadRows rows = RowsOf(Hidden(tokens, context), targets, context);
   if (pooler_ == nullptr) {
-    const kernels::TokenScores scores =
+    const ops::TokenScores scores =
         head_->TokenScores(rows.hidden, rows.targets, {.num_targets = context.num_targets});
     return {AtTokens(scores.loss, tokens, context), AtTokens(scores.correct, tokens, context)};
   }

@@ -15,8 +15,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cross_entropy/linear_cross_entropy.h"
 #include "model/config/model_config.h"
+#include "ops/cross_entropy/linear_cross_entropy.h"
 
 namespace halflife::model {
 
@@ -38,12 +38,12 @@ struct ForwardContext {
   // run.
   Recompute recompute = Recompute::kNone;
   uint64_t seed = 0;
-  at::Tensor samples = {};   // [B] int64, see kernels::SampleNumbers. Required with dropout.
+  at::Tensor samples = {};   // [B] int64, see ops::SampleNumbers. Required with dropout.
   at::Tensor segments = {};  // [B, T] int64. Undefined: all tokens belong to segment 0.
   // Called by attention layers with the inputs of the attention they are about to compute
   // (MixerCall::observe). May be empty.
-  std::function<void(int64_t layer, const kernels::SoftmaxAttentionInputs&,
-                     const kernels::SoftmaxAttentionConfig&)>
+  std::function<void(int64_t layer, const ops::SoftmaxAttentionInputs&,
+                     const ops::SoftmaxAttentionConfig&)>
       observe = {};
   // Called before a layer's mixer runs, with the mixer and its call. May be empty.
   std::function<void(int64_t layer, const Mixer& mixer, const MixerCall& call)> before_mixer = {};

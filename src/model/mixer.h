@@ -13,15 +13,15 @@
 #include <string>
 #include <vector>
 
-#include "kernels/dropout/dropout.h"
 #include "model/cost.h"
 #include "model/part_context.h"
 #include "model/sequence_slice.h"
+#include "ops/rows/dropout.h"
 
-namespace halflife::kernels {
+namespace halflife::ops {
 struct SoftmaxAttentionInputs;
 struct SoftmaxAttentionConfig;
-}  // namespace halflife::kernels
+}  // namespace halflife::ops
 
 namespace halflife::model {
 
@@ -99,7 +99,7 @@ struct MixerCall {
   // Dropout within the mixer, of x [B, T, C] at a site of its own (0 to 255) with a rate.
   using Drop = std::function<at::Tensor(uint32_t site, const at::Tensor& x, double rate)>;
   // What a kernel that drops by itself draws by, of such a site.
-  using DropWithin = std::function<kernels::DropoutConfig(uint32_t site, double rate)>;
+  using DropWithin = std::function<ops::DropoutConfig(uint32_t site, double rate)>;
 
   at::Tensor x;                         // [B, T, D]
   const SequenceSlice& slice;           // borrowed
@@ -110,8 +110,7 @@ struct MixerCall {
   DropWithin drop_within = {};
   // Called by layers of attention with what they are about to compute, for statistics; may be
   // empty.
-  std::function<void(const kernels::SoftmaxAttentionInputs&,
-                     const kernels::SoftmaxAttentionConfig&)>
+  std::function<void(const ops::SoftmaxAttentionInputs&, const ops::SoftmaxAttentionConfig&)>
       observe = {};
 
   // Whether there is a state to go on from: a mixer that has been given none starts from zero.

@@ -78,13 +78,13 @@ double ModelCost::RecomputedBytesOfLayer(int64_t layer, int64_t bytes_per_elemen
   return MixerBytesPerToken(layer, bytes_per_element);
 }
 
-double ModelCost::LossBytes(int64_t batch, kernels::CrossEntropyStorage storage) const {
+double ModelCost::LossBytes(int64_t batch, ops::CrossEntropyStorage storage) const {
   const ModelConfig& config = model_.config();
   if (model_.pooler() == nullptr)
-    return kernels::LinearCrossEntropyBytes(batch * seq_len_, config.vocab_size, config.model_dim,
-                                            storage);
-  return kernels::LinearCrossEntropyBytes(batch, model_.objective().classifier()->num_classes,
-                                          config.model_dim, storage);
+    return ops::LinearCrossEntropyBytes(batch * seq_len_, config.vocab_size, config.model_dim,
+                                        storage);
+  return ops::LinearCrossEntropyBytes(batch, model_.objective().classifier()->num_classes,
+                                      config.model_dim, storage);
 }
 
 double ModelCost::StateBytesPerRow(int64_t bytes_per_element) const {

@@ -9,9 +9,9 @@
 
 #include <cstdint>
 
-#include "kernels/cross_entropy/linear_cross_entropy.h"
 #include "model/cost.h"
 #include "model/language_model.h"
+#include "ops/cross_entropy/linear_cross_entropy.h"
 
 namespace halflife::model {
 
@@ -36,7 +36,7 @@ class ModelCost {
   double RecomputedBytesOfLayer(int64_t layer, int64_t bytes_per_element,
                                 Recompute recompute) const;
   // Peak bytes of the head while the loss of `batch` rows is differentiated.
-  double LossBytes(int64_t batch, kernels::CrossEntropyStorage storage) const;
+  double LossBytes(int64_t batch, ops::CrossEntropyStorage storage) const;
   // Bytes per row of all mixer states that do not grow. A rank that holds a slice of a row keeps
   // them for the preceding tokens until backward.
   double StateBytesPerRow(int64_t bytes_per_element) const;

@@ -1,6 +1,6 @@
 #include "model/output_projection.h"
 
-#include "kernels/linear/linear.h"
+#include "ops/linear/linear.h"
 
 namespace halflife::model {
 
@@ -17,7 +17,7 @@ OutputProjection::OutputProjection(const PartContext& context, int64_t width, bo
 }
 
 at::Tensor OutputProjection::operator()(const at::Tensor& y) const {
-  return AddBias(kernels::Linear(inner_norm_ == nullptr ? y : (*inner_norm_)(y), *weight_), bias_);
+  return AddBias(ops::Linear(inner_norm_ == nullptr ? y : (*inner_norm_)(y), *weight_), bias_);
 }
 
 }  // namespace halflife::model

@@ -3,14 +3,14 @@
 #include <algorithm>
 
 #include "core/error.h"
-#include "kernels/bias_map/bias_map.h"
+#include "ops/rows/bias_map.h"
 
 namespace halflife::model {
 
 at::Tensor ForEachUse(const Parameter& parameter) { return parameter->view_as(*parameter); }
 
 at::Tensor AddBias(const at::Tensor& y, const Parameter& bias) {
-  return bias.declared() ? kernels::BiasMap({{.x = y, .bias = *bias}})[0] : y;
+  return bias.declared() ? ops::BiasMap({{.x = y, .bias = *bias}})[0] : y;
 }
 
 Parameter ParameterSet::Declare(dist::ParamSpec spec, Init init) {

@@ -9,22 +9,22 @@
 
 #include "core/clock.h"
 #include "core/error.h"
-#include "kernels/torch/tensor_ref.h"
+#include "ops/torch/tensor_ref.h"
 
 namespace halflife::model {
 namespace {
 
 TensorRef RefOrNone(const at::Tensor& x) {
-  return x.defined() ? kernels::RefOf(x) : TensorRef{.dtype = DType::kU8};
+  return x.defined() ? ops::RefOf(x) : TensorRef{.dtype = DType::kU8};
 }
 
 cudaStream_t StreamOf(const at::Tensor& x) {
-  return x.defined() && x.is_cuda() ? kernels::CurrentStream(kernels::RefOf(x).device) : nullptr;
+  return x.defined() && x.is_cuda() ? ops::CurrentStream(ops::RefOf(x).device) : nullptr;
 }
 
 // Returns the bytes of x. Transfers send bytes, because a rank that only sends does not know the
 // type of the data that travels in the other direction.
-at::Tensor Bytes(const at::Tensor& x) { return x.defined() ? kernels::BytesOf(x) : x; }
+at::Tensor Bytes(const at::Tensor& x) { return x.defined() ? ops::BytesOf(x) : x; }
 
 // Accounts for waits. Operations of a group complete in order, so waiting for the last one is
 // enough.
@@ -66,12 +66,12 @@ class Waits {
   double seconds_ = 0;
 };
 
-class GivingTransfer final : public kernels::SegmentGroup::Transfer {
+class GivingTransfer final : public ops::SegmentGroup::Transfer {
  public:
   void Wait() override {}
 };
 
-class TakingTransfer final : public kernels::SegmentGroup::Transfer {
+class TakingTransfer final : public ops::SegmentGroup::Transfer {
  public:
   // `sent` is sent in the same operation in the other direction. It may be undefined.
   TakingTransfer(at::Tensor sent, dist::Work work, cudaStream_t consumer, Waits& waits)
@@ -88,7 +88,7 @@ class TakingTransfer final : public kernels::SegmentGroup::Transfer {
   bool waited_ = false;
 };
 
-class RankGroup final : public kernels::SegmentGroup {
+class RankGroup final : public ops::SegmentGroup {
  public:
   explicit RankGroup(dist::Communicator& comm) : comm_(comm) {}
   int rank() const override { return comm_.rank(); }
@@ -101,14 +101,14 @@ class RankGroup final : public kernels::SegmentGroup {
     std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
     sizes.insert(sizes.begin(), size());
     const at::Tensor out = at::empty(sizes, x.options());
-    waits_.Await(comm_.AllGather(kernels::RefOf(in), kernels::RefOf(out), {what, 0}, StreamOf(x)),
+    waits_.Await(comm_.AllGather(ops::RefOf(in), ops::RefOf(out), {what, 0}, StreamOf(x)),
                  StreamOf(x));
     return out;
   }
 
   at::Tensor ReduceScatter(const at::Tensor& x, const char* what) override {
     const at::Tensor in = x.contiguous(), out = at::empty(x.sizes().slice(1), x.options());
-    waits_.Await(comm_.ReduceScatter(kernels::RefOf(in), kernels::RefOf(out), dist::ReduceOp::kSum,
+    waits_.Await(comm_.ReduceScatter(ops::RefOf(in), ops::RefOf(out), dist::ReduceOp::kSum,
                                      {what, 0}, StreamOf(x)),
                  StreamOf(x));
     return out;
@@ -140,7 +140,7 @@ class RankGroup final : public kernels::SegmentGroup {
 
 }  // namespace
 
-std::shared_ptr<kernels::SegmentGroup> MakeSegmentGroup(dist::Communicator& comm) {
+std::shared_ptr<ops::SegmentGroup> MakeSegmentGroup(dist::Communicator& comm) {
   return std::make_shared<RankGroup>(comm);
 }
 
@@ -168,19 +168,19 @@ std::vector<int64_t> SequenceParallel::LengthsOf(int64_t seq_len) const {
 }
 
 SequenceSlice SequenceParallel::SliceOf(const SequenceSlice& whole) const {
-  kernels::RowSegment row = {.group = group,
-                             .lengths = LengthsOf(whole.seq_len),
-                             .first_position = {},
-                             .has_start = {},
-                             .strategy = strategy,
-                             .cost = cost,
-                             .threads = threads};
+  ops::RowSegment row = {.group = group,
+                         .lengths = LengthsOf(whole.seq_len),
+                         .first_position = {},
+                         .has_start = {},
+                         .strategy = strategy,
+                         .cost = cost,
+                         .threads = threads};
   const int64_t begin = row.begin(), length = row.lengths[row.rank()];
   SequenceSlice slice = whole.Narrow(begin, length);
   row.first_position = length > 0 ? slice.positions.select(1, 0).contiguous()
                                   : at::zeros({whole.batch}, whole.positions.options());
   if (slice.has_boundaries()) row.has_start = slice.starts.any(1);
-  slice.segment = std::make_shared<const kernels::RowSegment>(std::move(row));
+  slice.segment = std::make_shared<const ops::RowSegment>(std::move(row));
   return slice;
 }
 

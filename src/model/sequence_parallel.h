@@ -14,13 +14,13 @@
 #include <vector>
 
 #include "dist/communicator.h"
-#include "kernels/sequence/row_segment.h"
 #include "model/sequence_slice.h"
+#include "ops/sequence/row_segment.h"
 
 namespace halflife::model {
 
 // `comm` is borrowed. Its ranks hold the slices of a row in rank order.
-std::shared_ptr<kernels::SegmentGroup> MakeSegmentGroup(dist::Communicator& comm);
+std::shared_ptr<ops::SegmentGroup> MakeSegmentGroup(dist::Communicator& comm);
 
 // Returns the number of tokens of a row of seq_len on each of num_ranks. Slices are multiples of
 // `align`, as even as possible; the first ranks get the remainder. If there is less than one
@@ -32,9 +32,9 @@ struct SequenceParallel {
   // rows.
   static constexpr int64_t kAlign = 64;
 
-  std::shared_ptr<kernels::SegmentGroup> group;
-  kernels::StateStrategy strategy = kernels::StateStrategy::kGather;
-  std::shared_ptr<const kernels::ExchangeCost> cost = {};  // Used with kCheapest.
+  std::shared_ptr<ops::SegmentGroup> group;
+  ops::StateStrategy strategy = ops::StateStrategy::kGather;
+  std::shared_ptr<const ops::ExchangeCost> cost = {};  // Used with kCheapest.
   std::vector<int64_t> lengths = {};  // Lengths of the slices by rank. Empty: CutRow with kAlign.
   int threads = 1;                    // See RowSegment::threads.
 

@@ -4,7 +4,7 @@
 #include <ATen/ops/empty.h>
 
 #include "core/error.h"
-#include "kernels/torch/host_transfer.h"
+#include "ops/torch/host_transfer.h"
 
 namespace halflife::model {
 
@@ -31,7 +31,7 @@ SequenceSlice SequenceSlice::Packed(int64_t batch, int64_t seq_len,
   for (int64_t row = 0; one_each && row < batch; ++row) one_each = cu_seqlens[row] == row * seq_len;
   if (one_each) {
     SequenceSlice rows = Contiguous(batch, seq_len, 0, device);
-    rows.chunks = kernels::MakeSequenceChunks({.batch = batch, .seq_len = seq_len}, device);
+    rows.chunks = ops::MakeSequenceChunks({.batch = batch, .seq_len = seq_len}, device);
     return rows;
   }
 
@@ -55,11 +55,11 @@ SequenceSlice SequenceSlice::Packed(int64_t batch, int64_t seq_len,
   }
   SequenceSlice slice = {.batch = batch,
                          .seq_len = seq_len,
-                         .positions = kernels::Upload(positions, device),
-                         .documents = kernels::Upload(documents, device),
-                         .starts = kernels::Upload(starts, device),
+                         .positions = ops::Upload(positions, device),
+                         .documents = ops::Upload(documents, device),
+                         .starts = ops::Upload(starts, device),
                          .document_starts = {cu_seqlens.begin(), cu_seqlens.end() - 1}};
-  slice.chunks = kernels::MakeSequenceChunks(
+  slice.chunks = ops::MakeSequenceChunks(
       {.batch = batch, .seq_len = seq_len, .document_starts = slice.document_starts}, device);
   return slice;
 }
@@ -80,7 +80,7 @@ SequenceSlice SequenceSlice::Narrow(int64_t first, int64_t length) const {
     }
   }
   if (chunks != nullptr)
-    part.chunks = kernels::MakeSequenceChunks(
+    part.chunks = ops::MakeSequenceChunks(
         {.batch = batch, .seq_len = length, .document_starts = part.document_starts},
         positions.device());
   return part;

@@ -12,10 +12,10 @@
 #include <span>
 #include <vector>
 
-#include "kernels/chunks/sequence_chunks.h"
-#include "kernels/rotary/rotary.h"
-#include "kernels/sequence/row_segment.h"
 #include "model/position_tensors.h"
+#include "ops/rows/rotary.h"
+#include "ops/sequence/row_segment.h"
+#include "ops/sequence/sequence_chunks.h"
 
 namespace halflife::model {
 
@@ -42,12 +42,12 @@ struct SequenceSlice {
   // The chunks of linear attention for these boundaries. All layers share them, so that their table
   // is copied to a device once per batch. Null for a contiguous slice: each layer then makes its
   // own.
-  std::shared_ptr<const kernels::SequenceChunks> chunks;
+  std::shared_ptr<const ops::SequenceChunks> chunks;
   // Set if other ranks hold the rest of the rows (model/sequence_parallel.h). Null: the slice is
   // the whole row, or earlier tokens are given by a mixer's state.
-  std::shared_ptr<const kernels::RowSegment> segment = {};
+  std::shared_ptr<const ops::RowSegment> segment = {};
   // Rotary tables of told_positions(), for all layers. Copies of a slice share them.
-  std::shared_ptr<kernels::RotaryTables> rotary = std::make_shared<kernels::RotaryTables>();
+  std::shared_ptr<ops::RotaryTables> rotary = std::make_shared<ops::RotaryTables>();
   // Cached tensors that depend only on `positions`, shared in the same way.
   std::shared_ptr<PositionTensors> of_positions = std::make_shared<PositionTensors>();
   bool has_boundaries() const { return documents.defined(); }

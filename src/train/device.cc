@@ -7,7 +7,7 @@
 
 #include "core/error.h"
 #include "core/host.h"
-#include "kernels/decay_attention/device_limits.h"
+#include "ops/decay_attention/device_limits.h"
 
 #ifdef HALFLIFE_WITH_CUDA
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -143,7 +143,7 @@ uint64_t DeviceMemoryBytes([[maybe_unused]] Device device) {
 
 kernels::DeviceLimits GpuLimits([[maybe_unused]] Device device) {
 #ifdef HALFLIFE_WITH_CUDA
-  if (device.is_cuda()) return kernels::LimitsOfGpu(device.index);
+  if (device.is_cuda()) return ops::LimitsOfGpu(device.index);
 #endif
   return kHopper;
 }

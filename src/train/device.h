@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "core/tensor_ref.h"
-#include "kernels/decay_attention/args.h"
+#include "kernels/decay_attention/decay_attention_args.h"
 
 namespace halflife::train {
 

@@ -16,7 +16,7 @@ import unittest
 
 sys.dont_write_bytecode = True
 REPO = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(REPO / "bench/gpu_session"))
+sys.path.insert(0, str(REPO / "tools/gpu_session"))
 
 import items  # noqa: E402
 import machine  # noqa: E402
@@ -26,7 +26,7 @@ BEFORE_THE_KILL = 8  # records
 # What may be skipped, by group, and the words for it. Benchmarks, which a CPU runs, may not.
 REASONS = {
     "tests": r"this build has no CUDA parts|no CUDA device|no GPU is visible"
-             r"|has no tests/(kernels/emu/device/launch_check|dist/nccl)_gpu_test; CUDA builds alone make it",
+             r"|has no tests/(tools/cuda_emulator/device/launch_check|dist/nccl)_gpu_test; CUDA builds alone make it",
     "memcheck": r"no compute-sanitizer here|has no tests/\S+/wrappers_gpu_test|this build has no CUDA parts|no CUDA device",
     "racecheck": r"no compute-sanitizer here|this build has no CUDA parts|no CUDA device",
     "fla": r"no fla here|no torch here|no GPU was found",
@@ -39,7 +39,7 @@ class RehearsalTest(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.out = pathlib.Path(folder.name) / "out"
-        self.command = [sys.executable, str(REPO / "bench/gpu_session/run.py"), "--rehearse", "--build", str(BUILD),
+        self.command = [sys.executable, str(REPO / "tools/gpu_session/run.py"), "--rehearse", "--build", str(BUILD),
                         "--out", str(self.out)]  # fmt: skip
 
     def records(self):

@@ -1,4 +1,4 @@
-"""bench/gpu_session without a GPU: what an item's end comes to, resuming, refusals, tables, packs."""
+"""tools/gpu_session without a GPU: what an item's end comes to, resuming, refusals, tables, packs."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,7 @@ from unittest import mock
 
 sys.dont_write_bytecode = True
 REPO = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(REPO / "bench/gpu_session"))
+sys.path.insert(0, str(REPO / "tools/gpu_session"))
 
 import carry  # noqa: E402
 import command  # noqa: E402
@@ -288,7 +288,7 @@ esac"""
 
 class CommandLineTest(InAFolder):
     def run_it(self, *words):
-        command = [sys.executable, REPO / "bench/gpu_session/run.py", *map(str, words)]
+        command = [sys.executable, REPO / "tools/gpu_session/run.py", *map(str, words)]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     def test_says_what_would_work(self):
@@ -299,7 +299,7 @@ class CommandLineTest(InAFolder):
         self.assertFalse((self.folder / "out").exists())
 
     def test_stopped_it_leaves_nothing_running_and_goes_on(self):
-        program = self.folder / "build/tests/kernels/emu/wrappers_emulated_test_plain"
+        program = self.folder / "build/tests/tools/cuda_emulator/wrappers_emulated_test_plain"
         program.parent.mkdir(parents=True)
         report = json.dumps({"testsuites": [{"name": "A", "testsuite": [{"name": "B", "result": "COMPLETED"}]}]})
         (self.folder / "report").write_text(report)
@@ -313,7 +313,7 @@ class CommandLineTest(InAFolder):
         hows = ((signal.SIGTERM, 130), (signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL))
         for (how, code), jobs in itertools.product(hows, ("1", "2")):
             (self.folder / "pid").unlink(missing_ok=True)
-            command = [sys.executable, REPO / "bench/gpu_session/run.py", *map(str, words), "--jobs", jobs]
+            command = [sys.executable, REPO / "tools/gpu_session/run.py", *map(str, words), "--jobs", jobs]
             process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             while not (self.folder / "pid").exists() or not (self.folder / "pid").read_text():
                 time.sleep(0.01)
@@ -496,7 +496,7 @@ class CarryTest(InAFolder):
     def test_words_for_only_choose_the_programs_items(self):
         wanted = list(items.ITEMS)
         for names in (["bench/bench_decode"], ["tests/train/step_gpu_test", "bench/bench_train_step"],
-                      ["tests/kernels/step_kernels_gpu_test"]):
+                      ["tests/ops/step_kernels_gpu_test"]):
             words = shlex.split(carry.only_words(wanted, names))
             self.assertEqual({i.name for i in wanted if i.program in names}, {i.name for i in items.chosen(words)})
 

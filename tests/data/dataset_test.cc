@@ -8,8 +8,8 @@
 
 #include "core/concat.h"
 #include "data/manifest.h"
+#include "data/prepare/shard_writer.h"
 #include "data/shard_layout.h"
-#include "data/shard_writer.h"
 #include "data/small_datasets.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"

@@ -3,10 +3,10 @@
 
 #include "core/concat.h"
 #include "data/byte_stream.h"
-#include "data/document_encoder.h"
 #include "data/input_files.h"
+#include "data/prepare/document_encoder.h"
+#include "data/prepare/text_chunker.h"
 #include "data/small_datasets.h"
-#include "data/text_chunker.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "data/dataset.h"
-#include "data/prepare.h"
+#include "data/prepare/prepare.h"
 
 namespace halflife::data::test {
 

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "data/prepare.h"
+#include "data/prepare/prepare.h"
 #include "data/small_bpe.h"
 #include "data/small_datasets.h"
 #include "support/expect_error.h"

@@ -94,13 +94,13 @@ TEST(StreamDecoderTest, InvalidBytesDoNotBlockWhatFollows) {
   EXPECT_EQ(decoder.Finish(), "\xC3");
 }
 
-TEST(TokenizerFolderTest, BytesComesBack) {
+TEST(BytesFolderTest, BytesComesBack) {
   const halflife::test::TempDir dir;
   MakeByteTokenizer()->Save(dir.path());
   EXPECT_EQ(LoadTokenizer(dir.path())->kind(), "bytes");
 }
 
-TEST(TokenizerFolderTest, SaysWhatIsMissing) {
+TEST(BytesFolderTest, SaysWhatIsMissing) {
   const halflife::test::TempDir dir;
   EXPECT_HL_ERROR(LoadTokenizer(dir.path()), ExitCode::kData, "no tokenizer in", "kind.txt");
   test::WriteText(dir / "kind.txt", "wordpiece\n");

@@ -11,30 +11,30 @@
 #include "data/byte_stream.h"
 #include "data/chat_templates.h"
 #include "data/dataset.h"
-#include "data/document_encoder.h"
 #include "data/examples/example.h"
 #include "data/examples/prepare_examples.h"
 #include "data/examples/row_packer.h"
 #include "data/hdf5_handles.h"
 #include "data/manifest.h"
-#include "data/ordered_pipeline.h"
-#include "data/output_folder.h"
-#include "data/prepare.h"
-#include "data/prepare_input.h"
-#include "data/prepare_output.h"
-#include "data/publish_dataset.h"
+#include "data/prepare/document_encoder.h"
+#include "data/prepare/ordered_pipeline.h"
+#include "data/prepare/output_folder.h"
+#include "data/prepare/prepare.h"
+#include "data/prepare/prepare_input.h"
+#include "data/prepare/prepare_output.h"
+#include "data/prepare/publish_dataset.h"
+#include "data/prepare/shard_writer.h"
+#include "data/prepare/text_chunker.h"
 #include "data/random_words.h"
 #include "data/records.h"
 #include "data/row_positions.h"
 #include "data/sample_order.h"
 #include "data/sentencepiece_bridge.h"
 #include "data/shard_reader.h"
-#include "data/shard_writer.h"
 #include "data/source_list.h"
 #include "data/synthetic/mqar.h"
 #include "data/synthetic/numpy_mqar.h"
 #include "data/synthetic/prepare_mqar.h"
-#include "data/text_chunker.h"
 #include "data/text_tokens.h"
 #include "data/token_source.h"
 #include "data/tokenizer.h"
@@ -81,7 +81,7 @@ void DatasetExample(const Path& path, int64_t begin, std::span<int32_t> ids,
 }
 
 void DocumentEncoderExample(const std::unique_ptr<Tokenizer>& tokenizer, const TextChunk& chunk) {
-#include "examples/data/document_encoder.h"
+#include "examples/data/prepare/document_encoder.h"
 }
 
 void ExampleExample(const std::unique_ptr<Tokenizer>& tokenizer) {
@@ -111,25 +111,25 @@ void ManifestExample(const Path& folder, const Manifest& manifest) {
 
 void OrderedPipelineExample(int threads, TextChunker& chunker, const DocumentEncoder& encoder,
                             ShardWriter& writer) {
-#include "examples/data/ordered_pipeline.h"
+#include "examples/data/prepare/ordered_pipeline.h"
 }
 
 void WriteEverything(const Path& folder);
 void OutputFolderExample(const Path& out) {
-#include "examples/data/output_folder.h"
+#include "examples/data/prepare/output_folder.h"
 }
 
 void PrepareExample() {
-#include "examples/data/prepare.h"
+#include "examples/data/prepare/prepare.h"
 }
 
 void PrepareInputExample() {
-#include "examples/data/prepare_input.h"
+#include "examples/data/prepare/prepare_input.h"
 }
 
 bool WorkIsLeft();
 void PrepareOutputExample() {
-#include "examples/data/prepare_output.h"
+#include "examples/data/prepare/prepare_output.h"
 }
 
 namespace publish_dataset_header {
@@ -139,7 +139,7 @@ struct Run {
   PrepareSummary Summarise(const Manifest& manifest) const;
 };
 PrepareSummary PublishDatasetExample(const PrepareConfig& config) {
-#include "examples/data/publish_dataset.h"
+#include "examples/data/prepare/publish_dataset.h"
 }
 }  // namespace publish_dataset_header
 
@@ -169,7 +169,7 @@ void SourceListExample(SplitRecord& split) {
 }
 
 void ShardWriterExample(const Path& tmp, std::span<const int32_t> ids) {
-#include "examples/data/shard_writer.h"
+#include "examples/data/prepare/shard_writer.h"
 }
 
 void MqarExample() {
@@ -185,7 +185,7 @@ void PrepareMqarExample() {
 }
 
 void TextChunkerExample(const std::vector<InputFile>& files) {
-#include "examples/data/text_chunker.h"
+#include "examples/data/prepare/text_chunker.h"
 }
 
 void TextTokensExample(const std::unique_ptr<Tokenizer>& tokenizer, int64_t seq_len) {

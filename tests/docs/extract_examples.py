@@ -93,7 +93,7 @@ def examples_of(name, file, text):
 
 
 def all_examples(repository):
-    sources = sorted((repository / "src").rglob("*.h"))
+    sources = sorted([*(repository / "src").rglob("*.h"), *(repository / "tools").rglob("*.h")])
     documents = [*sorted((repository / "docs").glob("*.md")), repository / "README.md",
                  *sorted((repository / "src").glob("*/README.md"))]
     examples = []

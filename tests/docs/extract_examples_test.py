@@ -13,10 +13,10 @@ import extract_examples  # noqa: E402
 
 # Of the kernels, what a host's compiler reads without more: the rest is written for one instruction
 # set or for a device, and these headers' functions are called in the same way by every family.
-ELSEWHERE = {"kernels/cpu/block_rows.h", "kernels/cpu/chunk_rows.h", "kernels/cpu/microkernel.h",
-             "kernels/cpu/rows_ahead.h", "kernels/focus_pool/cpu/window_scan.h",
-             "kernels/cuda/device.h", "kernels/cuda/device.h.2", "kernels/cuda/device90.h",
-             "kernels/cuda/grid_blocks.h", "kernels/cuda/swizzle.h"}
+ELSEWHERE = {"kernels/common/cpu/block_rows.h", "kernels/common/cpu/chunk_rows.h", "kernels/common/cpu/microkernel.h",
+             "kernels/common/cpu/rows_ahead.h", "kernels/focus_pool/cpu/window_scan.h",
+             "kernels/common/cuda/device.h", "kernels/common/cuda/device.h.2", "kernels/common/cuda/device90.h",
+             "kernels/common/cuda/grid_blocks.h", "kernels/common/cuda/swizzle.h"}
 
 
 def lines_of(*text):

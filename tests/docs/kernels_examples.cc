@@ -10,17 +10,15 @@
 #include "core/error.h"
 #include "core/philox.h"
 #include "kernels/adamw/args.h"
-#include "kernels/bias_map/bias_map.h"
-#include "kernels/chunks/chunk_table.h"
-#include "kernels/chunks/sequence_chunks.h"
-#include "kernels/cpu/parallel.h"
-#include "kernels/cpu/philox_lanes.h"
-#include "kernels/cpu/stretches.h"
-#include "kernels/cpu/sum_partials.h"
-#include "kernels/cpu/vectorised.h"
-#include "kernels/cross_entropy/linear_cross_entropy.h"
-#include "kernels/cuda/launch_check.h"
-#include "kernels/decay_attention/args.h"
+#include "kernels/common/chunks/chunk_table.h"
+#include "kernels/common/cpu/parallel.h"
+#include "kernels/common/cpu/philox_lanes.h"
+#include "kernels/common/cpu/stretches.h"
+#include "kernels/common/cpu/sum_partials.h"
+#include "kernels/common/cpu/vectorised.h"
+#include "kernels/common/cuda/launch_check.h"
+#include "kernels/common/dropout_draws.h"
+#include "kernels/common/shape_problems.h"
 #include "kernels/decay_attention/cpu/workspace.h"
 #include "kernels/decay_attention/cuda/blocks.h"
 #include "kernels/decay_attention/cuda/centred_backward.h"
@@ -29,53 +27,55 @@
 #include "kernels/decay_attention/cuda/scans.h"
 #include "kernels/decay_attention/cuda/turns.h"
 #include "kernels/decay_attention/cuda/workspace.h"
-#include "kernels/decay_attention/decay_attention.h"
-#include "kernels/decay_attention/partition.h"
-#include "kernels/decay_gate/decay_gate.h"
-#include "kernels/decay_growth/decay_growth.h"
-#include "kernels/dropout/dropout.h"
-#include "kernels/dropout_draws.h"
-#include "kernels/emu/counts.h"
-#include "kernels/fft_conv/fft_conv.h"
-#include "kernels/focus_heads/focus_heads.h"
-#include "kernels/focus_pool/focus_pool.h"
-#include "kernels/layer_norm/layer_norm.h"
-#include "kernels/learned_decay/learned_decay.h"
-#include "kernels/linear/linear.h"
+#include "kernels/decay_attention/decay_attention_args.h"
+#include "kernels/decay_attention/decay_attention_partition.h"
 #include "kernels/linear/matmul.h"
-#include "kernels/linear/right_operand.h"
 #include "kernels/linear/weight_gradient.h"
-#include "kernels/linear/weight_sums.h"
-#include "kernels/polynomial_attention/args.h"
 #include "kernels/polynomial_attention/features.h"
-#include "kernels/polynomial_attention/polynomial_attention.h"
-#include "kernels/polynomial_attention/with_states.h"
-#include "kernels/real_norm/real_norm.h"
-#include "kernels/rms_norm/rms_norm.h"
-#include "kernels/rotary/rotary.h"
-#include "kernels/selective_scan/selective_scan.h"
-#include "kernels/sequence/exchange_cost.h"
-#include "kernels/sequence/row_segment.h"
-#include "kernels/sequence/segment_scan.h"
-#include "kernels/sequence/segment_tape.h"
-#include "kernels/sequence/state_exchange.h"
-#include "kernels/sequence/tokens_before.h"
-#include "kernels/shape_problems.h"
-#include "kernels/sine_filter/sine_filter.h"
-#include "kernels/softmax_attention/softmax_attention.h"
-#include "kernels/softmax_attention/visible_keys.h"
-#include "kernels/swiglu/swiglu.h"
-#include "kernels/token_shift/token_shift.h"
-#include "kernels/torch/autograd.h"
-#include "kernels/torch/column_places.h"
-#include "kernels/torch/device_graph.h"
-#include "kernels/torch/dispatch.h"
-#include "kernels/torch/gradient_sink.h"
-#include "kernels/torch/host_transfer.h"
-#include "kernels/torch/host_waits.h"
-#include "kernels/torch/tensor_checks.h"
-#include "kernels/torch/tensor_views.h"
-#include "kernels/wkv4/wkv4.h"
+#include "kernels/polynomial_attention/polynomial_attention_args.h"
+#include "ops/convolution/fft_conv.h"
+#include "ops/convolution/sine_filter.h"
+#include "ops/cross_entropy/linear_cross_entropy.h"
+#include "ops/decay_attention/decay_attention.h"
+#include "ops/focus_pool/focus_pool.h"
+#include "ops/linear/linear.h"
+#include "ops/linear/right_operand.h"
+#include "ops/linear/weight_sums.h"
+#include "ops/polynomial_attention/polynomial_attention.h"
+#include "ops/polynomial_attention/polynomial_with_states.h"
+#include "ops/rows/bias_map.h"
+#include "ops/rows/decay_gate.h"
+#include "ops/rows/decay_growth.h"
+#include "ops/rows/dropout.h"
+#include "ops/rows/focus_heads.h"
+#include "ops/rows/layer_norm.h"
+#include "ops/rows/learned_decay.h"
+#include "ops/rows/real_norm.h"
+#include "ops/rows/rms_norm.h"
+#include "ops/rows/rotary.h"
+#include "ops/rows/swiglu.h"
+#include "ops/rows/token_shift.h"
+#include "ops/scans/selective_scan.h"
+#include "ops/scans/wkv4.h"
+#include "ops/sequence/exchange_cost.h"
+#include "ops/sequence/row_segment.h"
+#include "ops/sequence/segment_scan.h"
+#include "ops/sequence/segment_tape.h"
+#include "ops/sequence/sequence_chunks.h"
+#include "ops/sequence/state_exchange.h"
+#include "ops/sequence/tokens_before.h"
+#include "ops/softmax_attention/softmax_attention.h"
+#include "ops/softmax_attention/visible_keys.h"
+#include "ops/torch/autograd.h"
+#include "ops/torch/column_places.h"
+#include "ops/torch/device_graph.h"
+#include "ops/torch/dispatch.h"
+#include "ops/torch/gradient_sink.h"
+#include "ops/torch/host_transfer.h"
+#include "ops/torch/host_waits.h"
+#include "ops/torch/tensor_checks.h"
+#include "ops/torch/tensor_views.h"
+#include "tools/cuda_emulator/counts.h"
 
 namespace halflife::kernels {
 
@@ -88,84 +88,84 @@ void AdamWExample(const AdamWConfig& config, int64_t n, float* w, const float* g
 
 void Await(cudaStream_t stream);
 void LaunchCheckExample(cudaStream_t stream) {
-#include "examples/kernels/cuda/launch_check.h"
+#include "examples/kernels/common/cuda/launch_check.h"
 }
 
 void ChunkTableExample(int64_t B, int64_t T, const std::vector<int32_t>& cu_seqlens,
                        DecayAttentionArgs& args) {
-#include "examples/kernels/chunks/chunk_table.h"
+#include "examples/kernels/common/chunks/chunk_table.h"
 }
 
 void SequenceChunksExample(int64_t B, int64_t T, const std::vector<int32_t>& starts,
-                           const Tensor& x, DecayAttentionInputs& inputs) {
-#include "examples/kernels/chunks/sequence_chunks.h"
+                           const Tensor& x, ops::DecayAttentionInputs& inputs) {
+#include "examples/ops/sequence/sequence_chunks.h"
 }
 
-void RowSegmentExample(const std::shared_ptr<SegmentGroup>& group, const Tensor& positions,
+void RowSegmentExample(const std::shared_ptr<ops::SegmentGroup>& group, const Tensor& positions,
                        const Tensor& x) {
-#include "examples/kernels/sequence/row_segment.h"
+#include "examples/ops/sequence/row_segment.h"
 }
-void SegmentTapeExample(const at::Tensor& x, RowSegment row) {
+void SegmentTapeExample(const at::Tensor& x, ops::RowSegment row) {
   at::Tensor y;
-  const auto Forward = [](const at::Tensor& of, const RowSegment& segment) {
-    return TokensBefore(of, 3, segment).sum();
+  const auto Forward = [](const at::Tensor& of, const ops::RowSegment& segment) {
+    return ops::TokensBefore(of, 3, segment).sum();
   };
-#include "examples/kernels/sequence/segment_tape.h"
+#include "examples/ops/sequence/segment_tape.h"
 }
-void ExchangeCostExample(SegmentGroup& group, int64_t bytes) {
-#include "examples/kernels/sequence/exchange_cost.h"
+void ExchangeCostExample(ops::SegmentGroup& group, int64_t bytes) {
+#include "examples/ops/sequence/exchange_cost.h"
 }
-void StateExchangeExample(const SegmentSummary& summary, const RowSegment& row) {
-#include "examples/kernels/sequence/state_exchange.h"
+void StateExchangeExample(const ops::SegmentSummary& summary, const ops::RowSegment& row) {
+#include "examples/ops/sequence/state_exchange.h"
 }
-void SegmentScanExample(const Tensor& x, const Tensor& decay, const SegmentScan& scan,
-                        const RowSegment& row) {
+void SegmentScanExample(const Tensor& x, const Tensor& decay, const ops::SegmentScan& scan,
+                        const ops::RowSegment& row) {
   const auto& run = scan.run;
   const auto& summarise = scan.summarise;
   const auto& nothing = scan.nothing;
-#include "examples/kernels/sequence/segment_scan.h"
+#include "examples/ops/sequence/segment_scan.h"
 }
 void TokensBeforeExample(const Tensor& k, const Tensor& x, int64_t window, int64_t taps,
-                         const RowSegment& row) {
-#include "examples/kernels/sequence/tokens_before.h"
+                         const ops::RowSegment& row) {
+#include "examples/ops/sequence/tokens_before.h"
 }
 
 namespace cpu {
 namespace vectorised_header {
-#include "examples/kernels/cpu/vectorised.h"
+#include "examples/kernels/common/cpu/vectorised.h"
 }
 
 void ParallelExample(int64_t num_states, size_t scratch_bytes) {
-#include "examples/kernels/cpu/parallel.h"
+#include "examples/kernels/common/cpu/parallel.h"
 }
 
 void Scan(int64_t piece, const Stretch& part, void* scratch);
 void StretchesExample(int num_heads, int64_t num_pieces, bool rows_are_long, size_t bytes,
                       int begin, int end, int stretch_chunks) {
-#include "examples/kernels/cpu/stretches.h"
+#include "examples/kernels/common/cpu/stretches.h"
 }
 
 void SumPartialsExample(int64_t num_blocks, int64_t taps, int64_t dim, float* dweight,
                         float* dbias) {
-#include "examples/kernels/cpu/sum_partials.h"
+#include "examples/kernels/common/cpu/sum_partials.h"
 }
 
 void PhiloxLanesExample(RandomKey key, uint64_t sample, uint32_t position, uint32_t first_block) {
-#include "examples/kernels/cpu/philox_lanes.h"
+#include "examples/kernels/common/cpu/philox_lanes.h"
 }
 
 void InstructionSetExample() {
-#include "examples/kernels/cpu/instruction_set.h"
+#include "examples/kernels/common/cpu/instruction_set.h"
 }
 }  // namespace cpu
 
 void DropoutDrawsExample(const PairDropout& dropout, int row, int head, int query, int key) {
-#include "examples/kernels/dropout_draws.h"
+#include "examples/kernels/common/dropout_draws.h"
 }
 
-void PolynomialWithStatesExample(const PolynomialAttentionInputs& inputs,
-                                 const PolynomialAttentionConfig& config) {
-#include "examples/kernels/polynomial_attention/with_states.h"
+void PolynomialWithStatesExample(const ops::PolynomialAttentionInputs& inputs,
+                                 const ops::PolynomialAttentionConfig& config) {
+#include "examples/ops/polynomial_attention/polynomial_with_states.h"
 }
 
 void MatmulExample(int64_t T, int64_t D, int64_t N, const float* w, const float* x, float* y) {
@@ -173,16 +173,16 @@ void MatmulExample(int64_t T, int64_t D, int64_t N, const float* w, const float*
 }
 
 void RightOperandExample(const Tensor& weight, const Tensor& x, Tensor& y) {
-#include "examples/kernels/linear/right_operand.h"
+#include "examples/ops/linear/right_operand.h"
 }
 
 void LinearCrossEntropyExample(const Tensor& hidden, const Tensor* head, const Tensor& targets,
                                int64_t num_targets) {
-#include "examples/kernels/cross_entropy/linear_cross_entropy.h"
+#include "examples/ops/cross_entropy/linear_cross_entropy.h"
 }
 
 void DecayAttentionArgsExample(int B, int T) {
-#include "examples/kernels/decay_attention/args.h"
+#include "examples/kernels/decay_attention/decay_attention_args.h"
 }
 
 namespace cpu {
@@ -223,13 +223,13 @@ void CentredBackwardExample(const DecayAttentionGradArgs& grads, const DecayAtte
 void Add(const ChunkEntry& chunk);
 void PartitionExample(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                       const int32_t* begin, int n, int segment, int num_segments) {
-#include "examples/kernels/decay_attention/partition.h"
+#include "examples/kernels/decay_attention/decay_attention_partition.h"
 }
 
 void DecayAttentionExample(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
                            int K) {
   using std::sqrt;
-#include "examples/kernels/decay_attention/decay_attention.h"
+#include "examples/ops/decay_attention/decay_attention.h"
 }
 
 struct Slice {
@@ -238,21 +238,21 @@ struct Slice {
 };
 void DropoutExample(Tensor& x, const Tensor& branch, uint64_t seed, uint32_t site,
                     std::span<const uint64_t> samples, const Slice& slice) {
-#include "examples/kernels/dropout/dropout.h"
+#include "examples/ops/rows/dropout.h"
 }
 
 void FftConvExample(const Tensor& x, const Tensor& h, const Tensor& skip) {
-#include "examples/kernels/fft_conv/fft_conv.h"
+#include "examples/ops/convolution/fft_conv.h"
 }
 
 void SineFilterExample(const Tensor* positions, const Tensor* w1, const Tensor* w2,
                        const Tensor* w3, const Tensor* b1, const Tensor* b2, const Tensor* f){
-#include "examples/kernels/sine_filter/sine_filter.h"
+#include "examples/ops/convolution/sine_filter.h"
 }
 
 Tensor LinearExample(const Tensor& x, const Tensor* gate_proj, const Tensor* up_proj,
                      const Tensor* down_proj) {
-#include "examples/kernels/linear/linear.h"
+#include "examples/ops/linear/linear.h"
 }
 
 void WeightGradientExample(int64_t T, int64_t N, int64_t K, const float* dy, const float* x,
@@ -261,45 +261,45 @@ void WeightGradientExample(int64_t T, int64_t N, int64_t K, const float* dy, con
 }
 
 void RmsNormExample(const Tensor& x, const Tensor* weight) {
-#include "examples/kernels/rms_norm/rms_norm.h"
+#include "examples/ops/rows/rms_norm.h"
 }
 
 void RealNormExample(const Tensor& heads) {
-#include "examples/kernels/real_norm/real_norm.h"
+#include "examples/ops/rows/real_norm.h"
 }
 
 void ShapeProblemsExample(const DecayAttentionArgs& args) {
-#include "examples/kernels/shape_problems.h"
+#include "examples/kernels/common/shape_problems.h"
 }
 
 void DecayGateExample(const Tensor& logits, const Tensor* bias) {
-#include "examples/kernels/decay_gate/decay_gate.h"
+#include "examples/ops/rows/decay_gate.h"
 }
 
 void BiasMapExample(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor* q_bias,
                     const Tensor* k_bias, const Tensor* v_bias) {
-#include "examples/kernels/bias_map/bias_map.h"
+#include "examples/ops/rows/bias_map.h"
 }
 
 void DecayGrowthExample(const Tensor& log_decay, int64_t num_heads,
-                        const std::shared_ptr<const SequenceChunks>& chunks) {
-#include "examples/kernels/decay_growth/decay_growth.h"
+                        const std::shared_ptr<const ops::SequenceChunks>& chunks) {
+#include "examples/ops/rows/decay_growth.h"
 }
 
 void LearnedDecayExample(const Tensor* a_log, const Tensor* ps, int64_t num_heads) {
-#include "examples/kernels/learned_decay/learned_decay.h"
+#include "examples/ops/rows/learned_decay.h"
 }
 
 void RotaryExample(const Slice& slice, int64_t head_dim, Tensor& q, Tensor& k) {
-#include "examples/kernels/rotary/rotary.h"
+#include "examples/ops/rows/rotary.h"
 }
 
 void FocusPoolExample(const Tensor& log_weight, const Tensor& v) {
-#include "examples/kernels/focus_pool/focus_pool.h"
+#include "examples/ops/focus_pool/focus_pool.h"
 }
 
 void PolynomialArgsExample(int B, int T) {
-#include "examples/kernels/polynomial_attention/args.h"
+#include "examples/kernels/polynomial_attention/polynomial_attention_args.h"
 }
 
 void PolynomialFeaturesExample() {
@@ -308,7 +308,7 @@ void PolynomialFeaturesExample() {
 
 void PolynomialAttentionExample(const Tensor& q, const Tensor& k, const Tensor& v, double d) {
   using std::sqrt;
-#include "examples/kernels/polynomial_attention/polynomial_attention.h"
+#include "examples/ops/polynomial_attention/polynomial_attention.h"
 }
 
 struct PositionsOfSlice {
@@ -316,44 +316,44 @@ struct PositionsOfSlice {
 };
 void SoftmaxAttentionExample(const Tensor& q, const Tensor& k, const Tensor& v,
                              const PositionsOfSlice& slice) {
-#include "examples/kernels/softmax_attention/softmax_attention.h"
+#include "examples/ops/softmax_attention/softmax_attention.h"
 }
 
 void VisibleKeysExample(const PositionsOfSlice& slice, int64_t num_past) {
-#include "examples/kernels/softmax_attention/visible_keys.h"
+#include "examples/ops/softmax_attention/visible_keys.h"
 }
 
 void TensorViewsExample(const Tensor& q, DecayAttentionArgs& args) {
-#include "examples/kernels/torch/tensor_views.h"
+#include "examples/ops/torch/tensor_views.h"
 }
 
 void SelectiveScanExample(const Tensor& x, const Tensor& delta, const Tensor* bias,
                           const Tensor* a_log, const Tensor& b, const Tensor& c, const Tensor* d) {
-#include "examples/kernels/selective_scan/selective_scan.h"
+#include "examples/ops/scans/selective_scan.h"
 }
 
 void FocusHeadsExample(const Tensor& q, const Tensor& f, const Tensor& k, const Tensor& v,
                        int64_t n, double c) {
-#include "examples/kernels/focus_heads/focus_heads.h"
+#include "examples/ops/rows/focus_heads.h"
 }
 
 void LayerNormExample(const Tensor& q, const Tensor& k, const Tensor* q_gamma, const Tensor* q_beta,
                       const Tensor* k_gamma, const Tensor* k_beta) {
-#include "examples/kernels/layer_norm/layer_norm.h"
+#include "examples/ops/rows/layer_norm.h"
 }
 
 void TokenShiftExample(const Tensor& x, const Tensor& starts, const Tensor* mix_k,
                        const Tensor* mix_v, const Tensor* mix_r, const Tensor* key) {
-#include "examples/kernels/token_shift/token_shift.h"
+#include "examples/ops/rows/token_shift.h"
 }
 
 void Wkv4Example(const Tensor& k, const Tensor& v, const Tensor* time_decay,
                  const Tensor* time_first) {
-#include "examples/kernels/wkv4/wkv4.h"
+#include "examples/ops/scans/wkv4.h"
 }
 
 void AutogradExample(const Tensor& x) {
-#include "examples/kernels/torch/autograd.h"
+#include "examples/ops/torch/autograd.h"
 }
 
 template <typename T>
@@ -370,53 +370,53 @@ template <typename T>
 void Kernel(const Args<T>& args, cudaStream_t stream);
 }
 Tensor DispatchExample(const Tensor& x) {
-#include "examples/kernels/torch/dispatch.h"
+#include "examples/ops/torch/dispatch.h"
   return x;
 }
 
-class MySink : public GradientSink {
+class MySink : public ops::GradientSink {
   Place Next() override { return {}; }
   void Written() override {}
 };
 Tensor GradientSinkExample(const Tensor& weight, const Tensor& dweight) {
-#include "examples/kernels/torch/gradient_sink.h"
+#include "examples/ops/torch/gradient_sink.h"
   return dweight;
 }
 Tensor ColumnsExample(const Tensor& x, const Tensor& weight, const Tensor& up, int64_t inner) {
-#include "examples/kernels/torch/column_places.h"
+#include "examples/ops/torch/column_places.h"
   return y;
 }
-Tensors GradientPlaceExample(const Tensor& weight, const BackwardCall& call, const Tensor& dx,
-                             const Tensor& dweight) {
-#include "examples/kernels/torch/gradient_sink.h.2"
+ops::Tensors GradientPlaceExample(const Tensor& weight, const ops::BackwardCall& call,
+                                  const Tensor& dx, const Tensor& dweight) {
+#include "examples/ops/torch/gradient_sink.h.2"
 }
 
 void EmulatorCountsExample(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
-#include "examples/kernels/emu/counts.h"
+#include "examples/tools/cuda_emulator/counts.h"
 }
 
-void WeightSumsExample(const Tensors& weights, const Tensor& dy, const Tensor& x){
-#include "examples/kernels/linear/weight_sums.h"
+void WeightSumsExample(const ops::Tensors& weights, const Tensor& dy, const Tensor& x){
+#include "examples/ops/linear/weight_sums.h"
 }
 
 Tensor Step(const Tensor& x);
 void DeviceGraphExample(Tensor x, const Tensor& next) {
   Tensor y;
-#include "examples/kernels/torch/device_graph.h"
+#include "examples/ops/torch/device_graph.h"
 }
 
 void HostTransferExample(const std::vector<ChunkEntry>& entries, const Tensor& x,
                          const Tensor& losses, const Tensor& squares) {
-#include "examples/kernels/torch/host_transfer.h"
+#include "examples/ops/torch/host_transfer.h"
 }
 
 void Print(const std::string& phase, int64_t num_waits);
 void HostWaitsExample(const Tensor& x, const Tensor& weight) {
-#include "examples/kernels/torch/host_waits.h"
+#include "examples/ops/torch/host_waits.h"
 }
 
 void TensorChecksExample(const Tensor& x, const Tensor& weight, int64_t dim) {
-#include "examples/kernels/torch/tensor_checks.h"
+#include "examples/ops/torch/tensor_checks.h"
 }
 
 }  // namespace halflife::kernels

@@ -12,7 +12,7 @@
 #include "core/files.h"
 #include "core/log.h"
 #include "dist/gradient_reducer.h"
-#include "kernels/torch/host_transfer.h"
+#include "ops/torch/host_transfer.h"
 #include "train/config/foreign_names.h"
 #include "train/config/part_help.h"
 #include "train/config/run_config.h"
@@ -94,7 +94,7 @@ void EventLogExample(const Path& run) {
 #include "examples/train/record/event_log.h"
 }
 
-void HostWaitReportExample(kernels::HostWaits& waits) {
+void HostWaitReportExample(ops::HostWaits& waits) {
 #include "examples/train/record/host_wait_report.h"
 }
 
@@ -132,12 +132,12 @@ void PlanSearchExample(const RunConfig& config) {
 }
 
 void RowExchangesExample(const RunConfig& config, const model::LanguageModel& model,
-                         const kernels::ExchangeCost& cost) {
+                         const ops::ExchangeCost& cost) {
 #include "examples/train/plan/row_exchanges.h"
 }
 
 void Print(int64_t value);
-void StepOperationsExample(const RunConfig& config, const kernels::ExchangeCost& cost) {
+void StepOperationsExample(const RunConfig& config, const ops::ExchangeCost& cost) {
 #include "examples/train/plan/step_operations.h"
 }
 

@@ -14,18 +14,18 @@
 #include <functional>
 
 #include "dist/local_communicator.h"
-#include "kernels/random_tensors.h"
-#include "kernels/rotary/rotary.h"
-#include "kernels/softmax_attention/softmax_attention.h"
 #include "model/mixers/built_mixer.h"
 #include "model/positions/positions.h"
+#include "ops/random_tensors.h"
+#include "ops/rows/rotary.h"
+#include "ops/softmax_attention/softmax_attention.h"
 #include "support/expect_error.h"
 
 namespace halflife::eval {
 namespace {
 
-using kernels::SoftmaxAttentionConfig;
-using kernels::SoftmaxAttentionInputs;
+using ops::SoftmaxAttentionConfig;
+using ops::SoftmaxAttentionInputs;
 using test::Normal;
 
 TEST(AttentionResolution, HasTheGoldenValues) {
@@ -70,7 +70,7 @@ TEST(AttentionResolution, IsItsIdentityAndWithinItsBounds) {
 // Scores of equal channels by distance, sum_i cos(n theta_i) e^(rate_i n): what rotation alone and
 // xPos tell of distances, at heads of 64.
 TEST(AttentionResolution, OfRotationAndXposAreTheGoldenValues) {
-  const std::vector<double> theta = kernels::RotaryFrequencies(64, 10000);
+  const std::vector<double> theta = ops::RotaryFrequencies(64, 10000);
   model::ParameterSet parameters;
   const model::PartContext context = {.sizes = {.model_dim = 64, .num_layers = 1},
                                       .parameters = &parameters};
@@ -206,7 +206,7 @@ TEST(AttentionStatistics, OfEqualScoresIsTheMost) {
 }
 
 // The keys of a row that a query sees, by distance, are those of `sees`.
-void ExpectDefinition(const kernels::KeyPattern& pattern, int64_t seq_len,
+void ExpectDefinition(const ops::KeyPattern& pattern, int64_t seq_len,
                       const std::function<bool(int64_t position, int64_t distance)>& sees) {
   const int64_t batch = 2, heads = 2, dim = 4, second = 300;
   SoftmaxAttentionInputs in = {.q = Normal({batch, seq_len, heads, dim}, 1),

@@ -8,7 +8,7 @@
 #include <map>
 #include <numbers>
 
-#include "data/prepare.h"
+#include "data/prepare/prepare.h"
 #include "data/token_source.h"
 #include "eval/window_choice.h"
 #include "support/temp_dir.h"

@@ -9,8 +9,8 @@
 #include "eval/carried.h"
 #include "eval/retrieval_table.h"
 #include "eval/scorer.h"
-#include "kernels/gpu_test.h"
-#include "kernels/random_tensors.h"
+#include "ops/gpu_test.h"
+#include "ops/random_tensors.h"
 
 namespace halflife::eval {
 namespace {

@@ -7,7 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "kernels/random_tensors.h"
+#include "ops/random_tensors.h"
 #include "support/expect_error.h"
 
 namespace halflife::eval {

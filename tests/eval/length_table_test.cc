@@ -9,7 +9,7 @@
 #include <functional>
 #include <map>
 
-#include "data/prepare.h"
+#include "data/prepare/prepare.h"
 #include "dist/local_communicator.h"
 #include "eval/batch_tensors.h"
 #include "eval/recall.h"

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <fstream>
 
-#include "data/prepare.h"
+#include "data/prepare/prepare.h"
 #include "data/synthetic/prepare_mqar.h"
 #include "dist/local_communicator.h"
 #include "eval/batch_tensors.h"

@@ -6,9 +6,9 @@
 #include <string>
 
 #include "infer/decoder.h"
-#include "kernels/gpu_test.h"
-#include "kernels/random_tensors.h"
-#include "kernels/torch/device_graph.h"
+#include "ops/gpu_test.h"
+#include "ops/random_tensors.h"
+#include "ops/torch/device_graph.h"
 
 namespace halflife::infer {
 namespace {
@@ -28,7 +28,7 @@ TEST_P(DecoderGpuTest, ReplaysEqualLaunches) {
   model.BindOwnMemory(1, false, at::kCUDA);
   Decoder replayed(model, model.EmptyState(2)), launched(model, model.EmptyState(2), {false});
   EXPECT_EQ(replayed.uses_graph(),
-            model.constant_state() && kernels::DeviceGraph::IsOn(at::Device(at::kCUDA, 0)));
+            model.constant_state() && ops::DeviceGraph::IsOn(at::Device(at::kCUDA, 0)));
   EXPECT_FALSE(launched.uses_graph());
   const at::Tensor tokens = (test::Uniform({2, 70}, 3) * 50).to(at::kCUDA, at::kLong);
   for (int64_t t = 0; t < tokens.size(1); ++t) {

@@ -6,8 +6,8 @@
 
 #include <string>
 
-#include "kernels/random_tensors.h"
-#include "kernels/torch/host_waits.h"
+#include "ops/random_tensors.h"
+#include "ops/torch/host_waits.h"
 #include "support/expect_error.h"
 
 namespace halflife::infer {
@@ -68,7 +68,7 @@ TEST_P(DecoderTest, AStepOfConstantSizeCanBeRecorded) {
   std::vector<const void*> places;
   for (const model::MixerState& layer : decoder.state().layers)
     for (const at::Tensor& x : layer.tensors) places.push_back(x.const_data_ptr());
-  kernels::HostWaits waits;
+  ops::HostWaits waits;
   for (int64_t t = 2; t < 4; ++t) decoder.Step(tokens.select(1, t));
   for (const auto& [phase, counts] : waits.Take()) {
     for (const auto& [name, count] : counts.waits) ADD_FAILURE() << count << " waits in " << name;

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cpu/math.h"
+#include "kernels/common/cpu/math.h"
 
 namespace halflife::kernels::test {
 

@@ -9,10 +9,10 @@
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
-#include "kernels/gradient_check.h"
-#include "kernels/torch/host_waits.h"
 #include "model/document_pooler.h"
 #include "model/language_model.h"
+#include "ops/gradient_check.h"
+#include "ops/torch/host_waits.h"
 #include "support/expect_error.h"
 
 namespace halflife::model {
@@ -52,9 +52,9 @@ TEST(DocumentPooler, IsWhatItSays) {
 TEST(DocumentPooler, ReadsNothingOnTheHost) {
   const at::Tensor hidden = Uniform({2, 6, kDim}, 1);
   for (const char* pooling : {"first", "mean", "last"}) {
-    kernels::HostWaits waits;
+    ops::HostWaits waits;
     Pool(pooling, hidden, TwoRows());
-    const kernels::HostCounts counts = waits.Take()[""];
+    const ops::HostCounts counts = waits.Take()[""];
     EXPECT_EQ(counts.num_waits(), 0) << pooling;
     EXPECT_GT(counts.num_kernels(), 0) << pooling;
   }

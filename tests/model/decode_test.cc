@@ -5,8 +5,8 @@
 
 #include <string>
 
-#include "kernels/random_tensors.h"
 #include "model/language_model.h"
+#include "ops/random_tensors.h"
 
 namespace halflife::model {
 namespace {

@@ -12,10 +12,10 @@
 #include <map>
 #include <string>
 
-#include "kernels/dropout/dropout.h"
-#include "kernels/gradient_check.h"
-#include "kernels/softmax_attention/softmax_attention.h"
 #include "model/model_cost.h"
+#include "ops/gradient_check.h"
+#include "ops/rows/dropout.h"
+#include "ops/softmax_attention/softmax_attention.h"
 
 namespace halflife::model {
 namespace {
@@ -263,7 +263,7 @@ TEST(LanguageModelTest, DropoutIsAFunctionOfSeedAndSample) {
                              {.slice = &slice,
                               .training = training,
                               .seed = seed,
-                              .samples = kernels::SampleNumbers(samples, at::kCPU)});
+                              .samples = ops::SampleNumbers(samples, at::kCPU)});
   };
   const at::Tensor base = losses(1, {5, 6}, true);
   ExpectDrawsBySeedAndSample(losses, base);
@@ -277,12 +277,12 @@ TEST(LanguageModelTest, DropoutOfWeightsIsAFunctionOfSeedSampleAndLayer) {
   model.BindOwnMemory(1, false);
   const at::Tensor tokens = Tokens(2, 12, 1), targets = Tokens(2, 12, 2);
   const auto slice = SequenceSlice::Contiguous(2, 12, 0, at::kCPU);
-  std::vector<kernels::DropoutConfig> drawn;
+  std::vector<ops::DropoutConfig> drawn;
   const auto losses = [&](uint64_t seed, std::vector<uint64_t> samples, bool training) {
     ForwardContext context = {.slice = &slice,
                               .training = training,
                               .seed = seed,
-                              .samples = kernels::SampleNumbers(samples, at::kCPU)};
+                              .samples = ops::SampleNumbers(samples, at::kCPU)};
     context.observe = [&](int64_t, const auto&, const auto& attention) {
       drawn.push_back(attention.dropout);
     };

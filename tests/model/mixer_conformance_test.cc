@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "kernels/gradient_check.h"
-#include "kernels/softmax_attention/softmax_attention.h"
 #include "model/mixer.h"
 #include "model/mixer_forms.h"
+#include "ops/gradient_check.h"
+#include "ops/softmax_attention/softmax_attention.h"
 #include "support/expect_error.h"
 
 namespace halflife::model {
@@ -181,7 +181,7 @@ TEST_P(MixerConformance, TraitsSayWhetherThereAreProbabilities) {
   bool shown = false;
   mixer_->Forward({.x = Normal({kBatch, 9, kDim}, 14),
                    .slice = slice,
-                   .observe = [&](const auto&, const kernels::SoftmaxAttentionConfig& config) {
+                   .observe = [&](const auto&, const ops::SoftmaxAttentionConfig& config) {
                      shown = !config.squared_relu;
                    }});
   EXPECT_EQ(mixer_->traits().has_attention_probabilities, shown);

@@ -16,10 +16,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/gradient_check.h"
 #include "model/language_model.h"
 #include "model/mixer_forms.h"
 #include "model/model_cost.h"
+#include "ops/gradient_check.h"
 #include "support/expect_error.h"
 
 namespace halflife::model {

@@ -12,10 +12,10 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/dropout/dropout.h"
-#include "kernels/random_tensors.h"
 #include "model/language_model.h"
 #include "model/mixers/direct_convolution.h"
+#include "ops/random_tensors.h"
+#include "ops/rows/dropout.h"
 
 namespace halflife::model {
 namespace {
@@ -217,7 +217,7 @@ TEST(RecallModels, DropoutIsOnTheEmbeddingAlone) {
     return model.Hidden(tokens, {.slice = &slice,
                                  .training = training,
                                  .seed = 1,
-                                 .samples = kernels::SampleNumbers(samples, at::kCPU)});
+                                 .samples = ops::SampleNumbers(samples, at::kCPU)});
   };
   EXPECT_FALSE(test::BitEqual(hidden(true), hidden(false)));
   // With tables of zeros the embedding has nothing left to drop, and the branches have: their

@@ -14,12 +14,12 @@
 #include <vector>
 
 #include "dist/local_communicator.h"
-#include "kernels/dropout/dropout.h"
-#include "kernels/gradient_check.h"
 #include "model/language_model.h"
 #include "model/mixer_forms.h"
 #include "model/model_cost.h"
 #include "model/sequence_parallel.h"
+#include "ops/gradient_check.h"
+#include "ops/rows/dropout.h"
 #include "support/peak_bytes.h"
 
 namespace halflife::model {
@@ -27,7 +27,7 @@ namespace {
 
 using dist::Communicator;
 using dist::LocalWorld;
-using kernels::SegmentGroup;
+using ops::SegmentGroup;
 using test::Uniform;
 
 constexpr int64_t kBatch = 2, kSeqLen = 80;
@@ -72,7 +72,7 @@ Outcome Train(const ModelConfig& config, Recompute recompute, const SequenceSlic
                                     .training = true,
                                     .recompute = recompute,
                                     .seed = 5,
-                                    .samples = kernels::SampleNumbers(kSamples, at::kCPU)});
+                                    .samples = ops::SampleNumbers(kSamples, at::kCPU)});
   sums.objective.backward();
   Outcome outcome = {.loss = sums.loss.detach(), .gradients = {}};
   for (int i = 0; i < model.parameters().size(); ++i)
@@ -166,7 +166,7 @@ TEST_P(RecomputedMixer, GivesTheSameBitsWhereRanksShareRows) {
   const ModelConfig config = Of(GetParam());
   if (!LanguageModel(config).LayerOfWholeRows().empty()) GTEST_SKIP() << "mixes whole rows";
   constexpr int kRanks = 3;
-  const auto on_ranks = [&](kernels::StateStrategy strategy, Recompute way) {
+  const auto on_ranks = [&](ops::StateStrategy strategy, Recompute way) {
     std::vector<std::pair<Outcome, int64_t>> of_ranks(kRanks);
     LocalWorld::Run(kRanks, [&](Communicator& comm) {
       auto& [outcome, count] = of_ranks[static_cast<size_t>(comm.rank())];
@@ -180,7 +180,7 @@ TEST_P(RecomputedMixer, GivesTheSameBitsWhereRanksShareRows) {
     });
     return of_ranks;
   };
-  for (const auto strategy : {kernels::StateStrategy::kGather, kernels::StateStrategy::kScan}) {
+  for (const auto strategy : {ops::StateStrategy::kGather, ops::StateStrategy::kScan}) {
     const auto kept = on_ranks(strategy, Recompute::kNone);
     for (const auto& [name, way] : kWays) {
       const auto again = on_ranks(strategy, way);

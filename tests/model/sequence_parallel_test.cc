@@ -20,12 +20,12 @@
 #include <vector>
 
 #include "dist/local_communicator.h"
-#include "kernels/dropout/dropout.h"
-#include "kernels/gradient_check.h"
-#include "kernels/sequence/exchange_cost.h"
-#include "kernels/torch/autograd.h"
 #include "model/mixer_forms.h"
 #include "model/mixers/built_mixer.h"
+#include "ops/gradient_check.h"
+#include "ops/rows/dropout.h"
+#include "ops/sequence/exchange_cost.h"
+#include "ops/torch/autograd.h"
 #include "support/expect_error.h"
 
 namespace halflife::model {
@@ -34,8 +34,8 @@ namespace {
 
 using dist::Communicator;
 using dist::LocalWorld;
-using kernels::StateStrategy;
-using kernels::Tensors;
+using ops::StateStrategy;
+using ops::Tensors;
 using test::Close;
 using test::Normal;
 
@@ -57,7 +57,7 @@ SequenceSlice WholeRows(bool packed) {
 }
 
 // What a site within a mixer draws by in training: of the rows' samples and their tokens' places.
-kernels::DropoutConfig DropoutAt(uint32_t site, double rate, const SequenceSlice& slice) {
+ops::DropoutConfig DropoutAt(uint32_t site, double rate, const SequenceSlice& slice) {
   return {.rate = rate,
           .key = MakeRandomKey(1, RandomPurpose::kTest, site),
           .samples = at::arange(kBatch, at::kLong),
@@ -81,13 +81,13 @@ Tensors OutputAndGradients(const MixerForm& form, const at::Tensor& x, const at:
                      .slice = slice,
                      .drop =
                          [&](uint32_t site, const at::Tensor& dropped, double rate) {
-                           return kernels::Dropout(dropped, DropoutAt(site, rate, slice));
+                           return ops::Dropout(dropped, DropoutAt(site, rate, slice));
                          },
                      .drop_within = [&](uint32_t site,
                                         double rate) { return DropoutAt(site, rate, slice); }})
           .y;
   Tensors results = {y.detach()};
-  for (const at::Tensor& gradient : kernels::Differentiate({y}, {dy}, leaves, false))
+  for (const at::Tensor& gradient : ops::Differentiate({y}, {dy}, leaves, false))
     results.push_back(gradient.defined() ? gradient : at::Tensor());
   return results;
 }
@@ -100,7 +100,7 @@ struct Mistakes {
   std::function<void(SequenceSlice& slice)> change_slice = {};
 };
 
-class MistakenGroup final : public kernels::SegmentGroup {
+class MistakenGroup final : public ops::SegmentGroup {
  public:
   MistakenGroup(std::shared_ptr<SegmentGroup> group, const Mistakes& mistakes)
       : group_(std::move(group)), mistakes_(mistakes) {}
@@ -146,12 +146,12 @@ Tensors OverRanks(const MixerForm& form, const at::Tensor& x, const at::Tensor& 
                   const Cut& cut) {
   std::vector<Tensors> of_ranks(cut.lengths.size());
   LocalWorld::Run(static_cast<int>(cut.lengths.size()), [&](Communicator& comm) {
-    std::shared_ptr<kernels::SegmentGroup> group = MakeSegmentGroup(comm);
+    std::shared_ptr<ops::SegmentGroup> group = MakeSegmentGroup(comm);
     if (cut.mistakes != nullptr) group = std::make_shared<MistakenGroup>(group, *cut.mistakes);
     SequenceParallel parallel = {.group = group, .strategy = cut.strategy, .lengths = cut.lengths};
     if (cut.strategy == StateStrategy::kCheapest) {
       parallel.cost =
-          std::make_shared<const kernels::ExchangeCost>(kernels::MeasureExchange(*group, at::kCPU));
+          std::make_shared<const ops::ExchangeCost>(ops::MeasureExchange(*group, at::kCPU));
     }
     SequenceSlice slice = parallel.SliceOf(WholeRows(cut.packed));
     if (cut.mistakes != nullptr && cut.mistakes->change_slice) cut.mistakes->change_slice(slice);
@@ -297,9 +297,9 @@ TEST_F(SequenceParallelMistake, PositionsCountedFromTheSlice) {
 TEST_F(SequenceParallelMistake, DocumentStartIgnored) {
   Mistakes ignore;
   ignore.change_slice = [](SequenceSlice& slice) {
-    kernels::RowSegment row = *slice.segment;
+    ops::RowSegment row = *slice.segment;
     row.has_start.reset();
-    slice.segment = std::make_shared<const kernels::RowSegment>(row);
+    slice.segment = std::make_shared<const ops::RowSegment>(row);
   };
   for (const char* mixer : {"rebased", "leap", "mamba", "rwkv4"})
     EXPECT_GT(ErrorOf(Usual(mixer), ignore, /*packed=*/true), kSeen) << mixer;
@@ -311,8 +311,8 @@ TEST(SegmentGroup, ARankThatOnlySendsGoesOnAtOnce) {
   std::promise<void> sent;
   std::atomic<int> asked = 0;
   LocalWorld::Run(2, [&](Communicator& comm) {
-    const std::shared_ptr<kernels::SegmentGroup> group = MakeSegmentGroup(comm);
-    constexpr auto kToNext = kernels::SegmentGroup::Direction::kToNext;
+    const std::shared_ptr<ops::SegmentGroup> group = MakeSegmentGroup(comm);
+    constexpr auto kToNext = ops::SegmentGroup::Direction::kToNext;
     if (comm.rank() == 0) {
       for (int i = 0; i < kMessages; ++i)
         group->Shift(at::full({4}, i, at::kFloat), {}, kToNext, "state")->Wait();
@@ -335,8 +335,8 @@ TEST(SegmentGroup, ARankThatOnlySendsGoesOnAtOnce) {
 TEST(SegmentGroup, StridedMemoryIsSentAsItWas) {
   std::promise<void> overwritten;
   LocalWorld::Run(2, [&](Communicator& comm) {
-    const std::shared_ptr<kernels::SegmentGroup> group = MakeSegmentGroup(comm);
-    constexpr auto kToNext = kernels::SegmentGroup::Direction::kToNext;
+    const std::shared_ptr<ops::SegmentGroup> group = MakeSegmentGroup(comm);
+    constexpr auto kToNext = ops::SegmentGroup::Direction::kToNext;
     const at::Tensor wide = at::arange(2 * 64, at::kFloat).view({64, 2});
     if (comm.rank() == 0) {
       group->Shift(wide.select(1, 0), {}, kToNext, "state")->Wait();

@@ -36,7 +36,7 @@ TEST(SequenceSliceTest, OneDocumentARowTakesTheUnmaskedPath) {
 TEST(SequenceSliceTest, ABatchHasOneTableOfChunks) {
   const auto rows = SequenceSlice::Packed(2, 40, std::vector<int32_t>{0, 40, 80}, at::kCPU);
   ASSERT_NE(rows.chunks, nullptr);
-  const auto own = kernels::MakeSequenceChunks({.batch = 2, .seq_len = 40}, at::kCPU);
+  const auto own = ops::MakeSequenceChunks({.batch = 2, .seq_len = 40}, at::kCPU);
   ASSERT_EQ(rows.chunks->num_chunks(), own->num_chunks());
   EXPECT_EQ(rows.chunks->num_sequences(), 2);
   for (int i = 0; i < own->num_chunks(); ++i) {

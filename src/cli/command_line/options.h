@@ -15,7 +15,7 @@
 
 #include "ckpt/retention.h"
 #include "data/examples/prepare_examples.h"
-#include "data/prepare.h"
+#include "data/prepare/prepare.h"
 #include "data/synthetic/prepare_mqar.h"
 #include "eval/score_config.h"
 #include "infer/config.h"

@@ -10,7 +10,7 @@
 #include "cli/doctor/system_files.h"
 #include "core/concat.h"
 #include "core/human.h"
-#include "kernels/cpu/instruction_set.h"
+#include "kernels/common/cpu/instruction_set.h"
 
 namespace halflife::cli::doctor {
 namespace {

@@ -16,7 +16,7 @@
 #include "core/clock.h"
 #include "core/concat.h"
 #include "core/human.h"
-#include "kernels/torch/tensor_ref.h"
+#include "ops/torch/tensor_ref.h"
 #include "train/device.h"
 
 namespace halflife::cli::doctor {
@@ -53,7 +53,7 @@ class AllReduceTest {
     at::Tensor sum = pattern + comm_.rank();
     Measurement result;
     const Stopwatch first;
-    Sum(kernels::RefOf(sum), kernels::CurrentStream(device_));
+    Sum(ops::RefOf(sum), ops::CurrentStream(device_));
     // n x pattern + (0 + ... + n - 1)
     const at::Tensor expected = pattern * ranks + 0.5 * ranks * (ranks - 1);
     result.num_wrong = at::ne(sum, expected).sum().item<int64_t>();
@@ -63,7 +63,7 @@ class AllReduceTest {
     sum.zero_();  // stays zero, however often it is summed
     const Stopwatch watch;
     for (int64_t i = 0; i < result.runs; ++i) {
-      Sum(kernels::RefOf(sum), kernels::CurrentStream(device_));
+      Sum(ops::RefOf(sum), ops::CurrentStream(device_));
     }
     result.seconds = watch.Seconds() / static_cast<double>(result.runs);
     return result;
@@ -75,7 +75,7 @@ class AllReduceTest {
   }
   int64_t SumOverRanks(int64_t value) {
     at::Tensor tensor = at::arange(1, at::kDouble).add(value).to(train::ToTorch(device_));
-    Sum(kernels::RefOf(tensor), kernels::CurrentStream(device_));
+    Sum(ops::RefOf(tensor), ops::CurrentStream(device_));
     return static_cast<int64_t>(tensor.item<double>());
   }
   int64_t FromRankZero(int64_t value) { return SumOverRanks(comm_.rank() == 0 ? value : 0); }

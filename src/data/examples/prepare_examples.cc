@@ -11,14 +11,14 @@
 
 #include "core/error.h"
 #include "core/shortest_text.h"
-#include "data/document_encoder.h"
 #include "data/examples/row_packer.h"
 #include "data/held_out_contents.h"
 #include "data/manifest.h"
-#include "data/ordered_pipeline.h"
-#include "data/publish_dataset.h"
+#include "data/prepare/document_encoder.h"
+#include "data/prepare/ordered_pipeline.h"
+#include "data/prepare/publish_dataset.h"
+#include "data/prepare/shard_writer.h"
 #include "data/records.h"
-#include "data/shard_writer.h"
 #include "data/tokenizer_folder.h"
 
 namespace halflife::data {
@@ -92,9 +92,9 @@ struct EncodedExamples {
   uint64_t disk_bytes = 0;
 };
 
-class Run {
+class ExampleSet {
  public:
-  explicit Run(const PrepareExamplesConfig& config)
+  explicit ExampleSet(const PrepareExamplesConfig& config)
       : config_(config),
         tokenizer_(OpenTokenizer(config.input.tokenizer)),
         encoder_(*tokenizer_, config.rules),
@@ -145,8 +145,8 @@ class Run {
   PrepareProgress progress_;
 };
 
-void Run::AddSource(const std::vector<std::string>& names, const char* flag,
-                    std::optional<Split> split) {
+void ExampleSet::AddSource(const std::vector<std::string>& names, const char* flag,
+                           std::optional<Split> split) {
   if (names.empty()) return;
   InputFiles files = FindInputFiles(names, flag, kRecordFormats);
   if (!sources_.empty()) RequireApart(sources_.front()->files, files, flag);
@@ -155,7 +155,7 @@ void Run::AddSource(const std::vector<std::string>& names, const char* flag,
 }
 
 template <typename Out, typename Map, typename Write>
-void Run::ForEachChunk(const Source& source, const Map& map, const Write& write) {
+void ExampleSet::ForEachChunk(const Source& source, const Map& map, const Write& write) {
   TextChunker chunker(source.files.files, {.max_document_bytes = config_.input.max_document_bytes});
   RunOrdered<TextChunk, Out>(
       threads_,
@@ -170,7 +170,7 @@ void Run::ForEachChunk(const Source& source, const Map& map, const Write& write)
       write);
 }
 
-void Run::NumberClasses() {
+void ExampleSet::NumberClasses() {
   classes_ = config_.classes;
   if (classes_.empty()) {
     std::set<std::string> names;
@@ -193,7 +193,7 @@ void Run::NumberClasses() {
     number_of_class_[classes_[i]] = static_cast<int32_t>(i);
 }
 
-int32_t Run::ClassOf(const std::string& name, const std::string& place) const {
+int32_t ExampleSet::ClassOf(const std::string& name, const std::string& place) const {
   HL_CHECK_AS(ExitCode::kData, !name.empty(), place, "a text without a label. Use one of ",
               Join(classes_, ", "), ".");
   const auto found = number_of_class_.find(name);
@@ -205,13 +205,13 @@ int32_t Run::ClassOf(const std::string& name, const std::string& place) const {
   return found->second;
 }
 
-Example Run::EncodeOne(const Record& record, const std::string& place) const {
+Example ExampleSet::EncodeOne(const Record& record, const std::string& place) const {
   if (config_.labels == RowLabels::kAnswers)
     return encoder_.OfAnswer(record.values[0], record.values[1], place);
   return encoder_.OfClass(record.values[0], ClassOf(record.values[1], place), place);
 }
 
-EncodedExamples Run::Encode(const Source& source, TextChunk chunk) const {
+EncodedExamples ExampleSet::Encode(const Source& source, TextChunk chunk) const {
   const DocumentRules split = {.validation_fraction = config_.input.FractionOrUsual(),
                                .split_seed = config_.input.split_seed,
                                .split = source.split};
@@ -234,7 +234,7 @@ EncodedExamples Run::Encode(const Source& source, TextChunk chunk) const {
   return encoded;
 }
 
-Run::Writer Run::MakeWriter(const fs::path& folder, Split split) const {
+ExampleSet::Writer ExampleSet::MakeWriter(const fs::path& folder, Split split) const {
   const SpecialIds special = tokenizer_->special_ids();
   return {{.folder = folder,
            .split = split,
@@ -246,7 +246,7 @@ Run::Writer Run::MakeWriter(const fs::path& folder, Split split) const {
            .one_per_row = config_.labels == RowLabels::kClasses}};
 }
 
-SplitRecord Run::Finish(Writer& writer, Split split) const {
+SplitRecord ExampleSet::Finish(Writer& writer, Split split) const {
   writer.packer.Finish();
   SplitRecord record = writer.writer.Finish();
   if (writer.packer.num_rows() > 0)
@@ -264,7 +264,7 @@ SplitRecord Run::Finish(Writer& writer, Split split) const {
   return record;
 }
 
-std::vector<std::pair<std::string, std::string>> Run::Parameters() const {
+std::vector<std::pair<std::string, std::string>> ExampleSet::Parameters() const {
   std::vector<std::pair<std::string, std::string>> parameters;
   for (const RecordField& field : FieldsOf(config_))
     parameters.emplace_back(field.flag.substr(2), field.name);
@@ -281,7 +281,7 @@ std::vector<std::pair<std::string, std::string>> Run::Parameters() const {
   return parameters;
 }
 
-Manifest Run::WriteFiles(const fs::path& folder) {
+Manifest ExampleSet::WriteFiles(const fs::path& folder) {
   progress_.phase = "tokenising";
   Writer train = MakeWriter(folder, Split::kTrain);
   Writer validation = MakeWriter(folder, Split::kValidation);
@@ -324,7 +324,7 @@ Manifest Run::WriteFiles(const fs::path& folder) {
   return manifest;
 }
 
-ExamplesSummary Run::Summarise(const Manifest& manifest) const {
+ExamplesSummary ExampleSet::Summarise(const Manifest& manifest) const {
   return {.train = counts_.at(Split::kTrain),
           .validation = counts_.at(Split::kValidation),
           .test = counts_.at(Split::kTest),
@@ -343,7 +343,7 @@ ExamplesSummary Run::Summarise(const Manifest& manifest) const {
 
 ExamplesSummary PrepareExamples(const PrepareExamplesConfig& config) {
   CheckConfig(config);
-  return PublishDataset<Run>(config);
+  return PublishDataset<ExampleSet>(config);
 }
 
 }  // namespace halflife::data

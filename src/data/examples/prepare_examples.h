@@ -15,8 +15,8 @@
 
 #include "data/dataset.h"
 #include "data/examples/example.h"
-#include "data/prepare_input.h"
-#include "data/prepare_output.h"
+#include "data/prepare/prepare_input.h"
+#include "data/prepare/prepare_output.h"
 
 namespace halflife::data {
 

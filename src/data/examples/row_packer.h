@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "data/examples/example.h"
-#include "data/shard_writer.h"
+#include "data/prepare/shard_writer.h"
 
 namespace halflife::data {
 

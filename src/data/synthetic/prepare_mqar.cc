@@ -9,9 +9,9 @@
 #include "core/shortest_text.h"
 #include "data/batch.h"
 #include "data/manifest.h"
-#include "data/ordered_pipeline.h"
-#include "data/publish_dataset.h"
-#include "data/shard_writer.h"
+#include "data/prepare/ordered_pipeline.h"
+#include "data/prepare/publish_dataset.h"
+#include "data/prepare/shard_writer.h"
 #include "data/synthetic/mqar.h"
 #include "data/synthetic/numpy_mqar.h"
 

@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "kernels/adamw/element.h"
-#include "kernels/cuda/device.h"
+#include "kernels/common/cuda/device.h"
 
 namespace halflife::kernels {
 namespace {

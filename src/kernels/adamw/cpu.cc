@@ -2,7 +2,7 @@
 #include <vector>
 
 #include "kernels/adamw/element.h"
-#include "kernels/cpu/vectorised.h"
+#include "kernels/common/cpu/vectorised.h"
 
 namespace halflife::kernels {
 

@@ -1,5 +1,5 @@
-#include "kernels/cross_entropy/args.h"
-#include "kernels/cuda/rows.cuh"
+#include "kernels/common/cuda/rows.cuh"
+#include "kernels/cross_entropy/cross_entropy_args.h"
 
 namespace halflife::kernels {
 namespace {

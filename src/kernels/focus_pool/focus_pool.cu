@@ -1,9 +1,9 @@
 #include <cmath>
 
-#include "kernels/cuda/device.h"
-#include "kernels/cuda/grid_blocks.h"
-#include "kernels/focus_pool/args.h"
-#include "kernels/focus_pool/partition.h"
+#include "kernels/common/cuda/device.h"
+#include "kernels/common/cuda/grid_blocks.h"
+#include "kernels/focus_pool/focus_pool_args.h"
+#include "kernels/focus_pool/focus_pool_partition.h"
 
 namespace halflife::kernels {
 namespace {

@@ -1,5 +1,5 @@
 // bf16 to fp32 and back on the CPU, for products of bf16 that run in fp32
-// (kernels/linear/widened.h).
+// (ops/linear/widened.h).
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 #include "kernels/linear/matmul.h"
 
-#include "kernels/cpu/instruction_set.h"
+#include "kernels/common/cpu/instruction_set.h"
 #include "kernels/linear/matmul_forms.h"
 
 namespace halflife::kernels {

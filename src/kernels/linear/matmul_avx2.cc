@@ -6,8 +6,8 @@
 #include <type_traits>
 #include <utility>
 
-#include "kernels/cpu/math.h"
+#include "kernels/common/cpu/math.h"
 
-#include "kernels/cpu/avx2.h"
+#include "kernels/common/cpu/avx2.h"
 
 #include "kernels/linear/matmul_body.h"

@@ -1,6 +1,6 @@
 #include "kernels/linear/weight_gradient.h"
 
-#include "kernels/cpu/instruction_set.h"
+#include "kernels/common/cpu/instruction_set.h"
 #include "kernels/linear/weight_gradient_forms.h"
 
 namespace halflife::kernels {

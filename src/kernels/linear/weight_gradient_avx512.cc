@@ -6,8 +6,8 @@
 #include <type_traits>
 #include <utility>
 
-#include "kernels/cpu/math.h"
+#include "kernels/common/cpu/math.h"
 
-#include "kernels/cpu/avx512.h"
+#include "kernels/common/cpu/avx512.h"
 
 #include "kernels/linear/weight_gradient_body.h"

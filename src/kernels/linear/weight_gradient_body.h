@@ -1,8 +1,8 @@
 // The weight gradient's kernel, for the instruction set that the file which includes this has
-// chosen (kernels/cpu/avx512.h).
+// chosen (kernels/common/cpu/avx512.h).
 #pragma once
 
-#include "kernels/cpu/microkernel.h"
+#include "kernels/common/cpu/microkernel.h"
 #include "kernels/linear/weight_gradient_forms.h"
 
 namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE {

@@ -14,7 +14,7 @@
 
 #include <cstdint>
 
-#include "kernels/host_device.h"
+#include "kernels/common/host_device.h"
 
 namespace halflife::kernels {
 

@@ -1,5 +1,5 @@
-#include "kernels/cuda/rows.cuh"
-#include "kernels/sum_of_squares/args.h"
+#include "kernels/common/cuda/rows.cuh"
+#include "kernels/sum_of_squares/sum_of_squares_args.h"
 
 namespace halflife::kernels {
 namespace {

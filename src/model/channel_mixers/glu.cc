@@ -2,10 +2,10 @@
 // gelu, and the original GLU if act is sigmoid.
 #include <ATen/TensorOperators.h>
 
-#include "kernels/linear/linear.h"
 #include "model/activation.h"
 #include "model/channel_mixers/inner_channels.h"
 #include "model/channel_mixers/variants.h"
+#include "ops/linear/linear.h"
 
 namespace halflife::model {
 namespace {
@@ -29,7 +29,7 @@ class Glu : public ChannelMixer {
   }
 
   at::Tensor operator()(const at::Tensor& x) const override {
-    const auto y = kernels::SharedInputLinear(x, {*gate_.weight, *up_.weight});
+    const auto y = ops::SharedInputLinear(x, {*gate_.weight, *up_.weight});
     return down_(activation_(AddBias(y[0], gate_.bias)) * AddBias(y[1], up_.bias));
   }
   FlopCount FlopsPerToken() const override {

@@ -1,9 +1,9 @@
 // The MLP of a transformer: y = W_down act(W_up x). GPT-2 uses gelu_tanh and biases; Primer uses
 // relu2.
-#include "kernels/linear/linear.h"
 #include "model/activation.h"
 #include "model/channel_mixers/inner_channels.h"
 #include "model/channel_mixers/variants.h"
+#include "ops/linear/linear.h"
 
 namespace halflife::model {
 namespace {
@@ -25,7 +25,7 @@ class Mlp : public ChannelMixer {
         down_(DownProjection(context, width_, options.bias)) {}
 
   at::Tensor operator()(const at::Tensor& x) const override {
-    return down_(activation_(AddBias(kernels::Linear(x, *up_.weight), up_.bias)));
+    return down_(activation_(AddBias(ops::Linear(x, *up_.weight), up_.bias)));
   }
   FlopCount FlopsPerToken() const override {
     return {.matmul = 4 * static_cast<double>(dim_) * static_cast<double>(width_)};

@@ -1,10 +1,10 @@
 // SwiGLU: y = W_down (silu(W_gate x) * W_up x) (Shazeer, 2020), as in Llama and in fla's models. It
 // has its own file because it uses a fused kernel and declares its parameters in its own order.
 // glu.cc supports other activations.
-#include "kernels/swiglu/swiglu.h"
-#include "kernels/linear/linear.h"
+#include "ops/rows/swiglu.h"
 #include "model/channel_mixers/inner_channels.h"
 #include "model/channel_mixers/variants.h"
+#include "ops/linear/linear.h"
 
 namespace halflife::model {
 namespace {
@@ -39,8 +39,8 @@ class SwiGlu : public ChannelMixer {
   }
 
   at::Tensor operator()(const at::Tensor& x) const override {
-    const auto y = kernels::SharedInputLinear(x, {*gate_, *up_});
-    return AddBias(down_(kernels::SwiGlu(AddBias(y[0], gate_bias_), AddBias(y[1], up_bias_))),
+    const auto y = ops::SharedInputLinear(x, {*gate_, *up_});
+    return AddBias(down_(ops::SwiGlu(AddBias(y[0], gate_bias_), AddBias(y[1], up_bias_))),
                    down_bias_);
   }
   FlopCount FlopsPerToken() const override {

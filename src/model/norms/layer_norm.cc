@@ -4,8 +4,8 @@
 
 #include <optional>
 
-#include "kernels/torch/dispatch.h"
 #include "model/norms/variants.h"
+#include "ops/torch/dispatch.h"
 
 namespace halflife::model {
 namespace {
@@ -39,7 +39,7 @@ class LayerNorm : public Norm {
     const auto maybe = [](const Parameter& parameter) {
       return parameter.declared() ? std::optional<at::Tensor>(*parameter) : std::nullopt;
     };
-    return at::layer_norm(x.to(kernels::ComputeType(x)), {dim_}, maybe(weight_), maybe(bias_), eps_)
+    return at::layer_norm(x.to(ops::ComputeType(x)), {dim_}, maybe(weight_), maybe(bias_), eps_)
         .to(x.scalar_type());
   }
 

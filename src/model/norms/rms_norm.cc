@@ -2,9 +2,9 @@
 // optional.
 #include <ATen/ops/ones.h>
 
-#include "kernels/rms_norm/rms_norm.h"
-#include "kernels/torch/dispatch.h"
 #include "model/norms/variants.h"
+#include "ops/rows/rms_norm.h"
+#include "ops/torch/dispatch.h"
 
 namespace halflife::model {
 namespace {
@@ -24,10 +24,10 @@ class RmsNorm : public Norm {
     if (options.weight) weight_ = DeclareNorm(context.part, "weight", context.dim);
   }
   at::Tensor operator()(const at::Tensor& x) const override {
-    return kernels::RmsNorm(x, Weight(x), eps_);
+    return ops::RmsNorm(x, Weight(x), eps_);
   }
   at::Tensor AddAndNorm(at::Tensor& x, const at::Tensor& branch) const override {
-    const auto next = kernels::AddRmsNorm(x, branch, Weight(x), eps_);
+    const auto next = ops::AddRmsNorm(x, branch, Weight(x), eps_);
     x = next.sum;
     return next.normed;
   }
@@ -37,7 +37,7 @@ class RmsNorm : public Norm {
     return weight_.declared()
                ? *weight_
                : at::ones({x.size(-1)},
-                          x.options().dtype(kernels::ComputeType(x)).requires_grad(false));
+                          x.options().dtype(ops::ComputeType(x)).requires_grad(false));
   }
   double eps_;
   Parameter weight_;

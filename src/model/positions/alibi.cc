@@ -7,9 +7,9 @@
 
 #include <cmath>
 
-#include "kernels/torch/host_transfer.h"
 #include "model/positions/alibi.h"
 #include "model/positions/attention_variant.h"
+#include "ops/torch/host_transfer.h"
 
 namespace halflife::model {
 namespace {
@@ -34,7 +34,7 @@ class Alibi : public AttentionPositions {
   bool looks_ahead() const override { return true; }
   at::Tensor Bias(int64_t num_distances, const at::TensorOptions& options) const override {
     const at::Tensor slopes =
-        kernels::ConstantsOn(options.device(), slopes_, c10::typeMetaToScalarType(options.dtype()))
+        ops::ConstantsOn(options.device(), slopes_, c10::typeMetaToScalarType(options.dtype()))
             .unsqueeze(1);
     return -slopes * at::arange(num_distances, options);
   }

@@ -1,8 +1,8 @@
 #include "model/positions/attention_positions.h"
 
 #include "core/error.h"
-#include "kernels/rotary/rotary.h"
-#include "kernels/torch/dispatch.h"
+#include "ops/rows/rotary.h"
+#include "ops/torch/dispatch.h"
 
 namespace halflife::model {
 
@@ -13,7 +13,7 @@ const AttentionLayer& Rotating(const AttentionLayer& layer) {
   return layer;
 }
 
-void AttentionPositions::Encode(AttentionHeads&, const at::Tensor&, kernels::RotaryTables&) const {}
+void AttentionPositions::Encode(AttentionHeads&, const at::Tensor&, ops::RotaryTables&) const {}
 
 at::Tensor AttentionPositions::Bias(int64_t, const at::TensorOptions&) const { return {}; }
 
@@ -23,17 +23,17 @@ bool AttentionPositions::counts_distances() const {
 
 at::Tensor Rotate(const at::Tensor& x, const at::Tensor& positions,
                   std::span<const double> frequencies, double factor) {
-  return kernels::ApplyRotary(
-      x, kernels::MakeRotaryTable(positions, frequencies, factor, kernels::ComputeType(x)));
+  return ops::ApplyRotary(
+      x, ops::MakeRotaryTable(positions, frequencies, factor, ops::ComputeType(x)));
 }
 
 RotaryPositions::RotaryPositions(const AttentionLayer& layer)
-    : RotaryPositions(kernels::RotaryFrequencies(Rotating(layer).head_dim, layer.rope_theta)) {}
+    : RotaryPositions(ops::RotaryFrequencies(Rotating(layer).head_dim, layer.rope_theta)) {}
 
 void RotaryPositions::Encode(AttentionHeads& heads, const at::Tensor& positions,
-                             kernels::RotaryTables& tables) const {
-  const auto table = tables.Of(positions, frequencies_, factor_, kernels::ComputeType(heads.q));
-  const kernels::RotatedPair rotated = kernels::ApplyRotary(heads.q, heads.k, table);
+                             ops::RotaryTables& tables) const {
+  const auto table = tables.Of(positions, frequencies_, factor_, ops::ComputeType(heads.q));
+  const ops::RotatedPair rotated = ops::ApplyRotary(heads.q, heads.k, table);
   heads.q = rotated.q, heads.k = rotated.k;
 }
 

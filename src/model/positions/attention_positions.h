@@ -11,9 +11,9 @@
 #include <span>
 #include <vector>
 
-#include "kernels/rotary/rotary.h"
-#include "kernels/softmax_attention/visible_keys.h"
 #include "model/part_context.h"
+#include "ops/rows/rotary.h"
+#include "ops/softmax_attention/visible_keys.h"
 
 namespace halflife::model {
 
@@ -37,7 +37,7 @@ class AttentionPositions {
   // Encodes the heads of tokens whose positions in their documents are `positions` [B, T] int64.
   // `tables` belongs to the batch and is shared by all layers.
   virtual void Encode(AttentionHeads& heads, const at::Tensor& positions,
-                      kernels::RotaryTables& tables) const;
+                      ops::RotaryTables& tables) const;
   // True if Bias returns a tensor.
   virtual bool has_bias() const { return false; }
   // True if later keys can be visible: there is no bias, or the bias depends only on the distance
@@ -54,7 +54,7 @@ class AttentionPositions {
   virtual int64_t far_from() const { return 0; }
   virtual bool has_far_keys() const { return false; }
   // The visible keys. Without a reach, the layer's own pattern applies.
-  virtual kernels::KeyPattern pattern() const { return {}; }
+  virtual ops::KeyPattern pattern() const { return {}; }
   // True if the method measures distances between keys, regardless of the positions passed to
   // Encode.
   bool counts_distances() const;
@@ -66,7 +66,7 @@ class AttentionPositions {
 // Returns `layer`. Throws kUsage unless its head_dim is even and its rope_theta is above 1.
 const AttentionLayer& Rotating(const AttentionLayer& layer);
 
-// Rotates x by `positions`. The halves of a head form pairs (kernels/rotary/rotary.h).
+// Rotates x by `positions`. The halves of a head form pairs (ops/rows/rotary.h).
 at::Tensor Rotate(const at::Tensor& x, const at::Tensor& positions,
                   std::span<const double> frequencies, double factor = 1);
 
@@ -79,7 +79,7 @@ class RotaryPositions : public AttentionPositions {
   // Uses the standard frequencies of the layer's rope_theta. Throws the errors of Rotating.
   explicit RotaryPositions(const AttentionLayer& layer);
   void Encode(AttentionHeads& heads, const at::Tensor& positions,
-              kernels::RotaryTables& tables) const override;
+              ops::RotaryTables& tables) const override;
 
  protected:
   std::span<const double> frequencies() const { return frequencies_; }

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numbers>
 
-#include "kernels/rotary/rotary.h"
+#include "ops/rows/rotary.h"
 
 namespace halflife::model {
 namespace {
@@ -24,8 +24,8 @@ std::vector<double> InterpolatedFrequencies(int64_t dim, double base, double str
 
 std::vector<double> NtkAwareFrequencies(int64_t dim, double base, double stretch) {
   const auto width = static_cast<double>(dim);
-  return kernels::RotaryFrequencies(dim,
-                                    dim > 2 ? base * std::pow(stretch, width / (width - 2)) : base);
+  return ops::RotaryFrequencies(dim,
+                                dim > 2 ? base * std::pow(stretch, width / (width - 2)) : base);
 }
 
 YarnRamp YarnRampOf(int64_t dim, double base, const YarnConfig& config) {

@@ -27,7 +27,7 @@ class Rerope : public RotaryPositions {
                                          static_cast<double>(options.leak));
   }
   void Encode(AttentionHeads& heads, const at::Tensor& positions,
-              kernels::RotaryTables& tables) const override {
+              ops::RotaryTables& tables) const override {
     if (options_.leak == 0) {
       heads.far_q = Rotate(heads.q, at::full_like(positions, options_.window), frequencies());
       heads.far_k = heads.k;

@@ -23,7 +23,7 @@ class SinksAndWindow : public RotaryPositions {
   SinksAndWindow(const SinksOptions& options, const AttentionLayer& layer)
       : RotaryPositions(layer), sinks_(options.sinks), window_(options.window) {}
   int64_t far_from() const override { return window_; }
-  kernels::KeyPattern pattern() const override { return {.window = window_, .sinks = sinks_}; }
+  ops::KeyPattern pattern() const override { return {.window = window_, .sinks = sinks_}; }
 
  protected:
   int64_t sinks() const { return sinks_; }
@@ -40,7 +40,7 @@ class StreamingLlm : public SinksAndWindow {
   StreamingLlm(const StreamingOptions& options, const AttentionLayer& layer)
       : SinksAndWindow(options, layer) {}
   void Encode(AttentionHeads& heads, const at::Tensor& positions,
-              kernels::RotaryTables& tables) const override {
+              ops::RotaryTables& tables) const override {
     const int64_t last = sinks() + window() - 1;  // Last position in a full cache.
     heads.far_q = Rotate(heads.q, positions.clamp_max(last), frequencies());
     RotaryPositions::Encode(heads, positions, tables);
@@ -54,7 +54,7 @@ class LmInfinite : public SinksAndWindow {
   LmInfinite(const LmInfiniteOptions& options, const AttentionLayer& layer)
       : SinksAndWindow(options, layer) {}
   void Encode(AttentionHeads& heads, const at::Tensor& positions,
-              kernels::RotaryTables& tables) const override {
+              ops::RotaryTables& tables) const override {
     heads.far_q = Rotate(heads.q, at::full_like(positions, window()), frequencies());
     heads.far_k = heads.k;
     RotaryPositions::Encode(heads, positions, tables);

@@ -12,8 +12,8 @@
 #include <cstdint>
 
 #include "core/error.h"
-#include "kernels/torch/host_transfer.h"
 #include "model/positions/attention_variant.h"
+#include "ops/torch/host_transfer.h"
 
 namespace halflife::model {
 namespace {
@@ -42,9 +42,8 @@ class T5Bias : public AttentionPositions {
         T5Buckets(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(num_distances))),
                   options_.num_buckets, options_.max_distance);
     const at::Tensor buckets =
-        kernels::ConstantsOn(options.device(),
-                             std::vector<double>(of_distances.begin(), of_distances.end()),
-                             at::kLong)
+        ops::ConstantsOn(options.device(),
+                         std::vector<double>(of_distances.begin(), of_distances.end()), at::kLong)
             .narrow(0, 0, num_distances);
     // index_select is not used here: its backward on a GPU waits for the host.
     return at::embedding(*table_, buckets).t().to(options.dtype());

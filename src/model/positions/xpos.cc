@@ -4,8 +4,8 @@
 // scale_base) per token. gamma and scale_base must be chosen together.
 #include <cmath>
 
-#include "kernels/softmax_attention/softmax_attention.h"
 #include "model/positions/attention_variant.h"
+#include "ops/softmax_attention/softmax_attention.h"
 
 namespace halflife::model {
 namespace {
@@ -19,7 +19,7 @@ struct XposOptions : OptionsOf<XposOptions> {
     problems.Require(gamma > 0, "option gamma is ", gamma, ". Use a number above 0.");
     problems.Require(scale_base > 0, "option scale_base is ", scale_base,
                      ". Use a number of tokens above 0.");
-    const double least = Rate(0) / kernels::kFastestDecay * scale_base;
+    const double least = Rate(0) / ops::kFastestDecay * scale_base;
     problems.Require(gamma <= 0 || scale_base <= 0 || scale_base >= least, "option scale_base is ",
                      scale_base, " with gamma ", gamma, ", so the fastest pair keeps only ",
                      std::exp(Rate(0)), " of a product per token. Use a scale_base of at least ",

@@ -7,7 +7,7 @@
 #include "core/error.h"
 #include "core/log_thread.h"
 #include "core/threads.h"
-#include "kernels/torch/tensor_ref.h"
+#include "ops/torch/tensor_ref.h"
 
 #ifdef HALFLIFE_WITH_CUDA
 #include <cuda_runtime_api.h>
@@ -25,7 +25,7 @@ class BackgroundSave::DeviceCopy {
   }
   ~DeviceCopy() { cudaEventDestroy(event_); }
   void Mark(const at::Tensor& on_device) {
-    Check(cudaEventRecord(event_, kernels::CurrentStream(kernels::RefOf(on_device).device)));
+    Check(cudaEventRecord(event_, ops::CurrentStream(ops::RefOf(on_device).device)));
   }
   // On a thread of its own, to which the first GPU is the current one: a wait there would open a
   // context on it, of half a GiB a rank.

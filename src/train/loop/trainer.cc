@@ -468,7 +468,7 @@ ExitCode Trainer::ConfirmDone() {
 }
 
 StepResult Trainer::RunStep(const StepScalars& flags) {
-  std::optional<kernels::HostWaits> counter;
+  std::optional<ops::HostWaits> counter;
   if (waits_) {
     counter.emplace();
     runner_->ObservePhases([&](const char* phase) { counter->EnterPhase(phase); });

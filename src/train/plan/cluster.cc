@@ -238,7 +238,7 @@ double Cluster::Seconds(const dist::RehearsedOperation& operation) const {
   return base_s + std::min(2 * ring_s, tree_s) + 2 * moved;
 }
 
-kernels::ExchangeCost Cluster::RowCost(int sp) const {
+ops::ExchangeCost Cluster::RowCost(int sp) const {
   const auto seconds = [&](dist::OpKind kind, int64_t bytes) {
     return Seconds({.group = "rows", .group_size = sp, .kind = kind, .bytes = bytes});
   };

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "dist/rehearsal.h"
-#include "kernels/decay_attention/args.h"
-#include "kernels/sequence/exchange_cost.h"
+#include "kernels/decay_attention/decay_attention_args.h"
+#include "ops/sequence/exchange_cost.h"
 #include "train/config/run_config.h"
 
 namespace halflife::train {
@@ -46,7 +46,7 @@ struct Cluster {
   // hosts.
   double Seconds(const dist::RehearsedOperation& operation) const;
   // What decides between strategies of sp ranks that share rows.
-  kernels::ExchangeCost RowCost(int sp) const;
+  ops::ExchangeCost RowCost(int sp) const;
   // How many ranks may share a row: they lie on one node or are all of several.
   std::vector<int> RowSizes() const;
 };

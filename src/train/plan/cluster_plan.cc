@@ -8,8 +8,8 @@
 #include "core/human.h"
 #include "dist/parameter_gather.h"
 #include "dist/request.h"
-#include "kernels/sequence/tokens_before.h"
 #include "model/model_cost.h"
+#include "ops/sequence/tokens_before.h"
 #include "train/config/plan.h"
 #include "train/plan/timeline.h"
 
@@ -166,7 +166,7 @@ void AddMemory(const RunConfig& config, const StepOperations& step, ClusterPlan&
     const bool shift = operation.kind == OpKind::kSendRecv;
     const double both = shift ? 2 : 1 + 1.0 / operation.group_size;
     memory.exchange = std::max(memory.exchange, both * static_cast<double>(operation.bytes));
-    if (operation.kind == OpKind::kAllGather && operation.what == kernels::kTokensBefore)
+    if (operation.kind == OpKind::kAllGather && operation.what == ops::kTokensBefore)
       whole_past += operation.bytes;
   }
   memory.states += static_cast<double>(whole_past) / static_cast<double>(step.num_micro_batches);

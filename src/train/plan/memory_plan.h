@@ -10,7 +10,7 @@
 #include <string>
 
 #include "data/sample_order.h"
-#include "kernels/decay_attention/args.h"
+#include "kernels/decay_attention/decay_attention_args.h"
 #include "train/config/run_config.h"
 
 namespace halflife::train {

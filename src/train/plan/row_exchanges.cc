@@ -55,8 +55,7 @@ bool SameOperations(const RowExchanges& a, const RowExchanges& b) {
 
 }  // namespace
 
-RowRehearsals::RowRehearsals(const RunConfig& config, int sp_index,
-                             const kernels::ExchangeCost& cost)
+RowRehearsals::RowRehearsals(const RunConfig& config, int sp_index, const ops::ExchangeCost& cost)
     : config_(config), sp_index_(sp_index), cost_(cost) {}
 
 // That cut a scan of `batch` rows into as many pieces as the job's cut one of its.
@@ -74,14 +73,13 @@ RowExchanges RowRehearsals::Rehearse(int64_t layer, int64_t batch,
   const auto comm = rehearsal.MakeGroup(sp_index_, config_.parallel.row_ranks(), "rows");
   // The strategy is that of the job's messages.
   const double rows = static_cast<double>(config_.train.micro_batch) / static_cast<double>(batch);
-  kernels::ExchangeCost cost = cost_;
+  ops::ExchangeCost cost = cost_;
   cost.gather_s_per_byte *= rows, cost.shift_s_per_byte *= rows;
-  const model::SequenceParallel parallel = {
-      .group = model::MakeSegmentGroup(*comm),
-      .strategy = StrategyOf(config_.parallel.exchange),
-      .cost = std::make_shared<const kernels::ExchangeCost>(cost),
-      .lengths = lengths,
-      .threads = Threads(batch)};
+  const model::SequenceParallel parallel = {.group = model::MakeSegmentGroup(*comm),
+                                            .strategy = StrategyOf(config_.parallel.exchange),
+                                            .cost = std::make_shared<const ops::ExchangeCost>(cost),
+                                            .lengths = lengths,
+                                            .threads = Threads(batch)};
   const int64_t seq_len = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
   const model::SequenceSlice slice =
       parallel.SliceOf(model::SequenceSlice::Contiguous(batch, seq_len, 0, at::kCPU));
@@ -94,10 +92,9 @@ RowExchanges RowRehearsals::Rehearse(int64_t layer, int64_t batch,
                      .drop = [](uint32_t, const at::Tensor& z, double) { return z; },
                      .drop_within =
                          [&](uint32_t, double rate) {
-                           return kernels::DropoutConfig{
-                               .rate = rate,
-                               .samples = at::arange(x.size(0), at::kLong),
-                               .first_position = slice.begin};
+                           return ops::DropoutConfig{.rate = rate,
+                                                     .samples = at::arange(x.size(0), at::kLong),
+                                                     .first_position = slice.begin};
                          }})
           .y;
   const auto of_forward = static_cast<std::ptrdiff_t>(rehearsal.events().size());
@@ -146,7 +143,7 @@ const RowExchanges& RowRehearsals::OfLayer(const model::LanguageModel& model, in
   const std::string key = KeyOf(model, layer);
   if (const auto known = layers_.find(key); known != layers_.end()) return known->second;
   // As many rows as change what pieces a state is cut into.
-  const int64_t rows = config_.train.micro_batch, batch = std::min(rows, kernels::kScanPieces);
+  const int64_t rows = config_.train.micro_batch, batch = std::min(rows, ops::kScanPieces);
   RowExchanges exchanges = AtJobsLength(layer, batch);
   for (dist::RehearsedOperation& operation : exchanges.operations)
     operation.bytes = operation.bytes * rows / batch;

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "dist/rehearsal.h"
-#include "kernels/sequence/exchange_cost.h"
+#include "ops/sequence/exchange_cost.h"
 #include "train/config/run_config.h"
 
 namespace halflife::train {
@@ -33,7 +33,7 @@ class RowRehearsals {
   // Rehearses for the rank with this slice of its rows, under the config's parallel.sp, exchange,
   // train.micro_batch, train.precision and data.seq_len. `cost`: what decides between strategies
   // where parallel.exchange is auto; a run measures it.
-  RowRehearsals(const RunConfig& config, int sp_index, const kernels::ExchangeCost& cost);
+  RowRehearsals(const RunConfig& config, int sp_index, const ops::ExchangeCost& cost);
 
   // Error kUsage where the layer's mixer cannot have a row on several ranks. Kept for mixers alike.
   const RowExchanges& OfLayer(const model::LanguageModel& model, int64_t layer);
@@ -46,7 +46,7 @@ class RowRehearsals {
 
   const RunConfig config_;
   const int sp_index_;
-  const kernels::ExchangeCost cost_;
+  const ops::ExchangeCost cost_;
   std::map<std::string, RowExchanges> layers_;  // by the mixer with its options and state
 };
 

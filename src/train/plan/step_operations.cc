@@ -7,9 +7,9 @@
 #include "dist/gradient_reducer.h"
 #include "dist/mesh.h"
 #include "dist/parameter_gather.h"
-#include "kernels/torch/tensor_ref.h"
 #include "model/model_cost.h"
 #include "model/sequence_parallel.h"
+#include "ops/torch/tensor_ref.h"
 #include "train/config/plan.h"
 #include "train/step/bf16_wire.h"
 #include "train/step/gradient_shares.h"
@@ -104,7 +104,7 @@ class RankRehearsal {
       shares_.emplace(arena_, *sums_, in_bf16);
     } else {
       if (in_bf16) wire_.emplace(arena_.grads());
-      reducer_.emplace(arena_.layout(), *sums_, kernels::RefOf(arena_.grads()),
+      reducer_.emplace(arena_.layout(), *sums_, ops::RefOf(arena_.grads()),
                        arena_.sliced() ? dist::ReducedTo::kSlices : dist::ReducedTo::kAllRanks,
                        wire_ ? &*wire_ : nullptr);
     }

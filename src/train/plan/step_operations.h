@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "dist/rehearsal.h"
-#include "kernels/sequence/exchange_cost.h"
+#include "ops/sequence/exchange_cost.h"
 #include "train/plan/row_exchanges.h"
 
 namespace halflife::train {

@@ -26,7 +26,7 @@ std::vector<std::string> InOrder(const HostWaitReport::Phases& phases) {
 void HostWaitReport::Add(const Phases& step) {
   ++num_steps_;
   for (const auto& [phase, counts] : step) {
-    kernels::HostCounts& sum = sums_[phase];
+    ops::HostCounts& sum = sums_[phase];
     for (const auto& [name, count] : counts.waits) sum.waits[name] += count;
     for (const auto& [name, count] : counts.kernels) sum.kernels[name] += count;
     sum.uploads += counts.uploads;
@@ -42,7 +42,7 @@ std::string HostWaitReport::Text() const {
   std::string text = Concat("host waits, means of ", num_steps_, " steps:");
   int64_t num_waits = 0, num_reads = 0;
   for (const std::string& phase : InOrder(sums_)) {
-    const kernels::HostCounts& counts = sums_.at(phase);
+    const ops::HostCounts& counts = sums_.at(phase);
     num_waits += counts.num_waits(), num_reads += counts.read_backs;
     text += Concat("\n  ", phase, ": ", mean(counts.num_waits()), " waits, ",
                    mean(counts.read_backs), " reads, ", mean(counts.uploads), " uploads, ",

@@ -10,13 +10,13 @@
 #include <map>
 #include <string>
 
-#include "kernels/torch/host_waits.h"
+#include "ops/torch/host_waits.h"
 
 namespace halflife::train {
 
 class HostWaitReport {
  public:
-  using Phases = std::map<std::string, kernels::HostCounts>;
+  using Phases = std::map<std::string, ops::HostCounts>;
 
   void Add(const Phases& step);
   // A line for each phase and what waited in it, in means over the steps; then whether anything did

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/torch/host_transfer.h"
-#include "kernels/torch/host_waits.h"
-#include "kernels/torch/tensor_ref.h"
+#include "ops/torch/host_transfer.h"
+#include "ops/torch/host_waits.h"
+#include "ops/torch/tensor_ref.h"
 
 namespace halflife::train {
 
@@ -31,11 +31,11 @@ AdamW::AdamW(ParameterArena& arena, const AdamWConfig& config, bool decay_all)
     max_segment_ = std::max(max_segment_, count);
   }
   num_segments_ = static_cast<int>(segments.size());
-  segments_ = kernels::UploadTable(segments, arena_.main().device());
+  segments_ = ops::UploadTable(segments, arena_.main().device());
 }
 
 void AdamW::Update(double lr, double grad_factor, uint64_t num_updates) {
-  kernels::NoteKernel();
+  ops::NoteKernel();
   const c10::DeviceGuard guard(arena_.main().device());
   const at::Tensor& copy = arena_.compute_copy();
   const kernels::AdamWArgs args = {
@@ -51,7 +51,7 @@ void AdamW::Update(double lr, double grad_factor, uint64_t num_updates) {
 #ifdef HALFLIFE_WITH_CUDA
   if (arena_.main().is_cuda()) {
     kernels::cuda::AdamW(args,
-                         kernels::CurrentStream({Device::Kind::kCuda, arena_.main().get_device()}));
+                         ops::CurrentStream({Device::Kind::kCuda, arena_.main().get_device()}));
     return;
   }
 #endif

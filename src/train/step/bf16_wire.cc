@@ -2,7 +2,7 @@
 
 #include <ATen/ops/empty_like.h>
 
-#include "kernels/torch/tensor_ref.h"
+#include "ops/torch/tensor_ref.h"
 
 namespace halflife::train {
 
@@ -17,7 +17,7 @@ Bf16Wire::Bf16Wire(const at::Tensor& gradients)
 TensorRef Bf16Wire::Load(int64_t begin, int64_t count) {
   const at::Tensor part = travelling_.narrow(0, begin, count);
   part.copy_(gradients_.narrow(0, begin, count));
-  return kernels::RefOf(part);
+  return ops::RefOf(part);
 }
 
 void Bf16Wire::Store(int64_t begin, int64_t count) {

@@ -13,7 +13,7 @@
 
 namespace halflife::train {
 
-class GradientHooks::Sink : public kernels::GradientSink {
+class GradientHooks::Sink : public ops::GradientSink {
  public:
   Sink(GradientHooks& owner, int param) : owner_(owner), param_(param) {}
   Place Next() override { return owner_.Next(param_); }
@@ -37,13 +37,12 @@ GradientHooks::GradientHooks(model::ParameterSet& parameters, ParameterArena& ar
       slots_.push_back(arena_.View(arena_.grads(), i));
       if (!pairwise_ && UsesOf(i) > 1) own_sums_[i] = at::empty_like(slots_[i]);
     }
-    kernels::SetGradientSink(parameters_.tensor(i), std::make_unique<Sink>(*this, i));
+    ops::SetGradientSink(parameters_.tensor(i), std::make_unique<Sink>(*this, i));
   }
 }
 
 GradientHooks::~GradientHooks() {
-  for (int i = 0; i < parameters_.size(); ++i)
-    kernels::SetGradientSink(parameters_.tensor(i), nullptr);
+  for (int i = 0; i < parameters_.size(); ++i) ops::SetGradientSink(parameters_.tensor(i), nullptr);
 }
 
 void GradientHooks::BeginMicroBatch(int64_t index, int64_t count, dist::GradientReducer* reducer) {
@@ -69,7 +68,7 @@ int GradientHooks::UsesOf(int param) const {
   return options_.recomputes ? parameters_.specs()[param].readers : 1;
 }
 
-kernels::GradientSink::Place GradientHooks::Next(int param) {
+ops::GradientSink::Place GradientHooks::Next(int param) {
   HL_FAULT_POINT("train.hook", ExitCode::kInternal);
   HL_CHECK(uses_[param] < UsesOf(param), "parameter ", parameters_.specs()[param].name,
            " received its gradient ", uses_[param] + 1, " times in one backward, not ",
@@ -84,7 +83,7 @@ void GradientHooks::Written(int param) {
   if (++uses_[param] < UsesOf(param)) return;
   if (shares_ != nullptr) shares_->MarkReady(param);
   if (own_sums_[param].defined())
-    kernels::GradientSink::Place{.sum = slots_[param], .added = index_ > 0}.Take(own_sums_[param]);
+    ops::GradientSink::Place{.sum = slots_[param], .added = index_ > 0}.Take(own_sums_[param]);
   if (pairwise_)
     JoinPairwise(slots_[param], index_, count_, [&](int level) { return levels_[level][param]; });
   if (reducer_ != nullptr) reducer_->MarkReady(param);

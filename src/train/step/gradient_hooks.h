@@ -1,5 +1,5 @@
 // Has each parameter's gradient added up in the fp32 arena the moment backward knows it
-// (kernels/torch/gradient_sink.h), so that there is no second copy of the gradients and buckets can
+// (ops/torch/gradient_sink.h), so that there is no second copy of the gradients and buckets can
 // be reduced while backward still runs.
 //
 // Micro-batches are summed pairwise on the CPU (core/pairwise_sum.h), as ranks are, so that powers
@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "dist/gradient_reducer.h"
-#include "kernels/torch/gradient_sink.h"
+#include "ops/torch/gradient_sink.h"
 #include "train/step/gradient_shares.h"
 #include "train/step/parameter_arena.h"
 
@@ -50,7 +50,7 @@ class GradientHooks {
 
  private:
   class Sink;
-  kernels::GradientSink::Place Next(int param);
+  ops::GradientSink::Place Next(int param);
   void Written(int param);
   int UsesOf(int param) const;  // accumulations of one backward
 

@@ -6,9 +6,9 @@
 
 #include <cstddef>
 
-#include "kernels/torch/host_transfer.h"
-#include "kernels/torch/host_waits.h"
-#include "kernels/torch/tensor_ref.h"
+#include "ops/torch/host_transfer.h"
+#include "ops/torch/host_waits.h"
+#include "ops/torch/tensor_ref.h"
 
 namespace halflife::train {
 
@@ -20,11 +20,11 @@ GradientNorm::GradientNorm(const std::vector<dist::Fragment>& fragments, const a
     segments_.push_back({part.arena_begin, count, num_blocks_});
     num_blocks_ += segments_.back().num_blocks();
   }
-  if (flat.is_cuda()) table_ = kernels::UploadTable(segments_, flat.device());
+  if (flat.is_cuda()) table_ = ops::UploadTable(segments_, flat.device());
 }
 
 at::Tensor GradientNorm::PartialSums() const {
-  kernels::NoteKernel();
+  ops::NoteKernel();
   const at::Tensor partials = at::empty({num_blocks_}, flat_.options().dtype(at::kDouble));
   kernels::SquaresArgs args = {.values = flat_.const_data_ptr<float>(),
                                .segments = segments_.data(),
@@ -36,7 +36,7 @@ at::Tensor GradientNorm::PartialSums() const {
     const c10::DeviceGuard guard(flat_.device());
     args.segments = static_cast<const kernels::SquaresSegment*>(table_.const_data_ptr());
     kernels::cuda::SumOfSquares(args,
-                                kernels::CurrentStream({Device::Kind::kCuda, flat_.get_device()}));
+                                ops::CurrentStream({Device::Kind::kCuda, flat_.get_device()}));
     return partials;
   }
 #endif
@@ -59,7 +59,7 @@ double GradientNorm::Sum(std::span<const double> partials) const {
 
 double SumOfSquares(const std::vector<dist::Fragment>& fragments, const at::Tensor& flat) {
   const GradientNorm norm(fragments, flat);
-  const at::Tensor partials = kernels::ReadBack(norm.PartialSums());
+  const at::Tensor partials = ops::ReadBack(norm.PartialSums());
   return norm.Sum({partials.const_data_ptr<double>(), static_cast<size_t>(partials.numel())});
 }
 

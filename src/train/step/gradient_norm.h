@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "dist/parameter_layout.h"
-#include "kernels/sum_of_squares/args.h"
+#include "kernels/sum_of_squares/sum_of_squares_args.h"
 
 namespace halflife::train {
 

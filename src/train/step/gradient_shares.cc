@@ -8,7 +8,7 @@
 
 #include "core/clock.h"
 #include "core/error.h"
-#include "kernels/torch/tensor_ref.h"
+#include "ops/torch/tensor_ref.h"
 
 namespace halflife::train {
 
@@ -26,7 +26,7 @@ GradientShares::GradientShares(ParameterArena& arena, dist::Communicator& comm, 
 
 void GradientShares::BeginMicroBatch(bool first) {
   first_ = first;
-  producer_ = kernels::CurrentStream(kernels::RefOf(arena_.grads()).device);
+  producer_ = ops::CurrentStream(ops::RefOf(arena_.grads()).device);
   num_launched_ = num_settled_ = 0;
   progress_.Begin();
 }
@@ -77,7 +77,7 @@ void GradientShares::Launch(int bucket) {
   }
   const bool in_place = first_ && !in_bf16_;
   sum.own = in_place ? share : at::empty(share.sizes(), sum.gradients.options());
-  sum.work = comm_.ReduceScatter(kernels::RefOf(sum.gradients), kernels::RefOf(sum.own),
+  sum.work = comm_.ReduceScatter(ops::RefOf(sum.gradients), ops::RefOf(sum.own),
                                  dist::ReduceOp::kSum, {"grad_bucket", bucket}, producer_);
 }
 

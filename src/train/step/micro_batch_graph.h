@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "eval/batch_tensors.h"
-#include "kernels/torch/device_graph.h"
+#include "ops/torch/device_graph.h"
 
 namespace halflife::train {
 
@@ -39,7 +39,7 @@ class MicroBatchGraph {
   Compute compute_;
   std::optional<eval::BatchTensors> batch_;  // of the form: what the recording reads
   at::Tensor result_;                        // what it writes
-  kernels::DeviceGraph graph_;
+  ops::DeviceGraph graph_;
   bool is_recorded_ = false;  // the form
   int64_t num_replays_ = 0;
   bool told_ = false;  // that documents were met

@@ -9,7 +9,7 @@
 #include <cstring>
 
 #include "core/error.h"
-#include "kernels/torch/tensor_ref.h"
+#include "ops/torch/tensor_ref.h"
 #include "train/config/plan.h"
 
 namespace halflife::train {
@@ -119,9 +119,9 @@ void ParameterArena::RefreshComputeCopy() {
 
 std::vector<dist::GatheredArray> ParameterArena::ComputedArrays() const {
   const int64_t all = layout_.num_elements(), of_copy = layout_.num_compute_elements();
-  const TensorRef main = kernels::RefOf(main_);
+  const TensorRef main = ops::RefOf(main_);
   if (!compute_.defined()) return {{.begin = 0, .end = all, .data = main}};
-  return {{.begin = 0, .end = of_copy, .data = kernels::RefOf(compute_)},
+  return {{.begin = 0, .end = of_copy, .data = ops::RefOf(compute_)},
           {.begin = of_copy,
            .end = all,
            .data = main.Slice(main.count - (all - of_copy), all - of_copy)}};

@@ -10,14 +10,14 @@
 #include "core/human.h"
 #include "core/log.h"
 #include "dist/mesh.h"
-#include "kernels/sequence/exchange_cost.h"
-#include "kernels/torch/host_transfer.h"
+#include "ops/sequence/exchange_cost.h"
+#include "ops/torch/host_transfer.h"
 #include "train/device.h"
 
 namespace halflife::train {
 namespace {
 
-void LogCost(const kernels::ExchangeCost& cost) {
+void LogCost(const ops::ExchangeCost& cost) {
   HL_INFO("train", "between the slices of a row a message takes ", Fixed(1e6 * cost.shift_s, 0),
           " us and ", Fixed(1e12 * cost.shift_s_per_byte, 0),
           " us a MB, to gather one of each rank ", Fixed(1e6 * cost.gather_s, 0), " us and ",
@@ -25,21 +25,21 @@ void LogCost(const kernels::ExchangeCost& cost) {
 }
 
 // Collective: pieces of scans are messages, so ranks with fewer threads decide for all.
-int FewestThreads(kernels::SegmentGroup& group, Device device) {
+int FewestThreads(ops::SegmentGroup& group, Device device) {
   const std::vector<int64_t> own = {device.is_cuda() ? 0 : at::get_num_threads()};
   const at::Tensor gathered =
-      group.AllGather(kernels::UploadValues(own, ToTorch(device)), "threads").flatten();
+      group.AllGather(ops::UploadValues(own, ToTorch(device)), "threads").flatten();
   group.Settle();  // what a GPU's copy back waits for has no deadline
-  const at::Tensor all = kernels::ReadBack(gathered);
+  const at::Tensor all = ops::ReadBack(gathered);
   const std::span<const int64_t> of_ranks(all.const_data_ptr<int64_t>(), all.numel());
   return static_cast<int>(*std::ranges::min_element(of_ranks));
 }
 
 }  // namespace
 
-kernels::StateStrategy StrategyOf(const std::string& exchange) {
-  using enum kernels::StateStrategy;
-  static const std::map<std::string, kernels::StateStrategy> kStrategies = {
+ops::StateStrategy StrategyOf(const std::string& exchange) {
+  using enum ops::StateStrategy;
+  static const std::map<std::string, ops::StateStrategy> kStrategies = {
       {"auto", kCheapest}, {"gather", kGather}, {"ring", kRing}, {"scan", kScan}};
   return kStrategies.at(exchange);
 }
@@ -52,9 +52,9 @@ SharedRows ShareRows(const RunConfig& config, dist::RankContext& context, Device
   rows.parallel = {.group = model::MakeSegmentGroup(*rows.ranks),
                    .strategy = StrategyOf(config.parallel.exchange)};
   rows.parallel->threads = FewestThreads(*rows.parallel->group, device);
-  if (rows.parallel->strategy == kernels::StateStrategy::kCheapest) {
-    rows.parallel->cost = std::make_shared<const kernels::ExchangeCost>(
-        kernels::MeasureExchange(*rows.parallel->group, ToTorch(device)));
+  if (rows.parallel->strategy == ops::StateStrategy::kCheapest) {
+    rows.parallel->cost = std::make_shared<const ops::ExchangeCost>(
+        ops::MeasureExchange(*rows.parallel->group, ToTorch(device)));
     LogCost(*rows.parallel->cost);
   }
   return rows;

@@ -12,7 +12,7 @@
 namespace halflife::train {
 
 // Returns the strategy that parallel.exchange names.
-kernels::StateStrategy StrategyOf(const std::string& exchange);
+ops::StateStrategy StrategyOf(const std::string& exchange);
 
 struct SharedRows {
   std::unique_ptr<dist::Communicator> ranks;        // that share them; null: none do

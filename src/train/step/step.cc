@@ -14,8 +14,8 @@
 #include "core/pairwise_sum.h"
 #include "dist/mesh.h"
 #include "eval/batch_tensors.h"
-#include "kernels/torch/host_transfer.h"
-#include "kernels/torch/tensor_ref.h"
+#include "ops/torch/host_transfer.h"
+#include "ops/torch/tensor_ref.h"
 #include "train/config/plan.h"
 #include "train/device.h"
 
@@ -57,13 +57,12 @@ StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, Par
   if (config.parallel.sums_each_micro_batch()) sum_.emplace(arena.grads());
   if (!shares_) {
     if (SumsInBf16(config, sums.size())) wire_.emplace(arena.grads());
-    reducer_.emplace(arena.layout(), sums, kernels::RefOf(arena.grads()),
+    reducer_.emplace(arena.layout(), sums, ops::RefOf(arena.grads()),
                      arena.sliced() ? dist::ReducedTo::kSlices : dist::ReducedTo::kAllRanks,
                      wire_ ? &*wire_ : nullptr);
   }
   // Where each launch is checked there are none to save.
-  if (config.train.cuda_graphs &&
-      (!device.is_cuda() || kernels::DeviceGraph::IsOn(ToTorch(device))))
+  if (config.train.cuda_graphs && (!device.is_cuda() || ops::DeviceGraph::IsOn(ToTorch(device))))
     graph_.emplace(ToTorch(device), [this](const eval::BatchTensors& batch) {
       return Differentiate(batch, nullptr, [this] { hooks_.BeginAdded(); });
     });
@@ -84,7 +83,7 @@ std::vector<dist::Fragment> StepRunner::OwnGradients() const {
 
 void StepRunner::ShareParameters() {
   if (!gather_) return;
-  gather_->Start(kernels::CurrentStream(device_));
+  gather_->Start(ops::CurrentStream(device_));
   gather_->AwaitAll();
 }
 
@@ -110,7 +109,7 @@ at::Tensor StepRunner::ToldPositions(const data::Batch& batch) const {
   const at::Tensor whole = at::from_blob(told.data(), {batch.batch_size, batch.seq_len}, at::kLong);
   // A copy: `told` goes, and neither a slice of one row nor an upload to a CPU is one.
   const at::Tensor own = (rows_.parallel ? rows_.parallel->TokensOf(whole) : whole).clone();
-  return kernels::Upload(own, ToTorch(device_));
+  return ops::Upload(own, ToTorch(device_));
 }
 
 // -> [2]: the losses' sums. `begin_backward` comes between forward and backward.
@@ -148,7 +147,7 @@ at::Tensor StepRunner::Launched(const eval::BatchTensors& batch, int64_t index, 
       [&] {
         hooks_.BeginMicroBatch(alone ? 0 : index, alone ? 1 : count,
                                reduces ? &*reducer_ : nullptr);
-        if (reduces) reducer_->BeginStep(kernels::CurrentStream(device_));
+        if (reduces) reducer_->BeginStep(ops::CurrentStream(device_));
       });
 }
 
@@ -161,7 +160,7 @@ at::Tensor StepRunner::Replayed(const eval::BatchTensors& batch, int64_t index, 
   if (device_.is_cuda()) Enter("forward");  // which a replay there does not say
   const at::Tensor losses = graph_->Run(batch);
   if (index == count - 1) {  // of one rank
-    reducer_->BeginStep(kernels::CurrentStream(device_));
+    reducer_->BeginStep(ops::CurrentStream(device_));
     reducer_->MarkAllReady();
   }
   return losses;
@@ -206,7 +205,7 @@ void StepRunner::FinishSums(StepResult& result) {
 // learns of a step comes back in one copy: a GPU is waited for once.
 double StepRunner::ReadSums(StepResult& result) {
   const at::Tensor losses = at::cat(losses_).to(at::kDouble);
-  const at::Tensor sums = kernels::ReadBack(at::cat({losses, norm_.PartialSums()}));
+  const at::Tensor sums = ops::ReadBack(at::cat({losses, norm_.PartialSums()}));
   const std::span<const double> values(sums.const_data_ptr<double>(),
                                        static_cast<size_t>(sums.numel()));
   PairwiseSum<double> loss, z_loss;
@@ -295,7 +294,7 @@ StepResult StepRunner::Run(int64_t step, uint64_t& num_updates, const StepScalar
     Enter("update");
     if (before_update) before_update();
     optimizer_.Update(result.lr, to_mean * result.clip_factor, ++num_updates);
-    if (gather_) gather_->Start(kernels::CurrentStream(device_));
+    if (gather_) gather_->Start(ops::CurrentStream(device_));
   }
   result.data_wait_seconds = source_.TakeWaitSeconds();
   if (shares_) result.exposed_grad_seconds = shares_->TakeWaitSeconds();

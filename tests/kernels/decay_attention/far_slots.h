@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/decay_attention/args.h"
+#include "kernels/decay_attention/decay_attention_args.h"
 #include "support/sparse_memory.h"
 
 namespace halflife::kernels::test {

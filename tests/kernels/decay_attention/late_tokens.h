@@ -11,8 +11,8 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/chunks/chunk_table.h"
-#include "kernels/decay_attention/args.h"
+#include "kernels/common/chunks/chunk_table.h"
+#include "kernels/decay_attention/decay_attention_args.h"
 #include "support/sparse_memory.h"
 
 namespace halflife::kernels::test {

@@ -3,12 +3,12 @@
 #include <string>
 
 #include "core/error.h"
-#include "kernels/decay_attention/args.h"
 #include "kernels/decay_attention/cpu/workspace.h"
 #include "kernels/decay_attention/cuda/route.h"
 #include "kernels/decay_attention/cuda/turns.h"
 #include "kernels/decay_attention/cuda/workspace.h"
-#include "kernels/decay_attention/partition.h"
+#include "kernels/decay_attention/decay_attention_args.h"
+#include "kernels/decay_attention/decay_attention_partition.h"
 #include "support/expect_error.h"
 
 namespace halflife::kernels {

@@ -15,9 +15,9 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/decay_attention/args.h"
-#include "kernels/decay_attention/reference.h"
-#include "kernels/decay_attention/stored_tensor.h"
+#include "kernels/decay_attention/decay_attention_args.h"
+#include "kernels/decay_attention/decay_attention_reference.h"
+#include "ops/decay_attention/stored_tensor.h"
 
 namespace halflife::kernels::test {
 

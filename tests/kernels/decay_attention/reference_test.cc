@@ -1,5 +1,5 @@
 // The oracle against central differences.
-#include "kernels/decay_attention/reference.h"
+#include "kernels/decay_attention/decay_attention_reference.h"
 
 #include <gtest/gtest.h>
 

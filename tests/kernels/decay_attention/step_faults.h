@@ -8,7 +8,7 @@
 #include <functional>
 #include <vector>
 
-#include "kernels/decay_attention/args.h"
+#include "kernels/decay_attention/decay_attention_args.h"
 #include "support/expect_error.h"
 
 namespace halflife::kernels::test {

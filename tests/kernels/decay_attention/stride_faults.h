@@ -10,7 +10,7 @@
 #include <string>
 #include <utility>
 
-#include "kernels/decay_attention/args.h"
+#include "kernels/decay_attention/decay_attention_args.h"
 #include "support/expect_error.h"
 
 namespace halflife::kernels::test {

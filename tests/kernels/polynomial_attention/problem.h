@@ -18,9 +18,9 @@
 #include <string>
 #include <vector>
 
-#include "kernels/polynomial_attention/polynomial_attention.h"
-#include "kernels/polynomial_attention/reference.h"
-#include "kernels/random_tensors.h"
+#include "kernels/polynomial_attention/polynomial_attention_reference.h"
+#include "ops/polynomial_attention/polynomial_attention.h"
+#include "ops/random_tensors.h"
 
 namespace halflife::kernels::test {
 
@@ -51,10 +51,10 @@ struct ProblemShape {
 struct Problem {
   ProblemShape shape;
   at::Tensor q, k, v, dout;
-  PolynomialState initial, dfinal;
+  ops::PolynomialState initial, dfinal;
 
   double scale() const { return 1 / std::sqrt(static_cast<double>(shape.dim)); }
-  PolynomialAttentionConfig Config() const {
+  ops::PolynomialAttentionConfig Config() const {
     return {.scale = scale(),
             .weights = shape.kernel.weights,
             .normalise = shape.kernel.normalise,
@@ -84,11 +84,11 @@ inline Problem MakeProblem(const ProblemShape& s, uint64_t seed,
                                 .dim_v = s.dim_v,
                                 .kernel = s.kernel},
                                seed + 10, stored);
-  PolynomialAttentionConfig config = before.Config();
+  ops::PolynomialAttentionConfig config = before.Config();
   config.want_final_state = true;
   config.form = PolynomialForm::kChunked;
-  const PolynomialState left =
-      PolynomialAttention({.q = before.q, .k = before.k, .v = before.v}, config).final_state;
+  const ops::PolynomialState left =
+      ops::PolynomialAttention({.q = before.q, .k = before.k, .v = before.v}, config).final_state;
   const auto rounded = [](const at::Tensor& x) { return x.to(at::kFloat).to(at::kDouble); };
   p.initial.kv = rounded(left.kv);
   p.dfinal.kv = rounded(Normal(left.kv.sizes().vec(), seed + 4));
@@ -156,17 +156,19 @@ struct RunConfig {
   int64_t chunk_size = 32;
   PolynomialForm form = PolynomialForm::kChunked;
   at::Device device = at::kCPU;
-  PolynomialAttentionOutput (*attend)(const PolynomialAttentionInputs&,
-                                      const PolynomialAttentionConfig&) = PolynomialAttention;
+  ops::PolynomialAttentionOutput (*attend)(const ops::PolynomialAttentionInputs&,
+                                           const ops::PolynomialAttentionConfig&) =
+      ops::PolynomialAttention;
 };
 
-inline std::shared_ptr<const SequenceChunks> ChunksOf(const ProblemShape& s, int64_t chunk_size,
-                                                      at::Device device = at::kCPU) {
-  return MakeSequenceChunks({.batch = s.batch,
-                             .seq_len = s.seq_len,
-                             .chunk_size = chunk_size,
-                             .document_starts = s.document_starts},
-                            device);
+inline std::shared_ptr<const ops::SequenceChunks> ChunksOf(const ProblemShape& s,
+                                                           int64_t chunk_size,
+                                                           at::Device device = at::kCPU) {
+  return ops::MakeSequenceChunks({.batch = s.batch,
+                                  .seq_len = s.seq_len,
+                                  .chunk_size = chunk_size,
+                                  .document_starts = s.document_starts},
+                                 device);
 }
 
 // On the CPU, whatever device ran.
@@ -178,12 +180,12 @@ inline Answer RunKernel(const Problem& p, const RunConfig& run) {
     leaves.push_back(x.to(dtype).to(run.device).clone().requires_grad_());
     return leaves.back();
   };
-  PolynomialAttentionInputs inputs = {.q = leaf(p.q, run.dtype),
-                                      .k = leaf(p.k, run.dtype),
-                                      .v = leaf(p.v, run.dtype),
-                                      .chunks = ChunksOf(p.shape, run.chunk_size, run.device)};
+  ops::PolynomialAttentionInputs inputs = {.q = leaf(p.q, run.dtype),
+                                           .k = leaf(p.k, run.dtype),
+                                           .v = leaf(p.v, run.dtype),
+                                           .chunks = ChunksOf(p.shape, run.chunk_size, run.device)};
   inputs.initial_state = {.kv = leaf(p.initial.kv, wide), .norm = leaf(p.initial.norm, wide)};
-  PolynomialAttentionConfig config = p.Config();
+  ops::PolynomialAttentionConfig config = p.Config();
   config.form = run.form;
   const auto [out, final_state, divisors] = run.attend(inputs, config);
   std::vector<at::Tensor> results = {out}, gradients = {p.dout.to(run.dtype).to(run.device)};

@@ -1,6 +1,6 @@
 // The oracle of polynomial attention: its features against the kernel they stand for, its gradients
 // against finite differences.
-#include "kernels/polynomial_attention/reference.h"
+#include "kernels/polynomial_attention/polynomial_attention_reference.h"
 
 #include <gtest/gtest.h>
 

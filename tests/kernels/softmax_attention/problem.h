@@ -9,8 +9,8 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/random_tensors.h"
-#include "kernels/softmax_attention/softmax_attention.h"
+#include "ops/random_tensors.h"
+#include "ops/softmax_attention/softmax_attention.h"
 
 namespace halflife::kernels::attention_test {
 
@@ -19,7 +19,7 @@ using test::Normal;
 struct Shape {
   const char* name = "";
   int64_t batch = 2, seq_len = 70, num_past = 0, heads = 2, kv_heads = 2, dim = 8, dim_v = 6;
-  KeyPattern pattern = {};
+  ops::KeyPattern pattern = {};
   bool bias = false, bias_scale = false;
   int64_t far_from = 0;
   bool own_far_keys = false;
@@ -149,8 +149,8 @@ inline const std::vector<Shape> kShapes = {
      .starts = {0, 10}}};
 
 struct Problem {
-  SoftmaxAttentionInputs in;
-  SoftmaxAttentionConfig config;
+  ops::SoftmaxAttentionInputs in;
+  ops::SoftmaxAttentionConfig config;
 
   Problem To(at::ScalarType dtype) const {
     Problem other = *this;
@@ -162,7 +162,7 @@ struct Problem {
   }
   at::Tensor Out(at::ScalarType dtype = at::kDouble) const {
     const Problem other = To(dtype);
-    return SoftmaxAttention(other.in, other.config);
+    return ops::SoftmaxAttention(other.in, other.config);
   }
 };
 

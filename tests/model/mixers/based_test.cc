@@ -5,8 +5,8 @@
 
 #include <cmath>
 
-#include "kernels/random_tensors.h"
 #include "model/mixers/built_mixer.h"
+#include "ops/random_tensors.h"
 #include "support/expect_error.h"
 
 namespace halflife::model {

@@ -8,9 +8,9 @@
 #include <string>
 
 #include "core/error.h"
-#include "kernels/random_tensors.h"
 #include "model/mixer.h"
 #include "model/positions/positions.h"
+#include "ops/random_tensors.h"
 
 namespace halflife::test {
 

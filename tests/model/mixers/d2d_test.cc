@@ -18,10 +18,10 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/dropout/dropout.h"
-#include "kernels/gradient_check.h"
 #include "model/language_model.h"
 #include "model/mixers/built_mixer.h"
+#include "ops/gradient_check.h"
+#include "ops/rows/dropout.h"
 #include "support/expect_error.h"
 
 namespace halflife::model {
@@ -365,11 +365,10 @@ TEST(D2d, TrainingEvaluationAndDecodeAgree) {
     const auto logits = [&](const at::Tensor& tokens, bool training) {
       const auto slice = SequenceSlice::Contiguous(1, tokens.size(1), 0, at::kCPU);
       const std::vector<uint64_t> samples = {4};
-      return model.Logits(
-          model.Hidden(tokens, {.slice = &slice,
-                                .training = training,
-                                .seed = 1,
-                                .samples = kernels::SampleNumbers(samples, at::kCPU)}));
+      return model.Logits(model.Hidden(tokens, {.slice = &slice,
+                                                .training = training,
+                                                .seed = 1,
+                                                .samples = ops::SampleNumbers(samples, at::kCPU)}));
     };
     at::Tensor text = (halflife::test::Uniform({1, kPrompt}, 5) * 50).to(at::kLong);
     EXPECT_TRUE(test::BitEqual(logits(text, true), logits(text, false)));

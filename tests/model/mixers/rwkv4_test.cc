@@ -13,8 +13,8 @@
 #include <map>
 #include <vector>
 
-#include "kernels/random_tensors.h"
 #include "model/mixer.h"
+#include "ops/random_tensors.h"
 
 namespace halflife::model {
 namespace {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "core/files.h"
-#include "kernels/random_tensors.h"
 #include "model/language_model.h"
+#include "ops/random_tensors.h"
 #include "support/expect_error.h"
 #include "support/paths.h"
 #include "train/config/part_help.h"

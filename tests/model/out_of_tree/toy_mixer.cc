@@ -6,12 +6,12 @@
 
 #include <cmath>
 
-#include "kernels/decay_attention/decay_attention.h"
-#include "kernels/linear/linear.h"
-#include "kernels/torch/dispatch.h"
 #include "model/mixers/heads.h"
 #include "model/mixers/variants.h"
 #include "model/output_projection.h"
+#include "ops/decay_attention/decay_attention.h"
+#include "ops/linear/linear.h"
+#include "ops/torch/dispatch.h"
 
 namespace halflife::model {
 namespace {
@@ -48,7 +48,7 @@ class Toy : public Mixer {
     const at::Tensor v = Values(call.x);  // [B, T, H, V]
     const at::Tensor one = at::ones({v.size(0), v.size(1), num_heads_, 1}, v.options());
     const bool carried = call.carried();
-    const auto [sum, last] = kernels::DecayAttention(
+    const auto [sum, last] = ops::DecayAttention(
         {.q = one,
          .k = one,
          .v = v,
@@ -65,8 +65,8 @@ class Toy : public Mixer {
   at::Tensor Step(const at::Tensor& x, const SequenceSlice&, MixerState& state) const override {
     const at::Tensor v = Values(x);  // [B, H, V]
     const at::Tensor one = at::ones({v.size(0), num_heads_, 1}, v.options());
-    kernels::DecayState memory = {.kv = state.tensors[0]};  // updated in place
-    const at::Tensor sum = kernels::DecayAttentionStep(
+    ops::DecayState memory = {.kv = state.tensors[0]};  // updated in place
+    const at::Tensor sum = ops::DecayAttentionStep(
         {.q = one, .k = one, .v = v, .log_decay = LogDecay(v), .constant_decay = true},
         {.scale = 1}, memory);
     return out_(sum.flatten(1));
@@ -82,10 +82,10 @@ class Toy : public Mixer {
 
  private:
   at::Tensor Values(const at::Tensor& x) const {
-    return SplitHeads(kernels::Linear(x, *v_), dim_ / num_heads_);
+    return SplitHeads(ops::Linear(x, *v_), dim_ / num_heads_);
   }
   at::Tensor LogDecay(const at::Tensor& v) const {
-    return at::full({num_heads_}, log_decay_, v.options().dtype(kernels::ComputeType(v)));
+    return at::full({num_heads_}, log_decay_, v.options().dtype(ops::ComputeType(v)));
   }
 
   int64_t dim_, num_heads_;

@@ -15,13 +15,13 @@
 #include <cmath>
 #include <numeric>
 
-#include "kernels/random_tensors.h"
-#include "kernels/rotary/rotary.h"
 #include "model/language_model.h"
 #include "model/mixers/built_mixer.h"
 #include "model/positions/alibi.h"
 #include "model/positions/frequencies.h"
 #include "model/positions/t5.h"
+#include "ops/random_tensors.h"
+#include "ops/rows/rotary.h"
 #include "support/expect_error.h"
 
 namespace halflife::model {
@@ -59,7 +59,7 @@ class Method {
  private:
   AttentionHeads Encoded(const at::Tensor& x, int64_t position) const {
     AttentionHeads heads = {.q = x.view({1, 1, 1, -1}), .k = x.view({1, 1, 1, -1})};
-    kernels::RotaryTables tables;
+    ops::RotaryTables tables;
     method_->Encode(heads, at::full({1, 1}, position, at::kLong), tables);
     return heads;
   }
@@ -87,7 +87,7 @@ TEST(Xpos, GoldenVectors) {
   const Method xpos(PositionsConfig("xpos"));
   const at::Tensor rates = at::tensor(xpos->decay_rates(), at::kDouble);
   const auto encoded = [&](const at::Tensor& x, int64_t position, double sign) {
-    kernels::RotaryTables tables;
+    ops::RotaryTables tables;
     AttentionHeads heads = {.q = x.view({1, 1, 1, 4}), .k = x.view({1, 1, 1, 4})};
     xpos->Encode(heads, at::full({1, 1}, position, at::kLong), tables);
     return heads.q.flatten() * at::exp(sign * static_cast<double>(position) * rates);
@@ -234,7 +234,7 @@ TEST(Yarn, RampAndFactor) {
   EXPECT_EQ(ramp.last, 17);
   EXPECT_NEAR(YarnFactor(64), 1.415888, 1e-6);
   const std::vector<double> yarn = YarnFrequencies(128, 10000, config),
-                            usual = kernels::RotaryFrequencies(128, 10000);
+                            usual = ops::RotaryFrequencies(128, 10000);
   EXPECT_EQ(yarn[0], usual[0]);
   EXPECT_DOUBLE_EQ(yarn[17], usual[17] / 64);
   EXPECT_DOUBLE_EQ(yarn[63], usual[63] / 64);
@@ -242,7 +242,7 @@ TEST(Yarn, RampAndFactor) {
 
 TEST(NtkAware, SlowestIsInterpolatedAndFastestIsNot) {
   const std::vector<double> ntk = NtkAwareFrequencies(64, 10000, 8),
-                            usual = kernels::RotaryFrequencies(64, 10000);
+                            usual = ops::RotaryFrequencies(64, 10000);
   EXPECT_EQ(ntk[0], usual[0]);
   EXPECT_NEAR(ntk[31] / usual[31], 1.0 / 8, 1e-13);
 }
@@ -250,8 +250,8 @@ TEST(NtkAware, SlowestIsInterpolatedAndFastestIsNot) {
 double Plain(const at::Tensor& q, const at::Tensor& k, int64_t m, int64_t n) {
   const auto rotate = [](const at::Tensor& x, int64_t position) {
     const auto table =
-        kernels::MakeRotaryTable(at::full({1, 1}, position, at::kLong), 8, 10000, at::kDouble);
-    return kernels::ApplyRotary(x.view({1, 1, 1, -1}), table);
+        ops::MakeRotaryTable(at::full({1, 1}, position, at::kLong), 8, 10000, at::kDouble);
+    return ops::ApplyRotary(x.view({1, 1, 1, -1}), table);
   };
   return (rotate(q, m) * rotate(k, n)).sum().item<double>();
 }

@@ -102,11 +102,11 @@ TEST(Cluster, TimesRingsAndTrees) {
 
 TEST(Cluster, TheCostOfRowsIsThatOfTheirOperations) {
   const Cluster cluster = ParsePlan("gpus=8").cluster;
-  const kernels::ExchangeCost cost = cluster.RowCost(8);
+  const ops::ExchangeCost cost = cluster.RowCost(8);
   constexpr int64_t kState = 1 << 20;  // of each rank
-  EXPECT_NEAR(cost.Seconds(kernels::StateStrategy::kGather, 8, {.state = kState}),
+  EXPECT_NEAR(cost.Seconds(ops::StateStrategy::kGather, 8, {.state = kState}),
               SecondsOf(cluster, 8, OpKind::kAllGather, 8 * kState, "rows_0"), 1e-12);
-  EXPECT_NEAR(cost.Seconds(kernels::StateStrategy::kRing, 8, {.state = kState}),
+  EXPECT_NEAR(cost.Seconds(ops::StateStrategy::kRing, 8, {.state = kState}),
               7 * SecondsOf(cluster, 8, OpKind::kSendRecv, kState, "rows_0"), 1e-12);
 }
 

@@ -13,8 +13,8 @@
 
 #include "kernels/decay_attention/cuda/route.h"
 #include "kernels/decay_attention/cuda/turns.h"
-#include "kernels/polynomial_attention/args.h"
-#include "kernels/softmax_attention/args.h"
+#include "kernels/polynomial_attention/polynomial_attention_args.h"
+#include "kernels/softmax_attention/softmax_attention_args.h"
 #include "model/blocks/block.h"
 #include "model/language_model.h"
 #include "model/model_cost.h"

@@ -9,7 +9,7 @@
 #include <fstream>
 #include <mutex>
 
-#include "data/prepare.h"
+#include "data/prepare/prepare.h"
 #include "dist/flight_report.h"
 #include "dist/local_communicator.h"
 #include "dist/local_rank_context.h"

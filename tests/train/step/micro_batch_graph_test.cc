@@ -64,8 +64,8 @@ TEST_F(MicroBatchGraphTest, OtherFormsAreComputedAsTheyAre) {
 }
 
 TEST(DeviceGraph, OnTheCpuAReplayRunsAgain) {
-  EXPECT_FALSE(kernels::DeviceGraph::IsOn(at::kCPU));
-  kernels::DeviceGraph graph;
+  EXPECT_FALSE(ops::DeviceGraph::IsOn(at::kCPU));
+  ops::DeviceGraph graph;
   EXPECT_HL_ERROR(graph.Replay(), ExitCode::kInternal, "not recorded");
   int runs = 0;
   graph.Record(at::kCPU, [&] { ++runs; });

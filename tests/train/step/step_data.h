@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "data/prepare.h"
+#include "data/prepare/prepare.h"
 #include "data/synthetic/prepare_mqar.h"
 #include "support/run_fixture.h"
 

@@ -11,8 +11,8 @@
 
 #include "core/error.h"
 #include "eval/batch_tensors.h"
-#include "kernels/torch/device_graph.h"
 #include "model/language_model.h"
+#include "ops/torch/device_graph.h"
 #include "train/device.h"
 #include "train/step/gradient_hooks.h"
 #include "train/step/gradient_norm.h"
@@ -117,7 +117,7 @@ TEST_P(StepGpu, Bf16StaysNearTheCpu) { Compare(at::kBFloat16, 1e-2, 5e-2); }
 // Three micro-batches, two of them replayed, added up: the same kernels on the same
 // numbers, so the same bits.
 TEST_P(StepGpu, ReplaysEqualLaunches) {
-  if (!kernels::DeviceGraph::IsOn(ToTorch(device_))) GTEST_SKIP() << "each launch is checked";
+  if (!ops::DeviceGraph::IsOn(ToTorch(device_))) GTEST_SKIP() << "each launch is checked";
   const auto run = [&](bool replay) {
     model::LanguageModel model({.model_dim = 64,
                                 .num_layers = 2,

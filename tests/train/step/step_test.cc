@@ -12,7 +12,7 @@
 #include "core/concat.h"
 #include "dist/local_communicator.h"
 #include "dist/local_rank_context.h"
-#include "kernels/torch/side_by_side.h"
+#include "ops/torch/side_by_side.h"
 #include "support/expect_error.h"
 #include "support/peak_bytes.h"
 #include "support/temp_dir.h"
@@ -167,7 +167,7 @@ TEST_F(StepTest, JoinedProductsChangeRoundingsAlone) {
           "data.seq_len=16",          "model.vocab_size=64",
           "model.objective=labelled", std::string("parallel.zero_stage=") + stage};
       const Outcome want = Train(1, 1, overrides);
-      const kernels::JoinedProductsEverywhere join;
+      const ops::JoinedProductsEverywhere join;
       const Outcome got = Train(1, 1, overrides);
       ASSERT_EQ(got.adam_m.size(), want.adam_m.size());
       double difference = 0, square = 0;

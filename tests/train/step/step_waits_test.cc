@@ -1,5 +1,5 @@
 // How often a step makes the host wait for its device, and how much it launches: of every mixer, by
-// counting on the CPU (kernels/torch/host_waits.h).
+// counting on the CPU (ops/torch/host_waits.h).
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
@@ -10,8 +10,8 @@
 
 #include "dist/local_communicator.h"
 #include "dist/local_rank_context.h"
-#include "kernels/torch/host_waits.h"
-#include "kernels/torch/side_by_side.h"
+#include "ops/torch/host_waits.h"
+#include "ops/torch/side_by_side.h"
 #include "support/temp_dir.h"
 #include "train/step/step.h"
 #include "train/step/step_data.h"
@@ -19,7 +19,7 @@
 namespace halflife::train {
 namespace {
 
-using Phases = std::map<std::string, kernels::HostCounts>;
+using Phases = std::map<std::string, ops::HostCounts>;
 using Settings = std::vector<std::string>;
 
 // The quickstart's parts in small, with z loss and two micro-batches a step.
@@ -63,7 +63,7 @@ class StepWaits : public testing::Test {
       StepRunner runner(config, model, arena, source, *context, {});
       uint64_t num_updates = 0;
       runner.Run(0, num_updates, {});
-      kernels::HostWaits waits;
+      ops::HostWaits waits;
       runner.ObservePhases([&](const char* phase) { waits.EnterPhase(phase); });
       runner.Run(1, num_updates, {});
       phases = waits.Take();
@@ -151,7 +151,7 @@ TEST_F(StepWaits, OfOtherPartsWhatAGraphReplaysUploadsNothing) {
 // GPU has not (softmax_attention/), this is the CPU's count. A mixer without a row has the goal,
 // 30.
 TEST_F(StepWaits, LaunchesOfALayerAndMicroBatch) {
-  const kernels::JoinedProductsEverywhere as_on_a_gpu;
+  const ops::JoinedProductsEverywhere as_on_a_gpu;
   const std::map<std::string, int64_t> bounds = {{"based", 20},
                                                  {"base_conv", 25},
                                                  {"gated_conv", 28},

@@ -1,5 +1,5 @@
 // The entry points of one instruction set, which the file that includes this has chosen
-// (kernels/cpu/avx512.h).
+// (kernels/common/cpu/avx512.h).
 #pragma once
 
 #include "kernels/decay_attention/cpu/reverse_scan.h"

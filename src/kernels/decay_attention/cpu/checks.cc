@@ -1,8 +1,8 @@
 #include "kernels/decay_attention/cpu/checks.h"
 
 #include "core/error.h"
-#include "kernels/decay_attention/call_checks.h"
 #include "kernels/decay_attention/cpu/kernels.h"
+#include "kernels/decay_attention/decay_attention_call_checks.h"
 
 namespace halflife::kernels::cpu {
 namespace {

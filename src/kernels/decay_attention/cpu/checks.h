@@ -2,7 +2,7 @@
 // errors.
 #pragma once
 
-#include "kernels/decay_attention/args.h"
+#include "kernels/decay_attention/decay_attention_args.h"
 
 namespace halflife::kernels::cpu {
 

@@ -1,9 +1,9 @@
 // Sizes of a head, and its states between the caller's memory and panels in scratch.
 #pragma once
 
-#include "kernels/cpu/chunk_rows.h"
+#include "kernels/common/cpu/chunk_rows.h"
 #include "kernels/decay_attention/cpu/kernels.h"
-#include "kernels/decay_attention/partition.h"
+#include "kernels/decay_attention/decay_attention_partition.h"
 
 namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE {
 

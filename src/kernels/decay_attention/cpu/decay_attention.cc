@@ -12,15 +12,15 @@
 #include <vector>
 
 #include "core/error.h"
-#include "kernels/cpu/instruction_set.h"
-#include "kernels/cpu/parallel.h"
-#include "kernels/cpu/stretches.h"
-#include "kernels/decay_attention/args.h"
-#include "kernels/decay_attention/call_checks.h"
+#include "kernels/common/cpu/instruction_set.h"
+#include "kernels/common/cpu/parallel.h"
+#include "kernels/common/cpu/stretches.h"
 #include "kernels/decay_attention/cpu/checks.h"
 #include "kernels/decay_attention/cpu/kernels.h"
 #include "kernels/decay_attention/cpu/sums.h"
-#include "kernels/decay_attention/partition.h"
+#include "kernels/decay_attention/decay_attention_args.h"
+#include "kernels/decay_attention/decay_attention_call_checks.h"
+#include "kernels/decay_attention/decay_attention_partition.h"
 
 namespace halflife::kernels::cpu {
 

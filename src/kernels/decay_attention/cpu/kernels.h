@@ -9,9 +9,9 @@
 #include <type_traits>
 #include <utility>
 
-#include "kernels/cpu/math.h"
-#include "kernels/decay_attention/args.h"
+#include "kernels/common/cpu/math.h"
 #include "kernels/decay_attention/cpu/workspace.h"
+#include "kernels/decay_attention/decay_attention_args.h"
 
 namespace halflife::kernels::cpu {
 

@@ -24,9 +24,9 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/device.h"
-#include "kernels/decay_attention/args.h"
+#include "kernels/common/cuda/device.h"
 #include "kernels/decay_attention/cuda/blocks.h"
+#include "kernels/decay_attention/decay_attention_args.h"
 
 namespace halflife::kernels::decay {
 

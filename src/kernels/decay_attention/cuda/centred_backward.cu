@@ -1,7 +1,7 @@
 // The backward of a normalised output: which launches it is. Host code.
 #include "kernels/decay_attention/cuda/centred_backward.h"
 
-#include "kernels/cuda/device.h"
+#include "kernels/common/cuda/device.h"
 #include "kernels/decay_attention/cuda/centre.h"
 #include "kernels/decay_attention/cuda/launch.h"
 #include "kernels/decay_attention/cuda/normaliser.h"

@@ -7,9 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/decay_attention/args.h"
 #include "kernels/decay_attention/cuda/workspace.h"
-#include "kernels/decay_attention/partition.h"
+#include "kernels/decay_attention/decay_attention_args.h"
+#include "kernels/decay_attention/decay_attention_partition.h"
 
 namespace halflife::kernels::cuda {
 

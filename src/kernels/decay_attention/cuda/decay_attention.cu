@@ -4,13 +4,13 @@
 #include <limits>
 
 #include "core/error.h"
-#include "kernels/cuda/device.h"
-#include "kernels/decay_attention/call_checks.h"
+#include "kernels/common/cuda/device.h"
 #include "kernels/decay_attention/cuda/launch.h"
 #include "kernels/decay_attention/cuda/one_scan.h"
 #include "kernels/decay_attention/cuda/scans.h"
 #include "kernels/decay_attention/cuda/workspace.h"
-#include "kernels/decay_attention/partition.h"
+#include "kernels/decay_attention/decay_attention_call_checks.h"
+#include "kernels/decay_attention/decay_attention_partition.h"
 
 namespace halflife::kernels::cuda {
 namespace {

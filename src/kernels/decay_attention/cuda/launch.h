@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "kernels/decay_attention/args.h"
 #include "kernels/decay_attention/cuda/blocks.h"
-#include "kernels/decay_attention/partition.h"
+#include "kernels/decay_attention/decay_attention_args.h"
+#include "kernels/decay_attention/decay_attention_partition.h"
 
 namespace halflife::kernels::decay {
 

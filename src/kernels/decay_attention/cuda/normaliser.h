@@ -3,8 +3,8 @@
 // as the output of a scan over a column of ones.
 #pragma once
 
-#include "kernels/cuda/device.h"
-#include "kernels/decay_attention/args.h"
+#include "kernels/common/cuda/device.h"
+#include "kernels/decay_attention/decay_attention_args.h"
 
 namespace halflife::kernels::decay {
 

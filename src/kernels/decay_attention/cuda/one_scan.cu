@@ -6,7 +6,7 @@
 #include <string>
 
 #include "core/error.h"
-#include "kernels/cuda/device.h"
+#include "kernels/common/cuda/device.h"
 #include "kernels/decay_attention/cuda/normaliser.h"
 #include "kernels/decay_attention/cuda/scans.h"
 

@@ -8,11 +8,11 @@
 
 #include <algorithm>
 
-#include "kernels/decay_attention/args.h"
 #include "kernels/decay_attention/cuda/launch.h"
 #include "kernels/decay_attention/cuda/route.h"
 #include "kernels/decay_attention/cuda/workspace.h"
-#include "kernels/decay_attention/partition.h"
+#include "kernels/decay_attention/decay_attention_args.h"
+#include "kernels/decay_attention/decay_attention_partition.h"
 
 namespace halflife::kernels::cuda {
 

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <string>
 
-#include "kernels/decay_attention/args.h"
+#include "kernels/decay_attention/decay_attention_args.h"
 
 namespace halflife::kernels::cuda {
 

@@ -15,14 +15,14 @@
 #include <cstddef>
 
 #include "core/error.h"
-#include "kernels/cuda/device.h"
+#include "kernels/common/cuda/device.h"
 #include "kernels/decay_attention/cuda/centred_backward.h"
 #include "kernels/decay_attention/cuda/launch.h"
 #include "kernels/decay_attention/cuda/normaliser.h"
 #include "kernels/decay_attention/cuda/one_scan.h"
 #include "kernels/decay_attention/cuda/scans.h"
 #include "kernels/decay_attention/cuda/workspace.h"
-#include "kernels/decay_attention/partition.h"
+#include "kernels/decay_attention/decay_attention_partition.h"
 
 namespace halflife::kernels::cuda {
 namespace {

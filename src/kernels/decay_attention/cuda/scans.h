@@ -4,7 +4,7 @@
 //   if (ForwardRoute(args, plan) != Route::kSimt) ScanForward(args, plan, stream);
 #pragma once
 
-#include "kernels/decay_attention/args.h"
+#include "kernels/decay_attention/decay_attention_args.h"
 
 namespace halflife::kernels::cuda {
 

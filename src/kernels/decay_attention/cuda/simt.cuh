@@ -11,8 +11,8 @@
 // at every token, in one direction.
 #pragma once
 
-#include "kernels/cuda/chunk_rows.cuh"
-#include "kernels/cuda/grid_blocks.h"
+#include "kernels/common/cuda/chunk_rows.cuh"
+#include "kernels/common/cuda/grid_blocks.h"
 #include "kernels/decay_attention/cuda/tile.cuh"
 
 namespace halflife::kernels::decay {

@@ -8,10 +8,10 @@
 
 #include <type_traits>
 
-#include "kernels/cuda/device.h"
-#include "kernels/cuda/grid_blocks.h"
+#include "kernels/common/cuda/device.h"
+#include "kernels/common/cuda/grid_blocks.h"
 #include "kernels/decay_attention/cuda/launch.h"
-#include "kernels/decay_attention/partition.h"
+#include "kernels/decay_attention/decay_attention_partition.h"
 
 namespace halflife::kernels::decay {
 

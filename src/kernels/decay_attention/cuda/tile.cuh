@@ -1,11 +1,11 @@
-// Device steps that the scans over chunks share beside those of tiles (kernels/cuda/tiles.cuh): a
+// Device steps that the scans over chunks share beside those of tiles (kernels/common/cuda/tiles.cuh): a
 // block's place, the decay tables of a chunk, sums that several blocks complete, and states [kK,
 // kV], which live in accumulators, 16 rows to a warp.
 #pragma once
 
-#include "kernels/cuda/tiles.cuh"
+#include "kernels/common/cuda/tiles.cuh"
 #include "kernels/decay_attention/cuda/launch.h"
-#include "kernels/decay_attention/partition.h"
+#include "kernels/decay_attention/decay_attention_partition.h"
 
 namespace halflife::kernels::decay {
 

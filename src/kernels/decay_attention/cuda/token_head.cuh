@@ -2,9 +2,9 @@
 // blocks that takes.
 #pragma once
 
-#include "kernels/cuda/device.h"
-#include "kernels/cuda/grid_blocks.h"
-#include "kernels/decay_attention/args.h"
+#include "kernels/common/cuda/device.h"
+#include "kernels/common/cuda/grid_blocks.h"
+#include "kernels/decay_attention/decay_attention_args.h"
 
 namespace halflife::kernels::decay {
 

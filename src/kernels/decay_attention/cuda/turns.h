@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <functional>
 
-#include "kernels/decay_attention/args.h"
+#include "kernels/decay_attention/decay_attention_args.h"
 
 namespace halflife::kernels::cuda {
 

@@ -2,7 +2,7 @@
 // columns, the swizzle's width, that TMA brings, and accumulators as wgmma's.
 #pragma once
 
-#include "kernels/cuda/device90.h"
+#include "kernels/common/cuda/device90.h"
 #include "kernels/decay_attention/cuda/tile.cuh"
 
 namespace halflife::kernels::decay {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "kernels/decay_attention/cuda/launch.h"
-#include "kernels/decay_attention/partition.h"
+#include "kernels/decay_attention/decay_attention_partition.h"
 
 namespace halflife::kernels::cuda {
 namespace {

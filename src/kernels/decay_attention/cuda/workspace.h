@@ -9,8 +9,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/decay_attention/args.h"
 #include "kernels/decay_attention/cuda/route.h"
+#include "kernels/decay_attention/decay_attention_args.h"
 
 namespace halflife::kernels::cuda {
 

@@ -1,7 +1,7 @@
 // The kernels compiled for AVX2; run only where the processor has it.
 #include "kernels/focus_pool/cpu/kernels.h"
 
-#include "kernels/cpu/avx2.h"
+#include "kernels/common/cpu/avx2.h"
 
 #include "kernels/focus_pool/cpu/body.h"
 

@@ -1,7 +1,7 @@
 // The kernels for any machine.
 #include "kernels/focus_pool/cpu/kernels.h"
 
-#include "kernels/cpu/baseline.h"
+#include "kernels/common/cpu/baseline.h"
 
 #include "kernels/focus_pool/cpu/body.h"
 

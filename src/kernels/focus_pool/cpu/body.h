@@ -1,5 +1,5 @@
 // Forward and backward of heads of one run, for the instruction set that the file which includes
-// this has chosen (kernels/cpu/avx512.h).
+// this has chosen (kernels/common/cpu/avx512.h).
 #pragma once
 
 #include "kernels/focus_pool/cpu/window_scan.h"

@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "core/error.h"
-#include "kernels/cpu/instruction_set.h"
+#include "kernels/common/cpu/instruction_set.h"
 #include "kernels/focus_pool/cpu/kernels.h"
 
 namespace halflife::kernels::cpu {

@@ -7,9 +7,9 @@
 #include <tuple>
 #include <vector>
 
-#include "kernels/cpu/math.h"
-#include "kernels/focus_pool/args.h"
+#include "kernels/common/cpu/math.h"
 #include "kernels/focus_pool/cpu/scratch.h"
+#include "kernels/focus_pool/focus_pool_args.h"
 
 namespace halflife::kernels::cpu {
 

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/focus_pool/args.h"
-#include "kernels/focus_pool/partition.h"
+#include "kernels/focus_pool/focus_pool_args.h"
+#include "kernels/focus_pool/focus_pool_partition.h"
 
 namespace halflife::kernels::cpu {
 

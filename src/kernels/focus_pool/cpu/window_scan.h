@@ -1,7 +1,7 @@
 // Sums over windows of one run and head, in whichever direction of time its source reads: the
 // source gives leaves (log weight `key`, `mass`, payload row times `scale`), the scan calls it back
 // with the sums over each leaf's window, row by row in a chunk, one chunk a call. For one
-// instruction set, which the file that includes this has chosen (kernels/cpu/avx512.h).
+// instruction set, which the file that includes this has chosen (kernels/common/cpu/avx512.h).
 //
 //   class Source {
 //     using Payload = ...;                                 // storage of rows

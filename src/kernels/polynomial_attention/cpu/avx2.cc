@@ -1,7 +1,7 @@
 // The kernels compiled for AVX2; run only where the processor has it.
 #include "kernels/polynomial_attention/cpu/kernels.h"
 
-#include "kernels/cpu/avx2.h"
+#include "kernels/common/cpu/avx2.h"
 
 #include "kernels/polynomial_attention/cpu/body.h"
 

@@ -1,7 +1,7 @@
 // The kernels for any machine.
 #include "kernels/polynomial_attention/cpu/kernels.h"
 
-#include "kernels/cpu/baseline.h"
+#include "kernels/common/cpu/baseline.h"
 
 #include "kernels/polynomial_attention/cpu/body.h"
 

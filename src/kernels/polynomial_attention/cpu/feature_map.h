@@ -2,7 +2,7 @@
 // feature is a product of two rows of vectors, whatever its place in the packing.
 #pragma once
 
-#include "kernels/cpu/chunk_rows.h"
+#include "kernels/common/cpu/chunk_rows.h"
 #include "kernels/polynomial_attention/features.h"
 
 namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE::polynomial {

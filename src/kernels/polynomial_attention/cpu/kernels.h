@@ -9,9 +9,9 @@
 #include <utility>
 
 #include "core/bfloat16.h"
-#include "kernels/chunks/chunk_entry.h"
-#include "kernels/cpu/math.h"
-#include "kernels/polynomial_attention/args.h"
+#include "kernels/common/chunks/chunk_entry.h"
+#include "kernels/common/cpu/math.h"
+#include "kernels/polynomial_attention/polynomial_attention_args.h"
 
 namespace halflife::kernels::cpu::polynomial {
 

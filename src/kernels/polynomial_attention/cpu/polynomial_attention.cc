@@ -6,12 +6,12 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/cpu/instruction_set.h"
-#include "kernels/cpu/parallel.h"
-#include "kernels/cpu/stretches.h"
-#include "kernels/polynomial_attention/args.h"
-#include "kernels/polynomial_attention/call_checks.h"
+#include "kernels/common/cpu/instruction_set.h"
+#include "kernels/common/cpu/parallel.h"
+#include "kernels/common/cpu/stretches.h"
 #include "kernels/polynomial_attention/cpu/kernels.h"
+#include "kernels/polynomial_attention/polynomial_attention_args.h"
+#include "kernels/polynomial_attention/polynomial_attention_call_checks.h"
 
 namespace halflife::kernels::cpu {
 namespace {

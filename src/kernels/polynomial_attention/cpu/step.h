@@ -1,7 +1,7 @@
 // Decode: one token of one head, the state updated in place feature by feature.
 #pragma once
 
-#include "kernels/cpu/chunk_rows.h"
+#include "kernels/common/cpu/chunk_rows.h"
 #include "kernels/polynomial_attention/cpu/kernels.h"
 
 namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE::polynomial {

@@ -2,7 +2,7 @@
 // is x_a, (a, b) is x_a x_b.
 #pragma once
 
-#include "kernels/cuda/device.h"
+#include "kernels/common/cuda/device.h"
 #include "kernels/polynomial_attention/features.h"
 
 namespace halflife::kernels::polynomial {

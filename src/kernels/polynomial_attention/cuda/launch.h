@@ -1,7 +1,7 @@
 // What the CUDA kernels of polynomial attention and their dispatch share. C++17.
 #pragma once
 
-#include "kernels/polynomial_attention/args.h"
+#include "kernels/polynomial_attention/polynomial_attention_args.h"
 
 namespace halflife::kernels::polynomial {
 

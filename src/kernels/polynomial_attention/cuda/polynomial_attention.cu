@@ -1,9 +1,9 @@
 // The entries of polynomial attention on CUDA: checks, grids, launches.
-#include "kernels/cuda/grid_blocks.h"
-#include "kernels/polynomial_attention/call_checks.h"
+#include "kernels/common/cuda/grid_blocks.h"
 #include "kernels/polynomial_attention/cuda/quadratic.h"
 #include "kernels/polynomial_attention/cuda/scan.cuh"
 #include "kernels/polynomial_attention/cuda/step.cuh"
+#include "kernels/polynomial_attention/polynomial_attention_call_checks.h"
 
 namespace halflife::kernels {
 namespace {

@@ -1,8 +1,8 @@
 #include "kernels/polynomial_attention/cuda/quadratic.h"
 
-#include "kernels/cuda/device.h"
-#include "kernels/cuda/grid_blocks.h"
-#include "kernels/cuda/pair_attention/args.h"
+#include "kernels/common/cuda/device.h"
+#include "kernels/common/cuda/grid_blocks.h"
+#include "kernels/common/cuda/pair_attention/args.h"
 
 namespace halflife::kernels::polynomial {
 namespace {

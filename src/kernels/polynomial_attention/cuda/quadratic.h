@@ -2,7 +2,7 @@
 // document, on tensor cores, by the kernels on pairs of tiles. bf16. C++17.
 #pragma once
 
-#include "kernels/polynomial_attention/args.h"
+#include "kernels/polynomial_attention/polynomial_attention_args.h"
 
 namespace halflife::kernels::polynomial {
 

@@ -8,7 +8,7 @@
 // slice as a partial sum.
 #pragma once
 
-#include "kernels/cuda/chunk_rows.cuh"
+#include "kernels/common/cuda/chunk_rows.cuh"
 #include "kernels/polynomial_attention/cuda/feature_pairs.cuh"
 #include "kernels/polynomial_attention/cuda/launch.h"
 

@@ -1,7 +1,7 @@
 // The kernels compiled for AVX-512; run only where the processor has it.
 #include "kernels/softmax_attention/cpu/kernels.h"
 
-#include "kernels/cpu/avx512.h"
+#include "kernels/common/cpu/avx512.h"
 
 #include "kernels/softmax_attention/cpu/body.h"
 

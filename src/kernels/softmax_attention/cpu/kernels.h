@@ -11,10 +11,10 @@
 #include <utility>
 
 #include "core/bfloat16.h"
-#include "kernels/chunks/chunk_entry.h"
-#include "kernels/cpu/math.h"
-#include "kernels/cpu/philox_lanes.h"
-#include "kernels/softmax_attention/args.h"
+#include "kernels/common/chunks/chunk_entry.h"
+#include "kernels/common/cpu/math.h"
+#include "kernels/common/cpu/philox_lanes.h"
+#include "kernels/softmax_attention/softmax_attention_args.h"
 
 namespace halflife::kernels::cpu::softmax_attention {
 

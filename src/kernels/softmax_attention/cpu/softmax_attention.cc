@@ -2,10 +2,10 @@
 // single_query.h, compiled once per instruction set.
 #include <omp.h>
 
-#include "kernels/cpu/instruction_set.h"
-#include "kernels/cpu/parallel.h"
-#include "kernels/softmax_attention/args.h"
+#include "kernels/common/cpu/instruction_set.h"
+#include "kernels/common/cpu/parallel.h"
 #include "kernels/softmax_attention/cpu/kernels.h"
+#include "kernels/softmax_attention/softmax_attention_args.h"
 
 namespace halflife::kernels::cpu {
 namespace {

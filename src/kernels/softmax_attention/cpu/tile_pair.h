@@ -11,7 +11,7 @@
 // sixth of a forward at 512 tokens.
 #pragma once
 
-#include "kernels/cpu/chunk_rows.h"
+#include "kernels/common/cpu/chunk_rows.h"
 #include "kernels/softmax_attention/cpu/kernels.h"
 
 namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE::softmax_attention {

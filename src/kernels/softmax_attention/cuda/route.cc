@@ -1,8 +1,8 @@
 #include <string>
 
 #include "core/concat.h"
-#include "kernels/cuda/pair_attention/launch.h"
-#include "kernels/softmax_attention/args.h"
+#include "kernels/common/cuda/pair_attention/launch.h"
+#include "kernels/softmax_attention/softmax_attention_args.h"
 
 namespace halflife::kernels::cuda {
 

@@ -1,7 +1,7 @@
 // Softmax attention on CUDA: its calls as those of the kernels on pairs of tiles.
 #include "core/error.h"
-#include "kernels/cuda/pair_attention/launch.h"
-#include "kernels/softmax_attention/args.h"
+#include "kernels/common/cuda/pair_attention/launch.h"
+#include "kernels/softmax_attention/softmax_attention_args.h"
 
 namespace halflife::kernels::cuda {
 namespace {

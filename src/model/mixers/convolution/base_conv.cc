@@ -9,12 +9,12 @@
 
 #include <optional>
 
-#include "kernels/linear/linear.h"
-#include "kernels/torch/dispatch.h"
-#include "kernels/torch/host_transfer.h"
 #include "model/mixers/convolution/long_convolution.h"
 #include "model/mixers/convolution/short_convolution.h"
 #include "model/mixers/variants.h"
+#include "ops/linear/linear.h"
+#include "ops/torch/dispatch.h"
+#include "ops/torch/host_transfer.h"
 
 namespace halflife::model {
 namespace {
@@ -53,7 +53,7 @@ class ImplicitFilter {
     RequireWithinFilter("base_conv", num_tokens, features_.size(0));
     const std::span<const double> all(features_.const_data_ptr<double>(), features_.numel());
     const at::Tensor features =
-        kernels::ConstantsOn(x.device(), all, kernels::ComputeType(x)).view(features_.sizes());
+        ops::ConstantsOn(x.device(), all, ops::ComputeType(x)).view(features_.sizes());
     return second_(at::relu(first_(features.narrow(0, 0, num_tokens))));
   }
   int64_t length() const { return features_.size(0); }
@@ -139,7 +139,7 @@ class BaseConv : public Mixer {
   }
   // conv(u) * (W u + b) + u.
   at::Tensor Join(const at::Tensor& u, const at::Tensor& conv) const {
-    const at::Tensor gate = AddBias(kernels::Linear(u, *projection_), bias_);
+    const at::Tensor gate = AddBias(ops::Linear(u, *projection_), bias_);
     return conv * (use_act_ ? at::silu(gate) : gate) + u;
   }
 

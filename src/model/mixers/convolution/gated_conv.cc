@@ -4,10 +4,10 @@
 // wide, and nothing is added within.
 #include <ATen/TensorOperators.h>
 
-#include "kernels/linear/linear.h"
 #include "model/mixers/convolution/short_convolution.h"
 #include "model/mixers/variants.h"
 #include "model/output_projection.h"
+#include "ops/linear/linear.h"
 
 namespace halflife::model {
 namespace {
@@ -69,7 +69,7 @@ class GatedConv : public Mixer {
  private:
   // u and the gate, [..., expand D / 2] each.
   std::vector<at::Tensor> Project(const at::Tensor& x) const {
-    return AddBias(kernels::Linear(x, *in_), in_bias_).split(width_, -1);
+    return AddBias(ops::Linear(x, *in_), in_bias_).split(width_, -1);
   }
 
   int64_t dim_, width_;

@@ -7,13 +7,13 @@
 #include <optional>
 #include <vector>
 
-#include "kernels/fft_conv/fft_conv.h"
-#include "kernels/linear/linear.h"
-#include "kernels/sine_filter/sine_filter.h"
 #include "model/mixers/convolution/long_convolution.h"
 #include "model/mixers/convolution/short_convolution.h"
 #include "model/mixers/variants.h"
 #include "model/output_projection.h"
+#include "ops/convolution/fft_conv.h"
+#include "ops/convolution/sine_filter.h"
+#include "ops/linear/linear.h"
 
 namespace halflife::model {
 namespace {
@@ -64,19 +64,19 @@ class SineFilter {
   // Of the first `num_tokens` positions, before the window: [num_tokens, D].
   at::Tensor operator()(int64_t num_tokens) const {
     RequireWithinFilter("hyena", num_tokens, length_);
-    kernels::SineFilterInputs inputs = {.x = *features_,
-                                        .num_tokens = num_tokens,
-                                        .weights = {},
-                                        .biases = {},
-                                        .frequency = *frequencies_,
-                                        .output = last_->weight()};
+    ops::SineFilterInputs inputs = {.x = *features_,
+                                    .num_tokens = num_tokens,
+                                    .weights = {},
+                                    .biases = {},
+                                    .frequency = *frequencies_,
+                                    .output = last_->weight()};
     for (const FilterLayer& layer : layers_) {
       inputs.weights.push_back(layer.weight());
       inputs.biases.push_back(layer.bias());
     }
-    return kernels::SineFilter(inputs);
+    return ops::SineFilter(inputs);
   }
-  kernels::FilterWindow window() const {
+  ops::FilterWindow window() const {
     const double slow = std::log(kWindowEnd) / kSlowest, fast = std::log(kWindowEnd) / kFastest;
     const double per_token = 1 / static_cast<double>(length_ - 1);
     const double step = dim_ > 1 ? (fast - slow) / static_cast<double>(dim_ - 1) : 0;
@@ -126,10 +126,10 @@ class Hyena : public Mixer {
         conv_({.x = Project(call.x), .slice = call.slice, .tail = before(1)}, after(1));
     const at::Tensor filter = filter_(num_past + call.slice.seq_len);
     if (!call.want_state && num_past == 0) {
-      result.y = out_(kernels::GatedFftConv({.branches = branches,
-                                             .filter = filter,
-                                             .window = filter_.window(),
-                                             .skip = filter_.bias()}));
+      result.y = out_(ops::GatedFftConv({.branches = branches,
+                                         .filter = filter,
+                                         .window = filter_.window(),
+                                         .skip = filter_.bias()}));
       return result;
     }
     const Split split(branches);
@@ -181,9 +181,7 @@ class Hyena : public Mixer {
    private:
     explicit Split(const std::vector<at::Tensor>& parts) : u(parts[0] * parts[2]), gate(parts[1]) {}
   };
-  at::Tensor Project(const at::Tensor& x) const {
-    return AddBias(kernels::Linear(x, *in_), in_bias_);
-  }
+  at::Tensor Project(const at::Tensor& x) const { return AddBias(ops::Linear(x, *in_), in_bias_); }
 
   int64_t dim_, filter_width_;
   Parameter in_, in_bias_;

@@ -7,9 +7,9 @@
 #include <numbers>
 
 #include "core/error.h"
-#include "kernels/fft_conv/plan.h"
-#include "kernels/linear/linear.h"
-#include "kernels/torch/dispatch.h"
+#include "kernels/convolution/fft_conv_plan.h"
+#include "ops/linear/linear.h"
+#include "ops/torch/dispatch.h"
 
 namespace halflife::model {
 
@@ -40,7 +40,7 @@ FilterLayer::FilterLayer(const PartContext& context, const std::string& name,
 }
 
 at::Tensor FilterLayer::operator()(const at::Tensor& x) const {
-  return AddBias(kernels::Linear(x, *weight_), bias_);
+  return AddBias(ops::Linear(x, *weight_), bias_);
 }
 
 MixerTraits LongConvolutionTraits(int64_t channels, int64_t filter_len) {
@@ -70,15 +70,15 @@ at::Tensor ConvolveRows(const LongConvolutionCall& call, at::Tensor* after) {
   const int64_t num_past = call.past.defined() ? call.past.size(1) : 0, seq_len = call.x.size(1);
   const at::Tensor inputs = num_past > 0 ? at::cat({call.past, call.x}, 1) : call.x;
   if (after != nullptr) *after = inputs;
-  return kernels::FftConv(
+  return ops::FftConv(
              {.x = inputs, .filter = call.filter, .window = call.window, .skip = call.skip})
       .narrow(1, num_past, seq_len);
 }
 
 at::Tensor ConvolveStep(const LongConvolutionCall& call, int64_t num_past, at::Tensor& inputs) {
   AppendToken(call.x.unsqueeze(1), num_past, inputs);
-  const at::Tensor seen = inputs.narrow(1, 0, num_past + 1).to(kernels::ComputeType(call.x));
-  const at::Tensor filter = kernels::Windowed(call.filter, call.window);
+  const at::Tensor seen = inputs.narrow(1, 0, num_past + 1).to(ops::ComputeType(call.x));
+  const at::Tensor filter = ops::Windowed(call.filter, call.window);
   at::Tensor sum = (seen * filter.flip(0)).sum(1);
   if (call.skip.defined()) sum = sum + seen.select(1, num_past) * call.skip;
   return sum.to(call.x.scalar_type());

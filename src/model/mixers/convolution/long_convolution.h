@@ -11,8 +11,8 @@
 #include <cstdint>
 #include <string>
 
-#include "kernels/fft_conv/fft_conv.h"
 #include "model/mixer.h"
+#include "ops/convolution/fft_conv.h"
 
 namespace halflife::model {
 
@@ -42,11 +42,11 @@ void RequireOneDocument(const std::string& mixer, const SequenceSlice& slice);
 void RequireWithinFilter(const std::string& mixer, int64_t num_tokens, int64_t filter_len);
 
 struct LongConvolutionCall {
-  at::Tensor x;                       // [B, T, C]; of a step [B, C]
-  at::Tensor filter;                  // [past + T, C], fp32 (fp64 beside fp64)
-  kernels::FilterWindow window = {};  // of the filter
-  at::Tensor skip = {};               // [C], like the filter: adds skip x; undefined: nothing
-  at::Tensor past = {};               // [B, past, C]: the inputs before the slice; undefined: none
+  at::Tensor x;                   // [B, T, C]; of a step [B, C]
+  at::Tensor filter;              // [past + T, C], fp32 (fp64 beside fp64)
+  ops::FilterWindow window = {};  // of the filter
+  at::Tensor skip = {};           // [C], like the filter: adds skip x; undefined: nothing
+  at::Tensor past = {};           // [B, past, C]: the inputs before the slice; undefined: none
 };
 // -> [B, T, C]. `after`, where it is not null, becomes the inputs up to the slice's end.
 at::Tensor ConvolveRows(const LongConvolutionCall& call, at::Tensor* after);

@@ -1,7 +1,7 @@
 #include "model/mixers/convolution/short_convolution.h"
 
-#include "kernels/short_conv/short_conv.h"
-#include "kernels/torch/dispatch.h"
+#include "ops/convolution/short_conv.h"
+#include "ops/torch/dispatch.h"
 
 namespace halflife::model {
 
@@ -19,30 +19,30 @@ ShortConvolution::ShortConvolution(const PartContext& context, const std::string
 }
 
 at::Tensor ShortConvolution::operator()(const ConvolutionCall& call, at::Tensor* after) const {
-  const kernels::ShortConvInputs inputs = {.x = call.x,
-                                           .weight = *weight_,
-                                           .bias = shape_.bias ? *bias_ : at::Tensor(),
-                                           .tail = call.tail,
-                                           .documents = call.slice.documents,
-                                           .starts = call.slice.starts,
-                                           .silu = shape_.silu,
-                                           .segment = call.slice.segment,
-                                           .x_gradient = call.x_gradient};
+  const ops::ShortConvInputs inputs = {.x = call.x,
+                                       .weight = *weight_,
+                                       .bias = shape_.bias ? *bias_ : at::Tensor(),
+                                       .tail = call.tail,
+                                       .documents = call.slice.documents,
+                                       .starts = call.slice.starts,
+                                       .silu = shape_.silu,
+                                       .segment = call.slice.segment,
+                                       .x_gradient = call.x_gradient};
   if (after != nullptr) {
     // A copy: a view would keep the whole sequence.
-    *after = kernels::ShortConvTail(inputs)
-                 .to(kernels::ComputeType(call.x), /*non_blocking=*/false, /*copy=*/true)
+    *after = ops::ShortConvTail(inputs)
+                 .to(ops::ComputeType(call.x), /*non_blocking=*/false, /*copy=*/true)
                  .contiguous();
   }
-  return kernels::ShortConv(inputs);
+  return ops::ShortConv(inputs);
 }
 
 at::Tensor ShortConvolution::Step(const at::Tensor& x, at::Tensor& tail) const {
-  return kernels::ShortConvStep({.x = x,
-                                 .weight = *weight_,
-                                 .bias = shape_.bias ? *bias_ : at::Tensor(),
-                                 .silu = shape_.silu},
-                                tail);
+  return ops::ShortConvStep({.x = x,
+                             .weight = *weight_,
+                             .bias = shape_.bias ? *bias_ : at::Tensor(),
+                             .silu = shape_.silu},
+                            tail);
 }
 
 StateTensor ShortConvolution::tail(const std::string& name) const {

@@ -11,8 +11,8 @@
 #include <optional>
 #include <string>
 
-#include "kernels/torch/column_places.h"
 #include "model/mixer.h"
+#include "ops/torch/column_places.h"
 
 namespace halflife::model {
 
@@ -24,10 +24,10 @@ struct ConvolutionShape {
 };
 
 struct ConvolutionCall {
-  at::Tensor x;                // [B, T, C]
-  const SequenceSlice& slice;  // borrowed
-  at::Tensor tail;             // [B, W-1, C], the inputs before the slice; undefined: none
-  kernels::ColumnPlace x_gradient = {};  // where that of x goes, as ShortConvInputs has it
+  at::Tensor x;                      // [B, T, C]
+  const SequenceSlice& slice;        // borrowed
+  at::Tensor tail;                   // [B, W-1, C], the inputs before the slice; undefined: none
+  ops::ColumnPlace x_gradient = {};  // where that of x goes, as ShortConvInputs has it
 };
 
 class ShortConvolution {

@@ -12,9 +12,9 @@
 #include <limits>
 
 #include "core/error.h"
-#include "kernels/learned_decay/learned_decay.h"
 #include "model/mixers/decay/decayed_mixer.h"
 #include "model/mixers/decay/legacy_view.h"
+#include "ops/rows/learned_decay.h"
 
 namespace halflife::model {
 namespace {
@@ -144,7 +144,7 @@ class TrainedDecay : public LogDecay {
         trained_(DeclareTrained(options, context)) {}
   at::Tensor operator()(const at::Tensor&, std::span<const at::Tensor>) const override {
     if (per_channel_)
-      return kernels::DecayOffHeads(*trained_, num_heads_, {.scale = scale_, .most = max_});
+      return ops::DecayOffHeads(*trained_, num_heads_, {.scale = scale_, .most = max_});
     return std::isfinite(max_) ? trained_->clamp_max(max_) : *trained_;
   }
   bool constant() const override { return true; }

@@ -9,16 +9,16 @@
 
 #include "core/dtype.h"
 #include "core/error.h"
-#include "kernels/bias_map/bias_map.h"
-#include "kernels/decay_attention/args.h"
-#include "kernels/decay_attention/decay_attention.h"
-#include "kernels/linear/linear.h"
-#include "kernels/rms_norm/rms_norm.h"
-#include "kernels/rotary/rotary.h"
-#include "kernels/torch/dispatch.h"
+#include "kernels/decay_attention/decay_attention_args.h"
 #include "model/activation.h"
 #include "model/mixers/decay/score_sums.h"
 #include "model/mixers/heads.h"
+#include "ops/decay_attention/decay_attention.h"
+#include "ops/linear/linear.h"
+#include "ops/rows/bias_map.h"
+#include "ops/rows/rms_norm.h"
+#include "ops/rows/rotary.h"
+#include "ops/torch/dispatch.h"
 
 namespace halflife::model {
 namespace {
@@ -180,18 +180,18 @@ MixerOutput DecayedMixer::Forward(const MixerCall& call) const {
     NormScores(keys, call.slice.positions, heads);
     if (call.want_state) result.state.tensors[num_memories()] = keys;
   }
-  const auto [o, memory] = kernels::DecayAttention(
-      {.q = heads.q.x,
-       .k = heads.k.x,
-       .v = heads.v,
-       .log_decay = heads.log_decay,
-       .log_key_scale = heads.k.log_scale,
-       .norm_q = heads.plain_q,
-       .norm_k = heads.plain_k,
-       .chunks = call.slice.chunks,
-       .initial_state = carried ? MemoryOf(*call.initial) : kernels::DecayState(),
-       .segment = call.slice.segment},
-      KernelConfig());
+  const auto [o, memory] =
+      ops::DecayAttention({.q = heads.q.x,
+                           .k = heads.k.x,
+                           .v = heads.v,
+                           .log_decay = heads.log_decay,
+                           .log_key_scale = heads.k.log_scale,
+                           .norm_q = heads.plain_q,
+                           .norm_k = heads.plain_k,
+                           .chunks = call.slice.chunks,
+                           .initial_state = carried ? MemoryOf(*call.initial) : ops::DecayState(),
+                           .segment = call.slice.segment},
+                          KernelConfig());
   result.y = Output(o, heads.gate);
   if (call.want_state) Keep(memory, result.state);
   return result;
@@ -210,17 +210,17 @@ at::Tensor DecayedMixer::Step(const at::Tensor& x, const SequenceSlice& token,
   }
   const auto at_token = [](const at::Tensor& y) { return y.defined() ? y.squeeze(1) : y; };
   const bool constant = decay_ != nullptr && decay_->constant();
-  kernels::DecayState memory = MemoryOf(state);
-  const at::Tensor o = kernels::DecayAttentionStep(
-      {.q = at_token(heads.q.x),
-       .k = at_token(heads.k.x),
-       .v = at_token(heads.v),
-       .log_decay = constant ? heads.log_decay : at_token(heads.log_decay),
-       .constant_decay = constant,
-       .log_key_scale = at_token(heads.k.log_scale),
-       .norm_q = at_token(heads.plain_q),
-       .norm_k = at_token(heads.plain_k)},
-      KernelConfig(), memory);
+  ops::DecayState memory = MemoryOf(state);
+  const at::Tensor o =
+      ops::DecayAttentionStep({.q = at_token(heads.q.x),
+                               .k = at_token(heads.k.x),
+                               .v = at_token(heads.v),
+                               .log_decay = constant ? heads.log_decay : at_token(heads.log_decay),
+                               .constant_decay = constant,
+                               .log_key_scale = at_token(heads.k.log_scale),
+                               .norm_q = at_token(heads.plain_q),
+                               .norm_k = at_token(heads.plain_k)},
+                              KernelConfig(), memory);
   Keep(memory, state);
   return Output(o.unsqueeze(1), heads.gate).squeeze(1);
 }
@@ -229,21 +229,21 @@ double DecayedMixer::query_scale() const {
   return form_.scale_queries ? 1 / std::sqrt(static_cast<double>(maps_[0]->width())) : 1;
 }
 
-kernels::DecayAttentionConfig DecayedMixer::KernelConfig() const {
+ops::DecayAttentionConfig DecayedMixer::KernelConfig() const {
   return {.scale = query_scale(),
           .norm = normalised() ? kernels::NormKind::kSumOfKeys : kernels::NormKind::kNone,
           .norm_eps = form_.normaliser_eps,
           .allow_growth = log_scaled()};
 }
 
-kernels::DecayState DecayedMixer::MemoryOf(const MixerState& state) const {
-  kernels::DecayState memory = {.kv = state.tensors[0]};
+ops::DecayState DecayedMixer::MemoryOf(const MixerState& state) const {
+  ops::DecayState memory = {.kv = state.tensors[0]};
   if (normalised()) memory.norm = state.tensors[1];
   if (log_scaled()) memory.log_scale = state.tensors[2].to(at::kDouble);
   return memory;
 }
 
-void DecayedMixer::Keep(const kernels::DecayState& memory, MixerState& state) const {
+void DecayedMixer::Keep(const ops::DecayState& memory, MixerState& state) const {
   state.tensors[0] = memory.kv;
   if (normalised()) state.tensors[1] = memory.norm;
   if (log_scaled()) state.tensors[2] = memory.log_scale.to(memory.kv.scalar_type());
@@ -254,14 +254,14 @@ bool DecayedMixer::IsMappedWithBias(size_t index) const {
 }
 
 std::vector<at::Tensor> DecayedMixer::AddBiases(std::span<const at::Tensor> y) const {
-  std::vector<kernels::BiasedInput> parts;
+  std::vector<ops::BiasedInput> parts;
   for (size_t i = 0; i < projections_.size(); ++i) {
-    kernels::BiasedInput part = {.x = y[i], .bias = {}};
+    ops::BiasedInput part = {.x = y[i], .bias = {}};
     if (biases_[i].declared()) part.bias = *biases_[i];
     if (IsMappedWithBias(i)) part.map = *maps_[i]->element_map();
     parts.push_back(part);
   }
-  return kernels::BiasMap(parts);
+  return ops::BiasMap(parts);
 }
 
 DecayedMixer::Heads DecayedMixer::Project(const at::Tensor& x, const SequenceSlice& slice,
@@ -271,7 +271,7 @@ DecayedMixer::Heads DecayedMixer::Project(const at::Tensor& x, const SequenceSli
   if (decay_ != nullptr) of_decay = decay_->Weights();
   weights.insert(weights.end(), of_decay.begin(), of_decay.end());
   if (gate_.declared()) weights.push_back(*gate_);
-  const std::vector<at::Tensor> y = kernels::SharedInputLinear(x, weights);
+  const std::vector<at::Tensor> y = ops::SharedInputLinear(x, weights);
   const std::vector<at::Tensor> biased = AddBiases(y);
   const auto split = [&](size_t index, int64_t head_dim) {
     return SplitHeads(convolve(biased[index], index), head_dim);
@@ -284,17 +284,17 @@ DecayedMixer::Heads DecayedMixer::Project(const at::Tensor& x, const SequenceSli
   if (form_.normaliser == Normaliser::kUnrotatedKeys)
     heads.plain_q = heads.q.x, heads.plain_k = heads.k.x;
   if (rotates()) {
-    const at::ScalarType dtype = kernels::ComputeType(heads.q.x);
+    const at::ScalarType dtype = ops::ComputeType(heads.q.x);
     const auto table =
         form_.rotary_frequencies.empty()
             ? slice.rotary->Of(slice.told_positions(), maps_[0]->width(), form_.rope_theta, dtype)
             : slice.rotary->Of(slice.told_positions(), form_.rotary_frequencies, /*factor=*/1,
                                dtype);
-    const kernels::RotatedPair rotated = kernels::ApplyRotary(heads.q.x, heads.k.x, table);
+    const ops::RotatedPair rotated = ops::ApplyRotary(heads.q.x, heads.k.x, table);
     heads.q.x = rotated.q, heads.k.x = rotated.k;
   }
   if (form_.query_scale.of) {
-    const at::ScalarType compute = kernels::ComputeType(x);
+    const at::ScalarType compute = ops::ComputeType(x);
     PositionTensors::Key key = {"query scale", form_.query_scale.key};
     key.values.push_back(static_cast<double>(compute));
     const at::Tensor scale = slice.of_positions->Of(slice.positions, key, [&] {
@@ -340,11 +340,10 @@ at::Tensor DecayedMixer::Convolve(const at::Tensor& y, size_t index, const Mixer
 at::Tensor DecayedMixer::Output(const at::Tensor& o, const at::Tensor& gate) const {
   if (!has_norm()) return out_(o.flatten(-2));
   const at::Tensor weight =
-      norm_.declared() ? *norm_
-                       : at::ones({o.size(-1)}, o.options().dtype(kernels::ComputeType(o)));
+      norm_.declared() ? *norm_ : at::ones({o.size(-1)}, o.options().dtype(ops::ComputeType(o)));
   const at::Tensor y = gate.defined()
-                           ? kernels::GatedRmsNorm(o, gate.view(o.sizes()), weight, norm_eps_)
-                           : kernels::RmsNorm(o, weight, norm_eps_);
+                           ? ops::GatedRmsNorm(o, gate.view(o.sizes()), weight, norm_eps_)
+                           : ops::RmsNorm(o, weight, norm_eps_);
   return out_(y.flatten(-2));
 }
 

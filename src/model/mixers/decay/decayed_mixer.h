@@ -15,10 +15,10 @@
 #include "model/mixers/variants.h"
 #include "model/output_projection.h"
 
-namespace halflife::kernels {
+namespace halflife::ops {
 struct DecayState;
 struct DecayAttentionConfig;
-}  // namespace halflife::kernels
+}  // namespace halflife::ops
 
 namespace halflife::model {
 
@@ -154,7 +154,7 @@ class DecayedMixer : public Mixer {
   at::Tensor Output(const at::Tensor& o, const at::Tensor& gate) const;
   // By ScoreSums of keys [B, N, Hk, K], those before the heads' own included.
   void NormScores(const at::Tensor& keys, const at::Tensor& positions, Heads& heads) const;
-  kernels::DecayAttentionConfig KernelConfig() const;
+  ops::DecayAttentionConfig KernelConfig() const;
   kernels::DecayKind KernelDecay() const;  // as the kernels see it
   void MakeMaps(const PartContext& context);
 
@@ -166,8 +166,8 @@ class DecayedMixer : public Mixer {
   bool normalised() const { return form_.normaliser != Normaliser::kNone; }
   bool log_scaled() const { return form_.allow_growth || maps_[1]->has_log_scale(); }
   size_t num_memories() const { return 1 + normalised() + log_scaled(); }
-  kernels::DecayState MemoryOf(const MixerState& state) const;
-  void Keep(const kernels::DecayState& memory, MixerState& state) const;
+  ops::DecayState MemoryOf(const MixerState& state) const;
+  void Keep(const ops::DecayState& memory, MixerState& state) const;
 
   LinearHeadOptions heads_;
   DecayedForm form_;

@@ -7,10 +7,10 @@
 #include <ATen/ops/softmax.h>
 
 #include "core/error.h"
-#include "kernels/bias_map/bias_map.h"
-#include "kernels/linear/linear.h"
-#include "kernels/torch/autograd.h"
-#include "kernels/torch/dispatch.h"
+#include "ops/linear/linear.h"
+#include "ops/rows/bias_map.h"
+#include "ops/torch/autograd.h"
+#include "ops/torch/dispatch.h"
 
 namespace halflife::model {
 namespace {
@@ -37,7 +37,7 @@ class Known : public FeatureMap {
  public:
   Known(const PartContext&, int64_t dim) : dim_(dim) {}
   Features operator()(const at::Tensor& x) const override {
-    return {kernels::BiasMap({{.x = x, .bias = {}, .map = kMap}})[0]};
+    return {ops::BiasMap({{.x = x, .bias = {}, .map = kMap}})[0]};
   }
   int64_t width() const override { return dim_; }
   std::optional<kernels::ElementMap> element_map() const override { return kMap; }
@@ -47,17 +47,17 @@ class Known : public FeatureMap {
 };
 
 at::Tensor ShiftedExp(const at::Tensor& x, at::Tensor& largest) {
-  const auto backward = [](const kernels::BackwardCall& call) -> kernels::Tensors {
+  const auto backward = [](const ops::BackwardCall& call) -> ops::Tensors {
     return {call.grads[0] * call.saved[0]};
   };
-  const auto forward = [&]() -> kernels::Forwarded {
-    const at::Tensor wide = x.to(kernels::ComputeType(x));
+  const auto forward = [&]() -> ops::Forwarded {
+    const at::Tensor wide = x.to(ops::ComputeType(x));
     const at::Tensor row = wide.amax(-1, /*keepdim=*/true);
     largest = row.squeeze(-1);
     const at::Tensor feature = (wide - row).exp_().to(x.scalar_type());
     return {.outputs = {feature}, .saved = {feature}, .backward = backward};
   };
-  return kernels::Apply({.name = "ShiftedExp", .inputs = {x}, .forward = forward})[0];
+  return ops::Apply({.name = "ShiftedExp", .inputs = {x}, .forward = forward})[0];
 }
 
 // exp(x - max x) with the maximum of each head as the scale.
@@ -82,7 +82,7 @@ Parameter DeclareSquare(const PartContext& context, const std::string& name, int
 
 // Maps may be tied, that of q to that of k.
 at::Tensor PlusBias(const at::Tensor& y, const Parameter& bias) {
-  return kernels::BiasMap({{.x = y, .bias = ForEachUse(bias)}})[0];
+  return ops::BiasMap({{.x = y, .bias = ForEachUse(bias)}})[0];
 }
 
 // (A1 x + b1) * (A2 x + b2).
@@ -97,7 +97,7 @@ class ElementwiseProduct : public FeatureMap {
   }
   Features operator()(const at::Tensor& x) const override {
     const std::vector<at::Tensor> y =
-        kernels::SharedInputLinear(x, {ForEachUse(weights_[0]), ForEachUse(weights_[1])});
+        ops::SharedInputLinear(x, {ForEachUse(weights_[0]), ForEachUse(weights_[1])});
     return {PlusBias(y[0], biases_[0]) * PlusBias(y[1], biases_[1])};
   }
   int64_t width() const override { return dim_; }
@@ -119,7 +119,7 @@ class Hedgehog : public FeatureMap {
     bias_ = DeclareBias(context, "layer.bias", dim);
   }
   Features operator()(const at::Tensor& x) const override {
-    const at::Tensor y = 2 * PlusBias(kernels::Linear(x, ForEachUse(weight_)), bias_);
+    const at::Tensor y = 2 * PlusBias(ops::Linear(x, ForEachUse(weight_)), bias_);
     return {at::softmax(at::cat({y, -y}, -1), -1)};
   }
   int64_t width() const override { return 2 * dim_; }
@@ -137,7 +137,7 @@ class T2r : public FeatureMap {
   T2r(const PartContext& context, int64_t dim)
       : dim_(dim), weight_(DeclareSquare(context, "layer.weight", dim)) {}
   Features operator()(const at::Tensor& x) const override {
-    return {at::relu(kernels::Linear(x, ForEachUse(weight_)))};
+    return {at::relu(ops::Linear(x, ForEachUse(weight_)))};
   }
   int64_t width() const override { return dim_; }
   int64_t num_matrix_elements() const override { return dim_ * dim_; }

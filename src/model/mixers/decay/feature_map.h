@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/bias_map/element_map.h"
+#include "kernels/rows/bias_map_element.h"
 #include "model/part_context.h"
 
 namespace halflife::model {

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "kernels/torch/host_transfer.h"
+#include "ops/torch/host_transfer.h"
 
 namespace halflife::model {
 
@@ -25,7 +25,7 @@ std::vector<double> RetentionLogDecaysOfRange(int64_t num_heads) {
 }
 
 at::Tensor FixedDecay::operator()(const at::Tensor& x, std::span<const at::Tensor>) const {
-  return kernels::ConstantsOn(x.device(), log_decays_, at::kFloat);
+  return ops::ConstantsOn(x.device(), log_decays_, at::kFloat);
 }
 
 }  // namespace halflife::model

@@ -3,10 +3,10 @@
 // fla's GLA, whose rank and normaliser of the gate are constants too.
 #include <limits>
 
-#include "kernels/decay_gate/decay_gate.h"
-#include "kernels/linear/linear.h"
 #include "model/mixers/decay/decayed_mixer.h"
 #include "model/mixers/heads.h"
+#include "ops/linear/linear.h"
+#include "ops/rows/decay_gate.h"
 
 namespace halflife::model {
 namespace {
@@ -54,8 +54,8 @@ class GateDecay : public LogDecay {
   // The gate has 16 inner channels, [B, T, 16]; -> [B, T, Hk, K] fp32.
   at::Tensor operator()(const at::Tensor&, std::span<const at::Tensor> products) const override {
     const at::Tensor log_decay =
-        kernels::DecayGate(kernels::Linear(products[0], *out_), *bias_,
-                           {.scale = 1 / kGateNormaliser, .floor = clamp_min_});
+        ops::DecayGate(ops::Linear(products[0], *out_), *bias_,
+                       {.scale = 1 / kGateNormaliser, .floor = clamp_min_});
     return SplitHeads(log_decay, head_dim_k_);
   }
 

@@ -6,9 +6,9 @@
 #include <ATen/ops/floor_divide.h>
 #include <ATen/ops/remainder.h>
 
-#include "kernels/linear/weight_product.h"
-#include "kernels/torch/autograd.h"
-#include "kernels/torch/dispatch.h"
+#include "ops/linear/weight_product.h"
+#include "ops/torch/autograd.h"
+#include "ops/torch/dispatch.h"
 
 namespace halflife::model {
 namespace {
@@ -47,18 +47,18 @@ at::Tensor SumToPs(const at::Tensor& dlog, const ViewPlaces& places, const Legac
   const at::Tensor heads = at::arange(view.num_heads, places.head.options());
   const at::Tensor powers = (places.power.to(dlog.scalar_type()) * view.scale).unsqueeze(3);
   const at::Tensor weights = places.head.unsqueeze(3).eq(heads) * powers;  // [R, T, H, H]
-  return kernels::WeightGradient(weights.flatten(0, 2), dlog.flatten(0, 2))
+  return ops::WeightGradient(weights.flatten(0, 2), dlog.flatten(0, 2))
       .view_as(ps)
       .to(ps.scalar_type());
 }
 
-kernels::Tensors Backward(const kernels::BackwardCall& call, const LegacyView& view) {
+ops::Tensors Backward(const ops::BackwardCall& call, const LegacyView& view) {
   const at::Tensor &q = call.saved[0], &k = call.saved[1], &ps = call.saved[2];
   const ViewPlaces places = PlacesOf(call.saved[3], view);
-  const at::ScalarType compute = kernels::ComputeType(q);
+  const at::ScalarType compute = ops::ComputeType(q);
   const at::Tensor dq = call.grads[0].to(compute), dk = call.grads[1].to(compute);
   const at::Tensor log = LogOf(ps, places, view, compute);
-  kernels::Tensors grads(3);
+  ops::Tensors grads(3);
   if (call.wanted[0]) grads[0] = (dq * at::exp(-log)).to(q.scalar_type());
   if (call.wanted[1]) grads[1] = (dk * at::exp(log)).to(k.scalar_type());
   if (call.wanted[2]) {
@@ -73,16 +73,16 @@ kernels::Tensors Backward(const kernels::BackwardCall& call, const LegacyView& v
 
 QueriesAndKeys ApplyLegacyView(const QueriesAndKeys& features, const at::Tensor& ps,
                                const at::Tensor& positions, const LegacyView& view) {
-  const auto forward = [&]() -> kernels::Forwarded {
-    const at::ScalarType compute = kernels::ComputeType(features.q);
+  const auto forward = [&]() -> ops::Forwarded {
+    const at::ScalarType compute = ops::ComputeType(features.q);
     const at::Tensor log = LogOf(ps, PlacesOf(positions, view), view, compute);
     const at::Tensor q = (features.q * at::exp(-log)).to(features.q.scalar_type());
     const at::Tensor k = (features.k * at::exp(log)).to(features.k.scalar_type());
     return {.outputs = {q, k},
             .saved = {q, k, ps, positions},
-            .backward = [view](const kernels::BackwardCall& call) { return Backward(call, view); }};
+            .backward = [view](const ops::BackwardCall& call) { return Backward(call, view); }};
   };
-  const kernels::Tensors placed = kernels::Apply(
+  const ops::Tensors placed = ops::Apply(
       {.name = "LegacyView", .inputs = {features.q, features.k, ps}, .forward = forward});
   return {.q = placed[0], .k = placed[1]};
 }

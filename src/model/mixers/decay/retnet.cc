@@ -15,10 +15,10 @@
 
 #include <cmath>
 
-#include "kernels/torch/dispatch.h"
-#include "kernels/torch/host_transfer.h"
 #include "model/mixers/decay/decayed_mixer.h"
 #include "model/mixers/decay/fixed_decay.h"
+#include "ops/torch/dispatch.h"
+#include "ops/torch/host_transfer.h"
 
 namespace halflife::model {
 namespace {
@@ -69,14 +69,14 @@ DecayedForm FormOf(const RetNetOptions& options) {
   };
   form.score_norm = options.row_norm == "torchscale_parallel";
   if (options.row_norm != "none")
-    form.query_scale = {
-        .key = log_decays, .of = [log_decays](const at::Tensor& positions) {
-          const at::Tensor rates = kernels::ConstantsOn(positions.device(), log_decays);
-          // (1 - gamma^(n + 1)) / (1 - gamma) [B, T, H]
-          const at::Tensor sums =
-              at::expm1((positions + 1).to(at::kDouble).unsqueeze(-1) * rates) / at::expm1(rates);
-          return at::rsqrt(sums);
-        }};
+    form.query_scale = {.key = log_decays, .of = [log_decays](const at::Tensor& positions) {
+                          const at::Tensor rates = ops::ConstantsOn(positions.device(), log_decays);
+                          // (1 - gamma^(n + 1)) / (1 - gamma) [B, T, H]
+                          const at::Tensor sums =
+                              at::expm1((positions + 1).to(at::kDouble).unsqueeze(-1) * rates) /
+                              at::expm1(rates);
+                          return at::rsqrt(sums);
+                        }};
   return form;
 }
 

@@ -11,8 +11,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/torch/dispatch.h"
 #include "model/mixers/heads.h"
+#include "ops/torch/dispatch.h"
 
 namespace halflife::model {
 namespace {
@@ -23,7 +23,7 @@ constexpr int64_t kBlock = 128;  // queries whose scores exist at a time
 
 at::Tensor ScoreSums(const ScoreRows& rows) {
   const at::NoGradGuard no_grad;
-  const at::ScalarType compute = kernels::ComputeType(rows.q);
+  const at::ScalarType compute = ops::ComputeType(rows.q);
   const int64_t num_queries = rows.q.size(1), num_keys = rows.k.size(1);
   const at::Tensor k =  // [B, H, K, N]
       RepeatHeads(rows.k, rows.q.size(2)).to(compute).permute({0, 2, 3, 1});

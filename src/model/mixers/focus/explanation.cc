@@ -6,7 +6,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "core/error.h"
-#include "kernels/focus_pool/focus_pool.h"
+#include "ops/focus_pool/focus_pool.h"
 
 namespace halflife::model {
 namespace {
@@ -66,7 +66,7 @@ Explanation ExplainPool(const at::Tensor& log_weight, const SequenceSlice& slice
                         double eps) {
   const at::Tensor weights = log_weight.detach();
   // row maxima and sums do not depend on what is pooled
-  const kernels::FocusPoolOutput y = kernels::FocusPool(
+  const ops::FocusPoolOutput y = ops::FocusPool(
       {.log_weight = weights,
        .u = at::zeros({weights.size(0), weights.size(1), weights.size(2), 1}, weights.options()),
        .chunks = slice.chunks},

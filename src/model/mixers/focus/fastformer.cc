@@ -17,11 +17,11 @@
 #include <cmath>
 #include <string_view>
 
-#include "kernels/focus_heads/focus_heads.h"
-#include "kernels/linear/linear.h"
-#include "kernels/torch/dispatch.h"
 #include "model/mixers/focus/explanation.h"
 #include "model/mixers/focus/focus.h"
+#include "ops/linear/linear.h"
+#include "ops/rows/focus_heads.h"
+#include "ops/torch/dispatch.h"
 
 namespace halflife::model {
 namespace {
@@ -139,7 +139,7 @@ class Fastformer : public Mixer, public Explained {
   MixerOutput Forward(const MixerCall& call) const override {
     MixerOutput result;
     MixerState* const after = call.want_state ? &result.state : nullptr;
-    const auto pool = [&](int index, const kernels::FocusLeaves& leaves) {
+    const auto pool = [&](int index, const ops::FocusLeaves& leaves) {
       const at::Tensor y =
           pools_[index].Forward(leaves.log_weight, leaves.payload, call, after).flatten(2);
       if (!call.drop || dropout_ == 0) return y;
@@ -150,7 +150,7 @@ class Fastformer : public Mixer, public Explained {
   }
 
   at::Tensor Step(const at::Tensor& x, const SequenceSlice&, MixerState& state) const override {
-    const auto pool = [&](int index, const kernels::FocusLeaves& leaves) {
+    const auto pool = [&](int index, const ops::FocusLeaves& leaves) {
       return pools_[index]
           .Step(leaves.log_weight.squeeze(1), leaves.payload.squeeze(1), state)
           .flatten(1)
@@ -162,7 +162,7 @@ class Fastformer : public Mixer, public Explained {
   std::vector<Explanation> Explain(const MixerCall& call) const override {
     const c10::AutoGradMode no_grad(false);
     std::vector<Explanation> explanations;
-    Mix(call.x, [&](int index, const kernels::FocusLeaves& leaves) {
+    Mix(call.x, [&](int index, const ops::FocusLeaves& leaves) {
       const WindowPool& pool = pools_[index];
       explanations.push_back(
           ExplainPool(leaves.log_weight, call.slice, pool.shape().window, pool.shape().eps));
@@ -199,34 +199,33 @@ class Fastformer : public Mixer, public Explained {
   }
 
   // Rows x [B, T, D], or their products with `times`, of which a pool is made.
-  kernels::FocusLeaves Weigh(const at::Tensor& x, const Parameter& vector,
-                             const at::Tensor& times = {}) const {
+  ops::FocusLeaves Weigh(const at::Tensor& x, const Parameter& vector,
+                         const at::Tensor& times = {}) const {
     const auto width = static_cast<double>(form_.additive ? dim_ : head_dim_);
-    return kernels::MakeFocusLeaves(
-        {.x = x, .times = times, .direction = *vector},
-        {.head_dim = head_dim_,
-         .norm = form_.norm,
-         .eps = kNormEps,
-         .scale = form_.norm ? rescale_ / width : 1 / std::sqrt(width)});
+    return ops::MakeFocusLeaves({.x = x, .times = times, .direction = *vector},
+                                {.head_dim = head_dim_,
+                                 .norm = form_.norm,
+                                 .eps = kNormEps,
+                                 .scale = form_.norm ? rescale_ / width : 1 / std::sqrt(width)});
   }
 
   // Of q, k and v.
-  std::vector<kernels::LinearPart> Parts(const at::Tensor& x) const {
-    if (weights_.size() == 1) return kernels::LinearInColumns(x, *weights_[0], {dim_, dim_, dim_});
-    return kernels::SharedInputParts(x, {*weights_[0], *weights_[1], *weights_[2]});
+  std::vector<ops::LinearPart> Parts(const at::Tensor& x) const {
+    if (weights_.size() == 1) return ops::LinearInColumns(x, *weights_[0], {dim_, dim_, dim_});
+    return ops::SharedInputParts(x, {*weights_[0], *weights_[1], *weights_[2]});
   }
 
   // x [B, T, D] -> [B, T, D]; pool(index, leaves) -> [B, T, D].
   template <typename Pool>
   at::Tensor Mix(const at::Tensor& x, const Pool& pool) const {
-    if (form_.additive) return pool(0, Weigh(x, query_)) * kernels::Linear(x, *weights_[0]);
-    const std::vector<kernels::LinearPart> y = Parts(x);
+    if (form_.additive) return pool(0, Weigh(x, query_)) * ops::Linear(x, *weights_[0]);
+    const std::vector<ops::LinearPart> y = Parts(x);
     at::Tensor query = pool(0, Weigh(y[0].y, query_));
     if (!form_.inner_residual) return pool(1, Weigh(y[1].y, key_, /*times=*/query)) * y[2].y;
-    query = kernels::Linear(query, *weights_[3]);
+    query = ops::Linear(query, *weights_[3]);
     const at::Tensor mixed = query * y[1].y;
-    const at::Tensor normed = at::layer_norm((x + mixed).to(kernels::ComputeType(x)), {dim_},
-                                             *norm_, *norm_bias_, kMixNormEps)
+    const at::Tensor normed = at::layer_norm((x + mixed).to(ops::ComputeType(x)), {dim_}, *norm_,
+                                             *norm_bias_, kMixNormEps)
                                   .to(x.scalar_type());
     return mixed + pool(1, Weigh(normed, key_)) * y[2].y;
   }

@@ -68,7 +68,7 @@ std::vector<StateTensor> WindowPool::state(const std::string& prefix) const {
           last("payload", {tail, heads, dim})};
 }
 
-kernels::FocusPoolState WindowPool::Read(const MixerState& state) const {
+ops::FocusPoolState WindowPool::Read(const MixerState& state) const {
   const auto tensor = [&](size_t i) { return state.tensors[shape_.first_state + i]; };
   if (shape_.window == 0) return {.log_scale = tensor(0), .mass = tensor(1), .sum = tensor(2)};
   if (shape_.window == 1) return {};
@@ -78,15 +78,15 @@ kernels::FocusPoolState WindowPool::Read(const MixerState& state) const {
 at::Tensor WindowPool::Forward(const at::Tensor& log_weight, const at::Tensor& u,
                                const MixerCall& call, MixerState* after) const {
   const bool carried = call.carried();
-  const kernels::FocusPoolOutput y = kernels::FocusPool(
-      {.log_weight = log_weight,
-       .u = u,
-       .chunks = call.slice.chunks,
-       .initial_state = carried ? Read(*call.initial) : kernels::FocusPoolState(),
-       .segment = call.slice.segment},
-      {.window = shape_.window, .eps = shape_.eps, .want_state = after != nullptr});
+  const ops::FocusPoolOutput y =
+      ops::FocusPool({.log_weight = log_weight,
+                      .u = u,
+                      .chunks = call.slice.chunks,
+                      .initial_state = carried ? Read(*call.initial) : ops::FocusPoolState(),
+                      .segment = call.slice.segment},
+                     {.window = shape_.window, .eps = shape_.eps, .want_state = after != nullptr});
   if (after == nullptr || shape_.window == 1) return y.out;
-  const kernels::FocusPoolState& s = y.final_state;
+  const ops::FocusPoolState& s = y.final_state;
   if (shape_.window == 0) {
     after->tensors.insert(after->tensors.end(), {s.log_scale, s.mass, s.sum});
   } else {
@@ -97,9 +97,8 @@ at::Tensor WindowPool::Forward(const at::Tensor& log_weight, const at::Tensor& u
 
 at::Tensor WindowPool::Step(const at::Tensor& log_weight, const at::Tensor& u,
                             MixerState& state) const {
-  kernels::FocusPoolState memory = Read(state);  // moves on in place
-  return kernels::FocusPoolStep(log_weight, u, {.window = shape_.window, .eps = shape_.eps},
-                                memory);
+  ops::FocusPoolState memory = Read(state);  // moves on in place
+  return ops::FocusPoolStep(log_weight, u, {.window = shape_.window, .eps = shape_.eps}, memory);
 }
 
 }  // namespace halflife::model

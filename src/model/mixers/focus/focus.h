@@ -11,8 +11,8 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/focus_pool/focus_pool.h"
 #include "model/mixers/variants.h"
+#include "ops/focus_pool/focus_pool.h"
 
 namespace halflife::model {
 
@@ -82,7 +82,7 @@ class WindowPool {
   const Shape& shape() const { return shape_; }
 
  private:
-  kernels::FocusPoolState Read(const MixerState& state) const;
+  ops::FocusPoolState Read(const MixerState& state) const;
 
   Shape shape_;
 };

@@ -17,14 +17,14 @@
 #include <cmath>
 #include <string_view>
 
-#include "kernels/focus_heads/focus_heads.h"
-#include "kernels/linear/linear.h"
-#include "kernels/real_norm/real_norm.h"
-#include "kernels/swiglu/swiglu.h"
-#include "kernels/torch/dispatch.h"
 #include "model/mixers/focus/explanation.h"
 #include "model/mixers/focus/focus.h"
 #include "model/mixers/heads.h"
+#include "ops/linear/linear.h"
+#include "ops/rows/focus_heads.h"
+#include "ops/rows/real_norm.h"
+#include "ops/rows/swiglu.h"
+#include "ops/torch/dispatch.h"
 
 namespace halflife::model {
 namespace {
@@ -186,8 +186,8 @@ class Leap : public Mixer, public Explained {
   struct Tokens {
     at::Tensor query;            // [B, T, D], or of a gate of all channels its logits
     bool query_is_done = false;  // standardised, where it is to be
-    kernels::ColumnPlace query_gradient;
-    kernels::FocusLeaves leaves;
+    ops::ColumnPlace query_gradient;
+    ops::FocusLeaves leaves;
   };
 
   bool Drops(const MixerCall::Drop& drop, uint32_t sites) const {
@@ -199,41 +199,41 @@ class Leap : public Mixer, public Explained {
   }
 
   // Of q, f, k and v.
-  std::vector<kernels::LinearPart> Parts(const at::Tensor& x) const {
+  std::vector<ops::LinearPart> Parts(const at::Tensor& x) const {
     if (weights_.size() == 1)
-      return kernels::LinearInColumns(x, *weights_[0], {dim_, dim_, dim_, dim_});
+      return ops::LinearInColumns(x, *weights_[0], {dim_, dim_, dim_, dim_});
     std::vector<at::Tensor> matrices;
     for (const Parameter& weight : weights_) matrices.push_back(*weight);
-    return kernels::SharedInputParts(x, matrices);
+    return ops::SharedInputParts(x, matrices);
   }
 
   Tokens Project(const at::Tensor& x, const MixerCall::Drop& drop) const {
-    const std::vector<kernels::LinearPart> y = Parts(x);
+    const std::vector<ops::LinearPart> y = Parts(x);
     constexpr uint32_t kBeforePool = Bit(kQuery) | Bit(kFocus) | Bit(kValue) | Bit(kLogit);
     if (Drops(drop, kBeforePool)) return Dropped(y, drop);
     return {.query = y[0].y,
             .query_gradient = y[0].gradient,
-            .leaves = kernels::MakeFocusLeaves({.x = y[2].y,
-                                                .direction = y[1].y,
-                                                .value = y[3].y,
-                                                .x_gradient = y[2].gradient,
-                                                .direction_gradient = y[1].gradient,
-                                                .value_gradient = y[3].gradient},
-                                               {.head_dim = head_dim_,
-                                                .norm = form_.norm_focus,
-                                                .norm_value = form_.norm_others,
-                                                .pool_x = form_.gate == Gate::kPooledKeys,
-                                                .eps = form_.norm_eps,
-                                                .scale = Scale(form_.norm_focus),
-                                                .elu = form_.elu})};
+            .leaves = ops::MakeFocusLeaves({.x = y[2].y,
+                                            .direction = y[1].y,
+                                            .value = y[3].y,
+                                            .x_gradient = y[2].gradient,
+                                            .direction_gradient = y[1].gradient,
+                                            .value_gradient = y[3].gradient},
+                                           {.head_dim = head_dim_,
+                                            .norm = form_.norm_focus,
+                                            .norm_value = form_.norm_others,
+                                            .pool_x = form_.gate == Gate::kPooledKeys,
+                                            .eps = form_.norm_eps,
+                                            .scale = Scale(form_.norm_focus),
+                                            .elu = form_.elu})};
   }
 
   // The same with dropout on what is standardised: step by step.
-  Tokens Dropped(const std::vector<kernels::LinearPart>& y, const MixerCall::Drop& drop) const {
-    const at::ScalarType dtype = y[0].y.scalar_type(), wide = kernels::ComputeType(y[0].y);
+  Tokens Dropped(const std::vector<ops::LinearPart>& y, const MixerCall::Drop& drop) const {
+    const at::ScalarType dtype = y[0].y.scalar_type(), wide = ops::ComputeType(y[0].y);
     const auto heads = [&](int index, bool norm) {
       const at::Tensor split = SplitHeads(y[index].y, head_dim_);
-      return norm ? kernels::RealNorm(split, form_.norm_eps) : split;
+      return norm ? ops::RealNorm(split, form_.norm_eps) : split;
     };
     const at::Tensor k = heads(2, form_.norm_focus);
     const at::Tensor f = Drop(drop, kFocus, heads(1, form_.norm_focus));
@@ -245,7 +245,7 @@ class Leap : public Mixer, public Explained {
         .query = query.flatten(2).to(dtype),
         .query_is_done = true,
         .query_gradient = {},
-        .leaves = {.log_weight = form_.elu ? kernels::LogOfEluPlusOne(logit) : logit,
+        .leaves = {.log_weight = form_.elu ? ops::LogOfEluPlusOne(logit) : logit,
                    .payload = form_.gate == Gate::kPooledKeys ? at::cat({k.to(dtype), v}, -1) : v}};
   }
   // On a dot of two heads: c / n, or 1 / sqrt(n).
@@ -257,10 +257,9 @@ class Leap : public Mixer, public Explained {
   // What Gated multiplies with, of a query that is not standardised yet: [B, T, H, n or 1], fp32.
   at::Tensor GateOf(const at::Tensor& query, const at::Tensor& pooled) const {
     const at::Tensor heads = SplitHeads(query, head_dim_);
-    const at::ScalarType wide = kernels::ComputeType(query);
+    const at::ScalarType wide = ops::ComputeType(query);
     if (form_.gate == Gate::kVector) return at::sigmoid(heads.to(wide));
-    const at::Tensor q =
-        form_.norm_others ? kernels::RealNorm(heads, form_.norm_eps) : heads.to(wide);
+    const at::Tensor q = form_.norm_others ? ops::RealNorm(heads, form_.norm_eps) : heads.to(wide);
     const at::Tensor seen =
         pooled.narrow(-1, 0, head_dim_).to(wide);  // values, or keys before them
     return at::sigmoid((q * seen).sum(-1, /*keepdim=*/true) * Scale(form_.gate_takes_rescale));
@@ -268,8 +267,8 @@ class Leap : public Mixer, public Explained {
   // -> [B, T, D].
   at::Tensor Gated(const Tokens& tokens, const at::Tensor& pooled) const {
     if (form_.gate == Gate::kVector)
-      return kernels::Glu(tokens.query, pooled.flatten(2), tokens.query_gradient);
-    return kernels::FocusGate(
+      return ops::Glu(tokens.query, pooled.flatten(2), tokens.query_gradient);
+    return ops::FocusGate(
         {.query = tokens.query, .pooled = pooled, .query_gradient = tokens.query_gradient},
         {.norm = form_.norm_others && !tokens.query_is_done,
          .eps = form_.norm_eps,

@@ -2,10 +2,10 @@
 
 #include <cmath>
 
-#include "kernels/decay_attention/decay_attention.h"
-#include "kernels/linear/linear.h"
-#include "kernels/polynomial_attention/polynomial_attention.h"
 #include "model/mixers/heads.h"
+#include "ops/decay_attention/decay_attention.h"
+#include "ops/linear/linear.h"
+#include "ops/polynomial_attention/polynomial_attention.h"
 
 namespace halflife::model {
 
@@ -53,16 +53,16 @@ MixerTraits PolynomialMixer::traits() const {
 }
 
 PolynomialMixer::Heads PolynomialMixer::Project(const at::Tensor& x) const {
-  std::vector<kernels::LinearPart> y = kernels::SharedInputParts(x, {*q_, *k_, *v_});
+  std::vector<ops::LinearPart> y = ops::SharedInputParts(x, {*q_, *k_, *v_});
   // Places of gradients serve only where all of the three are taken.
   if (elementwise_ || (maps_.both && !maps_.takes_places))
-    for (kernels::LinearPart& part : y) part.gradient = {};
+    for (ops::LinearPart& part : y) part.gradient = {};
   if (maps_.both) {
     const auto [q, k] = maps_.both(y[0], y[1]);
     y[0] = {.y = q}, y[1] = {.y = k};
   }
   if (elementwise_)
-    for (kernels::LinearPart* part : {&y[0], &y[1]}) *part = {.y = part->y.square()};
+    for (ops::LinearPart* part : {&y[0], &y[1]}) *part = {.y = part->y.square()};
   return {.q = SplitHeads(y[0].y, options_.feature_dim),
           .k = SplitHeads(y[1].y, options_.feature_dim),
           .v = SplitHeads(y[2].y, options_.head_dim_v),
@@ -79,7 +79,7 @@ MixerOutput PolynomialMixer::Forward(const MixerCall& call) const {
   MixerOutput result;
   at::Tensor o;
   if (elementwise_) {
-    const auto [out, state] = kernels::DecayAttention(
+    const auto [out, state] = ops::DecayAttention(
         {.q = heads.q,
          .k = heads.k,
          .v = heads.v,
@@ -91,19 +91,19 @@ MixerOutput PolynomialMixer::Forward(const MixerCall& call) const {
     if (call.want_state) result.state.tensors = {state.kv, state.norm};
   } else {
     const auto [out, state, divisors] =
-        kernels::PolynomialAttention({.q = heads.q,
-                                      .k = heads.k,
-                                      .v = heads.v,
-                                      .chunks = call.slice.chunks,
-                                      .initial_state = {.kv = initial(0), .norm = initial(1)},
-                                      .segment = call.slice.segment,
-                                      .q_gradient = heads.q_gradient,
-                                      .k_gradient = heads.k_gradient,
-                                      .v_gradient = heads.v_gradient},
-                                     {.scale = 1 / std::sqrt(dim),
-                                      .weights = weights_,
-                                      .norm_eps = options_.eps,
-                                      .want_final_state = call.want_state});
+        ops::PolynomialAttention({.q = heads.q,
+                                  .k = heads.k,
+                                  .v = heads.v,
+                                  .chunks = call.slice.chunks,
+                                  .initial_state = {.kv = initial(0), .norm = initial(1)},
+                                  .segment = call.slice.segment,
+                                  .q_gradient = heads.q_gradient,
+                                  .k_gradient = heads.k_gradient,
+                                  .v_gradient = heads.v_gradient},
+                                 {.scale = 1 / std::sqrt(dim),
+                                  .weights = weights_,
+                                  .norm_eps = options_.eps,
+                                  .want_final_state = call.want_state});
     o = out;
     if (call.want_state) result.state.tensors = {state.kv, state.norm};
   }
@@ -117,14 +117,14 @@ at::Tensor PolynomialMixer::Step(const at::Tensor& x, const SequenceSlice&,
   const auto dim = static_cast<double>(options_.feature_dim);
   at::Tensor o;
   if (elementwise_) {
-    kernels::DecayState memory = {.kv = state.tensors[0], .norm = state.tensors[1]};
-    o = kernels::DecayAttentionStep(
+    ops::DecayState memory = {.kv = state.tensors[0], .norm = state.tensors[1]};
+    o = ops::DecayAttentionStep(
         {.q = heads.q, .k = heads.k, .v = heads.v},
         {.scale = 1 / dim, .norm = kernels::NormKind::kSumOfKeys, .norm_eps = options_.eps},
         memory);
   } else {
-    kernels::PolynomialState memory = {.kv = state.tensors[0], .norm = state.tensors[1]};
-    o = kernels::PolynomialAttentionStep(
+    ops::PolynomialState memory = {.kv = state.tensors[0], .norm = state.tensors[1]};
+    o = ops::PolynomialAttentionStep(
         {.q = heads.q, .k = heads.k, .v = heads.v},
         {.scale = 1 / std::sqrt(dim), .weights = weights_, .norm_eps = options_.eps}, memory);
   }

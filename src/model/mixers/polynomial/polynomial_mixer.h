@@ -14,10 +14,10 @@
 
 #include <functional>
 
-#include "kernels/linear/linear.h"
 #include "kernels/polynomial_attention/features.h"
 #include "model/mixers/variants.h"
 #include "model/output_projection.h"
+#include "ops/linear/linear.h"
 
 namespace halflife::model {
 
@@ -39,7 +39,7 @@ struct QueryKeyMaps {
   struct Mapped {
     at::Tensor q, k;
   };
-  std::function<Mapped(const kernels::LinearPart& q, const kernels::LinearPart& k)> both;
+  std::function<Mapped(const ops::LinearPart& q, const ops::LinearPart& k)> both;
   // Whether gradients of its inputs go to the places that the parts have.
   bool takes_places = false;
   int64_t num_activations = 0;  // that a backward keeps for both, per token, in fp32
@@ -70,7 +70,7 @@ class PolynomialMixer : public Mixer {
  private:
   struct Heads {
     at::Tensor q, k, v;  // [..., H, d], [..., H, V]
-    kernels::ColumnPlace q_gradient, k_gradient, v_gradient;
+    ops::ColumnPlace q_gradient, k_gradient, v_gradient;
   };
   Heads Project(const at::Tensor& x) const;
   int64_t num_features() const;

@@ -15,10 +15,10 @@
 #include <optional>
 #include <vector>
 
-#include "kernels/layer_norm/layer_norm.h"
-#include "kernels/torch/dispatch.h"
 #include "model/mixers/heads.h"
 #include "model/mixers/polynomial/polynomial_mixer.h"
+#include "ops/rows/layer_norm.h"
+#include "ops/torch/dispatch.h"
 
 namespace halflife::model {
 namespace {
@@ -68,7 +68,7 @@ bool IsLayerNorm(const RebasedOptions& options) {
 }
 
 // One part of the layer norm that q and k go through.
-kernels::LayerNormInput NormInput(const Affine& affine, const kernels::LinearPart& part) {
+ops::LayerNormInput NormInput(const Affine& affine, const ops::LinearPart& part) {
   return {.x = part.y,
           .gamma = *affine.gamma,
           .beta = affine.beta.declared() ? *affine.beta : at::Tensor(),
@@ -78,18 +78,18 @@ kernels::LayerNormInput NormInput(const Affine& affine, const kernels::LinearPar
 // Over all channels, with parameters of their own, in one pass; each head by itself with the same
 // parameters, one after the other.
 QueryKeyMaps::Mapped LayerNorm(const RebasedOptions& options, const Affine& of_q,
-                               const Affine& of_k, const kernels::LinearPart& q,
-                               const kernels::LinearPart& k) {
+                               const Affine& of_k, const ops::LinearPart& q,
+                               const ops::LinearPart& k) {
   if (!options.shared_affine) {
     const std::vector<at::Tensor> y =
-        kernels::LayerNorms({NormInput(of_q, q), NormInput(of_k, k)}, kLayerNormEps);
+        ops::LayerNorms({NormInput(of_q, q), NormInput(of_k, k)}, kLayerNormEps);
     return {.q = y[0], .k = y[1]};
   }
-  kernels::LayerNormInput input = {.gamma = ForEachUse(of_q.gamma)};
+  ops::LayerNormInput input = {.gamma = ForEachUse(of_q.gamma)};
   if (of_q.beta.declared()) input.beta = ForEachUse(of_q.beta);
   const auto heads = [&](const at::Tensor& x) {
     input.x = SplitHeads(x, options.feature_dim);
-    return kernels::LayerNorms({input}, kLayerNormEps)[0].view(x.sizes());
+    return ops::LayerNorms({input}, kLayerNormEps)[0].view(x.sizes());
   };
   return {.q = heads(q.y), .k = heads(k.y)};
 }
@@ -97,7 +97,7 @@ QueryKeyMaps::Mapped LayerNorm(const RebasedOptions& options, const Affine& of_q
 // The other forms, in fp32 (fp64 beside fp64), as the parameters are.
 at::Tensor NormAndMove(const RebasedOptions& options, const Affine& affine, const at::Tensor& x) {
   const bool joint = options.norm_scope == "joint";
-  at::Tensor y = x.to(kernels::ComputeType(x));
+  at::Tensor y = x.to(ops::ComputeType(x));
   if (options.normalize)
     y = at::layer_norm(joint ? y : SplitHeads(y, options.feature_dim),
                        {joint ? options.key_dim() : options.feature_dim}, std::nullopt,
@@ -117,8 +117,7 @@ QueryKeyMaps MakeMaps(const RebasedOptions& options, const PartContext& context)
     of_q = DeclareAffine(options, context, "q_feature_map");
     of_k = DeclareAffine(options, context, "k_feature_map");
   }
-  const auto map = [=](const kernels::LinearPart& q,
-                       const kernels::LinearPart& k) -> QueryKeyMaps::Mapped {
+  const auto map = [=](const ops::LinearPart& q, const ops::LinearPart& k) -> QueryKeyMaps::Mapped {
     if (IsLayerNorm(options)) return LayerNorm(options, of_q, of_k, q, k);
     return {.q = NormAndMove(options, of_q, q.y), .k = NormAndMove(options, of_k, k.y)};
   };

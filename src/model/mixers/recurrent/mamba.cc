@@ -10,13 +10,13 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/linear/linear.h"
-#include "kernels/selective_scan/args.h"
-#include "kernels/selective_scan/selective_scan.h"
-#include "kernels/swiglu/swiglu.h"
+#include "kernels/scans/selective_scan/selective_scan_args.h"
 #include "model/mixers/convolution/short_convolution.h"
 #include "model/mixers/variants.h"
 #include "model/output_projection.h"
+#include "ops/linear/linear.h"
+#include "ops/rows/swiglu.h"
+#include "ops/scans/selective_scan.h"
 
 namespace halflife::model {
 namespace {
@@ -93,7 +93,7 @@ class Mamba : public Mixer {
 
   MixerOutput Forward(const MixerCall& call) const override {
     const bool carried = call.carried();
-    const std::vector<kernels::LinearPart> in = Enter(call.x);
+    const std::vector<ops::LinearPart> in = Enter(call.x);
     at::Tensor tail;  // after the slice
     const Selected selected =
         Select(conv_({.x = in[0].y,
@@ -102,37 +102,37 @@ class Mamba : public Mixer {
                       .x_gradient = in[0].gradient},
                      call.want_state ? &tail : nullptr));
     const auto [y, state] =
-        kernels::SelectiveScan({.x = selected.x,
-                                .delta = selected.delta,
-                                .delta_bias = *step_bias_,
-                                .a = *a_log_,
-                                .negative_exp = true,
-                                .b = selected.b,
-                                .c = selected.c,
-                                .skip = *skip_,
-                                .b_gradient = selected.b_gradient,
-                                .c_gradient = selected.c_gradient,
-                                .starts = call.slice.starts,
-                                .initial = carried ? call.initial->tensors[0] : at::Tensor(),
-                                .segment = call.slice.segment});
-    MixerOutput result = {.y = out_(kernels::SwiGlu(in[1].y, y, in[1].gradient)), .state = {}};
+        ops::SelectiveScan({.x = selected.x,
+                            .delta = selected.delta,
+                            .delta_bias = *step_bias_,
+                            .a = *a_log_,
+                            .negative_exp = true,
+                            .b = selected.b,
+                            .c = selected.c,
+                            .skip = *skip_,
+                            .b_gradient = selected.b_gradient,
+                            .c_gradient = selected.c_gradient,
+                            .starts = call.slice.starts,
+                            .initial = carried ? call.initial->tensors[0] : at::Tensor(),
+                            .segment = call.slice.segment});
+    MixerOutput result = {.y = out_(ops::SwiGlu(in[1].y, y, in[1].gradient)), .state = {}};
     if (call.want_state) result.state.tensors = {state, tail};
     return result;
   }
 
   at::Tensor Step(const at::Tensor& u, const SequenceSlice&, MixerState& state) const override {
-    const std::vector<kernels::LinearPart> in = Enter(u);
+    const std::vector<ops::LinearPart> in = Enter(u);
     const Selected selected = Select(conv_.Step(in[0].y, state.tensors[1]));
-    const at::Tensor y = kernels::SelectiveScanStep({.x = selected.x,
-                                                     .delta = selected.delta,
-                                                     .delta_bias = *step_bias_,
-                                                     .a = *a_log_,
-                                                     .negative_exp = true,
-                                                     .b = selected.b,
-                                                     .c = selected.c,
-                                                     .skip = *skip_},
-                                                    state.tensors[0]);
-    return out_(kernels::SwiGlu(in[1].y, y));
+    const at::Tensor y = ops::SelectiveScanStep({.x = selected.x,
+                                                 .delta = selected.delta,
+                                                 .delta_bias = *step_bias_,
+                                                 .a = *a_log_,
+                                                 .negative_exp = true,
+                                                 .b = selected.b,
+                                                 .c = selected.c,
+                                                 .skip = *skip_},
+                                                state.tensors[0]);
+    return out_(ops::SwiGlu(in[1].y, y));
   }
 
   FlopCount FlopsPerToken(int64_t) const override {
@@ -151,20 +151,20 @@ class Mamba : public Mixer {
 
  private:
   // u [..., D] -> x and the gate z [..., I].
-  std::vector<kernels::LinearPart> Enter(const at::Tensor& u) const {
-    return kernels::LinearInParts(u, *in_, {inner_, inner_});
+  std::vector<ops::LinearPart> Enter(const at::Tensor& u) const {
+    return ops::LinearInParts(u, *in_, {inner_, inner_});
   }
   struct Selected {
     at::Tensor x;      // [..., I], for the scan
     at::Tensor delta;  // [..., I], before bias and softplus
     at::Tensor b, c;   // [..., N]
-    kernels::ColumnPlace b_gradient, c_gradient;
+    ops::ColumnPlace b_gradient, c_gradient;
   };
   Selected Select(const at::Tensor& x) const {
     const int64_t rank = sizes_.dt_rank, states = sizes_.d_state;
-    const auto [again, parts] = kernels::LinearBesideInput(x, *select_, {rank, states, states});
+    const auto [again, parts] = ops::LinearBesideInput(x, *select_, {rank, states, states});
     return {.x = again,
-            .delta = kernels::Linear(parts[0].y, *step_, parts[0].gradient),
+            .delta = ops::Linear(parts[0].y, *step_, parts[0].gradient),
             .b = parts[1].y,
             .c = parts[2].y,
             .b_gradient = parts[1].gradient,

@@ -7,13 +7,13 @@
 #include <functional>
 #include <vector>
 
-#include "kernels/linear/linear.h"
-#include "kernels/swiglu/swiglu.h"
-#include "kernels/token_shift/token_shift.h"
-#include "kernels/torch/dispatch.h"
-#include "kernels/wkv4/wkv4.h"
 #include "model/mixers/variants.h"
 #include "model/output_projection.h"
+#include "ops/linear/linear.h"
+#include "ops/rows/swiglu.h"
+#include "ops/rows/token_shift.h"
+#include "ops/scans/wkv4.h"
+#include "ops/torch/dispatch.h"
 
 namespace halflife::model {
 namespace {
@@ -77,26 +77,26 @@ class Rwkv4 : public Mixer {
   MixerOutput Forward(const MixerCall& call) const override {
     const bool carried = call.carried();
     const auto before = [&](size_t i) { return carried ? call.initial->tensors[i] : at::Tensor(); };
-    const kernels::TokenShiftInputs shift = {.x = call.x,
-                                             .mixes = Mixes(),
-                                             .tail = before(0),
-                                             .starts = call.slice.starts,
-                                             .segment = call.slice.segment};
+    const ops::TokenShiftInputs shift = {.x = call.x,
+                                         .mixes = Mixes(),
+                                         .tail = before(0),
+                                         .starts = call.slice.starts,
+                                         .segment = call.slice.segment};
     const Projected y = Project(shift);
-    const auto [wkv, memory] = kernels::Wkv4({.k = y.k,
-                                              .v = y.v,
-                                              .log_decay = *decay_,
-                                              .negative_exp = true,
-                                              .bonus = *first_,
-                                              .starts = call.slice.starts,
-                                              .initial = {before(1), before(2), before(3)},
-                                              .round_to_bf16 = round_to_bf16_,
-                                              .segment = call.slice.segment});
-    MixerOutput result = {.y = out_(kernels::Glu(y.r, wkv)), .state = {}};
+    const auto [wkv, memory] = ops::Wkv4({.k = y.k,
+                                          .v = y.v,
+                                          .log_decay = *decay_,
+                                          .negative_exp = true,
+                                          .bonus = *first_,
+                                          .starts = call.slice.starts,
+                                          .initial = {before(1), before(2), before(3)},
+                                          .round_to_bf16 = round_to_bf16_,
+                                          .segment = call.slice.segment});
+    MixerOutput result = {.y = out_(ops::Glu(y.r, wkv)), .state = {}};
     if (call.want_state) {
       // A copy: a view would keep the whole sequence.
-      const at::Tensor tail = kernels::TokenShiftTail(shift).to(
-          kernels::ComputeType(call.x), /*non_blocking=*/false, /*copy=*/true);
+      const at::Tensor tail = ops::TokenShiftTail(shift).to(ops::ComputeType(call.x),
+                                                            /*non_blocking=*/false, /*copy=*/true);
       result.state.tensors = {tail.contiguous(), memory.numerator, memory.denominator,
                               memory.log_scale};
     }
@@ -107,16 +107,16 @@ class Rwkv4 : public Mixer {
     at::Tensor& tail = state.tensors[0];
     const Projected y = Project({.x = x.unsqueeze(1), .mixes = Mixes(), .tail = tail});
     tail.select(1, 0).copy_(x);
-    kernels::WkvMemory memory = {state.tensors[1], state.tensors[2], state.tensors[3]};
-    at::Tensor wkv = kernels::Wkv4Step({.k = y.k.squeeze(1),
-                                        .v = y.v.squeeze(1),
-                                        .log_decay = *decay_,
-                                        .negative_exp = true,
-                                        .bonus = *first_},
-                                       memory);
+    ops::WkvMemory memory = {state.tensors[1], state.tensors[2], state.tensors[3]};
+    at::Tensor wkv = ops::Wkv4Step({.k = y.k.squeeze(1),
+                                    .v = y.v.squeeze(1),
+                                    .log_decay = *decay_,
+                                    .negative_exp = true,
+                                    .bonus = *first_},
+                                   memory);
     if (round_to_bf16_ && wkv.scalar_type() == at::kFloat)
       wkv = wkv.to(at::kBFloat16).to(at::kFloat);
-    return out_(kernels::Glu(y.r.squeeze(1), wkv));
+    return out_(ops::Glu(y.r.squeeze(1), wkv));
   }
 
   FlopCount FlopsPerToken(int64_t) const override {
@@ -149,11 +149,11 @@ class Rwkv4 : public Mixer {
   struct Projected {
     at::Tensor k, v, r;  // [B, T, D]
   };
-  Projected Project(const kernels::TokenShiftInputs& shift) const {
-    const std::vector<at::Tensor> mixed = kernels::TokenShift(shift);
-    return {.k = kernels::Linear(mixed[0], *matrices_[0]),
-            .v = kernels::Linear(mixed[1], *matrices_[1]),
-            .r = kernels::Linear(mixed[2], *matrices_[2])};
+  Projected Project(const ops::TokenShiftInputs& shift) const {
+    const std::vector<at::Tensor> mixed = ops::TokenShift(shift);
+    return {.k = ops::Linear(mixed[0], *matrices_[0]),
+            .v = ops::Linear(mixed[1], *matrices_[1]),
+            .r = ops::Linear(mixed[2], *matrices_[2])};
   }
 
   int64_t dim_;

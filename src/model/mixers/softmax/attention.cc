@@ -12,10 +12,10 @@
 
 #include "core/dtype.h"
 #include "core/error.h"
-#include "kernels/rotary/rotary.h"
-#include "kernels/sequence/tokens_before.h"
-#include "kernels/softmax_attention/args.h"
-#include "kernels/torch/dispatch.h"
+#include "kernels/softmax_attention/softmax_attention_args.h"
+#include "ops/rows/rotary.h"
+#include "ops/sequence/tokens_before.h"
+#include "ops/torch/dispatch.h"
 
 namespace halflife::model {
 namespace {
@@ -26,9 +26,9 @@ class OwnRotation : public AttentionPositions {
   explicit OwnRotation(const AttentionLayer& layer)
       : head_dim_(layer.head_dim), rope_theta_(layer.rope_theta) {}
   void Encode(AttentionHeads& heads, const at::Tensor& positions,
-              kernels::RotaryTables& tables) const override {
-    const auto table = tables.Of(positions, head_dim_, rope_theta_, kernels::ComputeType(heads.q));
-    const kernels::RotatedPair rotated = kernels::ApplyRotary(heads.q, heads.k, table);
+              ops::RotaryTables& tables) const override {
+    const auto table = tables.Of(positions, head_dim_, rope_theta_, ops::ComputeType(heads.q));
+    const ops::RotatedPair rotated = ops::ApplyRotary(heads.q, heads.k, table);
     heads.q = rotated.q, heads.k = rotated.k;
   }
 
@@ -57,12 +57,11 @@ std::unique_ptr<AttentionPositions> PositionsOf(const AttentionOptions& options,
   return std::make_unique<NotTold>();
 }
 
-kernels::KeyPattern PatternOf(const AttentionOptions& options,
-                              const AttentionPositions& positions) {
-  const kernels::KeyPattern own = {.window = options.window,
-                                   .block = options.block,
-                                   .sinks = options.sinks,
-                                   .bidirectional = !options.causal};
+ops::KeyPattern PatternOf(const AttentionOptions& options, const AttentionPositions& positions) {
+  const ops::KeyPattern own = {.window = options.window,
+                               .block = options.block,
+                               .sinks = options.sinks,
+                               .bidirectional = !options.causal};
   const bool looks_back = positions.pattern().reach() > 0 || positions.far_from() > 0 ||
                           !positions.decay_rates().empty() || !positions.looks_ahead();
   HL_CHECK_AS(ExitCode::kUsage, options.causal || !looks_back,
@@ -79,7 +78,7 @@ kernels::KeyPattern PatternOf(const AttentionOptions& options,
 // Of length 1; one of length 0 stays so, and its gradient finite.
 at::Tensor Unit(const at::Tensor& x_in) {
   constexpr double kLeast = 1e-6;  // of a length
-  const at::Tensor x = x_in.to(kernels::ComputeType(x_in));
+  const at::Tensor x = x_in.to(ops::ComputeType(x_in));
   const at::Tensor squares = x.square().sum(-1, /*keepdim=*/true);
   return (x * at::rsqrt(squares + kLeast * kLeast)).to(x_in.scalar_type());
 }
@@ -207,7 +206,7 @@ at::Tensor Attention::Step(Heads heads, const SequenceSlice& token, MixerState& 
 }
 
 double Attention::NumKeys(int64_t seq_len) const {
-  return static_cast<double>(kernels::NumVisiblePairs(seq_len, config_.pattern)) /
+  return static_cast<double>(ops::NumVisiblePairs(seq_len, config_.pattern)) /
          static_cast<double>(std::max<int64_t>(seq_len, 1));
 }
 
@@ -249,8 +248,7 @@ double Attention::ScoreScale() const {
                                 : 1 / std::sqrt(static_cast<double>(shape_.head_dim));
 }
 
-void Attention::Encode(Heads& heads, const at::Tensor& positions,
-                       kernels::RotaryTables& tables) const {
+void Attention::Encode(Heads& heads, const at::Tensor& positions, ops::RotaryTables& tables) const {
   if (options_.cos_scale > 0) heads.q = Unit(heads.q), heads.k = Unit(heads.k);
   if (options_.cos_scale_learned)
     heads.q = (heads.q * log_cos_scale_->exp()).to(heads.q.scalar_type());
@@ -261,10 +259,10 @@ void Attention::Encode(Heads& heads, const at::Tensor& positions,
 Attention::Heads Attention::WithPast(const MixerCall& call, const Heads& own) const {
   const bool far_keys = positions_->has_far_keys();
   Heads heads = own;
-  if (const kernels::RowSegment* row = call.slice.segment.get()) {
+  if (const ops::RowSegment* row = call.slice.segment.get()) {
     std::vector<at::Tensor> parts = {own.k, own.v};
     if (far_keys) parts.push_back(own.far_k);
-    const at::Tensor past = kernels::TokensBefore(at::cat(parts, 3), Reach(call), *row);
+    const at::Tensor past = ops::TokensBefore(at::cat(parts, 3), Reach(call), *row);
     // Of other ranks even none: what they did not give has a part in backward.
     const auto behind = [&](int64_t begin, const at::Tensor& x) {
       return at::cat({past.narrow(3, begin, x.size(3)), x}, 1);
@@ -284,7 +282,7 @@ Attention::Heads Attention::WithPast(const MixerCall& call, const Heads& own) co
 
 // How many tokens before the slice may be seen; all where dropout numbers a row's keys.
 int64_t Attention::Reach(const MixerCall& call) const {
-  const kernels::KeyPattern& pattern = config_.pattern;
+  const ops::KeyPattern& pattern = config_.pattern;
   const bool drops = call.drop_within != nullptr && options_.dropout > 0;
   const bool bounded = pattern.reach() > 0 && pattern.sinks == 0 && !drops;
   return bounded ? pattern.reach() - 1 : std::numeric_limits<int64_t>::max();
@@ -294,11 +292,11 @@ int64_t Attention::Reach(const MixerCall& call) const {
 at::Tensor Attention::QueryFactors(const SequenceSlice& slice, int64_t num_keys,
                                    at::ScalarType compute) const {
   const QueryScale& scale = options_.query_scale;
-  const kernels::KeyPattern& pattern = config_.pattern;
+  const ops::KeyPattern& pattern = config_.pattern;
   const bool of_row = scale.mode == "fixed_len";
   const auto make = [&] {
     const at::Tensor seen = of_row ? at::full_like(slice.positions, num_keys)
-                                   : kernels::NumVisibleKeys(slice.positions, pattern);
+                                   : ops::NumVisibleKeys(slice.positions, pattern);
     return QueryScales(seen, scale).to(compute);
   };
   const auto number = [](auto x) { return static_cast<double>(x); };
@@ -313,7 +311,7 @@ at::Tensor Attention::QueryFactors(const SequenceSlice& slice, int64_t num_keys,
 }
 
 void Attention::ScaleQueries(const SequenceSlice& slice, Heads& heads) const {
-  const at::Tensor factors = QueryFactors(slice, heads.k.size(1), kernels::ComputeType(heads.q));
+  const at::Tensor factors = QueryFactors(slice, heads.k.size(1), ops::ComputeType(heads.q));
   const at::Tensor of_heads = factors.unsqueeze(-1).unsqueeze(-1);
   const auto apply = [&](at::Tensor& q) { q = (q * of_heads).to(q.scalar_type()); };
   apply(heads.q);
@@ -322,8 +320,8 @@ void Attention::ScaleQueries(const SequenceSlice& slice, Heads& heads) const {
 }
 
 // Of a slice whose queries follow so many keys, once for all layers of the same pattern.
-kernels::VisibleKeys Attention::SeenIn(const SequenceSlice& slice, int64_t num_past) const {
-  const kernels::KeyPattern& pattern = config_.pattern;
+ops::VisibleKeys Attention::SeenIn(const SequenceSlice& slice, int64_t num_past) const {
+  const ops::KeyPattern& pattern = config_.pattern;
   const auto number = [](auto x) { return static_cast<double>(x); };
   const at::Tensor seen = slice.of_positions->Of(
       slice.positions,
@@ -331,7 +329,7 @@ kernels::VisibleKeys Attention::SeenIn(const SequenceSlice& slice, int64_t num_p
        {number(num_past), number(pattern.window), number(pattern.block),
         number(pattern.bidirectional)}},
       [&] {
-        const auto made = kernels::VisibleKeysOf(slice.positions, num_past, pattern);
+        const auto made = ops::VisibleKeysOf(slice.positions, num_past, pattern);
         return at::stack({made.first, made.end, made.sinks});
       });
   return {.first = seen.select(0, 0), .end = seen.select(0, 1), .sinks = seen.select(0, 2)};
@@ -340,11 +338,11 @@ kernels::VisibleKeys Attention::SeenIn(const SequenceSlice& slice, int64_t num_p
 // [B, T, H V]; probabilities are dropped at site 0. `call`: null in decode.
 at::Tensor Attention::Attend(const Heads& heads, const at::Tensor& positions, bool one_document,
                              const MixerCall* call) const {
-  kernels::SoftmaxAttentionConfig config = config_;
+  ops::SoftmaxAttentionConfig config = config_;
   if (call != nullptr && call->drop_within != nullptr && options_.dropout > 0)
     config.dropout = call->drop_within(/*site=*/0, options_.dropout);
-  const auto options = heads.q.options().dtype(kernels::ComputeType(heads.q));
-  const kernels::SoftmaxAttentionInputs inputs = {
+  const auto options = heads.q.options().dtype(ops::ComputeType(heads.q));
+  const ops::SoftmaxAttentionInputs inputs = {
       .q = heads.q,
       .k = heads.k,
       .v = heads.v,
@@ -353,11 +351,11 @@ at::Tensor Attention::Attend(const Heads& heads, const at::Tensor& positions, bo
       .bias = positions_->Bias(heads.k.size(1), options),
       .bias_scale = heads.bias_scale,
       .positions = positions,
-      .seen = call == nullptr ? kernels::VisibleKeys{}
+      .seen = call == nullptr ? ops::VisibleKeys{}
                               : SeenIn(call->slice, heads.k.size(1) - heads.q.size(1)),
       .one_document = one_document};
   if (call != nullptr && call->observe) call->observe(inputs, config);
-  return kernels::SoftmaxAttention(inputs, config).flatten(2);
+  return ops::SoftmaxAttention(inputs, config).flatten(2);
 }
 
 }  // namespace halflife::model

@@ -13,10 +13,10 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/softmax_attention/softmax_attention.h"
 #include "model/mixer.h"
 #include "model/mixers/softmax/query_scale.h"
 #include "model/positions/positions.h"
+#include "ops/softmax_attention/softmax_attention.h"
 
 namespace halflife::model {
 
@@ -85,13 +85,13 @@ class Attention {
   double ScoreScale() const;
   bool scales_queries() const { return options_.query_scale.form != "none"; }
   void RequireCausal(const char* what) const;
-  void Encode(Heads& heads, const at::Tensor& positions, kernels::RotaryTables& tables) const;
+  void Encode(Heads& heads, const at::Tensor& positions, ops::RotaryTables& tables) const;
   Heads WithPast(const MixerCall& call, const Heads& own) const;
   int64_t Reach(const MixerCall& call) const;
   at::Tensor QueryFactors(const SequenceSlice& slice, int64_t num_keys,
                           at::ScalarType compute) const;
   void ScaleQueries(const SequenceSlice& slice, Heads& heads) const;
-  kernels::VisibleKeys SeenIn(const SequenceSlice& slice, int64_t num_past) const;
+  ops::VisibleKeys SeenIn(const SequenceSlice& slice, int64_t num_past) const;
   at::Tensor Attend(const Heads& heads, const at::Tensor& positions, bool one_document,
                     const MixerCall* call) const;
 
@@ -99,7 +99,7 @@ class Attention {
   Shape shape_;
   Parameter log_cos_scale_;
   std::unique_ptr<AttentionPositions> positions_;
-  kernels::SoftmaxAttentionConfig config_;
+  ops::SoftmaxAttentionConfig config_;
 };
 
 }  // namespace halflife::model

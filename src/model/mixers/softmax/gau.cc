@@ -12,13 +12,13 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/bias_map/bias_map.h"
-#include "kernels/linear/linear.h"
-#include "kernels/swiglu/swiglu.h"
-#include "kernels/torch/dispatch.h"
 #include "model/mixers/softmax/attention.h"
 #include "model/mixers/variants.h"
 #include "model/output_projection.h"
+#include "ops/linear/linear.h"
+#include "ops/rows/bias_map.h"
+#include "ops/rows/swiglu.h"
+#include "ops/torch/dispatch.h"
 
 namespace halflife::model {
 namespace {
@@ -99,7 +99,7 @@ class Gau : public Mixer {
   MixerOutput Forward(const MixerCall& call) const override {
     const Projected projected = Project(call.x);
     Attention::Output out = attention_.Forward(call, projected.heads);
-    return {.y = out_(kernels::SwiGlu(projected.u, out.y, projected.of_u)),
+    return {.y = out_(ops::SwiGlu(projected.u, out.y, projected.of_u)),
             .state = {.tensors = std::move(out.state)}};
   }
 
@@ -107,7 +107,7 @@ class Gau : public Mixer {
                   MixerState& state) const override {
     const Projected projected = Project(x.unsqueeze(1));
     const at::Tensor values = attention_.Step(projected.heads, token, state);
-    return out_(kernels::SwiGlu(projected.u, values)).squeeze(1);
+    return out_(ops::SwiGlu(projected.u, values)).squeeze(1);
   }
 
   FlopCount FlopsPerToken(int64_t seq_len) const override {
@@ -129,23 +129,23 @@ class Gau : public Mixer {
 
  private:
   struct Projected {
-    at::Tensor u;               // [B, T, e], before its SiLU
-    kernels::ColumnPlace of_u;  // where its gradient goes
+    at::Tensor u;           // [B, T, e], before its SiLU
+    ops::ColumnPlace of_u;  // where its gradient goes
     Attention::Heads heads;
   };
 
   Projected Project(const at::Tensor& x) const {
-    const std::vector<kernels::LinearPart> y = kernels::SharedInputParts(x, {*u_, *v_, *z_});
+    const std::vector<ops::LinearPart> y = ops::SharedInputParts(x, {*u_, *v_, *z_});
     constexpr auto kSilu = kernels::ElementMap::kSilu;
     const auto value = [](const Parameter& of) { return of.declared() ? *of : at::Tensor(); };
-    const std::vector<at::Tensor> mapped = kernels::BiasMap(
+    const std::vector<at::Tensor> mapped = ops::BiasMap(
         {{.x = y[0].y, .bias = value(u_bias_), .gradient = y[0].gradient},
          {.x = y[1].y, .bias = value(v_bias_), .map = kSilu, .gradient = y[1].gradient},
          {.x = y[2].y, .bias = value(z_bias_), .map = kSilu, .gradient = y[2].gradient}});
     const at::Tensor& z = mapped[2];
     const std::vector<at::Tensor> gained =
-        kernels::BiasMap({{.x = z, .bias = value(q_offset_), .gain = *q_gain_},
-                          {.x = z, .bias = value(k_offset_), .gain = *k_gain_}});
+        ops::BiasMap({{.x = z, .bias = value(q_offset_), .gain = *q_gain_},
+                      {.x = z, .bias = value(k_offset_), .gain = *k_gain_}});
     Projected result = {.u = mapped[0], .of_u = {}, .heads = {}};
     if (!u_bias_.declared()) result.of_u = y[0].gradient;  // u is the column itself
     result.heads.q = gained[0].unsqueeze(2), result.heads.k = gained[1].unsqueeze(2);

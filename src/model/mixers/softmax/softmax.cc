@@ -6,12 +6,12 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/linear/linear.h"
-#include "kernels/rms_norm/rms_norm.h"
 #include "model/mixers/heads.h"
 #include "model/mixers/softmax/attention.h"
 #include "model/mixers/variants.h"
 #include "model/output_projection.h"
+#include "ops/linear/linear.h"
+#include "ops/rows/rms_norm.h"
 
 namespace halflife::model {
 namespace {
@@ -111,14 +111,14 @@ class Softmax : public Mixer {
   double kv_dim() const { return static_cast<double>(sizes_.num_kv_heads * sizes_.head_dim); }
 
   Attention::Heads Project(const at::Tensor& x) const {
-    const std::vector<at::Tensor> y = kernels::SharedInputLinear(x, {*q_, *k_, *v_});
+    const std::vector<at::Tensor> y = ops::SharedInputLinear(x, {*q_, *k_, *v_});
     Attention::Heads heads;
     heads.q = SplitHeads(AddBias(y[0], q_bias_), sizes_.head_dim);
     heads.k = SplitHeads(AddBias(y[1], k_bias_), sizes_.head_dim);
     heads.v = SplitHeads(AddBias(y[2], v_bias_), sizes_.head_dim);
     if (sizes_.qk_norm) {
-      heads.q = kernels::RmsNorm(heads.q, *q_norm_, kQkNormEps);
-      heads.k = kernels::RmsNorm(heads.k, *k_norm_, kQkNormEps);
+      heads.q = ops::RmsNorm(heads.q, *q_norm_, kQkNormEps);
+      heads.k = ops::RmsNorm(heads.k, *k_norm_, kQkNormEps);
     }
     return heads;
   }

@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "core/concat.h"
-#include "kernels/chunks/chunk_table.h"
-#include "kernels/decay_attention/args.h"
+#include "kernels/common/chunks/chunk_table.h"
+#include "kernels/decay_attention/decay_attention_args.h"
 #include "kernels/decay_attention/problem.h"
 #include "kernels/decay_attention/same_bits.h"
 

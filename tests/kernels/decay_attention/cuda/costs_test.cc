@@ -3,7 +3,7 @@
 #include <ostream>
 
 #include "kernels/decay_attention/cuda/expect.h"
-#include "kernels/emu/counts.h"
+#include "tools/cuda_emulator/counts.h"
 
 namespace halflife::kernels::test {
 namespace {

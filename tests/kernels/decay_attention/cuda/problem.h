@@ -16,10 +16,10 @@
 #include <vector>
 
 #include "core/concat.h"
-#include "kernels/chunks/chunk_table.h"
-#include "kernels/decay_attention/args.h"
+#include "kernels/common/chunks/chunk_table.h"
 #include "kernels/decay_attention/cuda/route.h"
 #include "kernels/decay_attention/cuda/workspace.h"
+#include "kernels/decay_attention/decay_attention_args.h"
 #include "kernels/decay_attention/problem.h"
 
 namespace halflife::kernels::test {

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "core/bfloat16.h"
-#include "kernels/chunks/chunk_table.h"
-#include "kernels/polynomial_attention/args.h"
-#include "kernels/polynomial_attention/reference.h"
+#include "kernels/common/chunks/chunk_table.h"
+#include "kernels/polynomial_attention/polynomial_attention_args.h"
+#include "kernels/polynomial_attention/polynomial_attention_reference.h"
 #include "support/expect_error.h"
 
 namespace halflife::kernels {

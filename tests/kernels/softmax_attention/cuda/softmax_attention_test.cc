@@ -8,8 +8,8 @@
 
 #include "core/bfloat16.h"
 #include "core/error.h"
-#include "kernels/softmax_attention/args.h"
 #include "kernels/softmax_attention/cuda/pairs_reference.h"
+#include "kernels/softmax_attention/softmax_attention_args.h"
 #include "support/expect_error.h"
 
 namespace halflife::kernels {

@@ -12,7 +12,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/gradient_check.h"
+#include "ops/gradient_check.h"
 
 namespace halflife::model {
 namespace {

@@ -17,10 +17,10 @@
 #include <string>
 #include <vector>
 
-#include "kernels/gradient_check.h"
 #include "model/language_model.h"
 #include "model/mixers/built_mixer.h"
 #include "model/mixers/decay/legacy_view.h"
+#include "ops/gradient_check.h"
 #include "support/expect_error.h"
 
 namespace halflife::model {

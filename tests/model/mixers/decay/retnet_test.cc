@@ -13,11 +13,11 @@
 
 #include <cmath>
 
-#include "kernels/decay_attention/decay_attention.h"
-#include "kernels/rotary/rotary.h"
 #include "model/mixers/built_mixer.h"
 #include "model/mixers/decay/fixed_decay.h"
 #include "model/mixers/decay/score_sums.h"
+#include "ops/decay_attention/decay_attention.h"
+#include "ops/rows/rotary.h"
 
 namespace halflife::model {
 namespace {
@@ -57,11 +57,11 @@ TEST(RetNetTest, ParallelFormsWorkedValues) {
   // the kernel's own, of which "none" is the definition
   const auto head = [](const at::Tensor& x) { return x.view({1, 3, 1, -1}); };
   const auto out =
-      kernels::DecayAttention({.q = head(q),
-                               .k = head(k),
-                               .v = head(v),
-                               .log_decay = at::tensor({std::log(31.0 / 32)}, at::kDouble)},
-                              {.scale = 1 / std::sqrt(2.0)});
+      ops::DecayAttention({.q = head(q),
+                           .k = head(k),
+                           .v = head(v),
+                           .log_decay = at::tensor({std::log(31.0 / 32)}, at::kDouble)},
+                          {.scale = 1 / std::sqrt(2.0)});
   EXPECT_TRUE(Close(out.out.flatten(),
                     at::tensor({0.707106781, -1.458407736, 12.75209075}, at::kDouble), 1e-9));
 }
@@ -72,8 +72,8 @@ at::Tensor Rotated(const at::Tensor& x, int64_t dim) {  // [1, T, H, K]
     frequencies.push_back(
         std::pow(10000.0, -static_cast<double>(j) / static_cast<double>(dim / 2 - 1)));
   const at::Tensor positions = at::arange(x.size(1), at::kLong).unsqueeze(0);
-  return kernels::ApplyRotary(
-      x, kernels::MakeRotaryTable(positions, frequencies, /*factor=*/1, at::kDouble));
+  return ops::ApplyRotary(x,
+                          ops::MakeRotaryTable(positions, frequencies, /*factor=*/1, at::kDouble));
 }
 
 constexpr int64_t kDim = 16, kHeads = 2;

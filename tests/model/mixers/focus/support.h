@@ -16,10 +16,10 @@
 #include <string>
 #include <vector>
 
-#include "kernels/random_tensors.h"
 #include "model/language_model.h"
 #include "model/mixers/built_mixer.h"
 #include "model/mixers/focus/explanation.h"
+#include "ops/random_tensors.h"
 
 namespace halflife::model::test {
 

@@ -21,10 +21,10 @@
 #include <map>
 
 #include "core/philox.h"
-#include "kernels/rotary/rotary.h"
-#include "kernels/softmax_attention/softmax_attention.h"
 #include "model/mixers/built_mixer.h"
 #include "model/positions/alibi.h"
+#include "ops/rows/rotary.h"
+#include "ops/softmax_attention/softmax_attention.h"
 #include "support/expect_error.h"
 
 namespace halflife::model {
@@ -330,8 +330,8 @@ void ExpectBounded(at::ScalarType dtype) {
   const at::Tensor x = Normal({1, 40, 16}, 7, dtype);
   const auto slice = SequenceSlice::Contiguous(1, 40, 0, at::kCPU);
   int64_t calls = 0;
-  const auto observe = [&](const kernels::SoftmaxAttentionInputs& in,
-                           const kernels::SoftmaxAttentionConfig& config) {
+  const auto observe = [&](const ops::SoftmaxAttentionInputs& in,
+                           const ops::SoftmaxAttentionConfig& config) {
     const at::Tensor scores =
         config.scale * in.q[0].transpose(0, 1).matmul(in.k[0].permute({1, 2, 0}));
     for (int64_t t = 0; t < 40; ++t) {
@@ -368,16 +368,15 @@ TEST(CosScale, TurnsGradients) {
 TEST(CosScale, NormsAndRotationsCommute) {
   const auto unit = [](const at::Tensor& x) { return x / x.norm(2, -1, true); };
   const at::Tensor x = Normal({1, 30, 2, 8}, 10);
-  const auto table = kernels::MakeRotaryTable(at::arange(30).unsqueeze(0), 8, 10000, at::kDouble);
-  EXPECT_TRUE(
-      Close(kernels::ApplyRotary(unit(x), table), unit(kernels::ApplyRotary(x, table)), 1e-14));
+  const auto table = ops::MakeRotaryTable(at::arange(30).unsqueeze(0), 8, 10000, at::kDouble);
+  EXPECT_TRUE(Close(ops::ApplyRotary(unit(x), table), unit(ops::ApplyRotary(x, table)), 1e-14));
 }
 
 // Of one content in all tokens, with the same energy in each of 64 pairs, the weight within 64
 // tokens of 8,191 seen both ways grows with s.
 TEST(CosScale, ALargerScaleIsANarrowerWindow) {
   const at::Tensor distance = at::arange(-4095, 4096, at::kDouble);
-  const auto theta = kernels::RotaryFrequencies(128, 10000);
+  const auto theta = ops::RotaryFrequencies(128, 10000);
   const at::Tensor cosines =
       at::cos(distance.unsqueeze(1) * at::tensor(theta, at::kDouble)).mean(1);
   const std::vector<std::pair<int64_t, double>> worked = {

@@ -34,10 +34,10 @@ Dropped RunWith(const BuiltMixer& built, const SequenceSlice& slice, const at::T
   const MixerCall::DropWithin drop_within = [&](uint32_t site, double own) {
     EXPECT_EQ(site, 0u);
     result.rates.push_back(own);
-    return kernels::DropoutConfig{.rate = rate,
-                                  .key = MakeRandomKey(1, RandomPurpose::kTest, 2),
-                                  .samples = at::arange(x.size(0), at::kLong),
-                                  .first_position = slice.begin};
+    return ops::DropoutConfig{.rate = rate,
+                              .key = MakeRandomKey(1, RandomPurpose::kTest, 2),
+                              .samples = at::arange(x.size(0), at::kLong),
+                              .first_position = slice.begin};
   };
   result.y = built->Forward({.x = x, .slice = slice, .drop_within = drop_within}).y;
   return result;

@@ -1,0 +1,22 @@
+#include "data/prepare/prepare_input.h"
+
+#include "core/error.h"
+
+namespace halflife::data {
+
+void PrepareInput::Check() const {
+  const double fraction = FractionOrUsual();
+  HL_CHECK_AS(ExitCode::kUsage, fraction >= 0 && fraction < 1, "--validation-fraction ", fraction,
+              " is not in [0, 1); 0.05 is usual, 0 leaves the validation split empty");
+  HL_CHECK_AS(ExitCode::kUsage, validation_tail >= 0 && validation_tail < 1, "--validation-tail ",
+              validation_tail,
+              " is not a share of a text. Use a number above 0 and below 1, such as 0.1.");
+  HL_CHECK_AS(ExitCode::kUsage,
+              validation_tail == 0 || (validation_paths.empty() && !validation_fraction),
+              "--validation-tail, --validation-fraction and --validation-input exclude each other. "
+              "Use one of them.");
+  HL_CHECK_AS(ExitCode::kUsage, max_document_bytes > 0, "--max-document-bytes ", max_document_bytes,
+              " is not positive; ", PrepareInput().max_document_bytes, " is usual");
+}
+
+}  // namespace halflife::data

@@ -1,0 +1,58 @@
+// Arithmetic that the CPU kernels' loops share: an exponential that vectorises (libm's is a call
+// per element), bf16 storage. What is HL_INLINE is compiled for the instruction set of the loop
+// that it stands in (kernels/common/cpu/vectorised.h).
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <limits>
+
+#include "core/bfloat16.h"
+
+#define HL_INLINE __attribute__((always_inline)) inline
+#define HL_LAMBDA_INLINE __attribute__((always_inline))  // after a lambda's parameters
+
+namespace halflife::kernels {
+
+// e^x to 2 ulp: x = n ln 2 + r with |r| <= ln 2 / 2, e^r by the minimax polynomial of Cephes' expf,
+// 2^n by its exponent bits. 0 below -87 (subnormals are not worth a branch), infinity above 88.72,
+// NaN stays NaN.
+HL_INLINE float Exp(float x) {
+  constexpr float kRound =
+      12582912.0f;  // 1.5 x 2^23: adding it leaves round(x) in the low mantissa bits
+  const float low = x < -87.0f ? -87.0f : x;
+  const float clamped = low > 88.0f ? 88.0f : low;
+  const float shifted = clamped * 1.44269504f + kRound;
+  const float n = shifted - kRound;
+  const float r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  const int32_t exponent = std::bit_cast<int32_t>(shifted) - std::bit_cast<int32_t>(kRound) + 127;
+  const float y = p * std::bit_cast<float>(exponent << 23);
+  const float bounded = x > 88.72f ? std::numeric_limits<float>::infinity() : y;
+  return x < -87.0f ? 0.0f : bounded;
+}
+
+HL_INLINE float Sigmoid(float x) { return 1.0f / (1.0f + Exp(-x)); }
+
+using halflife::Widen;  // of a Bf16
+HL_INLINE float Widen(float x) { return x; }
+
+// What `x` becomes in storage of type T: to the nearest, ties to even; a NaN stays one.
+template <typename T>
+HL_INLINE T Narrow(float x);
+template <>
+HL_INLINE float Narrow<float>(float x) {
+  return x;
+}
+template <>
+HL_INLINE Bf16 Narrow<Bf16>(float x) {
+  return RoundToBf16(x);
+}
+
+}  // namespace halflife::kernels

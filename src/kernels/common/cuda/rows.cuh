@@ -1,0 +1,197 @@
+// What the kernels of a step's elementwise and row-wise parts share: 16-byte accesses, with a
+// scalar form for memory that does not allow them, sums over the threads of a row, and the
+// exponentials. Arithmetic is fp32 whatever the storage.
+//
+//   float x[kPack<T>];
+//   Load(row + c, dim - c, aligned, x);  // elements c .. c + kPack - 1, zeros past a row's end
+//   Store(out + c, dim - c, aligned, x);
+//
+// `aligned` (Aligned16, on the host) says that every pack of every row starts at a multiple of 16
+// bytes and is whole.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "core/bfloat16.h"
+#include "kernels/common/cuda/device.h"
+
+namespace halflife::kernels::rows {
+
+// Elements of T in 16 bytes.
+template <typename T>
+inline constexpr int kPack = 16 / static_cast<int>(sizeof(T));
+
+inline bool IsAligned16(const void* pointer) {
+  return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
+}
+// Rows of `dim` elements at these addresses; null counts as aligned.
+template <typename T, typename... Pointers>
+bool Aligned16(int64_t dim, const Pointers*... pointers) {
+  return dim % kPack<T> == 0 && (IsAligned16(pointers) && ...);
+}
+
+// ---- storage ----
+
+HL_DEVICE float FromStorage(float x) { return x; }
+HL_DEVICE float FromStorage(Bf16 x) { return __uint_as_float(static_cast<uint32_t>(x.bits) << 16); }
+
+template <typename T>
+HL_DEVICE T Narrow(float x);
+template <>
+HL_DEVICE float Narrow<float>(float x) {
+  return x;
+}
+template <>
+HL_DEVICE Bf16 Narrow<Bf16>(float x) {
+  return {static_cast<uint16_t>(PackBf16(x, 0.0f))};
+}
+
+HL_DEVICE void Unpack(uint4 words, float (&x)[4]) {
+  x[0] = __uint_as_float(words.x), x[1] = __uint_as_float(words.y);
+  x[2] = __uint_as_float(words.z), x[3] = __uint_as_float(words.w);
+}
+HL_DEVICE void Unpack(uint4 words, float (&x)[8]) {
+  x[0] = UnpackLo(words.x), x[1] = UnpackHi(words.x);
+  x[2] = UnpackLo(words.y), x[3] = UnpackHi(words.y);
+  x[4] = UnpackLo(words.z), x[5] = UnpackHi(words.z);
+  x[6] = UnpackLo(words.w), x[7] = UnpackHi(words.w);
+}
+HL_DEVICE uint4 Packed(const float (&x)[4]) {
+  return make_uint4(__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]),
+                    __float_as_uint(x[3]));
+}
+HL_DEVICE uint4 Packed(const float (&x)[8]) {
+  return make_uint4(PackBf16(x[0], x[1]), PackBf16(x[2], x[3]), PackBf16(x[4], x[5]),
+                    PackBf16(x[6], x[7]));
+}
+
+// x[i] = from[i] for i < count, 0 beyond. kWidth other than kPack<T>: element by element.
+template <typename T, int kWidth>
+HL_DEVICE void Load(const T* from, int count, bool aligned, float (&x)[kWidth]) {
+  if constexpr (kWidth == kPack<T>) {
+    if (aligned && count >= kWidth) {
+      Unpack(*reinterpret_cast<const uint4*>(from), x);
+      return;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) x[i] = i < count ? FromStorage(from[i]) : 0.0f;
+}
+
+// to[i] = x[i] for i < count.
+template <typename T, int kWidth>
+HL_DEVICE void Store(T* to, int count, bool aligned, const float (&x)[kWidth]) {
+  if constexpr (kWidth == kPack<T>) {
+    if (aligned && count >= kWidth) {
+      *reinterpret_cast<uint4*>(to) = Packed(x);
+      return;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i)
+    if (i < count) to[i] = Narrow<T>(x[i]);
+}
+
+// fp32 values beside a pack of T: weights, partial sums. Two accesses of 16 bytes where the pack
+// has 8 elements.
+template <int kWidth>
+HL_DEVICE void LoadFloats(const float* from, int count, bool aligned, float (&x)[kWidth]) {
+  static_assert(kWidth % 4 == 0);
+  if (aligned && count >= kWidth) {
+#pragma unroll
+    for (int i = 0; i < kWidth; i += 4) {
+      const float4 part = *reinterpret_cast<const float4*>(from + i);
+      x[i] = part.x, x[i + 1] = part.y, x[i + 2] = part.z, x[i + 3] = part.w;
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) x[i] = i < count ? from[i] : 0.0f;
+}
+
+// to[i] = x[i] for i < count: fp32 results beside a pack of T.
+template <int kWidth>
+HL_DEVICE void StoreFloats(float* to, int count, bool aligned, const float (&x)[kWidth]) {
+  static_assert(kWidth % 4 == 0);
+  if (aligned && count >= kWidth) {
+#pragma unroll
+    for (int i = 0; i < kWidth; i += 4)
+      *reinterpret_cast<float4*>(to + i) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i)
+    if (i < count) to[i] = x[i];
+}
+
+// ---- functions ----
+
+// 1 / (1 + e^-x) to a few ulp; 0 and 1 at the infinities.
+HL_DEVICE float Sigmoid(float x) { return __fdividef(1.0f, 1.0f + expf(-x)); }
+
+// ---- sums over the threads of a row ----
+
+constexpr int kRowThreads = 512;    // at most, of a block that has one row
+constexpr int kGroupThreads = 128;  // of a block with several rows
+constexpr int kMaxRowWarps = kRowThreads / 32;
+
+// How a block is shared out: `lanes` threads to a row, a power of two below a warp, else whole
+// warps and one row a block.
+struct RowShape {
+  int lanes, rows_per_block;
+  int threads() const { return lanes * rows_per_block; }
+};
+template <typename T>
+RowShape RowShapeOf(int64_t dim) {
+  const int64_t packs = (dim + kPack<T> - 1) / kPack<T>;
+  if (packs > 32) {
+    const int64_t warps = std::min<int64_t>(kMaxRowWarps, (packs + 31) / 32);
+    return {static_cast<int>(32 * warps), 1};
+  }
+  int lanes = 1;
+  while (lanes < packs) lanes *= 2;
+  return {lanes, kGroupThreads / lanes};
+}
+
+// What a launch knows beyond its arguments.
+struct Schedule {
+  int lanes, rows_per_block;
+  bool aligned;  // every row allows 16-byte accesses
+};
+
+// The sum of x over the threads of each row, the same bits in all of them. All threads of the block
+// take part. `partial` is shared and may be written again after a barrier.
+HL_DEVICE float RowSum(float x, int lanes, float (&partial)[kMaxRowWarps]) {
+  if (lanes <= 32) {
+    for (int offset = lanes / 2; offset > 0; offset /= 2)
+      x += __shfl_xor_sync(kFullWarp, x, offset);
+    return x;
+  }
+  x = WarpSum(x);
+  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = x;
+  __syncthreads();
+  float sum = 0;
+  for (int warp = 0; warp < lanes / 32; ++warp) sum += partial[warp];
+  return sum;
+}
+
+// Of a block of kRows rows of kColumns threads: what its rows hold, added up in their order and
+// stored by the first. `count` of a thread's kWidth columns exist. A barrier
+// stands between two calls.
+template <int kColumns, int kRows, int kWidth>
+HL_DEVICE void StoreColumnSums(const float (&sum)[kWidth], float* to, int count) {
+  HL_SHARED(sums, float[kColumns * kRows * kWidth]);
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) sums[threadIdx.x * kWidth + i] = sum[i];
+  __syncthreads();
+  if (threadIdx.x >= kColumns) return;
+  for (int i = 0; i < count; ++i) {
+    float total = 0;
+    for (int row = 0; row < kRows; ++row)
+      total += sums[(row * kColumns + threadIdx.x) * kWidth + i];
+    to[i] = total;
+  }
+}
+
+}  // namespace halflife::kernels::rows

@@ -1,0 +1,220 @@
+// Device steps of kernels on bf16 tiles of 64 rows: loads into shared memory, fragments of them for
+// the tensor cores, and stores of what warps hold in accumulators.
+//
+// A tile [64, kDim] has its units of 8 elements permuted within each row (unit ^ row % 8), so that
+// the eight rows an ldmatrix reads at one column lie in different banks.
+//
+//   LoadTile<64, kThreads>(tile, RowsOf(view, chunk, head, 0, dim), length);
+//   LoadFragment<64, false>(a, tile, RowsFirst<64>(FreshLaneId()), 16 * warp, k);
+//
+//   lane = 4 g + t throughout; of an accumulator d: d[0] d[1] (row g, columns 2t, 2t+1),
+//       d[2] d[3] (row g+8, same).
+#pragma once
+
+#include "kernels/common/cuda/device.h"
+#include "kernels/common/tensor_view.h"
+
+namespace halflife::kernels::tiles {
+
+constexpr int kTileRows = 64;
+
+// LaneId(), but not known to be the same as before: what is computed from it inside a loop stays
+// inside, as registers are scarcer than instructions.
+HL_DEVICE int FreshLaneId() { return __shfl_sync(kFullWarp, LaneId(), LaneId()); }
+HL_DEVICE int FreshWarpId() { return __shfl_sync(kFullWarp, WarpId(), 0); }
+HL_DEVICE int LaneRow() { return LaneId() / 4; }         // g
+HL_DEVICE int LaneColumn() { return LaneId() % 4 * 2; }  // 2t
+
+// ---- tiles ----
+
+template <int kDim>
+HL_DEVICE int TileOffset(int row, int column) {
+  return row * kDim + (((column / 8) ^ (row % 8)) * 8) + column % 8;
+}
+
+// Rows of a tensor from one token on, one head.
+struct Rows {
+  char* data;        // of the token's first element that is wanted
+  int64_t stride_t;  // elements
+  int dim;           // elements that exist, from `data` on
+  bool aligned;      // rows may be moved in units of 16 bytes
+  bool is_wide;      // fp32, else bf16
+};
+template <typename Entry>
+HL_DEVICE Rows RowsOf(const TensorView& view, const Entry& chunk, int head, int column, int dim) {
+  const int size = view.dtype == DType::kBF16 ? 2 : 4;
+  Rows rows;
+  rows.data = static_cast<char*>(view.data) +
+              (int64_t{1} * chunk.row * view.stride_b + chunk.token * view.stride_t +
+               head * view.stride_h + column) *
+                  size;
+  rows.stride_t = view.stride_t;
+  rows.dim = dim - column;
+  rows.aligned = reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && dim % 8 == 0 &&
+                 (view.stride_t * size) % 16 == 0;
+  rows.is_wide = size == 4;
+  return rows;
+}
+
+// Starts to load a tile; rows past `length` and columns past the tensor's are zero. The unaligned
+// way is synchronous.
+template <int kDim, int kThreads, int kRows = kTileRows>
+HL_DEVICE void LoadTile(bf16* tile, const Rows& rows, int length) {
+  constexpr int kUnits = kDim / 8, kStep = kThreads / kUnits;
+  // A thread's units lie below each other, at equal distances on both sides.
+  static_assert(kThreads % kUnits == 0 && kStep % 8 == 0);
+  const bf16* const data = reinterpret_cast<const bf16*>(rows.data);
+  if (rows.aligned) {
+    const int thread = static_cast<int>(threadIdx.x);
+    const int first = thread / kUnits, column = thread % kUnits * 8;
+    const int end = column < rows.dim ? length : 0;
+    const bf16* source = data + first * rows.stride_t + column;
+    bf16* target = tile + TileOffset<kDim>(first, column);
+#pragma unroll 2
+    for (int row = first; row < kRows; row += kStep) {
+      const bool valid = row < end;
+      CpAsync16(target, valid ? source : data, valid);
+      source += kStep * rows.stride_t;
+      target += kStep * kDim;
+    }
+  } else {
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < kRows * kDim; i += kThreads) {
+      const int row = i / kDim, column = i % kDim;
+      const bool valid = row < length && column < rows.dim;
+      tile[TileOffset<kDim>(row, column)] =
+          valid ? data[row * rows.stride_t + column] : ToBf16(0.0f);
+    }
+  }
+}
+
+// ---- fragments: A is [16, 16], B two neighbouring [16, 8] tiles ----
+
+// Where a lane's row of an ldmatrix starts, of the tile's corner: a whole fragment lies at (row,
+// column), multiples of 16, from it. As the permutation is an XOR, a column only flips bits: one
+// instruction, and no register for each.
+template <int kDim>
+HL_DEVICE int LaneOffset(int lane, int row_bit, int column_bit) {
+  return TileOffset<kDim>(lane % 8 + (lane >> row_bit & 1) * 8, (lane >> column_bit & 1) * 8);
+}
+// From a tile stored [m, k] (A) or [k, n] (B, transposed) the first, [k, m] (A, transposed) or [n,
+// k] (B) the second.
+template <int kDim>
+HL_DEVICE int RowsFirst(int lane) {
+  return LaneOffset<kDim>(lane, 3, 4);
+}
+template <int kDim>
+HL_DEVICE int ColumnsFirst(int lane) {
+  return LaneOffset<kDim>(lane, 4, 3);
+}
+template <int kDim, bool kTrans>
+HL_DEVICE void LoadFragment(uint32_t (&r)[4], const bf16* tile, int lane_offset, int row,
+                            int column) {
+  LdMatrixX4<kTrans>(r, tile + row * kDim + (lane_offset ^ column));
+}
+
+// d0 (columns n .. n+7) and d1 (n+8 .. n+15) += a b
+HL_DEVICE void MmaPair(float (&d0)[4], float (&d1)[4], const uint32_t (&a)[4],
+                       const uint32_t (&b)[4]) {
+  const uint32_t b0[2] = {b[0], b[1]};
+  const uint32_t b1[2] = {b[2], b[3]};
+  MmaM16N8K16(d0, a, b0);
+  MmaM16N8K16(d1, a, b1);
+}
+
+// Two neighbouring accumulators are, rounded, an A fragment.
+HL_DEVICE void PackFragment(uint32_t (&a)[4], const float (&d0)[4], const float (&d1)[4]) {
+  a[0] = PackBf16(d0[0], d0[1]);
+  a[1] = PackBf16(d0[2], d0[3]);
+  a[2] = PackBf16(d1[0], d1[1]);
+  a[3] = PackBf16(d1[2], d1[3]);
+}
+
+template <int kTiles>
+HL_DEVICE void Clear(float (&d)[kTiles][4]) {
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) d[n][i] = 0;
+  }
+}
+template <int kTiles>
+HL_DEVICE void Scale(float (&d)[kTiles][4], float factor) {
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) d[n][i] *= factor;
+  }
+}
+// The same sums in every lane of a column (four lanes apart).
+HL_DEVICE float ColumnSum(float x) {
+#pragma unroll
+  for (int offset = 4; offset < 32; offset *= 2) x += __shfl_xor_sync(kFullWarp, x, offset);
+  return x;
+}
+// The same sums in the four lanes of a row.
+HL_DEVICE float RowSum(float x) {
+  x += __shfl_xor_sync(kFullWarp, x, 1);
+  return x + __shfl_xor_sync(kFullWarp, x, 2);
+}
+
+// ---- stores ----
+
+// Lanes of rows g and g ^ 1 trade: of (row g, columns 2t, 2t+1) a lane keeps column 2t + g % 2,
+// rows g & ~1 and + 1.
+HL_DEVICE float2 TransposePair(float d0, float d1) {
+  const bool odd = LaneRow() % 2 != 0;
+  const float other = __shfl_xor_sync(kFullWarp, odd ? d0 : d1, 4);
+  return odd ? make_float2(other, d1) : make_float2(d0, other);
+}
+
+// [kRows, 16 columns] of a tensor from a warp's stage [kRows, 16], from `column` on. Rows of 32
+// bytes are whole sectors, so no other warp needs to join.
+template <int kRows = kTileRows>
+HL_DEVICE void FlushTransposed(const bf16* stage, const Rows& rows, int length, int column) {
+  const int lane = FreshLaneId();
+  __syncwarp();
+  bf16* const data = reinterpret_cast<bf16*>(rows.data) + column;
+  const int columns = rows.dim - column;
+  if (rows.aligned) {
+#pragma unroll 1
+    for (int i = lane; i < kRows * 2; i += 32) {
+      const int row = i / 2, c = i % 2 * 8;
+      if (row < length && c < columns)
+        *reinterpret_cast<uint4*>(data + row * rows.stride_t + c) =
+            *reinterpret_cast<const uint4*>(stage + row * 16 + c);
+    }
+  } else {
+#pragma unroll 1
+    for (int i = lane; i < kRows * 16; i += 32) {
+      const int row = i / 16, c = i % 16;
+      if (row < length && c < columns) data[row * rows.stride_t + c] = stage[i];
+    }
+  }
+  __syncwarp();  // the stage is the next store's
+}
+// What a warp holds transposed, through its stage of kRows tokens.
+template <int kRows>
+HL_DEVICE void StoreTransposed(const float (&d)[kTileRows / 8][4], bf16* stage, const Rows& rows,
+                               int length, int column) {
+  const int lane = FreshLaneId();
+#pragma unroll
+  for (int first = 0; first < kTileRows; first += kRows) {
+#pragma unroll
+    for (int n = 0; n < kRows / 8; ++n) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float(&tile)[4] = d[first / 8 + n];
+        const float2 pair = TransposePair(tile[2 * half], tile[2 * half + 1]);
+        const int row = 8 * n + lane % 4 * 2 + lane / 4 % 2;
+        *reinterpret_cast<uint32_t*>(stage + row * 16 + lane / 8 * 2 + half * 8) =
+            PackBf16(pair.x, pair.y);
+      }
+    }
+    Rows part = rows;
+    part.data += first * rows.stride_t * static_cast<int>(sizeof(bf16));
+    FlushTransposed<kRows>(stage, part, length - first, column);
+  }
+}
+
+}  // namespace halflife::kernels::tiles

@@ -1,0 +1,91 @@
+// The contract of a filter that layers of sines make, between its binding, its CPU loops and its
+// CUDA kernels.
+//
+//   p_i = W_i a_{i-1} + b_i,   a_i = sin(f p_i),   a_0 = x, a frequency f for each channel of all
+//   out = W_out a_L
+//   g_i = da_i cos(f p_i),   dp_i = f g_i,   da_{i-1} = W_i^T dp_i,   df = sum of g_i p_i
+//   dW_i = sum of dp_i a_{i-1}^T,   db_i = sum of dp_i, over tokens; df over layers, too
+//
+// The backward begins with da_L, which a product of matrices gives, as it does dW_out; it computes
+// the forward again instead of keeping it. fp32. C++17, no LibTorch: CUDA
+// sources include it.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/host_device.h"
+
+struct CUstream_st;
+using cudaStream_t = CUstream_st*;
+
+namespace halflife::kernels {
+
+constexpr int kSineMaxLayers = 4;
+// Of a block, which adds them up in its part of the weights' gradients: fixed, so that sums do not
+// depend on the number of threads.
+constexpr int kSineTokens = 16;
+
+struct SineFilterArgs {
+  const float* x = nullptr;                   // [T, inputs]
+  const float* weights[kSineMaxLayers] = {};  // [width, inputs], then [width, width]
+  const float* biases[kSineMaxLayers] = {};   // [width]
+  const float* frequency = nullptr;           // [width]
+  const float* output = nullptr;              // [channels, width]
+  int num_layers = 0;                         // 1 to kSineMaxLayers
+  int num_tokens = 0, inputs = 0, width = 0, channels = 0;
+
+  HL_EVERYWHERE constexpr int inputs_of(int layer) const { return layer == 0 ? inputs : width; }
+  // Where a layer's weight begins in the gradients of all that is learned: weight and bias of one
+  // layer after those of another, last the frequency.
+  HL_EVERYWHERE constexpr int64_t column_of(int layer) const {
+    const int64_t inner = int64_t{1} * width * (width + 1);
+    return layer == 0 ? 0 : int64_t{1} * width * (inputs + 1) + (layer - 1) * inner;
+  }
+  HL_EVERYWHERE constexpr int64_t frequency_column() const { return column_of(num_layers); }
+  int64_t num_columns() const { return frequency_column() + width; }
+};
+
+struct SineFilterOutputs {
+  float* hidden = nullptr;  // [T, width]: a_L
+  float* out = nullptr;     // [T, channels]
+};
+
+// Gradient of the inputs, of which the first num_tokens rows were read: the others' is 0.
+struct SineInputGradient {
+  float* dx = nullptr;  // [num_rows, inputs]
+  int num_rows = 0;
+  bool added = false;  // to what dx holds
+};
+// Gradients of what is learned, fp32; `added`: to what they hold.
+struct SineWeightGradients {
+  struct Place {
+    float* sum = nullptr;
+    bool added = false;
+  };
+  Place weights[kSineMaxLayers], biases[kSineMaxLayers], frequency;
+};
+
+constexpr int SineBlocks(int num_tokens) { return (num_tokens + kSineTokens - 1) / kSineTokens; }
+
+namespace cpu {
+int64_t SineScratchFloats(const SineFilterArgs& args);
+// A block of kSineTokens tokens.
+void SineFilterForward(const SineFilterArgs& args, const SineFilterOutputs& outputs, int block,
+                       float* scratch);
+// dhidden: da_L [T, width]; sums [num_columns] of the block's tokens.
+void SineFilterBackward(const SineFilterArgs& args, const float* dhidden,
+                        const SineInputGradient& input, int block, float* sums, float* scratch);
+}  // namespace cpu
+
+namespace cuda {
+// Whether a block has room for a layer's weight and its tokens.
+bool SineFilterFit(const SineFilterArgs& args, int64_t shared_memory_bytes);
+void SineFilterForward(const SineFilterArgs& args, const SineFilterOutputs& outputs,
+                       cudaStream_t stream);
+// `partials` holds SineBlocks(num_tokens) times num_columns floats.
+void SineFilterBackward(const SineFilterArgs& args, const float* dhidden,
+                        const SineInputGradient& input, const SineWeightGradients& weights,
+                        float* partials, cudaStream_t stream);
+}  // namespace cuda
+
+}  // namespace halflife::kernels

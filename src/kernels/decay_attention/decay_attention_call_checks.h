@@ -1,0 +1,177 @@
+// What every kernel of decay attention demands of a call before it looks at memory: a plan within
+// its limits, a chunk table, a workspace where it needs one, and tensors that lie as the kernels
+// read and write them; of a decode step, heads, sizes and dtypes too, which for the rest MakePlan
+// looks at. C++17: CUDA's dispatch includes it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "core/error.h"
+#include "kernels/decay_attention/decay_attention_args.h"
+
+namespace halflife::kernels {
+
+struct PlanLimits {
+  const char* device;                  // as in "on the CPU"
+  int min_chunk_size, max_chunk_size;  // tokens
+  int max_checkpoint_every;            // chunks
+};
+
+inline void CheckPlanAndTable(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
+                              const PlanLimits& limits, size_t workspace_bytes) {
+  HL_CHECK(plan.chunk_size >= limits.min_chunk_size && plan.chunk_size <= limits.max_chunk_size,
+           "decay attention: chunks of ", plan.chunk_size, " tokens; ", limits.min_chunk_size,
+           " to ", limits.max_chunk_size, " work on ", limits.device);
+  HL_CHECK(plan.checkpoint_every >= 1 && plan.checkpoint_every <= limits.max_checkpoint_every,
+           "decay attention: a checkpoint every ", plan.checkpoint_every, " chunks; 1 to ",
+           limits.max_checkpoint_every, " work on ", limits.device);
+  HL_CHECK(args.num_sequences == 0 || args.sequence_begin != nullptr,
+           "decay attention: ", args.num_sequences,
+           " sequences without sequence_begin; see MakeChunkTable");
+  HL_CHECK(args.num_chunks == 0 || args.chunks != nullptr, "decay attention: ", args.num_chunks,
+           " chunks without their table; see MakeChunkTable");
+  HL_CHECK(workspace_bytes == 0 || args.workspace != nullptr, "decay attention needs ",
+           workspace_bytes, " bytes of workspace, got none");
+}
+
+struct ViewExtents {
+  int64_t batch, seq_len, heads, width;
+};
+
+inline void CheckRead(const char* name, const TensorView& view) {
+  HL_CHECK(view.data != nullptr, "decay attention: ", name, " is missing");
+  HL_CHECK(view.stride_b >= 0 && view.stride_t >= 0 && view.stride_h >= 0,
+           "decay attention: ", name, " has strides ", view.stride_b, ", ", view.stride_t, ", ",
+           view.stride_h, " of b, t, h; a copy without negative ones would work");
+}
+
+// What is written has a place of its own for each element: from the smallest stride up, a step
+// passes over all that lies inside.
+inline void CheckWritten(const char* name, const TensorView& view, const ViewExtents& extents) {
+  if (extents.batch == 0 || extents.seq_len == 0) return;
+  CheckRead(name, view);
+  std::pair<int64_t, int64_t> dims[] = {{view.stride_h, extents.heads},
+                                        {view.stride_t, extents.seq_len},
+                                        {view.stride_b, extents.batch}};
+  const auto order = [&](int a, int b) {
+    if (dims[b].first < dims[a].first) std::swap(dims[a], dims[b]);
+  };
+  order(0, 1), order(1, 2), order(0, 1);
+  int64_t inside = extents.width;
+  for (const auto& [stride, size] : dims) {
+    if (size <= 1) continue;
+    HL_CHECK(stride >= inside, "decay attention: ", name, " [", extents.batch, ", ",
+             extents.seq_len, ", ", extents.heads, ", ", extents.width, "] with strides ",
+             view.stride_b, ", ", view.stride_t, ", ", view.stride_h,
+             " of b, t, h would be written twice at one place; a contiguous one would work");
+    inside += (size - 1) * stride;
+  }
+}
+
+inline void CheckForwardTensors(const DecayAttentionArgs& args) {
+  if (args.num_chunks == 0) return;
+  CheckRead("q", args.q);
+  CheckRead("k", args.k);
+  CheckRead("v", args.v);
+  CheckWritten("out", args.out, {args.batch, args.seq_len, args.num_heads, args.head_dim_v});
+}
+
+inline void CheckGradientTensors(const DecayAttentionGradArgs& grads) {
+  const DecayAttentionArgs& args = grads.forward;
+  if (args.num_chunks == 0) return;
+  const int64_t B = args.batch, T = args.seq_len;
+  CheckRead("dout", grads.dout);
+  CheckWritten("dq", grads.dq, {B, T, args.num_q_heads, args.head_dim_k});
+  CheckWritten("dk", grads.dk, {B, T, args.num_k_heads, args.head_dim_k});
+  CheckWritten("dv", grads.dv, {B, T, args.num_v_heads, args.head_dim_v});
+  const int decays = IsPerChannel(args.decay_kind) ? args.head_dim_k : 1;
+  const bool per_token = IsPerToken(args.decay_kind);
+  if (grads.dlog_decay.data != nullptr)
+    CheckWritten("dlog_decay", grads.dlog_decay,
+                 {per_token ? B : 1, per_token ? T : 1, args.num_decay_heads, decays});
+  if (grads.dkey_scale.data != nullptr)
+    CheckWritten("dkey_scale", grads.dkey_scale, {B, T, args.num_heads, 1});
+  HL_CHECK(
+      args.norm_kind == NormKind::kNone || (args.norm_denom != nullptr && args.out.data != nullptr),
+      "decay attention: a normalised backward needs the forward's out and norm_denom");
+}
+
+inline void CheckSummary(const DecaySegmentArgs& args, bool reverse) {
+  const DecayAttentionArgs& forward = args.forward;
+  const bool normalised = forward.norm_kind != NormKind::kNone;
+  HL_CHECK(args.state != nullptr && (!normalised || args.norm != nullptr),
+           "decay attention: a summary without a place for its state",
+           normalised ? " and its sums of keys" : "");
+  HL_CHECK(!reverse || !normalised || forward.num_chunks == 0 ||
+               (forward.norm_denom != nullptr && forward.out.data != nullptr),
+           "decay attention: a normalised backward summary needs the forward's out and norm_denom");
+}
+
+// The CUDA kernels read constant decays, and write their gradients, as [Hd] or [Hd, K] without
+// gaps.
+inline void CheckConstantDecay(DecayKind kind, const TensorView& view, int num_heads,
+                               int head_dim_k) {
+  const int64_t width = IsPerChannel(kind) ? head_dim_k : 1;
+  HL_CHECK(view.data == nullptr || IsPerToken(kind) || num_heads == 1 || view.stride_h == width,
+           "decay attention on CUDA: heads of a constant log_decay or its gradient ", view.stride_h,
+           " elements apart; ", width, " would work");
+}
+
+inline void CheckStepShape(const DecayAttentionStepArgs& args) {
+  const int H = args.num_heads;
+  const auto divides = [H](int heads) { return heads >= 1 && H % heads == 0; };
+  HL_CHECK_AS(ExitCode::kUsage,
+              H >= 1 && divides(args.num_q_heads) && divides(args.num_k_heads) &&
+                  divides(args.num_v_heads) &&
+                  (args.decay_kind == DecayKind::kNone || divides(args.num_decay_heads)),
+              "decay attention step with ", args.num_q_heads, ", ", args.num_k_heads, ", ",
+              args.num_v_heads, " and ", args.num_decay_heads,
+              " heads of q, k, v and log_decay beside a state of ", H, "; divisors of ", H,
+              " would work");
+  HL_CHECK_AS(ExitCode::kUsage,
+              args.head_dim_k >= 1 && args.head_dim_k <= kMaxHeadDimK && args.head_dim_v >= 1 &&
+                  args.head_dim_v <= kMaxHeadDimV,
+              "decay attention step with head sizes ", args.head_dim_k, " and ", args.head_dim_v,
+              "; K of 1 to ", kMaxHeadDimK, " and V of 1 to ", kMaxHeadDimV, " would work");
+}
+
+inline void CheckStepDTypes(const DecayAttentionStepArgs& args, bool is_cuda) {
+  const DType dtype = args.q.dtype;
+  const DType wide = dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+  HL_CHECK_AS(
+      ExitCode::kUsage,
+      (dtype == DType::kF32 || dtype == DType::kBF16 || (dtype == DType::kF64 && !is_cuda)) &&
+          args.k.dtype == dtype && args.v.dtype == dtype && args.out.dtype == dtype,
+      "decay attention step on ", is_cuda ? "CUDA" : "the CPU", " with q, k, v, out of ",
+      Name(dtype), ", ", Name(args.k.dtype), ", ", Name(args.v.dtype), ", ", Name(args.out.dtype),
+      "; one of bf16, fp32", is_cuda ? "" : ", fp64", " for all would work");
+  HL_CHECK_AS(ExitCode::kUsage,
+              (args.log_decay.data == nullptr || args.log_decay.dtype == wide) &&
+                  (args.key_scale.data == nullptr || args.key_scale.dtype == wide),
+              "decay attention step with log_decay of ", Name(args.log_decay.dtype),
+              " and key_scale of ", Name(args.key_scale.dtype), " beside q of ", Name(dtype), "; ",
+              Name(wide), " would work");
+}
+
+inline void CheckStep(const DecayAttentionStepArgs& args, bool is_cuda) {
+  HL_CHECK(args.batch >= 0, "decay attention step of ", args.batch, " rows");
+  CheckStepShape(args);
+  CheckStepDTypes(args, is_cuda);
+  if (args.batch == 0) return;  // no rows, no data
+  CheckRead("q", args.q);
+  CheckRead("k", args.k);
+  CheckRead("v", args.v);
+  CheckWritten("out", args.out, {args.batch, 1, args.num_heads, args.head_dim_v});
+  HL_CHECK(args.state != nullptr, "decay attention step without a state");
+  HL_CHECK(args.norm_kind == NormKind::kNone || (args.norm != nullptr && args.norm_eps > 0),
+           "decay attention step: a normaliser with ", args.norm == nullptr ? "no" : "a",
+           " state and norm_eps ", args.norm_eps, "; a state and a positive norm_eps would work");
+  HL_CHECK((args.decay_kind == DecayKind::kNone) == (args.log_decay.data == nullptr),
+           "decay attention step: log_decay and its kind do not agree; both or neither would work");
+  if (is_cuda)
+    CheckConstantDecay(args.decay_kind, args.log_decay, args.num_decay_heads, args.head_dim_k);
+}
+
+}  // namespace halflife::kernels

@@ -1,0 +1,85 @@
+#include <cmath>
+
+#include "kernels/common/cpu/stretches.h"
+#include "kernels/common/shape_problems.h"
+#include "kernels/polynomial_attention/polynomial_attention_args.h"
+
+namespace halflife::kernels {
+namespace {
+
+void CheckShape(const PolynomialAttentionArgs& args, bool is_cuda) {
+  ShapeProblems problems("polynomial attention");
+  problems.Unless(args.batch >= 0 && args.seq_len >= 0, "batch ", args.batch, ", seq_len ",
+                  args.seq_len, ": negative");
+  problems.Unless(args.num_heads >= 1, "num_heads is ", args.num_heads);
+  problems.Unless(args.head_dim >= 1 && args.head_dim <= kMaxPolynomialDim, "head_dim ",
+                  args.head_dim, " is outside 1 .. ", kMaxPolynomialDim);
+  problems.Unless(args.head_dim_v >= 1 && args.head_dim_v <= kMaxPolynomialValues, "head_dim_v ",
+                  args.head_dim_v, " is outside 1 .. ", kMaxPolynomialValues);
+  const PolynomialWeights& w = args.weights;
+  problems.Unless(std::isfinite(args.scale) && args.scale != 0, "scale is ", args.scale);
+  problems.Unless(std::isfinite(w.a0) && std::isfinite(w.a1) && std::isfinite(w.a2) &&
+                      (w.a0 != 0 || w.a1 != 0 || w.a2 != 0),
+                  "weights are ", w.a0, ", ", w.a1, ", ", w.a2,
+                  "; finite ones that are not all 0 would work");
+  problems.Unless(!args.normalise || args.norm_eps > 0, "norm_eps is ", args.norm_eps,
+                  "; it must be positive");
+  const DType dtype = args.q.dtype;
+  problems.Unless(
+      dtype == DType::kF32 || dtype == DType::kBF16 || (dtype == DType::kF64 && !is_cuda), "q is ",
+      Name(dtype), "; bf16 or fp32 (on the CPU also fp64) would work");
+  problems.Unless(args.k.dtype == dtype && args.v.dtype == dtype && args.out.dtype == dtype,
+                  "q, k, v, out are ", Name(dtype), ", ", Name(args.k.dtype), ", ",
+                  Name(args.v.dtype), ", ", Name(args.out.dtype), "; one dtype for all");
+  problems.Throw();
+}
+
+// Multiply-adds of a token: the quadratic form meets half of a sequence, in scores and in sums of
+// values; the chunked one reads the state and adds to it. Forward + backward cost the same at 430,
+// 370 and 330 tokens for d = 16 and V = 64, 21 and 5; by this rule at 490, 408 and 306.
+bool QuadraticIsCheaper(const PolynomialAttentionArgs& args) {
+  constexpr int kVector = 16;  // short rows of values fill whole vectors
+  const double values = (args.head_dim_v + kVector - 1) / kVector * kVector;
+  const double features = FeatureLayout(args.head_dim, args.weights).count;
+  return (args.head_dim + values) * args.seq_len / 2 < 2 * features * values;
+}
+
+// On CUDA bf16 has the quadratic form on matrix units, and the chunked one goes token by token. At
+// d = 16 and V = 64 a warp's instructions are some 1,400 for a pair of tiles of 64 tokens, and
+// 7,700 for a token of the other: equal at 46,000 tokens, forward. Not measured.
+bool HasQuadraticOnCuda(const PolynomialAttentionArgs& args) {
+  return args.q.dtype == DType::kBF16;
+}
+bool QuadraticIsCheaperOnCuda(const PolynomialAttentionArgs& args) {
+  constexpr int kMostTokens = 1 << 15;
+  return HasQuadraticOnCuda(args) && args.seq_len <= kMostTokens;
+}
+
+}  // namespace
+
+PolynomialAttentionPlan MakePlan(const PolynomialAttentionArgs& args,
+                                 const PolynomialPlanRequest& request) {
+  CheckShape(args, request.is_cuda);
+  PolynomialAttentionPlan plan;
+  plan.chunk_size = request.chunk_size > 0 ? request.chunk_size : DefaultChunkSize(request.is_cuda);
+  if (!request.is_cuda) {
+    const int64_t token_bytes = int64_t{2} * (args.head_dim + args.head_dim_v) * args.num_heads *
+                                static_cast<int64_t>(SizeOf(args.q.dtype));
+    plan.stretch_chunks = cpu::StretchChunks(token_bytes, plan.chunk_size, 1);
+  }
+  switch (request.form) {
+    case PolynomialForm::kByShape:
+      plan.quadratic = !args.has_state() && (request.is_cuda ? QuadraticIsCheaperOnCuda(args)
+                                                             : QuadraticIsCheaper(args));
+      break;
+    case PolynomialForm::kQuadratic:
+      plan.quadratic = !request.is_cuda || HasQuadraticOnCuda(args);
+      break;
+    case PolynomialForm::kChunked:
+      break;
+  }
+  if (plan.quadratic) plan.stretch_chunks = cpu::kNoStretches;  // a token meets all before it
+  return plan;
+}
+
+}  // namespace halflife::kernels

@@ -1,0 +1,94 @@
+#include <limits>
+
+#include "kernels/common/cpu/vectorised.h"
+#include "kernels/rows/decay_gate_args.h"
+
+namespace halflife::kernels::cpu {
+namespace {
+
+// ln(1 + x) for 0 <= x <= 1, relative to x: 2 artanh(s) with s = x / (2 + x) <= 1/3, by its series.
+HL_INLINE float LogOnePlus(float x) {
+  const float s = x / (x + 2.0f), square = s * s;
+  float p = square * (1.0f / 15) + 1.0f / 13;
+  p = p * square + 1.0f / 11;
+  p = p * square + 1.0f / 9;
+  p = p * square + 1.0f / 7;
+  p = p * square + 1.0f / 5;
+  p = p * square + 1.0f / 3;
+  return 2.0f * (s + s * square * p);
+}
+
+// Before the floor.
+HL_INLINE float LogDecay(float x, float scale) {
+  const float most = x < 0.0f ? x : 0.0f;
+  return scale * (most - LogOnePlus(Exp(x < 0.0f ? x : -x)));
+}
+
+template <typename T>
+HL_INLINE void ForwardLoop(const DecayGateRows<T>& rows, int64_t begin, int64_t end) {
+  const int64_t dim = rows.dim;
+  const float* __restrict bias = rows.form.bias;
+  const float scale = rows.form.scale, floor = rows.form.floor;
+  for (int64_t row = begin; row < end; ++row) {
+    const T* __restrict x = rows.x + row * dim;
+    float* __restrict out = rows.log_decay + row * dim;
+#pragma omp simd
+    for (int64_t i = 0; i < dim; ++i) {
+      const float y = LogDecay(Widen(x[i]) + bias[i], scale);
+      out[i] = y < floor ? floor : y;  // a NaN stays one
+    }
+  }
+}
+
+// kBounded: there is a floor.
+template <bool kBounded, typename T>
+HL_INLINE void BackwardLoop(const DecayGateGradRows<T>& rows, int64_t begin, int64_t end,
+                            float* __restrict dbias) {
+  const int64_t dim = rows.dim;
+  const float* __restrict bias = rows.form.bias;
+  const float scale = rows.form.scale, floor = rows.form.floor;
+  for (int64_t row = begin; row < end; ++row) {
+    const T* __restrict x = rows.x + row * dim;
+    const float* __restrict dout = rows.dlog_decay + row * dim;
+    T* __restrict dx = rows.dx + row * dim;
+#pragma omp simd
+    for (int64_t i = 0; i < dim; ++i) {
+      const float z = Widen(x[i]) + bias[i];
+      float slope = scale * Sigmoid(-z);
+      if constexpr (kBounded) slope = LogDecay(z, scale) < floor ? 0.0f : slope;
+      const float dz = dout[i] * slope;
+      dx[i] = Narrow<T>(dz);
+      dbias[i] += dz;
+    }
+  }
+}
+
+template <typename T>
+void Backward(const DecayGateGradRows<T>& rows, int64_t begin, int64_t end, float* dbias) {
+  RunVectorised([&]() HL_LAMBDA_INLINE {
+    if (rows.form.floor > -std::numeric_limits<float>::infinity()) {
+      BackwardLoop<true>(rows, begin, end, dbias);
+    } else {
+      BackwardLoop<false>(rows, begin, end, dbias);
+    }
+  });
+}
+
+}  // namespace
+
+void DecayGateForward(const DecayGateRows<float>& rows, int64_t begin, int64_t end) {
+  RunVectorised([&]() HL_LAMBDA_INLINE { ForwardLoop(rows, begin, end); });
+}
+void DecayGateForward(const DecayGateRows<Bf16>& rows, int64_t begin, int64_t end) {
+  RunVectorised([&]() HL_LAMBDA_INLINE { ForwardLoop(rows, begin, end); });
+}
+void DecayGateBackward(const DecayGateGradRows<float>& rows, int64_t begin, int64_t end,
+                       float* dbias) {
+  Backward(rows, begin, end, dbias);
+}
+void DecayGateBackward(const DecayGateGradRows<Bf16>& rows, int64_t begin, int64_t end,
+                       float* dbias) {
+  Backward(rows, begin, end, dbias);
+}
+
+}  // namespace halflife::kernels::cpu

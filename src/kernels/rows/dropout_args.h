@@ -1,0 +1,41 @@
+// The contract of dropout's CPU loop and its CUDA kernel: out = 0 where the draw of (sample,
+// position, channel) is below the threshold, else scale x. A dropped infinity is 0 too. The
+// gradient is the same function of the output's.
+//
+// T: float or Bf16; arithmetic is fp32. C++17, no LibTorch: CUDA sources include it.
+#pragma once
+
+#include <cstdint>
+
+#include "core/bfloat16.h"
+#include "core/philox.h"
+#include "kernels/common/dropout_draws.h"
+
+struct CUstream_st;
+using cudaStream_t = CUstream_st*;
+
+namespace halflife::kernels {
+
+template <typename T>
+struct DropoutArgs {
+  const T* x = nullptr;               // [tokens, dim], tokens = rows seq_len
+  T* out = nullptr;                   // as x
+  const uint64_t* samples = nullptr;  // [rows] global sample numbers, beside x
+  int64_t num_tokens = 0, seq_len = 0, dim = 0;
+  int64_t first_position = 0;  // within the row, of its first token here
+  RandomKey key = {};
+  uint32_t threshold = 0;
+  float scale = 1;  // 1 / (1 - rate)
+};
+
+namespace cpu {
+// Tokens [begin, end).
+void Dropout(const DropoutArgs<float>& args, int64_t begin, int64_t end);
+void Dropout(const DropoutArgs<Bf16>& args, int64_t begin, int64_t end);
+}  // namespace cpu
+namespace cuda {
+void Dropout(const DropoutArgs<float>& args, cudaStream_t stream);
+void Dropout(const DropoutArgs<Bf16>& args, cudaStream_t stream);
+}  // namespace cuda
+
+}  // namespace halflife::kernels

@@ -1,0 +1,239 @@
+#include "kernels/common/cuda/rows.cuh"
+#include "kernels/common/cuda/sum_partials.h"
+#include "kernels/rows/layer_norm_args.h"
+
+namespace halflife::kernels {
+namespace {
+
+using namespace rows;
+
+static_assert(2 * kLayerNormParts <= cuda::kSumPlaces);
+
+// Where a thread works: packs of its row that start at `column`, + lanes packs, ... `once`: it has
+// one pack at most, whose gradients of gamma and beta then stay in registers.
+template <typename T>
+struct Place {
+  HL_DEVICE Place(const Schedule& schedule, int64_t dim_in)
+      : group(static_cast<int>(threadIdx.x) / schedule.lanes),
+        column(static_cast<int>(threadIdx.x) % schedule.lanes * kPack<T>),
+        dim(static_cast<int>(dim_in)),
+        step(schedule.lanes * kPack<T>),
+        once(step >= dim) {}
+  int group, column, dim, step;
+  bool once;
+};
+
+// Grid: blocks of rows x parts. Three passes over a row, which stays in the first cache: mean,
+// deviation, output.
+template <typename T>
+__global__ void __launch_bounds__(kRowThreads)
+    LayerNormForwardKernel(LayerNormArgs<T> args, Schedule schedule) {
+  HL_SHARED(partial, float[2][kMaxRowWarps]);
+  const LayerNormPart<T> part = args.parts[blockIdx.y];
+  const Place<T> place(schedule, args.dim);
+  const int64_t row = int64_t{1} * blockIdx.x * schedule.rows_per_block + place.group;
+  const bool valid = row < args.num_rows;
+  const T* const x_row = part.x + part.place.of(row, args.dim);
+  const auto width = static_cast<float>(place.dim);
+  float x[kPack<T>];
+  float sum = 0, squares = 0;
+  for (int c = place.column; valid && c < place.dim; c += place.step) {
+    Load(x_row + c, place.dim - c, schedule.aligned, x);
+#pragma unroll
+    for (int i = 0; i < kPack<T>; ++i) sum += x[i];  // zeros past the end
+  }
+  const float mean = RowSum(sum, schedule.lanes, partial[0]) / width;
+  for (int c = place.column; valid && c < place.dim; c += place.step) {
+    Load(x_row + c, place.dim - c, schedule.aligned, x);
+#pragma unroll
+    for (int i = 0; i < kPack<T>; ++i)
+      if (c + i < place.dim) squares += (x[i] - mean) * (x[i] - mean);
+  }
+  squares = RowSum(squares, schedule.lanes, partial[1]);
+  if (!valid) return;
+  const float factor = 1.0f / sqrtf(squares / width + args.eps);
+  if (place.column == 0) part.mean[row] = mean, part.factor[row] = factor;
+  for (int c = place.column; c < place.dim; c += place.step) {
+    const int count = place.dim - c;
+    float gamma[kPack<T>], beta[kPack<T>] = {};
+    Load(x_row + c, count, schedule.aligned, x);
+    LoadFloats(part.gamma + c, count, schedule.aligned, gamma);
+    if (part.beta != nullptr) LoadFloats(part.beta + c, count, schedule.aligned, beta);
+#pragma unroll
+    for (int i = 0; i < kPack<T>; ++i) x[i] = (x[i] - mean) * factor * gamma[i] + beta[i];
+    Store(part.out + row * args.dim + c, count, schedule.aligned, x);
+  }
+}
+
+// What one pack of a row gives: n, dout, and m = dout gamma; zeros past a row's end.
+template <typename T>
+struct Terms {
+  float n[kPack<T>], dy[kPack<T>], m[kPack<T>];
+};
+template <typename T>
+HL_DEVICE void LoadTerms(const LayerNormGradPart<T>& part, int64_t row, int c, int dim,
+                         bool aligned, float mean, float factor, Terms<T>& terms) {
+  const int count = dim - c;
+  float gamma[kPack<T>];
+  Load(part.x + part.place.of(row, dim) + c, count, aligned, terms.n);
+  Load(part.dout + row * dim + c, count, aligned, terms.dy);
+  LoadFloats(part.gamma + c, count, aligned, gamma);
+#pragma unroll
+  for (int i = 0; i < kPack<T>; ++i) {
+    terms.n[i] = (terms.n[i] - mean) * factor;
+    terms.m[i] = terms.dy[i] * gamma[i];
+  }
+}
+
+// The sums of a block's rows for gamma, [dim], then for beta: of threads that have one pack each,
+// through `columns`. All threads of the block.
+template <typename T>
+HL_DEVICE void StoreSums(const Place<T>& place, const Schedule& schedule,
+                         const float (&of_gamma)[kPack<T>], const float (&of_beta)[kPack<T>],
+                         float* columns, float* mine) {
+  for (int which = 0; which < 2; ++which) {
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kPack<T>; ++i)
+      columns[threadIdx.x * kPack<T> + i] = which == 0 ? of_gamma[i] : of_beta[i];
+    __syncthreads();
+    for (int c = static_cast<int>(threadIdx.x); c < place.dim; c += static_cast<int>(blockDim.x)) {
+      float sum = 0;
+      for (int group = 0; group < schedule.rows_per_block; ++group)
+        sum += columns[group * place.step + c];
+      mine[which * place.dim + c] = sum;
+    }
+  }
+}
+
+// Grid: at most kLayerNormMaxBlocks blocks that stride over the rows x parts; partials [blocks,
+// parts, 2, dim] holds each block's sums for gamma and beta, summed in the threads' registers where
+// a thread has one pack, else in place. With one block a multiprocessor at least nvcc keeps to
+// registers; left to itself it spilled for a second.
+template <typename T>
+__global__ void __launch_bounds__(kRowThreads, 1)
+    LayerNormBackwardKernel(LayerNormGradArgs<T> args, Schedule schedule, float* partials) {
+  HL_SHARED(partial, float[2][kMaxRowWarps]);  // each is read before the other's barrier
+  HL_SHARED(columns, float[kRowThreads * kPack<T>]);
+  const LayerNormGradPart<T> part = args.parts[blockIdx.y];
+  const Place<T> place(schedule, args.dim);
+  const auto width = static_cast<float>(place.dim);
+  float* const mine =
+      partials + (int64_t{1} * blockIdx.x * args.num_parts + blockIdx.y) * 2 * args.dim;
+  float of_gamma[kPack<T>] = {}, of_beta[kPack<T>] = {};
+  const int64_t stride = int64_t{1} * gridDim.x * schedule.rows_per_block;
+  for (int64_t first = int64_t{1} * blockIdx.x * schedule.rows_per_block; first < args.num_rows;
+       first += stride) {
+    const int64_t row = first + place.group;
+    const bool valid = row < args.num_rows;
+    const float mean = valid ? part.mean[row] : 0.0f, factor = valid ? part.factor[row] : 0.0f;
+    Terms<T> terms;
+    float sum = 0, dot = 0;
+    for (int c = place.column; valid && c < place.dim; c += place.step) {
+      LoadTerms(part, row, c, place.dim, schedule.aligned, mean, factor, terms);
+#pragma unroll
+      for (int i = 0; i < kPack<T>; ++i) {
+        sum += terms.m[i], dot += terms.m[i] * terms.n[i];
+        if (place.once) {
+          of_gamma[i] += terms.dy[i] * terms.n[i], of_beta[i] += terms.dy[i];
+        } else if (c + i < place.dim) {
+          float *const gamma = mine + c + i, *const beta = gamma + place.dim;
+          *gamma = terms.dy[i] * terms.n[i] + (first < stride ? 0.0f : *gamma);
+          *beta = terms.dy[i] + (first < stride ? 0.0f : *beta);
+        }
+      }
+    }
+    const float level = RowSum(sum, schedule.lanes, partial[0]) / width;
+    const float along = RowSum(dot, schedule.lanes, partial[1]) / width;
+    for (int c = place.column; valid && c < place.dim; c += place.step) {
+      if (!place.once) LoadTerms(part, row, c, place.dim, schedule.aligned, mean, factor, terms);
+#pragma unroll
+      for (int i = 0; i < kPack<T>; ++i)
+        terms.m[i] = factor * (terms.m[i] - level - terms.n[i] * along);
+      Store(part.dx + part.dx_place.of(row, args.dim) + c, place.dim - c, schedule.aligned,
+            terms.m);
+    }
+  }
+  if (place.once) StoreSums<T>(place, schedule, of_gamma, of_beta, columns, mine);
+}
+
+// Whether every part allows 16-byte accesses.
+template <typename T>
+bool IsAligned(const LayerNormArgs<T>& args) {
+  bool aligned = true;
+  for (int i = 0; i < args.num_parts; ++i) {
+    const LayerNormPart<T>& part = args.parts[i];
+    aligned = aligned && part.place.stride % kPack<T> == 0 &&
+              Aligned16<T>(args.dim, part.x, part.gamma, part.beta, part.out);
+  }
+  return aligned;
+}
+template <typename T>
+bool IsAligned(const LayerNormGradArgs<T>& args) {
+  bool aligned = true;
+  for (int i = 0; i < args.num_parts; ++i) {
+    const LayerNormGradPart<T>& part = args.parts[i];
+    aligned = aligned && part.place.stride % kPack<T> == 0 &&
+              part.dx_place.stride % kPack<T> == 0 &&
+              Aligned16<T>(args.dim, part.x, part.gamma, part.dout, part.dx);
+  }
+  return aligned;
+}
+
+template <typename T>
+RowShape ShapeOf(int64_t dim) {
+  constexpr int64_t kMaxDim = int64_t{1} << 30;  // columns are counted in 32 bits
+  HL_CHECK(dim <= kMaxDim, "layer norm over ", dim, " channels; at most ", kMaxDim, " work");
+  return RowShapeOf<T>(dim);
+}
+
+template <typename T>
+void Forward(const LayerNormArgs<T>& args, cudaStream_t stream) {
+  if (args.num_rows == 0 || args.dim == 0 || args.num_parts == 0) return;
+  const RowShape shape = ShapeOf<T>(args.dim);
+  const int64_t blocks = (args.num_rows + shape.rows_per_block - 1) / shape.rows_per_block;
+  Launch({dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(args.num_parts)),
+          dim3(shape.threads()), 0, "layer norm"},
+         stream, LayerNormForwardKernel<T>, args,
+         Schedule{shape.lanes, shape.rows_per_block, IsAligned(args)});
+}
+
+template <typename T>
+void Backward(const LayerNormGradArgs<T>& args, float* partials, cudaStream_t stream) {
+  if (args.dim == 0 || args.num_parts == 0) return;
+  const RowShape shape = ShapeOf<T>(args.dim);
+  const int64_t blocks = std::min(
+      cuda::kLayerNormMaxBlocks, (args.num_rows + shape.rows_per_block - 1) / shape.rows_per_block);
+  if (blocks > 0)
+    Launch({dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(args.num_parts)),
+            dim3(shape.threads()), 0, "layer norm's gradient"},
+           stream, LayerNormBackwardKernel<T>, args,
+           Schedule{shape.lanes, shape.rows_per_block, IsAligned(args)}, partials);
+  cuda::SumPlaces sums;
+  for (int i = 0; i < args.num_parts; ++i) {
+    const LayerNormGradPart<T>& part = args.parts[i];
+    sums.places[2 * i] = {part.dgamma, args.dim, part.gamma_added};
+    sums.places[2 * i + 1] = {part.dbeta, args.dim, part.beta_added};
+  }
+  cuda::SumPartials(partials, blocks, sums, stream);
+}
+
+}  // namespace
+
+namespace cuda {
+
+void LayerNormForward(const LayerNormArgs<float>& args, cudaStream_t stream) {
+  Forward(args, stream);
+}
+void LayerNormForward(const LayerNormArgs<Bf16>& args, cudaStream_t stream) {
+  Forward(args, stream);
+}
+void LayerNormBackward(const LayerNormGradArgs<float>& args, float* partials, cudaStream_t stream) {
+  Backward(args, partials, stream);
+}
+void LayerNormBackward(const LayerNormGradArgs<Bf16>& args, float* partials, cudaStream_t stream) {
+  Backward(args, partials, stream);
+}
+
+}  // namespace cuda
+}  // namespace halflife::kernels

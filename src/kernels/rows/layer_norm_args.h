@@ -1,0 +1,102 @@
+// The contract of the layer norm between its binding, its CPU loops and its CUDA kernels.
+//
+//   y = n gamma + beta,   n = (x - mean) f,   f = 1 / sqrt(mean((x - mean)^2) + eps)
+//   dx = f (m - mean(m) - n mean(m n)),   m = dout gamma
+//   dgamma = sum of dout n, dbeta = sum of dout, both over rows
+//
+// of several matrices of the same size in one pass. Rows of out, dout, mean and f are contiguous.
+// Those of x and dx may be columns of a matrix with more: `rows` of them (the heads of a token)
+// follow one another, and begin `stride` elements behind those before them. T: float or Bf16;
+// arithmetic and what is learned are fp32. C++17, no LibTorch: CUDA sources include it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "core/bfloat16.h"
+#include "kernels/common/host_device.h"
+
+struct CUstream_st;
+using cudaStream_t = CUstream_st*;
+
+namespace halflife::kernels {
+
+constexpr int kLayerNormParts = 2;  // at most, of a pass: their gradients are four places of sums
+
+// Where a matrix has its rows.
+struct LayerNormRows {
+  int64_t rows = 1, stride = 0;
+  HL_EVERYWHERE constexpr int64_t of(int64_t row, int64_t dim) const {
+    return row / rows * stride + row % rows * dim;
+  }
+};
+
+template <typename T>
+struct LayerNormPart {
+  const T* x = nullptr;
+  LayerNormRows place;
+  const float* gamma = nullptr;  // [dim]
+  const float* beta = nullptr;   // [dim]; null: none
+  T* out = nullptr;              // [rows, dim]
+  float* mean = nullptr;         // [rows]
+  float* factor = nullptr;       // [rows], f
+};
+template <typename T>
+struct LayerNormArgs {
+  LayerNormPart<T> parts[kLayerNormParts];
+  int num_parts = 0;
+  int64_t num_rows = 0, dim = 0;
+  float eps = 0;
+};
+
+template <typename T>
+struct LayerNormGradPart {
+  const T* x = nullptr;
+  LayerNormRows place;
+  const float* gamma = nullptr;
+  const float* mean = nullptr;
+  const float* factor = nullptr;
+  const T* dout = nullptr;  // [rows, dim]
+  T* dx = nullptr;
+  LayerNormRows dx_place;
+  float* dgamma = nullptr;                       // [dim]
+  float* dbeta = nullptr;                        // [dim]; null: none
+  bool gamma_added = false, beta_added = false;  // to what they hold
+};
+template <typename T>
+struct LayerNormGradArgs {
+  LayerNormGradPart<T> parts[kLayerNormParts];
+  int num_parts = 0;
+  int64_t num_rows = 0, dim = 0;
+};
+
+namespace cpu {
+// Rows per partial sum of gamma's and beta's gradients: fixed, so that a sum does not depend on the
+// number of threads.
+constexpr int64_t kLayerNormRowsPerBlock = 128;
+
+// Rows [begin, end) of every part.
+void LayerNormForward(const LayerNormArgs<float>& args, int64_t begin, int64_t end);
+void LayerNormForward(const LayerNormArgs<Bf16>& args, int64_t begin, int64_t end);
+// Gradients of these rows; sums [num_parts, 2, dim] += theirs of gamma and of beta.
+void LayerNormBackward(const LayerNormGradArgs<float>& args, int64_t begin, int64_t end,
+                       float* sums);
+void LayerNormBackward(const LayerNormGradArgs<Bf16>& args, int64_t begin, int64_t end,
+                       float* sums);
+}  // namespace cpu
+
+namespace cuda {
+// Partial sums of gamma's and beta's gradients: one a block, of at most so many blocks a part.
+constexpr int64_t kLayerNormMaxBlocks = 256;
+inline int64_t LayerNormPartials(int64_t num_rows) {
+  return std::min(kLayerNormMaxBlocks, num_rows);
+}
+
+void LayerNormForward(const LayerNormArgs<float>& args, cudaStream_t stream);
+void LayerNormForward(const LayerNormArgs<Bf16>& args, cudaStream_t stream);
+// `partials` holds LayerNormPartials(num_rows) num_parts 2 dim floats.
+void LayerNormBackward(const LayerNormGradArgs<float>& args, float* partials, cudaStream_t stream);
+void LayerNormBackward(const LayerNormGradArgs<Bf16>& args, float* partials, cudaStream_t stream);
+}  // namespace cuda
+
+}  // namespace halflife::kernels

@@ -1,0 +1,150 @@
+#include <cmath>
+
+#include "kernels/common/cpu/vectorised.h"
+#include "kernels/rows/rms_norm_args.h"
+
+namespace halflife::kernels::cpu {
+namespace {
+
+template <typename T>
+HL_INLINE float SumOfSquares(const T* __restrict x, int64_t dim) {
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < dim; ++i) sum += Widen(x[i]) * Widen(x[i]);
+  return sum;
+}
+
+// The squares are those of the sum as it is stored: the norm sees what the next layer sees.
+template <typename T>
+HL_INLINE float AddAndSumSquares(const T* __restrict x, const T* __restrict residual,
+                                 T* __restrict sum, int64_t dim) {
+  float squares = 0;
+#pragma omp simd reduction(+ : squares)
+  for (int64_t i = 0; i < dim; ++i) {
+    // as an fp32, which narrows to itself: GCC does not vectorise over a variable of class type
+    const float stored = Widen(Narrow<T>(Widen(x[i]) + Widen(residual[i])));
+    sum[i] = Narrow<T>(stored);
+    squares += stored * stored;
+  }
+  return squares;
+}
+
+template <typename T>
+HL_INLINE void ForwardLoop(const NormRows<T>& rows, int64_t begin, int64_t end) {
+  const int64_t dim = rows.dim;
+  const float* __restrict weight = rows.weight;
+  for (int64_t row = begin; row < end; ++row) {
+    const T* __restrict x = rows.x + row * dim;
+    T* __restrict out = rows.out + row * dim;
+    float squares;
+    if (rows.residual == nullptr) {
+      squares = SumOfSquares(x, dim);
+    } else {
+      squares = AddAndSumSquares(x, rows.residual + row * dim, rows.sum + row * dim, dim);
+      x = rows.sum + row * dim;
+    }
+    const float inverse_rms = 1.0f / std::sqrt(squares / static_cast<float>(dim) + rows.eps);
+    rows.inverse_rms[row] = inverse_rms;
+    if (rows.gate == nullptr) {
+#pragma omp simd
+      for (int64_t i = 0; i < dim; ++i) out[i] = Narrow<T>(Widen(x[i]) * inverse_rms * weight[i]);
+    } else {
+      const T* __restrict gate = rows.gate + rows.gate_place.of(row, dim);
+#pragma omp simd
+      for (int64_t i = 0; i < dim; ++i) {
+        const float g = Widen(gate[i]);
+        out[i] = Narrow<T>(Widen(x[i]) * inverse_rms * weight[i] * (g * Sigmoid(g)));
+      }
+    }
+  }
+}
+
+// With n = x / rms, m = dout silu(gate): dx = (m w - n mean(m w n)) / rms, dweight = sum of m n
+// over rows. The first pass leaves m w in `scratch`.
+template <typename T>
+HL_INLINE float PlainTerms(const NormGradRows<T>& rows, int64_t row, float* __restrict dweight,
+                           float* __restrict scratch) {
+  const int64_t dim = rows.dim;
+  const T* __restrict x = rows.x + row * dim;
+  const T* __restrict dout = rows.dout + row * dim;
+  const float* __restrict weight = rows.weight;
+  const float inverse_rms = rows.inverse_rms[row];
+  float dot = 0;
+#pragma omp simd reduction(+ : dot)
+  for (int64_t i = 0; i < dim; ++i) {
+    const float dy = Widen(dout[i]), mw = dy * weight[i], xi = Widen(x[i]);
+    dweight[i] += dy * xi * inverse_rms;
+    scratch[i] = mw;
+    dot += mw * xi;
+  }
+  return dot;
+}
+
+template <typename T>
+HL_INLINE float GatedTerms(const NormGradRows<T>& rows, int64_t row, float* __restrict dweight,
+                           float* __restrict scratch) {
+  const int64_t dim = rows.dim;
+  const T* __restrict x = rows.x + row * dim;
+  const T* __restrict dout = rows.dout + row * dim;
+  const T* __restrict gate = rows.gate + rows.gate_place.of(row, dim);
+  T* __restrict dgate = rows.dgate + row * dim;
+  const float* __restrict weight = rows.weight;
+  const float inverse_rms = rows.inverse_rms[row];
+  float dot = 0;
+#pragma omp simd reduction(+ : dot)
+  for (int64_t i = 0; i < dim; ++i) {
+    const float g = Widen(gate[i]), dy = Widen(dout[i]), xi = Widen(x[i]);
+    const float sigmoid = Sigmoid(g), normed = xi * inverse_rms, m = dy * (g * sigmoid);
+    const float slope = sigmoid * (1.0f + g * (1.0f - sigmoid));
+    dgate[i] = Narrow<T>(dy * normed * weight[i] * slope);
+    dweight[i] += m * normed;
+    const float mw = m * weight[i];
+    scratch[i] = mw;
+    dot += mw * xi;
+  }
+  return dot;
+}
+
+template <typename T>
+HL_INLINE void BackwardLoop(const NormGradRows<T>& rows, int64_t begin, int64_t end, float* dweight,
+                            float* scratch_in) {
+  const int64_t dim = rows.dim;
+  for (int64_t row = begin; row < end; ++row) {
+    const float dot = rows.gate == nullptr ? PlainTerms(rows, row, dweight, scratch_in)
+                                           : GatedTerms(rows, row, dweight, scratch_in);
+    const float inverse_rms = rows.inverse_rms[row];
+    const float slope = dot * inverse_rms * inverse_rms * inverse_rms / static_cast<float>(dim);
+    const T* __restrict x = rows.x + row * dim;
+    const float* __restrict scratch = scratch_in;
+    T* __restrict dx = rows.dx + row * dim;
+    if (rows.dsum == nullptr) {
+#pragma omp simd
+      for (int64_t i = 0; i < dim; ++i)
+        dx[i] = Narrow<T>(scratch[i] * inverse_rms - Widen(x[i]) * slope);
+    } else {
+      const T* __restrict dsum = rows.dsum + row * dim;
+#pragma omp simd
+      for (int64_t i = 0; i < dim; ++i)
+        dx[i] = Narrow<T>(Widen(dsum[i]) + (scratch[i] * inverse_rms - Widen(x[i]) * slope));
+    }
+  }
+}
+
+}  // namespace
+
+void NormForward(const NormRows<float>& rows, int64_t begin, int64_t end) {
+  RunVectorised([&]() HL_LAMBDA_INLINE { ForwardLoop(rows, begin, end); });
+}
+void NormForward(const NormRows<Bf16>& rows, int64_t begin, int64_t end) {
+  RunVectorised([&]() HL_LAMBDA_INLINE { ForwardLoop(rows, begin, end); });
+}
+void NormBackward(const NormGradRows<float>& rows, int64_t begin, int64_t end, float* dweight,
+                  float* scratch) {
+  RunVectorised([&]() HL_LAMBDA_INLINE { BackwardLoop(rows, begin, end, dweight, scratch); });
+}
+void NormBackward(const NormGradRows<Bf16>& rows, int64_t begin, int64_t end, float* dweight,
+                  float* scratch) {
+  RunVectorised([&]() HL_LAMBDA_INLINE { BackwardLoop(rows, begin, end, dweight, scratch); });
+}
+
+}  // namespace halflife::kernels::cpu

@@ -1,0 +1,66 @@
+#include "kernels/common/cuda/rows.cuh"
+#include "kernels/rows/rotary_args.h"
+
+namespace halflife::kernels {
+namespace {
+
+using namespace rows;
+
+constexpr int kThreads = 256;
+
+// A thread turns a pack of channels of one head with the pack half a head further on. `packs` are
+// those of half a head.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    RotateKernel(RotaryTokens<T> args, int64_t packs, bool aligned) {
+  const int64_t item = int64_t{kThreads} * blockIdx.x + threadIdx.x;
+  const int64_t place = item / packs;  // of a head, counted over all tokens
+  const int64_t num_heads = args.heads[0].num_heads + args.heads[1].num_heads;
+  const int64_t token = place / num_heads;
+  if (token >= args.num_tokens) return;
+  int64_t head = place - token * num_heads;
+  const bool second = head >= args.heads[0].num_heads;
+  const RotaryHeads<T> heads = second ? args.heads[1] : args.heads[0];
+  if (second) head -= args.heads[0].num_heads;
+  const int64_t j = (item - place * packs) * kPack<T>;
+  const int count = static_cast<int>(min(args.half - j, int64_t{kPack<T>}));
+  const int64_t table = args.rows[token] * args.half + j;
+  const T* const x = heads.x + token * heads.x_stride + head * 2 * args.half + j;
+  T* const out = heads.out + (token * heads.num_heads + head) * 2 * args.half + j;
+  float a[kPack<T>], b[kPack<T>], cos[kPack<T>], sin[kPack<T>];
+  Load(x, count, aligned, a);
+  Load(x + args.half, count, aligned, b);
+  LoadFloats(args.cos + table, count, aligned, cos);
+  LoadFloats(args.sin + table, count, aligned, sin);
+#pragma unroll
+  for (int i = 0; i < kPack<T>; ++i) {
+    const float first = a[i], s = args.direction * sin[i];
+    a[i] = first * cos[i] - b[i] * s;
+    b[i] = b[i] * cos[i] + first * s;
+  }
+  Store(out, count, aligned, a);
+  Store(out + args.half, count, aligned, b);
+}
+
+template <typename T>
+void Run(const RotaryTokens<T>& args, cudaStream_t stream) {
+  const int64_t packs = (args.half + kPack<T> - 1) / kPack<T>;
+  const auto& [q, k] = args.heads;
+  const int64_t items = args.num_tokens * (q.num_heads + k.num_heads) * packs;
+  if (items == 0) return;
+  const bool aligned = Aligned16<T>(args.half, q.x, q.out, k.x, k.out, args.cos, args.sin) &&
+                       q.x_stride % kPack<T> == 0 && k.x_stride % kPack<T> == 0;
+  const auto blocks = static_cast<unsigned>((items + kThreads - 1) / kThreads);
+  Launch({dim3(blocks), dim3(kThreads), 0, "rotary encoding"}, stream, RotateKernel<T>, args, packs,
+         aligned);
+}
+
+}  // namespace
+
+namespace cuda {
+
+void Rotate(const RotaryTokens<float>& tokens, cudaStream_t stream) { Run(tokens, stream); }
+void Rotate(const RotaryTokens<Bf16>& tokens, cudaStream_t stream) { Run(tokens, stream); }
+
+}  // namespace cuda
+}  // namespace halflife::kernels

@@ -1,0 +1,10 @@
+// The loops compiled for AVX2; run only where the processor has it.
+#include "kernels/scans/selective_scan/cpu/kernels.h"
+
+#include "kernels/common/cpu/avx2.h"
+
+#include "kernels/scans/selective_scan/cpu/body.h"
+
+namespace halflife::kernels::cpu {
+const ScanKernels& Avx2ScanKernels() { return avx2::kScanKernels; }
+}  // namespace halflife::kernels::cpu

@@ -1,0 +1,26 @@
+// What cpu.cc asks of the bodies that are compiled once per instruction set.
+#pragma once
+
+#include "kernels/common/cpu/math.h"
+#include "kernels/scans/selective_scan/selective_scan_args.h"
+
+namespace halflife::kernels::cpu {
+
+template <typename T, typename C>
+struct ScanLoops {
+  void (*forward)(const ScanShape<T, C>& shape, const ScanResults<T, C>& results, int64_t item,
+                  void* scratch);
+  void (*backward)(const ScanShape<T, C>& shape, const ScanGrads<T, C>& grads,
+                   const ScanPartials<C>& partials, int64_t item, void* scratch);
+};
+struct ScanKernels {
+  int64_t (*scratch_bytes)(int64_t states, bool wide);
+  ScanLoops<float, float> f32;
+  ScanLoops<Bf16, float> bf16;
+  ScanLoops<double, double> f64;
+};
+const ScanKernels& BaselineScanKernels();
+const ScanKernels& Avx2ScanKernels();
+const ScanKernels& Avx512ScanKernels();
+
+}  // namespace halflife::kernels::cpu

@@ -1,0 +1,24 @@
+// What cpu.cc asks of the bodies that are compiled once per instruction set.
+#pragma once
+
+#include "kernels/common/cpu/math.h"
+#include "kernels/scans/wkv4/wkv4_args.h"
+
+namespace halflife::kernels::cpu {
+
+template <typename T, typename C>
+struct WkvLoops {
+  void (*forward)(const WkvShape<T, C>& shape, const WkvResults<T, C>& results, int64_t item);
+  void (*backward)(const WkvShape<T, C>& shape, const WkvGrads<T, C>& grads, C* dlog_decay,
+                   C* dbonus, int64_t item);
+};
+struct WkvKernels {
+  WkvLoops<float, float> f32;
+  WkvLoops<Bf16, float> bf16;
+  WkvLoops<double, double> f64;
+};
+const WkvKernels& BaselineWkvKernels();
+const WkvKernels& Avx2WkvKernels();
+const WkvKernels& Avx512WkvKernels();
+
+}  // namespace halflife::kernels::cpu

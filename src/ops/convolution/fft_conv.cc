@@ -1,0 +1,247 @@
+#include "ops/convolution/fft_conv.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/outer.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/concat.h"
+#include "core/error.h"
+#include "kernels/common/cpu/parallel.h"
+#include "kernels/convolution/fft_conv_args.h"
+#include "kernels/convolution/fft_conv_plan.h"
+#include "ops/convolution/fft_conv_composed.h"
+#include "ops/torch/autograd.h"
+#include "ops/torch/block_memory.h"
+#include "ops/torch/dispatch.h"
+#include "ops/torch/gradient_sink.h"
+#include "ops/torch/host_transfer.h"
+#include "ops/torch/route_log.h"
+#include "ops/torch/tensor_checks.h"
+
+namespace halflife::ops {
+namespace {
+
+constexpr const char* kLongConvolution = "long convolution";
+
+// A call of either entry; `inputs` is x, or the branches where it is gated.
+struct FftConvCall {
+  at::Tensor inputs, filter, skip;
+  FilterWindow window;
+  bool gated = false;
+
+  int64_t batch() const { return inputs.size(0); }
+  int64_t seq_len() const { return inputs.size(1); }
+  int64_t dim() const { return filter.size(1); }
+  int64_t length() const { return kernels::FftConvLength(seq_len()); }
+  // Columns of the inputs.
+  at::Tensor branch(int64_t number) const { return inputs.narrow(2, number * dim(), dim()); }
+};
+
+at::Tensor TablesOn(at::Device device, int64_t length) {
+  return NamedConstantOn(device, Concat("fft_conv ", length), [&] {
+    const std::vector<kernels::fft::Complex> tables = kernels::FftConvTables(length);
+    return std::string(reinterpret_cast<const char*>(tables.data()),
+                       tables.size() * sizeof(kernels::fft::Complex));
+  });
+}
+
+template <typename T>
+kernels::FftConvArgs<T> ArgsOf(const FftConvCall& call, const at::Tensor& tables) {
+  kernels::FftConvArgs<T> args = {
+      .filter = {.filter = Elements<float>(call.filter),
+                 .skip = Elements<float>(call.skip),
+                 .window_first = static_cast<float>(call.window.first),
+                 .window_step = static_cast<float>(call.window.step),
+                 .tables = reinterpret_cast<const kernels::fft::Complex*>(tables.const_data_ptr()),
+                 .seq_len = call.seq_len(),
+                 .dim = call.dim(),
+                 .length = call.length()},
+      .x = Elements<T>(call.inputs),
+      .stride = call.inputs.size(2),
+      .batch = call.batch()};
+  if (call.gated) {
+    args.x_gate = args.x;
+    args.y_gate = args.x + call.dim();
+    args.x += 2 * call.dim();
+  }
+  return args;
+}
+
+// run(group, scratch) of each group of channels.
+template <typename Run>
+void ForEachGroup(const FftConvCall& call, bool backward, const Run& run) {
+  kernels::cpu::Parallel(
+      kLongConvolution, kernels::cpu::FftConvGroups(call.dim()),
+      static_cast<size_t>(kernels::cpu::FftConvScratchBytes(call.length(), backward)),
+      [&](int64_t group, void* scratch) { run(group, static_cast<float*>(scratch)); });
+}
+
+at::Tensor WorkspaceOf(const FftConvCall& call, const kernels::FftConvFilter& filter,
+                       bool backward) {
+  return at::empty({kernels::cuda::FftConvWorkspaceBytes(filter, call.batch(), backward)},
+                   call.inputs.options().dtype(at::kByte));
+}
+
+at::Tensor ForwardFused(const FftConvCall& call) {
+  const at::Tensor y = at::empty({call.batch(), call.seq_len(), call.dim()}, call.inputs.options());
+  const at::Tensor tables = TablesOn(y.device(), call.length());
+  WithStorage(y, [&]<typename T>() {
+    const kernels::FftConvArgs<T> args = ArgsOf<T>(call, tables);
+    T* const to = MutableElements<T>(y);
+    RunOn(
+        y,
+        [&] {
+          ForEachGroup(call, /*backward=*/false, [&](int64_t group, float* scratch) {
+            kernels::cpu::FftConvForward(args, group, to, scratch);
+          });
+        },
+        [&](auto stream) {
+          const at::Tensor workspace = WorkspaceOf(call, args.filter, /*backward=*/false);
+          kernels::cuda::FftConvForward(args, to, workspace.mutable_data_ptr(), stream);
+        });
+  });
+  return y;
+}
+
+template <typename T>
+kernels::FftConvGrads<T> GradsOf(const FftConvCall& call, const at::Tensor& dy,
+                                 const at::Tensor& dinputs,
+                                 const kernels::FftConvFilterGrads& learned) {
+  kernels::FftConvGrads<T> grads = {.dy = Elements<T>(dy),
+                                    .dx = MutableElements<T>(dinputs),
+                                    .stride = dinputs.size(2),
+                                    .learned = learned};
+  if (call.gated) {
+    grads.dg = grads.dx;
+    grads.dz = grads.dx + call.dim();
+    grads.dx += 2 * call.dim();
+  }
+  return grads;
+}
+
+// -> gradients of the inputs, the filter and the skip.
+Tensors BackwardFused(const FftConvCall& call, const at::Tensor& dy,
+                      const std::vector<bool>& wanted) {
+  const at::Tensor dinputs = at::empty(call.inputs.sizes(), call.inputs.options());
+  const at::Tensor tables = TablesOn(dy.device(), call.length());
+  GradientPlace filter(call.filter, wanted[1]);
+  std::optional<GradientPlace> skip;
+  if (call.skip.defined()) skip.emplace(call.skip, wanted[2]);
+  const kernels::FftConvFilterGrads learned = {
+      .dfilter = MutableElements<float>(filter.sum()),
+      .dskip = skip.has_value() ? MutableElements<float>(skip->sum()) : nullptr,
+      .filter_added = filter.added(),
+      .skip_added = skip.has_value() && skip->added()};
+  WithStorage(dy, [&]<typename T>() {
+    const kernels::FftConvArgs<T> args = ArgsOf<T>(call, tables);
+    const kernels::FftConvGrads<T> grads = GradsOf<T>(call, dy, dinputs, learned);
+    RunOn(
+        dy,
+        [&] {
+          ForEachGroup(call, /*backward=*/true, [&](int64_t group, float* scratch) {
+            kernels::cpu::FftConvBackward(args, grads, group, scratch);
+          });
+        },
+        [&](auto stream) {
+          const at::Tensor workspace = WorkspaceOf(call, args.filter, /*backward=*/true);
+          kernels::cuda::FftConvBackward(args, grads, workspace.mutable_data_ptr(), stream);
+        });
+  });
+  return {dinputs, filter.Finish(), skip.has_value() ? skip->Finish() : at::Tensor()};
+}
+
+at::Tensor Fused(const FftConvCall& given) {
+  FftConvCall call = given;
+  call.inputs = given.inputs.contiguous();
+  call.filter = given.filter.contiguous();
+  if (given.skip.defined()) call.skip = given.skip.contiguous();
+  const auto backward = [window = call.window, gated = call.gated](const BackwardCall& of) {
+    const FftConvCall saved = {.inputs = of.saved[0],
+                               .filter = of.saved[1],
+                               .skip = of.saved[2],
+                               .window = window,
+                               .gated = gated};
+    return BackwardFused(saved, of.grads[0].contiguous(), of.wanted);
+  };
+  const auto forward = [&]() -> Forwarded {
+    return {.outputs = {ForwardFused(call)},
+            .saved = {call.inputs, call.filter, call.skip},
+            .backward = backward};
+  };
+  return Apply(
+      {.name = "FftConv", .inputs = {call.inputs, call.filter, call.skip}, .forward = forward})[0];
+}
+
+// The same in LibTorch's calls, rounded where the fused form rounds.
+at::Tensor Composed(const FftConvCall& call) {
+  const at::Tensor u = call.gated ? call.branch(0) * call.branch(2) : call.inputs;
+  const at::Tensor wide = u.to(ComputeType(u));
+  at::Tensor y = ComposedFftConv(wide, Windowed(call.filter, call.window));
+  if (call.skip.defined()) y = y + wide * call.skip;
+  if (call.gated) y = y * call.branch(1).to(ComputeType(u));
+  return y.to(u.scalar_type());
+}
+
+bool DeviceTakes([[maybe_unused]] const FftConvCall& call) {
+#ifdef HALFLIFE_WITH_CUDA
+  if (!call.inputs.is_cuda()) return true;
+  const int64_t shared_memory_bytes = SharedMemoryPerBlock(call.inputs);
+  const bool fits = kernels::cuda::FftConvFits(call.length(), shared_memory_bytes);
+  SayRoute(kLongConvolution,
+           fits ? "transforms in shared memory"
+                : Concat("LibTorch's transforms: ", call.length(), " points outgrow a block's ",
+                         shared_memory_bytes, " bytes"));
+  return fits;
+#else
+  return true;
+#endif
+}
+
+at::Tensor Run(const char* entry, const char* name, const char* wanted, const FftConvCall& call) {
+  const at::Tensor &inputs = call.inputs, &filter = call.filter, &skip = call.skip;
+  CheckDTypes(entry, {inputs, filter});
+  const int64_t widths = call.gated ? 3 : 1;
+  HL_CHECK(inputs.defined() && inputs.dim() == 3 && inputs.size(1) >= 1 && filter.defined() &&
+               filter.dim() == 2 && FitsBeside(inputs, filter, {inputs.size(1), filter.size(1)}) &&
+               inputs.size(2) == widths * filter.size(1) &&
+               filter.scalar_type() == ComputeType(inputs) &&
+               (!skip.defined() || (FitsBeside(inputs, skip, {filter.size(1)}) &&
+                                    skip.scalar_type() == filter.scalar_type())),
+           entry, " of ", name, " ", Describe(inputs), " with filter ", Describe(filter),
+           skip.defined() ? Concat(" and skip ", Describe(skip)) : "", "; ", wanted,
+           ", filter [T, D] and skip [D] on one device, the last two ",
+           DTypeName(ComputeType(inputs)), ", would work");
+  return IsFused(inputs) && inputs.numel() > 0 && DeviceTakes(call) ? Fused(call) : Composed(call);
+}
+
+}  // namespace
+
+at::Tensor Windowed(const at::Tensor& filter, const FilterWindow& window) {
+  if (window.first == 0 && window.step == 0) return filter;
+  const at::Tensor tokens = at::arange(filter.size(0), filter.options()),
+                   channels = at::arange(filter.size(1), filter.options());
+  return filter * at::exp(at::outer(tokens, channels * window.step + window.first));
+}
+
+at::Tensor FftConv(const FftConvInputs& inputs) {
+  return Run(
+      "FftConv", "x", "x [B, T, D]",
+      {.inputs = inputs.x, .filter = inputs.filter, .skip = inputs.skip, .window = inputs.window});
+}
+
+at::Tensor GatedFftConv(const GatedFftConvInputs& inputs) {
+  return Run("GatedFftConv", "branches", "branches [B, T, 3 D]",
+             {.inputs = inputs.branches,
+              .filter = inputs.filter,
+              .skip = inputs.skip,
+              .window = inputs.window,
+              .gated = true});
+}
+
+}  // namespace halflife::ops

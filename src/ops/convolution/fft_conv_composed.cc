@@ -1,0 +1,61 @@
+#include "ops/convolution/fft_conv_composed.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/conj_physical.h>
+#include <ATen/ops/fft_irfft.h>
+#include <ATen/ops/fft_rfft.h>
+
+#include <bit>
+
+#include "ops/torch/autograd.h"
+
+namespace halflife::ops {
+namespace {
+
+class Transforms {
+ public:
+  explicit Transforms(const at::Tensor& x)
+      : seq_len_(x.size(1)),
+        // The least power of two that a product of two polynomials of T terms fits in.
+        length_(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(2 * seq_len_ - 1)))) {}
+
+  at::Tensor Spectrum(const at::Tensor& rows) const {  // [rows, T, D] -> [rows, D, F]
+    return at::fft_rfft(rows.transpose(1, 2), length_);
+  }
+  at::Tensor Inverse(const at::Tensor& spectrum) const {  // [rows, T, D]
+    return at::fft_irfft(spectrum, length_).narrow(2, 0, seq_len_).transpose(1, 2).contiguous();
+  }
+
+ private:
+  int64_t seq_len_, length_;
+};
+
+// With the transforms X, H and G of x, the filter and dy: dx is that of G conj(H), dfilter that of
+// the sum of G conj(X) over the rows. X is made again, which is faster than keeping it.
+Tensors Backward(const BackwardCall& call) {
+  const at::Tensor &x = call.saved[0], &spectrum = call.saved[1];
+  const Transforms transforms(x);
+  const at::Tensor of_dy = transforms.Spectrum(call.grads[0]);
+  Tensors grads(2);
+  if (call.wanted[0]) grads[0] = transforms.Inverse(of_dy * at::conj_physical(spectrum));
+  if (call.wanted[1]) {
+    const at::Tensor sum =
+        transforms.Spectrum(x).conj_physical_().mul_(of_dy).sum(0, /*keepdim=*/true);
+    grads[1] = transforms.Inverse(sum)[0];
+  }
+  return grads;
+}
+
+}  // namespace
+
+at::Tensor ComposedFftConv(const at::Tensor& x, const at::Tensor& filter) {
+  const auto forward = [&]() -> Forwarded {
+    const Transforms transforms(x);
+    const at::Tensor spectrum = transforms.Spectrum(filter.unsqueeze(0));
+    const at::Tensor product = transforms.Spectrum(x).mul_(spectrum);
+    return {.outputs = {transforms.Inverse(product)}, .saved = {x, spectrum}, .backward = Backward};
+  };
+  return Apply({.name = "FftConv", .inputs = {x, filter}, .forward = forward})[0];
+}
+
+}  // namespace halflife::ops

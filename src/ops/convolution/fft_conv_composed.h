@@ -1,0 +1,12 @@
+// The convolution by LibTorch's FFT of twice the length, so that nothing wraps around. Its backward
+// keeps x and the filter's spectrum.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace halflife::ops {
+
+// x [B, T, D], filter [T, D], both fp32 or both fp64 -> [B, T, D] like them. Differentiable once.
+at::Tensor ComposedFftConv(const at::Tensor& x, const at::Tensor& filter);
+
+}  // namespace halflife::ops

@@ -1,0 +1,306 @@
+#include "ops/convolution/short_conv.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "core/error.h"
+#include "kernels/common/cpu/sum_partials.h"
+#include "kernels/convolution/short_conv_args.h"
+#include "ops/sequence/tokens_before.h"
+#include "ops/torch/autograd.h"
+#include "ops/torch/dispatch.h"
+#include "ops/torch/gradient_sink.h"
+#include "ops/torch/side_by_side.h"
+#include "ops/torch/tensor_checks.h"
+
+namespace halflife::ops {
+namespace {
+
+// x with the W-1 tokens before it: [B, W-1+T, D].
+at::Tensor WithTail(const ShortConvInputs& inputs) {
+  const int64_t taps = inputs.weight.size(2);
+  const at::Tensor tail =
+      inputs.tail.defined()
+          ? inputs.tail.to(inputs.x.scalar_type())
+          : at::zeros({inputs.x.size(0), taps - 1, inputs.x.size(2)}, inputs.x.options());
+  return at::cat({tail, inputs.x}, 1);
+}
+
+// Document of each token of WithTail. The tail belongs to the slice's first document unless one
+// starts right there.
+at::Tensor DocumentsWithTail(const ShortConvInputs& inputs) {
+  const at::Tensor first = inputs.documents.narrow(1, 0, 1);
+  const at::Tensor before = at::where(inputs.starts.narrow(1, 0, 1), first - 1, first);
+  return at::cat({before.expand({first.size(0), inputs.weight.size(2) - 1}), inputs.documents}, 1);
+}
+
+// What both directions read: the rows of x equally far apart, all else contiguous. What is not
+// there is undefined.
+struct Inputs {
+  at::Tensor x, tail, documents, starts;
+  at::Tensor weight;  // [D, 1, W] fp32
+  at::Tensor bias;    // [D] fp32
+  bool silu;
+
+  template <typename T>
+  kernels::ConvShape<T> Shape() const {
+    return {.x = Elements<T>(x),
+            .tail = Elements<T>(tail),
+            .weight = Elements<float>(weight),
+            .bias = Elements<float>(bias),
+            .documents = Elements<int64_t>(documents),
+            .starts = Elements<bool>(starts),
+            .batch = x.size(0),
+            .seq_len = x.size(1),
+            .dim = x.size(2),
+            .x_stride = RowStride(x).value(),
+            .taps = weight.size(2),
+            .silu = silu};
+  }
+};
+
+Inputs Prepare(const ShortConvInputs& given) {
+  const auto contiguous = [](const at::Tensor& y) { return y.defined() ? y.contiguous() : y; };
+  const auto wide = [](const at::Tensor& y) {
+    return y.defined() ? y.to(at::kFloat).contiguous() : y;
+  };
+  return {.x = RowStride(given.x).has_value() ? given.x : given.x.contiguous(),
+          .tail = contiguous(given.tail),
+          .documents = contiguous(given.documents),
+          .starts = contiguous(given.starts),
+          .weight = wide(given.weight),
+          .bias = wide(given.bias),
+          .silu = given.silu};
+}
+
+// A shape as the CPU's loops read it: taps whose channels are dense, and the reach.
+template <typename T>
+class OnCpu {
+ public:
+  explicit OnCpu(const kernels::ConvShape<T>& given)
+      : shape_(given), weight_(given.taps * given.dim), reach_(given.batch * given.seq_len) {
+    for (int64_t c = 0; c < given.dim; ++c)
+      for (int64_t tap = 0; tap < given.taps; ++tap)
+        weight_[tap * given.dim + c] = given.weight[c * given.taps + tap];
+    kernels::cpu::FillReach({.documents = given.documents,
+                             .starts = given.starts,
+                             .reach = reach_.data(),
+                             .batch = given.batch,
+                             .seq_len = given.seq_len,
+                             .taps = given.taps,
+                             .has_tail = given.tail != nullptr});
+    shape_.weight = weight_.data();
+    shape_.reach = reach_.data();
+  }
+  const kernels::ConvShape<T>& shape() const { return shape_; }
+  int64_t num_blocks() const {
+    return shape_.batch * kernels::cpu::ConvBlocksPerRow(shape_.seq_len);
+  }
+
+ private:
+  kernels::ConvShape<T> shape_;
+  std::vector<float> weight_;
+  std::vector<uint8_t> reach_;
+};
+
+template <typename T>
+void ForwardOnCpu(const kernels::ConvShape<T>& given, T* out) {
+  const OnCpu<T> on_cpu(given);
+  at::parallel_for(0, on_cpu.num_blocks(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; ++block)
+      kernels::cpu::ConvForward(on_cpu.shape(), block, out);
+  });
+}
+
+template <typename T>
+void BackwardOnCpu(const kernels::ConvShape<T>& given, const kernels::ConvGrads<T>& grads,
+                   const kernels::ConvWeightGrads& weights) {
+  const OnCpu<T> on_cpu(given);
+  const int64_t num_blocks = on_cpu.num_blocks(), dim = given.dim, taps = given.taps;
+  const int64_t size = given.gradient_rows() * dim;
+  std::vector<float> partial(num_blocks * size), sum(size);
+  at::parallel_for(0, num_blocks, 1, [&](int64_t begin, int64_t end) {
+    std::vector<float> scratch(kernels::cpu::kConvScratchRows * dim);
+    for (int64_t block = begin; block < end; ++block)
+      kernels::cpu::ConvBackward(on_cpu.shape(), grads, block, partial.data() + block * size,
+                                 scratch.data());
+  });
+  kernels::cpu::SumPartials(partial.data(), num_blocks, size, sum.data());
+  // Summed apart first: each block by itself would be rounded to the size that a gradient of many
+  // micro-batches has.
+  kernels::cpu::SumPlaces<float> places = {
+      {.out = weights.dweight, .size = taps * dim, .added = weights.weight_added, .rows = taps}};
+  if (given.bias != nullptr)
+    places.push_back({.out = weights.dbias, .size = dim, .added = weights.bias_added});
+  kernels::cpu::SumPartials(sum.data(), 1, places);
+}
+
+at::Tensor ForwardFused(const Inputs& in) {
+  at::Tensor out = at::empty(in.x.sizes(), in.x.options());
+  WithStorage(in.x, [&]<typename T>() {
+    const kernels::ConvShape<T> shape = in.Shape<T>();
+    RunOn(
+        in.x, [&] { ForwardOnCpu(shape, MutableElements<T>(out)); },
+        [&](auto stream) { kernels::cuda::ConvForward(shape, MutableElements<T>(out), stream); });
+  });
+  return out;
+}
+
+// saved: x, weight, bias and tail as given, documents and starts. -> gradients of the first four.
+Tensors BackwardFused(const BackwardCall& call, bool silu, const ColumnPlace& place) {
+  const Tensors& saved = call.saved;
+  const Inputs in = Prepare({.x = saved[0],
+                             .weight = saved[1],
+                             .bias = saved[2],
+                             .tail = saved[3],
+                             .documents = saved[4],
+                             .starts = saved[5],
+                             .silu = silu});
+  const at::Tensor dout = call.grads[0].contiguous();
+  const at::Tensor dx = place.EmptyLike(in.x),
+                   dtail = in.tail.defined() ? at::empty_like(in.tail) : at::Tensor();
+  GradientPlace weight(saved[1], call.wanted[1]);
+  std::optional<GradientPlace> bias;
+  if (in.bias.defined()) bias.emplace(saved[2], call.wanted[2]);
+  kernels::ConvWeightGrads weights = {.dweight = MutableElements<float>(weight.sum()),
+                                      .weight_added = weight.added()};
+  if (bias) weights.dbias = MutableElements<float>(bias->sum()), weights.bias_added = bias->added();
+  WithStorage(in.x, [&]<typename T>() {
+    const kernels::ConvShape<T> shape = in.Shape<T>();
+    const kernels::ConvGrads<T> grads = {.dout = Elements<T>(dout),
+                                         .dx = MutableElements<T>(dx),
+                                         .dx_stride = RowStride(dx).value(),
+                                         .dtail = MutableElements<T>(dtail)};
+    RunOn(
+        in.x, [&] { BackwardOnCpu(shape, grads, weights); },
+        [&](auto stream) {
+          const at::Tensor workspace =
+              at::empty({kernels::cuda::ConvWorkspaceFloats(shape)}, in.weight.options());
+          kernels::cuda::ConvBackward(shape, grads, weights, MutableElements<float>(workspace),
+                                      stream);
+        });
+  });
+  return {dx, weight.Finish(), bias ? bias->Finish() : at::Tensor(), dtail};
+}
+
+at::Tensor FusedShortConv(const ShortConvInputs& given) {
+  ShortConvInputs inputs = given;
+  if (inputs.tail.defined()) inputs.tail = inputs.tail.to(inputs.x.scalar_type());
+  const Tensors operands = {inputs.x, inputs.weight, inputs.bias, inputs.tail};
+  const auto forward = [&]() -> Forwarded {
+    const Inputs in = Prepare(inputs);
+    return {.outputs = {ForwardFused(in)},
+            .saved = {inputs.x, inputs.weight, inputs.bias, inputs.tail, in.documents, in.starts},
+            .backward = [silu = inputs.silu, place = inputs.x_gradient](const BackwardCall& call) {
+              return BackwardFused(call, silu, place);
+            }};
+  };
+  return Apply({.name = "ShortConv", .inputs = operands, .forward = forward})[0];
+}
+
+// In LibTorch calls: fp64, more taps than the loops take, no tokens.
+at::Tensor Composed(const ShortConvInputs& inputs) {
+  const int64_t taps = inputs.weight.size(2), seq_len = inputs.x.size(1);
+  const at::ScalarType compute = ComputeType(inputs.x);
+  const at::Tensor extended = WithTail(inputs).to(compute);
+  const at::Tensor weight = inputs.weight.to(compute);
+  const at::Tensor documents =
+      inputs.documents.defined() && seq_len > 0 ? DocumentsWithTail(inputs) : at::Tensor();
+  at::Tensor sum = inputs.bias.defined() ? inputs.bias.to(compute) : at::Tensor();
+  for (int64_t tap = 0; tap < taps; ++tap) {
+    at::Tensor term = extended.narrow(1, tap, seq_len);
+    if (documents.defined() && tap + 1 < taps) {
+      const at::Tensor other = documents.narrow(1, tap, seq_len) != inputs.documents;
+      term = term.masked_fill(other.unsqueeze(2), 0);  // a NaN times 0 would be one
+    }
+    term = term * weight.select(2, tap).select(1, 0);
+    sum = sum.defined() ? sum + term : term;
+  }
+  return (inputs.silu ? at::silu(sum) : sum).to(inputs.x.scalar_type());
+}
+
+void Check(const ShortConvInputs& inputs) {
+  const at::Tensor &x = inputs.x, &weight = inputs.weight, &tail = inputs.tail;
+  const at::Tensor &documents = inputs.documents, &starts = inputs.starts;
+  CheckDTypes("ShortConv", {x, weight, inputs.bias, tail});
+  const bool sizes = x.defined() && x.dim() == 3 && weight.defined() && weight.dim() == 3 &&
+                     weight.size(2) >= 1 && FitsBeside(x, weight, {x.size(2), 1, weight.size(2)});
+  HL_CHECK(
+      sizes && (!tail.defined() || FitsBeside(x, tail, {x.size(0), weight.size(2) - 1, x.size(2)})),
+      "ShortConv of x ", Describe(x), " with weight ", Describe(weight), " and tail ",
+      Describe(tail),
+      "; x [B, T, D], weight [D, 1, W] and tail [B, W-1, D] or none, on one device, would work");
+  HL_CHECK(!inputs.bias.defined() || FitsBeside(x, inputs.bias, {x.size(2)}), "ShortConv of x ",
+           Describe(x), " with bias ", Describe(inputs.bias),
+           "; [D] on the device of x, or none, would work");
+  const auto tokens = [&](const at::Tensor& y, at::ScalarType dtype) {
+    return FitsBeside(x, y, {x.size(0), x.size(1)}) && y.scalar_type() == dtype;
+  };
+  HL_CHECK((!documents.defined() && !starts.defined()) ||
+               (tokens(documents, at::kLong) && tokens(starts, at::kBool)),
+           "ShortConv of x ", Describe(x), " with documents ", Describe(documents), " and starts ",
+           Describe(starts),
+           "; [B, T] int64 and [B, T] bool on the device of x, or neither, would work");
+}
+
+}  // namespace
+
+at::Tensor ShortConv(const ShortConvInputs& inputs) {
+  Check(inputs);
+  if (inputs.segment != nullptr) {
+    HL_CHECK(!inputs.tail.defined(), "ShortConv: a tail of the caller's before a segment");
+    ShortConvInputs alone = inputs;
+    alone.segment.reset();
+    inputs.segment->group->NoteAsked();
+    const int64_t length = inputs.weight.size(2) - 1;
+    if (length > 0) alone.tail = DocumentBefore(inputs.x, length, *inputs.segment);
+    return ShortConv(alone);
+  }
+  const bool fits = inputs.weight.size(2) <= kernels::kConvMaxTaps && inputs.x.numel() > 0 &&
+                    (!inputs.bias.defined() || IsFused(inputs.bias));
+  if (!IsFused(inputs.x) || !IsFused(inputs.weight) || !fits) return Composed(inputs);
+  return FusedShortConv(inputs);
+}
+
+at::Tensor ShortConvTail(const ShortConvInputs& inputs) {
+  Check(inputs);
+  const int64_t length = inputs.weight.size(2) - 1, seq_len = inputs.x.size(1);
+  const at::Tensor tail = WithTail(inputs).narrow(1, seq_len, length);
+  if (!inputs.documents.defined() || seq_len == 0) return tail;
+  const at::Tensor documents = DocumentsWithTail(inputs).narrow(1, seq_len, length);
+  const at::Tensor other = documents != inputs.documents.narrow(1, seq_len - 1, 1);
+  return tail.masked_fill(other.unsqueeze(2), 0);
+}
+
+at::Tensor ShortConvStep(const ShortConvToken& token, at::Tensor& tail) {
+  const at::Tensor& x = token.x;
+  HL_CHECK(x.dim() == 2 && tail.defined(), "ShortConvStep of x ", Describe(x), " with tail ",
+           Describe(tail), "; x [B, D] and a tail would work");
+  const c10::AutoGradMode no_grad(false);
+  const at::Tensor y = ShortConv({.x = x.unsqueeze(1),
+                                  .weight = token.weight,
+                                  .bias = token.bias,
+                                  .tail = tail,
+                                  .documents = {},
+                                  .starts = {},
+                                  .silu = token.silu})
+                           .squeeze(1);
+  const int64_t length = tail.size(1);
+  tail = tail.to(ComputeType(x));
+  // one after the other: a single copy would read what it has written
+  for (int64_t i = 0; i + 1 < length; ++i) tail.select(1, i).copy_(tail.select(1, i + 1));
+  if (length > 0) tail.select(1, length - 1).copy_(x);
+  return y;
+}
+
+}  // namespace halflife::ops

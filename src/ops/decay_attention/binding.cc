@@ -1,0 +1,64 @@
+#include "ops/decay_attention/binding.h"
+
+#include <ATen/TensorOperators.h>
+
+#include <algorithm>
+#include <vector>
+
+namespace halflife::ops::binding {
+namespace {
+
+constexpr const char* kKernel = "decay attention";
+
+}  // namespace
+
+DType ToDType(const at::Tensor& x) { return ops::ToDType(kKernel, x); }
+kernels::TensorView ViewOf(const at::Tensor& x) { return ops::ViewOf(kKernel, x); }
+kernels::TensorView TokenView(const at::Tensor& x) { return TokenViewOf(kKernel, x); }
+
+at::Tensor DecayRows(const at::Tensor& x, bool constant) {
+  return constant ? x.contiguous() : Rows(x);
+}
+
+int64_t NumDecayHeads(const at::Tensor& log_decay) {
+  if (!log_decay.defined()) return 1;
+  return log_decay.size(log_decay.dim() <= 2 ? 0 : 2);
+}
+
+int64_t NumHeads(const DecayAttentionInputs& in) {
+  return std::max({in.q.size(2), in.k.size(2), in.v.size(2), NumDecayHeads(in.log_decay)});
+}
+
+at::Tensor OfHeads(const at::Tensor& x, int64_t num_heads, int64_t dim) {
+  const int64_t of_each = num_heads / x.size(dim);
+  if (of_each == 1) return x;
+  std::vector<int64_t> sizes = x.sizes().vec();
+  sizes.insert(sizes.begin() + dim + 1, of_each);
+  return x.unsqueeze(dim + 1).expand(sizes).flatten(dim, dim + 1);
+}
+
+void CheckCounts(std::initializer_list<at::Tensor> tensors) { ops::CheckCounts(kKernel, tensors); }
+
+void CheckStateFields(const char* what, const DecayState& state,
+                      const DecayAttentionConfig& config) {
+  HL_CHECK(!state.norm.defined() || config.norm == kernels::NormKind::kSumOfKeys, what, ".norm ",
+           Describe(state.norm),
+           ", but the config has no normaliser; norm = kSumOfKeys, or no such state, would work");
+  HL_CHECK(!state.log_scale.defined() || config.allow_growth, what, ".log_scale ",
+           Describe(state.log_scale),
+           ", but the config does not allow growth; allow_growth, or no such state, would work");
+}
+
+void CheckStateShapes(const char* what, const DecayState& state, const at::Tensor& q,
+                      at::IntArrayRef sizes) {
+  const auto check = [&](const char* field, const at::Tensor& x, at::IntArrayRef want) {
+    HL_CHECK(!x.defined() || FitsBeside(q, x, want), "decay attention: ", what, field, " ",
+             Describe(x), " of states ", want, " on ", q.device().str());
+  };
+  check("", state.kv, sizes);
+  check(".norm", state.norm, sizes.slice(0, 3));
+}
+
+[[noreturn]] void FailWithoutCuda() { ops::FailWithoutCuda(kKernel); }
+
+}  // namespace halflife::ops::binding

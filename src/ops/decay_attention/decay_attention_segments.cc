@@ -1,0 +1,131 @@
+#include "ops/decay_attention/decay_attention_segments.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/zeros.h>
+
+#include "core/error.h"
+#include "ops/decay_attention/binding.h"
+#include "ops/sequence/segment_scan.h"
+#include "ops/torch/dispatch.h"
+
+namespace halflife::ops {
+namespace {
+
+// The inputs that a gradient may be wanted of, in the order of a scan's.
+Tensors ToTensors(const DecayAttentionInputs& in) {
+  return {in.q, in.k, in.v, in.log_decay, in.key_scale, in.norm_q, in.norm_k};
+}
+DecayAttentionInputs WithTensors(DecayAttentionInputs in, const Tensors& x) {
+  in.q = x[0], in.k = x[1], in.v = x[2], in.log_decay = x[3], in.key_scale = x[4];
+  in.norm_q = x[5], in.norm_k = x[6];
+  return in;
+}
+
+// What has been heard of nothing has the scale 0 in a DecayState, -inf in a SegmentState.
+DecayState ToDecayState(const SegmentState& state) {
+  if (state.values.empty()) return {};
+  DecayState decay = {.kv = state.values[0]};
+  if (state.values.size() > 1) decay.norm = state.values[1];
+  if (state.log_scale.defined()) decay.log_scale = ScaleOrZero(state.log_scale);
+  return decay;
+}
+SegmentState ToSegmentState(const DecayState& state) {
+  SegmentState segment = {.values = {state.kv}};
+  if (state.norm.defined()) segment.values.push_back(state.norm);
+  if (state.log_scale.defined())
+    segment.log_scale = ScaleOfSeen(state.log_scale, (state.norm.detach() == 0).all(2));
+  return segment;
+}
+
+// The logarithm of the decay over the whole segment, [B, H, K or 1].
+at::Tensor LogTransition(const DecayAttentionInputs& in, int64_t num_heads) {
+  const int64_t batch = in.q.size(0), seq_len = in.q.size(1);
+  const at::Tensor& g = in.log_decay;
+  if (!g.defined())
+    return at::zeros({batch, num_heads, 1}, in.q.options().dtype(ComputeType(in.q)));
+  const bool constant = g.dim() <= 2;
+  at::Tensor sum = constant ? g.detach() * seq_len : g.detach().sum(1);  // [(B,) Hd (, K)]
+  if (constant) sum = sum.unsqueeze(0);
+  if (g.dim() % 2 == 1) sum = sum.unsqueeze(-1);
+  sum = binding::OfHeads(sum, num_heads, /*dim=*/1);
+  return sum.to(ComputeType(in.q)).expand({batch, num_heads, sum.size(2)}).contiguous();
+}
+
+SegmentSummary ToSummary(const DecaySegment& segment) {
+  return {.own = ToSegmentState(segment.state), .log_transition = segment.log_transition};
+}
+
+// What no token sums up to, in the form of all summaries.
+SegmentSummary Nothing(const DecayAttentionInputs& in, const DecayAttentionConfig& config) {
+  const int64_t batch = in.q.size(0), heads = binding::NumHeads(in);
+  const int64_t dim_k = in.q.size(3), dim_v = in.v.size(3);
+  const auto zeros = [&](at::IntArrayRef sizes, at::ScalarType dtype) {
+    return at::zeros(sizes, in.q.options().dtype(dtype));
+  };
+  const at::ScalarType compute = ComputeType(in.q);
+  const bool per_channel = in.log_decay.defined() && in.log_decay.dim() % 2 == 0;
+  SegmentSummary summary = {
+      .own = {.values = {zeros({batch, heads, dim_k, dim_v}, compute)}},
+      .log_transition = zeros({batch, heads, per_channel ? dim_k : 1}, compute)};
+  if (config.norm == kernels::NormKind::kSumOfKeys)
+    summary.own.values.push_back(zeros({batch, heads, dim_k}, compute));
+  if (config.allow_growth) summary.own.log_scale = zeros({batch, heads}, at::kDouble);
+  return summary;
+}
+
+DecayAttentionInputs Alone(DecayAttentionInputs in) {
+  in.segment.reset();
+  return in;
+}
+
+// Growth and a denominator of its own are prepared outside the kernels, whose summary knows
+// neither.
+bool HasSummary(const DecayAttentionInputs& in, const DecayAttentionConfig& config) {
+  return !config.allow_growth && !in.norm_q.defined();
+}
+
+}  // namespace
+
+DecayState PassThrough(const DecaySegment& segment, const DecayState& before) {
+  if (!before.kv.defined()) return segment.state;
+  return ToDecayState(PassThrough(ToSummary(segment), ToSegmentState(before)).after);
+}
+
+DecayAttentionOutput OverSegments(const DecayAttentionInputs& inputs,
+                                  const DecayAttentionConfig& config) {
+  HL_CHECK(!inputs.initial_state.kv.defined(), "decay attention: an initial state of a segment");
+  const RowSegment& row = *inputs.segment;
+  const DecayAttentionInputs alone = Alone(inputs);
+  const auto run = [&](const Tensors& x, const SegmentState& before) -> ScannedSegment {
+    DecayAttentionInputs in = WithTensors(alone, x);
+    in.initial_state = ToDecayState(before);
+    const DecayAttentionOutput output = DecayAttention(in, config);
+    return {.outputs = {output.out}, .after = ToSegmentState(output.final_state)};
+  };
+  const auto summarise = [&]() -> SegmentSummary {
+    if (HasSummary(alone, config)) return ToSummary(Summarise(alone, config));
+    const DecayState own = DecayAttention(alone, config).final_state;
+    return {.own = ToSegmentState(own),
+            .log_transition = CutByStarts(LogTransition(alone, own.kv.size(1)), row)};
+  };
+  SegmentScan scan = {.name = "DecayAttentionSegment",
+                      .inputs = ToTensors(inputs),
+                      .run = run,
+                      .summarise = summarise,
+                      .nothing = [&] { return Nothing(alone, config); }};
+  if (HasSummary(alone, config)) {
+    Tensors detached;
+    for (const at::Tensor& x : scan.inputs)
+      detached.push_back(x.defined() ? x.detach() : at::Tensor());
+    scan.gradient_before = [in = WithTensors(alone, detached), config](
+                               const SegmentState& before, const Tensors&,
+                               const Tensors& douts) -> Tensors {
+      DecayAttentionInputs from = in;
+      from.initial_state = ToDecayState(before);
+      return ToSegmentState(BackwardSummarise(from, config, douts[0])).values;
+    };
+  }
+  return {.out = RunSegment(scan, row)[0], .final_state = {}};
+}
+
+}  // namespace halflife::ops

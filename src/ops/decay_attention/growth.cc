@@ -1,0 +1,238 @@
+#include "ops/decay_attention/growth.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "core/error.h"
+#include "ops/decay_attention/binding.h"
+#include "ops/rows/decay_growth.h"
+#include "ops/sequence/state_exchange.h"
+
+namespace halflife::ops {
+namespace {
+
+void CheckConfig(const DecayAttentionConfig& config, bool constant, const at::Tensor& log_decay) {
+  HL_CHECK_AS(ExitCode::kUsage, config.norm == kernels::NormKind::kSumOfKeys,
+              "decay attention: allow_growth without the normaliser, whose output would grow with "
+              "the state; norm = kSumOfKeys would work");
+  HL_CHECK_AS(ExitCode::kUsage, constant, "decay attention: allow_growth with log_decay ",
+              Describe(log_decay), "; a constant one, [Hd] or [Hd, K], or none would work");
+}
+
+// mu of each of H heads, [H] fp64. Without a decay 0.
+at::Tensor GrowthOfHeads(const at::Tensor& log_decay, int64_t num_heads, at::Device device) {
+  if (!log_decay.defined())
+    return at::zeros({num_heads}, at::TensorOptions(device).dtype(at::kDouble));
+  at::Tensor mu = log_decay.detach().to(at::kDouble);
+  if (mu.dim() == 2) mu = mu.amax(1);
+  return binding::OfHeads(mu.clamp_min(0), num_heads);
+}
+// log_decay - mu, in the type that the kernels read.
+at::Tensor Lowered(const at::Tensor& log_decay, at::ScalarType compute) {
+  if (!log_decay.defined()) return {};
+  const at::Tensor x = log_decay.to(compute);
+  const at::Tensor largest = x.dim() == 2 ? x.detach().amax(1, true) : x.detach();
+  return x - largest.clamp_min(0);
+}
+at::Tensor Scaled(const at::Tensor& key_scale, const at::Tensor& factor) {
+  return key_scale.defined() ? key_scale.to(factor.scalar_type()) * factor : factor;
+}
+
+void CheckLogScale(const at::Tensor& q, const at::Tensor& log_scale, at::IntArrayRef want,
+                   bool has_state) {
+  if (!log_scale.defined()) return;
+  HL_CHECK(FitsBeside(q, log_scale, want) && log_scale.scalar_type() == at::kDouble && has_state,
+           "decay attention: log_scale ", Describe(log_scale),
+           has_state ? " of states " : " without states ", want, " on ", q.device().str(),
+           "; fp64 beside the state that it scales would work");
+}
+
+// How many of the tokens from the run's begin to each are marked.
+at::Tensor CountWithinRun(const at::Tensor& marked, const at::Tensor& begin) {
+  const at::Tensor sums = marked.to(at::kLong).cumsum(1);             // [B, T, H]
+  const at::Tensor before = at::constant_pad_nd(sums, {0, 0, 1, 0});  // [B, 1 + T, H]
+  return sums - before.gather(1, begin.expand_as(sums));
+}
+
+constexpr double kNothing = -std::numeric_limits<double>::infinity();  // ln of no weight
+
+// M of the keys that key_scale does not mask, in fp64.
+at::Tensor LogScaleOfKeys(const at::Tensor& log_key_scale, const at::Tensor& key_scale) {
+  const at::Tensor scale = log_key_scale.detach().to(at::kDouble);
+  return key_scale.defined() ? scale.masked_fill(key_scale.detach() == 0, kNothing) : scale;
+}
+// exp(M - l): at most 1 but for keys that are masked, which M says nothing of.
+at::Tensor KeyFactor(const at::Tensor& log_key_scale, const at::Tensor& log_scale,
+                     at::ScalarType compute) {
+  if (!log_key_scale.defined()) return (-log_scale).exp().to(compute);
+  return (log_key_scale.detach().to(at::kDouble) - log_scale).clamp_max(0).exp().to(compute);
+}
+
+// log_decay [Hd], [Hd, K] or undefined, less the steps of l at each token: per token.
+at::Tensor LoweredBySteps(const at::Tensor& log_decay, const at::Tensor& steps,
+                          at::ScalarType compute) {
+  const at::Tensor lowered = -steps.to(compute);  // [..., H]
+  if (!log_decay.defined()) return lowered;
+  const at::Tensor decay = binding::OfHeads(log_decay.to(compute), steps.size(-1));
+  return decay.dim() == 1 ? lowered + decay : lowered.unsqueeze(-1) + decay;
+}
+
+// The largest of x [B, T, H] from the run's begin to each token.
+at::Tensor LargestWithinRun(const at::Tensor& x, const at::Tensor& begin) {
+  const int64_t seq_len = x.size(1);
+  const at::Tensor before =  // tokens of the run before each, [B, T, 1]
+      (at::arange(seq_len, begin.options()).unsqueeze(0) - begin).unsqueeze(2);
+  at::Tensor largest = x;  // of the last `reach` tokens
+  for (int64_t reach = 1; reach < seq_len; reach *= 2) {
+    const at::Tensor earlier =
+        at::cat({largest.narrow(1, 0, reach), largest.narrow(1, 0, seq_len - reach)}, 1);
+    largest = at::where(before >= reach, at::maximum(largest, earlier), largest);
+  }
+  return largest;
+}
+
+// Whether a sequence starts with anything in its state, [sequences, H] bool.
+at::Tensor HoldsState(const DecayState& initial, const at::Tensor& log_scale) {
+  at::Tensor holds = at::zeros_like(log_scale, log_scale.options().dtype(at::kBool));
+  if (initial.kv.defined()) holds = (initial.kv.detach() != 0).flatten(2).any(2);
+  return initial.norm.defined() ? holds.logical_or((initial.norm.detach() != 0).any(2)) : holds;
+}
+
+// Steps of mu that l has made at each token, [B, T, H]: all tokens of a run that goes on from a
+// state, else those after the first key.
+at::Tensor StepsOfScale(const TokenRuns& runs, const at::Tensor& carried,
+                        const at::Tensor& key_scale) {
+  const at::Tensor begin = runs.begin.unsqueeze(2);
+  at::Tensor count;
+  if (key_scale.defined()) {
+    const at::Tensor heard = carried.logical_or(key_scale.detach() != 0);
+    count = CountWithinRun(CountWithinRun(heard, begin) > 0, begin);
+  } else {
+    count = at::arange(begin.size(1), begin.options()).view({1, -1, 1}) - begin + 1;
+  }
+  return (count - 1 + carried.to(at::kLong)).clamp_min(0);
+}
+
+// l at each token and its step to it from the token before, [B, T, H] fp64.
+struct LogScale {
+  at::Tensor at_token;
+  at::Tensor step;  // only with log_key_scale
+};
+
+// `before`: l of what the token's run goes on from, where `carried`.
+LogScale LogScaleOf(const DecayAttentionInputs& inputs, const TokenRuns& runs,
+                    const at::Tensor& before, const at::Tensor& carried, const at::Tensor& mu) {
+  if (!inputs.log_key_scale.defined())
+    return {before + StepsOfScale(runs, carried, inputs.key_scale) * mu, {}};
+  const at::Tensor keys = LogScaleOfKeys(inputs.log_key_scale, inputs.key_scale);
+  const at::Tensor begin = runs.begin.unsqueeze(2);
+  const at::Tensor place = at::arange(keys.size(1), begin.options()).view({1, -1, 1}) - begin;
+  const at::Tensor grown = (place + 1) * mu;  // of what came before the run
+  const at::Tensor past = before.masked_fill(carried.logical_not(), kNothing);
+  const at::Tensor largest = at::maximum(LargestWithinRun(keys - grown, runs.begin), past) + grown;
+  LogScale scale = {.at_token = ScaleOrZero(largest), .step = {}};
+  const int64_t num_later = std::max<int64_t>(keys.size(1) - 1, 0);
+  const at::Tensor earlier = at::cat({scale.at_token.narrow(1, 0, keys.size(1) - num_later),
+                                      scale.at_token.narrow(1, 0, num_later)},
+                                     1);
+  // Where nothing has been heard yet any step is right: there is no state to lower.
+  scale.step = (scale.at_token - at::where(place == 0, before, earlier)).clamp_min(0).maximum(mu);
+  return scale;
+}
+
+// A training step's inputs, but for features with a scale: a kernel of its own takes these.
+bool StartsWithoutScales(const DecayAttentionInputs& inputs) {
+  return IsFused(inputs.q) && !inputs.key_scale.defined() && !inputs.log_key_scale.defined() &&
+         !inputs.initial_state.kv.defined() && !inputs.initial_state.norm.defined();
+}
+
+}  // namespace
+
+ScaledInputs ScaleGrowth(const DecayAttentionInputs& inputs, const DecayAttentionConfig& config) {
+  const at::Tensor& g = inputs.log_decay;
+  CheckConfig(config, !g.defined() || g.dim() <= 2, g);
+  ScaledInputs scaled = {.inputs = inputs, .key_factor = {}, .final_log_scale = {}};
+  const int64_t batch = inputs.q.size(0), seq_len = inputs.q.size(1);
+  if (inputs.chunks == nullptr)
+    scaled.inputs.chunks =
+        MakeSequenceChunks({.batch = batch, .seq_len = seq_len}, inputs.q.device());
+  const SequenceChunks& chunks = *scaled.inputs.chunks;
+  const int64_t sequences = chunks.num_sequences();
+  const int64_t heads = binding::NumHeads(inputs);
+  const DecayState& initial = inputs.initial_state;
+  binding::CheckStateShapes("initial_state", initial, inputs.q,
+                            {sequences, heads, inputs.q.size(3), inputs.v.size(3)});
+  CheckLogScale(inputs.q, initial.log_scale, {sequences, heads}, initial.kv.defined());
+  if (StartsWithoutScales(inputs) && CanLowerGrowth(g, heads)) {
+    const LoweredGrowth lowered = LowerGrowth(g, heads, chunks);
+    scaled.inputs.log_decay = lowered.log_decay;
+    scaled.key_factor = scaled.inputs.key_scale = lowered.key_factor;
+    scaled.final_log_scale = lowered.final_log_scale;
+    return scaled;
+  }
+
+  const at::Tensor mu = GrowthOfHeads(g, heads, inputs.q.device());
+  const at::Tensor before = initial.log_scale.defined()
+                                ? initial.log_scale.detach()
+                                : at::zeros({sequences, heads}, mu.options());
+  const TokenRuns& runs = chunks.runs();
+  // [sequences, H] for each token of a run, [B, T, H]; zero for what a document starts
+  const auto of_runs = [&](const at::Tensor& x) {
+    return at::cat({x, at::zeros({1, heads}, x.options())})
+        .index_select(0, runs.sequence.flatten())
+        .view({batch, seq_len, heads});
+  };
+  const at::Tensor holds = HoldsState(initial, before);
+  const LogScale scale = LogScaleOf(inputs, runs, of_runs(before * holds), of_runs(holds), mu);
+  const at::ScalarType compute = ComputeType(inputs.q);
+  scaled.key_factor = KeyFactor(inputs.log_key_scale, scale.at_token, compute);
+  scaled.inputs.key_scale = Scaled(inputs.key_scale, scaled.key_factor);
+  scaled.inputs.log_decay =
+      scale.step.defined() ? LoweredBySteps(g, scale.step, compute) : Lowered(g, compute);
+  scaled.inputs.log_key_scale.reset();
+  scaled.inputs.initial_state.log_scale.reset();
+  scaled.final_log_scale =
+      at::cat({scale.at_token.flatten(0, 1), before}).index_select(0, runs.last);
+  return scaled;
+}
+
+DecayAttentionStepInputs ScaleGrowthOfStep(const DecayAttentionStepInputs& inputs,
+                                           const DecayAttentionConfig& config, DecayState& state) {
+  const at::Tensor& g = inputs.log_decay;
+  CheckConfig(config, !g.defined() || inputs.constant_decay, g);
+  const int64_t batch = inputs.q.size(0), heads = state.kv.size(1);
+  HL_CHECK(state.log_scale.defined(), "decay attention step: growth without a log_scale; fp64 [",
+           batch, ", ", heads, "], zeros for an empty state, would work");
+  CheckLogScale(inputs.q, state.log_scale, {batch, heads}, true);
+  DecayAttentionStepInputs scaled = inputs;
+  const at::ScalarType compute = ComputeType(inputs.q);
+  const at::Tensor mu = GrowthOfHeads(g, heads, inputs.q.device());
+  const at::Tensor holds = (state.norm != 0).any(2);  // the first key is taken as it is
+  if (inputs.log_key_scale.defined()) {
+    const at::Tensor keys = LogScaleOfKeys(inputs.log_key_scale, inputs.key_scale);
+    const at::Tensor past = (state.log_scale + mu).masked_fill(holds.logical_not(), kNothing);
+    const at::Tensor after = ScaleOrZero(at::maximum(keys, past));
+    scaled.log_decay =
+        LoweredBySteps(g, (after - state.log_scale).clamp_min(0).maximum(mu), compute);
+    scaled.constant_decay = false;
+    scaled.log_key_scale.reset();
+    state.log_scale.copy_(after);
+  } else {
+    state.log_scale.add_(mu).mul_(holds);
+    scaled.log_decay = Lowered(g, compute);
+  }
+  scaled.key_scale =
+      Scaled(inputs.key_scale, KeyFactor(inputs.log_key_scale, state.log_scale, compute));
+  return scaled;
+}
+
+}  // namespace halflife::ops

@@ -1,0 +1,79 @@
+#include "ops/focus_pool/focus_pool_segments.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/zeros.h>
+
+#include <utility>
+
+#include "core/error.h"
+#include "ops/sequence/segment_scan.h"
+#include "ops/sequence/tokens_before.h"
+
+namespace halflife::ops {
+namespace {
+
+// Nothing seen is a mass of 0 here, a log scale of -inf there.
+FocusPoolState ToFocusState(const SegmentState& state) {
+  if (state.values.empty()) return {};
+  return {
+      .log_scale = ScaleOrZero(state.log_scale), .mass = state.values[0], .sum = state.values[1]};
+}
+SegmentState ToSegmentState(const FocusPoolState& state) {
+  return {.values = {state.mass, state.sum},
+          .log_scale = ScaleOfSeen(state.log_scale, state.mass.detach() == 0)};
+}
+
+FocusPoolOutput OfWindow(FocusPoolInputs inputs, const FocusPoolConfig& config) {
+  const auto row = std::exchange(inputs.segment, nullptr);
+  row->group->NoteAsked();
+  if (config.window == 1) return FocusPool(inputs, config);
+  const int64_t length = config.window - 1;
+  const at::ScalarType wide = inputs.log_weight.scalar_type();
+  inputs.initial_state = {.tail_present = SeenBefore(length, *row).to(wide),
+                          .tail_log_weight = DocumentBefore(inputs.log_weight, length, *row),
+                          .tail_u = DocumentBefore(inputs.u, length, *row).to(wide)};
+  return FocusPool(inputs, config);
+}
+
+}  // namespace
+
+FocusPoolOutput OverSegments(const FocusPoolInputs& inputs, const FocusPoolConfig& config) {
+  HL_CHECK(!inputs.initial_state.mass.defined() && !inputs.initial_state.tail_present.defined() &&
+               !config.want_state,
+           "FocusPool: a state of the caller's before or after a segment");
+  if (config.window > 0) return OfWindow(inputs, config);
+  FocusPoolConfig with_state = config;
+  with_state.want_state = true;
+  const auto run = [&](const Tensors& x, const SegmentState& before) -> ScannedSegment {
+    const FocusPoolOutput y = FocusPool({.log_weight = x[0],
+                                         .u = x[1],
+                                         .chunks = inputs.chunks,
+                                         .initial_state = ToFocusState(before)},
+                                        with_state);
+    return {.outputs = {y.out, y.row_max, y.row_sum},
+            .num_constant = 2,
+            .after = ToSegmentState(y.final_state)};
+  };
+  const auto summarise = [&]() -> SegmentSummary {
+    const SegmentState own = run({inputs.log_weight, inputs.u}, {}).after;
+    const at::Tensor& mass = own.values[0];
+    return {
+        .own = own,
+        .log_transition = CutByStarts(at::zeros(mass.sizes(), mass.options()), *inputs.segment)};
+  };
+  const auto nothing = [&]() -> SegmentSummary {
+    const at::Tensor& u = inputs.u;
+    const at::Tensor mass = at::zeros({u.size(0), u.size(2)}, inputs.log_weight.options());
+    const at::Tensor sum = at::zeros({u.size(0), u.size(2), u.size(3)}, mass.options());
+    return {.own = {.values = {mass, sum}, .log_scale = mass}, .log_transition = mass};
+  };
+  const Tensors out = RunSegment({.name = "FocusPoolSegment",
+                                  .inputs = {inputs.log_weight, inputs.u},
+                                  .run = run,
+                                  .summarise = summarise,
+                                  .nothing = nothing},
+                                 *inputs.segment);
+  return {.out = out[0], .row_max = out[1], .row_sum = out[2], .final_state = {}};
+}
+
+}  // namespace halflife::ops

@@ -1,0 +1,329 @@
+#include "ops/rows/bias_map.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/silu.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+#include <optional>
+#include <vector>
+
+#include "core/error.h"
+#include "kernels/common/cpu/sum_partials.h"
+#include "kernels/rows/bias_map_args.h"
+#include "ops/torch/autograd.h"
+#include "ops/torch/dispatch.h"
+#include "ops/torch/gradient_sink.h"
+#include "ops/torch/side_by_side.h"
+#include "ops/torch/tensor_checks.h"
+#include "ops/torch/tensor_views.h"
+
+namespace halflife::ops {
+namespace {
+
+bool DoesNothing(const BiasedInput& part) {
+  return !part.bias.defined() && !part.gain.defined() && part.map == kernels::ElementMap::kIdentity;
+}
+
+// Whether the rows of all are columns of one matrix, in their order.
+bool AreColumns(const std::vector<BiasedInput>& parts) {
+  const at::Tensor& first = parts[0].x;
+  int64_t width = 0;
+  for (const BiasedInput& part : parts) {
+    const bool follows = part.x.storage().is_alias_of(first.storage()) &&
+                         part.x.storage_offset() - first.storage_offset() == width &&
+                         RowStride(part.x) == RowStride(first);
+    if (!follows) return false;
+    width += part.x.size(-1);
+  }
+  return parts.size() > 1 && RowStride(first).value_or(0) >= width && NumRows(first) > 1;
+}
+
+// The parts as the kernels take them: rows equally far apart.
+std::vector<BiasedInput> WithRows(std::vector<BiasedInput> parts) {
+  for (BiasedInput& part : parts) {
+    if (!RowStride(part.x).has_value()) part.x = part.x.contiguous();
+    if (part.bias.defined()) part.bias = part.bias.contiguous();
+    if (part.gain.defined()) part.gain = part.gain.contiguous();
+  }
+  return parts;
+}
+
+Tensors ForwardFused(const std::vector<BiasedInput>& parts) {
+  const at::Tensor& x = parts[0].x;
+  Tensors outs;
+  WithStorage(x, [&]<typename T>() {
+    kernels::BiasMapArgs<T> args;
+    args.num_rows = NumRows(x);
+    for (const BiasedInput& part : parts) {
+      outs.push_back(at::empty(part.x.sizes(), x.options()));
+      args.parts[args.num_parts++] = {.x = Elements<T>(part.x),
+                                      .bias = Elements<T>(part.bias),
+                                      .gain = Elements<float>(part.gain),
+                                      .out = MutableElements<T>(outs.back()),
+                                      .width = part.x.size(-1),
+                                      .stride = RowStride(part.x).value(),
+                                      .map = part.map};
+    }
+    RunOn(
+        x,
+        [&] {
+          at::parallel_for(
+              0, args.num_rows, kernels::cpu::kBiasMapRowsPerBlock,
+              [&](int64_t begin, int64_t end) { kernels::cpu::BiasMapForward(args, begin, end); });
+        },
+        [&](auto stream) { kernels::cuda::BiasMapForward(args, stream); });
+  });
+  return outs;
+}
+
+template <typename T>
+void BackwardOnCpu(const kernels::BiasMapGradArgs<T>& args) {
+  constexpr int64_t kRows = kernels::cpu::kBiasMapRowsPerBlock;
+  const int64_t columns = args.num_columns(), num_blocks = (args.num_rows + kRows - 1) / kRows;
+  std::vector<float> partial(num_blocks * columns);
+  at::parallel_for(0, num_blocks, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; ++block)
+      kernels::cpu::BiasMapBackward(args, block * kRows,
+                                    std::min(args.num_rows, (block + 1) * kRows),
+                                    partial.data() + block * columns);
+  });
+  kernels::cpu::SumPlaces<float> sums;
+  for (int i = 0; i < args.num_parts; ++i) {
+    const kernels::BiasMapGradColumns<T>& part = args.parts[i];
+    sums.push_back({.out = part.dbias, .size = part.width, .added = part.added});
+  }
+  for (int i = 0; i < args.num_parts; ++i) {
+    const kernels::BiasMapGradColumns<T>& part = args.parts[i];
+    if (part.dgain != nullptr)
+      sums.push_back({.out = part.dgain, .size = part.width, .added = part.gain_added});
+  }
+  kernels::cpu::SumPartials(partial.data(), num_blocks, sums);
+}
+
+// What a backward knows of the forward beside its tensors.
+struct Layout {
+  std::vector<kernels::ElementMap> maps;
+  std::vector<ColumnPlace> columns;  // where gradients of inputs go
+  bool joined = false;               // no such places, but the inputs were columns of one matrix
+};
+// Of a part, as a forward saves it and a backward's inputs are numbered.
+constexpr size_t kTensorsOfPart = 3;
+struct SavedPart {
+  at::Tensor bias, gain;
+  at::Tensor read;  // the output of elu + 1; the input of SiLU, and beside a gain
+
+  // What bias and gain are is known by them as they were given; the kernels read them densely.
+  explicit SavedPart(const Tensors& saved, size_t part)
+      : bias(saved[kTensorsOfPart * part]),
+        gain(saved[kTensorsOfPart * part + 1]),
+        read(saved[kTensorsOfPart * part + 2]) {}
+  SavedPart Dense() const {
+    SavedPart dense = *this;
+    if (bias.defined()) dense.bias = bias.contiguous();
+    if (gain.defined()) dense.gain = gain.contiguous();
+    return dense;
+  }
+};
+
+// Gradients of the inputs; undefined where that of the output serves.
+Tensors PlacesOfInputs(const Layout& layout, const Tensors& saved, const Tensors& douts) {
+  Tensors places(douts.size());
+  if (!layout.joined) {
+    for (size_t i = 0; i < douts.size(); ++i)
+      if (layout.maps[i] != kernels::ElementMap::kIdentity ||
+          layout.columns[i].columns != nullptr || SavedPart(saved, i).gain.defined())
+        places[i] = layout.columns[i].EmptyLike(douts[i]);
+    return places;
+  }
+  std::vector<int64_t> shape = douts[0].sizes().vec();
+  shape.back() =
+      std::accumulate(douts.begin(), douts.end(), int64_t{0},
+                      [](int64_t sum, const at::Tensor& dout) { return sum + dout.size(-1); });
+  const at::Tensor all = at::empty(shape, douts[0].options());
+  int64_t column = 0;
+  for (size_t i = 0; i < douts.size(); column += douts[i].size(-1), ++i)
+    places[i] = all.narrow(-1, column, douts[i].size(-1));
+  return places;
+}
+
+// Where the gradients of a part's bias and gain are summed.
+struct PlacesOfPart {
+  std::optional<GradientPlace> bias, gain;
+
+  PlacesOfPart(const SavedPart& part, const std::vector<bool>& wanted, size_t number) {
+    if (part.bias.defined() && wanted[kTensorsOfPart * number + 1]) bias.emplace(part.bias, true);
+    if (part.gain.defined() && wanted[kTensorsOfPart * number + 2]) gain.emplace(part.gain, true);
+  }
+  static at::Tensor Finish(std::optional<GradientPlace>& place) {
+    return place.has_value() ? place->Finish() : at::Tensor();
+  }
+};
+
+template <typename T>
+kernels::BiasMapGradColumns<T> GradColumnsOf(const SavedPart& saved, kernels::ElementMap map,
+                                             const at::Tensor& dout, const at::Tensor& dx,
+                                             PlacesOfPart& places) {
+  const int64_t width = dout.size(-1);
+  kernels::BiasMapGradColumns<T> part = {.dout = Elements<T>(dout),
+                                         .dx = MutableElements<T>(dx),
+                                         .width = width,
+                                         .stride = dx.defined() ? RowStride(dx).value() : width,
+                                         .map = map,
+                                         .gain = Elements<float>(saved.gain)};
+  if (map == kernels::ElementMap::kEluPlusOne) {
+    part.out = Elements<T>(saved.read);
+  } else if (saved.read.defined()) {
+    part.x = Elements<T>(saved.read);
+    part.x_stride = RowStride(saved.read).value();
+  }
+  if (map == kernels::ElementMap::kSilu) part.bias = Elements<T>(saved.bias);
+  if (places.bias.has_value())
+    part.dbias = MutableElements<float>(places.bias->sum()), part.added = places.bias->added();
+  if (places.gain.has_value())
+    part.dgain = MutableElements<float>(places.gain->sum()), part.gain_added = places.gain->added();
+  return part;
+}
+
+// -> gradients of x, bias and gain, part by part.
+Tensors BackwardFused(const BackwardCall& call, const Layout& layout) {
+  const size_t num_parts = layout.maps.size();
+  Tensors douts;
+  for (const at::Tensor& dout : call.grads) douts.push_back(dout.contiguous());
+  const Tensors dx = PlacesOfInputs(layout, call.saved, douts);
+  std::vector<PlacesOfPart> places;
+  bool runs = false;
+  for (size_t i = 0; i < num_parts; ++i) {
+    const PlacesOfPart& own = places.emplace_back(SavedPart(call.saved, i), call.wanted, i);
+    runs = runs || dx[i].defined() || own.bias.has_value() || own.gain.has_value();
+  }
+  WithStorage(douts[0], [&]<typename T>() {
+    kernels::BiasMapGradArgs<T> args;
+    args.num_rows = NumRows(douts[0]);
+    std::vector<SavedPart> dense;  // lives until the kernel has read it
+    for (size_t i = 0; i < num_parts; ++i) {
+      dense.push_back(SavedPart(call.saved, i).Dense());
+      args.parts[args.num_parts++] =
+          GradColumnsOf<T>(dense.back(), layout.maps[i], douts[i], dx[i], places[i]);
+    }
+    if (!runs) return;
+    RunOn(
+        douts[0], [&] { BackwardOnCpu(args); },
+        [&](auto stream) {
+          const at::Tensor partials =
+              at::empty({kernels::cuda::NumBiasMapPartials(args.num_rows) * args.num_columns()},
+                        douts[0].options().dtype(at::kFloat));
+          kernels::cuda::BiasMapBackward(args, MutableElements<float>(partials), stream);
+        });
+  });
+  Tensors grads;
+  for (size_t i = 0; i < num_parts; ++i) {
+    grads.push_back(dx[i].defined() ? dx[i] : call.grads[i]);
+    grads.push_back(PlacesOfPart::Finish(places[i].bias));
+    grads.push_back(PlacesOfPart::Finish(places[i].gain));
+  }
+  return grads;
+}
+
+Tensors Fused(const std::vector<BiasedInput>& given) {
+  Tensors inputs;
+  for (const BiasedInput& part : given) inputs.insert(inputs.end(), {part.x, part.bias, part.gain});
+  const auto forward = [&]() -> Forwarded {
+    const std::vector<BiasedInput> parts = WithRows(given);
+    Forwarded result = {.outputs = ForwardFused(parts), .saved = {}, .backward = {}};
+    Layout layout = {.maps = {}, .columns = {}, .joined = AreColumns(parts)};
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const BiasedInput& part = parts[i];
+      layout.maps.push_back(part.map);
+      layout.columns.push_back(part.gradient);
+      layout.joined = layout.joined && part.gradient.columns == nullptr;
+      at::Tensor read;
+      if (part.map == kernels::ElementMap::kEluPlusOne) read = result.outputs[i];
+      if (part.map == kernels::ElementMap::kSilu || part.gain.defined()) read = part.x;
+      result.saved.insert(result.saved.end(), {given[i].bias, given[i].gain, read});
+    }
+    result.backward = [layout](const BackwardCall& call) { return BackwardFused(call, layout); };
+    return result;
+  };
+  return Apply({.name = "BiasMap", .inputs = inputs, .forward = forward});
+}
+
+// e^min(x, 0) + max(x, 0) in LibTorch calls, in fp32 at least: elu(x), rounded before the 1 is
+// added, leaves nothing of a feature below 1e-7, in bf16 of one below 0.002.
+at::Tensor EluPlusOne(const at::Tensor& x) {
+  const auto backward = [](const BackwardCall& call) -> Tensors {
+    return {call.grads[0] * call.saved[0].clamp_max(1)};
+  };
+  const auto forward = [&]() -> Forwarded {
+    const at::Tensor wide = x.to(ComputeType(x));
+    const at::Tensor feature = wide.clamp_max(0).exp_().add_(wide.clamp_min(0)).to(x.scalar_type());
+    return {.outputs = {feature}, .saved = {feature}, .backward = backward};
+  };
+  return Apply({.name = "EluPlusOne", .inputs = {x}, .forward = forward})[0];
+}
+
+at::Tensor Composed(const BiasedInput& part) {
+  at::Tensor y = part.x;
+  if (part.gain.defined()) y = (y.to(ComputeType(y)) * part.gain).to(y.scalar_type());
+  if (part.bias.defined()) y = y + part.bias;
+  switch (part.map) {
+    case kernels::ElementMap::kEluPlusOne:
+      return EluPlusOne(y);
+    case kernels::ElementMap::kSilu:
+      return at::silu(y);
+    case kernels::ElementMap::kIdentity:
+      break;
+  }
+  return y;
+}
+
+// Sums of a pass that its biases' and gains' gradients are.
+size_t NumSums(const std::vector<BiasedInput>& parts) {
+  size_t count = 0;
+  for (const BiasedInput& part : parts) count += part.gain.defined() ? 2 : 1;
+  return count;
+}
+
+// Beside the first of them, in one pass.
+bool Fits(const BiasedInput& part, const BiasedInput& first) {
+  const at::Tensor& x = part.x;
+  return IsFused(x) && x.dim() >= 1 && x.numel() > 0 && x.scalar_type() == first.x.scalar_type() &&
+         x.device() == first.x.device() && NumRows(x) == NumRows(first.x) &&
+         (!part.bias.defined() ||
+          (FitsBeside(x, part.bias, {x.size(-1)}) && part.bias.scalar_type() == x.scalar_type())) &&
+         (!part.gain.defined() ||
+          (FitsBeside(x, part.gain, {x.size(-1)}) && part.gain.scalar_type() == at::kFloat));
+}
+
+}  // namespace
+
+std::vector<at::Tensor> BiasMap(const std::vector<BiasedInput>& parts) {
+  std::vector<BiasedInput> fused;
+  std::vector<size_t> numbers;
+  Tensors outs(parts.size());
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const BiasedInput& part = parts[i];
+    CheckDTypes("BiasMap", {part.x, part.bias});
+    HL_CHECK(part.x.defined(), "BiasMap of part ", i, ", which is undefined");
+    HL_CHECK(!part.gain.defined() || part.map == kernels::ElementMap::kIdentity, "BiasMap of part ",
+             i, " with a gain and a map; one of them would work");
+    if (DoesNothing(part)) {
+      outs[i] = part.x;
+    } else if (NumSums(fused) + NumSums({part}) <= kernels::kBiasMapParts &&
+               Fits(part, fused.empty() ? part : fused[0])) {
+      fused.push_back(part);
+      numbers.push_back(i);
+    } else {
+      outs[i] = Composed(part);
+    }
+  }
+  if (fused.empty()) return outs;
+  const Tensors results = Fused(fused);
+  for (size_t i = 0; i < numbers.size(); ++i) outs[numbers[i]] = results[i];
+  return outs;
+}
+
+}  // namespace halflife::ops

@@ -1,0 +1,346 @@
+#include "ops/rows/focus_heads.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/log1p.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/where.h>
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "core/error.h"
+#include "kernels/common/cpu/sum_partials.h"
+#include "kernels/rows/focus_heads_args.h"
+#include "ops/rows/real_norm.h"
+#include "ops/torch/autograd.h"
+#include "ops/torch/dispatch.h"
+#include "ops/torch/gradient_sink.h"
+#include "ops/torch/side_by_side.h"
+#include "ops/torch/tensor_checks.h"
+
+namespace halflife::ops {
+namespace {
+
+at::Tensor TokenRows(const at::Tensor& x) {
+  return !x.defined() || RowStride(x).has_value() ? x : x.contiguous();
+}
+template <typename T>
+kernels::FocusRows<const T> ReadRows(const at::Tensor& x) {
+  if (!x.defined()) return {};
+  return {.data = Elements<T>(x), .stride = RowStride(x).value()};
+}
+template <typename T>
+kernels::FocusRows<T> WriteRows(const at::Tensor& x) {
+  if (!x.defined()) return {};
+  return {.data = MutableElements<T>(x), .stride = RowStride(x).value()};
+}
+
+bool IsOfTokens(const FocusLeavesInputs& in) { return in.direction.sizes() == in.x.sizes(); }
+
+// x, times, direction and value as the kernels read them.
+struct LeafOperands {
+  at::Tensor x, times, direction, value;
+  FocusLeavesConfig config;
+
+  bool of_tokens() const { return direction.sizes() == x.sizes(); }
+  int64_t num_heads() const { return x.size(2) / config.head_dim; }
+  int64_t num_tokens() const { return x.size(0) * x.size(1); }
+
+  template <typename T>
+  kernels::FocusLeavesShape<T> Shape() const {
+    kernels::FocusLeavesShape<T> shape;
+    shape.x = ReadRows<T>(x), shape.times = ReadRows<T>(times), shape.value = ReadRows<T>(value);
+    if (of_tokens()) {
+      shape.direction = ReadRows<T>(direction);
+    } else {
+      shape.vector = Elements<float>(direction);
+    }
+    shape.num_tokens = num_tokens(), shape.num_heads = num_heads(), shape.dim = config.head_dim;
+    shape.pool_x = config.pool_x, shape.norm = config.norm, shape.norm_value = config.norm_value,
+    shape.elu = config.elu;
+    shape.eps = static_cast<float>(config.eps), shape.scale = static_cast<float>(config.scale);
+    return shape;
+  }
+};
+
+LeafOperands OperandsOf(const Tensors& in, const FocusLeavesConfig& config) {
+  LeafOperands operands = {.x = TokenRows(in[0]),
+                           .times = TokenRows(in[1]),
+                           .direction = in[2],
+                           .value = TokenRows(in[3]),
+                           .config = config};
+  operands.direction =
+      operands.of_tokens() ? TokenRows(operands.direction) : operands.direction.contiguous();
+  return operands;
+}
+
+Tensors LeavesForward(const LeafOperands& in) {
+  const int64_t batch = in.x.size(0), seq_len = in.x.size(1), heads = in.num_heads();
+  const int64_t width = (in.value.defined() && in.config.pool_x ? 2 : 1) * in.config.head_dim;
+  const at::Tensor log_weight =
+                       at::empty({batch, seq_len, heads}, in.x.options().dtype(at::kFloat)),
+                   payload = at::empty({batch, seq_len, heads, width}, in.x.options());
+  WithStorage(in.x, [&]<typename T>() {
+    const kernels::FocusLeavesShape<T> shape = in.Shape<T>();
+    const kernels::FocusLeavesResults<T> results = {
+        .log_weight = MutableElements<float>(log_weight), .payload = MutableElements<T>(payload)};
+    RunOn(
+        in.x,
+        [&] {
+          at::parallel_for(0, shape.num_tokens, kernels::cpu::kFocusTokensPerBlock,
+                           [&](int64_t begin, int64_t end) {
+                             kernels::cpu::FocusLeavesForward(shape, results, begin, end);
+                           });
+        },
+        [&](auto stream) { kernels::cuda::FocusLeavesForward(shape, results, stream); });
+  });
+  return {log_weight, payload};
+}
+
+template <typename T>
+void LeavesBackwardOnCpu(const kernels::FocusLeavesShape<T>& shape,
+                         const kernels::FocusLeavesGrads<T>& grads) {
+  constexpr int64_t kTokens = kernels::cpu::kFocusTokensPerBlock;
+  const int64_t num_blocks = (shape.num_tokens + kTokens - 1) / kTokens;
+  const int64_t size = shape.vector == nullptr ? 0 : shape.num_heads * shape.dim;
+  std::vector<float> partial(num_blocks * size), sum(size);
+  at::parallel_for(0, num_blocks, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; ++block)
+      kernels::cpu::FocusLeavesBackward(shape, grads, block * kTokens,
+                                        std::min(shape.num_tokens, (block + 1) * kTokens),
+                                        partial.data() + block * size);
+  });
+  if (size == 0) return;
+  kernels::cpu::SumPartials(partial.data(), num_blocks, size, sum.data());
+  kernels::cpu::FocusVectorBackward(shape, grads, sum.data());
+}
+
+// Where the gradients go.
+struct LeafPlaces {
+  ColumnPlace x, times, direction, value;
+};
+
+// saved: x, times, direction and value as given. -> their gradients.
+Tensors LeavesBackward(const BackwardCall& call, const FocusLeavesConfig& config,
+                       const LeafPlaces& places) {
+  const LeafOperands in = OperandsOf(call.saved, config);
+  const at::Tensor dlog_weight = call.grads[0].contiguous(), dpayload = call.grads[1].contiguous();
+  const auto empty = [](const at::Tensor& x, const ColumnPlace& place) {
+    return x.defined() ? place.EmptyLike(x) : at::Tensor();
+  };
+  const at::Tensor dx = empty(in.x, places.x), dtimes = empty(in.times, places.times),
+                   dvalue = empty(in.value, places.value);
+  at::Tensor ddirection;
+  std::optional<GradientPlace> vector;
+  if (in.of_tokens()) {
+    ddirection = places.direction.EmptyLike(in.direction);
+  } else {
+    vector.emplace(call.saved[2], call.wanted[2]);
+  }
+  WithStorage(in.x, [&]<typename T>() {
+    const kernels::FocusLeavesShape<T> shape = in.Shape<T>();
+    kernels::FocusLeavesGrads<T> grads = {.dlog_weight = Elements<float>(dlog_weight),
+                                          .dpayload = Elements<T>(dpayload),
+                                          .dx = WriteRows<T>(dx),
+                                          .dtimes = WriteRows<T>(dtimes),
+                                          .ddirection = WriteRows<T>(ddirection),
+                                          .dvalue = WriteRows<T>(dvalue)};
+    if (vector)
+      grads.dvector = MutableElements<float>(vector->sum()), grads.vector_added = vector->added();
+    RunOn(
+        in.x, [&] { LeavesBackwardOnCpu(shape, grads); },
+        [&](auto stream) {
+          const int64_t partials = vector ? kernels::cuda::FocusVectorPartials(shape.num_tokens) *
+                                                shape.num_heads * shape.dim
+                                          : 0;
+          const at::Tensor workspace = at::empty({partials}, dlog_weight.options());
+          kernels::cuda::FocusLeavesBackward(shape, grads, MutableElements<float>(workspace),
+                                             stream);
+        });
+  });
+  return {dx, dtimes, vector ? vector->Finish() : ddirection, dvalue};
+}
+
+FocusLeaves FusedLeaves(const FocusLeavesInputs& inputs, const FocusLeavesConfig& config) {
+  const Tensors given = {inputs.x, inputs.times, inputs.direction, inputs.value};
+  const LeafPlaces places = {.x = inputs.x_gradient,
+                             .times = inputs.times_gradient,
+                             .direction = inputs.direction_gradient,
+                             .value = inputs.value_gradient};
+  const auto forward = [&]() -> Forwarded {
+    return {.outputs = LeavesForward(OperandsOf(given, config)),
+            .saved = given,
+            .backward = [config, places](const BackwardCall& call) {
+              return LeavesBackward(call, config, places);
+            }};
+  };
+  const Tensors out = Apply({.name = "FocusLeaves", .inputs = given, .forward = forward});
+  return {.log_weight = out[0], .payload = out[1]};
+}
+
+at::Tensor InHeads(const at::Tensor& x, int64_t head_dim) {
+  return x.unflatten(-1, {-1, head_dim});
+}
+
+// Heads, standardised or not, in the compute type of `x`.
+at::Tensor WideHeads(const at::Tensor& x, int64_t head_dim, bool norm, double eps) {
+  const at::Tensor heads = InHeads(x, head_dim);
+  return norm ? RealNorm(heads, eps) : heads.to(ComputeType(x));
+}
+
+// In LibTorch calls and those of real_norm: fp64, wide heads, no tokens.
+FocusLeaves ComposedLeaves(const FocusLeavesInputs& in, const FocusLeavesConfig& config) {
+  const auto wide = [&](const at::Tensor& x, bool norm) {
+    return WideHeads(x, config.head_dim, norm, config.eps);
+  };
+  const at::ScalarType dtype = in.x.scalar_type();
+  const at::Tensor k = wide(in.times.defined() ? in.x * in.times : in.x, config.norm);
+  const at::Tensor f =
+      wide(IsOfTokens(in) ? in.direction : in.direction.flatten(), config.norm).to(k.scalar_type());
+  const at::Tensor logit = (f * k).sum(-1) * config.scale;
+  Tensors payload;
+  if (config.pool_x) payload.push_back(k.to(dtype));
+  if (in.value.defined()) payload.push_back(wide(in.value, config.norm_value).to(dtype));
+  return {.log_weight = config.elu ? LogOfEluPlusOne(logit) : logit,
+          .payload = payload.size() > 1 ? at::cat(payload, -1) : payload[0]};
+}
+
+bool FitsHeads(const at::Tensor& x, int64_t head_dim) {
+  return IsFused(x) && x.numel() > 0 && head_dim <= kernels::kFocusHeadDim;
+}
+
+// query and pooled as the kernels read them.
+template <typename T>
+kernels::FocusGateShape<T> GateShape(const at::Tensor& query, const at::Tensor& pooled,
+                                     const FocusGateConfig& config) {
+  const int64_t heads = pooled.size(2);
+  return {.query = ReadRows<T>(query),
+          .pooled = Elements<T>(pooled),
+          .num_tokens = query.size(0) * query.size(1),
+          .num_heads = heads,
+          .dim = query.size(2) / heads,
+          .width = pooled.size(3),
+          .norm = config.norm,
+          .eps = static_cast<float>(config.eps),
+          .scale = static_cast<float>(config.scale)};
+}
+
+at::Tensor GateForward(const at::Tensor& query, const at::Tensor& pooled,
+                       const FocusGateConfig& config) {
+  const at::Tensor out = at::empty(query.sizes(), query.options());
+  WithStorage(query, [&]<typename T>() {
+    const kernels::FocusGateShape<T> shape = GateShape<T>(query, pooled, config);
+    T* const to = MutableElements<T>(out);
+    RunOn(
+        query,
+        [&] {
+          at::parallel_for(0, shape.num_tokens, kernels::cpu::kFocusTokensPerBlock,
+                           [&](int64_t begin, int64_t end) {
+                             kernels::cpu::FocusGateForward(shape, to, begin, end);
+                           });
+        },
+        [&](auto stream) { kernels::cuda::FocusGateForward(shape, to, stream); });
+  });
+  return out;
+}
+
+// saved: query and pooled as given.
+Tensors GateBackward(const BackwardCall& call, const FocusGateConfig& config,
+                     const ColumnPlace& place) {
+  const at::Tensor query = TokenRows(call.saved[0]), pooled = call.saved[1].contiguous(),
+                   dout = call.grads[0].contiguous();
+  const at::Tensor dquery = place.EmptyLike(query),
+                   dpooled = at::empty(pooled.sizes(), pooled.options());
+  WithStorage(query, [&]<typename T>() {
+    const kernels::FocusGateShape<T> shape = GateShape<T>(query, pooled, config);
+    const kernels::FocusGateGrads<T> grads = {.dout = Elements<T>(dout),
+                                              .dquery = WriteRows<T>(dquery),
+                                              .dpooled = MutableElements<T>(dpooled)};
+    RunOn(
+        query,
+        [&] {
+          at::parallel_for(0, shape.num_tokens, kernels::cpu::kFocusTokensPerBlock,
+                           [&](int64_t begin, int64_t end) {
+                             kernels::cpu::FocusGateBackward(shape, grads, begin, end);
+                           });
+        },
+        [&](auto stream) { kernels::cuda::FocusGateBackward(shape, grads, stream); });
+  });
+  return {dquery, dpooled};
+}
+
+at::Tensor FusedGate(const FocusGateInputs& inputs, const FocusGateConfig& config) {
+  const auto forward = [&]() -> Forwarded {
+    return {.outputs = {GateForward(TokenRows(inputs.query), inputs.pooled.contiguous(), config)},
+            .saved = {inputs.query, inputs.pooled},
+            .backward = [config, place = inputs.query_gradient](const BackwardCall& call) {
+              return GateBackward(call, config, place);
+            }};
+  };
+  return Apply(
+      {.name = "FocusGate", .inputs = {inputs.query, inputs.pooled}, .forward = forward})[0];
+}
+
+at::Tensor ComposedGate(const FocusGateInputs& in, const FocusGateConfig& config) {
+  const int64_t dim = in.query.size(2) / in.pooled.size(2), width = in.pooled.size(3);
+  const at::Tensor q = WideHeads(in.query, dim, config.norm, config.eps);
+  const at::Tensor pooled = in.pooled.to(q.scalar_type());
+  const at::Tensor dot = (q * pooled.narrow(-1, 0, dim)).sum(-1, /*keepdim=*/true);
+  const at::Tensor gate = at::sigmoid(dot * config.scale);
+  return (gate * pooled.narrow(-1, width - dim, dim)).flatten(2).to(in.query.scalar_type());
+}
+
+void CheckLeaves(const FocusLeavesInputs& in, const FocusLeavesConfig& config) {
+  const at::Tensor& x = in.x;
+  CheckDTypes("FocusLeaves", {x, in.times, in.direction, in.value});
+  const int64_t dim = config.head_dim;
+  const auto fits = [&](const at::Tensor& y) { return !y.defined() || IsLike(x, y); };
+  HL_CHECK(x.defined() && x.dim() == 3 && dim >= (config.norm || config.norm_value ? 2 : 1) &&
+               x.size(2) % dim == 0 && fits(in.times) && fits(in.value) &&
+               (config.pool_x || in.value.defined()),
+           "FocusLeaves of x ", Describe(x), ", times ", Describe(in.times), " and value ",
+           Describe(in.value), " with heads of ", dim,
+           "; [B, T, H n] with heads of n, 2 or more where they are standardised, would work");
+  HL_CHECK(
+      IsLike(x, in.direction) ||
+          (in.direction.defined() && in.direction.numel() == x.size(2) &&
+           in.direction.device() == x.device() && in.direction.scalar_type() == ComputeType(x)),
+      "FocusLeaves of x ", Describe(x), " with direction ", Describe(in.direction),
+      "; like x, or H n elements in ", DTypeName(ComputeType(x)), ", would work");
+}
+
+}  // namespace
+
+at::Tensor LogOfEluPlusOne(const at::Tensor& l) {
+  return at::where(l > 0, at::log1p(l.clamp_min(0)), l);
+}
+
+FocusLeaves MakeFocusLeaves(const FocusLeavesInputs& inputs, const FocusLeavesConfig& config) {
+  CheckLeaves(inputs, config);
+  if (FitsHeads(inputs.x, config.head_dim)) return FusedLeaves(inputs, config);
+  return ComposedLeaves(inputs, config);
+}
+
+at::Tensor FocusGate(const FocusGateInputs& inputs, const FocusGateConfig& config) {
+  const at::Tensor &query = inputs.query, &pooled = inputs.pooled;
+  CheckDTypes("FocusGate", {query, pooled});
+  HL_CHECK(query.defined() && query.dim() == 3 && pooled.defined() && pooled.dim() == 4 &&
+               pooled.size(0) == query.size(0) && pooled.size(1) == query.size(1) &&
+               pooled.size(2) >= 1 && query.size(2) % pooled.size(2) == 0 &&
+               query.size(2) <= pooled.size(2) * pooled.size(3) &&
+               pooled.scalar_type() == query.scalar_type() && pooled.device() == query.device(),
+           "FocusGate of query ", Describe(query), " and pooled ", Describe(pooled),
+           "; [B, T, H n] and [B, T, H, P] with P of n or 2 n, of one dtype and device, would "
+           "work");
+  const int64_t dim = query.size(2) / pooled.size(2);
+  HL_CHECK(pooled.size(3) == dim || pooled.size(3) == 2 * dim, "FocusGate of heads of ", dim,
+           " with pooled rows of ", pooled.size(3), " channels; n or 2 n would work");
+  if (FitsHeads(query, dim)) return FusedGate(inputs, config);
+  return ComposedGate(inputs, config);
+}
+
+}  // namespace halflife::ops

@@ -1,0 +1,233 @@
+#include "ops/rows/layer_norm.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/layer_norm.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+#include "kernels/common/cpu/sum_partials.h"
+#include "kernels/rows/layer_norm_args.h"
+#include "ops/torch/autograd.h"
+#include "ops/torch/dispatch.h"
+#include "ops/torch/gradient_sink.h"
+#include "ops/torch/side_by_side.h"
+#include "ops/torch/tensor_checks.h"
+#include "ops/torch/tensor_views.h"
+
+namespace halflife::ops {
+namespace {
+
+// Where x has its rows. Nothing: it must be copied first.
+std::optional<kernels::LayerNormRows> RowsOf(const at::Tensor& x) {
+  if (const auto stride = RowStride(x)) return kernels::LayerNormRows{.rows = 1, .stride = *stride};
+  const auto stride = x.dim() < 3 ? std::nullopt : RowStride(x, /*inner=*/2);
+  if (!stride.has_value()) return std::nullopt;
+  return kernels::LayerNormRows{.rows = x.size(-2), .stride = *stride};
+}
+at::Tensor InRows(const at::Tensor& x) { return RowsOf(x).has_value() ? x : x.contiguous(); }
+
+// One part of a backward.
+struct Normed {
+  at::Tensor x, gamma, beta;  // beta may be undefined
+  at::Tensor mean, factor;    // [rows] fp32
+};
+constexpr size_t kNormedTensors = 5;
+
+// Outputs, and what a backward needs: a Normed a part.
+struct Forwarding {
+  Tensors outs, saved;
+};
+
+Forwarding ForwardFused(const std::vector<LayerNormInput>& inputs, double eps) {
+  Forwarding result;
+  Tensors parameters;  // gamma and beta as the kernel reads them
+  const int64_t num_rows = NumRows(inputs[0].x);
+  WithStorage(inputs[0].x, [&]<typename T>() {
+    kernels::LayerNormArgs<T> args;
+    args.num_rows = num_rows, args.dim = inputs[0].x.size(-1);
+    args.eps = static_cast<float>(eps);
+    for (const LayerNormInput& input : inputs) {
+      const at::TensorOptions wide = input.x.options().dtype(at::kFloat);
+      const Normed part = {.x = InRows(input.x),
+                           .gamma = input.gamma.contiguous(),
+                           .beta = input.beta.defined() ? input.beta.contiguous() : input.beta,
+                           .mean = at::empty({num_rows}, wide),
+                           .factor = at::empty({num_rows}, wide)};
+      parameters.insert(parameters.end(), {part.gamma, part.beta});
+      result.outs.push_back(at::empty(input.x.sizes(), input.x.options()));
+      args.parts[args.num_parts++] = {.x = Elements<T>(part.x),
+                                      .place = RowsOf(part.x).value(),
+                                      .gamma = Elements<float>(part.gamma),
+                                      .beta = Elements<float>(part.beta),
+                                      .out = MutableElements<T>(result.outs.back()),
+                                      .mean = MutableElements<float>(part.mean),
+                                      .factor = MutableElements<float>(part.factor)};
+      // gamma and beta as given: their sinks are known by them.
+      result.saved.insert(result.saved.end(),
+                          {part.x, input.gamma, input.beta, part.mean, part.factor});
+    }
+    RunOn(
+        inputs[0].x,
+        [&] {
+          at::parallel_for(0, args.num_rows, kernels::cpu::kLayerNormRowsPerBlock,
+                           [&](int64_t begin, int64_t end) {
+                             kernels::cpu::LayerNormForward(args, begin, end);
+                           });
+        },
+        [&](auto stream) { kernels::cuda::LayerNormForward(args, stream); });
+  });
+  return result;
+}
+
+template <typename T>
+void BackwardOnCpu(const kernels::LayerNormGradArgs<T>& args) {
+  constexpr int64_t kRows = kernels::cpu::kLayerNormRowsPerBlock;
+  const int64_t columns = 2 * args.num_parts * args.dim,
+                num_blocks = (args.num_rows + kRows - 1) / kRows;
+  std::vector<float> partial(num_blocks * columns);
+  at::parallel_for(0, num_blocks, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; ++block)
+      kernels::cpu::LayerNormBackward(args, block * kRows,
+                                      std::min(args.num_rows, (block + 1) * kRows),
+                                      partial.data() + block * columns);
+  });
+  kernels::cpu::SumPlaces<float> sums;
+  for (int i = 0; i < args.num_parts; ++i) {
+    const kernels::LayerNormGradPart<T>& part = args.parts[i];
+    sums.push_back({.out = part.dgamma, .size = args.dim, .added = part.gamma_added});
+    sums.push_back({.out = part.dbeta, .size = args.dim, .added = part.beta_added});
+  }
+  kernels::cpu::SumPartials(partial.data(), num_blocks, sums);
+}
+
+// Where the gradients of a part's parameters go.
+struct Places {
+  GradientPlace gamma;
+  std::optional<GradientPlace> beta;
+};
+
+template <typename T>
+kernels::LayerNormGradPart<T> GradPart(const Normed& part, const at::Tensor& gamma,
+                                       const at::Tensor& dout, const at::Tensor& dx,
+                                       const Places& places) {
+  kernels::LayerNormGradPart<T> args = {.x = Elements<T>(part.x),
+                                        .place = RowsOf(part.x).value(),
+                                        .gamma = Elements<float>(gamma),
+                                        .mean = Elements<float>(part.mean),
+                                        .factor = Elements<float>(part.factor),
+                                        .dout = Elements<T>(dout),
+                                        .dx = MutableElements<T>(dx),
+                                        .dx_place = RowsOf(dx).value(),
+                                        .dgamma = MutableElements<float>(places.gamma.sum()),
+                                        .gamma_added = places.gamma.added()};
+  if (places.beta) {
+    args.dbeta = MutableElements<float>(places.beta->sum());
+    args.beta_added = places.beta->added();
+  }
+  return args;
+}
+
+// -> gradients of x, gamma and beta, part by part.
+Tensors BackwardFused(const BackwardCall& call, const std::vector<ColumnPlace>& of_x) {
+  std::vector<Normed> parts;
+  std::vector<Places> places;
+  Tensors gammas, douts, dxs;
+  for (size_t i = 0; i < of_x.size(); ++i) {
+    const at::Tensor* const saved = &call.saved[kNormedTensors * i];
+    parts.push_back({saved[0], saved[1], saved[2], saved[3], saved[4]});
+    const Normed& part = parts.back();
+    places.push_back({.gamma = GradientPlace(part.gamma, call.wanted[3 * i + 1]), .beta = {}});
+    if (part.beta.defined()) places.back().beta.emplace(part.beta, call.wanted[3 * i + 2]);
+    gammas.push_back(part.gamma.contiguous());
+    douts.push_back(call.grads[i].contiguous());
+    dxs.push_back(of_x[i].EmptyLike(part.x));
+  }
+  WithStorage(parts[0].x, [&]<typename T>() {
+    kernels::LayerNormGradArgs<T> args;
+    args.num_rows = NumRows(parts[0].x), args.dim = parts[0].x.size(-1);
+    for (size_t i = 0; i < parts.size(); ++i)
+      args.parts[args.num_parts++] = GradPart<T>(parts[i], gammas[i], douts[i], dxs[i], places[i]);
+    RunOn(
+        parts[0].x, [&] { BackwardOnCpu(args); },
+        [&](auto stream) {
+          const at::Tensor partials = at::empty(
+              {kernels::cuda::LayerNormPartials(args.num_rows) * args.num_parts * 2 * args.dim},
+              parts[0].mean.options());
+          kernels::cuda::LayerNormBackward(args, MutableElements<float>(partials), stream);
+        });
+  });
+  Tensors grads;
+  for (size_t i = 0; i < parts.size(); ++i)
+    grads.insert(grads.end(), {dxs[i], places[i].gamma.Finish(),
+                               places[i].beta ? places[i].beta->Finish() : at::Tensor()});
+  return grads;
+}
+
+Tensors Fused(const std::vector<LayerNormInput>& inputs, double eps) {
+  Tensors operands;
+  std::vector<ColumnPlace> of_x;
+  for (const LayerNormInput& input : inputs) {
+    operands.insert(operands.end(), {input.x, input.gamma, input.beta});
+    of_x.push_back(input.x_gradient);
+  }
+  const auto forward = [&]() -> Forwarded {
+    Forwarding result = ForwardFused(inputs, eps);
+    return {.outputs = std::move(result.outs),
+            .saved = std::move(result.saved),
+            .backward = [of_x](const BackwardCall& call) { return BackwardFused(call, of_x); }};
+  };
+  return Apply({.name = "LayerNorms", .inputs = operands, .forward = forward});
+}
+
+// In LibTorch calls: fp64, no rows, parameters of other dtypes.
+at::Tensor Composed(const LayerNormInput& input, double eps) {
+  const at::ScalarType wide = ComputeType(input.x);
+  const auto beta = input.beta.defined() ? std::optional(input.beta.to(wide)) : std::nullopt;
+  return at::layer_norm(input.x.to(wide), {input.x.size(-1)}, input.gamma.to(wide), beta, eps)
+      .to(input.x.scalar_type());
+}
+
+// Beside the first of them, in one pass.
+bool Fits(const LayerNormInput& input, const LayerNormInput& first) {
+  const auto learned = [&](const at::Tensor& parameter) {
+    return parameter.scalar_type() == at::kFloat;
+  };
+  return IsFused(input.x) && input.x.numel() > 0 && IsLike(first.x, input.x) &&
+         learned(input.gamma) && (!input.beta.defined() || learned(input.beta));
+}
+
+}  // namespace
+
+std::vector<at::Tensor> LayerNorms(const std::vector<LayerNormInput>& parts, double eps) {
+  std::vector<LayerNormInput> fused;
+  std::vector<size_t> numbers;
+  Tensors outs(parts.size());
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const LayerNormInput& part = parts[i];
+    CheckDTypes("LayerNorms", {part.x, part.gamma, part.beta});
+    HL_CHECK(part.x.defined() && part.x.dim() >= 1 && part.x.size(-1) >= 1 &&
+                 part.gamma.defined() && FitsBeside(part.x, part.gamma, {part.x.size(-1)}) &&
+                 (!part.beta.defined() || FitsBeside(part.x, part.beta, {part.x.size(-1)})),
+             "LayerNorms of x ", Describe(part.x), " with gamma ", Describe(part.gamma),
+             " and beta ", Describe(part.beta),
+             "; x [..., n], gamma [n] and beta [n] or none, on one device, would work");
+    if (fused.size() < kernels::kLayerNormParts && Fits(part, fused.empty() ? part : fused[0])) {
+      fused.push_back(part);
+      numbers.push_back(i);
+    } else {
+      outs[i] = Composed(part, eps);
+    }
+  }
+  if (fused.empty()) return outs;
+  const Tensors results = Fused(fused, eps);
+  for (size_t i = 0; i < numbers.size(); ++i) outs[numbers[i]] = results[i];
+  return outs;
+}
+
+}  // namespace halflife::ops

@@ -1,0 +1,94 @@
+#include "ops/rows/learned_decay.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/exp2.h>
+
+#include <cmath>
+#include <cstdint>
+
+#include "core/error.h"
+#include "kernels/rows/learned_decay_args.h"
+#include "ops/torch/autograd.h"
+#include "ops/torch/dispatch.h"
+#include "ops/torch/gradient_sink.h"
+#include "ops/torch/tensor_checks.h"
+
+namespace halflife::ops {
+namespace {
+
+// What the kernels know beside the tensors.
+struct Shape {
+  int64_t heads, width;
+  kernels::LearnedDecayForm form = kernels::LearnedDecayForm::kNegativeExp;
+  float scale = 1, most = 0;
+
+  kernels::LearnedDecayArgs Args(const at::Tensor& p, const at::Tensor& log_decay) const {
+    return {.p = Elements<float>(p),
+            .log_decay = MutableElements<float>(log_decay),
+            .heads = heads,
+            .width = width,
+            .form = form,
+            .scale = scale,
+            .most = most};
+  }
+};
+
+at::Tensor Fused(const at::Tensor& p_in, at::IntArrayRef sizes, const Shape& shape) {
+  const auto backward = [shape](const BackwardCall& call) -> Tensors {
+    const at::Tensor &p = call.saved[0], &log_decay = call.saved[1];
+    const at::Tensor dense = p.contiguous(), dout = call.grads[0].contiguous();
+    GradientPlace place(p, call.wanted[0]);
+    const kernels::LearnedDecayGradArgs args = {.forward = shape.Args(dense, log_decay),
+                                                .dlog_decay = Elements<float>(dout),
+                                                .dp = MutableElements<float>(place.sum()),
+                                                .added = place.added()};
+    RunOn(
+        p, [&] { kernels::cpu::LearnedDecayBackward(args); },
+        [&](auto stream) { kernels::cuda::LearnedDecayBackward(args, stream); });
+    return {place.Finish()};
+  };
+  const auto forward = [&]() -> Forwarded {
+    const at::Tensor p = p_in.contiguous(), log_decay = at::empty(sizes, p.options());
+    const kernels::LearnedDecayArgs args = shape.Args(p, log_decay);
+    RunOn(
+        p, [&] { kernels::cpu::LearnedDecayForward(args); },
+        [&](auto stream) { kernels::cuda::LearnedDecayForward(args, stream); });
+    return {.outputs = {log_decay}, .saved = {p_in, log_decay}, .backward = backward};
+  };
+  return Apply({.name = "LearnedDecay", .inputs = {p_in}, .forward = forward})[0];
+}
+
+bool RunsFused(const at::Tensor& p) { return IsFused(p) && p.scalar_type() == at::kFloat; }
+
+}  // namespace
+
+at::Tensor NegativeExp(const at::Tensor& p) {
+  CheckDTypes("NegativeExp", {p});
+  HL_CHECK(p.defined(), "NegativeExp of nothing");
+  if (!RunsFused(p)) return p.exp().neg();
+  return Fused(p, p.sizes(), {.heads = 1, .width = p.numel()});
+}
+
+at::Tensor DecayOffHeads(const at::Tensor& p, int64_t num_heads,
+                         const DecayOffHeadsConfig& config) {
+  CheckDTypes("DecayOffHeads", {p});
+  HL_CHECK(p.defined() && num_heads >= 1 && p.numel() % num_heads == 0, "DecayOffHeads of p ",
+           Describe(p), " for ", num_heads, " heads; so many numbers for each would work");
+  const int64_t width = p.numel() / num_heads;
+  if (RunsFused(p))
+    return Fused(p, {num_heads, width},
+                 {.heads = num_heads,
+                  .width = width,
+                  .form = kernels::LearnedDecayForm::kOffHeads,
+                  .scale = static_cast<float>(config.scale),
+                  .most = static_cast<float>(config.most)});
+  const at::Tensor head =
+      at::arange(1, num_heads + 1, at::TensorOptions(p.device()).dtype(at::kDouble));
+  const at::Tensor base = (-at::exp2(-num_heads / head)).to(at::kFloat);
+  const at::Tensor log_decay = base.unsqueeze(1) - config.scale * p.view({num_heads, width});
+  return std::isfinite(config.most) ? log_decay.clamp_max(config.most) : log_decay;
+}
+
+}  // namespace halflife::ops

@@ -1,0 +1,234 @@
+#include "ops/rows/rms_norm.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/rsqrt.h>
+#include <ATen/ops/silu.h>
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "core/error.h"
+#include "kernels/common/cpu/sum_partials.h"
+#include "kernels/rows/rms_norm_args.h"
+#include "ops/torch/autograd.h"
+#include "ops/torch/dispatch.h"
+#include "ops/torch/gradient_sink.h"
+#include "ops/torch/side_by_side.h"
+#include "ops/torch/tensor_checks.h"
+
+namespace halflife::ops {
+namespace {
+
+// Where the kernels read a gate [..., H, V]: contiguous, absent, or with the heads of a token
+// adjacent and the tokens equally far apart. Nothing: it must be copied first.
+std::optional<kernels::NormGatePlace> FindPlace(const at::Tensor& gate) {
+  if (!gate.defined() || gate.is_contiguous()) return kernels::NormGatePlace{};
+  const auto stride = gate.dim() < 3 ? std::nullopt : RowStride(gate, /*inner=*/2);
+  if (!stride.has_value() || *stride == 0) return std::nullopt;  // 0 is a contiguous one's
+  return kernels::NormGatePlace{.gate_rows = gate.size(-2), .gate_stride = *stride};
+}
+
+struct RmsNormed {
+  at::Tensor sum;  // undefined without a residual
+  at::Tensor out, inverse_rms;
+};
+
+struct NormInputs {
+  at::Tensor x, residual,
+      gate;           // contiguous, or a gate in columns; the latter two may be undefined
+  at::Tensor weight;  // fp32
+};
+
+RmsNormed ForwardFused(const NormInputs& in, double eps) {
+  const int64_t dim = in.x.size(-1), num_rows = in.x.numel() / dim;
+  RmsNormed result = {.sum = in.residual.defined() ? at::empty_like(in.x) : at::Tensor(),
+                      .out = at::empty_like(in.x),
+                      .inverse_rms = at::empty({num_rows}, in.x.options().dtype(at::kFloat))};
+  WithStorage(in.x, [&]<typename T>() {
+    const kernels::NormRows<T> rows = {.x = Elements<T>(in.x),
+                                       .residual = Elements<T>(in.residual),
+                                       .gate = Elements<T>(in.gate),
+                                       .gate_place = FindPlace(in.gate).value(),
+                                       .weight = Elements<float>(in.weight),
+                                       .sum = MutableElements<T>(result.sum),
+                                       .out = MutableElements<T>(result.out),
+                                       .inverse_rms = MutableElements<float>(result.inverse_rms),
+                                       .num_rows = num_rows,
+                                       .dim = dim,
+                                       .eps = static_cast<float>(eps)};
+    RunOn(
+        in.x,
+        [&] {
+          at::parallel_for(
+              0, num_rows, kernels::cpu::kNormRowsPerBlock,
+              [&](int64_t begin, int64_t end) { kernels::cpu::NormForward(rows, begin, end); });
+        },
+        [&](auto stream) { kernels::cuda::NormForward(rows, stream); });
+  });
+  return result;
+}
+
+struct NormGradInputs {
+  at::Tensor x, gate, weight, inverse_rms;
+  bool wants_dweight = false;
+  at::Tensor dout, dsum;  // dsum may be undefined
+};
+struct NormGrads {
+  at::Tensor dx, dgate, dweight;  // undefined: none, or a sink has it
+};
+
+// dweight [dim] is overwritten or added to.
+template <typename T>
+void BackwardOnCpu(const kernels::NormGradRows<T>& rows, float* dweight, bool added) {
+  const int64_t dim = rows.dim;
+  const int64_t num_blocks =
+      (rows.num_rows + kernels::cpu::kNormRowsPerBlock - 1) / kernels::cpu::kNormRowsPerBlock;
+  std::vector<float> partial(num_blocks * dim);
+  at::parallel_for(0, num_blocks, 1, [&](int64_t begin, int64_t end) {
+    std::vector<float> scratch(dim);
+    for (int64_t block = begin; block < end; ++block)
+      kernels::cpu::NormBackward(
+          rows, block * kernels::cpu::kNormRowsPerBlock,
+          std::min(rows.num_rows, (block + 1) * kernels::cpu::kNormRowsPerBlock),
+          partial.data() + block * dim, scratch.data());
+  });
+  kernels::cpu::SumPartials(partial.data(), num_blocks, dim, dweight, added);
+}
+
+NormGrads BackwardFused(const NormGradInputs& in) {
+  const int64_t dim = in.x.size(-1), num_rows = in.x.numel() / dim;
+  NormGrads grads = {.dx = at::empty_like(in.x),
+                     .dgate = in.gate.defined() ? at::empty_like(in.x) : at::Tensor()};
+  GradientPlace place(in.weight, in.wants_dweight);
+  auto* const dweight = MutableElements<float>(place.sum());
+  WithStorage(in.x, [&]<typename T>() {
+    const kernels::NormGradRows<T> rows = {.x = Elements<T>(in.x),
+                                           .gate = Elements<T>(in.gate),
+                                           .gate_place = FindPlace(in.gate).value(),
+                                           .weight = Elements<float>(in.weight),
+                                           .inverse_rms = Elements<float>(in.inverse_rms),
+                                           .dout = Elements<T>(in.dout),
+                                           .dsum = Elements<T>(in.dsum),
+                                           .dx = MutableElements<T>(grads.dx),
+                                           .dgate = MutableElements<T>(grads.dgate),
+                                           .num_rows = num_rows,
+                                           .dim = dim};
+    RunOn(
+        in.x, [&] { BackwardOnCpu(rows, dweight, place.added()); },
+        [&](auto stream) {
+          const at::Tensor workspace =
+              at::empty({kernels::cuda::NormWorkspaceFloats(num_rows, dim)}, in.weight.options());
+          kernels::cuda::NormBackward(rows, dweight, place.added(),
+                                      MutableElements<float>(workspace), stream);
+        });
+  });
+  grads.dweight = place.Finish();
+  return grads;
+}
+
+at::Tensor FusedRmsNorm(const at::Tensor& x_in, const at::Tensor& gate_in,
+                        const at::Tensor& weight_in, double eps) {
+  const auto forward = [&]() -> Forwarded {
+    const at::Tensor x = x_in.contiguous(), weight = weight_in.contiguous();
+    const at::Tensor gate = FindPlace(gate_in).has_value() ? gate_in : gate_in.contiguous();
+    const RmsNormed normed =
+        ForwardFused({.x = x, .residual = {}, .gate = gate, .weight = weight}, eps);
+    return {.outputs = {normed.out},
+            .saved = {x, gate, weight, normed.inverse_rms},
+            .backward = [](const BackwardCall& call) -> Tensors {
+              const NormGrads result = BackwardFused({.x = call.saved[0],
+                                                      .gate = call.saved[1],
+                                                      .weight = call.saved[2],
+                                                      .inverse_rms = call.saved[3],
+                                                      .wants_dweight = call.wanted[2],
+                                                      .dout = call.grads[0].contiguous(),
+                                                      .dsum = {}});
+              return {result.dx, result.dgate, result.dweight};
+            }};
+  };
+  return Apply({.name = "RmsNorm", .inputs = {x_in, gate_in, weight_in}, .forward = forward})[0];
+}
+
+// Both summands have the sum's gradient: what it gets itself, and what the norm sends back.
+Tensors AddRmsNormBackward(const BackwardCall& call) {
+  const at::Tensor &dsum = call.grads[0], &dout = call.grads[1];
+  if (!dout.defined()) return {dsum, dsum, at::Tensor()};
+  const NormGrads result = BackwardFused({.x = call.saved[0],
+                                          .gate = {},
+                                          .weight = call.saved[1],
+                                          .inverse_rms = call.saved[2],
+                                          .wants_dweight = call.wanted[2],
+                                          .dout = dout.contiguous(),
+                                          .dsum = dsum.defined() ? dsum.contiguous() : dsum});
+  return {result.dx, result.dx, result.dweight};
+}
+
+ResidualNorm FusedAddRmsNorm(const at::Tensor& x, const at::Tensor& branch,
+                             const at::Tensor& weight_in, double eps) {
+  const auto forward = [&]() -> Forwarded {
+    const at::Tensor weight = weight_in.contiguous();
+    const RmsNormed normed = ForwardFused(
+        {.x = x.contiguous(), .residual = branch.contiguous(), .gate = {}, .weight = weight}, eps);
+    return {.outputs = {normed.sum, normed.out},
+            .saved = {normed.sum, weight, normed.inverse_rms},
+            .backward = AddRmsNormBackward};
+  };
+  const Tensors out = Apply({.name = "AddRmsNorm",
+                             .inputs = {x, branch, weight_in},
+                             .undefined_grads = true,
+                             .forward = forward});
+  return {.sum = out[0], .normed = out[1]};
+}
+
+// The same in LibTorch calls, differentiated by its tape: fp64.
+at::Tensor Composed(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight,
+                    double eps) {
+  const at::ScalarType compute = ComputeType(x);
+  const at::Tensor wide = x.to(compute);
+  at::Tensor y = wide * at::rsqrt(wide.square().mean(-1, true) + eps) * weight.to(compute);
+  if (gate.defined()) y = y * at::silu(gate.to(compute));
+  return y.to(x.scalar_type());
+}
+
+bool IsNormed(const at::Tensor& x, const at::Tensor& weight) {
+  return x.defined() && x.dim() >= 1 && x.size(-1) >= 1 && FitsBeside(x, weight, {x.size(-1)});
+}
+bool RunsFused(const at::Tensor& x, const at::Tensor& weight) {
+  return IsFused(x) && weight.scalar_type() == at::kFloat;
+}
+
+}  // namespace
+
+at::Tensor RmsNorm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  CheckDTypes("RmsNorm", {x, weight});
+  HL_CHECK(IsNormed(x, weight), "RmsNorm of x ", Describe(x), " with weight ", Describe(weight),
+           "; x [..., D] and weight [D] on one device would work");
+  if (RunsFused(x, weight)) return FusedRmsNorm(x, at::Tensor(), weight, eps);
+  return Composed(x, at::Tensor(), weight, eps);
+}
+
+at::Tensor GatedRmsNorm(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight,
+                        double eps) {
+  CheckDTypes("GatedRmsNorm", {x, gate, weight});
+  HL_CHECK(IsNormed(x, weight) && IsLike(x, gate), "GatedRmsNorm of x ", Describe(x), " with gate ",
+           Describe(gate), " and weight ", Describe(weight),
+           "; x and gate [..., V] of one dtype and weight [V], on one device, would work");
+  if (RunsFused(x, weight)) return FusedRmsNorm(x, gate, weight, eps);
+  return Composed(x, gate, weight, eps);
+}
+
+ResidualNorm AddRmsNorm(const at::Tensor& x, const at::Tensor& branch, const at::Tensor& weight,
+                        double eps) {
+  CheckDTypes("AddRmsNorm", {x, branch, weight});
+  HL_CHECK(IsNormed(x, weight) && IsLike(x, branch), "AddRmsNorm of x ", Describe(x),
+           " with branch ", Describe(branch), " and weight ", Describe(weight),
+           "; x and branch [..., D] of one dtype and weight [D], on one device, would work");
+  if (RunsFused(x, weight)) return FusedAddRmsNorm(x, branch, weight, eps);
+  const at::Tensor sum = x + branch;
+  return {.sum = sum, .normed = Composed(sum, at::Tensor(), weight, eps)};
+}
+
+}  // namespace halflife::ops

@@ -1,0 +1,28 @@
+// Root-mean-square norm over the last dim: y = x / sqrt(mean(x^2) + eps) * weight (Zhang and
+// Sennrich, 2019), and the same with a SiLU gate, as linear mixers use it per head, or with the
+// residual sum before it. fp32, bf16 or fp64, one dtype but for the weight; fp32 arithmetic (fp64
+// beside fp64); y has x's dtype. Differentiable.
+//
+//   const at::Tensor y = RmsNorm(x, *weight, 1e-6);
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace halflife::ops {
+
+// x [..., D] with D >= 1, weight [D].
+at::Tensor RmsNorm(const at::Tensor& x, const at::Tensor& weight, double eps);
+
+// RmsNorm(x) * silu(gate): x and gate [..., V], weight [V].
+at::Tensor GatedRmsNorm(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight,
+                        double eps);
+
+// The step between two layers of a pre-norm block: sum = x + branch, normed = RmsNorm(sum). One
+// pass over memory each way.
+struct ResidualNorm {
+  at::Tensor sum, normed;
+};
+ResidualNorm AddRmsNorm(const at::Tensor& x, const at::Tensor& branch, const at::Tensor& weight,
+                        double eps);
+
+}  // namespace halflife::ops

@@ -1,0 +1,245 @@
+#include "ops/rows/rotary.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/cos.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/pow.h>
+#include <ATen/ops/sin.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "core/error.h"
+#include "kernels/rows/rotary_args.h"
+#include "ops/torch/autograd.h"
+#include "ops/torch/dispatch.h"
+#include "ops/torch/host_transfer.h"
+#include "ops/torch/side_by_side.h"
+#include "ops/torch/tensor_checks.h"
+
+namespace halflife::ops {
+namespace {
+
+// x with the heads of a token dense and its tokens at one stride, copied where it is not.
+at::Tensor TokensOf(const at::Tensor& x) {
+  return RowStride(x, /*inner=*/2).has_value() ? x : x.contiguous();
+}
+
+template <typename T>
+kernels::RotaryHeads<T> HeadsOf(const at::Tensor& x, const at::Tensor& out) {
+  return {.x = Elements<T>(x),
+          .x_stride = RowStride(x, /*inner=*/2).value(),
+          .out = MutableElements<T>(out),
+          .num_heads = x.size(2)};
+}
+
+// One tensor or two.
+Tensors RotateFused(const Tensors& given, const RotaryTable& table, float direction) {
+  Tensors in, out;
+  for (const at::Tensor& x : given) {
+    in.push_back(TokensOf(x));
+    out.push_back(at::empty(x.sizes(), x.options()));
+  }
+  const at::Tensor& first = in[0];
+  WithStorage(first, [&]<typename T>() {
+    kernels::RotaryTokens<T> tokens = {.cos = table.cos.const_data_ptr<float>(),
+                                       .sin = table.sin.const_data_ptr<float>(),
+                                       .rows = table.rows.const_data_ptr<int64_t>(),
+                                       .num_tokens = first.size(0) * first.size(1),
+                                       .half = first.size(3) / 2,
+                                       .direction = direction};
+    for (size_t i = 0; i < in.size(); ++i) tokens.heads[i] = HeadsOf<T>(in[i], out[i]);
+    RunOn(
+        first,
+        [&] {
+          at::parallel_for(0, tokens.num_tokens, 64, [&](int64_t begin, int64_t end) {
+            kernels::cpu::Rotate(tokens, begin, end);
+          });
+        },
+        [&](auto stream) { kernels::cuda::Rotate(tokens, stream); });
+  });
+  return out;
+}
+
+Tensors FusedRotary(const Tensors& inputs, const RotaryTable& table) {
+  const auto forward = [&]() -> Forwarded {
+    return {.outputs = RotateFused(inputs, table, 1.0f),
+            .saved = {table.cos, table.sin, table.rows},
+            .backward = [](const BackwardCall& call) -> Tensors {
+              const Tensors& saved = call.saved;
+              return RotateFused(call.grads, {saved[0], saved[1], saved[2]}, -1.0f);
+            }};
+  };
+  return Apply({.name = "ApplyRotary", .inputs = inputs, .forward = forward});
+}
+
+// In LibTorch calls: fp64.
+at::Tensor RotateComposed(const at::Tensor& x, const RotaryTable& table) {
+  const at::ScalarType compute = ComputeType(x);
+  const int64_t half = x.size(3) / 2;
+  const auto pick = [&](const at::Tensor& values) {  // [B, T, 1, d/2]
+    return values.index_select(0, table.rows.flatten())
+        .to(compute)
+        .view({x.size(0), x.size(1), 1, half});
+  };
+  const at::Tensor cos = pick(table.cos), sin = pick(table.sin);
+  const at::Tensor a = x.narrow(3, 0, half).to(compute), b = x.narrow(3, half, half).to(compute);
+  return at::cat({a * cos - b * sin, b * cos + a * sin}, 3).to(x.scalar_type());
+}
+
+// Smallest and largest of a tensor on the CPU; (0, -1) of none.
+std::pair<int64_t, int64_t> Bounds(const at::Tensor& x_in) {
+  if (x_in.numel() == 0) return {0, -1};
+  const at::Tensor x = x_in.contiguous();
+  const int64_t* begin = x.const_data_ptr<int64_t>();
+  const auto [low, high] = std::minmax_element(begin, begin + x.numel());
+  return {*low, *high};
+}
+
+template <typename T>
+RotaryTable CpuTableOf(const at::Tensor& positions, std::span<const double> frequencies,
+                       double factor) {
+  const auto [low, high] = Bounds(positions);
+  const int64_t first = low, num_rows = high - low + 1,
+                half = static_cast<int64_t>(frequencies.size());
+  const auto options = positions.options().dtype(c10::CppTypeToScalarType<T>());
+  RotaryTable table = {.cos = at::empty({num_rows, half}, options),
+                       .sin = at::empty({num_rows, half}, options),
+                       .rows = positions - first};
+  T* cos = table.cos.template mutable_data_ptr<T>();
+  T* sin = table.sin.template mutable_data_ptr<T>();
+  at::parallel_for(0, num_rows, 256, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      for (int64_t j = 0; j < half; ++j) {
+        const double angle = static_cast<double>(first + row) * frequencies[static_cast<size_t>(j)];
+        cos[row * half + j] = static_cast<T>(factor * std::cos(angle));
+        sin[row * half + j] = static_cast<T>(factor * std::sin(angle));
+      }
+    }
+  });
+  return table;
+}
+RotaryTable CpuTable(const at::Tensor& positions, std::span<const double> frequencies,
+                     double factor, at::ScalarType dtype) {
+  return dtype == at::kDouble ? CpuTableOf<double>(positions, frequencies, factor)
+                              : CpuTableOf<float>(positions, frequencies, factor);
+}
+
+// On a device whose values the host does not look at: a row for each token.
+RotaryTable DeviceTable(const at::Tensor& positions, const at::Tensor& frequencies, double factor,
+                        at::ScalarType dtype) {
+  const at::Tensor angles = positions.flatten().to(at::kDouble).unsqueeze(1) * frequencies;
+  return {.cos = (at::cos(angles) * factor).to(dtype),
+          .sin = (at::sin(angles) * factor).to(dtype),
+          .rows = at::arange(positions.numel(), positions.options()).view_as(positions)};
+}
+
+void CheckTableOf(const at::Tensor& positions, int64_t dim) {
+  HL_CHECK(positions.scalar_type() == at::kLong && dim >= 2 && dim % 2 == 0,
+           "rotary table of positions ", Describe(positions), " for heads of ", dim,
+           "; int64 and an even head_dim would work");
+}
+
+bool IsOfATable(const at::Tensor& values, const at::Tensor& x) {
+  return values.scalar_type() == at::kFloat ||
+         (values.scalar_type() == at::kDouble && x.scalar_type() == at::kDouble);
+}
+
+void CheckTable(const at::Tensor& x, const RotaryTable& table) {
+  const at::Tensor &cos = table.cos, &sin = table.sin, &rows = table.rows;
+  HL_CHECK(x.defined() && x.dim() == 4 && x.size(3) >= 2 && x.size(3) % 2 == 0 && cos.defined() &&
+               cos.dim() == 2 && FitsBeside(x, cos, {cos.size(0), x.size(3) / 2}) &&
+               FitsBeside(x, sin, cos.sizes()) && IsOfATable(cos, x) &&
+               sin.scalar_type() == cos.scalar_type() &&
+               FitsBeside(x, rows, {x.size(0), x.size(1)}) && rows.scalar_type() == at::kLong,
+           "ApplyRotary to x ", Describe(x), " with cos ", Describe(cos), ", sin ", Describe(sin),
+           ", rows ", Describe(rows),
+           "; x [B, T, H, d] with d even, cos and sin [R, d/2] fp32 (or fp64 for x of fp64), rows "
+           "[B, T] int64, on one device, would work");
+  if (!rows.is_cpu()) return;
+  const auto [low, high] = Bounds(rows);
+  HL_CHECK(low >= 0 && high < cos.size(0), "ApplyRotary: a token's row is ", low < 0 ? low : high,
+           ", but the table has ", cos.size(0), "; was it made for other positions?");
+}
+
+}  // namespace
+
+std::vector<double> RotaryFrequencies(int64_t dim, double base) {
+  std::vector<double> frequencies;
+  for (int64_t j = 0; j < dim / 2; ++j)
+    frequencies.push_back(std::pow(base, -2.0 * static_cast<double>(j) / static_cast<double>(dim)));
+  return frequencies;
+}
+
+RotaryTable MakeRotaryTable(const at::Tensor& positions, int64_t dim, double base,
+                            at::ScalarType dtype) {
+  CheckTableOf(positions, dim);
+  if (positions.is_cpu()) return CpuTable(positions, RotaryFrequencies(dim, base), 1, dtype);
+  const auto options = positions.options().dtype(at::kDouble);
+  const at::Tensor exponents = at::arange(dim / 2, options) * (-2.0 / static_cast<double>(dim));
+  return DeviceTable(positions, at::pow(base, exponents), 1, dtype);
+}
+
+RotaryTable MakeRotaryTable(const at::Tensor& positions, std::span<const double> frequencies,
+                            double factor, at::ScalarType dtype) {
+  CheckTableOf(positions, 2 * static_cast<int64_t>(frequencies.size()));
+  if (positions.is_cpu()) return CpuTable(positions, frequencies, factor, dtype);
+  return DeviceTable(positions, ConstantsOn(positions.device(), frequencies), factor, dtype);
+}
+
+template <typename Make>
+RotaryTable RotaryTables::Find(const at::Tensor& positions, std::vector<double> key,
+                               const Make& make) {
+  const std::lock_guard lock(mutex_);
+  for (const Entry& entry : entries_)
+    if (entry.positions.is_same(positions) && entry.key == key) return entry.table;
+  return entries_.emplace_back(positions, std::move(key), make()).table;
+}
+
+RotaryTable RotaryTables::Of(const at::Tensor& positions, int64_t dim, double base,
+                             at::ScalarType dtype) {
+  // three numbers, of which no table by frequencies has fewer than four
+  return Find(positions, {static_cast<double>(dim), base, static_cast<double>(dtype)},
+              [&] { return MakeRotaryTable(positions, dim, base, dtype); });
+}
+
+RotaryTable RotaryTables::Of(const at::Tensor& positions, std::span<const double> frequencies,
+                             double factor, at::ScalarType dtype) {
+  std::vector<double> key(frequencies.begin(), frequencies.end());
+  key.insert(key.end(), {factor, 0.0, static_cast<double>(dtype)});
+  return Find(positions, std::move(key),
+              [&] { return MakeRotaryTable(positions, frequencies, factor, dtype); });
+}
+
+namespace {
+
+RotaryTable Contiguous(const RotaryTable& table) {
+  return {.cos = table.cos.contiguous(),
+          .sin = table.sin.contiguous(),
+          .rows = table.rows.contiguous()};
+}
+
+}  // namespace
+
+at::Tensor ApplyRotary(const at::Tensor& x, const RotaryTable& table) {
+  CheckDTypes("ApplyRotary", {x});
+  CheckTable(x, table);
+  return IsFused(x) ? FusedRotary({x}, Contiguous(table))[0] : RotateComposed(x, table);
+}
+
+RotatedPair ApplyRotary(const at::Tensor& q, const at::Tensor& k, const RotaryTable& table) {
+  CheckDTypes("ApplyRotary", {q, k});
+  CheckTable(q, table);
+  HL_CHECK(k.defined() && k.dim() == 4 && k.scalar_type() == q.scalar_type() &&
+               FitsBeside(q, k, {q.size(0), q.size(1), k.size(2), q.size(3)}),
+           "ApplyRotary to q ", Describe(q), " and k ", Describe(k),
+           "; [B, T, H, d] and [B, T, Hk, d] of one dtype and device would work");
+  if (!IsFused(q)) return {.q = RotateComposed(q, table), .k = RotateComposed(k, table)};
+  const Tensors rotated = FusedRotary({q, k}, Contiguous(table));
+  return {.q = rotated[0], .k = rotated[1]};
+}
+
+}  // namespace halflife::ops

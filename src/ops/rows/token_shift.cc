@@ -1,0 +1,210 @@
+#include "ops/rows/token_shift.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cstddef>
+
+#include "core/error.h"
+#include "kernels/common/cpu/sum_partials.h"
+#include "kernels/rows/token_shift_args.h"
+#include "ops/sequence/tokens_before.h"
+#include "ops/torch/autograd.h"
+#include "ops/torch/dispatch.h"
+#include "ops/torch/gradient_sink.h"
+#include "ops/torch/tensor_checks.h"
+
+namespace halflife::ops {
+namespace {
+
+// What both directions read. All contiguous; tail and starts may be undefined.
+struct ShiftOperands {
+  at::Tensor x, tail, starts;
+  Tensors mixes;
+
+  template <typename T>
+  kernels::TokenShiftShape<T> Shape() const {
+    kernels::TokenShiftShape<T> shape;
+    shape.x = Elements<T>(x);
+    shape.tail = Elements<T>(tail);
+    shape.starts = Elements<bool>(starts);
+    for (const at::Tensor& mix : mixes) shape.mixes[shape.num_mixes++] = Elements<float>(mix);
+    shape.batch = x.size(0), shape.seq_len = x.size(1), shape.dim = x.size(2);
+    return shape;
+  }
+};
+
+template <typename T>
+void ForwardOnCpu(const kernels::TokenShiftShape<T>& shape,
+                  const kernels::TokenShiftResults<T>& results) {
+  const int64_t num_blocks = shape.batch * kernels::cpu::TokenShiftBlocksPerRow(shape.seq_len);
+  at::parallel_for(0, num_blocks, 1, [&](int64_t begin, int64_t end) {
+    const std::vector<T> zeros(shape.dim);
+    for (int64_t block = begin; block < end; ++block)
+      kernels::cpu::TokenShiftForward(shape, results, block, zeros.data());
+  });
+}
+
+template <typename T>
+void BackwardOnCpu(const kernels::TokenShiftShape<T>& shape,
+                   const kernels::TokenShiftGrads<T>& grads) {
+  const int64_t num_blocks = shape.batch * kernels::cpu::TokenShiftBlocksPerRow(shape.seq_len);
+  const int64_t size = shape.num_mixes * shape.dim;
+  std::vector<float> partial(num_blocks * size);
+  at::parallel_for(0, num_blocks, 1, [&](int64_t begin, int64_t end) {
+    const std::vector<T> zeros(shape.dim);
+    std::vector<float> scratch(shape.dim);
+    for (int64_t block = begin; block < end; ++block)
+      kernels::cpu::TokenShiftBackward(shape, grads, block, zeros.data(),
+                                       partial.data() + block * size, scratch.data());
+  });
+  kernels::cpu::SumPlaces<float> sums;
+  for (int i = 0; i < shape.num_mixes; ++i)
+    sums.push_back({.out = grads.dmixes[i], .size = shape.dim, .added = grads.added[i]});
+  kernels::cpu::SumPartials(partial.data(), num_blocks, sums);
+}
+
+Tensors ShiftFused(const ShiftOperands& in) {
+  Tensors outs;
+  for (size_t i = 0; i < in.mixes.size(); ++i) outs.push_back(at::empty_like(in.x));
+  WithStorage(in.x, [&]<typename T>() {
+    const kernels::TokenShiftShape<T> shape = in.Shape<T>();
+    kernels::TokenShiftResults<T> results;
+    for (size_t i = 0; i < outs.size(); ++i) results.out[i] = MutableElements<T>(outs[i]);
+    RunOn(
+        in.x, [&] { ForwardOnCpu(shape, results); },
+        [&](auto stream) { kernels::cuda::TokenShiftForward(shape, results, stream); });
+  });
+  return outs;
+}
+
+// saved: x, tail, starts, then the mixes. -> gradients of x, the tail and the mixes.
+Tensors ShiftBackward(const BackwardCall& call) {
+  ShiftOperands in = {
+      .x = call.saved[0], .tail = call.saved[1], .starts = call.saved[2], .mixes = {}};
+  Tensors douts;
+  for (const at::Tensor& dout : call.grads) douts.push_back(dout.contiguous());
+  std::vector<GradientPlace> places;
+  for (size_t i = 0; i < douts.size(); ++i) {
+    const at::Tensor& mix = call.saved[3 + i];
+    in.mixes.push_back(mix.contiguous());
+    places.emplace_back(mix, call.wanted[2 + i]);
+  }
+  Tensors results = {at::empty_like(in.x), in.tail.defined() ? at::empty_like(in.tail) : in.tail};
+  WithStorage(in.x, [&]<typename T>() {
+    const kernels::TokenShiftShape<T> shape = in.Shape<T>();
+    kernels::TokenShiftGrads<T> grads;
+    grads.dx = MutableElements<T>(results[0]);
+    grads.dtail = MutableElements<T>(results[1]);
+    for (size_t i = 0; i < douts.size(); ++i) {
+      grads.dout[i] = Elements<T>(douts[i]);
+      grads.dmixes[i] = MutableElements<float>(places[i].sum());
+      grads.added[i] = places[i].added();
+    }
+    RunOn(
+        in.x, [&] { BackwardOnCpu(shape, grads); },
+        [&](auto stream) {
+          const at::Tensor partials =
+              at::empty({kernels::cuda::TokenShiftPartials(shape) * shape.num_mixes * shape.dim},
+                        in.x.options().dtype(at::kFloat));
+          kernels::cuda::TokenShiftBackward(shape, grads, MutableElements<float>(partials), stream);
+        });
+  });
+  for (GradientPlace& place : places) results.push_back(place.Finish());
+  return results;
+}
+
+Tensors Fused(const TokenShiftInputs& inputs) {
+  const at::Tensor& x = inputs.x;
+  const at::Tensor tail = inputs.tail.defined() ? inputs.tail.to(x.scalar_type()) : at::Tensor();
+  Tensors operands = {x, tail};
+  operands.insert(operands.end(), inputs.mixes.begin(), inputs.mixes.end());
+  const auto forward = [&]() -> Forwarded {
+    const auto contiguous = [](const at::Tensor& y) { return y.defined() ? y.contiguous() : y; };
+    ShiftOperands in = {.x = x.contiguous(),
+                        .tail = contiguous(tail),
+                        .starts = contiguous(inputs.starts),
+                        .mixes = {}};
+    for (const at::Tensor& mix : inputs.mixes) in.mixes.push_back(mix.contiguous());
+    Forwarded result = {
+        .outputs = ShiftFused(in), .saved = {in.x, in.tail, in.starts}, .backward = ShiftBackward};
+    result.saved.insert(result.saved.end(), inputs.mixes.begin(), inputs.mixes.end());
+    return result;
+  };
+  return Apply({.name = "TokenShift", .inputs = operands, .forward = forward});
+}
+
+at::Tensor ZerosLikeTail(const at::Tensor& x) {
+  return at::zeros({x.size(0), 1, x.size(2)}, x.options().requires_grad(false));
+}
+
+// In LibTorch calls: fp64, mixes that are not fp32, no tokens.
+Tensors Composed(const TokenShiftInputs& inputs) {
+  const at::ScalarType compute = ComputeType(inputs.x);
+  const at::Tensor x = inputs.x.to(compute), zeros = ZerosLikeTail(x);
+  const at::Tensor tail = inputs.tail.defined() ? inputs.tail.to(compute) : zeros;
+  at::Tensor before = at::cat({tail, x}, 1).narrow(1, 0, x.size(1));
+  if (inputs.starts.defined()) before = at::where(inputs.starts.unsqueeze(2), zeros, before);
+  Tensors outs;
+  for (const at::Tensor& given : inputs.mixes) {
+    const at::Tensor mix = given.to(compute);
+    outs.push_back((mix * x + (1 - mix) * before).to(inputs.x.scalar_type()));
+  }
+  return outs;
+}
+
+void Check(const TokenShiftInputs& inputs) {
+  const at::Tensor& x = inputs.x;
+  CheckDTypes("TokenShift", {x, inputs.tail});
+  HL_CHECK(x.defined() && x.dim() == 3, "TokenShift of x ", Describe(x), "; [B, T, D] would work");
+  HL_CHECK(!inputs.mixes.empty() && inputs.mixes.size() <= kernels::kTokenMixes, "TokenShift by ",
+           inputs.mixes.size(), " mixes; 1 to ", kernels::kTokenMixes, " would work");
+  for (const at::Tensor& mix : inputs.mixes) {
+    CheckDTypes("TokenShift", {mix});
+    HL_CHECK(FitsBeside(x, mix, {x.size(2)}), "TokenShift of x ", Describe(x), " by a mix ",
+             Describe(mix), "; [D] on its device would work");
+  }
+  HL_CHECK(!inputs.tail.defined() || FitsBeside(x, inputs.tail, {x.size(0), 1, x.size(2)}),
+           "TokenShift of x ", Describe(x), " with tail ", Describe(inputs.tail),
+           "; [B, 1, D] on its device, or none, would work");
+  HL_CHECK(!inputs.starts.defined() || (FitsBeside(x, inputs.starts, {x.size(0), x.size(1)}) &&
+                                        inputs.starts.scalar_type() == at::kBool),
+           "TokenShift of x ", Describe(x), " with starts ", Describe(inputs.starts),
+           "; [B, T] bool on its device, or none, would work");
+}
+
+bool RunsFused(const TokenShiftInputs& inputs) {
+  return IsFused(inputs.x) && inputs.x.numel() > 0 &&
+         std::ranges::all_of(inputs.mixes,
+                             [](const auto& mix) { return mix.scalar_type() == at::kFloat; });
+}
+
+}  // namespace
+
+Tensors TokenShift(const TokenShiftInputs& inputs) {
+  Check(inputs);
+  if (inputs.segment != nullptr) {
+    HL_CHECK(!inputs.tail.defined(), "TokenShift: a tail of the caller's before a segment");
+    TokenShiftInputs alone = inputs;
+    alone.segment.reset();
+    inputs.segment->group->NoteAsked();
+    alone.tail = DocumentBefore(inputs.x, 1, *inputs.segment);
+    return TokenShift(alone);
+  }
+  return RunsFused(inputs) ? Fused(inputs) : Composed(inputs);
+}
+
+at::Tensor TokenShiftTail(const TokenShiftInputs& inputs) {
+  Check(inputs);
+  const at::Tensor& x = inputs.x;
+  if (x.size(1) > 0) return x.narrow(1, x.size(1) - 1, 1);
+  return inputs.tail.defined() ? inputs.tail.to(x.scalar_type()) : ZerosLikeTail(x);
+}
+
+}  // namespace halflife::ops

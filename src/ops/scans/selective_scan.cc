@@ -1,0 +1,353 @@
+#include "ops/scans/selective_scan.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <type_traits>
+#include <vector>
+
+#include "core/error.h"
+#include "kernels/common/cpu/sum_partials.h"
+#include "kernels/scans/selective_scan/selective_scan_args.h"
+#include "ops/scans/selective_scan_segments.h"
+#include "ops/torch/autograd.h"
+#include "ops/torch/dispatch.h"
+#include "ops/torch/gradient_sink.h"
+#include "ops/torch/side_by_side.h"
+#include "ops/torch/tensor_checks.h"
+#include "ops/torch/tensor_views.h"
+
+namespace halflife::ops {
+namespace {
+
+// Tokens below which threads cost more to start than they save.
+constexpr int64_t kTokensOfOneThread = 256;
+
+// What both directions read. All contiguous but b and c, whose tokens' rows lie equally far apart,
+// and on a CPU x and delta, whose do; starts and the initial state may be undefined.
+struct ScanOperands {
+  at::Tensor x, delta, delta_bias, a, b, c, skip, starts, initial;
+  bool negative_exp = false;
+
+  template <typename T, typename C>
+  kernels::ScanShape<T, C> Shape() const {
+    return {.x = Elements<T>(x),
+            .delta = Elements<T>(delta),
+            .delta_bias = Elements<C>(delta_bias),
+            .a = Elements<C>(a),
+            .b = Elements<T>(b),
+            .c = Elements<T>(c),
+            .skip = Elements<C>(skip),
+            .starts = Elements<bool>(starts),
+            .initial = Elements<C>(initial),
+            .batch = x.size(0),
+            .seq_len = x.size(1),
+            .channels = x.size(2),
+            .states = a.size(1),
+            .token_stride = RowStride(b).value(),
+            .x_stride = RowStride(x).value(),
+            .delta_stride = RowStride(delta).value(),
+            .negative_exp = negative_exp};
+  }
+  kernels::cuda::ScanSizes sizes() const { return {x.size(0), x.size(1), x.size(2), a.size(1)}; }
+  int64_t tiles() const {
+    return kernels::ScanTiles(x.size(1),
+                              x.is_cuda() ? kernels::cuda::kScanTile : kernels::cpu::kScanTile);
+  }
+};
+
+// run(item, scratch) for every block of channels of every sequence, with memory of its thread's
+// own.
+template <typename Run>
+void ForItems(const ScanOperands& in, const Run& run) {
+  const int64_t items = in.x.size(0) * kernels::cpu::ScanBlocks(in.x.size(2));
+  const int64_t bytes =
+      kernels::cpu::ScanScratchBytes(in.a.size(1), in.x.scalar_type() == at::kDouble);
+  at::parallel_for(0, items, 1, [&](int64_t begin, int64_t end) {
+    struct alignas(64) Line {
+      std::byte bytes[64];
+    };
+    std::vector<Line> scratch(static_cast<size_t>((bytes + 63) / 64));
+    for (int64_t item = begin; item < end; ++item) run(item, static_cast<void*>(scratch.data()));
+  });
+}
+
+template <typename T, typename C>
+void ForwardOn(const ScanOperands& in, const kernels::ScanResults<T, C>& results) {
+  const kernels::ScanShape<T, C> shape = in.Shape<T, C>();
+  RunOn(
+      in.x,
+      [&] {
+        ForItems(in, [&](int64_t item, void* scratch) {
+          kernels::cpu::ScanForward(shape, results, item, scratch);
+        });
+      },
+      [&](auto stream) {
+        if constexpr (std::is_same_v<C, float>) {
+          const at::Tensor workspace =
+              at::empty({kernels::cuda::ScanForwardWorkspaceFloats(in.sizes())}, in.a.options());
+          kernels::cuda::ScanForward(shape, results, MutableElements<float>(workspace), stream);
+        }
+      });
+}
+
+// Of the weights [I, N], [I] and [I], in the compute type.
+struct WeightGrads {
+  const GradientPlace &a, &skip, &delta_bias;
+};
+
+template <typename C>
+void BackwardOnCpu(const ScanOperands& in, const auto& shape, const auto& grads,
+                   const WeightGrads& weights) {
+  const int64_t batch = shape.batch, channels = shape.channels, of_a = shape.states * channels,
+                tokens = batch * shape.seq_len * shape.states,
+                blocks = kernels::cpu::ScanBlocks(channels);
+  std::vector<C> da(batch * of_a), da_sum(of_a), dskip(batch * channels), dbias(batch * channels),
+      db(blocks * tokens), dc(blocks * tokens);
+  const kernels::cpu::ScanPartials<C> partials = {.da = da.data(),
+                                                  .dskip = dskip.data(),
+                                                  .ddelta_bias = dbias.data(),
+                                                  .db = db.data(),
+                                                  .dc = dc.data()};
+  ForItems(in, [&](int64_t item, void* scratch) {
+    kernels::cpu::ScanBackward(shape, grads, partials, item, scratch);
+  });
+  const auto sum = [](const GradientPlace& place) { return MutableElements<C>(place.sum()); };
+  // Summed apart first: each sequence by itself would be rounded to the size that a gradient of
+  // many micro-batches has.
+  kernels::cpu::SumPartials(da.data(), batch, of_a, da_sum.data());
+  kernels::cpu::SumPartials(
+      da_sum.data(), 1,
+      {{.out = sum(weights.a), .size = of_a, .added = weights.a.added(), .rows = shape.states}});
+  kernels::cpu::SumPartials(dskip.data(), batch, channels, sum(weights.skip), weights.skip.added());
+  kernels::cpu::SumPartials(dbias.data(), batch, channels, sum(weights.delta_bias),
+                            weights.delta_bias.added());
+  at::parallel_for(0, batch * shape.seq_len, kTokensOfOneThread, [&](int64_t begin, int64_t end) {
+    kernels::cpu::ScanSumTokens(shape, grads, partials, begin, end);
+  });
+}
+
+template <typename T, typename C>
+void BackwardOn(const ScanOperands& in, const kernels::ScanGrads<T, C>& grads,
+                const WeightGrads& weights) {
+  const kernels::ScanShape<T, C> shape = in.Shape<T, C>();
+  RunOn(
+      in.x, [&] { BackwardOnCpu<C>(in, shape, grads, weights); },
+      [&](auto stream) {
+        if constexpr (std::is_same_v<C, float>) {
+          const at::Tensor workspace =
+              at::empty({kernels::cuda::ScanBackwardWorkspaceFloats(in.sizes())}, in.a.options());
+          kernels::cuda::ScanBackward(
+              shape, grads,
+              {.da = MutableElements<float>(weights.a.sum()),
+               .dskip = MutableElements<float>(weights.skip.sum()),
+               .ddelta_bias = MutableElements<float>(weights.delta_bias.sum()),
+               .a_added = weights.a.added(),
+               .skip_added = weights.skip.added(),
+               .bias_added = weights.delta_bias.added()},
+              MutableElements<float>(workspace), stream);
+        }
+      });
+}
+
+// As the kernels take a weight of x's channels.
+at::Tensor OfChannels(const at::Tensor& weight, const at::Tensor& x) {
+  return weight.to(ComputeType(x)).contiguous();
+}
+
+ScanOperands Prepare(const SelectiveScanInputs& in) {
+  const auto activation = [&](const at::Tensor& y) { return y.to(in.x.scalar_type()); };
+  ScanOperands operands = {.x = RowsApart(in.x),  // shared rows have pieces of channels
+                           .delta = RowsApart(in.delta),
+                           .delta_bias = OfChannels(in.delta_bias, in.x),
+                           .a = OfChannels(in.a, in.x),
+                           .b = activation(in.b),
+                           .c = activation(in.c),
+                           .skip = OfChannels(in.skip, in.x),
+                           .starts = Contiguous(in.starts),
+                           .initial = Contiguous(in.initial),
+                           .negative_exp = in.negative_exp};
+  at::Tensor &b = operands.b, &c = operands.c;
+  if (!RowStride(b).has_value() || RowStride(b) != RowStride(c))
+    b = b.contiguous(), c = c.contiguous();
+  return operands;
+}
+
+// Where gradients go.
+struct GradientPlaces {
+  ColumnPlace x, delta, b, c;
+
+  // Of b and c: rows equally far apart in both.
+  std::array<at::Tensor, 2> OfStates(const ScanOperands& in) const {
+    const at::Tensor db = b.EmptyLike(in.b), dc = c.EmptyLike(in.c);
+    if (RowStride(db) == RowStride(dc)) return {db, dc};
+    return {ColumnPlace().EmptyLike(in.b), ColumnPlace().EmptyLike(in.c)};
+  }
+};
+
+// saved: what the forward was given, in the order of Operands, and the states that it kept. ->
+// gradients in the same order, without one of starts.
+Tensors RunBackward(const BackwardCall& call, bool negative_exp, const GradientPlaces& places) {
+  const Tensors &saved = call.saved, &grads = call.grads;
+  const ScanOperands in = Prepare({.x = saved[0],
+                                   .delta = saved[1],
+                                   .delta_bias = saved[2],
+                                   .a = saved[3],
+                                   .negative_exp = negative_exp,
+                                   .b = saved[4],
+                                   .c = saved[5],
+                                   .skip = saved[6],
+                                   .starts = saved[7],
+                                   .initial = saved[8]});
+  const at::Tensor dy =
+      grads[0].defined() ? RowsApart(grads[0]) : at::zeros(in.x.sizes(), in.x.options());
+  const at::Tensor dfinal = grads[1].defined() ? grads[1].contiguous() : grads[1];
+  const auto place_of = [&](size_t i) {
+    return GradientPlace(saved[i], call.wanted[i], ComputeType(in.x));
+  };
+  GradientPlace delta_bias = place_of(2), a = place_of(3), skip = place_of(6);
+  const WeightGrads weights = {.a = a, .skip = skip, .delta_bias = delta_bias};
+  const auto [db, dc] = places.OfStates(in);
+  const at::Tensor dx = EmptyIn(places.x, in.x), ddelta = EmptyIn(places.delta, in.x),
+                   dinitial = in.initial.defined()
+                                  ? at::empty(in.initial.sizes(), in.initial.options())
+                                  : at::Tensor();
+  if (in.x.size(1) == 0 && dinitial.defined()) {  // no kernel would write it
+    dinitial.zero_();
+    if (dfinal.defined()) dinitial.copy_(dfinal);
+  }
+  WithStorageAndArithmetic(in.x, [&]<typename T, typename C>() {
+    BackwardOn<T, C>(in,
+                     {.kept = Elements<C>(saved[9]),
+                      .dy = Elements<T>(dy),
+                      .dy_stride = RowStride(dy).value(),
+                      .dfinal = Elements<C>(dfinal),
+                      .dx = MutableElements<T>(dx),
+                      .dx_stride = RowStride(dx).value(),
+                      .ddelta = MutableElements<T>(ddelta),
+                      .ddelta_stride = RowStride(ddelta).value(),
+                      .dinitial = MutableElements<C>(dinitial),
+                      .db = MutableElements<T>(db),
+                      .dc = MutableElements<T>(dc),
+                      .token_stride = RowStride(db).value()},
+                     weights);
+  });
+  return {dx,
+          ddelta,
+          delta_bias.Finish(),
+          a.Finish(),
+          db.to(saved[4].scalar_type()),
+          dc.to(saved[5].scalar_type()),
+          skip.Finish(),
+          dinitial};
+}
+
+void Check(const SelectiveScanInputs& in) {
+  const at::Tensor& x = in.x;
+  CheckDTypes("SelectiveScan", {x, in.delta, in.delta_bias, in.a, in.b, in.c, in.skip});
+  HL_CHECK(x.defined() && x.dim() == 3 && IsLike(x, in.delta) && (x.is_cpu() || HasFusedDtype(x)),
+           "SelectiveScan of x ", Describe(x), " and delta ", Describe(in.delta),
+           "; [B, T, I] of one dtype and device for both would work, fp64 on the CPU alone");
+  const int64_t batch = x.size(0), seq_len = x.size(1), channels = x.size(2);
+  const int64_t states = in.a.defined() && in.a.dim() == 2 ? in.a.size(1) : 0;
+  const auto fits = [&](const at::Tensor& y, at::IntArrayRef shape) {
+    return FitsBeside(x, y, shape);
+  };
+  HL_CHECK(states >= 1 && states <= kernels::kScanMaxStates && fits(in.a, {channels, states}) &&
+               fits(in.delta_bias, {channels}) && fits(in.skip, {channels}),
+           "SelectiveScan of x ", Describe(x), " with a ", Describe(in.a), ", delta_bias ",
+           Describe(in.delta_bias), " and skip ", Describe(in.skip), "; [I, N] with N of 1 to ",
+           kernels::kScanMaxStates, ", [I] and [I] on its device would work");
+  HL_CHECK(fits(in.b, {batch, seq_len, states}) && fits(in.c, {batch, seq_len, states}),
+           "SelectiveScan of x ", Describe(x), " and a ", Describe(in.a), " with b ",
+           Describe(in.b), " and c ", Describe(in.c), "; [B, T, N] on its device would work");
+  HL_CHECK(!in.starts.defined() ||
+               (fits(in.starts, {batch, seq_len}) && in.starts.scalar_type() == at::kBool),
+           "SelectiveScan of x ", Describe(x), " with starts ", Describe(in.starts),
+           "; [B, T] bool on its device, or none, would work");
+  HL_CHECK(!in.initial.defined() || (fits(in.initial, {batch, channels, states}) &&
+                                     in.initial.scalar_type() == ComputeType(x)),
+           "SelectiveScan of x ", Describe(x), " with a state ", Describe(in.initial),
+           "; [B, I, N] ", DTypeName(ComputeType(x)), " on its device, or none, would work");
+}
+
+}  // namespace
+
+SelectiveScanOutputs SelectiveScan(const SelectiveScanInputs& inputs) {
+  Check(inputs);
+  if (inputs.segment != nullptr) return OverSegments(inputs);
+  const Tensors operands = {inputs.x, inputs.delta, inputs.delta_bias, inputs.a,
+                            inputs.b, inputs.c,     inputs.skip,       inputs.initial};
+  const bool keep = c10::GradMode::is_enabled() && std::ranges::any_of(operands, [](const auto& x) {
+                      return x.defined() && x.requires_grad();
+                    });
+  const auto forward = [&]() -> Forwarded {
+    const ScanOperands in = Prepare(inputs);
+    const int64_t batch = in.x.size(0), channels = in.x.size(2), states = in.a.size(1);
+    const at::Tensor y = EmptyIn(inputs.y_place, in.x);
+    // Of no tokens no kernel runs.
+    const at::Tensor final = in.x.size(1) > 0 ? at::empty({batch, channels, states}, in.a.options())
+                             : in.initial.defined()
+                                 ? in.initial.clone()
+                                 : at::zeros({batch, channels, states}, in.a.options());
+    at::Tensor kept;
+    if (keep) kept = at::empty({batch, in.tiles(), states, channels}, in.a.options());
+    WithStorageAndArithmetic(in.x, [&]<typename T, typename C>() {
+      if (in.x.size(1) == 0) return;
+      ForwardOn<T, C>(in, {.y = MutableElements<T>(y),
+                           .y_stride = RowStride(y).value(),
+                           .final = MutableElements<C>(final),
+                           .kept = MutableElements<C>(kept)});
+    });
+    const GradientPlaces places = {.x = inputs.x_gradient,
+                                   .delta = inputs.delta_gradient,
+                                   .b = inputs.b_gradient,
+                                   .c = inputs.c_gradient};
+    const auto backward = [negative_exp = inputs.negative_exp, places](const BackwardCall& call) {
+      return RunBackward(call, negative_exp, places);
+    };
+    return {.outputs = {y, final},
+            .saved = {in.x, in.delta, inputs.delta_bias, inputs.a, inputs.b, inputs.c, inputs.skip,
+                      in.starts, in.initial, kept},
+            .backward = backward};
+  };
+  const Tensors out = Apply(
+      {.name = "SelectiveScan", .inputs = operands, .undefined_grads = true, .forward = forward});
+  return {.y = out[0], .final = out[1]};
+}
+
+at::Tensor SelectiveScanStep(const SelectiveScanStepInputs& inputs, at::Tensor& state) {
+  for (const at::Tensor* x : {&inputs.x, &inputs.delta, &inputs.b, &inputs.c})
+    HL_CHECK(x->defined() && x->dim() == 2, "SelectiveScanStep of ", Describe(*x),
+             "; [B, I] for x and delta and [B, N] for b and c would work");
+  HL_CHECK(state.defined() && state.is_contiguous(), "SelectiveScanStep in a state ",
+           Describe(state), "; a contiguous one [B, I, N], which moves on in place, would work");
+  const SelectiveScanInputs token = {.x = inputs.x.unsqueeze(1),
+                                     .delta = inputs.delta.unsqueeze(1),
+                                     .delta_bias = inputs.delta_bias,
+                                     .a = inputs.a,
+                                     .negative_exp = inputs.negative_exp,
+                                     .b = inputs.b.unsqueeze(1),
+                                     .c = inputs.c.unsqueeze(1),
+                                     .skip = inputs.skip,
+                                     .starts = {},
+                                     .initial = state};
+  Check(token);
+  const c10::AutoGradMode no_grad(false);
+  const ScanOperands in = Prepare(token);
+  const at::Tensor y = at::empty(in.x.sizes(), in.x.options());
+  WithStorageAndArithmetic(in.x, [&]<typename T, typename C>() {
+    ForwardOn<T, C>(in, {.y = MutableElements<T>(y),
+                         .y_stride = RowStride(y).value(),
+                         .final = MutableElements<C>(state),
+                         .kept = nullptr});
+  });
+  return y.squeeze(1);
+}
+
+}  // namespace halflife::ops

@@ -1,0 +1,78 @@
+#include "ops/scans/wkv4_segments.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/zeros.h>
+
+#include "core/error.h"
+#include "ops/sequence/segment_scan.h"
+#include "ops/torch/dispatch.h"
+
+namespace halflife::ops {
+namespace {
+
+// Nothing seen is a denominator of 0 here, a log scale of -inf there.
+WkvMemory ToMemory(const SegmentState& state) {
+  if (state.values.empty()) return {};
+  return {.numerator = state.values[0],
+          .denominator = state.values[1],
+          .log_scale = ScaleOrZero(state.log_scale)};
+}
+SegmentState ToSegmentState(const WkvMemory& memory) {
+  return {.values = {memory.numerator, memory.denominator},
+          .log_scale = ScaleOfSeen(memory.log_scale, memory.denominator.detach() == 0)};
+}
+
+// [B, T, D] of all channels of `inputs`.
+at::Tensor Mix(const WkvInputs& inputs) {
+  const Tensors given = {inputs.k, inputs.v, inputs.log_decay, inputs.bonus};
+  WkvInputs alone = inputs;
+  alone.segment.reset();
+  const auto run = [&](const Tensors& x, const SegmentState& before) -> ScannedSegment {
+    WkvInputs in = alone;
+    in.k = x[0], in.v = x[1], in.log_decay = x[2], in.bonus = x[3];
+    in.initial = ToMemory(before);
+    const auto [out, final] = Wkv4(in);
+    return {.outputs = {out}, .after = ToSegmentState(final)};
+  };
+  const auto summarise = [&]() -> SegmentSummary {
+    const SegmentState own = run(given, {}).after;
+    const at::Tensor of_channels = inputs.log_decay.detach().to(ComputeType(inputs.k)),
+                     decay = inputs.negative_exp ? of_channels.exp().neg() : of_channels;
+    const at::Tensor over_segment =
+        (decay * inputs.k.size(1)).unsqueeze(0).expand(own.values[0].sizes());
+    return {.own = own, .log_transition = CutByStarts(over_segment, *inputs.segment)};
+  };
+  const auto nothing = [&]() -> SegmentSummary {
+    const at::Tensor channels = at::zeros({inputs.k.size(0), inputs.k.size(2)},
+                                          inputs.k.options().dtype(ComputeType(inputs.k)));
+    return {.own = {.values = {channels, channels}, .log_scale = channels},
+            .log_transition = channels};
+  };
+  const SegmentScan scan = {.name = "Wkv4Segment",
+                            .inputs = given,
+                            .run = run,
+                            .summarise = summarise,
+                            .nothing = nothing};
+  return RunSegment(scan, *inputs.segment)[0];
+}
+
+}  // namespace
+
+WkvOutputs OverSegments(const WkvInputs& inputs) {
+  HL_CHECK(!inputs.initial.numerator.defined(), "Wkv4: an initial state of a segment");
+  // Not in their places: rows of few channels far apart cost more than copies (bench/RESULTS.md).
+  const auto run = [&](const Piece& piece) {
+    WkvInputs in = inputs;
+    in.k = piece.tensors[0], in.v = piece.tensors[1];
+    in.log_decay = piece.tensors[2], in.bonus = piece.tensors[3];
+    return Mix(in);
+  };
+  return {.out = InPieces({{.tensor = inputs.k, .of_tokens = true},
+                           {.tensor = inputs.v, .of_tokens = true},
+                           {.tensor = inputs.log_decay, .of_tokens = false},
+                           {.tensor = inputs.bonus, .of_tokens = false}},
+                          kLeastChannels, *inputs.segment, inputs.k, run),
+          .final = {}};
+}
+
+}  // namespace halflife::ops

@@ -1,0 +1,201 @@
+#include "ops/softmax_attention/composed.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/where.h>
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+
+#include "kernels/common/dropout_draws.h"
+#include "ops/softmax_attention/ordered_attention.h"
+#include "ops/torch/autograd.h"
+#include "ops/torch/dispatch.h"
+#include "ops/torch/host_transfer.h"
+
+namespace halflife::ops {
+namespace {
+
+constexpr int64_t kBlock = 512;  // queries
+constexpr double kNever = -std::numeric_limits<double>::infinity();
+
+// [B, S, Hk, d] -> [B, H, S, d] in the compute type where the scores are formed here.
+at::Tensor ByHead(const at::Tensor& x, int64_t num_heads) {
+  const int64_t shared = num_heads / x.size(2);
+  return (shared == 1 ? x : x.repeat_interleave(shared, 2)).transpose(1, 2);
+}
+
+// Queries [begin, end) against keys [first_key, end_key).
+struct Block {
+  const SoftmaxAttentionInputs& inputs;
+  const SoftmaxAttentionConfig& config;
+  const VisibleKeys& seen;
+  int64_t begin, end, first_key, end_key;
+
+  int64_t num_past() const { return inputs.k.size(1) - inputs.q.size(1); }
+  at::Tensor Queries(const at::Tensor& q) const { return q.narrow(1, begin, end - begin); }
+  at::Tensor Keys(const at::Tensor& k) const { return k.narrow(1, first_key, end_key - first_key); }
+  at::TensorOptions Long() const { return inputs.positions.options(); }
+  at::Tensor KeyPlaces() const { return at::arange(first_key, end_key, Long()); }
+  at::Tensor QueryPlaces() const {
+    return at::arange(num_past() + begin, num_past() + end, Long());
+  }
+  at::Tensor Distances() const { return QueryPlaces().unsqueeze(1) - KeyPlaces(); }
+
+  at::Tensor Visible() const {  // [B, 1, T, S]
+    const auto rows = [&](const at::Tensor& x) { return Queries(x).unsqueeze(2); };
+    const at::Tensor key = KeyPlaces();
+    at::Tensor visible = (key >= rows(seen.first)).logical_and(key < rows(seen.end));
+    if (config.pattern.sinks > 0)
+      visible = visible.logical_or((key >= rows(seen.sinks))
+                                       .logical_and(key < rows(seen.sinks) + config.pattern.sinks)
+                                       .logical_and(key < rows(seen.end)));
+    return visible.unsqueeze(1);
+  }
+  at::Tensor Bias() const {  // [1 or B, H, T, S]
+    // What lies ahead of a causal query is masked, and of another as far as what lies back.
+    const at::Tensor distances =
+        config.pattern.bidirectional ? Distances().abs() : Distances().clamp_min(0);
+    // Not index_select, whose backward on a GPU waits for the host.
+    const at::Tensor bias = at::embedding(inputs.bias.t(), distances).permute({2, 0, 1});
+    if (!inputs.bias_scale.defined()) return bias.unsqueeze(0);
+    return bias * Queries(inputs.bias_scale.detach()).unsqueeze(1).unsqueeze(3);
+  }
+  // x by e^(+-rate (place - the block's first query)): products then decay with the distance, and
+  // no factor is above what the block's own length makes it.
+  at::Tensor Decayed(const at::Tensor& x, const at::Tensor& places, double sign) const {
+    if (config.decay_rates.empty()) return x;
+    const at::Tensor rates = ConstantsOn(x.device(), config.decay_rates);
+    const at::Tensor gaps = (places - (num_past() + begin)).to(at::kDouble).unsqueeze(1);
+    const at::Tensor factors = at::exp(sign * gaps * rates).to(ComputeType(x));
+    return (x.to(factors.scalar_type()) * factors.unsqueeze(1)).to(x.scalar_type());
+  }
+};
+
+at::Tensor Scores(const Block& block, const at::Tensor& q, const at::Tensor& k) {
+  const at::ScalarType compute = ComputeType(q);
+  const int64_t num_heads = q.size(2);
+  return ByHead(q.to(compute), num_heads).matmul(ByHead(k.to(compute), num_heads).transpose(2, 3)) *
+         block.config.scale;
+}
+
+// Of all pairs of the block, far ones and biases included: [B, H, T, S].
+at::Tensor AllScores(const Block& block, const at::Tensor& q, const at::Tensor& k) {
+  const SoftmaxAttentionInputs& in = block.inputs;
+  at::Tensor scores = Scores(block, q, k);
+  if (in.far_q.defined()) {
+    const at::Tensor far =
+        Scores(block, block.Queries(in.far_q), block.Keys(in.far_k.defined() ? in.far_k : in.k));
+    scores = at::where(block.Distances() >= block.config.far_from, far, scores);
+  }
+  return in.bias.defined() ? scores + block.Bias() : scores;
+}
+
+// Probabilities [B, H, T, S] of keys from the row's beginning on.
+at::Tensor Dropped(const Block& block, const at::Tensor& probabilities) {
+  DropoutConfig dropout = block.config.dropout;
+  const int64_t num_heads = probabilities.size(1);
+  const at::Tensor heads = at::arange(num_heads, dropout.samples.options());
+  dropout.samples =
+      (dropout.samples.unsqueeze(1) + heads * (int64_t{1} << kernels::kHeadBit)).flatten();
+  dropout.first_position += block.begin;
+  return Dropout(probabilities.flatten(0, 1).contiguous(), dropout).unflatten(0, {-1, num_heads});
+}
+
+// With probabilities at hand, [B, T, H, V].
+at::Tensor AttendDense(const Block& block, const at::Tensor& q, const at::Tensor& k) {
+  const SoftmaxAttentionInputs& in = block.inputs;
+  const at::Tensor scores = AllScores(block, q, k);
+  const at::Tensor visible = block.Visible(), none = visible.any(3, true).logical_not();
+  at::Tensor probabilities =
+      block.config.squared_relu
+          ? scores.clamp_min(0).square().masked_fill(visible.logical_not(), 0.0) /
+                visible.sum(3, true).clamp_min(1)
+          : scores.masked_fill(visible.logical_not(), kNever)
+                .masked_fill(none, 0.0)
+                .softmax(-1)
+                .masked_fill(none, 0.0);
+  if (block.config.dropout.rate > 0) probabilities = Dropped(block, probabilities);
+  const at::Tensor v = ByHead(block.Keys(in.v).to(scores.scalar_type()), q.size(2));
+  return probabilities.matmul(v).transpose(1, 2).to(q.scalar_type());
+}
+
+at::Tensor AttendFused(const Block& block, const at::Tensor& q, const at::Tensor& k) {
+  const SoftmaxAttentionInputs& in = block.inputs;
+  at::Tensor mask = block.Visible();
+  if (in.bias.defined())
+    mask = block.Bias().masked_fill(mask.logical_not(), kNever).to(q.scalar_type());
+  const int64_t num_heads = q.size(2);
+  return OrderedAttention({.q = ByHead(q, num_heads),
+                           .k = ByHead(k, num_heads),
+                           .v = ByHead(block.Keys(in.v), num_heads),
+                           .mask = mask,
+                           .scale = block.config.scale})
+      .transpose(1, 2);
+}
+
+// Of the keys that queries before `end` may see.
+int64_t EndOfKeys(const SoftmaxAttentionInputs& inputs, const SoftmaxAttentionConfig& config,
+                  int64_t end) {
+  const int64_t num_keys = inputs.k.size(1), num_past = num_keys - inputs.q.size(1);
+  if (!config.pattern.bidirectional) return num_past + end;
+  const int64_t window = config.pattern.window;
+  return window > 0 ? std::min(num_keys, end + window - 1) : num_keys;
+}
+
+// visit(block, q, k) for block after block of queries, q and k as their products need them.
+template <typename Visit>
+void ForBlocks(const SoftmaxAttentionInputs& inputs, const SoftmaxAttentionConfig& config,
+               Visit visit) {
+  const int64_t num_queries = inputs.q.size(1), num_past = inputs.k.size(1) - num_queries;
+  const VisibleKeys seen = SeenBy(inputs, config);
+  const bool drops = config.dropout.rate > 0;
+  const bool bounded = config.pattern.reach() > 0 && config.pattern.sinks == 0 && !drops;
+  for (int64_t begin = 0; begin < num_queries; begin += kBlock) {
+    const int64_t end = std::min(begin + kBlock, num_queries), place = num_past + begin;
+    const Block block = {
+        .inputs = inputs,
+        .config = config,
+        .seen = seen,
+        .begin = begin,
+        .end = end,
+        .first_key = bounded ? std::max<int64_t>(0, place - config.pattern.reach() + 1) : 0,
+        .end_key = EndOfKeys(inputs, config, end)};
+    visit(block, block.Decayed(block.Queries(inputs.q), block.QueryPlaces(), +1),
+          block.Decayed(block.Keys(inputs.k), block.KeyPlaces(), -1));
+  }
+}
+
+}  // namespace
+
+VisibleKeys SeenBy(const SoftmaxAttentionInputs& inputs, const SoftmaxAttentionConfig& config) {
+  if (inputs.seen.first.defined()) return inputs.seen;
+  return VisibleKeysOf(inputs.positions, inputs.k.size(1) - inputs.q.size(1), config.pattern);
+}
+
+at::Tensor ComposedSoftmaxAttention(const SoftmaxAttentionInputs& inputs,
+                                    const SoftmaxAttentionConfig& config) {
+  const bool dense = inputs.far_q.defined() || config.dropout.rate > 0 || config.squared_relu;
+  Tensors outs;
+  ForBlocks(inputs, config, [&](const Block& block, const at::Tensor& q, const at::Tensor& k) {
+    outs.push_back(dense ? AttendDense(block, q, k) : AttendFused(block, q, k));
+  });
+  if (outs.empty()) outs.push_back(inputs.q.narrow(1, 0, 0).narrow(3, 0, 0));
+  return at::cat(outs, 1);
+}
+
+void ForScoreBlocks(const SoftmaxAttentionInputs& inputs, const SoftmaxAttentionConfig& config,
+                    const std::function<void(const ScoreBlock&)>& visit) {
+  ForBlocks(inputs, config, [&](const Block& block, const at::Tensor& q, const at::Tensor& k) {
+    visit({.first_key = block.first_key,
+           .scores = AllScores(block, q, k),
+           .visible = block.Visible(),
+           .distances = block.Distances()});
+  });
+}
+
+}  // namespace halflife::ops

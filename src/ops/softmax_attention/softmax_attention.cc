@@ -1,0 +1,295 @@
+#include "ops/softmax_attention/softmax_attention.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <string>
+
+#include "core/error.h"
+#include "kernels/softmax_attention/softmax_attention_args.h"
+#include "ops/softmax_attention/composed.h"
+#include "ops/torch/autograd.h"
+#include "ops/torch/block_memory.h"
+#include "ops/torch/dispatch.h"
+#include "ops/torch/route_log.h"
+#include "ops/torch/tensor_checks.h"
+#include "ops/torch/tensor_views.h"
+
+namespace halflife::ops {
+namespace {
+
+constexpr const char* kSoftmaxKernel = "softmax attention";
+
+void CheckShapes(const SoftmaxAttentionInputs& in, const SoftmaxAttentionConfig& config) {
+  const at::Tensor &q = in.q, &k = in.k, &v = in.v;
+  CheckDTypes(kSoftmaxKernel, {q, k, v});
+  HL_CHECK(q.dim() == 4 && k.dim() == 4 && v.dim() == 4 && q.size(0) == k.size(0) &&
+               q.size(3) == k.size(3) && k.sizes().slice(0, 3) == v.sizes().slice(0, 3) &&
+               k.size(1) >= q.size(1) && k.size(2) > 0 && q.size(2) % k.size(2) == 0,
+           "softmax attention of q ", Describe(q), ", k ", Describe(k), ", v ", Describe(v),
+           "; q [B, T, H, d], k [B, S, Hk, d], v [B, S, Hk, V] with S >= T and Hk a divisor of H "
+           "would work");
+  HL_CHECK(k.device() == q.device() && v.device() == q.device() &&
+               k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type(),
+           "softmax attention of q ", Describe(q), ", k ", Describe(k), ", v ", Describe(v),
+           "; one dtype and device would work");
+  HL_CHECK(FitsBeside(q, in.positions, {q.size(0), q.size(1)}), "softmax attention: positions ",
+           Describe(in.positions), " of q ", Describe(q));
+  CheckCounts(kSoftmaxKernel, {q, k, v});
+  HL_CHECK(!in.far_q.defined() || (IsLike(q, in.far_q) && config.far_from > 0),
+           "softmax attention: far_q ", Describe(in.far_q), " from ", config.far_from, ", q ",
+           Describe(q));
+  HL_CHECK(!in.far_k.defined() || (in.far_q.defined() && IsLike(k, in.far_k)),
+           "softmax attention: far_k ", Describe(in.far_k), " of k ", Describe(k));
+  HL_CHECK(!in.bias.defined() ||
+               (in.bias.dim() == 2 && in.bias.size(0) == q.size(2) &&
+                in.bias.size(1) >= k.size(1) && in.bias.scalar_type() == ComputeType(q)),
+           "softmax attention: bias ", Describe(in.bias), "; [", q.size(2), ", at least ",
+           k.size(1), "] of ", DTypeName(ComputeType(q)), " would work");
+  HL_CHECK(!in.bias_scale.defined() ||
+               (in.bias.defined() && FitsBeside(q, in.bias_scale, {q.size(0), q.size(1)}) &&
+                in.bias_scale.scalar_type() == ComputeType(q)),
+           "softmax attention: bias_scale ", Describe(in.bias_scale), " of bias ",
+           Describe(in.bias), "; [", q.size(0), ", ", q.size(1), "] of ", DTypeName(ComputeType(q)),
+           " beside a bias would work");
+  HL_CHECK(
+      config.decay_rates.empty() ||
+          (static_cast<int64_t>(config.decay_rates.size()) == q.size(3) && !in.far_q.defined() &&
+           std::ranges::all_of(config.decay_rates,
+                               [](double x) { return x >= kFastestDecay && x <= 0; })),
+      "softmax attention: ", config.decay_rates.size(), " decay rates for heads of ", q.size(3),
+      "; one from ", kFastestDecay, " to 0 a channel, and no far_q, would work");
+  HL_CHECK(config.pattern.window == 0 || config.pattern.block == 0, "softmax attention: window ",
+           config.pattern.window, " and block ", config.pattern.block, "; one of them would work");
+  HL_CHECK(!config.pattern.bidirectional || (k.size(1) == q.size(1) && config.pattern.block == 0 &&
+                                             !in.far_q.defined() && config.decay_rates.empty()),
+           "softmax attention: a bidirectional pattern of ", q.size(1), " queries and ", k.size(1),
+           " keys; as many keys, without blocks, far_q and decays, would work");
+  const DropoutConfig& dropout = config.dropout;
+  const int64_t num_past = k.size(1) - q.size(1);
+  CheckSamples(q, dropout);
+  HL_CHECK(dropout.rate == 0 || dropout.first_position == num_past,
+           "softmax attention: dropout from position ", dropout.first_position, " on, behind ",
+           num_past, " keys; a row's keys from its beginning on would work");
+}
+
+// The tensors of one call as the kernels read them, in the order of the autograd's inputs.
+struct SoftmaxCall {
+  at::Tensor q, k, v, far_q, far_k;
+  at::Tensor bias;        // [H, N] as BiasTable has it
+  at::Tensor bias_scale;  // [B, T], no input of the autograd
+  VisibleKeys seen;
+  kernels::SoftmaxAttentionArgs args;
+
+  Tensors tensors() const { return {q, k, v, far_q, far_k, bias}; }
+};
+
+// By falling distance, of a bidirectional pattern down to that of the first query and the last key;
+// a tile of zeros at both ends.
+at::Tensor BiasTable(const at::Tensor& bias, const KeyPattern& pattern) {
+  if (!bias.defined()) return bias;
+  at::Tensor table = bias.flip(1);
+  if (pattern.bidirectional) table = at::cat({table, bias.narrow(1, 1, bias.size(1) - 1)}, 1);
+  return at::constant_pad_nd(table, {kernels::kAttentionTile, kernels::kAttentionTile});
+}
+// The place in it of a distance of 0.
+int64_t BiasZero(int64_t size, const KeyPattern& pattern) {
+  return pattern.bidirectional ? (size - 1) / 2 : size - kernels::kAttentionTile - 1;
+}
+
+// Shapes, and what the kernels are asked for; no pointers but that to the decays.
+kernels::SoftmaxAttentionArgs ArgsOf(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                     bool has_far, const SoftmaxAttentionConfig& config) {
+  kernels::SoftmaxAttentionArgs args;
+  args.batch = static_cast<int>(q.size(0));
+  args.num_queries = static_cast<int>(q.size(1));
+  args.num_keys = static_cast<int>(k.size(1));
+  args.num_past = args.num_keys - args.num_queries;
+  args.num_heads = static_cast<int>(q.size(2));
+  args.num_kv_heads = static_cast<int>(k.size(2));
+  args.head_dim = static_cast<int>(q.size(3));
+  args.head_dim_v = static_cast<int>(v.size(3));
+  args.scale = config.scale;
+  args.squared_relu = config.squared_relu;
+  args.far_from = has_far ? static_cast<int>(config.far_from) : 0;
+  args.num_sinks = static_cast<int>(config.pattern.sinks);
+  args.decay_rates = config.decay_rates.empty() ? nullptr : config.decay_rates.data();
+  return args;
+}
+
+kernels::PairDropout PairDropoutOf(const DropoutConfig& config) {
+  if (config.rate == 0) return {};
+  return {.samples = reinterpret_cast<const uint64_t*>(config.samples.const_data_ptr<int64_t>()),
+          .key = config.key,
+          .threshold = kernels::DropoutThreshold(config.rate),
+          .scale = 1 / (1 - config.rate)};
+}
+
+void SetViews(SoftmaxCall& call, const SoftmaxAttentionConfig& config) {
+  kernels::SoftmaxAttentionArgs& args = call.args;
+  args = ArgsOf(call.q, call.k, call.v, call.far_q.defined(), config);
+  const auto view = [](at::Tensor& x) {
+    if (!x.defined()) return kernels::TensorView{};
+    x = Rows(x);
+    return ViewOf(kSoftmaxKernel, x);
+  };
+  args.q = view(call.q), args.k = view(call.k), args.v = view(call.v);
+  args.far_q = view(call.far_q), args.far_k = view(call.far_k);
+  args.own_far_keys = call.far_k.defined();
+  args.first = call.seen.first.const_data_ptr<int32_t>();
+  args.end = call.seen.end.const_data_ptr<int32_t>();
+  args.sinks = call.seen.sinks.const_data_ptr<int32_t>();
+  args.dropout = PairDropoutOf(config.dropout);
+  if (!call.bias.defined()) return;
+  call.bias = call.bias.contiguous();
+  args.bias = call.bias.const_data_ptr();
+  args.bias_stride = call.bias.size(1);
+  args.bias_zero = BiasZero(args.bias_stride, config.pattern);
+  if (!call.bias_scale.defined()) return;
+  call.bias_scale = call.bias_scale.contiguous();
+  args.bias_scale = call.bias_scale.const_data_ptr();
+}
+
+// What a backward needs beside tensors.
+struct SoftmaxBackwardPlan {
+  SoftmaxAttentionConfig config;
+
+  // saved: the six inputs, first, end, sinks, out, log_sum, bias_scale.
+  Tensors operator()(const BackwardCall& backward) const {
+    const Tensors& saved = backward.saved;
+    SoftmaxCall call = {.q = saved[0],
+                        .k = saved[1],
+                        .v = saved[2],
+                        .far_q = saved[3],
+                        .far_k = saved[4],
+                        .bias = saved[5],
+                        .bias_scale = saved[11],
+                        .seen = {.first = saved[6], .end = saved[7], .sinks = saved[8]},
+                        .args = {}};
+    SetViews(call, config);
+    call.args.out = ViewOf(kSoftmaxKernel, saved[9]);
+    call.args.log_sum = saved[10].data_ptr();
+    const at::Tensor dout = Rows(backward.grads[0].to(call.v.scalar_type()));
+    const auto like = [](const at::Tensor& x) {
+      return x.defined() ? at::empty(x.sizes(), x.options()) : at::Tensor();
+    };
+    const auto view = [](const at::Tensor& x) {
+      return x.defined() ? ViewOf(kSoftmaxKernel, x) : kernels::TensorView{};
+    };
+    Tensors grads = {like(call.q), like(call.k), like(call.v), like(call.far_q), like(call.far_k)};
+    at::Tensor dbias;
+    if (call.bias.defined() && backward.wanted[5])
+      dbias = at::zeros({call.q.size(0), call.q.size(2), call.bias.size(1)}, call.bias.options());
+    kernels::SoftmaxAttentionGradArgs args = {
+        .forward = call.args,
+        .dout = ViewOf(kSoftmaxKernel, dout),
+        .dq = view(grads[0]),
+        .dk = view(grads[1]),
+        .dv = view(grads[2]),
+        .dfar_q = view(grads[3]),
+        .dfar_k = view(grads[4]),
+        .dbias = dbias.defined() ? dbias.mutable_data_ptr() : nullptr};
+    RunOn(
+        call.q, [&] { kernels::cpu::Backward(args); },
+        [&](auto stream) {
+          const at::Tensor workspace =
+              at::empty({static_cast<int64_t>(kernels::cuda::WorkspaceBytes(args))},
+                        call.q.options().dtype(at::kByte));
+          args.workspace = workspace.data_ptr();
+          kernels::cuda::Backward(args, stream);
+        });
+    grads.push_back(dbias.defined() ? dbias.sum(0) : at::Tensor());
+    return grads;
+  }
+};
+
+at::Tensor FusedAttention(const SoftmaxAttentionInputs& in, const SoftmaxAttentionConfig& config) {
+  SoftmaxCall call = {
+      .q = in.q,
+      .k = in.k,
+      .v = in.v,
+      .far_q = in.far_q,
+      .far_k = in.far_k,
+      .bias = BiasTable(in.bias, config.pattern),
+      .bias_scale = in.bias_scale.defined() ? in.bias_scale.detach() : in.bias_scale,
+      .seen = SeenBy(in, config),
+      .args = {}};
+  const bool differentiated =
+      c10::GradMode::is_enabled() && std::ranges::any_of(call.tensors(), [](const at::Tensor& x) {
+        return x.defined() && x.requires_grad();
+      });
+  const Tensors given = call.tensors();
+  const auto forward = [&]() -> Forwarded {
+    SetViews(call, config);
+    kernels::SoftmaxAttentionArgs& args = call.args;
+    const at::Tensor out =
+        at::empty({in.q.size(0), in.q.size(1), in.q.size(2), in.v.size(3)}, in.q.options());
+    args.out = ViewOf(kSoftmaxKernel, out);
+    at::Tensor log_sum;
+    if (differentiated)
+      log_sum = at::empty(in.q.sizes().slice(0, 3), in.q.options().dtype(ComputeType(in.q)));
+    args.log_sum = log_sum.defined() ? log_sum.mutable_data_ptr() : nullptr;
+    RunOn(
+        call.q, [&] { kernels::cpu::Forward(args); },
+        [&](auto stream) { kernels::cuda::Forward(args, stream); });
+    Forwarded result = {
+        .outputs = {out}, .saved = given, .backward = SoftmaxBackwardPlan{.config = config}};
+    if (!differentiated) return result;
+    result.outputs.push_back(log_sum), result.num_constant = 1;
+    result.saved.insert(result.saved.end(), {call.seen.first, call.seen.end, call.seen.sinks, out,
+                                             log_sum, call.bias_scale});
+    return result;
+  };
+  return Apply({.name = "SoftmaxAttention", .inputs = given, .forward = forward})[0];
+}
+
+// Whether LibTorch's own attention is the same, and has a fused form of it: one document a row,
+// from its beginning, and values as wide as keys.
+bool IsPlain(const SoftmaxAttentionInputs& in, const SoftmaxAttentionConfig& config) {
+  return in.one_document && in.q.size(1) == in.k.size(1) && in.q.size(3) == in.v.size(3) &&
+         config.pattern.reach() == 0 && !in.far_q.defined() && !in.bias.defined() &&
+         config.decay_rates.empty() && !config.squared_relu && config.dropout.rate == 0;
+}
+
+// Whether the device's kernels take the call.
+bool DeviceTakes([[maybe_unused]] const SoftmaxAttentionInputs& in,
+                 [[maybe_unused]] const SoftmaxAttentionConfig& config) {
+#ifdef HALFLIFE_WITH_CUDA
+  if (!in.q.is_cuda()) return false;
+  kernels::SoftmaxAttentionArgs args = ArgsOf(in.q, in.k, in.v, in.far_q.defined(), config);
+  args.q.dtype = ToDType(kSoftmaxKernel, in.q);
+  args.bias = in.bias.defined() ? in.bias.const_data_ptr() : nullptr;
+  args.dropout = PairDropoutOf(config.dropout);
+  const std::string why_not = kernels::cuda::WhyNot(args, SharedMemoryPerBlock(in.q));
+  SayRoute(kSoftmaxKernel, why_not.empty() ? "pairs of tiles on tensor cores"
+                                           : "LibTorch's calls in blocks of queries: " + why_not);
+  return why_not.empty();
+#else
+  return false;
+#endif
+}
+
+}  // namespace
+
+at::Tensor SoftmaxAttention(const SoftmaxAttentionInputs& inputs,
+                            const SoftmaxAttentionConfig& config) {
+  CheckShapes(inputs, config);
+  if (inputs.q.is_cpu()) return FusedAttention(inputs, config);
+  if (!IsPlain(inputs, config))
+    return DeviceTakes(inputs, config) ? FusedAttention(inputs, config)
+                                       : ComposedSoftmaxAttention(inputs, config);
+  SayRoute(kSoftmaxKernel, "LibTorch's attention: whole rows of one document");
+  const auto by_head = [](const at::Tensor& x) { return x.transpose(1, 2); };
+  return OrderedAttention({.q = by_head(inputs.q),
+                           .k = by_head(inputs.k),
+                           .v = by_head(inputs.v),
+                           .causal = !config.pattern.bidirectional,
+                           .scale = config.scale})
+      .transpose(1, 2);
+}
+
+}  // namespace halflife::ops

@@ -1,0 +1,91 @@
+// Which form of a kernel runs: the fused one of the tensors' device (fp32 or bf16 storage) or the
+// same formula in LibTorch calls (fp64, other devices).
+//
+//   if (!IsFused(x)) return Composed(x);
+//   WithStorage(x, [&]<typename T>() {
+//     const Args<T> args = {.x = Elements<T>(x), ...};
+//     RunOn(x, [&] { cpu::Kernel(args); }, [&](auto stream) { cuda::Kernel(args, stream); });
+//   });
+#pragma once
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+
+#include "kernels/common/cpu/math.h"
+#include "ops/torch/host_waits.h"
+#ifdef HALFLIFE_WITH_CUDA
+#include <c10/core/DeviceGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#endif
+
+namespace halflife::ops {
+
+// Storage that the fused forms read and write; their arithmetic is fp32.
+inline bool HasFusedDtype(const at::Tensor& x) {
+  return x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16;
+}
+
+#ifdef HALFLIFE_WITH_CUDA
+constexpr bool kHasCudaKernels = true;
+#else
+constexpr bool kHasCudaKernels = false;
+#endif
+
+// The same for families that have CUDA kernels too.
+inline bool IsFused(const at::Tensor& x) {
+  return (x.is_cpu() || (kHasCudaKernels && x.is_cuda())) && HasFusedDtype(x);
+}
+
+// on_cpu(), or on_cuda(the current stream of x's device). on_cuda takes `auto`: a build without
+// CUDA never instantiates it.
+template <typename OnCpu, typename OnCuda>
+void RunOn([[maybe_unused]] const at::Tensor& x, const OnCpu& on_cpu,
+           [[maybe_unused]] const OnCuda& on_cuda) {
+  NoteKernel();
+#ifdef HALFLIFE_WITH_CUDA
+  if (x.is_cuda()) {
+    const c10::DeviceGuard guard(x.device());
+    on_cuda(c10::cuda::getCurrentCUDAStream(x.get_device()).stream());
+    return;
+  }
+#endif
+  on_cpu();
+}
+
+// function.operator()<T>() for fp32 and bf16 storage.
+template <typename Function>
+auto WithStorage(const at::Tensor& x, const Function& function) {
+  if (x.scalar_type() == at::kBFloat16) return function.template operator()<Bf16>();
+  return function.template operator()<float>();
+}
+
+// function.operator()<T, C>(), of storage and arithmetic, for fp64 too: for families whose CPU form
+// takes it.
+template <typename Function>
+auto WithStorageAndArithmetic(const at::Tensor& x, const Function& function) {
+  switch (x.scalar_type()) {
+    case at::kDouble:
+      return function.template operator()<double, double>();
+    case at::kBFloat16:
+      return function.template operator()<Bf16, float>();
+    default:
+      return function.template operator()<float, float>();
+  }
+}
+
+// Elements of a contiguous tensor whose dtype is T's; null for an undefined one.
+template <typename T>
+const T* Elements(const at::Tensor& x) {
+  return x.defined() ? static_cast<const T*>(x.const_data_ptr()) : nullptr;
+}
+template <typename T>
+T* MutableElements(const at::Tensor& x) {
+  return x.defined() ? static_cast<T*>(x.mutable_data_ptr()) : nullptr;
+}
+
+// Arithmetic happens in fp32 whatever the storage, and in fp64 for fp64 tensors (gradient checks).
+inline at::ScalarType ComputeType(const at::Tensor& x) {
+  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+}  // namespace halflife::ops

@@ -1,0 +1,178 @@
+// The CUDA kernels of the selective scan, emulated, against the oracle.
+#include <memory>
+
+#include "kernels/scans/selective_scan/selective_scan_args.h"
+#include "kernels/scans/selective_scan_problem.h"
+
+namespace halflife::kernels {
+namespace {
+
+using test::Array;
+using test::ScanCase;
+using test::Values;
+
+// Rows of b and c as columns of one matrix, `stride` apart, c behind b.
+Values Columns(const ScanReferenceProblem& p, int64_t stride) {
+  Values both(p.batch * p.seq_len * stride, NAN);
+  for (int64_t token = 0; token < p.batch * p.seq_len; ++token)
+    for (int64_t n = 0; n < p.states; ++n) {
+      both[token * stride + n] = p.b[token * p.states + n];
+      both[token * stride + p.states + n] = p.c[token * p.states + n];
+    }
+  return both;
+}
+
+template <typename T>
+struct Arrays {
+  explicit Arrays(const ScanReferenceProblem& p, int64_t stride)
+      : x(p.x),
+        delta(p.delta),
+        b(stride > 0 ? Columns(p, stride) : p.b),
+        c(p.c),
+        dy(p.dy),
+        delta_bias(p.delta_bias),
+        skip(p.skip),
+        a(p.a),
+        initial(p.initial),
+        dfinal(p.dfinal),
+        starts(new bool[p.starts.size()]) {
+    std::copy(p.starts.begin(), p.starts.end(), starts.get());
+    shape = {.x = x.data(),
+             .delta = delta.data(),
+             .delta_bias = delta_bias.data(),
+             .a = a.data(),
+             .b = b.data(),
+             .c = stride > 0 ? b.data() + p.states : c.data(),
+             .skip = skip.data(),
+             .starts = p.starts.empty() ? nullptr : starts.get(),
+             .initial = p.initial.empty() ? nullptr : initial.data(),
+             .batch = p.batch,
+             .seq_len = p.seq_len,
+             .channels = p.channels,
+             .states = p.states,
+             .token_stride = stride > 0 ? stride : p.states};
+  }
+  Array<T> x, delta, b, c, dy;
+  Array<float> delta_bias, skip, a, initial, dfinal;
+  std::unique_ptr<bool[]> starts;
+  ScanShape<T, float> shape;
+};
+
+template <typename T>
+test::ScanGot Run(const test::ScanProblem<T>& problem, int64_t stride = 0,
+                  bool negative_exp = false) {
+  const ScanReferenceProblem& p = problem.oracle;
+  Arrays<T> in(p, stride);
+  in.shape.negative_exp = negative_exp;
+  const int64_t tokens = p.batch * p.seq_len, states = p.batch * p.channels * p.states;
+  const cuda::ScanSizes sizes = {p.batch, p.seq_len, p.channels, p.states};
+  Array<T> y(tokens * p.channels), dx(tokens * p.channels), ddelta(tokens * p.channels);
+  Array<float> final(states), dinitial(states),
+      kept(states * ScanTiles(p.seq_len, cuda::kScanTile)), dbias(p.channels), dskip(p.channels),
+      da(p.channels * p.states);
+  // db and dc lie as b and c do.
+  const int64_t of_token = stride > 0 ? stride : p.states;
+  Array<T> db(Values(tokens * of_token + p.states, 7.0)), dc(Values(tokens * p.states, 7.0));
+  Array<float> forward(Values(cuda::ScanForwardWorkspaceFloats(sizes), NAN)),
+      backward(Values(cuda::ScanBackwardWorkspaceFloats(sizes), NAN));
+  cuda::ScanForward(
+      in.shape, ScanResults<T, float>{.y = y.data(), .final = final.data(), .kept = kept.data()},
+      forward.data(), nullptr);
+  cuda::ScanBackward(in.shape,
+                     ScanGrads<T, float>{.kept = kept.data(),
+                                         .dy = in.dy.data(),
+                                         .dfinal = in.dfinal.data(),
+                                         .dx = dx.data(),
+                                         .ddelta = ddelta.data(),
+                                         .dinitial = p.initial.empty() ? nullptr : dinitial.data(),
+                                         .db = db.data(),
+                                         .dc = stride > 0 ? db.data() + p.states : dc.data(),
+                                         .token_stride = of_token},
+                     {.da = da.data(), .dskip = dskip.data(), .ddelta_bias = dbias.data()},
+                     backward.data(), nullptr);
+  const Values both = db.values();
+  for (int64_t i = 0; stride > 0 && i < tokens * stride; ++i)
+    if (i % stride >= 2 * p.states) {
+      EXPECT_EQ(both[i], 7.0) << "written beside the columns";
+    }
+  const auto dense = [&](int64_t first) {
+    Values rows;
+    for (int64_t i = 0; i < tokens * p.states; ++i)
+      rows.push_back(both[i / p.states * of_token + first + i % p.states]);
+    return rows;
+  };
+  return {y.values(),       final.values(), dx.values(),
+          ddelta.values(),  dbias.values(), dskip.values(),
+          da.values(),      dense(0),       stride > 0 ? dense(p.states) : dc.values(),
+          dinitial.values()};
+}
+
+template <typename T>
+using ScanKernel = test::RowsTest<T>;
+TYPED_TEST_SUITE(ScanKernel, test::Storages);
+
+TYPED_TEST(ScanKernel, EqualsTheOracle) {
+  for (const ScanCase& c : test::ScanCases()) {
+    SCOPED_TRACE(Name(c));
+    const test::ScanProblem<TypeParam> problem(c);
+    test::ExpectOracle(problem, Run(problem));
+  }
+}
+
+TYPED_TEST(ScanKernel, ReadsAndWritesColumnsOfAMatrixInTheirPlace) {
+  const test::ScanProblem<TypeParam> problem({300, 5, 3, true, true});
+  const test::ScanGot want = Run(problem), got = Run(problem, /*stride=*/9);
+  EXPECT_EQ(got.y, want.y);
+  EXPECT_EQ(got.db, want.db);
+  EXPECT_EQ(got.dc, want.dc);
+  EXPECT_EQ(got.da, want.da);
+}
+
+// p of a = -e^p in place of a: to the roundings of the exponential, by which a moves, and the
+// gradient by p.
+TYPED_TEST(ScanKernel, TakesWhatTheDecayIsAnExponentialOf) {
+  for (const int64_t seq_len : {17, 300}) {
+    test::ScanProblem<TypeParam> problem({seq_len, 5, 3, true, true});
+    Values& a = problem.oracle.a;
+    for (double& decay : a) decay = static_cast<float>(std::log(-decay));
+    test::ScanGot got = Run(problem, 0, /*negative_exp=*/true);
+    for (size_t i = 0; i < a.size(); ++i) {
+      a[i] = -std::exp(a[i]);
+      got.da[i] /= a[i];
+    }
+    test::ExpectOracle(problem, got);
+  }
+}
+
+TYPED_TEST(ScanKernel, TwoRunsGiveTheSameBits) {
+  const test::ScanProblem<TypeParam> problem({300, 130, 3, true, true});
+  const test::ScanGot first = Run(problem), second = Run(problem);
+  EXPECT_EQ(first.y, second.y);
+  EXPECT_EQ(first.ddelta, second.ddelta);
+  EXPECT_EQ(first.da, second.da);
+  EXPECT_EQ(first.db, second.db);
+}
+
+// A NaN stays within its document, also where a segment lies between.
+TYPED_TEST(ScanKernel, NansDoNotCrossADocumentsStart) {
+  const ScanCase c = {300, 5, 3, true};
+  for (const auto member : {&ScanReferenceProblem::x, &ScanReferenceProblem::delta}) {
+    test::ScanProblem<TypeParam> problem(c);
+    (problem.oracle.*member)[(c.seq_len + 100) * c.channels + 1] =
+        NAN;  // documents of row 1: 3, 4, 140
+    const Values y = Run(problem).y;
+    for (int64_t t = 4; t < c.seq_len; ++t)
+      EXPECT_EQ(std::isnan(y[(c.seq_len + t) * c.channels + 1]), t >= 100 && t < 140) << t;
+  }
+}
+
+TEST(ScanKernel, RefusesStatesBeyondItsMemory) {
+  ScanShape<float, float> shape;
+  for (const int64_t states : {int64_t{0}, kScanMaxStates + 1}) {
+    shape.states = states;
+    EXPECT_THROW(cuda::ScanForward(shape, {}, nullptr, nullptr), std::exception);
+  }
+}
+
+}  // namespace
+}  // namespace halflife::kernels

@@ -1,0 +1,147 @@
+#include "ops/convolution/fft_conv.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/zeros.h>
+
+#include <vector>
+
+#include "ops/gradient_check.h"
+#include "ops/sink_check.h"
+#include "support/expect_error.h"
+
+namespace halflife::kernels {
+namespace {
+
+using test::Close;
+using test::Normal;
+
+constexpr int64_t kBatch = 2, kDim = 3;
+// Falls to a seventh over 100 tokens in the first channel.
+constexpr ops::FilterWindow kWindow = {.first = -0.02, .step = -0.001};
+
+at::Tensor Direct(const at::Tensor& x, const at::Tensor& filter) {
+  at::Tensor y = at::zeros(x.sizes(), x.options());
+  for (int64_t t = 0; t < x.size(1); ++t)
+    for (int64_t s = 0; s <= t; ++s) y.select(1, t) += filter[t - s] * x.select(1, s);
+  return y;
+}
+
+at::Tensor Plain(const std::vector<at::Tensor>& in) {
+  return ops::FftConv({.x = in[0], .filter = in[1]});
+}
+at::Tensor Skipped(const std::vector<at::Tensor>& in) {
+  return ops::FftConv({.x = in[0], .filter = in[1], .window = kWindow, .skip = in[2]});
+}
+at::Tensor Gated(const std::vector<at::Tensor>& in) {
+  return ops::GatedFftConv({.branches = in[0], .filter = in[1], .window = kWindow, .skip = in[2]});
+}
+
+// Lengths below, at and above powers of two and of four, by LibTorch's transforms.
+TEST(FftConvTest, IsTheDirectSum) {
+  for (const int64_t seq_len : {1, 2, 3, 16, 17, 100}) {
+    const at::Tensor x = Normal({kBatch, seq_len, kDim}, 1), filter = Normal({seq_len, kDim}, 2);
+    EXPECT_TRUE(Close(Plain({x, filter}), Direct(x, filter), 1e-13)) << seq_len;
+  }
+}
+
+TEST(FftConvTest, WindowSkipAndGatesAreWhatTheySay) {
+  const at::Tensor branches = Normal({kBatch, 20, 3 * kDim}, 1), filter = Normal({20, kDim}, 2),
+                   skip = Normal({kDim}, 3);
+  const std::vector<at::Tensor> parts = branches.chunk(3, 2);
+  const at::Tensor windowed = ops::Windowed(filter, kWindow);
+  EXPECT_NEAR((windowed[10][2] / filter[10][2]).item<double>(), std::exp(10 * (-0.02 - 2 * 0.001)),
+              1e-15);
+  const auto with_skip = [&](const at::Tensor& u) { return Direct(u, windowed) + u * skip; };
+  EXPECT_TRUE(Close(Skipped({parts[0], filter, skip}), with_skip(parts[0]), 1e-13));
+  EXPECT_TRUE(
+      Close(Gated({branches, filter, skip}), parts[1] * with_skip(parts[0] * parts[2]), 1e-13));
+}
+
+// Our own transforms, of whole groups of 16 channels and not, against LibTorch's in fp64. A sum of
+// 260 terms passes some 30 roundings of 2^-24 on its way through two transforms of 512 points.
+TEST(FftConvTest, NarrowTypesMatchFp64) {
+  for (const int64_t dim : {3, 16, 40}) {
+    for (const int64_t seq_len : {1, 2, 3, 4, 7, 8, 33, 100, 260}) {
+      SCOPED_TRACE(testing::Message() << seq_len << " tokens of " << dim);
+      const at::Tensor x = Normal({kBatch, seq_len, dim}, 1), filter = Normal({seq_len, dim}, 2),
+                       skip = Normal({dim}, 3), branches = Normal({kBatch, seq_len, 3 * dim}, 4);
+      test::ExpectFloatMatchesDouble(Plain, {x, filter}, 2e-6);
+      test::ExpectFloatMatchesDouble(Skipped, {x, filter, skip}, 2e-6);
+      test::ExpectFloatMatchesDouble(Gated, {branches, filter, skip}, 2e-6);
+      if (seq_len != 100) continue;
+      const at::Tensor narrow = filter.to(at::kFloat), narrow_skip = skip.to(at::kFloat);
+      test::ExpectBf16MatchesDouble(Plain, {x, narrow});
+      test::ExpectBf16MatchesDouble(Skipped, {x, narrow, narrow_skip});
+    }
+  }
+}
+
+// A row is nobody's neighbour: the bits of its outputs and gradients do not depend on the batch.
+TEST(FftConvTest, BitsOfARowAreItsOwn) {
+  const at::Tensor x = Normal({3, 50, 20}, 1, at::kFloat), dy = Normal({3, 50, 20}, 3, at::kFloat);
+  const at::Tensor filter = Normal({50, 20}, 2, at::kFloat);
+  const auto run = [&](int64_t first, int64_t count) {
+    const at::Tensor rows = x.narrow(0, first, count).clone().requires_grad_();
+    const at::Tensor y = Plain({rows, filter});
+    const auto grads = torch::autograd::grad({y}, {rows}, {dy.narrow(0, first, count)});
+    return at::cat({y.detach(), grads[0]}, 2);
+  };
+  EXPECT_TRUE(run(0, 3).narrow(0, 1, 1).equal(run(1, 1)));
+}
+
+TEST(FftConvTest, LaterTokensMoveRoundingAlone) {
+  const at::Tensor x = Normal({kBatch, 100, kDim}, 1, at::kFloat),
+                   filter = Normal({100, kDim}, 2, at::kFloat);
+  const at::Tensor before = Plain({x, filter});
+  at::Tensor changed = x.clone();
+  changed.select(1, 60).mul_(-2);
+  const at::Tensor after = Plain({changed, filter});
+  EXPECT_TRUE(Close(after.narrow(1, 0, 60), before.narrow(1, 0, 60), 2e-6));
+  EXPECT_FALSE(Close(after.select(1, 60), before.select(1, 60), 0.01));
+}
+
+TEST(FftConvTest, GradientsAreFiniteDifferences) {
+  const auto loss = [](const auto& function) {
+    return [&](const std::vector<at::Tensor>& in) { return function(in).square().sum(); };
+  };
+  const at::Tensor filter = Normal({7, kDim}, 2), skip = Normal({kDim}, 3);
+  test::ExpectFiniteDifferences(loss(Skipped), {Normal({kBatch, 7, kDim}, 1), filter, skip});
+  test::ExpectFiniteDifferences(loss(Gated), {Normal({kBatch, 7, 3 * kDim}, 1), filter, skip});
+}
+
+TEST(FftConvTest, GradientsGoToTheirOwnersSinks) {
+  for (const bool added : {false, true}) {
+    const at::Tensor x = Normal({kBatch, 9, 20}, 1, at::kFloat);
+    const at::Tensor filter = Normal({9, 20}, 2, at::kFloat).requires_grad_(),
+                     skip = Normal({20}, 3, at::kFloat).requires_grad_();
+    test::ExpectGradientsInSinks(Skipped({x, filter, skip}), Normal({kBatch, 9, 20}, 4, at::kFloat),
+                                 {filter, skip}, added);
+  }
+}
+
+TEST(FftConvTest, BitsDoNotDependOnTheNumberOfThreads) {
+  test::ExpectSameBitsWithThreads([] {
+    const at::Tensor x = Normal({kBatch, 300, 40}, 1, at::kFloat).requires_grad_();
+    const at::Tensor filter = Normal({300, 40}, 2, at::kFloat).requires_grad_();
+    const at::Tensor y = Plain({x, filter});
+    return torch::autograd::grad({y}, {x, filter}, {Normal({kBatch, 300, 40}, 3, at::kFloat)});
+  });
+}
+
+TEST(FftConvTest, BadInput) {
+  const at::Tensor x = Normal({kBatch, 4, kDim}, 1, at::kFloat),
+                   filter = Normal({4, kDim}, 2, at::kFloat);
+  EXPECT_HL_ERROR(
+      Plain({x, Normal({5, kDim}, 2, at::kFloat)}), ExitCode::kInternal,
+      "FftConv of x [2, 4, 3] fp32 on cpu with filter [5, 3]",
+      "x [B, T, D], filter [T, D] and skip [D] on one device, the last two fp32, would");
+  EXPECT_HL_ERROR(Skipped({x, filter, Normal({2}, 3, at::kFloat)}), ExitCode::kInternal,
+                  "and skip [2] fp32 on cpu");
+  EXPECT_HL_ERROR(Gated({x, filter, Normal({kDim}, 3, at::kFloat)}), ExitCode::kInternal,
+                  "GatedFftConv of branches [2, 4, 3] fp32 on cpu", "branches [B, T, 3 D]");
+  EXPECT_HL_ERROR(Plain({x, Normal({4, kDim}, 2).to(at::kHalf)}), ExitCode::kUsage,
+                  "FftConv of fp16");
+}
+
+}  // namespace
+}  // namespace halflife::kernels

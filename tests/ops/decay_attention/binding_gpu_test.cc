@@ -1,0 +1,168 @@
+// The CUDA kernels on a GPU against the CPU kernels on the same tensors: every kind, forward and
+// every gradient, and the step. Skips where there is no GPU.
+
+#include <string>
+#include <tuple>
+
+#include "ops/decay_attention/tensor_problem.h"
+#include "ops/gpu_test.h"
+
+namespace halflife::kernels {
+namespace {
+
+using test::DecayProblem;
+using test::MakeProblem;
+
+// Of a tensor's norm: the difference of two answers, over the one that is wanted.
+//
+// bf16: a rounding moves by 2^-9 at most, by 2^-9 / sqrt(3) = 1.1e-3 in the root mean square. The
+// matrix units' operands are rounded up to three times in a row forward, five times backward, and
+// results on both sides, each rounding independent of the others: sqrt(7) x 1.1e-3 = 3e-3. The
+// emulated kernels are held to 4e-3 to 6e-3 of the oracle (cuda/expect.h); as much again is left
+// for LibTorch's rounding of the CPU's results. fp32: sums of some hundred terms in another order.
+double Tolerance(at::ScalarType dtype) { return dtype == at::kBFloat16 ? 8e-3 : 1e-5; }
+// A gradient through a normaliser is a difference of two, each of which has its own roundings
+// (NormaliserFactor in cuda/expect.h).
+constexpr double kNormaliserFactor = 2.5;
+// The gradient of one decay a head is a sum over all tokens and channels, most of which cancels.
+constexpr double kConstantDecayFactor = 10;
+
+// NaN fails.
+void ExpectSame(const std::string& name, const at::Tensor& got_in, const at::Tensor& want_in,
+                double tolerance) {
+  ASSERT_EQ(got_in.defined(), want_in.defined()) << name;
+  if (!want_in.defined()) return;
+  const at::Tensor got = got_in.detach().to(at::kCPU, at::kDouble),
+                   want = want_in.detach().to(at::kCPU, at::kDouble);
+  ASSERT_EQ(got.sizes(), want.sizes()) << name;
+  EXPECT_LE(got.sub(want).norm().item<double>(), tolerance * want.norm().item<double>()) << name;
+}
+void ExpectSame(const std::string& name, const ops::DecayState& got, const ops::DecayState& want,
+                double tolerance) {
+  ExpectSame(name + ".kv", got.kv, want.kv, tolerance);
+  ExpectSame(name + ".norm", got.norm, want.norm, tolerance);
+}
+void ExpectSame(const ops::DecayAttentionGrads& got, const ops::DecayAttentionGrads& want,
+                double tolerance) {
+  ExpectSame("dq", got.dq, want.dq, tolerance);
+  ExpectSame("dk", got.dk, want.dk, tolerance);
+  ExpectSame("dv", got.dv, want.dv, tolerance);
+  ExpectSame("dkey_scale", got.dkey_scale, want.dkey_scale, tolerance);
+  ExpectSame("dinitial_state", got.dinitial_state, want.dinitial_state, tolerance);
+  const bool constant = want.dlog_decay.defined() && want.dlog_decay.dim() <= 2;
+  ExpectSame("dlog_decay", got.dlog_decay, want.dlog_decay,
+             tolerance * (constant ? kConstantDecayFactor : 1));
+}
+
+at::Tensor ToGpu(const at::Tensor& x) { return x.defined() ? x.to(at::kCUDA) : x; }
+
+DecayProblem OnGpu(const DecayProblem& problem) {
+  DecayProblem moved = problem;
+  ops::DecayAttentionInputs& in = moved.inputs;
+  for (at::Tensor* x :
+       {&in.q, &in.k, &in.v, &in.log_decay, &in.key_scale, &in.initial_state.kv,
+        &in.initial_state.norm, &moved.dout, &moved.dfinal_state.kv, &moved.dfinal_state.norm})
+    *x = ToGpu(*x);
+  in.chunks = problem.starts.defined() ? test::ChunksOf(problem.starts, 64, at::kCUDA) : nullptr;
+  return moved;
+}
+
+class DecayAttentionGpuTest
+    : public test::GpuTest<testing::TestWithParam<std::tuple<DecayKind, at::ScalarType, bool>>> {
+ protected:
+  static DecayProblem Make(int64_t dim_k, int64_t dim_v, bool normalised = false) {
+    const auto [kind, dtype, documents] = GetParam();
+    DecayProblem problem = MakeProblem({.seq_len = 300,
+                                        .heads = 4,
+                                        .dim_k = dim_k,
+                                        .dim_v = dim_v,
+                                        .kind = kind,
+                                        .documents = documents,
+                                        .normalised = normalised,
+                                        .key_scale = normalised},
+                                       5, at::kFloat);
+    for (at::Tensor* x : {&problem.inputs.q, &problem.inputs.k, &problem.inputs.v, &problem.dout})
+      *x = x->to(dtype);
+    return problem;
+  }
+  // The CPU under the problem's own config.
+  static void ExpectEqualsTheCpu(const DecayProblem& problem,
+                                 const ops::DecayAttentionConfig& on_gpu) {
+    const double tolerance = Tolerance(std::get<1>(GetParam())) *
+                             (problem.config.norm != NormKind::kNone ? kNormaliserFactor : 1);
+    const DecayProblem moved = OnGpu(problem);
+    const auto got = ops::DecayAttention(moved.inputs, on_gpu),
+               want = ops::DecayAttention(problem.inputs, problem.config);
+    ExpectSame("out", got.out, want.out, tolerance);
+    ExpectSame("final_state", got.final_state, want.final_state, tolerance);
+    ExpectSame(ops::Backward(moved.inputs, on_gpu, moved.dout, moved.dfinal_state),
+               ops::Backward(problem.inputs, problem.config, problem.dout, problem.dfinal_state),
+               tolerance);
+  }
+};
+
+TEST_P(DecayAttentionGpuTest, EqualsTheCpu) {
+  for (const auto& [dim_k, dim_v] :
+       {std::pair<int64_t, int64_t>{64, 64}, {40, 72}, {128, 128}, {128, 256}}) {
+    SCOPED_TRACE(testing::Message() << "K " << dim_k << ", V " << dim_v);
+    const DecayProblem problem = Make(dim_k, dim_v);
+    for (const int segments : {1, 2}) {
+      ops::DecayAttentionConfig config = problem.config;
+      config.num_segments = segments;
+      ExpectEqualsTheCpu(problem, config);
+    }
+  }
+}
+
+TEST_P(DecayAttentionGpuTest, NormaliserEqualsTheCpu) {
+  DecayProblem problem = Make(40, 72, true);
+  ExpectEqualsTheCpu(problem, problem.config);
+  if (problem.inputs.log_decay.dim() > 2) return;
+  problem.config.allow_growth = true;
+  problem.inputs.log_decay.add_(0.6);
+  ExpectEqualsTheCpu(problem, problem.config);
+}
+
+TEST_P(DecayAttentionGpuTest, TwoRunsGiveTheSameBits) {
+  const DecayProblem moved = OnGpu(Make(64, 64));
+  const auto run = [&] {
+    return ops::Backward(moved.inputs, moved.config, moved.dout, moved.dfinal_state);
+  };
+  const auto first = run(), second = run();
+  EXPECT_TRUE(first.dq.equal(second.dq));
+  EXPECT_TRUE(first.dk.equal(second.dk));
+  EXPECT_TRUE(first.dv.equal(second.dv));
+  EXPECT_TRUE(first.dlog_decay.equal(second.dlog_decay));
+}
+
+TEST_P(DecayAttentionGpuTest, StepEqualsTheCpu) {
+  const auto [kind, dtype, documents] = GetParam();
+  const DecayProblem problem = Make(64, 64);
+  const bool constant = kind == DecayKind::kPerHead;
+  ops::DecayState state = {.kv = problem.inputs.initial_state.kv.clone()},
+                  moved_state = {.kv = ToGpu(state.kv)};
+  for (int64_t t = 0; t < 3; ++t) {
+    const auto step = [&](const ops::DecayAttentionInputs& in, ops::DecayState& of) {
+      return ops::DecayAttentionStep(
+          {.q = in.q.select(1, t),
+           .k = in.k.select(1, t),
+           .v = in.v.select(1, t),
+           .log_decay = constant ? in.log_decay : in.log_decay.select(1, t),
+           .constant_decay = constant},
+          problem.config, of);
+    };
+    const DecayProblem moved = OnGpu(problem);
+    ExpectSame("out", step(moved.inputs, moved_state), step(problem.inputs, state),
+               Tolerance(dtype));
+  }
+  ExpectSame("state", moved_state, state, 1e-5);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DecayAttentionGpuTest,
+                         testing::Combine(testing::Values(DecayKind::kPerHead, DecayKind::kPerToken,
+                                                          DecayKind::kPerTokenChannel),
+                                          testing::Values(at::kFloat, at::kBFloat16),
+                                          testing::Bool()));
+
+}  // namespace
+}  // namespace halflife::kernels

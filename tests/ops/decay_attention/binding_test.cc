@@ -1,0 +1,405 @@
+// The binding of decay attention to tensors and autograd, against the token-by-token oracle.
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <string>
+#include <tuple>
+
+#include "ops/decay_attention/tensor_problem.h"
+#include "support/expect_error.h"
+
+namespace halflife::kernels {
+namespace {
+
+using test::Close;
+using test::DecayProblem;
+using test::DecayStrength;
+using test::MakeProblem;
+using test::Normal;
+using test::Oracle;
+using test::ProblemShape;
+using test::Uniform;
+
+constexpr DecayKind kKinds[] = {DecayKind::kPerHead, DecayKind::kPerToken,
+                                DecayKind::kPerTokenChannel};
+constexpr DecayStrength kStrengths[] = {DecayStrength::kMild, DecayStrength::kNearOne,
+                                        DecayStrength::kStrong, DecayStrength::kResets};
+
+// fp64: sums of at most 200 terms of order 1, several deep. fp32 relative to the largest value: eps
+// 6e-8 times sqrt(200) roundings, times the depth of the sums (state, scores, gradient).
+double Tolerance(at::ScalarType dtype) { return dtype == at::kDouble ? 1e-12 : 5e-6; }
+
+void ExpectOracle(const DecayProblem& problem, double tolerance) {
+  const auto want = Oracle(problem);
+  test::ExpectSameOutput(ops::DecayAttention(problem.inputs, problem.config), want.output,
+                         tolerance);
+  test::ExpectSameGrads(
+      ops::Backward(problem.inputs, problem.config, problem.dout, problem.dfinal_state), want.grads,
+      tolerance);
+}
+
+class DecayAttentionTest
+    : public testing::TestWithParam<std::tuple<DecayKind, DecayStrength, at::ScalarType>> {
+ protected:
+  ProblemShape shape() const {
+    return {.kind = std::get<0>(GetParam()), .strength = std::get<1>(GetParam())};
+  }
+  at::ScalarType dtype() const { return std::get<2>(GetParam()); }
+};
+
+TEST_P(DecayAttentionTest, EqualsTheRecurrence) {
+  for (const int64_t seq_len : {1, 63, 64, 65, 200}) {
+    SCOPED_TRACE(testing::Message() << "seq_len " << seq_len);
+    ProblemShape s = shape();
+    s.seq_len = seq_len;
+    ExpectOracle(MakeProblem(s, 10, dtype()), Tolerance(dtype()));
+  }
+}
+
+TEST_P(DecayAttentionTest, EqualsTheRecurrenceWithDocuments) {
+  for (const int64_t seq_len : {1, 64, 130}) {
+    SCOPED_TRACE(testing::Message() << "seq_len " << seq_len);
+    ProblemShape s = shape();
+    s.seq_len = seq_len;
+    s.documents = true;
+    ExpectOracle(MakeProblem(s, 20, dtype()), Tolerance(dtype()));
+  }
+}
+
+TEST_P(DecayAttentionTest, AnyChunkSize) {
+  ProblemShape s = shape();
+  s.seq_len = 300;  // more than one group of chunks
+  s.initial_state = false;
+  for (const int64_t chunk_size : {1, 7, 16, 25, 48, 64}) {
+    SCOPED_TRACE(testing::Message() << "chunk_size " << chunk_size);
+    DecayProblem problem = MakeProblem(s, 30, dtype());
+    problem.inputs.chunks = test::ChunksOf(at::zeros({s.batch, s.seq_len}, at::kBool), chunk_size);
+    ExpectOracle(problem, Tolerance(dtype()));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DecayAttentionTest,
+                         testing::Combine(testing::ValuesIn(kKinds), testing::ValuesIn(kStrengths),
+                                          testing::Values(at::kFloat, at::kDouble)));
+
+TEST(SequenceChunks, OfTheCpuAre32TokensUnlessAskedFor) {
+  EXPECT_EQ(ops::MakeSequenceChunks({.batch = 2, .seq_len = 100}, at::kCPU)->num_chunks(), 8);
+  const auto asked =
+      ops::MakeSequenceChunks({.batch = 2, .seq_len = 100, .chunk_size = 64}, at::kCPU);
+  EXPECT_EQ(asked->num_chunks(), 4);
+}
+
+// 1 - 1e-6 over 16,384 tokens: a chain of rounded products would be off by 1e-3 of the state.
+TEST(DecayAttentionAccuracy, NearOneOverManyTokens) {
+  for (const DecayKind kind : kKinds) {
+    const DecayProblem problem = MakeProblem({.batch = 1,
+                                              .seq_len = 16384,
+                                              .heads = 1,
+                                              .dim_k = 4,
+                                              .dim_v = 4,
+                                              .kind = kind,
+                                              .strength = DecayStrength::kNearOne},
+                                             40, at::kFloat);
+    const auto want = Oracle(problem);
+    test::ExpectSameOutput(ops::DecayAttention(problem.inputs, problem.config), want.output, 1e-5);
+  }
+}
+
+TEST(DecayAttentionAccuracy, OracleGradientsAreFiniteDifferences) {
+  DecayProblem problem =
+      MakeProblem({.batch = 1, .seq_len = 7, .heads = 1, .dim_k = 3, .dim_v = 2}, 50, at::kDouble);
+  const auto loss = [&] {
+    const auto output = Oracle(problem).output;
+    return ((output.out * problem.dout).sum() +
+            (output.final_state.kv * problem.dfinal_state.kv).sum())
+        .item<double>();
+  };
+  const auto grads = Oracle(problem).grads;
+  const auto check = [&](const at::Tensor& x, const at::Tensor& grad, const char* name) {
+    auto* data = x.mutable_data_ptr<double>();
+    const std::vector<double> want = test::ToVector(grad);
+    constexpr double kStep = 1e-5;  // error of central differences: step^2, plus 1e-16 / step
+    for (int64_t i = 0; i < x.numel(); ++i) {
+      const double saved = data[i];
+      data[i] = saved + kStep;
+      const double above = loss();
+      data[i] = saved - kStep;
+      const double below = loss();
+      data[i] = saved;
+      EXPECT_NEAR((above - below) / (2 * kStep), want[i], 1e-7) << name << " element " << i;
+    }
+  };
+  check(problem.inputs.q, grads.dq, "q");
+  check(problem.inputs.k, grads.dk, "k");
+  check(problem.inputs.v, grads.dv, "v");
+  check(problem.inputs.log_decay, grads.dlog_decay, "log_decay");
+  check(problem.inputs.initial_state.kv, grads.dinitial_state.kv, "initial_state");
+}
+
+// The autograd function hands on the same gradients, each to its own input, through out and final
+// state.
+TEST(DecayAttentionAutograd, GradientsReachTheirInputs) {
+  DecayProblem problem = MakeProblem({.seq_len = 70, .documents = true}, 60, at::kFloat);
+  const auto want =
+      ops::Backward(problem.inputs, problem.config, problem.dout, problem.dfinal_state);
+  auto& in = problem.inputs;
+  const std::vector<at::Tensor> leaves = {in.q.requires_grad_(), in.k.requires_grad_(),
+                                          in.v.requires_grad_(), in.log_decay.requires_grad_(),
+                                          in.initial_state.kv.requires_grad_()};
+  const auto output = ops::DecayAttention(in, problem.config);
+  const auto grads = torch::autograd::grad({output.out, output.final_state.kv}, leaves,
+                                           {problem.dout, problem.dfinal_state.kv});
+  EXPECT_TRUE(test::BitEqual(grads[0], want.dq));
+  EXPECT_TRUE(test::BitEqual(grads[1], want.dk));
+  EXPECT_TRUE(test::BitEqual(grads[2], want.dv));
+  EXPECT_TRUE(test::BitEqual(grads[3], want.dlog_decay));
+  EXPECT_TRUE(test::BitEqual(grads[4], want.dinitial_state.kv));
+}
+
+TEST(DecayAttentionAutograd, FinalStateAloneIsEnough) {
+  DecayProblem problem = MakeProblem({.seq_len = 70}, 61, at::kFloat);
+  problem.dout.zero_();
+  const auto want = Oracle(problem).grads;
+  problem.inputs.k.requires_grad_();
+  const auto output = ops::DecayAttention(problem.inputs, problem.config);
+  const auto grads =
+      torch::autograd::grad({output.final_state.kv}, {problem.inputs.k}, {problem.dfinal_state.kv});
+  EXPECT_TRUE(Close(grads[0], want.dk, 5e-6));
+}
+
+TEST(DecayAttentionDtype, Bf16OperandsAreComputedInFp32) {
+  for (const DecayKind kind : kKinds) {
+    DecayProblem problem = MakeProblem({.seq_len = 70, .kind = kind}, 70, at::kFloat);
+    for (at::Tensor* x : {&problem.inputs.q, &problem.inputs.k, &problem.inputs.v, &problem.dout})
+      *x = x->to(at::kBFloat16);
+    const auto want = Oracle(problem);  // on the rounded operands
+    const auto got = ops::DecayAttention(problem.inputs, problem.config);
+    EXPECT_EQ(got.out.scalar_type(), at::kBFloat16);
+    EXPECT_EQ(got.final_state.kv.scalar_type(), at::kFloat);
+    EXPECT_TRUE(Close(got.out, want.output.out, 1.0 / 256));  // one rounding to 8 bits
+    EXPECT_TRUE(Close(got.final_state.kv, want.output.final_state.kv, 5e-6));
+    const auto grads =
+        ops::Backward(problem.inputs, problem.config, problem.dout, problem.dfinal_state);
+    EXPECT_TRUE(Close(grads.dk, want.grads.dk, 1.0 / 256));
+    EXPECT_TRUE(Close(grads.dlog_decay, want.grads.dlog_decay, 5e-5));  // constant: one long sum
+  }
+}
+
+TEST(DecayAttentionCausality, LaterTokensLeaveEarlierOutputsAlone) {
+  for (const DecayKind kind : kKinds) {
+    const DecayProblem problem = MakeProblem({.seq_len = 100, .kind = kind}, 80, at::kFloat);
+    const at::Tensor before = ops::DecayAttention(problem.inputs, problem.config).out;
+    for (const int64_t t : {0, 15, 16, 40, 63, 64, 99}) {
+      ops::DecayAttentionInputs changed = problem.inputs;
+      const auto change = [&](at::Tensor& x, double factor) {
+        x = x.clone();
+        x.select(1, t).mul_(factor);
+      };
+      change(changed.q, 2);
+      change(changed.k, -3);
+      change(changed.v, 5);
+      if (kind != DecayKind::kPerHead) change(changed.log_decay, 0.5);
+      const at::Tensor after = ops::DecayAttention(changed, problem.config).out;
+      EXPECT_TRUE(test::BitEqual(after.narrow(1, 0, t), before.narrow(1, 0, t))) << "token " << t;
+      EXPECT_FALSE(after.select(1, t).equal(before.select(1, t))) << "token " << t;
+    }
+  }
+}
+
+// A decay that is equal for all channels is a per-token decay; one that is equal for all tokens is
+// a constant.
+TEST(DecayAttentionKinds, AgreeWhereTheyOverlap) {
+  DecayProblem constant = MakeProblem({.seq_len = 90, .kind = DecayKind::kPerHead}, 90, at::kFloat);
+  DecayProblem per_token = constant, per_channel = constant;
+  per_token.inputs.log_decay = constant.inputs.log_decay.expand({2, 90, 2}).contiguous();
+  per_channel.inputs.log_decay =
+      per_token.inputs.log_decay.unsqueeze(3).expand({2, 90, 2, 24}).contiguous();
+  const auto want = ops::DecayAttention(constant.inputs, constant.config);
+  test::ExpectSameOutput(ops::DecayAttention(per_token.inputs, per_token.config), want, 2e-6);
+  test::ExpectSameOutput(ops::DecayAttention(per_channel.inputs, per_channel.config), want, 2e-6);
+  const auto grads = ops::Backward(per_channel.inputs, per_channel.config, constant.dout, {});
+  const auto token_grads = ops::Backward(per_token.inputs, per_token.config, constant.dout, {});
+  EXPECT_TRUE(Close(grads.dlog_decay.sum(3), token_grads.dlog_decay, 5e-6));
+}
+
+// Required test 14: where nothing is kept, a token reads itself, (q k) v; with a decay of 1 it is
+// attention without one, as KindsThatMeanTheSameAgree of the loops has it.
+TEST(DecayAttentionKinds, WhereNothingIsKeptATokenReadsItself) {
+  DecayProblem problem = MakeProblem({.seq_len = 90, .kind = DecayKind::kPerHead}, 95, at::kFloat);
+  ops::DecayAttentionInputs& in = problem.inputs;
+  in.initial_state = {};
+  in.log_decay = at::full_like(in.log_decay, -80);  // e^-80 of anything is lost
+  const at::Tensor want = problem.config.scale * (in.q * in.k).sum(3, /*keepdim=*/true) * in.v;
+  EXPECT_TRUE(Close(ops::DecayAttention(in, problem.config).out, want, 2e-6));
+}
+
+// Keys, values and decays of 2 heads, read by 4 query heads: as if repeated, with gradients summed.
+TEST(DecayAttentionHeads, SharedAreAsIfRepeated) {
+  DecayProblem problem = MakeProblem({.seq_len = 90, .heads = 4}, 110, at::kFloat);
+  ops::DecayAttentionInputs shared = problem.inputs;
+  const auto repeat = [](at::Tensor& few, at::Tensor& many) {
+    few = few.narrow(2, 0, 2).contiguous();
+    many = few.repeat_interleave(2, 2);
+  };
+  repeat(shared.k, problem.inputs.k);
+  repeat(shared.v, problem.inputs.v);
+  repeat(shared.log_decay, problem.inputs.log_decay);
+  test::ExpectSameOutput(ops::DecayAttention(shared, problem.config),
+                         ops::DecayAttention(problem.inputs, problem.config), 1e-6);
+  const auto got = ops::Backward(shared, problem.config, problem.dout, problem.dfinal_state);
+  const auto want =
+      ops::Backward(problem.inputs, problem.config, problem.dout, problem.dfinal_state);
+  const auto fold = [](const at::Tensor& x) { return x.unflatten(2, {2, 2}).sum(3); };
+  EXPECT_TRUE(Close(got.dq, want.dq, 1e-6));
+  EXPECT_TRUE(Close(got.dk, fold(want.dk), 1e-6));
+  EXPECT_TRUE(Close(got.dv, fold(want.dv), 1e-6));
+  EXPECT_TRUE(Close(got.dlog_decay, fold(want.dlog_decay), 2e-6));
+}
+
+// Constant decays that lie apart, as a part of a larger tensor does.
+TEST(DecayAttentionHeads, ConstantDecaysWithGaps) {
+  const DecayProblem problem =
+      MakeProblem({.seq_len = 20, .kind = DecayKind::kPerHead}, 115, at::kFloat);
+  ops::DecayAttentionInputs dense = problem.inputs, apart = problem.inputs;
+  apart.log_decay = (-Uniform({2, 30}, 4)).to(at::kFloat).narrow(1, 0, 24);
+  dense.log_decay = apart.log_decay.contiguous();
+  const auto want = ops::DecayAttention(dense, problem.config),
+             got = ops::DecayAttention(apart, problem.config);
+  EXPECT_TRUE(test::BitEqual(got.out, want.out));
+  EXPECT_TRUE(test::BitEqual(got.final_state.kv, want.final_state.kv));
+  EXPECT_TRUE(test::BitEqual(ops::Backward(apart, problem.config, problem.dout, {}).dlog_decay,
+                             ops::Backward(dense, problem.config, problem.dout, {}).dlog_decay));
+}
+
+// No tokens: nothing comes out, the state goes through, constant decays get a zero gradient.
+TEST(DecayAttentionEmpty, NoTokensAndNoRows) {
+  for (const DecayKind kind : kKinds) {
+    for (const auto& [batch, seq_len] : {std::pair<int64_t, int64_t>{2, 0}, {0, 5}}) {
+      const DecayProblem problem =
+          MakeProblem({.batch = batch, .seq_len = seq_len, .kind = kind}, 120, at::kFloat);
+      const auto got = ops::DecayAttention(problem.inputs, problem.config);
+      EXPECT_EQ(got.out.sizes(), problem.dout.sizes());
+      EXPECT_TRUE(test::BitEqual(got.final_state.kv, problem.inputs.initial_state.kv));
+      const auto grads =
+          ops::Backward(problem.inputs, problem.config, problem.dout, problem.dfinal_state);
+      EXPECT_TRUE(test::BitEqual(grads.dinitial_state.kv, problem.dfinal_state.kv));
+      EXPECT_EQ(grads.dlog_decay.sizes(), problem.inputs.log_decay.sizes());
+      EXPECT_EQ(grads.dlog_decay.abs().sum().item<float>(), 0);
+    }
+  }
+}
+
+TEST(DecayAttentionBadInput, SaysWhatDoesNotFit) {
+  const DecayProblem problem = MakeProblem({.seq_len = 10}, 130, at::kFloat);
+  const auto with = [&](const auto& change) {
+    ops::DecayAttentionInputs changed = problem.inputs;
+    change(changed);
+    return [changed, &problem] { ops::DecayAttention(changed, problem.config); };
+  };
+  const ExitCode internal = ExitCode::kInternal, usage = ExitCode::kUsage;
+  EXPECT_HL_ERROR(with([](auto& in) { in.k = in.k.narrow(1, 0, 9); })(), internal, "do not fit");
+  EXPECT_HL_ERROR(with([](auto& in) { in.q = in.q.to(at::kHalf); })(), usage,
+                  "decay attention of fp16; fp32, bf16 or (on the CPU) fp64 would work");
+  EXPECT_HL_ERROR(with([](auto& in) { in.v = in.v.to(at::kBFloat16); })(), usage, "one dtype");
+  EXPECT_HL_ERROR(with([](auto& in) { in.log_decay = in.log_decay.narrow(3, 0, 5); })(), internal,
+                  "per channel beside K 24");
+  EXPECT_HL_ERROR(with([](auto& in) { in.initial_state.kv = in.initial_state.kv[0]; })(), internal,
+                  "initial_state");
+  EXPECT_HL_ERROR(with([](auto& in) { in.k = in.k.to(at::kMeta); })(), internal,
+                  "k [2, 10, 2, 24] fp32 on meta", "one B, T, device");
+  EXPECT_HL_ERROR(with([](auto& in) { in.v = in.v.to(at::kMeta); })(), internal, "fp32 on meta");
+  EXPECT_HL_ERROR(with([](auto& in) { in.log_decay = in.log_decay.to(at::kMeta); })(), internal,
+                  "log_decay [2, 10, 2, 24] fp32 on meta beside q [2, 10, 2, 24] fp32 on cpu");
+  EXPECT_HL_ERROR(with([](auto& in) { in.initial_state.kv = in.initial_state.kv.to(at::kMeta); })(),
+                  internal,
+                  "initial_state [2, 2, 24, 40] fp32 on meta of states [2, 2, 24, 40] on cpu");
+  EXPECT_HL_ERROR(with([](auto& in) {
+                    for (at::Tensor* x : {&in.q, &in.k, &in.v, &in.log_decay, &in.initial_state.kv})
+                      *x = x->to(at::kMeta);
+                  })(),
+                  internal, "q [2, 10, 2, 24] fp32 on meta; the CPU and CUDA have kernels for it");
+  EXPECT_HL_ERROR(with([](auto& in) { in.log_decay = in.log_decay.sum(); })(), internal,
+                  "log_decay [] fp32", "[Hd], [Hd, K], [B, T, Hd] or [B, T, Hd, K]");
+  const auto tokens = [](int64_t count) { return at::zeros({1}).expand({1, count, 1, 16}); };
+  EXPECT_HL_ERROR(with([&](auto& in) { in.q = tokens((int64_t{1} << 32) + 5); })(), usage,
+                  "[1, 4294967301, 1, 16]", "up to 2147483647");
+  ops::DecayState state = {.kv = problem.inputs.initial_state.kv.clone()};
+  const auto step = [&](const at::Tensor& k, const at::Tensor& log_decay) {
+    ops::DecayAttentionStep({.q = problem.inputs.q.select(1, 0),
+                             .k = k,
+                             .v = problem.inputs.v.select(1, 0),
+                             .log_decay = log_decay},
+                            {.scale = 1}, state);
+  };
+  const at::Tensor k = problem.inputs.k.select(1, 0), g = problem.inputs.log_decay.select(1, 0);
+  EXPECT_HL_ERROR(step(k.narrow(2, 0, 12), g), internal, "do not fit");
+  EXPECT_HL_ERROR(step(k.to(at::kBFloat16), g), internal, "one dtype");
+  EXPECT_HL_ERROR(step(k.to(at::kMeta), g), internal, "k [2, 2, 24] fp32 on meta");
+  EXPECT_HL_ERROR(step(k, g.narrow(0, 0, 1)), internal, "log_decay [1, 2, 24]",
+                  "[B, Hd] or [B, Hd, K] on its device would work");
+  EXPECT_HL_ERROR(step(k, g.to(at::kMeta)), internal, "log_decay [2, 2, 24] fp32 on meta");
+}
+
+TEST(DecayAttentionBadInput, GradientsThatDoNotFit) {
+  const DecayProblem p = MakeProblem({.seq_len = 10}, 131, at::kFloat);
+  const ExitCode internal = ExitCode::kInternal;
+  const auto backward = [&](const at::Tensor& dout, const ops::DecayState& dfinal_state) {
+    ops::Backward(p.inputs, p.config, dout, dfinal_state);
+  };
+  EXPECT_HL_ERROR(backward(p.dout.narrow(1, 0, 9), p.dfinal_state), internal,
+                  "dout [2, 9, 2, 40] fp32 on cpu of an output [2, 10, 2, 40] on cpu");
+  EXPECT_HL_ERROR(backward(p.dout.to(at::kMeta), p.dfinal_state), internal, "fp32 on meta");
+  EXPECT_HL_ERROR(backward(p.dout, {.kv = p.dfinal_state.kv[0]}), internal,
+                  "dfinal_state [2, 24, 40] fp32 on cpu of states [2, 2, 24, 40] on cpu");
+  EXPECT_HL_ERROR(backward(p.dout, {.kv = p.dfinal_state.kv.to(at::kMeta)}), internal,
+                  "fp32 on meta");
+  EXPECT_HL_ERROR(ops::BackwardSummarise(p.inputs, p.config, p.dout.narrow(2, 0, 1)), internal,
+                  "dout [2, 10, 1, 40]");
+}
+
+TEST(DecayAttentionStepTest, EqualsTheRecurrence) {
+  for (const DecayKind kind : kKinds) {
+    const DecayProblem problem = MakeProblem({.seq_len = 30, .kind = kind}, 100, at::kFloat);
+    const auto& in = problem.inputs;
+    const auto want = Oracle(problem).output;
+    ops::DecayState state = {.kv = in.initial_state.kv.clone()};
+    for (int64_t t = 0; t < 30; ++t) {
+      const at::Tensor log_decay =
+          kind == DecayKind::kPerHead ? in.log_decay : in.log_decay.select(1, t);
+      const at::Tensor out =
+          ops::DecayAttentionStep({.q = in.q.select(1, t),
+                                   .k = in.k.select(1, t),
+                                   .v = in.v.select(1, t),
+                                   .log_decay = log_decay,
+                                   .constant_decay = kind == DecayKind::kPerHead},
+                                  problem.config, state);
+      EXPECT_TRUE(Close(out, want.out.select(1, t), 2e-6)) << "token " << t;
+    }
+    EXPECT_TRUE(Close(state.kv, want.final_state.kv, 2e-6));
+  }
+}
+
+TEST(DecayAttentionStepTest, HeadsDivideThoseOfTheState) {
+  ops::DecayState state = {.kv = at::zeros({2, 4, 6, 5})};
+  struct Heads {
+    int64_t q = 4, k = 4, v = 4, decay = 4;
+  };
+  const auto step = [&](const Heads& heads) {
+    return ops::DecayAttentionStep({.q = Normal({2, heads.q, 6}, 1, at::kFloat),
+                                    .k = Normal({2, heads.k, 6}, 2, at::kFloat),
+                                    .v = Normal({2, heads.v, 5}, 3, at::kFloat),
+                                    .log_decay = -Uniform({2, heads.decay}, 4).to(at::kFloat)},
+                                   {.scale = 1}, state);
+  };
+  EXPECT_EQ(step({.q = 4, .k = 2, .v = 1, .decay = 2}).sizes(), at::IntArrayRef({2, 4, 5}));
+  const ExitCode usage = ExitCode::kUsage;
+  EXPECT_HL_ERROR(step({.q = 3}), usage, "3, 4, 4 and 4 heads of q, k, v and log_decay",
+                  "a state of 4; divisors of 4 would work");
+  EXPECT_HL_ERROR(step({.k = 8}), usage, "4, 8, 4 and 4 heads");
+  EXPECT_HL_ERROR(step({.v = 3}), usage, "4, 4, 3 and 4 heads");
+  EXPECT_HL_ERROR(step({.decay = 8}), usage, "4, 4, 4 and 8 heads");
+}
+
+}  // namespace
+}  // namespace halflife::kernels

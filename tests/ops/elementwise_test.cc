@@ -1,0 +1,136 @@
+// The exponential and the bf16 storage of the fused loops, and products with a gate.
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <iterator>
+#include <limits>
+
+#include "kernels/common/cpu/math.h"
+#include "ops/gradient_check.h"
+#include "ops/rows/swiglu.h"
+#include "ops/torch/side_by_side.h"
+#include "support/expect_error.h"
+
+namespace halflife::kernels {
+namespace {
+
+using test::Normal;
+
+TEST(ExpTest, TwoUlpsOverTheWholeRange) {
+  for (double x = -86.9; x < 88.0; x += 0.00173) {
+    const auto rounded = static_cast<float>(x);
+    const double want = std::exp(static_cast<double>(rounded));
+    ASSERT_NEAR(Exp(rounded) / want, 1.0, 2.5e-7) << "at " << x;
+  }
+}
+
+TEST(ExpTest, Edges) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(Exp(0.0f), 1.0f);
+  EXPECT_EQ(Exp(-kInfinity), 0.0f);
+  EXPECT_EQ(Exp(-1000.0f), 0.0f);
+  EXPECT_EQ(Exp(kInfinity), kInfinity);
+  EXPECT_EQ(Exp(100.0f), kInfinity);
+  EXPECT_TRUE(std::isnan(Exp(std::nanf(""))));
+  EXPECT_EQ(Sigmoid(-kInfinity), 0.0f);
+  EXPECT_EQ(Sigmoid(kInfinity), 1.0f);
+}
+
+TEST(Bf16Test, RoundsAsLibTorch) {
+  at::Tensor x = Normal({4000}, 1, at::kFloat);
+  auto* data = x.mutable_data_ptr<float>();
+  const float ties[] = {1.00390625f, 1.01171875f, -1.00390625f, 0.0f, -0.0f, 3.4e38f, 1e-39f};
+  std::copy(std::begin(ties), std::end(ties), data);
+  const at::Tensor want = x.to(at::kBFloat16).view(at::kShort);
+  for (int64_t i = 0; i < x.numel(); ++i) {
+    const Bf16 got = Narrow<Bf16>(data[i]);
+    ASSERT_EQ(got.bits, static_cast<uint16_t>(want.const_data_ptr<int16_t>()[i])) << data[i];
+    ASSERT_EQ(Widen(got), x[i].to(at::kBFloat16).item<float>());
+  }
+  EXPECT_TRUE(std::isnan(Widen(Narrow<Bf16>(std::bit_cast<float>(0x7f800001u)))));
+  EXPECT_TRUE(std::isnan(Widen(Narrow<Bf16>(std::bit_cast<float>(0xffffffffu)))));
+}
+
+TEST(SwiGluTest, IsTheFormula) {
+  const at::Tensor gate = Normal({40}, 1) * 4, up = Normal({40}, 2);
+  EXPECT_TRUE(test::Close(ops::SwiGlu(gate, up), gate / (1 + (-gate).exp()) * up, 1e-14));
+  EXPECT_TRUE(test::Close(ops::Glu(gate, up), up / (1 + (-gate).exp()), 1e-14));
+}
+
+TEST(SwiGluTest, FusedLoopsMatchFp64) {
+  for (const int64_t count : {1, 31, 70000}) {  // odd ends, and more than one block of threads
+    SCOPED_TRACE(count);
+    for (const auto product : {ops::SwiGlu, ops::Glu})
+      test::ExpectFloatMatchesDouble([&](const auto& in) { return product(in[0], in[1], {}); },
+                                     {Normal({count}, 1) * 4, Normal({count}, 2)}, 1e-6);
+  }
+}
+
+TEST(SwiGluTest, Bf16IsRoundedOnce) {
+  for (const int64_t count : {1, 31, 70000}) {
+    SCOPED_TRACE(count);
+    for (const auto product : {ops::SwiGlu, ops::Glu})
+      test::ExpectBf16MatchesDouble([&](const auto& in) { return product(in[0], in[1], {}); },
+                                    {Normal({count}, 1) * 4, Normal({count}, 2)});
+  }
+}
+
+TEST(SwiGluTest, GradientsAreFiniteDifferences) {
+  for (const auto product : {ops::SwiGlu, ops::Glu})
+    test::ExpectFiniteDifferences(
+        [&](const auto& in) { return product(in[0], in[1], {}).square().sum(); },
+        {Normal({12}, 1), Normal({12}, 2)});
+}
+
+TEST(SwiGluTest, NonContiguousOperands) {
+  const at::Tensor gate = Normal({6, 10}, 1, at::kFloat), up = Normal({10, 6}, 2, at::kFloat);
+  EXPECT_TRUE(test::BitEqual(ops::SwiGlu(gate, up.t()), ops::SwiGlu(gate, up.t().contiguous())));
+}
+
+// gate and up as the columns of one matrix, in either order: the same bits as by themselves, and
+// gradients that are columns of one matrix again. 2,100 elements, so that a block of threads ends
+// within a row; 6 columns and halves of three are more than the kernels read in place.
+TEST(SwiGluTest, HalvesOfOneMatrix) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    for (const int64_t width : {6, 24}) {
+      for (const bool up_first : {false, true}) {
+        const at::Tensor both = Normal({1400, 2, 2 * width}, 1, dtype);
+        const auto half = [&](bool second) {
+          return both.narrow(-1, second ? width : 0, width).detach().requires_grad_();
+        };
+        const at::Tensor gate = half(up_first), up = half(!up_first),
+                         gate_copy = gate.detach().clone().contiguous().requires_grad_(),
+                         up_copy = up.detach().clone().contiguous().requires_grad_(),
+                         dout = Normal({1400, 2, width}, 2, dtype);
+        ASSERT_FALSE(gate.is_contiguous());
+        const at::Tensor got = ops::SwiGlu(gate, up), want = ops::SwiGlu(gate_copy, up_copy);
+        EXPECT_TRUE(test::BitEqual(got, want));
+        const auto grads = torch::autograd::grad({got}, {gate, up}, {dout});
+        want.backward(dout);
+        EXPECT_TRUE(test::BitEqual(grads[0].contiguous(), gate_copy.grad()));
+        EXPECT_TRUE(test::BitEqual(grads[1].contiguous(), up_copy.grad()));
+        EXPECT_EQ(ops::AreBeside(grads[0], grads[1]), width == 24);
+        EXPECT_EQ(grads[0].storage_offset() > grads[1].storage_offset(), width == 24 && up_first);
+      }
+    }
+  }
+}
+
+TEST(SwiGluTest, BadInput) {
+  const at::Tensor gate = Normal({6, 10}, 1, at::kFloat), up = Normal({6, 10}, 2, at::kFloat);
+  const ExitCode internal = ExitCode::kInternal;
+  EXPECT_HL_ERROR(ops::SwiGlu(gate, up.narrow(0, 0, 5)), internal,
+                  "SwiGlu of gate [6, 10] fp32 on cpu and up [5, 10] fp32 on cpu",
+                  "one shape, dtype and device for both would work");
+  EXPECT_HL_ERROR(ops::SwiGlu(gate.narrow(0, 0, 1), up), internal,
+                  "gate [1, 10]");  // no broadcasting
+  EXPECT_HL_ERROR(ops::SwiGlu(gate, up.to(at::kBFloat16)), internal, "up [6, 10] bf16");
+  EXPECT_HL_ERROR(ops::SwiGlu(gate, up.to(at::kMeta)), internal, "up [6, 10] fp32 on meta");
+  EXPECT_HL_ERROR(ops::SwiGlu(gate.to(at::kHalf), up.to(at::kHalf)), ExitCode::kUsage,
+                  "SwiGlu of fp16; fp32, bf16 or fp64 would work");
+}
+
+}  // namespace
+}  // namespace halflife::kernels

@@ -1,0 +1,46 @@
+// A gradient sink for tests: where it is written, whether that is added, and how often.
+//
+//   RecordingSink::Log log(weight, /*before=*/0);
+//   log.Attach(weight);
+//   loss.backward();
+//   EXPECT_EQ(log.written, 1);
+#pragma once
+
+#include <ATen/ops/full.h>
+
+#include <memory>
+#include <utility>
+
+#include "ops/torch/gradient_sink.h"
+
+namespace halflife::test {
+
+class RecordingSink : public ops::GradientSink {
+ public:
+  struct Log {
+    // fp32 like `leaf`, full of `before`.
+    Log(const at::Tensor& leaf, double before)
+        : sum(at::full(leaf.sizes(), before,
+                       leaf.options().dtype(at::kFloat).requires_grad(false))) {}
+    // To be summed there: views, for sums that lie side by side.
+    explicit Log(at::Tensor place) : sum(std::move(place)) {}
+    // The log outlives the sink.
+    void Attach(const at::Tensor& leaf) {
+      ops::SetGradientSink(leaf, std::make_unique<RecordingSink>(*this));
+    }
+    at::Tensor sum;
+    bool added = false;
+    int asked = 0, written = 0;
+  };
+  explicit RecordingSink(Log& log) : log_(log) {}
+  Place Next() override {
+    ++log_.asked;
+    return {.sum = log_.sum, .added = log_.added};
+  }
+  void Written() override { ++log_.written; }
+
+ private:
+  Log& log_;
+};
+
+}  // namespace halflife::test

@@ -1,0 +1,295 @@
+#include "ops/rows/bias_map.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include <cmath>
+#include <limits>
+
+#include "ops/gradient_check.h"
+#include "ops/recording_sink.h"
+#include "support/expect_error.h"
+
+namespace halflife::kernels {
+namespace {
+
+using test::Normal;
+
+constexpr ElementMap kElu = ElementMap::kEluPlusOne, kPlain = ElementMap::kIdentity,
+                     kSilu = ElementMap::kSilu;
+
+// Three parts, of which the last has no map, as one row.
+at::Tensor Three(const std::vector<at::Tensor>& in) {
+  return at::cat(ops::BiasMap({{.x = in[0], .bias = in[3], .map = kElu},
+                               {.x = in[1], .bias = {}, .map = kElu},
+                               {.x = in[2], .bias = in[4]}}),
+                 -1);
+}
+std::vector<at::Tensor> Operands(int64_t rows, int64_t width) {
+  return {Normal({rows, width}, 1) * 2, Normal({rows, 2 * width}, 2) * 2, Normal({rows, 5}, 3),
+          Normal({width}, 4), Normal({5}, 5)};
+}
+
+// SiLUs with a bias and without, and two gains of what the second gives, as one row.
+at::Tensor Gated(const std::vector<at::Tensor>& in) {
+  const std::vector<at::Tensor> y = ops::BiasMap(
+      {{.x = in[0], .bias = in[2], .map = kSilu}, {.x = in[1], .bias = {}, .map = kSilu}});
+  const std::vector<at::Tensor> z = ops::BiasMap(
+      {{.x = y[1], .bias = in[3], .gain = in[4]}, {.x = y[1], .bias = {}, .gain = in[5]}});
+  return at::cat({y[0], z[0], z[1]}, -1);
+}
+std::vector<at::Tensor> GatedOperands(int64_t rows, int64_t width) {
+  return {Normal({rows, 7}, 1) * 2, Normal({rows, width}, 2) * 2, Normal({7}, 3),
+          Normal({width}, 4),       Normal({width}, 5),           Normal({width}, 6)};
+}
+
+TEST(BiasMapTest, IsTheFormula) {
+  const at::Tensor x = Normal({3, 5}, 1) * 3, bias = Normal({5}, 2), gain = Normal({5}, 3);
+  const std::vector<at::Tensor> y = ops::BiasMap({{.x = x, .bias = bias, .map = kElu},
+                                                  {.x = x, .bias = bias},
+                                                  {.x = x, .bias = bias, .map = kSilu},
+                                                  {.x = x, .bias = bias, .gain = gain}});
+  for (int64_t row = 0; row < 3; ++row) {
+    for (int64_t i = 0; i < 5; ++i) {
+      const double z = x[row][i].item<double>() + bias[i].item<double>();
+      EXPECT_NEAR(y[0][row][i].item<double>(), z > 0 ? z + 1 : std::exp(z), 1e-14);
+      EXPECT_NEAR(y[1][row][i].item<double>(), z, 1e-15);
+      EXPECT_NEAR(y[2][row][i].item<double>(), z / (1 + std::exp(-z)), 1e-14);
+      const double gained = x[row][i].item<double>() * gain[i].item<double>();
+      EXPECT_NEAR(y[3][row][i].item<double>(), gained + bias[i].item<double>(), 1e-14);
+    }
+  }
+}
+
+// 2^-24 of values up to 10, a few roundings deep; biases' gradients sum 300 rows.
+TEST(BiasMapTest, FusedLoopsMatchFp64) {
+  for (const int64_t width : {1, 16, 300}) {
+    SCOPED_TRACE(width);
+    test::ExpectFloatMatchesDouble(Three, Operands(300, width), 3e-6);
+    test::ExpectFloatMatchesDouble(Gated, GatedOperands(300, width), 3e-6);
+  }
+}
+
+TEST(BiasMapTest, GradientsAreFiniteDifferences) {
+  const at::Tensor weights = Normal({4, 23}, 9);
+  test::ExpectFiniteDifferences([&](const auto& in) { return (Three(in) * weights).sum(); },
+                                Operands(4, 6));
+  const at::Tensor of_gated = Normal({4, 19}, 9);
+  test::ExpectFiniteDifferences([&](const auto& in) { return (Gated(in) * of_gated).sum(); },
+                                GatedOperands(4, 6));
+}
+
+// The sum with the bias is not rounded before its map. The slopes are those of rounded features.
+TEST(BiasMapTest, Bf16IsWidened) {
+  for (const int64_t width : {1, 31, 128}) {
+    test::ExpectBf16MatchesDouble(Three, Operands(150, width), /*roundings=*/2);
+    test::ExpectBf16MatchesDouble(
+        [](const std::vector<at::Tensor>& in) {
+          std::vector<at::Tensor> given = in;
+          for (size_t i = 4; i < 6; ++i)  // gains are fp32 beside bf16
+            if (given[i].scalar_type() == at::kBFloat16) given[i] = given[i].to(at::kFloat);
+          return Gated(given);
+        },
+        GatedOperands(150, width), /*roundings=*/4);
+  }
+}
+
+// A feature far below the 1 that elu's own form would round it to.
+TEST(BiasMapTest, SmallFeaturesStay) {
+  const at::Tensor x = at::tensor({-8.0f, -20.0f, -60.0f}), zero = at::zeros({3}, at::kFloat);
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const at::Tensor y =
+        ops::BiasMap({{.x = x.to(dtype), .bias = zero.to(dtype), .map = kElu}})[0].to(at::kDouble);
+    const at::Tensor want = x.to(at::kDouble).exp();
+    EXPECT_TRUE((y / want - 1).abs().max().item<double>() <= (dtype == at::kFloat ? 1e-6 : 4e-3));
+  }
+}
+
+TEST(BiasMapTest, FarValuesAndNan) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  const at::Tensor x = at::tensor({-infinity, infinity, std::nanf(""), 0.0f}).requires_grad_();
+  const at::Tensor y = ops::BiasMap({{.x = x, .bias = {}, .map = kElu}})[0];
+  const at::Tensor dx = torch::autograd::grad({y.sum()}, {x})[0];
+  EXPECT_EQ(y[0].item<float>(), 0);
+  EXPECT_EQ(y[1].item<float>(), infinity);
+  EXPECT_TRUE(std::isnan(y[2].item<float>()));
+  EXPECT_EQ(y[3].item<float>(), 1);
+  EXPECT_EQ(dx[0].item<float>(), 0);
+  EXPECT_EQ(dx[1].item<float>(), 1);
+  EXPECT_TRUE(std::isnan(dx[2].item<float>()));
+  EXPECT_EQ(dx[3].item<float>(), 1);
+}
+
+// Columns of one matrix: the bits of their copies, and gradients that are columns of one again.
+TEST(BiasMapTest, ColumnsOfOneMatrix) {
+  const at::Tensor all = Normal({2, 70, 24}, 1, at::kFloat).requires_grad_();
+  const std::vector<int64_t> widths = {8, 6, 10};
+  const auto run = [&](bool columns) {
+    std::vector<at::Tensor> leaves, biases;
+    std::vector<ops::BiasedInput> parts;
+    const std::vector<at::Tensor> split = all.detach().split_with_sizes(widths, -1);
+    for (size_t i = 0; i < 3; ++i) {
+      const at::Tensor x = columns ? split[i] : split[i].contiguous();
+      leaves.push_back(x.detach().requires_grad_());
+      biases.push_back(Normal({widths[i]}, 2 + i, at::kFloat).requires_grad_());
+      parts.push_back({.x = leaves[i], .bias = biases[i], .map = i < 2 ? kElu : kPlain});
+    }
+    const std::vector<at::Tensor> y = ops::BiasMap(parts);
+    leaves.insert(leaves.end(), biases.begin(), biases.end());
+    std::vector<at::Tensor> douts;
+    for (size_t i = 0; i < 3; ++i) douts.push_back(Normal({2, 70, widths[i]}, 7 + i, at::kFloat));
+    std::vector<at::Tensor> results = torch::autograd::grad(y, leaves, douts);
+    if (columns) {
+      for (size_t i = 1; i < 3; ++i)
+        EXPECT_TRUE(results[i].storage().is_alias_of(results[0].storage()));
+      EXPECT_EQ(results[1].storage_offset() - results[0].storage_offset(), 8);
+      EXPECT_EQ(results[2].stride(1), 24);
+    }
+    results.insert(results.end(), y.begin(), y.end());
+    return results;
+  };
+  const auto got = run(true), want = run(false);
+  for (size_t i = 0; i < got.size(); ++i)
+    EXPECT_TRUE(test::BitEqual(got[i].contiguous(), want[i].contiguous())) << i;
+}
+
+// Places beside each other that the caller gives, one of them for a part that only has a bias.
+TEST(BiasMapTest, GradientsGoWhereTheCallerSays) {
+  const auto columns = std::make_shared<ops::ColumnPlaces>(std::vector<int64_t>{4, 6});
+  const at::Tensor a = Normal({9, 4}, 1, at::kFloat).requires_grad_(),
+                   b = Normal({9, 6}, 2, at::kFloat).requires_grad_(),
+                   bias = Normal({4}, 3, at::kFloat);
+  const auto run = [&](bool given) {
+    const auto place = [&](size_t part) {
+      return given ? ops::ColumnPlace{.columns = columns, .part = part} : ops::ColumnPlace{};
+    };
+    const std::vector<at::Tensor> y =
+        ops::BiasMap({{.x = a, .bias = bias, .gradient = place(0)},
+                      {.x = b, .bias = {}, .map = kSilu, .gradient = place(1)}});
+    return torch::autograd::grad(y, {a, b},
+                                 {Normal({9, 4}, 4, at::kFloat), Normal({9, 6}, 5, at::kFloat)});
+  };
+  const auto got = run(true), want = run(false);
+  for (size_t i = 0; i < 2; ++i)
+    EXPECT_TRUE(test::BitEqual(got[i].contiguous(), want[i].contiguous())) << i;
+  EXPECT_TRUE(got[1].storage().is_alias_of(got[0].storage()));
+  EXPECT_EQ(got[1].storage_offset() - got[0].storage_offset(), 4);
+}
+
+// What has nothing to do is handed on; the gradient of a bias alone reads the output's.
+TEST(BiasMapTest, WhatIsNotWritten) {
+  const at::Tensor x = Normal({6, 4}, 1, at::kFloat).requires_grad_(),
+                   bias = Normal({4}, 2, at::kFloat).requires_grad_();
+  EXPECT_TRUE(ops::BiasMap({{.x = x, .bias = {}}})[0].is_same(x));
+  const at::Tensor y = ops::BiasMap({{.x = x, .bias = bias}})[0],
+                   dy = Normal({6, 4}, 3, at::kFloat);
+  const auto grads = torch::autograd::grad({y}, {x, bias}, {dy});
+  EXPECT_TRUE(test::BitEqual(grads[0], dy));
+  EXPECT_TRUE(test::Close(grads[1], dy.sum(0), 1e-6));
+}
+
+TEST(BiasMapTest, ASinkGetsTheBiasGradient) {
+  for (const bool added : {false, true}) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      const at::Tensor x = Normal({200, 12}, 1, dtype).requires_grad_(),
+                       bias = Normal({12}, 2, dtype).requires_grad_(),
+                       dy = Normal({200, 12}, 3, dtype);
+      test::RecordingSink::Log log(bias, /*before=*/0.5);
+      log.added = added;
+      log.Attach(bias);
+      const at::Tensor y = ops::BiasMap({{.x = x, .bias = bias, .map = kElu}})[0];
+      (y * dy).sum().backward();
+      EXPECT_EQ(log.written, 1);
+      EXPECT_FALSE(bias.grad().defined());
+      const at::Tensor slope = y.detach().to(at::kDouble).clamp_max(1);
+      const at::Tensor want = (slope * dy.to(at::kDouble)).sum(0) + (added ? 0.5 : 0.0);
+      EXPECT_TRUE(test::Close(log.sum, want, 1e-5));
+    }
+  }
+}
+
+// A gain's gradient, beside the bias's, of columns of a matrix too.
+TEST(BiasMapTest, ASinkGetsTheGainGradient) {
+  for (const bool added : {false, true}) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      const at::Tensor all = Normal({200, 20}, 1, dtype), dy = Normal({200, 12}, 3, dtype);
+      const at::Tensor x = all.narrow(1, 3, 12).requires_grad_(),
+                       bias = Normal({12}, 2, dtype).requires_grad_(),
+                       gain = Normal({12}, 4, at::kFloat).requires_grad_();
+      test::RecordingSink::Log log(gain, /*before=*/0.5);
+      log.added = added;
+      log.Attach(gain);
+      (ops::BiasMap({{.x = x, .bias = bias, .gain = gain}})[0] * dy).sum().backward();
+      EXPECT_EQ(log.written, 1);
+      EXPECT_FALSE(gain.grad().defined());
+      const at::Tensor wide = dy.to(at::kDouble), of_x = wide * gain.detach();
+      const at::Tensor want = (wide * x.detach().to(at::kDouble)).sum(0) + (added ? 0.5 : 0.0);
+      EXPECT_TRUE(test::Close(log.sum, want, 1e-5));
+      EXPECT_TRUE(test::Close(x.grad(), of_x, dtype == at::kFloat ? 1e-6 : 1e-2));
+      EXPECT_TRUE(test::Close(bias.grad(), wide.sum(0), dtype == at::kFloat ? 1e-5 : 1e-2));
+    }
+  }
+}
+
+TEST(BiasMapTest, RowsOfAnyLayoutNoRowsAndThreads) {
+  const at::Tensor wide = Normal({20, 60}, 1, at::kFloat), bias = Normal({20}, 2, at::kFloat);
+  const auto map = [&](const at::Tensor& x) {
+    return ops::BiasMap({{.x = x, .bias = bias, .map = kElu}})[0];
+  };
+  EXPECT_TRUE(test::BitEqual(map(wide.t()), map(wide.t().contiguous())));
+  EXPECT_EQ(map(wide.narrow(0, 0, 0).narrow(1, 0, 20)).numel(), 0);
+  test::ExpectSameBitsWithThreads([] {
+    std::vector<at::Tensor> in;
+    for (const at::Tensor& x : Operands(700, 48)) in.push_back(x.to(at::kFloat).requires_grad_());
+    return torch::autograd::grad({Three(in)}, in, {Normal({700, 149}, 9, at::kFloat)});
+  });
+}
+
+// Of biases and gains, too.
+TEST(BiasMapTest, GradientsBesideStridedParameters) {
+  const at::Tensor x = Normal({6, 20}, 1, at::kFloat), dout = Normal({6, 20}, 2, at::kFloat),
+                   columns = Normal({20, 2}, 3, at::kFloat);
+  for (const bool gain : {false, true}) {
+    const auto gradients = [&](const at::Tensor& parameter) {
+      const at::Tensor in = x.detach().requires_grad_(), of = parameter.detach().requires_grad_();
+      const at::Tensor y = gain ? ops::BiasMap({{.x = in, .bias = {}, .gain = of}})[0]
+                                : ops::BiasMap({{.x = in, .bias = of, .map = kSilu}})[0];
+      return torch::autograd::grad({y}, {in, of}, {dout});
+    };
+    const auto got = gradients(columns.select(1, 0)),
+               want = gradients(columns.select(1, 0).contiguous());
+    for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(test::BitEqual(got[i], want[i])) << i;
+  }
+}
+
+// More parts than a pass takes, and one of other rows.
+TEST(BiasMapTest, PartsBeyondAPass) {
+  std::vector<ops::BiasedInput> parts;
+  for (uint64_t i = 0; i < 6; ++i)
+    parts.push_back({.x = Normal({i == 1 ? 3 : 7, 5}, i, at::kFloat),
+                     .bias = Normal({5}, 10 + i, at::kFloat),
+                     .map = kElu});
+  const std::vector<at::Tensor> together = ops::BiasMap(parts);
+  for (size_t i = 0; i < parts.size(); ++i)
+    EXPECT_TRUE(test::Close(together[i], ops::BiasMap({parts[i]})[0], 1e-6)) << i;
+  for (ops::BiasedInput& part : parts)  // each now two of a pass
+    part.map = kPlain, part.gain = Normal({5}, 20, at::kFloat);
+  const std::vector<at::Tensor> gained = ops::BiasMap(parts);
+  for (size_t i = 0; i < parts.size(); ++i)
+    EXPECT_TRUE(test::Close(gained[i], parts[i].x * parts[i].gain + parts[i].bias, 1e-6)) << i;
+}
+
+TEST(BiasMapTest, BadInput) {
+  const at::Tensor x = Normal({6, 10}, 1, at::kFloat);
+  EXPECT_HL_ERROR(ops::BiasMap({{.x = x.to(at::kHalf), .bias = {}, .map = kElu}}), ExitCode::kUsage,
+                  "BiasMap of fp16; fp32, bf16 or fp64 would work");
+  EXPECT_HL_ERROR(ops::BiasMap({{.x = {}, .bias = x}}), ExitCode::kInternal,
+                  "BiasMap of part 0, which is undefined");
+  EXPECT_HL_ERROR(ops::BiasMap({{.x = x, .bias = {}, .map = kSilu, .gain = x[0]}}),
+                  ExitCode::kInternal,
+                  "BiasMap of part 0 with a gain and a map; one of them would work");
+}
+
+}  // namespace
+}  // namespace halflife::kernels

@@ -1,0 +1,84 @@
+#include "ops/rows/dropout.h"
+
+#include <ATen/ops/ones.h>
+
+#include <array>
+
+#include "ops/gradient_check.h"
+#include "support/expect_error.h"
+
+namespace halflife::kernels {
+namespace {
+
+const RandomKey kKey = MakeRandomKey(5, RandomPurpose::kDropout, 3);
+constexpr std::array<uint64_t, 2> kSamples = {7, (uint64_t{1} << 40) + 9};
+
+ops::DropoutConfig Config(double rate, int64_t first_position = 0) {
+  return {.rate = rate,
+          .key = kKey,
+          .samples = ops::SampleNumbers(kSamples, at::kCPU),
+          .first_position = first_position};
+}
+
+// 6 channels: less than a block of draws; 261: more than one, with an odd end (the last word of a
+// draw unused).
+TEST(DropoutTest, IsPhiloxOfSamplePositionAndChannel) {
+  constexpr int64_t kDim = 261;
+  const at::Tensor y = ops::Dropout(at::ones({2, 3, kDim}), Config(0.25, 10));
+  EXPECT_TRUE(
+      test::BitEqual(ops::Dropout(at::ones({2, 3, 6}), Config(0.25, 10)), y.narrow(2, 0, 6)));
+  for (int64_t row = 0; row < 2; ++row) {
+    for (int64_t t = 0; t < 3; ++t) {
+      for (int64_t channel = 0; channel < kDim; ++channel) {
+        const RandomCounter draw = Draw(kKey, kSamples[row], static_cast<uint32_t>(10 + t),
+                                        static_cast<uint32_t>(channel / 4));
+        const float want = ToUniform(draw.x[channel % 4]) < 0.25f ? 0.0f : 1 / 0.75f;
+        EXPECT_EQ(y[row][t][channel].item<float>(), want);
+      }
+    }
+  }
+}
+
+TEST(DropoutTest, OtherDtypesAndDevicesDrawTheSameMask) {
+  const at::Tensor y = ops::Dropout(at::ones({2, 50, 37}), Config(0.3));
+  const at::Tensor wide = ops::Dropout(at::ones({2, 50, 37}, at::kDouble), Config(0.3));
+  EXPECT_TRUE(test::BitEqual(wide != 0, y != 0));
+}
+
+TEST(DropoutTest, Bf16IsRoundedOnce) {
+  test::ExpectBf16MatchesDouble([](const auto& in) { return ops::Dropout(in[0], Config(0.3)); },
+                                {test::Normal({2, 20, 37}, 1)});
+}
+
+TEST(DropoutTest, KeepsTheMean) {
+  const at::Tensor y = ops::Dropout(at::ones({2, 500, 64}), Config(0.1));
+  // 64,000 draws: the mean's standard deviation is sqrt(0.1 / 0.9 / 64000) = 1.3e-3
+  EXPECT_NEAR(y.mean().item<double>(), 1, 6e-3);
+}
+
+TEST(DropoutTest, SlicesDrawWhatTheWholeDraws) {
+  const at::Tensor x = test::Normal({2, 12, 8}, 1, at::kFloat);
+  const at::Tensor whole = ops::Dropout(x, Config(0.5));
+  const at::Tensor part = ops::Dropout(x.narrow(1, 5, 7), Config(0.5, 5));
+  EXPECT_TRUE(test::BitEqual(part, whole.narrow(1, 5, 7)));
+}
+
+TEST(DropoutTest, GradientUsesTheSameMask) {
+  const at::Tensor x = test::Normal({2, 12, 8}, 1, at::kFloat).requires_grad_();
+  const at::Tensor y = ops::Dropout(x, Config(0.5));
+  const at::Tensor grad = torch::autograd::grad({y.sum()}, {x})[0];
+  EXPECT_TRUE(test::BitEqual(grad, ops::Dropout(at::ones({2, 12, 8}), Config(0.5))));
+}
+
+TEST(DropoutTest, NeedsASamplePerRow) {
+  EXPECT_HL_ERROR(ops::Dropout(at::ones({3, 2, 4}), Config(0.5)), ExitCode::kInternal,
+                  "3 rows needs as many sample numbers, got [2]");
+}
+
+TEST(DropoutTest, RefusesOtherDtypes) {
+  EXPECT_HL_ERROR(ops::Dropout(at::ones({2, 2, 4}, at::kHalf), Config(0.5)), ExitCode::kUsage,
+                  "Dropout of fp16; fp32, bf16 or fp64 would work");
+}
+
+}  // namespace
+}  // namespace halflife::kernels

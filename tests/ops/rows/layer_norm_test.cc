@@ -1,0 +1,182 @@
+#include "ops/rows/layer_norm.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/zeros.h>
+
+#include <cmath>
+#include <optional>
+#include <vector>
+
+#include "ops/gradient_check.h"
+#include "ops/linear/linear.h"
+#include "ops/sink_check.h"
+#include "ops/torch/side_by_side.h"
+#include "support/expect_error.h"
+
+namespace halflife::kernels {
+namespace {
+
+using test::Normal;
+
+constexpr double kEps = 1e-3;
+
+// Two parts, of which the second has no beta, as one row.
+at::Tensor Two(const std::vector<at::Tensor>& in) {
+  return at::cat(ops::LayerNorms({{.x = in[0], .gamma = in[2], .beta = in[3]},
+                                  {.x = in[1], .gamma = in[4], .beta = {}}},
+                                 kEps),
+                 -1);
+}
+std::vector<at::Tensor> Operands(int64_t rows, int64_t width) {
+  return {Normal({rows, width}, 1) * 2 + 0.5, Normal({rows, width}, 2), Normal({width}, 3),
+          Normal({width}, 4), Normal({width}, 5)};
+}
+
+TEST(LayerNormTest, IsTheFormula) {
+  const int64_t width = 5;
+  const std::vector<at::Tensor> in = Operands(3, width);
+  const at::Tensor y = Two(in);
+  for (int64_t row = 0; row < 3; ++row) {
+    double mean = 0, variance = 0;
+    for (int64_t i = 0; i < width; ++i) mean += in[0][row][i].item<double>() / width;
+    for (int64_t i = 0; i < width; ++i)
+      variance += std::pow(in[0][row][i].item<double>() - mean, 2) / width;
+    for (int64_t i = 0; i < width; ++i) {
+      const double n = (in[0][row][i].item<double>() - mean) / std::sqrt(variance + kEps);
+      EXPECT_NEAR(y[row][i].item<double>(), n * in[2][i].item<double>() + in[3][i].item<double>(),
+                  1e-14);
+    }
+  }
+}
+
+// LibTorch's layer norm, one part after the other: outputs and all gradients, in fp64.
+TEST(LayerNormTest, IsLibTorchs) {
+  const auto composed = [](const std::vector<at::Tensor>& in) {
+    const int64_t width = in[0].size(1);
+    return at::cat({at::layer_norm(in[0], {width}, in[2], in[3], kEps),
+                    at::layer_norm(in[1], {width}, in[4], {}, kEps)},
+                   -1);
+  };
+  std::vector<at::Tensor> in;
+  for (const at::Tensor& x : Operands(40, 12)) in.push_back(x.clone().requires_grad_());
+  const at::Tensor got = Two(in), want = composed(in), dy = Normal(got.sizes().vec(), 6);
+  EXPECT_TRUE(test::Close(got, want, 1e-12));
+  const auto got_grads = torch::autograd::grad({got}, in, {dy}),
+             want_grads = torch::autograd::grad({want}, in, {dy});
+  for (size_t i = 0; i < in.size(); ++i)
+    EXPECT_TRUE(test::Close(got_grads[i], want_grads[i], 1e-12)) << i;
+}
+
+// 2^-24 of values up to 10, a few roundings deep; gradients sum 300 rows.
+TEST(LayerNormTest, FusedLoopsMatchFp64) {
+  for (const int64_t width : {2, 16, 300}) {
+    SCOPED_TRACE(width);
+    test::ExpectFloatMatchesDouble(Two, Operands(300, width), 5e-6);
+  }
+}
+
+TEST(LayerNormTest, GradientsAreFiniteDifferences) {
+  const at::Tensor weights = Normal({4, 12}, 9);
+  test::ExpectFiniteDifferences([&](const auto& in) { return (Two(in) * weights).sum(); },
+                                Operands(4, 6));
+}
+
+TEST(LayerNormTest, Bf16IsRoundedOnce) {
+  for (const int64_t width : {2, 31, 128}) {
+    std::vector<at::Tensor> in = Operands(150, width);
+    for (size_t i = 2; i < in.size(); ++i) in[i] = in[i].to(at::kFloat);
+    test::ExpectBf16MatchesDouble(Two, in);
+  }
+}
+
+TEST(LayerNormTest, SinksGetTheGradients) {
+  for (const bool added : {false, true}) {
+    std::vector<at::Tensor> in;
+    for (const at::Tensor& x : Operands(200, 12)) in.push_back(x.to(at::kFloat).requires_grad_());
+    const at::Tensor y = Two(in);
+    test::ExpectGradientsInSinks(y, Normal(y.sizes().vec(), 9, at::kFloat), {in[2], in[3], in[4]},
+                                 added);
+  }
+}
+
+// Columns of one product, and heads of columns: the bits of their copies, gradients by columns.
+TEST(LayerNormTest, ColumnsAreReadAndWrittenInTheirPlace) {
+  const ops::JoinedProductsEverywhere joins;
+  const auto run = [&](bool columns, bool heads) {
+    const at::Tensor x = Normal({2, 30, 8}, 1, at::kFloat).requires_grad_(),
+                     weight = Normal({24, 8}, 2, at::kFloat).requires_grad_(),
+                     gamma = Normal({heads ? 4 : 12}, 3, at::kFloat).requires_grad_(),
+                     beta = Normal({heads ? 4 : 12}, 4, at::kFloat).requires_grad_();
+    const std::vector<ops::LinearPart> parts = ops::LinearInParts(x, weight, {12, 12});
+    std::vector<ops::LayerNormInput> inputs;
+    for (const ops::LinearPart& part : parts) {
+      const at::Tensor rows = columns ? part.y : part.y.contiguous();
+      inputs.push_back({.x = heads ? rows.unflatten(-1, {3, 4}) : rows,
+                        .gamma = gamma,
+                        .beta = beta,
+                        .x_gradient = columns && !heads ? part.gradient : ops::ColumnPlace()});
+    }
+    at::Tensor y;
+    for (const ops::LayerNormInput& input : inputs) {
+      const at::Tensor one = ops::LayerNorms({input}, kEps)[0].flatten(2);
+      y = y.defined() ? y * one : one;
+    }
+    std::vector<at::Tensor> results =
+        torch::autograd::grad({y}, {x, weight, gamma, beta}, {Normal({2, 30, 12}, 5, at::kFloat)});
+    results.push_back(y);
+    return results;
+  };
+  for (const bool heads : {false, true}) {
+    const auto got = run(true, heads), want = run(false, heads);
+    for (size_t i = 0; i < got.size(); ++i)
+      EXPECT_TRUE(test::BitEqual(got[i].contiguous(), want[i].contiguous())) << heads << i;
+  }
+}
+
+TEST(LayerNormTest, RowsOfAnyLayoutNoRowsAndThreads) {
+  const at::Tensor wide = Normal({20, 60}, 1, at::kFloat), gamma = Normal({20}, 2, at::kFloat);
+  const auto norm = [&](const at::Tensor& x) {
+    return ops::LayerNorms({{.x = x, .gamma = gamma, .beta = {}}}, kEps)[0];
+  };
+  EXPECT_TRUE(test::BitEqual(norm(wide.t()), norm(wide.t().contiguous())));
+  EXPECT_EQ(norm(wide.narrow(0, 0, 0).narrow(1, 0, 20)).numel(), 0);
+  // So are gamma and beta.
+  const at::Tensor columns = Normal({20, 2}, 3, at::kFloat), rows = wide.t().contiguous();
+  const auto scaled = [&](const at::Tensor& by, const at::Tensor& plus) {
+    return ops::LayerNorms({{.x = rows, .gamma = by, .beta = plus}}, kEps)[0];
+  };
+  EXPECT_TRUE(
+      test::BitEqual(scaled(columns.select(1, 0), columns.select(1, 1)),
+                     scaled(columns.select(1, 0).contiguous(), columns.select(1, 1).contiguous())));
+  // A row that does not vary is beta.
+  EXPECT_EQ(norm(at::zeros({3, 20}, at::kFloat) + 7).abs().max().item<float>(), 0);
+  test::ExpectSameBitsWithThreads([] {
+    std::vector<at::Tensor> in;
+    for (const at::Tensor& x : Operands(700, 48)) in.push_back(x.to(at::kFloat).requires_grad_());
+    return torch::autograd::grad({Two(in)}, in, {Normal({700, 96}, 9, at::kFloat)});
+  });
+}
+
+// More parts than a pass takes, and one of other rows.
+TEST(LayerNormTest, PartsBeyondAPass) {
+  std::vector<ops::LayerNormInput> parts;
+  for (uint64_t i = 0; i < 5; ++i)
+    parts.push_back({.x = Normal({i == 1 ? 3 : 7, 5}, i, at::kFloat),
+                     .gamma = Normal({5}, 10 + i, at::kFloat),
+                     .beta = {}});
+  const std::vector<at::Tensor> together = ops::LayerNorms(parts, kEps);
+  for (size_t i = 0; i < parts.size(); ++i)
+    EXPECT_TRUE(test::Close(together[i], ops::LayerNorms({parts[i]}, kEps)[0], 1e-6)) << i;
+}
+
+TEST(LayerNormTest, BadInput) {
+  const at::Tensor x = Normal({6, 10}, 1, at::kFloat), gamma = Normal({10}, 2, at::kFloat);
+  EXPECT_HL_ERROR(ops::LayerNorms({{.x = x.to(at::kHalf), .gamma = gamma, .beta = {}}}, kEps),
+                  ExitCode::kUsage, "LayerNorms of fp16; fp32, bf16 or fp64 would work");
+  EXPECT_HL_ERROR(ops::LayerNorms({{.x = x, .gamma = gamma.narrow(0, 0, 9), .beta = {}}}, kEps),
+                  ExitCode::kInternal, "gamma [9] fp32 on cpu");
+}
+
+}  // namespace
+}  // namespace halflife::kernels

@@ -1,0 +1,90 @@
+#include "ops/rows/learned_decay.h"
+
+#include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
+
+#include <cmath>
+#include <limits>
+
+#include "ops/gradient_check.h"
+#include "ops/recording_sink.h"
+#include "support/expect_error.h"
+
+namespace halflife::kernels {
+namespace {
+
+using test::Normal;
+
+TEST(LearnedDecayTest, IsTheFormula) {
+  const at::Tensor p = Normal({12}, 1);
+  EXPECT_TRUE(test::Close(ops::NegativeExp(p), -p.exp(), 1e-15));
+  const at::Tensor y = ops::DecayOffHeads(p, 4, {.scale = 0.5, .most = -0.01});
+  for (int64_t h = 0; h < 4; ++h) {
+    const auto base = static_cast<double>(static_cast<float>(-std::exp2(-4.0 / (1.0 + h))));
+    for (int64_t i = 0; i < 3; ++i)
+      EXPECT_NEAR(y[h][i].item<double>(), std::min(base - 0.5 * p[3 * h + i].item<double>(), -0.01),
+                  1e-15);
+  }
+}
+
+// 2^-24 of values up to 20; both forms, bounded and not.
+TEST(LearnedDecayTest, FusedLoopsMatchFp64) {
+  for (const int64_t width : {1, 7, 64}) {
+    test::ExpectFloatMatchesDouble([](const auto& in) { return ops::NegativeExp(in[0]); },
+                                   {Normal({3, width}, 1)}, 1e-6);
+    for (const double most : {0.1, std::numeric_limits<double>::infinity()})
+      test::ExpectFloatMatchesDouble(
+          [=](const auto& in) {
+            return ops::DecayOffHeads(in[0], 5, {.scale = 0.3, .most = most});
+          },
+          {Normal({1, 5 * width}, 2)}, 1e-6);
+  }
+}
+
+TEST(LearnedDecayTest, GradientsAreFiniteDifferences) {
+  const at::Tensor weights = Normal({3, 4}, 9);
+  test::ExpectFiniteDifferences(
+      [&](const auto& in) {
+        return (ops::NegativeExp(in[0]) * weights).sum() +
+               (ops::DecayOffHeads(in[1], 3, {.scale = 2, .most = 0.3}) * weights).sum();
+      },
+      {Normal({3, 4}, 1), Normal({12}, 2)});
+}
+
+TEST(LearnedDecayTest, ASinkGetsTheGradient) {
+  for (const bool added : {false, true}) {
+    const at::Tensor p = Normal({1, 20}, 1, at::kFloat).requires_grad_();
+    test::RecordingSink::Log log(p, /*before=*/0.5);
+    log.added = added;
+    log.Attach(p);
+    const at::Tensor dy = Normal({4, 5}, 2, at::kFloat);
+    (ops::DecayOffHeads(p, 4, {.scale = 0.25}) * dy).sum().backward();
+    EXPECT_TRUE(test::Close(log.sum, (-0.25 * dy).view({1, 20}) + (added ? 0.5 : 0.0), 1e-6));
+    (ops::NegativeExp(p) * dy.view({1, 20})).sum().backward();
+    EXPECT_EQ(log.written, 2);
+    EXPECT_FALSE(p.grad().defined());
+  }
+}
+
+// Beyond the bound nothing is learnt; a NaN is not bounded.
+TEST(LearnedDecayTest, BoundAndNan) {
+  const at::Tensor p = at::tensor({-3.0f, 3.0f, std::nanf("")}).requires_grad_();
+  const at::Tensor y = ops::DecayOffHeads(p, 1, {.scale = 1, .most = 0});
+  EXPECT_EQ(y[0][0].item<float>(), 0);
+  EXPECT_EQ(y[0][1].item<float>(), -3.5f);
+  EXPECT_TRUE(std::isnan(y[0][2].item<float>()));
+  const at::Tensor dp = torch::autograd::grad({y.sum()}, {p})[0];
+  EXPECT_EQ(dp[0].item<float>(), 0);
+  EXPECT_EQ(dp[1].item<float>(), -1);
+}
+
+TEST(LearnedDecayTest, BadInput) {
+  EXPECT_HL_ERROR(ops::DecayOffHeads(Normal({10}, 1), 3, {}), ExitCode::kInternal,
+                  "DecayOffHeads of p [10] fp64 on cpu for 3 heads",
+                  "so many numbers for each would work");
+  EXPECT_HL_ERROR(ops::NegativeExp(Normal({10}, 1).to(at::kHalf)), ExitCode::kUsage,
+                  "NegativeExp of fp16; fp32, bf16 or fp64 would work");
+}
+
+}  // namespace
+}  // namespace halflife::kernels

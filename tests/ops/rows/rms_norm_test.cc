@@ -1,0 +1,219 @@
+#include "ops/rows/rms_norm.h"
+
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "ops/gradient_check.h"
+#include "ops/recording_sink.h"
+#include "support/expect_error.h"
+
+namespace halflife::kernels {
+namespace {
+
+using test::Normal;
+using test::Uniform;
+
+TEST(RmsNormTest, IsTheFormula) {
+  const at::Tensor x = Normal({3, 5}, 1), weight = Uniform({5}, 2) + 0.5;
+  const at::Tensor y = ops::RmsNorm(x, weight, 1e-2);
+  for (int64_t row = 0; row < 3; ++row) {
+    double sum = 0;
+    for (int64_t i = 0; i < 5; ++i) sum += std::pow(x[row][i].item<double>(), 2);
+    for (int64_t i = 0; i < 5; ++i) {
+      const double want =
+          x[row][i].item<double>() / std::sqrt(sum / 5 + 1e-2) * weight[i].item<double>();
+      EXPECT_NEAR(y[row][i].item<double>(), want, 1e-14);
+    }
+  }
+}
+
+TEST(RmsNormTest, GatedIsNormTimesSilu) {
+  const at::Tensor x = Normal({2, 3, 7}, 1), gate = Normal({2, 3, 7}, 2), weight = Uniform({7}, 3);
+  const at::Tensor want = ops::RmsNorm(x, weight, 1e-6) * gate / (1 + (-gate).exp());
+  EXPECT_TRUE(test::Close(ops::GatedRmsNorm(x, gate, weight, 1e-6), want, 1e-14));
+}
+
+// fp32 over 300 elements: 6e-8, some ten roundings deep; dweight sums 150 rows. The norm's eps
+// bounds how much the two terms of dx cancel (with one element a row they nearly do).
+TEST(RmsNormTest, FusedLoopsMatchFp64) {
+  for (const int64_t dim : {1, 16, 300}) {
+    SCOPED_TRACE(dim);
+    const at::Tensor x = Normal({150, dim}, 1), gate = Normal({150, dim}, 2) * 3;
+    const at::Tensor weight = Uniform({dim}, 3);
+    test::ExpectFloatMatchesDouble([](const auto& in) { return ops::RmsNorm(in[0], in[1], 1e-2); },
+                                   {x, weight}, 3e-6);
+    test::ExpectFloatMatchesDouble(
+        [](const auto& in) { return ops::GatedRmsNorm(in[0], in[1], in[2], 1e-2); },
+        {x, gate, weight}, 3e-6);
+  }
+}
+
+// A gate in columns of a matrix with more, the heads of a token adjacent: read where it lies, with
+// the bits of a copy. Of strides without a rule the kernels get that copy.
+TEST(RmsNormTest, GatesInColumnsOfAMatrix) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const at::Tensor x = Normal({2, 5, 3, 8}, 1, dtype), dout = Normal({2, 5, 3, 8}, 2, dtype),
+                     weight = Uniform({8}, 3).to(at::kFloat);
+    const at::Tensor all = Normal({2, 5, 40}, 4, dtype), turned = Normal({5, 2, 3, 8}, 5, dtype),
+                     one = Normal({1, 1, 3, 8}, 6, dtype);
+    for (const at::Tensor& gate : {all.narrow(-1, 10, 24).view({2, 5, 3, 8}),
+                                   turned.transpose(0, 1), one.expand({2, 5, 3, 8})}) {
+      ASSERT_FALSE(gate.is_contiguous());
+      const auto results = [&](const at::Tensor& gate_in) {
+        const at::Tensor leaf = gate_in.detach().requires_grad_(),
+                         scale = weight.detach().requires_grad_();
+        const at::Tensor out = ops::GatedRmsNorm(x, leaf, scale, 1e-5);
+        out.backward(dout);
+        return std::vector<at::Tensor>{out, leaf.grad().contiguous(), scale.grad()};
+      };
+      const auto got = results(gate), want = results(gate.contiguous());
+      for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(test::BitEqual(got[i], want[i])) << i;
+    }
+  }
+}
+
+TEST(RmsNormTest, TheWeightsGradientGoesToItsSink) {
+  const at::Tensor x = Normal({150, 16}, 1, at::kFloat), weight = Uniform({16}, 3).to(at::kFloat);
+  const at::Tensor plain = weight.detach().clone().requires_grad_(),
+                   summed = weight.detach().clone().requires_grad_();
+  ops::RmsNorm(x, plain, 1e-5).sum().backward();
+  test::RecordingSink::Log log(summed, /*before=*/1);
+  log.Attach(summed);
+  for (const bool added : {false, true}) {
+    log.added = added;
+    ops::RmsNorm(x, summed, 1e-5).sum().backward();
+    EXPECT_TRUE(test::Close(log.sum, plain.grad() * (added ? 2.0 : 1.0), 1e-6));
+  }
+  EXPECT_EQ(log.written, 2);
+  EXPECT_FALSE(summed.grad().defined());
+}
+
+TEST(RmsNormTest, GradientsAreFiniteDifferences) {
+  const at::Tensor weights = Normal({4, 6}, 9);
+  test::ExpectFiniteDifferences(
+      [&](const auto& in) {
+        return (ops::GatedRmsNorm(in[0], in[1], in[2], 1e-3) * weights).sum();
+      },
+      {Normal({4, 6}, 1), Normal({4, 6}, 2), Normal({6}, 3)});
+}
+
+// The same numbers as fp64 from the same bf16 inputs, rounded once; the weight's gradient stays
+// fp32.
+TEST(RmsNormTest, Bf16IsRoundedOnce) {
+  for (const int64_t dim : {1, 16, 300}) {
+    SCOPED_TRACE(dim);
+    const at::Tensor x = Normal({150, dim}, 1), gate = Normal({150, dim}, 2) * 3;
+    const at::Tensor weight = Uniform({dim}, 3).to(at::kFloat);
+    test::ExpectBf16MatchesDouble([](const auto& in) { return ops::RmsNorm(in[0], in[1], 1e-2); },
+                                  {x, weight});
+    test::ExpectBf16MatchesDouble(
+        [](const auto& in) { return ops::GatedRmsNorm(in[0], in[1], in[2], 1e-2); },
+        {x, gate, weight});
+  }
+}
+
+TEST(AddRmsNormTest, IsTheSumAndItsNorm) {
+  const at::Tensor x = Normal({3, 5, 40}, 1), branch = Normal({3, 5, 40}, 2);
+  const at::Tensor weight = Normal({40}, 3, at::kFloat);
+  for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    SCOPED_TRACE(dtype);
+    const at::Tensor a = x.to(dtype), b = branch.to(dtype);
+    const auto [sum, normed] = ops::AddRmsNorm(a, b, weight, 1e-6);
+    EXPECT_TRUE(test::BitEqual(sum, a + b));
+    EXPECT_TRUE(test::BitEqual(normed, ops::RmsNorm(sum, weight, 1e-6)));
+  }
+}
+
+// Gradients reach both summands through the sum, its norm, or both.
+TEST(AddRmsNormTest, GradientsOfEitherOutput) {
+  const at::Tensor weight = Normal({40}, 3);
+  for (const auto& [use_sum, use_normed] : {std::pair(true, true), {true, false}, {false, true}}) {
+    SCOPED_TRACE(use_sum);
+    const auto gradients = [&, a = use_sum, b = use_normed](at::ScalarType dtype, bool fused) {
+      const at::Tensor x = Normal({150, 40}, 1).to(dtype).requires_grad_(),
+                       branch = Normal({150, 40}, 2).to(dtype).requires_grad_(),
+                       w = weight.to(dtype).requires_grad_();
+      const ops::ResidualNorm y =
+          fused ? ops::AddRmsNorm(x, branch, w, 1e-2)
+                : ops::ResidualNorm{.sum = x + branch, .normed = ops::RmsNorm(x + branch, w, 1e-2)};
+      // an output that is not used gives the backward an undefined gradient
+      at::Tensor loss;
+      if (a) loss = (y.sum * Normal({150, 40}, 4).to(dtype)).sum();
+      if (b) {
+        const at::Tensor part = (y.normed * Normal({150, 40}, 5).to(dtype)).sum();
+        loss = a ? loss + part : part;
+      }
+      return torch::autograd::grad({loss}, {x, branch, w}, {}, std::nullopt, false,
+                                   /*allow_unused=*/true);
+    };
+    const auto fused = gradients(at::kFloat, true), want = gradients(at::kDouble, false);
+    for (size_t i = 0; i < want.size(); ++i) {
+      if (i == 2 && !use_normed) continue;
+      EXPECT_TRUE(test::Close(fused[i], want[i], 3e-6)) << "input " << i;
+    }
+  }
+}
+
+TEST(RmsNormTest, BitsDoNotDependOnTheNumberOfThreads) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    test::ExpectSameBitsWithThreads([&] {
+      const at::Tensor x = Normal({700, 48}, 1, dtype).requires_grad_();
+      const at::Tensor gate = Normal({700, 48}, 2, dtype).requires_grad_();
+      const at::Tensor weight = Normal({48}, 3, at::kFloat).requires_grad_();
+      const at::Tensor y = ops::GatedRmsNorm(x, gate, weight, 1e-6);
+      return torch::autograd::grad({y}, {x, gate, weight}, {Normal({700, 48}, 4, dtype)});
+    });
+  }
+}
+
+TEST(RmsNormTest, ZeroRowsAndNansStayVisible) {
+  at::Tensor x = Normal({3, 20}, 1, at::kFloat);
+  x[1].zero_();
+  x[2][4] = std::nanf("");
+  const at::Tensor y = ops::RmsNorm(x, Uniform({20}, 2).to(at::kFloat), 1e-6);
+  EXPECT_TRUE(y[0].isfinite().all().item<bool>());
+  EXPECT_TRUE((y[1] == 0).all().item<bool>());
+  EXPECT_TRUE(y[2].isnan().all().item<bool>());
+}
+
+TEST(RmsNormTest, BadInput) {
+  const at::Tensor x = Normal({3, 20}, 1, at::kFloat), weight = Normal({20}, 2, at::kFloat);
+  const ExitCode internal = ExitCode::kInternal, usage = ExitCode::kUsage;
+  EXPECT_HL_ERROR(ops::RmsNorm(x, weight.narrow(0, 0, 19), 1e-6), internal,
+                  "RmsNorm of x [3, 20] fp32 on cpu with weight [19] fp32 on cpu",
+                  "x [..., D] and weight [D] on one device would work");
+  EXPECT_HL_ERROR(ops::RmsNorm(x, weight.view({1, 20}), 1e-6), internal, "weight [1, 20]");
+  EXPECT_HL_ERROR(ops::RmsNorm(x, weight.to(at::kMeta), 1e-6), internal,
+                  "weight [20] fp32 on meta");
+  EXPECT_HL_ERROR(ops::RmsNorm(x, {}, 1e-6), internal, "weight undefined");
+  EXPECT_HL_ERROR(ops::RmsNorm(x.narrow(1, 0, 0), weight.narrow(0, 0, 0), 1e-6), internal,
+                  "x [3, 0]");
+  EXPECT_HL_ERROR(ops::RmsNorm(x.to(at::kHalf), weight, 1e-6), usage,
+                  "RmsNorm of fp16; fp32, bf16 or fp64 would work");
+  EXPECT_HL_ERROR(ops::RmsNorm(x, weight.to(at::kHalf), 1e-6), usage, "RmsNorm of fp16");
+  EXPECT_HL_ERROR(ops::RmsNorm(x.to(at::kLong), weight, 1e-6), usage, "RmsNorm of int64");
+
+  EXPECT_HL_ERROR(ops::GatedRmsNorm(x, x.narrow(0, 0, 2), weight, 1e-6), internal,
+                  "GatedRmsNorm of x [3, 20] fp32 on cpu with gate [2, 20]",
+                  "x and gate [..., V] of one dtype");
+  EXPECT_HL_ERROR(ops::GatedRmsNorm(x, x.to(at::kBFloat16), weight, 1e-6), internal,
+                  "gate [3, 20] bf16");
+  EXPECT_HL_ERROR(ops::GatedRmsNorm(x, x.to(at::kMeta), weight, 1e-6), internal, "fp32 on meta");
+  EXPECT_HL_ERROR(ops::GatedRmsNorm(x, x, weight.narrow(0, 0, 19), 1e-6), internal, "weight [19]");
+  EXPECT_HL_ERROR(ops::GatedRmsNorm(x, x.to(at::kHalf), weight, 1e-6), usage,
+                  "GatedRmsNorm of fp16");
+
+  EXPECT_HL_ERROR(ops::AddRmsNorm(x, x.narrow(1, 0, 19), weight, 1e-6), internal,
+                  "AddRmsNorm of x [3, 20] fp32 on cpu with branch [3, 19]",
+                  "x and branch [..., D] of one dtype");
+  EXPECT_HL_ERROR(ops::AddRmsNorm(x, x.to(at::kDouble), weight, 1e-6), internal,
+                  "branch [3, 20] fp64");
+  EXPECT_HL_ERROR(ops::AddRmsNorm(x, x.to(at::kMeta), weight, 1e-6), internal, "fp32 on meta");
+  EXPECT_HL_ERROR(ops::AddRmsNorm(x, x, weight.narrow(0, 0, 19), 1e-6), internal, "weight [19]");
+  EXPECT_HL_ERROR(ops::AddRmsNorm(x.to(at::kHalf), x.to(at::kHalf), weight, 1e-6), usage,
+                  "AddRmsNorm of fp16");
+}
+
+}  // namespace
+}  // namespace halflife::kernels

@@ -1,0 +1,452 @@
+// The CUDA kernels of a step's elementwise and row-wise parts on a GPU, through their bindings,
+// against the CPU's on the same tensors. Skips where there is no GPU.
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <vector>
+
+#include "kernels/adamw/args.h"
+#include "ops/convolution/fft_conv.h"
+#include "ops/convolution/short_conv.h"
+#include "ops/convolution/sine_filter.h"
+#include "ops/cross_entropy/linear_cross_entropy.h"
+#include "ops/gpu_test.h"
+#include "ops/gradient_check.h"
+#include "ops/rows/decay_gate.h"
+#include "ops/rows/dropout.h"
+#include "ops/rows/focus_heads.h"
+#include "ops/rows/layer_norm.h"
+#include "ops/rows/real_norm.h"
+#include "ops/rows/rms_norm.h"
+#include "ops/rows/rotary.h"
+#include "ops/rows/swiglu.h"
+#include "ops/rows/token_shift.h"
+#include "ops/scans/selective_scan.h"
+#include "ops/scans/wkv4.h"
+#include "ops/torch/dispatch.h"
+
+namespace halflife::kernels {
+namespace {
+
+using test::Normal;
+using Tensors = std::vector<at::Tensor>;
+using Function = std::function<at::Tensor(const Tensors&)>;
+
+class StepKernelsGpuTest : public test::GpuTest<testing::TestWithParam<at::ScalarType>> {
+ protected:
+  static Tensors Run(const Function& function, const Tensors& inputs, at::DeviceType device) {
+    Tensors leaves;
+    for (const at::Tensor& x : inputs) {
+      const at::Tensor stored = x.scalar_type() == at::kDouble ? x.to(GetParam()) : x;
+      leaves.push_back(stored.to(device).clone().requires_grad_());
+    }
+    const at::Tensor y = function(leaves);
+    const at::Tensor dy = Normal(y.sizes().vec(), 999, y.scalar_type()).to(device);
+    Tensors results = {y.detach().cpu()};
+    for (const at::Tensor& grad : torch::autograd::grad({y}, leaves, {dy}))
+      results.push_back(grad.cpu());
+    return results;
+  }
+
+  // Value and gradients; fp64 inputs become the storage under test, fp32 ones (weights) stay.
+  // `fp32`: another order of sums; bf16: the two sides may round to neighbouring values.
+  static void ExpectSameOnBoth(const Function& function, const Tensors& inputs,
+                               double fp32 = 1e-5) {
+    const Tensors want = Run(function, inputs, at::kCPU), got = Run(function, inputs, at::kCUDA);
+    const Tensors again = Run(function, inputs, at::kCUDA);
+    for (size_t i = 0; i < want.size(); ++i) {
+      const double tolerance = want[i].scalar_type() == at::kBFloat16 ? 0x1p-7 : fp32;
+      EXPECT_TRUE(test::Close(got[i], want[i], tolerance)) << (i == 0 ? "value" : "gradient ") << i;
+      EXPECT_TRUE(test::BitEqual(got[i], again[i])) << (i == 0 ? "value" : "gradient ") << i;
+    }
+  }
+};
+
+TEST_P(StepKernelsGpuTest, Dropout) {
+  const std::vector<uint64_t> samples = {7, (uint64_t{1} << 40) + 9, 8};
+  for (const int64_t dim : {6, 64, 1001}) {
+    SCOPED_TRACE(dim);
+    const auto drop = [&](const Tensors& in) {
+      return ops::Dropout(in[0], {.rate = 0.3,
+                                  .key = MakeRandomKey(5, RandomPurpose::kDropout, 3),
+                                  .samples = ops::SampleNumbers(samples, in[0].device()),
+                                  .first_position = 10});
+    };
+    ExpectSameOnBoth(drop, {Normal({3, 50, dim}, 1)});
+  }
+}
+
+TEST_P(StepKernelsGpuTest, RmsNorm) {
+  for (const int64_t dim : {7, 64, 1000, 1024, 5000}) {
+    SCOPED_TRACE(dim);
+    const at::Tensor x = Normal({150, dim}, 1), other = Normal({150, dim}, 2);
+    const at::Tensor weight = Normal({dim}, 3, at::kFloat);
+    ExpectSameOnBoth([](const Tensors& in) { return ops::RmsNorm(in[0], in[1], 1e-2); },
+                     {x, weight});
+    ExpectSameOnBoth([](const Tensors& in) { return ops::GatedRmsNorm(in[0], in[1], in[2], 1e-2); },
+                     {x, other, weight});
+    ExpectSameOnBoth(
+        [](const Tensors& in) {
+          const ops::ResidualNorm y = ops::AddRmsNorm(in[0], in[1], in[2], 1e-2);
+          return y.sum + y.normed;
+        },
+        {x, other, weight});
+  }
+}
+
+TEST_P(StepKernelsGpuTest, RealNorm) {
+  for (const int64_t dim : {7, 64, 1000}) {
+    SCOPED_TRACE(dim);
+    ExpectSameOnBoth([](const Tensors& in) { return ops::RealNorm(in[0], 0.5); },
+                     {Normal({150, dim}, 1)});
+  }
+}
+
+TEST_P(StepKernelsGpuTest, DecayGate) {
+  for (const int64_t dim : {7, 64, 1000}) {
+    SCOPED_TRACE(dim);
+    ExpectSameOnBoth(
+        [](const Tensors& in) {
+          return ops::DecayGate(in[0], in[1], {.scale = 1.0 / 16, .floor = -0.2});
+        },
+        {Normal({1500, dim}, 1) * 4, Normal({dim}, 2, at::kFloat)});
+  }
+}
+
+TEST_P(StepKernelsGpuTest, SwiGlu) {
+  ExpectSameOnBoth([](const Tensors& in) { return ops::SwiGlu(in[0], in[1]); },
+                   {Normal({30, 1001}, 1) * 4, Normal({30, 1001}, 2)});
+  ExpectSameOnBoth([](const Tensors& in) { return ops::Glu(in[0], in[1]); },
+                   {Normal({30, 1001}, 1) * 4, Normal({30, 1001}, 2)});
+}
+
+// Gates that are columns are read in their place, and so are their gradients written: either half
+// of one matrix, or some columns of a matrix beside a dense operand.
+TEST_P(StepKernelsGpuTest, GatesThatAreColumns) {
+  for (const auto product : {ops::SwiGlu, ops::Glu}) {
+    for (const int64_t width : {40, 1024}) {
+      SCOPED_TRACE(width);
+      for (const bool gate_first : {true, false})
+        ExpectSameOnBoth(
+            [&](const Tensors& in) {
+              const at::Tensor halves[] = {in[0].narrow(1, 0, width),
+                                           in[0].narrow(1, width, width)};
+              return product(halves[gate_first ? 0 : 1], halves[gate_first ? 1 : 0], {});
+            },
+            {Normal({30, 2 * width}, 1) * 4});
+      for (const int64_t first : {3, 8})  // packs that begin between 16 bytes, and on them
+        ExpectSameOnBoth(
+            [&](const Tensors& in) { return product(in[0].narrow(1, first, width), in[1], {}); },
+            {Normal({30, width + 16}, 1) * 4, Normal({30, width}, 2)});
+    }
+  }
+}
+
+TEST_P(StepKernelsGpuTest, FocusHeads) {
+  for (const int64_t dim : {3, 16, 128}) {
+    SCOPED_TRACE(dim);
+    const std::vector<int64_t> rows = {2, 90, 3 * dim};
+    ExpectSameOnBoth(
+        [&](const Tensors& in) {
+          const ops::FocusLeaves of_tokens = ops::MakeFocusLeaves(
+              {.x = in[0], .direction = in[1], .value = in[2]},
+              {.head_dim = dim, .norm = true, .norm_value = true, .eps = 1e-2, .scale = 0.3});
+          const ops::FocusLeaves of_heads =
+              ops::MakeFocusLeaves({.x = in[0], .times = in[1], .direction = in[3]},
+                                   {.head_dim = dim, .norm = true, .eps = 1e-2, .scale = 0.3});
+          const at::Tensor gated = ops::FocusGate({.query = in[1], .pooled = of_tokens.payload},
+                                                  {.norm = true, .eps = 1e-2, .scale = 0.3});
+          const at::Tensor weights = of_tokens.log_weight * of_heads.log_weight;
+          return at::cat({gated, of_heads.payload.flatten(2), weights.to(gated.scalar_type())}, -1);
+        },
+        {Normal(rows, 1), Normal(rows, 2), Normal(rows, 3), Normal({3, dim}, 4, at::kFloat)});
+  }
+}
+
+TEST_P(StepKernelsGpuTest, LayerNorms) {
+  for (const int64_t dim : {7, 64, 2100}) {
+    SCOPED_TRACE(dim);
+    ExpectSameOnBoth(
+        [](const Tensors& in) {
+          return at::cat(ops::LayerNorms({{.x = in[0], .gamma = in[2], .beta = in[3]},
+                                          {.x = in[1], .gamma = in[4], .beta = {}}},
+                                         1e-5),
+                         -1);
+        },
+        {Normal({300, dim}, 1), Normal({300, dim}, 2), Normal({dim}, 3, at::kFloat),
+         Normal({dim}, 4, at::kFloat), Normal({dim}, 5, at::kFloat)});
+  }
+}
+
+TEST_P(StepKernelsGpuTest, TokenShift) {
+  at::Tensor starts = at::zeros({2, 150}, at::kBool);
+  for (const int64_t t : {0, 30, 31, 64, 100}) starts[1][t] = true;
+  for (const int64_t dim : {21, 256}) {
+    SCOPED_TRACE(dim);
+    ExpectSameOnBoth(
+        [&](const Tensors& in) {
+          return at::cat(ops::TokenShift({.x = in[0],
+                                          .mixes = {in[2], in[3], in[4]},
+                                          .tail = in[1],
+                                          .starts = starts.to(in[0].device())}),
+                         -1);
+        },
+        {Normal({2, 150, dim}, 1), Normal({2, 1, dim}, 2), Normal({dim}, 3, at::kFloat),
+         Normal({dim}, 4, at::kFloat), Normal({dim}, 5, at::kFloat)});
+  }
+}
+
+TEST_P(StepKernelsGpuTest, Rotary) {
+  const at::Tensor positions = (at::arange(90, at::kLong) % 50).view({2, 45});
+  for (const int64_t dim : {6, 64, 128}) {
+    SCOPED_TRACE(dim);
+    const ops::RotaryTable table = ops::MakeRotaryTable(positions, dim, 10000);
+    ExpectSameOnBoth(
+        [&](const Tensors& in) {
+          const at::Device device = in[0].device();
+          return ops::ApplyRotary(
+              in[0], {table.cos.to(device), table.sin.to(device), table.rows.to(device)});
+        },
+        {Normal({2, 45, 3, dim}, 1)});
+    ExpectSameOnBoth(
+        [&](const Tensors& in) {
+          const at::Device device = in[0].device();
+          const ops::RotatedPair turned =
+              ops::ApplyRotary(in[0].narrow(2, 0, 3), in[0].narrow(2, 3, 2),
+                               {table.cos.to(device), table.sin.to(device), table.rows.to(device)});
+          return at::cat({turned.q * 2, turned.k}, 2);
+        },
+        {Normal({2, 45, 5, dim}, 1)});
+    ExpectSameOnBoth(
+        [&](const Tensors& in) {
+          return ops::ApplyRotary(in[0],
+                                  ops::MakeRotaryTable(positions.to(in[0].device()),
+                                                       ops::RotaryFrequencies(dim, 500), 1.5));
+        },
+        {Normal({2, 45, 3, dim}, 1)});
+  }
+}
+
+TEST_P(StepKernelsGpuTest, ShortConv) {
+  at::Tensor starts = at::zeros({2, 150}, at::kBool);
+  for (const int64_t t : {0, 30, 31, 64, 100}) starts[1][t] = true;
+  const at::Tensor documents = starts.to(at::kLong).cumsum(1);
+  for (const int64_t dim : {21, 256}) {
+    for (const int64_t taps : {4, 7}) {
+      SCOPED_TRACE(testing::Message() << dim << " channels, " << taps << " taps");
+      ExpectSameOnBoth(
+          [&](const Tensors& in) {
+            const at::Device device = in[0].device();
+            return ops::ShortConv({.x = in[0],
+                                   .weight = in[1],
+                                   .tail = in[2],
+                                   .documents = documents.to(device),
+                                   .starts = starts.to(device)});
+          },
+          {Normal({2, 150, dim}, 1), Normal({dim, 1, taps}, 2, at::kFloat),
+           Normal({2, taps - 1, dim}, 3)});
+    }
+  }
+}
+
+// Rows of x that are columns of a wider matrix: packs that begin between 16 bytes, and on them.
+TEST_P(StepKernelsGpuTest, ShortConvOfColumns) {
+  for (const int64_t dim : {21, 256}) {
+    for (const int64_t first : {3, 8}) {
+      SCOPED_TRACE(testing::Message() << dim << " channels from column " << first);
+      ExpectSameOnBoth(
+          [&](const Tensors& in) {
+            return ops::ShortConv(
+                {.x = in[0].narrow(2, first, dim), .weight = in[1], .bias = in[2], .tail = in[3]});
+          },
+          {Normal({2, 150, dim + 16}, 1), Normal({dim, 1, 4}, 2, at::kFloat),
+           Normal({dim}, 3, at::kFloat), Normal({2, 3, dim}, 4)});
+    }
+  }
+}
+
+// Rows whose transforms fill blocks of eight channels, of one, and none: the last are LibTorch's.
+// Values of the two devices' transforms round by the whole row.
+TEST_P(StepKernelsGpuTest, LongConvolution) {
+  for (const int64_t seq_len : {1, 100, 1024, 5000, 8192, 8193}) {
+    SCOPED_TRACE(seq_len);
+    const at::Tensor filter = Normal({seq_len, 21}, 2, at::kFloat),
+                     skip = Normal({21}, 3, at::kFloat);
+    const ops::FilterWindow window = {.first = -0.01, .step = -0.001};
+    ExpectSameOnBoth(
+        [&](const Tensors& in) {
+          return ops::FftConv({.x = in[0], .filter = in[1], .window = window, .skip = in[2]});
+        },
+        {Normal({3, seq_len, 21}, 1), filter, skip});
+    ExpectSameOnBoth(
+        [&](const Tensors& in) {
+          return ops::GatedFftConv(
+              {.branches = in[0], .filter = in[1], .window = window, .skip = in[2]});
+        },
+        {Normal({3, seq_len, 63}, 4), filter, skip});
+  }
+}
+
+TEST_P(StepKernelsGpuTest, FilterOfSines) {
+  for (const int64_t width : {7, 64, 128, 300}) {
+    SCOPED_TRACE(width);
+    const auto matrix = [&](int64_t rows, int64_t columns, int64_t seed) {
+      return Normal({rows, columns}, seed, at::kFloat) / std::sqrt(columns);
+    };
+    ExpectSameOnBoth(
+        [](const Tensors& in) {
+          return ops::SineFilter({.x = in[0],
+                                  .num_tokens = 150,
+                                  .weights = {in[3], in[4]},
+                                  .biases = {in[5], in[6]},
+                                  .frequency = in[1],
+                                  .output = in[2]});
+        },
+        {Normal({1, 200, 3}, 1, at::kFloat), Normal({width}, 2, at::kFloat) + 1,
+         matrix(21, width, 3), matrix(width, 3, 4), matrix(width, width, 5),
+         Normal({width}, 6, at::kFloat), Normal({width}, 7, at::kFloat)});
+  }
+}
+
+// The decay as RWKV-4 learns it, p of -e^p, over more than one of a GPU's segments. Either side is
+// held to an oracle within 1e-5, its sums over tokens within four times that (wkv4/problem.h): the
+// two to each other within twice as much.
+TEST_P(StepKernelsGpuTest, Wkv4ByNegativeExponential) {
+  at::Tensor starts = at::zeros({2, 300}, at::kBool);
+  for (const int64_t t : {0, 30, 31, 128, 200}) starts[1][t] = true;
+  for (const int64_t dim : {21, 64}) {
+    SCOPED_TRACE(dim);
+    ExpectSameOnBoth(
+        [&](const Tensors& in) {
+          return ops::Wkv4({.k = in[0],
+                            .v = in[1],
+                            .log_decay = in[2],
+                            .negative_exp = true,
+                            .bonus = in[3],
+                            .starts = starts.to(in[0].device())})
+              .out;
+        },
+        {Normal({2, 300, dim}, 1), Normal({2, 300, dim}, 2), Normal({dim}, 3, at::kFloat) - 2,
+         Normal({dim}, 4, at::kFloat)},
+        8e-5);
+  }
+}
+
+// A as Mamba learns it, p of -e^p, with b and c that are columns of the matrix that holds them.
+// Either side is held to an oracle within 2e-5 (selective_scan/problem.h): the two to each other
+// within twice that.
+TEST_P(StepKernelsGpuTest, SelectiveScanOfColumnsByNegativeExponential) {
+  at::Tensor starts = at::zeros({2, 300}, at::kBool);
+  for (const int64_t t : {0, 30, 31, 128, 200}) starts[1][t] = true;
+  const int64_t rank = 5, states = 16;  // a row: what delta is made of, b, c
+  for (const int64_t channels : {21, 130}) {
+    SCOPED_TRACE(channels);
+    ExpectSameOnBoth(
+        [&](const Tensors& in) {
+          return ops::SelectiveScan({.x = in[0],
+                                     .delta = in[1],
+                                     .delta_bias = in[2],
+                                     .a = in[3],
+                                     .negative_exp = true,
+                                     .b = in[4].narrow(2, rank, states),
+                                     .c = in[4].narrow(2, rank + states, states),
+                                     .skip = in[5],
+                                     .starts = starts.to(in[0].device())})
+              .y;
+        },
+        {Normal({2, 300, channels}, 1), Normal({2, 300, channels}, 2),
+         Normal({channels}, 3, at::kFloat), Normal({channels, states}, 4, at::kFloat),
+         Normal({2, 300, rank + 2 * states}, 5), Normal({channels}, 6, at::kFloat)},
+        4e-5);
+  }
+}
+
+// The matmuls are LibTorch's on both sides: fp32 sums of 24 terms. In bf16 a GPU also rounds the
+// logits' gradient, 2^-9 of each term.
+TEST_P(StepKernelsGpuTest, LinearCrossEntropy) {
+  const at::Tensor targets =
+      (at::arange(70, at::kLong) * 31) % 503 - (at::arange(70) % 5 == 4) * 600;
+  ExpectSameOnBoth(
+      [&](const Tensors& in) {
+        return ops::LinearCrossEntropy({in[0], in[1], targets.to(in[0].device())},
+                                       {.z_loss_weight = 0.1, .rows_per_block = 32})
+            .objective;
+      },
+      {Normal({70, 24}, 1), Normal({503, 24}, 2)});
+}
+
+// Segments of an arena: of uneven lengths with gaps, some without decay, some without a copy, some
+// whose weights, gradients or moments lie elsewhere.
+struct Arena {
+  static constexpr int kSegments = 300;
+  static constexpr int64_t kShift = 5;
+  int64_t size = 0, longest = 0;
+  std::vector<AdamWSegment> segments;
+  Arena() {
+    for (int i = 0; i < kSegments; ++i) {
+      const int64_t count = i == 7 ? 20001 : 1 + (i * 37) % 1500;
+      segments.push_back({.begin = size,
+                          .end = size + count,
+                          .weight_decay = i % 3 == 0 ? 0.f : 0.1f,
+                          .has_copy = i % 4 == 0 ? 0 : 1,
+                          .main_shift = i % 2 == 0 ? 0 : kShift,
+                          .grads_shift = i % 5 == 0 ? kShift : 0,
+                          .moments_shift = i % 2 == 0 ? 0 : kShift});
+      size += count + kShift + i % 3;
+      longest = std::max(longest, count);
+    }
+  }
+  // w, m, v and w's copy after `num_steps` updates on a device.
+  Tensors After(int num_steps, at::Device device) const {
+    const auto flat = [&](uint64_t seed) {
+      return Normal({size + kShift}, seed, at::kFloat).to(device).clone();
+    };
+    Tensors x = {flat(1), at::zeros({size + kShift}, at::kFloat).to(device),
+                 at::zeros({size + kShift}, at::kFloat).to(device),
+                 at::zeros({size + kShift}, at::kBFloat16).to(device)};
+    const at::Tensor table =
+        at::from_blob(const_cast<AdamWSegment*>(segments.data()),
+                      {static_cast<int64_t>(sizeof(AdamWSegment)) * kSegments}, at::kByte)
+            .to(device, at::kByte, /*non_blocking=*/false, /*copy=*/true);
+    for (int step = 1; step <= num_steps; ++step) {
+      const at::Tensor grads = flat(10 + step);
+      const AdamWArgs args = {.main = x[0].mutable_data_ptr<float>(),
+                              .grads = grads.const_data_ptr<float>(),
+                              .m = x[1].mutable_data_ptr<float>(),
+                              .v = x[2].mutable_data_ptr<float>(),
+                              .copy = static_cast<uint16_t*>(x[3].mutable_data_ptr()),
+                              .segments = static_cast<const AdamWSegment*>(table.const_data_ptr()),
+                              .num_segments = kSegments,
+                              .max_segment = longest,
+                              .factors = MakeAdamWFactors({}, 1e-2, 0.25, step)};
+      ops::RunOn(
+          x[0], [&] { cpu::AdamW(args); }, [&](auto stream) { cuda::AdamW(args, stream); });
+    }
+    for (at::Tensor& one : x) one = one.cpu();
+    return x;
+  }
+};
+
+// Each element is read and written once: what differs is how the two compilers contract products
+// and sums, some roundings of 2^-24 of values of up to 4. What no segment names stays in bits: the
+// moments' and the copy's zeros, and the weights there.
+class AdamWGpuTest : public test::GpuTest<testing::Test> {};
+TEST_F(AdamWGpuTest, OfManySegmentsEqualsTheCpu) {
+  const Arena arena;
+  const Tensors want = arena.After(3, at::kCPU), got = arena.After(3, at::kCUDA);
+  for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(test::Close(got[i], want[i], 1e-6)) << i;
+  EXPECT_TRUE(test::Close(got[3], want[3], 0x1p-8)) << "copy";
+  for (const size_t i : {1, 2, 3})
+    EXPECT_TRUE(got[i].eq(0).equal(want[i].eq(0))) << i << ": other elements were written";
+  EXPECT_EQ(got[0].ne(want[0]).logical_and(want[1].eq(0)).sum().item<int64_t>(), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Storage, StepKernelsGpuTest, testing::Values(at::kFloat, at::kBFloat16));
+
+}  // namespace
+}  // namespace halflife::kernels

@@ -1,0 +1,244 @@
+// Gradients of columns of one matrix: that they lie beside each other, that nobody shares memory,
+// and that who writes there gives what it gives elsewhere.
+#include "ops/torch/column_places.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "ops/convolution/short_conv.h"
+#include "ops/linear/linear.h"
+#include "ops/random_tensors.h"
+#include "ops/rows/swiglu.h"
+#include "ops/scans/selective_scan.h"
+#include "ops/torch/side_by_side.h"
+
+namespace halflife::kernels {
+namespace {
+
+using test::Close;
+using test::Normal;
+
+bool AreOneMatrix(const at::Tensor& x, const at::Tensor& y) {
+  return x.storage().is_alias_of(y.storage()) &&
+         y.storage_offset() - x.storage_offset() == x.size(-1) && x.stride(0) == y.stride(0);
+}
+
+TEST(ColumnPlacesTest, PartsLieBesideEachOtherAndAreGivenOnce) {
+  const auto columns = std::make_shared<ops::ColumnPlaces>(std::vector<int64_t>{3, 2});
+  const ops::ColumnPlace first = {.columns = columns, .part = 0},
+                         second = {.columns = columns, .part = 1};
+  const at::Tensor x = at::empty({4, 3}), y = at::empty({4, 2});
+  const at::Tensor dy = second.EmptyLike(y), dx = first.EmptyLike(x);
+  EXPECT_TRUE(AreOneMatrix(dx, dy));
+  EXPECT_EQ(dx.sizes(), x.sizes());
+  EXPECT_EQ(dx.stride(0), 5);
+  // Two passes more, whose calls take turns.
+  const at::Tensor again = first.EmptyLike(x), third = first.EmptyLike(x);
+  EXPECT_FALSE(again.storage().is_alias_of(dx.storage()));
+  EXPECT_FALSE(again.storage().is_alias_of(third.storage()));
+  EXPECT_TRUE(AreOneMatrix(again, second.EmptyLike(y)));
+  EXPECT_TRUE(AreOneMatrix(third, second.EmptyLike(y)));
+  // Other rows or another dtype are another matrix.
+  const at::Tensor longer = first.EmptyLike(at::empty({7, 3}));
+  EXPECT_FALSE(longer.storage().is_alias_of(second.EmptyLike(y).storage()));
+  EXPECT_EQ(second.EmptyLike(y.to(at::kBFloat16)).scalar_type(), at::kBFloat16);
+}
+
+TEST(ColumnPlacesTest, WithoutColumnsMemoryIsDense) {
+  const at::Tensor x = at::empty({4, 6}).narrow(1, 1, 3);
+  EXPECT_TRUE(ops::ColumnPlace().EmptyLike(x).is_contiguous());
+}
+
+// Sums of some hundred products in another order; in bf16 results are rounded too, and what they
+// are made of.
+double ToleranceOf(at::ScalarType dtype) {
+  return dtype == at::kBFloat16 ? 3 * 0x1p-8 : dtype == at::kFloat ? 1e-5 : 1e-12;
+}
+
+// Reads columns of a product of x [2, 40, 24], or their copies with gradients of their own, with
+// weights beside. -> its output.
+using Reader = std::function<at::Tensor(const std::vector<ops::LinearPart>& parts,
+                                        const std::vector<at::Tensor>& weights)>;
+
+// The reader's gradients by columns are those by copies: the products' sums have another order.
+void ExpectSameGradients(const Reader& reader, const std::vector<int64_t>& widths,
+                         const std::vector<at::Tensor>& weights) {
+  int64_t width = 0;
+  for (const int64_t one : widths) width += one;
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
+    const auto run = [&](bool columns) {
+      std::optional<ops::JoinedProductsEverywhere> joins;
+      if (columns) joins.emplace();
+      std::vector<at::Tensor> leaves = {Normal({2, 40, 24}, 1, dtype),
+                                        Normal({width, 24}, 2, dtype) * 0.2};
+      for (const at::Tensor& weight : weights) leaves.push_back(weight.clone());
+      for (at::Tensor& leaf : leaves) leaf.requires_grad_();
+      std::vector<ops::LinearPart> parts = ops::LinearInParts(leaves[0], leaves[1], widths);
+      if (columns) {
+        EXPECT_TRUE(AreOneMatrix(parts[0].y, parts[1].y));
+        EXPECT_NE(parts[0].gradient.columns, nullptr);
+      }
+      const at::Tensor y = reader(parts, {leaves.begin() + 2, leaves.end()});
+      std::vector<at::Tensor> results =
+          torch::autograd::grad({y}, leaves, {Normal(y.sizes().vec(), 3, dtype)});
+      results.push_back(y);
+      return results;
+    };
+    const auto got = run(true), want = run(false);
+    // In bf16 the gradients of columns are rounded before the products, as those of copies are.
+    for (size_t i = 0; i < want.size(); ++i)
+      EXPECT_TRUE(Close(got[i], want[i], ToleranceOf(dtype))) << i;
+  }
+}
+
+TEST(ColumnPlacesTest, OfAConvolutionAndAGate) {
+  ExpectSameGradients(
+      [](const std::vector<ops::LinearPart>& parts, const std::vector<at::Tensor>& weights) {
+        const at::Tensor x = ops::ShortConv({.x = parts[0].y,
+                                             .weight = weights[0],
+                                             .documents = {},
+                                             .starts = {},
+                                             .x_gradient = parts[0].gradient});
+        return ops::SwiGlu(parts[1].y, x, parts[1].gradient);
+      },
+      {16, 16}, {Normal({16, 1, 4}, 5, at::kFloat)});
+}
+
+// A gate whose width no pack divides is copied, and its gradient then lies apart.
+TEST(ColumnPlacesTest, OfAGateThatIsCopied) {
+  ExpectSameGradients(
+      [](const std::vector<ops::LinearPart>& parts, const std::vector<at::Tensor>&) {
+        return ops::SwiGlu(parts[1].y, parts[0].y, parts[1].gradient);
+      },
+      {13, 13}, {});
+}
+
+TEST(ColumnPlacesTest, OfAScanAndALinearLayer) {
+  ExpectSameGradients(
+      [](const std::vector<ops::LinearPart>& parts, const std::vector<at::Tensor>& w) {
+        const at::Tensor x =
+            ops::Linear(parts[0].y, w[0].to(parts[0].y.scalar_type()), parts[0].gradient);
+        return ops::SelectiveScan({.x = x,
+                                   .delta = x,
+                                   .delta_bias = w[1],
+                                   .a = w[2],
+                                   .negative_exp = true,
+                                   .b = parts[1].y,
+                                   .c = parts[2].y,
+                                   .skip = w[1],
+                                   .b_gradient = parts[1].gradient,
+                                   .c_gradient = parts[2].gradient})
+            .y;
+      },
+      {6, 5, 5},
+      {Normal({70, 6}, 5, at::kFloat) * 0.3, Normal({70}, 6, at::kFloat),
+       Normal({70, 5}, 7, at::kFloat)});
+}
+
+// Channels 5 to 25 of 40: the output and gradients are those in memory of their own.
+TEST(ColumnPlacesTest, OfAPieceOfAScan) {
+  const auto place = [](bool in_places) {
+    const std::vector<int64_t> widths = {5, 20, 15};
+    return in_places
+               ? ops::ColumnPlace{.columns = std::make_shared<ops::ColumnPlaces>(widths), .part = 1}
+               : ops::ColumnPlace();
+  };
+  const auto one_of_wide = [](uint64_t seed) {
+    return Normal({2, 40, 40}, seed).narrow(2, 5, 20).detach().requires_grad_();
+  };
+  const at::Tensor of_channels = Normal({20}, 5), states = Normal({2, 40, 3}, 6);
+  const auto run = [&](bool in_places) {
+    const at::Tensor x = one_of_wide(1), delta = one_of_wide(2);
+    const at::Tensor y = ops::SelectiveScan({.x = x,
+                                             .delta = delta,
+                                             .delta_bias = of_channels,
+                                             .a = -of_channels.exp().unsqueeze(1).expand({20, 3}),
+                                             .b = states,
+                                             .c = states,
+                                             .skip = of_channels,
+                                             .x_gradient = place(in_places),
+                                             .delta_gradient = place(in_places),
+                                             .y_place = place(in_places)})
+                             .y;
+    const at::Tensor dy = Normal({2, 40, 40}, 7).narrow(2, 5, 20);
+    std::vector<at::Tensor> results = torch::autograd::grad({y}, {x, delta}, {dy});
+    results.push_back(y);
+    for (const at::Tensor& result : results) EXPECT_EQ(result.stride(1), in_places ? 40 : 20);
+    return results;
+  };
+  const auto got = run(true), want = run(false);
+  for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(test::BitEqual(got[i], want[i])) << i;
+}
+
+// A product of x in parts, and x for its other reader, beside each other or apart.
+struct Read {
+  at::Tensor other;
+  std::vector<at::Tensor> y;
+};
+Read ReadTwice(const at::Tensor& x, const at::Tensor& weight, const std::vector<int64_t>& widths,
+               bool beside) {
+  if (!beside) return {x, ops::Linear(x, weight).split_with_sizes(widths, -1)};
+  const auto [again, parts] = ops::LinearBesideInput(x, weight, widths);
+  return {again, {parts[0].y, parts[1].y}};
+}
+
+// x, a product of it in parts, and x's other reader: whose gradient is left as it was where others
+// hold it.
+TEST(ColumnPlacesTest, AProductAddsToTheGradientOfOtherReaders) {
+  const std::vector<int64_t> widths = {5, 2};
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble})
+    for (const int64_t tokens : {5, 600})
+      for (const int used : {1, 2, 3})  // bits: by the product, by the other reader
+        for (const bool held : {false, true}) {
+          SCOPED_TRACE(testing::Message() << dtype << ", " << tokens << ", " << used << held);
+          const at::Tensor dx = Normal({tokens, 24}, 4, dtype);
+          const auto run = [&](bool beside) {
+            const at::Tensor x = Normal({tokens, 24}, 1, dtype).requires_grad_(),
+                             weight = Normal({7, 24}, 2, dtype).requires_grad_();
+            const auto [other, y] = ReadTwice(x, weight, widths, beside);
+            std::vector<at::Tensor> outs, grads;
+            if ((used & 1) != 0) {
+              outs = {y[0], y[1]};
+              grads = {Normal({tokens, 5}, 5, dtype), Normal({tokens, 2}, 6, dtype)};
+            }
+            if ((used & 2) != 0) {
+              outs.push_back(held ? other : other.square());
+              grads.push_back(dx);
+            }
+            return torch::autograd::grad(outs, {x, weight}, grads, /*retain_graph=*/true,
+                                         /*create_graph=*/false, /*allow_unused=*/true);
+          };
+          const auto got = run(true), want = run(false);
+          const double tolerance = ToleranceOf(dtype);
+          EXPECT_TRUE(Close(got[0], want[0], tolerance));
+          EXPECT_EQ(got[1].defined(), true);
+          if (want[1].defined()) {
+            EXPECT_TRUE(Close(got[1], want[1], tolerance));
+          }
+          EXPECT_TRUE(test::BitEqual(dx, Normal({tokens, 24}, 4, dtype)));
+        }
+}
+
+TEST(ColumnPlacesTest, ABackwardThatIsDifferentiatedAddsToo) {
+  const auto second = [](bool beside) {
+    const at::Tensor x = Normal({3, 4}, 1).requires_grad_(),
+                     weight = Normal({7, 4}, 2).requires_grad_();
+    const auto [other, y] = ReadTwice(x, weight, {2, 5}, beside);
+    const auto first = torch::autograd::grad(
+        {y[0].square().sum() + y[1].pow(3).sum() + other.pow(3).sum()}, {x, weight}, {},
+        /*retain_graph=*/true, /*create_graph=*/true);
+    return torch::autograd::grad({first[0].square().sum() + first[1].square().sum()}, {x, weight});
+  };
+  const auto got = second(true), want = second(false);
+  for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(Close(got[i], want[i], 1e-12)) << i;
+}
+
+}  // namespace
+}  // namespace halflife::kernels

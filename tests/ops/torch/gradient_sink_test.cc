@@ -1,0 +1,79 @@
+// What reaches a parameter's sink, by autograd and by a kernel's backward, and who has none.
+#include "ops/torch/gradient_sink.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <c10/core/GradMode.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <memory>
+#include <utility>
+
+#include "ops/linear/linear.h"
+#include "ops/random_tensors.h"
+#include "ops/recording_sink.h"
+
+namespace halflife::kernels {
+namespace {
+
+using test::BitEqual;
+using test::Normal;
+using test::RecordingSink;
+
+TEST(GradientSink, TakesWhatAutogradBrings) {
+  const at::Tensor x = Normal({3}, 1, at::kFloat).requires_grad_();
+  RecordingSink::Log log(x, /*before=*/5);
+  log.Attach(x);
+  (x * 2).sum().backward();
+  EXPECT_FALSE(x.grad().defined());
+  EXPECT_EQ(log.written, 1);
+  EXPECT_TRUE(BitEqual(log.sum, at::full({3}, 2.0f)));  // overwritten
+  log.added = true;
+  (x * 3).sum().backward();
+  EXPECT_TRUE(BitEqual(log.sum, at::full({3}, 5.0f)));
+
+  ops::SetGradientSink(x, nullptr);
+  (x * 4).sum().backward();
+  EXPECT_EQ(log.written, 2);
+  EXPECT_TRUE(BitEqual(x.grad(), at::full({3}, 4.0f)));
+}
+
+TEST(GradientSink, WidensWhatAutogradBrings) {
+  const at::Tensor x = at::ones({3}, at::kBFloat16).requires_grad_();
+  RecordingSink::Log log(x, 0);
+  log.Attach(x);
+  (x * 3).sum().backward();
+  EXPECT_TRUE(BitEqual(log.sum, at::full({3}, 3.0f)));
+}
+
+// A backward that writes to the sink is the only one to do so.
+TEST(GradientSink, OnceAUse) {
+  const at::Tensor x = Normal({4, 3}, 1, at::kFloat), w = Normal({2, 3}, 2, at::kFloat);
+  const at::Tensor weight = w.detach().clone().requires_grad_();
+  RecordingSink::Log log(weight, 0);
+  log.Attach(weight);
+  ops::Linear(x, weight).sum().backward();
+  EXPECT_EQ(log.written, 1);
+  EXPECT_FALSE(weight.grad().defined());
+  EXPECT_TRUE(test::Close(log.sum, x.sum(0).expand({2, 3}), 1e-6));
+}
+
+TEST(GradientSink, OfLeavesInAPlainBackward) {
+  const at::Tensor x = Normal({3}, 1, at::kFloat).requires_grad_();
+  RecordingSink::Log log(x, 0);
+  log.Attach(x);
+  {
+    const c10::AutoGradMode no_grad(false);
+    EXPECT_NE(ops::GradientSinkOf(x), nullptr);
+    EXPECT_EQ(ops::GradientSinkOf(x.view({3, 1})), nullptr);
+    EXPECT_EQ(ops::GradientSinkOf(Normal({3}, 1)), nullptr);
+    EXPECT_EQ(ops::GradientSinkOf(Normal({3}, 1).requires_grad_()), nullptr);
+    EXPECT_EQ(ops::GradientSinkOf({}), nullptr);
+  }
+  EXPECT_EQ(ops::GradientSinkOf(x), nullptr);  // whose backward would be differentiated
+}
+
+}  // namespace
+}  // namespace halflife::kernels

@@ -1,0 +1,104 @@
+// Which tensors are found to lie side by side, and what is made of them.
+#include "ops/torch/side_by_side.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <vector>
+
+#include "ops/random_tensors.h"
+
+namespace halflife::kernels {
+namespace {
+
+using test::BitEqual;
+using test::Normal;
+using testing::ElementsAre;
+
+// Matrices [rows, 4] at these rows of one memory.
+std::vector<at::Tensor> RowsOf(const at::Tensor& memory, const std::vector<int64_t>& begins,
+                               const std::vector<int64_t>& counts) {
+  std::vector<at::Tensor> matrices;
+  for (size_t i = 0; i < begins.size(); ++i)
+    matrices.push_back(memory.narrow(0, begins[i], counts[i]));
+  return matrices;
+}
+
+TEST(SideBySide, RunsOfRowsFollowMemory) {
+  const at::Tensor memory = Normal({20, 4}, 1, at::kFloat), other = Normal({20, 4}, 2, at::kFloat);
+  // In an arena the later part comes first.
+  const auto reversed = RowsOf(memory, {10, 4, 0}, {5, 6, 4});
+  EXPECT_THAT(ops::RunsOfRows(reversed), ElementsAre(ElementsAre(2, 1, 0)));
+  EXPECT_TRUE(
+      BitEqual(ops::RowsAsOne({reversed[2], reversed[1], reversed[0]}), memory.narrow(0, 0, 15)));
+  // A gap of one row, and a matrix that lies twice in the list.
+  EXPECT_THAT(ops::RunsOfRows(RowsOf(memory, {0, 5, 10}, {4, 5, 5})),
+              ElementsAre(ElementsAre(0), ElementsAre(1, 2)));
+  EXPECT_EQ(ops::RunsOfRows(RowsOf(memory, {0, 0}, {4, 4})).size(), 2);
+  // Another memory, another width, columns.
+  EXPECT_EQ(ops::RunsOfRows({memory, other}).size(), 2);
+  EXPECT_EQ(ops::RunsOfRows({memory.narrow(0, 0, 2), memory.narrow(0, 2, 2).view({4, 2})}).size(),
+            2);
+  EXPECT_EQ(ops::RunsOfRows({memory.narrow(1, 0, 2), memory.narrow(1, 2, 2)}).size(), 2);
+}
+
+TEST(SideBySide, ColumnsAreAViewWhereTheyCanBe) {
+  const at::Tensor memory = Normal({3, 10}, 1, at::kFloat);
+  const auto columns = [&](int64_t begin, int64_t count) { return memory.narrow(1, begin, count); };
+  const at::Tensor view = ops::ColumnsAsOne({columns(2, 3), columns(5, 1), columns(6, 2)});
+  EXPECT_EQ(view.const_data_ptr(), columns(2, 3).const_data_ptr());
+  EXPECT_TRUE(BitEqual(view.contiguous(), columns(2, 6).contiguous()));
+  // The last: more columns than lie from row to row, which no product takes for a matrix.
+  const at::Tensor longer = Normal({4, 10}, 3, at::kFloat);
+  for (const std::vector<at::Tensor>& apart :
+       {std::vector{columns(5, 3), columns(2, 3)},
+        {columns(0, 2), columns(3, 2)},
+        {columns(0, 3), Normal({3, 2}, 2, at::kFloat)},
+        {longer.narrow(0, 0, 3).narrow(1, 5, 5), longer.narrow(0, 1, 3).narrow(1, 0, 8)}}) {
+    const at::Tensor copy = ops::ColumnsAsOne(apart);
+    EXPECT_TRUE(copy.is_contiguous());
+    EXPECT_TRUE(BitEqual(copy, at::cat(apart, 1)));
+  }
+}
+
+TEST(SideBySide, RowStride) {
+  const at::Tensor x = at::empty({2, 3, 4, 8});
+  EXPECT_EQ(ops::RowStride(x), 8);
+  EXPECT_EQ(ops::RowStride(x, 2), 32);
+  EXPECT_EQ(ops::RowStride(x.narrow(3, 2, 5)), 8);
+  EXPECT_EQ(ops::RowStride(x.narrow(2, 1, 2), 2), 32);
+  EXPECT_EQ(ops::RowStride(x.narrow(1, 1, 1), 2), 96);  // one token of three a row of the batch
+  EXPECT_EQ(ops::RowStride(x.narrow(0, 1, 1).narrow(1, 1, 1), 2), 32);  // one token: as if dense
+  EXPECT_EQ(ops::RowStride(at::empty({2, 0, 4, 8}), 2), 32);
+  EXPECT_EQ(ops::RowStride(x.narrow(1, 0, 2), 2), std::nullopt);
+  EXPECT_EQ(ops::RowStride(x.narrow(3, 2, 5), 2), std::nullopt);
+  EXPECT_EQ(ops::RowStride(x.transpose(2, 3), 2), std::nullopt);
+  EXPECT_EQ(ops::RowStride(x.narrow(2, 0, 1).transpose(2, 3), 2), 32);
+}
+
+TEST(SideBySide, EmptyBesideKeepsTheOrder) {
+  const at::Tensor both = Normal({2, 3, 8}, 1, at::kFloat);
+  const at::Tensor left = both.narrow(-1, 0, 4), right = both.narrow(-1, 4, 4);
+  EXPECT_TRUE(ops::AreBeside(left, right) && ops::AreBeside(right, left));
+  const auto [a, b] = ops::EmptyBeside(left, right);
+  EXPECT_TRUE(ops::AreBeside(a, b));
+  EXPECT_EQ(b.storage_offset() - a.storage_offset(), 4);
+  const auto [c, d] = ops::EmptyBeside(right, left);
+  EXPECT_EQ(c.storage_offset() - d.storage_offset(), 4);
+  EXPECT_EQ(c.sizes(), left.sizes());
+  const at::Tensor row = both.narrow(0, 0, 1).narrow(1, 1, 1);
+  EXPECT_TRUE(ops::AreBeside(row.narrow(-1, 0, 4), row.narrow(-1, 4, 4)));
+
+  EXPECT_FALSE(ops::AreBeside(left, both.narrow(-1, 3, 4)));
+  EXPECT_FALSE(ops::AreBeside(left.transpose(0, 1), right.transpose(0, 1)));
+  EXPECT_FALSE(ops::AreBeside(left.contiguous(), right.contiguous()));
+  EXPECT_FALSE(ops::AreBeside(at::empty({0, 4}), at::empty({0, 4})));
+  for (const at::Tensor& apart : ops::EmptyBeside(left, both.narrow(-1, 3, 4)))
+    EXPECT_TRUE(apart.is_contiguous());
+}
+
+}  // namespace
+}  // namespace halflife::kernels

@@ -1,0 +1,217 @@
+// Seeded mistakes, and what finds each: the plain build (a message, or NaN where a number should
+// be), AddressSanitizer, or ThreadSanitizer. What a sanitizer reports ends the process, so those
+// cases run in a child.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstdlib>
+#include <numeric>
+#include <string>
+
+#include "core/error.h"
+#include "tools/cuda_emulator/bug_kernels.h"
+
+namespace halflife::kernels::test {
+namespace {
+
+using testing::ContainsRegex;
+
+#if HL_EMULATED_ASAN
+constexpr bool kAsan = true, kTsan = false;
+#elif HL_EMULATED_TSAN
+constexpr bool kAsan = false, kTsan = true;
+#else
+constexpr bool kAsan = false, kTsan = false;
+#endif
+
+std::string Order() {
+  const char* order = getenv("HL_EMU_ORDER");
+  return order == nullptr ? "forward" : order;
+}
+
+template <typename Body>
+std::string ErrorOf(const Body& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+// The body ends in a report of the sanitizer that this binary was built with.
+#define HL_EXPECT_ASAN(body, text) EXPECT_DEATH({ body; }, text)
+#define HL_EXPECT_TSAN(body, text) \
+  EXPECT_EXIT(                     \
+      {                            \
+        body;                      \
+        exit(0);                   \
+      },                           \
+      testing::ExitedWithCode(66), text)
+
+class Bugs : public testing::Test {
+ protected:
+  // ThreadSanitizer counts fibers as threads and ignores what a child does that such a process
+  // forked: start it anew.
+  void SetUp() override { GTEST_FLAG_SET(death_test_style, kTsan ? "threadsafe" : "fast"); }
+};
+
+std::vector<float> Numbers(int count) {
+  std::vector<float> x(static_cast<size_t>(count));
+  std::iota(x.begin(), x.end(), 1.0f);
+  return x;
+}
+
+TEST_F(Bugs, MissingSyncthreads) {
+  const std::vector<float> x = Numbers(128);
+  EXPECT_EQ(BlockSum(x, /*fixed=*/true), 128 * 129 / 2);
+  if (kTsan) {
+    HL_EXPECT_TSAN(BlockSum(x, false), "data race[^$]*bug_kernels.cu:17");
+  } else if (Order() != "reverse") {  // the reader runs last there, and is right
+    EXPECT_TRUE(std::isnan(BlockSum(x, false)));
+  }
+}
+
+TEST_F(Bugs, ShuffleInPlaceOfSyncwarp) {
+  std::vector<int> x(32);
+  std::iota(x.begin(), x.end(), 0);
+  ShiftInWarp(x, /*fixed=*/true);
+  EXPECT_EQ(x[0], 1);
+  EXPECT_EQ(x[31], 0);
+  if (kTsan) {
+    HL_EXPECT_TSAN(ShiftInWarp(x, false), "data race[^$]*bug_kernels.cu:");
+  }
+}
+
+TEST_F(Bugs, MissingWaitForCopies) {
+  std::vector<uint32_t> x(512);
+  std::iota(x.begin(), x.end(), 1);
+  std::vector<uint32_t> doubled(512);
+  for (size_t i = 0; i < 512; ++i) doubled[i] = 2 * x[i];
+  EXPECT_EQ(CopyTwoGroups(x, CopyMistake::kNone), doubled);
+  for (const CopyMistake mistake : {CopyMistake::kNoWait, CopyMistake::kWaitOneGroupLess}) {
+    if (kAsan) {
+      HL_EXPECT_ASAN(CopyTwoGroups(x, mistake), "use-after-poison[^$]*CopyTwoGroupsKernel");
+    } else {
+      EXPECT_NE(CopyTwoGroups(x, mistake), doubled);
+    }
+  }
+  EXPECT_THAT(ErrorOf([&] { CopyTwoGroups(x, CopyMistake::kNoWaitAtAllAndExit); }),
+              ContainsRegex("bug_kernels.cu:[0-9]+: copy, .*ends with [12] cp.async in flight"));
+}
+
+// Also when one worker runs the blocks one after the other.
+TEST_F(Bugs, RaceBetweenBlocks) {
+  std::vector<int> out(1);
+  if (!kTsan) GTEST_SKIP() << "found by ThreadSanitizer";
+  HL_EXPECT_TSAN(setenv("HL_EMU_WORKERS", "1", 1);
+                 WriteFromTwoBlocks(out), "data race[^$]*block \\(1,0,0\\)");
+}
+
+struct Expectation {
+  Mistake mistake;
+  const char* message;
+};
+
+TEST_F(Bugs, AreNamedWithTheirPlace) {
+  std::vector<float> global(64);
+  const Expectation expectations[] = {
+      {Mistake::kNone, "no error"},
+      {Mistake::kOneWarpSkipsBarrier,
+       "__syncthreads here while .* in the one at bug_kernels.cu:[0-9]+"},
+      {Mistake::kNamedBarrierForgotten,
+       "deadlock in block 0,0,0 of mistake .*: 32 threads \\(first 0\\) exited; 96 threads "
+       "\\(first "
+       "32\\) wait in named barrier 3 at bug_kernels.cu:[0-9]+"},
+      {Mistake::kNamedBarrierCount, "named barrier 3 for (64|128) threads, but the one at"},
+      {Mistake::kNamedBarrierOdd, "named barrier 3 for 33 threads; a multiple of 32"},
+      {Mistake::kShuffleDiverged, "__shfl_sync here while lanes [0-9a-f]+ .* bug_kernels.cu:"},
+      {Mistake::kShuffleWithoutOwnLane, "mask 0000ffff, which leaves out the calling lane"},
+      {Mistake::kShuffleWidth, "a shuffle of width 24; 1, 2, 4, 8, 16 and 32 work"},
+      {Mistake::kHalfWarpMma, "mma.m16n8k16|deadlock"},
+      {Mistake::kLdMatrixMisaligned,
+       "bug_kernels.cu:[0-9]+: mistake, .* lane 5\\): ldmatrix from byte 88 of shared memory"},
+      {Mistake::kLdMatrixFromGlobal, "ldmatrix from .*, which is not in shared memory"},
+      {Mistake::kCopyMisaligned, "cp.async of 16 bytes from .* multiple of 16"},
+      {Mistake::kWordMisaligned, "cp.async of 4 bytes from .* multiple of 4"},
+      {Mistake::kCarveTooMuch,
+       "cut 1 of SmemCarver ends at byte 4100, but the launch asked for 4096"},
+      {Mistake::kCarveTwoLayouts, "a kernel has one layout"},
+      {Mistake::kStaticTooMuch, "bytes of static shared memory beside 4096 dynamic ones"},
+      {Mistake::kException, "an exception left the kernel: no kernel throws"},
+      {Mistake::kTrap, "bug_kernels.cu:[0-9]+: mistake, .*__trap"},
+  };
+  for (const Expectation& expectation : expectations) {
+    EXPECT_THAT(ErrorOf([&] { RunMistake(expectation.mistake, global); }),
+                ContainsRegex(expectation.message));
+  }
+}
+
+TEST_F(Bugs, OutOfBounds) {
+  std::vector<float> global(64);
+  if (!kAsan) GTEST_SKIP() << "found by AddressSanitizer";
+  HL_EXPECT_ASAN(RunMistake(Mistake::kSharedPastArray, global),
+                 "use-after-poison[^$]*WRITE[^$]*MistakeKernel[^$]*bug_kernels.cu");
+  HL_EXPECT_ASAN(RunMistake(Mistake::kStaticPastArray, global), "use-after-poison|out of bounds");
+  HL_EXPECT_ASAN(RunMistake(Mistake::kGlobalPastArray, global),
+                 "heap-buffer-overflow[^$]*WRITE[^$]*MistakeKernel[^$]*bug_kernels.cu");
+}
+
+TEST_F(Bugs, LaunchShape) {
+  EXPECT_EQ(ErrorOf([] { LaunchShapeOf(1024, 227 * 1024); }), "no error");
+  EXPECT_THAT(ErrorOf([] { LaunchShapeOf(1025, 0); }), ContainsRegex("a block of 1025 threads"));
+  EXPECT_THAT(ErrorOf([] { LaunchShapeOf(32, 227 * 1024 + 1); }),
+              ContainsRegex("232449 bytes of dynamic shared memory; at most 232448"));
+}
+
+TEST_F(Bugs, AfterAnErrorTheNextLaunchWorks) {
+  std::vector<float> global(64);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_NE(ErrorOf([&] { RunMistake(Mistake::kNamedBarrierForgotten, global); }), "no error");
+    EXPECT_EQ(BlockSum(Numbers(128), true), 128 * 129 / 2);
+  }
+}
+
+uint16_t Bf16(float x) { return static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16); }
+
+struct HopperExpectation {
+  HopperMistake mistake;
+  const char* message;
+};
+
+TEST_F(Bugs, HoppersAreNamedWithTheirPlace) {
+  std::vector<uint16_t> tile(64 * 64);
+  for (size_t i = 0; i < tile.size(); ++i) tile[i] = Bf16(static_cast<float>(i * 7 % 5));
+  const HopperExpectation expectations[] = {
+      {HopperMistake::kNone, "no error"},
+      {HopperMistake::kNoMbarrierInit, "where no MbarrierInit was seen"},
+      {HopperMistake::kOverArrival, "beyond the 1 of a phase"},
+      {HopperMistake::kBytesForgotten, "deadlock .* wait in MbarrierWait on byte"},
+      {HopperMistake::kTooManyBytes, "deadlock .* 128 threads .* wait in MbarrierWait on byte"},
+      {HopperMistake::kMisalignedTile, "to byte 512 of shared memory; a multiple of 1024"},
+      {HopperMistake::kMisalignedColumn, "from column -4, of 2 bytes each; a multiple of 16"},
+      {HopperMistake::kNoProxyFence, "writers call FenceProxyAsync"},
+      {HopperMistake::kNoWgmmaFence, "without WgmmaFence"},
+      {HopperMistake::kNoCommit, "128 wgmmas? in flight|4 wgmmas in flight"},
+      {HopperMistake::kBadDescriptor, "AdvanceTile by 0, 32, 64 or 96"},
+  };
+  for (const HopperExpectation& expectation : expectations) {
+    EXPECT_THAT(ErrorOf([&] { TileSquare(tile, expectation.mistake); }),
+                ContainsRegex(expectation.message));
+  }
+  // Not convergent in time: values, not messages. Random order may let the load land early.
+  EXPECT_TRUE(std::isnan(TileSquare(tile, HopperMistake::kReadBeforeWait)[0]));
+  if (Order() == "random") return;
+  if (kAsan) {
+    HL_EXPECT_ASAN(TileSquare(tile, HopperMistake::kWaitForgotten), "use-after-poison");
+  } else if (kTsan) {
+    HL_EXPECT_TSAN(TileSquare(tile, HopperMistake::kWaitForgotten), "data race[^$]*bulk copies");
+  } else {
+    EXPECT_TRUE(std::isnan(TileSquare(tile, HopperMistake::kWaitForgotten)[0]));
+  }
+}
+
+}  // namespace
+}  // namespace halflife::kernels::test

@@ -1,0 +1,229 @@
+// mbarriers and TMA. A bulk copy is as late as it can be: it lands when no thread of the block can
+// run (in random order a quarter land at once). Until then its target is NaN and poisoned.
+#include "tools/cuda_emulator/internal.h"
+
+namespace halflife::kernels::emu {
+namespace {
+
+constexpr uint32_t kOnes[4] = {~0u, ~0u, ~0u, ~0u};
+
+Mbarrier& FindMbarrier(const void* address, const char* what, Place place) {
+  Block& block = *current_block;
+  for (Mbarrier& barrier : block.mbarriers) {
+    if (barrier.address == address) return barrier;
+  }
+  Fail(place, "%s on byte %u of shared memory, where no MbarrierInit was seen", what,
+       SharedOffset(address));
+}
+
+// Ends the phase once all arrivals are there and exactly the bytes that were announced.
+void Progress(Block& block, Mbarrier& barrier) {
+  if (barrier.pending > 0 || barrier.pending_bytes != 0) return;
+  ++barrier.phase;
+  barrier.pending = barrier.count;
+  MakeReady(block, barrier.waiting);
+}
+
+// What bulk copies do belongs to a thread of their own, ordered after the issue and before the
+// barrier's end: done in the name of whoever happens to run, it would order that thread or accuse
+// it.
+class AsEngine {
+ public:
+  AsEngine() {
+#if HL_EMU_TSAN
+    self_ = __tsan_get_current_fiber();
+    __tsan_switch_to_fiber(current_block->tsan_engine, __tsan_switch_to_fiber_no_sync);
+    __tsan_acquire(&current_block->begin_sync);
+#endif
+  }
+  ~AsEngine() {
+#if HL_EMU_TSAN
+    __tsan_switch_to_fiber(self_, __tsan_switch_to_fiber_no_sync);
+#endif
+  }
+
+ private:
+  [[maybe_unused]] void* self_ = nullptr;
+};
+
+void StoreUnit(Block& block, unsigned char* to, const uint32_t (&data)[4]) {
+  StoreForLane16(to, data);
+  auto* const view = reinterpret_cast<uint32_t*>(block.async_view + (to - block.dynamic));
+  for (int i = 0; i < 4; ++i) view[i] = data[i];
+}
+
+// Eight bf16 or four fp32 from (row, col) on; zero outside the matrix.
+void ReadUnit(const TensorMap& map, int row, int col, uint32_t (&data)[4]) {
+  const int halves = map.element_bytes / 2;
+  for (int i = 0; i < 8; ++i) {
+    const int64_t at = col + i / halves;
+    uint32_t half = 0;
+    if (row >= 0 && row < map.num_rows && at >= 0 && at < map.num_cols) {
+      half =
+          LoadForLane2(map.data + row * map.row_bytes + at * map.element_bytes + 2 * (i % halves));
+    }
+    data[i / 2] = i % 2 == 0 ? half : data[i / 2] | (half << 16);
+  }
+}
+
+void Land(Block& block, int index) {
+  const AsEngine engine;
+  SyncAcquire(&block.bulk_sync[index]);
+  const BulkCopy& copy = block.bulk[index];
+  const int bytes = copy.map.box_rows * 128;
+  ASAN_UNPOISON_MEMORY_REGION(copy.smem, static_cast<size_t>(bytes));
+  for (int row = 0; row < copy.map.box_rows; ++row) {
+    for (int unit = 0; unit < 8; ++unit) {
+      uint32_t data[4];
+      ReadUnit(copy.map, copy.row + row, copy.col + unit * 16 / copy.map.element_bytes, data);
+      StoreUnit(block, copy.smem + row * 128 + (unit ^ (row & 7)) * 16, data);
+    }
+  }
+  Mbarrier& barrier = FindMbarrier(copy.mbarrier, "a TMA load's bytes", copy.place);
+  SyncRelease(&barrier.sync[barrier.phase % 4]);
+  barrier.pending_bytes -= bytes;
+  block.bulk[index].mbarrier = nullptr;
+  --block.num_bulk;
+  Progress(block, barrier);
+}
+
+bool IsInFlight(const BulkCopy& copy) { return copy.mbarrier != nullptr; }
+
+// Of those in flight the first, the last or any, as the order of threads is.
+int NextToLand(Block& block) {
+  int found = -1, seen = 0;
+  for (int i = 0; i < kMaxBulkCopies; ++i) {
+    if (!IsInFlight(block.bulk[i])) continue;
+    const Order order = block.launch->order;
+    ++seen;
+    if (found < 0 || order == Order::kReverse ||
+        (order == Order::kRandom && NextRandom(block) % static_cast<uint64_t>(seen) == 0))
+      found = i;
+  }
+  return found;
+}
+
+}  // namespace
+
+void MbarrierInit(const void* address, int count, Place place) {
+  Block& block = *current_block;
+  const auto value = reinterpret_cast<uintptr_t>(address);
+  if (value % 8 != 0 || address < block.dynamic || address >= block.statics + kStaticBytes) {
+    Fail(place, "MbarrierInit at %p; 8 aligned bytes of shared memory work", address);
+  }
+  if (count < 1) Fail(place, "MbarrierInit for %d arrivals; 1 and more work", count);
+  Mbarrier* found = nullptr;
+  for (Mbarrier& barrier : block.mbarriers) {
+    if (barrier.address == address) found = &barrier;
+    if (barrier.address == nullptr && found == nullptr) found = &barrier;
+    if (barrier.address == nullptr) break;
+  }
+  if (found == nullptr) Fail(place, "more than %d mbarriers in a block", kMaxMbarriers);
+  if (found->address != nullptr && found->waiting.First() >= 0) {
+    Fail(place, "MbarrierInit while thread %d waits on the barrier", found->waiting.First());
+  }
+  const unsigned phase = found->phase;
+  *found = Mbarrier{};
+  found->phase = (phase + 3) / 4 * 4;  // parity 0; other cells than the old phases'
+  found->address = address;
+  found->count = found->pending = count;
+}
+
+void MbarrierArrive(const void* address, int expected_bytes, Place place) {
+  HL_EMU_ENTRY;
+  Block& block = *current_block;
+  Mbarrier& barrier = FindMbarrier(address, "an arrival", place);
+  if (barrier.pending == 0) {
+    Fail(place,
+         "an arrival on the mbarrier at byte %u of shared memory beyond the %d of a phase, "
+         "which still waits for %lld bytes",
+         SharedOffset(address), barrier.count, static_cast<long long>(barrier.pending_bytes));
+  }
+  SyncRelease(&barrier.sync[barrier.phase % 4]);
+  barrier.pending_bytes += expected_bytes;
+  --barrier.pending;
+  Progress(block, barrier);
+}
+
+void MbarrierWait(const void* address, uint32_t parity, Place place) {
+  HL_EMU_ENTRY;
+  Mbarrier& barrier = FindMbarrier(address, "a wait", place);
+  if (parity > 1) Fail(place, "MbarrierWait for parity %u; 0 and 1 work", parity);
+  if ((barrier.phase & 1) == parity) {
+    void* const sync = &barrier.sync[barrier.phase % 4];
+    barrier.waiting.Add(Self().linear);
+    WaitHere("MbarrierWait on byte", static_cast<int>(SharedOffset(address)), place);
+    SyncAcquire(sync);
+  } else {
+    SyncAcquire(&barrier.sync[(barrier.phase + 3) % 4]);
+  }
+}
+
+void TmaLoad2d(void* smem, const TensorMap& map, const void* address, int col, int row,
+               Place place) {
+  HL_EMU_ENTRY;
+  Block& block = *current_block;
+  auto* const target = static_cast<unsigned char*>(smem);
+  const int bytes = map.box_rows * 128;
+  if (target < block.dynamic || target + bytes > block.statics) {
+    Fail(place, "a TMA load to %p, which is not in dynamic shared memory", smem);
+  }
+  if (SharedOffset(smem) % 1024 != 0) {
+    Fail(place,
+         "a TMA load with 128-byte swizzle to byte %u of shared memory; a multiple of 1024 "
+         "works",
+         SharedOffset(smem));
+  }
+  if (col * map.element_bytes % 16 != 0) {
+    Fail(place, "a TMA load from column %d, of %d bytes each; a multiple of 16 bytes works", col,
+         map.element_bytes);
+  }
+  FindMbarrier(address, "a TMA load", place);
+  if (block.num_bulk == kMaxBulkCopies) {
+    Fail(place, "more than %d TMA loads in flight", kMaxBulkCopies);
+  }
+  int index = 0;
+  while (IsInFlight(block.bulk[index])) ++index;
+  ++block.num_bulk;
+  block.bulk[index] = {target, map, address, col, row, place};
+  for (int i = 0; i < bytes; i += 16) StoreUnit(block, target + i, kOnes);
+  ASAN_POISON_MEMORY_REGION(target, static_cast<size_t>(bytes));
+  block.counts.copied_bytes += bytes;
+  SyncRelease(&block.bulk_sync[index]);
+  if (block.launch->order == Order::kRandom && NextRandom(block) % 4 == 0) {
+    Land(block, index);
+  }
+}
+
+bool LandBulkCopies(Block& block) {
+  if (block.num_bulk == 0) return false;
+  const void* const mbarrier = block.bulk[NextToLand(block)].mbarrier;
+  for (int i = 0; i < kMaxBulkCopies; ++i)
+    if (block.bulk[i].mbarrier == mbarrier) Land(block, i);
+  return true;
+}
+
+void CheckNoBulkCopies(Block& block) {
+  if (block.num_bulk > 0) {
+    Fail(block.bulk[NextToLand(block)].place,
+         "the block ends with %d TMA loads in flight, the first from this line; wait on their "
+         "mbarrier",
+         block.num_bulk);
+  }
+}
+
+// Stores seen from here on by wgmma. Reads poisoned memory (red zones, copies in flight), so it is
+// left uninstrumented.
+__attribute__((no_sanitize("address", "undefined"))) void FenceProxyAsync() {
+  Block& block = *current_block;
+  int end = block.launch->smem_bytes;
+  if (block.num_cuts > 0) {
+    const Block::Cut& last = block.cuts[block.num_cuts - 1];
+    end = last.begin + last.bytes + (block.num_cuts - 1) * kRedZoneBytes;
+  }
+  const auto* const from = reinterpret_cast<const volatile uint64_t*>(block.dynamic);
+  auto* const to = reinterpret_cast<volatile uint64_t*>(block.async_view);
+  for (int i = 0; i < (end + 7) / 8; ++i) to[i] = from[i];
+}
+
+}  // namespace halflife::kernels::emu

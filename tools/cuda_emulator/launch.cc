@@ -1,0 +1,336 @@
+// A launch: workers take blocks from a counter; each runs a block's fibers to their end.
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "core/error.h"
+#include "tools/cuda_emulator/internal.h"
+
+namespace halflife::kernels::emu {
+namespace {
+
+// Of blocks that have ended, on any worker. A mutex would order the blocks for ThreadSanitizer.
+struct Totals {
+  std::atomic<int64_t> blocks{0}, copied_bytes{0}, ldmatrix_bytes{0}, mma{0}, wgmma{0}, barriers{0};
+
+  void Add(const Counts& block) {
+    ++blocks;
+    copied_bytes += block.copied_bytes;
+    ldmatrix_bytes += block.ldmatrix_bytes;
+    mma += block.mma;
+    wgmma += block.wgmma;
+    barriers += block.barriers;
+  }
+};
+Totals totals;
+
+// Anonymous memory. Under ThreadSanitizer it is mapped anew for every block: what blocks did there
+// one after the other would otherwise be reported as races, as nothing orders the blocks of a
+// launch.
+class Mapping {
+ public:
+  explicit Mapping(size_t bytes) : bytes_(bytes) { Map(); }
+  ~Mapping() { munmap(data_, bytes_); }
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  void Renew() {
+    munmap(data_, bytes_);
+    Map();
+  }
+  unsigned char* data() const { return static_cast<unsigned char*>(data_); }
+
+ private:
+  void Map() {
+    data_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    HL_CHECK_AS(ExitCode::kEnvironment, data_ != MAP_FAILED, "the CUDA emulator cannot map ",
+                bytes_, " bytes: ", internal::ErrnoText(errno));
+  }
+  size_t bytes_;
+  void* data_ = nullptr;
+};
+
+#if HL_EMU_TSAN
+// ThreadSanitizer's fibers take a millisecond to make, so they are used again: across launches,
+// which the host thread orders anyway, and within one by every fourth block of a worker. Blocks
+// nearer to each other stay unordered.
+class TsanFibers {
+ public:
+  using Set = std::vector<void*>;  // a block's threads, then the engine of bulk copies
+
+  TsanFibers() = default;
+  ~TsanFibers() {
+    const std::lock_guard lock(mutex());
+    for (Set& set : in_use_) {
+      for (void* fiber : set) free_list().push_back(fiber);
+    }
+  }
+  TsanFibers(const TsanFibers&) = delete;
+  TsanFibers& operator=(const TsanFibers&) = delete;
+
+  const Set& Next(size_t count) {
+    if (in_use_.size() < kDistinctBlocks) {
+      in_use_.push_back(Take(count));
+    } else {
+      in_use_.push_back(std::move(in_use_.front()));
+      in_use_.pop_front();
+    }
+    return in_use_.back();
+  }
+  // After an error the block's fibers are in the middle of their calls for ever.
+  void DestroyLast() {
+    for (void* fiber : in_use_.back()) __tsan_destroy_fiber(fiber);
+    in_use_.pop_back();
+  }
+
+ private:
+  static constexpr size_t kDistinctBlocks = 4;
+
+  static std::mutex& mutex() {
+    static std::mutex mutex;
+    return mutex;
+  }
+  static Set& free_list() {
+    static Set fibers;
+    return fibers;
+  }
+  static Set Take(size_t count) {
+    Set set;
+    const std::lock_guard lock(mutex());
+    while (set.size() < count) {
+      if (free_list().empty()) {
+        set.push_back(__tsan_create_fiber(0));
+      } else {
+        set.push_back(free_list().back());
+        free_list().pop_back();
+      }
+    }
+    return set;
+  }
+
+  std::deque<Set> in_use_;
+};
+#endif
+
+class Worker {
+ public:
+  explicit Worker(Launch& launch)
+      : launch_(launch),
+        num_threads_(static_cast<int>(launch.block.x * launch.block.y * launch.block.z)),
+        page_(static_cast<size_t>(sysconf(_SC_PAGESIZE))),
+        stacks_((StackBytes() + page_) * static_cast<size_t>(num_threads_)),
+        shared_(kSharedBytes),
+        copies_(sizeof(Copy) * kMaxCopies * static_cast<size_t>(num_threads_)),
+        wgmmas_(sizeof(Wgmma) * kMaxWgmmas * static_cast<size_t>(num_threads_)),
+        async_view_(kDynamicBytes),
+        fibers_(static_cast<size_t>(num_threads_)),
+        block_(std::make_unique<Block>()) {
+    GuardStacks();
+  }
+
+  void Run() {
+    const int64_t num_blocks = int64_t{1} * launch_.grid.x * launch_.grid.y * launch_.grid.z;
+    blockDim = launch_.block;
+    gridDim = launch_.grid;
+    for (int64_t i = launch_.next_block++; i < num_blocks && !launch_.failed;
+         i = launch_.next_block++) {
+      RunBlock(i);
+    }
+    SyncAcquire(&launch_.sync);
+  }
+
+ private:
+  // 1024-byte alignment comes from the page's.
+  static constexpr size_t kSharedBytes = kDynamicBytes + kStaticBytes + kRedZoneBytes;
+
+  void GuardStacks() {
+    for (int i = 0; i < num_threads_; ++i) {
+      mprotect(stacks_.data() + static_cast<size_t>(i) * (StackBytes() + page_), page_, PROT_NONE);
+    }
+  }
+
+  void RunBlock(int64_t linear_block) {
+    if (HL_EMU_TSAN) {
+      stacks_.Renew();
+      GuardStacks();
+      shared_.Renew();
+    }
+    Block& block = *block_;
+    block = Block{};
+    const auto x = static_cast<int64_t>(launch_.grid.x), y = static_cast<int64_t>(launch_.grid.y);
+    block.launch = &launch_;
+    block.index = {static_cast<unsigned>(linear_block % x),
+                   static_cast<unsigned>(linear_block / x % y),
+                   static_cast<unsigned>(linear_block / x / y)};
+    block.num_threads = block.num_alive = num_threads_;
+    block.fibers = fibers_.data();
+    block.random = launch_.seed * 0x2545f4914f6cdd1du + static_cast<uint64_t>(linear_block);
+    block.async_view = async_view_.data();
+    PrepareShared(block);
+    PrepareWorkerContext(block.worker);
+#if HL_EMU_TSAN
+    const TsanFibers::Set& tsan_fibers = tsan_fibers_.Next(static_cast<size_t>(num_threads_) + 1);
+    for (int i = 0; i < num_threads_; ++i) {
+      fibers_[static_cast<size_t>(i)].tsan_fiber = tsan_fibers[static_cast<size_t>(i)];
+    }
+    block.tsan_engine = tsan_fibers.back();
+    __tsan_set_fiber_name(block.tsan_engine, "bulk copies");
+#endif
+    current_block = &block;
+    blockIdx = block.index;
+    for (int i = 0; i < num_threads_; ++i) PrepareFiber(block, i);
+
+    int first = 0;
+    if (launch_.order == Order::kReverse) first = num_threads_ - 1;
+    if (launch_.order == Order::kRandom) {
+      first = static_cast<int>(NextRandom(block) % static_cast<uint64_t>(num_threads_));
+    }
+    block.ready.Remove(first);
+    block.running = &fibers_[static_cast<size_t>(first)];
+    SyncRelease(&block.begin_sync);
+    SwitchContext(block.worker, *block.running, /*from_ends=*/false);
+
+#if HL_EMU_TSAN
+    if (block.num_alive > 0) {
+      // What the abandoned threads did comes before what the host does next.
+      for (const Fiber& fiber : fibers_) {
+        __tsan_switch_to_fiber(fiber.tsan_fiber, __tsan_switch_to_fiber_no_sync);
+        __tsan_release(&launch_.sync);
+        __tsan_switch_to_fiber(block.worker.tsan_fiber, __tsan_switch_to_fiber_no_sync);
+      }
+      tsan_fibers_.DestroyLast();
+    }
+#endif
+    ASAN_UNPOISON_MEMORY_REGION(shared_.data(), kSharedBytes);
+    totals.Add(block.counts);
+    current_block = nullptr;
+  }
+
+  void PrepareShared(Block& block) {
+    block.dynamic = shared_.data();
+    block.statics = shared_.data() + kDynamicBytes;
+    static_assert(kDynamicBytes % 1024 == 0);
+    FillOnes(block.dynamic, static_cast<size_t>(launch_.smem_bytes));
+    FillOnes(block.async_view, static_cast<size_t>(launch_.smem_bytes));
+    ASAN_POISON_MEMORY_REGION(shared_.data() + launch_.smem_bytes,
+                              kSharedBytes - static_cast<size_t>(launch_.smem_bytes));
+  }
+
+  void PrepareWorkerContext(Context& context) {
+    pthread_attr_t attributes;
+    if (worker_stack_bytes_ == 0 && pthread_getattr_np(pthread_self(), &attributes) == 0) {
+      pthread_attr_getstack(&attributes, &worker_stack_, &worker_stack_bytes_);
+      pthread_attr_destroy(&attributes);
+    }
+    context.stack_bottom = worker_stack_;
+    context.stack_bytes = worker_stack_bytes_;
+#if HL_EMU_TSAN
+    context.tsan_fiber = __tsan_get_current_fiber();
+#endif
+  }
+
+  void PrepareFiber(Block& block, int i) {
+    Fiber& fiber = fibers_[static_cast<size_t>(i)];
+    void* const tsan_fiber = fiber.tsan_fiber;
+    fiber = Fiber{};
+    fiber.tsan_fiber = tsan_fiber;
+    fiber.linear = i;
+    const auto linear = static_cast<unsigned>(i);
+    fiber.index = {linear % launch_.block.x, linear / launch_.block.x % launch_.block.y,
+                   linear / launch_.block.x / launch_.block.y};
+    fiber.copies = reinterpret_cast<Copy*>(copies_.data()) + static_cast<ptrdiff_t>(i) * kMaxCopies;
+    fiber.wgmmas =
+        reinterpret_cast<Wgmma*>(wgmmas_.data()) + static_cast<ptrdiff_t>(i) * kMaxWgmmas;
+    fiber.stack_bytes = StackBytes();
+    fiber.stack_bottom = stacks_.data() + static_cast<size_t>(i) * (StackBytes() + page_) + page_;
+    ASAN_UNPOISON_MEMORY_REGION(fiber.stack_bottom, fiber.stack_bytes);
+#if HL_EMU_TSAN
+    char name[96];
+    snprintf(name, sizeof(name), "block (%u,%u,%u) thread %d (warp %d lane %d)", block.index.x,
+             block.index.y, block.index.z, i, fiber.warp(), fiber.lane());
+    __tsan_set_fiber_name(fiber.tsan_fiber, name);
+#endif
+    PrepareContext(fiber, FiberMain, i);
+    block.ready.Add(i);
+    block.warps[fiber.warp()].alive |= 1u << fiber.lane();
+  }
+
+  Launch& launch_;
+  int num_threads_;
+  size_t page_;
+  Mapping stacks_, shared_, copies_, wgmmas_, async_view_;
+  std::vector<Fiber> fibers_;
+  std::unique_ptr<Block> block_;
+#if HL_EMU_TSAN
+  TsanFibers tsan_fibers_;
+#endif
+  void* worker_stack_ = nullptr;
+  size_t worker_stack_bytes_ = 0;
+};
+
+Order OrderOf(const char* text) {
+  const std::string order = text == nullptr ? "forward" : text;
+  if (order == "forward") return Order::kForward;
+  if (order == "reverse") return Order::kReverse;
+  if (order == "random") return Order::kRandom;
+  HL_FAIL(ExitCode::kUsage, "HL_EMU_ORDER is '", order, "'; forward, reverse and random work");
+}
+
+int64_t NumberOf(const char* variable, int64_t fallback) {
+  const char* text = getenv(variable);
+  if (text == nullptr) return fallback;
+  char* end = nullptr;
+  const long long value = strtoll(text, &end, 10);
+  HL_CHECK_AS(ExitCode::kUsage, end != text && *end == 0 && value >= 1, variable, " is '", text,
+              "'; a whole number from 1 works");
+  return value;
+}
+
+}  // namespace
+
+Counts CountsSoFar() {
+  return {totals.blocks, totals.copied_bytes, totals.ldmatrix_bytes,
+          totals.mma,    totals.wgmma,        totals.barriers};
+}
+
+void RunErased(dim3 grid, dim3 block, int smem_bytes, const char* name, void (*body)(void*),
+               void* argument) {
+  HL_CHECK(current_block == nullptr, name, ": launched from inside a kernel");
+  Launch launch;
+  launch.grid = grid;
+  launch.block = block;
+  launch.smem_bytes = smem_bytes;
+  launch.name = name;
+  launch.body = body;
+  launch.argument = argument;
+  launch.order = OrderOf(getenv("HL_EMU_ORDER"));
+  launch.seed = static_cast<uint64_t>(NumberOf("HL_EMU_SEED", 1));
+  const int64_t processors = std::clamp<int64_t>(std::thread::hardware_concurrency(), 1, 8);
+  const int64_t num_blocks = int64_t{1} * grid.x * grid.y * grid.z;
+  const int64_t num_workers = std::min(num_blocks, NumberOf("HL_EMU_WORKERS", processors));
+
+  // The workers outlive the threads: what they give back at their end must not reach another one of
+  // this launch.
+  std::vector<std::unique_ptr<Worker>> workers;
+  for (int64_t i = 0; i < num_workers; ++i) workers.push_back(std::make_unique<Worker>(launch));
+  std::vector<std::thread> threads;
+  for (size_t i = 1; i < workers.size(); ++i) {
+    threads.emplace_back([worker = workers[i].get()] { worker->Run(); });
+  }
+  workers[0]->Run();
+  for (std::thread& thread : threads) thread.join();
+  if (launch.failed) HL_FAIL(ExitCode::kInternal, launch.message);
+}
+
+}  // namespace halflife::kernels::emu

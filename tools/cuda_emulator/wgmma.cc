@@ -1,0 +1,230 @@
+// wgmma: nothing is computed before the wait. At issue the accumulators are saved and become NaN;
+// at the wait each thread reads the tiles by their descriptors and adds its own fragment of the
+// product. It needs no switch of fibers.
+#include "kernels/common/cuda/swizzle.h"
+#include "tools/cuda_emulator/internal.h"
+
+namespace halflife::kernels::emu {
+namespace {
+
+constexpr int kDepth = 16;  // k of one wgmma
+// A descriptor here: the offset from dynamic shared memory in units of 16 bytes (16 bits, as red
+// zones may go beyond the device's 14), and a mark that says it was made by TileDescriptor.
+constexpr uint64_t kMark = uint64_t{0x5a} << 48;
+constexpr uint64_t kMarkMask = uint64_t{0xff} << 48;
+
+void SetNan(float* d) {
+  for (int i = 0; i < 32; ++i) d[i] = __uint_as_float(~0u);
+}
+
+// Eight elements behind a descriptor, from a unit of 16 bytes that begins `unit` units into a row.
+void ReadUnit(const Block& block, uint64_t descriptor, int row, int unit, Place place,
+              float (&out)[8]) {
+  const auto begin = static_cast<uint32_t>(descriptor & 0xffff) << 4;
+  const uint32_t at =
+      Swizzle128Bytes(begin + static_cast<uint32_t>(row / 8 * 1024 + row % 8 * 128 + unit * 16));
+  uint32_t data[4];
+  LoadForLane16(data, block.dynamic + at);
+  const auto* const view = reinterpret_cast<const uint32_t*>(block.async_view + at);
+  for (int i = 0; i < 4; ++i) {
+    if (view[i] != data[i]) {
+      Fail(place,
+           "wgmma reads byte %u of shared memory, which ordinary stores or cp.async have "
+           "written since the last proxy fence; writers call FenceProxyAsync() ahead of "
+           "the barrier",
+           at + 4 * static_cast<uint32_t>(i));
+    }
+    out[2 * i] = __uint_as_float(data[i] << 16);
+    out[2 * i + 1] = __uint_as_float(data[i] & 0xffff0000u);
+  }
+}
+
+// Columns [0, 16) of row `row`.
+void ReadRow(const Block& block, uint64_t descriptor, int row, Place place, float (&out)[kDepth]) {
+  for (int unit = 0; unit < 2; ++unit) {
+    float part[8];
+    ReadUnit(block, descriptor, row, unit, place, part);
+    for (int i = 0; i < 8; ++i) out[8 * unit + i] = part[i];
+  }
+}
+
+// Rows [0, 16) of column `column`.
+void ReadColumn(const Block& block, uint64_t descriptor, int column, Place place,
+                float (&out)[kDepth]) {
+  for (int row = 0; row < kDepth; ++row) {
+    float part[8];
+    ReadUnit(block, descriptor, row, column / 8, place, part);
+    out[row] = part[column % 8];
+  }
+}
+
+// d += the thread's fragment of the product.
+void AddFragment(Block& block, const Fiber& self, const Wgmma& op) {
+  const int thread = self.linear % 128;
+  float a[2][kDepth];
+  if (op.a_in_registers) {
+    for (int i = 0; i < 2; ++i) {
+      for (int k = 0; k < kDepth; ++k) a[i][k] = op.a[i][k];
+    }
+  } else {
+    const int first = WgmmaD(thread, 0).row;
+    ReadRow(block, op.desc_a, first, op.place, a[0]);
+    ReadRow(block, op.desc_a, first + 8, op.place, a[1]);
+  }
+  // Columns of the thread: 8 j + 2 t and + 1; every fourth thread reads the same rows of B.
+  for (int j = 0; j < 8; ++j) {
+    for (int c = 0; c < 2; ++c) {
+      float b[kDepth];
+      const int column = WgmmaD(thread, 4 * j + c).col;
+      (op.b_of_rows ? ReadColumn : ReadRow)(block, op.desc_b, column, op.place, b);
+      for (int h = 0; h < 2; ++h) {
+        float sum = 0;
+        for (int k = 0; k < kDepth; ++k) sum += a[h][k] * b[k];
+        op.accumulator[4 * j + 2 * h + c] += sum;
+      }
+    }
+  }
+}
+
+void CheckDescriptor(const Block& block, uint64_t descriptor, bool of_rows, Place place) {
+  if ((descriptor & kMarkMask) != kMark) {
+    Fail(place, "wgmma with a descriptor that TileDescriptor did not make");
+  }
+  const uint32_t begin = static_cast<uint32_t>(descriptor & 0xffff) << 4;
+  if (of_rows && begin % 1024 != 0) {
+    Fail(place, "wgmma on rows from byte %u of 1024; AdvanceTile by multiples of 8 rows, 1024",
+         begin % 1024);
+  }
+  if (begin % 1024 > 128 - 32) {
+    Fail(place, "wgmma on columns from byte %u of a row of 128; AdvanceTile by 0, 32, 64 or 96",
+         begin % 1024);
+  }
+  const int bytes = of_rows ? kDepth * 128 : 8192;
+  if (static_cast<int>(begin / 1024 * 1024) + bytes > block.statics - block.dynamic) {
+    Fail(place, "wgmma on a tile that begins at byte %u, beyond shared memory", begin);
+  }
+}
+
+Wgmma& Issue(float* d, uint64_t desc_b, bool b_of_rows, Place place) {
+  Block& block = *current_block;
+  Fiber& self = Self();
+  if ((self.linear / 128 + 1) * 128 > block.num_threads) {
+    Fail(place, "wgmma in a warpgroup that ends at thread %d; whole ones of 128 work",
+         block.num_threads);
+  }
+  if (!self.wgmma_fenced) {
+    Fail(place, "wgmma without WgmmaFence() since the last WgmmaWait");
+  }
+  CheckDescriptor(block, desc_b, b_of_rows, place);
+  if (self.num_wgmmas == kMaxWgmmas) {
+    Fail(place, "more than %d wgmmas in flight in one thread; wait for some", kMaxWgmmas);
+  }
+  if (self.linear % 128 == 0) ++block.counts.wgmma;
+  bool first = true;
+  for (int i = 0; i < self.num_wgmmas; ++i) first &= self.wgmmas[i].accumulator != d;
+  Wgmma& op = self.wgmmas[self.num_wgmmas++];
+  op.accumulator = d;
+  op.desc_b = desc_b;
+  op.b_of_rows = b_of_rows;
+  op.place = place;
+  op.group = self.wgmma_group;
+  op.first = first;
+  if (first) {
+    for (int i = 0; i < 32; ++i) op.saved[i] = d[i];
+    SetNan(d);
+  }
+  return op;
+}
+
+void Complete(Block& block, Fiber& self, int index) {
+  Wgmma& op = self.wgmmas[index];
+  float* const d = op.accumulator;
+  if (op.first) {
+    for (int i = 0; i < 32; ++i) d[i] = op.saved[i];
+  }
+  AddFragment(block, self, op);
+  // A later one of the chain is still in flight: the sum so far is out of reach again.
+  for (int i = index + 1; i < self.num_wgmmas; ++i) {
+    if (self.wgmmas[i].accumulator != d) continue;
+    self.wgmmas[i].first = true;
+    for (int j = 0; j < 32; ++j) self.wgmmas[i].saved[j] = d[j];
+    SetNan(d);
+    return;
+  }
+}
+
+}  // namespace
+
+uint64_t TileDescriptor(const void* smem, Place place) {
+  Block& block = *current_block;
+  if (smem < block.dynamic || smem >= block.statics || SharedOffset(smem) % 1024 != 0) {
+    Fail(place,
+         "TileDescriptor of byte %u of shared memory; a multiple of 1024 in dynamic shared "
+         "memory works",
+         SharedOffset(smem));
+  }
+  return kMark | (SharedOffset(smem) >> 4);
+}
+
+void WgmmaFence() { Self().wgmma_fenced = true; }
+
+void WgmmaCommit() { ++Self().wgmma_group; }
+
+void WgmmaShared(float* d, uint64_t desc_a, uint64_t desc_b, Place place) {
+  HL_EMU_ENTRY;
+  CheckDescriptor(*current_block, desc_a, /*of_rows=*/false, place);
+  Wgmma& op = Issue(d, desc_b, /*b_of_rows=*/false, place);
+  op.desc_a = desc_a;
+  op.a_in_registers = false;
+}
+
+void WgmmaRegisters(float* d, const uint32_t* a, uint64_t desc_b, Place place) {
+  HL_EMU_ENTRY;
+  Wgmma& op = Issue(d, desc_b, /*b_of_rows=*/false, place);
+  op.a_in_registers = true;
+  WarpGatherA(a, op.a, place);
+}
+
+void WgmmaRegistersOfRows(float* d, const uint32_t* a, uint64_t desc_b, Place place) {
+  HL_EMU_ENTRY;
+  Wgmma& op = Issue(d, desc_b, /*b_of_rows=*/true, place);
+  op.a_in_registers = true;
+  WarpGatherA(a, op.a, place);
+}
+
+void WgmmaWait(int pending, Place) {
+  HL_EMU_ENTRY;
+  Block& block = *current_block;
+  Fiber& self = Self();
+  int done = 0;
+  while (done < self.num_wgmmas && self.wgmmas[done].group < self.wgmma_group - pending) {
+    Complete(block, self, done++);
+  }
+  for (int i = done; i < self.num_wgmmas; ++i) {
+    Wgmma& to = self.wgmmas[i - done];
+    const Wgmma& from = self.wgmmas[i];
+    to.accumulator = from.accumulator;
+    to.desc_a = from.desc_a;
+    to.desc_b = from.desc_b;
+    to.place = from.place;
+    to.group = from.group;
+    to.a_in_registers = from.a_in_registers;
+    to.b_of_rows = from.b_of_rows;
+    to.first = from.first;
+    for (int j = 0; j < 32; ++j) to.saved[j] = from.saved[j];
+    for (int j = 0; j < 32; ++j) to.a[j / 16][j % 16] = from.a[j / 16][j % 16];
+  }
+  self.num_wgmmas -= done;
+  if (self.num_wgmmas == 0) self.wgmma_fenced = false;
+}
+
+void CheckNoWgmmas(Fiber& fiber) {
+  if (fiber.num_wgmmas > 0) {
+    Fail(fiber.wgmmas[0].place,
+         "the thread ends with %d wgmmas in flight, the first from this line; end with "
+         "WgmmaCommit and WgmmaWait<0>",
+         fiber.num_wgmmas);
+  }
+}
+
+}  // namespace halflife::kernels::emu

@@ -1,0 +1,223 @@
+"""What a session does, in order of worth: what tells most if the time ends early comes first.
+
+An item is a command for a GPU and the same for a rehearsal on a CPU. In its words {build} is the
+folder of the programs, {file} a file of the item's own below the session's folder, {python} this
+interpreter; the names of tools stand for their paths.
+"""
+
+import dataclasses
+import pathlib
+import re
+import sys
+from collections.abc import Callable
+
+import readers
+from machine import REPO
+
+sys.path.insert(1, str(REPO / "bench"))
+import compare_fla  # noqa: E402
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    name: str  # of its file too, in letters, digits and . - _, which any machine sends back
+    program: str  # below {build}: what it cannot do without
+    words: tuple[str, ...]  # behind the program
+    read: Callable = readers.read_json
+    minutes: float = 1  # at most: two to ten times what it took on an H200, where it has run on one
+    rehearsal: tuple[str, ...] | None = None  # in place of `words`; None: the same
+    rehearsed_by: str = ""  # a program of the CPU's build in place of `program`
+    before: tuple[str, ...] = ()  # words before the program
+    needs: tuple[str, ...] = ()  # compute-sanitizer, nsys, fla
+    resumes: bool = False  # a command that was ended goes on with what it has
+    of_slowest: str = ""  # `words` are those of the slowest item of this group
+    starts: tuple[str, ...] = ()  # programs below {build} that `program` starts
+
+    @property
+    def group(self) -> str:
+        return self.name.partition("/")[0]
+
+    @property
+    def file_name(self) -> str:
+        return re.sub(r"[^A-Za-z0-9.-]+", "_", self.name.replace("/", "-"))
+
+
+# Without the kernels that Hopper alone can run (docs/running_on_a_cluster.md).
+NO_HOPPER = ("env", "HALFLIFE_WARPGROUPS=0")
+
+
+def _by_warps(item: Item) -> Item:
+    """The same once more by the kernels of every GPU; on others than Hopper, and in other shapes, as before."""
+    return dataclasses.replace(item, name=f"{item.name}, by warps", before=(*NO_HOPPER, *item.before))
+
+
+def _test(name: str, folder: str, minutes: float, rehearsed_by: str = "") -> Item:
+    report = ("--gtest_output=json:{file}",)
+    return Item(f"tests/{name}", f"{folder}/{name}", report, readers.read_gtest, minutes, rehearsed_by=rehearsed_by)
+
+
+def _sanitized(tool: str, name: str, folder: str, tests: str, minutes: float) -> Item:
+    before = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "99")
+    if tool == "memcheck":  # LibTorch's allocator gives out parts of large blocks: what overruns one is in another
+        before = ("env", "PYTORCH_NO_CUDA_MEMORY_CACHING=1", *before)
+    return Item(f"{tool}/{name}", f"{folder}/{name}", (f"--gtest_filter={tests}",), readers.read_sanitizer, minutes,
+                before=before, needs=("compute-sanitizer",))  # fmt: skip
+
+
+def _decay(kind: str, shape: compare_fla.Shape) -> Item:
+    sizes = ("--batch", str(shape.batch), "--seq-len", str(shape.seq_len), "--heads", str(shape.heads), "--dim",
+             str(shape.dim), "--dim-v", str(shape.dim_v), "--qk-heads", str(shape.qk_heads))  # fmt: skip
+    small = ("--batch", "1", "--seq-len", "64", "--heads", "2", "--dim", str(min(64, shape.dim)), "--dim-v",
+             str(min(64, shape.values)), "--qk-heads", str(min(1, shape.qk_heads)), "--rounds", "1", "--skip-eager")  # fmt: skip
+    return Item(f"decay_attention/{kind} {shape}", "bench/bench_decay_attention",
+                ("--device", "cuda", "--kind", kind, *sizes), minutes=0.5, rehearsal=("--kind", kind, *small))  # fmt: skip
+
+
+def _fla(kind: str) -> Item:
+    words = ("--only", kind, "--rounds", "2", "--samples", "20", "--tune-ms", "20", "--json", "{file}", "--resume")
+    return Item(f"fla/{kind}", "bench/bench_decay_attention",
+                (*words, "--binary", "{build}/bench/bench_decay_attention"), readers.read_rows, 8,
+                before=("{python}", "{repo}/bench/compare_fla.py"), needs=("fla",), resumes=True)  # fmt: skip
+
+
+def _step(name: str, mixer: str, dim: int, heads: int, mlp_dim: int = 0) -> Item:
+    """`mlp_dim`: 0 for the width of launch/recipes' ratio 4. With a micro-batch of 8, as there."""
+    fixed = ("--mixer", mixer, "--heads", str(heads), "--profile")
+    words = ("--device", "cuda", "--precision", "bf16", "--layers", "24", "--dim", str(dim), "--mlp-dim", str(mlp_dim),
+             "--seq-len", "2048", "--batch", "8", "--vocab", "32000", "--steps", "10", "--warmup", "3")  # fmt: skip
+    small = ("--layers", "1", "--dim", "32", "--seq-len", "64", "--batch", "1", "--steps", "1", "--warmup", "1")
+    return Item(f"train_step/{name}", "bench/bench_train_step", (*fixed, *words), minutes=1.5,
+                rehearsal=("--mixer", mixer, "--heads", "2", "--profile", *small))  # fmt: skip
+
+
+def _launches(name: str, *more: str) -> Item:
+    """A model so small that its launches take longer than its kernels."""
+    fixed = ("--mixer", "retention", "--profile", *more)
+    sizes = ("--heads", "4", "--layers", "4", "--dim", "128", "--seq-len", "256", "--batch", "8")
+    small = ("--heads", "2", "--layers", "1", "--dim", "32", "--seq-len", "64", "--batch", "1")
+    return Item(f"train_step/{name}", "bench/bench_train_step",
+                (*fixed, *sizes, "--device", "cuda", "--precision", "bf16", "--steps", "50", "--warmup", "5"), minutes=1,
+                rehearsal=(*fixed, *small, "--steps", "2", "--warmup", "2"))  # fmt: skip
+
+
+def _rows(size: str, rehearsed: str) -> Item:
+    return Item(f"row_kernels/{size}", "bench/bench_row_kernels", ("--device", "cuda", "--size", size), minutes=1,
+                rehearsal=("--size", "step", "--only", rehearsed, "--rounds", "1"))  # fmt: skip
+
+
+def _adamw() -> Item:
+    only = ("--only", "adamw")
+    return Item("row_kernels/adamw", "bench/bench_row_kernels", ("--device", "cuda", *only), minutes=0.5,
+                rehearsal=("--size", "step", *only, "--rounds", "1"))  # fmt: skip
+
+
+def _softmax(batch: int, dim: int) -> Item:
+    sizes = ("--batch", str(batch), "--seq-len", str(16384 // batch), "--heads", str(1024 // dim), "--dim", str(dim))
+    small = ("--batch", "1", "--seq-len", "64", "--heads", "1", "--dim", "8", "--long", "128", "--rounds", "1")
+    return Item(f"softmax_attention/B{batch} T{16384 // batch} d{dim}", "bench/bench_softmax_attention",
+                ("--device", "cuda", *sizes, "--long", "32768", "--rounds", "20"), minutes=1.5, rehearsal=small)  # fmt: skip
+
+
+def _cross_entropy(rows: int, dim: int, vocab: int) -> Item:
+    sizes = ("--rows", str(rows), "--dim", str(dim), "--vocab", str(vocab))
+    small = ("--rows", "64", "--dim", "32", "--vocab", "300", "--pairs", "1")
+    return Item(f"cross_entropy/{rows} x {dim}, vocabulary {vocab}", "bench/bench_cross_entropy",
+                ("--device", "cuda", *sizes, "--pairs", "20"), minutes=1, rehearsal=small)  # fmt: skip
+
+
+def _decode(name: str, *more: str) -> Item:
+    recipe = lambda recipe: ("--config", f"{{repo}}/launch/recipes/{recipe}.textproto", "--set")
+    return Item(f"decode/{name}", "bench/bench_decode",
+                ("--device", "cuda", *recipe("gla_340m"), "data.path=none", "--early", "1000", "--tokens", "10000", *more),
+                minutes=1.5, rehearsal=(*recipe("quickstart"), "model.num_layers=1", "--early", "500", "--tokens", "1000", *more))  # fmt: skip
+
+
+# Trained, resumed, replayed: whole_run.py.
+WHOLE_RUN = Item("run/quickstart", "src/cli/halflife", ("--device", "cuda", "--steps", "60"), minutes=3,
+                 rehearsal=("--device", "cpu", "--steps", "6", "--small"),
+                 before=("{python}", "{repo}/tools/gpu_session/whole_run.py"), starts=("src/cli/halflife-engine",))  # fmt: skip
+
+DECAY_SHAPES = {kind: compare_fla.shapes_of(kind) for kind in compare_fla.KINDS}
+# Of bf16, with documents, each kind of decay: tests/ops/decay_attention/binding_gpu_test.cc.
+DECAY_TESTS = ":".join(f"*.EqualsTheCpu/{number}" for number in (3, 7, 11))
+WRAPPERS, OPS = "tests/tools/cuda_emulator/device", "tests/ops"
+
+BINDING = _test("decay_binding_gpu_test", OPS, 1)
+FIRST_SHAPES = {kind: _decay(kind, shapes[0]) for kind, shapes in DECAY_SHAPES.items()}
+
+ITEMS = (
+    # whether the kernels are right
+    _test("wrappers_gpu_test", WRAPPERS, 1, rehearsed_by="tests/tools/cuda_emulator/wrappers_emulated_test_plain"),
+    _test("step_kernels_gpu_test", OPS, 1),
+    BINDING,
+    _test("softmax_attention_gpu_test", OPS, 1),
+    _test("polynomial_attention_gpu_test", OPS, 1),
+    _test("step_gpu_test", "tests/train", 1.5),
+    _test("decoder_gpu_test", "tests/infer", 1),
+    _test("eval_gpu_test", "tests/eval", 1),
+    _test("launch_check_gpu_test", WRAPPERS, 1),
+    WHOLE_RUN,
+    # how fast they are: a figure of each claim, and of what no emulator sees
+    _step("gla 340m", "gla", 1024, 4),
+    *FIRST_SHAPES.values(),
+    _adamw(),
+    _sanitized("memcheck", "wrappers_gpu_test", WRAPPERS, "*", 1),
+    # the rest of each
+    _by_warps(BINDING),
+    *(_by_warps(FIRST_SHAPES[kind]) for kind in ("per_head", "per_token")),
+    _test("nccl_gpu_test", "tests/dist", 1),
+    _step("gla 1.3b", "gla", 2048, 8),
+    _step("retention 340m", "retention", 1024, 8, mlp_dim=1536),
+    _step("softmax 340m", "softmax", 1024, 16),
+    _step("mamba 24 x 1024", "mamba", 1024, 4),
+    _step("rebased 24 x 1024", "rebased", 1024, 16),
+    *(_decay(kind, shape) for kind, shapes in DECAY_SHAPES.items() for shape in shapes[1:]),
+    _softmax(1, 64),
+    _softmax(8, 64),
+    _softmax(8, 128),
+    _rows("step", "sum_of_squares"),
+    _rows("large", "swiglu"),
+    _cross_entropy(16384, 1024, 32000),
+    _cross_entropy(16384, 2048, 32000),
+    _launches("retention 4 x 128, one graph a micro-batch", "--cuda-graphs"),
+    _launches("retention 4 x 128, kernel by kernel"),
+    _decode("gla 340m, one graph a token"),
+    _decode("gla 340m, kernel by kernel", "--no-cuda-graph"),
+    *(_fla(kind) for kind in compare_fla.KINDS),  # compiles for minutes
+    _sanitized("memcheck", "decay_binding_gpu_test", OPS, DECAY_TESTS, 1.5),
+    _sanitized("racecheck", "decay_binding_gpu_test", OPS, DECAY_TESTS, 6),
+    _sanitized("memcheck", "step_kernels_gpu_test", OPS, "*", 3),
+    _sanitized("memcheck", "softmax_attention_gpu_test", OPS, "*EqualsTheCpu*", 1.5),
+    _sanitized("racecheck", "softmax_attention_gpu_test", OPS, "*EqualsTheCpu/*ias*", 4),
+    Item("profile/slowest step", "bench/bench_train_step", (), readers.read_text, 4,
+         before=("nsys", "profile", "--stats=true", "--force-overwrite=true", "--trace=cuda", "--output={file}"),
+         needs=("nsys",), of_slowest="train_step"),
+)  # fmt: skip
+
+
+def chosen(only: list[str]) -> list[Item]:
+    """Those whose names hold one of the words; all of them without words."""
+    found = [item for item in ITEMS if not only or any(word in item.name for word in only)]
+    if not found:
+        groups = ", ".join(dict.fromkeys(item.group for item in ITEMS))
+        raise ValueError(f"--only {' '.join(only)}: no item's name holds that; groups are {groups}")
+    return found
+
+
+def program_of(item: Item, rehearse: bool) -> str:
+    return item.rehearsed_by if rehearse and item.rehearsed_by else item.program
+
+
+def words_of(item: Item, slowest: tuple[str, ...], build: pathlib.Path, file: pathlib.Path, rehearse: bool,
+             tools: dict[str, str]) -> list[str]:  # fmt: skip
+    """The whole command."""
+    behind = item.rehearsal if rehearse and item.rehearsal is not None else item.words
+    behind = slowest if item.of_slowest else behind
+    program = () if item.group == "fla" else (f"{build}/{program_of(item, rehearse)}",)
+    places = {"{build}": str(build), "{file}": str(file), "{python}": sys.executable, "{repo}": str(REPO)}
+    words = []
+    for word in (*item.before, *program, *behind):
+        for place, value in places.items():
+            word = word.replace(place, value)
+        words.append(tools.get(word, word))
+    return words

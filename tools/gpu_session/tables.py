@@ -1,0 +1,241 @@
+"""The GPU's part of bench/RESULTS.md, from the records that sessions left in measured/, a file each."""
+
+import json
+import pathlib
+import re
+
+import machine
+from items import ITEMS, compare_fla
+from readers import DONE, SKIPPED
+
+HERE = pathlib.Path(__file__).resolve().parent
+MEASURED = HERE / "measured"
+RESULTS = machine.REPO / "bench/RESULTS.md"
+BEGIN, END = "<!-- tools/gpu_session: begin -->", "<!-- tools/gpu_session: end -->"
+NOTHING = "No whole session has run yet; `tools/gpu_session/run.py --tables` writes its tables here."
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def of_group(records: list[dict], group: str) -> list[dict]:
+    """With figures: those of an item that was ended count as far as they go."""
+    return [r for r in records if r["item"].startswith(group + "/") and r["result"] and r["status"] != SKIPPED]
+
+
+def name_of(record: dict) -> str:
+    return record["item"].partition("/")[2]
+
+
+def show(value: float | None, form: str) -> str:
+    """A figure that a program could not give, for it was NaN or infinite, is null in its JSON."""
+    return "no number" if value is None else form.format(value)
+
+
+def over(value: float | None, divisor: float | None) -> float | None:
+    return None if value is None or divisor is None else value / divisor
+
+
+def both(result: dict, key: str, form: str) -> str:
+    return " / ".join(show(result[name][key], form) for name in ("forward", "forward_backward"))
+
+
+def late(*shares: float | None) -> str:
+    """What stands behind a ratio of which a side's calls waited for the host too often."""
+    return "" if all(share is not None and share <= compare_fla.MANY_LATE for share in shares) else compare_fla.LATE
+
+
+def explained(text: str) -> str:
+    """A table, and what its marks mean."""
+    return f"{text}\n\n{compare_fla.LATE_MEANS}" if compare_fla.LATE in text else text
+
+
+def problem(row: dict) -> str:
+    """In place of the figures of what failed."""
+    return f"problem: {compare_fla.table_words(row['problem'])}"
+
+
+def tests(records: list[dict]) -> str:
+    rows = []
+    for record in of_group(records, "tests"):
+        result = record["result"]
+        failed = ", ".join(result["failed"]) or "0"
+        rows.append([f"`{name_of(record)}`", str(result["passed"]), failed, str(result["skipped"])])
+    for tool in ("memcheck", "racecheck"):
+        rows += [[f"`{name_of(r)}` under {tool}", str(r["result"]["passed"]), r["result"]["summary"], ""]
+                 for r in of_group(records, tool)]  # fmt: skip
+    return table(["test", "passed", "failed", "skipped"], rows) if rows else ""
+
+
+def whole_run(records: list[dict]) -> str:
+    rows = []
+    said = {True: "equal in bits", False: "**differs**", None: ""}
+    for record in of_group(records, "run"):
+        r = record["result"]
+        rows.append([name_of(record), str(r["steps"]), show(r.get("tokens_per_s"), "{:,.0f}"),
+                     said[r.get("resumed_equal")], said[r.get("graphs_equal")], "; ".join(r.get("waits", []))])  # fmt: skip
+    head = ["recipe", "steps", "tokens/s", "resumed", "as graphs", "what makes the host wait, a step"]
+    return "A whole run, bf16:\n\n" + table(head, rows) if rows else ""
+
+
+def decay_attention(records: list[dict]) -> str:
+    rows = []
+    for record in of_group(records, "decay_attention"):
+        result = record["result"]
+        kind, _, shape = name_of(record).partition(" ")
+        rows.append([kind, shape, both(result, "ms", "{:.3f}"), both(result, "share_of_memory_roofline", "{:.0%}"),
+                     both(result, "share_of_matmul", "{:.0%}"), both(result, "late_share", "{:.0%}"),
+                     show(result["max_error"], "{:.1e}")])  # fmt: skip
+    head = ["decay", "shape", "ms: forward / both", "share of memory roofline", "share of the matmul",
+            "calls that waited for the host", "error"]  # fmt: skip
+    return "Decay attention, bf16:\n\n" + table(head, rows) if rows else ""
+
+
+def fla(records: list[dict]) -> str:
+    rows = [row for record in of_group(records, "fla") for row in record["result"]["rows"]]
+    return compare_fla.markdown(rows, "Decay attention against flash-linear-attention, bf16:").strip() if rows else ""
+
+
+def row_kernels(records: list[dict]) -> str:
+    rows = []
+    for record in of_group(records, "row_kernels"):
+        for row in record["result"]["rows"]:
+            named = [row["family"], row["pass"], row["shape"]]
+            if "problem" in row:
+                rows.append([*named, problem(row), "", ""])
+                continue
+            share = show(row["share_of_ceiling"], "{:.0%}") if "share_of_ceiling" in row else ""
+            speed = show(row["speed_ratio"], "{:.2f} x") + late(row["late_share"], row["eager_late_share"])
+            rows.append([*named, show(row["ms"], "{:.4f}"), speed, share])
+    head = ["part", "pass", "shape", "ms", "speed", "share of memory"]
+    return explained("Row kernels against LibTorch's operations:\n\n" + table(head, rows)) if rows else ""
+
+
+def softmax_attention(records: list[dict]) -> str:
+    """A row a form: milliseconds, and how they stand to plain causal attention's by the same kernels."""
+    rows = []
+    for record in of_group(records, "softmax_attention"):
+        result = record["result"]
+        for part in [key for key in result if key.startswith("forward")]:
+            for form in result[part]:
+                named = [name_of(record), part.replace("_", " "), form["form"]]
+                if "problem" in form:
+                    rows.append([*named, problem(form), ""])
+                    continue
+                ratio = show(form["over_causal"], "{:.2f} x") + late(form["late_share"], form["causal_late_share"])
+                rows.append([*named, show(form["ms"], "{:.3f}"), ratio])
+    head = ["shape", "pass", "form", "ms", "over causal"]
+    off = [f"{name_of(r)}, {problem(r['result'])}" for r in of_group(records, "softmax_attention") if "problem" in r["result"]]
+    return "\n\n".join([explained("Softmax attention, bf16:\n\n" + table(head, rows)), *off]) if rows else ""
+
+
+def cross_entropy(records: list[dict]) -> str:
+    rows = []
+    for record in of_group(records, "cross_entropy"):
+        r = record["result"]
+        speed = show(r["speed_ratio"], "{:.2f} x") + late(r["plain_late_share"], r["fused_late_share"])
+        rows.append([name_of(record), show(r["plain_ms"], "{:.2f}"), show(r["fused_ms"], "{:.2f}"), speed,
+                     show(r["plain_peak_mib"], "{:,.0f}"), show(r["fused_peak_mib"], "{:,.0f}")])  # fmt: skip
+    head = ["tokens x dim", "plain, ms", "in blocks of rows, ms", "speed", "plain, MiB", "in blocks, MiB"]
+    return explained("Output layer and cross entropy, forward and backward:\n\n" + table(head, rows)) if rows else ""
+
+
+def train_step(records: list[dict]) -> str:
+    rows = []
+    for record in of_group(records, "train_step"):
+        r = record["result"]
+        profile = r.get("profile", {})
+        counts = [str(profile.get(key, "")) for key in ("launches", "copies", "synchronisations")]
+        tokens = over(r["batch"] * r["seq_len"] * 1e3, r["median_ms"])
+        rows.append([name_of(record), f"{r['parameters']:,}", f"{r['batch']} x {r['seq_len']}",
+                     show(r["median_ms"], "{:.1f}"), show(tokens, "{:,.0f}"), show(r["share_of_peak"], "{:.1%}"),
+                     show(over(r["peak_memory_mib"], 1024), "{:.1f}"), *counts,
+                     f"{show(r['first_loss'], '{:.2f}')} / {show(r['last_loss'], '{:.2f}')}"])  # fmt: skip
+    head = ["model", "parameters", "batch", "ms", "tokens/s", "share of peak", "most that tensors held, GiB", "launches", "copies",
+            "synchronisations", "loss: first / last step"]  # fmt: skip
+    if not rows:
+        return ""
+    peaks = sorted({record["result"]["peak"] for record in of_group(records, "train_step")})
+    return f"Training step, one GPU, bf16; peak: {', '.join(peaks)}:\n\n" + table(head, rows)
+
+
+def slowest_step(records: list[dict]) -> str:
+    profiled = [r for r in of_group(records, "train_step") if r["result"].get("profile", {}).get("top")]
+    if not profiled:
+        return ""
+    slowest = max(profiled, key=lambda r: r["result"]["median_ms"] or 0)
+    profile = slowest["result"]["profile"]
+    whole = sum(entry["ms"] or 0 for entry in profile["top"])
+    rows = [[f"`{entry['name'][:80].replace('|', '/')}`", str(entry["calls"]), show(entry["ms"], "{:.2f}")]
+            for entry in profile["top"][:12]]  # fmt: skip
+    return (f"What takes longest in a step of {name_of(slowest)} ({show(profile['wall_ms'], '{:.0f}')} ms under the "
+            f"profiler, {whole:.0f} in what it lists first):\n\n" + table(["kernel", "calls", "ms"], rows))  # fmt: skip
+
+
+def decode(records: list[dict]) -> str:
+    rows = []
+    for record in of_group(records, "decode"):
+        r = record["result"]
+        rows.append([name_of(record), f"{r['early']:,} / {r['tokens']:,}", show(r["early_ms_per_token"], "{:.3f}"),
+                     show(r["late_ms_per_token"], "{:.3f}"), show(r["ratio"], "{:.2f}")])  # fmt: skip
+    return "Decoding, one row, fp32:\n\n" + table(["model", "tokens", "ms early", "ms late", "ratio"], rows) if rows else ""
+
+
+def left_out(records: list[dict]) -> str:
+    """What did not come to its end, so that nobody takes a table for whole."""
+    first = lambda record: re.sub(r"\s+", " ", record["reason"])[:160].replace("|", "/")
+    rows = [[record["item"], record["status"], first(record)] for record in records if record["status"] != DONE]
+    return "Not done:\n\n" + table(["item", "how it ended", "why"], rows) if rows else ""
+
+
+PARTS = (tests, whole_run, decay_attention, fla, softmax_attention, row_kernels, cross_entropy, train_step, slowest_step, decode, left_out)
+
+
+def session_text(session: dict) -> str:
+    parts = [part(session["records"]) for part in PARTS]
+    return "\n\n".join([f"### {machine.Machine(**session['machine'])}", *(part for part in parts if part)])
+
+
+def gpu_text(folder: pathlib.Path = MEASURED) -> str:
+    """Between the markers."""
+    sessions = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    return "\n\n".join(map(session_text, sessions)) if sessions else NOTHING
+
+
+def with_tables(document: str, text: str) -> str:
+    begin, end = document.index(BEGIN) + len(BEGIN), document.index(END)
+    return f"{document[:begin]}\n{text}\n{document[end:]}"
+
+
+def merged(out: pathlib.Path) -> dict:
+    """A session's folder as one file; refuses records of several machines."""
+    order = {item.name: place for place, item in enumerate(ITEMS)}
+    records = [json.loads(path.read_text()) for path in (out / "items").glob("*.json")]
+    records.sort(key=lambda record: (order.get(record["item"], len(order)), record["item"]))
+    if not records:
+        raise ValueError(f"{out} holds no results")
+    machines = {tuple(record["machine"].values()): record["machine"] for record in records}
+    if len(machines) > 1:
+        named = "; ".join(str(machine.Machine(**one)) for one in machines.values())
+        raise ValueError(f"{out} mixes results of {named}; a table is of one")
+    found = next(iter(machines.values()))
+    if found["gpu"] == machine.REHEARSAL:
+        raise ValueError(f"{out} is a rehearsal's; its figures say nothing about a GPU")
+    return {"machine": found, "records": records}
+
+
+def slug_of(where: machine.Machine) -> str:
+    """Of all that results belong to: those of another driver or commit stand beside them."""
+    return re.sub(r"[^a-z0-9]+", "_", f"{where.gpu} driver {where.driver} commit {where.commit}".lower())
+
+
+def publish(out: pathlib.Path, folder: pathlib.Path = MEASURED, document: pathlib.Path = RESULTS) -> int:
+    session = merged(out)
+    slug = slug_of(machine.Machine(**session["machine"]))
+    folder.mkdir(exist_ok=True)
+    (folder / f"{slug}.json").write_text(json.dumps(session, indent=1) + "\n")
+    document.write_text(with_tables(document.read_text(), gpu_text(folder)))
+    print(f"{folder / slug}.json is written, and the tables of it in {document}")
+    return 0

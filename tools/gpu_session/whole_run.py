@@ -1,0 +1,130 @@
+#!/usr/bin/env python3
+"""A whole run: trained, gone on with from an earlier step, and (on a GPU) replayed as graphs. Prints JSON.
+
+    python3 tools/gpu_session/whole_run.py build/cuda/src/cli/halflife --device cuda
+    python3 tools/gpu_session/whole_run.py build/cpu/src/cli/halflife --device cpu --steps 6 --small
+
+All three must end with the same checkpoint, in every bit. Exit codes: 0 they do, 1 they do not or one of them failed; the
+JSON says which, and has its last words.
+"""
+
+import argparse
+import json
+import pathlib
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+
+REPO = pathlib.Path(__file__).resolve().parents[2]
+LONGEST = 90  # s, of a command, which is then killed: one that stands still would take the session's time
+SMALL = ("model.num_layers=1", "model.model_dim=32", "model.mixer.gla.num_heads=2", "data.seq_len=64", "eval.windows=4",
+         "eval.every=0")  # fmt: skip
+
+
+class Failed(Exception):
+    """What a command came to."""
+
+
+def run(words: list, cwd: pathlib.Path, good: tuple[int, ...] = (0,)) -> subprocess.CompletedProcess:
+    words = [str(word) for word in words]
+    try:
+        done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=LONGEST, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise Failed(f"{' '.join(words[1:])} had not ended after {LONGEST} s") from error
+    if done.returncode not in good:
+        last = "\n".join((done.stderr + done.stdout).strip().splitlines()[-5:])
+        raise Failed(f"{' '.join(words[1:])}: exit code {done.returncode}: {last}")
+    return done
+
+
+def write_text(folder: pathlib.Path) -> None:
+    """Sums, a line each: text that a small model learns something of."""
+    folder.mkdir()
+    lines = [f"{a} plus {b} is {a + b}.\n" + ("\n" if b % 10 == 9 else "") for a in range(100) for b in range(100)]
+    (folder / "sums.txt").write_text("".join(lines))
+
+
+def tokens_per_second(run_folder: pathlib.Path) -> float | None:
+    """The median of the lines of steps."""
+    lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    speeds = [line["tokens_per_s"] for line in lines if line.get("tokens_per_s")]
+    return statistics.median(speeds) if speeds else None
+
+
+def waits(text: str) -> list[str]:
+    """What train --check-sync tells of its phases."""
+    return re.findall(r"^ *(\w+: [0-9.]+ waits, .*)$", text, re.M)
+
+
+class Runs:
+    def __init__(self, options: argparse.Namespace, folder: pathlib.Path):
+        self.program, self.folder = options.program.resolve(), folder
+        every = max(1, options.steps // 3)
+        sets = ["data.path=data", f"train.device={options.device}", "train.precision=bf16", f"train.steps={options.steps}",
+                f"ckpt.every={every}", f"eval.every={every}", "train.log_every=1", *(SMALL if options.small else ())]  # fmt: skip
+        recipe = REPO / "launch/recipes/quickstart.textproto"
+        self.train = [self.program, "train", "--config", recipe, *(word for one in sets for word in ("--set", one))]
+
+    def prepare(self) -> None:
+        write_text(self.folder / "text")
+        run([self.program, "prepare", "--input", "text", "--documents", "blank_lines", "--tokenizer", "bytes", "--out", "data"], self.folder)
+
+    def straight(self) -> str:
+        done = run([*self.train, "--run", "straight", "--check-sync"], self.folder)
+        return done.stdout + done.stderr
+
+    def resumed(self) -> None:
+        shutil.copytree(self.folder / "straight", self.folder / "resumed", symlinks=True)
+        steps = sorted((self.folder / "resumed/ckpt").glob("step_*"))
+        if len(steps) < 2:
+            raise Failed(f"the run has kept {len(steps)} steps; two are wanted to go on from the first")
+        shutil.rmtree(steps[-1])
+        run([*self.train, "--run", "resumed"], self.folder)
+
+    def graphs(self) -> None:
+        run([*self.train, "--run", "graphs", "--set", "train.cuda_graphs=true"], self.folder)
+
+    def is_equal(self, other: str) -> bool:
+        return run([self.program, "ckpt", "diff", "straight", other], self.folder, good=(0, 1)).returncode == 0
+
+
+def measure(options: argparse.Namespace, folder: pathlib.Path) -> dict:
+    runs = Runs(options, folder)
+    result = {"device": options.device, "steps": options.steps, "problems": []}
+    try:
+        runs.prepare()
+        result["waits"] = waits(runs.straight())
+        result["tokens_per_s"] = tokens_per_second(folder / "straight")
+    except Failed as failed:
+        return {**result, "problems": [str(failed)]}
+    for name in ("resumed", *(["graphs"] if options.device == "cuda" else [])):
+        try:
+            getattr(runs, name)()
+            result[f"{name}_equal"] = runs.is_equal(name)
+            if not result[f"{name}_equal"]:
+                result["problems"].append(f"{name}: its last checkpoint differs")
+        except Failed as failed:
+            result["problems"].append(f"{name}: {failed}")
+    return result
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program", type=pathlib.Path)
+    parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--small", action="store_true", help="a model of one layer, for a rehearsal")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        result = measure(options, pathlib.Path(scratch))
+    print(json.dumps(result, indent=1))
+    for problem in result["problems"]:
+        print(problem, file=sys.stderr)
+    return 1 if result["problems"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
