@@ -14,7 +14,7 @@ struct BatchTensors {
   at::Tensor targets;  // [B, T] int64; data::kNoTarget: no target.
   model::SequenceSlice slice;
   int64_t num_targets = 0;
-  at::Tensor samples;  // [B] int64, see kernels::SampleNumbers.
+  at::Tensor samples;  // [B] int64, see ops::SampleNumbers.
 };
 // Replaces the batch's inputs and labels in place by those of the model's objective. Rows of
 // padding get no targets. `seed` determines the objective's random choices.

@@ -1,7 +1,7 @@
 // What dropout draws. Of attention's weights, which kernels drop that meet pairs of tokens, whether
 // a pair is kept is Philox of (key; the row's sample number and the head; the query's place; the
 // key's place / 4), so no mask is kept, and a pair's is the same in whatever tile, slice or rank it
-// is met. Places count from the row's beginning. kernels::Dropout gives probabilities [B H, T, S]
+// is met. Places count from the row's beginning. ops::Dropout gives probabilities [B H, T, S]
 // the same masks by the sample numbers of SampleOfHead. C++17, no LibTorch.
 //
 //   const uint64_t sample = SampleOfHead(dropout.samples[row], head);

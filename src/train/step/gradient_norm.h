@@ -2,7 +2,7 @@
 // number of ranks where each sums the whole.
 //
 //   const GradientNorm norm(fragments, arena.grads());
-//   const at::Tensor partials = kernels::ReadBack(norm.PartialSums());
+//   const at::Tensor partials = ops::ReadBack(norm.PartialSums());
 //   const double squares = norm.Sum({partials.const_data_ptr<double>(), size_t(partials.numel())});
 #pragma once
 
