@@ -20,11 +20,11 @@
 #include <vector>
 
 #include "dist/local_communicator.h"
+#include "model/sequence_parallel.h"
 #include "ops/gradient_check.h"
 #include "ops/sequence/exchange_cost.h"
 #include "ops/sequence/segment_scan.h"
 #include "ops/torch/autograd.h"
-#include "model/sequence_parallel.h"
 #include "support/expect_error.h"
 
 namespace halflife::ops {
