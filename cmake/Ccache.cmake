@@ -1,7 +1,7 @@
-# Compiles through ccache where it is installed. With hash_dir off and paths below the repository
-# taken as relative ones, build trees and clones share their objects.
-# Without the sloppiness it refuses to know what was compiled with a precompiled header: such a file
-# may have changed since with the same time stamp, and may use __TIME__, which nothing here does.
+# Compiles through ccache if it is installed. Build trees and clones share objects, because the current
+# directory is not hashed and paths below the repository are hashed as relative paths.
+# Without this sloppiness ccache does not cache sources that use a precompiled header, as the header could
+# change within one time stamp or use __TIME__. Neither happens here.
 find_program(HALFLIFE_CCACHE ccache)
 if(HALFLIFE_CCACHE)
   set(sloppiness pch_defines,time_macros,include_file_mtime,include_file_ctime)

@@ -1,5 +1,5 @@
-# Everything that is not ours. launch/setup installs it on Debian and Ubuntu; elsewhere CMake finds
-# what is provided.
+# Third-party libraries. launch/setup installs them on Debian and Ubuntu; on other systems CMake searches
+# its usual paths.
 find_package(Threads REQUIRED)
 find_package(PkgConfig REQUIRED)
 find_package(MPI REQUIRED COMPONENTS C)
@@ -20,7 +20,7 @@ if(NOT HALFLIFE_CUDA STREQUAL "OFF")
   find_program(HALFLIFE_NVCC nvcc HINTS /usr/local/cuda/bin $ENV{CUDA_HOME}/bin)
   if(HALFLIFE_NVCC)
     set(CMAKE_CUDA_COMPILER ${HALFLIFE_NVCC})
-    set(CMAKE_CUDA_STANDARD 17)  # CMake 3.25 knows no CUDA20 flag for nvcc 13
+    set(CMAKE_CUDA_STANDARD 17)  # CMake 3.25 has no C++20 flag for nvcc 13
     if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
       set(CMAKE_CUDA_ARCHITECTURES "80-real;90a-real;100")
     endif()

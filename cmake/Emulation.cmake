@@ -1,5 +1,5 @@
-# CUDA kernel sources on the CPU: compiled by g++ with HL_EMULATE, run by the emulator in
-# tools/cuda_emulator.
+# Tests that run CUDA kernels on the CPU: g++ compiles the .cu sources with HL_EMULATE, and the emulator in
+# tools/cuda_emulator runs them.
 #
 #   hl_emulated_test(NAME chunk_scan_emulated_test
 #     KERNELS ${CMAKE_SOURCE_DIR}/src/kernels/decay_attention/cuda/chunk_scan.cu
@@ -7,22 +7,20 @@
 #
 # makes chunk_scan_emulated_test_plain and, with HALFLIFE_SANITIZED_EMULATION, ..._asan and ..._tsan. Each
 # is a CTest entry per order in which threads run. The label is "emulated", or "sanitized" for the kinds
-# with a sanitizer. With PARTS 4 the kinds with a sanitizer, which are the
-# slow ones, are four entries an order, *_1of4 to *_4of4, of every fourth test, so that the cores of
-# a machine end at about the same time. SOURCES bring gtest cases, not main; LIBS are linked on top
-# (libraries are not built anew per kind, so that a sanitizer does not look into them: list a .cc
-# that should be checked among SOURCES). HL_EMULATED_TSAN or HL_EMULATED_ASAN is defined in the kind
-# of that name, for tests of what only a sanitizer finds.
+# with a sanitizer. With PARTS 4 each sanitized entry is split
+# into four, *_1of4 to *_4of4, each with every fourth test, so that all cores of a machine finish at about
+# the same time. SOURCES contain GoogleTest tests without a main. LIBS are linked without a sanitizer: list
+# a .cc that a sanitizer should check among SOURCES. HL_EMULATED_TSAN or HL_EMULATED_ASAN is defined in the
+# kind of that name, for tests of findings that only a sanitizer reports.
 #
-# Call it in a directory that does not also compile the same .cu file for the device: there it is
-# C++.
+# Call this in a directory that does not also compile the same .cu file with nvcc: here it is C++.
 # The sanitized kinds take two thirds of the build and test time of the emulated tests. They find what the
 # plain kind cannot: races between threads whatever the order, and accesses beyond an allocation. They run
 # nightly, and before a change of a kernel lands: tests/run --label sanitized.
 option(HALFLIFE_SANITIZED_EMULATION "Build the emulated CUDA tests with AddressSanitizer and ThreadSanitizer, too" OFF)
 option(HALFLIFE_EMULATED_TESTS "Tests of CUDA sources on the CPU; the cuda preset leaves them to the cpu preset" ON)
 set(HALFLIFE_EMULATION_FLAGS_plain -O2)
-# Of debug information functions and lines, which reports name: all of it takes a third longer.
+# -g1: sanitizer reports need functions and line numbers only. Full debug information takes a third longer.
 set(HALFLIFE_EMULATION_FLAGS_asan -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined
   -fno-omit-frame-pointer)
 set(HALFLIFE_EMULATION_FLAGS_tsan -O1 -g1 -fsanitize=thread)
@@ -30,7 +28,7 @@ set(HALFLIFE_EMULATION_LINK_plain "")
 set(HALFLIFE_EMULATION_LINK_asan -fsanitize=address,undefined)
 set(HALFLIFE_EMULATION_LINK_tsan -fsanitize=thread)
 
-# Under HALFLIFE_SANITIZE every library is built for AddressSanitizer and links into nothing else.
+# With HALFLIFE_SANITIZE all libraries use AddressSanitizer, so no other kind can link them.
 set(HALFLIFE_EMULATION_KINDS plain)
 if(HALFLIFE_SANITIZED_EMULATION)
   list(APPEND HALFLIFE_EMULATION_KINDS asan tsan)
@@ -39,34 +37,35 @@ if(HALFLIFE_SANITIZE)
   set(HALFLIFE_EMULATION_KINDS asan)
 endif()
 
-# CUDA's vector types and bf16, which plain g++ compiles: from LibTorch's own CUDA wheels, else from
-# a toolkit.
+# The headers of CUDA's vector types and bf16, which g++ can compile. They come from the CUDA wheels that
+# LibTorch depends on, or from a CUDA toolkit.
 get_filename_component(emulation_site_packages ${LibTorch_ROOT} DIRECTORY)
 find_path(HALFLIFE_CUDA_TYPES_DIR cuda_bf16.h
   HINTS ${emulation_site_packages}/nvidia/cu13/include ${emulation_site_packages}/nvidia/cuda_runtime/include
         ${CUDAToolkit_INCLUDE_DIRS}
   PATHS /usr/local/cuda/include)
 if(NOT HALFLIFE_CUDA_TYPES_DIR)
-  message(STATUS "emulated CUDA tests: off, as cuda_bf16.h was not found; pip's nvidia-cuda-runtime brings it")
+  message(STATUS "emulated CUDA tests: off, because cuda_bf16.h was not found. Install pip's nvidia-cuda-runtime.")
 elseif(NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  message(STATUS "emulated CUDA tests: off, as they want g++ (std::source_location, TSan fibers)")
+  message(STATUS "emulated CUDA tests: off, because they need g++ (std::source_location, TSan fibers)")
   set(HALFLIFE_CUDA_TYPES_DIR HALFLIFE_CUDA_TYPES_DIR-NOTFOUND)
 endif()
 
-# What every source of a kind is compiled with; the kernels and tests, not the emulator, see
-# HL_EMULATED_*.
+# Include folders and options for every source of a kind. HL_EMULATED_* is defined for kernels and tests,
+# not for the emulator.
 function(hl_emulation_options target)
   target_include_directories(${target} PRIVATE ${CMAKE_SOURCE_DIR}/cmake/cuda_shim ${CMAKE_SOURCE_DIR}/src
     ${CMAKE_SOURCE_DIR})
   target_include_directories(${target} SYSTEM PRIVATE ${HALFLIFE_CUDA_TYPES_DIR})
   target_compile_definitions(${target} PRIVATE HL_EMULATE=1)
-  # Unknown pragmas: #pragma unroll, nvcc's own.
+  # -Wno-unknown-pragmas: #pragma unroll is specific to nvcc.
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wno-missing-field-initializers -Wshadow
     -Wnon-virtual-dtor -Woverloaded-virtual -Wno-unknown-pragmas -Werror)
 endfunction()
 
-# hl_emu_<kind>: the emulator. ThreadSanitizer must not see it (its scheduler would be a race with
-# itself), except for access.cc, which makes the loads and stores of emulated instructions.
+# hl_emu_<kind>: the emulator. ThreadSanitizer must not instrument it, because it would report the
+# scheduler's own accesses as races. The exception is access.cc, which does the loads and stores of emulated
+# instructions.
 function(hl_emulation_runtime kind)
   if(TARGET hl_emu_${kind})
     return()

@@ -1,5 +1,5 @@
-# LibTorch from the `torch` wheel, without the wheel's own find_package(Torch): that one demands a
-# CUDA toolkit, ignores CMAKE_CUDA_ARCHITECTURES and fails with CMake 3.25.
+# Finds LibTorch in the `torch` wheel. The wheel's own find_package(Torch) is not used: it requires a CUDA
+# toolkit, ignores CMAKE_CUDA_ARCHITECTURES and fails with CMake 3.25.
 #
 #   LibTorch::LibTorch   headers, libtorch_cpu and libc10; with CUDA also libtorch_cuda and
 #                        libc10_cuda
@@ -26,8 +26,8 @@ if(LibTorch_INCLUDE_DIR)
   endif()
 endif()
 
-# Cross entropy on a GPU adds products of bf16 matrices to fp32 sums. Older wheels lack the calls, or
-# have them and refuse an fp32 sum. Better met here than by the compiler, or a run's first loss.
+# Cross entropy on a GPU adds products of bf16 matrices to fp32 sums. Older wheels lack these calls or
+# reject an fp32 sum. This check reports it at configure time instead of at a run's first loss.
 if(HALFLIFE_WITH_CUDA AND LibTorch_INCLUDE_DIR)
   foreach(product mm addmm)
     set(header ${LibTorch_INCLUDE_DIR}/ATen/ops/${product}_ops.h)
@@ -60,8 +60,8 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::LibTorch)
   target_compile_options(LibTorch::LibTorch INTERFACE
     "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-idirafter ${LibTorch_INCLUDE_DIR}>"
     "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-idirafter ${LibTorch_INCLUDE_DIR}/torch/csrc/api/include>")
-  # Operators one header each: without it TensorOperators.h includes all of them, two of the eight
-  # seconds that a file takes.
+  # One header per operator. Without this TensorOperators.h includes all of them, which takes 2 of the 8 s
+  # of a file.
   target_compile_definitions(LibTorch::LibTorch INTERFACE $<$<COMPILE_LANGUAGE:CXX>:AT_PER_OPERATOR_HEADERS>)
   if(HALFLIFE_WITH_CUDA)
     target_link_libraries(LibTorch::LibTorch INTERFACE
@@ -72,6 +72,6 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::LibTorch)
     target_link_libraries(LibTorch::LibTorch INTERFACE
       ${LibTorch_LIBRARY_DIR}/libtorch_cpu.so ${LibTorch_LIBRARY_DIR}/libc10.so)
   endif()
-  # the wheel's shared libraries find each other by rpath, but the linker wants to resolve them too
+  # The wheel's shared libraries find each other by rpath, but the linker would also try to resolve them.
   target_link_options(LibTorch::LibTorch INTERFACE -Wl,-rpath,${LibTorch_LIBRARY_DIR} -Wl,--allow-shlib-undefined)
 endif()

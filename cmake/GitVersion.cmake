@@ -1,4 +1,4 @@
-# Run at every build (cmake -P): fills version.cc.in, and touches the result only when it changed.
+# Runs at every build (cmake -P). Fills version.cc.in and rewrites the result only if it changed.
 #   -DSOURCE_DIR= -DINPUT= -DOUTPUT= -DHALFLIFE_VERSION=
 execute_process(COMMAND git -C ${SOURCE_DIR} rev-parse --short=12 HEAD
   OUTPUT_VARIABLE GIT_HASH OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)

@@ -1,24 +1,25 @@
-# Loops for the processor: by the names of their sources.
+# CPU kernel loops, recognised by the names of their sources.
 set(HALFLIFE_LOOPS "/kernels/(.*/)?([a-z0-9_]*_cpu\\.cc|cpu\\.cc|cpu/.*|[a-z_]*_avx[0-9]+\\.cc)$")
 
-# Compiles the sources of a folder as one, which parses a header once for all of them; small folders
-# that follow each other share a unit. They therefore share their anonymous namespace: what two of them
-# name alike is one thing or wants two names. -DHALFLIFE_UNITY_BUILD=OFF compiles each source by itself,
-# as the preset asan does; a small change is then built faster. Loops for the processor stay by
-# themselves: their time goes to the code, and some are compiled for one instruction set.
+# Unity build: the sources of a folder are one translation unit, so their headers are parsed once. Small
+# neighbouring folders share a unit. The sources of a unit share one anonymous namespace, so two of them
+# must not define the same name differently. -DHALFLIFE_UNITY_BUILD=OFF compiles each source separately, as
+# the preset asan does; a small change then builds faster. CPU kernel loops are always separate: compiling
+# their code dominates, and some are compiled for one instruction set.
 option(HALFLIFE_UNITY_BUILD "Compile the sources of a folder as one" ON)
 function(hl_compile_folders_as_one target sources)
   if(HALFLIFE_UNITY_BUILD)
-    # At the end of the directory, where the properties of its sources are known.
+    # Deferred to the end of the directory, when the properties of its sources are set.
     cmake_language(EVAL CODE "cmake_language(DEFER CALL hl_join_folders [[${target}]] [[${sources}]])")
   endif()
 endfunction()
 
-# So many sources or more, with what is left of the last folder: fewer, and most of a unit's time goes
-# to its headers; more, and a change waits for too much else.
+# The minimum number of sources of a unit (whole folders are added until it is reached). With fewer sources
+# most of the time goes to headers; with more, a small change recompiles too much.
 set(HALFLIFE_SOURCES_OF_UNIT 10)
 
-# A unit of `folders`, named by the first and last of them, that includes `sources`, below src.
+# Adds a unit to `target` that includes `sources` (paths below src). It is named after the first and the
+# last of `folders`.
 function(hl_add_unit target folders sources)
   list(POP_FRONT folders name)
   if(folders)
@@ -36,8 +37,8 @@ function(hl_add_unit target folders sources)
   target_sources(${target} PRIVATE ${unit})
 endfunction()
 
-# Not by CMake's UNITY_BUILD: its files hold the repository's path, so that ccache knows none of them
-# in another clone.
+# CMake's own UNITY_BUILD is not used: its files contain the absolute path of the repository, so ccache
+# would not share objects between clones.
 function(hl_join_folders target sources)
   list(FILTER sources EXCLUDE REGEX "${HALFLIFE_LOOPS}|\\.cu$")
   set(folders)
@@ -70,12 +71,12 @@ function(hl_join_folders target sources)
       set(names)
     endif()
   endforeach()
-  # A type may hold one of its own source's anonymous namespace, which looks like a header's here.
+  # In a unit, a type with a member from an anonymous namespace looks as if a header defined it.
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
 endfunction()
 
-# hl_area(NAME core DEPS ...): one static library per area from every .cc (and .cu with CUDA) below
-# src/<area>.
+# hl_area(NAME core DEPS ... [EXCLUDE regex ...]): the static library hl_core from every .cc (and .cu with
+# CUDA) below src/core.
 function(hl_area)
   cmake_parse_arguments(A "" "NAME" "DEPS;EXCLUDE" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cc)
@@ -91,17 +92,16 @@ function(hl_area)
   hl_compile_folders_as_one(hl_${A_NAME} "${sources}")
 endfunction()
 
-# For what takes longer to compile than to run: tests, the command line, and the areas whose time goes
-# to libraries. With GCC -Og takes three quarters of -O1's time. For what runs between kernels: a
-# decoding step takes 8 % longer with -Og. No bit depends on either: nothing in these areas is compiled
-# for fused multiply-adds.
+# HALFLIFE_QUICK_TO_COMPILE is for code that takes longer to compile than to run: tests, the command line,
+# and areas that spend their time in libraries. With GCC, -Og compiles in three quarters of the time of -O1.
+# HALFLIFE_BETWEEN_KERNELS is for code that runs between kernels: a decoding step takes 8 % longer with -Og.
+# Neither changes a bit of a result, because these areas are not compiled with fused multiply-adds.
 set(release_cxx $<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>)
 set(HALFLIFE_QUICK_TO_COMPILE $<${release_cxx}:$<IF:$<CXX_COMPILER_ID:GNU>,-Og,-O1>>)
 set(HALFLIFE_BETWEEN_KERNELS $<${release_cxx}:-O1>)
 
-# Seconds after which a test is taken to hang, by its label: some five times what the longest of
-# them takes on two slow cores that have other work. They guard against a hang, not against a slow
-# machine: no test has a limit of its own.
+# Seconds after which a test is considered to hang, by label: about five times what the slowest one takes on
+# two slow, busy cores. They guard against hangs, not against slow machines. No test has its own limit.
 set(HALFLIFE_TIMEOUT_unit 1500)
 set(HALFLIFE_TIMEOUT_emulated 1800)
 set(HALFLIFE_TIMEOUT_mpi 1500)
@@ -181,8 +181,8 @@ macro(hl_join_test program sources)
   endforeach()
 endmacro()
 
-# hl_mpi_test(NAME bucket_mpi_test RANKS 2 4 LIBS hl_dist): the binary brings its own main (MPI) and
-# runs once per count.
+# hl_mpi_test(NAME bucket_mpi_test RANKS 2 4 LIBS hl_dist): a program with its own main, which CTest runs
+# under mpirun once per number of ranks.
 function(hl_mpi_test)
   cmake_parse_arguments(T "" "NAME" "SOURCES;LIBS;RANKS" ${ARGN})
   if(NOT T_SOURCES)
@@ -190,8 +190,8 @@ function(hl_mpi_test)
   endif()
   add_executable(${T_NAME} ${T_SOURCES})
   hl_test_program(${T_NAME} ${T_LIBS})
-  # A directory for mpirun's session each: in a shared one, a run that ends removes what another is
-  # entering.
+  # Each test has its own session directory for mpirun: in a shared one, a run that ends removes files that
+  # another run is about to use.
   foreach(ranks ${T_RANKS})
     add_test(NAME ${T_NAME}_${ranks}
       COMMAND ${MPIEXEC_EXECUTABLE} -n ${ranks} --oversubscribe --bind-to none $<TARGET_FILE:${T_NAME}> --ranks=${ranks})

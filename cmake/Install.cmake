@@ -4,15 +4,16 @@
 #   PREFIX/lib/halflife       the module for SentencePiece, which the engine loads on first use
 #   PREFIX/share/halflife     launch/ (mpirun and Slurm scripts, recipes, sweeps), docs/, README.md
 #
-# These places are fixed relative to each other, so PREFIX can be moved. LibTorch and the other
-# libraries are not installed: the engine loads them from the absolute paths of the build.
+# The files find each other by relative paths, so PREFIX can be moved. LibTorch and the other libraries are
+# not installed: the engine loads them from the absolute paths of the build.
 set(installed_modules lib/halflife)
 set(installed_rpath "$ORIGIN/../${installed_modules}")
 if(HALFLIFE_WITH_CUDA)
   get_filename_component(nccl_dir ${Nccl_LIBRARY} DIRECTORY)
   list(APPEND installed_rpath ${nccl_dir})
 endif()
-# The link path adds what is outside this repository; LibTorch adds its own path (FindLibTorch).
+# INSTALL_RPATH_USE_LINK_PATH adds the folders of libraries outside this repository. FindLibTorch adds its
+# own.
 set_target_properties(halflife_engine PROPERTIES
   INSTALL_RPATH "${installed_rpath}" INSTALL_RPATH_USE_LINK_PATH ON)
 

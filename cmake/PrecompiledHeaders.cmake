@@ -1,11 +1,10 @@
-# LibTorch's headers, parsed once for the areas that include them: of the 5 s that a mixer takes to
-# compile, more than 3 are theirs. For the standard library's and JSON's alone it does not pay, as
-# nearly all of the time goes to the code that follows. A set of compile options takes 12 s and 300 MB
-# on disk. A file still includes what it uses: the preset asan, which compiles each by itself and
-# without precompiled headers, fails where one does not; cuda does without them for sources.
+# Precompiles LibTorch's headers for the areas that include them. They take more than 3 of the 5 s that a
+# mixer takes to compile. The headers of the standard library and of JSON alone are not worth it. Each set
+# of compile options costs 12 s and 300 MB on disk. A file must still include what it uses: the preset asan
+# compiles each file separately without precompiled headers and fails otherwise.
 option(HALFLIFE_PRECOMPILED_HEADERS "Parse LibTorch's headers once for the areas that use them" ON)
 
-# Whether LibTorch's headers are in the include path of what links `libraries`.
+# Sets `result` to YES if a target that links the given libraries has LibTorch in its include path.
 function(hl_reaches_libtorch result)
   set(${result} NO PARENT_SCOPE)
   foreach(library ${ARGN})
@@ -25,8 +24,9 @@ function(hl_reaches_libtorch result)
   endforeach()
 endfunction()
 
-# hl_precompile_test(TARGET LIBRARIES ...): one precompiled header for all tests that reach LibTorch,
-# with GoogleTest's: they take 3 s to compile in place of 8. An executable's, as tests are.
+# hl_precompile_test(TARGET LIBRARIES ...): tests that reach LibTorch share a precompiled header with
+# GoogleTest's headers, and compile in 3 s instead of 8. The header belongs to an executable, as tests are
+# executables.
 function(hl_precompile_test target)
   hl_reaches_libtorch(reaches ${ARGN})
   if(NOT HALFLIFE_PRECOMPILED_HEADERS OR NOT reaches)
@@ -52,8 +52,8 @@ set(HALFLIFE_TORCH_HEADERS
   <vector> <ATen/Parallel.h> <ATen/TensorOperators.h> <ATen/core/Tensor.h> <ATen/ops/empty.h>
   <ATen/ops/zeros.h>)
 
-# One for all areas that are compiled with the same options. It has a target of its own, as what is
-# defined for it must be defined for all.
+# One precompiled header for all areas with the same compile options. It has a target of its own, because
+# all its users must have the same definitions.
 set(source ${CMAKE_CURRENT_BINARY_DIR}/precompiled.cc)
 file(CONFIGURE OUTPUT ${source} CONTENT "")
 add_library(hl_precompiled OBJECT ${source})
@@ -63,7 +63,7 @@ target_precompile_headers(hl_precompiled PRIVATE ${HALFLIFE_TORCH_HEADERS} <nloh
 foreach(area train eval interop sweep cli)
   target_precompile_headers(hl_${area} REUSE_FROM hl_precompiled)
 endforeach()
-# Another one for those that are compiled for what runs between kernels.
+# A second one for the areas that are compiled with HALFLIFE_BETWEEN_KERNELS.
 target_precompile_headers(hl_ops PRIVATE ${HALFLIFE_TORCH_HEADERS} <nlohmann/json.hpp>)
 foreach(area model infer)
   target_precompile_headers(hl_${area} REUSE_FROM hl_ops)
