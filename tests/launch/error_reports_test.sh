@@ -39,7 +39,7 @@ once() {
 }
 once "a mistyped subcommand" 2 "did you mean 'train'" "$halflife" trian
 once "a mistyped option" 2 "did you mean 'steps'" "${train[@]}" "$folder/new" --set train.stepss=3
-once "sizes that do not fit the ranks" 2 "impossible values" "${train[@]}" "$folder/new" --set train.global_batch=7
+once "sizes that do not fit the ranks" 2 "invalid values" "${train[@]}" "$folder/new" --set train.global_batch=7
 once "no dataset" 3 "there is no dataset" "${train[@]}" "$folder/new" --set "data.path=$folder/nothing"
 
 bash "$run_sh" --ranks 2 -- "${train[@]}" "$folder/run" >"$folder/log" 2>&1

@@ -19,9 +19,9 @@ void ResolveSteps(RunConfig& config, const data::DatasetInfo& dataset) {
                   (order.epoch_end == data::EpochEnd::kFill || order.StepsPerEpoch() > 0),
               "train.max_epochs ", config.train.max_epochs, ": the training split has ",
               order.num_windows, " rows of data.seq_len ", config.data.seq_len,
-              ", which make no step of train.global_batch ", config.train.global_batch,
+              ", which do not fill a step of train.global_batch ", config.train.global_batch,
               " with data.epoch_end ", config.data.epoch_end,
-              "; a smaller train.global_batch, or data.epoch_end short would work");
+              ". Use a smaller train.global_batch, or data.epoch_end short.");
   config.train.steps = order.StepsOf(config.train.max_epochs);
 }
 

@@ -1,4 +1,4 @@
-// Runs that are told in epochs: how many steps that makes, and which steps end one.
+// Runs whose length is given in epochs: how many steps that makes, and which steps end an epoch.
 #pragma once
 
 #include "data/dataset.h"
@@ -7,14 +7,14 @@
 
 namespace halflife::train {
 
-// The order of the training split's samples.
+// Returns the order of the samples of the training split.
 data::SampleOrder OrderOf(const RunConfig& config, const data::DatasetInfo& dataset);
 
-// Sets train.steps to what train.max_epochs makes, where it is given. Error kUsage where the split
-// holds no step.
+// Sets train.steps from train.max_epochs, if that is set. Error kUsage if the training split does
+// not fill a single step.
 void ResolveSteps(RunConfig& config, const data::DatasetInfo& dataset);
 
-// Whether a validation is due after `num_steps` steps, by eval.every or eval.every_epochs.
+// Returns whether a validation is due after `num_steps` steps, by eval.every or eval.every_epochs.
 bool ValidationIsDue(const EvalConfig& config, const data::SampleOrder& order, int64_t num_steps);
 
 }  // namespace halflife::train

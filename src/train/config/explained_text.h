@@ -1,4 +1,4 @@
-// A recipe that says of every field what it is.
+// A recipe as text in which each field has a comment with its meaning.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace halflife::train {
 
-// ToText, and behind each value, or above where it would be long, "# " and what the schema says of
-// the field. It is a recipe, too.
+// Returns ToText(config) with a comment ("# " and the help of the schema) behind each value, or
+// above it if the line would be too long. The result is a valid recipe.
 std::string ExplainedText(const RunConfig& config);
 
 }  // namespace halflife::train

@@ -1,6 +1,6 @@
-// Names that other trainers give to what a recipe sets, and names of what halflife does not have.
-// An error about an unknown name answers with the field, the option or the nearest thing that
-// exists. docs/not_here.md lists what does not exist, row for row.
+// Names of other trainers for fields of a recipe, and names of features that halflife does not
+// have. The error for an unknown name suggests the field, the option or the nearest feature that
+// exists. docs/not_here.md lists the missing features, row for row.
 //
 //   if (const ForeignName* foreign = FindForeignName("optimizer", "learning_rate"))
 //     HL_FAIL(ExitCode::kUsage, AnswerTo(*foreign, RecipeForm::kFile));  // "Use optimizer { lr ...
@@ -16,10 +16,10 @@ namespace halflife::train {
 struct ForeignName {
   // Lower case, separated by ", ". "optimizer.type" is only `type` within the block `optimizer`.
   const char* names;
-  // A field, "optimizer.lr"; an option, "train --run"; or empty: halflife has no such thing.
+  // A field ("optimizer.lr") or an option ("train --run"). Empty: halflife does not have it.
   const char* place;
   const char* example;  // A value that `place` accepts, in protobuf's text format.
-  const char* advice;   // Sentences that follow; may be empty unless `place` is.
+  const char* advice;   // Sentences that follow. Must not be empty if `place` is empty.
 
   std::vector<std::string> Names() const;
   bool is_missing() const { return *place == '\0'; }
@@ -30,15 +30,15 @@ enum class RecipeForm { kFile, kSet };
 
 std::span<const ForeignName> ForeignNames();
 
-// `block` is the path of the block that holds the name; empty for the recipe itself. Ignores case
-// and treats '-' as '_'. Null for a name that the table does not have.
+// Finds a name. `block` is the path of the block that contains it, empty for the recipe itself.
+// Ignores case and treats '-' as '_'. Returns null if the table does not have the name.
 const ForeignName* FindForeignName(const std::string& block, const std::string& name);
 
-// "Use optimizer { lr: 3e-4 }." or "halflife does not support it. Use gla."
+// Returns for example "Use optimizer { lr: 3e-4 }." or "halflife does not support it. Use gla."
 std::string AnswerTo(const ForeignName& foreign, RecipeForm form);
 
-// A field as the reader writes it: "optimizer { lr: 3e-4 }" or "--set optimizer.lr=3e-4". A value
-// that begins with '{' is a block.
+// Formats a field in the form that the reader uses: "optimizer { lr: 3e-4 }" or "--set
+// optimizer.lr=3e-4". A value that begins with '{' is a block.
 std::string WrittenField(const std::string& path, const std::string& value, RecipeForm form);
 
 }  // namespace halflife::train

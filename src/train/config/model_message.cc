@@ -41,7 +41,8 @@ void ReadOptions(const pb::Message& message, model::PartOptions& options) {
   for (model::Option& option : options.Fields()) {
     const pb::FieldDescriptor& field = FieldOf(*message.GetDescriptor(), option.name);
     if (!message.GetReflection()->HasField(message, &field)) continue;
-    HL_CHECK(option.Set(Get(message, field)), "option ", option.name, " is no ", field.type_name());
+    HL_CHECK(option.Set(Get(message, field)), "option ", option.name, " is not a ",
+             field.type_name());
   }
 }
 
@@ -50,7 +51,7 @@ void WriteOptions(model::PartOptions& options, pb::Message& message) {
     std::visit(Setter{message, FieldOf(*message.GetDescriptor(), option.name)}, option.value());
 }
 
-// The choice of a part: a message with one oneof of variants.
+// Reads the choice of a part: a message with one oneof of variants.
 void ReadPart(const pb::Message& choice, model::PartConfig& part) {
   const pb::Reflection& reflection = *choice.GetReflection();
   const pb::FieldDescriptor* variant =

@@ -1,6 +1,6 @@
-// A model's configuration between its plain structs and the schema's message. Options are matched
-// by name, so that a new part needs nothing here; that each has its field, and of its type, is what
-// tests/train/config/schema_test.cc checks.
+// Conversion of a model's configuration between its plain structs and the schema's message. Options
+// are matched by name, so a new part needs no change here. tests/train/config/schema_test.cc checks
+// that each option has a field of its type.
 #pragma once
 
 #include "model/config/model_config.h"
@@ -11,9 +11,9 @@ class ModelConfig;
 
 namespace halflife::train {
 
-// Fields that are absent keep the struct's values.
+// Absent fields keep the values of the struct.
 void ReadModel(const proto::ModelConfig& message, model::ModelConfig& config);
-// All fields.
+// Writes all fields.
 void WriteModel(const model::ModelConfig& config, proto::ModelConfig& message);
 
 }  // namespace halflife::train

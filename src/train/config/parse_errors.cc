@@ -28,7 +28,7 @@ bool IsWordCharacter(char c) {
   return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
 }
 
-// A block that is open at some place of a text, and where each name in it was first given.
+// A block that is open at some position of a text, and where each name in it first occurs.
 struct OpenBlock {
   std::string name;
   std::map<std::string, size_t> places;
@@ -41,7 +41,7 @@ size_t EndOfString(const std::string& text, size_t begin) {
   return std::min(end + 1, text.size());
 }
 
-// The blocks that are open at `end`, outermost first; the first is the text itself.
+// Returns the blocks that are open at `end`, outermost first. The first is the text itself.
 std::vector<OpenBlock> FindOpenBlocks(const std::string& text, size_t end) {
   std::vector<OpenBlock> open(1);
   std::string last;
@@ -70,7 +70,7 @@ std::vector<OpenBlock> FindOpenBlocks(const std::string& text, size_t end) {
 }
 
 size_t OffsetOf(const std::string& text, int line, int column) {
-  constexpr int kTabWidth = 8;  // of protobuf's tokenizer
+  constexpr int kTabWidth = 8;  // The tab width of protobuf's tokenizer.
   size_t offset = 0;
   for (; line > 0 && offset < text.size(); --line)
     offset = std::min(text.find('\n', offset), text.size() - 1) + 1;
@@ -105,7 +105,8 @@ class Explainer {
   }
 
  private:
-  // Sets the message and the path of the innermost open block; null where the text names none.
+  // Sets the message and the path of the innermost open block, or null if the text names no such
+  // block.
   void ResolveBlock() {
     block_ = &parsed_.message;
     path_ = parsed_.path;
@@ -118,7 +119,7 @@ class Explainer {
 
   bool Match(const char* pattern) { return std::regex_search(words_, match_, std::regex(pattern)); }
 
-  // "2:3: " in a file; nothing for --set, which is one line.
+  // Returns "2:3: " for a file and "" for --set, which is one line.
   std::string Place() const {
     if (parsed_.form == RecipeForm::kSet) return "";
     const size_t line_begin = at_ == 0 ? 0 : text_.rfind('\n', at_ - 1) + 1;
@@ -127,14 +128,14 @@ class Explainer {
   int64_t LineOf(size_t offset) const {
     return std::count(text_.begin(), text_.begin() + static_cast<int64_t>(offset), '\n') + 1;
   }
-  // ", on lines 1 and 3"
+  // Returns for example ", on lines 1 and 3".
   std::string OnLines(size_t first, size_t second) const {
     if (parsed_.form == RecipeForm::kSet) return "";
     if (LineOf(first) == LineOf(second)) return Concat(", on line ", LineOf(first));
     return Concat(", on lines ", LineOf(first), " and ", LineOf(second));
   }
 
-  // protobuf's place may be behind a word; this moves to the beginning of the word.
+  // protobuf may report a position after a word. Moves to the beginning of the word.
   void MoveTo(const std::string& name) {
     const size_t found = at_ == 0 ? std::string::npos : text_.rfind(name, at_ - 1);
     if (found != std::string::npos) at_ = found;
@@ -172,13 +173,14 @@ class Explainer {
                   OnLines(place(first), at_), ". Keep one of them.");
   }
 
-  // The text before at_, only its end: std::regex needs stack for each character.
+  // Returns the end of the text before at_. Only the end, because std::regex needs stack for each
+  // character.
   std::string Before() const {
     const size_t begin = at_ - std::min<size_t>(at_, 200);
     return text_.substr(begin, at_ - begin);
   }
 
-  // The name of the field whose value, or part of a list of values, begins at at_.
+  // Returns the name of the field whose value, or part of a list of values, begins at at_.
   std::string NameBefore() const {
     const std::string before = Before();
     std::smatch match;
@@ -187,7 +189,7 @@ class Explainer {
                : "";
   }
 
-  // The value at at_: a string with its quotes, or what reaches to a space or a bracket.
+  // Returns the value at at_: a string with its quotes, or the characters up to a space or bracket.
   std::string Token() const {
     if (at_ >= text_.size()) return "";
     if (text_[at_] == '"' || text_[at_] == '\'')
@@ -200,7 +202,7 @@ class Explainer {
     return text_.substr(at_, end - at_);
   }
 
-  // A field with one value or a list of them, whose value is of another type.
+  // Explains a value of the wrong type for a field with one value or a list.
   std::string Value() {
     if (words_.starts_with("String literals")) return "";
     if (Match(R"re(^Invalid value for boolean field "\w+"\. Value: "(\w+)")re")) MoveTo(match_[1]);
@@ -242,7 +244,7 @@ class Explainer {
     return Concat(wanted, ", not ", token, ".");
   }
 
-  // JSON, YAML and TOML.
+  // Explains JSON, YAML and TOML.
   std::string OtherFormat() {
     const char* const example =
         parsed_.root.GetDescriptor()->name() == "Sweep" ? kSweepExample : kRecipeExample;
@@ -250,7 +252,7 @@ class Explainer {
     const bool is_file = parsed_.form == RecipeForm::kFile;
     if (Match(R"(^Expected identifier, got: ["'])") ||
         (is_file && first != std::string::npos && text_[first] == '{'))
-      return Concat("this is JSON, which is not read. Write names without quotes",
+      return Concat("this is JSON, not protobuf text. Write names without quotes",
                     is_file ? " and no braces around the whole file" : "",
                     ". For example:", example);
     const std::string rest = text_.substr(at_, 3);
@@ -258,16 +260,16 @@ class Explainer {
                           std::regex_search(Before(), std::regex(R"(:[ \t]*(#[^\n]*)?\r?\n\s*$)"));
     if (indented || rest == "---" || rest.starts_with("- "))
       return Concat(
-          "this is YAML, which is not read. Write the fields of a block in braces, and a "
+          "this is YAML, not protobuf text. Write the fields of a block in braces, and a "
           "list in brackets. For example:",
           example);
     if (Match(R"re(^Extension "([\w.]+)" is not defined)re"))
-      return Concat("this is TOML, which is not read. Write ", match_[1].str(),
-                    " { ... } in the place of a section. For example:", example);
+      return Concat("this is TOML, not protobuf text. Write ", match_[1].str(),
+                    " { ... } instead of a section. For example:", example);
     return "";
   }
 
-  // A value where a block is wanted: `mixer: "gla"`, `optimizer: 3`.
+  // Explains a value in place of a block: `mixer: "gla"`, `optimizer: 3`.
   std::string ValueOfBlock() {
     if (!Match(R"re(^Expected "\{", found "([^]*)"\.$)re") || block_ == nullptr) return "";
     const std::string found = match_[1], value = Unquoted(found);
@@ -288,7 +290,7 @@ class Explainer {
     return text;
   }
 
-  // The name that ends before at_, without a colon or with one.
+  // Returns the name that ends before at_, with or without a colon.
   std::string NameOfBlock() const {
     size_t end = at_;
     while (end > 0 && (IsSpace(text_[end - 1]) || text_[end - 1] == ':')) --end;
@@ -318,10 +320,10 @@ class Explainer {
 
   const ParsedText& parsed_;
   const std::string& text_;
-  const std::string& words_;  // protobuf's own
-  size_t at_;                 // where the error is
+  const std::string& words_;  // The message of protobuf.
+  size_t at_;                 // The position of the error.
   std::vector<OpenBlock> open_;
-  const pb::Descriptor* block_;  // of the innermost of them
+  const pb::Descriptor* block_;  // The message of the innermost open block.
   std::string path_;
   std::smatch match_;
 };

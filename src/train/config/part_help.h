@@ -1,5 +1,5 @@
-// What there is to say of each part of a model, as plain structs: `halflife mixers` prints it.
-// Names, types, defaults and choices are the registries', words are the schema's.
+// Help for the parts of a model as plain structs, for `halflife mixers`. Names, types, defaults and
+// choices come from the registries. The texts come from the schema.
 //
 //   for (const KindHelp& kind : HelpOfParts())
 //     for (const VariantHelp& variant : kind.variants) Print(variant.name, variant.summary);
@@ -16,22 +16,22 @@ struct OptionHelp {
   std::string name, type;  // "bool", "int", "number" or "word"
   model::OptionValue usual;
   std::string meaning;
-  std::vector<std::string> choices;  // of a word; empty: any
+  std::vector<std::string> choices;  // Allowed words. Empty: any value of the type.
 };
 
 struct VariantHelp {
   std::string name, summary;
-  std::string equation;  // of mixers, else empty
+  std::string equation;  // Only mixers have one.
   std::vector<OptionHelp> options;
 };
 
 struct KindHelp {
-  std::string name;   // "mixer", as in recipes
-  std::string usual;  // the variant of a model that does not say
+  std::string name;   // As in recipes, for example "mixer".
+  std::string usual;  // The default variant.
   std::vector<VariantHelp> variants;
 };
 
-// Every kind of part that has variants, as recipes order them.
+// Returns every kind of part that has variants, in the order of recipes.
 std::vector<KindHelp> HelpOfParts();
 
 }  // namespace halflife::train

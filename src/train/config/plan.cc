@@ -12,14 +12,15 @@
 namespace halflife::train {
 namespace {
 
-// Why positions that rows are told in place of their own would not reach the model; empty: they do.
+// Returns why the position ids of data.positions would not reach the model. Empty if they do.
 std::string WhyNotTold(const model::LanguageModel& model) {
   const bool in_attention = model.positions().in_attention();
   for (int64_t layer = 0; in_attention && layer < model.config().num_layers; ++layer) {
     const model::MixerTraits traits = model.block(layer).mixer().traits();
-    // Counted token by token, distances would stay the rows' own.
+    // Distances that are counted in tokens would ignore the position ids.
     if (traits.takes_positions && !traits.reads_told_positions)
-      return Concat("model.positions ", model.config().positions.name(), " count distances");
+      return Concat("model.positions ", model.config().positions.name(),
+                    " counts distances in tokens");
   }
   const bool read = model.positions().reads_told_positions() ||
                     model.AnyLayerHas(&model::MixerTraits::reads_told_positions);
@@ -30,15 +31,15 @@ void RequireTold(const data::RowPositionsConfig& told, const model::LanguageMode
   if (told.plain()) return;
   const std::string why_not = WhyNotTold(model);
   HL_CHECK_AS(ExitCode::kUsage, why_not.empty(), "data.positions: ", told.kind,
-              "; use plain: ", why_not, ", so the model would not see other positions");
+              ". Use plain: ", why_not, ", so the model would not see other positions.");
   const int64_t most = model.positions().max_positions();
   HL_CHECK_AS(ExitCode::kUsage, most == 0 || told.length <= most,
-              "data.positions_length: ", told.length, "; use at most max_positions of the ",
+              "data.positions_length: ", told.length, ". Use at most max_positions of the ",
               model.config().positions.name(), " table, ", most);
 }
 
-// A run on a dataset without a validation split does not validate. Refuses the settings that depend
-// on a validation.
+// A run on a dataset without a validation split does not validate. Refuses settings that need a
+// validation.
 void RequireValidationSplit(const RunConfig& config, const data::DatasetInfo& dataset) {
   if (HasValidationSplit(config, dataset)) return;
   std::vector<std::string> needs;
@@ -101,17 +102,18 @@ void RequireRows(const RunConfig& config, const model::LanguageModel& model,
   const int64_t most = model.max_positions();
   HL_CHECK_AS(ExitCode::kUsage, most == 0 || config.data.seq_len <= most, "data.seq_len is ",
               config.data.seq_len, ", beyond ", model.LimitOfPositions(),
-              "; a data.seq_len of at most ", most, " would work");
+              ". Use a data.seq_len of at most ", most, ".");
   const std::string whole = model.LayerOfWholeRows();
   const ParallelConfig& parallel = config.parallel;
   const char* const field = parallel.row_field();
   HL_CHECK_AS(ExitCode::kUsage, parallel.row_ranks() == 1 || whole.empty(), field, " ",
               parallel.row_ranks(), ": ", whole,
-              " mixes whole rows and cannot have one on several ranks; ", field, " 1, or a mixer ",
-              "with a state that passes on, e.g. gla, would work");
+              " mixes whole rows and cannot split a row over several ranks. Use ", field,
+              " 1, or a mixer ", "with a state, for example gla.");
   HL_CHECK_AS(ExitCode::kUsage, parallel.row_ranks() == 1 || !model.objective().classifier(), field,
               " ", parallel.row_ranks(), ": objective ", config.model.objective.name(),
-              " reads whole documents, and no rank would have one; ", field, " 1 would work");
+              " reads whole documents, and no rank would have a whole document. Use ", field,
+              " 1.");
   RequireTold(config.data.positions, model);
   if (dataset == nullptr) return;
   HL_CHECK_AS(ExitCode::kUsage, config.data.reset_at_documents || !dataset->has_rows(),
@@ -125,15 +127,14 @@ void RequireRows(const RunConfig& config, const model::LanguageModel& model,
                                   : "text that is one document (`prepare --documents file`), "
                                     "data.reset_at_documents=false, or ",
               "a mixer whose state restarts with a document, e.g. gla.");
-  // As eval/validation has it.
+  // The same condition as in eval/validation.
   const bool has_accuracy = dataset->has_rows() || !model.objective().predicts_next_token();
-  HL_CHECK_AS(ExitCode::kUsage,
-              has_accuracy || config.ckpt.store.retention.keep_best != "val_error",
-              "ckpt.keep_best: val_error; use val_loss or loss: text by its next tokens has no "
-              "accuracy, which labelled rows and objective masked_token have");
+  HL_CHECK_AS(
+      ExitCode::kUsage, has_accuracy || config.ckpt.store.retention.keep_best != "val_error",
+      "ckpt.keep_best: val_error. Use val_loss or loss: next-token prediction on text has no "
+      "accuracy. Labelled rows and the objective masked_token have one.");
   HL_CHECK_AS(ExitCode::kUsage, config.eval.split != "test" || dataset->has_rows(),
-              "eval.split is 'test', and text has no test split; eval.split 'validation' would "
-              "work");
+              "eval.split is 'test', and text has no test split. Use eval.split 'validation'.");
   RequireValidationSplit(config, *dataset);
 }
 
@@ -142,7 +143,7 @@ void RequireDataset(const RunConfig& config, const model::LanguageModel& model,
   const int64_t vocab = dataset.info().vocab_size;
   HL_CHECK_AS(ExitCode::kUsage, config.model.vocab_size >= vocab, "model.vocab_size ",
               config.model.vocab_size, " is smaller than the dataset's vocabulary of ", vocab, " (",
-              dataset.folder().string(), "). Leave it out to take the dataset's.");
+              dataset.folder().string(), "). Remove the field to use the dataset's.");
   RequireRows(config, model, &dataset.info());
   const data::SampleOrder order = OrderOf(config, dataset.info());
   const int64_t num_tokens = dataset.info().train.num_tokens;
@@ -151,13 +152,13 @@ void RequireDataset(const RunConfig& config, const model::LanguageModel& model,
               " tokens, fewer than data.seq_len + 1 = ", config.data.seq_len + 1,
               ". Prepare more text, or use a data.seq_len of at most ",
               std::max<int64_t>(num_tokens - 1, 1), ".");
-  HL_CHECK_AS(ExitCode::kUsage,
-              order.epoch_end != data::EpochEnd::kDrop || order.StepsPerEpoch() > 0,
-              "the training split of ", dataset.folder().string(), " has ", order.num_windows,
-              " rows, fewer than train.global_batch ", config.train.global_batch,
-              ", and data.epoch_end drop leaves out what fills no step. Use a train.global_batch "
-              "of at most ",
-              order.num_windows, ", or data.epoch_end short.");
+  HL_CHECK_AS(
+      ExitCode::kUsage, order.epoch_end != data::EpochEnd::kDrop || order.StepsPerEpoch() > 0,
+      "the training split of ", dataset.folder().string(), " has ", order.num_windows,
+      " rows, fewer than train.global_batch ", config.train.global_batch,
+      ", and data.epoch_end drop leaves out rows that do not fill a step. Use a train.global_batch "
+      "of at most ",
+      order.num_windows, ", or data.epoch_end short.");
   if (HasValidationSplit(config, dataset.info()))
     eval::RequireWindows(data::ViewOf(dataset, data::SplitOf(config.eval.split)),
                          config.data.seq_len);
@@ -165,10 +166,11 @@ void RequireDataset(const RunConfig& config, const model::LanguageModel& model,
 }
 
 void RequireSlicesOn(Device device, const RunConfig& config) {
-  HL_CHECK_AS(ExitCode::kUsage, !device.is_cuda() || config.parallel.slices == 0,
-              "parallel.slices ", config.parallel.slices,
-              ": on a GPU sums are in NCCL's order, whatever the slices; parallel.slices 0, or "
-              "train.device 'cpu', would work");
+  HL_CHECK_AS(
+      ExitCode::kUsage, !device.is_cuda() || config.parallel.slices == 0, "parallel.slices ",
+      config.parallel.slices,
+      ": on a GPU, NCCL determines the order of sums, whatever the slices. Use parallel.slices "
+      "0, or train.device 'cpu'.");
 }
 
 void ValidateForPlan(RunConfig config, int world_size) {

@@ -17,7 +17,7 @@ namespace {
 
 namespace pb = google::protobuf;
 
-// Keeps the first error of a parser. Later ones mostly follow from it.
+// Keeps the first error of a parser. Later errors are usually consequences of it.
 class FirstError : public pb::io::ErrorCollector {
  public:
   void AddError(int line, pb::io::ColumnNumber column, const std::string& message) override {
@@ -29,7 +29,7 @@ class FirstError : public pb::io::ErrorCollector {
   std::optional<ParserError> error_;
 };
 
-// Runs `parse(parser)`, which returns whether it succeeded. `name` begins the message of the error.
+// Runs `parse(parser)`, which returns whether it succeeded. The error message begins with `name`.
 template <typename Parse>
 void WithErrors(const std::string& name, const ParsedText& parsed, const Parse& parse) {
   FirstError errors;
@@ -54,13 +54,13 @@ std::string Quoted(const std::string& value) {
   return text + "\"";
 }
 
-// One `--set path=value`, taken a name at a time from the root to the field.
+// Applies one `--set path=value`, following the names from the root to the field.
 class Override {
  public:
   Override(const std::string& text, pb::Message& root) : text_(text), root_(root), message_(&root) {
     const size_t equals = text.find('=');
     HL_CHECK_AS(ExitCode::kUsage, equals != std::string::npos && equals > 0, "--set '", text,
-                "' is not path=value, e.g. --set optimizer.lr=3e-4");
+                "' is not path=value. Write for example --set optimizer.lr=3e-4.");
     path_ = text.substr(0, equals);
     value_ = text.substr(equals + 1);
   }
@@ -105,7 +105,7 @@ class Override {
 
   void Descend(const pb::FieldDescriptor& field) {
     Check(!field.is_repeated(), "'", field.name(),
-          "' is a list, and only a whole one can be set: ", kListExample);
+          "' is a list, and only a whole list can be set: ", kListExample);
     Check(field.cpp_type() == pb::FieldDescriptor::CPPTYPE_MESSAGE, "'", field.name(),
           "' has no fields");
     const pb::Reflection& reflection = *message_->GetReflection();
@@ -113,8 +113,8 @@ class Override {
       const pb::FieldDescriptor* chosen = reflection.GetOneofFieldDescriptor(*message_, variants);
       const size_t end = path_.find("." + field.name() + ".");
       Check(chosen == nullptr || chosen == &field, "the recipe has ",
-            chosen == nullptr ? "" : chosen->name(), " there; --set ", path_.substr(0, end), "=",
-            field.name(), " before it would take ", field.name(), " with its defaults");
+            chosen == nullptr ? "" : chosen->name(), " there. Add --set ", path_.substr(0, end),
+            "=", field.name(), " before it to select ", field.name(), " with its defaults.");
     }
     message_ = reflection.MutableMessage(message_, &field);
     found_ = PathBelow(found_, field.name());
@@ -125,7 +125,7 @@ class Override {
     const bool is_message = field.cpp_type() == pb::FieldDescriptor::CPPTYPE_MESSAGE;
     if (field.is_repeated() || (is_message && value_.starts_with("{"))) {
       Check(!field.is_repeated() || value_.starts_with("["), "'", field.name(),
-            "' is a list; write ", kListExample);
+            "' is a list. Write ", kListExample);
       reflection.ClearField(message_, &field);
       return Merge(field, value_);
     }
@@ -133,7 +133,7 @@ class Override {
     const pb::Descriptor& group = *field.message_type();
     const ForeignName* foreign = FindForeignName(path_, value_);
     Check(VariantsOf(group) != nullptr, "'", field.name(),
-          "' is a group; set one of its fields: ", Join(FieldNames(group), ", "),
+          "' is a group. Set one of its fields: ", Join(FieldNames(group), ", "),
           foreign != nullptr && foreign->is_missing()
               ? Concat(". About '", value_, "': ", AnswerTo(*foreign, RecipeForm::kSet))
               : "");
@@ -144,7 +144,7 @@ class Override {
     choice->GetReflection()->MutableMessage(choice, variant);
   }
 
-  // `value` in the text format.
+  // Merges `value` in the text format.
   void Merge(const pb::FieldDescriptor& field, const std::string& value) {
     const std::string text = Concat(field.name(), ": ", value);
     WithErrors(
@@ -163,11 +163,11 @@ class Override {
   const std::string& text_;
   const pb::Message& root_;
   std::string path_, value_;
-  pb::Message* message_;  // that the names so far lead to
-  std::string found_;     // its path
+  pb::Message* message_;  // The message that the names so far lead to.
+  std::string found_;     // The path of message_.
 };
 
-// Empties the lists of `message` that a text gives a value: `hybrid: []` leaves no other trace.
+// Empties the lists of `message` that a text sets. `hybrid: []` leaves no other trace.
 void ClearGivenLists(const pb::TextFormat::ParseInfoTree& given, pb::Message& message) {
   const pb::Descriptor& descriptor = *message.GetDescriptor();
   const pb::Reflection& reflection = *message.GetReflection();

@@ -17,8 +17,8 @@ namespace {
 
 namespace pb = google::protobuf;
 
-// One list of fields serves both directions: `direction(has, get, set, value)` copies message ->
-// struct or back.
+// One list of fields serves both directions. `direction(has, get, set, value)` copies from the
+// message to the struct or back.
 struct ReadFields {
   template <typename Message, typename Has, typename Get, typename Set, typename Value>
   void operator()(Message& message, Has has, Get get, Set, Value& value) const {
@@ -126,14 +126,14 @@ proto::RunConfig ToMessage(const RunConfig& config) {
   return message;
 }
 
-// As checkpoints have always held numbers: 17 digits name each double.
+// Checkpoints store numbers with 17 digits, which identify each double.
 std::string ExactText(double value) {
   char text[32];
   std::snprintf(text, sizeof text, "%.17g", value);
   return text;
 }
 
-// A field that holds a value, or one entry of a list.
+// The text of a field that holds a value, or of one entry of a list.
 std::string TextOfLeaf(const pb::Message& message, const pb::FieldDescriptor& field, int index) {
   const pb::Reflection& reflection = *message.GetReflection();
   if (field.cpp_type() == pb::FieldDescriptor::CPPTYPE_STRING && index < 0)
@@ -146,7 +146,7 @@ std::string TextOfLeaf(const pb::Message& message, const pb::FieldDescriptor& fi
 using LeafVisitor = std::function<void(const std::string& name, const pb::Message& message,
                                        const pb::FieldDescriptor& field, int index)>;
 
-// Every value that is set, by its path: entries of lists by their number,
+// Visits every value that is set, with its path. Entries of lists have their number in the path:
 // "model.hybrid.0.layers.1".
 void VisitLeaves(const pb::Message& message, const std::string& prefix,
                  const LeafVisitor& visitor) {
@@ -171,15 +171,16 @@ void VisitLeaves(const pb::Message& message, const std::string& prefix,
   }
 }
 
-// The config of a finished run holds both numbers, so a recipe may, too. But who sets steps later,
-// where max_epochs decides, expects that they count. `given` says where steps were set.
+// The config of a finished run contains both numbers, so a recipe may too. But a user who sets
+// steps later, although max_epochs decides, expects them to take effect. `given` says where steps
+// were set.
 void RequireStepsThatCount(const proto::RunConfig& message, const std::string& given,
                            int64_t steps) {
   HL_CHECK_AS(ExitCode::kUsage, message.train().max_epochs() == 0, given, "train.steps=", steps,
               " would be ignored: train.max_epochs ", message.train().max_epochs(),
-              " decides how long the run is; with --set train.max_epochs=0",
+              " decides how long the run is. Use --set train.max_epochs=0",
               message.schedule().per_epoch() ? " and --set schedule.per_epoch=false" : "",
-              " train.steps counts");
+              " to make train.steps count.");
 }
 
 void RequireOverridesThatCount(const proto::RunConfig& message,
@@ -196,7 +197,7 @@ struct RecipeText {
   std::string name, text;
 };
 
-// A later recipe is a file of changes, so its steps must count.
+// A later recipe is a file of changes, so its steps must take effect.
 void RequireChangesThatCount(const proto::RunConfig& message,
                              const std::vector<RecipeText>& recipes) {
   for (size_t i = 1; i < recipes.size(); ++i) {
@@ -268,7 +269,7 @@ std::map<std::string, std::string> FlatFields(const RunConfig& config) {
 std::map<std::string, std::string> TrajectoryFields(const RunConfig& config) {
   std::map<std::string, std::string> fields;
   proto::RunConfig message = ToMessage(config);
-  message.clear_model();  // a checkpoint compares it by its own form, model::ToJson
+  message.clear_model();  // A checkpoint compares the model in the form of model::ToJson.
   VisitLeaves(message, "",
               [&](const std::string& name, const pb::Message& owner,
                   const pb::FieldDescriptor& field, int index) {

@@ -1,6 +1,6 @@
-// A recipe, resolved: files in order, then `--set path=value` overrides, then one validation that
-// lists every problem at once. The schema and its names are proto/halflife/; protobuf stays in this
-// folder's .cc files.
+// A recipe and its resolved configuration: files in order, then `--set path=value` overrides, then
+// one validation that lists all problems. The schema is in proto/halflife/. Only the .cc files of
+// this folder include protobuf.
 //
 //   const RunConfig config =
 //       LoadRunConfig("launch/recipes/gla_340m.textproto", {"optimizer.lr=3e-4"});
@@ -25,15 +25,15 @@ struct DataConfig {
   int64_t seq_len = 512;
   int prefetch = 4;
   std::string epoch_end = "fill";
-  data::RowPositionsConfig positions;  // of training rows; all else has plain ones
-  bool reset_at_documents = true;      // as data::TokenView; false is for text only
+  data::RowPositionsConfig positions;  // Of training rows. All other rows have plain positions.
+  bool reset_at_documents = true;      // As in data::TokenView. false is only for text.
 };
 
 struct OptimizerConfig {
   double lr = 3e-4;
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
   double weight_decay = 0.1;
-  double clip_norm = 1.0;  // 0: off
+  double clip_norm = 1.0;  // 0: no clipping.
   bool decay_all = false;
 };
 
@@ -72,10 +72,10 @@ struct SaveConfig {
   bool background = true;
   ckpt::StoreConfig store;
 
-  // keep_best names a metric of validations, so one that is the best so far is saved.
+  // keep_best names a metric of validations, so the run saves after each best validation so far.
   bool keeps_best_validation() const { return store.retention.keep_best.starts_with("val_"); }
-  // The saves at intervals and of the best validations, from a copy; the last one of a run is
-  // written while training waits.
+  // Periodic saves and saves of the best validation are written from a copy, during training.
+  // Training waits for the last save of a run.
   bool saves_beside_training() const {
     return background && (every > 0 || keeps_best_validation());
   }
@@ -83,24 +83,25 @@ struct SaveConfig {
 
 struct ParallelConfig {
   int zero_stage = 0;
-  int sp = 1;      // processes that share a row
-  int slices = 0;  // of a row; 0: sp
+  int sp = 1;      // Number of processes that share a row.
+  int slices = 0;  // Number of slices of a row. 0: sp.
   std::string grad_reduce = "fp32";
   std::string exchange = "auto";
-  // With zero_stage 2: buckets whose sums may be under way before a further one waits.
+  // With zero_stage 2: number of buckets that may be in reduction before the next one waits.
   static constexpr int kBucketsInFlight = 3;
 
   int64_t first_bucket_bytes = 8 << 20;
   int64_t bucket_bytes = 64 << 20;
 
-  // The ranks of a row, each with a slice of it: what is computed, and all sums, follow from these.
-  // Where they are more than sp, a process is several of them, on as many threads.
+  // Number of ranks that share a row, each with a slice of it. Results and all sums depend on this
+  // number. If it exceeds sp, each process runs several ranks as threads.
   int row_ranks() const { return slices > 0 ? slices : sp; }
   const char* row_field() const { return slices > 0 ? "parallel.slices" : "parallel.sp"; }
   bool has_whole_slices() const { return sp >= 1 && row_ranks() >= 1 && row_ranks() % sp == 0; }
   int ranks_of_process() const { return has_whole_slices() ? row_ranks() / sp : 1; }
-  // Gradients of each micro-batch are summed over ranks, a row's slices first, before micro-batches
-  // are: then it does not matter who takes which rows, or holds which sums.
+  // Gradients of each micro-batch are summed over ranks (first over the slices of a row) before
+  // micro-batches are summed. Results then do not depend on which rank has which rows, or which
+  // sums.
   bool sums_each_micro_batch() const { return slices > 0; }
 };
 
@@ -111,7 +112,7 @@ struct LogConfig {
 
 struct RunConfig {
   DataConfig data;
-  model::ModelConfig model;  // vocab_size 0 until the dataset is known
+  model::ModelConfig model;  // vocab_size is 0 until the dataset is known.
   OptimizerConfig optimizer;
   ScheduleConfig schedule;
   LoopConfig train;
@@ -122,11 +123,11 @@ struct RunConfig {
   LogConfig log;
 };
 
-// A recipe: of several files a later one changes fields of the earlier ones, by the rules of
-// MergeRecipe (recipe_text.h). Does not Validate. Errors, all kUsage:
-// - an unknown name or a wrong value, with file, line and column and what to write instead;
+// Loads a recipe. A later file overrides fields of the earlier ones, by the rules of MergeRecipe
+// (recipe_text.h). Does not call Validate. Errors, all kUsage:
+// - an unknown name or a wrong value, with file, line, column and the correct form;
 // - a --set path that does not exist;
-// - train.steps in a later file or in the overrides, where train.max_epochs leaves it no effect.
+// - train.steps in a later file or in the overrides, if train.max_epochs makes it ineffective.
 RunConfig LoadRunConfig(const std::vector<std::filesystem::path>& files,
                         const std::vector<std::string>& overrides);
 RunConfig LoadRunConfig(const std::filesystem::path& file,
@@ -134,19 +135,19 @@ RunConfig LoadRunConfig(const std::filesystem::path& file,
 RunConfig ParseRunConfig(const std::string& text, const std::string& name_for_errors,
                          const std::vector<std::string>& overrides);
 
-// Every impossible value, all at once: Error kUsage. `world_size` ranks will run it.
+// Throws one Error kUsage with all invalid values. `world_size` is the number of ranks of the run.
 void Validate(const RunConfig& config, int world_size);
 
-// All fields, with their values: what a run and its checkpoints keep. ParseRunConfig(ToText(c)) ==
-// c.
+// Returns all fields with their values, as a run and its checkpoints store them.
+// ParseRunConfig(ToText(c)) equals c.
 std::string ToText(const RunConfig& config);
 
-// Every field with its value as text, flat: "optimizer.lr" -> "0.003", "model.mixer" -> "gla",
-// "model.mixer.gla.num_heads" -> "4", "model.hybrid.0.layers.0" -> "1".
+// Returns every field with its value as text, flat: "optimizer.lr" -> "0.003", "model.mixer" ->
+// "gla", "model.mixer.gla.num_heads" -> "4", "model.hybrid.0.layers.0" -> "1".
 std::map<std::string, std::string> FlatFields(const RunConfig& config);
 
-// The fields outside the model that the schema tags as part of the trajectory, flat ("optimizer.lr"
-// -> "0.003"): equal on resume unless --allow-change names them.
+// Returns the fields outside the model that the schema tags as part of the trajectory, flat
+// ("optimizer.lr" -> "0.003"). They must be equal on resume unless --allow-change names them.
 std::map<std::string, std::string> TrajectoryFields(const RunConfig& config);
 
 }  // namespace halflife::train

@@ -10,19 +10,19 @@
 namespace halflife::train {
 namespace {
 
-// Collects one line per problem: the field, the value met, the values that would work.
+// Collects one line per problem: the field, its value and the allowed values.
 class Problems {
  public:
   template <typename Value>
   void Require(bool ok, const char* field, const Value& met, const std::string& works) {
-    if (!ok) lines_ += Concat("\n  ", field, ": ", met, "; use ", works);
+    if (!ok) lines_ += Concat("\n  ", field, ": ", met, ". Use ", works);
   }
   void OneOf(const char* field, const std::string& met,
              std::initializer_list<const char*> choices) {
     for (const char* choice : choices) {
       if (met == choice) return;
     }
-    lines_ += Concat("\n  ", field, ": '", met, "'; use one of ", Join(choices, ", "));
+    lines_ += Concat("\n  ", field, ": '", met, "'. Use one of ", Join(choices, ", "));
   }
   void Add(const std::string& line) { lines_ += "\n  " + line; }
   const std::string& lines() const { return lines_; }
@@ -45,7 +45,7 @@ void CheckOptimizer(const RunConfig& c, Problems& problems) {
   problems.Require(c.schedule.decay_steps >= 0, "schedule.decay_steps", c.schedule.decay_steps,
                    "a number >= 0");
   problems.Require(!c.schedule.per_epoch || c.train.max_epochs > 0, "schedule.per_epoch", "true",
-                   "false without train.max_epochs, which it counts to");
+                   "false, or set train.max_epochs, the number of epochs of the schedule");
   problems.Require(!c.schedule.per_epoch || c.schedule.warmup_steps == 0, "schedule.warmup_steps",
                    c.schedule.warmup_steps, "0 with schedule.per_epoch");
   problems.Require(!c.schedule.per_epoch || c.schedule.kind != "wsd", "schedule.kind", "wsd",
@@ -59,25 +59,25 @@ void CheckLoop(const RunConfig& c, int world_size, Problems& problems) {
   problems.Require(t.steps >= 1, "train.steps", t.steps, "a number >= 1");
   problems.Require(t.micro_batch >= 1, "train.micro_batch", t.micro_batch, "a number >= 1");
   problems.Require(t.global_batch >= 1, "train.global_batch", t.global_batch, "a number >= 1");
-  // Beyond these no step, or no run, would ever end, and counts would overflow.
+  // Bounds beyond which a step or a run would never end and counts would overflow.
   constexpr int64_t kMostStepTokens = int64_t{1} << 32, kMostRunTokens = int64_t{1} << 62;
   const int64_t most_rows = kMostStepTokens / std::max<int64_t>(c.data.seq_len, 1);
   problems.Require(
       t.global_batch <= most_rows, "train.global_batch", t.global_batch,
-      Concat("at most ", most_rows, " (2^32 tokens a step of rows of ", c.data.seq_len, ")"));
+      Concat("at most ", most_rows, " (2^32 tokens per step, with rows of ", c.data.seq_len, ")"));
   problems.Require(t.steps <= kMostRunTokens / kMostStepTokens, "train.steps", t.steps,
                    Concat("at most ", kMostRunTokens / kMostStepTokens));
   const int64_t most_micro_rows = INT32_MAX / std::max<int64_t>(c.data.seq_len, 1);
   problems.Require(
       c.data.seq_len <= 0 || t.micro_batch <= most_micro_rows, "train.micro_batch", t.micro_batch,
-      Concat("at most ", most_micro_rows, " (micro_batch x seq_len counts in 32 bits)"));
+      Concat("at most ", most_micro_rows, " (micro_batch x seq_len must fit in 32 bits)"));
   if (t.micro_batch >= 1 && t.micro_batch <= most_rows) {
     const int of_row = c.parallel.row_ranks();
     const int sp = of_row >= 1 && world_size % of_row == 0 ? of_row : 1;
     const int64_t unit = t.micro_batch * world_size / sp;
     problems.Require(
         t.global_batch % unit == 0, "train.global_batch", t.global_batch,
-        Concat("a multiple of micro_batch x ranks", sp > 1 ? " / ranks of a row" : "", " = ",
+        Concat("a multiple of micro_batch x ranks", sp > 1 ? " / ranks per row" : "", " = ",
                t.micro_batch, " x ", world_size, sp > 1 ? Concat(" / ", sp) : "", " = ", unit));
   }
   problems.Require(t.z_loss >= 0, "train.z_loss", t.z_loss, "a number >= 0");
@@ -94,24 +94,26 @@ void CheckLoop(const RunConfig& c, int world_size, Problems& problems) {
                    t.stop_at_accuracy, "[0, 1) (0: off)");
   problems.Require(t.stop_at_accuracy == 0 || c.model.objective.name() != "next_token",
                    "train.stop_at_accuracy", t.stop_at_accuracy,
-                   "0 without an objective that has an accuracy whatever the data: labelled, "
-                   "masked_token or classification");
+                   "0, or an objective that always has an accuracy: labelled, masked_token or "
+                   "classification");
   problems.OneOf("train.recompute", t.recompute, {"none", "mixer", "block"});
   problems.Require(t.time_limit_s >= 0, "train.time_limit_s", t.time_limit_s, "a number >= 0");
 }
 
-// What a recording of a micro-batch would hold on to, or never be replayed for.
+// Refuses settings that a recorded CUDA graph cannot replay, or with which it is never replayed.
 void CheckGraphs(const RunConfig& c, int world_size, Problems& problems) {
   if (!c.train.cuda_graphs) return;
   const auto only = [&](bool holds, const char* beside) {
-    problems.Require(holds, "train.cuda_graphs", "true", Concat("false beside ", beside));
+    problems.Require(holds, "train.cuda_graphs", "true", Concat("false with ", beside));
   };
-  only(c.parallel.row_ranks() == 1, "parallel.sp above 1, whose ranks talk within a forward");
-  only(c.parallel.slices == 0, "parallel.slices, which sum each micro-batch over ranks");
-  only(c.parallel.zero_stage < 2, "parallel.zero_stage 2, which sums gradients while it goes back");
-  only(c.data.positions.plain(), "data.positions that are told anew for each row");
+  only(c.parallel.row_ranks() == 1,
+       "parallel.sp above 1: the ranks communicate within a forward pass");
+  only(c.parallel.slices == 0, "parallel.slices: each micro-batch is summed over ranks");
+  only(c.parallel.zero_stage < 2, "parallel.zero_stage 2: gradients are reduced during backward");
+  only(c.data.positions.plain(),
+       "data.positions other than plain: each row has its own position ids");
   only(world_size == 1 || c.train.global_batch / world_size > c.train.micro_batch,
-       "one micro-batch a step on several ranks: the last one is never replayed");
+       "one micro-batch per step on several ranks: the last one is never replayed");
 }
 
 void CheckRowRanks(const RunConfig& c, int world_size, Problems& problems) {
@@ -121,7 +123,7 @@ void CheckRowRanks(const RunConfig& c, int world_size, Problems& problems) {
                    Concat("0 (parallel.sp, ", p.sp, ") or a multiple of it"));
   if (!whole) return;
   problems.Require(p.slices == 0 || p.grad_reduce == "fp32", "parallel.grad_reduce", p.grad_reduce,
-                   "fp32 beside parallel.slices: rounded sums would follow from the mesh");
+                   "fp32 with parallel.slices: rounded sums would depend on the mesh");
   const int processes = world_size / p.ranks_of_process();
   problems.Require(
       p.sp >= 1 && processes % p.sp == 0, "parallel.sp", p.sp,
@@ -156,7 +158,8 @@ void Validate(const RunConfig& config, int world_size) {
   problems.OneOf("data.epoch_end", config.data.epoch_end, {"fill", "short", "drop"});
   CheckRowPositions(config, problems);
   model::ModelConfig model = config.model;
-  if (model.vocab_size == 0) model.vocab_size = 259;  // the dataset's, checked when it is opened
+  // The dataset's vocabulary is checked when it is opened.
+  if (model.vocab_size == 0) model.vocab_size = 259;
   for (const std::string& line : model::Problems(model)) problems.Add(line);
   CheckOptimizer(config, problems);
   CheckLoop(config, world_size, problems);
@@ -169,25 +172,25 @@ void Validate(const RunConfig& config, int world_size) {
                    "a number >= 0 (0: the whole split)");
   problems.Require(config.eval.sample_prompt.empty() || config.log.tensorboard,
                    "eval.sample_prompt", config.eval.sample_prompt,
-                   "'' without log.tensorboard, which shows what follows it");
+                   "'', or log.tensorboard, which shows the continued text");
   problems.Require(
       config.eval.sample_prompt.empty() || config.model.objective.name() == "next_token",
       "eval.sample_prompt", config.eval.sample_prompt,
-      Concat("'' beside the objective ", config.model.objective.name(), ", which writes no text"));
+      Concat("'' with the objective ", config.model.objective.name(), ", which generates no text"));
   problems.Require(config.eval.sample_tokens >= 1, "eval.sample_tokens", config.eval.sample_tokens,
                    "1 or more");
   problems.Require(config.ckpt.every >= 0, "ckpt.every", config.ckpt.every, "a number >= 0");
   const ckpt::RetentionPolicy& retention = config.ckpt.store.retention;
   problems.Require(retention.keep_last >= 2, "ckpt.keep_last", retention.keep_last,
-                   "2 or more (the older one is what a damaged checkpoint falls back to)");
+                   "2 or more (the older one replaces a damaged checkpoint)");
   problems.Require(retention.keep_every >= 0, "ckpt.keep_every", retention.keep_every,
                    "a number >= 0 (0: off)");
   problems.OneOf("ckpt.keep_best", retention.keep_best, {"", "loss", "val_loss", "val_error"});
   problems.Require(
       !config.ckpt.keeps_best_validation() || config.eval.every > 0 || config.eval.every_epochs > 0,
       "ckpt.keep_best", retention.keep_best,
-      "loss or '' without eval.every and eval.every_epochs: a run validates only its "
-      "last step then");
+      "loss or '' without eval.every and eval.every_epochs: the run then validates only "
+      "after its last step");
   problems.Require(config.ckpt.store.timeout_s > 0, "ckpt.timeout_s", config.ckpt.store.timeout_s,
                    "seconds > 0 (inf: no limit)");
   problems.OneOf("ckpt.on_error", config.ckpt.on_error, {"warn", "stop"});
@@ -204,7 +207,7 @@ void Validate(const RunConfig& config, int world_size) {
                    "seconds > 0 (inf: no limit)");
   problems.OneOf("log.level", config.log.level, {"debug", "info", "warn", "error"});
   HL_CHECK_AS(ExitCode::kUsage, problems.lines().empty(),
-              "the config has impossible values:", problems.lines());
+              "the config has invalid values:", problems.lines());
 }
 
 }  // namespace halflife::train

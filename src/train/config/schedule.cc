@@ -28,7 +28,7 @@ double LearningRateFactor(const ScheduleConfig& config, int64_t step, int64_t to
   const int64_t begin = StepsBeforeDecay(config, total_steps);
   const int64_t last = total_steps - 1;
   if (step < begin || total_steps == 1) return 1;
-  // A decay of one step has no step of its own at the peak, which the one before it has.
+  // A decay of one step has no step at the peak. The step before it has the peak rate.
   const double progress =
       step >= last ? 1 : static_cast<double>(step - begin) / static_cast<double>(last - begin);
   const double floor = config.final_lr_ratio;

@@ -1,4 +1,4 @@
-// Inner header of what matches options with the schema.
+// Internal header of the code that matches options with the schema.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@ class FieldDescriptor;
 
 namespace halflife::train {
 
-// Error kInternal for a name that the message does not have.
+// Error kInternal if the message has no field of that name.
 const google::protobuf::FieldDescriptor& FieldOf(const google::protobuf::Descriptor& message,
                                                  const std::string& name);
 

@@ -13,7 +13,7 @@ namespace {
 
 namespace pb = google::protobuf;
 
-// Names that recipes had before models were made of parts.
+// Names of recipes from before models consisted of parts.
 struct FormerName {
   const char *message, *field, *today, *set;
 };
@@ -42,7 +42,7 @@ std::string FormerAnswer(const UnknownName& unknown) {
   return "";
 }
 
-// A field of a sweep in a recipe, or the other way round.
+// Answers if the name is a field of a sweep in a recipe, or the other way round.
 std::string OtherFileAnswer(const UnknownName& unknown) {
   const auto is_field_of = [&](const char* other) {
     const std::string package = unknown.block.file()->package();
@@ -69,8 +69,8 @@ std::string ForeignAnswer(const UnknownName& unknown) {
   return AnswerTo(*foreign, unknown.form);
 }
 
-// The paths of all fields called `name`. Of a part's variants only one: the chosen one or, if none
-// is chosen, the first that has such a field.
+// Appends the paths of all fields called `name`. Of a part's variants, only one is searched: the
+// chosen one or, if none is chosen, the first that has such a field.
 void FindPaths(const pb::Message& message, const std::string& name, const std::string& path,
                std::vector<std::string>& paths) {
   const pb::Descriptor& descriptor = *message.GetDescriptor();
@@ -127,15 +127,15 @@ std::string OwnerText(const UnknownName& unknown) {
   return unknown.block.name() == kSweep ? "a field of a sweep" : "a field of a recipe";
 }
 
-// Empty for a name that only the list of known names can help with.
+// Returns the answer for a known mistake. Empty if only the list of known names can help.
 std::string AnswerInPlaceOf(const UnknownName& unknown) {
   for (const auto answer : {FormerAnswer, ForeignAnswer, OtherFileAnswer, OtherBlockAnswer})
     if (std::string sentences = answer(unknown); !sentences.empty()) return sentences;
   return "";
 }
 
-// Whether the last name of a path shows better what is meant: `trainer` is vague and `max_steps`
-// below it is not, but a former name, `mamba2` or a misspelt name is clear by itself.
+// Returns whether the last name of a path is more informative. For example, `trainer` is vague and
+// `max_steps` below it is not. A former name, `mamba2` or a misspelt name is clear by itself.
 bool PrefersLast(const UnknownName& unknown, const std::vector<std::string>& known) {
   if (unknown.last.empty() || !FormerAnswer(unknown).empty()) return false;
   const ForeignName* foreign = FindForeignName(unknown.path, unknown.name);

@@ -1,5 +1,5 @@
-// The answer to a name that a recipe or a sweep does not have: the field that its author most
-// likely means.
+// The answer to an unknown name in a recipe or a sweep: the field that its author most likely
+// means.
 #pragma once
 
 #include <string>
@@ -18,23 +18,25 @@ namespace halflife::train {
 struct UnknownName {
   const google::protobuf::Message& root;      // The recipe or sweep, as far as it is known.
   const google::protobuf::Descriptor& block;  // The message that does not have the name.
-  std::string path;                           // Of that block, "model.mixer"; empty: `root`.
+  std::string path;  // The path of `block`, for example "model.mixer". Empty: `root`.
   std::string name;
-  std::string last;  // Of `--set trainer.max_steps`, where `trainer` is the name; else empty.
+  // The last name of `--set trainer.max_steps` if `trainer` is the unknown name. Else empty.
+  std::string last;
   RecipeForm form;
 };
 
-// "'stepps' is not a field of train. It has steps, seed; did you mean 'steps'?" In place of the
-// list, in this order: the new form of a name that earlier recipes had, the name that halflife has
-// for another trainer's, the block that has a field of this name.
+// Returns for example "'stepps' is not a field of train. It has steps, seed; did you mean
+// 'steps'?". The list of fields is replaced by one of these, if it exists: (1) the new form of a
+// former recipe name, (2) halflife's name for another trainer's name, (3) the block that has a
+// field of this name.
 std::string DescribeUnknownName(const UnknownName& unknown);
 
-// "model.mixer"; `name` for an empty path.
+// Returns for example "model.mixer", or `name` for an empty path.
 std::string PathBelow(const std::string& path, const std::string& name);
 
 std::vector<std::string> FieldNames(const google::protobuf::Descriptor& message);
 
-// The variants of a message that chooses a part. Null for other messages.
+// Returns the variants of a message that chooses a part, or null for other messages.
 const google::protobuf::OneofDescriptor* VariantsOf(const google::protobuf::Descriptor& message);
 
 }  // namespace halflife::train

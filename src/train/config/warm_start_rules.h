@@ -1,4 +1,4 @@
-// What may differ between a run's model and the weights that it starts from.
+// Which differences are allowed between a run's model and the weights that it starts from.
 #pragma once
 
 #include <string>
@@ -7,18 +7,18 @@
 
 namespace halflife::train {
 
-// What rows of a vocabulary that the source does not have begin with.
+// How to initialise vocabulary rows that the source does not have.
 enum class RowGrowth { kRefuse, kMean, kInit };
 
 struct WarmStartRules {
-  // The first regular expression (ECMAScript) that matches all of a source's name renames it, with
-  // $1...
+  // Pairs of a regular expression (ECMAScript) and a replacement with $1... The first expression
+  // that matches the whole name of a source tensor renames it.
   std::vector<std::pair<std::string, std::string>> renames;
-  // Globs of our names that may keep their initial value.
+  // Globs of names of this model that may keep their initial values.
   std::vector<std::string> allow_missing;
-  // Globs of the source's names, renamed, that may stay unused.
+  // Globs of renamed source names that may remain unused.
   std::vector<std::string> allow_unexpected;
-  // This holds for embeddings.weight and lm_head.weight.
+  // Applies to embeddings.weight and lm_head.weight.
   RowGrowth new_rows = RowGrowth::kRefuse;
 };
 

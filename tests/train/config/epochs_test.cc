@@ -37,7 +37,7 @@ TEST(Epochs, GiveTheNumberOfSteps) {
   config.train.max_epochs = 1;
   config.data.epoch_end = "drop";
   EXPECT_HL_ERROR(ResolveSteps(config, Rows(511)), ExitCode::kUsage, "511 rows",
-                  "data.epoch_end short would work");
+                  "or data.epoch_end short.");
 }
 
 TEST(Epochs, ValidationAtTheirEnds) {

@@ -32,7 +32,7 @@ TEST(Plan, RefusesRowsThatTheModelDoesNotTake) {
                   "separate examples. Use data.reset_at_documents=true");
   EXPECT_HL_ERROR(require({hyena, "data.seq_len=2000"}, &whole), ExitCode::kUsage,
                   "data.seq_len is 2000, beyond the 1024 tokens per row that the mixer of layer 0, "
-                  "hyena, supports; a data.seq_len of at most 1024 would work");
+                  "hyena, supports. Use a data.seq_len of at most 1024.");
   EXPECT_HL_ERROR(require({"model.mixer=d2d", "model.mixer.d2d.legacy_view=128"}, &packed),
                   ExitCode::kUsage,
                   "data.seq_len is 256, beyond the 128 tokens per row that the mixer of layer 0, "
@@ -41,7 +41,7 @@ TEST(Plan, RefusesRowsThatTheModelDoesNotTake) {
       require({"model.positions=learned", "model.positions.learned.max_positions=200"}, &packed),
       ExitCode::kUsage, "data.seq_len is 256, beyond the model's table of 200 positions");
   EXPECT_HL_ERROR(require({test}, &packed), ExitCode::kUsage, "eval.split is 'test'",
-                  "text has no test split", "'validation' would work");
+                  "text has no test split", "Use eval.split 'validation'.");
 }
 
 TEST(Plan, SlicesAreOfACpu) {
@@ -49,7 +49,8 @@ TEST(Plan, SlicesAreOfACpu) {
   EXPECT_NO_THROW(RequireSlicesOn({Device::Kind::kCpu, 0}, sliced));
   EXPECT_NO_THROW(RequireSlicesOn({Device::Kind::kCuda, 0}, SmallRecipe({})));
   EXPECT_HL_ERROR(RequireSlicesOn({Device::Kind::kCuda, 0}, sliced), ExitCode::kUsage,
-                  "parallel.slices 2: on a GPU sums are in NCCL's order", "'cpu', would work");
+                  "parallel.slices 2: on a GPU, NCCL determines the order of sums",
+                  "or train.device 'cpu'.");
 }
 
 // Positions that rows are told reach models that follow them, and those alone.
@@ -72,18 +73,19 @@ TEST(Plan, ToldPositionsWantAModelThatFollowsThem) {
   const std::vector<std::vector<std::string>> deaf = {{"model.mixer=rwkv4"}, {}, {softmax, bare}};
   for (const std::vector<std::string>& model : deaf)
     EXPECT_HL_ERROR(require(model), ExitCode::kUsage,
-                    "data.positions: skipwise; use plain: no layer rotates and nothing is added to "
+                    "data.positions: skipwise. Use plain: no layer rotates and nothing is added to "
                     "embeddings, so the model would not see other positions");
   for (const char* way : {"alibi", "t5", "kerple_log", "kerple_power", "xpos", "rerope",
                           "streaming_llm", "lm_infinite"})
-    EXPECT_HL_ERROR(require({softmax, Concat("model.positions=", way)}), ExitCode::kUsage,
-                    Concat("data.positions: skipwise; use plain: model.positions ", way,
-                           " count distances, so the model would not see other positions"));
+    EXPECT_HL_ERROR(
+        require({softmax, Concat("model.positions=", way)}), ExitCode::kUsage,
+        Concat("data.positions: skipwise. Use plain: model.positions ", way,
+               " counts distances in tokens, so the model would not see other positions"));
   EXPECT_HL_ERROR(
       require(
           {softmax, bare, "model.positions=learned", "model.positions.learned.max_positions=2048"}),
       ExitCode::kUsage,
-      "data.positions_length: 4096; use at most max_positions of the learned table, 2048");
+      "data.positions_length: 4096. Use at most max_positions of the learned table, 2048");
 }
 
 TEST(Plan, RefusesRanksForAMixerOfWholeRows) {
@@ -125,7 +127,7 @@ TEST(Plan, RefusesTheBestErrorOfWhatHasNoAccuracy) {
   const data::SplitInfo split = {.num_tokens = 1000};
   const data::DatasetInfo text = {.validation = split, .vocab_size = 320};
   EXPECT_HL_ERROR(require({}, text), ExitCode::kUsage,
-                  "ckpt.keep_best: val_error; use val_loss or loss: text by its next tokens");
+                  "ckpt.keep_best: val_error. Use val_loss or loss: next-token prediction on text");
   EXPECT_NO_THROW(require({"model.objective=masked_token"}, text));
   EXPECT_NO_THROW(require({}, {.validation = split, .vocab_size = 320, .row_len = 256}))
       << "prompts and answers";

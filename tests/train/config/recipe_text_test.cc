@@ -156,7 +156,7 @@ TEST(RecipeText, AnOptionOfAnotherMixerIsRefused) {
   EXPECT_HL_ERROR(Recipe("model { mixer { softmax { expand_k: 1 } } }"), kUsage,
                   "my.textproto:1:", "expand_k", "It has num_heads");
   EXPECT_HL_ERROR(Set("model.mixer.gla.num_heads=4", kSoftmax), kUsage,
-                  "the recipe has softmax there; --set model.mixer=gla before it would take gla "
+                  "the recipe has softmax there. Add --set model.mixer=gla before it to select gla "
                   "with its defaults");
 }
 

@@ -108,7 +108,7 @@ TEST(RunConfig, StepsThatEpochsOverruleAreNoSilentWish) {
   };
   EXPECT_HL_ERROR(parse({"train.steps=20"}), ExitCode::kUsage,
                   "--set train.steps=20 would be ignored: train.max_epochs 64 decides",
-                  "with --set train.max_epochs=0 and --set schedule.per_epoch=false");
+                  "Use --set train.max_epochs=0 and --set schedule.per_epoch=false");
   EXPECT_HL_ERROR(parse({"train={ steps: 20 max_epochs: 2 }"}), ExitCode::kUsage,
                   "--set train.steps=20 would be ignored: train.max_epochs 2 decides");
   EXPECT_HL_ERROR(Parse({"train.max_epochs=3", "train.steps=20"}), ExitCode::kUsage,
@@ -141,7 +141,7 @@ TEST(RunConfig, AMicroBatchOfAnySizeIsChecked) {
   };
   for (const char* value : {"2097152", "4194305", "9223372036854775807"})
     EXPECT_HL_ERROR(validate(value), ExitCode::kUsage, Concat("train.micro_batch: ", value),
-                    "use at most 2097151 (micro_batch x seq_len counts in 32 bits)");
+                    "Use at most 2097151 (micro_batch x seq_len must fit in 32 bits)");
 }
 
 TEST(RunConfig, ABestValidationWantsValidations) {
@@ -152,7 +152,7 @@ TEST(RunConfig, ABestValidationWantsValidations) {
   EXPECT_NO_THROW(validate({"eval.every=5"}));
   EXPECT_NO_THROW(validate({"eval.every_epochs=1"}));
   EXPECT_HL_ERROR(validate({"eval.every=0"}), ExitCode::kUsage,
-                  "ckpt.keep_best: val_loss; use loss or '' without eval.every");
+                  "ckpt.keep_best: val_loss. Use loss or '' without eval.every");
 }
 
 TEST(RunConfig, ATimeoutIsAnyNumberAboveZero) {
@@ -232,7 +232,7 @@ TEST_F(MergedRecipes, AnErrorNamesItsFile) {
   EXPECT_HL_ERROR(
       Merge({"train { max_epochs: 3 } schedule { per_epoch: true }", "", "train { steps: 7 }"}),
       ExitCode::kUsage, "r2.textproto: train.steps=7 would be ignored: train.max_epochs 3 decides",
-      "with --set train.max_epochs=0 and --set schedule.per_epoch=false");
+      "Use --set train.max_epochs=0 and --set schedule.per_epoch=false");
   EXPECT_EQ(
       Merge({"train { max_epochs: 3 }", "train { steps: 7 }"}, {"train.max_epochs=0"}).train.steps,
       7);
@@ -282,12 +282,12 @@ TEST(RunConfig, ValidateListsEveryProblemAtOnce) {
                                   "ckpt.keep_last=1", "train.precision=fp16", "train.recompute=all",
                                   "parallel.sp=3", "parallel.grad_reduce=fp16"});
   EXPECT_HL_ERROR(Validate(config, 2), ExitCode::kUsage, "optimizer.lr: -1",
-                  "train.global_batch: 6; use a multiple of micro_batch x ranks = 2 x 2 = 4",
-                  "schedule.kind: 'step'; use one of cosine, linear, constant, wsd",
-                  "ckpt.keep_last: 1", "train.precision: 'fp16'; use one of fp32, bf16",
-                  "train.recompute: 'all'; use one of none, mixer, block",
-                  "parallel.sp: 3; use a divisor of the number of ranks, 2",
-                  "parallel.grad_reduce: 'fp16'; use one of fp32, bf16");
+                  "train.global_batch: 6. Use a multiple of micro_batch x ranks = 2 x 2 = 4",
+                  "schedule.kind: 'step'. Use one of cosine, linear, constant, wsd",
+                  "ckpt.keep_last: 1", "train.precision: 'fp16'. Use one of fp32, bf16",
+                  "train.recompute: 'all'. Use one of none, mixer, block",
+                  "parallel.sp: 3. Use a divisor of the number of ranks, 2",
+                  "parallel.grad_reduce: 'fp16'. Use one of fp32, bf16");
 }
 
 TEST(RunConfig, SlicesOfRows) {
@@ -300,17 +300,17 @@ TEST(RunConfig, SlicesOfRows) {
   EXPECT_TRUE(sliced.sums_each_micro_batch());
   EXPECT_NO_THROW(Validate(Parse({"parallel.sp=2", "parallel.slices=8"}), 8));
   EXPECT_HL_ERROR(Validate(Parse({"parallel.sp=2", "parallel.slices=3"}), 6), ExitCode::kUsage,
-                  "parallel.slices: 3; use 0 (parallel.sp, 2) or a multiple of it");
+                  "parallel.slices: 3. Use 0 (parallel.sp, 2) or a multiple of it");
   EXPECT_HL_ERROR(Validate(Parse({"parallel.slices=-4"}), 1), ExitCode::kUsage,
-                  "parallel.slices: -4; use 0 (parallel.sp, 1) or a multiple of it");
+                  "parallel.slices: -4. Use 0 (parallel.sp, 1) or a multiple of it");
   EXPECT_HL_ERROR(Validate(Parse({"parallel.sp=2", "parallel.slices=4"}), 6), ExitCode::kUsage,
-                  "parallel.sp: 2; use a divisor of the number of processes, 3");
+                  "parallel.sp: 2. Use a divisor of the number of processes, 3");
   EXPECT_HL_ERROR(Validate(Parse({"parallel.sp=0", "parallel.slices=4"}), 1), ExitCode::kUsage,
                   "parallel.sp: 0");
   EXPECT_HL_ERROR(Validate(Parse({"parallel.slices=2", "parallel.grad_reduce=bf16"}), 2),
-                  ExitCode::kUsage, "parallel.grad_reduce: bf16; use fp32 beside parallel.slices");
+                  ExitCode::kUsage, "parallel.grad_reduce: bf16. Use fp32 with parallel.slices");
   EXPECT_HL_ERROR(Validate(Parse({"parallel.slices=1", "train.cuda_graphs=true"}), 1),
-                  ExitCode::kUsage, "false beside parallel.slices");
+                  ExitCode::kUsage, "false with parallel.slices");
 }
 
 TEST(RunConfig, GraphsOfMicroBatches) {
@@ -320,13 +320,13 @@ TEST(RunConfig, GraphsOfMicroBatches) {
   };
   EXPECT_NO_THROW(validate({}, 1));
   EXPECT_HL_ERROR(validate({"parallel.sp=2"}, 2), ExitCode::kUsage,
-                  "train.cuda_graphs: true; use false beside parallel.sp above 1");
+                  "train.cuda_graphs: true. Use false with parallel.sp above 1");
   EXPECT_HL_ERROR(validate({"parallel.zero_stage=2"}, 1), ExitCode::kUsage,
-                  "train.cuda_graphs: true; use false beside parallel.zero_stage 2");
+                  "train.cuda_graphs: true. Use false with parallel.zero_stage 2");
   EXPECT_HL_ERROR(validate({"data.positions=skipwise", "data.positions_length=4096"}, 1),
-                  ExitCode::kUsage, "train.cuda_graphs: true; use false beside data.positions");
+                  ExitCode::kUsage, "train.cuda_graphs: true. Use false with data.positions");
   EXPECT_HL_ERROR(validate({"train.global_batch=4", "train.micro_batch=2"}, 2), ExitCode::kUsage,
-                  "train.cuda_graphs: true; use false beside one micro-batch a step");
+                  "train.cuda_graphs: true. Use false with one micro-batch per step");
 }
 
 // Which models see them is asked of the built model (plan_test).
@@ -335,13 +335,13 @@ TEST(RunConfig, PositionsThatRowsAreTold) {
   const std::string skipwise = "data.positions=skipwise", length = "data.positions_length=4096";
   EXPECT_NO_THROW(validate({skipwise, length}));
   EXPECT_HL_ERROR(validate({skipwise, length, "data.positions_chunks=0"}), ExitCode::kUsage,
-                  "data.positions_chunks: 0; use a number >= 1");
+                  "data.positions_chunks: 0. Use a number >= 1");
   EXPECT_HL_ERROR(validate({"data.positions=randomised", "data.positions_length=16"}),
-                  ExitCode::kUsage, "data.positions_length: 16; use data.seq_len, ");
+                  ExitCode::kUsage, "data.positions_length: 16. Use data.seq_len, ");
   EXPECT_HL_ERROR(validate({length}), ExitCode::kUsage,
-                  "data.positions_length: 4096; use 0 with plain positions");
+                  "data.positions_length: 4096. Use 0 with plain positions");
   EXPECT_HL_ERROR(validate({"data.positions=jumping"}), ExitCode::kUsage,
-                  "data.positions: 'jumping'; use one of plain, skipwise, randomised");
+                  "data.positions: 'jumping'. Use one of plain, skipwise, randomised");
 }
 
 TEST(RunConfig, ValidAsItStands) { EXPECT_NO_THROW(Validate(Parse({}), 4)); }

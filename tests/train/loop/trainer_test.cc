@@ -136,7 +136,7 @@ TEST_F(TrainerTest, TheBestValidationIsSavedWhereNoSaveIsDue) {
 TEST_F(TrainerTest, TheBestErrorWantsAnAccuracy) {
   const std::vector<std::string> set = {"ckpt.keep_best=val_error", "eval.every=2"};
   EXPECT_HL_ERROR(Train({.set = set}), ExitCode::kUsage,
-                  "ckpt.keep_best: val_error; use val_loss or loss");
+                  "ckpt.keep_best: val_error. Use val_loss or loss");
 }
 
 // So few tokens are hidden that most steps hide none.
