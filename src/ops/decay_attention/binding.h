@@ -1,5 +1,5 @@
-// Tensors as the kernels of decay attention read them, and the choice between the CPU's and CUDA's.
-// Of the binding's own files.
+// Views of tensors in the form that the kernels of decay attention read, checks of shapes, and the
+// dispatch to the CPU or CUDA kernels. Internal to this folder.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,24 +18,27 @@
 
 namespace halflife::ops::binding {
 
-// Error (exit 2) for a dtype that no kernel takes.
+// Error (exit 2) for a dtype that no kernel supports.
 DType ToDType(const at::Tensor& x);
-// Of [B, T, heads, width], and of one token, [B, heads, width].
+// Views of a tensor [B, T, heads, width], and of a single token's tensor [B, heads, width].
 kernels::TensorView ViewOf(const at::Tensor& x);
 kernels::TensorView TokenView(const at::Tensor& x);
-// Rows() of a log_decay: a constant one has no gaps between its heads either.
+// Rows() for a log_decay. A constant log_decay is also made contiguous across heads.
 at::Tensor DecayRows(const at::Tensor& x, bool constant);
-// Hd, 1 without a decay, and H: the most heads of q, k, v and the decay.
+// Hd, which is 1 without a decay; and H, the largest head count of q, k, v and the decay.
 int64_t NumDecayHeads(const at::Tensor& log_decay);
 int64_t NumHeads(const DecayAttentionInputs& in);
-// x with Hd heads along `dim` for each of H heads, which reads index h * Hd / H.
+// Repeats x along `dim` from Hd heads to num_heads: output head h reads head h * Hd / num_heads.
 at::Tensor OfHeads(const at::Tensor& x, int64_t num_heads, int64_t dim = 0);
-// The kernels count rows, tokens, heads and channels in 32 bits (and form offsets in 64).
+// Fails if a size does not fit into 32 bits: the kernels count rows, tokens, heads and channels in
+// 32 bits and form offsets in 64.
 void CheckCounts(std::initializer_list<at::Tensor> tensors);
-// The state has no field that the config gives no meaning to. `what` names it in the message.
+// Fails if the state has a field that this config does not use. `what` names the state in the
+// message.
 void CheckStateFields(const char* what, const DecayState& state,
                       const DecayAttentionConfig& config);
-// What of it is there lies beside q in these sizes, [sequences, H, K, V].
+// Checks that every defined field of the state is on q's device and has the shape that follows from
+// `sizes`, [sequences, H, K, V].
 void CheckStateShapes(const char* what, const DecayState& state, const at::Tensor& q,
                       at::IntArrayRef sizes);
 

@@ -26,7 +26,7 @@ namespace {
 
 using namespace binding;
 
-// [H], [H, K] constant; [B, T, H], [B, T, H, K] per token
+// Accepts constant decays [H] and [H, K], and decays per token [B, T, H] and [B, T, H, K].
 kernels::TensorView DecayViewOf(const at::Tensor& x) {
   kernels::TensorView view = {.data = x.data_ptr(), .dtype = ToDType(x)};
   if (x.dim() <= 2) {
@@ -78,8 +78,8 @@ void CheckShapes(const DecayAttentionInputs& in) {
   CheckKeyScale(in);
 }
 
-// The arguments of one call with all that keeps them valid. `inputs` are those the pointers were
-// taken from.
+// The arguments of one call, together with the tensors that `args` points into: `inputs` keeps them
+// alive.
 struct DecayCall {
   DecayAttentionInputs inputs;
   kernels::DecayAttentionArgs args;
@@ -112,7 +112,8 @@ kernels::DeviceLimits LimitsOf([[maybe_unused]] const at::Tensor& x) {
   return {};
 }
 
-// A state, or a gradient of one, as the kernels read it. Undefined stays so.
+// Converts a state, or a gradient of one, to the form that the kernels read. Undefined fields stay
+// undefined.
 DecayState StateRows(const DecayCall& call, const char* what, const DecayState& state,
                      const DecayAttentionConfig& config) {
   CheckStateFields(what, state, config);
@@ -167,10 +168,10 @@ DecayCall MakeCall(const DecayAttentionInputs& given, const DecayAttentionConfig
   return call;
 }
 
-// What a forward leaves for a backward.
+// The tensors that a forward saves for its backward.
 struct Saved {
-  at::Tensor checkpoints;      // bytes
-  at::Tensor out, norm_denom;  // with the normaliser
+  at::Tensor checkpoints;      // bytes, in the kernels' own layout
+  at::Tensor out, norm_denom;  // only with the normaliser
 };
 struct Keep {
   bool checkpoints = false, norm_denom = false;
@@ -180,7 +181,7 @@ struct DecayForwardResult {
   Saved saved;
 };
 
-// dL/d(out), as the kernels read it.
+// dL/d(out) in the form that the kernels read.
 at::Tensor OutputGradient(const DecayCall& call, const at::Tensor& dout) {
   const kernels::DecayAttentionArgs& args = call.args;
   HL_CHECK(
@@ -217,7 +218,7 @@ DecayForwardResult RunForward(DecayCall& call, const Keep& keep) {
   return result;
 }
 
-// The arguments of a backward are those of its forward.
+// Sets the arguments of the forward that its backward reads again.
 void Restore(DecayCall& call, const Saved& saved) {
   if (saved.checkpoints.defined()) call.args.checkpoints = saved.checkpoints.data_ptr();
   if (!call.normalised()) return;
@@ -231,7 +232,7 @@ struct Wanted {
 };
 struct Upstream {
   at::Tensor dout;         // undefined: zero
-  DecayState final_state;  // likewise
+  DecayState final_state;  // undefined fields: zero
 };
 
 DecayAttentionGrads EmptyGrads(const DecayCall& call, const Wanted& wanted) {
@@ -283,7 +284,7 @@ DecayAttentionGrads RunBackward(DecayCall& call, const DecayAttentionConfig& con
   return grads;
 }
 
-// What a backward needs beside tensors.
+// The data other than tensors that a backward needs.
 struct DecayBackwardPlan {
   std::shared_ptr<const SequenceChunks> chunks;
   DecayAttentionConfig config;
@@ -357,7 +358,7 @@ DecayAttentionGrads Gradients(const DecayAttentionInputs& inputs,
   return RunBackward(call, config, {.dout = dout, .final_state = dfinal_state}, {}, forward.saved);
 }
 
-// What only some configs give a meaning to.
+// Checks the inputs that only some configs use.
 void CheckOptional(const DecayAttentionInputs& in, const DecayAttentionConfig& config) {
   if (!in.log_key_scale.defined() && !in.norm_q.defined()) return;
   CheckShapes(in);

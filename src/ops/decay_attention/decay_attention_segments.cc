@@ -11,7 +11,7 @@
 namespace halflife::ops {
 namespace {
 
-// The inputs that a gradient may be wanted of, in the order of a scan's.
+// The inputs that can need a gradient, in the order of SegmentScan::inputs.
 Tensors ToTensors(const DecayAttentionInputs& in) {
   return {in.q, in.k, in.v, in.log_decay, in.key_scale, in.norm_q, in.norm_k};
 }
@@ -21,7 +21,7 @@ DecayAttentionInputs WithTensors(DecayAttentionInputs in, const Tensors& x) {
   return in;
 }
 
-// What has been heard of nothing has the scale 0 in a DecayState, -inf in a SegmentState.
+// A sequence that has seen no key has the log scale 0 in a DecayState and -inf in a SegmentState.
 DecayState ToDecayState(const SegmentState& state) {
   if (state.values.empty()) return {};
   DecayState decay = {.kv = state.values[0]};
@@ -55,7 +55,7 @@ SegmentSummary ToSummary(const DecaySegment& segment) {
   return {.own = ToSegmentState(segment.state), .log_transition = segment.log_transition};
 }
 
-// What no token sums up to, in the form of all summaries.
+// The summary of a segment without tokens, with the same shapes as every other summary.
 SegmentSummary Nothing(const DecayAttentionInputs& in, const DecayAttentionConfig& config) {
   const int64_t batch = in.q.size(0), heads = binding::NumHeads(in);
   const int64_t dim_k = in.q.size(3), dim_v = in.v.size(3);
@@ -78,8 +78,8 @@ DecayAttentionInputs Alone(DecayAttentionInputs in) {
   return in;
 }
 
-// Growth and a denominator of its own are prepared outside the kernels, whose summary knows
-// neither.
+// The kernels' summary supports neither growth nor a separate denominator (norm_q, norm_k): both
+// are prepared outside the kernels.
 bool HasSummary(const DecayAttentionInputs& in, const DecayAttentionConfig& config) {
   return !config.allow_growth && !in.norm_q.defined();
 }

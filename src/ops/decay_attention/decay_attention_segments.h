@@ -1,12 +1,12 @@
-// Decay attention over rows that lie on several ranks: the states, perhaps with log scales, are
-// exchanged between the segments.
+// Decay attention over rows that are split across ranks: the segments exchange their states, with
+// log scales if growth is allowed.
 #pragma once
 
 #include "ops/decay_attention/decay_attention.h"
 
 namespace halflife::ops {
 
-// inputs.segment is given. `out` alone: no rank but the last has the rows' final state.
+// Requires inputs.segment. Returns only `out`, because only the last rank has the final state.
 DecayAttentionOutput OverSegments(const DecayAttentionInputs& inputs,
                                   const DecayAttentionConfig& config);
 

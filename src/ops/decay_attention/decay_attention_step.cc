@@ -1,4 +1,4 @@
-// Decode: one token a sequence.
+// Decode: one token per sequence.
 #include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
 

@@ -1,17 +1,18 @@
-// What the schedules of decay attention ask of a GPU of this machine.
+// The properties of this machine's GPUs on which the schedules of decay attention depend.
 #pragma once
 
 #include "kernels/decay_attention/decay_attention_args.h"
 
 namespace halflife::ops {
 
-// Whether scans go by the products of warpgroups, which Hopper (sm_90) alone has and which are
-// compiled for sm_90a alone: a build for sm_90, as CMake's "native" is there, has no code in their
-// kernels. `setting`: of HALFLIFE_WARPGROUPS, "0" has the kernels of other GPUs (forward the same
-// bits, gradients but for rounding the same); null: not set.
+// Whether scans use the warpgroup instructions (wgmma), which only Hopper (sm_90) has. Their
+// kernels are empty unless compiled for sm_90a; a build for sm_90, for example by CMake's "native",
+// does not contain them. `setting` is the value of HALFLIFE_WARPGROUPS, null if unset: "0" selects
+// the kernels for other GPUs. These give the same bits in forward and the same gradients up to
+// rounding.
 bool TakesWarpgroups(int compute_capability_major, bool built_for_sm_90a, const char* setting);
 
-// Of CUDA device `index`, which exists. In builds with CUDA.
+// The limits of CUDA device `index`, which must exist. Only in builds with CUDA.
 kernels::DeviceLimits LimitsOfGpu(int index);
 
 }  // namespace halflife::ops

@@ -28,7 +28,7 @@ void CheckConfig(const DecayAttentionConfig& config, bool constant, const at::Te
               Describe(log_decay), "; a constant one, [Hd] or [Hd, K], or none would work");
 }
 
-// mu of each of H heads, [H] fp64. Without a decay 0.
+// mu for each of the H heads, [H] fp64; 0 without a decay.
 at::Tensor GrowthOfHeads(const at::Tensor& log_decay, int64_t num_heads, at::Device device) {
   if (!log_decay.defined())
     return at::zeros({num_heads}, at::TensorOptions(device).dtype(at::kDouble));
@@ -36,7 +36,7 @@ at::Tensor GrowthOfHeads(const at::Tensor& log_decay, int64_t num_heads, at::Dev
   if (mu.dim() == 2) mu = mu.amax(1);
   return binding::OfHeads(mu.clamp_min(0), num_heads);
 }
-// log_decay - mu, in the type that the kernels read.
+// log_decay - mu, in the dtype that the kernels read.
 at::Tensor Lowered(const at::Tensor& log_decay, at::ScalarType compute) {
   if (!log_decay.defined()) return {};
   const at::Tensor x = log_decay.to(compute);
@@ -56,28 +56,30 @@ void CheckLogScale(const at::Tensor& q, const at::Tensor& log_scale, at::IntArra
            "; fp64 beside the state that it scales would work");
 }
 
-// How many of the tokens from the run's begin to each are marked.
+// For each token, the number of marked tokens from the start of its run up to and including it.
 at::Tensor CountWithinRun(const at::Tensor& marked, const at::Tensor& begin) {
   const at::Tensor sums = marked.to(at::kLong).cumsum(1);             // [B, T, H]
   const at::Tensor before = at::constant_pad_nd(sums, {0, 0, 1, 0});  // [B, 1 + T, H]
   return sums - before.gather(1, begin.expand_as(sums));
 }
 
-constexpr double kNothing = -std::numeric_limits<double>::infinity();  // ln of no weight
+constexpr double kNothing = -std::numeric_limits<double>::infinity();  // log of a weight of 0
 
-// M of the keys that key_scale does not mask, in fp64.
+// M (log_key_scale) in fp64; -inf for keys that key_scale masks.
 at::Tensor LogScaleOfKeys(const at::Tensor& log_key_scale, const at::Tensor& key_scale) {
   const at::Tensor scale = log_key_scale.detach().to(at::kDouble);
   return key_scale.defined() ? scale.masked_fill(key_scale.detach() == 0, kNothing) : scale;
 }
-// exp(M - l): at most 1 but for keys that are masked, which M says nothing of.
+// exp(M - l). It is at most 1, except for masked keys, for which l does not bound M; those are
+// clamped.
 at::Tensor KeyFactor(const at::Tensor& log_key_scale, const at::Tensor& log_scale,
                      at::ScalarType compute) {
   if (!log_key_scale.defined()) return (-log_scale).exp().to(compute);
   return (log_key_scale.detach().to(at::kDouble) - log_scale).clamp_max(0).exp().to(compute);
 }
 
-// log_decay [Hd], [Hd, K] or undefined, less the steps of l at each token: per token.
+// log_decay ([Hd], [Hd, K] or undefined) minus the increase of l at each token. The result is per
+// token.
 at::Tensor LoweredBySteps(const at::Tensor& log_decay, const at::Tensor& steps,
                           at::ScalarType compute) {
   const at::Tensor lowered = -steps.to(compute);  // [..., H]
@@ -86,12 +88,12 @@ at::Tensor LoweredBySteps(const at::Tensor& log_decay, const at::Tensor& steps,
   return decay.dim() == 1 ? lowered + decay : lowered.unsqueeze(-1) + decay;
 }
 
-// The largest of x [B, T, H] from the run's begin to each token.
+// For each token, the largest x [B, T, H] from the start of its run up to and including it.
 at::Tensor LargestWithinRun(const at::Tensor& x, const at::Tensor& begin) {
   const int64_t seq_len = x.size(1);
-  const at::Tensor before =  // tokens of the run before each, [B, T, 1]
+  const at::Tensor before =  // number of earlier tokens of the run, [B, T, 1]
       (at::arange(seq_len, begin.options()).unsqueeze(0) - begin).unsqueeze(2);
-  at::Tensor largest = x;  // of the last `reach` tokens
+  at::Tensor largest = x;  // over the last `reach` tokens
   for (int64_t reach = 1; reach < seq_len; reach *= 2) {
     const at::Tensor earlier =
         at::cat({largest.narrow(1, 0, reach), largest.narrow(1, 0, seq_len - reach)}, 1);
@@ -100,15 +102,15 @@ at::Tensor LargestWithinRun(const at::Tensor& x, const at::Tensor& begin) {
   return largest;
 }
 
-// Whether a sequence starts with anything in its state, [sequences, H] bool.
+// Whether each sequence starts with a non-zero state, [sequences, H] bool.
 at::Tensor HoldsState(const DecayState& initial, const at::Tensor& log_scale) {
   at::Tensor holds = at::zeros_like(log_scale, log_scale.options().dtype(at::kBool));
   if (initial.kv.defined()) holds = (initial.kv.detach() != 0).flatten(2).any(2);
   return initial.norm.defined() ? holds.logical_or((initial.norm.detach() != 0).any(2)) : holds;
 }
 
-// Steps of mu that l has made at each token, [B, T, H]: all tokens of a run that goes on from a
-// state, else those after the first key.
+// The number of times that l has grown by mu at each token, [B, T, H]: once per token in a run that
+// continues from a state, and otherwise once per token after the first key.
 at::Tensor StepsOfScale(const TokenRuns& runs, const at::Tensor& carried,
                         const at::Tensor& key_scale) {
   const at::Tensor begin = runs.begin.unsqueeze(2);
@@ -122,13 +124,13 @@ at::Tensor StepsOfScale(const TokenRuns& runs, const at::Tensor& carried,
   return (count - 1 + carried.to(at::kLong)).clamp_min(0);
 }
 
-// l at each token and its step to it from the token before, [B, T, H] fp64.
+// l at each token, and its increase since the previous token, [B, T, H] fp64.
 struct LogScale {
   at::Tensor at_token;
   at::Tensor step;  // only with log_key_scale
 };
 
-// `before`: l of what the token's run goes on from, where `carried`.
+// `before`: l of the state from which the token's run continues, valid where `carried`.
 LogScale LogScaleOf(const DecayAttentionInputs& inputs, const TokenRuns& runs,
                     const at::Tensor& before, const at::Tensor& carried, const at::Tensor& mu) {
   if (!inputs.log_key_scale.defined())
@@ -136,7 +138,7 @@ LogScale LogScaleOf(const DecayAttentionInputs& inputs, const TokenRuns& runs,
   const at::Tensor keys = LogScaleOfKeys(inputs.log_key_scale, inputs.key_scale);
   const at::Tensor begin = runs.begin.unsqueeze(2);
   const at::Tensor place = at::arange(keys.size(1), begin.options()).view({1, -1, 1}) - begin;
-  const at::Tensor grown = (place + 1) * mu;  // of what came before the run
+  const at::Tensor grown = (place + 1) * mu;  // growth of the state from before the run
   const at::Tensor past = before.masked_fill(carried.logical_not(), kNothing);
   const at::Tensor largest = at::maximum(LargestWithinRun(keys - grown, runs.begin), past) + grown;
   LogScale scale = {.at_token = ScaleOrZero(largest), .step = {}};
@@ -144,12 +146,13 @@ LogScale LogScaleOf(const DecayAttentionInputs& inputs, const TokenRuns& runs,
   const at::Tensor earlier = at::cat({scale.at_token.narrow(1, 0, keys.size(1) - num_later),
                                       scale.at_token.narrow(1, 0, num_later)},
                                      1);
-  // Where nothing has been heard yet any step is right: there is no state to lower.
+  // Before the first key, any step is correct: there is no state to lower.
   scale.step = (scale.at_token - at::where(place == 0, before, earlier)).clamp_min(0).maximum(mu);
   return scale;
 }
 
-// A training step's inputs, but for features with a scale: a kernel of its own takes these.
+// Whether the inputs are those of a plain training step, without key scales and without an initial
+// state. A fused kernel handles this case.
 bool StartsWithoutScales(const DecayAttentionInputs& inputs) {
   return IsFused(inputs.q) && !inputs.key_scale.defined() && !inputs.log_key_scale.defined() &&
          !inputs.initial_state.kv.defined() && !inputs.initial_state.norm.defined();
@@ -185,7 +188,8 @@ ScaledInputs ScaleGrowth(const DecayAttentionInputs& inputs, const DecayAttentio
                                 ? initial.log_scale.detach()
                                 : at::zeros({sequences, heads}, mu.options());
   const TokenRuns& runs = chunks.runs();
-  // [sequences, H] for each token of a run, [B, T, H]; zero for what a document starts
+  // Expands [sequences, H] to the tokens of each run, [B, T, H]; zero in documents that start
+  // inside a row.
   const auto of_runs = [&](const at::Tensor& x) {
     return at::cat({x, at::zeros({1, heads}, x.options())})
         .index_select(0, runs.sequence.flatten())
@@ -216,7 +220,7 @@ DecayAttentionStepInputs ScaleGrowthOfStep(const DecayAttentionStepInputs& input
   DecayAttentionStepInputs scaled = inputs;
   const at::ScalarType compute = ComputeType(inputs.q);
   const at::Tensor mu = GrowthOfHeads(g, heads, inputs.q.device());
-  const at::Tensor holds = (state.norm != 0).any(2);  // the first key is taken as it is
+  const at::Tensor holds = (state.norm != 0).any(2);  // the first key is not scaled
   if (inputs.log_key_scale.defined()) {
     const at::Tensor keys = LogScaleOfKeys(inputs.log_key_scale, inputs.key_scale);
     const at::Tensor past = (state.log_scale + mu).masked_fill(holds.logical_not(), kNothing);

@@ -10,7 +10,7 @@
 namespace halflife::ops {
 namespace {
 
-// The divisions are in fp32, so numerators must not have been rounded before.
+// The division is in fp32, so the numerators must not be rounded before it.
 template <typename Inputs>
 Inputs Numerator(Inputs in) {
   const at::ScalarType compute = ComputeType(in.q);

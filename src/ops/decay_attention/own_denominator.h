@@ -1,13 +1,13 @@
-// The normaliser with operands of its own, norm_q and norm_k: two passes, one over v and one over a
-// column of ones. Rotary positions under a normaliser want it, whose denominator stays unrotated
-// and so positive (Su et al., 2021, eq. 19).
+// The normaliser with separate operands norm_q and norm_k, in two passes: one over v, and one over
+// a column of ones, which yields the denominator. Rotary positions need it: the denominator uses
+// unrotated q and k and therefore stays positive (Su et al., 2021, eq. 19).
 #pragma once
 
 #include "ops/decay_attention/decay_attention.h"
 
 namespace halflife::ops {
 
-// Without growth, which the inputs have been freed of.
+// `inputs` must not need growth any more: ScaleGrowth has removed it.
 DecayAttentionOutput WithOwnDenominator(const DecayAttentionInputs& inputs,
                                         const DecayAttentionConfig& config);
 at::Tensor StepWithOwnDenominator(const DecayAttentionStepInputs& inputs,
