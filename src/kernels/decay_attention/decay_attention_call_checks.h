@@ -1,7 +1,7 @@
-// What every kernel of decay attention demands of a call before it looks at memory: a plan within
-// its limits, a chunk table, a workspace where it needs one, and tensors that lie as the kernels
-// read and write them; of a decode step, heads, sizes and dtypes too, which for the rest MakePlan
-// looks at. C++17: CUDA's dispatch includes it.
+// The checks that every kernel of decay attention makes before it accesses memory: a plan within
+// the kernel's limits, a chunk table, a workspace if one is needed, and tensors with supported
+// strides. For a decode step, which has no plan, also head counts, sizes and dtypes; MakePlan
+// checks these for the other calls. C++17: CUDA's dispatch includes this header.
 #pragma once
 
 #include <cstddef>
@@ -47,8 +47,8 @@ inline void CheckRead(const char* name, const TensorView& view) {
            view.stride_h, " of b, t, h; a copy without negative ones would work");
 }
 
-// What is written has a place of its own for each element: from the smallest stride up, a step
-// passes over all that lies inside.
+// Checks that each element of an output has its own address: going from the smallest stride to the
+// largest, every stride must pass over all elements of the inner dimensions.
 inline void CheckWritten(const char* name, const TensorView& view, const ViewExtents& extents) {
   if (extents.batch == 0 || extents.seq_len == 0) return;
   CheckRead(name, view);
@@ -109,8 +109,7 @@ inline void CheckSummary(const DecaySegmentArgs& args, bool reverse) {
            "decay attention: a normalised backward summary needs the forward's out and norm_denom");
 }
 
-// The CUDA kernels read constant decays, and write their gradients, as [Hd] or [Hd, K] without
-// gaps.
+// The CUDA kernels read constant decays, and write their gradients, as contiguous [Hd] or [Hd, K].
 inline void CheckConstantDecay(DecayKind kind, const TensorView& view, int num_heads,
                                int head_dim_k) {
   const int64_t width = IsPerChannel(kind) ? head_dim_k : 1;
@@ -159,7 +158,7 @@ inline void CheckStep(const DecayAttentionStepArgs& args, bool is_cuda) {
   HL_CHECK(args.batch >= 0, "decay attention step of ", args.batch, " rows");
   CheckStepShape(args);
   CheckStepDTypes(args, is_cuda);
-  if (args.batch == 0) return;  // no rows, no data
+  if (args.batch == 0) return;  // without rows there is no data
   CheckRead("q", args.q);
   CheckRead("k", args.k);
   CheckRead("v", args.v);

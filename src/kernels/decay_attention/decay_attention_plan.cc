@@ -17,8 +17,8 @@ namespace halflife::kernels {
 namespace {
 
 constexpr int kMaxSegments = 64;  // the scan over segments is serial
-// Between saved states on the CPU, at most: with less more states are saved and read, with more
-// those of a group, which the reverse scan holds, outgrow a core's cache.
+// The maximum distance between saved states on the CPU. Saving more states costs memory traffic;
+// with fewer states, the group of states that the reverse scan holds exceeds a core's cache.
 constexpr int kHostGroupTokens = 256, kHostGroupChunks = 8;
 
 void CheckView(ShapeProblems& problems, const char* name, const TensorView& view, int heads,
@@ -69,7 +69,7 @@ void CheckShape(const DecayAttentionArgs& args, const DeviceLimits& limits) {
   problems.Unless(std::isfinite(args.scale), "scale is ", args.scale);
   problems.Unless(args.norm_kind == NormKind::kNone || args.norm_eps > 0, "norm_eps is ",
                   args.norm_eps, "; it must be positive");
-  const bool has_tokens = args.batch > 0 && args.seq_len > 0;  // no tokens, no data
+  const bool has_tokens = args.batch > 0 && args.seq_len > 0;  // without tokens there is no data
   problems.Unless(args.decay_kind != DecayKind::kNone || args.log_decay.data == nullptr,
                   "log_decay is given, but the kind is none");
   problems.Unless(
@@ -86,8 +86,9 @@ void CheckShape(const DecayAttentionArgs& args, const DeviceLimits& limits) {
   problems.Throw();
 }
 
-// The CPU's rule knows nothing of threads: more segments only where sequences and heads alone are
-// too few to share out. A further pass over k and v costs a fourth of a forward.
+// The CPU's rule does not depend on the number of threads. It uses several segments only if
+// sequences and heads give too few work items, because the additional pass over k and v costs a
+// quarter of a forward.
 int HostSegments(const DecayAttentionArgs& args, int64_t num_sequences) {
   constexpr int64_t kEnoughItems = 4, kMinTokens = 1024;
   const int64_t items = std::max<int64_t>(1, num_sequences * args.num_heads);
@@ -99,13 +100,14 @@ int HostSegments(const DecayAttentionArgs& args, int64_t num_sequences) {
   return segments;
 }
 
-// Time of a scan in seconds: bytes at the memory's pace or flops at the MMA units', whichever takes
-// longer, each slowed by multiprocessors that have no block, and the launches.
+// Estimated time of a scan in seconds: the larger of memory time and MMA time, each increased if
+// multiprocessors are idle, plus the launches.
 double ScanSeconds(const DecayAttentionArgs& args, const DeviceLimits& limits, int64_t num_states,
                    const cuda::ScanCost& cost, const cuda::Slices& slices, int segments) {
   const bool segmented = segments > 1;
   const double tokens = 1.0 * args.batch * args.seq_len * args.num_heads;
-  // Of each segment: its own sum is written, read and written as what it starts from, and read.
+  // Each segment's state is written once, read and rewritten by the scan over segments, and read
+  // again.
   const double states =
       segmented ? 16.0 * args.head_dim_k * args.head_dim_v * num_states * segments : 0.0;
   const double bytes = tokens * (cost.bytes + (segmented ? cost.segment_bytes : 0.0)) + states;
@@ -118,8 +120,8 @@ double ScanSeconds(const DecayAttentionArgs& args, const DeviceLimits& limits, i
          4e-6 * (segmented ? 3 : 1);
 }
 
-// The number of segments, a power of 2, that takes the least time; the fewer of equals. What a
-// block reads of a segment outweighs its state four times over.
+// The number of segments, a power of 2, with the smallest estimated time; of equal times, the
+// smaller number. A block reads at least four times as many bytes of its segment as its state has.
 int ChooseSegments(const DecayAttentionArgs& args, const DeviceLimits& limits,
                    const cuda::ScanCost& cost, const DecayBlock& block) {
   const int64_t num_states = int64_t{1} * args.num_sequences * args.num_heads;
@@ -137,10 +139,10 @@ int ChooseSegments(const DecayAttentionArgs& args, const DeviceLimits& limits,
   return best;
 }
 
-// Of the reverse scan token by token, whose tiles take 86 KiB at most.
+// For the per-token reverse scan, whose shared memory is at most 86 KiB.
 constexpr int kSimtBlocksPerSm = 2;
 
-// A turn's rows as a problem of its own.
+// The problem of the largest batch tile alone.
 DecayAttentionArgs LargestTurnOf(const DecayAttentionArgs& args, int num_turns) {
   const Turn turn = LargestTurn(args, num_turns);
   DecayAttentionArgs own = args;
@@ -149,7 +151,8 @@ DecayAttentionArgs LargestTurnOf(const DecayAttentionArgs& args, int num_turns) 
   return own;
 }
 
-// Segments are cut afterwards, of a turn's states: they fill a device that a turn would leave idle.
+// Segments are chosen afterwards, for the states of one tile: they fill a device that a tile leaves
+// idle.
 void ChooseDeviceTurns(const DecayAttentionArgs& args, const DeviceLimits& limits,
                        DecayAttentionPlan& plan) {
   const int64_t shared = limits.shared_memory_bytes, heads = args.num_heads;
@@ -164,7 +167,7 @@ void ChooseDeviceTurns(const DecayAttentionArgs& args, const DeviceLimits& limit
     in_turns.backward_turns = turns;
     return cuda::BackwardWorkspaceBytes(args, in_turns);
   };
-  if (plan.forward.k == 0) {  // token by token: a forward leaves no sums
+  if (plan.forward.k == 0) {  // the recurrent (per-token) kernel: a forward has no partial sums
     const int64_t slices = decay::SimtSlices(args, decay::SimtMode::kStates);
     plan.backward_turns =
         cuda::ChooseTurns(args, {heads * slices, slots(kSimtBlocksPerSm)}, backward_bytes);
@@ -182,31 +185,33 @@ void ChooseDeviceTurns(const DecayAttentionArgs& args, const DeviceLimits& limit
                         backward_bytes);
 }
 
-// Sets the blocks, the turns and the segments of both directions.
+// Sets the blocks, the batch tiles and the segments of both directions.
 void DeviceSchedule(const DecayAttentionArgs& args, const DeviceLimits& limits,
                     DecayAttentionPlan& plan) {
   plan.is_cuda = true;
   plan.forward = cuda::ForwardBlock(args, limits.shared_memory_bytes);
   plan.backward = cuda::BackwardBlock(args, limits.shared_memory_bytes);
-  // Both or neither: a backward in blocks reads what a forward in blocks has kept.
+  // Use blocks in both directions or in neither: the backward reads the checkpoints of the forward.
   if (plan.forward.k == 0 || plan.backward.k == 0) plan.forward = plan.backward = {};
-  // The reverse scan with decays of channels keeps four states a chunk of a group, of all blocks at
-  // once in the L2 cache.
+  // The reverse scan for per-channel decays keeps four states per chunk of a group. Those of all
+  // resident blocks must fit into the L2 cache.
   if (IsPerChannel(args.decay_kind)) plan.checkpoint_every = 2;
-  if (plan.forward.k == 0) {  // token by token: no segments
+  if (plan.forward.k == 0) {  // the recurrent (per-token) kernel has no segments
     ChooseDeviceTurns(args, limits, plan);
     return;
   }
   const int64_t num_states = int64_t{1} * args.num_sequences * args.num_heads;
   plan.forward_warpgroups = limits.warpgroups && cuda::WarpgroupsTake(args, plan.forward);
-  // Where sequences are short, halves of V are more blocks than segments would be worth. A scan by
-  // warpgroups, which has no halves, takes three quarters of the time of one (bench/RESULTS.md).
+  // For short sequences, halving V gives more blocks than segments would. The wgmma scan has no
+  // such narrower blocks; it takes three quarters of the time of a scan by warps
+  // (bench/RESULTS.md).
   if (!plan.forward_warpgroups && args.seq_len < 16 * std::max(args.head_dim_k, args.head_dim_v) &&
       num_states * cuda::SlicesOf(args, plan.forward).count() < limits.num_sms)
     plan.forward.v = 64;
   plan.backward_warpgroups = limits.warpgroups && cuda::BackwardWarpgroupsTake(args, plan.backward);
   ChooseDeviceTurns(args, limits, plan);
-  // A row's states of all chunks may be too many: by its length, so that documents decide nothing.
+  // The states of all chunks of a row may need too much memory. This is decided by the row's
+  // length, so that it does not depend on document boundaries.
   DecayAttentionArgs by_length = args;
   by_length.num_chunks = args.batch * ((args.seq_len + decay::kChunk - 1) / decay::kChunk);
   if (plan.backward_warpgroups &&

@@ -7,8 +7,8 @@
 namespace halflife::kernels {
 namespace {
 
-// The normaliser is one more column of v, of ones: with it W = V + 1 columns of state, the last of
-// them z; else W = V.
+// The normalizer is stored as an additional column of v that is all ones. The state then has W = V
+// + 1 columns, the last of which is z; without the normalizer, W = V.
 struct Layout {
   const DecayReferenceProblem& problem;
   const int64_t T = problem.seq_len, H = problem.num_heads, K = problem.head_dim_k,
@@ -29,7 +29,7 @@ struct Layout {
   double ValueAt(int64_t b, int64_t t, int64_t h, int64_t j) const {
     return j < V ? problem.v[Value(b, t, h) + j] : 1.0;
   }
-  // [K, W] of one head from [B, H, K, V] and [B, H, K], either of which may be empty: zero.
+  // [K, W] of one head from [B, H, K, V] and [B, H, K]. An empty input is zero.
   std::vector<double> Gather(const std::vector<double>& state, const std::vector<double>& norm,
                              int64_t b, int64_t h) const {
     std::vector<double> joined(K * W, 0.0);
@@ -50,8 +50,8 @@ struct Layout {
 };
 
 struct HeadHistory {
-  std::vector<double> states;  // [T + 1, K, W] before the first and after each token
-  std::vector<double> read;    // [T, W] scale q_t S_t: numerators, then the denominator
+  std::vector<double> states;  // [T + 1, K, W]: before the first token and after each token
+  std::vector<double> read;    // [T, W]: scale q_t S_t, the numerators and then the denominator
 };
 
 HeadHistory ScanForward(const Layout& layout, int64_t b, int64_t h, DecayReferenceResult& result) {
@@ -82,8 +82,8 @@ HeadHistory ScanForward(const Layout& layout, int64_t b, int64_t h, DecayReferen
   return history;
 }
 
-// Gradient of what was read from the state at one token, [W]: by the quotient rule where it was
-// normalised.
+// The gradient of the values read from the state at one token, [W]. With the normalizer, it follows
+// from the quotient rule.
 std::vector<double> ReadGradient(const Layout& layout, const double* read, const double* dout) {
   std::vector<double> dread(dout, dout + layout.V);
   if (!layout.problem.normalised) return dread;

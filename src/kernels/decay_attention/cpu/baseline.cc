@@ -1,4 +1,4 @@
-// The kernels for any machine.
+// The kernels compiled for the baseline instruction set, for any machine.
 #include "kernels/decay_attention/cpu/kernels.h"
 
 #include "kernels/common/cpu/baseline.h"

@@ -1,5 +1,5 @@
-// The entry points of one instruction set, which the file that includes this has chosen
-// (kernels/common/cpu/avx512.h).
+// The entry points for one instruction set, which the including file selects (see
+// kernels/common/cpu/avx512.h).
 #pragma once
 
 #include "kernels/decay_attention/cpu/reverse_scan.h"
@@ -7,7 +7,7 @@
 
 namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE {
 
-// function.template operator()<T, Decay>() for the compute type and the family of decay.
+// Calls function.template operator()<T, Decay>() with the compute type and the decay family.
 template <typename Function>
 void WithFamily(const DecayAttentionArgs& args, Function function) {
   const bool wide = args.q.dtype == DType::kF64;

@@ -1,14 +1,15 @@
-// Decay of one factor a channel: folded into the operands, tile by tile of 16 tokens, with factors
-// that lie between 1 and the weight they make up (so they neither overflow nor are they the inverse
-// of anything):
+// Decays with one factor per channel. They are multiplied into the operands, in tiles of 16 tokens.
+// Every factor lies between 1 and the weight that it is part of, so factors never overflow, and
+// none is an inverse:
 //
 //   tiles i > j:  w_rs = prefix_r through_{j+1} .. through_{i-1} suffix_s
 //     prefix_r = exp(sum over tile i's start .. r), suffix_s = exp(sum over s+1 .. tile j's end),
 //         through_i = exp(tile's sum)
-//   tile i = j:   k_s (or q_r) times one token's decay after the other, at most 15 of them
+//   tile i = j:   k_s (or q_r) times the decays of the tokens in between, one at a time, at most 15
 //
-// For row tile i the keys of all earlier tiles carry their suffix and the tiles between: one more
-// factor in place as i moves on (`Cascade`). Between tiles and between chunks sums are
+// For row tile i, the keys of all earlier tiles carry their suffix and the tiles in between: each
+// step of i multiplies one more factor into the keys, in place (`Cascade`). Between tiles and
+// between chunks, sums are exponentiated; factors are not chained.
 // exponentiated, not factors chained.
 #pragma once
 
@@ -79,7 +80,7 @@ class ChannelDecay {
   void IntraTile(const Operands<T>& x) {
     Transpose(k_suffix_, k_suffix_transposed_, rows_, keys_padded_);
     for (int i = 0; i < rows_; i += kTile) {
-      if (i >= 2 * kTile) {  // Cascade: the keys before tile i-1 pass through it
+      if (i >= 2 * kTile) {  // Cascade: multiply tile i-1's factor into the keys before it
         for (int key = 0; key < keys_; ++key) {
           const T factor = *through_tile_.Row(i / kTile - 1, key);
           for (int s = 0; s < i - kTile; s += kLanes<T>)
@@ -112,8 +113,8 @@ class ChannelDecay {
     });
   }
 
-  // dq_r = P_r (S do_r) + sum_{s <= r} D_rs w_rs k_s; and late = q (dq less its diagonal), for the
-  // decay's gradient.
+  // dq_r = P_r (S do_r) + sum_{s <= r} D_rs w_rs k_s. Also stores late = q (dq without the pairs s
+  // = r), for the decay's gradient.
   template <typename Store>
   void QueryGradient(const Operands<T>& x, const Panels<T>& state_transposed, Store store) {
     for (int i = 0; i < rows_; i += kTile) {
@@ -147,8 +148,8 @@ class ChannelDecay {
       store(tile, row, column);
     });
   }
-  // dk_s = Q_s (R v_s) + sum_{r >= s} D_rs w_rs q_r; late loses k times the sum less its diagonal,
-  // early = k Q (R v).
+  // dk_s = Q_s (R v_s) + sum_{r >= s} D_rs w_rs q_r. Also subtracts k times the sum over r > s from
+  // late, and stores early = k Q (R v).
   template <typename Store>
   void KeyGradient(const Operands<T>& x, const Panels<T>& adjoint_transposed, Store store) {
     for (int j = rows_ - kTile; j >= 0; j -= kTile) {
@@ -198,7 +199,8 @@ class ChannelDecay {
         At(late_.Row(t, column)) = whole += At(late_.Row(t, column));
       Vec<T> from_early = {};
       for (int t = 0; t < x.length; ++t) {
-        // A decay of 0 has no gradient, exactly: what passes over t in h cancels but to rounding.
+        // A decay of 0 has a gradient of exactly 0. The terms that cross t cancel only up to
+        // rounding.
         const Vec<T> sum = At(late_.Row(t, column)) + from_early;
         At(late_.Row(t, column)) = At(log_decay_.Row(t, column)) > never ? sum : Vec<T>{};
         from_early += At(early_.Row(t, column));
@@ -222,8 +224,8 @@ class ChannelDecay {
     LoadRows(rows, length_, rows_, keys_, T(1), log_decay_);
   }
 
-  // Every table, for the lanes from `column`. Within a tile factors are chained over at most 8
-  // tokens.
+  // Fills every table for the lanes from `column` on. Within a tile, factors are chained over at
+  // most 8 tokens.
   void TablesOfLanes(int column) {
     for (int r = 0; r < rows_; ++r) At(decay_.Row(r, column)) = Exp(At(log_decay_.Row(r, column)));
     Vec<T> totals[kMaxChunkSize / kTile];
@@ -278,8 +280,8 @@ class ChannelDecay {
     }
   }
 
-  // Scores of tile i on the diagonal, of the keys i + j .. + lanes: key s is decayed by each row it
-  // passes.
+  // The scores of diagonal tile i for one vector of keys from i + j on. Each key is decayed once
+  // per row between it and the query.
   void DiagonalScores(const Operands<T>& x, int i, int j) const {
     const Vec<T> lanes = LaneNumbers<T>() + T(j);
     Vec<T> sums[kTile] = {};
@@ -351,7 +353,7 @@ class ChannelDecay {
   Panels<T> prefix_, suffix_;                          // [C, K]
   Panels<T> through_tile_, before_tile_, after_tile_;  // [tiles, K]
   T *through_, *log_through_;                          // [K]
-  Panels<T> k_suffix_, q_prefix_;                      // [C, K] consumed by the cascades
+  Panels<T> k_suffix_, q_prefix_;                      // [C, K]; the cascades modify them in place
   Panels<T> k_suffix_transposed_;                      // [K, C]
   Panels<T> intra_, late_, early_;                     // [C, K]
 };

@@ -1,5 +1,5 @@
-// What a call must bring besides a shape that MakePlan takes. Faults are the caller's: internal
-// errors.
+// Checks of a call, in addition to the shape checks of MakePlan. A failure is a bug of the caller
+// and is reported as an internal error.
 #pragma once
 
 #include "kernels/decay_attention/decay_attention_args.h"

@@ -1,4 +1,4 @@
-// Sizes of a head, and its states between the caller's memory and panels in scratch.
+// The sizes of a head, and copies of its states between the caller's memory and panels in scratch.
 #pragma once
 
 #include "kernels/common/cpu/chunk_rows.h"
@@ -7,16 +7,17 @@
 
 namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE {
 
-// Weights are formed, and triangular products skipped, in tiles of this many tokens.
+// The tile size in tokens at which weights are formed and triangular products are skipped.
 constexpr int kTile = 16;
 
-// Sizes of one head. The normaliser is one more column of v, all ones: the state's last column is
-// then z, out's last the denominator, and no product needs a case of its own.
+// The sizes of one head. The normalizer is stored as an additional column of v that is all ones:
+// the last column of the state is then z, and the last column of out is the denominator, so that no
+// product needs a special case.
 struct Shape {
   int keys, values;                 // K, V
   int columns;                      // V, or V + 1 with the normaliser
-  int keys_padded, columns_padded;  // to whole panels; what is beyond is zero throughout
-  int chunk_rows;                   // C in whole tiles
+  int keys_padded, columns_padded;  // rounded up to whole panels; the padding is always zero
+  int chunk_rows;                   // C rounded up to whole tiles
   bool normalised;
 
   Shape(const DecayAttentionArgs& args, const DecayAttentionPlan& plan)
@@ -29,7 +30,7 @@ struct Shape {
         normalised(args.norm_kind == NormKind::kSumOfKeys) {}
 };
 
-// function(address, row, column, bytes) for what each panel holds of each row of [K, V].
+// Calls function(address, row, column, bytes) for the part of each row of [K, V] in each panel.
 template <typename T, typename Function>
 void ForPieces(T* state, const Shape& shape, Function function) {
   for (int c = 0; c < shape.values; c += kPanel) {
@@ -38,7 +39,7 @@ void ForPieces(T* state, const Shape& shape, Function function) {
       function(state + int64_t{1} * i * shape.values + c, i, c, bytes);
   }
 }
-// [K, V] and [K] from and to the panels of a state [K, V (+ 1)].
+// Copies [K, V] and [K] to or from the panels of a state [K, V (+ 1)].
 template <typename T>
 void LoadState(const Shape& shape, const void* state, const void* norm, const Panels<T>& to) {
   Clear(to, shape.keys_padded, shape.columns_padded);

@@ -1,4 +1,4 @@
-// The forward scan over chunks, for either family of decay: the state stays in cache from chunk to
+// The forward scan over chunks, for both families of decay. The state stays in cache from chunk to
 // chunk.
 //
 //   A_rs = (q_r . k_s) w_rs,   o_r = (q_r P_r) S + sum_{s <= r} A_rs v_s,
@@ -10,7 +10,7 @@
 
 namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE {
 
-// q times scale.
+// Loads q times scale.
 template <typename T>
 void LoadQueries(const ScanItem& item, const Shape& shape, const ChunkEntry& chunk,
                  Operands<T>& x) {
@@ -18,7 +18,7 @@ void LoadQueries(const ScanItem& item, const Shape& shape, const ChunkEntry& chu
   LoadRows(RowsOf(args.q, chunk, item.head, args.num_heads, args.num_q_heads), x.length, x.rows,
            shape.keys, static_cast<T>(args.scale), x.q);
 }
-// k times key_scale.
+// Loads k times key_scale.
 template <typename T>
 void LoadKeys(const ScanItem& item, const Shape& shape, const ChunkEntry& chunk, Operands<T>& x) {
   const DecayAttentionArgs& args = *item.args;
@@ -32,7 +32,7 @@ void LoadKeys(const ScanItem& item, const Shape& shape, const ChunkEntry& chunk,
       for (int j = 0; j < kPanel; ++j) x.k.Row(r, column)[j] *= factor;
     }
 }
-// v, and the normaliser's column of ones.
+// Loads v, and the normalizer's column of ones.
 template <typename T>
 void LoadValues(const ScanItem& item, const Shape& shape, const ChunkEntry& chunk, Operands<T>& x) {
   const DecayAttentionArgs& args = *item.args;
@@ -46,7 +46,8 @@ void BeginChunk(const ChunkEntry& chunk, Operands<T>& x) {
   x.rows = RoundUp(chunk.length, kTile);
 }
 
-// Steps of the products of a chunk: their multiply-adds over those of a tile's step.
+// The number of tile steps in the products of a chunk: its multiply-adds divided by those of one
+// step.
 template <typename T, bool kOutputs>
 int64_t ForwardSteps(const Shape& shape) {
   const int64_t C = shape.chunk_rows, K = shape.keys_padded, V = shape.columns_padded;
@@ -54,7 +55,8 @@ int64_t ForwardSteps(const Shape& shape) {
   return (update + (kOutputs ? outputs : 0)) / (Tile<T>::kRows * Tile<T>::kColumns);
 }
 
-// The rows of a chunk that an update of the state reads, and the others of a forward.
+// Prefetches the rows of a chunk that a state update reads, and (below) the other rows of a
+// forward.
 inline void FetchStateRows(const ScanItem& item, const Shape& shape, const ChunkEntry& chunk,
                            RowsAhead& ahead) {
   const DecayAttentionArgs& args = *item.args;
@@ -75,7 +77,7 @@ inline void FetchOutputRows(const ScanItem& item, const Shape& shape, const Chun
       .FetchAhead(ahead, chunk.length, shape.values);
 }
 
-// state = G state + left^T right, [K, V]: S with k_exit and v, R with q_entry and dout.
+// state = G state + left^T right, [K, V]: for S with k_exit and v, for R with q_entry and dout.
 template <typename T, typename Decay>
 void UpdateState(const Shape& shape, const Decay& decay, const Operands<T>& x,
                  const Panels<T>& left, const Panels<T>& right, const Panels<T>& state) {
@@ -90,7 +92,7 @@ void UpdateState(const Shape& shape, const Decay& decay, const Operands<T>& x,
                       tile.Store(state, row, column);
                     });
 }
-// The same transposed: to = from G + right^T left, [V, K].
+// The transposed update: to = from G + right^T left, [V, K].
 template <typename T, typename Decay>
 void UpdateTransposed(const Shape& shape, const Decay& decay, const Operands<T>& x,
                       const Panels<T>& left, const Panels<T>& right, const Panels<T>& from,
@@ -107,8 +109,8 @@ void UpdateTransposed(const Shape& shape, const Decay& decay, const Operands<T>&
                     });
 }
 
-// out = q_entry S + A v; with the normaliser by way of `buffer` [C, V + 1], whose last column
-// becomes the denominator.
+// out = q_entry S + A v. With the normalizer, the result goes through `buffer` [C, V + 1], whose
+// last column is the denominator.
 template <typename T>
 void OutputRows(const ScanItem& item, const Shape& shape, const ChunkEntry& chunk,
                 const Operands<T>& x, const Panels<T>& state, const Panels<T>& buffer) {
@@ -157,8 +159,8 @@ struct ForwardScratch {
   }
 };
 
-// The sum of log_decay over an item's chunks; -inf where a document starts or a token's decay is 0,
-// whatever else is in the sum: what came before is gone, a NaN too.
+// The sum of log_decay over an item's chunks. It is -inf if a document starts or a token's decay is
+// 0, even if another term is NaN: the earlier state is then dropped.
 template <typename T>
 class Transition {
  public:
@@ -185,7 +187,7 @@ class Transition {
   int count_;
 };
 
-// With outputs or, for a segment's summary, the state alone.
+// Scans an item with outputs, or (kOutputs = false) only its state, for a segment's summary.
 template <typename T, template <typename> class Decay, bool kOutputs>
 void ForwardScan(const ScanItem& item) {
   const DecayAttentionArgs& args = *item.args;

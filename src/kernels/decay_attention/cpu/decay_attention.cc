@@ -1,11 +1,12 @@
-// Decay attention on the CPU: who scans which chunks, and what is summed afterwards. The scans are
-// in body.h, compiled once per instruction set.
+// Decay attention on the CPU: the schedule of the scans and the sums after them. The scans are in
+// body.h, which is compiled once per instruction set.
 //
-// A thread takes heads of one segment of one sequence: of long ones several side by side, a stretch
-// at a time, as their rows are neighbours in memory. Several segments: each first sums up its own
-// state (`state`), a scan over segments makes of these the states between them, then all scan at
-// once. Nothing depends on the number of threads: gradients of shared heads and of constant decays
-// are kept apart and summed in the order of their index.
+// A work item is one head in one segment of one sequence. For long items, a thread advances several
+// heads in turn, one block of chunks at a time, because the heads' rows are adjacent in memory.
+// With several segments, each segment first computes its own state (`state`), a scan over segments
+// converts these into the states between segments, and then all segments are scanned in parallel.
+// The result does not depend on the number of threads: gradients of shared heads and of constant
+// decays are kept apart and summed in the order of their index.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -51,7 +52,7 @@ namespace {
 
 constexpr const char* kKernel = "decay attention";
 
-// The pieces of a call, [num_sequences, H, num_segments], an item each; its states are
+// The work items of a call, indexed [num_sequences, H, num_segments]. Its states are
 // [num_sequences, H].
 class Schedule {
  public:
@@ -64,7 +65,7 @@ class Schedule {
   int64_t keys() const { return args_.head_dim_k; }
   int64_t decays() const { return IsPerChannel(args_.decay_kind) ? keys() : 1; }
 
-  // Heads go side by side where pieces are longer than a stretch.
+  // Heads are interleaved if items are longer than a block of chunks.
   SideBySide Groups() const {
     const int64_t of_a_head = num_pieces() / args_.num_heads;
     return {{.num_heads = args_.num_heads, .num_pieces = num_pieces(), .kinds = segments_},
@@ -72,7 +73,7 @@ class Schedule {
             args_.num_chunks > of_a_head * plan_.stretch_chunks};
   }
 
-  // Pieces of a state are consecutive: piece = state x segments + segment.
+  // The items of a state are consecutive: piece = state x segments + segment.
   ScanItem Item(int64_t piece, void* scratch) const {
     const int segment = static_cast<int>(piece % segments_);
     const int64_t state = piece / segments_;
@@ -100,7 +101,7 @@ std::byte* Offset(const void* base, int64_t elements, size_t bytes) {
   return static_cast<std::byte*>(const_cast<void*>(base)) + elements * static_cast<int64_t>(bytes);
 }
 
-// What the segments of a head hand to each other, in the workspace.
+// The states that the segments of a head pass to each other, in the workspace.
 struct SegmentStates {
   const Schedule& schedule;
   std::byte* workspace;
@@ -140,14 +141,15 @@ struct SegmentStates {
     for (int64_t i = 0; i < keys; ++i) {
       const T log_decay = logs[schedule.decays() == 1 ? 0 : i];
       if (log_decay == -std::numeric_limits<T>::infinity())
-        continue;  // nor a NaN of an earlier document
+        continue;  // also drops a NaN of an earlier document
       const T decay = std::exp(log_decay);
       for (int64_t j = 0; j < values; ++j)
         state[i * values + j] += decay * from_state[i * values + j];
       if (normalised) norm[i] += decay * from_norm[i];
     }
   }
-  // Turns own sums into states of the sequence, from the first segment on or from the last back.
+  // Converts the segments' own states into states of the sequence, from the first segment forwards
+  // or from the last backwards.
   void Scan(bool reverse) const {
     const int segments = schedule.segments();
     Parallel(kKernel, schedule.num_states(), 0, [&](int64_t state, void*) {
@@ -160,7 +162,8 @@ struct SegmentStates {
   }
 };
 
-// States [num_sequences, H, K, V] and norms [num_sequences, H, K] of the caller, at a head.
+// The address of one head's state or norm in the caller's [num_sequences, H, K, V] or
+// [num_sequences, H, K].
 std::byte* StateAt(const DecayAttentionArgs& args, const void* states, int64_t state) {
   return Offset(states, state * args.head_dim_k * args.head_dim_v, ComputeBytes(args));
 }
@@ -168,7 +171,7 @@ std::byte* NormAt(const DecayAttentionArgs& args, const void* norms, int64_t sta
   return Offset(norms, state * args.head_dim_k, ComputeBytes(args));
 }
 
-// States after every segment (in reverse: gradients before each), in the workspace.
+// Computes the states after every segment (reverse: the gradients before each) in the workspace.
 template <typename Run>
 void SegmentPass(const Schedule& schedule, const SegmentStates& states, size_t scratch_bytes,
                  const void* first_state, const void* first_norm, bool reverse, Run run) {
@@ -190,7 +193,7 @@ void SegmentPass(const Schedule& schedule, const SegmentStates& states, size_t s
 ScanItem& ScanOf(ScanItem& item) { return item; }
 ScanItem& ScanOf(ReverseItem& item) { return item.scan; }
 
-// Every piece of the call: item = make(piece, scratch), which run(item) scans.
+// Scans every work item of the call: run(item) for item = make(piece, scratch).
 template <bool kReverse, typename Make, typename Run>
 void ScanPieces(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                 size_t scratch_bytes, const Make& make, const Run& run) {
@@ -293,7 +296,7 @@ namespace {
 
 constexpr double kNever = -std::numeric_limits<double>::infinity();
 
-// The state of a whole sequence from zero, and its transition.
+// Computes the state of a whole sequence that starts from zero, and its transition.
 template <typename Run>
 void SummariseBy(const DecaySegmentArgs& segment, const DecayAttentionPlan& plan,
                  const SegmentLayout& layout, size_t scratch_bytes, bool reverse, Run run) {
@@ -326,7 +329,7 @@ void SummariseBy(const DecaySegmentArgs& segment, const DecayAttentionPlan& plan
         const std::byte* at = Offset(states.LogTransition(state * segments + i), c, bytes);
         const double log =
             bytes == 8 ? *reinterpret_cast<const double*>(at) : *reinterpret_cast<const float*>(at);
-        sum = log == kNever ? log : sum + log;  // nor a NaN of what was before it
+        sum = log == kNever ? log : sum + log;  // also drops an earlier NaN
       }
       std::byte* to = Offset(segment.log_transition, state * decays + c, bytes);
       if (bytes == 8) {

@@ -1,5 +1,5 @@
-// What decay_attention.cc (schedule, sharing of heads) asks of the bodies that are compiled once
-// per instruction set.
+// The interface between decay_attention.cc (schedule, sums over heads) and the scans, which are
+// compiled once per instruction set.
 #pragma once
 
 #include <algorithm>
@@ -15,14 +15,14 @@
 
 namespace halflife::kernels::cpu {
 
-// One head over consecutive chunks of one sequence: the work of one thread. States are [K, V],
-// norms [K], in the compute type (fp32, or fp64 beside fp64 operands).
+// One head over consecutive chunks of one sequence: the work of one thread. States are [K, V] and
+// norms [K], in the compute type (fp32, or fp64 with fp64 operands).
 struct ScanItem {
   const DecayAttentionArgs* args = nullptr;
   const DecayAttentionPlan* plan = nullptr;
   int sequence = 0, head = 0;
-  int first_chunk = 0;                // of the sequence, in the table of chunks
-  int begin = 0, end = 0;             // chunks to scan, likewise
+  int first_chunk = 0;     // first chunk of the sequence, as an index into the chunk table
+  int begin = 0, end = 0;  // chunks to scan, [begin, end)
   const void* entry_state = nullptr;  // forward: the state before `begin`; null: zero
   const void* entry_norm = nullptr;
   void* exit_state = nullptr;  // null: not wanted
@@ -31,17 +31,17 @@ struct ScanItem {
   void* scratch = nullptr;         // ScratchBytes(), aligned to 64 bytes
 };
 
-// The same in reverse: entry is dL/d(state after `end`), exit dL/d(state before `begin`).
+// The reverse scan: entry is dL/d(state after `end`), exit is dL/d(state before `begin`).
 struct ReverseItem {
   ScanItem scan;
   TensorView dout;
-  // One head per head of the output: the caller sums those that share.
+  // One gradient per output head. The caller sums those of heads that share an operand.
   TensorView dq, dk, dv, dlog_decay;
   TensorView dkey_scale;
   double* dlambda = nullptr;  // [1 or K]: constant decays; null: not wanted
 };
 
-// Where the state before chunk `chunk` (of the table) is saved.
+// The address at which the state before `chunk` (an index into the chunk table) is saved.
 struct CheckpointPlace {
   void* state = nullptr;
   void* norm = nullptr;
@@ -52,15 +52,15 @@ struct Kernels {
   size_t (*scratch_bytes)(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                           bool backward);
   void (*forward)(const ScanItem& item);
-  void (*state)(const ScanItem& item);  // exit_state from entry_state, without outputs
+  void (*state)(const ScanItem& item);  // computes exit_state from entry_state, without outputs
   void (*backward)(const ReverseItem& item);
-  void (*reverse_state)(const ReverseItem& item);  // exit_state from entry_state
+  void (*reverse_state)(const ReverseItem& item);  // computes exit_state from entry_state
   void (*step)(const DecayAttentionStepArgs& args, int row, int head);
 };
 const Kernels& BaselineKernels();
 const Kernels& Avx2Kernels();
 const Kernels& Avx512Kernels();
-// Those of the instruction set in use.
+// The kernels for the instruction set in use.
 const Kernels& KernelsInUse();
 
 }  // namespace halflife::kernels::cpu

@@ -1,20 +1,20 @@
-// The backward scan over chunks in reverse, for either family of decay. R is the gradient of the
+// The backward scan over chunks in reverse, for both families of decay. R is the gradient of the
 // state after the chunk:
 //
 //   dv_s = sum_{r >= s} A_rs do_r + (k_s Q_s) R,   R' = G R + sum_r (q_r P_r)^T do_r,
-//   dq, dk, dlog_decay: see the families
+//   dq, dk, dlog_decay: see scalar.h and channel.h
 //
-// A group of plan.checkpoint_every chunks at a time: from the state saved before it, the states
-// before its other chunks are recomputed (one product in 14 of a training step), all of them
-// transposed, as the gradients read them.
+// The scan processes one group of plan.checkpoint_every chunks at a time. From the state saved
+// before the group, it recomputes the states before the group's other chunks (one product in 14 of
+// a training step). All of them are stored transposed, as the gradients read them.
 #pragma once
 
 #include "kernels/decay_attention/cpu/chunk_scan.h"
 
 namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE {
 
-// dout; with the normaliser that of numerator and denominator: do / (d + eps), and in the column of
-// ones -(do . o) / (d + eps).
+// Loads dout. With the normalizer, loads the gradients of numerator and denominator: do / (d +
+// eps), and -(do . o) / (d + eps) in the additional column.
 template <typename T>
 void LoadOutputGradient(const ReverseItem& item, const Shape& shape, const ChunkEntry& chunk,
                         Operands<T>& x) {
@@ -49,7 +49,7 @@ template <typename T>
 struct ReverseScratch {
   Operands<T> x;
   Panels<T> adjoint, adjoint_transposed;  // R [K, V] and R^T
-  Panels<T> dk;                           // [C, K], with key_scale
+  Panels<T> dk;                           // [C, K]; used only with key_scale
   Panels<T> states[kMaxCheckpointEvery];  // S^T [V, K] before each chunk of the group
 
   ReverseScratch(const DecayAttentionArgs& args, const DecayAttentionPlan& plan, const Shape& shape,
@@ -106,10 +106,10 @@ class ReverseScan {
   }
 
  private:
-  // What the scan comes to once chunk n of the group from `begin` is done: of the chunk before, the
-  // rows that only gradients need; of the group before, those that its recomputation reads first. A
-  // group's later k and v wait until it is recomputed: the rows of one head of 8 fall on an eighth
-  // of the second cache's sets.
+  // Prefetches what the scan reads after chunk n of the group that starts at `begin`: the rows of
+  // the previous chunk that only gradients need and, at the end of a group, the first rows that the
+  // previous group's recomputation reads. Its later k and v are not prefetched before the
+  // recomputation: with 8 heads, the rows of one head map to an eighth of the L2 cache's sets.
   void FetchRowsAfter(int n, int begin) {
     const ScanItem& scan = item_.scan;
     RowsAhead& ahead = scratch_.x.ahead;
@@ -205,7 +205,7 @@ class ReverseScan {
                        });
     if (scaled) StoreScaledKeyGradient(chunk, rows);
   }
-  // The operand was c k: dc = k . d(c k), dk = c d(c k).
+  // The operand was c k, so dc = k . d(c k) and dk = c d(c k).
   void StoreScaledKeyGradient(const ChunkEntry& chunk, const RowsOf& rows) {
     const RowsOf scales = Gradient(args_.key_scale, chunk);
     const RowsOf keys(args_.k, chunk, item_.scan.head, args_.num_heads, args_.num_k_heads);
@@ -256,7 +256,7 @@ class ReverseScan {
   const int every_;
 };
 
-// dL/d(state before the item) alone, for a segment's summary.
+// Computes only dL/d(state before the item), for a segment's summary.
 template <typename T, template <typename> class Decay>
 void ReverseStateScan(const ReverseItem& item) {
   const ScanItem& scan = item.scan;

@@ -1,6 +1,6 @@
-// Decay of one factor a token: it scales finished tiles of scores. Every weight is the exponential
-// of a sum over exactly its own range, or the product of two such whose ranges join, so that -inf
-// (a weight of 0) is no special case:
+// Decays with one factor per token. They scale finished tiles of scores. Every weight is the
+// exponential of a sum over exactly its own range, or the product of two such weights with adjacent
+// ranges. So -inf (a weight of 0) needs no special case:
 //
 //   w_rs = exp(sum of log_decay over s+1 .. r)
 //        = exp(tile of r begins .. r) exp(s+1 .. tile of r begins - 1)     s in an earlier tile
@@ -10,20 +10,20 @@
 
 namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE {
 
-// The operands of one chunk. Rows from `length` to `rows` (whole tiles) are zero.
+// The operands of one chunk. Rows from `length` to `rows` (rounded up to whole tiles) are zero.
 template <typename T>
 struct Operands {
   int length = 0, rows = 0;
   Panels<T> q, k, v, dout;    // q times scale, k times key_scale
   Panels<T> k_transposed;     // [K, C]
   Panels<T> v_transposed;     // [V, C]
-  Panels<T> q_entry, k_exit;  // q_r P_r, k_s Q_s: decayed from the chunk's start, to its end
-  Panels<T> scores, dscores;  // [C, C]; nothing above the tiles of the diagonal is defined
-  mutable RowsAhead ahead;    // of the chunks to come; no value depends on it
+  Panels<T> q_entry, k_exit;  // q_r P_r and k_s Q_s: decayed from the chunk's start, and to its end
+  Panels<T> scores, dscores;  // [C, C]; undefined above the diagonal tiles
+  mutable RowsAhead ahead;    // prefetches for the next chunks; does not affect values
 };
 
-// Gradients of log_decay go to rows of the caller's (per token) or into sums over tokens
-// (constant).
+// Where gradients of log_decay go: rows of the caller's tensor (decay per token) or sums over
+// tokens (constant decay).
 struct DecaySink {
   RowsOf rows;
   bool per_token = false;
@@ -50,10 +50,10 @@ class ScalarDecay {
         through_(space.Array<T>(keys_padded_)),
         row_sums_(space.Array<T>(backward ? 4 * capacity_ * kLanes<T> : 0)) {}
 
-  // exp(sum over the chunk), the same for every key; and the sum.
+  // exp(sum of log_decay over the chunk), repeated for every key; and the sum itself.
   const T* through() const { return through_; }
   T log_through(int /*key*/) const { return log_through_; }
-  // Whether a token's decay is 0, which a NaN beside it would hide in the sum.
+  // Whether a token's decay is 0. The sum does not show it if another decay is NaN.
   bool cuts(int /*key*/) const {
     for (int r = 0; r < length_; ++r)
       if (log_decay_[r] == -static_cast<T>(__builtin_inff())) return true;
@@ -112,8 +112,8 @@ class ScalarDecay {
     });
   }
 
-  // D_rs = do_r . v_s w_rs, and the sums of M = A (do v^T) below the diagonal over its rows minus
-  // those over its columns.
+  // D_rs = do_r . v_s w_rs. Also sums M = A (do v^T) below the diagonal, over rows and over
+  // columns.
   void IntraTileBackward(const Operands<T>& x) {
     T* over_columns = row_sums_;
     T* over_rows = row_sums_ + capacity_ * kLanes<T>;
@@ -137,7 +137,7 @@ class ScalarDecay {
     });
   }
 
-  // dq_r = P_r (S do_r) + sum_{s <= r} D_rs k_s, finished by store(tile, row, column).
+  // dq_r = P_r (S do_r) + sum_{s <= r} D_rs k_s. store(tile, row, column) completes each tile.
   template <typename Store>
   void QueryGradient(const Operands<T>& x, const Panels<T>& state_transposed, Store store) {
     T* dots = row_sums_ + 2 * capacity_ * kLanes<T>;
@@ -166,10 +166,9 @@ class ScalarDecay {
     });
   }
 
-  // dg_t = sum_{r >= t} (h_r + x_r) + sum_{s < t} y_s + E, nothing of which is a difference of sums
-  // over the sequence:
-  // h as IntraTileBackward left it, x = q . dq and y = k . dk of the parts through the states, E =
-  // G sum(S R).
+  // dg_t = sum_{r >= t} (h_r + x_r) + sum_{s < t} y_s + E, where h is the difference of the sums
+  // that IntraTileBackward left, x = q . dq and y = k . dk for the parts that go through the
+  // states, and E = G sum(S R). No term is a difference of sums over the sequence.
   void DecayGradient(const Operands<T>& x, const Panels<T>& state_transposed,
                      const Panels<T>& adjoint_transposed, const DecaySink& sink) {
     Vec<T> products = {};
@@ -201,7 +200,8 @@ class ScalarDecay {
     }
     T from_early = 0;
     for (int t = 0; t < x.length; ++t) {
-      // A decay of 0 has no gradient, exactly: what passes over t in h cancels but to rounding.
+      // A decay of 0 has a gradient of exactly 0. In h, the terms that cross t cancel only up to
+      // rounding.
       *sink.rows.template Row<T>(t) =
           log_decay_[t] > -__builtin_inff() ? late[t] + from_early : T(0);
       from_early += early[t];
@@ -223,7 +223,7 @@ class ScalarDecay {
     }
   }
 
-  // prefix[r]: tile's start .. r; suffix[s]: s+1 .. tile's end; total: of the tile.
+  // prefix[r] sums tile's start .. r, suffix[s] sums s+1 .. tile's end, total is the tile's sum.
   void SumWithinTiles(T* prefix, T* suffix, T* total) const {
     for (int i = 0; i < rows_; i += kTile) {
       T sum = 0;
@@ -239,7 +239,7 @@ class ScalarDecay {
   static void ExpAll(T* values, int count) {
     for (int i = 0; i < count; i += kLanes<T>) At(values + i) = Exp(At(values + i));
   }
-  // w_rs within each tile of the diagonal, 0 above it.
+  // w_rs within each diagonal tile; 0 above the diagonal.
   void DiagonalWeights() {
     for (int row = 0; row < rows_; row += kTile) {
       for (int j = 0; j < kTile; j += kLanes<T>) {
@@ -253,7 +253,8 @@ class ScalarDecay {
       }
     }
   }
-  // Selected, never multiplied by 0: a score beside a weight of 0 may have overflown.
+  // Selects instead of multiplying by 0: a score with a weight of 0 may have overflowed to
+  // infinity.
   HL_INLINE Vec<T> Weigh(const Vec<T>& score, int row, int column) const {
     const int tile = row / kTile;
     const Vec<T> weight = tile == column / kTile
@@ -268,7 +269,7 @@ class ScalarDecay {
         for (int j = 0; j < kPanel; j += kLanes<T>)
           At(to.Row(r, column) + j) = At(from.Row(r, column) + j) * factors[r];
   }
-  // dots[r] += x_r . tile_r, a vector of partial sums a row.
+  // dots[r] += x_r . tile_r, as a vector of partial sums per row.
   HL_INLINE void AddDots(Tile<T>& tile, const Panels<T>& x, int row, int column, T* dots) const {
     const T* values = x.Row(row, column);
     if (column == 0)
@@ -283,10 +284,10 @@ class ScalarDecay {
   int length_ = -1, rows_ = 0;
   T log_through_ = 0;
   T* log_decay_;                    // [C]
-  T *entry_, *exit_;                // [C] P and Q
+  T *entry_, *exit_;                // [C]: P and Q
   T *row_factor_, *column_factor_;  // [C], [tiles, C]
   T* diagonal_;                     // [C, kTile]
-  T* through_;                      // [K] G
+  T* through_;                      // [K]: G
   T* row_sums_;                     // 4 x [C, lanes]
 };
 

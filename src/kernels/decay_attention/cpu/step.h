@@ -1,4 +1,4 @@
-// Decode: one token of one head, the state updated in place row by row of K.
+// Decode: one token of one head. The state is updated in place, row by row of K.
 #pragma once
 
 #include "kernels/decay_attention/cpu/chunk.h"

@@ -1,5 +1,6 @@
-// Gradients that several heads, sequences or segments add to: kept apart in the workspace, then
-// summed in the order of their index, so that no bit depends on which thread was first.
+// Gradients to which several heads, sequences or segments contribute. The contributions are kept
+// apart in the workspace and then summed in the order of their index, so that the bits do not
+// depend on the order of the threads.
 #pragma once
 
 #include "kernels/decay_attention/cpu/kernels.h"
@@ -10,9 +11,9 @@ class SharedSums {
  public:
   SharedSums(const DecayAttentionGradArgs& grads, const BackwardLayout& layout);
 
-  // Points the item's gradients at the caller's tensors, or at the workspace where they are shared.
+  // Points the item's gradients at the caller's tensors or, for shared ones, at the workspace.
   void Direct(ReverseItem& item, int64_t segment, int segments) const;
-  // Once all items are done.
+  // Sums the contributions. Call it after all items are done.
   void Reduce(int segments) const;
 
  private:

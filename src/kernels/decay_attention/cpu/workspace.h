@@ -1,5 +1,5 @@
-// Where the parts of the workspace and of the checkpoints lie: offsets in bytes from the buffer's
-// start, each a multiple of 64. The sizes that plan.cc gives out are the `bytes` of these.
+// The layout of the workspace and of the checkpoints: offsets in bytes from the buffer's start,
+// each a multiple of 64. The public size functions return the `bytes` of these layouts.
 //
 //   const ForwardLayout layout = MakeForwardLayout(args, plan);
 //   auto* memory = static_cast<std::byte*>(args.workspace);
@@ -16,12 +16,12 @@ namespace halflife::kernels::cpu {
 constexpr int kMaxChunkSize = 256;       // tokens
 constexpr int kMaxCheckpointEvery = 64;  // chunks
 
-// Bytes of an element of state, and of a partial sum: fp32, or fp64 beside fp64 operands.
+// Bytes per element of a state or a partial sum: fp32, or fp64 with fp64 operands.
 constexpr size_t ComputeBytes(const DecayAttentionArgs& args) {
   return args.q.dtype == DType::kF64 ? 8 : 4;
 }
 
-// Hands out consecutive regions.
+// Allocates consecutive regions.
 class Regions {
  public:
   constexpr size_t Add(size_t bytes) {
@@ -35,11 +35,11 @@ class Regions {
   size_t bytes_ = 0;
 };
 
-// What a sequence's segments hand to each other, [num_sequences, H, num_segments] of each; none
-// where one segment does.
+// The states that the segments of a sequence pass to each other, indexed [num_sequences, H,
+// num_segments]. Empty if there is only one segment.
 struct SegmentLayout {
-  size_t states = 0;  // [.., K, V]: first the segment's own sum, then the state it starts from
-  size_t norms = 0;   // [.., K]     likewise, with kSumOfKeys
+  size_t states = 0;          // [.., K, V]: first the segment's own state, then the state after it
+  size_t norms = 0;           // [.., K]: the same for z, with kSumOfKeys
   size_t log_transition = 0;  // [.., K or 1]
 };
 struct ForwardLayout {
@@ -48,7 +48,7 @@ struct ForwardLayout {
 };
 struct BackwardLayout {
   SegmentLayout segments;
-  // Gradients of shared heads, one per head of the output, for a sum in the order of the heads.
+  // Gradients of shared heads, one per output head, to be summed in the order of the heads.
   size_t dq = 0, dk = 0;  // [B, T, H, K]
   size_t dv = 0;          // [B, T, H, V]
   size_t dlog_decay = 0;  // [B, T, H(, K)]
@@ -58,7 +58,8 @@ struct BackwardLayout {
 ForwardLayout MakeForwardLayout(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 BackwardLayout MakeBackwardLayout(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 
-// Checkpoints are [num_slots, H, K, V], then with kSumOfKeys [num_slots, H, K]; see CheckpointSlot.
+// Checkpoints are [num_slots, H, K, V] and, with kSumOfKeys, then [num_slots, H, K]. See
+// CheckpointSlot.
 struct CheckpointLayout {
   int64_t num_slots = 0;
   size_t norms = 0;
