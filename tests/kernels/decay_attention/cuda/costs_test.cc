@@ -1,5 +1,5 @@
-// What a scan costs a chunk of 64 tokens, counted by the emulator: the table of
-// src/kernels/README.md, which follows these numbers.
+// Checks the cost of a chunk of 64 tokens in each scan, as counted by the emulator. The table of
+// chunk costs in bench/RESULTS.md has these numbers.
 #include <ostream>
 
 #include "kernels/decay_attention/cuda/expect.h"
