@@ -123,13 +123,13 @@ TEST(SwiGluTest, BadInput) {
   const ExitCode internal = ExitCode::kInternal;
   EXPECT_HL_ERROR(ops::SwiGlu(gate, up.narrow(0, 0, 5)), internal,
                   "SwiGlu of gate [6, 10] fp32 on cpu and up [5, 10] fp32 on cpu",
-                  "one shape, dtype and device for both would work");
+                  "one shape, dtype and device for both.");
   EXPECT_HL_ERROR(ops::SwiGlu(gate.narrow(0, 0, 1), up), internal,
                   "gate [1, 10]");  // no broadcasting
   EXPECT_HL_ERROR(ops::SwiGlu(gate, up.to(at::kBFloat16)), internal, "up [6, 10] bf16");
   EXPECT_HL_ERROR(ops::SwiGlu(gate, up.to(at::kMeta)), internal, "up [6, 10] fp32 on meta");
   EXPECT_HL_ERROR(ops::SwiGlu(gate.to(at::kHalf), up.to(at::kHalf)), ExitCode::kUsage,
-                  "SwiGlu of fp16; fp32, bf16 or fp64 would work");
+                  "SwiGlu does not support fp16. Use fp32, bf16 or fp64.");
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ namespace {
 
 constexpr const char* kLongConvolution = "long convolution";
 
-// A call of either entry; `inputs` is x, or the branches where it is gated.
+// One call of either function. `inputs` is x or, if gated, the branches.
 struct FftConvCall {
   at::Tensor inputs, filter, skip;
   FilterWindow window;
@@ -39,7 +39,7 @@ struct FftConvCall {
   int64_t seq_len() const { return inputs.size(1); }
   int64_t dim() const { return filter.size(1); }
   int64_t length() const { return kernels::FftConvLength(seq_len()); }
-  // Columns of the inputs.
+  // Returns the columns of one branch.
   at::Tensor branch(int64_t number) const { return inputs.narrow(2, number * dim(), dim()); }
 };
 
@@ -73,7 +73,7 @@ kernels::FftConvArgs<T> ArgsOf(const FftConvCall& call, const at::Tensor& tables
   return args;
 }
 
-// run(group, scratch) of each group of channels.
+// Calls run(group, scratch) for each group of channels.
 template <typename Run>
 void ForEachGroup(const FftConvCall& call, bool backward, const Run& run) {
   kernels::cpu::Parallel(
@@ -125,7 +125,7 @@ kernels::FftConvGrads<T> GradsOf(const FftConvCall& call, const at::Tensor& dy,
   return grads;
 }
 
-// -> gradients of the inputs, the filter and the skip.
+// Returns the gradients of the inputs, the filter and the skip.
 Tensors BackwardFused(const FftConvCall& call, const at::Tensor& dy,
                       const std::vector<bool>& wanted) {
   const at::Tensor dinputs = at::empty(call.inputs.sizes(), call.inputs.options());
@@ -178,7 +178,7 @@ at::Tensor Fused(const FftConvCall& given) {
       {.name = "FftConv", .inputs = {call.inputs, call.filter, call.skip}, .forward = forward})[0];
 }
 
-// The same in LibTorch's calls, rounded where the fused form rounds.
+// The same in LibTorch calls, rounded at the same places as the fused kernels.
 at::Tensor Composed(const FftConvCall& call) {
   const at::Tensor u = call.gated ? call.branch(0) * call.branch(2) : call.inputs;
   const at::Tensor wide = u.to(ComputeType(u));
@@ -214,9 +214,9 @@ at::Tensor Run(const char* entry, const char* name, const char* wanted, const Ff
                (!skip.defined() || (FitsBeside(inputs, skip, {filter.size(1)}) &&
                                     skip.scalar_type() == filter.scalar_type())),
            entry, " of ", name, " ", Describe(inputs), " with filter ", Describe(filter),
-           skip.defined() ? Concat(" and skip ", Describe(skip)) : "", "; ", wanted,
+           skip.defined() ? Concat(" and skip ", Describe(skip)) : "", ". Use ", wanted,
            ", filter [T, D] and skip [D] on one device, the last two ",
-           DTypeName(ComputeType(inputs)), ", would work");
+           DTypeName(ComputeType(inputs)), ".");
   return IsFused(inputs) && inputs.numel() > 0 && DeviceTakes(call) ? Fused(call) : Composed(call);
 }
 

@@ -16,7 +16,7 @@ class Transforms {
  public:
   explicit Transforms(const at::Tensor& x)
       : seq_len_(x.size(1)),
-        // The least power of two that a product of two polynomials of T terms fits in.
+        // The smallest power of two that holds the product of two polynomials of T terms.
         length_(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(2 * seq_len_ - 1)))) {}
 
   at::Tensor Spectrum(const at::Tensor& rows) const {  // [rows, T, D] -> [rows, D, F]
@@ -30,8 +30,9 @@ class Transforms {
   int64_t seq_len_, length_;
 };
 
-// With the transforms X, H and G of x, the filter and dy: dx is that of G conj(H), dfilter that of
-// the sum of G conj(X) over the rows. X is made again, which is faster than keeping it.
+// With X, H and G the transforms of x, the filter and dy: dx is the inverse transform of G conj(H),
+// and dfilter that of G conj(X) summed over the rows. X is recomputed, which is faster than keeping
+// it.
 Tensors Backward(const BackwardCall& call) {
   const at::Tensor &x = call.saved[0], &spectrum = call.saved[1];
   const Transforms transforms(x);

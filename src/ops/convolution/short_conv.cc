@@ -26,7 +26,7 @@
 namespace halflife::ops {
 namespace {
 
-// x with the W-1 tokens before it: [B, W-1+T, D].
+// Returns x preceded by the W-1 tokens before it: [B, W-1+T, D].
 at::Tensor WithTail(const ShortConvInputs& inputs) {
   const int64_t taps = inputs.weight.size(2);
   const at::Tensor tail =
@@ -36,16 +36,16 @@ at::Tensor WithTail(const ShortConvInputs& inputs) {
   return at::cat({tail, inputs.x}, 1);
 }
 
-// Document of each token of WithTail. The tail belongs to the slice's first document unless one
-// starts right there.
+// Returns the document of each token of WithTail(). The tail belongs to the slice's first document
+// unless a document starts at the first token.
 at::Tensor DocumentsWithTail(const ShortConvInputs& inputs) {
   const at::Tensor first = inputs.documents.narrow(1, 0, 1);
   const at::Tensor before = at::where(inputs.starts.narrow(1, 0, 1), first - 1, first);
   return at::cat({before.expand({first.size(0), inputs.weight.size(2) - 1}), inputs.documents}, 1);
 }
 
-// What both directions read: the rows of x equally far apart, all else contiguous. What is not
-// there is undefined.
+// Operands of forward and backward. The rows of x have one stride; all other tensors are
+// contiguous. Absent tensors are undefined.
 struct Inputs {
   at::Tensor x, tail, documents, starts;
   at::Tensor weight;  // [D, 1, W] fp32
@@ -83,7 +83,8 @@ Inputs Prepare(const ShortConvInputs& given) {
           .silu = given.silu};
 }
 
-// A shape as the CPU's loops read it: taps whose channels are dense, and the reach.
+// The shape as the CPU loops read it: taps with adjacent channels, and how far back each token may
+// read.
 template <typename T>
 class OnCpu {
  public:
@@ -136,8 +137,8 @@ void BackwardOnCpu(const kernels::ConvShape<T>& given, const kernels::ConvGrads<
                                  scratch.data());
   });
   kernels::cpu::SumPartials(partial.data(), num_blocks, size, sum.data());
-  // Summed apart first: each block by itself would be rounded to the size that a gradient of many
-  // micro-batches has.
+  // The partial sums are added up before they reach the gradient. Adding block by block would round
+  // each block to the magnitude of a gradient that was accumulated over many micro-batches.
   kernels::cpu::SumPlaces<float> places = {
       {.out = weights.dweight, .size = taps * dim, .added = weights.weight_added, .rows = taps}};
   if (given.bias != nullptr)
@@ -156,7 +157,8 @@ at::Tensor ForwardFused(const Inputs& in) {
   return out;
 }
 
-// saved: x, weight, bias and tail as given, documents and starts. -> gradients of the first four.
+// `saved` holds x, weight, bias and tail as they were given, documents and starts. Returns the
+// gradients of the first four.
 Tensors BackwardFused(const BackwardCall& call, bool silu, const ColumnPlace& place) {
   const Tensors& saved = call.saved;
   const Inputs in = Prepare({.x = saved[0],
@@ -208,7 +210,7 @@ at::Tensor FusedShortConv(const ShortConvInputs& given) {
   return Apply({.name = "ShortConv", .inputs = operands, .forward = forward})[0];
 }
 
-// In LibTorch calls: fp64, more taps than the loops take, no tokens.
+// In LibTorch calls: for fp64, for more taps than the kernels support and for no tokens.
 at::Tensor Composed(const ShortConvInputs& inputs) {
   const int64_t taps = inputs.weight.size(2), seq_len = inputs.x.size(1);
   const at::ScalarType compute = ComputeType(inputs.x);
@@ -221,7 +223,7 @@ at::Tensor Composed(const ShortConvInputs& inputs) {
     at::Tensor term = extended.narrow(1, tap, seq_len);
     if (documents.defined() && tap + 1 < taps) {
       const at::Tensor other = documents.narrow(1, tap, seq_len) != inputs.documents;
-      term = term.masked_fill(other.unsqueeze(2), 0);  // a NaN times 0 would be one
+      term = term.masked_fill(other.unsqueeze(2), 0);  // masked, because NaN times 0 is NaN
     }
     term = term * weight.select(2, tap).select(1, 0);
     sum = sum.defined() ? sum + term : term;
@@ -237,20 +239,19 @@ void Check(const ShortConvInputs& inputs) {
                      weight.size(2) >= 1 && FitsBeside(x, weight, {x.size(2), 1, weight.size(2)});
   HL_CHECK(
       sizes && (!tail.defined() || FitsBeside(x, tail, {x.size(0), weight.size(2) - 1, x.size(2)})),
-      "ShortConv of x ", Describe(x), " with weight ", Describe(weight), " and tail ",
+      "ShortConv got x ", Describe(x), " with weight ", Describe(weight), " and tail ",
       Describe(tail),
-      "; x [B, T, D], weight [D, 1, W] and tail [B, W-1, D] or none, on one device, would work");
-  HL_CHECK(!inputs.bias.defined() || FitsBeside(x, inputs.bias, {x.size(2)}), "ShortConv of x ",
+      ". Use x [B, T, D], weight [D, 1, W] and tail [B, W-1, D] or none, on one device.");
+  HL_CHECK(!inputs.bias.defined() || FitsBeside(x, inputs.bias, {x.size(2)}), "ShortConv got x ",
            Describe(x), " with bias ", Describe(inputs.bias),
-           "; [D] on the device of x, or none, would work");
+           ". Use [D] on the same device, or none.");
   const auto tokens = [&](const at::Tensor& y, at::ScalarType dtype) {
     return FitsBeside(x, y, {x.size(0), x.size(1)}) && y.scalar_type() == dtype;
   };
   HL_CHECK((!documents.defined() && !starts.defined()) ||
                (tokens(documents, at::kLong) && tokens(starts, at::kBool)),
-           "ShortConv of x ", Describe(x), " with documents ", Describe(documents), " and starts ",
-           Describe(starts),
-           "; [B, T] int64 and [B, T] bool on the device of x, or neither, would work");
+           "ShortConv got x ", Describe(x), " with documents ", Describe(documents), " and starts ",
+           Describe(starts), ". Use [B, T] int64 and [B, T] bool on the device of x, or neither.");
 }
 
 }  // namespace
@@ -258,7 +259,8 @@ void Check(const ShortConvInputs& inputs) {
 at::Tensor ShortConv(const ShortConvInputs& inputs) {
   Check(inputs);
   if (inputs.segment != nullptr) {
-    HL_CHECK(!inputs.tail.defined(), "ShortConv: a tail of the caller's before a segment");
+    HL_CHECK(!inputs.tail.defined(),
+             "ShortConv: a segment with a tail. Pass no tail: it comes from the previous rank.");
     ShortConvInputs alone = inputs;
     alone.segment.reset();
     inputs.segment->group->NoteAsked();
@@ -284,8 +286,8 @@ at::Tensor ShortConvTail(const ShortConvInputs& inputs) {
 
 at::Tensor ShortConvStep(const ShortConvToken& token, at::Tensor& tail) {
   const at::Tensor& x = token.x;
-  HL_CHECK(x.dim() == 2 && tail.defined(), "ShortConvStep of x ", Describe(x), " with tail ",
-           Describe(tail), "; x [B, D] and a tail would work");
+  HL_CHECK(x.dim() == 2 && tail.defined(), "ShortConvStep got x ", Describe(x), " with tail ",
+           Describe(tail), ". Use x [B, D] and a tail.");
   const c10::AutoGradMode no_grad(false);
   const at::Tensor y = ShortConv({.x = x.unsqueeze(1),
                                   .weight = token.weight,
@@ -297,7 +299,7 @@ at::Tensor ShortConvStep(const ShortConvToken& token, at::Tensor& tail) {
                            .squeeze(1);
   const int64_t length = tail.size(1);
   tail = tail.to(ComputeType(x));
-  // one after the other: a single copy would read what it has written
+  // Moves one token at a time: a single copy would read elements that it has already overwritten.
   for (int64_t i = 0; i + 1 < length; ++i) tail.select(1, i).copy_(tail.select(1, i + 1));
   if (length > 0) tail.select(1, length - 1).copy_(x);
   return y;

@@ -1,7 +1,7 @@
-// Depthwise causal convolution over the last W tokens, followed by SiLU or by nothing: y_t =
-// silu(bias[c] + sum_j weight[c, 0, j] x_{t-W+1+j}). Tokens before the slice come from `tail`; no
-// tap reaches over a document start. Differentiable; a weight or bias whose owner has a sink for
-// its gradient (ops/torch/gradient_sink.h) gets it there.
+// Depthwise causal convolution over the last W tokens, optionally followed by SiLU: y_t =
+// silu(bias[c] + sum_j weight[c, 0, j] x_{t-W+1+j}). Tokens before the slice come from `tail`. No
+// tap crosses a document start. Differentiable; the gradient of a weight or bias that has a sink
+// (ops/torch/gradient_sink.h) goes to the sink.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,22 +14,23 @@
 namespace halflife::ops {
 
 struct ShortConvInputs {
-  at::Tensor x;          // [B, T, D] fp32, bf16 or fp64; the other three too, each of its own
+  at::Tensor x;  // [B, T, D]; x, weight, bias and tail are fp32, bf16 or fp64, each independently
   at::Tensor weight;     // [D, 1, W]
   at::Tensor bias = {};  // [D], or undefined: none
-  at::Tensor tail;       // [B, W-1, D]: the inputs before the slice, or undefined: zeros
-  at::Tensor documents;  // [B, T] int64, or undefined: one per row
-  at::Tensor starts;     // [B, T] bool, with `documents`
-  bool silu = true;      // false: the sum itself
-  // Rows of which other ranks hold the rest: the tail is theirs, none is given.
+  at::Tensor tail;       // [B, W-1, D]: the inputs before the slice; undefined: zeros
+  at::Tensor documents;  // [B, T] int64: the document of each token; undefined: one per row
+  at::Tensor starts;     // [B, T] bool: document starts, required with `documents`
+  bool silu = true;      // false: no activation
+  // For rows that are split over ranks. The tail comes from the previous rank and must not be
+  // given.
   std::shared_ptr<const RowSegment> segment = {};
-  ColumnPlace x_gradient = {};  // where that of x goes, whose rows are columns of a matrix
+  ColumnPlace x_gradient = {};  // buffer of x's gradient, for an x that is columns of a matrix
 };
 
 at::Tensor ShortConv(const ShortConvInputs& inputs);  // [B, T, D]
 
-// The tail that continues the slice: its last W-1 inputs (older ones from `tail` where T < W-1) [B,
-// W-1, D]; zeros where a document start cuts them off.
+// Returns the tail for the slice that follows: the last W-1 inputs [B, W-1, D], including those of
+// `tail` if T < W-1. Inputs before the last document start are zero.
 at::Tensor ShortConvTail(const ShortConvInputs& inputs);
 
 struct ShortConvToken {
@@ -38,8 +39,9 @@ struct ShortConvToken {
   at::Tensor bias = {};  // [D], or undefined: none
   bool silu = true;
 };
-// One token more of every row -> [B, D]. `tail` [B, W-1, D], fp32 (fp64 beside fp64; replaced where
-// it is not), moves on in place. No gradient.
+// Processes one more token of every row and returns [B, D]. `tail` [B, W-1, D] is updated in place;
+// a tail that is not of the compute type (fp32, or fp64 for fp64 inputs) is replaced by one that
+// is. No gradient.
 at::Tensor ShortConvStep(const ShortConvToken& token, at::Tensor& tail);
 
 }  // namespace halflife::ops

@@ -28,8 +28,8 @@ namespace {
 
 constexpr const char* kSineFilter = "filter of sines";
 
-// As a forward saves them and a backward's inputs are numbered: x, the frequency, the output's
-// weight, then weights and biases.
+// The order of the tensors that a forward saves and of a backward's inputs: x, the frequency, the
+// output matrix, then the weights and the biases.
 constexpr size_t kWeights = 3;
 Tensors InOrder(const SineFilterInputs& inputs) {
   Tensors all = {inputs.x.contiguous(), inputs.frequency.contiguous(), inputs.output.contiguous()};
@@ -55,7 +55,7 @@ kernels::SineFilterArgs ArgsOf(const Tensors& in, int num_layers, int64_t num_to
   return args;
 }
 
-// run(block, scratch) of each block of tokens.
+// Calls run(block, scratch) for each block of tokens.
 template <typename Run>
 void ForEachBlock(const kernels::SineFilterArgs& args, int num_blocks, const Run& run) {
   at::parallel_for(0, num_blocks, 1, [&](int64_t begin, int64_t end) {
@@ -64,7 +64,7 @@ void ForEachBlock(const kernels::SineFilterArgs& args, int num_blocks, const Run
   });
 }
 
-// a_L and out
+// The last hidden layer a_L and the output.
 struct Outputs {
   at::Tensor hidden, out;
 };
@@ -105,13 +105,13 @@ void BackwardOnCpu(const kernels::SineFilterArgs& args, const float* dhidden,
   kernels::cpu::SumPartials(partials.data(), num_blocks, places);
 }
 
-// What a call has besides its tensors.
+// The parameters of a call that are not tensors.
 struct Sizes {
   int num_layers;
   int64_t num_tokens;
 };
 
-// saved: the inputs in their order, then a_L. -> gradients in the order of InOrder.
+// `saved` holds the inputs and then a_L. Returns the gradients in the order of InOrder().
 Tensors BackwardFused(const BackwardCall& call, const Sizes& sizes) {
   const Tensors in(call.saved.begin(), call.saved.end() - 1);
   const at::Tensor& hidden = call.saved.back();
@@ -158,7 +158,7 @@ at::Tensor Fused(const Tensors& in, const Sizes& sizes) {
   return Apply({.name = "SineFilter", .inputs = in, .forward = forward})[0];
 }
 
-// The same in LibTorch's calls, differentiated by its tape.
+// The same in LibTorch calls, differentiated by autograd.
 at::Tensor Composed(const SineFilterInputs& inputs) {
   at::Tensor a = inputs.x.reshape({-1, inputs.x.size(-1)}).narrow(0, 0, inputs.num_tokens);
   for (size_t i = 0; i < inputs.weights.size(); ++i)
@@ -188,26 +188,27 @@ void CheckShapes(const SineFilterInputs& inputs) {
   HL_CHECK(x.defined() && x.dim() >= 1 && frequency.defined() && frequency.dim() == 1 &&
                FitsBeside(x, frequency, frequency.sizes()) && x.scalar_type() == ComputeType(x) &&
                frequency.scalar_type() == x.scalar_type(),
-           "SineFilter of x ", Describe(x), " with frequency ", Describe(frequency),
-           "; x [..., P] and frequency [W] on one device, both fp32 or both fp64, would work");
+           "SineFilter got x ", Describe(x), " with frequency ", Describe(frequency),
+           ". Use x [..., P] and frequency [W] on one device, both fp32 or both fp64.");
   HL_CHECK(inputs.num_tokens >= 1 && inputs.num_tokens <= NumRows(x), "SineFilter of ",
-           inputs.num_tokens, " tokens of x ", Describe(x), "; 1 to ", NumRows(x), " would work");
+           inputs.num_tokens, " tokens of x ", Describe(x), ". Use 1 to ", NumRows(x), ".");
   HL_CHECK(!inputs.weights.empty() && inputs.weights.size() == inputs.biases.size(),
            "SineFilter of ", inputs.weights.size(), " weights and ", inputs.biases.size(),
-           " biases; as many of each, at least one, would work");
+           " biases. Use the same number of each, at least one.");
   const int64_t width = frequency.size(0);
   HL_CHECK(inputs.output.defined() && inputs.output.dim() == 2 &&
                FitsBeside(x, inputs.output, {inputs.output.size(0), width}) &&
                inputs.output.scalar_type() == x.scalar_type(),
-           "SineFilter with output ", Describe(inputs.output), "; [D, ", width,
-           "] like x would work");
+           "SineFilter with output ", Describe(inputs.output), ". Use [D, ", width,
+           "] with the dtype and device of x.");
   for (size_t i = 0; i < inputs.weights.size(); ++i) {
     const at::Tensor &weight = inputs.weights[i], &bias = inputs.biases[i];
     const int64_t num_inputs = i == 0 ? x.size(-1) : width;
     HL_CHECK(FitsBeside(x, weight, {width, num_inputs}) && FitsBeside(x, bias, {width}) &&
                  weight.scalar_type() == x.scalar_type() && bias.scalar_type() == x.scalar_type(),
              "SineFilter, layer ", i, ": weight ", Describe(weight), " and bias ", Describe(bias),
-             "; [", width, ", ", num_inputs, "] and [", width, "] like x would work");
+             ". Use [", width, ", ", num_inputs, "] and [", width,
+             "] with the dtype and device of x.");
   }
 }
 

@@ -38,7 +38,7 @@ void ReduceFused(at::Tensor& logits, const at::Tensor& targets, double z_loss_we
       [&](auto stream) { kernels::cuda::ReduceRows(rows, stream); });
 }
 
-// In LibTorch calls: fp64.
+// In LibTorch calls: for fp64.
 void ReduceComposed(at::Tensor& logits, const at::Tensor& targets, double z_loss_weight,
                     bool gradient, const CrossEntropyRows& out) {
   if (logits.is_cpu()) {
@@ -70,13 +70,14 @@ void ReduceRows(at::Tensor& logits, const at::Tensor& targets, double z_loss_wei
     return FitsBeside(logits, x, {logits.size(0)}) && x.is_contiguous() && x.scalar_type() == dtype;
   };
   const at::ScalarType dtype = logits.scalar_type();
-  HL_CHECK(logits.dim() == 2 && logits.is_contiguous() &&
-               (dtype == at::kFloat || dtype == at::kDouble) && is_row(targets, at::kLong) &&
-               is_row(out.loss, dtype) && is_row(out.log_partition, dtype),
-           "cross entropy of logits ", Describe(logits), " with targets ", Describe(targets),
-           ", loss ", Describe(out.loss), ", log_partition ", Describe(out.log_partition),
-           "; logits [R, vocab] fp32 or fp64, targets [R] int64 and the rest [R] of the logits' "
-           "dtype, all contiguous on one device, would work");
+  HL_CHECK(
+      logits.dim() == 2 && logits.is_contiguous() &&
+          (dtype == at::kFloat || dtype == at::kDouble) && is_row(targets, at::kLong) &&
+          is_row(out.loss, dtype) && is_row(out.log_partition, dtype),
+      "cross entropy got logits ", Describe(logits), " with targets ", Describe(targets), ", loss ",
+      Describe(out.loss), ", log_partition ", Describe(out.log_partition),
+      ". Use logits [R, vocab] fp32 or fp64, targets [R] int64 and the rest [R] of the logits' "
+      "dtype, all contiguous on one device.");
   if (IsFused(logits)) {
     ReduceFused(logits, targets, z_loss_weight, gradient, out);
   } else {

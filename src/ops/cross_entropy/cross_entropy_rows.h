@@ -5,7 +5,7 @@
 
 namespace halflife::ops::internal {
 
-// loss[r] = ln Z - logits[r, target[r]] and log_partition[r] = ln Z; both 0 where the target is
+// loss[r] = ln Z - logits[r, target[r]] and log_partition[r] = ln Z. Both are 0 if the target is
 // negative.
 struct CrossEntropyRows {
   at::Tensor loss, log_partition;  // [R] in the logits' dtype
@@ -17,10 +17,10 @@ struct CrossEntropyRows {
 };
 CrossEntropyRows EmptyRows(int64_t num_rows, const at::TensorOptions& options);
 
-// logits [R, vocab] fp32 or fp64, contiguous; targets [R] int64. With `gradient`, the logits are
-// overwritten by d(loss + z_loss_weight ln^2 Z) / d logits = (1 + 2 z_loss_weight ln Z) softmax -
-// onehot, zero where there is no target. For a target outside the vocabulary: on the CPU Error
-// (exit 3), on a GPU NaN.
+// logits [R, vocab] fp32 or fp64, contiguous; targets [R] int64. With `gradient`, overwrites the
+// logits by d(loss + z_loss_weight ln^2 Z) / d logits = (1 + 2 z_loss_weight ln Z) softmax -
+// onehot, which is zero for rows without a target. A target outside the vocabulary throws an error
+// (exit 3) on the CPU and gives NaN on a GPU.
 void ReduceRows(at::Tensor& logits, const at::Tensor& targets, double z_loss_weight, bool gradient,
                 const CrossEntropyRows& out);
 

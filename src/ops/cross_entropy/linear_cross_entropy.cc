@@ -29,13 +29,13 @@ namespace {
 
 using internal::CrossEntropyRows;
 
-// What the matmuls read. A GPU multiplies bf16 as it is stored; elsewhere operands are widened
-// first. Results are in the compute dtype all the same: a logit of 100 in bf16 would be off by up
-// to a quarter.
+// The dtype of matmul operands. A GPU multiplies bf16 as it is stored; elsewhere operands are
+// widened first. Results always have the compute dtype: rounding a logit of 100 to bf16 would give
+// an error of up to 0.25.
 at::ScalarType OperandType(const at::Tensor& x) {
   return x.is_cuda() && x.scalar_type() == at::kBFloat16 ? at::kBFloat16 : ComputeType(x);
 }
-// out = a b, out in the compute dtype.
+// Computes out = a b, with out in the compute dtype.
 void Multiply(at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
   if (a.scalar_type() == out.scalar_type()) {
     at::mm_out(out, a, b);
@@ -43,7 +43,7 @@ void Multiply(at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
     at::mm_out(out, a, b, out.scalar_type());
   }
 }
-// sum += a b, sum in the compute dtype.
+// Computes sum += a b, with sum in the compute dtype.
 void AddProduct(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
   if (a.scalar_type() == sum.scalar_type()) {
     sum.addmm_(a, b);
@@ -52,18 +52,19 @@ void AddProduct(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
   }
 }
 
-// The rows that products are formed of.
+// The rows that take part in the products.
 struct ChosenRows {
-  LinearCrossEntropyInputs inputs;  // theirs
-  at::Tensor numbers;               // [n] int64; undefined: all rows
-  int64_t num_rows = 0;             // of all
+  LinearCrossEntropyInputs inputs;  // restricted to the chosen rows
+  at::Tensor numbers;               // [n] int64, the indices of the rows; undefined: all rows
+  int64_t num_rows = 0;             // number of rows before the choice
 
-  // Their results as those of all rows, zero for the others.
+  // Returns results of the chosen rows as results of all rows, zero for the others.
   at::Tensor Spread(const at::Tensor& results) const {
     if (!numbers.defined()) return results;
     std::vector<int64_t> shape = results.sizes().vec();
     shape[0] = num_rows;
-    // index_copy_ on a GPU, told to add in a fixed order, asks the host whether all numbers fit.
+    // Not index_copy_: in deterministic mode on a GPU it reads the indices on the host to check
+    // their range.
     at::Tensor all = at::zeros(shape, results.options());
     return at::_index_put_impl_(all, {numbers}, results, /*accumulate=*/false, /*unsafe=*/true);
   }
@@ -77,10 +78,10 @@ ChosenRows ChooseRows(const LinearCrossEntropyInputs& inputs,
   if (all.targets.is_cpu()) {
     const auto* const target = all.targets.const_data_ptr<int64_t>();
     const auto found = std::count_if(target, target + num_rows, [](int64_t id) { return id >= 0; });
-    HL_CHECK(found == config.num_targets, "cross entropy of ", found, " targets, announced as ",
-             config.num_targets);
+    HL_CHECK(found == config.num_targets, "cross entropy of ", found,
+             " targets, but num_targets is ", config.num_targets);
   }
-  // Of a size that is known: a GPU is not asked how many it found.
+  // The size is given, so that the host need not wait for the number of matches on a GPU.
   const at::Tensor numbers =
       at::nonzero_static(all.targets >= 0, config.num_targets, /*fill_value=*/0).squeeze(1);
   return {{inputs.hidden.index_select(0, numbers), inputs.weight,
@@ -89,8 +90,8 @@ ChosenRows ChooseRows(const LinearCrossEntropyInputs& inputs,
           num_rows};
 }
 
-// Calls visit(first row, rows, logits of the block) for one block after the other; the logits'
-// memory is reused. `weight` is the inputs' in the operands' dtype.
+// Calls visit(first row, rows, logits of the block) for each block in order; the memory of the
+// logits is reused. `weight` is that of the inputs in the operands' dtype.
 template <typename Visit>
 void ForEachBlock(const LinearCrossEntropyInputs& inputs, const at::Tensor& weight,
                   const LinearCrossEntropyConfig& config, const Visit& visit) {
@@ -109,12 +110,14 @@ void ForEachBlock(const LinearCrossEntropyInputs& inputs, const at::Tensor& weig
 }
 
 struct LossResult {
-  at::Tensor loss, z_loss;      // sums in fp64, scalars beside the inputs
-  at::Tensor dhidden, dweight;  // of the objective, in the compute dtype; undefined unless wanted
+  at::Tensor loss, z_loss;  // sums in fp64, scalars on the device of the inputs
+  at::Tensor dhidden,
+      dweight;  // gradients of the objective, in the compute dtype; undefined unless wanted
 };
 
-// Sums in fp64: thousands of terms, and no dependence on the blocks. On the CPU in row order; a GPU
-// has an order of its own, which the number of rows fixes, and the host does not wait for it.
+// Sums are fp64: there are thousands of terms, and the result must not depend on the blocks. The
+// CPU adds in row order. A GPU has its own order, which depends only on the number of rows, and the
+// host does not wait for it.
 void AddRows(const CrossEntropyRows& rows, LossResult& result) {
   const at::Tensor loss = rows.loss.to(at::kDouble), log_z = rows.log_partition.to(at::kDouble);
   if (!loss.is_cpu()) {
@@ -159,11 +162,12 @@ LossResult RunForward(const LinearCrossEntropyInputs& inputs,
   return result;
 }
 
-// The gradients are known but for one factor when the forward ends; backward, which may run once,
-// scales them.
+// When the forward ends, the gradients are known except for one factor. The backward, which may run
+// once, multiplies by it.
 BackwardFunction ScaleGradients(at::Tensor dhidden, at::Tensor dweight, bool weight_is_own) {
   return [dhidden, dweight, weight_is_own](const BackwardCall& call) mutable -> Tensors {
-    HL_CHECK(dhidden.defined(), "cross entropy is differentiable once");
+    HL_CHECK(dhidden.defined(),
+             "cross entropy is differentiable only once. Run backward once per forward.");
     const auto take = [&](at::Tensor& gradient) {
       return std::exchange(gradient, at::Tensor()).mul_(call.grads[0]);
     };
@@ -185,9 +189,9 @@ void Check(const LinearCrossEntropyInputs& inputs) {
                FitsBeside(hidden, weight, {weight.size(0), hidden.size(1)}) &&
                FitsBeside(hidden, targets, {hidden.size(0)}) &&
                hidden.scalar_type() == weight.scalar_type() && targets.scalar_type() == at::kLong,
-           "cross entropy of hidden ", Describe(hidden), ", weight ", Describe(weight),
+           "cross entropy got hidden ", Describe(hidden), ", weight ", Describe(weight),
            ", targets ", Describe(targets),
-           "; it takes [N, D], [vocab, D] of one dtype and [N] int64, on one device");
+           ". Use [N, D], [vocab, D] of one dtype and [N] int64, on one device.");
 }
 
 }  // namespace
@@ -202,7 +206,7 @@ LinearCrossEntropySums LinearCrossEntropy(const LinearCrossEntropyInputs& inputs
     LossResult result = RunForward(rows.inputs, config, gradient);
     if (gradient) result.dhidden = rows.Spread(result.dhidden);
     const at::ScalarType compute = ComputeType(inputs.hidden);
-    // copies: fp64 sums would be one output twice
+    // Copies: for fp64, `to` would otherwise return the same tensor as two outputs.
     const auto scalar = [&](const at::Tensor& sum) {
       return sum.to(compute, /*non_blocking=*/false, /*copy=*/true);
     };

@@ -1,6 +1,6 @@
-// The output layer and its cross entropy in one: logits = hidden weight^T exist for a block of rows
-// at a time, and their gradient is turned into those of hidden and weight while the block is in the
-// cache. Never a [N, vocab] tensor.
+// The output layer and its cross entropy in one operation. The logits hidden weight^T exist for one
+// block of rows at a time, and their gradient is converted to those of hidden and weight while the
+// block is in the cache. There is never a [N, vocab] tensor.
 //
 //   const auto sums = LinearCrossEntropy({hidden, *head, targets}, {.z_loss_weight = 1e-4});
 //   (sums.objective / num_targets).backward();
@@ -15,56 +15,59 @@ namespace halflife::ops {
 struct LinearCrossEntropyInputs {
   at::Tensor hidden;  // [N, D] fp32, bf16 or fp64
   at::Tensor weight;  // [vocab, D], dtype of hidden
-  // [N] int64; negative: no target here. Outside the vocabulary: on the CPU Error, exit 3; on a GPU
-  // the sums are NaN
+  // [N] int64; negative: the row has no target. A target outside the vocabulary throws an error
+  // (exit 3) on the CPU and makes the sums NaN on a GPU.
   at::Tensor targets;
 };
 struct LinearCrossEntropyConfig {
   double z_loss_weight = 0;
-  int64_t rows_per_block = 0;  // 0: as CrossEntropyRowsPerBlock
-  // Rows that have a target, where the caller knows. If they are at most half, the others are left
-  // out of the products, to which they give nothing; Error where there are not as many.
+  int64_t rows_per_block = 0;  // 0: use CrossEntropyRowsPerBlock()
+  // The number of rows that have a target, if the caller knows it; -1: unknown. If at most half of
+  // the rows have one, the others are left out of the products. Throws an error if the number is
+  // wrong.
   int64_t num_targets = -1;
-  // That nothing else in the loss reads the weight: its gradient may then go to its sink
-  // (torch/gradient_sink.h) as it was formed, in fp32.
+  // Set if nothing else in the loss reads the weight. Its gradient may then go directly to its sink
+  // (ops/torch/gradient_sink.h) in fp32.
   bool weight_is_own = false;
 };
 
 struct LinearCrossEntropySums {
-  at::Tensor objective;  // scalar: loss + z_loss_weight z_loss. Differentiable, once
-  at::Tensor loss;       // scalar: sum of ln Z - logit[target]. No gradient
-  at::Tensor z_loss;     // scalar: sum of (ln Z)^2. No gradient
+  at::Tensor objective;  // scalar: loss + z_loss_weight z_loss. Differentiable once
+  at::Tensor loss;       // scalar: sum of ln Z - logit[target]. Not differentiable
+  at::Tensor z_loss;     // scalar: sum of (ln Z)^2. Not differentiable
 };
-// Logits, sums and the gradient of weight are formed in fp32 (fp64 beside fp64). On a GPU bf16
-// operands are multiplied as they are, the logits' gradient rounded to bf16 among them.
+// Logits, sums and the gradient of weight are computed in fp32 (fp64 for fp64 inputs). On a GPU
+// bf16 operands are multiplied as they are stored, and the gradient of the logits is rounded to
+// bf16 for that.
 LinearCrossEntropySums LinearCrossEntropy(const LinearCrossEntropyInputs& inputs,
                                           const LinearCrossEntropyConfig& config);
-// hidden [..., D] and weight [vocab, D] -> [..., vocab] in fp32 (fp64 beside fp64). Differentiable;
-// where no gradient is wanted a GPU multiplies bf16 as it is stored, as above.
+// hidden [..., D] and weight [vocab, D] -> [..., vocab] in fp32 (fp64 for fp64 inputs).
+// Differentiable. If no gradient is wanted, a GPU multiplies bf16 as it is stored, as above.
 at::Tensor LinearLogits(const at::Tensor& hidden, const at::Tensor& weight);
 
-// How many of `num_rows` rows have logits at a time: the power of two whose fp32 logits fit 64 MiB
-// on the CPU, near its caches. On a GPU 512 MiB: each block reads and writes the weight's gradient
-// once, and its products must fill the device. At least 64, at most all.
+// Returns the number of rows whose logits are in memory at a time: the power of two whose fp32
+// logits fit 64 MiB on the CPU, close to its cache sizes, and 512 MiB on a GPU, where each block
+// reads and writes the weight's gradient once and its products must fill the device. At least 64,
+// at most num_rows.
 int64_t CrossEntropyRowsPerBlock(int64_t num_rows, int64_t vocab, bool gpu);
 
-// Most that LinearCrossEntropy holds at once while it differentiates, beyond its inputs: a block of
-// logits, the two gradients, and of bf16 inputs the weight in fp32 on the CPU, on a GPU the block's
-// gradient in bf16.
+// Returns the peak memory of LinearCrossEntropy in a differentiated call, beyond its inputs: a
+// block of logits, the two gradients and, for bf16 inputs, the weight in fp32 on the CPU or the
+// block's gradient in bf16 on a GPU.
 struct CrossEntropyStorage {
   bool bf16 = false, gpu = false;
 };
 double LinearCrossEntropyBytes(int64_t num_rows, int64_t vocab, int64_t dim,
                                CrossEntropyStorage storage);
 
-// ln Z - logit[target] of each row, 0 where there is no target: [N] fp32 (fp64 beside fp64). No
-// gradient.
+// Returns ln Z - logit[target] of each row, 0 for rows without a target: [N] fp32 (fp64 for fp64
+// inputs). No gradient.
 at::Tensor LinearTokenCrossEntropy(const LinearCrossEntropyInputs& inputs,
                                    const LinearCrossEntropyConfig& config = {});
 
 struct TokenScores {
-  at::Tensor loss;     // [N] as LinearTokenCrossEntropy's
-  at::Tensor correct;  // [N] of that dtype: 1 where the target has the largest logit, else 0
+  at::Tensor loss;     // [N] like LinearTokenCrossEntropy's result
+  at::Tensor correct;  // [N] of the same dtype: 1 if the target has the largest logit, else 0
 };
 TokenScores LinearTokenScores(const LinearCrossEntropyInputs& inputs,
                               const LinearCrossEntropyConfig& config = {});

@@ -43,17 +43,17 @@ void CheckStateFields(const char* what, const DecayState& state,
                       const DecayAttentionConfig& config) {
   HL_CHECK(!state.norm.defined() || config.norm == kernels::NormKind::kSumOfKeys, what, ".norm ",
            Describe(state.norm),
-           ", but the config has no normaliser; norm = kSumOfKeys, or no such state, would work");
+           ", but the config has no normalizer. Set norm = kSumOfKeys, or pass no such state.");
   HL_CHECK(!state.log_scale.defined() || config.allow_growth, what, ".log_scale ",
            Describe(state.log_scale),
-           ", but the config does not allow growth; allow_growth, or no such state, would work");
+           ", but the config does not allow growth. Set allow_growth, or pass no such state.");
 }
 
 void CheckStateShapes(const char* what, const DecayState& state, const at::Tensor& q,
                       at::IntArrayRef sizes) {
   const auto check = [&](const char* field, const at::Tensor& x, at::IntArrayRef want) {
     HL_CHECK(!x.defined() || FitsBeside(q, x, want), "decay attention: ", what, field, " ",
-             Describe(x), " of states ", want, " on ", q.device().str());
+             Describe(x), " does not fit states ", want, " on ", q.device().str());
   };
   check("", state.kv, sizes);
   check(".norm", state.norm, sizes.slice(0, 3));

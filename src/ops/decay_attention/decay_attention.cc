@@ -48,33 +48,33 @@ kernels::DecayKind KindOf(const at::Tensor& log_decay) {
 void CheckKeyScale(const DecayAttentionInputs& in) {
   const std::vector<int64_t> want = {in.q.size(0), in.q.size(1), NumHeads(in)};
   HL_CHECK(!in.key_scale.defined() || FitsBeside(in.q, in.key_scale, want), "key_scale ",
-           Describe(in.key_scale), " beside q ", Describe(in.q), "; [B, T, H], here ",
-           at::IntArrayRef(want), ", on its device would work");
+           Describe(in.key_scale), " does not fit q ", Describe(in.q), ". Use [B, T, H], which is ",
+           at::IntArrayRef(want), ", on the same device.");
 }
 
 void CheckShapes(const DecayAttentionInputs& in) {
   const at::Tensor &q = in.q, &k = in.k, &v = in.v, &g = in.log_decay;
   HL_CHECK(q.dim() == 4 && k.dim() == 4 && v.dim() == 4, "q ", q.sizes(), ", k ", k.sizes(), ", v ",
-           v.sizes(), "; all are [B, T, heads, head_dim]");
-  HL_CHECK(q.is_cpu() || q.is_cuda(), "decay attention of q ", Describe(q),
-           "; the CPU and CUDA have kernels for it");
+           v.sizes(), ". Use [B, T, heads, head_dim] for all.");
+  HL_CHECK(q.is_cpu() || q.is_cuda(), "decay attention got q ", Describe(q),
+           ". Use the CPU or CUDA: other devices have no kernels.");
   CheckCounts({q, k, v});
   const int64_t batch = q.size(0), seq_len = q.size(1), dim_k = q.size(3);
   const auto rows = [&](const at::Tensor& x) {
     return x.size(0) == batch && x.size(1) == seq_len && x.device() == q.device();
   };
   HL_CHECK(rows(k) && rows(v) && k.size(3) == dim_k, "q ", Describe(q), ", k ", Describe(k), ", v ",
-           Describe(v), " do not fit each other; one B, T, device and, of q and k, K would work");
+           Describe(v), " do not match. Use the same B, T and device, and the same K for q and k.");
   if (g.defined()) {
     HL_CHECK(g.dim() >= 1 && g.dim() <= 4 && g.device() == q.device() && (g.dim() <= 2 || rows(g)),
-             "log_decay ", Describe(g), " beside q ", Describe(q),
-             "; [Hd], [Hd, K], [B, T, Hd] or [B, T, Hd, K] on the device of q would work");
+             "log_decay ", Describe(g), " does not fit q ", Describe(q),
+             ". Use [Hd], [Hd, K], [B, T, Hd] or [B, T, Hd, K] on the device of q.");
     HL_CHECK(g.dim() % 2 == 1 || g.size(-1) == dim_k, "log_decay ", g.sizes(),
-             " per channel beside K ", dim_k);
+             " per channel does not fit K ", dim_k);
   }
   HL_CHECK(in.chunks == nullptr || (in.chunks->batch == batch && in.chunks->seq_len == seq_len &&
                                     in.chunks->device == q.device()),
-           "chunks of another batch or device");
+           "chunks were made for another batch or device. Make them for these inputs.");
   CheckKeyScale(in);
 }
 
@@ -186,8 +186,8 @@ at::Tensor OutputGradient(const DecayCall& call, const at::Tensor& dout) {
   const kernels::DecayAttentionArgs& args = call.args;
   HL_CHECK(
       FitsBeside(call.inputs.q, dout, {args.batch, args.seq_len, args.num_heads, args.head_dim_v}),
-      "decay attention backward: dout ", Describe(dout), " of an output [", args.batch, ", ",
-      args.seq_len, ", ", args.num_heads, ", ", args.head_dim_v, "] on ",
+      "decay attention backward: dout ", Describe(dout), " does not fit the output [", args.batch,
+      ", ", args.seq_len, ", ", args.num_heads, ", ", args.head_dim_v, "] on ",
       call.inputs.q.device().str());
   return Rows(dout.to(call.inputs.v.scalar_type()));
 }
@@ -365,17 +365,17 @@ void CheckOptional(const DecayAttentionInputs& in, const DecayAttentionConfig& c
   const std::vector<int64_t> want = {in.q.size(0), in.q.size(1), NumHeads(in)};
   HL_CHECK(!in.log_key_scale.defined() ||
                (config.allow_growth && FitsBeside(in.q, in.log_key_scale, want)),
-           "decay attention: log_key_scale ", Describe(in.log_key_scale), " beside q ",
-           Describe(in.q), "; [B, T, H], here ", at::IntArrayRef(want),
-           ", with allow_growth would work");
+           "decay attention: log_key_scale ", Describe(in.log_key_scale), " does not fit q ",
+           Describe(in.q), ". Use [B, T, H], which is ", at::IntArrayRef(want),
+           ", with allow_growth.");
   HL_CHECK(!in.norm_q.defined() || config.norm == kernels::NormKind::kSumOfKeys,
-           "decay attention: norm_q without the normaliser");
+           "decay attention: norm_q without the normalizer. Set norm = kSumOfKeys.");
 }
 
 void CheckSummary(const DecayAttentionConfig& config) {
   HL_CHECK_AS(ExitCode::kUsage, !config.allow_growth,
-              "decay attention: the summary of a segment carries no log scale; log_decay <= 0 "
-              "without allow_growth, or whole sequences, would work");
+              "decay attention: the summary of a segment carries no log scale. Use log_decay <= 0 "
+              "without allow_growth, or whole sequences.");
 }
 
 }  // namespace
@@ -400,8 +400,8 @@ DecayAttentionOutput DecayAttention(const DecayAttentionInputs& inputs,
 DecayAttentionGrads Backward(const DecayAttentionInputs& inputs, const DecayAttentionConfig& config,
                              const at::Tensor& dout, const DecayState& dfinal_state) {
   HL_CHECK_AS(ExitCode::kUsage, !inputs.log_key_scale.defined() && !inputs.norm_q.defined(),
-              "decay attention: Backward with log_key_scale or norm_q; autograd, through "
-              "DecayAttention, would work");
+              "decay attention: Backward with log_key_scale or norm_q. Use autograd, through "
+              "DecayAttention.");
   if (!config.allow_growth) return Gradients(inputs, config, dout, dfinal_state);
   CheckShapes(inputs);
   const ScaledInputs scaled = ScaleGrowth(inputs, config);

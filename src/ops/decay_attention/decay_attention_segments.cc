@@ -93,7 +93,9 @@ DecayState PassThrough(const DecaySegment& segment, const DecayState& before) {
 
 DecayAttentionOutput OverSegments(const DecayAttentionInputs& inputs,
                                   const DecayAttentionConfig& config) {
-  HL_CHECK(!inputs.initial_state.kv.defined(), "decay attention: an initial state of a segment");
+  HL_CHECK(!inputs.initial_state.kv.defined(),
+           "decay attention: a segment with an initial state. Pass no state: it comes from the "
+           "previous rank.");
   const RowSegment& row = *inputs.segment;
   const DecayAttentionInputs alone = Alone(inputs);
   const auto run = [&](const Tensors& x, const SegmentState& before) -> ScannedSegment {

@@ -18,9 +18,9 @@ void CheckState(const at::Tensor& q, const DecayState& state, const DecayAttenti
   const std::vector<int64_t> want = {state.kv.size(0), state.kv.size(1), state.kv.size(2)};
   HL_CHECK(state.norm.defined() && FitsBeside(q, state.norm, want) &&
                state.norm.scalar_type() == ComputeType(q) && state.norm.is_contiguous(),
-           "decay attention step: state.norm ", Describe(state.norm), " beside state.kv ",
-           Describe(state.kv), "; a contiguous ", at::IntArrayRef(want), " of ",
-           DTypeName(ComputeType(q)), " on its device would work");
+           "decay attention step: state.norm ", Describe(state.norm), " does not fit state.kv ",
+           Describe(state.kv), ". Use a contiguous ", at::IntArrayRef(want), " of ",
+           DTypeName(ComputeType(q)), " on the same device.");
 }
 
 void CheckLogDecay(const DecayAttentionStepInputs& in) {
@@ -29,37 +29,36 @@ void CheckLogDecay(const DecayAttentionStepInputs& in) {
   const int64_t rest = g.dim() - (in.constant_decay ? 0 : 1);  // [Hd] or [Hd, K]
   HL_CHECK((rest == 1 || (rest == 2 && g.size(-1) == q.size(2))) &&
                (in.constant_decay || g.size(0) == q.size(0)) && g.device() == q.device(),
-           "decay attention step: log_decay ", Describe(g), " beside q ", Describe(q),
-           in.constant_decay ? "; [Hd] or [Hd, K]" : "; [B, Hd] or [B, Hd, K]",
-           " on its device would work");
+           "decay attention step: log_decay ", Describe(g), " does not fit q ", Describe(q),
+           in.constant_decay ? ". Use [Hd] or [Hd, K]" : ". Use [B, Hd] or [B, Hd, K]",
+           " on the same device.");
 }
 
 void CheckTensors(const DecayAttentionStepInputs& in, const at::Tensor& state) {
   const at::Tensor &q = in.q, &k = in.k, &v = in.v;
   HL_CHECK(q.dim() == 3 && k.dim() == 3 && v.dim() == 3 && state.defined() && state.dim() == 4,
-           "decay attention step of q ", q.sizes(), ", k ", k.sizes(), ", v ", v.sizes(),
-           ", state ", Describe(state),
-           "; [B, heads, K], [B, heads, V] and [B, H, K, V] would work");
-  HL_CHECK(q.is_cpu() || q.is_cuda(), "decay attention step of q ", Describe(q),
-           "; the CPU and CUDA have kernels for it");
+           "decay attention step got q ", q.sizes(), ", k ", k.sizes(), ", v ", v.sizes(),
+           ", state ", Describe(state), ". Use [B, heads, K], [B, heads, V] and [B, H, K, V].");
+  HL_CHECK(q.is_cpu() || q.is_cuda(), "decay attention step got q ", Describe(q),
+           ". Use the CPU or CUDA: other devices have no kernels.");
   CheckCounts({q, k, v, state});
   const int64_t batch = q.size(0), dim_k = q.size(2);
   HL_CHECK(k.size(0) == batch && v.size(0) == batch && k.size(2) == dim_k &&
                state.size(0) == batch && state.size(2) == dim_k && state.size(3) == v.size(2) &&
                state.is_contiguous(),
            "decay attention step: q ", q.sizes(), ", k ", k.sizes(), ", v ", v.sizes(), ", state ",
-           state.sizes(), " do not fit each other");
+           state.sizes(), " do not match. Use one B and K, and a contiguous state [B, H, K, V].");
   const auto like_q = [&](const at::Tensor& x) {
     return x.scalar_type() == q.scalar_type() && x.device() == q.device();
   };
   HL_CHECK(like_q(k) && like_q(v) && state.device() == q.device() &&
                state.scalar_type() == ComputeType(q),
-           "decay attention step of q ", Describe(q), ", k ", Describe(k), ", v ", Describe(v),
-           ", state ", Describe(state), "; q, k, v of one dtype and device, and a state of ",
-           DTypeName(ComputeType(q)), " beside them would work");
+           "decay attention step got q ", Describe(q), ", k ", Describe(k), ", v ", Describe(v),
+           ", state ", Describe(state), ". Use q, k, v of one dtype and device, and a state of ",
+           DTypeName(ComputeType(q)), " on the same device.");
   HL_CHECK(!in.key_scale.defined() || FitsBeside(q, in.key_scale, {batch, state.size(1)}),
-           "decay attention step: key_scale ", Describe(in.key_scale), " beside state ",
-           Describe(state), "; [B, H] on its device would work");
+           "decay attention step: key_scale ", Describe(in.key_scale), " does not fit state ",
+           Describe(state), ". Use [B, H] on the same device.");
   CheckLogDecay(in);
 }
 
@@ -123,8 +122,8 @@ at::Tensor DecayAttentionStep(const DecayAttentionStepInputs& inputs,
   HL_CHECK(!inputs.log_key_scale.defined() ||
                (config.allow_growth &&
                 FitsBeside(inputs.q, inputs.log_key_scale, {state.kv.size(0), state.kv.size(1)})),
-           "decay attention step: log_key_scale ", Describe(inputs.log_key_scale), " beside state ",
-           Describe(state.kv), "; [B, H] with allow_growth would work");
+           "decay attention step: log_key_scale ", Describe(inputs.log_key_scale),
+           " does not fit state ", Describe(state.kv), ". Use [B, H] with allow_growth.");
   const auto run = [&](const DecayAttentionStepInputs& plain) {
     return plain.norm_q.defined() ? StepWithOwnDenominator(plain, config, state)
                                   : RunStep(plain, config, state);

@@ -22,10 +22,10 @@ namespace {
 
 void CheckConfig(const DecayAttentionConfig& config, bool constant, const at::Tensor& log_decay) {
   HL_CHECK_AS(ExitCode::kUsage, config.norm == kernels::NormKind::kSumOfKeys,
-              "decay attention: allow_growth without the normaliser, whose output would grow with "
-              "the state; norm = kSumOfKeys would work");
+              "decay attention: allow_growth without the normalizer, so the output would grow with "
+              "the state. Set norm = kSumOfKeys.");
   HL_CHECK_AS(ExitCode::kUsage, constant, "decay attention: allow_growth with log_decay ",
-              Describe(log_decay), "; a constant one, [Hd] or [Hd, K], or none would work");
+              Describe(log_decay), ". Use a constant log_decay, [Hd] or [Hd, K], or none.");
 }
 
 // mu for each of the H heads, [H] fp64; 0 without a decay.
@@ -52,8 +52,8 @@ void CheckLogScale(const at::Tensor& q, const at::Tensor& log_scale, at::IntArra
   if (!log_scale.defined()) return;
   HL_CHECK(FitsBeside(q, log_scale, want) && log_scale.scalar_type() == at::kDouble && has_state,
            "decay attention: log_scale ", Describe(log_scale),
-           has_state ? " of states " : " without states ", want, " on ", q.device().str(),
-           "; fp64 beside the state that it scales would work");
+           has_state ? " does not fit states " : " has no states ", want, " on ", q.device().str(),
+           ". Use fp64, with the state that it scales.");
 }
 
 // For each token, the number of marked tokens from the start of its run up to and including it.
@@ -214,8 +214,9 @@ DecayAttentionStepInputs ScaleGrowthOfStep(const DecayAttentionStepInputs& input
   const at::Tensor& g = inputs.log_decay;
   CheckConfig(config, !g.defined() || inputs.constant_decay, g);
   const int64_t batch = inputs.q.size(0), heads = state.kv.size(1);
-  HL_CHECK(state.log_scale.defined(), "decay attention step: growth without a log_scale; fp64 [",
-           batch, ", ", heads, "], zeros for an empty state, would work");
+  HL_CHECK(state.log_scale.defined(),
+           "decay attention step: growth without a log_scale. Use fp64 [", batch, ", ", heads,
+           "], zeros for an empty state.");
   CheckLogScale(inputs.q, state.log_scale, {batch, heads}, true);
   DecayAttentionStepInputs scaled = inputs;
   const at::ScalarType compute = ComputeType(inputs.q);

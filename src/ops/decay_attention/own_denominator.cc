@@ -24,7 +24,7 @@ Inputs Denominator(Inputs in, const std::vector<int64_t>& ones) {
   HL_CHECK(
       in.norm_k.defined() && in.norm_q.sizes() == in.q.sizes() && in.norm_k.sizes() == in.k.sizes(),
       "decay attention: norm_q ", Describe(in.norm_q), " and norm_k ", Describe(in.norm_k),
-      "; the shapes of q ", Describe(in.q), " and k ", Describe(in.k), " would work");
+      ". Use the shapes of q ", Describe(in.q), " and k ", Describe(in.k), ".");
   in.q = in.norm_q, in.k = in.norm_k;
   in = Numerator(std::move(in));
   in.v = at::ones(ones, in.v.options().requires_grad(false));

@@ -63,11 +63,11 @@ int64_t NumSequences(const FocusPoolInputs& inputs) {
   return inputs.chunks == nullptr ? inputs.u.size(0) : inputs.chunks->num_sequences();
 }
 
-// What both directions read. All contiguous; states may be undefined.
+// Operands of forward and backward. All are contiguous; states may be undefined.
 struct FocusOperands {
   at::Tensor log_weight, u;
   at::Tensor log_scale, mass, sum;     // without a window
-  at::Tensor tail_log_weight, tail_u;  // with one; the log weight of an absent token is -inf
+  at::Tensor tail_log_weight, tail_u;  // with a window; the log weight of an absent token is -inf
   FocusPoolConfig config = {};
   Runs runs = {};
   int64_t num_sequences = 0;
@@ -95,7 +95,7 @@ struct FocusOperands {
 
 struct FocusResults {
   at::Tensor out, row_max, row_sum;
-  at::Tensor log_scale, mass, sum;  // final, without a window and where wanted
+  at::Tensor log_scale, mass, sum;  // the final state, without a window and if wanted
 
   template <typename T>
   kernels::FocusPoolResults<T> Args() const {
@@ -109,7 +109,7 @@ struct FocusResults {
   }
 };
 
-// A schedule and its workspace on x's device.
+// A schedule and its workspace on the device of `in`.
 class DeviceWork {
  public:
   DeviceWork(const FocusOperands& in, bool backward) {
@@ -149,13 +149,13 @@ class DeviceWork {
   int64_t num_chunks_ = 0, num_blocks_ = 0;
 };
 
-// body(begin, end) for shares of the pairs (run, head).
+// Calls body(begin, end) for ranges of the pairs (run, head).
 template <typename Body>
 void ForPieces(const FocusOperands& in, const Body& body) {
   at::parallel_for(0, static_cast<int64_t>(in.runs.size()) * in.u.size(2), 1, body);
 }
 
-// function.operator()<T>() for the storage of u, fp64 included.
+// Calls function.operator()<T>() with the storage type of u, fp64 included.
 template <typename Function>
 void WithElement(const at::Tensor& u, const Function& function) {
   if (u.scalar_type() == at::kDouble) {
@@ -171,7 +171,7 @@ FocusResults Forward(const FocusOperands& in) {
                           .row_sum = at::empty_like(in.log_weight)};
   if (in.config.want_state && in.config.window == 0) {
     const auto like = [&](const at::Tensor& before, std::vector<int64_t> shape) {
-      // sequences without tokens stay where they were
+      // Sequences without tokens keep their state.
       return before.defined() ? before.clone() : at::zeros(shape, in.log_weight.options());
     };
     const int64_t heads = in.u.size(2);
@@ -203,7 +203,8 @@ struct FocusGradients {
   at::Tensor dlog_weight, du, dmass, dsum, dtail_log_weight, dtail_u;
 };
 
-// Gradients of the final state pass sequences without tokens by.
+// Returns the gradient that bypasses the pool: that of the final state, for sequences without
+// tokens.
 at::Tensor InitialGradient(const FocusOperands& in, const at::Tensor& before,
                            const at::Tensor& after) {
   const at::Tensor gradient = at::zeros_like(before);
@@ -267,7 +268,7 @@ FocusGradients Backward(const FocusOperands& in, const FocusResults& results,
   return g;
 }
 
-// `tail` holds the log weights with -inf for absent tokens, and u, in u's dtype.
+// `tail_log_weight` holds -inf for absent tokens. `tail_u` has u's dtype.
 Tensors Differentiable(const FocusPoolInputs& inputs, const FocusPoolConfig& config,
                        const Runs& runs, const at::Tensor& tail_log_weight,
                        const at::Tensor& tail_u) {
@@ -322,7 +323,8 @@ Tensors Differentiable(const FocusPoolInputs& inputs, const FocusPoolConfig& con
        .forward = forward});
 }
 
-// The last window - 1 tokens of every sequence; in LibTorch calls, which differentiate themselves.
+// Returns the last window - 1 tokens of every sequence, in LibTorch calls that autograd
+// differentiates.
 FocusPoolState Tail(const FocusPoolInputs& inputs, const FocusPoolConfig& config,
                     const Runs& runs) {
   const FocusPoolState& before = inputs.initial_state;
@@ -366,37 +368,37 @@ void CheckState(const FocusPoolInputs& inputs, const FocusPoolConfig& config) {
   const bool tail = s.tail_present.defined() || s.tail_log_weight.defined() || s.tail_u.defined();
   HL_CHECK(!sums || (config.window == 0 && fits(s.log_scale, {count, heads}) &&
                      fits(s.mass, {count, heads}) && fits(s.sum, {count, heads, dim})),
-           "FocusPool of u ", Describe(u), " with window ", config.window, " from log_scale ",
-           Describe(s.log_scale), ", mass ", Describe(s.mass), " and sum ", Describe(s.sum), "; [",
-           count, ", H], the same and [", count, ", H, P] beside u and without a window, or none, ",
-           "would work");
+           "FocusPool got u ", Describe(u), ", window ", config.window, ", log_scale ",
+           Describe(s.log_scale), ", mass ", Describe(s.mass), " and sum ", Describe(s.sum),
+           ". Without a window, use [", count, ", H], the same and [", count,
+           ", H, P] of the compute dtype on the same device, or none.");
   const int64_t length = config.window - 1;
   HL_CHECK(!tail || (config.window > 0 && fits(s.tail_present, {count, length}) &&
                      fits(s.tail_log_weight, {count, length, heads}) &&
                      fits(s.tail_u, {count, length, heads, dim})),
-           "FocusPool of u ", Describe(u), " with window ", config.window, " from tail_present ",
+           "FocusPool got u ", Describe(u), ", window ", config.window, ", tail_present ",
            Describe(s.tail_present), ", tail_log_weight ", Describe(s.tail_log_weight),
-           " and tail_u ", Describe(s.tail_u), "; [", count,
-           ", window - 1], the same with H and with H, P beside u, or none, would work");
+           " and tail_u ", Describe(s.tail_u), ". With a window, use [", count,
+           ", window - 1], the same with H and with H, P, on the device of u, or none.");
 }
 
 void Check(const FocusPoolInputs& inputs, const FocusPoolConfig& config) {
   const at::Tensor &log_weight = inputs.log_weight, &u = inputs.u;
   CheckDTypes("FocusPool", {log_weight, u});
-  HL_CHECK(u.defined() && u.dim() == 4 &&
-               FitsBeside(u, log_weight, {u.size(0), u.size(1), u.size(2)}) &&
-               log_weight.scalar_type() == ComputeType(u),
-           "FocusPool of u ", Describe(u), " with log_weight ", Describe(log_weight),
-           "; u [B, T, H, P] and log_weight [B, T, H] in fp32 (fp64 beside fp64), on one device, ",
-           "would work");
-  HL_CHECK(IsFused(u) || u.is_cpu(), "FocusPool of u ", Describe(u),
-           "; fp32 or bf16, or fp64 on the CPU, would work in this build");
+  HL_CHECK(
+      u.defined() && u.dim() == 4 && FitsBeside(u, log_weight, {u.size(0), u.size(1), u.size(2)}) &&
+          log_weight.scalar_type() == ComputeType(u),
+      "FocusPool got u ", Describe(u), " with log_weight ", Describe(log_weight),
+      ". Use u [B, T, H, P] and log_weight [B, T, H] in fp32 (fp64 for fp64 u), on one device.");
+  HL_CHECK(IsFused(u) || u.is_cpu(), "FocusPool got u ", Describe(u),
+           ". In this build, use fp32 or bf16, or fp64 on the CPU.");
   HL_CHECK(config.window >= 0 && config.eps >= 0 && std::isfinite(config.eps),
            "FocusPool with window ", config.window, " and eps ", config.eps,
-           "; numbers that are not negative would work");
+           ". Use non-negative numbers.");
   HL_CHECK(inputs.chunks == nullptr ||
                (inputs.chunks->batch == u.size(0) && inputs.chunks->seq_len == u.size(1)),
-           "FocusPool of u ", Describe(u), " with chunks of another batch");
+           "FocusPool got u ", Describe(u),
+           " with chunks of another batch. Make chunks for this batch.");
   CheckState(inputs, config);
 }
 
@@ -425,8 +427,8 @@ FocusPoolOutput FocusPool(const FocusPoolInputs& inputs, const FocusPoolConfig& 
 
 at::Tensor FocusPoolStep(const at::Tensor& log_weight, const at::Tensor& u,
                          const FocusPoolConfig& config, FocusPoolState& state) {
-  HL_CHECK(log_weight.dim() == 2 && u.dim() == 3, "FocusPoolStep of u ", Describe(u),
-           " with log_weight ", Describe(log_weight), "; [B, H, P] and [B, H] would work");
+  HL_CHECK(log_weight.dim() == 2 && u.dim() == 3, "FocusPoolStep got u ", Describe(u),
+           " with log_weight ", Describe(log_weight), ". Use [B, H, P] and [B, H].");
   const c10::AutoGradMode no_grad(false);
   const FocusPoolOutput result = FocusPool(
       {.log_weight = log_weight.unsqueeze(1), .u = u.unsqueeze(1), .initial_state = state},
@@ -440,7 +442,7 @@ at::Tensor FocusPoolStep(const at::Tensor& log_weight, const at::Tensor& u,
   const int64_t length = config.window - 1;
   const auto push = [&](at::Tensor& tail, const at::Tensor& last) {
     if (length == 0) return;
-    // a copy, as source and target overlap
+    // Cloned because source and destination overlap.
     if (length > 1) tail.narrow(1, 0, length - 1).copy_(tail.narrow(1, 1, length - 1).clone());
     tail.select(1, length - 1).copy_(last);
   };

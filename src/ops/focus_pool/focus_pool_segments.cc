@@ -12,7 +12,7 @@
 namespace halflife::ops {
 namespace {
 
-// Nothing seen is a mass of 0 here, a log scale of -inf there.
+// An empty state has a mass of 0 in FocusPoolState, and a log scale of -inf in SegmentState.
 FocusPoolState ToFocusState(const SegmentState& state) {
   if (state.values.empty()) return {};
   return {
@@ -38,9 +38,10 @@ FocusPoolOutput OfWindow(FocusPoolInputs inputs, const FocusPoolConfig& config) 
 }  // namespace
 
 FocusPoolOutput OverSegments(const FocusPoolInputs& inputs, const FocusPoolConfig& config) {
-  HL_CHECK(!inputs.initial_state.mass.defined() && !inputs.initial_state.tail_present.defined() &&
-               !config.want_state,
-           "FocusPool: a state of the caller's before or after a segment");
+  HL_CHECK(
+      !inputs.initial_state.mass.defined() && !inputs.initial_state.tail_present.defined() &&
+          !config.want_state,
+      "FocusPool: a segment with an initial or a final state. Pass no state and request none.");
   if (config.window > 0) return OfWindow(inputs, config);
   FocusPoolConfig with_state = config;
   with_state.want_state = true;

@@ -1,12 +1,12 @@
-// Focus pooling over rows that lie on several ranks: of a window, the tokens before a segment; of
-// all tokens, the sums of the segments before it.
+// Focus pooling of rows that are split over several ranks. With a window, a segment receives the
+// tokens before it; without one, the sums of the segments before it.
 #pragma once
 
 #include "ops/focus_pool/focus_pool.h"
 
 namespace halflife::ops {
 
-// inputs.segment is given, config.want_state is false.
+// `inputs.segment` must be set, and config.want_state must be false.
 FocusPoolOutput OverSegments(const FocusPoolInputs& inputs, const FocusPoolConfig& config);
 
 }  // namespace halflife::ops

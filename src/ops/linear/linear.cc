@@ -26,14 +26,14 @@
 namespace halflife::ops {
 namespace {
 
-// Some of a layer's weights, multiplied as one matrix.
+// Weights of a layer that are multiplied as one matrix.
 struct Run {
-  std::vector<size_t> numbers;  // of the weights whose rows it has, one below the other
+  std::vector<size_t> numbers;  // indices of the weights, in the order of their rows in `matrix`
   at::Tensor matrix;
 };
 
-// Weights that lie side by side, as an arena has those of one part, where products join; else each
-// by itself.
+// If products are joined, groups weights that are adjacent in memory (the arena stores those of one
+// part so). Otherwise each weight is a group.
 std::vector<Run> RunsOf(const at::Tensor& x, at::TensorList weights) {
   std::vector<Run> runs;
   if (!JoinsProducts(x)) {
@@ -127,7 +127,7 @@ LinearGrads PlainBackward(const LinearGradCall& call) {
   return result;
 }
 
-// A backward's products, and which of the layer's weights each has.
+// The products of a backward, and the indices of the layer's weights in each.
 struct Products {
   std::vector<LinearProduct> products;
   std::vector<std::vector<size_t>> numbers;
@@ -147,9 +147,9 @@ struct Products {
   }
 };
 
-// A run is one product where all its outputs have a gradient, and all of its weights want one or
-// none. Nothing joins where the backward is differentiated: the weights' own place in its graph
-// counts.
+// A group is one product if all its outputs have a gradient and either all or none of its weights
+// want one. If the backward is itself differentiated, nothing is joined, because each weight needs
+// its own place in the graph.
 Products ProductsOf(const BackwardCall& call) {
   Products result;
   for (const Run& run : RunsOf(call.saved[0], at::TensorList(call.saved).slice(1))) {
@@ -166,16 +166,17 @@ Products ProductsOf(const BackwardCall& call) {
   return result;
 }
 
-// What a backward does with the gradient of x.
+// How a backward returns the gradient of x.
 struct InputGradient {
   bool wanted = false;
-  ColumnPlace place = {};  // where it goes
-  // x's gradient by other readers, which it joins; null: none. Borrowed, so that the call that
-  // brought it is all that holds it.
+  ColumnPlace place = {};  // output buffer
+  // The gradient of x from its other consumers, to which this one is added; null: none. Borrowed,
+  // so that the call's tensor remains the only reference to it.
   const at::Tensor* others = nullptr;
 };
 
-// `others` as memory that may be added to: itself, where nobody else holds it.
+// Returns `others` as memory that may be overwritten: the tensor itself if no one else references
+// it, else a copy.
 at::Tensor ToAddTo(const at::Tensor& others) {
   const bool own = others.use_count() == 1 && others.storage().use_count() == 1;
   return own && others.is_contiguous() ? others : others.clone(at::MemoryFormat::Contiguous);
@@ -194,7 +195,8 @@ LinearGrads Backward(const at::Tensor& x, std::vector<LinearProduct> products, b
     call.dx = ToAddTo(*of_x.others).flatten(0, -2), call.dx_added = true;
   } else if (in_place && of_x.place.columns != nullptr &&
              !HasOwnMatmul(call.products[0].dy, call.products[0].matrix)) {
-    call.dx = of_x.place.EmptyLike(x).flatten(0, -2);  // our own products write dense rows
+    // the project's own kernels write dense rows
+    call.dx = of_x.place.EmptyLike(x).flatten(0, -2);
   }
   LinearGrads grads = widened ? WidenedBackward(call) : PlainBackward(call);
   if (grads.dx.defined()) grads.dx = grads.dx.view(x.sizes());
@@ -202,7 +204,7 @@ LinearGrads Backward(const at::Tensor& x, std::vector<LinearProduct> products, b
   return grads;
 }
 
-// `dx`: where the gradient of x goes.
+// `dx` is the output buffer of the gradient of x.
 Tensors SharedInputBackward(const BackwardCall& call, const ColumnPlace& dx = {}) {
   const at::Tensor& x = call.saved[0];
   Tensors results(1 + call.grads.size());
@@ -218,14 +220,14 @@ Tensors SharedInputBackward(const BackwardCall& call, const ColumnPlace& dx = {}
   return results;
 }
 
-// How a product is cut.
+// How a product is split into parts.
 struct Cut {
   std::vector<int64_t> widths;
-  bool one = false;       // whether the parts are columns of one product
-  bool passes_x = false;  // x is an output too, behind the parts
+  bool one = false;       // true: the parts are columns of one product
+  bool passes_x = false;  // true: x is an additional output, after the parts
 };
 
-// The gradient of x by its readers behind the product; null: none.
+// Returns the gradient of x from its other consumers, or null if there is none.
 const at::Tensor* OthersOf(const BackwardCall& call, const Cut& cut) {
   return cut.passes_x && call.grads.back().defined() ? &call.grads.back() : nullptr;
 }
@@ -233,7 +235,8 @@ Tensors PartsOf(const Tensors& grads, const Cut& cut) {
   return {grads.begin(), grads.begin() + static_cast<std::ptrdiff_t>(cut.widths.size())};
 }
 
-// The backward of a cut product where it is differentiated itself: by the weight's rows apart.
+// The backward of a split product when it is itself differentiated: one product per part of the
+// weight's rows.
 Tensors DifferentiatedPartsBackward(const BackwardCall& call, const Cut& cut) {
   BackwardCall apart = {
       .saved = {call.saved[0]}, .grads = PartsOf(call.grads, cut), .wanted = {call.wanted[0]}};
@@ -250,8 +253,8 @@ Tensors DifferentiatedPartsBackward(const BackwardCall& call, const Cut& cut) {
   return {results[0], at::cat(at::TensorList(results).slice(1), 0)};
 }
 
-// One product where the parts are columns of one and all have a gradient, else one a part, each
-// summed in its rows of the weight's place.
+// Uses one product if the parts are columns of one matrix and all have a gradient. Otherwise it
+// uses one product per part, each accumulated in its rows of the weight's gradient.
 Tensors PartsBackward(const BackwardCall& call, const Cut& cut) {
   const at::Tensor &x = call.saved[0], &weight = call.saved[1];
   if (c10::GradMode::is_enabled()) return DifferentiatedPartsBackward(call, cut);
@@ -293,8 +296,8 @@ Tensors PartsBackward(const BackwardCall& call, const Cut& cut) {
   return {grads.dx, dweight};
 }
 
-// Outputs of one product, each with the place of its gradient. Where nothing will be differentiated
-// there is no place.
+// Adds gradient buffers to the outputs of one product. If nothing will be differentiated, there are
+// none.
 std::vector<LinearPart> WithColumns(const Tensors& outs) {
   std::vector<LinearPart> parts;
   std::vector<int64_t> widths;

@@ -1,9 +1,9 @@
-// Linear layers of one input: y_i = x weight_i^T. Their input gradients are added up inside the
-// matmuls instead of by separate passes over tensors of x's size. Differentiable. Sums are fp32
-// whatever the storage, and rounded once.
+// Linear layers that share one input: y_i = x weight_i^T. The gradients of the input are
+// accumulated inside the matrix products, not in separate passes over tensors of x's size.
+// Differentiable. Sums are fp32 for every storage type and are rounded once.
 //
-// Weights that lie side by side in memory are multiplied as one matrix, and so are their gradients;
-// the gradients of weights with a sink (ops/torch/gradient_sink.h) are summed in it.
+// Weights that are adjacent in memory are multiplied as one matrix, and so are their gradients. The
+// gradients of weights with a sink (ops/torch/gradient_sink.h) are accumulated in the sink.
 //
 //   const auto y = SharedInputLinear(x, {*gate_proj, *up_proj});
 //   return Linear(SwiGlu(y[0], y[1]), *down_proj);
@@ -17,31 +17,35 @@
 
 namespace halflife::ops {
 
-// x [..., D], weights [out_i, D] -> [..., out_i]; elements of a row are adjacent, rows need not be.
+// x [..., D], weights [out_i, D] -> [..., out_i]. Elements of a row must be adjacent; rows need not
+// be.
 std::vector<at::Tensor> SharedInputLinear(const at::Tensor& x,
                                           const std::vector<at::Tensor>& weights);
-// One of them. `dx`: where the gradient of x goes, which is columns of a matrix.
+// The same for one weight. `dx` is the output buffer of the gradient of x, for an x that is columns
+// of a wider matrix.
 at::Tensor Linear(const at::Tensor& x, const at::Tensor& weight, const ColumnPlace& dx = {});
 
-// A part of a product, and where its gradient lies beside those of the others: a place for its only
-// reader. Without a place its gradient may lie anywhere.
+// One part of a product, and the buffer for its gradient next to those of the other parts.
+// `gradient` is for the only consumer of y. A consumer that does not use it may return a gradient
+// in any memory.
 struct LinearPart {
   at::Tensor y;
   ColumnPlace gradient = {};
 };
-// SharedInputLinear with such places.
+// SharedInputLinear with gradient buffers.
 std::vector<LinearPart> SharedInputParts(const at::Tensor& x,
                                          const std::vector<at::Tensor>& weights);
-// Linear(x, weight) cut into outputs of these widths, whose sum is out: columns of one matrix where
-// products join, on the CPU each dense.
+// Returns Linear(x, weight) split into outputs of these widths, which add up to the weight's rows.
+// The outputs are columns of one matrix if products are joined (on a GPU); on the CPU each is
+// dense.
 std::vector<LinearPart> LinearInParts(const at::Tensor& x, const at::Tensor& weight,
                                       at::IntArrayRef widths);
-// The same as columns of one product everywhere: for readers of columns in their place, which the
-// CPU's are too.
+// The same, but always as columns of one product: for consumers that accept strided columns on the
+// CPU too.
 std::vector<LinearPart> LinearInColumns(const at::Tensor& x, const at::Tensor& weight,
                                         at::IntArrayRef widths);
-// Such columns, and x itself for those who read it too: the
-// product adds its own gradient of x to theirs.
+// The parts, and x itself for its other consumers. The product adds its own gradient of x to
+// theirs.
 struct PartsBesideInput {
   at::Tensor x;
   std::vector<LinearPart> parts;

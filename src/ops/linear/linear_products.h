@@ -1,4 +1,4 @@
-// What the backward of a linear layer is given and gives, whatever its dtype and device.
+// Inputs and results of a linear layer's backward, for every dtype and device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,14 +7,14 @@
 
 namespace halflife::ops {
 
-// y = x matrix^T, of one weight or of several that lie side by side.
+// y = x matrix^T, for one weight or several that are adjacent in memory.
 struct LinearProduct {
-  std::vector<at::Tensor> weights;  // [out_i, D], whose rows `matrix` has
+  std::vector<at::Tensor> weights;  // [out_i, D]; their rows form `matrix`
   at::Tensor matrix;                // [sum of outs, D]
   at::Tensor dy;                    // [tokens, sum of outs]
   bool wants_dweights = false;
-  // Where the gradient of `matrix` goes, which is rows of a weight that the caller sees to; else
-  // undefined. `added`: to what it holds.
+  // Output buffer for the gradient of `matrix`, if the caller accumulates it; else undefined.
+  // `added`: add to its contents.
   at::Tensor sum = {};
   bool added = false;
 };
@@ -22,13 +22,13 @@ struct LinearGradCall {
   at::Tensor x;  // [tokens, D], elements of a row adjacent
   std::vector<LinearProduct> products;
   bool wants_dx = false;
-  // Where dx goes, [tokens, D]; undefined: memory of its own. `dx_added`: to what it holds.
+  // Output buffer of dx, [tokens, D]; undefined: allocate. `dx_added`: add to its contents.
   at::Tensor dx = {};
   bool dx_added = false;
 };
 struct LinearGrads {
-  at::Tensor dx;  // [tokens, D], the sum over products; undefined if nobody wants it
-  // [product][weight]: undefined where a sink has it or nobody wants it.
+  at::Tensor dx;  // [tokens, D], summed over products; undefined if not wanted
+  // [product][weight]; undefined if a sink has it or it is not wanted.
   std::vector<std::vector<at::Tensor>> dweights;
 };
 

@@ -1,5 +1,5 @@
-// A weight as the right operand of products on the CPU, fp32: brought into the layout of our own
-// kernel once (matmul.h) where the instruction set in use has one, else left to BLAS.
+// A weight as the right operand of fp32 products on the CPU. If the current instruction set has a
+// kernel (matmul.h), the weight is packed once into that kernel's layout; otherwise BLAS is used.
 //
 //   const RightOperand w(weight, /*transposed=*/true);   // weight [N, D]
 //   w.Multiply(x, y);                                    // y [tokens, N] = x [tokens, D] weight^T
@@ -11,19 +11,19 @@ namespace halflife::ops {
 
 class RightOperand {
  public:
-  // [depth, columns] or, transposed, [columns, depth], which it keeps.
+  // `matrix` is [depth, columns] or, if transposed, [columns, depth]. The object keeps a reference.
   RightOperand(const at::Tensor& matrix, bool transposed);
 
-  // out [rows, columns] = a [rows, depth] B, or out += a B; both contiguous.
+  // Computes out [rows, columns] = a [rows, depth] B, or out += a B. Both are contiguous.
   void Multiply(const at::Tensor& a, at::Tensor& out, bool add = false) const;
 
  private:
   at::Tensor matrix_;  // [depth, columns], a view
-  at::Tensor panels_;  // undefined: BLAS's turn
+  at::Tensor panels_;  // undefined: use BLAS
 };
 
-// Whether the product of rows [..., D] with a weight should go this way: fp32, enough of them, and
-// nobody differentiates it.
+// Returns true if the product of rows [..., D] with a weight should use this class: fp32, enough
+// rows, and no gradient is recorded.
 bool HasOwnMatmul(const at::Tensor& rows, const at::Tensor& weight);
 
 }  // namespace halflife::ops

@@ -19,8 +19,8 @@
 namespace halflife::ops {
 namespace {
 
-// Where the kernel for weight gradients takes less time than BLAS, measured: the smaller of a
-// weight's sides.
+// The range of weight shapes in which the weight-gradient kernel was measured to be faster than
+// BLAS, by the smaller side of the weight.
 constexpr int64_t kMinGradientTokens = 512;
 struct GradientSides {
   int64_t min, max;
@@ -60,7 +60,7 @@ void RunOwnKernel(const at::Tensor& dweight, const at::Tensor& dy, const at::Ten
 
 at::Tensor WeightGradient(const at::Tensor& dy, const at::Tensor& x) {
   HL_CHECK(dy.dim() == 2 && x.dim() == 2 && dy.size(0) == x.size(0), "a weight's gradient from dy ",
-           Describe(dy), " and x ", Describe(x), "; [tokens, out] and [tokens, D] would work");
+           Describe(dy), " and x ", Describe(x), ". Use [tokens, out] and [tokens, D].");
   const bool differentiated =
       c10::GradMode::is_enabled() && (dy.requires_grad() || x.requires_grad());
   if (differentiated || !HasOwnKernel(dy, x)) return at::mm(dy.t(), x);

@@ -24,7 +24,7 @@ WeightSums::WeightSums(std::vector<at::Tensor> weights) : weights_(std::move(wei
                       weights_[0].options().dtype(ComputeType(weights_[0])).requires_grad(false));
 }
 
-// Whether the matrix can be the places themselves.
+// Returns true if the sinks' buffers are adjacent and can serve as the matrix.
 bool WeightSums::UsesPlaces() {
   if (places_.empty()) return false;
   std::vector<at::Tensor> sums;

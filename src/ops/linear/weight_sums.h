@@ -1,5 +1,5 @@
-// Where the gradients of weights go while a backward computes them: to the sums that their owner
-// keeps (ops/torch/gradient_sink.h), else to memory of their own that autograd takes.
+// Output buffers for the gradients of weights in a backward: the sinks of their owner
+// (ops/torch/gradient_sink.h), else new memory that is returned to autograd.
 //
 //   WeightSums sums(weights);                      // side by side: one matrix
 //   sums.added() ? sums.matrix().addmm_(dy.t(), x) : at::mm_out(sums.matrix(), dy.t(), x);
@@ -17,24 +17,25 @@ namespace halflife::ops {
 
 class WeightSums {
  public:
-  // weights [rows_i, D], at least one, each a leaf with a sink or anything else.
+  // `weights` are [rows_i, D], at least one. Each is a leaf with a sink, or any other tensor.
   explicit WeightSums(std::vector<at::Tensor> weights);
-  // Of rows whose place another has found: nothing is left to finish.
+  // For rows whose buffer the caller provides. Finish() then has nothing to do.
   WeightSums(at::Tensor place, bool added) : matrix_(std::move(place)), added_(added) {}
 
-  // [sum of rows, D]: the gradients one below the other; fp32, fp64 for such weights. `added`: to
-  // what it holds.
+  // [sum of rows, D]: the gradients, stacked by rows. fp64 for fp64 weights, else fp32. `added`:
+  // add to its contents.
   at::Tensor& matrix() { return matrix_; }
   bool added() const { return added_; }
-  // Once the matrix is written: one gradient a weight in its dtype, undefined where a sink has it.
+  // Call once the matrix is written. Returns one gradient per weight in its dtype, undefined if a
+  // sink has it.
   std::vector<at::Tensor> Finish();
 
  private:
   bool UsesPlaces();
 
   std::vector<at::Tensor> weights_;
-  std::vector<GradientSink*> sinks_;         // one a weight, or none
-  std::vector<GradientSink::Place> places_;  // likewise
+  std::vector<GradientSink*> sinks_;         // one per weight, or empty
+  std::vector<GradientSink::Place> places_;  // one per weight, or empty
   at::Tensor matrix_;
   bool in_places_ = false, added_ = false;
 };

@@ -19,18 +19,18 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-// Rows that the widened form converts at a time: few enough for their fp32 copies to stay in the
-// caches, and fixed, so that the sums over blocks do not depend on the number of threads.
+// Rows that are converted at a time. Small enough for their fp32 copies to stay in the caches;
+// fixed, so that the sums over blocks do not depend on the number of threads.
 constexpr int64_t kBlockRows = 512;
-// Below this many rows the weights' conversion would cost more than the matmul (decoding).
+// With fewer rows (decoding), converting the weights would cost more than the product.
 constexpr int64_t kMinWidenedRows = 64;
 constexpr int64_t kGrain = 1 << 15;
 
-// Whether a matmul of bf16 is faster than one of fp32 here. A vector unit's bf16 dot product
-// (AVX512-BF16) takes as many slots on Intel's cores as the fp32 FMAs that it replaces, and
-// oneDNN's kernels around it reach half of MKL's fp32 rate; AMX tiles are an order faster, and
-// AMD's cores run the instruction at twice the rate of an FMA. Either comes with AVX-512: who asks
-// for a narrower instruction set gets what a machine without them does.
+// Returns true if a bf16 product is faster than an fp32 product on this machine. On Intel cores the
+// bf16 dot product of the vector unit (AVX512-BF16) takes as many slots as the fp32 FMAs that it
+// replaces, and oneDNN's kernels around it reach half of MKL's fp32 rate. AMX tiles are an order of
+// magnitude faster, and AMD cores run the instruction at twice the rate of an FMA. Both require
+// AVX-512: if a narrower instruction set was requested, the machine is treated as one without them.
 bool HasFastBf16() {
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
   if (kernels::cpu::InstructionSetInUse() != kernels::cpu::InstructionSet::kAvx512) return false;
@@ -41,7 +41,7 @@ bool HasFastBf16() {
 #endif
 }
 
-// Both contiguous.
+// Both tensors are contiguous.
 void WidenTo(const at::Tensor& wide, const at::Tensor& narrow) {
   const auto* const x = Elements<Bf16>(narrow);
   auto* const y = MutableElements<float>(wide);
@@ -140,7 +140,7 @@ LinearGrads WidenedBackward(const LinearGradCall& call) {
     at::Tensor dx_block = wide_dx.Rows(rows);
     for (size_t i = 0; i < count; ++i) {
       const at::Tensor dout = wide_douts[i].Load(douts[i], first, rows);
-      // beta 0 overwrites whatever the memory held
+      // beta = 0 overwrites uninitialized memory, even if it holds NaN.
       if (sums[i])
         sums[i]->matrix().addmm_(dout.t(), x_block, first == 0 && !sums[i]->added() ? 0 : 1);
       if (call.wants_dx) wide_weights[i]->Multiply(dout, dx_block, /*add=*/i > 0);

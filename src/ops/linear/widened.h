@@ -1,5 +1,5 @@
-// A linear layer of bf16 on a CPU whose own products of bf16 are slow: in fp32, a block of rows at
-// a time, so that their wide copies stay in the caches. Sums are fp32 and rounded once.
+// A bf16 linear layer for CPUs with slow bf16 products. It multiplies in fp32, one block of rows at
+// a time, so that the fp32 copies stay in the caches. Sums are fp32 and are rounded once.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,7 +10,7 @@
 
 namespace halflife::ops {
 
-// Whether rows x [..., D] should be multiplied so.
+// Returns true if rows x [..., D] should be multiplied this way.
 bool UsesWidened(const at::Tensor& x, at::TensorList weights);
 
 // x [..., D], weights [out_i, D] -> [..., out_i].

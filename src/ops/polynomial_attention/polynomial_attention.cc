@@ -27,34 +27,35 @@ void CheckShapes(const PolynomialAttentionInputs& in) {
   const at::Tensor &q = in.q, &k = in.k, &v = in.v;
   HL_CHECK(q.dim() == 4 && v.dim() == 4 && q.sizes() == k.sizes() && q.size(0) == v.size(0) &&
                q.size(1) == v.size(1) && q.size(2) == v.size(2),
-           "polynomial attention of q ", Describe(q), ", k ", Describe(k), ", v ", Describe(v),
-           "; q and k [B, T, H, d], v [B, T, H, V] would work");
-  HL_CHECK(q.is_cpu() || q.is_cuda(), "polynomial attention of q ", Describe(q),
-           "; the CPU and CUDA have kernels for it");
-  HL_CHECK(k.device() == q.device() && v.device() == q.device(), "polynomial attention of q ",
-           Describe(q), ", k ", Describe(k), ", v ", Describe(v), "; one device would work");
+           "polynomial attention got q ", Describe(q), ", k ", Describe(k), ", v ", Describe(v),
+           ". Use q and k [B, T, H, d], v [B, T, H, V].");
+  HL_CHECK(q.is_cpu() || q.is_cuda(), "polynomial attention got q ", Describe(q),
+           ". Use the CPU or CUDA: other devices have no kernels.");
+  HL_CHECK(k.device() == q.device() && v.device() == q.device(), "polynomial attention got q ",
+           Describe(q), ", k ", Describe(k), ", v ", Describe(v), ". Use one device.");
   if (q.is_cuda() && !kHasCudaKernels) FailWithoutCuda(kPolynomialKernel);
   CheckCounts(kPolynomialKernel, {q, v});
   HL_CHECK(
       in.chunks == nullptr || (in.chunks->batch == q.size(0) && in.chunks->seq_len == q.size(1) &&
                                in.chunks->device == q.device()),
-      "polynomial attention: chunks of another batch or device");
+      "polynomial attention: chunks were made for another batch or device. Make them for these "
+      "inputs.");
 }
 
 void CheckStateOf(const char* what, const PolynomialState& state, const at::Tensor& q,
                   at::IntArrayRef sizes, bool normalise) {
   HL_CHECK(!state.norm.defined() || normalise, "polynomial attention: ", what, ".norm ",
            Describe(state.norm),
-           ", but nothing is normalised; normalise, or no such state, would work");
+           ", but nothing is normalized. Set normalise, or pass no such state.");
   const auto check = [&](const char* field, const at::Tensor& x, at::IntArrayRef want) {
     HL_CHECK(!x.defined() || FitsBeside(q, x, want), "polynomial attention: ", what, field, " ",
-             Describe(x), " of states ", want, " on ", q.device().str());
+             Describe(x), " does not fit states ", want, " on ", q.device().str());
   };
   check(".kv", state.kv, sizes);
   check(".norm", state.norm, sizes.slice(0, 3));
 }
 
-// The arguments of one call with all that keeps them valid.
+// The arguments of one call and the tensors that keep their pointers valid.
 struct PolynomialCall {
   PolynomialAttentionInputs inputs;
   kernels::PolynomialAttentionArgs args;
@@ -75,7 +76,8 @@ struct PolynomialCall {
     return {.kv = Empty(sizes),
             .norm = args.normalise ? Empty({sizes[0], sizes[1], sizes[2]}) : at::Tensor()};
   }
-  // A state, or a gradient of one, as the kernels read it. Undefined stays so.
+  // Returns a state, or the gradient of one, in the form that the kernels read. Undefined fields
+  // stay undefined.
   PolynomialState StateRows(const char* what, const PolynomialState& state) const {
     CheckStateOf(what, state, inputs.q, StateSizes(), args.normalise);
     const auto rows = [&](const at::Tensor& x) {
@@ -121,8 +123,9 @@ PolynomialCall MakeCall(const PolynomialAttentionInputs& given,
   return call;
 }
 
-// The inputs with all that is checked and made of them, where a GPU's own tokens go token against
-// token and earlier ones by features; else a state has them all go token by token.
+// Returns the checked and completed inputs if a GPU should use the quadratic kernel for the row's
+// own tokens and features for earlier ones. Returns nullopt if the call must use the chunked
+// kernel.
 std::optional<PolynomialAttentionInputs> ByFeatures(const PolynomialAttentionInputs& given,
                                                     const PolynomialAttentionConfig& config) {
   if (!given.q.is_cuda()) return std::nullopt;
@@ -140,7 +143,7 @@ bool HasState(const PolynomialAttentionInputs& inputs, const PolynomialAttention
          inputs.initial_state.norm.defined();
 }
 
-// Which kernels run on a GPU, and why not the fast ones.
+// Describes which kernels run on a GPU and, if they are not the fastest ones, why.
 std::string RouteOf(const PolynomialCall& call, const kernels::PolynomialAttentionPlan& plan) {
   const kernels::PolynomialAttentionArgs& args = call.args;
   if (plan.quadratic) return "pairs of tiles on tensor cores";
@@ -156,10 +159,10 @@ std::string RouteOf(const PolynomialCall& call, const kernels::PolynomialAttenti
 
 struct PolynomialForwardResult {
   PolynomialAttentionOutput output;
-  at::Tensor norm_denom;  // of one that will be differentiated
+  at::Tensor norm_denom;  // only if the output will be differentiated
 };
 
-// Memory like heads [B, T, H, d], which are columns of a matrix perhaps.
+// Returns memory like heads [B, T, H, d], which may be columns of a matrix.
 at::Tensor PlaceOfHeads(const at::Tensor& x, const ColumnPlace& place) {
   return place.EmptyLike(x.flatten(2)).view(x.sizes());
 }
@@ -193,7 +196,7 @@ struct PolynomialGradients {
   PolynomialState dinitial_state;
 };
 
-// dL/d(out), as the kernels read it.
+// Returns dL/d(out) in the form that the kernels read.
 at::Tensor OutputGradient(const PolynomialCall& call, const at::Tensor& dout) {
   const at::Tensor& v = call.inputs.v;
   return dout.defined() ? Rows(dout.to(v.scalar_type())) : at::zeros(v.sizes(), v.options());
@@ -232,7 +235,7 @@ PolynomialGradients RunBackward(PolynomialCall& call, const at::Tensor& dout,
   return grads;
 }
 
-// What a backward needs beside tensors.
+// The parameters that a backward needs in addition to the saved tensors.
 struct PolynomialBackwardPlan {
   std::shared_ptr<const SequenceChunks> chunks;
   PolynomialAttentionConfig config;
@@ -269,8 +272,8 @@ void CheckStepTensors(const PolynomialAttentionStepInputs& in,
   const at::Tensor &q = in.q, &k = in.k, &v = in.v;
   HL_CHECK(q.dim() == 3 && v.dim() == 3 && q.sizes() == k.sizes() && q.size(0) == v.size(0) &&
                q.size(1) == v.size(1) && k.device() == q.device() && v.device() == q.device(),
-           "polynomial attention step of q ", Describe(q), ", k ", Describe(k), ", v ", Describe(v),
-           "; q and k [B, H, d], v [B, H, V] on one device would work");
+           "polynomial attention step got q ", Describe(q), ", k ", Describe(k), ", v ",
+           Describe(v), ". Use q and k [B, H, d], v [B, H, V] on one device.");
   if (q.is_cuda() && !kHasCudaKernels) FailWithoutCuda(kPolynomialKernel);
   CheckCounts(kPolynomialKernel, {q, v});
   const int64_t features =
@@ -282,8 +285,8 @@ void CheckStepTensors(const PolynomialAttentionStepInputs& in,
   HL_CHECK(fits(state.kv, sizes) &&
                (!config.normalise || fits(state.norm, at::IntArrayRef(sizes).slice(0, 3))),
            "polynomial attention step: state.kv ", Describe(state.kv), " and state.norm ",
-           Describe(state.norm), "; contiguous ones [B, H, F, V], here ", at::IntArrayRef(sizes),
-           ", and, normalised, [B, H, F] of ", DTypeName(ComputeType(q)), " would work");
+           Describe(state.norm), ". Use contiguous [B, H, F, V], which is ", at::IntArrayRef(sizes),
+           ", and, normalised, [B, H, F] of ", DTypeName(ComputeType(q)), ".");
 }
 
 }  // namespace
@@ -355,7 +358,8 @@ PolynomialState BackwardSummarise(const PolynomialAttentionInputs& inputs,
     return BackwardSummariseByFeatures(*in, config, output, dout);
   PolynomialCall call = MakeCall(inputs, config);
   call.form = kernels::PolynomialForm::kChunked;
-  const at::Tensor out = config.normalise ? Rows(output.out) : call.inputs.v;  // else not read
+  // not read if not normalized
+  const at::Tensor out = config.normalise ? Rows(output.out) : call.inputs.v;
   call.args.out = ViewOf(kPolynomialKernel, out);
   call.args.norm_denom = MutableDataOrNull(output.norm_denom);
   if (inputs.q.is_cuda()) return RunBackward(call, dout, {}, true).dinitial_state;
@@ -363,7 +367,7 @@ PolynomialState BackwardSummarise(const PolynomialAttentionInputs& inputs,
   const PolynomialState gradient = call.EmptyState();
   kernels::cpu::BackwardSummarise({.forward = call.args,
                                    .dout = ViewOf(kPolynomialKernel, rows),
-                                   .dq = call.args.q,  // the three are not written
+                                   .dq = call.args.q,  // dq, dk and dv are not written
                                    .dk = call.args.k,
                                    .dv = call.args.v,
                                    .dinitial_state = MutableDataOrNull(gradient.kv),

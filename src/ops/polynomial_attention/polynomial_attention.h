@@ -1,9 +1,11 @@
-// Polynomial attention as the mixers call it: causal attention whose similarity is
-// a0 + a1 s + a2 s^2 with s = scale q.k, divided by the sum of the similarities where it is
-// normalised (args.h). Differentiable in q, k, v and the initial state, through out and the final
-// state. Short sequences are computed token against token, long ones in chunks with a state of the
-// packed features of k, which never lie in memory token by token; on a GPU bf16 goes token against
-// token up to 32,768 tokens (plan.cc), and meets earlier ones by their state (with_states.h).
+// Polynomial attention for the mixers: causal attention with the similarity a0 + a1 s + a2 s^2, s =
+// scale q.k, divided by the sum of the similarities if normalized (polynomial_attention_args.h).
+// Differentiable in q, k, v and the initial state, through out and the final state.
+//
+// Short sequences use the quadratic kernel. Long ones use chunks with a state of the packed
+// features of k, which are never stored per token. On a GPU, bf16 uses the quadratic kernel up to
+// 32,768 tokens (polynomial_attention_plan.cc) and accounts for earlier tokens through their state
+// (polynomial_with_states.h).
 //
 //   auto [out, final_state, divisors] =
 //       PolynomialAttention({.q = q, .k = k, .v = v},
@@ -22,24 +24,26 @@
 
 namespace halflife::ops {
 
-// What a sequence carries from token to token: sums over its tokens of psi(k) v and of psi(k), F
-// features wide (features.h). After more tokens it is what it was plus their own, or their own
-// alone where a document started.
+// The state that a sequence carries from token to token: the sums over its tokens of psi(k) v and
+// of psi(k), with F features (features.h). More tokens add their own sums; after a document start
+// only the sums since then remain.
 struct PolynomialState {
-  at::Tensor kv = {};    // [sequences, H, F, V] fp32 (fp64 beside fp64 operands); undefined: zero
-  at::Tensor norm = {};  // [sequences, H, F] likewise, where normalised
+  at::Tensor kv = {};    // [sequences, H, F, V] fp32 (fp64 for fp64 inputs); undefined: zero
+  at::Tensor norm = {};  // [sequences, H, F] like kv, if normalized
 };
 
 struct PolynomialAttentionInputs {
-  at::Tensor q;  // [B, T, H, d] fp32, bf16, or fp64 on the CPU; k and v alike
+  at::Tensor q;  // [B, T, H, d] fp32, bf16, or fp64 (only on the CPU); k and v have the same dtype
   at::Tensor k;  // [B, T, H, d]
   at::Tensor v;  // [B, T, H, V]
-  // Where documents start inside the rows; null: each row goes on from its initial state.
+  // Document starts inside the rows; null: each row continues from its initial state.
   std::shared_ptr<const SequenceChunks> chunks = {};
-  PolynomialState initial_state = {};  // sequences are rows, or chunks'
-  // Rows of which other ranks hold the rest: from no initial state, and without a final one.
+  PolynomialState initial_state = {};  // per row, or per sequence of `chunks`
+  // For rows that are split over ranks. Such a call has no initial state and returns no final
+  // state.
   std::shared_ptr<const RowSegment> segment = {};
-  // Where theirs go, as columns of a matrix, and the output; not of segments.
+  // Buffers for the gradients and for the output, for tensors that are columns of a matrix; not
+  // used with a segment.
   ColumnPlace q_gradient = {}, k_gradient = {}, v_gradient = {}, out_place = {};
 };
 
@@ -47,32 +51,34 @@ struct PolynomialAttentionConfig {
   double scale = 1;
   kernels::PolynomialWeights weights;
   bool normalise = true;
-  double norm_eps = 1e-12;       // added to the sum of similarities
-  bool want_final_state = true;  // short sequences need none for themselves
+  double norm_eps = 1e-12;  // added to the sum of similarities
+  // set to false if not needed: short sequences do not compute a state for themselves
+  bool want_final_state = true;
   kernels::PolynomialForm form = kernels::PolynomialForm::kByShape;
 };
 
 struct PolynomialAttentionOutput {
   at::Tensor out;               // [B, T, H, V], dtype of v
   PolynomialState final_state;  // undefined unless wanted
-  // [B, T, H] fp32 (fp64): what out was divided by; undefined unless normalised and differentiated.
+  // [B, T, H] fp32 (fp64): the divisor of out; undefined unless normalized and differentiated.
   at::Tensor norm_denom = {};
 };
 
-// Throws Error for shapes, dtypes and devices that do not fit each other or the kernels.
+// Throws an error if shapes, dtypes or devices do not match or are not supported by the kernels.
 PolynomialAttentionOutput PolynomialAttention(const PolynomialAttentionInputs& inputs,
                                               const PolynomialAttentionConfig& config);
 
-// What sequence parallelism exchanges between segments: the final state from none, and dL/d(initial
-// state) from the segment's own outputs, of which `output` holds out and norm_denom.
+// The two quantities that sequence parallelism exchanges between segments: the final state for an
+// empty initial state, and dL/d(initial state) due to the segment's own outputs. `output` holds the
+// out and norm_denom of the forward.
 PolynomialState Summarise(const PolynomialAttentionInputs& inputs,
                           const PolynomialAttentionConfig& config);
 PolynomialState BackwardSummarise(const PolynomialAttentionInputs& inputs,
                                   const PolynomialAttentionConfig& config,
                                   const PolynomialAttentionOutput& output, const at::Tensor& dout);
 
-// One token: q and k [B, H, d], v [B, H, V]; returns [B, H, V]. The state of B sequences is updated
-// in place: what PolynomialAttention left as final_state, or zeros.
+// Processes one token: q and k [B, H, d], v [B, H, V]; returns [B, H, V]. The state of B sequences,
+// a final_state of PolynomialAttention or zeros, is updated in place.
 struct PolynomialAttentionStepInputs {
   at::Tensor q, k, v;
 };

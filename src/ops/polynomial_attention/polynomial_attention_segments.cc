@@ -27,7 +27,7 @@ PolynomialAttentionInputs Detached(PolynomialAttentionInputs in) {
   return in;
 }
 
-// [B, T, H, V] of all heads of `inputs`.
+// Returns [B, T, H, V] for all heads of `inputs`.
 at::Tensor Attend(const PolynomialAttentionInputs& inputs,
                   const PolynomialAttentionConfig& config) {
   PolynomialAttentionInputs alone = inputs;
@@ -88,7 +88,8 @@ at::Tensor Attend(const PolynomialAttentionInputs& inputs,
 PolynomialAttentionOutput OverSegments(const PolynomialAttentionInputs& inputs,
                                        const PolynomialAttentionConfig& config) {
   HL_CHECK(!inputs.initial_state.kv.defined() && !config.want_final_state,
-           "polynomial attention: a state of the caller's before or after a segment");
+           "polynomial attention: a segment with an initial or a final state. Pass no state and "
+           "request none.");
   const auto run = [&](const Piece& piece) {
     PolynomialAttentionInputs in = inputs;
     in.q = piece.tensors[0], in.k = piece.tensors[1], in.v = piece.tensors[2];
@@ -97,7 +98,7 @@ PolynomialAttentionOutput OverSegments(const PolynomialAttentionInputs& inputs,
     in.out_place = piece.output;
     return Attend(in, config);
   };
-  // Heads of rows are what threads share out: a piece has some for each.
+  // Threads divide the heads of rows among themselves, so each piece has heads for every thread.
   const int64_t batch = std::max<int64_t>(inputs.q.size(0), 1);
   const RowSegment& row = *inputs.segment;
   const int64_t least = std::max<int64_t>((row.threads + batch - 1) / batch, 1);

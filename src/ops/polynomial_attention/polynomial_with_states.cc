@@ -23,16 +23,17 @@
 namespace halflife::ops {
 namespace {
 
-constexpr int64_t kMaxProducts = 1024;  // d^2, as all products of channels lie side by side
-constexpr int64_t kColumnStep = 8;      // values come in rows of 16 bytes
+// limit of d^2, because all products of two channels are stored
+constexpr int64_t kMaxProducts = 1024;
+constexpr int64_t kColumnStep = 8;  // values are padded to rows of 16 bytes
 
 int64_t NumColumns(int64_t dim_v, bool normalise) {
   return normalise ? (dim_v / kColumnStep + 1) * kColumnStep : dim_v;
 }
 
-// The features and states of one call's shape. States lie "in full" here, [B, H, F', C]: of the
-// second order all d x d products, where a packed state has the upper half of them; of columns the
-// values', of the normaliser one and zeros.
+// The features and states for the shape of one call. In this class a "full" state is [B, H, F', C]:
+// it has all d x d products of the second order, of which a packed state only has the upper half,
+// and its columns are those of the values followed, for the normalizer, by a one and zero padding.
 class Formula {
  public:
   Formula(const PolynomialAttentionInputs& in, const PolynomialAttentionConfig& config)
@@ -47,29 +48,29 @@ class Formula {
   // v [B, T, H, V] -> [B, T, H, C].
   at::Tensor Columns(const at::Tensor& v) const { return WithOnes(v, Ones(v)); }
 
-  // Of the tokens of x from `begin` on: what those before the row bring to each, [B, H, T', C], by
-  // a state in full.
+  // Returns the contribution of the tokens before the row, given as a full state, to each token
+  // from `begin` on: [B, H, T', C].
   at::Tensor OfEarlier(const at::Tensor& q, int64_t begin, const at::Tensor& before) const {
     const at::Tensor started = Started(begin, q.size(1));
-    // Both sides: a zero times another document's NaN would tell of it in backward.
+    // Both factors are masked: in backward, zero times a NaN of another document would be NaN.
     return Features(q, query_weights_)
         .masked_fill(started, 0)
         .matmul(before)
         .masked_fill(started, 0);
   }
-  // Their share of the state in full behind the row.
+  // Returns the contribution of these tokens to the full state after the row.
   at::Tensor OwnState(const at::Tensor& k, const at::Tensor& v, int64_t begin) const {
     const at::Tensor ended = Ended(begin, k.size(1));
     const at::Tensor values = Columns(v).to(compute_).transpose(1, 2);
     return Features(k, {}).masked_fill(ended, 0).transpose(2, 3).matmul(
         values.masked_fill(ended, 0));
   }
-  // What is left behind a row of a state in full before it.
+  // Returns what remains after the row of a full state before it.
   at::Tensor Passed(const at::Tensor& before) const {
     return before.masked_fill(Started(chunks_->seq_len - 1, 1), 0);
   }
-  // Their share of the gradient of a state in full, from dL/d[N | z] [B, T', H, V and, normalised,
-  // 1].
+  // Returns these tokens' contribution to the gradient of a full state, from dL/d[N | z] [B, T', H,
+  // V or, if normalized, V + 1].
   at::Tensor GradientBefore(const at::Tensor& q, int64_t begin, const at::Tensor& dsums) const {
     const at::Tensor started = Started(begin, q.size(1));
     return Features(q, query_weights_)
@@ -78,7 +79,7 @@ class Formula {
         .matmul(dsums.transpose(1, 2).masked_fill(started, 0));
   }
 
-  // In full, with zeros for what a state has not.
+  // Returns the full state, with zeros for fields that `state` lacks.
   at::Tensor Unpack(const PolynomialState& state) const {
     const at::Tensor& some = state.kv.defined() ? state.kv : state.norm;
     const std::vector<int64_t> sizes = {some.size(0), some.size(1), layout_.count, dim_v_};
@@ -97,7 +98,7 @@ class Formula {
     return {.kv = packed.narrow(3, 0, dim_v_).contiguous(),
             .norm = packed.select(3, dim_v_).contiguous()};
   }
-  // A gradient: a product of two channels stands in two places.
+  // Packs a gradient. A product of two different channels occurs twice in the full state.
   PolynomialState PackGradient(const at::Tensor& full) const {
     std::vector<double> counts(layout_.order2, 1);
     for (int a = 0; layout_.has2 && a < layout_.dim; ++a)
@@ -113,14 +114,14 @@ class Formula {
   at::Tensor Ones(const at::Tensor& v) const {
     return at::ones({v.size(0), v.size(1), v.size(2), 1}, v.options().requires_grad(false));
   }
-  // [..., V], [..., 1] -> [..., C].
+  // Joins [..., V] and [..., 1] to [..., C].
   at::Tensor WithOnes(const at::Tensor& values, const at::Tensor& ones) const {
     if (!normalise_) return values;
     std::vector<int64_t> sizes = values.sizes().vec();
     sizes[3] = NumColumns(dim_v_, true) - dim_v_ - 1;
     return at::cat({values, ones, at::zeros(sizes, values.options().requires_grad(false))}, 3);
   }
-  // [B, H, T, F'] of x [B, T, H, d].
+  // Returns the features [B, H, T, F'] of x [B, T, H, d].
   at::Tensor Features(const at::Tensor& x, const kernels::FeatureWeights& weights) const {
     const at::Tensor heads = x.to(compute_).transpose(1, 2);
     std::vector<at::Tensor> parts;
@@ -132,19 +133,19 @@ class Formula {
       parts.push_back(((heads * weights.square).unsqueeze(4) * heads.unsqueeze(3)).flatten(3));
     return at::cat(parts, 3);
   }
-  // [B, 1, T', 1] bool, of tokens from `begin` on: whether one before them in the row, or they
-  // themselves, start a document.
+  // Returns [B, 1, T', 1] bool for tokens from `begin` on: true if a document starts at or before
+  // the token in the row.
   at::Tensor Started(int64_t begin, int64_t count) const {
     const at::Tensor sequence = chunks_->runs().sequence.narrow(1, begin, count);
     return (sequence == chunks_->num_sequences()).unsqueeze(1).unsqueeze(3);
   }
-  // The same: whether one behind them does.
+  // Returns the same, but true if a document starts after the token in the row.
   at::Tensor Ended(int64_t begin, int64_t count) const {
     const at::Tensor& starts = chunks_->runs().begin;
     const at::Tensor last = starts.narrow(1, chunks_->seq_len - 1, 1);
     return (starts.narrow(1, begin, count) < last).unsqueeze(1).unsqueeze(3);
   }
-  // Packed features in all their places, or the packed ones of these.
+  // Expands packed features to full ones, or selects the packed ones from full features.
   at::Tensor Places(const at::Tensor& x, bool unpack) const {
     std::vector<double> places;
     for (int f = 0; f < layout_.order2; ++f) places.push_back(f);
@@ -155,10 +156,11 @@ class Formula {
                                 : layout_.order2 + a * dim + b);
     return AtPlaces(x, places);
   }
-  // x [B, H, F, V] at `places` of F, of which no two are one but for pairs. LibTorch's backward of
-  // index_select would wait for the host on a GPU.
+  // Selects `places` along F of x [B, H, F, V]. A place may occur at most twice (the two orders of
+  // a pair). The custom backward avoids LibTorch's backward of index_select, which makes the host
+  // wait for the GPU.
   static at::Tensor AtPlaces(const at::Tensor& x, const std::vector<double>& places) {
-    // Of each of F where it went; -1: nowhere.
+    // For each index of F, the up to two output indices that it was copied to; -1: none.
     std::array<std::vector<double>, 2> went;
     for (auto& to : went) to.assign(static_cast<size_t>(x.size(2)), -1);
     for (size_t i = 0; i < places.size(); ++i) {
@@ -193,8 +195,8 @@ class Formula {
   int64_t dim_v_;
 };
 
-// function(begin, count) of tokens whose features lie in memory at once: they are some d times as
-// large as q and k, and are made again in backward.
+// Calls function(begin, count) for blocks of tokens. It limits the memory for features, which are
+// about d times as large as q and k; the backward recomputes them.
 template <typename Function>
 void ForBlocks(int64_t num_tokens, Function function) {
   constexpr int64_t kBlock = 2048;
@@ -202,7 +204,7 @@ void ForBlocks(int64_t num_tokens, Function function) {
     function(begin, std::min(kBlock, num_tokens - begin));
 }
 
-// The sum of share(begin, count) over the blocks, in their order.
+// Returns the sum of share(begin, count) over the blocks, in order.
 template <typename Share>
 at::Tensor SumOverBlocks(int64_t num_tokens, Share share) {
   at::Tensor sum;
@@ -213,7 +215,7 @@ at::Tensor SumOverBlocks(int64_t num_tokens, Share share) {
   return sum;
 }
 
-// [B, H, T, C]: of the tokens before a row, by a state in full.
+// Returns [B, H, T, C]: the contribution of the tokens before a row, given as a full state.
 at::Tensor SumsOfEarlier(const at::Tensor& q, const at::Tensor& before, const Formula& formula) {
   Tensors parts;
   ForBlocks(q.size(1), [&](int64_t begin, int64_t count) {
@@ -225,7 +227,7 @@ at::Tensor SumsOfEarlier(const at::Tensor& q, const at::Tensor& before, const Fo
   });
   return at::cat(parts, 2);
 }
-// In full: of a row's own tokens.
+// Returns the full state of a row's own tokens.
 at::Tensor OwnState(const PolynomialAttentionInputs& in, const Formula& formula) {
   return SumOverBlocks(in.q.size(1), [&](int64_t begin, int64_t count) {
     const auto run = [formula, begin](const Tensors& x) -> Tensors {
@@ -236,7 +238,7 @@ at::Tensor OwnState(const PolynomialAttentionInputs& in, const Formula& formula)
   });
 }
 
-// [B, H, T, C]: of the own tokens, token against token.
+// Returns [B, H, T, C]: the contribution of the row's own tokens, by the quadratic kernel.
 at::Tensor OwnSums(const PolynomialAttentionInputs& in, const PolynomialAttentionConfig& config,
                    const Formula& formula) {
   return PolynomialAttention(

@@ -1,12 +1,13 @@
-// Polynomial attention with states where the tokens at hand meet each other token against token:
-// for a GPU, whose chunked kernel goes token by token. With psi and w the features and weights of
-// features.h, and [S | u] the state before a row, its tokens have
+// Polynomial attention with states for GPUs, whose chunked kernel is slow. The row's own tokens use
+// the quadratic kernel, and earlier ones enter through their state. With psi and w the features and
+// weights of features.h, and [S | u] the state before a row, the output of its tokens is
 //
 //   [N | z] = own tokens' + sum over f of w_f psi_f(q) [S_f | u_f],   out = N / (z + norm_eps),
 //
-// where no document has started in the row, and leave psi(k)^T [v | 1], summed up since the row's
-// last start, and [S | u] where there is none. The own tokens' part has the dtype of v, all else is
-// products of LibTorch's in the compute type. Any device.
+// as long as no document has started in the row. The state after the row is psi(k)^T [v | 1],
+// summed since the row's last document start, plus [S | u] if there was none. The own tokens' part
+// has the dtype of v; everything else is LibTorch products in the compute type. Works on any
+// device.
 //
 //   const auto [out, state, divisors] = AttendWithStates(inputs, config);
 #pragma once
@@ -17,11 +18,12 @@
 
 namespace halflife::ops {
 
-// Inputs of all these have chunks. Why they do not take a call; empty: they do.
+// All these functions need inputs with chunks. Returns the reason why they do not support a call,
+// or "" if they do.
 std::string WhyNotWithStates(const PolynomialAttentionInputs& inputs, bool normalise);
 
-// As PolynomialAttention, Summarise and BackwardSummarise; not of segments, and without columns for
-// the gradients.
+// Like PolynomialAttention, Summarise and BackwardSummarise, but without segments and without
+// column buffers for gradients.
 PolynomialAttentionOutput AttendWithStates(const PolynomialAttentionInputs& inputs,
                                            const PolynomialAttentionConfig& config);
 PolynomialState SummariseByFeatures(const PolynomialAttentionInputs& inputs,

@@ -28,7 +28,7 @@ bool DoesNothing(const BiasedInput& part) {
   return !part.bias.defined() && !part.gain.defined() && part.map == kernels::ElementMap::kIdentity;
 }
 
-// Whether the rows of all are columns of one matrix, in their order.
+// Returns true if the inputs of all parts are adjacent columns of one matrix, in order.
 bool AreColumns(const std::vector<BiasedInput>& parts) {
   const at::Tensor& first = parts[0].x;
   int64_t width = 0;
@@ -42,7 +42,7 @@ bool AreColumns(const std::vector<BiasedInput>& parts) {
   return parts.size() > 1 && RowStride(first).value_or(0) >= width && NumRows(first) > 1;
 }
 
-// The parts as the kernels take them: rows equally far apart.
+// Returns the parts in the form that the kernels read: rows with a constant stride.
 std::vector<BiasedInput> WithRows(std::vector<BiasedInput> parts) {
   for (BiasedInput& part : parts) {
     if (!RowStride(part.x).has_value()) part.x = part.x.contiguous();
@@ -104,19 +104,21 @@ void BackwardOnCpu(const kernels::BiasMapGradArgs<T>& args) {
   kernels::cpu::SumPartials(partial.data(), num_blocks, sums);
 }
 
-// What a backward knows of the forward beside its tensors.
+// The parameters that a backward needs in addition to the saved tensors.
 struct Layout {
   std::vector<kernels::ElementMap> maps;
-  std::vector<ColumnPlace> columns;  // where gradients of inputs go
-  bool joined = false;               // no such places, but the inputs were columns of one matrix
+  std::vector<ColumnPlace> columns;  // buffers for the gradients of the inputs
+  bool joined = false;  // true: no such buffers, but the inputs were columns of one matrix
 };
-// Of a part, as a forward saves it and a backward's inputs are numbered.
+// The tensors of one part, in the order in which a forward saves them and a backward's inputs are
+// numbered.
 constexpr size_t kTensorsOfPart = 3;
 struct SavedPart {
   at::Tensor bias, gain;
-  at::Tensor read;  // the output of elu + 1; the input of SiLU, and beside a gain
+  at::Tensor read;  // the output for elu + 1; the input for SiLU or with a gain
 
-  // What bias and gain are is known by them as they were given; the kernels read them densely.
+  // bias and gain are kept as they were given, because their sinks are found by tensor identity.
+  // The kernels read dense copies.
   explicit SavedPart(const Tensors& saved, size_t part)
       : bias(saved[kTensorsOfPart * part]),
         gain(saved[kTensorsOfPart * part + 1]),
@@ -129,7 +131,8 @@ struct SavedPart {
   }
 };
 
-// Gradients of the inputs; undefined where that of the output serves.
+// Returns the buffers for the gradients of the inputs; undefined if the gradient of the output can
+// be returned as it is.
 Tensors PlacesOfInputs(const Layout& layout, const Tensors& saved, const Tensors& douts) {
   Tensors places(douts.size());
   if (!layout.joined) {
@@ -150,7 +153,7 @@ Tensors PlacesOfInputs(const Layout& layout, const Tensors& saved, const Tensors
   return places;
 }
 
-// Where the gradients of a part's bias and gain are summed.
+// The buffers in which the gradients of a part's bias and gain are summed.
 struct PlacesOfPart {
   std::optional<GradientPlace> bias, gain;
 
@@ -188,7 +191,7 @@ kernels::BiasMapGradColumns<T> GradColumnsOf(const SavedPart& saved, kernels::El
   return part;
 }
 
-// -> gradients of x, bias and gain, part by part.
+// Returns the gradients of x, bias and gain, part by part.
 Tensors BackwardFused(const BackwardCall& call, const Layout& layout) {
   const size_t num_parts = layout.maps.size();
   Tensors douts;
@@ -203,7 +206,7 @@ Tensors BackwardFused(const BackwardCall& call, const Layout& layout) {
   WithStorage(douts[0], [&]<typename T>() {
     kernels::BiasMapGradArgs<T> args;
     args.num_rows = NumRows(douts[0]);
-    std::vector<SavedPart> dense;  // lives until the kernel has read it
+    std::vector<SavedPart> dense;  // keeps the tensors alive until the kernel has read them
     for (size_t i = 0; i < num_parts; ++i) {
       dense.push_back(SavedPart(call.saved, i).Dense());
       args.parts[args.num_parts++] =
@@ -251,8 +254,8 @@ Tensors Fused(const std::vector<BiasedInput>& given) {
   return Apply({.name = "BiasMap", .inputs = inputs, .forward = forward});
 }
 
-// e^min(x, 0) + max(x, 0) in LibTorch calls, in fp32 at least: elu(x), rounded before the 1 is
-// added, leaves nothing of a feature below 1e-7, in bf16 of one below 0.002.
+// e^min(x, 0) + max(x, 0) in LibTorch calls, at least in fp32. elu(x) + 1 would be rounded before
+// the 1 is added, and would lose features below 1e-7 (in bf16 below 0.002).
 at::Tensor EluPlusOne(const at::Tensor& x) {
   const auto backward = [](const BackwardCall& call) -> Tensors {
     return {call.grads[0] * call.saved[0].clamp_max(1)};
@@ -280,14 +283,14 @@ at::Tensor Composed(const BiasedInput& part) {
   return y;
 }
 
-// Sums of a pass that its biases' and gains' gradients are.
+// Returns the number of row sums that the gradients of biases and gains need in one pass.
 size_t NumSums(const std::vector<BiasedInput>& parts) {
   size_t count = 0;
   for (const BiasedInput& part : parts) count += part.gain.defined() ? 2 : 1;
   return count;
 }
 
-// Beside the first of them, in one pass.
+// Returns true if `part` can share a pass with `first`.
 bool Fits(const BiasedInput& part, const BiasedInput& first) {
   const at::Tensor& x = part.x;
   return IsFused(x) && x.dim() >= 1 && x.numel() > 0 && x.scalar_type() == first.x.scalar_type() &&
@@ -307,9 +310,9 @@ std::vector<at::Tensor> BiasMap(const std::vector<BiasedInput>& parts) {
   for (size_t i = 0; i < parts.size(); ++i) {
     const BiasedInput& part = parts[i];
     CheckDTypes("BiasMap", {part.x, part.bias});
-    HL_CHECK(part.x.defined(), "BiasMap of part ", i, ", which is undefined");
-    HL_CHECK(!part.gain.defined() || part.map == kernels::ElementMap::kIdentity, "BiasMap of part ",
-             i, " with a gain and a map; one of them would work");
+    HL_CHECK(part.x.defined(), "BiasMap: part ", i, " has no x. Pass a tensor.");
+    HL_CHECK(!part.gain.defined() || part.map == kernels::ElementMap::kIdentity, "BiasMap: part ",
+             i, " has a gain and a map. Use one of them.");
     if (DoesNothing(part)) {
       outs[i] = part.x;
     } else if (NumSums(fused) + NumSums({part}) <= kernels::kBiasMapParts &&

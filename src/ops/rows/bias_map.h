@@ -1,7 +1,7 @@
-// Projections with their biases or gains, and what each is mapped by, in one pass over all of them:
-// out = map(gain x + bias), rounded once. Differentiable; a bias or gain whose owner has a sink for
-// its gradient (ops/torch/gradient_sink.h) gets it there. Gradients of columns of one matrix
-// are columns of one again.
+// Adds a bias or applies a gain to several projections and maps each of them, in one pass over all:
+// out = map(gain x + bias), rounded once. Differentiable; the gradient of a bias or gain that has a
+// sink (ops/torch/gradient_sink.h) goes to the sink. If the inputs are columns of one matrix, so
+// are their gradients.
 //
 //   const auto heads = BiasMap({{.x = q, .bias = *q_bias, .map = ElementMap::kEluPlusOne},
 //                               {.x = k, .bias = *k_bias, .map = ElementMap::kEluPlusOne},
@@ -18,14 +18,16 @@
 namespace halflife::ops {
 
 struct BiasedInput {
-  at::Tensor x;     // [..., C_i], of one dtype and the same leading dimensions for all
+  at::Tensor x;     // [..., C_i]; dtype and leading dimensions are the same for all parts
   at::Tensor bias;  // [C_i]; undefined: none
   kernels::ElementMap map = kernels::ElementMap::kIdentity;
-  ColumnPlace gradient = {};  // where the gradient of x goes
-  at::Tensor gain = {};       // [C_i] fp32 (fp64 beside fp64), of the identity alone; undefined: 1
+  ColumnPlace gradient = {};  // buffer of x's gradient
+  // [C_i] fp32 (fp64 for fp64 inputs); requires the identity map; undefined: 1
+  at::Tensor gain = {};
 };
 
-// One a part, of x's shape: contiguous, or x itself where there is nothing to do.
+// Returns one output per part, of x's shape: a contiguous tensor, or x itself if the part has no
+// bias, gain or map.
 std::vector<at::Tensor> BiasMap(const std::vector<BiasedInput>& parts);
 
 }  // namespace halflife::ops

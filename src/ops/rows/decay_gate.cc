@@ -47,7 +47,7 @@ at::Tensor ForwardFused(const at::Tensor& x, const at::Tensor& bias,
   return log_decay;
 }
 
-// dbias [dim] is overwritten.
+// Overwrites dbias [dim].
 template <typename T>
 void BackwardOnCpu(const kernels::DecayGateGradRows<T>& rows, float* dbias) {
   constexpr int64_t kRows = kernels::cpu::kGateRowsPerBlock;
@@ -100,8 +100,8 @@ at::Tensor Fused(const at::Tensor& x_in, const at::Tensor& bias_in, const DecayG
 at::Tensor DecayGate(const at::Tensor& x, const at::Tensor& bias, const DecayGateConfig& config) {
   CheckDTypes("DecayGate", {x, bias});
   HL_CHECK(x.defined() && x.dim() >= 1 && x.size(-1) >= 1 && FitsBeside(x, bias, {x.size(-1)}),
-           "DecayGate of x ", Describe(x), " with bias ", Describe(bias),
-           "; x [..., C] and bias [C] on one device would work");
+           "DecayGate got x ", Describe(x), " with bias ", Describe(bias),
+           ". Use x [..., C] and bias [C] on one device.");
   if (IsFused(x) && bias.scalar_type() == at::kFloat) return Fused(x, bias, config);
   const at::ScalarType compute = ComputeType(x);
   const at::Tensor z = x.to(compute) + bias.to(compute);

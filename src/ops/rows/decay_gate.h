@@ -1,6 +1,6 @@
-// The gate that decays per channel come from (Yang et al., 2024): log_decay = scale ln sigmoid(x +
-// bias), perhaps bounded from below. fp32 whatever x is stored as (fp64 beside fp64).
-// Differentiable.
+// The gate that produces per-channel decays (Yang et al., 2024): log_decay = scale ln sigmoid(x +
+// bias), optionally bounded from below. Computed in fp32 for every dtype of x (fp64 for fp64
+// inputs). Differentiable.
 //
 //   const at::Tensor log_decay = DecayGate(logits, *bias, {.scale = 1.0 / 16});
 #pragma once
@@ -13,10 +13,11 @@ namespace halflife::ops {
 
 struct DecayGateConfig {
   double scale = 1;
-  double floor = -std::numeric_limits<double>::infinity();  // of log_decay; no gradient at it
+  // lower bound of log_decay; no gradient where it applies
+  double floor = -std::numeric_limits<double>::infinity();
 };
 
-// x [..., C] fp32, bf16 or fp64, bias [C] fp32 (fp64 beside fp64) -> [..., C] fp32 or fp64.
+// x [..., C] fp32, bf16 or fp64, bias [C] fp32 (fp64 for fp64 inputs) -> [..., C] fp32 or fp64.
 at::Tensor DecayGate(const at::Tensor& x, const at::Tensor& bias, const DecayGateConfig& config);
 
 }  // namespace halflife::ops

@@ -57,9 +57,9 @@ bool CanLowerGrowth(const at::Tensor& log_decay, int64_t num_heads) {
 LoweredGrowth LowerGrowth(const at::Tensor& log_decay, int64_t num_heads,
                           const SequenceChunks& chunks) {
   HL_CHECK(CanLowerGrowth(log_decay, num_heads) && chunks.device == log_decay.device(),
-           "LowerGrowth of log_decay ", Describe(log_decay), " for ", num_heads,
+           "LowerGrowth got log_decay ", Describe(log_decay), " for ", num_heads,
            " heads, and chunks on ", chunks.device.str(),
-           "; [Hd] or [Hd, K] fp32 beside them, Hd a divisor, would work");
+           ". Use [Hd] or [Hd, K] fp32 on the same device, with Hd a divisor of H.");
   const auto forward = [&]() -> Forwarded {
     return {.outputs = Forward(log_decay.contiguous(), num_heads, chunks),
             .saved = {},

@@ -1,6 +1,6 @@
-// Constant decays that may lie above 1, lowered to at most 1, and the factors of keys that make up
-// for it (decay_attention/growth.h), of whole sequences: nothing is in their state and no key has a
-// scale of its own. One pass. fp32 decays of up to 512 heads, on a device with kernels.
+// Lowers constant decays, which may be above 1, to at most 1, and computes the factors of keys that
+// compensate for it (decay_attention/growth.h). For whole sequences with an empty initial state and
+// without key scales. One pass. Supports fp32 decays of up to 512 heads on devices with kernels.
 //
 //   const LoweredGrowth lowered = LowerGrowth(log_decay, num_heads, *chunks);
 #pragma once
@@ -12,12 +12,12 @@
 namespace halflife::ops {
 
 struct LoweredGrowth {
-  at::Tensor log_decay;        // of the given shape; differentiable
+  at::Tensor log_decay;        // shape of the input; differentiable
   at::Tensor key_factor;       // [B, T, H] fp32
   at::Tensor final_log_scale;  // [sequences, H] fp64
 };
 
-// log_decay [Hd] or [Hd, K], Hd a divisor of H.
+// Returns true if LowerGrowth() supports the call. log_decay is [Hd] or [Hd, K], and Hd divides H.
 bool CanLowerGrowth(const at::Tensor& log_decay, int64_t num_heads);
 LoweredGrowth LowerGrowth(const at::Tensor& log_decay, int64_t num_heads,
                           const SequenceChunks& chunks);

@@ -19,7 +19,7 @@
 namespace halflife::ops {
 namespace {
 
-constexpr int64_t kWord = 0xffffffff;  // of 32 bits
+constexpr int64_t kWord = 0xffffffff;  // mask of the low 32 bits
 
 struct Mask {
   RandomKey key;
@@ -57,8 +57,8 @@ at::Tensor ApplyFused(const at::Tensor& x_in, const Mask& mask) {
   return out;
 }
 
-// Philox4x32 on int64 tensors that hold 32-bit words: products wrap modulo 2^64 as they do in
-// uint64.
+// Philox4x32 on int64 tensors that hold 32-bit words. int64 products wrap modulo 2^64, like those
+// of uint64.
 std::vector<at::Tensor> PhiloxOnTensors(std::vector<at::Tensor> x, RandomKey key) {
   uint32_t k0 = key.k0, k1 = key.k1;
   for (int round = 0; round < 10; ++round) {
@@ -106,7 +106,7 @@ void CheckSamples(const at::Tensor& x, const DropoutConfig& config) {
   HL_CHECK(config.samples.defined() && FitsBeside(x, config.samples, {x.size(0)}) &&
                config.samples.scalar_type() == at::kLong && config.samples.is_contiguous(),
            "dropout over ", x.size(0), " rows needs as many sample numbers, got ",
-           Describe(config.samples), "; int64 on x's device would work");
+           Describe(config.samples), ". Use int64 on x's device.");
 }
 
 at::Tensor Dropout(const at::Tensor& x, const DropoutConfig& config) {

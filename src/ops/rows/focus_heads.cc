@@ -41,7 +41,7 @@ kernels::FocusRows<T> WriteRows(const at::Tensor& x) {
 
 bool IsOfTokens(const FocusLeavesInputs& in) { return in.direction.sizes() == in.x.sizes(); }
 
-// x, times, direction and value as the kernels read them.
+// x, times, direction and value in the form that the kernels read.
 struct LeafOperands {
   at::Tensor x, times, direction, value;
   FocusLeavesConfig config;
@@ -119,12 +119,12 @@ void LeavesBackwardOnCpu(const kernels::FocusLeavesShape<T>& shape,
   kernels::cpu::FocusVectorBackward(shape, grads, sum.data());
 }
 
-// Where the gradients go.
+// Buffers for the gradients.
 struct LeafPlaces {
   ColumnPlace x, times, direction, value;
 };
 
-// saved: x, times, direction and value as given. -> their gradients.
+// `saved` holds x, times, direction and value as they were given. Returns their gradients.
 Tensors LeavesBackward(const BackwardCall& call, const FocusLeavesConfig& config,
                        const LeafPlaces& places) {
   const LeafOperands in = OperandsOf(call.saved, config);
@@ -186,13 +186,13 @@ at::Tensor InHeads(const at::Tensor& x, int64_t head_dim) {
   return x.unflatten(-1, {-1, head_dim});
 }
 
-// Heads, standardised or not, in the compute type of `x`.
+// Returns the heads of x, standardized if `norm`, in the compute type of `x`.
 at::Tensor WideHeads(const at::Tensor& x, int64_t head_dim, bool norm, double eps) {
   const at::Tensor heads = InHeads(x, head_dim);
   return norm ? RealNorm(heads, eps) : heads.to(ComputeType(x));
 }
 
-// In LibTorch calls and those of real_norm: fp64, wide heads, no tokens.
+// In LibTorch calls and those of real_norm: for fp64, wide heads and no tokens.
 FocusLeaves ComposedLeaves(const FocusLeavesInputs& in, const FocusLeavesConfig& config) {
   const auto wide = [&](const at::Tensor& x, bool norm) {
     return WideHeads(x, config.head_dim, norm, config.eps);
@@ -213,7 +213,7 @@ bool FitsHeads(const at::Tensor& x, int64_t head_dim) {
   return IsFused(x) && x.numel() > 0 && head_dim <= kernels::kFocusHeadDim;
 }
 
-// query and pooled as the kernels read them.
+// query and pooled in the form that the kernels read.
 template <typename T>
 kernels::FocusGateShape<T> GateShape(const at::Tensor& query, const at::Tensor& pooled,
                                      const FocusGateConfig& config) {
@@ -248,7 +248,7 @@ at::Tensor GateForward(const at::Tensor& query, const at::Tensor& pooled,
   return out;
 }
 
-// saved: query and pooled as given.
+// `saved` holds query and pooled as they were given.
 Tensors GateBackward(const BackwardCall& call, const FocusGateConfig& config,
                      const ColumnPlace& place) {
   const at::Tensor query = TokenRows(call.saved[0]), pooled = call.saved[1].contiguous(),
@@ -302,15 +302,15 @@ void CheckLeaves(const FocusLeavesInputs& in, const FocusLeavesConfig& config) {
   HL_CHECK(x.defined() && x.dim() == 3 && dim >= (config.norm || config.norm_value ? 2 : 1) &&
                x.size(2) % dim == 0 && fits(in.times) && fits(in.value) &&
                (config.pool_x || in.value.defined()),
-           "FocusLeaves of x ", Describe(x), ", times ", Describe(in.times), " and value ",
+           "FocusLeaves got x ", Describe(x), ", times ", Describe(in.times), " and value ",
            Describe(in.value), " with heads of ", dim,
-           "; [B, T, H n] with heads of n, 2 or more where they are standardised, would work");
+           ". Use [B, T, H n] with heads of n channels, at least 2 if they are standardized.");
   HL_CHECK(
       IsLike(x, in.direction) ||
           (in.direction.defined() && in.direction.numel() == x.size(2) &&
            in.direction.device() == x.device() && in.direction.scalar_type() == ComputeType(x)),
-      "FocusLeaves of x ", Describe(x), " with direction ", Describe(in.direction),
-      "; like x, or H n elements in ", DTypeName(ComputeType(x)), ", would work");
+      "FocusLeaves got x ", Describe(x), " with direction ", Describe(in.direction),
+      ". Use the shape and dtype of x, or H n elements in ", DTypeName(ComputeType(x)), ".");
 }
 
 }  // namespace
@@ -333,12 +333,11 @@ at::Tensor FocusGate(const FocusGateInputs& inputs, const FocusGateConfig& confi
                pooled.size(2) >= 1 && query.size(2) % pooled.size(2) == 0 &&
                query.size(2) <= pooled.size(2) * pooled.size(3) &&
                pooled.scalar_type() == query.scalar_type() && pooled.device() == query.device(),
-           "FocusGate of query ", Describe(query), " and pooled ", Describe(pooled),
-           "; [B, T, H n] and [B, T, H, P] with P of n or 2 n, of one dtype and device, would "
-           "work");
+           "FocusGate got query ", Describe(query), " and pooled ", Describe(pooled),
+           ". Use [B, T, H n] and [B, T, H, P] with P of n or 2 n, of one dtype and device.");
   const int64_t dim = query.size(2) / pooled.size(2);
   HL_CHECK(pooled.size(3) == dim || pooled.size(3) == 2 * dim, "FocusGate of heads of ", dim,
-           " with pooled rows of ", pooled.size(3), " channels; n or 2 n would work");
+           " with pooled rows of ", pooled.size(3), " channels. Use n or 2 n.");
   if (FitsHeads(query, dim)) return FusedGate(inputs, config);
   return ComposedGate(inputs, config);
 }

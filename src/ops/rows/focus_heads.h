@@ -1,6 +1,6 @@
-// What focus mixers do with the channels of each head of a token before and behind their pool
-// (kernels/focus_pool), in one pass each: standardised heads (kernels/real_norm), the log weight
-// that a direction gives them, what is pooled, and the gate on the pooled rows.
+// The operations of focus mixers on the heads of a token before and after their pool
+// (kernels/focus_pool), in one pass each: standardization of heads (kernels/rows/real_norm_args.h),
+// log weights as dot products with a direction, the pooled rows, and the gate on the pooled output.
 //
 //   const double scale = c / static_cast<double>(n);
 //   const FocusLeaves leaves = MakeFocusLeaves(
@@ -21,44 +21,48 @@
 namespace halflife::ops {
 
 struct FocusLeavesInputs {
-  at::Tensor x;  // [B, T, H n] fp32, bf16 or fp64; columns of a matrix are read in their place
-  at::Tensor times = {};  // like x, with which it is multiplied; undefined: nothing
-  at::Tensor direction;   // like x, or of heads alone: H n elements in the compute type
-  at::Tensor value = {};  // like x, pooled behind it; undefined: none
-  ColumnPlace x_gradient = {}, times_gradient = {}, direction_gradient = {},
-              value_gradient = {};  // where theirs go, as columns of a matrix
+  at::Tensor x;  // [B, T, H n] fp32, bf16 or fp64; columns of a matrix are read without a copy
+  at::Tensor times = {};  // like x; x is multiplied by it; undefined: no factor
+  // like x, or one direction for all tokens: H n elements in the compute type
+  at::Tensor direction;
+  at::Tensor value = {};  // like x, appended to x in the payload; undefined: none
+  // Buffers for the gradients, for inputs that are columns of a matrix.
+  ColumnPlace x_gradient = {}, times_gradient = {}, direction_gradient = {}, value_gradient = {};
 };
 struct FocusLeavesConfig {
   int64_t head_dim = 0;  // n
-  bool norm = false;     // of x and direction
+  bool norm = false;     // standardize x and direction
   bool norm_value = false;
-  bool pool_x = true;  // else the value alone, which is given then
-  double eps = 0;      // of the standardisation
-  double scale = 1;    // on the dot of x and direction
-  bool elu = false;    // the weight is elu(dot) + 1 in place of its exponential
+  bool pool_x = true;  // false: the payload is only the value, which must be given
+  double eps = 0;      // added to the standard deviation
+  double scale = 1;    // factor on the dot product of x and direction
+  bool elu = false;    // true: the weight is elu(dot) + 1 instead of exp(dot)
 };
 struct FocusLeaves {
-  at::Tensor log_weight;  // [B, T, H] fp32 (fp64 beside fp64)
-  at::Tensor payload;     // [B, T, H, n or 2 n] in the dtype of x: x, the value, or x and the value
+  at::Tensor log_weight;  // [B, T, H] fp32 (fp64 for fp64 inputs)
+  // [B, T, H, n or 2 n] in the dtype of x: x, the value, or x followed by the value
+  at::Tensor payload;
 };
-// Differentiable. A direction of heads whose owner has a sink for its gradient
-// (ops/torch/gradient_sink.h) gets it there.
+// Differentiable. The gradient of a per-head direction that has a sink (ops/torch/gradient_sink.h)
+// goes to the sink.
 FocusLeaves MakeFocusLeaves(const FocusLeavesInputs& inputs, const FocusLeavesConfig& config);
 
-// ln(elu(l) + 1) = l below 0, ln(1 + l) above: 1 + expm1(l) would round to 0 from -17 on. Of any
-// shape, differentiable.
+// Returns ln(elu(l) + 1), which is l for l < 0 and ln(1 + l) otherwise; 1 + expm1(l) would round to
+// 0 below -17. Any shape, differentiable.
 at::Tensor LogOfEluPlusOne(const at::Tensor& l);
 
 struct FocusGateInputs {
-  at::Tensor query;   // [B, T, H n], as x above
-  at::Tensor pooled;  // [B, T, H, P], the dtype of query: the first n are seen, the last n pass
+  at::Tensor query;  // [B, T, H n], like x above
+  // [B, T, H, P], dtype of query: the first n channels enter the gate, the last n are gated
+  at::Tensor pooled;
   ColumnPlace query_gradient = {};
 };
 struct FocusGateConfig {
-  bool norm = false;  // of query
+  bool norm = false;  // standardize query
   double eps = 0, scale = 1;
 };
-// sigmoid(scale query . seen) times what passes, [B, T, H n]. Differentiable.
+// Returns sigmoid(scale query . first n channels) times the last n channels, [B, T, H n].
+// Differentiable.
 at::Tensor FocusGate(const FocusGateInputs& inputs, const FocusGateConfig& config);
 
 }  // namespace halflife::ops

@@ -23,7 +23,7 @@
 namespace halflife::ops {
 namespace {
 
-// Where x has its rows. Nothing: it must be copied first.
+// Returns the layout of x's rows, or nullopt if x must be copied first.
 std::optional<kernels::LayerNormRows> RowsOf(const at::Tensor& x) {
   if (const auto stride = RowStride(x)) return kernels::LayerNormRows{.rows = 1, .stride = *stride};
   const auto stride = x.dim() < 3 ? std::nullopt : RowStride(x, /*inner=*/2);
@@ -39,14 +39,14 @@ struct Normed {
 };
 constexpr size_t kNormedTensors = 5;
 
-// Outputs, and what a backward needs: a Normed a part.
+// Outputs, and the tensors for the backward: those of one Normed per part.
 struct Forwarding {
   Tensors outs, saved;
 };
 
 Forwarding ForwardFused(const std::vector<LayerNormInput>& inputs, double eps) {
   Forwarding result;
-  Tensors parameters;  // gamma and beta as the kernel reads them
+  Tensors parameters;  // gamma and beta in the form that the kernel reads
   const int64_t num_rows = NumRows(inputs[0].x);
   WithStorage(inputs[0].x, [&]<typename T>() {
     kernels::LayerNormArgs<T> args;
@@ -68,7 +68,8 @@ Forwarding ForwardFused(const std::vector<LayerNormInput>& inputs, double eps) {
                                       .out = MutableElements<T>(result.outs.back()),
                                       .mean = MutableElements<float>(part.mean),
                                       .factor = MutableElements<float>(part.factor)};
-      // gamma and beta as given: their sinks are known by them.
+      // gamma and beta are saved as they were given, because their sinks are found by tensor
+      // identity.
       result.saved.insert(result.saved.end(),
                           {part.x, input.gamma, input.beta, part.mean, part.factor});
     }
@@ -106,7 +107,7 @@ void BackwardOnCpu(const kernels::LayerNormGradArgs<T>& args) {
   kernels::cpu::SumPartials(partial.data(), num_blocks, sums);
 }
 
-// Where the gradients of a part's parameters go.
+// Buffers for the gradients of a part's parameters.
 struct Places {
   GradientPlace gamma;
   std::optional<GradientPlace> beta;
@@ -133,7 +134,7 @@ kernels::LayerNormGradPart<T> GradPart(const Normed& part, const at::Tensor& gam
   return args;
 }
 
-// -> gradients of x, gamma and beta, part by part.
+// Returns the gradients of x, gamma and beta, part by part.
 Tensors BackwardFused(const BackwardCall& call, const std::vector<ColumnPlace>& of_x) {
   std::vector<Normed> parts;
   std::vector<Places> places;
@@ -185,7 +186,7 @@ Tensors Fused(const std::vector<LayerNormInput>& inputs, double eps) {
   return Apply({.name = "LayerNorms", .inputs = operands, .forward = forward});
 }
 
-// In LibTorch calls: fp64, no rows, parameters of other dtypes.
+// In LibTorch calls: for fp64, no rows, and parameters of other dtypes.
 at::Tensor Composed(const LayerNormInput& input, double eps) {
   const at::ScalarType wide = ComputeType(input.x);
   const auto beta = input.beta.defined() ? std::optional(input.beta.to(wide)) : std::nullopt;
@@ -193,7 +194,7 @@ at::Tensor Composed(const LayerNormInput& input, double eps) {
       .to(input.x.scalar_type());
 }
 
-// Beside the first of them, in one pass.
+// Returns true if `input` can share a pass with `first`.
 bool Fits(const LayerNormInput& input, const LayerNormInput& first) {
   const auto learned = [&](const at::Tensor& parameter) {
     return parameter.scalar_type() == at::kFloat;
@@ -214,9 +215,9 @@ std::vector<at::Tensor> LayerNorms(const std::vector<LayerNormInput>& parts, dou
     HL_CHECK(part.x.defined() && part.x.dim() >= 1 && part.x.size(-1) >= 1 &&
                  part.gamma.defined() && FitsBeside(part.x, part.gamma, {part.x.size(-1)}) &&
                  (!part.beta.defined() || FitsBeside(part.x, part.beta, {part.x.size(-1)})),
-             "LayerNorms of x ", Describe(part.x), " with gamma ", Describe(part.gamma),
+             "LayerNorms got x ", Describe(part.x), " with gamma ", Describe(part.gamma),
              " and beta ", Describe(part.beta),
-             "; x [..., n], gamma [n] and beta [n] or none, on one device, would work");
+             ". Use x [..., n], gamma [n] and beta [n] or none, on one device.");
     if (fused.size() < kernels::kLayerNormParts && Fits(part, fused.empty() ? part : fused[0])) {
       fused.push_back(part);
       numbers.push_back(i);

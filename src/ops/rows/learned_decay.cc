@@ -18,7 +18,7 @@
 namespace halflife::ops {
 namespace {
 
-// What the kernels know beside the tensors.
+// The parameters of the kernels that are not tensors.
 struct Shape {
   int64_t heads, width;
   kernels::LearnedDecayForm form = kernels::LearnedDecayForm::kNegativeExp;
@@ -66,7 +66,7 @@ bool RunsFused(const at::Tensor& p) { return IsFused(p) && p.scalar_type() == at
 
 at::Tensor NegativeExp(const at::Tensor& p) {
   CheckDTypes("NegativeExp", {p});
-  HL_CHECK(p.defined(), "NegativeExp of nothing");
+  HL_CHECK(p.defined(), "NegativeExp: p is undefined. Pass a tensor.");
   if (!RunsFused(p)) return p.exp().neg();
   return Fused(p, p.sizes(), {.heads = 1, .width = p.numel()});
 }
@@ -74,8 +74,8 @@ at::Tensor NegativeExp(const at::Tensor& p) {
 at::Tensor DecayOffHeads(const at::Tensor& p, int64_t num_heads,
                          const DecayOffHeadsConfig& config) {
   CheckDTypes("DecayOffHeads", {p});
-  HL_CHECK(p.defined() && num_heads >= 1 && p.numel() % num_heads == 0, "DecayOffHeads of p ",
-           Describe(p), " for ", num_heads, " heads; so many numbers for each would work");
+  HL_CHECK(p.defined() && num_heads >= 1 && p.numel() % num_heads == 0, "DecayOffHeads got p ",
+           Describe(p), " for ", num_heads, " heads. Use a multiple of num_heads elements.");
   const int64_t width = p.numel() / num_heads;
   if (RunsFused(p))
     return Fused(p, {num_heads, width},

@@ -1,6 +1,6 @@
-// Logarithms of decays that follow from parameters alone, the same for all tokens. fp32 (fp64
-// beside fp64). Differentiable; a parameter whose owner has a sink for its gradient
-// (ops/torch/gradient_sink.h) gets it there.
+// Logarithms of decays that depend only on parameters and are the same for all tokens. fp32 (fp64
+// for fp64 parameters). Differentiable; the gradient of a parameter that has a sink
+// (ops/torch/gradient_sink.h) goes to the sink.
 //
 //   const at::Tensor a = NegativeExp(*a_log);  // Mamba's, [I, N]; RWKV-4's, [D]
 //   const at::Tensor log_decay = DecayOffHeads(*ps, num_heads, {.scale = 0.02});  // D2D
@@ -12,15 +12,16 @@
 
 namespace halflife::ops {
 
-// -e^p
+// Returns -e^p.
 at::Tensor NegativeExp(const at::Tensor& p);
 
 struct DecayOffHeadsConfig {
   double scale = 1;
-  double most = std::numeric_limits<double>::infinity();  // of log_decay; no gradient beyond
+  // upper bound of log_decay; no gradient above it
+  double most = std::numeric_limits<double>::infinity();
 };
-// -2^(-H/h) - scale p of heads h = 1 .. H, bounded from above. p: a parameter of H K elements, head
-// by head -> [H, K].
+// Returns -2^(-H/h) - scale p for heads h = 1 .. H, bounded from above. p is a parameter of H K
+// elements, head by head; the result is [H, K].
 at::Tensor DecayOffHeads(const at::Tensor& p, int64_t num_heads, const DecayOffHeadsConfig& config);
 
 }  // namespace halflife::ops

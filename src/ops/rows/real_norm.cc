@@ -46,7 +46,7 @@ Tensors ForwardFused(const at::Tensor& x, double eps) {
   return {out, factor, slope};
 }
 
-// `like`: dx's dtype.
+// Returns dx. `like` is its dtype.
 at::Tensor BackwardFused(const Tensors& forward, const at::Tensor& dout, at::ScalarType like) {
   const at::Tensor dx = at::empty_like(dout, dout.options().dtype(like));
   const int64_t dim = dout.size(-1), num_rows = dout.numel() / dim;
@@ -82,13 +82,13 @@ at::Tensor Fused(const at::Tensor& x, double eps) {
   return Apply({.name = "RealNorm", .inputs = {x}, .forward = forward})[0];
 }
 
-// The same in LibTorch calls, differentiated by its tape: fp64.
+// The same in LibTorch calls, differentiated by autograd: for fp64.
 at::Tensor Composed(const at::Tensor& x_in, double eps) {
   const at::Tensor x = x_in.to(ComputeType(x_in));
   const at::Tensor centred = x - x.mean(-1, /*keepdim=*/true);
   const at::Tensor variance =
       centred.square().sum(-1, /*keepdim=*/true) / static_cast<double>(x.size(-1) - 1);
-  // the root's slope at 0 would be infinite
+  // Constant rows avoid the square root, whose slope at 0 is infinite.
   const at::Tensor varies = variance != 0;
   const at::Tensor deviation = at::where(varies, variance, at::ones_like(variance)).sqrt() + eps;
   const double constant = eps > 0 ? eps : std::numeric_limits<double>::infinity();
@@ -99,8 +99,8 @@ at::Tensor Composed(const at::Tensor& x_in, double eps) {
 
 at::Tensor RealNorm(const at::Tensor& x, double eps) {
   CheckDTypes("RealNorm", {x});
-  HL_CHECK(x.defined() && x.dim() >= 1 && x.size(-1) >= 2, "RealNorm of x ", Describe(x),
-           "; x [..., n] of 2 channels or more would work");
+  HL_CHECK(x.defined() && x.dim() >= 1 && x.size(-1) >= 2, "RealNorm got x ", Describe(x),
+           ". Use x [..., n] with at least 2 channels.");
   return IsFused(x) ? Fused(x, eps) : Composed(x, eps);
 }
 

@@ -1,6 +1,6 @@
-// Rows less their mean, over their standard deviation: y = (x - mean) / (s + eps), where s divides
-// by one less than the channels and eps stands outside the root (specification leap_fastformer 1.2;
-// no affine part, so it is not a layer norm). A row that does not vary gives zeros, and with an eps
+// Standardizes rows: y = (x - mean) / (s + eps), where s is the standard deviation with Bessel's
+// correction and eps is added outside the square root (specification leap_fastformer 1.2). There
+// are no affine parameters, so this is not a layer norm. A constant row gives zeros; with eps > 0
 // its gradient is that of (x - mean) / eps.
 //
 //   const at::Tensor y = RealNorm(heads, 1e-5);   // heads [B, T, H, n]
@@ -10,7 +10,8 @@
 
 namespace halflife::ops {
 
-// x [..., n], n >= 2, fp32, bf16 or fp64 -> like x, fp32 (fp64 beside fp64). Differentiable.
+// x [..., n], n >= 2, fp32, bf16 or fp64 -> the same shape, fp32 (fp64 for fp64 inputs).
+// Differentiable.
 at::Tensor RealNorm(const at::Tensor& x, double eps);
 
 }  // namespace halflife::ops

@@ -22,12 +22,14 @@
 namespace halflife::ops {
 namespace {
 
-// Where the kernels read a gate [..., H, V]: contiguous, absent, or with the heads of a token
-// adjacent and the tokens equally far apart. Nothing: it must be copied first.
+// Returns the layout in which the kernels read a gate [..., H, V]: contiguous, absent, or with
+// adjacent heads per token and a constant token stride. Returns nullopt if the gate must be copied
+// first.
 std::optional<kernels::NormGatePlace> FindPlace(const at::Tensor& gate) {
   if (!gate.defined() || gate.is_contiguous()) return kernels::NormGatePlace{};
   const auto stride = gate.dim() < 3 ? std::nullopt : RowStride(gate, /*inner=*/2);
-  if (!stride.has_value() || *stride == 0) return std::nullopt;  // 0 is a contiguous one's
+  // a stride of 0 marks a contiguous gate
+  if (!stride.has_value() || *stride == 0) return std::nullopt;
   return kernels::NormGatePlace{.gate_rows = gate.size(-2), .gate_stride = *stride};
 }
 
@@ -77,10 +79,10 @@ struct NormGradInputs {
   at::Tensor dout, dsum;  // dsum may be undefined
 };
 struct NormGrads {
-  at::Tensor dx, dgate, dweight;  // undefined: none, or a sink has it
+  at::Tensor dx, dgate, dweight;  // undefined: not wanted, or in a sink
 };
 
-// dweight [dim] is overwritten or added to.
+// Overwrites dweight [dim] or, if `added`, adds to it.
 template <typename T>
 void BackwardOnCpu(const kernels::NormGradRows<T>& rows, float* dweight, bool added) {
   const int64_t dim = rows.dim;
@@ -152,7 +154,8 @@ at::Tensor FusedRmsNorm(const at::Tensor& x_in, const at::Tensor& gate_in,
   return Apply({.name = "RmsNorm", .inputs = {x_in, gate_in, weight_in}, .forward = forward})[0];
 }
 
-// Both summands have the sum's gradient: what it gets itself, and what the norm sends back.
+// The gradient of x and of branch is that of the sum: its own gradient plus the gradient through
+// the norm.
 Tensors AddRmsNormBackward(const BackwardCall& call) {
   const at::Tensor &dsum = call.grads[0], &dout = call.grads[1];
   if (!dout.defined()) return {dsum, dsum, at::Tensor()};
@@ -183,7 +186,7 @@ ResidualNorm FusedAddRmsNorm(const at::Tensor& x, const at::Tensor& branch,
   return {.sum = out[0], .normed = out[1]};
 }
 
-// The same in LibTorch calls, differentiated by its tape: fp64.
+// The same in LibTorch calls, differentiated by autograd: for fp64.
 at::Tensor Composed(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight,
                     double eps) {
   const at::ScalarType compute = ComputeType(x);
@@ -204,8 +207,8 @@ bool RunsFused(const at::Tensor& x, const at::Tensor& weight) {
 
 at::Tensor RmsNorm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   CheckDTypes("RmsNorm", {x, weight});
-  HL_CHECK(IsNormed(x, weight), "RmsNorm of x ", Describe(x), " with weight ", Describe(weight),
-           "; x [..., D] and weight [D] on one device would work");
+  HL_CHECK(IsNormed(x, weight), "RmsNorm got x ", Describe(x), " with weight ", Describe(weight),
+           ". Use x [..., D] and weight [D] on one device.");
   if (RunsFused(x, weight)) return FusedRmsNorm(x, at::Tensor(), weight, eps);
   return Composed(x, at::Tensor(), weight, eps);
 }
@@ -213,9 +216,9 @@ at::Tensor RmsNorm(const at::Tensor& x, const at::Tensor& weight, double eps) {
 at::Tensor GatedRmsNorm(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight,
                         double eps) {
   CheckDTypes("GatedRmsNorm", {x, gate, weight});
-  HL_CHECK(IsNormed(x, weight) && IsLike(x, gate), "GatedRmsNorm of x ", Describe(x), " with gate ",
-           Describe(gate), " and weight ", Describe(weight),
-           "; x and gate [..., V] of one dtype and weight [V], on one device, would work");
+  HL_CHECK(IsNormed(x, weight) && IsLike(x, gate), "GatedRmsNorm got x ", Describe(x),
+           " with gate ", Describe(gate), " and weight ", Describe(weight),
+           ". Use x and gate [..., V] of one dtype and weight [V], on one device.");
   if (RunsFused(x, weight)) return FusedRmsNorm(x, gate, weight, eps);
   return Composed(x, gate, weight, eps);
 }
@@ -223,9 +226,9 @@ at::Tensor GatedRmsNorm(const at::Tensor& x, const at::Tensor& gate, const at::T
 ResidualNorm AddRmsNorm(const at::Tensor& x, const at::Tensor& branch, const at::Tensor& weight,
                         double eps) {
   CheckDTypes("AddRmsNorm", {x, branch, weight});
-  HL_CHECK(IsNormed(x, weight) && IsLike(x, branch), "AddRmsNorm of x ", Describe(x),
+  HL_CHECK(IsNormed(x, weight) && IsLike(x, branch), "AddRmsNorm got x ", Describe(x),
            " with branch ", Describe(branch), " and weight ", Describe(weight),
-           "; x and branch [..., D] of one dtype and weight [D], on one device, would work");
+           ". Use x and branch [..., D] of one dtype and weight [D], on one device.");
   if (RunsFused(x, weight)) return FusedAddRmsNorm(x, branch, weight, eps);
   const at::Tensor sum = x + branch;
   return {.sum = sum, .normed = Composed(sum, at::Tensor(), weight, eps)};

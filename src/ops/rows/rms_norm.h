@@ -1,7 +1,7 @@
-// Root-mean-square norm over the last dim: y = x / sqrt(mean(x^2) + eps) * weight (Zhang and
-// Sennrich, 2019), and the same with a SiLU gate, as linear mixers use it per head, or with the
-// residual sum before it. fp32, bf16 or fp64, one dtype but for the weight; fp32 arithmetic (fp64
-// beside fp64); y has x's dtype. Differentiable.
+// Root-mean-square norm over the last dimension: y = x / sqrt(mean(x^2) + eps) * weight (Zhang and
+// Sennrich, 2019). Variants: with a SiLU gate, as linear mixers use it per head, and with the
+// preceding residual sum. All tensors except the weight have one dtype, fp32, bf16 or fp64.
+// Arithmetic is fp32 (fp64 for fp64 inputs), and y has x's dtype. Differentiable.
 //
 //   const at::Tensor y = RmsNorm(x, *weight, 1e-6);
 #pragma once
@@ -18,7 +18,7 @@ at::Tensor GatedRmsNorm(const at::Tensor& x, const at::Tensor& gate, const at::T
                         double eps);
 
 // The step between two layers of a pre-norm block: sum = x + branch, normed = RmsNorm(sum). One
-// pass over memory each way.
+// pass over memory in each direction.
 struct ResidualNorm {
   at::Tensor sum, normed;
 };

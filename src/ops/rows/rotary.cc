@@ -23,7 +23,7 @@
 namespace halflife::ops {
 namespace {
 
-// x with the heads of a token dense and its tokens at one stride, copied where it is not.
+// Returns x with dense heads per token and a constant token stride; copies it if necessary.
 at::Tensor TokensOf(const at::Tensor& x) {
   return RowStride(x, /*inner=*/2).has_value() ? x : x.contiguous();
 }
@@ -36,7 +36,7 @@ kernels::RotaryHeads<T> HeadsOf(const at::Tensor& x, const at::Tensor& out) {
           .num_heads = x.size(2)};
 }
 
-// One tensor or two.
+// Rotates one tensor or two.
 Tensors RotateFused(const Tensors& given, const RotaryTable& table, float direction) {
   Tensors in, out;
   for (const at::Tensor& x : given) {
@@ -76,7 +76,7 @@ Tensors FusedRotary(const Tensors& inputs, const RotaryTable& table) {
   return Apply({.name = "ApplyRotary", .inputs = inputs, .forward = forward});
 }
 
-// In LibTorch calls: fp64.
+// In LibTorch calls: for fp64.
 at::Tensor RotateComposed(const at::Tensor& x, const RotaryTable& table) {
   const at::ScalarType compute = ComputeType(x);
   const int64_t half = x.size(3) / 2;
@@ -90,7 +90,7 @@ at::Tensor RotateComposed(const at::Tensor& x, const RotaryTable& table) {
   return at::cat({a * cos - b * sin, b * cos + a * sin}, 3).to(x.scalar_type());
 }
 
-// Smallest and largest of a tensor on the CPU; (0, -1) of none.
+// Returns the minimum and maximum of a CPU tensor; (0, -1) if it is empty.
 std::pair<int64_t, int64_t> Bounds(const at::Tensor& x_in) {
   if (x_in.numel() == 0) return {0, -1};
   const at::Tensor x = x_in.contiguous();
@@ -128,7 +128,7 @@ RotaryTable CpuTable(const at::Tensor& positions, std::span<const double> freque
                               : CpuTableOf<float>(positions, frequencies, factor);
 }
 
-// On a device whose values the host does not look at: a row for each token.
+// For devices whose values the host must not read: one table row per token.
 RotaryTable DeviceTable(const at::Tensor& positions, const at::Tensor& frequencies, double factor,
                         at::ScalarType dtype) {
   const at::Tensor angles = positions.flatten().to(at::kDouble).unsqueeze(1) * frequencies;
@@ -140,7 +140,7 @@ RotaryTable DeviceTable(const at::Tensor& positions, const at::Tensor& frequenci
 void CheckTableOf(const at::Tensor& positions, int64_t dim) {
   HL_CHECK(positions.scalar_type() == at::kLong && dim >= 2 && dim % 2 == 0,
            "rotary table of positions ", Describe(positions), " for heads of ", dim,
-           "; int64 and an even head_dim would work");
+           ". Use int64 and an even head_dim.");
 }
 
 bool IsOfATable(const at::Tensor& values, const at::Tensor& x) {
@@ -150,19 +150,20 @@ bool IsOfATable(const at::Tensor& values, const at::Tensor& x) {
 
 void CheckTable(const at::Tensor& x, const RotaryTable& table) {
   const at::Tensor &cos = table.cos, &sin = table.sin, &rows = table.rows;
-  HL_CHECK(x.defined() && x.dim() == 4 && x.size(3) >= 2 && x.size(3) % 2 == 0 && cos.defined() &&
-               cos.dim() == 2 && FitsBeside(x, cos, {cos.size(0), x.size(3) / 2}) &&
-               FitsBeside(x, sin, cos.sizes()) && IsOfATable(cos, x) &&
-               sin.scalar_type() == cos.scalar_type() &&
-               FitsBeside(x, rows, {x.size(0), x.size(1)}) && rows.scalar_type() == at::kLong,
-           "ApplyRotary to x ", Describe(x), " with cos ", Describe(cos), ", sin ", Describe(sin),
-           ", rows ", Describe(rows),
-           "; x [B, T, H, d] with d even, cos and sin [R, d/2] fp32 (or fp64 for x of fp64), rows "
-           "[B, T] int64, on one device, would work");
+  HL_CHECK(
+      x.defined() && x.dim() == 4 && x.size(3) >= 2 && x.size(3) % 2 == 0 && cos.defined() &&
+          cos.dim() == 2 && FitsBeside(x, cos, {cos.size(0), x.size(3) / 2}) &&
+          FitsBeside(x, sin, cos.sizes()) && IsOfATable(cos, x) &&
+          sin.scalar_type() == cos.scalar_type() && FitsBeside(x, rows, {x.size(0), x.size(1)}) &&
+          rows.scalar_type() == at::kLong,
+      "ApplyRotary to x ", Describe(x), " with cos ", Describe(cos), ", sin ", Describe(sin),
+      ", rows ", Describe(rows),
+      ". Use x [B, T, H, d] with d even, cos and sin [R, d/2] fp32 (or fp64 for x of fp64), rows "
+      "[B, T] int64, on one device.");
   if (!rows.is_cpu()) return;
   const auto [low, high] = Bounds(rows);
   HL_CHECK(low >= 0 && high < cos.size(0), "ApplyRotary: a token's row is ", low < 0 ? low : high,
-           ", but the table has ", cos.size(0), "; was it made for other positions?");
+           " in a table of ", cos.size(0), " rows. Use the table made for these positions.");
 }
 
 }  // namespace
@@ -201,7 +202,7 @@ RotaryTable RotaryTables::Find(const at::Tensor& positions, std::vector<double> 
 
 RotaryTable RotaryTables::Of(const at::Tensor& positions, int64_t dim, double base,
                              at::ScalarType dtype) {
-  // three numbers, of which no table by frequencies has fewer than four
+  // The key has three numbers; tables given by frequencies have at least four.
   return Find(positions, {static_cast<double>(dim), base, static_cast<double>(dtype)},
               [&] { return MakeRotaryTable(positions, dim, base, dtype); });
 }
@@ -236,7 +237,7 @@ RotatedPair ApplyRotary(const at::Tensor& q, const at::Tensor& k, const RotaryTa
   HL_CHECK(k.defined() && k.dim() == 4 && k.scalar_type() == q.scalar_type() &&
                FitsBeside(q, k, {q.size(0), q.size(1), k.size(2), q.size(3)}),
            "ApplyRotary to q ", Describe(q), " and k ", Describe(k),
-           "; [B, T, H, d] and [B, T, Hk, d] of one dtype and device would work");
+           ". Use [B, T, H, d] and [B, T, Hk, d] of one dtype and device.");
   if (!IsFused(q)) return {.q = RotateComposed(q, table), .k = RotateComposed(k, table)};
   const Tensors rotated = FusedRotary({q, k}, Contiguous(table));
   return {.q = rotated[0], .k = rotated[1]};

@@ -19,7 +19,7 @@ namespace {
 
 constexpr int64_t kSwiGluGrain = 1 << 15;
 
-// gate and up as the kernels take them: as they lie, or copies.
+// gate and up in the form that the kernels read: the tensors themselves, or copies.
 struct SwiGluOperands {
   at::Tensor gate, up;
   int64_t width = 0, gate_stride = 0, up_stride = 0;
@@ -59,7 +59,8 @@ at::Tensor ProductFused(const SwiGluOperands& in, kernels::GateMap map) {
   return out;
 }
 
-// Of gate and up. A gate that was copied has a dense gradient.
+// Returns the buffers for the gradients of gate and up. A gate that was copied has a dense
+// gradient.
 std::array<at::Tensor, 2> PlacesOf(const SwiGluOperands& in, const ColumnPlace& place) {
   if (place.columns == nullptr || in.width == 0) return EmptyBeside(in.gate, in.up);
   return {place.EmptyLike(in.gate), at::empty_like(in.up, at::MemoryFormat::Contiguous)};
@@ -111,7 +112,7 @@ at::Tensor Product(const char* name, const at::Tensor& gate, const at::Tensor& u
                    kernels::GateMap map, const ColumnPlace& dgate) {
   CheckDTypes(name, {gate, up});
   HL_CHECK(gate.defined() && IsLike(gate, up), name, " of gate ", Describe(gate), " and up ",
-           Describe(up), "; one shape, dtype and device for both would work");
+           Describe(up), ". Use one shape, dtype and device for both.");
   if (IsFused(gate)) return FusedProduct(name, gate, up, map, dgate);
   const at::Tensor wide = gate.to(ComputeType(gate));
   const at::Tensor mapped = map == kernels::GateMap::kSilu ? at::silu(wide) : at::sigmoid(wide);

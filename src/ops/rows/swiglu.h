@@ -1,6 +1,6 @@
-// Products with a gate, elementwise over equal shapes of one dtype: fp32, bf16 or fp64.
-// Differentiable. `dgate`: where the gradient of a gate goes that is columns of a matrix; else
-// those of a gate and an up beside each other lie so too.
+// Elementwise products with a gate. gate and up have one shape and dtype: fp32, bf16 or fp64.
+// Differentiable. `dgate` is the buffer of the gate's gradient, for a gate that is columns of a
+// matrix. Without it, the gradients of gate and up are adjacent if gate and up are.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,9 +9,9 @@
 
 namespace halflife::ops {
 
-// silu(gate) * up (Shazeer, 2020).
+// Returns silu(gate) * up (Shazeer, 2020).
 at::Tensor SwiGlu(const at::Tensor& gate, const at::Tensor& up, const ColumnPlace& dgate = {});
-// sigmoid(gate) * up (Dauphin et al., 2017).
+// Returns sigmoid(gate) * up (Dauphin et al., 2017).
 at::Tensor Glu(const at::Tensor& gate, const at::Tensor& up, const ColumnPlace& dgate = {});
 
 }  // namespace halflife::ops

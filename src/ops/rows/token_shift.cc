@@ -23,7 +23,7 @@
 namespace halflife::ops {
 namespace {
 
-// What both directions read. All contiguous; tail and starts may be undefined.
+// Operands of forward and backward. All are contiguous; tail and starts may be undefined.
 struct ShiftOperands {
   at::Tensor x, tail, starts;
   Tensors mixes;
@@ -84,7 +84,8 @@ Tensors ShiftFused(const ShiftOperands& in) {
   return outs;
 }
 
-// saved: x, tail, starts, then the mixes. -> gradients of x, the tail and the mixes.
+// `saved` holds x, tail, starts, then the mixes. Returns the gradients of x, the tail and the
+// mixes.
 Tensors ShiftBackward(const BackwardCall& call) {
   ShiftOperands in = {
       .x = call.saved[0], .tail = call.saved[1], .starts = call.saved[2], .mixes = {}};
@@ -144,7 +145,7 @@ at::Tensor ZerosLikeTail(const at::Tensor& x) {
   return at::zeros({x.size(0), 1, x.size(2)}, x.options().requires_grad(false));
 }
 
-// In LibTorch calls: fp64, mixes that are not fp32, no tokens.
+// In LibTorch calls: for fp64, mixes that are not fp32, and no tokens.
 Tensors Composed(const TokenShiftInputs& inputs) {
   const at::ScalarType compute = ComputeType(inputs.x);
   const at::Tensor x = inputs.x.to(compute), zeros = ZerosLikeTail(x);
@@ -162,21 +163,21 @@ Tensors Composed(const TokenShiftInputs& inputs) {
 void Check(const TokenShiftInputs& inputs) {
   const at::Tensor& x = inputs.x;
   CheckDTypes("TokenShift", {x, inputs.tail});
-  HL_CHECK(x.defined() && x.dim() == 3, "TokenShift of x ", Describe(x), "; [B, T, D] would work");
+  HL_CHECK(x.defined() && x.dim() == 3, "TokenShift got x ", Describe(x), ". Use [B, T, D].");
   HL_CHECK(!inputs.mixes.empty() && inputs.mixes.size() <= kernels::kTokenMixes, "TokenShift by ",
-           inputs.mixes.size(), " mixes; 1 to ", kernels::kTokenMixes, " would work");
+           inputs.mixes.size(), " mixes. Use 1 to ", kernels::kTokenMixes, ".");
   for (const at::Tensor& mix : inputs.mixes) {
     CheckDTypes("TokenShift", {mix});
-    HL_CHECK(FitsBeside(x, mix, {x.size(2)}), "TokenShift of x ", Describe(x), " by a mix ",
-             Describe(mix), "; [D] on its device would work");
+    HL_CHECK(FitsBeside(x, mix, {x.size(2)}), "TokenShift got x ", Describe(x), " by a mix ",
+             Describe(mix), ". Use [D] on the same device.");
   }
   HL_CHECK(!inputs.tail.defined() || FitsBeside(x, inputs.tail, {x.size(0), 1, x.size(2)}),
-           "TokenShift of x ", Describe(x), " with tail ", Describe(inputs.tail),
-           "; [B, 1, D] on its device, or none, would work");
+           "TokenShift got x ", Describe(x), " with tail ", Describe(inputs.tail),
+           ". Use [B, 1, D] on the same device, or none.");
   HL_CHECK(!inputs.starts.defined() || (FitsBeside(x, inputs.starts, {x.size(0), x.size(1)}) &&
                                         inputs.starts.scalar_type() == at::kBool),
-           "TokenShift of x ", Describe(x), " with starts ", Describe(inputs.starts),
-           "; [B, T] bool on its device, or none, would work");
+           "TokenShift got x ", Describe(x), " with starts ", Describe(inputs.starts),
+           ". Use [B, T] bool on the same device, or none.");
 }
 
 bool RunsFused(const TokenShiftInputs& inputs) {
@@ -190,7 +191,8 @@ bool RunsFused(const TokenShiftInputs& inputs) {
 Tensors TokenShift(const TokenShiftInputs& inputs) {
   Check(inputs);
   if (inputs.segment != nullptr) {
-    HL_CHECK(!inputs.tail.defined(), "TokenShift: a tail of the caller's before a segment");
+    HL_CHECK(!inputs.tail.defined(),
+             "TokenShift: a segment with a tail. Pass no tail: it comes from the previous rank.");
     TokenShiftInputs alone = inputs;
     alone.segment.reset();
     inputs.segment->group->NoteAsked();

@@ -25,11 +25,11 @@
 namespace halflife::ops {
 namespace {
 
-// Tokens below which threads cost more to start than they save.
+// With fewer tokens, starting threads costs more time than they save.
 constexpr int64_t kTokensOfOneThread = 256;
 
-// What both directions read. All contiguous but b and c, whose tokens' rows lie equally far apart,
-// and on a CPU x and delta, whose do; starts and the initial state may be undefined.
+// Operands of forward and backward. They are contiguous, except that b and c, and on the CPU x and
+// delta, may have any constant row stride. starts and initial may be undefined.
 struct ScanOperands {
   at::Tensor x, delta, delta_bias, a, b, c, skip, starts, initial;
   bool negative_exp = false;
@@ -61,8 +61,8 @@ struct ScanOperands {
   }
 };
 
-// run(item, scratch) for every block of channels of every sequence, with memory of its thread's
-// own.
+// Calls run(item, scratch) for every block of channels of every sequence. Each thread has its own
+// scratch memory.
 template <typename Run>
 void ForItems(const ScanOperands& in, const Run& run) {
   const int64_t items = in.x.size(0) * kernels::cpu::ScanBlocks(in.x.size(2));
@@ -96,7 +96,7 @@ void ForwardOn(const ScanOperands& in, const kernels::ScanResults<T, C>& results
       });
 }
 
-// Of the weights [I, N], [I] and [I], in the compute type.
+// Gradients of the weights a [I, N], skip [I] and delta_bias [I], in the compute type.
 struct WeightGrads {
   const GradientPlace &a, &skip, &delta_bias;
 };
@@ -118,8 +118,8 @@ void BackwardOnCpu(const ScanOperands& in, const auto& shape, const auto& grads,
     kernels::cpu::ScanBackward(shape, grads, partials, item, scratch);
   });
   const auto sum = [](const GradientPlace& place) { return MutableElements<C>(place.sum()); };
-  // Summed apart first: each sequence by itself would be rounded to the size that a gradient of
-  // many micro-batches has.
+  // The partial sums are added up before they reach the gradient. Adding sequence by sequence would
+  // round each to the magnitude of a gradient that was accumulated over many micro-batches.
   kernels::cpu::SumPartials(da.data(), batch, of_a, da_sum.data());
   kernels::cpu::SumPartials(
       da_sum.data(), 1,
@@ -155,14 +155,14 @@ void BackwardOn(const ScanOperands& in, const kernels::ScanGrads<T, C>& grads,
       });
 }
 
-// As the kernels take a weight of x's channels.
+// Converts a per-channel weight to the form that the kernels read.
 at::Tensor OfChannels(const at::Tensor& weight, const at::Tensor& x) {
   return weight.to(ComputeType(x)).contiguous();
 }
 
 ScanOperands Prepare(const SelectiveScanInputs& in) {
   const auto activation = [&](const at::Tensor& y) { return y.to(in.x.scalar_type()); };
-  ScanOperands operands = {.x = RowsApart(in.x),  // shared rows have pieces of channels
+  ScanOperands operands = {.x = RowsApart(in.x),  // segments pass blocks of channels
                            .delta = RowsApart(in.delta),
                            .delta_bias = OfChannels(in.delta_bias, in.x),
                            .a = OfChannels(in.a, in.x),
@@ -178,11 +178,11 @@ ScanOperands Prepare(const SelectiveScanInputs& in) {
   return operands;
 }
 
-// Where gradients go.
+// Output buffers of the gradients.
 struct GradientPlaces {
   ColumnPlace x, delta, b, c;
 
-  // Of b and c: rows equally far apart in both.
+  // Returns the buffers for the gradients of b and c, which must have the same row stride.
   std::array<at::Tensor, 2> OfStates(const ScanOperands& in) const {
     const at::Tensor db = b.EmptyLike(in.b), dc = c.EmptyLike(in.c);
     if (RowStride(db) == RowStride(dc)) return {db, dc};
@@ -190,8 +190,8 @@ struct GradientPlaces {
   }
 };
 
-// saved: what the forward was given, in the order of Operands, and the states that it kept. ->
-// gradients in the same order, without one of starts.
+// `saved` holds the forward's inputs in the order of ScanOperands, then the states that it kept.
+// Returns the gradients in the same order, without one for starts.
 Tensors RunBackward(const BackwardCall& call, bool negative_exp, const GradientPlaces& places) {
   const Tensors &saved = call.saved, &grads = call.grads;
   const ScanOperands in = Prepare({.x = saved[0],
@@ -217,7 +217,7 @@ Tensors RunBackward(const BackwardCall& call, bool negative_exp, const GradientP
                    dinitial = in.initial.defined()
                                   ? at::empty(in.initial.sizes(), in.initial.options())
                                   : at::Tensor();
-  if (in.x.size(1) == 0 && dinitial.defined()) {  // no kernel would write it
+  if (in.x.size(1) == 0 && dinitial.defined()) {  // no kernel runs, so none would write it
     dinitial.zero_();
     if (dfinal.defined()) dinitial.copy_(dfinal);
   }
@@ -251,8 +251,8 @@ void Check(const SelectiveScanInputs& in) {
   const at::Tensor& x = in.x;
   CheckDTypes("SelectiveScan", {x, in.delta, in.delta_bias, in.a, in.b, in.c, in.skip});
   HL_CHECK(x.defined() && x.dim() == 3 && IsLike(x, in.delta) && (x.is_cpu() || HasFusedDtype(x)),
-           "SelectiveScan of x ", Describe(x), " and delta ", Describe(in.delta),
-           "; [B, T, I] of one dtype and device for both would work, fp64 on the CPU alone");
+           "SelectiveScan got x ", Describe(x), " and delta ", Describe(in.delta),
+           ". Use [B, T, I] of one dtype and device for both, fp64 only on the CPU.");
   const int64_t batch = x.size(0), seq_len = x.size(1), channels = x.size(2);
   const int64_t states = in.a.defined() && in.a.dim() == 2 ? in.a.size(1) : 0;
   const auto fits = [&](const at::Tensor& y, at::IntArrayRef shape) {
@@ -260,20 +260,20 @@ void Check(const SelectiveScanInputs& in) {
   };
   HL_CHECK(states >= 1 && states <= kernels::kScanMaxStates && fits(in.a, {channels, states}) &&
                fits(in.delta_bias, {channels}) && fits(in.skip, {channels}),
-           "SelectiveScan of x ", Describe(x), " with a ", Describe(in.a), ", delta_bias ",
-           Describe(in.delta_bias), " and skip ", Describe(in.skip), "; [I, N] with N of 1 to ",
-           kernels::kScanMaxStates, ", [I] and [I] on its device would work");
+           "SelectiveScan got x ", Describe(x), " with a ", Describe(in.a), ", delta_bias ",
+           Describe(in.delta_bias), " and skip ", Describe(in.skip), ". Use [I, N] with N of 1 to ",
+           kernels::kScanMaxStates, ", [I] and [I] on the same device.");
   HL_CHECK(fits(in.b, {batch, seq_len, states}) && fits(in.c, {batch, seq_len, states}),
-           "SelectiveScan of x ", Describe(x), " and a ", Describe(in.a), " with b ",
-           Describe(in.b), " and c ", Describe(in.c), "; [B, T, N] on its device would work");
+           "SelectiveScan got x ", Describe(x), " and a ", Describe(in.a), " with b ",
+           Describe(in.b), " and c ", Describe(in.c), ". Use [B, T, N] on the same device.");
   HL_CHECK(!in.starts.defined() ||
                (fits(in.starts, {batch, seq_len}) && in.starts.scalar_type() == at::kBool),
-           "SelectiveScan of x ", Describe(x), " with starts ", Describe(in.starts),
-           "; [B, T] bool on its device, or none, would work");
+           "SelectiveScan got x ", Describe(x), " with starts ", Describe(in.starts),
+           ". Use [B, T] bool on the same device, or none.");
   HL_CHECK(!in.initial.defined() || (fits(in.initial, {batch, channels, states}) &&
                                      in.initial.scalar_type() == ComputeType(x)),
-           "SelectiveScan of x ", Describe(x), " with a state ", Describe(in.initial),
-           "; [B, I, N] ", DTypeName(ComputeType(x)), " on its device, or none, would work");
+           "SelectiveScan got x ", Describe(x), " with a state ", Describe(in.initial),
+           ". Use [B, I, N] ", DTypeName(ComputeType(x)), " on the same device, or none.");
 }
 
 }  // namespace
@@ -290,7 +290,7 @@ SelectiveScanOutputs SelectiveScan(const SelectiveScanInputs& inputs) {
     const ScanOperands in = Prepare(inputs);
     const int64_t batch = in.x.size(0), channels = in.x.size(2), states = in.a.size(1);
     const at::Tensor y = EmptyIn(inputs.y_place, in.x);
-    // Of no tokens no kernel runs.
+    // Without tokens no kernel runs.
     const at::Tensor final = in.x.size(1) > 0 ? at::empty({batch, channels, states}, in.a.options())
                              : in.initial.defined()
                                  ? in.initial.clone()
@@ -324,9 +324,9 @@ SelectiveScanOutputs SelectiveScan(const SelectiveScanInputs& inputs) {
 at::Tensor SelectiveScanStep(const SelectiveScanStepInputs& inputs, at::Tensor& state) {
   for (const at::Tensor* x : {&inputs.x, &inputs.delta, &inputs.b, &inputs.c})
     HL_CHECK(x->defined() && x->dim() == 2, "SelectiveScanStep of ", Describe(*x),
-             "; [B, I] for x and delta and [B, N] for b and c would work");
-  HL_CHECK(state.defined() && state.is_contiguous(), "SelectiveScanStep in a state ",
-           Describe(state), "; a contiguous one [B, I, N], which moves on in place, would work");
+             ". Use [B, I] for x and delta and [B, N] for b and c.");
+  HL_CHECK(state.defined() && state.is_contiguous(), "SelectiveScanStep got a state ",
+           Describe(state), ". Use a contiguous [B, I, N]: it is updated in place.");
   const SelectiveScanInputs token = {.x = inputs.x.unsqueeze(1),
                                      .delta = inputs.delta.unsqueeze(1),
                                      .delta_bias = inputs.delta_bias,

@@ -1,5 +1,5 @@
-// Mamba's selective scan (Gu and Dao, 2023): N states a channel, which decay and take up as much as
-// the token's own step says,
+// Mamba's selective scan (Gu and Dao, 2023): N states per channel. The token's own step size
+// determines how much they decay and how much they take up.
 //
 //   step_t = softplus(delta_t + delta_bias)
 //   h_t = e^{step_t a} h_{t-1} + step_t x_t b_t,   y_t = c_t . h_t + skip x_t
@@ -8,9 +8,9 @@
 //       {.x = x, .delta = delta, .delta_bias = *bias, .a = *a_log, .negative_exp = true,
 //        .b = b, .c = c, .skip = *d});
 //
-// The states of all tokens are never in memory: backward goes forward from one kept in 32 (on a GPU
-// in 16) once more. Differentiable in all but starts; a weight whose owner has a sink for its
-// gradient (ops/torch/gradient_sink.h) gets it there.
+// The states of the tokens are never all in memory. The forward keeps one state per 32 tokens (16
+// on a GPU), and the backward recomputes the others from those. Differentiable in all inputs except
+// starts; the gradient of a weight that has a sink (ops/torch/gradient_sink.h) goes to the sink.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,20 +23,22 @@
 namespace halflife::ops {
 
 struct SelectiveScanInputs {
-  at::Tensor x, delta;        // [B, T, I] fp32, bf16 or fp64 (on the CPU)
-  at::Tensor delta_bias;      // [I]; it, a, b, c and skip of any of these dtypes
-  at::Tensor a;               // [I, N] < 0; N up to 256
-  bool negative_exp = false;  // a holds p of -e^p, as Mamba learns it
-  at::Tensor b, c;            // [B, T, N]; columns of one matrix are read in their place
-  at::Tensor skip;            // [I]
-  // Where theirs go, and on the CPU those of x and delta and y.
+  at::Tensor x, delta;    // [B, T, I] fp32, bf16 or fp64 (on the CPU)
+  at::Tensor delta_bias;  // [I]; the dtypes of delta_bias, a, b, c and skip are independent of x's
+  at::Tensor a;           // [I, N], negative; N is at most 256
+  // true: `a` holds p and the kernel uses -e^p, the form that Mamba learns
+  bool negative_exp = false;
+  at::Tensor b, c;  // [B, T, N]; may be columns of one matrix, which are not copied
+  at::Tensor skip;  // [I]
+  // Buffers for the gradients of b and c and, on the CPU only, for those of x and delta and for y.
   ColumnPlace b_gradient = {}, c_gradient = {};
   ColumnPlace x_gradient = {}, delta_gradient = {}, y_place = {};
-  // [B, T] bool: documents, before which the state is dropped; or undefined.
+  // [B, T] bool: document starts, at which the state is reset; undefined: none.
   at::Tensor starts = {};
-  // [B, I, N] in the compute type: before the first token; undefined: zero.
+  // [B, I, N] in the compute type: the state before the first token; undefined: zero.
   at::Tensor initial = {};
-  // Rows of which other ranks hold the rest: from no initial state, and without a final one.
+  // For rows that are split over ranks. Such a call has no initial state and returns no final
+  // state.
   std::shared_ptr<const RowSegment> segment = {};
 };
 struct SelectiveScanOutputs {
@@ -45,8 +47,8 @@ struct SelectiveScanOutputs {
 };
 SelectiveScanOutputs SelectiveScan(const SelectiveScanInputs& inputs);
 
-// One token more of every row: x and delta [B, I], b and c [B, N] -> [B, I]. `state` [B, I, N]
-// moves on in place. No gradient.
+// Processes one more token of every row: x and delta [B, I], b and c [B, N] -> [B, I]. `state` [B,
+// I, N] is updated in place. No gradient.
 struct SelectiveScanStepInputs {
   at::Tensor x, delta, delta_bias, a;
   bool negative_exp = false;

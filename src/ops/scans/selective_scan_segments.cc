@@ -20,7 +20,7 @@ SelectiveScanInputs WithTensors(SelectiveScanInputs in, const Tensors& x,
   return in;
 }
 
-// a times the sum of the segment's steps, [B, I, N].
+// Returns a times the sum of the segment's steps, [B, I, N]: the logarithm of its state transition.
 at::Tensor LogTransition(const SelectiveScanInputs& in) {
   const at::ScalarType compute = ComputeType(in.x);
   const at::Tensor steps =
@@ -29,7 +29,7 @@ at::Tensor LogTransition(const SelectiveScanInputs& in) {
   return steps.unsqueeze(2) * (in.negative_exp ? given.exp().neg() : given);
 }
 
-// [B, T, I] of all channels of `inputs`.
+// Returns [B, T, I] for all channels of `inputs`.
 at::Tensor Scan(const SelectiveScanInputs& inputs) {
   const Tensors given = {inputs.x, inputs.delta, inputs.delta_bias, inputs.a,
                          inputs.b, inputs.c,     inputs.skip};
@@ -39,7 +39,7 @@ at::Tensor Scan(const SelectiveScanInputs& inputs) {
   };
   const auto summarise = [&]() -> SegmentSummary {
     SelectiveScanInputs sum = WithTensors(inputs, given, {});
-    sum.y_place = {};  // nobody reads it
+    sum.y_place = {};  // no caller reads y here
     return {.own = {.values = {SelectiveScan(sum).final}},
             .log_transition = CutByStarts(LogTransition(inputs), *inputs.segment)};
   };
@@ -59,12 +59,15 @@ at::Tensor Scan(const SelectiveScanInputs& inputs) {
 }  // namespace
 
 SelectiveScanOutputs OverSegments(const SelectiveScanInputs& inputs) {
-  HL_CHECK(!inputs.initial.defined(), "SelectiveScan: an initial state of a segment");
+  HL_CHECK(!inputs.initial.defined(),
+           "SelectiveScan: a segment with an initial state. Pass no state: it comes from the "
+           "previous rank.");
   const auto run = [&](const Piece& piece) {
     SelectiveScanInputs in = inputs;
     in.x = piece.tensors[0], in.delta = piece.tensors[1], in.delta_bias = piece.tensors[2];
     in.a = piece.tensors[3], in.skip = piece.tensors[4];
-    in.b_gradient = in.c_gradient = {};  // a piece is one reader of several
+    // a block of channels is only one of several readers of b and c
+    in.b_gradient = in.c_gradient = {};
     in.x_gradient = piece.gradients[0], in.delta_gradient = piece.gradients[1];
     in.y_place = piece.output;
     return Scan(in);

@@ -36,7 +36,7 @@ kernels::WkvState<const C> ElementsOf(const WkvMemory& memory) {
           .log_scale = Elements<C>(memory.log_scale)};
 }
 
-// What both directions read. All contiguous; starts and the state may be undefined.
+// Operands of forward and backward. All are contiguous; starts and the state may be undefined.
 struct WkvOperands {
   at::Tensor k, v, log_decay;
   bool negative_exp = false;
@@ -131,20 +131,21 @@ void BackwardOn(const WkvOperands& in, const kernels::WkvGrads<T, C>& grads,
       });
 }
 
-// What a backward knows of the forward beside its tensors.
+// The parameters that a backward needs in addition to the saved tensors.
 struct Form {
   bool negative_exp = false, round = false;
 };
 
 at::Tensor RoundedToBf16(const at::Tensor& x) { return x.to(at::kBFloat16).to(x.scalar_type()); }
 
-// [D] as the kernels take it.
+// Converts a per-channel weight [D] to the form that the kernels read.
 at::Tensor ToChannelWeight(const at::Tensor& x, const at::Tensor& k) {
   return x.to(ComputeType(k)).contiguous();
 }
 
-// saved: k, v, log decay and bonus as given, starts, the initial state (3), what the forward kept,
-// the final log scale. grads: of out, numerator and denominator; undefined where there is none.
+// `saved` holds k, v, log decay and bonus as they were given, starts, the initial state (3
+// tensors), what the forward kept, and the final log scale. `grads` holds those of out, numerator
+// and denominator; undefined if there is none.
 Tensors RunBackward(const BackwardCall& call, const Form& form) {
   const Tensors &saved = call.saved, &grads = call.grads;
   const WkvOperands in = {.k = saved[0],
@@ -163,7 +164,7 @@ Tensors RunBackward(const BackwardCall& call, const Form& form) {
     dfinal = {.numerator = dense(grads[1]), .denominator = dense(grads[2]), .log_scale = {}};
   }
   const at::Tensor dk = at::empty_like(in.k), dv = at::empty_like(in.v);
-  // What is rounded is not summed where others' gradients are.
+  // A gradient that must be rounded cannot be accumulated directly into a sink.
   const auto place_of = [&](size_t i) {
     return GradientPlace(saved[i], call.wanted[i] && !form.round, ComputeType(in.k));
   };
@@ -196,16 +197,16 @@ void Check(const WkvInputs& in) {
   const at::Tensor &k = in.k, &v = in.v;
   CheckDTypes("Wkv4", {k, v, in.log_decay, in.bonus});
   HL_CHECK(k.defined() && k.dim() == 3 && IsLike(k, v) && (k.is_cpu() || HasFusedDtype(k)),
-           "Wkv4 of k ", Describe(k), " and v ", Describe(v),
-           "; [B, T, D] of one dtype and device for both would work, fp64 on the CPU alone");
+           "Wkv4 got k ", Describe(k), " and v ", Describe(v),
+           ". Use [B, T, D] of one dtype and device for both, fp64 only on the CPU.");
   const auto per_channel = [&](const at::Tensor& x) { return FitsBeside(k, x, {k.size(2)}); };
-  HL_CHECK(per_channel(in.log_decay) && per_channel(in.bonus), "Wkv4 of k ", Describe(k),
+  HL_CHECK(per_channel(in.log_decay) && per_channel(in.bonus), "Wkv4 got k ", Describe(k),
            " with log_decay ", Describe(in.log_decay), " and bonus ", Describe(in.bonus),
-           "; [D] for both on its device would work");
+           ". Use [D] for both on the same device.");
   HL_CHECK(!in.starts.defined() || (FitsBeside(k, in.starts, {k.size(0), k.size(1)}) &&
                                     in.starts.scalar_type() == at::kBool),
-           "Wkv4 of k ", Describe(k), " with starts ", Describe(in.starts),
-           "; [B, T] bool on its device, or none, would work");
+           "Wkv4 got k ", Describe(k), " with starts ", Describe(in.starts),
+           ". Use [B, T] bool on the same device, or none.");
 }
 
 void CheckMemory(const at::Tensor& k, const WkvMemory& memory) {
@@ -213,9 +214,9 @@ void CheckMemory(const at::Tensor& k, const WkvMemory& memory) {
     return FitsBeside(k, x, {k.size(0), k.size(-1)}) && x.scalar_type() == ComputeType(k);
   };
   HL_CHECK(fits(memory.numerator) && fits(memory.denominator) && fits(memory.log_scale),
-           "Wkv4 of k ", Describe(k), " with a state of ", Describe(memory.numerator), ", ",
-           Describe(memory.denominator), " and ", Describe(memory.log_scale), "; [B, D] ",
-           DTypeName(ComputeType(k)), " on its device would work");
+           "Wkv4 got k ", Describe(k), " with a state ", Describe(memory.numerator), ", ",
+           Describe(memory.denominator), " and ", Describe(memory.log_scale), ". Use [B, D] ",
+           DTypeName(ComputeType(k)), " on the same device.");
 }
 
 }  // namespace
@@ -261,8 +262,8 @@ WkvOutputs Wkv4(const WkvInputs& inputs) {
 
 at::Tensor Wkv4Step(const WkvStepInputs& inputs, WkvMemory& state) {
   HL_CHECK(inputs.k.defined() && inputs.k.dim() == 2 && inputs.v.defined() && inputs.v.dim() == 2,
-           "Wkv4Step of k ", Describe(inputs.k), " and v ", Describe(inputs.v),
-           "; [B, D] for both would work");
+           "Wkv4Step got k ", Describe(inputs.k), " and v ", Describe(inputs.v),
+           ". Use [B, D] for both.");
   const WkvInputs token = {.k = inputs.k.unsqueeze(1),
                            .v = inputs.v.unsqueeze(1),
                            .log_decay = inputs.log_decay,
@@ -272,7 +273,9 @@ at::Tensor Wkv4Step(const WkvStepInputs& inputs, WkvMemory& state) {
   CheckMemory(inputs.k, state);
   const bool dense = state.numerator.is_contiguous() && state.denominator.is_contiguous() &&
                      state.log_scale.is_contiguous();
-  HL_CHECK(dense, "Wkv4Step in a state that is not contiguous, which could not move on in place");
+  HL_CHECK(dense,
+           "Wkv4Step: the state is not contiguous and cannot be updated in place. Use a contiguous "
+           "state.");
   const c10::AutoGradMode no_grad(false);
   const WkvOperands in = {.k = token.k.contiguous(),
                           .v = token.v.contiguous(),

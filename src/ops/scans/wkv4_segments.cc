@@ -10,7 +10,7 @@
 namespace halflife::ops {
 namespace {
 
-// Nothing seen is a denominator of 0 here, a log scale of -inf there.
+// An empty state has a denominator of 0 in WkvMemory, and a log scale of -inf in SegmentState.
 WkvMemory ToMemory(const SegmentState& state) {
   if (state.values.empty()) return {};
   return {.numerator = state.values[0],
@@ -22,7 +22,7 @@ SegmentState ToSegmentState(const WkvMemory& memory) {
           .log_scale = ScaleOfSeen(memory.log_scale, memory.denominator.detach() == 0)};
 }
 
-// [B, T, D] of all channels of `inputs`.
+// Returns [B, T, D] for all channels of `inputs`.
 at::Tensor Mix(const WkvInputs& inputs) {
   const Tensors given = {inputs.k, inputs.v, inputs.log_decay, inputs.bonus};
   WkvInputs alone = inputs;
@@ -59,8 +59,11 @@ at::Tensor Mix(const WkvInputs& inputs) {
 }  // namespace
 
 WkvOutputs OverSegments(const WkvInputs& inputs) {
-  HL_CHECK(!inputs.initial.numerator.defined(), "Wkv4: an initial state of a segment");
-  // Not in their places: rows of few channels far apart cost more than copies (bench/RESULTS.md).
+  HL_CHECK(
+      !inputs.initial.numerator.defined(),
+      "Wkv4: a segment with an initial state. Pass no state: it comes from the previous rank.");
+  // The columns are copied: reading narrow rows at a large stride costs more than copies
+  // (bench/RESULTS.md).
   const auto run = [&](const Piece& piece) {
     WkvInputs in = inputs;
     in.k = piece.tensors[0], in.v = piece.tensors[1];

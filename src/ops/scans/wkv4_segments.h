@@ -1,11 +1,12 @@
-// RWKV-4's time mixing over rows that lie on several ranks.
+// RWKV-4's time mixing of rows that are split over several ranks.
 #pragma once
 
 #include "ops/scans/wkv4.h"
 
 namespace halflife::ops {
 
-// inputs.segment is given. `out` alone: no rank but the last has the rows' final state.
+// `inputs.segment` must be set. Returns only `out`: no rank but the last has the final state of a
+// row.
 WkvOutputs OverSegments(const WkvInputs& inputs);
 
 }  // namespace halflife::ops

@@ -23,7 +23,7 @@ namespace {
 constexpr int64_t kBlock = 512;  // queries
 constexpr double kNever = -std::numeric_limits<double>::infinity();
 
-// [B, S, Hk, d] -> [B, H, S, d] in the compute type where the scores are formed here.
+// Converts [B, S, Hk, d] to [B, H, S, d], in the compute type if the scores are formed here.
 at::Tensor ByHead(const at::Tensor& x, int64_t num_heads) {
   const int64_t shared = num_heads / x.size(2);
   return (shared == 1 ? x : x.repeat_interleave(shared, 2)).transpose(1, 2);
@@ -57,16 +57,17 @@ struct Block {
     return visible.unsqueeze(1);
   }
   at::Tensor Bias() const {  // [1 or B, H, T, S]
-    // What lies ahead of a causal query is masked, and of another as far as what lies back.
+    // Keys after a causal query are masked, so their distance is clamped. A bidirectional query
+    // uses the absolute distance.
     const at::Tensor distances =
         config.pattern.bidirectional ? Distances().abs() : Distances().clamp_min(0);
-    // Not index_select, whose backward on a GPU waits for the host.
+    // Not index_select: its backward makes the host wait for the GPU.
     const at::Tensor bias = at::embedding(inputs.bias.t(), distances).permute({2, 0, 1});
     if (!inputs.bias_scale.defined()) return bias.unsqueeze(0);
     return bias * Queries(inputs.bias_scale.detach()).unsqueeze(1).unsqueeze(3);
   }
-  // x by e^(+-rate (place - the block's first query)): products then decay with the distance, and
-  // no factor is above what the block's own length makes it.
+  // Returns x times e^(+-rate (place - the block's first query)), so that products of q and k decay
+  // with the distance. No factor is larger than the length of the block allows.
   at::Tensor Decayed(const at::Tensor& x, const at::Tensor& places, double sign) const {
     if (config.decay_rates.empty()) return x;
     const at::Tensor rates = ConstantsOn(x.device(), config.decay_rates);
@@ -83,7 +84,7 @@ at::Tensor Scores(const Block& block, const at::Tensor& q, const at::Tensor& k) 
          block.config.scale;
 }
 
-// Of all pairs of the block, far ones and biases included: [B, H, T, S].
+// Returns the scores of all pairs of the block, including far pairs and biases: [B, H, T, S].
 at::Tensor AllScores(const Block& block, const at::Tensor& q, const at::Tensor& k) {
   const SoftmaxAttentionInputs& in = block.inputs;
   at::Tensor scores = Scores(block, q, k);
@@ -95,7 +96,7 @@ at::Tensor AllScores(const Block& block, const at::Tensor& q, const at::Tensor& 
   return in.bias.defined() ? scores + block.Bias() : scores;
 }
 
-// Probabilities [B, H, T, S] of keys from the row's beginning on.
+// Applies dropout to probabilities [B, H, T, S] of keys counted from the row's beginning.
 at::Tensor Dropped(const Block& block, const at::Tensor& probabilities) {
   DropoutConfig dropout = block.config.dropout;
   const int64_t num_heads = probabilities.size(1);
@@ -106,7 +107,7 @@ at::Tensor Dropped(const Block& block, const at::Tensor& probabilities) {
   return Dropout(probabilities.flatten(0, 1).contiguous(), dropout).unflatten(0, {-1, num_heads});
 }
 
-// With probabilities at hand, [B, T, H, V].
+// Attention with explicit probabilities, [B, T, H, V].
 at::Tensor AttendDense(const Block& block, const at::Tensor& q, const at::Tensor& k) {
   const SoftmaxAttentionInputs& in = block.inputs;
   const at::Tensor scores = AllScores(block, q, k);
@@ -138,7 +139,7 @@ at::Tensor AttendFused(const Block& block, const at::Tensor& q, const at::Tensor
       .transpose(1, 2);
 }
 
-// Of the keys that queries before `end` may see.
+// Returns the end of the keys that queries before `end` may see.
 int64_t EndOfKeys(const SoftmaxAttentionInputs& inputs, const SoftmaxAttentionConfig& config,
                   int64_t end) {
   const int64_t num_keys = inputs.k.size(1), num_past = num_keys - inputs.q.size(1);
@@ -147,7 +148,8 @@ int64_t EndOfKeys(const SoftmaxAttentionInputs& inputs, const SoftmaxAttentionCo
   return window > 0 ? std::min(num_keys, end + window - 1) : num_keys;
 }
 
-// visit(block, q, k) for block after block of queries, q and k as their products need them.
+// Calls visit(block, q, k) for each block of queries in order, with q and k as their products need
+// them.
 template <typename Visit>
 void ForBlocks(const SoftmaxAttentionInputs& inputs, const SoftmaxAttentionConfig& config,
                Visit visit) {

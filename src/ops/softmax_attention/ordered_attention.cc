@@ -14,7 +14,7 @@
 namespace halflife::ops {
 namespace {
 
-// While it lives, an operation without a fixed order is an error.
+// While an instance exists, an operation without a deterministic form is an error.
 class WithoutException {
  public:
   WithoutException() { at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false); }
@@ -29,9 +29,9 @@ at::Tensor Attend(const OrderedAttentionInputs& in) {
                                           in.scale, /*enable_gqa=*/in.q.size(1) != in.k.size(1));
 }
 
-// What a forward leaves for its backward.
+// Tensors that the backward needs.
 struct KeptTensors {
-  Tensors leaves;  // that a gradient is wanted of
+  Tensors leaves;  // inputs that require a gradient
   at::Tensor out;
 };
 
@@ -56,7 +56,8 @@ at::Tensor OrderedAttention(const OrderedAttentionInputs& inputs) {
     const c10::AutoGradMode with_graph(!kept->leaves.empty());
     kept->out = Attend(own);
     const auto backward = [kept](const BackwardCall& call) -> Tensors {
-      HL_CHECK(kept->out.defined(), "a second backward through attention");
+      HL_CHECK(kept->out.defined(),
+               "backward ran a second time through attention. Run it once per forward.");
       const WithoutException strict_too;
       const Tensors found = Differentiate({std::exchange(kept->out, {})}, call.grads, kept->leaves,
                                           /*keep_graph=*/false);

@@ -1,4 +1,4 @@
-// LibTorch's attention in the form whose sums have one order, also in backward.
+// LibTorch's attention with a deterministic order of sums, also in the backward.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,14 +7,15 @@ namespace halflife::ops {
 
 struct OrderedAttentionInputs {
   at::Tensor q, k, v;    // [B, H, T, d], [B, Hk, S, d], [B, Hk, S, V]; Hk divides H
-  at::Tensor mask = {};  // [B or 1, H or 1, T, S] bool, or added to scores; undefined: none
+  at::Tensor mask = {};  // [B or 1, H or 1, T, S]: bool, or added to the scores; undefined: none
   bool causal = false;
   double scale = 1;
 };
 
-// [B, H, T, V], differentiable in all four. Where LibTorch is to be deterministic but only warns
-// (train::PrepareDevice), as some of its operations know no other way, its fused attention still
-// adds up dq as it comes: for its two passes this asks for no exception.
+// Returns [B, H, T, V], differentiable in all four tensors. If LibTorch is set to deterministic
+// algorithms with warnings only (train::PrepareDevice, because some operations have no
+// deterministic form), its fused attention still accumulates dq in arbitrary order. This function
+// turns warnings into errors for its two passes, so that LibTorch selects the deterministic form.
 at::Tensor OrderedAttention(const OrderedAttentionInputs& inputs);
 
 }  // namespace halflife::ops

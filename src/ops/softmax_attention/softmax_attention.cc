@@ -27,81 +27,86 @@ constexpr const char* kSoftmaxKernel = "softmax attention";
 void CheckShapes(const SoftmaxAttentionInputs& in, const SoftmaxAttentionConfig& config) {
   const at::Tensor &q = in.q, &k = in.k, &v = in.v;
   CheckDTypes(kSoftmaxKernel, {q, k, v});
-  HL_CHECK(q.dim() == 4 && k.dim() == 4 && v.dim() == 4 && q.size(0) == k.size(0) &&
-               q.size(3) == k.size(3) && k.sizes().slice(0, 3) == v.sizes().slice(0, 3) &&
-               k.size(1) >= q.size(1) && k.size(2) > 0 && q.size(2) % k.size(2) == 0,
-           "softmax attention of q ", Describe(q), ", k ", Describe(k), ", v ", Describe(v),
-           "; q [B, T, H, d], k [B, S, Hk, d], v [B, S, Hk, V] with S >= T and Hk a divisor of H "
-           "would work");
+  HL_CHECK(
+      q.dim() == 4 && k.dim() == 4 && v.dim() == 4 && q.size(0) == k.size(0) &&
+          q.size(3) == k.size(3) && k.sizes().slice(0, 3) == v.sizes().slice(0, 3) &&
+          k.size(1) >= q.size(1) && k.size(2) > 0 && q.size(2) % k.size(2) == 0,
+      "softmax attention got q ", Describe(q), ", k ", Describe(k), ", v ", Describe(v),
+      ". Use q [B, T, H, d], k [B, S, Hk, d], v [B, S, Hk, V] with S >= T and Hk a divisor of H.");
   HL_CHECK(k.device() == q.device() && v.device() == q.device() &&
                k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type(),
-           "softmax attention of q ", Describe(q), ", k ", Describe(k), ", v ", Describe(v),
-           "; one dtype and device would work");
+           "softmax attention got q ", Describe(q), ", k ", Describe(k), ", v ", Describe(v),
+           ". Use one dtype and device.");
   HL_CHECK(FitsBeside(q, in.positions, {q.size(0), q.size(1)}), "softmax attention: positions ",
-           Describe(in.positions), " of q ", Describe(q));
+           Describe(in.positions), " do not fit q ", Describe(q),
+           ". Use [B, T] on the same device.");
   CheckCounts(kSoftmaxKernel, {q, k, v});
   HL_CHECK(!in.far_q.defined() || (IsLike(q, in.far_q) && config.far_from > 0),
-           "softmax attention: far_q ", Describe(in.far_q), " from ", config.far_from, ", q ",
-           Describe(q));
+           "softmax attention: far_q ", Describe(in.far_q), " from distance ", config.far_from,
+           " for q ", Describe(q),
+           ". Use the shape, dtype and device of q, and far_from of at least 1.");
   HL_CHECK(!in.far_k.defined() || (in.far_q.defined() && IsLike(k, in.far_k)),
-           "softmax attention: far_k ", Describe(in.far_k), " of k ", Describe(k));
+           "softmax attention: far_k ", Describe(in.far_k), " for k ", Describe(k),
+           ". Use the shape, dtype and device of k, with a far_q.");
   HL_CHECK(!in.bias.defined() ||
                (in.bias.dim() == 2 && in.bias.size(0) == q.size(2) &&
                 in.bias.size(1) >= k.size(1) && in.bias.scalar_type() == ComputeType(q)),
-           "softmax attention: bias ", Describe(in.bias), "; [", q.size(2), ", at least ",
-           k.size(1), "] of ", DTypeName(ComputeType(q)), " would work");
+           "softmax attention: bias ", Describe(in.bias), " does not fit. Use [", q.size(2),
+           ", at least ", k.size(1), "] of ", DTypeName(ComputeType(q)), ".");
   HL_CHECK(!in.bias_scale.defined() ||
                (in.bias.defined() && FitsBeside(q, in.bias_scale, {q.size(0), q.size(1)}) &&
                 in.bias_scale.scalar_type() == ComputeType(q)),
-           "softmax attention: bias_scale ", Describe(in.bias_scale), " of bias ",
-           Describe(in.bias), "; [", q.size(0), ", ", q.size(1), "] of ", DTypeName(ComputeType(q)),
-           " beside a bias would work");
+           "softmax attention: bias_scale ", Describe(in.bias_scale), " for bias ",
+           Describe(in.bias), ". Use [", q.size(0), ", ", q.size(1), "] of ",
+           DTypeName(ComputeType(q)), ", with a bias.");
   HL_CHECK(
       config.decay_rates.empty() ||
           (static_cast<int64_t>(config.decay_rates.size()) == q.size(3) && !in.far_q.defined() &&
            std::ranges::all_of(config.decay_rates,
                                [](double x) { return x >= kFastestDecay && x <= 0; })),
       "softmax attention: ", config.decay_rates.size(), " decay rates for heads of ", q.size(3),
-      "; one from ", kFastestDecay, " to 0 a channel, and no far_q, would work");
+      ". Use one rate per channel, from ", kFastestDecay, " to 0, and no far_q.");
   HL_CHECK(config.pattern.window == 0 || config.pattern.block == 0, "softmax attention: window ",
-           config.pattern.window, " and block ", config.pattern.block, "; one of them would work");
+           config.pattern.window, " and block ", config.pattern.block, ". Use one of them.");
   HL_CHECK(!config.pattern.bidirectional || (k.size(1) == q.size(1) && config.pattern.block == 0 &&
                                              !in.far_q.defined() && config.decay_rates.empty()),
            "softmax attention: a bidirectional pattern of ", q.size(1), " queries and ", k.size(1),
-           " keys; as many keys, without blocks, far_q and decays, would work");
+           " keys. Use equally many, without blocks, far_q and decays.");
   const DropoutConfig& dropout = config.dropout;
   const int64_t num_past = k.size(1) - q.size(1);
   CheckSamples(q, dropout);
   HL_CHECK(dropout.rate == 0 || dropout.first_position == num_past,
-           "softmax attention: dropout from position ", dropout.first_position, " on, behind ",
-           num_past, " keys; a row's keys from its beginning on would work");
+           "softmax attention: dropout first_position is ", dropout.first_position,
+           ", but there are ", num_past,
+           " past keys. Set first_position to the number of past keys.");
 }
 
-// The tensors of one call as the kernels read them, in the order of the autograd's inputs.
+// The tensors of one call in the form that the kernels read, in the order of the autograd inputs.
 struct SoftmaxCall {
   at::Tensor q, k, v, far_q, far_k;
-  at::Tensor bias;        // [H, N] as BiasTable has it
-  at::Tensor bias_scale;  // [B, T], no input of the autograd
+  at::Tensor bias;        // [H, N], from BiasTable()
+  at::Tensor bias_scale;  // [B, T], not an autograd input
   VisibleKeys seen;
   kernels::SoftmaxAttentionArgs args;
 
   Tensors tensors() const { return {q, k, v, far_q, far_k, bias}; }
 };
 
-// By falling distance, of a bidirectional pattern down to that of the first query and the last key;
-// a tile of zeros at both ends.
+// Returns the biases ordered by decreasing distance; a bidirectional pattern continues to the
+// distance of the first query and the last key. A tile of zeros pads both ends.
 at::Tensor BiasTable(const at::Tensor& bias, const KeyPattern& pattern) {
   if (!bias.defined()) return bias;
   at::Tensor table = bias.flip(1);
   if (pattern.bidirectional) table = at::cat({table, bias.narrow(1, 1, bias.size(1) - 1)}, 1);
   return at::constant_pad_nd(table, {kernels::kAttentionTile, kernels::kAttentionTile});
 }
-// The place in it of a distance of 0.
+// Returns the index of distance 0 in the table.
 int64_t BiasZero(int64_t size, const KeyPattern& pattern) {
   return pattern.bidirectional ? (size - 1) / 2 : size - kernels::kAttentionTile - 1;
 }
 
-// Shapes, and what the kernels are asked for; no pointers but that to the decays.
+// Sets the shapes and options of the kernel arguments. No pointers are set except those to the
+// decays.
 kernels::SoftmaxAttentionArgs ArgsOf(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                      bool has_far, const SoftmaxAttentionConfig& config) {
   kernels::SoftmaxAttentionArgs args;
@@ -154,11 +159,11 @@ void SetViews(SoftmaxCall& call, const SoftmaxAttentionConfig& config) {
   args.bias_scale = call.bias_scale.const_data_ptr();
 }
 
-// What a backward needs beside tensors.
+// The parameters that a backward needs in addition to the saved tensors.
 struct SoftmaxBackwardPlan {
   SoftmaxAttentionConfig config;
 
-  // saved: the six inputs, first, end, sinks, out, log_sum, bias_scale.
+  // `saved` holds the six inputs, then first, end, sinks, out, log_sum and bias_scale.
   Tensors operator()(const BackwardCall& backward) const {
     const Tensors& saved = backward.saved;
     SoftmaxCall call = {.q = saved[0],
@@ -247,15 +252,15 @@ at::Tensor FusedAttention(const SoftmaxAttentionInputs& in, const SoftmaxAttenti
   return Apply({.name = "SoftmaxAttention", .inputs = given, .forward = forward})[0];
 }
 
-// Whether LibTorch's own attention is the same, and has a fused form of it: one document a row,
-// from its beginning, and values as wide as keys.
+// Returns true if LibTorch's attention computes the same and has a fused form: one document per
+// row, queries from the row's beginning, and values as wide as keys.
 bool IsPlain(const SoftmaxAttentionInputs& in, const SoftmaxAttentionConfig& config) {
   return in.one_document && in.q.size(1) == in.k.size(1) && in.q.size(3) == in.v.size(3) &&
          config.pattern.reach() == 0 && !in.far_q.defined() && !in.bias.defined() &&
          config.decay_rates.empty() && !config.squared_relu && config.dropout.rate == 0;
 }
 
-// Whether the device's kernels take the call.
+// Returns true if the device's kernels support the call.
 bool DeviceTakes([[maybe_unused]] const SoftmaxAttentionInputs& in,
                  [[maybe_unused]] const SoftmaxAttentionConfig& config) {
 #ifdef HALFLIFE_WITH_CUDA

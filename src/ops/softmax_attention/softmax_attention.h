@@ -1,14 +1,15 @@
-// Softmax attention of rows: the scores' pattern, biases by distance, decays with distance and a
-// second pair of queries and keys for far distances, so that one kernel serves the ways of telling
-// positions; and the squared ReLU of gated attention units in the softmax's place. No [T, S]
-// tensor: tiles of 64 x 64 that no query sees cost nothing. On a GPU that is so of what its kernels
-// take (cuda::WhyNot, args.h); the rest goes through LibTorch in blocks of queries.
+// Softmax attention over rows. One kernel supports all positional schemes: a pattern of visible
+// keys, biases by distance, decays with distance, and a second pair of queries and keys for far
+// distances. It also supports the squared ReLU of gated attention units in place of the softmax.
+// There is no [T, S] tensor, and tiles of 64 x 64 that no query sees are skipped. GPU calls that
+// the CUDA kernels do not support (cuda::WhyNot, softmax_attention_args.h) run in LibTorch, in
+// blocks of queries.
 //
 //   const at::Tensor out = SoftmaxAttention(
 //       {.q = q, .k = k, .v = v, .positions = slice.positions}, {.scale = 1 / std::sqrt(64.0)});
 //
-// B rows, T queries, S >= T keys, the last T of which are the queries' own; H heads of queries and
-// Hk, a divisor, of keys and values; widths d and V. Query t is at place S - T + t of its row.
+// B rows; T queries; S >= T keys, of which the last T belong to the queries. H heads of queries; Hk
+// heads of keys and values, a divisor of H; widths d and V. Query t has index S - T + t in its row.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,41 +25,45 @@ struct SoftmaxAttentionInputs {
   at::Tensor q;  // [B, T, H, d] fp32, bf16 or fp64
   at::Tensor k;  // [B, S, Hk, d]
   at::Tensor v;  // [B, S, Hk, V]
-  // In place of q and k between tokens far_from or more apart; far_k undefined: k serves there too.
+  // Used in place of q and k for pairs at a distance of far_from or more. far_k undefined: k is
+  // used.
   at::Tensor far_q = {}, far_k = {};
-  // Added to the scores of head h at distance n, ahead as well as back, [H, at least S] in the
-  // compute type (fp32, or fp64 beside fp64); undefined: none.
+  // [H, at least S] in the compute type (fp32, or fp64 for fp64 inputs): added to the scores of
+  // head h at distance n, in either direction. Undefined: none.
   at::Tensor bias = {};
-  // Of each query's bias, [B, T] in the compute type, a constant in backward; undefined: 1 each.
+  // [B, T] in the compute type: a factor on each query's bias, without a gradient. Undefined: 1.
   at::Tensor bias_scale = {};
-  at::Tensor positions;  // [B, T] int64: of each query in its document
-  // VisibleKeysOf the positions, where the caller has them already; else they are made anew.
+  at::Tensor positions;  // [B, T] int64: the position of each query in its document
+  // VisibleKeysOf the positions, if the caller already has them; undefined: computed here.
   VisibleKeys seen = {};
-  // Whether it is known that all tokens of a row are of one document: LibTorch's causal attention,
-  // which CUDA has, knows no other.
+  // Set if all tokens of a row are known to belong to one document. Required for LibTorch's causal
+  // attention, which CUDA uses.
   bool one_document = false;
 };
-// Factors of a tile, or a block of up to 512 tokens, are then e^(0.1 x 512) at most: within fp32.
+// The fastest decay, per token. Factors within a tile, or a block of up to 512 tokens, are then at
+// most e^(0.1 x 512), which fits fp32.
 constexpr double kFastestDecay = -0.1;
 
 struct SoftmaxAttentionConfig {
-  double scale = 1;  // of the products of q and k
-  // A bidirectional one takes neither far_q nor decays: these know no way ahead.
+  double scale = 1;  // factor on the products of q and k
+  // A bidirectional pattern cannot be combined with far_q or decays, which are only defined for
+  // past keys.
   KeyPattern pattern = {};
-  // Weights are max(0, score)^2 over the number of keys that the query sees (Hua et al., 2022;
-  // there the number is squared, too), in place of the softmax.
+  // Weights are max(0, score)^2 divided by the number of keys that the query sees, in place of the
+  // softmax. (Hua et al., 2022, divide by the square of that number.)
   bool squared_relu = false;
-  int64_t far_from = 0;  // with far_q: at least 1
-  // Channel c of a product decays by e^(decay_rates[c] distance), from kFastestDecay to 0: [d], or
-  // empty. Not with far_q. Finite at any length.
+  int64_t far_from = 0;  // minimum distance for far_q; at least 1 with far_q
+  // [d], or empty. Channel c of a product of q and k decays by e^(decay_rates[c] distance), with
+  // rates from kFastestDecay to 0. Not with far_q. Finite at any length.
   std::vector<double> decay_rates = {};
-  // Of the weights, after they are divided; a pair's is drawn by its row, head and places
-  // (kernels/common/dropout_draws.h). Its first_position is S - T: keys are a row's from the beginning.
+  // Dropout of the weights, after normalization. The random number of a pair depends on its row,
+  // head and token indices (kernels/common/dropout_draws.h). first_position must be S - T: keys are
+  // counted from the beginning of a row.
   DropoutConfig dropout = {};
 };
 
-// [B, T, H, V] in q's dtype, differentiable in all inputs but the positions and bias_scale. A query
-// that sees no key gets zeros. Error (exit 2) for shapes that do not fit.
+// Returns [B, T, H, V] in q's dtype, differentiable in all inputs except positions and bias_scale.
+// A query that sees no key gets zeros. Throws an error (exit 2) for shapes that do not match.
 at::Tensor SoftmaxAttention(const SoftmaxAttentionInputs& inputs,
                             const SoftmaxAttentionConfig& config);
 

@@ -15,7 +15,7 @@
 namespace halflife::ops {
 namespace {
 
-// Of a query at this position of its document, the position of the first key that it sees.
+// Returns the position of the first key that a query at `position` of its document sees.
 int64_t FirstSeen(int64_t position, const KeyPattern& pattern) {
   if (pattern.block > 0) return std::max<int64_t>(0, position / pattern.block - 1) * pattern.block;
   return pattern.window > 0 ? std::max<int64_t>(0, position - pattern.window + 1) : 0;
@@ -26,7 +26,7 @@ at::Tensor FirstSeen(const at::Tensor& positions, const KeyPattern& pattern) {
   return (positions - (pattern.window - 1)).clamp_min(0);
 }
 
-// The place behind each query's document, [B, T]: where the next one starts.
+// Returns the end of each query's document, [B, T]: the index at which the next document starts.
 at::Tensor DocumentEnds(const at::Tensor& positions, const at::Tensor& place) {
   const int64_t num_queries = positions.size(1);
   if (num_queries == 0) return positions;

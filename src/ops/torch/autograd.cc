@@ -21,7 +21,8 @@ namespace {
 
 namespace autograd = torch::autograd;
 
-// What torch::autograd::CppNode is to one Function class, for all: the backward is a value.
+// The autograd node of all kernels. Like torch::autograd::CppNode, but the backward is a value and
+// not a class.
 class KernelNode : public autograd::Node {
  public:
   KernelNode(const char* name, bool undefined_grads)
@@ -29,7 +30,7 @@ class KernelNode : public autograd::Node {
 
   std::string name() const override { return name_; }
 
-  // `outputs` are wrapped: one that is saved must not keep this node alive.
+  // `outputs` are already wrapped. A saved output must not keep this node alive.
   void Keep(const Tensors& outputs, const Tensors& saved, const BackwardFunction& backward) {
     for (const at::Tensor& output : outputs)
       output.defined() ? output_info_.emplace_back(output) : output_info_.emplace_back();
@@ -83,13 +84,13 @@ class KernelNode : public autograd::Node {
 
   const char* name_;
   bool undefined_grads_;
-  bool released_ = false;  // by a backward that did not retain the graph
+  bool released_ = false;  // set by a backward that did not retain the graph
   std::vector<autograd::SavedVariable> saved_;
   std::vector<autograd::VariableInfo> output_info_;
   BackwardFunction backward_;
 };
 
-// The outputs with `node` as what computed them, null: nothing.
+// Returns the outputs with `node` as their grad_fn. A null `node` makes them constants.
 Tensors Wrap(const Tensors& inputs, const Forwarded& result,
              const std::shared_ptr<KernelNode>& node) {
   std::unordered_set<at::TensorImpl*> constant;
@@ -109,7 +110,7 @@ Tensors Wrap(const Tensors& inputs, const Forwarded& result,
   return outputs;
 }
 
-// The inputs as leaves of a graph of their own, and what a function makes of them.
+// Detached copies of the inputs as leaves of a separate graph, and the outputs computed from them.
 struct OwnGraph {
   Tensors leaves, outputs;
 
@@ -130,7 +131,8 @@ Tensors Apply(const AutogradFunction& function) {
     functorch->checkSupportsCppAutogradFunction();
   std::shared_ptr<KernelNode> node;
   if (c10::GradMode::is_enabled() && autograd::any_variable_requires_grad(function.inputs)) {
-    // before the forward: the engine runs later nodes first
+    // Created before the forward runs, because the engine runs nodes with higher sequence numbers
+    // first.
     node = {new KernelNode(function.name, function.undefined_grads), autograd::deleteNode};
     node->set_next_edges(autograd::collect_next_edges(function.inputs));
     node->clear_input_metadata();
@@ -161,7 +163,7 @@ Tensors Recomputed(const char* name, const Tensors& inputs,
       from.push_back(autograd::impl::gradient_edge(graph.outputs[i]));
       with.push_back(call.grads[i]);
     }
-    graph.outputs.clear();  // nothing reads them: autograd::backward would hold them to its end
+    graph.outputs.clear();  // autograd::backward would otherwise hold them until it ends
     if (!from.empty())
       autograd::Engine::get_default_engine().execute(from, with, /*keep_graph=*/false,
                                                      /*create_graph=*/false,
@@ -171,8 +173,8 @@ Tensors Recomputed(const char* name, const Tensors& inputs,
       grads.push_back(leaf.defined() ? leaf.grad() : at::Tensor());
     return grads;
   };
-  // With gradients from the first: kernels choose their way by whether one will be wanted, and
-  // another way has other bits.
+  // Gradients are enabled in the first run too: kernels choose their code path by whether a
+  // gradient is wanted, and another path gives other bits.
   const auto once = [&]() -> Forwarded {
     const OwnGraph graph(inputs, forward);
     Forwarded result = {.outputs = {}, .saved = inputs, .backward = backward};

@@ -1,6 +1,6 @@
-// The one door of the kernels to LibTorch's autograd, whose headers double the time that a file
-// takes to compile: autograd.cc alone includes them. A family says here what it computes and how
-// that is differentiated, as with torch.autograd.Function.
+// Defines differentiable operations from a forward and a backward function, like
+// torch.autograd.Function. LibTorch's autograd headers double the compile time of a file, so only
+// autograd.cc includes them; every kernel family goes through this header.
 //
 //   const auto backward = [](const BackwardCall& call) -> Tensors {
 //     return {2 * call.saved[0] * call.grads[0]};
@@ -22,45 +22,48 @@ namespace halflife::ops {
 using Tensors = std::vector<at::Tensor>;
 
 struct BackwardCall {
-  Tensors saved;             // what the forward saved
-  Tensors grads;             // one an output
-  std::vector<bool> wanted;  // one an input: whether its gradient will be used
+  Tensors saved;             // saved by the forward
+  Tensors grads;             // one per output
+  std::vector<bool> wanted;  // one per input: whether its gradient will be used
 };
-// One gradient an input; undefined where there is none.
+// One gradient per input; undefined if the input has none.
 using BackwardFunction = std::function<Tensors(const BackwardCall& call)>;
 
 struct Forwarded {
-  Tensors outputs;  // undefined ones stay so
-  // Inputs, outputs or neither; undefined ones stay so. They live until a backward that does not
-  // retain the graph, and one that was modified in place is an error of the backward. A tensor that
-  // `backward` captures has neither rule: an input there would go unchecked, an output would keep
-  // its own graph alive.
+  Tensors outputs;  // may be undefined
+  // Inputs, outputs or intermediate tensors; may be undefined. They live until a backward pass that
+  // does not retain the graph. The backward fails if one of them was modified in place. Do not
+  // capture tensors in `backward` instead: a captured input would not be checked for modification,
+  // and a captured output would keep its own graph alive.
   Tensors saved;
   BackwardFunction backward;
-  size_t num_constant = 0;  // outputs, the last ones, that no gradient goes through
+  // number of outputs, counted from the last, that are not differentiable
+  size_t num_constant = 0;
 };
 
 struct AutogradFunction {
-  const char* name = "";  // what LibTorch's messages call it
-  Tensors inputs;         // that a gradient may be wanted of; undefined: absent
-  // Whether an output that got no gradient has an undefined one in `grads`, not zeros.
+  const char* name = "";  // name in LibTorch's messages
+  Tensors inputs;         // inputs that may require a gradient; undefined: absent
+  // If true, an output without a gradient has an undefined tensor in `grads` instead of zeros.
   bool undefined_grads = false;
   std::function<Forwarded()> forward;
 };
 
-// The outputs of forward(), which runs at once and without gradients. Its backward is kept where an
-// input requires a gradient and GradMode is enabled.
+// Runs forward() immediately, without recording gradients, and returns its outputs. The backward is
+// kept if an input requires a gradient and GradMode is enabled.
 Tensors Apply(const AutogradFunction& function);
 
-// forward(inputs), of which backward keeps the inputs alone: it runs `forward` a second time and
-// adds to the leaves that this reads (parameters) what they get. Both runs must give the same bits,
-// so what is random in them follows from a key. `forward` lives until backward has run. Where no
-// input wants a gradient it runs once, as it is.
+// Activation checkpointing: returns forward(inputs) and keeps only the inputs. The backward pass
+// runs `forward` again and also accumulates the gradients of the leaves (parameters) that it reads.
+// Both runs must produce the same bits, so random numbers must be a function of a key. `forward` is
+// kept alive until the backward has run. If no input requires a gradient, `forward` runs once as it
+// is.
 Tensors Recomputed(const char* name, const Tensors& inputs,
                    const std::function<Tensors(const Tensors& inputs)>& forward);
 
-// The gradients of `inputs` from those of `outputs`, by the graph between them; undefined where
-// there is no way. `keep_graph`: for another call.
+// Returns the gradients of `inputs` given those of `outputs`, through the graph between them;
+// undefined for an input that no output depends on. Set `keep_graph` if the graph is needed for
+// another call.
 Tensors Differentiate(const Tensors& outputs, const Tensors& grads, const Tensors& inputs,
                       bool keep_graph);
 

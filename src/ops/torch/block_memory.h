@@ -1,4 +1,4 @@
-// What a block of a GPU's kernel may ask for.
+// The shared-memory limit of a GPU's thread blocks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,8 +7,8 @@
 
 namespace halflife::ops {
 
-// Most bytes of shared memory on x's GPU, where kernels have asked for more than the 48 KiB that
-// come without. Builds with CUDA alone have it.
+// Returns the largest number of bytes of shared memory that one block on x's GPU can request.
+// Blocks get 48 KiB without opting in. Only available in builds with CUDA.
 int64_t SharedMemoryPerBlock(const at::Tensor& x);
 
 }  // namespace halflife::ops

@@ -11,7 +11,7 @@ namespace halflife::ops {
 at::Tensor ColumnPlaces::Next(size_t part, const at::Tensor& like) {
   std::vector<int64_t> shape = like.sizes().vec();
   shape.back() = std::accumulate(widths_.begin(), widths_.end(), int64_t{0});
-  std::erase_if(memories_, [&](const Memory& memory) {  // of another call
+  std::erase_if(memories_, [&](const Memory& memory) {  // left over from calls with other shapes
     return memory.all.sizes() != at::IntArrayRef(shape) ||
            memory.all.scalar_type() != like.scalar_type() || memory.all.device() != like.device();
   });
@@ -22,7 +22,8 @@ at::Tensor ColumnPlaces::Next(size_t part, const at::Tensor& like) {
   const auto before = widths_.begin() + static_cast<std::ptrdiff_t>(part);
   const at::Tensor columns =
       memory->all.narrow(-1, std::accumulate(widths_.begin(), before, int64_t{0}), widths_[part]);
-  // No view to autograd, which would take what another part's writer does for a change of this one.
+  // Detached from the matrix for autograd, which would count a write to another part as a
+  // modification of this one.
   at::Tensor place = at::empty({0}, columns.options());
   place.set_(columns.storage(), columns.storage_offset(), columns.sizes(), columns.strides());
   memory->given[part] = true;

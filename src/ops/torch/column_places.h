@@ -1,6 +1,7 @@
-// Memory for the columns of one matrix, handed out part by part to kernels that each write some of
-// them: nobody puts the parts together. So lie the gradients of columns that several kernels read,
-// where the product that made the columns reads them all as one, and outputs of several calls.
+// Allocates one matrix whose column ranges are written by different kernels, so that the parts
+// never have to be concatenated. It is used for the gradients of several consumers of one matrix
+// product, whose backward reads all columns as one matrix, and for outputs that several calls
+// produce.
 //
 //   const auto parts = LinearInParts(x, weight, {inner, inner});
 //   const at::Tensor y = SwiGlu(parts[0].y, up, parts[0].gradient);
@@ -17,31 +18,31 @@
 
 namespace halflife::ops {
 
-// Nobody gets a part of memory twice, so that a backward that is run again has memory of its own.
+// Hands out each column range of a matrix once. If a backward runs again, it gets new memory.
 class ColumnPlaces {
  public:
   explicit ColumnPlaces(std::vector<int64_t> widths) : widths_(std::move(widths)) {}
-  // [..., width of the part] with the leading dimensions, dtype and device of `like`.
+  // Returns [..., width of the part] with the leading dimensions, dtype and device of `like`.
   at::Tensor Next(size_t part, const at::Tensor& like);
 
  private:
   std::vector<int64_t> widths_;
   struct Memory {
     at::Tensor all;
-    std::vector<bool> given;  // by part
+    std::vector<bool> given;  // indexed by part
   };
-  // Of which not all is handed out, the oldest first: two passes over all parts, whose calls take
-  // turns, have one each.
+  // Matrices with parts that are not handed out yet, oldest first. If two passes over all parts
+  // interleave their calls, each gets its own matrix.
   std::vector<Memory> memories_;
 };
 
-// One of them, for one reader or writer of columns. Without columns, as by default: memory of its
-// own.
+// One column range, for one reader or writer. By default it has no shared matrix, and EmptyLike()
+// allocates separate memory.
 struct ColumnPlace {
   std::shared_ptr<ColumnPlaces> columns = {};
   size_t part = 0;
 
-  // Memory of x's shape, dense or with rows as far apart as all columns are wide.
+  // Returns memory of x's shape: dense, or with the row stride of the shared matrix.
   at::Tensor EmptyLike(const at::Tensor& x) const;
 };
 

@@ -22,8 +22,8 @@ namespace halflife::ops {
 
 namespace {
 
-// One a device, and not the default one, which cannot be recorded. cuBLAS keeps memory for each
-// stream that it has ever been on.
+// One recording stream per device. It must not be the default stream, which cannot be recorded. It
+// is reused because cuBLAS keeps a workspace for every stream that it has run on.
 c10::cuda::CUDAStream RecordingStream(c10::DeviceIndex device) {
   static std::mutex mutex;
   static std::map<c10::DeviceIndex, c10::cuda::CUDAStream> streams;
@@ -38,12 +38,12 @@ class CapturedLaunches {
  public:
   CapturedLaunches(at::Device device, const std::function<void()>& run) {
     const c10::cuda::CUDAGuard on_device(device);
-    // What was queued before is done, wherever: nothing is recorded of it. What it left with the
-    // allocator the graph's own memory may need.
+    // Waits for all queued work, because the recording must not include it, and returns cached
+    // blocks to the device, because the graph's private pool may need the memory.
     c10::cuda::device_synchronize();
     c10::cuda::CUDACachingAllocator::emptyCache();
     const c10::cuda::CUDAStreamGuard on_stream(RecordingStream(device.index()));
-    // Other threads, of savers and watchdogs, may call CUDA meanwhile.
+    // Other threads (checkpoint writers, watchdogs) may call CUDA during the capture.
     graph_->capture_begin(/*pool=*/{0, 0}, cudaStreamCaptureModeThreadLocal);
     try {
       run();
@@ -56,8 +56,9 @@ class CapturedLaunches {
   void Replay() { graph_->replay(); }
 
  private:
-  // A recording that failed: its own error counts, and not that CUDA dislikes the end. After that
-  // the allocator goes on asking the graph which streams are recorded, so it stays.
+  // Ends a capture that failed. The original exception is reported, and an error from ending the
+  // capture is ignored. The graph object stays alive because the allocator keeps querying it for
+  // its capture state.
   void End() noexcept {
     try {
       graph_->capture_end();
@@ -70,7 +71,7 @@ class CapturedLaunches {
 
 }  // namespace
 
-// Checked launches are waited for one by one, which a recording cannot be.
+// Checked launches synchronize after every kernel, which a capture does not allow.
 bool DeviceGraph::IsOn(at::Device device) {
   return device.is_cuda() && !kernels::LaunchesAreChecked();
 }
@@ -80,9 +81,10 @@ void DeviceGraph::Record(at::Device device, const std::function<void()>& run) {
     replay_ = run;
     return;
   }
-  HL_CHECK(IsOn(device), "a graph of launches on ", device.str(), ", where each one is checked");
+  HL_CHECK(IsOn(device), "cannot record a graph on ", device.str(),
+           ": every launch is checked there. Unset HALFLIFE_CHECK_LAUNCHES.");
   if (is_recorded()) {
-    c10::cuda::device_synchronize();  // its last replay may still run
+    c10::cuda::device_synchronize();  // the last replay may still be running
     replay_ = nullptr;
   }
   replay_ = [launches = std::make_shared<CapturedLaunches>(device, run)] { launches->Replay(); };
@@ -93,14 +95,15 @@ void DeviceGraph::Record(at::Device device, const std::function<void()>& run) {
 bool DeviceGraph::IsOn(at::Device) { return false; }
 
 void DeviceGraph::Record(at::Device device, const std::function<void()>& run) {
-  HL_CHECK(device.is_cpu(), "a graph of launches on ", device.str(), " in a build for the CPU");
+  HL_CHECK(device.is_cpu(), "cannot record a graph on ", device.str(),
+           ": this build has no CUDA. Use a CUDA build.");
   replay_ = run;
 }
 
 #endif
 
 void DeviceGraph::Replay() {
-  HL_CHECK(is_recorded(), "a replay of a graph that was not recorded");
+  HL_CHECK(is_recorded(), "the graph was not recorded. Call Record() before Replay().");
   replay_();
 }
 

@@ -1,5 +1,6 @@
-// Work of many small kernels recorded once and started again as one: a CUDA graph. For work that is
-// the same each time, shapes and addresses too: what changes is in the tensors that it reads.
+// Records a sequence of small kernels once and launches it as one CUDA graph. The work must be
+// identical each time, including shapes and addresses; only the contents of the tensors that it
+// reads may change.
 //
 //   DeviceGraph graph;
 //   y = Step(x);                                       // once, for what is made but once
@@ -7,7 +8,8 @@
 //   x.copy_(next);
 //   graph.Replay();                                    // y is that of next
 //
-// On the CPU a replay runs it again, so that what records can be tried there.
+// On the CPU, Replay() calls the function again, so that code that records graphs can be tested
+// there.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -18,25 +20,26 @@ namespace halflife::ops {
 
 class DeviceGraph {
  public:
-  // Whether graphs save this device the launches: not the CPU, nor where each launch is checked
-  // (HALFLIFE_CHECK_LAUNCHES).
+  // Returns true if graphs reduce launch overhead on this device. False on the CPU, and if each
+  // launch is checked (HALFLIFE_CHECK_LAUNCHES).
   static bool IsOn(at::Device device);
 
   DeviceGraph() = default;
   DeviceGraph(const DeviceGraph&) = delete;
   DeviceGraph& operator=(const DeviceGraph&) = delete;
 
-  // What `run` starts on the device's current stream, in place of what was recorded before. It must
-  // have run before, must read nothing back and upload nothing, and what it reads and writes must
-  // live as long as the graph; tensors that it makes lie in the graph's memory, and the next replay
-  // writes them anew. Passes on what `run` throws, and is then empty.
+  // Records the work that `run` launches on the device's current stream and replaces any earlier
+  // recording. Requirements: `run` has been called before; it neither reads values back to the host
+  // nor uploads any; every tensor that it reads or writes outlives the graph. Tensors that it
+  // creates live in the graph's memory and are overwritten by each replay. An exception from `run`
+  // is rethrown and leaves the graph empty.
   void Record(at::Device device, const std::function<void()>& run);
   bool is_recorded() const { return replay_ != nullptr; }
-  // On the device's current stream, without waiting.
+  // Launches the recording on the device's current stream without waiting for it.
   void Replay();
 
  private:
-  std::function<void()> replay_;  // null: nothing was recorded
+  std::function<void()> replay_;  // null: nothing is recorded
 };
 
 }  // namespace halflife::ops

@@ -1,5 +1,5 @@
-// Which form of a kernel runs: the fused one of the tensors' device (fp32 or bf16 storage) or the
-// same formula in LibTorch calls (fp64, other devices).
+// Selects the implementation of an operation: the fused kernel for the tensor's device (fp32 or
+// bf16 storage), or the same formula in LibTorch calls (fp64 and other devices).
 //
 //   if (!IsFused(x)) return Composed(x);
 //   WithStorage(x, [&]<typename T>() {
@@ -20,7 +20,7 @@
 
 namespace halflife::ops {
 
-// Storage that the fused forms read and write; their arithmetic is fp32.
+// Returns true for the storage types of the fused kernels, which compute in fp32.
 inline bool HasFusedDtype(const at::Tensor& x) {
   return x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16;
 }
@@ -31,13 +31,13 @@ constexpr bool kHasCudaKernels = true;
 constexpr bool kHasCudaKernels = false;
 #endif
 
-// The same for families that have CUDA kernels too.
+// Like HasFusedDtype(), for families that also have CUDA kernels.
 inline bool IsFused(const at::Tensor& x) {
   return (x.is_cpu() || (kHasCudaKernels && x.is_cuda())) && HasFusedDtype(x);
 }
 
-// on_cpu(), or on_cuda(the current stream of x's device). on_cuda takes `auto`: a build without
-// CUDA never instantiates it.
+// Calls on_cpu(), or on_cuda(stream) with the current stream of x's device. on_cuda takes its
+// stream as `auto`, so a build without CUDA never instantiates it.
 template <typename OnCpu, typename OnCuda>
 void RunOn([[maybe_unused]] const at::Tensor& x, const OnCpu& on_cpu,
            [[maybe_unused]] const OnCuda& on_cuda) {
@@ -52,15 +52,15 @@ void RunOn([[maybe_unused]] const at::Tensor& x, const OnCpu& on_cpu,
   on_cpu();
 }
 
-// function.operator()<T>() for fp32 and bf16 storage.
+// Calls function.operator()<T>() with the storage type of x, fp32 or bf16.
 template <typename Function>
 auto WithStorage(const at::Tensor& x, const Function& function) {
   if (x.scalar_type() == at::kBFloat16) return function.template operator()<Bf16>();
   return function.template operator()<float>();
 }
 
-// function.operator()<T, C>(), of storage and arithmetic, for fp64 too: for families whose CPU form
-// takes it.
+// Calls function.operator()<T, C>() with x's storage type T and arithmetic type C. Also accepts
+// fp64, for families whose CPU kernels support it.
 template <typename Function>
 auto WithStorageAndArithmetic(const at::Tensor& x, const Function& function) {
   switch (x.scalar_type()) {
@@ -73,7 +73,7 @@ auto WithStorageAndArithmetic(const at::Tensor& x, const Function& function) {
   }
 }
 
-// Elements of a contiguous tensor whose dtype is T's; null for an undefined one.
+// Returns the elements of a contiguous tensor whose dtype is T's, or null if x is undefined.
 template <typename T>
 const T* Elements(const at::Tensor& x) {
   return x.defined() ? static_cast<const T*>(x.const_data_ptr()) : nullptr;
@@ -83,7 +83,8 @@ T* MutableElements(const at::Tensor& x) {
   return x.defined() ? static_cast<T*>(x.mutable_data_ptr()) : nullptr;
 }
 
-// Arithmetic happens in fp32 whatever the storage, and in fp64 for fp64 tensors (gradient checks).
+// The arithmetic type: fp64 for fp64 tensors (used by gradient checks), fp32 for all other storage
+// types.
 inline at::ScalarType ComputeType(const at::Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }

@@ -10,7 +10,7 @@
 namespace halflife::ops {
 namespace {
 
-// Fires when the backward is done with a use of the leaf, on the thread that runs the backward.
+// Runs after each accumulation of a gradient into the leaf, on the thread of the backward.
 class SinkHook : public torch::autograd::PostAccumulateGradHook {
  public:
   explicit SinkHook(std::unique_ptr<GradientSink> sink) : sink_(std::move(sink)) {}
@@ -18,7 +18,7 @@ class SinkHook : public torch::autograd::PostAccumulateGradHook {
   void operator()(const torch::autograd::Variable& leaf) override {
     const c10::AutoGradMode no_grad(false);
     at::Tensor& grad = leaf.mutable_grad();
-    if (!grad.defined()) return;  // a backward wrote to the sink itself
+    if (!grad.defined()) return;  // a backward function has written to the sink directly
     sink_->Next().Take(grad);
     grad.reset();
     sink_->Written();

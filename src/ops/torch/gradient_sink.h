@@ -1,7 +1,8 @@
-// Where a parameter's gradients are added up by its owner, who keeps no `.grad`: fp32 whatever the
-// parameter's dtype. A backward that can write there itself does so, which saves the gradient's own
-// memory, its rounding to the parameter's dtype and a pass over it; what comes by autograd is
-// copied or added.
+// A gradient sink accumulates the gradients of one parameter in fp32, whatever the parameter's
+// dtype, in memory of the sink's owner; the parameter then has no `.grad`. A backward function that
+// can write to the sink directly does so. This saves a separate gradient tensor, its rounding to
+// the parameter's dtype and a pass over it. Gradients that arrive through autograd are copied or
+// added.
 //
 //   SetGradientSink(weight, std::make_unique<MySink>());   // by the owner; in a backward:
 //   if (GradientSink* const sink = GradientSinkOf(weight)) {
@@ -21,37 +22,39 @@ class GradientSink {
  public:
   struct Place {
     at::Tensor sum;      // fp32, contiguous, the parameter's shape
-    bool added = false;  // to what `sum` holds; else it is overwritten
-    // A gradient that was computed elsewhere, of any dtype.
+    bool added = false;  // true: add to the contents of `sum`; false: overwrite them
+    // Stores or adds a gradient of any dtype that was computed elsewhere.
     void Take(const at::Tensor& gradient) const;
   };
   virtual ~GradientSink() = default;
-  // Of the next gradient of the backward under way; Written() follows once it is there. Both on the
-  // thread and the stream of that backward.
+  // Next() returns the target of the next gradient of the current backward. Call Written() once the
+  // gradient is there. Both are called on the thread and stream of that backward.
   virtual Place Next() = 0;
   virtual void Written() = 0;
 };
 
-// `leaf` requires a gradient; null takes the sink off. From now on the backward of a loss adds to
-// the sink alone; gradients by Differentiate() of the leaf itself have no meaning.
+// Attaches a sink to `leaf`, which requires a gradient; null removes it. From then on the backward
+// of a loss adds only to the sink, and Differentiate() must not be called for the leaf itself.
 void SetGradientSink(const at::Tensor& leaf, std::unique_ptr<GradientSink> sink);
-// The sink of that leaf, for the backward of a kernel that had it as an input. Null: the gradient
-// is to be returned, as there is no sink or the backward is differentiated itself.
+// Returns the sink of a leaf that a kernel had as an input, for use in the kernel's backward.
+// Returns null if the gradient must be returned to autograd: there is no sink, or the backward is
+// itself being differentiated.
 GradientSink* GradientSinkOf(const at::Tensor& x);
 
-// The place of one gradient while a backward computes it: its sink's, else memory of its own.
+// The buffer of one gradient while a backward computes it: the sink's memory if there is a sink,
+// else new memory.
 //
 //   GradientPlace place(weight, /*wanted=*/call.wanted[1]);
 //   place.added() ? place.sum().add_(dweight) : place.sum().copy_(dweight);
 //   return {dx, place.Finish()};
 class GradientPlace {
  public:
-  // A leaf or any other input; nobody's gradient goes to no sink, nor one that is not summed in
-  // fp32.
+  // `input` is a leaf or any other input. A gradient that is not wanted, or that is not summed in
+  // fp32, never goes to a sink.
   GradientPlace(const at::Tensor& input, bool wanted, at::ScalarType sum_dtype = at::kFloat);
   const at::Tensor& sum() const { return place_.sum; }  // contiguous, the input's shape
-  bool added() const { return place_.added; }           // to what it holds
-  // Once it is written: what the backward returns for the input.
+  bool added() const { return place_.added; }           // true: add to the contents of sum()
+  // Call once the gradient is written. Returns what the backward must return for the input.
   at::Tensor Finish();
 
  private:

@@ -17,7 +17,7 @@
 namespace halflife::ops {
 namespace {
 
-// A copy of values that may go.
+// Returns a copy of `values`.
 template <typename T>
 at::Tensor Owned(std::span<const T> values, at::ScalarType dtype) {
   const at::Tensor copy = at::empty({static_cast<int64_t>(values.size())}, dtype);
@@ -25,7 +25,7 @@ at::Tensor Owned(std::span<const T> values, at::ScalarType dtype) {
   return copy;
 }
 
-// Finds values that are kept by a view of some, without a copy of these.
+// Compares stored values with a span, so that a lookup does not copy the values.
 struct Lexicographical {
   using is_transparent = void;
   bool operator()(std::span<const double> a, std::span<const double> b) const {
@@ -39,7 +39,7 @@ at::Tensor Upload(const at::Tensor& host, at::Device device) {
   RECORD_USER_SCOPE(kUploadScope);
   if (device.is_cpu()) return host;
   if (!device.is_cuda()) return host.to(device);
-  // LibTorch keeps pinned memory from being used again before the copies that read it have ended.
+  // LibTorch does not reuse the pinned memory until the copies that read it have finished.
   const at::Tensor pinned = at::empty(host.sizes(), host.options().pinned_memory(true));
   pinned.copy_(host);
   return pinned.to(at::TensorOptions(device), /*non_blocking=*/true);
@@ -66,7 +66,7 @@ at::Tensor ConstantsOn(at::Device device, std::span<const double> values, at::Sc
   using Place = std::tuple<at::DeviceType, c10::DeviceIndex, at::ScalarType>;
   using ByValues = std::map<std::vector<double>, at::Tensor, Lexicographical>;
   static std::mutex mutex;
-  // Never freed: at the end of the process what memory came from may be gone before.
+  // Never freed: at process exit the allocator may already be destroyed.
   static auto& kept = *new std::map<Place, ByValues>();
   const std::lock_guard lock(mutex);
   ByValues& there = kept[{device.type(), device.index(), dtype}];
@@ -79,10 +79,10 @@ at::Tensor ConstantsOn(at::Device device, std::span<const double> values, at::Sc
 
 namespace {
 
-// Tensors by what tells them apart, on each device.
+// Uploaded tables, by device and key.
 class KeptTables {
  public:
-  // make() -> bytes
+  // `make` returns the bytes.
   template <typename Make>
   at::Tensor Get(at::Device device, std::string_view key, const Make& make) {
     const std::lock_guard lock(mutex_);
@@ -103,13 +103,13 @@ class KeptTables {
 }  // namespace
 
 at::Tensor ConstantBytesOn(at::Device device, std::string_view bytes) {
-  static auto& kept = *new KeptTables();  // never freed, likewise
+  static auto& kept = *new KeptTables();  // never freed, see ConstantsOn()
   return kept.Get(device, bytes, [&] { return bytes; });
 }
 
 at::Tensor NamedConstantOn(at::Device device, std::string_view name,
                            const std::function<std::string()>& make) {
-  static auto& kept = *new KeptTables();  // never freed, likewise
+  static auto& kept = *new KeptTables();  // never freed, see ConstantsOn()
   return kept.Get(device, name, make);
 }
 

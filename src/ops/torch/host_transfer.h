@@ -1,7 +1,7 @@
-// The doors between the host's memory and a tensor's device for all that runs within a training
-// step. A copy from pageable memory makes the host wait until the GPU has come that far, and so
-// does every value that it reads; through Upload nothing waits, and ReadBack is where a step waits.
-// On the CPU both give the tensor itself. host_waits.h counts them.
+// Transfers between the host and a tensor's device within a training step. Copies from pageable
+// memory, and reads of single values, make the host wait for the GPU. Upload() never waits;
+// ReadBack() is the only place where a step waits. On the CPU both return the tensor itself.
+// host_waits.h counts the calls.
 //
 //   const at::Tensor table = UploadTable(entries, x.device());  // a copy; entries may go
 //   const at::Tensor sums = ReadBack(at::cat({losses, squares}));
@@ -18,35 +18,35 @@
 
 namespace halflife::ops {
 
-// A tensor on the CPU -> the same on `device`: by way of pinned memory, in the order of the current
-// stream, without waiting. `host` may be freed or written to as soon as this returns, but on the
-// CPU the result is `host`.
+// Copies a CPU tensor to `device` through pinned memory, ordered by the current stream and without
+// waiting. `host` may be freed or overwritten as soon as the call returns, except on the CPU, where
+// the result is `host` itself.
 at::Tensor Upload(const at::Tensor& host, at::Device device);
 
-// On the CPU: the host waits for the device. The result may share x's memory.
+// Returns x on the CPU; the host waits for the device. The result may share x's memory.
 at::Tensor ReadBack(const at::Tensor& x);
 
-// [num_bytes] uint8, on `device`, of memory that may go afterwards.
+// Returns [num_bytes] uint8 on `device`. `host` may be freed when the call returns.
 at::Tensor UploadBytes(const void* host, int64_t num_bytes, at::Device device);
-// The bytes of a table that kernels read through a pointer.
+// Uploads a table that kernels read through a pointer.
 template <typename Table>
 at::Tensor UploadTable(const Table& table, at::Device device) {
   using Entry = std::remove_cvref_t<decltype(*table.data())>;
   static_assert(std::is_trivially_copyable_v<Entry>);
   return UploadBytes(table.data(), static_cast<int64_t>(table.size() * sizeof(Entry)), device);
 }
-// [values.size()] fp64 or int64, on `device`.
+// Returns [values.size()] fp64 or int64 on `device`.
 at::Tensor UploadValues(std::span<const double> values, at::Device device);
 at::Tensor UploadValues(std::span<const int64_t> values, at::Device device);
-// [values.size()], of constants of a model: uploaded when they are first asked for and kept while
-// the process runs, so that what is recorded to be replayed finds them there (device_graph.h). Not
-// to be written to.
+// Returns [values.size()] model constants. They are uploaded at the first call and kept for the
+// life of the process, so that recorded graphs find them at the same address (device_graph.h). Do
+// not modify the result.
 at::Tensor ConstantsOn(at::Device device, std::span<const double> values,
                        at::ScalarType dtype = at::kDouble);
-// Likewise the bytes of a table that follows from shapes alone.
+// The same for the bytes of a table that depends only on shapes.
 at::Tensor ConstantBytesOn(at::Device device, std::string_view bytes);
-// Likewise bytes that take long to make: `name` tells all that they follow from, and make() runs
-// where none are kept under it.
+// The same for bytes that are expensive to compute. `name` must identify everything that the bytes
+// depend on. make() runs only if there is no entry of that name.
 at::Tensor NamedConstantOn(at::Device device, std::string_view name,
                            const std::function<std::string()>& make);
 template <typename Table>

@@ -23,15 +23,15 @@ namespace halflife::ops {
 namespace {
 
 enum class Kind {
-  kNothing,   // a view, an allocation, or made of other operations
-  kLaunch,    // launches
+  kNothing,   // a view, an allocation, or a composite of other operations
+  kLaunch,    // launches a kernel
   kWait,      // reads values on the host
-  kCopy,      // a kernel, or a wait, as its tensors lie
-  kUpload,    // of host_transfer.h
-  kReadBack,  // likewise: what waits within it is its own
+  kCopy,      // a kernel or a wait, depending on where its tensors are
+  kUpload,    // host_transfer.h's Upload
+  kReadBack,  // host_transfer.h's ReadBack; waits inside it are not counted again
 };
 
-// Their results' sizes or branches depend on values.
+// Operations whose result size or control flow depends on values.
 constexpr std::array kWaits = {"aten::_local_scalar_dense",
                                "aten::nonzero",
                                "aten::masked_select",
@@ -44,7 +44,7 @@ constexpr std::array kWaits = {"aten::_local_scalar_dense",
                                "aten::nonzero_numpy",
                                "aten::argwhere",
                                "aten::_assert_async"};
-// No alias in their schema, and nothing to launch.
+// Operations that launch nothing although their schema has no alias annotation.
 constexpr std::array kFree = {
     "aten::empty",        "aten::empty_like",        "aten::empty_strided",
     "aten::new_empty",    "aten::new_empty_strided", "aten::resize_",
@@ -69,7 +69,7 @@ Kind KindOf(const at::RecordFunction& function) {
   if (name == kReadBackScope) return Kind::kReadBack;
   if (name == kKernelScope) return Kind::kLaunch;
   const std::optional<c10::OperatorName> op = function.operator_name();
-  if (!op) return Kind::kNothing;  // a profiler's scope
+  if (!op) return Kind::kNothing;  // a profiler scope
   if (name == "aten::copy_") return Kind::kCopy;
   if (Contains(kWaits, name)) return Kind::kWait;
   if (Contains(kFree, name)) return Kind::kNothing;
@@ -80,8 +80,8 @@ Kind KindOf(const at::RecordFunction& function) {
   return composed ? Kind::kNothing : Kind::kLaunch;
 }
 
-// Whether a copy to or from a device goes by the host's other memory, or waits because it was asked
-// to: copy_(self, src, non_blocking).
+// Returns true if a copy between the host and a device uses pageable host memory or was requested
+// as blocking. The inputs are copy_(self, src, non_blocking).
 bool CopyWaits(c10::ArrayRef<const c10::IValue> inputs) {
   if (inputs.size() < 3 || !inputs[0].isTensor() || !inputs[1].isTensor()) return false;
   const at::Tensor &to = inputs[0].toTensor(), &from = inputs[1].toTensor();
@@ -90,7 +90,8 @@ bool CopyWaits(c10::ArrayRef<const c10::IValue> inputs) {
   return !(to.is_cpu() ? to : from).is_pinned();
 }
 
-// repeat_interleave.Tensor(repeats, output_size) looks at the repeats unless it is told their sum.
+// repeat_interleave.Tensor(repeats, output_size) reads the repeats on the host unless output_size
+// is given.
 bool IsToldItsSize(const at::RecordFunction& function) {
   const auto inputs = function.inputs();
   if (std::string(function.name()) != "aten::repeat_interleave") return false;
@@ -101,20 +102,20 @@ bool IsToldItsSize(const at::RecordFunction& function) {
 struct Frame : at::ObserverContext {
   std::string name;
   Kind kind = Kind::kNothing;
-  bool launched = false;  // by an operation within
+  bool launched = false;  // set if an operation inside this one launched a kernel
 };
 
 }  // namespace
 
-// Found by the observers through LibTorch's thread-local state, which follows a backward pass to
-// the threads that run it.
+// Observers find the counter through LibTorch's thread-local state, which is propagated to the
+// threads that run a backward pass.
 class HostWaits::Counter : public c10::DebugInfoBase {
  public:
   static constexpr c10::DebugInfoKind kKey = c10::DebugInfoKind::PRODUCER_INFO;
   static Counter* Current() { return static_cast<Counter*>(c10::ThreadLocalDebugInfo::get(kKey)); }
 
   std::unique_ptr<Frame> Begin(const at::RecordFunction& function) {
-    // An operation of our own in here would come back to this function, and to its lock.
+    // An operation that this function itself runs would re-enter it and deadlock on the lock.
     const at::DisableRecordFunctionGuard unobserved;
     const std::lock_guard lock(mutex_);
     auto frame = std::make_unique<Frame>();
@@ -133,14 +134,15 @@ class HostWaits::Counter : public c10::DebugInfoBase {
   void End(const Frame& frame) {
     const std::lock_guard lock(mutex_);
     std::vector<Frame*>& open = frames();
-    if (open.empty() || open.back() != &frame) return;  // begun before the counter was there
+    if (open.empty() || open.back() != &frame) return;  // started before the counter existed
     open.pop_back();
     const bool launches = frame.kind == Kind::kLaunch && !frame.launched;
     if (launches) ++counts().kernels[frame.name];
     if (!open.empty()) open.back()->launched |= launches || frame.launched;
   }
 
-  // LibTorch's own words, on a GPU: of what no operation's name tells.
+  // Called for a warning of LibTorch's sync debug mode on a GPU. It covers waits that no operation
+  // name reveals.
   void NoteCudaWait() {
     const std::lock_guard lock(mutex_);
     if (WaitsOutside()) return;
@@ -164,7 +166,7 @@ class HostWaits::Counter : public c10::DebugInfoBase {
       return frame->kind == Kind::kWait || frame->kind == Kind::kReadBack;
     });
   }
-  // A schema is costly to look up.
+  // Cached, because looking up a schema is expensive.
   Kind FindKind(const at::RecordFunction& function) {
     const auto op = function.operator_name();
     const std::string key = op ? c10::toString(*op) : std::string(function.name());
@@ -182,7 +184,7 @@ class HostWaits::Counter : public c10::DebugInfoBase {
 #ifdef HALFLIFE_WITH_CUDA
 namespace {
 
-// Hands LibTorch's warnings of waits to `note`, all others on.
+// Calls `note` for LibTorch's warnings about synchronization and forwards all others.
 class WaitWarnings : public c10::WarningHandler {
  public:
   explicit WaitWarnings(std::function<void()> note) : note_(std::move(note)) {}

@@ -1,9 +1,9 @@
-// Counts what makes the host wait for a GPU, and what it launches there: reads of values, copies
-// that are not between the device and pinned memory, operations whose result's size depends on
-// values. On the CPU, where nothing waits, what is counted is what would; there the forms of the
-// CPU are seen, and what a GPU's would do differently is not.
+// Counts the operations that make the host wait for a GPU, and the kernel launches. Waits are:
+// reads of values, copies that are not between the device and pinned memory, and operations whose
+// result size depends on values. On the CPU nothing waits; there the class counts the operations
+// that would wait. It sees the code paths of the CPU only, not those that a GPU would take.
 //
-//   HostWaits waits;  // of this thread and the backward passes that begin on it
+//   HostWaits waits;  // observes this thread and the backward passes that start on it
 //   waits.EnterPhase("forward");
 //   const at::Tensor sum = RmsNorm(x, weight, 1e-6).sum();
 //   waits.EnterPhase("backward");
@@ -19,25 +19,26 @@
 namespace halflife::ops {
 
 struct HostCounts {
-  std::map<std::string, int64_t> waits;    // by what waited: aten::_local_scalar_dense
-  std::map<std::string, int64_t> kernels;  // by what launched; those of ours under one name
-  int64_t uploads = 0, read_backs = 0;     // host_transfer.h's; a read back is no wait of the above
+  std::map<std::string, int64_t> waits;  // by operation, such as aten::_local_scalar_dense
+  // by operation; all of the project's kernels share one name
+  std::map<std::string, int64_t> kernels;
+  int64_t uploads = 0, read_backs = 0;  // calls of host_transfer.h; read backs are not in `waits`
   int64_t num_waits() const;
   int64_t num_kernels() const;
 };
 
 class HostWaits {
  public:
-  // One on a thread at a time. On a GPU LibTorch's own sync debug mode is on while it lives, for
-  // the whole process.
+  // Only one instance per thread may exist at a time. On a GPU it enables LibTorch's sync debug
+  // mode for the whole process while it exists.
   HostWaits();
   ~HostWaits();
   HostWaits(const HostWaits&) = delete;
   HostWaits& operator=(const HostWaits&) = delete;
 
-  // What follows counts as this phase's; "" before the first call.
+  // Attributes all following operations to this phase. The phase before the first call is "".
   void EnterPhase(const std::string& phase);
-  // By phase, of those that counted anything; begins anew.
+  // Returns the counts of each phase that has any, and resets them.
   std::map<std::string, HostCounts> Take();
 
  private:
@@ -47,11 +48,11 @@ class HostWaits {
   std::unique_ptr<Observation> observation_;
 };
 
-// Called where one of the project's kernels is started: it counts as one, though its CUDA form may
-// be several launches.
+// Called where one of the project's kernels is started. It counts as one launch, although the CUDA
+// implementation may need several.
 void NoteKernel();
 
-// Names of the scopes in which host_transfer.h's functions run.
+// Names of the profiler scopes that host_transfer.h's functions and kernels run in.
 constexpr const char* kUploadScope = "halflife::Upload";
 constexpr const char* kReadBackScope = "halflife::ReadBack";
 constexpr const char* kKernelScope = "halflife::kernel";

@@ -1,5 +1,5 @@
-// Says in the debug log which kernels of a family run on a GPU, and why where they are not the fast
-// ones: each answer once a process.
+// Writes to the debug log which kernels of a family run on a GPU and, if they are not the fastest
+// ones, why. Each route is logged once per process.
 #pragma once
 
 #include <string>

@@ -13,9 +13,9 @@
 namespace halflife::ops {
 namespace {
 
-std::atomic<int> everywhere = 0;  // how many live
+std::atomic<int> everywhere = 0;  // number of live JoinedProductsEverywhere
 
-// Whether b begins in a's storage `distance` elements behind a's beginning.
+// Returns true if b starts `distance` elements after a in the same storage.
 bool Follows(const at::Tensor& a, const at::Tensor& b, int64_t distance) {
   return a.storage().unsafeGetStorageImpl() == b.storage().unsafeGetStorageImpl() &&
          a.scalar_type() == b.scalar_type() && b.storage_offset() - a.storage_offset() == distance;
@@ -35,7 +35,7 @@ JoinedProductsEverywhere::~JoinedProductsEverywhere() { --everywhere; }
 std::vector<std::vector<size_t>> RunsOfRows(at::TensorList matrices) {
   std::vector<size_t> order(matrices.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  // std::less has an order for pointers into different memories.
+  // std::less is a total order even for pointers into different allocations.
   std::ranges::stable_sort(order, std::less<const void*>(),
                            [&](size_t i) { return matrices[i].const_data_ptr(); });
   std::vector<std::vector<size_t>> runs;
@@ -72,7 +72,7 @@ std::optional<int64_t> RowStride(const at::Tensor& x, int64_t inner) {
   int64_t i = x.dim() - 1;
   for (; i >= x.dim() - inner; dense *= x.size(i), --i)
     if (x.size(i) > 1 && x.stride(i) != dense) return std::nullopt;
-  std::optional<int64_t> stride;  // of rows; dimensions of one element or none say nothing of it
+  std::optional<int64_t> stride;  // row stride; dimensions of size 0 or 1 do not constrain it
   for (int64_t rows = 1; i >= 0; rows *= std::max<int64_t>(x.size(i), 1), --i) {
     if (x.size(i) <= 1) continue;
     if (!stride.has_value()) stride = x.stride(i);

@@ -1,6 +1,7 @@
-// Matrices that lie beside each other in memory, as one: a product with them all is one call. On a
-// GPU that is one launch and one read of the other operand. On the CPU nothing is gained, measured:
-// the product is no faster, and who needs its columns apart pays for copies.
+// Treats matrices that are adjacent in memory as one matrix, so that a product with all of them is
+// one call. On a GPU this is one launch and one read of the other operand. On the CPU it was
+// measured to gain nothing: the product is not faster, and consumers that need separate columns pay
+// for copies.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,9 +16,10 @@
 
 namespace halflife::ops {
 
-// Whether products of rows x go by such matrices: on CUDA.
+// Returns true if products of rows x use joined matrices: on CUDA.
 bool JoinsProducts(const at::Tensor& x);
-// Everywhere while one of these lives, in all threads: what a GPU would be asked to do, for tests.
+// While an instance exists, products are joined on every device and in all threads. Tests use it to
+// run the GPU's code path on the CPU.
 class JoinedProductsEverywhere {
  public:
   JoinedProductsEverywhere();
@@ -26,30 +28,31 @@ class JoinedProductsEverywhere {
   JoinedProductsEverywhere& operator=(const JoinedProductsEverywhere&) = delete;
 };
 
-// The numbers of contiguous matrices [rows_i, D] in runs of which each lies where the one before it
-// ends, by ascending addresses.
+// Groups contiguous matrices [rows_i, D] such that each matrix in a group starts where the previous
+// one ends. Returns the indices of each group, by ascending address.
 std::vector<std::vector<size_t>> RunsOfRows(at::TensorList matrices);
-// Such a run as one matrix [sum of rows, D]: a view, without a place in a graph.
+// Returns such a group as one matrix [sum of rows, D]: a view that is detached from the autograd
+// graph.
 at::Tensor RowsAsOne(at::TensorList run);
 
-// [rows, sum of columns] of matrices [rows, columns_i]: a view where they are columns of one matrix
-// side by side, else a copy.
+// Returns matrices [rows, columns_i] as one [rows, sum of columns]. The result is a view if they
+// are adjacent columns of one matrix, else a copy.
 at::Tensor ColumnsAsOne(const std::vector<at::Tensor>& matrices);
 
-// Elements between the beginnings of adjacent rows of x, whose last `inner` >= 1 dimensions are
-// those of a row and dense: the same between all rows, in the order of their numbers. Nothing where
-// that does not hold.
+// Returns the number of elements between the starts of consecutive rows of x, or nullopt if the
+// distance is not constant. A row consists of the last `inner` >= 1 dimensions and must be dense.
 std::optional<int64_t> RowStride(const at::Tensor& x, int64_t inner = 1);
 
-// For kernels that take rows RowStride apart on the CPU, and dense ones alone on a GPU: x, and
-// memory for what is written.
+// For kernels that accept a constant row stride on the CPU but need dense rows on a GPU:
+// StridedRows() returns x, or a contiguous copy if needed; EmptyIn() allocates the output.
 at::Tensor RowsApart(const at::Tensor& x);
 at::Tensor EmptyIn(const ColumnPlace& place, const at::Tensor& like);
 
-// Whether x and y [..., D] are the halves of the rows of one matrix [..., 2 D], in either order.
+// Returns true if x and y [..., D] are the two halves, in either order, of the rows of one matrix
+// [..., 2 D].
 bool AreBeside(const at::Tensor& x, const at::Tensor& y);
-// Memory for as many elements, beside each other in the same order where x and y are; else each is
-// contiguous.
+// Allocates two tensors of the same shapes. They are adjacent in the same order if x and y are,
+// else each is contiguous.
 std::array<at::Tensor, 2> EmptyBeside(const at::Tensor& x, const at::Tensor& y);
 
 }  // namespace halflife::ops

@@ -35,11 +35,11 @@ std::string Describe(const at::Tensor& x) {
 
 void CheckDTypes(const char* kernel, std::initializer_list<at::Tensor> tensors) {
   for (const at::Tensor& x : tensors) {
-    if (!x.defined()) continue;  // whether it may be is the entry's own matter
+    if (!x.defined()) continue;  // callers decide which tensors may be undefined
     const at::ScalarType dtype = x.scalar_type();
     HL_CHECK_AS(ExitCode::kUsage,
                 dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kDouble, kernel,
-                " of ", DTypeName(dtype), "; fp32, bf16 or fp64 would work");
+                " does not support ", DTypeName(dtype), ". Use fp32, bf16 or fp64.");
   }
 }
 

@@ -1,10 +1,10 @@
-// What the entries of the families demand of their tensors before a kernel reads through their
-// pointers, and what their messages say of those tensors.
+// Checks that operations make on their tensors before a kernel reads through their pointers, and
+// the description of tensors in error messages.
 //
 //   CheckDTypes("RmsNorm", {x, weight});
-//   HL_CHECK(FitsBeside(x, weight, {dim}), "RmsNorm of x ", Describe(x), " with weight ",
+//   HL_CHECK(FitsBeside(x, weight, {dim}), "RmsNorm got x ", Describe(x), " with weight ",
 //       Describe(weight),
-//            "; x [..., D] and weight [D] on one device would work");
+//            ". Use x [..., D] and weight [D] on one device.");
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,17 +14,17 @@
 
 namespace halflife::ops {
 
-// "fp16": the names of core/dtype.h, and LibTorch's own for what the project has no name for.
+// Returns a name such as "fp16": that of core/dtype.h, or LibTorch's name for other types.
 std::string DTypeName(at::ScalarType dtype);
-// "[2, 3] fp32 on cpu", or "undefined".
+// Returns "[2, 3] fp32 on cpu", or "undefined".
 std::string Describe(const at::Tensor& x);
 
-// Error (exit 2) unless all are fp32, bf16 or fp64.
+// Throws an error (exit 2) unless all defined tensors are fp32, bf16 or fp64.
 void CheckDTypes(const char* kernel, std::initializer_list<at::Tensor> tensors);
 
-// Whether y is there, has this shape, and lies on x's device.
+// Returns true if y is defined, has this shape and is on x's device.
 bool FitsBeside(const at::Tensor& x, const at::Tensor& y, at::IntArrayRef shape);
-// Whether y is there, of x's shape and dtype, and on its device.
+// Returns true if y is defined and has x's shape, dtype and device.
 bool IsLike(const at::Tensor& x, const at::Tensor& y);
 
 }  // namespace halflife::ops

@@ -21,7 +21,7 @@ DType DTypeOf(const at::Tensor& tensor) {
     case at::kByte:
       return DType::kU8;
     default:
-      HL_FAIL(ExitCode::kInternal, "no TensorRef for ", c10::toString(tensor.scalar_type()));
+      HL_FAIL(ExitCode::kInternal, "no TensorRef type for ", c10::toString(tensor.scalar_type()));
   }
 }
 
@@ -30,10 +30,11 @@ at::Tensor BytesOf(const at::Tensor& tensor) {
 }
 
 TensorRef RefOf(const at::Tensor& tensor) {
-  HL_CHECK(tensor.is_contiguous(), "a TensorRef needs a contiguous tensor");
+  HL_CHECK(tensor.is_contiguous(),
+           "the tensor is not contiguous. Pass a contiguous tensor to RefOf().");
   const Device device =
       tensor.is_cuda() ? Device{Device::Kind::kCuda, tensor.device().index()} : Device{};
-  // A meta tensor has none; what it calls its data is an offset.
+  // A meta tensor has no memory; its data pointer is only an offset.
   void* const data = tensor.is_meta() ? nullptr : tensor.data_ptr();
   return {data, tensor.numel(), DTypeOf(tensor), device};
 }

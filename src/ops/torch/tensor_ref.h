@@ -1,4 +1,5 @@
-// Tensors and streams as `dist` and the kernels' CUDA sides take them, who know no LibTorch.
+// Converts tensors and streams to the types of `dist` and of the CUDA kernels, which do not depend
+// on LibTorch.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,17 +8,17 @@
 
 namespace halflife::ops {
 
-// Error kInternal for a dtype that neither `dist` nor a kernel knows.
+// Throws Error kInternal for a dtype that neither `dist` nor the kernels support.
 DType DTypeOf(const at::Tensor& tensor);
 
-// A borrowed view of a contiguous tensor's memory.
+// Returns a borrowed view of a contiguous tensor's memory.
 TensorRef RefOf(const at::Tensor& tensor);
 
-// The same memory as bytes [nbytes], of a contiguous tensor. (One of a single element is contiguous
-// whatever its strides, and LibTorch's view as bytes wants that of 1.)
+// Returns the memory of a contiguous tensor as bytes [nbytes]. A tensor of one element is
+// contiguous with any strides, but LibTorch's view as bytes requires a stride of 1.
 at::Tensor BytesOf(const at::Tensor& tensor);
 
-// The stream that LibTorch works on; null on the CPU.
+// Returns LibTorch's current stream on the device, or null on the CPU.
 cudaStream_t CurrentStream(Device device);
 
 }  // namespace halflife::ops

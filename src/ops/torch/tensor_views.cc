@@ -11,7 +11,8 @@ namespace halflife::ops {
 DType ToDType(const char* kernel, const at::Tensor& x) {
   const at::ScalarType type = x.scalar_type();
   HL_CHECK_AS(ExitCode::kUsage, type == at::kFloat || type == at::kDouble || type == at::kBFloat16,
-              kernel, " of ", DTypeName(type), "; fp32, bf16 or (on the CPU) fp64 would work");
+              kernel, " does not support ", DTypeName(type),
+              ". Use fp32, bf16 or (on the CPU) fp64.");
   return DTypeOf(x);
 }
 
@@ -50,13 +51,13 @@ void CheckCounts(const char* kernel, std::initializer_list<at::Tensor> tensors) 
   for (const at::Tensor& x : tensors)
     for (const int64_t size : x.sizes())
       HL_CHECK_AS(ExitCode::kUsage, size <= std::numeric_limits<int>::max(), kernel,
-                  " of a tensor ", x.sizes(), "; dimensions up to ",
-                  std::numeric_limits<int>::max(), " would work");
+                  " of a tensor ", x.sizes(), " exceeds 32-bit counts. Use dimensions up to ",
+                  std::numeric_limits<int>::max(), ".");
 }
 
 [[noreturn]] void FailWithoutCuda(const char* kernel) {
   HL_FAIL(ExitCode::kEnvironment, kernel,
-          " on a CUDA tensor, but this build has no CUDA; configure with nvcc at hand");
+          " on a CUDA tensor: this build has no CUDA. Configure it with nvcc installed.");
 }
 
 }  // namespace halflife::ops

@@ -133,7 +133,7 @@ TEST(FftConvTest, BadInput) {
                    filter = Normal({4, kDim}, 2, at::kFloat);
   EXPECT_HL_ERROR(
       Plain({x, Normal({5, kDim}, 2, at::kFloat)}), ExitCode::kInternal,
-      "FftConv of x [2, 4, 3] fp32 on cpu with filter [5, 3]",
+      "FftConv got x [2, 4, 3] fp32 on cpu with filter [5, 3]",
       "x [B, T, D], filter [T, D] and skip [D] on one device, the last two fp32, would");
   EXPECT_HL_ERROR(Skipped({x, filter, Normal({2}, 3, at::kFloat)}), ExitCode::kInternal,
                   "and skip [2] fp32 on cpu");

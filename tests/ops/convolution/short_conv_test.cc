@@ -294,7 +294,7 @@ TEST(ShortConvTest, StepsEqualTheWholeInBitsAndKeepTheirTail) {
   }
   at::Tensor none;
   EXPECT_HL_ERROR(ops::ShortConvStep({.x = Inputs().x, .weight = Inputs().weight}, none),
-                  ExitCode::kInternal, "ShortConvStep of x [2, 9, 5]", "tail undefined");
+                  ExitCode::kInternal, "ShortConvStep got x [2, 9, 5]", "tail undefined");
 }
 
 TEST(ShortConvTest, BitsDoNotDependOnTheNumberOfThreads) {
@@ -343,26 +343,29 @@ TEST(ShortConvTest, BadInput) {
   const ExitCode internal = ExitCode::kInternal, usage = ExitCode::kUsage;
   expect(
       [](auto& in) { in.weight = in.weight.narrow(0, 0, kDim - 1); }, internal,
-      "ShortConv of x [2, 9, 5] fp32 on cpu with weight [4, 1, 4] fp32 on cpu and tail [2, 3, 5] "
-      "fp32 on cpu; x [B, T, D], weight [D, 1, W] and tail [B, W-1, D] or none");
+      "ShortConv got x [2, 9, 5] fp32 on cpu with weight [4, 1, 4] fp32 on cpu and tail [2, 3, 5] "
+      "fp32 on cpu. Use x [B, T, D], weight [D, 1, W] and tail [B, W-1, D] or none");
   expect([](auto& in) { in.weight = in.weight.select(1, 0); }, internal, "weight [5, 4]");
   expect([](auto& in) { in.weight = in.weight.narrow(2, 0, 0); }, internal, "weight [5, 1, 0]");
   expect([](auto& in) { in.weight = in.weight.to(at::kMeta); }, internal, "fp32 on meta");
   expect([](auto& in) { in.bias = in.bias.narrow(0, 0, kDim - 1); }, internal,
-         "ShortConv of x [2, 9, 5] fp32 on cpu with bias [4] fp32 on cpu; [D] on the device of x");
+         "ShortConv got x [2, 9, 5] fp32 on cpu with bias [4] fp32 on cpu. Use [D] on the same "
+         "device");
   expect([](auto& in) { in.bias = in.bias.to(at::kMeta); }, internal, "fp32 on meta");
-  expect([](auto& in) { in.bias = in.bias.to(at::kHalf); }, usage, "ShortConv of fp16");
+  expect([](auto& in) { in.bias = in.bias.to(at::kHalf); }, usage,
+         "ShortConv does not support fp16");
   expect([](auto& in) { in.tail = in.tail.narrow(1, 0, kTaps - 2); }, internal, "tail [2, 2, 5]");
   expect([](auto& in) { in.tail = in.tail.narrow(0, 0, 1); }, internal, "tail [1, 3, 5]");
   expect([](auto& in) { in.tail = in.tail.to(at::kMeta); }, internal, "fp32 on meta");
-  expect(
-      [](auto& in) { in.documents = in.documents.narrow(1, 0, kSeqLen - 1); }, internal,
-      "documents [2, 8] int64 on cpu and starts [2, 9] bool on cpu; [B, T] int64 and [B, T] bool");
+  expect([](auto& in) { in.documents = in.documents.narrow(1, 0, kSeqLen - 1); }, internal,
+         "documents [2, 8] int64 on cpu and starts [2, 9] bool on cpu. Use [B, T] int64 and [B, T] "
+         "bool");
   expect([](auto& in) { in.documents = in.documents.to(at::kInt); }, internal, "int32");
   expect([](auto& in) { in.starts = at::Tensor(); }, internal, "starts undefined");
   expect([](auto& in) { in.x = in.x.to(at::kHalf); }, usage,
-         "ShortConv of fp16; fp32, bf16 or fp64 would work");
-  expect([](auto& in) { in.tail = in.tail.to(at::kHalf); }, usage, "ShortConv of fp16");
+         "ShortConv does not support fp16. Use fp32, bf16 or fp64.");
+  expect([](auto& in) { in.tail = in.tail.to(at::kHalf); }, usage,
+         "ShortConv does not support fp16");
 }
 
 }  // namespace

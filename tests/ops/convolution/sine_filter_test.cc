@@ -133,15 +133,15 @@ TEST(SineFilterTest, BitsDoNotDependOnTheNumberOfThreads) {
 TEST(SineFilterTest, BadInput) {
   std::vector<at::Tensor> in = Inputs(9, 6, 2, at::kFloat);
   EXPECT_HL_ERROR(Filter(in, 10), ExitCode::kInternal,
-                  "SineFilter of 10 tokens of x [1, 9, 3] fp32", "1 to 9 would work");
+                  "SineFilter of 10 tokens of x [1, 9, 3] fp32", "Use 1 to 9.");
   std::vector<at::Tensor> wide = in;
   wide[5] = Normal({6, 7}, 1, at::kFloat);
   EXPECT_HL_ERROR(Filter(wide, 9), ExitCode::kInternal, "layer 1: weight [6, 7] fp32",
-                  "[6, 6] and [6] like x would work");
+                  "[6, 6] and [6] with the dtype and device of x.");
   std::vector<at::Tensor> narrow = in;
   narrow[2] = Normal({kChannels, 5}, 1, at::kFloat);
   EXPECT_HL_ERROR(Filter(narrow, 9), ExitCode::kInternal, "output [11, 5] fp32",
-                  "[D, 6] like x would work");
+                  "[D, 6] with the dtype and device of x.");
   in[1] = in[1].to(at::kDouble);
   EXPECT_HL_ERROR(Filter(in, 9), ExitCode::kInternal, "with frequency [6] fp64", "both fp32");
   EXPECT_HL_ERROR(Filter({in[0].to(at::kHalf), in[1], in[2]}, 9), ExitCode::kUsage,

@@ -195,7 +195,7 @@ TEST(LinearCrossEntropyTest, RowsWithoutATargetMayBeLeftOut) {
   const at::Tensor same =
       ops::LinearTokenCrossEntropy({hidden, weight, targets}, {.num_targets = 60});
   EXPECT_TRUE(test::Close(same, losses, 1e-6));
-  EXPECT_HL_ERROR(run(59), ExitCode::kInternal, "60 targets, announced as 59");
+  EXPECT_HL_ERROR(run(59), ExitCode::kInternal, "60 targets, but num_targets is 59");
   targets.fill_(-100);
   EXPECT_EQ(run(0)[2].item<float>(), 0) << "a micro-batch of padding";
 }
@@ -271,7 +271,7 @@ TEST(LinearCrossEntropyTest, BadInput) {
         in.hidden = in.hidden.to(at::kHalf);
         in.weight = in.weight.to(at::kHalf);
       },
-      ExitCode::kUsage, "cross entropy of fp16; fp32, bf16 or fp64 would work");
+      ExitCode::kUsage, "cross entropy does not support fp16. Use fp32, bf16 or fp64.");
 }
 
 TEST(CrossEntropyRowsTest, BadInput) {
@@ -283,7 +283,7 @@ TEST(CrossEntropyRowsTest, BadInput) {
   const auto out = internal::EmptyRows(kRows, logits.options());
   const ExitCode code = ExitCode::kInternal;
   EXPECT_HL_ERROR(reduce(logits, Targets().narrow(0, 0, 4), out), code,
-                  "cross entropy of logits [5, 7] fp32 on cpu with targets [4] int64 on cpu",
+                  "cross entropy got logits [5, 7] fp32 on cpu with targets [4] int64 on cpu",
                   "targets [R] int64");
   EXPECT_HL_ERROR(reduce(logits, Targets().to(at::kInt), out), code, "targets [5] int32");
   EXPECT_HL_ERROR(reduce(logits, Targets(), out.Narrow(0, 4)), code, "loss [4]");

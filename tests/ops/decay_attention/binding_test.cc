@@ -300,25 +300,28 @@ TEST(DecayAttentionBadInput, SaysWhatDoesNotFit) {
   const ExitCode internal = ExitCode::kInternal, usage = ExitCode::kUsage;
   EXPECT_HL_ERROR(with([](auto& in) { in.k = in.k.narrow(1, 0, 9); })(), internal, "do not fit");
   EXPECT_HL_ERROR(with([](auto& in) { in.q = in.q.to(at::kHalf); })(), usage,
-                  "decay attention of fp16; fp32, bf16 or (on the CPU) fp64 would work");
+                  "decay attention does not support fp16. Use fp32, bf16 or (on the CPU) fp64.");
   EXPECT_HL_ERROR(with([](auto& in) { in.v = in.v.to(at::kBFloat16); })(), usage, "one dtype");
   EXPECT_HL_ERROR(with([](auto& in) { in.log_decay = in.log_decay.narrow(3, 0, 5); })(), internal,
-                  "per channel beside K 24");
+                  "per channel does not fit K 24");
   EXPECT_HL_ERROR(with([](auto& in) { in.initial_state.kv = in.initial_state.kv[0]; })(), internal,
                   "initial_state");
   EXPECT_HL_ERROR(with([](auto& in) { in.k = in.k.to(at::kMeta); })(), internal,
-                  "k [2, 10, 2, 24] fp32 on meta", "one B, T, device");
+                  "k [2, 10, 2, 24] fp32 on meta", "the same B, T and device");
   EXPECT_HL_ERROR(with([](auto& in) { in.v = in.v.to(at::kMeta); })(), internal, "fp32 on meta");
-  EXPECT_HL_ERROR(with([](auto& in) { in.log_decay = in.log_decay.to(at::kMeta); })(), internal,
-                  "log_decay [2, 10, 2, 24] fp32 on meta beside q [2, 10, 2, 24] fp32 on cpu");
-  EXPECT_HL_ERROR(with([](auto& in) { in.initial_state.kv = in.initial_state.kv.to(at::kMeta); })(),
-                  internal,
-                  "initial_state [2, 2, 24, 40] fp32 on meta of states [2, 2, 24, 40] on cpu");
-  EXPECT_HL_ERROR(with([](auto& in) {
-                    for (at::Tensor* x : {&in.q, &in.k, &in.v, &in.log_decay, &in.initial_state.kv})
-                      *x = x->to(at::kMeta);
-                  })(),
-                  internal, "q [2, 10, 2, 24] fp32 on meta; the CPU and CUDA have kernels for it");
+  EXPECT_HL_ERROR(
+      with([](auto& in) { in.log_decay = in.log_decay.to(at::kMeta); })(), internal,
+      "log_decay [2, 10, 2, 24] fp32 on meta does not fit q [2, 10, 2, 24] fp32 on cpu");
+  EXPECT_HL_ERROR(
+      with([](auto& in) { in.initial_state.kv = in.initial_state.kv.to(at::kMeta); })(), internal,
+      "initial_state [2, 2, 24, 40] fp32 on meta does not fit states [2, 2, 24, 40] on cpu");
+  EXPECT_HL_ERROR(
+      with([](auto& in) {
+        for (at::Tensor* x : {&in.q, &in.k, &in.v, &in.log_decay, &in.initial_state.kv})
+          *x = x->to(at::kMeta);
+      })(),
+      internal,
+      "q [2, 10, 2, 24] fp32 on meta. Use the CPU or CUDA: other devices have no kernels.");
   EXPECT_HL_ERROR(with([](auto& in) { in.log_decay = in.log_decay.sum(); })(), internal,
                   "log_decay [] fp32", "[Hd], [Hd, K], [B, T, Hd] or [B, T, Hd, K]");
   const auto tokens = [](int64_t count) { return at::zeros({1}).expand({1, count, 1, 16}); };
@@ -337,7 +340,7 @@ TEST(DecayAttentionBadInput, SaysWhatDoesNotFit) {
   EXPECT_HL_ERROR(step(k.to(at::kBFloat16), g), internal, "one dtype");
   EXPECT_HL_ERROR(step(k.to(at::kMeta), g), internal, "k [2, 2, 24] fp32 on meta");
   EXPECT_HL_ERROR(step(k, g.narrow(0, 0, 1)), internal, "log_decay [1, 2, 24]",
-                  "[B, Hd] or [B, Hd, K] on its device would work");
+                  "[B, Hd] or [B, Hd, K] on the same device.");
   EXPECT_HL_ERROR(step(k, g.to(at::kMeta)), internal, "log_decay [2, 2, 24] fp32 on meta");
 }
 
@@ -348,10 +351,10 @@ TEST(DecayAttentionBadInput, GradientsThatDoNotFit) {
     ops::Backward(p.inputs, p.config, dout, dfinal_state);
   };
   EXPECT_HL_ERROR(backward(p.dout.narrow(1, 0, 9), p.dfinal_state), internal,
-                  "dout [2, 9, 2, 40] fp32 on cpu of an output [2, 10, 2, 40] on cpu");
+                  "dout [2, 9, 2, 40] fp32 on cpu does not fit the output [2, 10, 2, 40] on cpu");
   EXPECT_HL_ERROR(backward(p.dout.to(at::kMeta), p.dfinal_state), internal, "fp32 on meta");
   EXPECT_HL_ERROR(backward(p.dout, {.kv = p.dfinal_state.kv[0]}), internal,
-                  "dfinal_state [2, 24, 40] fp32 on cpu of states [2, 2, 24, 40] on cpu");
+                  "dfinal_state [2, 24, 40] fp32 on cpu does not fit states [2, 2, 24, 40] on cpu");
   EXPECT_HL_ERROR(backward(p.dout, {.kv = p.dfinal_state.kv.to(at::kMeta)}), internal,
                   "fp32 on meta");
   EXPECT_HL_ERROR(ops::BackwardSummarise(p.inputs, p.config, p.dout.narrow(2, 0, 1)), internal,

@@ -311,28 +311,28 @@ TEST(DecayGrowthBadInput, SaysWhatDoesNotFit) {
     return ops::DecayAttention(in, config);
   };
   EXPECT_HL_ERROR(with([](auto&, auto& config) { config.norm = NormKind::kNone; }), usage,
-                  "allow_growth without the normaliser", "norm = kSumOfKeys would work");
+                  "allow_growth without the normalizer", "Set norm = kSumOfKeys.");
   EXPECT_HL_ERROR(with([](auto& in, auto&) {
                     in.log_decay = at::zeros({1, 10, 2});
                   }),
                   usage, "allow_growth with log_decay [1, 10, 2] fp32",
-                  "a constant one, [Hd] or [Hd, K], or none would work");
+                  "a constant log_decay, [Hd] or [Hd, K], or none.");
   EXPECT_HL_ERROR(with([](auto& in, auto&) {
                     in.log_key_scale = at::zeros({1, 10, 3});
                   }),
-                  internal, "log_key_scale [1, 10, 3] fp32", "[B, T, H], here [1, 10, 2]");
+                  internal, "log_key_scale [1, 10, 3] fp32", "[B, T, H], which is [1, 10, 2]");
   const at::Tensor kv = at::zeros({1, 2, 8, 6});
   const auto with_scale = [&](const at::Tensor& state, const at::Tensor& log_scale) {
     return with([&](auto& in, auto&) { in.initial_state = {.kv = state, .log_scale = log_scale}; });
   };
   EXPECT_HL_ERROR(with_scale(kv, at::zeros({1, 2})), internal, "log_scale [1, 2] fp32 on cpu",
-                  "fp64 beside the state that it scales would work");
+                  "fp64, with the state that it scales.");
   EXPECT_HL_ERROR(with_scale(kv, at::zeros({2, 1}, at::kDouble)), internal,
-                  "log_scale [2, 1] fp64 on cpu of states [1, 2] on cpu");
+                  "log_scale [2, 1] fp64 on cpu does not fit states [1, 2] on cpu");
   EXPECT_HL_ERROR(with_scale(kv[0], {}), internal,
-                  "initial_state [2, 8, 6] fp32 on cpu of states [1, 2, 8, 6] on cpu");
+                  "initial_state [2, 8, 6] fp32 on cpu does not fit states [1, 2, 8, 6] on cpu");
   EXPECT_HL_ERROR(with_scale({}, at::zeros({1, 2}, at::kDouble)), internal,
-                  "log_scale [1, 2] fp64 on cpu without states");
+                  "log_scale [1, 2] fp64 on cpu has no states");
 }
 
 TEST(DecayGrowthBadInput, StepsThatDoNotFit) {
@@ -351,7 +351,7 @@ TEST(DecayGrowthBadInput, StepsThatDoNotFit) {
   };
   const at::Tensor log_scale = at::zeros({1, 2}, at::kDouble);
   EXPECT_HL_ERROR(step({}, true), ExitCode::kInternal, "growth without a log_scale",
-                  "fp64 [1, 2], zeros for an empty state, would work");
+                  "fp64 [1, 2], zeros for an empty state.");
   EXPECT_HL_ERROR(step(at::zeros({1, 2}), true), ExitCode::kInternal, "log_scale [1, 2] fp32");
   EXPECT_HL_ERROR(step(log_scale, false), ExitCode::kUsage,
                   "allow_growth with log_decay [1, 2, 8] fp32");

@@ -257,15 +257,16 @@ TEST(DecayNormaliserBadInput, SaysWhatDoesNotFit) {
     return ops::DecayAttention(in, config);
   };
   EXPECT_HL_ERROR(with([](auto& in, auto&) { in.key_scale = in.key_scale.narrow(2, 0, 1); }),
-                  internal, "key_scale [2, 10, 1] fp32 on cpu beside q [2, 10, 2, 24]",
-                  "[B, T, H], here [2, 10, 2], on its device would work");
+                  internal, "key_scale [2, 10, 1] fp32 on cpu does not fit q [2, 10, 2, 24]",
+                  "[B, T, H], which is [2, 10, 2], on the same device.");
   EXPECT_HL_ERROR(with([](auto& in, auto&) { in.key_scale = in.key_scale.to(at::kMeta); }),
                   internal, "key_scale [2, 10, 2] fp32 on meta");
   EXPECT_HL_ERROR(with([](auto& in, auto&) { in.initial_state.norm = in.initial_state.norm[0]; }),
-                  internal, "initial_state.norm [2, 24] fp32 on cpu of states [2, 2, 24] on cpu");
+                  internal,
+                  "initial_state.norm [2, 24] fp32 on cpu does not fit states [2, 2, 24] on cpu");
   EXPECT_HL_ERROR(with([](auto&, auto& config) { config.norm = NormKind::kNone; }), internal,
-                  "initial_state.norm [2, 2, 24] fp32 on cpu, but the config has no normaliser",
-                  "norm = kSumOfKeys, or no such state, would work");
+                  "initial_state.norm [2, 2, 24] fp32 on cpu, but the config has no normalizer",
+                  "norm = kSumOfKeys, or pass no such state.");
   EXPECT_HL_ERROR(with([](auto&, auto& config) { config.norm_eps = 0; }), ExitCode::kUsage,
                   "norm_eps is 0; it must be positive");
   EXPECT_HL_ERROR(with([](auto& in, auto&) {
@@ -275,7 +276,8 @@ TEST(DecayNormaliserBadInput, SaysWhatDoesNotFit) {
                   "the config does not allow growth");
   EXPECT_HL_ERROR(ops::Backward(problem.inputs, problem.config, problem.dout,
                                 {.norm = problem.dfinal_state.norm.narrow(2, 0, 3)}),
-                  internal, "dfinal_state.norm [2, 2, 3] fp32 on cpu of states [2, 2, 24]");
+                  internal,
+                  "dfinal_state.norm [2, 2, 3] fp32 on cpu does not fit states [2, 2, 24]");
 }
 
 TEST(DecayNormaliserBadInput, StepsThatDoNotFit) {
@@ -296,15 +298,15 @@ TEST(DecayNormaliserBadInput, StepsThatDoNotFit) {
                                  .norm = in.initial_state.norm.clone()};
   const at::Tensor key_scale = in.key_scale.select(1, 0);
   EXPECT_HL_ERROR(step({.kv = state.kv}, key_scale, problem.config), internal,
-                  "state.norm undefined beside state.kv [2, 2, 24, 40] fp32 on cpu",
-                  "a contiguous [2, 2, 24] of fp32 on its device would work");
+                  "state.norm undefined does not fit state.kv [2, 2, 24, 40] fp32 on cpu",
+                  "a contiguous [2, 2, 24] of fp32 on the same device.");
   EXPECT_HL_ERROR(
       step({.kv = state.kv, .norm = state.norm.to(at::kDouble)}, key_scale, problem.config),
       internal, "state.norm [2, 2, 24] fp64");
   EXPECT_HL_ERROR(step(state, key_scale, {.scale = 1}), internal,
-                  "state.norm [2, 2, 24] fp32 on cpu, but the config has no normaliser");
+                  "state.norm [2, 2, 24] fp32 on cpu, but the config has no normalizer");
   EXPECT_HL_ERROR(step(state, key_scale[0], problem.config), internal,
-                  "key_scale [2] fp32 on cpu beside state", "[B, H] on its device would work");
+                  "key_scale [2] fp32 on cpu does not fit state", "[B, H] on the same device.");
   EXPECT_HL_ERROR(step({}, key_scale, problem.config), internal, "state undefined");
 }
 

@@ -77,11 +77,11 @@ TEST(OwnDenominator, SaysWhatDoesNotFit) {
   DecayProblem problem = Problem(false);
   problem.inputs.norm_q = problem.inputs.q;
   EXPECT_HL_ERROR(ops::DecayAttention(problem.inputs, problem.config), ExitCode::kInternal,
-                  "norm_k undefined", "would work");
+                  "norm_k undefined", "Use the shapes of q");
   problem.inputs.norm_k = problem.inputs.k;
   problem.config.norm = NormKind::kNone;
   EXPECT_HL_ERROR(ops::DecayAttention(problem.inputs, problem.config), ExitCode::kInternal,
-                  "norm_q without the normaliser");
+                  "norm_q without the normalizer");
 }
 
 }  // namespace

@@ -213,14 +213,14 @@ TEST(FocusPoolTest, NoTokensGiveNothing) {
 TEST(FocusPoolTest, SaysWhatDoesNotFit) {
   const Operands x = Make(7, at::kFloat);
   EXPECT_HL_ERROR(ops::FocusPool({.log_weight = x.log_weight.to(at::kDouble), .u = x.u}, {}),
-                  ExitCode::kInternal, "log_weight [2, 7, 2] fp64", "would work");
+                  ExitCode::kInternal, "log_weight [2, 7, 2] fp64", "log_weight [B, T, H] in fp32");
   EXPECT_HL_ERROR(ops::FocusPool({.log_weight = x.log_weight, .u = x.u}, {.window = -1}),
-                  ExitCode::kInternal, "window -1", "not negative");
+                  ExitCode::kInternal, "window -1", "non-negative");
   EXPECT_HL_ERROR(
       ops::FocusPool(
           {.log_weight = x.log_weight, .u = x.u, .initial_state = Nothing(0, at::kFloat)},
           {.window = 3}),
-      ExitCode::kInternal, "with window 3 from log_scale [2, 2]", "without a window");
+      ExitCode::kInternal, "window 3, log_scale [2, 2]", "without a window");
   EXPECT_HL_ERROR(
       ops::FocusPool(
           {.log_weight = x.log_weight, .u = x.u, .initial_state = Nothing(4, at::kFloat)},

@@ -169,7 +169,7 @@ TEST(WeightGradient, TheBaselineTakesBlas) {
 TEST(WeightGradient, SaysWhatDoesNotFit) {
   const at::Tensor x = at::empty({600, 80});
   EXPECT_HL_ERROR(ops::WeightGradient(at::empty({599, 80}), x), ExitCode::kInternal, "[599, 80]",
-                  "[600, 80]", "[tokens, out] and [tokens, D] would work");
+                  "[600, 80]", "[tokens, out] and [tokens, D].");
   EXPECT_HL_ERROR(ops::WeightGradient(at::empty({1, 600, 80}), x), ExitCode::kInternal,
                   "[1, 600, 80]");
 }

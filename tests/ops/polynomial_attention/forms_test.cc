@@ -239,7 +239,7 @@ TEST(PolynomialForms, SayWhatDoesNotFit) {
   const at::Tensor q = Normal({1, 4, 2, 8}, 1, at::kFloat), v = Normal({1, 4, 2, 5}, 2, at::kFloat);
   const ops::PolynomialAttentionConfig config = {.weights = {1, 1, 0.5}};
   EXPECT_HL_ERROR((ops::PolynomialAttention({.q = q, .k = q, .v = v.narrow(1, 0, 3)}, config)),
-                  ExitCode::kInternal, "q and k [B, T, H, d], v [B, T, H, V] would work");
+                  ExitCode::kInternal, "q and k [B, T, H, d], v [B, T, H, V].");
   EXPECT_HL_ERROR((ops::PolynomialAttention({.q = q, .k = q, .v = v}, {})), ExitCode::kUsage,
                   "weights are 0, 0, 0");
   EXPECT_HL_ERROR(

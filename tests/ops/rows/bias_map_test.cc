@@ -283,12 +283,11 @@ TEST(BiasMapTest, PartsBeyondAPass) {
 TEST(BiasMapTest, BadInput) {
   const at::Tensor x = Normal({6, 10}, 1, at::kFloat);
   EXPECT_HL_ERROR(ops::BiasMap({{.x = x.to(at::kHalf), .bias = {}, .map = kElu}}), ExitCode::kUsage,
-                  "BiasMap of fp16; fp32, bf16 or fp64 would work");
+                  "BiasMap does not support fp16. Use fp32, bf16 or fp64.");
   EXPECT_HL_ERROR(ops::BiasMap({{.x = {}, .bias = x}}), ExitCode::kInternal,
-                  "BiasMap of part 0, which is undefined");
+                  "BiasMap: part 0 has no x");
   EXPECT_HL_ERROR(ops::BiasMap({{.x = x, .bias = {}, .map = kSilu, .gain = x[0]}}),
-                  ExitCode::kInternal,
-                  "BiasMap of part 0 with a gain and a map; one of them would work");
+                  ExitCode::kInternal, "BiasMap: part 0 has a gain and a map. Use one of them.");
 }
 
 }  // namespace

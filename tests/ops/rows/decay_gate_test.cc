@@ -126,12 +126,12 @@ TEST(DecayGateTest, StridedRowsNoRowsAndThreads) {
 TEST(DecayGateTest, BadInput) {
   const at::Tensor x = Normal({6, 10}, 1, at::kFloat), bias = Normal({10}, 2, at::kFloat);
   EXPECT_HL_ERROR(ops::DecayGate(x, bias.narrow(0, 0, 5), {}), ExitCode::kInternal,
-                  "DecayGate of x [6, 10] fp32 on cpu with bias [5] fp32 on cpu",
-                  "x [..., C] and bias [C] on one device would work");
+                  "DecayGate got x [6, 10] fp32 on cpu with bias [5] fp32 on cpu",
+                  "x [..., C] and bias [C] on one device.");
   EXPECT_HL_ERROR(ops::DecayGate(x, bias.to(at::kMeta), {}), ExitCode::kInternal,
                   "bias [10] fp32 on meta");
   EXPECT_HL_ERROR(ops::DecayGate(x.to(at::kHalf), bias, {}), ExitCode::kUsage,
-                  "DecayGate of fp16; fp32, bf16 or fp64 would work");
+                  "DecayGate does not support fp16. Use fp32, bf16 or fp64.");
 }
 
 }  // namespace

@@ -77,7 +77,7 @@ TEST(DropoutTest, NeedsASamplePerRow) {
 
 TEST(DropoutTest, RefusesOtherDtypes) {
   EXPECT_HL_ERROR(ops::Dropout(at::ones({2, 2, 4}, at::kHalf), Config(0.5)), ExitCode::kUsage,
-                  "Dropout of fp16; fp32, bf16 or fp64 would work");
+                  "Dropout does not support fp16. Use fp32, bf16 or fp64.");
 }
 
 }  // namespace

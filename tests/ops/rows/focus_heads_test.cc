@@ -248,7 +248,7 @@ TEST(FocusLeavesTest, NoTokensAndThreads) {
 TEST(FocusLeavesTest, BadInput) {
   const at::Tensor x = Normal({2, 5, 12}, 1, at::kFloat);
   EXPECT_HL_ERROR(ops::MakeFocusLeaves({.x = x.to(at::kHalf), .direction = x}, {.head_dim = 4}),
-                  ExitCode::kUsage, "FocusLeaves of fp16; fp32, bf16 or fp64 would work");
+                  ExitCode::kUsage, "FocusLeaves does not support fp16. Use fp32, bf16 or fp64.");
   EXPECT_HL_ERROR(ops::MakeFocusLeaves({.x = x, .direction = x}, {.head_dim = 5}),
                   ExitCode::kInternal, "with heads of 5");
   EXPECT_HL_ERROR(ops::MakeFocusLeaves({.x = x, .direction = x.to(at::kDouble)}, {.head_dim = 4}),

@@ -173,7 +173,7 @@ TEST(LayerNormTest, PartsBeyondAPass) {
 TEST(LayerNormTest, BadInput) {
   const at::Tensor x = Normal({6, 10}, 1, at::kFloat), gamma = Normal({10}, 2, at::kFloat);
   EXPECT_HL_ERROR(ops::LayerNorms({{.x = x.to(at::kHalf), .gamma = gamma, .beta = {}}}, kEps),
-                  ExitCode::kUsage, "LayerNorms of fp16; fp32, bf16 or fp64 would work");
+                  ExitCode::kUsage, "LayerNorms does not support fp16. Use fp32, bf16 or fp64.");
   EXPECT_HL_ERROR(ops::LayerNorms({{.x = x, .gamma = gamma.narrow(0, 0, 9), .beta = {}}}, kEps),
                   ExitCode::kInternal, "gamma [9] fp32 on cpu");
 }

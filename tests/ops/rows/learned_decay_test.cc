@@ -80,10 +80,10 @@ TEST(LearnedDecayTest, BoundAndNan) {
 
 TEST(LearnedDecayTest, BadInput) {
   EXPECT_HL_ERROR(ops::DecayOffHeads(Normal({10}, 1), 3, {}), ExitCode::kInternal,
-                  "DecayOffHeads of p [10] fp64 on cpu for 3 heads",
-                  "so many numbers for each would work");
+                  "DecayOffHeads got p [10] fp64 on cpu for 3 heads",
+                  "Use a multiple of num_heads elements.");
   EXPECT_HL_ERROR(ops::NegativeExp(Normal({10}, 1).to(at::kHalf)), ExitCode::kUsage,
-                  "NegativeExp of fp16; fp32, bf16 or fp64 would work");
+                  "NegativeExp does not support fp16. Use fp32, bf16 or fp64.");
 }
 
 }  // namespace

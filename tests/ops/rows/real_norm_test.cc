@@ -105,10 +105,10 @@ TEST(RealNormTest, BitsDoNotDependOnTheNumberOfThreads) {
 }
 
 TEST(RealNormTest, BadInput) {
-  EXPECT_HL_ERROR(ops::RealNorm(Normal({3, 1}, 1), 0), ExitCode::kInternal, "RealNorm of x [3, 1]",
-                  "2 channels or more would work");
+  EXPECT_HL_ERROR(ops::RealNorm(Normal({3, 1}, 1), 0), ExitCode::kInternal, "RealNorm got x [3, 1]",
+                  "with at least 2 channels.");
   EXPECT_HL_ERROR(ops::RealNorm(Normal({3, 4}, 1).to(at::kLong), 0), ExitCode::kUsage,
-                  "RealNorm of int64");
+                  "RealNorm does not support int64");
 }
 
 }  // namespace

@@ -181,8 +181,8 @@ TEST(RmsNormTest, BadInput) {
   const at::Tensor x = Normal({3, 20}, 1, at::kFloat), weight = Normal({20}, 2, at::kFloat);
   const ExitCode internal = ExitCode::kInternal, usage = ExitCode::kUsage;
   EXPECT_HL_ERROR(ops::RmsNorm(x, weight.narrow(0, 0, 19), 1e-6), internal,
-                  "RmsNorm of x [3, 20] fp32 on cpu with weight [19] fp32 on cpu",
-                  "x [..., D] and weight [D] on one device would work");
+                  "RmsNorm got x [3, 20] fp32 on cpu with weight [19] fp32 on cpu",
+                  "x [..., D] and weight [D] on one device.");
   EXPECT_HL_ERROR(ops::RmsNorm(x, weight.view({1, 20}), 1e-6), internal, "weight [1, 20]");
   EXPECT_HL_ERROR(ops::RmsNorm(x, weight.to(at::kMeta), 1e-6), internal,
                   "weight [20] fp32 on meta");
@@ -190,29 +190,31 @@ TEST(RmsNormTest, BadInput) {
   EXPECT_HL_ERROR(ops::RmsNorm(x.narrow(1, 0, 0), weight.narrow(0, 0, 0), 1e-6), internal,
                   "x [3, 0]");
   EXPECT_HL_ERROR(ops::RmsNorm(x.to(at::kHalf), weight, 1e-6), usage,
-                  "RmsNorm of fp16; fp32, bf16 or fp64 would work");
-  EXPECT_HL_ERROR(ops::RmsNorm(x, weight.to(at::kHalf), 1e-6), usage, "RmsNorm of fp16");
-  EXPECT_HL_ERROR(ops::RmsNorm(x.to(at::kLong), weight, 1e-6), usage, "RmsNorm of int64");
+                  "RmsNorm does not support fp16. Use fp32, bf16 or fp64.");
+  EXPECT_HL_ERROR(ops::RmsNorm(x, weight.to(at::kHalf), 1e-6), usage,
+                  "RmsNorm does not support fp16");
+  EXPECT_HL_ERROR(ops::RmsNorm(x.to(at::kLong), weight, 1e-6), usage,
+                  "RmsNorm does not support int64");
 
   EXPECT_HL_ERROR(ops::GatedRmsNorm(x, x.narrow(0, 0, 2), weight, 1e-6), internal,
-                  "GatedRmsNorm of x [3, 20] fp32 on cpu with gate [2, 20]",
+                  "GatedRmsNorm got x [3, 20] fp32 on cpu with gate [2, 20]",
                   "x and gate [..., V] of one dtype");
   EXPECT_HL_ERROR(ops::GatedRmsNorm(x, x.to(at::kBFloat16), weight, 1e-6), internal,
                   "gate [3, 20] bf16");
   EXPECT_HL_ERROR(ops::GatedRmsNorm(x, x.to(at::kMeta), weight, 1e-6), internal, "fp32 on meta");
   EXPECT_HL_ERROR(ops::GatedRmsNorm(x, x, weight.narrow(0, 0, 19), 1e-6), internal, "weight [19]");
   EXPECT_HL_ERROR(ops::GatedRmsNorm(x, x.to(at::kHalf), weight, 1e-6), usage,
-                  "GatedRmsNorm of fp16");
+                  "GatedRmsNorm does not support fp16");
 
   EXPECT_HL_ERROR(ops::AddRmsNorm(x, x.narrow(1, 0, 19), weight, 1e-6), internal,
-                  "AddRmsNorm of x [3, 20] fp32 on cpu with branch [3, 19]",
+                  "AddRmsNorm got x [3, 20] fp32 on cpu with branch [3, 19]",
                   "x and branch [..., D] of one dtype");
   EXPECT_HL_ERROR(ops::AddRmsNorm(x, x.to(at::kDouble), weight, 1e-6), internal,
                   "branch [3, 20] fp64");
   EXPECT_HL_ERROR(ops::AddRmsNorm(x, x.to(at::kMeta), weight, 1e-6), internal, "fp32 on meta");
   EXPECT_HL_ERROR(ops::AddRmsNorm(x, x, weight.narrow(0, 0, 19), 1e-6), internal, "weight [19]");
   EXPECT_HL_ERROR(ops::AddRmsNorm(x.to(at::kHalf), x.to(at::kHalf), weight, 1e-6), usage,
-                  "AddRmsNorm of fp16");
+                  "AddRmsNorm does not support fp16");
 }
 
 }  // namespace

@@ -167,14 +167,14 @@ TEST(RotaryTest, BadInput) {
                   "rows [1, 4]");
   EXPECT_HL_ERROR(with([](auto& t) { t.rows = t.rows.to(at::kInt); })(), internal, "int32");
   EXPECT_HL_ERROR(with([](auto& t) { t.rows = t.rows + 1; })(), internal,
-                  "a token's row is 4, but the table has 4");
+                  "a token's row is 4 in a table of 4 rows");
   EXPECT_HL_ERROR(with([](auto& t) { t.rows = t.rows - 1; })(), internal, "a token's row is -1");
   EXPECT_HL_ERROR(ops::ApplyRotary(x.narrow(3, 0, 5), table), internal, "d even");
   EXPECT_HL_ERROR(ops::ApplyRotary(x.to(at::kHalf), table), usage,
-                  "ApplyRotary of fp16; fp32, bf16 or fp64 would work");
+                  "ApplyRotary does not support fp16. Use fp32, bf16 or fp64.");
   EXPECT_HL_ERROR(ops::ApplyRotary(x, x.narrow(1, 0, 3), table), internal,
                   "ApplyRotary to q [2, 4, 2, 6] fp32 on cpu and k [2, 3, 2, 6] fp32 on cpu",
-                  "[B, T, H, d] and [B, T, Hk, d] of one dtype and device would work");
+                  "[B, T, H, d] and [B, T, Hk, d] of one dtype and device.");
   EXPECT_HL_ERROR(ops::ApplyRotary(x, x.to(at::kBFloat16), table), internal, "k [2, 4, 2, 6] bf16");
   EXPECT_HL_ERROR(ops::ApplyRotary(x, x.narrow(3, 0, 4), table), internal, "k [2, 4, 2, 4] fp32");
   EXPECT_HL_ERROR(ops::MakeRotaryTable(Positions(2, 4, 2), 5, 10000), internal, "heads of 5",

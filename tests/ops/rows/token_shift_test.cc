@@ -206,16 +206,16 @@ TEST(TokenShiftTest, BadInput) {
   };
   const ExitCode internal = ExitCode::kInternal;
   expect([](auto& in) { in.x = in.x.to(at::kHalf); }, ExitCode::kUsage,
-         "TokenShift of fp16; fp32, bf16 or fp64 would work");
+         "TokenShift does not support fp16. Use fp32, bf16 or fp64.");
   expect([](auto& in) { in.x = in.x[0]; }, internal,
-         "TokenShift of x [4, 6] fp64 on cpu; [B, T, D] would work");
-  expect([](auto& in) { in.mixes.clear(); }, internal, "TokenShift by 0 mixes; 1 to 3 would work");
+         "TokenShift got x [4, 6] fp64 on cpu. Use [B, T, D].");
+  expect([](auto& in) { in.mixes.clear(); }, internal, "TokenShift by 0 mixes. Use 1 to 3.");
   expect([](auto& in) { in.mixes[1] = in.mixes[1].narrow(0, 0, 5); }, internal,
-         "by a mix [5] fp64 on cpu; [D] on its device would work");
+         "by a mix [5] fp64 on cpu. Use [D] on the same device.");
   expect([](auto& in) { in.tail = in.tail.narrow(2, 0, 5); }, internal,
-         "with tail [2, 1, 5] fp64 on cpu; [B, 1, D] on its device, or none, would work");
+         "with tail [2, 1, 5] fp64 on cpu. Use [B, 1, D] on the same device, or none.");
   expect([](auto& in) { in.starts = in.starts.to(at::kByte); }, internal,
-         "with starts [2, 4] uint8 on cpu; [B, T] bool on its device, or none, would work");
+         "with starts [2, 4] uint8 on cpu. Use [B, T] bool on the same device, or none.");
 }
 
 }  // namespace

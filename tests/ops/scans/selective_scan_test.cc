@@ -328,8 +328,9 @@ TEST(SelectiveScanTest, BadInput) {
     EXPECT_HL_ERROR(ops::SelectiveScan(changed), code, message);
   };
   const ExitCode internal = ExitCode::kInternal;
-  expect([](auto& in) { in.delta = in.delta.narrow(2, 0, 6); }, internal,
-         "SelectiveScan of x [2, 4, 7] fp32 on cpu and delta [2, 4, 6] fp32 on cpu; [B, T, I]");
+  expect(
+      [](auto& in) { in.delta = in.delta.narrow(2, 0, 6); }, internal,
+      "SelectiveScan got x [2, 4, 7] fp32 on cpu and delta [2, 4, 6] fp32 on cpu. Use [B, T, I]");
   expect([](auto& in) { in.a = at::zeros({7, 257}); }, internal, "N of 1 to 256");
   expect([](auto& in) { in.skip = in.skip.narrow(0, 0, 6); }, internal, "skip [6] fp32");
   expect([](auto& in) { in.c = in.c.narrow(2, 0, 2); }, internal, "c [2, 4, 2] fp32");
@@ -340,7 +341,7 @@ TEST(SelectiveScanTest, BadInput) {
       internal, "starts [2, 3] bool");
   expect([](auto& in) { in.initial = at::zeros({2, 7, 2}); }, internal, "state [2, 7, 2] fp32");
   expect([](auto& in) { in.b = in.b.to(at::kHalf); }, ExitCode::kUsage,
-         "SelectiveScan of fp16; fp32, bf16 or fp64 would work");
+         "SelectiveScan does not support fp16. Use fp32, bf16 or fp64.");
 }
 
 }  // namespace

@@ -347,8 +347,9 @@ TEST(Wkv4Test, BadInput) {
     EXPECT_HL_ERROR(ops::Wkv4(changed), code, message);
   };
   const ExitCode internal = ExitCode::kInternal;
-  expect([](auto& in) { in.v = in.v.narrow(2, 0, 6); }, internal,
-         "Wkv4 of k [2, 4, 7] fp32 on cpu and v [2, 4, 6] fp32 on cpu; [B, T, D] of one dtype");
+  expect(
+      [](auto& in) { in.v = in.v.narrow(2, 0, 6); }, internal,
+      "Wkv4 got k [2, 4, 7] fp32 on cpu and v [2, 4, 6] fp32 on cpu. Use [B, T, D] of one dtype");
   expect([](auto& in) { in.bonus = in.bonus.narrow(0, 0, 6); }, internal, "bonus [6] fp32");
   expect(
       [](auto& in) {
@@ -357,7 +358,7 @@ TEST(Wkv4Test, BadInput) {
       internal, "starts [2, 3] bool");
   expect([](auto& in) { in.initial.numerator = at::zeros({2, 7}); }, internal, "undefined");
   expect([](auto& in) { in.k = in.k.to(at::kHalf), in.v = in.v.to(at::kHalf); }, ExitCode::kUsage,
-         "Wkv4 of fp16; fp32, bf16 or fp64 would work");
+         "Wkv4 does not support fp16. Use fp32, bf16 or fp64.");
 }
 
 }  // namespace

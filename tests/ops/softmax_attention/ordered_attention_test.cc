@@ -73,7 +73,7 @@ TEST(OrderedAttentionTest, RefusesASecondBackward) {
     torch::autograd::grad({out}, {leaves.q}, {at::ones_like(out)}, /*retain_graph=*/true);
   };
   backward();
-  EXPECT_HL_ERROR(backward(), ExitCode::kInternal, "a second backward through attention");
+  EXPECT_HL_ERROR(backward(), ExitCode::kInternal, "backward ran a second time through attention");
 }
 
 }  // namespace

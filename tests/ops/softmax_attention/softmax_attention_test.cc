@@ -398,15 +398,15 @@ TEST(SoftmaxAttention, SaysWhatDoesNotFit) {
   EXPECT_HL_ERROR(with([](Problem& x) { x.config.decay_rates = {-1.0}; }), ExitCode::kInternal,
                   "1 decay rates for heads of 8");
   EXPECT_HL_ERROR(with([](Problem& x) { x.config.decay_rates = std::vector<double>(8, -0.2); }),
-                  ExitCode::kInternal, "one from -0.1 to 0 a channel");
+                  ExitCode::kInternal, "one rate per channel, from -0.1 to 0");
   EXPECT_HL_ERROR(
       with([](Problem& x) { x.config.dropout = {.rate = 0.1, .samples = at::arange(3)}; }),
       ExitCode::kInternal, "dropout over 2 rows", "got [3] int64");
   EXPECT_HL_ERROR(with([](Problem& x) {
                     x.config.dropout = {.rate = 0.1, .samples = at::arange(2), .first_position = 7};
                   }),
-                  ExitCode::kInternal, "dropout from position 7 on, behind 0 keys",
-                  "a row's keys from its beginning on");
+                  ExitCode::kInternal, "dropout first_position is 7, but there are 0 past keys",
+                  "Set first_position to the number of past keys");
   EXPECT_HL_ERROR(with([](Problem& x) {
                     x.in.bias = Normal({2, 3}, 1);
                   }),
@@ -414,7 +414,7 @@ TEST(SoftmaxAttention, SaysWhatDoesNotFit) {
   EXPECT_HL_ERROR(with([](Problem& x) {
                     x.in.bias_scale = Normal({2, 70}, 1);
                   }),
-                  ExitCode::kInternal, "bias_scale [2, 70]", "[2, 70] of fp64 beside a bias");
+                  ExitCode::kInternal, "bias_scale [2, 70]", "[2, 70] of fp64, with a bias");
 }
 
 }  // namespace
