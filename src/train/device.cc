@@ -24,7 +24,7 @@ constexpr kernels::DeviceLimits kHopper = {
 constexpr kernels::DeviceLimits kAmpere = {
     .is_cuda = true, .num_sms = 108, .shared_memory_bytes = 163 << 10};
 
-// Cards with less power than the modules of the same name come first.
+// Cards with less power come before the modules of the same name.
 constexpr GpuFacts kGpus[] = {{.name = "H100 PCIe", .bf16_flops_per_s = 756e12},
                               {.name = "H100 NVL", .bf16_flops_per_s = 835e12},
                               {.name = "H200 NVL", .bf16_flops_per_s = 835e12},
@@ -69,9 +69,9 @@ Device ChooseDevice(const std::string& name, int local_rank, const char* asked_b
   const int num_devices = name == "cpu" ? 0 : NumGpus();
   if (num_devices > 0) return {Device::Kind::kCuda, local_rank % num_devices};
 #ifdef HALFLIFE_WITH_CUDA
-  const char* why = "no GPU is visible; see nvidia-smi";
+  const char* why = "no GPU is visible. Check nvidia-smi";
 #else
-  const char* why = "this build has no CUDA parts; build the cuda preset";
+  const char* why = "this build has no CUDA parts. Build the cuda preset";
 #endif
   HL_CHECK_AS(ExitCode::kEnvironment, name != "cuda", asked_by, " is 'cuda', but ", why,
               ", or use ", asked_by, " 'cpu'");
@@ -83,15 +83,15 @@ void PrepareDevice([[maybe_unused]] Device device) {
   if (!device.is_cuda()) return;
   c10::cuda::set_device(static_cast<c10::DeviceIndex>(device.index));
   at::Context& context = at::globalContext();
-  // Gradients of embeddings and of attention would be added as they come. cuBLAS is in order by
-  // itself on one stream, but LibTorch believes so only where its workspace is said to be this.
+  // Otherwise, gradients of embeddings and attention would be added in arbitrary order. cuBLAS is
+  // deterministic on one stream, but LibTorch accepts that only with this workspace setting.
   setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
   context.setDeterministicAlgorithms(true, /*warn_only=*/true);
-  // What nobody reads need not be filled.
+  // Uninitialised memory that no operation reads need not be filled.
   context.setDeterministicFillUninitializedMemory(false);
-  // Parts of a product whose sum is rounded to bf16 are added up in fp32.
+  // Partial sums of a product are added in fp32 before the result is rounded to bf16.
   context.setAllowBF16ReductionCuBLAS(false);
-  // A switch that adds up by itself does so in any order. The user's own word counts more.
+  // NVLink switches (NVLS) add in arbitrary order. A value that the user sets takes precedence.
   setenv("NCCL_ALGO", "^NVLS", /*overwrite=*/0);
 #endif
 }

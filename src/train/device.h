@@ -1,4 +1,4 @@
-// What the rest of the trainer needs to know about the device it computes on.
+// The device that a run computes on, and its properties.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,54 +13,57 @@
 
 namespace halflife::train {
 
-// That this process sees; 0 in a build without CUDA parts.
+// Number of GPUs that this process sees. 0 in a build without CUDA.
 int NumGpus();
 
-// "auto" | "cpu" | "cuda", as the setting says that `asked_by` names. Error kEnvironment where CUDA
-// is asked for and is not compiled in or not there.
+// Parses "auto", "cpu" or "cuda". `asked_by` is the name of the setting, for errors. Error
+// kEnvironment if CUDA is requested but not compiled in or not available.
 Device ChooseDevice(const std::string& name, int local_rank, const char* asked_by = "train.device");
-// Before anything is computed. A GPU is then the one that this thread's launches go to, and
-// LibTorch's operations and NCCL's sums there take the forms that always add in the same order; an
-// operation that has none warns. On a CPU that is so anyway.
+// Must be called before any computation. Makes a GPU the current device of this thread, and selects
+// forms of LibTorch operations and NCCL sums that always add in the same order. An operation
+// without such a form warns. On a CPU, sums always have a fixed order.
 void PrepareDevice(Device device);
 at::Device ToTorch(Device device);
 
 struct ComputePeak {
   double flops_per_s = 0;
-  std::string source;  // how it is known, e.g. "H200 bf16 dense"
+  std::string source;  // How the peak is known, for example "H200 bf16 dense".
 };
-// A GPU's is known by its name; nullopt for other GPUs and for a CPU: a matmul that is timed at
-// every start differs more from start to start than the steps that it would be compared with.
+// Returns the peak of a known GPU, by its name. Returns nullopt for other GPUs and for a CPU: a
+// matmul timed at every start would vary more between starts than the steps that it is compared
+// with.
 std::optional<ComputePeak> FindComputePeak(Device device);
 
-// What is known of a GPU before one is here: the vendor's data sheet, but for what is said to be
+// Facts about a GPU that is not necessarily present, from the vendor's data sheet unless marked as
 // assumed.
 struct GpuFacts {
-  std::string_view name;  // a part of the one that CUDA gives it, "H100 PCIe" of "NVIDIA H100 PCIe"
-  double bf16_flops_per_s = 0;  // dense
+  // A part of the name that CUDA reports, for example "H100 PCIe" of "NVIDIA H100 PCIe".
+  std::string_view name;
+  double bf16_flops_per_s = 0;  // Dense.
 
-  // The rest is known of what a plan can be for, as its `device`; else it is empty and 0.
+  // The remaining fields are known for devices of plans, which have a name in `device`. Otherwise
+  // they are empty and 0.
   std::string_view device = {};
   double memory_bytes_per_s = 0;
-  double memory_bytes = 0;                                 // that a process finds
-  double nvlink_bytes_per_s = 0, network_bytes_per_s = 0;  // of a rank, as Cluster's; assumed
-  double fp32_flops_per_s = 0;  // of products that stay in fp32, as ours do: not tf32
+  double memory_bytes = 0;                                 // Memory that a process can use.
+  double nvlink_bytes_per_s = 0, network_bytes_per_s = 0;  // Of a rank, as in Cluster. Assumed.
+  double fp32_flops_per_s = 0;  // For products in fp32 (not tf32), as halflife computes them.
   kernels::DeviceLimits limits = {};
 };
 std::span<const GpuFacts> KnownGpus();
-// By the whole name that CUDA gives it; null for one not listed.
+// Finds a GPU by the full name that CUDA reports. Returns null if it is not listed.
 const GpuFacts* FindGpu(std::string_view cuda_name);
-// By the name that a plan gives it; null likewise.
+// Finds a GPU by its name in a plan. Returns null if it is not listed.
 const GpuFacts* FindPlannedGpu(std::string_view device);
 
-// The memory of the host (CPU), or of the GPU. 0: not known.
+// Returns the memory of the host (CPU), or of the GPU. 0: unknown.
 uint64_t DeviceMemoryBytes(Device device);
 
-// Returns the GPU's limits, as far as schedules of kernels depend on them; an H100's where `device`
-// is the CPU, as a plan for a GPU is made where none is.
+// Returns the limits of the GPU that kernel schedules depend on. If `device` is the CPU, returns
+// those of an H100, for plans without a GPU.
 kernels::DeviceLimits GpuLimits(Device device);
 
-// Highest resident (CPU) or allocated (CUDA) bytes of this process so far.
+// Returns the highest resident (CPU) or allocated (CUDA) number of bytes of this process so far.
 uint64_t PeakMemoryBytes(Device device);
 
 }  // namespace halflife::train

@@ -102,7 +102,7 @@ TEST_F(BadInput, WhatAMixerDoesNotTake) {
 
 TEST_F(BadInput, SizesThatNoMachineHolds) {
   Expect(fixture->Run({.run = "huge", .set = {"model.vocab_size=2000000000"}}), 2,
-         {"this run does not fit", "parameters would fit"});
+         {"this run does not fit", "Use a model of at most"});
   Expect(
       fixture->Run({.run = "huge",
                     .set = {"model.mixer=gla", "model.mixer.gla.conv_size=4611686018427387904"}}),
@@ -309,7 +309,7 @@ TEST_F(BadInput, DivergenceStopsWithItsOwnCode) {
   const RunResult result = fixture->Run({.run = "diverges",
                                          .set = {"optimizer.lr=1e30", "optimizer.clip_norm=0",
                                                  "schedule.warmup_steps=0", "ckpt.every=0"}});
-  Expect(result, 73, {"not finite", "optimizer.lr", "clip the gradient (optimizer.clip_norm is 0"});
+  Expect(result, 73, {"not finite", "optimizer.lr", "clip the gradient (optimizer.clip_norm is 0,"});
   EXPECT_EQ(result.err.find("smaller optimizer.clip_norm"), std::string::npos)
       << "clipping is off: " << result.err;
   const auto lines = fixture->Metrics("diverges", "skipped");

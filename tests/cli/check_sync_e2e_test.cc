@@ -23,7 +23,7 @@ TEST(CheckSyncE2e, TellsOfEachPhaseAtTheEndAndChangesNothing) {
   for (const char* phase : {"data", "forward", "backward", "update"})
     EXPECT_THAT(checked.err, HasSubstr(std::string("  ") + phase + ": 0.0 waits, 0.0 reads, "));
   EXPECT_THAT(checked.err, HasSubstr("  reduce: 0.0 waits, 1.0 reads, "));
-  EXPECT_THAT(checked.err, HasSubstr("nothing waits but the one read of a step's scalars"));
+  EXPECT_THAT(checked.err, HasSubstr("the only wait is the one read of a step's scalars"));
   const auto losses = [&](const char* run) {
     std::vector<double> values;
     for (const auto& line : fixture.Metrics(run, "loss")) values.push_back(line.at("loss"));

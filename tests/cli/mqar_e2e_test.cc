@@ -67,7 +67,7 @@ TEST_F(Mqar, EpochsHaveTheirStepsRatesAndValidations) {
   EXPECT_EQ(num_targets, 3 * (200 * 4 + 100 * 2)) << "each label once an epoch";
   std::ostringstream log;  // the fixture's recipe has steps
   log << std::ifstream(fixture->path("undisturbed") / "logs" / "r00000.log").rdbuf();
-  EXPECT_THAT(log.str(), HasSubstr("train.steps 20 of the recipe does not count: train.max_epochs "
+  EXPECT_THAT(log.str(), HasSubstr("train.steps 20 of the recipe is ignored: train.max_epochs "
                                    "3 makes 30 steps (--set train.max_epochs=0"));
   const auto validations = fixture->Metrics("undisturbed", "val_accuracy");
   ASSERT_EQ(validations.size(), 4u);

@@ -102,17 +102,17 @@ TEST_F(PlanRuns, RefusesWhatCannotBeWithExitTwo) {
     std::vector<const char*> words;
   };
   const Case kCases[] = {
-      {"", {}, {"names no machines", "nodes=4,gpus=8 would work"}},
+      {"", {}, {"names no machines", "Use for example nodes=4,gpus=8."}},
       {"nodes=0", {}, {"--plan nodes=0", "from 1 to"}},
       {"noodes=1", {}, {"no 'noodes'", "did you mean 'nodes'"}},
-      {"gpus=4,sp=3", {}, {"with sp 3", "sp 1, 2, 4 would work"}},
+      {"gpus=4,sp=3", {}, {"with sp 3", "Use sp 1, 2, 4."}},
       {"gpus=4,micro_batch=3", {}, {"train.global_batch: 8", "a multiple of"}},
       {"gpus=2,sp=2", {"model.mixer=hyena"}, {"layer 0, hyena,", "parallel.sp 1, or a mixer"}},
       {"auto,gpus=2,sp=2", {"model.mixer=hyena"}, {"layer 0, hyena,"}},
       {"auto,gpus=2,zero=2",
        {"train.cuda_graphs=true"},
-       {"take none of the plans", "zero_stage 2"}},
-      {"auto,nodes=3,sp=1", {}, {"has no split over 3 ranks", "would work"}}};
+       {"would refuse all plans", "zero_stage 2"}},
+      {"auto,nodes=3,sp=1", {}, {"has no split over 3 ranks", "Use a multiple of"}}};
   for (const Case& c : kCases) {
     const RunResult result = Plan(c.plan, c.set);
     EXPECT_EQ(result.exit_code, 2) << c.plan;

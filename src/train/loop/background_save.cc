@@ -15,8 +15,8 @@
 
 namespace halflife::train {
 
-// The copies of CUDA arrays run on the stream that computes, so an update behind them needs no
-// waiting; the thread awaits the event after them.
+// The copies of CUDA arrays run on the compute stream, so an update behind them need not wait. The
+// thread waits for the event after them.
 class BackgroundSave::DeviceCopy {
  public:
 #ifdef HALFLIFE_WITH_CUDA
@@ -27,8 +27,8 @@ class BackgroundSave::DeviceCopy {
   void Mark(const at::Tensor& on_device) {
     Check(cudaEventRecord(event_, ops::CurrentStream(ops::RefOf(on_device).device)));
   }
-  // On a thread of its own, to which the first GPU is the current one: a wait there would open a
-  // context on it, of half a GiB a rank.
+  // The caller is a separate thread whose current device is the first GPU. Waiting there would open
+  // a context on it, which takes half a GiB per rank.
   void Await() {
     Check(cudaSetDevice(device_));
     Check(cudaEventSynchronize(event_));
@@ -73,7 +73,7 @@ ckpt::ArenaView BackgroundSave::View() {
 }
 
 void BackgroundSave::Begin(ckpt::StepState state) {
-  HL_CHECK(!under_way(), "a save is under way already");
+  HL_CHECK(!under_way(), "a save is already in progress");
   clock_.Restart();
   state_ = std::move(state);
   report_ = {.step = static_cast<int64_t>(state_.step), .begin_us = UnixMicroseconds()};
@@ -97,7 +97,7 @@ void BackgroundSave::Begin(ckpt::StepState state) {
   report_.blocked_seconds = clock_.Seconds();
 }
 
-// Of each bucket the own slice, wherever an array has it.
+// Copies this rank's slice of each bucket, wherever an array stores it.
 void BackgroundSave::CopyOwnSlices() {
   const dist::ParameterLayout& layout = arena_.layout();
   const std::pair<at::Tensor*, int64_t> arrays[] = {
@@ -114,7 +114,7 @@ void BackgroundSave::CopyOwnSlices() {
         copies_[i]
             .narrow(0, range.slice_begin, range.count)
             .copy_(array->narrow(0, from, range.count), /*non_blocking=*/true);
-      } else {  // no LibTorch: its threads belong to the step
+      } else {  // Does not use LibTorch, whose threads belong to the step.
         std::memcpy(copies_[i].mutable_data_ptr<float>() + range.slice_begin,
                     array->const_data_ptr<float>() + from, range.count * sizeof(float));
       }

@@ -1,12 +1,12 @@
-// Saves a step while training goes on. A thread of its own copies what this rank stores of the
-// step, beside the next forward and backward, which only read it, and then takes the copy through
-// the store's phases. The update after that backward awaits the copy.
+// Saves a step while training continues. A separate thread copies this rank's part of the step
+// during the next forward and backward, which only read it, and then passes the copy through the
+// phases of the store. The update after that backward waits for the copy.
 //
 //   BackgroundSave save(store, comm, arena);
 //   save.Begin(state);
-//   ForwardAndBackward();                                  // of the next step
-//   save.AwaitCopy();                                      // before the arena changes
-//   const BackgroundSave::Report report = save.Finish();   // once it has ended on all ranks
+//   ForwardAndBackward();                                  // Of the next step.
+//   save.AwaitCopy();                                      // Before the arena changes.
+//   const BackgroundSave::Report report = save.Finish();   // After it has ended on all ranks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,26 +28,26 @@ class BackgroundSave {
  public:
   struct Report {
     int64_t step = 0;
-    ckpt::SaveReport save;       // its seconds: from Begin to the end
-    double blocked_seconds = 0;  // of these the caller waited
-    int64_t begin_us = 0;        // Unix time
+    ckpt::SaveReport save;       // save.seconds counts from Begin to the end.
+    double blocked_seconds = 0;  // Part of it during which the caller waited.
+    int64_t begin_us = 0;        // Unix time.
   };
 
-  // All are borrowed; `comm`, the store's, serves nothing else while a save is under way.
+  // All arguments are borrowed. `comm` is the store's and has no other use during a save.
   BackgroundSave(ckpt::CheckpointStore& store, dist::Communicator& comm, ParameterArena& arena);
-  // Waits for a save under way, but where an exception passes and there are several ranks: then
-  // the save is given up.
+  // Waits for a save in progress. Exception: if the stack is unwinding and there are several ranks,
+  // the save is abandoned.
   ~BackgroundSave();
   BackgroundSave(const BackgroundSave&) = delete;
   BackgroundSave& operator=(const BackgroundSave&) = delete;
 
-  // None may be under way. All ranks begin the same saves.
+  // No save may be in progress. All ranks begin the same saves.
   void Begin(ckpt::StepState state);
-  // Returns once the arena may change.
+  // Returns when the arena may change.
   void AwaitCopy();
   bool under_way() const { return thread_.joinable(); }
   bool ended() const { return ended_; }
-  // Waits for the end; throws what CheckpointStore::Save threw.
+  // Waits for the end. Throws the error of CheckpointStore::Save.
   Report Finish();
 
  private:
@@ -61,9 +61,10 @@ class BackgroundSave {
   dist::Communicator& comm_;
   ParameterArena& arena_;
   const int exceptions_;
-  std::unique_ptr<DeviceCopy> device_copy_;  // null on the CPU
-  // Main weights, m and v, [layout.num_held(all of it)] fp32 each on the host, kept from save to
-  // save. Three allocations: one of pinned memory is rounded up to a power of two.
+  std::unique_ptr<DeviceCopy> device_copy_;  // Null on the CPU.
+  // Main weights, m and v, [layout.num_held(everything)] fp32 each, on the host, reused by all
+  // saves. They are three allocations because an allocation of pinned memory is rounded up to a
+  // power of two.
   std::array<at::Tensor, 3> copies_;
   ckpt::StepState state_;
   Report report_;

@@ -1,4 +1,4 @@
-// What a step whose loss or gradient is not finite means to the run.
+// How a run reacts to a step whose loss or gradient is not finite.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace halflife::train {
 
-// Counts what `result`, of the step with the 1-based number `step`, skipped. Error kNonFinite where
-// train.on_nonfinite is 'stop', or where more than train.max_skips steps in a row were skipped.
+// Counts the skipped update of `result`, the result of step `step` (1-based). Error kNonFinite if
+// train.on_nonfinite is 'stop', or if more than train.max_skips consecutive steps were skipped.
 void GuardNonFinite(const RunConfig& config, uint64_t step, const StepResult& result,
                     ckpt::GuardState& guard);
 

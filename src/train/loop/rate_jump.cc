@@ -10,7 +10,7 @@
 namespace halflife::train {
 
 std::string RateJumpWarning(const ResumedRate& rate, const std::string& kind, int64_t total_steps) {
-  constexpr double kNotable = 0.01;  // of the larger rate
+  constexpr double kNotable = 0.01;  // Relative to the larger rate.
   const double jump = std::abs(rate.next - rate.last);
   const double of_schedule = std::abs(rate.next - rate.planned);
   if (jump <= of_schedule + kNotable * std::max(rate.next, rate.last)) return "";

@@ -43,7 +43,7 @@ void SavePolicy::NoteSaved(int64_t step) {
 
 bool SavePolicy::GoesOnAfter(ExitCode failure) {
   ++failed_in_a_row_;
-  // A later validation need only be better than what there is.
+  // A later validation only has to be better than the best saved one.
   best_ = saved_best_;
   return failure == ExitCode::kCheckpointIo && on_error_ != "stop" && failed_in_a_row_ < 2;
 }

@@ -1,7 +1,7 @@
-// When a run saves, and whether it goes on after a save that failed.
+// When a run saves, and whether it continues after a failed save.
 //
 //   if (policy.IsDue(step, requested)) ...
-//   policy.NoteSaved(step);                          // or, of a failed one:
+//   policy.NoteSaved(step);                          // If the save failed instead:
 //   if (!policy.GoesOnAfter(error.code())) throw;
 #pragma once
 
@@ -19,27 +19,28 @@ class SavePolicy {
  public:
   explicit SavePolicy(const SaveConfig& config);
 
-  // After `step`: the recipe's interval, a validation whose metric is the best so far where
-  // ckpt.keep_best names one, or a request (SIGUSR2).
+  // Returns whether to save after `step`. Reasons: the recipe's interval, a validation with the
+  // best metric so far if ckpt.keep_best names one, or a request (SIGUSR2).
   bool IsDue(int64_t step, bool requested) const;
 
-  // What a validation after `step` has found.
+  // Records the metrics of a validation after `step`.
   void NoteValidation(int64_t step, const std::map<std::string, double>& metrics);
-  // The best value travels with a checkpoint, as "best_val_loss": a resumed run goes on from it.
+  // Adds the best value to a checkpoint's metrics, as "best_val_loss". A resumed run continues from
+  // it.
   void AddBest(std::map<std::string, double>& metrics) const;
-  // Takes what AddBest added, whichever ckpt.keep_best it was added for. `own`: the checkpoint is
-  // in the run's own folder, where alone its best step can be kept.
+  // Removes the values that AddBest added, for any ckpt.keep_best, and uses the one of this policy.
+  // `own`: the checkpoint is in the run's own folder, the only place where its best step can be
+  // kept.
   void TakeBest(std::map<std::string, double>& metrics, bool own);
 
-  // The run's own folder holds a checkpoint of `step`.
+  // Records that the run's own folder contains a checkpoint of `step`.
   void NoteSaved(int64_t step);
   bool IsSaved(int64_t step) const { return step == saved_step_; }
-  int64_t saved_step() const { return saved_step_; }  // the newest; -1: none
+  int64_t saved_step() const { return saved_step_; }  // The newest saved step. -1: none.
 
-  // Counts a failed save. The run outlives one that the storage refused, where the recipe says
-  // "warn" and the save before it did not fail: the older checkpoints are untouched. A second
-  // failure in a row would leave the run unsaved for two intervals, and any other error is no
-  // matter of storage.
+  // Counts a failed save. Returns true if the storage refused the save, the recipe says "warn" and
+  // the previous save did not fail: the older checkpoints are unchanged. A second consecutive
+  // failure would leave the run unsaved for two intervals. Other errors are not storage failures.
   bool GoesOnAfter(ExitCode failure);
 
  private:
@@ -47,10 +48,10 @@ class SavePolicy {
   std::string on_error_;
   int64_t saved_step_ = -1;
   int failed_in_a_row_ = 0;
-  std::string metric_;  // a validation's, of which the lowest is kept; empty: none
+  std::string metric_;  // The validation metric whose lowest value is kept. Empty: none.
   static constexpr double kNone = std::numeric_limits<double>::infinity();
   double best_ = kNone;
-  double saved_best_ = kNone;  // what best_ is again after a save that failed
+  double saved_best_ = kNone;  // The value to restore in best_ after a failed save.
   int64_t best_step_ = -1;
 };
 

@@ -10,7 +10,7 @@
 namespace halflife::train {
 namespace {
 
-// A signal handler reaches nothing but globals; lock-free atomics are what it may touch.
+// A signal handler can only reach globals and may only use lock-free atomics.
 std::atomic<bool> requeue_flag{false}, save_flag{false}, stop_flag{false};
 static_assert(std::atomic<bool>::is_always_lock_free);
 
@@ -39,7 +39,7 @@ void StopFlags::InstallHandlers() {
   for (const int signal_number : {SIGUSR1, SIGUSR2, SIGTERM, SIGINT}) {
     ::sigaction(signal_number, &action, nullptr);
   }
-  struct sigaction now {};  // nohup's runs outlive their terminal
+  struct sigaction now {};  // A run under nohup outlives its terminal.
   if (::sigaction(SIGHUP, nullptr, &now) == 0 && now.sa_handler != SIG_IGN)
     ::sigaction(SIGHUP, &action, nullptr);
 }

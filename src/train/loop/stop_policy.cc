@@ -7,7 +7,7 @@
 namespace halflife::train {
 namespace {
 
-// So much of a time limit is kept back for a save whose length is not known yet.
+// Time reserved for a save whose duration is not known yet.
 constexpr double kLeastSaveSeconds = 5;
 
 }  // namespace
@@ -17,8 +17,8 @@ StopPolicy::StopPolicy(double time_limit_s) : time_limit_s_(time_limit_s) {}
 void StopPolicy::NoteStep(double seconds) { longest_step_s_ = std::max(longest_step_s_, seconds); }
 
 bool StopPolicy::TimeIsUp(double elapsed_s) const {
-  // What may still come before the save is done: this step and a slower one, a validation, the save
-  // itself.
+  // The work that may precede the end of the save: this step and a slower one, a validation, and
+  // the save itself.
   const double ahead =
       2 * longest_step_s_ + last_validation_s_ + std::max(kLeastSaveSeconds, 2 * last_save_s_);
   return time_limit_s_ > 0 && elapsed_s + ahead > time_limit_s_;

@@ -1,10 +1,10 @@
-// When a run stops before its last step: on a signal to any rank, or while the time limit still
-// leaves room for a save. A rank's own requests travel in the step's scalars, and the sums decide,
-// so that all ranks stop after the same step.
+// When a run stops before its last step: after a signal to any rank, or when the time limit leaves
+// just enough time for a save. A rank's own requests travel in the step's scalars. Their sums
+// decide, so all ranks stop after the same step.
 //
 //   const StepResult result = runner.Run(step, num_updates, policy.OwnRequests(clock.Seconds()));
 //   policy.NoteStep(result.seconds);
-//   if (const auto code = StopPolicy::CodeOf(result.scalars)) ...   // save, and end with this code
+//   if (const auto code = StopPolicy::CodeOf(result.scalars)) ...   // Save and exit.
 #pragma once
 
 #include <optional>
@@ -16,23 +16,24 @@ namespace halflife::train {
 
 class StopPolicy {
  public:
-  // `time_limit_s`: 0 for none.
+  // `time_limit_s`: 0 for no limit.
   explicit StopPolicy(double time_limit_s);
 
-  // What a step, a validation and a save took: the estimate of what lies ahead is made of them.
+  // Record the duration of a step, a validation and a save, which estimate the remaining work.
   void NoteStep(double seconds);
   void NoteValidation(double seconds) { last_validation_s_ = seconds; }
   void NoteSave(double seconds) { last_save_s_ = seconds; }
 
   // Another step may not leave enough of the limit for the save after it.
+  // Returns true if another step may not leave enough time for the save after it.
   bool TimeIsUp(double elapsed_s) const;
 
-  // This rank's flags for the next step: its signals (a request to save is taken once) and the time
-  // limit.
+  // Returns this rank's flags for the next step: its signals (a request to save is returned once)
+  // and the time limit.
   StepScalars OwnRequests(double elapsed_s) const;
 
-  // What the reduced requests ask for: kInterrupted (INT on some rank), kRequeue (USR1, TERM or the
-  // time limit), or to go on.
+  // Returns the exit code that the reduced requests ask for: kInterrupted (INT on some rank),
+  // kRequeue (USR1, TERM or the time limit), or nullopt to continue.
   static std::optional<ExitCode> CodeOf(const StepScalars& reduced);
 
  private:

@@ -8,7 +8,7 @@
 namespace halflife::train {
 namespace {
 
-// Of an objective: what a dataset without targets for it most likely is.
+// For each objective, the most likely reason for a dataset without targets.
 const std::map<std::string, std::string> kLikelyCauses = {
     {"next_token", "are all documents one token long, or do no answers stand within the rows?"},
     {"masked_token", "is model.objective.masked_token.rate too small for any token to be hidden?"},
@@ -36,8 +36,8 @@ void TargetGuard::NoteStep(int64_t step, const StepResult& result) {
   const std::string& objective = config_.model.objective.name();
   HL_CHECK_AS(ExitCode::kData, in_a_row_ < most_in_a_row_, "step ", step, ": no row of the last ",
               in_a_row_, " steps has a target of the objective ", objective,
-              ", so nothing was trained; what does ", config_.data.path,
-              " hold: ", LikelyCause(objective));
+              ", so nothing was trained. Check the dataset ", config_.data.path, ": ",
+              LikelyCause(objective));
 }
 
 }  // namespace halflife::train

@@ -31,9 +31,9 @@ RunConfig Resolve(RunConfig config, const data::Dataset& dataset, int rank) {
   const int64_t steps = config.train.steps;
   ResolveSteps(config, dataset.info());
   if (rank == 0 && steps != config.train.steps && steps != LoopConfig{}.steps)
-    HL_WARN("train", "train.steps ", steps, " of the recipe does not count: train.max_epochs ",
+    HL_WARN("train", "train.steps ", steps, " of the recipe is ignored: train.max_epochs ",
             config.train.max_epochs, " makes ", config.train.steps,
-            " steps (--set train.max_epochs=0 lets train.steps count)");
+            " steps. Use --set train.max_epochs=0 to make train.steps count.");
   return config;
 }
 
@@ -50,7 +50,7 @@ data::TokenSourceConfig SourceConfig(const RunConfig& config, const dist::Mesh& 
           .epoch_end = data::EpochEndOf(config.data.epoch_end)};
 }
 
-// Rows that are much longer than the documents train on less context than data.seq_len says.
+// If rows are much longer than the documents, the effective context is shorter than data.seq_len.
 void WarnOfShortDocuments(const RunConfig& config, const data::DatasetInfo& dataset) {
   if (dataset.has_rows() || !config.data.reset_at_documents) return;
   const double mean = data::MeanDocumentTokens(dataset.train);
@@ -62,7 +62,7 @@ void WarnOfShortDocuments(const RunConfig& config, const data::DatasetInfo& data
           "data.reset_at_documents=false to continue across documents.");
 }
 
-// Text that Markdown shows letter by letter.
+// Formats text that Markdown shows verbatim.
 std::string Verbatim(const std::string& text) {
   std::istringstream lines(text);
   std::string out;
@@ -169,7 +169,8 @@ void Trainer::FinishLoad() {
   arena_->RefreshComputeCopy();
 }
 
-// The names that a checkpoint may be compared by: not those of fields that may differ anyway.
+// Returns the names that a checkpoint can be compared by, without the fields that may differ
+// anyway.
 std::vector<std::string> Trainer::FieldsToChange(const std::vector<std::string>& names,
                                                  const ckpt::StepState& expected) const {
   const std::vector<std::string> compared = ckpt::ComparedFields(
@@ -177,7 +178,7 @@ std::vector<std::string> Trainer::FieldsToChange(const std::vector<std::string>&
   const std::map<std::string, std::string> fields = FlatFields(config_);
   std::vector<std::string> to_change;
   for (const std::string& name : names) {
-    const bool of_model = name.starts_with("model.");  // all of these are compared
+    const bool of_model = name.starts_with("model.");  // A checkpoint compares all of them.
     if (of_model || std::ranges::count(compared, name) > 0 || !fields.contains(name)) {
       to_change.push_back(name);
     } else if (context_.rank() == 0) {
@@ -195,8 +196,8 @@ void Trainer::Resume(const TrainOptions& options) {
                 std::find(options.allow_change.begin(), options.allow_change.end(), fixed) ==
                     options.allow_change.end(),
                 "--allow-change ", fixed,
-                ": this field decides which samples were already seen; "
-                "a run that changes it would skip or repeat some. Start another run instead");
+                ": this field determines which samples were already seen. "
+                "Changing it would skip or repeat some. Start another run instead.");
   }
   const ckpt::StepState expected = CurrentState(false);
   const auto loaded =
@@ -243,7 +244,7 @@ std::unique_ptr<EventLog> Trainer::OpenEvents() const {
   const auto step = static_cast<int64_t>(state_.step);
   try {
     return std::make_unique<EventLog>(folder_.path() / "events", step == 0 ? 0 : step + 1);
-  } catch (const Error& error) {  // as for the heartbeat: training is worth more than its pictures
+  } catch (const Error& error) {  // As for the heartbeat: events are not a reason to stop training.
     HL_WARN("train", "no TensorBoard events: ", error.message());
     return nullptr;
   }
@@ -293,8 +294,8 @@ void Trainer::WriteRunFiles() {
   HL_INFO("train", PlanSummary(config_, model_, context_.world_size()));
 }
 
-// Rank 0 warns where the schedule does not fit the run's length, or where it does not continue the
-// learning rate of the checkpoint.
+// Rank 0 warns if the schedule does not fit the run's length, or does not continue the learning
+// rate of the checkpoint.
 void Trainer::WarnOfSchedule() const {
   if (context_.rank() != 0 || Finished()) return;
   const ScheduleConfig& schedule = config_.schedule;
@@ -321,7 +322,7 @@ void Trainer::Heartbeat(const char* phase) {
   try {
     folder_.WriteHeartbeat(static_cast<int64_t>(state_.step), phase);
   } catch (const Error& error) {
-    // A full disk must not end a run that the save policy would let go on.
+    // A full disk must not end a run that the save policy would continue.
     HL_WARN("train", "no heartbeat: ", error.message());
   }
 }
@@ -340,11 +341,11 @@ void Trainer::RunValidation() {
        .parallel = runner_->parallel()},
       context_.control());
   state_.metrics["val_loss"] = result.loss;
-  // As an error, of which less is better, as of a loss: ckpt.keep_best keeps the lowest.
+  // Stored as an error, because ckpt.keep_best keeps the lowest value.
   if (result.accuracy) state_.metrics["val_error"] = 1 - *result.accuracy;
   if (metrics_) metrics_->Validation(static_cast<int64_t>(state_.step), result);
   ShowSampleText();
-  // No deadline runs on the others while rank 0 writes.
+  // No deadline applies to the other ranks while rank 0 generates text.
   if (sample_text_)
     ckpt::ArriveWithin(context_.control(), std::numeric_limits<double>::infinity(),
                        {"sample_text", 0});
@@ -356,7 +357,7 @@ void Trainer::ShowSampleText() {
   std::string text;
   try {
     text = sample_text_(model_);
-  } catch (const Error& error) {  // training is worth more than what the model writes meanwhile
+  } catch (const Error& error) {  // Sample text is not a reason to stop training.
     HL_WARN("train", "no sample text: ", error.message());
     return;
   }
@@ -372,10 +373,10 @@ void Trainer::EndSave(bool must_succeed, const std::function<BackgroundSave::Rep
                 report.begin_us + std::llround(1e6 * report.save.seconds));
     if (metrics_) metrics_->Save(report.step, report.save, report.blocked_seconds);
   } catch (const Error& error) {
-    // All ranks throw the same error and decide alike; the older steps are untouched.
+    // All ranks throw the same error and decide equally. The older steps are unchanged.
     if (!must_succeed && save_policy_.GoesOnAfter(error.code())) {
       HL_WARN("ckpt", "a save failed, training goes on: ", error.message(),
-              "; a second failed save in a row will end the run");
+              ". A second consecutive failure will end the run.");
       return;
     }
     if (error.code() != ExitCode::kCheckpointIo) throw;
@@ -383,7 +384,7 @@ void Trainer::EndSave(bool must_succeed, const std::function<BackgroundSave::Rep
   }
 }
 
-// Why a failed save ends the run, and what its user can do.
+// Returns why a failed save ends the run, and what the user can do.
 std::string Trainer::AfterFailedSave() const {
   const int64_t saved = save_policy_.saved_step();
   return Concat(
@@ -398,16 +399,16 @@ void Trainer::AwaitSave() {
   if (save_->under_way()) EndSave(/*must_succeed=*/false, [this] { return save_->Finish(); });
 }
 
-// A failed save is told of, but is not why the run ends.
+// A failed save is logged, but it is not the reason that the run ends.
 void Trainer::AwaitSaveOfEnd() {
   try {
     AwaitSave();
   } catch (const Error& error) {
-    HL_WARN("ckpt", "the save under way failed, too: ", error.message());
+    HL_WARN("ckpt", "the save in progress failed as well: ", error.message());
   }
 }
 
-// Of the arena itself: nothing changes it meanwhile.
+// Saves the arena itself, which does not change meanwhile.
 void Trainer::SaveNow(bool must_succeed, bool final) {
   AwaitSave();
   Heartbeat("save");
@@ -425,11 +426,12 @@ void Trainer::SaveIfDue(bool requested) {
   if (!save_policy_.IsDue(step, requested)) return;
   if (!config_.ckpt.background) return SaveNow(/*must_succeed=*/false, /*final=*/false);
   const Stopwatch watch;
-  // One at a time; none is left out, so that a run's checkpoints follow from its recipe.
+  // Saves run one at a time, and none is omitted, so that a run's checkpoints follow from its
+  // recipe.
   AwaitSave();
   if (watch.Seconds() > 1) {
     HL_WARN("ckpt", "training waited ", Fixed(watch.Seconds(), 1), " s at step ", step,
-            " for the save before it to end; a larger ckpt.every leaves it the time");
+            " for the previous save to end. Use a larger ckpt.every.");
   }
   Heartbeat("save");
   save_->Begin(CurrentState(/*final=*/false));
@@ -452,7 +454,8 @@ void Trainer::LogSamples(const StepResult& result) {
 
 bool Trainer::Finished() const {
   if (state_.step >= static_cast<uint64_t>(config_.train.steps)) return true;
-  // A checkpoint holds it, so that a resumed run knows it, too. What was not trained may go on.
+  // A checkpoint contains the value, so that a resumed run knows it as well. A run that has not
+  // trained may continue.
   const auto error = state_.metrics.find("val_error");
   return config_.train.stop_at_accuracy > 0 && state_.step > 0 && error != state_.metrics.end() &&
          1 - error->second > config_.train.stop_at_accuracy;
@@ -462,7 +465,8 @@ bool Trainer::NothingToDo() const { return Finished() && folder_.finished(); }
 
 ExitCode Trainer::ConfirmDone() {
   HL_INFO("train", "this run is finished (step ", state_.step, "): nothing to do");
-  // DONE is written anew: a launcher believes that this attempt did not fail by a DONE of its own.
+  // DONE is written again, because a launcher requires a DONE of this attempt as proof that it did
+  // not fail.
   if (context_.rank() == 0) folder_.WriteDone(static_cast<int64_t>(state_.step));
   return ExitCode::kFinished;
 }
@@ -496,21 +500,22 @@ StepResult Trainer::TakeStep() {
     GuardNonFinite(config_, state_.step + 1, result, state_.guard);
     target_guard_->NoteStep(static_cast<int64_t>(state_.step) + 1, result);
   } catch (const Error&) {
-    // Every rank throws it, of sums that all have, so the save under way can end on all of them.
+    // Every rank throws this error, from sums that all ranks have, so the save in progress can end
+    // on all of them.
     AwaitSaveOfEnd();
     throw;
   }
   stop_policy_.NoteStep(result.seconds);
   ++state_.step;
   trace_.Step(static_cast<int64_t>(state_.step), begin_us, UnixMicroseconds());
-  // A validation is an earlier step's: keep_best must not see it as this one's.
+  // The validation belongs to an earlier step. keep_best must not use it for this one.
   state_.metrics.erase("val_loss");
   state_.metrics.erase("val_error");
   state_.metrics["loss"] = result.loss;
   state_.last_lr = result.lr;
   if (config_.train.log_samples) LogSamples(result);
   if (metrics_) metrics_->Step(static_cast<int64_t>(state_.step), result);
-  // On a GPU the host's waits are not the device's.
+  // On a GPU, the waits of the host are not those of the device.
   const auto compared = device_.is_cuda()
                             ? std::nullopt
                             : rank_times_.Add(result.seconds - result.exposed_comm_seconds());
@@ -523,8 +528,8 @@ ExitCode Trainer::SaveAndStop(ExitCode code) {
   trace_.Finish();
   TellWaits();
   HL_INFO("train", "stopped after step ", state_.step, " of ", config_.train.steps,
-          ": saved; start the same command again ", resumes_newest_ ? "" : "with --resume auto ",
-          "to go on");
+          ": saved. Start the same command again ", resumes_newest_ ? "" : "with --resume auto ",
+          "to continue.");
   return code;
 }
 
@@ -547,7 +552,7 @@ ExitCode Trainer::Run() {
   try {
     return Train();
   } catch (const dist::CommError& error) {
-    // A save under way may have met what ended both: its words are the cause then.
+    // If a save in progress caused both errors, its message is the cause.
     if (error.kind() == dist::CommFailure::Kind::kAborted && save_->under_way()) save_->Finish();
     throw;
   }
@@ -564,7 +569,7 @@ ExitCode Trainer::Train() {
       RunValidation();
       save_policy_.NoteValidation(step, state_.metrics);
     }
-    if (Finished()) break;  // the final save follows: there is nothing to requeue for
+    if (Finished()) break;  // The final save follows, so a requeue is not needed.
     if (const auto code = StopPolicy::CodeOf(result.scalars)) return SaveAndStop(*code);
     SaveIfDue(result.scalars.any(Scalar::kSaveAndContinue));
     if (heartbeat_clock_.Seconds() > 10) Heartbeat("train");

@@ -1,5 +1,5 @@
 // A training run from its recipe to DONE: dataset, model, arena, resume, the step loop, validation,
-// saves, stop requests.
+// saves and stop requests.
 //
 //   Trainer trainer(config, device, std::move(folder), *context,
 //                   {.resume = ckpt::ParseResume("auto")});
@@ -35,27 +35,28 @@ struct TrainOptions {
   ckpt::ResumeRequest resume;
   // Trajectory fields that may differ from the checkpoint's.
   std::vector<std::string> allow_change;
-  // Weights that a run without a checkpoint of its own starts from; null: initial values.
+  // Weights to start from if the run has no checkpoint of its own. Null: initial values.
   const ckpt::WeightSource* init_from = nullptr;
   WarmStartRules init_rules = {};
-  // Lets the model write, for TensorBoard: rank 0 calls it after each validation. Null: nobody
-  // asked for it.
+  // Generates text with the model, for TensorBoard. Rank 0 calls it after each validation. Null:
+  // off.
   std::function<std::string(const model::LanguageModel&)> sample_text = nullptr;
   TraceConfig trace = {};
-  bool count_waits = false;  // of the host for its device, in every step; told at the end
-  Stopwatch clock;           // train.time_limit_s counts from its start
+  // Counts the host's waits for its device in every step, and reports them at the end.
+  bool count_waits = false;
+  Stopwatch clock;  // train.time_limit_s counts from its start.
 };
 
 class Trainer {
  public:
-  // Collective. Opens everything that can fail, before the first step. `device` is the one that
-  // `context` communicates from. Errors carry the exit codes of core/exit_code.h.
+  // Collective. Opens everything that can fail, before the first step. `device` is the device that
+  // `context` communicates from. Errors have the exit codes of core/exit_code.h.
   Trainer(RunConfig config, Device device, RunFolder folder, dist::RankContext& context,
           const TrainOptions& options);
   ~Trainer();
 
-  // kFinished, kRequeue (saved after USR1, TERM or the time limit) or kInterrupted (saved after
-  // INT).
+  // Returns kFinished, kRequeue (saved after USR1, TERM or the time limit) or kInterrupted (saved
+  // after INT).
   ExitCode Run();
 
  private:
@@ -64,12 +65,12 @@ class Trainer {
   void Resume(const TrainOptions& options);
   void Start(const TrainOptions& options);
   void WriteRunFiles();
-  std::unique_ptr<EventLog> OpenEvents() const;  // null: not asked for, or not possible
+  std::unique_ptr<EventLog> OpenEvents() const;  // Null if it is off or not possible.
   void DescribeRun();
   void WarnOfSchedule() const;
-  // Every step is done, or train.stop_at_accuracy was passed after the last one.
+  // Returns whether all steps are done, or train.stop_at_accuracy was exceeded after the last one.
   bool Finished() const;
-  bool NothingToDo() const;  // where a finished run was started again
+  bool NothingToDo() const;  // True if a finished run was started again.
   ExitCode ConfirmDone();
   StepResult TakeStep();
   StepResult RunStep(const StepScalars& flags);
@@ -79,10 +80,10 @@ class Trainer {
   void ShowSampleText();
   void SaveIfDue(bool requested);
   void SaveNow(bool must_succeed, bool final);
-  void AwaitSave();  // of the save under way, if any
-  // The same where the run ends with an error that all ranks have decided alike.
+  void AwaitSave();  // Waits for the save in progress, if any.
+  // The same, for a run that ends with an error that all ranks agree on.
   void AwaitSaveOfEnd();
-  // `end` waits for a save's end.
+  // `end` waits for the end of a save.
   void EndSave(bool must_succeed, const std::function<BackgroundSave::Report()>& end);
   std::string AfterFailedSave() const;
   ExitCode SaveAndStop(ExitCode code);
@@ -103,29 +104,29 @@ class Trainer {
   RunTrace trace_;
   std::unique_ptr<ParameterArena> arena_;
   std::unique_ptr<data::TokenSource> source_;
-  // Saves run beside the step's collectives, so they have a group of their own.
+  // Saves run concurrently with the step's collectives, so they have their own group.
   std::unique_ptr<dist::Communicator> store_comm_;
   std::unique_ptr<ckpt::CheckpointStore> store_;
   std::unique_ptr<StepRunner> runner_;
-  std::unique_ptr<Metrics> metrics_;   // rank 0
-  std::unique_ptr<RunLines> samples_;  // rank 0, with train.log_samples
+  std::unique_ptr<Metrics> metrics_;   // Rank 0.
+  std::unique_ptr<RunLines> samples_;  // Rank 0, with train.log_samples.
   RankTimes rank_times_;
   std::optional<HostWaitReport> waits_;
   std::function<std::string(const model::LanguageModel&)> sample_text_;
-  bool resumes_newest_;  // --resume auto: the same command goes on from the newest step
+  bool resumes_newest_;  // --resume auto: the same command continues from the newest step.
 
   const ckpt::Versions versions_;
-  // What a save adds to the arrays: step, cursor, guard, last metrics.
+  // The part of a save that is not arrays: step, cursor, guard and last metrics.
   ckpt::StepState state_;
-  // The device's arrays, while they are saved in the foreground or loaded.
+  // Host copies of the device's arrays, during a foreground save or a load.
   std::vector<at::Tensor> host_copies_;
-  // Banners of the checkpoints that were passed over on resume.
+  // Banners of the checkpoints that were skipped on resume.
   std::vector<std::string> damage_;
   SavePolicy save_policy_;
   StopPolicy stop_policy_;
   std::optional<TargetGuard> target_guard_;
   Stopwatch run_clock_, heartbeat_clock_;
-  std::unique_ptr<BackgroundSave> save_;  // reads what is above: the first to go
+  std::unique_ptr<BackgroundSave> save_;  // Reads the members above, so it must be destroyed first.
 };
 
 }  // namespace halflife::train

@@ -30,7 +30,7 @@ std::regex Compile(const std::string& pattern) {
     return std::regex(pattern);
   } catch (const std::regex_error& error) {
     HL_FAIL(ExitCode::kUsage, "--init-map: '", pattern,
-            "' is no regular expression: ", error.what());
+            "' is not a regular expression: ", error.what());
   }
 }
 
@@ -40,7 +40,7 @@ std::string Trimmed(const std::string& text) {
   return text.substr(first, text.find_last_not_of(" \t\r") - first + 1);
 }
 
-// Renamed name -> the source's weight.
+// Maps renamed names to weights of the source.
 std::map<std::string, const ckpt::WeightInfo*> Rename(const ckpt::WeightSource& source,
                                                       const WarmStartRules& rules) {
   std::vector<std::pair<std::regex, std::string>> compiled;
@@ -93,8 +93,9 @@ class Plan {
     }
     HL_CHECK_AS(
         ExitCode::kUsage, lines_.empty(), source.where(), " does not fit this model:", lines_,
-        "\n--init-map FILE renames, --init-allow-missing GLOB keeps initial values, "
-        "--init-allow-unexpected GLOB leaves tensors out, --init-new-rows grows a vocabulary");
+        "\nUse --init-map FILE to rename tensors, --init-allow-missing GLOB to keep initial "
+        "values, --init-allow-unexpected GLOB to ignore tensors, --init-new-rows to grow a "
+        "vocabulary.");
   }
 
   std::vector<Item> items;

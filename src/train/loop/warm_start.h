@@ -1,5 +1,5 @@
 // Starts a run from the weights of another model (`--init-from`). Nothing is adapted silently:
-// every difference is named.
+// every difference is reported.
 //
 //   const WarmStartReport report = WarmStart(source, rules, arena);
 #pragma once
@@ -17,16 +17,17 @@
 namespace halflife::train {
 
 struct WarmStartReport {
-  int num_loaded = 0, num_kept = 0, num_unused = 0;  // tensors
-  int64_t num_elements = 0;                          // read
+  int num_loaded = 0, num_kept = 0, num_unused = 0;  // Tensors.
+  int64_t num_elements = 0;                          // Elements that were read.
 };
 
-// One rule a line, `pattern -> replacement`; '#' starts a comment. Error kUsage with the line.
+// Reads one rule per line, `pattern -> replacement`. '#' starts a comment. Error kUsage with the
+// line.
 std::vector<std::pair<std::string, std::string>> ReadRenames(const std::filesystem::path& file);
 
-// Fills the arena's main weights, which hold their initial values, from `source`; the compute copy
-// follows. Error kUsage lists every missing, unexpected and misshapen tensor, and two names that a
-// rule makes one.
+// Fills the arena's main weights, which contain their initial values, from `source`, and updates
+// the compute copy. Error kUsage lists every missing, unexpected and misshapen tensor, and names
+// that a rule makes equal.
 WarmStartReport WarmStart(const ckpt::WeightSource& source, const WarmStartRules& rules,
                           ParameterArena& arena);
 

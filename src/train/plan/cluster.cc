@@ -15,7 +15,7 @@ namespace halflife::train {
 namespace {
 
 constexpr double kGiB = 1024.0 * 1024 * 1024;
-constexpr int kMostRanks = 1 << 20;  // up to which the step's scalars are exact
+constexpr int kMostRanks = 1 << 20;  // The step's scalars are exact up to this number.
 
 const std::vector<std::string> kDevices = [] {
   std::vector<std::string> devices;
@@ -36,7 +36,7 @@ Cluster Preset(const std::string& device) {
             .memory_bytes = gpu->memory_bytes,
             .limits = gpu->limits};
   }
-  // The rates of a small server's core and of 10 GbE; an operation is polled for every 50 us.
+  // Rates of a core of a small server and of 10 GbE. An operation is polled every 50 us.
   return {.device = device,
           .efficiency = 1,
           .hbm_bytes_per_s = 10e9,
@@ -52,7 +52,7 @@ double NumberOf(const std::string& key, const std::string& value, const std::str
   const double number = std::strtod(value.c_str(), &end);
   HL_CHECK_AS(ExitCode::kUsage,
               !value.empty() && *end == '\0' && std::isfinite(number) && number > 0, "--plan ", key,
-              "=", value, ": ", works, " would work");
+              "=", value, " is invalid. Use ", works, ".");
   return number;
 }
 
@@ -60,8 +60,8 @@ int64_t CountOf(const std::string& key, const std::string& value, int64_t least,
   char* end = nullptr;
   const long long number = std::strtoll(value.c_str(), &end, 10);
   HL_CHECK_AS(ExitCode::kUsage, !value.empty() && *end == '\0' && number >= least && number <= most,
-              "--plan ", key, "=", value, ": a whole number from ", least, " to ", most,
-              " would work");
+              "--plan ", key, "=", value, " is invalid. Use a whole number from ", least, " to ",
+              most, ".");
   return number;
 }
 
@@ -69,7 +69,7 @@ struct Assignment {
   std::string key, value;
 };
 
-// The pieces between commas; a lone word has no value.
+// Splits a text at commas. A word without '=' has no value.
 std::vector<Assignment> Split(const std::string& text) {
   std::vector<Assignment> assignments;
   std::istringstream pieces(text);
@@ -87,14 +87,14 @@ std::vector<Assignment> Split(const std::string& text) {
 double EfficiencyOf(const std::string& key, const std::string& value) {
   constexpr char kWorks[] = "a number above 0 and up to 1";
   const double efficiency = NumberOf(key, value, kWorks);
-  HL_CHECK_AS(ExitCode::kUsage, efficiency <= 1, "--plan ", key, "=", value, ": ", kWorks,
-              " would work");
+  HL_CHECK_AS(ExitCode::kUsage, efficiency <= 1, "--plan ", key, "=", value, " is invalid. Use ",
+              kWorks, ".");
   return efficiency;
 }
 
 using Setter = std::function<void(const Assignment&, PlanRequest&)>;
 
-// A whole number from `least` to `most`.
+// Sets a whole number from `least` to `most`.
 template <typename Int>
 Setter SetCount(Int Cluster::*field, int64_t least, int64_t most) {
   return [=](const Assignment& given, PlanRequest& request) {
@@ -108,7 +108,7 @@ Setter SetCount(std::optional<Int> PlanRequest::*field, int64_t least, int64_t m
   };
 }
 
-// A number above 0, in units of `unit`.
+// Sets a number above 0, in units of `unit`.
 Setter SetAmount(double Cluster::*field, double unit) {
   return [=](const Assignment& given, PlanRequest& request) {
     request.cluster.*field = unit * NumberOf(given.key, given.value, "a number > 0");
@@ -125,7 +125,7 @@ const std::vector<PlanKey> kKeys = {
     {"sp", SetCount(&PlanRequest::sp, 1, kMostRanks)},
     {"zero", SetCount(&PlanRequest::zero, 0, 2)},
     {"micro_batch", SetCount(&PlanRequest::micro_batch, 1, std::numeric_limits<int32_t>::max())},
-    {"device", [](const Assignment&, PlanRequest&) {}},  // read first: DeviceOf
+    {"device", [](const Assignment&, PlanRequest&) {}},  // DeviceOf reads it first.
     {"peak_tflops", SetAmount(&Cluster::peak_flops, 1e12)},
     {"efficiency",
      [](const Assignment& given, PlanRequest& request) {
@@ -143,17 +143,17 @@ const PlanKey& FindKey(const std::string& name) {
   std::vector<std::string> names;
   for (const PlanKey& key : kKeys) names.push_back(key.name);
   HL_FAIL(ExitCode::kUsage, "--plan has no '", name, "'", DidYouMean(name, names),
-          "; auto, or one of ", Join(names, ", "), " with =VALUE would work");
+          "\nUse auto, or one of ", Join(names, ", "), " with =VALUE.");
 }
 
 std::string DeviceOf(const std::vector<Assignment>& assignments) {
   for (const Assignment& assignment : assignments) {
     if (assignment.key != "device") continue;
     HL_CHECK_AS(ExitCode::kUsage, std::ranges::count(kDevices, assignment.value) > 0,
-                "--plan device=", assignment.value, DidYouMean(assignment.value, kDevices), ": ",
-                Join(kDevices, ", "),
-                " would work; for another, the nearest of these with its own peak_tflops, hbm_gbs "
-                "and memory_gib");
+                "--plan device=", assignment.value, DidYouMean(assignment.value, kDevices),
+                "\nUse one of ", Join(kDevices, ", "),
+                ". For another device, use the nearest of these with its own peak_tflops, hbm_gbs "
+                "and memory_gib.");
     return assignment.value;
   }
   return "h100";
@@ -164,12 +164,12 @@ std::string DeviceOf(const std::vector<Assignment>& assignments) {
 PlanRequest ParsePlan(const std::string& text) {
   const std::vector<Assignment> assignments = Split(text);
   HL_CHECK_AS(ExitCode::kUsage, !assignments.empty(),
-              "--plan '' names no machines; nodes=4,gpus=8 would work");
+              "--plan '' names no machines. Use for example nodes=4,gpus=8.");
   PlanRequest request = {.cluster = Preset(DeviceOf(assignments))};
   std::set<std::string> seen;
   for (const Assignment& given : assignments) {
     HL_CHECK_AS(ExitCode::kUsage, seen.insert(given.key).second, "--plan names ", given.key,
-                " twice; once would work");
+                " twice. Name it once.");
     if (given.key == "auto" && given.value.empty()) {
       request.search = true;
     } else {
@@ -178,11 +178,11 @@ PlanRequest ParsePlan(const std::string& text) {
   }
   const Cluster& cluster = request.cluster;
   HL_CHECK_AS(ExitCode::kUsage, cluster.nodes <= kMostRanks / cluster.gpus,
-              "--plan nodes=", cluster.nodes, ",gpus=", cluster.gpus, ": at most ", kMostRanks,
-              " ranks in all would work");
+              "--plan nodes=", cluster.nodes, ",gpus=", cluster.gpus, " are too many. Use at most ",
+              kMostRanks, " ranks in total.");
   HL_CHECK_AS(ExitCode::kUsage, cluster.peak_flops > 0 || cluster.bf16_flops > 0,
-              "--plan device=cpu: how fast its cores multiply is not known; peak_tflops=NUMBER "
-              "would work, e.g. full FLOPs a second of a run on one rank, in units of 1e12");
+              "--plan device=cpu: the speed of its cores is unknown. Add peak_tflops=NUMBER, for "
+              "example the full FLOPs per second of a run on one rank, in units of 1e12.");
   return request;
 }
 
@@ -208,8 +208,9 @@ RunConfig ConfigFor(RunConfig config, const PlanRequest& request) {
   const std::vector<int> sizes = cluster.RowSizes();
   HL_CHECK_AS(ExitCode::kUsage, std::ranges::count(sizes, config.parallel.sp) > 0,
               "--plan nodes=", cluster.nodes, ",gpus=", cluster.gpus, " with sp ",
-              config.parallel.sp, ": the ranks of a row lie on one node or are all of several; sp ",
-              Join(sizes, ", "), " would work");
+              config.parallel.sp,
+              ": the ranks of a row must be on one node, or be all ranks of several nodes. Use sp ",
+              Join(sizes, ", "), ".");
   return config;
 }
 
@@ -218,15 +219,15 @@ double Cluster::Seconds(const dist::RehearsedOperation& operation) const {
   if (ranks == 1) return 0;
   const auto bytes = static_cast<double>(operation.bytes);
   const double others = ranks - 1;
-  // Every rank sends to every other one, on its host's processor.
+  // Every rank sends to every other rank, through its host's processor.
   if (operation.group == "control") return 50e-6 + others * 2e-6 + bytes * others / 1e9;
-  const int of_node = std::min(ranks, gpus);  // consecutive ranks
+  const int of_node = std::min(ranks, gpus);  // Consecutive ranks on one node.
   const int group_nodes = (ranks + of_node - 1) / of_node;
   const bool crosses = group_nodes > 1;
   if (operation.kind == dist::OpKind::kSendRecv)
     return base_s + (crosses ? network_hop_s : node_hop_s) +
            bytes / (crosses ? network_bytes_per_s : nvlink_bytes_per_s);
-  // A ring enters and leaves a node once for each of its ranks' network cards.
+  // A ring enters and leaves a node once for each network card of its ranks.
   const double rate =
       crosses ? std::min(nvlink_bytes_per_s, of_node * network_bytes_per_s) : nvlink_bytes_per_s;
   const double network_hops = crosses ? group_nodes : 0, node_hops = others - network_hops;

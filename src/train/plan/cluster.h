@@ -1,5 +1,5 @@
-// The machines that a plan is for, as `train --dry-run --plan` names them, and what time a
-// collective takes on them: t = alpha + bytes / beta.
+// The machines of a plan (`train --dry-run --plan`), and the time that a collective takes on them:
+// t = alpha + bytes / beta.
 //
 //   const PlanRequest request = ParsePlan("nodes=128,gpus=8,sp=8,zero=1");
 //   const double s = request.cluster.Seconds({.group = "world",
@@ -20,51 +20,53 @@
 
 namespace halflife::train {
 
-// ParsePlan fills it with what is known of the device (KnownGpus).
+// ParsePlan fills it with the known facts of the device (KnownGpus).
 struct Cluster {
   std::string device = {};
-  int nodes = 1, gpus = 1;  // gpus: ranks of a node
-  // Of a rank, dense: as it was given; 0: the device's in the recipe's precision.
+  int nodes = 1, gpus = 1;  // gpus: ranks per node.
+  // Dense peak of a rank, as given by the user. 0: the device's peak in the recipe's precision.
   double peak_flops = 0;
-  double bf16_flops = 0, fp32_flops = 0;  // 0: not known
-  double efficiency = 0.5;                // of the peak that products reach; assumed
-  double hbm_bytes_per_s = 0;             // of a rank's memory
-  double nvlink_bytes_per_s = 0;          // of a rank to others of its node
-  double network_bytes_per_s = 0;         // of a rank to another node
-  double memory_bytes = 0;                // of a rank; 0: not known
-  kernels::DeviceLimits limits = {};      // of a GPU's schedules
-  // The latency of an operation, and of each step of a message within a node and between two. A
-  // GPU's are those of NCCL's own model for rings of the Simple protocol (NCCL 2.28,
+  double bf16_flops = 0, fp32_flops = 0;  // 0: unknown.
+  double efficiency = 0.5;            // Assumed fraction of the peak that matrix products reach.
+  double hbm_bytes_per_s = 0;         // Memory bandwidth of a rank.
+  double nvlink_bytes_per_s = 0;      // From a rank to the other ranks of its node.
+  double network_bytes_per_s = 0;     // From a rank to another node.
+  double memory_bytes = 0;            // Memory of a rank. 0: unknown.
+  kernels::DeviceLimits limits = {};  // Limits of a GPU, for kernel schedules.
+  // Latency of an operation, and of each step of a message within a node and between two nodes. The
+  // values for GPUs are those of NCCL's own model for rings with the Simple protocol (NCCL 2.28,
   // src/graph/tuning.cc).
   double base_s = 8.4e-6, node_hop_s = 3.4e-6, network_hop_s = 14e-6;
 
   int world_size() const { return nodes * gpus; }
-  // With peak_flops.
+  // Returns a copy with peak_flops set for this precision.
   Cluster InPrecision(const std::string& precision) const;
-  // The time of one operation, with `bytes` as flight records count them: rings, and for
-  // all-reduces also trees, of consecutive ranks; those of the group "control" are messages of
-  // hosts.
+  // Returns the time of one operation. `bytes` are counted as in flight records. Models rings, and
+  // trees as well for all-reduces, of consecutive ranks. Operations of the group "control" are
+  // messages between hosts.
   double Seconds(const dist::RehearsedOperation& operation) const;
-  // What decides between strategies of sp ranks that share rows.
+  // The costs that choose the exchange strategy of sp ranks that share rows.
   ops::ExchangeCost RowCost(int sp) const;
-  // How many ranks may share a row: they lie on one node or are all of several.
+  // Returns the allowed numbers of ranks per row. They are on one node, or are all ranks of several
+  // nodes.
   std::vector<int> RowSizes() const;
 };
 
 struct PlanRequest {
   Cluster cluster = {};
-  bool search = false;                    // auto: what of these three is absent is chosen
-  std::optional<int> sp = {}, zero = {};  // absent: the recipe's
+  bool search = false;                    // auto: choose the values that are absent.
+  std::optional<int> sp = {}, zero = {};  // Absent: the recipe's value.
   std::optional<int64_t> micro_batch = {};
 };
 
-// "nodes=128,gpus=8,sp=8,zero=1", "auto,nodes=4,gpus=8,device=h200,memory_gib=120": the keys are
-// nodes, gpus, sp, zero, micro_batch, device (h100 h200 a100 cpu), peak_tflops, efficiency,
-// hbm_gbs, nvlink_gbs, network_gbs and memory_gib; GB/s are 1e9 bytes a second. Error kUsage for an
-// unknown key or an impossible value, which says what would work.
+// Parses for example "nodes=128,gpus=8,sp=8,zero=1" or
+// "auto,nodes=4,gpus=8,device=h200,memory_gib=120". The keys are nodes, gpus, sp, zero,
+// micro_batch, device (h100 h200 a100 cpu), peak_tflops, efficiency, hbm_gbs, nvlink_gbs,
+// network_gbs and memory_gib. GB/s are 1e9 bytes per second. Error kUsage for an unknown key or an
+// invalid value, with the allowed values.
 PlanRequest ParsePlan(const std::string& text);
 
-// The recipe on these machines. Error kUsage where sp is none of RowSizes().
+// Returns the recipe for these machines. Error kUsage if sp is not one of RowSizes().
 RunConfig ConfigFor(RunConfig config, const PlanRequest& request);
 
 }  // namespace halflife::train

@@ -21,13 +21,13 @@ using dist::RehearsedEvent;
 using dist::RehearsedOperation;
 
 constexpr double kMiB = 1024.0 * 1024;
-// Of compute while collectives run beside it; assumed.
+// Slowdown of compute while collectives run (assumed).
 constexpr double kComputeTax = 0.04;
-// Of a GPU's memory to pinned memory of its host; assumed (PCIe of the fourth generation).
+// From a GPU's memory to pinned memory of its host (assumed: PCIe 4).
 constexpr double kHostCopyBytesPerS = 25e9;
-// The driver's context, and of a communicator NCCL_BUFFSIZE in both directions of 32 channels.
+// The driver's context, and per communicator NCCL_BUFFSIZE in both directions of 32 channels.
 constexpr double kContextBytes = 512 * kMiB, kCommunicatorBytes = 32 * 2 * 4 * kMiB;
-constexpr double kMargin = 0.05;  // of the rest
+constexpr double kMargin = 0.05;  // Fraction of the rest.
 
 enum Lane : int { kCompute, kRows, kGradients, kParameters, kScalars };
 
@@ -47,7 +47,8 @@ double SecondsOf(const ComputePiece& piece, const Cluster& cluster) {
                   piece.bytes / cluster.hbm_bytes_per_s);
 }
 
-// Of operations, by index. A rank without a part in a shift waits for those that have one.
+// Returns the seconds of each operation, by index. In a shift, a rank that takes no part waits for
+// those that do.
 std::vector<double> SecondsOf(const std::vector<RehearsedOperation>& operations,
                               const Cluster& cluster) {
   std::map<std::string, int64_t> largest;
@@ -65,16 +66,16 @@ std::vector<double> SecondsOf(const std::vector<RehearsedOperation>& operations,
 // The two steps of a rehearsal on their lanes.
 struct StepTimeline {
   std::vector<TimelineOperation> operations;
-  std::vector<int64_t> collective;  // by operation: in the rehearsal; -1: compute
-  std::vector<int> updates;         // the operation that ends each step
+  std::vector<int64_t> collective;  // By operation: index in the rehearsal. -1: compute.
+  std::vector<int> updates;         // The operations that end each step.
   Timeline timeline;
 };
 
 StepTimeline TimelineOf(const StepOperations& step, const Cluster& cluster,
                         const std::vector<double>& seconds) {
   StepTimeline result;
-  std::vector<int> place(seconds.size(), -1);  // of a collective among the operations
-  std::vector<int> after;                      // of what comes next
+  std::vector<int> place(seconds.size(), -1);  // By collective: index among the operations.
+  std::vector<int> after;                      // Dependencies of the next operation.
   for (const RehearsedEvent& event : step.rehearsal.events()) {
     const auto value = static_cast<size_t>(event.value);
     const auto next = static_cast<int>(result.operations.size());
@@ -118,7 +119,8 @@ void AddTimes(const StepOperations& step, const Cluster& cluster, ClusterPlan& p
   }
 }
 
-// What a step takes beyond products at the peak rate, which sums to plan.step_s less that.
+// Adds the losses: time of a step beyond products at the peak rate. They sum to plan.step_s minus
+// that time.
 void AddLosses(const StepOperations& step, double ideal_flops, ClusterPlan& plan) {
   const Cluster& cluster = plan.cluster;
   double flops = 0, recomputed = 0, below_peak = 0, traffic = 0, update = 0;
@@ -138,27 +140,27 @@ void AddLosses(const StepOperations& step, double ideal_flops, ClusterPlan& plan
   std::map<std::string, double> waits;
   for (const PlannedCollective& row : plan.collectives)
     waits[Concat("waiting for ", row.what, " of ", row.group)] += row.exposed_seconds;
-  plan.losses = {{"products below the device's peak", below_peak},
-                 {"layers that the memory's rate bounds", traffic},
-                 {"the update", update},
-                 {"recomputation", recomputed / cluster.peak_flops},
-                 {"slices of rows that are longer or see more than the mean",
-                  (flops - ideal_flops) / cluster.peak_flops}};
+  plan.losses = {
+      {"products below the device's peak", below_peak},
+      {"layers bound by memory bandwidth", traffic},
+      {"the update", update},
+      {"recomputation", recomputed / cluster.peak_flops},
+      {"slices of rows with more work than the mean", (flops - ideal_flops) / cluster.peak_flops}};
   for (const auto& [what, seconds] : waits) plan.losses.push_back({what, seconds});
   double known = ideal_flops / cluster.peak_flops;
   for (const PlannedLoss& loss : plan.losses) known += loss.seconds;
-  plan.losses.push_back({"compute beside collectives", plan.step_s - known});
+  plan.losses.push_back({"compute slowed by collectives", plan.step_s - known});
   std::ranges::stable_sort(plan.losses, std::ranges::greater(), &PlannedLoss::seconds);
 }
 
-// Adds what the formulas of a start leave out, and takes the arena's own sizes.
+// Adds memory that the formulas of a start omit, and uses the arena's exact sizes.
 void AddMemory(const RunConfig& config, const StepOperations& step, ClusterPlan& plan) {
   MemoryPlan& memory = plan.memory;
   memory.main_and_adam = step.main_and_adam_bytes;
   memory.compute_copy = step.compute_copy_bytes;
   if (config.parallel.zero_stage > 1 && plan.cluster.world_size() > 1)
     memory.gradients = step.gradient_bytes + step.bucket_slot_bytes;
-  int64_t whole_past = 0;  // of all layers and micro-batches
+  int64_t whole_past = 0;  // Over all layers and micro-batches.
   std::map<std::string, int> groups;
   for (const RehearsedOperation& operation : step.operations()) {
     if (operation.group != "control") groups[operation.group] = operation.group_size;
@@ -178,7 +180,7 @@ void AddMemory(const RunConfig& config, const StepOperations& step, ClusterPlan&
 void AddSave(const RunConfig& config, const StepOperations& step, ClusterPlan& plan) {
   plan.checkpoint_bytes = 12 * static_cast<double>(plan.parameters);
   if (!config.ckpt.saves_beside_training()) return;
-  // A copy of this rank's share, which the next update waits for.
+  // The next update waits for a copy of this rank's share.
   const double bytes = plan.checkpoint_bytes / plan.cluster.world_size();
   const double copy_s = config.train.device == "cuda" ? bytes / kHostCopyBytesPerS
                                                       : 2 * bytes / plan.cluster.hbm_bytes_per_s;
@@ -193,8 +195,8 @@ void AddWarnings(ClusterPlan& plan) {
     plan.warnings.push_back(
         Concat("memory: ", HumanBytes(total), " of a rank's ", HumanBytes(room), ", ",
                percent(total / room),
-               total > room ? "; it does not fit: " : "; estimates may be short by as much: ",
-               "a smaller micro_batch, a higher zero or a larger sp takes less"));
+               total > room ? "; it does not fit. " : "; estimates may be too low by this margin. ",
+               "Use a smaller micro_batch, a higher zero or a larger sp."));
   if (plan.exposed_s() > 0.1 * plan.step_s)
     plan.warnings.push_back(Concat("communication: compute waits for it in ",
                                    percent(plan.exposed_s() / plan.step_s), " of a step"));

@@ -1,6 +1,6 @@
-// What a recipe will cost on a cluster: memory, collectives, the time of a step, what that is lost
-// on. Operations and bytes are those of the run's own code (step_operations.h); times follow from
-// the cluster's rates and are a model, not a measurement.
+// The cost of a recipe on a cluster: memory, collectives, the time of a step and its losses.
+// Operations and bytes come from the code of a run (step_operations.h). Times follow from the rates
+// of the cluster: they are modelled, not measured.
 //
 //   const PlanRequest request = ParsePlan("nodes=4,gpus=8,sp=8,zero=1");
 //   const ClusterPlan plan = PlanCluster(ConfigFor(config, request), request.cluster);
@@ -19,39 +19,40 @@
 
 namespace halflife::train {
 
-// All of one kind in a step, of one rank.
+// All operations of one kind in a step of one rank.
 struct PlannedCollective {
-  std::string group = {};  // as in metrics.jsonl's comm_bytes/GROUP
+  std::string group = {};  // As in comm_bytes/GROUP of metrics.jsonl.
   int group_size = 1;
-  std::string kind = {}, what = {};  // "all_reduce", "grad_bucket"
-  int64_t count = 0, bytes = 0;      // bytes as flight records count them
-  double seconds = 0;                // all of them, one after the other
-  double exposed_seconds = 0;        // that compute waits for
+  std::string kind = {}, what = {};  // For example "all_reduce" and "grad_bucket".
+  int64_t count = 0, bytes = 0;      // bytes: counted as in flight records.
+  double seconds = 0;                // Sum over all of them.
+  double exposed_seconds = 0;        // Time that compute waits for them.
 };
 
-// The share of a rank's memory beyond which a plan is warned of, as a part of it is estimated.
+// A plan warns above this fraction of a rank's memory, because a part of the memory is an estimate.
 constexpr double kPlannedMemory = 0.9;
 
 struct PlannedLoss {
   std::string what = {};
-  double seconds = 0;  // of a step
+  double seconds = 0;  // Seconds per step.
 };
 
 struct ClusterPlan {
   Cluster cluster = {};
   int sp = 1, zero_stage = 0;
-  int64_t micro_batch = 1, num_micro_batches = 1;  // on each rank, in a step
-  int64_t parameters = 0, tokens = 0;              // tokens of a step, over all ranks
+  int64_t micro_batch = 1, num_micro_batches = 1;  // Per rank and step.
+  int64_t parameters = 0, tokens = 0;              // tokens: per step, over all ranks.
   MemoryPlan memory = {};
   std::vector<PlannedCollective> collectives = {};
-  double step_s = 0, compute_s = 0;  // compute: alone, the update with it
-  double tokens_per_s = 0;           // over all ranks
-  // Shares of the peak: 6 x parameters a token (Chowdhery et al., 2022, appendix B), and all
-  // products of forward and backward, token-to-token work included and the embedding's lookup not.
+  double step_s = 0, compute_s = 0;  // compute_s: compute without waits, including the update.
+  double tokens_per_s = 0;           // Over all ranks.
+  // Fractions of the peak. mfu_6p counts 6 x parameters FLOPs per token (Chowdhery et al., 2022,
+  // appendix B). mfu_full counts all products of forward and backward, including token-to-token
+  // work and excluding the embedding lookup.
   double mfu_6p = 0, mfu_full = 0;
   double checkpoint_bytes = 0;
-  std::optional<double> save_blocked_s = {};  // absent: for as long as it takes to write
-  // What a step takes beyond full products at the peak rate, all of it, the largest first.
+  std::optional<double> save_blocked_s = {};  // Absent: a save blocks until it is written.
+  // All time of a step beyond products at the peak rate, largest loss first.
   std::vector<PlannedLoss> losses = {};
   std::vector<std::string> warnings = {};
 
@@ -59,13 +60,13 @@ struct ClusterPlan {
   double exposed_s() const;
 };
 
-// `config`: complete (CompleteForPlan) for the cluster's ranks. The plan is that of the last rank
-// of a row, which has the most to wait for.
+// `config` is complete (CompleteForPlan) for the ranks of the cluster. The plan is for the last
+// rank of a row, which waits longest.
 ClusterPlan PlanCluster(const RunConfig& config, const Cluster& cluster);
-// The same, with what was rehearsed for such slices and rows of a micro-batch before.
+// The same, but reuses earlier rehearsals of the same slices and micro-batch rows.
 ClusterPlan PlanCluster(const RunConfig& config, const Cluster& cluster, RowRehearsals& rehearsals);
 
-// The collectives of a rank's step, without times: what a run on these ranks records.
+// Returns the collectives of a rank's step, without times, as a run on these ranks records them.
 std::vector<PlannedCollective> CollectivesOf(const StepOperations& step);
 
 }  // namespace halflife::train

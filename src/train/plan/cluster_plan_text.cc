@@ -17,8 +17,8 @@ std::string Percent(double part) { return Concat(Fixed(100 * part, 1), " %"); }
 std::string Milliseconds(double seconds) { return Concat(Fixed(1e3 * seconds, 2), " ms"); }
 
 struct MemoryPart {
-  const char* key;   // in JSON
-  const char* name;  // in text
+  const char* key;   // Key in JSON.
+  const char* name;  // Name in the text.
   double bytes;
   bool is_estimate;
 };
@@ -29,7 +29,7 @@ std::vector<MemoryPart> PartsOf(const MemoryPlan& memory) {
           {"activations", "activations", memory.activations, true},
           {"loss", "loss: logits, gradients", memory.loss, false},
           {"workspace", "workspace of a kernel", memory.workspace, false},
-          {"states", "before its slices of rows", memory.states, false},
+          {"states", "states before its slices", memory.states, false},
           {"exchange", "messages between slices", memory.exchange, true},
           {"saved_copy", "copy while a save is written", memory.saved_copy, false},
           {"libraries", "driver and NCCL", memory.libraries, true},
@@ -86,13 +86,13 @@ void AddCollectives(const ClusterPlan& plan, Lines& lines) {
 
 void AddStep(const ClusterPlan& plan, Lines& lines) {
   const int ranks = plan.cluster.world_size();
-  lines.Add("one step, by a model of times");
+  lines.Add("one step, modelled");
   lines.Row("tokens", HumanCount(static_cast<double>(plan.tokens)),
             Concat(plan.num_micro_batches,
                    plan.num_micro_batches == 1 ? " micro-batch of " : " micro-batches of ",
                    Counted(plan.micro_batch, "row"), " on each rank"));
   lines.Row("time", Milliseconds(plan.step_s));
-  lines.Row("compute alone", Milliseconds(plan.compute_s));
+  lines.Row("compute", Milliseconds(plan.compute_s));
   lines.Row("exposed communication", Milliseconds(plan.exposed_s()),
             Percent(plan.exposed_s() / plan.step_s));
   lines.Row("tokens/s", HumanCount(plan.tokens_per_s));
@@ -102,7 +102,7 @@ void AddStep(const ClusterPlan& plan, Lines& lines) {
   lines.Row("MFU, full", Percent(plan.mfu_full), peak);
   lines.Row("checkpoint", HumanBytes(plan.checkpoint_bytes));
   lines.Row("a save blocks",
-            plan.save_blocked_s ? Milliseconds(*plan.save_blocked_s) : "as it writes");
+            plan.save_blocked_s ? Milliseconds(*plan.save_blocked_s) : "until written");
   lines.Add("largest losses of a step");
   for (size_t i = 0; i < std::min<size_t>(plan.losses.size(), 3); ++i) {
     const PlannedLoss& loss = plan.losses[i];

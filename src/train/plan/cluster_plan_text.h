@@ -1,4 +1,4 @@
-// A plan as people and programs read it.
+// A plan as text and as JSON.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -8,9 +8,9 @@
 
 namespace halflife::train {
 
-// Warnings, memory, the collectives of a step, its time and what it is lost on, as tables.
+// Returns tables of warnings, memory, collectives of a step, its time and its losses.
 std::string ClusterPlanText(const ClusterPlan& plan);
-// The same numbers, in bytes and seconds; what is not known is null.
+// Returns the same numbers, in bytes and seconds. Unknown values are null.
 nlohmann::ordered_json ClusterPlanJson(const ClusterPlan& plan);
 
 }  // namespace halflife::train

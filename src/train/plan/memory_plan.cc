@@ -25,7 +25,7 @@ double Exact(const MemoryPlan& plan) {
   return plan.main_and_adam + plan.gradients + plan.compute_copy;
 }
 
-// What would fit into `room` bytes a rank instead.
+// Returns a change with which the run would fit into `room` bytes per rank.
 std::string WhatFits(const RunConfig& config, const model::LanguageModel& model,
                      const PlanScene& scene, double room) {
   const double parameters = static_cast<double>(model.CountParameters().total());
@@ -34,32 +34,32 @@ std::string WhatFits(const RunConfig& config, const model::LanguageModel& model,
   const auto fits = [&] { return PlanMemory(other, model, scene.world_size).total() <= room; };
   if (plan.saved_copy > 0) {
     other.ckpt.background = false;
-    if (fits()) return "ckpt.background false would fit";
+    if (fits()) return "Use ckpt.background false.";
   }
   if (RecomputeOf(config) != model::Recompute::kBlock) {
     other.train.recompute = "block";
-    if (fits()) return "train.recompute block would fit";
+    if (fits()) return "Use train.recompute block.";
     other.train.recompute = config.train.recompute;
   }
   for (other.train.micro_batch /= 2; other.train.micro_batch >= 1; other.train.micro_batch /= 2) {
     const int64_t unit = other.train.micro_batch * NumRowGroups(config, scene.world_size);
     if (config.train.global_batch % unit == 0 && fits())
-      return Concat("train.micro_batch ", other.train.micro_batch, " would fit");
+      return Concat("Use train.micro_batch ", other.train.micro_batch, ".");
   }
   other.train.micro_batch = 1;
   for (other.data.seq_len /= 2; other.data.seq_len >= 1; other.data.seq_len /= 2) {
     if (config.train.global_batch % NumRowGroups(config, scene.world_size) == 0 && fits())
-      return Concat("train.micro_batch 1 with data.seq_len ", other.data.seq_len, " would fit");
+      return Concat("Use train.micro_batch 1 with data.seq_len ", other.data.seq_len, ".");
   }
-  return Concat("its weights, Adam and gradients alone take ", HumanBytes(Exact(plan)),
-                " a rank; a model of at most ", HumanCount(room * parameters / Exact(plan)),
-                " parameters would fit");
+  return Concat("The weights, Adam and gradients take ", HumanBytes(Exact(plan)),
+                " per rank. Use a model of at most ", HumanCount(room * parameters / Exact(plan)),
+                " parameters.");
 }
 
 }  // namespace
 
 MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model, int world_size) {
-  // A plan for the CPU wakes no GPU.
+  // A plan for the CPU does not initialise a GPU.
   const Device gpu = RunsOnGpu(config) ? ChooseDevice("auto", 0) : Device{};
   return PlanMemory(config, model, world_size, GpuLimits(gpu));
 }
@@ -67,21 +67,22 @@ MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model
 MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model, int world_size,
                       const kernels::DeviceLimits& gpu) {
   const double parameters = static_cast<double>(model.CountParameters().total());
-  // of the rank with the longest slice of each row
+  // For the rank with the longest slice of each row.
   const int64_t slice = model::CutRow(config.data.seq_len, config.parallel.row_ranks(),
                                       model::SequenceParallel::kAlign)[0];
   const int64_t tokens = config.train.micro_batch * slice;
   const bool bf16 = config.train.precision == "bf16";
   const int bytes_per_element = bf16 ? 2 : 4;
   const double shares = config.parallel.zero_stage > 0 ? world_size : 1;
-  // GradientHooks, or MicroBatchSum
+  // The sum of GradientHooks, or of MicroBatchSum.
   const bool in_order = RunsOnGpu(config) || config.train.cuda_graphs;
   const int levels = in_order ? 0 : NumLevels(NumMicroBatches(config, world_size));
-  // A recording keeps what it works with beside what other micro-batches and validation work with.
+  // A recorded graph has its own buffers, in addition to those of other micro-batches and of
+  // validation.
   const int copies = config.train.cuda_graphs && RunsOnGpu(config) ? 2 : 1;
   const bool in_bf16 = SumsInBf16(config, world_size);
-  // With stage 2 the buckets in flight and the one that fills; the longest may be one tensor. The
-  // last of those in flight may be there in both types.
+  // Stage 2 holds the buckets in flight and the one that fills. The largest bucket may be one
+  // tensor. The last bucket in flight may exist in both types.
   int64_t bucket = config.parallel.bucket_bytes / 4;
   for (const dist::ParamSpec& spec : model.parameters().specs())
     bucket = std::max(bucket, spec.count());
@@ -136,7 +137,7 @@ std::string MemoryVerdict(const RunConfig& config, const model::LanguageModel& m
   const std::string ranks =
       scene.ranks_of_device == 1 ? "" : Concat(" for each of ", scene.ranks_of_device, " ranks");
   return Concat("does not fit: ", HumanBytes(total), ranks, ", and there are ",
-                HumanBytes(scene.memory_bytes), " here; ", WhatFits(config, model, scene, room));
+                HumanBytes(scene.memory_bytes), " here. ", WhatFits(config, model, scene, room));
 }
 
 void RequireMemory(const RunConfig& config, const model::LanguageModel& model,

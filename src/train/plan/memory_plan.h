@@ -1,5 +1,5 @@
-// The memory that a rank of a run needs, by part: what every start is checked against before it
-// allocates, and the first lines of a plan.
+// The memory that a rank of a run needs, by part. Every start checks it before it allocates. It
+// also begins a plan.
 //
 //   const MemoryPlan plan = PlanMemory(config, model, /*world_size=*/8);
 //   RequireMemory(config, model, SceneHere(config, 8, /*local_size=*/8), rank);
@@ -15,48 +15,54 @@
 
 namespace halflife::train {
 
-// Bytes on one rank. Exact but for padding: main_and_adam, gradients, compute_copy, saved_copy,
-// pinned_staging, and workspace where no document ends inside a row; upper bounds: loss, states;
-// estimates: the others.
+// Bytes on one rank.
+// - Exact except for padding: main_and_adam, gradients, compute_copy, saved_copy, pinned_staging,
+//   and workspace if no document ends inside a row.
+// - Upper bounds: loss, states.
+// - Estimates: the others.
 struct MemoryPlan {
   double main_and_adam = 0, gradients = 0, compute_copy = 0, activations = 0, loss = 0;
-  // Most that a layer's kernel borrows on a GPU (ModelCost::WorkspaceBytes).
+  // Largest workspace of a layer's kernel on a GPU (ModelCost::WorkspaceBytes).
   double workspace = 0;
-  double saved_copy = 0;  // that a save in the background writes; of a GPU's rank on the host
-  double states = 0;      // before this rank's slices of rows, kept until backward
-  // These three are a cluster's (cluster_plan.h); else 0. Messages between the slices of rows, the
-  // largest sent and received; buffers of NCCL and the driver's context; what allocators lose.
+  // Copy that a background save writes. For a rank on a GPU, it is on the host.
+  double saved_copy = 0;
+  double states = 0;  // States before this rank's slices of rows, stored until backward.
+  // Only for a cluster (cluster_plan.h), otherwise 0. exchange: messages between the slices of
+  // rows, the largest sent and received. libraries: buffers of NCCL and the driver's context.
+  // margin: memory lost in allocators.
   double exchange = 0, libraries = 0, margin = 0;
   double total() const {
     return main_and_adam + gradients + compute_copy + activations + loss + workspace + saved_copy +
            states + exchange + libraries + margin;
   }
-  double pinned_staging = 0;  // of a save in the background from a GPU: on the host, not in total()
+  double pinned_staging = 0;  // Host memory of background saves from a GPU. Not part of total().
 };
-// A plan for a GPU is one for this process's first, or without one for an H100.
+// A plan for a GPU is for the first GPU of this process, or for an H100 if there is none.
 MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model, int world_size);
 MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model, int world_size,
                       const kernels::DeviceLimits& gpu);
 
-// What a plan is made for.
+// The machine and dataset that a plan is made for.
 struct PlanScene {
   int world_size = 1;
-  int ranks_of_device = 1;    // that share its memory
-  uint64_t memory_bytes = 0;  // of the host, or of one GPU; 0: not known here
-  int64_t train_tokens = 0;   // of the dataset; 0: not known
-  // Of its rows; none: not known, and every step is taken for a whole one.
+  int ranks_of_device = 1;    // Number of ranks that share the memory of the device.
+  uint64_t memory_bytes = 0;  // Of the host, or of one GPU. 0: unknown.
+  int64_t train_tokens = 0;   // Of the dataset. 0: unknown.
+  // Order of the dataset's rows. Absent: unknown, and every step counts as a whole one.
   std::optional<data::SampleOrder> order = {};
-  bool assumed_vocabulary = false;  // CompleteForPlan had to
+  bool assumed_vocabulary = false;  // CompleteForPlan assumed the vocabulary.
 };
-// The scene of this machine, whose `local_size` ranks share the host's memory, or have a GPU each.
+// Returns the scene of this machine. Its `local_size` ranks share the host's memory, or have one
+// GPU each.
 PlanScene SceneHere(const RunConfig& config, int world_size, int local_size);
 
-// Empty where the run fits. Else what does not fit, and what would: fewer rows in a micro-batch,
-// shorter ones, or a smaller model.
+// Returns an empty string if the run fits. Otherwise says what does not fit and what would: fewer
+// rows per micro-batch, shorter rows, or a smaller model.
 std::string MemoryVerdict(const RunConfig& config, const model::LanguageModel& model,
                           const PlanScene& scene);
-// Weights, Adam and gradients, which are exact, against the memory: Error kUsage where not even
-// they fit, which would end in the middle of a start. What only may not fit is a warning of rank 0.
+// Checks the exact part (weights, Adam and gradients) against the memory: Error kUsage if it does
+// not fit, because the start would fail. If only the estimated total does not fit, rank 0 logs a
+// warning.
 void RequireMemory(const RunConfig& config, const model::LanguageModel& model,
                    const PlanScene& scene, int rank);
 

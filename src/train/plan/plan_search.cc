@@ -21,7 +21,8 @@ std::vector<int> RowSizesToTry(const RunConfig& config, const model::LanguageMod
   return sizes;
 }
 
-// Divisors of the rows that a group of ranks has in a step; none where groups do not divide them.
+// Returns the divisors of the rows that a group of ranks has per step. Empty if the groups do not
+// divide the global batch.
 std::vector<int64_t> MicroBatchesToTry(const RunConfig& config, const PlanRequest& request,
                                        int sp) {
   const int64_t groups = request.cluster.world_size() / sp, batch = config.train.global_batch;
@@ -44,7 +45,8 @@ bool IsBetter(const ClusterPlan& a, const ClusterPlan& b) {
   return a.memory.total() < b.memory.total();
 }
 
-// Why `train` would refuse it (graphs, for one, fit no slices of rows); empty: it would not.
+// Returns why `train` would refuse the config (for example, CUDA graphs with slices of rows). Empty
+// if it would not.
 std::string Refusal(const RunConfig& config, int world_size) {
   try {
     ValidateForPlan(config, world_size);
@@ -59,7 +61,7 @@ class Search {
   Search(const RunConfig& config, const PlanRequest& request)
       : config_(config), request_(request), model_(config.model) {}
 
-  // The largest micro-batch that fits, for each stage.
+  // Tries the largest micro-batch that fits, for each stage.
   void Try(int sp, const std::vector<int64_t>& micro_batches) {
     for (const int stage : StagesToTry(request_))
       for (auto size = micro_batches.rbegin(); size != micro_batches.rend(); ++size)
@@ -68,10 +70,11 @@ class Search {
 
   const FoundPlan& found() const { return found_; }
   const std::string& smallest() const { return smallest_; }
-  const std::string& refusal() const { return refusal_; }  // of the last one that `train` refuses
+  // Of the last config that `train` refuses.
+  const std::string& refusal() const { return refusal_; }
 
  private:
-  // Whether it fits.
+  // Returns whether the plan fits.
   bool TryOne(int sp, int stage, int64_t micro_batch) {
     PlanRequest chosen = request_;
     chosen.sp = sp, chosen.zero = stage, chosen.micro_batch = micro_batch;
@@ -89,7 +92,7 @@ class Search {
     return true;
   }
 
-  // What is sent between slices does not depend on the stage.
+  // The messages between slices do not depend on the stage.
   RowRehearsals& RehearsalsOf(const RunConfig& config) {
     const int sp = config.parallel.row_ranks();
     const std::pair<int, int64_t> key(sp, config.train.micro_batch);
@@ -111,7 +114,7 @@ class Search {
   const PlanRequest& request_;
   const model::LanguageModel model_;
   FoundPlan found_;
-  std::map<std::pair<int, int64_t>, RowRehearsals> rehearsals_;  // by sp and micro_batch
+  std::map<std::pair<int, int64_t>, RowRehearsals> rehearsals_;  // By sp and micro_batch.
   double smallest_bytes_ = std::numeric_limits<double>::infinity();
   std::string smallest_, refusal_;
 };
@@ -124,20 +127,21 @@ FoundPlan SearchPlan(const RunConfig& config, const PlanRequest& request) {
   const std::vector<int> sizes = RowSizesToTry(config, model, request);
   for (const int sp : sizes) search.Try(sp, MicroBatchesToTry(config, request, sp));
   const int ranks = request.cluster.world_size();
-  HL_CHECK_AS(ExitCode::kUsage, search.found().num_possible > 0 || search.refusal().empty(),
-              "--plan auto: train would take none of the plans; of the last, ", search.refusal());
+  HL_CHECK_AS(
+      ExitCode::kUsage, search.found().num_possible > 0 || search.refusal().empty(),
+      "--plan auto: `train` would refuse all plans. Reason for the last: ", search.refusal());
   HL_CHECK_AS(ExitCode::kUsage, search.found().num_possible > 0, "--plan auto: train.global_batch ",
               config.train.global_batch, " has no split over ", ranks, " ranks",
               request.micro_batch ? Concat(" with micro_batch ", *request.micro_batch) : "",
-              "; a multiple of ", ranks / sizes.back() * request.micro_batch.value_or(1),
-              " would work, or fewer nodes");
+              ". Use a multiple of ", ranks / sizes.back() * request.micro_batch.value_or(1),
+              ", or fewer nodes.");
   HL_CHECK_AS(ExitCode::kUsage, search.found().num_fitting > 0, "--plan auto: none of ",
               search.found().num_possible, " plans fits ",
               HumanBytes(kPlannedMemory * request.cluster.memory_bytes),
-              " (90 % of a rank's); the smallest takes ", search.smallest(),
-              "; more nodes, shorter rows, ",
+              " (90 % of a rank's memory); the smallest needs ", search.smallest(),
+              ". Use more nodes, shorter rows, ",
               RecomputeOf(config) == model::Recompute::kBlock ? "" : "train.recompute block ",
-              "or a smaller model would work");
+              "or a smaller model.");
   return search.found();
 }
 

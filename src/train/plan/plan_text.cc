@@ -11,7 +11,7 @@
 namespace halflife::train {
 namespace {
 
-// One line: the memory of a rank, and whether there is that much.
+// Returns one line: the memory of a rank, and whether there is enough.
 std::string MemorySummary(const RunConfig& config, const model::LanguageModel& model,
                           const PlanScene& scene) {
   if (const std::string verdict = MemoryVerdict(config, model, scene); !verdict.empty())
@@ -80,7 +80,7 @@ std::string PlanText(const RunConfig& config, const model::LanguageModel& model,
   out << "the whole run\n";
   const auto run_tokens = static_cast<double>(TokensOfRun(config, scene));
   const int64_t whole = config.train.max_epochs;
-  // Without the dataset nobody knows how many steps the epochs make.
+  // Without the dataset, the number of steps of the epochs is unknown.
   if (whole == 0 || scene.train_tokens > 0) row("tokens", HumanCount(run_tokens));
   if (scene.train_tokens > 0) {
     const double epochs = run_tokens / static_cast<double>(scene.train_tokens);

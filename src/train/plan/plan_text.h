@@ -1,4 +1,4 @@
-// What a recipe will cost on the ranks at hand, without running it: `train --dry-run`.
+// The cost of a recipe on the current ranks, without running it: `train --dry-run`.
 #pragma once
 
 #include <string>
@@ -7,12 +7,13 @@
 
 namespace halflife::train {
 
-// Inputs of all steps; where the scene has no order, with every step whole.
+// Number of input tokens of all steps. Without an order in the scene, every step counts as a whole
+// one.
 int64_t TokensOfRun(const RunConfig& config, const PlanScene& scene);
 
-// Several lines. The first two sum up: the model with its parameter count, and the memory of a rank
-// with whether it fits. Then parameters by part, memory of a rank by part, tokens and FLOPs of a
-// step, the whole run, and last the resolved config.
+// Returns several lines. The first two are a summary: the model with its parameter count, and the
+// memory of a rank and whether it fits. Then follow parameters by part, memory of a rank by part,
+// tokens and FLOPs of a step, the whole run, and the resolved config.
 std::string PlanText(const RunConfig& config, const model::LanguageModel& model,
                      const PlanScene& scene);
 

@@ -16,9 +16,9 @@
 namespace halflife::train {
 namespace {
 
-constexpr int64_t kFewTokens = 8;  // of a slice
+constexpr int64_t kFewTokens = 8;  // Length of a slice.
 
-// A mixer alone, of a layer of the model, with weights of zeros in the dtypes of a run.
+// Only the mixer of one layer of the model, with weights of zeros in the dtypes of a run.
 struct LoneMixer {
   model::ParameterSet parameters;
   std::unique_ptr<model::Mixer> mixer;
@@ -35,7 +35,8 @@ struct LoneMixer {
   }
 };
 
-// Mixers that exchange alike: of one form, with one state (windows may follow from the layer).
+// Returns a key that is equal for mixers with equal exchanges: the same form and the same state
+// (windows may depend on the layer).
 std::string KeyOf(const model::LanguageModel& model, int64_t layer) {
   model::ModelConfig alone = model.config();
   alone.mixer = model.config().mixer_of(layer);
@@ -58,7 +59,8 @@ bool SameOperations(const RowExchanges& a, const RowExchanges& b) {
 RowRehearsals::RowRehearsals(const RunConfig& config, int sp_index, const ops::ExchangeCost& cost)
     : config_(config), sp_index_(sp_index), cost_(cost) {}
 
-// That cut a scan of `batch` rows into as many pieces as the job's cut one of its.
+// Returns the number of threads with which a scan of `batch` rows is cut into as many pieces as a
+// scan of the job's rows.
 int RowRehearsals::Threads(int64_t batch) const {
   if (config_.train.device == "cuda") return 0;
   const int64_t threads = std::max(config_.train.threads, 1), rows = config_.train.micro_batch;
@@ -71,7 +73,7 @@ RowExchanges RowRehearsals::Rehearse(int64_t layer, int64_t batch,
   const LoneMixer alone(config_, layer, compute);
   dist::Rehearsal rehearsal;
   const auto comm = rehearsal.MakeGroup(sp_index_, config_.parallel.row_ranks(), "rows");
-  // The strategy is that of the job's messages.
+  // The messages of the job determine the strategy.
   const double rows = static_cast<double>(config_.train.micro_batch) / static_cast<double>(batch);
   ops::ExchangeCost cost = cost_;
   cost.gather_s_per_byte *= rows, cost.shift_s_per_byte *= rows;
@@ -110,18 +112,18 @@ RowExchanges RowRehearsals::AtJobsLength(int64_t layer, int64_t batch) const {
   const int sp = config_.parallel.row_ranks();
   const std::vector<int64_t> lengths =
       model::CutRow(config_.data.seq_len, sp, model::SequenceParallel::kAlign);
-  // Of the longest slice, and of the shortest that is somebody's past.
+  // The lengths of the longest slice, and of the shortest slice that precedes another one.
   const int64_t length = lengths[0], least = lengths[static_cast<size_t>(sp) - 2];
   const auto rehearse = [&](int64_t of_slice) {
     return Rehearse(layer, batch, std::vector<int64_t>(static_cast<size_t>(sp), of_slice));
   };
   const auto whole = [&] { return Rehearse(layer, batch, lengths); };
   if (length <= 2 * kFewTokens) return whole();
-  // Whether a past lies within the neighbour's slice decides how it is fetched: slices of a
-  // rehearsal are as long as all pasts that do, and shorter than all others.
+  // How a past is fetched depends on whether it lies within the neighbour's slice. Slices of a
+  // rehearsal are therefore at least as long as all pasts that do, and shorter than all others.
   int64_t shorter = kFewTokens;
   RowExchanges first = rehearse(shorter);
-  bool within = true;  // all pasts
+  bool within = true;  // All pasts lie within the neighbour's slice.
   for (const int64_t reach : first.reaches) {
     if (reach > least && reach <= length) return whole();
     if (reach <= least) shorter = std::max(shorter, reach);
@@ -142,7 +144,7 @@ RowExchanges RowRehearsals::AtJobsLength(int64_t layer, int64_t batch) const {
 const RowExchanges& RowRehearsals::OfLayer(const model::LanguageModel& model, int64_t layer) {
   const std::string key = KeyOf(model, layer);
   if (const auto known = layers_.find(key); known != layers_.end()) return known->second;
-  // As many rows as change what pieces a state is cut into.
+  // The number of rows changes the pieces that a state is cut into up to kScanPieces rows.
   const int64_t rows = config_.train.micro_batch, batch = std::min(rows, ops::kScanPieces);
   RowExchanges exchanges = AtJobsLength(layer, batch);
   for (dist::RehearsedOperation& operation : exchanges.operations)

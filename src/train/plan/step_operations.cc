@@ -19,10 +19,10 @@
 namespace halflife::train {
 namespace {
 
-// What each layer's parameters are, and what it computes.
+// The parameters and the compute of each layer.
 class Pieces {
  public:
-  // `mixing`: of each block, what this rank's token-to-token work is to a token's on average.
+  // `mixing`: for each block, this rank's token-to-token work relative to that of an average token.
   Pieces(const RunConfig& config, const model::LanguageModel& model, int64_t tokens,
          const std::vector<double>& mixing, double updated_elements)
       : num_layers_(config.model.num_layers), params_(config.model.num_layers + 2) {
@@ -54,8 +54,8 @@ class Pieces {
         const double of_layer = weights[static_cast<size_t>(layer + 1)];
         const bool block = layer >= 0 && layer < num_layers_;
         const double share = block ? mixing[static_cast<size_t>(layer)] : 1;
-        // What is kept for backward is written and read once on each way; a gradient is written,
-        // and added to the arena's.
+        // Each value kept for backward is written and read once in each direction. A gradient is
+        // written and then added to the arena's.
         pieces_.push_back({.kind = kind,
                            .layer = layer,
                            .flops = rows * (flops.matmul + flops.mixing * share),
@@ -63,8 +63,8 @@ class Pieces {
                            .recomputed_flops = rows * (again.matmul + again.mixing * share)});
       }
     }
-    // AdamW: main, m and v read and written, the gradient read twice (its norm comes first), the
-    // compute copy written.
+    // AdamW reads and writes main, m and v, reads the gradient twice (its norm comes first), and
+    // writes the compute copy.
     pieces_.push_back({.kind = ComputePiece::Kind::kUpdate,
                        .bytes = updated_elements * (3 * 8 + 2 * 4 + (bf16 ? 2 : 0))});
   }
@@ -79,11 +79,11 @@ class Pieces {
 
  private:
   int64_t num_layers_;
-  std::vector<std::vector<int>> params_;  // by layer + 1
+  std::vector<std::vector<int>> params_;  // Indexed by layer + 1.
   std::vector<ComputePiece> pieces_;
 };
 
-// One rank's step as StepRunner takes it; nothing is computed.
+// Rehearses one rank's step in the order of StepRunner. Nothing is computed.
 class RankRehearsal {
  public:
   RankRehearsal(const RunConfig& config, model::LanguageModel& model, const RankOfJob& rank,
@@ -136,7 +136,7 @@ class RankRehearsal {
                      : step_.rehearsal.MakeGroup(rank, size, name);
   }
 
-  // Where a layer sees all tokens before it, rank r of R meets (2 r + 1) / R of a row's mean.
+  // If a layer sees all earlier tokens, rank r of R attends to (2 r + 1) / R times the row's mean.
   std::vector<double> MixingShares() {
     std::vector<double> shares(static_cast<size_t>(config_.model.num_layers), 1.0);
     if (mesh_.sp == 1) return shares;
@@ -222,10 +222,10 @@ class RankRehearsal {
 
 StepOperations RehearseStep(const RunConfig& config, const RankOfJob& rank,
                             RowRehearsals& rehearsals) {
-  model::LanguageModel model(config.model);  // its parameters get sizes without memory
+  model::LanguageModel model(config.model);  // Its parameters have sizes but no memory.
   StepOperations step;
   step.num_micro_batches = NumMicroBatches(config, rank.world_size);
-  // The longest slice, whichever rank has it: the others wait for it.
+  // The longest slice of any rank, because the others wait for it.
   step.tokens =
       config.train.micro_batch * model::CutRow(config.data.seq_len, config.parallel.row_ranks(),
                                                model::SequenceParallel::kAlign)[0];

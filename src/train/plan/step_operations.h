@@ -1,7 +1,7 @@
-// One optimiser step of one rank as the order of its program: pieces of compute, collectives as
-// they are issued, and where the rank waits for them. The collectives come from the objects that a
-// run has (dist::GradientReducer, GradientShares, dist::ParameterGather, StepScalars, the mixers'
-// exchanges), driven in StepRunner's order without memory and without other ranks.
+// One optimiser step of one rank in program order: pieces of compute, collectives when they are
+// issued, and the points at which the rank waits for them. The collectives come from the objects of
+// a run (dist::GradientReducer, GradientShares, dist::ParameterGather, StepScalars, the exchanges
+// of mixers), driven in the order of StepRunner without memory and without other ranks.
 //
 //   RowRehearsals rows(config, /*sp_index=*/0, cost);
 //   const StepOperations step = RehearseStep(config, {.rank = 0, .world_size = 8}, rows);
@@ -22,29 +22,30 @@ namespace halflife::train {
 struct ComputePiece {
   enum class Kind : uint8_t { kForward, kBackward, kUpdate };
   Kind kind = Kind::kForward;
-  int64_t layer = 0;  // as LanguageModel::LayerOf counts; of an update 0
-  // What one micro-batch takes on this rank: multiply-adds as 2, and what has to pass through the
-  // device's memory.
+  int64_t layer = 0;  // Numbered as in LanguageModel::LayerOf. 0 for an update.
+  // For one micro-batch on this rank: FLOPs (a multiply-add counts 2) and bytes that pass through
+  // the device's memory.
   double flops = 0, bytes = 0;
-  double recomputed_flops = 0;  // of these: of what backward computes again
+  double recomputed_flops = 0;  // Part of `flops` that backward recomputes.
 };
 
 struct StepOperations {
-  std::vector<ComputePiece> pieces = {};  // that kCompute events number
-  // Holds two steps: what the first leaves under way, the second waits for. Groups of one rank have
-  // no operations.
+  std::vector<ComputePiece> pieces = {};  // Indexed by kCompute events.
+  // Contains two steps: the second waits for operations that the first leaves in flight. Groups of
+  // one rank have no operations.
   dist::Rehearsal rehearsal = {};
-  size_t second_event = 0;        // the first event of the second step
-  int64_t second_operation = 0;   // its first operation
-  int64_t num_micro_batches = 1;  // of a step
-  int64_t tokens = 0;             // of a micro-batch on this rank
-  int64_t longest_past = 0;       // tokens before a slice that a layer asks for, at most the row's
-  // The sizes of the arena (ParameterArena), with padding.
+  size_t second_event = 0;        // The first event of the second step.
+  int64_t second_operation = 0;   // The first operation of the second step.
+  int64_t num_micro_batches = 1;  // Per step.
+  int64_t tokens = 0;             // Of a micro-batch on this rank.
+  // Largest number of tokens before a slice that a layer requests, at most the row's.
+  int64_t longest_past = 0;
+  // Sizes of the arena (ParameterArena), including padding.
   double main_and_adam_bytes = 0, gradient_bytes = 0, compute_copy_bytes = 0;
-  // With ZeRO stage 2: of the buckets that are there at one time, at most.
+  // With ZeRO stage 2: largest size of the buckets that exist at the same time.
   double bucket_slot_bytes = 0;
 
-  // The operations of the second step.
+  // Returns the operations of the second step.
   std::span<const dist::RehearsedOperation> operations() const {
     return std::span(rehearsal.operations()).subspan(static_cast<size_t>(second_operation));
   }
@@ -54,8 +55,8 @@ struct RankOfJob {
   int rank = 0, world_size = 1;
 };
 
-// `config`: complete (CompleteForPlan) for that many ranks; `rehearsals`: of the rank's slices, not
-// used where parallel.sp is 1.
+// `config` is complete (CompleteForPlan) for that many ranks. `rehearsals` are for the rank's
+// slices and unused if parallel.sp is 1.
 StepOperations RehearseStep(const RunConfig& config, const RankOfJob& rank,
                             RowRehearsals& rehearsals);
 

@@ -7,7 +7,7 @@
 namespace halflife::train {
 namespace {
 
-// When the other lanes work, as disjoint intervals in ascending order.
+// The times at which the other lanes work, as disjoint intervals in ascending order.
 class Busy {
  public:
   void Add(Interval added) {
@@ -21,7 +21,8 @@ class Busy {
     intervals_.insert(intervals_.erase(first, last), added);
   }
 
-  // When work of `seconds` from `begin` on ends, that goes slower by `tax` while they work.
+  // Returns when `seconds` of work that begin at `begin` end, if they run slower by `tax` while
+  // other lanes work.
   double EndOf(double begin, double seconds, double tax) const {
     double now = begin, left = seconds;
     auto next = std::ranges::upper_bound(intervals_, begin, {}, &Interval::end);
@@ -43,7 +44,7 @@ class Busy {
 
 Timeline Schedule(const std::vector<TimelineOperation>& operations, const TimelineRules& rules) {
   Timeline timeline;
-  std::vector<int> last_of;  // a lane's operation so far
+  std::vector<int> last_of;  // The latest operation of each lane.
   Busy others;
   for (int index = 0; index < static_cast<int>(operations.size()); ++index) {
     const TimelineOperation& operation = operations[index];
@@ -71,7 +72,7 @@ Timeline Schedule(const std::vector<TimelineOperation>& operations, const Timeli
 std::vector<Waited> WaitsOf(int operation, const std::vector<TimelineOperation>& operations,
                             const Timeline& timeline) {
   const int lane = operations[operation].lane;
-  double free = 0;  // from when on the lane was
+  double free = 0;  // The time from which the lane was free.
   for (int before = operation - 1; before >= 0; --before) {
     if (operations[before].lane != lane) continue;
     free = timeline.intervals[before].end;

@@ -33,21 +33,21 @@ double UnixSeconds() {
 std::vector<fs::path> EventFiles(const fs::path& folder) {
   std::vector<fs::path> files;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
-    // A pipe of such a name would make its reader wait.
+    // A pipe with such a name would block its reader.
     const bool named = entry.path().filename().string().starts_with(kPrefix);
     if (named && entry.is_regular_file()) files.push_back(entry.path());
   }
   return files;
 }
 
-// Drops the records of steps from `first_step` on, and a torn last one. A save is recorded when it
-// ends, behind later steps than its own, so records to keep may stand behind such: they are moved
-// forward before the rest is cut off, and a kill in between leaves them whole, with a torn record
-// behind. A file that says nothing any more is removed.
+// Removes the records of steps from `first_step` on, and an incomplete last record. A save is
+// recorded when it ends, after later steps, so records to keep may follow records to drop. They are
+// moved forward before the rest is cut off, so a kill in between leaves them complete, with an
+// incomplete record behind them. A file without remaining records is deleted.
 void CutBack(const fs::path& path, int64_t first_step) {
   TfRecordReader records(path, ExitCode::kEnvironment);
-  uint64_t kept_end = 0;  // of the records before the first dropped one
-  std::string moved;      // the kept records behind it
+  uint64_t kept_end = 0;  // End of the records before the first dropped one.
+  std::string moved;      // The kept records after it.
   bool drops = false, says_something = false;
   while (const auto payload = records.Next()) {
     tb::Event event;
@@ -78,7 +78,8 @@ void CutBack(const fs::path& path, int64_t first_step) {
   if (end < fs::file_size(path)) fs::resize_file(path, end);
 }
 
-// Names sort in the order of the attempts, even where two start within a second or a clock lags.
+// Returns a name that sorts after all earlier attempts, even if two start within a second or a
+// clock runs late.
 std::string NewName(const std::vector<fs::path>& earlier) {
   auto seconds = static_cast<long long>(UnixSeconds());
   for (const fs::path& path : earlier) {
@@ -118,7 +119,7 @@ void EventLog::Append(tb::Event& event, int64_t step) {
     HL_FAULT_POINT("train.events", ExitCode::kEnvironment);
     WriteAll(fd_.get(), record.data(), record.size(), path_, ExitCode::kEnvironment);
     end_ += static_cast<int64_t>(record.size());
-    if (failing_) HL_INFO("train", "TensorBoard events go on at step ", step);
+    if (failing_) HL_INFO("train", "TensorBoard events continue at step ", step);
     failing_ = false;
   } catch (const Error& error) {
     if (!failing_) {
@@ -126,7 +127,7 @@ void EventLog::Append(tb::Event& event, int64_t step) {
               " are lost, training goes on: ", error.message());
     }
     failing_ = true;
-    // No reader looks behind half a record.
+    // Readers stop at an incomplete record, so it is removed.
     if (::ftruncate(fd_.get(), end_) != 0) fd_ = Fd();
   }
 }

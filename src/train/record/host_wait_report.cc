@@ -10,7 +10,7 @@
 namespace halflife::train {
 namespace {
 
-// As a step goes through them.
+// Returns the phases in the order of a step.
 std::vector<std::string> InOrder(const HostWaitReport::Phases& phases) {
   static constexpr std::array kOrder = {"data", "forward", "backward", "reduce", "update"};
   std::vector<std::string> names;
@@ -35,7 +35,7 @@ void HostWaitReport::Add(const Phases& step) {
 }
 
 std::string HostWaitReport::Text() const {
-  if (num_steps_ == 0) return "host waits: no step was taken";
+  if (num_steps_ == 0) return "host waits: no step ran";
   const auto mean = [&](int64_t count) {
     return Fixed(static_cast<double>(count) / static_cast<double>(num_steps_), 1);
   };
@@ -51,9 +51,9 @@ std::string HostWaitReport::Text() const {
       text += Concat("\n    waits in ", name, ": ", mean(count));
   }
   if (num_waits == 0 && num_reads == num_steps_)
-    return text + "\n  nothing waits but the one read of a step's scalars";
+    return text + "\n  the only wait is the one read of a step's scalars";
   return text + Concat("\n  a step waits ", mean(num_waits + num_reads),
-                       " times; 1, the read of its scalars, would do");
+                       " times; only 1, the read of its scalars, is needed");
 }
 
 }  // namespace halflife::train

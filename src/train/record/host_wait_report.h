@@ -1,9 +1,8 @@
-// What makes the host wait for the device within a run's steps, and what it launches there:
-// `train --check-sync`.
+// Reports operations that make the host wait for the device within the steps of a run, and
+// launches: `train --check-sync`.
 //
 //   HostWaitReport report;
-//   report.Add(waits.Take());       // of a step, by its phases
-//   HL_INFO("train", report.Text());
+//   report.Add(waits.Take());       // Waits of one step, by phase.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +18,8 @@ class HostWaitReport {
   using Phases = std::map<std::string, ops::HostCounts>;
 
   void Add(const Phases& step);
-  // A line for each phase and what waited in it, in means over the steps; then whether anything did
-  // beside the one read of a step's scalars.
+  // Returns one line per phase with the operations that waited, as means over the steps. The last
+  // line says whether the step waited for anything except the one read of its scalars.
   std::string Text() const;
 
  private:

@@ -47,7 +47,7 @@ std::string TagOf(const std::string& metric) {
       {"save_blocked_ms", "ckpt/save_blocked_ms"},
       {"save_mb_per_s", "ckpt/save_mb_per_s"},
   };
-  // A segment's: "val_accuracy/num_kv_pairs=4".
+  // A metric of a segment, for example "val_accuracy/num_kv_pairs=4".
   if (const size_t slash = metric.find('/'); slash != std::string::npos)
     return TagOf(metric.substr(0, slash)) + metric.substr(slash);
   const auto found = kTags.find(metric);

@@ -1,4 +1,4 @@
-// TensorBoard's names for what metrics.jsonl holds: "loss" -> "train/loss". What stands before the
+// TensorBoard names for the metrics of metrics.jsonl: "loss" -> "train/loss". The part before the
 // slash is a group of charts.
 #pragma once
 
@@ -10,12 +10,12 @@
 
 namespace halflife::train {
 
-// A metric without a name of its own goes under "other/".
+// A metric without its own name goes to the group "other/".
 std::string TagOf(const std::string& metric);
 
-// Returns every number and truth value of a line, in the line's order, but for two kinds: what an
-// event carries itself (step and time), and tokens and elapsed_s of a line that tells of no trained
-// step. Validations and saves share its step, and a curve has one point a step.
+// Returns every number and boolean of a line, in the line's order, with two exceptions: (1) step
+// and time, which an event contains itself; (2) tokens and elapsed_s of lines that do not describe
+// a trained step. Validations and saves share its step, and a curve has one point per step.
 std::vector<ScalarValue> ScalarsOf(const nlohmann::ordered_json& line);
 
 }  // namespace halflife::train

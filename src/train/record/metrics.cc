@@ -140,7 +140,7 @@ void Metrics::Ranks(int64_t step, const ComparedTimes& times) {
   HL_WARN("train", "rank ", times.slowest, " takes ",
           Fixed(100 * (times.max_s / times.median_s - 1), 0),
           " % longer to compute a step than the median rank, for ",
-          times.times_in_a_row * RankTimes::kEvery, " steps now; all ranks wait for it");
+          times.times_in_a_row * RankTimes::kEvery, " steps now. All ranks wait for it.");
 }
 
 void Metrics::Text(int64_t step, const std::string& tag, const std::string& markdown) {

@@ -1,5 +1,5 @@
-// metrics.jsonl (one line a step, one a validation, one a save), the same numbers for TensorBoard,
-// and the progress line.
+// metrics.jsonl (one line per step, validation and save), the same numbers for TensorBoard, and the
+// progress line.
 #pragma once
 
 #include <memory>
@@ -21,43 +21,43 @@ namespace halflife::train {
 
 struct MetricsConfig {
   std::filesystem::path file;
-  std::string attempt;  // tells steps of a replayed stretch apart
+  std::string attempt;  // Distinguishes steps that several attempts repeat.
   std::string objective;
   int64_t total_steps = 0;
   int64_t log_every = 10;
-  // Of all ranks, whose inputs `tokens` counts: a short step has fewer, and the rows that fill its
-  // batch are none.
+  // The order of samples over all ranks, whose inputs `tokens` counts. A short step has fewer rows,
+  // and padding rows do not count.
   data::SampleOrder order;
   int64_t seq_len = 0;
   int world_size = 1;
-  double flops_per_token_6p = 0;    // 6 x parameters
-  double flops_per_token_full = 0;  // forward and backward with mixing: 3 x FlopsPerToken
-  std::optional<ComputePeak> peak;  // of one rank
+  double flops_per_token_6p = 0;    // 6 x parameters.
+  double flops_per_token_full = 0;  // Forward and backward, including mixing: 3 x FlopsPerToken.
+  std::optional<ComputePeak> peak;  // Of one rank.
   Device device;
 };
 
-// Rank 0 has one. Not thread-safe. `elapsed_s` of its lines counts from when it is made.
+// Rank 0 has one. Not thread-safe. `elapsed_s` counts from construction.
 class Metrics {
  public:
-  // `events`: null where TensorBoard is not asked for.
+  // `events` is null if TensorBoard is off.
   Metrics(const MetricsConfig& config, std::unique_ptr<EventLog> events);
-  ~Metrics();  // ends a progress line that stands on the terminal
+  ~Metrics();  // Ends a progress line on the terminal.
 
   void Step(int64_t step, const StepResult& result);
   void Validation(int64_t step, const eval::ValidationResult& result);
-  // `blocked_s`: what the save took the step loop.
+  // `blocked_s`: seconds that the step loop waited for the save.
   void Save(int64_t step, const ckpt::SaveReport& report, double blocked_s);
   void Ranks(int64_t step, const ComparedTimes& times);
-  // A damaged checkpoint that was passed over on the way to `step`.
+  // Records a damaged checkpoint that was skipped on the way to `step`.
   void Damage(int64_t step, const std::string& banner);
 
-  // These are for TensorBoard alone: words of a step, and words about this attempt.
+  // Only for TensorBoard: texts of a step, and texts about this attempt.
   bool shows_texts() const { return events_ != nullptr; }
   void Text(int64_t step, const std::string& tag, const std::string& markdown);
   void Describe(const std::string& tag, const std::string& markdown);
 
  private:
-  // Adds what every line is read against: tokens so far, elapsed_s, unix_ms and the attempt.
+  // Adds the fields of every line: tokens so far, elapsed_s, unix_ms and the attempt.
   void Write(nlohmann::ordered_json line);
   void Progress(int64_t step, const StepResult& result, double tokens_per_s);
 
@@ -67,7 +67,7 @@ class Metrics {
   std::unique_ptr<EventLog> events_;
   bool terminal_;
   bool line_open_ = false;
-  double mean_step_seconds_ = 0;  // exponential mean, for the ETA
+  double mean_step_seconds_ = 0;  // Exponential mean, for the ETA.
 };
 
 }  // namespace halflife::train

@@ -1,6 +1,6 @@
-// How long each rank computes a step, waiting for others left out: every so many steps the ranks
-// compare, so that a slow one gets a name. A slow rank makes all others wait, and their steps as
-// long as its own.
+// How long each rank computes per step, excluding waits for other ranks. The ranks compare their
+// times regularly, so that a slow rank can be named: all others wait for it, and their steps take
+// as long.
 //
 //   RankTimes times(context.control());
 //   if (const auto compared = times.Add(busy_seconds)) metrics.Ranks(step, *compared);
@@ -13,22 +13,22 @@
 namespace halflife::train {
 
 struct ComparedTimes {
-  double min_s = 0, median_s = 0, max_s = 0;  // mean seconds of a step, over ranks
-  int slowest = 0;                            // the rank of max_s
-  // The same rank was the slowest, and this much above the median, in that many comparisons in a
-  // row.
+  double min_s = 0, median_s = 0, max_s = 0;  // Mean seconds per step, over ranks.
+  int slowest = 0;                            // The rank of max_s.
+  // Number of consecutive comparisons in which this rank was the slowest and exceeded kSlow.
   int times_in_a_row = 0;
 };
 
 class RankTimes {
  public:
-  static constexpr int kEvery = 16;         // steps
-  static constexpr double kSlow = 1.1;      // of the median
-  static constexpr int kWorthAWarning = 3;  // times in a row
+  static constexpr int kEvery = 16;         // Steps between comparisons.
+  static constexpr double kSlow = 1.1;      // Relative to the median.
+  static constexpr int kWorthAWarning = 3;  // Consecutive comparisons.
 
-  explicit RankTimes(dist::Communicator& control) : control_(control) {}  // borrowed
+  explicit RankTimes(dist::Communicator& control) : control_(control) {}  // Borrowed.
 
-  // Collective, the comparison at every kEvery-th call; nullopt at others, and for a world of one.
+  // Collective. Compares at every kEvery-th call. Returns nullopt at other calls, and if the world
+  // has one rank.
   std::optional<ComparedTimes> Add(double busy_seconds);
 
  private:

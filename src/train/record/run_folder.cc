@@ -30,7 +30,7 @@ void RunFolder::Create() {
   is_new_ = !created_.empty();
   fs::create_directories(path_ / "ckpt", error);
   HL_CHECK_AS(ExitCode::kEnvironment, !error, "cannot create ", (path_ / "ckpt").string(), ": ",
-              error.message(), "; choose another run folder with --run");
+              error.message(), ". Choose another run folder with --run.");
 }
 
 RunFolder RunFolder::Open(const fs::path& path, dist::RankContext& context,
@@ -42,7 +42,7 @@ RunFolder RunFolder::Open(const fs::path& path, dist::RankContext& context,
     folder.lock_.emplace(ckpt::RunLock::Acquire(path, {.steal = options.steal_lock}));
     RemoveTemporaries(path);
     std::error_code error;
-    // What earlier attempts, perhaps of more ranks, say of their failures.
+    // Failure records of earlier attempts, which may have had more ranks.
     for (const char* const told : {"abort", "flight"}) fs::remove_all(path / told, error);
     fs::create_directories(path / "logs", error);
     return Concat(folder.is_new_ ? '+' : '=', RandomHex(8));
@@ -59,8 +59,8 @@ RunFolder::RunFolder(RunFolder&& other) noexcept
       created_(std::exchange(other.created_, {})),
       lock_(std::move(other.lock_)) {}
 
-// A start that failed leaves nothing that would look like a run. Without the lock, what is in the
-// folder may be another start's, which was faster: then only what is empty goes.
+// A failed start leaves nothing that looks like a run. Without the lock, files in the folder may
+// belong to another start that was faster. Then only empty folders are removed.
 RunFolder::~RunFolder() {
   if (created_.empty()) return;
   std::error_code ignored;
@@ -127,7 +127,7 @@ std::string RecordAbort(const fs::path& run_dir, int rank, const std::string& ca
   if (run_dir.empty() || !fs::exists(run_dir, ignored)) return cause;
   fs::create_directories(run_dir / "abort", ignored);
   const fs::path first = run_dir / "abort" / "FIRST";
-  // A collective usually fails because another rank did, which is about to write the real cause.
+  // A collective usually fails because another rank failed, which is about to write the cause.
   for (int tries = 0; is_consequence && tries < 20 && !fs::exists(first, ignored); ++tries) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
@@ -138,14 +138,14 @@ std::string RecordAbort(const fs::path& run_dir, int rank, const std::string& ca
       HL_WARN("train", "cannot write abort/FIRST");
     return cause;
   }
-  // The rank that has created the file may not have written it yet.
+  // The rank that created the file may not have written it yet.
   try {
     for (int tries = 0; tries < 20; ++tries) {
       const std::string text = ReadFile(first, ExitCode::kInternal);
       if (!text.empty()) return Concat("stopped because another rank failed first: ", text);
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
-  } catch (const Error&) {  // unreadable: this rank's own error is better than none
+  } catch (const Error&) {  // The file is unreadable, so this rank reports its own error.
   }
   return cause;
 }

@@ -1,4 +1,4 @@
-// A run's folder: config, tokenizer, logs, metrics, the lock and the words of a rank that failed.
+// The folder of a run: config, tokenizer, logs, metrics, the lock and the message of a failed rank.
 //   RUN/ config.textproto  metrics.jsonl  events/  logs/r00000.log  tokenizer/  ckpt/  abort/FIRST
 //   flight/r00000.flight  heartbeat.json  run.lock  owner.json  DONE
 //
@@ -22,9 +22,9 @@ class RunFolder {
     bool steal_lock = false;
   };
   // Collective. Rank 0 creates the folder, checks that it is writable and takes the lock. On
-  // failure all ranks throw rank 0's error: kUsage where `path` is a dataset or a checkpoint step,
-  // in which nothing is then written, else kEnvironment. The destructor removes a folder that this
-  // start created, unless Keep was called.
+  // failure, all ranks throw rank 0's error: kUsage if `path` is a dataset or a checkpoint step
+  // (nothing is then written to it), otherwise kEnvironment. The destructor removes a folder that
+  // this start created, unless Keep was called.
   static RunFolder Open(const std::filesystem::path& path, dist::RankContext& context,
                         const Options& options);
 
@@ -33,18 +33,18 @@ class RunFolder {
   ~RunFolder();
 
   const std::filesystem::path& path() const { return path_; }
-  // 8 hex digits, new at every start, equal on all ranks.
+  // 8 hex digits, new at every start and equal on all ranks.
   const std::string& attempt() const { return attempt_; }
-  // DONE is there.
+  // Returns whether the file DONE exists.
   bool finished() const;
-  // Nothing of an earlier run was there: equal on all ranks.
+  // Returns whether the folder did not exist before this start. Equal on all ranks.
   bool is_new() const { return is_new_; }
-  // The start has succeeded: from now on the folder holds a run.
+  // Call when the start has succeeded. The folder then contains a run.
   void Keep() { created_.clear(); }
 
   std::filesystem::path LogFile(int rank) const;
   std::filesystem::path FlightFolder() const { return FlightFolderOf(path_); }
-  // Where a run's folder has the ranks' flight records, while it runs and after a failure.
+  // Returns the folder of the ranks' flight records, which exists during a run and after a failure.
   static std::filesystem::path FlightFolderOf(const std::filesystem::path& run) {
     return run / "flight";
   }
@@ -54,7 +54,8 @@ class RunFolder {
   void CopyTokenizer(const data::Dataset& dataset) const;
   void WriteHeartbeat(int64_t step, const char* phase) const;
   void WriteDone(int64_t step) const;
-  void RemoveDone() const;  // the run goes on after all: more steps, or an older checkpoint
+  // Call if the run continues: with more steps, or from an older checkpoint.
+  void RemoveDone() const;
   void CheckStillOwner() const { lock_->CheckStillOwner(); }
 
  private:
@@ -64,9 +65,9 @@ class RunFolder {
   std::filesystem::path path_;
   std::string attempt_;
   bool is_new_ = false;
-  // Rank 0: folders that this start made, the outermost first; empty once they are to stay.
+  // Rank 0: the folders that this start created, outermost first. Empty after Keep.
   std::vector<std::filesystem::path> created_;
-  std::optional<ckpt::RunLock> lock_;  // rank 0
+  std::optional<ckpt::RunLock> lock_;  // Rank 0.
 };
 
 // The first rank that fails creates abort/FIRST with its cause. The other ranks report that cause

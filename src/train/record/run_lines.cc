@@ -13,7 +13,7 @@ RunLines::RunLines(const fs::path& path) : path_(path), file_(path, ExitCode::kE
 
 void RunLines::Append(const nlohmann::ordered_json& line) {
   try {
-    // The attempt before this one may have failed, too.
+    // The previous write may have failed as well.
     if (whole_) CutBack();
     std::error_code gone;
     if (const uintmax_t size = fs::file_size(path_, gone); !gone) whole_ = size;
@@ -27,7 +27,7 @@ void RunLines::Append(const nlohmann::ordered_json& line) {
     try {
       if (whole_) CutBack();
     } catch (const Error&) {
-      // As it is: the next line is only written behind a whole one.
+      // The file remains as it is. The next line is only written after a complete line.
     }
     return;
   }
@@ -38,7 +38,7 @@ void RunLines::Append(const nlohmann::ordered_json& line) {
   num_lost_ = 0;
 }
 
-// Readers of a run that goes on never see half a line.
+// Readers of a running run never see an incomplete line.
 void RunLines::CutBack() const {
   std::error_code error;
   fs::resize_file(path_, *whole_, error);

@@ -1,5 +1,5 @@
-// A file of JSON lines that a run writes beside its training, and outlives: a disk that takes no
-// more, for a while or for good, costs lines, but neither the run nor the wholeness of those there.
+// A file of JSON lines that does not affect training. If the disk is full, temporarily or
+// permanently, lines are lost, but the run continues and existing lines remain complete.
 //
 //   RunLines metrics(run / "metrics.jsonl");
 //   metrics.Append({{"step", 3}, {"loss", 2.5}});
@@ -16,10 +16,10 @@ namespace halflife::train {
 
 class RunLines {
  public:
-  // Error kEnvironment where the file cannot be opened: a run does not begin without it.
+  // Error kEnvironment if the file cannot be opened. A run does not start without it.
   explicit RunLines(const std::filesystem::path& path);
-  // Whether the run goes on without the line is the save policy's affair, so this does: it warns of
-  // the first line that is lost, and says so when the file takes lines again.
+  // Does not throw, because the save policy decides whether a run continues. Warns of the first
+  // lost line, and logs when lines can be written again.
   void Append(const nlohmann::ordered_json& line);
 
  private:
@@ -27,9 +27,9 @@ class RunLines {
 
   const std::filesystem::path path_;
   JsonlWriter file_;
-  // Where the last whole line ends, while a line is being written and after one that failed.
+  // End of the last complete line, while a line is being written and after a failed write.
   std::optional<uintmax_t> whole_;
-  int64_t num_lost_ = 0;  // in a row
+  int64_t num_lost_ = 0;  // Consecutive lost lines.
 };
 
 }  // namespace halflife::train

@@ -11,7 +11,7 @@ RunTrace::RunTrace(const TraceConfig& config, dist::RankContext& context)
     : config_(config), context_(context), trace_(context.rank()), steps_left_(config.steps) {
   if (config.file.empty()) return;
   ckpt::OnRankZero(context.control(), {"trace_file", 0}, [&] {
-    RequireWritable(config.file, ExitCode::kEnvironment);  // what stands there stays till then
+    RequireWritable(config.file, ExitCode::kEnvironment);  // An existing file remains until then.
     return std::string();
   });
   context.flight().TraceInto(&trace_);
@@ -43,7 +43,7 @@ void RunTrace::Finish() {
     try {
       WriteOutput(config_.file, TraceFile(events), ExitCode::kEnvironment);
       HL_INFO("train", "wrote ", config_.file.string(), ": open it in ui.perfetto.dev");
-    } catch (const Error& error) {  // what was trained is worth more
+    } catch (const Error& error) {  // Losing the trace is not a reason to lose the training.
       HL_WARN("train", "no trace: ", error.message());
     }
     return std::string();

@@ -1,6 +1,6 @@
-// The timeline of a run's first steps since its start: `train --trace FILE`. Of each rank the
-// steps and their phases, as the host goes through them, collectives from their issue to when the
-// rank has seen their end, the loader's reads, and saves.
+// The timeline of a run's first steps after its start: `train --trace FILE`. For each rank, it
+// contains the steps and their phases on the host, collectives from issue until the rank has seen
+// their end, the loader's reads, and saves.
 //
 //   RunTrace trace({.file = "trace.json", .steps = 50}, context);
 //   trace.Step(step, begin_us, end_us);   // writes the file after the last of them
@@ -15,25 +15,25 @@
 namespace halflife::train {
 
 struct TraceConfig {
-  std::filesystem::path file;  // empty: no trace
+  std::filesystem::path file;  // Empty: no trace.
   int64_t steps = 50;
 };
 
 class RunTrace {
  public:
-  // Collective: rank 0 makes the file, so that one that cannot be written is an Error kEnvironment
-  // now.
+  // Collective. Rank 0 creates the file, so a file that cannot be written is an Error kEnvironment
+  // at the start.
   RunTrace(const TraceConfig& config, dist::RankContext& context);
   ~RunTrace();
   RunTrace(const RunTrace&) = delete;
   RunTrace& operator=(const RunTrace&) = delete;
 
-  // Times are Unix time in microseconds; any thread.
+  // Times are Unix time in microseconds. Any thread may call this.
   void Read(int64_t begin_us, int64_t end_us);
   void Save(int64_t step, int64_t begin_us, int64_t end_us);
-  // Collective where it is the last one.
+  // Collective for the last step.
   void Step(int64_t step, int64_t begin_us, int64_t end_us);
-  // Collective: writes what there is, unless it is written.
+  // Collective. Writes the trace unless it is written.
   void Finish();
 
  private:

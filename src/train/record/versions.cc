@@ -12,7 +12,8 @@
 namespace halflife::train {
 namespace {
 
-// Empty where `libraries` has no such name: one that this build is without.
+// Returns an empty string if `libraries` does not have the name, because the build lacks the
+// library.
 std::string VersionOf(std::string_view name, const std::vector<LibraryVersion>& libraries) {
   for (const LibraryVersion& library : libraries)
     if (library.name == name) return library.loaded.empty() ? library.built : library.loaded;

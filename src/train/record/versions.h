@@ -1,12 +1,12 @@
-// Which program and libraries a run's checkpoints are written with, for people who compare runs.
+// Versions of the program and its libraries, which checkpoints store for comparison of runs.
 #pragma once
 
 #include "ckpt/state.h"
 
 namespace halflife::train {
 
-// The versions of the libraries that are loaded, where these tell; cuda and nccl stay empty in a
-// build without CUDA. The compiler's and protobuf's are the store's to add.
+// Returns the versions of the loaded libraries, if they report them. cuda and nccl are empty in a
+// build without CUDA. The store adds those of the compiler and of protobuf.
 ckpt::Versions VersionsHere();
 
 }  // namespace halflife::train

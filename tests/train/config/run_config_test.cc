@@ -112,7 +112,7 @@ TEST(RunConfig, StepsThatEpochsOverruleAreNoSilentWish) {
   EXPECT_HL_ERROR(parse({"train={ steps: 20 max_epochs: 2 }"}), ExitCode::kUsage,
                   "--set train.steps=20 would be ignored: train.max_epochs 2 decides");
   EXPECT_HL_ERROR(Parse({"train.max_epochs=3", "train.steps=20"}), ExitCode::kUsage,
-                  "with --set train.max_epochs=0 train.steps counts");
+                  "Use --set train.max_epochs=0 to make train.steps count.");
   for (const std::vector<std::string>& either :
        {std::vector<std::string>{"train.steps=20", "train.max_epochs=0"},
         {"train.max_epochs=0", "train.steps=20"}})

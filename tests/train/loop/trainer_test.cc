@@ -91,10 +91,11 @@ TEST_F(TrainerTest, ARunThatWentBackSaysHowItGoesOn) {
   stopped.emplace_back("train.time_limit_s=0.001");
   ASSERT_EQ(Train({.set = whole}), ExitCode::kFinished);
   EXPECT_EQ(Train({.set = stopped, .resume = "step=1"}), ExitCode::kRequeue);
-  EXPECT_THAT(log_, HasSubstr("stopped after step 2 of 4: saved; start the same command again with "
-                              "--resume auto to go on"));
+  EXPECT_THAT(log_, HasSubstr("stopped after step 2 of 4: saved. Start the same command again with "
+                              "--resume auto to continue."));
   EXPECT_EQ(Train({.set = stopped}), ExitCode::kRequeue);
-  EXPECT_THAT(log_, HasSubstr("after step 3 of 4: saved; start the same command again to go on"));
+  EXPECT_THAT(log_,
+              HasSubstr("after step 3 of 4: saved. Start the same command again to continue."));
 }
 
 // All ranks decide it alike, so that the save under way can end on all of them; the schedule makes
@@ -256,7 +257,7 @@ TEST_F(TrainerTest, TheSecondFailedSaveInARowEndsTheRunAndSaysWhatToDo) {
                   "save, but not after two in a row or a failed last save. Free space on the disk "
                   "of ",
                   "or repair it, then start the same command again: it continues from step 4.");
-  EXPECT_THAT(log_, HasSubstr("a second failed save in a row will end the run"));
+  EXPECT_THAT(log_, HasSubstr("A second consecutive failure will end the run."));
   EXPECT_THAT(log_, HasSubstr("step 6/9"));
   EXPECT_THAT(log_, Not(HasSubstr("step 7/9")));
 }

@@ -134,7 +134,7 @@ TEST(ReadRenamesTest, ReadsRulesAndNamesTheBadLine) {
   std::ofstream(file) << "a = b\n";
   EXPECT_HL_ERROR(ReadRenames(file), ExitCode::kUsage, "rules.txt:1", "'a = b'");
   std::ofstream(file) << "( -> b\n";
-  EXPECT_HL_ERROR(ReadRenames(file), ExitCode::kUsage, "'(' is no regular expression");
+  EXPECT_HL_ERROR(ReadRenames(file), ExitCode::kUsage, "'(' is not a regular expression");
 }
 
 }  // namespace

@@ -93,7 +93,7 @@ TEST(ClusterPlan, WhatIsRecomputedIsALossOfThatName) {
     throw std::runtime_error("no " + what);
   };
   const ClusterPlan keeps = PlanOf("gpus=1"), again = PlanOf("gpus=1", {"train.recompute=block"});
-  const std::string slices = "slices of rows that are longer or see more than the mean";
+  const std::string slices = "slices of rows with more work than the mean";
   EXPECT_EQ(seconds(keeps, "recomputation"), 0);
   EXPECT_GT(seconds(again, "recomputation"), 0);
   EXPECT_NEAR(seconds(again, slices), seconds(keeps, slices), 1e-9 * again.step_s);
@@ -145,7 +145,7 @@ TEST(ClusterPlan, OnlySavesAtIntervalsGoOnBesideTraining) {
     const ClusterPlan plan = PlanOf("gpus=8", {alone});
     EXPECT_FALSE(plan.save_blocked_s);
     EXPECT_EQ(plan.memory.pinned_staging, 0);
-    EXPECT_THAT(ClusterPlanText(plan), ContainsRegex("a save blocks +as it writes"));
+    EXPECT_THAT(ClusterPlanText(plan), ContainsRegex("a save blocks +until written"));
     EXPECT_TRUE(ClusterPlanJson(plan)["save_blocked_seconds"].is_null());
   }
 }
@@ -176,7 +176,7 @@ TEST(ClusterPlan, WarnsOfMemoryFirst) {
   const double total = PlanOf("gpus=8").memory.total() / kGiB;
   const std::string tight = ClusterPlanText(PlanOf(Concat("gpus=8,memory_gib=", total / 0.95)));
   EXPECT_TRUE(tight.starts_with("warning: memory: ")) << tight;
-  EXPECT_THAT(tight, HasSubstr("95 %; estimates may be short"));
+  EXPECT_THAT(tight, HasSubstr("95 %; estimates may be too low"));
   EXPECT_THAT(ClusterPlanText(PlanOf(Concat("gpus=8,memory_gib=", total / 1.2))),
               HasSubstr("it does not fit"));
   EXPECT_THAT(ClusterPlanText(PlanOf("gpus=8")), testing::Not(HasSubstr("warning: memory")));
@@ -246,10 +246,9 @@ TEST(PlanSearch, TakesLessMemoryWhereItHasTo) {
 
 TEST(PlanSearch, SaysWhatWouldWorkWhereNothingDoes) {
   EXPECT_HL_ERROR(SearchPlan(Recipe(), ParsePlan("auto,nodes=8,gpus=8,sp=1")), ExitCode::kUsage,
-                  "train.global_batch 32 has no split over 64 ranks",
-                  "a multiple of 64 would work");
+                  "train.global_batch 32 has no split over 64 ranks", "Use a multiple of 64,");
   EXPECT_HL_ERROR(SearchPlan(Recipe(), ParsePlan("auto,gpus=8,memory_gib=0.01")), ExitCode::kUsage,
-                  "fits 9.2 MiB", "the smallest takes", "more nodes");
+                  "fits 9.2 MiB", "the smallest needs", "Use more nodes");
   EXPECT_EQ(SearchPlan(Recipe({"model.mixer=hyena"}), ParsePlan("auto,gpus=8")).plan.sp, 1);
 }
 

@@ -48,21 +48,21 @@ TEST(Cluster, PresetsGiveTheRest) {
 
 TEST(Cluster, SaysWhatWouldWork) {
   const std::pair<const char*, std::vector<std::string>> kBad[] = {
-      {"", {"names no machines", "nodes=4,gpus=8 would work"}},
+      {"", {"names no machines", "Use for example nodes=4,gpus=8."}},
       {"nodes=0", {"--plan nodes=0", "from 1 to 1048576"}},
       {"nodes=2x", {"--plan nodes=2x", "a whole number"}},
-      {"nodes", {"--plan nodes=:", "a whole number"}},
+      {"nodes", {"--plan nodes= is invalid", "a whole number"}},
       {"gpus=-8", {"--plan gpus=-8", "from 1 to 1024"}},
       {"nodes=1048576,gpus=8", {"at most 1048576 ranks"}},
       {"zero=3", {"--plan zero=3", "from 0 to 2"}},
       {"node=4", {"no 'node'", "did you mean 'nodes'", "memory_gib"}},
       {"nodes=1,nodes=2", {"names nodes twice"}},
       {"device=h1000", {"device=h1000", "did you mean 'h100'", "h100, h200, a100, cpu"}},
-      {"efficiency=1.5", {"efficiency=1.5", "up to 1 would work"}},
-      {"efficiency=nan", {"efficiency=nan", "up to 1 would work"}},
-      {"hbm_gbs=0", {"hbm_gbs=0", "a number > 0 would work"}},
+      {"efficiency=1.5", {"efficiency=1.5", "and up to 1."}},
+      {"efficiency=nan", {"efficiency=nan", "and up to 1."}},
+      {"hbm_gbs=0", {"hbm_gbs=0", "Use a number > 0."}},
       {"auto=1", {"no 'auto'"}},
-      {"device=cpu", {"device=cpu", "peak_tflops=NUMBER would work"}}};
+      {"device=cpu", {"device=cpu", "Add peak_tflops=NUMBER"}}};
   for (const auto& [text, pieces] : kBad) {
     for (const std::string& piece : pieces)
       EXPECT_HL_ERROR(ParsePlan(text), ExitCode::kUsage, piece);
@@ -76,7 +76,7 @@ TEST(Cluster, RowsLieOnANodeOrOnWholeNodes) {
   EXPECT_EQ(ConfigFor(config, ParsePlan("gpus=4")).parallel.sp, 2);
   EXPECT_EQ(ConfigFor(config, ParsePlan("gpus=4,sp=4,zero=1")).parallel.zero_stage, 1);
   EXPECT_HL_ERROR(ConfigFor(config, ParsePlan("nodes=3,gpus=4,sp=6")), ExitCode::kUsage,
-                  "with sp 6", "sp 1, 2, 4, 12 would work");
+                  "with sp 6", "Use sp 1, 2, 4, 12.");
 }
 
 // 8.4 us, then for each of the ring's hops 3.4 us in a node and 14 us between two; the bytes' part

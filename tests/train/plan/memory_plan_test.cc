@@ -45,7 +45,7 @@ TEST(MemoryPlan, SaysThatRecomputationWouldFit) {
                  again = TotalOf(SmallRecipe({"train.recompute=block"}));
   EXPECT_LT(again, TotalOf(SmallRecipe({"train.recompute=mixer"})));
   EXPECT_LT(again, kept);
-  EXPECT_THAT(Verdict(SmallRecipe(), again + 1), HasSubstr("train.recompute block would fit"));
+  EXPECT_THAT(Verdict(SmallRecipe(), again + 1), HasSubstr("Use train.recompute block."));
   EXPECT_THAT(Verdict(SmallRecipe({"train.recompute=block"}), again - 1),
               testing::Not(HasSubstr("recompute")));
 }
@@ -79,7 +79,7 @@ TEST(MemoryPlan, RefusesWhatCannotFitAndWarnsOfWhatMayNot) {
   const RunConfig config = SmallRecipe();
   const model::LanguageModel model(config.model);
   EXPECT_HL_ERROR(RequireMemory(config, model, {.memory_bytes = 100'000}, 0), ExitCode::kUsage,
-                  "this run does not fit", "parameters would fit");
+                  "this run does not fit", "Use a model of at most");
   const MemoryPlan plan = PlanMemory(config, model, 1);
   const auto exact = static_cast<uint64_t>(plan.main_and_adam + plan.gradients);
   RequireMemory(config, model, {.memory_bytes = exact + 1}, 0);
@@ -111,7 +111,7 @@ TEST(MemoryPlan, SaysWhatFitsForRanksThatAreNotThere) {
   const model::LanguageModel model(config.model);
   EXPECT_EQ(NumMicroBatches(config, 1), NumMicroBatches(config, 4));
   EXPECT_THAT(MemoryVerdict(config, model, {.world_size = 1, .memory_bytes = 3'000'000}),
-              HasSubstr("would fit"));
+              HasSubstr(" here. Use "));
 }
 
 TEST(MemoryPlan, RanksShareTheOptimizersState) {
