@@ -309,7 +309,8 @@ TEST_F(BadInput, DivergenceStopsWithItsOwnCode) {
   const RunResult result = fixture->Run({.run = "diverges",
                                          .set = {"optimizer.lr=1e30", "optimizer.clip_norm=0",
                                                  "schedule.warmup_steps=0", "ckpt.every=0"}});
-  Expect(result, 73, {"not finite", "optimizer.lr", "clip the gradient (optimizer.clip_norm is 0,"});
+  Expect(result, 73,
+         {"not finite", "optimizer.lr", "clip the gradient (optimizer.clip_norm is 0,"});
   EXPECT_EQ(result.err.find("smaller optimizer.clip_norm"), std::string::npos)
       << "clipping is off: " << result.err;
   const auto lines = fixture->Metrics("diverges", "skipped");
