@@ -58,7 +58,7 @@ HL_EVERYWHERE constexpr bool IsPerToken(DecayKind kind) {
 
 enum class NormKind : uint8_t {
   kNone,
-  // out_t = n / (d + eps), where n = scale q_t S_t and d = scale q_t z_t. The normalizer state z is
+  // out_t = n / (d + eps), where n = scale q_t S_t and d = scale q_t z_t. The normaliser state z is
   // the same recurrence with v replaced by ones: z_t = a_t z_{t-1} + c_t k_t.
   kSumOfKeys,
 };

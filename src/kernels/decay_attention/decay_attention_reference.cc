@@ -7,8 +7,8 @@
 namespace halflife::kernels {
 namespace {
 
-// The normalizer is stored as an additional column of v that is all ones. The state then has W = V
-// + 1 columns, the last of which is z; without the normalizer, W = V.
+// The normaliser is stored as an additional column of v that is all ones. The state then has W = V
+// + 1 columns, the last of which is z; without the normaliser, W = V.
 struct Layout {
   const DecayReferenceProblem& problem;
   const int64_t T = problem.seq_len, H = problem.num_heads, K = problem.head_dim_k,
@@ -82,7 +82,7 @@ HeadHistory ScanForward(const Layout& layout, int64_t b, int64_t h, DecayReferen
   return history;
 }
 
-// The gradient of the values read from the state at one token, [W]. With the normalizer, it follows
+// The gradient of the values read from the state at one token, [W]. With the normaliser, it follows
 // from the quotient rule.
 std::vector<double> ReadGradient(const Layout& layout, const double* read, const double* dout) {
   std::vector<double> dread(dout, dout + layout.V);

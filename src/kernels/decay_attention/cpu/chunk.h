@@ -10,7 +10,7 @@ namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE {
 // The tile size in tokens at which weights are formed and triangular products are skipped.
 constexpr int kTile = 16;
 
-// The sizes of one head. The normalizer is stored as an additional column of v that is all ones:
+// The sizes of one head. The normaliser is stored as an additional column of v that is all ones:
 // the last column of the state is then z, and the last column of out is the denominator, so that no
 // product needs a special case.
 struct Shape {

@@ -32,7 +32,7 @@ void LoadKeys(const ScanItem& item, const Shape& shape, const ChunkEntry& chunk,
       for (int j = 0; j < kPanel; ++j) x.k.Row(r, column)[j] *= factor;
     }
 }
-// Loads v, and the normalizer's column of ones.
+// Loads v, and the normaliser's column of ones.
 template <typename T>
 void LoadValues(const ScanItem& item, const Shape& shape, const ChunkEntry& chunk, Operands<T>& x) {
   const DecayAttentionArgs& args = *item.args;
@@ -109,7 +109,7 @@ void UpdateTransposed(const Shape& shape, const Decay& decay, const Operands<T>&
                     });
 }
 
-// out = q_entry S + A v. With the normalizer, the result goes through `buffer` [C, V + 1], whose
+// out = q_entry S + A v. With the normaliser, the result goes through `buffer` [C, V + 1], whose
 // last column is the denominator.
 template <typename T>
 void OutputRows(const ScanItem& item, const Shape& shape, const ChunkEntry& chunk,

@@ -13,7 +13,7 @@
 
 namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE {
 
-// Loads dout. With the normalizer, loads the gradients of numerator and denominator: do / (d +
+// Loads dout. With the normaliser, loads the gradients of numerator and denominator: do / (d +
 // eps), and -(do . o) / (d + eps) in the additional column.
 template <typename T>
 void LoadOutputGradient(const ReverseItem& item, const Shape& shape, const ChunkEntry& chunk,

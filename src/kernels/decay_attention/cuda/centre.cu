@@ -1,5 +1,6 @@
-// Values less their mean: sums over stretches of tokens, their sum, and the difference, each in one
-// order. A warp has a stretch, a token or a row of a state, its lanes the columns of V.
+// Subtracts the mean from values: partial sums over blocks of kMeanTokens tokens, the sum of these,
+// and the difference, each in a fixed order. One warp handles one block of tokens, one token or one
+// row of a state; its lanes handle the columns of V.
 #include "kernels/decay_attention/cuda/centre.h"
 
 #include "kernels/decay_attention/cuda/token_head.cuh"
@@ -13,7 +14,7 @@ HL_DEVICE float FiniteOrZero(float x) { return fabsf(x) <= 3.402823466e38f ? x :
 
 __global__ void __launch_bounds__(32 * kRowWarps) SumTokensKernel(const CentreParams params) {
   const DecayAttentionArgs& args = params.args;
-  const int64_t item = WarpRow();  // of [num_pieces, B, Hv]
+  const int64_t item = WarpRow();  // index into [num_pieces, B, Hv]
   const int64_t of_piece = int64_t{1} * args.batch * args.num_v_heads;
   if (item >= of_piece * params.num_pieces) return;
   const int first = static_cast<int>(item / of_piece) * kMeanTokens;
@@ -55,11 +56,11 @@ __global__ void __launch_bounds__(32 * kRowWarps) CentreKernel(const CentreParam
 
 __global__ void __launch_bounds__(32 * kRowWarps) ShiftNormsKernel(const ShiftNormsParams params) {
   const DecayAttentionArgs& args = params.args;
-  const int64_t row = WarpRow();  // of [num_sequences, H, K]
+  const int64_t row = WarpRow();  // index into [num_sequences, H, K]
   if (row >= int64_t{1} * args.num_sequences * args.num_heads * args.head_dim_k) return;
   const int head = static_cast<int>(row / args.head_dim_k % args.num_heads);
   const int64_t sequence = row / args.head_dim_k / args.num_heads;
-  const int64_t batch = args.batch == 1 ? 0 : sequence;  // packed ones share the only row
+  const int64_t batch = args.batch == 1 ? 0 : sequence;  // packed sequences share the only row
   const int v_head = SharedHead(head, args.num_v_heads, args.num_heads);
   const float* const mean = params.mean + (batch * args.num_v_heads + v_head) * args.head_dim_v;
   float sum = 0;

@@ -1,25 +1,28 @@
-// Inner header: values less their mean, of which the backward of a normalised output is taken.
+// Subtraction of the mean from the values, for the backward of a normalised output. Internal
+// header.
 //
 //   out_r = n_r / d_r,   n_r = scale q_r S_r,   d_r = scale q_r z_r + eps
 //   dq_r = scale (S_r dout_r - z_r delta_r) / d_r,   delta_r = dout_r out_r
 //
-// S sums keys times values, z keys alone, in the same weights. So a mean m of the values is in S as
-// z m^T and in out as m, and cancels in dq, as it does in dk and in gradients of decays, while the
-// roundings of both parts stay. Keys above 0 add up in z over the n tokens heard, and what is left
-// of S grows like sqrt(n): a rounding by 2^-9 becomes one of dq by some 2^-9 |m| sqrt(n), a tenth
-// of it where m is 4 deviations of v and n is 600.
+// S sums keys times values and z sums keys, with the same weights. A mean m of the values therefore
+// adds z m^T to S and m to out. It cancels in dq, in dk and in gradients of decays, but the
+// rounding errors of both parts do not. Positive keys add up in z over the n tokens seen, while the
+// rest of S grows like sqrt(n). A rounding error of 2^-9 then causes an error of about 2^-9 |m|
+// sqrt(n) in dq: a tenth of dq if m is 4 standard deviations of v and n is 600.
 //
-// As it cancels, any vector may be taken from all values of a row and head: S' = S - z m^T and
-// out' = out - m are what v' = v - m would have given, and
+// Because it cancels, any vector m may be subtracted from all values of a row and head. The results
+// S' = S - z m^T and out' = out - m are those of v' = v - m, and
 //
 //   dq_r = scale (S'_r dout_r - z_r delta'_r) / d_r,   delta'_r = dout_r out_r - dout_r m
 //   delta'_r = q_r dq'_r - dout_r m eps / d_r
-//       dq' is S's part of dq: from it, in fp32, and not from out, which was rounded beside m
-//   R = dL/dS is as before; dL/dz at fixed S' is r' = r + R m
+//       dq' is the part of dq that comes from S. delta' is computed from it in fp32, not from out,
+//       which was rounded together with m.
+//   R = dL/dS does not change; dL/dz for fixed S' is r' = r + R m
 //
-// With m the mean nothing large is left to cancel, however large it was. v' has the accuracy of a
-// bf16 of its own size. The forward, whose output at a token may not know of later ones, keeps v as
-// it is, and for S - z m^T two bf16 of each element of its checkpoints, 16 bits.
+// If m is the mean, no large terms are left to cancel, whatever the mean was. v' has the accuracy
+// of a bf16 of its own size. The forward must not use later tokens, so it keeps v unchanged. To
+// make S - z m^T accurate to 16 bits, it stores each element of its checkpoints as the sum of two
+// bf16.
 #pragma once
 
 #include <cstdint>
@@ -34,19 +37,19 @@ struct CentreParams {
   DecayAttentionArgs args;
   int num_pieces;  // NumMeanPieces(args)
   float* sums;     // [num_pieces, B, Hv, V]: scratch
-  float* mean;     // [B, Hv, V]; what is not finite counts as 0, so that no other row hears of it
-  bf16* centred;   // [B, T, Hv, V]: v - mean
+  float* mean;    // [B, Hv, V]; non-finite values count as 0, so that they do not affect other rows
+  bf16* centred;  // [B, T, Hv, V]: v - mean
 };
 void LaunchCentre(const CentreParams& params, cudaStream_t stream);
 
-// shifted = norms + sign states mean, [num_sequences, H, K] of [num_sequences, H, K, V].
+// shifted = norms + sign * (states mean): [num_sequences, H, K] from [num_sequences, H, K, V].
 struct ShiftNormsParams {
   DecayAttentionArgs args;
   const float* mean;  // [B, Hv, V]
   const float* states;
   const float* norms;  // null: 0
   float sign;
-  float* shifted;  // may be norms
+  float* shifted;  // may alias norms
 };
 void LaunchShiftNorms(const ShiftNormsParams& params, cudaStream_t stream);
 

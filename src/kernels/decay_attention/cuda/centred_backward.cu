@@ -1,4 +1,4 @@
-// The backward of a normalised output: which launches it is. Host code.
+// The sequence of launches for the backward of a normalised output. Host code.
 #include "kernels/decay_attention/cuda/centred_backward.h"
 
 #include "kernels/common/cuda/device.h"
@@ -52,7 +52,8 @@ void CentredBackward::RunOverOnes() const {
   const DecayAttentionArgs& args = grads_.forward;
   const ReverseScanOfOnes ones =
       MakeReverseScanOfOnes(args, plan_, layout_.normaliser, turn_, stream_);
-  const int first = layout_.slices.keys - 1;  // its slice of what slices of V have each
+  // the index of the normaliser's slice, after the slices of V
+  const int first = layout_.slices.keys - 1;
   decay::LaunchCentredFactor({ProblemOfTurn(args, turn_), RowsOfTurn(grads_.dout, turn_), mean_,
                               first, Region<float>(layout_.dq), ones.factor},
                              stream_);

@@ -1,5 +1,5 @@
-// Inner header: the backward of a turn's normalised outputs, over centred values, then over the
-// column of ones; see centre.h.
+// The backward of a normalised output, for one batch tile: first a scan over values minus their
+// mean, then a scan for the normaliser. centre.h derives the formulas. Internal header.
 //
 //   CentredBackward(grads, plan, layout, turn, stream).Run();
 #pragma once
@@ -13,7 +13,7 @@
 
 namespace halflife::kernels::cuda {
 
-// All references are borrowed, until Run returns.
+// All references are borrowed until Run returns.
 class CentredBackward {
  public:
   CentredBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan,
@@ -25,19 +25,21 @@ class CentredBackward {
         stream_(stream),
         mean_(Region<float>(layout.normaliser.centre.mean)) {}
 
-  // Launches both scans; their parts of the gradients are where `layout` says.
+  // Launches both scans. Their parts of the gradients are written to the regions that `layout`
+  // names.
   void Run() const;
 
  private:
-  bool has_tokens() const { return grads_.forward.num_chunks > 0; }  // else there is no mean
+  // without tokens there is no mean
+  bool has_tokens() const { return grads_.forward.num_chunks > 0; }
   const CentreLayout& centre() const { return layout_.normaliser.centre; }
   template <typename T>
   T* Region(size_t offset) const {
     return At<T>(grads_.forward.workspace, offset);
   }
 
-  // Elements of [batch, T, heads, width], [batch, heads, width] and [num_sequences, H, width]
-  // before the turn's.
+  // The number of elements before the batch tile in [batch, T, heads, width], [batch, heads, width]
+  // and [num_sequences, H, width].
   int64_t TokensBefore(int heads, int width) const;
   int64_t RowsBefore(int heads, int width) const;
   int64_t StatesBefore(int64_t width) const;
@@ -46,9 +48,11 @@ class CentredBackward {
   void RunOverValues() const;
   void RunOverOnes() const;
 
-  // That of the sum of keys is found by it, wanted or not.
+  // The gradient of the initial state. The normaliser's gradient needs it even if the caller does
+  // not.
   void* dinitial_state() const;
-  // Of the turn's sequences, which the pointers count from the batch's first.
+  // Computes `shifted` for the sequences of the batch tile. The pointers refer to the batch's first
+  // sequence.
   void Shift(const void* states, const void* norms, float sign, float* shifted) const;
 
   const DecayAttentionGradArgs& grads_;
@@ -56,7 +60,7 @@ class CentredBackward {
   const BackwardLayout& layout_;
   const Turn turn_;
   const cudaStream_t stream_;
-  float* const mean_;  // of the turn's rows
+  float* const mean_;  // for the rows of the batch tile
 };
 
 }  // namespace halflife::kernels::cuda

@@ -1,6 +1,6 @@
-// Gradients of decay attention where each key channel has its own decay, the part that tiles of 16
-// tokens have by themselves: dq, dk, the decays' gradients, from what the scan has made of the
-// states (channel_reverse_scan.cuh) and from the pairs of the tile's tokens.
+// Gradients of decay attention with per-channel decays: the part that each tile of 16 tokens
+// computes independently. It produces dq, dk and the gradients of decays from the scan's products
+// with the states (channel_reverse_scan.cuh) and from the pairs of tokens in the tile.
 //
 //   w_rs = product of the decays in (s, r]
 //   P: tile's start to r, inclusive; Q: after s to its end; G: all of it
@@ -9,15 +9,16 @@
 //   dk_s = c_s (Q y_s + sum_{r >= s} D_rs w_rs scale q_r)
 //   dg_t = sum_{r >= t} (a_r + scale q_r P x_r) + sum_{s < t} c_s k_s Q y_s - sum_{s >= t} b_s
 //          + G t
-//     a_r, b_s: what pairs s < r give to q_r dq_r and to k_s dk_s. A pair that t does not part
-//     cancels, and none is of a size that the weights of the pairs parted do not have: pairs (s, s)
-//     are left out on both sides.
+//     a_r, b_s: the contributions of pairs s < r to q_r dq_r and to k_s dk_s. A pair that t does
+//     not separate cancels, and no pair is larger than the weights of the separated pairs allow:
+//     pairs (s, s) are excluded on both sides.
 //
-// What weights of pairs enter is summed pair by pair in fp32, by two threads a channel, of which
-// one has the queries and one the keys.
+// Everything that the weights of pairs enter is summed pair by pair in fp32, by two threads per
+// channel: one handles the queries, the other the keys.
 //
 // Shared memory in KiB, K = 128:
 //   | q [16, K] 4 | k 4 | decays [16, K] 8 | x 8.3 | y 8.3 | v, dout [16, 128] 8 | D by warps 8
+//   | sums 3.4 |
 //   | sums 3.4 |
 #pragma once
 
@@ -28,10 +29,10 @@ namespace halflife::kernels::decay {
 
 template <int kK>
 struct ChannelGradSums {
-  float dscores[kTile][kTile];             // D; nobody reads what is above the diagonal
+  float dscores[kTile][kTile];             // D; values above the diagonal are not read
   float dscores_transposed[kTile][kTile];  // the same, [s, r]
   float query_scale[kTile], key_scale[kTile];
-  float dkey_scale[kK / 32][kTile];  // by the warps that have keys
+  float dkey_scale[kK / 32][kTile];  // by the warps that handle keys
   float transition[kK];              // G
   float through[kK];                 // sum of S R over V
 };
@@ -40,18 +41,19 @@ static_assert(sizeof(ChannelGradSums<128>) == ChannelGradSumsBytes(128));
 template <int kK_>
 struct ChannelGradConfig {
   static constexpr int kK = kK_, kThreads = 2 * kK, kWarps = kThreads / 32;
-  static constexpr int kMinBlocksPerSm = 512 / kThreads;  // left alone, nvcc saves registers
-  static constexpr int kPitch = kK + 4;                   // of x and y
+  // without it, nvcc would use fewer registers than there are
+  static constexpr int kMinBlocksPerSm = 512 / kThreads;
+  static constexpr int kPitch = kK + 4;  // for x and y
   static constexpr int kSmemBytes = ChannelGradientsSharedBytes(kK);
 };
 
 template <typename Config>
 struct ChannelGradShared {
   bf16 *q, *k;     // [16, kK]
-  float* decays;   // [16, kK]: logarithms first
+  float* decays;   // [16, kK]: initially the log decays
   float *x, *y;    // [16, kPitch]
   bf16 *v, *dout;  // [16, kValuesAtOnce]
-  float* dscores;  // [kWarps][16, 16]: D, a warp's share of V
+  float* dscores;  // [kWarps][16, 16]: D, for each warp's part of V
   ChannelGradSums<Config::kK>* sums;
 };
 constexpr int kValuesAtOnce = 128;  // columns of v and dout
@@ -73,13 +75,13 @@ HL_DEVICE ChannelGradShared<Config> CarveChannelGrad(unsigned char* raw) {
   return smem;
 }
 
-// A thread with a channel of the queries; else it has one of the keys.
+// Whether the thread handles a channel of the queries; otherwise it handles one of the keys.
 template <typename Config>
 HL_DEVICE bool HasQuery() {
   return static_cast<int>(threadIdx.x) < Config::kK;
 }
 
-// The scan's sums over all slices of V, in their order: x of a channel, or y.
+// Loads the scan's products, summed over all slices of V in order: x or y of one channel.
 template <typename Config>
 HL_DEVICE void LoadProducts(const ChannelGradShared<Config>& smem,
                             const ChannelGradientsParams& params) {
@@ -104,7 +106,7 @@ HL_DEVICE void LoadProducts(const ChannelGradShared<Config>& smem,
   if (has_query) smem.sums->through[c] = through;
 }
 
-// Columns of V from `first` on.
+// Loads v and dout, starting at column `first` of V.
 template <typename Config>
 HL_DEVICE void LoadValues(const ChannelGradShared<Config>& smem,
                           const ChannelGradientsParams& params, const OneTile& one, int first) {
@@ -117,7 +119,7 @@ HL_DEVICE void LoadValues(const ChannelGradShared<Config>& smem,
       one.tile.length);
 }
 
-// D of the warp's share of V.
+// Computes D for the warp's part of V.
 template <typename Config>
 HL_DEVICE void ScoreGradients(const ChannelGradShared<Config>& smem,
                               const ChannelGradientsParams& params, const OneTile& one) {
@@ -129,7 +131,7 @@ HL_DEVICE void ScoreGradients(const ChannelGradShared<Config>& smem,
 #pragma unroll 1
   for (int first = 0; first < args.head_dim_v; first += kValuesAtOnce) {
     if (first > 0) {
-      __syncthreads();  // the columns before are used
+      __syncthreads();  // the previous columns are no longer in use
       LoadValues<Config>(smem, params, one, first);
       CpAsyncCommit();
     }
@@ -152,8 +154,8 @@ HL_DEVICE void ScoreGradients(const ChannelGradShared<Config>& smem,
   }
 }
 
-// No load from shared memory moves up past it: those of all rows at once would take more registers
-// than there are.
+// Prevents the compiler from moving loads from shared memory up past this point. Loading all rows
+// at once would need more registers than there are.
 HL_DEVICE void KeepLoadsApart() { __syncwarp(); }
 
 HL_DEVICE void LoadRow(float (&row)[kTile], const float* source) {
@@ -167,12 +169,12 @@ HL_DEVICE void LoadRow(float (&row)[kTile], const float* source) {
   }
 }
 
-// dq of a channel a thread; leaves a_r + scale q_r P x_r in place of x.
+// Computes dq, one channel per thread. Stores a_r + scale q_r P x_r in place of x.
 template <typename Config>
 HL_DEVICE void GradQueries(const ChannelGradShared<Config>& smem, const Rows& rows, int length) {
   constexpr int kK = Config::kK;
   const int c = static_cast<int>(threadIdx.x);
-  float keys[kTile];  // on their way to r
+  float keys[kTile];  // decayed up to token r
   float incoming = 1;
 #pragma unroll
   for (int r = 0; r < kTile; ++r) {
@@ -194,14 +196,14 @@ HL_DEVICE void GradQueries(const ChannelGradShared<Config>& smem, const Rows& ro
   }
 }
 
-// dk of a channel a thread; leaves sum_{s < t} c_s k_s Q y_s - sum_{s >= t} b_s in place
+// Computes dk, one channel per thread. Stores sum_{s < t} c_s k_s Q y_s - sum_{s >= t} b_s in place
 // of y.
 template <typename Config>
 HL_DEVICE void GradKeys(const ChannelGradShared<Config>& smem, const Rows& rows, int length,
                         bool wants_key_scale) {
   constexpr int kK = Config::kK;
   const int c = static_cast<int>(threadIdx.x) - kK;
-  float queries[kTile];  // on their way back to s
+  float queries[kTile];  // decayed back to token s
   float following[kTile], products[kTile];
   float outgoing = 1, sum_b = 0;
 #pragma unroll
@@ -240,8 +242,8 @@ HL_DEVICE void GradKeys(const ChannelGradShared<Config>& smem, const Rows& rows,
   if (LaneId() < kTile) smem.sums->dkey_scale[c / 32][LaneId()] = sum;
 }
 
-// Gradients of the log decays of a channel a thread, to `target` if it is there; returns their sum.
-// A decay of 0 has none, exactly.
+// Computes the gradients of the log decays, one channel per thread, and stores them if `target` is
+// present. Returns their sum. A decay of 0 has a gradient of exactly 0.
 template <typename Config>
 HL_DEVICE float GradDecays(const ChannelGradShared<Config>& smem, const TensorView& target,
                            const DecayAttentionArgs& args, const ChunkEntry& tile,
@@ -276,7 +278,7 @@ HL_DEVICE void GradKeyScale(const ChannelGradShared<Config>& smem,
               one.place.head, s) = sum;
 }
 
-// Decays in place of their logarithms, and G: a channel a thread.
+// Replaces log decays by decays and computes G, one channel per thread.
 template <typename Config>
 HL_DEVICE void MakeDecays(const ChannelGradShared<Config>& smem) {
   constexpr int kK = Config::kK;
@@ -291,7 +293,7 @@ HL_DEVICE void MakeDecays(const ChannelGradShared<Config>& smem) {
   }
   smem.sums->transition[c] = Exp2Approx(sum);
 }
-// D of all of V, in the order of the warps, and its transpose.
+// Sums D over all of V, in the order of the warps, and stores its transpose, too.
 template <typename Config>
 HL_DEVICE void SumScoreGradients(const ChannelGradShared<Config>& smem) {
 #pragma unroll 1
@@ -305,7 +307,7 @@ HL_DEVICE void SumScoreGradients(const ChannelGradShared<Config>& smem) {
   }
 }
 
-// The sum of the tile's gradients of a decay that all tokens share, a channel a thread.
+// Stores the tile's sum of gradients for a constant decay, one channel per thread.
 template <typename Config>
 HL_DEVICE void KeepDecaySum(const ChannelGradientsParams& params, const OneTile& one, float sum) {
   const DecayAttentionArgs& args = params.grads.forward;
@@ -317,8 +319,8 @@ HL_DEVICE void KeepDecaySum(const ChannelGradientsParams& params, const OneTile&
   params.dlambda[tile * args.head_dim_k + channel] = sum;
 }
 
-// Barriers: the tile is there, decays and shares of D are, D is, gradients of pairs are; another
-// two for each further 128 columns of V.
+// Barriers: (1) the tile is loaded, (2) decays and partial D are complete, (3) D is complete, (4)
+// the gradients of pairs are complete. Each further 128 columns of V add two barriers.
 template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     ChannelGradientsKernel(const ChannelGradientsParams params) {

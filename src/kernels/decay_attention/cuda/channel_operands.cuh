@@ -1,14 +1,14 @@
-// What the scans with decays of channels multiply, of every tile of 16 tokens by itself: tiles need
-// nothing of each other here, so that exponentials and pairs of tokens, most of the arithmetic, do
-// not wait for a state. Of a tile:
+// The operands of the scans with per-channel decays, computed for every tile of 16 tokens
+// independently. Tiles do not depend on each other here, so the exponentials and the pairs of
+// tokens, which are most of the arithmetic, do not wait for a state. For each tile:
 //
 //   scale q P, c k Q    P: tile's start to r, inclusive; Q: after s to its end
 //   scores_rs           scale c_s sum over channels of q_r k_s times the decays in (s, r]
-//   G                   all of the tile's decays, and log2 of that
+//   G                   the product of the tile's decays, and its log2
 //
-// Every factor is exp of a sum of log decays over its own range within the tile, so none exceeds 1
-// where no decay does. The 16 x 16 scores, whose weights lie between the two ends of a tile, are
-// summed pair by pair: q_r k_s times a product of at most 15 decays.
+// Every factor is exp of a sum of log decays over its own range within the tile, so no factor
+// exceeds 1 if no decay does. The 16 x 16 scores, whose weights lie between the two ends of a tile,
+// are summed pair by pair: q_r k_s times a product of at most 15 decays.
 //
 // Shared memory in KiB, K = 128:
 //   | q [16, K] 4 | k 4 | log decays [16, K] 8 | decays 8 | q P 4 | k Q 4 | scores 0.8 | scales |
@@ -20,11 +20,11 @@ namespace halflife::kernels::decay {
 
 template <int kK_>
 struct ChannelOperandsConfig {
-  static constexpr int kK = kK_, kThreads = 2 * kK;  // a channel has one for q and one for k
+  static constexpr int kK = kK_, kThreads = 2 * kK;  // per channel, one for q and one for k
   static constexpr int kSmemBytes = ChannelOperandsSharedBytes(kK);
 };
 
-// scale q P of channel c, and its decays.
+// Computes scale q P for channel c, and its decays.
 template <int kK>
 HL_DEVICE void ScaleQueries(bf16* scaled, float* decays, const bf16* q, const float* log_decay,
                             const float* query_scale, int c) {
@@ -38,7 +38,7 @@ HL_DEVICE void ScaleQueries(bf16* scaled, float* decays, const bf16* q, const fl
         ToBf16(ToFloat(q[TileOffset<kK>(r, c)]) * (query_scale[r] * Exp2Approx(sum)));
   }
 }
-// c k Q of channel c; returns the sum of its log decays, in units of log2.
+// Computes c k Q for channel c. Returns the sum of its log decays, in units of log2.
 template <int kK>
 HL_DEVICE float ScaleKeys(bf16* scaled, const bf16* k, const float* log_decay,
                           const float* key_scale, int c) {
@@ -52,7 +52,8 @@ HL_DEVICE float ScaleKeys(bf16* scaled, const bf16* k, const float* log_decay,
   return sum;
 }
 
-// Barriers: the tile is there; scaled operands and decays are there; scores are there.
+// Barriers: (1) the tile is loaded, (2) scaled operands and decays are complete, (3) scores are
+// complete.
 template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads)
     ChannelOperandsKernel(const ChannelOperandsParams params) {
@@ -96,7 +97,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   for (int i = thread; i < 2 * Places::kRows / 16; i += kThreads)
     reinterpret_cast<uint4*>(target)[i] = rows[i];
   __syncthreads();
-  if (thread < kTile * 2) {  // rows of two units; what lies between them nobody reads
+  if (thread < kTile * 2) {  // two units per row; the padding between rows is not read
     const int unit = thread / 2 * (kScorePitch / 8) + thread % 2;
     reinterpret_cast<uint4*>(target + Places::kScores)[unit] =
         reinterpret_cast<const uint4*>(scores)[unit];

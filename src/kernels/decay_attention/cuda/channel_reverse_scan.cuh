@@ -1,14 +1,13 @@
-// Gradients of decay attention where each key channel has its own decay, the part that goes from
-// tile to tile: one block scans a segment from the end, in tiles of 16 tokens, with R =
-// dL/d(state) in registers.
+// Gradients of decay attention with per-channel decays: the part that proceeds from tile to tile.
+// One block scans a segment from the end, in tiles of 16 tokens, with R = dL/d(state) in registers.
 //
-// As in reverse_scan.cuh the chunks between two checkpoints, a group, are scanned twice: forward
-// from the checkpoint, leaving the state before each tile in a scratch, then in reverse, so that S
-// before a tile and R after it are there at the same time. Of a tile, with the operands of
+// As in reverse_scan.cuh, the chunks between two checkpoints, a group, are scanned twice: forward
+// from the checkpoint, storing the state before each tile in a scratch buffer, then in reverse, so
+// that S before a tile and R after it are available together. For each tile, with the operands of
 // channel_operands.cuh:
 //
-//   x = S dout   y = R v   t = sum_v(S R)        to memory: channel_gradients.cuh makes dq, dk and
-//                                                the decays' gradients of them
+//   x = S dout   y = R v   t = sum_v(S R)        stored: channel_gradients.cuh computes dq, dk and
+//                                                the decays' gradients from them
 //   dv = scores^T dout + (c k Q) R
 //   R' = G R + (scale q P)^T dout                and forward S' = G S + (c k Q)^T v
 //
@@ -54,15 +53,15 @@ HL_DEVICE ChannelRevShared<Config> CarveChannelRev(unsigned char* raw) {
   return smem;
 }
 
-// One tile after the other in the order in which they are needed: of each group of chunks, from the
-// last on, all but its last tile forward, then all in reverse.
+// Iterates over tiles in the order in which they are needed. Groups of chunks come last to first;
+// for each group, all tiles except the last one forward, then all tiles in reverse.
 struct TileCursor {
   const ChunkEntry* chunks;
-  int begin, every;            // first chunk of the segment; chunks of a group
-  int group_begin, group_end;  // chunks of the group; none where the scan is over
-  int chunk, row;              // the tile
-  bool sweeps;                 // in reverse
-  ChunkEntry entry;            // of the chunk
+  int begin, every;            // first chunk of the segment; chunks per group
+  int group_begin, group_end;  // chunks of the group; empty if the scan is complete
+  int chunk, row;              // the current tile
+  bool sweeps;                 // whether the tile is visited in reverse
+  ChunkEntry entry;            // of the current chunk
 
   HL_DEVICE bool valid() const { return group_end > begin; }
   HL_DEVICE StagedTile staged() const {
@@ -108,12 +107,13 @@ struct TileCursor {
   }
 };
 
-// Where a block's tiles are, in memory.
+// The addresses of a block's tiles in global memory.
 struct ChannelRevPlaces {
   TilesOfHead tiles;
   Rows v, dout, dv;
 };
-// Starts to load the next tile, of one that is not swept what its state is of alone, and goes on.
+// Issues the async copies for the next tile and advances the cursor. A tile that is only replayed
+// to rebuild the state needs just its keys and values.
 template <typename Config>
 HL_DEVICE void StageTile(const ChannelRevShared<Config>& smem, const ReverseScanParams& params,
                          const ChannelRevPlaces& places, TileCursor& next, int stage) {
@@ -139,7 +139,7 @@ HL_DEVICE void StageTile(const ChannelRevShared<Config>& smem, const ReverseScan
   next.Advance();
 }
 
-// [16 channels of the warp, 16 tokens] to [token, channel]: whole sectors.
+// Stores [16 channels of the warp, 16 tokens] as [token, channel], in whole sectors.
 template <typename Config>
 HL_DEVICE void StoreProducts(float* target, const float (&acc)[2][4]) {
   const int lane = FreshLaneId();
@@ -151,7 +151,7 @@ HL_DEVICE void StoreProducts(float* target, const float (&acc)[2][4]) {
           acc[n][i];
   }
 }
-// S dout and R v of the tile, and the sums of S R. `state`: the warp's fragments of S.
+// Computes S dout and R v for the tile, and the sums of S R. `state`: the warp's fragments of S.
 template <typename Config>
 HL_DEVICE void StateProducts(float* products, const uint4 (&state)[Config::kV / 16],
                              const float (&adjoint)[Config::kV / 8][4], const bf16* v,
@@ -160,7 +160,7 @@ HL_DEVICE void StateProducts(float* products, const uint4 (&state)[Config::kV / 
   using Places = ProductPlaces<Config::kK>;
   const int lane = FreshLaneId();
   const int columns_v = ColumnsFirst<kV>(lane);
-  float x[2][4], y[2][4];  // two chains of products, so that one need not wait for the other
+  float x[2][4], y[2][4];  // two chains of products, to hide latency
   Clear(x);
   Clear(y);
   float through[2] = {0, 0};
@@ -188,7 +188,7 @@ HL_DEVICE void StateProducts(float* products, const uint4 (&state)[Config::kV / 
   StoreProducts<Config>(products + Places::kY, y);
 }
 
-// dv = scores^T dout + (c k Q) R, 16 columns a warp.
+// dv = scores^T dout + (c k Q) R, 16 columns per warp.
 template <typename Config>
 HL_DEVICE void GradValues(const ChannelRevShared<Config>& smem,
                           const StagedOperands<Config::kK>& operands, const bf16* dout,
@@ -235,17 +235,18 @@ HL_DEVICE void GradValues(const ChannelRevShared<Config>& smem,
   }
 }
 
-// A block on its way through its segment. R and, forward, S of the warp's rows.
+// The scan of one block over its segment. The warp's rows of R and, in the forward part, of S are
+// held by the caller.
 template <typename Config>
 struct ChannelReverseScan {
   static constexpr int kK = Config::kK, kV = Config::kV;
-  static constexpr int kSlot = kK * kV / 8;  // a state, in units of 16 bytes
+  static constexpr int kSlot = kK * kV / 8;  // one state, in units of 16 bytes
 
   const ReverseScanParams& params;
   const Place& place;
   const ChannelRevShared<Config>& smem;
   const ChannelRevPlaces& places;
-  uint4* scratch;  // of the warp: [group's tiles][kSlot]
+  uint4* scratch;  // the warp's part: [group's tiles][kSlot]
 
   HL_DEVICE const DecayAttentionArgs& args() const { return params.grads.forward; }
   HL_DEVICE uint4* StateSlot(int slot) const { return scratch + int64_t{1} * slot * kSlot; }
@@ -256,7 +257,7 @@ struct ChannelReverseScan {
   HL_DEVICE int64_t StateElements() const {
     return int64_t{1} * args().head_dim_k * args().head_dim_v;
   }
-  // Of the tile: x, y and t, of one slice of V.
+  // The tile's x, y and t for one slice of V.
   HL_DEVICE float* Products(const StagedTile& at) const {
     return params.products +
            (place.slice * params.num_tiles + places.tiles.Index(at.chunk, at.row)) *
@@ -264,7 +265,8 @@ struct ChannelReverseScan {
   }
 };
 
-// All that a tile's gradients need of the states, R before it, dv. Barrier: the copy of R is there.
+// Computes everything in a tile's gradients that depends on the states, the R before the tile, and
+// dv. Barrier: the copy of R is complete.
 template <typename Config>
 HL_DEVICE void SweepTile(const ChannelReverseScan<Config>& scan, const StagedTile& at, int stage,
                          float (&adjoint)[Config::kV / 8][4]) {
@@ -286,8 +288,8 @@ HL_DEVICE void SweepTile(const ChannelReverseScan<Config>& scan, const StagedTil
                      at.tile.length);
 }
 
-// Barriers: a tile is there, the stage of the one before and the copy of R are free; the copy of R
-// is there.
+// Barriers: (1) a tile is loaded, and the previous tile's stage and the copy of R are free; (2) the
+// copy of R is complete.
 template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     ChannelReverseScanKernel(const ReverseScanParams params) {
@@ -297,7 +299,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   const ChannelRevShared<Config> smem = CarveChannelRev<Config>(raw);
   const DecayAttentionGradArgs& grads = params.grads;
   const DecayAttentionArgs& args = grads.forward;
-  // All threads have the same: in shared memory it takes no registers, which are scarce here.
+  // The same value for all threads. Shared memory saves registers, which are scarce here.
   if (threadIdx.x == 0) *smem.place = PlaceOf(args, params.shape, params.checkpoint_every);
   __syncthreads();
   const Place& place = *smem.place;

@@ -1,8 +1,9 @@
-// out = scale q S, S = diag(exp(log_decay)) S + k^T v where each key channel has its own decay: one
-// block scans the tiles of a segment with the state in registers, as in chunk_scan.cuh. What it
-// multiplies is made before (channel_operands.cuh), so that from tile to tile there is nothing but
+// out = scale q S, S = diag(exp(log_decay)) S + k^T v with per-channel decays. One block scans the
+// tiles of a segment with the state in registers, as in chunk_scan.cuh. The operands are prepared
+// beforehand (channel_operands.cuh), so each tile only needs
 //   out = (q P) S + scores v,   S = G S + (k Q)^T v
-// A warp has 16 columns of V and needs no other: the one barrier of a tile hands over stages.
+// A warp owns 16 columns of V and exchanges nothing with other warps: the one barrier per tile
+// releases stages.
 //
 // Shared memory in KiB, K = V = 128:
 //   | 4 x (q P [16, K] 4 | k Q 4 | v [16, V] 4 | scores 0.75 | G 0.5) | stage of out 4
@@ -34,12 +35,12 @@ struct ChannelShared {
   float* query_sums;        // [16]: (q P) z
 };
 
-// Where a block's tiles are, in memory.
+// The addresses of a block's tiles in global memory.
 struct ChannelSources {
   TilesOfHead tiles;
   Rows v;
 };
-// Starts to load the next tile and goes on to the one after it.
+// Issues the async copies for the next tile and advances the cursor.
 template <typename Config>
 HL_DEVICE void StageTile(const ChannelShared<Config>& smem, const ChunkScanParams& params,
                          const ChannelSources& from, TileScan& next, int stage) {
@@ -56,7 +57,8 @@ HL_DEVICE void StageTile(const ChannelShared<Config>& smem, const ChunkScanParam
   next.Advance();
 }
 
-// The tile's tokens find z as it was before them; a channel a thread. k: c k Q of the tile.
+// Stores z before the tile for the tile's queries, and advances it by the tile, one channel per
+// thread. k: c k Q of the tile.
 template <typename Config>
 HL_DEVICE void AdvanceKeySum(float* before, float& key_sum, const bf16* k,
                              const float* transition) {
@@ -69,7 +71,7 @@ HL_DEVICE void AdvanceKeySum(float* before, float& key_sum, const bf16* k,
   key_sum = fmaf(transition[c], key_sum, keys);
 }
 
-// (q P) z: the threads that share a token have its channels in turn, in pairs.
+// (q P) z. The threads that share a token take its channels in pairs, round robin.
 template <typename Config>
 HL_DEVICE void SumTileQueries(float* sums, const bf16* q, const float* key_sums) {
   constexpr int kK = Config::kK, kGroups = Config::kThreads / kTile;
@@ -88,8 +90,7 @@ HL_DEVICE void SumTileQueries(float* sums, const bf16* q, const float* key_sums)
   if (group == 0) sums[r] = sum;
 }
 
-// out^T of the tile's tokens; `values`: their fragment of v^T. Two chains of products, so that one
-// need not wait for the other.
+// out^T of the tile's tokens; `values`: their fragment of v^T. Two chains of products hide latency.
 template <typename Config>
 HL_DEVICE void TileOutput(float (&out)[2][4], uint32_t (&values)[4],
                           const StagedOperands<Config::kK>& operands, const bf16* v,
@@ -122,7 +123,7 @@ HL_DEVICE void TileOutput(float (&out)[2][4], uint32_t (&values)[4],
   }
 }
 
-// out^T / (d + eps), where a block has all of K. Two lanes a token, with half of its scores each.
+// out^T / (d + eps), if a block has all of K. Two lanes per token, each with half of its scores.
 template <typename Config>
 HL_DEVICE void DivideTile(float (&out)[2][4], const bf16* tile_scores, const float* query_sums,
                           const ChunkScanParams& params, const ChunkEntry& tile, const Place& place,
@@ -149,7 +150,7 @@ HL_DEVICE void DivideTile(float (&out)[2][4], const bf16* tile_scores, const flo
   }
 }
 
-// The tile's tokens, through the warp's stage [16, 16].
+// Stores the tile's tokens through the warp's stage [16, 16].
 HL_DEVICE void StoreTile(const float (&out)[2][4], bf16* stage, const Rows& target, int length) {
   const int lane = FreshLaneId();
   if (target.is_wide) {
@@ -169,7 +170,7 @@ HL_DEVICE void StoreTile(const float (&out)[2][4], bf16* stage, const Rows& targ
   FlushTransposed<kTile>(stage, target, length, WarpId() * 16);
 }
 
-// The state after the tile.
+// Advances the state by the tile.
 template <typename Config>
 HL_DEVICE void TileState(float (&state)[Config::kK / 8][4], const uint32_t (&values)[4],
                          const bf16* k, const float* transition) {
@@ -198,8 +199,8 @@ HL_DEVICE ChannelShared<Config> CarveChannelScan(unsigned char* raw) {
   return smem;
 }
 
-// Barriers: a tile is there and the stage of the one before is free; of a normalised output, its z
-// is there, and the sums of its queries.
+// Barriers: (1) a tile is loaded and the previous tile's stage is free. With a normalised output
+// also: (2) z before the tile is complete, (3) the sums of its queries are complete.
 template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     ChannelScanKernel(const ChunkScanParams params) {
@@ -223,7 +224,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     LoadState<true>(
         state, static_cast<const float*>(args.initial_state) + place.state * state_elements, rows);
   }
-  float key_sum = 0;  // of the thread's channel
+  float key_sum = 0;  // for the thread's channel
   if (Config::kNormalised && thread < kK)
     key_sum = FirstKeySum(params.key_sums, args, place, channels, thread);
   const int v_head = SharedHead(place.head, args.num_v_heads, args.num_heads);

@@ -1,6 +1,6 @@
-// What each segment of a sequence makes of a zero state (reverse: of a zero dL/d(state) at its
-// end), where each key channel has its own decay: step 1 of segment.cuh, in tiles of 16 tokens, of
-// operands that were made before (channel_operands.cuh).
+// The state that each segment of a sequence computes from a zero state (reverse: from a zero
+// dL/d(state) at its end), with per-channel decays. This is step 1 of segment.cuh, in tiles of 16
+// tokens, with prepared operands (channel_operands.cuh).
 //
 // Shared memory in KiB, K = V = 128:
 //   | 4 x (x [16, K] 4 | y [16, V] 4 | G and log2 of it 1) | = kSmemBytes
@@ -19,8 +19,8 @@ struct ChannelStateScanConfig {
   static constexpr int kSmemBytes = ChannelStateScanBytes(kK, kV);
 };
 
-// S' = G S + (c k Q)^T v, or R' = G R + (scale q P)^T dout. The barrier of a tile: it is there, and
-// the stage of the one before is free.
+// S' = G S + (c k Q)^T v, or R' = G R + (scale q P)^T dout. The barrier of a tile: it is loaded,
+// and the previous tile's stage is free.
 template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     ChannelStateScanKernel(const StateScanParams params) {
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   SmemCarver carver(raw);
   bf16* const x_tiles = carver.Take<bf16>(kTileStages * kTile * kK);
   bf16* const y_tiles = carver.Take<bf16>(kTileStages * kTile * kV);
-  float* const transitions = carver.Take<float>(kTileStages * 2 * kK);  // G, log2 of it
+  float* const transitions = carver.Take<float>(kTileStages * 2 * kK);  // G and its log2
   StagedTile* const tiles = carver.Take<StagedTile>(kTileStages);
 
   const DecayAttentionArgs& args = params.args;
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
 
   float state[kV / 8][4];
   Clear(state);
-  const int channel = static_cast<int>(threadIdx.x);  // of a thread that has one
+  const int channel = static_cast<int>(threadIdx.x);  // valid if < kK
   float log2_transition = 0;
   VisitStaged(tiles, stage_next, [&](const StagedTile& at, int stage) {
     const bool resets = (at.tile.flags & kChunkResets) != 0;

@@ -1,10 +1,10 @@
-// Device steps that the kernels for decays of channels share. Such a decay does not multiply a
-// finished tile of scores, it goes into the operands. Chunks are therefore taken in tiles of 16
-// tokens, from state to state, and in three passes, of which one alone goes from tile to tile:
+// Device steps shared by the kernels for per-channel decays. Such a decay cannot scale a finished
+// tile of scores: it is multiplied into the operands. Chunks are therefore processed in tiles of 16
+// tokens and in three passes, of which only the scans are sequential:
 //
-//   operands   (channel_operands.cuh)      all tiles at once: what the scans multiply
-//   scans      (channel_scan.cuh, channel_segment.cuh, channel_reverse_scan.cuh): products alone
-//   gradients  (channel_gradients.cuh)     all tiles at once: what pairs of a tile's tokens add
+//   operands   (channel_operands.cuh)      all tiles in parallel: the operands of the scans
+//   scans      (channel_scan.cuh, channel_segment.cuh, channel_reverse_scan.cuh): products only
+//   gradients  (channel_gradients.cuh)     all tiles in parallel: what pairs in a tile contribute
 #pragma once
 
 #include "kernels/decay_attention/cuda/tile.cuh"
@@ -13,7 +13,7 @@ namespace halflife::kernels::decay {
 
 constexpr int kTilesPerChunk = kChunk / kTile;
 
-// 16 tokens of a chunk as a chunk of their own.
+// Returns 16 tokens of a chunk as a chunk of their own.
 HL_DEVICE ChunkEntry TileOf(const ChunkEntry& chunk, int row) {
   ChunkEntry tile = chunk;
   tile.token += row;
@@ -23,13 +23,13 @@ HL_DEVICE ChunkEntry TileOf(const ChunkEntry& chunk, int row) {
 }
 HL_DEVICE int LastTile(const ChunkEntry& chunk) { return (chunk.length - 1) / kTile * kTile; }
 
-// ---- a tile by itself: kernels with a block for each ----
+// ---- one tile per block: kernels that process tiles independently ----
 
-// Blocks count (chunk of the turn, head, slice of K, tile of the chunk), the last fastest; so do
-// operands and products, which a scan finds by this: of one head and slice of K.
+// Blocks are indexed by (chunk of the batch tile, head, slice of K, tile of the chunk), the last
+// fastest, and so are operands and products. A scan computes the index for its head and slice of K.
 struct TilesOfHead {
-  int first_chunk;  // of the turn
-  int first, step;  // its first tile; from a chunk's to the next one's
+  int first_chunk;  // of the batch tile
+  int first, step;  // its first tile; distance between the tiles of adjacent chunks
 
   HL_DEVICE int64_t Index(int chunk, int row) const {
     return int64_t{1} * (chunk - first_chunk) * step + (first + row / kTile);
@@ -43,13 +43,13 @@ HL_DEVICE TilesOfHead TilesOfHeadOf(const DecayAttentionArgs& args, const Segmen
 }
 struct OneTile {
   ChunkEntry tile;
-  Place place;  // head and slices alone
+  Place place;  // only head and slices are set
   int chunk, row;
-  bool in_turn, exists;  // its chunk is one of the turn's, and has such a tile
+  bool in_turn, exists;  // whether its chunk belongs to the batch tile, and contains the tile
 };
 HL_DEVICE OneTile OneTileOf(const DecayAttentionArgs& args, const SegmentShape& shape) {
   OneTile one = {};
-  unsigned index = blockIdx.x;  // divisions of 64 bits would take as long as the tile's scores
+  unsigned index = blockIdx.x;  // 32 bits: 64-bit divisions would take as long as the tile's scores
   one.row = static_cast<int>(index % kTilesPerChunk) * kTile;
   index /= kTilesPerChunk;
   const auto key_slices = static_cast<unsigned>(shape.num_key_slices);
@@ -66,18 +66,18 @@ HL_DEVICE OneTile OneTileOf(const DecayAttentionArgs& args, const SegmentShape& 
   return one;
 }
 
-// Calls visit(r, s, sum over channels of q_r k_s decay_{s+1} .. decay_r), once per pair of the
-// tile; 0 where s > r. q, k: tiles [16, kK], decays [16, kK]. A thread has one key and its group's
-// share of channels, in pairs: the key decays on its way from s to r.
+// Calls visit(r, s, sum over channels of q_r k_s decay_{s+1} .. decay_r) once per pair of the tile;
+// the sum is 0 if s > r. q, k: tiles [16, kK], decays [16, kK]. A thread handles one key and its
+// group's part of the channels, in pairs. It decays the key step by step from s to r.
 template <int kK, int kThreads, typename Visit>
 HL_DEVICE void PairScores(const bf16* q, const bf16* k, const float* decays, const Visit& visit) {
-  constexpr int kGroups = kThreads / kTile;  // threads that share a key
+  constexpr int kGroups = kThreads / kTile;  // threads per key
   static_assert(kGroups == 8 || kGroups == 16, "sums go over lanes of one warp");
   constexpr int kParts = kTile / kGroups;
   const int s = static_cast<int>(threadIdx.x) / kGroups;
   const int group = static_cast<int>(threadIdx.x) % kGroups;
   const int first =
-      FreshWarpId() * 32 / kGroups;  // of the warp's keys: no query before it sees one
+      FreshWarpId() * 32 / kGroups;  // the warp's first key: earlier queries see none of its keys
   float sums[kParts][kGroups];
 #pragma unroll
   for (int r = 0; r < kTile; ++r) sums[r / kGroups][r % kGroups] = 0;
@@ -107,8 +107,8 @@ HL_DEVICE void PairScores(const bf16* q, const bf16* k, const float* decays, con
   }
 }
 
-// Starts to load log decays of the block's channels; 0 past the tile's end and past the last
-// channel.
+// Issues the async copies of the log decays for the block's channels; 0 past the tile's end and
+// past the last channel.
 template <int kK, int kThreads>
 HL_DEVICE void LoadLogDecays(float* target, const DecayAttentionArgs& args, const ChunkEntry& tile,
                              const Place& place) {
@@ -142,7 +142,7 @@ HL_DEVICE void LoadLogDecays(float* target, const DecayAttentionArgs& args, cons
   }
 }
 
-// Both operands and the decays of the block's channels.
+// Loads q, k and the log decays of the block's channels.
 template <int kK, int kThreads>
 HL_DEVICE void LoadKeysAndQueries(bf16* q, bf16* k, float* log_decay,
                                   const DecayAttentionArgs& args, const OneTile& one) {
@@ -155,7 +155,7 @@ HL_DEVICE void LoadKeysAndQueries(bf16* q, bf16* k, float* log_decay,
                                 one.tile.length);
   LoadLogDecays<kK, kThreads>(log_decay, args, one.tile, one.place);
 }
-// scale and c of the tile's tokens, a thread each; 0 past its end.
+// Stores scale and c of the tile's tokens, one thread each; 0 past its end.
 HL_DEVICE void FillTokenScales(float* query_scale, float* key_scale, const DecayAttentionArgs& args,
                                const OneTile& one, const RowScales& row_scales) {
   const int t = static_cast<int>(threadIdx.x);
@@ -165,21 +165,22 @@ HL_DEVICE void FillTokenScales(float* query_scale, float* key_scale, const Decay
   key_scale[t] = live ? KeyScaleAt(args, one.tile, t, one.place.head) : 0.0f;
 }
 
-// ---- a tile's operands, in memory ----
+// ---- a tile's operands in global memory ----
 
-// Rows of scores lie 48 bytes apart: the eight that an ldmatrix reads are in different banks.
+// Rows of scores are 48 bytes apart, so that the eight rows of an ldmatrix are in different banks.
 constexpr int kScorePitch = kTile + 8;
 
-// As channel_operands.cuh leaves them, and as a stage of shared memory has them: bytes.
+// Byte offsets of the operands, as channel_operands.cuh stores them, and in a stage of shared
+// memory.
 template <int kK>
 struct OperandPlaces {
   static constexpr int kRows = kTile * kK * static_cast<int>(sizeof(bf16));
-  static constexpr int kQ = 0;               // scale q P [16, kK] bf16, a tile
-  static constexpr int kKeys = kRows;        // c k Q, likewise
+  static constexpr int kQ = 0;               // scale q P [16, kK] bf16, as a tile
+  static constexpr int kKeys = kRows;        // c k Q, in the same form
   static constexpr int kScores = 2 * kRows;  // [16, kScorePitch] bf16
   static constexpr int kTransition = kScores + kTile * kScorePitch * 2;  // G [kK] fp32
-  static constexpr int kLog2Transition = kTransition + kK * 4;  // log2 of it [kK], of states alone
-  static constexpr int kStage = kLog2Transition;                // what a stage has of it
+  static constexpr int kLog2Transition = kTransition + kK * 4;  // log2 of G [kK]; only for states
+  static constexpr int kStage = kLog2Transition;                // bytes that a stage holds
   static constexpr int kBytes = kLog2Transition + kK * 4;
   static_assert(kBytes == ChannelOperandBytes(kK) && kStage == ChannelStageBytes(kK));
 };
@@ -198,7 +199,8 @@ HL_DEVICE StagedOperands<kK> OperandsOf(unsigned char* stages, int stage) {
           reinterpret_cast<float*>(bytes + Places::kTransition)};
 }
 
-// What a reverse scan leaves of a tile and a slice of V, fp32: S dout, R v, sums of S R over V.
+// Element offsets of the fp32 products that a reverse scan stores for a tile and a slice of V: S
+// dout, R v, and sums of S R over V.
 template <int kK>
 struct ProductPlaces {
   static constexpr int kX = 0, kY = kTile * kK;    // [16, kK]
@@ -207,7 +209,7 @@ struct ProductPlaces {
   static_assert(kElements == kThrough + kK);
 };
 
-// Starts to copy kBytes as they lie, from kFirst on.
+// Issues async copies of kBytes, starting at kFirst, without changing the layout.
 template <int kThreads, int kFirst, int kBytes>
 HL_DEVICE void CopyUnits(unsigned char* target, const char* source) {
   static_assert(kFirst % 16 == 0 && kBytes % 16 == 0);
@@ -221,7 +223,7 @@ HL_DEVICE void CopyUnits(unsigned char* target, const char* source) {
   }
 }
 
-// scores as a B fragment of [n, k]; transposed, as an A fragment of scores^T.
+// Loads scores as a B fragment of [n, k], or (kTrans) as an A fragment of scores^T.
 template <bool kTrans>
 HL_DEVICE void ScoresFragment(uint32_t (&r)[4], const bf16* scores) {
   const int lane = FreshLaneId();
@@ -229,10 +231,10 @@ HL_DEVICE void ScoresFragment(uint32_t (&r)[4], const bf16* scores) {
                      scores + (lane % 8 + (lane >> 4 & 1) * 8) * kScorePitch + (lane >> 3 & 1) * 8);
 }
 
-// ---- one tile after the other ----
+// ---- tiles in sequence ----
 
-// A head's rows of a tensor from the batch's first token on, and those of a tile: what does not
-// change from tile to tile is found once.
+// A head's rows of a tensor from the batch's first token on, and the rows of one tile. Splitting
+// this computes the constant part only once.
 HL_DEVICE Rows HeadRows(const TensorView& view, int head, int column, int dim) {
   Rows rows = RowsOf(view, ChunkEntry{}, head, column, dim);
   rows.aligned = rows.aligned && view.stride_b * (rows.is_wide ? 4 : 2) % 16 == 0;
@@ -244,19 +246,20 @@ HL_DEVICE Rows RowsAt(const Rows& of_head, const TensorView& view, const ChunkEn
   return rows;
 }
 
-// What a stage of shared memory holds, for the threads that come to it.
+// Describes the contents of one stage of shared memory to the threads that use it.
 struct StagedTile {
   ChunkEntry tile;
   int chunk, row;
-  int valid;  // else the scan is over
-  // Of a reverse scan, which is at a tile twice, but for the last of a group of chunks: in reverse;
-  // the first of its group, the last; where the state before it waits.
+  int valid;  // 0: the scan is complete
+  // Only for a reverse scan, which visits every tile except the last of a group twice. sweeps: it
+  // is visited in reverse. starts_group, ends_group: it is the first, or last, tile of its group.
+  // slot: where the state before it is stored.
   int sweeps, starts_group, ends_group, slot;
 };
 
 static_assert(sizeof(StagedTile) <= kStagedTileBytes);
 
-// The tile of a chunk's row as it is staged; where there is none (valid is false), zeros.
+// Describes the tile at a row of a chunk; all zeros if valid is false.
 HL_DEVICE StagedTile StagedTileOf(bool valid, const ChunkEntry& entry, int chunk, int row) {
   StagedTile tile = {};
   tile.valid = valid;
@@ -267,8 +270,8 @@ HL_DEVICE StagedTile StagedTileOf(bool valid, const ChunkEntry& entry, int chunk
   return tile;
 }
 
-// The tiles of a segment in either direction. The entry of the chunk after the next tile's is on
-// its way while that one is used.
+// Iterates over the tiles of a segment in either direction. The entry of the next tile's successor
+// chunk is prefetched.
 struct TileScan {
   const ChunkEntry* chunks;
   int begin, end;
@@ -299,9 +302,9 @@ struct TileScan {
   }
 };
 
-// Visits tiles that come through the stages: stage_next(stage) starts to load the next one there
-// and names it in tiles[stage], visit(tile, stage) has one that is there. One barrier a tile: it is
-// there, and the stage of the one before is free.
+// Visits tiles through the stages of a pipeline. stage_next(stage) issues the loads of the next
+// tile into the stage and describes it in tiles[stage]; visit(tile, stage) processes a tile that
+// has arrived. One barrier per tile: it is loaded, and the previous tile's stage is free.
 template <typename StageNext, typename Visit>
 HL_DEVICE void VisitStaged(const StagedTile* tiles, const StageNext& stage_next,
                            const Visit& visit) {
@@ -323,7 +326,7 @@ HL_DEVICE void VisitStaged(const StagedTile* tiles, const StageNext& stage_next,
   }
 }
 
-// Row r of the accumulators times factor[r], of the warp's 16.
+// Multiplies row r of the accumulators by factor[r], for the warp's 16 rows.
 template <int kTiles>
 HL_DEVICE void ScaleAccumulatorRows(float (&d)[kTiles][4], const float* factor) {
   const int lane = FreshLaneId();

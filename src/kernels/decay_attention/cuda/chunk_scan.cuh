@@ -1,9 +1,10 @@
-// out = scale q S, S = exp(log_decay) S + k^T v: one block scans the chunks of a segment with the
-// state in registers. For decays of one factor a token; tiles by cp.async, products by mma.sync.
+// out = scale q S, S = exp(log_decay) S + k^T v. One block scans the chunks of a segment with the
+// state in registers. For decays with one factor per token. Tiles are loaded with cp.async and
+// multiplied with mma.sync.
 //
-// The state is kept transposed, S^T [V rows, K columns], 16 rows to a warp: rounded to bf16, two
-// neighbouring accumulators are an A fragment of out^T = S^T q^T, which so reads no shared memory
-// for S.
+// The state is kept transposed, S^T [V rows, K columns], 16 rows per warp. Rounded to bf16, two
+// adjacent accumulators are an A fragment of out^T = S^T q^T, so this product reads no shared
+// memory for S.
 //
 // Shared memory in KiB, K = V = 128, C = 64:
 //   | 2 x (q [C, K] 16 | k [C, K] 16 | v [C, V] 16) | scores [C, C] 8 | stage of out 8
@@ -18,10 +19,10 @@ namespace halflife::kernels::decay {
 template <int kK_, int kV_, bool kNormalised_>
 struct ChunkScanConfig {
   static constexpr int kK = kK_, kV = kV_;
-  static constexpr int kTileColumns = kK;  // of q and k in shared memory: all of a row
+  static constexpr int kTileColumns = kK;  // of q and k in shared memory: a whole row
   static constexpr bool kNormalised = kNormalised_;
   static constexpr int kWarps = kV / 16, kThreads = 32 * kWarps;
-  // Registers allow no more: kK / 2 of them are state.
+  // Registers allow no more blocks: the state takes kK / 2 per thread.
   static constexpr int kMinBlocksPerSm = ScanBlocksPerSm(kK, kV);
   static constexpr int kSmemBytes = ChunkScanBytes(kK, kV);
 };
@@ -30,7 +31,7 @@ template <typename Config>
 struct ChunkScanShared {
   bf16 *q, *k, *v;      // [2][64, kK | kV]
   bf16* scores;         // [64, 64]
-  bf16* out;            // [kWarps][kOutTokens, 16]; with decays of channels [kWarps][16, 16]
+  bf16* out;            // [kWarps][kOutTokens, 16]; with per-channel decays [kWarps][16, 16]
   DecayTables* tables;  // [2]
 };
 
@@ -52,9 +53,9 @@ HL_DEVICE void LoadChunk(const ChunkScanShared<Config>& smem, const DecayAttenti
                          chunk.length);
 }
 
-// scores_rs = scale c_s w_rs q_r k_s for s <= r, and 0, in one tile of 16 x 16. Tiles of q and k
-// wider than kTileColumns lie in pieces [C, kTileColumns]. Normalised, `sums` of the lane's two
-// rows grow by its columns' scores.
+// scores_rs = scale c_s w_rs q_r k_s for s <= r and 0 otherwise, in one tile of 16 x 16. Tiles of q
+// and k that are wider than kTileColumns are stored in pieces [C, kTileColumns]. If normalised,
+// adds the scores of the lane's two rows to `sums`.
 template <typename Config>
 HL_DEVICE void ScoreTile(bf16* scores, [[maybe_unused]] float (&sums)[2], const bf16* q,
                          const bf16* k, const DecayTables& tables, float scale, int lane,
@@ -89,8 +90,9 @@ HL_DEVICE void ScoreTile(bf16* scores, [[maybe_unused]] float (&sums)[2], const 
   }
 }
 
-// The chunk's tiles of scores up to the diagonal, by all warps; what lies above is not written.
-// `row_sums` [kWarps / 4][64]: their sums by the warps that share rows, for a normalised output.
+// Computes the chunk's tiles of scores up to the diagonal, with all warps; tiles above it are not
+// written. `row_sums` [kWarps / 4][64]: row sums by the warps that share rows, for a normalised
+// output.
 template <typename Config>
 HL_DEVICE void IntraTile(bf16* scores, [[maybe_unused]] float* row_sums, const bf16* q,
                          const bf16* k, const DecayTables& tables, float scale) {
@@ -149,8 +151,8 @@ HL_DEVICE void IntraOutput(float (&out)[kChunk / 8][4], const bf16* v, const bf1
   }
 }
 
-// The state before a group of chunks, [K, V] bf16, or (kRest) what its rounding has lost, through
-// the warp's stage.
+// Stores the state before a group of chunks, [K, V] bf16, or (kRest) the remainder that this
+// rounding loses, through the warp's stage.
 template <typename Config, bool kRest, int kRows>
 HL_DEVICE void SaveTerm(const float (&state)[Config::kK / 8][4], bf16* stage, bf16* checkpoint,
                         const StateRows& rows) {
@@ -175,8 +177,8 @@ HL_DEVICE void SaveTerm(const float (&state)[Config::kK / 8][4], bf16* stage, bf
   }
 }
 
-// The state before chunk `index` where a group starts there, if the forward keeps such. The warp's
-// stage has kRows tokens.
+// Stores the state before chunk `index` if a group starts there and the forward keeps checkpoints.
+// The warp's stage has kRows tokens.
 template <typename Config, int kRows>
 HL_DEVICE void SaveCheckpoint(const float (&state)[Config::kK / 8][4], bf16* stage,
                               const ChunkScanParams& params, const Place& place, int index,
@@ -193,8 +195,8 @@ HL_DEVICE void SaveCheckpoint(const float (&state)[Config::kK / 8][4], bf16* sta
     SaveTerm<Config, true, kRows>(state, stage, checkpoint + CheckpointElements(args, every), rows);
 }
 
-// One barrier where a chunk starts (its tiles and tables are there; the other stage, its tables and
-// the scores are free), one between the scores and what reads them.
+// Two barriers per chunk: (1) at its start: its tiles and tables are complete, and the other stage,
+// its tables and the scores are free; (2) between the scores and their readers.
 template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     ChunkScanKernel(const ChunkScanParams params) {

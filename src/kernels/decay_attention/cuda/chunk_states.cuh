@@ -1,9 +1,9 @@
-// The states that gradients of all chunks side by side start from (warpgroup_gradients.cuh): S
+// Computes the states that the gradients of all chunks start from (warpgroup_gradients.cuh): S
 // before each chunk, scanned from the checkpoint at a segment's start, and R = dL/d(state) after
-// each, scanned from its end. What decays make of a chunk's tokens is found first, of all chunks
-// side by side; then a block has 64 x 64 of the state, in one direction, and does nothing but
-// multiply once a chunk and store what it holds, rounded: so small, that there are blocks enough
-// without segments, whose own scan would be one pass more.
+// each chunk, scanned from the segment's end. A first kernel computes the decay factors of all
+// chunks in parallel. Then each block owns 64 x 64 of the state in one direction. Per chunk, it
+// does one product and stores its state, rounded. Blocks are this small so that there are enough of
+// them without segments, which would need another pass.
 //
 //   S' = transition S + (c outgoing k)^T v,    R' = transition R + (incoming q)^T dout
 //
@@ -24,7 +24,7 @@ struct ChunkStatesConfig {
   static constexpr int kSmemBytes = kChunkStatesBytes;
 };
 
-// ---- factors: a chunk of a head a warp ----
+// ---- factors: one warp per chunk and head ----
 
 __global__ void __launch_bounds__(32 * kRowWarps)
     ChunkFactorsKernel(const ReverseScanParams params) {
@@ -56,10 +56,10 @@ __global__ void __launch_bounds__(32 * kRowWarps)
 struct ChunkStatesShared {
   bf16 *x, *y;            // [kStages][64, 64]
   ChunkFactors* factors;  // [kStages]
-  Place* place;           // all threads have the same: here it takes no registers, which are scarce
+  Place* place;  // the same value for all threads; here it saves registers, which are scarce
 };
 
-// Starts to load what the product of a chunk takes: k and v, or q and dout, and the factors.
+// Issues the async copies for a chunk's product: k and v, or q and dout, and the factors.
 HL_DEVICE void LoadStateChunk(const ChunkStatesShared& smem, const ReverseScanParams& params,
                               int index, int stage, bool reverse) {
   using Config = ChunkStatesConfig;
@@ -86,7 +86,7 @@ HL_DEVICE void LoadStateChunk(const ChunkStatesShared& smem, const ReverseScanPa
     CpAsync16(reinterpret_cast<char*>(smem.factors + stage) + 16 * i, factors + 16 * i, true);
 }
 
-// What a segment starts from.
+// Loads the state from which a segment starts.
 HL_DEVICE void LoadFirstState(float (&state)[kStateBlock / 8][4], const ReverseScanParams& params,
                               const Place& place, bool reverse, const StateRows& rows) {
   const DecayAttentionArgs& args = params.grads.forward;
@@ -103,7 +103,7 @@ HL_DEVICE void LoadFirstState(float (&state)[kStateBlock / 8][4], const ReverseS
   }
 }
 
-// A warp's 16 rows of a block, rounded, whose rows lie `stride` apart.
+// Stores a warp's 16 rows of a block, rounded; the rows are `stride` elements apart.
 HL_DEVICE void StoreChunkState(bf16* block, int stride, const float (&state)[kStateBlock / 8][4]) {
   const int lane = FreshLaneId();
   bf16* const place = block + (WarpId() * 16 + lane / 4) * stride + lane % 4 * 8;
@@ -136,12 +136,12 @@ __global__ void __launch_bounds__(ChunkStatesConfig::kThreads, ChunkStatesConfig
   __syncthreads();
   const Place& place = *smem.place;
   const int num_chunks = place.end - place.begin;
-  // Nobody asks what the last forward chunk makes of the state.
+  // The state after the last forward chunk is not needed.
   const int num_products = reverse ? num_chunks : num_chunks - 1;
   const auto index_of = [&](int i) { return reverse ? place.end - 1 - i : place.begin + i; };
   const auto load = [&](int i) {
     if (i < num_products) LoadStateChunk(smem, params, index_of(i), i % kStages, reverse);
-    CpAsyncCommit();  // a group of none too: a wait counts them
+    CpAsyncCommit();  // commits an empty group, too, because the wait counts groups
   };
   const auto rows = [&] {
     return StateRows{args.head_dim_k, args.head_dim_v, place.key_slice * kK + FreshWarpId() * 16,

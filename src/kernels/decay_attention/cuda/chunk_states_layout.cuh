@@ -1,12 +1,12 @@
-// What chunk_states.cuh leaves for warpgroup_gradients.cuh, and how lanes store it: the places of
-// factors and states, rows of four lanes' accumulators as units of 16 bytes.
+// The interface between chunk_states.cuh and warpgroup_gradients.cuh: the layout of factors and
+// states in global memory, and stores that combine four lanes' accumulators into units of 16 bytes.
 #pragma once
 
 #include "kernels/decay_attention/cuda/reverse.cuh"
 
 namespace halflife::kernels::decay {
 
-// What decays make of a chunk's tokens, as of DecayTables.
+// The decay factors of a chunk's tokens, as in DecayTables.
 struct ChunkFactors {
   float incoming[kChunk], outgoing_scaled[kChunk];
   float transition;
@@ -17,25 +17,27 @@ static_assert(sizeof(ChunkFactors) == kChunkFactorsBytes && kChunkFactorsBytes %
 HL_DEVICE int ChunkOfTurn(const ReverseScanParams& params, int chunk) {
   return chunk - params.grads.forward.sequence_begin[params.shape.first_sequence];
 }
-// In ReverseScanParams::factors, [chunks of the turn, H].
+// Index into ReverseScanParams::factors, [chunks of the batch tile, H].
 HL_DEVICE int64_t FactorsSlot(const ReverseScanParams& params, int head, int chunk) {
   return int64_t{1} * ChunkOfTurn(params, chunk) * params.grads.forward.num_heads + head;
 }
-// In ReverseScanParams::states and ::adjoints, [chunks of the turn, H, slices of K and V].
+// Index into ReverseScanParams::states and ::adjoints, [chunks of the batch tile, H, slices of K
+// and V].
 HL_DEVICE int64_t StateSlot(const ReverseScanParams& params, int part, int head, int chunk) {
   return FactorsSlot(params, head, chunk) * params.shape.num_parts() + part;
 }
 
-// The slices that a head's blocks of 64 x 64 are.
+// The slices of a head if its blocks are 64 x 64.
 HL_EVERYWHERE constexpr SegmentShape StateBlocks(const DecayAttentionArgs& args,
                                                  SegmentShape shape) {
   shape.num_key_slices = args.head_dim_k / kStateBlock;
   shape.num_slices = args.head_dim_v / kStateBlock;
   return shape;
 }
-// A block's part of all states, which are [kK, kV] of the gradients' slices, that heads fill.
+// A 64 x 64 block of the stored states, which are [kK, kV] per slice of the gradients. Heads fill
+// their slices.
 struct StateBlock {
-  bf16* first;  // of the chunk `first_chunk`
+  bf16* first;  // for the chunk `first_chunk`
   int first_chunk, row_stride;
   int64_t chunk_stride;
 };
@@ -51,7 +53,7 @@ HL_DEVICE StateBlock BlockOf(const ReverseScanParams& params, void* states, cons
           int64_t{1} * args.num_heads * shape.num_parts() * (k * v)};
 }
 
-// Lanes of four neighbours trade: of word j of lane i, word i of lane j.
+// Transposes a 4 x 4 matrix over four adjacent lanes: word j of lane i becomes word i of lane j.
 HL_DEVICE void TransposeQuad(uint32_t (&words)[4]) {
   const bool odd = LaneId() % 2 != 0, upper = LaneId() % 4 / 2 != 0;
 #pragma unroll
@@ -60,8 +62,8 @@ HL_DEVICE void TransposeQuad(uint32_t (&words)[4]) {
     words[n] = odd ? got : words[n];
     words[n + 1] = odd ? words[n + 1] : got;
   }
-  // Now of even lanes words n, n + 1 are tile n's, their own and the neighbour's; of odd ones tile
-  // n + 1's.
+  // In even lanes, words n and n + 1 now belong to tile n (the lane's own and the neighbour's); in
+  // odd lanes, to tile n + 1.
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
     const uint32_t got = __shfl_xor_sync(kFullWarp, upper ? words[n] : words[n + 2], 2);
@@ -69,7 +71,7 @@ HL_DEVICE void TransposeQuad(uint32_t (&words)[4]) {
     words[n + 2] = upper ? words[n + 2] : got;
   }
 }
-// Row g (half 1: g + 8) of four neighbouring accumulators: in lane t, 8 columns from 8 t on.
+// Row g (half 1: row g + 8) of four adjacent accumulators: lane t gets the 8 columns from 8 t on.
 HL_DEVICE uint4 RowOfQuad(const float (*d)[4], int half) {
   uint32_t words[4];
 #pragma unroll

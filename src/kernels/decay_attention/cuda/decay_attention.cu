@@ -1,5 +1,4 @@
-// Dispatch of decay attention on CUDA: from a problem to the kernels that are compiled for it. Host
-// code.
+// Dispatch of decay attention on CUDA: selects the kernels that run a problem. Host code.
 #include <algorithm>
 #include <limits>
 
@@ -20,7 +19,7 @@ constexpr PlanLimits kPlanLimits = {"CUDA", 64, 64, std::numeric_limits<int>::ma
 
 bool HasWork(const DecayAttentionArgs& args) { return args.num_sequences > 0; }
 
-// A turn has a row at least, and rows that are sequences.
+// A batch tile has at least one row, and each of its rows is one sequence.
 void CheckTurns(const DecayAttentionArgs& args, int num_turns) {
   const int most = args.num_sequences == args.batch ? std::max(args.batch, 1) : 1;
   HL_CHECK_AS(ExitCode::kUsage, num_turns >= 1 && num_turns <= most, "decay attention in ",
@@ -47,7 +46,7 @@ void CheckPlan(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
   CheckTurns(args, plan.forward_turns);
   CheckTurns(args, plan.backward_turns);
   CheckBlocks(args, plan);
-  // Slices of K and V multiply by at most that.
+  // Upper bound of the product of the slices of K and V.
   constexpr int64_t kMaxSlices = int64_t{kMaxHeadDimK / 64} * (kMaxHeadDimV / 64);
   const int segments = std::max({plan.num_segments, plan.backward_segments, 1});
   const int64_t blocks = kMaxSlices * args.num_sequences * args.num_heads * segments;
@@ -56,7 +55,7 @@ void CheckPlan(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
               " segments: more blocks than a launch takes");
 }
 
-// ---- token by token ----
+// ---- the recurrent (per-token) kernels ----
 
 bool IsWide(const DecayAttentionArgs& args) { return args.q.dtype == DType::kF32; }
 
@@ -75,7 +74,7 @@ void SimtReverseScan(const decay::SimtReverseScanParams& params, cudaStream_t st
   }
 }
 
-// dL/d(sum of keys), [B, T, H], into `dnorm`; null without the normaliser.
+// Computes dL/d(sum of keys), [B, T, H], into `dnorm`. Returns null without the normaliser.
 const float* NormGradient(const DecayAttentionGradArgs& grads, float* dnorm, cudaStream_t stream) {
   if (grads.forward.norm_kind == NormKind::kNone) return nullptr;
   if (IsWide(grads.forward)) {
@@ -93,7 +92,7 @@ void SimtForward(const DecayAttentionArgs& args, cudaStream_t stream) {
   SimtScan(params, stream);
 }
 
-// What a turn's reverse scan writes; a constant decay's gradient is of all turns.
+// The parameters of one batch tile's reverse scan. A constant decay's gradient covers all tiles.
 decay::SimtReverseScanParams SimtReverseParams(const DecayAttentionGradArgs& grads,
                                                const BackwardLayout& layout, const Turn& turn) {
   const DecayAttentionArgs& args = grads.forward;
@@ -120,7 +119,7 @@ decay::SimtReverseScanParams SimtReverseParams(const DecayAttentionGradArgs& gra
   return params;
 }
 
-// The sums over slices and over heads that share, of a turn's rows.
+// Sums gradients over slices and over heads that share an operand, for the rows of a batch tile.
 void SumSimtGradients(const DecayAttentionGradArgs& grads, const BackwardLayout& layout,
                       const Turn& turn, cudaStream_t stream) {
   const DecayAttentionArgs& args = grads.forward;

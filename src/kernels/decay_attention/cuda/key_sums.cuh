@@ -1,12 +1,12 @@
-// Device steps of a normalised forward, out = n / (d + eps): d is what n would be of a value of 1,
-// so it takes the weights of n and a state of its own, the decayed sum z [K] of the keys so far.
+// Device steps of a normalised forward, out = n / (d + eps). d is what n would be for values of 1:
+// it uses the weights of n and its own state, the decayed sum z [K] of the keys so far.
 //
 //   d_r = incoming_r q_r z + sum_{s <= r} scores_rs
 //   z' = transition z + sum_s c_s outgoing_s k_s
 //
-// z is fp32 in shared memory: read until the scores of a chunk are there, written after. Scores are
-// summed as they are rounded for the products with values, so that their roundings are those of n.
-// Every slice of V finds the same d; the first one keeps it, and z.
+// z is fp32 in shared memory. It is read until the scores of a chunk are complete, and written
+// after. The scores are summed as rounded for the products with values, so that d has the same
+// rounding errors as n. Every slice of V computes the same d; the first slice stores it, and z.
 #pragma once
 
 #include "kernels/decay_attention/cuda/tile.cuh"
@@ -22,10 +22,10 @@ HL_DEVICE void UnpackUnit(float (&x)[8], const uint4& unit) {
   }
 }
 
-// A block's channels of z, and what else of it a slice of V is the first to know.
+// The channels of z that a block handles.
 struct KeySumPlace {
-  int first, count;  // of K: the block's channels that exist
-  bool keeps;        // the block is the one that writes
+  int first, count;  // the block's existing channels of K
+  bool keeps;        // whether the block stores the results
 };
 template <int kK>
 HL_DEVICE KeySumPlace KeySumPlaceOf(const DecayAttentionArgs& args, const Place& place) {
@@ -33,7 +33,7 @@ HL_DEVICE KeySumPlace KeySumPlaceOf(const DecayAttentionArgs& args, const Place&
   return {first, min(kK, args.head_dim_k - first), place.slice == 0};
 }
 
-// z of channel c where a segment starts.
+// z of channel c at the start of a segment.
 HL_DEVICE float FirstKeySum(const KeySums& sums, const DecayAttentionArgs& args, const Place& place,
                             const KeySumPlace& at, int c) {
   if (sums.initial == nullptr || c >= at.count) return 0;
@@ -44,7 +44,8 @@ HL_DEVICE void StoreFinalKeySum(const KeySums& sums, const DecayAttentionArgs& a
   if (sums.final != nullptr && place.stops && at.keeps && c < at.count)
     sums.final[place.state * args.head_dim_k + at.first + c] = sum;
 }
-// z before chunk `index` where a group starts there: a bf16 and the rest of it, as SaveCheckpoint.
+// Stores z before chunk `index` if a group starts there: as a bf16 and its remainder, as in
+// SaveCheckpoint.
 HL_DEVICE void SaveKeySum(const ChunkScanParams& params, const Place& place, const KeySumPlace& at,
                           int index, int c, float sum) {
   const DecayAttentionArgs& args = params.args;
@@ -60,7 +61,7 @@ HL_DEVICE void SaveKeySum(const ChunkScanParams& params, const Place& place, con
   target[0] = rounded;
   target[slots * args.num_heads * args.head_dim_k] = ToBf16(sum - ToFloat(rounded));
 }
-// d (plus eps) of a token of the chunk, for whoever sums slices of K or scans back.
+// Stores d (plus eps) of a token, for the sum over slices of K or for the backward.
 HL_DEVICE void KeepDivisor(const ChunkScanParams& params, const ChunkEntry& chunk,
                            const Place& place, const KeySumPlace& at, int token, float divisor) {
   const DecayAttentionArgs& args = params.args;
@@ -69,17 +70,17 @@ HL_DEVICE void KeepDivisor(const ChunkScanParams& params, const ChunkEntry& chun
   params.key_sums.sums[place.key_slice * rows + FlatRow(args, chunk, token, place.head)] = divisor;
 }
 
-// ---- chunks of 64 tokens, one decay a token ----
+// ---- chunks of 64 tokens, one decay factor per token ----
 
 template <typename Config>
 struct KeySumsShared {
-  static constexpr int kScores = Config::kWarps / 4;  // warps that share rows of scores
-  static constexpr int kQueries = Config::kThreads / kChunk;
-  float* state;  // z [kK]
-  float* parts;  // [kScores + kQueries][64]: what d is the sum of
+  static constexpr int kScores = Config::kWarps / 4;          // warps that share rows of scores
+  static constexpr int kQueries = Config::kThreads / kChunk;  // threads that share a token
+  float* state;                                               // z [kK]
+  float* parts;  // [kScores + kQueries][64]: the terms of d
 };
 
-// incoming_r q_r z: a token a thread, kQueries threads of which have a part of K each.
+// incoming_r q_r z: kQueries threads share a token, each with a part of K.
 template <typename Config>
 HL_DEVICE void SumQueries(const KeySumsShared<Config>& sums, const bf16* q,
                           const DecayTables& tables, bool resets) {
@@ -99,7 +100,7 @@ HL_DEVICE void SumQueries(const KeySumsShared<Config>& sums, const bf16* q,
   sums.parts[(Shared::kScores + part) * kChunk + row] = resets ? 0.0f : tables.incoming[row] * sum;
 }
 
-// d of a token: all parts.
+// d of a token: the sum of all parts.
 template <typename Config>
 HL_DEVICE float SumParts(const KeySumsShared<Config>& sums, int row) {
   using Shared = KeySumsShared<Config>;
@@ -110,7 +111,7 @@ HL_DEVICE float SumParts(const KeySumsShared<Config>& sums, int row) {
   return sum;
 }
 
-// out^T / (d + eps), where a block has all of K. Lanes find two tokens' divisors each.
+// out^T / (d + eps), if a block has all of K. Each lane computes the divisors of two tokens.
 template <typename Config>
 HL_DEVICE void Divide(float (&out)[kChunk / 8][4], const KeySumsShared<Config>& sums,
                       const ChunkScanParams& params, const ChunkEntry& chunk, const Place& place,
@@ -136,12 +137,12 @@ HL_DEVICE void Divide(float (&out)[kChunk / 8][4], const KeySumsShared<Config>& 
   }
 }
 
-// z' of the warp's channels: lanes have a unit of 8 and some of the rows each.
+// Updates z for the warp's channels. Each lane handles a unit of 8 channels and some of the rows.
 template <typename Config>
 HL_DEVICE void AdvanceKeySums(const KeySumsShared<Config>& sums, const bf16* k,
                               const DecayTables& tables, bool resets) {
   constexpr int kUnits = Config::kK / 8 / Config::kWarps;
-  constexpr int kLanes = 32 / kUnits;  // that share a unit
+  constexpr int kLanes = 32 / kUnits;  // lanes that share a unit
   static_assert(kUnits > 0 && kLanes >= 8);
   const int lane = FreshLaneId();
   const int first = (WarpId() * kUnits + lane / kLanes) * 8;
