@@ -1,6 +1,6 @@
-// Inner header: what the dispatcher of decay attention hands to its CUDA kernels, and who launches
-// them. One launcher per compiled instance (instances.inc); its definition is in the kernel's .cuh,
-// its instantiation in instances/.
+// The parameters of the CUDA kernels of decay attention, and the functions that launch them. There
+// is one launcher per compiled instance (instances.inc). Its definition is in the kernel's .cuh and
+// its instantiation in instances/. Internal header.
 #pragma once
 
 #include <algorithm>
@@ -12,12 +12,13 @@
 
 namespace halflife::kernels::decay {
 
-// How a kernel's blocks share the problem: (sequence, segment, head, slice of K, slice of V), the
-// last fastest. The sequences are a turn's, args.batch its rows; rows, sequences and all tensors
-// count from the first of the whole batch, what segments hand over from the turn's first.
+// How the blocks of a kernel partition the problem: (sequence, segment, head, slice of K, slice of
+// V), the last fastest. The sequences are those of a batch tile, and args.batch is its number of
+// rows. Rows, sequences and all tensors are indexed from the first row of the whole batch; states
+// of segments are indexed from the first sequence of the batch tile.
 struct SegmentShape {
   int first_sequence, num_sequences;
-  int num_segments;    // of each sequence
+  int num_segments;    // per sequence
   int num_key_slices;  // of K
   int num_slices;      // of V
 
@@ -28,32 +29,33 @@ inline unsigned NumBlocks(const DecayAttentionArgs& args, const SegmentShape& sh
                                args.num_heads * shape.num_parts());
 }
 
-// Fp32 factors and divisors [B, T, H] of the rows of dout, which all gradients are linear in, where
-// dout itself would round them; null: 1.
+// Fp32 factors and divisors [B, T, H] for the rows of dout. All gradients are linear in dout, so
+// they are applied in fp32 instead of rounding a scaled dout. Null: 1.
 struct RowScales {
   const float *factors, *divisors;
 };
 
-// Where values are less their mean (centre.h): so are states before they are used.
+// The mean that has been subtracted from the values (centre.h); it is also subtracted from states.
 struct Centre {
-  const float* mean;     // [B, Hv, V]; null: values are as they were
-  const void* key_sums;  // z beside the checkpoints of S, of the same form: [2, slots, H, K] bf16
+  const float* mean;     // [B, Hv, V]; null: the values are unchanged
+  const void* key_sums;  // checkpoints of z in the form of those of S: [2, slots, H, K] bf16
 };
 
-// Of a normalised forward: the sums of keys that outputs are divided by (key_sums.cuh).
+// Outputs of the normaliser in a forward: the sums of keys that divide the outputs (key_sums.cuh).
 struct KeySums {
-  bool wanted;           // else outputs are not normalised
-  bool divides;          // a block has all of K, and divides before it writes
-  float eps;             // is added to every sum
-  float* sums;           // [slices of K, B, T, H], with eps; null: not kept
+  bool wanted;           // false: outputs are not normalised
+  bool divides;          // a block has all of K, so it divides before it writes
+  float eps;             // added to every sum
+  float* sums;           // [slices of K, B, T, H], including eps; null: not stored
   const float* initial;  // z [num_sequences, H, num_segments, K] before each segment; null: zero
   float* final;          // z [num_sequences, H, K]; null: not wanted
-  void* checkpoints;     // z [2, slots, H, K] bf16, beside those of the state; null: not kept
+  void* checkpoints;  // z [2, slots, H, K] bf16, stored with those of the state; null: not stored
 };
 
-// Blocks of kernels that have one for each tile of 16 tokens: channel_tile.cuh. A turn has so many
-// chunks at most: all but the least that other rows have, which are sequences where there are
-// several turns. How many documents which row has only the device knows.
+// Upper bound of the chunks in one batch tile: all chunks minus the minimum that the other rows
+// need. With several batch tiles, rows are sequences. The exact number depends on document
+// boundaries, which only the device knows. Kernels with one block per tile of 16 tokens
+// (channel_tile.cuh) use it for their grid.
 inline int64_t ChunksOfTurn(const DecayAttentionArgs& args, int num_sequences) {
   const int64_t least = (int64_t{args.seq_len} + kChunk - 1) / kChunk;
   return std::max<int64_t>(0, args.num_chunks - (args.num_sequences - num_sequences) * least);
@@ -65,28 +67,28 @@ inline unsigned NumTiles(const DecayAttentionArgs& args, const SegmentShape& sha
   return static_cast<unsigned>(TilesOfTurn(args, shape.num_sequences, shape.num_key_slices));
 }
 
-// Blocks, and states, of kernels that have one for each chunk of a turn and part of a state.
+// The number of states, and of blocks, for kernels with one block per chunk and part of a state.
 inline int64_t StatesOfTurn(const DecayAttentionArgs& args, int num_sequences, int num_parts) {
   return ChunksOfTurn(args, num_sequences) * args.num_heads * num_parts;
 }
 
-// Decays of channels: what scans multiply, of each tile by itself.
+// Per-channel decays: the operands of scans, which each tile computes independently.
 struct ChannelOperandsParams {
   DecayAttentionArgs args;
   SegmentShape shape;
-  RowScales row_scales;  // in reverse
-  void* operands;        // [tiles of the turn] of ChannelOperandBytes
+  RowScales row_scales;  // only in reverse
+  void* operands;        // [tiles of the batch tile] of ChannelOperandBytes
 };
-// dq, dk and the decays' gradients, of each tile by itself, where a scan has been.
+// dq, dk and the decays' gradients, which each tile computes independently after a scan.
 struct ChannelGradientsParams {
   DecayAttentionGradArgs grads;
   SegmentShape shape;
   RowScales row_scales;
-  const float* products;  // [slices of V][tiles of the turn][ChannelProductElements]
-  int64_t num_tiles;      // of the turn
-  int num_slices;         // of V
-  // The gradients themselves, or fp32 [B, T, H, ..] to be summed with others and over heads that
-  // share; key scales [slices of K, B, T, H]. Absent: not wanted.
+  const float* products;  // [slices of V][tiles of the batch tile][ChannelProductElements]
+  int64_t num_tiles;      // in the batch tile
+  int num_slices;         // slices of V
+  // The gradients themselves, or fp32 [B, T, H, ..] to be added to others and summed over heads
+  // that share an operand; for key scales, [slices of K, B, T, H]. Absent: not wanted.
   TensorView dq, dk, dlog_decay, dkey_scale;
   float* dlambda;  // [H, all tiles, K]
 };
@@ -95,11 +97,11 @@ struct ChunkScanParams {
   DecayAttentionArgs args;
   SegmentShape shape;
   int checkpoint_every;
-  bool splits_checkpoints;  // keeps them as sums of two bf16: see centre.h
-  const void* operands;     // of channels' decays, those of the turn's tiles
-  // [a turn's sequences, H, num_segments, K, V]: before each; null: initial_state
+  bool splits_checkpoints;  // stores them as sums of two bf16; see centre.h
+  const void* operands;     // per-channel decays: the operands of the batch tile
+  // [sequences of the batch tile, H, num_segments, K, V]: before each; null: initial_state
   const float* segment_states;
-  // args.out, or fp32 [slices of K, B, T, H, V] to be summed over them
+  // args.out, or fp32 [slices of K, B, T, H, V] to be summed over slices
   TensorView out;
   KeySums key_sums;
 };
@@ -108,52 +110,56 @@ struct ReverseScanParams {
   DecayAttentionGradArgs grads;
   SegmentShape shape;
   int checkpoint_every;
-  bool splits_checkpoints;  // as of the forward
+  bool splits_checkpoints;  // as in the forward
   Centre centre;
-  // [a turn's sequences, H, num_segments, K, V]: dL/d(state after each); null: dfinal_state
+  // [sequences of the batch tile, H, num_segments, K, V]: dL/d(state after each); null:
+  // dfinal_state
   const float* segment_states;
   RowScales row_scales;
-  void* group;  // [blocks, checkpoint_every (times 4 with decays of channels), kK, kV] bf16
+  void* group;  // [blocks, checkpoint_every (times 4 with per-channel decays), kK, kV] bf16
   // The gradients themselves, or fp32 [slices, B, T, H, ..] to be summed over slices and over heads
-  // that share: slices of V for dq and dk, of K for dv, of both for a decay a token and for key
-  // scales. Absent: not wanted. With decays of channels dv alone.
+  // that share an operand. The slices are those of V for dq and dk, those of K for dv, and both for
+  // a decay per token and for key scales. Absent: not wanted. With per-channel decays, only dv is
+  // used.
   TensorView dq, dk, dv, dlog_decay, dkey_scale;
-  // [slices, num_sequences, H, num_segments] from the turn's first sequence on, slices as of
-  // dlog_decay
+  // [slices, num_sequences, H, num_segments], starting at the batch tile's first sequence; slices
+  // as for dlog_decay
   float* dlambda;
-  // Of gradients of all chunks side by side, whose dlambda is [slices, H, all chunks]: S before and
-  // R after each, [chunks of the turn, H, slices of K and V, kK, kV] bf16; else null.
+  // For the wgmma backward, which processes all chunks in parallel: S before and R after each
+  // chunk, [chunks of the batch tile, H, slices of K and V, kK, kV] bf16; otherwise null. dlambda
+  // is then [slices, H, all chunks].
   void *states, *adjoints;
-  void* factors;  // ChunkFactors [chunks of the turn, H]
-  // Of channels' decays: those of the turn's tiles, and what their gradients are made of, [slices
-  // of V][num_tiles][ChannelProductElements].
+  void* factors;  // ChunkFactors [chunks of the batch tile, H]
+  // Per-channel decays: the operands of the batch tile's tiles, and the products from which the
+  // gradients are computed, [slices of V][num_tiles][ChannelProductElements].
   const void* operands;
   float* products;
   int64_t num_tiles;
 };
 
-// The state of each segment from a zero one; reverse: of dL/dS from zero at the segment's end.
+// Computes the state of each segment from a zero state; reverse: dL/dS from zero at the segment's
+// end.
 struct StateScanParams {
   DecayAttentionArgs args;
   TensorView dout;       // reverse only
   RowScales row_scales;  // reverse only
-  const void* operands;  // of channels' decays: those of the turn's tiles, of this direction
+  const void* operands;  // per-channel decays: the operands of the batch tile, for this direction
   SegmentShape shape;
   int checkpoint_every;
   bool reverse;
-  float* states;  // [a turn's sequences, H, num_segments, K, V]
-  // [a turn's sequences, H, num_segments(, K with decays of channels)], times `transition_unit`;
-  // null: not wanted
+  float* states;  // [sequences of the batch tile, H, num_segments, K, V]
+  // [sequences of the batch tile, H, num_segments(, K with per-channel decays)], multiplied by
+  // `transition_unit`; null: not wanted
   float* log_transition;
-  float transition_unit;  // of log2: 1, or ln 2 for a natural logarithm
+  float transition_unit;  // 1 for log2, ln 2 for a natural logarithm
 };
 
-// Turns the segments' own states into the states before (reverse: after) each, in place.
+// Converts the segments' own states into the states before (reverse: after) each, in place.
 struct SegmentScanParams {
-  int64_t num_states;  // sequences H
+  int64_t num_states;  // number of sequences times H
   int num_segments;
   int state_elements;
-  int transitions;  // of a state: 1, or K with decays of channels
+  int transitions;  // per state: 1, or K with per-channel decays
   bool reverse;
   float* states;
   const float* log2_transition;
@@ -163,8 +169,8 @@ struct SegmentScanParams {
 };
 void LaunchSegmentScan(const SegmentScanParams& params, cudaStream_t stream);
 
-// out[b, t, h', c] = sum over the heads h that share h', and over slices i, of
-// partial[i, b, t, h, c], in the order of heads, then of slices.
+// out[b, t, h', c] is the sum of partial[i, b, t, h, c] over the heads h that share h' and over
+// slices i, in the order of heads, then of slices.
 struct ReduceHeadsParams {
   const float* partial;  // [slices, B, T, H, dim]
   TensorView out;        // fp32 or bf16
@@ -172,8 +178,8 @@ struct ReduceHeadsParams {
 };
 void LaunchReduceHeads(const ReduceHeadsParams& params, cudaStream_t stream);
 
-// out[h', c] = sum over sequences, segments, slices, and the heads h that share h' of
-// partial[slice, sequence, h, segment, c].
+// out[h', c] is the sum of partial[slice, sequence, h, segment, c] over sequences, segments, slices
+// and the heads h that share h'.
 struct ReduceConstantParams {
   const float* partial;
   float* out;
@@ -181,11 +187,12 @@ struct ReduceConstantParams {
 };
 void LaunchReduceConstant(const ReduceConstantParams& params, cudaStream_t stream);
 
-// The SIMT kernels: any kind, normaliser, K <= kMaxHeadDimK and V, fp32 arithmetic. A block owns
-// kSimtColumns columns of V; with the normaliser a column of ones counts as one more.
+// The SIMT kernels are recurrent (per token): any kind of decay, with or without the normaliser, K
+// <= kMaxHeadDimK, any V, fp32 arithmetic. A block owns kSimtColumns columns of V. The normaliser
+// adds one column, which is all ones.
 constexpr int kSimtColumns = 32;
 enum class SimtMode : uint8_t {
-  kOutput,   // out and final_state; each slice computes the normaliser
+  kOutput,   // out and final_state; each slice computes the denominator
   kStates,   // the states before each chunk
   kSummary,  // final_state from zero, and the sum of log_decay
 };
@@ -198,11 +205,12 @@ struct SimtScanParams {
 struct SimtReverseScanParams {
   DecayAttentionGradArgs grads;
   Turn turn;
-  bool summary;         // dinitial_state only, from zero
-  const float* states;  // as above
-  const float* dnorm;   // [B, T, H] dL/d(sum of keys); with the normaliser
-  // Partial sums, fp32 [slices, B, T, H, ..] but for dv, [B, T, H, V], of which each slice has its
-  // columns; B the turn's rows, as args.batch, in places where the batch's first would be.
+  bool summary;         // computes only dinitial_state, from zero
+  const float* states;  // as in SimtScanParams
+  const float* dnorm;   // [B, T, H] dL/d(sum of keys); only with the normaliser
+  // Partial sums, fp32 [slices, B, T, H, ..]; dv is [B, T, H, V], as each slice has its own
+  // columns. B is the number of rows of the batch tile (args.batch). The pointers are shifted so
+  // that they can be indexed by rows of the whole batch.
   float *dq, *dk, *dv, *dlog_decay, *dkey_scale;
   float* dlambda;  // [num_sequences, H, slices, K or 1]
 };
@@ -218,11 +226,11 @@ void LaunchSimtNormGradient(const DecayAttentionGradArgs& grads, float* dnorm, c
 template <typename T>
 void LaunchStep(const DecayAttentionStepArgs& args, cudaStream_t stream);
 
-// What a block of the instance owns of K and V, which are padded to slices of this size with zeros
-// as tiles are loaded.
+// The template arguments are the part of K and V that one block owns. K and V are padded with zeros
+// to slices of this size when tiles are loaded.
 template <int kK, int kV>
 void LaunchChunkScan(const ChunkScanParams& params, cudaStream_t stream);
-// Of blocks kK x kWarpgroupColumns, on sm_90 alone, what route.h's WarpgroupsTake takes.
+// For blocks kK x kWarpgroupColumns, on sm_90 only. Requires route.h's WarpgroupsTake.
 template <int kK>
 void LaunchWarpgroupScan(const ChunkScanParams& params, cudaStream_t stream);
 template <int kK, int kV>
@@ -233,8 +241,8 @@ template <int kK>
 void LaunchChannelGradients(const ChannelGradientsParams& params, cudaStream_t stream);
 template <int kK, int kV>
 void LaunchReverseScan(const ReverseScanParams& params, int shared_limit, cudaStream_t stream);
-// A backward of states and then gradients, on sm_90 alone, of what route.h's
-// BackwardWarpgroupsTake takes.
+// A backward that computes all states and then the gradients, on sm_90 only. Requires route.h's
+// BackwardWarpgroupsTake.
 void LaunchChunkStates(const ReverseScanParams& params, cudaStream_t stream);
 template <int kK, int kV>
 void LaunchWarpgroupGradients(const ReverseScanParams& params, cudaStream_t stream);

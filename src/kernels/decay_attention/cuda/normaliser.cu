@@ -1,4 +1,5 @@
-// The normaliser around the scans: a warp has a token of one head, its lanes the columns of V or K.
+// The steps of the normaliser outside the scans: one warp per token of a head; its lanes handle the
+// columns of V or K.
 #include "kernels/decay_attention/cuda/normaliser.h"
 
 #include "kernels/decay_attention/cuda/token_head.cuh"

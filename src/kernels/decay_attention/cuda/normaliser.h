@@ -1,6 +1,6 @@
-// Inner header: the normaliser around the scans on tensor cores. A forward scan divides by the sums
-// of keys itself (key_sums.cuh) but where each slice of K has a part of them; a backward takes them
-// as the output of a scan over a column of ones.
+// The steps of the normaliser outside the tensor-core scans. A forward scan divides by the sums of
+// keys itself (key_sums.cuh), unless each slice of K has only a part of them. A backward treats
+// them as the output of a scan in which v is a column of ones. Internal header.
 #pragma once
 
 #include "kernels/common/cuda/device.h"
@@ -8,32 +8,32 @@
 
 namespace halflife::kernels::decay {
 
-// The column's one value.
+// Stores the value 1, which is read with stride 0 as the column of ones.
 void LaunchOne(bf16* one, cudaStream_t stream);
 
-// args.out = sum of numerators / (sum of sums + eps), over slices of K; args.norm_denom, if it is
-// there, the divisor.
+// args.out = sum of numerators / (sum of sums + eps), summed over slices of K. Also stores the
+// divisor in args.norm_denom, if it is not null.
 struct NormaliseParams {
   DecayAttentionArgs args;
-  int num_slices;           // of K
+  int num_slices;           // slices of K
   const float* numerators;  // [slices, B, T, H, V]
   const float* sums;        // [slices, B, T, H]
 };
 void LaunchNormalise(const NormaliseParams& params, cudaStream_t stream);
 
-// The factor [B, T, H] that makes rows of ones dL/d(sum of keys), where `norm_denom` divides them
-// as it does dout: -delta' of centre.h, of the part of dq that the scan over centred values leaves.
+// Computes the factor [B, T, H] for which factor / norm_denom is dL/d(sum of keys). It is -delta'
+// of centre.h, computed from the part of dq that the scan over centred values leaves.
 struct CentredFactorParams {
   DecayAttentionArgs args;
   TensorView dout;    // [B, T, H, V]
   const float* mean;  // [B, Hv, V]
-  int num_slices;     // of V
+  int num_slices;     // slices of V
   const float* dq;    // [slices, B, T, H, K]
   float* factor;
 };
 void LaunchCentredFactor(const CentredFactorParams& params, cudaStream_t stream);
-// The same of values as they are, from args.out, as the forward has rounded it: errors of either
-// sign, where nothing adds up rows of one sign.
+// The same for values without subtracted mean. It uses args.out as rounded by the forward: these
+// errors have either sign and do not accumulate.
 struct OutputFactorParams {
   DecayAttentionArgs args;
   TensorView dout;

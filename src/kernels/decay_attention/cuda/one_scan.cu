@@ -1,5 +1,5 @@
-// One scan of decay attention: the instance that is compiled for its blocks, its segments, where
-// its gradients go. Host code.
+// One scan of decay attention: selects the compiled instance for its blocks, and sets up its
+// segments and its gradient outputs. Host code.
 #include "kernels/decay_attention/cuda/one_scan.h"
 
 #include <cstdlib>
@@ -14,9 +14,9 @@ namespace halflife::kernels::cuda {
 namespace {
 
 struct Instance {
-  int k, v;  // of a block
+  int k, v;  // owned by a block
   void (*chunk_scan)(const decay::ChunkScanParams&, cudaStream_t);
-  void (*warpgroup_scan)(const decay::ChunkScanParams&, cudaStream_t);  // of wide blocks
+  void (*warpgroup_scan)(const decay::ChunkScanParams&, cudaStream_t);  // for wide blocks
   void (*channel_operands)(const decay::ChannelOperandsParams&, cudaStream_t);
   void (*channel_scan)(const decay::ChunkScanParams&, cudaStream_t);
   void (*reverse_scan)(const decay::ReverseScanParams&, int shared_limit, cudaStream_t);
@@ -48,14 +48,14 @@ constexpr Instance kInstances[] = {
 
 constexpr int kOnesBlock = 64;  // columns
 
-// With the normaliser a column of ones is scanned in blocks as wide in K, which a plan does not
-// name.
+// The normaliser's scan uses blocks with the same width in K and kOnesBlock columns, which a plan
+// does not name.
 constexpr bool HaveBlocksOfOnes() {
   for (const Instance& instance : kInstances) {
     bool found = false;
     for (const Instance& ones : kInstances)
       found = found || (ones.k == instance.k && ones.v == kOnesBlock);
-    if (!found || instance.v < kOnesBlock) return false;  // none takes more shared memory
+    if (!found || instance.v < kOnesBlock) return false;  // no such block needs more shared memory
   }
   return true;
 }
@@ -71,10 +71,10 @@ const Instance& InstanceOf(const DecayBlock& block) {
           ") of (K, V) is not compiled; these are:", names);
 }
 
-// The most shared memory a block may ask for.
+// The maximum of shared memory that a block may request.
 int SharedMemoryLimit() {
 #if HL_EMULATE
-  // HL_EMU_SHARED_BYTES=166912 plays an sm_80.
+  // HL_EMU_SHARED_BYTES=166912 emulates an sm_80.
   const char* const limit = std::getenv("HL_EMU_SHARED_BYTES");
   return limit == nullptr ? kMaxSharedBytesPerBlock : std::atoi(limit);
 #else
@@ -108,8 +108,9 @@ decay::StateScanParams StateScanOf(const Scan& scan, const TensorView* dout) {
   return own;
 }
 
-// Launches the scans of the segments for their own states and the scan over segments, which turns
-// these into the states before each (reverse: dL/dS after each) and passes on what `over` says.
+// Launches the segments' scans for their own states, and then the scan over segments, which
+// converts these into the states before each segment (reverse: dL/dS after each). `over` contains
+// the states that enter and leave the sequence.
 const float* ScanSegments(const Scan& scan, const SegmentLayout& layout, const TensorView* dout,
                           decay::SegmentScanParams over, cudaStream_t stream) {
   const DecayAttentionArgs& args = scan.args;
@@ -128,14 +129,14 @@ const float* ScanSegments(const Scan& scan, const SegmentLayout& layout, const T
   decay::LaunchSegmentScan(over, stream);
   return own.states;
 }
-// Those of the turn's sequences, of all [num_sequences, H, K, V]; null of null.
+// The part of [num_sequences, H, K, V] that belongs to the batch tile's sequences; null for null.
 const float* StatesOfTurn(const Scan& scan, const void* states) {
   if (states == nullptr) return nullptr;
   return static_cast<const float*>(states) + int64_t{1} * scan.turn.first_sequence *
                                                  scan.args.num_heads * scan.args.head_dim_k *
                                                  scan.args.head_dim_v;
 }
-// What each segment starts from; null where there is one.
+// Computes the state from which each segment starts; null if there is only one segment.
 const float* SegmentStates(const Scan& scan, const SegmentLayout& layout, const TensorView* dout,
                            const void* initial_state, cudaStream_t stream) {
   if (scan.num_segments == 1) return nullptr;
@@ -234,7 +235,8 @@ void Summarise(const Scan& scan, const SegmentLayout& layout, const TensorView* 
     ScanSegments(scan, layout, dout, over, stream);
     return;
   }
-  decay::StateScanParams own = StateScanOf(scan, dout);  // one segment's own state is the summary
+  // the own state of a single segment is the summary
+  decay::StateScanParams own = StateScanOf(scan, dout);
   own.states = static_cast<float*>(state);
   own.log_transition = log_transition;
   own.transition_unit = 0.693147180559945309f;

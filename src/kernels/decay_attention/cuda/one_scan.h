@@ -1,6 +1,6 @@
-// Inner header: one scan of decay attention on tensor cores, as a host launches it: over the slices
-// of a head, and where a sequence is cut into segments over these first. A problem is one or two of
-// them (scans.cu).
+// One scan of decay attention on tensor cores, as launched by the host: over the slices of a head
+// and, if sequences are cut into segments, over these first. A problem needs one or two scans
+// (scans.cu). Internal header.
 //
 //   const Scan scan = ScanOf(args, plan, ForwardOf(plan, TurnOf(args, 0, plan.forward_turns)));
 //   RunForward(scan, layout.segments, args.out, /*key_sums=*/{}, stream);
@@ -20,18 +20,18 @@ inline bool IsNormalised(const DecayAttentionArgs& args) {
   return args.norm_kind == NormKind::kSumOfKeys;
 }
 
-// One scan of a turn's sequences and those of their segments: of the problem itself, or of a column
-// of ones.
+// A scan over the sequences of a batch tile, and over their segments: either of the problem itself,
+// or of the normaliser (v replaced by a column of ones).
 struct Scan {
-  DecayAttentionArgs args;  // without the normaliser; of the turn's rows
+  DecayAttentionArgs args;  // without the normaliser; batch is that of the batch tile
   Turn turn;
   DecayBlock block;
   int num_segments, checkpoint_every;
   bool splits_checkpoints;
   bool warpgroups, backward_warpgroups;
-  decay::RowScales row_scales;  // in reverse: of dout
-  decay::Centre centre;         // in reverse
-  void* operands = nullptr;     // of decays of channels: room for those of the turn's tiles
+  decay::RowScales row_scales;  // only in reverse: for the rows of dout
+  decay::Centre centre;         // only in reverse
+  void* operands = nullptr;     // per-channel decays: buffer for the operands of the batch tile
 
   decay::SegmentShape Shape() const {
     const Slices slices = SlicesOf(args, block);
@@ -39,7 +39,7 @@ struct Scan {
   }
   bool per_channel() const { return IsPerChannel(args.decay_kind); }
 };
-// What a plan says of one direction, and the turn.
+// The plan of one direction, and the batch tile.
 struct Direction {
   DecayBlock block;
   int num_segments;
@@ -54,55 +54,60 @@ inline Direction BackwardOf(const DecayAttentionPlan& plan, const Turn& turn) {
 
 Scan ScanOf(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
             const Direction& direction);
-// Of the sums of keys: v is one column of ones, the state is the normaliser's. The block is as wide
-// in K, so that its slices are the problem's.
+// The scan for the normaliser state z (v replaced by a column of ones). Its block has the same
+// width in K, so that its slices of K are the problem's.
 Scan ScanOfOnes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                 const Direction& direction, const NormaliserLayout& layout);
 
-// A turn's rows of a tensor, and of a problem with all that has rows or their sequences: for
-// kernels that count from the turn's first. A scan, whose chunks name the batch's rows, has the
-// batch's tensors.
+// A tensor or a problem restricted to the rows (and sequences) of a batch tile, for kernels that
+// index from the tile's first row. A scan uses the tensors of the whole batch, because its chunks
+// contain the batch's row numbers.
 TensorView RowsOfTurn(TensorView view, const Turn& turn);
 DecayAttentionArgs ProblemOfTurn(const DecayAttentionArgs& args, const Turn& turn);
 
-// Where slices from `first` on of [slices, B, T, H, dim] fp32 in the workspace, of the turn's rows,
-// have the batch's first row.
+// A view of [slices, B, T, H, dim] fp32 in the workspace, from slice `first` on, where B counts the
+// rows of the batch tile. The data pointer is shifted so that the view is indexed by rows of the
+// whole batch.
 TensorView Partial(const DecayAttentionArgs& args, const Turn& turn, size_t offset, int dim,
                    int first = 0);
 
-// Decays of channels: makes what the scans of one direction multiply. Before them.
+// Per-channel decays: computes the operands of one direction's scans. Call it before them.
 void MakeOperands(const Scan& scan, cudaStream_t stream);
 
-// What a segment of a sequence hands to the ranks that hold the others.
+// Computes the state contract of a segment, which its rank sends to other ranks.
 void Summarise(const Scan& scan, const SegmentLayout& layout, const TensorView* dout, void* state,
                float* log_transition, cudaStream_t stream);
 
-// What a forward scan of a turn knows of the normaliser. Launches what finds z before each segment,
-// of the same operands.
+// Sets up the normaliser's outputs of a batch tile's forward scan. With several segments, launches
+// the scans that compute z before each segment, from the same operands.
 decay::KeySums KeySumsOf(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                          const ForwardLayout& layout, const Turn& turn, cudaStream_t stream);
 // `out`: args.out, or fp32 [slices of K, B, T, H, V].
 void RunForward(const Scan& scan, const SegmentLayout& segments, const TensorView& out,
                 const decay::KeySums& key_sums, cudaStream_t stream);
 
-// Where the gradients of one scan go.
+// The outputs of one scan's gradients.
 struct GradientPlaces {
   TensorView dq, dk, dv, dlog_decay, dkey_scale;
   float* dlambda;
 };
 // The gradients' places as their layout says; `first` of the slices of V and, of what slices of K
-// have each, `first_part`.
+// The outputs that the layout assigns to a scan. `first` is the index of its first slice of V;
+// slices that also depend on K start at first * (slices of K).
 GradientPlaces PlacesOf(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan,
                         const BackwardLayout& layout, const Turn& turn, int first);
-// `grads` names what the scan reads beside its args, and the states' gradients.
+// `grads` contains the tensors that the scan reads in addition to its args, and the states'
+// gradients.
 void RunBackward(const Scan& scan, const DecayAttentionGradArgs& grads,
                  const BackwardLayout& layout, const GradientPlaces& places, cudaStream_t stream);
 
-// A backward's scan over V: with the normaliser of rows of dout over their divisors.
+// A backward's scan over V. With the normaliser, the rows of dout are divided by their
+// denominators.
 Scan ReverseScanOf(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                    const Turn& turn);
-// Over the column of ones, whose dL/d(sum of keys) are rows of ones, times what is in `factor`, of
-// the turn's rows, when it runs, over their divisors.
+// The backward scan for the normaliser z (v replaced by a column of ones). Its upstream gradient is
+// factor[b, t, h] / norm_denom[b, t, h]; `factor` must be filled, for the rows of the batch tile,
+// before the scan is launched.
 struct ReverseScanOfOnes {
   Scan scan;
   TensorView dout;

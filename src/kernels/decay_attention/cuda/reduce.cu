@@ -1,4 +1,4 @@
-// Second stages of decay attention: the scan over segments, and sums of partial gradients in a
+// The second stages of decay attention: the scan over segments, and sums of partial gradients in a
 // fixed order.
 #include "kernels/common/cuda/device.h"
 #include "kernels/common/cuda/grid_blocks.h"
@@ -9,12 +9,12 @@ namespace {
 
 constexpr int kThreads = 128;
 
-// A thread an item.
+// One thread per item.
 LaunchShape ShapeFor(int64_t items, const char* name) {
   return {GridBlocks((items + kThreads - 1) / kThreads, name), kThreads, 0, name};
 }
 
-// A thread owns an element of the state and scans the segments of its sequence.
+// Each thread owns one element of the state and scans the segments of its sequence.
 __global__ void __launch_bounds__(kThreads) SegmentScanKernel(const SegmentScanParams params) {
   const int64_t item = int64_t{1} * blockIdx.x * kThreads + threadIdx.x;
   if (item >= params.num_states * params.state_elements) return;
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kThreads) SegmentScanKernel(const SegmentScanP
     const float local = *state;
     const float log2 =
         params.log2_transition[piece * params.transitions + element / per_transition];
-    const bool cut = __float_as_uint(log2) == 0xff800000u;  // -inf: not a NaN of before either
+    const bool cut = __float_as_uint(log2) == 0xff800000u;  // -inf also drops an earlier NaN
     *state = carry;
     carry = cut ? local : Exp2Approx(log2) * carry + local;
     any_cut = any_cut || cut;
@@ -43,7 +43,8 @@ __global__ void __launch_bounds__(kThreads) SegmentScanKernel(const SegmentScanP
         log2_transition * 0.693147180559945309f;
 }
 
-// Channels that a thread of ReduceHeads sums: divisions by sizes cost more than the sums.
+// Channels per thread of ReduceHeads. Index divisions cost more than the sums, so a thread sums
+// several.
 constexpr int kChannels = 4;
 
 int64_t NumChannelGroups(const ReduceHeadsParams& params) {
@@ -77,7 +78,7 @@ __global__ void __launch_bounds__(kThreads) ReduceHeadsKernel(const ReduceHeadsP
   const int64_t row = item / params.num_out_heads;
   const int sharing = params.num_heads / params.num_out_heads;
   const int count = min(kChannels, params.dim - c);
-  const bool aligned = params.dim % kChannels == 0;  // as a workspace's parts are
+  const bool aligned = params.dim % kChannels == 0;  // the parts of a workspace are aligned
   float sum[kChannels] = {0, 0, 0, 0};
   for (int h = head * sharing; h < (head + 1) * sharing; ++h) {
     for (int slice = 0; slice < params.num_slices; ++slice)
@@ -99,14 +100,14 @@ __global__ void __launch_bounds__(kThreads) ReduceHeadsKernel(const ReduceHeadsP
   }
 }
 
-// A warp an item: its lanes share out the pieces of all sequences, in an order that the shape
-// alone decides, and their sums are added as a tree.
+// One warp per item. Its lanes share the work items of all sequences in an order that depends only
+// on the shape, and their sums are added as a tree.
 __global__ void __launch_bounds__(kThreads)
     ReduceConstantKernel(const ReduceConstantParams params) {
   const int item = static_cast<int>(blockIdx.x) * (kThreads / 32) + WarpId();
   if (item >= params.num_out_heads * params.dim) return;
   const int head = item / params.dim, c = item % params.dim;
-  // Of a sequence, those of the heads that share are neighbours.
+  // The heads that share an output are adjacent within a sequence.
   const int own = params.num_heads / params.num_out_heads * params.num_segments;
   const int64_t in_sequence = int64_t{1} * params.num_heads * params.num_segments;
   const int64_t pieces = in_sequence * params.num_sequences;

@@ -1,23 +1,24 @@
-// What the reverse scans share: states S between two checkpoints wait as A fragments in a scratch
-// that stays in the L2 cache; R = dL/d(state), which warps hold in accumulators, has a copy in
-// shared memory.
+// Device steps shared by the reverse scans. The states S between two checkpoints are stored as A
+// fragments in a scratch buffer that stays in the L2 cache. R = dL/d(state) is held in
+// accumulators, with a copy in shared memory.
 #pragma once
 
 #include "kernels/decay_attention/cuda/tile.cuh"
 
 namespace halflife::kernels::decay {
 
-// The slice of K and V, counted as one index.
+// The index of a slice of K and V, combined into one number.
 HL_DEVICE int PartOf(const ReverseScanParams& params, const Place& place) {
   return place.key_slice * params.shape.num_slices + place.slice;
 }
-// Its place in [slices, num_sequences, H, num_segments].
+// The index into [slices, num_sequences, H, num_segments].
 HL_DEVICE int64_t PieceOf(const ReverseScanParams& params, int slice, const Place& place) {
   return int64_t{1} * slice * params.grads.forward.num_sequences * params.grads.forward.num_heads *
              params.shape.num_segments +
          place.piece;
 }
-// Of a gradient of one number a token and head, the place of a block that has `part` of K and V.
+// For a gradient with one number per token and head: its address in the part of a block that owns
+// `part` of K and V.
 HL_DEVICE float* TokenValue(const TensorView& gradient, const DecayAttentionArgs& args, int part,
                             const ChunkEntry& chunk, int head, int token) {
   const TensorView view = SliceOf(gradient, args, part, 1);
@@ -34,7 +35,7 @@ HL_DEVICE void StoreValue(const Rows& rows, int row, int column, float value) {
   }
 }
 
-// S - z mean^T of a warp's rows.
+// Computes S - z mean^T for a warp's rows.
 template <typename Config>
 HL_DEVICE void Centred(float (&state)[Config::kV / 8][4], const DecayAttentionArgs& args,
                        const Centre& centre, int64_t slot, int64_t rest, const ChunkEntry& chunk,
@@ -61,7 +62,7 @@ HL_DEVICE void Centred(float (&state)[Config::kV / 8][4], const DecayAttentionAr
   }
 }
 
-// A warp's rows of the state before the group that starts at chunk `index`.
+// Loads a warp's rows of the state before the group that starts at chunk `index`.
 template <typename Config>
 HL_DEVICE void LoadCheckpoint(float (&state)[Config::kV / 8][4], const ReverseScanParams& params,
                               const Place& place, int index, const StateRows& rows) {
@@ -80,7 +81,7 @@ HL_DEVICE void LoadCheckpoint(float (&state)[Config::kV / 8][4], const ReverseSc
                     place, rows);
 }
 
-// The state as A fragments, which the same thread reads again.
+// Stores the state as A fragments, which the same thread reads again.
 template <typename Config>
 HL_DEVICE void KeepState(uint4* slot, const float (&state)[Config::kV / 8][4]) {
   const int lane = FreshLaneId();
@@ -92,7 +93,7 @@ HL_DEVICE void KeepState(uint4* slot, const float (&state)[Config::kV / 8][4]) {
   }
 }
 
-// R in bf16, where every warp can read all of it.
+// Stores R in bf16 in shared memory, so that every warp can read all of it.
 template <typename Config>
 HL_DEVICE void CopyAdjoint(bf16* copy, const float (&adjoint)[Config::kV / 8][4]) {
   const int lane = FreshLaneId();
@@ -107,9 +108,9 @@ HL_DEVICE void CopyAdjoint(bf16* copy, const float (&adjoint)[Config::kV / 8][4]
   }
 }
 
-// ---- gradients of one factor a token ----
+// ---- gradients for one decay factor per token ----
 
-// Sums over the lanes' numbers of one half of the chunk.
+// Suffix and prefix sums over the lanes, for one half of the chunk.
 HL_DEVICE float SumFromHere(float x) {
   const int lane = LaneId();
 #pragma unroll
@@ -129,15 +130,15 @@ HL_DEVICE float SumUpToHere(float x) {
   return x;
 }
 
-// Of a chunk's token: its pairs' products scores dout v below the diagonal, summed over its row
-// and, without c, over its column; that of itself, without c; x_r; y_s, without c
-// (reverse_scan.cuh).
+// A token's sums over pairs, scores * (dout v) (reverse_scan.cuh). row: its pairs below the
+// diagonal as a query. column: its pairs below the diagonal as a key, without c. diagonal: its pair
+// with itself, without c. x: x_r. y: y_s, without c.
 struct TokenSums {
   float row, column, diagonal, x, y;
 };
 
-// By one warp: gradients of the decays and of the key scales of a chunk, from sums_of(r) of its
-// tokens and `through`, the sum of S R. Returns that of a decay which all tokens share.
+// Computes a chunk's gradients of decays and of key scales, by one warp, from sums_of(r) for its
+// tokens and `through`, the sum of S R. Returns the gradient of a decay that all tokens share.
 template <typename SumsOf>
 HL_DEVICE float FinishDecays(const SumsOf& sums_of, float through, const DecayTables& tables,
                              const ReverseScanParams& params, const ChunkEntry& chunk,

@@ -1,23 +1,23 @@
-// Gradients of decay attention: one block scans the chunks of a segment from the end with R =
-// dL/d(state) in registers. For decays of one factor a token; tiles by cp.async, products by
-// mma.sync.
+// Gradients of decay attention. One block scans the chunks of a segment from the end, with R =
+// dL/d(state) in registers. For decays with one factor per token. Tiles are loaded with cp.async
+// and multiplied with mma.sync.
 //
-// The gradient of a decay needs S and R of a chunk at the same time. So the chunks between two
-// checkpoints, a group, are scanned twice: forward from the checkpoint, leaving the state before
-// each chunk in a scratch that stays in the L2 cache, then in reverse. Both S and R are kept as [K
-// rows, V columns], 16 rows to a warp; S waits in the scratch as A fragments.
+// The gradient of a decay needs S and R of a chunk together. The chunks between two checkpoints, a
+// group, are therefore scanned twice: forward from the checkpoint, storing the state before each
+// chunk in a scratch buffer that stays in the L2 cache, then in reverse. Both S and R are kept as
+// [K rows, V columns], 16 rows per warp; S is stored in the scratch as A fragments.
 //
 //   scores_rs = scale c_s w_rs q_r k_s,  dscores_rs = scale c_s w_rs dout_r v_s   (s <= r)
 //   dq = incoming S dout + dscores k,    dk = c outgoing R v + dscores^T q,
 //   dv = scores^T dout + c outgoing k R
 //   dg_t = sum_{r >= t} (h_r + x_r) + sum_{s < t} y_s + through:
-//       nothing from before and after the chunk is subtracted
-//     h_r: row sum less column sum of scores dout v below the diagonal
+//       no term is a difference of sums over tokens outside the chunk
+//     h_r: row sum minus column sum of scores dout v below the diagonal
 //     x_r = q_r (incoming S dout)_r
 //     y_s = k_s (outgoing R v)_s
 //     through = transition sum(S R)
 //
-// Shared memory in KiB, K = V = 128, C = 64, of one stage (of two where they fit):
+// Shared memory in KiB, K = V = 128, C = 64, with one stage (two stages are used if they fit):
 //   | q 16 | k 16 | v 16 | dout 16 | R [K, V] 32 | scores 8 | dscores 8 | stage of outputs 16
 //   | 2 x tables 2.3 | sums 5.8 |
 #pragma once
@@ -31,11 +31,11 @@ struct GradSums {
   float row[kWarps / 4]
            [kChunk];        // of scores dout v below the diagonal, by the warps that share rows
   float column[4][kChunk];  // the same without c, by tiles of 16 rows
-  float diagonal[kChunk];   // what the pairs (s, s) give, without c
-  float x[kWarps][kChunk];  // by the warps' channels
+  float diagonal[kChunk];   // the pairs (s, s), without c
+  float x[kWarps][kChunk];  // by the channels of each warp
   float y[kWarps][kChunk];  // without c
   float through[kWarps];
-  float dlambda;  // of the chunks so far
+  float dlambda;  // sum over the chunks so far
   float padding[7];
 };
 static_assert(sizeof(GradSums<8>) == GradSumsBytes(8));
@@ -59,8 +59,8 @@ struct ReverseScanShared {
   Place* place;
 };
 
-// Chunks in the order in which their tiles are needed: of each group, from the last on, all but its
-// last chunk forward (k and v), then all in reverse (q and dout too).
+// Chunks in the order in which their tiles are needed. Groups come last to first; for each group,
+// all chunks except the last one forward (k and v), then all chunks in reverse (also q and dout).
 struct GroupOrder {
   int begin, end, every;
 
@@ -107,7 +107,7 @@ HL_DEVICE void LoadChunkRev(const ReverseScanShared<Config>& smem,
                          chunk.length);
 }
 
-// scores, dscores, and, if they are wanted, of their product the sums below the diagonal. Tiles
+// Computes scores and dscores and, if wanted, the sums of their products below the diagonal. Tiles
 // above the diagonal are not written.
 template <typename Config>
 HL_DEVICE void PairTiles(const ReverseScanShared<Config>& smem, const bf16* q, const bf16* k,
@@ -182,7 +182,7 @@ HL_DEVICE void PairTiles(const ReverseScanShared<Config>& smem, const bf16* q, c
   }
 }
 
-// sums[n] = sum over the warp's channels of acc[., n] x[n, .], x a tile [64, kK].
+// sums[n] = sum over the warp's channels of acc[., n] x[n, .]; x is a tile [64, kK].
 template <typename Config>
 HL_DEVICE void ChannelSums(float* sums, const float (&acc)[kChunk / 8][4], const bf16* x) {
   const int lane = FreshLaneId();
@@ -205,7 +205,7 @@ HL_DEVICE void ChannelSums(float* sums, const float (&acc)[kChunk / 8][4], const
   }
 }
 
-// dq or dk of the block's channels.
+// Stores dq or dk for the block's channels.
 template <typename Config>
 HL_DEVICE void StoreGradient(const float (&d)[kChunk / 8][4], bf16* stage, const TensorView& view,
                              const DecayAttentionArgs& args, const ChunkEntry& chunk,
@@ -216,7 +216,7 @@ HL_DEVICE void StoreGradient(const float (&d)[kChunk / 8][4], bf16* stage, const
   StoreTokens<kChunk>(d, stage, rows, chunk.length, WarpId() * 16);
 }
 
-// dq^T = S dout^T diag(incoming) + k^T dscores^T; if they are wanted x, and the sum of S R.
+// dq^T = S dout^T diag(incoming) + k^T dscores^T; if wanted, also x and the sum of S R.
 template <typename Config>
 HL_DEVICE void GradQ(const ReverseScanShared<Config>& smem, float (&acc)[kChunk / 8][4],
                      const uint4* state, const float (&adjoint)[Config::kV / 8][4], const bf16* q,
@@ -265,7 +265,7 @@ HL_DEVICE void GradQ(const ReverseScanShared<Config>& smem, float (&acc)[kChunk 
   }
 }
 
-// dk^T = R v^T diag(c outgoing) + q^T dscores; y, if it is wanted.
+// dk^T = R v^T diag(c outgoing) + q^T dscores; if wanted, also y.
 template <typename Config>
 HL_DEVICE void GradK(const ReverseScanShared<Config>& smem, float (&acc)[kChunk / 8][4],
                      const float (&adjoint)[Config::kV / 8][4], const bf16* q, const bf16* k,
@@ -303,7 +303,7 @@ HL_DEVICE void GradK(const ReverseScanShared<Config>& smem, float (&acc)[kChunk 
   }
 }
 
-// [16 tokens, 32 columns] as they are, through the warp's stage.
+// Stores [16 tokens, 32 columns] without transposing them, through the warp's stage.
 HL_DEVICE void StoreRows(const float (&d)[4][4], bf16* stage, const Rows& rows, int length, int row,
                          int column) {
   const int lane = FreshLaneId();
@@ -402,7 +402,7 @@ HL_DEVICE void GradV(const ReverseScanShared<Config>& smem, const bf16* k, const
   }
 }
 
-// What a token has of the chunk's sums, by one warp when all are there.
+// Collects a token's sums; called by one warp after all of them are complete.
 template <typename Config>
 HL_DEVICE TokenSums SumsOf(const GradSums<Config::kWarps>& sums, int r) {
   TokenSums token = {};
@@ -431,9 +431,9 @@ HL_DEVICE void FinishChunk(GradSums<Config::kWarps>& sums, const DecayTables& ta
   if (LaneId() == 0) sums.dlambda += constant;
 }
 
-// Three barriers a chunk: its tiles and tables are there; the scores and the copy of R are there;
-// the sums are there, if gradients of decays or of key scales are wanted, or, where there is one
-// stage, all of it is read.
+// Three barriers per chunk: (1) its tiles and tables are complete; (2) the scores and the copy of R
+// are complete; (3) the sums are complete, if gradients of decays or of key scales are wanted, or,
+// with one stage, all reads of it are done.
 template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     ReverseScanKernel(const ReverseScanParams params) {
@@ -459,7 +459,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   const int every = params.checkpoint_every;
   const bool wants_sums = params.dlog_decay.data != nullptr || params.dlambda != nullptr ||
                           params.dkey_scale.data != nullptr;
-  // All threads have the same: in shared memory it takes no registers, which are scarce here.
+  // The same value for all threads. Shared memory saves registers, which are scarce here.
   if (threadIdx.x == 0) *smem.place = PlaceOf(args, params.shape, every);
   __syncthreads();
   const Place& place = *smem.place;
@@ -484,7 +484,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
                      rows());
   }
   const int num_items = order.num_items();
-  // Loads item + 1 into the other stage (of two), or into the only one.
+  // Loads an item into its stage: one of two, or the only one.
   const auto load = [&](int item) {
     if (item >= num_items) return;
     bool sweeps;
@@ -581,7 +581,7 @@ void LaunchReverseScanIn(const ReverseScanParams& params, cudaStream_t stream) {
          stream, ReverseScanKernel<Config>, params);
 }
 
-// Two stages where the device has room for them.
+// Uses two stages if the device has enough shared memory.
 template <int kK, int kV>
 void LaunchReverseScan(const ReverseScanParams& params, int shared_limit, cudaStream_t stream) {
   if constexpr (WantsOneStage(kK, kV)) {

@@ -24,7 +24,8 @@ Route RouteOf(const DecayAttentionArgs& args, const DecayBlock& block) {
   return IsPerChannel(args.decay_kind) ? Route::kChannelScan : Route::kTensorCores;
 }
 
-// Bytes of `width` channels of a result: bf16, or fp32 of each slice to memory and back, then bf16.
+// Memory traffic for `width` channels of a result, in bytes: bf16, or an fp32 write and read per
+// slice, then bf16.
 double ResultBytes(int width, int num_slices) {
   return num_slices == 1 ? 2.0 * width : (8.0 * num_slices + 2) * width;
 }
@@ -40,7 +41,7 @@ double BackwardBytesPerToken(const DecayAttentionArgs& args, const DecayBlock& b
          ResultBytes(V, slices.keys);
 }
 
-// Of two operands, for a state each.
+// The cost of the segments' own states, each of which needs two operands.
 ScanCost SegmentCost(const DecayAttentionArgs& args, const Slices& slices) {
   const double K = args.head_dim_k, V = args.head_dim_v;
   ScanCost cost;
@@ -58,7 +59,7 @@ DecayBlock BestBlock(const DecayAttentionArgs& args, int64_t shared_memory_bytes
   DecayBlock best;
   if (!HasScan(args)) return best;
   double best_bytes = std::numeric_limits<double>::infinity();
-  for (const DecayBlock& block : kBlocks) {  // the smaller ones first
+  for (const DecayBlock& block : kBlocks) {  // in ascending size
     if (shared_bytes(args.decay_kind, block) > shared_memory_bytes) continue;
     const double bytes = bytes_per_token(args, block);
     if (bytes >= best_bytes) continue;
@@ -68,14 +69,14 @@ DecayBlock BestBlock(const DecayAttentionArgs& args, int64_t shared_memory_bytes
   return best;
 }
 
-// Whether tokens' heads lie at multiples of 16 bytes.
+// Whether the rows of each token and head start at multiples of 16 bytes.
 bool HasWholeUnits(const TensorView& x) {
   const int64_t unit = 16 / static_cast<int64_t>(SizeOf(x.dtype));
   return x.stride_b % unit == 0 && x.stride_t % unit == 0 && x.stride_h % unit == 0 &&
          reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
 }
 
-// Whether a bulk copy can read the rows [B T, H dim] of x, heads beside each other.
+// Whether a bulk copy can read x as a matrix with rows [B T] and adjacent heads as columns [H dim].
 bool IsMatrixOfRows(const TensorView& x, int batch, int heads, int dim) {
   constexpr int64_t kUnit = 8;  // elements of 16 bytes
   return x.stride_t > 0 && (heads - 1) * x.stride_h + dim <= x.stride_t &&
@@ -120,7 +121,7 @@ int BackwardSharedBytes(DecayKind kind, const DecayBlock& block) {
 bool BackwardWarpgroupsTake(const DecayAttentionArgs& args, const DecayBlock& block) {
   const int k = args.head_dim_k, v = args.head_dim_v;
   return HasScan(args) && !IsPerChannel(args.decay_kind) && args.norm_kind == NormKind::kNone &&
-         args.batch > 0 && args.seq_len > 0 &&  // a tensor map is of some rows
+         args.batch > 0 && args.seq_len > 0 &&  // a tensor map needs at least one row
          block.k > 0 && k % block.k == 0 && v % block.v == 0 &&
          IsMatrixOfRows(args.q, args.batch, args.num_q_heads, k) &&
          IsMatrixOfRows(args.k, args.batch, args.num_k_heads, k) &&
@@ -159,8 +160,9 @@ ScanCost ForwardCost(const DecayAttentionArgs& args, const DecayBlock& block,
 }
 namespace {
 
-// Of the scans that leave the states of all chunks, one in each direction, beside each other: what
-// follows goes chunk by chunk, however segments are cut.
+// The cost of the two scans that store the states of all chunks, one per direction, which run in
+// parallel. The gradients after them process chunks independently, so segments do not change their
+// cost.
 ScanCost ChunkStatesCost(const DecayAttentionArgs& args, const DecayBlock& block) {
   const double K = args.head_dim_k, V = args.head_dim_v;
   ScanCost cost = SegmentCost(args, SlicesOf(args, block));
@@ -179,7 +181,7 @@ ScanCost BackwardCost(const DecayAttentionArgs& args, const DecayAttentionPlan& 
   const Slices slices = SlicesOf(args, block);
   ScanCost cost = SegmentCost(args, slices);
   cost.bytes = BackwardBytesPerToken(args, block);
-  // Scores, dq and dk of pairs; their gradients and dv; five products with the states.
+  // Products: scores, dq and dk of pairs; gradients of scores and dv; five products with states.
   cost.flops = C * (3 * K * slices.values + 2 * V * slices.keys) + 10 * K * V;
   cost.blocks_per_sm = BlocksPerSm(decay::ReverseScanBlocksPerSm(block.k), shared_memory_bytes,
                                    BackwardSharedBytes(args.decay_kind, block));

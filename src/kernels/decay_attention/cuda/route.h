@@ -1,4 +1,5 @@
-// Which kernels run a problem, and what a block of them owns of a state. Host code.
+// Selects the kernels that run a problem, and the part of a state that each of their blocks owns.
+// Host code.
 //
 //   plan.forward = cuda::ForwardBlock(args, limits.shared_memory_bytes);
 //   plan.backward = cuda::BackwardBlock(args, limits.shared_memory_bytes);
@@ -13,59 +14,62 @@
 namespace halflife::kernels::cuda {
 
 enum class Route {
-  kTensorCores,  // bf16, one decay factor a token or none
-  kChannelScan,  // bf16 where each channel has its own decay: tensor cores too
-  kSimt,         // everything else, token by token in fp32
+  kTensorCores,  // bf16, with one decay factor per token or none
+  kChannelScan,  // bf16, with per-channel decays; also on tensor cores
+  kSimt,         // everything else: the recurrent (per-token) kernels in fp32
 };
 Route ForwardRoute(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 Route BackwardRoute(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 
-// The compiled block whose scan fits the shared memory and moves the fewest bytes, the smaller one
-// of equals; none ({0, 0}) where no scan takes the problem.
+// The compiled block whose scan fits into the shared memory and moves the fewest bytes; of equals,
+// the smaller one. {0, 0} if no scan supports the problem.
 DecayBlock ForwardBlock(const DecayAttentionArgs& args, int64_t shared_memory_bytes);
 DecayBlock BackwardBlock(const DecayAttentionArgs& args, int64_t shared_memory_bytes);
 
-// Shared memory of the scan in blocks of this size, in bytes; of the backward's with the fewest
-// stages that are compiled.
+// Shared memory of the scan with blocks of this size, in bytes. For the backward, with the smallest
+// number of stages that is compiled.
 int ForwardSharedBytes(DecayKind kind, const DecayBlock& block);
 int BackwardSharedBytes(DecayKind kind, const DecayBlock& block);
 
-// Whether the forward in these blocks can be scanned by Hopper's warpgroups: one factor a token,
-// no normaliser, heads that fill their blocks, and rows of the batch that lie equally far apart in
-// units of 16 bytes, for the bulk copies.
+// Whether the forward with these blocks can use Hopper's warpgroup instructions (wgmma).
+// Requirements: one decay factor per token, no normaliser, heads that fill their blocks and, for
+// bulk copies, rows of the batch at equal distances in units of 16 bytes.
 bool WarpgroupsTake(const DecayAttentionArgs& args, const DecayBlock& block);
 
-// Likewise the backward, whose blocks may have 64 columns of V too; beside a gradient of the output
-// that is no such rows, or of an operand whose heads do not begin at units of 16 bytes, it goes by
-// warps.
+// The same for the backward, whose blocks may also have 64 columns of V. The second overload also
+// checks the tensors of a call: it is false, and the backward uses the kernel without wgmma, if the
+// rows of dout are not at equal distances or if heads of dq, dk or dv do not start at units of 16
+// bytes.
 bool BackwardWarpgroupsTake(const DecayAttentionArgs& args, const DecayBlock& block);
 bool BackwardWarpgroupsTake(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan);
 
-// Slices of a head that blocks of this size own; 1 and 1 without a block.
+// The number of slices of a head with blocks of this size; {1, 1} without a block.
 struct Slices {
-  int keys, values;  // of K, of V
+  int keys, values;  // slices of K, slices of V
 
   int count() const { return keys * values; }
 };
 Slices SlicesOf(const DecayAttentionArgs& args, const DecayBlock& block);
 
-// What a block of the backward's scan owns: by warpgroups of the states of all chunks.
+// The part of a state that a block of the backward's scan owns. With wgmma, that is the scan which
+// computes the states of all chunks.
 DecayBlock ReverseScanBlock(const DecayAttentionPlan& plan);
 
-// What a scan costs: of its own, and of the scan over segments before it, where there is one.
+// The cost of a scan, and of the scan over segments before it, if there is one.
 struct ScanCost {
-  double bytes = 0, flops = 0;                  // of a token of one head
-  double segment_bytes = 0, segment_flops = 0;  // likewise, of the segments' own states
+  double bytes = 0, flops = 0;  // per token of one head
+  // per token of one head, for the segments' own states
+  double segment_bytes = 0, segment_flops = 0;
   int blocks_per_sm = 1;
 };
-// Operands are moved for each slice that reads them, sums over slices in fp32 to memory and back;
-// flops are those of matrix units.
+// Operands are read once per slice that needs them; sums over slices are written and read in fp32.
+// Flops are those of matrix units.
 ScanCost ForwardCost(const DecayAttentionArgs& args, const DecayBlock& block,
                      int64_t shared_memory_bytes);
 ScanCost BackwardCost(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                       int64_t shared_memory_bytes);
 
-// One line for a log: the kernels that run, and where they are not the fast ones why.
+// Returns one line for a log: the kernels that run and, if these are not the fast ones, the reason.
 std::string DescribeRoute(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 
 }  // namespace halflife::kernels::cuda

@@ -1,16 +1,17 @@
-// Decay attention on tensor cores: which scans run, over what, and what sums their slices. Host
-// code.
+// Decay attention on tensor cores: selects the scans and their operands, and sums their slices.
+// Host code.
 //
-// Blocks of a head that is wider than a block's state run side by side and leave fp32 partial sums
-// that a second kernel adds up in the order of the slices. One block that took its slices in turn
-// would need no such sums, but a head of 256 x 512 would be one block where eight can run, and
-// a multiprocessor has no registers for more than a slice of dL/d(state) at once.
+// If a head is wider than a block's part of the state, its blocks run in parallel and store fp32
+// partial sums, which a second kernel adds in the order of the slices. One block that processed its
+// slices in turn would need no such sums. However, a head of 256 x 512 would then use one block
+// where eight can run, and a multiprocessor has registers for only one slice of dL/d(state).
 //
-// What is left of a turn's rows of the batch is added up before the next turn takes its place.
+// The partial sums of one batch tile are added before the next batch tile reuses the workspace.
 //
-// A normalised output n / (d + eps) is two problems of one kind: n over the columns of V, d over a
-// column of ones, with states and gradients of their own, whose dq, dk and decays add up. Forward
-// one scan finds both (key_sums.cuh); states of segments and gradients are scans of each.
+// A normalised output n / (d + eps) consists of two problems of the same form: n over the columns
+// of V, and d over a column of ones. Each has its own states and gradients; their dq, dk and decay
+// gradients are added. The forward computes both in one scan (key_sums.cuh). The states of segments
+// and the gradients need one scan each.
 #include <algorithm>
 #include <cstddef>
 
@@ -27,7 +28,7 @@
 namespace halflife::kernels::cuda {
 namespace {
 
-// Sums over slices, and over heads that share, of a turn's rows.
+// Sums gradients over slices, and over heads that share an operand, for the rows of a batch tile.
 void SumGradients(const DecayAttentionGradArgs& grads, const BackwardLayout& layout,
                   const Turn& turn, cudaStream_t stream) {
   const DecayAttentionArgs& args = grads.forward;
@@ -46,7 +47,7 @@ void SumGradients(const DecayAttentionGradArgs& grads, const BackwardLayout& lay
     sum(grads.dlog_decay, args.num_decay_heads, slices.decays,
         IsPerChannel(args.decay_kind) ? args.head_dim_k : 1, layout.dlog_decay);
 }
-// Of a constant decay, over the sequences of all turns.
+// Sums the gradient of a constant decay over the sequences of all batch tiles.
 void SumConstantDecay(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan,
                       const BackwardLayout& layout, cudaStream_t stream) {
   const DecayAttentionArgs& args = grads.forward;
@@ -98,7 +99,7 @@ void BackwardTurn(const DecayAttentionGradArgs& grads, const DecayAttentionPlan&
 void ScanForward(const DecayAttentionArgs& given, const DecayAttentionPlan& plan,
                  cudaStream_t stream) {
   DecayAttentionArgs args = given;
-  // They have no room where the backward takes none.
+  // CheckpointBytes() is 0 if the backward uses none.
   if (BackwardRoute(args, plan) == Route::kSimt) args.checkpoints = nullptr;
   const ForwardLayout layout = MakeForwardLayout(args, plan);
   for (int turn = 0; turn < plan.forward_turns; ++turn)

@@ -1,5 +1,5 @@
-// Inner header: decay attention on tensor cores, as a host launches it: scans over slices of a
-// head, over segments of a sequence, and where outputs are normalised over a column of ones.
+// Decay attention on tensor cores, as launched by the host: scans over slices of a head, over
+// segments of a sequence and, if outputs are normalised, for the normaliser. Internal header.
 //
 //   if (ForwardRoute(args, plan) != Route::kSimt) ScanForward(args, plan, stream);
 #pragma once
@@ -8,7 +8,7 @@
 
 namespace halflife::kernels::cuda {
 
-// Error (exit 2) where the plan's blocks are not compiled or outgrow the device's shared memory.
+// Error (exit 2) if the plan's blocks are not compiled or exceed the device's shared memory.
 void CheckBlocks(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 
 void ScanForward(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,

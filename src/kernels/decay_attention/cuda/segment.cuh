@@ -1,10 +1,10 @@
-// Sequences cut into segments that are scanned at once: (1) StateScan, the state each segment makes
-// of a zero one, (2) a scan over the segments of a sequence, (3) the scan from the states so found.
-// In reverse the same with dL/dS. One level up, steps 1 and 2 are what ranks of sequence
-// parallelism exchange.
+// Sequences that are cut into segments, which are scanned in parallel in three steps: (1) StateScan
+// computes the state of each segment from zero, (2) a scan over the segments of a sequence computes
+// the state before each segment, (3) the scan starts from these states. In reverse, the same with
+// dL/dS. The ranks of sequence parallelism exchange the results of steps 1 and 2.
 //
-// Shared memory in KiB, K = V = 128, C = 64: | 2 x (x [C, K] 16 | y [C, V] 16) | 2 x tables 2.3 | =
-// kSmemBytes
+// Shared memory in KiB, K = V = 128, C = 64:
+//   | 2 x (x [C, K] 16 | y [C, V] 16) | 2 x tables 2.3 | = kSmemBytes
 #pragma once
 
 #include "kernels/decay_attention/cuda/tile.cuh"

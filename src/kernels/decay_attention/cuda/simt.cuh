@@ -1,14 +1,13 @@
-// Decay attention token by token in fp32: every kind of decay, the normaliser, fp32 and bf16
-// operands, K up to 256 and V up to 512. Slower than the scans on tensor cores; it takes what those
-// do not (route.h).
+// Decay attention by a recurrent (per-token) kernel in fp32: every kind of decay, with or without
+// the normaliser, fp32 and bf16 operands, K up to 256 and V up to 512. It is slower than the
+// tensor-core scans and runs the problems that those do not support (route.h).
 //
-// A thread owns a key channel and kSimtColumns columns of its row of the state, in registers, so
-// that what is summed over V (dq, dk, the decay's gradient) is a thread's own, and what is summed
-// over K (out, dv) goes through a shuffle tree and shared memory. The normaliser is one more column
-// of v, of ones.
+// A thread owns one key channel and kSimtColumns columns of its row of the state, in registers. A
+// sum over V (dq, dk, the decay's gradient) is then local to the thread. A sum over K (out, dv)
+// uses a shuffle tree and shared memory. The normaliser adds one column of v that is all ones.
 //
-// A decay near 1 enters as S += expm1(log_decay) S: 1 - 1e-6 rounded to fp32 would be off by 3e-8
-// at every token, in one direction.
+// Decays near 1 are applied as S += expm1(log_decay) S. Rounding 1 - 1e-6 to fp32 would cause an
+// error of 3e-8 per token, always with the same sign.
 #pragma once
 
 #include "kernels/common/cuda/chunk_rows.cuh"
@@ -19,12 +18,13 @@ namespace halflife::kernels::decay {
 
 struct SimtPlace {
   int sequence, head, slice, begin, end;
-  int channel, columns;  // the thread's channel; columns of V that exist in the slice's range
+  // the thread's channel; number of existing columns of V in the slice's range
+  int channel, columns;
   int64_t state;
 };
 
-// S * exp(log_decay) as keep S + change S. Near 1 the change is what counts; near 0 it would
-// cancel.
+// S exp(log_decay) is computed as keep S + change S. For decays near 1, change = expm1(log_decay)
+// keeps all bits; for decays near 0, that would cancel.
 struct DecayStep {
   float keep, change;
 };
@@ -57,10 +57,10 @@ HL_DEVICE SimtPlace SimtPlaceOf(const DecayAttentionArgs& args, int first_sequen
   return place;
 }
 
-// Where the columns of a slice come from: V itself, the normaliser's column of ones, or nowhere.
+// The columns of a slice: columns of V, the normaliser's column of ones, or padding.
 struct SimtColumns {
   int first, count;  // columns [first, first + count) of V
-  int ones;          // index within the slice, or -1
+  int ones;          // index of the column of ones within the slice, or -1
 };
 HL_DEVICE SimtColumns ColumnsOf(const DecayAttentionArgs& args, int slice, bool ones_in_each) {
   const bool normalised = args.norm_kind == NormKind::kSumOfKeys;
@@ -75,7 +75,7 @@ HL_DEVICE SimtColumns ColumnsOf(const DecayAttentionArgs& args, int slice, bool 
   return columns;
 }
 
-// The thread's row of a state [K, V] and of its norm [K]; both may be null.
+// Loads (below: stores) the thread's row of a state [K, V] and of its norm [K]; both may be null.
 HL_DEVICE void LoadStateRow(float (&row)[kSimtColumns], const void* state, const void* norm,
                             int64_t owner, const DecayAttentionArgs& args,
                             const SimtColumns& columns, int channel) {
@@ -104,7 +104,7 @@ HL_DEVICE void StoreStateRow(const float (&row)[kSimtColumns], void* state, void
   }
 }
 
-// The heads that head `head` of the output reads.
+// The operand heads that output head `head` reads.
 struct SimtHeads {
   int q, k, v, decay;
 };
@@ -117,7 +117,7 @@ HL_DEVICE SimtHeads HeadsOf(const DecayAttentionArgs& args, int head) {
   return heads;
 }
 
-// What a thread knows of its share of the problem.
+// A thread's part of the problem.
 struct SimtThread {
   SimtPlace place;
   SimtColumns columns;
@@ -143,7 +143,7 @@ HL_DEVICE SimtThread SimtThreadOf(const DecayAttentionArgs& args, int first_sequ
   at.live = at.place.channel < args.head_dim_k;
   return at;
 }
-// The thread's row of the state before a chunk, [num_chunks, H, K, V (+ 1)].
+// Offset of the thread's row of the state before a chunk, in [num_chunks, H, K, V (+ 1)].
 HL_DEVICE int64_t ChunkStateRow(const DecayAttentionArgs& args, const SimtThread& at, int chunk) {
   const int stride = args.head_dim_v + (at.normalised ? 1 : 0);
   return ((int64_t{1} * chunk * args.num_heads + at.place.head) * args.head_dim_k +
@@ -154,10 +154,11 @@ HL_DEVICE int64_t ChunkStateRow(const DecayAttentionArgs& args, const SimtThread
 
 // ---- steps of the forward scan ----
 
-// Two buffers of each: v of token t and sums of token t - 1 go where the next token does not touch.
+// Double buffers: v of token t and the sums of token t - 1 are in buffers that token t + 1 does not
+// use.
 struct SimtShared {
   float (*values)[kSimtColumns];                   // [2]
-  float (*sums)[kMaxHeadDimK / 32][kSimtColumns];  // [2]: q S of a token, by warps
+  float (*sums)[kMaxHeadDimK / 32][kSimtColumns];  // [2]: q S of a token, per warp
 };
 // A token of one chunk, and the buffer that it uses.
 struct SimtToken {
@@ -165,7 +166,7 @@ struct SimtToken {
   int token, buffer;
 };
 
-// The token's v and the normaliser's one, by the first warp.
+// Loads the token's v and the normaliser's 1, by the first warp.
 template <typename T>
 HL_DEVICE void LoadValues(const SimtShared& smem, const DecayAttentionArgs& args,
                           const SimtThread& at, const SimtToken& now) {
@@ -178,7 +179,7 @@ HL_DEVICE void LoadValues(const SimtShared& smem, const DecayAttentionArgs& args
   smem.values[now.buffer][lane] = v;
 }
 
-// What the thread's channel brings to a token; zeros where it does not exist.
+// The thread's channel of a token; zeros if the channel does not exist.
 struct SimtInputs {
   float q, k, log_decay;  // q times scale, k times key_scale
 };
@@ -209,7 +210,7 @@ HL_DEVICE void UpdateState(float (&state)[kSimtColumns], float (&products)[kSimt
   }
 }
 
-// Sums over the warps, the normaliser, and the store, by the first warp.
+// Sums over the warps, divides by the denominator, and stores, by the first warp.
 template <typename T>
 HL_DEVICE void StoreOutput(const SimtShared& smem, const DecayAttentionArgs& args,
                            const SimtThread& at, const SimtToken& done) {
@@ -250,7 +251,7 @@ HL_DEVICE void StoreTransition(float log_transition, const SimtScanParams& param
   }
 }
 
-// One barrier a token.
+// One barrier per token.
 template <typename T>
 __global__ void __launch_bounds__(kMaxHeadDimK, 1) SimtScanKernel(const SimtScanParams params) {
   const DecayAttentionArgs& args = params.args;
@@ -295,7 +296,7 @@ __global__ void __launch_bounds__(kMaxHeadDimK, 1) SimtScanKernel(const SimtScan
     __syncthreads();
     if (before.token >= 0) StoreOutput<T>(smem, args, at, before);
   }
-  // With ones in each slice, one of them stores the norm.
+  // With a column of ones in each slice, only the first slice stores the norm.
   const bool stores_norm = !output || at.place.slice == 0;
   if (params.mode != SimtMode::kStates)
     StoreStateRow(state, args.final_state, stores_norm ? args.final_norm : nullptr, at.place.state,
@@ -305,11 +306,12 @@ __global__ void __launch_bounds__(kMaxHeadDimK, 1) SimtScanKernel(const SimtScan
 
 // ---- steps of the reverse scan ----
 
-// D_t = dL/d(log_decay_t) = sum_v decay_t S_{t-1} R_t, R_t after q_t was added, runs backwards:
+// D_t = dL/d(log_decay_t) = sum_v decay_t S_{t-1} R_t, with R_t after q_t was added, is computed
+// backwards:
 //   D_t = D_{t+1} + q_t (scale decay_t S_{t-1} dout_t) - k_t (decay_{t+1} R_{t+1} v_t)
-// anew in each chunk, so that no difference runs over more of them. What a token's own key gives to
-// its own query (k_t v_t dout_t q_t) is in neither term: with strong decays it is far larger than
-// D. For the same reason the chunk's last D is summed as it stands, without the last key.
+// It restarts in each chunk, so that differences do not accumulate over several chunks. A token's
+// product with itself (k_t v_t dout_t q_t) is in neither term: with strong decays, it is far larger
+// than D. For the same reason, the chunk's last D is summed directly, without the last key.
 struct SimtReverseShared {
   float *values, *douts;           // [C, kSimtColumns]
   float* dv_sums;                  // [C, warps, kSimtColumns]
@@ -325,14 +327,15 @@ struct SimtReverseShared {
         own(carver.Take<float>(kChunk)) {}
 };
 
-// A token's row of the slice's partial sums.
+// The index of a token's row in the slice's partial sums.
 HL_DEVICE int64_t SliceRow(const DecayAttentionArgs& args, const SimtThread& at,
                            const ChunkEntry& chunk, int token) {
   return int64_t{1} * args.batch * args.seq_len * args.num_heads * at.place.slice +
          FlatRow(args, chunk, token, at.place.head);
 }
 
-// v and dout of a chunk; with the normaliser a one and the denominator's gradient beside them.
+// Loads v and dout of a chunk. With the normaliser, the additional column has 1 and the gradient of
+// the denominator.
 template <typename T>
 HL_DEVICE void LoadReverseChunk(const SimtReverseShared& smem, const SimtReverseScanParams& params,
                                 const SimtThread& at, const ChunkEntry& chunk) {
@@ -364,15 +367,16 @@ HL_DEVICE void OwnProducts(const SimtReverseShared& smem, const SimtThread& at,
     float sum = 0;
 #pragma unroll 1
     for (int c = 0; c < kSimtColumns; ++c) {
-      const int i = token * kSimtColumns + (c + token) % kSimtColumns;  // lanes in other banks
+      // rotated, so that lanes use different banks
+      const int i = token * kSimtColumns + (c + token) % kSimtColumns;
       sum = fmaf(smem.values[i], smem.douts[i], sum);
     }
     smem.own[token] = sum;
   }
 }
 
-// Forward through a chunk from its saved state: decay_t S_{t-1} dout_t to dq, without the token's
-// own key as yet. Returns S R at the chunk's end, the last key left out.
+// Scans a chunk forward from its saved state. Stores decay_t S_{t-1} dout_t in dq, still without
+// the token's own key. Returns S R at the chunk's end, without the last key.
 template <typename T>
 HL_DEVICE float RecomputeStates(const SimtReverseShared& smem, const SimtReverseScanParams& params,
                                 const SimtThread& at, const ChunkEntry& chunk, int index,
@@ -384,7 +388,7 @@ HL_DEVICE float RecomputeStates(const SimtReverseShared& smem, const SimtReverse
 #pragma unroll
   for (int c = 0; c < kSimtColumns; ++c)
     state[c] = at.live && (c < at.columns.count || c == at.columns.ones) ? source[c] : 0.0f;
-  float key = 0;  // of the token before, which enters only now
+  float key = 0;  // of the previous token, which is added only now
 #pragma unroll 1
   for (int token = 0; at.live && token < chunk.length; ++token) {
     const DecayStep step =
@@ -406,9 +410,9 @@ HL_DEVICE float RecomputeStates(const SimtReverseShared& smem, const SimtReverse
   return through;
 }
 
-// What the thread's channel brings to a token in reverse; zeros where it does not exist.
+// The thread's channel of a token, in reverse; zeros if the channel does not exist.
 struct SimtReverseInputs {
-  float q, k, log_decay, key_scale, query;  // query: q times scale
+  float q, k, log_decay, key_scale, query;  // query is q times scale
 };
 template <typename T>
 HL_DEVICE SimtReverseInputs LoadReverseInputs(const DecayAttentionArgs& args, const SimtThread& at,
@@ -425,7 +429,8 @@ HL_DEVICE SimtReverseInputs LoadReverseInputs(const DecayAttentionArgs& args, co
   return x;
 }
 
-// R takes q_t dout_t in; products = k_t R, of which dv is the sum. Returns R v_t before that.
+// Adds q_t dout_t to R, and sets products = k_t R, whose sum is dv. Returns R v_t with the R before
+// that.
 HL_DEVICE float UpdateAdjoint(float (&adjoint)[kSimtColumns], float (&products)[kSimtColumns],
                               const SimtReverseShared& smem, const SimtReverseInputs& x,
                               int token) {
@@ -439,8 +444,8 @@ HL_DEVICE float UpdateAdjoint(float (&adjoint)[kSimtColumns], float (&products)[
   return dk;
 }
 
-// dq, dk and, of the decay and the key's scale, what the thread or its warp knows. `through` goes
-// from D_{t+1} to D_t.
+// Stores dq and dk, and the thread's or warp's part of the gradients of the decay and of the key's
+// scale. `through` changes from D_{t+1} to D_t.
 HL_DEVICE void StoreTokenGradients(const SimtReverseShared& smem,
                                    const SimtReverseScanParams& params, const SimtThread& at,
                                    const SimtReverseInputs& x, const ChunkEntry& chunk, int token,
@@ -471,14 +476,14 @@ HL_DEVICE void StoreTokenGradients(const SimtReverseShared& smem,
   }
 }
 
-// R of the token before; zero where a document starts.
+// Computes R of the previous token; zero if a document starts here.
 HL_DEVICE void DecayAdjoint(float (&adjoint)[kSimtColumns], float log_decay, bool starts) {
   const DecayStep step = DecayStepOf(log_decay);
 #pragma unroll
   for (int c = 0; c < kSimtColumns; ++c) adjoint[c] = starts ? 0.0f : Decayed(step, adjoint[c]);
 }
 
-// What is summed over a chunk's warps: dv, and the gradients of scalar decays and of key scales.
+// Computes the sums over a chunk's warps: dv, and the gradients of scalar decays and of key scales.
 HL_DEVICE void SumOverWarps(const SimtReverseShared& smem, const SimtReverseScanParams& params,
                             const SimtThread& at, const ChunkEntry& chunk) {
   const DecayAttentionArgs& args = params.grads.forward;
@@ -506,7 +511,7 @@ HL_DEVICE void SumOverWarps(const SimtReverseShared& smem, const SimtReverseScan
   }
 }
 
-// The gradient of a constant decay, of all the block's chunks.
+// Stores the gradient of a constant decay for all of the block's chunks.
 HL_DEVICE void StoreConstantDecay(const SimtReverseShared& smem,
                                   const SimtReverseScanParams& params, const SimtThread& at,
                                   float dlambda) {
@@ -546,7 +551,7 @@ __global__ void __launch_bounds__(kMaxHeadDimK, 1)
 #pragma unroll 1
   for (int index = at.place.end - 1; index >= at.place.begin; --index) {
     const ChunkEntry chunk = args.chunks[index];
-    __syncthreads();  // the sums of the chunk before have been read
+    __syncthreads();  // the previous chunk's sums have been read
     LoadReverseChunk<T>(smem, params, at, chunk);
     __syncthreads();
     float through = 0;
@@ -577,7 +582,7 @@ __global__ void __launch_bounds__(kMaxHeadDimK, 1)
   StoreConstantDecay(smem, params, at, dlambda);
 }
 
-// A warp a row.
+// One warp per row.
 template <typename T>
 __global__ void __launch_bounds__(128)
     SimtNormGradientKernel(const DecayAttentionGradArgs grads, float* dnorm) {

@@ -1,9 +1,9 @@
 // One token of decay attention (decode): S = exp(log_decay) S + k^T v in place, out = scale q S.
-// Bound by the state's bytes.
+// The kernel is bound by the memory traffic of the state.
 //
-// A block owns 64 columns of V of one head, a thread one of them and every fourth channel: rows of
-// the state are read and written 256 bytes at once. The normaliser's state is one vector a head, so
-// with it one block owns all columns.
+// A block owns 64 columns of V of one head. Each thread handles one column and every fourth
+// channel, so that rows of the state are read and written in units of 256 bytes. The normaliser's
+// state is one vector per head, so with it one block owns all columns.
 #pragma once
 
 #include <type_traits>
@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kStepColumns* kStepRows)
     StepKernel(const DecayAttentionStepArgs args) {
   HL_SHARED(queries, float[kMaxHeadDimK]);
   HL_SHARED(keys, float[kMaxHeadDimK]);
-  HL_SHARED(changes, float[kMaxHeadDimK]);  // decay - 1: a decay near 1 keeps its bits
+  HL_SHARED(changes, float[kMaxHeadDimK]);  // decay - 1: keeps the bits of a decay near 1
   HL_SHARED(sums, float[kStepRows][kStepColumns]);
   HL_SHARED(norms, float[kStepColumns * kStepRows / 32]);
   const int thread = static_cast<int>(threadIdx.x);
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kStepColumns* kStepRows)
     }
   };
   const int64_t slot = args.slots == nullptr ? b : args.slots[b];
-  if (slot < 0) {  // nobody's row: no state is touched
+  if (slot < 0) {  // a row without a slot: no state is accessed
     for (int v = static_cast<int>(blockIdx.y) * kStepColumns + column; v < V && first == 0;
          v += static_cast<int>(gridDim.y) * kStepColumns)
       put(v, 0.0f);

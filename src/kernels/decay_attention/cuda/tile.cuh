@@ -1,6 +1,6 @@
-// Device steps that the scans over chunks share beside those of tiles (kernels/common/cuda/tiles.cuh): a
-// block's place, the decay tables of a chunk, sums that several blocks complete, and states [kK,
-// kV], which live in accumulators, 16 rows to a warp.
+// Device steps that the scans over chunks share, in addition to those for tiles
+// (kernels/common/cuda/tiles.cuh): a block's part of the problem, the decay tables of a chunk,
+// partial sums that several blocks complete, and states [kK, kV] in accumulators, 16 rows per warp.
 #pragma once
 
 #include "kernels/common/cuda/tiles.cuh"
@@ -12,7 +12,7 @@ namespace halflife::kernels::decay {
 using namespace tiles;
 static_assert(kChunk == kTileRows);
 
-constexpr int kBaseBlock = 8;  // running sums of decays restart here: no chain is longer
+constexpr int kBaseBlock = 8;  // sums of decays restart at these blocks, so chains are short
 
 // ---- which part of the problem a block owns ----
 
@@ -21,9 +21,9 @@ struct Place {
   int key_slice, slice;  // of K, of V
   int begin, end;        // chunks of the segment
   int first, last;       // chunks of the sequence: [first, last)
-  int64_t piece;       // (sequence of the turn, head, segment): index of what a segment hands over
-  int64_t state;       // (sequence, head)
-  bool starts, stops;  // the segment is the first, the last of its sequence
+  int64_t piece;         // (sequence of the batch tile, head, segment): index of a segment's states
+  int64_t state;         // (sequence, head)
+  bool starts, stops;    // the segment is the first, or last, of its sequence
 };
 static_assert(sizeof(Place) == kPlaceBytes);
 HL_DEVICE Place PlaceOf(const DecayAttentionArgs& args, const SegmentShape& shape, int every,
@@ -59,8 +59,8 @@ HL_DEVICE Place PlaceOf(const DecayAttentionArgs& args, const SegmentShape& shap
 
 // ---- tiles ----
 
-// One slice's own of partial results, fp32 [slices, B, T, H, width], B a turn's rows; of what is
-// not partial, which has one slice, all.
+// One slice of partial results, fp32 [slices, B, T, H, width], where B counts the rows of the batch
+// tile. A complete result has one slice, which is the whole tensor.
 HL_DEVICE TensorView SliceOf(TensorView view, const DecayAttentionArgs& args, int slice,
                              int width) {
   if (slice > 0)
@@ -74,7 +74,7 @@ HL_DEVICE TensorView SliceOf(TensorView view, const DecayAttentionArgs& args, in
 HL_DEVICE uint32_t ScalePair(uint32_t pair, float lo, float hi) {
   return PackBf16(UnpackLo(pair) * lo, UnpackHi(pair) * hi);
 }
-// Columns k .. k+15 of an A fragment times factor[k ..].
+// Multiplies columns k .. k+15 of an A fragment by factor[k ..].
 HL_DEVICE void ScaleColumns(uint32_t (&a)[4], const float* factor, int k) {
   const int lane = FreshLaneId();
   const int column = k + lane % 4 * 2;
@@ -86,7 +86,7 @@ HL_DEVICE void ScaleColumns(uint32_t (&a)[4], const float* factor, int k) {
   a[3] = ScalePair(a[3], f8, f9);
 }
 
-// Column n of the accumulators times factor[n].
+// Multiplies column n of the accumulators by factor[n].
 template <int kTiles>
 HL_DEVICE void ScaleAccumulatorColumns(float (&d)[kTiles][4], const float* factor) {
   const int lane = FreshLaneId();
@@ -100,8 +100,8 @@ HL_DEVICE void ScaleAccumulatorColumns(float (&d)[kTiles][4], const float* facto
   }
 }
 
-// x[c] summed over lanes that differ in the bits below kCount, for all kCount columns c, in lane c
-// of them: each step halves the columns a lane still carries.
+// Sums x[c] over the lanes that differ in the bits below kCount, for all kCount columns c; lane c
+// gets the sum of column c. Each step halves the number of columns per lane.
 template <int kWidth, int kCount>
 HL_DEVICE void HalveColumns(float (&x)[kCount]) {
   const bool upper = (LaneId() & kWidth) != 0;
@@ -119,17 +119,16 @@ HL_DEVICE float SumOverLanes(float (&x)[kCount]) {
   return x[0];
 }
 
-// ---- decay tables of a chunk, for one factor a token ----
+// ---- decay tables of a chunk, for one decay factor per token ----
 
-// Every weight is exp of a sum over exactly its range: never a difference of sums, never a
-// quotient, so that -inf needs no case of its own and a decay near 1 keeps its bits. In units of
-// log2.
+// Every weight is exp of a sum over exactly its range, never a difference of sums or a quotient.
+// Therefore -inf needs no special case, and a decay near 1 keeps its bits. In units of log2.
 struct DecayTables {
   float log2_decay[kChunk];
   float prefix[kChunk];           // sum over tokens [start of r's base block, r]
   float suffix[kChunk];           // sum over tokens (s, end of s's base block]
   float between[kChunk];          // [i, j], j < i: sum over the base blocks between j and i
-  float query_scale[kChunk];      // scale, times the row's own factor where there is one
+  float query_scale[kChunk];      // scale, times the row's own factor if there is one
   float incoming[kChunk];         // query_scale exp(sum over [0, r])
   float outgoing[kChunk];         // exp(sum over (s, C))
   float key_scale[kChunk];        // c
@@ -166,7 +165,7 @@ HL_DEVICE float KeyScaleAt(const DecayAttentionArgs& args, const ChunkEntry& chu
                  head * view.stride_h];
 }
 
-// scale, by the row's own factor and divisor where there are such.
+// scale, with the row's own factor and divisor, if there are any.
 HL_DEVICE float QueryScaleAt(const DecayAttentionArgs& args, const RowScales& row_scales,
                              const ChunkEntry& chunk, int token, int head) {
   float scale = static_cast<float>(args.scale);
@@ -177,7 +176,7 @@ HL_DEVICE float QueryScaleAt(const DecayAttentionArgs& args, const RowScales& ro
   return scale;
 }
 
-// By one warp. A forward has no row scales.
+// Called by one warp. A forward has no row scales.
 HL_DEVICE void FillDecayTables(DecayTables& tables, const DecayAttentionArgs& args,
                                const ChunkEntry& chunk, int head,
                                const RowScales& row_scales = {}) {
@@ -229,15 +228,15 @@ HL_DEVICE void FillDecayTables(DecayTables& tables, const DecayAttentionArgs& ar
   }
 }
 
-// The warp with the least to do while tiles of scores below the diagonal are shared out, 16 rows to
-// a warp from 16 (warp % 4) on: one tile of up to four, or, where two warps share rows, none. It
+// The warp with the least work while tiles of scores up to the diagonal are computed, 16 rows per
+// warp from 16 (warp % 4) on. It has one tile of up to four or, if two warps share rows, none. It
 // fills the next chunk's tables.
 template <typename Config>
 HL_DEVICE constexpr int IdleWarp() {
   return Config::kWarps - 4;
 }
 
-// exp(sum over (s, r]) for s and s + 1, s even; 0 where it would look ahead.
+// exp(sum over (s, r]) for s and s + 1, s even; 0 for a key after r.
 HL_DEVICE float2 PairWeights(const DecayTables& tables, int r, int s) {
   const int i = r / kBaseBlock, j = s / kBaseBlock;
   float2 weights = make_float2(0, 0);
@@ -260,8 +259,7 @@ HL_DEVICE float2 PairWeights(const DecayTables& tables, int r, int s) {
 
 // ---- stores ----
 
-// StoreTransposed in fp32, for sums that others complete: the stage holds half as many rows at
-// once.
+// StoreTransposed in fp32, for partial sums. The stage holds half as many rows at a time.
 template <int kRows, int kTiles>
 HL_DEVICE void StoreTransposedWide(const float (&d)[kTiles][4], bf16* stage, const Rows& rows,
                                    int length, int column) {
@@ -288,7 +286,7 @@ HL_DEVICE void StoreTransposedWide(const float (&d)[kTiles][4], bf16* stage, con
   }
 }
 
-// Either, as the tensor wants it.
+// Selects the store for the tensor's dtype.
 template <int kRows>
 HL_DEVICE void StoreTokens(const float (&d)[kChunk / 8][4], bf16* stage, const Rows& rows,
                            int length, int column) {
@@ -299,7 +297,7 @@ HL_DEVICE void StoreTokens(const float (&d)[kChunk / 8][4], bf16* stage, const R
   }
 }
 
-// ---- states, 16 rows to a warp ----
+// ---- states, 16 rows per warp ----
 
 // acc += x^T diag(factor) y over the chunk's tokens: x [64, kX], y [64, kY], acc [kX rows of the
 // warp, kY].
@@ -323,9 +321,9 @@ HL_DEVICE void AccumulateOuter(float (&acc)[kY / 8][4], const bf16* x, const bf1
   }
 }
 
-// log2 of what a segment's scan has multiplied a state by, after one more piece with `sum`. Where a
-// document starts nothing of before gets through, nor (in reverse) a NaN in the decays of what
-// comes after.
+// Extends the log2 of a segment's transition by one chunk or tile, whose log2 is `sum`. If a document
+// starts there, the result is -inf, because no earlier state passes. In reverse, a NaN in the decays
+// after the document start is dropped, too.
 template <bool kReverse>
 HL_DEVICE float ExtendTransition(float log2_transition, float sum, bool resets) {
   const float cut = __uint_as_float(0xff800000u);  // -inf
@@ -333,10 +331,10 @@ HL_DEVICE float ExtendTransition(float log2_transition, float sum, bool resets) 
   return kReverse ? cut : cut + sum;
 }
 
-// A warp's part of a matrix [rows, columns], contiguous, that accumulators hold as it is
-// (kTransposed: transposed).
+// A warp's part of a contiguous matrix [rows, columns] that accumulators hold (kTransposed: as its
+// transpose).
 struct StateRows {
-  int rows, columns;  // that exist
+  int rows, columns;  // of the matrix
   int row,
       // of the warp's first row and the tile's first column; kTransposed: the other way round
       column;
@@ -344,8 +342,9 @@ struct StateRows {
 HL_DEVICE float StateValue(const float* data) { return *data; }
 HL_DEVICE float StateValue(const bf16* data) { return ToFloat(*data); }
 
-// Calls visit(accumulator element, pointer to its place) for those that exist. Pointers advance by
-// constants: 64-bit addresses of all elements at once would take more registers than the state.
+// Calls visit(accumulator element, pointer to its element in memory) for existing elements.
+// Pointers advance by constants, because 64-bit addresses of all elements at once would take more
+// registers than the state.
 template <bool kTransposed, int kTiles, typename T, typename Visit>
 HL_DEVICE void VisitState(float (&d)[kTiles][4], T* data, const StateRows& shape,
                           const Visit& visit) {
@@ -353,7 +352,7 @@ HL_DEVICE void VisitState(float (&d)[kTiles][4], T* data, const StateRows& shape
   const int first_row = shape.row + (kTransposed ? lane % 4 * 2 : lane / 4);
   const int first_column = shape.column + (kTransposed ? lane / 4 : lane % 4 * 2);
   T* place = data + (first_row * shape.columns + first_column);
-  // Steps of one tile, of eight accumulator rows, of one accumulator column.
+  // Distances to the next tile, eight accumulator rows, and one accumulator column.
   const int tile = kTransposed ? 8 * shape.columns : 8;
   const int down = kTransposed ? 8 : 8 * shape.columns, right = kTransposed ? shape.columns : 1;
 #pragma unroll

@@ -1,5 +1,5 @@
-// Kernels of which a warp has a token of one head, its lanes the channels: which one, and how many
-// blocks that takes.
+// Kernels with one warp per token of a head, whose lanes handle the channels: the warp's token and
+// head, and the grid size.
 #pragma once
 
 #include "kernels/common/cuda/device.h"
@@ -8,11 +8,11 @@
 
 namespace halflife::kernels::decay {
 
-constexpr int kRowWarps = 4;  // of a block
+constexpr int kRowWarps = 4;  // per block
 
 HL_DEVICE int64_t WarpRow() { return int64_t{1} * blockIdx.x * kRowWarps + WarpId(); }
 
-// A row of [B, T, heads].
+// The indices of a row of [B, T, heads].
 struct TokenHead {
   int64_t row;
   int batch, token, head;
@@ -23,7 +23,7 @@ struct TokenHead {
     token = static_cast<int>(index % seq_len);
     batch = static_cast<int>(index / seq_len);
   }
-  // `of_head`: of the tensor's own heads.
+  // `of_head`: one of the tensor's own heads.
   HL_DEVICE bf16* In(const TensorView& view, int of_head) const {
     return static_cast<bf16*>(view.data) + batch * view.stride_b + token * view.stride_t +
            of_head * view.stride_h;

@@ -9,7 +9,7 @@ namespace {
 
 constexpr size_t kSmallWorkspace = size_t{512} << 20, kLargeWorkspace = size_t{2} << 30;
 
-// The fewest turns whose workspace is within `limit`; else a turn for each row.
+// The smallest number of batch tiles whose workspace is within `limit`; otherwise one tile per row.
 int TurnsWithin(size_t limit, int batch, const std::function<size_t(int turns)>& bytes_of) {
   int low = 1, high = batch;
   while (low < high) {

@@ -1,6 +1,7 @@
-// In how many turns decay attention on CUDA takes the rows of a batch, so that its workspace,
-// mostly fp32 sums that wait for their reduction, stays small beside the tensors of the call. A
-// function of shape and device alone: what memory is free decides nothing. Host code.
+// Chooses the number of batch tiles for decay attention on CUDA. The rows of a batch tile share one
+// workspace, which mostly contains fp32 sums before their reduction; processing the batch in tiles
+// keeps it small relative to the tensors of the call. The choice depends only on shape and device,
+// not on free memory. Host code.
 //
 //   const auto bytes_of = [&](int turns) {
 //     plan.backward_turns = turns;
@@ -17,20 +18,22 @@
 
 namespace halflife::kernels::cuda {
 
-// Bytes of q, k, v and out and of decays a token, which a step keeps of every layer.
+// The bytes of q, k, v, out and per-token decays, which a step keeps for every layer.
 size_t TensorBytes(const DecayAttentionArgs& args);
-// What a workspace is kept within, segments' states aside, as far as turns of a row each allow:
-// 2 GiB, or three times TensorBytes. A row by itself takes up to seven times its own, as 99 KiB of
-// shared memory cut K 256 and V 512 with a normaliser; more where many heads share q, k or v.
+// The limit for a workspace, without the states of segments, as far as one row per tile allows: 2
+// GiB, or three times TensorBytes. A single row needs up to seven times its own tensors, for
+// example if 99 KiB of shared memory split K 256 and V 512 with a normaliser, and more if many
+// heads share q, k or v.
 size_t WorkspaceLimit(const DecayAttentionArgs& args);
 
-// How many blocks a row of the batch is, and how many run at once.
+// The number of blocks per row of the batch, and the number that run at once.
 struct TurnBlocks {
   int64_t blocks_of_row, slots;
 };
-// From 1, for sequences that are packed, to a turn for each row. As many as bring the workspace to
-// 512 MiB, while a turn is still two rounds of the device's blocks, or an eighth less; more where
-// only that keeps it within the limit. `bytes_of(turns)`: the workspace, which falls with them.
+// Between 1 (always for packed sequences) and one tile per row. Increases the number until the
+// workspace is at most 512 MiB, as long as each tile still fills the device's blocks about twice
+// (up to an eighth less), and further only to keep the workspace within WorkspaceLimit.
+// `bytes_of(n)` is the workspace with n tiles, which must decrease with n.
 int ChooseTurns(const DecayAttentionArgs& args, const TurnBlocks& blocks,
                 const std::function<size_t(int turns)>& bytes_of);
 

@@ -1,14 +1,16 @@
-// Gradients of decay attention of one factor a token with Hopper's instructions (sm_90a): all
-// chunks side by side, a block each, from the states that scans have left (chunk_states.cuh). One
-// warpgroup multiplies; a warp has 16 tokens of every product, so that sums over channels stay in
-// its registers, and blocks that share a multiprocessor hide each other's waits.
+// Gradients of decay attention with one decay factor per token, with Hopper's instructions
+// (sm_90a). All chunks are processed in parallel, one per block, from the states that scans have
+// stored (chunk_states.cuh). One warpgroup does the products. A warp has 16 tokens of every
+// product, so sums over channels stay in its registers. Blocks on the same multiprocessor hide each
+// other's latency.
 //
-//   pairs, transposed, [s, r]: scores = k q^T, dscores = v dout^T, weighed in registers
+//   pairs, transposed, [s, r]: scores = k q^T, dscores = v dout^T, weighted in registers
 //   dv = c outgoing k R + scores dout,    dk = c outgoing v R^T + dscores q,
 //   dq = incoming dout S^T + dscores^T k
 //
-// R and then S lie in one place. What reverse_scan.cuh says of the decays' gradients holds here:
-// x of the queries and y of the keys are rows of dq and dk before pairs are added.
+// R and then S use the same buffer. The gradients of decays follow reverse_scan.cuh: x of the
+// queries and y of the keys are computed from dq and dk before the contributions of pairs are
+// added.
 //
 // Shared memory in KiB, K = V = 128, C = 64:
 //   | q 2 x [C, 64] 16 | k 16 | v 16 | dout 16 | R, then S 2 x [K, 64] 32 | dscores [r, s] 8
@@ -20,10 +22,10 @@
 
 namespace halflife::kernels::decay {
 
-constexpr int kGradWarps = 4;  // a warpgroup
+constexpr int kGradWarps = 4;  // one warpgroup
 
 struct ChunkGradSums {
-  float row[kGradWarps][kChunk];  // as of TokenSums, by warps of 16 columns
+  float row[kGradWarps][kChunk];  // as in TokenSums, by warps of 16 keys
   float column[kChunk], diagonal[kChunk], x[kChunk], y[kChunk];
   float through[kGradWarps];
 };
@@ -41,7 +43,7 @@ struct WarpgroupGradConfig {
 
 struct GradientMaps {
   RowsMap q, k, v, dout;
-  TensorMap states, adjoints;  // [chunks of the turn, H, slices of K and V, kK] rows of kV
+  TensorMap states, adjoints;  // [chunks of the batch tile, H, slices of K and V, kK] rows of kV
 };
 
 template <typename Config>
@@ -72,12 +74,12 @@ HL_DEVICE WarpgroupGradShared<Config> CarveWarpgroupGrad(unsigned char* raw) {
   return smem;
 }
 
-// Which chunk a block has; its slices and head alone of the place.
+// The chunk of a block. Only the slices and the head of `place` are set.
 struct OneChunk {
   ChunkEntry chunk;
   Place place;
   int index;
-  bool exists;  // is one of the turn's
+  bool exists;  // whether it belongs to the batch tile
 };
 HL_DEVICE OneChunk OneChunkOf(const DecayAttentionArgs& args, const SegmentShape& shape) {
   OneChunk one = {};
@@ -96,7 +98,7 @@ HL_DEVICE OneChunk OneChunkOf(const DecayAttentionArgs& args, const SegmentShape
   return one;
 }
 
-// All of the chunk's rows and R, by one thread.
+// Loads all of the chunk's rows, by one thread.
 template <typename Config>
 HL_DEVICE void LoadGradChunk(const WarpgroupGradShared<Config>& smem,
                              const ReverseScanParams& params, const GradientMaps& maps,
@@ -146,7 +148,7 @@ HL_DEVICE void FinishProduct(TokenTile<kPieces>& acc) {
   FencePieces<kPieces>(acc);
 }
 
-// acc += x y^T: x [64, kDim] a chunk's tile, y [64, kDim] another's in as wide pieces.
+// acc += x y^T: x and y are tiles [64, kDim] of the chunk, in pieces.
 template <int kDim>
 HL_DEVICE void BeginPairs(float (&acc)[kChunk / 8][4], const bf16* x, const bf16* y) {
 #pragma unroll
@@ -208,7 +210,7 @@ HL_DEVICE void TimesStateOfValues(TokenTile<Config::kValuePieces>& acc, const bf
   AddProduct<Config::kValuePieces>(acc, a, state, Config::kStatePiece);
 }
 
-// The warp's rows, g and g + 8 of a lane, times their tokens' factors.
+// Multiplies the warp's rows, g and g + 8 of a lane, by their tokens' factors.
 template <int kPieces>
 HL_DEVICE void ScaleTokens(TokenTile<kPieces>& acc, const float* factor) {
   const int token = WarpId() * 16 + FreshLaneId() / 4;
@@ -224,7 +226,7 @@ HL_DEVICE void ScaleTokens(TokenTile<kPieces>& acc, const float* factor) {
     }
   }
 }
-// sums[t] = sum over channels of acc[t, .] x[t, .], x the chunk's tile in pieces.
+// sums[t] = sum over channels of acc[t, .] x[t, .]; x is the chunk's tile, in pieces.
 template <int kPieces>
 HL_DEVICE void SumChannels(float* sums, const TokenTile<kPieces>& acc, const bf16* x) {
   const int lane = FreshLaneId(), token = WarpId() * 16 + lane / 4;
@@ -247,7 +249,8 @@ HL_DEVICE void SumChannels(float* sums, const TokenTile<kPieces>& acc, const bf1
   }
 }
 
-// The warp's tokens of a gradient, all columns of the block's slice, in whole units of 16 bytes.
+// Stores the warp's tokens of a gradient, for all columns of the block's slice, in units of 16
+// bytes.
 template <int kPieces>
 HL_DEVICE void StoreTokenRows(const TokenTile<kPieces>& acc, const Rows& rows, int length) {
   const int lane = FreshLaneId();
@@ -269,7 +272,7 @@ HL_DEVICE void StoreTokenRows(const TokenTile<kPieces>& acc, const Rows& rows, i
                 make_float2(d[i][2 * half], d[i][2 * half + 1]);
           continue;
         }
-        const uint4 values = RowOfQuad(d, half);  // by all lanes
+        const uint4 values = RowOfQuad(d, half);  // executed by all lanes
         if (token < length)
           *reinterpret_cast<uint4*>(reinterpret_cast<bf16*>(rows.data) + first + lane % 4 * 8) =
               values;
@@ -280,7 +283,7 @@ HL_DEVICE void StoreTokenRows(const TokenTile<kPieces>& acc, const Rows& rows, i
 
 // ---- pairs ----
 
-// exp(sum over (s, r]), s <= r of one base block.
+// exp(sum over (s, r]) for s <= r in the same base block.
 HL_DEVICE float NearWeight(const DecayTables& tables, int r, int s) {
   float sum = 0;
 #pragma unroll 1
@@ -288,8 +291,8 @@ HL_DEVICE float NearWeight(const DecayTables& tables, int r, int s) {
   return Exp2Approx(sum);
 }
 
-// From the products k q^T and v dout^T of the warp's keys: scores and dscores as fragments, dscores
-// transposed in shared memory, and the sums that gradients of decays want.
+// From the products k q^T and v dout^T of the warp's keys, computes scores and dscores as
+// fragments, dscores transposed in shared memory, and the sums for gradients of decays.
 template <typename Config>
 HL_DEVICE void WeighPairs(const WarpgroupGradShared<Config>& smem, const float (&products)[8][4],
                           const float (&gradients)[8][4], Fragments& scores, Fragments& dscores,
@@ -299,10 +302,10 @@ HL_DEVICE void WeighPairs(const WarpgroupGradShared<Config>& smem, const float (
   const int g = lane / 4;
   float column_sums[2] = {0, 0};
 #pragma unroll
-  for (int n = 0; n < kChunk / 8; ++n) {  // queries 8 n .. 8 n + 7, a base block
+  for (int n = 0; n < kChunk / 8; ++n) {  // queries 8 n .. 8 n + 7: one base block
     const int r = 8 * n + lane % 4 * 2;
     float row_sums[2] = {0, 0};
-    float x[2][2], dx[2][2];  // [half][i]: weighed, with c
+    float x[2][2], dx[2][2];  // [half][i]: weighted, with c
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int s = 16 * warp + 8 * half + g, block = 2 * warp + half;
@@ -331,7 +334,7 @@ HL_DEVICE void WeighPairs(const WarpgroupGradShared<Config>& smem, const float (
       const int register_of = 2 * (n % 2) + half;
       scores[n / 2][register_of] = PackBf16(x[half][0], x[half][1]);
       dscores[n / 2][register_of] = PackBf16(dx[half][0], dx[half][1]);
-      // Lanes of keys s & ~1 and + 1 trade: each has both keys of one query.
+      // Lanes of keys s & ~1 and + 1 exchange values: each then has both keys for one query.
       const float2 keys = TransposePair(dx[half][0], dx[half][1]);
       *reinterpret_cast<uint32_t*>(smem.dscores + TileOffset<kChunk>(r + g % 2, s - g % 2)) =
           PackBf16(keys.x, keys.y);
@@ -351,7 +354,7 @@ HL_DEVICE void WeighPairs(const WarpgroupGradShared<Config>& smem, const float (
   }
 }
 
-// The sum of S R, S as it lies in memory.
+// The sum of S R; S is read from global memory.
 template <typename Config>
 HL_DEVICE void SumThrough(const WarpgroupGradShared<Config>& smem, const bf16* state) {
   constexpr int kUnits = Config::kV / 8;
@@ -393,8 +396,8 @@ HL_DEVICE void FinishChunkGradients(const WarpgroupGradShared<Config>& smem,
   params.dlambda[head * args.num_chunks + one.index] = constant;
 }
 
-// Barriers: of a short chunk, rows that are not its own are cleared; R is used and dscores are
-// there; sums are there.
+// Barriers: (1) only for a short chunk: rows beyond its end are cleared; (2) R is no longer used
+// and dscores are complete; (3) the sums are complete.
 template <typename Config>
 HL_DEVICE void ChunkGradients(const WarpgroupGradShared<Config>& smem,
                               const ReverseScanParams& params, const GradientMaps& maps,
@@ -475,7 +478,7 @@ HL_DEVICE void ChunkGradients(const WarpgroupGradShared<Config>& smem,
 
 #endif  // HL_HAS_WGMMA
 
-// For other architectures an empty body, as of WarpgroupScanKernel.
+// The body is empty for other architectures; see WarpgroupScanKernel.
 template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     WarpgroupGradientsKernel([[maybe_unused]] HL_GRID_CONSTANT const ReverseScanParams params,
@@ -504,7 +507,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
 #endif
 }
 
-// States [kK, kV] of a turn's chunks below each other.
+// A tensor map over the states [kK, kV] of a batch tile's chunks, stacked along the rows.
 inline TensorMap MapOfStates(void* states, int64_t num_states, int k, int v, const char* name) {
   TileSource source;
   source.data = states;

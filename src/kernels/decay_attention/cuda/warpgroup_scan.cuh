@@ -1,15 +1,16 @@
-// The scan of chunk_scan.cuh with Hopper's instructions (sm_90a): two warpgroups multiply, the
-// operand with 64 rows of V in registers and the other in shared memory, where it is read once for
-// four warps. Of a third warpgroup one warp has tiles brought by TMA, three chunks ahead, and fills
-// decay tables; the other three make the scores, a chunk ahead of what multiplies them, as these
-// need no state.
+// The scan of chunk_scan.cuh with Hopper's instructions (sm_90a). Two warpgroups do the products
+// with wgmma: the operand with 64 rows of V is in registers, and the other one is in shared memory,
+// where one read serves four warps. In a third warpgroup, one warp loads tiles by TMA, three chunks
+// ahead, and fills decay tables. Its other three warps compute the scores one chunk ahead, since
+// scores do not depend on the state.
 //
 //   out^T = S^T q^T diag(incoming) + v^T scores^T,   S^T = transition S^T + (v diag(outgoing))^T k
 //
-// A warp has the 16 rows of S^T that it has there; scores, a sixth of the work, whose upper half is
-// not computed, stay with mma.sync. Nobody meets in a barrier: full (tiles and tables are there),
-// scored (the scores are) and empty (all is read) hand a chunk on. Heads fill their blocks: TMA
-// brings the neighbour's columns where a tile is wider than its head.
+// Each warp owns the 16 rows of S^T in its accumulators. The scores are a sixth of the work, and
+// their upper half is not computed; they use mma.sync. No barrier synchronises all warps. Chunks
+// are handed over by three kinds of mbarriers: full (tiles and tables are loaded), scored (the
+// scores are complete) and empty (all reads are done). Heads must fill their blocks, because TMA
+// would load the neighbouring head's columns into a tile that is wider than its head.
 //
 // Shared memory in KiB, K = V = 128, C = 64:
 //   | 3 x (q 2 x [C, 64] 16 | k 2 x [C, 64] 16 | v 2 x [C, 64] 16) | 2 x scores [C, C] 8
@@ -27,11 +28,11 @@ struct WarpgroupScanConfig {
   static constexpr int kTileColumns = kPieceColumns;  // of q and k in shared memory
   static constexpr bool kNormalised = false;
   static constexpr int kStages = kWarpgroupStages;
-  static constexpr int kWarps = kV / 16;  // that multiply
+  static constexpr int kWarps = kV / 16;  // warps that do the products
   static constexpr int kScoreWarps = 3;
-  static constexpr int kThreads = 32 * kWarps + 128;  // and a warpgroup that loads and scores
-  // Where neither side spills; together no more than the block has, which are 168 a thread. kK / 2
-  // of a thread that multiplies are state.
+  static constexpr int kThreads = 32 * kWarps + 128;  // with the warpgroup that loads and scores
+  // With these numbers, neither side spills. Their sum is at most the block's registers, 168 per
+  // thread. The state takes kK / 2 registers of a thread that does products.
   static constexpr int kOwnRegisters = 216, kOtherRegisters = 72;
   static_assert(32 * kWarps * kOwnRegisters + 128 * kOtherRegisters <=
                 65536 / kThreads / 8 * 8 * kThreads);
@@ -46,18 +47,18 @@ struct WarpgroupMaps {
 template <typename Config>
 struct WarpgroupScanShared {
   bf16 *q, *k, *v;      // [kStages][kK | kV / 64][64, 64]
-  bf16* scores;         // [kScorePlaces][64, 64], zero above the tiles of the diagonal
+  bf16* scores;         // [kScorePlaces][64, 64], zero above the diagonal tiles
   bf16* out;            // [kWarps][kOutTokens, 16]
   DecayTables* tables;  // [kStages]
-  uint64_t* full;       // [kStages]: the tiles' bytes and the tables are there
-  uint64_t* empty;      // [kStages]: every warp that multiplies is done with them
-  uint64_t* scored;     // [kScorePlaces]: the scores are there
+  uint64_t* full;       // [kStages]: the tiles' bytes and the tables have arrived
+  uint64_t* empty;      // [kStages]: every warp that does products has finished reading
+  uint64_t* scored;     // [kScorePlaces]: the scores are complete
 };
 constexpr int kScorePlaces = 2;
 
 #if HL_HAS_WGMMA
 
-// By one warp.
+// Loads tiles and fills tables, by one warp.
 template <typename Config>
 HL_DEVICE void ProduceChunks(const WarpgroupScanShared<Config>& smem, const ChunkScanParams& params,
                              const WarpgroupMaps& maps, const Place& place) {
@@ -92,8 +93,8 @@ HL_DEVICE void ProduceChunks(const WarpgroupScanShared<Config>& smem, const Chun
   }
 }
 
-// The warps that score: of the rows of 16 x 16 tiles, which have one to four up to the diagonal,
-// one takes the last, one the last but one, one the first two.
+// The three warps that compute scores. Of the rows of 16 x 16 tiles, which have one to four tiles
+// up to the diagonal, one warp takes the last row, one the third and one the first two.
 template <typename Config>
 HL_DEVICE void ScoreChunks(const WarpgroupScanShared<Config>& smem, const ChunkScanParams& params,
                            const Place& place) {
@@ -115,7 +116,7 @@ HL_DEVICE void ScoreChunks(const WarpgroupScanShared<Config>& smem, const ChunkS
       ClearRows(smem.v + stage * kChunk * kV, kV, chunk.length, thread, 32 * Config::kScoreWarps);
       NamedBarrierSync<1>(32 * Config::kScoreWarps);
     }
-    if (step >= kScorePlaces) {  // the scores that were there are read
+    if (step >= kScorePlaces) {  // the previous scores in this buffer have been read
       const int before = step - kScorePlaces;
       MbarrierWait(smem.empty + before % Config::kStages,
                    static_cast<uint32_t>(before / Config::kStages & 1));
@@ -134,7 +135,7 @@ HL_DEVICE void ScoreChunks(const WarpgroupScanShared<Config>& smem, const ChunkS
   }
 }
 
-// out^T = S^T q^T, begun.
+// Starts out^T = S^T q^T.
 template <typename Config>
 HL_DEVICE void BeginInterOutput(float (&out)[kChunk / 8][4], uint32_t (&a)[Config::kK / 16][4],
                                 const float (&state)[Config::kK / 8][4], const bf16* q) {
@@ -152,7 +153,7 @@ HL_DEVICE void BeginInterOutput(float (&out)[kChunk / 8][4], uint32_t (&a)[Confi
   WgmmaCommit();
 }
 
-// v^T, its warp's 16 rows, and v^T diag(outgoing).
+// Loads v^T for the warp's 16 rows, and computes v^T diag(outgoing).
 template <typename Config>
 HL_DEVICE void LoadValues(uint32_t (&a)[kChunk / 16][4], uint32_t (&scaled)[kChunk / 16][4],
                           const bf16* v, const float* outgoing) {
@@ -167,7 +168,7 @@ HL_DEVICE void LoadValues(uint32_t (&a)[kChunk / 16][4], uint32_t (&scaled)[kChu
   }
 }
 
-// out^T += v^T scores^T and S^T += (v diag(outgoing))^T k, begun: two groups, in this order.
+// Starts out^T += v^T scores^T and S^T += (v diag(outgoing))^T k, as two groups in this order.
 template <typename Config>
 HL_DEVICE void BeginChunk(float (&out)[kChunk / 8][4], float (&state)[Config::kK / 8][4],
                           uint32_t (&a)[kChunk / 16][4], uint32_t (&scaled)[kChunk / 16][4],
@@ -193,8 +194,8 @@ HL_DEVICE void BeginChunk(float (&out)[kChunk / 8][4], float (&state)[Config::kK
   WgmmaCommit();
 }
 
-// The warps that multiply. What needs no product under way is done while it runs: values are loaded
-// beside S^T q^T, outputs stored beside the new state.
+// The warps that do the products. Work that does not depend on a running product is overlapped with
+// it: values are loaded during S^T q^T, and outputs are stored during the update of the state.
 template <typename Config>
 HL_DEVICE void ConsumeChunks(const WarpgroupScanShared<Config>& smem, const ChunkScanParams& params,
                              const Place& place) {
@@ -252,8 +253,9 @@ HL_DEVICE void ConsumeChunks(const WarpgroupScanShared<Config>& smem, const Chun
 
 #endif  // HL_HAS_WGMMA
 
-// For other architectures an empty body. Launched all the same, on a GPU of compute capability 9.0
-// by a build for sm_90 without the a, it ends the program: its outputs would be left as they were.
+// The body is empty for other architectures. If the kernel is launched all the same, for example on
+// a GPU of compute capability 9.0 by a build for sm_90 without the "a", it traps, because its
+// outputs would not be written.
 template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     WarpgroupScanKernel([[maybe_unused]] HL_GRID_CONSTANT const ChunkScanParams params,
@@ -277,7 +279,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const int thread = static_cast<int>(threadIdx.x);
   if (thread == 0) {
     for (int stage = 0; stage < Config::kStages; ++stage) {
-      MbarrierInit(full + stage, 2);  // with the bytes, and with the tables
+      MbarrierInit(full + stage, 2);  // one arrival with the bytes, one with the tables
       MbarrierInit(empty + stage, Config::kWarps);
     }
     for (int i = 0; i < kScorePlaces; ++i) MbarrierInit(scored + i, Config::kScoreWarps);

@@ -1,5 +1,5 @@
-// What kernels of Hopper's warpgroups share: a chunk's rows of q, k, v and dout as pieces of 64
-// columns, the swizzle's width, that TMA brings, and accumulators as wgmma's.
+// Shared by the kernels for Hopper's warpgroups: a chunk's rows of q, k, v and dout as pieces of 64
+// columns (the width of the swizzle), which TMA loads, and accumulators in wgmma's form.
 #pragma once
 
 #include "kernels/common/cuda/device90.h"
@@ -13,18 +13,19 @@ constexpr int kPieceElements = kChunk * kPieceColumns;
 #if HL_HAS_WGMMA
 
 using WgmmaTile = float[32];
-// Eight neighbouring mma.m16n8k16 accumulators are one of wgmma.
+// Eight adjacent mma.m16n8k16 accumulators form one of wgmma.
 HL_DEVICE WgmmaTile& TileOf(float (*d)[4]) { return *reinterpret_cast<WgmmaTile*>(d); }
 
-// Pieces of `piece_elements` from a matrix's row and column on, by one thread.
+// Loads pieces of `piece_elements` from a matrix, starting at a row and column, by one thread.
 HL_DEVICE void LoadPieces(bf16* tile, int columns, int piece_elements, const TensorMap& map,
                           uint64_t* barrier, int column, int row) {
   for (int piece = 0; piece < columns / kPieceColumns; ++piece)
     TmaLoad2d(tile + piece * piece_elements, &map, barrier, column + piece * kPieceColumns, row);
 }
 
-// Rows from `length` on of a chunk's tile: TMA has brought what follows the chunk, which may be of
-// another document and no number. By `threads` threads, of which this is number `thread`.
+// Clears the rows from `length` on in a chunk's tile. TMA has loaded the rows that follow the
+// chunk, which can belong to another document or contain NaN. Called by `threads` threads, of which
+// this is number `thread`.
 HL_DEVICE void ClearRows(bf16* tile, int columns, int length, int thread, int threads) {
   constexpr int kUnits = kPieceColumns / 8;
   const int dead = (kChunk - length) * kUnits;
@@ -39,11 +40,11 @@ HL_DEVICE void ClearRows(bf16* tile, int columns, int length, int thread, int th
 
 #endif  // HL_HAS_WGMMA
 
-// A tensor's rows of the batch up to a turn's last as one matrix, a head's columns beside the next
-// head's, in boxes of a chunk.
+// A tensor map over a tensor's rows of the batch, up to the last row of a batch tile, as one matrix
+// with adjacent heads as columns, in boxes of one chunk.
 struct RowsMap {
   TensorMap map;
-  int64_t batch_rows;  // from one row of the batch to the next
+  int64_t batch_rows;  // matrix rows per row of the batch
 };
 inline RowsMap MapOfRows(const TensorView& view, const DecayAttentionArgs& args,
                          const SegmentShape& shape, int heads, int dim, const char* name) {

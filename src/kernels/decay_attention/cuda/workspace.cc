@@ -8,7 +8,7 @@
 namespace halflife::kernels::cuda {
 namespace {
 
-constexpr size_t kHalf = 2;  // bytes of a bf16
+constexpr size_t kHalf = 2;  // bytes per bf16
 
 class Regions {
  public:
@@ -27,8 +27,8 @@ size_t Pieces(const DecayAttentionArgs& args, int num_sequences, int num_segment
   return size_t{1} * num_sequences * args.num_heads * std::max(num_segments, 1);
 }
 
-// States that a reverse scan keeps for each chunk of a group: with decays of channels it goes by
-// tiles of 16 tokens.
+// The number of states per chunk that a reverse scan stores for a group. With per-channel decays,
+// it works in tiles of 16 tokens.
 size_t StatesPerChunk(const DecayAttentionArgs& args) {
   return IsPerChannel(args.decay_kind) ? 4 : 1;
 }
@@ -45,7 +45,7 @@ size_t ProductBytes(const DecayAttentionArgs& args, const Turn& turn, const Deca
          slices.values * decay::ChannelProductElements(block.k) * sizeof(float);
 }
 
-// Nothing where there is one segment.
+// Empty if there is only one segment.
 SegmentLayout AddSegments(const DecayAttentionArgs& args, int num_sequences, int num_segments,
                           Regions& regions) {
   SegmentLayout layout;
@@ -61,7 +61,8 @@ size_t Rows(const DecayAttentionArgs& args, int batch) {
   return size_t{1} * batch * args.seq_len * args.num_heads;
 }
 bool IsNormalised(const DecayAttentionArgs& args) { return args.norm_kind == NormKind::kSumOfKeys; }
-// Rows of K of all states that a forward keeps, with the normaliser in two terms.
+// The number of rows [K] in all saved states of a forward; with the normaliser, states have two
+// terms.
 size_t CheckpointRows(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
   const auto slots = static_cast<size_t>(
       NumCheckpointSlots(args.num_chunks, args.num_sequences, plan.checkpoint_every));
@@ -71,7 +72,7 @@ bool HasConstantDecay(const DecayAttentionArgs& args) {
   return args.decay_kind != DecayKind::kNone && !IsPerToken(args.decay_kind);
 }
 
-// The column of ones is one more slice of V.
+// The normaliser's scan counts as one more slice of V.
 GradientSlices SlicesOfGradients(const DecayAttentionArgs& args, const Slices& slices) {
   GradientSlices count;
   count.keys = (IsPerChannel(args.decay_kind) ? 1 : slices.values) + (IsNormalised(args) ? 1 : 0);

@@ -1,6 +1,6 @@
-// Where the parts of the CUDA kernels' workspace lie: offsets in bytes, each a multiple of 256. B
-// and sequences are those of the largest turn (partition.h), whose place the next turn takes, but
-// where a part is said to be of all. Host code.
+// The layout of the CUDA kernels' workspace: offsets in bytes, each a multiple of 256. B and
+// `sequences` refer to the largest batch tile (decay_attention_partition.h), because all batch
+// tiles use the same memory; exceptions are marked "all". Host code.
 //
 //   const cuda::BackwardLayout layout = cuda::MakeBackwardLayout(args, plan);
 //   float* const dq = cuda::At<float>(args.workspace, layout.dq);
@@ -14,70 +14,75 @@
 
 namespace halflife::kernels::cuda {
 
-// What the segments of a sequence hand to each other, [sequences, H, num_segments] of each; nothing
-// where one does.
+// The states that the segments of a sequence pass to each other, indexed [sequences, H,
+// num_segments]. Empty if there is only one segment.
 struct SegmentLayout {
-  size_t states = 0;  // [.., K, V] fp32: first the segment's own sum, then the state it starts from
-  size_t log_transition = 0;  // [..(, K with decays of channels)]
+  // [.., K, V] fp32: first the segment's own state, then the state it starts from
+  size_t states = 0;
+  size_t log_transition = 0;  // [..(, K with per-channel decays)]
 };
-// Of centred values and what becomes of their states (centre.h).
+// The values minus their mean, and the states derived from them (centre.h).
 struct CentreLayout {
   size_t sums = 0;            // fp32 [NumMeanPieces, B, Hv, V]
   size_t mean = 0;            // fp32 [B, Hv, V]
   size_t values = 0;          // bf16 [B, T, Hv, V]
   size_t dfinal_norm = 0;     // fp32 [sequences, H, K]
-  size_t dinitial_state = 0;  // fp32 [sequences, H, K, V]: where the caller wants none
+  size_t dinitial_state = 0;  // fp32 [sequences, H, K, V]: used if the caller wants none
 };
-// Of the normaliser, whose sums of keys are the state of a column of ones, where a scan takes that.
+// The normaliser's regions. Its sums of keys are the state of a scan with v replaced by a column of
+// ones.
 struct NormaliserLayout {
-  size_t one = 0;  // that column: one bf16
-  // fp32 [slices of K, B, T, H]: forward, of several slices, the sums of keys; backward, dL/d(ones)
+  size_t one = 0;  // the column of ones: a single bf16
+  // fp32 [slices of K, B, T, H]: forward with several slices, the sums of keys; backward,
+  // dL/d(ones)
   size_t sums = 0;
-  SegmentLayout segments;  // forward, of that state
-  size_t factor = 0;       // backward, fp32 [B, T, H]: of the ones, as rows of dout
+  SegmentLayout segments;  // forward: segments of that scan
+  size_t factor = 0;       // backward, fp32 [B, T, H]: the upstream gradient of the ones
   CentreLayout centre;
 };
 struct ForwardLayout {
   SegmentLayout segments;
-  size_t operands = 0;  // decays of channels, of the turn's tiles
-  size_t out = 0;  // fp32 sums over slices of K, of which there are several: [slices, B, T, H, V]
+  size_t operands = 0;  // per-channel decays: for the tiles of the batch tile
+  size_t out = 0;       // with several slices of K, their fp32 sums [slices, B, T, H, V]
   NormaliserLayout normaliser;
   size_t bytes = 0;
 };
-// How many slices of a gradient are to be summed; 1: it is written where it is wanted, if no heads
-// share it.
+// The number of slices over which a gradient is summed. 1: it is written directly to its tensor,
+// unless heads share it.
 struct GradientSlices {
-  int keys = 1;    // of dq and dk, which each slice of V has for all of its channels; with decays
-                   // of channels, where one kernel has all of V, each scan
-  int values = 1;  // of dv, which each slice of K has
-  int tokens = 1;  // of what is one number a token and head
-  int decays = 1;  // of dlog_decay
+  // for dq and dk: one per slice of V; with per-channel decays, where one kernel sums over V, one
+  // per scan
+  int keys = 1;
+  int values = 1;  // for dv: one per slice of K
+  int tokens = 1;  // for gradients with one number per token and head
+  int decays = 1;  // for dlog_decay
 };
 struct BackwardLayout {
   SegmentLayout segments;
-  // Decays of channels: of the turn's tiles, and what scans make of them, [slices of V] of each.
+  // Per-channel decays: the operands of the batch tile's tiles, and the products of scans, [slices
+  // of V].
   size_t operands = 0, products = 0;
-  // bf16 states: within a group of chunks, one set a block, as fragments; by warpgroups those of
-  // all chunks of the turn, S and R.
+  // bf16 states. group: those within a group of chunks, one set per block, as fragments. states and
+  // adjoints: with wgmma, S and R of all chunks of the batch tile.
   size_t group = 0, states = 0, adjoints = 0;
-  size_t factors = 0;  // of the turn's chunks
-  // fp32 gradients in slices, or of shared heads, one per head of the output: summed in the order
-  // of the heads, of a head in the order of the slices.
+  size_t factors = 0;  // for the chunks of the batch tile
+  // fp32 gradients per slice or, for shared heads, per output head. They are summed in the order of
+  // the heads and, within a head, in the order of the slices.
   GradientSlices slices;
   size_t dq = 0, dk = 0;  // [slices, B, T, H, K]
   size_t dv = 0;          // [slices, B, T, H, V]
   size_t dlog_decay = 0;  // [slices, B, T, H(, K)]
-  size_t dlambda = 0;     // of a constant decay: [slices] of DecaySums
+  size_t dlambda = 0;     // for a constant decay: [slices] of DecaySums
   size_t dkey_scale = 0;  // [slices, B, T, H]
   NormaliserLayout normaliser;
-  // Of the SIMT kernels, whose dlambda is [all sequences, H, slices(, K)].
-  size_t simt_states = 0;  // of all rows: [num_chunks, H, K, V (+ 1)]
-  size_t dnorm = 0;        // likewise, [B, T, H]
+  // For the SIMT kernels, whose dlambda is [all sequences, H, slices(, K)].
+  size_t simt_states = 0;  // all rows: [num_chunks, H, K, V (+ 1)]
+  size_t dnorm = 0;        // all rows: [B, T, H]
   size_t bytes = 0;
 };
-// What a constant decay's gradient is the sum of, of one slice: [num_sequences, H, pieces, width].
-// Segments of sequences have a sum each, or chunks of the batch, or, with decays of channels,
-// tiles.
+// The partial sums of a constant decay's gradient for one slice: [num_sequences, H, pieces, width].
+// The pieces are segments of sequences; or, with wgmma, chunks of the whole batch; or, with
+// per-channel decays, tiles of the whole batch.
 struct DecaySums {
   int num_sequences, pieces, width;
 
@@ -86,21 +91,22 @@ struct DecaySums {
   }
 };
 DecaySums DecaySumsOf(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
-int NumMeanPieces(const DecayAttentionArgs& args);  // sums of values that a mean is the sum of
+int NumMeanPieces(const DecayAttentionArgs& args);  // number of partial sums per mean
 ForwardLayout MakeForwardLayout(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 BackwardLayout MakeBackwardLayout(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
-// What Summarise and BackwardSummarise use of them, alone.
+// The parts that Summarise and BackwardSummarise use.
 ForwardLayout MakeSummaryLayout(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 BackwardLayout MakeReverseSummaryLayout(const DecayAttentionArgs& args,
                                         const DecayAttentionPlan& plan);
 
 size_t ForwardWorkspaceBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
-// Of a plan by warpgroups, also what the backward takes that goes by warps in its place.
+// With wgmma, the maximum of both backward kernels, because ScanBackward can fall back to the other
+// one.
 size_t BackwardWorkspaceBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
-// bf16 [num_chunks / every + num_sequences, H, K, V]; with the normaliser two terms of that, then
-// the same of its one column. Nothing on the SIMT route, which recomputes.
+// bf16 [num_chunks / every + num_sequences, H, K, V]. With the normaliser, two terms of that,
+// followed by the same for z. 0 on the SIMT route, which recomputes states.
 size_t CheckpointBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
-// Where the column's begin.
+// The offset of z in the checkpoints.
 size_t NormCheckpoints(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 
 template <typename T>
@@ -108,8 +114,9 @@ T* At(void* workspace, size_t offset) {
   return reinterpret_cast<T*>(static_cast<char*>(workspace) + offset);
 }
 
-// Of a region with a turn's rows, or its sequences, where the batch's first would be, which is what
-// kernels count from; `before` elements ahead of it.
+// Returns the address at which row 0 of the whole batch would be, given a region that holds only
+// the rows or sequences of one batch tile. Kernels index by absolute row, so the pointer is shifted
+// back by `before` elements.
 template <typename T>
 T* BeforeTurn(void* workspace, size_t offset, int64_t before) {
   const int64_t first = static_cast<int64_t>(offset) - before * static_cast<int64_t>(sizeof(T));

@@ -1,4 +1,4 @@
-// Reverse scans with decays of channels over bf16 heads of up to 128 key channels.
+// Reverse scans with per-channel decays, for bf16 heads in blocks of 128 key channels.
 #include "kernels/decay_attention/cuda/channel_reverse_scan.cuh"
 
 namespace halflife::kernels::decay {

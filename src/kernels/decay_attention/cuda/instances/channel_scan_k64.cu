@@ -1,4 +1,4 @@
-// Forward scans with decays of channels over bf16 heads of up to 64 key channels.
+// Forward scans with per-channel decays, for bf16 heads in blocks of 64 key channels.
 #include "kernels/decay_attention/cuda/channel_scan.cuh"
 
 namespace halflife::kernels::decay {

@@ -1,4 +1,4 @@
-// Scans over the states of segments with decays of channels, for all bf16 head sizes.
+// Scans of segments' states with per-channel decays, for all compiled blocks.
 #include "kernels/decay_attention/cuda/channel_segment.cuh"
 
 namespace halflife::kernels::decay {

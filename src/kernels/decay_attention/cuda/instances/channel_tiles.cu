@@ -1,4 +1,4 @@
-// What tiles have by themselves where channels have decays of their own: operands, gradients.
+// The kernels that process tiles independently for per-channel decays: operands and gradients.
 #include "kernels/decay_attention/cuda/channel_gradients.cuh"
 #include "kernels/decay_attention/cuda/channel_operands.cuh"
 

@@ -1,4 +1,4 @@
-// Forward scans over bf16 heads of up to 64 key channels.
+// Forward scans for bf16 heads in blocks of 64 key channels.
 #include "kernels/decay_attention/cuda/chunk_scan.cuh"
 
 namespace halflife::kernels::decay {

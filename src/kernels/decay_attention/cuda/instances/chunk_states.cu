@@ -1,4 +1,4 @@
-// States of all chunks, for all bf16 head sizes.
+// The states of all chunks, for all bf16 head sizes.
 #include "kernels/decay_attention/cuda/chunk_states.cuh"
 
 namespace halflife::kernels::decay {

@@ -1,4 +1,4 @@
-// Reverse scans over bf16 heads of up to 128 key channels.
+// Reverse scans for bf16 heads in blocks of 128 key channels.
 #include "kernels/decay_attention/cuda/reverse_scan.cuh"
 
 namespace halflife::kernels::decay {

@@ -1,4 +1,4 @@
-// Scans over the states of segments, for all bf16 head sizes.
+// Scans of segments' states, for all compiled blocks.
 #include "kernels/decay_attention/cuda/segment.cuh"
 
 namespace halflife::kernels::decay {

@@ -1,4 +1,4 @@
-// Token by token, bf16 operands.
+// The recurrent (per-token) kernels for bf16 operands.
 #include "kernels/decay_attention/cuda/simt.cuh"
 
 namespace halflife::kernels::decay {

@@ -1,4 +1,4 @@
-// Token by token, f32 operands.
+// The recurrent (per-token) kernels for fp32 operands.
 #include "kernels/decay_attention/cuda/simt.cuh"
 
 namespace halflife::kernels::decay {

@@ -1,4 +1,4 @@
-// Decode steps.
+// The decode step.
 #include "kernels/decay_attention/cuda/step.cuh"
 
 namespace halflife::kernels::decay {

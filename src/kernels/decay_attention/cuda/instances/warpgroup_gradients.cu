@@ -1,4 +1,4 @@
-// Gradients of all chunks side by side by Hopper's warpgroups, for all bf16 head sizes.
+// The wgmma gradients of all chunks, for all compiled blocks.
 #include "kernels/decay_attention/cuda/warpgroup_gradients.cuh"
 
 namespace halflife::kernels::decay {

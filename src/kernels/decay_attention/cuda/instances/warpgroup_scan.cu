@@ -1,4 +1,4 @@
-// Forward scans over bf16 heads by Hopper's warpgroups.
+// The wgmma forward scans for bf16 heads.
 #include "kernels/decay_attention/cuda/warpgroup_scan.cuh"
 
 namespace halflife::kernels::decay {
