@@ -8,8 +8,8 @@
 
 #include "core/concat.h"
 #include "core/error.h"
+#include "core/human.h"
 #include "core/nearest.h"
-#include "core/shortest_text.h"
 
 namespace halflife::ckpt {
 namespace {

@@ -17,8 +17,8 @@
 #include "ckpt/step_files.h"
 #include "core/error.h"
 #include "core/files.h"
+#include "core/human.h"
 #include "core/log.h"
-#include "core/shortest_text.h"
 #include "core/threads.h"
 
 namespace halflife::ckpt {

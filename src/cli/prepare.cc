@@ -17,7 +17,6 @@
 #include "core/error.h"
 #include "core/human.h"
 #include "core/log.h"
-#include "core/shortest_text.h"
 #include "data/examples/prepare_examples.h"
 #include "data/synthetic/prepare_mqar.h"
 #include "train/config/run_config.h"

@@ -18,7 +18,6 @@
 #include "core/human.h"
 #include "core/json_text.h"
 #include "core/log.h"
-#include "core/shortest_text.h"
 #include "eval/scorer.h"
 
 namespace halflife::cli {

@@ -1,7 +1,11 @@
 #include "core/json_text.h"
 
-#include <algorithm>
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <nlohmann/json.hpp>
+
+#include <algorithm>
 
 #include "core/error.h"
 #include "core/files.h"
@@ -42,6 +46,22 @@ std::string ReadJsonText(const std::filesystem::path& path, uint64_t max_bytes) 
 
 std::string JsonText(const nlohmann::ordered_json& json, int indent) {
   return json.dump(indent, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+JsonlWriter::JsonlWriter(const std::filesystem::path& path, ExitCode code)
+    : path_(path), code_(code) {
+  RequireAppendable(path, code);
+  fd_ = OpenFile(path, O_RDWR | O_CREAT | O_APPEND, code);
+  const off_t size = ::lseek(fd_.get(), 0, SEEK_END);
+  char last = '\n';
+  if (size > 0 && ::pread(fd_.get(), &last, 1, size - 1) == 1 && last != '\n') {
+    WriteAll(fd_.get(), "\n", 1, path_, code_);
+  }
+}
+
+void JsonlWriter::Append(const nlohmann::ordered_json& line) {
+  const std::string text = JsonText(line) + "\n";
+  WriteAll(fd_.get(), text.data(), text.size(), path_, code_);
 }
 
 }  // namespace halflife

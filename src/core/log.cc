@@ -6,7 +6,6 @@
 
 #include "core/error.h"
 #include "core/files.h"
-#include "core/log_thread.h"
 
 namespace halflife::log {
 namespace {

@@ -35,6 +35,12 @@ void Write(Level level, std::string_view area, const std::string& text);
 
 Level ParseLevel(std::string_view name);  // debug | info | warn | error; else Error kUsage
 
+// For processes whose ranks are threads: attributes all further messages of this thread to `rank`.
+// Ranks other than 0 log only warnings and errors, prefixed with their rank. All ranks of the
+// process share one log file.
+void SpeakAsRank(int rank);
+int RankOfThisThread();  // 0 unless SpeakAsRank was called on this thread
+
 }  // namespace halflife::log
 
 #define HL_DEBUG(area, ...) \

@@ -18,6 +18,10 @@
 
 namespace halflife {
 
+// CRC-32C (Castagnoli polynomial 0x1EDC6F41, reflected, as in RFC 3720 B.4), the checksum of
+// TFRecord files.
+uint32_t Crc32c(std::string_view bytes);
+
 // Rotated and shifted, so that the CRC of data that itself contains CRCs remains a good checksum.
 uint32_t MaskedCrc32c(std::string_view bytes);
 

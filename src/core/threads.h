@@ -6,10 +6,9 @@
 #include <thread>
 #include <utility>
 
+#include "core/error.h"
+
 namespace halflife {
-namespace internal {
-[[noreturn]] void FailWithoutThread(const std::system_error& error);
-}  // namespace internal
 
 // Throws Error kEnvironment if the thread cannot be started, because of a limit on threads or too
 // little memory for its stack.
@@ -18,7 +17,9 @@ Thread StartThread(Run&& run) {
   try {
     return Thread(std::forward<Run>(run));
   } catch (const std::system_error& error) {
-    internal::FailWithoutThread(error);
+    HL_FAIL(ExitCode::kEnvironment, "cannot start a thread: ", error.code().message(),
+            ". Allow more threads (`ulimit -u`, the pids limit of a container) or more memory for "
+            "the process (`ulimit -v`).");
   }
 }
 

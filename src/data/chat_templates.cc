@@ -7,7 +7,7 @@
 #include "core/error.h"
 #include "core/files.h"
 #include "core/json_text.h"
-#include "data/tokenizer_files.h"
+#include "data/tokenizer_folder.h"
 
 namespace halflife::data {
 namespace {

@@ -1,5 +1,5 @@
 // Defines which samples each step of a run uses. An epoch has W windows, and each epoch has its own
-// order: sample g is window Permute(seed, g / W, g mod W) of epoch g / W.
+// order: sample g is window PermuteIndex(g mod W, W, seed, g / W) of epoch g / W.
 //
 //   const SampleOrder order = {.num_windows = 100000, .global_batch = 512,
 //                              .epoch_end = EpochEnd::kShort};
@@ -11,6 +11,9 @@
 #include <string>
 
 namespace halflife::data {
+
+// Saved in checkpoints. Increased when the definition of the order changes.
+constexpr uint32_t kOrderVersion = 1;
 
 // Determines what happens to a step that the epoch cannot fill with rows.
 enum class EpochEnd : uint8_t {
@@ -35,5 +38,9 @@ struct SampleOrder {
   // Returns the step that begins with this sample. Throws an Error if no step does.
   uint64_t StepAt(uint64_t first_sample) const;
 };
+
+// A bijection of [0, size) for every (seed, epoch): a Feistel network on the next power of four,
+// with cycle walking.
+uint64_t PermuteIndex(uint64_t index, uint64_t size, uint64_t seed, uint64_t epoch);
 
 }  // namespace halflife::data

@@ -8,7 +8,7 @@
 #include "data/prepare/document_encoder.h"
 #include "data/prepare/text_chunker.h"
 #include "data/source_list.h"
-#include "data/tokenizer_files.h"
+#include "data/tokenizer_folder.h"
 
 namespace halflife::data {
 

@@ -12,7 +12,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/fault.h"
-#include "core/log_thread.h"
+#include "core/log.h"
 #include "core/threads.h"
 #include "data/shard_layout.h"
 

@@ -29,9 +29,6 @@
 
 namespace halflife::data {
 
-// Saved in checkpoints. Increased when the definition of the order changes.
-constexpr uint32_t kOrderVersion = 1;
-
 struct TokenSourceConfig {
   int64_t seq_len = 512;     // T
   int64_t micro_batch = 8;   // rows of one Batch
@@ -46,10 +43,6 @@ struct TokenSourceConfig {
   // Called for each batch by the thread that read it. Arguments are Unix time in microseconds.
   std::function<void(int64_t begin_us, int64_t end_us)> on_read = nullptr;
 };
-
-// A bijection of [0, size) for every (seed, epoch): a Feistel network on the next power of four,
-// with cycle walking.
-uint64_t PermuteIndex(uint64_t index, uint64_t size, uint64_t seed, uint64_t epoch);
 
 class TokenSource {
  public:

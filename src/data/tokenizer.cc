@@ -4,7 +4,7 @@
 
 #include "core/error.h"
 #include "core/files.h"
-#include "data/tokenizer_files.h"
+#include "data/tokenizer_folder.h"
 #include "data/utf8.h"
 
 namespace halflife::data {

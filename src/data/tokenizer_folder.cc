@@ -6,7 +6,6 @@
 #include "core/files.h"
 #include "core/json_text.h"
 #include "data/bpe/special_tokens.h"
-#include "data/tokenizer_files.h"
 
 namespace halflife::data {
 namespace {
@@ -63,15 +62,15 @@ void CheckIsNotAdded(const fs::path& from, const nlohmann::json& id, const std::
 }
 
 nlohmann::json ReadObject(const fs::path& path) {
-  auto json = nlohmann::json::parse(ReadJsonText(path), nullptr, /*allow_exceptions=*/false);
-  HL_CHECK_AS(ExitCode::kData, json.is_object(), path.string(), " is not a JSON object");
-  return json;
+  auto object = nlohmann::json::parse(ReadJsonText(path), nullptr, /*allow_exceptions=*/false);
+  HL_CHECK_AS(ExitCode::kData, object.is_object(), path.string(), " is not a JSON object");
+  return object;
 }
 
 void CheckTokenizerJson(const fs::path& path, const Tokenizer& tokenizer) {
-  const nlohmann::json json = ReadObject(path);
-  const auto added = json.find("added_tokens");
-  if (added == json.end() || !added->is_array()) return;
+  const nlohmann::json object = ReadObject(path);
+  const auto added = object.find("added_tokens");
+  if (added == object.end() || !added->is_array()) return;
   for (const auto& token : *added) {
     const auto id = token.is_object() ? token.find("id") : token.end();
     if (id != token.end()) CheckIsNotAdded(path, *id, token.dump(), tokenizer);
@@ -96,18 +95,18 @@ void RefuseOtherKinds(const fs::path& folder) {
 
 std::unique_ptr<Tokenizer> FindTokenizer(const fs::path& folder) {
   if (IsFile(folder / kTokenizerKindFile)) return LoadTokenizer(folder);
-  const fs::path json = folder / kTokenizerJsonFile, model = folder / kHfSentencePieceFile;
-  if (IsFile(json)) {
+  const fs::path json_path = folder / kTokenizerJsonFile, model = folder / kHfSentencePieceFile;
+  if (IsFile(json_path)) {
     // A sentencepiece tokenizer may also have a tokenizer.json, which needs more than bytes and
     // merges.
     const bool has_model = IsFile(model);
-    if (!has_model || IsByteLevelBpe(ReadFile(json, ExitCode::kData), json.string())) {
-      return OpenBpe(json);
+    if (!has_model || IsByteLevelBpe(ReadFile(json_path, ExitCode::kData), json_path.string())) {
+      return OpenBpe(json_path);
     }
   }
   if (IsFile(model)) {
     std::unique_ptr<Tokenizer> tokenizer = OpenSentencePiece(model);
-    if (IsFile(json)) CheckTokenizerJson(json, *tokenizer);
+    if (IsFile(json_path)) CheckTokenizerJson(json_path, *tokenizer);
     if (const fs::path added = folder / kAddedTokensFile; IsFile(added))
       CheckAddedTokens(added, *tokenizer);
     tokenizer->set_chat_templates(ReadChatTemplates(folder));

@@ -11,6 +11,18 @@
 
 namespace halflife::data {
 
+// The names of the files in a tokenizer folder: one file with the kind, and the files that this
+// kind needs.
+constexpr char kTokenizerKindFile[] = "kind.txt";
+constexpr char kSentencePieceFile[] = "sentencepiece.model";
+constexpr char kTokenizerJsonFile[] = "tokenizer.json";
+constexpr char kHfSentencePieceFile[] = "tokenizer.model";  // in a Hugging Face folder
+constexpr char kAddedTokensFile[] = "added_tokens.json";    // next to tokenizer.model: ids by token
+constexpr char kTokenizerConfigFile[] = "tokenizer_config.json";
+constexpr char kBytesKind[] = "bytes";
+constexpr char kSentencePieceKind[] = "sentencepiece";
+constexpr char kBpeKind[] = "bpe";
+
 // Opens `bytes`, a sentencepiece .model file, a tokenizer.json with the files next to it, or a
 // folder as described below. Throws Error kData with the problem and a fix.
 std::unique_ptr<Tokenizer> OpenTokenizer(const std::string& name);

@@ -4,7 +4,6 @@
 
 #include "core/host.h"
 #include "core/log.h"
-#include "core/log_thread.h"
 #include "dist/local_communicator.h"
 #include "dist/mpi_rank_context.h"
 

@@ -14,7 +14,6 @@
 #include "core/error.h"
 #include "core/host.h"
 #include "core/log.h"
-#include "core/log_thread.h"
 #include "core/threads.h"
 #include "dist/first_cause.h"
 #include "dist/mpi_check.h"

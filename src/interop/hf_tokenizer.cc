@@ -4,7 +4,6 @@
 
 #include "core/error.h"
 #include "core/files.h"
-#include "data/tokenizer_files.h"
 #include "data/tokenizer_folder.h"
 #include "interop/hf_sentencepiece.h"
 

@@ -7,7 +7,6 @@
 
 #include "core/error.h"
 #include "core/human.h"
-#include "core/shortest_text.h"
 #include "report/axis.h"
 #include "sweep/metric.h"
 

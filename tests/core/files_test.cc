@@ -4,15 +4,12 @@
 #include <sys/stat.h>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
-#include <cmath>
 #include <fstream>
 #include <limits>
 #include <set>
 #include <thread>
 
-#include "core/jsonl.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"
 
@@ -260,33 +257,6 @@ TEST_F(Files, RandomHexHasItsLengthAndDiffers) {
   EXPECT_NE(RandomHex(16), RandomHex(16));
   EXPECT_EQ(RandomHex(32).find_first_not_of("0123456789abcdef"), std::string::npos);
   EXPECT_GT(FreeBytes(dir_.path(), kCode), 0u);
-}
-
-TEST_F(Files, JsonlRefusesAPipeAtOnce) {
-  ASSERT_EQ(::mkfifo((dir_ / "pipe").c_str(), 0600), 0);
-  EXPECT_HL_ERROR(JsonlWriter(dir_ / "pipe", kCode), kCode, "pipe", "exists and is not a file");
-}
-
-TEST_F(Files, JsonlAppendsWholeLines) {
-  const fs::path path = dir_ / "metrics.jsonl";
-  JsonlWriter(path, kCode).Append({{"step", 1}, {"loss", 2.5}});
-  JsonlWriter(path, kCode).Append({{"step", 2}, {"loss", std::nan("")}});
-  EXPECT_EQ(ReadFile(path, kCode), "{\"step\":1,\"loss\":2.5}\n{\"step\":2,\"loss\":null}\n");
-}
-
-TEST_F(Files, JsonlEndsTheTornLineOfACrashedWriter) {
-  const fs::path path = dir_ / "metrics.jsonl";
-  AtomicWriteFile(path, "{\"step\":1}\n{\"st", kCode);
-  JsonlWriter(path, kCode).Append({{"step", 3}});
-  EXPECT_EQ(ReadFile(path, kCode), "{\"step\":1}\n{\"st\n{\"step\":3}\n");
-}
-
-TEST_F(Files, JsonlSurvivesBadUtf8AndSaysWhereItCannotWrite) {
-  const fs::path path = dir_ / "x.jsonl";
-  JsonlWriter(path, kCode).Append({{"text", "\xff"}});
-  EXPECT_EQ(ReadFile(path, kCode), "{\"text\":\"\xEF\xBF\xBD\"}\n");
-  EXPECT_HL_ERROR(JsonlWriter(dir_ / "no/x.jsonl", ExitCode::kEnvironment), ExitCode::kEnvironment,
-                  "no/x.jsonl");
 }
 
 }  // namespace

@@ -1,6 +1,11 @@
 #include "core/json_text.h"
 
+#include <sys/stat.h>
+
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <cmath>
 
 #include "core/files.h"
 #include "support/expect_error.h"
@@ -33,6 +38,39 @@ TEST(ReadJsonText, IsBounded) {
   EXPECT_HL_ERROR(ReadJsonText(write(std::string(kMaxJsonNesting + 1, '['))), ExitCode::kData,
                   "x.json is nested 65 deep", "more than the limit of 64 levels");
   EXPECT_HL_ERROR(ReadJsonText(dir / "none.json"), ExitCode::kData, "cannot read", "none.json");
+}
+
+TEST(JsonlWriter, RefusesAPipeAtOnce) {
+  const test::TempDir dir;
+  ASSERT_EQ(::mkfifo((dir / "pipe").c_str(), 0600), 0);
+  EXPECT_HL_ERROR(JsonlWriter(dir / "pipe", ExitCode::kData), ExitCode::kData, "pipe",
+                  "exists and is not a file");
+}
+
+TEST(JsonlWriter, AppendsWholeLines) {
+  const test::TempDir dir;
+  const std::filesystem::path path = dir / "metrics.jsonl";
+  JsonlWriter(path, ExitCode::kData).Append({{"step", 1}, {"loss", 2.5}});
+  JsonlWriter(path, ExitCode::kData).Append({{"step", 2}, {"loss", std::nan("")}});
+  EXPECT_EQ(ReadFile(path, ExitCode::kData),
+            "{\"step\":1,\"loss\":2.5}\n{\"step\":2,\"loss\":null}\n");
+}
+
+TEST(JsonlWriter, EndsTheTornLineOfACrashedWriter) {
+  const test::TempDir dir;
+  const std::filesystem::path path = dir / "metrics.jsonl";
+  AtomicWriteFile(path, "{\"step\":1}\n{\"st", ExitCode::kData);
+  JsonlWriter(path, ExitCode::kData).Append({{"step", 3}});
+  EXPECT_EQ(ReadFile(path, ExitCode::kData), "{\"step\":1}\n{\"st\n{\"step\":3}\n");
+}
+
+TEST(JsonlWriter, SurvivesBadUtf8AndSaysWhereItCannotWrite) {
+  const test::TempDir dir;
+  const std::filesystem::path path = dir / "x.jsonl";
+  JsonlWriter(path, ExitCode::kData).Append({{"text", "\xff"}});
+  EXPECT_EQ(ReadFile(path, ExitCode::kData), "{\"text\":\"\xEF\xBF\xBD\"}\n");
+  EXPECT_HL_ERROR(JsonlWriter(dir / "no/x.jsonl", ExitCode::kEnvironment), ExitCode::kEnvironment,
+                  "no/x.jsonl");
 }
 
 }  // namespace

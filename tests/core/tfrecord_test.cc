@@ -4,7 +4,6 @@
 
 #include <fstream>
 
-#include "core/crc32c.h"
 #include "core/files.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"

@@ -4,7 +4,7 @@
 #include <set>
 #include <vector>
 
-#include "data/token_source.h"
+#include "data/sample_order.h"
 
 namespace halflife::data {
 namespace {

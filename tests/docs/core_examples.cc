@@ -9,7 +9,7 @@
 #include "core/error.h"
 #include "core/fault.h"
 #include "core/files.h"
-#include "core/jsonl.h"
+#include "core/json_text.h"
 #include "core/log.h"
 #include "core/nearest.h"
 #include "core/pairwise_sum.h"
@@ -48,7 +48,7 @@ void FilesExample(const Path& run, const std::string& text, const Path& dataset_
 }
 
 void JsonlExample(const Path& run) {
-#include "examples/core/jsonl.h"
+#include "examples/core/json_text.h"
 }
 
 void LogExample(int rank, int world, const Path& run_dir, uint64_t step, uint64_t bytes) {

@@ -13,15 +13,12 @@
 #include "data/dataset.h"
 #include "data/examples/example.h"
 #include "data/examples/prepare_examples.h"
-#include "data/examples/row_packer.h"
 #include "data/hdf5_handles.h"
 #include "data/manifest.h"
 #include "data/prepare/document_encoder.h"
 #include "data/prepare/ordered_pipeline.h"
-#include "data/prepare/output_folder.h"
 #include "data/prepare/prepare.h"
-#include "data/prepare/prepare_input.h"
-#include "data/prepare/prepare_output.h"
+#include "data/prepare/prepare_options.h"
 #include "data/prepare/publish_dataset.h"
 #include "data/prepare/shard_writer.h"
 #include "data/prepare/text_chunker.h"
@@ -89,7 +86,7 @@ void ExampleExample(const std::unique_ptr<Tokenizer>& tokenizer) {
 }
 
 void RowPackerExample(ShardWriter& writer, const Example& example) {
-#include "examples/data/examples/row_packer.h"
+#include "examples/data/examples/example.h.2"
 }
 
 void PrepareExamplesExample() {
@@ -116,7 +113,7 @@ void OrderedPipelineExample(int threads, TextChunker& chunker, const DocumentEnc
 
 void WriteEverything(const Path& folder);
 void OutputFolderExample(const Path& out) {
-#include "examples/data/prepare/output_folder.h"
+#include "examples/data/prepare/publish_dataset.h.2"
 }
 
 void PrepareExample() {
@@ -124,12 +121,12 @@ void PrepareExample() {
 }
 
 void PrepareInputExample() {
-#include "examples/data/prepare/prepare_input.h"
+#include "examples/data/prepare/prepare_options.h"
 }
 
 bool WorkIsLeft();
 void PrepareOutputExample() {
-#include "examples/data/prepare/prepare_output.h"
+#include "examples/data/prepare/prepare_options.h.2"
 }
 
 namespace publish_dataset_header {

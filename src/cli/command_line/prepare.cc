@@ -5,7 +5,7 @@
 #include "cli/command_line/modes.h"
 #include "cli/command_line/text_options.h"
 #include "cli/command_line/value_checks.h"
-#include "core/shortest_text.h"
+#include "core/human.h"
 
 namespace halflife::cli {
 namespace {

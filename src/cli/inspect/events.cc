@@ -10,7 +10,7 @@
 
 #include "cli/inspect/artifact.h"
 #include "core/error.h"
-#include "core/shortest_text.h"
+#include "core/human.h"
 #include "core/tfrecord.h"
 
 namespace halflife::cli::inspect {

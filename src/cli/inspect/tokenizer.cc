@@ -8,7 +8,6 @@
 #include "core/error.h"
 #include "core/hash.h"
 #include "data/bpe/special_tokens.h"
-#include "data/tokenizer_files.h"
 #include "data/tokenizer_folder.h"
 
 namespace halflife::cli::inspect {

@@ -1,25 +1,98 @@
+#include <utf8proc.h>
+
 #include <algorithm>
 #include <array>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
 #include <functional>
+#include <memory>
 #include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "core/error.h"
+#include "core/hash.h"
 #include "data/bpe/added_tokens.h"
 #include "data/bpe/byte_alphabet.h"
 #include "data/bpe/merger.h"
-#include "data/bpe/normalization.h"
+#include "data/bpe/regex.h"
 #include "data/bpe/special_tokens.h"
 #include "data/bpe/tokenizer_json.h"
-#include "data/bpe/word_cache.h"
-#include "data/bpe/word_splitter.h"
 #include "data/tokenizer.h"
-#include "data/tokenizer_files.h"
+#include "data/tokenizer_folder.h"
 #include "data/utf8.h"
 
 namespace halflife::data {
 namespace {
+
+// A cache of the ids of recent words. Text repeats itself, and finding a short word here is several
+// times faster than merging it. The size is fixed: a word replaces another with the same hash.
+class WordCache {
+ public:
+  static constexpr size_t kMaxWordBytes = 30;
+  static constexpr size_t kMaxIds = 8;
+
+  // `word` has 1 to kMaxWordBytes bytes. Returns an empty span if it is not cached.
+  std::span<const int32_t> Find(std::string_view word) const {
+    const Slot& slot = slots_[Index(word)];
+    if (slot.num_bytes != word.size() || std::memcmp(slot.bytes.data(), word.data(), word.size())) {
+      return {};
+    }
+    return {slot.ids.data(), slot.num_ids};
+  }
+
+  void Put(std::string_view word, std::span<const int32_t> ids) {
+    if (ids.size() > kMaxIds) return;
+    Slot& slot = slots_[Index(word)];
+    slot.num_bytes = static_cast<uint8_t>(word.size());
+    slot.num_ids = static_cast<uint8_t>(ids.size());
+    std::memcpy(slot.bytes.data(), word.data(), word.size());
+    std::memcpy(slot.ids.data(), ids.data(), ids.size_bytes());
+  }
+
+ private:
+  static constexpr size_t kNumSlots = 1 << 15;  // 2 MiB
+  struct alignas(64) Slot {                     // one cache line
+    std::array<int32_t, kMaxIds> ids = {};
+    uint8_t num_bytes = 0;
+    uint8_t num_ids = 0;
+    std::array<char, kMaxWordBytes> bytes = {};
+  };
+  static_assert(sizeof(Slot) == 64);
+  static size_t Index(std::string_view word) { return HashBytes(word).lo & (kNumSlots - 1); }
+
+  std::vector<Slot> slots_ = std::vector<Slot>(kNumSlots);
+};
+
+// Normalizes valid UTF-8 to Unicode normalization form C.
+std::string NormalizeNfc(std::string_view text);
+
+// Returns true only if `text` is certainly in form C: all its characters are below U+0300, the
+// first character that composition can affect.
+bool IsPlainlyNfc(std::string_view text);
+
+std::string NormalizeNfc(std::string_view text) {
+  utf8proc_uint8_t* bytes = nullptr;
+  const utf8proc_ssize_t size =
+      utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
+                   static_cast<utf8proc_ssize_t>(text.size()), &bytes,
+                   static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+  const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(bytes, &std::free);
+  HL_CHECK(size >= 0, "cannot normalise a text of ", text.size(),
+           " bytes: ", utf8proc_errmsg(size));
+  return {reinterpret_cast<const char*>(bytes), static_cast<size_t>(size)};
+}
+
+bool IsPlainlyNfc(std::string_view text) {
+  constexpr uint8_t kLeadOf0300 = 0xCC;
+  return std::none_of(text.begin(), text.end(),
+                      [](char c) { return static_cast<uint8_t>(c) >= kLeadOf0300; });
+}
 
 // Scratch memory of one call of Encode.
 struct Workspace {

@@ -1,4 +1,5 @@
-// Regular expressions of a tokenizer.json, executed by PCRE2 with its JIT compiler.
+// Regular expressions of a tokenizer.json, executed by PCRE2 with its JIT compiler, and the
+// splitting of text into words that they define.
 //
 //   const Regex regex = Regex::Compile(R"( ?\p{L}+|\s+(?!\S))");
 //   RegexScratch scratch;  // one per thread
@@ -9,10 +10,14 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
+
+#include "data/bpe/tokenizer_json.h"
 
 struct pcre2_real_code_8;
 struct pcre2_real_match_data_8;
@@ -58,6 +63,35 @@ class Regex {
   std::string pattern_;
   std::unique_ptr<pcre2_real_code_8, RegexDeleter> code_;
   bool jit_ = false;
+};
+
+// Splits text into words as a tokenizer's pre_tokenizer defines. Merges never cross a word
+// boundary.
+class WordSplitter {
+ public:
+  // Throws Error kData if a pattern is not supported.
+  explicit WordSplitter(const std::vector<SplitStep>& steps);
+
+  // Calls `on_word` for each word of `text`, in order. Words are never empty. `text` must be valid
+  // UTF-8.
+  void Split(std::string_view text, RegexScratch& scratch,
+             const std::function<void(std::string_view)>& on_word) const;
+
+ private:
+  struct Step {
+    std::optional<Regex> regex;
+    bool keep_between = true;
+    bool add_prefix_space = false;
+  };
+  struct Sink {
+    RegexScratch& scratch;
+    const std::function<void(std::string_view)>& on_word;
+  };
+  // Passes `text` through step `index` and all steps after it.
+  void Run(size_t index, std::string_view text, const Sink& sink) const;
+  void Cut(size_t index, std::string_view text, const Sink& sink) const;
+
+  std::vector<Step> steps_;
 };
 
 }  // namespace halflife::data

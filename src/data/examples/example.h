@@ -1,4 +1,5 @@
-// Encodes labelled text as tokens and labels: a text with its class, or a prompt with its answer.
+// Encodes labelled text as tokens and labels, and packs the examples into rows. An example is a
+// text with its class, or a prompt with its answer.
 //
 //   const ExampleEncoder encoder(*tokenizer, {.row_len = 128, .too_long = TooLong::kCut});
 //   const Example example = encoder.OfAnswer("2 + 2 =", " 4", "pairs.jsonl:7");
@@ -12,6 +13,8 @@
 #include "data/tokenizer.h"
 
 namespace halflife::data {
+
+class ShardWriter;
 
 // The treatment of an example with more tokens than a row.
 enum class TooLong : uint8_t { kError, kCut, kDrop };
@@ -55,6 +58,37 @@ class ExampleEncoder {
 
   const Tokenizer& tokenizer_;
   const ExampleRules rules_;
+};
+
+struct RowPackerConfig {
+  int64_t row_len = 512;
+  int32_t pad_id = 0;
+  bool one_per_row = false;  // one example per row; otherwise as many as fit, in order
+};
+
+// Packs examples, each of which is one document, into rows of equal length. The rest of a row is
+// one more document of padding, which has no labels and which no example can attend to.
+//
+//   RowPacker packer(writer, {.row_len = 512, .pad_id = 0});
+//   packer.Add(example);
+//   packer.Finish();
+class RowPacker {
+ public:
+  // `writer` is borrowed and must be configured with labels.
+  RowPacker(ShardWriter& writer, const RowPackerConfig& config)
+      : writer_(writer), config_(config) {}
+  // `example` must have at most row_len tokens.
+  void Add(const Example& example);
+  void Finish();  // pads the last row
+  int64_t num_rows() const { return num_rows_; }
+
+ private:
+  void PadRow();
+
+  ShardWriter& writer_;
+  const RowPackerConfig config_;
+  int64_t used_ = 0;  // tokens in the current row
+  int64_t num_rows_ = 0;
 };
 
 }  // namespace halflife::data

@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "core/error.h"
-#include "core/shortest_text.h"
-#include "data/examples/row_packer.h"
+#include "core/human.h"
+#include "data/examples/example.h"
 #include "data/held_out_contents.h"
 #include "data/manifest.h"
 #include "data/prepare/document_encoder.h"

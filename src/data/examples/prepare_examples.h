@@ -15,8 +15,7 @@
 
 #include "data/dataset.h"
 #include "data/examples/example.h"
-#include "data/prepare/prepare_input.h"
-#include "data/prepare/prepare_output.h"
+#include "data/prepare/prepare_options.h"
 
 namespace halflife::data {
 

@@ -10,7 +10,6 @@
 #include "data/prepare/ordered_pipeline.h"
 #include "data/prepare/publish_dataset.h"
 #include "data/prepare/shard_writer.h"
-#include "data/tokenizer_files.h"
 #include "data/tokenizer_folder.h"
 #include "data/tokenizer_trainer.h"
 

@@ -12,8 +12,7 @@
 
 #include "core/hash.h"
 #include "data/dataset.h"
-#include "data/prepare/prepare_input.h"
-#include "data/prepare/prepare_output.h"
+#include "data/prepare/prepare_options.h"
 #include "data/prepare/text_chunker.h"
 
 namespace halflife::data {

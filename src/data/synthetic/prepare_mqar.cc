@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "core/error.h"
-#include "core/shortest_text.h"
+#include "core/human.h"
 #include "data/batch.h"
 #include "data/manifest.h"
 #include "data/prepare/ordered_pipeline.h"

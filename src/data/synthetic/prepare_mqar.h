@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "data/dataset.h"
-#include "data/prepare/prepare_output.h"
+#include "data/prepare/prepare_options.h"
 
 namespace halflife::data {
 

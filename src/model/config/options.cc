@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/shortest_text.h"
+#include "core/human.h"
 
 namespace halflife::model {
 namespace {

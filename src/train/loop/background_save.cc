@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "core/error.h"
-#include "core/log_thread.h"
+#include "core/log.h"
 #include "core/threads.h"
 #include "ops/torch/tensor_ref.h"
 

@@ -10,7 +10,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 
-#include "core/jsonl.h"
+#include "core/json_text.h"
 
 namespace halflife::train {
 

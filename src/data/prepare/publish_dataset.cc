@@ -1,4 +1,4 @@
-#include "data/prepare/output_folder.h"
+#include "data/prepare/publish_dataset.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
