@@ -301,7 +301,7 @@ TEST_F(Eval, ExplainsWhatLayersLookedAt) {
           "can explain which tokens it used. Use a model with layers of leap");
   refused(with(6, "24"), "has 24 tokens, fewer than a window of 24 and one to predict");
   refused({"eval", "--model", Path("run"), "--text", text, "--top", "3"},
-          "--top does nothing without --explain; --explain FILE beside it would work");
+          "--top does nothing without --explain. Use --explain FILE with it.");
   explain.insert(explain.end(), {"--batch", "8"});
   refused(explain, "--batch does nothing with --explain");
 }
@@ -352,7 +352,7 @@ TEST_F(Eval, WhatToEvaluateOnIsOneOfTwo) {
   expect({}, 2, "nothing to evaluate on; give either --data DATASET or --text FILE...");
   expect({"--data", Path("data"), "--text", text}, 2, "--data and --text exclude each other");
   expect({"--text", text, "--bigram"}, 2,
-         "--bigram does nothing without --data; --data DATASET in place of --text");
+         "--bigram does nothing without --data. Use --data DATASET instead of --text.");
   expect({"--text", text}, 3, "the text has 10 tokens, fewer than one window of 64 + 1");
   expect({"--text", Path("none.txt")}, 3, "none.txt is not a regular file");
   std::filesystem::copy(Path("run") + "/ckpt/step_000000000020", Path("step"));
@@ -526,7 +526,7 @@ TEST_F(Eval, NeedlesAreHiddenByDepthAndLength) {
   const RunResult seed = Halflife(
       {"eval", "--model", Path("run"), "--data", Path("data"), "--lengths", "64", "--seed", "3"});
   EXPECT_THAT(seed.err,
-              HasSubstr("--seed does nothing without --retrieval; --retrieval passkey|mqar"));
+              HasSubstr("--seed does nothing without --retrieval. Use --retrieval passkey|mqar"));
 }
 
 // Two ranks, of which the second has `to` where the first has the argument `from`.

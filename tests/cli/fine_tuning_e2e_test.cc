@@ -178,9 +178,8 @@ TEST_F(FineTuning, RefusesWhatDoesNotFit) {
   const RunResult other = Prepare(
       "other", {"--labels", "answers", "--input", Path("pairs.jsonl"), "--label-field", "l"});
   EXPECT_EQ(other.exit_code, 2);
-  EXPECT_THAT(
-      other.err,
-      HasSubstr("--label-field does nothing with --labels answers; --labels classes would"));
+  EXPECT_THAT(other.err,
+              HasSubstr("--label-field does nothing with --labels answers. Use --labels classes."));
   const RunResult alone = Prepare("alone", {"--input", Path("text.txt"), "--row-len", "32"});
   EXPECT_EQ(alone.exit_code, 2) << "--row-len without --labels";
 }

@@ -186,13 +186,13 @@ TEST_F(HelpTest, TheProgramShowsTheWayThrough) {
 
 TEST_F(HelpTest, AMisspeltWordIsToldTheNearest) {
   const auto check = [&](const std::vector<std::string>& words) { CheckWords(*program_, words); };
-  EXPECT_HL_ERROR(check({"trian"}), ExitCode::kUsage, "'trian' is no subcommand of `halflife`",
+  EXPECT_HL_ERROR(check({"trian"}), ExitCode::kUsage, "'trian' is not a subcommand of `halflife`",
                   "did you mean 'train'?", "There are prepare, ");
   EXPECT_HL_ERROR(check({"ckpt", "veryfy", "x"}), ExitCode::kUsage,
-                  "'veryfy' is no subcommand of `halflife ckpt`; did you mean 'verify'?");
+                  "'veryfy' is not a subcommand of `halflife ckpt`; did you mean 'verify'?");
   EXPECT_HL_ERROR(check({"train", "--confg=x"}), ExitCode::kUsage,
-                  "'--confg' is no option of `halflife train`; did you mean '--config'?");
-  EXPECT_HL_ERROR(check({"fly"}), ExitCode::kUsage, "'fly' is no subcommand");
+                  "'--confg' is not an option of `halflife train`; did you mean '--config'?");
+  EXPECT_HL_ERROR(check({"fly"}), ExitCode::kUsage, "'fly' is not a subcommand");
   check({"train", "--config", "trian", "--set", "a=--b"});
   check({"generate", "--prompt", "x", "--", "--confg"});
 }

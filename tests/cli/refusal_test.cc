@@ -41,26 +41,28 @@ TEST(Refusal, ANumberThatIsNone) {
     Parse(words);
   };
   EXPECT_HL_ERROR(with("--windows", "x"), ExitCode::kUsage,
-                  "`halflife eval` --windows: 'x' is no whole number; 0 or more would work",
-                  "`halflife eval --help` has all that it takes");
+                  "`halflife eval` --windows: 'x' is not a whole number. Use 0 or more.",
+                  "`halflife eval --help` lists all options");
   EXPECT_HL_ERROR(with("--windows", "-1"), ExitCode::kUsage,
-                  "--windows: '-1' is too small; 0 or more would work");
-  EXPECT_HL_ERROR(with("--batch", "1.5"), ExitCode::kUsage, "'1.5' is no whole number; 1 or more");
+                  "--windows: '-1' is too small. Use 0 or more.");
+  EXPECT_HL_ERROR(with("--batch", "1.5"), ExitCode::kUsage,
+                  "'1.5' is not a whole number. Use 1 or more");
   EXPECT_HL_ERROR(with("--threads", "1025"), ExitCode::kUsage,
-                  "--threads: '1025' is too large; 0 to 1024 would work");
+                  "--threads: '1025' is too large. Use 0 to 1024.");
   EXPECT_HL_ERROR(Parse({"prepare", "--out", "o", "--threads", "-1"}), ExitCode::kUsage,
-                  "--threads: '-1' is too small; 0 to 1024 would work");
-  EXPECT_HL_ERROR(with("--lengths", "256,y"), ExitCode::kUsage, "--lengths: 'y' is no whole");
+                  "--threads: '-1' is too small. Use 0 to 1024.");
+  EXPECT_HL_ERROR(with("--lengths", "256,y"), ExitCode::kUsage, "--lengths: 'y' is not a whole");
   EXPECT_HL_ERROR(with("--depths", "0,2"), ExitCode::kUsage,
-                  "--depths: '2' is too large; 0 to 1 would work");
+                  "--depths: '2' is too large. Use 0 to 1.");
   EXPECT_HL_ERROR(Parse({"train", "--config", "r", "--local-ranks", "0"}), ExitCode::kUsage,
-                  "--local-ranks: '0' is too small; 1 to 1024 would work");
+                  "--local-ranks: '0' is too small. Use 1 to 1024.");
   EXPECT_HL_ERROR(Parse({"generate", "--model", "m", "--prompt", "p", "--temperature", "hot"}),
-                  ExitCode::kUsage, "--temperature: 'hot' is no number; e.g. 1 would work");
+                  ExitCode::kUsage, "--temperature: 'hot' is not a number. Use for example 1.");
   EXPECT_HL_ERROR(Parse({"generate", "--model", "m", "--prompt", "p", "--seed", "-3"}),
-                  ExitCode::kUsage, "--seed: '-3' is too small; 0 or more would work");
+                  ExitCode::kUsage, "--seed: '-3' is too small. Use 0 or more.");
   EXPECT_HL_ERROR(Parse({"export", "--run", "r", "--out", "o", "--max-shard", "5 apples"}),
-                  ExitCode::kUsage, "--max-shard: '5 apples' is no size", "e.g. 500MB, 5GB");
+                  ExitCode::kUsage, "--max-shard: '5 apples' is not a size",
+                  "for example 500MB, 5GB");
 }
 
 TEST(Refusal, AChoiceThatIsNone) {
@@ -81,19 +83,17 @@ TEST(Refusal, AFolderThatIsNone) {
   const std::string file = dir / "file";
   std::ofstream(file) << "text";
   EXPECT_HL_ERROR(Parse({"ckpt", "ls", "nope"}), ExitCode::kUsage,
-                  "`halflife ckpt ls` RUN: there is no 'nope'; a run's folder, or its ckpt/, would "
-                  "work");
-  EXPECT_HL_ERROR(
-      Parse({"ckpt", "verify", file}), ExitCode::kUsage, "STEP: '" + file,
-      "' is no folder; a step's folder, that of a run with a checkpoint, or RUN@best, would work");
+                  "`halflife ckpt ls` RUN: there is no 'nope'. Use a run's folder, or its ckpt/.");
+  EXPECT_HL_ERROR(Parse({"ckpt", "verify", file}), ExitCode::kUsage, "STEP: '" + file,
+                  "' is not a folder. Use a step's folder, the folder of a run with a checkpoint, "
+                  "or RUN@best.");
   EXPECT_HL_ERROR(Parse({"ckpt", "diff", dir.path()}), ExitCode::kUsage, "STEP has 1 value ('",
-                  "'); 2 would work");
+                  "'). Give 2.");
 }
 
 TEST(Refusal, OptionsThatExcludeEachOther) {
   const auto exclude = [](const std::vector<std::string>& words, const std::string& both) {
-    EXPECT_HL_ERROR(Parse(words), ExitCode::kUsage,
-                    both + " exclude each other; one of them would work");
+    EXPECT_HL_ERROR(Parse(words), ExitCode::kUsage, both + " exclude each other. Use one of them.");
   };
   exclude({"score", "--model", "m", "--out", "o", "--tokens", "t", "--text", "x"},
           "--tokens and --text");
@@ -138,39 +138,39 @@ std::vector<OptionsOfMode> OptionsOfEval() {
   return {
       {kEval + Words{"--text", "t"},
        {"--split", "--bigram"},
-       "without --data; --data DATASET in place of --text would work",
+       "without --data. Use --data DATASET instead of --text.",
        data},
-      {kEval, {"--bigram"}, "without --data; --data DATASET beside it would work", data},
+      {kEval, {"--bigram"}, "without --data. Use --data DATASET with it.", data},
       {data,
        {"--top"},
-       "without --explain; --explain FILE beside it would work",
+       "without --explain. Use --explain FILE with it.",
        data + Words{"--explain", "f"}},
       {data + Words{"--explain", "f"},
        {"--batch", "--bigram"},
-       "with --explain; without --explain it would work",
+       "with --explain. Use it without --explain.",
        data},
       {data, Words{"--method", "--out", "--csv", "--figure", "--retrieval"} + of_losses,
-       "without --lengths; --lengths N,... beside it would work", kTables},
+       "without --lengths. Use --lengths N,... with it.", kTables},
       {data + Words{"--explain", "f"},
        {"--recall"},
-       "without --lengths; --lengths N,... in place of --explain would work",
+       "without --lengths. Use --lengths N,... instead of --explain.",
        kTables},
-      {kTables, {"--seq-len", "--bigram"}, "with --lengths; without --lengths it would work", data},
+      {kTables, {"--seq-len", "--bigram"}, "with --lengths. Use it without --lengths.", data},
       {kTables,
        {"--depths", "--samples", "--seed"},
-       "without --retrieval; --retrieval passkey|mqar beside it would work",
+       "without --retrieval. Use --retrieval passkey|mqar with it.",
        passkey},
       {data,
        {"--depths", "--samples", "--seed"},
-       "without --retrieval; --retrieval passkey|mqar --lengths N,... beside it would work",
+       "without --retrieval. Use --retrieval passkey|mqar --lengths N,... with it.",
        mqar},
       {data,
        {"--pairs"},
-       "without --retrieval mqar; --retrieval mqar --lengths N,... beside it would work",
+       "without --retrieval mqar. Use --retrieval mqar --lengths N,... with it.",
        mqar},
-      {passkey, {"--pairs"}, "with --retrieval passkey; --retrieval mqar would work", mqar},
-      {mqar, Words{"--windows"} + of_losses,
-       "with --retrieval mqar; without --retrieval it would work", kTables},
+      {passkey, {"--pairs"}, "with --retrieval passkey. Use --retrieval mqar.", mqar},
+      {mqar, Words{"--windows"} + of_losses, "with --retrieval mqar. Use it without --retrieval.",
+       kTables},
   };
 }
 
@@ -179,61 +179,61 @@ std::vector<OptionsOfMode> OptionsOfPrepare() {
       {kOfText,
        {"--vocab-size", "--seq-len", "--num-pairs", "--power", "--random-non-queries",
         "--generator", "--examples", "--validation-examples", "--test-examples", "--seed"},
-       "without --synthetic; --synthetic mqar in place of --input would work",
+       "without --synthetic. Use --synthetic mqar instead of --input.",
        kOfTask},
       {kOfTask,
        {"--tokenizer", "--train-tokenizer", "--documents", "--field", "--invalid-utf8",
         "--max-document-bytes", "--validation-input", "--validation-fraction", "--split-seed",
         "--validation-tail"},
-       "with --synthetic mqar; --input PATH in place of --synthetic mqar would work",
+       "with --synthetic mqar. Use --input PATH instead of --synthetic mqar.",
        kOfText},
       {kOfTask,
        {"--vocab"},
-       "with --synthetic mqar; --input PATH in place of --synthetic mqar would work",
+       "with --synthetic mqar. Use --input PATH instead of --synthetic mqar.",
        kOfText + Words{"--train-tokenizer"}},
       {kOfText + Words{"--tokenizer", "bytes"},
        {"--vocab"},
-       "without --train-tokenizer; --train-tokenizer in place of --tokenizer would work",
+       "without --train-tokenizer. Use --train-tokenizer instead of --tokenizer.",
        kOfText + Words{"--train-tokenizer"}},
       {kOfText + Words{"--validation-input", "v"},
        {"--validation-fraction", "--split-seed", "--validation-tail"},
-       "with --validation-input; without --validation-input it would work",
+       "with --validation-input. Use it without --validation-input.",
        kOfText},
       {kOfText + Words{"--validation-tail", "0.1"},
        {"--validation-fraction", "--split-seed"},
-       "with --validation-tail; without --validation-tail it would work",
+       "with --validation-tail. Use it without --validation-tail.",
        kOfText},
       {kOfText,
        {"--row-len", "--too-long", "--test-input"},
-       "without --labels; --labels classes|answers beside it would work",
+       "without --labels. Use --labels classes|answers with it.",
        kOfAnswers},
       {kOfText,
        {"--label-field", "--classes"},
-       "without --labels classes; --labels classes beside it would work",
+       "without --labels classes. Use --labels classes with it.",
        kOfClasses},
       {kOfAnswers,
        {"--label-field", "--classes"},
-       "with --labels answers; --labels classes would work",
+       "with --labels answers. Use --labels classes.",
        kOfClasses},
       {kOfText,
        {"--prompt-field", "--answer-field", "--special-tokens"},
-       "without --labels answers; --labels answers beside it would work",
+       "without --labels answers. Use --labels answers with it.",
        kOfAnswers},
       {kOfClasses,
        {"--prompt-field", "--answer-field", "--special-tokens"},
-       "with --labels classes; --labels answers would work",
+       "with --labels classes. Use --labels answers.",
        kOfAnswers},
       {kOfAnswers,
        {"--field"},
-       "with --labels answers; --labels classes in place of --labels answers would work",
+       "with --labels answers. Use --labels classes instead of --labels answers.",
        kOfClasses},
       {kOfClasses,
        {"--vocab"},
-       "with --labels classes; without --labels it would work",
+       "with --labels classes. Use it without --labels.",
        kOfText + Words{"--train-tokenizer"}},
       {kOfClasses,
        {"--train-tokenizer", "--documents", "--validation-tail"},
-       "with --labels classes; without --labels it would work",
+       "with --labels classes. Use it without --labels.",
        kOfText},
   };
 }
@@ -244,20 +244,20 @@ std::vector<OptionsOfMode> OptionsOfOthers() {
   return {
       {train,
        {"--trace-steps"},
-       "without --trace; --trace FILE beside it would work",
+       "without --trace. Use --trace FILE with it.",
        train + Words{"--trace", "t"}},
-      {train, {"--plan"}, "without --dry-run; --dry-run beside it would work", dry_run},
+      {train, {"--plan"}, "without --dry-run. Use --dry-run with it.", dry_run},
       {train,
        {"--json"},
-       "without --plan; --plan KEY=VALUE,... --dry-run beside it would work",
+       "without --plan. Use --plan KEY=VALUE,... --dry-run with it.",
        dry_run + Words{"--plan", "p"}},
       {train,
        {"--init-map", "--init-allow-missing", "--init-allow-unexpected", "--init-new-rows"},
-       "without --init-from; --init-from RUN beside it would work",
+       "without --init-from. Use --init-from RUN with it.",
        train + Words{"--init-from", "f"}},
       {score + Words{"--tokens", "t"},
        {"--tokenizer", "--special-tokens"},
-       "without --text; --text FILE in place of --tokens would work",
+       "without --text. Use --text FILE instead of --tokens.",
        score + Words{"--text", "t"}},
   };
 }
@@ -326,20 +326,20 @@ TEST(Refusal, WordsThatAreMissingOrTooMany) {
   EXPECT_HL_ERROR(Parse({"export"}), ExitCode::kUsage,
                   "`halflife export` needs --run RUN: A run (its newest step), RUN@best or "
                   "RUN@1200, or a step's folder; "
-                  "and --out DIR: The folder to make");
+                  "and --out DIR: The folder to create");
   EXPECT_HL_ERROR(Parse({}), ExitCode::kUsage, "`halflife` needs a subcommand: prepare, recipe, ");
   EXPECT_HL_ERROR(Parse({"ckpt"}), ExitCode::kUsage,
                   "`halflife ckpt` needs a subcommand: ls, inspect, verify");
   EXPECT_HL_ERROR(Parse({"train", "--config"}), ExitCode::kUsage,
-                  "--config has no value; --config RECIPE would work");
+                  "--config has no value. Use --config RECIPE.");
   EXPECT_HL_ERROR(Parse({"train", "--config", "a", "--run", "b", "--run", "c"}), ExitCode::kUsage,
-                  "--run has 2 values ('b', 'c'); 1 would work");
+                  "--run has 2 values ('b', 'c'). Give 1.");
   EXPECT_NO_THROW(Parse({"train", "--config", "a", "--config", "b"}));
   EXPECT_HL_ERROR(Parse({"train", "--config", "a", "b"}), ExitCode::kUsage,
-                  "`halflife train` has no place for 'b'");
+                  "`halflife train` does not accept 'b'");
   EXPECT_HL_ERROR(Parse({"doctor", "fast"}), ExitCode::kUsage,
-                  "`halflife doctor` has no place for 'fast'");
-  EXPECT_HL_ERROR(Parse({"doctor", "-x"}), ExitCode::kUsage, "has no place for '-x'");
+                  "`halflife doctor` does not accept 'fast'");
+  EXPECT_HL_ERROR(Parse({"doctor", "-x"}), ExitCode::kUsage, "does not accept '-x'");
   EXPECT_HL_ERROR(Parse({"doctor", "--quick=maybe"}), ExitCode::kUsage, "--quick takes no value");
 }
 
@@ -370,7 +370,7 @@ TEST(Refusal, NothingIsInCli11sWords) {
                   " excludes ", "were not expected", "Run with", "FAILED"})
               EXPECT_THAT(message, Not(HasSubstr(theirs)));
             if (tail.empty()) {
-              EXPECT_THAT(message, HasSubstr(" has no value; "));
+              EXPECT_THAT(message, HasSubstr(" has no value. "));
             }
           }
         }
@@ -386,10 +386,10 @@ TEST(Refusal, NothingIsInCli11sWords) {
 TEST(ValueChecks, TakeWhatTheyOffer) {
   for (const char* good : {"0", "1024", "0x10"}) EXPECT_EQ(AtLeast(0)(good), "") << good;
   EXPECT_EQ(Between(1, 256)("256"), "");
-  EXPECT_EQ(Between(1, 256)("257"), "'257' is too large; 1 to 256 would work");
-  EXPECT_EQ(Between(1, 256)(""), "'' is no whole number; 1 to 256 would work");
+  EXPECT_EQ(Between(1, 256)("257"), "'257' is too large. Use 1 to 256.");
+  EXPECT_EQ(Between(1, 256)(""), "'' is not a whole number. Use 1 to 256.");
   EXPECT_EQ(BetweenNumbers(0, 1)("0.25"), "");
-  EXPECT_EQ(BetweenNumbers(0, 1)("nan"), "'nan' is no number; 0 to 1 would work");
+  EXPECT_EQ(BetweenNumbers(0, 1)("nan"), "'nan' is not a number. Use 0 to 1.");
   enum class Kind { kFirst = 3, kSecond = 7 };
   const CLI::Validator kind =
       OneOf(std::map<std::string, Kind>{{"first", Kind::kFirst}, {"second", Kind::kSecond}});
@@ -405,9 +405,10 @@ TEST(ValueChecks, TakeWhatTheyOffer) {
   }
   for (const char* bad : {"-1", "99999999999999999999", "17179869184GiB", "0.5MB", ""}) {
     text = bad;
-    EXPECT_EQ(SizeInBytes()(text), Concat("'", bad,
-                                          "' is no size; bytes, or a whole number and a unit, e.g. "
-                                          "500MB, 5GB or 4GiB, would work"));
+    EXPECT_EQ(SizeInBytes()(text),
+              Concat("'", bad,
+                     "' is not a size. Use bytes, or a whole number and a unit, "
+                     "for example 500MB, 5GB or 4GiB."));
   }
 }
 

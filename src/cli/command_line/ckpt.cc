@@ -23,12 +23,12 @@ constexpr char kStepHelp[] =
     "A step's folder, a run's folder for its newest step, or RUN@best, RUN@latest or RUN@1200";
 constexpr char kRunHelp[] = "A run's folder, or its ckpt/";
 
-CLI::Validator IsRun() { return Folder("a run's folder, or its ckpt/,"); }
+CLI::Validator IsRun() { return Folder("a run's folder, or its ckpt/"); }
 
-// A folder, or RUN@NAME of a folder RUN.
+// Accepts a folder, or RUN@NAME of a folder RUN.
 CLI::Validator IsStep() {
   const CLI::Validator folder =
-      Folder("a step's folder, that of a run with a checkpoint, or RUN@best,");
+      Folder("a step's folder, the folder of a run with a checkpoint, or RUN@best");
   return CLI::Validator(
       [folder](std::string& text) {
         std::string run = text.substr(0, text.rfind('@'));
@@ -40,21 +40,22 @@ CLI::Validator IsStep() {
 std::vector<Subcommand> Subcommands() {
   return {
       {"ls",
-       "List a run's steps (manifests only)",
+       "List the steps of a run (reads only manifests)",
        "RUN",
        kRunHelp,
        IsRun,
        1,
        1,
        [](CLI::App&, CkptOptions&) {},
-       {.notes = "Marks the newest step and the best one, which RUN@latest and RUN@best name. The "
-                 "best step has the lowest value of ckpt.keep_best's metric, else of val_loss if "
-                 "any step has one, else of loss; the table names the measure. Ends with 1 where "
-                 "there are no steps.",
+       {.notes =
+            "Marks the newest step (RUN@latest) and the best step (RUN@best). The best step has "
+            "the lowest value of the metric of ckpt.keep_best. Without it, the metric is "
+            "val_loss if any step has one, otherwise loss. The table names the metric. The "
+            "exit code is 1 if there are no steps.",
         .examples = {"halflife ckpt ls runs/first"},
         .exit_codes = {ExitCode::kDifference, ExitCode::kCheckpointIo}}},
       {"inspect",
-       "Show one step: state, cursor, versions, tensors",
+       "Show one step: state, position in the data, versions and tensors",
        "STEP",
        kStepHelp,
        IsStep,
@@ -63,42 +64,43 @@ std::vector<Subcommand> Subcommands() {
        [](CLI::App& app, CkptOptions& options) {
          app.add_option("--tensors", options.pattern, "Only tensors that match this glob")
              ->capture_default_str();
-         app.add_flag("--stats", options.stats, "Read the weights: min, max, rms");
+         app.add_flag("--stats", options.stats, "Also read the weights and print min, max and rms");
        },
        {.examples = {"halflife ckpt inspect runs/first --tensors '*norm*' --stats"},
         .exit_codes = {ExitCode::kDifference, ExitCode::kCheckpointIo}}},
       {"verify",
-       "Read and hash every byte of steps, of a run its newest",
+       "Read and check every byte of steps. For a run: of its newest step",
        "STEP",
        kStepHelp,
        IsStep,
        1,
        kManyPaths,
        [](CLI::App& app, CkptOptions& options) {
-         app.add_option("--jobs", options.jobs, "Files read at a time")
+         app.add_option("--jobs", options.jobs, "Number of files to read in parallel")
              ->check(Between(1, 256))
              ->capture_default_str();
        },
        {.examples = {"halflife ckpt verify runs/first/ckpt/step_000000001200 --jobs 4"},
         .exit_codes = {ExitCode::kDifference, ExitCode::kCheckpointIo}}},
       {"diff",
-       "Compare two steps, whatever their world sizes",
+       "Compare two steps of any world sizes",
        "STEP",
        kStepHelp,
        IsStep,
        2,
        2,
        [](CLI::App& app, CkptOptions& options) {
-         app.add_option("--state", options.states, "What to compare, of main, adam_m and adam_v")
+         app.add_option("--state", options.states, "Arrays to compare: main, adam_m, adam_v")
              ->capture_default_str();
          app.add_flag("--bitwise", options.bitwise, "Stop at the first differing element");
        },
-       {.notes = "Distances are given in absolute terms, relative to the tensor, and in units in "
-                 "the last place (ulps).",
+       {.notes =
+            "Prints absolute distances, distances relative to the tensor, and distances in units "
+            "in the last place (ulps).",
         .examples = {"halflife ckpt diff runs/first@best runs/second@1200 --state main"},
         .exit_codes = {ExitCode::kDifference, ExitCode::kCheckpointIo}}},
       {"reshard",
-       "Write a step anew for another number of ranks",
+       "Rewrite a step for another number of ranks",
        "STEP",
        kStepHelp,
        IsStep,
@@ -110,7 +112,7 @@ std::vector<Subcommand> Subcommands() {
              ->type_name("DIR")
              ->required();
        },
-       {.notes = "A run resumes on any number of ranks without this; it only evens out the files.",
+       {.notes = "A run resumes on any number of ranks without this. It only balances the files.",
         .examples = {"halflife ckpt reshard runs/first --world 8 --out step_for_8"},
         .exit_codes = {ExitCode::kDifference, ExitCode::kCheckpointIo}}},
       {"prune",
@@ -122,7 +124,7 @@ std::vector<Subcommand> Subcommands() {
        1,
        [](CLI::App& app, CkptOptions& options) {
          app.add_option("--keep-last", options.keep_last,
-                        "Newest steps to keep, at least 2 [the recipe's ckpt.keep_last]");
+                        "Number of newest steps to keep, at least 2 [the recipe's ckpt.keep_last]");
          app.add_option("--keep-every", options.keep_every,
                         "Also keep every n-th step; 0: off [the recipe's ckpt.keep_every]")
              ->check(AtLeast(0));
@@ -130,7 +132,8 @@ std::vector<Subcommand> Subcommands() {
                         "Also keep the step with the lowest value of this metric: loss, val_loss, "
                         "val_error or none [the recipe's ckpt.keep_best]")
              ->check(OneOf({"loss", "val_loss", "val_error", "none"}));
-         app.add_flag("--dry-run", options.dry_run, "Only say what would go, and why");
+         app.add_flag("--dry-run", options.dry_run,
+                      "Only print which steps would be deleted, and why");
        },
        {.examples = {"halflife ckpt prune runs/first --keep-last 2 --dry-run"},
         .exit_codes = {ExitCode::kEnvironment, ExitCode::kCheckpointIo}}},

@@ -1,10 +1,9 @@
-// A subcommand: one file of this folder with its options, one line in commands.inc, a struct in
-// options.h, and a Run (run.h) in the folder above. Add<Name> declares the options on `app`; once
-// they are parsed, `request` holds the struct. Help and shell completion are made from these
-// declarations, so every option says what it is, its unit and its default ("[...]" at the end,
-// where CLI11 cannot know it), and every value that is no plain text says so by its type name
+// A subcommand consists of one file in this folder with its options, one line in commands.inc, a
+// struct in options.h, and a Run (run.h) in the folder above. Add<Name> declares the options on
+// `app`. After parsing, `request` contains the struct. Help and shell completion are generated from
+// these declarations. Every option therefore describes its value, unit and default ("[...]" at the
+// end if CLI11 cannot know it), and every value that is not plain text has a type name
 // (option_value.h).
-//
 //   void AddImport(CLI::App& app, Request& request) {
 //     auto options = std::make_shared<ImportOptions>();
 //     CLI::App* command = app.add_subcommand("import", "Make a run from ...");

@@ -1,4 +1,4 @@
-// halflife completion: a script that teaches a shell the subcommands, options and their values.
+// halflife completion: prints a script that completes subcommands, options and values in a shell.
 #include <CLI/CLI.hpp>
 
 #include <iostream>
@@ -14,11 +14,12 @@ namespace halflife::cli {
 void AddCompletion(CLI::App& app, Request& request) {
   auto options = std::make_shared<CompletionOptions>();
   CLI::App* command = app.add_subcommand("completion", "Print a shell's completion script");
-  DescribeUse(*command,
-              {.notes = "For this shell alone: source <(halflife completion bash), and in fish "
-                        "halflife completion fish | source. For good: add that line to ~/.bashrc, "
-                        "~/.zshrc (after compinit) or ~/.config/fish/config.fish.",
-               .examples = {"halflife completion bash"}});
+  DescribeUse(
+      *command,
+      {.notes = "For the current shell: source <(halflife completion bash), or in fish "
+                "halflife completion fish | source. Permanently: add that line to ~/.bashrc, "
+                "~/.zshrc (after compinit) or ~/.config/fish/config.fish.",
+       .examples = {"halflife completion bash"}});
   std::vector<std::string> names;
   for (const completion::Shell& row : completion::Shells()) names.push_back(row.name);
   command->add_option("SHELL", options->shell, "The shell: bash, zsh or fish")
@@ -27,8 +28,8 @@ void AddCompletion(CLI::App& app, Request& request) {
   command->callback([=, &request] { request = *options; });
 }
 
-// Here and not among what the subcommands do: a shell runs it at every start, so it loads no
-// LibTorch.
+// Implemented here, not with the other subcommands, because a shell runs it at every start and it
+// must not load LibTorch.
 ExitCode Run(const CompletionOptions& options) {
   Request ignored;
   const std::unique_ptr<CLI::App> program = MakeProgram(ignored);

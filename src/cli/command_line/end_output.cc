@@ -14,7 +14,7 @@ ExitCode EndOutput(ExitCode code) {
   if (std::cout || code != ExitCode::kFinished) return code;
   pollfd out = {.fd = STDOUT_FILENO, .events = POLLOUT, .revents = 0};
   if (::poll(&out, 1, 0) == 1 && (out.revents & POLLERR) != 0) return code;
-  HL_ERROR("halflife", "cannot write to standard output; is the disk behind it full?");
+  HL_ERROR("halflife", "cannot write to standard output. Check whether its disk is full.");
   return ExitCode::kEnvironment;
 }
 

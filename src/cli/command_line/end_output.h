@@ -1,4 +1,4 @@
-// The last of a command: what it said has been written, or its exit code tells that it was not.
+// The last step of a command: reports a failure to write its output as the exit code.
 //
 //   return EndOutput(Run(options));
 #pragma once
@@ -7,9 +7,9 @@
 
 namespace halflife::cli {
 
-// Flushes standard output. Where that failed (a full disk behind `> results.json`) a command that
-// had gone well ends with kEnvironment; a reader that has closed its pipe, as `head` does, has had
-// what it wanted.
+// Flushes standard output. If that failed (for example, a full disk behind `> results.json`), a
+// command that succeeded returns kEnvironment. A reader that closed its pipe early, such as `head`,
+// is not an error.
 ExitCode EndOutput(ExitCode code);
 
 }  // namespace halflife::cli

@@ -1,5 +1,5 @@
 // halflife eval: validation loss and perplexity of a checkpoint, or accuracy on labelled rows and
-// hidden tokens.
+// masked tokens.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <utility>
@@ -14,25 +14,27 @@
 namespace halflife::cli {
 namespace {
 
-constexpr char kExplainGroup[] = "What was looked at (--explain)";
+constexpr char kExplainGroup[] = "Explanations (--explain)";
 constexpr char kLengthsGroup[] = "Tables by length (--lengths)";
-constexpr char kRetrievalGroup[] = "What is hidden in the text (--retrieval)";
+constexpr char kRetrievalGroup[] = "Retrieval from text (--retrieval)";
 
 Use EvalUse() {
   return {
-      .table = "--method, each with the [default] of its number:\n" + eval::LengthMethodHelp(),
+      .table =
+          "Methods for --method, with the [default] of their number:\n" + eval::LengthMethodHelp(),
       .notes =
-          "Windows are cut from the documents one after the other, each with its eos, and "
-          "start from an empty state; what is left behind the last whole one is not scored. "
+          "The documents, each with its eos, are concatenated and cut into windows, which start "
+          "from an empty state. The rest after the last whole window is not scored. "
           "--windows N scores the same N windows in every call, on any number of ranks. "
-          "Under mpirun the ranks share the windows. --text reads as `prepare --documents "
-          "file` and gives the same numbers: a file is one document of UTF-8, unpacked where "
-          "it ends in .gz or .zst. Bits per byte compare models with different tokenizers: "
-          "the loss in bits, times (tokens - documents) / bytes of text of the whole split. So a "
-          "document's eos counts in place of its first token, which nothing predicts, and "
-          "with the bytes tokenizer it is the loss / ln 2. A labelled row is a window; accuracy "
-          "is the share of labels that are the model's likeliest token, also by segment where the "
-          "dataset has several. Ctrl-C ends the command by the signal, which a shell reports as "
+          "Under mpirun, the ranks share the windows. --text gives the same numbers as "
+          "`prepare --documents file`: each file is one UTF-8 document, decompressed if its "
+          "name ends in .gz or .zst. Bits per byte compare models with different tokenizers: "
+          "the loss in bits, times (tokens - documents) / bytes of text of the whole split. A "
+          "document's eos thus counts instead of its first token, which is not predicted, and "
+          "with the bytes tokenizer the value is the loss / ln 2. A labelled row is one window. "
+          "Accuracy is the share of labels to which the model gives the highest probability, "
+          "also by segment if the dataset has several. Ctrl-C ends the command by the signal, "
+          "which a shell reports as "
           "130.",
       .examples = {"halflife eval --model runs/first --data datasets/mine --bigram",
                    "halflife eval --model runs/first --text chapter.txt",
@@ -47,23 +49,22 @@ Use EvalUse() {
                      ExitCode::kInterrupted}};
 }
 
-// What is scored.
+// Adds the options that select the scored data.
 void AddScored(CLI::App& command, EvalOptions& options) {
   CLI::Option* data =
       command
           .add_option("--data", options.data,
-                      "A dataset folder, whose validation split is scored [none: --text]")
+                      "Dataset folder. Its validation split is scored [none: --text]")
           ->type_name("DATASET");
   command
       .add_option("--split", options.split,
-                  "Another split of --data; labelled rows have a test split")
+                  "Split of --data to score. Labelled rows also have a test split")
       ->check(OneOf({"train", "validation", "test"}))
       ->capture_default_str();
-  CLI::Option* text =
-      command
-          .add_option("--text", options.texts,
-                      "Text files instead of --data, each one document, read by the tokenizer")
-          ->type_name("FILE");
+  CLI::Option* text = command
+                          .add_option("--text", options.texts,
+                                      "Text files to score instead of --data. Each is one document")
+                          ->type_name("FILE");
   data->excludes(text);
 }
 
@@ -72,11 +73,11 @@ void AddExplain(CLI::App& command, EvalOptions& options) {
   command
       .add_option(
           "--explain", options.explain,
-          "Instead of the loss: which tokens of the first window, or of the first --windows "
-          "windows, layers of leap and fastformer looked at. Prints those with most "
-          "weight; the JSON file has the weights of all [none]")
+          "Instead of the loss, report the tokens of the first window (or of the first "
+          "--windows windows) with the largest weights in leap and fastformer layers. The JSON "
+          "file contains the weights of all tokens [none]")
       ->type_name("FILE");
-  command.add_option("--top", options.top, "Tokens of a layer to name")
+  command.add_option("--top", options.top, "Number of tokens to print per layer")
       ->check(AtLeast(1))
       ->capture_default_str();
 }
@@ -85,67 +86,75 @@ void AddLengths(CLI::App& command, EvalOptions& options) {
   command.option_defaults()->group(kLengthsGroup);
   command
       .add_option("--lengths", options.lengths,
-                  "Tokens a row, several: a table of perplexity by length. Each divides the "
-                  "longest, so that all score the same targets. --windows counts windows of the "
-                  "longest length")
+                  "Row lengths in tokens. Prints a table of perplexity by length. Each must divide "
+                  "the longest, so that all score the same targets. --windows counts windows of "
+                  "the longest length")
       ->delimiter(',')
       ->check(AtLeast(1))
       ->type_name("N,...");
   command
-      .add_option("--method", options.methods,
-                  "What attention does at other lengths than in training, each joined of steps by "
-                  "'+', of which no two set the same: " +
-                      eval::LengthMethodNames())
+      .add_option(
+          "--method", options.methods,
+          "How attention handles lengths other than the training length. A method is a list "
+          "of steps joined by '+' that set different things: " +
+              eval::LengthMethodNames())
       ->delimiter(',')
       ->type_name("METHOD,...")
       ->capture_default_str();
   command
-      .add_option("--protocol", options.protocols,
-                  "How rows of a length score the text: segments (side by side, from nothing), "
-                  "sliding:STRIDE (each scores its last STRIDE tokens), carried:PIECE (as "
-                  "segments, in pieces on a carried state: memory does not grow with the length)")
+      .add_option(
+          "--protocol", options.protocols,
+          "How rows of a length score the text. segments: adjacent rows, each from an empty "
+          "state. sliding:STRIDE: each row scores its last STRIDE tokens. carried:PIECE: "
+          "like segments, but in pieces with a carried state, so memory is constant")
       ->delimiter(',')
       ->type_name("PROTOCOL,...")
       ->capture_default_str();
   command
       .add_option("--bin", options.bin,
-                  "Tell losses by positions of so many tokens in --out [none]")
+                  "Also write the loss per block of N positions to --out [none]")
       ->check(AtLeast(1));
   command.add_flag("--recall", options.recall,
-                   "Also perplexity of tokens that their document in the row has held before, and "
-                   "of new ones; likewise of pairs with the token before");
-  command.add_flag("--attention", options.attention,
-                   "Also what softmax attention looks at: its entropy by the keys that a query "
-                   "sees, its resolution of distances");
+                   "Also report perplexity separately for tokens that occurred earlier in their "
+                   "document of the row and for new tokens, and the same for pairs of tokens");
+  command.add_flag(
+      "--attention", options.attention,
+      "Also report the entropy of softmax attention by the number of keys that a query "
+      "sees, and its resolution of distances");
   command
-      .add_option("--out", options.out,
-                  "A JSON file, which a later call goes on from; - is standard output [none]")
+      .add_option(
+          "--out", options.out,
+          "JSON file with the results. A later call continues from it. - is standard output [none]")
       ->type_name("FILE");
-  command.add_option("--csv", options.csv, "The table as CSV [none]")->type_name("FILE");
-  command.add_option("--figure", options.figure, "The curves as SVG [none]")->type_name("FILE");
+  command.add_option("--csv", options.csv, "Write the table as CSV [none]")->type_name("FILE");
+  command.add_option("--figure", options.figure, "Write the curves as SVG [none]")
+      ->type_name("FILE");
 }
 
 void AddRetrieval(CLI::App& command, EvalOptions& options) {
   command.option_defaults()->group(kRetrievalGroup);
   command
-      .add_option("--retrieval", options.retrieval,
-                  "With --lengths: instead of the loss, how often the model finds what is hidden "
-                  "in the text: a passkey of five digits, or pairs of tokens (mqar) [none]")
+      .add_option(
+          "--retrieval", options.retrieval,
+          "With --lengths: instead of the loss, report how often the model retrieves hidden "
+          "information: a passkey of five digits, or pairs of tokens (mqar) [none]")
       ->check(OneOf({"passkey", "mqar"}));
   command
       .add_option("--depths", options.depths,
-                  "Where it is hidden, from 0, the beginning, to 1, the end")
+                  "Positions of the hidden information, from 0 (beginning) to 1 (end)")
       ->delimiter(',')
       ->check(BetweenNumbers(0, 1))
       ->type_name("DEPTH,...")
       ->capture_default_str();
-  command.add_option("--samples", options.samples, "Prompts of a cell")
+  command.add_option("--samples", options.samples, "Number of prompts per cell of the table")
       ->check(AtLeast(1))
       ->capture_default_str();
-  command.add_option("--pairs", options.pairs, "Pairs of a prompt of mqar")
+  command.add_option("--pairs", options.pairs, "Number of pairs per prompt of mqar")
       ->check(AtLeast(1))
       ->capture_default_str();
-  command.add_option("--seed", options.seed, "Of what is hidden, and of the places of the texts")
+  command
+      .add_option("--seed", options.seed,
+                  "Seed of the hidden information and of the positions of the texts")
       ->check(AtLeast(0))
       ->capture_default_str();
 }
@@ -164,7 +173,7 @@ Modes EvalModes(const CLI::App& command) {
   return modes;
 }
 
-// A cell of a table is scored once, however often its place is named.
+// A cell of a table is scored once, even if its position is named repeatedly.
 template <typename T>
 void KeepFirsts(std::vector<T>& values) {
   std::vector<T> kept;
@@ -184,17 +193,17 @@ void AddEval(CLI::App& app, Request& request) {
   AddTokenizer(*command, options->tokenizer, "the model's");
   command
       ->add_option("--seq-len", options->seq_len,
-                   "Tokens a window [as trained; of labelled rows: theirs]")
+                   "Tokens per window [the training length; labelled rows: their length]")
       ->check(AtLeast(1));
   command
       ->add_option("--windows", options->windows,
-                   "Windows to score, spread over the split by a fixed permutation [all]")
+                   "Number of windows to score, spread over the split by a fixed permutation [all]")
       ->check(AtLeast(0));
-  command->add_option("--batch", options->batch, "Windows of one forward")
+  command->add_option("--batch", options->batch, "Windows per forward pass")
       ->check(AtLeast(1))
       ->capture_default_str();
   AddPlace(*command, options->place);
-  command->add_option("--threads", options->threads, "Threads a rank [all cores]")
+  command->add_option("--threads", options->threads, "LibTorch threads per rank [all cores]")
       ->check(NumThreads(0));
   command->add_flag("--bigram", options->bigram,
                     "Also score an add-one-smoothed bigram model of the training split");

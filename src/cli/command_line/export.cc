@@ -1,4 +1,4 @@
-// halflife export: a checkpoint as a folder that transformers loads.
+// halflife export: writes a checkpoint as a folder that transformers loads.
 #include <CLI/CLI.hpp>
 
 #include "cli/command_line/command.h"
@@ -25,8 +25,9 @@ void AddExport(CLI::App& app, Request& request) {
       app.add_subcommand("export", "Write a checkpoint as a folder that transformers loads");
   DescribeUse(
       *command,
-      {.notes = "Then in Python: AutoModelForCausalLM.from_pretrained(\"exports/first\"), after "
-                "`import fla` for the classes of flash-linear-attention.",
+      {.notes =
+           "Load it in Python with AutoModelForCausalLM.from_pretrained(\"exports/first\"), after "
+           "`import fla` for the classes of flash-linear-attention.",
        .examples = {"halflife export --run runs/first --out exports/first --dtype bf16"},
        .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kNonFinite,
                       ExitCode::kNoUsableCheckpoint}});
@@ -35,23 +36,25 @@ void AddExport(CLI::App& app, Request& request) {
                    "A run (its newest step), RUN@best or RUN@1200, or a step's folder")
       ->type_name("RUN")
       ->required();
-  command->add_option("--out", options->out, "The folder to make; it must not exist")
+  command->add_option("--out", options->out, "The folder to create; it must not exist")
       ->type_name("DIR")
       ->required();
-  command->add_option("--dtype", options->dtype, "Of all tensors")
+  command->add_option("--dtype", options->dtype, "Type of all tensors")
       ->check(OneOf({"fp32", "bf16"}))
       ->capture_default_str();
   command
       ->add_option("--model-type", options->exported.model_type,
-                   "config.json's model_type, where several classes fit")
+                   "model_type of config.json, if several classes fit the model")
       ->check(OneOf(ModelTypes()))
       ->capture_default_str();
-  command->add_option("--max-shard", options->exported.max_shard_bytes, "Of one file, e.g. 5GB")
+  command
+      ->add_option("--max-shard", options->exported.max_shard_bytes,
+                   "Maximum size of one file, for example 5GB")
       ->type_name("SIZE")
       ->transform(SizeInBytes())
       ->default_str("5GB");
   command->add_flag("--untie", options->exported.untie,
-                    "Write the head of a tied model as a tensor of its own");
+                    "Write the head of a tied model as a separate tensor");
   AddTokenizer(*command, options->tokenizer, "the run's");
   command->callback([=, &request] { request = *options; });
 }

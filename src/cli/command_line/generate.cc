@@ -1,4 +1,4 @@
-// halflife generate: text from a prompt, streamed.
+// halflife generate: continues a prompt and streams the text.
 #include <CLI/CLI.hpp>
 
 #include "cli/command_line/command.h"
@@ -13,10 +13,11 @@ void AddGenerate(CLI::App& app, Request& request) {
   CLI::App* command = app.add_subcommand("generate", "Continue a prompt");
   DescribeUse(
       *command,
-      {.notes = "The text goes to stdout while it is generated, --stats to stderr. A model with a "
-                "limited number of positions stops at the limit, with a warning. An eos token in "
-                "the prompt is a token like any other: the state is not reset. Ctrl-C ends the "
-                "command by the signal, which a shell reports as 130.",
+      {.notes =
+           "The text is written to stdout while it is generated, and --stats to stderr. A model "
+           "with a limited number of positions stops at the limit, with a warning. An eos "
+           "token in the prompt does not reset the state. Ctrl-C ends the "
+           "command by the signal, which a shell reports as 130.",
        .examples = {"halflife generate --model runs/first --prompt 'In the beginning' "
                     "--max-tokens 300 --temperature 0.8 --top-p 0.95 --stats"},
        .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kNonFinite,
@@ -35,27 +36,30 @@ void AddGenerate(CLI::App& app, Request& request) {
 
   command->add_flag_callback(
       "--no-cuda-graph", [options] { options->generate.decoder.use_graph = false; },
-      "On a GPU start each token's kernels one by one");
+      "On a GPU, launch the kernels of each token one by one");
 
   command->option_defaults()->group("Length");
-  command->add_option("--max-tokens", generate.max_tokens, "New tokens at most")
+  command->add_option("--max-tokens", generate.max_tokens, "Maximum number of new tokens")
       ->check(AtLeast(0))
       ->capture_default_str();
-  command->add_flag("--ignore-eos", options->ignore_eos, "Go on past the end of a document");
+  command->add_flag("--ignore-eos", options->ignore_eos, "Continue after the end of a document");
 
   command->option_defaults()->group("Sampling");
   command
       ->add_option("--temperature", generate.sampler.temperature,
-                   "Divides the logits; 0: the most likely token")
+                   "Divisor of the logits; 0: always the most likely token")
       ->capture_default_str();
   command
-      ->add_option("--top-k", generate.sampler.top_k, "Draw from the k most likely; 0: all tokens")
+      ->add_option("--top-k", generate.sampler.top_k,
+                   "Sample from the k most likely tokens; 0: all tokens")
       ->capture_default_str();
   command
       ->add_option("--top-p", generate.sampler.top_p,
-                   "Draw from the fewest whose probability reaches p; 1: all tokens")
+                   "Sample from the fewest tokens whose total probability reaches p; 1: all tokens")
       ->capture_default_str();
-  command->add_option("--seed", generate.sampler.seed, "Of the draws: the same seed, the same text")
+  command
+      ->add_option("--seed", generate.sampler.seed,
+                   "Seed of the sampling. The same seed gives the same text")
       ->check(AtLeast(0))
       ->capture_default_str();
   command->callback([=, &request] { request = *options; });

@@ -11,8 +11,8 @@
 namespace halflife::cli {
 namespace {
 
-constexpr size_t kWidth = 100;  // of a line
-constexpr size_t kColumn = 32;  // where descriptions begin
+constexpr size_t kWidth = 100;  // Columns per line.
+constexpr size_t kColumn = 32;  // The column where descriptions begin.
 constexpr size_t kIndent = 2;
 
 struct ExitCodeWords {
@@ -24,13 +24,13 @@ constexpr ExitCodeWords kExitCodes[] = {
     {ExitCode::kDifference, "a difference or damage was found"},
     {ExitCode::kUsage, "command line or recipe"},
     {ExitCode::kData, "data"},
-    {ExitCode::kEnvironment, "environment: GPU, MPI, a lock held, a folder not writable"},
+    {ExitCode::kEnvironment, "environment: GPU, MPI, a held lock, an unwritable folder"},
     {ExitCode::kInternal, "internal fault"},
     {ExitCode::kTimeout, "a collective timed out"},
     {ExitCode::kPeerLost, "a peer was lost"},
     {ExitCode::kNonFinite, "loss or gradients not finite"},
     {ExitCode::kCheckpointIo, "checkpoint could not be read or written"},
-    {ExitCode::kRequeue, "saved; start me again"},
+    {ExitCode::kRequeue, "saved; start the command again"},
     {ExitCode::kNoUsableCheckpoint, "no usable checkpoint"},
     {ExitCode::kInterrupted, "stopped by the user"},
 };
@@ -52,8 +52,8 @@ class HelpFormatter final : public CLI::Formatter {
     return Row(command->get_name(), command->get_description());
   }
 
-  // A parent's "[Exactly 1 of the following options is required]" is about subcommands here, and
-  // the usage line says it.
+  // A parent's "[Exactly 1 of the following options is required]" is about subcommands, which the
+  // usage line already shows.
   std::string make_description(const CLI::App* app) const override {
     return WrapText(app->get_description(), kWidth, kWidth, 0) + ".\n\n";
   }
@@ -61,7 +61,7 @@ class HelpFormatter final : public CLI::Formatter {
  private:
   static std::string Name(const CLI::Option& option, bool is_positional) {
     if (is_positional) return option.get_name(true, false);
-    std::string name = option.get_name(false, true);  // "-h,--help"
+    std::string name = option.get_name(false, true);  // For example "-h,--help".
     for (size_t at = 0; (at = name.find(',', at)) != std::string::npos; at += 2) {
       name.replace(at, 1, ", ");
     }
@@ -135,7 +135,7 @@ void DescribeUse(CLI::App& command, const Use& use) {
   std::vector<ExitCode> codes = {ExitCode::kFinished, ExitCode::kUsage, ExitCode::kInternal};
   codes.insert(codes.end(), use.exit_codes.begin(), use.exit_codes.end());
   footer += "\nExit codes:\n" + ExitCodeLines(std::move(codes));
-  footer.pop_back();  // CLI11 ends the footer
+  footer.pop_back();  // CLI11 adds the last line break.
   command.footer(footer);
 }
 

@@ -1,5 +1,5 @@
-// What `--help` looks like: options with the form of their value, their limits and default; then
-// notes, examples that work, and the exit codes to expect.
+// The format of `--help`: options with the form of their value, range and default, then notes,
+// examples and exit codes.
 //
 //   DescribeUse(*command, {.notes = "STEP is a step folder.",
 //                          .examples = {"halflife ckpt verify runs/first"},
@@ -19,25 +19,26 @@ class FormatterBase;
 
 namespace halflife::cli {
 
-// The help of --model, wherever a subcommand takes one.
+// The help of --model in all subcommands.
 inline constexpr char kModelHelp[] =
     "A run (its newest step), RUN@best or RUN@1200, a step's folder, or a Hugging Face folder";
 
 struct Use {
-  std::string table = {};             // lines as they are
-  std::string notes = {};             // a paragraph, broken into lines where it is shown
-  std::vector<std::string> examples;  // shell commands
-  std::vector<ExitCode> exit_codes;   // beside 0, 2 and 70, which every subcommand may end with
+  std::string table = {};             // Lines that are not wrapped.
+  std::string notes = {};             // A paragraph, which is wrapped.
+  std::vector<std::string> examples;  // Shell commands.
+  // In addition to 0, 2 and 70, which every subcommand may return.
+  std::vector<ExitCode> exit_codes;
 };
 // Sets the command's footer.
 void DescribeUse(CLI::App& command, const Use& use);
 
-// "  4  environment: GPU, MPI, ..." for each, in ascending order.
+// Returns a line like "  4  environment: GPU, MPI, ..." for each code, in ascending order.
 std::string ExitCodeLines(std::vector<ExitCode> codes);
 std::vector<ExitCode> AllExitCodes();
 
-// Breaks at spaces so that no line exceeds `width`; lines after the first begin with `indent`
-// spaces. A word that is longer stays whole.
+// Wraps at spaces so that no line exceeds `width`. Lines after the first are indented by `indent`
+// spaces. A longer word is not broken.
 std::string WrapText(const std::string& text, size_t first_width, size_t width, size_t indent);
 
 // Subcommands inherit it from the program.

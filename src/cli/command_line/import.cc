@@ -1,4 +1,4 @@
-// halflife import: a Hugging Face folder as a run to evaluate or to train on from.
+// halflife import: converts a Hugging Face folder to a run, to evaluate it or to continue training.
 #include <CLI/CLI.hpp>
 
 #include "cli/command_line/command.h"
@@ -8,7 +8,8 @@
 namespace halflife::cli {
 namespace {
 
-// `exported`: also those that models are written as. The others are of checkpoints of authors.
+// `exported`: also include the layouts that export writes. The others are layouts of authors'
+// checkpoints.
 std::vector<std::string> LayoutNames(bool exported) {
   std::vector<std::string> names;
 #define HL_LAYOUT(Make, model_type, exports) \
@@ -23,25 +24,29 @@ std::vector<std::string> LayoutNames(bool exported) {
 void AddImport(CLI::App& app, Request& request) {
   auto options = std::make_shared<ImportOptions>();
   CLI::App* command =
-      app.add_subcommand("import", "Make a run from a folder that transformers saved");
-  DescribeUse(*command,
-              {.notes = "The run has a step 0: eval, score, generate and export take it, and train "
-                        "goes on from it with the config.textproto beside it.",
-               .examples = {"halflife import --from models/tiny-llama --out runs/tiny-llama",
-                            "halflife import --from models/d2d --layout d2d --out runs/d2d"},
-               .exit_codes = {ExitCode::kData, ExitCode::kNonFinite, ExitCode::kCheckpointIo}});
-  command->add_option("--from", options->from, "The folder: config.json, safetensors, tokenizer")
+      app.add_subcommand("import", "Create a run from a folder that transformers saved");
+  DescribeUse(
+      *command,
+      {.notes = "The run has a step 0. eval, score, generate and export accept it, and train "
+                "continues from it with the config.textproto in the run's folder.",
+       .examples = {"halflife import --from models/tiny-llama --out runs/tiny-llama",
+                    "halflife import --from models/d2d --layout d2d --out runs/d2d"},
+       .exit_codes = {ExitCode::kData, ExitCode::kNonFinite, ExitCode::kCheckpointIo}});
+  command
+      ->add_option("--from", options->from,
+                   "The folder with config.json, safetensors and tokenizer")
       ->type_name("DIR")
       ->required();
-  command->add_option("--out", options->out, "The run to make; it must not exist")
+  command->add_option("--out", options->out, "The run to create; it must not exist")
       ->type_name("DIR")
       ->required();
   command
       ->add_option("--layout", options->layout,
-                   Concat("Whose names the tensors have, of checkpoints of a paper's authors: ",
+                   Concat("Layout of the tensor names, for checkpoints of the authors of a paper: ",
                           Join(LayoutNames(false), ", "), " [config.json's model_type]"))
       ->type_name("NAME")
-      ->check(OneOf(LayoutNames(true)).description(""));  // the help has those of authors
+      // The help lists only the layouts of authors.
+      ->check(OneOf(LayoutNames(true)).description(""));
   command->callback([=, &request] { request = *options; });
 }
 

@@ -1,4 +1,4 @@
-// halflife inspect: says what a path is and what is in it.
+// halflife inspect: identifies a path and shows its contents.
 #include <CLI/CLI.hpp>
 
 #include "cli/command_line/command.h"
@@ -16,7 +16,7 @@ constexpr Form kForms[] = {
 #undef HL_ARTIFACT
 };
 
-// "It knows: run (a run's folder ...), ..."
+// Returns "It knows: run (a run's folder ...), ...".
 std::string KnownForms() {
   std::string forms = "It knows: ";
   for (const Form& row : kForms) forms += std::string(row.kind) + " (" + row.form + "), ";
@@ -28,7 +28,8 @@ std::string KnownForms() {
 
 void AddInspect(CLI::App& app, Request& request) {
   auto options = std::make_shared<InspectOptions>();
-  CLI::App* command = app.add_subcommand("inspect", "Say what a file or folder is and holds");
+  CLI::App* command =
+      app.add_subcommand("inspect", "Identify a file or folder and show its contents");
   DescribeUse(*command, {.notes = KnownForms(),
                          .examples = {"halflife inspect runs/first",
                                       "halflife inspect --json launch/recipes/gla_340m.textproto"},

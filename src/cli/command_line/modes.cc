@@ -62,26 +62,26 @@ std::string Modes::WhatWouldWork(const Mode& mode) const {
     for (const CLI::Option* other : missing.option->get_excludes())
       if (other->count() > 0) in_place_of.push_back(other->get_name());
   }
-  return Concat(Join(words, " "), in_place_of.empty() ? " beside it" : " in place of ",
+  return Concat(Join(words, " "), in_place_of.empty() ? " with it" : " instead of ",
                 Join(in_place_of, " and "));
 }
 
 std::string Modes::Problem(const Rule& rule) const {
   const Mode& mode = rule.mode;
   const bool given = mode.option->count() > 0;
-  // A choice is told, a file is not.
+  // A choice is shown with its value, a file name is not.
   const std::string met = given && !ValueOf(*mode.option).choices.empty()
                               ? Mode{mode.option, mode.option->results().back()}.Words()
                               : mode.option->get_name();
-  std::string works = mode.Words();  // where it has another value
+  std::string works = mode.Words();  // If the option has another value.
   if (!rule.with) {
-    works = rule.instead.empty() ? Concat("without ", mode.option->get_name(), " it")
-                                 : Concat(rule.instead, " in place of ", met);
+    works = rule.instead.empty() ? Concat("it without ", mode.option->get_name(), "")
+                                 : Concat(rule.instead, " instead of ", met);
   } else if (!given) {
     works = WhatWouldWork(mode);
   }
   return Concat(rule.option->get_name(), " does nothing ",
-                given ? "with " + met : "without " + mode.Words(), "; ", works, " would work");
+                given ? "with " + met : "without " + mode.Words(), ". Use ", works, ".");
 }
 
 void Modes::Require() const {

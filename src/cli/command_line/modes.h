@@ -1,6 +1,6 @@
-// Which options of a subcommand do something in which of its modes. A mode is an option that turns
-// it on, "--synthetic", or one value of that option, "--labels classes". What is given outside its
-// mode would be ignored, so it is refused, also with the value that it has without being given.
+// Which options of a subcommand have an effect in which of its modes. A mode is an option that
+// enables it ("--synthetic"), or one value of that option ("--labels classes"). An option outside
+// its mode would have no effect, so it is refused, even if its value is the default.
 //
 //   Modes modes(command);
 //   modes.OnlyWith("--retrieval mqar", {"--pairs"});  // the narrowest mode of an option first
@@ -21,42 +21,44 @@ namespace halflife::cli {
 
 class Modes {
  public:
-  // `command` has all its options, and outlives this.
+  // `command` has all its options and outlives this object.
   explicit Modes(const CLI::App& command) : command_(&command) {}
 
-  // The options below a headline of --help.
+  // Returns the options below a headline of --help.
   std::vector<std::string> Group(const std::string& headline) const;
 
-  // An option that is its own mode is left out, so that a mode's group may hold it.
+  // Allows the options only in this mode. The mode's own option is skipped, so a whole help group
+  // can be passed.
   void OnlyWith(const std::string& mode, const std::vector<std::string>& options);
-  // `instead`: what takes these options, "--input PATH"; without, they are taken where `mode` is
-  // not given.
+  // Refuses the options in this mode. `instead` is the mode that accepts them, for example "--input
+  // PATH". Without it, they are accepted if `mode` is not given.
   void NotWith(const std::string& mode, const std::vector<std::string>& options,
                const std::string& instead = "");
 
-  // Once the command line is read. Throws the first option that its mode does not go with, as a
-  // CLI::ParseError that says what would work.
+  // Call after parsing. Throws a CLI::ParseError for the first option outside its mode, with the
+  // correct form.
   void Require() const;
 
  private:
   struct Mode {
     const CLI::Option* option;
-    std::string value;  // empty: any
+    std::string value;  // Empty: any value.
     bool IsOn() const;
-    std::string Words() const;  // "--labels classes"
+    std::string Words() const;  // For example "--labels classes".
   };
   struct Rule {
     const CLI::Option* option;
     Mode mode;
-    bool with;  // or without
+    bool with;  // Whether the option needs the mode or excludes it.
     std::string instead;
   };
 
   Mode Parse(const std::string& mode) const;
   std::string Problem(const Rule& rule) const;
   // "--retrieval mqar --lengths N,... beside it".
+  // Returns for example "--retrieval mqar --lengths N,... with it".
   std::string WhatWouldWork(const Mode& mode) const;
-  // `mode`, and the modes that its option goes with and that are off.
+  // Returns `mode`, and the modes that its option needs and that are off.
   std::vector<Mode> Missing(const Mode& mode) const;
 
   const CLI::App* command_;

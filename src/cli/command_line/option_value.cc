@@ -10,8 +10,8 @@ namespace halflife::cli {
 namespace {
 
 struct TypeWord {
-  const char* type;         // CLI11's type name, or ours
-  const char* placeholder;  // what a person reads
+  const char* type;         // A type name of CLI11 or of this program.
+  const char* placeholder;  // The form that the user sees.
   OptionValue::Path path;
 };
 constexpr TypeWord kTypeWords[] = {
@@ -39,7 +39,8 @@ std::vector<std::string> SplitAt(const std::string& text, char separator) {
 OptionValue ValueOf(const CLI::Option& option) {
   OptionValue value;
   if (option.get_items_expected_max() == 0) return value;
-  const std::string described = option.get_type_name();  // "INT:INT in [1 - 256]", "TEXT:{a,b}"
+  // For example "INT:INT in [1 - 256]" or "TEXT:{a,b}".
+  const std::string described = option.get_type_name();
   std::smatch match;
   static const std::regex choices(R"(\{([^{}]*)\})"), range(R"(in \[(\S+) - (\S+)\])");
   if (std::regex_search(described, match, choices)) {

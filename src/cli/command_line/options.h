@@ -1,6 +1,6 @@
-// What a user asked for, as plain values: parsing the command line gives a Request, and nothing
-// else. No LibTorch here. The structs hold what the options write to; what each means is said where
-// it is declared, in the subcommand's file of this folder.
+// The parsed command line as plain values. Parsing only creates a Request. LibTorch is not used
+// here. The structs are the targets of the options. The meaning of each field is given at its
+// declaration, in the subcommand's file of this folder.
 //
 //   Request request;
 //   MakeProgram(request)->parse(argc, argv);                                    // program.h
@@ -25,14 +25,14 @@
 namespace halflife::cli {
 
 struct PrepareOptions {
-  data::PrepareOutput output;  // of all that follow, which have none of their own
-  data::PrepareInput input;    // of text, plain or labelled, likewise
+  data::PrepareOutput output;  // The output of all the inputs below, whose own output is unused.
+  data::PrepareInput input;    // Of text, plain or labelled. The inputs below do not use their own.
   data::PrepareConfig text;
-  // What labels records have, in place of text: "classes", "answers" or "".
+  // The kind of labelled records, instead of text: "classes", "answers" or "".
   std::string labels;
   data::PrepareExamplesConfig examples_config;
-  // In place of text: the name of a task, and its segments, whose lists are as long as each other
-  // or have one entry for all.
+  // Instead of text: the name of a task, and its segments. Their lists have equal lengths, or one
+  // entry for all segments.
   std::string synthetic;
   data::PrepareMqarConfig mqar;
   std::vector<int64_t> seq_len = {64}, num_pairs = {4}, examples = {100000};
@@ -40,7 +40,7 @@ struct PrepareOptions {
 };
 
 struct RecipeOptions {
-  std::vector<std::string> configs;  // a later file changes fields of the earlier ones
+  std::vector<std::string> configs;  // Later files override fields of earlier ones.
   std::vector<std::string> overrides;
   bool explain = false;
 };
@@ -51,7 +51,7 @@ struct MixersOptions {
 };
 
 struct TrainOptions {
-  std::vector<std::string> configs;  // a later file changes fields of the earlier ones
+  std::vector<std::string> configs;  // Later files override fields of earlier ones.
   std::vector<std::string> overrides;
   std::string run;
   std::string resume = "auto";
@@ -74,7 +74,7 @@ struct SweepOptions {
   bool dry_run = false;
 };
 
-// Where a model computes, and in what.
+// The device and the type of computation.
 struct PlaceOptions {
   std::string device = "auto", precision = "fp32";
 };
@@ -86,14 +86,14 @@ struct EvalOptions {
   int64_t seq_len = 0, windows = 0, batch = 8;
   int threads = 0;
   bool bigram = false, json = false;
-  std::vector<int64_t> lengths;  // any: a table by length, for which all below is
+  std::vector<int64_t> lengths;  // Not empty: a table by length, with the fields below.
   std::vector<std::string> methods = {"as_trained"}, protocols = {"segments"};
-  std::string retrieval;  // passkey or mqar, for which the next four are; empty: a table of losses
+  std::string retrieval;  // passkey or mqar, with the next four fields. Empty: a table of losses.
   std::vector<double> depths = {0, 0.25, 0.5, 0.75, 1};
   int64_t samples = 20, pairs = 4;
   uint64_t seed = 0;
-  std::string explain;  // a file; empty: not
-  int64_t top = 5;      // of it
+  std::string explain;  // A file. Empty: off.
+  int64_t top = 5;      // Number of tokens per layer that `explain` names.
   int64_t bin = 0;
   bool recall = false, attention = false;
   std::string out, csv, figure;
@@ -113,7 +113,7 @@ struct GenerateOptions {
   std::string model, tokenizer, prompt;
   data::SpecialTokens special_tokens = data::SpecialTokens::kParse;
   infer::GenerateConfig generate;
-  int threads = 1;  // one token's matrices are too small to share
+  int threads = 1;  // The matrices of one token are too small for several threads.
   bool stats = false, ignore_eos = false;
 };
 
@@ -124,7 +124,7 @@ struct ExportOptions {
 
 struct ImportOptions {
   std::string from, out;
-  std::string layout;  // empty: config.json's model_type
+  std::string layout;  // Empty: model_type of config.json.
 };
 
 struct InspectOptions {
@@ -138,7 +138,7 @@ struct CkptOptions {
   std::string out, pattern = "*", states = "main,adam_m,adam_v";
   bool json = false, stats = false, bitwise = false, dry_run = false;
   int jobs = 2, world = 1;
-  // Of prune; what is not given is the recipe's.
+  // For prune. Absent values are the recipe's.
   std::optional<int> keep_last, keep_every;
   std::optional<std::string> keep_best;
 };
@@ -157,7 +157,7 @@ struct CompletionOptions {
   std::string shell;
 };
 
-// The one subcommand that was chosen; std::monostate before parsing.
+// The chosen subcommand, or std::monostate before parsing.
 #define HL_COMMAND(Name) , Name##Options
 using Request = std::variant<std::monostate
 #include "cli/command_line/commands.inc"

@@ -16,7 +16,7 @@ std::optional<ExitCode> ParseCommandLine(int argc, char** argv, Request& request
       CheckWords(*program, {argv + 1, argv + argc});
       Refuse(*program, error);
     }
-    program->exit(error);  // prints what was asked for
+    program->exit(error);  // Prints the help or the version.
     return ExitCode::kFinished;
   }
   return std::nullopt;

@@ -1,4 +1,4 @@
-// Makes argv a Request, and says all that is to be said on the way.
+// Parses argv into a Request, and prints help or errors.
 //
 //   Request request;
 //   if (const auto code = ParseCommandLine(argc, argv, request)) return static_cast<int>(*code);
@@ -11,9 +11,9 @@
 
 namespace halflife::cli {
 
-// nullopt: go on with `request`. Else help or the version was printed, and that is the exit code.
-// Error kUsage: a word that is unknown, with those that were probably meant; a value, or words
-// together, that are refused, with what would work.
+// Returns nullopt if the program should run `request`. Returns an exit code if help or the version
+// was printed. Error kUsage for unknown words, with similar ones, and for invalid values or
+// combinations, with the valid ones.
 std::optional<ExitCode> ParseCommandLine(int argc, char** argv, Request& request);
 
 }  // namespace halflife::cli

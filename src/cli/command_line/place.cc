@@ -8,14 +8,15 @@ namespace halflife::cli {
 
 void AddPlace(CLI::App& command, PlaceOptions& place) {
   command
-      .add_option("--device", place.device,
-                  "Where the model computes; auto: on a GPU where one is visible, each rank of a "
-                  "machine on the next")
+      .add_option(
+          "--device", place.device,
+          "Device of the computation. auto: a GPU if one is visible; the ranks of a machine "
+          "use different GPUs")
       ->check(OneOf({"auto", "cpu", "cuda"}))
       ->capture_default_str();
   command
       .add_option("--precision", place.precision,
-                  "What it computes in, as train.precision says of training")
+                  "Type of the computation, like train.precision in training")
       ->check(OneOf({"fp32", "bf16"}))
       ->capture_default_str();
 }

@@ -1,4 +1,4 @@
-// The options of commands that compute with a model: where, and in what.
+// The options of commands that compute with a model: device and type.
 #pragma once
 
 #include "cli/command_line/options.h"

@@ -1,4 +1,4 @@
-// halflife prepare: text, or a synthetic task, into a dataset.
+// halflife prepare: converts text, or a synthetic task, to a dataset.
 #include <CLI/CLI.hpp>
 
 #include "cli/command_line/command.h"
@@ -18,8 +18,8 @@ constexpr char kLabelsGroup[] = "Labelled text";
 Use PrepareUse() {
   return {
       .notes =
-          "An --input that is a folder is searched for .txt and .jsonl files (with --labels .tsv "
-          "and .jsonl), also as .gz or .zst. Ctrl-C leaves nothing behind.",
+          "If --input is a folder, it is searched for .txt and .jsonl files (with --labels: .tsv "
+          "and .jsonl), also compressed as .gz or .zst. Ctrl-C leaves no files behind.",
       .examples =
           {"halflife prepare --input book.txt --tokenizer bytes --out book.data",
            "halflife prepare --input book.txt --validation-tail 0.1 --tokenizer bytes --out "
@@ -42,10 +42,10 @@ Use PrepareUse() {
 void AddFiles(CLI::App& command, PrepareOptions& options) {
   command
       .add_option("--input", options.input.paths,
-                  "Files, folders or patterns of .txt and .jsonl (with --labels .tsv and "
-                  ".jsonl), also as .gz or .zst [none: needed without --synthetic]")
+                  "Files, folders or patterns of .txt and .jsonl (with --labels: .tsv and "
+                  ".jsonl), also compressed as .gz or .zst. Required without --synthetic [none]")
       ->type_name("PATH");
-  command.add_option("--out", options.output.out, "The dataset's folder; must not exist")
+  command.add_option("--out", options.output.out, "The folder of the dataset; it must not exist")
       ->type_name("DIR")
       ->required();
   command.add_option("--threads", options.output.threads, "Worker threads; 0: one per core")
@@ -58,8 +58,9 @@ void AddTokenizers(CLI::App& command, PrepareOptions& options) {
   AddTokenizer(command, options.input.tokenizer, "with --train-tokenizer: none");
   command.add_flag("--train-tokenizer", options.text.train_tokenizer,
                    "Train a sentencepiece tokenizer on the training split");
-  command.add_option("--vocab", options.text.vocab_size,
-                     "Pieces of the trained tokenizer [none: needed with --train-tokenizer]");
+  command.add_option(
+      "--vocab", options.text.vocab_size,
+      "Vocabulary size of the trained tokenizer. Required with --train-tokenizer [none]");
 }
 
 void AddDocuments(CLI::App& command, PrepareOptions& options) {
@@ -71,21 +72,22 @@ void AddDocuments(CLI::App& command, PrepareOptions& options) {
   command.option_defaults()->group(kDocumentsGroup);
   command
       .add_option("--documents", options.text.documents,
-                  "The documents of .txt files: whole files, lines, or blocks between blank lines. "
-                  "A record of .jsonl is always a document")
+                  "Documents of .txt files: whole files, lines, or blocks between blank lines. "
+                  "A .jsonl record is always one document")
       ->transform(OneOf(modes))
       ->default_str("file");
   command
-      .add_option("--field", options.input.field, "The field of a JSON record that holds the text")
+      .add_option("--field", options.input.field,
+                  "The field of a JSON record that contains the text")
       ->capture_default_str();
   command
       .add_option("--invalid-utf8", options.input.replace_invalid_utf8,
-                  "Bytes that are not UTF-8: an error, or replaced by U+FFFD")
+                  "Reaction to bytes that are not UTF-8: an error, or replacement by U+FFFD")
       ->transform(OneOf(invalid_utf8))
       ->default_str("error");
   command
       .add_option("--max-document-bytes", options.input.max_document_bytes,
-                  "The longest document that is held whole; byte-tokenised text has no limit")
+                  "Largest document that is held in memory. Byte-tokenised text has no limit")
       ->capture_default_str();
 }
 
@@ -93,23 +95,24 @@ void AddSplits(CLI::App& command, PrepareOptions& options) {
   command.option_defaults()->group("Splits and shards");
   command
       .add_option("--validation-input", options.input.validation_paths,
-                  "Text of the validation split, such as a published one, by the rules of "
-                  "--input; all of --input then trains")
+                  "Text of the validation split, for example a published one, by the rules of "
+                  "--input. All of --input is then training text")
       ->type_name("PATH");
   command
       .add_option("--validation-fraction", options.input.validation_fraction,
                   "Share of documents that go to the validation split, chosen by their content; 0: "
                   "none")
       ->default_str(ShortestText(data::kUsualValidationShare));
-  command.add_option("--split-seed", options.input.split_seed, "Chooses which documents those are")
+  command.add_option("--split-seed", options.input.split_seed, "Seed that chooses these documents")
       ->check(AtLeast(0))
       ->capture_default_str();
   command.add_option(
       "--validation-tail", options.input.validation_tail,
-      "Share of each .txt file, at its end, that is the validation split [0.05 if there are fewer "
+      "Share of each .txt file, at its end, for the validation split [0.05 if there are fewer "
       "than 100 documents, all of them whole .txt files]");
   command
-      .add_option("--shard-tokens", options.output.shard_tokens, "Tokens of one shard file at most")
+      .add_option("--shard-tokens", options.output.shard_tokens,
+                  "Maximum number of tokens per shard file")
       ->capture_default_str();
 }
 
@@ -121,45 +124,46 @@ void AddMqar(CLI::App& command, PrepareOptions& options) {
   command.option_defaults()->group(kSyntheticGroup);
   command
       .add_option("--synthetic", options.synthetic,
-                  "In place of --input: labelled rows of a task. mqar: multi-query associative "
-                  "recall, pairs of a key and a value, then each key again, which asks for its "
-                  "value [none: text]")
+                  "Generate labelled rows of a task instead of reading --input. mqar: multi-query "
+                  "associative recall. A row has pairs of a key and a value, then each key again, "
+                  "labelled with its value [none: text]")
       ->check(OneOf({"mqar"}));
-  command.add_option("--vocab-size", mqar.vocab_size, "Tokens; half of them are keys")
+  command.add_option("--vocab-size", mqar.vocab_size, "Number of tokens; half of them are keys")
       ->capture_default_str();
-  command.add_option("--seq-len", options.seq_len, "Tokens of a row, an even number")
+  command.add_option("--seq-len", options.seq_len, "Tokens per row, an even number")
       ->capture_default_str();
   command
       .add_option("--num-pairs", options.num_pairs,
-                  "Pairs of a row, at most a quarter of its tokens. With several numbers here, in "
-                  "--seq-len or in --examples, the dataset has as many segments, and scores are "
-                  "also given by segment")
+                  "Pairs per row, at most a quarter of its tokens. With several numbers here, in "
+                  "--seq-len or in --examples, the dataset has that number of segments, and scores "
+                  "are also reported by segment")
       ->capture_default_str();
   command
-      .add_option("--power", mqar.power,
-                  "Slot g of those that a key may return in has the weight g^(power - 1)")
+      .add_option(
+          "--power", mqar.power,
+          "Distribution of a key's second position: its possible slot g has weight g^(power - 1)")
       ->capture_default_str();
-  command.add_flag("--random-non-queries", mqar.random_non_queries,
-                   "Random tokens where a row would have zeros. Both generators draw them in "
-                   "halflife's own way, which differs from the public code's");
+  command.add_flag(
+      "--random-non-queries", mqar.random_non_queries,
+      "Fill unused positions with random tokens instead of zeros. Both generators draw "
+      "them in the same way, which differs from the public code");
   command
       .add_option("--generator", mqar.generator,
-                  "numpy_compat gives the rows of Zoology and ReBased to the bit, but not with "
-                  "--random-non-queries; native is faster and makes each row from its number alone")
+                  "numpy_compat reproduces the rows of Zoology and ReBased exactly, except with "
+                  "--random-non-queries. native is faster and generates each row independently")
       ->transform(OneOf(generators))
       ->default_str("native");
-  command.add_option("--examples", options.examples, "Training rows of each segment")
+  command.add_option("--examples", options.examples, "Training rows per segment")
       ->capture_default_str();
   command
       .add_option("--validation-examples", options.validation_examples,
-                  "Validation rows of each segment; 0: none")
+                  "Validation rows per segment; 0: none")
       ->capture_default_str();
-  command
-      .add_option("--test-examples", options.test_examples, "Test rows of each segment; 0: none")
+  command.add_option("--test-examples", options.test_examples, "Test rows per segment; 0: none")
       ->capture_default_str();
   command
       .add_option("--seed", mqar.seed,
-                  "Of the training rows; the test rows have this + 10, the validation rows + 20")
+                  "Seed of the training rows. Test rows use seed + 10, validation rows seed + 20")
       ->check(AtLeast(0))
       ->capture_default_str();
 }
@@ -171,35 +175,36 @@ void AddExamples(CLI::App& command, PrepareOptions& options) {
   data::PrepareExamplesConfig& config = options.examples_config;
   command.option_defaults()->group(kLabelsGroup);
   command
-      .add_option("--labels", options.labels,
-                  "--input holds labelled records, .tsv with a first line of names or .jsonl: "
-                  "texts with their classes, or prompts with their answers [none: text]")
+      .add_option(
+          "--labels", options.labels,
+          "--input contains labelled records (.tsv with a header line, or .jsonl): texts with "
+          "their classes, or prompts with their answers [none: text]")
       ->check(OneOf({"classes", "answers"}));
   command
       .add_option("--row-len", config.rules.row_len,
-                  "Tokens of a row: of one text with its class, or of as many answers as fit")
+                  "Tokens per row. A row has one text with its class, or as many answers as fit")
       ->capture_default_str();
   command
       .add_option("--too-long", config.rules.too_long,
-                  "Examples that no row holds: an error, cut to a row, or left out")
+                  "Examples longer than a row: an error, truncated, or dropped")
       ->transform(OneOf(rules))
       ->default_str("error");
-  command.add_option("--label-field", config.label_field, "The field with a text's class")
+  command.add_option("--label-field", config.label_field, "The field with the class of a text")
       ->capture_default_str();
   command
       .add_option("--classes", config.classes,
-                  "The classes, by their numbers from 0 [those of --input, sorted]")
+                  "Class names, numbered from 0 [those of --input, sorted]")
       ->delimiter(',');
-  command.add_option("--prompt-field", config.prompt_field, "The field with a prompt")
+  command.add_option("--prompt-field", config.prompt_field, "The field with the prompt")
       ->capture_default_str();
-  command.add_option("--answer-field", config.answer_field, "The field with its answer")
+  command.add_option("--answer-field", config.answer_field, "The field with the answer")
       ->capture_default_str();
   AddSpecialTokens(command, config.rules.special_tokens, "prompts and answers");
   command.add_option("--test-input", config.test_inputs, "Records of a test split [none]")
       ->type_name("PATH");
 }
 
-// What --input holds, or what is made without it.
+// Modes: the content of --input, or the task that is generated without it.
 Modes PrepareModes(const CLI::App& command) {
   Modes modes(command);
   modes.OnlyWith("--synthetic", modes.Group(kSyntheticGroup));
@@ -226,7 +231,7 @@ Modes PrepareModes(const CLI::App& command) {
 void AddPrepare(CLI::App& app, Request& request) {
   auto options = std::make_shared<PrepareOptions>();
   CLI::App* command =
-      app.add_subcommand("prepare", "Tokenise text into a dataset, or make a synthetic one");
+      app.add_subcommand("prepare", "Tokenise text into a dataset, or generate a synthetic one");
   DescribeUse(*command, PrepareUse());
   AddFiles(*command, *options);
   AddTokenizers(*command, *options);

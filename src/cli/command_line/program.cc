@@ -55,16 +55,16 @@ void CheckWords(const CLI::App& app, const std::vector<std::string>& words) {
   const CLI::App* command = &app;
   std::string path = app.get_name();
   for (const std::string& word : words) {
-    if (word == "--") return;  // values from here on
+    if (word == "--") return;  // Only values follow.
     const std::vector<std::string> subcommands = SubcommandsOf(*command);
     if (word.starts_with("--")) {
       const std::string name = word.substr(0, word.find('='));
       const std::vector<std::string> options = OptionsOf(*command);
-      HL_CHECK_AS(ExitCode::kUsage, Contains(options, name), "'", name, "' is no option of `", path,
-                  "`", DidYouMean(name, options), "\n`", path, " --help` lists them all");
+      HL_CHECK_AS(ExitCode::kUsage, Contains(options, name), "'", name, "' is not an option of `",
+                  path, "`", DidYouMean(name, options), "\n`", path, " --help` lists all options");
     } else if (!subcommands.empty() && !word.starts_with('-')) {
       HL_CHECK_AS(ExitCode::kUsage, Contains(subcommands, word), "'", word,
-                  "' is no subcommand of `", path, "`", DidYouMean(word, subcommands),
+                  "' is not a subcommand of `", path, "`", DidYouMean(word, subcommands),
                   "\nThere are ", Join(subcommands, ", "));
       command = command->get_subcommand(word);
       path += " " + word;
@@ -84,8 +84,8 @@ std::unique_ptr<CLI::App> MakeProgram(Request& request) {
       "Print the version and exit");
   for (const AddCommand add : kCommands) add(*app, request);
   std::string footer = kWayThrough + ExitCodeLines(AllExitCodes());
-  footer.pop_back();    // CLI11 ends the footer
-  app->footer(footer);  // now: a subcommand that is made later inherits it
+  footer.pop_back();    // CLI11 adds the last line break.
+  app->footer(footer);  // Set it now: later subcommands inherit it.
   return app;
 }
 

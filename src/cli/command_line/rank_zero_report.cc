@@ -6,8 +6,8 @@
 namespace halflife::cli {
 
 void LetRankZeroReport(int rank, ExitCode code) {
-  // Longer than mpirun takes to kill a rank that handles SIGTERM (a second), and than ranks start
-  // apart on a busy machine.
+  // Longer than mpirun needs to kill a rank that handles SIGTERM (a second), and longer than the
+  // difference between the ranks' start times on a busy machine.
   constexpr auto kWait = std::chrono::seconds(5);
   const bool likely_on_all_ranks = code == ExitCode::kUsage || code == ExitCode::kData ||
                                    code == ExitCode::kEnvironment ||

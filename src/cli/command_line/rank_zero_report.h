@@ -1,4 +1,4 @@
-// Reports an error that all ranks have once, without communication.
+// Reports an error that all ranks have only once, without communication.
 //
 //   LetRankZeroReport(launcher.rank, error.code());
 //   HL_ERROR("halflife", error.what());

@@ -14,7 +14,7 @@
 namespace halflife::cli {
 namespace {
 
-// What of a command's options is wrong, by kind of the error.
+// Describes the errors in a command's options, by kind of error.
 class Findings {
  public:
   Findings(const CLI::App& command, const std::string& words)
@@ -37,12 +37,12 @@ class Findings {
       for (const CLI::Option* other : option->get_excludes())
         if (other->count() > 0)
           return Concat(option->get_name(), " and ", other->get_name(),
-                        " exclude each other; one of them would work");
+                        " exclude each other. Use one of them.");
     }
     return words_;
   }
 
-  // Values too few or too many.
+  // Too few or too many values.
   std::string Count() const {
     const CLI::Option* option = Named();
     if (option == nullptr) return words_;
@@ -50,34 +50,34 @@ class Findings {
     const int least = std::max(option->get_items_expected_min(), 1);
     if (option->get_items_expected_max() == 0) return Concat(option->get_name(), " takes no value");
     if (words_.ends_with(" missing"))
-      return Concat(option->get_name(), " has no value; ", UsageOf(*option), " would work");
+      return Concat(option->get_name(), " has no value. Use ", UsageOf(*option), ".");
     return Concat(option->get_name(), " has ", Counted(met, "value"), " ('",
-                  Join(option->results(), "', '"), "'); ",
-                  met < least ? least : option->get_items_expected_max(), " would work");
+                  Join(option->results(), "', '"), "'). Give ",
+                  met < least ? least : option->get_items_expected_max(), ".");
   }
 
-  // A value that is no number, or a flag's.
+  // A value that is not a number, or a value for a flag.
   std::string Conversion() const {
     for (const CLI::Option* option : options_) {
       if (option->count() == 0) continue;
       const CLI::ConversionError would_say(option->get_name(), option->results());
       const bool is_flag = option->get_items_expected_max() == 0;
       if (words_ != would_say.what() && !(is_flag && option == Named())) continue;
-      if (is_flag) return Concat(option->get_name(), " takes no value; leave it out");
+      if (is_flag) return Concat(option->get_name(), " takes no value. Remove it.");
       return Concat(option->get_name(), ": ", ValueProblem(*option));
     }
     return words_;
   }
 
-  // Words that nothing takes.
+  // Words that the command does not accept.
   std::string Extras() const {
     std::vector<std::string> extras = command_.remaining();
     if (extras.empty()) return words_;
-    return Concat("has no place for '", Join(extras, "' '"), "'");
+    return Concat("does not accept '", Join(extras, "' '"), "'");
   }
 
  private:
-  // The option that the error's words begin with.
+  // Returns the option that the error message begins with.
   const CLI::Option* Named() const {
     for (const CLI::Option* option : options_)
       if (words_.starts_with(option->get_name() + ":") ||
@@ -88,7 +88,7 @@ class Findings {
 
   static std::string ValueProblem(const CLI::Option& option) {
     const bool whole = !option.get_type_name().starts_with("FLOAT");
-    const std::string works = Concat("; e.g. ", Example(option), " would work");
+    const std::string works = Concat(". Use for example ", Example(option), ".");
     for (const std::string& result : option.results())
       if (const std::string problem = NumberProblem(result, whole); !problem.empty())
         return problem + works;
@@ -101,7 +101,7 @@ class Findings {
   }
 
   const CLI::App& command_;
-  const std::string words_;  // CLI11's own
+  const std::string words_;  // The message of CLI11.
   const std::vector<const CLI::Option*> options_;
 };
 
@@ -112,7 +112,7 @@ std::string Describe(const CLI::App& command, const CLI::ParseError& error) {
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) return findings.Count();
   if (dynamic_cast<const CLI::ConversionError*>(&error) != nullptr) return findings.Conversion();
   if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) return findings.Extras();
-  return error.what();  // of value_checks.h or modes.h
+  return error.what();  // From value_checks.h or modes.h.
 }
 
 }  // namespace
@@ -125,7 +125,7 @@ void Refuse(const CLI::App& program, const CLI::ParseError& error) {
     path += " " + command->get_name();
   }
   HL_FAIL(ExitCode::kUsage, "`", path, "` ", Describe(*command, error), "\n`", path,
-          " --help` has all that it takes");
+          " --help` lists all options");
 }
 
 }  // namespace halflife::cli

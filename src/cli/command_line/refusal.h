@@ -1,5 +1,5 @@
-// What CLI11 refuses, in this program's words: what was met, what would work, and where --help
-// has the rest.
+// Reports errors of CLI11 in this program's words: the cause, the correct form, and a pointer to
+// --help.
 //
 //   try {
 //     program->parse(argc, argv);
@@ -15,7 +15,7 @@ class ParseError;
 
 namespace halflife::cli {
 
-// Error kUsage. `program` threw `error` from its parse, and still holds what it had read.
+// Error kUsage. `program` threw `error` while parsing, and still has the values read so far.
 [[noreturn]] void Refuse(const CLI::App& program, const CLI::ParseError& error);
 
 }  // namespace halflife::cli

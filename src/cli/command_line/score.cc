@@ -1,4 +1,4 @@
-// halflife score: log-probabilities of given tokens or texts.
+// halflife score: writes log-probabilities of given tokens or texts.
 #include <CLI/CLI.hpp>
 
 #include "cli/command_line/command.h"
@@ -11,18 +11,18 @@ namespace halflife::cli {
 
 void AddScore(CLI::App& app, Request& request) {
   auto options = std::make_shared<ScoreOptions>();
-  CLI::App* command = app.add_subcommand("score", "Log-probabilities of given tokens or texts");
+  CLI::App* command =
+      app.add_subcommand("score", "Write log-probabilities of given tokens or texts");
   DescribeUse(
       *command,
       {.notes =
-           "Writes a line a sequence: {\"ids\":[...],\"logprobs\":[...]} with logprobs[i] = ln "
-           "p(ids[i+1] | ids[..i]) in fp32, null where that is not finite, and prints the mean, of "
-           "--text also in bits per byte "
-           "(a text's first token, which is not scored, counts as an average one). A model of "
-           "hidden tokens gives ln p(ids[i+1] | all other ids), each hidden in a row of its own, "
-           "whole. Under mpirun the ranks share the sequences. An eos token inside a sequence is "
-           "a token like any other: the state is not reset. Ctrl-C ends the command by the "
-           "signal, which a shell reports as 130, and --out is not written.",
+           "Writes one line per sequence: {\"ids\":[...],\"logprobs\":[...]} with logprobs[i] = ln "
+           "p(ids[i+1] | ids[..i]) in fp32, or null if that is not finite. Prints the mean, for "
+           "--text also in bits per byte (the first token of a text is not scored and counts as "
+           "an average one). For a masked language model, the value is ln p(ids[i+1] | all other "
+           "ids), with each token masked in a separate row. Under mpirun, the ranks share the "
+           "sequences. An eos token inside a sequence does not reset the state. Ctrl-C ends the "
+           "command by the signal, which a shell reports as 130, and --out is not written.",
        .examples = {"halflife score --model runs/first --text chapter.txt --out chapter.jsonl"},
        .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kNoUsableCheckpoint,
                       ExitCode::kInterrupted}});
@@ -30,7 +30,7 @@ void AddScore(CLI::App& app, Request& request) {
   CLI::Option* tokens =
       command
           ->add_option("--tokens", options->tokens,
-                       "A JSON file: a list of lists of token ids. It may be a pipe; - is "
+                       "JSON file with a list of lists of token ids. It may be a pipe; - is "
                        "standard input [none]")
           ->type_name("FILE");
   CLI::Option* text = command
@@ -43,14 +43,14 @@ void AddScore(CLI::App& app, Request& request) {
       ->required();
   AddTokenizer(*command, options->tokenizer, "the model's");
   AddSpecialTokens(*command, options->special_tokens, "--text");
-  command->add_option("--piece", options->score.piece, "Tokens of a sequence in one forward")
+  command->add_option("--piece", options->score.piece, "Tokens of a sequence per forward pass")
       ->check(AtLeast(1))
       ->capture_default_str();
-  command->add_option("--batch-tokens", options->score.batch_tokens, "Tokens of one forward")
+  command->add_option("--batch-tokens", options->score.batch_tokens, "Tokens per forward pass")
       ->check(AtLeast(1))
       ->capture_default_str();
   AddPlace(*command, options->place);
-  command->add_option("--threads", options->threads, "Threads a rank [all cores]")
+  command->add_option("--threads", options->threads, "LibTorch threads per rank [all cores]")
       ->check(NumThreads(0));
   Modes modes(*command);
   modes.OnlyWith("--text", {"--tokenizer", "--special-tokens"});

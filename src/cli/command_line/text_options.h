@@ -1,4 +1,4 @@
-// The options of commands that turn text into tokens.
+// The options of commands that convert text to tokens.
 #pragma once
 
 #include <string>
@@ -11,15 +11,15 @@ class App;
 
 namespace halflife::cli {
 
-// The help of --tokenizer: what data::OpenTokenizer takes.
+// The help of --tokenizer, for data::OpenTokenizer.
 inline constexpr char kTokenizerHelp[] =
     "`bytes`, a sentencepiece .model file, a byte-level BPE tokenizer.json, or a folder with a "
     "tokenizer, such as a Hugging Face model's";
 
-// --tokenizer, which is by default `standard`, e.g. "the model's".
+// Adds --tokenizer. `standard` describes its default, for example "the model's".
 void AddTokenizer(CLI::App& command, std::string& tokenizer, const std::string& standard);
 
-// --special-tokens for `texts`, e.g. "the prompt".
+// Adds --special-tokens for `texts`, for example "the prompt".
 void AddSpecialTokens(CLI::App& command, data::SpecialTokens& special, const std::string& texts);
 
 }  // namespace halflife::cli

@@ -1,4 +1,4 @@
-// halflife train: one run from a recipe, alone or as one rank under mpirun or srun.
+// halflife train: trains one run from a recipe, as one process or as one rank under mpirun or srun.
 #include <CLI/CLI.hpp>
 
 #include "cli/command_line/command.h"
@@ -14,25 +14,25 @@ void AddInitOptions(CLI::App& command, TrainOptions& options) {
   command.option_defaults()->group(kInitGroup);
   command
       .add_option("--init-from", options.init_from,
-                  "Start from these weights (a run, RUN@best, a step, a Hugging Face folder); a "
-                  "checkpoint in "
-                  "--run wins [none]")
+                  "Start from these weights (a run, RUN@best, a step, a Hugging Face folder). A "
+                  "checkpoint in --run takes precedence [none]")
       ->type_name("RUN");
   command
       .add_option("--init-map", options.init_map,
-                  "A file of `pattern -> replacement` lines that rename [none]")
+                  "File of `pattern -> replacement` lines that rename tensors [none]")
       ->type_name("FILE");
   command
       .add_option("--init-allow-missing", options.init_rules.allow_missing,
-                  "Tensors that keep their initial value; may be repeated")
+                  "Glob of tensors that may keep their initial values; may be repeated")
       ->type_name("GLOB");
   command
       .add_option("--init-allow-unexpected", options.init_rules.allow_unexpected,
-                  "Tensors of the source that are left out; may be repeated")
+                  "Glob of tensors of the source that may be ignored; may be repeated")
       ->type_name("GLOB");
   command
-      .add_option("--init-new-rows", options.init_new_rows,
-                  "Of a larger vocabulary: refuse, the mean row, or initial values")
+      .add_option(
+          "--init-new-rows", options.init_new_rows,
+          "New rows of a larger vocabulary: refuse, use the mean row, or use initial values")
       ->check(OneOf({"refuse", "mean", "init"}))
       ->capture_default_str();
 }
@@ -53,8 +53,8 @@ void AddTrain(CLI::App& app, Request& request) {
   CLI::App* command = app.add_subcommand("train", "Train a model from a recipe");
   DescribeUse(
       *command,
-      {.notes = "A run that was stopped goes on with the same command. Every name that --set takes "
-                "is in proto/halflife/run_config.proto; `halflife recipe` prints them with their "
+      {.notes = "The same command continues a stopped run. The names that --set accepts are in "
+                "proto/halflife/run_config.proto. `halflife recipe` prints them with their "
                 "values.",
        .examples = {"halflife train --config launch/recipes/quickstart.textproto --set "
                     "data.path=datasets/mine --run runs/first",
@@ -68,8 +68,8 @@ void AddTrain(CLI::App& app, Request& request) {
   command
       ->add_option(
           "--config", options->configs,
-          "The recipe (protobuf text format); may be repeated: a later file changes fields "
-          "of the earlier ones")
+          "The recipe (protobuf text format). May be repeated: later files override fields "
+          "of earlier ones")
       ->type_name("RECIPE")
       ->expected(1)
       ->allow_extra_args(false)
@@ -77,52 +77,55 @@ void AddTrain(CLI::App& app, Request& request) {
       ->required();
   command
       ->add_option("--set", options->overrides,
-                   "Overrides a field of the recipe, e.g. optimizer.lr=3e-4; may be repeated")
+                   "Override a field of the recipe, e.g. optimizer.lr=3e-4; may be repeated")
       ->type_name("NAME=VALUE")
       ->take_all();
   command
       ->add_option("--local-ranks", options->local_ranks,
-                   "Ranks that are threads of this process, on the CPU: what mpirun would start, "
-                   "where there is none")
+                   "Number of ranks as threads of this process, on the CPU. Replaces mpirun on one "
+                   "machine")
       ->type_name("N")
       ->check(Between(1, 1024))
       ->capture_default_str();
   command
       ->add_option("--trace", options->trace,
-                   "A timeline of every rank's first steps, for ui.perfetto.dev [none]")
+                   "Write a timeline of the first steps of every rank, for ui.perfetto.dev [none]")
       ->type_name("FILE");
-  command->add_option("--trace-steps", options->trace_steps, "How many")
+  command->add_option("--trace-steps", options->trace_steps, "Number of steps in the timeline")
       ->type_name("N")
       ->check(Between(1, 100000))
       ->capture_default_str();
-  command->add_flag("--check-sync", options->check_sync,
-                    "Count what makes the host wait for its GPU within the steps (on a CPU: what "
-                    "would), and what it launches; rank 0 tells at the end of the run");
+  command->add_flag(
+      "--check-sync", options->check_sync,
+      "Count the operations that make the host wait for its GPU within the steps (on a "
+      "CPU: predict them), and the launches. Rank 0 reports them at the end");
   command->add_flag(
       "--dry-run", options->dry_run,
       "Print the parameter count and whether the run fits in memory, then details and "
-      "the resolved config with all defaults. Trains nothing, needs no dataset");
+      "the resolved config with all defaults. Does not train and needs no dataset");
   command
       ->add_option(
           "--plan", options->plan,
-          "With --dry-run: what the recipe costs on machines that are not here, from "
-          "\"nodes=N,gpus=G\" and, where they differ from the recipe's or the preset's, sp, zero, "
-          "micro_batch, device (h100, h200, a100, cpu), peak_tflops, efficiency, hbm_gbs, "
-          "nvlink_gbs, network_gbs, memory_gib; auto before them searches sp, zero and micro_batch "
+          "With --dry-run: predict the cost of the recipe on other machines, given as "
+          "\"nodes=N,gpus=G\" and optionally sp, zero, micro_batch, device (h100, h200, a100, "
+          "cpu), peak_tflops, efficiency, hbm_gbs, nvlink_gbs, network_gbs and memory_gib. "
+          "A leading auto searches sp, zero and micro_batch "
           "[none]")
       ->type_name("KEY=VALUE,...");
   command->add_flag("--json", options->json, "Print the plan as JSON");
 
   command->option_defaults()->group("Run folder");
   command
-      ->add_option("--run", options->run,
-                   "The run's folder [runs/ and the recipe's name; several names are joined by +]")
+      ->add_option(
+          "--run", options->run,
+          "The folder of the run [runs/ and the recipe's name; several names are joined by +]")
       ->type_name("RUN");
-  command->add_option("--resume", options->resume, "Where to go on: auto, none, step=N or path=DIR")
+  command
+      ->add_option("--resume", options->resume, "Where to continue: auto, none, step=N or path=DIR")
       ->capture_default_str();
   command
       ->add_option("--allow-change", options->allow_change,
-                   "A config field that may differ from the checkpoint's, e.g. optimizer.lr; may "
+                   "Config field that may differ from the checkpoint's, e.g. optimizer.lr; may "
                    "be repeated")
       ->type_name("NAME")
       ->take_all();

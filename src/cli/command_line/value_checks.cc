@@ -15,7 +15,8 @@
 namespace halflife::cli {
 namespace {
 
-// As CLI11 reads it, 0x10 too; of what is beyond 64 bits the nearest, which the option refuses.
+// Parses a number like CLI11, including 0x10. A number beyond 64 bits becomes the nearest one,
+// which the option refuses.
 std::optional<int64_t> WholeNumber(const std::string& text) {
   char* end = nullptr;
   const int64_t value = std::strtoll(text.c_str(), &end, 0);
@@ -33,10 +34,9 @@ std::optional<double> Number(const std::string& text) {
 template <typename Value>
 std::string RangeProblem(const std::string& text, const std::optional<Value>& value,
                          const char* kind, Value least, Value most, const std::string& works) {
-  if (!value) return Concat("'", text, "' is no ", kind, "; ", works, " would work");
+  if (!value) return Concat("'", text, "' is not a ", kind, ". Use ", works, ".");
   if (*value >= least && *value <= most) return "";
-  return Concat("'", text, "' is too ", *value < least ? "small" : "large", "; ", works,
-                " would work");
+  return Concat("'", text, "' is too ", *value < least ? "small" : "large", ". Use ", works, ".");
 }
 
 }  // namespace
@@ -85,8 +85,8 @@ CLI::Validator Folder(const std::string& wanted) {
         std::error_code ignored;
         if (std::filesystem::is_directory(text, ignored)) return std::string();
         return Concat(std::filesystem::exists(text, ignored) ? "" : "there is no ", "'", text, "'",
-                      std::filesystem::exists(text, ignored) ? " is no folder" : "", "; ", wanted,
-                      " would work");
+                      std::filesystem::exists(text, ignored) ? " is not a folder" : "", ". Use ",
+                      wanted, ".");
       },
       "");
 }
@@ -97,9 +97,10 @@ CLI::Validator SizeInBytes() {
       [convert](std::string& text) {
         const std::string met = text;
         const auto problem = [&] {
-          return Concat("'", met,
-                        "' is no size; bytes, or a whole number and a unit, e.g. 500MB, 5GB or "
-                        "4GiB, would work");
+          return Concat(
+              "'", met,
+              "' is not a size. Use bytes, or a whole number and a unit, for example 500MB, "
+              "5GB or 4GiB.");
         };
         // CLI11 wraps the one and saturates the other.
         const size_t digits = std::min(met.find_first_not_of("0123456789"), met.size());
@@ -118,7 +119,7 @@ CLI::Validator SizeInBytes() {
 
 std::string NumberProblem(const std::string& text, bool whole) {
   const bool is_one = whole ? WholeNumber(text).has_value() : Number(text).has_value();
-  return is_one ? "" : Concat("'", text, "' is no ", whole ? "whole " : "", "number");
+  return is_one ? "" : Concat("'", text, "' is not a ", whole ? "whole " : "", "number");
 }
 
 }  // namespace halflife::cli

@@ -1,5 +1,5 @@
-// What the value of an option has to be, as validators for CLI11: a refusal says what was met and
-// what would work, where CLI11's own would print the largest double.
+// Checks of option values, as validators for CLI11. Their errors name the value and the valid ones.
+// (The errors of CLI11 would contain the largest double.)
 //
 //   command.add_option("--batch", options.batch, "Windows of one forward")->check(AtLeast(1));
 //   command.add_option("--dtype", dtype, "Of all tensors")->check(OneOf({"fp32", "bf16"}));
@@ -17,17 +17,17 @@
 
 namespace halflife::cli {
 
-CLI::Validator AtLeast(int64_t least);  // a whole number
+CLI::Validator AtLeast(int64_t least);  // A whole number.
 CLI::Validator Between(int64_t least, int64_t most);
-CLI::Validator NumThreads(int least);  // up to kMaxThreads, as train.threads
+CLI::Validator NumThreads(int least);  // Up to kMaxThreads, like train.threads.
 CLI::Validator BetweenNumbers(double least, double most);
 CLI::Validator OneOf(std::vector<std::string> names);
-// `wanted`: what would work, e.g. "a run's folder".
+// `wanted` is the correct form, for example "a run's folder".
 CLI::Validator Folder(const std::string& wanted);
-// Turns "5GB" into its bytes; for transform().
+// Converts "5GB" to bytes. For transform().
 CLI::Validator SizeInBytes();
 
-// Turns a name into what it stands for; for transform().
+// Converts a name to its value. For transform().
 template <typename Value>
 CLI::Validator OneOf(const std::map<std::string, Value>& values) {
   std::vector<std::string> names;
@@ -50,8 +50,8 @@ CLI::Validator OneOf(const std::map<std::string, Value>& values) {
       check.get_description());
 }
 
-// Of an option without a check that takes a number: "'x' is no whole number", or nothing where the
-// text is one.
+// For an option without a check that needs a number. Returns for example "'x' is not a whole
+// number", or "" if the text is a number.
 std::string NumberProblem(const std::string& text, bool whole);
 
 }  // namespace halflife::cli
