@@ -1,8 +1,9 @@
-// What dropout draws. Of attention's weights, which kernels drop that meet pairs of tokens, whether
-// a pair is kept is Philox of (key; the row's sample number and the head; the query's place; the
-// key's place / 4), so no mask is kept, and a pair's is the same in whatever tile, slice or rank it
-// is met. Places count from the row's beginning. ops::Dropout gives probabilities [B H, T, S]
-// the same masks by the sample numbers of SampleOfHead. C++17, no LibTorch.
+// The random draws of dropout on attention weights, for kernels that process pairs of tokens. A
+// pair is kept or dropped according to Philox of (key; the row's sample number and the head; the
+// query's index; the key's index / 4). Indices count from the row's beginning. No mask is stored,
+// and the result for a pair is the same in every tile, slice and rank. ops::Dropout gives
+// probabilities [B H, T, S] the same masks if it is called with the sample numbers of
+// SampleOfHead(). C++17 without LibTorch.
 //
 //   const uint64_t sample = SampleOfHead(dropout.samples[row], head);
 //   const bool kept = (KeptPairs(dropout, sample, query, key / 4 * 4) >> key % 4 & 1) != 0;
@@ -15,14 +16,14 @@
 
 namespace halflife::kernels {
 
-// A draw of 24 bits below this one is dropped.
+// A weight is dropped if its 24-bit draw is below the threshold.
 inline uint32_t DropoutThreshold(double rate) { return static_cast<uint32_t>(rate * 0x1p24); }
 
 struct PairDropout {
-  const uint64_t* samples = nullptr;  // [B] of the rows, beside the tensors; null: all is kept
+  const uint64_t* samples = nullptr;  // [B], one per row, on the tensors' device; null: keep all
   RandomKey key = {};
   uint32_t threshold = 0;
-  double scale = 1;  // of what is kept: 1 / (1 - rate)
+  double scale = 1;  // factor on kept weights: 1 / (1 - rate)
 
   HL_EVERYWHERE bool drops() const { return samples != nullptr; }
 };
@@ -32,7 +33,7 @@ HL_HOST_DEVICE inline uint64_t SampleOfHead(uint64_t sample, int head) {
   return sample + (static_cast<uint64_t>(head) << kHeadBit);
 }
 
-// Of 4 keys from `first_key`, a multiple of 4, on: bit i is set where the pair with key
+// Draws for the 4 keys from `first_key`, a multiple of 4, on. Bit i is set if the pair with key
 // first_key + i is kept.
 HL_HOST_DEVICE inline uint32_t KeptPairs(const PairDropout& dropout, uint64_t sample_of_head,
                                          int query, int first_key) {

@@ -1,5 +1,5 @@
-// HL_EVERYWHERE marks a constexpr function that CPU and CUDA kernels share. C++17. On a device it
-// is always inlined: a call would cost the kernels that are short of registers a stack frame.
+// HL_EVERYWHERE marks a constexpr function that CPU and CUDA kernels share. C++17. On a device the
+// function is always inlined: a call would give kernels that are short of registers a stack frame.
 #pragma once
 
 #ifdef __CUDACC__

@@ -1,4 +1,4 @@
-// What is wrong with the shape of a kernel's call, collected to name all of it at once.
+// Collects all problems of a kernel call's shape, to report them in one message.
 //
 //   ShapeProblems problems("decay attention");
 //   problems.Unless(args.num_heads >= 1, "num_heads is ", args.num_heads);

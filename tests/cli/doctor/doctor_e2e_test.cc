@@ -69,7 +69,7 @@ TEST(Doctor, TheInstructionSetIsTheOneAskedFor) {
   const RunResult unknown = run("sse9");
   EXPECT_EQ(unknown.exit_code, 2);
   EXPECT_THAT(unknown.err,
-              HasSubstr("HALFLIFE_CPU_ISA=sse9 names no instruction set; avx512, avx2"));
+              HasSubstr("HALFLIFE_CPU_ISA=sse9 names no instruction set. Use avx512, avx2"));
 }
 
 TEST(Doctor, AFolderThatCannotBeWrittenFails) {

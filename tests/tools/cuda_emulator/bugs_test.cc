@@ -163,7 +163,7 @@ TEST_F(Bugs, LaunchShape) {
   EXPECT_EQ(ErrorOf([] { LaunchShapeOf(1024, 227 * 1024); }), "no error");
   EXPECT_THAT(ErrorOf([] { LaunchShapeOf(1025, 0); }), ContainsRegex("a block of 1025 threads"));
   EXPECT_THAT(ErrorOf([] { LaunchShapeOf(32, 227 * 1024 + 1); }),
-              ContainsRegex("232449 bytes of dynamic shared memory; at most 232448"));
+              ContainsRegex("232449 bytes of dynamic shared memory[.] Use at most 232448"));
 }
 
 TEST_F(Bugs, AfterAnErrorTheNextLaunchWorks) {

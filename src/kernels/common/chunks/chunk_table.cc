@@ -12,27 +12,27 @@ void CheckLimits(const ChunkTableConfig& config) {
   HL_CHECK(config.batch >= 0 && config.seq_len >= 0 && config.chunk_size >= 1,
            "chunk table of batch ", config.batch, ", ", config.seq_len, " tokens, chunks of ",
            config.chunk_size);
-  constexpr int64_t kMax = std::numeric_limits<int32_t>::max();  // of the kernels' counts
+  constexpr int64_t kMax = std::numeric_limits<int32_t>::max();  // the kernels count in 32 bits
   HL_CHECK_AS(ExitCode::kUsage, config.batch <= kMax && config.seq_len <= kMax,
               "chunk table: a batch of ", config.batch, " rows of ", config.seq_len,
-              " tokens; rows, and tokens of a row, up to ", kMax, " would work");
+              " tokens exceeds 32-bit counts. Use at most ", kMax, " rows, and tokens per row.");
   const int64_t chunks_of_row = (config.seq_len + config.chunk_size - 1) / config.chunk_size;
   const auto cuts = static_cast<int64_t>(config.document_starts.size() + config.cu_seqlens.size());
   HL_CHECK_AS(ExitCode::kUsage, config.batch * chunks_of_row + cuts <= kMax,
               "chunk table: a batch of ", config.batch, " rows of ", config.seq_len,
               " tokens makes up to ", config.batch * chunks_of_row + cuts, " chunks of ",
-              config.chunk_size, "; ", kMax, " would work, so split the batch");
+              config.chunk_size, ", above the limit of ", kMax, ". Split the batch.");
   HL_CHECK(config.batch * config.seq_len <= std::numeric_limits<int32_t>::max() ||
                (config.cu_seqlens.empty() && config.document_starts.empty()),
            "chunk table: positions of ", config.batch * config.seq_len,
-           " tokens do not fit the 32 bits of document_starts and cu_seqlens");
+           " tokens do not fit the 32 bits of document_starts and cu_seqlens. Split the batch.");
   const int64_t num_tokens = config.batch * config.seq_len;
   const auto starts = config.document_starts;
   for (size_t i = 0; i < starts.size(); ++i) {
     HL_CHECK_AS(ExitCode::kData, starts[i] >= 0 && starts[i] <= num_tokens, "document_starts[", i,
                 "] is ", starts[i], ", outside 0 .. ", num_tokens, " (batch x seq_len)");
     HL_CHECK_AS(ExitCode::kData, i == 0 || starts[i - 1] <= starts[i], "document_starts[", i,
-                "] is ", starts[i], ", below the ", starts[i - 1], " before it; sort them");
+                "] is ", starts[i], ", below the ", starts[i - 1], " before it. Sort them.");
   }
   const auto limits = config.cu_seqlens;
   if (limits.empty()) return;
@@ -46,7 +46,8 @@ void CheckLimits(const ChunkTableConfig& config) {
                 ", below the ", limits[i - 1], " before it");
 }
 
-// Cuts tokens [begin, end) of a row at the document starts in it; `next_start` moves on past them.
+// Cuts tokens [begin, end) of a row at the document starts inside it. Advances `next_start` past
+// them.
 void CutSequence(const ChunkTableConfig& config, int32_t row, int64_t begin, int64_t end,
                  size_t& next_start, std::vector<ChunkEntry>& chunks) {
   const auto starts = config.document_starts;

@@ -1,5 +1,5 @@
-// Cuts the tokens of a batch into chunks that never span two documents, on the host, once per
-// batch.
+// Divides the tokens of a batch into chunks that never span two documents. Runs on the host, once
+// per batch.
 //
 //   const ChunkTable table = MakeChunkTable(
 //       {.batch = B, .seq_len = T, .chunk_size = 64, .document_starts = cu_seqlens});
@@ -16,20 +16,22 @@ namespace halflife::kernels {
 
 struct ChunkTableConfig {
   int64_t batch = 0, seq_len = 0;
-  // at least 1; for MakeSequenceChunks 0 is the plan's choice for its device
+  // At least 1. MakeSequenceChunks() accepts 0: the plan then chooses the size for its device.
   int64_t chunk_size = 0;
-  // Where state restarts from zero: flat positions b T + t, ascending; duplicates and B T itself
-  // are ignored. A row whose first token is not listed goes on from the row's initial state.
+  // Positions b T + t at which the state restarts from zero, in ascending order. Duplicates and B T
+  // itself are ignored. A row whose first token is not listed continues from the row's initial
+  // state.
   std::span<const int32_t> document_starts = {};
-  // Not empty: batch is 1 and [0, ..., T] delimits the sequences, each with its own initial and
-  // final state. Equal neighbours are sequences of no token. Must not decrease.
+  // If not empty, the batch must be 1, and [0, ..., T] delimits the sequences, each with its own
+  // initial and final state. Values must not decrease; equal neighbours make a sequence without
+  // tokens.
   std::span<const int32_t> cu_seqlens = {};
 };
 struct ChunkTable {
   std::vector<ChunkEntry> chunks;
   std::vector<int32_t> sequence_begin;
 };
-// Throws Error (exit 3) for limits that are out of order or out of range, naming the index.
+// Throws an error (exit 3), with the index, for limits that are out of order or out of range.
 ChunkTable MakeChunkTable(const ChunkTableConfig& config);
 
 }  // namespace halflife::kernels

@@ -1,4 +1,4 @@
-// The same as avx512.h for AVX2.
+// Like avx512.h, for AVX2.
 #pragma once
 
 #if defined(__x86_64__) && defined(__GNUC__)

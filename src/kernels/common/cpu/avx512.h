@@ -1,7 +1,8 @@
-// The target of files that are compiled for AVX-512 as a whole. They include this after the headers
-// whose inline functions and templates other files share, whose instances here would have these
-// instructions, and before those that are written for HL_SIMD_BYTES (the width of a vector) and
-// HL_SIMD_NAMESPACE. Elsewhere than on x86-64 the namespace is narrow, and unused.
+// Sets the compiler target of a source file to AVX-512. Include order matters: first the headers
+// with inline functions and templates that other files share, because their instances must not
+// contain these instructions; then this header; then the headers written in terms of HL_SIMD_BYTES
+// (the width of a vector) and HL_SIMD_NAMESPACE. On other architectures than x86-64 the namespace
+// has narrow vectors and is not used.
 #pragma once
 
 #if defined(__x86_64__) && defined(__GNUC__)

@@ -1,4 +1,4 @@
-// The same as avx512.h for any machine: vectors of 128 bits, which every compiler target has or
+// Like avx512.h, for any machine: vectors of 128 bits, which every compiler target supports or
 // splits.
 #pragma once
 

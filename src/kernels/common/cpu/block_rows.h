@@ -1,5 +1,5 @@
-// Rows of a block of channels, between the storage of activations and arrays of the compute type,
-// for one instruction set: the file that includes this has said which (see kernels/common/cpu/avx512.h).
+// Converts rows of a block of channels between the storage of activations and arrays of the compute
+// type. Compiled per instruction set: the including file selects it (kernels/common/cpu/avx512.h).
 //
 //   LoadRow(k + token * dim + channel, count, width, keys);  // keys[count .. width) = 0
 //   StoreRow(keys, count, dk + token * dim + channel);

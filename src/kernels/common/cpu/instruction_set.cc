@@ -16,7 +16,7 @@ struct Row {
   std::string_view word;
   const char* name;
 };
-// The widest first.
+// Widest first.
 constexpr Row kRows[] = {{InstructionSet::kAvx512, "avx512", "AVX-512"},
                          {InstructionSet::kAvx2, "avx2", "AVX2"},
                          {InstructionSet::kBaseline, "baseline", "baseline"}};
@@ -26,10 +26,10 @@ const Row& RowOf(InstructionSet set) {
                        [set](const Row& row) { return row.set == set; });
 }
 
-// Every feature of HL_TARGET_AVX2 and HL_TARGET_AVX512.
+// Tests every feature of HL_TARGET_AVX2 and HL_TARGET_AVX512.
 InstructionSet Widest() {
 #if defined(__x86_64__) && defined(__GNUC__)
-  __builtin_cpu_init();  // this may run before the constructor that does it
+  __builtin_cpu_init();  // this may run before the constructor that initializes CPU detection
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                     __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -40,8 +40,8 @@ InstructionSet Widest() {
   return InstructionSet::kBaseline;
 }
 
-// Process-wide, as what the processor can do is: every kernel asks, below any object that could
-// hand it down.
+// Process-wide, like the processor's abilities. Every kernel reads it, also in places that no
+// context object reaches.
 std::atomic<InstructionSet> in_use{Widest()};
 
 }  // namespace
@@ -67,7 +67,8 @@ bool IsAmd() {
 }
 
 void UseInstructionSet(InstructionSet set) {
-  HL_CHECK(set <= Widest(), "this machine does not run ", NameOf(set));
+  HL_CHECK(set <= Widest(), "this machine does not run ", NameOf(set),
+           ". Use one of UsableInstructionSets().");
   in_use.store(set, std::memory_order_relaxed);
 }
 
@@ -76,10 +77,10 @@ InstructionSet ChooseInstructionSet(std::string_view word, InstructionSet widest
   const auto* const row = std::find_if(std::begin(kRows), std::end(kRows),
                                        [word](const Row& r) { return r.word == word; });
   HL_CHECK_AS(ExitCode::kUsage, row != std::end(kRows), kVariable, "=", word,
-              " names no instruction set; avx512, avx2 and baseline would work, or to unset it");
+              " names no instruction set. Use avx512, avx2 or baseline, or unset it.");
   HL_CHECK_AS(ExitCode::kEnvironment, row->set <= widest, "this machine does not run ", row->name,
-              ", which ", kVariable, "=", word, " asks for; ", kVariable, "=", RowOf(widest).word,
-              " would work, or to unset it");
+              ", which ", kVariable, "=", word, " requests. Use ", kVariable, "=",
+              RowOf(widest).word, ", or unset it.");
   return row->set;
 }
 

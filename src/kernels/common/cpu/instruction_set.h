@@ -1,19 +1,20 @@
-// The instruction sets that CPU kernels are compiled for, and the one of them that this process
-// uses: the widest that the machine runs, unless the user asks for a narrower one (to see what
-// another machine would do, or to get its bits).
+// The instruction sets that CPU kernels are compiled for, and the one that this process uses. The
+// default is the widest that the machine supports. A user can request a narrower one, to reproduce
+// the behaviour or the bits of another machine.
 //
 //   UseInstructionSetOfEnvironment();                   // main, once, before there are threads
 //   if (InstructionSetInUse() == InstructionSet::kAvx512) ...
 //
-// LibTorch and the libraries below it choose for themselves; each has a variable of its own.
+// LibTorch and the libraries below it choose their instruction set independently; each has its own
+// environment variable.
 #pragma once
 
 #include <string_view>
 #include <vector>
 
-// What each set lets a compiler use, as an argument of the attribute `target`. Lists of features
-// and no `arch=`: GCC inlines no function that is compiled for plain x86-64, such as std::bit_cast,
-// into one of another architecture.
+// The features of each set, as arguments of the attribute `target`. They are lists of features
+// without `arch=`, because GCC does not inline functions compiled for plain x86-64, such as
+// std::bit_cast, into functions of another architecture.
 #define HL_TARGET_AVX2 "avx2,fma,bmi,bmi2"
 #define HL_TARGET_AVX512 "avx2,fma,bmi,bmi2,avx512f,avx512bw,avx512dq,avx512vl"
 
@@ -21,22 +22,24 @@ namespace halflife::kernels::cpu {
 
 enum class InstructionSet { kBaseline, kAvx2, kAvx512 };
 
-// As messages call it: "AVX-512".
+// Returns the name used in messages, such as "AVX-512".
 const char* NameOf(InstructionSet set);
-// Those that this machine runs, the widest first; kBaseline, which any machine runs, is the last.
+// Returns the sets that this machine supports, widest first. The last is kBaseline, which every
+// machine supports.
 std::vector<InstructionSet> UsableInstructionSets();
 
 InstructionSet InstructionSetInUse();
-// Whether the processor is AMD's, on which the libraries below LibTorch do not use all of it.
+// Returns true if the processor is made by AMD. The libraries below LibTorch do not use all
+// features of these.
 bool IsAmd();
-// Not while kernels run. One of UsableInstructionSets().
+// Selects one of UsableInstructionSets(). Must not be called while kernels run.
 void UseInstructionSet(InstructionSet set);
 
-// What a word asks for on a machine that runs all sets up to `widest`: avx512, avx2, baseline, or
-// nothing for the widest. Any other word is an error of usage, a set which is wider one of the
-// environment.
+// Returns the set that `word` requests on a machine that supports all sets up to `widest`: avx512,
+// avx2, baseline, or an empty word for the widest. Any other word is a usage error; a set that is
+// wider than the machine's is an environment error.
 InstructionSet ChooseInstructionSet(std::string_view word, InstructionSet widest);
-// By the word in HALFLIFE_CPU_ISA.
+// Selects the set that HALFLIFE_CPU_ISA requests.
 void UseInstructionSetOfEnvironment();
 
 }  // namespace halflife::kernels::cpu

@@ -1,6 +1,6 @@
-// Arithmetic that the CPU kernels' loops share: an exponential that vectorises (libm's is a call
-// per element), bf16 storage. What is HL_INLINE is compiled for the instruction set of the loop
-// that it stands in (kernels/common/cpu/vectorised.h).
+// Arithmetic shared by the loops of the CPU kernels: an exponential that vectorizes (libm's is a
+// call per element), and bf16 storage. HL_INLINE functions are compiled for the instruction set of
+// the calling loop (kernels/common/cpu/vectorised.h).
 #pragma once
 
 #include <bit>
@@ -15,8 +15,8 @@
 namespace halflife::kernels {
 
 // e^x to 2 ulp: x = n ln 2 + r with |r| <= ln 2 / 2, e^r by the minimax polynomial of Cephes' expf,
-// 2^n by its exponent bits. 0 below -87 (subnormals are not worth a branch), infinity above 88.72,
-// NaN stays NaN.
+// 2^n through the exponent bits. The result is 0 below -87 (subnormal results are not worth a
+// branch), infinity above 88.72, and NaN for NaN.
 HL_INLINE float Exp(float x) {
   constexpr float kRound =
       12582912.0f;  // 1.5 x 2^23: adding it leaves round(x) in the low mantissa bits
@@ -40,10 +40,10 @@ HL_INLINE float Exp(float x) {
 
 HL_INLINE float Sigmoid(float x) { return 1.0f / (1.0f + Exp(-x)); }
 
-using halflife::Widen;  // of a Bf16
+using halflife::Widen;  // for Bf16
 HL_INLINE float Widen(float x) { return x; }
 
-// What `x` becomes in storage of type T: to the nearest, ties to even; a NaN stays one.
+// Rounds x to storage of type T: to nearest, ties to even; NaN stays NaN.
 template <typename T>
 HL_INLINE T Narrow(float x);
 template <>

@@ -1,12 +1,12 @@
-// Products of small matrices that lie in cache, for one instruction set: the file that includes
-// this has said which (see kernels/common/cpu/avx512.h). Matrices are "panels": 32 columns at a time, each
-// panel's rows one after the other,
+// Products of small matrices that are in cache. Compiled per instruction set: the including file
+// selects it (kernels/common/cpu/avx512.h). Matrices are stored in "panels" of 32 columns, and a
+// panel's rows follow one another:
 //
 //   element (row, column) = data[(column / 32) panel + 32 row + column % 32],
 //
-// so that every stride within a product is a constant, whatever the sizes, and no two rows fall on
-// one cache set. The left operand may be read transposed for free (its elements are broadcast); the
-// right one must have its rows along the reduction.
+// so that every stride within a product is a constant for all sizes, and no two rows map to the
+// same cache set. The left operand may be read transposed at no cost, because its elements are
+// broadcast. The rows of the right operand must run along the reduction.
 //
 //   ForTiles<Tile<float>>(rows, columns, [&](int row, int column) HL_INLINE_LAMBDA {
 //     Tile<float> tile(ahead);
@@ -64,7 +64,7 @@ HL_INLINE T Sum(const Vec<T>& x) {
   return lanes[0];
 }
 
-// 0, 1, 2, ...
+// Returns 0, 1, 2, ...
 template <typename T>
 HL_INLINE Vec<T> LaneNumbers() {
   Vec<T> lanes = {};
@@ -72,7 +72,7 @@ HL_INLINE Vec<T> LaneNumbers() {
   return lanes;
 }
 
-// A matrix in panels; `panel` elements lie between two panels.
+// A matrix in panels. Consecutive panels are `panel` elements apart.
 template <typename T>
 struct Panels {
   T* data = nullptr;
@@ -83,8 +83,8 @@ struct Panels {
   }
 };
 
-// Accumulators of kRows x kVecs vectors. 16 or more hide the latency of two multiply-add units;
-// fewer registers, fewer rows.
+// Accumulators of kRows x kVecs vectors. 16 or more hide the latency of two multiply-add units.
+// Instruction sets with fewer registers use fewer rows.
 template <typename T, int kRowsOf, int kVecsOf>
 struct TileOf {
   static constexpr int kRows = kRowsOf, kVecs = kVecsOf, kColumns = kVecs * kLanes<T>;
@@ -101,7 +101,7 @@ struct TileOf {
       for (int n = 0; n < kVecs; ++n) sums[r][n] = Vec<T>{};
   }
 
-  // += A[row .., begin .. end) B[begin .. end, column ..). `begin` is a multiple of 32.
+  // Adds A[row .., begin .. end) B[begin .. end, column ..). `begin` must be a multiple of 32.
   HL_INLINE void MultiplyAdd(const Panels<T>& a, int row, const Panels<T>& b, int column, int begin,
                              int end) {
     for (int k = begin; k < end; k += kPanel) {
@@ -109,20 +109,20 @@ struct TileOf {
       Accumulate<kPanel, 1>(a.Row(row, k), b.Row(k, column), depth);
     }
   }
-  // += A[begin .. end), row ..)^T B[begin .. end, column ..): A's columns are the rows of the
-  // product.
+  // Adds A[begin .. end), row ..)^T B[begin .. end, column ..): the columns of A are the rows of
+  // the product.
   HL_INLINE void MultiplyAddTransposed(const Panels<T>& a, int row, const Panels<T>& b, int column,
                                        int begin, int end) {
     Accumulate<1, kPanel>(a.Row(begin, row), b.Row(begin, column), end - begin);
   }
-  // The same, where A's columns lie apart in strips of kRows, [depth, kRows], and B's in a panel,
-  // [depth, 32].
+  // The same for A stored in strips of kRows columns, [depth, kRows], and B in a panel, [depth,
+  // 32].
   HL_INLINE void MultiplyAddStrip(const T* strip, const T* panel, int depth) {
     Accumulate<1, kRows>(strip, panel, depth);
   }
-  // += A B of kRows rows of A, `stride` elements apart, and B's columns in a panel of their own,
-  // [depth, kColumns]. Nothing is fetched ahead: rows that lie whole in memory are foreseen by the
-  // hardware.
+  // Adds A B for kRows rows of A, `stride` elements apart, and columns of B in their own panel,
+  // [depth, kColumns]. It prefetches nothing: the hardware prefetcher predicts whole contiguous
+  // rows.
   HL_INLINE void MultiplyAddRows(const T* a, int64_t stride, const T* panel, int depth) {
 #pragma GCC unroll 4
     for (int k = 0; k < depth; ++k) {
@@ -137,12 +137,13 @@ struct TileOf {
       }
     }
   }
-  // += A[row .., row ..) B[row .., column ..) of a square of kRows, without what lies above A's
-  // diagonal: zeros there would hand a NaN of B to rows that must not hear of it.
+  // Adds A[row .., row ..) B[row .., column ..) for a square of kRows, skipping the elements above
+  // A's diagonal. Multiplying by zeros there would spread a NaN in B to rows that do not depend on
+  // it.
   HL_INLINE void MultiplyAddLower(const Panels<T>& a, int row, const Panels<T>& b, int column) {
     MultiplyAddTriangle<true, kPanel, 1>(a, row, b, column);
   }
-  // The same where A is read transposed; and what lies on or above its diagonal instead.
+  // The same with A transposed, so that the elements on or above A's diagonal count.
   HL_INLINE void MultiplyAddLowerTransposed(const Panels<T>& a, int row, const Panels<T>& b,
                                             int column) {
     MultiplyAddTriangle<true, 1, kPanel>(a, row, b, column);
@@ -190,7 +191,8 @@ struct TileOf {
     AccumulateTriangle<kLower, kRowStride, kDepthStride>(a.Row(row, row), b.Row(row, column),
                                                          std::make_integer_sequence<int, kRows>());
   }
-  // Steps by template: rows that are no constants would put the accumulators into memory.
+  // Unrolled by templates: with a variable number of rows the compiler would keep the accumulators
+  // in memory.
   template <bool kLower, int kRowStride, int kDepthStride, int... kStep>
   HL_INLINE void AccumulateTriangle(const T* a, const T* b, std::integer_sequence<int, kStep...>) {
     (TriangleStep<(kLower ? kStep : 0), (kLower ? kRows : kStep + 1), kRowStride>(
@@ -210,22 +212,23 @@ struct TileOf {
     }
   }
 };
-// 8 x 32 with 512 bits (fp64: 8 x 16), 4 x 16 with 256.
+// 8 x 32 with 512-bit vectors (fp64: 8 x 16), 4 x 16 with 256-bit vectors.
 template <typename T>
 using Tile = TileOf<T, HL_SIMD_BYTES == 64 ? 8 : 4, 2>;
-// Where half of a matrix is not wanted: within squares of 16 x 16, with 512 bits all of one.
+// For triangular products, within squares of 16 x 16; with 512-bit vectors one tile is a whole
+// square.
 template <typename T>
 using SquareTile = TileOf<T, HL_SIMD_BYTES == 64 ? int(64 / sizeof(T)) : 4,
                           HL_SIMD_BYTES == 64 ? 16 / kLanes<T> : 2>;
 
-// body(row, column) for each tile of a [rows, columns] matrix; a panel of the right operand stays
-// in the first cache.
+// Calls body(row, column) for each tile of a [rows, columns] matrix. The order keeps a panel of the
+// right operand in the L1 cache.
 template <typename Tile, typename Body>
 HL_INLINE void ForTiles(int rows, int columns, Body body) {
   for (int column = 0; column < columns; column += Tile::kColumns)
     for (int row = 0; row < rows; row += Tile::kRows) body(row, column);
 }
-// Those that hold anything on or below the diagonal.
+// The same for the tiles that have elements on or below the diagonal.
 template <typename Tile, typename Body>
 HL_INLINE void ForLowerTiles(int rows, Body body) {
   for (int column = 0; column < rows; column += Tile::kColumns)
@@ -233,7 +236,7 @@ HL_INLINE void ForLowerTiles(int rows, Body body) {
       body(row, column);
 }
 
-// Lanes of two vectors exchanged across the blocks of kDistance: one step of a transpose.
+// Exchanges lanes of two vectors across blocks of kDistance: one step of a transpose.
 template <typename T, int kDistance>
 struct Exchange {
   using Index = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
@@ -257,7 +260,8 @@ HL_INLINE void ExchangeAll(Vec<T> (&rows)[kLanes<T>]) {
   if constexpr (kDistance > 1) ExchangeAll<T, kDistance / 2>(rows);
 }
 
-// to [columns, rows] = from [rows, columns]^T; both multiples of the lanes.
+// Computes to [columns, rows] = from [rows, columns]^T. Both sizes must be multiples of the number
+// of lanes.
 template <typename T>
 void Transpose(const Panels<T>& from, const Panels<T>& to, int rows, int columns) {
   constexpr int kSize = kLanes<T>;
@@ -275,12 +279,13 @@ void Transpose(const Panels<T>& from, const Panels<T>& to, int rows, int columns
   }
 }
 
-// e^x in place of a call of libm: fp32 to 2 ulp, 0 below -87 (and for -inf), infinity above 88.72.
+// e^x without a call of libm: fp32 to 2 ulp, 0 below -87 (and for -inf), infinity above 88.72.
 HL_INLINE Vec<float> Exp(const Vec<float>& x) {
   const Vec<float> zero = {};
   const Vec<float> low = x < -87.0f ? zero - 87.0f : x;
   const Vec<float> clamped = low > 88.0f ? zero + 88.0f : low;
-  const Vec<float> shifted = clamped * 1.44269504f + 12582912.0f;  // its low bits: round(x / ln 2)
+  // its low bits hold round(x / ln 2)
+  const Vec<float> shifted = clamped * 1.44269504f + 12582912.0f;
   const Vec<float> n = shifted - 12582912.0f;
   const Vec<float> r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
   Vec<float> p = r * 1.9875691500e-4f + 1.3981999507e-3f;

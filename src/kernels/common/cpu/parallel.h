@@ -1,5 +1,5 @@
-// Independent pieces of a kernel's work on the threads of the machine, each thread with scratch of
-// its own.
+// Runs independent parts of a kernel's work on the machine's threads. Each thread has its own
+// scratch memory.
 //
 //   Parallel("decay attention", num_states, scratch_bytes, [&](int64_t i, void* scratch) { ... });
 #pragma once
@@ -20,8 +20,8 @@
 
 namespace halflife::kernels::cpu {
 
-// Strong decays drive products into subnormal numbers, on which every operation traps into
-// microcode; they count as zero here, whatever the caller's thread has set.
+// Flushes subnormal numbers to zero in this thread, whatever the caller's setting. Strong decays
+// produce subnormal products, on which every operation is executed by slow microcode.
 class FlushSubnormals {
  public:
 #if defined(__x86_64__)
@@ -39,7 +39,7 @@ struct Free {
   void operator()(void* memory) const noexcept { std::free(memory); }
 };
 
-// run(index, scratch) for every index, each thread with scratch of its own.
+// Calls run(index, scratch) for every index. Each thread has its own scratch memory.
 template <typename Run>
 void Parallel(const char* kernel, int64_t count, size_t scratch_bytes, Run run) {
   if (count <= 0) return;
@@ -47,8 +47,8 @@ void Parallel(const char* kernel, int64_t count, size_t scratch_bytes, Run run) 
       static_cast<int>(std::min<int64_t>(count, std::max(1, omp_get_max_threads())));
   const size_t stride = (scratch_bytes + 4095) / 4096 * 4096 + 4096;
   const std::unique_ptr<void, Free> scratch(std::aligned_alloc(4096, stride * num_threads));
-  HL_CHECK_AS(ExitCode::kEnvironment, scratch != nullptr, kernel, ": no memory for ",
-              stride * num_threads, " bytes of scratch");
+  HL_CHECK_AS(ExitCode::kEnvironment, scratch != nullptr, kernel, ": cannot allocate ",
+              stride * num_threads, " bytes of scratch memory. Use fewer threads.");
   auto* base = static_cast<std::byte*>(scratch.get());
 #pragma omp parallel for schedule(dynamic, 1) num_threads(num_threads)
   for (int64_t i = 0; i < count; ++i) {

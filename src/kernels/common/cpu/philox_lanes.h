@@ -1,5 +1,5 @@
-// Philox4x32-10 of many counters at once, the words of one kind side by side, so that loops over
-// them vectorise; the words are those of core/philox.h.
+// Philox4x32-10 for many counters at once. Words of the same index are adjacent, so that loops over
+// them vectorize. The results are those of core/philox.h.
 //
 //   PhiloxLanes<64> lanes;
 //   for (int64_t i = 0; i < 64; ++i) lanes.SetCounter(i, sample, position, first_block + i);
@@ -23,7 +23,7 @@ struct PhiloxLanes {
     x[2][lane] = position;
     x[3][lane] = block;
   }
-  // The words in place of the counters.
+  // Replaces the counters by the random words.
   HL_INLINE void Draw(RandomKey key) {
     for (int round = 0; round < 10; ++round) {
 #pragma omp simd

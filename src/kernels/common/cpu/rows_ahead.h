@@ -1,6 +1,6 @@
-// The caller's rows that come next, fetched into the second cache while the present ones are
-// multiplied. A head's rows are short and lie all heads' width apart, which the hardware does not
-// foresee; who meets them cold waits for memory.
+// Prefetches the caller's next rows into the L2 cache while the current ones are multiplied. The
+// rows of one head are short and the width of all heads apart, which hardware prefetchers do not
+// predict, so without prefetching a kernel would wait for memory.
 //
 //   ahead.Begin(steps);
 //   ahead.Add(base, stride_bytes, length, row_bytes);
@@ -17,9 +17,9 @@ namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE {
 
 class RowsAhead {
  public:
-  // Gives up what has not been fetched yet. What is added is spread over the next `steps` calls of
-  // Step(): lines fetched in bursts fill the queue of misses, behind which the product's own loads
-  // wait as long as for cold rows.
+  // Drops what has not been fetched yet. The ranges that are then added are spread over the next
+  // `steps` calls of Step(). Fetching lines in bursts would fill the queue of cache misses, and the
+  // product's own loads would wait behind it as long as for rows that were not prefetched.
   void Begin(int64_t steps) {
     steps_ = steps;
     num_lines_ = 0;
@@ -27,7 +27,7 @@ class RowsAhead {
     line_ = end_ = nullptr;
     credit_ = steps;
   }
-  // At most 10 times between two Begin().
+  // May be called at most 10 times after each Begin().
   void Add(const std::byte* base, int64_t stride_bytes, int length, int64_t row_bytes) {
     ranges_[count_++] = {base, stride_bytes, row_bytes, length};
     num_lines_ += length * ((row_bytes + kLineBytes - 1) / kLineBytes);
@@ -59,10 +59,11 @@ class RowsAhead {
     line_ += kLineBytes;
   }
 
-  Range ranges_[10];  // decay attention's: q, k, v, out, dout, log_decay, dq, dk, dv and dlog_decay
+  // for decay attention: q, k, v, out, dout, log_decay, dq, dk, dv and dlog_decay
+  Range ranges_[10];
   int count_ = 0, next_ = 0, row_ = 0;
   int64_t steps_ = 0, num_lines_ = 0;
-  int64_t credit_ = 1;  // lines times steps
+  int64_t credit_ = 1;  // unit: lines times steps
   const std::byte *line_ = nullptr, *end_ = nullptr;
 };
 

@@ -1,12 +1,12 @@
-// Scans of long rows by several heads side by side, a stretch at a time. Heads are neighbours in
-// each token's row: a head that ran to the row's end alone would have its pages and lines come from
-// memory in pieces, as far apart as the row is wide, and the next head would fetch them again. With
-// 8 heads of 64 channels in fp32 that is 1.13 to 1.2 x the time of decay attention from 16,384
-// tokens on.
+// Cache blocking for scans of long rows: several heads advance together, one block of chunks
+// ("stretch") at a time. The heads of a token are adjacent in memory. If one head ran to the end of
+// the row first, it would read a small part of each page and cache line, and the next head would
+// have to fetch them again. With 8 heads of 64 channels in fp32, that takes 1.13 to 1.2 times the
+// time of decay attention from 16,384 tokens on.
 //
-// Pieces are [num_sequences, H, kinds]: those of a thread, `together` heads of one sequence and
-// kind, make a group. Bits depend on neither, as what a head hands from stretch to stretch is its
-// state.
+// The work items are [num_sequences, H, kinds]. A thread gets a group of `together` heads of one
+// sequence and kind. The results do not depend on the grouping or the block size, because a head
+// passes exactly its state from one block to the next.
 //
 //   const SideBySide groups({num_heads, num_pieces, /*kinds=*/1}, stretch_chunks, rows_are_long);
 //   Parallel("a kernel", groups.count(), bytes, [&](int64_t group, void* scratch) {
@@ -22,37 +22,39 @@
 
 namespace halflife::kernels::cpu {
 
-// What all heads of a stretch have of their operands and outputs forward; a backward meets twice as
-// much. It stays in a last cache until the last of the heads has come to it.
+// Target size, over all heads, of a block's operands and outputs in the forward; a backward touches
+// twice as much. A block must stay in the last-level cache until the last head has processed it.
 constexpr int64_t kStretchBytes = 8 << 20;
-// Chunks of a stretch, a multiple of `multiple`, of tokens of so many bytes over all heads.
+// Returns the chunks per block, a multiple of `multiple`, given the bytes of one token over all
+// heads.
 constexpr int StretchChunks(int64_t token_bytes, int chunk_size, int multiple) {
   const int64_t bytes = token_bytes * chunk_size * multiple;
   return static_cast<int>(std::max<int64_t>(1, kStretchBytes / std::max<int64_t>(1, bytes))) *
          multiple;
 }
-constexpr int kNoStretches = 1 << 30;  // chunks: each head goes to the row's end
+constexpr int kNoStretches = 1 << 30;  // chunks: no blocking, each head runs to the row's end
 
 struct Stretch {
-  int begin, end;    // chunks
-  bool first, last;  // in the order of the scan
+  int begin, end;    // chunk indices
+  bool first, last;  // first and last in the order of the scan
 };
 
 struct Pieces {
   int num_heads = 1;
   int64_t num_pieces = 0;
-  int kinds = 1;  // of a head: its segments, or the passes of a backward
+  int kinds = 1;  // items per head: its segments, or the passes of a backward
 };
 
 class SideBySide {
  public:
-  // As many heads together as leave every thread as much to do; one where it is not worth it.
+  // Groups as many heads as leave every thread the same amount of work; one head per group if
+  // `worth` is false.
   SideBySide(const Pieces& pieces, int stretch_chunks, bool worth);
   int together() const { return together_; }
   int64_t count() const { return pieces_.num_pieces / together_; }
-  int64_t Piece(int64_t group, int i) const;  // the i-th of a group
-  // Of chunks [begin, end), one at least, all where a thread has one head; descending: from the end
-  // back.
+  int64_t Piece(int64_t group, int i) const;  // returns the i-th item of a group
+  // Returns the blocks of chunks [begin, end), at least one; a single block if each group has one
+  // head. If `descending`, they run from the end to the beginning.
   std::vector<Stretch> Stretches(int begin, int end, bool descending) const;
 
  private:
@@ -61,8 +63,8 @@ class SideBySide {
   int together_ = 1;
 };
 
-// What the heads of a group hand from stretch to stretch: a state and a norm each, behind a
-// thread's scratch.
+// What the heads of a group pass from block to block: a state and a norm for each head, stored
+// after a thread's scratch memory.
 class Carries {
  public:
   // `norm_bytes` may be 0.
@@ -74,7 +76,7 @@ class Carries {
   void* State(void* scratch, int head) const {
     return static_cast<std::byte*>(scratch) + offset_ + static_cast<size_t>(head) * a_head();
   }
-  void* Norm(void* scratch, int head) const {  // null: there is none
+  void* Norm(void* scratch, int head) const {  // null if norm_bytes is 0
     return norm_bytes_ == 0 ? nullptr
                             : static_cast<std::byte*>(State(scratch, head)) + state_bytes_;
   }

@@ -5,13 +5,13 @@
 namespace halflife::kernels::cpu {
 namespace {
 
-// Columns that are summed at a time: their sums stay in the first cache.
+// Number of columns that are summed at a time: their sums stay in the L1 cache.
 constexpr int64_t kColumns = 1024;
-// Columns below which threads cost more to start than they save.
+// With fewer columns, starting threads costs more time than they save.
 constexpr int64_t kColumnsOfOneThread = 4 * kColumns;
 
-// Columns begin to begin + width of a place, whose first column is partials[0, 0]; the rows of
-// partials are `stride` apart.
+// Sums columns [begin, begin + width) of a destination whose first column is partials[0, 0]. The
+// rows of `partials` are `stride` elements apart.
 template <typename C>
 void SumTile(const C* partials, int64_t count, int64_t stride, const SumPlace<C>& to, int64_t begin,
              int64_t width) {

@@ -1,6 +1,6 @@
-// A plain loop, compiled for every instruction set; the form of the one in use runs. The loop is an
-// HL_INLINE function, so that each form has its own copy of it, and takes its operands by value or
-// as __restrict pointers.
+// Compiles a plain loop for every instruction set and runs the version for the one in use. The loop
+// must be an HL_INLINE function, so that each version has its own copy, and must take its operands
+// by value or as __restrict pointers.
 //
 //   template <typename T>
 //   HL_INLINE void SiluLoop(const T* __restrict x, T* __restrict y, int64_t n) {
@@ -32,7 +32,7 @@ __attribute__((target(HL_TARGET_AVX2))) auto RunAvx2(const Body& body) {
 
 }  // namespace internal
 
-// What `body`, a lambda marked HL_LAMBDA_INLINE, returns.
+// Returns the result of `body`, a lambda marked HL_LAMBDA_INLINE.
 template <typename Body>
 HL_INLINE auto RunVectorised(const Body& body) {
   switch (InstructionSetInUse()) {

@@ -1,4 +1,4 @@
-// Elements of a chunk's rows in the caller's tensors (fp32, bf16), one at a time.
+// Loads and stores single elements of a chunk's rows in the caller's tensors (fp32, bf16).
 #pragma once
 
 #include <type_traits>

@@ -1,7 +1,7 @@
-// Every instruction that CUDA C++ has no word for, once: with a PTX body for nvcc, and with a call
-// into the emulator where the same kernel source is compiled for the CPU (HL_EMULATE). Kernels
-// therefore hold no bare asm, no <<<>>>, no `extern __shared__` and no `__shared__`; what runs in
-// the emulator then runs on the device.
+// Wrappers for all instructions that CUDA C++ does not expose: a PTX body for nvcc, and a call of
+// the emulator if the same kernel source is compiled for the CPU (HL_EMULATE). Kernels therefore
+// contain no asm, no <<<>>>, no `extern __shared__` and no `__shared__`, so the code that runs in
+// the emulator is the code that runs on the device.
 //
 //   __global__ void Sum(const float* x, float* out) {  // grid: rows, block: 128 threads
 //     HL_SHARED(partial, float[4]);
@@ -11,7 +11,7 @@
 //   }
 //   Launch({rows, 128, 0, "row sum"}, stream, Sum, x, out);
 //
-// C++17 for nvcc, C++20 for g++; device code from sm_80 on. Hopper's instructions are in
+// C++17 for nvcc, C++20 for g++. Device code requires sm_80 or later. Hopper's instructions are in
 // device90.h.
 #pragma once
 
@@ -30,9 +30,9 @@
 #include "core/error.h"
 #include "kernels/common/cuda/launch_check.h"
 
-// HL_LOC is a trailing parameter of a wrapper: the kernel's line, for the emulator's messages and
-// for its check that all lanes of a warp stand at the same instruction. Nothing on the device.
-// HL_LOC_ONLY: the same where it is the only one.
+// HL_LOC is a trailing parameter of a wrapper: the source location in the kernel. The emulator uses
+// it in messages, and to check that all lanes of a warp execute the same instruction. It is empty
+// on the device. HL_LOC_ONLY is the same for wrappers without other parameters.
 #if HL_EMULATE
 #define HL_LOC_ONLY [[maybe_unused]] std::source_location where = std::source_location::current()
 #define HL_LOC , HL_LOC_ONLY
@@ -45,9 +45,9 @@
 #define HL_GRID_CONSTANT __grid_constant__
 #endif
 
-// HL_DYNAMIC_SMEM(smem): `smem` is the block's dynamic shared memory, unsigned char, aligned to
-// 1024 bytes (a tile with 128-byte swizzle asks for that). HL_SHARED(sums, float[8]): a variable in
-// static shared memory.
+// HL_DYNAMIC_SMEM(smem) declares `smem`, the block's dynamic shared memory, as unsigned char
+// aligned to 1024 bytes (required by tiles with 128-byte swizzle). HL_SHARED(sums, float[8])
+// declares a variable in static shared memory.
 #if HL_EMULATE
 #define HL_DYNAMIC_SMEM(name) unsigned char* const name = ::halflife::kernels::emu::DynamicShared()
 #define HL_SHARED(name, ...)                                                  \
@@ -63,15 +63,16 @@
 namespace halflife::kernels {
 
 template <typename T>
-using SharedType = T;  // lets float[8] be written where a declaration wants the name in the middle
+// allows HL_SHARED(name, float[8]), although a declaration needs the name in the middle
+using SharedType = T;
 
 using bf16 = __nv_bfloat16;
 
 inline constexpr int kMaxThreadsPerBlock = 1024;
 inline constexpr int kMaxSharedBytesPerBlock = 227 * 1024;  // sm_90, sm_100; sm_80 has 163 KiB
-// Above, static and dynamic together, a kernel must ask for it.
+// A kernel must opt in to more than this, static and dynamic shared memory together.
 inline constexpr int kDefaultSharedBytes = 48 * 1024;
-inline constexpr int kMostStaticBytes = 8 * 1024;  // of the kernels here
+inline constexpr int kMostStaticBytes = 8 * 1024;  // upper bound for the kernels of this project
 inline constexpr unsigned kFullWarp = 0xffffffffu;
 
 // ---- launch ----
@@ -80,24 +81,24 @@ struct LaunchShape {
   dim3 grid;
   dim3 block;
   int smem_bytes = 0;           // dynamic shared memory
-  const char* name = "kernel";  // what errors call it
+  const char* name = "kernel";  // name in error messages
 };
 
 inline void CheckLaunchShape(const LaunchShape& shape) {
   const int64_t threads = int64_t{1} * shape.block.x * shape.block.y * shape.block.z;
   HL_CHECK(threads >= 1 && threads <= kMaxThreadsPerBlock, shape.name, ": a block of ", threads,
-           " threads; 1 to ", kMaxThreadsPerBlock, " work");
+           " threads. Use 1 to ", kMaxThreadsPerBlock, ".");
   HL_CHECK(shape.smem_bytes >= 0 && shape.smem_bytes <= kMaxSharedBytesPerBlock, shape.name, ": ",
-           shape.smem_bytes, " bytes of dynamic shared memory; at most ", kMaxSharedBytesPerBlock,
-           " (227 KiB) work");
+           shape.smem_bytes, " bytes of dynamic shared memory. Use at most ",
+           kMaxSharedBytesPerBlock, " (227 KiB).");
   HL_CHECK(shape.grid.x >= 1 && shape.grid.y >= 1 && shape.grid.z >= 1 &&
                shape.grid.x <= 0x7fffffffu && shape.grid.y <= 65535 && shape.grid.z <= 65535,
            shape.name, ": a grid of ", shape.grid.x, " x ", shape.grid.y, " x ", shape.grid.z,
-           " blocks; 1 to 2147483647 x 65535 x 65535 work");
+           " blocks. Use 1 to 2147483647 x 65535 x 65535.");
 }
 
 #if !HL_EMULATE
-// Throws where what is queued on `stream` failed; `whose` says of which work a failure speaks.
+// Waits for `stream` and throws if its work failed. `whose` describes that work in the message.
 inline void AwaitChecked(const LaunchShape& shape, cudaStream_t stream, const char* whose) {
   const cudaError_t status = cudaStreamSynchronize(stream);
   HL_CHECK(status == cudaSuccess, shape.name, ", ", shape.grid.x, " x ", shape.grid.y, " x ",
@@ -108,7 +109,7 @@ inline void AwaitChecked(const LaunchShape& shape, cudaStream_t stream, const ch
 #endif
 
 #if !HL_EMULATE
-// A kernel may have more shared memory than it is given unasked.
+// Allows the kernel to use more shared memory than the default.
 inline void AllowSharedBytes(const void* kernel, const LaunchShape& shape) {
   const cudaError_t status =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.smem_bytes);
@@ -117,13 +118,13 @@ inline void AllowSharedBytes(const void* kernel, const LaunchShape& shape) {
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   HL_FAIL(ExitCode::kEnvironment, shape.name, ": a block needs ", shape.smem_bytes,
-          " bytes of shared memory, and a block on this GPU has ", most, " at most (",
-          cudaGetErrorString(status), "); smaller states or heads, or another GPU, would work");
+          " bytes of shared memory, and a block on this GPU has at most ", most, " (",
+          cudaGetErrorString(status), "). Use smaller states or heads, or another GPU.");
 }
 #endif
 
-// Asynchronous on the device, unless launches are checked (launch_check.h); the emulator returns
-// when the kernel has ended and throws what it found.
+// Launches the kernel. Asynchronous on the device, unless launches are checked (launch_check.h).
+// The emulator returns after the kernel has ended, and throws the errors that it found.
 template <typename... P, typename... A>
 void Launch(const LaunchShape& shape, [[maybe_unused]] cudaStream_t stream, void (*kernel)(P...),
             A&&... args) {
@@ -151,9 +152,9 @@ void Launch(const LaunchShape& shape, [[maybe_unused]] cudaStream_t stream, void
 
 // ---- shared memory ----
 
-// Cuts dynamic shared memory into arrays. Every thread makes the same cuts in the same order, and a
-// kernel has one layout: the emulator puts a poisoned KiB after each array and checks the sum
-// against LaunchShape::smem_bytes.
+// Divides dynamic shared memory into arrays. Every thread must make the same Take() calls in the
+// same order, and a kernel must always use the same layout: the emulator puts a poisoned KiB after
+// each array and compares the sum with LaunchShape::smem_bytes.
 //
 //   HL_DYNAMIC_SMEM(smem);
 //   SmemCarver carver(smem);
@@ -175,7 +176,7 @@ class SmemCarver {
     return reinterpret_cast<T*>(base_ + begin);
 #endif
   }
-  // What the cuts so far need of LaunchShape::smem_bytes.
+  // Returns the bytes of LaunchShape::smem_bytes that the arrays so far need.
   HL_DEVICE int used_bytes() const { return used_; }
 
  private:
@@ -186,8 +187,8 @@ class SmemCarver {
 #endif
 };
 
-// The 32-bit address in the shared window that PTX wants; emulated: the offset from the dynamic
-// base.
+// Returns the 32-bit address in the shared window that PTX needs; in the emulator, the offset from
+// the dynamic base.
 HL_DEVICE uint32_t SmemAddress(const void* smem) {
 #if HL_EMULATE
   return emu::SharedOffset(smem);
@@ -202,7 +203,7 @@ HL_DEVICE float ToFloat(bf16 x) { return __bfloat162float(x); }
 HL_DEVICE float ToFloat(float x) { return x; }
 HL_DEVICE bf16 ToBf16(float x) { return __float2bfloat16_rn(x); }  // to nearest even
 
-// Two bf16 in a register, `lo` in the lower half: the lower column of a fragment.
+// Packs two bf16 into a register, `lo` in the lower half. `lo` is the lower column of a fragment.
 HL_DEVICE uint32_t PackBf16(float lo, float hi) {
 #if HL_EMULATE
   return emu::Bf16Bits(lo) | (static_cast<uint32_t>(emu::Bf16Bits(hi)) << 16);
@@ -215,7 +216,7 @@ HL_DEVICE uint32_t PackBf16(float lo, float hi) {
 HL_DEVICE float UnpackLo(uint32_t packed) { return __uint_as_float(packed << 16); }
 HL_DEVICE float UnpackHi(uint32_t packed) { return __uint_as_float(packed & 0xffff0000u); }
 
-// The bits of x rounded to TF32 (10 bits of mantissa), ties away from zero.
+// Returns the bits of x rounded to TF32 (10 bits of mantissa), ties away from zero.
 HL_DEVICE uint32_t ToTf32(float x) {
 #if HL_EMULATE
   return emu::Tf32Bits(x);
@@ -228,7 +229,8 @@ HL_DEVICE uint32_t ToTf32(float x) {
 
 inline constexpr float kLog2E = 1.44269504088896341f;
 
-// 2^x to about 2 ulp, subnormal results flushed to zero; -inf gives 0. Exact libm in the emulator.
+// Returns 2^x to about 2 ulp. Subnormal results are flushed to zero; -inf gives 0. The emulator
+// uses libm.
 HL_DEVICE float Exp2Approx(float x) {
 #if HL_EMULATE
   return emu::Exp2Flushed(x);
@@ -273,9 +275,9 @@ HL_DEVICE void MmaTf32M16N8K8(float (&d)[4], const uint32_t (&a)[4],
 #endif
 }
 
-// Four 8 x 8 matrices of 16-bit elements from shared memory. Lane l passes the address of row l % 8
-// of matrix l / 8 (16 bytes, aligned). r[i] of lane l: matrix i, row l / 4, columns 2 (l % 4) and +
-// 1; kTrans: of the matrix transposed.
+// Loads four 8 x 8 matrices of 16-bit elements from shared memory. Lane l passes the address of row
+// l % 8 of matrix l / 8 (16 bytes, aligned). r[i] of lane l receives matrix i, row l / 4, columns 2
+// (l % 4) and + 1; with kTrans, of the transposed matrix.
 template <bool kTrans>
 HL_DEVICE void LdMatrixX4(uint32_t (&r)[4], const void* row HL_LOC) {
 #if HL_EMULATE
@@ -298,9 +300,9 @@ HL_DEVICE void LdMatrixX4(uint32_t (&r)[4], const void* row HL_LOC) {
 
 // ---- asynchronous copies of the calling thread ----
 
-// 16 bytes from global to shared memory, both aligned to 16. Not `valid`: zeros, and `global` is
-// not read (it must still be a pointer into an allocation). The target may be neither read nor
-// written until a CpAsyncWait has covered it.
+// Copies 16 bytes from global to shared memory, both aligned to 16. If not `valid`, writes zeros
+// and does not read `global` (which must still point into an allocation). The target must be
+// neither read nor written until a CpAsyncWait has covered the copy.
 HL_DEVICE void CpAsync16(void* smem, const void* global, bool valid HL_LOC) {
 #if HL_EMULATE
   emu::CopyAsync(smem, global, 16, valid, where);
@@ -311,7 +313,7 @@ HL_DEVICE void CpAsync16(void* smem, const void* global, bool valid HL_LOC) {
 #endif
 }
 
-// The same of 4 bytes, for rows that 16 do not divide.
+// The same for 4 bytes, for rows whose size is not a multiple of 16.
 HL_DEVICE void CpAsync4(void* smem, const void* global, bool valid HL_LOC) {
 #if HL_EMULATE
   emu::CopyAsync(smem, global, 4, valid, where);
@@ -322,7 +324,7 @@ HL_DEVICE void CpAsync4(void* smem, const void* global, bool valid HL_LOC) {
 #endif
 }
 
-// Closes the group of copies issued since the last commit; an empty group counts.
+// Closes the group of copies issued since the last commit. An empty group counts too.
 HL_DEVICE void CpAsyncCommit(HL_LOC_ONLY) {
 #if HL_EMULATE
   emu::CopyAsyncCommit();
@@ -331,8 +333,8 @@ HL_DEVICE void CpAsyncCommit(HL_LOC_ONLY) {
 #endif
 }
 
-// Until all but the last kPending groups of this thread have landed. Other threads see them after a
-// barrier.
+// Waits until all but the last kPending groups of this thread have arrived. Other threads see the
+// data after a barrier.
 template <int kPending>
 HL_DEVICE void CpAsyncWait(HL_LOC_ONLY) {
   static_assert(kPending >= 0);
@@ -345,7 +347,7 @@ HL_DEVICE void CpAsyncWait(HL_LOC_ONLY) {
 
 // ---- barriers and warps ----
 
-// A barrier of `threads` threads (a multiple of 32) of the block; kId 1..15, as 0 is
+// Barrier for `threads` threads of the block, a multiple of 32. kId is 1 to 15, because 0 is
 // __syncthreads().
 template <int kId>
 HL_DEVICE void NamedBarrierSync(int threads HL_LOC) {
@@ -357,7 +359,7 @@ HL_DEVICE void NamedBarrierSync(int threads HL_LOC) {
 #endif
 }
 
-// Counts towards the barrier and goes on.
+// Arrives at the barrier without waiting.
 template <int kId>
 HL_DEVICE void NamedBarrierArrive(int threads HL_LOC) {
   static_assert(kId >= 1 && kId <= 15);
@@ -368,11 +370,11 @@ HL_DEVICE void NamedBarrierArrive(int threads HL_LOC) {
 #endif
 }
 
-// Of blocks of one dimension.
+// For one-dimensional blocks.
 HL_DEVICE int LaneId() { return static_cast<int>(threadIdx.x) % 32; }
 HL_DEVICE int WarpId() { return static_cast<int>(threadIdx.x) / 32; }
 
-// Sum and maximum over the warp, the same bits in every lane. All 32 lanes take part.
+// Sum and maximum over the warp, with the same bits in every lane. All 32 lanes must take part.
 HL_DEVICE float WarpSum(float x HL_LOC) {
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) {

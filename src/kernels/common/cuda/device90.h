@@ -1,5 +1,5 @@
-// Hopper's own instructions (sm_90a), like device.h once for nvcc and once for the emulator:
-// mbarriers, tile loads by TMA, and wgmma on tiles with 128-byte swizzle.
+// Wrappers for the instructions of Hopper (sm_90a), like device.h with one version for nvcc and one
+// for the emulator: mbarriers, tile loads by TMA, and wgmma on tiles with 128-byte swizzle.
 //
 //   if (threadIdx.x == 0) { MbarrierInit(full, 1); MbarrierInitFence(); }
 //   __syncthreads();
@@ -15,8 +15,8 @@
 //   WgmmaWait<0>();
 //   FenceRegisters(d);
 //
-// Compile with -gencode arch=compute_90a,code=sm_90a. Host code that makes a TensorMap may be
-// compiled for anything.
+// Compile with -gencode arch=compute_90a,code=sm_90a. Host code that creates a TensorMap can be
+// compiled for any architecture.
 #pragma once
 
 #include "kernels/common/cuda/device.h"
@@ -25,8 +25,8 @@
 #include <cuda.h>
 #endif
 
-// Whether what is compiled can hold these instructions: of a source that is compiled for several
-// architectures, the body of a kernel for sm_90a alone.
+// 1 if the current compilation supports these instructions. If a source is compiled for several
+// architectures, only the sm_90a version has the bodies of such kernels.
 #if HL_EMULATE || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define HL_HAS_WGMMA 1
 #else
@@ -43,34 +43,34 @@ using TensorMap = emu::TensorMap;
 using TensorMap = CUtensorMap;
 #endif
 
-// A row-major matrix in global memory and the box of it that one TMA load brings. A box row is 128
-// bytes: the swizzle's.
+// A row-major matrix in global memory, and the box of it that one TMA load copies. A row of the box
+// has 128 bytes, as the swizzle requires.
 struct TileSource {
   const void* data;        // aligned to 16 bytes
-  int64_t num_rows;        // rows and columns beyond read as zero
+  int64_t num_rows;        // rows and columns outside the matrix read as zero
   int64_t num_cols;        // elements
-  int64_t row_bytes;       // pitch, a multiple of 16
+  int64_t row_bytes;       // distance between rows, a multiple of 16
   int element_bytes;       // 2: bf16, 4: fp32
-  int box_rows;            // up to 256
-  const char* name = "a";  // what errors call it
+  int box_rows;            // at most 256
+  const char* name = "a";  // name in error messages
 };
 
 inline TensorMap MakeTensorMap(const TileSource& source) {
   HL_CHECK(source.element_bytes == 2 || source.element_bytes == 4, "tensor map ", source.name,
-           ": elements of ", source.element_bytes, " bytes; 2 (bf16) and 4 (fp32) work");
+           ": elements of ", source.element_bytes, " bytes. Use 2 (bf16) or 4 (fp32).");
   HL_CHECK(source.data != nullptr && reinterpret_cast<uintptr_t>(source.data) % 16 == 0,
            "tensor map ", source.name, ": data at ", source.data,
-           "; a multiple of 16 above 0 works");
+           ". Use a non-null address that is a multiple of 16.");
   HL_CHECK(source.num_rows >= 1 && source.num_cols >= 1 && source.num_rows < (int64_t{1} << 32) &&
                source.num_cols < (int64_t{1} << 32),
            "tensor map ", source.name, ": ", source.num_rows, " x ", source.num_cols,
-           " elements; 1 to 2^32 - 1 each work");
+           " elements. Use 1 to 2^32 - 1 of each.");
   HL_CHECK(source.row_bytes % 16 == 0 && source.row_bytes < (int64_t{1} << 40) &&
                source.row_bytes >= source.num_cols * source.element_bytes,
            "tensor map ", source.name, ": rows of ", source.num_cols, " elements ",
-           source.row_bytes, " bytes apart; a multiple of 16 that holds a row works");
+           source.row_bytes, " bytes apart. Use a multiple of 16 that holds a row.");
   HL_CHECK(source.box_rows >= 1 && source.box_rows <= 256, "tensor map ", source.name,
-           ": a box of ", source.box_rows, " rows; 1 to 256 work");
+           ": a box of ", source.box_rows, " rows. Use 1 to 256.");
 #if HL_EMULATE
   return {static_cast<const unsigned char*>(source.data),
           source.num_rows,
@@ -80,14 +80,14 @@ inline TensorMap MakeTensorMap(const TileSource& source) {
           source.box_rows,
           128 / source.element_bytes};
 #else
-  // By way of the runtime: the program then needs no link to the driver's library.
+  // Looked up through the runtime, so that the program does not link the driver library.
   static void* entry = nullptr;
   static cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
   static const cudaError_t status = cudaGetDriverEntryPointByVersion(
       "cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found);
   HL_CHECK(status == cudaSuccess && found == cudaDriverEntryPointSuccess,
            "cuTensorMapEncodeTiled is missing: ", cudaGetErrorString(status),
-           "; a driver for CUDA 12.0 or later has it");
+           ". Install a driver for CUDA 12.0 or later.");
   TensorMap map;
   const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(source.num_cols),
                                static_cast<cuuint64_t>(source.num_rows)};
@@ -108,8 +108,8 @@ inline TensorMap MakeTensorMap(const TileSource& source) {
 #endif
 }
 
-// ---- mbarriers: 8 bytes of shared memory, a phase ends when `count` threads have arrived and all
-// bytes have come ----
+// ---- mbarriers: 8 bytes of shared memory. A phase ends when `count` threads have arrived and all
+// expected bytes have been copied ----
 
 HL_DEVICE void MbarrierInit(uint64_t* barrier, int count HL_LOC) {
 #if HL_EMULATE
@@ -120,7 +120,8 @@ HL_DEVICE void MbarrierInit(uint64_t* barrier, int count HL_LOC) {
 #endif
 }
 
-// After the inits, by the thread that made them, ahead of the __syncthreads: TMA then sees them.
+// Makes the initializations visible to TMA. Call it from the thread that initialized the barriers,
+// before __syncthreads().
 HL_DEVICE void MbarrierInitFence() {
 #if !HL_EMULATE
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -136,7 +137,7 @@ HL_DEVICE void MbarrierArrive(uint64_t* barrier HL_LOC) {
 #endif
 }
 
-// Arrives, and the phase also waits for `bytes` more bytes of bulk copies.
+// Arrives, and makes the phase also wait for `bytes` more bytes of bulk copies.
 HL_DEVICE void MbarrierArriveExpectTx(uint64_t* barrier, int bytes HL_LOC) {
 #if HL_EMULATE
   emu::MbarrierArrive(barrier, bytes, where);
@@ -147,7 +148,7 @@ HL_DEVICE void MbarrierArriveExpectTx(uint64_t* barrier, int bytes HL_LOC) {
 #endif
 }
 
-// Until the phase of this parity (0 for the first, then 1, 0, ..) has ended.
+// Waits until the phase of this parity (0 for the first, then 1, 0, ..) has ended.
 HL_DEVICE void MbarrierWait(uint64_t* barrier, uint32_t parity HL_LOC) {
 #if HL_EMULATE
   emu::MbarrierWait(barrier, parity, where);
@@ -170,10 +171,10 @@ HL_DEVICE void MbarrierWait(uint64_t* barrier, uint32_t parity HL_LOC) {
 
 // ---- TMA ----
 
-// The box whose first element is (row, col) of the map, by one thread; completes box_rows * 128
-// bytes on the barrier. `smem` begins at a multiple of 1024 bytes, `map` is a HL_GRID_CONSTANT
-// parameter of the kernel. `col` may lie outside the matrix, as `row` may, but is a multiple of 16
-// bytes: of any other a GPU says "illegal instruction".
+// Copies the box whose first element is (row, col) of the map; call it from one thread. It
+// completes box_rows * 128 bytes on the barrier. `smem` must be aligned to 1024 bytes, and `map`
+// must be a HL_GRID_CONSTANT parameter of the kernel. `row` and `col` may be outside the matrix,
+// but `col` must be a multiple of 16 bytes: otherwise the GPU reports an illegal instruction.
 HL_DEVICE void TmaLoad2d(void* smem, const TensorMap* map, uint64_t* barrier, int col,
                          int row HL_LOC) {
 #if HL_EMULATE
@@ -187,8 +188,8 @@ HL_DEVICE void TmaLoad2d(void* smem, const TensorMap* map, uint64_t* barrier, in
 #endif
 }
 
-// Between this thread's ordinary stores (and cp.async) to shared memory and a wgmma or TMA that
-// reads them: each writer fences, then the barrier.
+// Orders this thread's ordinary stores (and cp.async) to shared memory before a wgmma or TMA that
+// reads them. Each writer calls the fence, then all threads a barrier.
 HL_DEVICE void FenceProxyAsync() {
 #if HL_EMULATE
   emu::FenceProxyAsync();
@@ -197,10 +198,11 @@ HL_DEVICE void FenceProxyAsync() {
 #endif
 }
 
-// ---- registers: of the kernel's threads, which are whole warpgroups ----
+// ---- registers per thread; the kernel's threads must be whole warpgroups ----
 
-// Every warp of a warpgroup calls one of them, once: from kRegisters on more (they are waited for)
-// or fewer a thread, a multiple of 8 from 24 to 256.
+// Every warp of a warpgroup must call one of these once. TakeRegisters() raises the number of
+// registers per thread to kRegisters, and waits until they are free; the other call lowers it.
+// kRegisters is a multiple of 8 from 24 to 256.
 template <int kRegisters>
 HL_DEVICE void TakeRegisters() {
   static_assert(kRegisters % 8 == 0 && kRegisters >= 24 && kRegisters <= 256);
@@ -215,31 +217,34 @@ HL_DEVICE void GiveRegisters() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 #endif
 }
-// Which warpgroup of the block, the same in all lanes of a warp as far as the compiler sees.
+// Returns the warpgroup's index in the block. The shuffle lets the compiler see that it is the same
+// in all lanes of a warp.
 HL_DEVICE int WarpgroupId() {
   return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
 }
 
 // ---- wgmma: one warpgroup, bf16 operands, K-major tiles with 128-byte swizzle ----
 
-// A tile [rows, 64] bf16 that begins at a multiple of 1024 bytes; element (r, k) at
-// SwizzledOffset<64>(r, k).
+// Returns the descriptor of a tile [rows, 64] bf16 that is aligned to 1024 bytes. Element (r, k) is
+// at SwizzledOffset<64>(r, k).
 HL_DEVICE uint64_t TileDescriptor(const void* smem HL_LOC) {
 #if HL_EMULATE
   return emu::TileDescriptor(smem, where);
 #else
   return static_cast<uint64_t>((SmemAddress(smem) & 0x3ffffu) >> 4) |
-         (uint64_t{1} << 16) |          // leading offset: unused with this swizzle
-         (uint64_t{1024 >> 4} << 32) |  // from 8 rows to the next 8
+         (uint64_t{1} << 16) |          // leading offset: not used with this swizzle
+         (uint64_t{1024 >> 4} << 32) |  // distance from 8 rows to the next 8
          (uint64_t{1} << 62);           // 128-byte swizzle
 #endif
 }
-// The same tile from `bytes` on (a multiple of 16): 2 k for column k, 128 r for row r.
+// Returns the same tile starting `bytes` later (a multiple of 16): 2 k for column k, 128 r for row
+// r.
 HL_DEVICE uint64_t AdvanceTile(uint64_t descriptor, int bytes) {
   return descriptor + static_cast<uint64_t>(bytes >> 4);
 }
 
-// Ahead of the first wgmma, and after any change to an accumulator or to A in registers.
+// Required before the first wgmma, and after any change to an accumulator or to an A operand in
+// registers.
 HL_DEVICE void WgmmaFence() {
 #if HL_EMULATE
   emu::WgmmaFence();
@@ -256,8 +261,8 @@ HL_DEVICE void WgmmaCommit() {
 #endif
 }
 
-// Until all but the last kPending groups are done; before, neither accumulators nor operands may be
-// touched.
+// Waits until all but the last kPending groups have finished. Before that, neither accumulators nor
+// operands may be accessed.
 template <int kPending>
 HL_DEVICE void WgmmaWait(HL_LOC_ONLY) {
   static_assert(kPending >= 0 && kPending <= 7);
@@ -268,7 +273,7 @@ HL_DEVICE void WgmmaWait(HL_LOC_ONLY) {
 #endif
 }
 
-// The 32 accumulators as asm operands; they are %0 to %31.
+// The 32 accumulators as asm operands %0 to %31.
 #define HL_WGMMA_D4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define HL_WGMMA_D(d)                                                                              \
   HL_WGMMA_D4(d, 0), HL_WGMMA_D4(d, 4), HL_WGMMA_D4(d, 8), HL_WGMMA_D4(d, 12), HL_WGMMA_D4(d, 16), \
@@ -278,8 +283,8 @@ HL_DEVICE void WgmmaWait(HL_LOC_ONLY) {
   " %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25," \
   " %26, %27, %28, %29, %30, %31}"
 
-// d += a b^T: a [64, 16] and b [64, 16] from shared memory, d [64, 64] fp32. WgmmaD in swizzle.h
-// names the elements.
+// d += a b^T with a [64, 16] and b [64, 16] in shared memory, d [64, 64] fp32. WgmmaD in swizzle.h
+// maps the elements of d.
 HL_DEVICE void WgmmaM64N64K16(float (&d)[32], uint64_t desc_a, uint64_t desc_b HL_LOC) {
 #if HL_EMULATE
   emu::WgmmaShared(d, desc_a, desc_b, where);
@@ -291,7 +296,7 @@ HL_DEVICE void WgmmaM64N64K16(float (&d)[32], uint64_t desc_a, uint64_t desc_b H
 #endif
 }
 
-// The same with a from registers: the warp's 16 rows as in mma.m16n8k16.
+// The same with a in registers: the warp's 16 rows as in mma.m16n8k16.
 HL_DEVICE void WgmmaM64N64K16(float (&d)[32], const uint32_t (&a)[4], uint64_t desc_b HL_LOC) {
 #if HL_EMULATE
   emu::WgmmaRegisters(d, a, desc_b, where);
@@ -303,9 +308,10 @@ HL_DEVICE void WgmmaM64N64K16(float (&d)[32], const uint32_t (&a)[4], uint64_t d
 #endif
 }
 
-// The same with b from rows of a tile, transposed on the way: d += a b, a [64, 16] from registers
-// and b [16, 64], 16 rows from a multiple of 8 on: AdvanceTile(tile, 128 row). Of this swizzle the
-// descriptor is the same: 1024 bytes from 8 rows of b to the next 8, and 64 columns are one atom.
+// The same with b given by rows of a tile and transposed on load: d += a b with a [64, 16] in
+// registers and b [16, 64], which is 16 rows of a tile starting at a multiple of 8:
+// AdvanceTile(tile, 128 row). The descriptor is the same with this swizzle: 1024 bytes from 8 rows
+// of b to the next 8, and 64 columns are one swizzle atom.
 HL_DEVICE void WgmmaM64N64K16OfRows(float (&d)[32], const uint32_t (&a)[4],
                                     uint64_t desc_b HL_LOC) {
 #if HL_EMULATE
@@ -318,15 +324,15 @@ HL_DEVICE void WgmmaM64N64K16OfRows(float (&d)[32], const uint32_t (&a)[4],
 #endif
 }
 
-// The compiler knows nothing of the time between issue and wait and may move a use of d there.
-// Before WgmmaFence and after WgmmaWait this pins d.
+// Pins d. The compiler does not know that d is in use between issue and wait, and might move an
+// access there. Use it before WgmmaFence and after WgmmaWait.
 HL_DEVICE void FenceRegisters([[maybe_unused]] float (&d)[32]) {
 #if !HL_EMULATE
   asm volatile("" : HL_WGMMA_D(d)::"memory");
 #endif
 }
 
-// Before WgmmaFence: what products read from registers is made by then.
+// Call before WgmmaFence: makes sure that the register operands of the products have been computed.
 template <int kTiles>
 HL_DEVICE void FenceOperands([[maybe_unused]] uint32_t (&a)[kTiles][4]) {
 #if !HL_EMULATE
@@ -336,7 +342,7 @@ HL_DEVICE void FenceOperands([[maybe_unused]] uint32_t (&a)[kTiles][4]) {
 #endif
 }
 
-// After WgmmaWait: what products read from registers has stayed there until now.
+// Call after WgmmaWait: keeps the register operands of the products in place until then.
 template <int kTiles>
 HL_DEVICE void KeepRegisters([[maybe_unused]] const uint32_t (&a)[kTiles][4]) {
 #if !HL_EMULATE

@@ -1,12 +1,12 @@
-// Whether every launch waits for its kernel, so that a fault on the device is met at the kernel
-// that made it, and named. Without it a launch only sees that it could not be queued: what fails on
-// the device shows at some later call, whose words are about something else.
+// Optionally makes every launch wait for its kernel, so that an error on the device is reported for
+// the kernel that caused it. Without this, a launch only reports that it could not be queued, and
+// an error on the device surfaces in some later, unrelated call.
 //
 //   HALFLIFE_CHECK_LAUNCHES=1 build/cuda/tests/kernels/step_kernels_gpu_test
 //
 //   if (LaunchesAreChecked()) Await(stream);
 //
-// Slow: the host and the device never work at the same time.
+// This is slow, because the host and the device never work at the same time.
 #pragma once
 
 #include <atomic>
@@ -15,14 +15,14 @@
 
 namespace halflife::kernels {
 
-// Any word but 0 does; none, or an empty one, does not.
+// Returns true for any value except "0" and the empty string.
 inline bool AsksForLaunchChecks(const char* word) {
   return word != nullptr && *word != '\0' && std::string_view(word) != "0";
 }
 
 namespace internal {
-// Process-wide, as a fault on the device is; read by launches, below any object that could hand it
-// down.
+// Process-wide, like errors on the device. Launches read it, also in places that no context object
+// reaches.
 inline std::atomic<bool> launches_are_checked{
     AsksForLaunchChecks(std::getenv("HALFLIFE_CHECK_LAUNCHES"))};
 }  // namespace internal

@@ -1,13 +1,13 @@
-// What the kernels of a step's elementwise and row-wise parts share: 16-byte accesses, with a
-// scalar form for memory that does not allow them, sums over the threads of a row, and the
-// exponentials. Arithmetic is fp32 whatever the storage.
+// Shared code of the elementwise and row-wise kernels: 16-byte accesses with a scalar fallback for
+// unaligned memory, sums over the threads of a row, and exponentials. Arithmetic is fp32 for every
+// storage type.
 //
 //   float x[kPack<T>];
 //   Load(row + c, dim - c, aligned, x);  // elements c .. c + kPack - 1, zeros past a row's end
 //   Store(out + c, dim - c, aligned, x);
 //
-// `aligned` (Aligned16, on the host) says that every pack of every row starts at a multiple of 16
-// bytes and is whole.
+// `aligned` (computed by Aligned16 on the host) means that every pack of every row is complete and
+// starts at a multiple of 16 bytes.
 #pragma once
 
 #include <algorithm>
@@ -18,14 +18,15 @@
 
 namespace halflife::kernels::rows {
 
-// Elements of T in 16 bytes.
+// Number of elements of T in 16 bytes.
 template <typename T>
 inline constexpr int kPack = 16 / static_cast<int>(sizeof(T));
 
 inline bool IsAligned16(const void* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
 }
-// Rows of `dim` elements at these addresses; null counts as aligned.
+// Returns true if rows of `dim` elements at these addresses allow 16-byte accesses. Null counts as
+// aligned.
 template <typename T, typename... Pointers>
 bool Aligned16(int64_t dim, const Pointers*... pointers) {
   return dim % kPack<T> == 0 && (IsAligned16(pointers) && ...);
@@ -66,7 +67,8 @@ HL_DEVICE uint4 Packed(const float (&x)[8]) {
                     PackBf16(x[6], x[7]));
 }
 
-// x[i] = from[i] for i < count, 0 beyond. kWidth other than kPack<T>: element by element.
+// Sets x[i] = from[i] for i < count, and 0 for the rest. If kWidth is not kPack<T>, loads element
+// by element.
 template <typename T, int kWidth>
 HL_DEVICE void Load(const T* from, int count, bool aligned, float (&x)[kWidth]) {
   if constexpr (kWidth == kPack<T>) {
@@ -79,7 +81,7 @@ HL_DEVICE void Load(const T* from, int count, bool aligned, float (&x)[kWidth]) 
   for (int i = 0; i < kWidth; ++i) x[i] = i < count ? FromStorage(from[i]) : 0.0f;
 }
 
-// to[i] = x[i] for i < count.
+// Sets to[i] = x[i] for i < count.
 template <typename T, int kWidth>
 HL_DEVICE void Store(T* to, int count, bool aligned, const float (&x)[kWidth]) {
   if constexpr (kWidth == kPack<T>) {
@@ -93,8 +95,8 @@ HL_DEVICE void Store(T* to, int count, bool aligned, const float (&x)[kWidth]) {
     if (i < count) to[i] = Narrow<T>(x[i]);
 }
 
-// fp32 values beside a pack of T: weights, partial sums. Two accesses of 16 bytes where the pack
-// has 8 elements.
+// Loads fp32 values for a pack of T, such as weights and partial sums: two 16-byte accesses if the
+// pack has 8 elements.
 template <int kWidth>
 HL_DEVICE void LoadFloats(const float* from, int count, bool aligned, float (&x)[kWidth]) {
   static_assert(kWidth % 4 == 0);
@@ -110,7 +112,7 @@ HL_DEVICE void LoadFloats(const float* from, int count, bool aligned, float (&x)
   for (int i = 0; i < kWidth; ++i) x[i] = i < count ? from[i] : 0.0f;
 }
 
-// to[i] = x[i] for i < count: fp32 results beside a pack of T.
+// Sets to[i] = x[i] for i < count: fp32 results for a pack of T.
 template <int kWidth>
 HL_DEVICE void StoreFloats(float* to, int count, bool aligned, const float (&x)[kWidth]) {
   static_assert(kWidth % 4 == 0);
@@ -132,12 +134,12 @@ HL_DEVICE float Sigmoid(float x) { return __fdividef(1.0f, 1.0f + expf(-x)); }
 
 // ---- sums over the threads of a row ----
 
-constexpr int kRowThreads = 512;    // at most, of a block that has one row
-constexpr int kGroupThreads = 128;  // of a block with several rows
+constexpr int kRowThreads = 512;    // maximum for a block with one row
+constexpr int kGroupThreads = 128;  // for a block with several rows
 constexpr int kMaxRowWarps = kRowThreads / 32;
 
-// How a block is shared out: `lanes` threads to a row, a power of two below a warp, else whole
-// warps and one row a block.
+// How the threads of a block are divided among rows: `lanes` threads per row. Below a warp, `lanes`
+// is a power of two; above, it is a number of whole warps, and the block has one row.
 struct RowShape {
   int lanes, rows_per_block;
   int threads() const { return lanes * rows_per_block; }
@@ -154,14 +156,14 @@ RowShape RowShapeOf(int64_t dim) {
   return {lanes, kGroupThreads / lanes};
 }
 
-// What a launch knows beyond its arguments.
+// Launch parameters in addition to the kernel's arguments.
 struct Schedule {
   int lanes, rows_per_block;
-  bool aligned;  // every row allows 16-byte accesses
+  bool aligned;  // true: every row allows 16-byte accesses
 };
 
-// The sum of x over the threads of each row, the same bits in all of them. All threads of the block
-// take part. `partial` is shared and may be written again after a barrier.
+// Returns the sum of x over the threads of each row, with the same bits in all of them. All threads
+// of the block must take part. `partial` is in shared memory and may be reused after a barrier.
 HL_DEVICE float RowSum(float x, int lanes, float (&partial)[kMaxRowWarps]) {
   if (lanes <= 32) {
     for (int offset = lanes / 2; offset > 0; offset /= 2)
@@ -176,9 +178,9 @@ HL_DEVICE float RowSum(float x, int lanes, float (&partial)[kMaxRowWarps]) {
   return sum;
 }
 
-// Of a block of kRows rows of kColumns threads: what its rows hold, added up in their order and
-// stored by the first. `count` of a thread's kWidth columns exist. A barrier
-// stands between two calls.
+// For a block of kRows rows of kColumns threads: adds up the columns of its rows in order; the
+// first row stores the sums. Only `count` of a thread's kWidth columns exist. A barrier is required
+// between two calls.
 template <int kColumns, int kRows, int kWidth>
 HL_DEVICE void StoreColumnSums(const float (&sum)[kWidth], float* to, int count) {
   HL_SHARED(sums, float[kColumns * kRows * kWidth]);

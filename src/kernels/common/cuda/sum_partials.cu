@@ -7,15 +7,16 @@ namespace {
 
 constexpr int kColumns = 32, kSlices = 8;
 
-// Block: kColumns columns of all places x kSlices threads each; slice s adds partials s, s +
-// kSlices, ...
+// Block: kColumns columns of all destinations x kSlices threads for each. Slice s adds partials s,
+// s + kSlices, ...
 __global__ void __launch_bounds__(kColumns* kSlices)
     SumPartialsKernel(const float* partials, int64_t count, int64_t size, cuda::SumPlaces to) {
   HL_SHARED(sums, float[kSlices][kColumns]);
   const int lane = static_cast<int>(threadIdx.x) % kColumns;
   const int slice = static_cast<int>(threadIdx.x) / kColumns;
   const int64_t of_all = int64_t{kColumns} * blockIdx.x + lane;
-  // The column's place; an array that is indexed by a variable would lie in a stack frame.
+  // Finds the column's destination. A loop over constants, because an array with a variable index
+  // would be placed in local memory.
   float* out = nullptr;
   bool added = false;
   int64_t column = of_all;

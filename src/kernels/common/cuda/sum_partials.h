@@ -1,5 +1,6 @@
 // The second stage of a weight's gradient on the device: out[i] = sum over p of partials[p, i], or
-// out[i] + that sum, in an order that depends on the shape alone. C++17: CUDA sources include it.
+// out[i] + that sum. The order of the sum depends only on the shape. C++17, because CUDA sources
+// include it.
 #pragma once
 
 #include <cstdint>
@@ -9,23 +10,23 @@ using cudaStream_t = CUstream_st*;
 
 namespace halflife::kernels::cuda {
 
-// Columns of the partial sums, and where their sums go.
+// Columns of the partial sums, and the destination of their sums.
 struct SumPlace {
-  float* out = nullptr;  // [size]; null: nobody wants them
+  float* out = nullptr;  // [size]; null: not wanted
   int64_t size = 0;
-  bool added = false;  // to what `out` holds
-  // The columns are a matrix of so many rows, whose transpose `out` is.
+  bool added = false;  // true: add to the contents of `out`
+  // The columns form a matrix of this many rows, and `out` is its transpose.
   int64_t rows = 1;
 };
-constexpr int kSumPlaces = 9;  // at most, of a launch
+constexpr int kSumPlaces = 9;  // maximum per launch
 struct SumPlaces {
   SumPlace places[kSumPlaces];
 };
 
-// partials [count, sum of sizes]: the columns of one place after those of another. Zeros for a
-// count of 0.
+// partials is [count, sum of sizes]: the columns of the destinations follow one another. A count of
+// 0 gives zeros.
 void SumPartials(const float* partials, int64_t count, const SumPlaces& to, cudaStream_t stream);
-// partials [count, size], out [size].
+// The same for one destination: partials [count, size], out [size].
 void SumPartials(const float* partials, int64_t count, int64_t size, float* out,
                  cudaStream_t stream, bool added = false);
 

@@ -1,8 +1,8 @@
-// Device steps of kernels on bf16 tiles of 64 rows: loads into shared memory, fragments of them for
-// the tensor cores, and stores of what warps hold in accumulators.
+// Device functions for bf16 tiles of 64 rows: loads into shared memory, fragments for the tensor
+// cores, and stores of accumulators.
 //
-// A tile [64, kDim] has its units of 8 elements permuted within each row (unit ^ row % 8), so that
-// the eight rows an ldmatrix reads at one column lie in different banks.
+// Within each row of a tile [64, kDim], units of 8 elements are permuted (unit ^ row % 8), so that
+// the eight rows that an ldmatrix reads at one column are in different banks.
 //
 //   LoadTile<64, kThreads>(tile, RowsOf(view, chunk, head, 0, dim), length);
 //   LoadFragment<64, false>(a, tile, RowsFirst<64>(FreshLaneId()), 16 * warp, k);
@@ -18,8 +18,9 @@ namespace halflife::kernels::tiles {
 
 constexpr int kTileRows = 64;
 
-// LaneId(), but not known to be the same as before: what is computed from it inside a loop stays
-// inside, as registers are scarcer than instructions.
+// Like LaneId(), but the compiler cannot reuse an earlier value. Indices computed from it inside a
+// loop are recomputed there instead of being kept in registers, which are scarcer than
+// instructions.
 HL_DEVICE int FreshLaneId() { return __shfl_sync(kFullWarp, LaneId(), LaneId()); }
 HL_DEVICE int FreshWarpId() { return __shfl_sync(kFullWarp, WarpId(), 0); }
 HL_DEVICE int LaneRow() { return LaneId() / 4; }         // g
@@ -32,13 +33,13 @@ HL_DEVICE int TileOffset(int row, int column) {
   return row * kDim + (((column / 8) ^ (row % 8)) * 8) + column % 8;
 }
 
-// Rows of a tensor from one token on, one head.
+// Rows of a tensor from one token on, for one head.
 struct Rows {
-  char* data;        // of the token's first element that is wanted
+  char* data;        // address of the first wanted element of the first token
   int64_t stride_t;  // elements
-  int dim;           // elements that exist, from `data` on
-  bool aligned;      // rows may be moved in units of 16 bytes
-  bool is_wide;      // fp32, else bf16
+  int dim;           // number of elements that exist, starting at `data`
+  bool aligned;      // true: rows can be copied in units of 16 bytes
+  bool is_wide;      // true: fp32; false: bf16
 };
 template <typename Entry>
 HL_DEVICE Rows RowsOf(const TensorView& view, const Entry& chunk, int head, int column, int dim) {
@@ -56,12 +57,12 @@ HL_DEVICE Rows RowsOf(const TensorView& view, const Entry& chunk, int head, int 
   return rows;
 }
 
-// Starts to load a tile; rows past `length` and columns past the tensor's are zero. The unaligned
-// way is synchronous.
+// Starts loading a tile. Rows from `length` on, and columns beyond the tensor's, become zero.
+// Unaligned rows are loaded synchronously.
 template <int kDim, int kThreads, int kRows = kTileRows>
 HL_DEVICE void LoadTile(bf16* tile, const Rows& rows, int length) {
   constexpr int kUnits = kDim / 8, kStep = kThreads / kUnits;
-  // A thread's units lie below each other, at equal distances on both sides.
+  // The units of a thread are in one column, at equal distances in the source and in the tile.
   static_assert(kThreads % kUnits == 0 && kStep % 8 == 0);
   const bf16* const data = reinterpret_cast<const bf16*>(rows.data);
   if (rows.aligned) {
@@ -88,17 +89,17 @@ HL_DEVICE void LoadTile(bf16* tile, const Rows& rows, int length) {
   }
 }
 
-// ---- fragments: A is [16, 16], B two neighbouring [16, 8] tiles ----
+// ---- fragments: A is [16, 16], B is two adjacent [16, 8] tiles ----
 
-// Where a lane's row of an ldmatrix starts, of the tile's corner: a whole fragment lies at (row,
-// column), multiples of 16, from it. As the permutation is an XOR, a column only flips bits: one
-// instruction, and no register for each.
+// Returns the offset, from the tile's corner, of a lane's row for an ldmatrix. A fragment at (row,
+// column), both multiples of 16, is found from it by an XOR: as the permutation is an XOR, a column
+// only flips bits. That costs one instruction and no register per column.
 template <int kDim>
 HL_DEVICE int LaneOffset(int lane, int row_bit, int column_bit) {
   return TileOffset<kDim>(lane % 8 + (lane >> row_bit & 1) * 8, (lane >> column_bit & 1) * 8);
 }
-// From a tile stored [m, k] (A) or [k, n] (B, transposed) the first, [k, m] (A, transposed) or [n,
-// k] (B) the second.
+// RowsFirst is for tiles stored [m, k] (A) or [k, n] (B, transposed); the other one for tiles
+// stored [k, m] (A, transposed) or [n, k] (B).
 template <int kDim>
 HL_DEVICE int RowsFirst(int lane) {
   return LaneOffset<kDim>(lane, 3, 4);
@@ -122,7 +123,7 @@ HL_DEVICE void MmaPair(float (&d0)[4], float (&d1)[4], const uint32_t (&a)[4],
   MmaM16N8K16(d1, a, b1);
 }
 
-// Two neighbouring accumulators are, rounded, an A fragment.
+// Two adjacent accumulators, rounded to bf16, form an A fragment.
 HL_DEVICE void PackFragment(uint32_t (&a)[4], const float (&d0)[4], const float (&d1)[4]) {
   a[0] = PackBf16(d0[0], d0[1]);
   a[1] = PackBf16(d0[2], d0[3]);
@@ -146,13 +147,13 @@ HL_DEVICE void Scale(float (&d)[kTiles][4], float factor) {
     for (int i = 0; i < 4; ++i) d[n][i] *= factor;
   }
 }
-// The same sums in every lane of a column (four lanes apart).
+// Returns the column sum, the same in every lane of the column (four lanes apart).
 HL_DEVICE float ColumnSum(float x) {
 #pragma unroll
   for (int offset = 4; offset < 32; offset *= 2) x += __shfl_xor_sync(kFullWarp, x, offset);
   return x;
 }
-// The same sums in the four lanes of a row.
+// Returns the row sum, the same in the four lanes of the row.
 HL_DEVICE float RowSum(float x) {
   x += __shfl_xor_sync(kFullWarp, x, 1);
   return x + __shfl_xor_sync(kFullWarp, x, 2);
@@ -160,16 +161,16 @@ HL_DEVICE float RowSum(float x) {
 
 // ---- stores ----
 
-// Lanes of rows g and g ^ 1 trade: of (row g, columns 2t, 2t+1) a lane keeps column 2t + g % 2,
-// rows g & ~1 and + 1.
+// Exchanges values between the lanes of rows g and g ^ 1. From (row g, columns 2t, 2t+1), a lane
+// keeps column 2t + g % 2 of rows g & ~1 and (g & ~1) + 1.
 HL_DEVICE float2 TransposePair(float d0, float d1) {
   const bool odd = LaneRow() % 2 != 0;
   const float other = __shfl_xor_sync(kFullWarp, odd ? d0 : d1, 4);
   return odd ? make_float2(other, d1) : make_float2(d0, other);
 }
 
-// [kRows, 16 columns] of a tensor from a warp's stage [kRows, 16], from `column` on. Rows of 32
-// bytes are whole sectors, so no other warp needs to join.
+// Copies [kRows, 16 columns], from `column` on, from a warp's staging buffer [kRows, 16] to a
+// tensor. Rows of 32 bytes are whole sectors, so warps need not cooperate.
 template <int kRows = kTileRows>
 HL_DEVICE void FlushTransposed(const bf16* stage, const Rows& rows, int length, int column) {
   const int lane = FreshLaneId();
@@ -191,9 +192,9 @@ HL_DEVICE void FlushTransposed(const bf16* stage, const Rows& rows, int length, 
       if (row < length && c < columns) data[row * rows.stride_t + c] = stage[i];
     }
   }
-  __syncwarp();  // the stage is the next store's
+  __syncwarp();  // the next store overwrites the stage
 }
-// What a warp holds transposed, through its stage of kRows tokens.
+// Stores values that a warp holds transposed, through its staging buffer of kRows tokens.
 template <int kRows>
 HL_DEVICE void StoreTransposed(const float (&d)[kTileRows / 8][4], bf16* stage, const Rows& rows,
                                int length, int column) {

@@ -93,7 +93,7 @@ TEST(ChunkTable, MoreThan32BitsOfCounts) {
   EXPECT_HL_ERROR(make({.batch = int64_t{1} << 31, .seq_len = 1, .chunk_size = 64})(),
                   ExitCode::kUsage, "2147483648 rows");
   EXPECT_HL_ERROR(make({.batch = 1 << 16, .seq_len = 1 << 22, .chunk_size = 64})(),
-                  ExitCode::kUsage, "4294967296 chunks of 64", "split the batch");
+                  ExitCode::kUsage, "4294967296 chunks of 64", "Split the batch");
 }
 
 }  // namespace

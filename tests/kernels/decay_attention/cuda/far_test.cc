@@ -138,7 +138,7 @@ TEST(CudaFar, MoreBlocksThanALaunchTakes) {
   sum.seq_len = std::numeric_limits<int>::max();
   sum.dim = 1024;  // of which a thread has four
   EXPECT_HL_ERROR(decay::LaunchReduceHeads(sum, nullptr), ExitCode::kUsage,
-                  "decay attention sum over heads", "4294967294 blocks", "split the batch");
+                  "decay attention sum over heads", "4294967294 blocks", "Split the batch");
 }
 
 }  // namespace
