@@ -42,7 +42,7 @@ code=$?
 if [ "$code" -ne 3 ] || [[ $message != *"cannot read '/no/such/text'"* ]]; then fail "quickstart: exit $code, '$message'"; fi
 message=$(tests/run --label nonsense 2>&1)
 code=$?
-if [ "$code" -ne 2 ] || [[ $message != *"--label wants unit, emulated, mpi, slurm, gpu or e2e, not 'nonsense'"* ]]; then
+if [ "$code" -ne 2 ] || [[ $message != *"--label wants unit, emulated, sanitized, mpi, slurm, gpu or e2e, not 'nonsense'"* ]]; then
   fail "tests/run --label nonsense: exit $code, '$message'"
 fi
 
