@@ -1,5 +1,6 @@
-// The loads and stores that an emulated instruction makes for its lane: the one file of the
-// emulator that is built with ThreadSanitizer, so that it sees them as the thread's own.
+// The loads and stores that an emulated instruction makes for its lane. This is the only file of
+// the emulator that is built with -fsanitize=thread, so that ThreadSanitizer attributes these
+// accesses to the emulated thread.
 #include <cstdint>
 
 namespace halflife::kernels::emu {

@@ -1,5 +1,6 @@
-// mbarriers and TMA. A bulk copy is as late as it can be: it lands when no thread of the block can
-// run (in random order a quarter land at once). Until then its target is NaN and poisoned.
+// mbarriers and TMA. A bulk copy completes as late as possible: when no thread of the block can
+// run. In random order, a quarter of the copies complete at once. Until a copy completes, its
+// target holds NaN and is poisoned.
 #include "tools/cuda_emulator/internal.h"
 
 namespace halflife::kernels::emu {
@@ -16,7 +17,7 @@ Mbarrier& FindMbarrier(const void* address, const char* what, Place place) {
        SharedOffset(address));
 }
 
-// Ends the phase once all arrivals are there and exactly the bytes that were announced.
+// Completes the phase once all arrivals and exactly the announced bytes have come.
 void Progress(Block& block, Mbarrier& barrier) {
   if (barrier.pending > 0 || barrier.pending_bytes != 0) return;
   ++barrier.phase;
@@ -24,9 +25,9 @@ void Progress(Block& block, Mbarrier& barrier) {
   MakeReady(block, barrier.waiting);
 }
 
-// What bulk copies do belongs to a thread of their own, ordered after the issue and before the
-// barrier's end: done in the name of whoever happens to run, it would order that thread or accuse
-// it.
+// Performs the accesses of bulk copies as a separate ThreadSanitizer fiber, which is ordered after
+// the issue and before the end of the barrier's phase. If the running thread made these accesses,
+// it would be ordered by them, or reported for a race.
 class AsEngine {
  public:
   AsEngine() {
@@ -52,7 +53,7 @@ void StoreUnit(Block& block, unsigned char* to, const uint32_t (&data)[4]) {
   for (int i = 0; i < 4; ++i) view[i] = data[i];
 }
 
-// Eight bf16 or four fp32 from (row, col) on; zero outside the matrix.
+// Loads 16 bytes (eight bf16 or four fp32) from (row, col). Elements outside the matrix are zero.
 void ReadUnit(const TensorMap& map, int row, int col, uint32_t (&data)[4]) {
   const int halves = map.element_bytes / 2;
   for (int i = 0; i < 8; ++i) {
@@ -89,7 +90,7 @@ void Land(Block& block, int index) {
 
 bool IsInFlight(const BulkCopy& copy) { return copy.mbarrier != nullptr; }
 
-// Of those in flight the first, the last or any, as the order of threads is.
+// Selects a copy in flight: the first, the last or a random one, according to the order of threads.
 int NextToLand(Block& block) {
   int found = -1, seen = 0;
   for (int i = 0; i < kMaxBulkCopies; ++i) {
@@ -109,9 +110,9 @@ void MbarrierInit(const void* address, int count, Place place) {
   Block& block = *current_block;
   const auto value = reinterpret_cast<uintptr_t>(address);
   if (value % 8 != 0 || address < block.dynamic || address >= block.statics + kStaticBytes) {
-    Fail(place, "MbarrierInit at %p; 8 aligned bytes of shared memory work", address);
+    Fail(place, "MbarrierInit at %p. Use 8 aligned bytes of shared memory.", address);
   }
-  if (count < 1) Fail(place, "MbarrierInit for %d arrivals; 1 and more work", count);
+  if (count < 1) Fail(place, "MbarrierInit for %d arrivals. Use at least 1.", count);
   Mbarrier* found = nullptr;
   for (Mbarrier& barrier : block.mbarriers) {
     if (barrier.address == address) found = &barrier;
@@ -124,7 +125,7 @@ void MbarrierInit(const void* address, int count, Place place) {
   }
   const unsigned phase = found->phase;
   *found = Mbarrier{};
-  found->phase = (phase + 3) / 4 * 4;  // parity 0; other cells than the old phases'
+  found->phase = (phase + 3) / 4 * 4;  // parity 0; another object than the old phases'
   found->address = address;
   found->count = found->pending = count;
 }
@@ -148,7 +149,7 @@ void MbarrierArrive(const void* address, int expected_bytes, Place place) {
 void MbarrierWait(const void* address, uint32_t parity, Place place) {
   HL_EMU_ENTRY;
   Mbarrier& barrier = FindMbarrier(address, "a wait", place);
-  if (parity > 1) Fail(place, "MbarrierWait for parity %u; 0 and 1 work", parity);
+  if (parity > 1) Fail(place, "MbarrierWait for parity %u. Use 0 or 1.", parity);
   if ((barrier.phase & 1) == parity) {
     void* const sync = &barrier.sync[barrier.phase % 4];
     barrier.waiting.Add(Self().linear);
@@ -170,13 +171,12 @@ void TmaLoad2d(void* smem, const TensorMap& map, const void* address, int col, i
   }
   if (SharedOffset(smem) % 1024 != 0) {
     Fail(place,
-         "a TMA load with 128-byte swizzle to byte %u of shared memory; a multiple of 1024 "
-         "works",
+         "a TMA load with 128-byte swizzle to byte %u of shared memory. Use a multiple of 1024.",
          SharedOffset(smem));
   }
   if (col * map.element_bytes % 16 != 0) {
-    Fail(place, "a TMA load from column %d, of %d bytes each; a multiple of 16 bytes works", col,
-         map.element_bytes);
+    Fail(place, "a TMA load from column %d, of %d bytes each. Start at a multiple of 16 bytes.",
+         col, map.element_bytes);
   }
   FindMbarrier(address, "a TMA load", place);
   if (block.num_bulk == kMaxBulkCopies) {
@@ -206,14 +206,14 @@ bool LandBulkCopies(Block& block) {
 void CheckNoBulkCopies(Block& block) {
   if (block.num_bulk > 0) {
     Fail(block.bulk[NextToLand(block)].place,
-         "the block ends with %d TMA loads in flight, the first from this line; wait on their "
-         "mbarrier",
+         "the block ends with %d TMA loads in flight, the first from this line. Wait on their "
+         "mbarrier.",
          block.num_bulk);
   }
 }
 
-// Stores seen from here on by wgmma. Reads poisoned memory (red zones, copies in flight), so it is
-// left uninstrumented.
+// Makes earlier stores visible to wgmma. The function reads poisoned memory (red zones, copies in
+// flight), so it is not instrumented.
 __attribute__((no_sanitize("address", "undefined"))) void FenceProxyAsync() {
   Block& block = *current_block;
   int end = block.launch->smem_bytes;

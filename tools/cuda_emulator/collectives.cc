@@ -1,6 +1,6 @@
-// Barriers of a block and what a warp does together. In a warp collective each lane leaves pointers
-// to its operands and waits; the last lane works for all, writes through their pointers and goes
-// on.
+// Block barriers and warp collectives. In a collective, each lane stores pointers to its operands
+// and waits. The last lane to arrive does the work of all lanes, writes the results through their
+// pointers and continues.
 #include "tools/cuda_emulator/internal.h"
 
 namespace halflife::kernels::emu {
@@ -9,8 +9,8 @@ namespace halflife::kernels::emu {
 
 namespace {
 
-// Counts one thread in and completes the phase once `expected` are there. The caller waits where it
-// has to.
+// Counts the arrival of one thread, and completes the phase once `expected` threads have arrived.
+// The caller waits if it must.
 bool Arrive(Block& block, Barrier& barrier) {
   SyncRelease(barrier.sync.Current());
   if (++barrier.arrived < barrier.expected) return false;
@@ -38,7 +38,7 @@ void BlockBarrier(Place place) {
          barrier.arrived, barrier.arrived == 1 ? "" : "s", barrier.waiting.First(),
          barrier.arrived == 1 ? "s" : "", FileName(barrier.place), barrier.place.line());
   }
-  barrier.expected = block.num_alive;  // threads that have ended do not count, as on the device
+  barrier.expected = block.num_alive;  // threads that have ended do not count, as on a GPU
   void* const sync = barrier.sync.Current();
   if (!Arrive(block, barrier)) {
     barrier.waiting.Add(self.linear);
@@ -53,14 +53,14 @@ void NamedBarrier(int id, int threads, bool wait, Place place) {
   Fiber& self = Self();
   Barrier& barrier = block.barriers[id];
   if (threads < 32 || threads % 32 != 0 || threads > (block.num_threads + 31) / 32 * 32) {
-    Fail(place, "named barrier %d for %d threads; a multiple of 32 up to the block's %d works", id,
+    Fail(place, "named barrier %d for %d threads. Use a multiple of 32 up to the block's %d.", id,
          threads, block.num_threads);
   }
   if (barrier.arrived == 0) {
     barrier.expected = threads;
     barrier.place = place;
   } else if (barrier.expected != threads) {
-    Fail(place, "named barrier %d for %d threads, but the one at %s:%u said %d", id, threads,
+    Fail(place, "named barrier %d for %d threads, but the one at %s:%u is for %d", id, threads,
          FileName(barrier.place), barrier.place.line(), barrier.expected);
   }
   void* const sync = barrier.sync.Current();
@@ -77,9 +77,9 @@ void NamedBarrier(int id, int threads, bool wait, Place place) {
 
 struct WarpOp {
   const char* name;
-  void (*work)(WarpSlot& slot, unsigned present);  // null: nothing but the meeting
+  void (*work)(WarpSlot& slot, unsigned present);  // null: only synchronizes
   bool whole_warp;                                 // all 32 lanes must exist
-  bool same_place;                                 // and stand at the same line
+  bool same_place;                                 // all lanes must call it from the same line
 };
 
 namespace {
@@ -104,22 +104,24 @@ WarpSlot& FindSlot(Warp& warp, const WarpOp& op, unsigned mask, unsigned bit, Pl
       if (op.same_place &&
           (slot.place.line() != place.line() || slot.place.file_name() != place.file_name())) {
         Fail(place,
-             "%s here while lanes %08x of the warp are in the one at %s:%u; all lanes of a "
-             "mask must stand at the same one",
+             "%s here while lanes %08x of the warp are in the one at %s:%u. All lanes of a "
+             "mask must reach the same one.",
              op.name, slot.arrived, FileName(slot.place), slot.place.line());
       }
       return slot;
     }
   }
   if (unused == nullptr) {
-    Fail(place, "%s: four other collectives of this warp are unfinished; lanes have diverged",
+    Fail(place,
+         "%s: four other collectives of this warp are unfinished, so its lanes have diverged",
          op.name);
   }
   unused->op = &op;
   unused->mask = mask;
   unused->arrived = 0;
   unused->place = place;
-  // One cell a meeting: lanes that have not left the last one must not be ordered after this one.
+  // Each collective has its own object: lanes that have not left the previous collective must not
+  // be ordered after this one.
   warp.sync.Advance();
   unused->sync = warp.sync.Current();
   return *unused;
@@ -177,7 +179,7 @@ void DoShuffle(WarpSlot& slot, unsigned present) {
         source = (lane ^ own.operand) <= last ? lane ^ own.operand : lane;
         break;
     }
-    // A lane that takes no part has no value: all ones, a NaN as a float.
+    // A lane that does not participate has no value. All bits are set, which is a NaN as a float.
     own.out = source >= 0 && source < 32 && ((present >> source) & 1) != 0
                   ? static_cast<ShuffleOperands*>(slot.operands[source])->in
                   : ~uint64_t{0};
@@ -215,7 +217,7 @@ struct MmaOperands {
 float LowBf16(uint32_t x) { return __uint_as_float(x << 16); }
 float HighBf16(uint32_t x) { return __uint_as_float(x & 0xffff0000u); }
 
-// d [16, 8] of `lane = 4 g + t`: element i is row g + 8 (i / 2), column 2 t + i % 2.
+// The fragment of d [16, 8] of lane 4 g + t: element i is row g + 8 (i / 2), column 2 t + i % 2.
 void AddProduct(WarpSlot& slot, const float* a, const float* b, int depth) {
   for (int lane = 0; lane < 32; ++lane) {
     float* const d = static_cast<MmaOperands*>(slot.operands[lane])->d;
@@ -264,7 +266,7 @@ void DoMmaTf32(WarpSlot& slot, unsigned) {
 
 struct LdMatrixOperands {
   uint32_t* r;
-  uint32_t row[4];  // the 16 bytes this lane has read
+  uint32_t row[4];  // the 16 bytes that this lane has read
   bool trans;
 };
 
@@ -314,7 +316,7 @@ constexpr WarpOp kGatherAOp = {"wgmma.m64n64k16", DoGatherA, true, true};
 
 }  // namespace
 
-// A lane that ends may be the one that a shuffle or a barrier still waits for.
+// Completes the collectives and barriers that were waiting only for the lane that ends.
 void LaneExits(Block& block, Fiber& fiber) {
   Warp& warp = block.warps[fiber.warp()];
   warp.alive &= ~(1u << fiber.lane());
@@ -339,7 +341,7 @@ void LaneExits(Block& block, Fiber& fiber) {
 uint64_t WarpShuffle(Shuffle kind, unsigned mask, uint64_t bits, int operand, int width,
                      Place place) {
   if (width < 1 || width > 32 || (width & (width - 1)) != 0) {
-    Fail(place, "a shuffle of width %d; 1, 2, 4, 8, 16 and 32 work", width);
+    Fail(place, "a shuffle of width %d. Use 1, 2, 4, 8, 16 or 32.", width);
   }
   ShuffleOperands operands{kind, bits, 0, operand, width};
   Meet(kShuffleOp, mask, &operands, /*orders_memory=*/false, place);
@@ -377,15 +379,15 @@ void WarpLdMatrixX4(uint32_t* r, const void* row, bool trans, Place place) {
   HL_EMU_ENTRY;
   const auto address = reinterpret_cast<uintptr_t>(row);
   Block& block = *current_block;
-  block.counts.ldmatrix_bytes += 16;  // a row a lane
+  block.counts.ldmatrix_bytes += 16;  // one row per lane
   if (row < block.dynamic || row >= block.statics + kStaticBytes) {
     Fail(place, "ldmatrix from %p, which is not in shared memory", row);
   }
   if (address % 16 != 0) {
-    Fail(place, "ldmatrix from byte %u of shared memory; a row begins at a multiple of 16",
+    Fail(place, "ldmatrix from byte %u of shared memory. Align rows to a multiple of 16.",
          SharedOffset(row));
   }
-  // Each lane reads its own row, so that a sanitizer's report names the right thread.
+  // Each lane reads its own row, so that the report of a sanitizer names the right thread.
   LdMatrixOperands operands{r, {}, trans};
   LoadForLane16(operands.row, row);
   Meet(kLdMatrixOp, ~0u, &operands, /*orders_memory=*/false, place);

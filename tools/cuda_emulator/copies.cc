@@ -1,6 +1,6 @@
-// cp.async, and the arithmetic of single instructions. A copy is as late as the ISA allows: its
-// target is NaN, and poisoned, from the issue until the wait that covers it. In random order a
-// quarter land at once, which is as legal.
+// cp.async, and the arithmetic of single instructions. A copy completes as late as the ISA allows:
+// from its issue to the wait that covers it, its target holds NaN and is poisoned. In random order,
+// a quarter of the copies complete at once, which the ISA also allows.
 #include <cmath>
 
 #include "core/bfloat16.h"
@@ -47,15 +47,16 @@ void CopyAsync(void* smem, const void* global, int bytes, bool valid, Place plac
   if (reinterpret_cast<uintptr_t>(smem) % size != 0 ||
       (valid && reinterpret_cast<uintptr_t>(global) % size != 0)) {
     Fail(place,
-         "cp.async of %d bytes from %p to byte %u of shared memory; both sides begin at a "
-         "multiple of %d",
+         "cp.async of %d bytes from %p to byte %u of shared memory. Align both addresses to a "
+         "multiple of %d.",
          bytes, global, SharedOffset(smem), bytes);
   }
   if (self.num_copies == kMaxCopies) {
-    Fail(place, "more than %d copies in flight in one thread; wait for some", kMaxCopies);
+    Fail(place, "more than %d copies in flight in one thread. Call CpAsyncWait earlier.",
+         kMaxCopies);
   }
   uint32_t probe[4];
-  if (valid) Load(probe, global, bytes);  // a bad address is reported at this line
+  if (valid) Load(probe, global, bytes);  // reports a bad address at this line
   if (valid) block.counts.copied_bytes += bytes;
   Store(smem, kOnes, bytes);
   const Copy copy = {smem, global, place, self.copy_group, bytes, valid};
@@ -86,14 +87,14 @@ void CopyAsyncWait(int pending) {
 void CheckNoCopies(Fiber& fiber) {
   if (fiber.num_copies > 0) {
     Fail(fiber.copies[0].place,
-         "the thread ends with %d cp.async in flight, the first from this line; end with "
-         "CpAsyncCommit and CpAsyncWait<0>",
+         "the thread ends with %d cp.async in flight, the first from this line. Call "
+         "CpAsyncCommit and CpAsyncWait<0> before the end.",
          fiber.num_copies);
   }
 }
 
 uint32_t Bf16Bits(float x) {
-  return x != x ? 0x7fff : RoundToBf16(x).bits;  // the one NaN the device makes
+  return x != x ? 0x7fff : RoundToBf16(x).bits;  // the only NaN that the device produces
 }
 
 uint32_t Tf32Bits(float x) {

@@ -1,5 +1,5 @@
-// What the blocks of the emulator have done: instructions that it sees, whatever the machine. Not
-// seen are plain loads and stores, of global memory or shared.
+// Counts of the instructions that emulated blocks have executed. They do not depend on the machine.
+// Plain loads and stores, of global or shared memory, are not counted.
 //
 //   const emu::Counts before = emu::CountsSoFar();
 //   cuda::Forward(args, plan, nullptr);
@@ -12,13 +12,13 @@ namespace halflife::kernels::emu {
 
 struct Counts {
   int64_t blocks = 0;
-  int64_t copied_bytes = 0;  // from global memory to shared: by cp.async without zero fill, by TMA
-  int64_t ldmatrix_bytes = 0;  // by ldmatrix.x4 from shared memory: 512 a warp
-  int64_t mma = 0;             // mma.sync of a warp, m16n8k16 or m16n8k8
-  int64_t wgmma = 0;           // m64n64k16 of a warpgroup
-  int64_t barriers = 0;        // __syncthreads of a block
+  int64_t copied_bytes = 0;    // global to shared memory, by cp.async (without zero fill) and TMA
+  int64_t ldmatrix_bytes = 0;  // read by ldmatrix.x4: 512 per warp
+  int64_t mma = 0;             // mma.sync per warp, m16n8k16 or m16n8k8
+  int64_t wgmma = 0;           // m64n64k16 per warpgroup
+  int64_t barriers = 0;        // __syncthreads per block
 };
-// Of all launches of the process that have ended.
+// Returns the sum over all blocks that have ended in this process.
 Counts CountsSoFar();
 
 }  // namespace halflife::kernels::emu

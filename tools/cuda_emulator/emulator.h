@@ -1,14 +1,16 @@
-// CUDA on the CPU: what kernel sources see when g++ compiles them (HL_EMULATE). One fiber per CUDA
-// thread; a fiber leaves the processor only at a barrier, a warp collective or an mbarrier wait.
-// kernels/common/cuda/device.h includes this file; kernels include device.h alone.
+// Runs CUDA kernels on the CPU. When g++ compiles a kernel source with HL_EMULATE, this header
+// provides CUDA's built-in variables and functions and the bodies of the wrappers in device.h. Each
+// CUDA thread is a fiber. A fiber yields only at a barrier, a warp collective or an mbarrier wait.
+// kernels/common/cuda/device.h includes this file; kernels include only device.h.
 //
-//   HL_EMU_ORDER=forward|reverse|random
-//   which ready thread runs next (default forward: the lowest)
-//   HL_EMU_SEED=7                         of the random order (default 1)
-//   HL_EMU_WORKERS=2
-//   OS threads that run blocks (default: processors, at most 8)
+// Environment variables:
+//   HL_EMU_ORDER    which ready thread of a block runs next: forward (the lowest, default), reverse
+//                   (the highest) or random
+//   HL_EMU_SEED     seed of the random order, at least 1 (default 1)
+//   HL_EMU_WORKERS  number of OS threads that run blocks, at least 1 (default: the number of
+//                   processors, at most 8)
 //
-// Whatever a launch does wrong is thrown from Launch, in the host thread, as halflife::Error.
+// Errors of a kernel are thrown from Launch, in the host thread, as halflife::Error.
 #pragma once
 
 #include <crt/host_defines.h>
@@ -26,7 +28,8 @@
 struct CUstream_st;
 using cudaStream_t = CUstream_st*;
 
-// Set after each switch; not macros, as CUDA's own structs have members of these names.
+// The emulator sets these after each switch of fibers. They are variables, not macros, because some
+// structs of CUDA have members with these names.
 extern __thread uint3 threadIdx;
 extern __thread uint3 blockIdx;
 extern __thread dim3 blockDim;
@@ -37,7 +40,7 @@ namespace halflife::kernels::emu {
 
 using Place = std::source_location;
 
-// Runs `body` once per thread of the grid; throws the first error.
+// Runs `body` once per thread of the grid. Throws the first error.
 void RunErased(dim3 grid, dim3 block, int smem_bytes, const char* name, void (*body)(void*),
                void* argument);
 template <typename Body>
@@ -47,18 +50,18 @@ void Run(dim3 grid, dim3 block, int smem_bytes, const char* name, const Body& bo
       const_cast<void*>(static_cast<const void*>(&body)));
 }
 
-// Ends the launch with an error that names the thread and the line.
+// Ends the launch with an error that names the thread and the source line.
 [[noreturn]] void FailAt(Place place, const char* message);
 
-// ---- shared memory: 0xFF when a block starts ----
+// ---- shared memory: every byte is 0xFF when a block starts ----
 unsigned char* DynamicShared();
 void* StaticSharedErased(const void* key, size_t bytes, size_t align);
 template <typename T>
 T& StaticShared(const void* key) {
   return *static_cast<T*>(StaticSharedErased(key, sizeof(T), alignof(T)));
 }
-// Cut `index` of SmemCarver: bytes [begin, begin + bytes) of the device's layout; returns where
-// they lie here.
+// Registers cut `index` of a SmemCarver, which is bytes [begin, begin + bytes) of the device's
+// layout. Returns the address of the cut in the emulator, where red zones separate the cuts.
 unsigned char* Carve(unsigned char* base, int begin, int bytes, int align, int index, Place place);
 uint32_t SharedOffset(const void* smem);
 
@@ -103,7 +106,7 @@ uint64_t WarpShuffle(Shuffle kind, unsigned mask, uint64_t bits, int operand, in
 unsigned WarpVote(Vote kind, unsigned mask, bool predicate, Place place);
 void WarpBarrier(unsigned mask, Place place);
 void Fence();
-void Yield();  // lets every other thread of the block run: for a wrapper that polls memory
+void Yield();  // Lets all other ready threads of the block run. For wrappers that poll memory.
 
 template <typename T>
 T ShuffleValue(Shuffle kind, unsigned mask, T value, int operand, int width, Place place) {
@@ -164,7 +167,8 @@ inline void __threadfence_block() { halflife::kernels::emu::Fence(); }
 inline void __threadfence_system() { halflife::kernels::emu::Fence(); }
 inline void __nanosleep(unsigned) { halflife::kernels::emu::Yield(); }
 
-// Stronger than CUDA's relaxed atomics: a missing fence around them is not found.
+// These atomics are stronger than CUDA's relaxed ones, so the emulator does not find a missing
+// fence next to them.
 template <typename T>
 T atomicAdd(T* address, std::type_identity_t<T> value) {
   return std::atomic_ref<T>(*address).fetch_add(value, std::memory_order_acq_rel);
@@ -227,7 +231,7 @@ inline constexpr long long min(long long a, long long b) { return b < a ? b : a;
 inline constexpr long long max(long long a, long long b) { return a < b ? b : a; }
 inline constexpr unsigned long min(unsigned long a, unsigned long b) { return b < a ? b : a; }
 inline constexpr unsigned long max(unsigned long a, unsigned long b) { return a < b ? b : a; }
-inline float min(float a, float b) { return fminf(a, b); }  // as CUDA: a number beats NaN
+inline float min(float a, float b) { return fminf(a, b); }  // as in CUDA: ignores a NaN
 inline float max(float a, float b) { return fmaxf(a, b); }
 inline double min(double a, double b) { return fmin(a, b); }
 inline double max(double a, double b) { return fmax(a, b); }
@@ -239,7 +243,7 @@ inline float __fadd_rn(float x, float y) { return x + y; }
 inline float __fmul_rn(float x, float y) { return x * y; }
 inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
 inline float __saturatef(float x) { return fminf(fmaxf(x, 0.0f), 1.0f); }
-// glibc declares these two for its own use and exports neither.
+// glibc declares these two functions for internal use but does not export them.
 extern "C" inline float __expf(float x) noexcept { return expf(x); }
 extern "C" inline float __logf(float x) noexcept { return logf(x); }
 

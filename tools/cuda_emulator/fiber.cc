@@ -1,11 +1,12 @@
-// Switching stacks: ten lines of assembly on x86-64 (some 10 ns), ucontext elsewhere (two system
-// calls, some 260 ns).
+// Switches between fibers: assembly on x86-64 (about 10 ns per switch), ucontext on other machines
+// (two system calls, about 260 ns).
 #include <cstdint>
 
 #include "tools/cuda_emulator/internal.h"
 
 #if HL_EMU_ASM_SWITCH
-// `jmp *%rcx` for `ret`: the return predictor would guess the other stack's caller.
+// `jmp *%rcx` replaces `ret`, because the return predictor would predict the caller on the other
+// stack.
 asm(R"(
 .text
 .globl hl_emu_switch_stack
@@ -39,19 +40,19 @@ extern "C" void hl_emu_switch_stack(void** save, void* load);
 namespace halflife::kernels::emu {
 
 size_t StackBytes() {
-  // Virtual: pages that are not touched cost nothing. AddressSanitizer's frames are several times
+  // Pages that are never touched cost no memory. AddressSanitizer's stack frames are several times
   // larger.
   return HL_EMU_ASAN ? size_t{512} << 10 : size_t{256} << 10;
 }
 
 void PrepareContext(Context& context, void (*entry)(), int stagger) {
 #if HL_EMU_ASM_SWITCH
-  // Tops offset by multiples of 64 bytes: equally aligned stacks would fight for the same cache
-  // sets.
+  // Stacks start at different multiples of 64 bytes. Equally aligned stacks would compete for the
+  // same cache sets.
   auto top = reinterpret_cast<uintptr_t>(context.stack_bottom) + context.stack_bytes;
   top = (top - 64 - static_cast<uintptr_t>((stagger * 320) & 4080)) & ~uintptr_t{15};
   auto* slots = reinterpret_cast<void**>(top);
-  *--slots = nullptr;  // where a return address would be: entry finds its stack as after a call
+  *--slots = nullptr;  // in place of a return address: the stack looks as after a call
   *--slots = reinterpret_cast<void*>(entry);
   for (int i = 0; i < 6; ++i) *--slots = nullptr;
   context.stack_pointer = slots;

@@ -1,10 +1,11 @@
-// The emulator's own types: fibers, a block, a launch. Included by the emulator's sources alone.
+// The internal types of the emulator: fibers, blocks and launches. Only the emulator's sources
+// include this header.
 //
-// Everything here runs uninstrumented under ThreadSanitizer (built with HL_EMU_TSAN, not with
-// -fsanitize=thread), else the scheduler's own state would be reported as races. What an emulated
-// instruction reads or writes for its lane goes through access.cc, which is instrumented. Code that
-// runs on a fiber calls nothing that the sanitizer intercepts (memcpy, memset, malloc), as it would
-// see the emulator's memory through them.
+// For ThreadSanitizer, these sources are built with HL_EMU_TSAN and without -fsanitize=thread;
+// otherwise the scheduler's own state would be reported as races. Loads and stores that an emulated
+// instruction makes for its lane go through access.cc, which is instrumented. Code that runs on a
+// fiber must not call functions that the sanitizer intercepts (memcpy, memset, malloc), because the
+// sanitizer would see the emulator's memory through them.
 #pragma once
 
 #include <ucontext.h>
@@ -32,7 +33,7 @@
 #endif
 #if HL_EMU_TSAN
 #include <sanitizer/tsan_interface.h>
-// The instrumentation's own entry points, which no header declares.
+// Entry points of the instrumentation. No header declares them.
 extern "C" void __tsan_func_entry(void* call_pc);
 extern "C" void __tsan_func_exit();
 #endif
@@ -49,18 +50,18 @@ inline constexpr int kMaxThreads = 1024;
 inline constexpr int kMaxWarps = kMaxThreads / 32;
 inline constexpr int kNumBarriers = 16;
 inline constexpr int kRedZoneBytes = 1024;
-inline constexpr int kMaxCuts = 128;  // of SmemCarver in a kernel
+inline constexpr int kMaxCuts = 128;  // cuts of a SmemCarver per kernel
 inline constexpr int kMaxSharedBytes = 227 * 1024;
 inline constexpr int kDynamicBytes = kMaxSharedBytes + kMaxCuts * kRedZoneBytes;  // with red zones
 inline constexpr int kMaxStaticBytes = 48 * 1024;
 inline constexpr int kStaticBytes = 80 * 1024;  // with red zones
 inline constexpr int kMaxStatics = 64;
-inline constexpr int kMaxCopies = 512;  // in flight, a thread
+inline constexpr int kMaxCopies = 512;  // cp.async in flight per thread
 inline constexpr int kMaxMbarriers = 64;
 inline constexpr int kMaxBulkCopies = 256;
-inline constexpr int kMaxWgmmas = 64;  // in flight, a thread
+inline constexpr int kMaxWgmmas = 64;  // wgmma in flight per thread
 
-// ---- what the sanitizers are told ----
+// ---- annotations for the sanitizers ----
 
 inline void SyncRelease([[maybe_unused]] void* object) {
 #if HL_EMU_TSAN
@@ -72,8 +73,8 @@ inline void SyncAcquire([[maybe_unused]] void* object) {
   __tsan_acquire(object);
 #endif
 }
-// Puts the caller's line into ThreadSanitizer's stacks: the emulator's functions are not
-// instrumented.
+// Adds the caller's line to ThreadSanitizer's stack traces, because the functions of the emulator
+// are not instrumented.
 class EntryFrame {
  public:
   explicit EntryFrame([[maybe_unused]] void* return_address) {
@@ -89,7 +90,7 @@ class EntryFrame {
 };
 #define HL_EMU_ENTRY const EntryFrame entry_frame(__builtin_return_address(0))
 
-// Loads and stores for the running lane, seen by the sanitizers (access.cc).
+// Loads and stores for the running lane. The sanitizers see them (access.cc).
 void LoadForLane16(uint32_t (&to)[4], const void* from);
 void StoreForLane16(void* to, const uint32_t (&from)[4]);
 uint32_t LoadForLane4(const void* from);
@@ -121,13 +122,13 @@ struct Copy {
 
 struct Wgmma {
   float* accumulator;
-  float a[2][16];  // the thread's rows of operand A where it comes from registers
+  float a[2][16];  // the thread's rows of operand A, if A is in registers
   uint64_t desc_a, desc_b;
   Place place;
   int group;
   bool a_in_registers;
-  bool b_of_rows;  // B [16, 64] as stored, else [64, 16]
-  bool first;      // of a chain: the accumulator's value before is in `saved`
+  bool b_of_rows;  // B is stored as [16, 64], otherwise as [64, 16]
+  bool first;      // first of a chain: `saved` holds the accumulator's previous value
   float saved[32];
 };
 
@@ -136,12 +137,12 @@ struct Fiber : Context {
   uint3 index = {};
   bool exited = false;
   const char* waits_for = nullptr;
-  int waits_id = -1;  // of a named barrier
+  int waits_id = -1;  // number or address of the barrier; -1: none
   Place place;
   Copy* copies = nullptr;  // [kMaxCopies]
   int num_copies = 0;
-  int copy_group = 0;       // the group that is open
-  Wgmma* wgmmas = nullptr;  // [kMaxWgmmas], from the first use on
+  int copy_group = 0;       // the open (uncommitted) group
+  Wgmma* wgmmas = nullptr;  // [kMaxWgmmas]
   int num_wgmmas = 0;
   int wgmma_group = 0;
   bool wgmma_fenced = false;
@@ -157,7 +158,7 @@ class FiberSet {
     for (uint64_t& word : words_) word = 0;
   }
   void Add(int i) { words_[i / 64] |= uint64_t{1} << (i % 64); }
-  // Moves all of `other` here.
+  // Moves all threads of `other` into this set.
   void Absorb(FiberSet& other) {
     for (int i = 0; i < kMaxThreads / 64; ++i) {
       words_[i] |= other.words_[i];
@@ -167,7 +168,7 @@ class FiberSet {
   void Remove(int i) { words_[i / 64] &= ~(uint64_t{1} << (i % 64)); }
   bool Has(int i) const { return (words_[i / 64] >> (i % 64)) & 1; }
   int Count() const;
-  int First() const;  // -1: empty
+  int First() const;  // -1 if the set is empty
   int Last() const;
   int Nth(int n) const;
 
@@ -175,9 +176,9 @@ class FiberSet {
   uint64_t words_[kMaxThreads / 64] = {};
 };
 
-// Objects on which ThreadSanitizer orders one phase of a barrier. A thread may be a phase ahead of
-// one that has not left yet; with one object for all phases the slow one would be ordered after the
-// fast one's later writes, hiding races.
+// The synchronization objects of a barrier for ThreadSanitizer, one per phase. A thread can be one
+// phase ahead of a thread that has not left the barrier yet. With one object for all phases, the
+// slower thread would be ordered after the faster thread's later writes, which would hide races.
 struct SyncRing {
   uint64_t cells[8] = {};
   unsigned next = 0;
@@ -193,10 +194,10 @@ struct Barrier {
   SyncRing sync;
 };
 
-struct WarpOp;  // what a collective does once all lanes are there
+struct WarpOp;  // the work of a collective once all its lanes have arrived
 
 struct WarpSlot {
-  const WarpOp* op = nullptr;  // null: free
+  const WarpOp* op = nullptr;  // null: the slot is free
   unsigned mask = 0;
   unsigned arrived = 0;
   Place place;
@@ -217,19 +218,19 @@ struct StaticVariable {
 };
 
 struct Mbarrier {
-  const void* address = nullptr;  // null: free
-  int count = 0;                  // arrivals a phase
+  const void* address = nullptr;  // null: the entry is free
+  int count = 0;                  // arrivals per phase
   int pending = 0;                // arrivals still missing
   int64_t pending_bytes = 0;
   unsigned phase = 0;
   FiberSet waiting;
-  uint64_t sync[4] = {};  // of phase % 4
+  uint64_t sync[4] = {};  // index: phase % 4
 };
 
 struct BulkCopy {
   unsigned char* smem = nullptr;
   TensorMap map = {};
-  const void* mbarrier = nullptr;  // null: of no copy in flight
+  const void* mbarrier = nullptr;  // null: the entry is free
   int col = 0, row = 0;
   Place place = {};
 };
@@ -249,25 +250,25 @@ struct Block {
   Barrier barriers[kNumBarriers];
   Warp warps[kMaxWarps];
 
-  unsigned char* dynamic = nullptr;  // [kDynamicBytes], then the static arena
+  unsigned char* dynamic = nullptr;  // [kDynamicBytes], followed by the static arena
   unsigned char* statics = nullptr;  // [kStaticBytes]
   int num_cuts = 0;
   struct Cut {
     int begin, bytes;
   } cuts[kMaxCuts];
   int num_statics = 0;
-  int static_used = 0;   // with red zones
-  int static_bytes = 0;  // without
+  int static_used = 0;   // bytes including red zones
+  int static_bytes = 0;  // bytes without red zones
   StaticVariable variables[kMaxStatics];
 
   Mbarrier mbarriers[kMaxMbarriers];
   BulkCopy bulk[kMaxBulkCopies];
   int num_bulk = 0;
-  uint64_t bulk_sync[kMaxBulkCopies] = {};  // from a copy's issue to its landing
-  void* tsan_engine = nullptr;              // the fiber to which bulk copies belong
-  uint64_t begin_sync = 0;                  // from the worker to its threads
-  // Dynamic memory as wgmma and TMA see it: as it was at the last proxy fence, plus what TMA
-  // brought since.
+  uint64_t bulk_sync[kMaxBulkCopies] = {};  // orders the issue of a copy before its completion
+  void* tsan_engine = nullptr;              // the fiber that performs bulk copies
+  uint64_t begin_sync = 0;                  // orders the worker before its threads
+  // Dynamic shared memory as the async proxy (wgmma, TMA) sees it: the contents at the last proxy
+  // fence, plus the data that TMA has written since.
   unsigned char* async_view = nullptr;
   Counts counts;
 };
@@ -286,7 +287,7 @@ struct Launch {
   std::atomic<bool> failed{false};
   std::mutex mutex;
   char message[2048] = {};
-  uint64_t sync = 0;  // what every thread releases at its end
+  uint64_t sync = 0;  // every thread releases it when it ends
 };
 
 extern thread_local Block* current_block;
@@ -294,7 +295,8 @@ inline Fiber& Self() { return *current_block->running; }
 
 // ---- scheduler.cc ----
 uint64_t NextRandom(Block& block);
-// Gives up the processor until another fiber makes this one ready.
+// Suspends this fiber until another fiber makes it ready. `what`, `id` and `place` describe the
+// wait in a deadlock report.
 void WaitHere(const char* what, int id, Place place);
 inline void MakeReady(Block& block, int linear) { block.ready.Add(linear); }
 inline void MakeReady(Block& block, FiberSet& fibers) { block.ready.Absorb(fibers); }
@@ -305,20 +307,21 @@ const char* FileName(Place place);
 // ---- fiber.cc ----
 void PrepareContext(Context& context, void (*entry)(), int stagger);
 void SwitchContext(Context& from, Context& to, bool from_ends);
-void EnterContext();  // first thing in a new fiber
+void EnterContext();  // a new fiber must call this first
 size_t StackBytes();
 
 // ---- shared_memory.cc ----
-// 0xFF bytes, without memset: a sanitizer would take it for an access of whoever runs.
+// Fills with 0xFF bytes without memset, which a sanitizer would count as an access by the running
+// thread.
 void FillOnes(unsigned char* data, size_t bytes);
 
 // ---- collectives.cc, copies.cc, bulk.cc, wgmma.cc ----
-// Rows lane / 4 and + 8 of a warp's A fragments [16, 16] bf16.
+// Collects rows lane / 4 and lane / 4 + 8 of the warp's A fragment [16, 16], bf16.
 void WarpGatherA(const uint32_t* a, float (&rows)[2][16], Place place);
 void LaneExits(Block& block, Fiber& fiber);
 void CheckNoCopies(Fiber& fiber);
 void CheckNoWgmmas(Fiber& fiber);
 void CheckNoBulkCopies(Block& block);
-bool LandBulkCopies(Block& block);  // those of one mbarrier; false: there were none
+bool LandBulkCopies(Block& block);  // completes those of one mbarrier; false: none in flight
 
 }  // namespace halflife::kernels::emu

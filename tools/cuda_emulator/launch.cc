@@ -1,4 +1,5 @@
-// A launch: workers take blocks from a counter; each runs a block's fibers to their end.
+// Launches a grid. Workers (OS threads) take blocks from a counter, and each runs the fibers of a
+// block until they end.
 #include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -20,7 +21,8 @@
 namespace halflife::kernels::emu {
 namespace {
 
-// Of blocks that have ended, on any worker. A mutex would order the blocks for ThreadSanitizer.
+// Counts of all ended blocks. The members are atomic, because a mutex would order the blocks for
+// ThreadSanitizer and hide races.
 struct Totals {
   std::atomic<int64_t> blocks{0}, copied_bytes{0}, ldmatrix_bytes{0}, mma{0}, wgmma{0}, barriers{0};
 
@@ -35,9 +37,8 @@ struct Totals {
 };
 Totals totals;
 
-// Anonymous memory. Under ThreadSanitizer it is mapped anew for every block: what blocks did there
-// one after the other would otherwise be reported as races, as nothing orders the blocks of a
-// launch.
+// Anonymous memory. For ThreadSanitizer it is mapped again for every block. Otherwise the accesses
+// of successive blocks would be reported as races, because nothing orders the blocks of a launch.
 class Mapping {
  public:
   explicit Mapping(size_t bytes) : bytes_(bytes) { Map(); }
@@ -62,12 +63,12 @@ class Mapping {
 };
 
 #if HL_EMU_TSAN
-// ThreadSanitizer's fibers take a millisecond to make, so they are used again: across launches,
-// which the host thread orders anyway, and within one by every fourth block of a worker. Blocks
-// nearer to each other stay unordered.
+// ThreadSanitizer takes a millisecond to create a fiber, so fibers are reused: by later launches,
+// which the host thread orders anyway, and within a launch by every fourth block of a worker.
+// Blocks that are closer together stay unordered.
 class TsanFibers {
  public:
-  using Set = std::vector<void*>;  // a block's threads, then the engine of bulk copies
+  using Set = std::vector<void*>;  // the threads of a block, then its bulk-copy engine
 
   TsanFibers() = default;
   ~TsanFibers() {
@@ -88,7 +89,7 @@ class TsanFibers {
     }
     return in_use_.back();
   }
-  // After an error the block's fibers are in the middle of their calls for ever.
+  // After an error, the block's fibers never return from their calls, so they cannot be reused.
   void DestroyLast() {
     for (void* fiber : in_use_.back()) __tsan_destroy_fiber(fiber);
     in_use_.pop_back();
@@ -151,7 +152,7 @@ class Worker {
   }
 
  private:
-  // 1024-byte alignment comes from the page's.
+  // The arena is aligned to 1024 bytes because it starts at a page.
   static constexpr size_t kSharedBytes = kDynamicBytes + kStaticBytes + kRedZoneBytes;
 
   void GuardStacks() {
@@ -203,7 +204,7 @@ class Worker {
 
 #if HL_EMU_TSAN
     if (block.num_alive > 0) {
-      // What the abandoned threads did comes before what the host does next.
+      // Orders the accesses of the abandoned threads before the next accesses of the host.
       for (const Fiber& fiber : fibers_) {
         __tsan_switch_to_fiber(fiber.tsan_fiber, __tsan_switch_to_fiber_no_sync);
         __tsan_release(&launch_.sync);
@@ -284,7 +285,7 @@ Order OrderOf(const char* text) {
   if (order == "forward") return Order::kForward;
   if (order == "reverse") return Order::kReverse;
   if (order == "random") return Order::kRandom;
-  HL_FAIL(ExitCode::kUsage, "HL_EMU_ORDER is '", order, "'; forward, reverse and random work");
+  HL_FAIL(ExitCode::kUsage, "HL_EMU_ORDER is '", order, "'. Use forward, reverse or random.");
 }
 
 int64_t NumberOf(const char* variable, int64_t fallback) {
@@ -293,7 +294,7 @@ int64_t NumberOf(const char* variable, int64_t fallback) {
   char* end = nullptr;
   const long long value = strtoll(text, &end, 10);
   HL_CHECK_AS(ExitCode::kUsage, end != text && *end == 0 && value >= 1, variable, " is '", text,
-              "'; a whole number from 1 works");
+              "'. Use a whole number of at least 1.");
   return value;
 }
 
@@ -320,8 +321,8 @@ void RunErased(dim3 grid, dim3 block, int smem_bytes, const char* name, void (*b
   const int64_t num_blocks = int64_t{1} * grid.x * grid.y * grid.z;
   const int64_t num_workers = std::min(num_blocks, NumberOf("HL_EMU_WORKERS", processors));
 
-  // The workers outlive the threads: what they give back at their end must not reach another one of
-  // this launch.
+  // The workers are destroyed after all OS threads have ended, because the fibers that a worker
+  // returns must not be reused within this launch.
   std::vector<std::unique_ptr<Worker>> workers;
   for (int64_t i = 0; i < num_workers; ++i) workers.push_back(std::make_unique<Worker>(launch));
   std::vector<std::thread> threads;

@@ -1,4 +1,5 @@
-// Which fiber runs next, waiting, errors and deadlocks.
+// The scheduler of a block: selects the next fiber, suspends waiting fibers, and reports errors and
+// deadlocks.
 #include <bit>
 #include <cstdarg>
 #include <cstdio>
@@ -49,8 +50,8 @@ int FiberSet::Nth(int n) const {
   return -1;
 }
 
-// SplitMix64: the schedule is no part of any result, so the project's counter-based numbers are not
-// needed.
+// SplitMix64. The schedule does not affect results, so the project's counter-based generator is not
+// needed here.
 uint64_t NextRandom(Block& block) {
   block.random += 0x9e3779b97f4a7c15u;
   uint64_t z = block.random;
@@ -68,7 +69,8 @@ const char* FileName(Place place) {
 
 namespace {
 
-// Records the first error of the launch and leaves the block's fibers where they are.
+// Records the first error of the launch, then returns to the worker without resuming the block's
+// fibers.
 [[noreturn]] void Abandon(const char* message) {
   Block& block = *current_block;
   Launch& launch = *block.launch;
@@ -88,8 +90,8 @@ const char* OrderText(Order order) {
   return order == Order::kForward ? "forward" : order == Order::kReverse ? "reverse" : "random";
 }
 
-// "deadlock in block 0,0,0 of row sum: 32 threads (first 0) exited; 96 threads (first 32)
-// __syncthreads at sum.cu:43"
+// Example: "deadlock in block 0,0,0 of row sum (order forward): 32 threads (first 0) exited; 96
+// threads (first 32) wait in __syncthreads at sum.cu:43".
 [[noreturn]] void ReportDeadlock() {
   Block& block = *current_block;
   char message[2048];
@@ -150,8 +152,8 @@ Fiber& PickNext() {
         }
         break;
     }
-    // Bulk copies land at the latest moment: when nothing else can happen, and then those of one
-    // mbarrier alone.
+    // Bulk copies complete as late as possible: only if no fiber is ready, and then only the copies
+    // of one mbarrier.
   } while (next < 0 && LandBulkCopies(block));
   if (next < 0) ReportDeadlock();
   block.ready.Remove(next);
@@ -191,15 +193,15 @@ void WaitHere(const char* what, int id, Place place) {
   self.waits_id = id;
   self.place = place;
   SwitchTo(self, PickNext(), /*from_ends=*/false);
-  // Running again: the built-in variables are the OS thread's.
+  // The fiber runs again. The built-in variables belong to the OS thread, so they must be restored.
   threadIdx = self.index;
 }
 
 void Yield() {
   Block& block = *current_block;
   Fiber& self = Self();
-  // Everyone who is ready goes first: in forward order the lowest thread would otherwise poll for
-  // ever.
+  // All other ready threads run first. Otherwise, in forward order, the lowest thread would poll
+  // forever.
   block.ready.Remove(self.linear);
   if (block.ready.First() < 0 && !LandBulkCopies(block)) return;
   if (block.ready.First() < 0) return;

@@ -1,5 +1,5 @@
-// Shared memory of a block: a dynamic arena cut by SmemCarver, and a static one, both with poisoned
-// gaps.
+// The shared memory of a block: a dynamic arena that SmemCarver divides, and a static arena.
+// Poisoned gaps (red zones) separate the variables of both.
 #include "tools/cuda_emulator/internal.h"
 
 namespace halflife::kernels::emu {
@@ -29,8 +29,8 @@ void* StaticSharedErased(const void* key, size_t bytes, size_t align) {
   if (block.num_statics == kMaxStatics || begin + size > kStaticBytes ||
       block.static_bytes > kMaxStaticBytes || total > kMaxSharedBytes) {
     Fail(Place(),
-         "%d variables with %d bytes of static shared memory beside %d dynamic ones; %d "
-         "variables, %d static bytes (48 KiB) and %d in all (227 KiB) work",
+         "%d variables with %d bytes of static shared memory in addition to %d dynamic bytes. "
+         "Use at most %d variables, %d static bytes (48 KiB) and %d bytes in all (227 KiB).",
          block.num_statics + 1, block.static_bytes, block.launch->smem_bytes, kMaxStatics,
          kMaxStaticBytes, kMaxSharedBytes);
   }
@@ -45,9 +45,9 @@ void* StaticSharedErased(const void* key, size_t bytes, size_t align) {
 unsigned char* Carve(unsigned char* base, int begin, int bytes, int align, int index, Place place) {
   Block& block = *current_block;
   if (base != block.dynamic) {
-    Fail(place, "a SmemCarver that does not begin where dynamic shared memory does");
+    Fail(place, "a SmemCarver must begin at the start of dynamic shared memory");
   }
-  if (align > 1024) Fail(place, "alignment to %d bytes; up to 1024 works", align);
+  if (align > 1024) Fail(place, "alignment to %d bytes. Use at most 1024.", align);
   if (bytes < 0 || begin + bytes > block.launch->smem_bytes) {
     Fail(place, "cut %d of SmemCarver ends at byte %d, but the launch asked for %d", index,
          begin + bytes, block.launch->smem_bytes);
@@ -58,14 +58,14 @@ unsigned char* Carve(unsigned char* base, int begin, int bytes, int align, int i
     const Block::Cut& cut = block.cuts[index];
     if (cut.begin != begin || cut.bytes != bytes) {
       Fail(place,
-           "cut %d of SmemCarver is [%d, %d) here and was [%d, %d) in another thread; a "
+           "cut %d of SmemCarver is [%d, %d) here and was [%d, %d) in another thread, but a "
            "kernel has one layout",
            index, begin, begin + bytes, cut.begin, cut.begin + cut.bytes);
     }
     return data;
   }
-  // The first thread to come here: everything behind this array is out of bounds until it is cut
-  // too.
+  // This is the first thread to reach this cut. All bytes after it are out of bounds until they are
+  // cut, too.
   block.cuts[block.num_cuts++] = {begin, bytes};
   ASAN_POISON_MEMORY_REGION(data + bytes, static_cast<size_t>(block.statics - (data + bytes)));
   ASAN_UNPOISON_MEMORY_REGION(data, static_cast<size_t>(bytes));

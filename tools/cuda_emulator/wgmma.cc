@@ -1,15 +1,16 @@
-// wgmma: nothing is computed before the wait. At issue the accumulators are saved and become NaN;
-// at the wait each thread reads the tiles by their descriptors and adds its own fragment of the
-// product. It needs no switch of fibers.
+// wgmma. The product is computed at the wait. At issue, the accumulators are saved and set to NaN.
+// At the wait, each thread reads the tiles through their descriptors and adds its fragment of the
+// product. No switch of fibers is needed.
 #include "kernels/common/cuda/swizzle.h"
 #include "tools/cuda_emulator/internal.h"
 
 namespace halflife::kernels::emu {
 namespace {
 
-constexpr int kDepth = 16;  // k of one wgmma
-// A descriptor here: the offset from dynamic shared memory in units of 16 bytes (16 bits, as red
-// zones may go beyond the device's 14), and a mark that says it was made by TileDescriptor.
+constexpr int kDepth = 16;  // the K extent of one wgmma
+// An emulated descriptor holds the offset in dynamic shared memory in units of 16 bytes, and a mark
+// that TileDescriptor created it. The offset has 16 bits, because red zones can exceed the 14 bits
+// of the device.
 constexpr uint64_t kMark = uint64_t{0x5a} << 48;
 constexpr uint64_t kMarkMask = uint64_t{0xff} << 48;
 
@@ -17,7 +18,7 @@ void SetNan(float* d) {
   for (int i = 0; i < 32; ++i) d[i] = __uint_as_float(~0u);
 }
 
-// Eight elements behind a descriptor, from a unit of 16 bytes that begins `unit` units into a row.
+// Reads eight elements (16 bytes) of a tile, `unit` units of 16 bytes after the start of a row.
 void ReadUnit(const Block& block, uint64_t descriptor, int row, int unit, Place place,
               float (&out)[8]) {
   const auto begin = static_cast<uint32_t>(descriptor & 0xffff) << 4;
@@ -30,8 +31,8 @@ void ReadUnit(const Block& block, uint64_t descriptor, int row, int unit, Place 
     if (view[i] != data[i]) {
       Fail(place,
            "wgmma reads byte %u of shared memory, which ordinary stores or cp.async have "
-           "written since the last proxy fence; writers call FenceProxyAsync() ahead of "
-           "the barrier",
+           "written since the last proxy fence. Call FenceProxyAsync() in the writing threads "
+           "before the barrier.",
            at + 4 * static_cast<uint32_t>(i));
     }
     out[2 * i] = __uint_as_float(data[i] << 16);
@@ -58,7 +59,7 @@ void ReadColumn(const Block& block, uint64_t descriptor, int column, Place place
   }
 }
 
-// d += the thread's fragment of the product.
+// Adds the thread's fragment of the product to d.
 void AddFragment(Block& block, const Fiber& self, const Wgmma& op) {
   const int thread = self.linear % 128;
   float a[2][kDepth];
@@ -71,7 +72,8 @@ void AddFragment(Block& block, const Fiber& self, const Wgmma& op) {
     ReadRow(block, op.desc_a, first, op.place, a[0]);
     ReadRow(block, op.desc_a, first + 8, op.place, a[1]);
   }
-  // Columns of the thread: 8 j + 2 t and + 1; every fourth thread reads the same rows of B.
+  // The thread computes columns 8 j + 2 t and 8 j + 2 t + 1. Every fourth thread reads the same
+  // rows of B.
   for (int j = 0; j < 8; ++j) {
     for (int c = 0; c < 2; ++c) {
       float b[kDepth];
@@ -88,15 +90,17 @@ void AddFragment(Block& block, const Fiber& self, const Wgmma& op) {
 
 void CheckDescriptor(const Block& block, uint64_t descriptor, bool of_rows, Place place) {
   if ((descriptor & kMarkMask) != kMark) {
-    Fail(place, "wgmma with a descriptor that TileDescriptor did not make");
+    Fail(place, "wgmma with a descriptor that TileDescriptor did not create");
   }
   const uint32_t begin = static_cast<uint32_t>(descriptor & 0xffff) << 4;
   if (of_rows && begin % 1024 != 0) {
-    Fail(place, "wgmma on rows from byte %u of 1024; AdvanceTile by multiples of 8 rows, 1024",
+    Fail(place,
+         "wgmma on rows from byte %u of 1024. Call AdvanceTile with a multiple of 1024 (8 rows).",
          begin % 1024);
   }
   if (begin % 1024 > 128 - 32) {
-    Fail(place, "wgmma on columns from byte %u of a row of 128; AdvanceTile by 0, 32, 64 or 96",
+    Fail(place,
+         "wgmma on columns from byte %u of a 128-byte row. Call AdvanceTile with 0, 32, 64 or 96.",
          begin % 1024);
   }
   const int bytes = of_rows ? kDepth * 128 : 8192;
@@ -109,15 +113,15 @@ Wgmma& Issue(float* d, uint64_t desc_b, bool b_of_rows, Place place) {
   Block& block = *current_block;
   Fiber& self = Self();
   if ((self.linear / 128 + 1) * 128 > block.num_threads) {
-    Fail(place, "wgmma in a warpgroup that ends at thread %d; whole ones of 128 work",
+    Fail(place, "wgmma in a warpgroup that ends at thread %d. Use a multiple of 128 threads.",
          block.num_threads);
   }
   if (!self.wgmma_fenced) {
-    Fail(place, "wgmma without WgmmaFence() since the last WgmmaWait");
+    Fail(place, "wgmma without WgmmaFence() since the last WgmmaWait. Call WgmmaFence() first.");
   }
   CheckDescriptor(block, desc_b, b_of_rows, place);
   if (self.num_wgmmas == kMaxWgmmas) {
-    Fail(place, "more than %d wgmmas in flight in one thread; wait for some", kMaxWgmmas);
+    Fail(place, "more than %d wgmmas in flight in one thread. Call WgmmaWait earlier.", kMaxWgmmas);
   }
   if (self.linear % 128 == 0) ++block.counts.wgmma;
   bool first = true;
@@ -143,7 +147,7 @@ void Complete(Block& block, Fiber& self, int index) {
     for (int i = 0; i < 32; ++i) d[i] = op.saved[i];
   }
   AddFragment(block, self, op);
-  // A later one of the chain is still in flight: the sum so far is out of reach again.
+  // A later wgmma of the chain is still in flight, so the accumulators become unreadable again.
   for (int i = index + 1; i < self.num_wgmmas; ++i) {
     if (self.wgmmas[i].accumulator != d) continue;
     self.wgmmas[i].first = true;
@@ -159,8 +163,8 @@ uint64_t TileDescriptor(const void* smem, Place place) {
   Block& block = *current_block;
   if (smem < block.dynamic || smem >= block.statics || SharedOffset(smem) % 1024 != 0) {
     Fail(place,
-         "TileDescriptor of byte %u of shared memory; a multiple of 1024 in dynamic shared "
-         "memory works",
+         "TileDescriptor of byte %u of shared memory. Use a multiple of 1024 in dynamic shared "
+         "memory.",
          SharedOffset(smem));
   }
   return kMark | (SharedOffset(smem) >> 4);
@@ -221,8 +225,8 @@ void WgmmaWait(int pending, Place) {
 void CheckNoWgmmas(Fiber& fiber) {
   if (fiber.num_wgmmas > 0) {
     Fail(fiber.wgmmas[0].place,
-         "the thread ends with %d wgmmas in flight, the first from this line; end with "
-         "WgmmaCommit and WgmmaWait<0>",
+         "the thread ends with %d wgmmas in flight, the first from this line. Call "
+         "WgmmaCommit and WgmmaWait<0> before the end.",
          fiber.num_wgmmas);
   }
 }

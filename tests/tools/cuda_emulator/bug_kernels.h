@@ -1,4 +1,5 @@
-// Kernels with one mistake each, for the tests of what finds it. Correct where `fixed`.
+// Kernels with one planted bug each, for tests of the emulator's reports. With `fixed`, a kernel is
+// correct.
 #pragma once
 
 #include <cstdint>
@@ -6,24 +7,24 @@
 
 namespace halflife::kernels::test {
 
-// Sums 128 numbers; the mistake: no __syncthreads between the warps' sums and their sum.
+// Sums 128 numbers. Bug: no __syncthreads between the sums of the warps and the total.
 float BlockSum(const std::vector<float>& x, bool fixed);
 
-// Lane l writes shared memory, lane l + 1 reads it; the mistake: a shuffle in place of __syncwarp.
+// Lane l writes to shared memory and lane l + 1 reads it. Bug: a shuffle instead of __syncwarp.
 void ShiftInWarp(std::vector<int>& x, bool fixed);  // [32], rotated by one
 
-// Doubles 128 x 4 words by way of cp.async; the mistake: no wait, or a wait that leaves one group
-// too many.
+// Doubles 128 x 4 words that cp.async loads. Bug: no wait, or a wait that leaves one group too many
+// in flight.
 enum class CopyMistake { kNone, kNoWait, kWaitOneGroupLess, kNoWaitAtAllAndExit };
 std::vector<uint32_t> CopyTwoGroups(const std::vector<uint32_t>& x, CopyMistake mistake);
 
 enum class Mistake {
   kNone,
-  kOneWarpSkipsBarrier,    // and waits in the next
-  kNamedBarrierForgotten,  // by one warp, which ends
-  kNamedBarrierCount,      // two counts for one barrier
+  kOneWarpSkipsBarrier,    // it waits in the next barrier
+  kNamedBarrierForgotten,  // one warp ends without arriving
+  kNamedBarrierCount,      // two thread counts for one barrier
   kNamedBarrierOdd,        // 33 threads
-  kShuffleDiverged,        // lanes at two lines
+  kShuffleDiverged,        // the lanes call it from two lines
   kShuffleWithoutOwnLane,
   kShuffleWidth,
   kHalfWarpMma,
@@ -34,7 +35,7 @@ enum class Mistake {
   kCarveTooMuch,
   kCarveTwoLayouts,
   kStaticTooMuch,
-  kSharedPastArray,  // a store behind the first array of SmemCarver
+  kSharedPastArray,  // a store after the end of the first array of SmemCarver
   kStaticPastArray,
   kGlobalPastArray,
   kException,
@@ -42,26 +43,26 @@ enum class Mistake {
 };
 void RunMistake(Mistake mistake, std::vector<float>& global);
 
-// Hopper's.
+// Bugs in the use of Hopper's instructions.
 enum class HopperMistake {
   kNone,
   kNoMbarrierInit,
   kOverArrival,
-  kWaitForgotten,   // TMA's tile is read at once
-  kBytesForgotten,  // the barrier expects fewer bytes than come: its count passes by zero
-  kTooManyBytes,    // or more
+  kWaitForgotten,   // the tile of a TMA load is read without a wait
+  kBytesForgotten,  // the barrier expects fewer bytes than arrive, so its count skips zero
+  kTooManyBytes,    // the barrier expects more bytes than arrive
   kMisalignedTile,
   kMisalignedColumn,
   kNoProxyFence,
   kNoWgmmaFence,
   kNoCommit,
-  kReadBeforeWait,  // the accumulators
+  kReadBeforeWait,  // the accumulators are read before the wait
   kBadDescriptor,
 };
 // out [64, 64] = tile [64, 64] tile^T.
 std::vector<float> TileSquare(const std::vector<uint16_t>& tile, HopperMistake mistake);
 
-// Two blocks that write the same word.
+// Two blocks write the same word.
 void WriteFromTwoBlocks(std::vector<int>& out);
 
 void LaunchShapeOf(int threads, int smem_bytes);

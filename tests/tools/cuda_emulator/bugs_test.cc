@@ -1,6 +1,6 @@
-// Seeded mistakes, and what finds each: the plain build (a message, or NaN where a number should
-// be), AddressSanitizer, or ThreadSanitizer. What a sanitizer reports ends the process, so those
-// cases run in a child.
+// Kernels with planted bugs. Each bug must be found by the plain build (an error message, or NaN in
+// place of a number), by AddressSanitizer or by ThreadSanitizer. A sanitizer's report ends the
+// process, so these cases run in a child process.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -41,7 +41,7 @@ std::string ErrorOf(const Body& body) {
   return "no error";
 }
 
-// The body ends in a report of the sanitizer that this binary was built with.
+// Expects that the body ends with a report of the sanitizer that this program was built with.
 #define HL_EXPECT_ASAN(body, text) EXPECT_DEATH({ body; }, text)
 #define HL_EXPECT_TSAN(body, text) \
   EXPECT_EXIT(                     \
@@ -53,8 +53,8 @@ std::string ErrorOf(const Body& body) {
 
 class Bugs : public testing::Test {
  protected:
-  // ThreadSanitizer counts fibers as threads and ignores what a child does that such a process
-  // forked: start it anew.
+  // ThreadSanitizer counts fibers as threads, and it does not check a child that a process with
+  // threads has forked. The child is therefore a new process.
   void SetUp() override { GTEST_FLAG_SET(death_test_style, kTsan ? "threadsafe" : "fast"); }
 };
 
@@ -69,7 +69,7 @@ TEST_F(Bugs, MissingSyncthreads) {
   EXPECT_EQ(BlockSum(x, /*fixed=*/true), 128 * 129 / 2);
   if (kTsan) {
     HL_EXPECT_TSAN(BlockSum(x, false), "data race[^$]*bug_kernels.cu:17");
-  } else if (Order() != "reverse") {  // the reader runs last there, and is right
+  } else if (Order() != "reverse") {  // in reverse order the reader runs last and is correct
     EXPECT_TRUE(std::isnan(BlockSum(x, false)));
   }
 }
@@ -102,7 +102,7 @@ TEST_F(Bugs, MissingWaitForCopies) {
               ContainsRegex("bug_kernels.cu:[0-9]+: copy, .*ends with [12] cp.async in flight"));
 }
 
-// Also when one worker runs the blocks one after the other.
+// The race is found even if one worker runs the blocks one after the other.
 TEST_F(Bugs, RaceBetweenBlocks) {
   std::vector<int> out(1);
   if (!kTsan) GTEST_SKIP() << "found by ThreadSanitizer";
@@ -126,10 +126,10 @@ TEST_F(Bugs, AreNamedWithTheirPlace) {
        "\\(first "
        "32\\) wait in named barrier 3 at bug_kernels.cu:[0-9]+"},
       {Mistake::kNamedBarrierCount, "named barrier 3 for (64|128) threads, but the one at"},
-      {Mistake::kNamedBarrierOdd, "named barrier 3 for 33 threads; a multiple of 32"},
+      {Mistake::kNamedBarrierOdd, "named barrier 3 for 33 threads\\. Use a multiple of 32"},
       {Mistake::kShuffleDiverged, "__shfl_sync here while lanes [0-9a-f]+ .* bug_kernels.cu:"},
       {Mistake::kShuffleWithoutOwnLane, "mask 0000ffff, which leaves out the calling lane"},
-      {Mistake::kShuffleWidth, "a shuffle of width 24; 1, 2, 4, 8, 16 and 32 work"},
+      {Mistake::kShuffleWidth, "a shuffle of width 24\\. Use 1, 2, 4, 8, 16 or 32"},
       {Mistake::kHalfWarpMma, "mma.m16n8k16|deadlock"},
       {Mistake::kLdMatrixMisaligned,
        "bug_kernels.cu:[0-9]+: mistake, .* lane 5\\): ldmatrix from byte 88 of shared memory"},
@@ -139,7 +139,7 @@ TEST_F(Bugs, AreNamedWithTheirPlace) {
       {Mistake::kCarveTooMuch,
        "cut 1 of SmemCarver ends at byte 4100, but the launch asked for 4096"},
       {Mistake::kCarveTwoLayouts, "a kernel has one layout"},
-      {Mistake::kStaticTooMuch, "bytes of static shared memory beside 4096 dynamic ones"},
+      {Mistake::kStaticTooMuch, "bytes of static shared memory in addition to 4096 dynamic bytes"},
       {Mistake::kException, "an exception left the kernel: no kernel throws"},
       {Mistake::kTrap, "bug_kernels.cu:[0-9]+: mistake, .*__trap"},
   };
@@ -190,18 +190,20 @@ TEST_F(Bugs, HoppersAreNamedWithTheirPlace) {
       {HopperMistake::kOverArrival, "beyond the 1 of a phase"},
       {HopperMistake::kBytesForgotten, "deadlock .* wait in MbarrierWait on byte"},
       {HopperMistake::kTooManyBytes, "deadlock .* 128 threads .* wait in MbarrierWait on byte"},
-      {HopperMistake::kMisalignedTile, "to byte 512 of shared memory; a multiple of 1024"},
-      {HopperMistake::kMisalignedColumn, "from column -4, of 2 bytes each; a multiple of 16"},
-      {HopperMistake::kNoProxyFence, "writers call FenceProxyAsync"},
+      {HopperMistake::kMisalignedTile, "to byte 512 of shared memory\\. Use a multiple of 1024"},
+      {HopperMistake::kMisalignedColumn,
+       "from column -4, of 2 bytes each\\. Start at a multiple of 16"},
+      {HopperMistake::kNoProxyFence, "Call FenceProxyAsync\\(\\) in the writing threads"},
       {HopperMistake::kNoWgmmaFence, "without WgmmaFence"},
       {HopperMistake::kNoCommit, "128 wgmmas? in flight|4 wgmmas in flight"},
-      {HopperMistake::kBadDescriptor, "AdvanceTile by 0, 32, 64 or 96"},
+      {HopperMistake::kBadDescriptor, "AdvanceTile with 0, 32, 64 or 96"},
   };
   for (const HopperExpectation& expectation : expectations) {
     EXPECT_THAT(ErrorOf([&] { TileSquare(tile, expectation.mistake); }),
                 ContainsRegex(expectation.message));
   }
-  // Not convergent in time: values, not messages. Random order may let the load land early.
+  // A read before the wait gives wrong values and no message. In random order, the load can
+  // complete early.
   EXPECT_TRUE(std::isnan(TileSquare(tile, HopperMistake::kReadBeforeWait)[0]));
   if (Order() == "random") return;
   if (kAsan) {

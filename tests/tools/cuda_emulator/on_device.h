@@ -1,7 +1,7 @@
-// Host objects where a kernel can reach them: themselves in the emulator, a copy on a GPU. For
-// tests that run on both.
+// Gives a kernel access to a host object: the object itself in the emulator, a copy in device
+// memory on a GPU. For tests that run on both.
 //
-//   OnDevice<Registers> io(&registers);      // uploaded
+//   OnDevice<Registers> io(&registers);      // uploads the object
 //   Launch({1, 32, 0, "mma"}, nullptr, MmaKernel, io.get());
 //   io.Download();                           // waits for the kernel
 #pragma once

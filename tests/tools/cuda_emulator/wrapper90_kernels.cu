@@ -10,7 +10,7 @@ constexpr int kTile = 64;
 constexpr int kTileBytes = kTile * kTile * 2;
 constexpr int kStages = 2;
 
-// Threads 0..127 compute, warp 4 loads.
+// Threads 0 to 127 compute; warp 4 loads.
 template <bool kAInRegisters>
 __global__ void __launch_bounds__(160)
     WgmmaProductKernel(HL_GRID_CONSTANT const TensorMap map_a,
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(128)
   for (float& x : d) x = 1;
   WgmmaFence();
 #pragma unroll
-  for (int k = 0; k < 4; ++k) {  // a group each: waits in the middle of a chain
+  for (int k = 0; k < 4; ++k) {  // one group each, so the waits are in the middle of a chain
     WgmmaM64N64K16(d, AdvanceTile(TileDescriptor(tile_a), 32 * k),
                    AdvanceTile(TileDescriptor(tile_b), 32 * k));
     WgmmaCommit();
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(128)
   }
 }
 
-// a [64, depth] from registers, b [depth, 64] as it lies.
+// a [64, depth] is in registers; b [depth, 64] is not transposed.
 __global__ void __launch_bounds__(128)
     ProductOfRowsKernel(const uint16_t* a, const uint16_t* b, float* out) {
   HL_DYNAMIC_SMEM(smem);

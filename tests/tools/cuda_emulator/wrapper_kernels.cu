@@ -93,7 +93,7 @@ __global__ void CopyKernel(CopyCase* io) {
   SmemCarver carver(smem);
   auto* const units = carver.Take<uint32_t>(192);
   auto* const words = carver.Take<uint32_t>(16);
-  const int lane = static_cast<int>(threadIdx.x);  // 16 lanes, a unit each in a group
+  const int lane = static_cast<int>(threadIdx.x);  // 16 lanes, one unit per lane and group
   for (int group = 0; group < 3; ++group) {
     const int at = group * 64 + lane * 4;
     CpAsync16(units + at, io->source + at, lane % 3 != 2);
@@ -116,9 +116,9 @@ __global__ void HandOverKernel(HandOver* io) {
   const int thread = static_cast<int>(threadIdx.x);
   if (thread < 64) {
     for (int round = 0; round < 4; ++round) {
-      NamedBarrierSync<1>(128);  // the buffer is free
+      NamedBarrierSync<1>(128);  // wait until the buffer is free
       buffer[thread] = 100 * round + thread;
-      NamedBarrierArrive<2>(128);  // and full
+      NamedBarrierArrive<2>(128);  // the buffer is full
     }
   } else {
     int sum = 0;
@@ -144,7 +144,7 @@ __global__ void HandOverKernel(HandOver* io) {
 
 constexpr int kTile = 64;
 
-// 64 x 64 elements from column `col` on, 128 threads.
+// Loads 64 x 64 elements, starting at column `col`, with 128 threads.
 __device__ void LoadTile(bf16* tile, const bf16* source, int depth, int col) {
   for (int unit = static_cast<int>(threadIdx.x); unit < kTile * 8; unit += 128) {
     const int row = unit / 8, at = unit % 8 * kUnitElements;

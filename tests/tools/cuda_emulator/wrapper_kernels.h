@@ -1,5 +1,5 @@
-// What the wrapper tests run, in the emulator or on a GPU: each function uploads, launches and
-// downloads.
+// The kernels of the wrapper tests, for the emulator and for a GPU. Each function uploads its
+// arguments, launches the kernel and downloads the results.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace halflife::kernels::test {
 
-// 0 in the emulator's sense of "always there"; on a machine without such a GPU: false, and the
-// tests skip.
+// Whether the kernels can run: always in the emulator. On a GPU, 8 requires compute capability 8.0 or
+// higher, and 9 requires 9.x. Tests skip if the kernels cannot run.
 bool CanRun(int major);
 
 struct MmaCase {
@@ -30,7 +30,7 @@ enum class ShuffleKind { kIndex, kUp, kDown, kXor };
 struct ShuffleCase {
   ShuffleKind kind;
   int width, operand;
-  int from_lane[32];  // out: whose value each lane got
+  int from_lane[32];  // out: the lane whose value each lane received
 };
 void RunShuffles(std::vector<ShuffleCase>& cases);
 
@@ -53,8 +53,9 @@ struct WarpReductions {
 };
 void RunWarpReductions(WarpReductions& io);
 
-// 48 units of 16 bytes in three groups, the second waited for with one group pending; every third
-// unit is not valid. Then 16 words of 4 bytes, likewise, from a source that 16 bytes do not divide.
+// Copies 48 units of 16 bytes in three groups, and waits for the second with one group pending.
+// Every third unit is invalid (zero-filled). Then copies 16 words of 4 bytes in the same way from a
+// source that is not aligned to 16 bytes.
 struct CopyCase {
   uint32_t source[192];
   uint32_t out[192];
@@ -62,16 +63,16 @@ struct CopyCase {
 };
 void RunCopies(CopyCase& io);
 
-// Warps 0 and 1 hand numbers to warps 2 and 3 through a buffer guarded by two named barriers; warp
-// 0 also splits into halves that shuffle on their own.
+// Warps 0 and 1 pass numbers to warps 2 and 3 through a buffer that two named barriers guard. Warp
+// 0 also splits into halves that shuffle separately.
 struct HandOver {
   int received[64];
   int half_sums[32];
 };
 void RunHandOver(HandOver& io);
 
-// out [64, 64] = a [64, depth] b [64, depth]^T by cp.async in two stages, swizzled tiles, ldmatrix
-// and mma; depth a multiple of 64.
+// Computes out [64, 64] = a [64, depth] b [64, depth]^T with cp.async in two stages, swizzled
+// tiles, ldmatrix and mma. depth must be a multiple of 64.
 struct Product {
   int depth;
   std::vector<uint16_t> a, b;  // bf16 [64, depth]
@@ -81,11 +82,12 @@ void RunMmaProduct(Product& product);
 
 // ---- sm_90a ----
 
-// The same by TMA in two stages from one producer warp, and wgmma; a from shared memory or through
-// registers.
+// The same product with TMA in two stages, issued by one producer warp, and wgmma. Operand a comes
+// from shared memory or from registers.
 void RunWgmmaProduct(Product& product, bool a_in_registers);
 
-// The box of 64 x 16 at (row, col) of a matrix [rows, cols], as it lies in shared memory.
+// Loads the box of 64 x 16 at (row, col) of a matrix [rows, cols]. Returns its layout in shared
+// memory.
 struct TmaCase {
   int rows, cols, row, col;
   std::vector<uint16_t> matrix;  // [rows, cols], cols a multiple of 8
@@ -93,8 +95,8 @@ struct TmaCase {
 };
 void RunTma(TmaCase& io);
 
-// Tiles written by ordinary stores, a proxy fence, wgmma.
+// The same product with tiles that ordinary stores write, a proxy fence and wgmma.
 void RunStoredProduct(Product& product);
-void RunProductOfRows(Product& product);  // the second operand read by rows
+void RunProductOfRows(Product& product);  // the second operand is stored by rows
 
 }  // namespace halflife::kernels::test

@@ -1,6 +1,6 @@
-// Every wrapper against the tables of the PTX ISA, written down here anew: the emulator and the
-// index maps in swizzle.h repeat our reading of the ISA, and only the same test on a GPU proves
-// that reading.
+// Tests every wrapper against the tables of the PTX ISA, which this file states independently. The
+// emulator and the index maps in swizzle.h follow our reading of the ISA. Only the same tests on a
+// GPU prove that reading.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -31,7 +31,7 @@ class Wrappers90 : public testing::Test {
 uint16_t Bf16(float x) { return static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16); }
 float FromBf16(uint16_t x) { return std::bit_cast<float>(uint32_t{x} << 16); }
 
-// ISA, "Matrix fragments for mma.m16n8k16", .bf16: element a_i, i = 0..7, two a register.
+// PTX ISA, "Matrix fragments for mma.m16n8k16", .bf16: elements a_i, i = 0..7, two per register.
 int RowOfA(int lane, int i) {
   const int group = lane >> 2;
   return (0 <= i && i < 2) || (4 <= i && i < 6) ? group : group + 8;
@@ -48,8 +48,8 @@ int ColOfB(int lane) { return lane >> 2; }
 int RowOfC(int lane, int i) { return i < 2 ? lane >> 2 : (lane >> 2) + 8; }
 int ColOfC(int lane, int i) { return lane % 4 * 2 + (i & 1); }
 
-// For every element of A: A is 1 there and 0 elsewhere, B[k][n] = 1 + 8 k + n, so row m of D
-// becomes row k of B.
+// For every element (m, k) of A: A is 1 at (m, k) and 0 elsewhere, and B[k][n] = 1 + 8 k + n, so
+// row m of D is row k of B.
 TEST_F(Wrappers, MmaBf16FollowsTheTable) {
   std::vector<MmaCase> cases(16 * 16);
   for (int index = 0; index < 256; ++index) {
@@ -81,7 +81,7 @@ TEST_F(Wrappers, MmaBf16FollowsTheTable) {
   }
 }
 
-// ISA, "Matrix fragments for mma.m16n8k8", .tf32.
+// PTX ISA, "Matrix fragments for mma.m16n8k8", .tf32.
 TEST_F(Wrappers, MmaTf32FollowsTheTable) {
   std::vector<MmaCase> cases(16 * 8);
   for (int index = 0; index < 128; ++index) {
@@ -112,8 +112,9 @@ TEST_F(Wrappers, MmaTf32FollowsTheTable) {
   }
 }
 
-// ISA, ldmatrix .x4: lanes 8 i .. 8 i + 7 address the rows of matrix i; lane l receives row l / 4,
-// elements 2 (l % 4) and + 1 of each matrix; with .trans of each matrix transposed.
+// PTX ISA, ldmatrix .x4: lanes 8 i to 8 i + 7 address the rows of matrix i. Lane l receives
+// elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4 of each matrix, or of each transposed matrix
+// with .trans.
 TEST_F(Wrappers, LdMatrixFollowsTheTable) {
   std::vector<LdMatrixCase> cases(4);
   for (size_t c = 0; c < cases.size(); ++c) {
@@ -139,7 +140,7 @@ TEST_F(Wrappers, LdMatrixFollowsTheTable) {
   }
 }
 
-// ISA, shfl.sync: c holds the clamp and a segment mask made from the width.
+// PTX ISA, shfl.sync: operand c holds the clamp and a segment mask, which follow from the width.
 TEST_F(Wrappers, ShufflesFollowTheIsa) {
   std::vector<ShuffleCase> cases;
   for (const ShuffleKind kind :
@@ -150,7 +151,7 @@ TEST_F(Wrappers, ShufflesFollowTheIsa) {
   }
   RunShuffles(cases);
   for (const ShuffleCase& io : cases) {
-    const int segment = 32 - io.width;  // the bits of a lane that name its segment
+    const int segment = 32 - io.width;  // the bits of a lane number that select its segment
     const int clamp = io.kind == ShuffleKind::kUp ? 0 : 31;
     for (int lane = 0; lane < 32; ++lane) {
       const int max_lane = (lane & segment) | (clamp & ~segment);
@@ -217,7 +218,7 @@ uint16_t RoundedToBf16(float x) {  // to nearest, ties to even
 
 TEST_F(Wrappers, Conversions) {
   std::vector<ConversionCase> cases;
-  // Every sign and exponent with the mantissas around the ties of both formats.
+  // All signs and exponents, with the mantissas near the ties of both formats.
   for (uint32_t top = 0; top < 512; ++top) {
     for (const uint32_t mantissa :
          {0u, 1u, 0xfffu, 0x1000u, 0x1001u, 0x2fffu, 0x3000u, 0x3001u, 0x7fffu, 0x8000u, 0x8001u,
@@ -239,7 +240,7 @@ TEST_F(Wrappers, Conversions) {
       EXPECT_LE(io.exp2, 0x1.00001p-126f) << io.lo;
     } else if (exponential > std::numeric_limits<float>::max()) {
       EXPECT_EQ(io.exp2, std::numeric_limits<float>::infinity()) << io.lo;
-    } else {  // the ISA promises 2 ulp
+    } else {  // the ISA guarantees 2 ulp
       EXPECT_NEAR(io.exp2 / exponential, 1, 3e-7) << io.lo;
     }
     if (std::isinf(io.lo)) continue;
@@ -269,7 +270,7 @@ TEST_F(Wrappers, NamedBarriersHandOverAndHalvesShuffle) {
   for (int lane = 0; lane < 16; ++lane) EXPECT_EQ(io.half_sums[lane], 120);
 }
 
-// Small whole numbers: every product and sum is exact.
+// Small whole numbers, so that every product and sum is exact.
 Product MakeProduct(int depth) {
   Product product{depth, {}, {}, std::vector<float>(64 * 64, -1)};
   for (int i = 0; i < 64 * depth; ++i) {
@@ -322,8 +323,9 @@ TEST_F(Wrappers90, WgmmaOnRowsOfATile) {
   ExpectProduct(product, 1);
 }
 
-// The swizzle as CUDA's guide has it: 16-byte unit u of 128-byte row r lies at unit u ^ (r % 8);
-// zeros outside. Columns are multiples of 16 bytes, which a GPU demands.
+// The swizzle of the CUDA programming guide: 16-byte unit u of 128-byte row r is stored at unit
+// u ^ (r % 8). Elements outside the matrix are zero. Columns are multiples of 16 bytes, as a GPU
+// requires.
 TEST_F(Wrappers90, TmaSwizzlesAndPadsWithZeros) {
   for (const auto& [row, col] : {std::pair(0, 0), {5, 24}, {35, 40}, {-3, -8}, {38, 72}}) {
     SCOPED_TRACE(testing::Message() << "box at " << row << ", " << col);

@@ -1,9 +1,9 @@
-// A kernel that fails on the device, after a launch that went well.
+// A kernel that is launched without an error and then fails on the device.
 #pragma once
 
 namespace halflife::kernels::test {
 
-// On the default stream. The process's CUDA context is lost with it.
+// Launches the kernel on the default stream. The failure destroys the CUDA context of the process.
 void LaunchFailingKernel();
 
 }  // namespace halflife::kernels::test

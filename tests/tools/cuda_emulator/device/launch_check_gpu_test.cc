@@ -1,5 +1,6 @@
-// A fault on the device: unseen by the launch that made it, named where launches are checked. Each
-// in a process of its own, as it takes the context with it. Skips where there is no GPU.
+// A fault on the device. Without launch checks the launch does not report it; with launch checks
+// the error names the kernel. Each case runs in a separate process, because the fault destroys the
+// CUDA context. The tests skip on a machine without a GPU.
 #include "kernels/common/cuda/launch_check.h"
 
 #include <cuda_runtime_api.h>
@@ -16,7 +17,7 @@ namespace {
 
 constexpr int kUnseen = 3;
 
-// Ends the process: what the launch threw, or kUnseen.
+// Ends the process with the code of the error that the launch threw, or with kUnseen.
 [[noreturn]] void LaunchAndExit(bool checked) {
   CheckLaunches(checked);
   try {
