@@ -10,14 +10,14 @@ using namespace rows;
 
 static_assert(kBiasMapParts <= cuda::kSumPlaces);
 
-// Threads of a block: packs of neighbouring columns x rows.
+// Threads of a block: packs of adjacent columns x rows.
 constexpr int kColumnPacks = 32, kRows = static_cast<int>(cuda::kBiasMapBlockRows);
 constexpr int kThreads = kColumnPacks * kRows;
-constexpr int64_t kForwardRows = 4 * kRows;  // of a block: one load of the bias serves 4
-constexpr int64_t kMostRowBlocks = 65535;    // of a grid's second dimension
+constexpr int64_t kForwardRows = 4 * kRows;  // rows of a block: one load of the bias serves 4 rows
+constexpr int64_t kMostRowBlocks = 65535;    // limit of a grid's second dimension
 
-// What a launch knows beyond its arguments: of which parts all rows allow 16-byte accesses. Bits,
-// as an array that is indexed by a variable would lie in a stack frame.
+// For each part, whether all of its rows allow 16-byte accesses. Stored as bits, because an array
+// with a variable index would be placed in local memory.
 struct AlignedParts {
   HL_EVERYWHERE bool Has(int part) const { return (bits >> part & 1u) != 0; }
   unsigned bits = 0;
@@ -29,8 +29,9 @@ HL_EVERYWHERE int64_t ColumnBlocks(int64_t width) {
   return (width + kColumns - 1) / kColumns;
 }
 
-// Where a thread works: the part, whose blocks of columns are neighbours in the grid; in it, the
-// first column and how many of the pack exist; in all parts, that column; the first row.
+// The work of a thread: its part (the blocks of columns of a part are adjacent in the grid), the
+// first column within the part and how many of the pack exist, that column counted over all parts,
+// and the first row.
 template <typename T>
 struct Place {
   template <typename Args>
@@ -50,7 +51,7 @@ struct Place {
   int count, row;
 };
 
-// fminf and fmaxf drop a NaN, comparisons that choose it do not.
+// Uses comparisons because fminf and fmaxf drop a NaN.
 HL_DEVICE float Map(ElementMap map, float x) {
   if (map == ElementMap::kIdentity) return x;
   if (map == ElementMap::kSilu) return x * Sigmoid(x);
@@ -61,7 +62,7 @@ HL_DEVICE float SlopeOfSilu(float y) {
   const float s = Sigmoid(y);
   return s * (1.0f + y * (1.0f - s));
 }
-// gain [column ..], or 1.
+// Loads gain [column ..], or 1 if there is none.
 template <int kWidth>
 HL_DEVICE void LoadGain(const float* gain, int64_t column, int count, bool aligned,
                         float (&x)[kWidth]) {
@@ -95,14 +96,14 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// What a thread keeps of its columns.
+// Per-column data that a thread keeps.
 template <typename T>
 struct GradientColumns {
   float bias[kPack<T>] = {}, gain[kPack<T>];
   float dbias[kPack<T>] = {}, dgain[kPack<T>] = {};
 };
 
-// Of a pack of a row the gradient before its gain, which is summed here.
+// Loads the gradient of a pack before its gain, and adds it to the sums.
 template <typename T>
 HL_DEVICE void LoadGradient(const BiasMapGradColumns<T>& part, int64_t row, int64_t column,
                             int count, bool aligned, GradientColumns<T>& sums,
@@ -123,8 +124,8 @@ HL_DEVICE void LoadGradient(const BiasMapGradColumns<T>& part, int64_t row, int6
   }
 }
 
-// Grid: blocks of columns, part by part x partial sums, whose blocks stride over the rows; partials
-// [gridDim.y, num_columns()].
+// Grid: blocks of columns, part by part x partial sums, whose blocks stride over the rows. partials
+// is [gridDim.y, num_columns()].
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 3)
     BiasMapBackwardKernel(BiasMapGradArgs<T> args, AlignedParts schedule, int64_t num_columns,
@@ -146,10 +147,10 @@ __global__ void __launch_bounds__(kThreads, 3)
     Store(part.dx + row * part.stride + place.column, place.count, aligned, d);
   }
   float* const to = partials + blockIdx.y * num_columns;
-  if (part.dbias != nullptr)  // of the whole block
+  if (part.dbias != nullptr)  // the condition is the same for the whole block
     StoreColumnSums<kColumnPacks, kRows>(sums.dbias, to + place.of_all, place.count);
   if (part.dgain == nullptr) return;
-  __syncthreads();  // the other sums have been read
+  __syncthreads();  // all threads have read the other sums
   StoreColumnSums<kColumnPacks, kRows>(sums.dgain, to + args.gain_column(place.part) + place.column,
                                        place.count);
 }
@@ -194,7 +195,8 @@ void Backward(const BiasMapGradArgs<T>& args, float* partials, cudaStream_t stre
     sums.places[i] = {part.dbias, part.width, part.added};
     if (part.dgain == nullptr) continue;
     HL_CHECK(args.num_parts + gains < cuda::kSumPlaces, "biased map: ", args.num_parts,
-             " parts and more than ", gains, " gains; ", cuda::kSumPlaces, " of both would work");
+             " parts and more than ", gains, " gains. Use at most ", cuda::kSumPlaces,
+             " of both together.");
     sums.places[args.num_parts + gains++] = {part.dgain, part.width, part.gain_added};
   }
   const int64_t count = cuda::NumBiasMapPartials(args.num_rows), num_columns = args.num_columns();

@@ -1,13 +1,14 @@
-// The contract of biased and mapped projections between their binding, their CPU loops and their
-// CUDA kernels.
+// Arguments of biased and mapped projections, shared by their LibTorch side, CPU loops and CUDA
+// kernels.
 //
 //   out = map(gain x + bias),   d = dout map',   dx = gain d
 //   dbias = sum of d over rows,   dgain = sum of d x over rows
 //
-// of several projections of the same rows in one pass; only the identity has a gain. map' is 1, of
-// elu + 1 min(out, 1), and of SiLU a function of x + bias. Rows of out and dout are contiguous;
-// those of x and dx lie `stride` apart, as columns of one matrix do. T: float or Bf16; arithmetic
-// and the sums are fp32. C++17, no LibTorch: CUDA sources include it.
+// One pass handles several projections of the same rows. A gain requires the identity map. map' is
+// 1 for the identity, min(out, 1) for elu + 1, and a function of x + bias for SiLU. Rows of out and
+// dout are contiguous; those of x and dx are `stride` elements apart, like columns of one matrix. T
+// is float or Bf16; arithmetic and sums are fp32. C++17 without LibTorch, because CUDA sources
+// include it.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +23,7 @@ using cudaStream_t = CUstream_st*;
 
 namespace halflife::kernels {
 
-constexpr int kBiasMapParts = 4;  // at most, of a pass; one with a gain counts twice
+constexpr int kBiasMapParts = 4;  // maximum parts of a pass; a part with a gain counts twice
 
 template <typename T>
 struct BiasMapColumns {
@@ -42,19 +43,19 @@ struct BiasMapArgs {
 
 template <typename T>
 struct BiasMapGradColumns {
-  const T* out = nullptr;   // [rows, width]; of elu + 1
+  const T* out = nullptr;   // [rows, width]; only for elu + 1
   const T* dout = nullptr;  // [rows, width]
   T* dx = nullptr;          // [rows, width]; null: not written
   float* dbias = nullptr;   // [width]; null: none
-  bool added = false;       // to what dbias holds
+  bool added = false;       // true: add to the contents of dbias
   int64_t width = 0, stride = 0;
   ElementMap map = ElementMap::kIdentity;
-  const T* x = nullptr;  // [rows, width], x_stride apart: of SiLU, and beside a gain
+  const T* x = nullptr;  // [rows, width], x_stride apart; for SiLU and with a gain
   int64_t x_stride = 0;
-  const T* bias = nullptr;      // of SiLU, as the forward's
-  const float* gain = nullptr;  // as the forward's
+  const T* bias = nullptr;      // for SiLU, as in the forward
+  const float* gain = nullptr;  // as in the forward
   float* dgain = nullptr;       // [width]; null: none
-  bool gain_added = false;      // to what dgain holds
+  bool gain_added = false;      // true: add to the contents of dgain
 };
 template <typename T>
 struct BiasMapGradArgs {
@@ -62,7 +63,7 @@ struct BiasMapGradArgs {
   int num_parts = 0;
   int64_t num_rows = 0;
 
-  // Of partial sums: the biases' gradients, part by part, then the gains'.
+  // Number of columns of the partial sums: the biases' gradients, part by part, then the gains'.
   HL_EVERYWHERE int64_t num_columns() const { return gain_column(num_parts); }
   HL_EVERYWHERE int64_t gain_column(int part) const {
     int64_t column = 0;
@@ -73,21 +74,21 @@ struct BiasMapGradArgs {
 };
 
 namespace cpu {
-// Rows per partial sum of the biases' gradients: fixed, so that a sum does not depend on the number
+// Rows per partial sum of the biases' gradients. Fixed, so that a sum does not depend on the number
 // of threads.
 constexpr int64_t kBiasMapRowsPerBlock = 128;
 
-// Rows [begin, end).
+// Processes rows [begin, end).
 void BiasMapForward(const BiasMapArgs<float>& args, int64_t begin, int64_t end);
 void BiasMapForward(const BiasMapArgs<Bf16>& args, int64_t begin, int64_t end);
-// Gradients of rows [begin, end); sums [num_columns()] += theirs.
+// Computes the gradients of rows [begin, end) and adds theirs to sums [num_columns()].
 void BiasMapBackward(const BiasMapGradArgs<float>& args, int64_t begin, int64_t end, float* sums);
 void BiasMapBackward(const BiasMapGradArgs<Bf16>& args, int64_t begin, int64_t end, float* sums);
 }  // namespace cpu
 
 namespace cuda {
-// Rows that a block takes at a time, and partial sums of the biases' and gains' gradients: one for
-// each row of blocks, of at most so many.
+// Rows that a block processes at a time, and the maximum number of partial sums of the biases' and
+// gains' gradients: one for each row of blocks.
 constexpr int64_t kBiasMapBlockRows = 8, kBiasMapMaxPartials = 128;
 inline int64_t NumBiasMapPartials(int64_t num_rows) {
   return std::min(kBiasMapMaxPartials, (num_rows + kBiasMapBlockRows - 1) / kBiasMapBlockRows);

@@ -8,7 +8,7 @@ template <ElementMap kMap>
 HL_INLINE float Map(float x) {
   if constexpr (kMap == ElementMap::kIdentity) return x;
   if constexpr (kMap == ElementMap::kSilu) return x / (1.0f + Exp(-x));
-  return Exp(x < 0.0f ? x : 0.0f) + (x <= 0.0f ? 0.0f : x);  // a NaN stays one
+  return Exp(x < 0.0f ? x : 0.0f) + (x <= 0.0f ? 0.0f : x);  // NaN stays NaN
 }
 
 template <ElementMap kMap, bool kBias, typename T>
@@ -74,7 +74,7 @@ HL_INLINE void ForwardLoop(const BiasMapArgs<T>& args, int64_t begin, int64_t en
   }
 }
 
-// sums may be dead memory where kSums is false, as dx where kWrites is.
+// `sums` is not accessed if kSums is false, nor is `dx` if kWrites is false.
 template <ElementMap kMap, bool kWrites, bool kSums, typename T>
 HL_INLINE void BackwardRow(const T* __restrict out, const T* __restrict dout, T* __restrict dx,
                            float* __restrict sums, int64_t width) {

@@ -1,4 +1,4 @@
-// What biased projections are mapped by, channel by channel.
+// The maps that biased projections apply to each channel.
 #pragma once
 
 #include <cstdint>

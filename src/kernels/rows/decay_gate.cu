@@ -7,12 +7,12 @@ namespace {
 
 using namespace rows;
 
-// Threads of a block: packs of neighbouring columns x rows.
+// Threads of a block: packs of adjacent columns x rows.
 constexpr int kColumnPacks = 32, kRows = static_cast<int>(cuda::kGateBlockRows);
 constexpr int kThreads = kColumnPacks * kRows;
-constexpr int64_t kForwardRows = 4 * kRows;  // of a block: one load of the bias serves 4
+constexpr int64_t kForwardRows = 4 * kRows;  // rows of a block: one load of the bias serves 4 rows
 
-// Where a thread works: its first column and how many of its pack exist; its first row.
+// The work of a thread: its first column and how many of its pack exist, and its first row.
 template <typename T>
 struct Place {
   HL_DEVICE explicit Place(int64_t dim)
@@ -23,12 +23,12 @@ struct Place {
   int count, row;
 };
 
-// Before the floor. fminf drops a NaN, its exponential does not.
+// The value before the floor is applied. fminf drops a NaN, but the exponential keeps it.
 HL_DEVICE float LogDecay(float x, float scale) {
   return scale * (fminf(x, 0.0f) - log1pf(expf(-fabsf(x))));
 }
 
-// x + bias of a pack of a row.
+// Loads x + bias for a pack of a row.
 template <typename T>
 HL_DEVICE void LoadGate(const T* x, int64_t at, int count, bool aligned,
                         const float (&bias)[kPack<T>], float (&z)[kPack<T>]) {
@@ -54,13 +54,13 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int i = 0; i < kPack<T>; ++i) {
       const float decay = LogDecay(y[i], args.form.scale);
-      y[i] = decay < args.form.floor ? args.form.floor : decay;  // a NaN stays one
+      y[i] = decay < args.form.floor ? args.form.floor : decay;  // NaN stays NaN
     }
     StoreFloats(args.log_decay + at, place.count, aligned, y);
   }
 }
 
-// Grid: blocks of columns x partial sums, whose blocks stride over the rows; partials
+// Grid: blocks of columns x partial sums, whose blocks stride over the rows. partials is
 // [gridDim.y, dim].
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
@@ -93,7 +93,8 @@ unsigned ColumnBlocks(int64_t dim) {
   return static_cast<unsigned>((dim + kColumns - 1) / kColumns);
 }
 
-// Rows of blocks are the grid's second dimension, of at most 65535: a launch takes so many at most.
+// Splits the rows into several launches: blocks of rows are the grid's second dimension, which is
+// at most 65535.
 template <typename T>
 void Forward(DecayGateRows<T> args, cudaStream_t stream) {
   constexpr int64_t kMostRows = 65535 * kForwardRows;

@@ -1,11 +1,10 @@
-// The contract of the gate that decays come from between its binding, its CPU loops and its CUDA
-// kernels.
+// Arguments of the decay gate, shared by its LibTorch side, CPU loops and CUDA kernels.
 //
 //   log_decay = max(scale ln sigmoid(x + bias), floor)
 //   dx = dlog_decay scale sigmoid(-x - bias) above the floor, 0 at it; dbias = sum of dx over rows
 //
-// Rows are contiguous and follow one another. T: float or Bf16, of x and dx alone; arithmetic, bias
-// and log_decay are fp32. C++17, no LibTorch: CUDA sources include it.
+// Rows are contiguous. T is float or Bf16, the type of x and dx only; arithmetic, bias and
+// log_decay are fp32. C++17 without LibTorch, because CUDA sources include it.
 #pragma once
 
 #include <algorithm>
@@ -18,10 +17,10 @@ using cudaStream_t = CUstream_st*;
 
 namespace halflife::kernels {
 
-// What the result is made of beside x.
+// The parameters of the gate.
 struct DecayGateForm {
   const float* bias = nullptr;  // [dim]
-  float scale = 1, floor = 0;   // floor: -infinity bounds nothing
+  float scale = 1, floor = 0;   // a floor of -infinity has no effect
 };
 
 template <typename T>
@@ -41,14 +40,14 @@ struct DecayGateGradRows {
 };
 
 namespace cpu {
-// Rows per partial sum of the bias's gradient: fixed, so that the sum does not depend on the number
+// Rows per partial sum of the bias's gradient. Fixed, so that the sum does not depend on the number
 // of threads.
 constexpr int64_t kGateRowsPerBlock = 128;
 
-// Rows [begin, end).
+// Processes rows [begin, end).
 void DecayGateForward(const DecayGateRows<float>& rows, int64_t begin, int64_t end);
 void DecayGateForward(const DecayGateRows<Bf16>& rows, int64_t begin, int64_t end);
-// Gradients of rows [begin, end); dbias [dim] += theirs.
+// Computes the gradients of rows [begin, end) and adds theirs to dbias [dim].
 void DecayGateBackward(const DecayGateGradRows<float>& rows, int64_t begin, int64_t end,
                        float* dbias);
 void DecayGateBackward(const DecayGateGradRows<Bf16>& rows, int64_t begin, int64_t end,
@@ -56,8 +55,8 @@ void DecayGateBackward(const DecayGateGradRows<Bf16>& rows, int64_t begin, int64
 }  // namespace cpu
 
 namespace cuda {
-// Rows that a block takes at a time, and partial sums of the bias's gradient: one for each row of
-// blocks, of at most so many.
+// Rows that a block processes at a time, and the maximum number of partial sums of the bias's
+// gradient: one for each row of blocks.
 constexpr int64_t kGateBlockRows = 8, kGateMaxPartials = 128;
 inline int64_t NumGatePartials(int64_t num_rows) {
   return std::min(kGateMaxPartials, (num_rows + kGateBlockRows - 1) / kGateBlockRows);
@@ -65,7 +64,7 @@ inline int64_t NumGatePartials(int64_t num_rows) {
 
 void DecayGateForward(const DecayGateRows<float>& rows, cudaStream_t stream);
 void DecayGateForward(const DecayGateRows<Bf16>& rows, cudaStream_t stream);
-// dbias [dim] is overwritten; `partials` holds NumGatePartials(num_rows) dim floats.
+// Overwrites dbias [dim]. `partials` holds NumGatePartials(num_rows) dim floats.
 void DecayGateBackward(const DecayGateGradRows<float>& rows, float* dbias, float* partials,
                        cudaStream_t stream);
 void DecayGateBackward(const DecayGateGradRows<Bf16>& rows, float* dbias, float* partials,

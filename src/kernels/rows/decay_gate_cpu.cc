@@ -6,7 +6,8 @@
 namespace halflife::kernels::cpu {
 namespace {
 
-// ln(1 + x) for 0 <= x <= 1, relative to x: 2 artanh(s) with s = x / (2 + x) <= 1/3, by its series.
+// ln(1 + x) for 0 <= x <= 1 with a small relative error: 2 artanh(s), s = x / (2 + x) <= 1/3, by
+// its series.
 HL_INLINE float LogOnePlus(float x) {
   const float s = x / (x + 2.0f), square = s * s;
   float p = square * (1.0f / 15) + 1.0f / 13;
@@ -18,7 +19,7 @@ HL_INLINE float LogOnePlus(float x) {
   return 2.0f * (s + s * square * p);
 }
 
-// Before the floor.
+// The value before the floor is applied.
 HL_INLINE float LogDecay(float x, float scale) {
   const float most = x < 0.0f ? x : 0.0f;
   return scale * (most - LogOnePlus(Exp(x < 0.0f ? x : -x)));
@@ -35,12 +36,12 @@ HL_INLINE void ForwardLoop(const DecayGateRows<T>& rows, int64_t begin, int64_t 
 #pragma omp simd
     for (int64_t i = 0; i < dim; ++i) {
       const float y = LogDecay(Widen(x[i]) + bias[i], scale);
-      out[i] = y < floor ? floor : y;  // a NaN stays one
+      out[i] = y < floor ? floor : y;  // NaN stays NaN
     }
   }
 }
 
-// kBounded: there is a floor.
+// kBounded: whether there is a floor.
 template <bool kBounded, typename T>
 HL_INLINE void BackwardLoop(const DecayGateGradRows<T>& rows, int64_t begin, int64_t end,
                             float* __restrict dbias) {

@@ -7,9 +7,10 @@ namespace halflife::kernels {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int64_t kTokens = 256;  // of a block, which finds every head's growth itself
+// Tokens of a block; every block computes the growth of all heads.
+constexpr int64_t kTokens = 256;
 
-// fmaxf drops a NaN, which must reach the results.
+// Not fmaxf, which drops a NaN: a NaN must reach the results.
 HL_DEVICE float Larger(float x, float y) {
   if (x != x || y != y) return x + y;
   return fmaxf(x, y);
@@ -21,7 +22,7 @@ HL_DEVICE float WarpLargest(float x) {
   return x;
 }
 
-// growth[h] = mu of head h, by a warp each.
+// Computes growth[h] = mu of head h, one warp per head.
 HL_DEVICE void FindGrowth(const DecayGrowthArgs& args, float* growth) {
   for (int64_t head = WarpId(); head < args.heads; head += kWarps) {
     const float* const x = args.log_decay + head * args.decay_heads / args.heads * args.width;
@@ -32,10 +33,11 @@ HL_DEVICE void FindGrowth(const DecayGrowthArgs& args, float* growth) {
   }
 }
 
-// By the first block: what is not of tokens.
+// Stores the results that do not depend on tokens. Called by the first block.
 HL_DEVICE void StoreConstants(const DecayGrowthArgs& args, const float* growth) {
   for (int64_t i = threadIdx.x; i < args.decay_heads * args.width; i += kThreads) {
-    const int64_t reader = i / args.width * args.heads / args.decay_heads;  // one of its heads
+    // One of the heads that read it.
+    const int64_t reader = i / args.width * args.heads / args.decay_heads;
     args.lowered[i] = args.log_decay[i] - growth[reader];
   }
   for (int64_t i = threadIdx.x; i < args.sequences * args.heads; i += kThreads) {

@@ -1,12 +1,12 @@
-// The contract of what keeps constant decays that may lie above 1 from growing (decay_attention/
-// growth.h), of sequences without a state before them and keys without scales, between its binding,
-// its CPU loops and its CUDA kernel. With mu_h = max(0, the largest log_decay of head h) and n
-// tokens from the run's begin to a token,
+// Arguments of the operation that lowers constant decays, which may be above 1, to at most 1
+// (ops/decay_attention/growth.h), for sequences without an initial state and keys without scales.
+// Shared by its LibTorch side, CPU loops and CUDA kernel. With mu_h = max(0, the largest log_decay
+// of head h) and n tokens from the run's begin up to a token,
 //
 //   lowered = log_decay - mu,  key_factor = exp(-n mu_h),  final_log_scale = n mu_h at the end
 //
-// Head h of H reads log_decay's head h Hd / H. n mu and its exponential are fp64. C++17, no
-// LibTorch: the CUDA source includes it.
+// Head h of H reads log_decay's head h Hd / H. n mu and its exponential are computed in fp64. C++17
+// without LibTorch, because the CUDA source includes it.
 #pragma once
 
 #include <cstdint>
@@ -18,12 +18,13 @@ using cudaStream_t = CUstream_st*;
 
 namespace halflife::kernels {
 
-constexpr int64_t kGrowthMaxHeads = 512;  // their mu lie in a block's shared memory
+constexpr int64_t kGrowthMaxHeads = 512;  // maximum: a block keeps their mu in shared memory
 
 struct DecayGrowthArgs {
-  const float* log_decay = nullptr;   // [Hd, width]
-  const int64_t* begin = nullptr;     // [B, T]: the first token of each token's run, within its row
-  const int64_t* last = nullptr;      // [sequences]: b T + t; of one without tokens B T or more
+  const float* log_decay = nullptr;  // [Hd, width]
+  const int64_t* begin = nullptr;    // [B, T]: the first token of each token's run, within its row
+  // [sequences]: b T + t of the last token; B T or more for a sequence without tokens
+  const int64_t* last = nullptr;
   float* lowered = nullptr;           // [Hd, width]
   float* key_factor = nullptr;        // [B, T, H]
   double* final_log_scale = nullptr;  // [sequences, H]
@@ -33,7 +34,7 @@ struct DecayGrowthArgs {
 };
 
 namespace cpu {
-// Scratch: heads doubles and seq_len heads floats.
+// Scratch memory: `heads` doubles and seq_len heads floats.
 void DecayGrowth(const DecayGrowthArgs& args, double* growth, float* factors);
 }  // namespace cpu
 namespace cuda {

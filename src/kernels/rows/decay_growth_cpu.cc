@@ -6,7 +6,7 @@
 namespace halflife::kernels::cpu {
 namespace {
 
-// 0 or the largest; a NaN if there is one.
+// Returns the largest element, at least 0; NaN if an element is NaN.
 float Largest(const float* x, int64_t count) {
   float largest = 0;
   for (int64_t i = 0; i < count; ++i)
@@ -38,8 +38,8 @@ void FinalScales(const DecayGrowthArgs& args, const double* growth) {
 
 }  // namespace
 
-// Runs begin anywhere, but no token lies farther from its begin than a row is long: so many
-// exponentials serve all rows.
+// Runs may begin at any token, but the distance to a run's begin is less than the row length. So
+// seq_len exponentials per head serve all rows.
 void DecayGrowth(const DecayGrowthArgs& args, double* growth, float* factors) {
   Lower(args, growth);
   FinalScales(args, growth);

@@ -9,8 +9,8 @@ using namespace rows;
 constexpr int kThreads = 256;
 constexpr int kChannelsOfADraw = 4;
 
-// A thread has a pack of channels of one token, and draws their masks in registers. `packs` are
-// those of a token.
+// A thread has a pack of channels of one token and draws their masks in registers. `packs` is the
+// number of packs per token.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     DropoutKernel(DropoutArgs<T> args, int64_t packs, bool aligned) {

@@ -1,8 +1,8 @@
-// The contract of dropout's CPU loop and its CUDA kernel: out = 0 where the draw of (sample,
-// position, channel) is below the threshold, else scale x. A dropped infinity is 0 too. The
-// gradient is the same function of the output's.
+// Arguments of dropout, shared by its CPU loop and CUDA kernel: out = 0 if the draw of (sample,
+// position, channel) is below the threshold, else scale x. A dropped infinity becomes 0 too. The
+// gradient is the same function of the output's gradient.
 //
-// T: float or Bf16; arithmetic is fp32. C++17, no LibTorch: CUDA sources include it.
+// T is float or Bf16; arithmetic is fp32. C++17 without LibTorch, because CUDA sources include it.
 #pragma once
 
 #include <cstdint>
@@ -19,17 +19,17 @@ namespace halflife::kernels {
 template <typename T>
 struct DropoutArgs {
   const T* x = nullptr;               // [tokens, dim], tokens = rows seq_len
-  T* out = nullptr;                   // as x
-  const uint64_t* samples = nullptr;  // [rows] global sample numbers, beside x
+  T* out = nullptr;                   // like x
+  const uint64_t* samples = nullptr;  // [rows] global sample numbers, on x's device
   int64_t num_tokens = 0, seq_len = 0, dim = 0;
-  int64_t first_position = 0;  // within the row, of its first token here
+  int64_t first_position = 0;  // position, within its row, of the first token
   RandomKey key = {};
   uint32_t threshold = 0;
   float scale = 1;  // 1 / (1 - rate)
 };
 
 namespace cpu {
-// Tokens [begin, end).
+// Processes tokens [begin, end).
 void Dropout(const DropoutArgs<float>& args, int64_t begin, int64_t end);
 void Dropout(const DropoutArgs<Bf16>& args, int64_t begin, int64_t end);
 }  // namespace cpu

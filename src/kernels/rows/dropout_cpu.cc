@@ -7,11 +7,11 @@
 namespace halflife::kernels::cpu {
 namespace {
 
-// Counters that are drawn at a time, each for four channels: some of one wide token, or all of
-// several narrow ones.
+// Number of counters that are drawn at a time, each for four channels: a part of a wide token, or
+// all of several narrow ones.
 constexpr int64_t kLanes = 64;
 
-// A choice, not a product: a dropped infinity is zero too.
+// Selects instead of multiplying, so that a dropped infinity becomes zero.
 template <typename T>
 HL_INLINE void Scale(const T* x, const float* factor, T* out, int64_t count) {
 #pragma omp simd
@@ -21,7 +21,7 @@ HL_INLINE void Scale(const T* x, const float* factor, T* out, int64_t count) {
 
 template <typename T>
 HL_INLINE void DropLoop(const DropoutArgs<T>& args, int64_t begin, int64_t end) {
-  const int64_t counters = (args.dim + 3) / 4;  // of a token
+  const int64_t counters = (args.dim + 3) / 4;  // per token
   const int64_t width = std::min(counters, kLanes), most_tokens = kLanes / width;
   PhiloxLanes<kLanes> words = {};
   float factor[4 * kLanes];

@@ -1,5 +1,5 @@
-// A group of lanes has a head of a token, each lane one pack of its channels, so that sums over
-// them are shuffles and nothing is loaded twice. A block has one head of several tokens.
+// A group of lanes has one head of a token, and each lane one pack of its channels. Sums over the
+// channels are shuffles, and nothing is loaded twice. A block has one head of several tokens.
 #include "kernels/common/cuda/rows.cuh"
 #include "kernels/rows/focus_heads_args.h"
 
@@ -9,10 +9,10 @@ namespace {
 using namespace rows;
 
 constexpr int64_t kMostTokenBlocks = 4096;
-constexpr int kSumWarps = 8;  // of the block that sums a head's gradient
+constexpr int kSumWarps = 8;  // warps of the block that sums the gradient of a head's direction
 
 struct Lanes {
-  int lanes, tokens;  // of a group, and groups of a block
+  int lanes, tokens;  // lanes per group, and groups per block
 };
 template <typename T>
 Lanes LanesOf(int64_t dim) {
@@ -20,7 +20,7 @@ Lanes LanesOf(int64_t dim) {
   return {shape.lanes, shape.rows_per_block};
 }
 
-// Where a thread works; all of its group's threads have the same token.
+// The work of a thread. All threads of a group have the same token.
 template <typename T>
 struct Place {
   HL_DEVICE Place(const Lanes& of, int64_t num_tokens_in, int64_t dim)
@@ -32,7 +32,7 @@ struct Place {
         num_tokens(num_tokens_in),
         first(int64_t{1} * blockIdx.x * of.tokens),
         step(int64_t{1} * gridDim.x * of.tokens) {}
-  // Of the block's turn that begins with token `begin`.
+  // Returns the group's token in the block's tile that begins at token `begin`.
   HL_DEVICE int64_t Token(int64_t begin) const { return begin + group; }
   HL_DEVICE bool Exists(int64_t token) const { return token < num_tokens && count > 0; }
 
@@ -40,13 +40,14 @@ struct Place {
   int64_t head, num_tokens, first, step;
 };
 
-// The sum over a group's lanes, the same bits in all of them. All lanes of the warp take part.
+// Returns the sum over a group's lanes, with the same bits in all of them. All lanes of the warp
+// must take part.
 HL_DEVICE float GroupSum(float x, int lanes) {
   for (int offset = lanes / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(kFullWarp, x, offset);
   return x;
 }
 
-// A pack of channels, standardised perhaps; zeros past the end.
+// A pack of channels, optionally standardized; zeros past the end.
 template <int kWidth>
 struct Channels {
   float y[kWidth] = {};
@@ -78,7 +79,7 @@ HL_DEVICE void Standardise(int64_t dim, float eps, int count, int lanes, Channel
   for (int i = 0; i < kWidth; ++i) c.y[i] *= scale.factor;
 }
 
-// d, the gradient of standardised channels, becomes that of what they were made from.
+// Replaces d, the gradient of standardized channels, by the gradient of the original channels.
 template <int kWidth>
 HL_DEVICE void Unstandardise(const Channels<kWidth>& c, int64_t dim, int lanes,
                              float (&d)[kWidth]) {
@@ -91,7 +92,7 @@ HL_DEVICE void Unstandardise(const Channels<kWidth>& c, int64_t dim, int lanes,
   for (int i = 0; i < kWidth; ++i) d[i] = c.factor * (d[i] - mean - c.y[i] * along);
 }
 
-// A head's pack of a token's row, zeros where there is none.
+// Loads a head's pack of a token's row; zeros if there is none.
 template <typename T, int kWidth>
 HL_DEVICE void LoadRow(const FocusRows<const T>& rows, const Place<T>& place, int64_t token,
                        int64_t dim, bool aligned, float (&x)[kWidth]) {
@@ -106,14 +107,14 @@ HL_DEVICE void StoreRow(const FocusRows<T>& rows, const Place<T>& place, int64_t
     Store(rows.data + token * rows.stride + place.head * dim + place.column, place.count, aligned,
           x);
 }
-// The same of [tokens, H, width], from channel `first` of a head on.
+// Returns the offset of the pack in [tokens, H, width], from channel `first` of a head on.
 template <typename T>
 HL_DEVICE int64_t Dense(const Place<T>& place, int64_t token, int64_t heads, int64_t width,
                         int64_t first) {
   return (token * heads + place.head) * width + first + place.column;
 }
 
-// k^ = x^, or (x times)^; x and times are left as they were.
+// k^ = x^ or (x times)^. x and times are kept unchanged.
 template <typename T>
 struct Leaf {
   float x[kPack<T>], times[kPack<T>];
@@ -175,7 +176,7 @@ __global__ void __launch_bounds__(kGroupThreads)
   }
 }
 
-// A token's gradient of v, of what was standardised.
+// Stores a token's gradient of v, through the standardization.
 template <typename T>
 HL_DEVICE void StoreValueGradient(const FocusLeavesShape<T>& shape,
                                   const FocusLeavesGrads<T>& grads, const Place<T>& place,
@@ -195,7 +196,8 @@ HL_DEVICE void StoreValueGradient(const FocusLeavesShape<T>& shape,
   StoreRow(grads.dvalue, place, token, shape.dim, aligned, d);
 }
 
-// The sums of a block's tokens, [n], through shared memory. All threads of the block.
+// Sums over the tokens of a block, [n], through shared memory. All threads of the block must take
+// part.
 template <typename T>
 HL_DEVICE void StoreVectorSums(const Lanes& lanes, int64_t dim, const float (&sums)[kPack<T>],
                                float* shared, float* mine) {
@@ -210,7 +212,7 @@ HL_DEVICE void StoreVectorSums(const Lanes& lanes, int64_t dim, const float (&su
   }
 }
 
-// Grid as above; partials [blocks, H, n]: of the vector as it was standardised.
+// Grid as above. partials [blocks, H, n] holds the gradient of the standardized direction.
 template <typename T>
 __global__ void __launch_bounds__(kGroupThreads)
     FocusLeavesBackwardKernel(FocusLeavesShape<T> shape, FocusLeavesGrads<T> grads, Lanes lanes,
@@ -260,7 +262,8 @@ __global__ void __launch_bounds__(kGroupThreads)
                        partials + (blockIdx.x * heads + place.head) * shape.dim);
 }
 
-// Grid: heads. Warps add up partials, the first has the head's vector: a lane 4 of its channels.
+// Grid: heads. All warps add up partials; the first warp holds the head's direction, 4 channels per
+// lane.
 __global__ void __launch_bounds__(32 * kSumWarps)
     FocusVectorBackwardKernel(FocusLeavesShape<float> shape, const float* partials, int64_t count,
                               float* dvector, bool added) {
@@ -294,7 +297,7 @@ __global__ void __launch_bounds__(32 * kSumWarps)
     if (i < exist) dvector[at + i] = d[i] + (added ? dvector[at + i] : 0.0f);
 }
 
-// q^ of a token's head, the seen channels, and the gate.
+// q^ of a token's head, the channels that enter the gate, and the gate.
 template <typename T>
 struct Gate {
   Channels<kPack<T>> q;
@@ -353,7 +356,7 @@ __global__ void __launch_bounds__(kGroupThreads)
 #pragma unroll
     for (int i = 0; i < kPack<T>; ++i) {
       dq[i] = dl * gate.seen[i];
-      pass[i] = dl * gate.q.y[i];  // of what is seen
+      pass[i] = dl * gate.q.y[i];  // gradient of the channels that enter the gate
       dout[i] = g * dout[i] + (apart ? 0.0f : pass[i]);
     }
     if (shape.norm) Unstandardise(gate.q, dim, place.lanes, dq);
@@ -370,10 +373,10 @@ bool IsAligned(const FocusRows<T>& rows) {
          (rows.stride % kPack<std::remove_const_t<T>> == 0 && IsAligned16(rows.data));
 }
 void CheckDim(int64_t dim) {
-  HL_CHECK(dim >= 1 && dim <= kFocusHeadDim, "focus heads of ", dim, " channels; 1 to ",
-           kFocusHeadDim, " work");
+  HL_CHECK(dim >= 1 && dim <= kFocusHeadDim, "focus heads of ", dim, " channels. Use 1 to ",
+           kFocusHeadDim, ".");
 }
-// Blocks of tokens x heads.
+// Grid: blocks of tokens x heads.
 template <typename T>
 LaunchShape LaunchOf(int64_t num_tokens, int64_t heads, int64_t dim, int64_t most,
                      const char* name) {

@@ -1,19 +1,19 @@
-// The contract of what focus mixers do with the channels of a token's head before and behind their
-// pool (kernels/focus_pool), between its binding, its CPU loops and its CUDA kernels.
+// Arguments of the operations of focus mixers on the channels of a token's head before and after
+// their pool (kernels/focus_pool), shared by their LibTorch side, CPU loops and CUDA kernels.
 //
-// Before it, with k = x or x times, f a token's or a head's direction, ^ standardised or as it is
-// (kernels/real_norm):
+// Before the pool, with k = x or x times, f the direction of a token or a head, and ^ denoting
+// optional standardization (kernels/rows/real_norm_args.h):
 //
 //   l = scale dot(f^, k^),   log_weight = l, or ln(elu(l) + 1),   payload = k^, v^, or k^ and v^
 //
-// Behind it, with G the pooled payload, its first channels those that are seen, its last those that
-// pass:
+// After the pool, with G the pooled payload; its first channels (`seen`) enter the gate, its last
+// (`pass`) are gated:
 //
 //   out = sigmoid(scale dot(q^, seen)) pass
 //
-// Tokens' rows have the heads' channels one after the other. They lie `stride` apart, as columns of
-// a matrix do, or are contiguous. T: float or Bf16; arithmetic is fp32. C++17, no LibTorch: CUDA
-// sources include it.
+// A token's row holds the channels of its heads one after the other. Rows are `stride` apart, like
+// columns of a matrix, or contiguous. T is float or Bf16; arithmetic is fp32. C++17 without
+// LibTorch, because CUDA sources include it.
 #pragma once
 
 #include <algorithm>
@@ -28,9 +28,9 @@ using cudaStream_t = CUstream_st*;
 
 namespace halflife::kernels {
 
-constexpr int64_t kFocusHeadDim = 128;  // at most, of a head
+constexpr int64_t kFocusHeadDim = 128;  // maximum channels of a head
 
-// Rows of tokens; null: absent.
+// Rows of tokens. Null data: absent.
 template <typename T>
 struct FocusRows {
   T* data = nullptr;  // [tokens, H n]
@@ -40,9 +40,9 @@ struct FocusRows {
 template <typename T>
 struct FocusLeavesShape {
   FocusRows<const T> x, times, direction, value;
-  const float* vector = nullptr;  // [H, n], the direction of a head, where `direction` is absent
+  const float* vector = nullptr;  // [H, n], one direction per head; used if `direction` is absent
   int64_t num_tokens = 0, num_heads = 0, dim = 0;
-  bool pool_x = true;  // k^ is pooled, before v^ where there is a value
+  bool pool_x = true;  // true: k^ is pooled, before v^ if there is a value
   bool norm = false, norm_value = false, elu = false;
   float eps = 0, scale = 1;
 
@@ -60,9 +60,9 @@ template <typename T>
 struct FocusLeavesGrads {
   const float* dlog_weight = nullptr;
   const T* dpayload = nullptr;
-  FocusRows<T> dx, dtimes, ddirection, dvalue;  // of what is there
+  FocusRows<T> dx, dtimes, ddirection, dvalue;  // of the inputs that exist
   float* dvector = nullptr;                     // [H, n]
-  bool vector_added = false;                    // to what it holds
+  bool vector_added = false;                    // true: add to the contents of dvector
 };
 
 template <typename T>
@@ -80,32 +80,32 @@ struct FocusGateGrads {
   T* dpooled = nullptr;  // [tokens, H, width]
 };
 
-// d log_weight / d l.
+// Returns d log_weight / d l.
 HL_EVERYWHERE constexpr float FocusSlope(bool elu, float l) {
   return elu && l > 0 ? 1 / (1 + l) : 1;
 }
 
 namespace cpu {
-// Tokens per partial sum of the vector's gradient: fixed, so that the sum does not depend on the
+// Tokens per partial sum of the vector's gradient. Fixed, so that the sum does not depend on the
 // number of threads.
 constexpr int64_t kFocusTokensPerBlock = 128;
 
-// Tokens [begin, end).
+// Processes tokens [begin, end).
 void FocusLeavesForward(const FocusLeavesShape<float>& shape,
                         const FocusLeavesResults<float>& results, int64_t begin, int64_t end);
 void FocusLeavesForward(const FocusLeavesShape<Bf16>& shape,
                         const FocusLeavesResults<Bf16>& results, int64_t begin, int64_t end);
-// dstandardised [H, n], of the vector as it was standardised, += these tokens'; null: no vector.
+// Adds the gradient of the standardized vector to dstandardised [H, n]; null: there is no vector.
 void FocusLeavesBackward(const FocusLeavesShape<float>& shape, const FocusLeavesGrads<float>& grads,
                          int64_t begin, int64_t end, float* dstandardised);
 void FocusLeavesBackward(const FocusLeavesShape<Bf16>& shape, const FocusLeavesGrads<Bf16>& grads,
                          int64_t begin, int64_t end, float* dstandardised);
-// dvector, of the sum over all tokens.
+// Computes dvector from dstandardised, summed over all tokens.
 void FocusVectorBackward(const FocusLeavesShape<float>& shape, const FocusLeavesGrads<float>& grads,
                          const float* dstandardised);
 void FocusVectorBackward(const FocusLeavesShape<Bf16>& shape, const FocusLeavesGrads<Bf16>& grads,
                          const float* dstandardised);
-// out [tokens, H n].
+// `out` is [tokens, H n].
 void FocusGateForward(const FocusGateShape<float>& shape, float* out, int64_t begin, int64_t end);
 void FocusGateForward(const FocusGateShape<Bf16>& shape, Bf16* out, int64_t begin, int64_t end);
 void FocusGateBackward(const FocusGateShape<float>& shape, const FocusGateGrads<float>& grads,
@@ -115,7 +115,7 @@ void FocusGateBackward(const FocusGateShape<Bf16>& shape, const FocusGateGrads<B
 }  // namespace cpu
 
 namespace cuda {
-// Partial sums of the vector's gradient: one a block of a head's tokens, at most so many.
+// The maximum number of partial sums of the vector's gradient: one per block of tokens of a head.
 constexpr int64_t kFocusMaxBlocks = 64;
 inline int64_t FocusVectorPartials(int64_t num_tokens) {
   return std::min(kFocusMaxBlocks, num_tokens);
@@ -125,7 +125,7 @@ void FocusLeavesForward(const FocusLeavesShape<float>& shape,
                         const FocusLeavesResults<float>& results, cudaStream_t stream);
 void FocusLeavesForward(const FocusLeavesShape<Bf16>& shape,
                         const FocusLeavesResults<Bf16>& results, cudaStream_t stream);
-// `partials` holds FocusVectorPartials(num_tokens) H n floats where there is a vector.
+// `partials` holds FocusVectorPartials(num_tokens) H n floats if there is a vector.
 void FocusLeavesBackward(const FocusLeavesShape<float>& shape, const FocusLeavesGrads<float>& grads,
                          float* partials, cudaStream_t stream);
 void FocusLeavesBackward(const FocusLeavesShape<Bf16>& shape, const FocusLeavesGrads<Bf16>& grads,

@@ -6,14 +6,14 @@
 namespace halflife::kernels::cpu {
 namespace {
 
-// The channels of a head of a token, standardised perhaps.
+// The channels of a head of a token, optionally standardized.
 struct Channels {
   alignas(64) float y[kFocusHeadDim];
   float factor = 1, slope = 0;
   bool norm = false;
 };
 
-// `sum`: of the channels.
+// `sum` is the sum of the channels.
 HL_INLINE void Standardise(int64_t dim, float eps, float sum, Channels& c) {
   float squares = 0;
   const float mean = sum / static_cast<float>(dim);
@@ -58,7 +58,7 @@ HL_INLINE float Dot(const float* __restrict a, const float* __restrict b, int64_
   return sum;
 }
 
-// d, the gradient of the channels, becomes that of what they were standardised from.
+// Replaces d, the gradient of the channels, by the gradient of the channels before standardization.
 HL_INLINE void Unstandardise(const Channels& c, int64_t dim, float* __restrict d) {
   if (!c.norm) return;
   const float* __restrict y = c.y;
@@ -101,15 +101,16 @@ struct Leaf {
     if (shape.direction.data != nullptr)
       LoadChannels(Of(shape.direction, token, channel), dim, shape.norm, shape.eps, f);
   }
-  // The same for all tokens.
+  // Loads the direction that all tokens share.
   HL_INLINE void LoadVector(const FocusLeavesShape<T>& shape, int64_t head) {
     if (shape.direction.data == nullptr)
       LoadChannels(shape.vector + head * shape.dim, shape.dim, shape.norm, shape.eps, f);
   }
 };
 
-// body(leaf, token, head) for the heads of tokens [begin, end), token by token as rows lie; of a
-// vector, which is standardised once a tile, tile by tile.
+// Calls body(leaf, token, head) for the heads of tokens [begin, end): token by token, as rows are
+// stored, or with one direction per head, tile by tile, so that the direction is standardized once
+// per tile.
 template <typename T, typename Body>
 HL_INLINE void EachLeaf(const FocusLeavesShape<T>& shape, int64_t begin, int64_t end,
                         const Body& body) {
@@ -144,7 +145,8 @@ HL_INLINE void LeavesForward(const FocusLeavesShape<T>& shape, const FocusLeaves
            });
 }
 
-// dk, df (or its part of the vector's) of a token's head from dl and dpayload.
+// Computes dk and df (or the contribution to the vector's gradient) of a token's head from dl and
+// dpayload.
 template <typename T>
 HL_INLINE void LeafBackward(const FocusLeavesShape<T>& shape, const FocusLeavesGrads<T>& grads,
                             const Leaf<T>& leaf, int64_t token, int64_t head,
@@ -224,7 +226,7 @@ HL_INLINE void VectorBackward(const FocusLeavesShape<T>& shape, const FocusLeave
   }
 }
 
-// q^ of a token's head, the seen channels, and the gate.
+// q^ of a token's head, the channels that enter the gate, and the gate.
 template <typename T>
 struct Gate {
   Channels q, seen;
@@ -289,8 +291,8 @@ HL_INLINE void GateBackward(const FocusGateShape<T>& shape, const FocusGateGrads
   }
 }
 
-// body(shape), whose loops have a known length where heads are as wide as most are: a token has
-// some twenty short ones a head.
+// Calls body(shape) with a constant head size for the most common sizes, so that its loops have a
+// known length: there are about twenty short loops per head of a token.
 template <typename Shape, typename Body>
 HL_INLINE void WithDim(const Shape& shape, const Body& body) {
   if (shape.dim == 64) {

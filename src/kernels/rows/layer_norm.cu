@@ -9,8 +9,8 @@ using namespace rows;
 
 static_assert(2 * kLayerNormParts <= cuda::kSumPlaces);
 
-// Where a thread works: packs of its row that start at `column`, + lanes packs, ... `once`: it has
-// one pack at most, whose gradients of gamma and beta then stay in registers.
+// The work of a thread: packs of its row that start at `column`, + lanes packs, ... `once`: it has
+// at most one pack, whose gradients of gamma and beta stay in registers.
 template <typename T>
 struct Place {
   HL_DEVICE Place(const Schedule& schedule, int64_t dim_in)
@@ -23,7 +23,7 @@ struct Place {
   bool once;
 };
 
-// Grid: blocks of rows x parts. Three passes over a row, which stays in the first cache: mean,
+// Grid: blocks of rows x parts. Makes three passes over a row, which stays in the L1 cache: mean,
 // deviation, output.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads)
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kRowThreads)
   }
 }
 
-// What one pack of a row gives: n, dout, and m = dout gamma; zeros past a row's end.
+// Values of one pack of a row: n, dout, and m = dout gamma; zeros past a row's end.
 template <typename T>
 struct Terms {
   float n[kPack<T>], dy[kPack<T>], m[kPack<T>];
@@ -85,8 +85,8 @@ HL_DEVICE void LoadTerms(const LayerNormGradPart<T>& part, int64_t row, int c, i
   }
 }
 
-// The sums of a block's rows for gamma, [dim], then for beta: of threads that have one pack each,
-// through `columns`. All threads of the block.
+// Stores a block's sums over rows for gamma, [dim], then for beta, for threads that have one pack
+// each, through `columns`. All threads of the block must take part.
 template <typename T>
 HL_DEVICE void StoreSums(const Place<T>& place, const Schedule& schedule,
                          const float (&of_gamma)[kPack<T>], const float (&of_beta)[kPack<T>],
@@ -106,14 +106,14 @@ HL_DEVICE void StoreSums(const Place<T>& place, const Schedule& schedule,
   }
 }
 
-// Grid: at most kLayerNormMaxBlocks blocks that stride over the rows x parts; partials [blocks,
-// parts, 2, dim] holds each block's sums for gamma and beta, summed in the threads' registers where
-// a thread has one pack, else in place. With one block a multiprocessor at least nvcc keeps to
-// registers; left to itself it spilled for a second.
+// Grid: at most kLayerNormMaxBlocks blocks that stride over the rows x parts. partials [blocks,
+// parts, 2, dim] holds each block's sums for gamma and beta, summed in registers if a thread has
+// one pack, else in place. The launch bound of at least one block per multiprocessor makes nvcc
+// keep everything in registers; without it, nvcc spilled to fit a second block.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads, 1)
     LayerNormBackwardKernel(LayerNormGradArgs<T> args, Schedule schedule, float* partials) {
-  HL_SHARED(partial, float[2][kMaxRowWarps]);  // each is read before the other's barrier
+  HL_SHARED(partial, float[2][kMaxRowWarps]);  // each one is read before the barrier of the other
   HL_SHARED(columns, float[kRowThreads * kPack<T>]);
   const LayerNormGradPart<T> part = args.parts[blockIdx.y];
   const Place<T> place(schedule, args.dim);
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(kRowThreads, 1)
   if (place.once) StoreSums<T>(place, schedule, of_gamma, of_beta, columns, mine);
 }
 
-// Whether every part allows 16-byte accesses.
+// Returns true if every part allows 16-byte accesses.
 template <typename T>
 bool IsAligned(const LayerNormArgs<T>& args) {
   bool aligned = true;
@@ -183,7 +183,7 @@ bool IsAligned(const LayerNormGradArgs<T>& args) {
 template <typename T>
 RowShape ShapeOf(int64_t dim) {
   constexpr int64_t kMaxDim = int64_t{1} << 30;  // columns are counted in 32 bits
-  HL_CHECK(dim <= kMaxDim, "layer norm over ", dim, " channels; at most ", kMaxDim, " work");
+  HL_CHECK(dim <= kMaxDim, "layer norm over ", dim, " channels. Use at most ", kMaxDim, ".");
   return RowShapeOf<T>(dim);
 }
 

@@ -1,13 +1,13 @@
-// The contract of the layer norm between its binding, its CPU loops and its CUDA kernels.
+// Arguments of the layer norm, shared by its LibTorch side, CPU loops and CUDA kernels.
 //
 //   y = n gamma + beta,   n = (x - mean) f,   f = 1 / sqrt(mean((x - mean)^2) + eps)
 //   dx = f (m - mean(m) - n mean(m n)),   m = dout gamma
 //   dgamma = sum of dout n, dbeta = sum of dout, both over rows
 //
-// of several matrices of the same size in one pass. Rows of out, dout, mean and f are contiguous.
-// Those of x and dx may be columns of a matrix with more: `rows` of them (the heads of a token)
-// follow one another, and begin `stride` elements behind those before them. T: float or Bf16;
-// arithmetic and what is learned are fp32. C++17, no LibTorch: CUDA sources include it.
+// One pass handles several matrices of the same size. Rows of out, dout, mean and f are contiguous.
+// Those of x and dx may be columns of a wider matrix: groups of `rows` rows (the heads of a token)
+// are contiguous, and the groups begin `stride` elements apart. T is float or Bf16; arithmetic and
+// parameters are fp32. C++17 without LibTorch, because CUDA sources include it.
 #pragma once
 
 #include <algorithm>
@@ -21,9 +21,9 @@ using cudaStream_t = CUstream_st*;
 
 namespace halflife::kernels {
 
-constexpr int kLayerNormParts = 2;  // at most, of a pass: their gradients are four places of sums
+constexpr int kLayerNormParts = 2;  // maximum parts of a pass: their gradients are four sums
 
-// Where a matrix has its rows.
+// The memory layout of a matrix's rows.
 struct LayerNormRows {
   int64_t rows = 1, stride = 0;
   HL_EVERYWHERE constexpr int64_t of(int64_t row, int64_t dim) const {
@@ -61,7 +61,7 @@ struct LayerNormGradPart {
   LayerNormRows dx_place;
   float* dgamma = nullptr;                       // [dim]
   float* dbeta = nullptr;                        // [dim]; null: none
-  bool gamma_added = false, beta_added = false;  // to what they hold
+  bool gamma_added = false, beta_added = false;  // true: add to their contents
 };
 template <typename T>
 struct LayerNormGradArgs {
@@ -71,14 +71,15 @@ struct LayerNormGradArgs {
 };
 
 namespace cpu {
-// Rows per partial sum of gamma's and beta's gradients: fixed, so that a sum does not depend on the
+// Rows per partial sum of gamma's and beta's gradients. Fixed, so that a sum does not depend on the
 // number of threads.
 constexpr int64_t kLayerNormRowsPerBlock = 128;
 
-// Rows [begin, end) of every part.
+// Processes rows [begin, end) of every part.
 void LayerNormForward(const LayerNormArgs<float>& args, int64_t begin, int64_t end);
 void LayerNormForward(const LayerNormArgs<Bf16>& args, int64_t begin, int64_t end);
-// Gradients of these rows; sums [num_parts, 2, dim] += theirs of gamma and of beta.
+// Computes the gradients of these rows and adds those of gamma and beta to sums [num_parts, 2,
+// dim].
 void LayerNormBackward(const LayerNormGradArgs<float>& args, int64_t begin, int64_t end,
                        float* sums);
 void LayerNormBackward(const LayerNormGradArgs<Bf16>& args, int64_t begin, int64_t end,
@@ -86,7 +87,7 @@ void LayerNormBackward(const LayerNormGradArgs<Bf16>& args, int64_t begin, int64
 }  // namespace cpu
 
 namespace cuda {
-// Partial sums of gamma's and beta's gradients: one a block, of at most so many blocks a part.
+// The maximum number of partial sums of gamma's and beta's gradients: one per block of a part.
 constexpr int64_t kLayerNormMaxBlocks = 256;
 inline int64_t LayerNormPartials(int64_t num_rows) {
   return std::min(kLayerNormMaxBlocks, num_rows);

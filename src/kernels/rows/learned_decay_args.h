@@ -1,10 +1,11 @@
-// The contract of decays that follow from parameters alone between their binding, their CPU loop
-// and their CUDA kernels. By `form`:
+// Arguments of decays that depend only on parameters, shared by their LibTorch side, CPU loop and
+// CUDA kernels. By `form`:
 //
 //   -e^p                                  dp = dlog_decay log_decay
 //   min(-2^(-H/h) - scale p, most)        dp = -scale dlog_decay, 0 where the bound holds
 //
-// of a parameter p [H, K], heads counted from 1. fp32. C++17, no LibTorch: CUDA sources include it.
+// p is a parameter [H, K], with heads counted from 1. fp32. C++17 without LibTorch, because CUDA
+// sources include it.
 #pragma once
 
 #include <cstdint>
@@ -21,13 +22,13 @@ struct LearnedDecayArgs {
   float* log_decay = nullptr;  // [heads, width]
   int64_t heads = 1, width = 0;
   LearnedDecayForm form = LearnedDecayForm::kNegativeExp;
-  float scale = 1, most = 0;  // most: infinity bounds nothing
+  float scale = 1, most = 0;  // a `most` of infinity has no effect
 };
 struct LearnedDecayGradArgs {
-  LearnedDecayArgs forward;           // log_decay as the forward left it
+  LearnedDecayArgs forward;           // log_decay as computed by the forward
   const float* dlog_decay = nullptr;  // [heads, width]
   float* dp = nullptr;                // [heads, width]
-  bool added = false;                 // to what dp holds
+  bool added = false;                 // true: add to the contents of dp
 };
 
 namespace cpu {

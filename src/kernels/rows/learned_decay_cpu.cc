@@ -20,7 +20,7 @@ HL_INLINE void OffHeadsLoop(const LearnedDecayArgs& args) {
   }
 }
 
-// dp = dy slope, or dp += it.
+// Sets dp = d or, if `added`, dp += d.
 HL_INLINE void Put(float* dp, float d, bool added) { *dp = added ? *dp + d : d; }
 
 HL_INLINE void NegativeExpGradLoop(const float* __restrict y, const float* __restrict dy,

@@ -1,5 +1,4 @@
-// One element of a decay that is learned as a distance from its head's base, on the CPU and on a
-// GPU.
+// One element of a decay that is learned as an offset from its head's base, for CPU and GPU.
 #pragma once
 
 #include <cmath>
@@ -18,7 +17,7 @@ struct OffHead {
         most(args.most) {}
   HL_EVERYWHERE float Of(float p) const {
     const float x = base - scale * p;
-    return x > most ? most : x;  // a NaN stays one
+    return x > most ? most : x;  // NaN stays NaN
   }
   HL_EVERYWHERE float Slope(float p) const { return base - scale * p > most ? 0.0f : -scale; }
 

@@ -6,7 +6,7 @@ namespace {
 
 using namespace rows;
 
-// Where a thread works: packs of its row that start at `column`, + step, ...
+// The work of a thread: packs of its row that start at `column`, + step, ...
 template <typename T>
 struct Place {
   HL_DEVICE Place(const Schedule& schedule, int64_t dim_in, int64_t num_rows)
@@ -21,8 +21,8 @@ struct Place {
   int column, dim, step;
 };
 
-// Grid: blocks of rows. Three passes over a row, which stays in the first cache: mean, deviation,
-// output.
+// Grid: blocks of rows. Makes three passes over a row, which stays in the L1 cache: mean,
+// deviation, output.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads)
     RealNormForwardKernel(RealNormRows<T> args, Schedule schedule) {
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kRowThreads)
   }
 }
 
-// Grid: blocks of rows. Two passes over a row: its sums, dx.
+// Grid: blocks of rows. Makes two passes over a row: its sums, then dx.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads)
     RealNormBackwardKernel(RealNormGradRows<T> args, Schedule schedule) {
@@ -83,13 +83,13 @@ __global__ void __launch_bounds__(kRowThreads)
   }
 }
 
-// Blocks of rows over num_rows of `dim`, which are not none.
+// Launches blocks of rows over num_rows rows of `dim`; there must be at least one row.
 template <typename T, typename Args>
 void LaunchRows(const char* name, void (*kernel)(Args, Schedule), const Args& args, bool aligned,
                 cudaStream_t stream) {
   if (args.num_rows == 0) return;
   constexpr int64_t kMaxDim = int64_t{1} << 30;  // columns are counted in 32 bits
-  HL_CHECK(args.dim <= kMaxDim, name, " over ", args.dim, " channels; at most ", kMaxDim, " work");
+  HL_CHECK(args.dim <= kMaxDim, name, " over ", args.dim, " channels. Use at most ", kMaxDim, ".");
   const RowShape shape = RowShapeOf<T>(args.dim);
   const int64_t blocks = (args.num_rows + shape.rows_per_block - 1) / shape.rows_per_block;
   Launch({dim3(static_cast<unsigned>(blocks)), dim3(shape.threads()), 0, name}, stream, kernel,

@@ -1,11 +1,12 @@
-// The contract of standardising rows between its binding, its CPU loops and its CUDA kernels.
+// Arguments of the standardization of rows, shared by its LibTorch side, CPU loops and CUDA
+// kernels.
 //
 //   y = c f,   c = x - mean(x),   f = 1 / (s + eps),   s = sqrt(sum(c^2) / (dim - 1))
 //   dx = f (dy - mean(dy) - y g dot(dy, y)),   g = (s + eps) / (s (dim - 1))
 //
-// A row that does not vary has s = 0: f = 1 / eps, or 0 without an eps, and g = 0 (specification
-// leap_fastformer 1.4). Rows are contiguous and follow one another. T: float or Bf16, of x alone;
-// arithmetic and y are fp32. C++17, no LibTorch: CUDA sources include it.
+// A constant row has s = 0: then f = 1 / eps, or 0 without an eps, and g = 0 (specification
+// leap_fastformer 1.4). Rows are contiguous. T is float or Bf16, the type of x only; arithmetic and
+// y are fp32. C++17 without LibTorch, because CUDA sources include it.
 #pragma once
 
 #include <cmath>
@@ -43,7 +44,7 @@ struct RealNormGradRows {
 struct RealNormScale {
   float factor, slope;
 
-  // Its c^2 add up to `squares`.
+  // Returns f and g of a row whose c^2 add up to `squares`.
   HL_EVERYWHERE static RealNormScale Of(float squares, int64_t dim, float eps) {
     const auto free = static_cast<float>(dim - 1);
     const float deviation = sqrtf(squares / free);
@@ -53,7 +54,7 @@ struct RealNormScale {
 };
 
 namespace cpu {
-// Rows [begin, end).
+// Processes rows [begin, end).
 void RealNormForward(const RealNormRows<float>& rows, int64_t begin, int64_t end);
 void RealNormForward(const RealNormRows<Bf16>& rows, int64_t begin, int64_t end);
 void RealNormBackward(const RealNormGradRows<float>& rows, int64_t begin, int64_t end);

@@ -7,8 +7,8 @@ namespace {
 
 using namespace rows;
 
-// Where a thread works: packs of its row that start at `column`, + lanes packs, ... `once`: it has
-// one pack at most, which then stays in registers between the passes over the row.
+// The work of a thread: packs of its row that start at `column`, + lanes packs, ... `once`: it has
+// at most one pack, which stays in registers between the passes over the row.
 template <typename T>
 struct Place {
   HL_DEVICE Place(const Schedule& schedule, int64_t dim_in)
@@ -22,7 +22,7 @@ struct Place {
   bool once;
 };
 
-// x, or the sum of x and residual as it is stored.
+// Loads x, or the sum of x and residual as it is stored.
 template <typename T>
 HL_DEVICE void LoadInput(const NormRows<T>& args, int64_t at, int count, bool aligned,
                          float (&x)[kPack<T>]) {
@@ -35,7 +35,7 @@ HL_DEVICE void LoadInput(const NormRows<T>& args, int64_t at, int count, bool al
   Store(args.sum + at, count, aligned, x);
 }
 
-// Grid: blocks of rows. Two passes over a row: sum of squares, output.
+// Grid: blocks of rows. Makes two passes over a row: sum of squares, then output.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads)
     NormForwardKernel(NormRows<T> args, Schedule schedule) {
@@ -74,20 +74,20 @@ __global__ void __launch_bounds__(kRowThreads)
   }
 }
 
-// What one pack of a row gives: x, mw = m weight, and m n.
+// Values of one pack of a row: x, mw = m weight, and m n.
 template <typename T>
 struct Terms {
   float x[kPack<T>], mw[kPack<T>], mn[kPack<T>];
 };
 
-// kGate: the first visit, which stores dgate.
+// kGate: this is the first pass, which stores dgate.
 template <typename T, bool kGate>
 HL_DEVICE void LoadTerms(const NormGradRows<T>& args, int64_t row, int c, int count, bool aligned,
                          float inverse_rms, Terms<T>& terms) {
   const int64_t at = row * args.dim + c;
   float weight[kPack<T>];
   Load(args.x + at, count, aligned, terms.x);
-  Load(args.dout + at, count, aligned, terms.mw);  // dout, for now
+  Load(args.dout + at, count, aligned, terms.mw);  // holds dout at first
   LoadFloats(args.weight + c, count, aligned, weight);
   if (args.gate != nullptr) {
     float gate[kPack<T>], dgate[kPack<T>];
@@ -108,7 +108,7 @@ HL_DEVICE void LoadTerms(const NormGradRows<T>& args, int64_t row, int c, int co
   }
 }
 
-// dx of one pack, and the other gradient of x.
+// Stores dx of one pack, including the other gradient of x.
 template <typename T>
 HL_DEVICE void StoreInputGradient(const NormGradRows<T>& args, int64_t at, int count, bool aligned,
                                   float inverse_rms, float slope, const Terms<T>& terms) {
@@ -124,12 +124,13 @@ HL_DEVICE void StoreInputGradient(const NormGradRows<T>& args, int64_t at, int c
   Store(args.dx + at, count, aligned, dx);
 }
 
-// Grid: at most kNormMaxBlocks blocks that stride over the rows; partials [blocks, dim] holds each
-// block's dweight, summed in the threads' registers where a thread has one pack, else in place.
+// Grid: at most kNormMaxBlocks blocks that stride over the rows. partials [blocks, dim] holds each
+// block's dweight, summed in registers if a thread has one pack, else in place.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads)
     NormBackwardKernel(NormGradRows<T> args, Schedule schedule, float* partials) {
-  HL_SHARED(partial, float[2][kMaxRowWarps]);  // of rows in turn: one barrier a row is enough
+  // Rows alternate between the two, so that one barrier per row is enough.
+  HL_SHARED(partial, float[2][kMaxRowWarps]);
   HL_SHARED(columns, float[kGroupThreads * kPack<T>]);
   const Place<T> place(schedule, args.dim);
   float* const mine = partials + blockIdx.x * args.dim;
@@ -187,7 +188,7 @@ __global__ void __launch_bounds__(kRowThreads)
 
 void CheckDim(int64_t dim) {
   constexpr int64_t kMaxDim = int64_t{1} << 30;  // columns are counted in 32 bits
-  HL_CHECK(dim <= kMaxDim, "RMS norm over ", dim, " channels; at most ", kMaxDim, " work");
+  HL_CHECK(dim <= kMaxDim, "RMS norm over ", dim, " channels. Use at most ", kMaxDim, ".");
 }
 
 template <typename T>

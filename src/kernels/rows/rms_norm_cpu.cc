@@ -14,14 +14,16 @@ HL_INLINE float SumOfSquares(const T* __restrict x, int64_t dim) {
   return sum;
 }
 
-// The squares are those of the sum as it is stored: the norm sees what the next layer sees.
+// The squares are those of the sum as it is stored: the norm uses the values that the next layer
+// reads.
 template <typename T>
 HL_INLINE float AddAndSumSquares(const T* __restrict x, const T* __restrict residual,
                                  T* __restrict sum, int64_t dim) {
   float squares = 0;
 #pragma omp simd reduction(+ : squares)
   for (int64_t i = 0; i < dim; ++i) {
-    // as an fp32, which narrows to itself: GCC does not vectorise over a variable of class type
+    // Stored as an fp32 that Narrow() leaves unchanged: GCC does not vectorize over a variable of
+    // class type.
     const float stored = Widen(Narrow<T>(Widen(x[i]) + Widen(residual[i])));
     sum[i] = Narrow<T>(stored);
     squares += stored * stored;

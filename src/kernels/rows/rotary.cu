@@ -8,13 +8,13 @@ using namespace rows;
 
 constexpr int kThreads = 256;
 
-// A thread turns a pack of channels of one head with the pack half a head further on. `packs` are
-// those of half a head.
+// A thread rotates a pack of channels of one head with the pack half a head later. `packs` is the
+// number of packs in half a head.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     RotateKernel(RotaryTokens<T> args, int64_t packs, bool aligned) {
   const int64_t item = int64_t{kThreads} * blockIdx.x + threadIdx.x;
-  const int64_t place = item / packs;  // of a head, counted over all tokens
+  const int64_t place = item / packs;  // index of a head, counted over all tokens
   const int64_t num_heads = args.heads[0].num_heads + args.heads[1].num_heads;
   const int64_t token = place / num_heads;
   if (token >= args.num_tokens) return;

@@ -1,9 +1,9 @@
-// The contract of the rotary encoding between its binding, its CPU loop and its CUDA kernel:
-// channel j of a head turns with channel j + half by the angle whose cosine and sine the token's
-// row of the table holds, both times a scale for xPos. The gradient turns back and keeps the scale.
-// Queries and keys turn by one table, in one pass.
+// Arguments of the rotary encoding, shared by its LibTorch side, CPU loop and CUDA kernel. Channels
+// j and j + half of a head are rotated by the angle whose cosine and sine are in the token's row of
+// the table; both may include a scale, for xPos. The gradient rotates in the other direction and
+// keeps the scale. Queries and keys use one table and one pass.
 //
-// T: float or Bf16; arithmetic is fp32. C++17, no LibTorch: CUDA sources include it.
+// T is float or Bf16; arithmetic is fp32. C++17 without LibTorch, because CUDA sources include it.
 #pragma once
 
 #include <cstdint>
@@ -15,27 +15,28 @@ using cudaStream_t = CUstream_st*;
 
 namespace halflife::kernels {
 
-// The heads of one tensor at all tokens, [tokens, num_heads, 2 half]: those of a token are dense.
+// The heads of one tensor at all tokens, [tokens, num_heads, 2 half]. The heads of a token are
+// dense.
 template <typename T>
 struct RotaryHeads {
   const T* x = nullptr;
-  int64_t x_stride = 0;  // elements from a token to the next
+  int64_t x_stride = 0;  // distance between tokens, in elements
   T* out = nullptr;      // contiguous
   int64_t num_heads = 0;
 };
 
 template <typename T>
 struct RotaryTokens {
-  RotaryHeads<T> heads[2];        // the second may have none
+  RotaryHeads<T> heads[2];        // the second may have no heads
   const float* cos = nullptr;     // [R, half]
   const float* sin = nullptr;     // [R, half]
-  const int64_t* rows = nullptr;  // [tokens], into the table
+  const int64_t* rows = nullptr;  // [tokens], rows of the table
   int64_t num_tokens = 0, half = 0;
-  float direction = 1;  // -1: the gradient
+  float direction = 1;  // -1 for the gradient
 };
 
 namespace cpu {
-// Tokens [begin, end).
+// Processes tokens [begin, end).
 void Rotate(const RotaryTokens<float>& tokens, int64_t begin, int64_t end);
 void Rotate(const RotaryTokens<Bf16>& tokens, int64_t begin, int64_t end);
 }  // namespace cpu

@@ -11,7 +11,8 @@ using namespace rows;
 
 constexpr int kThreads = 256;
 
-// First element of the thread's pack, and how many of it exist (none or fewer: past the end).
+// Index of the first element of the thread's pack. The number of its elements that exist may be
+// zero or negative past the end.
 template <typename T>
 HL_DEVICE int64_t PackBegin() {
   return (int64_t{kThreads} * blockIdx.x + threadIdx.x) * kPack<T>;
@@ -74,14 +75,14 @@ void Run(const Args& args, bool aligned, void (*kernel)(Args, bool), const char*
   Launch({dim3(blocks), dim3(kThreads), 0, name}, stream, kernel, args, aligned);
 }
 
-// Whether rows so far apart allow 16-byte accesses.
+// Returns true if rows at these strides allow 16-byte accesses.
 template <typename T>
 bool HasAlignedRows(std::initializer_list<int64_t> strides) {
   return std::all_of(strides.begin(), strides.end(),
                      [](int64_t stride) { return stride % kPack<T> == 0; });
 }
 
-// The last pack may be short: it takes the scalar form whatever `aligned` says.
+// The last pack may be incomplete; it always uses the scalar path.
 template <typename T>
 void Forward(const SwiGluArgs<T>& args, cudaStream_t stream) {
   const bool aligned = HasAlignedRows<T>({args.gate_stride, args.up_stride}) &&

@@ -1,13 +1,13 @@
-// The contract of a gate's product between its binding, its CPU loop and its CUDA kernel. `map` is
-// SiLU (SwiGLU) or the sigmoid (GLU):
+// Arguments of the product with a gate, shared by its LibTorch side, CPU loop and CUDA kernel.
+// `map` is SiLU (SwiGLU) or the sigmoid (GLU):
 //
 //   out = map(gate) up,   dgate = dout up map'(gate),   dup = dout map(gate)
 //
-// T: float or Bf16; arithmetic is fp32. C++17, no LibTorch: CUDA sources include it.
+// T is float or Bf16; arithmetic is fp32. C++17 without LibTorch, because CUDA sources include it.
 //
-// gate, up and their gradients are contiguous (width = 0) or have rows of `width` elements, a
-// multiple of kSwiGluColumns, which begin so many elements apart as each one's stride says, as
-// columns of a matrix do. out and dout are contiguous.
+// gate, up and their gradients are contiguous (width = 0), or have rows of `width` elements, a
+// multiple of kSwiGluColumns, at the distance of each tensor's stride, like columns of a matrix.
+// out and dout are contiguous.
 #pragma once
 
 #include <cstdint>
@@ -22,14 +22,14 @@ namespace halflife::kernels {
 
 enum class GateMap : uint8_t { kSilu, kSigmoid };
 
-constexpr int64_t kSwiGluColumns = 8;  // a pack of a CUDA thread lies in one row
+constexpr int64_t kSwiGluColumns = 8;  // a pack of a CUDA thread is within one row
 
 template <typename T>
 struct SwiGluArgs {
   const T* gate = nullptr;
   const T* up = nullptr;
   T* out = nullptr;
-  int64_t count = 0;  // of elements
+  int64_t count = 0;  // number of elements
   int64_t width = 0, gate_stride = 0, up_stride = 0;
   GateMap map = GateMap::kSilu;
 };
@@ -40,18 +40,18 @@ struct SwiGluGradArgs {
   const T* dout = nullptr;
   T* dgate = nullptr;
   T* dup = nullptr;
-  int64_t count = 0;  // of elements
+  int64_t count = 0;  // number of elements
   int64_t width = 0, gate_stride = 0, up_stride = 0, dgate_stride = 0, dup_stride = 0;
   GateMap map = GateMap::kSilu;
 };
 
-// Where element i lies in rows of `width` elements, `stride` apart.
+// Returns the offset of element i in rows of `width` elements that are `stride` apart.
 HL_EVERYWHERE constexpr int64_t SwiGluPlace(int64_t i, int64_t width, int64_t stride) {
   return width == 0 || width == stride ? i : i / width * stride + i % width;
 }
 
 namespace cpu {
-// Elements [begin, end).
+// Processes elements [begin, end).
 void SwiGluForward(const SwiGluArgs<float>& args, int64_t begin, int64_t end);
 void SwiGluForward(const SwiGluArgs<Bf16>& args, int64_t begin, int64_t end);
 void SwiGluBackward(const SwiGluGradArgs<float>& args, int64_t begin, int64_t end);

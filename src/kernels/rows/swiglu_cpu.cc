@@ -6,7 +6,7 @@
 namespace halflife::kernels::cpu {
 namespace {
 
-// body(i, count): elements [i, i + count), all of one row.
+// Calls body(i, count) for elements [i, i + count) that are all in one row.
 template <typename Args, typename Body>
 HL_INLINE void EachRow(const Args& args, int64_t begin, int64_t end, const Body& body) {
   const int64_t width = args.width == 0 ? args.count : args.width;

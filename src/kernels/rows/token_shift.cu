@@ -11,9 +11,9 @@ using namespace rows;
 static_assert(kTokenMixes <= cuda::kSumPlaces);
 
 constexpr int kThreads = 128;
-constexpr int64_t kForwardRun = 16;  // tokens that a thread walks in the forward
+constexpr int64_t kForwardRun = 16;  // tokens that a thread processes in the forward
 
-// Where a thread works: a pack of channels from `channel`, tokens [begin, end) of `row`.
+// The work of a thread: a pack of channels from `channel` on, tokens [begin, end) of `row`.
 template <typename T>
 struct Place {
   HL_DEVICE Place(const TokenShiftShape<T>& shape, int64_t tokens) {
@@ -32,7 +32,7 @@ struct Place {
     return (row * shape.seq_len + token) * shape.dim + channel;
   }
   int64_t row, begin, end, channel, run;
-  int count;  // of its channels that exist
+  int count;  // number of its channels that exist
   bool exists;
 };
 
@@ -50,14 +50,14 @@ HL_DEVICE void LoadMixes(const TokenShiftShape<T>& shape, const Place<T>& place,
   }
 }
 
-// Whether the token has one before it.
+// Returns true if there is a token before this one.
 template <typename T>
 HL_DEVICE bool Follows(const TokenShiftShape<T>& shape, int64_t row, int64_t token) {
   if (shape.starts != nullptr && shape.starts[row * shape.seq_len + token]) return false;
   return token > 0 || shape.tail != nullptr;
 }
 
-// The channels of the token before a run's first, zeros where there is none.
+// Loads the channels of the token before the first of a run; zeros if there is none.
 template <typename T>
 HL_DEVICE void LoadBefore(const TokenShiftShape<T>& shape, const Place<T>& place, bool aligned,
                           float (&x)[kPack<T>]) {
@@ -94,8 +94,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// A thread walks its tokens and the one after them, which reads the last. dx of a token is complete
-// when the next has been read. partials [runs, num_mixes, D].
+// A thread processes its tokens and the one after them, which reads the last of them. dx of a token
+// is complete once the next token has been read. partials is [runs, num_mixes, D].
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     TokenShiftBackwardKernel(TokenShiftShape<T> shape, TokenShiftGrads<T> grads, bool aligned,
@@ -105,7 +105,8 @@ __global__ void __launch_bounds__(kThreads)
   if (!place.exists) return;
   Mixes<T> mixes, dmixes = {};
   LoadMixes(shape, place, aligned, mixes);
-  float before[kW], own[kW] = {};  // own: what the token before has of dx by its own outputs
+  // The part of the previous token's dx that comes from its own outputs.
+  float before[kW], own[kW] = {};
   LoadBefore(shape, place, aligned, before);
   for (int64_t token = place.begin; token <= place.end; ++token) {
     const bool exists = token < shape.seq_len, within = token < place.end;
@@ -139,7 +140,7 @@ __global__ void __launch_bounds__(kThreads)
     if (i < shape.num_mixes) StoreFloats(mine + i * shape.dim, place.count, aligned, dmixes[i]);
 }
 
-// Threads for runs of `tokens` tokens.
+// Launch shape with one thread per run of `tokens` tokens and pack of channels.
 template <typename T>
 LaunchShape LaunchOf(const TokenShiftShape<T>& shape, int64_t tokens, const char* name) {
   const int64_t items = shape.batch * ((shape.seq_len + tokens - 1) / tokens) *

@@ -1,11 +1,11 @@
-// The contract of mixing each token with the one before it between its binding, its CPU loops and
-// its CUDA kernels. For each of a few mixes m [D], with x_{t-1} = 0 where no token comes before:
+// Arguments of the mix of each token with the previous one, shared by its LibTorch side, CPU loops
+// and CUDA kernels. For each of a few mixes m [D], with x_{t-1} = 0 if there is no previous token:
 //
 //   out_t = (1 - m) x_{t-1} + m x_t
 //   dx_t = sum over mixes of m dout_t + (1 - m) dout_{t+1},   dm = sum of dout_t (x_t - x_{t-1})
 //
-// The token before a slice's first is the tail's. T: float or Bf16; arithmetic and the sums are
-// fp32. C++17, no LibTorch: CUDA sources include it.
+// The token before a slice's first is the tail. T is float or Bf16; arithmetic and sums are fp32.
+// C++17 without LibTorch, because CUDA sources include it.
 #pragma once
 
 #include <cstdint>
@@ -17,14 +17,15 @@ using cudaStream_t = CUstream_st*;
 
 namespace halflife::kernels {
 
-constexpr int kTokenMixes = 3;  // at most, of a pass
+constexpr int kTokenMixes = 3;  // maximum mixes of a pass
 
 template <typename T>
 struct TokenShiftShape {
   const T* x = nullptr;                  // [B, T, D]
-  const T* tail = nullptr;               // [B, D]; null: nothing before the slice
+  const T* tail = nullptr;               // null: there is nothing before the slice; else [B, D]
   const float* mixes[kTokenMixes] = {};  // [D] each
-  const bool* starts = nullptr;          // [B, T]: documents, whose first tokens have none before
+  // [B, T]: document starts; the first token of a document has no previous token
+  const bool* starts = nullptr;
   int num_mixes = 0;
   int64_t batch = 0, seq_len = 0, dim = 0;
 };
@@ -39,23 +40,24 @@ struct TokenShiftGrads {
   T* dx = nullptr;                  // [B, T, D]
   T* dtail = nullptr;               // [B, D], or null
   float* dmixes[kTokenMixes] = {};  // [D] each
-  bool added[kTokenMixes] = {};     // to what a mix's gradient holds
+  bool added[kTokenMixes] = {};     // true: add to the contents of the mix's gradient
 };
 
 namespace cpu {
-// Tokens per partial sum of the mixes' gradients: fixed, so that a sum does not depend on the
+// Tokens per partial sum of the mixes' gradients. Fixed, so that a sum does not depend on the
 // number of threads. The last block of a row may be shorter.
 constexpr int64_t kTokenShiftTokensPerBlock = 64;
 inline int64_t TokenShiftBlocksPerRow(int64_t seq_len) {
   return (seq_len + kTokenShiftTokensPerBlock - 1) / kTokenShiftTokensPerBlock;
 }
 
-// `zeros` holds D of them, what is before a document's first token.
+// `zeros` holds D zeros, which replace the token before a document's first.
 void TokenShiftForward(const TokenShiftShape<float>& shape, const TokenShiftResults<float>& results,
                        int64_t block, const float* zeros);
 void TokenShiftForward(const TokenShiftShape<Bf16>& shape, const TokenShiftResults<Bf16>& results,
                        int64_t block, const Bf16* zeros);
-// dmixes [num_mixes, D] += the block's, the grads' own stay as they are; `scratch` holds D floats.
+// Adds the block's gradients to dmixes [num_mixes, D]; grads.dmixes is not used. `scratch` holds D
+// floats.
 void TokenShiftBackward(const TokenShiftShape<float>& shape, const TokenShiftGrads<float>& grads,
                         int64_t block, const float* zeros, float* dmixes, float* scratch);
 void TokenShiftBackward(const TokenShiftShape<Bf16>& shape, const TokenShiftGrads<Bf16>& grads,
@@ -63,7 +65,8 @@ void TokenShiftBackward(const TokenShiftShape<Bf16>& shape, const TokenShiftGrad
 }  // namespace cpu
 
 namespace cuda {
-// Tokens that a thread walks in the backward, and with them a partial sum of the mixes' gradients.
+// Tokens that a thread processes in the backward. Each such run has one partial sum of the mixes'
+// gradients.
 constexpr int64_t kTokenShiftGradRun = 32;
 template <typename T>
 int64_t TokenShiftPartials(const TokenShiftShape<T>& shape) {

@@ -6,7 +6,7 @@
 namespace halflife::kernels::cpu {
 namespace {
 
-// Tokens of one row: [begin, end).
+// Tokens [begin, end) of one row.
 struct Span {
   template <typename T>
   Span(const TokenShiftShape<T>& shape, int64_t block) {
@@ -18,7 +18,7 @@ struct Span {
   int64_t row, begin, end;
 };
 
-// Whether the token has one before it.
+// Returns true if there is a token before this one.
 template <typename T>
 HL_INLINE bool Follows(const TokenShiftShape<T>& shape, int64_t row, int64_t token) {
   if (shape.starts != nullptr && shape.starts[row * shape.seq_len + token]) return false;
@@ -53,13 +53,14 @@ HL_INLINE void ForwardLoop(const TokenShiftShape<T>& shape, const TokenShiftResu
   }
 }
 
-// One token's rows for one mix: its gradient and that of the token that reads it next.
+// The rows of one token for one mix, including the gradient of the next token, which reads this
+// one.
 template <typename T>
 struct GradRows {
   const T *x, *before, *dout, *dnext;
 };
 
-// dx, or dx +=, and dmix += the token's.
+// Sets or adds to dx, and adds the token's contribution to dmix.
 template <bool kFirst, typename T>
 HL_INLINE void MixGradient(const GradRows<T>& rows, const float* __restrict mix,
                            float* __restrict dx, float* __restrict dmix, int64_t dim) {
@@ -81,7 +82,7 @@ HL_INLINE void NarrowRow(const float* __restrict from, T* __restrict to, int64_t
   for (int64_t c = 0; c < dim; ++c) to[c] = Narrow<T>(from[c]);
 }
 
-// Of the token before a slice, from that of the first token.
+// Computes the gradient of the token before a slice from that of the slice's first token.
 template <typename T>
 HL_INLINE void TailGradient(const TokenShiftShape<T>& shape, const TokenShiftGrads<T>& grads,
                             int64_t row, T* __restrict dtail) {

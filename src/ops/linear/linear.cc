@@ -195,7 +195,7 @@ LinearGrads Backward(const at::Tensor& x, std::vector<LinearProduct> products, b
     call.dx = ToAddTo(*of_x.others).flatten(0, -2), call.dx_added = true;
   } else if (in_place && of_x.place.columns != nullptr &&
              !HasOwnMatmul(call.products[0].dy, call.products[0].matrix)) {
-    // the project's own kernels write dense rows
+    // The project's own kernels write dense rows.
     call.dx = of_x.place.EmptyLike(x).flatten(0, -2);
   }
   LinearGrads grads = widened ? WidenedBackward(call) : PlainBackward(call);

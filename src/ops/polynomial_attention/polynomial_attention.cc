@@ -358,7 +358,7 @@ PolynomialState BackwardSummarise(const PolynomialAttentionInputs& inputs,
     return BackwardSummariseByFeatures(*in, config, output, dout);
   PolynomialCall call = MakeCall(inputs, config);
   call.form = kernels::PolynomialForm::kChunked;
-  // not read if not normalized
+  // Not read if not normalized.
   const at::Tensor out = config.normalise ? Rows(output.out) : call.inputs.v;
   call.args.out = ViewOf(kPolynomialKernel, out);
   call.args.norm_denom = MutableDataOrNull(output.norm_denom);

@@ -52,7 +52,7 @@ struct PolynomialAttentionConfig {
   kernels::PolynomialWeights weights;
   bool normalise = true;
   double norm_eps = 1e-12;  // added to the sum of similarities
-  // set to false if not needed: short sequences do not compute a state for themselves
+  // Set to false if not needed: short sequences do not compute a state for themselves.
   bool want_final_state = true;
   kernels::PolynomialForm form = kernels::PolynomialForm::kByShape;
 };

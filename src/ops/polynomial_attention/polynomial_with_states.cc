@@ -23,7 +23,7 @@
 namespace halflife::ops {
 namespace {
 
-// limit of d^2, because all products of two channels are stored
+// Limit of d^2, because all products of two channels are stored.
 constexpr int64_t kMaxProducts = 1024;
 constexpr int64_t kColumnStep = 8;  // values are padded to rows of 16 bytes
 

@@ -13,7 +13,7 @@ namespace halflife::ops {
 
 struct DecayGateConfig {
   double scale = 1;
-  // lower bound of log_decay; no gradient where it applies
+  // Lower bound of log_decay; no gradient where it applies.
   double floor = -std::numeric_limits<double>::infinity();
 };
 

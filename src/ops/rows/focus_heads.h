@@ -23,7 +23,7 @@ namespace halflife::ops {
 struct FocusLeavesInputs {
   at::Tensor x;  // [B, T, H n] fp32, bf16 or fp64; columns of a matrix are read without a copy
   at::Tensor times = {};  // like x; x is multiplied by it; undefined: no factor
-  // like x, or one direction for all tokens: H n elements in the compute type
+  // Like x, or one direction for all tokens: H n elements in the compute type.
   at::Tensor direction;
   at::Tensor value = {};  // like x, appended to x in the payload; undefined: none
   // Buffers for the gradients, for inputs that are columns of a matrix.

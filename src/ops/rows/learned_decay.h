@@ -17,7 +17,7 @@ at::Tensor NegativeExp(const at::Tensor& p);
 
 struct DecayOffHeadsConfig {
   double scale = 1;
-  // upper bound of log_decay; no gradient above it
+  // Upper bound of log_decay; no gradient above it.
   double most = std::numeric_limits<double>::infinity();
 };
 // Returns -2^(-H/h) - scale p for heads h = 1 .. H, bounded from above. p is a parameter of H K

@@ -37,7 +37,7 @@ struct Forwarded {
   // and a captured output would keep its own graph alive.
   Tensors saved;
   BackwardFunction backward;
-  // number of outputs, counted from the last, that are not differentiable
+  // Number of outputs, counted from the last, that are not differentiable.
   size_t num_constant = 0;
 };
 

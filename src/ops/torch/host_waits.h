@@ -20,7 +20,7 @@ namespace halflife::ops {
 
 struct HostCounts {
   std::map<std::string, int64_t> waits;  // by operation, such as aten::_local_scalar_dense
-  // by operation; all of the project's kernels share one name
+  // By operation; all of the project's kernels share one name.
   std::map<std::string, int64_t> kernels;
   int64_t uploads = 0, read_backs = 0;  // calls of host_transfer.h; read backs are not in `waits`
   int64_t num_waits() const;

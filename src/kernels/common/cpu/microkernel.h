@@ -284,7 +284,7 @@ HL_INLINE Vec<float> Exp(const Vec<float>& x) {
   const Vec<float> zero = {};
   const Vec<float> low = x < -87.0f ? zero - 87.0f : x;
   const Vec<float> clamped = low > 88.0f ? zero + 88.0f : low;
-  // its low bits hold round(x / ln 2)
+  // Its low bits hold round(x / ln 2).
   const Vec<float> shifted = clamped * 1.44269504f + 12582912.0f;
   const Vec<float> n = shifted - 12582912.0f;
   const Vec<float> r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;

@@ -59,7 +59,7 @@ class RowsAhead {
     line_ += kLineBytes;
   }
 
-  // for decay attention: q, k, v, out, dout, log_decay, dq, dk, dv and dlog_decay
+  // For decay attention: q, k, v, out, dout, log_decay, dq, dk, dv and dlog_decay.
   Range ranges_[10];
   int count_ = 0, next_ = 0, row_ = 0;
   int64_t steps_ = 0, num_lines_ = 0;

@@ -63,7 +63,7 @@
 namespace halflife::kernels {
 
 template <typename T>
-// allows HL_SHARED(name, float[8]), although a declaration needs the name in the middle
+// Allows HL_SHARED(name, float[8]), although a declaration needs the name in the middle.
 using SharedType = T;
 
 using bf16 = __nv_bfloat16;

@@ -1,4 +1,4 @@
-// The launches of a backward over heads of at most kD channels and slices of V of kV.
+// Launches of a backward for heads of at most kD channels and slices of V of kV channels.
 #pragma once
 
 #include "kernels/common/cuda/grid_blocks.h"

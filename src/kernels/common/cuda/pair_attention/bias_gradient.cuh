@@ -1,6 +1,7 @@
-// The gradient of the biases by distance: sums of dS, by each query's factor, over the diagonals of
-// pairs of tiles. A block has a head of a row and a band, the pairs at one distance of tiles; two
-// bands make up the sum of a distance. No atomic additions: the order is the tiles'.
+// The gradient of the biases by distance: sums over the diagonals of pairs of tiles of dS times
+// each query's factor. A block has one head of a row and one band, which is all pairs of tiles at
+// one tile distance. The gradient of a distance is the sum from two bands. There are no atomic
+// additions: the order of the sum is that of the tiles.
 #pragma once
 
 #include "kernels/common/cuda/pair_attention/query_gradient.cuh"
@@ -27,7 +28,7 @@ struct BiasGradientSmem {
   }
 };
 
-// dS of one pair of tiles by each query's factor, in smem.dscores.
+// Stores dS of one pair of tiles, times each query's factor, in smem.dscores.
 template <int kD, int kV>
 HL_DEVICE void StorePair(const BiasGradientSmem<kD, kV>& smem, const BackwardParams& params,
                          const QueryPlace& place, int key_tile, const TileSpan& span,
@@ -48,7 +49,7 @@ HL_DEVICE void StorePair(const BiasGradientSmem<kD, kV>& smem, const BackwardPar
     __syncthreads();
     MultiplyRows<kV>(dscores, smem.dout, 16 * WarpId(), smem.v, 0,
                      ColumnsOf<kV>(args.head_dim_v - kV * slice));
-    __syncthreads();  // the next slice's place is free
+    __syncthreads();  // the buffers may now be overwritten by the next slice
   }
   MultiplyRows<kD>(products, smem.q, 16 * WarpId(), smem.k, 0, ColumnsOf<kD>(args.head_dim));
   Query queries[2];
@@ -73,11 +74,13 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   HL_DYNAMIC_SMEM(raw);
   const BiasGradientSmem<kD, kV> smem(raw, args.dropout.drops());
   const int band =
-      static_cast<int>(blockIdx.x) % num_bands - (num_tiles - 1);  // keys' less queries'
+      // Tile index of the keys minus that of the queries.
+      static_cast<int>(blockIdx.x) % num_bands - (num_tiles - 1);
   const int row_head = static_cast<int>(blockIdx.x) / num_bands;
   QueryPlace place = {0, row_head % args.num_heads, row_head / args.num_heads, 0};
   const int num_key_tiles = (args.num_keys + kTile - 1) / kTile;
-  const int diagonal = static_cast<int>(threadIdx.x) - (kTile - 1);  // key's column less query's
+  // Column of the key minus that of the query.
+  const int diagonal = static_cast<int>(threadIdx.x) - (kTile - 1);
   float sum = 0;
   for (; place.tile < num_tiles; ++place.tile) {
     const int key_tile = place.tile + band;
@@ -88,7 +91,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     __syncthreads();
     for (int r = max(0, -diagonal); r < min(kTile, kTile - diagonal); ++r)
       sum += smem.dscores[r * kScoreStride + r + diagonal];
-    __syncthreads();  // read by all before the next pair's
+    __syncthreads();  // all threads have read before the next pair is stored
   }
   params.bands[int64_t{kBiasTile} * blockIdx.x + threadIdx.x] = sum;
 }

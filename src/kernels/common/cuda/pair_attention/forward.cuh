@@ -1,6 +1,6 @@
-// The forward: a block has a tile of queries of one head, and a slice of V,
-// and goes through the tiles of keys that these meet, with a running maximum and sum a query
-// (Milakov and Gimelshein, 2018; Dao et al., 2022). Other weights need no maximum.
+// The forward. A block has one tile of queries of one head and one slice of V. It processes the
+// tiles of keys that its queries see, with a running maximum and sum per query (Milakov and
+// Gimelshein, 2018; Dao et al., 2022). Weights other than the softmax need no maximum.
 #pragma once
 
 #include "kernels/common/cuda/grid_blocks.h"
@@ -35,13 +35,13 @@ HL_DEVICE void LoadStep(const ForwardSmem<kD, kV>& smem, const PairAttentionArgs
   DrawKept(smem.kept + stage * kKeptWords, args, place.row, place.head, place.tile, tile);
 }
 
-// A thread's two queries: their running maximum, and the sum of their weights, relative to it.
+// The running maximum of a thread's two queries, and the sum of their weights relative to it.
 struct RunningSoftmax {
   float top[2] = {kNever, kNever}, sum[2] = {0, 0};
 };
 
-// The scores of a warp's 16 queries become weights relative to the running maximum, to which `out`
-// follows.
+// Replaces the scores of a warp's 16 queries by weights relative to the running maximum, and
+// rescales `out` when the maximum changes.
 template <int kTiles>
 HL_DEVICE void Weigh(float (&scores)[kTile / 8][4], const PairOfTiles& pair,
                      const Query (&queries)[2], RunningSoftmax& running, float (&out)[kTiles][4]) {
@@ -72,14 +72,14 @@ HL_DEVICE void Weigh(float (&scores)[kTile / 8][4], const PairOfTiles& pair,
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int half = i / 2;
-      // Where a query has met no key yet its maximum is kNever too, and a weight would be 1.
+      // Before a query has seen a key its maximum is kNever as well, and the weight would be 1.
       const bool none = scores[n][i] == kNever;
       scores[n][i] = none ? 0.0f : Exp2Approx((scores[n][i] - running.top[half]) * kLog2E);
       running.sum[half] += scores[n][i];
     }
   }
 }
-// Weights of another kind, and their sums.
+// Computes the weights of the other kinds, and their sums.
 HL_DEVICE void WeighAlone(float (&scores)[kTile / 8][4], const PairOfTiles& pair,
                           const Query (&queries)[2], RunningSoftmax& running) {
   const int lane = FreshLaneId(), first_row = 16 * FreshWarpId() + lane / 4;
@@ -96,7 +96,7 @@ HL_DEVICE void WeighAlone(float (&scores)[kTile / 8][4], const PairOfTiles& pair
   }
 }
 
-// out over what divides it.
+// Divides out and stores it.
 template <int kD, int kV>
 HL_DEVICE void StoreOutput(const ForwardSmem<kD, kV>& smem, const PairAttentionArgs& args,
                            const QueryPlace& place, RunningSoftmax& running,
@@ -120,7 +120,7 @@ HL_DEVICE void StoreOutput(const ForwardSmem<kD, kV>& smem, const PairAttentionA
   }
   const Rows rows = RowsOf(args.out, TokensOf(place.row, place.tile), place.head, kV * place.slice,
                            args.head_dim_v);
-  __syncthreads();  // the last tile of v is where rows are staged
+  __syncthreads();  // rows are staged in the memory of the last tile of v
   StoreRows<kV>(out, 1.0f, smem.v, rows, length);
 }
 
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     const int tile = walk.tile(), stage = step % 2;
     walk.Advance();
     CpAsyncWait<0>();
-    __syncthreads();  // what was loaded is there, and the other stage read by all
+    __syncthreads();  // the loads have arrived, and all threads have read the other stage
     if (step == 0) {
 #pragma unroll
       for (int half = 0; half < 2; ++half)

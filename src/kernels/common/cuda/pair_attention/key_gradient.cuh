@@ -1,11 +1,11 @@
-// dk and dv: a block has a tile of keys of one head, a warp 16 of these, and goes through the tiles
-// of queries that meet them, of each head that shares the keys:
+// dk and dv. A block has one tile of keys of one head, a warp 16 of these keys. The block processes
+// the tiles of queries that see the keys, for each head that shares them:
 //
 //   dv = P^T dO,  dk = scale dS^T Q
 //
-// Scores are formed transposed, 32 queries at a time. Of one slice of V both gradients come from
-// one kernel; of several dk from one that streams the slices (kSliced), and dv from another, whose
-// blocks own a slice each.
+// Scores are computed transposed, 32 queries at a time. If V has one slice, one kernel computes
+// both gradients. If it has several, one kernel computes dk and streams the slices (kSliced), and
+// another computes dv, with one block per slice.
 #pragma once
 
 #include "kernels/common/cuda/pair_attention/query_gradient.cuh"
@@ -53,11 +53,11 @@ HL_DEVICE KeyPlace KeyPlaceOf(const PairAttentionArgs& args, int num_slices) {
   place.kv_head = index % args.num_kv_heads;
   index /= args.num_kv_heads;
   place.row = index % args.batch;
-  place.tile = index / args.batch;  // a causal row's first tiles meet the most queries
+  place.tile = index / args.batch;  // in causal rows the first tiles are seen by the most queries
   return place;
 }
 
-// Steps of a block: heads that share its keys, tiles of queries that meet them, slices of V.
+// The steps of a block: heads that share its keys, tiles of queries that see them, slices of V.
 class QueryWalk {
  public:
   HL_DEVICE QueryWalk(const BackwardParams& params, const KeyPlace& place, int num_tiles,
@@ -116,8 +116,7 @@ HL_DEVICE void LoadStep(const KeyGradientSmem<kD, kV, Pass>& smem, const Backwar
 
 constexpr int kQueriesAtOnce = 32;
 
-// P in place of the products, dS in place of dP: of a warp's 16 keys and 32 queries from `first`
-// on.
+// Replaces the products by P, and dP by dS, for a warp's 16 keys and 32 queries from `first` on.
 template <bool kGradients>
 HL_DEVICE void WeighTransposed(float (&products)[kQueriesAtOnce / 8][4],
                                float (&dweights)[kQueriesAtOnce / 8][4], const PairOfTiles& pair,
@@ -146,7 +145,8 @@ struct KeySums {
   float dk[kD / 8][4], dv[kV / 8][4];
 };
 
-// A pair of tiles' share of the gradients; dweights of kSliced hold dP by now.
+// Adds the contribution of a pair of tiles to the gradients. With kSliced, dweights already hold
+// dP.
 template <int kD, int kV, typename Pass>
 HL_DEVICE void AddPair(const KeyGradientSmem<kD, kV, Pass>& smem, const KeyPlace& place,
                        const PairOfTiles& pair, int tile_stage, int stage,
@@ -185,7 +185,8 @@ HL_DEVICE void StoreSums(const KeyGradientSmem<kD, kV, Pass>& smem,
   const PairAttentionArgs& args = grads.forward;
   const TilePlace tokens = TokensOf(place.row, place.tile);
   const int length = args.num_keys - kTile * place.tile;
-  __syncthreads();  // k and v are where rows are staged, and their copies may have been others'
+  // Rows are staged in the memory of k and v, which other threads may have loaded.
+  __syncthreads();
   if constexpr (Pass::kKeys)
     StoreRows<kD>(sums.dk, args.scale, smem.k,
                   RowsOf(grads.dk, tokens, place.kv_head, 0, args.head_dim), length);
@@ -221,7 +222,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     PairOfTiles pair = PairOf(args, walk.span(), place.tile, smem.bias + tile_stage * kBiasTile);
     walk.Advance();
     CpAsyncWait<0>();
-    __syncthreads();  // what was loaded is there, and the other stage read by all
+    __syncthreads();  // the loads have arrived, and all threads have read the other stage
     if (!walk.done()) LoadStep(smem, params, place, walk, 1 - stage);
     CpAsyncCommit();
     if constexpr (Pass::kSliced) {

@@ -1,5 +1,5 @@
-// What the kernels on pairs of tiles and their dispatch share: the sizes of their blocks, and what
-// a launch is given. C++17, host code in every build.
+// Shared by the kernels on pairs of tiles and their dispatch: block sizes and launch parameters.
+// C++17; the host code is compiled in every build.
 #pragma once
 
 #include <cstddef>
@@ -9,40 +9,41 @@
 
 namespace halflife::kernels::pairs {
 
-constexpr int kTileRows = 64;                  // tokens of a tile, of queries and of keys alike
-constexpr int kBlocksPerSm = 2;                // at least: up to 255 registers a thread
-constexpr int kThreads = 128;                  // four warps, 16 rows of a tile each
-constexpr int kMaxBlock = 128;                 // channels of d, and of a slice of V
-constexpr int kDiagonals = 2 * kTileRows - 1;  // distances between two tiles
-constexpr int kBiasTile = 128;                 // a place for each
+constexpr int kTileRows = 64;    // tokens of a tile, for queries and for keys
+constexpr int kBlocksPerSm = 2;  // minimum: allows up to 255 registers per thread
+constexpr int kThreads = 128;    // four warps, 16 rows of a tile each
+constexpr int kMaxBlock = 128;   // maximum channels of d, and of a slice of V
+// Number of distances between the tokens of two tiles.
+constexpr int kDiagonals = 2 * kTileRows - 1;
+constexpr int kBiasTile = 128;  // elements reserved for them
 
-// What queries of a tile see, in places among the keys: of the ranges [first, end) their union and
-// the part that all share, and the union of their sinks. Empty ones end where they begin, or
-// before.
+// The key indices that queries of a tile see: the union of their ranges [first, end), the part that
+// all of them see, and the union of their sinks. An empty range ends at or before its beginning.
 struct TileSpan {
   int first, end, sinks, sinks_end, all_first, all_end;
 };
 
-// Shared memory of a tile of queries: what each of them sees, and what its weights are divided by.
+// Per-query data of a tile in shared memory: the keys that each query sees, and the divisor of its
+// weights.
 struct QueryTable {
   int first[kTileRows], end[kTileRows], sinks[kTileRows];
   float normaliser[kTileRows], delta[kTileRows], bias_scale[kTileRows];
 };
 
-// Tiles of 64 rows of bf16.
+// Bytes of a bf16 tile of 64 rows.
 constexpr int TileBytes(int columns) { return kTileRows * columns * 2; }
 constexpr int kTableBytes = sizeof(QueryTable);
 constexpr int kBiasBytes = kBiasTile * 4;
-// dS of a pair of tiles, rows apart by one word more than they are long.
+// dS of a pair of tiles, with rows padded by one word.
 constexpr int kScoreStride = kTileRows + 1;
 constexpr int kScoreBytes = kTileRows * kScoreStride * 4;
-// Of dropout, which pairs of two tiles are kept: a bit each.
+// One bit per pair of two tiles: whether dropout keeps it.
 constexpr int kKeptWords = kTileRows * kTileRows / 32;
 
-// Beside those below: of the pair at hand and the next.
+// In addition to the sizes below: the bits of the current pair of tiles and of the next.
 constexpr int DropoutBytes(bool drops) { return drops ? 2 * kKeptWords * 4 : 0; }
-// A block's d and slice of V, as compiled. Of more than one slice a backward streams what it has of
-// V; kSliced.
+// Shared memory of a block for the compiled sizes of d and of a slice of V. With more than one
+// slice (kSliced), a backward streams its slices of V.
 constexpr int ForwardBytes(int d, int v) {
   return TileBytes(d) + 2 * (TileBytes(d) + TileBytes(v)) + kTableBytes + 2 * kBiasBytes;
 }
@@ -66,7 +67,8 @@ inline int NumQueryTiles(const PairAttentionArgs& args) {
 inline int NumKeyTiles(const PairAttentionArgs& args) {
   return (args.num_keys + kTileRows - 1) / kTileRows;
 }
-// Tiles of keys less tiles of queries: pairs of tiles at one distance are a band.
+// Number of bands. A band is all pairs of tiles with one difference between the tile indices of
+// keys and queries.
 inline int NumBands(const PairAttentionArgs& args) {
   return NumQueryTiles(args) + NumKeyTiles(args) - 1;
 }
@@ -74,11 +76,11 @@ inline int NumBands(const PairAttentionArgs& args) {
 struct BackwardParams {
   PairAttentionGradArgs grads;
   TileSpan* spans = nullptr;  // [B, tiles of queries]
-  float* deltas = nullptr;    // [B, T, H]: dO . O, where the sum of weights divides
-  float* bands = nullptr;     // [B, H, bands, kBiasTile]: sums of dS, where dbias is wanted
+  float* deltas = nullptr;    // [B, T, H]: dO . O, if the sum of weights is the divisor
+  float* bands = nullptr;     // [B, H, bands, kBiasTile]: sums of dS, if dbias is wanted
 };
 
-// Shared memory of a block, forward and backward, in bytes.
+// Returns the larger shared memory of a block in forward and backward, in bytes.
 inline int64_t SharedBytes(int head_dim, int head_dim_v, bool has_bias, bool drops) {
   const int d = BlockOf(head_dim), v = BlockOf(head_dim_v);
   const bool sliced = head_dim_v > kMaxBlock;

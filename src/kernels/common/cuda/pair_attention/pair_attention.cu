@@ -1,5 +1,5 @@
-// The entries of attention by pairs of tiles: workspace, checks, launches, and what surrounds the
-// walks over tiles.
+// Host functions of attention by pairs of tiles: workspace, checks and launches. Also the kernels
+// that run before and after the loops over tiles.
 #include "kernels/common/cuda/grid_blocks.h"
 #include "kernels/common/cuda/pair_attention/tile_pair.cuh"
 
@@ -20,8 +20,8 @@ HL_DEVICE float DotOfRows(const TensorView& x, const TensorView& y, int row, int
   return WarpSum(sum);
 }
 
-// What a backward has once a tile of queries for all its blocks: the span of keys that they see,
-// and dO . O of each head. A block has a tile of a row.
+// Computes, once per tile of queries, the span of keys that they see, and dO . O of each head; all
+// blocks of the backward read them. A block has one tile of a row.
 __global__ void __launch_bounds__(kThreads)
     PrepareKernel(const HL_GRID_CONSTANT BackwardParams params, int num_tiles) {
   const PairAttentionGradArgs& grads = params.grads;
@@ -42,17 +42,19 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// dbias of a head of a row: of each distance the sums of the two bands that have it.
+// Computes dbias of one head of a row: for each distance, the sum from the two bands that contain
+// it.
 __global__ void __launch_bounds__(kSumThreads)
     SumBandsKernel(const HL_GRID_CONSTANT BackwardParams params, int num_tiles, int num_bands) {
   const PairAttentionArgs& args = params.grads.forward;
   const int64_t index = int64_t{kSumThreads} * blockIdx.x + threadIdx.x;
   const int64_t row_head = index / args.bias_stride, place = index % args.bias_stride;
   if (row_head >= int64_t{1} * args.batch * args.num_heads) return;
-  // A key's place in its tile less a query's, and how many tiles it lies ahead, but for one of
-  // them.
+  // The distance as a key's index in its tile minus the query's, and the number of tiles that the
+  // key is ahead. `band` is the first of the two bands that contain it.
   const int64_t ahead = place - args.bias_zero + args.num_past + int64_t{kTile} * num_tiles;
-  const int64_t band = ahead / kTile - 1;  // of the first tiles of keys and the last of queries: 0
+  // Band 0 is that of the first tile of keys and the last of queries.
+  const int64_t band = ahead / kTile - 1;
   const int within = static_cast<int>(ahead % kTile);
   const float* const sums = params.bands + row_head * num_bands * kBiasTile;
   float sum = 0;
@@ -64,11 +66,11 @@ __global__ void __launch_bounds__(kSumThreads)
 
 void CheckCall(const PairAttentionArgs& args) {
   HL_CHECK(args.q.dtype == DType::kBF16 && args.head_dim <= kMaxBlock, "pairs of tiles: heads of ",
-           args.head_dim, " channels of ", Name(args.q.dtype), "; bf16 and up to ", kMaxBlock,
-           " channels would work");
+           args.head_dim, " channels of ", Name(args.q.dtype), ". Use bf16 and at most ", kMaxBlock,
+           " channels.");
 }
 
-// function.operator()<kD, kV>() of the block that takes a head.
+// Calls function.operator()<kD, kV>() with the block sizes for a head.
 template <typename Function>
 void WithBlock(const PairAttentionArgs& args, const Function& function) {
   const bool narrow = BlockOf(args.head_dim_v) == 64;
@@ -96,7 +98,7 @@ struct BackwardLauncher {
   }
 };
 
-// Arrays of a backward's workspace, each from a multiple of 16 bytes.
+// The arrays of a backward's workspace, each aligned to 16 bytes.
 struct Workspace {
   int64_t spans, deltas, bands;  // bytes
 
@@ -128,9 +130,9 @@ void Backward(const PairAttentionGradArgs& grads, cudaStream_t stream) {
   CheckCall(args);
   if (args.batch == 0) return;
   HL_CHECK(args.num_queries > 0,
-           "pairs of tiles: a backward of no queries; one or more would work");
+           "pairs of tiles: a backward without queries. Use at least one query.");
   HL_CHECK(grads.workspace != nullptr, "pairs of tiles: a backward needs ", WorkspaceBytes(grads),
-           " bytes of workspace, got none");
+           " bytes of workspace, got none. Pass a workspace.");
   const Workspace bytes(grads);
   char* const workspace = static_cast<char*>(grads.workspace);
   BackwardParams params;

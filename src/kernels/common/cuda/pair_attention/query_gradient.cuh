@@ -1,11 +1,11 @@
-// dq: a block has a tile of queries of one head and goes through the tiles of keys that these meet,
-// as the forward does. Weights come anew from the scores and the forward's sums:
+// dq. A block has one tile of queries of one head and, like the forward, processes the tiles of
+// keys that the queries see. It recomputes the weights from the scores and the forward's sums:
 //
 //   dP = dO V^T,  dS = P (dP - dO . O) of a softmax,  dq = scale dS K
 //
-// Dropout leaves out of dP what it left out of the weights.
-// Of V's slices dP is the sum, in their order; kSliced: there are several, each loaded when its
-// turn comes, dO's beside V's.
+// (dS as for a softmax.) Dropout removes from dP what it removes from the weights. dP is the sum
+// over the slices of V, in order. With kSliced there are several, and each is loaded when it is
+// needed, together with that of dO.
 #pragma once
 
 #include "kernels/common/cuda/pair_attention/tile_pair.cuh"
@@ -31,7 +31,7 @@ struct QueryGradientSmem {
   }
 };
 
-// What a step, slice of a tile of keys, loads.
+// Loads the data of one step: a slice of a tile of keys.
 template <int kD, int kV, bool kSliced>
 HL_DEVICE void LoadStep(const QueryGradientSmem<kD, kV, kSliced>& smem,
                         const PairAttentionGradArgs& grads, const QueryPlace& place, int tile,
@@ -48,7 +48,7 @@ HL_DEVICE void LoadStep(const QueryGradientSmem<kD, kV, kSliced>& smem,
                            slice);
 }
 
-// dS in place of dP, of a warp's 16 queries.
+// Replaces dP by dS, for a warp's 16 queries.
 HL_DEVICE void Differentiate(float (&dscores)[kTile / 8][4], const float (&products)[kTile / 8][4],
                              const PairOfTiles& pair, const Query (&queries)[2]) {
   const int lane = FreshLaneId(), first_row = 16 * FreshWarpId() + lane / 4;
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     if (++slice == num_slices) slice = 0, tile_stage = 1 - tile_stage, walk.Advance();
     tile = walk.tile();
     CpAsyncWait<0>();
-    __syncthreads();  // what was loaded is there, and the other stage read by all
+    __syncthreads();  // the loads have arrived, and all threads have read the other stage
     if (step == 0) LoadRowsOfTable(queries, *smem.table, args);
     if (tile < num_key_tiles) LoadStep(smem, grads, place, tile, tile_stage, slice, 1 - stage);
     CpAsyncCommit();
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     MultiplyWeights<kD>(dq, dscores, k, 0, columns);
   }
   CpAsyncWait<0>();
-  __syncthreads();  // q is where rows are staged, and its copy may have been others'
+  __syncthreads();  // rows are staged in the memory of q, which other threads may have loaded
   StoreRows<kD>(dq, args.scale, smem.q,
                 RowsOf(grads.dq, TokensOf(place.row, place.tile), place.head, 0, args.head_dim),
                 args.num_queries - kTile * place.tile);

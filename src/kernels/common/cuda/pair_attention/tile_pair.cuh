@@ -1,11 +1,11 @@
-// Device steps on a tile of 64 queries and one of 64 keys: what the queries see, which tiles of
-// keys they meet, biases by distance, scores and weights.
+// Device functions for a tile of 64 queries and a tile of 64 keys: which keys the queries see,
+// which tiles of keys they need, biases by distance, scores and weights.
 //
 //   const TileSpan span = SpanOf(args, row, tile);          // every warp for itself
 //   for (TileWalk walk(span, num_tiles); walk.tile() < num_tiles; walk.Advance()) ...
 //
-// As in kernels/common/cuda/tiles.cuh a warp has 16 rows of a tile: of the queries (forward, dq), or of
-// the keys (dk, dv), whose columns are then queries.
+// As in kernels/common/cuda/tiles.cuh, a warp has 16 rows of a tile: of the queries (forward, dq),
+// or of the keys (dk, dv), where the columns are the queries.
 #pragma once
 
 #include "kernels/common/cuda/pair_attention/launch.h"
@@ -17,16 +17,18 @@ using namespace tiles;
 static_assert(tiles::kTileRows == pairs::kTileRows);
 
 constexpr int kTile = pairs::kTileRows;
-constexpr float kNever = -3.0e38f;  // a score below all others, of which differences are finite
+// a score below all others; differences of such scores are finite
+constexpr float kNever = -3.0e38f;
 
-// Where a tile of tokens lies, as RowsOf wants it.
+// The position of a tile of tokens, in the form that RowsOf() takes.
 struct TilePlace {
   int row;
   int64_t token;
 };
 HL_DEVICE TilePlace TokensOf(int row, int tile) { return {row, int64_t{kTile} * tile}; }
 
-// What a block owns: a tile of queries of one head, and a slice of V where slices have blocks.
+// The work of a block: a tile of queries of one head and, if each slice of V has its own block, a
+// slice.
 struct QueryPlace {
   int slice, head, row, tile;
 };
@@ -38,7 +40,8 @@ HL_DEVICE QueryPlace QueryPlaceOf(const PairAttentionArgs& args, int num_slices,
   place.head = index % args.num_heads;
   index /= args.num_heads;
   place.row = index % args.batch;
-  place.tile = num_tiles - 1 - index / args.batch;  // a causal row's last tiles meet the most keys
+  // In causal rows the last tiles see the most keys.
+  place.tile = num_tiles - 1 - index / args.batch;
   return place;
 }
 
@@ -53,7 +56,7 @@ HL_DEVICE int WarpMaxInt(int x) {
   return x;
 }
 
-// By one warp, the same in all its lanes.
+// Called by all lanes of a warp; the result is the same in all of them.
 HL_DEVICE TileSpan SpanOf(const PairAttentionArgs& args, int row, int tile) {
   constexpr int kFar = 0x7fffffff;
   TileSpan span = {kFar, 0, kFar, 0, 0, kFar};
@@ -81,19 +84,19 @@ HL_DEVICE bool Meets(const TileSpan& span, int tile) {
   const int begin = kTile * tile, end = begin + kTile;
   return (begin < span.end && end > span.first) || (begin < span.sinks_end && end > span.sinks);
 }
-// Whether there are all queries and all keys, and each sees each.
+// Returns true if both tiles are full and every query sees every key.
 HL_DEVICE bool AllSeen(const TileSpan& span, int tile) {
   return kTile * tile >= span.all_first && kTile * tile + kTile <= span.all_end;
 }
 
-// Tiles of keys that a tile of queries meets, in rising order.
+// Iterates over the tiles of keys that a tile of queries sees, in ascending order.
 class TileWalk {
  public:
   HL_DEVICE TileWalk(const TileSpan& span, int num_tiles)
       : span_(span), num_tiles_(num_tiles), tile_(-1) {
     Advance();
   }
-  HL_DEVICE int tile() const { return tile_; }  // num_tiles: none is left
+  HL_DEVICE int tile() const { return tile_; }  // num_tiles at the end
   HL_DEVICE void Advance() {
     do ++tile_;
     while (tile_ < num_tiles_ && !Meets(span_, tile_));
@@ -104,10 +107,10 @@ class TileWalk {
   int num_tiles_, tile_;
 };
 
-// ---- what the queries of a tile have ----
+// ---- per-query data of a tile ----
 
-// Starts to load the table of a tile; rows past the last query see nothing. normaliser and delta
-// where they are given.
+// Starts loading the table of a tile. Rows after the last query see nothing. normaliser and delta
+// are loaded if they are given.
 HL_DEVICE void LoadTable(QueryTable& table, const PairAttentionArgs& args, const float* deltas,
                          const float* normalisers, int row, int head, int tile) {
 #pragma unroll 1
@@ -124,7 +127,8 @@ HL_DEVICE void LoadTable(QueryTable& table, const PairAttentionArgs& args, const
     if (args.bias_scale != nullptr) CpAsync4(table.bias_scale + r, args.bias_scale + at, valid);
   }
 }
-// Starts to load the biases of a pair of tiles: that of key c and query r at c - r + kTile - 1.
+// Starts loading the biases of a pair of tiles: that of key c and query r is at index c - r + kTile
+// - 1.
 HL_DEVICE void LoadBias(float* bias, const PairAttentionArgs& args, int head, int query_tile,
                         int key_tile) {
   if (args.bias == nullptr) return;
@@ -133,14 +137,14 @@ HL_DEVICE void LoadBias(float* bias, const PairAttentionArgs& args, int head, in
   const float* const table = args.bias + head * args.bias_stride;
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < kDiagonals; i += kThreads) {
-    // Beyond the table are distances of pairs that are not there.
+    // Distances outside the table belong to pairs that do not exist.
     const bool valid = first + i >= 0 && first + i < args.bias_stride;
     CpAsync4(bias + i, valid ? table + first + i : table, valid);
   }
 }
 
-// Start to load a tile of one head, q and dout by queries, k and v by keys: of v and dout the
-// columns of a slice.
+// These functions start loading a tile of one head: q and dout by queries, k and v by keys; of v
+// and dout, the columns of one slice.
 template <int kV>
 HL_DEVICE void LoadOutputGradient(bf16* to, const PairAttentionGradArgs& grads, int row, int head,
                                   int tile, int slice) {
@@ -177,7 +181,7 @@ struct Query {
   int first, end, sinks;
   float normaliser, delta, bias_scale;
 };
-// Of a polynomial the inverse of what divides.
+// For a polynomial, the normaliser becomes the inverse of the divisor.
 HL_DEVICE Query QueryOf(const QueryTable& table, int r, const PairAttentionArgs& args) {
   const float normaliser = table.normaliser[r];
   return {table.first[r], table.end[r],
@@ -193,14 +197,14 @@ HL_DEVICE float NumSeen(const Query& query, int num_sinks) {
   return static_cast<float>(max(0, query.end - query.first) + max(0, behind));
 }
 
-// What a score and its weight are made of beside the product.
+// The inputs of scores and weights other than the product q . k.
 struct PairOfTiles {
   float scale;
   Weight kind;
   float a0, a1, a2;
   int num_sinks;
   bool divides, all_seen;
-  int first_key;      // place of the tile's first
+  int first_key;      // index of the first key of the tile
   const float* bias;  // null: none
 };
 HL_DEVICE PairOfTiles PairOf(const PairAttentionArgs& args, const TileSpan& span, int key_tile,
@@ -222,8 +226,8 @@ HL_DEVICE bool IsSeen(const PairOfTiles& pair, const Query& query, int c) {
   return pair.all_seen || Sees(query, pair.first_key + c, pair.num_sinks);
 }
 
-// w(s), and its slope dw / ds. Of a squared ReLU both over the number of keys; of a softmax over
-// the sum of weights, which the caller has.
+// w(s) and its slope dw / ds. For a squared ReLU both are divided by the number of keys. For a
+// softmax both are divided by the sum of weights, which the caller provides.
 struct WeightAndSlope {
   float weight, slope;
 };
@@ -238,8 +242,8 @@ HL_DEVICE WeightAndSlope WeightOf(const PairOfTiles& pair, const Query& query, f
   return {weight, weight};
 }
 
-// P of a pair, by which v counts in the output, and dS from dP: the slope times dP - dO . O, which
-// is what the sum that divides adds, or times dP.
+// P of a pair, the factor of v in the output, and dS computed from dP: the slope times (dP - dO .
+// O) if the sum of weights is the divisor, else the slope times dP.
 struct Weights {
   float weight, dscore;
 };
@@ -254,8 +258,8 @@ HL_DEVICE Weights WeightsOf(const PairOfTiles& pair, const Query& query, float p
 
 // ---- dropout ----
 
-// Which pairs of two tiles are kept: of query r and key c bit c % 32 of word 2 r + c / 32. By all
-// threads.
+// Draws which pairs of two tiles are kept: for query r and key c, bit c % 32 of word 2 r + c / 32.
+// All threads must take part.
 HL_DEVICE void DrawKept(uint32_t* kept, const PairAttentionArgs& args, int row, int head,
                         int query_tile, int key_tile) {
   if (!args.dropout.drops()) return;
@@ -274,7 +278,7 @@ HL_DEVICE void DrawKept(uint32_t* kept, const PairAttentionArgs& args, int row, 
 HL_DEVICE float Keep(float x, uint32_t bits, int bit, float scale) {
   return (bits >> bit & 1) != 0 ? x * scale : 0.0f;
 }
-// x of a warp's 16 queries and 64 keys.
+// Applies dropout to x of a warp's 16 queries and 64 keys.
 HL_DEVICE void Drop(float (&x)[kTile / 8][4], const PairDropout& dropout, const uint32_t* kept) {
   const int lane = FreshLaneId(), first_row = 16 * FreshWarpId() + lane / 4;
   const auto scale = static_cast<float>(dropout.scale);
@@ -292,7 +296,7 @@ HL_DEVICE void Drop(float (&x)[kTile / 8][4], const PairDropout& dropout, const 
     }
   }
 }
-// x of a warp's 16 keys and the 8 kTiles queries from `first` on.
+// Applies dropout to x of a warp's 16 keys and the 8 kTiles queries from `first` on.
 template <int kTiles>
 HL_DEVICE void DropTransposed(float (&x)[kTiles][4], const PairDropout& dropout,
                               const uint32_t* kept, int first) {
@@ -314,13 +318,13 @@ HL_DEVICE void DropTransposed(float (&x)[kTiles][4], const PairDropout& dropout,
 
 // ---- products ----
 
-// Columns of a tile that are not padding, in whole steps of a product.
+// Returns the columns of a tile that are not padding, rounded up to whole steps of a product.
 template <int kDim>
 HL_DEVICE int ColumnsOf(int width) {
   return min(kDim, (width + 15) / 16 * 16);
 }
 
-// d [16, 8 kTiles] += the 16 rows of a from a_row on, times those of b from b_row on, over the
+// d [16, 8 kTiles] += the 16 rows of a from a_row on, times the rows of b from b_row on, over the
 // first `columns`.
 template <int kDim, int kTiles>
 HL_DEVICE void MultiplyRows(float (&d)[kTiles][4], const bf16* a, int a_row, const bf16* b,
@@ -339,8 +343,8 @@ HL_DEVICE void MultiplyRows(float (&d)[kTiles][4], const bf16* a, int a_row, con
     }
   }
 }
-// The first `columns` of acc [16, kDim] += x [16, 8 kTiles], rounded, times the rows of b from
-// b_row on.
+// The first `columns` of acc [16, kDim] += x [16, 8 kTiles], rounded to bf16, times the rows of b
+// from b_row on.
 template <int kDim, int kTiles>
 HL_DEVICE void MultiplyWeights(float (&acc)[kDim / 8][4], const float (&x)[kTiles][4],
                                const bf16* b, int b_row, int columns) {
@@ -361,8 +365,8 @@ HL_DEVICE void MultiplyWeights(float (&acc)[kDim / 8][4], const float (&x)[kTile
 
 // ---- stores ----
 
-// The 16 rows of a warp, [16, kDim] times factor, to rows of a tensor, by way of the warp's own
-// rows of a tile that no one else reads.
+// Stores the 16 rows of a warp, [16, kDim] times factor, to a tensor. They are staged in the warp's
+// own rows of a tile that no other thread reads.
 template <int kDim>
 HL_DEVICE void StoreRows(const float (&d)[kDim / 8][4], float factor, bf16* tile, const Rows& rows,
                          int length) {

@@ -1,4 +1,4 @@
-// Pairs of tiles, of heads of 65 to 128 channels.
+// Kernels on pairs of tiles for heads of 65 to 128 channels.
 #include "kernels/common/cuda/pair_attention/backward.cuh"
 #include "kernels/common/cuda/pair_attention/forward.cuh"
 

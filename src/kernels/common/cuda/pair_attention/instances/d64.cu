@@ -1,4 +1,4 @@
-// Pairs of tiles, of heads of up to 64 channels.
+// Kernels on pairs of tiles for heads of at most 64 channels.
 #include "kernels/common/cuda/pair_attention/backward.cuh"
 #include "kernels/common/cuda/pair_attention/forward.cuh"
 
