@@ -19,6 +19,7 @@
 #include "model/mixers/decay/score_sums.h"
 #include "model/mixers/focus/explanation.h"
 #include "model/mixers/heads.h"
+#include "model/mixers/linear/token_recurrence.h"
 #include "model/mixers/softmax/attention.h"
 #include "model/mixers/softmax/query_scale.h"
 #include "model/mixers/variants.h"
@@ -121,6 +122,10 @@ void PositionTensorsExample(const SequenceSlice& slice, double rate) {
 
 void PositionsExample(const ModelConfig& config, const SequenceSlice& slice, Tensor& x) {
 #include "examples/model/positions/positions.h"
+}
+
+void TokenRecurrenceExample() {
+#include "examples/model/mixers/linear/token_recurrence.h"
 }
 
 void FixedDecayExample(DecayedForm& form) {

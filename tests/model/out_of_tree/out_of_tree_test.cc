@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "core/files.h"
+#include "dist/local_communicator.h"
 #include "model/language_model.h"
+#include "model/sequence_parallel.h"
 #include "ops/random_tensors.h"
 #include "support/expect_error.h"
 #include "support/paths.h"
@@ -103,6 +105,55 @@ TEST(OutOfTree, AModelOfThemLearns) {
   EXPECT_LT(last, 0.8 * first) << "targets to learn by heart";
 }
 
+// The losses of ten steps of gradient descent by the delta rule, on rows of several documents that
+// lie on `num_ranks` ranks.
+std::vector<double> LossesOfDeltaRule(int num_ranks) {
+  constexpr int kSteps = 10;
+  const at::Tensor tokens = Tokens(1), targets = Tokens(2);
+  const auto whole =
+      SequenceSlice::Packed(4, 30, std::vector<int32_t>{0, 7, 30, 41, 60, 75, 90, 120}, at::kCPU);
+  std::vector<double> losses;
+  dist::LocalWorld::Run(num_ranks, [&](dist::Communicator& comm) {
+    LanguageModel model(Recipe({"model.mixer=toy_delta"}).model);
+    model.BindOwnMemory(1, /*requires_grad=*/true);
+    const SequenceParallel parallel = {.group = MakeSegmentGroup(comm), .lengths = {}};
+    for (int step = 0; step < kSteps; ++step) {
+      const SequenceSlice slice = num_ranks == 1 ? whole : parallel.SliceOf(whole);
+      const auto own = [&](const at::Tensor& x) {
+        return num_ranks == 1 ? x : parallel.TokensOf(x);
+      };
+      const at::Tensor loss =
+          model.Loss(own(tokens), own(targets), {.slice = &slice}).objective / 120;
+      loss.backward();
+      const auto sum = [&](const at::Tensor& x) {
+        return parallel.group->AllGather(x, "sum").sum(0);
+      };
+      const at::NoGradGuard no_grad;
+      const double total = sum(loss.detach().view({1})).item<double>();
+      if (comm.rank() == 0) losses.push_back(total);
+      for (int i = 0; i < model.parameters().size(); ++i) {
+        at::Tensor parameter = model.parameters().tensor(i);
+        parameter.sub_(sum(parameter.grad()), 0.02);
+        parameter.mutable_grad().zero_();
+      }
+    }
+    parallel.group->Settle();
+  });
+  return losses;
+}
+
+// A mixer of LibTorch operations, whose transition is a matrix, trains on any number of ranks.
+TEST(OutOfTree, ADeltaRuleTrainsAlikeOnRanksThatShareRows) {
+  const std::vector<double> one = LossesOfDeltaRule(1);
+  EXPECT_LT(one.back(), one.front());
+  for (const int num_ranks : {2, 3}) {
+    const std::vector<double> got = LossesOfDeltaRule(num_ranks);
+    // fp32 sums in another order. The updates are small: large ones amplify the differences.
+    for (size_t i = 0; i < one.size(); ++i)
+      EXPECT_NEAR(got[i] / one[i], 1, 1e-6) << "step " << i << " on " << num_ranks << " ranks";
+  }
+}
+
 // Rows may be told positions of longer texts, as this table reads them.
 TEST(OutOfTree, ATableOfThemReadsToldPositions) {
   const train::RunConfig config =
@@ -148,18 +199,23 @@ TEST(OutOfTree, HelpKnowsThem) {
   EXPECT_EQ(num_toys, 3);
 }
 
-// docs/adding_a_mixer.md is right as long as it shows what is tested here.
-TEST(OutOfTree, TheGuideShowsTheToyMixer) {
+// docs/adding_a_mixer.md shows the mixers that are tested here.
+TEST(OutOfTree, TheGuideShowsTheToyMixers) {
   const auto read = [](const char* path) {
     return ReadFile(std::string(test::kSourceDir) + "/" + path, ExitCode::kInternal);
   };
   const std::string guide = read("docs/adding_a_mixer.md"),
-                    mixer = read("tests/model/out_of_tree/toy_mixer.cc"),
                     messages = read("tests/model/out_of_tree/messages.proto");
-  EXPECT_NE(guide.find("```cpp\n" + mixer + "```\n"), std::string::npos);
-  const size_t begin = messages.find("message ToyMixer"), end = messages.find("\n}\n", begin);
-  EXPECT_NE(guide.find("```proto\n" + messages.substr(begin, end + 3 - begin) + "```\n"),
-            std::string::npos);
+  for (const char* file : {"toy_delta_mixer.cc", "toy_mixer.cc"}) {
+    const std::string mixer = read((std::string("tests/model/out_of_tree/") + file).c_str());
+    EXPECT_NE(guide.find("```cpp\n" + mixer + "```\n"), std::string::npos) << file;
+  }
+  for (const char* message : {"message ToyDeltaMixer", "message ToyMixer"}) {
+    const size_t begin = messages.find(message), end = messages.find("\n}\n", begin);
+    EXPECT_NE(guide.find("```proto\n" + messages.substr(begin, end + 3 - begin) + "```\n"),
+              std::string::npos)
+        << message;
+  }
 }
 
 // A filter that matches nothing passes: this one says what has to run.
@@ -172,12 +228,16 @@ TEST(OutOfTree, TheSuitesOfTheTreeRunOnThem) {
       if (suite.GetTestInfo(j)->should_run())
         run.insert(std::string(suite.name()) + "." + suite.GetTestInfo(j)->name());
   }
-  for (const char* test : {"Schema.StructsOfPartsAndMessagesAgree",
-                           "All/MixerConformance.StepsEqualTheParallelForm/toy_num_heads_2",
-                           "All/MixerConformance.GradientsAreFiniteDifferences/toy_half_life_0_5",
-                           "All/DecodeTest.PrefillAndStepsEqualTheParallelForm/toy",
-                           "All/EveryPart.DecodeEqualsTheParallelForm/channel_mixer_toy",
-                           "All/EveryPart.EveryParameterGetsAFiniteGradient/positions_toy"})
+  for (const char* test :
+       {"Schema.StructsOfPartsAndMessagesAgree",
+        "All/MixerConformance.StepsEqualTheParallelForm/toy_num_heads_2",
+        "All/MixerConformance.GradientsAreFiniteDifferences/toy_half_life_0_5",
+        "All/MixerConformance.GradientsAreFiniteDifferences/toy_delta_num_heads_2",
+        "All/SequenceParallelMixer.EqualsWholeRowsOfDocuments/toy_delta",
+        "All/SequenceParallelMixer.StrategiesGiveTheSameBits/toy_delta",
+        "All/DecodeTest.PrefillAndStepsEqualTheParallelForm/toy",
+        "All/EveryPart.DecodeEqualsTheParallelForm/channel_mixer_toy",
+        "All/EveryPart.EveryParameterGetsAFiniteGradient/positions_toy"})
     EXPECT_TRUE(run.contains(test)) << test;
 }
 

@@ -15,7 +15,8 @@ endfunction()
 
 # A message and a line each ...
 file(READ ${SOURCE_DIR}/proto/halflife/model.proto schema)
-add_line(schema "message MixerConfig {\n  oneof variant {\n" "    ToyMixer toy = 1000;")
+add_line(schema "message MixerConfig {\n  oneof variant {\n"
+  "    ToyMixer toy = 1000;\n    ToyDeltaMixer toy_delta = 1001;")
 add_line(schema "message ChannelMixerConfig {\n  oneof variant {\n" "    ToyChannelMixer toy = 1000;")
 add_line(schema "message PositionsConfig {\n  oneof variant {\n" "    ToyPositions toy = 1000;")
 file(READ ${toys}/messages.proto messages)
@@ -26,6 +27,6 @@ function(add_to_list list line)
   file(READ ${SOURCE_DIR}/src/${list} lines)
   file(WRITE ${OUT}/src/${list} "${lines}${line}\n")
 endfunction()
-add_to_list(model/mixers/mixers.inc "HL_MIXER(ToyVariant)")
+add_to_list(model/mixers/mixers.inc "HL_MIXER(ToyVariant)\nHL_MIXER(ToyDeltaVariant)")
 add_to_list(model/channel_mixers/channel_mixers.inc "HL_CHANNEL_MIXER(ToyChannelMixerVariant)")
 add_to_list(model/positions/positions.inc "HL_POSITIONS(ToyPositionsVariant)")

@@ -1,0 +1,121 @@
+#include "model/mixers/linear/token_recurrence.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/eye.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+
+#include <utility>
+
+#include "core/error.h"
+#include "ops/sequence/segment_scan.h"
+#include "ops/torch/dispatch.h"
+
+namespace halflife::model {
+namespace {
+
+using ops::SegmentState;
+using ops::SegmentSummary;
+using ops::Tensors;
+
+// The recurrence over the tokens of one slice, whose state is in `compute`, fp32 or fp64.
+class Scan {
+ public:
+  Scan(const TokenRecurrence& recurrence, const SequenceSlice& slice, const at::Tensor& input)
+      : recurrence_(recurrence),
+        starts_(slice.starts),
+        shape_(recurrence.state_shape()),
+        batch_(input.size(0)),
+        seq_len_(input.size(1)),
+        options_(input.options().dtype(ops::ComputeType(input)).requires_grad(false)) {}
+
+  at::Tensor ZeroState() const {
+    return at::zeros({batch_, shape_.num_heads, shape_.dim_k, shape_.dim_v}, options_);
+  }
+
+  // `state`: before the first token.
+  ScannedTokens Run(const Tensors& inputs, at::Tensor state) const {
+    const at::ScalarType dtype = inputs[0].scalar_type();
+    Tensors outputs;
+    for (int64_t t = 0; t < seq_len_; ++t) {
+      const TokenRecurrence::Token token = TokenAt(inputs, t);
+      // Fills rather than multiplies by 0, which would pass a NaN on.
+      if (starts_.defined())
+        state = state.masked_fill(starts_.select(1, t).view({batch_, 1, 1, 1}), 0);
+      state = recurrence_.Transition(token, state) + recurrence_.Update(token);
+      outputs.push_back(recurrence_.Read(token, state));
+    }
+    if (outputs.empty())
+      return {.out = at::zeros({batch_, 0, shape_.num_heads, shape_.dim_v}, options_).to(dtype),
+              .state = state};
+    return {.out = at::stack(outputs, 1).to(dtype), .state = state};
+  }
+
+  // Without gradients. The transition of the whole slice is the product of its tokens' transitions.
+  SegmentSummary Summarise(const Tensors& inputs, const ops::RowSegment& row) const {
+    const at::NoGradGuard no_grad;
+    at::Tensor product = at::eye(shape_.dim_k, options_)
+                             .expand({batch_, shape_.num_heads, shape_.dim_k, shape_.dim_k});
+    for (int64_t t = 0; t < seq_len_; ++t)
+      product = recurrence_.Transition(TokenAt(inputs, t), product);
+    return {.own = {.values = {Run(inputs, ZeroState()).state}},
+            .transition_matrix = ops::CutMatrixByStarts(product.contiguous(), row)};
+  }
+
+  SegmentSummary EmptySummary() const {
+    return {.own = {.values = {ZeroState()}},
+            .transition_matrix =
+                at::zeros({batch_, shape_.num_heads, shape_.dim_k, shape_.dim_k}, options_)};
+  }
+
+ private:
+  TokenRecurrence::Token TokenAt(const Tensors& inputs, int64_t t) const {
+    TokenRecurrence::Token token;
+    for (const at::Tensor& x : inputs) token.push_back(x.select(1, t).to(options_.dtype()));
+    return token;
+  }
+
+  const TokenRecurrence& recurrence_;
+  const at::Tensor starts_;  // [B, T] bool, or undefined
+  const TokenRecurrence::StateShape shape_;
+  const int64_t batch_, seq_len_;
+  const at::TensorOptions options_;
+};
+
+at::Tensor ScanSegment(const Scan& scan, const Tensors& inputs, const ops::RowSegment& row) {
+  const auto run = [scan](const Tensors& x, const SegmentState& before) -> ops::ScannedSegment {
+    const ScannedTokens scanned =
+        scan.Run(x, before.values.empty() ? scan.ZeroState() : before.values[0]);
+    return {.outputs = {scanned.out}, .after = {.values = {scanned.state}}};
+  };
+  return ops::RunSegment({.name = "TokenRecurrence",
+                          .inputs = inputs,
+                          .run = run,
+                          .summarise = [&] { return scan.Summarise(inputs, row); },
+                          .nothing = [&] { return scan.EmptySummary(); }},
+                         row)[0];
+}
+
+}  // namespace
+
+ScannedTokens ScanTokens(const TokenRecurrence& recurrence, const std::vector<at::Tensor>& inputs,
+                         const SequenceSlice& slice, const at::Tensor& initial) {
+  HL_CHECK(!inputs.empty(), "a recurrence of tokens without inputs");
+  const Scan scan(recurrence, slice, inputs[0]);
+  if (slice.segment != nullptr) {
+    HL_CHECK(!initial.defined(), "an initial state for a slice whose state comes from other ranks");
+    return {.out = ScanSegment(scan, inputs, *slice.segment), .state = {}};
+  }
+  return scan.Run(inputs, initial.defined() ? initial : scan.ZeroState());
+}
+
+at::Tensor StepToken(const TokenRecurrence& recurrence, const std::vector<at::Tensor>& token,
+                     at::Tensor& state) {
+  TokenRecurrence::Token wide;
+  for (const at::Tensor& x : token) wide.push_back(x.to(state.scalar_type()));
+  state = recurrence.Transition(wide, state) + recurrence.Update(wide);
+  return recurrence.Read(wide, state).to(token[0].scalar_type());
+}
+
+}  // namespace halflife::model

@@ -1,0 +1,68 @@
+// A linear recurrence that is written with LibTorch operations, for one token at a time:
+//
+//   S_t = A_t S_{t-1} + B_t,   o_t = read(S_t),   S [H, K, V] per row
+//
+// A_t acts on the K key channels of each head and may be any K x K matrix: a decay, or
+// I - beta k k^T of the delta rule. A subclass writes these three operations for one token.
+// ScanTokens and StepToken turn them into everything that a mixer needs: a differentiable scan over
+// rows with packed documents, rows that are split over several ranks, and decoding.
+//
+//   class MovingAverage : public TokenRecurrence {
+//    public:
+//     StateShape state_shape() const override { return {.num_heads = 4, .dim_k = 1, .dim_v = 16}; }
+//     at::Tensor Transition(const Token&, const at::Tensor& s) const override { return 0.9 * s; }
+//     at::Tensor Update(const Token& x) const override { return x[0].unsqueeze(2); }
+//     at::Tensor Read(const Token&, const at::Tensor& s) const override { return s.squeeze(2); }
+//   };
+//
+// It is correct on CPU and GPU, but slow: it launches several operations per token, and autograd
+// keeps a few states per token. Use it to try an idea, and write kernels once it works.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "model/sequence_slice.h"
+
+namespace halflife::model {
+
+class TokenRecurrence {
+ public:
+  struct StateShape {
+    int64_t num_heads = 0, dim_k = 0, dim_v = 0;
+  };
+  // One token of each tensor that was passed to ScanTokens, [B, ...]: fp32 (fp64 for fp64 inputs).
+  using Token = std::vector<at::Tensor>;
+
+  virtual ~TokenRecurrence() = default;
+  virtual StateShape state_shape() const = 0;
+
+  // A_t S for a state [B, H, K, V], or for any other number of columns in place of V. It must be
+  // linear in S and treat the columns alike.
+  virtual at::Tensor Transition(const Token& token, const at::Tensor& state) const = 0;
+  // B_t [B, H, K, V], or a shape that broadcasts to it.
+  virtual at::Tensor Update(const Token& token) const = 0;
+  // o_t [B, H, V] from the state after the token.
+  virtual at::Tensor Read(const Token& token, const at::Tensor& state) const = 0;
+};
+
+struct ScannedTokens {
+  at::Tensor out;    // [B, T, H, V], dtype of the inputs
+  at::Tensor state;  // [B, H, K, V] fp32 (fp64) after the last token; undefined with slice.segment
+};
+
+// Runs the recurrence over the tokens of a slice. `inputs` [B, T, ...] are the tensors that its
+// operations read. The state is reset at each document start. `initial` [B, H, K, V] is the state
+// before the slice; undefined: zero. If slice.segment is set, the state before the slice comes from
+// the ranks that hold the earlier slices, all ranks call this function, and `initial` must be
+// undefined. Differentiable in the inputs and in `initial`.
+ScannedTokens ScanTokens(const TokenRecurrence& recurrence, const std::vector<at::Tensor>& inputs,
+                         const SequenceSlice& slice, const at::Tensor& initial = {});
+
+// Runs one token of each row: `token` [B, ...] -> o [B, H, V], and replaces `state` [B, H, K, V].
+at::Tensor StepToken(const TokenRecurrence& recurrence, const std::vector<at::Tensor>& token,
+                     at::Tensor& state);
+
+}  // namespace halflife::model
