@@ -12,7 +12,7 @@
 namespace halflife::model {
 namespace {
 
-constexpr int64_t kFirstCapacity = 64;  // tokens that a growing state has room for at first
+constexpr int64_t kFirstCapacity = 64;  // initial capacity of a growing state, in tokens
 
 std::vector<MixerVariant> MixerVariants() {
   return {

@@ -1,4 +1,4 @@
-// Inner header of the mixers: the functions that give their variants.
+// Internal header of the mixers: a mixer's variant, and the functions that return the variants.
 #pragma once
 
 #include <vector>
@@ -11,7 +11,7 @@ struct MixerVariant : Variant<Mixer, PartContext> {
   std::vector<std::vector<Assignment>> test_forms;
 };
 
-// `test_forms`: options of small models of dim 16.
+// `test_forms`: the options of each form that the conformance suite builds, with model_dim 16.
 template <typename Options, typename Class>
 MixerVariant MixerVariantOf(const char* name, std::vector<std::vector<Assignment>> test_forms) {
   return {VariantOf<Options, Class, Mixer, PartContext>(name), std::move(test_forms)};

@@ -1,5 +1,6 @@
-// One rank's slice of rows whose other slices lie on other ranks (sequence parallelism), and how
-// these ranks talk. A kernel whose tokens have a past takes one and is then right for whole rows.
+// Sequence parallelism for kernels: one rank's segment of rows that are split over several ranks,
+// and the communication between these ranks. A kernel that reads earlier tokens takes a RowSegment
+// and then gives the result for whole rows.
 //
 //   const RowSegment row = {.group = group, .lengths = {64, 64}, .first_position = positions};
 //   const at::Tensor tail = TokensBefore(x, 3, row);
@@ -15,8 +16,8 @@
 
 namespace halflife::ops {
 
-// The ranks that share rows, in the order of their slices. All of them call the same operations in
-// the same order. `what`, a literal, names an operation in errors.
+// The ranks that share rows, in the order of their segments. All of them must call the same
+// operations in the same order. `what`, a string literal, is the name of an operation in errors.
 class SegmentGroup {
  public:
   class Transfer {
@@ -29,27 +30,29 @@ class SegmentGroup {
   virtual ~SegmentGroup() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  // What meets a token's past says so, also where nothing has to be fetched for it; and how many
-  // tokens before the segment it wants as they are (0: none, a state sums them up).
+  // Every kernel that reads earlier tokens calls this, even if it needs no data from other ranks.
+  // `num_tokens` is the number of tokens before the segment that it reads one by one; 0: none,
+  // because a state summarises them.
   virtual void NoteAsked(int64_t num_tokens = 0) {
     ++num_asked_;
     if (num_tokens > 0) reaches_.insert(num_tokens);
   }
   int64_t num_asked() const { return num_asked_; }
   const std::set<int64_t>& reaches() const { return reaches_; }
-  // Waits on the host, with the deadline of an operation, for all that was called, what was sent
-  // included: before the host blocks for what a GPU computes from it, and at the end of a pass.
+  // Blocks the host, with the deadline of an operation, until all operations have completed,
+  // including sends. Call it before the host blocks for a GPU result that depends on them, and at
+  // the end of a pass.
   virtual void Settle() = 0;
-  // Seconds the host has waited for other ranks since the last call of this function.
+  // Returns the seconds that the host has waited for other ranks since the last call.
   virtual double TakeWaitSeconds() = 0;
-  // x, of one shape and dtype on all ranks -> [size, ...].
+  // x [...] -> [size, ...]. All ranks pass the same shape and dtype.
   virtual at::Tensor AllGather(const at::Tensor& x, const char* what) = 0;
-  // x [size, ...] -> [...]: the sum over ranks of their x[rank()].
+  // x [size, ...] -> [...], the sum of x[rank()] over all ranks.
   virtual at::Tensor ReduceScatter(const at::Tensor& x, const char* what) = 0;
-  // `send` goes to the neighbour in that direction while `received` is filled by the other one;
-  // undefined where there is nothing to send or to receive. Both are contiguous and of a shape that
-  // their ends agree on. Wait is for what is received: a rank that only sends does not wait for its
-  // neighbour. What it sends must not change before Settle; the group keeps it alive.
+  // Sends `send` to the neighbour in `direction` and fills `received` from the other neighbour.
+  // Either is undefined if there is nothing to send or to receive. Both must be contiguous, with a
+  // shape that sender and receiver agree on. Transfer::Wait waits for `received`; a rank that only
+  // sends does not wait. The group keeps `send` alive; it must not change before Settle.
   virtual std::unique_ptr<Transfer> Shift(const at::Tensor& send, const at::Tensor& received,
                                           Direction direction, const char* what) = 0;
 
@@ -58,31 +61,33 @@ class SegmentGroup {
   std::set<int64_t> reaches_;
 };
 
-// How the states of segments travel. All give the same bits.
+// How ranks exchange the states of their segments. All strategies give the same bits (with dense
+// transitions, see state_exchange.h).
 enum class StateStrategy : uint8_t {
-  kGather,    // everybody gets every segment's summary, and folds those before its own
-  kRing,      // each state goes from rank to rank
-  kScan,      // the same in pieces, so that ranks fold side by side
-  kCheapest,  // of these, for the bytes of each exchange
+  kGather,    // all ranks gather all summaries, and each folds those before its own segment
+  kRing,      // each rank receives a state, folds its segment, and sends the result on
+  kScan,      // a ring in pieces, so that ranks fold concurrently
+  kCheapest,  // the strategy with the lowest predicted cost for the bytes of each exchange
 };
 struct ExchangeCost;
 
 struct RowSegment {
   std::shared_ptr<SegmentGroup> group;
-  std::vector<int64_t> lengths;  // tokens of a row on each rank, by rank; may be 0
-  // [B] int64: how many tokens before the segment are of its first token's document.
+  std::vector<int64_t> lengths;  // number of tokens of a row on each rank; may be 0
+  // [B] int64: the number of tokens before the segment that belong to its first token's document.
   at::Tensor first_position;
-  at::Tensor has_start = {};  // [B] bool: whether a document starts in it; undefined: nowhere
+  at::Tensor has_start = {};  // [B] bool: a document starts in the segment; undefined: in no row
   StateStrategy strategy = StateStrategy::kGather;
-  std::shared_ptr<const ExchangeCost> cost = {};  // with kCheapest
-  // Of the rank with the fewest, equal on all; 0: a GPU's, where a scan is not cut into pieces.
+  std::shared_ptr<const ExchangeCost> cost = {};  // required for kCheapest
+  // The smallest number of CPU threads of any rank, equal on all ranks; 0: on GPUs, where InPieces
+  // does not cut a scan.
   int threads = 1;
 
   int rank() const { return group->rank(); }
   int size() const { return group->size(); }
   bool is_first() const { return rank() == 0; }
   bool is_last() const { return rank() == size() - 1; }
-  // Tokens of a row on the ranks before this one.
+  // The number of tokens of a row on the ranks before this one.
   int64_t begin() const {
     return std::accumulate(lengths.begin(), lengths.begin() + rank(), int64_t{0});
   }

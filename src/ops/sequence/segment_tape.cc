@@ -14,7 +14,7 @@ class Arrived final : public SegmentGroup::Transfer {
 
 }  // namespace
 
-// Keeps a copy of what arrives: its reader may go on to change it in place.
+// Records a copy of the received tensor, because the reader may modify the tensor in place.
 class SegmentTape::RecordedTransfer final : public Transfer {
  public:
   RecordedTransfer(std::unique_ptr<Transfer> transfer, at::Tensor received, at::Tensor& kept)
@@ -40,7 +40,7 @@ void SegmentTape::Run(const std::function<void()>& run) {
   mode_ = Mode::kPass;
 }
 
-// A second run asks for nothing new.
+// A replayed run needs nothing from the other ranks.
 void SegmentTape::NoteAsked(int64_t num_tokens) {
   SegmentGroup::NoteAsked(num_tokens);
   if (mode_ != Mode::kReplay) group_->NoteAsked(num_tokens);

@@ -1,6 +1,7 @@
-// Lets a computation over a segment run twice though its ranks talk once: the results of the first
-// run's exchanges are kept and given to the second one, which backward makes in place of keeping
-// what the first computed. What follows the second run, its backward, reaches the other ranks.
+// Activation recomputation for segments: runs a computation twice, but communicates only once. The
+// first run records the results of its exchanges. The second run, which backward makes instead of
+// keeping the activations of the first, reads them from the tape. The backward of the second run
+// communicates normally.
 //
 //   const auto tape = std::make_shared<SegmentTape>(row.group);
 //   row.group = tape;
@@ -22,8 +23,8 @@ class SegmentTape final : public SegmentGroup {
  public:
   explicit SegmentTape(std::shared_ptr<SegmentGroup> group) : group_(std::move(group)) {}
 
-  // The first run is recorded. Later ones must ask for the same in the same order, and are given
-  // what was recorded: Error where they do not.
+  // Records the first run, and replays its results in later ones. Throws an Error if a later run
+  // calls other exchanges, or calls them in another order.
   void Run(const std::function<void()>& run);
 
   int rank() const override { return group_->rank(); }
@@ -40,7 +41,7 @@ class SegmentTape final : public SegmentGroup {
   enum class Mode : uint8_t { kRecord, kReplay, kPass };
   struct Entry {
     std::string what;
-    at::Tensor result;  // undefined: of an operation that gave this rank nothing
+    at::Tensor result;  // undefined: this rank received nothing
   };
   class RecordedTransfer;
 
@@ -50,8 +51,8 @@ class SegmentTape final : public SegmentGroup {
   std::shared_ptr<SegmentGroup> group_;
   Mode mode_ = Mode::kPass;
   bool recorded_ = false;
-  std::deque<Entry> entries_;  // addresses stay: transfers fill theirs when they are waited for
-  size_t next_ = 0;            // to be given out
+  std::deque<Entry> entries_;  // a deque, because transfers keep references to their entries
+  size_t next_ = 0;            // the next entry to replay
 };
 
 }  // namespace halflife::ops

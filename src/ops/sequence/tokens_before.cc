@@ -17,17 +17,17 @@
 namespace halflife::ops {
 namespace {
 
-// What each rank gives of its own tokens, and what each takes of them.
+// How many of its tokens each rank gives, and how many each rank takes.
 class Shares {
  public:
   Shares(const RowSegment& row, int64_t count) : row_(row), count_(count) {
     for (const int64_t length : row.lengths) given_.push_back(std::min(length, count));
-    // the last rank's are nobody's past
+    // No rank reads the tokens of the last one.
     widest_ = *std::max_element(given_.begin(), given_.end() - 1);
   }
 
   int64_t num_taken() const { return std::min(count_, row_.begin()); }
-  // Of rank `owner`'s last tokens, by this rank.
+  // The number of `owner`'s last tokens that this rank takes.
   int64_t TakenFrom(int owner) const {
     int64_t between = 0;
     for (int r = owner + 1; r < row_.rank(); ++r) between += row_.lengths[r];
@@ -35,7 +35,7 @@ class Shares {
   }
   int64_t given() const { return given_[row_.rank()]; }
   int64_t widest() const { return widest_; }
-  // Nobody needs more than its neighbour has.
+  // Whether no rank needs more tokens than its neighbour has.
   bool from_neighbours() const {
     return std::all_of(row_.lengths.begin(), row_.lengths.end() - 1,
                        [&](int64_t length) { return length >= count_; });
@@ -80,7 +80,7 @@ at::Tensor Fetch(const at::Tensor& x, int64_t count, const RowSegment& row) {
   return at::cat(parts, 1);
 }
 
-// dL/dx [B, T, ...] of the owner from dL/d(what was fetched), in `dy`'s dtype.
+// The owner's dL/dx [B, T, ...] from `dy`, the gradient of the fetched tokens; in dy's dtype.
 at::Tensor Return(const at::Tensor& dy, int64_t num_tokens, int64_t count, const RowSegment& row) {
   const Shares shares(row, count);
   at::Tensor dx = at::zeros(WithTokens(dy, num_tokens), dy.options());
@@ -131,7 +131,7 @@ at::Tensor TokensBefore(const at::Tensor& x, int64_t count, const RowSegment& ro
 
 at::Tensor SeenBefore(int64_t count, const RowSegment& row) {
   const at::Tensor& position = row.first_position;
-  const at::Tensor back = at::arange(count, 0, -1, position.options());  // the last one: 1
+  const at::Tensor back = at::arange(count, 0, -1, position.options());  // the last token: 1
   return back.unsqueeze(0) <= position.clamp_max(row.begin()).unsqueeze(1);
 }
 

@@ -1,5 +1,5 @@
-// The tokens that precede a segment and lie on other ranks: the past of a short convolution, of a
-// window, of softmax attention.
+// Fetches the tokens before a segment from the other ranks, for short convolutions, windows and
+// softmax attention.
 //
 //   at::Tensor k_past = TokensBefore(k, window - 1, row);   // [B, at most window - 1, H, d]
 //   at::Tensor tail = DocumentBefore(x, taps - 1, row);     // [B, taps - 1, D]
@@ -13,19 +13,20 @@
 
 namespace halflife::ops {
 
-// What the exchange is called in records: plans count what it gathers as memory.
+// The name of the exchange in records. Plans count the gathered tokens as memory.
 constexpr char kTokensBefore[] = "tokens_before";
 
-// x [B, T, ...] are this rank's tokens -> [B, min(count, row.begin()), ...], the last ones before
-// them, of whatever document. `count` is the same on all ranks. Differentiable: a token's gradient
-// goes back to its owner, where it is summed in the order of ranks in fp32 (fp64 beside fp64).
+// x [B, T, ...] are this rank's tokens. Returns the last tokens before them, of any document,
+// [B, min(count, row.begin()), ...]. `count` must be the same on all ranks. Differentiable: the
+// gradients of a token are sent to its owner and summed there in the order of ranks, in fp32 (fp64
+// for fp64 inputs).
 at::Tensor TokensBefore(const at::Tensor& x, int64_t count, const RowSegment& row);
 
-// [B, count] bool: which of the last `count` tokens before the segment are there and of its first
-// token's document.
+// [B, count] bool: which of the last `count` tokens before the segment exist and belong to the
+// document of its first token.
 at::Tensor SeenBefore(int64_t count, const RowSegment& row);
 
-// TokensBefore with zeros where SeenBefore is false: [B, count, ...].
+// TokensBefore, with zeros where SeenBefore is false: [B, count, ...].
 at::Tensor DocumentBefore(const at::Tensor& x, int64_t count, const RowSegment& row);
 
 }  // namespace halflife::ops

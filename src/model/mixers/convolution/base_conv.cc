@@ -1,7 +1,7 @@
-// BaseConv (Arora et al., 2023): y = conv(u) * (W u + b) + u, with a depthwise causal convolution
-// of a few taps, or of one as long as the row whose filter a network of position makes. Parameters
-// are named as in Zoology's layer. Its own u is the block's normed input, added besides the
-// residual stream.
+// BaseConv (Arora et al., 2023): y = conv(u) * (W u + b) + u. conv is a depthwise causal
+// convolution, either with a few taps or as long as the row. The long filter is computed by a small
+// network from the position. Parameters are named as in Zoology's layer. u is the block's normed
+// input, so it is added in addition to the residual stream.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/relu.h>
@@ -19,10 +19,10 @@
 namespace halflife::model {
 namespace {
 
-constexpr int64_t kFilterWidth = 16;  // inner channels of the filter's network
+constexpr int64_t kFilterWidth = 16;  // inner channels of the filter network
 
 struct BaseConvOptions : OptionsOf<BaseConvOptions> {
-  int64_t kernel_size = 3;  // taps; -1: as long as the row
+  int64_t kernel_size = 3;  // number of taps; -1: as long as the row
   int64_t filter_len = 1024;
   bool use_act = false;
   std::vector<Option> Fields() override {
@@ -37,7 +37,7 @@ struct BaseConvOptions : OptionsOf<BaseConvOptions> {
   }
 };
 
-// A filter h_t = W2 relu(W1 features_t + b1) + b2 of every channel.
+// The long filter of every channel, h_t = W2 relu(W1 features_t + b1) + b2.
 class ImplicitFilter {
  public:
   ImplicitFilter(const PartContext& context, int64_t dim, int64_t filter_len)
@@ -48,7 +48,7 @@ class ImplicitFilter {
     for (int64_t i = 0; i < features_.numel(); ++i) feature[i] = PositionFeature(i, filter_len);
   }
 
-  // Of the first `num_tokens` positions, [num_tokens, D], for rows like x.
+  // The filter at the first `num_tokens` positions, [num_tokens, D], in the compute type of x.
   at::Tensor operator()(int64_t num_tokens, const at::Tensor& x) const {
     RequireWithinFilter("base_conv", num_tokens, features_.size(0));
     const std::span<const double> all(features_.const_data_ptr<double>(), features_.numel());
@@ -118,7 +118,7 @@ class BaseConv : public Mixer {
   FlopCount FlopsPerToken(int64_t seq_len) const override {
     const auto dim = static_cast<double>(dim_);
     if (!filter_) return {.matmul = 2 * dim * dim, .mixing = conv_->flops_per_token() + 2 * dim};
-    // Each position's filter is made once a batch; it is counted for every row.
+    // The filter is computed once per batch, but it is counted for every row.
     return {.matmul =
                 2 * dim * dim + 2 * static_cast<double>(kFilterWidth * (kPositionFeatures + dim_)),
             .mixing = dim * (LongConvolutionFlops(seq_len) + 3)};
@@ -127,13 +127,14 @@ class BaseConv : public Mixer {
     return filter_ ? LongConvolutionWorkspaceBytes(batch, dim_) : 0;
   }
   double ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const override {
-    // u, the two factors, and what their activations read.
+    // u, the two factors, and the inputs of their activations.
     const int64_t tensors = use_act_ ? (filter_ ? 5 : 4) : 3;
     return static_cast<double>(tensors * dim_ * bytes_per_element);
   }
 
  private:
-  // The long convolution adds u itself, and is not fused with its activation.
+  // A long convolution adds its input u and then applies the activation. Short convolutions do not
+  // add u, and apply the activation themselves.
   at::Tensor WithSkip(const at::Tensor& sums, const at::Tensor& u) const {
     return use_act_ ? at::silu(sums + u) : sums + u;
   }
@@ -146,7 +147,7 @@ class BaseConv : public Mixer {
   bool use_act_;
   int64_t dim_;
   Parameter projection_, bias_;
-  std::optional<ShortConvolution> conv_;  // one of the two
+  std::optional<ShortConvolution> conv_;  // exactly one of the two is set
   std::optional<ImplicitFilter> filter_;
 };
 

@@ -1,7 +1,7 @@
-// The gated convolution of Based's language models (Arora et al., 2024): (u, g) = W_in x + b_in, a
-// short convolution of u under SiLU, and y = W_o (silu(conv(u)) * g) + b_o. It differs from
-// BaseConv, which the small models of associative recall have: u is a projection, `expand` times as
-// wide, and nothing is added within.
+// The gated convolution of Based's language models (Arora et al., 2024): (u, g) = W_in x + b_in and
+// y = W_o (silu(conv(u)) * g) + b_o, with a short convolution. It differs from BaseConv, which the
+// small models of associative recall use, in two points: W_in expands x by the factor `expand`, and
+// there is no inner residual.
 #include <ATen/TensorOperators.h>
 
 #include "model/mixers/convolution/short_convolution.h"
@@ -13,7 +13,7 @@ namespace halflife::model {
 namespace {
 
 struct GatedConvOptions : OptionsOf<GatedConvOptions> {
-  int64_t expand = 4;  // of W_in: half of its rows are u, half are the gate
+  int64_t expand = 4;  // W_in has expand * D rows; one half is u, the other half is the gate
   int64_t conv_size = 3;
   std::vector<Option> Fields() override { return {{"expand", &expand}, {"conv_size", &conv_size}}; }
   void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
@@ -62,7 +62,7 @@ class GatedConv : public Mixer {
             .mixing = conv_.flops_per_token() + static_cast<double>(width_)};
   }
   double ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const override {
-    // x, u before and after the convolution, the gate, their product.
+    // x, u before and after the convolution, the gate, and the product.
     return static_cast<double>((dim_ + 4 * width_) * bytes_per_element);
   }
 

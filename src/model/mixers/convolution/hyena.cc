@@ -1,6 +1,6 @@
-// Hyena of order 2 (Poli et al., 2023), as Zoology has it: three projections under a short
-// convolution, two gates, and between them a convolution as long as the row whose filter a sine
-// network of position makes, under a window that decays at its own rate in each channel.
+// Hyena of order 2 (Poli et al., 2023), as in Zoology: three projections with a short convolution,
+// and two gates with a convolution as long as the row between them. A sine network computes the
+// long filter from the position. An exponential window with one rate per channel multiplies it.
 #include <ATen/TensorOperators.h>
 
 #include <cmath>
@@ -18,9 +18,10 @@
 namespace halflife::model {
 namespace {
 
-constexpr int64_t kInnerLayers = 2;  // of the filter's network, between its first and its last
-// A channel's window falls to kWindowEnd of itself after a share of the filter's positions: the
-// first channel's after kSlowest (beyond the end), the last one's after kFastest.
+constexpr int64_t kInnerLayers =
+    2;  // number of layers between the first and the last one of the filter network
+// The window of the first channel decays to kWindowEnd after kSlowest filter lengths (beyond the
+// end), that of the last channel after kFastest filter lengths.
 constexpr double kWindowEnd = 0.01, kSlowest = 1.5, kFastest = 0.3;
 
 struct HyenaOptions : OptionsOf<HyenaOptions> {
@@ -34,8 +35,8 @@ struct HyenaOptions : OptionsOf<HyenaOptions> {
   }
 };
 
-// h_t = exp(-t |a| / (filter_len - 1)) W_n sin(f * (... sin(f * (W_1 z_t + b_1)))), one filter for
-// each channel. The positions' features z are learned too.
+// h_t = exp(-t |a| / (filter_len - 1)) W_n sin(f * (... sin(f * (W_1 z_t + b_1)))), one filter per
+// channel. The features z of the positions are parameters, too.
 class SineFilter {
  public:
   SineFilter(const HyenaOptions& options, const PartContext& context, int64_t dim)
@@ -61,7 +62,7 @@ class SineFilter {
                   /*bias=*/false);
   }
 
-  // Of the first `num_tokens` positions, before the window: [num_tokens, D].
+  // The filter at the first `num_tokens` positions without the window, [num_tokens, D].
   at::Tensor operator()(int64_t num_tokens) const {
     RequireWithinFilter("hyena", num_tokens, length_);
     ops::SineFilterInputs inputs = {.x = *features_,
@@ -82,7 +83,7 @@ class SineFilter {
     const double step = dim_ > 1 ? (fast - slow) / static_cast<double>(dim_ - 1) : 0;
     return {.first = slow * per_token, .step = step * per_token};
   }
-  // The weight of a token's own input beside the filter's, [D].
+  // The additional weight of a token's own input, [D].
   const at::Tensor& bias() const { return *bias_; }
   int64_t length() const { return length_; }
 
@@ -157,7 +158,7 @@ class Hyena : public Mixer {
 
   FlopCount FlopsPerToken(int64_t seq_len) const override {
     const auto dim = static_cast<double>(dim_), width = static_cast<double>(filter_width_);
-    // Each position's filter is made once a batch; it is counted for every row.
+    // The filter is computed once per batch, but it is counted for every row.
     const double filter = width * (kPositionFeatures + kInnerLayers * width + dim);
     return {.matmul = 2 * (4 * dim * dim + filter),
             .mixing = conv_.flops_per_token() + dim * (LongConvolutionFlops(seq_len) + 4)};
@@ -166,16 +167,16 @@ class Hyena : public Mixer {
     return LongConvolutionWorkspaceBytes(batch, dim_);
   }
   double ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const override {
-    // x, the three branches before and after the short convolution, what the output reads. The
-    // filter, of all rows once, is not counted.
+    // x, the three branches before and after the short convolution, and the input of o_proj. The
+    // filter is shared by all rows and not counted.
     return static_cast<double>(8 * dim_ * bytes_per_element);
   }
 
  private:
-  // Of the branches, [..., 3 D].
+  // Splits the branches [..., 3 D].
   struct Split {
     explicit Split(const at::Tensor& branches) : Split(branches.chunk(3, -1)) {}
-    at::Tensor u;     // x1 * v, what the filter sees
+    at::Tensor u;     // x1 * v, the input of the long convolution
     at::Tensor gate;  // x2
 
    private:

@@ -85,7 +85,7 @@ at::Tensor ConvolveStep(const LongConvolutionCall& call, int64_t num_past, at::T
 }
 
 double LongConvolutionFlops(int64_t seq_len) {
-  // 5 M log2(M) operations each, 6 of a complex product, 6 to twist and back
+  // 5 M log2(M) operations per transform, 6 for the complex product, 6 for the twiddle factors.
   return 10 * std::log2(static_cast<double>(seq_len)) + 12;
 }
 

@@ -1,7 +1,7 @@
-// What mixers share whose convolution is as long as the row: a filter that a small network makes
-// from positions, applied by FFT in training and as a sum over all earlier inputs in decode. They
-// take one document a row, of at most as many tokens as the filter has positions, and their state
-// is the inputs so far.
+// Convolutions that are as long as the row, for base_conv and hyena. A small network computes the
+// filter from positions. Training applies it by FFT, decoding as a sum over all earlier inputs. The
+// state is the list of all inputs so far. A row must be one document, with at most as many tokens
+// as the filter has positions.
 //
 //   const at::Tensor y = ConvolveRows({.x = x, .filter = filter, .past = before}, &inputs);
 #pragma once
@@ -16,20 +16,19 @@
 
 namespace halflife::model {
 
-// The features of positions 0 to filter_len - 1 that filters are made from (Poli et al., 2023), for
-// one frequency: t / (filter_len - 1), cos(f w t) and -sin(f w t) with w = 2 pi / filter_len and f
-// = 1e-4. Element i of [filter_len, 3].
+// Element i of the position features [filter_len, 3] (Poli et al., 2023), with one frequency. Row t
+// is {t / (filter_len - 1), cos(f w t), -sin(f w t)} with w = 2 pi / filter_len and f = 1e-4.
 constexpr int64_t kPositionFeatures = 3;
 double PositionFeature(int64_t element, int64_t filter_len);
 
-// A layer of a filter's network: x W^T + b, fp32 and without weight decay.
+// A layer of a filter network: x W^T + b, in fp32 and without weight decay.
 class FilterLayer {
  public:
   FilterLayer(const PartContext& context, const std::string& name, const MatrixShape& shape,
               bool bias);
   at::Tensor operator()(const at::Tensor& x) const;      // [T, in] -> [T, out]
   const at::Tensor& weight() const { return *weight_; }  // [out, in]
-  const at::Tensor& bias() const { return *bias_; }      // [out], where there is one
+  const at::Tensor& bias() const { return *bias_; }      // [out]; requires bias
 
  private:
   Parameter weight_, bias_;
@@ -37,25 +36,26 @@ class FilterLayer {
 
 // The traits of a mixer whose state is the inputs of its convolution.
 MixerTraits LongConvolutionTraits(int64_t channels, int64_t filter_len);
-// Errors (exit 2) for rows of several documents, and for rows beyond the filter.
+// Throw kUsage (exit 2) for rows of several documents, and for rows longer than the filter.
 void RequireOneDocument(const std::string& mixer, const SequenceSlice& slice);
 void RequireWithinFilter(const std::string& mixer, int64_t num_tokens, int64_t filter_len);
 
 struct LongConvolutionCall {
-  at::Tensor x;                   // [B, T, C]; of a step [B, C]
-  at::Tensor filter;              // [past + T, C], fp32 (fp64 beside fp64)
-  ops::FilterWindow window = {};  // of the filter
-  at::Tensor skip = {};           // [C], like the filter: adds skip x; undefined: nothing
+  at::Tensor x;                   // [B, T, C]; in a step [B, C]
+  at::Tensor filter;              // [past + T, C], fp32 (fp64 for fp64 inputs)
+  ops::FilterWindow window = {};  // multiplies the filter
+  at::Tensor skip = {};           // [C], dtype of the filter: adds skip x; undefined: none
   at::Tensor past = {};           // [B, past, C]: the inputs before the slice; undefined: none
 };
-// -> [B, T, C]. `after`, where it is not null, becomes the inputs up to the slice's end.
+// -> [B, T, C]. If `after` is not null, it receives all inputs up to the end of the slice.
 at::Tensor ConvolveRows(const LongConvolutionCall& call, at::Tensor* after);
-// One token more -> [B, C]. `inputs` has num_past tokens in use, and gets x.
+// Decodes one token -> [B, C]. `inputs` holds num_past tokens, and x is appended to it.
 at::Tensor ConvolveStep(const LongConvolutionCall& call, int64_t num_past, at::Tensor& inputs);
 
-// Operations of one channel and token: two transforms of a row, there and back, and the product.
+// FLOPs per channel and token: the transforms of a row to the frequency domain and back, and the
+// product between them.
 double LongConvolutionFlops(int64_t seq_len);
-// What the convolution of `channels` borrows on a GPU whose kernels take the row.
+// Workspace in bytes of a convolution of `channels` on a GPU, if its kernels support the row.
 double LongConvolutionWorkspaceBytes(const GpuBatch& batch, int64_t channels);
 
 }  // namespace halflife::model

@@ -29,7 +29,7 @@ at::Tensor ShortConvolution::operator()(const ConvolutionCall& call, at::Tensor*
                                        .segment = call.slice.segment,
                                        .x_gradient = call.x_gradient};
   if (after != nullptr) {
-    // A copy: a view would keep the whole sequence.
+    // A copy, because a view would keep the whole sequence in memory.
     *after = ops::ShortConvTail(inputs)
                  .to(ops::ComputeType(call.x), /*non_blocking=*/false, /*copy=*/true)
                  .contiguous();

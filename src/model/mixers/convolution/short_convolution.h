@@ -1,5 +1,7 @@
-// The short depthwise convolution as a part of a mixer: its parameters, and the tail that it leaves
-// in the mixer's state.
+// A short depthwise causal convolution inside a mixer: its parameters, and its tail in the mixer's
+// state.
+//
+// Shapes: B batch, T seq_len, C channels, W taps.
 //
 //   const ShortConvolution conv(context, "conv", {.channels = dim, .taps = 3, .bias = true});
 //   const at::Tensor y = conv({.x = x, .slice = slice, .tail = before}, &after);
@@ -19,7 +21,7 @@ namespace halflife::model {
 struct ConvolutionShape {
   int64_t channels = 0, taps = 0;
   bool bias = false, silu = false;
-  // How weight and bias start; absent: uniform in +-1/sqrt(W), as torch.nn.Conv1d's do.
+  // Initial values of weight and bias; absent: uniform in +-1/sqrt(W), as in torch.nn.Conv1d.
   std::optional<Init> init = {};
 };
 
@@ -27,18 +29,18 @@ struct ConvolutionCall {
   at::Tensor x;                      // [B, T, C]
   const SequenceSlice& slice;        // borrowed
   at::Tensor tail;                   // [B, W-1, C], the inputs before the slice; undefined: none
-  ops::ColumnPlace x_gradient = {};  // where that of x goes, as ShortConvInputs has it
+  ops::ColumnPlace x_gradient = {};  // where the gradient of x is written
 };
 
 class ShortConvolution {
  public:
   ShortConvolution() = default;
-  // Declares name.weight [C, 1, W] and name.bias [C]. Neither decays; the bias is fp32.
+  // Declares name.weight [C, 1, W] and name.bias [C] fp32, both without weight decay.
   ShortConvolution(const PartContext& context, const std::string& name,
                    const ConvolutionShape& shape);
 
-  // -> [B, T, C]. `after`, where it is not null, becomes the tail that continues the slice: a
-  // tensor of its own, fp32 (fp64 beside fp64).
+  // -> [B, T, C]. If `after` is not null, it receives the tail after the slice, as a new tensor in
+  // fp32 (fp64 for fp64 inputs).
   at::Tensor operator()(const ConvolutionCall& call, at::Tensor* after) const;
   at::Tensor Step(const at::Tensor& x, at::Tensor& tail) const;  // [B, C] -> [B, C]
 

@@ -1,8 +1,8 @@
-// D2D, linear attention with trainable decay ("Disentangle to Decay", COLING 2025): weights
-// phi(q_i) . phi(k_j) gamma^(i-j) over channels, normalised, with gamma = exp(Pb_h - s Ps_c): a
-// base that is fixed per head and a trained part per channel. With `decay` at alibi, trained_alibi
-// or none, and rotary or learned positions, it is each of the paper's baselines. `legacy_view`
-// computes what the public training code does (legacy_view.h).
+// D2D, linear attention with trainable decay ("Disentangle to Decay", COLING 2025). The weights are
+// the sums over channels of phi(q_i) phi(k_j) gamma^(i-j), normalised. gamma = exp(Pb_h - s Ps_c)
+// has a fixed base Pb per head and a trained part Ps per channel. The paper's baselines are the
+// other values of `decay` (alibi, trained_alibi, none) with rotary or learned positions.
+// `legacy_view` reproduces the public training code (legacy_view.h).
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/exp2.h>
@@ -24,16 +24,17 @@ constexpr int64_t kUsualHeadDim = 64;
 struct D2dOptions : OptionsOf<D2dOptions, LinearHeadOptions> {
   std::string feature_map = "elu";
   std::string decay = "d2d";
-  double decay_scale = 0;  // s; 0: 1 with elu, 0.02 with exp
+  double decay_scale = 0;  // s; 0: 1 for elu, 0.02 for exp
   double max_log_decay = std::numeric_limits<double>::infinity();
-  bool regularise_decay = true;  // weight decay takes hold of what the decay learns
-  double rope_theta = 0;         // of q and k, not of the denominator; 0: none
-  double eps = 0;                // of the denominator; 0: 1e-30 beside a decay, else 1e-14
+  bool regularise_decay = true;  // whether weight decay applies to the trained decay
+  double rope_theta = 0;         // rotates q and k, but not in the denominator; 0: none
+  double eps = 0;                // added to the denominator; 0: 1e-30 with a decay, else 1e-14
   bool bias = true;
-  bool scale_init_by_depth = true;  // o_proj starts at 1 / sqrt(2 L), where the block says nothing
-  int64_t legacy_view = 0;          // the length of the rows of public training; 0: the formula
+  // o_proj is initialised with a factor 1 / sqrt(2 num_layers), unless the block sets a factor.
+  bool scale_init_by_depth = true;
+  int64_t legacy_view = 0;  // row length of the public training code; 0: use the formula
 
-  D2dOptions() : OptionsOf(/*heads=*/0, /*k=*/1, /*v=*/1) {}  // 0: one for 64 channels
+  D2dOptions() : OptionsOf(/*heads=*/0, /*k=*/1, /*v=*/1) {}  // 0 heads: model_dim / 64
   std::vector<Option> Fields() override {
     return {{"num_heads", &num_heads, {.min = 0}},
             {"feature_map", &feature_map, {.choices = {"elu", "exp"}}},
@@ -75,15 +76,15 @@ struct D2dOptions : OptionsOf<D2dOptions, LinearHeadOptions> {
   }
 };
 
-// Pb of heads 1 to H, -2^(-H/h), in fp32 from fp64; [H]. Made where it is used: from the host it
-// would be copied in every layer of every step.
+// Pb = -2^(-H/h) for the heads h = 1 to H, computed in fp64 and rounded to fp32; [H]. It is
+// computed on the device that uses it: a host tensor would be copied in every layer of every step.
 at::Tensor BaseLogDecay(int64_t num_heads, at::Device device) {
   const at::Tensor head =
       at::arange(1, num_heads + 1, at::TensorOptions(device).dtype(at::kDouble));
   return (-at::exp2(-num_heads / head)).to(at::kFloat);
 }
 
-// ALiBi's form with a base of D2D's own: [H].
+// A fixed decay per head, [H]: the form of ALiBi with the bases of D2D.
 class BaseDecay : public LogDecay {
  public:
   explicit BaseDecay(int64_t num_heads) : num_heads_(num_heads) {}
@@ -96,7 +97,7 @@ class BaseDecay : public LogDecay {
   int64_t num_heads_;
 };
 
-// Ps [1, H K], or of one number a head, head_gamma [H].
+// Declares Ps [1, H K], or head_gamma [H] for a decay with one number per head.
 Parameter DeclareTrained(const D2dOptions& options, const PartContext& context) {
   dist::ParamSpec spec = {.name = context.prefix + "head_gamma", .shape = {options.num_heads}};
   if (options.decay == "d2d")
@@ -106,7 +107,7 @@ Parameter DeclareTrained(const D2dOptions& options, const PartContext& context) 
   return context.parameters->Declare(spec, Init::Zeros());
 }
 
-// Pb, and Ps as the public training code reads it.
+// Pb, with Ps applied to q and k as in the public training code.
 class ViewedDecay : public BaseDecay {
  public:
   ViewedDecay(const D2dOptions& options, const PartContext& context)
@@ -125,7 +126,7 @@ class ViewedDecay : public BaseDecay {
     return ApplyLegacyView(features, *trained_, slice.positions, view_);
   }
   int64_t max_tokens() const override { return view_.row_len; }
-  int64_t num_activations() const override { return 2 * width_; }  // features before
+  int64_t num_activations() const override { return 2 * width_; }  // q and k before
 
  private:
   int64_t width_;
@@ -133,7 +134,7 @@ class ViewedDecay : public BaseDecay {
   Parameter trained_;
 };
 
-// Pb_h - s Ps, [H, K]; or with Pb = 0 and s = -1, of one number a head, [H].
+// Pb_h - s Ps [H, K]; or one trained number per head [H], which is Pb = 0 and s = -1.
 class TrainedDecay : public LogDecay {
  public:
   TrainedDecay(const D2dOptions& options, const PartContext& context)
@@ -186,7 +187,7 @@ DecayedForm FormOf(const D2dOptions& options) {
   return form;
 }
 
-// A block that has a scale of its own has it for all mixers.
+// A block that sets its own output scale sets it for all mixers, and is left unchanged.
 PartContext WithOutputScale(PartContext context, bool by_depth) {
   if (by_depth && context.output_init_scale == 1)
     context.output_init_scale /= std::sqrt(2.0 * static_cast<double>(context.sizes.num_layers));

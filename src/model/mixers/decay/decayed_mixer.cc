@@ -23,9 +23,9 @@
 namespace halflife::model {
 namespace {
 
-constexpr double kTokensPerKeptState = 256;  // backward keeps a state so often
+constexpr double kTokensPerKeptState = 256;  // backward keeps one state per 256 tokens
 
-// An activation as a map: fla's retnet and gla.
+// An activation as a feature map, as in fla's retnet and gla.
 class Activated : public FeatureMap {
  public:
   Activated(const std::string& name, int64_t dim)
@@ -74,7 +74,8 @@ void LinearHeadOptions::Resolve(const ModelSizes& sizes, ProblemList& problems) 
                    "; factors of model_dim, e.g. 0.5 and 1, would work (widths up to ", kMaxWidth,
                    ")");
   if (!sane) return;
-  // A ratio of two widths, rounded, gives the width back up to its last bits.
+  // expand_k may be a rounded ratio of two widths, so that the product is a whole number only up to
+  // rounding.
   const auto whole = [&](double width) { return std::abs(width - std::round(width)) < 1e-9 * dim; };
   problems.Require(whole(dim_k) && whole(dim_v), "model_dim ", sizes.model_dim, " times expand_k ",
                    expand_k, " and expand_v ", expand_v, " must be whole numbers");
@@ -96,7 +97,7 @@ DecayedMixer::DecayedMixer(const LinearHeadOptions& heads, const PartContext& co
     projections_[i] = DeclareMatrix(
         context, Concat(names[i], "_proj.weight"),
         {.out = dims[i], .in = model_dim_, .init_scale = i == 2 ? context.value_init_scale : 1});
-  // Beside the others, which read the same input: an arena has them as one matrix.
+  // Declared next to q, k and v, which read the same input: an arena then stores all as one matrix.
   if (form.use_output_gate)
     gate_ = DeclareMatrix(context, "g_proj.weight", {.out = heads.value_dim(), .in = model_dim_});
   for (size_t i = 0; i < 3 && form.bias; ++i)
@@ -151,7 +152,7 @@ MixerTraits DecayedMixer::traits() const {
     traits.state.push_back(
         {.name = "log_scale", .shape = {heads_.num_heads}, .exchange = StateExchange::kLogScale});
   if (form_.score_norm) {
-    traits.causal_in_bits = false;  // sums over all keys, of which later ones are 0
+    traits.causal_in_bits = false;  // each sum includes later keys, as zeros
     traits.splits_rows = false;
     traits.state.push_back({.name = "keys",
                             .shape = {StateTensor::kGrows, heads_.num_kv_heads, num_features},
@@ -306,7 +307,7 @@ DecayedMixer::Heads DecayedMixer::Project(const at::Tensor& x, const SequenceSli
     const QueriesAndKeys placed = decay_->AtPositions({.q = heads.q.x, .k = heads.k.x}, slice);
     heads.q.x = placed.q, heads.k.x = placed.k;
   }
-  if (heads.k.log_scale.defined())  // of every query head
+  if (heads.k.log_scale.defined())  // one per query head
     heads.k.log_scale = RepeatHeads(heads.k.log_scale.unsqueeze(3), heads_.num_heads).squeeze(3);
   heads.v = split(2, heads_.head_dim_v);
   if (decay_ != nullptr) heads.log_decay = (*decay_)(x, std::span(y).subspan(3, of_decay.size()));
@@ -316,7 +317,7 @@ DecayedMixer::Heads DecayedMixer::Project(const at::Tensor& x, const SequenceSli
 
 void DecayedMixer::NormScores(const at::Tensor& keys, const at::Tensor& positions,
                               Heads& heads) const {
-  constexpr double kLeast = 1, kMost = 5e4;  // torchscale's
+  constexpr double kLeast = 1, kMost = 5e4;  // as in torchscale
   const at::Tensor sums = ScoreSums({.q = heads.q.x,
                                      .k = keys,
                                      .positions = positions,
@@ -325,7 +326,7 @@ void DecayedMixer::NormScores(const at::Tensor& keys, const at::Tensor& position
   heads.q.x = (heads.q.x / sums.clamp(kLeast, kMost).unsqueeze(3)).to(heads.q.x.scalar_type());
 }
 
-// Convolution `index` reads its tail from the call's state and leaves the new one in `after`.
+// Convolution `index` reads its tail from the call's state and writes the new one to `after`.
 at::Tensor DecayedMixer::Convolve(const at::Tensor& y, size_t index, const MixerCall& call,
                                   MixerState* after) const {
   if (convs_.empty()) return y;
@@ -355,7 +356,7 @@ FlopCount DecayedMixer::FlopsPerToken(int64_t seq_len) const {
   const int64_t of_maps = heads_.num_heads * maps_[0]->num_matrix_elements() +
                           heads_.num_kv_heads * maps_[1]->num_matrix_elements();
   const int64_t columns = heads_.head_dim_v + normalised();
-  // Each query meets each key before it.
+  // ScoreSums multiply each query with all earlier keys, (seq_len + 1) / 2 on average.
   const double of_scores =
       form_.score_norm ? static_cast<double>(heads_.num_heads * maps_[0]->width() * (seq_len + 1))
                        : 0;
@@ -370,10 +371,10 @@ double DecayedMixer::ActivationBytesPerToken(int64_t, int64_t bytes_per_element)
   const int64_t of_decay = decay_ == nullptr ? 0 : decay_->num_activations();
   const int64_t of_maps = heads_.num_heads * maps_[0]->num_activations() +
                           heads_.num_kv_heads * maps_[1]->num_activations();
-  // x, q, k, v, the gate, o before and after the norm.
+  // Kept: x, q, k, v, the gate, and o before and after the norm.
   const double elements = static_cast<double>(model_dim_ + of_decay + of_maps) + 2 * features +
                           (gate_.declared() ? 4 : 3) * values;
-  // The kept states, 1/rms of each head, and the denominators.
+  // Kept in fp32: states, 1/rms of each head, and denominators.
   const double fp32 = static_cast<double>(decay_ == nullptr ? 0 : decay_->num_fp32_activations()) +
                       features * static_cast<double>(heads_.head_dim_v) / kTokensPerKeptState +
                       static_cast<double>(heads_.num_heads * (1 + normalised()));
@@ -382,7 +383,7 @@ double DecayedMixer::ActivationBytesPerToken(int64_t, int64_t bytes_per_element)
 
 kernels::DecayKind DecayedMixer::KernelDecay() const {
   using kernels::DecayKind;
-  // The steps of the keys' log scale are in the decay, a number a token.
+  // The changes of the keys' log scale are part of the decay, which then differs per token.
   const bool per_token = maps_[1]->has_log_scale() || (decay_ != nullptr && !decay_->constant());
   const bool per_channel = decay_ != nullptr && decay_->per_channel();
   if (per_token) return per_channel ? DecayKind::kPerTokenChannel : DecayKind::kPerToken;
@@ -391,7 +392,7 @@ kernels::DecayKind DecayedMixer::KernelDecay() const {
 }
 
 double DecayedMixer::WorkspaceBytes(const GpuBatch& batch) const {
-  // A numerator and a denominator of its own are in fp32, without the normaliser.
+  // With kUnrotatedKeys, the numerator and the denominator are two fp32 scans without a normaliser.
   const bool own_denominator = form_.normaliser == Normaliser::kUnrotatedKeys;
   kernels::DecayAttentionArgs args;
   args.batch = args.num_sequences = static_cast<int>(batch.batch);
@@ -418,7 +419,7 @@ double DecayedMixer::WorkspaceBytes(const GpuBatch& batch) const {
   args.out = rows(args.num_heads, args.head_dim_v);
   constexpr int64_t kChunk = kernels::DefaultChunkSize(/*is_cuda=*/true);
   args.num_chunks = static_cast<int>(batch.batch * ((batch.seq_len + kChunk - 1) / kChunk));
-  float present = 0;  // a size asks what there is, not what it holds
+  float present = 0;  // the sizes depend on which tensors are present, not on their values
   if (args.decay_kind != kernels::DecayKind::kNone) args.log_decay.data = &present;
   if (log_scaled()) args.key_scale.data = &present;
   const kernels::DecayAttentionPlan plan = MakePlan(args, batch.gpu);

@@ -1,8 +1,13 @@
-// What mixers with a decayed state share: q, k and v, an optional short convolution, feature map
-// and rotation of them, the state S_t = decay_t S_{t-1} + k_t^T v_t read by o_t = q_t S_t /
-// sqrt(F), perhaps divided by the same sum of the keys alone, then RMSNorm over each head's
-// channels, a SiLU gate and o_proj. Parameters are named as in fla. A mixer of the family brings
-// its decay and says what else it departs in.
+// The base class of mixers with a decayed state,
+//
+//   S_t = decay_t S_{t-1} + k_t^T v_t,   o_t = q_t S_t / sqrt(F)
+//
+// It provides the projections of q, k and v, an optional short convolution, feature maps, rotary
+// positions and a normalizer, then RMSNorm over the channels of each head, a SiLU gate and o_proj.
+// Parameters are named as in fla. A derived mixer provides its decay and a DecayedForm, which lists
+// its other differences.
+//
+// Shapes: B batch, T seq_len, H query heads, Hk heads of k and v, K and V head dims, F features.
 #pragma once
 
 #include <array>
@@ -22,11 +27,11 @@ struct DecayAttentionConfig;
 
 namespace halflife::model {
 
-// The heads of a linear mixer.
+// The number and widths of the heads of a linear mixer.
 struct LinearHeadOptions : OptionsOf<LinearHeadOptions> {
   int64_t num_heads, num_kv_heads = 0;  // 0: num_heads
-  double expand_k, expand_v;            // widths of all heads together, in model_dims
-  // Set by Resolve.
+  double expand_k, expand_v;            // total width of all heads, as a factor of model_dim
+  // Computed by Resolve.
   int64_t head_dim_k = 0, head_dim_v = 0;
 
   LinearHeadOptions(int64_t heads, double k, double v)
@@ -40,10 +45,10 @@ struct LinearHeadOptions : OptionsOf<LinearHeadOptions> {
   int64_t kv_value_dim() const { return num_kv_heads * head_dim_v; }
 };
 
-// Options that retention and gla share.
+// The options that retention and gla share.
 struct DecayedOptions : OptionsOf<DecayedOptions, LinearHeadOptions> {
   bool use_output_gate = true, norm_affine = true;
-  std::string feature_map = "none";  // an activation
+  std::string feature_map = "none";  // name of an activation
 
   using OptionsOf::OptionsOf;
   std::vector<Option> Fields() override;
@@ -54,27 +59,28 @@ struct QueriesAndKeys {
   at::Tensor q, k;
 };
 
-// Where the logarithm of the decay comes from.
+// Computes the natural logarithm of the decay.
 class LogDecay {
  public:
   virtual ~LogDecay() = default;
-  // Matrices whose products with x it reads: computed together with the projections.
+  // The matrices whose products with x the decay reads. They are multiplied together with the
+  // projections.
   virtual std::vector<at::Tensor> Weights() const { return {}; }
-  // `products` [B, T, *], one of each of Weights. -> fp32 [H] or [H, K], the same for all tokens,
-  // or [B, T, Hk], or [B, T, Hk, K].
+  // `products` [B, T, *] has one product for each of Weights. Returns fp32 [H] or [H, K] if the
+  // decay is the same for all tokens, else [B, T, Hk] or [B, T, Hk, K].
   virtual at::Tensor operator()(const at::Tensor& x,
                                 std::span<const at::Tensor> products) const = 0;
-  virtual bool constant() const { return false; }  // the same for all tokens
+  virtual bool constant() const { return false; }  // true: the same for all tokens
   virtual bool per_channel() const { return false; }
 
-  // What is left of a decay that follows from positions and not from distances alone: queries and
-  // keys as they count at theirs.
+  // Applies the part of a decay that depends on absolute positions, not only on distances, to the
+  // queries and keys.
   virtual QueriesAndKeys AtPositions(const QueriesAndKeys& features, const SequenceSlice&) const {
     return features;
   }
-  virtual int64_t max_tokens() const { return 0; }  // of a row, as MixerTraits has it
+  virtual int64_t max_tokens() const { return 0; }  // as MixerTraits::max_tokens
 
-  // Its own share of the costs, per token.
+  // The costs of the decay, per token.
   virtual int64_t num_matrix_elements() const { return 0; }
   virtual int64_t num_activations() const { return 0; }  // in the compute dtype
   virtual int64_t num_fp32_activations() const { return 0; }
@@ -83,47 +89,48 @@ class LogDecay {
 // The divisor of a head's output.
 enum class Normaliser {
   kNone,
-  kKeys,           // q_t z_t, z the sum of the keys that S holds
-  kUnrotatedKeys,  // the same of q and k before their rotation
+  kKeys,           // q_t z_t, where z is the decayed sum of the keys in S
+  kUnrotatedKeys,  // the same, with q and k before their rotation
 };
 
-// How a mixer departs from the family.
+// The properties of a mixer that differ within the family.
 struct DecayedForm {
   using MakeMap = std::function<std::shared_ptr<const FeatureMap>(const PartContext&)>;
   using MakeDecay = std::function<std::unique_ptr<LogDecay>(const PartContext&)>;
 
   int64_t conv_size = 0;           // taps of a short convolution of q, k and v; 0: none
-  bool bias = false;               // of the projections
-  MakeMap make_map_q, make_map_k;  // empty: none, of k that of q
-  double rope_theta = 0;           // base of the rotation of q and k; 0: none
-  std::vector<double> rotary_frequencies = {};  // of the pairs, [K/2], in place of rope_theta's
-  // A factor of each query by its position, and what it depends on beside that: layers that share
-  // that share the factors. `of`: [B, T] int64 -> [B, T, H] fp64; empty: none.
+  bool bias = false;               // whether the projections have biases
+  MakeMap make_map_q, make_map_k;  // feature maps. Without make_map_k, k uses make_map_q.
+  double rope_theta = 0;           // base of the rotary frequencies of q and k; 0: no rotation
+  std::vector<double> rotary_frequencies = {};  // [K/2]; replaces the frequencies of rope_theta
+  // A factor on each query that depends on its position: `of` maps positions [B, T] int64 to
+  // factors [B, T, H] fp64; empty: none. Layers with the same `key` share the computed factors, so
+  // the key must contain every other value that `of` depends on.
   struct QueryScale {
     std::vector<double> key;
     std::function<at::Tensor(const at::Tensor& positions)> of;
   };
   QueryScale query_scale = {};
-  // Divides each query by its row's ScoreSums, kept between 1 and 5e4, which asks for all keys: the
-  // state grows. With a constant decay per head and without convolutions.
+  // Divides each query by its ScoreSums, clamped to [1, 5e4]. This needs all earlier keys, so the
+  // state grows. Requires a constant decay per head and no convolutions.
   bool score_norm = false;
-  // Declares what the decay learns, between the projections and the output. Empty: nothing decays.
+  // Makes the decay and declares its parameters, after the projections and before the output
+  // matrix. Empty: no decay.
   MakeDecay make_decay;
-  bool allow_growth = false;  // the decay, a constant one, may lie above 1; with a normaliser
+  bool allow_growth = false;  // a constant decay may exceed 1; requires a normaliser
   Normaliser normaliser = Normaliser::kNone;
   double normaliser_eps = 1e-30;
-  bool scale_queries = true;  // by 1 / sqrt(F)
+  bool scale_queries = true;  // multiplies queries by 1 / sqrt(F)
   bool use_output_gate = true;
-  // Name of the norm of each head's output, and whether it learns a weight. Empty: no norm.
-  const char* norm_name = "";
-  bool norm_affine = true;
+  const char* norm_name = "";  // parameter name of the norm of each head's output; empty: no norm
+  bool norm_affine = true;     // whether this norm has a weight
 };
-// What their common options say.
+// The form that the common options describe.
 DecayedForm FormOf(const DecayedOptions& options);
 
 class DecayedMixer : public Mixer {
  public:
-  // `heads` are resolved.
+  // `heads` must be resolved.
   DecayedMixer(const LinearHeadOptions& heads, const PartContext& context, const DecayedForm& form);
 
   MixerTraits traits() const override;
@@ -136,31 +143,33 @@ class DecayedMixer : public Mixer {
 
  private:
   struct Heads {
-    Features q, k;                // [B, T, H or Hk, F]; H / Hk query heads read each
+    Features q, k;                // [B, T, H or Hk, F]; H / Hk query heads read each key head
     at::Tensor v;                 // [B, T, Hk, V]
-    at::Tensor plain_q, plain_k;  // before the rotation, where the normaliser reads them
-    at::Tensor log_decay;         // as LogDecay gives it, or undefined
+    at::Tensor plain_q, plain_k;  // q and k before the rotation, for Normaliser::kUnrotatedKeys
+    at::Tensor log_decay;         // in a shape of LogDecay, or undefined
     at::Tensor gate;              // [B, T, H V], or undefined
   };
-  // Maps y [B, T, dim], which is q, k or v by its index, before the split into heads.
+  // Maps y [B, T, dim] before it is split into heads. The index 0, 1 or 2 stands for q, k or v.
   using Convolution = std::function<at::Tensor(const at::Tensor& y, size_t index)>;
   Heads Project(const at::Tensor& x, const SequenceSlice& slice, const Convolution& convolve) const;
-  // Whether the map of q or k is applied along with its bias: nothing stands between them.
+  // Whether one kernel can add the bias of q or k and apply its feature map, because no convolution
+  // lies between the two.
   bool IsMappedWithBias(size_t index) const;
-  // The products of q, k and v with their biases, and mapped where that is so: one pass.
+  // Adds the biases to q, k and v, and applies the maps for which IsMappedWithBias, in one pass.
   std::vector<at::Tensor> AddBiases(std::span<const at::Tensor> y) const;
   at::Tensor Convolve(const at::Tensor& y, size_t index, const MixerCall& call,
                       MixerState* after) const;
   at::Tensor Output(const at::Tensor& o, const at::Tensor& gate) const;
-  // By ScoreSums of keys [B, N, Hk, K], those before the heads' own included.
+  // Divides the queries by their ScoreSums. `keys` [B, N, Hk, K] are those of all tokens so far,
+  // including the own ones.
   void NormScores(const at::Tensor& keys, const at::Tensor& positions, Heads& heads) const;
   ops::DecayAttentionConfig KernelConfig() const;
-  kernels::DecayKind KernelDecay() const;  // as the kernels see it
+  kernels::DecayKind KernelDecay() const;
   void MakeMaps(const PartContext& context);
 
   double query_scale() const;
-  // The first tensors of a state are those of decay attention; tails of convolutions follow, or the
-  // keys that score_norm reads.
+  // A state starts with the tensors of decay attention. The tails of the convolutions, or the keys
+  // that score_norm reads, follow.
   bool has_norm() const { return *form_.norm_name != 0; }
   bool rotates() const { return form_.rope_theta > 0 || !form_.rotary_frequencies.empty(); }
   bool normalised() const { return form_.normaliser != Normaliser::kNone; }
@@ -175,7 +184,7 @@ class DecayedMixer : public Mixer {
   double norm_eps_;
   std::array<std::shared_ptr<const FeatureMap>, 2> maps_;  // of q and k
   std::array<Parameter, 3> projections_, biases_;          // of q, k and v
-  std::vector<ShortConvolution> convs_;                    // likewise; empty: none
+  std::vector<ShortConvolution> convs_;                    // of q, k and v; empty: none
   Parameter gate_, norm_;
   std::unique_ptr<LogDecay> decay_;  // null: none
   OutputProjection out_;

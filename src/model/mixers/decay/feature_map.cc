@@ -15,7 +15,7 @@
 namespace halflife::model {
 namespace {
 
-// Maps without parameters and with d features.
+// A map without parameters and with d features.
 using Function = Features (*)(const at::Tensor& x);
 
 class Elementwise : public FeatureMap {
@@ -31,7 +31,7 @@ class Elementwise : public FeatureMap {
 
 Features Relu(const at::Tensor& x) { return {at::relu(x)}; }
 
-// A map that the kernels know. elu(x) + 1 is Katharopoulos et al.'s (2020).
+// A map that the kernels implement. elu(x) + 1 is that of Katharopoulos et al. (2020).
 template <kernels::ElementMap kMap>
 class Known : public FeatureMap {
  public:
@@ -60,7 +60,7 @@ at::Tensor ShiftedExp(const at::Tensor& x, at::Tensor& largest) {
   return ops::Apply({.name = "ShiftedExp", .inputs = {x}, .forward = forward})[0];
 }
 
-// exp(x - max x) with the maximum of each head as the scale.
+// exp(x - max x), with the maximum over the channels of each head as the log scale.
 class Exp : public FeatureMap {
  public:
   Exp(const PartContext&, int64_t dim) : dim_(dim) {}
@@ -80,7 +80,7 @@ Parameter DeclareSquare(const PartContext& context, const std::string& name, int
   return DeclareMatrix(context, name, {.out = dim, .in = dim});
 }
 
-// Maps may be tied, that of q to that of k.
+// Tied maps of q and k share the parameter, so each use is marked with ForEachUse.
 at::Tensor PlusBias(const at::Tensor& y, const Parameter& bias) {
   return ops::BiasMap({{.x = y, .bias = ForEachUse(bias)}})[0];
 }
@@ -109,7 +109,7 @@ class ElementwiseProduct : public FeatureMap {
   Parameter weights_[2], biases_[2];
 };
 
-// softmax([2 y, -2 y]) of y = A x + b (Zhang et al., 2024), A = 1 at the start.
+// softmax([2 y, -2 y]) with y = A x + b (Zhang et al., 2024). A starts as the identity.
 class Hedgehog : public FeatureMap {
  public:
   Hedgehog(const PartContext& context, int64_t dim) : dim_(dim) {
@@ -148,8 +148,8 @@ class T2r : public FeatureMap {
   Parameter weight_;
 };
 
-// Deterministic parameter-free projection (Schlag et al., 2021): r = [relu(x), relu(-x)], and r
-// times r rolled by 1 to 4 channels, side by side.
+// Deterministic parameter-free projection (Schlag et al., 2021): with r = [relu(x), relu(-x)], the
+// features are the concatenated products of r and r rolled by 1 to 4 channels.
 class Dpfp : public FeatureMap {
  public:
   Dpfp(const PartContext&, int64_t dim) : dim_(dim) {}

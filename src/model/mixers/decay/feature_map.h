@@ -1,5 +1,5 @@
-// What linear attention makes of the q and k of a head, so that products of the two stand for
-// similarities: the maps of fla's LinearAttention and of D2D.
+// Feature maps of linear attention: phi(q) . phi(k) replaces the similarity exp(q . k). These are
+// the maps of fla's LinearAttention and of D2D.
 //
 //   const auto map = MakeFeatureMap("elu", context, head_dim);
 //   const Features k = (*map)(SplitHeads(y, head_dim));
@@ -19,9 +19,9 @@
 namespace halflife::model {
 
 struct Features {
-  at::Tensor x;  // [B, T, H, F], dtype of what was mapped
-  // [B, T, H] fp32 (fp64 beside fp64), without gradient: the features are exp(log_scale) x.
-  // Undefined: x itself.
+  at::Tensor x;  // [B, T, H, F], dtype of the input
+  // [B, T, H] fp32 (fp64 for fp64 inputs), without gradient. The features are exp(log_scale) x.
+  // Undefined: the features are x.
   at::Tensor log_scale = {};
 };
 
@@ -30,19 +30,19 @@ class FeatureMap {
   virtual ~FeatureMap() = default;
   virtual Features operator()(const at::Tensor& x) const = 0;  // [B, T, H, d]; differentiable
   virtual int64_t width() const = 0;                           // F
-  virtual bool has_log_scale() const { return false; }         // of the features
-  // What the kernels know it by, who apply it in one pass with a bias.
+  virtual bool has_log_scale() const { return false; }         // Features::log_scale is defined
+  // The kernels' name of the map, if they have it. They can then apply it in one pass with a bias.
   virtual std::optional<kernels::ElementMap> element_map() const { return std::nullopt; }
 
-  // The elements of its matrices, which every head of every token is multiplied with.
+  // Number of elements of its matrices. Every head of every token is multiplied with them.
   virtual int64_t num_matrix_elements() const { return 0; }
-  // Elements that backward keeps for each head of a token, the features themselves left out.
+  // Number of elements that backward keeps per head of a token, without the features themselves.
   virtual int64_t num_activations() const { return 0; }
 };
 
 std::vector<std::string> FeatureMapNames();
-// Declares what the map learns. `dim`: channels of a head, d. Error kInternal for a name that is
-// not one of FeatureMapNames().
+// Makes a map and declares its parameters. `dim` is the number of channels of a head, d. Throws
+// kInternal for a name that is not in FeatureMapNames().
 std::unique_ptr<FeatureMap> MakeFeatureMap(const std::string& name, const PartContext& context,
                                            int64_t dim);
 

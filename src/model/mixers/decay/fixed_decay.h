@@ -1,4 +1,4 @@
-// Decays per head that nothing learns, those of retention.
+// The fixed decays per head of retention.
 //
 //   form.make_decay = [](const PartContext&) {
 //     return std::make_unique<FixedDecay>(RetentionLogDecays(8));
@@ -13,11 +13,11 @@
 
 namespace halflife::model {
 
-// ln gamma_h, gamma_h = 1 - 2^(-5-h) for heads from 0 (Sun et al., 2023, equation 8), by log1p:
-// gamma itself rounds to 1 in fp32 from head 20 on.
+// ln gamma_h with gamma_h = 1 - 2^(-5-h), h counted from 0 (Sun et al., 2023, equation 8). Computed
+// by log1p, because gamma itself rounds to 1 in fp32 from head 20 on.
 std::vector<double> RetentionLogDecays(int64_t num_heads);
-// gamma = 1 - e^x, x evenly from ln 1/32 to ln 1/512 over the heads: that of the paper's models of
-// 1.3B to 6.7B parameters.
+// ln gamma_h with gamma_h = 1 - e^x, where x is evenly spaced from ln 1/32 to ln 1/512 over the
+// heads: the decays of the paper's models with 1.3B to 6.7B parameters.
 std::vector<double> RetentionLogDecaysOfRange(int64_t num_heads);
 
 class FixedDecay : public LogDecay {

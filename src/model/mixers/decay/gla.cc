@@ -1,6 +1,9 @@
-// Gated linear attention (Yang et al., 2024): the decay is per key channel,
-// ln alpha_t = logsigmoid(W2 W1 x_t + b) / 16. Optionally a short convolution stands before. As in
-// fla's GLA, whose rank and normaliser of the gate are constants too.
+// Gated linear attention (Yang et al., 2024). The decay is per key channel,
+//
+//   ln alpha_t = logsigmoid(W2 W1 x_t + b) / 16,
+//
+// and a short convolution of q, k and v is optional. As in fla's GLA, the rank 16 of the gate and
+// its normaliser 16 are constants.
 #include <limits>
 
 #include "model/mixers/decay/decayed_mixer.h"
@@ -17,7 +20,7 @@ constexpr double kGateNormaliser = 16;
 struct GlaOptions : OptionsOf<GlaOptions, DecayedOptions> {
   bool use_short_conv = false;
   int64_t conv_size = 4;
-  double clamp_min = -std::numeric_limits<double>::infinity();  // of the log decay
+  double clamp_min = -std::numeric_limits<double>::infinity();  // lower bound of the log decay
 
   GlaOptions() : OptionsOf(/*heads=*/4, /*k=*/0.5, /*v=*/1) {}
   std::vector<Option> Fields() override {
@@ -51,7 +54,7 @@ class GateDecay : public LogDecay {
   }
 
   std::vector<at::Tensor> Weights() const override { return {*in_}; }
-  // The gate has 16 inner channels, [B, T, 16]; -> [B, T, Hk, K] fp32.
+  // products[0] = W1 x [B, T, 16] -> [B, T, Hk, K] fp32.
   at::Tensor operator()(const at::Tensor&, std::span<const at::Tensor> products) const override {
     const at::Tensor log_decay =
         ops::DecayGate(ops::Linear(products[0], *out_), *bias_,
@@ -61,8 +64,8 @@ class GateDecay : public LogDecay {
 
   bool per_channel() const override { return true; }
   int64_t num_matrix_elements() const override { return num_elements_; }
-  int64_t num_activations() const override { return kGateRank + num_keys_; }  // and the logits
-  int64_t num_fp32_activations() const override { return num_keys_; }         // the log decay
+  int64_t num_activations() const override { return kGateRank + num_keys_; }  // W1 x, logits
+  int64_t num_fp32_activations() const override { return num_keys_; }         // log decay
 
  private:
   int64_t head_dim_k_;

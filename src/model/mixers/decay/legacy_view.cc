@@ -13,11 +13,11 @@
 namespace halflife::model {
 namespace {
 
-// What stands in the view where a head reads a token's position, [R, T, H] int64 both. R is 1 where
-// all rows of the batch count alike.
+// The entries of the view that each head reads at each token, [R, T, H] int64 both. R is 1 if all
+// rows of the batch have the same positions, else B.
 struct ViewPlaces {
-  at::Tensor head;   // whose decays
-  at::Tensor power;  // of them
+  at::Tensor head;   // index of the head whose decays are read
+  at::Tensor power;  // exponent of these decays
 };
 
 ViewPlaces PlacesOf(const at::Tensor& positions, const LegacyView& view) {
@@ -40,8 +40,8 @@ at::Tensor LogOf(const at::Tensor& ps, const ViewPlaces& places, const LegacyVie
   return decays * (places.power.to(compute) * view.scale).unsqueeze(3);
 }
 
-// The gradient of Ps from that of P, [R, T, H, K]: a product with zeros and powers, as sums by an
-// index would have no fixed order on a GPU.
+// The gradient of Ps from that of P, [R, T, H, K]. It is a matrix product with a one-hot matrix of
+// powers, because an index_add has no fixed order of sums on a GPU.
 at::Tensor SumToPs(const at::Tensor& dlog, const ViewPlaces& places, const LegacyView& view,
                    const at::Tensor& ps) {
   const at::Tensor heads = at::arange(view.num_heads, places.head.options());

@@ -1,6 +1,6 @@
-// Linear attention (Katharopoulos et al., 2020): o_t = phi(q_t) S_t / (phi(q_t) z_t) with S the sum
-// of phi(k)^T v and z that of phi(k), nothing decays. With `normalise` off and `output_norm` on it
-// is fla's LinearAttention, whose options and names it takes over.
+// Linear attention (Katharopoulos et al., 2020): o_t = phi(q_t) S_t / (phi(q_t) z_t), where S is
+// the sum of phi(k)^T v and z is the sum of phi(k), both without decay. With `normalise` off and
+// `output_norm` on it is fla's LinearAttention, whose option and parameter names it uses.
 #include <ATen/TensorOperators.h>
 
 #include "model/mixers/decay/decayed_mixer.h"
@@ -14,7 +14,7 @@ constexpr double kSumEps = 1e-4;
 struct LinearAttentionOptions : OptionsOf<LinearAttentionOptions, LinearHeadOptions> {
   std::string feature_map = "elu";
   bool tie_feature_map_qk = false;
-  bool norm_q = false, norm_k = false;  // features divided by their sum
+  bool norm_q = false, norm_k = false;  // divide the features by their sum
   bool normalise = true;
   bool output_norm = false, norm_affine = true;
 
@@ -41,7 +41,7 @@ struct LinearAttentionOptions : OptionsOf<LinearAttentionOptions, LinearHeadOpti
   }
 };
 
-// Another map, whose features are divided by their sum.
+// Divides the features of another map by their sum.
 class DividedBySum : public FeatureMap {
  public:
   explicit DividedBySum(std::shared_ptr<const FeatureMap> inner) : inner_(std::move(inner)) {}
@@ -58,7 +58,7 @@ class DividedBySum : public FeatureMap {
 };
 
 DecayedForm FormOf(const LinearAttentionOptions& options) {
-  // Tied maps share what they learn; whether their features are divided is each one's own.
+  // Tied maps share their parameters. norm_q and norm_k still apply separately.
   const auto first = std::make_shared<std::shared_ptr<const FeatureMap>>();
   const auto make_map = [=](const PartContext& context,
                             bool divided) -> std::shared_ptr<const FeatureMap> {
@@ -86,8 +86,8 @@ class LinearAttention : public DecayedMixer {
 
 }  // namespace
 
-// relu and dpfp with one narrow key head: in the fifth key channel of the suite's rows lies a value
-// within a finite difference of the kink at 0.
+// relu and dpfp are tested with one narrow key head. With more channels, a key of the conformance
+// suite lies so close to the kink at 0 that finite differences would cross it.
 MixerVariant LinearAttentionVariant() {
   const std::vector<Assignment> narrow = {{"num_heads", 4}, {"num_kv_heads", 1}};
   const auto form = [](std::vector<Assignment> options, const std::vector<Assignment>& more) {

@@ -1,5 +1,5 @@
-// Retention of RetNet (Sun et al., 2023) in fla's form: q and k are rotated, the decay of head h is
-// gamma_h = 1 - 2^(-5-h) for all tokens.
+// Retention of RetNet (Sun et al., 2023) in fla's form: q and k are rotated, and the decay of head
+// h is gamma_h = 1 - 2^(-5-h) for all tokens.
 #include "model/mixers/decay/decayed_mixer.h"
 #include "model/mixers/decay/fixed_decay.h"
 

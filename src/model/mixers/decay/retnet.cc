@@ -1,14 +1,18 @@
-// Retention as RetNet computes it (Sun et al., 2023, section 2; torchscale): beside `retention`,
-// which is fla's form, the angles of the rotation are torchscale's, each head is normed without a
-// weight, and a row of retention is divided by the root of what its decays add up to,
+// Retention as in RetNet (Sun et al., 2023, section 2) and torchscale. It differs from `retention`,
+// which is fla's form, in three points:
+//   1. The rotation uses torchscale's angles.
+//   2. The norm of each head has no weight.
+//   3. Each row is divided by the root of the sum of its decays,
 //
 //   o_n = q_n S_n / sqrt(K s_n),  s_n = sum_{j <= n} gamma^(n-j) = (1 - gamma^(n+1)) / (1 - gamma),
 //
-// n counted in the token's document. So the parallel, recurrent and chunkwise forms are one: the
-// divisor goes into the query. The paper's third step, which divides a row of scores by its
-// absolute sum, has no recurrent form, and the norm of each head undoes it up to its eps.
-// row_norm torchscale_parallel has it for checkpoints that are to give what torchscale's parallel
-// form gives: it meets every key anew, as attention does, and its divisor has no gradient.
+// where n counts the tokens of the document. The divisor is folded into the query, so the parallel,
+// recurrent and chunkwise forms are the same.
+//
+// The paper also divides each row of scores by its absolute sum. This has no recurrent form, and
+// the norm of each head cancels it up to its eps. row_norm torchscale_parallel includes it, for
+// checkpoints that must reproduce torchscale's parallel form. It reads all earlier keys for every
+// query, as attention does, and its divisor has no gradient.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/expm1.h>
 #include <ATen/ops/rsqrt.h>
@@ -46,7 +50,7 @@ struct RetNetOptions : OptionsOf<RetNetOptions, LinearHeadOptions> {
   }
 };
 
-// theta^(-j / (d/2 - 1)), j = 0 to d/2 - 1: the last is 1 / theta exactly.
+// theta^(-j / (d/2 - 1)) for j = 0 to d/2 - 1. The last frequency is exactly 1 / theta.
 std::vector<double> TorchscaleFrequencies(int64_t dim, double theta) {
   std::vector<double> frequencies;
   for (int64_t j = 0; j < dim / 2; ++j)

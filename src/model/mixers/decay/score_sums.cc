@@ -17,7 +17,7 @@
 namespace halflife::model {
 namespace {
 
-constexpr int64_t kBlock = 128;  // queries whose scores exist at a time
+constexpr int64_t kBlock = 128;  // number of queries whose scores are in memory at a time
 
 }  // namespace
 
@@ -39,7 +39,7 @@ at::Tensor ScoreSums(const ScoreRows& rows) {
         gap >= 0, gap <= rows.positions.narrow(1, begin, count).unsqueeze(2));   // [B, n, N]
     const at::Tensor decay = at::exp(log_decay * gap.clamp_min(0).to(compute));  // [H, n, N]
     const at::Tensor scores = at::matmul(q.narrow(2, begin, count), k).abs() * decay;
-    // Not times 0: that would be the NaN of a key that the query does not see.
+    // Filled rather than multiplied by 0, which would keep a NaN of a key that is not visible.
     sums.push_back(scores.masked_fill(seen.logical_not().unsqueeze(1), 0).sum(3));
   }
   return at::cat(sums, 2).transpose(1, 2);

@@ -1,4 +1,4 @@
-// What torchscale's parallel retention divides a row of scores by (retnet.cc).
+// The sums of absolute scores by which torchscale's parallel retention divides (retnet.cc).
 //
 //   const at::Tensor sums = ScoreSums({.q = q,
 //                                      .k = k,
@@ -12,15 +12,15 @@
 namespace halflife::model {
 
 struct ScoreRows {
-  at::Tensor q;  // [B, T, H, K]
-  at::Tensor k;  // [B, N, Hk, K], the last T of the queries' own tokens; H / Hk heads read one
-  at::Tensor positions;  // [B, T] int64, in the tokens' documents: as many keys before are seen
+  at::Tensor q;          // [B, T, H, K]
+  at::Tensor k;          // [B, N, Hk, K]; the last T keys are those of the queries' tokens
+  at::Tensor positions;  // [B, T] int64 within the documents; a query sees as many earlier keys
   at::Tensor log_decay;  // [H] fp32
-  double scale = 1;      // of products
+  double scale = 1;      // factor on q k
 };
 
-// sum_{m <= n} |scale q_n k_m| e^((n - m) log_decay) over the document: [B, T, H], in fp32 (fp64
-// beside fp64), without a gradient. Time grows with T N, memory with N.
+// sum_{m <= n} |scale q_n k_m| e^((n - m) log_decay) over the document, [B, T, H] in fp32 (fp64 for
+// fp64 inputs), without a gradient. Takes O(T N) time and O(N) memory.
 at::Tensor ScoreSums(const ScoreRows& rows);
 
 }  // namespace halflife::model

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kLongestDense = 4096;
 
-// Shares of tokens [begin, begin + count) in rows [first, first + num), [B, num, count, H].
+// The shares of tokens [begin, begin + count) in rows [first, first + num): [B, num, count, H].
 struct Part {
   int64_t first, num, begin, count;
 };
@@ -65,7 +65,7 @@ at::Tensor Explanation::Focus() const {
 Explanation ExplainPool(const at::Tensor& log_weight, const SequenceSlice& slice, int64_t window,
                         double eps) {
   const at::Tensor weights = log_weight.detach();
-  // row maxima and sums do not depend on what is pooled
+  // The row maxima and sums do not depend on the payload, so it is zeros.
   const ops::FocusPoolOutput y = ops::FocusPool(
       {.log_weight = weights,
        .u = at::zeros({weights.size(0), weights.size(1), weights.size(2), 1}, weights.options()),

@@ -1,14 +1,15 @@
-// Causal Fastformer, an additive attention (after Wu et al., 2021): windows of q are pooled with
-// the weights that a learned vector gives, the pooled query multiplies each key, windows of that
-// are pooled in the same way, and the pooled key multiplies each value:
+// Causal Fastformer, an additive attention (after Wu et al., 2021). A learned vector weights the
+// queries, which are pooled over a window. The pooled query multiplies each key. These products are
+// pooled in the same way, and the pooled key multiplies each value:
 //
 //   Q = pool(q; a),  m = Q * k,  K = pool(m; b),  y = K * v,
 //   pool(x; a)_i = sum over j in W(i) of e^(l_j) x_j / (sum of e^(l_j) + eps),
 //   l_j = c (x_j . a) / n,
 //
-// with x and a standardised per head, in what is pooled too. A token hears 2 (window - 1) others a
-// layer. Published in several forms; `preset` names one. There is no output matrix, so the block's
-// initial sizes of values and outputs, and sub-LN's inner norm, have nothing to act upon.
+// where x and a are standardised per head, also as the payload x of the pool. A token sees
+// 2 (window - 1) earlier tokens per layer. There are several published forms; `preset` selects one.
+// There is no output matrix, so the block's value_init_scale, output_init_scale and inner norm have
+// no effect.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/layer_norm.h>
 #include <c10/core/GradMode.h>
@@ -31,21 +32,23 @@ enum FastformerSite : uint32_t { kPooledQuery = 0, kPooledKey = 1 };
 
 struct FastformerPreset {
   std::string_view name;
-  // Names of the matrices of q, k and v, then of the pooled query; one name: q, k and v in its
-  // rows, in this order.
+  // Parameter names of the matrices of q, k, v and the pooled query. If there is one name, its rows
+  // hold q, k and v in this order.
   std::array<const char*, 4> matrices;
-  // One pool of x itself, which multiplies v: neither q nor k.
+  // There is no q and k: a single pool of x multiplies v.
   bool additive;
-  bool norm;       // of what is pooled, and of the learned vectors, which then start normal
-  double rescale;  // with norm; without, log weights divide by sqrt(n)
+  // Standardises the pooled tensors and the learned vectors. The vectors then start from a normal
+  // distribution, else from zeros.
+  bool norm;
+  double rescale;  // c, with `norm`; without it, log weights are divided by sqrt(n)
   double eps;
-  // y = m + K * v and K = pool(LN(x + m)): the first product joins the second's input and the
-  // output.
+  // y = m + K * v with K = pool(LN(x + m)): the first product is added to the input of the second
+  // pool and to the output.
   bool inner_residual;
   const char* windows;
 };
 constexpr FastformerPreset kFastformerPresets[] = {
-    // Divides by sqrt(D), whatever the number of heads.
+    // Log weights are divided by sqrt(D) for any number of heads.
     {.name = "additive_readme",
      .matrices = {"Wvalues.weight"},
      .additive = true,
@@ -54,7 +57,7 @@ constexpr FastformerPreset kFastformerPresets[] = {
      .eps = 0,
      .inner_residual = false,
      .windows = "doubling"},
-    // Its layer is norm x + y: of blocks with mixer_residual_post_norm.
+    // Its layer is norm(x) + y, which is a block with mixer_residual_post_norm.
     {.name = "fastformer_seed",
      .matrices = {"Wquery.weight", "Wkeys.weight", "Wvalues.weight", "Wpooled.weight"},
      .additive = false,
@@ -79,7 +82,7 @@ constexpr FastformerPreset kFastformerPresets[] = {
      .eps = 1e-5,
      .inner_residual = false,
      .windows = "doubling_between"}};
-constexpr double kNormEps = 1e-5;  // of the standardisation
+constexpr double kNormEps = 1e-5;  // eps of the standardisation
 
 struct FastformerOptions : OptionsOf<FastformerOptions, FocusOptions> {
   FastformerOptions() : OptionsOf("fastformer_latest", PresetNames(kFastformerPresets)) {}
@@ -174,14 +177,14 @@ class Fastformer : public Mixer, public Explained {
   FlopCount FlopsPerToken(int64_t) const override {
     const auto dim = static_cast<double>(dim_);
     const double pools = form_.additive ? 1 : 2;
-    // a pool: the log weight's dot, and sums by suffixes, by prefixes and of the two
+    // Each pool: the dot product of the log weight, then sums of suffixes, of prefixes and of both.
     return {.matmul = 2 * dim * dim * num_square_matrices(), .mixing = pools * 9 * dim};
   }
   double ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const override {
     const auto dim = static_cast<double>(dim_), heads = static_cast<double>(num_heads_);
     const double pools = form_.additive ? 1 : 2;
-    // x, the projections, a pool's payload and rows, and products; in fp32 log weights, row maxima
-    // and sums
+    // x, the projections, the payload and the rows of each pool, and products; in fp32 the log
+    // weights, row maxima and row sums.
     const double elements = 1 + num_square_matrices() + 2 * pools + (form_.inner_residual ? 4 : 1);
     return elements * dim * static_cast<double>(bytes_per_element) + 4 * pools * 3 * heads;
   }
@@ -189,7 +192,7 @@ class Fastformer : public Mixer, public Explained {
  private:
   double num_square_matrices() const { return form_.additive ? 1 : form_.inner_residual ? 4 : 3; }
 
-  // [H, n], where it is standardised; else [D] zeros, which weight all tokens alike at first.
+  // [H, n] with `norm`; else [D] zeros, which initially give all tokens the same weight.
   Parameter DeclareVector(const PartContext& context, const std::string& name) const {
     std::vector<int64_t> shape = {dim_};
     if (form_.norm) shape = {num_heads_, head_dim_};
@@ -198,7 +201,7 @@ class Fastformer : public Mixer, public Explained {
         form_.norm ? Init::Normal(context.initializer_range) : Init::Zeros());
   }
 
-  // Rows x [B, T, D], or their products with `times`, of which a pool is made.
+  // The log weights and the payload of a pool of x [B, T, D], or of x times `times`.
   ops::FocusLeaves Weigh(const at::Tensor& x, const Parameter& vector,
                          const at::Tensor& times = {}) const {
     const auto width = static_cast<double>(form_.additive ? dim_ : head_dim_);
@@ -209,7 +212,7 @@ class Fastformer : public Mixer, public Explained {
                                  .scale = form_.norm ? rescale_ / width : 1 / std::sqrt(width)});
   }
 
-  // Of q, k and v.
+  // The projections q, k and v.
   std::vector<ops::LinearPart> Parts(const at::Tensor& x) const {
     if (weights_.size() == 1) return ops::LinearInColumns(x, *weights_[0], {dim_, dim_, dim_});
     return ops::SharedInputParts(x, {*weights_[0], *weights_[1], *weights_[2]});

@@ -38,7 +38,7 @@ std::vector<int64_t> AutomaticWindows(const std::string& rule, int64_t num_layer
   for (int64_t layer = 0; layer < num_layers; ++layer) {
     const int64_t doublings = cycle ? (layer + 3) % 4 : between ? layer - 1 : layer;
     const bool all = cycle ? layer % 4 == 0 : layer == num_layers - 1 || (between && layer == 0);
-    // beyond any row, and as far as doubling stays within 64 bits
+    // 4 << 40 exceeds the length of any row and still fits in 64 bits.
     windows.push_back(all ? 0 : int64_t{4} << std::min<int64_t>(doublings, 40));
   }
   return windows;
@@ -97,7 +97,7 @@ at::Tensor WindowPool::Forward(const at::Tensor& log_weight, const at::Tensor& u
 
 at::Tensor WindowPool::Step(const at::Tensor& log_weight, const at::Tensor& u,
                             MixerState& state) const {
-  ops::FocusPoolState memory = Read(state);  // moves on in place
+  ops::FocusPoolState memory = Read(state);  // FocusPoolStep updates it in place
   return ops::FocusPoolStep(log_weight, u, {.window = shape_.window, .eps = shape_.eps}, memory);
 }
 

@@ -1,7 +1,9 @@
-// What LEAP and Fastformer share: heads that each pool the tokens of a window with weights that
-// belong to the tokens (kernels/focus_pool), the windows of their layers, the standardisation of a
-// head's channels, and the state of a pool. A mixer of the family brings its projections, its log
-// weights and what it does with the pooled rows.
+// The common parts of LEAP and Fastformer: their options, the windows of their layers, and pools.
+// A pool averages the tokens of a window, per head, with one weight per token
+// (kernels/focus_pool). Each mixer provides its projections and log weights, and uses the pooled
+// rows in its own way.
+//
+// Shapes: B batch, T seq_len, H heads, P payload channels per head.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,19 +18,19 @@
 
 namespace halflife::model {
 
-// Options of the family, behind each mixer's own `preset`.
+// The options of both mixers. The choices of `preset` differ.
 struct FocusOptions : OptionsOf<FocusOptions> {
   std::string preset;
   int64_t num_heads = 4;
-  // How wide a layer's window is: `window` in every layer ("same"), or by a rule of the layer's
-  // number (see AutomaticWindows); "preset": the rule of the preset.
+  // The rule for the windows of the layers: "same" (`window` in every layer), a rule of
+  // AutomaticWindows, or "preset" (the rule of the preset).
   std::string windows = "preset";
-  int64_t window = 0;  // tokens, its own included; 0: all
-  // A window that a rule makes so long is all: the longest row that the model is made for.
+  int64_t window = 0;  // in tokens, including the own one; 0: unlimited
+  // The longest row of the model. A rule's window of at least this length becomes unlimited.
   int64_t max_length = 1024;
-  double rescale = 0;  // factor on the mean of a log weight's products; 0: the preset's
+  double rescale = 0;  // factor c on log weights; 0: the preset's
   double dropout = 0;
-  int64_t head_dim = 0;  // set by Resolve
+  int64_t head_dim = 0;  // computed by Resolve
 
   FocusOptions(std::string usual, std::vector<std::string> presets)
       : preset(std::move(usual)), presets_(std::move(presets)) {}
@@ -39,7 +41,7 @@ struct FocusOptions : OptionsOf<FocusOptions> {
   std::vector<std::string> presets_;
 };
 
-// Return the names of a table of presets, and the entry of one of them.
+// The names of a table of presets, and the entry with a name.
 std::vector<std::string> PresetNames(const auto& presets) {
   std::vector<std::string> names;
   for (const auto& preset : presets) names.emplace_back(preset.name);
@@ -49,16 +51,17 @@ const auto& PresetOf(const auto& presets, std::string_view name) {
   return *std::ranges::find_if(presets, [&](const auto& preset) { return preset.name == name; });
 }
 
-// Windows of the layers of a model by a rule, 0 where a layer sees all:
-//   doubling           4, 8, 16, ..., and all in the last
-//   doubling_between   all in the first and in the last, 4, 8, 16, ... between them
-//   cycle              all, then 4, 8, 16, all, over and over
+// The windows of the layers of a model by a rule. 0 means unlimited, written as "all" here:
+//   doubling           4, 8, 16, ...; all in the last layer
+//   doubling_between   all in the first and the last layer; 4, 8, 16, ... between them
+//   cycle              all, 4, 8, 16, repeated
 std::vector<int64_t> AutomaticWindows(const std::string& rule, int64_t num_layers);
-// That of the layer at hand; `of_preset` is the preset's rule. `options` are resolved.
+// The window of the layer of `context`. `of_preset` is the rule of the preset. `options` must be
+// resolved.
 int64_t WindowOf(const FocusOptions& options, const char* of_preset, const PartContext& context);
 
-// Pools one payload of every head over a window, and keeps what that takes in a mixer's state, from
-// the tensor `first_state` on.
+// Pools one payload per head over a window. Its state is a range of the mixer's state tensors that
+// starts at index `first_state`.
 class WindowPool {
  public:
   struct Shape {
@@ -70,10 +73,12 @@ class WindowPool {
   WindowPool() = default;
   explicit WindowPool(const Shape& shape) : shape_(shape) {}
 
-  // Named with the prefix: sums and their scale without a window, the last tokens with one.
+  // The state tensors, with `prefix` in front of their names: sums and their log scale if the
+  // window is unlimited, else the last tokens.
   std::vector<StateTensor> state(const std::string& prefix) const;
 
-  // log_weight [B, T, H] fp32, u [B, T, H, P] -> [B, T, H, P]. `after` null: no state is wanted.
+  // log_weight [B, T, H] fp32, u [B, T, H, P] -> [B, T, H, P]. If `after` is not null, the state
+  // after the slice is appended to it.
   at::Tensor Forward(const at::Tensor& log_weight, const at::Tensor& u, const MixerCall& call,
                      MixerState* after) const;
   // log_weight [B, H], u [B, H, P] -> [B, H, P].

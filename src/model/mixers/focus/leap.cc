@@ -1,12 +1,12 @@
-// LEAP (linear explainable attention in parallel): a token's weight in every window that holds it
-// is the exponential of the dot of two projections of the token itself,
+// LEAP (linear explainable attention in parallel). The weight of a token is the exponential of the
+// dot product of two projections of this token, and is the same in every window that contains it:
 //
-//   l_j = c (f_j . k_j) / n,   G_i = sum over j in W(i) of e^(l_j) u_j / (sum of e^(l_j) + eps),
+//   l_j = c (f_j . k_j) / n,   G_i = sum over j in W(i) of e^(l_j) u_j / (sum of e^(l_j) + eps).
 //
-// and the token gates what it finds. Published in several forms; `preset` names one, and the table
-// below says in what they differ. Parameters are named as the authors' releases name them. None has
-// an output matrix, so the block's initial sizes of values and outputs, and sub-LN's inner norm,
-// have nothing to act upon.
+// Token i then gates its pooled row G_i. There are several published forms; `preset` selects one,
+// and the table below lists their differences. Parameters are named as in the authors' releases.
+// There is no output matrix, so the block's value_init_scale, output_init_scale and inner norm have
+// no effect.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/sigmoid.h>
@@ -30,27 +30,28 @@ namespace halflife::model {
 namespace {
 
 enum class Gate {
-  kVector,        // sigmoid(W x) on each channel
-  kPooledValues,  // sigmoid(kappa q . G) per head
-  kPooledKeys,    // the same with the pooled keys: the payload is [k; v]
+  kVector,        // sigmoid(W x), one gate per channel
+  kPooledValues,  // sigmoid(kappa q . G), one gate per head
+  kPooledKeys,    // the same with pooled keys in place of G; the payload is [k; v]
 };
-// A place where dropout may stand.
+// The places where a preset may apply dropout.
 enum LeapSite : uint32_t { kQuery = 0, kFocus = 1, kValue = 2, kLogit = 3, kPooled = 4 };
 constexpr uint32_t Bit(LeapSite site) { return 1u << site; }
 
 struct LeapPreset {
   std::string_view name;
-  // Names of the matrices of q, f, k and v; one name: all four in its rows, in this order. With a
-  // gate of all channels q is the gate's, f and k are what the authors call q and k.
+  // Parameter names of the matrices of q, f, k and v. If there is one name, its rows hold all four
+  // in this order. With Gate::kVector, q is the input of the gate, and f and k are the authors' q
+  // and k.
   std::array<const char*, 4> matrices;
   Gate gate;
-  // Standardised: f and k; q and v too. Without, log weights and gates divide by sqrt(n) and
-  // `rescale` is not read.
+  // norm_focus standardises f and k, norm_others q and v. Without norm_focus, log weights are
+  // divided by sqrt(n) and `rescale` is not used.
   bool norm_focus, norm_others;
   double norm_eps;
   double rescale;
-  bool gate_takes_rescale;  // kappa is c / n, else 1 / sqrt(n)
-  bool elu;                 // the weight is elu(l) + 1 in place of e^l
+  bool gate_takes_rescale;  // kappa is c / n; otherwise 1 / sqrt(n)
+  bool elu;                 // the weight is elu(l) + 1 instead of e^l
   double eps;
   const char* windows;
   uint32_t dropout_sites;
@@ -171,21 +172,22 @@ class Leap : public Mixer, public Explained {
   FlopCount FlopsPerToken(int64_t) const override {
     const auto dim = static_cast<double>(dim_),
                payload = static_cast<double>(pool_.shape().num_heads * pool_.shape().dim);
-    // the log weight's dot, and sums of the payload by suffixes, by prefixes and of the two
+    // The dot product of the log weight, then sums of suffixes, of prefixes and of both.
     return {.matmul = 8 * dim * dim, .mixing = 2 * dim + 6 * payload};
   }
   double ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const override {
     const auto dim = static_cast<double>(dim_),
                heads = static_cast<double>(pool_.shape().num_heads),
                payload = heads * static_cast<double>(pool_.shape().dim);
-    // x, the four projections, payload and pooled rows; in fp32 log weights, row maxima and sums
+    // x, the four projections, the payload and the pooled rows; in fp32 the log weights, row maxima
+    // and row sums.
     return (5 * dim + 2 * payload) * static_cast<double>(bytes_per_element) + 4 * 3 * heads;
   }
 
  private:
   struct Tokens {
-    at::Tensor query;            // [B, T, D], or of a gate of all channels its logits
-    bool query_is_done = false;  // standardised, where it is to be
+    at::Tensor query;            // [B, T, D]; with Gate::kVector, the logits of the gate
+    bool query_is_done = false;  // the query is already standardised
     ops::ColumnPlace query_gradient;
     ops::FocusLeaves leaves;
   };
@@ -198,7 +200,7 @@ class Leap : public Mixer, public Explained {
     return drop(site, x.dim() == 4 ? x.flatten(2) : x, dropout_).reshape(x.sizes());
   }
 
-  // Of q, f, k and v.
+  // The projections q, f, k and v.
   std::vector<ops::LinearPart> Parts(const at::Tensor& x) const {
     if (weights_.size() == 1)
       return ops::LinearInColumns(x, *weights_[0], {dim_, dim_, dim_, dim_});
@@ -228,7 +230,7 @@ class Leap : public Mixer, public Explained {
                                             .elu = form_.elu})};
   }
 
-  // The same with dropout on what is standardised: step by step.
+  // Project with dropout between the operations that MakeFocusLeaves fuses.
   Tokens Dropped(const std::vector<ops::LinearPart>& y, const MixerCall::Drop& drop) const {
     const at::ScalarType dtype = y[0].y.scalar_type(), wide = ops::ComputeType(y[0].y);
     const auto heads = [&](int index, bool norm) {
@@ -248,23 +250,23 @@ class Leap : public Mixer, public Explained {
         .leaves = {.log_weight = form_.elu ? ops::LogOfEluPlusOne(logit) : logit,
                    .payload = form_.gate == Gate::kPooledKeys ? at::cat({k.to(dtype), v}, -1) : v}};
   }
-  // On a dot of two heads: c / n, or 1 / sqrt(n).
+  // The factor on a dot product of two heads: c / n, or 1 / sqrt(n).
   double Scale(bool rescaled) const {
     const auto width = static_cast<double>(head_dim_);
     return rescaled ? rescale_ / width : 1 / std::sqrt(width);
   }
 
-  // What Gated multiplies with, of a query that is not standardised yet: [B, T, H, n or 1], fp32.
+  // The gate that Gated applies, [B, T, H, n or 1] fp32. `query` is not yet standardised.
   at::Tensor GateOf(const at::Tensor& query, const at::Tensor& pooled) const {
     const at::Tensor heads = SplitHeads(query, head_dim_);
     const at::ScalarType wide = ops::ComputeType(query);
     if (form_.gate == Gate::kVector) return at::sigmoid(heads.to(wide));
     const at::Tensor q = form_.norm_others ? ops::RealNorm(heads, form_.norm_eps) : heads.to(wide);
     const at::Tensor seen =
-        pooled.narrow(-1, 0, head_dim_).to(wide);  // values, or keys before them
+        pooled.narrow(-1, 0, head_dim_).to(wide);  // values, or the keys of [k; v]
     return at::sigmoid((q * seen).sum(-1, /*keepdim=*/true) * Scale(form_.gate_takes_rescale));
   }
-  // -> [B, T, D].
+  // The gated pooled rows, [B, T, D].
   at::Tensor Gated(const Tokens& tokens, const at::Tensor& pooled) const {
     if (form_.gate == Gate::kVector)
       return ops::Glu(tokens.query, pooled.flatten(2), tokens.query_gradient);

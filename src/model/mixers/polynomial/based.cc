@@ -1,5 +1,5 @@
-// Based (Arora et al., 2024), its linear attention: the similarity is the Taylor polynomial of
-// exp(s) to the second order, kappa(s) = 1 + s + s^2 / 2, which is never below 1/2.
+// The linear attention of Based (Arora et al., 2024). The similarity is the second-order Taylor
+// polynomial of exp(s), kappa(s) = 1 + s + s^2 / 2, which is never below 1/2.
 #include "model/mixers/polynomial/polynomial_mixer.h"
 
 namespace halflife::model {
@@ -15,7 +15,7 @@ class Based : public PolynomialMixer {
 
 }  // namespace
 
-// 3 heads of a model of 16 channels have 5 a head, and leave one out.
+// With 3 heads, 16 channels give 5 per head and leave one channel unused.
 MixerVariant BasedVariant() {
   return MixerVariantOf<BasedOptions, Based>(
       "based", {{{"num_heads", 2}, {"feature_dim", 4}},

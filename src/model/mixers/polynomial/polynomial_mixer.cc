@@ -54,7 +54,7 @@ MixerTraits PolynomialMixer::traits() const {
 
 PolynomialMixer::Heads PolynomialMixer::Project(const at::Tensor& x) const {
   std::vector<ops::LinearPart> y = ops::SharedInputParts(x, {*q_, *k_, *v_});
-  // Places of gradients serve only where all of the three are taken.
+  // The gradient places are columns of one matrix, so they are useful only if all three are used.
   if (elementwise_ || (maps_.both && !maps_.takes_places))
     for (ops::LinearPart& part : y) part.gradient = {};
   if (maps_.both) {
@@ -136,12 +136,13 @@ FlopCount PolynomialMixer::FlopsPerToken(int64_t) const {
              values = static_cast<double>(options_.value_dim()),
              heads = static_cast<double>(options_.num_heads),
              features = static_cast<double>(num_features());
-  // the state and the normaliser's are read and added to
+  // The state and the normaliser are read and updated.
   return {.matmul = 4 * dim * (keys + values), .mixing = 4 * features * (values + heads)};
 }
 
 double PolynomialMixer::ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const {
-  // x, q, k, v and the output; of the normaliser one fp32 a head; squares of q and k of their own
+  // x, q, k, v and the output; one fp32 normaliser per head; with `elementwise` also the squares of
+  // q and k.
   const int64_t keys = options_.key_dim() * (elementwise_ ? 4 : 2);
   const int64_t elements = model_dim_ + keys + 2 * options_.value_dim();
   return static_cast<double>(elements * bytes_per_element) +

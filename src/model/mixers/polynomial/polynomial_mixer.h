@@ -1,12 +1,13 @@
-// What Based and ReBased share: q and k of a few channels a head (feature_dim), a similarity of
-// them of degree 2, s = q.k / sqrt(feature_dim), and outputs that are divided by its sum,
+// The base class of Based and ReBased: q and k have few channels per head (feature_dim), their
+// similarity is a polynomial kappa of degree 2 of s = q.k / sqrt(feature_dim), and outputs are
+// divided by the sum of similarities,
 //
 //   o_t = sum over j <= t of kappa(s_tj) v_j / (sum over j <= t of kappa(s_tj) + eps),
 //
-// then o_proj. Values have floor(model_dim / num_heads) channels a head, so that the heads together
-// may be narrower than the model. Nothing is rotated, gated or decayed, and no projection has a
-// bias. The state is the sum of the packed features of k (kernels/polynomial_attention/features.h)
-// with v, and alone.
+// followed by o_proj. There is no rotation, gate, decay or bias. Values have floor(model_dim /
+// num_heads) channels per head, so all heads together may be narrower than the model. The state is
+// the sum of the packed features of k (kernels/polynomial_attention/features.h) times v, and the
+// sum of these features.
 //
 // Parameters are named as in fla (q_proj, k_proj, v_proj, o_proj); the authors' proj_q, proj_k,
 // proj_v and proj_o are the same matrices.
@@ -21,11 +22,11 @@
 
 namespace halflife::model {
 
-// Options of both; each mixer's own struct derives from it.
+// The options of both mixers. Each mixer derives its own struct.
 struct PolynomialOptions : OptionsOf<PolynomialOptions> {
   int64_t num_heads = 12, feature_dim = 16;
   double eps = 1e-12;
-  int64_t head_dim_v = 0;  // set by Resolve
+  int64_t head_dim_v = 0;  // computed by Resolve
 
   std::vector<Option> Fields() override;
   void Resolve(const ModelSizes& sizes, ProblemList& problems) override;
@@ -33,30 +34,30 @@ struct PolynomialOptions : OptionsOf<PolynomialOptions> {
   int64_t value_dim() const { return num_heads * head_dim_v; }
 };
 
-// What stands between the projections and the heads of q and k, [..., H d] -> [..., H d]; null:
-// nothing.
+// Maps the projections q and k, [..., H d] -> [..., H d], before they are split into heads.
+// Without `both` they stay unchanged.
 struct QueryKeyMaps {
   struct Mapped {
     at::Tensor q, k;
   };
   std::function<Mapped(const ops::LinearPart& q, const ops::LinearPart& k)> both;
-  // Whether gradients of its inputs go to the places that the parts have.
+  // Whether `both` writes the gradients of its inputs to LinearPart::gradient.
   bool takes_places = false;
-  int64_t num_activations = 0;  // that a backward keeps for both, per token, in fp32
+  int64_t num_activations = 0;  // fp32 elements that backward keeps per token, for q and k together
 };
 
-// How a mixer departs from the family.
+// The properties of a mixer that differ within the family.
 struct PolynomialForm {
-  kernels::PolynomialWeights weights;  // of kappa
-  // kappa is the sum of the channels' squares, q_a^2 k_a^2 / d, in place of that.
+  kernels::PolynomialWeights weights;  // coefficients of kappa
+  // Replaces kappa by the sum of the channels' squares, q_a^2 k_a^2 / d.
   bool elementwise = false;
-  // Declares what the maps learn, between the projections and the output.
+  // Makes the maps and declares their parameters, after the projections and before the output.
   std::function<QueryKeyMaps(const PartContext&)> make_maps = {};
 };
 
 class PolynomialMixer : public Mixer {
  public:
-  // `options` are resolved.
+  // `options` must be resolved.
   PolynomialMixer(const PolynomialOptions& options, const PartContext& context,
                   const PolynomialForm& form);
 

@@ -1,14 +1,16 @@
-// ReBased (Aksenov et al., 2024): the similarity is the square s^2 of q and k that are normed and
-// moved before, q^ = gamma (q - mean) / sqrt(var + 1e-5) + beta. In the paper's form the mean and
-// the variance are over all heads' channels together, and gamma and beta are q's and k's own, of as
-// many channels. fla's layer norms each head by itself, with one gamma and beta of feature_dim
-// channels for q, k and all heads, 16 heads and an eps of 1e-5: norm_scope per_head, shared_affine,
-// num_heads 16, eps 1e-5.
+// ReBased (Aksenov et al., 2024). The similarity is s^2, where q and k are normalized first:
 //
-// Parameters: q_feature_map.gamma and .beta, k_feature_map.gamma and .beta (the authors' ln_q and
-// ln_k, whose weight is gamma and whose bias is beta); shared, feature_map.gamma and .beta as in
-// fla. Gamma scales what is divided by its own sum, so without beta only eps sees its size, and a
-// weight decay of it would let it shrink for ever: as of every norm, there is none.
+//   q^ = gamma (q - mean) / sqrt(var + 1e-5) + beta
+//
+// Paper: the mean and the variance are taken over the channels of all heads, and q and k have
+// separate gamma and beta with one element per channel. fla: each head is normalized by itself, and
+// q, k and all heads share one gamma and beta of feature_dim channels; there are 16 heads and eps
+// is 1e-5. For fla's form use norm_scope per_head, shared_affine, num_heads 16 and eps 1e-5.
+//
+// Parameters: q_feature_map.gamma and .beta, k_feature_map.gamma and .beta (weight and bias of the
+// authors' ln_q and ln_k); with shared_affine, feature_map.gamma and .beta as in fla. They have no
+// weight decay, like the parameters of every norm. Without beta, gamma cancels in the quotient up
+// to eps, so a weight decay would shrink it without limit.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/layer_norm.h>
 
@@ -43,7 +45,7 @@ struct RebasedOptions : OptionsOf<RebasedOptions, PolynomialOptions> {
   }
 };
 
-// gamma and beta of q, of k, or of both; either may be absent.
+// gamma and beta for q, for k, or shared by both. Either may be absent.
 struct Affine {
   Parameter gamma, beta;
 };
@@ -61,13 +63,13 @@ Affine DeclareAffine(const RebasedOptions& options, const PartContext& context,
   return affine;
 }
 
-// Whether gamma and beta are as wide as what is normed, so that one call does both.
+// Whether gamma and beta have the width of the normalized channels, so that one LayerNorm does all.
 bool IsLayerNorm(const RebasedOptions& options) {
   return options.normalize && options.use_gamma &&
          (options.norm_scope == "joint") != options.shared_affine;
 }
 
-// One part of the layer norm that q and k go through.
+// The layer norm input for q or k.
 ops::LayerNormInput NormInput(const Affine& affine, const ops::LinearPart& part) {
   return {.x = part.y,
           .gamma = *affine.gamma,
@@ -75,8 +77,8 @@ ops::LayerNormInput NormInput(const Affine& affine, const ops::LinearPart& part)
           .x_gradient = part.gradient};
 }
 
-// Over all channels, with parameters of their own, in one pass; each head by itself with the same
-// parameters, one after the other.
+// Separate parameters: normalizes q and k over all channels in one pass. Shared parameters:
+// normalizes each head, first those of q, then those of k.
 QueryKeyMaps::Mapped LayerNorm(const RebasedOptions& options, const Affine& of_q,
                                const Affine& of_k, const ops::LinearPart& q,
                                const ops::LinearPart& k) {
@@ -94,7 +96,7 @@ QueryKeyMaps::Mapped LayerNorm(const RebasedOptions& options, const Affine& of_q
   return {.q = heads(q.y), .k = heads(k.y)};
 }
 
-// The other forms, in fp32 (fp64 beside fp64), as the parameters are.
+// The other forms. They compute in the dtype of the parameters, fp32 (fp64 for fp64 inputs).
 at::Tensor NormAndMove(const RebasedOptions& options, const Affine& affine, const at::Tensor& x) {
   const bool joint = options.norm_scope == "joint";
   at::Tensor y = x.to(ops::ComputeType(x));
@@ -121,7 +123,7 @@ QueryKeyMaps MakeMaps(const RebasedOptions& options, const PartContext& context)
     if (IsLayerNorm(options)) return LayerNorm(options, of_q, of_k, q, k);
     return {.q = NormAndMove(options, of_q, q.y), .k = NormAndMove(options, of_k, k.y)};
   };
-  // What is normed, and what gamma multiplies apart from that.
+  // Kept for backward: the input of the norm, and the input of a separate product with gamma.
   const bool multiplies = options.use_gamma && !IsLayerNorm(options);
   const int64_t kept = (options.normalize ? 1 : 0) + (multiplies ? 1 : 0);
   return {.both = map,
@@ -141,8 +143,8 @@ class Rebased : public PolynomialMixer {
 
 }  // namespace
 
-// An eps that counts, as the first tokens' similarities may lie near 0, where finite differences of
-// a quotient are coarse.
+// The tests use a large eps. The similarities of the first tokens may be close to 0, where finite
+// differences of a quotient are inaccurate.
 MixerVariant RebasedVariant() {
   const auto form = [](std::vector<Assignment> options) {
     options.insert(options.end(), {{"feature_dim", 4}, {"eps", 0.5}});

@@ -1,11 +1,12 @@
-// Mamba (Gu and Dao, 2023): a short convolution, then a scan of N states a channel whose step,
-// input and output each token selects, gated by SiLU. Parameters are named as in transformers'
-// Mamba.
+// Mamba (Gu and Dao, 2023): a short convolution, then a selective scan with N states per channel,
+// whose step size, input and output depend on the token, gated by SiLU. Parameters are named as in
+// transformers' Mamba.
 //
-// Its authors draw the steps log-uniformly between 0.001 and 0.1 at the start (`canonical`); the
-// training code of ReBased's figures (Aksenov et al., 2024) overwrites what they drew by its
-// general rule, normal matrices and biases of 0, so that all steps are 0.69 and the slowest state
-// forgets half of itself a token (`fork`).
+// Initial values (`mamba_init`):
+//   canonical   The authors' values: step sizes are log-uniform between 0.001 and 0.1.
+//   fork        The values of the training code of ReBased (Aksenov et al., 2024), which replaces
+//               the authors' values by normal matrices and zero biases. All step sizes are then
+//               0.69, and the slowest state halves with every token.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -42,7 +43,7 @@ struct MambaOptions : OptionsOf<MambaOptions> {
   }
 };
 
-// The softplus of the bias is log-uniform in [0.001, 0.1].
+// Initialises the bias so that its softplus, the step size, is log-uniform in [0.001, 0.1].
 Init BiasOfSteps() {
   return Init::Of([](int64_t, double uniform) {
     const double step = 0.001 * std::pow(100.0, uniform);
@@ -137,12 +138,12 @@ class Mamba : public Mixer {
 
   FlopCount FlopsPerToken(int64_t) const override {
     const int64_t elements = inner_ * (3 * dim_ + 2 * sizes_.dt_rank + 2 * sizes_.d_state);
-    // A state's decay, its exponential counted as one, its input and its output; the taps.
+    // Each state: its decay (an exponential counts as one), input and output. Then the taps.
     return {.matmul = 2 * static_cast<double>(elements),
             .mixing = static_cast<double>(inner_ * 7 * sizes_.d_state) + conv_.flops_per_token()};
   }
   double ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const override {
-    // u; x before and after the convolution, the gate, the step, y, and y gated; what x selects.
+    // u; x before and after the convolution, the gate, the step, y and gated y; x_proj's output.
     const int64_t elements = dim_ + 6 * inner_ + sizes_.dt_rank + 2 * sizes_.d_state;
     constexpr double kTokensPerKeptState = 32;
     return static_cast<double>(elements * bytes_per_element) +
@@ -150,13 +151,13 @@ class Mamba : public Mixer {
   }
 
  private:
-  // u [..., D] -> x and the gate z [..., I].
+  // u [..., D] -> x and the gate z, [..., I] each.
   std::vector<ops::LinearPart> Enter(const at::Tensor& u) const {
     return ops::LinearInParts(u, *in_, {inner_, inner_});
   }
   struct Selected {
-    at::Tensor x;      // [..., I], for the scan
-    at::Tensor delta;  // [..., I], before bias and softplus
+    at::Tensor x;      // [..., I], the input of the scan
+    at::Tensor delta;  // [..., I], step sizes before bias and softplus
     at::Tensor b, c;   // [..., N]
     ops::ColumnPlace b_gradient, c_gradient;
   };

@@ -1,7 +1,8 @@
-// Time mixing of RWKV-4 (Peng et al., 2023), the half of its block that lets tokens see each other:
-// keys, values and receptances of a token and the one before it, mixed per channel; an average of
-// the values under the weights e^key, which decay per channel and give the token's own key a bonus;
-// a gate. Parameters are named as in RWKV-4's own models.
+// Time mixing of RWKV-4 (Peng et al., 2023), the half of its block in which tokens see each other.
+// Keys, values and receptances are projections of a per-channel mix of a token and the one before
+// it. The output is the average of the values with weights e^key, gated by the receptance. The
+// weights decay per channel, and the token's own key has a bonus. Parameters are named as in
+// RWKV-4's models.
 #include <array>
 #include <cmath>
 #include <functional>
@@ -19,13 +20,13 @@ namespace halflife::model {
 namespace {
 
 struct Rwkv4Options : OptionsOf<Rwkv4Options> {
-  std::string wkv_dtype = "fp32";  // bf16: the average and its gradients are rounded
+  std::string wkv_dtype = "fp32";  // bf16: rounds the average and its gradients
   std::vector<Option> Fields() override {
     return {{"wkv_dtype", &wkv_dtype, {.choices = {"fp32", "bf16"}}}};
   }
 };
 
-// Where a layer stands among the others, which RWKV's initial values follow.
+// The relative depth of a layer, which determines RWKV's initial values.
 struct Depth {
   explicit Depth(const PartContext& context) {
     const auto layer = static_cast<double>(context.layer),
@@ -33,7 +34,7 @@ struct Depth {
     from_first = layers > 1 ? layer / (layers - 1) : 0;
     to_last = 1 - layer / layers;
   }
-  double from_first, to_last;  // 0 to 1, and 1 to 1 / L
+  double from_first, to_last;  // from 0 to 1, and from 1 to 1 / L
 };
 
 class Rwkv4 : public Mixer {
@@ -94,7 +95,7 @@ class Rwkv4 : public Mixer {
                                           .segment = call.slice.segment});
     MixerOutput result = {.y = out_(ops::Glu(y.r, wkv)), .state = {}};
     if (call.want_state) {
-      // A copy: a view would keep the whole sequence.
+      // A copy, because a view would keep the whole sequence in memory.
       const at::Tensor tail = ops::TokenShiftTail(shift).to(ops::ComputeType(call.x),
                                                             /*non_blocking=*/false, /*copy=*/true);
       result.state.tensors = {tail.contiguous(), memory.numerator, memory.denominator,
@@ -121,13 +122,13 @@ class Rwkv4 : public Mixer {
 
   FlopCount FlopsPerToken(int64_t) const override {
     const auto dim = static_cast<double>(dim_);
-    // Three mixes of two tokens; an output and a state of two sums each, and a gate.
+    // Three mixes of two tokens, two sums each for the output and the state, and the gate.
     return {.matmul = 8 * dim * dim, .mixing = 20 * dim};
   }
   double ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const override {
-    // x and its three mixes, k, v and r, the average, and its product with the gate.
+    // x, its three mixes, k, v, r, the average, and the gated average.
     const auto dim = static_cast<double>(dim_);
-    constexpr double kTokensPerKeptState = 16;  // of three sums in fp32
+    constexpr double kTokensPerKeptState = 16;  // a state is three fp32 sums
     return 9 * dim * static_cast<double>(bytes_per_element) + 4 * 3 * dim / kTokensPerKeptState;
   }
 

@@ -20,7 +20,7 @@
 namespace halflife::model {
 namespace {
 
-// Rotation by the layer's own rope_theta, whose frequencies are formed where positions are.
+// Rotation with the layer's own rope_theta.
 class OwnRotation : public AttentionPositions {
  public:
   explicit OwnRotation(const AttentionLayer& layer)
@@ -37,13 +37,13 @@ class OwnRotation : public AttentionPositions {
   double rope_theta_;
 };
 
-// The method of a layer that tells no positions.
+// A layer without positions.
 class NotTold : public AttentionPositions {
  public:
   bool reads_told_positions() const override { return false; }
 };
 
-// The model's way where its attention has one, else the layer's own.
+// The model's positions if they apply in attention, else the layer's own.
 std::unique_ptr<AttentionPositions> PositionsOf(const AttentionOptions& options,
                                                 const Attention::Shape& shape,
                                                 const PartContext& context) {
@@ -75,9 +75,9 @@ ops::KeyPattern PatternOf(const AttentionOptions& options, const AttentionPositi
   return positions.pattern();
 }
 
-// Of length 1; one of length 0 stays so, and its gradient finite.
+// Normalizes x to length 1. A zero vector stays zero and has a finite gradient.
 at::Tensor Unit(const at::Tensor& x_in) {
-  constexpr double kLeast = 1e-6;  // of a length
+  constexpr double kLeast = 1e-6;  // smallest length
   const at::Tensor x = x_in.to(ops::ComputeType(x_in));
   const at::Tensor squares = x.square().sum(-1, /*keepdim=*/true);
   return (x * at::rsqrt(squares + kLeast * kLeast)).to(x_in.scalar_type());
@@ -146,10 +146,10 @@ Attention::Attention(const AttentionOptions& options, const Shape& shape,
              .decay_rates = positions_->decay_rates()};
 }
 
-// Keys and values [B, capacity, Hk, d], of which num_past are in use; Step doubles the capacity
-// when it is full.
+// The state is a cache of keys and values, [B, capacity, Hk, d], of which num_past tokens are in
+// use. Step doubles the capacity when it is full.
 MixerTraits Attention::traits() const {
-  // Of a rank's slice the length of the row is not known.
+  // A rank does not know the length of the whole row.
   const bool asks_row_length = scales_queries() && options_.query_scale.mode == "fixed_len";
   MixerTraits traits = {.causal = options_.causal,
                         .splits_rows = options_.causal && !asks_row_length,
@@ -210,7 +210,7 @@ double Attention::NumKeys(int64_t seq_len) const {
          static_cast<double>(std::max<int64_t>(seq_len, 1));
 }
 
-// Each query meets each key that it sees twice: its score and its values.
+// Each pair of a query and a visible key has two dot products: for the score and for the values.
 double Attention::MixingFlops(int64_t seq_len) const {
   return 2 * static_cast<double>(shape_.num_heads * (shape_.head_dim + shape_.head_dim_v)) *
          NumKeys(seq_len);
@@ -241,7 +241,7 @@ double Attention::GpuActivationBytes(int64_t seq_len, int64_t bytes_per_element)
   return 8 * static_cast<double>(shape_.num_heads * seq_len);
 }
 
-// Of products of what Encode gives: a learned scale is in the queries.
+// The factor on products of encoded queries and keys. Encode has applied a learned cos_scale.
 double Attention::ScoreScale() const {
   if (options_.cos_scale_learned) return 1;
   return options_.cos_scale > 0 ? options_.cos_scale
@@ -255,7 +255,7 @@ void Attention::Encode(Heads& heads, const at::Tensor& positions, ops::RotaryTab
   positions_->Encode(heads, positions, tables);
 }
 
-// With the keys and values before the slice: of the call's state, or of the other ranks.
+// Prepends the keys and values before the slice, from the call's state or from other ranks.
 Attention::Heads Attention::WithPast(const MixerCall& call, const Heads& own) const {
   const bool far_keys = positions_->has_far_keys();
   Heads heads = own;
@@ -263,7 +263,7 @@ Attention::Heads Attention::WithPast(const MixerCall& call, const Heads& own) co
     std::vector<at::Tensor> parts = {own.k, own.v};
     if (far_keys) parts.push_back(own.far_k);
     const at::Tensor past = ops::TokensBefore(at::cat(parts, 3), Reach(call), *row);
-    // Of other ranks even none: what they did not give has a part in backward.
+    // Concatenated even if `past` is empty: the backward of TokensBefore is collective.
     const auto behind = [&](int64_t begin, const at::Tensor& x) {
       return at::cat({past.narrow(3, begin, x.size(3)), x}, 1);
     };
@@ -280,7 +280,8 @@ Attention::Heads Attention::WithPast(const MixerCall& call, const Heads& own) co
   return heads;
 }
 
-// How many tokens before the slice may be seen; all where dropout numbers a row's keys.
+// The number of tokens before the slice that may be visible. With dropout all tokens are needed,
+// because its random numbers depend on the index of a key in the row.
 int64_t Attention::Reach(const MixerCall& call) const {
   const ops::KeyPattern& pattern = config_.pattern;
   const bool drops = call.drop_within != nullptr && options_.dropout > 0;
@@ -288,7 +289,8 @@ int64_t Attention::Reach(const MixerCall& call) const {
   return bounded ? pattern.reach() - 1 : std::numeric_limits<int64_t>::max();
 }
 
-// [B, T] of the slice's queries, whose row has so many keys: once for all layers that scale alike.
+// The query scales [B, T] of a slice whose rows have num_keys keys. Layers with the same scale
+// share the tensor.
 at::Tensor Attention::QueryFactors(const SequenceSlice& slice, int64_t num_keys,
                                    at::ScalarType compute) const {
   const QueryScale& scale = options_.query_scale;
@@ -319,7 +321,8 @@ void Attention::ScaleQueries(const SequenceSlice& slice, Heads& heads) const {
   if (options_.query_scale.bias) heads.bias_scale = factors;
 }
 
-// Of a slice whose queries follow so many keys, once for all layers of the same pattern.
+// The keys that are visible to the queries of a slice, which follow num_past keys. Layers with the
+// same pattern share the tensors.
 ops::VisibleKeys Attention::SeenIn(const SequenceSlice& slice, int64_t num_past) const {
   const ops::KeyPattern& pattern = config_.pattern;
   const auto number = [](auto x) { return static_cast<double>(x); };
@@ -335,7 +338,7 @@ ops::VisibleKeys Attention::SeenIn(const SequenceSlice& slice, int64_t num_past)
   return {.first = seen.select(0, 0), .end = seen.select(0, 1), .sinks = seen.select(0, 2)};
 }
 
-// [B, T, H V]; probabilities are dropped at site 0. `call`: null in decode.
+// Returns [B, T, H V]. Dropout of the probabilities uses site 0. `call` is null in decoding.
 at::Tensor Attention::Attend(const Heads& heads, const at::Tensor& positions, bool one_document,
                              const MixerCall* call) const {
   ops::SoftmaxAttentionConfig config = config_;

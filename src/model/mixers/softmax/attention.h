@@ -1,6 +1,7 @@
-// What layers of softmax attention share, however they make their queries, keys and values: how
-// positions and patterns are told, cosines, factors of queries, the keys and values of earlier
-// tokens, and dropout.
+// Softmax attention from queries, keys and values on, for all mixers that use it: positions,
+// patterns of visible keys, cosine scores, query scales, the cache of keys and values, and dropout.
+//
+// Shapes: B batch, T seq_len, H query heads, Hk heads of k and v, V channels of a value head.
 //
 //   Attention attention(options, {.num_heads = 8, .num_kv_heads = 8, .head_dim = 64,
 //                                 .head_dim_v = 64}, context);
@@ -21,21 +22,21 @@
 namespace halflife::model {
 
 struct AttentionOptions : OptionsOf<AttentionOptions> {
-  bool causal = true;  // false: a query sees later keys of its document, too
-  int64_t window = 0;  // key j is visible to query i while i - j < window; 0: all
-  int64_t block = 0;   // queries see their own block of so many tokens and the one before; 0: all
-  int64_t sinks = 0;   // with a window or blocks: the document's first keys are seen besides
-  double rope_theta = 10000;  // 0: q and k are not rotated
-  double dropout = 0;         // of the probabilities, in training
-  // Scores are this times the cosine of q and k (CosScale); 0: q k / sqrt(head_dim).
+  bool causal = true;  // false: a query also sees the later keys of its document
+  int64_t window = 0;  // query i sees key j if i - j < window; 0: unlimited
+  int64_t block = 0;   // block size: a query sees its own block and the previous one; 0: no blocks
+  int64_t sinks = 0;   // first keys of a document that are visible in addition to a window or block
+  double rope_theta = 10000;  // base of the rotary frequencies; 0: no rotation
+  double dropout = 0;         // dropout rate of the probabilities in training
+  // Scores are cos_scale times the cosine of q and k (CosScale); 0: q k / sqrt(head_dim).
   double cos_scale = 0;
-  bool cos_scale_learned = false;  // its logarithm is a parameter of each head
-  QueryScale query_scale;          // with dim 0: head_dim
+  bool cos_scale_learned = false;  // the logarithm of cos_scale is a parameter per head
+  QueryScale query_scale;          // dim 0 means head_dim
 
   std::vector<Option> Fields() override;
-  // Whether scores have a factor by the number of keys.
+  // Whether scores are scaled by a function of the number of keys.
   virtual bool scales_queries() const { return query_scale.form != "none"; }
-  // For heads of that width.
+  // Resolves the options for heads of width `head_dim`.
   void ResolveFor(int64_t head_dim, ProblemList& problems);
 };
 
@@ -44,41 +45,39 @@ class Attention {
   struct Shape {
     int64_t num_heads = 0, num_kv_heads = 0;
     int64_t head_dim = 0, head_dim_v = 0;
-    bool squared_relu = false;  // in place of the softmax
+    bool squared_relu = false;  // replaces the softmax
   };
   struct Heads : AttentionHeads {
     at::Tensor v;  // [B, T, Hk, V]
-    // [B, T] in the compute type, of what positions add to a query's scores; undefined: 1 each.
+    // [B, T] in the compute type: factors on the biases that positions add to scores; undefined: 1.
     at::Tensor bias_scale = {};
   };
   struct Output {
     at::Tensor y;                   // [B, T, H V]
-    std::vector<at::Tensor> state;  // after the slice, where the call wants it
+    std::vector<at::Tensor> state;  // after the slice, if call.want_state
   };
 
   Attention() = default;
-  // Declares log_cos_scale and what the positions have. Errors kUsage where the model's positions
-  // do not fit the options or the shape.
+  // Declares log_cos_scale and the parameters of the positions. Throws kUsage if the model's
+  // positions do not fit the options or the shape.
   Attention(const AttentionOptions& options, const Shape& shape, const PartContext& context);
 
   MixerTraits traits() const;
 
-  // Attends with heads as they were projected. Error kUsage for a past, or other ranks' slices, of
-  // a layer that sees later tokens.
+  // Attention for projected heads. A layer that is not causal throws kUsage if the call has a past
+  // or if its rows are split over ranks.
   Output Forward(const MixerCall& call, Heads heads) const;
-  // Attends with the heads of one token, T = 1, as Mixer::Step. Error kUsage for a layer that sees
-  // later tokens.
+  // Decodes one token (T = 1), like Mixer::Step. A layer that is not causal throws kUsage.
   at::Tensor Step(Heads heads, const SequenceSlice& token, MixerState& state) const;
 
-  // How many keys a query sees, in the mean over a row of one document.
+  // The number of keys that a query sees, averaged over a row of one document.
   double NumKeys(int64_t seq_len) const;
   double MixingFlops(int64_t seq_len) const;
-  // What backward keeps of a token beside the projected heads: encoded q and k, v, the output, and
-  // what cosines and far pairs add; of each head one fp32.
+  // The bytes per token that backward keeps in addition to the projected heads: encoded q and k, v,
+  // the output, the tensors of cosines and far pairs, and one fp32 per head.
   double ActivationBytes(int64_t bytes_per_element) const;
-  // Two fp32 of each weight where LibTorch's operators keep them: of dropout and of a squared ReLU
-  // that the kernels of a GPU leave to them (kernels::cuda::WhyNot; shared memory is taken to
-  // suffice).
+  // Two fp32 per query and key if LibTorch operators replace the GPU kernels, which may happen with
+  // dropout or squared ReLU (kernels::cuda::WhyNot); else 0. Shared memory is assumed to suffice.
   double GpuActivationBytes(int64_t seq_len, int64_t bytes_per_element) const;
 
  private:

@@ -1,12 +1,12 @@
-// The gated attention unit (Hua et al., 2022), as GAU-alpha has it: one head whose queries and keys
-// share a narrow base z, and whose wide values are gated by u, so that it stands for a mixer and a
-// channel mixer together:
+// The gated attention unit (Hua et al., 2022) in the form of GAU-alpha. It has one head. Queries
+// and keys share a narrow base z, and the wide values are gated by u, so the unit replaces a mixer
+// and a channel mixer:
 //
 //   u, v, z = SiLU(x W_u), SiLU(x W_v), SiLU(x W_z),  q = g_q z + b_q,  k = g_k z + b_k,
 //   y = (u * attention(q, k, v)) W_o
 //
-// Causal, or, as an encoder, with later tokens seen, too. GAU-alpha's blocks are post-norm, with a
-// norm without weights, and have the channel mixer none.
+// It is causal, or an encoder that also sees later tokens. GAU-alpha's blocks are post-norm with a
+// norm without weights and the channel mixer `none`.
 #include <ATen/TensorOperators.h>
 
 #include <algorithm>
@@ -23,14 +23,14 @@
 namespace halflife::model {
 namespace {
 
-// softmax_plus (Su, 2022): scores grow with the logarithm of the number of keys, 1 at 512.
+// softmax_plus (Su, 2022): scores scale with the logarithm of the number of keys; factor 1 at 512.
 constexpr int64_t kSoftmaxPlusLength = 512;
 
 struct GauOptions : OptionsOf<GauOptions, AttentionOptions> {
-  int64_t width = 0;  // of u and v, e; 0: 2 model_dim
+  int64_t width = 0;  // e, the width of u and v; 0: 2 model_dim
   int64_t key_dim = 128;
   std::string normaliser = "softmax";
-  bool bias = false;  // of the matrices, and b_q and b_k
+  bool bias = false;  // biases of the matrices, and b_q and b_k
 
   std::vector<Option> Fields() override {
     std::vector<Option> fields = {
@@ -115,8 +115,8 @@ class Gau : public Mixer {
             .mixing = attention_.MixingFlops(seq_len)};
   }
 
-  // x, u and v before SiLU, z before and after it, and the gated output; v after SiLU counts as the
-  // attention's.
+  // x, u and v before SiLU, z before and after SiLU, and the gated output. The attention counts v
+  // after SiLU.
   double ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const override {
     const auto elements =
         static_cast<double>(model_dim_ + 3 * options_.width + 2 * options_.key_dim);
@@ -129,8 +129,8 @@ class Gau : public Mixer {
 
  private:
   struct Projected {
-    at::Tensor u;           // [B, T, e], before its SiLU
-    ops::ColumnPlace of_u;  // where its gradient goes
+    at::Tensor u;           // [B, T, e], before SiLU
+    ops::ColumnPlace of_u;  // where the gradient of u is written
     Attention::Heads heads;
   };
 
@@ -147,7 +147,7 @@ class Gau : public Mixer {
         ops::BiasMap({{.x = z, .bias = value(q_offset_), .gain = *q_gain_},
                       {.x = z, .bias = value(k_offset_), .gain = *k_gain_}});
     Projected result = {.u = mapped[0], .of_u = {}, .heads = {}};
-    if (!u_bias_.declared()) result.of_u = y[0].gradient;  // u is the column itself
+    if (!u_bias_.declared()) result.of_u = y[0].gradient;  // u is that column
     result.heads.q = gained[0].unsqueeze(2), result.heads.k = gained[1].unsqueeze(2);
     result.heads.v = mapped[1].unsqueeze(2);
     return result;

@@ -1,6 +1,6 @@
-// Factors on the scores of a query by how many keys it sees, so that attention over long texts is
-// no flatter than in training. Folded into the query, they serve any kernel of attention, but leave
-// biases of positions alone.
+// Scales the scores of a query by a function of the number of keys that it sees, so that attention
+// over long texts is not flatter than in training. The factors are multiplied into the query, which
+// works with every attention kernel, but does not scale the biases of positions.
 //
 //   const QueryScale scale = {.form = "info", .mode = "eval_only", .length = 512, .dim = 64};
 //   q = q * QueryScales(num_keys, scale).unsqueeze(-1).unsqueeze(-1);
@@ -14,22 +14,23 @@
 namespace halflife::model {
 
 struct QueryScale {
-  // none; info: sqrt(1 - n^(-2/d)) over its value at the training length (InfoScale, "Information
-  // entropy invariance", 2025); log: ln n over that of the training length (Su, 2021; Chiang and
-  // Cholak, 2022).
+  // none: no scale.
+  // info: sqrt(1 - n^(-2/d)) divided by its value at the training length (InfoScale, "Information
+  //       entropy invariance", 2025).
+  // log:  ln n divided by its value at the training length (Su, 2021; Chiang and Cholak, 2022).
   std::string form = "none";
-  // eval_only: at least 1, for models that were trained without; train: as it is, from the first
-  // step on; fixed_len: one factor of all queries, by the number of keys given. The last makes a
-  // query depend on how long its row is: decode and a whole row then differ.
+  // eval_only: the factor is at least 1, for models that were trained without a scale.
+  // train:     the factor as computed, also in training.
+  // fixed_len: all queries of a row have the factor for the number of keys in the row. Decoding and
+  //            a forward over the whole row then differ.
   std::string mode = "eval_only";
-  int64_t length = 0;  // of training, at least 2
+  int64_t length = 0;  // the training length in tokens, at least 2
   int64_t dim = 0;     // d
-  // The factor is of the whole score, what positions add to it included, as InfoScale's code has
-  // it; else it is folded into the query and leaves biases alone.
+  // True: the factor also scales the biases that positions add to scores, as in InfoScale's code.
   bool bias = false;
 };
 
-// num_keys int64 -> fp64 of the same shape; exactly 1 at the training length.
+// Maps num_keys int64 to factors fp64 of the same shape. They are exactly 1 at the training length.
 at::Tensor QueryScales(const at::Tensor& num_keys, const QueryScale& scale);
 
 }  // namespace halflife::model

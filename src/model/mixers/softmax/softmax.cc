@@ -1,8 +1,8 @@
-// Softmax attention with grouped key-value heads: the baseline that linear mixers are measured
-// against, or, not causal, an encoder. It rotates its queries and keys (rope_theta), or tells
-// positions by the model's method; a window, or blocks, bound what a query sees; scores may be
-// cosines, and may grow with the number of keys. Parameters are named as in fla's Transformer. Its
-// state, the keys and values of all tokens so far, grows.
+// Softmax attention with grouped key-value heads: the baseline for linear mixers, or an encoder if
+// it is not causal. Positions are rotations (rope_theta) or the model's method. A window or blocks
+// can limit the visible keys. Scores can be cosines, and can be scaled by the number of keys.
+// Parameters are named as in fla's Transformer. The state is the keys and values of all tokens so
+// far, so it grows.
 #include <algorithm>
 #include <vector>
 
@@ -16,7 +16,7 @@
 namespace halflife::model {
 namespace {
 
-constexpr double kQkNormEps = 1e-5;  // whatever the model's norm_eps: the public layers' constant
+constexpr double kQkNormEps = 1e-5;  // a constant of the public layers; norm_eps does not apply
 
 struct SoftmaxOptions : OptionsOf<SoftmaxOptions, AttentionOptions> {
   int64_t num_heads = 8, num_kv_heads = 0;  // 0: num_heads
@@ -94,7 +94,7 @@ class Softmax : public Mixer {
             .mixing = attention_.MixingFlops(seq_len)};
   }
 
-  // With q and k norm also what is normed.
+  // With qk_norm, the inputs of the norms are kept as well.
   double ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const override {
     const double elements =
         static_cast<double>(model_dim_) +
