@@ -63,7 +63,8 @@ std::shared_ptr<const SequenceChunks> MakeSequenceChunks(kernels::ChunkTableConf
   if (!device.is_cpu()) {
     chunks->device_chunks = UploadTable(chunks->table.chunks, device);
     chunks->device_begin = UploadTable(chunks->table.sequence_begin, device);
-    chunks->device = chunks->device_begin.device();  // "cuda" has its number now, as tensors have
+    chunks->device =
+        chunks->device_begin.device();  // with the index of the CUDA device, as in tensors
   }
   return chunks;
 }

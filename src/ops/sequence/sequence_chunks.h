@@ -1,5 +1,4 @@
-// A batch's chunk table where the kernels read it: beside the tensors, made once and shared by
-// every layer.
+// The chunk table of a batch on the device of its tensors. All layers share one table.
 //
 //   inputs.chunks =
 //       MakeSequenceChunks({.batch = B, .seq_len = T, .document_starts = starts}, x.device());
@@ -14,19 +13,20 @@
 
 namespace halflife::ops {
 
-// The runs of tokens that no document start cuts, for what is counted within them. On the device of
-// the chunks, int64.
+// For each token, its run: consecutive tokens of a sequence without a document start in between.
+// int64, on the device of the chunks.
 struct TokenRuns {
-  at::Tensor begin;  // [B, T]: the run's first token, counted within its row
-  // [B, T]: whose initial state it goes on from; num_sequences: none, a document starts it
+  at::Tensor begin;  // [B, T]: index of the run's first token within its row
+  // [B, T]: the sequence whose initial state the run continues; num_sequences if a document starts
+  // the run.
   at::Tensor sequence;
-  // [sequences]: the last token of each, b T + t; of a sequence n without tokens B T + n.
+  // [sequences]: index b T + t of the last token of a sequence, or B T + n if sequence n is empty.
   at::Tensor last;
 };
 
 struct SequenceChunks {
   int64_t batch = 0, seq_len = 0, chunk_size = 0;
-  at::Device device = at::kCPU;  // whose kernels may read it
+  at::Device device = at::kCPU;  // the device whose kernels may read it
   kernels::ChunkTable table;
   at::Tensor device_chunks,
       device_begin;  // copies of the table on a CUDA device; undefined on the CPU
@@ -35,7 +35,7 @@ struct SequenceChunks {
   int num_chunks() const { return static_cast<int>(table.chunks.size()); }
   const kernels::ChunkEntry* chunks() const;
   const int32_t* sequence_begin() const;
-  // Made when first asked for, by any thread.
+  // Computed by the first call, from any thread.
   const TokenRuns& runs() const;
 
  private:

@@ -133,7 +133,7 @@ TEST(ModelConfigTest, SizesBeyondEveryModelAreProblems) {
   EXPECT_THAT(with("softmax", {{"head_dim", kHuge}}),
               ElementsAre(HasSubstr("at least 1 and at most 16777216")));
   EXPECT_THAT(with("softmax", {{"num_heads", 8192}, {"head_dim", 8192}}),
-              ElementsAre(HasSubstr("67108864 wide; at most 16777216 would work")));
+              ElementsAre(HasSubstr("67108864 wide. Use a width of at most 16777216.")));
 }
 
 TEST(ModelConfigTest, HybridProblems) {

@@ -58,10 +58,10 @@ TEST(Based, SaysWhatDoesNotFit) {
   };
   EXPECT_EQ(problems({}, 64), "");
   EXPECT_THAT(problems({{"num_heads", 17}}, 16),
-              testing::HasSubstr("num_heads 17 above model_dim 16; up to 16 would work"));
+              testing::HasSubstr("num_heads 17 above model_dim 16. Use at most 16."));
   EXPECT_THAT(problems({{"num_heads", 1}}, 512),
-              testing::HasSubstr("values of 512 channels a head; up to 256 would work, so at "
-                                 "least 2 heads"));
+              testing::HasSubstr("values of 512 channels per head; at most 256 are supported. "
+                                 "Use at least 2 heads."));
   EXPECT_THAT(problems({{"eps", 0.0}}, 64), testing::HasSubstr("eps is 0"));
   EXPECT_THAT(problems({{"feature_dim", 65}}, 64), testing::HasSubstr("64"));
 }

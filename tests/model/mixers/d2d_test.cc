@@ -436,7 +436,7 @@ TEST(D2d, SaysWhatDoesNotFit) {
   };
   EXPECT_THAT(problems({{"num_heads", 7}}), testing::HasSubstr("num_heads 7 must divide"));
   EXPECT_THAT(problems({{"num_heads", 5}, {"rope_theta", 10000}}),
-              testing::HasSubstr("rope_theta with the decay d2d; decay none would work"));
+              testing::HasSubstr("rope_theta with the decay d2d. Use decay none."));
   EXPECT_THAT(problems({{"num_heads", 2}, {"rope_theta", 10000}, {"decay", "none"}}),
               testing::HasSubstr("must be even"));
   EXPECT_THAT(problems({{"num_heads", 5}, {"decay", "alibi2"}}),

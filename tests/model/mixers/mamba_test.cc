@@ -179,8 +179,8 @@ TEST(MambaTest, SaysWhatWouldWork) {
   EXPECT_THAT(problems({{"d_state", 257}}), ElementsAre(HasSubstr("at most 256")));
   EXPECT_THAT(problems({{"d_conv", 1}}), ElementsAre(HasSubstr("at least 2")));
   EXPECT_THAT(problems({{"expand", int64_t{1} << 15}}),
-              ElementsAre("mixer mamba: expand 32768 of model_dim 1024 is 33554432 channels; an "
-                          "expand of up to 16384 would work"));
+              ElementsAre("mixer mamba: expand 32768 of model_dim 1024 is 33554432 channels. "
+                          "Use an expand of at most 16384."));
   EXPECT_THAT(problems({{"mamba_init", std::string("zoology")}}),
               ElementsAre(HasSubstr("canonical")));
 }

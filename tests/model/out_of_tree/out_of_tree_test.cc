@@ -64,10 +64,9 @@ TEST(OutOfTree, WrongOptionsAreReportedTogether) {
   ModelConfig config = Recipe({"model.mixer.toy.half_life=0", "model.mixer.toy.num_heads=3"}).model;
   config.channel_mixer.Set("activation", "sine");
   const std::string problems = Join(Problems(config), "\n");
-  for (const char* line :
-       {"mixer toy: option half_life is 0; a number of tokens above 0 would work",
-        "mixer toy: num_heads 3 must divide model_dim 16",
-        "channel_mixer toy: option activation is 'sine'; known: none, "})
+  for (const char* line : {"mixer toy: option half_life is 0. Use a number of tokens above 0.",
+                           "mixer toy: num_heads 3 must divide model_dim 16",
+                           "channel_mixer toy: option activation is 'sine'; known: none, "})
     EXPECT_THAT(problems, testing::HasSubstr(line));
 }
 

@@ -26,7 +26,7 @@ struct ToyOptions : OptionsOf<ToyOptions> {
     problems.Require(sizes.model_dim % num_heads == 0, "num_heads ", num_heads,
                      " must divide model_dim ", sizes.model_dim);
     problems.Require(half_life > 0, "option half_life is ", half_life,
-                     "; a number of tokens above 0 would work");
+                     ". Use a number of tokens above 0.");
   }
 };
 

@@ -463,7 +463,7 @@ TEST(AttentionPositions, SayWhatDoesNotFit) {
                   ExitCode::kUsage, "rope_theta 0. Use an even head_dim and a rope_theta above 1.");
   EXPECT_HL_ERROR(make(PositionsConfig("streaming_llm"),
                        MixerConfig("softmax", {{"num_heads", int64_t{2}}, {"window", int64_t{8}}})),
-                  ExitCode::kUsage, "window 8", "0 would work");
+                  ExitCode::kUsage, "window 8", "Use 0 for both.");
   EXPECT_HL_ERROR(make(PositionsConfig("yarn", {{"stretch", 0.5}}), MixerConfig("softmax")),
                   ExitCode::kUsage, "stretch is 0.5", "at least 1");
   // e^(0.1 x 512) is what a block of queries may lose

@@ -32,8 +32,8 @@ struct BaseConvOptions : OptionsOf<BaseConvOptions> {
   }
   void Resolve(const ModelSizes&, ProblemList& problems) override {
     problems.Require(kernel_size != 0,
-                     "option kernel_size is 0; a number of taps (3 is usual) would work, or -1 for "
-                     "a filter as long as the row");
+                     "option kernel_size is 0. Use a number of taps, usually 3, or -1 for a filter "
+                     "as long as the row.");
   }
 };
 

@@ -19,10 +19,10 @@ struct GatedConvOptions : OptionsOf<GatedConvOptions> {
   void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
     const bool even = (expand % 2 == 0 || sizes.model_dim % 2 == 0);
     problems.Require(even, "expand ", expand, " of model_dim ", sizes.model_dim,
-                     " must be an even number of channels: half of them are the gate");
+                     " must be an even number of channels, because half of them are the gate.");
     problems.Require(expand <= kMaxWidth / sizes.model_dim, "expand ", expand, " of model_dim ",
-                     sizes.model_dim, " is too wide; at most ", kMaxWidth / sizes.model_dim,
-                     " would work (4 is usual)");
+                     sizes.model_dim, " is too wide. Use at most ", kMaxWidth / sizes.model_dim,
+                     "; 4 is usual.");
   }
 };
 

@@ -56,14 +56,14 @@ MixerTraits LongConvolutionTraits(int64_t channels, int64_t filter_len) {
 
 void RequireOneDocument(const std::string& mixer, const SequenceSlice& slice) {
   HL_CHECK_AS(ExitCode::kUsage, !slice.has_boundaries(), "mixer ", mixer,
-              " mixes whole rows, and these hold several documents; rows of one document, or a "
-              "mixer whose state restarts with a document, would work");
+              " mixes whole rows, and these rows contain several documents. Use rows of one "
+              "document, or a mixer that resets its state at document starts.");
 }
 
 void RequireWithinFilter(const std::string& mixer, int64_t num_tokens, int64_t filter_len) {
   HL_CHECK_AS(ExitCode::kUsage, num_tokens <= filter_len, "mixer ", mixer, " has a filter of ",
               filter_len, " positions, and the row has ", num_tokens,
-              " tokens; shorter texts would work");
+              " tokens. Use shorter texts.");
 }
 
 at::Tensor ConvolveRows(const LongConvolutionCall& call, at::Tensor* after) {

@@ -54,25 +54,26 @@ struct D2dOptions : OptionsOf<D2dOptions, LinearHeadOptions> {
     if (decay_scale == 0) decay_scale = feature_map == "exp" ? 0.02 : 1;
     if (eps == 0) eps = decay == "none" ? 1e-14 : 1e-30;
     problems.Require(decay_scale > 0, "option decay_scale is ", decay_scale,
-                     "; a number above 0 would work");
-    problems.Require(eps > 0, "option eps is ", eps, "; a number above 0 would work");
+                     ". Use a number above 0.");
+    problems.Require(eps > 0, "option eps is ", eps, ". Use a number above 0.");
     problems.Require(rope_theta == 0 || rope_theta > 1, "option rope_theta is ", rope_theta,
-                     "; 0 or a number above 1 would work");
+                     ". Use 0, or a number above 1.");
     problems.Require(rope_theta == 0 || decay == "none", "rope_theta with the decay ", decay,
-                     "; decay none would work");
+                     ". Use decay none.");
     problems.Require(rope_theta == 0 || head_dim_k % 2 == 0, "width per head ", head_dim_k,
-                     " must be even: rotation pairs channels");
+                     " must be even, because the rotation pairs channels.");
     if (legacy_view > 0) RequireViewed(problems);
   }
   void RequireViewed(ProblemList& problems) const {
     problems.Require(decay == "d2d" && feature_map == "elu", "legacy_view ", legacy_view,
                      " with the decay ", decay, " and the feature map ", feature_map,
-                     ": public code has such a view of decay d2d with elu alone and computes all "
-                     "else by the formula; legacy_view 0 would work");
-    problems.Require(!std::isfinite(max_log_decay), "legacy_view ", legacy_view,
-                     " with max_log_decay ", max_log_decay,
-                     ": a view has no decay a token that could be bounded; legacy_view 0, or no "
-                     "max_log_decay, would work");
+                     ": public code has such a view only for decay d2d with elu, and computes all "
+                     "else by the formula. Use legacy_view 0.");
+    problems.Require(
+        !std::isfinite(max_log_decay), "legacy_view ", legacy_view, " with max_log_decay ",
+        max_log_decay,
+        ": a view has no decay per token that could be bounded. Use legacy_view 0, or no "
+        "max_log_decay.");
   }
 };
 
@@ -121,8 +122,8 @@ class ViewedDecay : public BaseDecay {
                              const SequenceSlice& slice) const override {
     const int64_t num_tokens = slice.begin + slice.seq_len;
     HL_CHECK_AS(ExitCode::kUsage, num_tokens <= view_.row_len, "mixer d2d has the legacy_view ",
-                view_.row_len, " of rows so long, and the row has ", num_tokens,
-                " tokens; shorter texts would work");
+                view_.row_len, ", the longest row, and the row has ", num_tokens,
+                " tokens. Use shorter texts.");
     return ApplyLegacyView(features, *trained_, slice.positions, view_);
   }
   int64_t max_tokens() const override { return view_.row_len; }

@@ -70,9 +70,11 @@ void LinearHeadOptions::Resolve(const ModelSizes& sizes, ProblemList& problems) 
   const auto dim = static_cast<double>(sizes.model_dim);
   const double dim_k = dim * expand_k, dim_v = dim * expand_v;
   const bool sane = dim_k >= 0 && dim_k <= kMaxWidth && dim_v >= 0 && dim_v <= kMaxWidth;
-  problems.Require(sane, "expand_k ", expand_k, " and expand_v ", expand_v,
-                   "; factors of model_dim, e.g. 0.5 and 1, would work (widths up to ", kMaxWidth,
-                   ")");
+  problems.Require(
+      sane, "expand_k ", expand_k, " and expand_v ", expand_v,
+      " give no valid width. Use factors of model_dim, for example 0.5 and 1, for widths "
+      "of at most ",
+      kMaxWidth, ".");
   if (!sane) return;
   // expand_k may be a rounded ratio of two widths, so that the product is a whole number only up to
   // rounding.
@@ -133,7 +135,7 @@ void DecayedMixer::MakeMaps(const PartContext& context) {
               features <= kernels::kMaxHeadDimK && values <= kernels::kMaxHeadDimV, "a head has ",
               features, " features and ", values, " values; decay attention takes at most ",
               kernels::kMaxHeadDimK, " and ", kernels::kMaxHeadDimV,
-              ": more heads, or a narrower feature map, would work");
+              ". Use more heads, or a narrower feature map.");
 }
 
 MixerTraits DecayedMixer::traits() const {

@@ -34,10 +34,10 @@ struct LinearAttentionOptions : OptionsOf<LinearAttentionOptions, LinearHeadOpti
     LinearHeadOptions::Resolve(sizes, problems);
     const bool exp = feature_map == "exp";
     problems.Require(!exp || normalise,
-                     "feature_map exp without normalise grows beyond every number; normalise, or "
-                     "another map, would work");
+                     "feature_map exp without normalise overflows. Use normalise, or another "
+                     "feature_map.");
     problems.Require(!exp || !(norm_q || norm_k),
-                     "feature_map exp with norm_q or norm_k; the normaliser alone would work");
+                     "feature_map exp with norm_q or norm_k. Use only normalise.");
   }
 };
 

@@ -18,9 +18,9 @@ struct RetentionOptions : OptionsOf<RetentionOptions, DecayedOptions> {
   void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
     DecayedOptions::Resolve(sizes, problems);
     problems.Require(rope_theta > 1, "option rope_theta is ", rope_theta,
-                     "; a number above 1 would work");
+                     ". Use a number above 1.");
     problems.Require(head_dim_k % 2 == 0, "key width per head ", head_dim_k,
-                     " must be even: rotation pairs channels");
+                     " must be even, because the rotation pairs channels.");
   }
 };
 

@@ -44,9 +44,10 @@ struct RetNetOptions : OptionsOf<RetNetOptions, LinearHeadOptions> {
   void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
     LinearHeadOptions::Resolve(sizes, problems);
     problems.Require(rope_theta > 1, "option rope_theta is ", rope_theta,
-                     "; a number above 1 would work");
-    problems.Require(head_dim_k % 2 == 0 && head_dim_k > 2, "key width per head ", head_dim_k,
-                     "; an even one of at least 4 would work: rotation pairs channels");
+                     ". Use a number above 1.");
+    problems.Require(
+        head_dim_k % 2 == 0 && head_dim_k > 2, "key width per head ", head_dim_k,
+        " does not fit the rotation, which pairs channels. Use an even width of at least 4.");
   }
 };
 

@@ -50,8 +50,9 @@ at::Tensor Explanation::Column(int64_t token) const {
 
 at::Tensor Explanation::Dense() const {
   const int64_t seq_len = log_weight.size(1);
-  HL_CHECK_AS(ExitCode::kUsage, seq_len <= kLongestDense, "all shares of rows of ", seq_len,
-              " tokens; up to ", kLongestDense, " would work, or single rows and tokens");
+  HL_CHECK_AS(ExitCode::kUsage, seq_len <= kLongestDense, "the shares of all tokens in rows of ",
+              seq_len, " tokens are too many. Use rows of at most ", kLongestDense,
+              " tokens, or single rows and tokens.");
   return Shares(*this, {.first = 0, .num = seq_len, .begin = 0, .count = seq_len});
 }
 

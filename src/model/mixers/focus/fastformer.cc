@@ -90,10 +90,10 @@ struct FastformerOptions : OptionsOf<FastformerOptions, FocusOptions> {
     FocusOptions::Resolve(sizes, problems);
     const bool norm = PresetOf(kFastformerPresets, preset).norm;
     problems.Require(!norm || head_dim > 1, "width per head ", head_dim,
-                     " has no standard deviation; num_heads up to ", sizes.model_dim / 2,
-                     " would work");
+                     " has no standard deviation. Use num_heads of at most ", sizes.model_dim / 2,
+                     ".");
     problems.Require(rescale == 0 || norm, "option rescale is ", rescale, ", but ", preset,
-                     " divides by the root of a width; 0 would work");
+                     " divides by the root of a width. Use rescale 0.");
   }
 };
 

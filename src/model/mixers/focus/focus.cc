@@ -22,13 +22,12 @@ void FocusOptions::Resolve(const ModelSizes& sizes, ProblemList& problems) {
   problems.Require(sizes.model_dim % num_heads == 0, "num_heads ", num_heads,
                    " must divide model_dim ", sizes.model_dim);
   head_dim = std::max<int64_t>(1, sizes.model_dim / num_heads);
-  problems.Require(window == 0 || windows == "same", "option window is ", window,
-                   " beside windows ", windows,
-                   ", which sets the windows itself; windows same, or window 0, would work");
+  problems.Require(window == 0 || windows == "same", "option window is ", window, " with windows ",
+                   windows, ", which determines the windows. Use windows same, or window 0.");
   problems.Require(rescale >= 0 && rescale <= 1e3, "option rescale is ", rescale,
-                   "; a factor of a few, e.g. 5 or 10, would work, or 0 for the preset's");
+                   ". Use a factor from 0 to 1000, for example 5 or 10; 0 selects the preset's.");
   problems.Require(dropout >= 0 && dropout < 1, "option dropout is ", dropout,
-                   "; a rate from 0 to below 1 would work");
+                   ". Use a rate of at least 0 and below 1.");
 }
 
 std::vector<int64_t> AutomaticWindows(const std::string& rule, int64_t num_layers) {

@@ -113,10 +113,10 @@ struct LeapOptions : OptionsOf<LeapOptions, FocusOptions> {
     FocusOptions::Resolve(sizes, problems);
     const LeapPreset& form = PresetOf(kLeapPresets, preset);
     problems.Require(!form.norm_focus || head_dim > 1, "width per head ", head_dim,
-                     " has no standard deviation; num_heads up to ", sizes.model_dim / 2,
-                     " would work");
+                     " has no standard deviation. Use num_heads of at most ", sizes.model_dim / 2,
+                     ".");
     problems.Require(rescale == 0 || form.norm_focus, "option rescale is ", rescale, ", but ",
-                     preset, " divides by the root of a head's width; 0 would work");
+                     preset, " divides by the root of a head's width. Use rescale 0.");
   }
 };
 

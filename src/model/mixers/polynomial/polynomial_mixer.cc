@@ -16,14 +16,14 @@ std::vector<Option> PolynomialOptions::Fields() {
 }
 
 void PolynomialOptions::Resolve(const ModelSizes& sizes, ProblemList& problems) {
-  problems.Require(eps > 0, "eps is ", eps, "; a number above 0 would work (1e-12 is usual)");
+  problems.Require(eps > 0, "eps is ", eps, ". Use a number above 0, usually 1e-12.");
   head_dim_v = sizes.model_dim / num_heads;
   problems.Require(head_dim_v >= 1, "num_heads ", num_heads, " above model_dim ", sizes.model_dim,
-                   "; up to ", sizes.model_dim, " would work");
+                   ". Use at most ", sizes.model_dim, ".");
   problems.Require(head_dim_v <= kernels::kMaxPolynomialValues, "values of ", head_dim_v,
-                   " channels a head; up to ", kernels::kMaxPolynomialValues,
-                   " would work, so at least ",
-                   sizes.model_dim / (kernels::kMaxPolynomialValues + 1) + 1, " heads");
+                   " channels per head; at most ", kernels::kMaxPolynomialValues,
+                   " are supported. Use at least ",
+                   sizes.model_dim / (kernels::kMaxPolynomialValues + 1) + 1, " heads.");
 }
 
 PolynomialMixer::PolynomialMixer(const PolynomialOptions& options, const PartContext& context,

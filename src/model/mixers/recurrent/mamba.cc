@@ -38,8 +38,7 @@ struct MambaOptions : OptionsOf<MambaOptions> {
     if (dt_rank == 0) dt_rank = (sizes.model_dim + 15) / 16;
     const int64_t most = std::max<int64_t>(1, kMaxWidth / std::max<int64_t>(1, sizes.model_dim));
     problems.Require(expand <= most, "expand ", expand, " of model_dim ", sizes.model_dim, " is ",
-                     expand * sizes.model_dim, " channels; an expand of up to ", most,
-                     " would work");
+                     expand * sizes.model_dim, " channels. Use an expand of at most ", most, ".");
   }
 };
 

@@ -65,13 +65,12 @@ ops::KeyPattern PatternOf(const AttentionOptions& options, const AttentionPositi
   const bool looks_back = positions.pattern().reach() > 0 || positions.far_from() > 0 ||
                           !positions.decay_rates().empty() || !positions.looks_ahead();
   HL_CHECK_AS(ExitCode::kUsage, options.causal || !looks_back,
-              "attention that sees later tokens, and positions that know only earlier ones; those "
-              "that rotate (none, interpolated, ntk_aware, yarn), alibi or kerple_log would work, "
-              "or a causal layer");
+              "attention sees later tokens, but the positions support only earlier ones. Use a "
+              "causal layer, or positions that rotate (none, interpolated, ntk_aware, yarn), alibi "
+              "or kerple_log.");
   if (positions.pattern().reach() == 0) return own;
   HL_CHECK_AS(ExitCode::kUsage, own.reach() == 0, "window ", options.window, " and block ",
-              options.block,
-              ", but the model's positions say which keys are seen; 0 would work for both");
+              options.block, " with positions that determine the visible keys. Use 0 for both.");
   return positions.pattern();
 }
 
@@ -103,27 +102,29 @@ std::vector<Option> AttentionOptions::Fields() {
 
 void AttentionOptions::ResolveFor(int64_t head_dim, ProblemList& problems) {
   problems.Require(rope_theta == 0 || rope_theta > 1, "option rope_theta is ", rope_theta,
-                   "; a number above 1 would work, or 0 for no rotation");
+                   ". Use a number above 1, or 0 for no rotation.");
   problems.Require(dropout >= 0 && dropout < 1, "option dropout is ", dropout,
-                   "; a number in [0, 1) would work");
+                   ". Use a number in [0, 1).");
   problems.Require(rope_theta == 0 || head_dim % 2 == 0, "width per head ", head_dim,
                    " must be even: rotation pairs channels");
   problems.Require(window == 0 || block == 0, "window ", window, " and block ", block,
-                   "; one of them, the other 0, would work");
+                   " exclude each other. Set one of them to 0.");
   problems.Require(causal || block == 0, "block ", block,
-                   " where later tokens are seen; a window, or 0, would work");
+                   " in a layer that sees later tokens. Use a window, or block 0.");
   problems.Require(sinks == 0 || window > 0 || block > 0, "sinks ", sinks,
-                   " without a window or block; all keys are seen then, and 0 would work");
+                   " without a window or block, where all keys are visible. Use sinks 0.");
   problems.Require(cos_scale >= 0, "option cos_scale is ", cos_scale,
-                   "; a number above 0 would work, or 0 for products");
+                   ". Use a number above 0, or 0 for scores without cosines.");
   problems.Require(!cos_scale_learned || cos_scale > 0,
-                   "cos_scale_learned without cos_scale, which it starts from");
+                   "cos_scale_learned without cos_scale. Set cos_scale to its initial value.");
   const bool scales = query_scale.form != "none";
   problems.Require(scales ? query_scale.length >= 2 : query_scale.length == 0, "query_scale ",
                    query_scale.form, " with query_scale_length ", query_scale.length,
-                   scales ? "; the training length, at least 2, would work" : "; 0 would work");
-  problems.Require(!query_scale.bias || scales_queries(),
-                   "query_scale_bias without query_scale, whose factor it would give to biases");
+                   scales ? ". Use the training length, at least 2." : ". Use 0.");
+  problems.Require(
+      !query_scale.bias || scales_queries(),
+      "query_scale_bias without query_scale, the factor that it applies to biases. Set "
+      "query_scale, or query_scale_bias false.");
   if (query_scale.dim == 0) query_scale.dim = head_dim;
 }
 
@@ -137,8 +138,8 @@ Attention::Attention(const AttentionOptions& options, const Shape& shape,
                                                  Init::Constant(std::log(options.cos_scale)));
   positions_ = PositionsOf(options, shape, context);
   HL_CHECK_AS(ExitCode::kUsage, !options.query_scale.bias || positions_->has_bias(),
-              "query_scale_bias, and the model's positions add nothing to scores; alibi, t5 or "
-              "kerple_log would work, or query_scale_bias false");
+              "query_scale_bias with positions that add no bias to scores. Use alibi, t5 or "
+              "kerple_log, or query_scale_bias false.");
   config_ = {.scale = ScoreScale(),
              .pattern = PatternOf(options, *positions_),
              .squared_relu = shape.squared_relu,
@@ -172,13 +173,13 @@ MixerTraits Attention::traits() const {
 
 void Attention::RequireCausal(const char* what) const {
   HL_CHECK_AS(ExitCode::kUsage, options_.causal, "attention that sees later tokens: ", what,
-              "; whole rows would work, or a causal layer");
+              " is not possible. Use whole rows, or a causal layer.");
 }
 
 Attention::Output Attention::Forward(const MixerCall& call, Heads own) const {
   const SequenceSlice& slice = call.slice;
-  if (call.num_past > 0) RequireCausal("a row that goes on from a state");
-  if (slice.segment != nullptr) RequireCausal("a row on several ranks");
+  if (call.num_past > 0) RequireCausal("continuing a row from a state");
+  if (slice.segment != nullptr) RequireCausal("splitting a row over ranks");
   Encode(own, slice.told_positions(), *slice.rotary);
   Heads heads = WithPast(call, own);
   if (scales_queries()) ScaleQueries(slice, heads);
@@ -192,7 +193,7 @@ Attention::Output Attention::Forward(const MixerCall& call, Heads own) const {
 }
 
 at::Tensor Attention::Step(Heads heads, const SequenceSlice& token, MixerState& state) const {
-  RequireCausal("decode, token by token");
+  RequireCausal("decoding token by token");
   Encode(heads, token.positions, *token.rotary);
   const auto with_cache = [&](at::Tensor& own, at::Tensor& cache) {
     AppendToken(own, token.begin, cache);

@@ -46,11 +46,11 @@ struct GauOptions : OptionsOf<GauOptions, AttentionOptions> {
   }
   void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
     if (width == 0) width = 2 * sizes.model_dim;
-    problems.Require(normaliser == "softmax" || query_scale.form == "none", "normaliser ",
-                     normaliser, " with query_scale ", query_scale.form,
-                     normaliser == "softmax_plus" ? ", which it brings itself"
-                                                  : ", which would only scale its outputs",
-                     "; normaliser softmax, or query_scale none, would work");
+    problems.Require(
+        normaliser == "softmax" || query_scale.form == "none", "normaliser ", normaliser,
+        " with query_scale ", query_scale.form,
+        normaliser == "softmax_plus" ? ", which it includes" : ", which only scales its outputs",
+        ". Use normaliser softmax, or query_scale none.");
     ResolveFor(key_dim, problems);
   }
 };

@@ -39,8 +39,8 @@ struct SoftmaxOptions : OptionsOf<SoftmaxOptions, AttentionOptions> {
                      " must divide model_dim ", sizes.model_dim, ", or head_dim must be given");
     if (head_dim == 0) head_dim = std::max<int64_t>(1, sizes.model_dim / num_heads);
     problems.Require(num_heads * head_dim <= kMaxWidth, "num_heads ", num_heads, " of head_dim ",
-                     head_dim, " are ", num_heads * head_dim, " wide; at most ", kMaxWidth,
-                     " would work");
+                     head_dim, " are ", num_heads * head_dim, " wide. Use a width of at most ",
+                     kMaxWidth, ".");
     problems.Require(num_heads % num_kv_heads == 0, "num_kv_heads ", num_kv_heads,
                      " must divide num_heads ", num_heads);
     ResolveFor(head_dim, problems);

@@ -298,7 +298,7 @@ TEST(LegacyView, KeepsItsFeaturesTwice) {
 TEST(LegacyView, RefusesLongerRows) {
   const BuiltMixer mixer(Viewed(20), kDim);
   EXPECT_HL_ERROR(mixer.Run(Normal({1, 21, kDim}, 1)), ExitCode::kUsage,
-                  "mixer d2d has the legacy_view 20 of rows so long, and the row has 21 tokens");
+                  "mixer d2d has the legacy_view 20, the longest row, and the row has 21 tokens");
   MixerState state = EmptyState(mixer->traits(), 1, at::kCPU, at::kDouble);
   EXPECT_HL_ERROR(
       mixer->Step(Normal({1, kDim}, 1), SequenceSlice::Contiguous(1, 1, 20, at::kCPU), state),
@@ -318,8 +318,8 @@ TEST(LegacyView, SaysWhatHasNoView) {
   EXPECT_THAT(
       problems({{"feature_map", "exp"}}),
       testing::HasSubstr("legacy_view 512 with the decay d2d and the feature map exp: public "
-                         "code has such a view of decay d2d with elu alone"));
-  EXPECT_THAT(problems({{"decay", "alibi"}}), testing::HasSubstr("legacy_view 0 would work"));
+                         "code has such a view only for decay d2d with elu"));
+  EXPECT_THAT(problems({{"decay", "alibi"}}), testing::HasSubstr("Use legacy_view 0."));
   EXPECT_THAT(problems({{"max_log_decay", 0}}),
               testing::HasSubstr("legacy_view 512 with max_log_decay 0"));
   EXPECT_THAT(problems({{"legacy_view", -1}}), testing::HasSubstr("legacy_view"));

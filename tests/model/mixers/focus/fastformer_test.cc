@@ -158,7 +158,7 @@ TEST(FastformerTest, SaysWhatDoesNotFit) {
   EXPECT_HL_ERROR(make({{"num_heads", 5}}), ExitCode::kUsage, "num_heads 5", "model_dim 16");
   EXPECT_HL_ERROR(make({{"num_heads", 16}}), ExitCode::kUsage, "width per head 1", "up to 8");
   EXPECT_HL_ERROR(make({{"preset", "fastformer_seed"}, {"rescale", 5.0}}), ExitCode::kUsage,
-                  "rescale is 5", "0 would work");
+                  "rescale is 5", "Use rescale 0.");
 }
 
 // Number 15, as LEAP's: D 128, 6 layers, 32100 tokens, 2048 positions; biases over the vocabulary

@@ -270,7 +270,7 @@ TEST(LeapTest, SaysWhatDoesNotFit) {
   EXPECT_HL_ERROR(make({{"window", -1}}), ExitCode::kUsage, "window", "-1");
   EXPECT_HL_ERROR(make({{"preset", "leap_v2"}}), ExitCode::kUsage, "preset", "leap_v101");
   EXPECT_HL_ERROR(make({{"preset", "leap_latest"}, {"rescale", 10.0}}), ExitCode::kUsage,
-                  "rescale is 10", "0 would work");
+                  "rescale is 10", "Use rescale 0.");
   EXPECT_HL_ERROR(make({{"dropout", 1.0}}), ExitCode::kUsage, "dropout is 1", "below 1");
 }
 
