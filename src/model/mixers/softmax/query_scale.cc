@@ -14,8 +14,8 @@ at::Tensor QueryScales(const at::Tensor& num_keys, const QueryScale& scale) {
   const double of_length = std::log(static_cast<double>(scale.length));
   at::Tensor factors;
   if (scale.form == "info") {
-    const double rate =
-        -2.0 / static_cast<double>(scale.dim);  // expm1 avoids the cancellation of 1 - n^rate
+    // expm1 avoids the cancellation of 1 - n^rate.
+    const double rate = -2.0 / static_cast<double>(scale.dim);
     factors = at::sqrt(-at::expm1(rate * logs)) / std::sqrt(-std::expm1(rate * of_length));
   } else {
     factors = logs / of_length;
