@@ -1,4 +1,4 @@
-// Warnings about more threads than cores: the threads then wait for each other, and everything
+// Warnings about more threads than cores. The threads then wait for each other, and everything
 // becomes slower.
 //
 //   WarnOfBusyCores(context);           // ranks of a world, after at::set_num_threads
@@ -13,7 +13,7 @@ namespace halflife::cli {
 // host on which the ranks have more threads than cores.
 void WarnOfBusyCores(dist::RankContext& context);
 
-// Warns where `threads`, a value of --threads, is above the cores that this process may use.
+// Warns if `threads`, the value of --threads, exceeds the cores that this process may use.
 void WarnOfBusyCores(int threads);
 
 }  // namespace halflife::cli

@@ -1,4 +1,4 @@
-// halflife ckpt: looks at checkpoints, verifies, compares, prunes and reshards them.
+// halflife ckpt: lists, verifies, compares, prunes and reshards checkpoints.
 #include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -19,7 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-// The text is made from the JSON, so that both always say the same.
+// The text is made from the JSON, so that both agree.
 void Print(const CkptOptions& options, const Json& json, const std::string& text) {
   if (options.json) {
     std::cout << JsonText(json, 2) << "\n";
@@ -38,7 +38,7 @@ ckpt::StepReader OpenStep(const std::string& path) {
   return ckpt::StepReader::Open(ckpt::FindStep(path));
 }
 
-// Folders below `path`, two levels deep, that hold steps: what was probably meant.
+// Returns folders with steps below `path`, up to two levels deep, to suggest them.
 std::vector<std::string> RunsBelow(const fs::path& path) {
   std::vector<std::string> runs;
   std::error_code ignored;
@@ -143,8 +143,7 @@ std::vector<ckpt::Kind> ParseStates(const std::string& states) {
     }
     HL_CHECK_AS(ExitCode::kUsage, known, "--state '", state, "' is not main, adam_m or adam_v");
   }
-  HL_CHECK_AS(ExitCode::kUsage, !kinds.empty(),
-              "--state names nothing; main, adam_m and adam_v would work");
+  HL_CHECK_AS(ExitCode::kUsage, !kinds.empty(), "--state is empty. Use main, adam_m and adam_v.");
   return kinds;
 }
 
@@ -170,7 +169,7 @@ ExitCode Reshard(const CkptOptions& options) {
   return ExitCode::kFinished;
 }
 
-// What the run's recipe asks to be kept, and over it what the command line does.
+// Returns the retention of the run's recipe, with the overrides of the command line.
 ckpt::RetentionPolicy RetentionOf(const CkptOptions& options, const fs::path& run) {
   ckpt::RetentionPolicy policy;
   const fs::path recipe = run / "config.textproto";
@@ -188,12 +187,12 @@ ckpt::RetentionPolicy RetentionOf(const CkptOptions& options, const fs::path& ru
 ExitCode Prune(const CkptOptions& options) {
   HL_CHECK_AS(ExitCode::kUsage, options.keep_last.value_or(2) >= 2, "--keep-last ",
               *options.keep_last, " must be at least 2, so that a damaged step has a predecessor");
-  // By name, not by where a link leads: what locks a run is the folder that holds its ckpt/.
+  // Uses the name, not the target of a link: the folder that contains ckpt/ locks a run.
   const fs::path ckpt_dir = NamedFolder(fs::absolute(CkptDir(options.paths[0])).lexically_normal());
   std::error_code ignored;
-  HL_CHECK_AS(
-      ExitCode::kUsage, ckpt_dir.filename() == "ckpt" && fs::is_directory(ckpt_dir, ignored),
-      options.paths[0], " holds no ckpt/; a run's folder with one, or its ckpt/, would work");
+  HL_CHECK_AS(ExitCode::kUsage,
+              ckpt_dir.filename() == "ckpt" && fs::is_directory(ckpt_dir, ignored),
+              options.paths[0], " holds no ckpt/. Use a run's folder with one, or its ckpt/.");
   std::optional<ckpt::RunLock> lock;
   if (!options.dry_run)
     lock = ckpt::RunLock::Acquire(
@@ -207,7 +206,7 @@ ExitCode Prune(const CkptOptions& options) {
               !options.keep_best || policy.keep_best.empty() ||
                   std::ranges::any_of(choices, &ckpt::RetentionChoice::has_metric),
               "--keep-best ", policy.keep_best, ": no step of ", options.paths[0],
-              " has it: it is of steps that were saved right after a validation, or of none");
+              " has it. Only steps that were saved right after a validation have this metric.");
   if (!options.dry_run) ckpt::ApplyRetention(ckpt_dir, choices);
   std::vector<std::vector<std::string>> rows = {{"step", "", "why"}};
   const char* const goes = options.dry_run ? "would go" : "deleted";
@@ -234,12 +233,12 @@ ExitCode Run(const CkptOptions& options) {
       if (options.verb == verb.name) return verb.run(options);
     }
   } catch (const Error& error) {
-    // A step that cannot be read is damage to this command, whatever it is to a resuming run.
+    // This command reports an unreadable step as damage, unlike a resuming run.
     if (error.code() != ExitCode::kNoUsableCheckpoint) throw;
     std::cerr << error.message() << "\n";
     return ExitCode::kDifference;
   }
-  HL_FAIL(ExitCode::kInternal, "ckpt ", options.verb, " is declared, but not done");
+  HL_FAIL(ExitCode::kInternal, "ckpt ", options.verb, " is declared but not implemented");
 }
 
 }  // namespace halflife::cli

@@ -35,7 +35,7 @@ std::string MeshText(const ckpt::MeshInfo& mesh) {
 
 std::string Number(double value) { return Concat(value); }
 
-// A JSON value as a table's cell; "-" where there is none.
+// Formats a JSON value as a table cell; "-" if it is absent.
 std::string Cell(const Json& object, const char* key) {
   if (!object.contains(key) || object[key].is_null()) return "-";
   return object[key].is_string() ? object[key].get<std::string>() : object[key].dump();
@@ -74,7 +74,7 @@ Json DescribeFolder(const ckpt::StepDir& step, const std::string& latest,
   return row;
 }
 
-// Fields of the resolved configs that differ from the parent step's, where that still exists.
+// Returns fields of the resolved configs that differ from the parent step, if that still exists.
 Json DifferenceToParent(const ckpt::StepReader& step) {
   const fs::path parent = step.path().parent_path() / step.state().parent_step;
   std::error_code ignored;
@@ -85,7 +85,7 @@ Json DifferenceToParent(const ckpt::StepReader& step) {
   try {
     before = ckpt::StepReader::Open(parent).state().trajectory;
   } catch (const Error&) {
-    return Json();  // a damaged parent says nothing of this step
+    return Json();  // A damaged parent gives no information about this step.
   }
   Json changed = Json::object();
   for (const auto& [key, value] : step.state().trajectory) {
@@ -127,7 +127,7 @@ Json DescribeVersions(const ckpt::Versions& versions) {
           {"compiler", versions.compiler}};
 }
 
-// "key value" lines of an object, one indent deep.
+// Formats an object as indented "key value" lines.
 std::string Lines(const Json& object) {
   std::vector<std::vector<std::string>> rows;
   for (const auto& [key, value] : object.items()) {
@@ -137,7 +137,7 @@ std::string Lines(const Json& object) {
   return Table(rows);
 }
 
-// "LATEST, best val_loss 2.3456"
+// Returns for example "LATEST, best val_loss 2.3456".
 std::string Marks(const Json& row) {
   std::vector<std::string> marks;
   if (row["latest"]) marks.emplace_back("LATEST");

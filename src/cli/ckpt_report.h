@@ -1,4 +1,4 @@
-// What `halflife ckpt` prints: each result once as JSON, and once as a plain table made from it.
+// The output of `halflife ckpt`: each result as JSON, and as a plain table made from the JSON.
 #pragma once
 
 #include <filesystem>
@@ -12,8 +12,7 @@
 
 namespace halflife::cli {
 
-// Columns two spaces apart; the first row is the heading. Numbers are aligned by the caller's
-// choice of columns.
+// Returns a table with columns two spaces apart. The first row is the heading.
 std::string Table(const std::vector<std::vector<std::string>>& rows);
 
 // One object per folder that looks like a step: name, state (ok, pinned, bad, superseded, tmp),

@@ -1,4 +1,4 @@
-// What `eval` says of classes, for a whole split and for each row of a table by length.
+// The class scores that `eval` reports for a whole split and for each row of a table by length.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

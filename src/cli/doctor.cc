@@ -1,4 +1,4 @@
-// halflife doctor: what this machine has, and the command that mends what is missing.
+// halflife doctor: reports the capabilities of this machine, and the commands that fix problems.
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -13,7 +13,7 @@ namespace {
 
 using doctor::Verdict;
 
-// Consecutive checks of one title are one group.
+// Consecutive checks with the same title form one group.
 void Append(doctor::Group group, doctor::Report& report) {
   if (report.groups.empty() || report.groups.back().title != group.title) {
     report.groups.push_back({group.title, {}});
@@ -22,7 +22,7 @@ void Append(doctor::Group group, doctor::Report& report) {
   findings.insert(findings.end(), group.findings.begin(), group.findings.end());
 }
 
-// The verdict of rank 0, which has all findings, on every rank.
+// Returns on every rank the verdict of rank 0, which has all findings.
 bool AnyFailure(const doctor::Report& report, dist::RankContext& context) {
   double failures = report.Count(Verdict::kFail);
   context.control()
@@ -40,7 +40,7 @@ ExitCode Run(const DoctorOptions& options) {
   scene.launcher = ReadLauncherEvidence();
   const BuildInfo build = GetBuildInfo();
   doctor::Report report{build.version, build.git_hash, HostName(), 1, {}};
-  if (scene.launcher.rank == 0) {  // before MPI: a check may start programs
+  if (scene.launcher.rank == 0) {  // Before MPI, because a check may start programs.
     for (const doctor::LocalCheck& check : doctor::LocalChecks()) {
       Append(doctor::Run(check, scene), report);
     }

@@ -31,23 +31,22 @@
 namespace halflife::cli {
 namespace {
 
-// As many classes in another order would be scored as others.
+// The same number of classes in another order would be scored incorrectly.
 void RequireClasses(const infer::LoadedModel& loaded, const data::Dataset& dataset) {
   const std::vector<std::string>&own = loaded.state.data.classes, &given = dataset.info().classes;
   HL_CHECK_AS(ExitCode::kUsage, own.empty() || given.empty() || own == given, loaded.path.string(),
               " was trained on the classes ", Join(own, ", "), ", and ", dataset.folder().string(),
-              " numbers ", Join(given, ", "), "; prepared with --classes ", Join(own, ","),
-              " it would work");
+              " numbers ", Join(given, ", "), ". Prepare it with --classes ", Join(own, ","), ".");
 }
 
 void CheckVocabulary(const infer::LoadedModel& loaded, const data::Dataset& dataset) {
   const int64_t model_vocab = loaded.model->config().vocab_size;
   HL_CHECK_AS(ExitCode::kUsage, dataset.info().vocab_size <= model_vocab, "the dataset ",
               dataset.folder().string(), " has a vocabulary of ", dataset.info().vocab_size,
-              ", the model of ", model_vocab, "; prepare the text with the run's own tokenizer");
+              ", the model of ", model_vocab, ". Prepare the text with the run's own tokenizer.");
   RequireClasses(loaded, dataset);
   if (!dataset.info().has_tokenizer()) return;
-  if (loaded.tokenizer == nullptr) return;  // a step that was copied away from its run
+  if (loaded.tokenizer == nullptr) return;  // The step was copied away from its run.
   data::RequireSameTokens(dataset, *loaded.tokenizer, loaded.path.string());
 }
 
@@ -59,7 +58,7 @@ bool ResetsAtDocuments(const infer::LoadedModel& loaded) {
   return found == fields.end() || found->second != "false";
 }
 
-// What the model is scored on: a dataset's validation split, or texts.
+// The scored data: a dataset's validation split, or texts.
 class Scored {
  public:
   Scored(const EvalOptions& options, const infer::LoadedModel& loaded)
@@ -70,8 +69,8 @@ class Scored {
       dataset_ = data::Dataset::Open(options.data);
       CheckVocabulary(loaded, *dataset_);
       HL_CHECK_AS(ExitCode::kUsage, !options.bigram || !dataset_->info().has_rows(),
-                  "--bigram counts tokens that follow each other, and ", options.data,
-                  " holds labelled rows: it has no text to count");
+                  "--bigram counts pairs of consecutive tokens of text, and ", options.data,
+                  " has labelled rows. Use a dataset of text.");
     }
   }
   // The view is valid as long as this object.
@@ -80,7 +79,7 @@ class Scored {
                     : data::ViewOf(text_, reset_at_documents_);
   }
   bool reset_at_documents() const { return reset_at_documents_; }
-  const data::Dataset& dataset() const { return *dataset_; }  // with --data
+  const data::Dataset& dataset() const { return *dataset_; }  // Only with --data.
   const data::NameCounts& special_names() const { return text_.special_names; }
   SharedFact Fact(const EvalOptions& options) const {
     const std::string hash =
@@ -98,7 +97,7 @@ class Scored {
   bool reset_at_documents_;
 };
 
-// Ranks that cut other windows, or other numbers of them, would wait for each other in vain.
+// Ranks with other windows, or another number of windows, would wait for each other forever.
 void CheckRanks(const EvalOptions& options, const infer::LoadedModel& loaded, const Scored& scored,
                 int64_t seq_len, dist::RankContext& context) {
   if (context.world_size() == 1) return;
@@ -127,7 +126,8 @@ void CheckRanks(const EvalOptions& options, const infer::LoadedModel& loaded, co
   RequireAlike(context, facts);
 }
 
-// The tokens of a window, unless the user says: as trained, but labelled rows are not cut.
+// Returns the tokens of a window: the user's choice, otherwise the training length. Labelled rows
+// are not cut.
 int64_t WindowOf(const data::TokenView& tokens, const infer::LoadedModel& loaded) {
   return tokens.row_len > 0 ? tokens.row_len : loaded.state.data.seq_len;
 }
@@ -153,7 +153,7 @@ nlohmann::ordered_json ResultJson(const eval::ValidationResult& result) {
   return out;
 }
 
-// The text is made from the JSON, so that both always say the same.
+// The text is made from the JSON, so that both agree.
 std::string ResultText(const nlohmann::ordered_json& out) {
   const auto number = [&](const char* key, int digits) {
     return Fixed(out.at(key).get<double>(), digits);
@@ -215,7 +215,7 @@ ExitCode Evaluate(const EvalOptions& options, dist::RankContext& context) {
   CheckRanks(options, loaded, scored, seq_len, context);
   if (!options.explain.empty()) {
     HL_CHECK_AS(ExitCode::kUsage, context.world_size() == 1, "--explain on ", context.world_size(),
-                " ranks; without mpirun it would work");
+                " ranks is not supported. Run it without mpirun.");
     return ExplainWindows(options, loaded, scored.tokens(), seq_len);
   }
   if (!options.retrieval.empty())
@@ -246,7 +246,7 @@ ExitCode Evaluate(const EvalOptions& options, dist::RankContext& context) {
 
 ExitCode Run(const EvalOptions& options) {
   HL_CHECK_AS(ExitCode::kUsage, !options.data.empty() || !options.texts.empty(),
-              "nothing to evaluate on; give either --data DATASET or --text FILE...");
+              "there is no data to evaluate on. Use either --data DATASET or --text FILE...");
   return RunInWorld(kNoTimeout, [&](dist::RankContext& context, std::filesystem::path&) {
     return Evaluate(options, context);
   });

@@ -23,7 +23,7 @@ std::vector<float> Values(const at::Tensor& x) {
   return {flat.const_data_ptr<float>(), flat.const_data_ptr<float>() + flat.numel()};
 }
 
-// x [T, H] as a list a head.
+// Returns x [T, H] as one list per head.
 ordered_json ByHead(const at::Tensor& x) {
   ordered_json json = ordered_json::array();
   for (int64_t head = 0; head < x.size(1); ++head) json.push_back(Values(x.select(1, head)));
@@ -37,7 +37,7 @@ ordered_json TopJson(const at::Tensor& shares, int64_t count) {
   return json;
 }
 
-// Of the first row.
+// Describes the first row.
 ordered_json PoolJson(const model::Explanation& pool, int64_t top) {
   const at::Tensor importance = pool.Importance()[0], focus = pool.Focus()[0];
   ordered_json json = {{"window", pool.window},
@@ -50,7 +50,8 @@ ordered_json PoolJson(const model::Explanation& pool, int64_t top) {
   json["log_weight"] = ByHead(pool.log_weight[0]);
   json["row_max"] = ByHead(pool.row_max[0]);
   json["row_sum"] = ByHead(pool.row_sum[0]);
-  if (pool.gate.defined()) json["gate"] = ByHead(pool.gate[0].mean(2));  // of a head's channels
+  // Mean over the channels of a head.
+  if (pool.gate.defined()) json["gate"] = ByHead(pool.gate[0].mean(2));
   return json;
 }
 
@@ -73,7 +74,7 @@ ordered_json WindowJson(const infer::LoadedModel& loaded, const data::Batch& bat
   return json;
 }
 
-// `"gold" 0.042 at 17`, each.
+// Formats each token as `"gold" 0.042 at 17`.
 std::string TokensText(const ordered_json& top, const ordered_json& tokens, int digits) {
   std::string text;
   for (const ordered_json& token : top) {
@@ -85,7 +86,7 @@ std::string TokensText(const ordered_json& top, const ordered_json& tokens, int 
   return text;
 }
 
-// The text is made from the JSON, so that both always say the same.
+// The text is made from the JSON, so that both agree.
 std::string ExplanationText(const ordered_json& out) {
   std::string text;
   for (size_t window = 0; window < out["windows"].size(); ++window) {
@@ -114,8 +115,8 @@ ExitCode ExplainWindows(const EvalOptions& options, const infer::LoadedModel& lo
   const int64_t there = data::NumWindows(tokens, seq_len),
                 count = std::min(options.windows > 0 ? options.windows : 1, there);
   HL_CHECK_AS(ExitCode::kData, count > 0, tokens.name, " has ", tokens.info.num_tokens,
-              " tokens, fewer than a window of ", seq_len, " and one to predict; --seq-len ",
-              std::max<int64_t>(tokens.info.num_tokens - 1, 1), " or less would work");
+              " tokens, fewer than a window of ", seq_len, " and one to predict. Use --seq-len ",
+              std::max<int64_t>(tokens.info.num_tokens - 1, 1), " or less.");
   ordered_json out = {{"model", loaded.path.string()},
                       {"step", loaded.state.step},
                       {"seq_len", seq_len},

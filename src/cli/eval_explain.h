@@ -1,4 +1,4 @@
-// `halflife eval --explain`: which tokens a model's layers looked at.
+// `halflife eval --explain`: the tokens with the largest weights in a model's layers.
 #pragma once
 
 #include "cli/command_line/options.h"
@@ -8,8 +8,8 @@
 
 namespace halflife::cli {
 
-// Prints the tokens with most weight of each layer, and writes the file that the option names with
-// all that the layers' shares follow from: O(T) numbers a head (model/mixers/focus/explanation.h).
+// Prints the tokens with the largest weights of each layer. Writes the file of the option with the
+// numbers that determine all shares: O(T) numbers per head (model/mixers/focus/explanation.h).
 ExitCode ExplainWindows(const EvalOptions& options, const infer::LoadedModel& loaded,
                         const data::TokenView& tokens, int64_t seq_len);
 

@@ -15,7 +15,7 @@ namespace {
 
 using Json = EvalFile::Json;
 
-// What tells rows apart.
+// The keys that identify a row.
 constexpr const char* kKeys[] = {"method", "protocol", "length", "depth"};
 
 std::string CsvText(const Json& value) {
@@ -27,7 +27,7 @@ std::string CsvText(const Json& value) {
 
 EvalFile::EvalFile(EvalPaths paths, const Json& facts, std::span<const CsvColumn> columns)
     : paths_(std::move(paths)),
-      // as a file gives them back
+      // Parsed back, so that the values equal those read from a file.
       json_(std::make_unique<Json>(Json::parse(JsonText(facts)))),
       columns_(columns) {
   const Json wanted = *json_;
@@ -41,17 +41,17 @@ EvalFile::EvalFile(EvalPaths paths, const Json& facts, std::span<const CsvColumn
       met.is_object() && met.contains("rows") && met.at("rows").is_array() &&
       std::ranges::all_of(met.at("rows"), [](const Json& row) { return row.is_object(); });
   HL_CHECK_AS(ExitCode::kUsage, is_table, paths_.json.string(),
-              " is no table of lengths; another --out would work");
+              " is not a table of lengths. Use another --out.");
   for (const auto& [key, value] : wanted.items())
     HL_CHECK_AS(ExitCode::kUsage, met.contains(key) && met.at(key) == value, paths_.json.string(),
                 " holds rows of another ", key, ": ",
                 met.contains(key) ? met.at(key).dump() : "none", ", here ", value.dump(),
-                "; another --out would work");
+                ". Use another --out.");
   for (const auto& [key, value] : met.items())
     HL_CHECK_AS(ExitCode::kUsage, key == "rows" || wanted.contains(key), paths_.json.string(),
                 " holds rows with ", key,
-                ", which this call would add none with; the same "
-                "options, or another --out, would work");
+                ", which this call does not write. Use the same "
+                "options, or another --out.");
   *json_ = met;
 }
 
@@ -71,7 +71,7 @@ Json EvalFile::RowOf(const Json& key) const {
 
 void EvalFile::Add(Json row) {
   (*json_)["rows"].push_back(std::move(row));
-  // Standard output is not written anew, but on.
+  // Standard output is only written at the end.
   if (!IsStandardOutput(paths_.json)) WriteJson();
   if (!IsStandardOutput(paths_.csv)) WriteCsv();
 }

@@ -1,6 +1,6 @@
-// The files of `halflife eval --out` and `--csv`: facts that the rows belong to, and rows, each in
-// the files as soon as it is known, so that a later call goes on from them. What goes to standard
-// output is written once, at the end.
+// The files of `halflife eval --out` and `--csv`. They contain facts that the rows depend on, and
+// rows. Each row is written when it is known, so that a later call continues from the files.
+// Standard output is written once, at the end.
 //
 //   constexpr CsvColumn kColumns[] = {{"method", "/method"}, {"loss", "/loss"}};
 //   EvalFile file({.json = "lengths.json", .csv = "lengths.csv"}, facts, kColumns);
@@ -21,32 +21,31 @@
 namespace halflife::cli {
 
 struct EvalPaths {
-  std::filesystem::path json, csv;  // empty: not written
+  std::filesystem::path json, csv;  // Empty: not written.
 };
 struct CsvColumn {
   const char* name;
-  const char* path;            // of JSON, in the row or, where that has none, in the facts
-  const char* otherwise = "";  // of rows where neither has it
+  const char* path;            // JSON path in the row, or in the facts if the row does not have it.
+  const char* otherwise = "";  // Value if neither has it.
 };
 
 class EvalFile {
  public:
   using Json = nlohmann::ordered_json;
 
-  // Takes the rows of a JSON file that is there, and is not standard output. Error kUsage where it
-  // is none of these, or holds rows of other facts; nothing is written yet. `columns` are borrowed.
+  // Reads the rows of an existing JSON file that is not standard output. Error kUsage if it is not
+  // such a file, or has rows of other facts. Writes nothing yet. `columns` are borrowed.
   EvalFile(EvalPaths paths, const Json& facts, std::span<const CsvColumn> columns);
   ~EvalFile();
 
-  const Json& json() const { return *json_; }  // the facts, and "rows"
-  // Whether a row is there with these values of what tells rows apart (method, protocol, length,
-  // depth).
+  const Json& json() const { return *json_; }  // The facts, and "rows".
+  // Returns whether a row with these key values exists (method, protocol, length, depth).
   bool Has(const Json& key) const;
-  // The row, or null.
+  // Returns the row, or null.
   Json RowOf(const Json& key) const;
-  // Both files are whole at any time, and hold the same rows.
+  // Adds a row to both files. They are always complete and have the same rows.
   void Add(Json row);
-  // At the end: what goes to standard output, and the CSV where no row was added.
+  // Writes standard output, and the CSV if no row was added. Call at the end.
   void Finish() const;
 
  private:
@@ -58,12 +57,13 @@ class EvalFile {
   std::span<const CsvColumn> columns_;
 };
 
-// Which of the keys have rows already, the same on all ranks: rank 0 has the file. Collective.
+// Returns which of the keys already have rows. The result is the same on all ranks, although only
+// rank 0 has the file. Collective.
 std::vector<bool> RowsThere(const EvalFile& file, const std::vector<EvalFile::Json>& keys,
                             dist::RankContext& context);
 
-// Where words for people go beside these files: standard output, or standard error where one of
-// them is standard output.
+// Returns the stream for messages to people: standard output, or standard error if one of the files
+// is standard output.
 std::ostream& WordsBeside(std::initializer_list<std::filesystem::path> files);
 
 }  // namespace halflife::cli

@@ -9,10 +9,9 @@
 
 namespace halflife::cli {
 
-// Prints the table, and writes the files that the options name. With --out rows that the file holds
-// already are not scored again, and each row is in the file as soon as it is known: Error kUsage
-// where the file holds rows of other weights, texts or cuts. Collective; `tokens_fact` tells the
-// text.
+// Prints the table and writes the files that the options name. With --out, existing rows of the
+// file are not scored again, and each row is written when it is known. Error kUsage if the file has
+// rows of other weights, texts or cuts. Collective. `tokens_fact` identifies the text.
 ExitCode EvaluateLengths(const EvalOptions& options, const infer::LoadedModel& loaded,
                          const data::TokenView& tokens, const SharedFact& tokens_fact,
                          dist::RankContext& context);

@@ -9,8 +9,8 @@
 
 namespace halflife::cli {
 
-// As EvaluateLengths, a row for each method, length and depth. Error kUsage where the model gives
-// no answers, or a length or the vocabulary has no room for what is hidden.
+// Like EvaluateLengths, with a row for each method, length and depth. Error kUsage if the model
+// gives no answers, or if a length or the vocabulary is too small for the hidden information.
 ExitCode EvaluateRetrieval(const EvalOptions& options, const infer::LoadedModel& loaded,
                            const data::TokenView& tokens, const SharedFact& tokens_fact,
                            dist::RankContext& context);

@@ -1,4 +1,4 @@
-// halflife export: a checkpoint as a folder that transformers loads.
+// halflife export: writes a checkpoint as a folder that transformers loads.
 #include <iostream>
 
 #include "cli/run.h"

@@ -11,11 +11,11 @@ namespace halflife::cli {
 struct Failure {
   ExitCode code = ExitCode::kInternal;
   std::string text;
-  bool is_consequence = false;  // a collective failed because another rank went away
+  bool is_consequence = false;  // A collective failed because another rank is gone.
 };
 
-// An Error keeps its code. An error of the file system or a lack of memory is kEnvironment. Any
-// other exception is kInternal, a bug; the text leaves out LibTorch's stack trace.
+// An Error keeps its code. A file system error or lack of memory is kEnvironment. Any other
+// exception is kInternal, a bug. The text omits LibTorch's stack trace.
 Failure DescribeFailure(const std::exception_ptr& thrown);
 
 }  // namespace halflife::cli

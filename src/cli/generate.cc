@@ -1,4 +1,4 @@
-// halflife generate: text from a prompt, streamed.
+// halflife generate: continues a prompt and streams the text.
 #include <ATen/Parallel.h>
 
 #include <csignal>
@@ -32,7 +32,8 @@ void PrintStats(const infer::GenerateStats& stats) {
 ExitCode Run(const GenerateOptions& options) {
   at::set_num_threads(options.threads);
   WarnOfBusyCores(options.threads);
-  const infer::Sampler check(options.generate.sampler);  // bad flags before a long load
+  // Checks the options before the model is loaded.
+  const infer::Sampler check(options.generate.sampler);
   const infer::LoadedModel loaded =
       LoadAnyModel(options.model, options.tokenizer, PlacementOf(options.place));
   infer::RequireNextTokens(*loaded.model);
@@ -49,15 +50,15 @@ ExitCode Run(const GenerateOptions& options) {
   infer::GenerateConfig config = options.generate;
   if (!options.ignore_eos) config.eos_id = tokenizer.eos_id();
   config.vocab_size = tokenizer.vocab_size();
-  std::signal(SIGPIPE, SIG_IGN);  // a closed pipe shows in std::cout and ends the text
+  std::signal(SIGPIPE, SIG_IGN);  // A closed pipe fails std::cout and ends the text.
 
   const std::vector<int32_t> ids = tokenizer.Encode(prompt, options.special_tokens);
-  infer::RequirePrompt(*loaded.model, ids);  // before a word of it is printed
+  infer::RequirePrompt(*loaded.model, ids);  // Before any text is printed.
   data::StreamDecoder decoder(tokenizer, data::StreamDecoder::Begins::kAfterText);
   std::cout << prompt << std::flush;
   const infer::GenerateStats stats = infer::Generate(*loaded.model, ids, config, [&](int32_t id) {
     std::cout << decoder.Push(id) << std::flush;
-    return static_cast<bool>(std::cout);  // a closed pipe ends it
+    return static_cast<bool>(std::cout);  // A closed pipe ends the text.
   });
   std::cout << decoder.Finish() << std::endl;
   if (stats.reached_limit)

@@ -1,4 +1,4 @@
-// halflife import: a Hugging Face folder as a run to evaluate or to train on from.
+// halflife import: converts a Hugging Face folder to a run, to evaluate it or to continue training.
 #include <iostream>
 
 #include "cli/run.h"
@@ -10,8 +10,8 @@
 namespace halflife::cli {
 namespace {
 
-// A recipe that trains on from the weights: the model and its sequence length, and what a run of
-// any length needs to survive a crash and to be watched; all else by default.
+// Returns a recipe that continues training from the weights: the model, its sequence length, and
+// settings that every longer run needs for checkpoints and logs. Everything else is a default.
 std::string Recipe(const interop::HfModel& model) {
   train::RunConfig config;
   config.model = model.config();
@@ -21,7 +21,7 @@ std::string Recipe(const interop::HfModel& model) {
   return train::ToText(config);
 }
 
-// Names of the tensors that were left out; of many, the first.
+// Names of the omitted tensors, up to a limit.
 std::string UnusedTensors(const std::vector<std::string>& names) {
   constexpr size_t kShown = 4;
   if (names.empty()) return "";
@@ -31,7 +31,7 @@ std::string UnusedTensors(const std::vector<std::string>& names) {
   return text + (names.size() > kShown ? ", ...\n" : "\n");
 }
 
-// A command that uses the model at once.
+// Suggests a command that uses the model.
 std::string SuggestCommand(const interop::HfModel& model, const interop::ImportReport& report,
                            const std::string& run) {
   const auto objective = model::MakeObjective(model.config().objective, model.config().vocab_size);

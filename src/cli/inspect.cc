@@ -1,4 +1,4 @@
-// halflife inspect: says what a path is and what is in it.
+// halflife inspect: identifies a path and shows its contents.
 #include <iostream>
 #include <nlohmann/json.hpp>
 

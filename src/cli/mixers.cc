@@ -1,4 +1,4 @@
-// halflife mixers: the mixers and the other parts that a model is made of.
+// halflife mixers: lists the mixers and the other parts of a model.
 #include <iostream>
 #include <nlohmann/json.hpp>
 

@@ -1,4 +1,4 @@
-// Opens what `--model` names: a run, one step of it (see ckpt::FindStep), or a folder that
+// Opens the model of `--model`: a run, one step of it (see ckpt::FindStep), or a folder that
 // transformers saved.
 #pragma once
 
@@ -13,16 +13,16 @@
 
 namespace halflife::cli {
 
-// Of this rank of a machine; its GPU is then the thread's own. Error kEnvironment where there is
-// none and one is asked for.
+// Returns the placement of this rank of a machine, and makes its GPU current for this thread. Error
+// kEnvironment if a GPU is requested but missing.
 infer::Placement PlacementOf(const PlaceOptions& place, int local_rank = 0);
-// `tokenizer` is what data::OpenTokenizer takes. Empty: the model's own.
+// `tokenizer` is an argument of data::OpenTokenizer. Empty: the model's own.
 infer::LoadedModel LoadAnyModel(const std::filesystem::path& model, const std::string& tokenizer,
                                 const infer::Placement& placement);
 std::unique_ptr<ckpt::WeightSource> OpenWeights(const std::filesystem::path& model);
-// "--model" with the hash of its config and of all weights as they were loaded.
+// Returns "--model" with the hash of its config and of all loaded weights.
 SharedFact WeightsFact(const infer::LoadedModel& loaded);
-// Null where it carries none.
+// Returns null if the model has no tokenizer.
 std::unique_ptr<data::Tokenizer> OpenTokenizer(const std::filesystem::path& model);
 
 }  // namespace halflife::cli

@@ -82,7 +82,7 @@ void AddChannelMixer(const std::string& name, Json& json) {
                   {"matmul_flops", mixer->FlopsPerToken().matmul}};
 }
 
-// Rows of words whose last cell is broken into lines.
+// Formats rows of words. The last cell is wrapped.
 std::string WrappedTable(const std::vector<std::vector<std::string>>& rows,
                          const std::string& indent) {
   std::vector<size_t> widths(rows[0].size() - 1);
@@ -135,7 +135,7 @@ std::string StateText(const Json& state) {
   return Concat(Join(tensors, ", "), ": ", Join(sizes, " and "), ", in fp32");
 }
 
-// An equation a line; two blanks stand between them in the schema.
+// Prints one equation per line. The schema separates them by two spaces.
 std::string EquationText(const std::string& equations) {
   std::string text;
   for (size_t begin = 0; begin < equations.size();) {
@@ -161,7 +161,7 @@ std::string CostText(const Json& part) {
                 ", with the defaults:\n", WrappedTable(rows, "  "), "\n");
 }
 
-// How a recipe, and --set over it, choose the part.
+// Shows how a recipe and --set select the part.
 std::string UseText(const Json& part) {
   const std::string kind = part["kind"], name = part["name"];
   const bool has_options = !part["options"].empty();
@@ -202,8 +202,8 @@ std::string PartsText(const Json& parts) {
   }
   return Concat("Mixers:\n", WrappedTable(mixers, "  "), "\nOther parts of a model:\n",
                 WrappedTable(others, "  "),
-                "\n`halflife mixers NAME` has all about a mixer, `halflife mixers ",
-                others.front().front(), ".NAME` about another part.\n");
+                "\n`halflife mixers NAME` describes a mixer, `halflife mixers ",
+                others.front().front(), ".NAME` another part.\n");
 }
 
 Json DescribePart(const std::string& name) {

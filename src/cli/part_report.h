@@ -1,4 +1,4 @@
-// What `halflife mixers` prints: each result once as JSON, and once as text made from it.
+// The output of `halflife mixers`: each result as JSON, and as text made from the JSON.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -6,7 +6,7 @@
 
 namespace halflife::cli {
 
-// A list of {kind, usual, variants: [{name, summary}]}, mixers first.
+// Returns a list of {kind, usual, variants: [{name, summary}]}, mixers first.
 nlohmann::ordered_json DescribeParts();
 std::string PartsText(const nlohmann::ordered_json& parts);
 
@@ -18,7 +18,7 @@ std::string PartsText(const nlohmann::ordered_json& parts);
 // - state (of mixers): a list of {name, shape, dtype, grows, bytes} of one row; where it grows, the
 //   shape has "tokens" and the bytes are a token's; dtype "compute" is counted as fp32;
 // - options: a list of {name, type, default, meaning, choices}.
-// Error kUsage for a name that is none, with the nearest ones.
+// Error kUsage for an unknown name, with similar names.
 nlohmann::ordered_json DescribePart(const std::string& name);
 std::string PartText(const nlohmann::ordered_json& part);
 

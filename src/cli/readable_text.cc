@@ -12,12 +12,11 @@ void CheckReadable(const std::string& name, const std::string& text,
   if (tokenizer.keeps_invalid_bytes()) return;
   const size_t place = data::FindInvalidUtf8(text);
   HL_CHECK_AS(code, place == std::string::npos, name, " is not UTF-8 from byte ", place,
-              " on, and the tokenizer (", tokenizer.kind(),
-              ") reads characters; UTF-8 text would work");
+              " on, and the tokenizer (", tokenizer.kind(), ") reads characters. Use UTF-8 text.");
   const std::vector<std::string> unknown = data::UnknownCharacters(tokenizer, text, special);
   HL_CHECK_AS(code, unknown.empty(), name, " has characters that the ", tokenizer.kind(),
               " tokenizer has no tokens for: '", Join(unknown, "', '"),
-              "'; text without them would work");
+              "'. Use text without them.");
 }
 
 void WarnOfSpecialNames(const char* command, const std::string& from,

@@ -1,4 +1,4 @@
-// Text that a user gives to a model, checked before anything long begins.
+// Checks text for a model before a long computation begins.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace halflife::cli {
 
-// Throws an Error of `code`, in which the text is called `name`, where the tokenizer would read
-// other text than is there: bytes that are not UTF-8 as U+FFFD, characters without tokens as unk.
+// Throws an Error of `code`, which calls the text `name`, if the tokenizer would not read the text
+// exactly: bytes that are not UTF-8 become U+FFFD, and characters without tokens become unk.
 void CheckReadable(const std::string& name, const std::string& text,
                    const data::Tokenizer& tokenizer, data::SpecialTokens special, ExitCode code);
 
@@ -17,7 +17,7 @@ void CheckReadable(const std::string& name, const std::string& text,
 // option that named the text. `remedy`: a sentence.
 void WarnOfSpecialNames(const char* command, const std::string& from,
                         const data::NameCounts& counts, const std::string& remedy);
-// Remedies, with --special-tokens and without it.
+// Advice with --special-tokens and without it.
 inline constexpr char kParseThem[] = "Use --special-tokens parse to read them as these tokens.";
 inline constexpr char kMarkupInText[] = "Remove them from the text if they are markup.";
 

@@ -1,4 +1,4 @@
-// halflife recipe: a recipe with every option in force, or all there are.
+// halflife recipe: prints a recipe with every option in effect, or with all options.
 #include <iostream>
 
 #include "cli/run.h"

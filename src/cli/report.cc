@@ -1,4 +1,4 @@
-// halflife report: one HTML page about sweeps, runs and evaluations.
+// halflife report: writes one HTML page about sweeps, runs and evaluations.
 #include <algorithm>
 #include <ctime>
 #include <filesystem>
@@ -42,7 +42,7 @@ std::string LinkTo(const fs::path& run, const fs::path& page_folder) {
 
 // `page_folder`: of the page, which links to the runs.
 report::SweepRecord ReadSweep(const std::string& path, const fs::path& page_folder) {
-  constexpr size_t kMostCurves = 16;  // as many as differ in colour or dashes
+  constexpr size_t kMostCurves = 16;  // Number of distinguishable colours and dashes.
   const sweep::SweepFolder folder(path);
   const sweep::SweepConfig config = sweep::LoadSweep(folder.sweep_file(), {});
   const auto results = sweep::ReadResults(config, folder, ReadRunWithFacts);
@@ -81,8 +81,8 @@ void Add(const std::string& path, const fs::path& page_folder, report::PageConte
   }
 }
 
-// A shell's runs/* may also name folders that are not runs, e.g. what a killed start left. They are
-// left out with a warning if anything else is there.
+// A shell's runs/* may name folders that are not runs, for example those of a killed start. They
+// are skipped with a warning if any other path is valid.
 report::PageContent ReadContent(const std::vector<std::string>& paths,
                                 const fs::path& page_folder) {
   report::PageContent content;
@@ -106,7 +106,7 @@ report::PageContent ReadContent(const std::vector<std::string>& paths,
   return content;
 }
 
-// A picture has only the curves by length.
+// A picture contains only the curves by length.
 std::string RenderPicture(const report::PageContent& content, const std::string& out) {
   HL_CHECK_AS(ExitCode::kUsage, content.sweeps.empty(), "--out ", out,
               ": a picture does not show a sweep. Use --out report.html; the sweep's own picture "
@@ -114,20 +114,20 @@ std::string RenderPicture(const report::PageContent& content, const std::string&
   const std::vector<report::PlotSpec> plots = report::ChartsByLength(content.evaluations);
   HL_CHECK_AS(ExitCode::kUsage, !plots.empty(), "--out ", out,
               ": a picture shows perplexity by length, and no file of `halflife eval --lengths "
-              "--out` with a row is among what is given; a page (--out report.html) would work");
+              "--out` with a row is among the paths. Use a page (--out report.html).");
   return report::RenderFigure(plots);
 }
 
 }  // namespace
 
-// A page under the name of something else would open as that.
+// A page with another file extension would open in the wrong program.
 void RequireName(const std::string& out) {
   const std::string extension = fs::path(out).extension().string();
   constexpr const char* kKnown[] = {"", ".html", ".htm", ".svg"};
   HL_CHECK_AS(ExitCode::kUsage, IsStandardOutput(out) || std::ranges::count(kKnown, extension) > 0,
               "--out ", out,
-              ": a page, report.html, or of `halflife eval --lengths --out` a "
-              "picture, report.svg, would work");
+              " is not a page or picture. Use report.html, or report.svg for files of "
+              "`halflife eval --lengths --out`.");
 }
 
 ExitCode Run(const ReportOptions& options) {

@@ -1,4 +1,4 @@
-// What each subcommand does: one file of this folder.
+// Runs the subcommands. Each is one file of this folder.
 #pragma once
 
 #include "cli/command_line/options.h"

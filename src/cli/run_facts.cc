@@ -8,7 +8,7 @@ namespace halflife::cli {
 namespace {
 
 void AddConfig(report::RunRecord& run) {
-  if (run.config_text.empty()) return;  // ReadRun has said so
+  if (run.config_text.empty()) return;  // ReadRun has reported it.
   try {
     const train::RunConfig config = train::ParseRunConfig(run.config_text, "config.textproto", {});
     run.config = train::FlatFields(config);

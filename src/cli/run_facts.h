@@ -1,5 +1,5 @@
-// What a report takes from a run's recipe and its newest checkpoint: the formats that the report,
-// which stands on core alone, does not read.
+// Facts for a report from a run's recipe and its newest checkpoint. The report area depends only on
+// core and does not read these formats.
 #pragma once
 
 #include <filesystem>
@@ -8,11 +8,10 @@
 
 namespace halflife::cli {
 
-// Fills in what `run.config_text` says about the run, or `config_problem`, and what the newest
-// checkpoint's manifest says; a run without a checkpoint, or with a damaged one, is still worth a
-// report.
+// Fills in the facts of `run.config_text`, or `config_problem`, and those of the newest
+// checkpoint's manifest. A run without a checkpoint, or with a damaged one, can still be reported.
 void AddRunFacts(report::RunRecord& run);
-// ReadRun with them.
+// ReadRun and AddRunFacts.
 report::RunRecord ReadRunWithFacts(const std::filesystem::path& path);
 
 }  // namespace halflife::cli

@@ -1,4 +1,4 @@
-// halflife score: log-probabilities of given tokens or texts.
+// halflife score: writes log-probabilities of given tokens or texts.
 #include <ATen/Parallel.h>
 
 #include <cmath>
@@ -23,17 +23,17 @@
 namespace halflife::cli {
 namespace {
 
-// The limit of one --text, and of --tokens, where it is enough for a hundred million ids.
+// Size limit of one --text, and of --tokens, where it allows a hundred million ids.
 constexpr uint64_t kMaxInputBytes = 1ull << 30;
 
 using Sequences = std::vector<std::vector<int32_t>>;
 
 struct Input {
   Sequences sequences;
-  int64_t text_bytes = 0;  // that they stand for; 0: unknown, of --tokens
+  int64_t text_bytes = 0;  // Bytes of the text of the tokens. 0: unknown (--tokens).
 };
 
-// Every rank reads a file by itself. Only rank 0 has standard input, which it sends to the others.
+// Every rank reads files itself. Only rank 0 has standard input and sends it to the others.
 std::string ReadInput(const std::string& file, dist::RankContext& context) {
   const bool is_stdin = file == "-" || file == "/dev/stdin";
   const bool mine = !is_stdin || context.rank() == 0;
@@ -52,13 +52,13 @@ Input ReadTokens(const std::string& file, dist::RankContext& context) {
   Sequences sequences;
   for (const nlohmann::json& row : json) {
     HL_CHECK_AS(ExitCode::kData, row.is_array(), file, ": entry ", sequences.size(),
-                " is no list of ids");
+                " is not a list of ids");
     std::vector<int32_t>& ids = sequences.emplace_back();
     for (const nlohmann::json& id : row) {
       HL_CHECK_AS(ExitCode::kData,
                   id.is_number_integer() && id >= 0 && id <= std::numeric_limits<int32_t>::max(),
                   file, ": entry ", sequences.size() - 1, " holds ", id.dump().substr(0, 40),
-                  ", which is no id");
+                  ", which is not an id");
       ids.push_back(id.get<int32_t>());
     }
   }
@@ -82,8 +82,8 @@ Input ReadTexts(const ScoreOptions& options, const data::Tokenizer& tokenizer,
   return input;
 }
 
-// ", 2.1406 bits per byte", or nothing where the text is not known. A sequence's first token is not
-// scored: it counts as much as the mean of the others.
+// Returns for example ", 2.1406 bits per byte", or "" if the text is unknown. The first token of a
+// sequence is not scored and counts as the mean of the others.
 std::string BitsPerByte(double nats_per_token, const Input& input) {
   if (input.text_bytes == 0) return "";
   int64_t num_tokens = 0;
@@ -94,7 +94,7 @@ std::string BitsPerByte(double nats_per_token, const Input& input) {
                 " bits per byte");
 }
 
-// This rank's batches, scored: all their numbers in a row.
+// Scores this rank's batches. Returns all numbers in one string.
 std::string ScoreShare(const model::LanguageModel& model, const Sequences& sequences,
                        const std::vector<std::vector<size_t>>& batches,
                        const eval::ScoreConfig& config, const dist::RankContext& context) {
@@ -108,7 +108,7 @@ std::string ScoreShare(const model::LanguageModel& model, const Sequences& seque
   return bytes;
 }
 
-// `shares[rank]` in the order of ScoreShare -> one vector a sequence.
+// Converts `shares[rank]`, in the order of ScoreShare, to one vector per sequence.
 std::vector<std::vector<float>> Collect(const std::vector<std::string>& shares,
                                         const Sequences& sequences,
                                         const std::vector<std::vector<size_t>>& batches) {
@@ -141,7 +141,7 @@ void AppendLine(const std::vector<int32_t>& ids, const std::vector<float>& score
   text += "]}\n";
 }
 
-// `of_text`: the scores are those of the next tokens, whose sum is a text's.
+// `of_text`: the scores are those of next tokens, whose sum is the score of a text.
 void Report(const Input& input, const std::vector<std::vector<float>>& scores, bool of_text,
             const std::string& out) {
   const Sequences& sequences = input.sequences;
@@ -169,7 +169,7 @@ void Report(const Input& input, const std::vector<std::vector<float>>& scores, b
     HL_WARN("score", not_finite, " of ", count, " scores are not finite: null in ", out);
 }
 
-// Ranks with other sequences would hand in other scores than rank 0 asks for.
+// Ranks with different sequences would return other scores than rank 0 expects.
 void CheckRanks(const ScoreOptions& options, const infer::LoadedModel& loaded,
                 const Sequences& sequences, dist::RankContext& context) {
   if (context.world_size() == 1) return;
@@ -216,7 +216,7 @@ ExitCode Score(const ScoreOptions& options, dist::RankContext& context) {
 
 ExitCode Run(const ScoreOptions& options) {
   HL_CHECK_AS(ExitCode::kUsage, !options.tokens.empty() || !options.texts.empty(),
-              "nothing to score; give --tokens FILE.json or --text FILE");
+              "there is nothing to score. Use --tokens FILE.json or --text FILE.");
   return RunInWorld(kNoTimeout, [&](dist::RankContext& context, std::filesystem::path&) {
     return Score(options, context);
   });

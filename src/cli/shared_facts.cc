@@ -10,7 +10,7 @@ namespace halflife::cli {
 void RequireAlike(dist::RankContext& context, const std::vector<SharedFact>& facts) {
   nlohmann::json own = nlohmann::json::array();
   for (const SharedFact& fact : facts) own.push_back({fact.value, fact.words});
-  // a path may hold bytes that are not UTF-8
+  // A path may contain bytes that are not UTF-8.
   const std::string text = own.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   std::vector<nlohmann::json> ranks;
   for (const std::string& other :
@@ -28,7 +28,7 @@ void RequireAlike(dist::RankContext& context, const std::vector<SharedFact>& fac
                                  odd - ranks.begin()));
   }
   HL_CHECK_AS(ExitCode::kUsage, differences.empty(),
-              "the ranks disagree: ", Join(differences, "; "), "; give every rank the same");
+              "the ranks disagree: ", Join(differences, "; "), ". Give every rank the same.");
 }
 
 }  // namespace halflife::cli

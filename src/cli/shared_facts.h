@@ -1,5 +1,5 @@
-// What all ranks must have alike, before they share work that would else wait for ranks with less
-// of it. A path alone is no such fact: every host may have a copy of its own.
+// Facts that must be equal on all ranks before they share work. Otherwise ranks would wait for
+// others with less work. A path is not such a fact, because every host may have its own copy.
 //
 //   RequireAlike(context, {WeightsFact(loaded), {"--windows", "5", "5"}});
 #pragma once
@@ -11,11 +11,12 @@
 
 namespace halflife::cli {
 
-// `value` is compared, and told as `words`: {"--data", "12ab...", "datasets/mine (hash 12ab...)"}.
+// `value` is compared, and `words` is printed: {"--data", "12ab...", "datasets/mine (hash
+// 12ab...)"}.
 struct SharedFact {
   std::string name, value, words;
 };
-// Collective; the same names on every rank. Error kUsage that tells each fact in which a rank
+// Collective, with the same names on every rank. Error kUsage with each fact in which a rank
 // differs from rank 0.
 void RequireAlike(dist::RankContext& context, const std::vector<SharedFact>& facts);
 

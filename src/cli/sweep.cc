@@ -1,4 +1,4 @@
-// halflife sweep: a grid of runs of one recipe.
+// halflife sweep: runs a grid of runs of one recipe.
 #include "sweep/sweep.h"
 
 #include <iostream>
@@ -28,7 +28,7 @@ Share ParseShare(const std::string& text) {
   return share;
 }
 
-// The program that this process was, before it became the engine beside it.
+// Returns the program that this process was before it became the engine in the same folder.
 std::filesystem::path ProgramBesideEngine() {
   return std::filesystem::read_symlink("/proc/self/exe").parent_path() / "halflife";
 }
@@ -39,8 +39,8 @@ ExitCode Run(const SweepOptions& options) {
   const LauncherEvidence evidence = ReadLauncherEvidence();
   HL_CHECK_AS(
       ExitCode::kUsage, evidence.world_size == 1, "sweep as one of ", evidence.world_size,
-      " ranks: a sweep is one process, which starts its runs; on several machines, one with "
-      "--share INDEX/COUNT on each would work");
+      " ranks: a sweep is one process, which starts its runs. On several machines, start one "
+      "with --share INDEX/COUNT on each.");
   const Share share = ParseShare(options.share);
   const sweep::SweepRequest request = {
       .config = sweep::LoadSweep(options.config, options.overrides),

@@ -1,4 +1,4 @@
-// halflife train: one run from a recipe, alone or as one rank under mpirun or srun.
+// halflife train: trains one run from a recipe, as one process or as one rank under mpirun or srun.
 #include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -38,8 +38,8 @@ train::WarmStartRules InitRules(const TrainOptions& options) {
   return rules;
 }
 
-// All recipes name the run: one recipe with two files of changes makes two runs, and so does one
-// file of changes to two recipes.
+// The name of a run contains the names of all its recipes, so different combinations of files make
+// different runs.
 std::filesystem::path DefaultRun(const std::vector<std::string>& configs) {
   return std::filesystem::path("runs") / Join(configs, "+", [](const std::string& config) {
            return std::filesystem::path(config).stem().string();
@@ -59,29 +59,29 @@ void TellVocabulary(const train::RunConfig& config, std::ostream& out) {
       << train::kAnotherVocabulary << ")\n";
 }
 
-// How many ranks this process is.
+// Returns the number of ranks of this process.
 int RanksHere(const train::RunConfig& config, const TrainOptions& options) {
-  // Under a launcher a group has a communicator of MPI for each pair of ranks that two processes
-  // may be, and MPI has some ten thousand.
+  // Under a launcher, a group has an MPI communicator for each pair of ranks that two processes may
+  // be. MPI supports about ten thousand.
   const int most = ReadLauncherEvidence().world_size > 1 ? 16 : 1024;
   const int ranks = config.parallel.ranks_of_process();
   HL_CHECK_AS(ExitCode::kUsage, ranks <= most / options.local_ranks, "--local-ranks ",
               options.local_ranks, " times parallel.slices / parallel.sp, ", ranks,
-              ", are the ranks of one process; at most ", most, " would work");
+              ", are the ranks of one process. Use at most ", most, ".");
   return options.local_ranks * ranks;
 }
 
-// On machines that are not here.
+// Plans for other machines.
 ExitCode Plan(train::RunConfig config, const TrainOptions& options) {
   HL_CHECK_AS(ExitCode::kUsage, config.parallel.slices == 0,
-              "--plan knows ranks that are processes, one a slice of a row; without "
+              "--plan supports one slice of a row per process. It does not support "
               "parallel.slices, ",
-              config.parallel.slices, ", it would work");
+              config.parallel.slices, ".");
   const train::PlanRequest request = train::ParsePlan(*options.plan);
   const std::optional<data::DatasetInfo> dataset = DatasetOf(config);
   const data::DatasetInfo* const info = dataset ? &*dataset : nullptr;
   if (request.search) {
-    // Of one rank until the search has its own.
+    // One rank until the search has chosen its own.
     config.parallel.sp = request.sp.value_or(1);
     config.train.micro_batch = 1;
   } else {
@@ -115,10 +115,10 @@ ExitCode Plan(train::RunConfig config, const TrainOptions& options) {
   return ExitCode::kFinished;
 }
 
-// `ranks_here`: of each process.
+// `ranks_here`: number of ranks per process.
 ExitCode DryRun(train::RunConfig config, int ranks_here) {
   const LauncherEvidence evidence = ReadLauncherEvidence();
-  // As many as there are, or as share a row.
+  // The actual number of ranks, or as many as share a row.
   const int world = std::max(evidence.world_size * ranks_here, config.parallel.row_ranks());
   const int on_host = evidence.world_size > 1 ? evidence.local_size * ranks_here : world;
   std::string& path = config.data.path;
@@ -139,7 +139,7 @@ ExitCode DryRun(train::RunConfig config, int ranks_here) {
   return ExitCode::kFinished;
 }
 
-// Rows of an embedding that belong to other text train, but from noise: legal, and seldom meant.
+// Embedding rows of other text are trained from noise: this is valid, but rarely intended.
 void WarnOfOtherTokens(const std::string& init_from, const std::string& dataset) {
   const auto own = OpenTokenizer(init_from);
   if (own == nullptr) return;
@@ -153,7 +153,7 @@ void WarnOfOtherTokens(const std::string& init_from, const std::string& dataset)
           difference->right, "' there; `halflife prepare --tokenizer` takes a tokenizer's folder");
 }
 
-// Continues eval.sample_prompt, the same draws every time; null where there is none.
+// Continues eval.sample_prompt with the same seed every time. Returns null if there is no prompt.
 std::function<std::string(const model::LanguageModel&)> SampleText(const train::RunConfig& config) {
   const std::string prompt = config.eval.sample_prompt;
   if (prompt.empty()) return nullptr;

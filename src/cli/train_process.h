@@ -1,5 +1,5 @@
-// What a process of `halflife train` sets for itself before a Trainer is made: its log file and
-// flight record, the device, LibTorch's threads and the heap.
+// Settings of a `halflife train` process before a Trainer is created: log file, flight record,
+// device, LibTorch's threads and the heap.
 #pragma once
 
 #include "core/tensor_ref.h"
@@ -10,7 +10,7 @@
 namespace halflife::cli {
 
 // Collective. Returns the device to train on, which `context` communicates from. Error kEnvironment
-// where it is not there, or where ranks would compute on devices of different kinds.
+// if it is missing, or if ranks would use devices of different kinds.
 Device PrepareTrainProcess(const train::RunConfig& config, const train::RunFolder& folder,
                            dist::RankContext& context);
 

@@ -432,7 +432,8 @@ TEST_F(ReaderTest, CommandPrune) {
   EXPECT_EQ(RunCkpt("prune --keep-last 1 " + Run()).code, 2);
   const CommandResult of_step = RunCkpt("prune " + step(300).string());
   EXPECT_EQ(of_step.code, 2);
-  EXPECT_THAT(of_step.error, HasSubstr("holds no ckpt/; a run's folder with one, or its ckpt/,"));
+  EXPECT_THAT(of_step.error,
+              HasSubstr("holds no ckpt/. Use a run's folder with one, or its ckpt/."));
   {
     const RunLock lock = RunLock::Acquire(run_.path(), {});
     EXPECT_EQ(RunCkpt("prune --keep-last 2 " + Run()).code, 4);

@@ -349,7 +349,7 @@ TEST_F(Eval, WhatToEvaluateOnIsOneOfTwo) {
     EXPECT_EQ(result.exit_code, code) << result.err;
     EXPECT_THAT(result.err, HasSubstr(words));
   };
-  expect({}, 2, "nothing to evaluate on; give either --data DATASET or --text FILE...");
+  expect({}, 2, "there is no data to evaluate on. Use either --data DATASET or --text FILE...");
   expect({"--data", Path("data"), "--text", text}, 2, "--data and --text exclude each other");
   expect({"--text", text, "--bigram"}, 2,
          "--bigram does nothing without --data. Use --data DATASET instead of --text.");
@@ -559,7 +559,7 @@ TEST_F(RanksThatDisagree, EvalSaysInWhat) {
               HasSubstr("the ranks disagree: the text is --data " + Path("data") +
                         " --split validation (hash " + hash("data") + ") on rank 0, --data " +
                         Path("less") + " --split validation (hash " + hash("less") +
-                        ") on rank 1; give every rank the same"));
+                        ") on rank 1. Give every rank the same."));
   const RunResult windows = Run(eval, "5", "6");
   EXPECT_EQ(windows.exit_code, 2) << windows.err;
   EXPECT_THAT(windows.err, HasSubstr("disagree: --windows is 5 on rank 0, 6 on rank 1"));

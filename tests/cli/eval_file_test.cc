@@ -109,7 +109,7 @@ TEST_F(EvalFiles, SayWhatTheyAreNot) {
         "{\"rows\":" + std::string(100000, '[') + std::string(100000, ']') + "}",
         std::string("{}")}) {
     AtomicWriteFile(dir_ / "e.json", other, ExitCode::kInternal);
-    EXPECT_HL_ERROR(File(), ExitCode::kUsage, "e.json is no table of lengths");
+    EXPECT_HL_ERROR(File(), ExitCode::kUsage, "e.json is not a table of lengths");
   }
   EXPECT_EQ(ReadFile(dir_ / "e.json", ExitCode::kInternal), "{}");
 }

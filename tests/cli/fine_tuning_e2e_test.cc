@@ -135,7 +135,7 @@ TEST_F(FineTuning, AnEncoderLearnsClasses) {
   const RunResult turned =
       fixture->Halflife({"eval", "--model", Path("classes"), "--data", Path("turned")});
   EXPECT_EQ(turned.exit_code, 2);
-  EXPECT_THAT(turned.err, HasSubstr("prepared with --classes 0,1 it would work"));
+  EXPECT_THAT(turned.err, HasSubstr("Prepare it with --classes 0,1."));
 
   // It reads no text, and generates none.
   const RunResult generate =

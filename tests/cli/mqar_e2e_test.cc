@@ -155,7 +155,7 @@ TEST_F(Mqar, WhatDoesNotFitIsRefusedWithWhatWould) {
   fails({"eval", "--model", Path("undisturbed"), "--text", Path("text.txt")},
         "it cannot score plain text");
   fails({"eval", "--model", Path("undisturbed"), "--data", Path("mqar"), "--bigram"},
-        "has no text to count");
+        "Use a dataset of text.");
 }
 
 }  // namespace

@@ -349,7 +349,7 @@ TEST_F(ScoreExport, BadInput) {
                                     Path("bad.json"), "--out",   Path("never.jsonl")};
   };
   ExpectFailure(score("{}"), 3, {"not a JSON list of lists"});
-  ExpectFailure(score("[[1],[\"a\"]]"), 3, {"entry 1 holds \"a\", which is no id"});
+  ExpectFailure(score("[[1],[\"a\"]]"), 3, {"entry 1 holds \"a\", which is not an id"});
   ExpectFailure(score("[[1, 100000]]"), 2,
                 {"token 100000 at index 1", "vocabulary of 259. Use ids of 0 to 258."});
   EXPECT_FALSE(std::filesystem::exists(Path("never.jsonl")));

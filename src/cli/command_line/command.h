@@ -4,6 +4,7 @@
 // these declarations. Every option therefore describes its value, unit and default ("[...]" at the
 // end if CLI11 cannot know it), and every value that is not plain text has a type name
 // (option_value.h).
+//
 //   void AddImport(CLI::App& app, Request& request) {
 //     auto options = std::make_shared<ImportOptions>();
 //     CLI::App* command = app.add_subcommand("import", "Make a run from ...");
