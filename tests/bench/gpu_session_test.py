@@ -1,4 +1,4 @@
-"""tools/gpu_session without a GPU: what an item's end comes to, resuming, refusals, tables, packs."""
+"""Tests tools/gpu_session without a GPU: results of items, resuming, refusals, tables and packs."""
 
 import contextlib
 import dataclasses
@@ -182,7 +182,7 @@ class SessionTest(InAFolder):
             self.assertRegex(ends["garbled"][1], "its output cannot be read")
             self.assertRegex(ends["broken"][1], "it cannot be started: .*Exec format error")
             self.assertEqual(ends["good"], ("done", ""))
-            self.assertEqual(ends["nowhere"], ("skipped", "build has no nowhere; the targets halflife, gpu_tests and bench make it"))
+            self.assertEqual(ends["nowhere"], ("skipped", "build has no nowhere. Build the targets halflife, gpu_tests and bench."))
             self.assertRegex(ends["tool"][1], "no no-such-tool here, in PATH or /usr/local/cuda/bin")
         self.assertEqual((self.runs("bad"), self.runs("good"), self.runs("tool")), (1, 1, 0))
         self.go(wanted, again=True)
@@ -274,7 +274,7 @@ esac"""
     def test_cases_without_time_are_said(self):
         slow = self.FAULTY.replace("ran B.Late ;;", "sleep 60 ;;").replace("END", "exit 1")
         item = self.item("slow", slow, read=readers.read_gtest, minutes=1.5 / 60)
-        self.assertRegex(self.go([item])["slow"][1], "^failed: A.Bad/0, B.Late; 2 had no time\nB.Late: ended after its time")
+        self.assertRegex(self.go([item])["slow"][1], "^failed: A.Bad/0, B.Late; 2 had no time\nB.Late: timed out")
 
     def test_refuses_another_machine_and_a_second_call(self):
         self.go([self.item("item", "echo '{}'")])
@@ -516,9 +516,9 @@ class CarryTest(InAFolder):
         self.assertLessEqual({machine.CARRIED, "bench/bench_decode"}, names)
         self.assertFalse([name for name in names if re.search(r"libc\.so|libtorch", name)])
         self.assertEqual(subprocess.run([made / "bench/bench_decode", "-c", "exit 3"], check=False).returncode, 3)
-        with self.assertRaisesRegex(ValueError, "is there already"):
+        with self.assertRaisesRegex(ValueError, "already exists"):
             carry.pack(items.chosen(["decode/"]), build, made, most_mib=64)
-        with self.assertRaisesRegex(ValueError, "--list-files cuts them"):
+        with self.assertRaisesRegex(ValueError, "Use --list-files to split them"):
             carry.pack(items.chosen(["decode/"]), build, self.folder / "more", most_mib=1e-3)
         self.assertFalse((self.folder / "more").exists())
 
@@ -544,7 +544,7 @@ class CarryTest(InAFolder):
             self.assertIn("has no torch", machine.wrong_torch(self.folder))
             self.assertNotIn(str(self.folder), machine.environment(self.folder).get("LD_LIBRARY_PATH", ""))
             return
-        self.assertIn("want 1.0.0", machine.wrong_torch(self.folder))
+        self.assertIn("need 1.0.0", machine.wrong_torch(self.folder))
         folders = machine.environment(self.folder)["LD_LIBRARY_PATH"].split(":")
         self.assertEqual(folders[:2], [str(self.folder / "lib"), str(machine.torch_folder() / "lib")])
 

@@ -1,5 +1,5 @@
-"""What to carry to a machine with a GPU and LibTorch's Python package, but no compiler and no build: the programs,
-stripped, and the libraries that are neither LibTorch's package's nor every system's."""
+"""Packs the files for a machine with a GPU and LibTorch's Python package, but without a compiler or a build: the
+stripped programs, and the libraries that are in neither LibTorch's package nor every system."""
 
 import dataclasses
 import json
@@ -15,21 +15,21 @@ import machine
 from items import Item
 
 MIB = 1 << 20
-# On every Linux with glibc, whose parts must be of one version, and with a driver.
+# Libraries of every Linux with glibc (all parts of glibc must have one version) and a driver.
 OF_THE_SYSTEM = re.compile(r"ld-linux|lib(c|m|dl|pthread|rt|util|resolv|anl|nsl|nss_\w+|gcc_s|stdc\+\+|gomp|cuda)\.so")
-# In LibTorch's package and those that come with it, wherever this build took them from.
+# Libraries of LibTorch's package and its dependencies, wherever this build found them.
 OF_THE_PACKAGE = re.compile(r"(site-packages/|/lib(torch|c10|cudart|nccl|cublas|cudnn|cupti|cusparse|cufft|nvrtc|nvJitLink))")
 
 
 @dataclasses.dataclass(frozen=True)
 class Carried:
     path: pathlib.Path
-    place: str  # below the folder that is carried
-    bytes: int  # as carried
+    place: str  # relative to the pack
+    bytes: int  # after stripping
 
 
 def torch_of(build: pathlib.Path) -> str:
-    """The version that the programs were linked with."""
+    """Returns the version that the programs were linked with."""
     include = re.search(r"^LibTorch_INCLUDE_DIR:PATH=(.*)$", (build / "CMakeCache.txt").read_text(), re.M)
     version = pathlib.Path(include[1]).parent / "version.py"
     return re.search(r"__version__ = '([0-9.]+)", version.read_text())[1]
@@ -43,7 +43,7 @@ def libraries_of(program: pathlib.Path) -> list[pathlib.Path]:
 
 
 def stripped_copy(path: pathlib.Path, copy: pathlib.Path) -> int:
-    """Its size; without symbols a program runs all the same."""
+    """Copies a file without symbols. Returns the size of the copy."""
     copy.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(path, copy)
     copy.chmod(0o755)
@@ -52,17 +52,17 @@ def stripped_copy(path: pathlib.Path, copy: pathlib.Path) -> int:
 
 
 def names_of(wanted: list[Item]) -> list[str]:
-    """Programs of the items and what these start, once each."""
+    """Returns the programs of the items and the programs that these start, without duplicates."""
     return list(dict.fromkeys(name for item in wanted for name in (item.program, *item.starts)))
 
 
 def programs_of(wanted: list[Item], build: pathlib.Path) -> list[str]:
-    """That there are; a session skips the items of others."""
+    """Returns the programs that exist. A session skips items whose programs are missing."""
     return [name for name in names_of(wanted) if (build / name).exists()]
 
 
 def collect(names: list[str], build: pathlib.Path, folder: pathlib.Path) -> list[Carried]:
-    """Copies them and what they load to `folder`."""
+    """Copies programs and the libraries that they load to `folder`."""
     sources = {name: build / name for name in names}
     for name in names:
         sources |= {f"lib/{library.name}": library for library in libraries_of(build / name)}
@@ -70,12 +70,12 @@ def collect(names: list[str], build: pathlib.Path, folder: pathlib.Path) -> list
 
 
 def size_of(names: list[str], loads: dict[str, list[str]], bytes_of: dict[str, int]) -> int:
-    """Of programs and, once each, the libraries that they load."""
+    """Returns the size of programs and of the libraries that they load, each counted once."""
     return sum(bytes_of[file] for file in {*names, *(library for name in names for library in loads[name])})
 
 
 def groups(loads: dict[str, list[str]], bytes_of: dict[str, int], most: int) -> list[list[str]]:
-    """The programs in their order, cut where a pack is full. One that is too large by itself has a pack of its own."""
+    """Splits the programs, in order, into packs of at most `most` bytes. A larger program has its own pack."""
     packs: list[list[str]] = []
     for name in loads:
         if packs and size_of([*packs[-1], name], loads, bytes_of) <= most:
@@ -96,11 +96,11 @@ def list_files(wanted: list[Item], build: pathlib.Path, most_mib: float) -> int:
     bytes_of = {place: one.bytes for place, one in carried.items()}
     libraries = {name: [f"lib/{library.name}" for library in libraries_of(build / name)] for name in names}
     started = {item.program: [name for name in item.starts if name in libraries] for item in wanted}
-    loads = {}  # of what an item names: libraries, and what it starts with its own
+    loads = {}  # program of an item -> its libraries, the programs it starts and their libraries
     for name in dict.fromkeys(item.program for item in wanted if item.program in libraries):
         with_it = [*libraries[name], *(word for one in started[name] for word in (one, *libraries[one]))]
         loads[name] = list(dict.fromkeys(with_it))
-    print("Beside bench/ and launch/recipes/, in MiB without symbols:")
+    print("Copy bench/, tools/gpu_session/ and launch/recipes/, too. Sizes in MiB without symbols:")
     for number, programs in enumerate(groups(loads, bytes_of, int(most_mib * MIB)), 1):
         size = size_of(programs, loads, bytes_of) / MIB
         much = f", more than {most_mib:g}" if size > most_mib else ""
@@ -113,7 +113,7 @@ def list_files(wanted: list[Item], build: pathlib.Path, most_mib: float) -> int:
 
 
 def only_words(wanted: list[Item], programs: list[str]) -> str:
-    """What --only takes for the items of these programs and no others, quoted for a shell."""
+    """Returns the words of --only that select exactly the items of these programs, quoted for a shell."""
     words = []
     for item in wanted:
         if item.program in programs:
@@ -123,19 +123,19 @@ def only_words(wanted: list[Item], programs: list[str]) -> str:
 
 
 def pack(wanted: list[Item], build: pathlib.Path, folder: pathlib.Path, most_mib: float) -> int:
-    """A new folder, or none at all."""
+    """Creates a pack in a new folder, or fails without creating it."""
     if folder.exists():
-        raise ValueError(f"{folder} is there already; --pack wants a new folder")
+        raise ValueError(f"{folder} already exists. Use a new folder for --pack.")
     with tempfile.TemporaryDirectory() as scratch:
         made = pathlib.Path(scratch) / "pack"
         carried = collect(programs_of(wanted, build), build, made)
         size = sum(one.bytes for one in carried) / MIB
         if size > most_mib:
-            raise ValueError(f"these items want {size:.1f} MiB, more than {most_mib:g}; --list-files cuts them into packs")
+            raise ValueError(f"these items need {size:.1f} MiB, more than {most_mib:g}. Use --list-files to split them into packs.")
         about = {"commit": machine.commit_of(build), "torch": torch_of(build)}
         (made / machine.CARRIED).write_text(json.dumps(about) + "\n")
         shutil.copytree(made, folder)
     for one in carried:
         print(f"{one.bytes / MIB:7.1f}  {one.place}")
-    print(f"{size:7.1f} MiB in {folder}; there: python3 tools/gpu_session/run.py --build {folder} --out DIR")
+    print(f"{size:7.1f} MiB in {folder}. On the other machine run: python3 tools/gpu_session/run.py --build {folder} --out DIR")
     return 0

@@ -1,4 +1,4 @@
-"""A GoogleTest program case by case: after a fault of the device nothing more of it runs in the same process."""
+"""Runs a GoogleTest program case by case, because a process cannot continue after a fault of the device."""
 
 import dataclasses
 import pathlib
@@ -9,13 +9,13 @@ from collections.abc import Callable
 import command
 from readers import FAILED, Outcome
 
-# Runs the program with these words more for so many seconds.
+# Runs the program with additional arguments and a time limit in seconds.
 Run = Callable[[list[str], float], command.Finished]
-LONGEST_LISTING = 60  # s: the program is loaded, and nothing run
+LONGEST_LISTING = 60  # seconds to load the program and list its tests
 
 
 def listed(text: str) -> list[str]:
-    """Of --gtest_list_tests: a line a suite, and under it its cases, with comments on parameters."""
+    """Reads the names in the output of --gtest_list_tests."""
     names, suite = [], ""
     for line in text.splitlines():
         name = line.partition("#")[0].rstrip()
@@ -27,12 +27,12 @@ def listed(text: str) -> list[str]:
 
 
 def ended(text: str, how: str) -> set[str]:
-    """The cases of which a program's output says so."""
+    """Returns the cases that ended in this way according to the output."""
     return set(re.findall(rf"^\[ +{how} \] (\S+?)(?:,| \(|$)", text, re.M))
 
 
 def first_failed(text: str, names: list[str]) -> str:
-    """Or, where none says so, the one that ran when the process died; empty: neither."""
+    """Returns the first case that started and did not pass or skip; empty if there is none."""
     begun = re.findall(r"^\[ RUN +\] (\S+)$", text, re.M)
     verdicts = ended(text, "OK") | ended(text, "SKIPPED")
     return next((name for name in begun if name not in verdicts and name in names), "")
@@ -44,14 +44,14 @@ class Tally:
     failed: list[str] = dataclasses.field(default_factory=list)
     skipped: list[str] = dataclasses.field(default_factory=list)
     not_run: list[str] = dataclasses.field(default_factory=list)
-    words: dict[str, str] = dataclasses.field(default_factory=dict)  # of those that failed by themselves
+    words: dict[str, str] = dataclasses.field(default_factory=dict)  # name -> last output of a case that failed in its own process
 
     def add(self, name: str, finished: command.Finished) -> None:
         if finished.code == 0:
             (self.skipped if ended(finished.stdout, "SKIPPED") else self.passed).append(name)
             return
         self.failed.append(name)
-        self.words[name] = "ended after its time" if finished.code is None else finished.last_words(3)
+        self.words[name] = "timed out" if finished.code is None else finished.last_words(3)
 
     def outcome(self) -> Outcome:
         result = {"passed": len(self.passed), "failed": self.failed, "skipped": len(self.skipped)}
@@ -65,15 +65,15 @@ class Tally:
 
 
 def go_on(finished: command.Finished, outcome: Outcome, run: Run, end: float) -> tuple[Outcome, str]:
-    """After a run of the whole program that a fault ended, each case that it left without a verdict by itself, until
-    `end` on the monotonic clock. Gives the case, too, at which the fault was met."""
+    """After a fault ended the whole program, runs each case without a result in its own process, until `end` on the
+    monotonic clock. Returns the outcome and the case with the fault."""
     found = run(["--gtest_list_tests"], LONGEST_LISTING)
     names = listed(found.stdout) if found.code == 0 else []
     culprit = first_failed(finished.stdout, names)
     if not culprit:
         return outcome, ""
     tally = Tally(failed=[culprit])
-    before = names[: names.index(culprit)]  # what passed behind the fault is not believed
+    before = names[: names.index(culprit)]  # cases that passed after the fault run again
     tally.passed += [name for name in before if name in ended(finished.stdout, "OK")]
     tally.skipped += [name for name in before if name in ended(finished.stdout, "SKIPPED")]
     for name in names:

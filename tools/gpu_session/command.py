@@ -1,4 +1,4 @@
-"""Runs one command of a session: with an end, with its whole output in files, and never outliving the session."""
+"""Runs one command of a session with a time limit. Its output goes to files, and it never outlives the session."""
 
 import ctypes
 import dataclasses
@@ -13,7 +13,7 @@ PR_SET_PDEATHSIG = 1
 
 @dataclasses.dataclass(frozen=True)
 class Finished:
-    code: int | None  # None: it was ended after its time; negative: ended by that signal
+    code: int | None  # None: timed out; negative: ended by that signal
     seconds: float
     stdout: str
     stderr: str
@@ -31,7 +31,7 @@ _running: set[subprocess.Popen] = set()
 
 
 def end_all() -> None:
-    """What other threads wait for."""
+    """Ends the commands that other threads wait for."""
     for process in list(_running):
         _kill(process)
 
@@ -44,14 +44,14 @@ def _kill(process: subprocess.Popen) -> None:
 
 
 def _end(process: subprocess.Popen) -> None:
-    """It and what it started: the group is its own."""
+    """Ends the process and its children, which share its process group."""
     _kill(process)
     process.wait()
     _running.discard(process)
 
 
 def run(words: list[str], seconds: float, log: pathlib.Path, cwd: pathlib.Path, env: dict[str, str]) -> Finished:
-    """Output lands in `log`.out and `log`.err as it comes."""
+    """Runs the command. Its output is written to `log`.out and `log`.err while it runs."""
     begin = time.monotonic()
     out, err = log.with_name(log.name + ".out"), log.with_name(log.name + ".err")
     with open(out, "wb") as stdout, open(err, "wb") as stderr:

@@ -1,8 +1,8 @@
-"""What a session does, in order of worth: what tells most if the time ends early comes first.
+"""The items of a session, in order of importance, so that a session that ends early has the main results.
 
-An item is a command for a GPU and the same for a rehearsal on a CPU. In its words {build} is the
-folder of the programs, {file} a file of the item's own below the session's folder, {python} this
-interpreter; the names of tools stand for their paths.
+An item is a command for a GPU and a small variant for a rehearsal on a CPU. In its words, {build} is the folder of the
+programs, {file} is a file of the item in the folder of the session, {python} is this interpreter and {repo} is the
+repository. The names of tools are replaced by their paths.
 """
 
 import dataclasses
@@ -20,17 +20,17 @@ import compare_fla  # noqa: E402
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-    name: str  # of its file too, in letters, digits and . - _, which any machine sends back
-    program: str  # below {build}: what it cannot do without
-    words: tuple[str, ...]  # behind the program
+    name: str  # also names its file, with other characters than letters, digits, . and - replaced by _
+    program: str  # the required program, relative to {build}
+    words: tuple[str, ...]  # the arguments of the program
     read: Callable = readers.read_json
-    minutes: float = 1  # at most: two to ten times what it took on an H200, where it has run on one
-    rehearsal: tuple[str, ...] | None = None  # in place of `words`; None: the same
-    rehearsed_by: str = ""  # a program of the CPU's build in place of `program`
+    minutes: float = 1  # time limit: two to ten times the time on an H200, if measured
+    rehearsal: tuple[str, ...] | None = None  # replaces `words`; None: the same words
+    rehearsed_by: str = ""  # replaces `program` in a rehearsal
     before: tuple[str, ...] = ()  # words before the program
     needs: tuple[str, ...] = ()  # compute-sanitizer, nsys, fla
-    resumes: bool = False  # a command that was ended goes on with what it has
-    of_slowest: str = ""  # `words` are those of the slowest item of this group
+    resumes: bool = False  # a repeated command continues with its file
+    of_slowest: str = ""  # use the words of the slowest item of this group
     starts: tuple[str, ...] = ()  # programs below {build} that `program` starts
 
     @property
@@ -42,12 +42,12 @@ class Item:
         return re.sub(r"[^A-Za-z0-9.-]+", "_", self.name.replace("/", "-"))
 
 
-# Without the kernels that Hopper alone can run (docs/running_on_a_cluster.md).
+# Disables the kernels that need Hopper (docs/running_on_a_cluster.md).
 NO_HOPPER = ("env", "HALFLIFE_WARPGROUPS=0")
 
 
 def _by_warps(item: Item) -> Item:
-    """The same once more by the kernels of every GPU; on others than Hopper, and in other shapes, as before."""
+    """The same item without Hopper's kernels. On other GPUs and for other shapes it equals the original item."""
     return dataclasses.replace(item, name=f"{item.name}, by warps", before=(*NO_HOPPER, *item.before))
 
 
@@ -58,7 +58,7 @@ def _test(name: str, folder: str, minutes: float, rehearsed_by: str = "") -> Ite
 
 def _sanitized(tool: str, name: str, folder: str, tests: str, minutes: float) -> Item:
     before = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "99")
-    if tool == "memcheck":  # LibTorch's allocator gives out parts of large blocks: what overruns one is in another
+    if tool == "memcheck":  # without the caching allocator, whose blocks are adjacent and hide overruns
         before = ("env", "PYTORCH_NO_CUDA_MEMORY_CACHING=1", *before)
     return Item(f"{tool}/{name}", f"{folder}/{name}", (f"--gtest_filter={tests}",), readers.read_sanitizer, minutes,
                 before=before, needs=("compute-sanitizer",))  # fmt: skip
@@ -81,7 +81,7 @@ def _fla(kind: str) -> Item:
 
 
 def _step(name: str, mixer: str, dim: int, heads: int, mlp_dim: int = 0) -> Item:
-    """`mlp_dim`: 0 for the width of launch/recipes' ratio 4. With a micro-batch of 8, as there."""
+    """A training step with a micro-batch of 8, as in launch/recipes. `mlp_dim` 0 means the width of the recipes (ratio 4)."""
     fixed = ("--mixer", mixer, "--heads", str(heads), "--profile")
     words = ("--device", "cuda", "--precision", "bf16", "--layers", "24", "--dim", str(dim), "--mlp-dim", str(mlp_dim),
              "--seq-len", "2048", "--batch", "8", "--vocab", "32000", "--steps", "10", "--warmup", "3")  # fmt: skip
@@ -132,13 +132,13 @@ def _decode(name: str, *more: str) -> Item:
                 minutes=1.5, rehearsal=(*recipe("quickstart"), "model.num_layers=1", "--early", "500", "--tokens", "1000", *more))  # fmt: skip
 
 
-# Trained, resumed, replayed: whole_run.py.
+# A run that is trained, resumed and replayed as graphs (whole_run.py).
 WHOLE_RUN = Item("run/quickstart", "src/cli/halflife", ("--device", "cuda", "--steps", "60"), minutes=3,
                  rehearsal=("--device", "cpu", "--steps", "6", "--small"),
                  before=("{python}", "{repo}/tools/gpu_session/whole_run.py"), starts=("src/cli/halflife-engine",))  # fmt: skip
 
 DECAY_SHAPES = {kind: compare_fla.shapes_of(kind) for kind in compare_fla.KINDS}
-# Of bf16, with documents, each kind of decay: tests/ops/decay_attention/binding_gpu_test.cc.
+# Each kind of decay with bf16 and documents: tests/ops/decay_attention/binding_gpu_test.cc.
 DECAY_TESTS = ":".join(f"*.EqualsTheCpu/{number}" for number in (3, 7, 11))
 WRAPPERS, OPS = "tests/tools/cuda_emulator/device", "tests/ops"
 
@@ -146,7 +146,7 @@ BINDING = _test("decay_binding_gpu_test", OPS, 1)
 FIRST_SHAPES = {kind: _decay(kind, shapes[0]) for kind, shapes in DECAY_SHAPES.items()}
 
 ITEMS = (
-    # whether the kernels are right
+    # Correctness.
     _test("wrappers_gpu_test", WRAPPERS, 1, rehearsed_by="tests/tools/cuda_emulator/wrappers_emulated_test_plain"),
     _test("step_kernels_gpu_test", OPS, 1),
     BINDING,
@@ -157,12 +157,12 @@ ITEMS = (
     _test("eval_gpu_test", "tests/eval", 1),
     _test("launch_check_gpu_test", WRAPPERS, 1),
     WHOLE_RUN,
-    # how fast they are: a figure of each claim, and of what no emulator sees
+    # One figure per claim, and the first run of a sanitizer.
     _step("gla 340m", "gla", 1024, 4),
     *FIRST_SHAPES.values(),
     _adamw(),
     _sanitized("memcheck", "wrappers_gpu_test", WRAPPERS, "*", 1),
-    # the rest of each
+    # The remaining items of each group.
     _by_warps(BINDING),
     *(_by_warps(FIRST_SHAPES[kind]) for kind in ("per_head", "per_token")),
     _test("nccl_gpu_test", "tests/dist", 1),
@@ -183,7 +183,7 @@ ITEMS = (
     _launches("retention 4 x 128, kernel by kernel"),
     _decode("gla 340m, one graph a token"),
     _decode("gla 340m, kernel by kernel", "--no-cuda-graph"),
-    *(_fla(kind) for kind in compare_fla.KINDS),  # compiles for minutes
+    *(_fla(kind) for kind in compare_fla.KINDS),  # Triton compiles for minutes
     _sanitized("memcheck", "decay_binding_gpu_test", OPS, DECAY_TESTS, 1.5),
     _sanitized("racecheck", "decay_binding_gpu_test", OPS, DECAY_TESTS, 6),
     _sanitized("memcheck", "step_kernels_gpu_test", OPS, "*", 3),
@@ -196,11 +196,11 @@ ITEMS = (
 
 
 def chosen(only: list[str]) -> list[Item]:
-    """Those whose names hold one of the words; all of them without words."""
+    """Returns the items whose names contain one of the words, or all items if there are no words."""
     found = [item for item in ITEMS if not only or any(word in item.name for word in only)]
     if not found:
         groups = ", ".join(dict.fromkeys(item.group for item in ITEMS))
-        raise ValueError(f"--only {' '.join(only)}: no item's name holds that; groups are {groups}")
+        raise ValueError(f"--only {' '.join(only)}: no item's name contains that; groups are {groups}")
     return found
 
 
@@ -210,7 +210,7 @@ def program_of(item: Item, rehearse: bool) -> str:
 
 def words_of(item: Item, slowest: tuple[str, ...], build: pathlib.Path, file: pathlib.Path, rehearse: bool,
              tools: dict[str, str]) -> list[str]:  # fmt: skip
-    """The whole command."""
+    """Returns the complete command of an item."""
     behind = item.rehearsal if rehearse and item.rehearsal is not None else item.words
     behind = slowest if item.of_slowest else behind
     program = () if item.group == "fla" else (f"{build}/{program_of(item, rehearse)}",)

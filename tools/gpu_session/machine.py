@@ -1,4 +1,4 @@
-"""What a session runs on: the GPU, its driver, the commit of the programs, and the tools at hand."""
+"""The machine of a session: the GPU, its driver, the commit of the programs and the available tools."""
 
 import dataclasses
 import importlib.metadata
@@ -12,8 +12,8 @@ import subprocess
 import sys
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
-CARRIED = "carried.json"  # in a folder of programs that was made to be carried (carry.py)
-VERSION = "src/core/version.cc"  # in a build's folder: every build writes its commit there
+CARRIED = "carried.json"  # in a folder that --pack made (carry.py)
+VERSION = "src/core/version.cc"  # in a build folder: contains the commit of the build
 WITH_CHANGES = " with changes"
 REHEARSAL = "none (rehearsal)"
 TOOL_FOLDERS = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-systems/bin")
@@ -21,7 +21,7 @@ TOOL_FOLDERS = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-systems/bin")
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """Results of one machine and commit stand in one table, and no others beside them."""
+    """A table contains only results of one machine and commit."""
 
     gpu: str
     driver: str
@@ -32,7 +32,7 @@ class Machine:
 
 
 def first_gpu() -> tuple[str, str] | None:
-    """Name and driver, as nvidia-smi says; None where there is none."""
+    """Returns the name and the driver that nvidia-smi reports, or None if there is no GPU."""
     if shutil.which("nvidia-smi") is None:
         return None
     command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
@@ -43,8 +43,8 @@ def first_gpu() -> tuple[str, str] | None:
 
 
 def commit_of(build: pathlib.Path) -> str:
-    """Of the tree that the programs were built from, whatever is checked out by now; with a word where it had changes
-    of its own. Of the tree beside this file where the build says nothing."""
+    """Returns the commit that the programs were built from, and whether the tree had changes. If the build does not
+    record it, returns the commit of the repository of this file."""
     carried, version = build / CARRIED, build / VERSION
     if carried.exists():
         return json.loads(carried.read_text())["commit"]
@@ -62,7 +62,7 @@ def commit_of(build: pathlib.Path) -> str:
 
 
 def torch_folder() -> pathlib.Path | None:
-    """Of the Python package, which is not imported for that."""
+    """Returns the folder of the Python package without importing it."""
     found = importlib.util.find_spec("torch")
     return pathlib.Path(found.origin).parent if found and found.origin else None
 
@@ -72,20 +72,20 @@ def torch_version() -> str:
 
 
 def wrong_torch(build: pathlib.Path) -> str:
-    """Why carried programs cannot run with the LibTorch that is installed here; empty: they can."""
+    """Returns why packed programs cannot use the installed LibTorch; empty if they can."""
     carried = build / CARRIED
     if not carried.exists():
         return ""
     wanted = json.loads(carried.read_text())["torch"]
     if torch_folder() is None:
-        return f"{sys.executable} has no torch; the programs want {wanted}"
+        return f"{sys.executable} has no torch. The programs need {wanted}."
     found = torch_version()
-    return "" if found == wanted else f"{sys.executable} has torch {found}; the programs want {wanted}"
+    return "" if found == wanted else f"{sys.executable} has torch {found}. The programs need {wanted}."
 
 
 def environment(build: pathlib.Path) -> dict[str, str]:
-    """Carried programs find their own libraries, and LibTorch's in the installed package."""
-    # What a test compares a GPU with is computed on the CPU.
+    """Returns the environment in which packed programs find their libraries and the installed LibTorch's."""
+    # Tests compute their reference values on the CPU.
     threads = str(min(8, os.cpu_count() or 1)) if (build / CARRIED).exists() else "1"
     variables = dict(os.environ, OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", threads))
     torch = torch_folder()
@@ -102,9 +102,9 @@ def find_tool(name: str) -> str | None:
 
 
 def why_missing(need: str) -> str:
-    """Why an item that needs this cannot run; empty: it can."""
+    """Returns why an item that needs this tool cannot run; empty if it can."""
     if need == "fla":
         if importlib.util.find_spec("fla") is None:
-            return "no fla here; pip install flash-linear-attention==0.6.0, or its folder in PYTHONPATH, would bring it"
+            return "no fla here. Run pip install flash-linear-attention==0.6.0, or add its folder to PYTHONPATH."
         return ""
     return "" if find_tool(need) else f"no {need} here, in PATH or {' or '.join(TOOL_FOLDERS)}"

@@ -1,4 +1,4 @@
-"""What a finished command came to: its status, the reason where it is not "done", and its figures."""
+"""Reads the outcome of a finished command: its status, the reason if the status is not "done", and its figures."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ def _exit_of(finished: command.Finished) -> str:
 
 
 def reason_of_skip(finished: command.Finished) -> str:
-    """The words of a program that says itself why it does nothing here; empty: it does not."""
+    """Returns the reason that a program gives for skipping; empty if it gives none."""
     for text in (finished.stdout, finished.stderr):
         for line in text.splitlines():
             if line.startswith(("SKIPPED: ", "skipped: ")):
@@ -32,7 +32,7 @@ def reason_of_skip(finished: command.Finished) -> str:
 
 
 def read_json(finished: command.Finished, _: pathlib.Path) -> Outcome:
-    """A benchmark: its whole output is JSON, of one that failed in parts too."""
+    """Reads a benchmark, whose whole output is JSON even if parts of it failed."""
     reason = reason_of_skip(finished) if finished.code in (4, 77) else ""
     if reason:
         return Outcome(SKIPPED, reason)
@@ -44,7 +44,7 @@ def read_json(finished: command.Finished, _: pathlib.Path) -> Outcome:
 
 
 def read_gtest(finished: command.Finished, file: pathlib.Path) -> Outcome:
-    """A GoogleTest program that wrote its report to `file`."""
+    """Reads a GoogleTest program, which wrote its report to `file`."""
     if not file.exists():
         return Outcome(FAILED, f"it wrote no report; {_exit_of(finished)}")
     suites = json.loads(file.read_text())["testsuites"]
@@ -63,13 +63,13 @@ def read_gtest(finished: command.Finished, file: pathlib.Path) -> Outcome:
 
 
 def read_sanitizer(finished: command.Finished, _: pathlib.Path) -> Outcome:
-    """compute-sanitizer around a GoogleTest program: no summary, no verdict."""
+    """Reads compute-sanitizer with a GoogleTest program. Without a summary the item failed."""
     text = finished.stdout + finished.stderr
     summary = re.search(r"(?:ERROR|RACECHECK) SUMMARY: .*", text)
     result = {"summary": summary[0] if summary else "", "passed": len(re.findall(r"^\[       OK \] ", text, re.M))}
     if finished.code != 0:
         return Outcome(FAILED, _exit_of(finished), result)
-    if re.search(r"[1-9]\d* warning", result["summary"]):  # of them the exit code says nothing
+    if re.search(r"[1-9]\d* warning", result["summary"]):  # the exit code does not count warnings
         return Outcome(FAILED, result["summary"], result)
     if result["passed"] == 0:
         why = re.search(r": Skipped\n(.*)", text)
@@ -78,7 +78,7 @@ def read_sanitizer(finished: command.Finished, _: pathlib.Path) -> Outcome:
 
 
 def read_rows(finished: command.Finished, file: pathlib.Path) -> Outcome:
-    """A comparison that adds to the rows of `file` as it goes: those of one that was ended count."""
+    """Reads a comparison, which appends rows to `file`. The rows of an interrupted comparison count."""
     rows = json.loads(file.read_text()) if file.exists() else {}
     if finished.code == 0:
         return Outcome(DONE, result=rows)
@@ -92,7 +92,7 @@ def read_rows(finished: command.Finished, file: pathlib.Path) -> Outcome:
 
 
 def read_text(finished: command.Finished, _: pathlib.Path) -> Outcome:
-    """A report for people: its last lines."""
+    """Keeps the last lines of a text report."""
     if finished.code != 0:
         return Outcome(FAILED, _exit_of(finished))
     return Outcome(DONE, result={"text": "\n".join(finished.stdout.splitlines()[-120:])})

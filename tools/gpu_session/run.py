@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""Everything that a GPU is wanted for, in order of worth, within the time that there is.
+"""Runs everything that needs a GPU, in order of importance, within a time limit.
 
     cmake --preset cuda && cmake --build --preset cuda --target halflife gpu_tests bench
-    python3 tools/gpu_session/run.py --out h200                          # 40 minutes, in pieces of 9, one a call
-    python3 tools/gpu_session/run.py --out h200 --only decay_attention   # of these items alone
-    python3 tools/gpu_session/run.py --out h200 --tables                 # into bench/RESULTS.md
-    python3 tools/gpu_session/run.py --out /tmp/r --rehearse             # the same way on a CPU, tiny
+    python3 tools/gpu_session/run.py --out h200                          # 40 minutes in all, 9 per call
+    python3 tools/gpu_session/run.py --out h200 --only decay_attention   # only these items
+    python3 tools/gpu_session/run.py --out h200 --tables                 # write bench/RESULTS.md
+    python3 tools/gpu_session/run.py --out /tmp/r --rehearse             # tiny, on a CPU
     python3 tools/gpu_session/run.py --list-files; ... --pack build/carry    # for a machine without a compiler
 
-A call ends before its piece is over, and the next one on the same folder goes on; so does one after Ctrl-C or a kill.
-README.md beside this file says what is measured and what to carry. Exit codes: 0 every item that ran is done, 1 some
-failed or took too long, 2 usage, 4 no GPU or the wrong LibTorch, 75 there is more to do, 130 stopped by Ctrl-C.
+A call ends within its time limit. The next call with the same folder continues, also after Ctrl-C or a kill. README.md
+in this folder describes the items and how to use a machine without a compiler. Exit codes: 0 all items that ran are
+done, 1 some items failed or timed out, 2 wrong usage, 4 no GPU or the wrong version of LibTorch, 75 call again to
+continue, 130 stopped by Ctrl-C.
 """
 
 import argparse
@@ -32,25 +33,25 @@ from session import Budget, Folder, Refused, Session  # noqa: E402
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=pathlib.Path, help="the session's folder; made, or gone on with")
-    parser.add_argument("--minutes", type=float, default=40, help="of all calls on the folder (40)")
-    parser.add_argument("--piece-minutes", type=float, default=9, help="this call ends before (9)")
-    parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="items whose names hold one of the words")
-    parser.add_argument("--again", action="store_true", help="also what failed or took too long")
+    parser.add_argument("--out", type=pathlib.Path, help="the folder of the session; an existing session is continued")
+    parser.add_argument("--minutes", type=float, default=40, help="time limit for all calls on the folder, in minutes (default: 40)")
+    parser.add_argument("--piece-minutes", type=float, default=9, help="time limit for this call, in minutes (default: 9)")
+    parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="run the items whose names contain one of the words (default: all)")
+    parser.add_argument("--again", action="store_true", help="also repeat items that failed or timed out")
     parser.add_argument("--jobs", type=int, default=min(8, max(1, (os.cpu_count() or 1) // 2)),
-                        help="tests at once; nothing else runs beside another (half of the cores, 8 at most)")  # fmt: skip
-    parser.add_argument("--build", type=pathlib.Path, help="build/cuda; build/cpu for a rehearsal")
-    parser.add_argument("--rehearse", action="store_true", help="the same way on a CPU, with tiny shapes")
-    parser.add_argument("--tables", action="store_true", help="write what --out holds into bench/RESULTS.md")
-    parser.add_argument("--list-files", action="store_true", help="what to carry to a machine without a build, and sizes")
-    parser.add_argument("--pack", type=pathlib.Path, metavar="DIR", help="copy that there, stripped")
-    parser.add_argument("--pack-mib", type=float, default=64, help="the most that --pack may copy (64)")
+                        help="number of parallel tests; other items run one at a time (default: half of the cores, at most 8)")  # fmt: skip
+    parser.add_argument("--build", type=pathlib.Path, help="the build folder (default: build/cuda, or build/cpu with --rehearse)")
+    parser.add_argument("--rehearse", action="store_true", help="run the items on a CPU with tiny shapes")
+    parser.add_argument("--tables", action="store_true", help="write the results in --out to bench/RESULTS.md")
+    parser.add_argument("--list-files", action="store_true", help="list the files and sizes that a machine without a build needs")
+    parser.add_argument("--pack", type=pathlib.Path, metavar="DIR", help="copy these files to the new folder DIR, without symbols")
+    parser.add_argument("--pack-mib", type=float, default=64, help="size limit of a pack, in MiB (default: 64)")
     options = parser.parse_args(words)
     options.build = (options.build or machine.REPO / "build" / ("cpu" if options.rehearse else "cuda")).resolve()
     if not (options.out or options.list_files or options.pack):
-        parser.error("--out FOLDER is wanted, unless with --list-files or --pack")
+        parser.error("--out is missing. Add --out FOLDER, --list-files or --pack DIR.")
     if options.minutes <= 0 or options.piece_minutes <= 0 or options.jobs <= 0:
-        parser.error("--minutes, --piece-minutes and --jobs want more than 0")
+        parser.error("--minutes, --piece-minutes and --jobs must be greater than 0.")
     return options
 
 
@@ -60,7 +61,7 @@ def find_machine(options: argparse.Namespace) -> machine.Machine:
         return machine.Machine(machine.REHEARSAL, "none", commit)
     gpu = machine.first_gpu()
     if gpu is None:
-        raise Refused(4, "no GPU was found: nvidia-smi would name it; --rehearse goes the same way on a CPU")
+        raise Refused(4, "no GPU was found (nvidia-smi lists none). Use --rehearse to run the items on a CPU.")
     wrong = machine.wrong_torch(options.build)
     if wrong:
         raise Refused(4, wrong)
@@ -109,7 +110,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("stopped; the same call goes on with the item that was running", file=sys.stderr)
+        print("Stopped. Repeat the call to continue with the interrupted item.", file=sys.stderr)
         return 130
 
 

@@ -1,4 +1,4 @@
-"""A session's folder, and the work on it: each item's record is there, whole, as soon as the item has ended."""
+"""The folder of a session, and the loop over its items. The complete record of an item is written as soon as it ends."""
 
 import concurrent.futures
 import dataclasses
@@ -22,7 +22,7 @@ CHECKED = {"HALFLIFE_CHECK_LAUNCHES": "1", "CUDA_LAUNCH_BLOCKING": "1"}
 
 
 def write_json(path: pathlib.Path, value: dict) -> None:
-    """All of it or none, whenever the machine is taken away."""
+    """Writes the file atomically, so that it is complete even if the machine is taken away."""
     fresh = path.with_name(path.name + ".new")
     with open(fresh, "w") as file:
         file.write(json.dumps(value, indent=1) + "\n")
@@ -36,7 +36,7 @@ def num_rows(file: pathlib.Path) -> int:
 
 
 def read(item: Item, finished: command.Finished, file: pathlib.Path) -> Outcome:
-    """What a program wrote may be anything, above all when it crashed."""
+    """Reads the results of a program. The output of a program that crashed can have any content."""
     try:
         return item.read(finished, file)
     except (ValueError, KeyError, TypeError) as error:
@@ -44,12 +44,12 @@ def read(item: Item, finished: command.Finished, file: pathlib.Path) -> Outcome:
 
 
 def is_fault(finished: command.Finished) -> bool:
-    """Of the device; or the process died of a signal, which may be what came of one."""
+    """Whether the device failed, or a signal ended the process, which a fault of the device can cause."""
     return finished.code < 0 or FAULT.search(finished.stderr + finished.stdout) is not None
 
 
 class Refused(Exception):
-    """What the user has to change, with an exit code."""
+    """An error that the user must correct, with the exit code of the program."""
 
     def __init__(self, code: int, text: str):
         super().__init__(text)
@@ -58,12 +58,12 @@ class Refused(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    minutes: float  # of all calls on one folder
-    piece_minutes: float  # of this one
+    minutes: float  # for all calls on one folder
+    piece_minutes: float  # for this call
 
 
 class Folder:
-    """Of one call at a time: `with Folder(path) as folder`."""
+    """The folder of a session. One call at a time holds it: `with Folder(path) as folder`."""
 
     def __init__(self, path: pathlib.Path):
         self.path = path
@@ -74,7 +74,7 @@ class Folder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             self._lock.close()
-            raise Refused(4, f"another call works on {path}; wait for its end, or take another --out") from error
+            raise Refused(4, f"another call works on {path}. Wait until it ends, or use another --out.") from error
 
     def __enter__(self) -> "Folder":
         return self
@@ -83,13 +83,13 @@ class Folder:
         self._lock.close()
 
     def claim(self, here: machine.Machine) -> None:
-        """Results of another GPU, driver or commit would not compare with this one's."""
+        """Refuses a folder with results of another GPU, driver or commit, because they are not comparable."""
         state = self.path / "session.json"
         if not state.exists():
             write_json(state, {"machine": dataclasses.asdict(here), "seconds": 0})
         there = machine.Machine(**self._state()["machine"])
         if there != here:
-            raise Refused(2, f"{self.path} holds results of {there}, and this is {here}; another --out would work")
+            raise Refused(2, f"{self.path} holds results of {there}, and this is {here}. Use another --out.")
 
     def _state(self) -> dict:
         return json.loads((self.path / "session.json").read_text())
@@ -125,14 +125,14 @@ class Session:
         self.here = here
         self.rehearse = rehearse
         self.environment = machine.environment(build)
-        self.end = 0.0  # of this piece, on the monotonic clock
-        self.stopped = False  # what is ended now has no verdict
-        self.judged: set[str] = set()  # items, in this call
+        self.end = 0.0  # end of this call on the monotonic clock
+        self.stopped = False  # True: items that end now have no result
+        self.judged: set[str] = set()  # names of the items that have a result in this call
 
     def run(self, items: list[Item], budget: Budget, again: bool = False, jobs: int = 1) -> None:
-        """Those that have no verdict yet; with `again` also those that failed or took too long. Tests, which nothing
-        times, go first, `jobs` at once. Before its time is up it ends: an item that does not fit is left for the next
-        call."""
+        """Runs the items that have no result yet; with `again` also those that failed or timed out. Tests run first,
+        `jobs` in parallel, because their time is not measured. An item that does not fit into the remaining time is
+        left for the next call."""
         last = time.monotonic()
         self.end = last + MINUTE * min(budget.piece_minutes, budget.minutes - self.folder.seconds() / MINUTE)
         if jobs > 1:
@@ -146,22 +146,22 @@ class Session:
             left = self.end - time.monotonic()
             whole = item.minutes * MINUTE
             if left <= 0 or (left < whole / 2 and tried > 0):
-                print(f"{max(left, 0):.0f} s are left and {item.name} may take {whole:.0f}: not begun", flush=True)
+                print(f"{item.name}: not started, because it can take {whole:.0f} s and {max(left, 0):.0f} s are left", flush=True)
                 break
             tried += 1
-            # the first of a piece has all that a piece can give
+            # The first item of a call has all the time that a call can give.
             self.attempt(item, min(left, whole), last_chance=left >= whole or tried == 1)
             self.folder.add_seconds(time.monotonic() - last)
             last = time.monotonic()
         self.folder.add_seconds(time.monotonic() - last)
 
     def is_to_do(self, item: Item, again: bool) -> bool:
-        """Says why not where nobody has yet."""
+        """Whether the item must run. Records the reason for an item that cannot run."""
         done = self.folder.record_of(item).get("status")
         if done == DONE or (done in (FAILED, TIMED_OUT) and not again):
             return False
         reason = self.why_not(item)
-        if reason and done in (None, SKIPPED):  # what it came to earlier says more
+        if reason and done in (None, SKIPPED):  # an earlier result is more informative
             self.keep(item, Outcome(SKIPPED, reason), "", 0)
         return not reason
 
@@ -192,8 +192,8 @@ class Session:
         program = program_of(item, self.rehearse)
         if not (self.build / program).exists():
             alone = self.rehearse and item.group == "tests"
-            makes = "CUDA builds alone make it" if alone else "the targets halflife, gpu_tests and bench make it"
-            return f"{self.build.name} has no {program}; {makes}"
+            makes = "Only CUDA builds make it." if alone else "Build the targets halflife, gpu_tests and bench."
+            return f"{self.build.name} has no {program}. {makes}"
         if item.of_slowest and self.slowest(item.of_slowest) is None:
             return f"no {item.of_slowest} was measured"
         return ""
@@ -203,7 +203,7 @@ class Session:
         return max(measured, key=lambda record: record["result"]["median_ms"] or 0, default=None)
 
     def attempt(self, item: Item, seconds: float, last_chance: bool) -> None:
-        """`last_chance`: another piece would not give it more time."""
+        """Runs an item. `last_chance` says that another call would not give it more time."""
         slowest = self.slowest(item.of_slowest) if item.of_slowest else None
         tools = {need: machine.find_tool(need) for need in item.needs if machine.find_tool(need)}
         file = self.folder.file(item)
@@ -231,8 +231,8 @@ class Session:
         self.keep(item, outcome, words, finished.seconds)
 
     def after_fault(self, item: Item, words: list[str], finished: command.Finished, outcome: Outcome) -> Outcome:
-        """A test's other cases, within its time; then what met the fault once more, waiting for each kernel, so that
-        the one at fault is named."""
+        """Continues after a fault of the device: runs the other cases of a test within its time limit, then repeats the
+        case with the fault with launch checks, which name the kernel."""
         log = self.folder.log(item)
 
         def again(more: list[str], seconds: float, name: str, extra: dict[str, str]) -> command.Finished:

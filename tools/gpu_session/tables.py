@@ -1,4 +1,4 @@
-"""The GPU's part of bench/RESULTS.md, from the records that sessions left in measured/, a file each."""
+"""Writes the GPU tables of bench/RESULTS.md from the files in measured/, one per session."""
 
 import json
 import pathlib
@@ -21,7 +21,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def of_group(records: list[dict], group: str) -> list[dict]:
-    """With figures: those of an item that was ended count as far as they go."""
+    """Returns the records of a group that have figures, also those of items that were interrupted."""
     return [r for r in records if r["item"].startswith(group + "/") and r["result"] and r["status"] != SKIPPED]
 
 
@@ -30,7 +30,7 @@ def name_of(record: dict) -> str:
 
 
 def show(value: float | None, form: str) -> str:
-    """A figure that a program could not give, for it was NaN or infinite, is null in its JSON."""
+    """Formats a figure. A figure that was NaN or infinite is null in the JSON."""
     return "no number" if value is None else form.format(value)
 
 
@@ -43,17 +43,17 @@ def both(result: dict, key: str, form: str) -> str:
 
 
 def late(*shares: float | None) -> str:
-    """What stands behind a ratio of which a side's calls waited for the host too often."""
+    """Returns the mark of a ratio for which the calls of one side waited for the host too often."""
     return "" if all(share is not None and share <= compare_fla.MANY_LATE for share in shares) else compare_fla.LATE
 
 
 def explained(text: str) -> str:
-    """A table, and what its marks mean."""
+    """Appends the explanation of the marks to a table that has any."""
     return f"{text}\n\n{compare_fla.LATE_MEANS}" if compare_fla.LATE in text else text
 
 
 def problem(row: dict) -> str:
-    """In place of the figures of what failed."""
+    """Returns the text that replaces the figures of a failed row."""
     return f"problem: {compare_fla.table_words(row['problem'])}"
 
 
@@ -114,7 +114,7 @@ def row_kernels(records: list[dict]) -> str:
 
 
 def softmax_attention(records: list[dict]) -> str:
-    """A row a form: milliseconds, and how they stand to plain causal attention's by the same kernels."""
+    """One row per form: milliseconds, and the ratio to plain causal attention with the same kernels."""
     rows = []
     for record in of_group(records, "softmax_attention"):
         result = record["result"]
@@ -184,7 +184,7 @@ def decode(records: list[dict]) -> str:
 
 
 def left_out(records: list[dict]) -> str:
-    """What did not come to its end, so that nobody takes a table for whole."""
+    """Lists the items that are not done, so that readers know that a table is incomplete."""
     first = lambda record: re.sub(r"\s+", " ", record["reason"])[:160].replace("|", "/")
     rows = [[record["item"], record["status"], first(record)] for record in records if record["status"] != DONE]
     return "Not done:\n\n" + table(["item", "how it ended", "why"], rows) if rows else ""
@@ -199,7 +199,7 @@ def session_text(session: dict) -> str:
 
 
 def gpu_text(folder: pathlib.Path = MEASURED) -> str:
-    """Between the markers."""
+    """Returns the text between the markers."""
     sessions = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     return "\n\n".join(map(session_text, sessions)) if sessions else NOTHING
 
@@ -210,7 +210,7 @@ def with_tables(document: str, text: str) -> str:
 
 
 def merged(out: pathlib.Path) -> dict:
-    """A session's folder as one file; refuses records of several machines."""
+    """Merges the records of a session. Refuses records of several machines."""
     order = {item.name: place for place, item in enumerate(ITEMS)}
     records = [json.loads(path.read_text()) for path in (out / "items").glob("*.json")]
     records.sort(key=lambda record: (order.get(record["item"], len(order)), record["item"]))
@@ -219,15 +219,15 @@ def merged(out: pathlib.Path) -> dict:
     machines = {tuple(record["machine"].values()): record["machine"] for record in records}
     if len(machines) > 1:
         named = "; ".join(str(machine.Machine(**one)) for one in machines.values())
-        raise ValueError(f"{out} mixes results of {named}; a table is of one")
+        raise ValueError(f"{out} mixes results of {named}. A table contains only one machine.")
     found = next(iter(machines.values()))
     if found["gpu"] == machine.REHEARSAL:
-        raise ValueError(f"{out} is a rehearsal's; its figures say nothing about a GPU")
+        raise ValueError(f"{out} is a rehearsal's folder. Its figures do not apply to a GPU.")
     return {"machine": found, "records": records}
 
 
 def slug_of(where: machine.Machine) -> str:
-    """Of all that results belong to: those of another driver or commit stand beside them."""
+    """Returns the name of a session's file, which contains the GPU, the driver and the commit."""
     return re.sub(r"[^a-z0-9]+", "_", f"{where.gpu} driver {where.driver} commit {where.commit}".lower())
 
 
@@ -237,5 +237,5 @@ def publish(out: pathlib.Path, folder: pathlib.Path = MEASURED, document: pathli
     folder.mkdir(exist_ok=True)
     (folder / f"{slug}.json").write_text(json.dumps(session, indent=1) + "\n")
     document.write_text(with_tables(document.read_text(), gpu_text(folder)))
-    print(f"{folder / slug}.json is written, and the tables of it in {document}")
+    print(f"Wrote {folder / slug}.json and the tables in {document}.")
     return 0

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""A whole run: trained, gone on with from an earlier step, and (on a GPU) replayed as graphs. Prints JSON.
+"""Trains a model, resumes the run from an earlier step and, on a GPU, replays it as CUDA graphs. Prints JSON.
 
     python3 tools/gpu_session/whole_run.py build/cuda/src/cli/halflife --device cuda
     python3 tools/gpu_session/whole_run.py build/cpu/src/cli/halflife --device cpu --steps 6 --small
 
-All three must end with the same checkpoint, in every bit. Exit codes: 0 they do, 1 they do not or one of them failed; the
-JSON says which, and has its last words.
+All runs must end with the same checkpoint, bit for bit. Exit codes: 0 the checkpoints are equal, 1 they differ or a run
+failed. The JSON names the run and contains its last output.
 """
 
 import argparse
@@ -19,13 +19,13 @@ import sys
 import tempfile
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
-LONGEST = 90  # s, of a command, which is then killed: one that stands still would take the session's time
+LONGEST = 90  # time limit of a command in seconds, so that a hang does not use up the session
 SMALL = ("model.num_layers=1", "model.model_dim=32", "model.mixer.gla.num_heads=2", "data.seq_len=64", "eval.windows=4",
          "eval.every=0")  # fmt: skip
 
 
 class Failed(Exception):
-    """What a command came to."""
+    """A command that failed or timed out; the message says how."""
 
 
 def run(words: list, cwd: pathlib.Path, good: tuple[int, ...] = (0,)) -> subprocess.CompletedProcess:
@@ -33,7 +33,7 @@ def run(words: list, cwd: pathlib.Path, good: tuple[int, ...] = (0,)) -> subproc
     try:
         done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=LONGEST, check=False)
     except subprocess.TimeoutExpired as error:
-        raise Failed(f"{' '.join(words[1:])} had not ended after {LONGEST} s") from error
+        raise Failed(f"{' '.join(words[1:])} timed out after {LONGEST} s") from error
     if done.returncode not in good:
         last = "\n".join((done.stderr + done.stdout).strip().splitlines()[-5:])
         raise Failed(f"{' '.join(words[1:])}: exit code {done.returncode}: {last}")
@@ -41,21 +41,21 @@ def run(words: list, cwd: pathlib.Path, good: tuple[int, ...] = (0,)) -> subproc
 
 
 def write_text(folder: pathlib.Path) -> None:
-    """Sums, a line each: text that a small model learns something of."""
+    """Writes one sum per line, from which a small model can learn."""
     folder.mkdir()
     lines = [f"{a} plus {b} is {a + b}.\n" + ("\n" if b % 10 == 9 else "") for a in range(100) for b in range(100)]
     (folder / "sums.txt").write_text("".join(lines))
 
 
 def tokens_per_second(run_folder: pathlib.Path) -> float | None:
-    """The median of the lines of steps."""
+    """Returns the median over the steps of a run."""
     lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
     speeds = [line["tokens_per_s"] for line in lines if line.get("tokens_per_s")]
     return statistics.median(speeds) if speeds else None
 
 
 def waits(text: str) -> list[str]:
-    """What train --check-sync tells of its phases."""
+    """Returns the lines of train --check-sync about waits in its phases."""
     return re.findall(r"^ *(\w+: [0-9.]+ waits, .*)$", text, re.M)
 
 
@@ -80,7 +80,7 @@ class Runs:
         shutil.copytree(self.folder / "straight", self.folder / "resumed", symlinks=True)
         steps = sorted((self.folder / "resumed/ckpt").glob("step_*"))
         if len(steps) < 2:
-            raise Failed(f"the run has kept {len(steps)} steps; two are wanted to go on from the first")
+            raise Failed(f"the run kept {len(steps)} checkpoints, but resuming from the first needs two")
         shutil.rmtree(steps[-1])
         run([*self.train, "--run", "resumed"], self.folder)
 
@@ -105,7 +105,7 @@ def measure(options: argparse.Namespace, folder: pathlib.Path) -> dict:
             getattr(runs, name)()
             result[f"{name}_equal"] = runs.is_equal(name)
             if not result[f"{name}_equal"]:
-                result["problems"].append(f"{name}: its last checkpoint differs")
+                result["problems"].append(f"{name}: the last checkpoint differs")
         except Failed as failed:
             result["problems"].append(f"{name}: {failed}")
     return result
@@ -116,7 +116,7 @@ def main() -> int:
     parser.add_argument("program", type=pathlib.Path)
     parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--small", action="store_true", help="a model of one layer, for a rehearsal")
+    parser.add_argument("--small", action="store_true", help="use a model with one layer, for a rehearsal")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         result = measure(options, pathlib.Path(scratch))
