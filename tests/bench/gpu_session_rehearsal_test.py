@@ -1,4 +1,4 @@
-"""gpu_session_rehearsal_test.py BUILD: a session on the CPU from end to end, killed in the middle and gone on with.
+"""gpu_session_rehearsal_test.py BUILD: runs a whole session on the CPU, which is killed halfway and continued.
 
 Every item must end done, or skipped for a reason that holds where there is no GPU.
 """
@@ -23,7 +23,7 @@ import machine  # noqa: E402
 
 BUILD = pathlib.Path(sys.argv.pop()).resolve()
 BEFORE_THE_KILL = 8  # records
-# What may be skipped, by group, and the words for it. Benchmarks, which a CPU runs, may not.
+# Group -> allowed reasons for skipping. Benchmarks must not be skipped, because they run on a CPU.
 REASONS = {
     "tests": r"this build has no CUDA parts|no CUDA device|no GPU is visible"
              r"|has no tests/(tools/cuda_emulator/device/launch_check|dist/nccl)_gpu_test; CUDA builds alone make it",
@@ -83,7 +83,7 @@ class RehearsalTest(unittest.TestCase):
         self.assertIn("is a rehearsal's", refused.stderr)
 
     def test_a_form_that_fails_has_its_problem_and_hides_no_other(self):
-        """Keys far from 0 tokens on: a call that the kernel refuses."""
+        """Far keys from 0 tokens: the kernel must reject this call."""
         sizes = "--batch 1 --seq-len 64 --heads 1 --dim 8 --long 128 --rounds 1 --block 0".split()
         done = subprocess.run([str(BUILD / "bench/bench_softmax_attention"), *sizes], capture_output=True, text=True, check=False)
         self.assertEqual(done.returncode, 1)
@@ -96,7 +96,7 @@ class RehearsalTest(unittest.TestCase):
             self.assertTrue(all(form["ms"] > 0 for form in forms if form not in failed))
 
     def check_figures(self, records):
-        """Each step was taken, and profiled."""
+        """Checks that every step ran and was profiled."""
         steps = [record["result"] for record in records if record["item"].startswith("train_step/")]
         self.assertTrue(steps)
         for step in steps:

@@ -162,7 +162,7 @@ class SessionTest(InAFolder):
         return len(path.read_text().splitlines()) if path.exists() else 0
 
     def go(self, wanted, budget=LONG, again=False, jobs=1):
-        """Status and reason by name, in a call of its own."""
+        """Runs the items in one call. Returns status and reason by name."""
         with session.Folder(self.folder / "out") as folder, contextlib.redirect_stdout(io.StringIO()):
             folder.claim(HERE)
             session.Session(folder, self.build, HERE, rehearse=False).run(wanted, budget, again, jobs)
@@ -191,7 +191,7 @@ class SessionTest(InAFolder):
         self.assertEqual(self.go(wanted, again=True)["bad"][0], "failed", "without its program a failure stays known")
 
     def test_tests_run_side_by_side_and_what_is_timed_alone(self):
-        # Each waits for the other; a third, which is no test, would see one that still runs.
+        # The two tests wait for each other. A third item, which is not a test, must not run at the same time.
         meet = lambda mine, other: f'touch "{self.folder}/{mine}.here"; until [ -e "{self.folder}/{other}.here" ]; do sleep 0.01; done'
         both = [dataclasses.replace(self.item(mine, f"{meet(mine, other)}; rm '{self.folder}/{other}.here'; echo '{{}}'"),
                                     name=f"tests/{mine}")
@@ -242,7 +242,7 @@ class SessionTest(InAFolder):
         self.assertEqual(status, "failed")
         self.assertRegex(reason, r"(?s)illegal memory access\nlaunches checked: .*rotary encoding: the kernel failed")
 
-    # Of cases A.Good, A.Bad, B.Late, B.None, B.Wrong, in one process a fault at A.Bad takes the rest along.
+    # A program with cases A.Good, A.Bad, B.Late, B.None and B.Wrong. A fault at A.Bad ends its process.
     FAULTY = """
 ran() { echo "[ RUN      ] $1"; echo "[       OK ] $1 (1 ms)"; }
 case "$*" in
@@ -326,7 +326,7 @@ class CommandLineTest(InAFolder):
 
     @staticmethod
     def runs(pid):
-        """Within a second it must not, or only as a zombie."""
+        """Checks that the process ends within a second, or is a zombie."""
         for _ in range(100):
             try:
                 state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -349,7 +349,7 @@ def of_passes(**values):
     return {"forward": values, "forward_backward": values}
 
 
-# A record of each kind, as its program prints it.
+# The results of each kind of item, as its program prints them.
 FIGURES = {
     "tests/wrappers_gpu_test": {"passed": 30, "failed": [], "skipped": 2},
     "memcheck/wrappers_gpu_test": {"passed": 30, "summary": "ERROR SUMMARY: 0 errors"},
@@ -534,7 +534,7 @@ class CarryTest(InAFolder):
         self.assertNotIn("0123456789ab", machine.commit_of(self.folder))
 
     def test_carried_programs_find_the_installed_package(self):
-        with mock.patch.dict(os.environ):  # what a test computes on the CPU has the machine's cores
+        with mock.patch.dict(os.environ):  # CPU work of a test may use all cores
             os.environ.pop("OMP_NUM_THREADS", None)
             self.assertEqual(machine.environment(self.folder)["OMP_NUM_THREADS"], "1")
             (self.folder / machine.CARRIED).write_text('{"commit": "c", "torch": "1.0.0"}')

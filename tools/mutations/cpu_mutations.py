@@ -674,7 +674,7 @@ MUTATIONS = make_table({
                  "= false",
                  "tests/data/examples/prepare_examples_test.cc"),
         Mutation("padding belongs to the last example",
-                 "src/data/examples/row_packer.cc",
+                 "src/data/examples/example.cc",
                  "if (rest == 0) return;",
                  "if (rest != 0) return;",
                  "tests/data/examples/prepare_examples_test.cc"),

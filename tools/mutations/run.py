@@ -33,7 +33,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 MUTATIONS = cuda_mutations.MUTATIONS + cpu_mutations.MUTATIONS
 # Orders in which the emulator runs the threads of a block. Other tests ignore the variable.
 EMULATED_ORDERS = ("reverse", "random")
-# What a report quotes: a sanitizer's summary, or the message of an exception.
+# Texts that a report quotes: a sanitizer's summary, or the message of an exception.
 MESSAGES = (r"SUMMARY: (\w+Sanitizer: .*)", r"(runtime error: .*)",
             r'description "([^"\n]{0,150})')
 
