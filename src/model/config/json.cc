@@ -7,7 +7,6 @@
 
 #include "core/error.h"
 #include "core/nearest.h"
-#include "model/config/legacy_json.h"
 #include "model/config/model_config.h"
 
 namespace halflife::model {
@@ -165,10 +164,9 @@ std::string ToJson(const ModelConfig& config) {
 }
 
 ModelConfig ModelConfigFromJson(const std::string& text) {
-  Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   HL_CHECK_AS(ExitCode::kNoUsableCheckpoint, !json.is_discarded(),
               "model configuration: not JSON: '", text.substr(0, 60), "'");
-  if (IsLegacyModelConfig(json)) json = FromLegacyModelConfig(json);
   Members members(json, "the text");
   ModelConfig config;
   members.Read("vocab_size", &config.vocab_size);

@@ -80,8 +80,7 @@ std::string MixerSummary(const ModelConfig& config);
 // if the config is valid.
 std::vector<std::string> Problems(const ModelConfig& config);
 // Converts to and from the JSON form that checkpoints store: every option with its value.
-// ModelConfigFromJson also reads the form of earlier versions (config/legacy_json.cc). It throws
-// kNoUsableCheckpoint if the text is not a valid config.
+// ModelConfigFromJson throws kNoUsableCheckpoint if the text is not a valid config.
 std::string ToJson(const ModelConfig& config);
 ModelConfig ModelConfigFromJson(const std::string& json);
 

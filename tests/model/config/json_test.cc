@@ -92,48 +92,5 @@ TEST(ModelJson, IsReadStrictly) {
   EXPECT_HL_ERROR(ModelConfigFromJson(Edited("0.1", "7.5")), code, "dropout is 7.5");
 }
 
-// As programs wrote it before models were made of parts.
-constexpr char kLegacy[] = R"({"dropout": 0.25, "initializer_range": 0.01, "mixer":
-    {"name": "retention", "options": {"expand_v": "1.5", "num_heads": "4", "rotary_base": "500",
-     "retention_norm": "none", "use_output_gate": "false"}},
-    "mlp_dim": 0, "mlp_ratio": 2.5, "mlp_bias": true, "model_dim": 64, "norm_eps": 1e-05,
-    "num_layers": 3, "tie_embeddings": true, "vocab_size": 77,
-    "hybrid": [{"layers": [1], "mixer": {"name": "softmax", "options": {"rope_theta": "500"}}}]})";
-
-TEST(LegacyModelJson, IsTheSameModel) {
-  ModelConfig want = {
-      .vocab_size = 77,
-      .model_dim = 64,
-      .num_layers = 3,
-      .dropout = 0.25,
-      .initializer_range = 0.01,
-      .norm = NormConfig("rms_norm", {{"eps", 1e-5}}),
-      .mixer = MixerConfig(
-          "retention",
-          {{"num_heads", 4}, {"expand_v", 1.5}, {"rope_theta", 500}, {"use_output_gate", false}}),
-      .channel_mixer =
-          ChannelMixerConfig("swiglu", {{"width", 0}, {"ratio", 2.5}, {"bias", true}})};
-  want.head.tied = true;
-  want.hybrid = {{.layers = {1}, .mixer = MixerConfig("softmax", {{"rope_theta", 500}})}};
-  EXPECT_EQ(ToJson(ModelConfigFromJson(kLegacy)), ToJson(want));
-}
-
-TEST(LegacyModelJson, IsReadStrictly) {
-  const auto code = ExitCode::kNoUsableCheckpoint;
-  const auto edited = [](const std::string& from, const std::string& to) {
-    std::string text = kLegacy;
-    return text.replace(text.find(from), from.size(), to);
-  };
-  EXPECT_HL_ERROR(ModelConfigFromJson(edited("retention\"", "retentive\"")), code,
-                  "mixer is 'retentive'", "known: retention");
-  EXPECT_HL_ERROR(ModelConfigFromJson(edited("num_heads", "heads")), code, "has 'heads'");
-  EXPECT_HL_ERROR(ModelConfigFromJson(edited("\"4\"", "\"four\"")), code,
-                  "has 'num_heads', which is not of type int");
-  EXPECT_HL_ERROR(ModelConfigFromJson(edited("\"options\"", "\"option\"")), code,
-                  "mixer lacks 'options'");
-  EXPECT_HL_ERROR(ModelConfigFromJson(edited("\"mlp_ratio\"", "\"more\": 1, \"mlp_ratio\"")), code,
-                  "of which this program knows");
-}
-
 }  // namespace
 }  // namespace halflife::model
