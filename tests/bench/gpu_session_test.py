@@ -326,7 +326,7 @@ class CommandLineTest(InAFolder):
 
     @staticmethod
     def runs(pid):
-        """Checks that the process ends within a second, or is a zombie."""
+        """Whether the process still runs after a second. A zombie does not run."""
         for _ in range(100):
             try:
                 state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
