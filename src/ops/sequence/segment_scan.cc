@@ -16,7 +16,7 @@
 namespace halflife::ops {
 namespace {
 
-// What a forward keeps for its backward: the autograd graph of the segment, whose leaves are copies
+// The state kept from forward to backward: the autograd graph of the segment, whose leaves are copies
 // of the inputs and of the state before.
 struct Kept {
   Tensors inputs;

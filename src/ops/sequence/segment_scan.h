@@ -26,7 +26,7 @@ namespace halflife::ops {
 
 struct ScannedSegment {
   Tensors outputs;
-  size_t num_constant = 0;  // the last so many outputs have no gradient
+  size_t num_constant = 0;  // number of trailing outputs without a gradient
   // The state after the segment. Only its values are differentiated: the log scale is a constant.
   SegmentState after;
 };
