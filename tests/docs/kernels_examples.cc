@@ -20,12 +20,12 @@
 #include "kernels/common/dropout_draws.h"
 #include "kernels/common/shape_problems.h"
 #include "kernels/decay_attention/cpu/workspace.h"
+#include "kernels/decay_attention/cuda/batch_tiles.h"
 #include "kernels/decay_attention/cuda/blocks.h"
-#include "kernels/decay_attention/cuda/centred_backward.h"
-#include "kernels/decay_attention/cuda/one_scan.h"
+#include "kernels/decay_attention/cuda/normalised_backward.h"
 #include "kernels/decay_attention/cuda/route.h"
-#include "kernels/decay_attention/cuda/scans.h"
-#include "kernels/decay_attention/cuda/turns.h"
+#include "kernels/decay_attention/cuda/scan_launch.h"
+#include "kernels/decay_attention/cuda/tensor_core_path.h"
 #include "kernels/decay_attention/cuda/workspace.h"
 #include "kernels/decay_attention/decay_attention_args.h"
 #include "kernels/decay_attention/decay_attention_partition.h"
@@ -203,20 +203,21 @@ void RouteExample(const DecayAttentionArgs& args, const DeviceLimits& limits,
 #include "examples/kernels/decay_attention/cuda/route.h"
 }
 void TurnsExample(const DecayAttentionArgs& args, DecayAttentionPlan& plan) {
-#include "examples/kernels/decay_attention/cuda/turns.h"
+#include "examples/kernels/decay_attention/cuda/batch_tiles.h"
 }
 namespace cuda {
 void ScansExample(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                   cudaStream_t stream) {
-#include "examples/kernels/decay_attention/cuda/scans.h"
+#include "examples/kernels/decay_attention/cuda/tensor_core_path.h"
 }
 void OneScanExample(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                     const ForwardLayout& layout, cudaStream_t stream) {
-#include "examples/kernels/decay_attention/cuda/one_scan.h"
+#include "examples/kernels/decay_attention/cuda/scan_launch.h"
 }
 void CentredBackwardExample(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan,
-                            const BackwardLayout& layout, const Turn& turn, cudaStream_t stream) {
-#include "examples/kernels/decay_attention/cuda/centred_backward.h"
+                            const BackwardLayout& layout, const BatchTile& batch_tile,
+                            cudaStream_t stream) {
+#include "examples/kernels/decay_attention/cuda/normalised_backward.h"
 }
 }  // namespace cuda
 

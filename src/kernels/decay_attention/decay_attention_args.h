@@ -153,7 +153,7 @@ struct DecayAttentionPlan {
   int num_segments = 1, backward_segments = 1;
   // CUDA: number of batch tiles (groups of rows) that run one after the other in the same
   // workspace.
-  int forward_turns = 1, backward_turns = 1;
+  int forward_batch_tiles = 1, backward_batch_tiles = 1;
   // CPU: how many chunks one head advances before the thread switches to its next head (a multiple
   // of checkpoint_every). Affects cache reuse, never the result.
   int stretch_chunks = 1 << 30;

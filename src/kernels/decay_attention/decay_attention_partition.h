@@ -55,20 +55,23 @@ HL_EVERYWHERE constexpr int64_t CheckpointElements(const DecayAttentionArgs& arg
 
 // A batch tile: consecutive rows of the batch and their sequences. Sizes of tiles differ by at most
 // one row.
-struct Turn {
+struct BatchTile {
   int first_row, num_rows;
   int first_sequence, num_sequences;
 };
-inline Turn TurnOf(const DecayAttentionArgs& args, int turn, int num_turns) {
-  if (num_turns <= 1) return {0, args.batch, 0, args.num_sequences};  // also for packed sequences
-  const auto first = [&](int n) { return static_cast<int>(int64_t{args.batch} * n / num_turns); };
-  const int begin = first(turn), count = first(turn + 1) - begin;
+inline BatchTile MakeBatchTile(const DecayAttentionArgs& args, int index, int num_batch_tiles) {
+  if (num_batch_tiles <= 1)
+    return {0, args.batch, 0, args.num_sequences};  // also for packed sequences
+  const auto first = [&](int n) {
+    return static_cast<int>(int64_t{args.batch} * n / num_batch_tiles);
+  };
+  const int begin = first(index), count = first(index + 1) - begin;
   return {begin, count, begin, count};  // each row is a sequence
 }
 // The size of the largest batch tile.
-inline Turn LargestTurn(const DecayAttentionArgs& args, int num_turns) {
-  if (num_turns <= 1) return TurnOf(args, 0, 1);
-  const int rows = (args.batch + num_turns - 1) / num_turns;
+inline BatchTile LargestBatchTile(const DecayAttentionArgs& args, int num_batch_tiles) {
+  if (num_batch_tiles <= 1) return MakeBatchTile(args, 0, 1);
+  const int rows = (args.batch + num_batch_tiles - 1) / num_batch_tiles;
   return {0, rows, 0, rows};
 }
 

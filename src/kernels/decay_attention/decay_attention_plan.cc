@@ -5,9 +5,9 @@
 #include "kernels/common/cpu/stretches.h"
 #include "kernels/common/shape_problems.h"
 #include "kernels/decay_attention/cpu/workspace.h"
+#include "kernels/decay_attention/cuda/batch_tiles.h"
 #include "kernels/decay_attention/cuda/launch.h"
 #include "kernels/decay_attention/cuda/route.h"
-#include "kernels/decay_attention/cuda/turns.h"
 #include "kernels/decay_attention/cuda/workspace.h"
 #include "kernels/decay_attention/decay_attention_args.h"
 #include "kernels/decay_attention/decay_attention_call_checks.h"
@@ -143,46 +143,46 @@ int ChooseSegments(const DecayAttentionArgs& args, const DeviceLimits& limits,
 constexpr int kSimtBlocksPerSm = 2;
 
 // The problem of the largest batch tile alone.
-DecayAttentionArgs LargestTurnOf(const DecayAttentionArgs& args, int num_turns) {
-  const Turn turn = LargestTurn(args, num_turns);
+DecayAttentionArgs LargestBatchTileProblem(const DecayAttentionArgs& args, int num_batch_tiles) {
+  const BatchTile batch_tile = LargestBatchTile(args, num_batch_tiles);
   DecayAttentionArgs own = args;
-  own.batch = turn.num_rows;
-  own.num_sequences = turn.num_sequences;
+  own.batch = batch_tile.num_rows;
+  own.num_sequences = batch_tile.num_sequences;
   return own;
 }
 
 // Segments are chosen afterwards, for the states of one tile: they fill a device that a tile leaves
 // idle.
-void ChooseDeviceTurns(const DecayAttentionArgs& args, const DeviceLimits& limits,
-                       DecayAttentionPlan& plan) {
+void ChooseBatchTiles(const DecayAttentionArgs& args, const DeviceLimits& limits,
+                      DecayAttentionPlan& plan) {
   const int64_t shared = limits.shared_memory_bytes, heads = args.num_heads;
   const auto slots = [&](int blocks_per_sm) { return int64_t{1} * limits.num_sms * blocks_per_sm; };
-  const auto forward_bytes = [&](int turns) {
-    DecayAttentionPlan in_turns = plan;
-    in_turns.forward_turns = turns;
-    return cuda::ForwardWorkspaceBytes(args, in_turns);
+  const auto forward_bytes = [&](int batch_tiles) {
+    DecayAttentionPlan tiled = plan;
+    tiled.forward_batch_tiles = batch_tiles;
+    return cuda::ForwardWorkspaceBytes(args, tiled);
   };
-  const auto backward_bytes = [&](int turns) {
-    DecayAttentionPlan in_turns = plan;
-    in_turns.backward_turns = turns;
-    return cuda::BackwardWorkspaceBytes(args, in_turns);
+  const auto backward_bytes = [&](int batch_tiles) {
+    DecayAttentionPlan tiled = plan;
+    tiled.backward_batch_tiles = batch_tiles;
+    return cuda::BackwardWorkspaceBytes(args, tiled);
   };
   if (plan.forward.k == 0) {  // the recurrent (per-token) kernel: a forward has no partial sums
     const int64_t slices = decay::SimtSlices(args, decay::SimtMode::kStates);
-    plan.backward_turns =
-        cuda::ChooseTurns(args, {heads * slices, slots(kSimtBlocksPerSm)}, backward_bytes);
+    plan.backward_batch_tiles =
+        cuda::ChooseNumBatchTiles(args, {heads * slices, slots(kSimtBlocksPerSm)}, backward_bytes);
     return;
   }
-  plan.forward_turns =
-      cuda::ChooseTurns(args,
-                        {heads * cuda::SlicesOf(args, plan.forward).count(),
-                         slots(cuda::ForwardCost(args, plan.forward, shared).blocks_per_sm)},
-                        forward_bytes);
-  plan.backward_turns =
-      cuda::ChooseTurns(args,
-                        {heads * cuda::SlicesOf(args, plan.backward).count(),
-                         slots(cuda::BackwardCost(args, plan, shared).blocks_per_sm)},
-                        backward_bytes);
+  plan.forward_batch_tiles = cuda::ChooseNumBatchTiles(
+      args,
+      {heads * cuda::SlicesOf(args, plan.forward).count(),
+       slots(cuda::ForwardCost(args, plan.forward, shared).blocks_per_sm)},
+      forward_bytes);
+  plan.backward_batch_tiles =
+      cuda::ChooseNumBatchTiles(args,
+                                {heads * cuda::SlicesOf(args, plan.backward).count(),
+                                 slots(cuda::BackwardCost(args, plan, shared).blocks_per_sm)},
+                                backward_bytes);
 }
 
 // Sets the blocks, the batch tiles and the segments of both directions.
@@ -197,19 +197,19 @@ void DeviceSchedule(const DecayAttentionArgs& args, const DeviceLimits& limits,
   // resident blocks must fit into the L2 cache.
   if (IsPerChannel(args.decay_kind)) plan.checkpoint_every = 2;
   if (plan.forward.k == 0) {  // the recurrent (per-token) kernel has no segments
-    ChooseDeviceTurns(args, limits, plan);
+    ChooseBatchTiles(args, limits, plan);
     return;
   }
   const int64_t num_states = int64_t{1} * args.num_sequences * args.num_heads;
-  plan.forward_warpgroups = limits.warpgroups && cuda::WarpgroupsTake(args, plan.forward);
+  plan.forward_warpgroups = limits.warpgroups && cuda::CanUseWgmma(args, plan.forward);
   // For short sequences, halving V gives more blocks than segments would. The wgmma scan has no
   // such narrower blocks; it takes three quarters of the time of a scan by warps
   // (bench/RESULTS.md).
   if (!plan.forward_warpgroups && args.seq_len < 16 * std::max(args.head_dim_k, args.head_dim_v) &&
       num_states * cuda::SlicesOf(args, plan.forward).count() < limits.num_sms)
     plan.forward.v = 64;
-  plan.backward_warpgroups = limits.warpgroups && cuda::BackwardWarpgroupsTake(args, plan.backward);
-  ChooseDeviceTurns(args, limits, plan);
+  plan.backward_warpgroups = limits.warpgroups && cuda::CanUseWgmmaBackward(args, plan.backward);
+  ChooseBatchTiles(args, limits, plan);
   // The states of all chunks of a row may need too much memory. This is decided by the row's
   // length, so that it does not depend on document boundaries.
   DecayAttentionArgs by_length = args;
@@ -217,13 +217,14 @@ void DeviceSchedule(const DecayAttentionArgs& args, const DeviceLimits& limits,
   if (plan.backward_warpgroups &&
       cuda::BackwardWorkspaceBytes(by_length, plan) > cuda::WorkspaceLimit(args)) {
     plan.backward_warpgroups = false;
-    ChooseDeviceTurns(args, limits, plan);
+    ChooseBatchTiles(args, limits, plan);
   }
   const int64_t shared = limits.shared_memory_bytes;
-  plan.num_segments = ChooseSegments(LargestTurnOf(args, plan.forward_turns), limits,
-                                     cuda::ForwardCost(args, plan.forward, shared), plan.forward);
+  plan.num_segments =
+      ChooseSegments(LargestBatchTileProblem(args, plan.forward_batch_tiles), limits,
+                     cuda::ForwardCost(args, plan.forward, shared), plan.forward);
   plan.backward_segments =
-      ChooseSegments(LargestTurnOf(args, plan.backward_turns), limits,
+      ChooseSegments(LargestBatchTileProblem(args, plan.backward_batch_tiles), limits,
                      cuda::BackwardCost(args, plan, shared), cuda::ReverseScanBlock(plan));
 }
 

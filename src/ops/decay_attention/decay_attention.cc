@@ -16,7 +16,7 @@
 #include "ops/decay_attention/decay_attention_segments.h"
 #include "ops/decay_attention/device_limits.h"
 #include "ops/decay_attention/growth.h"
-#include "ops/decay_attention/own_denominator.h"
+#include "ops/decay_attention/separate_normaliser.h"
 #include "ops/torch/autograd.h"
 #include "ops/torch/route_log.h"
 #include "ops/torch/tensor_views.h"
@@ -386,7 +386,7 @@ DecayAttentionOutput DecayAttention(const DecayAttentionInputs& inputs,
   CheckOptional(inputs, config);
   if (inputs.segment != nullptr) return OverSegments(inputs, config);
   const auto run = [&](const DecayAttentionInputs& plain) {
-    return plain.norm_q.defined() ? WithOwnDenominator(plain, config)
+    return plain.norm_q.defined() ? NormaliseSeparately(plain, config)
                                   : Differentiable(plain, config);
   };
   if (!config.allow_growth) return run(inputs);

@@ -5,7 +5,7 @@
 #include "core/error.h"
 #include "ops/decay_attention/binding.h"
 #include "ops/decay_attention/growth.h"
-#include "ops/decay_attention/own_denominator.h"
+#include "ops/decay_attention/separate_normaliser.h"
 
 namespace halflife::ops {
 namespace {
@@ -125,7 +125,7 @@ at::Tensor DecayAttentionStep(const DecayAttentionStepInputs& inputs,
            "decay attention step: log_key_scale ", Describe(inputs.log_key_scale),
            " does not fit state ", Describe(state.kv), ". Use [B, H] with allow_growth.");
   const auto run = [&](const DecayAttentionStepInputs& plain) {
-    return plain.norm_q.defined() ? StepWithOwnDenominator(plain, config, state)
+    return plain.norm_q.defined() ? NormaliseStepSeparately(plain, config, state)
                                   : RunStep(plain, config, state);
   };
   return run(config.allow_growth ? ScaleGrowthOfStep(inputs, config, state) : inputs);

@@ -9,7 +9,7 @@
 
 namespace halflife::ops {
 
-bool TakesWarpgroups(int compute_capability_major, bool built_for_sm_90a, const char* setting) {
+bool ShouldUseWgmma(int compute_capability_major, bool built_for_sm_90a, const char* setting) {
   constexpr int kHopper = 9;
   const bool wanted = setting == nullptr || std::string_view(setting) != "0";
   return compute_capability_major == kHopper && built_for_sm_90a && wanted;
@@ -28,7 +28,7 @@ kernels::DeviceLimits LimitsOfGpu(int index) {
   return {.is_cuda = true,
           .num_sms = device->multiProcessorCount,
           .shared_memory_bytes = static_cast<int64_t>(device->sharedMemPerBlockOptin),
-          .warpgroups = TakesWarpgroups(device->major, kBuilt, setting)};
+          .warpgroups = ShouldUseWgmma(device->major, kBuilt, setting)};
 }
 #endif
 

@@ -10,7 +10,7 @@ namespace halflife::ops {
 // does not contain them. `setting` is the value of HALFLIFE_WARPGROUPS, null if unset: "0" selects
 // the kernels for other GPUs. These give the same bits in forward and the same gradients up to
 // rounding.
-bool TakesWarpgroups(int compute_capability_major, bool built_for_sm_90a, const char* setting);
+bool ShouldUseWgmma(int compute_capability_major, bool built_for_sm_90a, const char* setting);
 
 // The limits of CUDA device `index`, which must exist. Only in builds with CUDA.
 kernels::DeviceLimits LimitsOfGpu(int index);

@@ -4,8 +4,8 @@
 
 #include "core/error.h"
 #include "kernels/decay_attention/cpu/workspace.h"
+#include "kernels/decay_attention/cuda/batch_tiles.h"
 #include "kernels/decay_attention/cuda/route.h"
-#include "kernels/decay_attention/cuda/turns.h"
 #include "kernels/decay_attention/cuda/workspace.h"
 #include "kernels/decay_attention/decay_attention_args.h"
 #include "kernels/decay_attention/decay_attention_partition.h"
@@ -58,7 +58,7 @@ struct GoldenPlan {
   int checkpoint_every;
   size_t forward_bytes, backward_bytes, checkpoint_bytes;
   NormKind norm = NormKind::kNone;
-  int turns = 1, backward_turns = 1;
+  int batch_tiles = 1, backward_batch_tiles = 1;
 };
 constexpr DecayKind kToken = DecayKind::kPerToken, kChannel = DecayKind::kPerTokenChannel;
 constexpr GoldenPlan kGoldenPlans[] = {
@@ -159,8 +159,8 @@ TEST(DecayAttentionPlan, DevicesFollowTheShape) {
     EXPECT_EQ(plan.backward.k, g.backward_k);
     EXPECT_EQ(plan.backward.v, g.backward_v);
     EXPECT_EQ(plan.checkpoint_every, g.checkpoint_every);
-    EXPECT_EQ(plan.forward_turns, g.turns);
-    EXPECT_EQ(plan.backward_turns, g.backward_turns);
+    EXPECT_EQ(plan.forward_batch_tiles, g.batch_tiles);
+    EXPECT_EQ(plan.backward_batch_tiles, g.backward_batch_tiles);
     EXPECT_EQ(ForwardWorkspaceBytes(args, plan), g.forward_bytes);
     EXPECT_EQ(BackwardWorkspaceBytes(args, plan), g.backward_bytes);
     EXPECT_EQ(CheckpointBytes(args, plan), g.checkpoint_bytes);
@@ -302,7 +302,7 @@ TEST(DecayAttentionPlan, BackwardByWarpgroups) {
   SetStrides(args);
   DecayAttentionPlan plan = MakePlan(args, kWarpgroups);
   EXPECT_TRUE(plan.forward_warpgroups && plan.backward_warpgroups);
-  EXPECT_EQ(plan.backward_turns, 1);
+  EXPECT_EQ(plan.backward_batch_tiles, 1);
   EXPECT_EQ(plan.backward_segments, 1) << "128 blocks of 64 x 64 in each direction";
   constexpr size_t kFactors = (2 * 64 + 4) * 4;
   EXPECT_EQ(BackwardWorkspaceBytes(args, plan), size_t(512 * 16) * (2 * 128 * 128 * 2 + kFactors));
@@ -330,51 +330,51 @@ TEST(DecayAttentionPlan, WorkspacesStayWithinTheirLimit) {
       DecayAttentionPlan plan = MakePlan(args, *device);
       SCOPED_TRACE(testing::Message()
                    << "B " << shape.B << " T " << shape.T << " H " << shape.H << " K " << shape.K
-                   << " norm " << (shape.norm == kOfKeys) << " in " << plan.backward_turns
-                   << " turns, " << plan.backward_segments << " segments");
+                   << " norm " << (shape.norm == kOfKeys) << " in " << plan.backward_batch_tiles
+                   << " batch tiles, " << plan.backward_segments << " segments");
       const size_t row = cuda::TensorBytes(args) / static_cast<size_t>(shape.B);
-      const auto limit = [&](int turns) {
-        return turns < shape.B ? cuda::WorkspaceLimit(args) : 7 * row;
+      const auto limit = [&](int batch_tiles) {
+        return batch_tiles < shape.B ? cuda::WorkspaceLimit(args) : 7 * row;
       };
       plan.num_segments = plan.backward_segments = 1;
-      EXPECT_LE(ForwardWorkspaceBytes(args, plan), limit(plan.forward_turns));
-      EXPECT_LE(BackwardWorkspaceBytes(args, plan), limit(plan.backward_turns));
+      EXPECT_LE(ForwardWorkspaceBytes(args, plan), limit(plan.forward_batch_tiles));
+      EXPECT_LE(BackwardWorkspaceBytes(args, plan), limit(plan.backward_batch_tiles));
     }
 }
 
 // No turn idles a device that the whole batch would fill, but where the limit forces it.
 TEST(DecayAttentionPlan, TurnsKeepMultiprocessorsBusy) {
-  int in_turns = 0;
+  int tiled = 0;
   for (const WorkspaceShape& shape : kWorkspaceShapes)
     for (const DeviceLimits* device : {&kAda, &kAmpere, &kHopper, &kWarpgroups}) {
       const DecayAttentionArgs args = ArgsOf(shape);
       const DecayAttentionPlan plan = MakePlan(args, *device);
-      if (plan.backward_turns == 1 || plan.backward.k == 0) continue;
-      ++in_turns;
-      const int rows = shape.B / plan.backward_turns;  // of the smallest turn
+      if (plan.backward_batch_tiles == 1 || plan.backward.k == 0) continue;
+      ++tiled;
+      const int rows = shape.B / plan.backward_batch_tiles;  // of the smallest turn
       const int blocks = rows * shape.H * cuda::SlicesOf(args, plan.backward).count();
       DecayAttentionPlan fewer = plan;
-      --fewer.backward_turns;
+      --fewer.backward_batch_tiles;
       if (BackwardWorkspaceBytes(args, fewer) > cuda::WorkspaceLimit(args)) continue;
       EXPECT_GE(blocks * plan.backward_segments, 2 * device->num_sms - device->num_sms / 4)
           << "B " << shape.B << " T " << shape.T << " H " << shape.H;
     }
-  EXPECT_GT(in_turns, 20);
+  EXPECT_GT(tiled, 20);
 }
 
 TEST(DecayAttentionPlan, SmallBatchesAndPackedSequencesTakeOneTurn) {
   DecayAttentionArgs args = ArgsOf({kChannel, 4, 2048, 4, 256, 512});
-  EXPECT_EQ(MakePlan(args, kHopper).backward_turns, 1) << "fewer blocks than two rounds";
+  EXPECT_EQ(MakePlan(args, kHopper).backward_batch_tiles, 1) << "fewer blocks than two rounds";
   args = ArgsOf({kToken, 1, 1 << 20, 4, 256, 512});
   args.num_sequences = 512;
-  EXPECT_EQ(MakePlan(args, kHopper).backward_turns, 1);
+  EXPECT_EQ(MakePlan(args, kHopper).backward_batch_tiles, 1);
 }
 
-// By hand: 128 rows of 4 heads, of 4 x 2 slices of fp32 sums, in turns of 8 rows, 256 blocks.
+// By hand: 128 rows of 4 heads, of 4 x 2 slices of fp32 sums, in batch tiles of 8 rows, 256 blocks.
 TEST(DecayAttentionPlan, WorkspaceOfATurn) {
   const DecayAttentionArgs args = ArgsOf({kToken, 128, 2048, 4, 256, 512});
   const DecayAttentionPlan plan = MakePlan(args, kHopper);
-  EXPECT_EQ(plan.backward_turns, 16);
+  EXPECT_EQ(plan.backward_batch_tiles, 16);
   const size_t tokens = size_t{8} * 2048 * 4;
   const size_t sums = tokens * (2 * 4 * 256 + 2 * 512 + 8) * 4;  // dq and dk, dv, dlog_decay
   EXPECT_EQ(BackwardWorkspaceBytes(args, plan), sums + size_t{256} * 4 * 128 * 128 * 2);

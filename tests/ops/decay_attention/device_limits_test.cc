@@ -6,13 +6,13 @@ namespace halflife::kernels {
 namespace {
 
 TEST(DeviceLimits, WarpgroupsAreHoppersWhereTheyAreBuiltAndWanted) {
-  EXPECT_TRUE(ops::TakesWarpgroups(9, true, nullptr));
-  EXPECT_TRUE(ops::TakesWarpgroups(9, true, "1"));
-  EXPECT_TRUE(ops::TakesWarpgroups(9, true, ""));
-  EXPECT_FALSE(ops::TakesWarpgroups(9, true, "0"));
-  EXPECT_FALSE(ops::TakesWarpgroups(9, false, nullptr));
+  EXPECT_TRUE(ops::ShouldUseWgmma(9, true, nullptr));
+  EXPECT_TRUE(ops::ShouldUseWgmma(9, true, "1"));
+  EXPECT_TRUE(ops::ShouldUseWgmma(9, true, ""));
+  EXPECT_FALSE(ops::ShouldUseWgmma(9, true, "0"));
+  EXPECT_FALSE(ops::ShouldUseWgmma(9, false, nullptr));
   for (const int other : {8, 10, 12})
-    EXPECT_FALSE(ops::TakesWarpgroups(other, true, nullptr)) << other;
+    EXPECT_FALSE(ops::ShouldUseWgmma(other, true, nullptr)) << other;
 }
 
 }  // namespace

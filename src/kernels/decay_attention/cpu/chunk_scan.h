@@ -204,7 +204,7 @@ void ForwardScan(const ScanItem& item) {
     if (chunk.flags & kChunkResets) Clear(scratch.state, shape.keys_padded, shape.columns_padded);
     if (kOutputs && args.checkpoints != nullptr &&
         (n - item.first_chunk) % item.plan->checkpoint_every == 0) {
-      const CheckpointPlace at = PlaceOfCheckpoint(item, layout, n);
+      const CheckpointAddress at = FindCheckpoint(item, layout, n);
       StoreState<T>(shape, scratch.state, at.state, at.norm);  // SaveCheckpoint
     }
     BeginChunk(chunk, x);

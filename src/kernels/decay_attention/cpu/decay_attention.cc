@@ -37,7 +37,7 @@ const Kernels& KernelsInUse() {
   return BaselineKernels();
 }
 
-CheckpointPlace PlaceOfCheckpoint(const ScanItem& item, const CheckpointLayout& layout, int chunk) {
+CheckpointAddress FindCheckpoint(const ScanItem& item, const CheckpointLayout& layout, int chunk) {
   const DecayAttentionArgs& args = *item.args;
   const int64_t slot =
       CheckpointSlot(item.sequence, item.first_chunk, chunk, item.plan->checkpoint_every);

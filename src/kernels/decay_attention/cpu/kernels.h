@@ -42,11 +42,11 @@ struct ReverseItem {
 };
 
 // The address at which the state before `chunk` (an index into the chunk table) is saved.
-struct CheckpointPlace {
+struct CheckpointAddress {
   void* state = nullptr;
   void* norm = nullptr;
 };
-CheckpointPlace PlaceOfCheckpoint(const ScanItem& item, const CheckpointLayout& layout, int chunk);
+CheckpointAddress FindCheckpoint(const ScanItem& item, const CheckpointLayout& layout, int chunk);
 
 struct Kernels {
   size_t (*scratch_bytes)(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,

@@ -135,7 +135,7 @@ class ReverseScan {
   void RecomputeStates(int begin, int end) {
     Operands<T>& x = scratch_.x;
     const CheckpointLayout layout = MakeCheckpointLayout(args_, *item_.scan.plan);
-    const CheckpointPlace at = PlaceOfCheckpoint(item_.scan, layout, begin);
+    const CheckpointAddress at = FindCheckpoint(item_.scan, layout, begin);
     LoadState<T>(shape_, at.state, at.norm, scratch_.adjoint);
     Transpose(scratch_.adjoint, scratch_.states[0], shape_.keys_padded, shape_.columns_padded);
     for (int n = begin; n < end; ++n) {

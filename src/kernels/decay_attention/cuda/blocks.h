@@ -32,7 +32,7 @@ constexpr int ChannelGradSumsBytes(int k) {  // ChannelGradSums
   return (2 * kTile * kTile + 2 * kTile + k / 32 * kTile + 2 * k) * 4;
 }
 
-constexpr int kPlaceBytes = 64;  // Place
+constexpr int kBlockIndexBytes = 64;  // BlockIndex
 
 // Tokens of out that are staged at once. With all tokens of a chunk, blocks of 128 x 64 would
 // exceed 99 KiB.
@@ -77,7 +77,7 @@ constexpr int WarpgroupScanBytes(int k) {
 constexpr int kStateBlock = 64, kStateStages = 4;
 constexpr int kChunkFactorsBytes = (2 * kChunk + 4) * 4;  // ChunkFactors
 constexpr int kChunkStatesBytes =
-    kStateStages * (2 * kChunk * kStateBlock * 2 + kChunkFactorsBytes) + kPlaceBytes;
+    kStateStages * (2 * kChunk * kStateBlock * 2 + kChunkFactorsBytes) + kBlockIndexBytes;
 // The wgmma backward, one chunk per block: q, k, v, dout; a state; gradients of scores; tables and
 // sums.
 constexpr int kChunkGradSumsBytes = (8 * kChunk + 4) * 4;  // ChunkGradSums
@@ -88,11 +88,11 @@ constexpr int WarpgroupGradBytes(int k, int v) {
 // Backward: stages of q, k, v, dout; R; scores and their gradients; a stage of outputs.
 constexpr int ReverseScanBytes(int k, int v, int stages) {
   return stages * kChunk * 2 * (k + v) * 2 + k * v * 2 + 2 * kChunk * kChunk * 2 + kChunk * k * 2 +
-         2 * kDecayTablesBytes + GradSumsBytes(k / 16) + kPlaceBytes;
+         2 * kDecayTablesBytes + GradSumsBytes(k / 16) + kBlockIndexBytes;
 }
 constexpr int ChannelReverseScanBytes(int k, int v) {
   return kTileStages * (ChannelStageBytes(k) + 2 * kTile * v * 2 + kStagedTileBytes) + k * v * 2 +
-         k / 16 * kTile * 16 * 2 + kPlaceBytes;
+         k / 16 * kTile * 16 * 2 + kBlockIndexBytes;
 }
 // The states of segments: two stages of k and v, or of q and dout.
 constexpr int StateScanBytes(int k, int v) {

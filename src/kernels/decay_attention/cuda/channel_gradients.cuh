@@ -86,19 +86,19 @@ template <typename Config>
 HL_DEVICE void LoadProducts(const ChannelGradShared<Config>& smem,
                             const ChannelGradientsParams& params) {
   constexpr int kK = Config::kK;
-  using Places = ProductPlaces<kK>;
+  using Offsets = ProductOffsets<kK>;
   const int c = static_cast<int>(threadIdx.x) % kK;
   const bool has_query = HasQuery<Config>();
-  const float* const first = params.products + int64_t{1} * blockIdx.x * Places::kElements + c;
-  const int64_t next = params.num_tiles * Places::kElements;
+  const float* const first = params.products + int64_t{1} * blockIdx.x * Offsets::kElements + c;
+  const int64_t next = params.num_tiles * Offsets::kElements;
   float sums[kTile] = {}, through = 0;
 #pragma unroll 2
   for (int slice = 0; slice < params.num_slices; ++slice) {
     const float* const source = first + slice * next;
 #pragma unroll
     for (int r = 0; r < kTile; ++r)
-      sums[r] += source[(has_query ? Places::kX : Places::kY) + r * kK];
-    if (has_query) through += source[Places::kThrough];
+      sums[r] += source[(has_query ? Offsets::kX : Offsets::kY) + r * kK];
+    if (has_query) through += source[Offsets::kThrough];
   }
   float* const target = (has_query ? smem.x : smem.y) + c;
 #pragma unroll
@@ -111,11 +111,11 @@ template <typename Config>
 HL_DEVICE void LoadValues(const ChannelGradShared<Config>& smem,
                           const ChannelGradientsParams& params, const OneTile& one, int first) {
   const DecayAttentionArgs& args = params.grads.forward;
-  const int v_head = SharedHead(one.place.head, args.num_v_heads, args.num_heads);
+  const int v_head = SharedHead(one.block_index.head, args.num_v_heads, args.num_heads);
   LoadTile<kValuesAtOnce, Config::kThreads, kTile>(
       smem.v, RowsOf(args.v, one.tile, v_head, first, args.head_dim_v), one.tile.length);
   LoadTile<kValuesAtOnce, Config::kThreads, kTile>(
-      smem.dout, RowsOf(params.grads.dout, one.tile, one.place.head, first, args.head_dim_v),
+      smem.dout, RowsOf(params.grads.dout, one.tile, one.block_index.head, first, args.head_dim_v),
       one.tile.length);
 }
 
@@ -169,7 +169,7 @@ HL_DEVICE void LoadRow(float (&row)[kTile], const float* source) {
   }
 }
 
-// Computes dq, one channel per thread. Stores a_r + scale q_r P x_r in place of x.
+// Computes dq, one channel per thread. Stores a_r + scale q_r P x_r in block_index of x.
 template <typename Config>
 HL_DEVICE void GradQueries(const ChannelGradShared<Config>& smem, const Rows& rows, int length) {
   constexpr int kK = Config::kK;
@@ -196,7 +196,7 @@ HL_DEVICE void GradQueries(const ChannelGradShared<Config>& smem, const Rows& ro
   }
 }
 
-// Computes dk, one channel per thread. Stores sum_{s < t} c_s k_s Q y_s - sum_{s >= t} b_s in place
+// Computes dk, one channel per thread. Stores sum_{s < t} c_s k_s Q y_s - sum_{s >= t} b_s in block_index
 // of y.
 template <typename Config>
 HL_DEVICE void GradKeys(const ChannelGradShared<Config>& smem, const Rows& rows, int length,
@@ -247,12 +247,12 @@ HL_DEVICE void GradKeys(const ChannelGradShared<Config>& smem, const Rows& rows,
 template <typename Config>
 HL_DEVICE float GradDecays(const ChannelGradShared<Config>& smem, const TensorView& target,
                            const DecayAttentionArgs& args, const ChunkEntry& tile,
-                           const Place& place) {
-  const int c = static_cast<int>(threadIdx.x), first = place.key_slice * Config::kK;
+                           const BlockIndex& block_index) {
+  const int c = static_cast<int>(threadIdx.x), first = block_index.key_slice * Config::kK;
   const int dim = args.head_dim_k;
   const bool resets = (tile.flags & kChunkResets) != 0;
   Rows rows = {};
-  if (target.data != nullptr) rows = RowsOf(target, tile, place.head, first, dim);
+  if (target.data != nullptr) rows = RowsOf(target, tile, block_index.head, first, dim);
   float late = smem.sums->transition[c] * smem.sums->through[c], total = 0;
 #pragma unroll
   for (int t = kTile - 1; t >= 0; --t) {
@@ -274,8 +274,8 @@ HL_DEVICE void GradKeyScale(const ChannelGradShared<Config>& smem,
   float sum = 0;
 #pragma unroll
   for (int w = 0; w < Config::kK / 32; ++w) sum += smem.sums->dkey_scale[w][s];
-  *TokenValue(params.dkey_scale, params.grads.forward, one.place.key_slice, one.tile,
-              one.place.head, s) = sum;
+  *TokenValue(params.dkey_scale, params.grads.forward, one.block_index.key_slice, one.tile,
+              one.block_index.head, s) = sum;
 }
 
 // Replaces log decays by decays and computes G, one channel per thread.
@@ -311,10 +311,10 @@ HL_DEVICE void SumScoreGradients(const ChannelGradShared<Config>& smem) {
 template <typename Config>
 HL_DEVICE void KeepDecaySum(const ChannelGradientsParams& params, const OneTile& one, float sum) {
   const DecayAttentionArgs& args = params.grads.forward;
-  const int channel = one.place.key_slice * Config::kK + static_cast<int>(threadIdx.x);
+  const int channel = one.block_index.key_slice * Config::kK + static_cast<int>(threadIdx.x);
   if (params.dlambda == nullptr || !HasQuery<Config>() || channel >= args.head_dim_k) return;
   const int64_t tile =
-      (int64_t{1} * one.place.head * args.num_chunks + one.chunk) * kTilesPerChunk +
+      (int64_t{1} * one.block_index.head * args.num_chunks + one.chunk) * kTilesPerChunk +
       one.row / kTile;
   params.dlambda[tile * args.head_dim_k + channel] = sum;
 }
@@ -330,7 +330,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   const DecayAttentionArgs& args = params.grads.forward;
   const OneTile one = OneTileOf(args, params.shape);
   if (!one.exists) {
-    if (one.in_turn) KeepDecaySum<Config>(params, one, 0);
+    if (one.in_batch_tile) KeepDecaySum<Config>(params, one, 0);
     return;
   }
   LoadKeysAndQueries<kK, kThreads>(smem.q, smem.k, smem.decays, args, one);
@@ -344,7 +344,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   SumScoreGradients<Config>(smem);
   __syncthreads();
   const auto channels = [&](const TensorView& gradient) {
-    return RowsOf(gradient, one.tile, one.place.head, one.place.key_slice * kK, args.head_dim_k);
+    return RowsOf(gradient, one.tile, one.block_index.head, one.block_index.key_slice * kK,
+                  args.head_dim_k);
   };
   if (HasQuery<Config>()) {
     GradQueries<Config>(smem, channels(params.dq), one.tile.length);
@@ -355,8 +356,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   if (!HasQuery<Config>()) {
     if (params.dkey_scale.data != nullptr) GradKeyScale<Config>(smem, params, one);
   } else if (params.dlog_decay.data != nullptr || params.dlambda != nullptr) {
-    KeepDecaySum<Config>(params, one,
-                         GradDecays<Config>(smem, params.dlog_decay, args, one.tile, one.place));
+    KeepDecaySum<Config>(
+        params, one, GradDecays<Config>(smem, params.dlog_decay, args, one.tile, one.block_index));
   }
 }
 

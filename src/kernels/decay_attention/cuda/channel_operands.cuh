@@ -58,7 +58,7 @@ template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads)
     ChannelOperandsKernel(const ChannelOperandsParams params) {
   constexpr int kK = Config::kK, kThreads = Config::kThreads;
-  using Places = OperandPlaces<kK>;
+  using Offsets = OperandOffsets<kK>;
   HL_DYNAMIC_SMEM(raw);
   SmemCarver carver(raw);
   bf16* const q = carver.Take<bf16>(kTile * kK);
@@ -79,14 +79,14 @@ __global__ void __launch_bounds__(Config::kThreads)
   CpAsyncWait<0>();
   __syncthreads();
   char* const target =
-      static_cast<char*>(params.operands) + int64_t{1} * blockIdx.x * Places::kBytes;
+      static_cast<char*>(params.operands) + int64_t{1} * blockIdx.x * Offsets::kBytes;
   const int thread = static_cast<int>(threadIdx.x), c = thread % kK;
   if (thread < kK) {
     ScaleQueries<kK>(scaled, decays, q, log_decay, query_scale, c);
   } else {
     const float sum = ScaleKeys<kK>(scaled + kTile * kK, k, log_decay, key_scale, c);
-    reinterpret_cast<float*>(target + Places::kTransition)[c] = Exp2Approx(sum);
-    reinterpret_cast<float*>(target + Places::kLog2Transition)[c] = sum;
+    reinterpret_cast<float*>(target + Offsets::kTransition)[c] = Exp2Approx(sum);
+    reinterpret_cast<float*>(target + Offsets::kLog2Transition)[c] = sum;
   }
   __syncthreads();
   PairScores<kK, kThreads>(q, k, decays, [&](int r, int s, float sum) {
@@ -94,12 +94,12 @@ __global__ void __launch_bounds__(Config::kThreads)
   });
   const uint4* const rows = reinterpret_cast<const uint4*>(scaled);
 #pragma unroll
-  for (int i = thread; i < 2 * Places::kRows / 16; i += kThreads)
+  for (int i = thread; i < 2 * Offsets::kRows / 16; i += kThreads)
     reinterpret_cast<uint4*>(target)[i] = rows[i];
   __syncthreads();
   if (thread < kTile * 2) {  // two units per row; the padding between rows is not read
     const int unit = thread / 2 * (kScorePitch / 8) + thread % 2;
-    reinterpret_cast<uint4*>(target + Places::kScores)[unit] =
+    reinterpret_cast<uint4*>(target + Offsets::kScores)[unit] =
         reinterpret_cast<const uint4*>(scores)[unit];
   }
 }

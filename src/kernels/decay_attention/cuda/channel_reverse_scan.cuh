@@ -31,25 +31,25 @@ struct ChannelRevConfig {
 
 template <typename Config>
 struct ChannelRevShared {
-  unsigned char* operands;  // [kTileStages][OperandPlaces::kStage]
+  unsigned char* operands;  // [kTileStages][OperandOffsets::kStage]
   bf16 *v, *dout;           // [kTileStages][16, kV]
   StagedTile* tiles;        // [kTileStages]
   bf16* adjoint;            // R [kK, kV]
   bf16* out;                // [kWarps][16, 16]
-  Place* place;
+  BlockIndex* block_index;
 };
 template <typename Config>
 HL_DEVICE ChannelRevShared<Config> CarveChannelRev(unsigned char* raw) {
   constexpr int kK = Config::kK, kV = Config::kV;
   SmemCarver carver(raw);
   ChannelRevShared<Config> smem;
-  smem.operands = carver.Take<unsigned char>(kTileStages * OperandPlaces<kK>::kStage);
+  smem.operands = carver.Take<unsigned char>(kTileStages * OperandOffsets<kK>::kStage);
   smem.v = carver.Take<bf16>(kTileStages * kTile * kV);
   smem.dout = carver.Take<bf16>(kTileStages * kTile * kV);
   smem.tiles = carver.Take<StagedTile>(kTileStages);
   smem.adjoint = carver.Take<bf16>(kK * kV);
   smem.out = carver.Take<bf16>(Config::kWarps * kTile * 16);
-  smem.place = carver.Take<Place>(1);
+  smem.block_index = carver.Take<BlockIndex>(1);
   return smem;
 }
 
@@ -108,7 +108,7 @@ struct TileCursor {
 };
 
 // The addresses of a block's tiles in global memory.
-struct ChannelRevPlaces {
+struct ChannelRevTensors {
   TilesOfHead tiles;
   Rows v, dout, dv;
 };
@@ -116,25 +116,25 @@ struct ChannelRevPlaces {
 // to rebuild the state needs just its keys and values.
 template <typename Config>
 HL_DEVICE void StageTile(const ChannelRevShared<Config>& smem, const ReverseScanParams& params,
-                         const ChannelRevPlaces& places, TileCursor& next, int stage) {
+                         const ChannelRevTensors& tensors, TileCursor& next, int stage) {
   constexpr int kK = Config::kK, kV = Config::kV, kThreads = Config::kThreads;
-  using Places = OperandPlaces<kK>;
+  using Offsets = OperandOffsets<kK>;
   const StagedTile staged = next.staged();
   if (threadIdx.x == 0) smem.tiles[stage] = staged;
   if (!staged.valid) return;
   const char* const source = static_cast<const char*>(params.operands) +
-                             places.tiles.Index(staged.chunk, staged.row) * Places::kBytes;
-  unsigned char* const target = smem.operands + stage * OperandPlaces<kK>::kStage;
+                             tensors.tiles.Index(staged.chunk, staged.row) * Offsets::kBytes;
+  unsigned char* const target = smem.operands + stage * OperandOffsets<kK>::kStage;
   const int length = staged.tile.length;
   LoadTile<kV, kThreads, kTile>(smem.v + stage * kTile * kV,
-                                RowsAt(places.v, params.grads.forward.v, staged.tile), length);
+                                RowsAt(tensors.v, params.grads.forward.v, staged.tile), length);
   if (staged.sweeps) {
-    CopyUnits<kThreads, 0, OperandPlaces<kK>::kStage>(target, source);
+    CopyUnits<kThreads, 0, OperandOffsets<kK>::kStage>(target, source);
     LoadTile<kV, kThreads, kTile>(smem.dout + stage * kTile * kV,
-                                  RowsAt(places.dout, params.grads.dout, staged.tile), length);
+                                  RowsAt(tensors.dout, params.grads.dout, staged.tile), length);
   } else {
-    CopyUnits<kThreads, Places::kKeys, Places::kRows>(target, source);
-    CopyUnits<kThreads, Places::kTransition, kK * 4>(target, source);
+    CopyUnits<kThreads, Offsets::kKeys, Offsets::kRows>(target, source);
+    CopyUnits<kThreads, Offsets::kTransition, kK * 4>(target, source);
   }
   next.Advance();
 }
@@ -157,7 +157,7 @@ HL_DEVICE void StateProducts(float* products, const uint4 (&state)[Config::kV / 
                              const float (&adjoint)[Config::kV / 8][4], const bf16* v,
                              const bf16* dout) {
   constexpr int kV = Config::kV;
-  using Places = ProductPlaces<Config::kK>;
+  using Offsets = ProductOffsets<Config::kK>;
   const int lane = FreshLaneId();
   const int columns_v = ColumnsFirst<kV>(lane);
   float x[2][4], y[2][4];  // two chains of products, to hide latency
@@ -182,10 +182,10 @@ HL_DEVICE void StateProducts(float* products, const uint4 (&state)[Config::kV / 
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float sum = RowSum(through[half]);
-    if (lane % 4 == 0) products[Places::kThrough + WarpId() * 16 + lane / 4 + 8 * half] = sum;
+    if (lane % 4 == 0) products[Offsets::kThrough + WarpId() * 16 + lane / 4 + 8 * half] = sum;
   }
-  StoreProducts<Config>(products + Places::kX, x);
-  StoreProducts<Config>(products + Places::kY, y);
+  StoreProducts<Config>(products + Offsets::kX, x);
+  StoreProducts<Config>(products + Offsets::kY, y);
 }
 
 // dv = scores^T dout + (c k Q) R, 16 columns per warp.
@@ -243,16 +243,16 @@ struct ChannelReverseScan {
   static constexpr int kSlot = kK * kV / 8;  // one state, in units of 16 bytes
 
   const ReverseScanParams& params;
-  const Place& place;
+  const BlockIndex& block_index;
   const ChannelRevShared<Config>& smem;
-  const ChannelRevPlaces& places;
+  const ChannelRevTensors& tensors;
   uint4* scratch;  // the warp's part: [group's tiles][kSlot]
 
   HL_DEVICE const DecayAttentionArgs& args() const { return params.grads.forward; }
   HL_DEVICE uint4* StateSlot(int slot) const { return scratch + int64_t{1} * slot * kSlot; }
   HL_DEVICE StateRows WarpRows() const {
-    return {args().head_dim_k, args().head_dim_v, place.key_slice * kK + FreshWarpId() * 16,
-            place.slice * kV};
+    return {args().head_dim_k, args().head_dim_v, block_index.key_slice * kK + FreshWarpId() * 16,
+            block_index.slice * kV};
   }
   HL_DEVICE int64_t StateElements() const {
     return int64_t{1} * args().head_dim_k * args().head_dim_v;
@@ -260,8 +260,8 @@ struct ChannelReverseScan {
   // The tile's x, y and t for one slice of V.
   HL_DEVICE float* Products(const StagedTile& at) const {
     return params.products +
-           (place.slice * params.num_tiles + places.tiles.Index(at.chunk, at.row)) *
-               ProductPlaces<kK>::kElements;
+           (block_index.slice * params.num_tiles + tensors.tiles.Index(at.chunk, at.row)) *
+               ProductOffsets<kK>::kElements;
   }
 };
 
@@ -284,7 +284,7 @@ HL_DEVICE void SweepTile(const ChannelReverseScan<Config>& scan, const StagedTil
   AdvanceState<kK, kV>(adjoint, operands.q, dout, operands.transition);
   if ((at.tile.flags & kChunkResets) != 0) Clear(adjoint);
   __syncthreads();
-  GradValues<Config>(smem, operands, dout, RowsAt(scan.places.dv, scan.params.dv, at.tile),
+  GradValues<Config>(smem, operands, dout, RowsAt(scan.tensors.dv, scan.params.dv, at.tile),
                      at.tile.length);
 }
 
@@ -300,17 +300,19 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   const DecayAttentionGradArgs& grads = params.grads;
   const DecayAttentionArgs& args = grads.forward;
   // The same value for all threads. Shared memory saves registers, which are scarce here.
-  if (threadIdx.x == 0) *smem.place = PlaceOf(args, params.shape, params.checkpoint_every);
+  if (threadIdx.x == 0)
+    *smem.block_index = MakeBlockIndex(args, params.shape, params.checkpoint_every);
   __syncthreads();
-  const Place& place = *smem.place;
-  const int v_head = SharedHead(place.head, args.num_v_heads, args.num_heads);
-  const int column = place.slice * kV, dim = args.head_dim_v;
-  const ChannelRevPlaces places = {
-      TilesOfHeadOf(args, params.shape, place), HeadRows(args.v, v_head, column, dim),
-      HeadRows(grads.dout, place.head, column, dim),
-      HeadRows(SliceOf(params.dv, args, place.key_slice, dim), place.head, column, dim)};
+  const BlockIndex& block_index = *smem.block_index;
+  const int v_head = SharedHead(block_index.head, args.num_v_heads, args.num_heads);
+  const int column = block_index.slice * kV, dim = args.head_dim_v;
+  const ChannelRevTensors tensors = {TilesOfHeadOf(args, params.shape, block_index),
+                                     HeadRows(args.v, v_head, column, dim),
+                                     HeadRows(grads.dout, block_index.head, column, dim),
+                                     HeadRows(SliceOf(params.dv, args, block_index.key_slice, dim),
+                                              block_index.head, column, dim)};
   const Scan scan = {
-      params, place, smem, places,
+      params, block_index, smem, tensors,
       static_cast<uint4*>(params.group) +
           int64_t{1} * blockIdx.x * params.checkpoint_every * kTilesPerChunk * Scan::kSlot +
           WarpId() * (Scan::kSlot / Config::kWarps)};
@@ -319,19 +321,21 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   Clear(adjoint);
   Clear(state);
   if (params.segment_states != nullptr) {
-    LoadState<false>(adjoint, params.segment_states + place.piece * scan.StateElements(),
+    LoadState<false>(adjoint, params.segment_states + block_index.piece * scan.StateElements(),
                      scan.WarpRows());
   } else if (grads.dfinal_state != nullptr) {
     LoadState<false>(
-        adjoint, static_cast<const float*>(grads.dfinal_state) + place.state * scan.StateElements(),
+        adjoint,
+        static_cast<const float*>(grads.dfinal_state) + block_index.state * scan.StateElements(),
         scan.WarpRows());
   }
-  TileCursor next = {args.chunks, place.begin, params.checkpoint_every};
-  next.StartGroupBefore(place.end);
-  const auto stage_next = [&](int stage) { StageTile(smem, params, places, next, stage); };
+  TileCursor next = {args.chunks, block_index.begin, params.checkpoint_every};
+  next.StartGroupBefore(block_index.end);
+  const auto stage_next = [&](int stage) { StageTile(smem, params, tensors, next, stage); };
   VisitStaged(smem.tiles, stage_next, [&](const StagedTile& at, int stage) {
     if (!at.sweeps || at.ends_group) {  // forward, or the first in reverse: S before it is new
-      if (at.starts_group) LoadCheckpoint<Config>(state, params, place, at.chunk, scan.WarpRows());
+      if (at.starts_group)
+        LoadCheckpoint<Config>(state, params, block_index, at.chunk, scan.WarpRows());
       if ((at.tile.flags & kChunkResets) != 0) Clear(state);
       KeepState<Config>(scan.StateSlot(at.slot), state);
     }
@@ -342,9 +346,10 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
       AdvanceState<kK, kV>(state, operands.k, smem.v + stage * kTile * kV, operands.transition);
     }
   });
-  if (grads.dinitial_state != nullptr && place.starts)
+  if (grads.dinitial_state != nullptr && block_index.starts)
     StoreState<false>(
-        adjoint, static_cast<float*>(grads.dinitial_state) + place.state * scan.StateElements(),
+        adjoint,
+        static_cast<float*>(grads.dinitial_state) + block_index.state * scan.StateElements(),
         scan.WarpRows());
 }
 

@@ -27,7 +27,7 @@ struct ChannelConfig {
 
 template <typename Config>
 struct ChannelShared {
-  unsigned char* operands;  // [kTileStages][OperandPlaces::kStage]
+  unsigned char* operands;  // [kTileStages][OperandOffsets::kStage]
   bf16* v;                  // [kTileStages][16, kV]
   StagedTile* tiles;        // [kTileStages]
   bf16* out;                // [kWarps][16, 16]
@@ -48,10 +48,10 @@ HL_DEVICE void StageTile(const ChannelShared<Config>& smem, const ChunkScanParam
   const StagedTile staged = next.staged();
   if (threadIdx.x == 0) smem.tiles[stage] = staged;
   if (!staged.valid) return;
-  CopyUnits<kThreads, 0, OperandPlaces<kK>::kStage>(
-      smem.operands + stage * OperandPlaces<kK>::kStage,
+  CopyUnits<kThreads, 0, OperandOffsets<kK>::kStage>(
+      smem.operands + stage * OperandOffsets<kK>::kStage,
       static_cast<const char*>(params.operands) +
-          from.tiles.Index(staged.chunk, staged.row) * OperandPlaces<kK>::kBytes);
+          from.tiles.Index(staged.chunk, staged.row) * OperandOffsets<kK>::kBytes);
   LoadTile<kV, kThreads, kTile>(smem.v + stage * kTile * kV,
                                 RowsAt(from.v, params.args.v, staged.tile), staged.tile.length);
   next.Advance();
@@ -126,8 +126,8 @@ HL_DEVICE void TileOutput(float (&out)[2][4], uint32_t (&values)[4],
 // out^T / (d + eps), if a block has all of K. Two lanes per token, each with half of its scores.
 template <typename Config>
 HL_DEVICE void DivideTile(float (&out)[2][4], const bf16* tile_scores, const float* query_sums,
-                          const ChunkScanParams& params, const ChunkEntry& tile, const Place& place,
-                          const KeySumPlace& at) {
+                          const ChunkScanParams& params, const ChunkEntry& tile,
+                          const BlockIndex& block_index, const KeySumChannels& at) {
   const int lane = FreshLaneId();
   const int r = lane / 2;
   float scores[8], sum = 0;
@@ -136,7 +136,7 @@ HL_DEVICE void DivideTile(float (&out)[2][4], const bf16* tile_scores, const flo
   for (int s = 0; s < 8; ++s) sum += scores[s];
   sum += __shfl_xor_sync(kFullWarp, sum, 1);
   const float divisor = sum + query_sums[r] + params.key_sums.eps;
-  if (WarpId() == 0 && lane % 2 == 0) KeepDivisor(params, tile, place, at, r, divisor);
+  if (WarpId() == 0 && lane % 2 == 0) KeepDivisor(params, tile, block_index, at, r, divisor);
   const float factor = params.key_sums.divides ? 1.0f / divisor : 1.0f;
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
@@ -190,7 +190,7 @@ HL_DEVICE ChannelShared<Config> CarveChannelScan(unsigned char* raw) {
   constexpr int kK = Config::kK, kV = Config::kV;
   SmemCarver carver(raw);
   ChannelShared<Config> smem = {};
-  smem.operands = carver.Take<unsigned char>(kTileStages * OperandPlaces<kK>::kStage);
+  smem.operands = carver.Take<unsigned char>(kTileStages * OperandOffsets<kK>::kStage);
   smem.v = carver.Take<bf16>(kTileStages * kTile * kV);
   smem.tiles = carver.Take<StagedTile>(kTileStages);
   smem.out = carver.Take<bf16>(kTile * kV);
@@ -208,31 +208,32 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   HL_DYNAMIC_SMEM(raw);
   const ChannelShared<Config> smem = CarveChannelScan<Config>(raw);
   const DecayAttentionArgs& args = params.args;
-  const Place place = PlaceOf(args, params.shape, params.checkpoint_every);
+  const BlockIndex block_index = MakeBlockIndex(args, params.shape, params.checkpoint_every);
   const int64_t state_elements = int64_t{1} * args.head_dim_k * args.head_dim_v;
-  const StateRows rows = {args.head_dim_k, args.head_dim_v, place.key_slice * kK,
-                          place.slice * kV + WarpId() * 16};
-  const KeySumPlace channels = KeySumPlaceOf<kK>(args, place);
+  const StateRows rows = {args.head_dim_k, args.head_dim_v, block_index.key_slice * kK,
+                          block_index.slice * kV + WarpId() * 16};
+  const KeySumChannels channels = MakeKeySumChannels<kK>(args, block_index);
   bf16* const stage_out = smem.out + WarpId() * kTile * 16;
   const int thread = static_cast<int>(threadIdx.x);
 
   float state[kK / 8][4];
   Clear(state);
   if (params.segment_states != nullptr) {
-    LoadState<true>(state, params.segment_states + place.piece * state_elements, rows);
+    LoadState<true>(state, params.segment_states + block_index.piece * state_elements, rows);
   } else if (args.initial_state != nullptr) {
     LoadState<true>(
-        state, static_cast<const float*>(args.initial_state) + place.state * state_elements, rows);
+        state, static_cast<const float*>(args.initial_state) + block_index.state * state_elements,
+        rows);
   }
   float key_sum = 0;  // for the thread's channel
   if (Config::kNormalised && thread < kK)
-    key_sum = FirstKeySum(params.key_sums, args, place, channels, thread);
-  const int v_head = SharedHead(place.head, args.num_v_heads, args.num_heads);
-  const ChannelSources from = {TilesOfHeadOf(args, params.shape, place),
-                               HeadRows(args.v, v_head, place.slice * kV, args.head_dim_v)};
-  const Rows out_rows = HeadRows(SliceOf(params.out, args, place.key_slice, args.head_dim_v),
-                                 place.head, place.slice * kV, args.head_dim_v);
-  TileScan next = {args.chunks, place.begin, place.end, /*reverse=*/false};
+    key_sum = FirstKeySum(params.key_sums, args, block_index, channels, thread);
+  const int v_head = SharedHead(block_index.head, args.num_v_heads, args.num_heads);
+  const ChannelSources from = {TilesOfHeadOf(args, params.shape, block_index),
+                               HeadRows(args.v, v_head, block_index.slice * kV, args.head_dim_v)};
+  const Rows out_rows = HeadRows(SliceOf(params.out, args, block_index.key_slice, args.head_dim_v),
+                                 block_index.head, block_index.slice * kV, args.head_dim_v);
+  TileScan next = {args.chunks, block_index.begin, block_index.end, /*reverse=*/false};
   next.Start();
   const auto stage_next = [&](int stage) { StageTile(smem, params, from, next, stage); };
   VisitStaged(smem.tiles, stage_next, [&](const StagedTile& at, int stage) {
@@ -241,9 +242,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
       key_sum = 0;
     }
     if (at.row == 0) {
-      SaveCheckpoint<Config, kTile>(state, stage_out, params, place, at.chunk, rows);
+      SaveCheckpoint<Config, kTile>(state, stage_out, params, block_index, at.chunk, rows);
       if (Config::kNormalised && thread < kK)
-        SaveKeySum(params, place, channels, at.chunk, thread, key_sum);
+        SaveKeySum(params, block_index, channels, at.chunk, thread, key_sum);
     }
     const StagedOperands<kK> operands = OperandsOf<kK>(smem.operands, stage);
     if constexpr (Config::kNormalised) {
@@ -256,16 +257,17 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     TileOutput<Config>(out, values, operands, smem.v + stage * kTile * kV, state);
     if constexpr (Config::kNormalised) {
       __syncthreads();
-      DivideTile<Config>(out, operands.scores, smem.query_sums, params, at.tile, place, channels);
+      DivideTile<Config>(out, operands.scores, smem.query_sums, params, at.tile, block_index,
+                         channels);
     }
     StoreTile(out, stage_out, RowsAt(out_rows, params.out, at.tile), at.tile.length);
     TileState<Config>(state, values, operands.k, operands.transition);
   });
-  if (args.final_state != nullptr && place.stops)
-    StoreState<true>(state, static_cast<float*>(args.final_state) + place.state * state_elements,
-                     rows);
+  if (args.final_state != nullptr && block_index.stops)
+    StoreState<true>(
+        state, static_cast<float*>(args.final_state) + block_index.state * state_elements, rows);
   if (Config::kNormalised && thread < kK)
-    StoreFinalKeySum(params.key_sums, args, place, channels, thread, key_sum);
+    StoreFinalKeySum(params.key_sums, args, block_index, channels, thread, key_sum);
 }
 
 template <typename Config>

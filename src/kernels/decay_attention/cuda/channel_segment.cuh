@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     ChannelStateScanKernel(const StateScanParams params) {
   constexpr int kK = Config::kK, kV = Config::kV, kThreads = Config::kThreads;
   constexpr bool kReverse = Config::kReverse;
-  using Places = OperandPlaces<kK>;
+  using Offsets = OperandOffsets<kK>;
   HL_DYNAMIC_SMEM(raw);
   SmemCarver carver(raw);
   bf16* const x_tiles = carver.Take<bf16>(kTileStages * kTile * kK);
@@ -35,26 +35,26 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   StagedTile* const tiles = carver.Take<StagedTile>(kTileStages);
 
   const DecayAttentionArgs& args = params.args;
-  const Place place = PlaceOf(args, params.shape, params.checkpoint_every);
+  const BlockIndex block_index = MakeBlockIndex(args, params.shape, params.checkpoint_every);
   const TensorView& y = kReverse ? params.dout : args.v;
   const int y_head =
-      kReverse ? place.head : SharedHead(place.head, args.num_v_heads, args.num_heads);
-  const TilesOfHead tiles_of_head = TilesOfHeadOf(args, params.shape, place);
-  const Rows y_rows = HeadRows(y, y_head, place.slice * kV, args.head_dim_v);
-  TileScan next = {args.chunks, place.begin, place.end, kReverse};
+      kReverse ? block_index.head : SharedHead(block_index.head, args.num_v_heads, args.num_heads);
+  const TilesOfHead tiles_of_head = TilesOfHeadOf(args, params.shape, block_index);
+  const Rows y_rows = HeadRows(y, y_head, block_index.slice * kV, args.head_dim_v);
+  TileScan next = {args.chunks, block_index.begin, block_index.end, kReverse};
   next.Start();
   const auto stage_next = [&](int stage) {
     const StagedTile staged = next.staged();
     if (threadIdx.x == 0) tiles[stage] = staged;
     if (!staged.valid) return;
     const char* const source = static_cast<const char*>(params.operands) +
-                               tiles_of_head.Index(staged.chunk, staged.row) * Places::kBytes;
-    CopyUnits<kThreads, 0, Places::kRows>(
+                               tiles_of_head.Index(staged.chunk, staged.row) * Offsets::kBytes;
+    CopyUnits<kThreads, 0, Offsets::kRows>(
         reinterpret_cast<unsigned char*>(x_tiles + stage * kTile * kK),
-        source + (kReverse ? Places::kQ : Places::kKeys));
+        source + (kReverse ? Offsets::kQ : Offsets::kKeys));
     CopyUnits<kThreads, 0, 2 * kK * 4>(
         reinterpret_cast<unsigned char*>(transitions + stage * 2 * kK),
-        source + Places::kTransition);
+        source + Offsets::kTransition);
     LoadTile<kV, kThreads, kTile>(y_tiles + stage * kTile * kV, RowsAt(y_rows, y, staged.tile),
                                   staged.tile.length);
     next.Advance();
@@ -75,14 +75,15 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
                          transition);
     if (kReverse && resets) Clear(state);
   });
-  const int first = place.key_slice * kK;
+  const int first = block_index.key_slice * kK;
   const StateRows rows = {args.head_dim_k, args.head_dim_v, first + WarpId() * 16,
-                          place.slice * kV};
+                          block_index.slice * kV};
   StoreState<false>(
-      state, params.states + place.piece * (int64_t{1} * args.head_dim_k * args.head_dim_v), rows);
-  if (channel < kK && first + channel < args.head_dim_k && place.slice == 0 &&
+      state, params.states + block_index.piece * (int64_t{1} * args.head_dim_k * args.head_dim_v),
+      rows);
+  if (channel < kK && first + channel < args.head_dim_k && block_index.slice == 0 &&
       params.log_transition != nullptr)
-    params.log_transition[place.piece * args.head_dim_k + first + channel] =
+    params.log_transition[block_index.piece * args.head_dim_k + first + channel] =
         log2_transition * params.transition_unit;
 }
 

@@ -36,16 +36,16 @@ struct TilesOfHead {
   }
 };
 HL_DEVICE TilesOfHead TilesOfHeadOf(const DecayAttentionArgs& args, const SegmentShape& shape,
-                                    const Place& place) {
+                                    const BlockIndex& block_index) {
   return {args.sequence_begin[shape.first_sequence],
-          (place.head * shape.num_key_slices + place.key_slice) * kTilesPerChunk,
+          (block_index.head * shape.num_key_slices + block_index.key_slice) * kTilesPerChunk,
           args.num_heads * shape.num_key_slices * kTilesPerChunk};
 }
 struct OneTile {
   ChunkEntry tile;
-  Place place;  // only head and slices are set
+  BlockIndex block_index;  // only head and slices are set
   int chunk, row;
-  bool in_turn, exists;  // whether its chunk belongs to the batch tile, and contains the tile
+  bool in_batch_tile, exists;  // whether its chunk belongs to the batch tile, and contains the tile
 };
 HL_DEVICE OneTile OneTileOf(const DecayAttentionArgs& args, const SegmentShape& shape) {
   OneTile one = {};
@@ -53,13 +53,13 @@ HL_DEVICE OneTile OneTileOf(const DecayAttentionArgs& args, const SegmentShape& 
   one.row = static_cast<int>(index % kTilesPerChunk) * kTile;
   index /= kTilesPerChunk;
   const auto key_slices = static_cast<unsigned>(shape.num_key_slices);
-  one.place.key_slice = static_cast<int>(index % key_slices);
+  one.block_index.key_slice = static_cast<int>(index % key_slices);
   index /= key_slices;
   const auto heads = static_cast<unsigned>(args.num_heads);
-  one.place.head = static_cast<int>(index % heads);
+  one.block_index.head = static_cast<int>(index % heads);
   one.chunk = args.sequence_begin[shape.first_sequence] + static_cast<int>(index / heads);
-  one.in_turn = one.chunk < args.sequence_begin[shape.first_sequence + shape.num_sequences];
-  if (!one.in_turn) return one;
+  one.in_batch_tile = one.chunk < args.sequence_begin[shape.first_sequence + shape.num_sequences];
+  if (!one.in_batch_tile) return one;
   const ChunkEntry chunk = args.chunks[one.chunk];
   one.exists = one.row < chunk.length;
   one.tile = TileOf(chunk, one.row);
@@ -111,14 +111,14 @@ HL_DEVICE void PairScores(const bf16* q, const bf16* k, const float* decays, con
 // past the last channel.
 template <int kK, int kThreads>
 HL_DEVICE void LoadLogDecays(float* target, const DecayAttentionArgs& args, const ChunkEntry& tile,
-                             const Place& place) {
+                             const BlockIndex& block_index) {
   TensorView view = args.log_decay;
   if (args.decay_kind == DecayKind::kPerHeadChannel) {
     view.stride_b = view.stride_t = 0;
     view.stride_h = args.head_dim_k;
   }
-  const int decay_head = SharedHead(place.head, args.num_decay_heads, args.num_heads);
-  const Rows rows = RowsOf(view, tile, decay_head, place.key_slice * kK, args.head_dim_k);
+  const int decay_head = SharedHead(block_index.head, args.num_decay_heads, args.num_heads);
+  const Rows rows = RowsOf(view, tile, decay_head, block_index.key_slice * kK, args.head_dim_k);
   const float* const data = reinterpret_cast<const float*>(rows.data);
   if (rows.aligned) {
     constexpr int kUnits = kK / 4, kStep = kThreads / kUnits;
@@ -146,14 +146,14 @@ HL_DEVICE void LoadLogDecays(float* target, const DecayAttentionArgs& args, cons
 template <int kK, int kThreads>
 HL_DEVICE void LoadKeysAndQueries(bf16* q, bf16* k, float* log_decay,
                                   const DecayAttentionArgs& args, const OneTile& one) {
-  const int first = one.place.key_slice * kK;
-  const int q_head = SharedHead(one.place.head, args.num_q_heads, args.num_heads);
-  const int k_head = SharedHead(one.place.head, args.num_k_heads, args.num_heads);
+  const int first = one.block_index.key_slice * kK;
+  const int q_head = SharedHead(one.block_index.head, args.num_q_heads, args.num_heads);
+  const int k_head = SharedHead(one.block_index.head, args.num_k_heads, args.num_heads);
   LoadTile<kK, kThreads, kTile>(q, RowsOf(args.q, one.tile, q_head, first, args.head_dim_k),
                                 one.tile.length);
   LoadTile<kK, kThreads, kTile>(k, RowsOf(args.k, one.tile, k_head, first, args.head_dim_k),
                                 one.tile.length);
-  LoadLogDecays<kK, kThreads>(log_decay, args, one.tile, one.place);
+  LoadLogDecays<kK, kThreads>(log_decay, args, one.tile, one.block_index);
 }
 // Stores scale and c of the tile's tokens, one thread each; 0 past its end.
 HL_DEVICE void FillTokenScales(float* query_scale, float* key_scale, const DecayAttentionArgs& args,
@@ -161,8 +161,8 @@ HL_DEVICE void FillTokenScales(float* query_scale, float* key_scale, const Decay
   const int t = static_cast<int>(threadIdx.x);
   if (t >= kTile) return;
   const bool live = t < one.tile.length;
-  query_scale[t] = live ? QueryScaleAt(args, row_scales, one.tile, t, one.place.head) : 0.0f;
-  key_scale[t] = live ? KeyScaleAt(args, one.tile, t, one.place.head) : 0.0f;
+  query_scale[t] = live ? QueryScaleAt(args, row_scales, one.tile, t, one.block_index.head) : 0.0f;
+  key_scale[t] = live ? KeyScaleAt(args, one.tile, t, one.block_index.head) : 0.0f;
 }
 
 // ---- a tile's operands in global memory ----
@@ -173,7 +173,7 @@ constexpr int kScorePitch = kTile + 8;
 // Byte offsets of the operands, as channel_operands.cuh stores them, and in a stage of shared
 // memory.
 template <int kK>
-struct OperandPlaces {
+struct OperandOffsets {
   static constexpr int kRows = kTile * kK * static_cast<int>(sizeof(bf16));
   static constexpr int kQ = 0;               // scale q P [16, kK] bf16, as a tile
   static constexpr int kKeys = kRows;        // c k Q, in the same form
@@ -191,18 +191,18 @@ struct StagedOperands {
 };
 template <int kK>
 HL_DEVICE StagedOperands<kK> OperandsOf(unsigned char* stages, int stage) {
-  using Places = OperandPlaces<kK>;
-  unsigned char* const bytes = stages + stage * Places::kStage;
-  return {reinterpret_cast<bf16*>(bytes + Places::kQ),
-          reinterpret_cast<bf16*>(bytes + Places::kKeys),
-          reinterpret_cast<bf16*>(bytes + Places::kScores),
-          reinterpret_cast<float*>(bytes + Places::kTransition)};
+  using Offsets = OperandOffsets<kK>;
+  unsigned char* const bytes = stages + stage * Offsets::kStage;
+  return {reinterpret_cast<bf16*>(bytes + Offsets::kQ),
+          reinterpret_cast<bf16*>(bytes + Offsets::kKeys),
+          reinterpret_cast<bf16*>(bytes + Offsets::kScores),
+          reinterpret_cast<float*>(bytes + Offsets::kTransition)};
 }
 
 // Element offsets of the fp32 products that a reverse scan stores for a tile and a slice of V: S
 // dout, R v, and sums of S R over V.
 template <int kK>
-struct ProductPlaces {
+struct ProductOffsets {
   static constexpr int kX = 0, kY = kTile * kK;    // [16, kK]
   static constexpr int kThrough = 2 * kTile * kK;  // [kK]
   static constexpr int kElements = ChannelProductElements(kK);

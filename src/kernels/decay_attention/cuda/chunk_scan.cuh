@@ -37,19 +37,19 @@ struct ChunkScanShared {
 
 template <typename Config>
 HL_DEVICE void LoadChunk(const ChunkScanShared<Config>& smem, const DecayAttentionArgs& args,
-                         const ChunkEntry& chunk, const Place& place, int stage) {
+                         const ChunkEntry& chunk, const BlockIndex& block_index, int stage) {
   constexpr int kK = Config::kK, kV = Config::kV, kThreads = Config::kThreads;
-  const int q_head = SharedHead(place.head, args.num_q_heads, args.num_heads);
-  const int k_head = SharedHead(place.head, args.num_k_heads, args.num_heads);
-  const int v_head = SharedHead(place.head, args.num_v_heads, args.num_heads);
+  const int q_head = SharedHead(block_index.head, args.num_q_heads, args.num_heads);
+  const int k_head = SharedHead(block_index.head, args.num_k_heads, args.num_heads);
+  const int v_head = SharedHead(block_index.head, args.num_v_heads, args.num_heads);
   LoadTile<kK, kThreads>(smem.q + stage * kChunk * kK,
-                         RowsOf(args.q, chunk, q_head, place.key_slice * kK, args.head_dim_k),
+                         RowsOf(args.q, chunk, q_head, block_index.key_slice * kK, args.head_dim_k),
                          chunk.length);
   LoadTile<kK, kThreads>(smem.k + stage * kChunk * kK,
-                         RowsOf(args.k, chunk, k_head, place.key_slice * kK, args.head_dim_k),
+                         RowsOf(args.k, chunk, k_head, block_index.key_slice * kK, args.head_dim_k),
                          chunk.length);
   LoadTile<kV, kThreads>(smem.v + stage * kChunk * kV,
-                         RowsOf(args.v, chunk, v_head, place.slice * kV, args.head_dim_v),
+                         RowsOf(args.v, chunk, v_head, block_index.slice * kV, args.head_dim_v),
                          chunk.length);
 }
 
@@ -181,15 +181,15 @@ HL_DEVICE void SaveTerm(const float (&state)[Config::kK / 8][4], bf16* stage, bf
 // The warp's stage has kRows tokens.
 template <typename Config, int kRows>
 HL_DEVICE void SaveCheckpoint(const float (&state)[Config::kK / 8][4], bf16* stage,
-                              const ChunkScanParams& params, const Place& place, int index,
-                              const StateRows& rows) {
+                              const ChunkScanParams& params, const BlockIndex& block_index,
+                              int index, const StateRows& rows) {
   const DecayAttentionArgs& args = params.args;
   const int every = params.checkpoint_every;
-  if (args.checkpoints == nullptr || (index - place.first) % every != 0) return;
-  const int64_t slot = CheckpointSlot(place.sequence, place.first, index, every);
+  if (args.checkpoints == nullptr || (index - block_index.first) % every != 0) return;
+  const int64_t slot = CheckpointSlot(block_index.sequence, block_index.first, index, every);
   bf16* const checkpoint =
       static_cast<bf16*>(args.checkpoints) +
-      (slot * args.num_heads + place.head) * (int64_t{1} * args.head_dim_k * args.head_dim_v);
+      (slot * args.num_heads + block_index.head) * (int64_t{1} * args.head_dim_k * args.head_dim_v);
   SaveTerm<Config, false, kRows>(state, stage, checkpoint, rows);
   if (params.splits_checkpoints)
     SaveTerm<Config, true, kRows>(state, stage, checkpoint + CheckpointElements(args, every), rows);
@@ -215,33 +215,35 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   key_sums.parts = carver.Take<float>(3 * kV);
 
   const DecayAttentionArgs& args = params.args;
-  const Place place = PlaceOf(args, params.shape, params.checkpoint_every);
+  const BlockIndex block_index = MakeBlockIndex(args, params.shape, params.checkpoint_every);
   const int64_t state_elements = int64_t{1} * args.head_dim_k * args.head_dim_v;
-  const StateRows rows = {args.head_dim_k, args.head_dim_v, place.key_slice * kK,
-                          place.slice * kV + WarpId() * 16};
-  const KeySumPlace channels = KeySumPlaceOf<kK>(args, place);
+  const StateRows rows = {args.head_dim_k, args.head_dim_v, block_index.key_slice * kK,
+                          block_index.slice * kV + WarpId() * 16};
+  const KeySumChannels channels = MakeKeySumChannels<kK>(args, block_index);
   bf16* const stage_out = smem.out + WarpId() * kOutTokens * 16;
   const int thread = static_cast<int>(threadIdx.x);
 
   float state[kK / 8][4];
   Clear(state);
   if (params.segment_states != nullptr) {
-    LoadState<true>(state, params.segment_states + place.piece * state_elements, rows);
+    LoadState<true>(state, params.segment_states + block_index.piece * state_elements, rows);
   } else if (args.initial_state != nullptr) {
     LoadState<true>(
-        state, static_cast<const float*>(args.initial_state) + place.state * state_elements, rows);
+        state, static_cast<const float*>(args.initial_state) + block_index.state * state_elements,
+        rows);
   }
   if (Config::kNormalised && thread < kK)
-    key_sums.state[thread] = FirstKeySum(params.key_sums, args, place, channels, thread);
-  if (place.begin < place.end) {
-    const ChunkEntry chunk = args.chunks[place.begin];
-    LoadChunk(smem, args, chunk, place, 0);
+    key_sums.state[thread] = FirstKeySum(params.key_sums, args, block_index, channels, thread);
+  if (block_index.begin < block_index.end) {
+    const ChunkEntry chunk = args.chunks[block_index.begin];
+    LoadChunk(smem, args, chunk, block_index, 0);
     CpAsyncCommit();
-    if (WarpId() == IdleWarp<Config>()) FillDecayTables(smem.tables[0], args, chunk, place.head);
+    if (WarpId() == IdleWarp<Config>())
+      FillDecayTables(smem.tables[0], args, chunk, block_index.head);
   }
 #pragma unroll 1
-  for (int index = place.begin; index < place.end; ++index) {
-    const int stage = (index - place.begin) % 2;
+  for (int index = block_index.begin; index < block_index.end; ++index) {
+    const int stage = (index - block_index.begin) % 2;
     const ChunkEntry chunk = args.chunks[index];
     const bf16* const q = smem.q + stage * kChunk * kK;
     const bf16* const k = smem.k + stage * kChunk * kK;
@@ -249,40 +251,42 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     const DecayTables& tables = smem.tables[stage];
     CpAsyncWait<0>();
     __syncthreads();
-    if (index + 1 < place.end) {
-      LoadChunk(smem, args, args.chunks[index + 1], place, 1 - stage);
+    if (index + 1 < block_index.end) {
+      LoadChunk(smem, args, args.chunks[index + 1], block_index, 1 - stage);
       CpAsyncCommit();
     }
     const bool resets = (chunk.flags & kChunkResets) != 0;
     if (resets) Clear(state);
-    SaveCheckpoint<Config, kOutTokens>(state, stage_out, params, place, index, rows);
+    SaveCheckpoint<Config, kOutTokens>(state, stage_out, params, block_index, index, rows);
     if constexpr (Config::kNormalised) {
       if (thread < kK)
-        SaveKeySum(params, place, channels, index, thread, resets ? 0.0f : key_sums.state[thread]);
+        SaveKeySum(params, block_index, channels, index, thread,
+                   resets ? 0.0f : key_sums.state[thread]);
       SumQueries(key_sums, q, tables, resets);
     }
-    if (WarpId() == IdleWarp<Config>() && index + 1 < place.end)
-      FillDecayTables(smem.tables[1 - stage], args, args.chunks[index + 1], place.head);
+    if (WarpId() == IdleWarp<Config>() && index + 1 < block_index.end)
+      FillDecayTables(smem.tables[1 - stage], args, args.chunks[index + 1], block_index.head);
     IntraTile<Config>(smem.scores, key_sums.parts, q, k, tables, args.scale);
     __syncthreads();
     float out[kChunk / 8][4];
     InterOutput<Config>(out, state, q, tables);
     IntraOutput<Config>(out, v, smem.scores);
-    if constexpr (Config::kNormalised) Divide(out, key_sums, params, chunk, place, channels);
-    const Rows target = RowsOf(SliceOf(params.out, args, place.key_slice, args.head_dim_v), chunk,
-                               place.head, place.slice * kV, args.head_dim_v);
+    if constexpr (Config::kNormalised) Divide(out, key_sums, params, chunk, block_index, channels);
+    const Rows target = RowsOf(SliceOf(params.out, args, block_index.key_slice, args.head_dim_v),
+                               chunk, block_index.head, block_index.slice * kV, args.head_dim_v);
     StoreTokens<kOutTokens>(out, stage_out, target, chunk.length, WarpId() * 16);
     Scale(state, tables.transition);
     AccumulateOuter<kV, kK>(state, v, k, tables.outgoing_scaled);
     if constexpr (Config::kNormalised) AdvanceKeySums(key_sums, k, tables, resets);
   }
-  if (args.final_state != nullptr && place.stops)
-    StoreState<true>(state, static_cast<float*>(args.final_state) + place.state * state_elements,
-                     rows);
+  if (args.final_state != nullptr && block_index.stops)
+    StoreState<true>(
+        state, static_cast<float*>(args.final_state) + block_index.state * state_elements, rows);
   if constexpr (Config::kNormalised) {
     __syncthreads();
     if (thread < kK)
-      StoreFinalKeySum(params.key_sums, args, place, channels, thread, key_sums.state[thread]);
+      StoreFinalKeySum(params.key_sums, args, block_index, channels, thread,
+                       key_sums.state[thread]);
   }
 }
 

@@ -14,12 +14,12 @@ struct ChunkFactors {
 };
 static_assert(sizeof(ChunkFactors) == kChunkFactorsBytes && kChunkFactorsBytes % 16 == 0);
 
-HL_DEVICE int ChunkOfTurn(const ReverseScanParams& params, int chunk) {
+HL_DEVICE int ChunkInBatchTile(const ReverseScanParams& params, int chunk) {
   return chunk - params.grads.forward.sequence_begin[params.shape.first_sequence];
 }
 // Index into ReverseScanParams::factors, [chunks of the batch tile, H].
 HL_DEVICE int64_t FactorsSlot(const ReverseScanParams& params, int head, int chunk) {
-  return int64_t{1} * ChunkOfTurn(params, chunk) * params.grads.forward.num_heads + head;
+  return int64_t{1} * ChunkInBatchTile(params, chunk) * params.grads.forward.num_heads + head;
 }
 // Index into ReverseScanParams::states and ::adjoints, [chunks of the batch tile, H, slices of K
 // and V].
@@ -41,14 +41,15 @@ struct StateBlock {
   int first_chunk, row_stride;
   int64_t chunk_stride;
 };
-HL_DEVICE StateBlock BlockOf(const ReverseScanParams& params, void* states, const Place& place) {
+HL_DEVICE StateBlock BlockOf(const ReverseScanParams& params, void* states,
+                             const BlockIndex& block_index) {
   const DecayAttentionArgs& args = params.grads.forward;
   const SegmentShape& shape = params.shape;
   const int k = args.head_dim_k / shape.num_key_slices, v = args.head_dim_v / shape.num_slices;
-  const int row = place.key_slice * kStateBlock, column = place.slice * kStateBlock;
+  const int row = block_index.key_slice * kStateBlock, column = block_index.slice * kStateBlock;
   const int first_chunk = args.sequence_begin[shape.first_sequence];
   const int64_t slot =
-      StateSlot(params, row / k * shape.num_slices + column / v, place.head, first_chunk);
+      StateSlot(params, row / k * shape.num_slices + column / v, block_index.head, first_chunk);
   return {static_cast<bf16*>(states) + slot * (k * v) + row % k * v + column % v, first_chunk, v,
           int64_t{1} * args.num_heads * shape.num_parts() * (k * v)};
 }

@@ -5,8 +5,8 @@
 #include "core/error.h"
 #include "kernels/common/cuda/device.h"
 #include "kernels/decay_attention/cuda/launch.h"
-#include "kernels/decay_attention/cuda/one_scan.h"
-#include "kernels/decay_attention/cuda/scans.h"
+#include "kernels/decay_attention/cuda/scan_launch.h"
+#include "kernels/decay_attention/cuda/tensor_core_path.h"
 #include "kernels/decay_attention/cuda/workspace.h"
 #include "kernels/decay_attention/decay_attention_call_checks.h"
 #include "kernels/decay_attention/decay_attention_partition.h"
@@ -20,11 +20,11 @@ constexpr PlanLimits kPlanLimits = {"CUDA", 64, 64, std::numeric_limits<int>::ma
 bool HasWork(const DecayAttentionArgs& args) { return args.num_sequences > 0; }
 
 // A batch tile has at least one row, and each of its rows is one sequence.
-void CheckTurns(const DecayAttentionArgs& args, int num_turns) {
+void CheckBatchTiles(const DecayAttentionArgs& args, int num_batch_tiles) {
   const int most = args.num_sequences == args.batch ? std::max(args.batch, 1) : 1;
-  HL_CHECK_AS(ExitCode::kUsage, num_turns >= 1 && num_turns <= most, "decay attention in ",
-              num_turns, " turns: a batch of ", args.batch, " with ", args.num_sequences,
-              " sequences has 1 to ", most, " of them");
+  HL_CHECK_AS(ExitCode::kUsage, num_batch_tiles >= 1 && num_batch_tiles <= most,
+              "decay attention in ", num_batch_tiles, " batch tiles: a batch of ", args.batch,
+              " with ", args.num_sequences, " sequences has 1 to ", most, " of them");
 }
 
 void CheckPlan(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
@@ -43,8 +43,8 @@ void CheckPlan(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
               " are compiled");
   CheckPlanAndTable(args, plan, kPlanLimits, workspace_bytes);
   CheckConstantDecay(args.decay_kind, args.log_decay, args.num_decay_heads, args.head_dim_k);
-  CheckTurns(args, plan.forward_turns);
-  CheckTurns(args, plan.backward_turns);
+  CheckBatchTiles(args, plan.forward_batch_tiles);
+  CheckBatchTiles(args, plan.backward_batch_tiles);
   CheckBlocks(args, plan);
   // Upper bound of the product of the slices of K and V.
   constexpr int64_t kMaxSlices = int64_t{kMaxHeadDimK / 64} * (kMaxHeadDimV / 64);
@@ -94,40 +94,42 @@ void SimtForward(const DecayAttentionArgs& args, cudaStream_t stream) {
 
 // The parameters of one batch tile's reverse scan. A constant decay's gradient covers all tiles.
 decay::SimtReverseScanParams SimtReverseParams(const DecayAttentionGradArgs& grads,
-                                               const BackwardLayout& layout, const Turn& turn) {
+                                               const BackwardLayout& layout,
+                                               const BatchTile& batch_tile) {
   const DecayAttentionArgs& args = grads.forward;
   const bool per_token = IsPerToken(args.decay_kind);
   const bool wants_decay = grads.dlog_decay.data != nullptr;
-  const int64_t rows_before = int64_t{1} * turn.first_row * args.seq_len * args.num_heads;
-  const auto place = [&](size_t offset, int width) {
-    return BeforeTurn<float>(args.workspace, offset, rows_before * width);
+  const int64_t rows_before = int64_t{1} * batch_tile.first_row * args.seq_len * args.num_heads;
+  const auto partial = [&](size_t offset, int width) {
+    return ShiftToBatchStart<float>(args.workspace, offset, rows_before * width);
   };
   decay::SimtReverseScanParams params = {};
   params.grads = grads;
-  params.grads.forward.batch = turn.num_rows;
-  params.turn = turn;
+  params.grads.forward.batch = batch_tile.num_rows;
+  params.batch_tile = batch_tile;
   params.states = At<float>(args.workspace, layout.simt_states);
   if (IsNormalised(args)) params.dnorm = At<float>(args.workspace, layout.dnorm);
-  params.dq = place(layout.dq, args.head_dim_k);
-  params.dk = place(layout.dk, args.head_dim_k);
-  params.dv = place(layout.dv, args.head_dim_v);
+  params.dq = partial(layout.dq, args.head_dim_k);
+  params.dk = partial(layout.dk, args.head_dim_k);
+  params.dv = partial(layout.dv, args.head_dim_v);
   if (wants_decay && per_token)
     params.dlog_decay =
-        place(layout.dlog_decay, IsPerChannel(args.decay_kind) ? args.head_dim_k : 1);
+        partial(layout.dlog_decay, IsPerChannel(args.decay_kind) ? args.head_dim_k : 1);
   if (wants_decay && !per_token) params.dlambda = At<float>(args.workspace, layout.dlambda);
-  if (grads.dkey_scale.data != nullptr) params.dkey_scale = place(layout.dkey_scale, 1);
+  if (grads.dkey_scale.data != nullptr) params.dkey_scale = partial(layout.dkey_scale, 1);
   return params;
 }
 
 // Sums gradients over slices and over heads that share an operand, for the rows of a batch tile.
 void SumSimtGradients(const DecayAttentionGradArgs& grads, const BackwardLayout& layout,
-                      const Turn& turn, cudaStream_t stream) {
+                      const BatchTile& batch_tile, cudaStream_t stream) {
   const DecayAttentionArgs& args = grads.forward;
   const auto sum = [&](const TensorView& gradient, int heads, int dim, size_t offset, int slices) {
     if (gradient.data == nullptr) return;
-    decay::LaunchReduceHeads({At<float>(args.workspace, offset), RowsOfTurn(gradient, turn), slices,
-                              turn.num_rows, args.seq_len, args.num_heads, heads, dim},
-                             stream);
+    decay::LaunchReduceHeads(
+        {At<float>(args.workspace, offset), BatchTileRows(gradient, batch_tile), slices,
+         batch_tile.num_rows, args.seq_len, args.num_heads, heads, dim},
+        stream);
   };
   const int slices = layout.slices.keys;
   sum(grads.dq, args.num_q_heads, args.head_dim_k, layout.dq, slices);
@@ -152,10 +154,10 @@ void SimtBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan&
   SimtScan(forward, stream);
 
   NormGradient(grads, At<float>(args.workspace, layout.dnorm), stream);
-  for (int i = 0; i < plan.backward_turns; ++i) {
-    const Turn turn = TurnOf(args, i, plan.backward_turns);
-    SimtReverseScan(SimtReverseParams(grads, layout, turn), stream);
-    SumSimtGradients(grads, layout, turn, stream);
+  for (int i = 0; i < plan.backward_batch_tiles; ++i) {
+    const BatchTile batch_tile = MakeBatchTile(args, i, plan.backward_batch_tiles);
+    SimtReverseScan(SimtReverseParams(grads, layout, batch_tile), stream);
+    SumSimtGradients(grads, layout, batch_tile, stream);
   }
   if (grads.dlog_decay.data == nullptr || IsPerToken(args.decay_kind)) return;
   decay::LaunchReduceConstant(
@@ -229,7 +231,7 @@ void BackwardSummarise(const DecaySegmentArgs& args, const DecayAttentionPlan& p
   if (BackwardRoute(forward, plan) == Route::kSimt) {
     decay::SimtReverseScanParams params = {};
     params.grads.forward = forward;
-    params.turn = TurnOf(forward, 0, 1);
+    params.batch_tile = MakeBatchTile(forward, 0, 1);
     params.grads.dout = args.dout;
     params.grads.dinitial_state = args.state;
     params.grads.dinitial_norm = args.norm;

@@ -23,51 +23,56 @@ HL_DEVICE void UnpackUnit(float (&x)[8], const uint4& unit) {
 }
 
 // The channels of z that a block handles.
-struct KeySumPlace {
+struct KeySumChannels {
   int first, count;  // the block's existing channels of K
   bool keeps;        // whether the block stores the results
 };
 template <int kK>
-HL_DEVICE KeySumPlace KeySumPlaceOf(const DecayAttentionArgs& args, const Place& place) {
-  const int first = place.key_slice * kK;
-  return {first, min(kK, args.head_dim_k - first), place.slice == 0};
+HL_DEVICE KeySumChannels MakeKeySumChannels(const DecayAttentionArgs& args,
+                                            const BlockIndex& block_index) {
+  const int first = block_index.key_slice * kK;
+  return {first, min(kK, args.head_dim_k - first), block_index.slice == 0};
 }
 
 // z of channel c at the start of a segment.
-HL_DEVICE float FirstKeySum(const KeySums& sums, const DecayAttentionArgs& args, const Place& place,
-                            const KeySumPlace& at, int c) {
+HL_DEVICE float FirstKeySum(const KeySums& sums, const DecayAttentionArgs& args,
+                            const BlockIndex& block_index, const KeySumChannels& at, int c) {
   if (sums.initial == nullptr || c >= at.count) return 0;
-  return sums.initial[place.piece * args.head_dim_k + at.first + c];
+  return sums.initial[block_index.piece * args.head_dim_k + at.first + c];
 }
 HL_DEVICE void StoreFinalKeySum(const KeySums& sums, const DecayAttentionArgs& args,
-                                const Place& place, const KeySumPlace& at, int c, float sum) {
-  if (sums.final != nullptr && place.stops && at.keeps && c < at.count)
-    sums.final[place.state * args.head_dim_k + at.first + c] = sum;
+                                const BlockIndex& block_index, const KeySumChannels& at, int c,
+                                float sum) {
+  if (sums.final != nullptr && block_index.stops && at.keeps && c < at.count)
+    sums.final[block_index.state * args.head_dim_k + at.first + c] = sum;
 }
 // Stores z before chunk `index` if a group starts there: as a bf16 and its remainder, as in
 // SaveCheckpoint.
-HL_DEVICE void SaveKeySum(const ChunkScanParams& params, const Place& place, const KeySumPlace& at,
-                          int index, int c, float sum) {
+HL_DEVICE void SaveKeySum(const ChunkScanParams& params, const BlockIndex& block_index,
+                          const KeySumChannels& at, int index, int c, float sum) {
   const DecayAttentionArgs& args = params.args;
   const int every = params.checkpoint_every;
   bf16* const checkpoints = static_cast<bf16*>(params.key_sums.checkpoints);
-  if (checkpoints == nullptr || !at.keeps || c >= at.count || (index - place.first) % every != 0)
+  if (checkpoints == nullptr || !at.keeps || c >= at.count ||
+      (index - block_index.first) % every != 0)
     return;
-  const int64_t slot = CheckpointSlot(place.sequence, place.first, index, every);
+  const int64_t slot = CheckpointSlot(block_index.sequence, block_index.first, index, every);
   const int64_t slots = NumCheckpointSlots(args.num_chunks, args.num_sequences, every);
   bf16* const target =
-      checkpoints + (slot * args.num_heads + place.head) * args.head_dim_k + at.first + c;
+      checkpoints + (slot * args.num_heads + block_index.head) * args.head_dim_k + at.first + c;
   const bf16 rounded = ToBf16(sum);
   target[0] = rounded;
   target[slots * args.num_heads * args.head_dim_k] = ToBf16(sum - ToFloat(rounded));
 }
 // Stores d (plus eps) of a token, for the sum over slices of K or for the backward.
 HL_DEVICE void KeepDivisor(const ChunkScanParams& params, const ChunkEntry& chunk,
-                           const Place& place, const KeySumPlace& at, int token, float divisor) {
+                           const BlockIndex& block_index, const KeySumChannels& at, int token,
+                           float divisor) {
   const DecayAttentionArgs& args = params.args;
   if (params.key_sums.sums == nullptr || !at.keeps || token >= chunk.length) return;
   const int64_t rows = int64_t{1} * args.batch * args.seq_len * args.num_heads;
-  params.key_sums.sums[place.key_slice * rows + FlatRow(args, chunk, token, place.head)] = divisor;
+  params.key_sums
+      .sums[block_index.key_slice * rows + FlatRow(args, chunk, token, block_index.head)] = divisor;
 }
 
 // ---- chunks of 64 tokens, one decay factor per token ----
@@ -114,15 +119,15 @@ HL_DEVICE float SumParts(const KeySumsShared<Config>& sums, int row) {
 // out^T / (d + eps), if a block has all of K. Each lane computes the divisors of two tokens.
 template <typename Config>
 HL_DEVICE void Divide(float (&out)[kChunk / 8][4], const KeySumsShared<Config>& sums,
-                      const ChunkScanParams& params, const ChunkEntry& chunk, const Place& place,
-                      const KeySumPlace& at) {
+                      const ChunkScanParams& params, const ChunkEntry& chunk,
+                      const BlockIndex& block_index, const KeySumChannels& at) {
   const int lane = FreshLaneId();
   float factors[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int token = lane + 32 * half;
     const float divisor = SumParts<Config>(sums, token) + params.key_sums.eps;
-    if (WarpId() == 0) KeepDivisor(params, chunk, place, at, token, divisor);
+    if (WarpId() == 0) KeepDivisor(params, chunk, block_index, at, token, divisor);
     factors[half] = params.key_sums.divides ? 1.0f / divisor : 1.0f;
   }
 #pragma unroll

@@ -35,8 +35,8 @@ struct RowScales {
   const float *factors, *divisors;
 };
 
-// The mean that has been subtracted from the values (centre.h); it is also subtracted from states.
-struct Centre {
+// The mean that has been subtracted from the values (mean_subtraction.h); it is also subtracted from states.
+struct ValueMean {
   const float* mean;     // [B, Hv, V]; null: the values are unchanged
   const void* key_sums;  // checkpoints of z in the form of those of S: [2, slots, H, K] bf16
 };
@@ -56,20 +56,24 @@ struct KeySums {
 // need. With several batch tiles, rows are sequences. The exact number depends on document
 // boundaries, which only the device knows. Kernels with one block per tile of 16 tokens
 // (channel_tile.cuh) use it for their grid.
-inline int64_t ChunksOfTurn(const DecayAttentionArgs& args, int num_sequences) {
+inline int64_t MaxChunksInBatchTile(const DecayAttentionArgs& args, int num_sequences) {
   const int64_t least = (int64_t{args.seq_len} + kChunk - 1) / kChunk;
   return std::max<int64_t>(0, args.num_chunks - (args.num_sequences - num_sequences) * least);
 }
-inline int64_t TilesOfTurn(const DecayAttentionArgs& args, int num_sequences, int num_key_slices) {
-  return ChunksOfTurn(args, num_sequences) * args.num_heads * num_key_slices * (kChunk / kTile);
+inline int64_t MaxTilesInBatchTile(const DecayAttentionArgs& args, int num_sequences,
+                                   int num_key_slices) {
+  return MaxChunksInBatchTile(args, num_sequences) * args.num_heads * num_key_slices *
+         (kChunk / kTile);
 }
 inline unsigned NumTiles(const DecayAttentionArgs& args, const SegmentShape& shape) {
-  return static_cast<unsigned>(TilesOfTurn(args, shape.num_sequences, shape.num_key_slices));
+  return static_cast<unsigned>(
+      MaxTilesInBatchTile(args, shape.num_sequences, shape.num_key_slices));
 }
 
 // The number of states, and of blocks, for kernels with one block per chunk and part of a state.
-inline int64_t StatesOfTurn(const DecayAttentionArgs& args, int num_sequences, int num_parts) {
-  return ChunksOfTurn(args, num_sequences) * args.num_heads * num_parts;
+inline int64_t MaxStatesInBatchTile(const DecayAttentionArgs& args, int num_sequences,
+                                    int num_parts) {
+  return MaxChunksInBatchTile(args, num_sequences) * args.num_heads * num_parts;
 }
 
 // Per-channel decays: the operands of scans, which each tile computes independently.
@@ -97,7 +101,7 @@ struct ChunkScanParams {
   DecayAttentionArgs args;
   SegmentShape shape;
   int checkpoint_every;
-  bool splits_checkpoints;  // stores them as sums of two bf16; see centre.h
+  bool splits_checkpoints;  // stores them as sums of two bf16; see mean_subtraction.h
   const void* operands;     // per-channel decays: the operands of the batch tile
   // [sequences of the batch tile, H, num_segments, K, V]: before each; null: initial_state
   const float* segment_states;
@@ -111,7 +115,7 @@ struct ReverseScanParams {
   SegmentShape shape;
   int checkpoint_every;
   bool splits_checkpoints;  // as in the forward
-  Centre centre;
+  ValueMean value_mean;
   // [sequences of the batch tile, H, num_segments, K, V]: dL/d(state after each); null:
   // dfinal_state
   const float* segment_states;
@@ -204,7 +208,7 @@ struct SimtScanParams {
 };
 struct SimtReverseScanParams {
   DecayAttentionGradArgs grads;
-  Turn turn;
+  BatchTile batch_tile;
   bool summary;         // computes only dinitial_state, from zero
   const float* states;  // as in SimtScanParams
   const float* dnorm;   // [B, T, H] dL/d(sum of keys); only with the normaliser
@@ -230,7 +234,7 @@ void LaunchStep(const DecayAttentionStepArgs& args, cudaStream_t stream);
 // to slices of this size when tiles are loaded.
 template <int kK, int kV>
 void LaunchChunkScan(const ChunkScanParams& params, cudaStream_t stream);
-// For blocks kK x kWarpgroupColumns, on sm_90 only. Requires route.h's WarpgroupsTake.
+// For blocks kK x kWarpgroupColumns, on sm_90 only. Requires route.h's CanUseWgmma.
 template <int kK>
 void LaunchWarpgroupScan(const ChunkScanParams& params, cudaStream_t stream);
 template <int kK, int kV>
@@ -242,7 +246,7 @@ void LaunchChannelGradients(const ChannelGradientsParams& params, cudaStream_t s
 template <int kK, int kV>
 void LaunchReverseScan(const ReverseScanParams& params, int shared_limit, cudaStream_t stream);
 // A backward that computes all states and then the gradients, on sm_90 only. Requires route.h's
-// BackwardWarpgroupsTake.
+// CanUseWgmmaBackward.
 void LaunchChunkStates(const ReverseScanParams& params, cudaStream_t stream);
 template <int kK, int kV>
 void LaunchWarpgroupGradients(const ReverseScanParams& params, cudaStream_t stream);

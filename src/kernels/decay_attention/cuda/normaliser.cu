@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(32 * kRowWarps) NormaliseKernel(const Normalis
 }
 
 __global__ void __launch_bounds__(32 * kRowWarps)
-    CentredFactorKernel(const CentredFactorParams params) {
+    NormaliserFactorKernel(const NormaliserFactorParams params) {
   const DecayAttentionArgs& args = params.args;
   const int64_t row = WarpRow(), rows = NumRows(args);
   if (row >= rows) return;
@@ -78,7 +78,7 @@ bool HasTokens(const DecayAttentionArgs& args) { return args.batch > 0 && args.s
 
 }  // namespace
 
-void LaunchOne(bf16* one, cudaStream_t stream) {
+void LaunchStoreOne(bf16* one, cudaStream_t stream) {
   Launch({1, 32, 0, "decay attention column of ones"}, stream, OneKernel, one);
 }
 void LaunchNormalise(const NormaliseParams& params, cudaStream_t stream) {
@@ -86,10 +86,10 @@ void LaunchNormalise(const NormaliseParams& params, cudaStream_t stream) {
   Launch(ShapeForRows(NumRows(params.args), "decay attention normaliser"), stream, NormaliseKernel,
          params);
 }
-void LaunchCentredFactor(const CentredFactorParams& params, cudaStream_t stream) {
+void LaunchNormaliserFactor(const NormaliserFactorParams& params, cudaStream_t stream) {
   if (!HasTokens(params.args)) return;
   Launch(ShapeForRows(NumRows(params.args), "decay attention normaliser's gradient"), stream,
-         CentredFactorKernel, params);
+         NormaliserFactorKernel, params);
 }
 void LaunchOutputFactor(const OutputFactorParams& params, cudaStream_t stream) {
   if (!HasTokens(params.args)) return;

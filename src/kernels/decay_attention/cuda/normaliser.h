@@ -9,7 +9,7 @@
 namespace halflife::kernels::decay {
 
 // Stores the value 1, which is read with stride 0 as the column of ones.
-void LaunchOne(bf16* one, cudaStream_t stream);
+void LaunchStoreOne(bf16* one, cudaStream_t stream);
 
 // args.out = sum of numerators / (sum of sums + eps), summed over slices of K. Also stores the
 // divisor in args.norm_denom, if it is not null.
@@ -22,8 +22,8 @@ struct NormaliseParams {
 void LaunchNormalise(const NormaliseParams& params, cudaStream_t stream);
 
 // Computes the factor [B, T, H] for which factor / norm_denom is dL/d(sum of keys). It is -delta'
-// of centre.h, computed from the part of dq that the scan over centred values leaves.
-struct CentredFactorParams {
+// of mean_subtraction.h, computed from the part of dq that the scan over centred values leaves.
+struct NormaliserFactorParams {
   DecayAttentionArgs args;
   TensorView dout;    // [B, T, H, V]
   const float* mean;  // [B, Hv, V]
@@ -31,7 +31,7 @@ struct CentredFactorParams {
   const float* dq;    // [slices, B, T, H, K]
   float* factor;
 };
-void LaunchCentredFactor(const CentredFactorParams& params, cudaStream_t stream);
+void LaunchNormaliserFactor(const NormaliserFactorParams& params, cudaStream_t stream);
 // The same for values without subtracted mean. It uses args.out as rounded by the forward: these
 // errors have either sign and do not accumulate.
 struct OutputFactorParams {

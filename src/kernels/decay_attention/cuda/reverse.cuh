@@ -8,14 +8,15 @@
 namespace halflife::kernels::decay {
 
 // The index of a slice of K and V, combined into one number.
-HL_DEVICE int PartOf(const ReverseScanParams& params, const Place& place) {
-  return place.key_slice * params.shape.num_slices + place.slice;
+HL_DEVICE int PartOf(const ReverseScanParams& params, const BlockIndex& block_index) {
+  return block_index.key_slice * params.shape.num_slices + block_index.slice;
 }
 // The index into [slices, num_sequences, H, num_segments].
-HL_DEVICE int64_t PieceOf(const ReverseScanParams& params, int slice, const Place& place) {
+HL_DEVICE int64_t PieceOf(const ReverseScanParams& params, int slice,
+                          const BlockIndex& block_index) {
   return int64_t{1} * slice * params.grads.forward.num_sequences * params.grads.forward.num_heads *
              params.shape.num_segments +
-         place.piece;
+         block_index.piece;
 }
 // For a gradient with one number per token and head: its address in the part of a block that owns
 // `part` of K and V.
@@ -37,15 +38,16 @@ HL_DEVICE void StoreValue(const Rows& rows, int row, int column, float value) {
 
 // Computes S - z mean^T for a warp's rows.
 template <typename Config>
-HL_DEVICE void Centred(float (&state)[Config::kV / 8][4], const DecayAttentionArgs& args,
-                       const Centre& centre, int64_t slot, int64_t rest, const ChunkEntry& chunk,
-                       const Place& place, const StateRows& rows) {
+HL_DEVICE void SubtractMeanFromState(float (&state)[Config::kV / 8][4],
+                                     const DecayAttentionArgs& args, const ValueMean& value_mean,
+                                     int64_t slot, int64_t rest, const ChunkEntry& chunk,
+                                     const BlockIndex& block_index, const StateRows& rows) {
   const int lane = FreshLaneId();
-  const int v_head = SharedHead(place.head, args.num_v_heads, args.num_heads);
-  const bf16* const sums = static_cast<const bf16*>(centre.key_sums) +
-                           (slot * args.num_heads + place.head) * args.head_dim_k;
+  const int v_head = SharedHead(block_index.head, args.num_v_heads, args.num_heads);
+  const bf16* const sums = static_cast<const bf16*>(value_mean.key_sums) +
+                           (slot * args.num_heads + block_index.head) * args.head_dim_k;
   const float* const mean =
-      centre.mean + (int64_t{1} * chunk.row * args.num_v_heads + v_head) * args.head_dim_v;
+      value_mean.mean + (int64_t{1} * chunk.row * args.num_v_heads + v_head) * args.head_dim_v;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = rows.row + lane / 4 + 8 * half;
@@ -65,20 +67,20 @@ HL_DEVICE void Centred(float (&state)[Config::kV / 8][4], const DecayAttentionAr
 // Loads a warp's rows of the state before the group that starts at chunk `index`.
 template <typename Config>
 HL_DEVICE void LoadCheckpoint(float (&state)[Config::kV / 8][4], const ReverseScanParams& params,
-                              const Place& place, int index, const StateRows& rows) {
+                              const BlockIndex& block_index, int index, const StateRows& rows) {
   const DecayAttentionArgs& args = params.grads.forward;
   const int every = params.checkpoint_every;
-  const int64_t slot = CheckpointSlot(place.sequence, place.first, index, every);
+  const int64_t slot = CheckpointSlot(block_index.sequence, block_index.first, index, every);
   const bf16* const checkpoint =
       static_cast<const bf16*>(args.checkpoints) +
-      (slot * args.num_heads + place.head) * (int64_t{1} * args.head_dim_k * args.head_dim_v);
+      (slot * args.num_heads + block_index.head) * (int64_t{1} * args.head_dim_k * args.head_dim_v);
   LoadState<false>(state, checkpoint, rows);
   if (!params.splits_checkpoints) return;
   const int64_t rest = CheckpointElements(args, every);
   AddState<false>(state, checkpoint + rest, rows);
-  if (params.centre.mean != nullptr)
-    Centred<Config>(state, args, params.centre, slot, rest / args.head_dim_v, args.chunks[index],
-                    place, rows);
+  if (params.value_mean.mean != nullptr)
+    SubtractMeanFromState<Config>(state, args, params.value_mean, slot, rest / args.head_dim_v,
+                                  args.chunks[index], block_index, rows);
 }
 
 // Stores the state as A fragments, which the same thread reads again.
@@ -142,7 +144,7 @@ struct TokenSums {
 template <typename SumsOf>
 HL_DEVICE float FinishDecays(const SumsOf& sums_of, float through, const DecayTables& tables,
                              const ReverseScanParams& params, const ChunkEntry& chunk,
-                             const Place& place) {
+                             const BlockIndex& block_index) {
   const int lane = LaneId();
   float after[2], before[2], constant = 0;
   through *= tables.transition;
@@ -152,8 +154,8 @@ HL_DEVICE float FinishDecays(const SumsOf& sums_of, float through, const DecayTa
     const int r = lane + 32 * half;
     const TokenSums sums = sums_of(r);
     if (params.dkey_scale.data != nullptr && r < chunk.length)
-      *TokenValue(params.dkey_scale, params.grads.forward, PartOf(params, place), chunk, place.head,
-                  r) = sums.y + sums.column + sums.diagonal;
+      *TokenValue(params.dkey_scale, params.grads.forward, PartOf(params, block_index), chunk,
+                  block_index.head, r) = sums.y + sums.column + sums.diagonal;
     const float y = sums.y * tables.key_scale[r];
     const float h = sums.row - tables.key_scale[r] * sums.column;
     after[half] = h + sums.x;
@@ -180,8 +182,8 @@ HL_DEVICE float FinishDecays(const SumsOf& sums_of, float through, const DecayTa
       const bool cut = (r == 0 && (chunk.flags & kChunkResets) != 0) ||
                        __float_as_uint(tables.log2_decay[r]) == 0xff800000u;
       if (r < chunk.length)
-        *TokenValue(params.dlog_decay, params.grads.forward, PartOf(params, place), chunk,
-                    place.head, r) = cut ? 0.0f : from_here[half] + earlier + through;
+        *TokenValue(params.dlog_decay, params.grads.forward, PartOf(params, block_index), chunk,
+                    block_index.head, r) = cut ? 0.0f : from_here[half] + earlier + through;
     }
   }
   return WarpSum(constant) + static_cast<float>(chunk.length) * through;

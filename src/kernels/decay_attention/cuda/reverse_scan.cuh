@@ -56,7 +56,7 @@ struct ReverseScanShared {
   bf16* out;               // [kWarps][64, 16]
   DecayTables* tables;     // [2]
   GradSums<Config::kWarps>* sums;
-  Place* place;
+  BlockIndex* block_index;
 };
 
 // Chunks in the order in which their tiles are needed. Groups come last to first; for each group,
@@ -88,22 +88,22 @@ struct GroupOrder {
 template <typename Config>
 HL_DEVICE void LoadChunkRev(const ReverseScanShared<Config>& smem,
                             const DecayAttentionGradArgs& grads, const ChunkEntry& chunk,
-                            const Place& place, int stage, bool sweeps) {
+                            const BlockIndex& block_index, int stage, bool sweeps) {
   constexpr int kK = Config::kK, kV = Config::kV, kThreads = Config::kThreads;
   const DecayAttentionArgs& args = grads.forward;
-  const int k_head = SharedHead(place.head, args.num_k_heads, args.num_heads);
-  const int v_head = SharedHead(place.head, args.num_v_heads, args.num_heads);
-  const int channel = place.key_slice * kK, column = place.slice * kV;
+  const int k_head = SharedHead(block_index.head, args.num_k_heads, args.num_heads);
+  const int v_head = SharedHead(block_index.head, args.num_v_heads, args.num_heads);
+  const int channel = block_index.key_slice * kK, column = block_index.slice * kV;
   LoadTile<kK, kThreads>(smem.k + stage * kChunk * kK,
                          RowsOf(args.k, chunk, k_head, channel, args.head_dim_k), chunk.length);
   LoadTile<kV, kThreads>(smem.v + stage * kChunk * kV,
                          RowsOf(args.v, chunk, v_head, column, args.head_dim_v), chunk.length);
   if (!sweeps) return;
-  const int q_head = SharedHead(place.head, args.num_q_heads, args.num_heads);
+  const int q_head = SharedHead(block_index.head, args.num_q_heads, args.num_heads);
   LoadTile<kK, kThreads>(smem.q + stage * kChunk * kK,
                          RowsOf(args.q, chunk, q_head, channel, args.head_dim_k), chunk.length);
   LoadTile<kV, kThreads>(smem.dout + stage * kChunk * kV,
-                         RowsOf(grads.dout, chunk, place.head, column, args.head_dim_v),
+                         RowsOf(grads.dout, chunk, block_index.head, column, args.head_dim_v),
                          chunk.length);
 }
 
@@ -209,10 +209,10 @@ HL_DEVICE void ChannelSums(float* sums, const float (&acc)[kChunk / 8][4], const
 template <typename Config>
 HL_DEVICE void StoreGradient(const float (&d)[kChunk / 8][4], bf16* stage, const TensorView& view,
                              const DecayAttentionArgs& args, const ChunkEntry& chunk,
-                             const Place& place) {
+                             const BlockIndex& block_index) {
   const int dim = args.head_dim_k;
-  const Rows rows = RowsOf(SliceOf(view, args, place.slice, dim), chunk, place.head,
-                           place.key_slice * Config::kK, dim);
+  const Rows rows = RowsOf(SliceOf(view, args, block_index.slice, dim), chunk, block_index.head,
+                           block_index.key_slice * Config::kK, dim);
   StoreTokens<kChunk>(d, stage, rows, chunk.length, WarpId() * 16);
 }
 
@@ -422,12 +422,12 @@ HL_DEVICE TokenSums SumsOf(const GradSums<Config::kWarps>& sums, int r) {
 template <typename Config>
 HL_DEVICE void FinishChunk(GradSums<Config::kWarps>& sums, const DecayTables& tables,
                            const ReverseScanParams& params, const ChunkEntry& chunk,
-                           const Place& place) {
+                           const BlockIndex& block_index) {
   float through = 0;
 #pragma unroll 1
   for (int w = 0; w < Config::kWarps; ++w) through += sums.through[w];
   const float constant = FinishDecays([&](int r) { return SumsOf<Config>(sums, r); }, through,
-                                      tables, params, chunk, place);
+                                      tables, params, chunk, block_index);
   if (LaneId() == 0) sums.dlambda += constant;
 }
 
@@ -452,7 +452,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   smem.out = carver.Take<bf16>(kChunk * kK);
   smem.tables = carver.Take<DecayTables>(2);
   smem.sums = carver.Take<GradSums<Config::kWarps>>(1);
-  smem.place = carver.Take<Place>(1);
+  smem.block_index = carver.Take<BlockIndex>(1);
 
   const DecayAttentionGradArgs& grads = params.grads;
   const DecayAttentionArgs& args = grads.forward;
@@ -460,14 +460,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   const bool wants_sums = params.dlog_decay.data != nullptr || params.dlambda != nullptr ||
                           params.dkey_scale.data != nullptr;
   // The same value for all threads. Shared memory saves registers, which are scarce here.
-  if (threadIdx.x == 0) *smem.place = PlaceOf(args, params.shape, every);
+  if (threadIdx.x == 0) *smem.block_index = MakeBlockIndex(args, params.shape, every);
   __syncthreads();
-  const Place& place = *smem.place;
-  const GroupOrder order = {place.begin, place.end, every};
+  const BlockIndex& block_index = *smem.block_index;
+  const GroupOrder order = {block_index.begin, block_index.end, every};
   const int64_t state_elements = int64_t{1} * args.head_dim_k * args.head_dim_v;
   const auto rows = [&] {
-    return StateRows{args.head_dim_k, args.head_dim_v, place.key_slice * kK + FreshWarpId() * 16,
-                     place.slice * kV};
+    return StateRows{args.head_dim_k, args.head_dim_v,
+                     block_index.key_slice * kK + FreshWarpId() * 16, block_index.slice * kV};
   };
   constexpr int kSlot = kK * kV / 8;  // units of 16 bytes
   uint4* const scratch = static_cast<uint4*>(params.group) +
@@ -477,11 +477,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   float adjoint[kV / 8][4];
   Clear(adjoint);
   if (params.segment_states != nullptr) {
-    LoadState<false>(adjoint, params.segment_states + place.piece * state_elements, rows());
+    LoadState<false>(adjoint, params.segment_states + block_index.piece * state_elements, rows());
   } else if (grads.dfinal_state != nullptr) {
-    LoadState<false>(adjoint,
-                     static_cast<const float*>(grads.dfinal_state) + place.state * state_elements,
-                     rows());
+    LoadState<false>(
+        adjoint, static_cast<const float*>(grads.dfinal_state) + block_index.state * state_elements,
+        rows());
   }
   const int num_items = order.num_items();
   // Loads an item into its stage: one of two, or the only one.
@@ -489,14 +489,15 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     if (item >= num_items) return;
     bool sweeps;
     const int index = order.ChunkOf(item, sweeps);
-    LoadChunkRev(smem, grads, args.chunks[index], place, kStages == 2 ? item % 2 : 0, sweeps);
+    LoadChunkRev(smem, grads, args.chunks[index], block_index, kStages == 2 ? item % 2 : 0, sweeps);
     CpAsyncCommit();
   };
   const auto fill_tables = [&](int item) {
     if (WarpId() != IdleWarp<Config>() || item >= num_items) return;
     bool sweeps;
     const int index = order.ChunkOf(item, sweeps);
-    FillDecayTables(smem.tables[item % 2], args, args.chunks[index], place.head, params.row_scales);
+    FillDecayTables(smem.tables[item % 2], args, args.chunks[index], block_index.head,
+                    params.row_scales);
   };
   load(0);
   fill_tables(0);
@@ -507,7 +508,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     const int group_begin = order.group_begin(group), group_size = order.group_size(group);
     {
       float state[kV / 8][4];
-      LoadCheckpoint<Config>(state, params, place, group_begin, rows());
+      LoadCheckpoint<Config>(state, params, block_index, group_begin, rows());
 #pragma unroll 1
       for (int i = 0; i < group_size; ++i) {
         if ((args.chunks[group_begin + i].flags & kChunkResets) != 0) Clear(state);
@@ -548,13 +549,13 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
       {
         float acc[kChunk / 8][4];
         GradQ<Config>(smem, acc, scratch + i * kSlot, adjoint, q, k, dout, tables, wants_sums);
-        StoreGradient<Config>(acc, out, params.dq, args, chunk, place);
+        StoreGradient<Config>(acc, out, params.dq, args, chunk, block_index);
         GradK<Config>(smem, acc, adjoint, q, k, v, tables, wants_sums);
-        StoreGradient<Config>(acc, out, params.dk, args, chunk, place);
+        StoreGradient<Config>(acc, out, params.dk, args, chunk, block_index);
       }
       GradV<Config>(smem, k, dout, tables,
-                    RowsOf(SliceOf(params.dv, args, place.key_slice, args.head_dim_v), chunk,
-                           place.head, place.slice * kV, args.head_dim_v),
+                    RowsOf(SliceOf(params.dv, args, block_index.key_slice, args.head_dim_v), chunk,
+                           block_index.head, block_index.slice * kV, args.head_dim_v),
                     chunk.length);
       Scale(adjoint, tables.transition);
       AccumulateOuter<kK, kV>(adjoint, q, dout, tables.incoming);
@@ -562,15 +563,16 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
       if (kStages == 1 || wants_sums) __syncthreads();
       if (kStages == 1) load(item + 1);
       if (wants_sums && WarpId() == 1)
-        FinishChunk<Config>(*smem.sums, tables, params, chunk, place);
+        FinishChunk<Config>(*smem.sums, tables, params, chunk, block_index);
       ++item;
     }
   }
-  if (grads.dinitial_state != nullptr && place.starts)
+  if (grads.dinitial_state != nullptr && block_index.starts)
     StoreState<false>(
-        adjoint, static_cast<float*>(grads.dinitial_state) + place.state * state_elements, rows());
+        adjoint, static_cast<float*>(grads.dinitial_state) + block_index.state * state_elements,
+        rows());
   if (params.dlambda != nullptr && threadIdx.x == 32)
-    params.dlambda[PieceOf(params, PartOf(params, place), place)] = smem.sums->dlambda;
+    params.dlambda[PieceOf(params, PartOf(params, block_index), block_index)] = smem.sums->dlambda;
 }
 
 template <int kK, int kV, int kStages>

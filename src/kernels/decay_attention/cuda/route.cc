@@ -118,7 +118,7 @@ int BackwardSharedBytes(DecayKind kind, const DecayBlock& block) {
   return decay::ReverseScanBytes(block.k, block.v, decay::WantsOneStage(block.k, block.v) ? 1 : 2);
 }
 
-bool BackwardWarpgroupsTake(const DecayAttentionArgs& args, const DecayBlock& block) {
+bool CanUseWgmmaBackward(const DecayAttentionArgs& args, const DecayBlock& block) {
   const int k = args.head_dim_k, v = args.head_dim_v;
   return HasScan(args) && !IsPerChannel(args.decay_kind) && args.norm_kind == NormKind::kNone &&
          args.batch > 0 && args.seq_len > 0 &&  // a tensor map needs at least one row
@@ -127,14 +127,14 @@ bool BackwardWarpgroupsTake(const DecayAttentionArgs& args, const DecayBlock& bl
          IsMatrixOfRows(args.k, args.batch, args.num_k_heads, k) &&
          IsMatrixOfRows(args.v, args.batch, args.num_v_heads, v);
 }
-bool BackwardWarpgroupsTake(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan) {
+bool CanUseWgmmaBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan) {
   const DecayAttentionArgs& args = grads.forward;
   return plan.backward_warpgroups &&
          IsMatrixOfRows(grads.dout, args.batch, args.num_heads, args.head_dim_v) &&
          HasWholeUnits(grads.dq) && HasWholeUnits(grads.dk) && HasWholeUnits(grads.dv);
 }
-bool WarpgroupsTake(const DecayAttentionArgs& args, const DecayBlock& block) {
-  return block.v == decay::kWarpgroupColumns && BackwardWarpgroupsTake(args, block);
+bool CanUseWgmma(const DecayAttentionArgs& args, const DecayBlock& block) {
+  return block.v == decay::kWarpgroupColumns && CanUseWgmmaBackward(args, block);
 }
 
 DecayBlock ReverseScanBlock(const DecayAttentionPlan& plan) {

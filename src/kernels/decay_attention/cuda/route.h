@@ -34,14 +34,14 @@ int BackwardSharedBytes(DecayKind kind, const DecayBlock& block);
 // Whether the forward with these blocks can use Hopper's warpgroup instructions (wgmma).
 // Requirements: one decay factor per token, no normaliser, heads that fill their blocks and, for
 // bulk copies, rows of the batch at equal distances in units of 16 bytes.
-bool WarpgroupsTake(const DecayAttentionArgs& args, const DecayBlock& block);
+bool CanUseWgmma(const DecayAttentionArgs& args, const DecayBlock& block);
 
 // The same for the backward, whose blocks may also have 64 columns of V. The second overload also
 // checks the tensors of a call: it is false, and the backward uses the kernel without wgmma, if the
 // rows of dout are not at equal distances or if heads of dq, dk or dv do not start at units of 16
 // bytes.
-bool BackwardWarpgroupsTake(const DecayAttentionArgs& args, const DecayBlock& block);
-bool BackwardWarpgroupsTake(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan);
+bool CanUseWgmmaBackward(const DecayAttentionArgs& args, const DecayBlock& block);
+bool CanUseWgmmaBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan);
 
 // The number of slices of a head with blocks of this size; {1, 1} without a block.
 struct Slices {

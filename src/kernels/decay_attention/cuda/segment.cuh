@@ -33,28 +33,29 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   DecayTables* const tables = carver.Take<DecayTables>(2);
 
   const DecayAttentionArgs& args = params.args;
-  const Place place = PlaceOf(args, params.shape, params.checkpoint_every);
-  const int num_chunks = place.end - place.begin;
+  const BlockIndex block_index = MakeBlockIndex(args, params.shape, params.checkpoint_every);
+  const int num_chunks = block_index.end - block_index.begin;
   const auto chunk_at = [&](int i) {
-    return args.chunks[kReverse ? place.end - 1 - i : place.begin + i];
+    return args.chunks[kReverse ? block_index.end - 1 - i : block_index.begin + i];
   };
   const auto load = [&](int i) {
     if (i >= num_chunks) return;
     const ChunkEntry chunk = chunk_at(i);
     const TensorView& x = kReverse ? args.q : args.k;
     const TensorView& y = kReverse ? params.dout : args.v;
-    const int x_head =
-        SharedHead(place.head, kReverse ? args.num_q_heads : args.num_k_heads, args.num_heads);
-    const int y_head =
-        kReverse ? place.head : SharedHead(place.head, args.num_v_heads, args.num_heads);
+    const int x_head = SharedHead(block_index.head, kReverse ? args.num_q_heads : args.num_k_heads,
+                                  args.num_heads);
+    const int y_head = kReverse ? block_index.head
+                                : SharedHead(block_index.head, args.num_v_heads, args.num_heads);
     LoadTile<kK, kThreads>(x_tiles + i % 2 * kChunk * kK,
-                           RowsOf(x, chunk, x_head, place.key_slice * kK, args.head_dim_k),
+                           RowsOf(x, chunk, x_head, block_index.key_slice * kK, args.head_dim_k),
                            chunk.length);
     LoadTile<kV, kThreads>(y_tiles + i % 2 * kChunk * kV,
-                           RowsOf(y, chunk, y_head, place.slice * kV, args.head_dim_v),
+                           RowsOf(y, chunk, y_head, block_index.slice * kV, args.head_dim_v),
                            chunk.length);
     CpAsyncCommit();
-    if (WarpId() == 0) FillDecayTables(tables[i % 2], args, chunk, place.head, params.row_scales);
+    if (WarpId() == 0)
+      FillDecayTables(tables[i % 2], args, chunk, block_index.head, params.row_scales);
   };
 
   float state[kV / 8][4];
@@ -75,13 +76,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
                             kReverse ? table.incoming : table.outgoing_scaled);
     if (kReverse && resets) Clear(state);
   }
-  const StateRows rows = {args.head_dim_k, args.head_dim_v, place.key_slice * kK + WarpId() * 16,
-                          place.slice * kV};
+  const StateRows rows = {args.head_dim_k, args.head_dim_v,
+                          block_index.key_slice * kK + WarpId() * 16, block_index.slice * kV};
   StoreState<false>(
-      state, params.states + place.piece * (int64_t{1} * args.head_dim_k * args.head_dim_v), rows);
-  if (threadIdx.x == 0 && place.slice == 0 && place.key_slice == 0 &&
+      state, params.states + block_index.piece * (int64_t{1} * args.head_dim_k * args.head_dim_v),
+      rows);
+  if (threadIdx.x == 0 && block_index.slice == 0 && block_index.key_slice == 0 &&
       params.log_transition != nullptr)
-    params.log_transition[place.piece] = log2_transition * params.transition_unit;
+    params.log_transition[block_index.piece] = log2_transition * params.transition_unit;
 }
 
 template <int kK, int kV>

@@ -16,7 +16,7 @@
 
 namespace halflife::kernels::decay {
 
-struct SimtPlace {
+struct SimtBlockIndex {
   int sequence, head, slice, begin, end;
   // the thread's channel; number of existing columns of V in the slice's range
   int channel, columns;
@@ -41,20 +41,20 @@ HL_DEVICE float Decayed(const DecayStep& step, float x) {
 
 HL_DEVICE int SimtThreads(int head_dim_k) { return (head_dim_k + 31) / 32 * 32; }
 
-HL_DEVICE SimtPlace SimtPlaceOf(const DecayAttentionArgs& args, int first_sequence,
-                                int num_slices) {
-  SimtPlace place;
+HL_DEVICE SimtBlockIndex MakeSimtBlockIndex(const DecayAttentionArgs& args, int first_sequence,
+                                            int num_slices) {
+  SimtBlockIndex block_index;
   int64_t index = blockIdx.x;
-  place.slice = static_cast<int>(index % num_slices);
+  block_index.slice = static_cast<int>(index % num_slices);
   index /= num_slices;
-  place.head = static_cast<int>(index % args.num_heads);
-  place.sequence = first_sequence + static_cast<int>(index / args.num_heads);
-  place.begin = args.sequence_begin[place.sequence];
-  place.end = args.sequence_begin[place.sequence + 1];
-  place.channel = static_cast<int>(threadIdx.x);
-  place.columns = 0;
-  place.state = int64_t{1} * place.sequence * args.num_heads + place.head;
-  return place;
+  block_index.head = static_cast<int>(index % args.num_heads);
+  block_index.sequence = first_sequence + static_cast<int>(index / args.num_heads);
+  block_index.begin = args.sequence_begin[block_index.sequence];
+  block_index.end = args.sequence_begin[block_index.sequence + 1];
+  block_index.channel = static_cast<int>(threadIdx.x);
+  block_index.columns = 0;
+  block_index.state = int64_t{1} * block_index.sequence * args.num_heads + block_index.head;
+  return block_index;
 }
 
 // The columns of a slice: columns of V, the normaliser's column of ones, or padding.
@@ -119,14 +119,14 @@ HL_DEVICE SimtHeads HeadsOf(const DecayAttentionArgs& args, int head) {
 
 // A thread's part of the problem.
 struct SimtThread {
-  SimtPlace place;
+  SimtBlockIndex block_index;
   SimtColumns columns;
   SimtHeads heads;
   int num_slices, num_warps;
   bool live;  // its channel exists
   bool normalised, per_channel;
 
-  HL_DEVICE int decay_channel() const { return per_channel ? place.channel : 0; }
+  HL_DEVICE int decay_channel() const { return per_channel ? block_index.channel : 0; }
 };
 HL_DEVICE SimtThread SimtThreadOf(const DecayAttentionArgs& args, int first_sequence,
                                   bool ones_in_each) {
@@ -137,17 +137,17 @@ HL_DEVICE SimtThread SimtThreadOf(const DecayAttentionArgs& args, int first_sequ
   const int columns = args.head_dim_v + (at.normalised && !ones_in_each ? 1 : 0);
   at.num_slices = (columns + width - 1) / width;
   at.num_warps = SimtThreads(args.head_dim_k) / 32;
-  at.place = SimtPlaceOf(args, first_sequence, at.num_slices);
-  at.columns = ColumnsOf(args, at.place.slice, ones_in_each);
-  at.heads = HeadsOf(args, at.place.head);
-  at.live = at.place.channel < args.head_dim_k;
+  at.block_index = MakeSimtBlockIndex(args, first_sequence, at.num_slices);
+  at.columns = ColumnsOf(args, at.block_index.slice, ones_in_each);
+  at.heads = HeadsOf(args, at.block_index.head);
+  at.live = at.block_index.channel < args.head_dim_k;
   return at;
 }
 // Offset of the thread's row of the state before a chunk, in [num_chunks, H, K, V (+ 1)].
 HL_DEVICE int64_t ChunkStateRow(const DecayAttentionArgs& args, const SimtThread& at, int chunk) {
   const int stride = args.head_dim_v + (at.normalised ? 1 : 0);
-  return ((int64_t{1} * chunk * args.num_heads + at.place.head) * args.head_dim_k +
-          at.place.channel) *
+  return ((int64_t{1} * chunk * args.num_heads + at.block_index.head) * args.head_dim_k +
+          at.block_index.channel) *
              stride +
          at.columns.first;
 }
@@ -186,14 +186,14 @@ struct SimtInputs {
 template <typename T>
 HL_DEVICE SimtInputs LoadInputs(const DecayAttentionArgs& args, const SimtThread& at,
                                 const SimtToken& now, bool output) {
-  const int channel = at.place.channel;
+  const int channel = at.block_index.channel;
   SimtInputs x = {0, 0, 0};
   if (!at.live) return x;
   if (output)
     x.q =
         static_cast<float>(args.scale) * Load<T>(args.q, now.chunk, now.token, at.heads.q, channel);
   x.k = Load<T>(args.k, now.chunk, now.token, at.heads.k, channel) *
-        KeyScaleAt(args, now.chunk, now.token, at.place.head);
+        KeyScaleAt(args, now.chunk, now.token, at.block_index.head);
   x.log_decay = LogDecayAt(args, now.chunk, now.token, at.heads.decay, at.decay_channel());
   return x;
 }
@@ -222,12 +222,12 @@ HL_DEVICE void StoreOutput(const SimtShared& smem, const DecayAttentionArgs& arg
     const float denom =
         __shfl_sync(kFullWarp, y, kSimtColumns - 1) + static_cast<float>(args.norm_eps);
     y /= denom;
-    if (lane == 0 && at.place.slice == 0 && args.norm_denom != nullptr)
-      static_cast<float*>(args.norm_denom)[FlatRow(args, done.chunk, done.token, at.place.head)] =
-          denom;
+    if (lane == 0 && at.block_index.slice == 0 && args.norm_denom != nullptr)
+      static_cast<float*>(
+          args.norm_denom)[FlatRow(args, done.chunk, done.token, at.block_index.head)] = denom;
   }
   if (lane < at.columns.count)
-    Store<T>(args.out, done.chunk, done.token, at.place.head, at.columns.first + lane, y);
+    Store<T>(args.out, done.chunk, done.token, at.block_index.head, at.columns.first + lane, y);
 }
 
 HL_DEVICE void SaveChunkState(const float (&state)[kSimtColumns], const SimtScanParams& params,
@@ -241,13 +241,14 @@ HL_DEVICE void SaveChunkState(const float (&state)[kSimtColumns], const SimtScan
 
 HL_DEVICE void StoreTransition(float log_transition, const SimtScanParams& params,
                                const SimtThread& at) {
-  if (params.log_transition == nullptr || at.place.slice != 0) return;
-  const int channel = at.place.channel;
+  if (params.log_transition == nullptr || at.block_index.slice != 0) return;
+  const int channel = at.block_index.channel;
   if (at.per_channel) {
     if (at.live)
-      params.log_transition[at.place.state * params.args.head_dim_k + channel] = log_transition;
+      params.log_transition[at.block_index.state * params.args.head_dim_k + channel] =
+          log_transition;
   } else if (channel == 0) {
-    params.log_transition[at.place.state] = log_transition;
+    params.log_transition[at.block_index.state] = log_transition;
   }
 }
 
@@ -260,17 +261,17 @@ __global__ void __launch_bounds__(kMaxHeadDimK, 1) SimtScanKernel(const SimtScan
   const SimtShared smem = {values, sums};
   const bool output = params.mode == SimtMode::kOutput;
   const SimtThread at = SimtThreadOf(args, /*first_sequence=*/0, output);
-  const int channel = at.place.channel;
+  const int channel = at.block_index.channel;
 
   float state[kSimtColumns];
   const bool carries = params.mode != SimtMode::kSummary;
   LoadStateRow(state, carries ? args.initial_state : nullptr, carries ? args.initial_norm : nullptr,
-               at.place.state, args, at.columns, channel);
+               at.block_index.state, args, at.columns, channel);
   float log_transition = 0;
   SimtToken now = {}, before = {};
   before.token = -1;
 #pragma unroll 1
-  for (int index = at.place.begin; index < at.place.end; ++index) {
+  for (int index = at.block_index.begin; index < at.block_index.end; ++index) {
     now.chunk = args.chunks[index];
     if ((now.chunk.flags & kChunkResets) != 0) {
 #pragma unroll
@@ -297,10 +298,10 @@ __global__ void __launch_bounds__(kMaxHeadDimK, 1) SimtScanKernel(const SimtScan
     if (before.token >= 0) StoreOutput<T>(smem, args, at, before);
   }
   // With a column of ones in each slice, only the first slice stores the norm.
-  const bool stores_norm = !output || at.place.slice == 0;
+  const bool stores_norm = !output || at.block_index.slice == 0;
   if (params.mode != SimtMode::kStates)
-    StoreStateRow(state, args.final_state, stores_norm ? args.final_norm : nullptr, at.place.state,
-                  args, at.columns, channel);
+    StoreStateRow(state, args.final_state, stores_norm ? args.final_norm : nullptr,
+                  at.block_index.state, args, at.columns, channel);
   StoreTransition(log_transition, params, at);
 }
 
@@ -330,8 +331,8 @@ struct SimtReverseShared {
 // The index of a token's row in the slice's partial sums.
 HL_DEVICE int64_t SliceRow(const DecayAttentionArgs& args, const SimtThread& at,
                            const ChunkEntry& chunk, int token) {
-  return int64_t{1} * args.batch * args.seq_len * args.num_heads * at.place.slice +
-         FlatRow(args, chunk, token, at.place.head);
+  return int64_t{1} * args.batch * args.seq_len * args.num_heads * at.block_index.slice +
+         FlatRow(args, chunk, token, at.block_index.head);
 }
 
 // Loads v and dout of a chunk. With the normaliser, the additional column has 1 and the gradient of
@@ -341,9 +342,9 @@ HL_DEVICE void LoadReverseChunk(const SimtReverseShared& smem, const SimtReverse
                                 const SimtThread& at, const ChunkEntry& chunk) {
   const DecayAttentionGradArgs& grads = params.grads;
   const DecayAttentionArgs& args = grads.forward;
-  const int head = at.place.head, first = at.columns.first;
+  const int head = at.block_index.head, first = at.columns.first;
 #pragma unroll 1
-  for (int i = at.place.channel; i < chunk.length * kSimtColumns; i += 32 * at.num_warps) {
+  for (int i = at.block_index.channel; i < chunk.length * kSimtColumns; i += 32 * at.num_warps) {
     const int token = i / kSimtColumns, c = i % kSimtColumns;
     float v = 0, dout = 0;
     if (c < at.columns.count) {
@@ -363,7 +364,7 @@ HL_DEVICE void LoadReverseChunk(const SimtReverseShared& smem, const SimtReverse
 HL_DEVICE void OwnProducts(const SimtReverseShared& smem, const SimtThread& at,
                            const ChunkEntry& chunk) {
 #pragma unroll 1
-  for (int token = at.place.channel; token < chunk.length; token += 32 * at.num_warps) {
+  for (int token = at.block_index.channel; token < chunk.length; token += 32 * at.num_warps) {
     float sum = 0;
 #pragma unroll 1
     for (int c = 0; c < kSimtColumns; ++c) {
@@ -382,7 +383,7 @@ HL_DEVICE float RecomputeStates(const SimtReverseShared& smem, const SimtReverse
                                 const SimtThread& at, const ChunkEntry& chunk, int index,
                                 const float (&adjoint)[kSimtColumns]) {
   const DecayAttentionArgs& args = params.grads.forward;
-  const int channel = at.place.channel;
+  const int channel = at.block_index.channel;
   float state[kSimtColumns];
   const float* const source = params.states + ChunkStateRow(args, at, index);
 #pragma unroll
@@ -402,7 +403,7 @@ HL_DEVICE float RecomputeStates(const SimtReverseShared& smem, const SimtReverse
     }
     params.dq[SliceRow(args, at, chunk, token) * args.head_dim_k + channel] = dq;
     key = Load<T>(args.k, chunk, token, at.heads.k, channel) *
-          KeyScaleAt(args, chunk, token, at.place.head);
+          KeyScaleAt(args, chunk, token, at.block_index.head);
   }
   float through = 0;
 #pragma unroll
@@ -417,14 +418,14 @@ struct SimtReverseInputs {
 template <typename T>
 HL_DEVICE SimtReverseInputs LoadReverseInputs(const DecayAttentionArgs& args, const SimtThread& at,
                                               const ChunkEntry& chunk, int token) {
-  const int channel = at.place.channel;
+  const int channel = at.block_index.channel;
   SimtReverseInputs x = {0, 0, 0, 0, 0};
   if (at.live) {
     x.q = Load<T>(args.q, chunk, token, at.heads.q, channel);
     x.k = Load<T>(args.k, chunk, token, at.heads.k, channel);
     x.log_decay = LogDecayAt(args, chunk, token, at.heads.decay, at.decay_channel());
   }
-  x.key_scale = KeyScaleAt(args, chunk, token, at.place.head);
+  x.key_scale = KeyScaleAt(args, chunk, token, at.block_index.head);
   x.query = static_cast<float>(args.scale) * x.q;
   return x;
 }
@@ -452,20 +453,22 @@ HL_DEVICE void StoreTokenGradients(const SimtReverseShared& smem,
                                    float dk, float& through) {
   const DecayAttentionArgs& args = params.grads.forward;
   const int lane = LaneId(), warp = WarpId();
-  const int64_t place = SliceRow(args, at, chunk, token) * args.head_dim_k + at.place.channel;
+  const int64_t element =
+      SliceRow(args, at, chunk, token) * args.head_dim_k + at.block_index.channel;
   if (at.live) {
-    const float dq = params.dq[place];
+    const float dq = params.dq[element];
     if (token + 1 < chunk.length) through -= x.k * x.key_scale * dk;
     through += x.query * dq;
     dk = fmaf(x.query, smem.own[token], dk);
-    params.dq[place] =
+    params.dq[element] =
         static_cast<float>(args.scale) * fmaf(x.k * x.key_scale, smem.own[token], dq);
-    params.dk[place] = x.key_scale * dk;
+    params.dk[element] = x.key_scale * dk;
   }
   const bool cut = ((chunk.flags & kChunkResets) != 0 && token == 0) ||
                    __float_as_uint(x.log_decay) == 0xff800000u;  // -inf
   if (cut) through = 0;
-  if (params.dlog_decay != nullptr && at.per_channel && at.live) params.dlog_decay[place] = through;
+  if (params.dlog_decay != nullptr && at.per_channel && at.live)
+    params.dlog_decay[element] = through;
   if (params.dlog_decay != nullptr && !at.per_channel) {
     const float sum = WarpSum(through);
     if (lane == 0) smem.decay_sums[token * at.num_warps + warp] = sum;
@@ -488,18 +491,18 @@ HL_DEVICE void SumOverWarps(const SimtReverseShared& smem, const SimtReverseScan
                             const SimtThread& at, const ChunkEntry& chunk) {
   const DecayAttentionArgs& args = params.grads.forward;
 #pragma unroll 1
-  for (int i = at.place.channel; i < chunk.length * kSimtColumns; i += 32 * at.num_warps) {
+  for (int i = at.block_index.channel; i < chunk.length * kSimtColumns; i += 32 * at.num_warps) {
     const int token = i / kSimtColumns, c = i % kSimtColumns;
     if (c >= at.columns.count) continue;
     float sum = 0;
     for (int w = 0; w < at.num_warps; ++w)
       sum += smem.dv_sums[(token * at.num_warps + w) * kSimtColumns + c];
-    params.dv[FlatRow(args, chunk, token, at.place.head) * args.head_dim_v + at.columns.first + c] =
-        sum;
+    params.dv[FlatRow(args, chunk, token, at.block_index.head) * args.head_dim_v +
+              at.columns.first + c] = sum;
   }
   const bool scalar_decay = params.dlog_decay != nullptr && !at.per_channel;
 #pragma unroll 1
-  for (int token = at.place.channel; token < chunk.length; token += 32 * at.num_warps) {
+  for (int token = at.block_index.channel; token < chunk.length; token += 32 * at.num_warps) {
     const int64_t row = SliceRow(args, at, chunk, token);
     float decay = 0, scale = 0;
     for (int w = 0; w < at.num_warps; ++w) {
@@ -516,8 +519,8 @@ HL_DEVICE void StoreConstantDecay(const SimtReverseShared& smem,
                                   const SimtReverseScanParams& params, const SimtThread& at,
                                   float dlambda) {
   if (params.dlambda == nullptr) return;
-  const int channel = at.place.channel;
-  const int64_t piece = at.place.state * at.num_slices + at.place.slice;
+  const int channel = at.block_index.channel;
+  const int64_t piece = at.block_index.state * at.num_slices + at.block_index.slice;
   if (at.per_channel) {
     if (at.live) params.dlambda[piece * params.grads.forward.head_dim_k + channel] = dlambda;
     return;
@@ -539,17 +542,17 @@ __global__ void __launch_bounds__(kMaxHeadDimK, 1)
   const DecayAttentionArgs& args = grads.forward;
   HL_DYNAMIC_SMEM(raw);
   SmemCarver carver(raw);
-  const SimtThread at = SimtThreadOf(args, params.turn.first_sequence, false);
+  const SimtThread at = SimtThreadOf(args, params.batch_tile.first_sequence, false);
   const SimtReverseShared smem(carver, at.num_warps);
   const bool gradients = !params.summary;
 
   float adjoint[kSimtColumns];
   LoadStateRow(adjoint, gradients ? grads.dfinal_state : nullptr,
-               gradients ? grads.dfinal_norm : nullptr, at.place.state, args, at.columns,
-               at.place.channel);
+               gradients ? grads.dfinal_norm : nullptr, at.block_index.state, args, at.columns,
+               at.block_index.channel);
   float dlambda = 0;
 #pragma unroll 1
-  for (int index = at.place.end - 1; index >= at.place.begin; --index) {
+  for (int index = at.block_index.end - 1; index >= at.block_index.begin; --index) {
     const ChunkEntry chunk = args.chunks[index];
     __syncthreads();  // the previous chunk's sums have been read
     LoadReverseChunk<T>(smem, params, at, chunk);
@@ -577,8 +580,8 @@ __global__ void __launch_bounds__(kMaxHeadDimK, 1)
     __syncthreads();
     SumOverWarps(smem, params, at, chunk);
   }
-  StoreStateRow(adjoint, grads.dinitial_state, grads.dinitial_norm, at.place.state, args,
-                at.columns, at.place.channel);
+  StoreStateRow(adjoint, grads.dinitial_state, grads.dinitial_norm, at.block_index.state, args,
+                at.columns, at.block_index.channel);
   StoreConstantDecay(smem, params, at, dlambda);
 }
 
@@ -614,8 +617,8 @@ template <typename T>
 void LaunchSimtReverseScan(const SimtReverseScanParams& params, cudaStream_t stream) {
   const DecayAttentionArgs& args = params.grads.forward;
   const int warps = (args.head_dim_k + 31) / 32;
-  const int64_t blocks =
-      int64_t{1} * params.turn.num_sequences * args.num_heads * SimtSlices(args, SimtMode::kStates);
+  const int64_t blocks = int64_t{1} * params.batch_tile.num_sequences * args.num_heads *
+                         SimtSlices(args, SimtMode::kStates);
   const int smem_floats = kChunk * (2 * kSimtColumns + warps * (kSimtColumns + 2) + 1);
   Launch({static_cast<unsigned>(blocks), static_cast<unsigned>(32 * warps), smem_floats * 4,
           "decay attention token by token in reverse"},

@@ -16,7 +16,7 @@ constexpr int kBaseBlock = 8;  // sums of decays restart at these blocks, so cha
 
 // ---- which part of the problem a block owns ----
 
-struct Place {
+struct BlockIndex {
   int sequence, segment, head;
   int key_slice, slice;  // of K, of V
   int begin, end;        // chunks of the segment
@@ -25,36 +25,38 @@ struct Place {
   int64_t state;         // (sequence, head)
   bool starts, stops;    // the segment is the first, or last, of its sequence
 };
-static_assert(sizeof(Place) == kPlaceBytes);
-HL_DEVICE Place PlaceOf(const DecayAttentionArgs& args, const SegmentShape& shape, int every,
-                        unsigned block) {
-  Place place;
+static_assert(sizeof(BlockIndex) == kBlockIndexBytes);
+HL_DEVICE BlockIndex MakeBlockIndex(const DecayAttentionArgs& args, const SegmentShape& shape,
+                                    int every, unsigned block) {
+  BlockIndex block_index;
   int64_t index = block;
-  place.slice = static_cast<int>(index % shape.num_slices);
+  block_index.slice = static_cast<int>(index % shape.num_slices);
   index /= shape.num_slices;
-  place.key_slice = static_cast<int>(index % shape.num_key_slices);
+  block_index.key_slice = static_cast<int>(index % shape.num_key_slices);
   index /= shape.num_key_slices;
-  place.head = static_cast<int>(index % args.num_heads);
+  block_index.head = static_cast<int>(index % args.num_heads);
   index /= args.num_heads;
-  place.segment = static_cast<int>(index % shape.num_segments);
-  const int of_turn = static_cast<int>(index / shape.num_segments);
-  place.sequence = shape.first_sequence + of_turn;
-  place.first = args.sequence_begin[place.sequence];
-  place.last = args.sequence_begin[place.sequence + 1];
-  const SegmentChunks chunks =
-      ChunksOfSegment(place.first, place.last, place.segment, shape.num_segments, every);
-  place.begin = chunks.begin;
-  place.end = chunks.end;
-  place.starts = place.segment == 0;
-  place.stops = place.segment == shape.num_segments - 1;
-  place.state = int64_t{1} * place.sequence * args.num_heads + place.head;
-  place.piece =
-      (int64_t{1} * of_turn * args.num_heads + place.head) * shape.num_segments + place.segment;
-  return place;
+  block_index.segment = static_cast<int>(index % shape.num_segments);
+  const int sequence_in_batch_tile = static_cast<int>(index / shape.num_segments);
+  block_index.sequence = shape.first_sequence + sequence_in_batch_tile;
+  block_index.first = args.sequence_begin[block_index.sequence];
+  block_index.last = args.sequence_begin[block_index.sequence + 1];
+  const SegmentChunks chunks = ChunksOfSegment(block_index.first, block_index.last,
+                                               block_index.segment, shape.num_segments, every);
+  block_index.begin = chunks.begin;
+  block_index.end = chunks.end;
+  block_index.starts = block_index.segment == 0;
+  block_index.stops = block_index.segment == shape.num_segments - 1;
+  block_index.state = int64_t{1} * block_index.sequence * args.num_heads + block_index.head;
+  block_index.piece = (int64_t{1} * sequence_in_batch_tile * args.num_heads + block_index.head) *
+                          shape.num_segments +
+                      block_index.segment;
+  return block_index;
 }
 
-HL_DEVICE Place PlaceOf(const DecayAttentionArgs& args, const SegmentShape& shape, int every) {
-  return PlaceOf(args, shape, every, blockIdx.x);
+HL_DEVICE BlockIndex MakeBlockIndex(const DecayAttentionArgs& args, const SegmentShape& shape,
+                                    int every) {
+  return MakeBlockIndex(args, shape, every, blockIdx.x);
 }
 
 // ---- tiles ----
@@ -351,7 +353,7 @@ HL_DEVICE void VisitState(float (&d)[kTiles][4], T* data, const StateRows& shape
   const int lane = FreshLaneId();
   const int first_row = shape.row + (kTransposed ? lane % 4 * 2 : lane / 4);
   const int first_column = shape.column + (kTransposed ? lane / 4 : lane % 4 * 2);
-  T* place = data + (first_row * shape.columns + first_column);
+  T* element = data + (first_row * shape.columns + first_column);
   // Distances to the next tile, eight accumulator rows, and one accumulator column.
   const int tile = kTransposed ? 8 * shape.columns : 8;
   const int down = kTransposed ? 8 : 8 * shape.columns, right = kTransposed ? shape.columns : 1;
@@ -362,23 +364,25 @@ HL_DEVICE void VisitState(float (&d)[kTiles][4], T* data, const StateRows& shape
       const int row = first_row + (kTransposed ? 8 * n + i % 2 : i / 2 * 8);
       const int column = first_column + (kTransposed ? i / 2 * 8 : 8 * n + i % 2);
       if (row < shape.rows && column < shape.columns)
-        visit(d[n][i], place + (i / 2 * down + i % 2 * right));
+        visit(d[n][i], element + (i / 2 * down + i % 2 * right));
     }
-    place += tile;
+    element += tile;
   }
 }
 template <bool kTransposed, int kTiles, typename T>
 HL_DEVICE void LoadState(float (&d)[kTiles][4], const T* data, const StateRows& shape) {
   Clear(d);
-  VisitState<kTransposed>(d, data, shape, [](float& x, const T* place) { x = StateValue(place); });
+  VisitState<kTransposed>(d, data, shape,
+                          [](float& x, const T* element) { x = StateValue(element); });
 }
 template <bool kTransposed, int kTiles, typename T>
 HL_DEVICE void AddState(float (&d)[kTiles][4], const T* data, const StateRows& shape) {
-  VisitState<kTransposed>(d, data, shape, [](float& x, const T* place) { x += StateValue(place); });
+  VisitState<kTransposed>(d, data, shape,
+                          [](float& x, const T* element) { x += StateValue(element); });
 }
 template <bool kTransposed, int kTiles>
 HL_DEVICE void StoreState(float (&d)[kTiles][4], float* data, const StateRows& shape) {
-  VisitState<kTransposed>(d, data, shape, [](float& x, float* place) { *place = x; });
+  VisitState<kTransposed>(d, data, shape, [](float& x, float* element) { *element = x; });
 }
 
 }  // namespace halflife::kernels::decay

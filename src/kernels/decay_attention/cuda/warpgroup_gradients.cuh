@@ -74,10 +74,10 @@ HL_DEVICE WarpgroupGradShared<Config> CarveWarpgroupGrad(unsigned char* raw) {
   return smem;
 }
 
-// The chunk of a block. Only the slices and the head of `place` are set.
+// The chunk of a block. Only the slices and the head of `block_index` are set.
 struct OneChunk {
   ChunkEntry chunk;
-  Place place;
+  BlockIndex block_index;
   int index;
   bool exists;  // whether it belongs to the batch tile
 };
@@ -89,9 +89,9 @@ HL_DEVICE OneChunk OneChunkOf(const DecayAttentionArgs& args, const SegmentShape
     index /= static_cast<unsigned>(count);
     return static_cast<int>(of);
   };
-  one.place.slice = next(shape.num_slices);
-  one.place.key_slice = next(shape.num_key_slices);
-  one.place.head = next(args.num_heads);
+  one.block_index.slice = next(shape.num_slices);
+  one.block_index.key_slice = next(shape.num_key_slices);
+  one.block_index.head = next(args.num_heads);
   one.index = args.sequence_begin[shape.first_sequence] + static_cast<int>(index);
   one.exists = one.index < args.sequence_begin[shape.first_sequence + shape.num_sequences];
   if (one.exists) one.chunk = args.chunks[one.index];
@@ -105,10 +105,11 @@ HL_DEVICE void LoadGradChunk(const WarpgroupGradShared<Config>& smem,
                              const OneChunk& one) {
   constexpr int kK = Config::kK, kV = Config::kV;
   const DecayAttentionArgs& args = params.grads.forward;
-  const Place& place = one.place;
-  const int key = place.key_slice * kK, value = place.slice * kV;
+  const BlockIndex& block_index = one.block_index;
+  const int key = block_index.key_slice * kK, value = block_index.slice * kV;
   const auto column = [&](const TensorView& view, int heads, int first) {
-    return static_cast<int>(SharedHead(place.head, heads, args.num_heads) * view.stride_h) + first;
+    return static_cast<int>(SharedHead(block_index.head, heads, args.num_heads) * view.stride_h) +
+           first;
   };
   uint64_t* const tiles = smem.loaded + kTilesLoaded;
   MbarrierArriveExpectTx(tiles, 2 * 2 * kChunk * (kK + kV));
@@ -389,10 +390,12 @@ HL_DEVICE void FinishChunkGradients(const WarpgroupGradShared<Config>& smem,
   float through = 0;
 #pragma unroll
   for (int w = 0; w < kGradWarps; ++w) through += sums.through[w];
-  const float constant = FinishDecays(sums_of, through, *smem.tables, params, one.chunk, one.place);
+  const float constant =
+      FinishDecays(sums_of, through, *smem.tables, params, one.chunk, one.block_index);
   if (params.dlambda == nullptr || LaneId() != 0) return;
   const DecayAttentionArgs& args = params.grads.forward;
-  const int64_t head = int64_t{1} * PartOf(params, one.place) * args.num_heads + one.place.head;
+  const int64_t head =
+      int64_t{1} * PartOf(params, one.block_index) * args.num_heads + one.block_index.head;
   params.dlambda[head * args.num_chunks + one.index] = constant;
 }
 
@@ -408,7 +411,8 @@ HL_DEVICE void ChunkGradients(const WarpgroupGradShared<Config>& smem,
   const int thread = static_cast<int>(threadIdx.x), length = one.chunk.length;
   const bool wants_sums = params.dlog_decay.data != nullptr || params.dlambda != nullptr ||
                           params.dkey_scale.data != nullptr;
-  const int64_t slot = StateSlot(params, PartOf(params, one.place), one.place.head, one.index);
+  const int64_t slot =
+      StateSlot(params, PartOf(params, one.block_index), one.block_index.head, one.index);
   MbarrierWait(smem.loaded + kTilesLoaded, 0);
   if (length < kChunk) {
     ClearRows(smem.q, kK, length, thread, Config::kThreads);
@@ -449,13 +453,13 @@ HL_DEVICE void ChunkGradients(const WarpgroupGradShared<Config>& smem,
   ScaleTokens<kKeyPieces>(dk, smem.tables->key_scale);
   AddProduct<kKeyPieces>(dk, dscores, smem.q, kPieceElements);
   const auto rows_of_keys = [&](const TensorView& gradient) {
-    return RowsOf(SliceOf(gradient, args, one.place.slice, args.head_dim_k), one.chunk,
-                  one.place.head, one.place.key_slice * kK, args.head_dim_k);
+    return RowsOf(SliceOf(gradient, args, one.block_index.slice, args.head_dim_k), one.chunk,
+                  one.block_index.head, one.block_index.key_slice * kK, args.head_dim_k);
   };
   StoreTokenRows<kValuePieces>(
       dv,
-      RowsOf(SliceOf(params.dv, args, one.place.key_slice, args.head_dim_v), one.chunk,
-             one.place.head, one.place.slice * kV, args.head_dim_v),
+      RowsOf(SliceOf(params.dv, args, one.block_index.key_slice, args.head_dim_v), one.chunk,
+             one.block_index.head, one.block_index.slice * kV, args.head_dim_v),
       length);
   StoreTokenRows<kKeyPieces>(dk, rows_of_keys(params.dk), length);
   {
@@ -495,11 +499,12 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     for (int i = 0; i < kNumLoads; ++i) MbarrierInit(loaded + i, 1);
     MbarrierInitFence();
     LoadGradChunk(smem, params, maps, one);
-    LoadGradState(smem, maps.adjoints, kAdjointLoaded,
-                  StateSlot(params, PartOf(params, one.place), one.place.head, one.index));
+    LoadGradState(
+        smem, maps.adjoints, kAdjointLoaded,
+        StateSlot(params, PartOf(params, one.block_index), one.block_index.head, one.index));
   }
   if (WarpId() == 1)
-    FillDecayTables(*smem.tables, args, one.chunk, one.place.head, params.row_scales);
+    FillDecayTables(*smem.tables, args, one.chunk, one.block_index.head, params.row_scales);
   __syncthreads();
   ChunkGradients(smem, params, maps, one);
 #else
@@ -528,7 +533,7 @@ void LaunchWarpgroupGradients(const ReverseScanParams& params, cudaStream_t stre
     return MapOfRows(view, args, params.shape, heads, dim, name);
   };
   const int64_t num_states =
-      StatesOfTurn(args, params.shape.num_sequences, params.shape.num_parts());
+      MaxStatesInBatchTile(args, params.shape.num_sequences, params.shape.num_parts());
   if (num_states == 0) return;
   const GradientMaps maps = {map(args.q, args.num_q_heads, args.head_dim_k, "q"),
                              map(args.k, args.num_k_heads, args.head_dim_k, "k"),

@@ -47,33 +47,33 @@ struct WarpgroupMaps {
 template <typename Config>
 struct WarpgroupScanShared {
   bf16 *q, *k, *v;      // [kStages][kK | kV / 64][64, 64]
-  bf16* scores;         // [kScorePlaces][64, 64], zero above the diagonal tiles
+  bf16* scores;         // [kScoreStages][64, 64], zero above the diagonal tiles
   bf16* out;            // [kWarps][kOutTokens, 16]
   DecayTables* tables;  // [kStages]
   uint64_t* full;       // [kStages]: the tiles' bytes and the tables have arrived
   uint64_t* empty;      // [kStages]: every warp that does products has finished reading
-  uint64_t* scored;     // [kScorePlaces]: the scores are complete
+  uint64_t* scored;     // [kScoreStages]: the scores are complete
 };
-constexpr int kScorePlaces = 2;
+constexpr int kScoreStages = 2;
 
 #if HL_HAS_WGMMA
 
 // Loads tiles and fills tables, by one warp.
 template <typename Config>
 HL_DEVICE void ProduceChunks(const WarpgroupScanShared<Config>& smem, const ChunkScanParams& params,
-                             const WarpgroupMaps& maps, const Place& place) {
+                             const WarpgroupMaps& maps, const BlockIndex& block_index) {
   constexpr int kK = Config::kK, kV = Config::kV;
   const DecayAttentionArgs& args = params.args;
-  const int q_head = SharedHead(place.head, args.num_q_heads, args.num_heads);
-  const int k_head = SharedHead(place.head, args.num_k_heads, args.num_heads);
-  const int v_head = SharedHead(place.head, args.num_v_heads, args.num_heads);
-  const int key = place.key_slice * kK;
+  const int q_head = SharedHead(block_index.head, args.num_q_heads, args.num_heads);
+  const int k_head = SharedHead(block_index.head, args.num_k_heads, args.num_heads);
+  const int v_head = SharedHead(block_index.head, args.num_v_heads, args.num_heads);
+  const int key = block_index.key_slice * kK;
   const int q_column = static_cast<int>(q_head * args.q.stride_h) + key;
   const int k_column = static_cast<int>(k_head * args.k.stride_h) + key;
-  const int v_column = static_cast<int>(v_head * args.v.stride_h) + place.slice * kV;
+  const int v_column = static_cast<int>(v_head * args.v.stride_h) + block_index.slice * kV;
 #pragma unroll 1
-  for (int index = place.begin; index < place.end; ++index) {
-    const int step = index - place.begin, stage = step % Config::kStages;
+  for (int index = block_index.begin; index < block_index.end; ++index) {
+    const int step = index - block_index.begin, stage = step % Config::kStages;
     const int round = step / Config::kStages;
     const ChunkEntry chunk = args.chunks[index];
     if (round > 0) MbarrierWait(smem.empty + stage, static_cast<uint32_t>((round - 1) & 1));
@@ -87,7 +87,7 @@ HL_DEVICE void ProduceChunks(const WarpgroupScanShared<Config>& smem, const Chun
       LoadPieces(smem.v + stage * kChunk * kV, kV, kPieceElements, maps.v.map, full, v_column,
                  MapRow(maps.v, chunk));
     }
-    FillDecayTables(smem.tables[stage], args, chunk, place.head);
+    FillDecayTables(smem.tables[stage], args, chunk, block_index.head);
     __syncwarp();
     if (LaneId() == 0) MbarrierArrive(smem.full + stage);
   }
@@ -97,18 +97,18 @@ HL_DEVICE void ProduceChunks(const WarpgroupScanShared<Config>& smem, const Chun
 // up to the diagonal, one warp takes the last row, one the third and one the first two.
 template <typename Config>
 HL_DEVICE void ScoreChunks(const WarpgroupScanShared<Config>& smem, const ChunkScanParams& params,
-                           const Place& place) {
+                           const BlockIndex& block_index) {
   constexpr int kK = Config::kK, kV = Config::kV;
   const DecayAttentionArgs& args = params.args;
   const int last_row = kChunk / 16 - (FreshWarpId() - Config::kWarps);
   const int first_row = last_row == 1 ? 0 : last_row;
 #pragma unroll 1
-  for (int index = place.begin; index < place.end; ++index) {
-    const int step = index - place.begin, stage = step % Config::kStages;
+  for (int index = block_index.begin; index < block_index.end; ++index) {
+    const int step = index - block_index.begin, stage = step % Config::kStages;
     const ChunkEntry chunk = args.chunks[index];
     const bf16* const q = smem.q + stage * kChunk * kK;
     bf16* const k = smem.k + stage * kChunk * kK;
-    bf16* const scores = smem.scores + step % kScorePlaces * kChunk * kChunk;
+    bf16* const scores = smem.scores + step % kScoreStages * kChunk * kChunk;
     MbarrierWait(smem.full + stage, static_cast<uint32_t>(step / Config::kStages & 1));
     if (chunk.length < kChunk) {
       const int thread = static_cast<int>(threadIdx.x) - 32 * (Config::kWarps + 1);
@@ -116,8 +116,8 @@ HL_DEVICE void ScoreChunks(const WarpgroupScanShared<Config>& smem, const ChunkS
       ClearRows(smem.v + stage * kChunk * kV, kV, chunk.length, thread, 32 * Config::kScoreWarps);
       NamedBarrierSync<1>(32 * Config::kScoreWarps);
     }
-    if (step >= kScorePlaces) {  // the previous scores in this buffer have been read
-      const int before = step - kScorePlaces;
+    if (step >= kScoreStages) {  // the previous scores in this buffer have been read
+      const int before = step - kScoreStages;
       MbarrierWait(smem.empty + before % Config::kStages,
                    static_cast<uint32_t>(before / Config::kStages & 1));
     }
@@ -131,7 +131,7 @@ HL_DEVICE void ScoreChunks(const WarpgroupScanShared<Config>& smem, const ChunkS
     }
     FenceProxyAsync();
     __syncwarp();
-    if (LaneId() == 0) MbarrierArrive(smem.scored + step % kScorePlaces);
+    if (LaneId() == 0) MbarrierArrive(smem.scored + step % kScoreStages);
   }
 }
 
@@ -198,34 +198,35 @@ HL_DEVICE void BeginChunk(float (&out)[kChunk / 8][4], float (&state)[Config::kK
 // it: values are loaded during S^T q^T, and outputs are stored during the update of the state.
 template <typename Config>
 HL_DEVICE void ConsumeChunks(const WarpgroupScanShared<Config>& smem, const ChunkScanParams& params,
-                             const Place& place) {
+                             const BlockIndex& block_index) {
   constexpr int kK = Config::kK, kV = Config::kV;
   const DecayAttentionArgs& args = params.args;
   const int64_t state_elements = int64_t{1} * args.head_dim_k * args.head_dim_v;
-  const StateRows rows = {args.head_dim_k, args.head_dim_v, place.key_slice * kK,
-                          place.slice * kV + WarpId() * 16};
+  const StateRows rows = {args.head_dim_k, args.head_dim_v, block_index.key_slice * kK,
+                          block_index.slice * kV + WarpId() * 16};
   bf16* const stage_out = smem.out + WarpId() * kOutTokens * 16;
   float state[kK / 8][4];
   Clear(state);
   if (params.segment_states != nullptr) {
-    LoadState<true>(state, params.segment_states + place.piece * state_elements, rows);
+    LoadState<true>(state, params.segment_states + block_index.piece * state_elements, rows);
   } else if (args.initial_state != nullptr) {
     LoadState<true>(
-        state, static_cast<const float*>(args.initial_state) + place.state * state_elements, rows);
+        state, static_cast<const float*>(args.initial_state) + block_index.state * state_elements,
+        rows);
   }
 #pragma unroll 1
-  for (int index = place.begin; index < place.end; ++index) {
-    const int step = index - place.begin, stage = step % Config::kStages;
+  for (int index = block_index.begin; index < block_index.end; ++index) {
+    const int step = index - block_index.begin, stage = step % Config::kStages;
     const ChunkEntry chunk = args.chunks[index];
-    const bf16* const scores = smem.scores + step % kScorePlaces * kChunk * kChunk;
+    const bf16* const scores = smem.scores + step % kScoreStages * kChunk * kChunk;
     const DecayTables& tables = smem.tables[stage];
     MbarrierWait(smem.full + stage, static_cast<uint32_t>(step / Config::kStages & 1));
     if ((chunk.flags & kChunkResets) != 0) Clear(state);
-    SaveCheckpoint<Config, kOutTokens>(state, stage_out, params, place, index, rows);
+    SaveCheckpoint<Config, kOutTokens>(state, stage_out, params, block_index, index, rows);
     float out[kChunk / 8][4];
     uint32_t rounded[kK / 16][4], v[kChunk / 16][4], scaled_v[kChunk / 16][4];
     BeginInterOutput<Config>(out, rounded, state, smem.q + stage * kChunk * kK);
-    MbarrierWait(smem.scored + step % kScorePlaces, static_cast<uint32_t>(step / kScorePlaces & 1));
+    MbarrierWait(smem.scored + step % kScoreStages, static_cast<uint32_t>(step / kScoreStages & 1));
     LoadValues<Config>(v, scaled_v, smem.v + stage * kChunk * kV, tables.outgoing_scaled);
     Scale(state, tables.transition);
     WgmmaWait<0>();
@@ -235,8 +236,8 @@ HL_DEVICE void ConsumeChunks(const WarpgroupScanShared<Config>& smem, const Chun
     BeginChunk<Config>(out, state, v, scaled_v, smem.k + stage * kChunk * kK, scores);
     WgmmaWait<1>();
     FenceRegisters(TileOf(out));
-    const Rows target = RowsOf(SliceOf(params.out, args, place.key_slice, args.head_dim_v), chunk,
-                               place.head, place.slice * kV, args.head_dim_v);
+    const Rows target = RowsOf(SliceOf(params.out, args, block_index.key_slice, args.head_dim_v),
+                               chunk, block_index.head, block_index.slice * kV, args.head_dim_v);
     StoreTokens<kOutTokens>(out, stage_out, target, chunk.length, WarpId() * 16);
     WgmmaWait<0>();
 #pragma unroll
@@ -246,9 +247,9 @@ HL_DEVICE void ConsumeChunks(const WarpgroupScanShared<Config>& smem, const Chun
     __syncwarp();
     if (LaneId() == 0) MbarrierArrive(smem.empty + stage);
   }
-  if (args.final_state != nullptr && place.stops)
-    StoreState<true>(state, static_cast<float*>(args.final_state) + place.state * state_elements,
-                     rows);
+  if (args.final_state != nullptr && block_index.stops)
+    StoreState<true>(
+        state, static_cast<float*>(args.final_state) + block_index.state * state_elements, rows);
 }
 
 #endif  // HL_HAS_WGMMA
@@ -264,13 +265,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   HL_DYNAMIC_SMEM(raw);
   HL_SHARED(full, uint64_t[Config::kStages]);
   HL_SHARED(empty, uint64_t[Config::kStages]);
-  HL_SHARED(scored, uint64_t[kScorePlaces]);
+  HL_SHARED(scored, uint64_t[kScoreStages]);
   SmemCarver carver(raw);
   WarpgroupScanShared<Config> smem;
   smem.q = carver.Take<bf16, 1024>(Config::kStages * kChunk * Config::kK);
   smem.k = carver.Take<bf16, 1024>(Config::kStages * kChunk * Config::kK);
   smem.v = carver.Take<bf16, 1024>(Config::kStages * kChunk * Config::kV);
-  smem.scores = carver.Take<bf16, 1024>(kScorePlaces * kChunk * kChunk);
+  smem.scores = carver.Take<bf16, 1024>(kScoreStages * kChunk * kChunk);
   smem.out = carver.Take<bf16>(kOutTokens * Config::kV);
   smem.tables = carver.Take<DecayTables>(Config::kStages);
   smem.full = full;
@@ -282,24 +283,24 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       MbarrierInit(full + stage, 2);  // one arrival with the bytes, one with the tables
       MbarrierInit(empty + stage, Config::kWarps);
     }
-    for (int i = 0; i < kScorePlaces; ++i) MbarrierInit(scored + i, Config::kScoreWarps);
+    for (int i = 0; i < kScoreStages; ++i) MbarrierInit(scored + i, Config::kScoreWarps);
     MbarrierInitFence();
   }
-  for (int i = thread; i < kScorePlaces * kChunk * kChunk / 8; i += Config::kThreads)
+  for (int i = thread; i < kScoreStages * kChunk * kChunk / 8; i += Config::kThreads)
     *reinterpret_cast<uint4*>(smem.scores + 8 * i) = make_uint4(0, 0, 0, 0);
   FenceProxyAsync();
   __syncthreads();
-  const Place place = PlaceOf(params.args, params.shape, params.checkpoint_every);
+  const BlockIndex block_index = MakeBlockIndex(params.args, params.shape, params.checkpoint_every);
   if (WarpgroupId() == Config::kWarps / 4) {
     GiveRegisters<Config::kOtherRegisters>();
     if (FreshWarpId() == Config::kWarps) {
-      ProduceChunks<Config>(smem, params, maps, place);
+      ProduceChunks<Config>(smem, params, maps, block_index);
     } else {
-      ScoreChunks<Config>(smem, params, place);
+      ScoreChunks<Config>(smem, params, block_index);
     }
   } else {
     TakeRegisters<Config::kOwnRegisters>();
-    ConsumeChunks<Config>(smem, params, place);
+    ConsumeChunks<Config>(smem, params, block_index);
   }
 #else
   __trap();

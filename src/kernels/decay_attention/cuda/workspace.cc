@@ -33,15 +33,19 @@ size_t StatesPerChunk(const DecayAttentionArgs& args) {
   return IsPerChannel(args.decay_kind) ? 4 : 1;
 }
 
-size_t OperandBytes(const DecayAttentionArgs& args, const Turn& turn, const DecayBlock& block) {
+size_t OperandBytes(const DecayAttentionArgs& args, const BatchTile& batch_tile,
+                    const DecayBlock& block) {
   if (!IsPerChannel(args.decay_kind)) return 0;
-  const int64_t tiles = decay::TilesOfTurn(args, turn.num_sequences, SlicesOf(args, block).keys);
+  const int64_t tiles =
+      decay::MaxTilesInBatchTile(args, batch_tile.num_sequences, SlicesOf(args, block).keys);
   return static_cast<size_t>(tiles) * decay::ChannelOperandBytes(block.k);
 }
-size_t ProductBytes(const DecayAttentionArgs& args, const Turn& turn, const DecayBlock& block) {
+size_t ProductBytes(const DecayAttentionArgs& args, const BatchTile& batch_tile,
+                    const DecayBlock& block) {
   if (!IsPerChannel(args.decay_kind)) return 0;
   const Slices slices = SlicesOf(args, block);
-  return static_cast<size_t>(decay::TilesOfTurn(args, turn.num_sequences, slices.keys)) *
+  return static_cast<size_t>(
+             decay::MaxTilesInBatchTile(args, batch_tile.num_sequences, slices.keys)) *
          slices.values * decay::ChannelProductElements(block.k) * sizeof(float);
 }
 
@@ -82,39 +86,42 @@ GradientSlices SlicesOfGradients(const DecayAttentionArgs& args, const Slices& s
   return count;
 }
 
-CentreLayout AddCentre(const DecayAttentionArgs& args, const Turn& turn, Regions& regions) {
-  const size_t means = size_t{1} * turn.num_rows * args.num_v_heads * args.head_dim_v;
-  const size_t norms = size_t{1} * turn.num_sequences * args.num_heads * args.head_dim_k;
-  CentreLayout centre;
-  centre.sums = regions.Add(NumMeanPieces(args) * means * sizeof(float));
-  centre.mean = regions.Add(means * sizeof(float));
-  centre.values = regions.Add(args.seq_len * means * kHalf);
-  centre.dfinal_norm = regions.Add(norms * sizeof(float));
-  centre.dinitial_state = regions.Add(norms * args.head_dim_v * sizeof(float));
-  return centre;
+ValueMeanLayout AddValueMean(const DecayAttentionArgs& args, const BatchTile& batch_tile,
+                             Regions& regions) {
+  const size_t means = size_t{1} * batch_tile.num_rows * args.num_v_heads * args.head_dim_v;
+  const size_t norms = size_t{1} * batch_tile.num_sequences * args.num_heads * args.head_dim_k;
+  ValueMeanLayout value_mean;
+  value_mean.sums = regions.Add(NumMeanPieces(args) * means * sizeof(float));
+  value_mean.mean = regions.Add(means * sizeof(float));
+  value_mean.values = regions.Add(args.seq_len * means * kHalf);
+  value_mean.dfinal_norm = regions.Add(norms * sizeof(float));
+  value_mean.dinitial_state = regions.Add(norms * args.head_dim_v * sizeof(float));
+  return value_mean;
 }
 
 void AddScanBackward(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                      BackwardLayout& layout, Regions& regions) {
-  const Turn turn = LargestTurn(args, plan.backward_turns);
-  const size_t rows = Rows(args, turn.num_rows), keys = args.head_dim_k, values = args.head_dim_v;
+  const BatchTile batch_tile = LargestBatchTile(args, plan.backward_batch_tiles);
+  const size_t rows = Rows(args, batch_tile.num_rows), keys = args.head_dim_k,
+               values = args.head_dim_v;
   const size_t decays = IsPerChannel(args.decay_kind) ? keys : 1;
   const Slices slices = SlicesOf(args, plan.backward);
   const GradientSlices& sums = layout.slices = SlicesOfGradients(args, slices);
   const auto partial = [&](int heads, int num_slices, size_t width) {
     return heads < args.num_heads || num_slices > 1 ? num_slices * rows * width * sizeof(float) : 0;
   };
-  const size_t pieces = Pieces(args, turn.num_sequences, plan.backward_segments);
-  layout.segments = AddSegments(args, turn.num_sequences, plan.backward_segments, regions);
-  layout.operands = regions.Add(OperandBytes(args, turn, plan.backward));
-  layout.products = regions.Add(ProductBytes(args, turn, plan.backward));
+  const size_t pieces = Pieces(args, batch_tile.num_sequences, plan.backward_segments);
+  layout.segments = AddSegments(args, batch_tile.num_sequences, plan.backward_segments, regions);
+  layout.operands = regions.Add(OperandBytes(args, batch_tile, plan.backward));
+  layout.products = regions.Add(ProductBytes(args, batch_tile, plan.backward));
   const size_t state = size_t{1} * plan.backward.k * plan.backward.v * kHalf;
   if (plan.backward_warpgroups) {
-    const size_t states = decay::StatesOfTurn(args, turn.num_sequences, slices.count());
+    const size_t states =
+        decay::MaxStatesInBatchTile(args, batch_tile.num_sequences, slices.count());
     layout.states = regions.Add(states * state);
     layout.adjoints = regions.Add(states * state);
-    layout.factors =
-        regions.Add(decay::StatesOfTurn(args, turn.num_sequences, 1) * decay::kChunkFactorsBytes);
+    layout.factors = regions.Add(decay::MaxStatesInBatchTile(args, batch_tile.num_sequences, 1) *
+                                 decay::kChunkFactorsBytes);
   } else {
     layout.group =
         regions.Add(pieces * slices.count() * plan.checkpoint_every * StatesPerChunk(args) * state);
@@ -133,12 +140,12 @@ void AddScanBackward(const DecayAttentionArgs& args, const DecayAttentionPlan& p
   layout.normaliser.one = regions.Add(kHalf);
   layout.normaliser.sums = regions.Add(slices.keys * rows * sizeof(float));
   layout.normaliser.factor = regions.Add(rows * sizeof(float));
-  layout.normaliser.centre = AddCentre(args, turn, regions);
+  layout.normaliser.value_mean = AddValueMean(args, batch_tile, regions);
 }
 
 void AddSimtBackward(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                      BackwardLayout& layout, Regions& regions) {
-  const size_t rows = Rows(args, LargestTurn(args, plan.backward_turns).num_rows);
+  const size_t rows = Rows(args, LargestBatchTile(args, plan.backward_batch_tiles).num_rows);
   const size_t keys = args.head_dim_k, values = args.head_dim_v;
   const size_t decays = IsPerChannel(args.decay_kind) ? keys : 1;
   const int num_slices = decay::SimtSlices(args, decay::SimtMode::kStates);
@@ -189,17 +196,18 @@ ForwardLayout MakeForwardLayout(const DecayAttentionArgs& args, const DecayAtten
   Regions regions;
   ForwardLayout layout;
   if (ForwardRoute(args, plan) == Route::kSimt) return layout;
-  const Turn turn = LargestTurn(args, plan.forward_turns);
-  const size_t slices = SlicesOf(args, plan.forward).keys, rows = Rows(args, turn.num_rows);
-  layout.segments = AddSegments(args, turn.num_sequences, plan.num_segments, regions);
-  layout.operands = regions.Add(OperandBytes(args, turn, plan.forward));
+  const BatchTile batch_tile = LargestBatchTile(args, plan.forward_batch_tiles);
+  const size_t slices = SlicesOf(args, plan.forward).keys, rows = Rows(args, batch_tile.num_rows);
+  layout.segments = AddSegments(args, batch_tile.num_sequences, plan.num_segments, regions);
+  layout.operands = regions.Add(OperandBytes(args, batch_tile, plan.forward));
   if (slices > 1) layout.out = regions.Add(slices * rows * args.head_dim_v * sizeof(float));
   if (IsNormalised(args)) {
     if (slices > 1) layout.normaliser.sums = regions.Add(slices * rows * sizeof(float));
     if (plan.num_segments > 1) layout.normaliser.one = regions.Add(kHalf);
     DecayAttentionArgs ones = args;
     ones.head_dim_v = 1;
-    layout.normaliser.segments = AddSegments(ones, turn.num_sequences, plan.num_segments, regions);
+    layout.normaliser.segments =
+        AddSegments(ones, batch_tile.num_sequences, plan.num_segments, regions);
   }
   layout.bytes = regions.bytes();
   return layout;
@@ -222,7 +230,7 @@ ForwardLayout MakeSummaryLayout(const DecayAttentionArgs& args, const DecayAtten
   ForwardLayout layout;
   if (ForwardRoute(args, plan) == Route::kSimt) return layout;
   layout.segments = AddSegments(args, args.num_sequences, plan.num_segments, regions);
-  layout.operands = regions.Add(OperandBytes(args, TurnOf(args, 0, 1), plan.forward));
+  layout.operands = regions.Add(OperandBytes(args, MakeBatchTile(args, 0, 1), plan.forward));
   if (IsNormalised(args)) layout.normaliser.one = regions.Add(kHalf);
   layout.bytes = regions.bytes();
   return layout;
@@ -237,7 +245,7 @@ BackwardLayout MakeReverseSummaryLayout(const DecayAttentionArgs& args,
     layout.dnorm = regions.Add(factors);
   } else {
     layout.segments = AddSegments(args, args.num_sequences, plan.backward_segments, regions);
-    layout.operands = regions.Add(OperandBytes(args, TurnOf(args, 0, 1), plan.backward));
+    layout.operands = regions.Add(OperandBytes(args, MakeBatchTile(args, 0, 1), plan.backward));
     layout.normaliser.one = regions.Add(IsNormalised(args) ? kHalf : 0);
     layout.normaliser.factor = regions.Add(factors);
   }

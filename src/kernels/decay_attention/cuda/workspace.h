@@ -21,8 +21,8 @@ struct SegmentLayout {
   size_t states = 0;
   size_t log_transition = 0;  // [..(, K with per-channel decays)]
 };
-// The values minus their mean, and the states derived from them (centre.h).
-struct CentreLayout {
+// The values minus their mean, and the states derived from them (mean_subtraction.h).
+struct ValueMeanLayout {
   size_t sums = 0;            // fp32 [NumMeanPieces, B, Hv, V]
   size_t mean = 0;            // fp32 [B, Hv, V]
   size_t values = 0;          // bf16 [B, T, Hv, V]
@@ -38,7 +38,7 @@ struct NormaliserLayout {
   size_t sums = 0;
   SegmentLayout segments;  // forward: segments of that scan
   size_t factor = 0;       // backward, fp32 [B, T, H]: the upstream gradient of the ones
-  CentreLayout centre;
+  ValueMeanLayout value_mean;
 };
 struct ForwardLayout {
   SegmentLayout segments;
@@ -118,7 +118,7 @@ T* At(void* workspace, size_t offset) {
 // the rows or sequences of one batch tile. Kernels index by absolute row, so the pointer is shifted
 // back by `before` elements.
 template <typename T>
-T* BeforeTurn(void* workspace, size_t offset, int64_t before) {
+T* ShiftToBatchStart(void* workspace, size_t offset, int64_t before) {
   const int64_t first = static_cast<int64_t>(offset) - before * static_cast<int64_t>(sizeof(T));
   return reinterpret_cast<T*>(static_cast<char*>(workspace) + first);
 }

@@ -38,7 +38,7 @@ struct ProblemShape {
   bool far = false;          // rows more than 2^31 elements apart, see Layout
   int num_segments = 1;
   int backward_segments = 0;                 // 0: num_segments
-  int turns = 0;                             // of both directions; 0: MakePlan decides
+  int batch_tiles = 0;                       // of both directions; 0: MakePlan decides
   int block_v = 0;                           // of the forward; 0: MakePlan decides
   bool warpgroups = false;                   // as on a device that has them
   DecayBlock block;                          // of both directions; none: MakePlan decides
@@ -73,8 +73,8 @@ struct ProblemShape {
     return Concat("B", batch, " T", seq_len, " H", heads, " K", dim_k, " V", dim_v, " kind ",
                   static_cast<int>(kind), " ", halflife::Name(dtype), " strength ",
                   static_cast<int>(strength), " norm ", norm, " mean of v ", v_mean,
-                  warpgroups ? " by warpgroups" : "", " segments ", num_segments, " turns ", turns,
-                  " blocks ", block.k, " x ", block.v, " seed ", seed);
+                  warpgroups ? " by warpgroups" : "", " segments ", num_segments, " batch tiles ",
+                  batch_tiles, " blocks ", block.k, " x ", block.v, " seed ", seed);
   }
 };
 
@@ -183,15 +183,15 @@ class Problem {
     DecayAttentionPlan plan =
         MakePlan(args, {.is_cuda = true, .num_sms = 4, .shared_memory_bytes = shape_.shared_bytes},
                  {.num_segments = shape_.num_segments});
-    if (shape_.turns > 0) plan.forward_turns = plan.backward_turns = shape_.turns;
+    if (shape_.batch_tiles > 0)
+      plan.forward_batch_tiles = plan.backward_batch_tiles = shape_.batch_tiles;
     if (shape_.backward_segments > 0) plan.backward_segments = shape_.backward_segments;
     if (shape_.block.k > 0 && plan.forward.k > 0) plan.forward = plan.backward = shape_.block;
     if (shape_.block_v > 0 && plan.forward.k > 0) plan.forward.v = shape_.block_v;
     if (shape_.simt) plan.forward = {};
-    plan.forward_warpgroups = shape_.warpgroups && cuda::WarpgroupsTake(args, plan.forward);
+    plan.forward_warpgroups = shape_.warpgroups && cuda::CanUseWgmma(args, plan.forward);
     if (shape_.simt || shape_.simt_backward) plan.backward = {};
-    plan.backward_warpgroups =
-        shape_.warpgroups && cuda::BackwardWarpgroupsTake(args, plan.backward);
+    plan.backward_warpgroups = shape_.warpgroups && cuda::CanUseWgmmaBackward(args, plan.backward);
     return plan;
   }
   // Buffers of exactly the promised size.

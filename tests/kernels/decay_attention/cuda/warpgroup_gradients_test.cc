@@ -91,7 +91,8 @@ TEST(CudaWarpgroupGradients, SegmentsAndTurns) {
     ExpectGradientsByWarpgroups(
         {.seq_len = 520, .heads = DecayHeads(kind), .kind = kind, .num_segments = 2});
     if (kSlow) continue;
-    ExpectGradientsByWarpgroups({.batch = 3, .seq_len = 140, .heads = 2, .kind = kind, .turns = 2});
+    ExpectGradientsByWarpgroups(
+        {.batch = 3, .seq_len = 140, .heads = 2, .kind = kind, .batch_tiles = 2});
   }
 }
 
@@ -103,9 +104,9 @@ TEST(CudaWarpgroupGradients, TurnsChangeNoBit) {
         ByWarpgroups({.batch = 3, .seq_len = 140, .heads = 2, .kind = kind, .key_scale = true});
     shape.document_starts = {10, 20, 140 + 64, 140 + 100};  // the first row has a chunk more
     Problem at_once(shape);
-    shape.turns = 3;
-    Problem in_turns(shape);
-    ExpectSameBits(GradientsOf(in_turns), GradientsOf(at_once));
+    shape.batch_tiles = 3;
+    Problem tiled(shape);
+    ExpectSameBits(GradientsOf(tiled), GradientsOf(at_once));
   }
 }
 

@@ -67,7 +67,7 @@ TEST(CudaWarpgroupScan, SlicesSegmentsAndTurns) {
   ExpectSameAsByWarps({.seq_len = 70, .heads = 1, .dim_v = 256});
   ExpectSameAsByWarps({.seq_len = 70, .heads = 1, .dim_k = 256, .dim_v = 256});
   ExpectSameAsByWarps({.seq_len = 520, .heads = 1, .dim_v = 128, .num_segments = 2});
-  ExpectSameAsByWarps({.batch = 3, .seq_len = 70, .heads = 1, .dim_v = 128, .turns = 2});
+  ExpectSameAsByWarps({.batch = 3, .seq_len = 70, .heads = 1, .dim_v = 128, .batch_tiles = 2});
 }
 
 TEST(CudaWarpgroupScan, SharedHeads) {

@@ -6,7 +6,7 @@ namespace halflife::kernels::decay {
 void LaunchChunkStates(const ReverseScanParams& params, cudaStream_t stream) {
   using Config = ChunkStatesConfig;
   const DecayAttentionArgs& args = params.grads.forward;
-  const int64_t factors = StatesOfTurn(args, params.shape.num_sequences, /*num_parts=*/1);
+  const int64_t factors = MaxStatesInBatchTile(args, params.shape.num_sequences, /*num_parts=*/1);
   if (factors > 0) {
     LaunchShape shape = ShapeForRows(factors, "decay attention factors of chunks");
     shape.smem_bytes = kRowWarps * kDecayTablesBytes;

@@ -1,7 +1,7 @@
 // The backward of a normalised output, for one batch tile: first a scan over values minus their
-// mean, then a scan for the normaliser. centre.h derives the formulas. Internal header.
+// mean, then a scan for the normaliser. mean_subtraction.h derives the formulas. Internal header.
 //
-//   CentredBackward(grads, plan, layout, turn, stream).Run();
+//   NormalisedBackward(grads, plan, layout, batch_tile, stream).Run();
 #pragma once
 
 #include <cstddef>
@@ -14,16 +14,16 @@
 namespace halflife::kernels::cuda {
 
 // All references are borrowed until Run returns.
-class CentredBackward {
+class NormalisedBackward {
  public:
-  CentredBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan,
-                  const BackwardLayout& layout, const Turn& turn, cudaStream_t stream)
+  NormalisedBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan,
+                     const BackwardLayout& layout, const BatchTile& batch_tile, cudaStream_t stream)
       : grads_(grads),
         plan_(plan),
         layout_(layout),
-        turn_(turn),
+        batch_tile_(batch_tile),
         stream_(stream),
-        mean_(Region<float>(layout.normaliser.centre.mean)) {}
+        mean_(Region<float>(layout.normaliser.value_mean.mean)) {}
 
   // Launches both scans. Their parts of the gradients are written to the regions that `layout`
   // names.
@@ -32,7 +32,7 @@ class CentredBackward {
  private:
   // without tokens there is no mean
   bool has_tokens() const { return grads_.forward.num_chunks > 0; }
-  const CentreLayout& centre() const { return layout_.normaliser.centre; }
+  const ValueMeanLayout& value_mean() const { return layout_.normaliser.value_mean; }
   template <typename T>
   T* Region(size_t offset) const {
     return At<T>(grads_.forward.workspace, offset);
@@ -44,9 +44,9 @@ class CentredBackward {
   int64_t RowsBefore(int heads, int width) const;
   int64_t StatesBefore(int64_t width) const;
 
-  void Centre() const;
+  void SubtractMean() const;
   void RunOverValues() const;
-  void RunOverOnes() const;
+  void RunOverNormaliser() const;
 
   // The gradient of the initial state. The normaliser's gradient needs it even if the caller does
   // not.
@@ -58,7 +58,7 @@ class CentredBackward {
   const DecayAttentionGradArgs& grads_;
   const DecayAttentionPlan& plan_;
   const BackwardLayout& layout_;
-  const Turn turn_;
+  const BatchTile batch_tile_;
   const cudaStream_t stream_;
   float* const mean_;  // for the rows of the batch tile
 };

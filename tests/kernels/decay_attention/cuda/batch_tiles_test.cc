@@ -1,4 +1,4 @@
-// A batch whose rows are taken in turns, which share one workspace, in the emulator: against the
+// A batch whose rows are taken in batch tiles, which share one workspace, in the emulator: against the
 // oracle, and in bits what all rows at once give.
 #include <vector>
 
@@ -12,7 +12,7 @@ namespace {
 constexpr DecayKind kKinds[] = {DecayKind::kNone, DecayKind::kPerHead, DecayKind::kPerHeadChannel,
                                 DecayKind::kPerToken, DecayKind::kPerTokenChannel};
 
-// Five rows in turns of 1, 2 and 2, of 2 x 2 slices, with heads that share and states on both
+// Five rows in batch tiles of 1, 2 and 2, of 2 x 2 slices, with heads that share and states on both
 // sides.
 ProblemShape InTurns(DecayKind kind) {
   return {.batch = 5,
@@ -25,18 +25,18 @@ ProblemShape InTurns(DecayKind kind) {
           .v_heads = 1,
           .key_scale = true,
           .odd_strides = true,
-          .turns = 3,
+          .batch_tiles = 3,
           .block = {64, 64}};
 }
 
-TEST(CudaTurns, EveryKind) {
+TEST(CudaBatchTiles, EveryKind) {
   for (const DecayKind kind : kKinds) {
     if (kSlow && !IsPerToken(kind)) continue;
     ExpectGradients(InTurns(kind));
   }
 }
 
-TEST(CudaTurns, SegmentsAndDocuments) {
+TEST(CudaBatchTiles, SegmentsAndDocuments) {
   if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
   for (const DecayKind kind : {DecayKind::kPerHead, DecayKind::kPerTokenChannel}) {
     ProblemShape shape = InTurns(kind);
@@ -47,7 +47,7 @@ TEST(CudaTurns, SegmentsAndDocuments) {
   }
 }
 
-TEST(CudaTurns, Normalised) {
+TEST(CudaBatchTiles, Normalised) {
   for (const DecayKind kind : {DecayKind::kPerHeadChannel, DecayKind::kPerToken}) {
     if (kSlow && !IsPerToken(kind)) continue;
     ProblemShape shape = InTurns(kind);
@@ -62,7 +62,7 @@ TEST(CudaTurns, Normalised) {
   }
 }
 
-TEST(CudaTurns, TokenByToken) {
+TEST(CudaBatchTiles, TokenByToken) {
   for (const DecayKind kind : kKinds) {
     if (kSlow && !IsPerToken(kind)) continue;
     for (const bool norm : {false, true}) {
@@ -76,7 +76,7 @@ TEST(CudaTurns, TokenByToken) {
 }
 
 // No sum has terms of two rows but a constant decay's, whose terms all wait for the last turn.
-TEST(CudaTurns, ChangeNoBit) {
+TEST(CudaBatchTiles, ChangeNoBit) {
   if (kSanitized) GTEST_SKIP() << "adds no access that other tests do not make";
   for (const DecayKind kind : {DecayKind::kPerHead, DecayKind::kPerTokenChannel})
     for (const bool norm : {false, true})
@@ -87,8 +87,8 @@ TEST(CudaTurns, ChangeNoBit) {
         shape.simt = simt;
         SCOPED_TRACE(shape.Name());
         std::vector<Result> results;
-        for (const int turns : {1, 3}) {
-          shape.turns = turns;
+        for (const int batch_tiles : {1, 3}) {
+          shape.batch_tiles = batch_tiles;
           Problem problem(shape);
           problem.Forward(/*with_checkpoints=*/true);
           problem.Backward();
@@ -98,12 +98,12 @@ TEST(CudaTurns, ChangeNoBit) {
       }
 }
 
-TEST(CudaTurns, ShareOneWorkspace) {
+TEST(CudaBatchTiles, ShareOneWorkspace) {
   ProblemShape shape = InTurns(DecayKind::kPerToken);
   shape.batch = 4;
   shape.seq_len = 64;
-  const auto bytes = [&](int turns) {
-    shape.turns = turns;
+  const auto bytes = [&](int batch_tiles) {
+    shape.batch_tiles = batch_tiles;
     Problem problem(shape);
     return cuda::BackwardWorkspaceBytes(problem.Args(), problem.Plan());
   };
@@ -111,16 +111,16 @@ TEST(CudaTurns, ShareOneWorkspace) {
   EXPECT_EQ(bytes(4), bytes(1) / 4);
 }
 
-TEST(CudaTurns, MoreThanRows) {
-  Problem problem({.batch = 2, .seq_len = 10, .heads = 1, .turns = 3});
+TEST(CudaBatchTiles, MoreThanRows) {
+  Problem problem({.batch = 2, .seq_len = 10, .heads = 1, .batch_tiles = 3});
   EXPECT_HL_ERROR(problem.Forward(), ExitCode::kUsage,
-                  "in 3 turns: a batch of 2 with 2 sequences has 1 to 2 of them");
+                  "in 3 batch tiles: a batch of 2 with 2 sequences has 1 to 2 of them");
 }
 
-TEST(CudaTurns, OfPackedSequences) {
-  Problem problem({.seq_len = 10, .heads = 1, .turns = 2, .cu_seqlens = {0, 4, 10}});
+TEST(CudaBatchTiles, OfPackedSequences) {
+  Problem problem({.seq_len = 10, .heads = 1, .batch_tiles = 2, .cu_seqlens = {0, 4, 10}});
   EXPECT_HL_ERROR(problem.Forward(), ExitCode::kUsage,
-                  "in 2 turns: a batch of 1 with 2 sequences has 1 to 1 of them");
+                  "in 2 batch tiles: a batch of 1 with 2 sequences has 1 to 1 of them");
 }
 
 }  // namespace

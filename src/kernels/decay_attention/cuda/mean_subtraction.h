@@ -33,14 +33,14 @@
 
 namespace halflife::kernels::decay {
 
-struct CentreParams {
+struct SubtractMeanParams {
   DecayAttentionArgs args;
   int num_pieces;  // NumMeanPieces(args)
   float* sums;     // [num_pieces, B, Hv, V]: scratch
   float* mean;    // [B, Hv, V]; non-finite values count as 0, so that they do not affect other rows
   bf16* centred;  // [B, T, Hv, V]: v - mean
 };
-void LaunchCentre(const CentreParams& params, cudaStream_t stream);
+void LaunchSubtractMean(const SubtractMeanParams& params, cudaStream_t stream);
 
 // shifted = norms + sign * (states mean): [num_sequences, H, K] from [num_sequences, H, K, V].
 struct ShiftNormsParams {

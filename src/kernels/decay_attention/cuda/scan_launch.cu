@@ -1,6 +1,6 @@
 // One scan of decay attention: selects the compiled instance for its blocks, and sets up its
 // segments and its gradient outputs. Host code.
-#include "kernels/decay_attention/cuda/one_scan.h"
+#include "kernels/decay_attention/cuda/scan_launch.h"
 
 #include <cstdlib>
 #include <string>
@@ -8,7 +8,7 @@
 #include "core/error.h"
 #include "kernels/common/cuda/device.h"
 #include "kernels/decay_attention/cuda/normaliser.h"
-#include "kernels/decay_attention/cuda/scans.h"
+#include "kernels/decay_attention/cuda/tensor_core_path.h"
 
 namespace halflife::kernels::cuda {
 namespace {
@@ -46,22 +46,23 @@ constexpr Instance kInstances[] = {
 };
 #undef HL_DECAY_INSTANCE
 
-constexpr int kOnesBlock = 64;  // columns
+constexpr int kNormaliserColumns = 64;  // columns
 
-// The normaliser's scan uses blocks with the same width in K and kOnesBlock columns, which a plan
+// The normaliser's scan uses blocks with the same width in K and kNormaliserColumns columns, which a plan
 // does not name.
-constexpr bool HaveBlocksOfOnes() {
+constexpr bool HaveNormaliserBlocks() {
   for (const Instance& instance : kInstances) {
     bool found = false;
     for (const Instance& ones : kInstances)
-      found = found || (ones.k == instance.k && ones.v == kOnesBlock);
-    if (!found || instance.v < kOnesBlock) return false;  // no such block needs more shared memory
+      found = found || (ones.k == instance.k && ones.v == kNormaliserColumns);
+    if (!found || instance.v < kNormaliserColumns)
+      return false;  // no such block needs more shared memory
   }
   return true;
 }
-static_assert(HaveBlocksOfOnes());
+static_assert(HaveNormaliserBlocks());
 
-const Instance& InstanceOf(const DecayBlock& block) {
+const Instance& FindInstance(const DecayBlock& block) {
   std::string names;
   for (const Instance& instance : kInstances) {
     if (instance.k == block.k && instance.v == block.v) return instance;
@@ -93,10 +94,10 @@ int SharedMemoryLimit() {
 // ---- segments ----
 
 void LaunchStates(const Scan& scan, const decay::StateScanParams& own, cudaStream_t stream) {
-  const Instance& instance = InstanceOf(scan.block);
+  const Instance& instance = FindInstance(scan.block);
   (scan.per_channel() ? instance.channel_state_scan : instance.state_scan)(own, stream);
 }
-decay::StateScanParams StateScanOf(const Scan& scan, const TensorView* dout) {
+decay::StateScanParams MakeStateScanParams(const Scan& scan, const TensorView* dout) {
   decay::StateScanParams own = {};
   own.args = scan.args;
   own.reverse = dout != nullptr;
@@ -114,12 +115,12 @@ decay::StateScanParams StateScanOf(const Scan& scan, const TensorView* dout) {
 const float* ScanSegments(const Scan& scan, const SegmentLayout& layout, const TensorView* dout,
                           decay::SegmentScanParams over, cudaStream_t stream) {
   const DecayAttentionArgs& args = scan.args;
-  decay::StateScanParams own = StateScanOf(scan, dout);
+  decay::StateScanParams own = MakeStateScanParams(scan, dout);
   own.states = At<float>(args.workspace, layout.states);
   own.log_transition = At<float>(args.workspace, layout.log_transition);
   own.transition_unit = 1;
   LaunchStates(scan, own, stream);
-  over.num_states = int64_t{1} * scan.turn.num_sequences * args.num_heads;
+  over.num_states = int64_t{1} * scan.batch_tile.num_sequences * args.num_heads;
   over.num_segments = scan.num_segments;
   over.state_elements = args.head_dim_k * args.head_dim_v;
   over.transitions = scan.per_channel() ? args.head_dim_k : 1;
@@ -130,9 +131,9 @@ const float* ScanSegments(const Scan& scan, const SegmentLayout& layout, const T
   return own.states;
 }
 // The part of [num_sequences, H, K, V] that belongs to the batch tile's sequences; null for null.
-const float* StatesOfTurn(const Scan& scan, const void* states) {
+const float* BatchTileStates(const Scan& scan, const void* states) {
   if (states == nullptr) return nullptr;
-  return static_cast<const float*>(states) + int64_t{1} * scan.turn.first_sequence *
+  return static_cast<const float*>(states) + int64_t{1} * scan.batch_tile.first_sequence *
                                                  scan.args.num_heads * scan.args.head_dim_k *
                                                  scan.args.head_dim_v;
 }
@@ -141,7 +142,7 @@ const float* SegmentStates(const Scan& scan, const SegmentLayout& layout, const 
                            const void* initial_state, cudaStream_t stream) {
   if (scan.num_segments == 1) return nullptr;
   decay::SegmentScanParams over = {};
-  over.initial_state = StatesOfTurn(scan, initial_state);
+  over.initial_state = BatchTileStates(scan, initial_state);
   return ScanSegments(scan, layout, dout, over, stream);
 }
 
@@ -155,19 +156,19 @@ void CheckBlocks(const DecayAttentionArgs& args, const DecayAttentionPlan& plan)
                 limit, "; a plan made for this device would work");
   };
   if (ForwardRoute(args, plan) != Route::kSimt) {
-    InstanceOf(plan.forward);
+    FindInstance(plan.forward);
     check("forward", plan.forward, ForwardSharedBytes(args.decay_kind, plan.forward));
   }
   if (BackwardRoute(args, plan) != Route::kSimt) {
-    InstanceOf(plan.backward);
+    FindInstance(plan.backward);
     check("backward", plan.backward, BackwardSharedBytes(args.decay_kind, plan.backward));
   }
 }
 
-Scan ScanOf(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
-            const Direction& direction) {
+Scan MakeScan(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
+              const Direction& direction) {
   Scan scan = {args,
-               direction.turn,
+               direction.batch_tile,
                direction.block,
                direction.num_segments,
                plan.checkpoint_every,
@@ -177,13 +178,14 @@ Scan ScanOf(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                {},
                {}};
   scan.args.norm_kind = NormKind::kNone;
-  scan.args.batch = direction.turn.num_rows;
+  scan.args.batch = direction.batch_tile.num_rows;
   return scan;
 }
-Scan ScanOfOnes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
-                const Direction& direction, const NormaliserLayout& layout) {
-  Scan scan =
-      ScanOf(args, plan, {{direction.block.k, kOnesBlock}, direction.num_segments, direction.turn});
+Scan MakeNormaliserScan(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
+                        const Direction& direction, const NormaliserLayout& layout) {
+  Scan scan = MakeScan(
+      args, plan,
+      {{direction.block.k, kNormaliserColumns}, direction.num_segments, direction.batch_tile});
   DecayAttentionArgs& ones = scan.args;
   ones.head_dim_v = 1;
   ones.num_v_heads = 1;
@@ -195,33 +197,35 @@ Scan ScanOfOnes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
   return scan;
 }
 
-TensorView RowsOfTurn(TensorView view, const Turn& turn) {
+TensorView BatchTileRows(TensorView view, const BatchTile& batch_tile) {
   if (view.data != nullptr)
     view.data = static_cast<char*>(view.data) +
-                turn.first_row * view.stride_b * (view.dtype == DType::kBF16 ? 2 : 4);
+                batch_tile.first_row * view.stride_b * (view.dtype == DType::kBF16 ? 2 : 4);
   return view;
 }
-DecayAttentionArgs ProblemOfTurn(const DecayAttentionArgs& args, const Turn& turn) {
+DecayAttentionArgs BatchTileProblem(const DecayAttentionArgs& args, const BatchTile& batch_tile) {
   DecayAttentionArgs own = args;
-  own.batch = turn.num_rows;
-  own.num_sequences = turn.num_sequences;
-  for (TensorView* view : {&own.q, &own.k, &own.v, &own.out}) *view = RowsOfTurn(*view, turn);
+  own.batch = batch_tile.num_rows;
+  own.num_sequences = batch_tile.num_sequences;
+  for (TensorView* view : {&own.q, &own.k, &own.v, &own.out})
+    *view = BatchTileRows(*view, batch_tile);
   if (args.norm_denom != nullptr)
     own.norm_denom = static_cast<float*>(args.norm_denom) +
-                     int64_t{1} * turn.first_row * args.seq_len * args.num_heads;
+                     int64_t{1} * batch_tile.first_row * args.seq_len * args.num_heads;
   return own;
 }
 
-TensorView Partial(const DecayAttentionArgs& args, const Turn& turn, size_t offset, int dim,
-                   int first) {
+TensorView Partial(const DecayAttentionArgs& args, const BatchTile& batch_tile, size_t offset,
+                   int dim, int first) {
   const int64_t token = int64_t{1} * args.num_heads * dim, row = token * args.seq_len;
-  const int64_t before = turn.first_row - int64_t{1} * first * turn.num_rows;
-  return {BeforeTurn<float>(args.workspace, offset, before * row), row, token, dim, DType::kF32};
+  const int64_t before = batch_tile.first_row - int64_t{1} * first * batch_tile.num_rows;
+  return {ShiftToBatchStart<float>(args.workspace, offset, before * row), row, token, dim,
+          DType::kF32};
 }
 
 void MakeOperands(const Scan& scan, cudaStream_t stream) {
   if (!scan.per_channel() || scan.args.num_chunks == 0) return;
-  InstanceOf(scan.block)
+  FindInstance(scan.block)
       .channel_operands({scan.args, scan.Shape(), scan.row_scales, scan.operands}, stream);
 }
 
@@ -236,7 +240,7 @@ void Summarise(const Scan& scan, const SegmentLayout& layout, const TensorView* 
     return;
   }
   // the own state of a single segment is the summary
-  decay::StateScanParams own = StateScanOf(scan, dout);
+  decay::StateScanParams own = MakeStateScanParams(scan, dout);
   own.states = static_cast<float*>(state);
   own.log_transition = log_transition;
   own.transition_unit = 0.693147180559945309f;
@@ -245,8 +249,9 @@ void Summarise(const Scan& scan, const SegmentLayout& layout, const TensorView* 
 
 // ---- forward ----
 
-decay::KeySums KeySumsOf(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
-                         const ForwardLayout& forward, const Turn& turn, cudaStream_t stream) {
+decay::KeySums PrepareKeySums(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
+                              const ForwardLayout& forward, const BatchTile& batch_tile,
+                              cudaStream_t stream) {
   const NormaliserLayout& layout = forward.normaliser;
   decay::KeySums sums = {};
   if (!IsNormalised(args)) return sums;
@@ -254,23 +259,23 @@ decay::KeySums KeySumsOf(const DecayAttentionArgs& args, const DecayAttentionPla
   sums.divides = SlicesOf(args, plan.forward).keys == 1;
   sums.eps = sums.divides ? static_cast<float>(args.norm_eps) : 0.0f;
   sums.sums = static_cast<float*>(sums.divides ? args.norm_denom
-                                               : Partial(args, turn, layout.sums, 1).data);
-  Scan ones = ScanOfOnes(args, plan, ForwardOf(plan, turn), layout);
+                                               : Partial(args, batch_tile, layout.sums, 1).data);
+  Scan ones = MakeNormaliserScan(args, plan, ForwardDirection(plan, batch_tile), layout);
   ones.operands = At<char>(args.workspace, forward.operands);
   sums.final = static_cast<float*>(ones.args.final_state);
   sums.checkpoints = ones.args.checkpoints;
   if (ones.num_segments > 1) {
-    decay::LaunchOne(At<bf16>(args.workspace, layout.one), stream);
+    decay::LaunchStoreOne(At<bf16>(args.workspace, layout.one), stream);
     sums.initial = SegmentStates(ones, layout.segments, nullptr, ones.args.initial_state, stream);
   } else {
-    sums.initial = StatesOfTurn(ones, ones.args.initial_state);
+    sums.initial = BatchTileStates(ones, ones.args.initial_state);
   }
   return sums;
 }
 
 void RunForward(const Scan& scan, const SegmentLayout& segments, const TensorView& out,
                 const decay::KeySums& key_sums, cudaStream_t stream) {
-  const Instance& instance = InstanceOf(scan.block);
+  const Instance& instance = FindInstance(scan.block);
   decay::ChunkScanParams params;
   params.args = scan.args;
   params.shape = scan.Shape();
@@ -288,45 +293,48 @@ void RunForward(const Scan& scan, const SegmentLayout& segments, const TensorVie
 
 // ---- backward ----
 
-GradientPlaces PlacesOf(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan,
-                        const BackwardLayout& layout, const Turn& turn, int first) {
+GradientOutputs MakeGradientOutputs(const DecayAttentionGradArgs& grads,
+                                    const DecayAttentionPlan& plan, const BackwardLayout& layout,
+                                    const BatchTile& batch_tile, int first) {
   const DecayAttentionArgs& args = grads.forward;
   const bool per_channel = IsPerChannel(args.decay_kind);
   const int K = args.head_dim_k, decay_dim = per_channel ? K : 1;
   const int first_part = first * SlicesOf(args, plan.backward).keys;
   const int first_decay = per_channel ? first : first_part;
-  const auto place = [&](const TensorView& gradient, int heads, int slices, int dim, size_t offset,
-                         int slice) {
+  const auto output = [&](const TensorView& gradient, int heads, int slices, int dim, size_t offset,
+                          int slice) {
     const bool whole = heads == args.num_heads && slices == 1;
-    return whole || gradient.data == nullptr ? gradient : Partial(args, turn, offset, dim, slice);
+    return whole || gradient.data == nullptr ? gradient
+                                             : Partial(args, batch_tile, offset, dim, slice);
   };
   const GradientSlices& slices = layout.slices;
-  GradientPlaces places = {};
-  places.dq = place(grads.dq, args.num_q_heads, slices.keys, K, layout.dq, first);
-  places.dk = place(grads.dk, args.num_k_heads, slices.keys, K, layout.dk, first);
-  places.dv = place(grads.dv, args.num_v_heads, slices.values, args.head_dim_v, layout.dv, 0);
-  places.dkey_scale =
-      place(grads.dkey_scale, args.num_heads, slices.tokens, 1, layout.dkey_scale, first_part);
-  if (grads.dlog_decay.data == nullptr) return places;
+  GradientOutputs outputs = {};
+  outputs.dq = output(grads.dq, args.num_q_heads, slices.keys, K, layout.dq, first);
+  outputs.dk = output(grads.dk, args.num_k_heads, slices.keys, K, layout.dk, first);
+  outputs.dv = output(grads.dv, args.num_v_heads, slices.values, args.head_dim_v, layout.dv, 0);
+  outputs.dkey_scale =
+      output(grads.dkey_scale, args.num_heads, slices.tokens, 1, layout.dkey_scale, first_part);
+  if (grads.dlog_decay.data == nullptr) return outputs;
   if (IsPerToken(args.decay_kind)) {
-    places.dlog_decay = place(grads.dlog_decay, args.num_decay_heads, slices.decays, decay_dim,
-                              layout.dlog_decay, first_decay);
+    outputs.dlog_decay = output(grads.dlog_decay, args.num_decay_heads, slices.decays, decay_dim,
+                                layout.dlog_decay, first_decay);
   } else {
     const DecaySums sums = DecaySumsOf(args, plan);
-    places.dlambda =
+    outputs.dlambda =
         At<float>(args.workspace, layout.dlambda) + first_decay * sums.count(args.num_heads);
     if (sums.num_sequences > 1)
-      places.dlambda += int64_t{1} * turn.first_sequence * args.num_heads * sums.pieces;
+      outputs.dlambda += int64_t{1} * batch_tile.first_sequence * args.num_heads * sums.pieces;
   }
-  return places;
+  return outputs;
 }
 
 void RunBackward(const Scan& given, const DecayAttentionGradArgs& grads,
-                 const BackwardLayout& layout, const GradientPlaces& places, cudaStream_t stream) {
+                 const BackwardLayout& layout, const GradientOutputs& outputs,
+                 cudaStream_t stream) {
   Scan scan = given;
   scan.operands = At<char>(scan.args.workspace, layout.operands);
   MakeOperands(scan, stream);
-  const Instance& instance = InstanceOf(scan.block);
+  const Instance& instance = FindInstance(scan.block);
   decay::ReverseScanParams params;
   params.grads = grads;
   params.grads.forward = scan.args;
@@ -334,21 +342,21 @@ void RunBackward(const Scan& given, const DecayAttentionGradArgs& grads,
   params.shape = scan.Shape();
   params.checkpoint_every = scan.checkpoint_every;
   params.splits_checkpoints = scan.splits_checkpoints;
-  params.centre = scan.centre;
+  params.value_mean = scan.value_mean;
   params.group = At<char>(scan.args.workspace, layout.group);
   params.states = At<char>(scan.args.workspace, layout.states);
   params.adjoints = At<char>(scan.args.workspace, layout.adjoints);
   params.factors = At<char>(scan.args.workspace, layout.factors);
-  params.dq = places.dq;
-  params.dk = places.dk;
-  params.dv = places.dv;
-  params.dlog_decay = places.dlog_decay;
-  params.dkey_scale = places.dkey_scale;
-  params.dlambda = places.dlambda;
+  params.dq = outputs.dq;
+  params.dk = outputs.dk;
+  params.dv = outputs.dv;
+  params.dlog_decay = outputs.dlog_decay;
+  params.dkey_scale = outputs.dkey_scale;
+  params.dlambda = outputs.dlambda;
   params.operands = scan.operands;
   params.products = At<float>(scan.args.workspace, layout.products);
-  params.num_tiles =
-      decay::TilesOfTurn(scan.args, scan.turn.num_sequences, params.shape.num_key_slices);
+  params.num_tiles = decay::MaxTilesInBatchTile(scan.args, scan.batch_tile.num_sequences,
+                                                params.shape.num_key_slices);
   params.segment_states =
       SegmentStates(scan, layout.segments, &grads.dout, grads.dfinal_state, stream);
   if (scan.backward_warpgroups) {
@@ -358,31 +366,32 @@ void RunBackward(const Scan& given, const DecayAttentionGradArgs& grads,
     instance.channel_reverse_scan(params, stream);
     if (params.num_tiles == 0) return;
     instance.channel_gradients({params.grads, params.shape, params.row_scales, params.products,
-                                params.num_tiles, params.shape.num_slices, places.dq, places.dk,
-                                places.dlog_decay, places.dkey_scale, places.dlambda},
+                                params.num_tiles, params.shape.num_slices, outputs.dq, outputs.dk,
+                                outputs.dlog_decay, outputs.dkey_scale, outputs.dlambda},
                                stream);
   } else {
     instance.reverse_scan(params, SharedMemoryLimit(), stream);
   }
 }
 
-Scan ReverseScanOf(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
-                   const Turn& turn) {
-  Scan scan = ScanOf(args, plan, BackwardOf(plan, turn));
+Scan MakeReverseScan(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
+                     const BatchTile& batch_tile) {
+  Scan scan = MakeScan(args, plan, BackwardDirection(plan, batch_tile));
   if (IsNormalised(args)) scan.row_scales.divisors = static_cast<const float*>(args.norm_denom);
   return scan;
 }
-ReverseScanOfOnes MakeReverseScanOfOnes(const DecayAttentionArgs& args,
-                                        const DecayAttentionPlan& plan,
-                                        const NormaliserLayout& layout, const Turn& turn,
-                                        cudaStream_t stream) {
-  decay::LaunchOne(At<bf16>(args.workspace, layout.one), stream);
-  ReverseScanOfOnes ones = {ScanOfOnes(args, plan, BackwardOf(plan, turn), layout),
-                            {},
-                            At<float>(args.workspace, layout.factor)};
+ReverseNormaliserScan MakeReverseNormaliserScan(const DecayAttentionArgs& args,
+                                                const DecayAttentionPlan& plan,
+                                                const NormaliserLayout& layout,
+                                                const BatchTile& batch_tile, cudaStream_t stream) {
+  decay::LaunchStoreOne(At<bf16>(args.workspace, layout.one), stream);
+  ReverseNormaliserScan ones = {
+      MakeNormaliserScan(args, plan, BackwardDirection(plan, batch_tile), layout),
+      {},
+      At<float>(args.workspace, layout.factor)};
   ones.dout = ones.scan.args.v;
-  const int64_t before = int64_t{1} * turn.first_row * args.seq_len * args.num_heads;
-  ones.scan.row_scales = {BeforeTurn<float>(args.workspace, layout.factor, before),
+  const int64_t before = int64_t{1} * batch_tile.first_row * args.seq_len * args.num_heads;
+  ones.scan.row_scales = {ShiftToBatchStart<float>(args.workspace, layout.factor, before),
                           static_cast<const float*>(args.norm_denom)};
   return ones;
 }

@@ -1,4 +1,4 @@
-#include "kernels/decay_attention/cuda/turns.h"
+#include "kernels/decay_attention/cuda/batch_tiles.h"
 
 #include <algorithm>
 
@@ -10,7 +10,8 @@ namespace {
 constexpr size_t kSmallWorkspace = size_t{512} << 20, kLargeWorkspace = size_t{2} << 30;
 
 // The smallest number of batch tiles whose workspace is within `limit`; otherwise one tile per row.
-int TurnsWithin(size_t limit, int batch, const std::function<size_t(int turns)>& bytes_of) {
+int BatchTilesWithin(size_t limit, int batch,
+                     const std::function<size_t(int batch_tiles)>& bytes_of) {
   int low = 1, high = batch;
   while (low < high) {
     const int middle = low + (high - low) / 2;
@@ -40,14 +41,14 @@ size_t WorkspaceLimit(const DecayAttentionArgs& args) {
   return std::max(kLargeWorkspace, 3 * TensorBytes(args));
 }
 
-int ChooseTurns(const DecayAttentionArgs& args, const TurnBlocks& blocks,
-                const std::function<size_t(int turns)>& bytes_of) {
+int ChooseNumBatchTiles(const DecayAttentionArgs& args, const BatchTileBlocks& blocks,
+                        const std::function<size_t(int batch_tiles)>& bytes_of) {
   if (args.num_sequences != args.batch || args.batch <= 1) return 1;
   const int64_t full = 2 * blocks.slots - blocks.slots / 4;
-  const int64_t rows = (full + blocks.blocks_of_row - 1) / blocks.blocks_of_row;
+  const int64_t rows = (full + blocks.blocks_per_row - 1) / blocks.blocks_per_row;
   const int busy = static_cast<int>(std::max<int64_t>(1, args.batch / rows));
-  const int wanted = std::min(busy, TurnsWithin(kSmallWorkspace, args.batch, bytes_of));
-  return std::max(wanted, TurnsWithin(WorkspaceLimit(args), args.batch, bytes_of));
+  const int wanted = std::min(busy, BatchTilesWithin(kSmallWorkspace, args.batch, bytes_of));
+  return std::max(wanted, BatchTilesWithin(WorkspaceLimit(args), args.batch, bytes_of));
 }
 
 }  // namespace halflife::kernels::cuda

@@ -3,11 +3,12 @@
 // keeps it small relative to the tensors of the call. The choice depends only on shape and device,
 // not on free memory. Host code.
 //
-//   const auto bytes_of = [&](int turns) {
-//     plan.backward_turns = turns;
+//   const auto bytes_of = [&](int batch_tiles) {
+//     plan.backward_batch_tiles = batch_tiles;
 //     return cuda::BackwardWorkspaceBytes(args, plan);
 //   };
-//   plan.backward_turns = cuda::ChooseTurns(args, {.blocks_of_row = 32, .slots = 132}, bytes_of);
+//   plan.backward_batch_tiles =
+//       cuda::ChooseNumBatchTiles(args, {.blocks_per_row = 32, .slots = 132}, bytes_of);
 #pragma once
 
 #include <cstddef>
@@ -27,14 +28,14 @@ size_t TensorBytes(const DecayAttentionArgs& args);
 size_t WorkspaceLimit(const DecayAttentionArgs& args);
 
 // The number of blocks per row of the batch, and the number that run at once.
-struct TurnBlocks {
-  int64_t blocks_of_row, slots;
+struct BatchTileBlocks {
+  int64_t blocks_per_row, slots;
 };
 // Between 1 (always for packed sequences) and one tile per row. Increases the number until the
 // workspace is at most 512 MiB, as long as each tile still fills the device's blocks about twice
 // (up to an eighth less), and further only to keep the workspace within WorkspaceLimit.
 // `bytes_of(n)` is the workspace with n tiles, which must decrease with n.
-int ChooseTurns(const DecayAttentionArgs& args, const TurnBlocks& blocks,
-                const std::function<size_t(int turns)>& bytes_of);
+int ChooseNumBatchTiles(const DecayAttentionArgs& args, const BatchTileBlocks& blocks,
+                        const std::function<size_t(int batch_tiles)>& bytes_of);
 
 }  // namespace halflife::kernels::cuda

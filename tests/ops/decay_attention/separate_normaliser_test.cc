@@ -1,5 +1,5 @@
 // A denominator that reads operands of its own.
-#include "ops/decay_attention/own_denominator.h"
+#include "ops/decay_attention/separate_normaliser.h"
 
 #include <ATen/ops/zeros.h>
 

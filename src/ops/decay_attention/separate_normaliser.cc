@@ -1,4 +1,4 @@
-#include "ops/decay_attention/own_denominator.h"
+#include "ops/decay_attention/separate_normaliser.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/ones.h>
@@ -44,8 +44,8 @@ at::Tensor Divided(const at::Tensor& numerator, const at::Tensor& denominator, d
 
 }  // namespace
 
-DecayAttentionOutput WithOwnDenominator(const DecayAttentionInputs& inputs,
-                                        const DecayAttentionConfig& config) {
+DecayAttentionOutput NormaliseSeparately(const DecayAttentionInputs& inputs,
+                                         const DecayAttentionConfig& config) {
   const DecayAttentionConfig plain = Unnormalised(config);
   const DecayState& initial = inputs.initial_state;
   DecayAttentionInputs above = Numerator(inputs);
@@ -58,8 +58,8 @@ DecayAttentionOutput WithOwnDenominator(const DecayAttentionInputs& inputs,
           .final_state = {.kv = n.final_state.kv, .norm = d.final_state.kv.squeeze(3)}};
 }
 
-at::Tensor StepWithOwnDenominator(const DecayAttentionStepInputs& inputs,
-                                  const DecayAttentionConfig& config, DecayState& state) {
+at::Tensor NormaliseStepSeparately(const DecayAttentionStepInputs& inputs,
+                                   const DecayAttentionConfig& config, DecayState& state) {
   const DecayAttentionConfig plain = Unnormalised(config);
   DecayState above = {.kv = state.kv}, below = {.kv = state.norm.unsqueeze(3)};
   const at::Tensor n = DecayAttentionStep(Numerator(inputs), plain, above);

@@ -8,9 +8,9 @@
 namespace halflife::ops {
 
 // `inputs` must not need growth any more: ScaleGrowth has removed it.
-DecayAttentionOutput WithOwnDenominator(const DecayAttentionInputs& inputs,
-                                        const DecayAttentionConfig& config);
-at::Tensor StepWithOwnDenominator(const DecayAttentionStepInputs& inputs,
-                                  const DecayAttentionConfig& config, DecayState& state);
+DecayAttentionOutput NormaliseSeparately(const DecayAttentionInputs& inputs,
+                                         const DecayAttentionConfig& config);
+at::Tensor NormaliseStepSeparately(const DecayAttentionStepInputs& inputs,
+                                   const DecayAttentionConfig& config, DecayState& state);
 
 }  // namespace halflife::ops

@@ -3,7 +3,7 @@
 //
 // If a head is wider than a block's part of the state, its blocks run in parallel and store fp32
 // partial sums, which a second kernel adds in the order of the slices. One block that processed its
-// slices in turn would need no such sums. However, a head of 256 x 512 would then use one block
+// slices in batch tile would need no such sums. However, a head of 256 x 512 would then use one block
 // where eight can run, and a multiprocessor has registers for only one slice of dL/d(state).
 //
 // The partial sums of one batch tile are added before the next batch tile reuses the workspace.
@@ -17,11 +17,11 @@
 
 #include "core/error.h"
 #include "kernels/common/cuda/device.h"
-#include "kernels/decay_attention/cuda/centred_backward.h"
 #include "kernels/decay_attention/cuda/launch.h"
+#include "kernels/decay_attention/cuda/normalised_backward.h"
 #include "kernels/decay_attention/cuda/normaliser.h"
-#include "kernels/decay_attention/cuda/one_scan.h"
-#include "kernels/decay_attention/cuda/scans.h"
+#include "kernels/decay_attention/cuda/scan_launch.h"
+#include "kernels/decay_attention/cuda/tensor_core_path.h"
 #include "kernels/decay_attention/cuda/workspace.h"
 #include "kernels/decay_attention/decay_attention_partition.h"
 
@@ -30,13 +30,14 @@ namespace {
 
 // Sums gradients over slices, and over heads that share an operand, for the rows of a batch tile.
 void SumGradients(const DecayAttentionGradArgs& grads, const BackwardLayout& layout,
-                  const Turn& turn, cudaStream_t stream) {
+                  const BatchTile& batch_tile, cudaStream_t stream) {
   const DecayAttentionArgs& args = grads.forward;
   const auto sum = [&](const TensorView& gradient, int heads, int slices, int dim, size_t offset) {
     if (gradient.data == nullptr || (heads == args.num_heads && slices == 1)) return;
-    decay::LaunchReduceHeads({At<float>(args.workspace, offset), RowsOfTurn(gradient, turn), slices,
-                              turn.num_rows, args.seq_len, args.num_heads, heads, dim},
-                             stream);
+    decay::LaunchReduceHeads(
+        {At<float>(args.workspace, offset), BatchTileRows(gradient, batch_tile), slices,
+         batch_tile.num_rows, args.seq_len, args.num_heads, heads, dim},
+        stream);
   };
   const GradientSlices& slices = layout.slices;
   sum(grads.dq, args.num_q_heads, slices.keys, args.head_dim_k, layout.dq);
@@ -60,38 +61,41 @@ void SumConstantDecay(const DecayAttentionGradArgs& grads, const DecayAttentionP
       stream);
 }
 
-void ForwardTurn(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
-                 const ForwardLayout& layout, const Turn& turn, cudaStream_t stream) {
-  Scan scan = ScanOf(args, plan, ForwardOf(plan, turn));
+void ForwardBatchTile(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
+                      const ForwardLayout& layout, const BatchTile& batch_tile,
+                      cudaStream_t stream) {
+  Scan scan = MakeScan(args, plan, ForwardDirection(plan, batch_tile));
   scan.operands = At<char>(args.workspace, layout.operands);
   MakeOperands(scan, stream);
   const int num_slices = scan.Shape().num_key_slices;
   const bool partial = num_slices > 1;
   RunForward(scan, layout.segments,
-             partial ? Partial(args, turn, layout.out, args.head_dim_v) : args.out,
-             KeySumsOf(args, plan, layout, turn, stream), stream);
+             partial ? Partial(args, batch_tile, layout.out, args.head_dim_v) : args.out,
+             PrepareKeySums(args, plan, layout, batch_tile, stream), stream);
   if (!partial) return;
   const float* const numerators = At<float>(args.workspace, layout.out);
   if (IsNormalised(args)) {
-    decay::LaunchNormalise({ProblemOfTurn(args, turn), num_slices, numerators,
+    decay::LaunchNormalise({BatchTileProblem(args, batch_tile), num_slices, numerators,
                             At<float>(args.workspace, layout.normaliser.sums)},
                            stream);
   } else {
-    decay::LaunchReduceHeads({numerators, RowsOfTurn(args.out, turn), num_slices, turn.num_rows,
-                              args.seq_len, args.num_heads, args.num_heads, args.head_dim_v},
-                             stream);
+    decay::LaunchReduceHeads(
+        {numerators, BatchTileRows(args.out, batch_tile), num_slices, batch_tile.num_rows,
+         args.seq_len, args.num_heads, args.num_heads, args.head_dim_v},
+        stream);
   }
 }
 
-void BackwardTurn(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan,
-                  const BackwardLayout& layout, const Turn& turn, cudaStream_t stream) {
+void BackwardBatchTile(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan,
+                       const BackwardLayout& layout, const BatchTile& batch_tile,
+                       cudaStream_t stream) {
   if (IsNormalised(grads.forward)) {
-    CentredBackward(grads, plan, layout, turn, stream).Run();
+    NormalisedBackward(grads, plan, layout, batch_tile, stream).Run();
   } else {
-    RunBackward(ReverseScanOf(grads.forward, plan, turn), grads, layout,
-                PlacesOf(grads, plan, layout, turn, /*first=*/0), stream);
+    RunBackward(MakeReverseScan(grads.forward, plan, batch_tile), grads, layout,
+                MakeGradientOutputs(grads, plan, layout, batch_tile, /*first=*/0), stream);
   }
-  SumGradients(grads, layout, turn, stream);
+  SumGradients(grads, layout, batch_tile, stream);
 }
 
 }  // namespace
@@ -102,20 +106,21 @@ void ScanForward(const DecayAttentionArgs& given, const DecayAttentionPlan& plan
   // CheckpointBytes() is 0 if the backward uses none.
   if (BackwardRoute(args, plan) == Route::kSimt) args.checkpoints = nullptr;
   const ForwardLayout layout = MakeForwardLayout(args, plan);
-  for (int turn = 0; turn < plan.forward_turns; ++turn)
-    ForwardTurn(args, plan, layout, TurnOf(args, turn, plan.forward_turns), stream);
+  for (int i = 0; i < plan.forward_batch_tiles; ++i)
+    ForwardBatchTile(args, plan, layout, MakeBatchTile(args, i, plan.forward_batch_tiles), stream);
 }
 
 void ScanBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& given,
                   cudaStream_t stream) {
   const DecayAttentionArgs& args = grads.forward;
   DecayAttentionPlan plan = given;
-  plan.backward_warpgroups = BackwardWarpgroupsTake(grads, plan);
+  plan.backward_warpgroups = CanUseWgmmaBackward(grads, plan);
   HL_CHECK(args.num_chunks == 0 || args.checkpoints != nullptr,
            "backward of decay attention: the forward left no checkpoints");
   const BackwardLayout layout = MakeBackwardLayout(args, plan);
-  for (int turn = 0; turn < plan.backward_turns; ++turn)
-    BackwardTurn(grads, plan, layout, TurnOf(args, turn, plan.backward_turns), stream);
+  for (int i = 0; i < plan.backward_batch_tiles; ++i)
+    BackwardBatchTile(grads, plan, layout, MakeBatchTile(args, i, plan.backward_batch_tiles),
+                      stream);
   SumConstantDecay(grads, plan, layout, stream);
 }
 
@@ -123,14 +128,14 @@ void ScanSummary(const DecaySegmentArgs& args, const DecayAttentionPlan& plan,
                  cudaStream_t stream) {
   const DecayAttentionArgs& forward = args.forward;
   const ForwardLayout layout = MakeSummaryLayout(forward, plan);
-  const Direction direction = ForwardOf(plan, TurnOf(forward, 0, 1));
+  const Direction direction = ForwardDirection(plan, MakeBatchTile(forward, 0, 1));
   float* const log_transition = static_cast<float*>(args.log_transition);
-  Scan scan = ScanOf(forward, plan, direction);
+  Scan scan = MakeScan(forward, plan, direction);
   scan.operands = At<char>(forward.workspace, layout.operands);
   Summarise(scan, layout.segments, nullptr, args.state, log_transition, stream);
   if (!IsNormalised(forward)) return;
-  decay::LaunchOne(At<bf16>(forward.workspace, layout.normaliser.one), stream);
-  Scan ones = ScanOfOnes(forward, plan, direction, layout.normaliser);
+  decay::LaunchStoreOne(At<bf16>(forward.workspace, layout.normaliser.one), stream);
+  Scan ones = MakeNormaliserScan(forward, plan, direction, layout.normaliser);
   ones.operands = scan.operands;
   Summarise(ones, layout.segments, nullptr, args.norm, nullptr, stream);
 }
@@ -139,12 +144,13 @@ void ScanReverseSummary(const DecaySegmentArgs& args, const DecayAttentionPlan& 
                         cudaStream_t stream) {
   const DecayAttentionArgs& forward = args.forward;
   const BackwardLayout layout = MakeReverseSummaryLayout(forward, plan);
-  const Turn all = TurnOf(forward, 0, 1);
-  Scan scan = ReverseScanOf(forward, plan, all);
+  const BatchTile all = MakeBatchTile(forward, 0, 1);
+  Scan scan = MakeReverseScan(forward, plan, all);
   scan.operands = At<char>(forward.workspace, layout.operands);
   Summarise(scan, layout.segments, &args.dout, args.state, nullptr, stream);
   if (!IsNormalised(forward)) return;
-  ReverseScanOfOnes ones = MakeReverseScanOfOnes(forward, plan, layout.normaliser, all, stream);
+  ReverseNormaliserScan ones =
+      MakeReverseNormaliserScan(forward, plan, layout.normaliser, all, stream);
   ones.scan.operands = scan.operands;
   decay::LaunchOutputFactor({forward, args.dout, ones.factor}, stream);
   Summarise(ones.scan, layout.segments, &ones.dout, args.norm, nullptr, stream);

@@ -1,7 +1,7 @@
 // Subtracts the mean from values: partial sums over blocks of kMeanTokens tokens, the sum of these,
 // and the difference, each in a fixed order. One warp handles one block of tokens, one token or one
 // row of a state; its lanes handle the columns of V.
-#include "kernels/decay_attention/cuda/centre.h"
+#include "kernels/decay_attention/cuda/mean_subtraction.h"
 
 #include "kernels/decay_attention/cuda/token_head.cuh"
 
@@ -12,7 +12,7 @@ constexpr int kThreads = 128;
 
 HL_DEVICE float FiniteOrZero(float x) { return fabsf(x) <= 3.402823466e38f ? x : 0.0f; }
 
-__global__ void __launch_bounds__(32 * kRowWarps) SumTokensKernel(const CentreParams params) {
+__global__ void __launch_bounds__(32 * kRowWarps) SumTokensKernel(const SubtractMeanParams params) {
   const DecayAttentionArgs& args = params.args;
   const int64_t item = WarpRow();  // index into [num_pieces, B, Hv]
   const int64_t of_piece = int64_t{1} * args.batch * args.num_v_heads;
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(32 * kRowWarps) SumTokensKernel(const CentrePa
   }
 }
 
-__global__ void __launch_bounds__(kThreads) MeanKernel(const CentreParams params) {
+__global__ void __launch_bounds__(kThreads) MeanKernel(const SubtractMeanParams params) {
   const DecayAttentionArgs& args = params.args;
   const int64_t item = int64_t{1} * blockIdx.x * kThreads + threadIdx.x;
   const int64_t count = int64_t{1} * args.batch * args.num_v_heads * args.head_dim_v;
@@ -42,7 +42,8 @@ __global__ void __launch_bounds__(kThreads) MeanKernel(const CentreParams params
   params.mean[item] = FiniteOrZero(sum / static_cast<float>(args.seq_len));
 }
 
-__global__ void __launch_bounds__(32 * kRowWarps) CentreKernel(const CentreParams params) {
+__global__ void __launch_bounds__(32 * kRowWarps)
+    SubtractMeanKernel(const SubtractMeanParams params) {
   const DecayAttentionArgs& args = params.args;
   const int64_t row = WarpRow();
   if (row >= int64_t{1} * args.batch * args.seq_len * args.num_v_heads) return;
@@ -74,7 +75,7 @@ __global__ void __launch_bounds__(32 * kRowWarps) ShiftNormsKernel(const ShiftNo
 
 }  // namespace
 
-void LaunchCentre(const CentreParams& params, cudaStream_t stream) {
+void LaunchSubtractMean(const SubtractMeanParams& params, cudaStream_t stream) {
   const DecayAttentionArgs& args = params.args;
   const int64_t heads = int64_t{1} * args.batch * args.num_v_heads;
   if (heads == 0 || args.seq_len == 0) return;
@@ -84,8 +85,8 @@ void LaunchCentre(const CentreParams& params, cudaStream_t stream) {
   Launch({GridBlocks((means + kThreads - 1) / kThreads, "decay attention means of values"),
           kThreads, 0, "decay attention means of values"},
          stream, MeanKernel, params);
-  Launch(ShapeForRows(heads * args.seq_len, "decay attention centred values"), stream, CentreKernel,
-         params);
+  Launch(ShapeForRows(heads * args.seq_len, "decay attention centred values"), stream,
+         SubtractMeanKernel, params);
 }
 void LaunchShiftNorms(const ShiftNormsParams& params, cudaStream_t stream) {
   const DecayAttentionArgs& args = params.args;

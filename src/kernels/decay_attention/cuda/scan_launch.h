@@ -1,8 +1,9 @@
 // One scan of decay attention on tensor cores, as launched by the host: over the slices of a head
 // and, if sequences are cut into segments, over these first. A problem needs one or two scans
-// (scans.cu). Internal header.
+// (tensor_core_path.cu). Internal header.
 //
-//   const Scan scan = ScanOf(args, plan, ForwardOf(plan, TurnOf(args, 0, plan.forward_turns)));
+//   const BatchTile batch_tile = MakeBatchTile(args, 0, plan.forward_batch_tiles);
+//   const Scan scan = MakeScan(args, plan, ForwardDirection(plan, batch_tile));
 //   RunForward(scan, layout.segments, args.out, /*key_sums=*/{}, stream);
 #pragma once
 
@@ -24,18 +25,19 @@ inline bool IsNormalised(const DecayAttentionArgs& args) {
 // or of the normaliser (v replaced by a column of ones).
 struct Scan {
   DecayAttentionArgs args;  // without the normaliser; batch is that of the batch tile
-  Turn turn;
+  BatchTile batch_tile;
   DecayBlock block;
   int num_segments, checkpoint_every;
   bool splits_checkpoints;
   bool warpgroups, backward_warpgroups;
   decay::RowScales row_scales;  // only in reverse: for the rows of dout
-  decay::Centre centre;         // only in reverse
+  decay::ValueMean value_mean;  // only in reverse
   void* operands = nullptr;     // per-channel decays: buffer for the operands of the batch tile
 
   decay::SegmentShape Shape() const {
     const Slices slices = SlicesOf(args, block);
-    return {turn.first_sequence, turn.num_sequences, num_segments, slices.keys, slices.values};
+    return {batch_tile.first_sequence, batch_tile.num_sequences, num_segments, slices.keys,
+            slices.values};
   }
   bool per_channel() const { return IsPerChannel(args.decay_kind); }
 };
@@ -43,33 +45,33 @@ struct Scan {
 struct Direction {
   DecayBlock block;
   int num_segments;
-  Turn turn;
+  BatchTile batch_tile;
 };
-inline Direction ForwardOf(const DecayAttentionPlan& plan, const Turn& turn) {
-  return {plan.forward, std::max(plan.num_segments, 1), turn};
+inline Direction ForwardDirection(const DecayAttentionPlan& plan, const BatchTile& batch_tile) {
+  return {plan.forward, std::max(plan.num_segments, 1), batch_tile};
 }
-inline Direction BackwardOf(const DecayAttentionPlan& plan, const Turn& turn) {
-  return {plan.backward, std::max(plan.backward_segments, 1), turn};
+inline Direction BackwardDirection(const DecayAttentionPlan& plan, const BatchTile& batch_tile) {
+  return {plan.backward, std::max(plan.backward_segments, 1), batch_tile};
 }
 
-Scan ScanOf(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
-            const Direction& direction);
+Scan MakeScan(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
+              const Direction& direction);
 // The scan for the normaliser state z (v replaced by a column of ones). Its block has the same
 // width in K, so that its slices of K are the problem's.
-Scan ScanOfOnes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
-                const Direction& direction, const NormaliserLayout& layout);
+Scan MakeNormaliserScan(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
+                        const Direction& direction, const NormaliserLayout& layout);
 
 // A tensor or a problem restricted to the rows (and sequences) of a batch tile, for kernels that
 // index from the tile's first row. A scan uses the tensors of the whole batch, because its chunks
 // contain the batch's row numbers.
-TensorView RowsOfTurn(TensorView view, const Turn& turn);
-DecayAttentionArgs ProblemOfTurn(const DecayAttentionArgs& args, const Turn& turn);
+TensorView BatchTileRows(TensorView view, const BatchTile& batch_tile);
+DecayAttentionArgs BatchTileProblem(const DecayAttentionArgs& args, const BatchTile& batch_tile);
 
 // A view of [slices, B, T, H, dim] fp32 in the workspace, from slice `first` on, where B counts the
 // rows of the batch tile. The data pointer is shifted so that the view is indexed by rows of the
 // whole batch.
-TensorView Partial(const DecayAttentionArgs& args, const Turn& turn, size_t offset, int dim,
-                   int first = 0);
+TensorView Partial(const DecayAttentionArgs& args, const BatchTile& batch_tile, size_t offset,
+                   int dim, int first = 0);
 
 // Per-channel decays: computes the operands of one direction's scans. Call it before them.
 void MakeOperands(const Scan& scan, cudaStream_t stream);
@@ -80,42 +82,44 @@ void Summarise(const Scan& scan, const SegmentLayout& layout, const TensorView* 
 
 // Sets up the normaliser's outputs of a batch tile's forward scan. With several segments, launches
 // the scans that compute z before each segment, from the same operands.
-decay::KeySums KeySumsOf(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
-                         const ForwardLayout& layout, const Turn& turn, cudaStream_t stream);
+decay::KeySums PrepareKeySums(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
+                              const ForwardLayout& layout, const BatchTile& batch_tile,
+                              cudaStream_t stream);
 // `out`: args.out, or fp32 [slices of K, B, T, H, V].
 void RunForward(const Scan& scan, const SegmentLayout& segments, const TensorView& out,
                 const decay::KeySums& key_sums, cudaStream_t stream);
 
 // The outputs of one scan's gradients.
-struct GradientPlaces {
+struct GradientOutputs {
   TensorView dq, dk, dv, dlog_decay, dkey_scale;
   float* dlambda;
 };
-// The gradients' places as their layout says; `first` of the slices of V and, of what slices of K
+// The gradients' outputs as their layout says; `first` of the slices of V and, of what slices of K
 // The outputs that the layout assigns to a scan. `first` is the index of its first slice of V;
 // slices that also depend on K start at first * (slices of K).
-GradientPlaces PlacesOf(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan,
-                        const BackwardLayout& layout, const Turn& turn, int first);
+GradientOutputs MakeGradientOutputs(const DecayAttentionGradArgs& grads,
+                                    const DecayAttentionPlan& plan, const BackwardLayout& layout,
+                                    const BatchTile& batch_tile, int first);
 // `grads` contains the tensors that the scan reads in addition to its args, and the states'
 // gradients.
 void RunBackward(const Scan& scan, const DecayAttentionGradArgs& grads,
-                 const BackwardLayout& layout, const GradientPlaces& places, cudaStream_t stream);
+                 const BackwardLayout& layout, const GradientOutputs& outputs, cudaStream_t stream);
 
 // A backward's scan over V. With the normaliser, the rows of dout are divided by their
 // denominators.
-Scan ReverseScanOf(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
-                   const Turn& turn);
+Scan MakeReverseScan(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
+                     const BatchTile& batch_tile);
 // The backward scan for the normaliser z (v replaced by a column of ones). Its upstream gradient is
 // factor[b, t, h] / norm_denom[b, t, h]; `factor` must be filled, for the rows of the batch tile,
 // before the scan is launched.
-struct ReverseScanOfOnes {
+struct ReverseNormaliserScan {
   Scan scan;
   TensorView dout;
   float* factor;
 };
-ReverseScanOfOnes MakeReverseScanOfOnes(const DecayAttentionArgs& args,
-                                        const DecayAttentionPlan& plan,
-                                        const NormaliserLayout& layout, const Turn& turn,
-                                        cudaStream_t stream);
+ReverseNormaliserScan MakeReverseNormaliserScan(const DecayAttentionArgs& args,
+                                                const DecayAttentionPlan& plan,
+                                                const NormaliserLayout& layout,
+                                                const BatchTile& batch_tile, cudaStream_t stream);
 
 }  // namespace halflife::kernels::cuda
