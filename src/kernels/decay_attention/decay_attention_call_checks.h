@@ -22,16 +22,17 @@ struct PlanLimits {
 inline void CheckPlanAndTable(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                               const PlanLimits& limits, size_t workspace_bytes) {
   HL_CHECK(plan.chunk_size >= limits.min_chunk_size && plan.chunk_size <= limits.max_chunk_size,
-           "decay attention: chunks of ", plan.chunk_size, " tokens; ", limits.min_chunk_size,
-           " to ", limits.max_chunk_size, " work on ", limits.device);
+           "decay attention: chunks of ", plan.chunk_size, " tokens are not supported. Use ",
+           limits.min_chunk_size, " to ", limits.max_chunk_size, " on ", limits.device, ".");
   HL_CHECK(plan.checkpoint_every >= 1 && plan.checkpoint_every <= limits.max_checkpoint_every,
-           "decay attention: a checkpoint every ", plan.checkpoint_every, " chunks; 1 to ",
-           limits.max_checkpoint_every, " work on ", limits.device);
+           "decay attention: a checkpoint every ", plan.checkpoint_every,
+           " chunks is not supported. Use 1 to ", limits.max_checkpoint_every, " on ",
+           limits.device, ".");
   HL_CHECK(args.num_sequences == 0 || args.sequence_begin != nullptr,
            "decay attention: ", args.num_sequences,
-           " sequences without sequence_begin; see MakeChunkTable");
+           " sequences without sequence_begin. Build it with MakeChunkTable.");
   HL_CHECK(args.num_chunks == 0 || args.chunks != nullptr, "decay attention: ", args.num_chunks,
-           " chunks without their table; see MakeChunkTable");
+           " chunks without their table. Build it with MakeChunkTable.");
   HL_CHECK(workspace_bytes == 0 || args.workspace != nullptr, "decay attention needs ",
            workspace_bytes, " bytes of workspace, got none");
 }
@@ -44,7 +45,7 @@ inline void CheckRead(const char* name, const TensorView& view) {
   HL_CHECK(view.data != nullptr, "decay attention: ", name, " is missing");
   HL_CHECK(view.stride_b >= 0 && view.stride_t >= 0 && view.stride_h >= 0,
            "decay attention: ", name, " has strides ", view.stride_b, ", ", view.stride_t, ", ",
-           view.stride_h, " of b, t, h; a copy without negative ones would work");
+           view.stride_h, " of b, t, h. Pass a copy without negative strides.");
 }
 
 // Checks that each element of an output has its own address: going from the smallest stride to the
@@ -65,7 +66,7 @@ inline void CheckWritten(const char* name, const TensorView& view, const ViewExt
     HL_CHECK(stride >= inside, "decay attention: ", name, " [", extents.batch, ", ",
              extents.seq_len, ", ", extents.heads, ", ", extents.width, "] with strides ",
              view.stride_b, ", ", view.stride_t, ", ", view.stride_h,
-             " of b, t, h would be written twice at one place; a contiguous one would work");
+             " of b, t, h would be written twice at one address. Pass a contiguous tensor.");
     inside += (size - 1) * stride;
   }
 }
@@ -102,7 +103,7 @@ inline void CheckSummary(const DecaySegmentArgs& args, bool reverse) {
   const DecayAttentionArgs& forward = args.forward;
   const bool normalised = forward.norm_kind != NormKind::kNone;
   HL_CHECK(args.state != nullptr && (!normalised || args.norm != nullptr),
-           "decay attention: a summary without a place for its state",
+           "decay attention: a summary without a buffer for its state",
            normalised ? " and its sums of keys" : "");
   HL_CHECK(!reverse || !normalised || forward.num_chunks == 0 ||
                (forward.norm_denom != nullptr && forward.out.data != nullptr),
@@ -115,7 +116,7 @@ inline void CheckConstantDecay(DecayKind kind, const TensorView& view, int num_h
   const int64_t width = IsPerChannel(kind) ? head_dim_k : 1;
   HL_CHECK(view.data == nullptr || IsPerToken(kind) || num_heads == 1 || view.stride_h == width,
            "decay attention on CUDA: heads of a constant log_decay or its gradient ", view.stride_h,
-           " elements apart; ", width, " would work");
+           " elements apart. Use a stride of ", width, ".");
 }
 
 inline void CheckStepShape(const DecayAttentionStepArgs& args) {
@@ -127,13 +128,12 @@ inline void CheckStepShape(const DecayAttentionStepArgs& args) {
                   (args.decay_kind == DecayKind::kNone || divides(args.num_decay_heads)),
               "decay attention step with ", args.num_q_heads, ", ", args.num_k_heads, ", ",
               args.num_v_heads, " and ", args.num_decay_heads,
-              " heads of q, k, v and log_decay beside a state of ", H, "; divisors of ", H,
-              " would work");
+              " heads of q, k, v and log_decay for a state of ", H, ". Use divisors of ", H, ".");
   HL_CHECK_AS(ExitCode::kUsage,
               args.head_dim_k >= 1 && args.head_dim_k <= kMaxHeadDimK && args.head_dim_v >= 1 &&
                   args.head_dim_v <= kMaxHeadDimV,
               "decay attention step with head sizes ", args.head_dim_k, " and ", args.head_dim_v,
-              "; K of 1 to ", kMaxHeadDimK, " and V of 1 to ", kMaxHeadDimV, " would work");
+              ". Use K of 1 to ", kMaxHeadDimK, " and V of 1 to ", kMaxHeadDimV, ".");
 }
 
 inline void CheckStepDTypes(const DecayAttentionStepArgs& args, bool is_cuda) {
@@ -145,13 +145,13 @@ inline void CheckStepDTypes(const DecayAttentionStepArgs& args, bool is_cuda) {
           args.k.dtype == dtype && args.v.dtype == dtype && args.out.dtype == dtype,
       "decay attention step on ", is_cuda ? "CUDA" : "the CPU", " with q, k, v, out of ",
       Name(dtype), ", ", Name(args.k.dtype), ", ", Name(args.v.dtype), ", ", Name(args.out.dtype),
-      "; one of bf16, fp32", is_cuda ? "" : ", fp64", " for all would work");
+      ". Use one of bf16, fp32", is_cuda ? "" : ", fp64", " for all.");
   HL_CHECK_AS(ExitCode::kUsage,
               (args.log_decay.data == nullptr || args.log_decay.dtype == wide) &&
                   (args.key_scale.data == nullptr || args.key_scale.dtype == wide),
               "decay attention step with log_decay of ", Name(args.log_decay.dtype),
-              " and key_scale of ", Name(args.key_scale.dtype), " beside q of ", Name(dtype), "; ",
-              Name(wide), " would work");
+              " and key_scale of ", Name(args.key_scale.dtype), " with q of ", Name(dtype),
+              ". Use ", Name(wide), ".");
 }
 
 inline void CheckStep(const DecayAttentionStepArgs& args, bool is_cuda) {
@@ -166,9 +166,9 @@ inline void CheckStep(const DecayAttentionStepArgs& args, bool is_cuda) {
   HL_CHECK(args.state != nullptr, "decay attention step without a state");
   HL_CHECK(args.norm_kind == NormKind::kNone || (args.norm != nullptr && args.norm_eps > 0),
            "decay attention step: a normaliser with ", args.norm == nullptr ? "no" : "a",
-           " state and norm_eps ", args.norm_eps, "; a state and a positive norm_eps would work");
+           " state and norm_eps ", args.norm_eps, ". Pass a state and a positive norm_eps.");
   HL_CHECK((args.decay_kind == DecayKind::kNone) == (args.log_decay.data == nullptr),
-           "decay attention step: log_decay and its kind do not agree; both or neither would work");
+           "decay attention step: log_decay and its kind do not agree. Set both or neither.");
   if (is_cuda)
     CheckConstantDecay(args.decay_kind, args.log_decay, args.num_decay_heads, args.head_dim_k);
 }

@@ -40,11 +40,11 @@ void CheckDTypes(ShapeProblems& problems, const DecayAttentionArgs& args,
                  const DeviceLimits& limits) {
   const DType dtype = args.q.dtype;
   const bool fits = dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF64;
-  problems.Unless(fits, "q is ", Name(dtype), "; bf16 or fp32 (on the CPU also fp64) would work");
+  problems.Unless(fits, "q is ", Name(dtype), ". Use bf16 or fp32 (on the CPU also fp64)");
   problems.Unless(!limits.is_cuda || dtype != DType::kF64, "fp64 runs on the CPU only");
   problems.Unless(args.k.dtype == dtype && args.v.dtype == dtype && args.out.dtype == dtype,
                   "q, k, v, out are ", Name(dtype), ", ", Name(args.k.dtype), ", ",
-                  Name(args.v.dtype), ", ", Name(args.out.dtype), "; one dtype for all");
+                  Name(args.v.dtype), ", ", Name(args.out.dtype), ". Use one dtype for all");
   const DType wide = dtype == DType::kF64 ? DType::kF64 : DType::kF32;
   problems.Unless(args.log_decay.data == nullptr || args.log_decay.dtype == wide, "log_decay is ",
                   Name(args.log_decay.dtype), ", not ", Name(wide));
@@ -246,7 +246,7 @@ DecayAttentionPlan MakePlan(const DecayAttentionArgs& given, const DeviceLimits&
                             const PlanRequest& request) {
   CheckShape(given, limits);
   HL_CHECK_AS(ExitCode::kUsage, request.num_segments <= kMaxSegments, "decay attention in ",
-              request.num_segments, " segments; at most ", kMaxSegments);
+              request.num_segments, " segments. Use at most ", kMaxSegments, ".");
   DecayAttentionArgs args = given;
   if (args.num_sequences == 0) args.num_sequences = args.batch;
   DecayAttentionPlan plan;

@@ -60,23 +60,22 @@ inline void ExpectStepFaults(const StepEntry& step, bool is_cuda) {
   const ExitCode internal = ExitCode::kInternal, usage = ExitCode::kUsage;
   // 3 heads of 4 would share unevenly, 8 beside 4 would be skipped over
   expect([](auto& args) { args.num_k_heads = 3; }, usage,
-         "decay attention step with 4, 3, 4 and 4 heads of q, k, v and log_decay beside a state of "
-         "4; divisors of 4 would work");
+         "decay attention step with 4, 3, 4 and 4 heads of q, k, v and log_decay for a state of "
+         "4. Use divisors of 4.");
   expect([](auto& args) { args.num_q_heads = 8; }, usage, "step with 8, 4, 4 and 4 heads");
   expect([](auto& args) { args.num_v_heads = 0; }, usage, "step with 4, 4, 0 and 4 heads");
   expect([](auto& args) { args.num_decay_heads = 8; }, usage, "step with 4, 4, 4 and 8 heads");
-  expect([](auto& args) { args.num_heads = 0; }, usage, "beside a state of 0");
+  expect([](auto& args) { args.num_heads = 0; }, usage, "for a state of 0");
   expect([](auto& args) { args.head_dim_k = 257; }, usage,
-         "decay attention step with head sizes 257 and 16; K of 1 to 256 and V of 1 to 512 would "
-         "work");
+         "decay attention step with head sizes 257 and 16. Use K of 1 to 256 and V of 1 to 512.");
   expect([](auto& args) { args.head_dim_v = 513; }, usage, "head sizes 8 and 513");
   expect([](auto& args) { args.head_dim_v = 0; }, usage, "head sizes 8 and 0");
   expect([](auto& args) { args.k.dtype = DType::kBF16; }, usage,
-         "q, k, v, out of fp32, bf16, fp32, fp32; one of bf16, fp32");
+         "q, k, v, out of fp32, bf16, fp32, fp32. Use one of bf16, fp32");
   expect([](auto& args) { args.q.dtype = DType::kI32; }, usage,
          "q, k, v, out of int32, fp32, fp32, fp32");
   expect([](auto& args) { args.log_decay.dtype = DType::kBF16; }, usage,
-         "log_decay of bf16 and key_scale of fp32 beside q of fp32; fp32 would work");
+         "log_decay of bf16 and key_scale of fp32 with q of fp32. Use fp32.");
   expect([](auto& args) { args.batch = -1; }, internal, "step of -1 rows");
   expect([](auto& args) { args.v.data = nullptr; }, internal, "decay attention: v is missing");
   expect([](auto& args) { args.k.stride_b = -1; }, internal, "k has strides -1, 0, 8 of b, t, h");
@@ -96,7 +95,7 @@ inline void ExpectStepFaults(const StepEntry& step, bool is_cuda) {
         },
         usage, "decay attention step on CUDA with q, k, v, out of fp64, fp64, fp64, fp64");
     expect([](auto& args) { args.decay_kind = DecayKind::kPerHead; }, internal,
-           "heads of a constant log_decay or its gradient 8 elements apart; 1 would work");
+           "heads of a constant log_decay or its gradient 8 elements apart. Use a stride of 1.");
   }
 
   StepCall good;

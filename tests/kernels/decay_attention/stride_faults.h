@@ -31,11 +31,11 @@ inline void ExpectStrideFaults(const std::function<void(const GradientChange&)>&
     const auto& view = gradient.second;
     const std::string name = std::string("decay attention: ") + gradient.first;
     EXPECT_HL_ERROR(run([&](auto& grads) { (grads.*view).stride_t -= 1; }), internal,
-                    name + " [2, 65, 2, ", "would be written twice at one place");
+                    name + " [2, 65, 2, ", "would be written twice at one address");
     EXPECT_HL_ERROR(run([&](auto& grads) { (grads.*view).stride_b = 0; }), internal,
-                    name + " [2, 65, 2, ", "a contiguous one would work");
+                    name + " [2, 65, 2, ", "Pass a contiguous tensor.");
     EXPECT_HL_ERROR(run([&](auto& grads) { (grads.*view).stride_t *= -1; }), internal,
-                    name + " has strides ", "a copy without negative ones would work");
+                    name + " has strides ", "Pass a copy without negative strides.");
   }
   EXPECT_HL_ERROR(run([](auto& grads) { grads.dq.stride_h = 23; }), internal,
                   "dq [2, 65, 2, 24] with strides 3120, 48, 23 of b, t, h would be written twice");

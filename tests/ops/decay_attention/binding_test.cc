@@ -398,7 +398,7 @@ TEST(DecayAttentionStepTest, HeadsDivideThoseOfTheState) {
   EXPECT_EQ(step({.q = 4, .k = 2, .v = 1, .decay = 2}).sizes(), at::IntArrayRef({2, 4, 5}));
   const ExitCode usage = ExitCode::kUsage;
   EXPECT_HL_ERROR(step({.q = 3}), usage, "3, 4, 4 and 4 heads of q, k, v and log_decay",
-                  "a state of 4; divisors of 4 would work");
+                  "a state of 4. Use divisors of 4.");
   EXPECT_HL_ERROR(step({.k = 8}), usage, "4, 8, 4 and 4 heads");
   EXPECT_HL_ERROR(step({.v = 3}), usage, "4, 4, 3 and 4 heads");
   EXPECT_HL_ERROR(step({.decay = 8}), usage, "4, 4, 4 and 8 heads");

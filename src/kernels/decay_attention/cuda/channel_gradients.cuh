@@ -169,7 +169,7 @@ HL_DEVICE void LoadRow(float (&row)[kTile], const float* source) {
   }
 }
 
-// Computes dq, one channel per thread. Stores a_r + scale q_r P x_r in block_index of x.
+// Computes dq, one channel per thread. Stores a_r + scale q_r P x_r in place of x.
 template <typename Config>
 HL_DEVICE void GradQueries(const ChannelGradShared<Config>& smem, const Rows& rows, int length) {
   constexpr int kK = Config::kK;
@@ -196,7 +196,7 @@ HL_DEVICE void GradQueries(const ChannelGradShared<Config>& smem, const Rows& ro
   }
 }
 
-// Computes dk, one channel per thread. Stores sum_{s < t} c_s k_s Q y_s - sum_{s >= t} b_s in block_index
+// Computes dk, one channel per thread. Stores sum_{s < t} c_s k_s Q y_s - sum_{s >= t} b_s in place
 // of y.
 template <typename Config>
 HL_DEVICE void GradKeys(const ChannelGradShared<Config>& smem, const Rows& rows, int length,

@@ -34,13 +34,13 @@ void CheckPlan(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
               (dtype == DType::kF32 || dtype == DType::kBF16) && args.k.dtype == dtype &&
                   args.v.dtype == dtype,
               "decay attention on CUDA with q, k, v of ", Name(dtype), ", ", Name(args.k.dtype),
-              ", ", Name(args.v.dtype), "; bf16 and fp32 are compiled, one for all");
+              ", ", Name(args.v.dtype), ". Use bf16 or fp32 for all.");
   HL_CHECK_AS(ExitCode::kUsage,
               args.head_dim_k >= 1 && args.head_dim_k <= kMaxHeadDimK && args.head_dim_v >= 1 &&
                   args.head_dim_v <= kMaxHeadDimV,
               "decay attention on CUDA with head_dim_k ", args.head_dim_k, ", head_dim_v ",
-              args.head_dim_v, "; K of 1 to ", kMaxHeadDimK, " and V of 1 to ", kMaxHeadDimV,
-              " are compiled");
+              args.head_dim_v, ". Use K of 1 to ", kMaxHeadDimK, " and V of 1 to ", kMaxHeadDimV,
+              ".");
   CheckPlanAndTable(args, plan, kPlanLimits, workspace_bytes);
   CheckConstantDecay(args.decay_kind, args.log_decay, args.num_decay_heads, args.head_dim_k);
   CheckBatchTiles(args, plan.forward_batch_tiles);

@@ -35,7 +35,8 @@ struct RowScales {
   const float *factors, *divisors;
 };
 
-// The mean that has been subtracted from the values (mean_subtraction.h); it is also subtracted from states.
+// The mean that has been subtracted from the values (mean_subtraction.h); it is also subtracted
+// from states.
 struct ValueMean {
   const float* mean;     // [B, Hv, V]; null: the values are unchanged
   const void* key_sums;  // checkpoints of z in the form of those of S: [2, slots, H, K] bf16

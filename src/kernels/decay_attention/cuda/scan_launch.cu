@@ -48,8 +48,8 @@ constexpr Instance kInstances[] = {
 
 constexpr int kNormaliserColumns = 64;  // columns
 
-// The normaliser's scan uses blocks with the same width in K and kNormaliserColumns columns, which a plan
-// does not name.
+// The normaliser's scan uses blocks with the same width in K and kNormaliserColumns columns, which
+// a plan does not name.
 constexpr bool HaveNormaliserBlocks() {
   for (const Instance& instance : kInstances) {
     bool found = false;
@@ -69,7 +69,7 @@ const Instance& FindInstance(const DecayBlock& block) {
     names += Concat(" (", instance.k, ", ", instance.v, ")");
   }
   HL_FAIL(ExitCode::kUsage, "decay attention in blocks of (", block.k, ", ", block.v,
-          ") of (K, V) is not compiled; these are:", names);
+          ") of (K, V) is not compiled. Use one of:", names);
 }
 
 // The maximum of shared memory that a block may request.
@@ -152,8 +152,8 @@ void CheckBlocks(const DecayAttentionArgs& args, const DecayAttentionPlan& plan)
   const int limit = SharedMemoryLimit();
   const auto check = [&](const char* what, const DecayBlock& block, int bytes) {
     HL_CHECK_AS(ExitCode::kUsage, bytes <= limit, "decay attention, ", what, " in blocks of ",
-                block.k, " x ", block.v, ": ", bytes, " bytes of shared memory, where a block has ",
-                limit, "; a plan made for this device would work");
+                block.k, " x ", block.v, ": ", bytes, " bytes of shared memory, but a block has ",
+                limit, ". Make the plan for this device.");
   };
   if (ForwardRoute(args, plan) != Route::kSimt) {
     FindInstance(plan.forward);

@@ -1,4 +1,4 @@
-// One token of decay attention (decode): S = exp(log_decay) S + k^T v in block_index, out = scale q S.
+// One token of decay attention (decode): S = exp(log_decay) S + k^T v in place, out = scale q S.
 // The kernel is bound by the memory traffic of the state.
 //
 // A block owns 64 columns of V of one head. Each thread handles one column and every fourth

@@ -323,9 +323,9 @@ HL_DEVICE void AccumulateOuter(float (&acc)[kY / 8][4], const bf16* x, const bf1
   }
 }
 
-// Extends the log2 of a segment's transition by one chunk or tile, whose log2 is `sum`. If a document
-// starts there, the result is -inf, because no earlier state passes. In reverse, a NaN in the decays
-// after the document start is dropped, too.
+// Extends the log2 of a segment's transition by one chunk or tile, whose log2 is `sum`. If a
+// document starts there, the result is -inf, because no earlier state passes. In reverse, a NaN in
+// the decays after the document start is dropped, too.
 template <bool kReverse>
 HL_DEVICE float ExtendTransition(float log2_transition, float sum, bool resets) {
   const float cut = __uint_as_float(0xff800000u);  // -inf

@@ -458,7 +458,7 @@ TEST(DecayAttentionCpu, SummariesOfTheNormaliserSayWhatIsMissing) {
   segment.dout = s.dout.view();
   segment.state = s.final_state.data();
   EXPECT_HL_ERROR(cpu::Summarise(segment, s.plan), ExitCode::kInternal,
-                  "a summary without a place for its state and its sums of keys");
+                  "a summary without a buffer for its state and its sums of keys");
   segment.norm = s.final_norm.data();
   segment.forward.norm_denom = nullptr;
   EXPECT_HL_ERROR(cpu::BackwardSummarise(segment, s.plan), ExitCode::kInternal,

@@ -32,8 +32,9 @@ TEST(CudaBadInput, ConstantDecaysWithGaps) {
   Problem problem({.seq_len = 10, .kind = DecayKind::kPerHead});
   DecayAttentionArgs args = problem.Args();
   args.log_decay.stride_h = 3;
-  EXPECT_HL_ERROR(cuda::Forward(args, problem.Plan(), nullptr), ExitCode::kInternal,
-                  "heads of a constant log_decay or its gradient 3 elements apart; 1 would work");
+  EXPECT_HL_ERROR(
+      cuda::Forward(args, problem.Plan(), nullptr), ExitCode::kInternal,
+      "heads of a constant log_decay or its gradient 3 elements apart. Use a stride of 1.");
 }
 
 // No tokens: the state goes through, and its gradient; constant decays get a zero gradient.

@@ -1,5 +1,5 @@
-// A batch whose rows are taken in batch tiles, which share one workspace, in the emulator: against the
-// oracle, and in bits what all rows at once give.
+// A batch whose rows are taken in batch tiles, which share one workspace, in the emulator: against
+// the oracle, and in bits what all rows at once give.
 #include <vector>
 
 #include "kernels/decay_attention/cuda/expect.h"

@@ -220,7 +220,7 @@ TEST(CudaChunkScan, RefusalsSayWhatWouldWork) {
   DecayAttentionPlan plan = problem.Plan();
   plan.chunk_size = 32;
   EXPECT_THAT(MessageOf([&] { cuda::Forward(problem.Args(), plan, nullptr); }),
-              testing::HasSubstr("chunks of 32 tokens; 64 to 64 work on CUDA"));
+              testing::HasSubstr("chunks of 32 tokens are not supported. Use 64 to 64 on CUDA."));
   DecayAttentionGradArgs grads = problem.GradArgs();
   EXPECT_THAT(MessageOf([&] { cuda::Backward(grads, problem.Plan(), nullptr); }),
               testing::HasSubstr("bytes of workspace, got none"));
@@ -231,11 +231,11 @@ TEST(CudaChunkScan, RefusalsSayWhatWouldWork) {
   DecayAttentionArgs wide = problem.Args();
   wide.q.dtype = DType::kF64;
   EXPECT_THAT(MessageOf([&] { cuda::Forward(wide, problem.Plan(), nullptr); }),
-              testing::HasSubstr("bf16 and fp32 are compiled"));
+              testing::HasSubstr("Use bf16 or fp32 for all."));
   wide = problem.Args();
   wide.head_dim_k = 300;
   EXPECT_THAT(MessageOf([&] { cuda::Forward(wide, problem.Plan(), nullptr); }),
-              testing::HasSubstr("K of 1 to 256 and V of 1 to 512 are compiled"));
+              testing::HasSubstr("Use K of 1 to 256 and V of 1 to 512."));
 }
 
 }  // namespace

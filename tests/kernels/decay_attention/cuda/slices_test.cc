@@ -364,7 +364,7 @@ TEST(CudaSlices, PlanOfALargerDevice) {
   Problem problem({.seq_len = 10, .heads = 1, .dim_k = 128, .dim_v = 128, .block_v = 128});
   ASSERT_EQ(setenv("HL_EMU_SHARED_BYTES", "101376", 1), 0);
   EXPECT_HL_ERROR(problem.Forward(), ExitCode::kUsage, "forward in blocks of 128 x 128: ",
-                  "bytes of shared memory, where a block has 101376; a plan made for this device");
+                  "bytes of shared memory, but a block has 101376. Make the plan for this device.");
   unsetenv("HL_EMU_SHARED_BYTES");
 }
 
