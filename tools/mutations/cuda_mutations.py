@@ -365,8 +365,8 @@ MUTATIONS = make_table({
                  "tests/kernels/decay_attention/cuda/slices_test.cc"),
         Mutation("the block's position is read before it is written",
                  "src/kernels/decay_attention/cuda/reverse_scan.cuh",
-                 "*smem.place = MakeBlockIndex(args, params.shape, every); __syncthreads();",
-                 "*smem.place = MakeBlockIndex(args, params.shape, every);",
+                 "*smem.block_index = MakeBlockIndex(args, params.shape, every); __syncthreads();",
+                 "*smem.block_index = MakeBlockIndex(args, params.shape, every);",
                  "tests/kernels/decay_attention/cuda/slices_test.cc"),
     ],
     "decay attention: normaliser and batch tiles": [
