@@ -338,7 +338,7 @@ TEST_F(LengthTables, HiddenTokensAreTheSameAtEveryLength) {
   for (const char* method : {"window:8", "yarn", "info_scale"})
     EXPECT_GT(std::abs(score(method, 128).loss - whole.loss), 1e-5) << method;
   EXPECT_HL_ERROR(score("blocks", 128), ExitCode::kUsage, "where later tokens are seen");
-  EXPECT_HL_ERROR(score("rerope", 128), ExitCode::kUsage, "know only earlier ones");
+  EXPECT_HL_ERROR(score("rerope", 128), ExitCode::kUsage, "positions support only earlier ones");
 }
 
 // InfoScale sharpens the attention of queries that see more keys than in training, and of no

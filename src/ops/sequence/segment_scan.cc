@@ -16,8 +16,8 @@
 namespace halflife::ops {
 namespace {
 
-// The state kept from forward to backward: the autograd graph of the segment, whose leaves are copies
-// of the inputs and of the state before.
+// The data kept from forward to backward: the autograd graph of the segment, whose leaves are
+// copies of the inputs and of the state before.
 struct Kept {
   Tensors inputs;
   SegmentState before;

@@ -120,7 +120,7 @@ TEST(LinearAttention, EitherSideIsDividedWhereverMapsAreTied) {
 TEST(LinearAttention, SaysWhatDoesNotFit) {
   MixerConfig config("linear_attention", {{"feature_map", "exp"}, {"normalise", false}});
   EXPECT_THAT(Join(config.Resolve({.model_dim = 16, .num_layers = 1}), "\n"),
-              testing::HasSubstr("feature_map exp without normalise grows beyond every number"));
+              testing::HasSubstr("feature_map exp without normalise overflows"));
   MixerConfig unknown("linear_attention", {{"feature_map", "elu2"}});
   EXPECT_THAT(Join(unknown.Resolve({.model_dim = 16, .num_layers = 1}), "\n"),
               testing::HasSubstr("known: elu, exp, relu, identity, elementwise_product, hedgehog"));

@@ -385,7 +385,7 @@ TEST(GauTest, SaysWhatDoesNotFit) {
                   "query_scale_bias without query_scale");
   for (const char* name : {"t5", "xpos", "rerope", "streaming_llm"})
     EXPECT_HL_ERROR(make({{"causal", false}}, PositionsConfig(name)), ExitCode::kUsage,
-                    "know only earlier ones");
+                    "positions support only earlier ones");
   for (const char* name : {"yarn", "alibi", "kerple_power"})
     make({{"causal", false}}, PositionsConfig(name));
   ModelConfig next = GauAlpha(1);

@@ -481,7 +481,7 @@ TEST(QueryScale, SaysWhatDoesNotFit) {
   EXPECT_HL_ERROR(Attention({{"query_scale", "info"},
                              {"query_scale_length", int64_t{5}},
                              {"query_scale_bias", true}}),
-                  ExitCode::kUsage, "positions add nothing to scores", "alibi");
+                  ExitCode::kUsage, "positions that add no bias to scores", "alibi");
   EXPECT_NE(problem({{"window", int64_t{5}}, {"block", int64_t{5}}}).find("one of them"),
             std::string::npos);
   EXPECT_NE(problem({{"sinks", int64_t{5}}}).find("without a window"), std::string::npos);
