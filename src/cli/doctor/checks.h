@@ -1,6 +1,5 @@
-// The checks of `halflife doctor`: a table of functions, each looking at one thing and returning
-// its findings. Local checks run in each process before the ranks meet; world checks are
-// collective.
+// The checks of `halflife doctor`: a table of functions that each check one thing and return
+// findings. Local checks run in each process before the ranks connect. World checks are collective.
 //
 // A new check is a function here and a row in checks.cc.
 #pragma once
@@ -15,14 +14,15 @@
 
 namespace halflife::cli::doctor {
 
-// Where the checks look. Tests put folders of their own here.
+// The places that checks read. Tests use folders of their own.
 struct Scene {
   std::filesystem::path proc = "/proc", sys = "/sys", shm = "/dev/shm";
-  std::filesystem::path run_folder = "runs";  // checkpoints go below it; need not exist
-  bool measure = true;                        // run the disk and all-reduce tests
+  // Checkpoints are written below it. It need not exist.
+  std::filesystem::path run_folder = "runs";
+  bool measure = true;  // Run the disk and all-reduce tests.
   LauncherEvidence launcher = {};
 
-  // The text of a system file; "" where it is not there.
+  // Returns the text of a system file, or "" if it does not exist.
   std::string Read(const std::filesystem::path& path) const;
 };
 
@@ -34,12 +34,12 @@ std::span<const LocalCheck> LocalChecks();
 
 struct WorldCheck {
   const char* group;
-  // Findings on rank 0; empty on the others.
+  // Returns the findings on rank 0, and an empty list on the others.
   std::vector<Finding> (*run)(const Scene&, dist::RankContext&);
 };
 std::span<const WorldCheck> WorldChecks();
 
-// Runs one, turning an exception into a FAIL with its words.
+// Runs one check. An exception becomes a FAIL with its message.
 Group Run(const LocalCheck& check, const Scene& scene);
 
 // libraries.cc

@@ -1,4 +1,4 @@
-// The output of small tools that a check asks: mpirun, srun, nvidia-smi.
+// Runs small tools that checks need: mpirun, srun, nvidia-smi.
 #pragma once
 
 #include <filesystem>
@@ -6,14 +6,15 @@
 
 namespace halflife::cli::doctor {
 
-// Where $PATH has this program; empty: nowhere.
+// Returns the path of this program in $PATH. Empty: not found.
 std::filesystem::path FindProgram(const std::string& name);
 
 struct CommandOutput {
-  int exit_code = 0;  // 124: it took longer than 15 s and was ended
-  std::string text;   // stdout and stderr
+  int exit_code = 0;  // 124: the tool took longer than 15 s and was stopped.
+  std::string text;   // stdout and stderr.
 };
-// `command_line` is for the shell: a constant, never put together from what a user or file says.
+// `command_line` is passed to the shell. It must be a constant that contains no text from users or
+// files.
 CommandOutput RunTool(const char* command_line);
 
 }  // namespace halflife::cli::doctor

@@ -1,4 +1,4 @@
-// Cores, the instructions that the kernels use on them, threads, and where mpirun puts ranks.
+// Checks cores, their instruction sets, threads, and the placement of ranks by mpirun.
 #include <ATen/Parallel.h>
 #include <unistd.h>
 

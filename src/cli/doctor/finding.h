@@ -1,5 +1,6 @@
-// What `halflife doctor` found out, a line each: a verdict, what was looked at, what was met, and
-// the command that mends it. launch/setup --check prints the same form (launch/common.sh).
+// The findings of `halflife doctor`, one line each: a verdict, the thing that was checked, the
+// result, and the command that fixes it. launch/setup --check prints the same form
+// (launch/common.sh).
 //
 //   OK    HDF5             1.10.8, /usr/lib/x86_64-linux-gnu/libhdf5_serial.so.103.3.0
 //   WARN  memlock          8.0 MiB, and InfiniBand registers memory
@@ -18,10 +19,11 @@ const char* Name(Verdict verdict);  // "OK", "WARN", "FAIL"
 
 struct Finding {
   Verdict verdict = Verdict::kOk;
-  std::string name;                           // "HDF5", "memlock"
-  std::string text;                           // what was met, with units
-  std::string remedy = {};                    // empty: nothing to mend
-  std::map<std::string, double> values = {};  // the text's measurements, e.g. "mb_per_s"
+  std::string name;         // "HDF5", "memlock"
+  std::string text;         // The result, with units.
+  std::string remedy = {};  // Empty: no fix is needed.
+  // The measurements in the text, for example "mb_per_s".
+  std::map<std::string, double> values = {};
 };
 
 struct Group {

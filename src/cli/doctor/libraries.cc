@@ -1,4 +1,4 @@
-// Which libraries this program was built with and runs with.
+// Checks the libraries of the build and those that are loaded.
 #include "cli/doctor/libraries.h"
 
 #include <ATen/Version.h>

@@ -1,4 +1,4 @@
-// Versions of libraries: of those that only the command line asks, and the verdict on any.
+// Versions of libraries that only the command line needs, and the verdict on any library.
 #pragma once
 
 #include <string>
@@ -8,12 +8,12 @@
 
 namespace halflife::cli::doctor {
 
-// What the library that runs says of itself: "2.11.0"; "" where it says nothing.
+// Returns the version that the loaded library reports, for example "2.11.0", or "".
 std::string LoadedTorch();
 std::string LoadedProtobuf();
 
-// WARN where another version runs than was built with. `maps`: the text of /proc/self/maps, for the
-// path of its file; what has none is compiled in.
+// WARN if the loaded version differs from the build version. `maps` is the text of /proc/self/maps,
+// which contains the path of the library's file. A library without a file is compiled in.
 Finding JudgeLibrary(const LibraryVersion& library, const std::string& maps);
 
 }  // namespace halflife::cli::doctor

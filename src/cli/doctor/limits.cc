@@ -1,4 +1,5 @@
-// Limits of the process, and the shared memory that ranks of one machine talk through.
+// Checks the limits of the process, and the shared memory for communication of ranks on one
+// machine.
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>

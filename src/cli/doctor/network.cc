@@ -1,4 +1,4 @@
-// Names, adapters and the batch system between machines.
+// Checks names, network adapters and the batch system.
 #include <arpa/inet.h>
 #include <netdb.h>
 

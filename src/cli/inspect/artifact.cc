@@ -17,13 +17,13 @@ constexpr Artifact kArtifacts[] = {
 #undef HL_ARTIFACT
 };
 
-// Without the empty name behind a final slash.
+// Returns the path without a trailing slash.
 fs::path Normal(const fs::path& path) {
   const fs::path normal = path.lexically_normal();
   return normal.has_filename() || !normal.has_relative_path() ? normal : normal.parent_path();
 }
 
-// A line for each kind.
+// Returns one line per kind.
 std::string Forms() {
   std::string forms;
   for (const Artifact& artifact : kArtifacts)
@@ -39,10 +39,10 @@ std::span<const Artifact> Artifacts() { return kArtifacts; }
 const Artifact& Recognise(const fs::path& path) {
   std::error_code ignored;
   HL_CHECK_AS(ExitCode::kUsage, fs::exists(path, ignored), path.string(),
-              " does not exist; the path of one of these would work:", Forms());
+              " does not exist. Use the path of one of these:", Forms());
   for (const Artifact& artifact : kArtifacts)
     if (artifact.recognises(path)) return artifact;
-  HL_FAIL(ExitCode::kUsage, path.string(), " is none of what inspect knows:", Forms());
+  HL_FAIL(ExitCode::kUsage, path.string(), " is not of a known kind. Use one of these:", Forms());
 }
 
 Json Describe(const fs::path& path) {

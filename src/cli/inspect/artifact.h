@@ -1,4 +1,5 @@
-// What `halflife inspect` knows: a table of recognisers. docs/inspect.md lists every kind's keys.
+// The kinds of files and folders that `halflife inspect` recognises, as a table. docs/inspect.md
+// lists the keys of every kind.
 //
 // A new kind is a file of this folder and a line in artifacts.inc.
 #pragma once
@@ -11,19 +12,19 @@
 namespace halflife::cli::inspect {
 
 struct Artifact {
-  const char* kind;  // the JSON's "kind"
-  const char* form;  // what a path of this kind looks like, for people
+  const char* kind;  // "kind" in the JSON.
+  const char* form;  // The form of a path of this kind, for people.
   bool (*recognises)(const std::filesystem::path&);
-  // The JSON without "kind" and "path". Errors carry the exit code of what is damaged: kData,
-  // kUsage, kNoUsableCheckpoint.
+  // Returns the JSON without "kind" and "path". Errors have the exit code of the damaged artifact:
+  // kData, kUsage or kNoUsableCheckpoint.
   nlohmann::ordered_json (*describe)(const std::filesystem::path&);
-  // Null: the JSON itself, indented, lists as tables.
+  // Null: the JSON itself, indented, with lists as tables.
   std::string (*text)(const std::filesystem::path&);
 };
 
-// The rows, in the order in which they are tried.
+// Returns the rows in the order in which they are tried.
 std::span<const Artifact> Artifacts();
-// Error kUsage for a path that does not exist, and for one that no row recognises, with all forms.
+// Error kUsage, with all forms, for a path that does not exist or that no row recognises.
 const Artifact& Recognise(const std::filesystem::path& path);
 
 nlohmann::ordered_json Describe(const std::filesystem::path& path);

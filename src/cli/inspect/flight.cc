@@ -1,4 +1,5 @@
-// The flight records of a run's ranks: who is late, for what, and doing what.
+// The flight records of a run's ranks: which rank is late, in which operation, and what it is
+// doing.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 

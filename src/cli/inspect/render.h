@@ -1,5 +1,5 @@
-// JSON for people: "key: value" lines, objects indented, lists of objects as tables, bytes in
-// units.
+// Formats JSON for people: "key: value" lines, indented objects, lists of objects as tables, bytes
+// with units.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -7,7 +7,7 @@
 
 namespace halflife::cli::inspect {
 
-// Control characters, which a hostile file could steer a terminal with, come out as \xNN.
+// Replaces control characters, with which a hostile file could control a terminal, by \xNN.
 std::string Printable(const std::string& text);
 std::string Render(const nlohmann::ordered_json& object);
 

@@ -1,4 +1,4 @@
-// Tokenizers, which others may have made: files are measured before they are read.
+// Tokenizers, possibly from others. The size of a file is checked before it is read.
 #include "data/tokenizer.h"
 
 #include <algorithm>

@@ -1,5 +1,4 @@
-// Files of weights that others may have made: headers alone are read, and nothing in them is
-// believed.
+// Files of weights, possibly from others. Only headers are read, and nothing in them is trusted.
 #include <fcntl.h>
 
 #include <algorithm>

@@ -220,7 +220,7 @@ TEST_F(InspectKindsTest, AnythingElseIsAnErrorThatListsWhatIsKnown) {
                   "metrics.jsonl", "Hugging Face", "safetensors", "textproto", "tfevents",
                   "tokenizer");
   EXPECT_HL_ERROR(Describe("/no/such/path"), ExitCode::kUsage, "/no/such/path", "does not exist",
-                  "one of these would work:\n", "tfevents");
+                  "Use the path of one of these:\n", "tfevents");
   const auto result = fixture->Halflife({"inspect", "--json", fixture->path("run").string()});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(nlohmann::json::parse(result.out)["kind"], "run");
