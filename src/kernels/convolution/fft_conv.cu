@@ -13,15 +13,16 @@ using rows::Narrow;
 
 constexpr int kThreads = 256;
 
-// ---- transforms of a block: points [length][channels] in shared memory, by all threads ----
+// ---- transforms of a block: points [length][channels] in shared memory, computed by all threads
+// ----
 
-// A block's channels and the tables.
+// A block's channels, and the tables.
 struct Block {
   const Complex* twist;
   const Complex* roots;
   int length, seq_len, channels, shift;
-  int64_t first;  // channel
-  int count;      // of its channels that exist
+  int64_t first;  // index of the first channel
+  int count;      // number of its channels that exist
   float scale;    // 1 / length
 
   HL_DEVICE Block(const FftConvFilter& filter, const FftConvLayout& layout)
@@ -34,7 +35,7 @@ struct Block {
         first(int64_t{1} * blockIdx.x * layout.channels),
         count(static_cast<int>(min(int64_t{1} * layout.channels, filter.dim - first))),
         scale(1.0f / static_cast<float>(filter.length)) {}
-  // Of an item: point or token, and channel.
+  // The point (or token) and the channel of an item.
   HL_DEVICE int Point(int item) const { return item >> shift; }
   HL_DEVICE int Channel(int item) const { return item & (channels - 1); }
 };
@@ -68,13 +69,14 @@ HL_DEVICE void Pairs(const Block& block, Complex* points) {
   __syncthreads();
 }
 
-// Points that all threads have written and a barrier separates -> their spectrum, likewise.
+// Replaces points by their spectrum. A barrier must separate the writes of the points from the
+// call; the same holds for the result.
 HL_DEVICE void Forward(const Block& block, Complex* points) {
   int n = block.length;
   for (; n >= 4; n /= 4) Stage<true>(block, n, points);
   if (n == 2) Pairs(block, points);
 }
-// Times the length.
+// Returns length times the inverse transform.
 HL_DEVICE void Inverse(const Block& block, Complex* points) {
   int n = block.length;
   while (n >= 4) n /= 4;
@@ -90,8 +92,8 @@ HL_DEVICE float Untwisted(Complex point, Complex twist, float scale) {
   return (point.re * twist.re + point.im * twist.im) * scale;
 }
 
-// points[item] = value(token, channel), twisted; zeros past the row and the channels. Ends with a
-// barrier.
+// Sets points[item] = value(token, channel), twisted; zeros past the row and the channels. Ends
+// with a barrier.
 template <typename Value>
 HL_DEVICE void LoadPoints(const Block& block, Complex* points, const Value& value) {
   for (int item = static_cast<int>(threadIdx.x); item < block.length << block.shift;
@@ -103,8 +105,9 @@ HL_DEVICE void LoadPoints(const Block& block, Complex* points, const Value& valu
   __syncthreads();
 }
 
-// visit(token, channel, item) of what exists. Points that a thread reads in there are those that it
-// writes in LoadPoints: no barrier stands between a row's last and the next row's first.
+// Calls visit(token, channel, item) for all that exist. A thread must only read the points that it
+// writes in LoadPoints, because there is no barrier between the end of a row and the beginning of
+// the next.
 template <typename Visit>
 HL_DEVICE void ForEachToken(const Block& block, const Visit& visit) {
   for (int item = static_cast<int>(threadIdx.x); item < block.seq_len << block.shift;
@@ -119,7 +122,7 @@ HL_DEVICE float WindowAt(const FftConvFilter& filter, int token, int64_t channel
   return expf(static_cast<float>(token) * rate);
 }
 
-// Spectra in memory are [length, dim].
+// Returns the offset of an item in spectra stored as [length, dim].
 HL_DEVICE int64_t SpectrumAt(const Block& block, const FftConvFilter& filter, int item) {
   return block.Point(item) * filter.dim + block.first + block.Channel(item);
 }
@@ -157,7 +160,7 @@ struct Row {
   HL_DEVICE int64_t At(int token, int channel) const {
     return begin + token * args.stride + channel;
   }
-  // u
+  // Returns u.
   HL_DEVICE float Input(int token, int channel) const {
     const int64_t at = At(token, channel);
     const float x = FromStorage(args.x[at]);
@@ -201,15 +204,15 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Sums over rows of a block, in memory: spectra of dfilter [splits, length, dim], dskip [splits,
-// dim].
+// Sums over the rows of a block, in global memory: spectra of dfilter [splits, length, dim] and
+// dskip [splits, dim].
 struct Partials {
   Complex* spectra;
   float* skips;
 };
 
-// The spectra of a row's u and ds: ds conj(u) goes to the block's partial sum, u to that of s, ds
-// to that of du.
+// Multiplies the spectra of a row's u and ds: ds conj(u) is added to the block's partial sum, u is
+// replaced by the spectrum of s, and ds by that of du.
 HL_DEVICE void MultiplySpectra(const Block& block, const FftConvFilter& filter, bool is_first,
                                const Complex* spectra, Complex* sums, Complex* inputs,
                                Complex* gradients) {
@@ -226,7 +229,7 @@ HL_DEVICE void MultiplySpectra(const Block& block, const FftConvFilter& filter, 
   __syncthreads();
 }
 
-// Sums of the threads of each channel, in their order, to skips [channel].
+// Stores the sums over the threads of each channel, in order, in skips [channel].
 HL_DEVICE void StoreSkips(const Block& block, float dskip, float* skips) {
   HL_SHARED(sums, float[kThreads]);
   sums[threadIdx.x] = dskip;
@@ -288,7 +291,7 @@ __global__ void __launch_bounds__(kThreads)
   StoreSkips(block, dskip, partials.skips + blockIdx.y * filter.dim + block.first);
 }
 
-// Adds the partial sums up in their order; dfilter and dskip.
+// Adds up the partial sums in order, and computes dfilter and dskip.
 __global__ void __launch_bounds__(kThreads)
     FilterGradientKernel(FftConvFilter filter, FftConvFilterGrads grads, FftConvLayout layout,
                          int splits, Partials partials) {
@@ -329,7 +332,8 @@ LaunchShape ShapeOf(const FftConvFilter& filter, const FftConvLayout& layout, in
                     int transforms, const char* name) {
   const int64_t blocks = (filter.dim + layout.channels - 1) / layout.channels;
   const int64_t transform_bytes = layout.channels * TransformBytes(filter.length, 1);
-  const int64_t cut_bytes = (transform_bytes + 15) / 16 * 16;  // a SmemCarver's: of one point
+  // One allocation of SmemCarver: a transform rounded up to 16 bytes.
+  const int64_t cut_bytes = (transform_bytes + 15) / 16 * 16;
   return {dim3(GridBlocks(blocks, name), static_cast<unsigned>(splits)), dim3(kThreads),
           static_cast<int>(transforms * cut_bytes), name};
 }

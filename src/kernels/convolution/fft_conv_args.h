@@ -1,5 +1,5 @@
-// The contract of the long convolution between its binding, its CPU loops and its CUDA kernels. For
-// each row and channel, with gates g and z that are 1 where there are none:
+// Arguments of the long convolution, shared by its LibTorch side, CPU loops and CUDA kernels. For
+// each row and channel, with gates g and z that are 1 if absent:
 //
 //   u_t = g_t x_t, rounded to T,   h_t = filter_t e^(t w),   w = window_first + channel window_step
 //   s_t = sum over r <= t of h_{t-r} u_r,   y_t = z_t (s_t + skip u_t)
@@ -8,13 +8,14 @@
 //   du_t = sum over r >= t of h_{r-t} ds_r + skip ds_t
 //   dfilter_t = e^(t w) sum over rows and r of ds_{r+t} u_r,   dskip = sum of ds_t u_t
 //
-// The sums are products of polynomials modulo X^M - i, M the least power of two not below T: what
-// passes X^M comes back times i, so that the real part is the causal sum and no row is padded.
-// Coefficient n times e^(i pi n / (2 M)) makes that the cyclic convolution of M points, by their
-// Fourier transforms; with the conjugate of one spectrum the real part is the correlation (the
-// right-angle convolution of Crandall and Fagin, Discrete weighted transforms, 1994).
+// The sums are products of polynomials modulo X^M - i, where M is the smallest power of two that is
+// not below T. What exceeds X^M wraps around multiplied by i, so the real part is the causal sum,
+// and no row needs padding. Multiplying coefficient n by e^(i pi n / (2 M)) turns this into a
+// cyclic convolution of M points, which Fourier transforms compute. With the conjugate of one
+// spectrum, the real part is the correlation (the right-angle convolution of Crandall and Fagin,
+// Discrete weighted transforms, 1994).
 //
-// T: float or Bf16; arithmetic is fp32. C++17, no LibTorch: CUDA sources include it.
+// T is float or Bf16; arithmetic is fp32. C++17 without LibTorch, because CUDA sources include it.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +28,7 @@ using cudaStream_t = CUstream_st*;
 
 namespace halflife::kernels {
 
-// What does not depend on the rows.
+// The parameters that do not depend on the rows.
 struct FftConvFilter {
   const float* filter = nullptr;  // [T, D]
   const float* skip = nullptr;    // [D]; null: 0
@@ -41,37 +42,37 @@ struct FftConvFilter {
 template <typename T>
 struct FftConvArgs {
   FftConvFilter filter;
-  const T* x = nullptr;       // [B, T, D], as the gates are: tokens' rows `stride` apart
+  const T* x = nullptr;       // [B, T, D], like the gates; tokens are `stride` apart
   const T* x_gate = nullptr;  // g; null: 1
   const T* y_gate = nullptr;  // z; null: 1
   int64_t stride = 0, batch = 0;
 };
 
-// Of what is learned, summed over the rows; `added`: to what they hold.
+// Gradients of the parameters, summed over the rows. `added`: add to their contents.
 struct FftConvFilterGrads {
-  float* dfilter = nullptr;  // [T, D]; null: nobody wants it
-  float* dskip = nullptr;    // [D]; null likewise, or there is none
+  float* dfilter = nullptr;  // [T, D]; null: not wanted
+  float* dskip = nullptr;    // [D]; null: not wanted, or there is no skip
   bool filter_added = false, skip_added = false;
 };
 
 template <typename T>
 struct FftConvGrads {
   const T* dy = nullptr;  // [B, T, D], dense
-  // Tokens' rows `stride` apart; of gates where there are some.
+  // Tokens are `stride` apart. dg and dz are null if there are no such gates.
   T *dx = nullptr, *dg = nullptr, *dz = nullptr;
   int64_t stride = 0;
   FftConvFilterGrads learned;
 };
 
 namespace cpu {
-// Channels that are worked through side by side, a group.
+// Number of channels that are processed together, a group.
 constexpr int64_t kFftConvLanes = 16;
 inline int64_t FftConvGroups(int64_t dim) { return (dim + kFftConvLanes - 1) / kFftConvLanes; }
 inline int64_t FftConvScratchBytes(int64_t length, bool backward) {
   const int64_t spectra = backward ? 4 : 2;
   return spectra * length * 2 * kFftConvLanes * static_cast<int64_t>(sizeof(float));
 }
-// The channels of a group, of all rows. y [B, T, D], dense.
+// Processes the channels of a group, in all rows. y is [B, T, D], dense.
 void FftConvForward(const FftConvArgs<float>& args, int64_t group, float* y, float* scratch);
 void FftConvForward(const FftConvArgs<Bf16>& args, int64_t group, Bf16* y, float* scratch);
 void FftConvBackward(const FftConvArgs<float>& args, const FftConvGrads<float>& grads,
@@ -81,11 +82,11 @@ void FftConvBackward(const FftConvArgs<Bf16>& args, const FftConvGrads<Bf16>& gr
 }  // namespace cpu
 
 namespace cuda {
-// Whether a block has room for what it transforms, forward and backward; what a call borrows
-// (plan.h).
+// FftConvFits() returns true if a block's shared memory holds the transforms of forward and
+// backward. FftConvWorkspaceBytes() returns the workspace size of a call (fft_conv_plan.h).
 bool FftConvFits(int64_t length, int64_t shared_memory_bytes);
 int64_t FftConvWorkspaceBytes(const FftConvFilter& filter, int64_t batch, bool backward);
-// `workspace` is aligned to 16 bytes.
+// `workspace` must be aligned to 16 bytes.
 void FftConvForward(const FftConvArgs<float>& args, float* y, void* workspace, cudaStream_t stream);
 void FftConvForward(const FftConvArgs<Bf16>& args, Bf16* y, void* workspace, cudaStream_t stream);
 void FftConvBackward(const FftConvArgs<float>& args, const FftConvGrads<float>& grads,

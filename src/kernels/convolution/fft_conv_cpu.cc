@@ -13,13 +13,13 @@ using fft::Complex;
 
 constexpr int64_t kLanes = kFftConvLanes;
 
-// A point of the transforms of a group's channels.
+// One point of the transforms of a group's channels.
 struct alignas(64) Point {
   float re[kLanes], im[kLanes];
 };
 static_assert(sizeof(Point) == 2 * kLanes * sizeof(float));
 
-// The channels of a group, `count` of which exist.
+// The channels of a group, of which `count` exist.
 struct Group {
   int64_t first, count;
   Group(int64_t number, int64_t dim)
@@ -53,7 +53,7 @@ HL_INLINE void FourPoints(Point* __restrict a, Point* __restrict b, Point* __res
   }
 }
 
-// Blocks of n points.
+// One stage on blocks of n points.
 template <bool kForward>
 HL_INLINE void Stage(const Transform& of, int64_t n, Point* points) {
   const int64_t quarter = n / 4, step = of.length / n;
@@ -83,7 +83,7 @@ HL_INLINE void Forward(const Transform& of, Point* points) {
   for (; n >= 4; n /= 4) Stage<true>(of, n, points);
   if (n == 2) Pairs(of.length, points);
 }
-// Times the length.
+// Returns length times the inverse transform.
 HL_INLINE void Inverse(const Transform& of, Point* points) {
   const bool with_pairs = std::countr_zero(static_cast<uint64_t>(of.length)) % 2 == 1;
   if (with_pairs) Pairs(of.length, points);
@@ -92,7 +92,7 @@ HL_INLINE void Inverse(const Transform& of, Point* points) {
 
 // ---- rows ----
 
-// A token's values of a group; zeros where its channels end.
+// A token's values for a group; zeros for channels that do not exist.
 struct Lanes {
   alignas(64) float at[kLanes];
 };
@@ -117,7 +117,7 @@ HL_INLINE void Store(const Lanes& values, const Group& group, T* to) {
   }
 }
 
-// Values of a token, twisted, to a point.
+// Stores the values of a token, twisted, as a point.
 HL_INLINE void Twist(const Lanes& values, Complex twist, Point* point) {
 #pragma omp simd
   for (int64_t lane = 0; lane < kLanes; ++lane) {
@@ -125,7 +125,7 @@ HL_INLINE void Twist(const Lanes& values, Complex twist, Point* point) {
     point->im[lane] = values.at[lane] * twist.im;
   }
 }
-// The real part of a point, twisted back and scaled.
+// Returns the real part of a point, twisted back and scaled.
 HL_INLINE Lanes Untwisted(const Point& point, Complex twist, float scale) {
   const Complex back = {twist.re * scale, twist.im * scale};
   Lanes values;
@@ -135,7 +135,7 @@ HL_INLINE Lanes Untwisted(const Point& point, Complex twist, float scale) {
   return values;
 }
 
-// e^(t w) of a group's channels.
+// Returns e^(t w) for a group's channels.
 HL_INLINE Lanes Window(const FftConvFilter& filter, const Group& group, int64_t token) {
   Lanes window;
   const auto t = static_cast<float>(token);
@@ -147,18 +147,18 @@ HL_INLINE Lanes Window(const FftConvFilter& filter, const Group& group, int64_t 
   return window;
 }
 
-// A row's inputs.
+// The inputs of a row.
 template <typename T>
 struct Row {
   const FftConvArgs<T>& args;
   Group group;
-  int64_t begin;  // of its first token and the group's first channel, in x and the gates
+  int64_t begin;  // offset, in x and the gates, of its first token and the group's first channel
 
   HL_INLINE Row(const FftConvArgs<T>& of, const Group& channels, int64_t row)
       : args(of), group(channels), begin(row * of.filter.seq_len * of.stride + channels.first) {}
   HL_INLINE int64_t At(int64_t token) const { return begin + token * args.stride; }
   HL_INLINE Lanes Gate(const T* gate, int64_t token) const { return Load(gate + At(token), group); }
-  // u
+  // Returns u.
   HL_INLINE Lanes Input(int64_t token) const {
     Lanes u = Load(args.x + At(token), group);
     if (args.x_gate == nullptr) return u;
@@ -183,7 +183,7 @@ HL_INLINE void FillZeros(Point* begin, Point* end) {
   std::fill(reinterpret_cast<float*>(begin), reinterpret_cast<float*>(end), 0.0f);
 }
 
-// Of value(token), zeros past the row.
+// Computes the spectrum of value(token), with zeros past the row.
 template <typename Value>
 HL_INLINE void FillSpectrum(const FftConvFilter& filter, Point* spectrum, const Value& value) {
   const Transform transform(filter);
@@ -206,7 +206,7 @@ HL_INLINE void InputSpectrum(const Row<T>& row, Point* spectrum) {
                [&](int64_t token) HL_LAMBDA_INLINE { return row.Input(token); });
 }
 
-// a = a b, or a conj(b).
+// Computes a = a b, or a conj(b) if kConjugate.
 template <bool kConjugate>
 HL_INLINE void Multiply(Point* __restrict a, const Point* __restrict b, int64_t length) {
   for (int64_t i = 0; i < length; ++i) {
@@ -218,7 +218,7 @@ HL_INLINE void Multiply(Point* __restrict a, const Point* __restrict b, int64_t 
     }
   }
 }
-// sum += a conj(b)
+// Computes sum += a conj(b).
 HL_INLINE void AddTimesConjugate(const Point* __restrict a, const Point* __restrict b,
                                  Point* __restrict sum, int64_t length) {
   for (int64_t i = 0; i < length; ++i) {
@@ -260,7 +260,7 @@ HL_INLINE void ForwardLoop(const FftConvArgs<T>& args, int64_t number, T* y, flo
   }
 }
 
-// ds of a token, out of its dy.
+// Returns ds of a token, computed from its dy.
 template <typename T>
 HL_INLINE Lanes SumGradient(const Row<T>& row, const T* dy, int64_t token) {
   Lanes ds = Load(dy + token * row.args.filter.dim, row.group);
@@ -278,7 +278,8 @@ struct Spectra {
         sum(gradient + length) {}
 };
 
-// Gradients of a row's inputs, out of the sums s and the correlations of ds; its part of dskip.
+// Computes the gradients of a row's inputs from the sums s and the correlations of ds, and the
+// row's part of dskip.
 template <typename T>
 HL_INLINE void StoreRowGradients(const Row<T>& row, const FftConvGrads<T>& grads, int64_t number,
                                  const Spectra& spectra, const Lanes& skip, Lanes& dskip) {

@@ -8,15 +8,15 @@
 namespace halflife::kernels {
 namespace {
 
-// Channels of a block at most: 32 bytes of fp32, a sector of memory.
+// Maximum channels of a block: 32 bytes of fp32, which is a memory sector.
 constexpr int kMaxChannels = 8;
-// Shared memory that leaves room for several blocks on a multiprocessor; a single channel may take
-// more.
+// Target for a block's shared memory, so that several blocks fit on a multiprocessor. A single
+// channel may use more.
 constexpr int64_t kBytesOfBlock = 64 * 1024;
-// Where channels give fewer blocks, the rows are shared out too.
+// If the channels give fewer blocks than this, the rows are divided among blocks too.
 constexpr int64_t kBlocksWanted = 256;
 constexpr int64_t kMaxSplits = 64;
-// What a block has besides its transforms.
+// Shared memory of a block in addition to its transforms.
 constexpr int64_t kOtherBytes = 8 * 1024;
 
 }  // namespace

@@ -8,16 +8,16 @@ namespace {
 using namespace rows;
 
 constexpr int kThreads = 128;
-constexpr int64_t kForwardRun = 16;  // tokens that a thread walks in the forward
+constexpr int64_t kForwardRun = 16;  // tokens that a thread processes in the forward
 
-// A thread's channels: fewer where more taps need its registers.
+// Channels per thread: fewer with more taps, which need more registers.
 template <typename T, int kTaps>
 constexpr int kWidth = kTaps <= 4 ? kPack<T> : 4;
 
-// Where a thread works: `width` channels from `channel`, tokens [begin, end) of `row`.
+// The work of a thread: `width` channels from `channel` on, tokens [begin, end) of `row`.
 struct Place {
   int64_t row, begin, end, channel, run;
-  int count;  // of its channels that exist
+  int count;  // number of its channels that exist
   bool exists;
 };
 template <typename T>
@@ -36,16 +36,16 @@ HL_DEVICE Place PlaceOf(const ConvShape<T>& shape, int64_t tokens, int width) {
   return place;
 }
 
-// Index i of the first dimension: the token i back.
+// Index i of the first dimension is the token i tokens back.
 template <int kTaps, int kW>
 struct Taps {
   float x[kTaps][kW];
   float weight[kTaps][kW];
-  float bias[kW];  // unused without one
+  float bias[kW];  // not used without a bias
 };
 
-// Inputs of token `token` of the place's row, the tail's where negative; zeros where there are
-// none.
+// Loads the inputs of token `token` of the thread's row. Negative tokens are those of the tail;
+// without a tail they are zero.
 template <typename T, int kW>
 HL_DEVICE void LoadToken(const ConvShape<T>& shape, const Place& place, int64_t token, bool aligned,
                          float (&x)[kW]) {
@@ -60,7 +60,7 @@ HL_DEVICE void LoadToken(const ConvShape<T>& shape, const Place& place, int64_t 
   }
 }
 
-// The weights, the bias, and the inputs as the token before the run sees them.
+// Loads the weights, the bias, and the inputs that the token before the run reads.
 template <bool kBias, typename T, int kTaps, int kW>
 HL_DEVICE void Begin(const ConvShape<T>& shape, const Place& place, bool aligned,
                      Taps<kTaps, kW>& taps) {
@@ -77,8 +77,8 @@ HL_DEVICE void Begin(const ConvShape<T>& shape, const Place& place, bool aligned
   if constexpr (kBias) LoadFloats(shape.bias + place.channel, place.count, aligned, taps.bias);
 }
 
-// How many tokens back a token reads, of the first of a run by looking back and of one after the
-// other by the reach of the one before it.
+// Return how many tokens back a token reads: FirstReach() for the first token of a run, by looking
+// back; the other function for the following tokens, from the previous token's reach.
 template <typename T>
 HL_DEVICE int FirstReach(const ConvShape<T>& shape, int64_t row, int64_t token) {
   const int64_t* const documents = shape.documents;
@@ -110,7 +110,8 @@ HL_DEVICE void Shift(float (&x)[kTaps][kW]) {
     for (int c = 0; c < kW; ++c) x[i][c] = x[i - 1][c];
 }
 
-// Taps beyond the reach are left out, not multiplied by 0: another document's NaN stays there.
+// Skips taps beyond the reach instead of multiplying them by 0, so that a NaN of another document
+// does not spread.
 template <bool kBias, int kTaps, int kW>
 HL_DEVICE void Sum(const Taps<kTaps, kW>& taps, int reach, float (&sum)[kW]) {
 #pragma unroll
@@ -151,7 +152,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// dx of token `token`, or dtail where it lies before the slice.
+// Stores dx of token `token`, or dtail if the token is before the slice.
 template <typename T, int kW>
 HL_DEVICE void StoreInputGradient(const ConvShape<T>& shape, const ConvGrads<T>& grads,
                                   const Place& place, int64_t token, bool aligned,
@@ -167,7 +168,7 @@ HL_DEVICE void StoreInputGradient(const ConvShape<T>& shape, const ConvGrads<T>&
   }
 }
 
-// ds of a token out of its dout.
+// Computes ds of a token from its dout.
 template <bool kBias, typename T, int kTaps, int kW>
 HL_DEVICE void SumGradient(const ConvShape<T>& shape, const Taps<kTaps, kW>& taps, int reach,
                            float (&ds)[kW]) {
@@ -181,8 +182,8 @@ HL_DEVICE void SumGradient(const ConvShape<T>& shape, const Taps<kTaps, kW>& tap
   }
 }
 
-// A thread walks its tokens and those after them that read them. `dx` holds the sums of the last
-// kTaps tokens; the oldest is complete when the walk is kTaps - 1 tokens further on.
+// A thread processes its tokens and the later ones that read them. `dx` holds the sums of the last
+// kTaps tokens; the oldest is complete once the thread is kTaps - 1 tokens further.
 template <typename T, int kTaps, bool kBias>
 __global__ void __launch_bounds__(kThreads)
     ConvBackwardKernel(ConvShape<T> shape, ConvGrads<T> grads, bool aligned, float* partials) {
@@ -212,7 +213,7 @@ __global__ void __launch_bounds__(kThreads)
         if (i > reach) continue;
 #pragma unroll
         for (int c = 0; c < kW; ++c) dx[i][c] += taps.weight[i][c] * ds[c];
-        if (token >= place.end) continue;  // another run's
+        if (token >= place.end) continue;  // belongs to another run
 #pragma unroll
         for (int c = 0; c < kW; ++c) dweight[i][c] += ds[c] * taps.x[i][c];
       }
@@ -245,7 +246,7 @@ unsigned BlocksOf(int64_t items) {
   return static_cast<unsigned>((items + kThreads - 1) / kThreads);
 }
 
-// Threads for runs of `tokens` tokens of `width` channels.
+// Returns the number of threads for runs of `tokens` tokens and `width` channels.
 template <typename T>
 int64_t ItemsOf(const ConvShape<T>& shape, int64_t tokens, int width) {
   return shape.batch * ((shape.seq_len + tokens - 1) / tokens) * ((shape.dim + width - 1) / width);
@@ -254,7 +255,7 @@ int64_t ItemsOf(const ConvShape<T>& shape, int64_t tokens, int width) {
 template <typename T>
 void CheckTaps(const ConvShape<T>& shape) {
   HL_CHECK(shape.taps >= 1 && shape.taps <= kConvMaxTaps, "short convolution of ", shape.taps,
-           " taps; 1 to ", kConvMaxTaps, " work");
+           " taps. Use 1 to ", kConvMaxTaps, ".");
 }
 
 template <typename T, int kTaps, bool kBias>

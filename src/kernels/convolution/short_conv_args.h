@@ -1,13 +1,13 @@
-// The contract of the short causal convolution between its binding, its CPU loops and its CUDA
+// Arguments of the short causal convolution, shared by its LibTorch side, CPU loops and CUDA
 // kernels.
 //
 //   s_t = bias + sum over i <= reach_t of weight[W-1-i] x_{t-i},   y_t = silu(s_t), or s_t itself
 //   ds_t = dout_t silu'(s_t), or dout_t,   dx_t = sum of weight[W-1-i] ds_{t+i},
 //   dweight[W-1-i] = sum of ds_t x_{t-i}, both over i <= reach,   dbias = sum of ds_t
 //
-// A token's reach is how many tokens back it reads: at most W-1, none across a document's start,
-// and as many tokens of the tail as follow from that. T: float or Bf16; arithmetic is fp32. C++17,
-// no LibTorch: CUDA sources include it.
+// A token's reach is the number of tokens back that it reads: at most W-1, none across a document's
+// start, and tokens of the tail as far as these limits allow. T is float or Bf16; arithmetic is
+// fp32. C++17 without LibTorch, because CUDA sources include it.
 #pragma once
 
 #include <cstdint>
@@ -23,42 +23,43 @@ constexpr int64_t kConvMaxTaps = 8;
 
 template <typename T>
 struct ConvShape {
-  const T* x = nullptr;     // [B, T, D], its tokens' rows x_stride apart
-  const T* tail = nullptr;  // [B, W-1, D]; null: nothing before the slice
-  // Tap j reads the token W-1-j back. On a GPU [D, W], as a parameter lies, on the CPU [W, D].
+  const T* x = nullptr;     // [B, T, D]; tokens are x_stride apart
+  const T* tail = nullptr;  // [B, W-1, D]; null: there is nothing before the slice
+  // Tap j reads the token W-1-j back. [D, W] on a GPU, like the parameter; [W, D] on the CPU.
   const float* weight = nullptr;
   const float* bias = nullptr;         // [D]; null: none
   const int64_t* documents = nullptr;  // [B, T]; null: one per row
-  // [B, T], with `documents`: only whether one starts with the slice is read.
+  // [B, T], only with `documents`. Only whether a document starts with the slice is read.
   const bool* starts = nullptr;
-  const uint8_t* reach = nullptr;  // [B, T], for the CPU's loops: by FillReach
+  const uint8_t* reach = nullptr;  // [B, T], for the CPU loops: computed by FillReach
   int64_t batch = 0, seq_len = 0, dim = 0;
-  int64_t x_stride = 0;  // D, where x is dense
+  int64_t x_stride = 0;  // D if x is dense
   int64_t taps = 0;      // W, 1 to kConvMaxTaps
-  bool silu = true;      // false: the sum itself is the output
+  bool silu = true;      // false: the output is the sum itself
 
-  // Rows of D of the gradient of what is learned: dweight's W, then dbias where there is a bias.
+  // Rows of D in the gradient of the parameters: the W rows of dweight, then dbias if there is a
+  // bias.
   int64_t gradient_rows() const { return taps + (bias != nullptr ? 1 : 0); }
 };
 
 template <typename T>
 struct ConvGrads {
   const T* dout = nullptr;  // [B, T, D]
-  T* dx = nullptr;          // [B, T, D], its tokens' rows dx_stride apart
-  int64_t dx_stride = 0;    // D, where dx is dense
+  T* dx = nullptr;          // [B, T, D]; tokens are dx_stride apart
+  int64_t dx_stride = 0;    // D if dx is dense
   T* dtail = nullptr;       // [B, W-1, D], or null
 };
 
-// What is learned has its gradients there, fp32; `added`: to what they hold.
+// The fp32 gradients of the parameters. `added`: add to their contents.
 struct ConvWeightGrads {
   float* dweight = nullptr;  // [D, W]
-  float* dbias = nullptr;    // [D], where there is a bias
+  float* dbias = nullptr;    // [D], only if there is a bias
   bool weight_added = false, bias_added = false;
 };
 
-// What the reach follows from.
+// The inputs of FillReach().
 struct ConvReach {
-  const int64_t* documents = nullptr;  // as in ConvShape
+  const int64_t* documents = nullptr;  // like those of ConvShape
   const bool* starts = nullptr;
   uint8_t* reach = nullptr;  // [B, T]
   int64_t batch = 0, seq_len = 0, taps = 0;
@@ -66,11 +67,11 @@ struct ConvReach {
 };
 
 namespace cpu {
-// Tokens per partial sum of the weight's gradient: fixed, so that the sum does not depend on the
-// number of threads. Not less than kConvMaxTaps - 1: the first block of a row then holds every
+// Tokens per partial sum of the weight's gradient. Fixed, so that the sum does not depend on the
+// number of threads. It is at least kConvMaxTaps - 1, so that the first block of a row holds every
 // token that reads the tail.
 constexpr int64_t kConvTokensPerBlock = 64;
-// Blocks count the rows' blocks of that many tokens, the last of a row may be shorter.
+// Returns the number of blocks in a row; the last one may be shorter.
 inline int64_t ConvBlocksPerRow(int64_t seq_len) {
   return (seq_len + kConvTokensPerBlock - 1) / kConvTokensPerBlock;
 }
@@ -78,7 +79,8 @@ inline int64_t ConvBlocksPerRow(int64_t seq_len) {
 void FillReach(const ConvReach& args);
 void ConvForward(const ConvShape<float>& shape, int64_t block, float* out);
 void ConvForward(const ConvShape<Bf16>& shape, int64_t block, Bf16* out);
-// dweight [gradient_rows(), D] += the block's; `scratch` holds kConvScratchRows D floats.
+// Adds the block's gradients to dweight [gradient_rows(), D]. `scratch` holds kConvScratchRows D
+// floats.
 constexpr int64_t kConvScratchRows = kConvTokensPerBlock + 2 * kConvMaxTaps;
 void ConvBackward(const ConvShape<float>& shape, const ConvGrads<float>& grads, int64_t block,
                   float* dweight, float* scratch);
@@ -87,7 +89,8 @@ void ConvBackward(const ConvShape<Bf16>& shape, const ConvGrads<Bf16>& grads, in
 }  // namespace cpu
 
 namespace cuda {
-// Tokens that a thread walks in the backward, and with them a partial sum of the weight's gradient.
+// Tokens that a thread processes in the backward. Each such run has one partial sum of the weight's
+// gradient.
 constexpr int64_t kConvGradRun = 32;
 template <typename T>
 int64_t ConvWorkspaceFloats(const ConvShape<T>& shape) {
@@ -97,7 +100,7 @@ int64_t ConvWorkspaceFloats(const ConvShape<T>& shape) {
 
 void ConvForward(const ConvShape<float>& shape, float* out, cudaStream_t stream);
 void ConvForward(const ConvShape<Bf16>& shape, Bf16* out, cudaStream_t stream);
-// `workspace` holds ConvWorkspaceFloats.
+// `workspace` holds ConvWorkspaceFloats() floats.
 void ConvBackward(const ConvShape<float>& shape, const ConvGrads<float>& grads,
                   const ConvWeightGrads& weights, float* workspace, cudaStream_t stream);
 void ConvBackward(const ConvShape<Bf16>& shape, const ConvGrads<Bf16>& grads,

@@ -7,14 +7,16 @@
 namespace halflife::kernels::cpu {
 namespace {
 
-// Inputs of token `token` of row `row`, counted from the slice's start: the tail's where negative.
+// Returns the inputs of token `token` of row `row`, counted from the slice's start. Negative tokens
+// are those of the tail.
 template <typename T>
 HL_INLINE const T* InputsAt(const ConvShape<T>& shape, int64_t row, int64_t token) {
   if (token >= 0) return shape.x + (row * shape.seq_len + token) * shape.x_stride;
   return shape.tail + (row * (shape.taps - 1) + shape.taps - 1 + token) * shape.dim;
 }
 
-// Calls run.operator()<count>() for a count of 1 to 8: loops over a constant number of taps unroll.
+// Calls run.operator()<count>() for a count of 1 to 8, because loops over a constant number of taps
+// are unrolled.
 template <typename Run>
 HL_INLINE void WithCount(int64_t count, const Run& run) {
   switch (count) {
@@ -37,14 +39,14 @@ HL_INLINE void WithCount(int64_t count, const Run& run) {
   }
 }
 
-// Calls run.operator()<silu>(): the loops over channels have no branches.
+// Calls run.operator()<silu>(), so that the loops over channels have no branches.
 template <typename Run>
 HL_INLINE void WithActivation(bool silu, const Run& run) {
   silu ? run.template operator()<true>() : run.template operator()<false>();
 }
 
-// The taps of one token that reads kCount tokens, itself the last: what they read, and their
-// weights; and the bias that their sum begins with.
+// The taps of one token that reads kCount tokens, the last of which is itself: the inputs and
+// weights of the taps, and the bias that the sum starts with.
 template <typename T, int kCount>
 struct Taps {
   HL_INLINE Taps(const ConvShape<T>& shape, int64_t row, int64_t token) {
@@ -52,7 +54,7 @@ struct Taps {
       input[i] = InputsAt(shape, row, token - (kCount - 1) + i);
       weight[i] = shape.weight + (shape.taps - kCount + i) * shape.dim;
     }
-    // Without a bias a mask makes 0 of a weight: separate loops would double the time to compile.
+    // Without a bias, a mask turns a weight into 0. Separate loops would double the compile time.
     const bool has_bias = shape.bias != nullptr;
     bias = has_bias ? shape.bias : shape.weight;
     bias_mask = has_bias ? ~uint32_t{0} : 0;
@@ -93,7 +95,7 @@ HL_INLINE void ForwardLoop(const ConvShape<T>& shape, int64_t block, T* out) {
   }
 }
 
-// ds = dout silu'(sum), or dout; dweight[tap] += ds x[what the tap reads].
+// Computes ds = dout silu'(sum), or dout, and adds ds times the tap's input to dweight[tap].
 template <bool kSilu, typename T, int kCount>
 HL_INLINE void SumGradient(const ConvShape<T>& shape, int64_t row, int64_t token,
                            const T* __restrict dout, float* __restrict ds,
@@ -113,8 +115,8 @@ HL_INLINE void SumGradient(const ConvShape<T>& shape, int64_t row, int64_t token
   }
 }
 
-// dx of a token that kCount tokens read, the first `skip` steps after it: sum over them of weight
-// ds.
+// Computes dx of a token that kCount tokens read, the first of them `skip` steps after it: the sum
+// of weight ds over them.
 template <typename T, int kCount>
 HL_INLINE void InputGradient(const float* __restrict weight, const float* __restrict ds,
                              int64_t dim, T* __restrict dx) {
@@ -126,7 +128,7 @@ HL_INLINE void InputGradient(const float* __restrict weight, const float* __rest
   }
 }
 
-// sum += the rows of x [count, dim].
+// Adds the rows of x [count, dim] to sum.
 HL_INLINE void AddRows(const float* __restrict x, int64_t count, int64_t dim,
                        float* __restrict sum) {
   for (int64_t i = 0; i < count; ++i) {
@@ -146,8 +148,8 @@ HL_INLINE void BackwardLoop(const ConvShape<T>& shape, const ConvGrads<T>& grads
   const int64_t halo_end = std::min(seq_len, end + taps - 1);
   const uint8_t* reach = shape.reach + row * seq_len;
   const T* dout = grads.dout + row * seq_len * dim;
-  // What the next block's tokens give the weights is that block's: loops without it would add a
-  // third to the time to compile.
+  // The weight gradients of the next block's tokens belong to that block and are discarded here.
+  // Separate loops without them would add a third to the compile time.
   float* const discarded = scratch + (kConvTokensPerBlock + kConvMaxTaps) * dim;
   WithActivation(shape.silu, [&]<bool kSilu>() HL_LAMBDA_INLINE {
     for (int64_t token = begin; token < halo_end; ++token) {
@@ -159,8 +161,8 @@ HL_INLINE void BackwardLoop(const ConvShape<T>& shape, const ConvGrads<T>& grads
     }
   });
   if (shape.bias != nullptr) AddRows(scratch, end - begin, dim, dweight + taps * dim);
-  // The readers of `token` are consecutive: from `first`, itself or the slice's first token, until
-  // one whose reach ends before it.
+  // The readers of `token` are consecutive. They begin at `first`, which is the token itself or the
+  // slice's first token, and end before the first token whose reach is too short.
   const auto gradient = [&](int64_t token, T* dx) HL_LAMBDA_INLINE {
     const int64_t first = std::max<int64_t>(token, 0);
     int64_t last = first;

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Shared memory of a block, which has kSineTokens tokens: floats of each array.
+// Floats of each array in the shared memory of a block, which processes kSineTokens tokens.
 struct Sizes {
   int weight, rows, sums;
 };
@@ -21,12 +21,13 @@ HL_EVERYWHERE constexpr Sizes SizesOf(const SineFilterArgs& args) {
 }
 
 struct Block {
-  float* weight;     // [width, inputs + 1]: of a layer, rows apart so that neither a column's nor a
-                     // row's elements share a bank
+  // [width, inputs + 1]: a layer's weight, with rows padded so that neither the elements of a
+  // column nor those of a row share a bank.
+  float* weight;
   float* inputs;     // [tokens, inputs]: a_{i-1}
   float* gradient;   // [tokens, width]: da_i, then dp_i
   float* sums;       // [layers, tokens, width]: p_i
-  int first, count;  // tokens
+  int first, count;  // of the block, in tokens
 
   HL_DEVICE Block(const SineFilterArgs& args, unsigned char* smem, bool backward)
       : first(static_cast<int>(blockIdx.x) * kSineTokens),
@@ -43,27 +44,28 @@ struct Block {
   }
 };
 
-// visit(i) for i < count, by all threads.
+// Calls visit(i) for i < count. All threads take part.
 template <typename Visit>
 HL_DEVICE void ForEach(int count, const Visit& visit) {
   for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) visit(i);
 }
 
-// The block's rows of [T, width]; zeros past the last token.
+// Loads the block's rows of [T, width]; zeros past the last token.
 HL_DEVICE void LoadRows(const Block& block, const float* from, int width, float* to) {
   ForEach(kSineTokens * width, [&](int i) {
     to[i] = i < block.count * width ? from[int64_t{1} * block.first * width + i] : 0.0f;
   });
 }
 
-// weight [rows, num_inputs]
+// Loads weight [rows, num_inputs].
 HL_DEVICE void LoadWeight(const float* weight, int rows, int num_inputs, float* to) {
   ForEach(rows * num_inputs, [&](int i) {
     const int o = i / num_inputs;
     to[o * (num_inputs + 1) + i - o * num_inputs] = weight[i];
   });
 }
-// A layer's pointer: an array that is indexed by a variable would lie in a stack frame.
+// Returns a layer's pointer. A loop over constants, because an array with a variable index would be
+// placed in local memory.
 HL_DEVICE const float* OfLayer(const float* const (&pointers)[kSineMaxLayers], int layer) {
   const float* found = pointers[0];
 #pragma unroll
@@ -75,13 +77,13 @@ HL_DEVICE void LoadLayer(const SineFilterArgs& args, int layer, float* to) {
   LoadWeight(OfLayer(args.weights, layer), args.width, args.inputs_of(layer), to);
 }
 
-// a_i out of p_i.
+// Computes a_i from p_i.
 HL_DEVICE void MapSums(const SineFilterArgs& args, const float* sums, float* to) {
   ForEach(kSineTokens * args.width,
           [&](int i) { to[i] = SinCosOf(args.frequency[i % args.width] * sums[i]).sin; });
 }
 
-// p of all layers; `inputs` is left with a_{L-1}.
+// Computes p of all layers. `inputs` holds a_{L-1} at the end.
 HL_DEVICE void Forward(const SineFilterArgs& args, const Block& block) {
   LoadRows(block, args.x, args.inputs, block.inputs);
   for (int layer = 0; layer < args.num_layers; ++layer) {
@@ -102,14 +104,16 @@ HL_DEVICE void Forward(const SineFilterArgs& args, const Block& block) {
   }
 }
 
-// Tokens of which a thread makes a channel of the output: it reads a weight once for all of them.
+// Number of tokens for which a thread computes a channel of the output: it reads each weight once
+// for all of them.
 constexpr int kTokensOfThread = 4;
 
-// out = W_out a_L, `width` channels after the other, whose weights take the place of a layer's.
+// Computes out = W_out a_L, `width` channels at a time. Their weights replace those of a layer in
+// shared memory.
 HL_DEVICE void OutputLayer(const SineFilterArgs& args, const Block& block, float* out) {
   for (int first = 0; first < args.channels; first += args.width) {
     const int channels = min(args.width, args.channels - first);
-    __syncthreads();  // before others take the place of these weights
+    __syncthreads();  // all threads have finished with the previous weights
     LoadWeight(args.output + int64_t{1} * first * args.width, channels, args.width, block.weight);
     __syncthreads();
     ForEach(kSineTokens / kTokensOfThread * channels, [&](int i) {
@@ -142,8 +146,8 @@ __global__ void __launch_bounds__(kThreads)
   OutputLayer(args, block, outputs.out);
 }
 
-// dp_i in place of da_i; the gradients of the layer's bias, and of the frequency, which is the sum
-// over layers.
+// Replaces da_i by dp_i. Also computes the gradient of the layer's bias, and adds to that of the
+// frequency, which is a sum over layers.
 HL_DEVICE void SineGradients(const SineFilterArgs& args, const Block& block, int layer,
                              float* dbias, float* dfrequency) {
   ForEach(args.width, [&](int o) {
@@ -174,7 +178,7 @@ HL_DEVICE void WeightGradient(const SineFilterArgs& args, const Block& block, in
   });
 }
 
-// da_{i-1} in place of a_{i-1}, which no thread reads any more.
+// Replaces a_{i-1}, which no thread reads any more, by da_{i-1}.
 HL_DEVICE void InputGradient(const SineFilterArgs& args, const Block& block, int layer) {
   const int num_inputs = args.inputs_of(layer);
   ForEach(kSineTokens * num_inputs, [&](int i) {
@@ -196,7 +200,7 @@ HL_DEVICE void StoreInputGradient(const SineFilterArgs& args, const Block& block
   });
 }
 
-// Blocks past the last token have rows of the inputs that were not read.
+// Blocks past the last token set the gradients of input rows that were not read.
 __global__ void __launch_bounds__(kThreads)
     SineBackwardKernel(SineFilterArgs args, const float* dhidden, SineInputGradient input,
                        int64_t num_columns, float* partials) {
@@ -209,7 +213,8 @@ __global__ void __launch_bounds__(kThreads)
     __syncthreads();
     for (int layer = args.num_layers - 1; layer >= 0; --layer) {
       float* const dweight = sums + args.column_of(layer);
-      const bool is_last = layer == args.num_layers - 1;  // has its weight and inputs there
+      // Its weight and inputs are already in shared memory.
+      const bool is_last = layer == args.num_layers - 1;
       SineGradients(args, block, layer, dweight + int64_t{1} * args.width * args.inputs_of(layer),
                     sums + args.frequency_column());
       if (!is_last) {
@@ -233,7 +238,7 @@ __global__ void __launch_bounds__(kThreads)
 int SharedBytes(const SineFilterArgs& args, bool backward) {
   const Sizes sizes = SizesOf(args);
   const int64_t floats = sizes.weight + sizes.sums + (backward ? 2 : 1) * sizes.rows;
-  return static_cast<int>(floats * sizeof(float)) + 64;  // each array begins at 16 bytes
+  return static_cast<int>(floats * sizeof(float)) + 64;  // each array is aligned to 16 bytes
 }
 
 }  // namespace
@@ -241,7 +246,7 @@ int SharedBytes(const SineFilterArgs& args, bool backward) {
 namespace cuda {
 
 bool SineFilterFit(const SineFilterArgs& args, int64_t shared_memory_bytes) {
-  constexpr int kMaxWidth = 256;  // whose squares an int holds; none beyond fits
+  constexpr int kMaxWidth = 256;  // an int holds its square; nothing larger fits shared memory
   return std::max(args.inputs, args.width) <= kMaxWidth &&
          SharedBytes(args, /*backward=*/true) <= shared_memory_bytes;
 }

@@ -1,14 +1,14 @@
-// The contract of a filter that layers of sines make, between its binding, its CPU loops and its
-// CUDA kernels.
+// Arguments of a convolution filter computed by layers of sines, shared by its LibTorch side, CPU
+// loops and CUDA kernels.
 //
 //   p_i = W_i a_{i-1} + b_i,   a_i = sin(f p_i),   a_0 = x, a frequency f for each channel of all
 //   out = W_out a_L
 //   g_i = da_i cos(f p_i),   dp_i = f g_i,   da_{i-1} = W_i^T dp_i,   df = sum of g_i p_i
 //   dW_i = sum of dp_i a_{i-1}^T,   db_i = sum of dp_i, over tokens; df over layers, too
 //
-// The backward begins with da_L, which a product of matrices gives, as it does dW_out; it computes
-// the forward again instead of keeping it. fp32. C++17, no LibTorch: CUDA
-// sources include it.
+// The backward starts from da_L, which a matrix product outside these kernels computes, as it does
+// dW_out. The backward recomputes the forward instead of storing it. fp32. C++17 without LibTorch,
+// because CUDA sources include it.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ using cudaStream_t = CUstream_st*;
 namespace halflife::kernels {
 
 constexpr int kSineMaxLayers = 4;
-// Of a block, which adds them up in its part of the weights' gradients: fixed, so that sums do not
-// depend on the number of threads.
+// Tokens of a block, which adds them up in its partial sum of the weights' gradients. Fixed, so
+// that sums do not depend on the number of threads.
 constexpr int kSineTokens = 16;
 
 struct SineFilterArgs {
@@ -35,8 +35,8 @@ struct SineFilterArgs {
   int num_tokens = 0, inputs = 0, width = 0, channels = 0;
 
   HL_EVERYWHERE constexpr int inputs_of(int layer) const { return layer == 0 ? inputs : width; }
-  // Where a layer's weight begins in the gradients of all that is learned: weight and bias of one
-  // layer after those of another, last the frequency.
+  // Returns the column at which a layer's weight begins in the concatenated gradients of all
+  // parameters: weight and bias of one layer after another, then the frequency.
   HL_EVERYWHERE constexpr int64_t column_of(int layer) const {
     const int64_t inner = int64_t{1} * width * (width + 1);
     return layer == 0 ? 0 : int64_t{1} * width * (inputs + 1) + (layer - 1) * inner;
@@ -50,13 +50,14 @@ struct SineFilterOutputs {
   float* out = nullptr;     // [T, channels]
 };
 
-// Gradient of the inputs, of which the first num_tokens rows were read: the others' is 0.
+// Gradient of the inputs, of which only the first num_tokens rows were read; it is 0 for the
+// others.
 struct SineInputGradient {
   float* dx = nullptr;  // [num_rows, inputs]
   int num_rows = 0;
-  bool added = false;  // to what dx holds
+  bool added = false;  // true: add to the contents of dx
 };
-// Gradients of what is learned, fp32; `added`: to what they hold.
+// Gradients of the parameters, fp32. `added`: add to their contents.
 struct SineWeightGradients {
   struct Place {
     float* sum = nullptr;
@@ -69,16 +70,16 @@ constexpr int SineBlocks(int num_tokens) { return (num_tokens + kSineTokens - 1)
 
 namespace cpu {
 int64_t SineScratchFloats(const SineFilterArgs& args);
-// A block of kSineTokens tokens.
+// Processes a block of kSineTokens tokens.
 void SineFilterForward(const SineFilterArgs& args, const SineFilterOutputs& outputs, int block,
                        float* scratch);
-// dhidden: da_L [T, width]; sums [num_columns] of the block's tokens.
+// dhidden is da_L [T, width]. Sets sums [num_columns] to the contribution of the block's tokens.
 void SineFilterBackward(const SineFilterArgs& args, const float* dhidden,
                         const SineInputGradient& input, int block, float* sums, float* scratch);
 }  // namespace cpu
 
 namespace cuda {
-// Whether a block has room for a layer's weight and its tokens.
+// Returns true if a block's shared memory holds a layer's weight and the block's tokens.
 bool SineFilterFit(const SineFilterArgs& args, int64_t shared_memory_bytes);
 void SineFilterForward(const SineFilterArgs& args, const SineFilterOutputs& outputs,
                        cudaStream_t stream);

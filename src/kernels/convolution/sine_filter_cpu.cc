@@ -7,13 +7,13 @@
 namespace halflife::kernels::cpu {
 namespace {
 
-// A channel of a block's tokens, side by side.
+// One channel of all tokens of a block, in adjacent elements.
 constexpr int kLanes = kSineTokens;
 struct Lanes {
   float at[kLanes];
 };
 
-// Scratch of a block: a layer's inputs, what it maps, and gradients.
+// Scratch memory of a block: the inputs of each layer, the sums that it maps, and gradients.
 struct Scratch {
   Lanes* inputs;    // [layers + 1, widest]: a_0 to a_L
   Lanes* sums;      // [layers, width]: p_i
@@ -32,14 +32,14 @@ struct Scratch {
   HL_INLINE Lanes* InputsOf(int layer) const { return inputs + layer * widest; }
 };
 
-// The block's tokens.
+// The tokens of a block.
 struct Block {
   int begin, count;
   Block(const SineFilterArgs& args, int number)
       : begin(number * kSineTokens), count(std::min(kSineTokens, args.num_tokens - begin)) {}
 };
 
-// Rows of `width` channels to lanes, zeros past the last token, and back.
+// Transposes rows of `width` channels to lanes, with zeros past the last token, and back.
 HL_INLINE void LoadRows(const float* from, const Block& block, int width, Lanes* to) {
   for (int c = 0; c < width; ++c)
     for (int t = 0; t < kLanes; ++t)
@@ -71,7 +71,7 @@ HL_INLINE void ForwardLayer(const SineFilterArgs& args, int layer, const Scratch
   }
 }
 
-// out = W_out a_L
+// Computes out = W_out a_L.
 HL_INLINE void OutputLayer(const SineFilterArgs& args, const Block& block, const Scratch& scratch,
                            float* out) {
   const Lanes* const hidden = scratch.InputsOf(args.num_layers);
@@ -105,7 +105,7 @@ HL_INLINE float Total(const Lanes& values) {
   return total;
 }
 
-// dp of a layer out of da; the gradients of its bias and of the frequency.
+// Computes dp of a layer from da, and the gradients of its bias and of the frequency.
 HL_INLINE void SineGradients(const SineFilterArgs& args, int layer, const Scratch& scratch,
                              float* dbias, float* dfrequency) {
   const Lanes* const sums = scratch.sums + layer * args.width;
@@ -149,7 +149,7 @@ HL_INLINE void BackwardLayer(const SineFilterArgs& args, int layer, const Scratc
   }
 }
 
-// Gradients of the inputs of a block's rows; zeros of those that were not read.
+// Stores the gradients of the inputs of a block's rows; zeros for rows that were not read.
 HL_INLINE void StoreInputGradients(const SineFilterArgs& args, const SineInputGradient& input,
                                    int number, const Lanes* gradient) {
   const int begin = number * kSineTokens, end = std::min(begin + kSineTokens, input.num_rows);

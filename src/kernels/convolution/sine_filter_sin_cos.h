@@ -1,7 +1,8 @@
-// Sine and cosine that vectorise on the CPU and need no stack frame on a device, whose own have a
-// slow path for large arguments. To 2 ulp, or 2^-24 near a zero: the quarter turns are taken off in
-// fp64, the rest is by the minimax polynomials of Cephes' sinf and cosf. Beyond 1e7, where
-// neighbours in fp32 are a radian apart, they are those of 0; of what is not finite NaN.
+// Sine and cosine that vectorize on the CPU and need no stack frame on a device, where the built-in
+// ones have a slow path for large arguments. Accurate to 2 ulp, or 2^-24 near a zero: quarter turns
+// are subtracted in fp64, and the rest uses the minimax polynomials of Cephes' sinf and cosf.
+// Beyond 1e7, where adjacent fp32 numbers are a radian apart, the results are those of 0.
+// Non-finite arguments give NaN.
 #pragma once
 
 #include "kernels/common/host_device.h"

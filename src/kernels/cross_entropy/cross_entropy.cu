@@ -11,18 +11,18 @@ constexpr int kWidth = kPack<float>;
 HL_DEVICE float Infinity() { return __uint_as_float(0x7f800000u); }
 HL_DEVICE float Nan() { return __uint_as_float(0x7fc00000u); }
 
-// Sum of e^(x - max) over what was seen. Nothing seen, or only -inf: {-inf, 0}.
+// The sum of e^(x - max) over the elements so far. {-inf, 0} if there were none, or only -inf.
 struct Softmax {
   float max, sum;
 };
-// What is subtracted from an exponent: never -inf, as -inf - -inf is NaN.
+// Returns the value to subtract from exponents. It is never -inf, because -inf - -inf is NaN.
 HL_DEVICE float ShiftOf(float max) { return max == -Infinity() ? 0.0f : max; }
 HL_DEVICE Softmax Merge(Softmax a, Softmax b) {
   const float max = fmaxf(a.max, b.max), shift = ShiftOf(max);
   return {max, a.sum * expf(a.max - shift) + b.sum * expf(b.max - shift)};
 }
 
-// One pack more. fmaxf drops a NaN; its exponential carries it into the sum.
+// Adds a pack. fmaxf drops a NaN, but the exponential carries it into the sum.
 HL_DEVICE void Add(const float (&x)[kWidth], int count, Softmax& softmax) {
   float max = softmax.max;
 #pragma unroll
@@ -36,7 +36,7 @@ HL_DEVICE void Add(const float (&x)[kWidth], int count, Softmax& softmax) {
     if (i < count) softmax.sum += expf(x[i] - shift);
 }
 
-// Over the block, the same bits in every thread.
+// Merges the values of the block's threads, with the same bits in every thread.
 HL_DEVICE Softmax BlockMerge(Softmax softmax, Softmax (&partial)[kMaxRowWarps]) {
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2)
@@ -58,7 +58,7 @@ HL_DEVICE void StoreNoTarget(const LogitRows& args, int64_t row, bool aligned) {
   if (threadIdx.x == 0) args.loss[row] = args.log_partition[row] = 0;
 }
 
-// Grid: rows. Two passes over a row, the second in the L2 cache.
+// Grid: rows. Makes two passes over a row; the second reads it from the L2 cache.
 __global__ void __launch_bounds__(kRowThreads) CrossEntropyKernel(LogitRows args, bool aligned) {
   HL_SHARED(partial, Softmax[kMaxRowWarps]);
   const int64_t row = blockIdx.x, target = args.targets[row];
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kRowThreads) CrossEntropyKernel(LogitRows args
     return;
   }
   float* const logits = args.logits + row * args.vocab;
-  // before the barrier in BlockMerge, beyond which the gradient takes the logits' place
+  // Read before the barrier in BlockMerge, after which the gradient overwrites the logits.
   const float picked = target < args.vocab ? logits[target] : Nan();
   const int64_t first = kWidth * threadIdx.x, stride = kWidth * blockDim.x;
   Softmax softmax = {-Infinity(), 0.0f};

@@ -22,7 +22,7 @@ HL_INLINE float SumOfExpLoop(const float* x, int64_t count, float max) {
   return sum;
 }
 
-// x = e^(x - shift), returns the sum
+// Replaces x by e^(x - shift) and returns the sum.
 HL_INLINE float ExpInPlaceLoop(float* x, int64_t count, float shift) {
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -52,7 +52,7 @@ void Scale(float* x, int64_t count, float factor) {
   RunVectorised([&]() HL_LAMBDA_INLINE { ScaleLoop(x, count, factor); });
 }
 
-// Loss and gradient of one row with a target.
+// Computes loss and gradient of one row that has a target.
 void ReduceRow(const LogitRows& rows, int64_t row) {
   float* const logits = rows.logits + row * rows.vocab;
   const int64_t target = rows.targets[row], vocab = rows.vocab;
@@ -74,7 +74,7 @@ void ReduceRow(const LogitRows& rows, int64_t row) {
 void CheckTarget(int64_t target, int64_t vocab) {
   HL_CHECK_AS(ExitCode::kData, target < vocab, "target token ", target,
               " is outside the vocabulary of ", vocab,
-              " tokens; is the data set of this model's tokenizer?");
+              " tokens. Use a data set that was prepared with this model's tokenizer.");
 }
 
 void ReduceRows(const LogitRows& rows, int64_t begin, int64_t end) {

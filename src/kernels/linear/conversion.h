@@ -1,4 +1,4 @@
-// bf16 to fp32 and back on the CPU, for products of bf16 that run in fp32
+// Conversions between bf16 and fp32 on the CPU, for bf16 products that are computed in fp32
 // (ops/linear/widened.h).
 #pragma once
 
@@ -8,7 +8,7 @@
 
 namespace halflife::kernels::cpu {
 
-// `count` elements of x into y, which do not overlap; the second rounds to nearest even.
+// Convert `count` elements of x to y, which must not overlap. NarrowRange() rounds to nearest even.
 void WidenRange(const Bf16* x, float* y, int64_t count);
 void NarrowRange(const float* x, Bf16* y, int64_t count);
 

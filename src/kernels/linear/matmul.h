@@ -1,4 +1,4 @@
-// Products of a linear layer on the CPU, fp32: y = x W^T and dx = dy W.
+// fp32 products of a linear layer on the CPU: y = x W^T and dx = dy W.
 //
 //   const MatmulRight right = {.b = w, .depth = D, .columns = N, .transposed = true};   // W [N, D]
 //   auto* const panels =
@@ -6,10 +6,10 @@
 //   PackMatmulRight(right, panels);
 //   Matmul({.rows = T, .depth = D, .columns = N, .a = x, .panels = panels, .out = y});
 //
-// It is used where AVX2 is the instruction set in use, and on AMD's cores beside AVX-512. The BLAS
-// below LibTorch runs AVX2 kernels on those whatever else they can do, and reaches four fifths of
-// what these could: it copies the left operand, which is read in its place here, and takes a pass
-// of its own to scale the result. Both forms give the same bits.
+// Used if AVX2 is the instruction set in use, and with AVX-512 on AMD processors. The BLAS below
+// LibTorch always uses AVX2 kernels on AMD processors, and reaches four fifths of what they could
+// do: it copies the left operand, which this kernel reads in place, and scales the result in a
+// separate pass. The AVX2 and AVX-512 versions give the same bits.
 #pragma once
 
 #include <cstdint>
@@ -24,19 +24,19 @@ struct MatmulRight {
 struct MatmulArgs {
   int64_t rows = 0, depth = 0, columns = 0;  // at least 1 each
   const float* a = nullptr;                  // [rows, depth], contiguous
-  const float* panels = nullptr;             // as PackMatmulRight() left them
-  bool add = false;                          // to what `out` holds
+  const float* panels = nullptr;             // from PackMatmulRight()
+  bool add = false;                          // true: add to the contents of `out`
   float* out = nullptr;                      // [rows, columns], contiguous; written
 };
 
-// Whether it is to be used here. The three below need AVX2 or AVX-512, and the same instruction set
-// in use from the packing to the product.
+// Returns true if Matmul() should be used on this machine. The three functions below need AVX2 or
+// AVX-512, and the instruction set in use must not change between packing and product.
 bool HasMatmul();
-// Of the packed right operand, which lies aligned to 64 bytes.
+// Returns the size of the packed right operand, which must be aligned to 64 bytes.
 int64_t MatmulPanelFloats(const MatmulRight& right);
 void PackMatmulRight(const MatmulRight& right, float* panels);
-// Each element is fused multiply-adds in ascending order of depth: its bits depend on its row and
-// column alone.
+// Each element is a chain of fused multiply-adds in ascending order of depth, so its bits depend
+// only on its row and column.
 void Matmul(const MatmulArgs& args);
 
 }  // namespace halflife::kernels

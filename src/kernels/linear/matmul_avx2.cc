@@ -1,4 +1,4 @@
-// Matmul compiled for AVX2; run only where the processor has it.
+// Matmul compiled for AVX2. Only called if the processor supports it.
 #include <omp.h>
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Matmul's kernel, for the instruction set that the file which includes this has chosen
+// Matmul's kernel. Compiled per instruction set: the including file selects it
 // (kernels/common/cpu/avx512.h).
 #pragma once
 
@@ -8,16 +8,18 @@
 namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE {
 namespace {
 
-// 24 accumulators of 32 registers, 12 of 16.
+// 24 accumulators out of 32 registers, or 12 out of 16.
 using MatmulTile = TileOf<float, HL_SIMD_BYTES == 64 ? 12 : 6, 2>;
 constexpr int64_t kRows = MatmulTile::kRows, kColumns = MatmulTile::kColumns;
-// Of a panel of B in the first cache (16 KiB) and of a block of A in the second (at most 240 KiB).
+// Sized so that a panel of B (16 KiB) stays in the L1 cache and a block of A (at most 240 KiB) in
+// the L2 cache.
 constexpr int64_t kDepth = HL_SIMD_BYTES == 64 ? 128 : 256, kBlockRows = 240;
 
 constexpr int64_t Min(int64_t x, int64_t y) { return x < y ? x : y; }
 constexpr int64_t CeilDiv(int64_t x, int64_t y) { return (x + y - 1) / y; }
 
-// A panel, [depth, kColumns], of the columns from `column` on, with zeros beyond the last.
+// Packs the columns from `column` on as a panel [depth, kColumns], with zeros after the last
+// column.
 void PackPanel(const MatmulRight& right, int64_t column, float* panel) {
   const int64_t width = Min(kColumns, right.columns - column);
   const int64_t by_depth = right.transposed ? 1 : right.columns,
@@ -29,7 +31,7 @@ void PackPanel(const MatmulRight& right, int64_t column, float* panel) {
   }
 }
 
-// Rows of A and of the result, `stride` elements apart.
+// Rows of A and of the result, at their strides.
 struct Strip {
   const float* a;
   int64_t a_stride;
@@ -52,7 +54,8 @@ HL_INLINE void MultiplyStrip(const Strip& strip, const float* panel, int depth, 
                    HL_INLINE_LAMBDA { StoreUnaligned(strip.out + r * strip.out_stride + j, sum); });
 }
 
-// A strip at the end of the rows or columns, by way of whole ones.
+// Multiplies an incomplete strip at the end of the rows or columns, by copying it to and from a
+// complete one.
 void MultiplyEdge(const Strip& strip, int64_t rows, int64_t columns, const float* panel, int depth,
                   bool add) {
   float a[kRows * kDepth] = {}, out[kRows * kColumns] = {};
@@ -100,7 +103,7 @@ void PackMatmulRight(const MatmulRight& right, float* panels) {
 }
 
 void Matmul(const MatmulArgs& args) {
-  // as many blocks as leave no thread idle, of about equal size
+  // Uses as many blocks, of about equal size, as keep all threads busy.
   const int64_t threads = omp_get_max_threads();
   const int64_t blocks = CeilDiv(CeilDiv(args.rows, kBlockRows), threads) * threads;
   const int64_t block_rows = CeilDiv(CeilDiv(args.rows, blocks), kRows) * kRows;

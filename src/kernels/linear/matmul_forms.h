@@ -1,4 +1,4 @@
-// The forms of Matmul, each in a file of its own, of which matmul.cc chooses.
+// The versions of Matmul, each compiled in its own file. matmul.cc selects one.
 #pragma once
 
 #include "kernels/linear/matmul.h"

@@ -1,4 +1,4 @@
-// The gradient of a linear layer's weight on the CPU, fp32: dW = dY^T X, a sum over tokens.
+// The fp32 gradient of a linear layer's weight on the CPU: dW = dY^T X, a sum over tokens.
 //
 //   WeightGradientArgs args = {.num_tokens = T, .out_features = N, .in_features = K,
 //                              .dy = dy, .x = x, .dweight = dw};
@@ -6,10 +6,10 @@
 //       std::aligned_alloc(64, 4 * WeightGradientWorkspaceFloats(args)));
 //   WeightGradient(args);
 //
-// For a few hundred features BLAS takes this product at three quarters of its rate elsewhere: it
-// brings both operands, each much longer than the result, into the layout of its kernel before it
-// multiplies. Here they keep the order of their rows, and those of the next tokens are fetched
-// during the products of the present ones. It is compiled for AVX-512 and for AVX2.
+// With a few hundred features, BLAS computes this product at three quarters of its usual rate: it
+// first converts both operands, each much longer than the result, to its kernel's layout. This
+// kernel keeps the order of their rows and prefetches the rows of the next tokens during the
+// products of the current ones. It is compiled for AVX-512 and AVX2.
 #pragma once
 
 #include <cstdint>
@@ -24,12 +24,13 @@ struct WeightGradientArgs {
   float* workspace = nullptr;  // WeightGradientWorkspaceFloats(), aligned to 64 bytes
 };
 
-// Whether the instruction set in use has a form of it, which the two below need.
+// Returns true if the instruction set in use has a version of the kernel, which the two functions
+// below need.
 bool HasWeightGradient();
-// For as many threads as the next parallel region would have.
+// Returns the workspace size for the number of threads that the next parallel region would have.
 int64_t WeightGradientWorkspaceFloats(const WeightGradientArgs& args);
-// Tokens are summed in blocks of 128, ascending, whatever the number of threads; each block is
-// fused multiply-adds in order.
+// Tokens are summed in blocks of 128, in ascending order, for any number of threads. Each block is
+// a chain of fused multiply-adds in order.
 void WeightGradient(const WeightGradientArgs& args);
 
 }  // namespace halflife::kernels

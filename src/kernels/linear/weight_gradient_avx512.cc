@@ -1,4 +1,4 @@
-// The weight gradient's kernel compiled for AVX-512; run only where the processor has it.
+// The weight gradient's kernel compiled for AVX-512. Only called if the processor supports it.
 #include <omp.h>
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// The weight gradient's kernel, for the instruction set that the file which includes this has
-// chosen (kernels/common/cpu/avx512.h).
+// The weight gradient's kernel. Compiled per instruction set: the including file selects it
+// (kernels/common/cpu/avx512.h).
 #pragma once
 
 #include "kernels/common/cpu/microkernel.h"
@@ -8,12 +8,13 @@
 namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE {
 namespace {
 
-// 24 accumulators of 32 registers, 12 of 16: fewer rows read more operands a product.
+// 24 accumulators out of 32 registers, or 12 out of 16. With fewer rows, a product would read more
+// operands.
 using GradientTile = TileOf<float, HL_SIMD_BYTES == 64 ? 12 : 6, 2>;
 constexpr int64_t kStrip = GradientTile::kRows;
-// Of a block: a strip of dY and a panel of X together take 22 KiB of the first cache.
+// Tokens of a block: a strip of dY and a panel of X together use 22 KiB of the L1 cache.
 constexpr int kTokens = 128;
-// Of a part of dW: with its operands 0.9 MB, for a second cache of 1 to 2 MiB.
+// Maximum size of a part of dW: with its operands 0.9 MB, for an L2 cache of 1 to 2 MiB.
 constexpr int64_t kMaxPartRows = 480, kMaxPartColumns = 256;
 
 constexpr int64_t Min(int64_t x, int64_t y) { return x < y ? x : y; }
@@ -21,18 +22,19 @@ constexpr int64_t Max(int64_t x, int64_t y) { return x > y ? x : y; }
 constexpr int64_t CeilDiv(int64_t x, int64_t y) { return (x + y - 1) / y; }
 constexpr int64_t RoundUp(int64_t x, int64_t multiple) { return CeilDiv(x, multiple) * multiple; }
 
-// dW in parts of about equal size, each computed by one thread.
+// dW divided into parts of about equal size, each computed by one thread.
 struct Parts {
   int64_t rows, columns;  // of a part, in whole strips and panels
   int64_t across, count;
 
-  // At most down x across of them: whole strips and panels may need fewer.
+  // Makes at most at_most_down x at_most_across parts; rounding up to whole strips and panels may
+  // need fewer.
   Parts(const WeightGradientArgs& args, int64_t at_most_down, int64_t at_most_across)
       : rows(RoundUp(CeilDiv(args.out_features, at_most_down), kStrip)),
         columns(RoundUp(CeilDiv(args.in_features, at_most_across), kPanel)),
         across(CeilDiv(args.in_features, columns)),
         count(CeilDiv(args.out_features, rows) * across) {}
-  // Multiply-adds a token and thread; a packed element takes the time of 13.
+  // Returns the multiply-adds per token and thread. Packing one element takes the time of 13.
   int64_t Cost(int64_t num_threads) const {
     return CeilDiv(count, num_threads) * (rows * columns + 13 * (rows + columns));
   }
@@ -40,8 +42,8 @@ struct Parts {
   int64_t workspace_floats() const { return kTokens * (rows + columns) + rows * columns; }
 };
 
-// The cheapest cut for the threads there are: for each number of parts across, as many down as
-// leave no thread two.
+// Returns the cheapest division for the available threads: for each number of parts across, as many
+// parts down as give no thread a second part.
 Parts CutForThreads(const WeightGradientArgs& args) {
   const int64_t num_threads = omp_get_max_threads();
   const int64_t min_down = CeilDiv(args.out_features, kMaxPartRows),
@@ -68,8 +70,8 @@ struct Columns {
   void FetchAhead(RowsAhead& ahead, int64_t token, int count) const {
     ahead.Add(reinterpret_cast<const std::byte*>(Row(token)), stride * 4, count, width * 4);
   }
-  // to [width / kWidth, kTokens, kWidth]. What lies beyond `width` is left as it was: it meets no
-  // sum that is kept.
+  // Packs to [width / kWidth, kTokens, kWidth]. Elements beyond `width` are not written; they only
+  // contribute to sums that are discarded.
   template <int kWidth>
   void Pack(int64_t token, int count, float* to) const {
     for (int64_t column = 0; column < width; column += kWidth, to += kTokens * kWidth) {
@@ -84,7 +86,7 @@ struct Columns {
   }
 };
 
-// The part of dW that begins at (row, column).
+// Computes the part of dW that begins at (row, column).
 void WeightGradientPart(const WeightGradientArgs& args, const Parts& parts, int64_t row,
                         int64_t column, float* workspace) {
   const Columns dy = {args.dy, args.out_features, row, Min(parts.rows, args.out_features - row)};

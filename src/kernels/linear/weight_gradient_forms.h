@@ -1,5 +1,5 @@
-// The forms of the weight gradient's kernel, each in a file of its own, of which weight_gradient.cc
-// chooses.
+// The versions of the weight gradient's kernel, each compiled in its own file. weight_gradient.cc
+// selects one.
 #pragma once
 
 #include "kernels/linear/weight_gradient.h"

@@ -1,6 +1,6 @@
-// A thread has one channel of one segment of a row, and takes a tile of tokens at a time: what they
-// have of the channel lies in its registers, while its states come and go one after another. b and
-// c of the tile are shared by the block's channels.
+// A thread has one channel of one segment of a row and processes a tile of tokens at a time. The
+// tile's values for the channel are in registers, while the states are processed one after another.
+// The channels of a block share b and c of the tile.
 #include "kernels/common/cuda/grid_blocks.h"
 #include "kernels/common/cuda/rows.cuh"
 #include "kernels/common/cuda/sum_partials.h"
@@ -13,15 +13,16 @@ using rows::FromStorage;
 
 constexpr int kThreads = 128, kWarps = kThreads / 32;
 constexpr int kTile = cuda::kScanTile;
-// Threads that keep a large GPU busy; segments of fewer tokens would spend as much on joining.
+// Threads that keep a large GPU busy. Joining segments of fewer tokens would take as long as
+// scanning them.
 constexpr int64_t kThreadsWanted = 1 << 17, kMinTokens = 8 * kTile;
 
-// `given`: a, or p of a = -e^p.
+// `given` is a, or p of a = -e^p.
 HL_DEVICE float DecayOf(float given, bool negative_exp) {
   return negative_exp ? -expf(given) : given;
 }
 
-// A row's segment and a thread's channel of it.
+// A segment of a row, and a thread's channel.
 template <typename T>
 struct Place {
   HL_DEVICE Place(const ScanShape<T, float>& of, const cuda::ScanSegments& segments) : shape(of) {
@@ -43,15 +44,15 @@ struct Place {
     return exists ? DecayOf(shape.a[channel * shape.states + state], shape.negative_exp) * kLog2E
                   : 0.0f;
   }
-  // Of [B, I, N].
+  // Returns the offset in [B, I, N].
   HL_DEVICE int64_t OfState(int64_t state) const {
     return (row * shape.channels + channel) * shape.states + state;
   }
-  // Of [pieces, N, I].
+  // Returns the offset in [pieces, N, I].
   HL_DEVICE int64_t OfPiece(int64_t state) const {
     return (piece * shape.states + state) * shape.channels + channel;
   }
-  // Of [B, tiles, N, I].
+  // Returns the offset in [B, tiles, N, I].
   HL_DEVICE int64_t OfKept(int64_t token, int64_t state) const {
     const int64_t tiles = (shape.seq_len + kTile - 1) / kTile;
     return ((row * tiles + token / kTile) * shape.states + state) * shape.channels + channel;
@@ -62,8 +63,8 @@ struct Place {
   bool exists, last;
 };
 
-// What a tile's tokens have of the thread's channel; zeros where there is none. Bit t of `resets`:
-// a document starts at token t.
+// Values of a tile's tokens for the thread's channel; zeros for tokens that do not exist. Bit t of
+// `resets` is set if a document starts at token t.
 struct Tile {
   float x[kTile], step[kTile];
   unsigned resets;
@@ -93,7 +94,8 @@ HL_DEVICE void LoadTile(const Place<T>& place, int64_t begin, Tile& tile) {
   }
 }
 
-// Rows [tile, N] of b or c to shared [N][tile]; zeros beyond the segment. All threads of the block.
+// Transposes rows [tile, N] of b or c to shared memory [N][tile], with zeros past the segment. All
+// threads of the block must take part.
 template <typename T>
 HL_DEVICE void LoadShared(const Place<T>& place, const T* from, int64_t begin, float* to) {
   const int states = static_cast<int>(place.shape.states);
@@ -109,9 +111,10 @@ HL_DEVICE void LoadShared(const Place<T>& place, const T* from, int64_t begin, f
   }
 }
 
-// kOwn: each segment's state from zero, and what it makes of the state before it: the sum of its
-// steps, and whether a document starts in it. Else all outputs. `carry` [pieces, N, I] holds the
-// states between tiles; before, kEntry, those before the segments.
+// kOwn: computes each segment's state from a zero state, and its effect on the state before it: the
+// sum of its steps, and whether a document starts in it. Otherwise computes all outputs. `carry`
+// [pieces, N, I] holds the states between tiles; with kEntry, it initially holds those before the
+// segments.
 template <typename T, bool kOwn, bool kEntry>
 __global__ void __launch_bounds__(kThreads, 4)
     ScanForwardKernel(ScanShape<T, float> shape, ScanResults<T, float> results,
@@ -172,19 +175,20 @@ __global__ void __launch_bounds__(kThreads, 4)
   mine[shape.channels] = cut ? 1.0f : 0.0f;
 }
 
-// What segments do to a state, or in reverse to its gradient: [pieces, 2, I].
+// How segments transform a state or, in reverse, its gradient: [pieces, 2, I].
 struct Joined {
   const float* a;  // [I, N], or p of it
   bool negative_exp;
   const float* sums;  // see ScanForwardKernel
-  const float* from;  // [B, I, N]: before the first segment, or after the last; null: zero
+  // [B, I, N]: before the first segment or, in reverse, after the last; null: zero.
+  const float* from;
   int64_t batch, channels, states;
   cuda::ScanSegments segments;
   bool reverse;
 };
 
-// Own states [pieces, N, I] become those before the segments; in reverse own adjoints become those
-// of the states after them. A thread has one state of one channel of a row.
+// Replaces own states [pieces, N, I] by the states before the segments or, in reverse, own adjoints
+// by those of the states after them. A thread has one state of one channel of a row.
 __global__ void __launch_bounds__(kThreads) ScanJoinKernel(Joined joined, float* values) {
   const int64_t item = int64_t{kThreads} * blockIdx.x + threadIdx.x;
   const int64_t of_row = joined.states * joined.channels;
@@ -206,7 +210,8 @@ __global__ void __launch_bounds__(kThreads) ScanJoinKernel(Joined joined, float*
   }
 }
 
-// dL/d(state before each segment) from outputs within it alone, to `carry` [pieces, N, I].
+// Computes dL/d(state before each segment) due to outputs of that segment, in `carry` [pieces, N,
+// I].
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     ScanAdjointKernel(ScanShape<T, float> shape, const T* dy_in, cuda::ScanSegments segments,
@@ -250,8 +255,8 @@ __global__ void __launch_bounds__(kThreads)
   mine[shape.channels] = cut ? 1.0f : 0.0f;
 }
 
-// Lanes that differ by 2 kHalf exchange half of what they hold: x[0 .. kHalf) is then the sum of
-// theirs, of elements that the lane's bit chooses.
+// Lanes that differ by 2 kHalf exchange half of their elements and add: x[0 .. kHalf) is then the
+// sum over both lanes, for the elements that the lane's bit selects.
 template <int kHalf>
 HL_DEVICE void SumHalves(float (&x)[kTile]) {
   const bool upper = (threadIdx.x & (2u * kHalf)) != 0;
@@ -262,7 +267,7 @@ HL_DEVICE void SumHalves(float (&x)[kTile]) {
     x[i] = held + __shfl_xor_sync(kFullWarp, sent, 2 * kHalf);
   }
 }
-// The sums of a tile's values over the warp's lanes, element lane / 2 in each lane.
+// Returns the sum of a tile's values over the warp's lanes: element lane / 2 in each lane.
 HL_DEVICE float SumOverWarp(float (&x)[kTile]) {
   static_assert(kTile == 16);
   SumHalves<8>(x);
@@ -272,20 +277,20 @@ HL_DEVICE float SumOverWarp(float (&x)[kTile]) {
   return x[0] + __shfl_xor_sync(kFullWarp, x[0], 1);
 }
 
-// Partial sums of a backward: of weights one a piece, of b and c one a block of channels.
+// Partial sums of a backward: one per piece for weights, one per block of channels for b and c.
 struct Partials {
   float* weights;  // [pieces, N + 2, I]: da, dskip, ddelta_bias
   float* tokens;   // [groups, 2, B, T, N]: db, dc
 };
 
-// What a tile's tokens have of gradients in the thread's channel. Summed over the states: those of
-// the step in the exponents, log2(e) times as large as they are, and those of step x.
+// Gradients of a tile's tokens in the thread's channel, summed over the states: those of the step
+// in the exponents (multiplied by log2(e)), and those of step x.
 struct TileGrads {
   float dy[kTile], dstep[kTile] = {}, dinput[kTile] = {};
 };
 
-// One state of the tile, forward from the kept one and in reverse: adds to dstep and dinput, and
-// leaves the tokens' db and dc of this channel.
+// Processes one state of the tile, forward from the kept state and then in reverse. Adds to dstep
+// and dinput, and computes the tokens' db and dc of this channel.
 struct StateTile {
   float db[kTile], dc[kTile], later, da;
 };
@@ -315,8 +320,8 @@ HL_DEVICE void ReverseState(const Tile& tile, float a, const float* b, const flo
   }
 }
 
-// The block's db and dc of the tile's tokens, of the sums of its warps [2][warps][N][tile]. All
-// threads of the block.
+// Stores the block's db and dc of the tile's tokens, given the sums of its warps
+// [2][warps][N][tile]. All threads of the block must take part.
 template <typename T>
 HL_DEVICE void StoreTokenSums(const Place<T>& place, int64_t begin, const float* sums,
                               float* tokens) {
@@ -338,7 +343,8 @@ HL_DEVICE void StoreTokenSums(const Place<T>& place, int64_t begin, const float*
   }
 }
 
-// dx and ddelta of the tile's tokens, and their share of the gradient of the bias.
+// Stores dx and ddelta of the tile's tokens, and returns their contribution to the gradient of the
+// bias.
 template <typename T>
 HL_DEVICE void StoreInputGradients(const Place<T>& place, int64_t begin, const Tile& tile,
                                    const TileGrads& of, float skip,
@@ -355,7 +361,7 @@ HL_DEVICE void StoreInputGradients(const Place<T>& place, int64_t begin, const T
   }
 }
 
-// `entry`: whether `carry` [pieces, N, I] holds the adjoints of the states after the segments.
+// `entry` tells whether `carry` [pieces, N, I] holds the adjoints of the states after the segments.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     ScanBackwardKernel(ScanShape<T, float> shape, ScanGrads<T, float> grads,
@@ -407,7 +413,7 @@ __global__ void __launch_bounds__(kThreads)
       ReverseState(tile, a, b + state * kTile, c + state * kTile, h, of, one);
       if (place.exists) {
         carry[place.OfPiece(state)] = one.later;
-        // Of p it is a times that of a.
+        // The gradient of p is a times that of a.
         const bool of_p = shape.negative_exp && tile_index == 0;
         mine[state * shape.channels] = of_p ? one.da * (a * (1 / kLog2E)) : one.da;
         if (tile_index == 0 && place.segment == 0 && grads.dinitial != nullptr)
@@ -428,7 +434,7 @@ __global__ void __launch_bounds__(kThreads)
   mine[(states + 1) * shape.channels] = dbias;
 }
 
-// db and dc, of what the blocks of channels have of them, added up in their order. A thread has one
+// Adds up the contributions of the blocks of channels to db and dc, in order. A thread has one
 // state of one token of either.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
@@ -450,11 +456,10 @@ int64_t GroupsOf(int64_t channels) { return (channels + kThreads - 1) / kThreads
 template <typename T>
 void CheckStates(const ScanShape<T, float>& shape) {
   HL_CHECK(shape.states >= 1 && shape.states <= kScanMaxStates, "selective scan of ", shape.states,
-           " states; 1 to ", kScanMaxStates, " work");
+           " states. Use 1 to ", kScanMaxStates, ".");
 }
 
-// Sizes of a launch over pieces and groups of channels, with so many arrays [N, tile] in shared
-// memory.
+// Launch shape over pieces and groups of channels, with `arrays` arrays [N, tile] in shared memory.
 template <typename T>
 LaunchShape PiecesOf(const ScanShape<T, float>& shape, const cuda::ScanSegments& segments,
                      int64_t arrays, const char* name) {

@@ -1,11 +1,12 @@
-// The contract of Mamba's selective scan between its binding, its CPU loops and its CUDA kernels.
-// Per sequence and channel i, with N states each:
+// Arguments of Mamba's selective scan, shared by its LibTorch side, CPU loops and CUDA kernels. For
+// each sequence and channel i, with N states:
 //
 //   step_t = softplus(delta_t + delta_bias)
 //   h_t[n] = e^{step_t a[n]} h_{t-1}[n] + step_t x_t b_t[n],   y_t = sum_n c_t[n] h_t[n] + skip x_t
 //
-// T: storage of activations (float, Bf16 or double), C: of all else and of the arithmetic (float,
-// or double beside double). C++17, no LibTorch: CUDA sources include it.
+// T is the storage type of activations (float, Bf16 or double). C is the type of everything else
+// and of the arithmetic (float, or double for double). C++17 without LibTorch, because CUDA sources
+// include it.
 #pragma once
 
 #include <cstdint>
@@ -24,25 +25,26 @@ struct ScanShape {
   const T* x = nullptr;           // [B, T, I]
   const T* delta = nullptr;       // [B, T, I], before bias and softplus
   const C* delta_bias = nullptr;  // [I]
-  const C* a = nullptr;           // [I, N], < 0, or p of a = -e^p
+  const C* a = nullptr;           // [I, N], negative, or p of a = -e^p
   const T* b = nullptr;           // [B, T, N]
   const T* c = nullptr;           // [B, T, N]
   const C* skip = nullptr;        // [I]
-  const bool* starts = nullptr;   // [B, T]: documents, before which the state is dropped; or null
-  const C* initial = nullptr;     // [B, I, N]; null: zero
+  // [B, T]: document starts, at which the state is reset; null: none.
+  const bool* starts = nullptr;
+  const C* initial = nullptr;  // [B, I, N]; null: zero
   int64_t batch = 0, seq_len = 0, channels = 0;
   int64_t states = 0;        // N, 1 to kScanMaxStates
-  int64_t token_stride = 0;  // elements between the tokens of b and of c: N, where they are dense
-  // Likewise of x and of delta, for the CPU: a GPU takes dense ones alone.
+  int64_t token_stride = 0;  // distance between the tokens of b and of c, in elements; N if dense
+  // The same for x and delta, only on the CPU. A GPU needs them dense.
   int64_t x_stride = 0, delta_stride = 0;
-  bool negative_exp = false;  // a holds p, and its gradient is p's
+  bool negative_exp = false;  // true: `a` holds p, and the gradient is that of p
 };
 
 template <typename T, typename C>
 struct ScanResults {
   T* y = nullptr;        // [B, T, I]
-  int64_t y_stride = 0;  // between its tokens, as that of x
-  C* final = nullptr;    // [B, I, N], may be the initial state's memory; null: not wanted
+  int64_t y_stride = 0;  // distance between tokens, like x_stride
+  C* final = nullptr;    // [B, I, N], may be the memory of the initial state; null: not wanted
   C* kept = nullptr;     // [B, tiles, N, I]: the state before each tile; null: not wanted
 };
 
@@ -50,7 +52,7 @@ template <typename T, typename C>
 struct ScanGrads {
   const C* kept = nullptr;
   const T* dy = nullptr;      // [B, T, I]
-  int64_t dy_stride = 0;      // between its tokens, as that of x
+  int64_t dy_stride = 0;      // distance between tokens, like x_stride
   const C* dfinal = nullptr;  // [B, I, N]; null: zero
   T* dx = nullptr;            // [B, T, I]
   int64_t dx_stride = 0;
@@ -58,7 +60,7 @@ struct ScanGrads {
   int64_t ddelta_stride = 0;
   C* dinitial = nullptr;           // [B, I, N]; null: not wanted
   T *db = nullptr, *dc = nullptr;  // [B, T, N]
-  int64_t token_stride = 0;        // between the tokens of db and of dc, as in ScanShape
+  int64_t token_stride = 0;        // distance between the tokens of db and of dc, as in ScanShape
 };
 
 inline int64_t ScanTiles(int64_t seq_len, int64_t tokens) {
@@ -66,17 +68,18 @@ inline int64_t ScanTiles(int64_t seq_len, int64_t tokens) {
 }
 
 namespace cpu {
-// Tokens of a tile: between two states that the forward keeps, from which the backward goes forward
-// once more. Half as many floats as the activations have, where N is 16.
+// Tokens of a tile. The forward keeps one state per tile, from which the backward recomputes the
+// others. With N = 16, the kept states have half as many floats as the activations.
 constexpr int kScanTile = 32;
-// Channels of a sequence that are worked through together. An item is one such block of one
-// sequence, item = sequence * blocks + block; no result depends on who runs it.
+// Channels of a sequence that are processed together. A work item is one such block of one
+// sequence: item = sequence * blocks + block. Results do not depend on the thread that runs an
+// item.
 constexpr int kScanChannels = 64;
 inline int64_t ScanBlocks(int64_t channels) {
   return (channels + kScanChannels - 1) / kScanChannels;
 }
 
-// What the items of a backward leave to be summed, in order, by the caller.
+// Results of a backward's items that the caller must sum, in order.
 template <typename C>
 struct ScanPartials {
   C* da = nullptr;                 // [B, N, I]
@@ -85,7 +88,7 @@ struct ScanPartials {
   C *db = nullptr, *dc = nullptr;  // [blocks, B, T, N]
 };
 
-// db and dc of tokens [begin, end) of all rows, of the sums of the blocks in their order.
+// Computes db and dc of tokens [begin, end) of all rows from the blocks' sums, in order.
 void ScanSumTokens(const ScanShape<float, float>& shape, const ScanGrads<float, float>& grads,
                    const ScanPartials<float>& partials, int64_t begin, int64_t end);
 void ScanSumTokens(const ScanShape<Bf16, float>& shape, const ScanGrads<Bf16, float>& grads,
@@ -93,7 +96,7 @@ void ScanSumTokens(const ScanShape<Bf16, float>& shape, const ScanGrads<Bf16, fl
 void ScanSumTokens(const ScanShape<double, double>& shape, const ScanGrads<double, double>& grads,
                    const ScanPartials<double>& partials, int64_t begin, int64_t end);
 
-// Bytes of scratch that an item needs, aligned to 64; T and C as those of the call.
+// Returns the scratch bytes that an item needs, aligned to 64. T and C are those of the call.
 int64_t ScanScratchBytes(int64_t states, bool wide);
 
 void ScanForward(const ScanShape<float, float>& shape, const ScanResults<float, float>& results,
@@ -111,21 +114,21 @@ void ScanBackward(const ScanShape<double, double>& shape, const ScanGrads<double
 }  // namespace cpu
 
 namespace cuda {
-constexpr int kScanTile = 16;  // as above; a thread holds a tile's tokens in registers
+constexpr int kScanTile = 16;  // like cpu::kScanTile; a thread holds a tile's tokens in registers
 
-// fp32; `added`: to what they hold.
+// fp32 gradients. `added`: add to their contents.
 struct ScanWeightGrads {
   float* da = nullptr;                             // [I, N]
   float *dskip = nullptr, *ddelta_bias = nullptr;  // [I]
   bool a_added = false, skip_added = false, bias_added = false;
 };
 
-// Rows are cut into segments where their channels alone would leave a GPU idle: a pass for the own
-// states of each, one that joins them in order, then all tokens. Both sizes depend on the shape
-// alone.
+// Rows are split into segments if their channels are too few to fill a GPU: one pass computes the
+// own state of each segment, one joins them in order, and one processes all tokens. Both sizes
+// depend only on the shape.
 struct ScanSegments {
-  int64_t count = 1;   // of a row
-  int64_t tokens = 0;  // of each but the last, a multiple of kScanTile
+  int64_t count = 1;   // per row
+  int64_t tokens = 0;  // tokens of every segment but the last, a multiple of kScanTile
 };
 ScanSegments ScanSegmentsOf(int64_t batch, int64_t seq_len, int64_t channels);
 

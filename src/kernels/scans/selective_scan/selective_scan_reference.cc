@@ -26,7 +26,7 @@ struct Channel {
   double C(int64_t t, int64_t n) const { return problem.c[Token(t) * problem.states + n]; }
 };
 
-// The states that each token met, after any reset, and those after it: [T, N] each.
+// The states before each token, after any reset, and those after it: [T, N] each.
 struct History {
   std::vector<double> before, after;
 };
@@ -54,11 +54,11 @@ History Forward(const Channel& one, ScanReferenceResult& result) {
 
 void Backward(const Channel& one, const History& history, ScanReferenceResult& result) {
   const ScanReferenceProblem& p = one.problem;
-  std::vector<double> later(p.states, 0.0);  // dL/dh by the tokens after
+  std::vector<double> later(p.states, 0.0);  // dL/dh from the later tokens
   for (int64_t n = 0; n < p.states && !p.dfinal.empty(); ++n) later[n] = p.dfinal[one.OfState(n)];
   for (int64_t t = p.seq_len - 1; t >= 0; --t) {
     const double x = p.x[one.At(t)], step = one.Step(t), dy = p.dy[one.At(t)];
-    double dstep = 0, dinput = 0;  // of step x
+    double dstep = 0, dinput = 0;  // dinput: gradient of step x
     for (int64_t n = 0; n < p.states; ++n) {
       const double dh = later[n] + dy * one.C(t, n), decay = std::exp(step * one.A(n));
       const double dlog = dh * decay * history.before[t * p.states + n];

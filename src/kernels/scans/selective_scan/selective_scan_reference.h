@@ -1,5 +1,5 @@
-// The oracle: the recurrence token by token in fp64, plain loops over plain memory, forward and (by
-// the adjoint recurrence) every gradient. Slow on purpose; nothing but tests and benches may call
+// The reference: the recurrence token by token in fp64, plain loops over plain memory, forward and
+// (by the adjoint recurrence) every gradient. Slow on purpose; only tests and benchmarks may call
 // it.
 #pragma once
 
@@ -21,7 +21,7 @@ struct ScanReferenceProblem {
 };
 struct ScanReferenceResult {
   std::vector<double> y, final;
-  // Empty for forward only.
+  // Empty if only the forward was requested.
   std::vector<double> dx, ddelta, ddelta_bias, dskip, da, db, dc, dinitial;
 };
 ScanReferenceResult ScanReference(const ScanReferenceProblem& problem);

@@ -12,17 +12,19 @@ using rows::FromStorage;
 
 constexpr int kThreads = 128;
 constexpr int kTile = kWkvTokensPerState;
-// Threads that keep a large GPU busy; segments of fewer tokens would spend as much on joining.
+// Threads that keep a large GPU busy. Joining segments of fewer tokens would take as long as
+// scanning them.
 constexpr int64_t kThreadsWanted = 1 << 17, kMinTokens = 8 * kTile;
-constexpr int kStatePlanes = 4;  // of a segment's own state: p, q, o, and whether a document starts
-constexpr int kAdjointPlanes = 5;  // a, b, r, c, and the same
+// Planes of a segment's own state: p, q, o, and whether a document starts.
+constexpr int kStatePlanes = 4;
+constexpr int kAdjointPlanes = 5;  // a, b, r, c, and whether a document starts
 
 struct Math {
   HL_DEVICE static float Exp(float x) { return expf(x); }
   HL_DEVICE static float Of(double x) { return static_cast<float>(x); }
 };
 
-// `given`: log decays, or p of -e^p.
+// `given` holds log decays, or p of -e^p.
 HL_DEVICE float LogDecayOf(const float* given, bool negative_exp, int64_t channel) {
   return negative_exp ? -expf(given[channel]) : given[channel];
 }
@@ -53,12 +55,12 @@ struct Place {
   HL_DEVICE float LogDecay() const {
     return LogDecayOf(shape.log_decay, shape.negative_exp, channel);
   }
-  // Of [B, tiles, 3, D].
+  // Returns the offset in [B, tiles, 3, D].
   HL_DEVICE int64_t OfKept(int64_t token) const {
     const int64_t tiles = (shape.seq_len + kTile - 1) / kTile;
     return (row * tiles + token / kTile) * 3 * shape.dim + channel;
   }
-  // Of a workspace [B, segments, planes, D].
+  // Returns the offset in a workspace [B, segments, planes, D].
   HL_DEVICE int64_t OfPiece(int planes) const { return piece * planes * shape.dim + channel; }
 
   const WkvShape<T, float>& shape;
@@ -66,7 +68,7 @@ struct Place {
   bool exists, last;
 };
 
-// Planes of D channels each.
+// Loads a memory stored as planes of D channels.
 HL_DEVICE Memory<float> LoadMemory(const float* at, int64_t dim) {
   return {at[0], at[dim], at[2 * dim]};
 }
@@ -84,7 +86,7 @@ HL_DEVICE Memory<float> InitialOf(const WkvState<const float>& initial, int64_t 
   return {initial.numerator[at], initial.denominator[at], initial.log_scale[at]};
 }
 
-// Each segment's state from nothing.
+// Computes each segment's state from an empty state.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     WkvSegmentStateKernel(WkvShape<T, float> shape, cuda::WkvSegments segments, float* own) {
@@ -102,7 +104,7 @@ __global__ void __launch_bounds__(kThreads)
   mine[3 * shape.dim] = cut ? 1.0f : 0.0f;
 }
 
-// Own states become the states before the segments. A thread takes a channel of a row.
+// Replaces own states by the states before the segments. A thread has one channel of a row.
 __global__ void __launch_bounds__(kThreads)
     WkvJoinStatesKernel(WkvState<const float> initial, const float* log_decay, bool negative_exp,
                         int64_t batch, int64_t dim, cuda::WkvSegments segments, float* states) {
@@ -114,7 +116,7 @@ __global__ void __launch_bounds__(kThreads)
   Memory<float> memory = InitialOf(initial, item);
   for (int64_t segment = 0; segment < segments.count; ++segment) {
     float* const at = states + (row * segments.count + segment) * kStatePlanes * dim + channel;
-    const bool last = segment == segments.count - 1;  // has no own state
+    const bool last = segment == segments.count - 1;  // the last segment has no own state
     const Memory<float> own = last ? Memory<float>{} : LoadMemory(at, dim);
     const bool cut = !last && at[3 * dim] != 0;
     StoreMemory(memory, dim, at);
@@ -148,7 +150,7 @@ __global__ void __launch_bounds__(kThreads)
   results.final.log_scale[at] = memory.o;
 }
 
-// The states that a tile's tokens met, each thread's own.
+// The states before each of a tile's tokens, for each thread.
 using History = float[kTile][3][kThreads];
 
 template <typename T>
@@ -162,8 +164,9 @@ HL_DEVICE void StatesOfTile(const Place<T>& place, const float* kept, const Deca
   }
 }
 
-// kOwn: dL/d(state before each segment) from outputs within it alone. Else all gradients; entry: of
-// the states after the segments, null where a row is one segment.
+// kOwn: computes dL/d(state before each segment) due to outputs of that segment. Otherwise computes
+// all gradients; `entry` holds the adjoints of the states after the segments, null if a row is one
+// segment.
 template <typename T, bool kOwn>
 __global__ void __launch_bounds__(kThreads)
     WkvBackwardKernel(WkvShape<T, float> shape, WkvGrads<T, float> grads,
@@ -219,7 +222,7 @@ __global__ void __launch_bounds__(kThreads)
   grads.dinitial.denominator[at] = weight * adjoint.b;
 }
 
-// Own adjoints become those of the states after the segments.
+// Replaces own adjoints by those of the states after the segments.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     WkvJoinAdjointsKernel(WkvShape<T, float> shape, WkvGrads<T, float> grads,
@@ -235,7 +238,7 @@ __global__ void __launch_bounds__(kThreads)
                -grads.final.log_scale[item]};
   for (int64_t segment = segments.count - 1; segment >= 0; --segment) {
     float* const at = adjoints + (row * segments.count + segment) * kAdjointPlanes * dim + channel;
-    const bool first = segment == 0;  // has no own adjoint
+    const bool first = segment == 0;  // the first segment has no own adjoint
     const Adjoint<float> own = first ? Adjoint<float>{} : LoadAdjoint(at, dim);
     const bool cut = !first && at[4 * dim] != 0;
     const int64_t tokens = min(shape.seq_len - segment * segments.tokens, segments.tokens);

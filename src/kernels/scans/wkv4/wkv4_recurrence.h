@@ -1,13 +1,14 @@
-// One token of one channel of RWKV-4's time mixing, the same source on the CPU and on the device,
-// forward and in reverse. C is a number or a vector of them, a channel each; M brings what differs
-// between them: M::Exp, and M::Of(x), x in each channel.
+// One token of one channel of RWKV-4's time mixing, forward and in reverse, with the same source
+// for CPU and device. C is a number, or a vector with one channel per lane. M provides what differs
+// between them: M::Exp, and M::Of(x), which is x in every channel.
 //
-// Sums of exponentials are held as a number and the logarithm of its scale. A term enters in the
-// larger of both scales, so no exponential exceeds 1 and one a sum is enough. The scale of a state
-// follows its largest key; a decay moves the number, which then is brought back to order 1 now and
-// then by a power of 2: were it added to the scale at each token, its rounding at a scale of 60
-// would be that of a decay which is off by 3e-4. Strong decays do move the scale, as their factor
-// alone may leave the range of fp32, and are forgotten before roundings add up.
+// A sum of exponentials is stored as a number and the logarithm of its scale. Terms are added in
+// the larger of the two scales, so no exponential exceeds 1, and one exponential per sum is enough.
+// The scale of a state follows its largest key. A decay multiplies the number, which is rescaled to
+// order 1 by a power of 2 from time to time. If the decay were added to the scale at each token
+// instead, the rounding at a scale of 60 would act like a decay that is off by 3e-4. Strong decays
+// do change the scale, because their factor may underflow fp32; they are forgotten before their
+// rounding errors accumulate.
 #pragma once
 
 #ifdef __CUDACC__
@@ -18,8 +19,8 @@
 
 namespace halflife::kernels::wkv {
 
-// The scale of a sum without terms: below that of any term, and finite, as differences of
-// infinities would be NaN.
+// The scale of an empty sum: below that of any term, but finite, because differences of infinities
+// would be NaN.
 inline constexpr double kNothing = -1e30;
 
 // e^w = factor e^shift.
@@ -29,12 +30,12 @@ struct Decay {
 };
 template <typename M, typename C>
 HL_WKV_INLINE Decay<C> MakeDecay(C log_decay) {
-  const C strongest = M::Of(-10);  // of those that move the numbers
+  const C strongest = M::Of(-10);  // stronger decays change the scale instead of the numbers
   return {log_decay < strongest ? M::Of(1) : M::Exp(log_decay),
           log_decay < strongest ? log_decay : C{}};
 }
 
-// Factors of two terms in the scale of the larger, `top`.
+// The factors of two terms in the larger scale, `top`.
 template <typename C>
 struct Weights {
   C first, second, top;
@@ -47,8 +48,8 @@ HL_WKV_INLINE Weights<C> Weigh(C first, C second) {
           above > C{} ? second : first};
 }
 
-// What numbers of a scale are multiplied with, and e^log of it, where their sum has decayed below
-// 2^-40. A token moves it by no more than e^-10.
+// The factor that rescales the numbers of a scale, and its logarithm, for a sum that has decayed
+// below 2^-40. One token changes the sum by at most e^-10.
 template <typename C>
 struct Lift {
   C factor, log;
@@ -60,7 +61,7 @@ HL_WKV_INLINE Lift<C> LiftOf(C sum) {
           sum < least ? M::Of(27.725887222397812) : C{}};  // 40 ln 2
 }
 
-// A = p e^o, B = q e^o; nothing was seen where q is 0.
+// A = p e^o, B = q e^o. Empty if q is 0.
 template <typename C>
 struct Memory {
   C p, q, o;
@@ -79,7 +80,7 @@ HL_WKV_INLINE Memory<C> Advance(const Decay<C>& decay, C k, C v, const Memory<C>
   return {p * lift.factor, q * lift.factor, weights.top - lift.log};
 }
 
-// What a token's output is made of; `top` is the scale of the sums that it divides.
+// The terms of a token's output. `top` is the scale of the sums that it divides.
 template <typename C>
 struct Output {
   C out, inverse, now, top;
@@ -92,8 +93,8 @@ HL_WKV_INLINE Output<C> Read(C bonus, C k, C v, const Memory<C>& before) {
   return {out, inverse, weights.second, weights.top};
 }
 
-// dL/dA = a e^c and dL/dB = b e^c; r is the sum with terms of 1 in place of gradients: 0 where
-// there was no term, and what tells when the numbers have decayed.
+// dL/dA = a e^c and dL/dB = b e^c. r is the same sum with 1 in place of gradients: it is 0 if there
+// was no term, and shows when the numbers have decayed.
 template <typename C>
 struct Adjoint {
   C a, b, r, c;
@@ -108,7 +109,7 @@ struct TokenGrads {
   C dk, dv, dbonus, dlog_decay;
 };
 
-// From dL/d(state after a token) and its dout: the token's gradients.
+// Returns a token's gradients, given dL/d(state after the token) and its dout.
 template <typename M, typename C>
 HL_WKV_INLINE TokenGrads<C> GradsOf(C log_decay, C k, C v, C dout, const Memory<C>& before,
                                     const Output<C>& read, const Adjoint<C>& after) {
@@ -121,7 +122,7 @@ HL_WKV_INLINE TokenGrads<C> GradsOf(C log_decay, C k, C v, C dout, const Memory<
           kept * (after.a * before.p + after.b * before.q)};
 }
 
-// dL/d(state before a token).
+// Returns dL/d(state before a token).
 template <typename M, typename C>
 HL_WKV_INLINE Adjoint<C> Retreat(const Decay<C>& decay, C dout, const Output<C>& read,
                                  const Adjoint<C>& after) {
@@ -133,7 +134,7 @@ HL_WKV_INLINE Adjoint<C> Retreat(const Decay<C>& decay, C dout, const Output<C>&
           r * lift.factor, weights.top - lift.log};
 }
 
-// The sums of two runs of tokens; `decay`: the sum of log decays over the later one.
+// Joins the sums of two runs of tokens. `decay` is the sum of log decays over the later one.
 template <typename M, typename C>
 HL_WKV_INLINE Memory<C> Join(const Memory<C>& earlier, C decay, const Memory<C>& later) {
   const Weights<C> weights = Weigh<M, C>(ScaleOf<M>(earlier) + decay, ScaleOf<M>(later));
@@ -142,7 +143,7 @@ HL_WKV_INLINE Memory<C> Join(const Memory<C>& earlier, C decay, const Memory<C>&
   const Lift<C> lift = LiftOf<M>(q);
   return {p * lift.factor, q * lift.factor, weights.top - lift.log};
 }
-// The same of their adjoints; `decay`: over the earlier one.
+// Joins the adjoints of two runs. `decay` is the sum over the earlier one.
 template <typename M, typename C>
 HL_WKV_INLINE Adjoint<C> Join(const Adjoint<C>& later, C decay, const Adjoint<C>& earlier) {
   const Weights<C> weights = Weigh<M, C>(ScaleOf<M>(later) + decay, ScaleOf<M>(earlier));

@@ -17,7 +17,7 @@ struct Channel {
   }
 };
 
-// The sums that each token met, and those after the last.
+// The sums before each token, and those after the last.
 struct History {
   std::vector<double> a, b;  // [T + 1]
 };

@@ -1,6 +1,6 @@
-// The oracle: the recurrence token by token in fp64, plain loops over plain memory, forward and (by
-// the adjoint recurrence) every gradient. It holds sums of exponentials as they are, which fp64 can
-// up to keys of some hundred. Slow on purpose; nothing but tests and benches may call it.
+// The reference: the recurrence token by token in fp64, plain loops over plain memory, forward and
+// (by the adjoint recurrence) every gradient. It stores sums of exponentials directly, which fp64
+// allows for keys up to a few hundred. Slow on purpose; only tests and benchmarks may call it.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace halflife::kernels {
 
-// Sums of the state, A and B of args.h, [B, D] each.
+// The sums A and B of the state (wkv4_args.h), [B, D] each.
 struct WkvReferenceState {
   std::vector<double> numerator, denominator;
 };
@@ -18,14 +18,14 @@ struct WkvReferenceProblem {
   std::vector<double> k, v;              // [B, T, D]
   std::vector<double> log_decay, bonus;  // [D]
   std::vector<uint8_t> starts;           // [B, T] or empty
-  WkvReferenceState initial;             // empty: nothing was seen
+  WkvReferenceState initial;             // empty: there was no token
   std::vector<double> dout;              // [B, T, D] or empty: forward only
   WkvReferenceState dfinal;              // or empty
 };
 struct WkvReferenceResult {
   std::vector<double> out;
   WkvReferenceState final;
-  std::vector<double> dk, dv, dlog_decay, dbonus;  // empty for forward only
+  std::vector<double> dk, dv, dlog_decay, dbonus;  // empty if only the forward was requested
   WkvReferenceState dinitial;
 };
 WkvReferenceResult WkvReference(const WkvReferenceProblem& problem);

@@ -1,7 +1,7 @@
-// The loops of the selective scan for one instruction set. An item scans the tokens of one sequence
-// in tiles, for a block of channels: the tile's rows are brought into arrays that lie dense in the
-// cache, then each vector of channels goes through the tile with 8 of its states in registers.
-// States are padded to groups of 8, with b and c of 0.
+// The loops of the selective scan. Compiled per instruction set. A work item scans the tokens of
+// one sequence in tiles, for a block of channels. The tile's rows are copied to dense arrays in the
+// cache; then each vector of channels processes the tile with 8 of its states in registers. States
+// are padded to groups of 8, with zeros in b and c.
 #pragma once
 
 #include "kernels/common/cpu/block_rows.h"
@@ -10,10 +10,10 @@
 
 namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE {
 
-constexpr int kGroup = 8;  // states
+constexpr int kGroup = 8;  // number of states in a group
 constexpr int kWidth = kScanChannels;
 
-// A value of each channel of the block; beyond those that exist, 0.
+// One value for each channel of the block; 0 for channels that do not exist.
 template <typename C>
 struct alignas(64) Channels {
   C x[kWidth];
@@ -22,13 +22,13 @@ struct alignas(64) Channels {
   HL_INLINE Vec<C>& At(int i) { return HL_SIMD_NAMESPACE::At(x + i); }
   HL_INLINE const Vec<C>& At(int i) const { return HL_SIMD_NAMESPACE::At(x + i); }
 };
-// A value of each state of a group, for a vector of channels.
+// One value for each state of a group, for a vector of channels.
 template <typename C>
 struct Group {
   Vec<C> x[kGroup];
 };
 
-// An item's memory, cut from what the caller gave.
+// An item's arrays, placed in the memory that the caller provides.
 template <typename C>
 struct ScanArrays {
   ScanArrays(void* memory, int64_t num_states)
@@ -51,14 +51,17 @@ struct ScanArrays {
   uintptr_t next;
   int states;  // N, padded
   Channels<C>*a, *state,
-      *da;  // [N]; a times kDecayBase; in reverse dL/dstate of the tokens to come
-  Channels<C>*x, *step, *slope;  // [tile]; slope: of the softplus
+      // [N]; `a` is multiplied by kDecayBase; in the backward, `state` is dL/dstate from the later
+      // tokens.
+      *da;
+  Channels<C>*x, *step, *slope;  // [tile]; `slope` is that of the softplus
   Channels<C>* input;            // [tile] step x
-  Channels<C>* y;                // [tile], in reverse dy
-  Channels<C>*dstep, *dinput;    // [tile]; dstep: through the decays alone, times kDecayBase
-  C *b, *c;                      // [tile, N]
-  // Of a vector's pass over the tile: the states before its first and after each token, and e^{step
-  // a}. Summed over the block's vectors: the gradients of b and c, lanes apart.
+  Channels<C>* y;                // [tile]; dy in the backward
+  // [tile]; dstep only includes the path through the decays, times kDecayBase.
+  Channels<C>*dstep, *dinput;
+  C *b, *c;  // [tile, N]
+  // For a vector's pass over the tile: the states before the first token and after each token, and
+  // e^{step a}. db and dc are summed over the block's vectors, with separate lanes.
   Group<C>*history, *decays, *db, *dc;
   bool resets[kScanTile];  // a document starts at the token
   Channels<C> bias, skip, dbias, dskip;
@@ -146,12 +149,12 @@ class ScanItem {
   int64_t At(int64_t token, int64_t stride) const {
     return (sequence_ * shape_.seq_len + token) * stride + channel_;
   }
-  // State n of the block before the tile, of [B, tiles, N, I].
+  // Returns the offset, in [B, tiles, N, I], of state n before the tile.
   int64_t OfKept(int64_t tile, int64_t n) const {
     return ((sequence_ * num_tiles() + tile) * shape_.states + n) * shape_.channels + channel_;
   }
 
-  // Between [B, I, N] and [N][channels].
+  // Convert between [B, I, N] and [N][channels].
   void LoadState(const C* from) {
     for (int n = 0; n < arrays_.states; ++n) arrays_.state[n].Clear();
     if (from == nullptr) return;
@@ -205,7 +208,7 @@ class ScanItem {
     for (int j = 0; j < kGroup; ++j) rows[n + j].At(i) = group.x[j];
   }
 
-  // Channels i .. of the block, states n .. of the group.
+  // Processes channels i .. of the block and states n .. of the group.
   HL_INLINE void ForwardGroup(int i, int n) {
     const Group<C> a = LoadGroup(arrays_.a, i, n);
     Group<C> h = LoadGroup(arrays_.state, i, n);
@@ -225,7 +228,7 @@ class ScanItem {
     StoreGroup(h, i, n, arrays_.state);
   }
 
-  // The tile's states once more, from the one that the forward kept.
+  // Recomputes the tile's states from the one that the forward kept.
   HL_INLINE void StatesOfTile(const C* kept, int64_t tile, int i, int n) {
     const Group<C> a = LoadGroup(arrays_.a, i, n);
     Group<C> h = {};
@@ -258,7 +261,7 @@ class ScanItem {
 
   HL_INLINE void BackwardGroup(int i, int n) {
     const Group<C> a = LoadGroup(arrays_.a, i, n);
-    Group<C> later = LoadGroup(arrays_.state, i, n);  // dL/dh by the tokens after
+    Group<C> later = LoadGroup(arrays_.state, i, n);  // dL/dh from the later tokens
     Group<C> da = LoadGroup(arrays_.da, i, n);
     for (int t = length_ - 1; t >= 0; --t) {
       const Vec<C> step = arrays_.step[t].At(i), input = arrays_.input[t].At(i),
@@ -276,7 +279,7 @@ class ScanItem {
         dinput += dh * b[j];
         later.x[j] = arrays_.decays[t].x[j] * dh;
         if (resets) continue;
-        const Vec<C> dlog = later.x[j] * before.x[j];  // of step a
+        const Vec<C> dlog = later.x[j] * before.x[j];  // gradient of step a
         dstep += dlog * a.x[j];
         da.x[j] += dlog * step;
       }
@@ -291,7 +294,7 @@ class ScanItem {
   void ClearSums() {
     for (int t = 0; t < length_; ++t) arrays_.db[t] = {}, arrays_.dc[t] = {};
   }
-  // Of the group from n on, summed over the block's channels.
+  // Stores the sums over the block's channels for the group of states from n on.
   void StoreSums(const ScanPartials<C>& partials, int n) const {
     for (int t = 0; t < length_; ++t) {
       const int64_t token = (block_ * shape_.batch + sequence_) * shape_.seq_len + begin_ + t;
@@ -301,7 +304,7 @@ class ScanItem {
       }
     }
   }
-  // dx and ddelta of the tile, and its share of dskip and dbias.
+  // Stores dx and ddelta of the tile, and adds its contribution to dskip and dbias.
   void StoreTile(const ScanGrads<T, C>& grads) {
     for (int t = 0; t < length_; ++t) {
       for (int i = 0; i < count_; i += kLanes<C>) {
@@ -322,9 +325,9 @@ class ScanItem {
   const ScanShape<T, C>& shape_;
   ScanArrays<C> arrays_;
   int64_t sequence_, block_, channel_;
-  int count_;  // of the block's channels that exist
+  int count_;  // number of the block's channels that exist
   int64_t begin_ = 0;
-  int length_ = 0;  // of the tile
+  int length_ = 0;  // tokens of the tile
 };
 
 template <typename T, typename C>

@@ -1,6 +1,6 @@
-// The functions of the selective scan on a vector of channels, for one instruction set. The decays
-// e^{step a} are nearly all of its work, so their exponential is that of base 2 with no more steps
-// than fp32 shows: a is multiplied with kDecayBase once.
+// The functions of the selective scan on a vector of channels. Compiled per instruction set. The
+// decays e^{step a} are nearly all of its work, so the exponential uses base 2 and only the
+// precision of fp32; `a` is multiplied by kDecayBase in advance.
 #pragma once
 
 #include "kernels/common/cpu/microkernel.h"
@@ -13,8 +13,9 @@ constexpr C kDecayBase = C(1);
 template <>
 inline constexpr float kDecayBase<float> = 1.44269504f;  // 1 / ln 2
 
-// 2^x to 2 ulp (and the rounding of x) for x from -126 to 127, where it stays beyond; NaN stays
-// NaN. x = n + r with |r| <= 1/2, 2^r by its minimax polynomial, n added to the exponent's bits.
+// 2^x to 2 ulp (plus the rounding of x) for x from -126 to 127. x is clamped to this range; NaN
+// stays NaN. x = n + r with |r| <= 1/2, 2^r by its minimax polynomial, and n added to the exponent
+// bits.
 HL_INLINE Vec<float> Decay(const Vec<float>& x) {
   const Vec<float> zero = {};
   const Vec<float> low = x < -126.0f ? zero - 126.0f : x;
@@ -30,7 +31,8 @@ HL_INLINE Vec<float> Decay(const Vec<float>& x) {
 }
 inline Vec<double> Decay(const Vec<double>& x) { return Exp(x); }
 
-// ln(1 + x) for 0 <= x <= 1, relative to x: 2 artanh(s) with s = x / (2 + x) <= 1/3, by its series.
+// ln(1 + x) for 0 <= x <= 1 with a small relative error: 2 artanh(s), s = x / (2 + x) <= 1/3, by
+// its series.
 HL_INLINE Vec<float> LogOnePlus(const Vec<float>& x) {
   const Vec<float> s = x / (x + 2.0f), square = s * s;
   Vec<float> p = square * (1.0f / 15) + 1.0f / 13;

@@ -1,4 +1,4 @@
-// What cpu.cc asks of the bodies that are compiled once per instruction set.
+// The functions that are compiled once per instruction set and called by cpu.cc.
 #pragma once
 
 #include "kernels/common/cpu/math.h"

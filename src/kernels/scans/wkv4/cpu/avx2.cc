@@ -1,4 +1,4 @@
-// The loops compiled for AVX2; run only where the processor has it.
+// The loops compiled for AVX2. Only called if the processor supports it.
 #include "kernels/scans/wkv4/cpu/kernels.h"
 
 #include "kernels/common/cpu/avx2.h"

@@ -1,7 +1,6 @@
-// The loops of RWKV-4's time mixing for one instruction set. An item scans the tokens of one
-// sequence in tiles, for a block of channels; the rows of a tile are brought into arrays that lie
-// dense in the cache, and there the vectors of channels are worked through, one token after
-// another.
+// The loops of RWKV-4's time mixing. Compiled per instruction set. A work item scans the tokens of
+// one sequence in tiles, for a block of channels. The rows of a tile are copied to dense arrays in
+// the cache, where the vectors of channels are processed, one token after another.
 #pragma once
 
 #include "kernels/common/cpu/block_rows.h"
@@ -20,7 +19,7 @@ struct Lanes {
   HL_INLINE static Vec<C> Of(double x) { return Vec<C>{} + static_cast<C>(x); }
 };
 
-// A value of each channel of the block; beyond those that exist, 0.
+// One value for each channel of the block; 0 for channels that do not exist.
 template <typename C>
 struct alignas(64) Channels {
   C x[kWkvChannels];
@@ -49,7 +48,7 @@ struct Adjoints {
   HL_INLINE void Clear() { a.Clear(), b.Clear(), r.Clear(), c.Clear(); }
 };
 
-// Where an item works, and what its channels have for all tokens.
+// The position of a work item, and the values of its channels that all tokens share.
 template <typename T, typename C>
 struct WkvBlock {
   HL_INLINE WkvBlock(const WkvShape<T, C>& of, int64_t item) : shape(of) {
@@ -94,11 +93,11 @@ struct WkvBlock {
 
   const WkvShape<T, C>& shape;
   int64_t sequence, channel;
-  int count;  // of its channels that exist
+  int count;  // number of its channels that exist
   Channels<C> log_decay, bonus, factor, shift;
 };
 
-// A tile's tokens.
+// The values of a tile's tokens.
 template <typename C>
 struct WkvTile {
   template <typename T>
@@ -151,7 +150,7 @@ void WkvForwardItem(const WkvShape<T, C>& shape, const WkvResults<T, C>& results
                 final.log_scale + of_state);
 }
 
-// One block's pass in reverse.
+// The reverse pass of one block.
 template <typename T, typename C>
 class WkvReverse {
  public:
@@ -191,7 +190,7 @@ class WkvReverse {
       adjoint_.c.At(c) = -adjoint_.c.At(c);
     }
   }
-  // What each token of the tile met, from the state that the forward kept.
+  // Recomputes the states before each token of the tile from the one that the forward kept.
   HL_INLINE void StatesOfTile(int64_t n) {
     const C* kept = grads_.kept + block_.OfKept(n);
     const int64_t dim = block_.shape.dim;
