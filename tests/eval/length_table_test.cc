@@ -173,7 +173,7 @@ TEST_F(LengthTables, MethodsOfAlibi) {
   EXPECT_GT(std::abs(loss(whole, 128, alibi) - loss("info_scale", 128, alibi)), 1e-5);
   EXPECT_HL_ERROR(loss("scaled_biases", 32, alibi), ExitCode::kUsage,
                   "query_scale_bias without query_scale");
-  EXPECT_HL_ERROR(loss(whole, 32, Softmax()), ExitCode::kUsage, "add nothing to scores");
+  EXPECT_HL_ERROR(loss(whole, 32, Softmax()), ExitCode::kUsage, "add no bias to scores");
 }
 
 TEST_F(LengthTables, RanksShareTheWork) {
