@@ -8,9 +8,10 @@
 namespace halflife::kernels {
 namespace {
 
-constexpr int kThreads = 128;  // a column of the rows each, in turns where there are more
+// Each has a column of the rows; with more columns it processes several, one after another.
+constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / 32;
-constexpr float kNothing = -INFINITY;  // log weight of what is not there
+constexpr float kNothing = -INFINITY;  // log weight of an absent leaf
 
 HL_DEVICE float FromStorage(float x) { return x; }
 HL_DEVICE float FromStorage(Bf16 x) { return __uint_as_float(static_cast<uint32_t>(x.bits) << 16); }
@@ -25,12 +26,12 @@ HL_DEVICE Bf16 ToStorage<Bf16>(float x) {
   return {static_cast<uint16_t>(PackBf16(x, 0.0f))};
 }
 
-// The larger; NaN where one is.
+// Returns the larger; NaN if either is NaN.
 HL_DEVICE float Larger(float a, float b) { return b <= a || a != a ? a : b; }
-// exp(x - max), where nothing less nothing is nothing.
+// Returns exp(x - max). If max is -inf, the weight is that of x itself, which is 0.
 HL_DEVICE float Weight(float x, float max) { return expf(x - (max == kNothing ? 0.0f : max)); }
 
-// ---- what a scan reads: tokens, or in the backward the rows that read them (see cpu/body.h) ----
+// ---- sources of a scan: tokens, or in the backward the rows that read them (see cpu/body.h) ----
 
 template <typename T>
 struct Tokens {
@@ -41,7 +42,7 @@ struct Tokens {
   HL_DEVICE int64_t Halo(const FocusRun& run) const {
     return run.sequence >= 0 && shape.tail_log_weight != nullptr ? shape.window - 1 : 0;
   }
-  // Places count (token, head) of the rows, those of the tail behind them from -1 on downwards.
+  // Places are indices of (token, head) in the rows; those of the tail count downwards from -1.
   HL_DEVICE int64_t Place(const FocusRun& run, int64_t leaf, int64_t head) const {
     const int64_t halo = Halo(run);
     if (leaf < halo) return -1 - ((run.sequence * halo + leaf) * shape.num_heads + head);
@@ -54,7 +55,7 @@ struct Tokens {
   HL_DEVICE const T* Row(int64_t place) const {
     return place < 0 ? shape.tail_u + (-1 - place) * shape.dim : shape.u + place * shape.dim;
   }
-  // What the sums of a row are multiplied by.
+  // Returns the factor of a row's sums.
   HL_DEVICE float Finish(int64_t place, float max, float mass, float*) const {
     const bool nothing = max == kNothing;
     const auto eps = static_cast<float>(shape.eps);
@@ -63,7 +64,7 @@ struct Tokens {
     results.row_sum[place] = sum;
     return nothing ? 0.0f : 1.0f / sum;
   }
-  // Column p of a row; what is summed over the columns.
+  // Stores column p of a row. Returns the value that is summed over the columns.
   HL_DEVICE float Store(int64_t place, int64_t p, float sum) const {
     results.out[place * shape.dim + p] = ToStorage<T>(sum);
     return 0;
@@ -124,7 +125,7 @@ struct Readers {
     return factor;
   }
   HL_DEVICE float Store(int64_t place, int64_t p, float sum) const {
-    const bool masked = LogWeight(place) == kNothing;  // what it holds is not read
+    const bool masked = LogWeight(place) == kNothing;  // u of a masked token is not read
     const int64_t at = (place < 0 ? -1 - place : place) * shape.dim + p;
     (place < 0 ? grads.dtail_u : grads.du)[at] = ToStorage<T>(masked ? 0.0f : sum);
     return masked ? 0.0f : sum * FromStorage((place < 0 ? shape.tail_u : shape.u)[at]);
@@ -154,17 +155,17 @@ struct Readers {
   }
 };
 
-// ---- steps of a block of threads ----
+// ---- device functions of a block ----
 
-// Running sums of up to a chunk of leaves; element i is what the leaves up to the i-th make.
+// Running sums of up to a chunk of leaves. Element i combines the leaves up to the i-th.
 struct Running {
-  int64_t place[kFocusChunk];  // negative ones of the tail included
+  int64_t place[kFocusChunk];  // negative for those of the tail
   float key[kFocusChunk];
   // sum_i = keep[i] sum_{i-1} + add[i] row_i
   float max[kFocusChunk], mass[kFocusChunk], keep[kFocusChunk], add[kFocusChunk];
 };
 
-// Leaves first, first + step, ..., n of them. Ends in a barrier.
+// Scans n leaves: first, first + step, ... Ends with a barrier.
 template <typename Source>
 HL_DEVICE void Scan(const Source& source, const FocusRun& run, int64_t head, int64_t first,
                     int step, int n, Running& r) {
@@ -191,14 +192,14 @@ HL_DEVICE void Scan(const Source& source, const FocusRun& run, int64_t head, int
   __syncthreads();
 }
 
-// Column p of the next row taken into a running sum; a masked leaf's row is not read.
+// Adds column p of the next row to a running sum. The row of a masked leaf is not read.
 template <typename Source>
 HL_DEVICE float Take(const Source& source, const Running& r, int i, int64_t p, float sum) {
   const float x = r.key[i] == kNothing ? 0.0f : FromStorage(source.Row(r.place[i])[p]);
   return r.keep[i] * sum + r.add[i] * x;
 }
 
-// The sum of x over the block's threads, added to `sums` per warp.
+// Adds the sum of x over each warp to the warp's element of `sums`.
 HL_DEVICE void AddOverWarp(float x, float* sums) {
   x = WarpSum(x);
   if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] += x;
@@ -206,7 +207,7 @@ HL_DEVICE void AddOverWarp(float x, float* sums) {
 
 // ---- kernels ----
 
-// delta = dout . out of each (token, head), a warp each.
+// Computes delta = dout . out of each (token, head), one warp each.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     FocusDeltaKernel(const T* out, const T* dout, int64_t count, int64_t dim, float* delta) {
@@ -219,13 +220,13 @@ __global__ void __launch_bounds__(kThreads)
   if (place < count && threadIdx.x % 32 == 0) delta[place] = sum;
 }
 
-// What a chunk's leaves make together: max, mass, then P sums.
+// Returns the total of a chunk's leaves: max, mass, then P sums.
 HL_DEVICE float* TotalOf(float* totals, int64_t chunk, int64_t head, int64_t num_heads,
                          int64_t dim) {
   return totals + (chunk * num_heads + head) * (dim + 2);
 }
 
-// grid: chunks x heads
+// Grid: chunks x heads.
 template <typename Source>
 __global__ void __launch_bounds__(kThreads)
     FocusTotalsKernel(HL_GRID_CONSTANT const Source source, cuda::FocusWork work) {
@@ -259,9 +260,9 @@ HL_DEVICE Column LoadColumn(const float* total, int64_t p) {
   return {total[0], total[1], total[2 + p]};
 }
 
-// For each chunk of a block what stands between the two chunks that its rows scan: the rest of the
-// block before, and its own block's earlier chunks. grid: blocks x heads x 128s of columns. All
-// columns compute the same max and mass.
+// For each chunk of a block, computes what lies between the two chunks that its rows scan: the rest
+// of the previous block, and the earlier chunks of its own block. Grid: blocks x heads x groups of
+// 128 columns. All columns compute the same max and mass.
 template <typename Source>
 __global__ void __launch_bounds__(kThreads)
     FocusOuterKernel(HL_GRID_CONSTANT const Source source, cuda::FocusWork work) {
@@ -295,14 +296,14 @@ __global__ void __launch_bounds__(kThreads)
   if (source.shape.window == 0) source.After(run, head, p, carry.max, carry.mass, carry.sum);
 }
 
-// What the sums of a chunk's rows are multiplied by.
+// The factors of the sums of a chunk's rows.
 struct RowWeights {
   float of_prefix[kFocusChunk], of_outer[kFocusChunk], of_suffix[kFocusChunk];
   float rho[kFocusChunk];
   float dots[kFocusChunk][kWarps];
 };
 
-// Column p of what stands between the two scans; the max and mass that all columns share.
+// Returns column p of the part between the two scans; all columns share the max and mass.
 template <typename Source>
 HL_DEVICE Column OuterOf(const Source& source, const cuda::FocusWork& work, const FocusChunk& chunk,
                          int64_t p) {
@@ -317,7 +318,7 @@ HL_DEVICE void Weigh(const Source& source, const FocusChunk& chunk, const Column
                      const Running& prefix, const Running& suffix, RowWeights& weights) {
   const int i = static_cast<int>(threadIdx.x);
   if (i < chunk.length) {
-    const int leaves = chunk.opposite - 1 - i;  // of the block before, within the window
+    const int leaves = chunk.opposite - 1 - i;  // leaves of the previous block within the window
     const float near_max = leaves > 0 ? suffix.max[leaves - 1] : kNothing;
     const float near_mass = leaves > 0 ? suffix.mass[leaves - 1] : 0.0f;
     const float max = Larger(Larger(outer.max, near_max), prefix.max[i]);
@@ -333,7 +334,7 @@ HL_DEVICE void Weigh(const Source& source, const FocusChunk& chunk, const Column
   __syncthreads();
 }
 
-// The rows' own scalars from what each warp summed.
+// Stores the scalars of the rows, from the sums of each warp.
 template <typename Source>
 HL_DEVICE void StoreDots(const Source& source, int n, const int64_t* place,
                          const RowWeights& weights) {
@@ -348,8 +349,8 @@ HL_DEVICE void StoreDots(const Source& source, int n, const int64_t* place,
 
 constexpr int kSuffixBytes = kFocusChunk * kThreads * static_cast<int>(sizeof(float));
 
-// grid: chunks x heads. Dynamic shared memory: the suffixes of the opposite chunk, a column a
-// thread; row i is of the leaves from the i-th on.
+// Grid: chunks x heads. Dynamic shared memory: the suffixes of the opposite chunk, one column per
+// thread; row i combines the leaves from the i-th on.
 template <typename Source>
 __global__ void __launch_bounds__(kThreads)
     FocusRowsKernel(HL_GRID_CONSTANT const Source source, cuda::FocusWork work) {
@@ -364,7 +365,8 @@ __global__ void __launch_bounds__(kThreads)
   if (chunk.has_rows == 0) return;
   const FocusRun run = work.runs[chunk.run];
   Scan(source, run, head, chunk.first, 1, chunk.length, prefix);
-  const int behind = chunk.opposite > 0 ? chunk.opposite - 1 : 0;  // leaves that suffixes take in
+  // Number of leaves in the suffixes.
+  const int behind = chunk.opposite > 0 ? chunk.opposite - 1 : 0;
   Scan(source, run, head, chunk.first - source.shape.window + behind, -1, behind, suffix);
   Weigh(source, chunk, OuterOf(source, work, chunk, 0), prefix, suffix, weights);
   for (int64_t first = 0; first < dim; first += kThreads) {
@@ -393,7 +395,7 @@ __global__ void __launch_bounds__(kThreads)
   StoreDots(source, chunk.length, prefix.place, weights);
 }
 
-// A chunk's leaves behind those that its first row sees.
+// The leaves of a chunk, preceded by those that its first row sees.
 struct NarrowLeaves {
   int64_t place[kFocusChunk + kFocusNarrow];
   float key[kFocusChunk + kFocusNarrow];
@@ -401,7 +403,7 @@ struct NarrowLeaves {
   float weight[kFocusNarrow][kFocusChunk];
 };
 
-// Windows that are summed as they stand. grid: chunks x heads.
+// Windows that are summed directly. Grid: chunks x heads.
 template <typename Source>
 __global__ void __launch_bounds__(kThreads)
     FocusNarrowKernel(HL_GRID_CONSTANT const Source source, cuda::FocusWork work) {
@@ -419,7 +421,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   const int reach =
-      i + before < window - 1 ? i + before : window - 1;  // leaves that row i looks back
+      i + before < window - 1 ? i + before : window - 1;  // number of leaves that row i looks back
   if (i < n) {
     float max = kNothing, mass = 0;
     for (int back = 0; back <= reach; ++back) max = Larger(max, leaves.key[i + before - back]);

@@ -7,7 +7,7 @@
 namespace halflife::kernels {
 namespace {
 
-// Cuts leaves [begin, begin + length) of run `run` into chunks; their number.
+// Divides leaves [begin, begin + length) of run `run` into chunks and returns their number.
 int32_t CutBlock(int32_t run, int64_t begin, int64_t length, FocusPlan& plan) {
   for (int64_t first = 0; first < length; first += kFocusChunk)
     plan.chunks.push_back(
@@ -19,7 +19,8 @@ int32_t CutBlock(int32_t run, int64_t begin, int64_t length, FocusPlan& plan) {
   return static_cast<int32_t>(FocusChunks(length));
 }
 
-// The tail as the block before the first, without that block's first leaf, which no window reaches.
+// Adds the tail as the block before the first, without the first leaf of that block, which no
+// window reaches.
 FocusBlock CutTail(int32_t run, int64_t window, FocusPlan& plan) {
   const FocusBlock block = {.run = run,
                             .first_chunk = static_cast<int32_t>(plan.chunks.size()),

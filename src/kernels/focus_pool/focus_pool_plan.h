@@ -1,5 +1,5 @@
-// The schedule of the CUDA kernels: chunks that run beside each other, and the blocks whose chunks'
-// totals are summed in between. A pure function of the runs.
+// The schedule of the CUDA kernels: chunks that run in parallel, and the blocks whose chunk totals
+// are summed in between. A pure function of the runs.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace halflife::kernels {
 struct FocusPlanConfig {
   int64_t window = 0;
   bool has_tail = false;
-  // Reversed time, with the tail's tokens behind the run's where their gradients are wanted.
+  // Reversed time. If the gradients of the tail are wanted, its tokens follow those of the run.
   bool backward = false;
 };
 struct FocusPlan {

@@ -10,17 +10,17 @@ namespace {
 
 constexpr double kNothing = -std::numeric_limits<double>::infinity();
 
-// What a token may see: another token, one of the tail, or the state before.
+// An item that a token may see: another token, one of the tail, or the initial state.
 struct Leaf {
-  double log_weight, mass;  // of the log weight's exponential
-  const double* row;        // [P], times the same
-  // Where its gradients go; null: nowhere. Of the row's factor and of the row.
+  double log_weight, mass;  // mass: factor on the exponential of the log weight
+  const double* row;        // [P], with the same factor
+  // Destinations of the gradients of the log weight and of the row; null: not wanted.
   double* dlog_weight;
   double* drow;
-  double* dmass;  // of a state, in place of dlog_weight
+  double* dmass;  // for a state, in place of dlog_weight
 };
 
-// The leaves of one run and head, in order, and how many of them come before its first token.
+// The leaves of one run and head in order, and the number of leaves before its first token.
 class Leaves {
  public:
   Leaves(const FocusPoolShape<double>& shape, const FocusRun& run, int64_t head,
@@ -61,7 +61,7 @@ class Leaves {
   int64_t num_before_ = 0;
 };
 
-// sum = exp(-max) times the weighted rows of leaves [first, end).
+// `sum` is exp(-max) times the weighted rows of leaves [first, end).
 struct Sums {
   double max = kNothing, mass = 0;
   std::vector<double> sum;
@@ -79,8 +79,8 @@ Sums SumOf(const Leaves& leaves, int64_t first, int64_t end, int64_t dim) {
   return sums;
 }
 
-// A reader of leaves [first, end) passes on gradients of its sums: of exp(max) sum and of exp(max)
-// mass, both times exp(-max).
+// Passes the gradients of a reader's sums on to leaves [first, end): those of exp(max) sum and
+// exp(max) mass, both times exp(-max).
 void PassOn(const Leaves& leaves, int64_t first, int64_t end, double max, double dmass,
             const std::vector<double>& dsum) {
   for (int64_t j = first; j < end; ++j) {

@@ -6,8 +6,9 @@
 //     2     x_a x_a         a2 scale^2   d (d + 1) / 2, as (0,0), (0,1) .. (0,d-1), (1,1) ..
 //           x_a x_b, a < b  2 a2 scale^2
 //
-// "packed": x_a x_b and x_b x_a are one. Orders without a weight are left out. All weights lie with
-// q, so that a state holds plain sums of products of k. C++17: CUDA sources include it.
+// "Packed" means that x_a x_b and x_b x_a are one feature. Orders without a weight are left out.
+// All weights are applied to q, so that a state holds plain sums of products of k. C++17, because
+// CUDA sources include it.
 //
 //   const FeatureLayout layout(16, {1, 1, 0.5});   // Based: layout.count is 153
 #pragma once
@@ -27,7 +28,7 @@ struct PolynomialWeights {
 
 struct FeatureLayout {
   int dim;             // d
-  int order1, order2;  // the first feature of each order
+  int order1, order2;  // index of the first feature of each order
   int count;           // F
   bool has0, has1, has2;
 
@@ -40,13 +41,13 @@ struct FeatureLayout {
         has1(weights.a1 != 0),
         has2(weights.a2 != 0) {}
 
-  // x_a x_b, a <= b.
+  // Returns the index of x_a x_b, a <= b.
   HL_EVERYWHERE constexpr int Pair(int a, int b) const {
     return order2 + a * dim - a * (a - 1) / 2 + (b - a);
   }
 };
 
-// w of each kind of feature; all 1 on the side of k.
+// w of each kind of feature; all are 1 on the side of k.
 struct FeatureWeights {
   double order0 = 1, order1 = 1, square = 1, pair = 1;
 };

@@ -1,6 +1,7 @@
-// What every kernel of polynomial attention demands of a call before it looks at memory: a plan
-// within its limits, a chunk table, and tensors that are there; of a decode step sizes and dtypes
-// too, which for the rest MakePlan looks at. C++17: CUDA's dispatch includes it.
+// Checks that every kernel of polynomial attention makes on a call before it accesses memory: a
+// plan within the kernel's limits, a chunk table, and no missing tensors. For a decoding step also
+// sizes and dtypes, which MakePlan() checks for the other calls. C++17, because CUDA's dispatch
+// includes it.
 #pragma once
 
 #include "core/error.h"
@@ -12,25 +13,26 @@ inline void CheckPolynomialView(const char* name, const TensorView& view) {
   HL_CHECK(view.data != nullptr, "polynomial attention: ", name, " is missing");
   HL_CHECK(view.stride_b >= 0 && view.stride_t >= 0 && view.stride_h >= 0,
            "polynomial attention: ", name, " has strides ", view.stride_b, ", ", view.stride_t,
-           ", ", view.stride_h, " of b, t, h; a copy without negative ones would work");
+           ", ", view.stride_h, " of b, t, h. Use a copy without negative strides.");
 }
 
 inline void CheckCall(const PolynomialAttentionArgs& args, const PolynomialAttentionPlan& plan,
                       int max_chunk_size) {
   HL_CHECK(plan.chunk_size >= 1 && plan.chunk_size <= max_chunk_size,
-           "polynomial attention: chunks of ", plan.chunk_size, " tokens; 1 to ", max_chunk_size,
-           " work");
+           "polynomial attention: chunks of ", plan.chunk_size, " tokens. Use 1 to ",
+           max_chunk_size, ".");
   HL_CHECK(args.num_sequences == 0 || args.sequence_begin != nullptr,
            "polynomial attention: ", args.num_sequences,
-           " sequences without sequence_begin; see MakeChunkTable");
+           " sequences without sequence_begin. Use MakeChunkTable().");
   HL_CHECK(args.num_chunks == 0 || args.chunks != nullptr,
            "polynomial attention: ", args.num_chunks,
-           " chunks without their table; see MakeChunkTable");
+           " chunks without their table. Use MakeChunkTable().");
   HL_CHECK(!plan.quadratic || !args.has_state(),
-           "polynomial attention: the quadratic form reads and leaves no state; the chunked one, "
-           "or no state, would work");
+           "polynomial attention: the quadratic form reads and writes no state. Use the chunked "
+           "form, or no state.");
   HL_CHECK(args.normalise || (args.initial_norm == nullptr && args.final_norm == nullptr),
-           "polynomial attention: a state of the normaliser, but nothing is normalised");
+           "polynomial attention: a normaliser state without normalise. Set normalise, or pass no "
+           "such state.");
   if (args.num_chunks == 0) return;
   CheckPolynomialView("q", args.q);
   CheckPolynomialView("k", args.k);
@@ -60,16 +62,16 @@ inline void CheckStep(const PolynomialAttentionStepArgs& args, bool is_cuda) {
                   args.head_dim <= kMaxPolynomialDim && args.head_dim_v >= 1 &&
                   args.head_dim_v <= kMaxPolynomialValues,
               "polynomial attention step of ", args.batch, " rows, ", args.num_heads,
-              " heads of sizes ", args.head_dim, " and ", args.head_dim_v, "; up to ",
-              kMaxPolynomialDim, " and ", kMaxPolynomialValues, " would work");
+              " heads of sizes ", args.head_dim, " and ", args.head_dim_v, ". Use at most ",
+              kMaxPolynomialDim, " and ", kMaxPolynomialValues, ".");
   const DType dtype = args.q.dtype;
   HL_CHECK_AS(
       ExitCode::kUsage,
       (dtype == DType::kF32 || dtype == DType::kBF16 || (dtype == DType::kF64 && !is_cuda)) &&
           args.k.dtype == dtype && args.v.dtype == dtype && args.out.dtype == dtype,
       "polynomial attention step with q, k, v, out of ", Name(dtype), ", ", Name(args.k.dtype),
-      ", ", Name(args.v.dtype), ", ", Name(args.out.dtype), "; one of bf16, fp32",
-      is_cuda ? "" : ", fp64", " for all would work");
+      ", ", Name(args.v.dtype), ", ", Name(args.out.dtype), ". Use one of bf16, fp32",
+      is_cuda ? "" : ", fp64", " for all.");
   if (args.batch == 0) return;  // no rows, no data
   CheckPolynomialView("q", args.q);
   CheckPolynomialView("k", args.k);

@@ -21,32 +21,34 @@ void CheckShape(const PolynomialAttentionArgs& args, bool is_cuda) {
   problems.Unless(std::isfinite(w.a0) && std::isfinite(w.a1) && std::isfinite(w.a2) &&
                       (w.a0 != 0 || w.a1 != 0 || w.a2 != 0),
                   "weights are ", w.a0, ", ", w.a1, ", ", w.a2,
-                  "; finite ones that are not all 0 would work");
+                  ". Use finite weights that are not all 0.");
   problems.Unless(!args.normalise || args.norm_eps > 0, "norm_eps is ", args.norm_eps,
-                  "; it must be positive");
+                  ". Use a positive number.");
   const DType dtype = args.q.dtype;
   problems.Unless(
       dtype == DType::kF32 || dtype == DType::kBF16 || (dtype == DType::kF64 && !is_cuda), "q is ",
-      Name(dtype), "; bf16 or fp32 (on the CPU also fp64) would work");
+      Name(dtype), ". Use bf16 or fp32 (on the CPU also fp64).");
   problems.Unless(args.k.dtype == dtype && args.v.dtype == dtype && args.out.dtype == dtype,
                   "q, k, v, out are ", Name(dtype), ", ", Name(args.k.dtype), ", ",
-                  Name(args.v.dtype), ", ", Name(args.out.dtype), "; one dtype for all");
+                  Name(args.v.dtype), ", ", Name(args.out.dtype), ". Use one dtype for all.");
   problems.Throw();
 }
 
-// Multiply-adds of a token: the quadratic form meets half of a sequence, in scores and in sums of
-// values; the chunked one reads the state and adds to it. Forward + backward cost the same at 430,
-// 370 and 330 tokens for d = 16 and V = 64, 21 and 5; by this rule at 490, 408 and 306.
+// Multiply-adds per token. In the quadratic form a token is paired with half of a sequence, for
+// scores and for sums of values; in the chunked form it reads the state and adds to it. Measured,
+// forward + backward cost the same at 430, 370 and 330 tokens for d = 16 and V = 64, 21 and 5. This
+// rule gives 490, 408 and 306.
 bool QuadraticIsCheaper(const PolynomialAttentionArgs& args) {
-  constexpr int kVector = 16;  // short rows of values fill whole vectors
+  constexpr int kVector = 16;  // short rows of values are rounded up to whole vectors
   const double values = (args.head_dim_v + kVector - 1) / kVector * kVector;
   const double features = FeatureLayout(args.head_dim, args.weights).count;
   return (args.head_dim + values) * args.seq_len / 2 < 2 * features * values;
 }
 
-// On CUDA bf16 has the quadratic form on matrix units, and the chunked one goes token by token. At
-// d = 16 and V = 64 a warp's instructions are some 1,400 for a pair of tiles of 64 tokens, and
-// 7,700 for a token of the other: equal at 46,000 tokens, forward. Not measured.
+// On CUDA, bf16 has a quadratic form on matrix units, while the chunked form is recurrent. With d =
+// 16 and V = 64, a warp executes about 1,400 instructions per pair of tiles of 64 tokens, and 7,700
+// per token of the recurrent form. A forward would take the same time at 46,000 tokens. Not
+// measured.
 bool HasQuadraticOnCuda(const PolynomialAttentionArgs& args) {
   return args.q.dtype == DType::kBF16;
 }
@@ -78,7 +80,8 @@ PolynomialAttentionPlan MakePlan(const PolynomialAttentionArgs& args,
     case PolynomialForm::kChunked:
       break;
   }
-  if (plan.quadratic) plan.stretch_chunks = cpu::kNoStretches;  // a token meets all before it
+  // A token is paired with all tokens before it.
+  if (plan.quadratic) plan.stretch_chunks = cpu::kNoStretches;
   return plan;
 }
 

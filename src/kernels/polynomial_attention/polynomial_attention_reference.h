@@ -1,6 +1,6 @@
-// The oracle: the double sum over pairs of tokens in fp64, plain loops over plain memory, with
-// every gradient by the rules of differentiation of that sum; states as sums of packed features.
-// Slow on purpose; nothing but tests and benches may call it.
+// The reference: the double sum over pairs of tokens in fp64, plain loops over plain memory, with
+// every gradient by differentiating that sum; states as sums of packed features. Slow on purpose;
+// only tests and benchmarks may call it.
 #pragma once
 
 #include <cstdint>
@@ -28,15 +28,16 @@ struct PolynomialReferenceProblem {
 struct PolynomialReferenceResult {
   std::vector<double> out, norm;  // norm [B, T, H]: z, without norm_eps
   std::vector<double> final_state, final_norm;
-  std::vector<double> dq, dk, dv, dinitial_state, dinitial_norm;  // empty for forward only
+  // Empty if only the forward was requested.
+  std::vector<double> dq, dk, dv, dinitial_state, dinitial_norm;
 };
 PolynomialReferenceResult PolynomialReference(const PolynomialReferenceProblem& problem);
 
-// psi(x) [F] of x [d], and its gradient's way back: dx [d] of dpsi [F].
+// Return psi(x) [F] for x [d], and dx [d] for dpsi [F].
 std::vector<double> ReferenceFeatures(const FeatureLayout& layout, const double* x);
 std::vector<double> ReferenceFeaturesBackward(const FeatureLayout& layout, const double* x,
                                               const double* dpsi);
-// w [F].
+// Returns w [F].
 std::vector<double> ReferenceWeights(const FeatureLayout& layout, const FeatureWeights& weights);
 
 }  // namespace halflife::kernels

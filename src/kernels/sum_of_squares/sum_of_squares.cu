@@ -9,7 +9,7 @@ using namespace rows;
 constexpr int kThreads = 256;
 constexpr int kWidth = kPack<float>;
 
-// The last segment that starts at or before the block.
+// Returns the last segment that starts at or before the block.
 HL_DEVICE SquaresSegment SegmentOf(const SquaresArgs& args, int64_t block) {
   int low = 0, high = args.num_segments;
   while (high - low > 1) {
@@ -23,8 +23,8 @@ HL_DEVICE SquaresSegment SegmentOf(const SquaresArgs& args, int64_t block) {
   return args.segments[low];
 }
 
-// Grid: blocks of elements. A thread has the same elements wherever the segment begins; 16-byte
-// accesses where that allows them.
+// Grid: blocks of elements. A thread has the same elements of a segment wherever the segment
+// begins. Uses 16-byte accesses if the alignment allows them.
 __global__ void __launch_bounds__(kThreads) SumOfSquaresKernel(SquaresArgs args) {
   HL_SHARED(partial, double[kThreads / 32]);
   const int64_t block = blockIdx.x;

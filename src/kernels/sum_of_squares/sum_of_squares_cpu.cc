@@ -6,7 +6,7 @@
 namespace halflife::kernels::cpu {
 namespace {
 
-// A product of two fp32 is exact in fp64, so that the bits are those of any instruction set. 32
+// The product of two fp32 numbers is exact in fp64, so all instruction sets give the same bits. 32
 // chains of additions hide their latency.
 HL_INLINE double SumOfSquares(const float* values, int64_t count) {
   constexpr int kLanes = 32;
@@ -31,7 +31,7 @@ void SumOfSquares(const SquaresArgs& args, int64_t begin, int64_t end) {
   const SquaresSegment* segment = std::upper_bound(
       args.segments, args.segments + args.num_segments, begin,
       [](int64_t block, const SquaresSegment& s) { return block < s.first_block; });
-  --segment;  // the last one that starts at or before the block
+  --segment;  // the last segment that starts at or before the block
   for (int64_t block = begin; block < end; ++block) {
     if (block == segment->first_block + segment->num_blocks()) ++segment;
     const int64_t first = (block - segment->first_block) * kSquaresBlock;

@@ -245,7 +245,7 @@ TEST(PolynomialForms, SayWhatDoesNotFit) {
   EXPECT_HL_ERROR(
       (ops::PolynomialAttention({.q = q, .k = q, .v = v},
                                 {.weights = {1, 1, 0.5}, .form = PolynomialForm::kQuadratic})),
-      ExitCode::kInternal, "the quadratic form reads and leaves no state");
+      ExitCode::kInternal, "the quadratic form reads and writes no state");
   const at::Tensor wide = Normal({1, 4, 2, 65}, 1, at::kFloat);
   EXPECT_HL_ERROR((ops::PolynomialAttention({.q = wide, .k = wide, .v = v}, config)),
                   ExitCode::kUsage, "head_dim 65 is outside 1 .. 64");

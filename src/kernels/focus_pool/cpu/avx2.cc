@@ -1,4 +1,4 @@
-// The kernels compiled for AVX2; run only where the processor has it.
+// The kernels compiled for AVX2. Only called if the processor supports it.
 #include "kernels/focus_pool/cpu/kernels.h"
 
 #include "kernels/common/cpu/avx2.h"

@@ -1,5 +1,5 @@
-// Forward and backward of heads of one run, for the instruction set that the file which includes
-// this has chosen (kernels/common/cpu/avx512.h).
+// Forward and backward for heads of one run. Compiled per instruction set: the including file
+// selects it (kernels/common/cpu/avx512.h).
 #pragma once
 
 #include "kernels/focus_pool/cpu/window_scan.h"
@@ -11,7 +11,7 @@ FocusHeadScratch<T>& ScratchOf(const FocusItem<T>& item, int64_t head) {
   return item.scratch.heads[head - item.first_head];
 }
 
-// The tokens themselves, behind those of the tail.
+// The source of a forward scan: the tokens, preceded by those of the tail.
 template <typename T>
 class Tokens {
  public:
@@ -45,7 +45,8 @@ class Tokens {
   }
   void Finish(int64_t begin, int64_t n, const Compute* max, const Compute* mass, Compute* factor) {
     const auto eps = static_cast<Compute>(item_.shape.eps);
-    // eps at the scale of the sums; none is added where exp(-max) could be infinite times 0
+    // eps at the scale of the sums. It is left out without one, because exp(-max) could be
+    // infinite, times 0.
     for (int64_t i = 0; i < n; ++i) factor[i] = eps > 0 ? -max[i] : kNothing<Compute>;
     ExpAll(factor, n);
     for (int64_t i = 0; i < n; ++i) {
@@ -75,13 +76,15 @@ class Tokens {
 
   const FocusItem<T>& item_;
   FocusHeadScratch<T>& scratch_;
-  int64_t first_, first_of_tail_;  // of the run's first token and of the tail's, and this head
+  // Offset of the run's first token and of the tail's, for this head.
+  int64_t first_, first_of_tail_;
 };
 
-// Row t weights dout_t for the tokens that it saw, which stand before it: in reversed time, a token
-// sums over its own row and those before. Leaf (-max, delta / sum, dout / sum), delta = dout . out;
-// sums (m', rho, r) give du = exp(l + m') r and dl = u . du - exp(l + m') rho. The tokens of the
-// tail come last, with rows that weight nothing.
+// The source of a backward scan. Row t adds dout_t to the gradients of the tokens that it saw,
+// which come before it. So in reversed time a token sums over its own row and the previous ones. A
+// leaf is (-max, delta / sum, dout / sum) with delta = dout . out. The sums (m', rho, r) give du =
+// exp(l + m') r and dl = u . du - exp(l + m') rho. The tokens of the tail come last; their rows
+// contribute nothing.
 template <typename T>
 class Readers {
  public:
@@ -140,7 +143,7 @@ class Readers {
     const T* __restrict u = (own ? item_.shape.u : item_.shape.tail_u) + at * dim;
     T* __restrict du = (own ? grads_.du : grads_.dtail_u) + at * dim;
     Compute* const dlog_weight = (own ? grads_.dlog_weight : grads_.dtail_log_weight) + at;
-    if (LogWeight(leaf) == kNothing<Compute>) {  // what it holds is not read
+    if (LogWeight(leaf) == kNothing<Compute>) {  // u of a masked token is not read
       for (int64_t p = 0; p < dim; ++p) {
         sum(p);
         du[p] = T{};
@@ -180,8 +183,8 @@ class Readers {
   const FocusItem<T>& item_;
   const FocusPoolGrads<T>& grads_;
   FocusHeadScratch<T>& scratch_;
-  int64_t last_, last_of_tail_;  // of the run's last token and of the tail's, and this head
-  int64_t begin_ = 0;            // of the chunk at hand
+  int64_t last_, last_of_tail_;  // offset of the run's last token and of the tail's, for this head
+  int64_t begin_ = 0;            // beginning of the current chunk
   Compute rho_[kFocusChunk];
 };
 
@@ -190,15 +193,15 @@ using ForwardScan = WindowScan<Tokens<T>>;
 template <typename T>
 using BackwardScan = WindowScan<Readers<T>>;
 
-// All heads chunk by chunk: their rows of a token lie side by side, and a long row, walked once a
-// head, would come from memory once a head.
+// Scans all heads chunk by chunk. The heads of a token are adjacent in memory, so scanning a long
+// row once per head would load it from memory once per head.
 template <typename Scan>
 void RunTogether(std::vector<Scan>& heads) {
   while (!heads.front().done())
     for (Scan& scan : heads) scan.Advance();
 }
 
-// The sums so far are what the scan goes on from.
+// Sets the initial sums of the scan.
 template <typename T>
 void TakeInitial(const FocusItem<T>& item, int64_t head, Element<FocusCompute<T>>& carry) {
   const FocusPoolShape<T>& shape = item.shape;
@@ -234,7 +237,7 @@ void Forward(const FocusItem<T>& item) {
     GiveFinal(item, head, scans[head - item.first_head].carry());
 }
 
-// The final state reads all tokens as a row would, with the log weight -log_scale.
+// The final state reads all tokens, like a row with the log weight -log_scale.
 template <typename T>
 void TakeFinal(const FocusItem<T>& item, const FocusPoolGrads<T>& grads, int64_t head,
                Element<FocusCompute<T>>& carry) {

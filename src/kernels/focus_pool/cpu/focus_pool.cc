@@ -19,7 +19,7 @@ AllFocusKernels KernelsInUse() {
   return BaselineFocusKernels();
 }
 
-// Pieces of the same run together.
+// Groups the pairs (run, head) of the same run.
 template <typename T, typename Body>
 void ForPieces(const FocusPoolShape<T>& shape, const FocusPoolResults<T>& results, int64_t begin,
                int64_t end, const Body& body) {

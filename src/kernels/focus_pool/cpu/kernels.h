@@ -1,4 +1,4 @@
-// What focus_pool.cc asks of the bodies that are compiled once per instruction set.
+// The functions that are compiled once per instruction set and called by focus_pool.cc.
 #pragma once
 
 #include <cmath>
@@ -13,14 +13,14 @@
 
 namespace halflife::kernels::cpu {
 
-// Heads [first_head, end_head) of one run: the work of one thread.
+// The work of one thread: heads [first_head, end_head) of one run.
 template <typename T>
 struct FocusItem {
   const FocusPoolShape<T>& shape;
   const FocusPoolResults<T>& results;  // the backward reads out, row_max and row_sum
   FocusRun run;
   int64_t first_head, end_head;
-  FocusScratch<T>& scratch;  // of as many heads at least
+  FocusScratch<T>& scratch;  // for at least as many heads
 };
 
 template <typename T>

@@ -1,4 +1,4 @@
-// The memory that a thread works in, made before its loops.
+// The scratch memory of a thread, allocated before its loops.
 #pragma once
 
 #include <algorithm>
@@ -10,13 +10,13 @@
 
 namespace halflife::kernels::cpu {
 
-// What a head keeps from chunk to chunk of a run of up to `longest` tokens.
+// The values that a head keeps from chunk to chunk, for runs of up to `longest` tokens.
 template <typename T>
 struct FocusHeadScratch {
   using Compute = FocusCompute<T>;
   FocusHeadScratch(const FocusPoolShape<T>& shape, int64_t longest)
       : key(LeavesOf(shape, longest)), mass(key.size()), scale(key.size()), carry(shape.dim) {
-    // A second block, or a tail in the place of one before the first.
+    // There is a second block, or a tail that acts as the block before the first.
     const bool has_blocks = shape.window > 0 && !IsNarrow(shape.window) &&
                             (longest > shape.window || shape.tail_log_weight != nullptr);
     const int64_t chunks = has_blocks ? FocusChunks(shape.window) + 1 : 0;
@@ -27,12 +27,12 @@ struct FocusHeadScratch {
     }
   }
 
-  std::vector<Compute> key, mass, scale;  // of leaves, those of the tail included
+  std::vector<Compute> key, mass, scale;  // per leaf, including those of the tail
   std::vector<Compute> carry;
   struct Totals {
     std::vector<Compute> log_scale, mass, sum;
   };
-  Totals blocks[2];  // of the chunks of the block before and of the block at hand
+  Totals blocks[2];  // chunk totals of the previous block and of the current one
 
  private:
   static int64_t LeavesOf(const FocusPoolShape<T>& shape, int64_t longest) {
@@ -40,14 +40,14 @@ struct FocusHeadScratch {
   }
 };
 
-// What one chunk at a time uses, whichever head it is of.
+// The memory that processing one chunk needs, shared by all heads.
 template <typename T>
 struct FocusChunkScratch {
   using Compute = FocusCompute<T>;
   explicit FocusChunkScratch(int64_t dim)
       : none(dim), suffix((kFocusChunk + 1) * dim), prefix(dim), outer(dim) {}
 
-  std::vector<T> none;          // zeros in place of what a masked leaf holds
+  std::vector<T> none;          // zeros, used in place of the row of a masked leaf
   std::vector<Compute> suffix;  // a row for each leaf of a chunk, and zeros
   std::vector<Compute> prefix, outer;
 };

@@ -1,7 +1,7 @@
-// Sums over windows of one run and head, in whichever direction of time its source reads: the
-// source gives leaves (log weight `key`, `mass`, payload row times `scale`), the scan calls it back
-// with the sums over each leaf's window, row by row in a chunk, one chunk a call. For one
-// instruction set, which the file that includes this has chosen (kernels/common/cpu/avx512.h).
+// Sums over windows of one run and head, in the direction of time in which the source reads. The
+// source provides leaves (log weight `key`, `mass`, payload row times `scale`). The scan calls it
+// with the sums over each leaf's window, row by row, one chunk per call. Compiled per instruction
+// set: the including file selects it (kernels/common/cpu/avx512.h).
 //
 //   class Source {
 //     using Payload = ...;                                 // storage of rows
@@ -17,7 +17,7 @@
 
 namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE {
 
-// Overloads of float's, by the compute type.
+// Overloads for the two compute types.
 HL_INLINE float ExpOf(float x) { return Exp(x); }
 HL_INLINE double ExpOf(double x) { return __builtin_exp(x); }
 HL_INLINE float WidenTo(float x) { return x; }
@@ -33,14 +33,14 @@ HL_INLINE T NarrowTo(A x) {
 }
 
 template <typename A>
-constexpr A kNothing = -std::numeric_limits<A>::infinity();  // log weight of what is not there
+constexpr A kNothing = -std::numeric_limits<A>::infinity();  // log weight of an absent leaf
 
-// The larger; NaN where one is.
+// Returns the larger; NaN if either is NaN.
 template <typename A>
 HL_INLINE A Larger(A a, A b) {
   return b <= a || a != a ? a : b;
 }
-// What exponents are taken against: -inf less -inf would be NaN.
+// Returns the value that is subtracted from exponents, because -inf - -inf is NaN.
 template <typename A>
 HL_INLINE A Reference(A max) {
   return max == kNothing<A> ? A{0} : max;
@@ -51,8 +51,8 @@ HL_INLINE void ExpAll(A* x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) x[i] = ExpOf(x[i]);
 }
 
-// A row of a head is short, and the next lies all heads' width further, which the hardware does not
-// foresee: whoever meets it cold waits for memory. kWrites: 1 where it will be written.
+// Prefetches a row. The rows of one head are short and the width of all heads apart, which hardware
+// prefetchers do not predict. kWrites is 1 if the row will be written.
 template <int kWrites, typename T>
 HL_INLINE void FetchRow(const T* row, int64_t dim) {
   const auto* const bytes = reinterpret_cast<const char*>(row);
@@ -60,20 +60,20 @@ HL_INLINE void FetchRow(const T* row, int64_t dim) {
     __builtin_prefetch(bytes + i, kWrites, 2);
 }
 
-// to = keep to + add row.
+// Computes to = keep to + add row.
 template <typename A, typename T>
 HL_INLINE void Accumulate(A keep, A add, const T* __restrict row, A* __restrict to, int64_t dim) {
 #pragma omp simd
   for (int64_t p = 0; p < dim; ++p) to[p] = keep * to[p] + add * WidenTo(row[p]);
 }
-// to = a x + b y.
+// Computes to = a x + b y.
 template <typename A>
 HL_INLINE void Mix(A a, const A* x, A b, const A* y, A* to, int64_t dim) {
 #pragma omp simd
   for (int64_t p = 0; p < dim; ++p) to[p] = a * x[p] + b * y[p];
 }
 
-// An element of the monoid in scratch memory.
+// An element of the monoid, in scratch memory.
 template <typename A>
 struct Element {
   A log_scale = kNothing<A>, mass = 0;
@@ -83,7 +83,7 @@ struct Element {
     log_scale = kNothing<A>, mass = 0;
     for (int64_t p = 0; p < dim; ++p) sum[p] = 0;
   }
-  // to = a and b together; `to.sum` may be one of theirs.
+  // Combines a and b in `to`. `to.sum` may be one of theirs.
   static HL_INLINE void Combine(const Element& a, const Element& b, Element& to, int64_t dim) {
     const A max = Larger(a.log_scale, b.log_scale);
     const A left = ExpOf(a.log_scale - Reference(max)), right = ExpOf(b.log_scale - Reference(max));
@@ -93,13 +93,13 @@ struct Element {
   }
 };
 
-// Running sums of up to a chunk of leaves: element i is what the leaves up to the i-th make.
+// Running sums of up to a chunk of leaves. Element i combines the leaves up to the i-th.
 template <typename A>
 struct Running {
   // sum_i = keep[i] sum_{i-1} + add[i] row_i
   A max[kFocusChunk + 1], mass[kFocusChunk + 1], keep[kFocusChunk + 1], add[kFocusChunk + 1];
 
-  // Leaves first, first + step, ..., n of them.
+  // Scans n leaves: first, first + step, ...
   HL_INLINE void Scan(const A* key, const A* leaf_mass, const A* scale, int64_t first, int64_t step,
                       int64_t n) {
     A running = kNothing<A>;
@@ -142,12 +142,12 @@ class WindowScan {
     if (follows_ && !IsNarrow(window)) SumHalo();
   }
 
-  // What the sums go on from, and what they end in, without a window.
+  // Without a window: the sums that the scan starts from, and those that it ends with.
   Element<A>& carry() { return carry_; }
 
   bool done() const { return first_ == source_.count; }
 
-  // One chunk further.
+  // Processes the next chunk.
   void Advance() {
     const bool narrow = IsNarrow(window_);
     const bool goes_on = !narrow && window_ > 0 && block_ + window_ < source_.count;
@@ -178,8 +178,8 @@ class WindowScan {
     return scratch_.key[leaf] == kNothing<A> ? chunk_.none.data() : source_.Row(leaf);
   }
 
-  // Totals of the tail's chunks. It stands where a block before the first would, without that
-  // block's first leaf, which no window reaches.
+  // Computes the totals of the tail's chunks. The tail acts as the block before the first, without
+  // the first leaf of that block, which no window reaches.
   void SumHalo() {
     const int64_t before = source_.halo - window_;
     for (int64_t chunk = 1; chunk * kFocusChunk < window_; ++chunk) {
@@ -196,7 +196,7 @@ class WindowScan {
     EndBlock();
   }
 
-  // The totals of the block at hand become sums up to its end, of the block before.
+  // Turns the totals of the current block into sums up to its end. It is then the previous block.
   void EndBlock() {
     const int64_t chunks = FocusChunks(window_);
     Element<A> none = Total(1, chunks);
@@ -210,7 +210,7 @@ class WindowScan {
     std::swap(scratch_.blocks[0], scratch_.blocks[1]);
   }
 
-  // Chunk `chunk` of its block: leaves [first, first + n).
+  // Processes chunk `chunk` of its block: leaves [first, first + n).
   void RunChunk(int64_t first, int64_t n, int64_t chunk, bool goes_on) {
     source_.Fill(first, first + n);
     Element<A> outer = carry_;
@@ -238,8 +238,9 @@ class WindowScan {
     Element<A>::Combine(carry_, prefix, carry_, dim_);
   }
 
-  // Sums of the block before from leaf i of its chunk opposite to that chunk's end, in row i of
-  // scratch.suffix; i from 1 to n, as the windows of n leaves begin there.
+  // Computes the sums of the previous block, from leaf i of the chunk at the same position to the
+  // end of that chunk, in row i of scratch.suffix. i is 1 to n, as the windows of n leaves begin
+  // there.
   void SumSuffixes(int64_t first, int64_t n, int64_t chunk) {
     const int64_t rest = window_ - chunk * kFocusChunk;
     const int64_t length = rest < kFocusChunk ? rest : kFocusChunk;
@@ -254,7 +255,7 @@ class WindowScan {
       Extend(suffix_.keep[i], row, suffix_.add[i], leaf, next, dim_);
       row = next;
     }
-    // by the place of a leaf of the chunk at hand: entry i is of the suffix from i + 1 on
+    // Indexed by a leaf of the current chunk: entry i is the suffix from i + 1 on.
     for (int64_t i = 0; i < n; ++i) {
       const int64_t leaves = length - 1 - i;
       suffix_max_[i] = leaves > 0 ? suffix_.max[leaves - 1] : kNothing<A>;
@@ -267,7 +268,7 @@ class WindowScan {
     for (int64_t p = 0; p < dim; ++p) to[p] = keep * from[p] + add * WidenTo(row[p]);
   }
 
-  // The factors of the three sums of each window, with the source's.
+  // Computes the factors of the three sums of each window, including the source's factor.
   void Weigh(int64_t first, int64_t n, const Element<A>& outer) {
     A max[kFocusChunk], mass[kFocusChunk], factor[kFocusChunk];
     for (int64_t i = 0; i < n; ++i) {
@@ -309,7 +310,7 @@ class WindowScan {
     }
   }
 
-  // Each window by itself.
+  // Sums each window directly.
   void RunNarrow(int64_t first, int64_t n) {
     A max[kFocusChunk], mass[kFocusChunk], factor[kFocusChunk];
     A weights[kFocusNarrow][kFocusChunk];
@@ -321,7 +322,7 @@ class WindowScan {
       EmitNarrow(first + i, factor[i], weights, i);
     }
   }
-  // Always kFocusNarrow rows, those that are not there with nothing in them.
+  // Always reads kFocusNarrow rows; absent ones have the weight 0.
   HL_INLINE void EmitNarrow(int64_t leaf, A factor, const A (*weights)[kFocusChunk], int64_t i) {
     const T* rows[kFocusNarrow];
     A weight[kFocusNarrow];
@@ -338,7 +339,7 @@ class WindowScan {
              (weight2 * WidenTo(row2[p]) + weight3 * WidenTo(row3[p]));
     });
   }
-  // weights[d][i]: of the leaf d before leaf first + i.
+  // weights[d][i] is the weight of the leaf d before leaf first + i.
   void WeighNarrow(int64_t first, int64_t n, A* max, A* mass, A (*weights)[kFocusChunk]) {
     const A* const key = scratch_.key.data();
     for (int64_t i = 0; i < n; ++i) max[i] = kNothing<A>, mass[i] = 0;
@@ -362,7 +363,7 @@ class WindowScan {
   FocusHeadScratch<T>& scratch_;
   FocusChunkScratch<T>& chunk_;
   int64_t first_, block_;  // the next leaf, and the first of its block
-  bool follows_;           // another block
+  bool follows_;           // there is another block
   Element<A> carry_;
   Running<A> running_, suffix_;
   A suffix_max_[kFocusChunk], suffix_mass_[kFocusChunk];

@@ -1,4 +1,4 @@
-// The kernels compiled for AVX-512; run only where the processor has it.
+// The kernels compiled for AVX-512. Only called if the processor supports it.
 #include "kernels/polynomial_attention/cpu/kernels.h"
 
 #include "kernels/common/cpu/avx512.h"

@@ -1,4 +1,4 @@
-// The entry points of one instruction set, which the file that includes this has chosen
+// The entry points of one instruction set. The including file selects it
 // (kernels/common/cpu/avx512.h).
 #pragma once
 

@@ -1,5 +1,5 @@
-// Features of a chunk's tokens, and the way back through them, with tokens along the lanes: a
-// feature is a product of two rows of vectors, whatever its place in the packing.
+// Features of a chunk's tokens, and their backward, with tokens along the lanes. Each feature is a
+// product of two rows of vectors.
 #pragma once
 
 #include "kernels/common/cpu/chunk_rows.h"
@@ -7,7 +7,7 @@
 
 namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE::polynomial {
 
-// The features of q, with their weights, or of k.
+// Computes the features of q with their weights, or those of k.
 template <typename T>
 class FeatureMap {
  public:
@@ -18,7 +18,8 @@ class FeatureMap {
         square_(static_cast<T>(weights.square)),
         pair_(static_cast<T>(weights.pair)) {}
 
-  // to [F, lanes] = w psi(x), x [d, lanes]. Padding of a chunk (x = 0) has the feature of order 0.
+  // Computes to [F, lanes] = w psi(x) for x [d, lanes]. The padding of a chunk (x = 0) still has
+  // the feature of order 0.
   void Build(const Panels<T>& x, int lanes, const Panels<T>& to) const {
     for (int column = 0; column < lanes; column += kPanel) {
       if (layout_.has0) Fill(to.Row(0, column), order0_);
@@ -41,7 +42,7 @@ class FeatureMap {
     }
   }
 
-  // dx [d, lanes] from d(w psi) [F, lanes].
+  // Computes dx [d, lanes] from d(w psi) [F, lanes].
   void Backward(const Panels<T>& x, const Panels<T>& dfeatures, int lanes,
                 const Panels<T>& dx) const {
     for (int column = 0; column < lanes; column += kPanel) {

@@ -1,5 +1,5 @@
-// What polynomial_attention.cc (who scans what) asks of the bodies that are compiled once per
-// instruction set.
+// The functions that are compiled once per instruction set and called by polynomial_attention.cc,
+// which divides the work.
 #pragma once
 
 #include <algorithm>
@@ -17,29 +17,30 @@ namespace halflife::kernels::cpu::polynomial {
 
 constexpr int kMaxChunkSize = 256;  // tokens
 
-// One head of one sequence: the work of one thread. States are [F, V], norms [F], in the compute
-// type (fp32, or fp64 beside fp64 operands); null: zero, or not wanted.
+// The work of one thread: one head of one sequence. States are [F, V] and norms [F], in the compute
+// type (fp32, or fp64 for fp64 operands); null: zero, or not wanted.
 struct ScanItem {
-  const PolynomialAttentionGradArgs* grads = nullptr;  // of a forward its args alone
+  const PolynomialAttentionGradArgs* grads = nullptr;  // a forward only uses its args
   const PolynomialAttentionPlan* plan = nullptr;
   int head = 0;
-  int begin = 0, end = 0;  // chunks of the sequence, or of a part of it, in the table
+  int begin = 0, end = 0;  // chunks, in the table, of the sequence or of a part of it
   const void* entry_state = nullptr;
   const void* entry_norm = nullptr;
   void* exit_state = nullptr;
   void* exit_norm = nullptr;
-  bool state_only = false;  // the pass writes nothing else
+  bool state_only = false;  // the pass writes nothing but the state
   void* scratch = nullptr;  // aligned to 64 bytes
 };
 
-// What a scan computes (scan.h).
+// The result of a scan (scan.h).
 enum class Pass { kForward, kQueryGradient, kKeyGradient };
 
 struct Kernels {
-  // Of one thread, for sequences of up to `max_chunks` chunks.
+  // Returns the scratch bytes of a thread for sequences of up to `max_chunks` chunks.
   size_t (*scratch_bytes)(const PolynomialAttentionArgs& args, const PolynomialAttentionPlan& plan,
                           int max_chunks, bool backward);
-  // Whether the state behind it holds anything: without, what follows has no state to begin from.
+  // Returns true if the final state is not empty. If it is empty, the next part starts without a
+  // state.
   bool (*scan)(const ScanItem& item, Pass pass);
   void (*step)(const PolynomialAttentionStepArgs& args, int row, int head);
 };

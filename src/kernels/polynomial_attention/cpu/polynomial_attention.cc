@@ -1,8 +1,9 @@
-// Polynomial attention on the CPU: who scans which sequence. The scans are in scan.h, compiled once
-// per instruction set.
+// Polynomial attention on the CPU: the division of work among threads. The scans are in scan.h,
+// compiled once per instruction set.
 //
-// A thread takes heads of one sequence, of long ones several side by side; of a backward, one of
-// its two scans. Nothing depends on the number of threads.
+// A work item is a group of heads of one sequence: one head, or several for long sequences, which
+// advance together. In a backward it is one of the two scans. Results do not depend on the number
+// of threads.
 #include <algorithm>
 #include <vector>
 
@@ -60,7 +61,8 @@ int64_t Features(const PolynomialAttentionArgs& args) {
   return FeatureLayout(args.head_dim, args.weights).count;
 }
 
-// The caller's states [num_sequences, H, F, V], or norms with a width of 1, at a head.
+// Returns the address of a head in the caller's states [num_sequences, H, F, V], or in norms if the
+// width is 1.
 template <typename Pointer>
 Pointer At(const PolynomialAttentionArgs& args, Pointer states, int64_t state, int64_t width) {
   if (states == nullptr) return nullptr;
@@ -82,7 +84,8 @@ ScanItem ItemOf(const PolynomialAttentionGradArgs& grads, const PolynomialAttent
           .scratch = scratch};
 }
 
-// The passes of every head of every sequence, make(state, pass, scratch) each.
+// Runs the passes of every head of every sequence. make(state, pass, scratch) creates each work
+// item.
 template <typename Make>
 void ScanHeads(const PolynomialAttentionGradArgs& grads, const PolynomialAttentionPlan& plan,
                const std::vector<Pass>& passes, const Make& make) {
@@ -106,7 +109,7 @@ void ScanHeads(const PolynomialAttentionGradArgs& grads, const PolynomialAttenti
         std::vector<ScanItem> items;
         for (int i = 0; i < groups.together(); ++i)
           items.push_back(make(groups.Piece(group, i) / num_passes, pass, scratch));
-        std::vector<bool> live(items.size());  // whether a head's state holds anything
+        std::vector<bool> live(items.size());  // whether the state of a head is not empty
         const bool descending = pass == Pass::kKeyGradient;
         for (const Stretch& part : groups.Stretches(items[0].begin, items[0].end, descending)) {
           for (int i = 0; i < groups.together(); ++i) {
@@ -146,7 +149,8 @@ void ScanBackward(const PolynomialAttentionGradArgs& grads, const PolynomialAtte
                   bool state_only) {
   CheckCall(grads, plan, polynomial::kMaxChunkSize);
   const PolynomialAttentionArgs& args = grads.forward;
-  std::vector<Pass> passes = {Pass::kKeyGradient};  // which builds the initial state's, too
+  // This pass also computes the gradient of the initial state.
+  std::vector<Pass> passes = {Pass::kKeyGradient};
   if (!state_only) passes.push_back(Pass::kQueryGradient);
   ScanHeads(grads, plan, passes, [&](int64_t state, Pass pass, void* scratch) {
     ScanItem item = ItemOf(grads, plan, state, scratch);

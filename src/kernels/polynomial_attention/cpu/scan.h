@@ -1,22 +1,22 @@
-// The scan over a sequence's chunks. All passes compute with one trilinear form,
+// The scan over a sequence's chunks. All passes are computed with one trilinear form,
 //
 //   L = sum over s <= r of kappa(q_r . k_s) (dn_r . v_s + dz_r),
 //
-// which stays as it is where the sides (q; dn, dz) and (k; v, 1) change places and time runs
-// backwards. With x the side whose tokens are computed for, and y the side that they meet:
+// which is unchanged if the sides (q; dn, dz) and (k; v, 1) are exchanged and time is reversed.
+// With x the side whose tokens get results, and y the other side:
 //
 //   forward         x = q             y = (k; v, 1)     ascending    out = n, z
 //   query gradient  x = (q; dn, dz)   y = (k; v, 1)     ascending    dx = dq
 //   key gradient    x = (k; v, 1)     y = (q; dn, dz)   descending   dx = dk, out = dv
 //
-// The state S [F, V], u [F] sums psi(y) W and psi(y) w over the y of chunks already passed:
+// The state S [F, V], u [F] is the sum of psi(y) W and psi(y) w over the y of previous chunks:
 //
 //   out_x = psi(x) S + sum_y kappa W_y,     z_x = psi(x) u + sum_y kappa w_y
 //   dpsi_x = S E_x + u e_x,   dx = J(x)^T dpsi_x + sum_y kappa' (W_y . E_x + w_y e_x) y
 //
-// So a backward needs no state of the forward: two scans, of opposite direction, build their own.
-// In the quadratic form y is all of the document so far, and there is no state. Tokens of x, and
-// features of both sides, lie along the lanes: nothing is packed or transposed for a product.
+// So a backward needs no state of the forward: its two scans, in opposite directions, build their
+// own. In the quadratic form, y is all of the document so far, and there is no state. Tokens of x,
+// and the features of both sides, are along the lanes, so no product needs packing or transposing.
 #pragma once
 
 #include "kernels/polynomial_attention/cpu/feature_map.h"
@@ -27,13 +27,13 @@ namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE::polynomial {
 using cpu::polynomial::Pass;
 using cpu::polynomial::ScanItem;
 
-constexpr int kRowStep = 16;  // rows of products come in multiples of it, those of any tile
+constexpr int kRowStep = 16;  // rows of products are multiples of this, for every tile shape
 
-// One vector wide: for the columns of V that a wide tile would waste.
+// A tile one vector wide, for columns of V that would not fill a wide tile.
 template <typename T>
 using NarrowTile = TileOf<T, 2 * Tile<T>::kRows, 1>;
 
-// body.operator()<Tile>(column) until `columns` are covered.
+// Calls body.operator()<Tile>(column) until `columns` columns are covered.
 template <typename T, typename Body>
 HL_INLINE void ForColumns(int columns, Body body) {
   int column = 0;
@@ -54,8 +54,8 @@ Panels<T> FromColumn(const Panels<T>& matrix, int column) {
 struct Sizes {
   int dim, values, features;  // d, V, F
   int dim_rows, value_rows, feature_rows;
-  int chunk;  // tokens of a chunk, in whole panels
-  int slots;  // chunks of y at hand
+  int chunk;  // tokens of a chunk, rounded up to whole panels
+  int slots;  // number of chunks of y in memory
 
   Sizes(const PolynomialAttentionArgs& args, const PolynomialAttentionPlan& plan, int num_chunks)
       : dim(args.head_dim),
@@ -104,12 +104,12 @@ class Scan {
     }
   }
 
-  // Whether the state behind it holds anything.
+  // Returns true if the final state is not empty.
   bool Run(const ScanItem& item) {
     item_ = &item;
     live_ = false;
     if (!item.plan->quadratic) LoadState();
-    int window = 0;  // the first chunk of y, in the scan's order, of the document
+    int window = 0;  // index, in the scan's order, of the first chunk of y in the document
     const int count = item.end - item.begin;
     for (int i = 0; i < count; ++i) {
       const ChunkEntry& chunk = ChunkAt(i);
@@ -137,7 +137,7 @@ class Scan {
   const ChunkEntry& ChunkAt(int i) const {
     return args_.chunks[kDescending ? item_->end - 1 - i : item_->begin + i];
   }
-  // Whether somebody reads the state after chunk i of the scan.
+  // Returns true if the state after chunk i of the scan is used.
   bool IsRead(int i) const {
     if (i + 1 == item_->end - item_->begin)
       return item_->exit_state != nullptr || item_->exit_norm != nullptr;
@@ -151,7 +151,7 @@ class Scan {
            item_->head;
   }
 
-  // ---- what the next chunk will load ----
+  // ---- prefetches for the next chunk ----
 
   void FetchRowsOf(const ChunkEntry* chunk) {
     const int64_t area = Tile<T>::kRows * Tile<T>::kColumns;
@@ -183,12 +183,13 @@ class Scan {
   void SetWeights(const ChunkEntry& chunk, T value, T* weights) const {
     for (int r = 0; r < sizes_.chunk; ++r) weights[r] = r < chunk.length ? value : T(0);
   }
-  // v [C, V], and ones.
+  // Loads v [C, V], and ones.
   void LoadValues(const ChunkEntry& chunk, const Panels<T>& to, T* weights) const {
     LoadRows(Rows(args_.v, chunk), chunk.length, sizes_.chunk, sizes_.values, T(1), to);
     SetWeights(chunk, T(1), weights);
   }
-  // dn = do / (z + eps) [C, V] and dz = -(do . o) / (z + eps); without the normaliser do and 0.
+  // Loads dn = do / (z + eps) [C, V] and dz = -(do . o) / (z + eps). Without the normaliser: do and
+  // 0.
   void LoadOutputGradient(const ChunkEntry& chunk, const Panels<T>& to, T* weights) const {
     const RowsOf dout = Rows(item_->grads->dout, chunk);
     LoadRows(dout, chunk.length, sizes_.chunk, sizes_.values, T(1), to);
@@ -209,7 +210,7 @@ class Scan {
     ScaleRows(to, chunk.length, sizes_.values, inverse);
   }
 
-  // The side that is met, in its slot.
+  // Loads side y into its slot.
   void LoadMet(const ChunkEntry& chunk, int slot) {
     const int token = slot * sizes_.chunk;
     LoadColumns(kDescending ? args_.q : args_.k, chunk, FromColumn(y_, token));
@@ -219,7 +220,7 @@ class Scan {
       LoadValues(chunk, FromRow(y_values_, token), y_weights_ + token);
     }
   }
-  // The side that is computed for.
+  // Loads side x.
   void LoadOwn(const ChunkEntry& chunk) {
     LoadColumns(kDescending ? args_.k : args_.q, chunk, x_);
     if (!kGradients) return;
@@ -241,7 +242,8 @@ class Scan {
     Clear(state_, sizes_.feature_rows, sizes_.values);
     for (int f = 0; f < sizes_.feature_rows; ++f) norm_[f] = 0;
   }
-  // function(address, row, column, count) for what each panel holds of each row of [F, V].
+  // Calls function(address, row, column, count) for the part of each row of [F, V] that is in each
+  // panel.
   template <typename Function>
   void ForPieces(T* state, Function function) const {
     for (int f = 0; f < sizes_.features; ++f)
@@ -250,7 +252,8 @@ class Scan {
                  sizeof(T) * std::min(kPanel, sizes_.values - c));
   }
   void LoadState() {
-    Clear(y_features_, sizes_.feature_rows, sizes_.chunk);  // whose rows beyond F no one writes
+    // Clears the rows beyond F, which are never written.
+    Clear(y_features_, sizes_.feature_rows, sizes_.chunk);
     ClearState();
     live_ = item_->entry_state != nullptr || item_->entry_norm != nullptr;
     if (item_->entry_state != nullptr)
@@ -269,7 +272,7 @@ class Scan {
     auto* norm = static_cast<T*>(item_->exit_norm);
     for (int f = 0; norm != nullptr && f < sizes_.features; ++f) norm[f] = norm_[f];
   }
-  // S += psi(y) W, u += psi(y) w, over the chunk in the first slot.
+  // Updates S += psi(y) W and u += psi(y) w with the chunk in the first slot.
   void UpdateState(const ChunkEntry& chunk) {
     const int lanes = RoundUp(chunk.length, kPanel);
     y_map_.Build(y_, lanes, y_features_);
@@ -294,7 +297,8 @@ class Scan {
 
   // ---- a chunk ----
 
-  // Chunk i of the scan; it meets those in slots [first, slot], the last of which is itself.
+  // Computes the results of chunk i of the scan from those in slots [first, slot], the last of
+  // which is the chunk itself.
   void ComputeFor(const ChunkEntry& chunk, int first, int slot, int i) {
     LoadOwn(chunk);
     lanes_ = RoundUp(chunk.length, kPanel);
@@ -306,7 +310,7 @@ class Scan {
     if (kGradients) Gradients(chunk, first, slot, i);
   }
 
-  // psi(x), and z of the state.
+  // Computes psi(x), and the state's contribution to z.
   void ReadFeatures() {
     x_map_.Build(x_, lanes_, x_features_);
     if (kPass != Pass::kForward || !args_.normalise) return;
@@ -316,8 +320,8 @@ class Scan {
           At(z_ + column + j) += At(x_features_.Row(f, column) + j) * norm_[f];
   }
 
-  // kappa [y, x] for outputs, d(kappa) (W . E + w e) for gradients; 0 where y does not come before
-  // x in the scan.
+  // Computes kappa [y, x] for outputs, or d(kappa) (W . E + w e) for gradients; 0 if y is after x
+  // in the scan.
   template <bool kDiagonal>
   void Scores(int slot, int length) {
     const int token = slot * sizes_.chunk;
@@ -345,7 +349,8 @@ class Scan {
     });
     if constexpr (kGradients) ScoreGradients(token, length);
   }
-  // Lanes from `column` of row `row`, without those that must not hear it.
+  // Returns `value` for lanes from `column` on of row `row`, with zeros for tokens that must not
+  // depend on it.
   template <bool kDiagonal>
   HL_INLINE static Vec<T> Causal(const Vec<T>& value, int row, int column) {
     if constexpr (!kDiagonal) return value;
@@ -367,7 +372,7 @@ class Scan {
     });
   }
 
-  // out_x = psi(x) S + sum_y kappa W_y
+  // Computes out_x = psi(x) S + sum_y kappa W_y.
   void Outputs(const ChunkEntry& chunk, int first, int slot, int i) {
     const bool divide = kPass == Pass::kForward && args_.normalise;
     if (divide) StoreDenominators(chunk);
@@ -397,7 +402,7 @@ class Scan {
       }
     });
   }
-  // z becomes z + eps; of padding too, which divides by no zero then.
+  // Computes z + eps, also for padding, to avoid a division by zero there.
   void StoreDenominators(const ChunkEntry& chunk) {
     auto* const denominators = static_cast<T*>(args_.norm_denom);
     for (int r = 0; r < sizes_.chunk; ++r) z_[r] += static_cast<T>(args_.norm_eps);
@@ -405,7 +410,7 @@ class Scan {
       denominators[Token(chunk, r)] = z_[r];
   }
 
-  // dx = J(x)^T (S E_x + u e_x) + sum_y kappa' (W_y . E_x + w_y e_x) y
+  // Computes dx = J(x)^T (S E_x + u e_x) + sum_y kappa' (W_y . E_x + w_y e_x) y.
   void Gradients(const ChunkEntry& chunk, int first, int slot, int i) {
     if (live_) {
       FeatureGradients();
@@ -444,11 +449,11 @@ class Scan {
   const FeatureLayout layout_;
   const FeatureMap<T> x_map_, y_map_;
   const ScanItem* item_ = nullptr;
-  bool live_ = false;  // the state holds something
-  int lanes_ = 0;      // tokens of x, in whole panels
-  RowsAhead ahead_;    // of the chunk to come; no value depends on it
+  bool live_ = false;  // true: the state is not empty
+  int lanes_ = 0;      // tokens of x, rounded up to whole panels
+  RowsAhead ahead_;    // prefetches the next chunk; does not affect results
 
-  Panels<T> rows_;                    // [C, d or V] as the caller has them
+  Panels<T> rows_;                    // [C, d or V] in the caller's layout
   Panels<T> x_, x_features_;          // [d, C], [F, C]
   Panels<T> x_values_;                // [V, C]  E
   T* x_weights_ = nullptr;            // [C]     e

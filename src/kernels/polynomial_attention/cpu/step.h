@@ -1,4 +1,4 @@
-// Decode: one token of one head, the state updated in place feature by feature.
+// Decoding: one token of one head. The state is updated in place, feature by feature.
 #pragma once
 
 #include "kernels/common/cpu/chunk_rows.h"
@@ -48,7 +48,7 @@ class StepHead {
       for (int j = 0; j < width; ++j) to[j] = Widen<T>(rows.Row<const S>(0)[j]);
     });
   }
-  // The next feature, in the order of the layout: add, then read.
+  // Processes the next feature in the order of the layout: adds to the state, then reads it.
   HL_INLINE void Feature(T of_q, T of_k) {
     for (int j = 0; j < args_.head_dim_v; ++j) {
       state_[j] += of_k * v_[j];

@@ -1,5 +1,5 @@
-// A feature as a product of two coordinates, of which coordinate d is always 1: (d, d) is 1, (a, d)
-// is x_a, (a, b) is x_a x_b.
+// A feature as a product of two coordinates. Coordinate d is always 1, so (d, d) is 1, (a, d) is
+// x_a, and (a, b) is x_a x_b.
 #pragma once
 
 #include "kernels/common/cuda/device.h"
@@ -11,7 +11,7 @@ struct FeaturePair {
   uint8_t a, b;
 };
 
-// pairs [F], by all threads of the block; a barrier follows.
+// Fills pairs [F]. All threads of the block take part; a barrier must follow.
 HL_DEVICE void FillPairs(const FeatureLayout& layout, FeaturePair* pairs) {
   const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
   const auto one = static_cast<uint8_t>(layout.dim);

@@ -1,17 +1,17 @@
-// What the CUDA kernels of polynomial attention and their dispatch share. C++17.
+// Shared by the CUDA kernels of polynomial attention and their dispatch. C++17.
 #pragma once
 
 #include "kernels/polynomial_attention/polynomial_attention_args.h"
 
 namespace halflife::kernels::polynomial {
 
-constexpr int kSliceColumns = 8;  // of V that a block owns
+constexpr int kSliceColumns = 8;  // columns of V per block
 constexpr int kScanThreads = 256;
-constexpr int kScanBlocksPerSm = 2;  // the state of d = 64 takes 86 KiB; 128 registers a thread
+constexpr int kScanBlocksPerSm = 2;  // the state for d = 64 uses 86 KiB; 128 registers per thread
 constexpr int kStepColumns = 64, kStepRows = 4;
-constexpr int kStepBlocksPerSm = 4;  // 64 registers a thread
+constexpr int kStepBlocksPerSm = 4;  // 64 registers per thread
 
-// What a scan computes, and whether its x is the side of k: the table in cpu/scan.h.
+// The kind of a scan, and whether its x is the side of k: see the table in cpu/scan.h.
 struct ForwardPass {
   static constexpr bool kOutputs = true, kGradients = false, kKeys = false;
 };
@@ -27,13 +27,13 @@ inline int NumSlices(const PolynomialAttentionArgs& args) {
 }
 
 struct ScanParams {
-  PolynomialAttentionGradArgs grads;  // of a forward its args alone
-  // dq or dk of each slice's columns, [slices, B, T, H, d]
+  PolynomialAttentionGradArgs grads;  // a forward only uses its args
+  // dq or dk due to each slice's columns, [slices, B, T, H, d].
   float* partials = nullptr;
 };
 
-// Shared memory of a scan, in bytes: the state of a slice and its column of weights, features'
-// factors and gradients.
+// Returns the shared memory of a scan in bytes: the state of a slice with its column of weights,
+// and the factors and gradients of features.
 inline int ScanSharedBytes(const PolynomialAttentionArgs& args) {
   const int features = FeatureLayout(args.head_dim, args.weights).count;
   const int arrays[] = {4 * (kSliceColumns + 1) * features, 4 * features, 2 * features};

@@ -1,4 +1,4 @@
-// The entries of polynomial attention on CUDA: checks, grids, launches.
+// Host functions of polynomial attention on CUDA: checks, grids, launches.
 #include "kernels/common/cuda/grid_blocks.h"
 #include "kernels/polynomial_attention/cuda/quadratic.h"
 #include "kernels/polynomial_attention/cuda/scan.cuh"
@@ -8,7 +8,7 @@
 namespace halflife::kernels {
 namespace {
 
-constexpr int kMaxChunkSize = 1 << 20;  // chunks say where documents start, and no more
+constexpr int kMaxChunkSize = 1 << 20;  // chunks only mark document starts here
 
 template <typename T, typename Pass>
 void LaunchScan(const polynomial::ScanParams& params, cudaStream_t stream) {
@@ -84,7 +84,7 @@ void Backward(const PolynomialAttentionGradArgs& grads, const PolynomialAttentio
   CheckCall(grads, plan, kMaxChunkSize);
   HL_CHECK(grads.forward.num_chunks == 0 || grads.forward.workspace != nullptr,
            "polynomial attention: a backward on CUDA needs ", WorkspaceBytes(grads.forward, plan),
-           " bytes of workspace, got none");
+           " bytes of workspace, got none. Pass a workspace.");
   if (plan.quadratic) return polynomial::QuadraticBackward(grads, stream);
   grads.forward.q.dtype == DType::kBF16 ? RunBackward<bf16>(grads, stream)
                                         : RunBackward<float>(grads, stream);

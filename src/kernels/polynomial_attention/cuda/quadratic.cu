@@ -9,8 +9,8 @@ namespace {
 
 constexpr int kSpanThreads = 128;
 
-// Keys [first, end) of each token [B, T], from the chunks of its sequence: those of its document so
-// far. A block has a sequence.
+// Computes the keys [first, end) of each token, [B, T], from the chunks of its sequence: those of
+// its document up to the token. A block has a sequence.
 __global__ void __launch_bounds__(kSpanThreads)
     KeysOfTokensKernel(const HL_GRID_CONSTANT PolynomialAttentionArgs args, int32_t* first,
                        int32_t* end) {
@@ -66,7 +66,7 @@ pairs::PairAttentionGradArgs PairsOf(const PolynomialAttentionGradArgs& grads) {
 
 void FindKeys(const PolynomialAttentionArgs& args, cudaStream_t stream) {
   HL_CHECK(args.workspace != nullptr, "polynomial attention: the quadratic form on CUDA needs ",
-           QuadraticForwardBytes(args), " bytes of workspace, got none");
+           QuadraticForwardBytes(args), " bytes of workspace, got none. Pass a workspace.");
   Launch({dim3(GridBlocks(args.num_sequences, "keys of tokens")), dim3(kSpanThreads), 0,
           "keys of tokens"},
          stream, KeysOfTokensKernel, args, FirstOf(args), EndOf(args));

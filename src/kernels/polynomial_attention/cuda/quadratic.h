@@ -1,17 +1,17 @@
-// The quadratic form of polynomial attention on CUDA: a token meets every earlier one of its
-// document, on tensor cores, by the kernels on pairs of tiles. bf16. C++17.
+// The quadratic form of polynomial attention on CUDA, by the tensor-core kernels on pairs of tiles:
+// every token is paired with all earlier ones of its document. bf16. C++17.
 #pragma once
 
 #include "kernels/polynomial_attention/polynomial_attention_args.h"
 
 namespace halflife::kernels::polynomial {
 
-// What the kernels on pairs take besides: where the keys of each token begin and end, and the
-// backward's own.
+// Return the workspace sizes: the key ranges of each token and, for a backward, the workspace of
+// the kernels on pairs.
 size_t QuadraticForwardBytes(const PolynomialAttentionArgs& args);
 size_t QuadraticBackwardBytes(const PolynomialAttentionArgs& args);
 
-// args.workspace: as above, aligned to 16.
+// args.workspace must have these sizes and be aligned to 16.
 void QuadraticForward(const PolynomialAttentionArgs& args, cudaStream_t stream);
 void QuadraticBackward(const PolynomialAttentionGradArgs& grads, cudaStream_t stream);
 

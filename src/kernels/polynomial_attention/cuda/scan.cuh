@@ -1,11 +1,11 @@
-// Polynomial attention token by token in fp32: any d and V that the family takes, fp32 and bf16
-// operands. The passes and their sides x and y are those of cpu/scan.h: a token of y is added to
-// the state, then the token of x reads it.
+// Recurrent polynomial attention in fp32, one token at a time, for all d and V that the family
+// supports, with fp32 and bf16 operands. The passes and their sides x and y are those of
+// cpu/scan.h: a token of y is added to the state, then the token of x reads it.
 //
-// A block owns kSliceColumns columns of V of one head of one sequence, and the column of weights w
-// beside them (so each block has the normaliser's sums at hand); a thread every kScanThreads-th
-// feature of its state, which lies in shared memory. What is summed over V (dq, dk) leaves each
-// slice as a partial sum.
+// A block has kSliceColumns columns of V of one head of one sequence, and the column of weights w,
+// so that every block computes the normaliser's sums. A thread has every kScanThreads-th feature of
+// the block's state, which is in shared memory. Sums over V (dq, dk) are written as one partial sum
+// per slice.
 #pragma once
 
 #include "kernels/common/cuda/chunk_rows.cuh"
@@ -14,7 +14,7 @@
 
 namespace halflife::kernels::polynomial {
 
-constexpr int kAllColumns = kSliceColumns + 1;  // the last: w of y, e of x
+constexpr int kAllColumns = kSliceColumns + 1;  // the last one is w of y, or e of x
 constexpr int kScanWarps = kScanThreads / 32;
 
 struct ScanPlace {
@@ -47,7 +47,7 @@ struct TokenOperands {
   float* y_values;  // [kAllColumns]  W and w
 };
 
-// v and 1; nothing beyond the slice's columns.
+// Loads v and 1; zeros beyond the slice's columns.
 template <typename T>
 HL_DEVICE void LoadKeyValues(const PolynomialAttentionArgs& args, const ScanPlace& place,
                              const ChunkEntry& chunk, int token, float* values) {
@@ -57,7 +57,7 @@ HL_DEVICE void LoadKeyValues(const PolynomialAttentionArgs& args, const ScanPlac
         lane < place.count ? Load<T>(args.v, chunk, token, place.head, place.first + lane) : 0.0f;
   if (lane == kSliceColumns) values[lane] = args.normalise ? 1.0f : 0.0f;
 }
-// dn and dz; by one warp.
+// Loads dn and dz. Called by one warp.
 template <typename T>
 HL_DEVICE void LoadOutputGradient(const PolynomialAttentionGradArgs& grads, const ScanPlace& place,
                                   const ChunkEntry& chunk, int token, float* values) {
@@ -101,7 +101,7 @@ HL_DEVICE void LoadToken(const PolynomialAttentionGradArgs& grads, const ScanPla
       if (Pass::kGradients && !kKeys)
         LoadOutputGradient<T>(grads, place, chunk, token, to.x_values);
       if (kKeys) LoadKeyValues<T>(args, place, chunk, token, to.x_values);
-      // The weights' share of a gradient is one slice's alone.
+      // Only the first slice adds the gradient through the weights.
       if (Pass::kGradients && place.slice > 0 && LaneId() == kSliceColumns)
         to.x_values[kSliceColumns] = 0;
       return;
@@ -113,8 +113,8 @@ HL_DEVICE void LoadToken(const PolynomialAttentionGradArgs& grads, const ScanPla
   }
 }
 
-// The slice's state, [kAllColumns, F] in shared memory, from and to the caller's [F, V] and [F]. A
-// thread touches no feature but its own.
+// Copy the slice's state between [kAllColumns, F] in shared memory and the caller's [F, V] and [F].
+// A thread only accesses its own features.
 HL_DEVICE void ClearState(float* state, int features) {
   for (int f = static_cast<int>(threadIdx.x); f < features; f += kScanThreads)
     for (int c = 0; c < kAllColumns; ++c) state[c * features + f] = 0;
@@ -140,7 +140,7 @@ HL_DEVICE void StoreState(const PolynomialAttentionArgs& args, const ScanPlace& 
   }
 }
 
-// The columns' sums over the features, from all threads; in `sums` [kScanWarps][kAllColumns].
+// Sums the columns over the features of all threads, in `sums` [kScanWarps][kAllColumns].
 HL_DEVICE void SumOverFeatures(const float (&products)[kAllColumns], float (*sums)[kAllColumns]) {
 #pragma unroll
   for (int c = 0; c < kAllColumns; ++c) {
@@ -154,7 +154,7 @@ HL_DEVICE float ColumnSum(float (*sums)[kAllColumns], int column) {
   return sum;
 }
 
-// out and z + eps, or dv, by the first threads.
+// Stores out and z + eps, or dv. The first threads do the work.
 template <typename T, typename Pass>
 HL_DEVICE void StoreOutput(const PolynomialAttentionGradArgs& grads, const ScanPlace& place,
                            const ChunkEntry& chunk, int token, float (*sums)[kAllColumns]) {
@@ -173,7 +173,8 @@ HL_DEVICE void StoreOutput(const PolynomialAttentionGradArgs& grads, const ScanP
            y);
 }
 
-// The slice's share of dx_a = sum over the features with x_a, by thread a.
+// Stores the slice's contribution to dx_a, the sum over the features with x_a. Thread a does the
+// work.
 HL_DEVICE void StoreCoordinateGradient(const ScanParams& params, const ScanPlace& place,
                                        const FeatureLayout& layout, const ChunkEntry& chunk,
                                        int token, const float* x, const float* dfeatures) {
@@ -257,7 +258,7 @@ __global__ void __launch_bounds__(kScanThreads, kScanBlocksPerSm)
     StoreState(args, place, state, layout.count, grads.dinitial_state, grads.dinitial_norm);
 }
 
-// dx = the sum of its slices' shares.
+// Computes dx as the sum of its slices' contributions.
 template <typename T>
 __global__ void __launch_bounds__(kScanThreads)
     SumSlicesKernel(const PolynomialAttentionArgs args, const float* partials, int slices,

@@ -1,9 +1,9 @@
-// One token of polynomial attention (decode): S += psi(k) v in place, out = psi(q) S. Bound by the
-// state's bytes.
+// One token of polynomial attention (decoding): S += psi(k) v in place, out = psi(q) S. Limited by
+// the memory bandwidth of the state.
 //
-// A block owns a head, whose sum of similarities its columns share; a thread one column of
-// kStepColumns at a time and every fourth feature: rows of the state are read and written 256 bytes
-// at once.
+// A block has one head, whose columns share the sum of similarities. A thread has one column of
+// kStepColumns at a time and every fourth feature, so that rows of the state are read and written
+// 256 bytes at a time.
 #pragma once
 
 #include <type_traits>

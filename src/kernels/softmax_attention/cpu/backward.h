@@ -1,11 +1,12 @@
-// The gradients from the scores, computed again, and the sums of the forward. With P the weights,
+// Computes the gradients from the scores, which are recomputed, and the sums of the forward. With P
+// the weights,
 //
 //   dV = P^T dO,  dP = dO V^T,  dS = P (dP - dO . O),  dQ = scale dS K,  dK = scale dS^T Q,
 //
-// where dropout leaves out of dP what it leaves out of P in dV. The bias of a distance has the sum
-// of dS over its diagonal. Of a squared ReLU over n keys dS = 2 / n max(0, S) dP. A thread takes
-// all queries that meet one head of keys, one after the other, so that each sum has one order
-// whatever the number of threads.
+// Dropout removes from dP what it removes from P in dV. The gradient of a distance's bias is the
+// sum of dS over its diagonal. For a squared ReLU over n keys, dS = 2 / n max(0, S) dP. A thread
+// processes all queries that use one head of keys, one after another, so that each sum has one
+// order for any number of threads.
 #pragma once
 
 #include "kernels/softmax_attention/cpu/tile_pair.h"
@@ -49,7 +50,7 @@ class Backward {
   }
 
  private:
-  // Of a matrix of tiles, one after the other, [tile, width] each.
+  // Returns one tile of a sequence of tiles [tile, width].
   static Panels<T> TileOf(const Panels<T>& tiles, int tile, int width) {
     const int64_t size = int64_t{1} * kTile * RoundUp(width, kPanel);
     return {tiles.data + tile * size, kTile * kPanel};
@@ -63,7 +64,8 @@ class Backward {
     const bool own_far = args_.own_far_keys;
     pair_.LoadKeys(tokens, item.head, tile, TileOf(keys_, tile, dim_),
                    own_far ? TileOf(far_keys_, tile, dim_) : Panels<T>{});
-    const Panels<T> rows = TileOf(dvalues_, tile, values_);  // not in use yet
+    // Used as scratch, because it is not in use yet.
+    const Panels<T> rows = TileOf(dvalues_, tile, values_);
     LoadRows(RowsOfHead(args_.v, tokens, item.head), tokens.length, kTile, values_, T(1), rows);
     Transpose(rows, ValuesOf(tile), kTile, value_rows_);
     Clear(rows, kTile, values_);
@@ -86,7 +88,8 @@ class Backward {
     }
     StoreQueries(tokens, head);
   }
-  // ln of the sums, the numbers of keys, and dO . O, which a squared ReLU has none of.
+  // Loads the logarithms of the sums, the numbers of keys, and dO . O (which a squared ReLU does
+  // not need).
   void LoadSums(const ChunkEntry& tokens, int head) {
     const RowsOf out = RowsOfHead(args_.out, tokens, head);
     WithStorage<T>(out.dtype, [&](auto sample) {
@@ -99,7 +102,8 @@ class Backward {
       }
     });
   }
-  // Lane by lane: a sum in one row of additions waits for each of them, 4 % of a backward.
+  // Adds per lane: a single chain of additions would wait for each of them, which costs 4 % of a
+  // backward.
   template <typename S>
   HL_INLINE T DotOfDout(int r, const S* out) const {
     Vec<T> sums = {};
@@ -113,7 +117,7 @@ class Backward {
     for (; j < values_; ++j) sum += *dout_.Row(r, j) * Widen<T>(out[j]);
     return sum;
   }
-  // P in place of the scores, and dS.
+  // Replaces the scores by P, and dP by dS.
   void WeightsAndGradients(int met) {
     for (int r = 0; r < pair_.num_rows(); ++r) {
       const bool seen = !pair_.span(r).empty();
@@ -134,7 +138,7 @@ class Backward {
     if (args_.squared_relu) SquareSlopes();
     if (drops) pair_.DropWeights();
   }
-  // dS from the weights.
+  // Computes dS from the weights.
   template <bool kDrops>
   void ComputeGradients(int met) {
     ForTiles<Tile<T>>(pair_.num_rows(), kTile, [&](int row, int column) HL_INLINE_LAMBDA {
@@ -152,11 +156,11 @@ class Backward {
       tile.Store(dscores_, row, column);
     });
   }
-  // dP / dS of a squared ReLU.
+  // Returns dS / dP of a squared ReLU.
   HL_INLINE Vec<T> Slope(Vec<T> score, int r) const {
     return score > T(0) ? score * (2 / num_seen_[r]) : Vec<T>{};
   }
-  // From the slopes the weights: (2 x / n)^2 n / 4 = x^2 / n.
+  // Computes the weights from the slopes: (2 x / n)^2 n / 4 = x^2 / n.
   void SquareSlopes() {
     for (int r = 0; r < pair_.num_rows(); ++r)
       for (int j = 0; j < kTile; j += kLanes<T>) {
@@ -192,7 +196,7 @@ class Backward {
     if (args_.decay_rates == nullptr) return pair_.AddSeen(dscores_, keys, dim_, dq_);
     pair_.AddSeenDecayed(dscores_, keys, dq_);
   }
-  // dS of the pairs that are far, apart.
+  // Moves dS of the far pairs to a separate tile.
   void SplitByDistance(int met) {
     for (int r = 0; r < pair_.num_rows(); ++r) {
       const T far_columns = static_cast<T>(pair_.FarColumns(r, met));
@@ -205,7 +209,7 @@ class Backward {
       }
     }
   }
-  // out [tile, width] of the keys += weights^T right, right of the queries.
+  // Adds weights^T right to out [tile, width] of the keys; `right` belongs to the queries.
   void AddTransposed(const Panels<T>& weights, const Panels<T>& right, int width,
                      const Panels<T>& out) {
     ForTiles<Tile<T>>(kTile, width, [&](int row, int column) HL_INLINE_LAMBDA {
@@ -248,7 +252,7 @@ class Backward {
   const SoftmaxAttentionArgs& args_;
   TilePair<T> pair_;
   const int dim_, values_, value_rows_;
-  T log_sums_[kTile], deltas_[kTile], num_seen_[kTile];  // of the tile of queries
+  T log_sums_[kTile], deltas_[kTile], num_seen_[kTile];  // for the tile of queries
   Panels<T> keys_, dkeys_, far_keys_, dfar_keys_;        // [tiles][tile, d]
   Panels<T> values_t_, dvalues_;                         // [tiles][V, tile], [tiles][tile, V]
   Panels<T> dout_, dq_, dfar_q_;                         // [tile, V], [tile, d]

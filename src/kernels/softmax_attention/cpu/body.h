@@ -1,4 +1,4 @@
-// The entry points of one instruction set, which the file that includes this has chosen
+// The entry points of one instruction set. The including file selects it
 // (kernels/common/cpu/avx512.h).
 #pragma once
 
@@ -8,7 +8,7 @@
 
 namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE::softmax_attention {
 
-// function(T{}) of the compute type.
+// Calls function(T{}) with the compute type.
 template <typename Function>
 auto WithCompute(const SoftmaxAttentionArgs& args, Function function) {
   return args.q.dtype == DType::kF64 ? function(double{}) : function(float{});

@@ -1,6 +1,6 @@
 // Softmax over tiles of keys with a running maximum (Milakov and Gimelshein, 2018; Dao et al.,
-// 2022): a row's weights are those of its largest score so far, and what was summed before is
-// scaled when a larger one comes.
+// 2022). The weights of a row are relative to its largest score so far, and the sums are rescaled
+// when a larger one appears.
 #pragma once
 
 #include "kernels/softmax_attention/cpu/tile_pair.h"
@@ -67,7 +67,7 @@ class Forward {
     }
     pair_.AddSeen(pair_.scores(), ValuesOf(met), args_.head_dim_v, out_);
   }
-  // The maxima with this tile's scores, and what the sums so far count by them.
+  // Updates the maxima with this tile's scores, and the factors that rescale the sums so far.
   void RaiseMaxima() {
     for (int r = 0; r < kTile; ++r) {
       T maximum = maxima_[r];
@@ -79,7 +79,7 @@ class Forward {
         }
         for (int i = 0; i < kLanes<T>; ++i) maximum = most[i] > maximum ? most[i] : maximum;
       }
-      // No score is finite so far: whatever is subtracted, their weights are 0.
+      // No score is finite so far, so the weights are 0 whatever is subtracted.
       const bool none = maximum == -std::numeric_limits<T>::infinity();
       factors_[r] = none ? T(0) : maxima_[r] - maximum;
       maxima_[r] = maximum;
@@ -112,7 +112,7 @@ class Forward {
     for (int r = 0; r < tokens.length; ++r) {
       const int64_t token = int64_t{1} * item.row * args_.num_queries + tokens.token + r;
       const T sum = args_.squared_relu ? static_cast<T>(args_.NumSeen(token)) : sums_[r];
-      const T inverse = sum == T(0) ? T(0) : 1 / sum;  // who sees nothing gets nothing
+      const T inverse = sum == T(0) ? T(0) : 1 / sum;  // a query that sees no key gets zeros
       for (int column = 0; column < args_.head_dim_v; column += kLanes<T>)
         At(out_.Row(r, column)) *= inverse;
       if (args_.log_sum == nullptr) continue;
@@ -126,7 +126,7 @@ class Forward {
   const SoftmaxAttentionArgs& args_;
   TilePair<T> pair_;
   Panels<T> values_, out_;                                      // [tiles][tile, V], [tile, V]
-  T *maxima_ = nullptr, *factors_ = nullptr, *sums_ = nullptr;  // [tile], of the queries
+  T *maxima_ = nullptr, *factors_ = nullptr, *sums_ = nullptr;  // [tile], per query
   bool* loaded_ = nullptr;                                      // [tiles of keys]
 };
 

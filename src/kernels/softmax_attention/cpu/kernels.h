@@ -1,5 +1,5 @@
-// What softmax_attention.cc (who computes what) asks of the bodies that are compiled once per
-// instruction set.
+// The functions that are compiled once per instruction set and called by softmax_attention.cc,
+// which divides the work.
 #pragma once
 
 #include <algorithm>
@@ -18,12 +18,13 @@
 
 namespace halflife::kernels::cpu::softmax_attention {
 
-// Queries of one row: the work of one thread. A forward takes some of the queries of one head; a
-// backward all of the heads that share one head of keys, as their gradients meet there.
+// The work of one thread: queries of one row. In a forward, some of the queries of one head. In a
+// backward, all queries of the heads that share one head of keys, because their gradients are added
+// there.
 struct Item {
   int row = 0;
-  int head = 0;                      // of the queries; of a backward, of the keys
-  int first_tile = 0, end_tile = 0;  // of queries
+  int head = 0;                      // head of the queries; in a backward, of the keys
+  int first_tile = 0, end_tile = 0;  // tiles of queries
   void* scratch = nullptr;           // aligned to 64 bytes
 };
 

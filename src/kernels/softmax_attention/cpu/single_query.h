@@ -1,4 +1,5 @@
-// One query: decode. Keys and values are read once, as they lie; nothing is transposed.
+// Attention of a single query, for decoding. Keys and values are read once, in place; nothing is
+// transposed.
 #pragma once
 
 #include "kernels/softmax_attention/cpu/tile_pair.h"
@@ -48,7 +49,7 @@ class SingleQuery {
     LoadRows(RowsOfHead(view, token, item_->head), 1, 1, args_.head_dim,
              static_cast<T>(args_.scale), row);
   }
-  // function(begin, end) for keys that the query sees, at most a tile at once.
+  // Calls function(begin, end) for the keys that the query sees, at most a tile at a time.
   template <typename Function>
   void ForSeen(Function function) {
     const int first = args_.first[item_->row], end = args_.end[item_->row];
@@ -90,7 +91,8 @@ class SingleQuery {
       if (scores_[key] > maximum_) maximum_ = scores_[key];
     }
   }
-  // The keys at hand by what they decay until the last of them, and the query by what remains.
+  // Multiplies the current keys by their decay up to the last of them, and the query by the
+  // remaining decay.
   const T* Decay(int begin, int end) {
     for (int i = 0; i < args_.head_dim; ++i) {
       const double rate = args_.decay_rates[i];
@@ -123,7 +125,7 @@ class SingleQuery {
   int kv_head_ = 0;
   T maximum_ = 0;
   Panels<T> rows_;       // [tile, d or V]
-  T* decays_ = nullptr;  // [d, tile]: of a distance
+  T* decays_ = nullptr;  // [d, tile]: decay by distance
   T *scores_ = nullptr, *q_ = nullptr, *far_q_ = nullptr, *met_q_ = nullptr, *out_ = nullptr;
 };
 

@@ -1,5 +1,5 @@
-// Softmax attention on the CPU: who computes what. The tiles are in forward.h, backward.h and
-// single_query.h, compiled once per instruction set.
+// Softmax attention on the CPU: the division of work among threads. The kernels on tiles are in
+// forward.h, backward.h and single_query.h, compiled once per instruction set.
 #include <omp.h>
 
 #include "kernels/common/cpu/instruction_set.h"
@@ -31,8 +31,9 @@ int NumQueryTiles(const SoftmaxAttentionArgs& args) {
   return (args.num_queries + kAttentionTile - 1) / kAttentionTile;
 }
 
-// Pieces that the queries of a head are parted in, so that every thread has some: as many as keep
-// all busy, as each piece transposes the keys that it meets. No query depends on it.
+// Returns the number of parts that the queries of a head are divided into. It is the smallest
+// number that keeps all threads busy, because each part transposes the keys that it uses. Results
+// do not depend on it.
 int NumPieces(const SoftmaxAttentionArgs& args) {
   const int64_t heads = int64_t{1} * args.batch * args.num_heads;
   const int64_t threads = std::max(1, omp_get_max_threads());

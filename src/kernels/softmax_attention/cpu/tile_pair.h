@@ -1,14 +1,15 @@
-// One tile of queries against one of keys: the scores of the pairs that are visible, and products
-// with what those weigh. Forward and backward both go through it.
+// One tile of queries and one tile of keys: the scores of the visible pairs, and products with
+// their weights. Used by forward and backward.
 //
-// Of products that decay with the distance, the factor of a pair is parted so that none of its
-// parts can overflow at any length: e^(rate (m - n)) is e^(rate (m - m0)) of the query, m0 the
-// tile's first, times e^(rate (n1 - n)) of the key, n1 its tile's last, times e^(rate (m0 - n1)) of
-// the pair of tiles. The first two are one table, at most 1, read from either end; the third is
-// above 1 on the diagonal alone, by what 63 tokens decay, and is a product of few exponentials
-// whose ranges join: that of each power of two in the tiles between, and the rest. All of them are
-// fp64 until they are stored. An exponential for each element of the table and of each pair costs a
-// sixth of a forward at 512 tokens.
+// For products that decay with the distance, the factor of a pair is divided into parts that cannot
+// overflow at any length. e^(rate (m - n)) is the product of e^(rate (m - m0)) for the query, with
+// m0 the first query of its tile; e^(rate (n1 - n)) for the key, with n1 the last key of its tile;
+// and e^(rate (m0 - n1)) for the pair of tiles. The first two are at most 1 and come from one
+// table, read from either end. The third is above 1 only on the diagonal, by at most the decay of
+// 63 tokens. It is a product of a few exponentials with adjacent ranges: one for each power of two
+// in the number of tiles between, and the remainder. All of them are fp64 until they are stored.
+// Computing an exponential for each element of the table and of each pair would cost a sixth of a
+// forward at 512 tokens.
 #pragma once
 
 #include "kernels/common/cpu/chunk_rows.h"
@@ -19,7 +20,7 @@ namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE::softmax_attention {
 using cpu::softmax_attention::Item;
 
 constexpr int kTile = kAttentionTile;
-constexpr int kRowStep = 16;  // rows of products come in multiples of it, those of any tile
+constexpr int kRowStep = 16;  // rows of products are multiples of this, for every tile shape
 
 // Columns of a tile of keys that a query sees: [begin, end) and, before these, [sinks, end_sinks).
 struct RowSpan {
@@ -27,7 +28,7 @@ struct RowSpan {
   bool empty() const { return begin >= end && sinks >= end_sinks; }
   bool whole() const { return begin == 0 && end == kTile; }
 };
-// From the first query to the last that sees one of some keys.
+// The range from the first to the last query that sees any of a group of keys.
 struct RowRange {
   int begin = 0, end = 0;
 };
@@ -40,7 +41,7 @@ inline ChunkEntry TileOfTokens(int row, int tile, int num_tokens) {
           .padding = 0};
 }
 
-// Of a tensor's own head.
+// Returns the rows of a tensor whose heads are not shared.
 inline RowsOf RowsOfHead(const TensorView& view, const ChunkEntry& tokens, int head) {
   return RowsOf(view, tokens, head, 1, 1);
 }
@@ -75,7 +76,7 @@ class TilePair {
   int num_rows() const { return num_rows_; }
   const RowSpan& span(int r) const { return spans_[r]; }
 
-  // Once, before tiles are loaded.
+  // Call once, before tiles are loaded.
   void FillDecays() {
     if (args_.decay_rates == nullptr) return;
     Clear(decays_, kTile, dim_);
@@ -110,7 +111,7 @@ class TilePair {
     if (args_.has_far()) Load(args_.far_q, tokens, head, static_cast<T>(args_.scale), far_q_);
     if (args_.dropout.drops()) sample_of_head_ = SampleOfHead(args_.dropout.samples[row], head);
   }
-  // Whether one of them sees a key of the tile.
+  // Returns true if any query of the tile sees a key of the key tile.
   bool Meets(int tile) {
     bool any = false, whole = true;
     for (int r = 0; r < num_rows_; ++r) {
@@ -121,10 +122,10 @@ class TilePair {
     if (any) FindRowsThatSee(whole);
     return any;
   }
-  // Of a group of Tile<T>::kRows keys, `key` the first. Products of the pair leave out what no
-  // query sees: of a tile on the diagonal a quarter of the scores and 7 / 16 of what is summed.
+  // Returns the queries that see any of Tile<T>::kRows keys from `key` on. Products skip pairs that
+  // no query sees: on the diagonal, a quarter of the scores and 7 / 16 of the sums.
   const RowRange& RowsThatSee(int key) const { return rows_that_see_[key / Tile<T>::kRows]; }
-  // Whether a query of a product's tile sees a key of it, or may.
+  // Returns true if some query of a product's tile sees, or may see, one of its keys.
   bool Sees(int row, int column) const {
     for (int key = column; key < column + Tile<T>::kColumns; key += Tile<T>::kRows)
       if (RowsThatSee(key).begin < row + Tile<T>::kRows && row < RowsThatSee(key).end) return true;
@@ -133,7 +134,8 @@ class TilePair {
 
   // ---- a tile of keys ----
 
-  // Transposed, for the scores; also as they lie where `rows` and `far_rows` have data.
+  // Loads the keys transposed, for the scores, and also untransposed if `rows` and `far_rows` have
+  // data.
   void LoadKeys(const ChunkEntry& tokens, int head, int tile, const Panels<T>& rows = {},
                 const Panels<T>& far_rows = {}) {
     const Panels<T>& near = rows.data == nullptr ? rows_ : rows;
@@ -150,8 +152,8 @@ class TilePair {
 
   enum class Distance { kNear, kFar, kBoth };
 
-  // The scores of a tile that Meets() looked at last; -inf where a query does not see a key. A row
-  // that sees none holds anything.
+  // Computes the scores of the tile that Meets() was last called for; -inf for keys that a query
+  // does not see. Rows of queries that see no key are undefined.
   void ComputeScores(int tile) {
     distance_ = DistanceTo(tile);
     if (distance_ != Distance::kFar) {
@@ -163,7 +165,7 @@ class TilePair {
     for (int r = 0; r < num_rows_; ++r) FinishScores(r, tile);
   }
 
-  // Of dropout: what each pair's weight is multiplied with, 0 of those that are dropped.
+  // Computes the dropout factor of each pair: 0 for pairs that are dropped.
   void DrawKept(int tile) {
     constexpr int kDrawsOfRow = kTile / 4, kRowsAtOnce = 4;
     PhiloxLanes<kRowsAtOnce * kDrawsOfRow> words;
@@ -181,9 +183,9 @@ class TilePair {
       }
     }
   }
-  // A choice, not a product: a dropped infinity is zero, too.
+  // Selects instead of multiplying, so that a dropped infinity becomes zero.
   static HL_INLINE Vec<T> Keep(Vec<T> x, Vec<T> kept) { return kept == T(0) ? Vec<T>{} : x * kept; }
-  // The weights, in the scores' place, of the pairs that DrawKept() drew.
+  // Applies the factors of DrawKept() to the weights, which have replaced the scores.
   void DropWeights() {
     for (int r = 0; r < num_rows_; ++r)
       for (int j = 0; j < kTile && !spans_[r].empty(); j += kLanes<T>) {
@@ -192,21 +194,21 @@ class TilePair {
       }
   }
 
-  // out [tile, width] += weights right, right [tile, width] of the keys. A row takes from no key
-  // that its query does not see: a zero times a NaN there would tell of it.
+  // Adds weights right to out [tile, width], with right [tile, width] of the keys. Keys that a
+  // query does not see are skipped, because zero times a NaN would be NaN.
   void AddSeen(const Panels<T>& weights, const Panels<T>& right, int width, const Panels<T>& out) {
     AddSeenBy<false>(weights, right, width, out);
   }
-  // The same of d columns, each times its decay of the pair.
+  // The same for d columns, each multiplied by its decay of the pair.
   void AddSeenDecayed(const Panels<T>& weights, const Panels<T>& right, const Panels<T>& out) {
     AddSeenBy<true>(weights, right, dim_, out);
   }
 
-  // Where the columns at a distance of far_from or more end in row r.
+  // Returns the number of columns of row r that are at a distance of far_from or more.
   int FarColumns(int r, int tile) const {
     return QueryPlace(r) - tile * kTile - args_.far_from + 1;
   }
-  // Of row r: the element of `table` [bias_stride] that the tile's first key reads.
+  // Returns, for row r, the index in `table` [bias_stride] that the tile's first key reads.
   int64_t BiasOffset(int r, int tile) const { return int64_t{tile} * kTile - QueryPlace(r); }
   T BiasScale(int r) const { return bias_scale_ == nullptr ? T(1) : bias_scale_[r]; }
 
@@ -215,11 +217,12 @@ class TilePair {
   const Panels<T>& kept() const { return kept_; }
   const Panels<T>& rows() const { return rows_; }
   const Panels<T>& far_queries() const { return far_q_; }
-  // As they stand in the scores.
+  // The queries as used in the scores.
   const Panels<T>& queries() const { return args_.decay_rates != nullptr ? met_q_ : q_; }
   RowsAhead& ahead() { return ahead_; }
 
-  // Rows of a tile of queries, by what they decay since its first; of keys, until its last.
+  // Multiplies rows of a tile of queries by their decay since its first, or rows of keys by their
+  // decay until its last.
   void DecayRows(int rows, const Panels<T>& x) const {
     if (args_.decay_rates == nullptr) return;
     Multiply(rows, x, [&](int r) HL_INLINE_LAMBDA { return r; });
@@ -268,21 +271,22 @@ class TilePair {
     if (longest < args_.far_from) return Distance::kNear;
     return shortest >= args_.far_from ? Distance::kFar : Distance::kBoth;
   }
-  template <typename Distance>  // distance(r): tokens that row r decays
+  template <typename Distance>  // distance(r): the number of tokens that row r decays
   HL_INLINE void Multiply(int rows, const Panels<T>& x, Distance distance) const {
     for (int column = 0; column < dim_; column += kPanel)
       for (int r = 0; r < rows; ++r)
         for (int j = 0; j < kPanel; j += kLanes<T>)
           At(x.Row(r, column) + j) *= At(decays_.Row(distance(r), column) + j);
   }
-  // Powers of two in a number of tiles up to num_tiles_.
+  // Returns the number of powers of two in tile counts up to num_tiles_.
   int NumPowers() const {
     int powers = 0;
     while (num_tiles_ >> powers > 0) ++powers;
     return powers;
   }
-  // From the end of a tile of keys to the first of the queries, one of which sees one of them,
-  // there are num_past % 64 - 127 tokens, those of tile_decays_' first row, or whole tiles more.
+  // If some query of a tile sees some key of another tile, the distance from the end of the key
+  // tile to the first query is num_past % 64 - 127 tokens (the first row of tile_decays_), plus a
+  // whole number of tiles.
   void FindPairDecays(int tile) {
     const int tiles = (QueryPlace(0) - args_.num_past % kTile) / kTile - tile + 1;
     double* const decays = tile_decays_ + (NumPowers() + 1) * dim_;
@@ -303,7 +307,7 @@ class TilePair {
   }
   void Product(const Panels<T>& q, const Panels<T>& keys, const Panels<T>& scores) {
     ForTiles<Tile<T>>(num_rows_, kTile, [&](int row, int column) HL_INLINE_LAMBDA {
-      if (!Sees(row, column)) return;  // FinishScores() writes what stands there
+      if (!Sees(row, column)) return;  // FinishScores() writes these elements
       Tile<T> tile(ahead_);
       tile.Clear();
       tile.MultiplyAdd(q, row, keys, column, 0, dim_);
@@ -312,7 +316,7 @@ class TilePair {
   }
   HL_INLINE void FinishScores(int r, int tile) {
     const RowSpan& span = spans_[r];
-    if (span.empty()) return;  // nobody reads them
+    if (span.empty()) return;  // the scores of this row are not read
     const T far_columns = static_cast<T>(FarColumns(r, tile));
     const T* bias = bias_ == nullptr ? nullptr : bias_ + BiasOffset(r, tile);
     const T bias_scale = BiasScale(r);
@@ -330,8 +334,8 @@ class TilePair {
       At(place) = x;
     }
   }
-  // Columns that all queries of a group of rows see, from a multiple of 32 on; none where some see
-  // sinks, too.
+  // Returns the columns that all queries of a group of rows see, starting at a multiple of 32; none
+  // if some of them see sinks too.
   std::pair<int, int> SeenByAll(int row) const {
     int begin = 0, end = kTile;
     for (int r = row; r < std::min(row + Tile<T>::kRows, num_rows_); ++r) {
@@ -383,23 +387,24 @@ class TilePair {
   const SoftmaxAttentionArgs& args_;
   const int dim_, dim_rows_, num_tiles_;
   int num_rows_ = 0, first_query_ = 0;                                  // of the tile of queries
-  const int32_t *first_ = nullptr, *end_ = nullptr, *sinks_ = nullptr;  // of its rows
-  const T* bias_ = nullptr;                                             // of a distance of 0
-  const T* bias_scale_ = nullptr;                                       // of the rows
+  const int32_t *first_ = nullptr, *end_ = nullptr, *sinks_ = nullptr;  // for its rows
+  const T* bias_ = nullptr;                                             // for distance 0
+  const T* bias_scale_ = nullptr;                                       // for its rows
   uint64_t sample_of_head_ = 0;
   Distance distance_ = Distance::kNear;
   RowSpan spans_[kTile];
-  RowRange rows_that_see_[kTile / Tile<T>::kRows];  // each group of keys
-  RowsAhead ahead_;                                 // fetches nothing: tiles lie in scratch
+  RowRange rows_that_see_[kTile / Tile<T>::kRows];  // for each group of keys
+  RowsAhead ahead_;  // fetches nothing, because tiles are in scratch memory
 
-  Panels<T> rows_;                 // [tile, d] of keys, as they lie
+  Panels<T> rows_;                 // [tile, d] of keys, untransposed
   Panels<T> q_, far_q_, met_q_;    // [tile, d], scaled
   Panels<T> keys_, far_keys_;      // [tiles of keys][d, tile]
   Panels<T> scores_, far_scores_;  // [tile, tile]
-  Panels<T> kept_;                 // the same of dropout
-  Panels<T> decays_;               // [tile, d] of 0 to 63 tokens
+  Panels<T> kept_;                 // dropout factors [tile, tile]
+  Panels<T> decays_;               // [tile, d] for distances of 0 to 63 tokens
   T* pair_decays_ = nullptr;       // [d]
-  // [powers + 2, d]: of the nearest pair of tiles, of 1, 2, 4, ... tiles more, and a pair's own.
+  // [powers + 2, d]: for the nearest pair of tiles, for 1, 2, 4, ... additional tiles, and for the
+  // current pair.
   double* tile_decays_ = nullptr;
 };
 

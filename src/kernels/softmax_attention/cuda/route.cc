@@ -13,7 +13,7 @@ std::string WhyNot(const SoftmaxAttentionArgs& args, int64_t shared_memory_bytes
   if (args.decay_rates != nullptr) return "decay with distance";
   if (args.head_dim > pairs::kMaxBlock)
     return Concat("heads of ", args.head_dim, " channels, more than ", pairs::kMaxBlock);
-  // Tiles would be all but empty, and a block a head too few to fill a GPU.
+  // Tiles would be nearly empty, and one block per head would not fill a GPU.
   if (args.num_queries < kFewQueries)
     return Concat(args.num_queries, " queries, less than ", kFewQueries);
   const int64_t bytes = pairs::SharedBytes(args.head_dim, args.head_dim_v, args.bias != nullptr,

@@ -1,4 +1,4 @@
-// Softmax attention on CUDA: its calls as those of the kernels on pairs of tiles.
+// Softmax attention on CUDA: converts its calls to those of the kernels on pairs of tiles.
 #include "core/error.h"
 #include "kernels/common/cuda/pair_attention/launch.h"
 #include "kernels/softmax_attention/softmax_attention_args.h"
@@ -8,7 +8,7 @@ namespace {
 
 pairs::PairAttentionArgs PairsOf(const SoftmaxAttentionArgs& args) {
   HL_CHECK(!args.has_far() && args.decay_rates == nullptr,
-           "softmax attention on CUDA: no far pairs and no decay would work");
+           "softmax attention on CUDA supports no far pairs and no decay. Use neither.");
   pairs::PairAttentionArgs to;
   to.batch = args.batch;
   to.num_queries = args.num_queries, to.num_keys = args.num_keys, to.num_past = args.num_past;
