@@ -47,7 +47,7 @@ NeedleOf Passkeys(const EvalOptions& options, const infer::LoadedModel& loaded) 
   };
 }
 
-// Of a model without a tokenizer, which was trained on labelled rows, 0 is what fills those.
+// A model without a tokenizer was trained on labelled rows, which are padded with 0.
 std::vector<int32_t> OrdinaryTokens(const infer::LoadedModel& loaded, int32_t eos_id) {
   std::vector<int32_t> ordinary;
   std::string bytes;

@@ -200,7 +200,7 @@ ExitCode Run(const TrainOptions& options) {
       WarnOfOtherTokens(options.init_from, config.data.path);
     train::RunFolder folder =
         train::RunFolder::Open(run_dir, context, {.steal_lock = options.steal_lock});
-    // A start that fails takes a new folder with it, so nobody's words may hold it open.
+    // A failed start removes a folder that it created, so no rank may write its error there.
     if (!folder.is_new()) abort_dir = run_dir;
     const Stopwatch clock;
     const Device device = PrepareTrainProcess(config, folder, context);

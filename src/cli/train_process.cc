@@ -17,7 +17,7 @@
 namespace halflife::cli {
 namespace {
 
-// Of this rank; 0: as LibTorch has it.
+// The threads of this rank. 0: LibTorch's default.
 int ThreadsOf(const train::RunConfig& config, const dist::RankContext& context) {
   if (config.train.threads > 0) return config.train.threads;
   // Bits depend on their number, and that must not follow from the mesh.

@@ -34,7 +34,7 @@ void AddFlight(dist::RankContext& context, Failure* failure) {
       Concat("; ", late, " (more: `halflife inspect ", record.parent_path().string(), "`)");
 }
 
-// What the ranks of this process share when they fail.
+// State that the ranks of this process share when they fail.
 struct Ending {
   std::atomic<bool> has_cause{false};  // one of them failed first, and will end the process
   std::mutex reporting;

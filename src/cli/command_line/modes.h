@@ -1,6 +1,6 @@
-// Which options of a subcommand have an effect in which of its modes. A mode is an option that
-// enables it ("--synthetic"), or one value of that option ("--labels classes"). An option outside
-// its mode would have no effect, so it is refused, even if its value is the default.
+// Determines which options of a subcommand have an effect in which of its modes. A mode is an
+// option that enables it ("--synthetic"), or one value of that option ("--labels classes"). An
+// option outside its mode would have no effect, so it is refused, even if its value is the default.
 //
 //   Modes modes(command);
 //   modes.OnlyWith("--retrieval mqar", {"--pairs"});  // the narrowest mode of an option first
@@ -55,7 +55,6 @@ class Modes {
 
   Mode Parse(const std::string& mode) const;
   std::string Problem(const Rule& rule) const;
-  // "--retrieval mqar --lengths N,... beside it".
   // Returns for example "--retrieval mqar --lengths N,... with it".
   std::string WhatWouldWork(const Mode& mode) const;
   // Returns `mode`, and the modes that its option needs and that are off.

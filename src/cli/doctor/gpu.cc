@@ -38,7 +38,8 @@ Finding Describe(int index) {
   return finding;
 }
 
-// Which pairs reach each other's memory directly (NVLink or PCIe); others go through the host.
+// Reports which pairs access each other's memory directly (NVLink or PCIe). Other pairs use the
+// host.
 Finding PeerAccess(int count) {
   std::string without;
   for (int from = 0; from < count; ++from) {
@@ -71,7 +72,7 @@ std::vector<Finding> AskCuda(bool has_driver) {
 
 #else
 
-// What the driver itself says, without CUDA.
+// Findings from the driver, without CUDA.
 std::vector<Finding> AskDriver(const Scene& scene) {
   std::vector<Finding> findings;
   std::error_code ignored;

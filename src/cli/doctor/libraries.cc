@@ -20,7 +20,7 @@
 namespace halflife::cli::doctor {
 namespace {
 
-// How the name of its shared library begins; null: headers alone.
+// Returns the beginning of the name of its shared library. Null: the library has only headers.
 const char* FileOf(const std::string& name) {
   struct Row {
     const char *name, *file;
@@ -83,7 +83,7 @@ std::string LoadedTorch() {
   return version == std::string::npos ? "" : ParseVersion(std::string_view(config).substr(version));
 }
 
-// No function tells it, but asked for a version that cannot be, it says which one is there.
+// protobuf has no function for its version, but its error for an impossible version contains it.
 std::string LoadedProtobuf() {
   namespace pb = google::protobuf;
   std::string words;

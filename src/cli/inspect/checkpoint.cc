@@ -36,7 +36,7 @@ Json Mixers(const std::string& model_config_json) {
   }
 }
 
-// What is no JSON is shown as a text.
+// Text that is not JSON is shown as a string.
 Json ModelJson(const std::string& model_config_json) {
   Json json = Json::parse(model_config_json, nullptr, /*allow_exceptions=*/false);
   return json.is_discarded() ? Json(model_config_json) : json;

@@ -42,7 +42,7 @@ Json SplitJson(const Dataset& dataset, Split split) {
   return json;
 }
 
-// Labelled rows have a test split besides the two of text.
+// Labelled rows have a test split in addition to the two splits of text.
 std::vector<Split> SplitsOf(const data::DatasetInfo& info) {
   std::vector<Split> splits = {Split::kTrain, Split::kValidation};
   if (info.has_rows()) splits.push_back(Split::kTest);

@@ -20,7 +20,8 @@ namespace fs = std::filesystem;
 namespace tb = proto::tensorboard;
 using Json = nlohmann::ordered_json;
 
-// What files can make us keep. A run of 1,000,000 steps has some 13,000,000 points.
+// Upper bound of the points that files can make this program store. A run of 1,000,000 steps has
+// about 13,000,000 points.
 constexpr size_t kMaxPoints = 1 << 26;  // 1 GiB
 constexpr size_t kMaxTags = 10'000;
 constexpr size_t kMaxTagBytes = 1024;
@@ -37,7 +38,7 @@ struct Point {
   float value;  // 0 for a text
 };
 
-// What is shown of a tag.
+// The summary of a tag.
 struct Series {
   int64_t num_points = 0, first_step = 0, last_step = 0;
   float last = 0;

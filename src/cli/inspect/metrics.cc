@@ -90,7 +90,7 @@ class MetricsSummary {
   static double Number(const Json& line, const char* key) {
     return line.contains(key) && line[key].is_number() ? line[key].get<double>() : 0;
   }
-  // What the summary needs of a line, of which a run may have millions.
+  // The fields of a line that the summary needs. A run may have millions of lines.
   struct Step {
     std::optional<double> loss;  // none: not finite
     double seconds = 0, tokens_per_s = 0;

@@ -1,4 +1,4 @@
-// Which differences are allowed between a run's model and the weights that it starts from.
+// The differences that are allowed between a run's model and the weights that it starts from.
 #pragma once
 
 #include <string>

@@ -24,7 +24,6 @@ class StopPolicy {
   void NoteValidation(double seconds) { last_validation_s_ = seconds; }
   void NoteSave(double seconds) { last_save_s_ = seconds; }
 
-  // Another step may not leave enough of the limit for the save after it.
   // Returns true if another step may not leave enough time for the save after it.
   bool TimeIsUp(double elapsed_s) const;
 

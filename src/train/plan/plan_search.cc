@@ -70,7 +70,7 @@ class Search {
 
   const FoundPlan& found() const { return found_; }
   const std::string& smallest() const { return smallest_; }
-  // Of the last config that `train` refuses.
+  // The reason for the last config that `train` refuses.
   const std::string& refusal() const { return refusal_; }
 
  private:

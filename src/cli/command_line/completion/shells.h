@@ -43,7 +43,7 @@ struct Shell {
 };
 std::span<const Shell> Shells();
 
-// What the three share: words in single quotes, and lists of them.
+// Shared by the three shells: words in single quotes, and lists of them.
 std::string Joined(const std::vector<std::string>& words, const char* separator);
 
 }  // namespace halflife::cli::completion
