@@ -111,7 +111,7 @@ TEST(SwiGluTest, HalvesOfOneMatrix) {
         want.backward(dout);
         EXPECT_TRUE(test::BitEqual(grads[0].contiguous(), gate_copy.grad()));
         EXPECT_TRUE(test::BitEqual(grads[1].contiguous(), up_copy.grad()));
-        EXPECT_EQ(ops::AreBeside(grads[0], grads[1]), width == 24);
+        EXPECT_EQ(ops::AreAdjacentHalves(grads[0], grads[1]), width == 24);
         EXPECT_EQ(grads[0].storage_offset() > grads[1].storage_offset(), width == 24 && up_first);
       }
     }

@@ -27,7 +27,7 @@ struct Block {
   float* inputs;     // [tokens, inputs]: a_{i-1}
   float* gradient;   // [tokens, width]: da_i, then dp_i
   float* sums;       // [layers, tokens, width]: p_i
-  int first, count;  // of the block, in tokens
+  int first, count;  // the block's tokens
 
   HL_DEVICE Block(const SineFilterArgs& args, unsigned char* smem, bool backward)
       : first(static_cast<int>(blockIdx.x) * kSineTokens),

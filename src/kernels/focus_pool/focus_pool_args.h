@@ -72,11 +72,11 @@ struct FocusPoolResults {
 template <typename T>
 struct FocusPoolGrads {
   using Compute = FocusCompute<T>;
-  const T* dout = nullptr;              // [B, T, H, P]
-  const Compute* dmass = nullptr;       // of the final state, together with `dsum`; null: zero
-  const Compute* dsum = nullptr;        // [N, H, P]
-  Compute* dlog_weight = nullptr;       // [B, T, H]
-  T* du = nullptr;                      // [B, T, H, P]
+  const T* dout = nullptr;         // [B, T, H, P]
+  const Compute* dmass = nullptr;  // gradient of the final state, together with `dsum`; null: zero
+  const Compute* dsum = nullptr;   // [N, H, P]
+  Compute* dlog_weight = nullptr;  // [B, T, H]
+  T* du = nullptr;                 // [B, T, H, P]
   Compute* dinitial_mass = nullptr;     // [N, H]; sequences without a run are not written
   Compute* dinitial_sum = nullptr;      // [N, H, P]
   Compute* dtail_log_weight = nullptr;  // [N, window - 1, H]

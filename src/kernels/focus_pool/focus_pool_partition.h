@@ -2,7 +2,7 @@
 // `window` tokens, starting with the run's first, and blocks are divided into chunks. The window of
 // a token is then the union of three parts:
 //
-//   the end of the chunk of the block before that stands opposite its own   (suffix within a chunk)
+//   the end of the chunk at the same position in the previous block         (suffix within a chunk)
 //   the rest of that block, and its own block up to its own chunk           (outer: chunks' totals)
 //   its own chunk up to itself                                              (prefix within a chunk)
 //

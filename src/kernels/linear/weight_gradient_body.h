@@ -24,7 +24,7 @@ constexpr int64_t RoundUp(int64_t x, int64_t multiple) { return CeilDiv(x, multi
 
 // dW divided into parts of about equal size, each computed by one thread.
 struct Parts {
-  int64_t rows, columns;  // of a part, in whole strips and panels
+  int64_t rows, columns;  // size of a part, in whole strips and panels
   int64_t across, count;
 
   // Makes at most at_most_down x at_most_across parts; rounding up to whole strips and panels may

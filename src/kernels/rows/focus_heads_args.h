@@ -60,7 +60,7 @@ template <typename T>
 struct FocusLeavesGrads {
   const float* dlog_weight = nullptr;
   const T* dpayload = nullptr;
-  FocusRows<T> dx, dtimes, ddirection, dvalue;  // of the inputs that exist
+  FocusRows<T> dx, dtimes, ddirection, dvalue;  // null for absent inputs
   float* dvector = nullptr;                     // [H, n]
   bool vector_added = false;                    // true: add to the contents of dvector
 };

@@ -18,7 +18,7 @@ constexpr int64_t kSquaresBlock = int64_t{1}
                                   << 16;  // elements; the last block of a segment may have fewer
 
 struct SquaresSegment {
-  int64_t begin, count;  // of `values`; count is at least 1
+  int64_t begin, count;  // elements of `values`; count is at least 1
   int64_t first_block;   // number of blocks of the segments before it
   int64_t num_blocks() const { return (count + kSquaresBlock - 1) / kSquaresBlock; }
 };
@@ -27,7 +27,7 @@ struct SquaresArgs {
   const float* values = nullptr;
   const SquaresSegment* segments = nullptr;  // [num_segments], on the values' device
   int num_segments = 0;
-  int64_t num_blocks = 0;      // of all segments
+  int64_t num_blocks = 0;      // sum over all segments
   double* partials = nullptr;  // [num_blocks]
 };
 

@@ -193,7 +193,7 @@ bool DeviceTakes([[maybe_unused]] const FftConvCall& call) {
   if (!call.inputs.is_cuda()) return true;
   const int64_t shared_memory_bytes = SharedMemoryPerBlock(call.inputs);
   const bool fits = kernels::cuda::FftConvFits(call.length(), shared_memory_bytes);
-  SayRoute(kLongConvolution,
+  LogRoute(kLongConvolution,
            fits ? "transforms in shared memory"
                 : Concat("LibTorch's transforms: ", call.length(), " points outgrow a block's ",
                          shared_memory_bytes, " bytes"));
@@ -208,10 +208,10 @@ at::Tensor Run(const char* entry, const char* name, const char* wanted, const Ff
   CheckDTypes(entry, {inputs, filter});
   const int64_t widths = call.gated ? 3 : 1;
   HL_CHECK(inputs.defined() && inputs.dim() == 3 && inputs.size(1) >= 1 && filter.defined() &&
-               filter.dim() == 2 && FitsBeside(inputs, filter, {inputs.size(1), filter.size(1)}) &&
+               filter.dim() == 2 && FitsWith(inputs, filter, {inputs.size(1), filter.size(1)}) &&
                inputs.size(2) == widths * filter.size(1) &&
                filter.scalar_type() == ComputeType(inputs) &&
-               (!skip.defined() || (FitsBeside(inputs, skip, {filter.size(1)}) &&
+               (!skip.defined() || (FitsWith(inputs, skip, {filter.size(1)}) &&
                                     skip.scalar_type() == filter.scalar_type())),
            entry, " of ", name, " ", Describe(inputs), " with filter ", Describe(filter),
            skip.defined() ? Concat(" and skip ", Describe(skip)) : "", ". Use ", wanted,

@@ -236,17 +236,17 @@ void Check(const ShortConvInputs& inputs) {
   const at::Tensor &documents = inputs.documents, &starts = inputs.starts;
   CheckDTypes("ShortConv", {x, weight, inputs.bias, tail});
   const bool sizes = x.defined() && x.dim() == 3 && weight.defined() && weight.dim() == 3 &&
-                     weight.size(2) >= 1 && FitsBeside(x, weight, {x.size(2), 1, weight.size(2)});
+                     weight.size(2) >= 1 && FitsWith(x, weight, {x.size(2), 1, weight.size(2)});
   HL_CHECK(
-      sizes && (!tail.defined() || FitsBeside(x, tail, {x.size(0), weight.size(2) - 1, x.size(2)})),
+      sizes && (!tail.defined() || FitsWith(x, tail, {x.size(0), weight.size(2) - 1, x.size(2)})),
       "ShortConv got x ", Describe(x), " with weight ", Describe(weight), " and tail ",
       Describe(tail),
       ". Use x [B, T, D], weight [D, 1, W] and tail [B, W-1, D] or none, on one device.");
-  HL_CHECK(!inputs.bias.defined() || FitsBeside(x, inputs.bias, {x.size(2)}), "ShortConv got x ",
+  HL_CHECK(!inputs.bias.defined() || FitsWith(x, inputs.bias, {x.size(2)}), "ShortConv got x ",
            Describe(x), " with bias ", Describe(inputs.bias),
            ". Use [D] on the same device, or none.");
   const auto tokens = [&](const at::Tensor& y, at::ScalarType dtype) {
-    return FitsBeside(x, y, {x.size(0), x.size(1)}) && y.scalar_type() == dtype;
+    return FitsWith(x, y, {x.size(0), x.size(1)}) && y.scalar_type() == dtype;
   };
   HL_CHECK((!documents.defined() && !starts.defined()) ||
                (tokens(documents, at::kLong) && tokens(starts, at::kBool)),

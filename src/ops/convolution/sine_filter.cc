@@ -172,7 +172,7 @@ bool DeviceTakes([[maybe_unused]] const Tensors& in, [[maybe_unused]] const Size
   const int64_t shared_memory_bytes = SharedMemoryPerBlock(in[0]);
   const bool fits = kernels::cuda::SineFilterFit(ArgsOf(in, sizes.num_layers, sizes.num_tokens),
                                                  shared_memory_bytes);
-  SayRoute(kSineFilter,
+  LogRoute(kSineFilter,
            fits ? "a block of tokens at a time"
                 : Concat("LibTorch's calls: ", in[1].size(0), " channels outgrow a block's ",
                          shared_memory_bytes, " bytes"));
@@ -186,7 +186,7 @@ void CheckShapes(const SineFilterInputs& inputs) {
   const at::Tensor &x = inputs.x, &frequency = inputs.frequency;
   CheckDTypes("SineFilter", {x, frequency});
   HL_CHECK(x.defined() && x.dim() >= 1 && frequency.defined() && frequency.dim() == 1 &&
-               FitsBeside(x, frequency, frequency.sizes()) && x.scalar_type() == ComputeType(x) &&
+               FitsWith(x, frequency, frequency.sizes()) && x.scalar_type() == ComputeType(x) &&
                frequency.scalar_type() == x.scalar_type(),
            "SineFilter got x ", Describe(x), " with frequency ", Describe(frequency),
            ". Use x [..., P] and frequency [W] on one device, both fp32 or both fp64.");
@@ -197,14 +197,14 @@ void CheckShapes(const SineFilterInputs& inputs) {
            " biases. Use the same number of each, at least one.");
   const int64_t width = frequency.size(0);
   HL_CHECK(inputs.output.defined() && inputs.output.dim() == 2 &&
-               FitsBeside(x, inputs.output, {inputs.output.size(0), width}) &&
+               FitsWith(x, inputs.output, {inputs.output.size(0), width}) &&
                inputs.output.scalar_type() == x.scalar_type(),
            "SineFilter with output ", Describe(inputs.output), ". Use [D, ", width,
            "] with the dtype and device of x.");
   for (size_t i = 0; i < inputs.weights.size(); ++i) {
     const at::Tensor &weight = inputs.weights[i], &bias = inputs.biases[i];
     const int64_t num_inputs = i == 0 ? x.size(-1) : width;
-    HL_CHECK(FitsBeside(x, weight, {width, num_inputs}) && FitsBeside(x, bias, {width}) &&
+    HL_CHECK(FitsWith(x, weight, {width, num_inputs}) && FitsWith(x, bias, {width}) &&
                  weight.scalar_type() == x.scalar_type() && bias.scalar_type() == x.scalar_type(),
              "SineFilter, layer ", i, ": weight ", Describe(weight), " and bias ", Describe(bias),
              ". Use [", width, ", ", num_inputs, "] and [", width,

@@ -67,7 +67,7 @@ CrossEntropyRows EmptyRows(int64_t num_rows, const at::TensorOptions& options) {
 void ReduceRows(at::Tensor& logits, const at::Tensor& targets, double z_loss_weight, bool gradient,
                 const CrossEntropyRows& out) {
   const auto is_row = [&](const at::Tensor& x, at::ScalarType dtype) {
-    return FitsBeside(logits, x, {logits.size(0)}) && x.is_contiguous() && x.scalar_type() == dtype;
+    return FitsWith(logits, x, {logits.size(0)}) && x.is_contiguous() && x.scalar_type() == dtype;
   };
   const at::ScalarType dtype = logits.scalar_type();
   HL_CHECK(

@@ -186,8 +186,8 @@ void Check(const LinearCrossEntropyInputs& inputs) {
   const at::Tensor &hidden = inputs.hidden, &weight = inputs.weight, &targets = inputs.targets;
   CheckDTypes("cross entropy", {hidden, weight});
   HL_CHECK(hidden.dim() == 2 && weight.dim() == 2 &&
-               FitsBeside(hidden, weight, {weight.size(0), hidden.size(1)}) &&
-               FitsBeside(hidden, targets, {hidden.size(0)}) &&
+               FitsWith(hidden, weight, {weight.size(0), hidden.size(1)}) &&
+               FitsWith(hidden, targets, {hidden.size(0)}) &&
                hidden.scalar_type() == weight.scalar_type() && targets.scalar_type() == at::kLong,
            "cross entropy got hidden ", Describe(hidden), ", weight ", Describe(weight),
            ", targets ", Describe(targets),

@@ -52,7 +52,7 @@ void CheckStateFields(const char* what, const DecayState& state,
 void CheckStateShapes(const char* what, const DecayState& state, const at::Tensor& q,
                       at::IntArrayRef sizes) {
   const auto check = [&](const char* field, const at::Tensor& x, at::IntArrayRef want) {
-    HL_CHECK(!x.defined() || FitsBeside(q, x, want), "decay attention: ", what, field, " ",
+    HL_CHECK(!x.defined() || FitsWith(q, x, want), "decay attention: ", what, field, " ",
              Describe(x), " does not fit states ", want, " on ", q.device().str());
   };
   check("", state.kv, sizes);

@@ -47,7 +47,7 @@ kernels::DecayKind KindOf(const at::Tensor& log_decay) {
 
 void CheckKeyScale(const DecayAttentionInputs& in) {
   const std::vector<int64_t> want = {in.q.size(0), in.q.size(1), NumHeads(in)};
-  HL_CHECK(!in.key_scale.defined() || FitsBeside(in.q, in.key_scale, want), "key_scale ",
+  HL_CHECK(!in.key_scale.defined() || FitsWith(in.q, in.key_scale, want), "key_scale ",
            Describe(in.key_scale), " does not fit q ", Describe(in.q), ". Use [B, T, H], which is ",
            at::IntArrayRef(want), ", on the same device.");
 }
@@ -164,7 +164,7 @@ DecayCall MakeCall(const DecayAttentionInputs& given, const DecayAttentionConfig
       args, LimitsOf(in.q),
       {.chunk_size = static_cast<int>(in.chunks->chunk_size), .num_segments = config.num_segments});
   if (call.plan.is_cuda)
-    SayRoute("decay attention", kernels::cuda::DescribeRoute(call.args, call.plan));
+    LogRoute("decay attention", kernels::cuda::DescribeRoute(call.args, call.plan));
   return call;
 }
 
@@ -185,7 +185,7 @@ struct DecayForwardResult {
 at::Tensor OutputGradient(const DecayCall& call, const at::Tensor& dout) {
   const kernels::DecayAttentionArgs& args = call.args;
   HL_CHECK(
-      FitsBeside(call.inputs.q, dout, {args.batch, args.seq_len, args.num_heads, args.head_dim_v}),
+      FitsWith(call.inputs.q, dout, {args.batch, args.seq_len, args.num_heads, args.head_dim_v}),
       "decay attention backward: dout ", Describe(dout), " does not fit the output [", args.batch,
       ", ", args.seq_len, ", ", args.num_heads, ", ", args.head_dim_v, "] on ",
       call.inputs.q.device().str());
@@ -364,7 +364,7 @@ void CheckOptional(const DecayAttentionInputs& in, const DecayAttentionConfig& c
   CheckShapes(in);
   const std::vector<int64_t> want = {in.q.size(0), in.q.size(1), NumHeads(in)};
   HL_CHECK(!in.log_key_scale.defined() ||
-               (config.allow_growth && FitsBeside(in.q, in.log_key_scale, want)),
+               (config.allow_growth && FitsWith(in.q, in.log_key_scale, want)),
            "decay attention: log_key_scale ", Describe(in.log_key_scale), " does not fit q ",
            Describe(in.q), ". Use [B, T, H], which is ", at::IntArrayRef(want),
            ", with allow_growth.");

@@ -16,7 +16,7 @@ void CheckState(const at::Tensor& q, const DecayState& state, const DecayAttenti
   CheckStateFields("state", state, config);
   if (config.norm == kernels::NormKind::kNone) return;
   const std::vector<int64_t> want = {state.kv.size(0), state.kv.size(1), state.kv.size(2)};
-  HL_CHECK(state.norm.defined() && FitsBeside(q, state.norm, want) &&
+  HL_CHECK(state.norm.defined() && FitsWith(q, state.norm, want) &&
                state.norm.scalar_type() == ComputeType(q) && state.norm.is_contiguous(),
            "decay attention step: state.norm ", Describe(state.norm), " does not fit state.kv ",
            Describe(state.kv), ". Use a contiguous ", at::IntArrayRef(want), " of ",
@@ -56,7 +56,7 @@ void CheckTensors(const DecayAttentionStepInputs& in, const at::Tensor& state) {
            "decay attention step got q ", Describe(q), ", k ", Describe(k), ", v ", Describe(v),
            ", state ", Describe(state), ". Use q, k, v of one dtype and device, and a state of ",
            DTypeName(ComputeType(q)), " on the same device.");
-  HL_CHECK(!in.key_scale.defined() || FitsBeside(q, in.key_scale, {batch, state.size(1)}),
+  HL_CHECK(!in.key_scale.defined() || FitsWith(q, in.key_scale, {batch, state.size(1)}),
            "decay attention step: key_scale ", Describe(in.key_scale), " does not fit state ",
            Describe(state), ". Use [B, H] on the same device.");
   CheckLogDecay(in);
@@ -121,7 +121,7 @@ at::Tensor DecayAttentionStep(const DecayAttentionStepInputs& inputs,
   CheckState(inputs.q, state, config);
   HL_CHECK(!inputs.log_key_scale.defined() ||
                (config.allow_growth &&
-                FitsBeside(inputs.q, inputs.log_key_scale, {state.kv.size(0), state.kv.size(1)})),
+                FitsWith(inputs.q, inputs.log_key_scale, {state.kv.size(0), state.kv.size(1)})),
            "decay attention step: log_key_scale ", Describe(inputs.log_key_scale),
            " does not fit state ", Describe(state.kv), ". Use [B, H] with allow_growth.");
   const auto run = [&](const DecayAttentionStepInputs& plain) {

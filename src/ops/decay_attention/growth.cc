@@ -50,7 +50,7 @@ at::Tensor Scaled(const at::Tensor& key_scale, const at::Tensor& factor) {
 void CheckLogScale(const at::Tensor& q, const at::Tensor& log_scale, at::IntArrayRef want,
                    bool has_state) {
   if (!log_scale.defined()) return;
-  HL_CHECK(FitsBeside(q, log_scale, want) && log_scale.scalar_type() == at::kDouble && has_state,
+  HL_CHECK(FitsWith(q, log_scale, want) && log_scale.scalar_type() == at::kDouble && has_state,
            "decay attention: log_scale ", Describe(log_scale),
            has_state ? " does not fit states " : " has no states ", want, " on ", q.device().str(),
            ". Use fp64, with the state that it scales.");

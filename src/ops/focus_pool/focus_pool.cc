@@ -362,7 +362,7 @@ void CheckState(const FocusPoolInputs& inputs, const FocusPoolConfig& config) {
   const at::Tensor &log_weight = inputs.log_weight, &u = inputs.u;
   const int64_t count = NumSequences(inputs), heads = u.size(2), dim = u.size(3);
   const auto fits = [&](const at::Tensor& x, std::vector<int64_t> shape) {
-    return FitsBeside(u, x, shape) && x.scalar_type() == log_weight.scalar_type();
+    return FitsWith(u, x, shape) && x.scalar_type() == log_weight.scalar_type();
   };
   const bool sums = s.log_scale.defined() || s.mass.defined() || s.sum.defined();
   const bool tail = s.tail_present.defined() || s.tail_log_weight.defined() || s.tail_u.defined();
@@ -386,7 +386,7 @@ void Check(const FocusPoolInputs& inputs, const FocusPoolConfig& config) {
   const at::Tensor &log_weight = inputs.log_weight, &u = inputs.u;
   CheckDTypes("FocusPool", {log_weight, u});
   HL_CHECK(
-      u.defined() && u.dim() == 4 && FitsBeside(u, log_weight, {u.size(0), u.size(1), u.size(2)}) &&
+      u.defined() && u.dim() == 4 && FitsWith(u, log_weight, {u.size(0), u.size(1), u.size(2)}) &&
           log_weight.scalar_type() == ComputeType(u),
       "FocusPool got u ", Describe(u), " with log_weight ", Describe(log_weight),
       ". Use u [B, T, H, P] and log_weight [B, T, H] in fp32 (fp64 for fp64 u), on one device.");

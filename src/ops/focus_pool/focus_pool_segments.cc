@@ -23,7 +23,7 @@ SegmentState ToSegmentState(const FocusPoolState& state) {
           .log_scale = ScaleOfSeen(state.log_scale, state.mass.detach() == 0)};
 }
 
-FocusPoolOutput OfWindow(FocusPoolInputs inputs, const FocusPoolConfig& config) {
+FocusPoolOutput PoolWindow(FocusPoolInputs inputs, const FocusPoolConfig& config) {
   const auto row = std::exchange(inputs.segment, nullptr);
   row->group->NoteAsked();
   if (config.window == 1) return FocusPool(inputs, config);
@@ -42,7 +42,7 @@ FocusPoolOutput OverSegments(const FocusPoolInputs& inputs, const FocusPoolConfi
       !inputs.initial_state.mass.defined() && !inputs.initial_state.tail_present.defined() &&
           !config.want_state,
       "FocusPool: a segment with an initial or a final state. Pass no state and request none.");
-  if (config.window > 0) return OfWindow(inputs, config);
+  if (config.window > 0) return PoolWindow(inputs, config);
   FocusPoolConfig with_state = config;
   with_state.want_state = true;
   const auto run = [&](const Tensors& x, const SegmentState& before) -> ScannedSegment {

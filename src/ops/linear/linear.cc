@@ -27,26 +27,26 @@ namespace halflife::ops {
 namespace {
 
 // Weights of a layer that are multiplied as one matrix.
-struct Run {
+struct WeightGroup {
   std::vector<size_t> numbers;  // indices of the weights, in the order of their rows in `matrix`
   at::Tensor matrix;
 };
 
 // If products are joined, groups weights that are adjacent in memory (the arena stores those of one
 // part so). Otherwise each weight is a group.
-std::vector<Run> RunsOf(const at::Tensor& x, at::TensorList weights) {
-  std::vector<Run> runs;
+std::vector<WeightGroup> GroupWeights(const at::Tensor& x, at::TensorList weights) {
+  std::vector<WeightGroup> groups;
   if (!JoinsProducts(x)) {
     for (size_t i = 0; i < weights.size(); ++i)
-      runs.push_back({.numbers = {i}, .matrix = weights[i]});
-    return runs;
+      groups.push_back({.numbers = {i}, .matrix = weights[i]});
+    return groups;
   }
-  for (const std::vector<size_t>& numbers : RunsOfRows(weights)) {
+  for (const std::vector<size_t>& numbers : AdjacentRowGroups(weights)) {
     Tensors rows;
     for (const size_t i : numbers) rows.push_back(weights[i]);
-    runs.push_back({.numbers = numbers, .matrix = rows.size() > 1 ? RowsAsOne(rows) : rows[0]});
+    groups.push_back({.numbers = numbers, .matrix = rows.size() > 1 ? JoinRows(rows) : rows[0]});
   }
-  return runs;
+  return groups;
 }
 
 at::Tensor PlainForward(const at::Tensor& x, const at::Tensor& weight) {
@@ -59,21 +59,21 @@ at::Tensor PlainForward(const at::Tensor& x, const at::Tensor& weight) {
 }
 
 Tensors Forward(const at::Tensor& x, at::TensorList weights) {
-  const std::vector<Run> runs = RunsOf(x, weights);
+  const std::vector<WeightGroup> groups = GroupWeights(x, weights);
   Tensors matrices, products;
-  for (const Run& run : runs) matrices.push_back(run.matrix);
+  for (const WeightGroup& group : groups) matrices.push_back(group.matrix);
   if (UsesWidened(x, matrices)) {
     products = WidenedForward(x, matrices);
   } else {
     for (const at::Tensor& matrix : matrices) products.push_back(PlainForward(x, matrix));
   }
   Tensors outs(weights.size());
-  for (size_t i = 0; i < runs.size(); ++i) {
+  for (size_t i = 0; i < groups.size(); ++i) {
     std::vector<int64_t> widths;
-    for (const size_t number : runs[i].numbers) widths.push_back(weights[number].size(0));
+    for (const size_t number : groups[i].numbers) widths.push_back(weights[number].size(0));
     const Tensors parts = widths.size() > 1 ? at::unsafe_split_with_sizes(products[i], widths, -1)
                                             : Tensors{products[i]};
-    for (size_t j = 0; j < parts.size(); ++j) outs[runs[i].numbers[j]] = parts[j];
+    for (size_t j = 0; j < parts.size(); ++j) outs[groups[i].numbers[j]] = parts[j];
   }
   return outs;
 }
@@ -132,18 +132,18 @@ struct Products {
   std::vector<LinearProduct> products;
   std::vector<std::vector<size_t>> numbers;
 
-  void Add(const BackwardCall& call, const Run& run) {
+  void Add(const BackwardCall& call, const WeightGroup& group) {
     LinearProduct product = {
-        .weights = {}, .matrix = run.matrix, .dy = {}, .wants_dweights = false};
+        .weights = {}, .matrix = group.matrix, .dy = {}, .wants_dweights = false};
     Tensors dys;
-    for (const size_t i : run.numbers) {
+    for (const size_t i : group.numbers) {
       product.weights.push_back(call.saved[1 + i]);
       product.wants_dweights = call.wanted[1 + i];
       dys.push_back(call.grads[i].flatten(0, -2));
     }
     product.dy = ColumnsAsOne(dys);
     products.push_back(std::move(product));
-    numbers.push_back(run.numbers);
+    numbers.push_back(group.numbers);
   }
 };
 
@@ -152,15 +152,16 @@ struct Products {
 // its own place in the graph.
 Products ProductsOf(const BackwardCall& call) {
   Products result;
-  for (const Run& run : RunsOf(call.saved[0], at::TensorList(call.saved).slice(1))) {
-    const bool one = std::ranges::all_of(run.numbers, [&](size_t i) {
-      return call.grads[i].defined() && call.wanted[1 + i] == call.wanted[1 + run.numbers[0]];
+  for (const WeightGroup& group :
+       GroupWeights(call.saved[0], at::TensorList(call.saved).slice(1))) {
+    const bool one = std::ranges::all_of(group.numbers, [&](size_t i) {
+      return call.grads[i].defined() && call.wanted[1 + i] == call.wanted[1 + group.numbers[0]];
     });
-    if (one && (run.numbers.size() == 1 || !c10::GradMode::is_enabled())) {
-      result.Add(call, run);
+    if (one && (group.numbers.size() == 1 || !c10::GradMode::is_enabled())) {
+      result.Add(call, group);
       continue;
     }
-    for (const size_t i : run.numbers)
+    for (const size_t i : group.numbers)
       if (call.grads[i].defined()) result.Add(call, {.numbers = {i}, .matrix = call.saved[1 + i]});
   }
   return result;
@@ -177,7 +178,7 @@ struct InputGradient {
 
 // Returns `others` as memory that may be overwritten: the tensor itself if no one else references
 // it, else a copy.
-at::Tensor ToAddTo(const at::Tensor& others) {
+at::Tensor ToAccumulator(const at::Tensor& others) {
   const bool own = others.use_count() == 1 && others.storage().use_count() == 1;
   return own && others.is_contiguous() ? others : others.clone(at::MemoryFormat::Contiguous);
 }
@@ -192,7 +193,7 @@ LinearGrads Backward(const at::Tensor& x, std::vector<LinearProduct> products, b
   const bool in_place = of_x.wanted && !widened && !c10::GradMode::is_enabled();
   const bool joins = in_place && of_x.others != nullptr;
   if (joins) {
-    call.dx = ToAddTo(*of_x.others).flatten(0, -2), call.dx_added = true;
+    call.dx = ToAccumulator(*of_x.others).flatten(0, -2), call.dx_added = true;
   } else if (in_place && of_x.place.columns != nullptr &&
              !HasOwnMatmul(call.products[0].dy, call.products[0].matrix)) {
     // The project's own kernels write dense rows.
@@ -221,31 +222,31 @@ Tensors SharedInputBackward(const BackwardCall& call, const ColumnPlace& dx = {}
 }
 
 // How a product is split into parts.
-struct Cut {
+struct SplitSpec {
   std::vector<int64_t> widths;
   bool one = false;       // true: the parts are columns of one product
   bool passes_x = false;  // true: x is an additional output, after the parts
 };
 
 // Returns the gradient of x from its other consumers, or null if there is none.
-const at::Tensor* OthersOf(const BackwardCall& call, const Cut& cut) {
-  return cut.passes_x && call.grads.back().defined() ? &call.grads.back() : nullptr;
+const at::Tensor* UpstreamInputGradient(const BackwardCall& call, const SplitSpec& split) {
+  return split.passes_x && call.grads.back().defined() ? &call.grads.back() : nullptr;
 }
-Tensors PartsOf(const Tensors& grads, const Cut& cut) {
-  return {grads.begin(), grads.begin() + static_cast<std::ptrdiff_t>(cut.widths.size())};
+Tensors PartsOf(const Tensors& grads, const SplitSpec& split) {
+  return {grads.begin(), grads.begin() + static_cast<std::ptrdiff_t>(split.widths.size())};
 }
 
 // The backward of a split product when it is itself differentiated: one product per part of the
 // weight's rows.
-Tensors DifferentiatedPartsBackward(const BackwardCall& call, const Cut& cut) {
+Tensors DifferentiatedPartsBackward(const BackwardCall& call, const SplitSpec& split) {
   BackwardCall apart = {
-      .saved = {call.saved[0]}, .grads = PartsOf(call.grads, cut), .wanted = {call.wanted[0]}};
-  for (const at::Tensor& rows : call.saved[1].split_with_sizes(cut.widths, 0)) {
+      .saved = {call.saved[0]}, .grads = PartsOf(call.grads, split), .wanted = {call.wanted[0]}};
+  for (const at::Tensor& rows : call.saved[1].split_with_sizes(split.widths, 0)) {
     apart.saved.push_back(rows);
     apart.wanted.push_back(call.wanted[1]);
   }
   Tensors results = SharedInputBackward(apart);
-  if (const at::Tensor* const others = OthersOf(call, cut))
+  if (const at::Tensor* const others = UpstreamInputGradient(call, split))
     results[0] = results[0].defined() ? results[0] + *others : *others;
   if (!call.wanted[1]) return {results[0], {}};
   for (size_t i = 1; i < results.size(); ++i)
@@ -255,14 +256,14 @@ Tensors DifferentiatedPartsBackward(const BackwardCall& call, const Cut& cut) {
 
 // Uses one product if the parts are columns of one matrix and all have a gradient. Otherwise it
 // uses one product per part, each accumulated in its rows of the weight's gradient.
-Tensors PartsBackward(const BackwardCall& call, const Cut& cut) {
+Tensors PartsBackward(const BackwardCall& call, const SplitSpec& split) {
   const at::Tensor &x = call.saved[0], &weight = call.saved[1];
-  if (c10::GradMode::is_enabled()) return DifferentiatedPartsBackward(call, cut);
-  const Tensors dys = PartsOf(call.grads, cut);
+  if (c10::GradMode::is_enabled()) return DifferentiatedPartsBackward(call, split);
+  const Tensors dys = PartsOf(call.grads, split);
   const bool all = std::ranges::all_of(dys, [](const auto& dy) { return dy.defined(); });
   std::vector<LinearProduct> products;
   std::optional<WeightSums> sums;
-  if (all && cut.one) {
+  if (all && split.one) {
     Tensors rows;
     for (const at::Tensor& dy : dys) rows.push_back(dy.flatten(0, -2));
     products.push_back({.weights = {weight},
@@ -272,20 +273,20 @@ Tensors PartsBackward(const BackwardCall& call, const Cut& cut) {
   } else {
     if (call.wanted[1]) sums.emplace(Tensors{weight});
     int64_t row = 0;
-    for (size_t i = 0; i < dys.size(); row += cut.widths[i], ++i) {
-      const at::Tensor place = sums ? sums->matrix().narrow(0, row, cut.widths[i]) : at::Tensor();
+    for (size_t i = 0; i < dys.size(); row += split.widths[i], ++i) {
+      const at::Tensor place = sums ? sums->matrix().narrow(0, row, split.widths[i]) : at::Tensor();
       if (!dys[i].defined()) {
         if (sums && !sums->added()) place.zero_();
         continue;
       }
       products.push_back({.weights = {},
-                          .matrix = weight.narrow(0, row, cut.widths[i]),
+                          .matrix = weight.narrow(0, row, split.widths[i]),
                           .dy = dys[i].flatten(0, -2),
                           .sum = place,
                           .added = sums && sums->added()});
     }
   }
-  const at::Tensor* const others = OthersOf(call, cut);
+  const at::Tensor* const others = UpstreamInputGradient(call, split);
   if (products.empty())
     return {others != nullptr ? *others : at::Tensor(), sums ? sums->Finish()[0] : at::Tensor()};
   LinearGrads grads = Backward(x, std::move(products), UsesWidened(x, {weight}),
@@ -308,14 +309,15 @@ std::vector<LinearPart> WithColumns(const Tensors& outs) {
   return parts;
 }
 
-Tensors CutProduct(const at::Tensor& x, const at::Tensor& weight, const Cut& cut) {
+Tensors SplitProduct(const at::Tensor& x, const at::Tensor& weight, const SplitSpec& split) {
   const auto forward = [&]() -> Forwarded {
     Forwarded result = {
-        .outputs = cut.one ? at::unsafe_split_with_sizes(Forward(x, {weight})[0], cut.widths, -1)
-                           : Forward(x, weight.split_with_sizes(cut.widths, 0)),
+        .outputs = split.one
+                       ? at::unsafe_split_with_sizes(Forward(x, {weight})[0], split.widths, -1)
+                       : Forward(x, weight.split_with_sizes(split.widths, 0)),
         .saved = {x, weight},
-        .backward = [cut](const BackwardCall& call) { return PartsBackward(call, cut); }};
-    if (cut.passes_x) result.outputs.push_back(x);
+        .backward = [split](const BackwardCall& call) { return PartsBackward(call, split); }};
+    if (split.passes_x) result.outputs.push_back(x);
     return result;
   };
   return Apply({.name = "LinearInParts",
@@ -329,7 +331,7 @@ Tensors CutProduct(const at::Tensor& x, const at::Tensor& weight, const Cut& cut
 std::vector<LinearPart> LinearInParts(const at::Tensor& x, const at::Tensor& weight,
                                       at::IntArrayRef widths) {
   const bool one = JoinsProducts(x);
-  const Tensors outs = CutProduct(x, weight, {.widths = widths.vec(), .one = one});
+  const Tensors outs = SplitProduct(x, weight, {.widths = widths.vec(), .one = one});
   if (one) return WithColumns(outs);
   std::vector<LinearPart> parts;
   for (const at::Tensor& y : outs) parts.push_back({.y = y});
@@ -338,12 +340,12 @@ std::vector<LinearPart> LinearInParts(const at::Tensor& x, const at::Tensor& wei
 
 std::vector<LinearPart> LinearInColumns(const at::Tensor& x, const at::Tensor& weight,
                                         at::IntArrayRef widths) {
-  return WithColumns(CutProduct(x, weight, {.widths = widths.vec(), .one = true}));
+  return WithColumns(SplitProduct(x, weight, {.widths = widths.vec(), .one = true}));
 }
 
 PartsBesideInput LinearBesideInput(const at::Tensor& x, const at::Tensor& weight,
                                    at::IntArrayRef widths) {
-  Tensors outs = CutProduct(x, weight, {.widths = widths.vec(), .one = true, .passes_x = true});
+  Tensors outs = SplitProduct(x, weight, {.widths = widths.vec(), .one = true, .passes_x = true});
   PartsBesideInput result = {.x = outs.back(), .parts = {}};
   outs.pop_back();
   result.parts = WithColumns(outs);
@@ -366,12 +368,12 @@ std::vector<LinearPart> SharedInputParts(const at::Tensor& x,
                                          const std::vector<at::Tensor>& weights) {
   const Tensors outs = SharedInputLinear(x, weights);
   std::vector<LinearPart> parts(outs.size());
-  for (const Run& run : RunsOf(x, weights)) {
+  for (const WeightGroup& group : GroupWeights(x, weights)) {
     Tensors of_run;
-    for (const size_t i : run.numbers) of_run.push_back(outs[i]);
+    for (const size_t i : group.numbers) of_run.push_back(outs[i]);
     std::vector<LinearPart> columns = WithColumns(of_run);
     if (columns.size() == 1) columns[0].gradient = {};
-    for (size_t j = 0; j < columns.size(); ++j) parts[run.numbers[j]] = columns[j];
+    for (size_t j = 0; j < columns.size(); ++j) parts[group.numbers[j]] = columns[j];
   }
   return parts;
 }

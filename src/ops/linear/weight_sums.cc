@@ -32,9 +32,9 @@ bool WeightSums::UsesPlaces() {
     if (place.added != places_[0].added) return false;
     sums.push_back(place.sum);
   }
-  const std::vector<std::vector<size_t>> runs = RunsOfRows(sums);
+  const std::vector<std::vector<size_t>> runs = AdjacentRowGroups(sums);
   if (runs.size() > 1 || !std::ranges::is_sorted(runs[0])) return false;
-  matrix_ = RowsAsOne(sums), added_ = places_[0].added;
+  matrix_ = JoinRows(sums), added_ = places_[0].added;
   return true;
 }
 

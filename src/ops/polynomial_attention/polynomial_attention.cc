@@ -48,7 +48,7 @@ void CheckStateOf(const char* what, const PolynomialState& state, const at::Tens
            Describe(state.norm),
            ", but nothing is normalized. Set normalise, or pass no such state.");
   const auto check = [&](const char* field, const at::Tensor& x, at::IntArrayRef want) {
-    HL_CHECK(!x.defined() || FitsBeside(q, x, want), "polynomial attention: ", what, field, " ",
+    HL_CHECK(!x.defined() || FitsWith(q, x, want), "polynomial attention: ", what, field, " ",
              Describe(x), " does not fit states ", want, " on ", q.device().str());
   };
   check(".kv", state.kv, sizes);
@@ -183,7 +183,7 @@ PolynomialForwardResult RunForward(PolynomialCall& call, bool want_final_state,
   RunOn(
       call.inputs.q, [&] { kernels::cpu::Forward(args, plan); },
       [&](auto stream) {
-        SayRoute(kPolynomialKernel, RouteOf(call, plan));
+        LogRoute(kPolynomialKernel, RouteOf(call, plan));
         const at::Tensor workspace = call.Bytes(kernels::cuda::ForwardWorkspaceBytes(args, plan));
         args.workspace = workspace.data_ptr();
         kernels::cuda::Forward(args, plan, stream);
@@ -280,7 +280,7 @@ void CheckStepTensors(const PolynomialAttentionStepInputs& in,
       kernels::FeatureLayout(static_cast<int>(q.size(2)), config.weights).count;
   const std::vector<int64_t> sizes = {q.size(0), q.size(1), features, v.size(2)};
   const auto fits = [&](const at::Tensor& x, at::IntArrayRef want) {
-    return FitsBeside(q, x, want) && x.scalar_type() == ComputeType(q) && x.is_contiguous();
+    return FitsWith(q, x, want) && x.scalar_type() == ComputeType(q) && x.is_contiguous();
   };
   HL_CHECK(fits(state.kv, sizes) &&
                (!config.normalise || fits(state.norm, at::IntArrayRef(sizes).slice(0, 3))),
@@ -295,7 +295,7 @@ PolynomialAttentionOutput PolynomialAttention(const PolynomialAttentionInputs& i
                                               const PolynomialAttentionConfig& config) {
   if (inputs.segment != nullptr) return OverSegments(inputs, config);
   if (const auto in = HasState(inputs, config) ? ByFeatures(inputs, config) : std::nullopt) {
-    SayRoute(kPolynomialKernel, "states by products with features");
+    LogRoute(kPolynomialKernel, "states by products with features");
     return AttendWithStates(*in, config);
   }
   const Tensors given = {inputs.q, inputs.k, inputs.v, inputs.initial_state.kv,

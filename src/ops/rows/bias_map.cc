@@ -296,9 +296,9 @@ bool Fits(const BiasedInput& part, const BiasedInput& first) {
   return IsFused(x) && x.dim() >= 1 && x.numel() > 0 && x.scalar_type() == first.x.scalar_type() &&
          x.device() == first.x.device() && NumRows(x) == NumRows(first.x) &&
          (!part.bias.defined() ||
-          (FitsBeside(x, part.bias, {x.size(-1)}) && part.bias.scalar_type() == x.scalar_type())) &&
+          (FitsWith(x, part.bias, {x.size(-1)}) && part.bias.scalar_type() == x.scalar_type())) &&
          (!part.gain.defined() ||
-          (FitsBeside(x, part.gain, {x.size(-1)}) && part.gain.scalar_type() == at::kFloat));
+          (FitsWith(x, part.gain, {x.size(-1)}) && part.gain.scalar_type() == at::kFloat));
 }
 
 }  // namespace

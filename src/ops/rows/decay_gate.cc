@@ -99,7 +99,7 @@ at::Tensor Fused(const at::Tensor& x_in, const at::Tensor& bias_in, const DecayG
 
 at::Tensor DecayGate(const at::Tensor& x, const at::Tensor& bias, const DecayGateConfig& config) {
   CheckDTypes("DecayGate", {x, bias});
-  HL_CHECK(x.defined() && x.dim() >= 1 && x.size(-1) >= 1 && FitsBeside(x, bias, {x.size(-1)}),
+  HL_CHECK(x.defined() && x.dim() >= 1 && x.size(-1) >= 1 && FitsWith(x, bias, {x.size(-1)}),
            "DecayGate got x ", Describe(x), " with bias ", Describe(bias),
            ". Use x [..., C] and bias [C] on one device.");
   if (IsFused(x) && bias.scalar_type() == at::kFloat) return Fused(x, bias, config);

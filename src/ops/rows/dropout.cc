@@ -103,7 +103,7 @@ at::Tensor SampleNumbers(std::span<const uint64_t> samples, at::Device device) {
 
 void CheckSamples(const at::Tensor& x, const DropoutConfig& config) {
   if (config.rate == 0) return;
-  HL_CHECK(config.samples.defined() && FitsBeside(x, config.samples, {x.size(0)}) &&
+  HL_CHECK(config.samples.defined() && FitsWith(x, config.samples, {x.size(0)}) &&
                config.samples.scalar_type() == at::kLong && config.samples.is_contiguous(),
            "dropout over ", x.size(0), " rows needs as many sample numbers, got ",
            Describe(config.samples), ". Use int64 on x's device.");

@@ -213,8 +213,8 @@ std::vector<at::Tensor> LayerNorms(const std::vector<LayerNormInput>& parts, dou
     const LayerNormInput& part = parts[i];
     CheckDTypes("LayerNorms", {part.x, part.gamma, part.beta});
     HL_CHECK(part.x.defined() && part.x.dim() >= 1 && part.x.size(-1) >= 1 &&
-                 part.gamma.defined() && FitsBeside(part.x, part.gamma, {part.x.size(-1)}) &&
-                 (!part.beta.defined() || FitsBeside(part.x, part.beta, {part.x.size(-1)})),
+                 part.gamma.defined() && FitsWith(part.x, part.gamma, {part.x.size(-1)}) &&
+                 (!part.beta.defined() || FitsWith(part.x, part.beta, {part.x.size(-1)})),
              "LayerNorms got x ", Describe(part.x), " with gamma ", Describe(part.gamma),
              " and beta ", Describe(part.beta),
              ". Use x [..., n], gamma [n] and beta [n] or none, on one device.");

@@ -197,7 +197,7 @@ at::Tensor Composed(const at::Tensor& x, const at::Tensor& gate, const at::Tenso
 }
 
 bool IsNormed(const at::Tensor& x, const at::Tensor& weight) {
-  return x.defined() && x.dim() >= 1 && x.size(-1) >= 1 && FitsBeside(x, weight, {x.size(-1)});
+  return x.defined() && x.dim() >= 1 && x.size(-1) >= 1 && FitsWith(x, weight, {x.size(-1)});
 }
 bool RunsFused(const at::Tensor& x, const at::Tensor& weight) {
   return IsFused(x) && weight.scalar_type() == at::kFloat;

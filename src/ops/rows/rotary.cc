@@ -143,7 +143,7 @@ void CheckTableOf(const at::Tensor& positions, int64_t dim) {
            ". Use int64 and an even head_dim.");
 }
 
-bool IsOfATable(const at::Tensor& values, const at::Tensor& x) {
+bool HasTableDtype(const at::Tensor& values, const at::Tensor& x) {
   return values.scalar_type() == at::kFloat ||
          (values.scalar_type() == at::kDouble && x.scalar_type() == at::kDouble);
 }
@@ -152,9 +152,9 @@ void CheckTable(const at::Tensor& x, const RotaryTable& table) {
   const at::Tensor &cos = table.cos, &sin = table.sin, &rows = table.rows;
   HL_CHECK(
       x.defined() && x.dim() == 4 && x.size(3) >= 2 && x.size(3) % 2 == 0 && cos.defined() &&
-          cos.dim() == 2 && FitsBeside(x, cos, {cos.size(0), x.size(3) / 2}) &&
-          FitsBeside(x, sin, cos.sizes()) && IsOfATable(cos, x) &&
-          sin.scalar_type() == cos.scalar_type() && FitsBeside(x, rows, {x.size(0), x.size(1)}) &&
+          cos.dim() == 2 && FitsWith(x, cos, {cos.size(0), x.size(3) / 2}) &&
+          FitsWith(x, sin, cos.sizes()) && HasTableDtype(cos, x) &&
+          sin.scalar_type() == cos.scalar_type() && FitsWith(x, rows, {x.size(0), x.size(1)}) &&
           rows.scalar_type() == at::kLong,
       "ApplyRotary to x ", Describe(x), " with cos ", Describe(cos), ", sin ", Describe(sin),
       ", rows ", Describe(rows),
@@ -235,7 +235,7 @@ RotatedPair ApplyRotary(const at::Tensor& q, const at::Tensor& k, const RotaryTa
   CheckDTypes("ApplyRotary", {q, k});
   CheckTable(q, table);
   HL_CHECK(k.defined() && k.dim() == 4 && k.scalar_type() == q.scalar_type() &&
-               FitsBeside(q, k, {q.size(0), q.size(1), k.size(2), q.size(3)}),
+               FitsWith(q, k, {q.size(0), q.size(1), k.size(2), q.size(3)}),
            "ApplyRotary to q ", Describe(q), " and k ", Describe(k),
            ". Use [B, T, H, d] and [B, T, Hk, d] of one dtype and device.");
   if (!IsFused(q)) return {.q = RotateComposed(q, table), .k = RotateComposed(k, table)};

@@ -62,7 +62,7 @@ at::Tensor ProductFused(const SwiGluOperands& in, kernels::GateMap map) {
 // Returns the buffers for the gradients of gate and up. A gate that was copied has a dense
 // gradient.
 std::array<at::Tensor, 2> PlacesOf(const SwiGluOperands& in, const ColumnPlace& place) {
-  if (place.columns == nullptr || in.width == 0) return EmptyBeside(in.gate, in.up);
+  if (place.columns == nullptr || in.width == 0) return EmptyAdjacentHalves(in.gate, in.up);
   return {place.EmptyLike(in.gate), at::empty_like(in.up, at::MemoryFormat::Contiguous)};
 }
 

@@ -168,13 +168,13 @@ void Check(const TokenShiftInputs& inputs) {
            inputs.mixes.size(), " mixes. Use 1 to ", kernels::kTokenMixes, ".");
   for (const at::Tensor& mix : inputs.mixes) {
     CheckDTypes("TokenShift", {mix});
-    HL_CHECK(FitsBeside(x, mix, {x.size(2)}), "TokenShift got x ", Describe(x), " by a mix ",
+    HL_CHECK(FitsWith(x, mix, {x.size(2)}), "TokenShift got x ", Describe(x), " by a mix ",
              Describe(mix), ". Use [D] on the same device.");
   }
-  HL_CHECK(!inputs.tail.defined() || FitsBeside(x, inputs.tail, {x.size(0), 1, x.size(2)}),
+  HL_CHECK(!inputs.tail.defined() || FitsWith(x, inputs.tail, {x.size(0), 1, x.size(2)}),
            "TokenShift got x ", Describe(x), " with tail ", Describe(inputs.tail),
            ". Use [B, 1, D] on the same device, or none.");
-  HL_CHECK(!inputs.starts.defined() || (FitsBeside(x, inputs.starts, {x.size(0), x.size(1)}) &&
+  HL_CHECK(!inputs.starts.defined() || (FitsWith(x, inputs.starts, {x.size(0), x.size(1)}) &&
                                         inputs.starts.scalar_type() == at::kBool),
            "TokenShift got x ", Describe(x), " with starts ", Describe(inputs.starts),
            ". Use [B, T] bool on the same device, or none.");

@@ -156,19 +156,19 @@ void BackwardOn(const ScanOperands& in, const kernels::ScanGrads<T, C>& grads,
 }
 
 // Converts a per-channel weight to the form that the kernels read.
-at::Tensor OfChannels(const at::Tensor& weight, const at::Tensor& x) {
+at::Tensor ToScanWeight(const at::Tensor& weight, const at::Tensor& x) {
   return weight.to(ComputeType(x)).contiguous();
 }
 
 ScanOperands Prepare(const SelectiveScanInputs& in) {
   const auto activation = [&](const at::Tensor& y) { return y.to(in.x.scalar_type()); };
-  ScanOperands operands = {.x = RowsApart(in.x),  // segments pass blocks of channels
-                           .delta = RowsApart(in.delta),
-                           .delta_bias = OfChannels(in.delta_bias, in.x),
-                           .a = OfChannels(in.a, in.x),
+  ScanOperands operands = {.x = StridedRows(in.x),  // segments pass blocks of channels
+                           .delta = StridedRows(in.delta),
+                           .delta_bias = ToScanWeight(in.delta_bias, in.x),
+                           .a = ToScanWeight(in.a, in.x),
                            .b = activation(in.b),
                            .c = activation(in.c),
-                           .skip = OfChannels(in.skip, in.x),
+                           .skip = ToScanWeight(in.skip, in.x),
                            .starts = Contiguous(in.starts),
                            .initial = Contiguous(in.initial),
                            .negative_exp = in.negative_exp};
@@ -205,7 +205,7 @@ Tensors RunBackward(const BackwardCall& call, bool negative_exp, const GradientP
                                    .starts = saved[7],
                                    .initial = saved[8]});
   const at::Tensor dy =
-      grads[0].defined() ? RowsApart(grads[0]) : at::zeros(in.x.sizes(), in.x.options());
+      grads[0].defined() ? StridedRows(grads[0]) : at::zeros(in.x.sizes(), in.x.options());
   const at::Tensor dfinal = grads[1].defined() ? grads[1].contiguous() : grads[1];
   const auto place_of = [&](size_t i) {
     return GradientPlace(saved[i], call.wanted[i], ComputeType(in.x));
@@ -256,7 +256,7 @@ void Check(const SelectiveScanInputs& in) {
   const int64_t batch = x.size(0), seq_len = x.size(1), channels = x.size(2);
   const int64_t states = in.a.defined() && in.a.dim() == 2 ? in.a.size(1) : 0;
   const auto fits = [&](const at::Tensor& y, at::IntArrayRef shape) {
-    return FitsBeside(x, y, shape);
+    return FitsWith(x, y, shape);
   };
   HL_CHECK(states >= 1 && states <= kernels::kScanMaxStates && fits(in.a, {channels, states}) &&
                fits(in.delta_bias, {channels}) && fits(in.skip, {channels}),

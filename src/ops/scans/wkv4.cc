@@ -199,11 +199,11 @@ void Check(const WkvInputs& in) {
   HL_CHECK(k.defined() && k.dim() == 3 && IsLike(k, v) && (k.is_cpu() || HasFusedDtype(k)),
            "Wkv4 got k ", Describe(k), " and v ", Describe(v),
            ". Use [B, T, D] of one dtype and device for both, fp64 only on the CPU.");
-  const auto per_channel = [&](const at::Tensor& x) { return FitsBeside(k, x, {k.size(2)}); };
+  const auto per_channel = [&](const at::Tensor& x) { return FitsWith(k, x, {k.size(2)}); };
   HL_CHECK(per_channel(in.log_decay) && per_channel(in.bonus), "Wkv4 got k ", Describe(k),
            " with log_decay ", Describe(in.log_decay), " and bonus ", Describe(in.bonus),
            ". Use [D] for both on the same device.");
-  HL_CHECK(!in.starts.defined() || (FitsBeside(k, in.starts, {k.size(0), k.size(1)}) &&
+  HL_CHECK(!in.starts.defined() || (FitsWith(k, in.starts, {k.size(0), k.size(1)}) &&
                                     in.starts.scalar_type() == at::kBool),
            "Wkv4 got k ", Describe(k), " with starts ", Describe(in.starts),
            ". Use [B, T] bool on the same device, or none.");
@@ -211,7 +211,7 @@ void Check(const WkvInputs& in) {
 
 void CheckMemory(const at::Tensor& k, const WkvMemory& memory) {
   const auto fits = [&](const at::Tensor& x) {
-    return FitsBeside(k, x, {k.size(0), k.size(-1)}) && x.scalar_type() == ComputeType(k);
+    return FitsWith(k, x, {k.size(0), k.size(-1)}) && x.scalar_type() == ComputeType(k);
   };
   HL_CHECK(fits(memory.numerator) && fits(memory.denominator) && fits(memory.log_scale),
            "Wkv4 got k ", Describe(k), " with a state ", Describe(memory.numerator), ", ",

@@ -37,7 +37,7 @@ void CheckShapes(const SoftmaxAttentionInputs& in, const SoftmaxAttentionConfig&
                k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type(),
            "softmax attention got q ", Describe(q), ", k ", Describe(k), ", v ", Describe(v),
            ". Use one dtype and device.");
-  HL_CHECK(FitsBeside(q, in.positions, {q.size(0), q.size(1)}), "softmax attention: positions ",
+  HL_CHECK(FitsWith(q, in.positions, {q.size(0), q.size(1)}), "softmax attention: positions ",
            Describe(in.positions), " do not fit q ", Describe(q),
            ". Use [B, T] on the same device.");
   CheckCounts(kSoftmaxKernel, {q, k, v});
@@ -54,7 +54,7 @@ void CheckShapes(const SoftmaxAttentionInputs& in, const SoftmaxAttentionConfig&
            "softmax attention: bias ", Describe(in.bias), " does not fit. Use [", q.size(2),
            ", at least ", k.size(1), "] of ", DTypeName(ComputeType(q)), ".");
   HL_CHECK(!in.bias_scale.defined() ||
-               (in.bias.defined() && FitsBeside(q, in.bias_scale, {q.size(0), q.size(1)}) &&
+               (in.bias.defined() && FitsWith(q, in.bias_scale, {q.size(0), q.size(1)}) &&
                 in.bias_scale.scalar_type() == ComputeType(q)),
            "softmax attention: bias_scale ", Describe(in.bias_scale), " for bias ",
            Describe(in.bias), ". Use [", q.size(0), ", ", q.size(1), "] of ",
@@ -270,7 +270,7 @@ bool DeviceTakes([[maybe_unused]] const SoftmaxAttentionInputs& in,
   args.bias = in.bias.defined() ? in.bias.const_data_ptr() : nullptr;
   args.dropout = PairDropoutOf(config.dropout);
   const std::string why_not = kernels::cuda::WhyNot(args, SharedMemoryPerBlock(in.q));
-  SayRoute(kSoftmaxKernel, why_not.empty() ? "pairs of tiles on tensor cores"
+  LogRoute(kSoftmaxKernel, why_not.empty() ? "pairs of tiles on tensor cores"
                                            : "LibTorch's calls in blocks of queries: " + why_not);
   return why_not.empty();
 #else
@@ -287,7 +287,7 @@ at::Tensor SoftmaxAttention(const SoftmaxAttentionInputs& inputs,
   if (!IsPlain(inputs, config))
     return DeviceTakes(inputs, config) ? FusedAttention(inputs, config)
                                        : ComposedSoftmaxAttention(inputs, config);
-  SayRoute(kSoftmaxKernel, "LibTorch's attention: whole rows of one document");
+  LogRoute(kSoftmaxKernel, "LibTorch's attention: whole rows of one document");
   const auto by_head = [](const at::Tensor& x) { return x.transpose(1, 2); };
   return OrderedAttention({.q = by_head(inputs.q),
                            .k = by_head(inputs.k),

@@ -7,7 +7,7 @@
 
 namespace halflife::ops {
 
-void SayRoute(const char* family, const std::string& route) {
+void LogRoute(const char* family, const std::string& route) {
   static std::mutex mutex;
   static std::set<std::string> said;
   const std::string line = std::string(family) + ": " + route;

@@ -6,6 +6,6 @@
 
 namespace halflife::ops {
 
-void SayRoute(const char* family, const std::string& route);
+void LogRoute(const char* family, const std::string& route);
 
 }  // namespace halflife::ops

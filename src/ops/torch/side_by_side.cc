@@ -32,7 +32,7 @@ bool JoinsProducts(const at::Tensor& x) { return x.is_cuda() || everywhere > 0; 
 JoinedProductsEverywhere::JoinedProductsEverywhere() { ++everywhere; }
 JoinedProductsEverywhere::~JoinedProductsEverywhere() { --everywhere; }
 
-std::vector<std::vector<size_t>> RunsOfRows(at::TensorList matrices) {
+std::vector<std::vector<size_t>> AdjacentRowGroups(at::TensorList matrices) {
   std::vector<size_t> order(matrices.size());
   std::iota(order.begin(), order.end(), size_t{0});
   // std::less is a total order even for pointers into different allocations.
@@ -46,7 +46,7 @@ std::vector<std::vector<size_t>> RunsOfRows(at::TensorList matrices) {
   return runs;
 }
 
-at::Tensor RowsAsOne(at::TensorList run) {
+at::Tensor JoinRows(at::TensorList run) {
   const int64_t width = run[0].size(1);
   int64_t rows = 0;
   for (const at::Tensor& matrix : run) rows += matrix.size(0);
@@ -81,7 +81,7 @@ std::optional<int64_t> RowStride(const at::Tensor& x, int64_t inner) {
   return stride.value_or(dense);
 }
 
-at::Tensor RowsApart(const at::Tensor& x) {
+at::Tensor StridedRows(const at::Tensor& x) {
   return x.is_cpu() && RowStride(x).has_value() ? x : x.contiguous();
 }
 
@@ -89,7 +89,7 @@ at::Tensor EmptyIn(const ColumnPlace& place, const at::Tensor& like) {
   return (like.is_cpu() ? place : ColumnPlace()).EmptyLike(like);
 }
 
-bool AreBeside(const at::Tensor& x, const at::Tensor& y) {
+bool AreAdjacentHalves(const at::Tensor& x, const at::Tensor& y) {
   if (x.dim() < 2 || x.numel() == 0 || x.sizes() != y.sizes()) return false;
   const int64_t width = x.size(-1);
   const auto halves = [width](const at::Tensor& rows) {
@@ -98,8 +98,8 @@ bool AreBeside(const at::Tensor& x, const at::Tensor& y) {
   return halves(x) && halves(y) && (Follows(x, y, width) || Follows(y, x, width));
 }
 
-std::array<at::Tensor, 2> EmptyBeside(const at::Tensor& x, const at::Tensor& y) {
-  if (!AreBeside(x, y))
+std::array<at::Tensor, 2> EmptyAdjacentHalves(const at::Tensor& x, const at::Tensor& y) {
+  if (!AreAdjacentHalves(x, y))
     return {at::empty_like(x, at::MemoryFormat::Contiguous),
             at::empty_like(y, at::MemoryFormat::Contiguous)};
   std::vector<int64_t> shape = x.sizes().vec();

@@ -30,10 +30,10 @@ class JoinedProductsEverywhere {
 
 // Groups contiguous matrices [rows_i, D] such that each matrix in a group starts where the previous
 // one ends. Returns the indices of each group, by ascending address.
-std::vector<std::vector<size_t>> RunsOfRows(at::TensorList matrices);
+std::vector<std::vector<size_t>> AdjacentRowGroups(at::TensorList matrices);
 // Returns such a group as one matrix [sum of rows, D]: a view that is detached from the autograd
 // graph.
-at::Tensor RowsAsOne(at::TensorList run);
+at::Tensor JoinRows(at::TensorList run);
 
 // Returns matrices [rows, columns_i] as one [rows, sum of columns]. The result is a view if they
 // are adjacent columns of one matrix, else a copy.
@@ -45,14 +45,14 @@ std::optional<int64_t> RowStride(const at::Tensor& x, int64_t inner = 1);
 
 // For kernels that accept a constant row stride on the CPU but need dense rows on a GPU:
 // StridedRows() returns x, or a contiguous copy if needed; EmptyIn() allocates the output.
-at::Tensor RowsApart(const at::Tensor& x);
+at::Tensor StridedRows(const at::Tensor& x);
 at::Tensor EmptyIn(const ColumnPlace& place, const at::Tensor& like);
 
 // Returns true if x and y [..., D] are the two halves, in either order, of the rows of one matrix
 // [..., 2 D].
-bool AreBeside(const at::Tensor& x, const at::Tensor& y);
+bool AreAdjacentHalves(const at::Tensor& x, const at::Tensor& y);
 // Allocates two tensors of the same shapes. They are adjacent in the same order if x and y are,
 // else each is contiguous.
-std::array<at::Tensor, 2> EmptyBeside(const at::Tensor& x, const at::Tensor& y);
+std::array<at::Tensor, 2> EmptyAdjacentHalves(const at::Tensor& x, const at::Tensor& y);
 
 }  // namespace halflife::ops

@@ -43,12 +43,12 @@ void CheckDTypes(const char* kernel, std::initializer_list<at::Tensor> tensors) 
   }
 }
 
-bool FitsBeside(const at::Tensor& x, const at::Tensor& y, at::IntArrayRef shape) {
+bool FitsWith(const at::Tensor& x, const at::Tensor& y, at::IntArrayRef shape) {
   return y.defined() && y.sizes() == shape && y.device() == x.device();
 }
 
 bool IsLike(const at::Tensor& x, const at::Tensor& y) {
-  return FitsBeside(x, y, x.sizes()) && y.scalar_type() == x.scalar_type();
+  return FitsWith(x, y, x.sizes()) && y.scalar_type() == x.scalar_type();
 }
 
 }  // namespace halflife::ops

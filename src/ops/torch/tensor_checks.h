@@ -2,7 +2,7 @@
 // the description of tensors in error messages.
 //
 //   CheckDTypes("RmsNorm", {x, weight});
-//   HL_CHECK(FitsBeside(x, weight, {dim}), "RmsNorm got x ", Describe(x), " with weight ",
+//   HL_CHECK(FitsWith(x, weight, {dim}), "RmsNorm got x ", Describe(x), " with weight ",
 //       Describe(weight),
 //            ". Use x [..., D] and weight [D] on one device.");
 #pragma once
@@ -23,7 +23,7 @@ std::string Describe(const at::Tensor& x);
 void CheckDTypes(const char* kernel, std::initializer_list<at::Tensor> tensors);
 
 // Returns true if y is defined, has this shape and is on x's device.
-bool FitsBeside(const at::Tensor& x, const at::Tensor& y, at::IntArrayRef shape);
+bool FitsWith(const at::Tensor& x, const at::Tensor& y, at::IntArrayRef shape);
 // Returns true if y is defined and has x's shape, dtype and device.
 bool IsLike(const at::Tensor& x, const at::Tensor& y);
 

@@ -31,18 +31,19 @@ TEST(SideBySide, RunsOfRowsFollowMemory) {
   const at::Tensor memory = Normal({20, 4}, 1, at::kFloat), other = Normal({20, 4}, 2, at::kFloat);
   // In an arena the later part comes first.
   const auto reversed = RowsOf(memory, {10, 4, 0}, {5, 6, 4});
-  EXPECT_THAT(ops::RunsOfRows(reversed), ElementsAre(ElementsAre(2, 1, 0)));
+  EXPECT_THAT(ops::AdjacentRowGroups(reversed), ElementsAre(ElementsAre(2, 1, 0)));
   EXPECT_TRUE(
-      BitEqual(ops::RowsAsOne({reversed[2], reversed[1], reversed[0]}), memory.narrow(0, 0, 15)));
+      BitEqual(ops::JoinRows({reversed[2], reversed[1], reversed[0]}), memory.narrow(0, 0, 15)));
   // A gap of one row, and a matrix that lies twice in the list.
-  EXPECT_THAT(ops::RunsOfRows(RowsOf(memory, {0, 5, 10}, {4, 5, 5})),
+  EXPECT_THAT(ops::AdjacentRowGroups(RowsOf(memory, {0, 5, 10}, {4, 5, 5})),
               ElementsAre(ElementsAre(0), ElementsAre(1, 2)));
-  EXPECT_EQ(ops::RunsOfRows(RowsOf(memory, {0, 0}, {4, 4})).size(), 2);
+  EXPECT_EQ(ops::AdjacentRowGroups(RowsOf(memory, {0, 0}, {4, 4})).size(), 2);
   // Another memory, another width, columns.
-  EXPECT_EQ(ops::RunsOfRows({memory, other}).size(), 2);
-  EXPECT_EQ(ops::RunsOfRows({memory.narrow(0, 0, 2), memory.narrow(0, 2, 2).view({4, 2})}).size(),
-            2);
-  EXPECT_EQ(ops::RunsOfRows({memory.narrow(1, 0, 2), memory.narrow(1, 2, 2)}).size(), 2);
+  EXPECT_EQ(ops::AdjacentRowGroups({memory, other}).size(), 2);
+  EXPECT_EQ(
+      ops::AdjacentRowGroups({memory.narrow(0, 0, 2), memory.narrow(0, 2, 2).view({4, 2})}).size(),
+      2);
+  EXPECT_EQ(ops::AdjacentRowGroups({memory.narrow(1, 0, 2), memory.narrow(1, 2, 2)}).size(), 2);
 }
 
 TEST(SideBySide, ColumnsAreAViewWhereTheyCanBe) {
@@ -82,21 +83,21 @@ TEST(SideBySide, RowStride) {
 TEST(SideBySide, EmptyBesideKeepsTheOrder) {
   const at::Tensor both = Normal({2, 3, 8}, 1, at::kFloat);
   const at::Tensor left = both.narrow(-1, 0, 4), right = both.narrow(-1, 4, 4);
-  EXPECT_TRUE(ops::AreBeside(left, right) && ops::AreBeside(right, left));
-  const auto [a, b] = ops::EmptyBeside(left, right);
-  EXPECT_TRUE(ops::AreBeside(a, b));
+  EXPECT_TRUE(ops::AreAdjacentHalves(left, right) && ops::AreAdjacentHalves(right, left));
+  const auto [a, b] = ops::EmptyAdjacentHalves(left, right);
+  EXPECT_TRUE(ops::AreAdjacentHalves(a, b));
   EXPECT_EQ(b.storage_offset() - a.storage_offset(), 4);
-  const auto [c, d] = ops::EmptyBeside(right, left);
+  const auto [c, d] = ops::EmptyAdjacentHalves(right, left);
   EXPECT_EQ(c.storage_offset() - d.storage_offset(), 4);
   EXPECT_EQ(c.sizes(), left.sizes());
   const at::Tensor row = both.narrow(0, 0, 1).narrow(1, 1, 1);
-  EXPECT_TRUE(ops::AreBeside(row.narrow(-1, 0, 4), row.narrow(-1, 4, 4)));
+  EXPECT_TRUE(ops::AreAdjacentHalves(row.narrow(-1, 0, 4), row.narrow(-1, 4, 4)));
 
-  EXPECT_FALSE(ops::AreBeside(left, both.narrow(-1, 3, 4)));
-  EXPECT_FALSE(ops::AreBeside(left.transpose(0, 1), right.transpose(0, 1)));
-  EXPECT_FALSE(ops::AreBeside(left.contiguous(), right.contiguous()));
-  EXPECT_FALSE(ops::AreBeside(at::empty({0, 4}), at::empty({0, 4})));
-  for (const at::Tensor& apart : ops::EmptyBeside(left, both.narrow(-1, 3, 4)))
+  EXPECT_FALSE(ops::AreAdjacentHalves(left, both.narrow(-1, 3, 4)));
+  EXPECT_FALSE(ops::AreAdjacentHalves(left.transpose(0, 1), right.transpose(0, 1)));
+  EXPECT_FALSE(ops::AreAdjacentHalves(left.contiguous(), right.contiguous()));
+  EXPECT_FALSE(ops::AreAdjacentHalves(at::empty({0, 4}), at::empty({0, 4})));
+  for (const at::Tensor& apart : ops::EmptyAdjacentHalves(left, both.narrow(-1, 3, 4)))
     EXPECT_TRUE(apart.is_contiguous());
 }
 

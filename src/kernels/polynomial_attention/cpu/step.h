@@ -64,7 +64,7 @@ class StepHead {
   const FeatureLayout layout_;
   const FeatureWeights weights_;
   ChunkEntry token_ = {};
-  T *state_ = nullptr, *norm_ = nullptr;  // of the next feature
+  T *state_ = nullptr, *norm_ = nullptr;  // for the next feature
   T q_[kMaxPolynomialDim], k_[kMaxPolynomialDim], v_[kMaxPolynomialValues];
   T out_[kMaxPolynomialValues] = {}, z_ = 0;
 };

@@ -361,7 +361,7 @@ HL_DEVICE void StoreInputGradients(const Place<T>& place, int64_t begin, const T
   }
 }
 
-// `entry` tells whether `carry` [pieces, N, I] holds the adjoints of the states after the segments.
+// `entry`: whether `carry` [pieces, N, I] holds the adjoints of the states after the segments.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     ScanBackwardKernel(ScanShape<T, float> shape, ScanGrads<T, float> grads,

@@ -386,7 +386,7 @@ class TilePair {
 
   const SoftmaxAttentionArgs& args_;
   const int dim_, dim_rows_, num_tiles_;
-  int num_rows_ = 0, first_query_ = 0;                                  // of the tile of queries
+  int num_rows_ = 0, first_query_ = 0;                                  // the tile of queries
   const int32_t *first_ = nullptr, *end_ = nullptr, *sinks_ = nullptr;  // for its rows
   const T* bias_ = nullptr;                                             // for distance 0
   const T* bias_scale_ = nullptr;                                       // for its rows
