@@ -80,6 +80,7 @@
 namespace halflife::kernels {
 
 using at::Tensor;
+using namespace ops;
 
 void AdamWExample(const AdamWConfig& config, int64_t n, float* w, const float* g, float* m,
                   float* v, double lr, double clip, uint64_t num_updates) {
@@ -202,21 +203,21 @@ void RouteExample(const DecayAttentionArgs& args, const DeviceLimits& limits,
                   DecayAttentionPlan& plan) {
 #include "examples/kernels/decay_attention/cuda/route.h"
 }
-void TurnsExample(const DecayAttentionArgs& args, DecayAttentionPlan& plan) {
+void BatchTilesExample(const DecayAttentionArgs& args, DecayAttentionPlan& plan) {
 #include "examples/kernels/decay_attention/cuda/batch_tiles.h"
 }
 namespace cuda {
-void ScansExample(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
-                  cudaStream_t stream) {
+void TensorCorePathExample(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
+                           cudaStream_t stream) {
 #include "examples/kernels/decay_attention/cuda/tensor_core_path.h"
 }
-void OneScanExample(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
-                    const ForwardLayout& layout, cudaStream_t stream) {
+void ScanLaunchExample(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
+                       const ForwardLayout& layout, cudaStream_t stream) {
 #include "examples/kernels/decay_attention/cuda/scan_launch.h"
 }
-void CentredBackwardExample(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan,
-                            const BackwardLayout& layout, const BatchTile& batch_tile,
-                            cudaStream_t stream) {
+void NormalisedBackwardExample(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan,
+                               const BackwardLayout& layout, const BatchTile& batch_tile,
+                               cudaStream_t stream) {
 #include "examples/kernels/decay_attention/cuda/normalised_backward.h"
 }
 }  // namespace cuda

@@ -142,7 +142,7 @@ int ChooseSegments(const DecayAttentionArgs& args, const DeviceLimits& limits,
 // For the per-token reverse scan, whose shared memory is at most 86 KiB.
 constexpr int kSimtBlocksPerSm = 2;
 
-// The problem of the largest batch tile alone.
+// The problem of the largest batch tile by itself.
 DecayAttentionArgs LargestBatchTileProblem(const DecayAttentionArgs& args, int num_batch_tiles) {
   const BatchTile batch_tile = LargestBatchTile(args, num_batch_tiles);
   DecayAttentionArgs own = args;
