@@ -168,8 +168,8 @@ TEST(FarRowsCrossEntropy, LastRow) {
     at::Tensor tensor = at::from_blob(logits.data(), {rows, kVocab}, at::kFloat);
     at::Tensor targets = at::full({rows}, -100, at::kLong);
     targets[rows - 1] = kVocab - 1;
-    const auto out = internal::EmptyRows(rows, tensor.options());
-    internal::ReduceRows(tensor, targets, 0, /*gradient=*/false, out);
+    const auto out = ops::internal::EmptyRows(rows, tensor.options());
+    ops::internal::ReduceRows(tensor, targets, 0, /*gradient=*/false, out);
     return out.loss[rows - 1].item<float>();
   };
   EXPECT_EQ(loss_of(1), loss_of(kFar));

@@ -277,17 +277,17 @@ TEST(LinearCrossEntropyTest, BadInput) {
 TEST(CrossEntropyRowsTest, BadInput) {
   const at::Tensor logits = Normal({kRows, kVocab}, 1, at::kFloat);
   const auto reduce = [](at::Tensor of, const at::Tensor& targets,
-                         const internal::CrossEntropyRows& out) {
-    internal::ReduceRows(of, targets, 0, true, out);
+                         const ops::internal::CrossEntropyRows& out) {
+    ops::internal::ReduceRows(of, targets, 0, true, out);
   };
-  const auto out = internal::EmptyRows(kRows, logits.options());
+  const auto out = ops::internal::EmptyRows(kRows, logits.options());
   const ExitCode code = ExitCode::kInternal;
   EXPECT_HL_ERROR(reduce(logits, Targets().narrow(0, 0, 4), out), code,
                   "cross entropy got logits [5, 7] fp32 on cpu with targets [4] int64 on cpu",
                   "targets [R] int64");
   EXPECT_HL_ERROR(reduce(logits, Targets().to(at::kInt), out), code, "targets [5] int32");
   EXPECT_HL_ERROR(reduce(logits, Targets(), out.Narrow(0, 4)), code, "loss [4]");
-  EXPECT_HL_ERROR(reduce(logits, Targets(), internal::EmptyRows(kRows, at::kDouble)), code,
+  EXPECT_HL_ERROR(reduce(logits, Targets(), ops::internal::EmptyRows(kRows, at::kDouble)), code,
                   "loss [5] fp64", "of the logits' dtype");
   EXPECT_HL_ERROR(reduce(logits.t().contiguous().t(), Targets(), out), code, "all contiguous");
   EXPECT_HL_ERROR(reduce(logits.to(at::kHalf), Targets(), out), code, "logits [5, 7] fp16");

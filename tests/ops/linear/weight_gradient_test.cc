@@ -78,7 +78,7 @@ at::Tensor Product(const at::Tensor& dy, const at::Tensor& x) {
                              .dweight = dweight.get()};
   const Guarded workspace(WeightGradientWorkspaceFloats(args));
   args.workspace = workspace.get();
-  ops::WeightGradient(args);
+  WeightGradient(args);
   return dweight.Values({dy.size(1), x.size(1)});
 }
 
