@@ -1,5 +1,5 @@
-// main of the tests of CPU kernels: runs each test once per instruction set of this machine. Takes the
-// same arguments as test_main.cc.
+// main of the tests of CPU kernels: runs each test once per instruction set of this machine. It
+// takes the same arguments as test_main.cc.
 #include <gtest/gtest.h>
 
 #include <iostream>

@@ -1,7 +1,9 @@
 // main of the test programs.
 //
 //   core_tests                                  runs all tests of the area
-//   core_tests --source=tests/core/rng_test.cc  runs the tests that this file defines; may be repeated
+//   core_tests --source=tests/core/rng_test.cc  runs the tests that this file defines
+//
+// --source may be repeated.
 #include <gtest/gtest.h>
 
 #include "support/tests_of_sources.h"

@@ -7,8 +7,8 @@
 
 namespace halflife::kernels::test {
 
-// Whether the kernels can run: always in the emulator. On a GPU, 8 requires compute capability 8.0 or
-// higher, and 9 requires 9.x. Tests skip if the kernels cannot run.
+// Whether the kernels can run: always in the emulator. On a GPU, 8 requires compute capability 8.0
+// or higher, and 9 requires 9.x. Tests skip if the kernels cannot run.
 bool CanRun(int major);
 
 struct MmaCase {

@@ -129,7 +129,7 @@ TEST(RunConfig, ABatchThatNoStepEndsIsRefused) {
     Validate(Parse({"train.global_batch=" + value}), 1);
   };
   EXPECT_HL_ERROR(validate("9223372036854775804"), ExitCode::kUsage, "train.global_batch",
-                  "use at most 33554432 (2^32 tokens a step of rows of 128)");
+                  "Use at most 33554432 (2^32 tokens per step, with rows of 128)");
   EXPECT_HL_ERROR(Validate(Parse({"train.steps=9223372036854775807"}), 1), ExitCode::kUsage,
                   "train.steps", "at most 1073741824");
   Validate(Parse({"train.global_batch=33554432"}), 1);
@@ -161,7 +161,7 @@ TEST(RunConfig, ATimeoutIsAnyNumberAboveZero) {
       EXPECT_NO_THROW(Validate(Parse({Concat(field, "=", value)}), 1)) << field << " " << value;
     for (const char* value : {"0", "-1", "nan", "-inf"})
       EXPECT_HL_ERROR(Validate(Parse({Concat(field, "=", value)}), 1), ExitCode::kUsage, field,
-                      "use seconds > 0 (inf: no limit)");
+                      "Use seconds > 0 (inf: no limit)");
   }
 }
 
