@@ -127,8 +127,8 @@ Case CrossEntropyRows(int64_t rows, int64_t vocab, const CaseOptions& options) {
   const auto ours = [](bool gradient) -> Form {
     return [=](const Tensors& in) -> Tensors {
       at::Tensor logits = in[0];
-      const auto out = kernels::internal::EmptyRows(logits.size(0), logits.options());
-      kernels::internal::ReduceRows(logits, in[1], 0, gradient, out);
+      const auto out = ops::internal::EmptyRows(logits.size(0), logits.options());
+      ops::internal::ReduceRows(logits, in[1], 0, gradient, out);
       return gradient ? Tensors{out.loss, logits} : Tensors{out.loss};
     };
   };

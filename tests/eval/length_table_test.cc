@@ -337,7 +337,7 @@ TEST_F(LengthTables, HiddenTokensAreTheSameAtEveryLength) {
   EXPECT_EQ(score("window:128", 128).loss, whole.loss);
   for (const char* method : {"window:8", "yarn", "info_scale"})
     EXPECT_GT(std::abs(score(method, 128).loss - whole.loss), 1e-5) << method;
-  EXPECT_HL_ERROR(score("blocks", 128), ExitCode::kUsage, "where later tokens are seen");
+  EXPECT_HL_ERROR(score("blocks", 128), ExitCode::kUsage, "in a layer that sees later tokens");
   EXPECT_HL_ERROR(score("rerope", 128), ExitCode::kUsage, "positions support only earlier ones");
 }
 

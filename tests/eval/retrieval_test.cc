@@ -168,7 +168,7 @@ TEST(Needles, SayWhatHasNoRoom) {
                   "retrieval mqar");
   const MqarNeedles config = {.vocab_size = 64, .ordinary = Numbers(3, 64), .num_pairs = 30};
   EXPECT_HL_ERROR(MqarNeedle(config, Numbers(3, 30), 0, 0), ExitCode::kUsage, "--pairs 30",
-                  "leaves 2 others", "lower half", "32 of its upper half", "at most 2");
+                  "leaves 2 unused tokens", "lower half", "32 of its upper half", "at most 2");
   EXPECT_HL_ERROR(MqarNeedle(config, Numbers(3, 64), 0, 0), ExitCode::kUsage, "shorter --lengths");
 }
 

@@ -40,7 +40,7 @@ TEST(PartConfigTest, OptionsAreTyped) {
   EXPECT_EQ(toy.Get<std::string>("d"), "right");
   toy.Set("b", 4);  // an integer is a number
   EXPECT_EQ(toy.Get<double>("b"), 4);
-  EXPECT_HL_ERROR(toy.Set("a", 1.5), ExitCode::kInternal, "toy small: option a is a int");
+  EXPECT_HL_ERROR(toy.Set("a", 1.5), ExitCode::kInternal, "toy small: option a has type int");
   EXPECT_HL_ERROR(toy.Set("e", 1), ExitCode::kInternal, "toy small has no option e");
 }
 

@@ -85,7 +85,7 @@ TEST(BaseConvTest, NoTapsAreRefused) {
   MixerConfig config("base_conv", {{"kernel_size", 0}});
   const std::vector<std::string> problems = config.Resolve({.model_dim = kDim, .num_layers = 1});
   ASSERT_EQ(problems.size(), 1u);
-  EXPECT_NE(problems[0].find("kernel_size is 0; a number of taps"), std::string::npos)
+  EXPECT_NE(problems[0].find("kernel_size is 0. Use a number of taps"), std::string::npos)
       << problems[0];
 }
 

@@ -468,8 +468,8 @@ TEST(AttentionPositions, SayWhatDoesNotFit) {
                   ExitCode::kUsage, "stretch is 0.5", "at least 1");
   // e^(0.1 x 512) is what a block of queries may lose
   EXPECT_HL_ERROR(make(PositionsConfig("xpos", {{"scale_base", 1.0}}), MixerConfig("softmax")),
-                  ExitCode::kUsage, "scale_base is 1 with gamma 0.4", "keep 0.285714 of a product",
-                  "a scale_base of at least 12.5276");
+                  ExitCode::kUsage, "scale_base is 1 with gamma 0.4",
+                  "keeps only 0.285714 of a product", "a scale_base of at least 12.5276");
   make(PositionsConfig("xpos", {{"scale_base", 12.6}}),
        MixerConfig("softmax", {{"num_heads", int64_t{2}}}));
   EXPECT_HL_ERROR(make(PositionsConfig("alibi", {{"slope_scale", -1.0}}), MixerConfig("softmax")),

@@ -156,7 +156,7 @@ TEST(FastformerTest, SaysWhatDoesNotFit) {
     FocusMixer(MixerConfig("fastformer", options), kDim, at::kFloat);
   };
   EXPECT_HL_ERROR(make({{"num_heads", 5}}), ExitCode::kUsage, "num_heads 5", "model_dim 16");
-  EXPECT_HL_ERROR(make({{"num_heads", 16}}), ExitCode::kUsage, "width per head 1", "up to 8");
+  EXPECT_HL_ERROR(make({{"num_heads", 16}}), ExitCode::kUsage, "width per head 1", "at most 8");
   EXPECT_HL_ERROR(make({{"preset", "fastformer_seed"}, {"rescale", 5.0}}), ExitCode::kUsage,
                   "rescale is 5", "Use rescale 0.");
 }

@@ -265,7 +265,7 @@ TEST(LeapTest, SaysWhatDoesNotFit) {
     FocusMixer(MixerConfig("leap", options), kDim, at::kFloat);
   };
   EXPECT_HL_ERROR(make({{"num_heads", 3}}), ExitCode::kUsage, "num_heads 3", "model_dim 16");
-  EXPECT_HL_ERROR(make({{"num_heads", 16}}), ExitCode::kUsage, "width per head 1", "up to 8");
+  EXPECT_HL_ERROR(make({{"num_heads", 16}}), ExitCode::kUsage, "width per head 1", "at most 8");
   EXPECT_HL_ERROR(make({{"window", 64}}), ExitCode::kUsage, "window is 64", "windows same");
   EXPECT_HL_ERROR(make({{"window", -1}}), ExitCode::kUsage, "window", "-1");
   EXPECT_HL_ERROR(make({{"preset", "leap_v2"}}), ExitCode::kUsage, "preset", "leap_v101");

@@ -378,7 +378,7 @@ TEST(GauTest, SaysWhatDoesNotFit) {
                         {"query_scale_length", int64_t{64}}}),
                   ExitCode::kUsage, "normaliser softmax_plus with query_scale log");
   EXPECT_HL_ERROR(make({{"causal", false}, {"block", int64_t{8}}}), ExitCode::kUsage,
-                  "block 8 where later tokens are seen");
+                  "block 8 in a layer that sees later tokens");
   make({{"normaliser", Word("softmax_plus")}, {"query_scale_bias", true}},
        PositionsConfig("alibi"));
   EXPECT_HL_ERROR(make({{"query_scale_bias", true}}, PositionsConfig("alibi")), ExitCode::kUsage,

@@ -472,8 +472,9 @@ TEST(QueryScale, SaysWhatDoesNotFit) {
     const auto lines = MixerConfig("softmax", options).Resolve({.model_dim = 16, .num_layers = 1});
     return lines.empty() ? "" : lines[0];
   };
-  EXPECT_NE(problem({{"query_scale", "info"}}).find("query_scale_length 0; the training length"),
-            std::string::npos);
+  EXPECT_NE(
+      problem({{"query_scale", "info"}}).find("query_scale_length 0. Use the training length"),
+      std::string::npos);
   EXPECT_NE(problem({{"query_scale_length", int64_t{5}}}).find("Use 0."), std::string::npos);
   EXPECT_NE(problem({{"cos_scale_learned", true}}).find("cos_scale"), std::string::npos);
   EXPECT_NE(problem({{"query_scale_bias", true}}).find("query_scale_bias without query_scale"),

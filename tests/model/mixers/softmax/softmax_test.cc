@@ -158,7 +158,8 @@ TEST(SoftmaxTest, ARateOfOneIsRefused) {
   MixerConfig config("softmax", {{"dropout", 1.0}});
   const std::vector<std::string> problems = config.Resolve({.model_dim = kDim, .num_layers = 1});
   ASSERT_EQ(problems.size(), 1u);
-  EXPECT_NE(problems[0].find("dropout is 1; a number in [0, 1)"), std::string::npos) << problems[0];
+  EXPECT_NE(problems[0].find("dropout is 1. Use a number in [0, 1)"), std::string::npos)
+      << problems[0];
 }
 
 }  // namespace
