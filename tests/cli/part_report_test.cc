@@ -72,7 +72,7 @@ TEST(PartReport, OptionsAreShownAsRecipesWriteThem) {
   EXPECT_THAT(text, HasSubstr("number  -inf  "));
   EXPECT_THAT(text, HasSubstr("number  1     "));
   EXPECT_THAT(text, HasSubstr("\n  o_t = q_t S_t / sqrt(K)\n"));
-  EXPECT_THAT(text, HasSubstr("One of none, "));
+  EXPECT_THAT(text, HasSubstr("none, relu, relu2, relu6, "));
   EXPECT_THAT(text, HasSubstr("--set model.mixer=gla --set model.mixer.gla.OPTION=VALUE\n"));
   EXPECT_THAT(
       PartText(DescribePart("channel_mixer.identity")),
