@@ -89,9 +89,9 @@ TEST_F(BadInput, WhatAMixerDoesNotTake) {
   refused({"model.mixer=leap", "model.mixer.leap.num_heads=5"},
           {"num_heads 5 must divide model_dim 32"});
   refused({"model.mixer=based", "model.mixer.based.num_heads=33"},
-          {"num_heads 33 above model_dim 32", "up to 32"});
+          {"num_heads 33 above model_dim 32", "Use at most 32"});
   refused({"model.mixer=base_conv", "model.mixer.base_conv.kernel_size=0"},
-          {"kernel_size is 0", "3 is usual"});
+          {"kernel_size is 0", "usually 3"});
   refused({"model.mixer=mamba", "model.mixer.mamba.d_conv=1"}, {"d_conv", "at least 2"});
   // text is packed
   refused({"model.mixer=hyena"}, {"layer 0, hyena,", "several documents"});

@@ -68,7 +68,7 @@ TEST_F(Mqar, EpochsHaveTheirStepsRatesAndValidations) {
   std::ostringstream log;  // the fixture's recipe has steps
   log << std::ifstream(fixture->path("undisturbed") / "logs" / "r00000.log").rdbuf();
   EXPECT_THAT(log.str(), HasSubstr("train.steps 20 of the recipe is ignored: train.max_epochs "
-                                   "3 makes 30 steps (--set train.max_epochs=0"));
+                                   "3 makes 30 steps. Use --set train.max_epochs=0"));
   const auto validations = fixture->Metrics("undisturbed", "val_accuracy");
   ASSERT_EQ(validations.size(), 4u);
   EXPECT_EQ(validations[3]["step"], 30);
@@ -139,10 +139,10 @@ TEST_F(Mqar, WhatDoesNotFitIsRefusedWithWhatWould) {
   refused("next", {"model.objective=next_token"}, "Use model { objective { labelled {} } }.");
   refused("text", {"data.path=" + Path("data")}, "holds text, which has no labels of its own");
   refused("short", {"data.seq_len=8"}, "labelled rows of 16 tokens");
-  refused("no_split", {"eval.split=train"}, "use one of validation, test");
-  refused("no_epochs", {"train.max_epochs=0"}, "false without train.max_epochs");
+  refused("no_split", {"eval.split=train"}, "Use one of validation, test");
+  refused("no_epochs", {"train.max_epochs=0"}, "Use false, or set train.max_epochs");
   refused("steps", {"train.steps=20"}, "train.steps=20 would be ignored: train.max_epochs 3");
-  refused("prompt", {"eval.sample_prompt=the"}, "writes no text");
+  refused("prompt", {"eval.sample_prompt=the"}, "which generates no text");
   const auto fails = [&](const std::vector<std::string>& command, const std::string& words) {
     const RunResult result = fixture->Halflife(command);
     EXPECT_EQ(result.exit_code, 2) << result.err;
