@@ -131,16 +131,15 @@ TEST(FftConvTest, BitsDoNotDependOnTheNumberOfThreads) {
 TEST(FftConvTest, BadInput) {
   const at::Tensor x = Normal({kBatch, 4, kDim}, 1, at::kFloat),
                    filter = Normal({4, kDim}, 2, at::kFloat);
-  EXPECT_HL_ERROR(
-      Plain({x, Normal({5, kDim}, 2, at::kFloat)}), ExitCode::kInternal,
-      "FftConv got x [2, 4, 3] fp32 on cpu with filter [5, 3]",
-      "x [B, T, D], filter [T, D] and skip [D] on one device, the last two fp32, would");
+  EXPECT_HL_ERROR(Plain({x, Normal({5, kDim}, 2, at::kFloat)}), ExitCode::kInternal,
+                  "FftConv of x [2, 4, 3] fp32 on cpu with filter [5, 3]",
+                  "Use x [B, T, D], filter [T, D] and skip [D] on one device, the last two fp32.");
   EXPECT_HL_ERROR(Skipped({x, filter, Normal({2}, 3, at::kFloat)}), ExitCode::kInternal,
                   "and skip [2] fp32 on cpu");
   EXPECT_HL_ERROR(Gated({x, filter, Normal({kDim}, 3, at::kFloat)}), ExitCode::kInternal,
                   "GatedFftConv of branches [2, 4, 3] fp32 on cpu", "branches [B, T, 3 D]");
   EXPECT_HL_ERROR(Plain({x, Normal({4, kDim}, 2).to(at::kHalf)}), ExitCode::kUsage,
-                  "FftConv of fp16");
+                  "FftConv does not support fp16");
 }
 
 }  // namespace

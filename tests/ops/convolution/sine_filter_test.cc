@@ -145,7 +145,7 @@ TEST(SineFilterTest, BadInput) {
   in[1] = in[1].to(at::kDouble);
   EXPECT_HL_ERROR(Filter(in, 9), ExitCode::kInternal, "with frequency [6] fp64", "both fp32");
   EXPECT_HL_ERROR(Filter({in[0].to(at::kHalf), in[1], in[2]}, 9), ExitCode::kUsage,
-                  "SineFilter of fp16");
+                  "SineFilter does not support fp16");
 }
 
 }  // namespace

@@ -298,7 +298,7 @@ TEST(DecayAttentionBadInput, SaysWhatDoesNotFit) {
     return [changed, &problem] { ops::DecayAttention(changed, problem.config); };
   };
   const ExitCode internal = ExitCode::kInternal, usage = ExitCode::kUsage;
-  EXPECT_HL_ERROR(with([](auto& in) { in.k = in.k.narrow(1, 0, 9); })(), internal, "do not fit");
+  EXPECT_HL_ERROR(with([](auto& in) { in.k = in.k.narrow(1, 0, 9); })(), internal, "do not match");
   EXPECT_HL_ERROR(with([](auto& in) { in.q = in.q.to(at::kHalf); })(), usage,
                   "decay attention does not support fp16. Use fp32, bf16 or (on the CPU) fp64.");
   EXPECT_HL_ERROR(with([](auto& in) { in.v = in.v.to(at::kBFloat16); })(), usage, "one dtype");
@@ -336,7 +336,7 @@ TEST(DecayAttentionBadInput, SaysWhatDoesNotFit) {
                             {.scale = 1}, state);
   };
   const at::Tensor k = problem.inputs.k.select(1, 0), g = problem.inputs.log_decay.select(1, 0);
-  EXPECT_HL_ERROR(step(k.narrow(2, 0, 12), g), internal, "do not fit");
+  EXPECT_HL_ERROR(step(k.narrow(2, 0, 12), g), internal, "do not match");
   EXPECT_HL_ERROR(step(k.to(at::kBFloat16), g), internal, "one dtype");
   EXPECT_HL_ERROR(step(k.to(at::kMeta), g), internal, "k [2, 2, 24] fp32 on meta");
   EXPECT_HL_ERROR(step(k, g.narrow(0, 0, 1)), internal, "log_decay [1, 2, 24]",

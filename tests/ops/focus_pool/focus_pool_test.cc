@@ -220,7 +220,7 @@ TEST(FocusPoolTest, SaysWhatDoesNotFit) {
       ops::FocusPool(
           {.log_weight = x.log_weight, .u = x.u, .initial_state = Nothing(0, at::kFloat)},
           {.window = 3}),
-      ExitCode::kInternal, "window 3, log_scale [2, 2]", "without a window");
+      ExitCode::kInternal, "window 3, log_scale [2, 2]", "Without a window, use");
   EXPECT_HL_ERROR(
       ops::FocusPool(
           {.log_weight = x.log_weight, .u = x.u, .initial_state = Nothing(4, at::kFloat)},

@@ -330,7 +330,7 @@ TEST(CudaSoftmaxAttention, RefusesWhatItDoesNotTake) {
   Call call(p);
   call.grads.forward.head_dim = 136;
   EXPECT_HL_ERROR(cuda::Forward(call.grads.forward, nullptr), ExitCode::kInternal,
-                  "heads of 136 channels", "up to 128 channels");
+                  "heads of 136 channels", "at most 128 channels");
   call.grads.forward.head_dim = 16, call.grads.workspace = nullptr;
   EXPECT_HL_ERROR(cuda::Backward(call.grads, nullptr), ExitCode::kInternal,
                   "bytes of workspace, got none");
