@@ -63,7 +63,7 @@ class SideBySide {
   int together_ = 1;
 };
 
-// What the heads of a group pass from block to block: a state and a norm for each head, stored
+// The data that the heads of a group pass from block to block: a state and a norm per head, stored
 // after a thread's scratch memory.
 class Carries {
  public:
