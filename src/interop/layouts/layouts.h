@@ -91,7 +91,7 @@ std::string FlaLinearName(const std::string& parameter, ConfigReader* reader);
 void ReadFlaHeads(ConfigReader& reader, model::MixerConfig& mixer, int64_t num_heads,
                   double expand_k, double expand_v);
 void WriteFlaHeads(const model::MixerConfig& mixer, nlohmann::ordered_json& json);
-// The options that retnet and gla share, apart from the heads. `names` are the names of feature maps.
+// Options that retnet and gla share, apart from the heads. `names`: the names of feature maps.
 void ReadFlaLinear(ConfigReader& reader, model::MixerConfig& mixer, int64_t num_heads,
                    double expand_k, double expand_v, ActivationNames names);
 void WriteFlaLinear(const model::MixerConfig& mixer, ActivationNames names,
