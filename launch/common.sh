@@ -19,7 +19,7 @@ fail() {
 # doctor` (src/cli/doctor/finding.h).
 finding() {
   printf '%-4s  %-16s %s\n' "$1" "$2" "$3"
-  if [ -n "${4:-}" ]; then printf '      mend: %s\n' "$4"; fi
+  if [ -n "${4:-}" ]; then printf '      fix: %s\n' "$4"; fi
 }
 have() { command -v "$1" >/dev/null 2>&1; }
 

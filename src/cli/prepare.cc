@@ -1,4 +1,4 @@
-// halflife prepare: signals and what a user sees; the work is in data/prepare/prepare.h,
+// halflife prepare: signals, progress and the summary. The work is done by data/prepare/prepare.h,
 // data/examples/prepare_examples.h and data/synthetic/prepare_mqar.h.
 #include "data/prepare/prepare.h"
 
@@ -24,11 +24,11 @@
 namespace halflife::cli {
 namespace {
 
-// Set by SIGINT and SIGTERM: the run then ends in order and removes its temporary folder.
+// Set by SIGINT and SIGTERM. The run then stops and removes its temporary folder.
 std::atomic<bool> stop_requested{false};
-static_assert(std::atomic<bool>::is_always_lock_free);  // a signal handler may touch it
+static_assert(std::atomic<bool>::is_always_lock_free);  // A signal handler writes it.
 
-// While it exists, the first signal asks the run to stop; a second one kills as usual.
+// During its lifetime, the first signal stops the run cleanly. A second one kills the process.
 class StopOnSignal {
  public:
   StopOnSignal() {
@@ -51,8 +51,8 @@ class StopOnSignal {
   }, old_term_{};
 };
 
-// A terminal gets one line that is written over, four times a second; all else gets a line of its
-// own every ten seconds.
+// Shows the progress: on a terminal, as one line that is updated four times per second; elsewhere,
+// as a new line every ten seconds.
 class ProgressLine {
  public:
   void operator()(const data::PrepareProgress& progress) {
@@ -66,7 +66,7 @@ class ProgressLine {
       HL_INFO("prepare", text);
     }
   }
-  // Ends the terminal's line, so that what follows starts on a fresh one.
+  // Clears the terminal's line, so that later output starts on an empty line.
   ~ProgressLine() {
     if (shown_) std::cerr << "\r\x1b[K" << std::flush;
   }
@@ -92,13 +92,13 @@ class ProgressLine {
   bool shown_ = false;
 };
 
-// Small inputs take a part of a second.
+// Formats a duration, which is a fraction of a second for small inputs.
 std::string Took(double seconds) {
   if (seconds < 0.05) return "less than 0.1 s";
   return seconds < 10 ? Concat(Fixed(seconds, 1), " s") : HumanSeconds(seconds);
 }
 
-// "the last 5 % of book.txt"
+// Returns, for example, "the last 5 % of book.txt".
 std::string TailText(const data::PrepareSummary& summary) {
   const std::string percent = ShortestText(static_cast<float>(100 * summary.validation_tail));
   return Concat("the last ", percent, " % of ",
@@ -106,8 +106,8 @@ std::string TailText(const data::PrepareSummary& summary) {
                                        : Concat("each of ", summary.num_files, " files"));
 }
 
-// Rows much longer than the documents train on less context than they have tokens. The row length
-// is not known yet: the usual one serves as the yardstick.
+// Warns if rows are much longer than the documents, because each token then has less context than
+// the row has tokens. The row length of the training is not known yet, so the default is used.
 void WarnOfShortDocuments(const data::PrepareSummary& summary) {
   if (summary.documents == data::DocumentMode::kFile) return;
   const int64_t seq_len = train::DataConfig().seq_len;
@@ -150,14 +150,14 @@ void PrintSummary(const data::PrepareConfig& config, const data::PrepareSummary&
   if (summary.num_validation_in_train > 0) {
     HL_WARN("prepare", summary.num_validation_in_train, " of the ",
             summary.validation.num_documents,
-            " documents of --validation-input stand in --input, too: of these the validation loss "
-            "will be that of text that was trained on");
+            " documents of --validation-input are also in --input, so the validation loss includes "
+            "text that was trained on. Remove them from one of the two.");
   }
   WarnOfShortDocuments(summary);
   WarnOfSpecialNames("prepare", "the text", summary.special_names, kMarkupInText);
 }
 
-// Runs `prepare` on a config that is stopped by signals and shows how far it is.
+// Runs `prepare(config)`, stops it on signals and shows its progress.
 template <typename Config, typename Prepare>
 auto Watched(Config config, const Prepare& prepare) {
   const StopOnSignal signals;
@@ -167,14 +167,14 @@ auto Watched(Config config, const Prepare& prepare) {
   return prepare(config);
 }
 
-// The lists of the command line as segments of `examples` rows; none where that is 0.
+// Combines the lists of the command line into segments. Segments without examples are left out.
 std::vector<data::MqarSegment> Segments(const PrepareOptions& options,
                                         const std::vector<int64_t>& examples) {
   const size_t count =
       std::max({options.seq_len.size(), options.num_pairs.size(), examples.size()});
   const auto entry = [&](const char* flag, const std::vector<int64_t>& list, size_t i) {
     HL_CHECK_AS(ExitCode::kUsage, list.size() == 1 || list.size() == count, flag, " has ",
-                list.size(), " numbers; 1 for all segments or ", count, " would work");
+                list.size(), " numbers. Use 1 number for all segments, or ", count, ".");
     return list[list.size() == 1 ? 0 : i];
   };
   std::vector<data::MqarSegment> segments;
@@ -227,8 +227,8 @@ void PrintSummary(const data::PrepareExamplesConfig& config, const data::Example
   left("cut to a row", summary.num_cut);
   if (summary.num_held_out_in_train > 0)
     HL_WARN("prepare", summary.num_held_out_in_train,
-            " examples of the validation and test splits have a text or prompt of --input, too: "
-            "scores on them will be of what was trained on");
+            " examples of the validation and test splits have a text or prompt that is also in "
+            "--input, so scores on them include training data. Remove them from one of the two.");
   WarnOfSpecialNames("prepare", "the text", summary.special_names,
                      config.labels == data::RowLabels::kAnswers ? kParseThem : kMarkupInText);
 }

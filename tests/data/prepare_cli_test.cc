@@ -138,7 +138,8 @@ TEST_F(PrepareCliTest, MakesASyntheticTask) {
   const RunResult lists = Run({"--synthetic", "mqar", "--seq-len", "64", "32", "--num-pairs", "4",
                                "8", "2", "--out", Path("lists")});
   EXPECT_EQ(lists.exit_code, 2);
-  EXPECT_THAT(lists.err, HasSubstr("--seq-len has 2 numbers; 1 for all segments or 3 would work"));
+  EXPECT_THAT(lists.err,
+              HasSubstr("--seq-len has 2 numbers. Use 1 number for all segments, or 3."));
   EXPECT_EQ(Run({"--synthetic", "mqar", "--input", Path("a.txt"), "--out", Path("o")}).exit_code,
             2);
   EXPECT_EQ(Run({"--out", Path("o")}).exit_code, 2);  // neither
@@ -167,7 +168,8 @@ TEST_F(PrepareCliTest, ValidationInput) {
   const RunResult result = Run(options);
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(Dataset::Open(Path("out")).info().validation.num_documents, 2);
-  EXPECT_THAT(result.err, HasSubstr("1 of the 2 documents of --validation-input stand in --input"));
+  EXPECT_THAT(result.err,
+              HasSubstr("1 of the 2 documents of --validation-input are also in --input"));
   auto both = options;
   both.insert(both.end(), {"--validation-fraction", "0.1"});
   const RunResult refused = Run(both);

@@ -36,7 +36,7 @@ std::string Scene::Read(const std::filesystem::path& path) const {
   try {
     return ReadFile(path, ExitCode::kEnvironment);
   } catch (const Error&) {
-    return "";  // a check that needs it says so
+    return "";  // The checks that need the file report that it is missing.
   }
 }
 

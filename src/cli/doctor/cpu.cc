@@ -21,7 +21,7 @@ std::string Plural(double count, const char* noun) {
   return Concat(count, " ", noun, count == 1 ? "" : "s");
 }
 
-// The tightest quota of this process's cgroup and those above it, in cores.
+// Returns the tightest quota of this process's cgroup and its ancestors, in cores.
 std::optional<double> CgroupCores(const Scene& scene) {
   const std::string cgroups = scene.Read(scene.proc / "self/cgroup");
   std::optional<double> cores;
@@ -55,12 +55,12 @@ Finding Instructions(const Scene& scene) {
                   Concat(NameOf(used), " on ", model.empty() ? "an unnamed CPU" : model)};
   if (used != widest) {
     finding.verdict = Verdict::kWarn;
-    finding.text += Concat(": HALFLIFE_CPU_ISA keeps them from ", NameOf(widest));
+    finding.text += Concat(": HALFLIFE_CPU_ISA disables ", NameOf(widest));
     finding.remedy = "unset HALFLIFE_CPU_ISA";
   } else if (widest == InstructionSet::kBaseline) {
     finding.verdict = Verdict::kWarn;
-    finding.text += ": neither AVX-512 nor AVX2 with FMA is there, so kernels are slow";
-    finding.remedy = "in a virtual machine pass the host's CPU through, e.g. qemu -cpu host";
+    finding.text += ": the CPU has neither AVX-512 nor AVX2 with FMA, so kernels are slow";
+    finding.remedy = "in a virtual machine, pass the host's CPU through, e.g. qemu -cpu host";
   }
   return finding;
 }
@@ -75,7 +75,7 @@ Finding Cores(size_t allowed, std::optional<double> quota) {
   if (quota) finding.values["cgroup_limit"] = *quota;
   if (quota && *quota + 0.01 < static_cast<double>(allowed)) {
     finding.verdict = Verdict::kWarn;
-    finding.text += ": as many threads as usable cores would be throttled";
+    finding.text += ": one thread per usable core exceeds the limit and is throttled";
     finding.remedy = Concat("export OMP_NUM_THREADS=", std::max(1, static_cast<int>(*quota)));
   }
   return finding;
@@ -105,7 +105,7 @@ std::vector<Finding> CheckCpu(const Scene& scene) {
       ParseCpuList(ParseField(scene.Read(scene.proc / "self/status"), "Cpus_allowed_list")).size();
   if (allowed == 0) {
     return {Instructions(scene),
-            {Verdict::kWarn, "cores", "the kernel does not tell which this process may use",
+            {Verdict::kWarn, "cores", "/proc/self/status does not list the cores of this process",
              "mount /proc"}};
   }
   const std::optional<double> quota = CgroupCores(scene);
@@ -113,7 +113,7 @@ std::vector<Finding> CheckCpu(const Scene& scene) {
   return {Instructions(scene), Cores(allowed, quota), Threads(cores)};
 }
 
-// Starts two ranks of `true`: whether mpirun works at all here, and where it would bind them.
+// Starts two ranks of `true` to check that mpirun works, and reports where it binds them.
 std::vector<Finding> CheckBinding(const Scene& scene) {
   if (scene.launcher.launched || FindProgram("mpirun").empty()) return {};
   const CommandOutput output = RunTool(
@@ -126,11 +126,12 @@ std::vector<Finding> CheckBinding(const Scene& scene) {
              "mpirun -n 2 --oversubscribe true"}};
   }
   const std::optional<std::string> binding = ParseBinding(output.text);
-  if (!binding) return {{Verdict::kOk, "mpirun -n 2", "starts; it does not tell its binding"}};
-  if (binding->empty()) return {{Verdict::kOk, "mpirun -n 2", "starts, and binds no rank"}};
+  if (!binding) return {{Verdict::kOk, "mpirun -n 2", "starts, but does not report its binding"}};
+  if (binding->empty())
+    return {{Verdict::kOk, "mpirun -n 2", "starts, and does not bind ranks to cores"}};
   return {{Verdict::kOk, "mpirun -n 2",
-           Concat("starts, and by itself binds rank 0 to ", *binding,
-                  "; launch/mpirun/run.sh binds ranks that fill the machine, to shares of it")}};
+           Concat("starts, and by default binds rank 0 to ", *binding,
+                  "; launch/mpirun/run.sh gives each rank of a full machine its own cores")}};
 }
 
 }  // namespace halflife::cli::doctor

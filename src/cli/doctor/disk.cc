@@ -23,19 +23,19 @@ constexpr uint64_t kSyncBytes = 16ull << 20;
 constexpr uint64_t kTestBytes = 512ull << 20;
 constexpr double kDiskTestSeconds = 4;
 constexpr uint64_t kLeastFree = 10ull << 30;
-constexpr double kSlow = 50;  // MB/s: 1 GB of state takes 20 s
+constexpr double kSlow = 50;  // MB/s. At this speed 1 GB of state takes 20 s.
 
 struct FileSystemNote {
-  const char* type;  // how the kernel's name begins
+  const char* type;  // The prefix of the kernel's name for the file system.
   Verdict verdict;
   const char *note, *remedy;
 };
 constexpr FileSystemNote kNotes[] = {
-    {"tmpfs", Verdict::kWarn, "in memory: checkpoints are gone after a restart",
+    {"tmpfs", Verdict::kWarn, "in memory: checkpoints are lost after a restart",
      "choose a folder on a disk: --run DIR"},
-    {"ramfs", Verdict::kWarn, "in memory: checkpoints are gone after a restart",
+    {"ramfs", Verdict::kWarn, "in memory: checkpoints are lost after a restart",
      "choose a folder on a disk: --run DIR"},
-    {"overlay", Verdict::kOk, "a container's own layer: gone with the container", ""},
+    {"overlay", Verdict::kOk, "a container's own layer: deleted with the container", ""},
     {"nfs", Verdict::kOk,
      "other machines may see new files late; a run's lock needs NFSv4 or lockd", ""},
     {"lustre", Verdict::kOk, "spread large files: lfs setstripe -c -1 RUN", ""},
@@ -43,7 +43,7 @@ constexpr FileSystemNote kNotes[] = {
      "train on a local or parallel file system, and copy published steps"},
 };
 
-// Deletes whichever name the small file has by then.
+// Deletes the test file under both of its names, before and after the rename.
 struct Remove {
   std::vector<fs::path> paths;
   ~Remove() {
@@ -69,7 +69,7 @@ Finding DescribeFileSystem(const Scene& scene, const fs::path& folder) {
   }
   if (free < kLeastFree) {
     finding.verdict = Verdict::kWarn;
-    finding.text += "; a checkpoint takes 12 bytes a parameter, and two are kept";
+    finding.text += "; a checkpoint takes 12 bytes per parameter, and two are kept";
     finding.remedy = Concat("free space below ", folder.string(), ", or choose another: --run DIR");
   }
   return finding;
@@ -91,12 +91,13 @@ DiskSpeed MeasureDisk(const fs::path& folder, uint64_t max_bytes, double max_sec
   fs::path after = before;
   after.replace_extension(".done");
   const Remove cleanup{{before, after}};
-  // not zeros, which some file systems do not store
+  // The data must not be zeros, because some file systems do not store zeros.
   std::vector<uint32_t> block(kSyncBytes / 4);
   for (size_t i = 0; i < block.size(); ++i) block[i] = static_cast<uint32_t>(i) * 2654435761u;
   DiskSpeed speed;
   Fd fd = OpenFile(before, O_WRONLY | O_CREAT | O_EXCL, kCode);
-  ::unlink(before.c_str());  // so that whatever ends this process leaves nothing large
+  // The large file has no name, so it disappears even if this process is killed.
+  ::unlink(before.c_str());
   const Stopwatch watch;
   do {
     const uint64_t bytes = std::min(kSyncBytes, max_bytes - speed.bytes);
@@ -120,8 +121,8 @@ std::vector<Finding> CheckDisk(const Scene& scene) {
   try {
     const uint64_t max_bytes = std::min(kTestBytes, FreeBytes(folder, kCode) / 4);
     if (max_bytes < kSyncBytes) {
-      findings.push_back({Verdict::kFail, "disk test", "too little space to write anything",
-                          "free some, or choose another folder: --run DIR"});
+      findings.push_back({Verdict::kFail, "disk test", "not enough free space for the test",
+                          "free some space, or choose another folder: --run DIR"});
       return findings;
     }
     const DiskSpeed speed = MeasureDisk(folder, max_bytes, kDiskTestSeconds);
@@ -133,13 +134,13 @@ std::vector<Finding> CheckDisk(const Scene& scene) {
                     {{"mb_per_s", speed.mb_per_s}, {"bytes", static_cast<double>(speed.bytes)}}};
     if (speed.mb_per_s < kSlow) {
       finding.verdict = Verdict::kWarn;
-      finding.text += Concat(": below ", kSlow, " MB/s a save blocks training for long");
+      finding.text += Concat(": below ", kSlow, " MB/s, a save blocks training for a long time");
       finding.remedy = "choose a faster folder: --run DIR";
     }
     findings.push_back(finding);
   } catch (const Error& error) {
-    findings.push_back({Verdict::kFail, "disk test", error.message(),
-                        "choose a folder that can be written: --run DIR"});
+    findings.push_back(
+        {Verdict::kFail, "disk test", error.message(), "choose a writable folder: --run DIR"});
   }
   return findings;
 }

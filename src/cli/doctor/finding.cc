@@ -30,7 +30,7 @@ std::string ReportText(const Report& report) {
     for (const Finding& finding : group.findings) {
       out << Padded(Name(finding.verdict), 4) << "  " << Padded(finding.name, 16) << " "
           << finding.text << "\n";
-      if (!finding.remedy.empty()) out << "      mend: " << finding.remedy << "\n";
+      if (!finding.remedy.empty()) out << "      fix: " << finding.remedy << "\n";
     }
   }
   out << "\n"

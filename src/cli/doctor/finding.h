@@ -4,7 +4,7 @@
 //
 //   OK    HDF5             1.10.8, /usr/lib/x86_64-linux-gnu/libhdf5_serial.so.103.3.0
 //   WARN  memlock          8.0 MiB, and InfiniBand registers memory
-//         mend: ulimit -l unlimited
+//         fix: ulimit -l unlimited
 #pragma once
 
 #include <map>

@@ -20,7 +20,7 @@ Finding Describe(int index) {
   cudaDeviceProp properties{};
   const cudaError_t result = cudaGetDeviceProperties(&properties, index);
   if (result != cudaSuccess) {
-    return {Verdict::kFail, name, cudaGetErrorString(result), "nvidia-smi says more"};
+    return {Verdict::kFail, name, cudaGetErrorString(result), "run nvidia-smi for details"};
   }
   Finding finding{Verdict::kOk,
                   name,
@@ -30,7 +30,7 @@ Finding Describe(int index) {
                   {{"memory_bytes", static_cast<double>(properties.totalGlobalMem)}}};
   if (!CoversGpu(HALFLIFE_CUDA_ARCHITECTURES, properties.major, properties.minor)) {
     finding.verdict = Verdict::kFail;
-    finding.text += Concat("; this build is for ", HALFLIFE_CUDA_ARCHITECTURES);
+    finding.text += Concat("; this build supports only ", HALFLIFE_CUDA_ARCHITECTURES);
     finding.remedy = Concat("cmake --preset cuda -DCMAKE_CUDA_ARCHITECTURES=",
                             ArchitectureFor(properties.major, properties.minor),
                             " && cmake --build --preset cuda --target halflife");
@@ -51,7 +51,8 @@ Finding PeerAccess(int count) {
   }
   if (without.empty()) return {Verdict::kOk, "peer access", Concat("between all ", count, " GPUs")};
   return {
-      Verdict::kWarn, "peer access", Concat("none for the pairs ", without, ": they are slow"),
+      Verdict::kWarn, "peer access",
+      Concat("none for the pairs ", without, ", so their transfers are slow"),
       "nvidia-smi topo -m shows the links; in a virtual machine, ask for NVLink or for IOMMU off"};
 }
 
@@ -60,8 +61,8 @@ std::vector<Finding> AskCuda(bool has_driver) {
   const cudaError_t result = cudaGetDeviceCount(&count);
   if (result == cudaErrorNoDevice || (result != cudaSuccess && !has_driver)) count = 0;
   if (result != cudaSuccess && result != cudaErrorNoDevice && has_driver) {
-    return {{Verdict::kFail, "GPU", Concat("CUDA finds none: ", cudaGetErrorString(result)),
-             "nvidia-smi says more; a driver that is too old wants an update"}};
+    return {{Verdict::kFail, "GPU", Concat("CUDA cannot list GPUs: ", cudaGetErrorString(result)),
+             "run nvidia-smi for details; update the driver if it is too old"}};
   }
   if (count == 0) return {{Verdict::kOk, "GPU", "none: training runs on the CPU"}};
   std::vector<Finding> findings;

@@ -20,7 +20,8 @@
 namespace halflife::cli::doctor {
 namespace {
 
-// Returns the beginning of the name of its shared library. Null: the library has only headers.
+// Returns the prefix of the file name of the shared library, or null if the library has only
+// headers.
 const char* FileOf(const std::string& name) {
   struct Row {
     const char *name, *file;
@@ -52,7 +53,7 @@ Finding Compiler() {
   return {Verdict::kOk, "this build", Concat("compiler ", __VERSION__, ", ", kind, cuda)};
 }
 
-// It is loaded on first use, so it can be missing where the program starts.
+// SentencePiece is loaded on first use, so the program also starts without it.
 Finding SentencePiece(const Scene& scene) {
   Finding finding{Verdict::kOk, "sentencepiece", HALFLIFE_SENTENCEPIECE_VERSION};
   try {
@@ -61,13 +62,13 @@ Finding SentencePiece(const Scene& scene) {
         Concat(", ", FindMapped(scene.Read(scene.proc / "self/maps"), "libsentencepiece.so"));
   } catch (const Error& error) {
     finding.verdict = Verdict::kWarn;
-    finding.text += Concat(" was built with, but ", error.message());
+    finding.text += Concat(" was used by the build, but ", error.message());
     finding.remedy = "apt-get install libsentencepiece0; the bytes tokenizer works without it";
   }
   return finding;
 }
 
-// The words of protobuf's refusal, thrown before it would end the program.
+// protobuf's error message. The log handler throws it before protobuf ends the program.
 struct Refusal {
   std::string words;
 };
@@ -105,7 +106,7 @@ Finding JudgeLibrary(const LibraryVersion& library, const std::string& maps) {
                   library.loaded.empty() ? library.built : library.loaded};
   if (!library.loaded.empty() && !library.built.empty() && library.loaded != library.built) {
     finding.verdict = Verdict::kWarn;
-    finding.text += Concat(" runs, ", library.built, " was built with");
+    finding.text += Concat(" is loaded, but the build used ", library.built);
     finding.remedy = "launch/setup, then build again";
   }
   if (!path.empty()) {
@@ -127,7 +128,7 @@ std::vector<Finding> CheckLibraries(const Scene& scene) {
   judge({{"LibTorch", TORCH_VERSION, LoadedTorch()}});
   for (const LibraryVersion& library : dist::CommunicationLibraries()) {
     if (library.built.empty() && library.loaded.empty()) {
-      findings.push_back({Verdict::kWarn, library.name, "not here: no GPU can be used",
+      findings.push_back({Verdict::kWarn, library.name, "not found: GPUs cannot be used",
                           "install the NVIDIA driver; nvidia-smi then lists the GPUs"});
     } else {
       judge({library});
@@ -161,7 +162,7 @@ std::vector<Finding> CheckMpirun(const Scene&) {
   } else if (output.text.find("Open MPI") == std::string::npos ||
              ParseVersion(library) != version) {
     finding.verdict = Verdict::kWarn;
-    finding.text += Concat(", while the library is ", library);
+    finding.text += Concat(", but the MPI library is ", library);
     finding.remedy = "put the mpirun of that library first in PATH";
   }
   return {finding};

@@ -14,7 +14,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr uint64_t kLeastSharedMemory = 512ull << 20;  // NCCL and Open MPI take some 10 MiB a rank
+// NCCL and Open MPI use about 10 MiB per rank.
+constexpr uint64_t kLeastSharedMemory = 512ull << 20;
 
 struct LimitRow {
   const char *row, *name;
@@ -43,23 +44,23 @@ Finding Judge(const LimitRow& row, uint64_t limit) {
   return finding;
 }
 
-// InfiniBand adapters read registered, that is locked, memory.
+// InfiniBand adapters access registered memory, which is locked.
 Finding LockedMemory(uint64_t limit, bool has_infiniband) {
   Finding finding{Verdict::kOk, "memlock", LimitText(limit, true)};
   if (limit == kUnlimited) return finding;
   if (!has_infiniband) {
-    finding.text += "; without InfiniBand nothing needs more";
+    finding.text += "; enough without InfiniBand";
     return finding;
   }
   finding.verdict = Verdict::kWarn;
-  finding.text += ": InfiniBand registers all that it moves";
+  finding.text += ": InfiniBand locks all memory that it transfers";
   finding.remedy =
-      "ulimit -l unlimited (for good: '* - memlock unlimited' in "
+      "ulimit -l unlimited (permanently: '* - memlock unlimited' in "
       "/etc/security/limits.conf)";
   return finding;
 }
 
-// Whether a process still has the file mapped.
+// Returns whether a process still has the file mapped.
 bool IsMapped(const Scene& scene, const std::string& file) {
   std::error_code ignored;
   for (const fs::directory_entry& process : fs::directory_iterator(scene.proc, ignored)) {
@@ -70,7 +71,7 @@ bool IsMapped(const Scene& scene, const std::string& file) {
   return false;
 }
 
-// Segments of Open MPI and NCCL that this user's dead processes left.
+// Finds the segments of Open MPI and NCCL that this user's dead processes left.
 Finding Leftovers(const Scene& scene) {
   std::string files;
   uint64_t bytes = 0;
@@ -119,7 +120,8 @@ std::vector<Finding> CheckLimits(const Scene& scene) {
                                     : LimitText(*limit, true)});
   }
   if (findings.empty()) {
-    findings.push_back({Verdict::kWarn, "limits", "the kernel does not tell them", "mount /proc"});
+    findings.push_back(
+        {Verdict::kWarn, "limits", "/proc/self/limits cannot be read", "mount /proc"});
   }
   return findings;
 }
@@ -128,7 +130,8 @@ std::vector<Finding> CheckSharedMemory(const Scene& scene) {
   const std::string name = scene.shm.string();
   struct statvfs info {};
   if (::statvfs(scene.shm.c_str(), &info) != 0 || ::access(scene.shm.c_str(), W_OK) != 0) {
-    return {{Verdict::kFail, name, "is not there or not writable: ranks of one machine need it",
+    return {{Verdict::kFail, name,
+             "does not exist or is not writable: ranks on one machine need it",
              "mount -t tmpfs tmpfs /dev/shm"}};
   }
   const uint64_t total = static_cast<uint64_t>(info.f_blocks) * info.f_frsize;
@@ -141,10 +144,10 @@ std::vector<Finding> CheckSharedMemory(const Scene& scene) {
       {{"total_bytes", static_cast<double>(total)}, {"free_bytes", static_cast<double>(free)}}};
   if (free < kLeastSharedMemory) {
     size.verdict = Verdict::kWarn;
-    size.text += Concat(": ranks of one machine may need ", HumanBytes(kLeastSharedMemory));
+    size.text += Concat(": ranks on one machine may need ", HumanBytes(kLeastSharedMemory));
     size.remedy = total < kLeastSharedMemory
                       ? "mount -o remount,size=2g /dev/shm (a container: docker run --shm-size=2g)"
-                      : "ls -l /dev/shm shows who fills it";
+                      : "run ls -l /dev/shm to find the large files";
   }
   return {size, Leftovers(scene)};
 }

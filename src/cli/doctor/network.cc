@@ -26,7 +26,7 @@ Finding DescribePort(const Scene& scene, const std::string& device, const fs::pa
       active ? Verdict::kOk : Verdict::kWarn, device,
       Concat("port ", port.filename().string(), ": ", FirstLine(scene.Read(port / "link_layer")),
              ", ", FirstLine(scene.Read(port / "rate")), ", ", state),
-      active ? "" : "ibstat says more; NCCL and MPI pass over a port that is not active"};
+      active ? "" : "run ibstat for details; NCCL and MPI skip inactive ports"};
 }
 
 // "MPI plugin types are...\n\tpmix\n\tpmi2\nspecific pmix plugin versions available: pmix_v4\n" ->
@@ -78,7 +78,7 @@ std::vector<Finding> CheckInfiniBand(const Scene& scene) {
     }
   }
   if (findings.empty()) {
-    findings.push_back({Verdict::kOk, "InfiniBand", "none: between machines TCP is used"});
+    findings.push_back({Verdict::kOk, "InfiniBand", "none: machines communicate over TCP"});
   }
   return findings;
 }
@@ -87,17 +87,17 @@ std::vector<Finding> CheckSlurm(const Scene&) {
   const char* const job = std::getenv("SLURM_JOB_ID");
   const std::string inside = job == nullptr ? "not inside a job" : Concat("inside job ", job);
   if (FindProgram("srun").empty()) {
-    if (job == nullptr) return {{Verdict::kOk, "Slurm", "not here"}};
+    if (job == nullptr) return {{Verdict::kOk, "Slurm", "not installed"}};
     return {{Verdict::kWarn, "Slurm", inside + ", but srun is not in PATH",
-             "put Slurm's commands into PATH"}};
+             "add Slurm's commands to PATH"}};
   }
   const CommandOutput list = RunTool("srun --mpi=list");
   if (const std::string types = PmixTypes(list.text); !types.empty()) {
-    return {{Verdict::kOk, "Slurm", Concat(inside, "; srun --mpi knows ", types)}};
+    return {{Verdict::kOk, "Slurm", Concat(inside, "; srun --mpi supports ", types)}};
   }
   return {{Verdict::kWarn, "Slurm",
-           inside + "; srun has no PMIx, so it would start every rank as a world of one",
-           "start ranks by mpirun inside the allocation, or have Slurm built with PMIx"}};
+           inside + "; srun has no PMIx, so it starts every rank as a separate world of one",
+           "start ranks with mpirun inside the allocation, or use a Slurm built with PMIx"}};
 }
 
 }  // namespace halflife::cli::doctor

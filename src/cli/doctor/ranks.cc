@@ -25,7 +25,7 @@ namespace {
 constexpr double kRanksTestSeconds = 5;
 
 struct Size {
-  int64_t count;  // fp32 elements, also odd ones: they cut unevenly over ranks
+  int64_t count;  // fp32 elements. Odd counts do not divide evenly over the ranks.
   const char* name;
 };
 constexpr Size kSizes[] = {{1, "all-reduce 4 B"},
@@ -34,13 +34,13 @@ constexpr Size kSizes[] = {{1, "all-reduce 4 B"},
                            {1 << 20, "all-reduce 4 MiB"},
                            {16 << 20, "all-reduce 64 MiB"}};
 
-// Small whole numbers: every partial sum over fewer than 2^15 ranks is exact in fp32.
+// Returns small whole numbers, so every partial sum over fewer than 2^15 ranks is exact in fp32.
 at::Tensor Pattern(int64_t count) { return at::remainder(at::arange(count, at::kFloat), 251); }
 
 struct Measurement {
-  int64_t num_wrong = 0;  // on any rank
+  int64_t num_wrong = 0;  // Wrong elements, summed over all ranks.
   int64_t runs = 0;
-  double seconds = 0;  // of one
+  double seconds = 0;  // Per run.
 };
 
 class AllReduceTest {
@@ -54,13 +54,13 @@ class AllReduceTest {
     Measurement result;
     const Stopwatch first;
     Sum(ops::RefOf(sum), ops::CurrentStream(device_));
-    // n x pattern + (0 + ... + n - 1)
+    // n * pattern + (0 + ... + n - 1)
     const at::Tensor expected = pattern * ranks + 0.5 * ranks * (ranks - 1);
     result.num_wrong = at::ne(sum, expected).sum().item<int64_t>();
     result.num_wrong = SumOverRanks(result.num_wrong);
     result.runs = FromRankZero(std::clamp<int64_t>(
         static_cast<int64_t>(0.5 * budget_s / std::max(first.Seconds(), 1e-6)), 1, 10000));
-    sum.zero_();  // stays zero, however often it is summed
+    sum.zero_();  // Zeros stay zero in every repetition.
     const Stopwatch watch;
     for (int64_t i = 0; i < result.runs; ++i) {
       Sum(ops::RefOf(sum), ops::CurrentStream(device_));
@@ -90,7 +90,7 @@ Finding Describe(const Size& size, const Measurement& measured) {
   Finding finding{
       Verdict::kOk,
       size.name,
-      Concat("right, ", Fixed(1e6 * measured.seconds, 1), " us, ", Fixed(gb_per_s, 3), " GB/s"),
+      Concat("correct, ", Fixed(1e6 * measured.seconds, 1), " us, ", Fixed(gb_per_s, 3), " GB/s"),
       "",
       {{"bytes", bytes}, {"seconds", measured.seconds}, {"gb_per_s", gb_per_s}}};
   if (measured.num_wrong > 0) {
@@ -137,7 +137,7 @@ std::vector<Finding> JudgePlaces(const std::vector<RankPlace>& places) {
                     "ranks",
                     Concat(ranks.size(), " on ", host, ", each on at least ", least, " of ",
                            Counted(static_cast<int64_t>(all.size()), "core"), ", ",
-                           Counted(threads, "thread"), " in all"),
+                           Counted(threads, "thread"), " in total"),
                     "",
                     {{"ranks", static_cast<double>(ranks.size())},
                      {"cores", static_cast<double>(all.size())},
@@ -158,7 +158,7 @@ std::vector<Finding> JudgeDevices(const std::vector<std::string>& of_ranks) {
       of_ranks, [&](const std::string& device) { return device != of_ranks[0]; });
   if (other == of_ranks.end()) return {};
   return {{Verdict::kFail, "all-reduce",
-           Concat("not possible: rank 0 would compute on ", of_ranks[0], ", rank ",
+           Concat("not possible: rank 0 computes on ", of_ranks[0], ", rank ",
                   other - of_ranks.begin(), " on ", *other),
            "make the same devices visible on all hosts, or train with train.device: \"cpu\""}};
 }
@@ -187,8 +187,8 @@ std::vector<Finding> CheckAllReduce(const Scene& scene, dist::RankContext& conte
   if (!scene.measure) return {};
   if (context.world_size() == 1) {
     return {{Verdict::kOk, "all-reduce",
-             "not tested: one rank has nobody to sum with; "
-             "launch/mpirun/run.sh --ranks 2 -- halflife doctor does"}};
+             "not tested with one rank; "
+             "run launch/mpirun/run.sh --ranks 2 -- halflife doctor"}};
   }
   const Device device = train::ChooseDevice("auto", context.local_rank());
   std::vector<Finding> differing = JudgeDevices(dist::AllGatherBytes(

@@ -40,7 +40,7 @@ std::optional<Number> ParseNumber(std::string_view text) {
   return value;
 }
 
-// mountinfo writes a space as \040, a backslash as \134.
+// Decodes the octal escapes of mountinfo: \040 is a space, \134 a backslash.
 std::string Unescaped(std::string_view text) {
   std::string plain;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -132,7 +132,7 @@ std::optional<Mount> FindMount(std::string_view mountinfo, const std::string& pa
     while (dash < words.size() && words[dash] != "-") ++dash;
     if (dash + 3 >= words.size()) return;
     const std::string point = Unescaped(words[4]);
-    // of equal points the last one is on top
+    // If several file systems are mounted at one point, the last one is on top.
     if (!IsBelow(path, point) || (best && point.size() < best->point.size())) return;
     best = Mount{point, std::string(words[dash + 1]),
                  std::string(words[5]) + "," + std::string(words[dash + 3])};

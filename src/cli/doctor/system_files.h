@@ -28,7 +28,8 @@ std::string ParseCgroupPath(std::string_view cgroup, std::string_view controller
 
 // The file system of the deepest mount above `path` (absolute) in /proc/self/mountinfo.
 struct Mount {
-  std::string point, type, options;  // options: of mount and super block, joined by a comma
+  // `options` are those of the mount and of the super block, joined by a comma.
+  std::string point, type, options;
 };
 std::optional<Mount> FindMount(std::string_view mountinfo, const std::string& path);
 
@@ -44,8 +45,8 @@ std::optional<std::string> ParseBinding(std::string_view report);
 std::string ParseVersion(std::string_view text);
 
 // Returns whether a build for these architectures ("80-real,90a-real") has code for a GPU. Binaries
-// of x.y run on x.z with z >= y, those of "a" only on their own kind, and "-virtual" on all later
-// ones.
+// of x.y run on x.z with z >= y, binaries of "x.ya" only on x.y, and "-virtual" code on all later
+// GPUs.
 bool CoversGpu(std::string_view architectures, int major, int minor);
 // Returns the CMAKE_CUDA_ARCHITECTURES for only this GPU. 9.0 is built as "90a", because "90" does
 // not have the warpgroup instructions.

@@ -13,8 +13,8 @@ namespace halflife::cli::inspect {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-// A step is known by its name, so that a damaged one is still called a step, or by its manifest's
-// first bytes, so that a renamed copy is.
+// Recognises a step by its name, which also works if the step is damaged, or by the first bytes of
+// its manifest, which also works if the folder was renamed.
 bool IsCheckpoint(const fs::path& path) {
   std::error_code ignored;
   const fs::path manifest = path / ckpt::kManifestName;
@@ -27,7 +27,7 @@ bool IsCheckpoint(const fs::path& path) {
 
 namespace {
 
-// Null where a newer program wrote the step's model.
+// Returns null if a newer program wrote the model config and this one cannot read it.
 Json Mixers(const std::string& model_config_json) {
   try {
     return model::MixerSummary(model::ModelConfigFromJson(model_config_json));

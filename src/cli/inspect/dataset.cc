@@ -93,8 +93,8 @@ void PrintSplit(const Dataset& dataset, Split split, std::ostream& out) {
 
 }  // namespace
 
-// A folder of shards counts as one also without its manifest: Dataset::Open then says what is
-// missing.
+// A folder of shards without a manifest is recognised as well. Dataset::Open then reports the
+// missing file.
 bool IsDataset(const fs::path& path) {
   std::error_code ignored;
   if (!fs::is_directory(path, ignored)) return false;

@@ -1,4 +1,5 @@
-// TensorBoard's event files, a run's or a stranger's: what TensorBoard would show of them.
+// Summarises TensorBoard's event files, as TensorBoard would show them. The files may come from
+// other programs.
 #include <halflife/tensorboard_event.pb.h>
 
 #include <algorithm>
@@ -35,7 +36,7 @@ struct Tag {
 struct Point {
   int64_t step;
   uint32_t series;
-  float value;  // 0 for a text
+  float value;  // 0 for text.
 };
 
 // The summary of a tag.
@@ -44,7 +45,7 @@ struct Series {
   float last = 0;
   float least = std::numeric_limits<float>::infinity(), largest = -least;  // of finite values
 
-  // Points come in the reverse of the order in which they were written.
+  // Call this in reverse order: the point that was written last comes first.
   void AddEarlier(const Point& point) {
     if (num_points++ == 0) {
       first_step = last_step = point.step;
@@ -58,7 +59,7 @@ struct Series {
   }
 };
 
-// 3e-4f as 0.0003, not as the double 0.00030000001424923539.
+// Prints 3e-4f as 0.0003, not as the double 0.00030000001424923539.
 Json FiniteOrNull(float value) {
   return std::isfinite(value) ? Json(std::stod(ShortestText(value))) : Json();
 }
@@ -77,9 +78,9 @@ class EventsSummary {
       AddEvent(event, path);
     }
     const uint64_t bytes =
-        std::max<uint64_t>(fs::file_size(path), whole_bytes);  // a trainer may cut it
+        std::max<uint64_t>(fs::file_size(path), whole_bytes);  // A trainer may truncate it.
     HL_CHECK_AS(ExitCode::kData, num_records > 0 || bytes == 0, path.string(), " of ", bytes,
-                " bytes has no whole TensorBoard event");
+                " bytes has no complete TensorBoard event");
     files_.push_back({{"file", path.filename().string()},
                       {"bytes", bytes},
                       {"records", num_records},
@@ -93,7 +94,7 @@ class EventsSummary {
     Json scalars = Json::array(), texts = Json::array();
     for (const auto& [tag, index] : tags_) {
       const Series& series = shown[index];
-      if (series.num_points == 0) continue;  // all of them are superseded
+      if (series.num_points == 0) continue;  // A later attempt replaced all points.
       Json row = {{"tag", tag.name},
                   {"points", series.num_points},
                   {"first_step", series.first_step},
@@ -119,7 +120,7 @@ class EventsSummary {
   }
 
  private:
-  // From here on, what the points so far say of `step` and later ones is not shown.
+  // An attempt starts at `step`: the first `num_points` points are not shown from `step` on.
   struct Start {
     size_t num_points;
     int64_t step;
@@ -163,7 +164,8 @@ class EventsSummary {
     return index;
   }
 
-  // By tags_'s indices. The pass goes from the end, so that it knows all later starts.
+  // Returns the summaries, by the indices in tags_. Points are visited from the last to the first,
+  // so that all later starts are known.
   std::vector<Series> Shown() const {
     std::vector<Series> shown(tags_.size());
     auto start = starts_.rbegin();
@@ -185,14 +187,14 @@ class EventsSummary {
   double first_time_ = std::numeric_limits<double>::infinity(), last_time_ = -first_time_;
 };
 
-// TensorBoard's own rule.
+// Applies TensorBoard's own rule for file names.
 bool IsEventFile(const fs::path& path) {
   std::error_code ignored;
   return path.filename().string().find("tfevents") != std::string::npos &&
          fs::is_regular_file(path, ignored);
 }
 
-// TensorBoard reads them in the order of their names.
+// Returns the files in the order of their names, as TensorBoard reads them.
 std::vector<fs::path> EventFiles(const fs::path& path) {
   if (IsEventFile(path)) return {path};
   std::vector<fs::path> files;

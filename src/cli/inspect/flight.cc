@@ -33,7 +33,7 @@ std::string Summary(const FlightOperation& operation) {
 }
 
 Json RankJson(const FlightRecord& record, int64_t now_us) {
-  // A rank that runs is in its phase until now, another was until its end.
+  // A running rank has been in its phase until now, an ended rank until its end.
   const bool ended = record.failed_us != 0 || record.process == dist::ProcessState::kGone;
   const int64_t until_us = ended ? std::max(record.alive_us, record.failed_us) : now_us;
   return {{"rank", record.rank},
@@ -91,7 +91,7 @@ Json DescribeFlight(const fs::path& path) {
   return json;
 }
 
-// Without the operations, up to a thousand a rank.
+// Omits the operations, of which there are up to a thousand per rank.
 std::string FlightText(const fs::path& path) {
   Json json = Describe(path);
   json.erase("operations");

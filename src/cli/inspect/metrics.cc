@@ -15,8 +15,9 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-// Lines as they come; a step that was done again after a resume counts once, as it was last, and
-// one that a resume went back from and never came to again does not.
+// Adds lines in file order. After a resume:
+// - A step that was trained again counts once, with its last values.
+// - A step that was discarded and never trained again does not count.
 class MetricsSummary {
  public:
   void Add(const std::string& line) {
@@ -28,7 +29,7 @@ class MetricsSummary {
       ++num_damaged_;
       return;
     }
-    std::string attempt;  // empty: of a program that named none
+    std::string attempt;  // Empty: the program did not write one.
     if (json.contains("attempt") && json["attempt"].is_string()) {
       attempt = json["attempt"];
       double& elapsed = attempts_[attempt];
@@ -92,7 +93,7 @@ class MetricsSummary {
   }
   // The fields of a line that the summary needs. A run may have millions of lines.
   struct Step {
-    std::optional<double> loss;  // none: not finite
+    std::optional<double> loss;  // Empty: not finite.
     double seconds = 0, tokens_per_s = 0;
     bool skipped = false;
   };
@@ -104,7 +105,7 @@ class MetricsSummary {
     if (line["loss"].is_number()) step.loss = line["loss"].get<double>();
     return step;
   }
-  // A new attempt replaces what earlier ones say from its first trained or validated step on.
+  // A new attempt replaces the lines of earlier ones, from its first trained or validated step on.
   void BeginAttempt(const std::string& attempt, int64_t from) {
     attempt_ = attempt;
     steps_.erase(steps_.lower_bound(from), steps_.end());
@@ -113,11 +114,11 @@ class MetricsSummary {
   }
 
   int64_t num_lines_ = 0, num_damaged_ = 0, num_saves_ = 0, num_checkpoint_damage_ = 0;
-  std::map<std::string, double> attempts_;  // seconds of each
+  std::map<std::string, double> attempts_;  // Seconds of each attempt.
   std::map<int64_t, Step> steps_;
   std::map<int64_t, Json> validations_;
   std::string attempt_;
-  Json last_;  // the line of the last of steps_
+  Json last_;  // The line of the last step in steps_.
 };
 
 }  // namespace
@@ -132,7 +133,7 @@ Json DescribeMetrics(const fs::path& path) {
   HL_CHECK_AS(ExitCode::kData, in.good(), "cannot read ", path.string());
   MetricsSummary summary;
   for (std::string line; std::getline(in, line);) summary.Add(line);
-  // Else a file that cannot be read would look like one that ends here.
+  // Without this check, a read error would look like the end of the file.
   HL_CHECK_AS(ExitCode::kData, !in.bad(), "cannot read ", path.string());
   return summary.Finish();
 }

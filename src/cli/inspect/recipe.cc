@@ -15,7 +15,7 @@ using Json = nlohmann::ordered_json;
 
 struct Recipe {
   train::RunConfig config;
-  train::PlanScene scene;  // on as many ranks as share a row
+  train::PlanScene scene;  // The smallest world: the ranks that share one row.
   bool knows_steps() const { return config.train.max_epochs == 0 || scene.train_tokens > 0; }
 };
 

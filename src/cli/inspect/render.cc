@@ -16,7 +16,7 @@ std::string ScalarText(const std::string& key, const Json& value) {
   if (value.is_null()) return "-";
   const bool is_bytes = key == "bytes" || key.ends_with("_bytes");
   if (is_bytes && value.is_number_unsigned()) return HumanBytes(value.get<uint64_t>());
-  // also lists, such as shapes
+  // Lists, such as shapes, are printed as JSON, too.
   return Printable(value.dump(-1, ' ', false, Json::error_handler_t::replace));
 }
 

@@ -1,4 +1,4 @@
-// Tokenizers, possibly from others. The size of a file is checked before it is read.
+// Tokenizers, possibly from untrusted sources. The size of a file is checked before it is read.
 #include "data/tokenizer.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ using Json = nlohmann::ordered_json;
 using data::Tokenizer;
 
 constexpr uint64_t kMaxFileBytes = 128 << 20;
-// Any of these makes a folder a tokenizer's.
+// A folder that contains any of these files is recognised as a tokenizer.
 constexpr const char* kSigns[] = {data::kTokenizerKindFile, data::kTokenizerJsonFile,
                                   data::kHfSentencePieceFile, data::kTokenizerConfigFile};
 
@@ -30,13 +30,13 @@ bool IsFile(const fs::path& path) {
 void CheckSize(const fs::path& path) {
   std::error_code error;
   if (!fs::exists(path, error)) return;
-  HL_CHECK_AS(ExitCode::kData, IsFile(path), path.string(), " is no file");
+  HL_CHECK_AS(ExitCode::kData, IsFile(path), path.string(), " is not a regular file");
   const uint64_t bytes = fs::file_size(path, error);
-  HL_CHECK_AS(ExitCode::kData, !error && bytes <= kMaxFileBytes, path.string(), " is of ", bytes,
-              " bytes; of a tokenizer's file at most ", kMaxFileBytes, " are read");
+  HL_CHECK_AS(ExitCode::kData, !error && bytes <= kMaxFileBytes, path.string(), " has ", bytes,
+              " bytes. A tokenizer file has at most ", kMaxFileBytes, " bytes.");
 }
 
-// Checks all that data::OpenTokenizer may read.
+// Checks the sizes of all files that data::OpenTokenizer may read.
 void CheckSizes(const fs::path& path) {
   const bool is_folder = fs::is_directory(path);
   if (!is_folder) CheckSize(path);
@@ -52,13 +52,13 @@ std::unique_ptr<Tokenizer> Open(const fs::path& path) {
   std::unique_ptr<Tokenizer> tokenizer = data::FindTokenizer(path);
   HL_CHECK_AS(ExitCode::kData, tokenizer != nullptr, path.string(), " has a ",
               data::kTokenizerConfigFile, " that is not ByT5's, and no ", data::kTokenizerJsonFile,
-              " or ", data::kHfSentencePieceFile, " beside it");
+              " or ", data::kHfSentencePieceFile, ". Add one of these two files.");
   return tokenizer;
 }
 
 std::string HashOf(const Tokenizer& tokenizer) {
   StreamHash hash;
-  // The length ahead of each piece, so that pieces cannot run into each other.
+  // The length in front of each piece keeps neighbouring pieces apart.
   const auto add = [&](const std::string& piece) {
     const std::string length = Concat(piece.size(), " ");
     hash.Update(length.data(), length.size());

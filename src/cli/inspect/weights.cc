@@ -20,7 +20,7 @@ using Json = nlohmann::ordered_json;
 struct Totals {
   int64_t parameters = 0;
   uint64_t bytes = 0;
-  std::map<std::string, int64_t> by_dtype;  // elements
+  std::map<std::string, int64_t> by_dtype;  // Number of elements.
 
   void Add(const ckpt::safetensors::Entry& entry) {
     const int64_t count = ckpt::CountElements(entry.shape);
@@ -53,7 +53,8 @@ Json ReadJson(const fs::path& path) {
   return json;
 }
 
-// Names that the index promises and no file has, and the other way round.
+// Lists the tensors that are in the index but in no file, and those that are in a file but not in
+// the index.
 void CompareWithIndex(const fs::path& folder, const std::set<std::string>& names, Json* out) {
   const fs::path path = folder / "model.safetensors.index.json";
   Json missing = Json::array(), unlisted = Json::array();

@@ -171,7 +171,8 @@ TEST_F(DoctorTest, AnotherVersionThanWasBuiltWith) {
   EXPECT_EQ(same.text, "3.21.12, /usr/lib/libprotobuf.so.32.0.12");
   const Finding other = JudgeLibrary({"protobuf", "3.21.12", "3.25.1"}, maps);
   EXPECT_EQ(other.verdict, Verdict::kWarn);
-  EXPECT_EQ(other.text, "3.25.1 runs, 3.21.12 was built with, /usr/lib/libprotobuf.so.32.0.12");
+  EXPECT_EQ(other.text,
+            "3.25.1 is loaded, but the build used 3.21.12, /usr/lib/libprotobuf.so.32.0.12");
   EXPECT_THAT(other.remedy, HasSubstr("build again"));
   EXPECT_EQ(JudgeLibrary({"CLI11", "2.1.2", ""}, maps).text, "2.1.2, compiled in");
   EXPECT_EQ(JudgeLibrary({"zlib", "1.2.13", "1.2.13"}, maps).text, "1.2.13, compiled in");
@@ -194,7 +195,7 @@ TEST_F(DoctorTest, FileSystemOfTheRunFolder) {
   Write("proc/self/mountinfo", "22 1 8:1 / / rw - tmpfs tmpfs rw\n");
   const Finding folder = Named(CheckDisk(scene_), "run folder");  // runs/ itself is not there yet
   EXPECT_EQ(folder.verdict, Verdict::kWarn);
-  EXPECT_THAT(folder.text, HasSubstr("gone after a restart"));
+  EXPECT_THAT(folder.text, HasSubstr("lost after a restart"));
   EXPECT_THAT(folder.text, HasSubstr(std::filesystem::canonical(dir_.path()).string()));
 }
 
@@ -218,7 +219,7 @@ TEST_F(DoctorTest, PlacesOfRanks) {
   const std::vector<Finding> good =
       JudgePlaces({{"a", {0, 1}, 1}, {"a", {0, 1}, 1}, {"b", {5}, 1}});
   ASSERT_EQ(good.size(), 2u);
-  EXPECT_EQ(good[0].text, "2 on a, each on at least 2 of 2 cores, 2 threads in all");
+  EXPECT_EQ(good[0].text, "2 on a, each on at least 2 of 2 cores, 2 threads in total");
   EXPECT_EQ(good[0].verdict, Verdict::kOk);
   EXPECT_EQ(good[1].verdict, Verdict::kOk);
   // both bound to one core, and one rank with more threads than its own cores
@@ -231,7 +232,7 @@ TEST_F(DoctorTest, RanksOnDifferentDevicesAreNamed) {
   const std::vector<Finding> mixed = JudgeDevices({"cuda", "cuda", "cpu"});
   ASSERT_EQ(mixed.size(), 1u);
   EXPECT_EQ(mixed[0].verdict, Verdict::kFail);
-  EXPECT_EQ(mixed[0].text, "not possible: rank 0 would compute on cuda, rank 2 on cpu");
+  EXPECT_EQ(mixed[0].text, "not possible: rank 0 computes on cuda, rank 2 on cpu");
 }
 
 TEST_F(DoctorTest, AllReduceSaysRightAndWrong) {
@@ -281,7 +282,7 @@ TEST_F(DoctorTest, TextAndJsonOfAReport) {
                        {"none", {}}}};
   EXPECT_EQ(ReportText(report),
             "halflife 1.2.3 abc on host, 1 rank\n"
-            "\nlimits\nFAIL  nofile           32: few\n      mend: ulimit -n 65536\n"
+            "\nlimits\nFAIL  nofile           32: few\n      fix: ulimit -n 65536\n"
             "\ndisk\nOK    disk test        fine\n"
             "\n1 OK, 0 WARN, 1 FAIL\n");
   const auto json = ReportJson(report);

@@ -130,7 +130,7 @@ TEST_F(InspectEventsTest, ATornEndIsSaid) {
 }
 
 TEST_F(InspectEventsTest, WhatIsNoEventFile) {
-  EXPECT_HL_ERROR(Describe(Write("text")), ExitCode::kData, kName, "no whole TensorBoard event");
+  EXPECT_HL_ERROR(Describe(Write("text")), ExitCode::kData, kName, "no complete TensorBoard event");
   EXPECT_HL_ERROR(Describe(Write(Scalar("a", 1, 1))), ExitCode::kData, "brain.Event");
 }
 

@@ -127,7 +127,8 @@ TEST_F(InspectTokenizerTest, HostileAndUnknownFiles) {
   // One that would wait for a writer for ever.
   Write("pipe/kind.txt", "sentencepiece\n");
   ASSERT_EQ(::mkfifo((dir_ / "pipe/sentencepiece.model").c_str(), 0600), 0);
-  EXPECT_HL_ERROR(Describe(dir_ / "pipe"), ExitCode::kData, "sentencepiece.model is no file");
+  EXPECT_HL_ERROR(Describe(dir_ / "pipe"), ExitCode::kData,
+                  "sentencepiece.model is not a regular file");
 }
 
 }  // namespace
