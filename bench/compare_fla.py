@@ -250,7 +250,7 @@ def results_so_far(path: pathlib.Path, device: str, torch_version: str) -> dict:
     if (earlier["device"], earlier["torch"]) != (device, torch_version):
         sys.exit(
             f"{path} is of {earlier['device']}, torch {earlier['torch']}, and here is {device}, "
-            f"torch {torch_version}; another --json would work"
+            f"torch {torch_version}. Use another --json."
         )
     return earlier
 

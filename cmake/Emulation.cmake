@@ -15,7 +15,7 @@
 #
 # Call this in a directory that does not also compile the same .cu file with nvcc: here it is C++.
 # The sanitized kinds take two thirds of the build and test time of the emulated tests. They find what the
-# plain kind cannot: races between threads whatever the order, and accesses beyond an allocation. They run
+# plain kind cannot: races between threads in any order, and accesses beyond an allocation. They run
 # nightly, and before a change of a kernel lands: tests/run --label sanitized.
 option(HALFLIFE_SANITIZED_EMULATION "Build the emulated CUDA tests with AddressSanitizer and ThreadSanitizer, too" OFF)
 option(HALFLIFE_EMULATED_TESTS "Tests of CUDA sources on the CPU; the cuda preset leaves them to the cpu preset" ON)

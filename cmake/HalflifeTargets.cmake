@@ -143,7 +143,7 @@ function(hl_test)
     ENVIRONMENT "OMP_NUM_THREADS=1;ASAN_OPTIONS=detect_leaks=0")
 endfunction()
 
-# What every test program is compiled and linked with.
+# The compile and link options of every test program.
 function(hl_test_program program)
   target_link_libraries(${program} PRIVATE ${ARGN} hl_test_support GTest::gtest GTest::gmock)
   target_include_directories(${program} PRIVATE ${CMAKE_SOURCE_DIR}/tests ${CMAKE_SOURCE_DIR})

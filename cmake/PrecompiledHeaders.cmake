@@ -1,6 +1,6 @@
 # Precompiles LibTorch's headers for the areas that include them. They take more than 3 of the 5 s that a
-# mixer takes to compile. The headers of the standard library and of JSON alone are not worth it. Each set
-# of compile options costs 12 s and 300 MB on disk. A file must still include what it uses: the preset asan
+# mixer takes to compile. Only the headers of the standard library and of JSON are not worth it. Each set
+# mixer takes to compile. Precompiling only the headers of the standard library and of JSON is not worth it. Each set
 # compiles each file separately without precompiled headers and fails otherwise.
 option(HALFLIFE_PRECOMPILED_HEADERS "Parse LibTorch's headers once for the areas that use them" ON)
 

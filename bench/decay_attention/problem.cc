@@ -69,7 +69,7 @@ Problem::Problem(const Shape& shape, const at::TensorOptions& options)
     log_decay = (at::rand({shape.batch, shape.seq_len, shape.heads}, wide) * -0.2).requires_grad_();
   } else {
     HL_CHECK_AS(ExitCode::kUsage, shape.kind == "per_channel", "unknown kind '", shape.kind,
-                "'; per_head, per_token and per_channel would work");
+                "'. Use per_head, per_token or per_channel.");
     log_decay = (at::rand({shape.batch, shape.seq_len, shape.heads, shape.dim}, wide) * -0.2)
                     .requires_grad_();
   }

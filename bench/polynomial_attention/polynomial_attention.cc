@@ -40,9 +40,9 @@ struct Options {
 
   PolynomialAttentionConfig Config() const {
     HL_CHECK_AS(ExitCode::kUsage, kernel == "based" || kernel == "rebased", "kernel ", kernel,
-                "; based or rebased would work");
+                ". Use based or rebased.");
     HL_CHECK_AS(ExitCode::kUsage, form == "shape" || form == "quadratic" || form == "chunked",
-                "form ", form, "; shape, quadratic or chunked would work");
+                "form ", form, ". Use shape, quadratic or chunked.");
     return {.scale = 1 / std::sqrt(static_cast<double>(dim)),
             .weights = kernel == "based" ? kernels::PolynomialWeights{1, 1, 0.5}
                                          : kernels::PolynomialWeights{0, 0, 1},

@@ -137,7 +137,7 @@ std::vector<Case> MakeCases(const Options& options, const CaseOptions& wanted) {
   for (const Case& one : cases) families += " " + one.family;
   std::erase_if(cases, [&](const Case& one) { return one.family != options.only; });
   HL_CHECK_AS(ExitCode::kUsage, !cases.empty(), "unknown family '", options.only,
-              "'; these would work:", families);
+              "'. Use one of:", families);
   return cases;
 }
 
@@ -163,10 +163,10 @@ nlohmann::ordered_json Run(Options options, Problems& problems) {
   if (options.rounds == 0) options.rounds = device.is_cuda() ? 50 : 7;
   if (options.dtype.empty()) options.dtype = device.is_cuda() ? "bf16" : "fp32";
   HL_CHECK_AS(ExitCode::kUsage, options.dtype == "fp32" || options.dtype == "bf16",
-              "unknown dtype '", options.dtype, "'; fp32 and bf16 would work");
+              "unknown dtype '", options.dtype, "'. Use fp32 or bf16.");
   HL_CHECK_AS(ExitCode::kUsage,
               options.size == "step" || options.size == "large" || options.size == "both",
-              "unknown size '", options.size, "'; step, large and both would work");
+              "unknown size '", options.size, "'. Use step, large or both.");
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   for (const bool large : {false, true}) {
     if (options.size == (large ? "step" : "large")) continue;

@@ -175,9 +175,9 @@ nlohmann::ordered_json CompareLengths(Options o) {
 
 nlohmann::ordered_json Run(const Options& options) {
   HL_CHECK_AS(ExitCode::kUsage, options.wkv() || options.kind == "selective_scan", "unknown kind '",
-              options.kind, "'; wkv4 and selective_scan would work");
+              options.kind, "'. Use wkv4 or selective_scan.");
   HL_CHECK_AS(ExitCode::kUsage, options.seq_len % 64 == 0, "--seq-len ", options.seq_len,
-              "; a multiple of 64, the eager form's largest chunk, would work");
+              ". Use a multiple of 64, the eager form's largest chunk.");
   return options.lengths ? CompareLengths(options) : Compare(options);
 }
 

@@ -38,7 +38,7 @@ void Spin(double ms) {
   const cudaError_t status =
       cudaDeviceGetAttribute(&kilohertz, cudaDevAttrClockRate, c10::cuda::current_device());
   HL_CHECK_AS(ExitCode::kEnvironment, status == cudaSuccess,
-              "the GPU does not tell its clock: ", cudaGetErrorString(status));
+              "cannot read the GPU's clock: ", cudaGetErrorString(status));
   at::cuda::sleep(static_cast<int64_t>(ms * kilohertz));
 }
 
@@ -116,7 +116,7 @@ double RelativeRms(const at::Tensor& got, const at::Tensor& want) {
 
 at::Device FindDevice(const std::string& name) {
   HL_CHECK_AS(ExitCode::kUsage, name == "cpu" || name == "cuda", "unknown device '", name,
-              "'; cpu and cuda would work");
+              "'. Use cpu or cuda.");
   if (name == "cpu") return at::kCPU;
   RequireGpu();
   return at::kCUDA;

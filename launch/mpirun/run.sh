@@ -19,7 +19,7 @@
 #                      hung rank, until COMMAND, a `halflife train`, has finished the run that it
 #                      names with --run. Gives up after 3 attempts without a new checkpoint. Once an
 #                      attempt has saved, the next one continues from the newest checkpoint
-#                      (--resume auto), whatever --resume says
+#                      (--resume auto) and ignores --resume
 #   --max-restarts N   limit of the restarts (default 50)
 #   --mpi-option X     passed to mpirun; may be repeated
 #   --grace N          seconds that the ranks have to save if this script was killed; after that

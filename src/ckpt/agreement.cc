@@ -111,7 +111,8 @@ class Comparison {
   std::vector<std::string> lines_;
 };
 
-// What the checkpoint says where the run says what it expects, in the words of today.
+// Returns the checkpoint's values in the form of an Expectation. Values from older versions are
+// converted to today's form.
 Expectation StoredIn(const Manifest& manifest, const Expectation& expectation) {
   Expectation stored;
   stored.model_config_json = manifest.state.model_config_json;

@@ -1,6 +1,6 @@
-// What a checkpoint and the run that resumes from it must agree about: model family and config,
-// tensors, and every config field that changes the trajectory. Mesh, ZeRO stage, kernels and paths
-// are free.
+// Compares a checkpoint with the run that resumes from it. They must agree about the model family,
+// the model config, the tensors, and every config field that changes the trajectory. Mesh, ZeRO
+// stage, kernels and paths may differ.
 #pragma once
 
 #include <string>

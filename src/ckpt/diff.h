@@ -1,4 +1,4 @@
-// How two steps differ, tensor by tensor, whatever their world sizes.
+// Compares two steps tensor by tensor. Their world sizes may differ.
 //
 //   const StepDifference difference = DiffSteps(a, b, {.kinds = {Kind::kMain}});
 //   if (!difference.equal()) ...

@@ -1,6 +1,6 @@
-// A new file, written from front to back while its bytes are still being made: a thread of its own
-// writes a block as the caller fills the next. It writes past the page cache (O_DIRECT) where the
-// file system takes that: at the disk's pace, and nobody's cached data has to go.
+// Writes a new file from front to back while its bytes are still being produced: a separate thread
+// writes one block while the caller fills the next. Writes bypass the page cache (O_DIRECT) if the
+// file system supports it. They then run at the speed of the disk and evict no cached data.
 //
 //   DirectWriter file(path, num_bytes);  // reserves them: a full disk shows here
 //   file.Append(data, count);

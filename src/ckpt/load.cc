@@ -1,6 +1,6 @@
 // CheckpointStore::Load: the newest step that verifies, byte for byte, or an error. Rank 0 reads
 // names and manifests; every rank reads its slice of the arena, verified block by block; the slices
-// are then gathered, so that the step is read once, whatever the world size.
+// are then gathered, so that the step is read once for any world size.
 #include <algorithm>
 #include <charconv>
 #include <chrono>
@@ -76,7 +76,7 @@ class LoadSession {
   std::string manifest_hash_;
 };
 
-// What earlier writers left: nothing outside step_N is ever adopted.
+// Deletes what earlier writers left. Only step_N folders are ever loaded.
 void LoadSession::CleanUp() {
   OnRankZero(control_, {"ckpt_clean_up", 0}, [&] {
     for (const StepDir& step : WithRetries([&] { return ListSteps(dir_); })) {
@@ -303,7 +303,7 @@ void LoadSession::LeaveBranch(LoadReport& report) {
   if (report.own) RepairLatest(dir_ / own);
 }
 
-// What step_dir is called where it lies, however it was named: with a slash at its end, by a link.
+// Returns the real path of step_dir, without a trailing slash and with links resolved.
 fs::path OwnName(const fs::path& step_dir) {
   std::error_code error;
   const fs::path own = fs::canonical(step_dir, error);

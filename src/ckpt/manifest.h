@@ -1,6 +1,6 @@
-// The manifest of a step as plain types. It alone decides what a step contains: which files, and
-// which element ranges of which tensors lie where in them, with a hash per block. Protobuf stays
-// behind manifest.cc.
+// The manifest of a step as plain types. The manifest decides what a step contains: its files, and
+// the positions of the tensors' element ranges in them, with a hash per block. Only manifest.cc
+// uses protobuf.
 //
 //   const std::string bytes = EncodeManifest(manifest);  // magic, length, payload, hash
 //   // DamageError unless all of it agrees.

@@ -192,8 +192,8 @@ class StepReader::Impl {
     return {};
   }
 
-  // What stands beside the manifest for people. A sum or a text that says something else than the
-  // manifest would mislead whoever checks the step by `xxh128sum -c`, or reads it.
+  // Verifies the files next to the manifest that are for people. If one differs from the manifest,
+  // `xxh128sum -c` or a reader would get a wrong answer.
   std::vector<Damage> VerifyCompanions() const {
     const auto read = [this](const char* name) -> std::optional<std::string> {
       std::error_code ignored;

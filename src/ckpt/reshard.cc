@@ -46,9 +46,8 @@ void ReshardStep(const StepReader& step, int world_size, const fs::path& out) {
   const Manifest& from = step.manifest();
   const auto named = ParseStepName(NamedFolder(out));
   HL_CHECK_AS(ExitCode::kUsage, !named || named->step == from.state.step, out.string(),
-              " is what a step ", named->step, " would be called, and this one is ",
-              from.state.step, "; ", StepName(from.state.step),
-              ", or a name that is no step's, would work");
+              " is the name of step ", named->step, ", but this is step ", from.state.step,
+              ". Use ", StepName(from.state.step), ", or a name that is not a step's.");
   const dist::ParameterLayout layout = LayoutOf(from, world_size);
   Manifest manifest{.state = from.state,
                     .attempt = {},

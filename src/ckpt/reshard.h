@@ -1,6 +1,6 @@
 // Writes a step anew with the cut points of another world size. A load reshards by itself; this is
-// for copies that other tools read, or for so many new ranks that each should find its slice in one
-// file.
+// for copies that other tools read, and for large numbers of new ranks, each of which should find
+// its slice in one file.
 #pragma once
 
 #include <filesystem>
@@ -14,7 +14,7 @@ namespace halflife::ckpt {
 void ReshardStep(const StepReader& step, int world_size, const std::filesystem::path& out);
 
 // The hash of every element of every tensor and kind, in registration order: it is equal for equal
-// states, whatever the cuts.
+// states, however they are split into shards.
 Hash128 GatheredHash(const StepReader& step);
 
 }  // namespace halflife::ckpt

@@ -1,7 +1,6 @@
-// Which steps a run folder keeps, and the deletion of the others. Never fewer than two good steps
-// remain.
+// Decides which steps a run folder keeps, and deletes the others. At least two good steps remain.
 //
-//   // What goes and why.
+//   // Lists the steps to delete, with reasons.
 //   for (const RetentionChoice& choice : PlanRetention(ckpt_dir, policy)) ...
 #pragma once
 

@@ -78,8 +78,8 @@ Holder ReadHolder(const fs::path& path) {
   return holder;
 }
 
-// Empty: there is none. Error kCheckpointIo where that cannot be told: a save fails, which is not
-// the loss of the run folder.
+// Returns the owner's token, or "" if there is none. Throws Error kCheckpointIo if the file cannot
+// be read: this fails a save, but does not mean that the run folder has a new owner.
 std::string ReadToken(const fs::path& run_dir) {
   const fs::path path = run_dir / "owner.json";
   std::error_code ignored;
@@ -90,8 +90,9 @@ std::string ReadToken(const fs::path& run_dir) {
   return sound ? json["token"].get<std::string>() : "";
 }
 
-// What a save will do: create, fsync, rename, delete. Returns the file system's idea of now, which
-// is what the times of other files there compare with, whatever the clocks of the hosts say.
+// Performs the operations of a save: create, fsync, rename, delete. Returns the current time of the
+// file system's clock, which can be compared with the times of its files even if the clocks of the
+// hosts differ.
 double ProbeWritable(const fs::path& directory) {
   std::error_code error;
   fs::create_directories(directory, error);

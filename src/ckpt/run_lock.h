@@ -16,9 +16,9 @@ namespace halflife::ckpt {
 class RunLock {
  public:
   struct Options {
-    bool steal =
-        false;  // take over from a dead job; demands a stale heartbeat or a dead pid on this host
-    // Of the error where another job holds it: what the caller's user can do.
+    // Take over from a dead job. Requires a stale heartbeat or a dead pid on this host.
+    bool steal = false;
+    // The fix that is named in the error if another job holds the lock.
     std::string remedy =
         "wait for it, use another --run, or take over from a dead job with --steal-lock";
   };

@@ -32,7 +32,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What one Save works with; the calling order of its phases is in CheckpointStore::Save.
+// The state of one Save. CheckpointStore::Save calls its phases in order.
 class SaveSession {
  public:
   SaveSession(const fs::path& dir, dist::Communicator& control, const StoreConfig& config,
@@ -113,7 +113,7 @@ std::string SaveSession::OpenAttempt() const {
 // --- P1, P2 ---
 
 void SaveSession::WriteAndVote() {
-  // outside of the vote's collective, so that a rank that is late can be told from one that failed
+  // This runs outside of the vote's collective, to distinguish a late rank from a failed one.
   std::string own;
   std::exception_ptr failure;
   try {
@@ -198,9 +198,9 @@ void SaveSession::SealAndPublish() {
   });
 }
 
-// Steps that this one replaces go before it appears: a crash in between resumes from an older step
-// of this branch, never from a step of the branch that was left. Newer ones are here only where
-// nothing was loaded: a load sets them aside.
+// Removes the steps that this one replaces before it is published. After a crash in between, the
+// run resumes from an older step of this branch, never from a step of the abandoned branch. Newer
+// steps exist here only if nothing was loaded, because a load renames them.
 void SaveSession::MakeWay() const {
   SetNewerAside(dir_, state_.step);
   for (const StepDir& step : ListPublished(dir_)) {

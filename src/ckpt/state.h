@@ -1,5 +1,5 @@
-// What a checkpoint holds: the arena's three fp32 arrays and the scalars beside them, as plain
-// types. The protobuf manifest is behind manifest.cc.
+// The contents of a checkpoint as plain types: the arena's three fp32 arrays and the scalars. Only
+// manifest.cc knows the protobuf manifest.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace halflife::ckpt {
 
-// What is stored of a tensor. kExtra: state of a kind this version does not write.
+// The kind of state that is stored for a tensor. kExtra: a kind that this version does not write.
 enum class Kind : uint8_t { kMain, kAdamM, kAdamV, kExtra };
 const char* Name(Kind kind);  // "main", "adam_m", "adam_v", "extra"
 
@@ -24,7 +24,7 @@ struct ArenaView {
   float* main = nullptr;
   float* adam_m = nullptr;  // null with adam_v: weights only
   float* adam_v = nullptr;
-  // Up to which element of the arena the arrays hold this rank's slices alone.
+  // Below this element of the arena, the arrays hold only this rank's slices.
   int64_t main_sliced_end = 0, moments_sliced_end = 0;
 
   int64_t sliced_end(Kind kind) const {

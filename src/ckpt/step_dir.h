@@ -1,5 +1,5 @@
-// Names and moves in a ckpt folder. Rank 0 alone changes it, and only by renames that are made
-// durable at once:
+// Names and renames in a ckpt folder. Only rank 0 changes it, and only by renames, each of which is
+// made durable at once:
 //   step_000000001200               published
 //   step_000000001200.bad           failed verification, kept for people
 //   step_000000001200.superseded    of a branch that the run left for another step
@@ -39,11 +39,12 @@ std::vector<StepDir> ListPublished(const std::filesystem::path& ckpt_dir);
 // Creates, writes, fsyncs and closes a new file.
 void WriteDurably(const std::filesystem::path& path, std::string_view bytes);
 
-// Beside manifest.pb, for people; no load reads them.
+// Files next to manifest.pb for people. A load does not read them.
 constexpr char kManifestTextName[] = "manifest.txtpb";
 constexpr char kSumsName[] = "XXH128SUMS";
 
-// What XXH128SUMS says, as `xxh128sum -c` reads it: every shard file, manifest.pb, manifest.txtpb.
+// Returns the text of XXH128SUMS in the format of `xxh128sum -c`: one line per shard file, then
+// manifest.pb and manifest.txtpb.
 std::string SumsText(const Manifest& manifest, Hash128 manifest_hash, Hash128 text_hash);
 
 // Writes manifest.pb, manifest.txtpb and XXH128SUMS into an unpublished step. Returns the bytes of

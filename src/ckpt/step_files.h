@@ -21,7 +21,8 @@
 
 namespace halflife::ckpt {
 
-// Of a step, however many ranks have written it: a process has 1,024 descriptors by default.
+// The number of files that are open at a time, of a step from any number of ranks. A process has
+// 1,024 descriptors by default.
 constexpr size_t kMostOpenFiles = 128;
 
 class StepFiles {

@@ -12,7 +12,7 @@ void WriteStep(const fs::path& out, Manifest manifest, int num_shards,
                const std::function<ShardPlan(int rank)>& plan) {
   std::error_code ignored;
   HL_CHECK_AS(ExitCode::kUsage, !fs::exists(fs::symlink_status(NamedFolder(out), ignored)),
-              out.string(), " exists already; one that does not would work");
+              out.string(), " exists already. Use a new folder.");
   manifest.attempt = RandomHex(8);
   manifest.state.mesh = {.world = num_shards, .dp = num_shards};
   const fs::path temporary = TemporaryBeside(out, manifest.attempt);

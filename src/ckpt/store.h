@@ -3,7 +3,7 @@
 // an Error.
 //
 // Every rank calls Save and Load together. The state of a step is cut into one safetensors file per
-// rank; the manifest alone decides what the step contains; one rename publishes it (see
+// rank. Only the manifest decides what the step contains. One rename publishes it (see
 // docs/checkpoint_format.md for the protocol).
 //
 //   CheckpointStore store(run_dir / "ckpt", control, {.retention = {.keep_last = 3}});
@@ -32,8 +32,8 @@ struct StoreConfig {
 struct SaveReport {
   uint64_t bytes = 0;  // over all ranks
   double seconds = 0;
-  // Of these, until the step was published and a sample of it read back; then older ones go, which
-  // a file system that trims what it frees takes its time for.
+  // Seconds until the step was durable (published and spot-checked). The rest of `seconds` is the
+  // deletion of old steps, which is slow on file systems that trim on delete.
   double durable_seconds = 0;
   std::filesystem::path path;
 };
@@ -47,15 +47,15 @@ struct ResumeRequest {
 // "auto", "none", "step=N", "path=DIR"; else Error kUsage.
 ResumeRequest ParseResume(const std::string& text);
 
-// What must agree with the checkpoint: differences are listed all at once, with both values.
+// The values that must agree with the checkpoint. An error lists all differences, with both values.
 struct Expectation {
   std::string model_family;
   std::string model_config_json;  // compared field by field, as "model.<field>"
   // Brings the form that an earlier program stored into that of model_config_json. Empty: as it is.
   std::function<std::string(const std::string&)> canonical_model_config = {};
   std::map<std::string, std::string> trajectory;
-  // What a field of the trajectory means where the checkpoint, of a program that did not know it
-  // yet, has none: what that program did.
+  // The values of trajectory fields that an old checkpoint does not have: the behaviour of the
+  // program that wrote it.
   std::map<std::string, std::string> trajectory_defaults = {};
   std::vector<std::string> allow_change;                     // names of fields that may differ
   uint64_t max_step = std::numeric_limits<uint64_t>::max();  // the run's last: train.steps
@@ -64,7 +64,7 @@ struct Expectation {
 struct LoadReport {
   StepState state;
   std::filesystem::path path;       // canonical
-  bool own = false;                 // a step that this store has published, and not set aside
+  bool own = false;                 // a step of this store that was published and not renamed
   bool fell_back = false;           // an older step than the newest one found
   std::vector<std::string> damage;  // one banner per damaged step passed over
 };

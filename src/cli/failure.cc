@@ -13,7 +13,7 @@ namespace halflife::cli {
 namespace {
 
 constexpr char kOutOfMemory[] =
-    "; a smaller model, batch or sequence needs less (`halflife train --dry-run` tells how much)";
+    ". Use a smaller model, batch or sequence (`halflife train --dry-run` prints the memory).";
 
 // The CPU allocator's failure has no type of its own.
 bool IsOutOfMemory(const c10::Error& error) {

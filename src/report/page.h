@@ -25,7 +25,7 @@ struct SweepRecord {
   std::vector<PlotSpec> by_axis = {};
   std::vector<Table> tables = {};
   std::vector<RunRecord> runs = {};  // Runs whose curves are drawn.
-  std::string runs_note = {};        // Which of the sweep's runs these are. Empty: all.
+  std::string runs_note = {};        // Names the selected runs of the sweep. Empty: all.
 };
 
 struct PageContent {

@@ -46,7 +46,7 @@ struct GpuFacts {
   std::string_view device = {};
   double memory_bytes_per_s = 0;
   double memory_bytes = 0;                                 // Memory that a process can use.
-  double nvlink_bytes_per_s = 0, network_bytes_per_s = 0;  // Of a rank, as in Cluster. Assumed.
+  double nvlink_bytes_per_s = 0, network_bytes_per_s = 0;  // Per rank, as in Cluster. Assumed.
   double fp32_flops_per_s = 0;  // For products in fp32 (not tf32), as halflife computes them.
   kernels::DeviceLimits limits = {};
 };

@@ -291,10 +291,10 @@ TEST_F(ReaderTest, ReshardedStepsHoldTheSameState) {
     EXPECT_EQ(LoadStep(out / "run", 2, SmallSpecs(), request)->state.step, 200u);
   }
   EXPECT_HL_ERROR(ReshardStep(before, 2, out / "world5"), ExitCode::kUsage, "exists already",
-                  "one that does not would work");
+                  "Use a new folder.");
   EXPECT_HL_ERROR(ReshardStep(before, 2, out / "step_000000000201/"), ExitCode::kUsage,
-                  "is what a step 201 would be called, and this one is 200",
-                  "step_000000000200, or a name that is no step's, would work");
+                  "is the name of step 201, but this is step 200",
+                  "Use step_000000000200, or a name that is not a step's.");
   EXPECT_FALSE(fs::exists(out / "step_000000000201"));
 }
 

@@ -21,7 +21,7 @@ class SparseMemory {
     data_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     HL_CHECK_AS(ExitCode::kEnvironment, data_ != MAP_FAILED, "no address space for ", bytes,
-                " bytes; vm.overcommit_memory of 0 or 1 and no ulimit -v would work");
+                " bytes. Set vm.overcommit_memory to 0 or 1 and remove ulimit -v");
   }
   ~SparseMemory() {
     if (data_ != nullptr) munmap(data_, bytes_);

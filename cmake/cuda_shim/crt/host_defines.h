@@ -1,6 +1,6 @@
 // Stands in for the CUDA header of this name where kernel sources are compiled for the CPU: CUDA's
 // vector types and bf16 then need the one wheel that ships them, and no toolkit. Its guard is the
-// original's, so that a toolkit's own copy, found beside the including header, stays empty.
+// original's, so that a toolkit's own copy, found next to the including header, stays empty.
 #ifndef __HOST_DEFINES_H__
 #define __HOST_DEFINES_H__
 

@@ -26,7 +26,7 @@ namespace halflife::cli {
 
 struct PrepareOptions {
   data::PrepareOutput output;  // The output of all the inputs below, whose own output is unused.
-  data::PrepareInput input;    // Of text, plain or labelled. The inputs below do not use their own.
+  data::PrepareInput input;  // For text, plain or labelled. The inputs below do not use their own.
   data::PrepareConfig text;
   // The kind of labelled records, instead of text: "classes", "answers" or "".
   std::string labels;

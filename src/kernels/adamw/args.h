@@ -23,20 +23,21 @@ struct AdamWConfig {
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1;
 };
 
-// Elements [begin, end) of the arrays that are treated alike. Elements outside every segment are
-// left alone.
+// Elements [begin, end) of the arrays, which share one treatment. Elements outside every segment do
+// not change.
 struct AdamWSegment {
   int64_t begin, end;
   float weight_decay;
   int32_t has_copy;  // not 0: `copy` holds these elements
-  // Of arrays that hold only a part: element i lies at i + shift. Of m and v the same.
+  // Offsets for arrays that hold only a part: element i is at index i + shift. m and v share one
+  // offset.
   int64_t main_shift = 0, grads_shift = 0, moments_shift = 0;
 };
 
-// What every element shares, formed in fp64 from the step.
+// The factors that all elements share, computed in fp64 from the step.
 struct AdamWFactors {
   float grad_factor, beta1, one_minus_beta1, beta2, one_minus_beta2;
-  float lr;           // of the decay
+  float lr;           // learning rate for the weight decay
   float step_size;    // lr / (1 - b1^t)
   float denom_scale;  // 1 / sqrt(1 - b2^t)
   float eps;

@@ -26,9 +26,9 @@ namespace halflife::ops {
 // token was seen.
 struct FocusPoolState {
   // Without a window: exp(log_scale) mass is the sum of the weights, and exp(log_scale) sum is the
-  // weighted sum of the rows. A mass of 0 means that no token was seen, whatever the other fields
-  // hold. log_scale has no gradient: it is treated as a constant, so mass and sum carry the whole
-  // gradient.
+  // weighted sum of the rows. A mass of 0 means that no token was seen, even if the other fields
+  // are not 0. log_scale has no gradient: it is treated as a constant, so mass and sum carry the
+  // whole gradient.
   at::Tensor log_scale = {};  // [N, H]
   at::Tensor mass = {};       // [N, H]
   at::Tensor sum = {};        // [N, H, P]

@@ -33,7 +33,7 @@ at::Tensor FoldDense(const at::Tensor& matrix, const at::Tensor& before, const a
   return at::where(Beside(is_cut, own), own, y + own);
 }
 
-// A before + own. Where A is 0, the result is `own`, whatever `before` is.
+// A before + own. Where A is 0, the result is `own`, even if `before` is not finite.
 at::Tensor Fold(const Transition& transition, const at::Tensor& before, const at::Tensor& own) {
   if (transition.is_dense) return FoldDense(transition.factor, before, own);
   const at::Tensor f = Beside(transition.factor, own);

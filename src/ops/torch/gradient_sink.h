@@ -1,8 +1,8 @@
-// A gradient sink accumulates the gradients of one parameter in fp32, whatever the parameter's
-// dtype, in memory of the sink's owner; the parameter then has no `.grad`. A backward function that
-// can write to the sink directly does so. This saves a separate gradient tensor, its rounding to
-// the parameter's dtype and a pass over it. Gradients that arrive through autograd are copied or
-// added.
+// A gradient sink accumulates the gradients of one parameter in fp32, independently of the
+// parameter's dtype, in memory of the sink's owner; the parameter then has no `.grad`. A backward
+// function that can write to the sink directly does so. This saves a separate gradient tensor, its
+// rounding to the parameter's dtype and a pass over it. Gradients that arrive through autograd are
+// copied or added.
 //
 //   SetGradientSink(weight, std::make_unique<MySink>());   // by the owner; in a backward:
 //   if (GradientSink* const sink = GradientSinkOf(weight)) {

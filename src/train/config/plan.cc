@@ -166,11 +166,11 @@ void RequireDataset(const RunConfig& config, const model::LanguageModel& model,
 }
 
 void RequireSlicesOn(Device device, const RunConfig& config) {
-  HL_CHECK_AS(
-      ExitCode::kUsage, !device.is_cuda() || config.parallel.slices == 0, "parallel.slices ",
-      config.parallel.slices,
-      ": on a GPU, NCCL determines the order of sums, whatever the slices. Use parallel.slices "
-      "0, or train.device 'cpu'.");
+  HL_CHECK_AS(ExitCode::kUsage, !device.is_cuda() || config.parallel.slices == 0,
+              "parallel.slices ", config.parallel.slices,
+              ": on a GPU, NCCL determines the order of sums, independently of the slices. Use "
+              "parallel.slices "
+              "0, or train.device 'cpu'.");
 }
 
 void ValidateForPlan(RunConfig config, int world_size) {

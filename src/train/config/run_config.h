@@ -25,7 +25,7 @@ struct DataConfig {
   int64_t seq_len = 512;
   int prefetch = 4;
   std::string epoch_end = "fill";
-  data::RowPositionsConfig positions;  // Of training rows. All other rows have plain positions.
+  data::RowPositionsConfig positions;  // For training rows. All other rows have plain positions.
   bool reset_at_documents = true;      // As in data::TokenView. false is only for text.
 };
 

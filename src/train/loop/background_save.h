@@ -4,7 +4,7 @@
 //
 //   BackgroundSave save(store, comm, arena);
 //   save.Begin(state);
-//   ForwardAndBackward();                                  // Of the next step.
+//   ForwardAndBackward();                                  // The next step.
 //   save.AwaitCopy();                                      // Before the arena changes.
 //   const BackgroundSave::Report report = save.Finish();   // After it has ended on all ranks.
 #pragma once

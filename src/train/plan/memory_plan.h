@@ -46,8 +46,8 @@ MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model
 struct PlanScene {
   int world_size = 1;
   int ranks_of_device = 1;    // Number of ranks that share the memory of the device.
-  uint64_t memory_bytes = 0;  // Of the host, or of one GPU. 0: unknown.
-  int64_t train_tokens = 0;   // Of the dataset. 0: unknown.
+  uint64_t memory_bytes = 0;  // Memory of the host, or of one GPU. 0: unknown.
+  int64_t train_tokens = 0;   // Tokens in the training split. 0: unknown.
   // Order of the dataset's rows. Absent: unknown, and every step counts as a whole one.
   std::optional<data::SampleOrder> order = {};
   bool assumed_vocabulary = false;  // CompleteForPlan assumed the vocabulary.

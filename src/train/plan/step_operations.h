@@ -37,7 +37,7 @@ struct StepOperations {
   size_t second_event = 0;        // The first event of the second step.
   int64_t second_operation = 0;   // The first operation of the second step.
   int64_t num_micro_batches = 1;  // Per step.
-  int64_t tokens = 0;             // Of a micro-batch on this rank.
+  int64_t tokens = 0;             // Per micro-batch on this rank.
   // Largest number of tokens before a slice that a layer requests, at most the row's.
   int64_t longest_past = 0;
   // Sizes of the arena (ParameterArena), including padding.

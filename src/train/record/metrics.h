@@ -32,7 +32,7 @@ struct MetricsConfig {
   int world_size = 1;
   double flops_per_token_6p = 0;    // 6 x parameters.
   double flops_per_token_full = 0;  // Forward and backward, including mixing: 3 x FlopsPerToken.
-  std::optional<ComputePeak> peak;  // Of one rank.
+  std::optional<ComputePeak> peak;  // Per rank.
   Device device;
 };
 

@@ -22,7 +22,7 @@ class AdamW {
  private:
   ParameterArena& arena_;
   AdamWConfig config_;
-  at::Tensor segments_;  // bytes of kernels::AdamWSegment, one a fragment, beside the arena
+  at::Tensor segments_;  // kernels::AdamWSegment as bytes, one per fragment, on the arena's device
   int num_segments_ = 0;
   int64_t max_segment_ = 0;
 };

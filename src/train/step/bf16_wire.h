@@ -1,6 +1,6 @@
-// fp32 gradients that travel between ranks in bf16 (parallel.grad_reduce): half the bytes. Each
-// rank's share is rounded to nearest, and so is the sum: on the CPU once, of fp32 additions; NCCL
-// adds two at a time, and rounds each time.
+// Sends fp32 gradients between ranks in bf16 (parallel.grad_reduce), which halves the bytes. Each
+// rank's share is rounded to nearest, and so is the sum. On the CPU, the sum is computed in fp32
+// and rounded once. NCCL rounds after every addition of two shares.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,12 +12,12 @@
 
 namespace halflife::train {
 
-// Whether sums over so many ranks are: of one there is nothing to send.
+// Returns whether sums over `num_ranks` ranks use bf16. One rank sends nothing.
 bool SumsInBf16(const RunConfig& config, int num_ranks);
 
 class Bf16Wire : public dist::GradientWire {
  public:
-  // gradients [n] fp32, which stay in place; as many elements of bf16 are allocated beside them.
+  // gradients [n] fp32, which stay in place. Allocates another n elements of bf16.
   explicit Bf16Wire(const at::Tensor& gradients);
 
   TensorRef Load(int64_t begin, int64_t count) override;

@@ -40,8 +40,8 @@ class GradientHooks {
   GradientHooks& operator=(const GradientHooks&) = delete;
 
   // Begins micro-batch `index` of the `count` of a step; they come in order. The first overwrites
-  // the slots, so that no pass has to zero them. `reducer` comes with the last one alone: it learns
-  // of each parameter as soon as its sum is complete.
+  // the slots, so that no pass has to zero them. Pass `reducer` only with the last one: it is
+  // notified of each parameter as soon as its sum is complete.
   void BeginMicroBatch(int64_t index, int64_t count, dist::GradientReducer* reducer);
   // One that adds to what the arena holds, whichever of the step's it is: the same each time, as a
   // recording wants it. Where micro-batches are summed in order, without shares.

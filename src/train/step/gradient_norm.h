@@ -1,5 +1,5 @@
-// The global norm's sum of squares, with the same bits for any number of threads, and for any
-// number of ranks where each sums the whole.
+// The global norm's sum of squares. It has the same bits for any number of threads, and for any
+// number of ranks if each of them sums all gradients.
 //
 //   const GradientNorm norm(fragments, arena.grads());
 //   const at::Tensor partials = ops::ReadBack(norm.PartialSums());
@@ -16,16 +16,16 @@
 
 namespace halflife::train {
 
-// What fragments of `flat` need at every step, made once: their table lies beside them.
+// Holds the table of the fragments of `flat`, which is built once and used at every step.
 class GradientNorm {
  public:
   // `flat` is fp32; a fragment lies at its arena_begin in it.
   GradientNorm(const std::vector<dist::Fragment>& fragments, const at::Tensor& flat);
 
-  // [num_blocks] fp64 beside `flat`: sums over fixed blocks of each fragment, in order. A GPU is
-  // not waited for.
+  // Returns [num_blocks] fp64 on the device of `flat`: sums over fixed blocks of each fragment, in
+  // order. Does not wait for a GPU.
   at::Tensor PartialSums() const;
-  // Adds up what PartialSums gave, on the host.
+  // Adds up the result of PartialSums, on the host.
   double Sum(std::span<const double> partials) const;
 
  private:

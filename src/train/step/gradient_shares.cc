@@ -85,8 +85,8 @@ void GradientShares::Settle(int bucket) {
   BucketSum& sum = sums_[bucket];
   const Stopwatch stopwatch;
   sum.work.WaitOn(producer_);
-  sum.work
-      .WaitHost();  // with the deadline: a stream that waits for a dead peer would wait for ever
+  // Waits with the deadline, because a stream would wait for a dead peer without a limit.
+  sum.work.WaitHost();
   wait_seconds_ += stopwatch.Seconds();
   if (!first_) {
     OwnSlice(bucket).add_(sum.own);

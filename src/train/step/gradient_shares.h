@@ -1,6 +1,6 @@
-// Gradients of which each rank keeps its slices alone (ZeRO stage 2): a bucket's memory is there
-// from its first gradient until its sum over ranks has gone to the slices' owners. Every
-// micro-batch is summed over ranks; a rank adds up what it owns.
+// Gradients for ZeRO stage 2: each rank keeps only its slices. A bucket has memory from its first
+// gradient until its sum over ranks has been sent to the owners of the slices. Every micro-batch is
+// summed over ranks, and each rank accumulates the slices that it owns.
 //
 //   GradientShares shares(arena, comm);
 //   shares.BeginMicroBatch(/*first=*/true);

@@ -7,12 +7,13 @@
 namespace halflife::train {
 namespace {
 
-// Tables of documents have as many entries as there are documents.
+// The tables of documents have one entry per document, so other batches differ in form.
 bool IsOneDocumentARow(const eval::BatchTensors& batch) { return !batch.slice.has_boundaries(); }
 
 }  // namespace
 
-// As many targets: where few tokens have one, the head computes these alone.
+// The number of targets must match, because the head computes only the tokens that have a target if
+// these are few.
 bool MicroBatchGraph::HasForm(const eval::BatchTensors& batch) const {
   return batch.inputs.sizes() == batch_->inputs.sizes() && batch.num_targets == batch_->num_targets;
 }
@@ -22,7 +23,7 @@ at::Tensor MicroBatchGraph::Run(const eval::BatchTensors& batch) {
     if (!std::exchange(told_, true))
       HL_INFO("train",
               "train.cuda_graphs: micro-batches in which a document starts within a row are "
-              "launched as ever");
+              "launched normally");
     return compute_(batch);
   }
   if (!batch_.has_value() || !HasForm(batch)) {

@@ -1,6 +1,7 @@
-// Forward and backward of micro-batches replayed from one recording (train.cuda_graphs): a small
-// model's step is then no longer the time of its launches. Micro-batches of one form: rows of one
-// document each, as many rows, tokens and targets as the one before. Others run as ever.
+// Replays forward and backward of micro-batches from one recorded graph (train.cuda_graphs). The
+// step time of a small model is then not limited by kernel launches. Micro-batches are replayed if
+// each row is one document, and the numbers of rows, tokens and targets equal those of the previous
+// micro-batch. All others run normally.
 //
 //   MicroBatchGraph graph(device, [&](const eval::BatchTensors& batch) { return SumsOf(batch); });
 //   const at::Tensor sums = graph.Run(tensors);
@@ -27,8 +28,8 @@ class MicroBatchGraph {
   MicroBatchGraph(at::Device device, Compute compute)
       : device_(device), compute_(std::move(compute)) {}
 
-  // The first micro-batch of a form runs as ever, and makes what later ones find: tables of
-  // kernels, workspaces of products. The next one is recorded.
+  // The first micro-batch of a form runs normally and fills the caches that later ones use: kernel
+  // tables, workspaces of matrix products. The next one is recorded.
   at::Tensor Run(const eval::BatchTensors& batch);
   int64_t num_replays() const { return num_replays_; }
 

@@ -2,8 +2,8 @@
 // gradients and Adam's m and v, in ParameterLayout's order, plus the copy of the compute region in
 // the compute dtype where that is not fp32. The model's parameters are views into it.
 //
-// Where a rank shares arrays out with others (ZeRO: Rajbhandari et al., 2020), it holds its slices
-// of them alone: of m and v, of the main weights that have a compute copy, of gradients.
+// With ZeRO (Rajbhandari et al., 2020), a rank holds only its slices of the sharded arrays: m and
+// v, the main weights that have a compute copy, and gradients.
 //
 //   ParameterArena arena(model.parameters(), {.device = at::kCPU, .compute_dtype = at::kFloat});
 //   arena.Initialise(seed);
@@ -44,7 +44,7 @@ class ParameterArena {
   int64_t main_sliced_end() const { return main_sliced_end_; }
   int64_t moments_sliced_end() const { return moments_sliced_end_; }
   int64_t grads_sliced_end() const { return grads_sliced_end_; }
-  // What this rank updates: its slices, or everything.
+  // True if this rank updates only its slices, false if it updates everything.
   bool sliced() const { return config_.zero_stage > 0; }
   // In the order of parameters.
   const std::vector<dist::Fragment>& updated_fragments() const { return updated_; }
@@ -60,7 +60,7 @@ class ParameterArena {
   // After main changed: rounds it (to nearest even) into the compute copy, of what this rank holds.
   // Nothing may run between a forward and its backward: autograd does not see these writes.
   void RefreshComputeCopy();
-  // What the ranks compute with and gather after an update of their slices.
+  // The arrays that the ranks compute with, and gather after they updated their slices.
   std::vector<dist::GatheredArray> ComputedArrays() const;
 
  private:

@@ -107,7 +107,7 @@ at::Tensor StepRunner::ToldPositions(const data::Batch& batch) const {
   std::vector<int64_t> told =
       data::TellPositions(config_.data.positions, config_.train.seed, batch);
   const at::Tensor whole = at::from_blob(told.data(), {batch.batch_size, batch.seq_len}, at::kLong);
-  // A copy: `told` goes, and neither a slice of one row nor an upload to a CPU is one.
+  // Clone, because `told` is destroyed here: a slice of one row and an upload to a CPU are views.
   const at::Tensor own = (rows_.parallel ? rows_.parallel->TokensOf(whole) : whole).clone();
   return ops::Upload(own, ToTorch(device_));
 }
@@ -132,7 +132,8 @@ at::Tensor StepRunner::Differentiate(const eval::BatchTensors& batch,
   begin_backward();
   Enter("backward");
   sums.objective.mul(scale).backward();
-  // What the device does next may wait for a peer for ever; this waits with the deadline.
+  // Waits here with the deadline, because the device's next operation would wait for a dead peer
+  // without a limit.
   if (rows_.parallel) rows_.parallel->group->Settle();
   hooks_.EndMicroBatch();
   return at::stack({sums.loss, sums.z_loss});
@@ -151,7 +152,7 @@ at::Tensor StepRunner::Launched(const eval::BatchTensors& batch, int64_t index, 
       });
 }
 
-// From a sum of nothing: every micro-batch is then added.
+// The gradient sum starts at zero, so every micro-batch accumulates into it.
 at::Tensor StepRunner::Replayed(const eval::BatchTensors& batch, int64_t index, int64_t count) {
   if (index == 0) {
     AwaitParameters();
@@ -238,7 +239,7 @@ void StepRunner::Reduce(int64_t step, StepResult& result) {
   scalars.Reduce(context_.control());
 
   result.num_targets = static_cast<int64_t>(scalars[Scalar::kNumTargets]);
-  // Of no target there is no mean: not a number.
+  // Without targets there is no mean, so the loss is NaN.
   result.loss = scalars[Scalar::kLossSum] / result.num_targets;
   result.z_loss = scalars[Scalar::kZLossSum] / result.num_targets;
   if (scalars.any(Scalar::kNonFiniteRanks)) {

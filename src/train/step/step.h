@@ -70,14 +70,14 @@ class StepRunner {
   StepResult Run(int64_t step, uint64_t& num_updates, const StepScalars& flags,
                  const std::function<void()>& before_update = nullptr);
 
-  // Of step number `step` (0-based), by the schedule.
+  // Returns the scheduled learning rate of step number `step` (0-based).
   double LearningRate(int64_t step) const;
 
   // With parallel.zero_stage > 0: collective; every rank gets the parameters that the others
   // updated, as at a run's start. Run shares them too, while the next forward begins.
   void ShareParameters();
-  // Tells `observe` of the phases of Run from now on, as they begin: data, forward, backward of
-  // each micro-batch, reduce, update.
+  // Calls `observe` from now on when a phase of Run begins: data, forward and backward of each
+  // micro-batch, reduce, update.
   void ObservePhases(std::function<void(const char*)> observe) { observe_ = std::move(observe); }
   // Before the parameters are read outside of Run.
   void AwaitParameters();
@@ -119,7 +119,7 @@ class StepRunner {
   std::optional<MicroBatchSum> sum_;              // of what the ranks have summed for each
   GradientNorm norm_;                             // of the gradients that this rank holds
   AdamW optimizer_;
-  std::function<void(const char*)> observe_;       // null: nobody asked
+  std::function<void(const char*)> observe_;       // null: no observer
   int64_t step_ = 0;                               // being taken, from 1
   std::vector<at::Tensor> losses_;                 // [2] of a micro-batch: its loss and z loss
   std::optional<MicroBatchGraph> graph_;           // with train.cuda_graphs

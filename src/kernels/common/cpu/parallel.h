@@ -20,7 +20,7 @@
 
 namespace halflife::kernels::cpu {
 
-// Flushes subnormal numbers to zero in this thread, whatever the caller's setting. Strong decays
+// Flushes subnormal numbers to zero in this thread and ignores the caller's setting. Strong decays
 // produce subnormal products, on which every operation is executed by slow microcode.
 class FlushSubnormals {
  public:

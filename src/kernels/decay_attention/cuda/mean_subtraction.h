@@ -19,10 +19,10 @@
 //       which was rounded together with m.
 //   R = dL/dS does not change; dL/dz for fixed S' is r' = r + R m
 //
-// If m is the mean, no large terms are left to cancel, whatever the mean was. v' has the accuracy
-// of a bf16 of its own size. The forward must not use later tokens, so it keeps v unchanged. To
-// make S - z m^T accurate to 16 bits, it stores each element of its checkpoints as the sum of two
-// bf16.
+// If m is the mean, no large terms are left to cancel, however large the mean is. v' has the
+// accuracy of a bf16 of its own size. The forward must not use later tokens, so it keeps v
+// unchanged. To make S - z m^T accurate to 16 bits, it stores each element of its checkpoints as
+// the sum of two bf16.
 #pragma once
 
 #include <cstdint>

@@ -79,7 +79,7 @@ class Forward {
         }
         for (int i = 0; i < kLanes<T>; ++i) maximum = most[i] > maximum ? most[i] : maximum;
       }
-      // No score is finite so far, so the weights are 0 whatever is subtracted.
+      // No score is finite so far, so the weights are 0 for any subtracted value.
       const bool none = maximum == -std::numeric_limits<T>::infinity();
       factors_[r] = none ? T(0) : maxima_[r] - maximum;
       maxima_[r] = maximum;
