@@ -38,7 +38,7 @@
 #include "core/philox.h"
 #include "dist/communicator.h"
 #include "dist/gradient_reducer.h"
-#include "dist/mpi_rank_context.h"
+#include "dist/rank_context.h"
 #include "kernels/common/cpu/instruction_set.h"
 #include "model/model_cost.h"
 #include "ops/torch/tensor_ref.h"

@@ -16,8 +16,7 @@
 #include "core/log.h"
 #include "core/version.h"
 #include "dist/flight_report.h"
-#include "dist/local_rank_context.h"
-#include "dist/mpi_rank_context.h"
+#include "dist/rank_context.h"
 #include "train/record/run_folder.h"
 
 namespace halflife::cli {

@@ -15,7 +15,6 @@
 #include "core/host.h"
 #include "core/log.h"
 #include "core/threads.h"
-#include "dist/flight_image.h"
 #include "dist/flight_report.h"
 
 namespace halflife::dist {

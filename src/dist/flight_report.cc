@@ -12,7 +12,7 @@
 #include "core/host.h"
 #include "core/human.h"
 #include "core/log.h"
-#include "dist/flight_image.h"
+#include "dist/flight_recorder.h"
 
 namespace halflife::dist {
 namespace {

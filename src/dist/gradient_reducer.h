@@ -9,14 +9,26 @@
 //   reducer.Finish();            // throws Error kInternal naming parameters without a gradient
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
-#include "dist/bucket_progress.h"
+#include "core/tensor_ref.h"
 #include "dist/communicator.h"
-#include "dist/gradient_wire.h"
 #include "dist/parameter_layout.h"
 
 namespace halflife::dist {
+
+// Converts gradients to the form in which they travel between ranks, if that differs from how they
+// are stored.
+class GradientWire {
+ public:
+  virtual ~GradientWire() = default;
+  // Returns elements [begin, begin + count) of the gradients in the form in which they travel. The
+  // returned memory does not move. Work is queued on the stream of the step.
+  virtual TensorRef Load(int64_t begin, int64_t count) = 0;
+  // Converts the received elements back into the gradients.
+  virtual void Store(int64_t begin, int64_t count) = 0;
+};
 
 enum class ReducedTo : uint8_t { kAllRanks, kSlices };
 

@@ -8,10 +8,8 @@
 
 #include "core/log.h"
 #include "core/threads.h"
-#include "dist/deadline.h"
-#include "dist/first_cause.h"
 #include "dist/local_state.h"
-#include "dist/split_members.h"
+#include "dist/request.h"
 
 namespace halflife::dist {
 namespace {

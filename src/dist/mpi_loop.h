@@ -1,5 +1,5 @@
-// Internal to MpiEngine: its jobs and the loop that its thread runs. For mpi_*.cc files, which
-// include <mpi.h> first.
+// Internal to the mpi_*.cc files, which include <mpi.h> first: the check of MPI's results, the jobs
+// of MpiEngine and the loop that its thread runs.
 #pragma once
 
 #include <algorithm>
@@ -14,9 +14,35 @@
 #include <thread>
 #include <vector>
 
-#include "dist/mpi_check.h"
+#include "core/concat.h"
+#include "dist/communicator.h"
 #include "dist/mpi_engine.h"
-#include "dist/split_members.h"
+#include "dist/request.h"
+
+namespace halflife::dist {
+
+inline std::string MpiErrorText(int code) {
+  char text[MPI_MAX_ERROR_STRING] = {};
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  return {text, static_cast<size_t>(length)};
+}
+
+}  // namespace halflife::dist
+
+// HL_MPI(MPI_Isend(...), "to rank ", peer) throws CommError kLibrary with MPI's error text.
+// Communicators must use MPI_ERRORS_RETURN.
+#define HL_MPI(call, ...)                                                                      \
+  do {                                                                                         \
+    const int hl_mpi_code = (call);                                                            \
+    if (hl_mpi_code != MPI_SUCCESS) [[unlikely]] {                                             \
+      throw ::halflife::dist::CommError(                                                       \
+          {::halflife::dist::CommFailure::Kind::kLibrary,                                      \
+           ::halflife::Concat(#call, ": ",                                                     \
+                              ::halflife::dist::MpiErrorText(hl_mpi_code) __VA_OPT__(, ": ", ) \
+                                  __VA_ARGS__)});                                              \
+    }                                                                                          \
+  } while (false)
 
 namespace halflife::dist {
 

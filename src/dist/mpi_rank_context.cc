@@ -1,4 +1,4 @@
-#include "dist/mpi_rank_context.h"
+#include "dist/rank_context.h"
 
 #include <mpi.h>
 #include <unistd.h>
@@ -15,9 +15,9 @@
 #include "core/host.h"
 #include "core/log.h"
 #include "core/threads.h"
-#include "dist/first_cause.h"
-#include "dist/mpi_check.h"
-#include "dist/mpi_communicator.h"
+#include "dist/mpi_engine.h"
+#include "dist/mpi_loop.h"
+#include "dist/request.h"
 
 namespace halflife::dist {
 namespace {

@@ -9,8 +9,8 @@
 #include <mutex>
 #include <string>
 
-#include "dist/deadline.h"
 #include "dist/nccl_communicator.h"
+#include "dist/request.h"
 
 namespace halflife::dist::nccl {
 

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "core/clock.h"
-#include "dist/bucket_progress.h"
+#include "dist/parameter_layout.h"
 
 namespace halflife::dist {
 

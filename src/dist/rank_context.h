@@ -5,8 +5,10 @@
 //   context->world().AllReduce(Ref(&loss, 1), ReduceOp::kSum, {"loss", 0}, nullptr).WaitHost();
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/launcher.h"
 #include "core/tensor_ref.h"
@@ -59,5 +61,45 @@ class RankContext {
   // Ends the whole world at once with this exit code. Thread-safe; does not return.
   [[noreturn]] virtual void AbortWorld(int exit_code) noexcept = 0;
 };
+
+// Returns a rank of a world whose ranks are threads of this process. Such a world runs the trainer
+// on many ranks without MPI, for tests and for machines that have no MPI. CPU tensors only.
+//
+//   RunLocalRanks(4, {.timeout_s = 180}, [&](RankContext& context) { Train(context); });
+//
+// `comm` is this rank's communicator of a LocalWorld; borrowed.
+std::unique_ptr<RankContext> MakeLocalRankContext(Communicator& comm);
+
+// Runs `body` on `size` threads and joins them. The first exception that is a cause ends all ranks
+// and is rethrown here.
+void RunLocalRanks(int size, const RankConfig& config,
+                   const std::function<void(RankContext& context)>& body);
+
+// Returns the context of a process that mpirun or srun started, and initialises MPI. `evidence`
+// describes the environment; MPI must agree with it.
+std::unique_ptr<RankContext> MakeMpiRankContext(const RankConfig& config,
+                                                const LauncherEvidence& evidence);
+
+// Initialises MPI, runs `body` on `count` threads, each of which is a rank of the world, and joins
+// them. The first exception that is a cause ends all ranks of the process and is rethrown here.
+void RunMpiRanks(int count, const RankConfig& config, const LauncherEvidence& evidence,
+                 const std::function<void(RankContext& context)>& body);
+
+// Throws Error kUsage for a CUDA device: ranks that are threads of one process cannot have a GPU
+// each.
+void RequireCpuOfThreads(Device device);
+
+// Returns the ranks whose value differs from the most frequent value. Among equally frequent
+// values, the one of the lowest rank counts as the most frequent.
+std::vector<int> OddRanks(const std::vector<std::string>& values);
+
+// Throws Error kUsage "ranks disagree about the config", naming the differing ranks and both
+// hashes.
+void CheckSameConfig(Communicator& control, const std::string& config_hash);
+
+// Returns NCCL over the ranks of `control`, or a Self communicator for a single rank. Throws Error
+// kEnvironment in a build without CUDA.
+std::unique_ptr<Communicator> MakeDeviceWorld(Communicator& control, Device device,
+                                              double timeout_s, double init_timeout_s);
 
 }  // namespace halflife::dist

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <tuple>
 #include <utility>
 
 #include "core/hash.h"
@@ -266,6 +267,21 @@ void RequestCommunicator::Check(const Request& request) const {
     case OpKind::kBarrier:
       break;
   }
+}
+
+std::vector<int> MembersOf(std::span<const SplitPlace> all, int color) {
+  std::vector<int> members;
+  if (color < 0) return members;
+  for (int i = 0; i < static_cast<int>(all.size()); ++i) {
+    if (all[i].color == color) members.push_back(i);
+  }
+  std::ranges::sort(members, {}, [&](int i) { return std::tuple(all[i].key, all[i].rank); });
+  return members;
+}
+
+int IndexOf(std::span<const int> members, int member) {
+  const auto at = std::ranges::find(members, member);
+  return at == members.end() ? 0 : static_cast<int>(at - members.begin());
 }
 
 }  // namespace halflife::dist

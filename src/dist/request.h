@@ -1,8 +1,18 @@
-// A collective as data. The Self, Local, MPI and NCCL communicators execute it, compare it between
-// ranks and describe it in errors.
+// What the implementations of communicators share:
+//
+// - Request: a collective as data. The Self, Local, MPI and NCCL communicators execute it, compare
+//   it between ranks and describe it in errors.
+// - RequestCommunicator: their base class.
+// - The rule for the members of split groups, the deadline of a wait, and the choice of the error
+//   that is reported if several ranks of a process fail.
 #pragma once
 
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
+#include <exception>
+#include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -97,5 +107,54 @@ class RequestCommunicator : public Communicator {
 
 // `comm` must be a RequestCommunicator, as all communicators of this program are.
 void RecordIn(Communicator& comm, FlightRecorder* recorder);
+
+// The arguments of Communicator::Split on one rank of the parent. Threads and processes determine
+// the members of the new groups by the same rule.
+struct SplitPlace {
+  int color = -1;  // negative: member of no group
+  int key = 0;
+  int rank = 0;  // in the parent
+};
+
+// `all` has one entry per rank, in any order. Returns the indices in `all` of a color's members,
+// sorted by (key, rank), or nothing for a negative color.
+std::vector<int> MembersOf(std::span<const SplitPlace> all, int color);
+
+// The index of `member` in `members`; 0 if it is not a member.
+int IndexOf(std::span<const int> members, int member);
+
+// Returns the time at which a wait that begins now must end.
+//
+//   const auto deadline = DeadlineIn(options.timeout_s);
+//
+// Infinity and any other number of seconds that the clock cannot represent become about thirty
+// years, which means no deadline. `seconds` must not be NaN.
+inline std::chrono::steady_clock::time_point DeadlineIn(double seconds) {
+  using Clock = std::chrono::steady_clock;
+  // Far below the 292 years at which 64 bits of nanoseconds overflow, because a condition variable
+  // may add the time of another clock.
+  constexpr double kForeverSeconds = 1e9;
+  return Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                            std::chrono::duration<double>(std::min(seconds, kForeverSeconds)));
+}
+
+// Selects the exception to report if several threads fail: the first that is a cause. A consequence
+// (kAborted) is reported only if there is no cause.
+class FirstCause {
+ public:
+  void Add(std::exception_ptr error, bool consequence) {
+    const std::lock_guard lock(mutex_);
+    std::exception_ptr& kept = consequence ? consequence_ : cause_;
+    if (!kept) kept = std::move(error);
+  }
+  void RethrowAny() const {
+    if (cause_) std::rethrow_exception(cause_);
+    if (consequence_) std::rethrow_exception(consequence_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::exception_ptr cause_, consequence_;
+};
 
 }  // namespace halflife::dist

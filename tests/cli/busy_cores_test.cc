@@ -7,7 +7,7 @@
 #include "core/concat.h"
 #include "core/host.h"
 #include "dist/local_communicator.h"
-#include "dist/local_rank_context.h"
+#include "dist/rank_context.h"
 
 namespace halflife::cli {
 namespace {

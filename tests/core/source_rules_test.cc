@@ -284,7 +284,7 @@ TEST(SourceRules, TheChecksCatchWhatTheyForbid) {
   const auto fault = [](const char* area, const char* extension, const char* include) {
     return FaultOf({"x", area, extension, {}}, include);
   };
-  EXPECT_EQ(fault("core", ".cc", "dist/work.h"), "core may not include dist");
+  EXPECT_EQ(fault("core", ".cc", "dist/mesh.h"), "core may not include dist");
   EXPECT_EQ(fault("dist", ".cc", "data/batch.h"), "dist may not include data");
   EXPECT_EQ(fault("eval", ".cc", "train/x.h"), "eval may not include train");
   EXPECT_EQ(fault("eval", ".cc", "infer/x.h"), "eval may not include infer");

@@ -9,7 +9,7 @@
 #include "core/clock.h"
 #include "dist/collective_cases.h"
 #include "dist/local_communicator.h"
-#include "dist/mpi_communicator.h"
+#include "dist/mpi_engine.h"
 #include "dist/rank_context.h"
 #include "support/expect_error.h"
 

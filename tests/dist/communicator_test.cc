@@ -6,7 +6,7 @@
 
 #include "dist/collective_cases.h"
 #include "dist/local_communicator.h"
-#include "dist/mpi_rank_context.h"
+#include "dist/rank_context.h"
 #include "support/expect_error.h"
 
 namespace halflife::dist {

@@ -1,4 +1,4 @@
-#include "dist/deadline.h"
+#include "dist/request.h"
 
 #include <gtest/gtest.h>
 

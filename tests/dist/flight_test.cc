@@ -9,7 +9,7 @@
 
 #include "core/clock.h"
 #include "dist/flight_report.h"
-#include "dist/local_rank_context.h"
+#include "dist/rank_context.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"
 

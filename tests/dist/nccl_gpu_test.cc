@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "dist/mpi_rank_context.h"
+#include "dist/rank_context.h"
 #include "support/expect_error.h"
 
 namespace halflife::dist {

@@ -1,13 +1,10 @@
 // The examples of src/dist's headers. A function's parameters are what its example takes for
 // granted.
-#include "dist/bucket_progress.h"
 #include "dist/communicator.h"
-#include "dist/deadline.h"
 #include "dist/flight_recorder.h"
 #include "dist/flight_report.h"
 #include "dist/gradient_reducer.h"
 #include "dist/local_communicator.h"
-#include "dist/local_rank_context.h"
 #include "dist/mesh.h"
 #include "dist/mpi_engine.h"
 #include "dist/nccl_communicator.h"
@@ -15,13 +12,13 @@
 #include "dist/parameter_layout.h"
 #include "dist/rank_context.h"
 #include "dist/rehearsal.h"
-#include "dist/work.h"
+#include "dist/request.h"
 
 namespace halflife::dist {
 
 void Launch(int bucket);
 void BucketProgressExample(const ParameterLayout& layout, int param, int bucket) {
-#include "examples/dist/bucket_progress.h"
+#include "examples/dist/parameter_layout.h.2"
 }
 
 void CommunicatorExample(Communicator& comm, double* norms) {
@@ -45,7 +42,7 @@ void GradientReducerExample(const ParameterLayout& layout, Communicator& comm, T
 }
 
 void DeadlineExample(const RankConfig& options) {
-#include "examples/dist/deadline.h"
+#include "examples/dist/request.h"
 }
 
 void LocalCommunicatorExample() {
@@ -69,7 +66,7 @@ void RehearsalExample(const ParameterLayout& layout) {
 
 void Train(RankContext& context);
 void LocalRankContextExample() {
-#include "examples/dist/local_rank_context.h"
+#include "examples/dist/rank_context.h.2"
 }
 
 void MpiEngineExample(const ExchangePlan& plan) {
@@ -90,7 +87,7 @@ void RankContextExample(double loss) {
 
 void Compute();
 void WorkExample(Communicator& comm, float* grad, int64_t count) {
-#include "examples/dist/work.h"
+#include "examples/dist/communicator.h.2"
 }
 
 }  // namespace halflife::dist

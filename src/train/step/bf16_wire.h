@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "dist/gradient_wire.h"
+#include "dist/gradient_reducer.h"
 #include "train/config/run_config.h"
 
 namespace halflife::train {

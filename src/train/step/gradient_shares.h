@@ -13,8 +13,8 @@
 
 #include <vector>
 
-#include "dist/bucket_progress.h"
 #include "dist/communicator.h"
+#include "dist/parameter_layout.h"
 #include "train/config/run_config.h"
 #include "train/step/parameter_arena.h"
 

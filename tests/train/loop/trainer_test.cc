@@ -11,7 +11,7 @@
 #include "ckpt/step_dir.h"
 #include "core/concat.h"
 #include "dist/local_communicator.h"
-#include "dist/local_rank_context.h"
+#include "dist/rank_context.h"
 #include "support/expect_error.h"
 #include "support/full_disk.h"
 #include "support/temp_dir.h"

@@ -8,7 +8,7 @@
 
 #include "core/concat.h"
 #include "dist/local_communicator.h"
-#include "dist/local_rank_context.h"
+#include "dist/rank_context.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"
 

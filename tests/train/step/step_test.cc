@@ -11,7 +11,7 @@
 
 #include "core/concat.h"
 #include "dist/local_communicator.h"
-#include "dist/local_rank_context.h"
+#include "dist/rank_context.h"
 #include "ops/torch/side_by_side.h"
 #include "support/expect_error.h"
 #include "support/peak_bytes.h"

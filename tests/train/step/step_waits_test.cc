@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "dist/local_communicator.h"
-#include "dist/local_rank_context.h"
+#include "dist/rank_context.h"
 #include "ops/torch/host_waits.h"
 #include "ops/torch/side_by_side.h"
 #include "support/temp_dir.h"
