@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 
 #include "support/paths.h"
 #include "support/subprocess.h"
@@ -54,7 +55,7 @@ TEST(Front, StartsThroughALink) {
   EXPECT_NE(result.out.find("retention {"), std::string::npos) << result.out;
 }
 
-// What is said stands in comments: the recipe is the same.
+// The explanations are comments of at most 100 columns, so the text is the same recipe.
 TEST(Front, ExplainsARecipe) {
   const std::vector<std::string> plain = {kProgram, "recipe", "--set", "model.mixer=gla"};
   std::vector<std::string> explained = plain;
@@ -64,6 +65,8 @@ TEST(Front, ExplainsARecipe) {
   EXPECT_NE(result.out.find("  lr: 0.0003  # Peak learning rate\n"), std::string::npos);
   EXPECT_NE(result.out.find("  # Position ids of training rows."), std::string::npos);
   EXPECT_NE(result.out.find("num_heads: 4  # Number of heads"), std::string::npos) << result.out;
+  std::istringstream lines(result.out);
+  for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 100u) << line;
   const TempDir dir;
   std::ofstream(dir / "explained.textproto") << result.out;
   const RunResult again = RunCommand({kProgram, "recipe", "--config", dir / "explained.textproto"});

@@ -4,6 +4,7 @@
 #include <halflife/run_config.pb.h>
 #include <halflife/schema.pb.h>
 
+#include <sstream>
 #include <vector>
 
 #include "core/error.h"
@@ -14,6 +15,20 @@ namespace {
 namespace pb = google::protobuf;
 
 constexpr size_t kWidth = 100;
+
+// Appends the help as comment lines of at most kWidth columns.
+void PrintComment(const std::string& help, const std::string& indent, std::string& text) {
+  std::string line = indent + "#";
+  std::istringstream words(help);
+  for (std::string word; words >> word;) {
+    if (line.size() + 1 + word.size() > kWidth) {
+      text += line + "\n";
+      line = indent + "#";
+    }
+    line += " " + word;
+  }
+  text += line + "\n";
+}
 
 void PrintFields(const pb::Message& message, const std::string& indent, std::string& text);
 
@@ -32,10 +47,9 @@ void PrintValue(const pb::Message& message, const pb::FieldDescriptor& field, in
   pb::TextFormat::PrintFieldValueToString(message, &field, index, &value);
   const std::string line = Concat(indent, field.name(), ": ", value);
   const std::string& help = field.options().GetExtension(proto::help);
-  const std::string comment = help.empty() ? "" : "# " + help;
-  const bool beside = line.size() + 2 + comment.size() <= kWidth;
-  if (!beside) text += indent + comment + "\n";
-  text += line + (beside && !comment.empty() ? "  " + comment : "") + "\n";
+  const bool fits = line.size() + 4 + help.size() <= kWidth;
+  if (!help.empty() && !fits) PrintComment(help, indent, text);
+  text += line + (!help.empty() && fits ? "  # " + help : "") + "\n";
 }
 
 void PrintFields(const pb::Message& message, const std::string& indent, std::string& text) {
