@@ -1,11 +1,11 @@
 # CPU kernel loops, recognised by the names of their sources.
-set(HALFLIFE_LOOPS "/kernels/(.*/)?([a-z0-9_]*_cpu\\.cc|cpu\\.cc|cpu/.*|[a-z_]*_avx[0-9]+\\.cc)$")
+set(HALFLIFE_LOOPS "/kernels/(.*/)?([a-z0-9_]*_cpu\\.cc|cpu\\.cc|cpu/.*|[a-z0-9_]*_isa\\.cc)$")
 
 # Unity build: the sources of a folder are one translation unit, so their headers are parsed once. Small
 # neighbouring folders share a unit. The sources of a unit share one anonymous namespace, so two of them
 # must not define the same name differently. -DHALFLIFE_UNITY_BUILD=OFF compiles each source separately, as
 # the preset asan does; a small change then builds faster. CPU kernel loops are always separate: compiling
-# their code dominates, and some are compiled for one instruction set.
+# their code dominates.
 option(HALFLIFE_UNITY_BUILD "Compile the sources of a folder as one" ON)
 function(hl_compile_folders_as_one target sources)
   if(HALFLIFE_UNITY_BUILD)

@@ -31,7 +31,7 @@ HL_DEVICE float Larger(float a, float b) { return b <= a || a != a ? a : b; }
 // Returns exp(x - max). If max is -inf, the weight is that of x itself, which is 0.
 HL_DEVICE float Weight(float x, float max) { return expf(x - (max == kNothing ? 0.0f : max)); }
 
-// ---- sources of a scan: tokens, or in the backward the rows that read them (see cpu/body.h) ----
+// ---- sources of a scan: tokens, or in the backward the rows that read them (see cpu/focus_pool_isa.cc) ----
 
 template <typename T>
 struct Tokens {

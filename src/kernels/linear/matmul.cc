@@ -1,9 +1,16 @@
 #include "kernels/linear/matmul.h"
 
 #include "kernels/common/cpu/instruction_set.h"
-#include "kernels/linear/matmul_forms.h"
 
 namespace halflife::kernels {
+namespace cpu {
+
+// matmul_isa.cc defines these for AVX2 and AVX-512 only.
+HL_PER_INSTRUCTION_SET(int64_t MatmulPanelFloats(const MatmulRight& right);
+                       void PackMatmulRight(const MatmulRight& right, float* panels);
+                       void Matmul(const MatmulArgs& args);)
+
+}  // namespace cpu
 namespace {
 
 bool UsesAvx512() { return cpu::InstructionSetInUse() == cpu::InstructionSet::kAvx512; }

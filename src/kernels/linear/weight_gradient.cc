@@ -1,9 +1,15 @@
 #include "kernels/linear/weight_gradient.h"
 
 #include "kernels/common/cpu/instruction_set.h"
-#include "kernels/linear/weight_gradient_forms.h"
 
 namespace halflife::kernels {
+namespace cpu {
+
+// weight_gradient_isa.cc defines these for AVX2 and AVX-512 only.
+HL_PER_INSTRUCTION_SET(int64_t WeightGradientWorkspaceFloats(const WeightGradientArgs& args);
+                       void WeightGradient(const WeightGradientArgs& args);)
+
+}  // namespace cpu
 
 using cpu::InstructionSet;
 using cpu::InstructionSetInUse;

@@ -1,5 +1,5 @@
 // Converts rows of a block of channels between the storage of activations and arrays of the compute
-// type. Compiled per instruction set: the including file selects it (kernels/common/cpu/avx512.h).
+// type. Compiled per instruction set: see kernels/common/cpu/isa_target.h.
 //
 //   LoadRow(k + token * dim + channel, count, width, keys);  // keys[count .. width) = 0
 //   StoreRow(keys, count, dk + token * dim + channel);

@@ -1,6 +1,5 @@
 // Copies chunks of tokens between the caller's strided rows (fp32, bf16, fp64) and panels in a
-// thread's scratch memory. Compiled per instruction set: the including file selects it
-// (kernels/common/cpu/avx512.h).
+// thread's scratch memory. Compiled per instruction set (kernels/common/cpu/isa_target.h).
 //
 //   const RowsOf rows(args.q, chunk, head, num_heads, num_heads);
 //   LoadRows(rows, chunk.length, padded, head_dim, scale, q);   // fp32 panels

@@ -18,6 +18,22 @@
 #define HL_TARGET_AVX2 "avx2,fma,bmi,bmi2"
 #define HL_TARGET_AVX512 "avx2,fma,bmi,bmi2,avx512f,avx512bw,avx512dq,avx512vl"
 
+// Declares, in the namespaces of all instruction sets, what a file X_isa.cc defines once per
+// instruction set (isa_target.h). Use both macros in namespace halflife::kernels::cpu.
+// HL_FOR_INSTRUCTION_SET_IN_USE(name) is the constant `name` of the instruction set in use.
+#define HL_PER_INSTRUCTION_SET(...) \
+  namespace baseline {              \
+  __VA_ARGS__                       \
+  }                                 \
+  namespace avx2 {                  \
+  __VA_ARGS__                       \
+  }                                 \
+  namespace avx512 {                \
+  __VA_ARGS__                       \
+  }
+#define HL_FOR_INSTRUCTION_SET_IN_USE(name) \
+  ForInstructionSetInUse(baseline::name, avx2::name, avx512::name)
+
 namespace halflife::kernels::cpu {
 
 enum class InstructionSet { kBaseline, kAvx2, kAvx512 };
@@ -29,6 +45,12 @@ const char* NameOf(InstructionSet set);
 std::vector<InstructionSet> UsableInstructionSets();
 
 InstructionSet InstructionSetInUse();
+template <typename T>
+const T& ForInstructionSetInUse(const T& baseline, const T& avx2, const T& avx512) {
+  const InstructionSet set = InstructionSetInUse();
+  if (set == InstructionSet::kAvx512) return avx512;
+  return set == InstructionSet::kAvx2 ? avx2 : baseline;
+}
 // Returns true if the processor is made by AMD. The libraries below LibTorch do not use all
 // features of these.
 bool IsAmd();

@@ -1,6 +1,6 @@
-// Products of small matrices that are in cache. Compiled per instruction set: the including file
-// selects it (kernels/common/cpu/avx512.h). Matrices are stored in "panels" of 32 columns, and a
-// panel's rows follow one another:
+// Products of small matrices that are in cache. Compiled per instruction set
+// (kernels/common/cpu/isa_target.h). Matrices are stored in "panels" of 32 columns, and a panel's
+// rows follow one another:
 //
 //   element (row, column) = data[(column / 32) panel + 32 row + column % 32],
 //

@@ -1,5 +1,5 @@
 // Decay attention on the CPU: the schedule of the scans and the sums after them. The scans are in
-// body.h, which is compiled once per instruction set.
+// decay_attention_isa.cc, which is compiled once per instruction set.
 //
 // A work item is one head in one segment of one sequence. For long items, a thread advances several
 // heads in turn, one block of chunks at a time, because the heads' rows are adjacent in memory.
@@ -25,17 +25,7 @@
 
 namespace halflife::kernels::cpu {
 
-const Kernels& KernelsInUse() {
-  switch (InstructionSetInUse()) {
-    case InstructionSet::kAvx512:
-      return Avx512Kernels();
-    case InstructionSet::kAvx2:
-      return Avx2Kernels();
-    case InstructionSet::kBaseline:
-      break;
-  }
-  return BaselineKernels();
-}
+const Kernels& KernelsInUse() { return HL_FOR_INSTRUCTION_SET_IN_USE(kKernels); }
 
 CheckpointAddress FindCheckpoint(const ScanItem& item, const CheckpointLayout& layout, int chunk) {
   const DecayAttentionArgs& args = *item.args;

@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "kernels/common/cpu/instruction_set.h"
 #include "kernels/common/cpu/math.h"
 #include "kernels/decay_attention/cpu/workspace.h"
 #include "kernels/decay_attention/decay_attention_args.h"
@@ -57,9 +58,7 @@ struct Kernels {
   void (*reverse_state)(const ReverseItem& item);  // computes exit_state from entry_state
   void (*step)(const DecayAttentionStepArgs& args, int row, int head);
 };
-const Kernels& BaselineKernels();
-const Kernels& Avx2Kernels();
-const Kernels& Avx512Kernels();
+HL_PER_INSTRUCTION_SET(extern const Kernels kKernels;)
 // The kernels for the instruction set in use.
 const Kernels& KernelsInUse();
 

@@ -7,17 +7,7 @@
 namespace halflife::kernels::cpu {
 namespace {
 
-AllFocusKernels KernelsInUse() {
-  switch (InstructionSetInUse()) {
-    case InstructionSet::kAvx512:
-      return Avx512FocusKernels();
-    case InstructionSet::kAvx2:
-      return Avx2FocusKernels();
-    case InstructionSet::kBaseline:
-      break;
-  }
-  return BaselineFocusKernels();
-}
+const AllFocusKernels& KernelsInUse() { return HL_FOR_INSTRUCTION_SET_IN_USE(kFocusKernels); }
 
 // Groups the pairs (run, head) of the same run.
 template <typename T, typename Body>

@@ -7,6 +7,7 @@
 #include <tuple>
 #include <vector>
 
+#include "kernels/common/cpu/instruction_set.h"
 #include "kernels/common/cpu/math.h"
 #include "kernels/focus_pool/cpu/scratch.h"
 #include "kernels/focus_pool/focus_pool_args.h"
@@ -29,8 +30,6 @@ struct FocusKernels {
   void (*backward)(const FocusItem<T>& item, const FocusPoolGrads<T>& grads);
 };
 using AllFocusKernels = std::tuple<FocusKernels<float>, FocusKernels<Bf16>, FocusKernels<double>>;
-AllFocusKernels BaselineFocusKernels();
-AllFocusKernels Avx2FocusKernels();
-AllFocusKernels Avx512FocusKernels();
+HL_PER_INSTRUCTION_SET(extern const AllFocusKernels kFocusKernels;)
 
 }  // namespace halflife::kernels::cpu

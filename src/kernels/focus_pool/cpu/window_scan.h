@@ -1,7 +1,7 @@
 // Sums over windows of one run and head, in the direction of time in which the source reads. The
 // source provides leaves (log weight `key`, `mass`, payload row times `scale`). The scan calls it
 // with the sums over each leaf's window, row by row, one chunk per call. Compiled per instruction
-// set: the including file selects it (kernels/common/cpu/avx512.h).
+// set: see kernels/common/cpu/isa_target.h.
 //
 //   class Source {
 //     using Payload = ...;                                 // storage of rows

@@ -10,6 +10,7 @@
 
 #include "core/bfloat16.h"
 #include "kernels/common/chunks/chunk_entry.h"
+#include "kernels/common/cpu/instruction_set.h"
 #include "kernels/common/cpu/math.h"
 #include "kernels/polynomial_attention/polynomial_attention_args.h"
 
@@ -44,8 +45,11 @@ struct Kernels {
   bool (*scan)(const ScanItem& item, Pass pass);
   void (*step)(const PolynomialAttentionStepArgs& args, int row, int head);
 };
-const Kernels& BaselineKernels();
-const Kernels& Avx2Kernels();
-const Kernels& Avx512Kernels();
 
 }  // namespace halflife::kernels::cpu::polynomial
+
+namespace halflife::kernels::cpu {
+
+HL_PER_INSTRUCTION_SET(namespace polynomial { extern const cpu::polynomial::Kernels kKernels; })
+
+}  // namespace halflife::kernels::cpu

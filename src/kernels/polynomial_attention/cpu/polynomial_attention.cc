@@ -23,17 +23,7 @@ using polynomial::ScanItem;
 
 constexpr const char* kKernel = "polynomial attention";
 
-const Kernels& KernelsOfMachine() {
-  switch (InstructionSetInUse()) {
-    case InstructionSet::kAvx512:
-      return polynomial::Avx512Kernels();
-    case InstructionSet::kAvx2:
-      return polynomial::Avx2Kernels();
-    case InstructionSet::kBaseline:
-      break;
-  }
-  return polynomial::BaselineKernels();
-}
+const Kernels& KernelsOfMachine() { return HL_FOR_INSTRUCTION_SET_IN_USE(polynomial::kKernels); }
 
 void CheckChunks(const PolynomialAttentionArgs& args, const PolynomialAttentionPlan& plan) {
   for (int i = 0; i < args.num_chunks; ++i) {

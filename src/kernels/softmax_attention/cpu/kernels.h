@@ -12,6 +12,7 @@
 
 #include "core/bfloat16.h"
 #include "kernels/common/chunks/chunk_entry.h"
+#include "kernels/common/cpu/instruction_set.h"
 #include "kernels/common/cpu/math.h"
 #include "kernels/common/cpu/philox_lanes.h"
 #include "kernels/softmax_attention/softmax_attention_args.h"
@@ -34,8 +35,13 @@ struct Kernels {
   void (*forward)(const SoftmaxAttentionArgs& args, const Item& item);
   void (*backward)(const SoftmaxAttentionGradArgs& args, const Item& item);
 };
-const Kernels& BaselineKernels();
-const Kernels& Avx2Kernels();
-const Kernels& Avx512Kernels();
 
 }  // namespace halflife::kernels::cpu::softmax_attention
+
+namespace halflife::kernels::cpu {
+
+HL_PER_INSTRUCTION_SET(namespace softmax_attention {
+  extern const cpu::softmax_attention::Kernels kKernels;
+})
+
+}  // namespace halflife::kernels::cpu

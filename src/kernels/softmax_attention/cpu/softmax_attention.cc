@@ -16,15 +16,7 @@ using softmax_attention::Kernels;
 constexpr const char* kKernel = "softmax attention";
 
 const Kernels& KernelsOfMachine() {
-  switch (InstructionSetInUse()) {
-    case InstructionSet::kAvx512:
-      return softmax_attention::Avx512Kernels();
-    case InstructionSet::kAvx2:
-      return softmax_attention::Avx2Kernels();
-    case InstructionSet::kBaseline:
-      break;
-  }
-  return softmax_attention::BaselineKernels();
+  return HL_FOR_INSTRUCTION_SET_IN_USE(softmax_attention::kKernels);
 }
 
 int NumQueryTiles(const SoftmaxAttentionArgs& args) {

@@ -7,17 +7,7 @@
 namespace halflife::kernels::cpu {
 namespace {
 
-const ScanKernels& InUse() {
-  switch (InstructionSetInUse()) {
-    case InstructionSet::kAvx512:
-      return Avx512ScanKernels();
-    case InstructionSet::kAvx2:
-      return Avx2ScanKernels();
-    case InstructionSet::kBaseline:
-      break;
-  }
-  return BaselineScanKernels();
-}
+const ScanKernels& InUse() { return HL_FOR_INSTRUCTION_SET_IN_USE(kScanKernels); }
 
 template <typename T, typename C>
 void SumTokens(const ScanShape<T, C>& shape, const ScanGrads<T, C>& grads,

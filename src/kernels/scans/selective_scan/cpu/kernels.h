@@ -1,6 +1,7 @@
 // The functions that are compiled once per instruction set and called by cpu.cc.
 #pragma once
 
+#include "kernels/common/cpu/instruction_set.h"
 #include "kernels/common/cpu/math.h"
 #include "kernels/scans/selective_scan/selective_scan_args.h"
 
@@ -19,8 +20,6 @@ struct ScanKernels {
   ScanLoops<Bf16, float> bf16;
   ScanLoops<double, double> f64;
 };
-const ScanKernels& BaselineScanKernels();
-const ScanKernels& Avx2ScanKernels();
-const ScanKernels& Avx512ScanKernels();
+HL_PER_INSTRUCTION_SET(extern const ScanKernels kScanKernels;)
 
 }  // namespace halflife::kernels::cpu

@@ -4,17 +4,7 @@
 namespace halflife::kernels::cpu {
 namespace {
 
-const WkvKernels& InUse() {
-  switch (InstructionSetInUse()) {
-    case InstructionSet::kAvx512:
-      return Avx512WkvKernels();
-    case InstructionSet::kAvx2:
-      return Avx2WkvKernels();
-    case InstructionSet::kBaseline:
-      break;
-  }
-  return BaselineWkvKernels();
-}
+const WkvKernels& InUse() { return HL_FOR_INSTRUCTION_SET_IN_USE(kWkvKernels); }
 
 }  // namespace
 

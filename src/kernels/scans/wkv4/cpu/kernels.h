@@ -1,6 +1,7 @@
 // The functions that are compiled once per instruction set and called by cpu.cc.
 #pragma once
 
+#include "kernels/common/cpu/instruction_set.h"
 #include "kernels/common/cpu/math.h"
 #include "kernels/scans/wkv4/wkv4_args.h"
 
@@ -17,8 +18,6 @@ struct WkvKernels {
   WkvLoops<Bf16, float> bf16;
   WkvLoops<double, double> f64;
 };
-const WkvKernels& BaselineWkvKernels();
-const WkvKernels& Avx2WkvKernels();
-const WkvKernels& Avx512WkvKernels();
+HL_PER_INSTRUCTION_SET(extern const WkvKernels kWkvKernels;)
 
 }  // namespace halflife::kernels::cpu

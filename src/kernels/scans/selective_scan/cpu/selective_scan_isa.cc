@@ -2,11 +2,12 @@
 // one sequence in tiles, for a block of channels. The tile's rows are copied to dense arrays in the
 // cache; then each vector of channels processes the tile with 8 of its states in registers. States
 // are padded to groups of 8, with zeros in b and c.
-#pragma once
+#include "kernels/scans/selective_scan/cpu/kernels.h"
+
+#include "kernels/common/cpu/isa_target.h"
 
 #include "kernels/common/cpu/block_rows.h"
 #include "kernels/scans/selective_scan/cpu/decay.h"
-#include "kernels/scans/selective_scan/cpu/kernels.h"
 
 namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE {
 
@@ -341,7 +342,7 @@ void ScanBackwardItem(const ScanShape<T, C>& shape, const ScanGrads<T, C>& grads
   ScanItem<T, C>(shape, item, scratch).Backward(grads, partials);
 }
 
-inline constexpr ScanKernels kScanKernels = {
+constexpr ScanKernels kScanKernels = {
     .scratch_bytes = ScanScratch,
     .f32 = {ScanForwardItem<float, float>, ScanBackwardItem<float, float>},
     .bf16 = {ScanForwardItem<Bf16, float>, ScanBackwardItem<Bf16, float>},

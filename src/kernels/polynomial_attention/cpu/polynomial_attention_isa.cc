@@ -1,6 +1,7 @@
-// The entry points of one instruction set. The including file selects it
-// (kernels/common/cpu/avx512.h).
-#pragma once
+// The entry points of polynomial attention. Compiled per instruction set.
+#include "kernels/polynomial_attention/cpu/kernels.h"
+
+#include "kernels/common/cpu/isa_target.h"
 
 #include "kernels/polynomial_attention/cpu/scan.h"
 #include "kernels/polynomial_attention/cpu/step.h"
@@ -54,7 +55,7 @@ inline void Step(const PolynomialAttentionStepArgs& args, int row, int head) {
                               : StepHead<float>(args, row, head).Run(head);
 }
 
-inline constexpr cpu::polynomial::Kernels kKernels = {
+constexpr cpu::polynomial::Kernels kKernels = {
     .scratch_bytes = ScratchBytes, .scan = ScanSequence, .step = Step};
 
 }  // namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE::polynomial

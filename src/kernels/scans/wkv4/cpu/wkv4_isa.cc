@@ -1,11 +1,12 @@
 // The loops of RWKV-4's time mixing. Compiled per instruction set. A work item scans the tokens of
 // one sequence in tiles, for a block of channels. The rows of a tile are copied to dense arrays in
 // the cache, where the vectors of channels are processed, one token after another.
-#pragma once
+#include "kernels/scans/wkv4/cpu/kernels.h"
+
+#include "kernels/common/cpu/isa_target.h"
 
 #include "kernels/common/cpu/block_rows.h"
 #include "kernels/common/cpu/microkernel.h"
-#include "kernels/scans/wkv4/cpu/kernels.h"
 #include "kernels/scans/wkv4/wkv4_recurrence.h"
 
 namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE {
@@ -253,7 +254,7 @@ void WkvBackwardItem(const WkvShape<T, C>& shape, const WkvGrads<T, C>& grads, C
   WkvReverse<T, C>(shape, grads, item).Run(dlog_decay, dbonus);
 }
 
-inline constexpr WkvKernels kWkvKernels = {
+constexpr WkvKernels kWkvKernels = {
     .f32 = {WkvForwardItem<float, float>, WkvBackwardItem<float, float>},
     .bf16 = {WkvForwardItem<Bf16, float>, WkvBackwardItem<Bf16, float>},
     .f64 = {WkvForwardItem<double, double>, WkvBackwardItem<double, double>}};

@@ -1,6 +1,7 @@
-// The entry points for one instruction set, which the including file selects (see
-// kernels/common/cpu/avx512.h).
-#pragma once
+// The entry points of decay attention's scans and decode step. Compiled per instruction set.
+#include "kernels/decay_attention/cpu/kernels.h"
+
+#include "kernels/common/cpu/isa_target.h"
 
 #include "kernels/decay_attention/cpu/reverse_scan.h"
 #include "kernels/decay_attention/cpu/step.h"
@@ -62,11 +63,11 @@ inline void Step(const DecayAttentionStepArgs& args, int row, int head) {
                               : StepHead<float>(args, row, head);
 }
 
-inline constexpr Kernels kKernels = {.scratch_bytes = ScratchBytes,
-                                     .forward = Forward,
-                                     .state = State,
-                                     .backward = Backward,
-                                     .reverse_state = ReverseState,
-                                     .step = Step};
+constexpr Kernels kKernels = {.scratch_bytes = ScratchBytes,
+                              .forward = Forward,
+                              .state = State,
+                              .backward = Backward,
+                              .reverse_state = ReverseState,
+                              .step = Step};
 
 }  // namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE

@@ -1,9 +1,18 @@
-// Matmul's kernel. Compiled per instruction set: the including file selects it
-// (kernels/common/cpu/avx512.h).
-#pragma once
+// Matmul's kernel, for AVX2 and AVX-512 only.
+#include "kernels/linear/matmul.h"
+
+#include <omp.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+#include "kernels/common/cpu/math.h"
+
+#include "kernels/common/cpu/isa_target.h"
 
 #include "kernels/common/cpu/microkernel.h"
-#include "kernels/linear/matmul_forms.h"
 
 namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE {
 namespace {

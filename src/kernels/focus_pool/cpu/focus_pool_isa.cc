@@ -1,6 +1,7 @@
-// Forward and backward for heads of one run. Compiled per instruction set: the including file
-// selects it (kernels/common/cpu/avx512.h).
-#pragma once
+// Forward and backward for heads of one run. Compiled per instruction set.
+#include "kernels/focus_pool/cpu/kernels.h"
+
+#include "kernels/common/cpu/isa_target.h"
 
 #include "kernels/focus_pool/cpu/window_scan.h"
 
@@ -276,10 +277,8 @@ void Backward(const FocusItem<T>& item, const FocusPoolGrads<T>& grads) {
     GiveInitial(item, grads, head, scans[head - item.first_head].carry());
 }
 
-inline AllFocusKernels All() {
-  return {{Forward<float>, Backward<float>},
-          {Forward<Bf16>, Backward<Bf16>},
-          {Forward<double>, Backward<double>}};
-}
+constexpr AllFocusKernels kFocusKernels = {{Forward<float>, Backward<float>},
+                                           {Forward<Bf16>, Backward<Bf16>},
+                                           {Forward<double>, Backward<double>}};
 
 }  // namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE

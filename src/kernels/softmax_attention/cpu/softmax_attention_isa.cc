@@ -1,6 +1,7 @@
-// The entry points of one instruction set. The including file selects it
-// (kernels/common/cpu/avx512.h).
-#pragma once
+// The entry points of softmax attention. Compiled per instruction set.
+#include "kernels/softmax_attention/cpu/kernels.h"
+
+#include "kernels/common/cpu/isa_target.h"
 
 #include "kernels/softmax_attention/cpu/backward.h"
 #include "kernels/softmax_attention/cpu/forward.h"
@@ -55,7 +56,7 @@ inline void RunBackward(const SoftmaxAttentionGradArgs& args, const Item& item) 
   });
 }
 
-inline constexpr cpu::softmax_attention::Kernels kKernels = {
+constexpr cpu::softmax_attention::Kernels kKernels = {
     .forward_scratch_bytes = ForwardScratchBytes,
     .backward_scratch_bytes = BackwardScratchBytes,
     .forward = RunForward,
