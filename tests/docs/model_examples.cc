@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "model/activation.h"
-#include "model/channel_mixers/inner_channels.h"
+#include "model/channel_mixers/variants.h"
 #include "model/document_pooler.h"
 #include "model/forward_pass.h"
 #include "model/language_model.h"
@@ -26,9 +26,8 @@
 #include "model/model_cost.h"
 #include "model/output_projection.h"
 #include "model/position_tensors.h"
-#include "model/positions/alibi.h"
-#include "model/positions/frequencies.h"
-#include "model/positions/t5.h"
+#include "model/positions/attention_biases.h"
+#include "model/positions/rotary_variants.h"
 #include "model/sequence_parallel.h"
 
 namespace halflife::model {
@@ -95,7 +94,7 @@ void ChannelMixerExample(const ModelConfig& config, Norm& norm, Tensor& x) {
 }
 
 void InnerChannelsExample(const PartContext& context, int64_t width, int64_t model_dim) {
-#include "examples/model/channel_mixers/inner_channels.h"
+#include "examples/model/channel_mixers/variants.h"
 }
 
 void OutputProjectionExample(const PartContext& context, const Tensor& y) {
@@ -113,7 +112,7 @@ void BlockExample(const ModelConfig& config, const PartContext& context, Residua
 
 void ResidualStreamExample(ResidualStream& stream, const std::unique_ptr<Norm>& norm,
                            Tensor (*mixer)(const Tensor&)) {
-#include "examples/model/blocks/residual_stream.h"
+#include "examples/model/blocks/block.h.2"
 }
 
 void PositionTensorsExample(const SequenceSlice& slice, double rate) {
@@ -150,16 +149,12 @@ void AttentionPositionsExample(const AttentionPositions& method, const Tensor& q
 #include "examples/model/positions/attention_positions.h"
 }
 
-void AlibiExample() {
-#include "examples/model/positions/alibi.h"
+void AttentionBiasesExample() {
+#include "examples/model/positions/attention_biases.h"
 }
 
 void FrequenciesExample() {
-#include "examples/model/positions/frequencies.h"
-}
-
-void T5Example() {
-#include "examples/model/positions/t5.h"
+#include "examples/model/positions/rotary_variants.h"
 }
 
 void QueryScaleExample(Tensor q, const Tensor& num_keys) {

@@ -1,16 +1,125 @@
 #include "model/blocks/block.h"
 
-#include "model/blocks/variants.h"
+#include <ATen/TensorOperators.h>
+
+#include <cmath>
 
 namespace halflife::model {
 namespace {
 
+// x += mixer(norm x); x += channel_mixer(norm x): the block of nearly every language model since
+// GPT-2. With mixer_residual_post_norm, the mixer's branch is added to the normed input: x = norm x
+// + mixer(norm x).
+struct PreNormOptions : OptionsOf<PreNormOptions> {
+  // Multiplies the initial values of the branches' last matrices by 1 / sqrt(2 L), as GPT-2 does.
+  bool scale_init_by_depth = false;
+  bool mixer_residual_post_norm = false;
+  std::vector<Option> Fields() override {
+    return {{"scale_init_by_depth", &scale_init_by_depth},
+            {"mixer_residual_post_norm", &mixer_residual_post_norm}};
+  }
+};
+
+class PreNorm : public Block {
+ public:
+  PreNorm(const PreNormOptions& options, const BlockContext& context)
+      : dim_(context.part.model_dim()), residual_post_norm_(options.mixer_residual_post_norm) {
+    PartContext branch = context.part;
+    if (options.scale_init_by_depth)
+      branch.output_init_scale =
+          1 / std::sqrt(2.0 * static_cast<double>(context.part.sizes.num_layers));
+    MakeParts(context, branch);
+  }
+
+  void Forward(ResidualStream& stream, const LayerPass& pass) const override {
+    at::Tensor read = stream.Normed(*mixer_norm_);
+    if (residual_post_norm_) stream.Replace(read);
+    stream.Add(pass.drop(LayerPass::kMixer, pass.mix(*mixer_, read)));
+    read.reset();
+    AddChannelMixer(stream, pass);
+  }
+  // x, the input of either norm.
+  double ActivationsPerToken() const override { return num_branches() * static_cast<double>(dim_); }
+
+ private:
+  int64_t dim_;
+  bool residual_post_norm_;
+};
+
+// Post-norm (Vaswani et al., 2017): x = norm(alpha x + mixer(x)); x = norm(alpha x +
+// channel_mixer(x)), with alpha = 1.
+// DeepNorm (Wang et al., 2022), for a decoder of L layers: alpha = (2 L)^(1/4), and the initial
+// values of the value, output and MLP matrices are multiplied by (8 L)^(-1/4).
+struct PostNormOptions : OptionsOf<PostNormOptions> {
+  bool deep_norm = false;
+  std::vector<Option> Fields() override { return {{"deep_norm", &deep_norm}}; }
+};
+
+class PostNorm : public Block {
+ public:
+  PostNorm(const PostNormOptions& options, const BlockContext& context)
+      : dim_(context.part.model_dim()) {
+    const auto layers = static_cast<double>(context.part.sizes.num_layers);
+    PartContext branch = context.part;
+    if (options.deep_norm) {
+      alpha_ = std::pow(2 * layers, 0.25);
+      branch.value_init_scale = branch.output_init_scale = std::pow(8 * layers, -0.25);
+    }
+    MakeParts(context, branch);
+  }
+
+  void Forward(ResidualStream& stream, const LayerPass& pass) const override {
+    const auto join = [&](const Norm& norm, const at::Tensor& branch) {
+      at::Tensor x = alpha_ == 1 ? stream.Sum() : stream.Sum() * alpha_;
+      stream.Replace(norm.AddAndNorm(x, branch));
+    };
+    join(*mixer_norm_, pass.drop(LayerPass::kMixer, pass.mix(*mixer_, stream.Sum())));
+    if (channel_norm_ == nullptr) return;
+    join(*channel_norm_, pass.drop(LayerPass::kChannelMixer, (*channel_mixer_)(stream.Sum())));
+  }
+  // The input of either norm.
+  double ActivationsPerToken() const override { return num_branches() * static_cast<double>(dim_); }
+  bool needs_final_norm() const override { return false; }
+
+ private:
+  int64_t dim_;
+  double alpha_ = 1;
+};
+
+// Sub-LN (Wang et al., 2022, "Foundation Transformers"): pre-norm, with a second norm inside each
+// branch, before its last matrix. For a decoder of L layers, the initial values of the value,
+// output and MLP matrices are multiplied by sqrt(ln(2 L)).
+struct SubLnOptions : OptionsOf<SubLnOptions> {};
+
+class SubLn : public Block {
+ public:
+  SubLn(const SubLnOptions&, const BlockContext& context) : dim_(context.part.model_dim()) {
+    PartContext branch = context.part;
+    branch.inner_norm = &context.norm;
+    const auto layers = static_cast<double>(context.part.sizes.num_layers);
+    branch.value_init_scale = branch.output_init_scale = std::sqrt(std::log(2 * layers));
+    MakeParts(context, branch);
+  }
+
+  void Forward(ResidualStream& stream, const LayerPass& pass) const override {
+    stream.Add(pass.drop(LayerPass::kMixer, pass.mix(*mixer_, stream.Normed(*mixer_norm_))));
+    AddChannelMixer(stream, pass);
+  }
+  // x (the input of either norm) and the input of each inner norm, which no other part counts.
+  double ActivationsPerToken() const override {
+    return 2 * num_branches() * static_cast<double>(dim_);
+  }
+
+ private:
+  int64_t dim_;
+};
+
+using BlockVariant = Variant<Block, BlockContext>;
+
 std::vector<BlockVariant> BlockVariants() {
-  return {
-#define HL_BLOCK(Make) Make(),
-#include "model/blocks/blocks.inc"
-#undef HL_BLOCK
-  };
+  return {VariantOf<PreNormOptions, PreNorm, Block, BlockContext>("pre_norm"),
+          VariantOf<PostNormOptions, PostNorm, Block, BlockContext>("post_norm"),
+          VariantOf<SubLnOptions, SubLn, Block, BlockContext>("sub_ln")};
 }
 
 }  // namespace

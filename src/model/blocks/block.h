@@ -1,6 +1,6 @@
 // A block is one layer of the model: a mixer, a channel mixer, their norms, and the way in which
-// both are added to the residual stream. To add a block, add a file to this folder, a line to
-// blocks.inc and a message to the schema.
+// both are added to the residual stream. To add a block, add a class and a line of
+// BlockVariants() to block.cc, and a message to the schema.
 //
 //   const auto block = MakeBlock(config.block, {.part = context,
 //                                               .norm = config.norm,
@@ -9,16 +9,55 @@
 //   block->Forward(stream, pass);
 #pragma once
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 
 #include <functional>
 #include <memory>
 
-#include "model/blocks/residual_stream.h"
 #include "model/channel_mixers/channel_mixer.h"
 #include "model/mixer.h"
+#include "model/norms/norm.h"
 
 namespace halflife::model {
+
+// The residual stream: the sum that runs through all blocks. A new branch is kept separate until
+// the next norm reads the sum. The norm can then add and normalise in one pass over memory.
+//
+//   stream.Add(mixer(stream.Normed(*norm)));
+class ResidualStream {
+ public:
+  explicit ResidualStream(at::Tensor x, at::Tensor branch = {})
+      : x_(std::move(x)), branch_(std::move(branch)) {}
+
+  // The current sum and pending branch, in the form that the constructor accepts.
+  const at::Tensor& x() const { return x_; }
+  const at::Tensor& branch() const { return branch_; }
+
+  void Add(at::Tensor branch) {
+    x_ = Sum();
+    branch_ = std::move(branch);
+  }
+  // Returns the norm of the sum.
+  at::Tensor Normed(const Norm& norm) {
+    if (!branch_.defined()) return norm(x_);
+    const at::Tensor branch = std::move(branch_);
+    branch_.reset();
+    return norm.AddAndNorm(x_, branch);
+  }
+  at::Tensor Sum() {
+    if (branch_.defined()) x_ = x_ + branch_;
+    branch_.reset();
+    return x_;
+  }
+  void Replace(at::Tensor x) {
+    x_ = std::move(x);
+    branch_.reset();
+  }
+
+ private:
+  at::Tensor x_, branch_;  // [..., D]; branch_ is undefined if no branch is pending.
+};
 
 // Number of parameters (elements, not bytes) by kind of part, as printed by `--dry-run`.
 struct ParameterCount {

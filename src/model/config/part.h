@@ -1,6 +1,6 @@
 // The choice of one part of a model, by name and with its options: which mixer, which norm, which
-// block. A kind of part is a list of variants (mixers/mixers.inc, norms/norms.inc, ...). Each
-// variant is one file, which provides its options and a function that makes the part.
+// block. A kind of part is a list of variants (mixers/mixers.inc, norms/norm.cc, ...). Each
+// variant has a struct of options and a class.
 //
 //   MixerConfig mixer("gla", {{"num_heads", 4}, {"use_short_conv", true}});
 //   mixer.Set("expand_k", 1);

@@ -1,18 +1,109 @@
 #include "model/norms/norm.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/ones.h>
 
-#include "model/norms/variants.h"
+#include <optional>
+
+#include "ops/rows/rms_norm.h"
+#include "ops/torch/dispatch.h"
 
 namespace halflife::model {
 namespace {
 
+// RMS norm: y = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, 2019). The weight is
+// optional.
+struct RmsNormOptions : OptionsOf<RmsNormOptions> {
+  double eps = 1e-6;
+  bool weight = true;
+  std::vector<Option> Fields() override { return {{"eps", &eps}, {"weight", &weight}}; }
+  void Resolve(const ModelSizes&, ProblemList& problems) override {
+    problems.Require(eps > 0, "eps is ", eps, ". Use a number above 0 (1e-6 is usual).");
+  }
+};
+
+class RmsNorm : public Norm {
+ public:
+  RmsNorm(const RmsNormOptions& options, const NormContext& context) : eps_(options.eps) {
+    if (options.weight) weight_ = DeclareNorm(context.part, "weight", context.dim);
+  }
+  at::Tensor operator()(const at::Tensor& x) const override {
+    return ops::RmsNorm(x, Weight(x), eps_);
+  }
+  at::Tensor AddAndNorm(at::Tensor& x, const at::Tensor& branch) const override {
+    const auto next = ops::AddRmsNorm(x, branch, Weight(x), eps_);
+    x = next.sum;
+    return next.normed;
+  }
+
+ private:
+  at::Tensor Weight(const at::Tensor& x) const {
+    return weight_.declared()
+               ? *weight_
+               : at::ones({x.size(-1)},
+                          x.options().dtype(ops::ComputeType(x)).requires_grad(false));
+  }
+  double eps_;
+  Parameter weight_;
+};
+
+// Layer norm: y = (x - mean) / sqrt(var + eps) * weight + bias (Ba et al., 2016). Weight and bias
+// are optional.
+struct LayerNormOptions : OptionsOf<LayerNormOptions> {
+  double eps = 1e-5;
+  bool weight = true, bias = true;
+  std::vector<Option> Fields() override {
+    return {{"eps", &eps}, {"weight", &weight}, {"bias", &bias}};
+  }
+  void Resolve(const ModelSizes&, ProblemList& problems) override {
+    problems.Require(eps > 0, "eps is ", eps, ". Use a number above 0 (1e-5 is usual).");
+    problems.Require(weight || !bias, "bias without weight. Use both, neither, or only weight.");
+  }
+};
+
+class LayerNorm : public Norm {
+ public:
+  LayerNorm(const LayerNormOptions& options, const NormContext& context)
+      : eps_(options.eps), dim_(context.dim) {
+    if (options.weight) weight_ = DeclareNorm(context.part, "weight", context.dim);
+    if (options.bias)
+      bias_ = context.part.parameters->Declare({.name = context.part.prefix + "bias",
+                                                .shape = {context.dim},
+                                                .region = dist::Region::kFp32},
+                                               Init::Zeros());
+  }
+
+  // Computes in fp32 like its parameters (in fp64 if x is fp64).
+  at::Tensor operator()(const at::Tensor& x) const override {
+    const auto maybe = [](const Parameter& parameter) {
+      return parameter.declared() ? std::optional<at::Tensor>(*parameter) : std::nullopt;
+    };
+    return at::layer_norm(x.to(ops::ComputeType(x)), {dim_}, maybe(weight_), maybe(bias_), eps_)
+        .to(x.scalar_type());
+  }
+
+ private:
+  double eps_;
+  int64_t dim_;
+  Parameter weight_, bias_;
+};
+
+// No norm: returns its input. Used as the final norm of models that have none before the head.
+struct NoNormOptions : OptionsOf<NoNormOptions> {};
+
+class NoNorm : public Norm {
+ public:
+  NoNorm(const NoNormOptions&, const NormContext&) {}
+  at::Tensor operator()(const at::Tensor& x) const override { return x; }
+};
+
+using NormVariant = Variant<Norm, NormContext>;
+
 std::vector<NormVariant> NormVariants() {
-  return {
-#define HL_NORM(Make) Make(),
-#include "model/norms/norms.inc"
-#undef HL_NORM
-  };
+  return {VariantOf<RmsNormOptions, RmsNorm, Norm, NormContext>("rms_norm"),
+          VariantOf<LayerNormOptions, LayerNorm, Norm, NormContext>("layer_norm"),
+          VariantOf<NoNormOptions, NoNorm, Norm, NormContext>("none")};
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// A norm over the channels of each token. To add a norm, add a file to this folder and a line to
-// norms.inc.
+// A norm over the channels of each token. To add a norm, add a class and a line of NormVariants()
+// to norm.cc.
 //
 //   const auto norm = MakeNorm(config.norm, {.prefix = "layers.0.attn_norm.", ...}, model_dim);
 //   h = (*norm)(x);

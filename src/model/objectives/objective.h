@@ -1,6 +1,6 @@
 // An objective defines what a model learns from a batch: which tokens it sees and which label it
-// must predict at each of them. To add an objective, add a file to this folder, a line to
-// objectives.inc and a message to the schema.
+// must predict at each of them. To add an objective, add a class and a line of
+// ObjectiveVariants() to objective.cc, and a message to the schema.
 //
 //   const auto objective = MakeObjective(config.objective, config.vocab_size);
 //   objective->Label({.batch = 2, .seq_len = 4, .inputs = inputs, .labels = labels, ...});

@@ -1,6 +1,6 @@
 // How a model encodes the position of a token: a table that is added to its embeddings, or a method
 // of its attention layers (attention_positions.h). Mixers with their own decay or rotation need
-// neither. To add a variant, add a file to this folder, a line to positions.inc and a message to
+// neither. To add a variant, add a class to this folder, a line to positions.inc and a message to
 // the schema.
 //
 //   const auto positions = MakePositions(config.positions, {.prefix = "positions.", ...});

@@ -1,6 +1,5 @@
 // y = W act(x) + b.
 #include "model/activation.h"
-#include "model/channel_mixers/inner_channels.h"
 #include "model/channel_mixers/variants.h"
 
 namespace halflife::model {

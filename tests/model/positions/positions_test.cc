@@ -17,9 +17,8 @@
 
 #include "model/language_model.h"
 #include "model/mixers/built_mixer.h"
-#include "model/positions/alibi.h"
-#include "model/positions/frequencies.h"
-#include "model/positions/t5.h"
+#include "model/positions/attention_biases.h"
+#include "model/positions/rotary_variants.h"
 #include "ops/random_tensors.h"
 #include "ops/rows/rotary.h"
 #include "support/expect_error.h"

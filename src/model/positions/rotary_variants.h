@@ -1,4 +1,4 @@
-// Frequencies of rotary pairs for texts that are longer than those of training: position
+// The frequencies of the rotary variants for texts that are longer than those of training: position
 // interpolation, NTK-aware bases and YaRN.
 //
 //   const std::vector<double> slow = InterpolatedFrequencies(64, 10000, /*stretch=*/4);
