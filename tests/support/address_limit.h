@@ -1,5 +1,5 @@
-// A process that may have little more memory than it has, as under `ulimit -v`. For the child of a
-// death test, as it cannot be taken back:
+// Limits the address space of a process, as `ulimit -v` does, so that large allocations fail. The
+// limit cannot be undone, so use it only in the child of a death test:
 //
 //   EXPECT_EXIT(ExitUnderAddressLimit(0, [] { Run(); }), testing::ExitedWithCode(4), "memory");
 #pragma once
@@ -17,7 +17,8 @@
 
 namespace halflife::test {
 
-// Exits with the code of the Error that `action` throws, after its message, or with 0.
+// Runs `action`. If it throws an Error, prints the message and exits with its code. Otherwise exits
+// with 0.
 [[noreturn]] inline void ExitUnderAddressLimit(uint64_t more_bytes,
                                                const std::function<void()>& action) {
   uint64_t pages = 0;

@@ -36,5 +36,5 @@ int main(int argc, char** argv) {
   GTEST_FLAG_SET(repeat, GTEST_FLAG_GET(repeat) * static_cast<int>(sets.size()));
   testing::UnitTest::GetInstance()->listeners().Append(
       std::make_unique<EveryInstructionSet>(sets).release());
-  return RUN_ALL_TESTS();  // false if any of the repetitions failed
+  return RUN_ALL_TESTS();  // True if at least one repetition failed.
 }

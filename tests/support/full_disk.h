@@ -1,4 +1,4 @@
-// A disk that takes no more.
+// Imitates a full disk.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -9,8 +9,9 @@
 
 namespace halflife::test {
 
-// While it exists, a limit on the size of files imitates a full disk: a write beyond `bytes` of any
-// file of this process is cut short, and the next one fails.
+// During its lifetime, files of this process cannot grow beyond `bytes`. A write beyond the limit
+// is
+// truncated, and the next one fails.
 class FullDisk {
  public:
   explicit FullDisk(uintmax_t bytes) : handler_(::signal(SIGXFSZ, SIG_IGN)) {

@@ -1,4 +1,5 @@
-// Damages bytes, as fuzz tests of readers want it: changes 1 to 4 bytes; sometimes cuts, repeats or
+// Damages bytes for fuzz tests of readers: changes 1 to 4 bytes, and sometimes truncates, repeats
+// or
 // removes some.
 #pragma once
 

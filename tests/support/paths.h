@@ -1,5 +1,6 @@
-// Where tests find the repository and the program. Compiled once, so that no test's object depends
-// on where it was built, and a compiler cache serves all checkouts.
+// The paths of the repository and of the program under test. They are compiled in only one file, so
+// the objects of tests do not depend on the build folder, and all checkouts can share a compiler
+// cache.
 //
 //   RunCommand({kProgram, "doctor"});
 //   ReadFile(std::filesystem::path(kSourceDir) / "docs/inspect.md", ExitCode::kInternal);
@@ -7,7 +8,7 @@
 
 namespace halflife::test {
 
-extern const char* const kSourceDir;  // the repository's root, absolute
-extern const char* const kProgram;    // the `halflife` of this build
+extern const char* const kSourceDir;  // The repository's root, absolute.
+extern const char* const kProgram;    // The `halflife` binary of this build.
 
 }  // namespace halflife::test

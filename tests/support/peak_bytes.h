@@ -1,5 +1,6 @@
-// The bytes that the tensors made in an object's life, by its thread, hold, and the largest number
-// that they have held at once.
+// Counts the bytes of tensors that this thread allocates during the object's lifetime: those that
+// are
+// alive now, and the peak.
 //
 //   const PeakBytes bytes;
 //   Forward(x);

@@ -1,5 +1,6 @@
-// What end-to-end tests start from: a small text, a prepared dataset and a tiny recipe, driven
-// through the binary.
+// The fixture of end-to-end tests: a small text, a prepared dataset, a tiny recipe, and functions
+// that
+// run the binary on them.
 #pragma once
 
 #include <filesystem>
@@ -12,13 +13,14 @@
 
 namespace halflife::test {
 
-// Sentences of a small vocabulary in paragraphs, the same for the same seed: learnable, but not
-// trivial.
+// Returns paragraphs of sentences from a small vocabulary. The text is learnable but not trivial,
+// and
+// depends only on the seed.
 std::string MakeText(size_t bytes, uint64_t seed);
 
 class RunFixture {
  public:
-  // Prepares DIR/data from `text_bytes` of MakeText with the byte tokenizer.
+  // Prepares DIR/data from `text_bytes` bytes of MakeText with the byte tokenizer.
   RunFixture(const std::string& binary, size_t text_bytes = 120000);
 
   std::filesystem::path path(const std::string& name) const { return dir_ / name; }
@@ -26,17 +28,17 @@ class RunFixture {
 
   struct Train {
     std::string run;
-    int ranks = 1;                   // 1: without mpirun
-    std::vector<std::string> set;    // --set values
-    std::vector<std::string> flags;  // other arguments
+    int ranks = 1;                   // 1: without mpirun.
+    std::vector<std::string> set;    // Values of --set.
+    std::vector<std::string> flags;  // Other arguments.
     std::map<std::string, std::string> env;
     double timeout_s = 120;
   };
   RunResult Run(const Train& train) const;
-  // The command line of Run without mpirun.
+  // Returns the command line of Run, without mpirun.
   std::vector<std::string> Command(const Train& train) const;
 
-  // Lines of RUN/metrics.jsonl that have `key`, e.g. "loss".
+  // Returns the lines of RUN/metrics.jsonl that contain `key`, for example "loss".
   std::vector<nlohmann::json> Metrics(const std::string& run, const std::string& key) const;
   RunResult Halflife(const std::vector<std::string>& arguments) const;
 

@@ -1,5 +1,5 @@
-// Address space without memory: zeros that cost nothing until they are written, a page at a time.
-// For offsets that no 32-bit number holds.
+// Reserves address space that reads as zeros and uses no memory until a page is written. Use it to
+// test offsets that do not fit into 32 bits.
 //
 //   const SparseMemory memory(size_t{1} << 40);
 //   static_cast<float*>(memory.data())[int64_t{1} << 33] = 1;

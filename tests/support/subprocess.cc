@@ -66,8 +66,9 @@ RunResult RunCommand(const std::vector<std::string>& command, const RunOptions& 
 }
 
 RunResult RunRanks(int ranks, const std::vector<std::string>& command, const RunOptions& options) {
-  // Of its own: mpirun removes the directory of its session when it ends, also from under one that
-  // begins.
+  // Each mpirun gets its own session directory, because an mpirun that ends deletes the directory
+  // even
+  // if another one has just started in it.
   const TempDir session;
   std::vector<std::string> all = {"mpirun",
                                   "-n",

@@ -1,4 +1,5 @@
-// Runs a program to its end and keeps what it printed: how tests look at the `halflife` binary as a
+// Runs a program until it ends and returns its output. Tests use it to run the `halflife` binary as
+// a
 // user does.
 //
 //   const RunResult result =
@@ -13,18 +14,19 @@
 namespace halflife::test {
 
 struct RunOptions {
-  double timeout_s = 120;                  // then SIGKILL to its process group; exit_code is -1
-  std::map<std::string, std::string> env;  // added to ours
+  double timeout_s = 120;  // After this time the process group gets SIGKILL, and exit_code is -1.
+  std::map<std::string, std::string> env;  // Added to this process's environment.
   std::string cwd;
 };
 struct RunResult {
-  int exit_code = 0;  // 128 + signal where it died of one; -1 after the timeout
+  int exit_code = 0;  // 128 + signal if a signal ended the program; -1 after the timeout.
   std::string out, err;
 };
 RunResult RunCommand(const std::vector<std::string>& command, const RunOptions& options = {});
 
-// mpirun -n ranks with the flags that tests need (oversubscribed, unbound, root allowed, loopback
-// only).
+// Returns the command line `mpirun -n ranks` with the flags that tests need: oversubscribed,
+// unbound,
+// root allowed, loopback only.
 RunResult RunRanks(int ranks, const std::vector<std::string>& command,
                    const RunOptions& options = {});
 

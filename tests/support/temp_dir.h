@@ -1,4 +1,4 @@
-// A fresh folder below $TMPDIR (or /tmp), deleted with the object.
+// Creates a new folder in $TMPDIR (or /tmp) and deletes it with the object.
 #pragma once
 
 #include <filesystem>

@@ -1,9 +1,9 @@
-// main of the test programs.
+// The main function of the test programs.
 //
 //   core_tests                                  runs all tests of the area
 //   core_tests --source=tests/core/rng_test.cc  runs the tests that this file defines
 //
-// --source may be repeated.
+// --source can be repeated.
 #include <gtest/gtest.h>
 
 #include "support/tests_of_sources.h"

@@ -1,4 +1,4 @@
-// Restricts a test program, which has the tests of many files, to the tests of some of them.
+// Restricts a test program to the tests of some of its source files.
 #pragma once
 
 namespace halflife::test {

@@ -1,3 +1,4 @@
+// Checks the table of known GPUs.
 #include "train/device.h"
 
 #include <gtest/gtest.h>
@@ -33,7 +34,7 @@ TEST(KnownGpus, APlanHasAllThatItAsksFor) {
   }
 }
 
-// Where no GPU is, a plan for one is a plan for an H100.
+// Without a GPU, plans for a GPU assume an H100.
 TEST(KnownGpus, LimitsWithoutAGpuAreThoseOfAnH100) {
   const kernels::DeviceLimits here = GpuLimits({}), h100 = FindPlannedGpu("h100")->limits;
   EXPECT_EQ(here.num_sms, h100.num_sms);

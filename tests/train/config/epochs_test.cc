@@ -1,3 +1,4 @@
+// train.max_epochs determines the number of steps and the times of validations.
 #include "train/config/epochs.h"
 
 #include <gtest/gtest.h>
@@ -24,7 +25,7 @@ TEST(Epochs, GiveTheNumberOfSteps) {
     EXPECT_EQ(config.train.steps, steps) << end;
   }
   data::DatasetInfo text;
-  text.train.num_tokens = 16 * 1024 + 1;  // 1024 windows and their last target
+  text.train.num_tokens = 16 * 1024 + 1;  // 1024 windows and the target of the last one.
   config.data.epoch_end = "short";
   ResolveSteps(config, text);
   EXPECT_EQ(config.train.steps, 64 * 2);

@@ -1,4 +1,6 @@
-// The table of other trainers' names: every row answers, with something that exists.
+// Checks the table of other trainers' option names: every row gives an answer, and the answer
+// exists
+// in halflife.
 #include "train/config/foreign_names.h"
 
 #include <gtest/gtest.h>
@@ -83,7 +85,7 @@ TEST(ForeignNames, SomeAnswers) {
   EXPECT_EQ(answer("", "stepps", kFile), "none");
 }
 
-// The page has a line for each row of what does not exist, and no other lines.
+// The documentation page has one line for each row without an equivalent, and no other lines.
 TEST(ForeignNames, ThePageListsWhatIsNotHere) {
   const std::string page =
       ReadFile(std::filesystem::path(test::kSourceDir) / "docs/not_here.md", ExitCode::kInternal);

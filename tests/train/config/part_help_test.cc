@@ -1,4 +1,4 @@
-// Words and values of every part, for people.
+// Checks the help texts and default values that are printed for each part of a model.
 #include "train/config/part_help.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,5 @@
+// Checks that a config is refused before training if the model, the dataset or the ranks do not
+// support it.
 #include "train/config/plan.h"
 
 #include <gmock/gmock.h>
@@ -53,7 +55,7 @@ TEST(Plan, SlicesAreOfACpu) {
                   "or train.device 'cpu'.");
 }
 
-// Positions that rows are told reach models that follow them, and those alone.
+// Overridden position ids require a model that uses them.
 TEST(Plan, ToldPositionsWantAModelThatFollowsThem) {
   const auto require = [](std::vector<std::string> more) {
     more.insert(more.end(), {"data.positions=skipwise", "data.positions_length=4096"});
@@ -61,7 +63,7 @@ TEST(Plan, ToldPositionsWantAModelThatFollowsThem) {
     RequireRows(config, model::LanguageModel(config.model), nullptr);
   };
   const std::string softmax = "model.mixer=softmax",
-                    bare = "model.mixer.softmax.rope_theta=0";  // no rotation of its own
+                    bare = "model.mixer.softmax.rope_theta=0";  // No layer has a rotation.
   EXPECT_NO_THROW(require({softmax}));
   EXPECT_NO_THROW(require({"model.mixer=retention"}));
   EXPECT_NO_THROW(require({softmax, bare, "model.positions=sinusoidal"}));
@@ -103,7 +105,7 @@ TEST(Plan, ARunThatNeedsValidationsNeedsAValidationSplit) {
   const data::DatasetInfo none = {.train = {.num_tokens = 1000}, .vocab_size = 320};
   data::DatasetInfo some = none;
   some.validation.num_tokens = 1000;
-  require({}, none);  // the run does not validate
+  require({}, none);  // The run does not validate.
   require({"eval.every=5", "ckpt.keep_best=val_loss"}, some);
   EXPECT_HL_ERROR(require({"eval.every=5"}, none), ExitCode::kUsage,
                   "the dataset has no validation split, which the recipe needs for eval.every. "

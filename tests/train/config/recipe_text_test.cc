@@ -1,4 +1,4 @@
-// The errors that a recipe's author reads: line, column, and what to write instead.
+// Checks the errors in a recipe's text: they name the line, the column and the fix.
 #include "train/config/recipe_text.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// Checks how recipes and overrides are parsed, merged and validated.
 #include "train/config/run_config.h"
 
 #include <gtest/gtest.h>
@@ -46,7 +47,7 @@ TEST(RunConfig, OverridesReachEveryKindOfField) {
   EXPECT_EQ(config.ckpt.store.retention.keep_last, 5);
 }
 
-// A group without a mixer would silently be the default one.
+// A group without a mixer must be an error, because it would silently get the default mixer.
 TEST(RunConfig, HybridLayersNameTheirMixer) {
   const RunConfig config =
       ParseRunConfig("data { path: 'd' } model { hybrid { layers: [1, 3] } }", "recipe", {});
@@ -119,7 +120,7 @@ TEST(RunConfig, StepsThatEpochsOverruleAreNoSilentWish) {
     EXPECT_EQ(parse(either).train.steps, 20);
   EXPECT_EQ(parse({"train={ steps: 20 }"}).train.steps, 20);
   EXPECT_EQ(parse({"train.max_epochs=2"}).train.max_epochs, 2);
-  // a run's own config holds both
+  // The config of an existing run contains both settings.
   const RunConfig resolved = parse({});
   EXPECT_EQ(ToText(ParseRunConfig(ToText(resolved), "resolved", {})), ToText(resolved));
 }
@@ -165,7 +166,7 @@ TEST(RunConfig, ATimeoutIsAnyNumberAboveZero) {
   }
 }
 
-// Writes the texts to files and loads them in this order.
+// Writes the texts to files and loads the files in this order.
 class MergedRecipes : public testing::Test {
  protected:
   RunConfig Merge(const std::vector<std::string>& texts,
@@ -236,7 +237,7 @@ TEST_F(MergedRecipes, AnErrorNamesItsFile) {
   EXPECT_EQ(
       Merge({"train { max_epochs: 3 }", "train { steps: 7 }"}, {"train.max_epochs=0"}).train.steps,
       7);
-  // A finished run's config, as a later file, holds both numbers.
+  // The config of a finished run contains both numbers, also if it is loaded as a later file.
   const std::string resolved = ToText(ParseRunConfig("train { max_epochs: 3 }", "r", {}));
   EXPECT_EQ(ToText(Merge({kRecipe, resolved})), ToText(ParseRunConfig(resolved, "r", {})));
 }
@@ -329,7 +330,9 @@ TEST(RunConfig, GraphsOfMicroBatches) {
                   "train.cuda_graphs: true. Use false with one micro-batch per step");
 }
 
-// Which models see them is asked of the built model (plan_test).
+// The values are checked here. Whether the model uses the positions is checked in plan_test.cc,
+// with
+// the built model.
 TEST(RunConfig, PositionsThatRowsAreTold) {
   const auto validate = [](const std::vector<std::string>& set) { Validate(Parse(set), 1); };
   const std::string skipwise = "data.positions=skipwise", length = "data.positions_length=4096";

@@ -1,3 +1,4 @@
+// Checks the learning rate schedules: warm-up, decay, floors and the warnings about them.
 #include "train/config/schedule.h"
 
 #include <gmock/gmock.h>
@@ -33,7 +34,7 @@ TEST(Schedule, EveryDecayEndsAtItsFloor) {
 }
 
 TEST(Schedule, GoldenMiddles) {
-  // linear: half-way between 1 and 0 of steps 0..100; cosine: the same point by symmetry
+  // linear: half-way between 1 and 0 of steps 0..100. cosine: the same point, by symmetry.
   EXPECT_DOUBLE_EQ(LearningRateFactor({.kind = "linear", .final_lr_ratio = 0}, 50, 101), 0.5);
   EXPECT_NEAR(LearningRateFactor({.kind = "cosine", .final_lr_ratio = 0}, 50, 101), 0.5, 1e-15);
   EXPECT_DOUBLE_EQ(LearningRateFactor({.kind = "constant"}, 999, 1000), 1);
@@ -48,7 +49,7 @@ TEST(Schedule, WsdHoldsThenDecaysOverItsOwnLength) {
   EXPECT_DOUBLE_EQ(LearningRateFactor(config, 99, 100), 0);
 }
 
-// The learning rates of the ReBased runs: 3e-3 over 64 epochs.
+// The learning rates of the ReBased runs: 3e-3, over 64 epochs.
 TEST(Schedule, OneRateAnEpoch) {
   const ScheduleConfig config{.kind = "cosine", .final_lr_ratio = 0, .per_epoch = true};
   const auto rate = [&](int64_t epoch) {
@@ -60,8 +61,9 @@ TEST(Schedule, OneRateAnEpoch) {
   EXPECT_NEAR(rate(63), 1.81e-6, 5e-9);
 }
 
-// Number 21 of D2D's properties, on its recipe. The code that it was trained with gives its first
-// update a rate of 0; here update n has the rate of its update n + 1, and none is lost.
+// Property 21 of D2D, on its recipe. The original code trains its first update with a rate of 0.
+// Here
+// update n has the rate of the original update n + 1, so no update is wasted.
 TEST(Schedule, D2dRisesForThreeThousandUpdatesAndEndsAtZero) {
   const RunConfig config =
       LoadRunConfig(std::string(test::kSourceDir) + "/launch/recipes/d2d_124m.textproto", {});
@@ -77,10 +79,11 @@ TEST(Schedule, D2dRisesForThreeThousandUpdatesAndEndsAtZero) {
   EXPECT_NEAR(rate_of_update(3000), 5e-4, 1e-15);
   EXPECT_NEAR(rate_of_update(steps), 0, 1e-15);
   const int64_t middle = (3000 + steps) / 2;
-  EXPECT_NEAR(rate_of_update(middle), 2.5e-4, 1e-8);  // half a cosine is odd about its middle
+  EXPECT_NEAR(rate_of_update(middle), 2.5e-4, 1e-8);  // Half a cosine is odd about its middle.
 }
 
-// Of which a fraction of the way from its first step to its last says nothing.
+// The first and the last step of the decay are the same step, so the fraction between them is
+// undefined.
 TEST(Schedule, ADecayOfOneStepEndsAtItsFloor) {
   for (int64_t steps = 2; steps < 20; ++steps) {
     const ScheduleConfig wsd{.kind = "wsd", .final_lr_ratio = 0.2};

@@ -1,5 +1,5 @@
-// The schema, the plain structs and their defaults say the same; every field says whether it
-// decides a run's trajectory.
+// The schema, the structs and their defaults agree, and every field declares whether it changes a
+// run's trajectory.
 #include <google/protobuf/descriptor.h>
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ namespace {
 namespace pb = google::protobuf;
 using LeafVisitor = std::function<void(const std::string& path, const pb::FieldDescriptor& field)>;
 
-// Every field that holds a value, in every variant of every part.
+// Visits every field that holds a value, in every variant of every part.
 void VisitLeaves(const pb::Descriptor& message, const std::string& prefix,
                  const LeafVisitor& visitor) {
   for (int i = 0; i < message.field_count(); ++i) {
@@ -46,7 +46,9 @@ TEST(Schema, EveryFieldSaysWhetherResumeComparesItAndWhatItIs) {
   EXPECT_GT(count, 80);
 }
 
-// A variant of every part: the struct lists what the message has, in its order and of its types.
+// For every variant of every part, the struct has the message's fields in the same order and with
+// the
+// same types.
 TEST(Schema, StructsOfPartsAndMessagesAgree) {
   const std::map<std::string, pb::FieldDescriptor::CppType> kTypes = {
       {"bool", pb::FieldDescriptor::CPPTYPE_BOOL},
@@ -89,7 +91,8 @@ TEST(Schema, StructsOfPartsAndMessagesAgree) {
            }});
 }
 
-// A field that the structs forgot would be lost on the way to the run folder, and resume silently.
+// A field that is missing in the structs would not be written to the run folder, so a resumed run
+// would silently use its default.
 TEST(Schema, EveryFieldIsWrittenAndReadBack) {
   std::set<std::string> expected;
   VisitLeaves(Root(), "", [&](const std::string& path, const pb::FieldDescriptor&) {
@@ -99,7 +102,7 @@ TEST(Schema, EveryFieldIsWrittenAndReadBack) {
   for (const auto& [path, value] : FlatFields({})) written.insert(path);
   for (const std::string& path : expected) EXPECT_TRUE(written.contains(path)) << path;
 
-  // Another value for each: it must come back.
+  // Sets each field to a value that is not its default and expects to read it back.
   VisitLeaves(Root(), "", [&](const std::string& path, const pb::FieldDescriptor& field) {
     if (field.is_repeated() || path.starts_with("model.hybrid")) return;
     const std::string before = path.starts_with("model.") ? "" : FlatFields({}).at(path);

@@ -1,4 +1,4 @@
-// A recipe that tests of plans change by a field or two.
+// A small recipe that tests of plans modify.
 #pragma once
 
 #include <string>

@@ -1,4 +1,5 @@
-// A step that is saved while the next one runs is the step that was, whatever the arena becomes.
+// A step that is saved in the background is stored as it was when the save began, even if the arena
+// changes afterwards.
 #include "train/loop/background_save.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +20,7 @@ model { vocab_size: 259 model_dim: 32 num_layers: 2 channel_mixer { swiglu { wid
         mixer { retention { num_heads: 2 } } }
 )";
 
-// A rank's arena, and a store of its own group.
+// One rank's arena, with a store that has a communicator of its own.
 struct Rank {
   Rank(dist::Communicator& comm, const std::filesystem::path& dir, int zero_stage)
       : config(ParseRunConfig(kRecipe, "test", {})),
@@ -33,7 +34,7 @@ struct Rank {
         store(dir, *group, {}),
         save(store, *group, arena) {}
 
-  // A value of its own for each element of each array of the whole arena.
+  // Returns a value that is unique to the array, the element and the salt.
   static float Value(int array, int64_t element, float salt) {
     return salt + static_cast<float>(array) + static_cast<float>(element % 8191) / 8192;
   }
@@ -54,7 +55,7 @@ struct Rank {
               Value(array, part.arena_begin + i, salt);
     }
   }
-  // What the store holds, in a whole arena.
+  // Loads the stored step into a whole arena and compares it.
   void ExpectSaved(uint64_t step, float salt) {
     const auto count = static_cast<size_t>(arena.layout().num_elements());
     std::vector<float> arrays[3];
@@ -97,7 +98,7 @@ TEST(BackgroundSave, SavesTheStepThatWas) {
       const test::TempDir dir;
       dist::LocalWorld::Run(world, [&](dist::Communicator& comm) {
         Rank rank(comm, dir.path(), stage);
-        for (const int step : {1, 2}) {  // the copy is kept from save to save
+        for (const int step : {1, 2}) {  // The second save reuses the buffer of the copy.
           rank.Fill(static_cast<float>(10 * step));
           rank.save.Begin(Rank::State(step));
           EXPECT_TRUE(rank.save.under_way());
@@ -133,13 +134,13 @@ TEST(BackgroundSave, TellsWhatTheStoreThrewAndCanGoOn) {
   });
 }
 
-// A rank that fails elsewhere while a save is under way waits for nobody, and keeps nobody waiting.
+// If a rank fails elsewhere during a save, neither this rank nor the others wait for the save.
 TEST(BackgroundSave, IsGivenUpByARankThatFails) {
   const test::TempDir dir;
   const auto body = [&](dist::Communicator& comm) {
     Rank rank(comm, dir.path(), 0);
     rank.Fill(1);
-    if (comm.rank() == 1) {  // the other's save waits for this one's
+    if (comm.rank() == 1) {  // The other rank's save waits for this rank's part.
       rank.save.Begin(Rank::State(1));
       HL_FAIL(ExitCode::kData, "no tokens");
     }

@@ -1,3 +1,4 @@
+// Checks when steps with non-finite values are skipped and when the run stops.
 #include "train/loop/nonfinite_guard.h"
 
 #include <gtest/gtest.h>
@@ -42,7 +43,7 @@ TEST(NonFiniteGuard, StopsAfterMoreInARowThanAllowed) {
                   "a smaller optimizer.clip_norm");
 }
 
-// It says nothing of whether the run is finite.
+// Such a step gives no evidence about whether the run is finite.
 TEST(NonFiniteGuard, AStepWithoutATargetIsSkippedAndNoMore) {
   ckpt::GuardState guard{.consecutive_skips = 2};
   StepResult empty;

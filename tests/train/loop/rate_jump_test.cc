@@ -1,3 +1,4 @@
+// A run that resumes with another schedule warns if its learning rate jumps.
 #include "train/loop/rate_jump.h"
 
 #include <gmock/gmock.h>
@@ -13,7 +14,7 @@ using testing::Not;
 
 constexpr double kPeak = 3e-3;
 
-// A checkpoint of `step` of a run of `steps`, continued in one of `longer` steps.
+// Resumes a run of `steps` steps at `step` and extends it to `longer` steps.
 ResumedRate Extended(const ScheduleConfig& schedule, int64_t step, int64_t steps, int64_t longer) {
   return {.step = step,
           .last = kPeak * LearningRateFactor(schedule, step - 1, steps),
@@ -53,7 +54,7 @@ TEST(RateJump, TheStableStepsOfAWsdRunCanBeExtended) {
   EXPECT_NE(RateJumpWarning(Extended(wsd, before + 5, 100, 200), "wsd", 200), "");
 }
 
-// It would be advised to train at a rate of 0.
+// The warning must not suggest an option that results in a rate of 0.
 TEST(RateJump, ARateOfZeroIsNotKept) {
   const std::string warning =
       RateJumpWarning({.step = 9, .last = 0, .planned = 1e-3, .next = 1e-3}, "linear", 20);

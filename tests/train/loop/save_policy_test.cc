@@ -1,3 +1,4 @@
+// Checks when a checkpoint is due and which failed saves end the run.
 #include "train/loop/save_policy.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// Checks when a run stops: time limit, signals and a closed terminal.
 #include "train/loop/stop_policy.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +18,7 @@ TEST(StopPolicy, WithoutALimitTimeIsNeverUp) {
   EXPECT_FALSE(policy.TimeIsUp(1e9));
 }
 
-// At the start nothing is known: 5 s are kept for the save.
+// Before the first save its duration is unknown, so 5 s are reserved.
 TEST(StopPolicy, KeepsTimeForASaveOfUnknownLength) {
   const StopPolicy policy(100);
   EXPECT_FALSE(policy.TimeIsUp(95));
@@ -34,7 +35,7 @@ TEST(StopPolicy, KeepsTwoOfTheLongestStepsTheLastValidationAndTwiceTheLastSave) 
   policy.NoteValidation(10);
   EXPECT_FALSE(policy.TimeIsUp(100 - 8 - 10 - 5));
   EXPECT_TRUE(policy.TimeIsUp(100 - 8 - 10 - 5 + 0.1));
-  policy.NoteSave(2);  // shorter than what is kept at least
+  policy.NoteSave(2);  // Shorter than the minimum that is reserved.
   EXPECT_FALSE(policy.TimeIsUp(100 - 8 - 10 - 5));
   policy.NoteSave(7);
   EXPECT_FALSE(policy.TimeIsUp(100 - 8 - 10 - 14));
@@ -52,12 +53,12 @@ TEST(StopPolicy, TheReducedRequestsDecide) {
   EXPECT_EQ(code({Scalar::kSaveAndRequeue}), ExitCode::kRequeue);
   EXPECT_EQ(code({Scalar::kTimeLimit}), ExitCode::kRequeue);
   EXPECT_EQ(code({Scalar::kSaveAndStop}), ExitCode::kInterrupted);
-  // A user who stops a run does not want it back from the queue.
+  // A user's stop has precedence over requeueing.
   EXPECT_EQ(code({Scalar::kSaveAndStop, Scalar::kSaveAndRequeue, Scalar::kTimeLimit}),
             ExitCode::kInterrupted);
 }
 
-// In processes of their own: what was asked for stays.
+// Each case runs in its own process, because a request cannot be withdrawn.
 TEST(StopPolicy, AClosedTerminalAsksForASaveUnlessItIsToBeIgnored) {
   const auto exit_code_where = [](void (*disposition)(int)) {
     const pid_t pid = ::fork();
@@ -72,10 +73,10 @@ TEST(StopPolicy, AClosedTerminalAsksForASaveUnlessItIsToBeIgnored) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   };
   EXPECT_EQ(exit_code_where(SIG_DFL), 1);
-  EXPECT_EQ(exit_code_where(SIG_IGN), 0);  // nohup
+  EXPECT_EQ(exit_code_where(SIG_IGN), 0);  // As under nohup.
 }
 
-// Last: the requests stay.
+// This is the last test, because its requests cannot be withdrawn.
 TEST(StopPolicy, SignalsAndTheLimitBecomeRequests) {
   StopFlags::InstallHandlers();
   const StopPolicy policy(100);

@@ -1,3 +1,4 @@
+// A run ends with an error if an epoch passes without any target.
 #include "train/loop/target_guard.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
-// Whole runs on rank threads, for what no part of the loop decides alone.
+// Whole training runs on rank threads, for behaviour that no single component of the loop
+// implements.
 #include "train/loop/trainer.h"
 
 #include <ATen/Parallel.h>
@@ -51,7 +52,7 @@ class TrainerTest : public testing::Test {
     std::vector<std::string> allow_change = {};
     dist::LocalOptions world = {.timeout_s = 60};
   };
-  // In the run folder of this test; its end, and what it said.
+  // Trains in the run folder of this test and records the exit code and the log.
   ExitCode Train(const Run& run) {
     std::vector<std::string> set = run.set;
     set.push_back(Concat("data.path=", (data_dir->path() / run.data).string()));
@@ -84,7 +85,7 @@ class TrainerTest : public testing::Test {
 
 test::TempDir* TrainerTest::data_dir = nullptr;
 
-// The same command would go back once more.
+// The same command would go back to the older step again.
 TEST_F(TrainerTest, ARunThatWentBackSaysHowItGoesOn) {
   const std::vector<std::string> whole = {"ckpt.every=1", "ckpt.keep_last=9"};
   std::vector<std::string> stopped = whole;
@@ -98,8 +99,8 @@ TEST_F(TrainerTest, ARunThatWentBackSaysHowItGoesOn) {
               HasSubstr("after step 3 of 4: saved. Start the same command again to continue."));
 }
 
-// All ranks decide it alike, so that the save under way can end on all of them; the schedule makes
-// it last longer than the step.
+// All ranks agree on the stop, so the running save can end on all of them. The fault schedule makes
+// the save last longer than the step.
 TEST_F(TrainerTest, AStopThatAllDecideWaitsForTheSaveUnderWay) {
   const dist::LocalOptions slow = {.timeout_s = 60, .schedule = {{.seed = 1, .max_delay_s = 0.02}}};
   for (const int ranks : {1, 2}) {
@@ -115,7 +116,8 @@ TEST_F(TrainerTest, AStopThatAllDecideWaitsForTheSaveUnderWay) {
   }
 }
 
-// Validations at 3, 6 and 8, saves at 5 and the end: none of the best ones falls on a save's step.
+// Validations are after steps 3, 6 and 8, saves after step 5 and at the end. No best validation
+// coincides with a regular save.
 TEST_F(TrainerTest, TheBestValidationIsSavedWhereNoSaveIsDue) {
   const std::vector<std::string> set = {"train.steps=8",    "eval.every=3",
                                         "eval.windows=0",   "ckpt.every=5",
@@ -140,7 +142,7 @@ TEST_F(TrainerTest, TheBestErrorWantsAnAccuracy) {
                   "ckpt.keep_best: val_error. Use val_loss or loss");
 }
 
-// So few tokens are hidden that most steps hide none.
+// The mask rate is so low that most steps mask no token.
 TEST_F(TrainerTest, StepsWithoutATargetAreSkippedAndTheRunGoesOn) {
   const std::vector<std::string> set = {"train.steps=20", "eval.windows=0",
                                         "model.objective=masked_token",
@@ -154,7 +156,7 @@ TEST_F(TrainerTest, StepsWithoutATargetAreSkippedAndTheRunGoesOn) {
 }
 
 TEST_F(TrainerTest, ARunWithoutATargetAtAllEndsWithAnError) {
-  // Validation hides by a seed of its own: here, more than the twenty steps.
+  // Validation masks with its own seed, so here it has targets.
   const std::vector<std::string> set = {"train.steps=2", "eval.windows=0",
                                         "model.objective=masked_token",
                                         "model.objective.masked_token.rate=0.002"};
@@ -173,7 +175,7 @@ TEST_F(TrainerTest, ADatasetWithoutValidationRowsTrainsWithoutValidation) {
   EXPECT_TRUE(reader.state().metrics.contains("loss"));
 }
 
-// Before it has trained for it, and before it has a folder.
+// The run is refused before it trains, and before it creates a run folder.
 TEST_F(TrainerTest, ADatasetThatCannotBeValidatedIsRefusedAtTheStart) {
   EXPECT_HL_ERROR(Train({.set = {"data.seq_len=16", "model.objective=labelled", "eval.every=2"},
                          .data = "mqar"}),
@@ -202,7 +204,7 @@ TEST_F(TrainerTest, RowsLongerThanTwoDocumentsAreWarnedOf) {
   EXPECT_THAT(with({"data.seq_len=32"}), Not(HasSubstr("data.seq_len is 32.")));
 }
 
-// The options are those that the warning names.
+// The options are those that the warning suggests.
 TEST_F(TrainerTest, AnExtendedRunWarnsThatItsRateJumpsAndSaysHowToAvoidIt) {
   const auto lr = [](const std::string& log, int step) {
     const size_t line = log.find(Concat("step ", step, "/"));
@@ -251,7 +253,7 @@ TEST_F(TrainerTest, TheSecondFailedSaveInARowEndsTheRunAndSaysWhatToDo) {
   std::vector<std::string> longer = set;
   longer.emplace_back("train.steps=9");
   ASSERT_EQ(Train({.set = set}), ExitCode::kFinished);
-  const test::FullDisk full(20'000);  // less than a shard, more than the log
+  const test::FullDisk full(20'000);  // Less than a shard, more than the log.
   EXPECT_HL_ERROR(Train({.set = longer, .allow_change = {"train.steps"}}), ExitCode::kCheckpointIo,
                   "\nThe run stops: with ckpt.on_error 'warn' training goes on after one failed "
                   "save, but not after two in a row or a failed last save. Free space on the disk "
@@ -277,7 +279,7 @@ TEST_F(TrainerTest, PartsOfTheModelHaveTheRecipesNames) {
             ExitCode::kFinished);
 }
 
-// A run that is refused has gone nowhere.
+// A run that is refused leaves all checkpoints in place.
 TEST_F(TrainerTest, AStepPastTheEndIsRefusedBeforeNewerOnesAreSetAside) {
   ASSERT_EQ(Train({.set = {"ckpt.every=1", "ckpt.keep_last=9"}}), ExitCode::kFinished);
   EXPECT_HL_ERROR(Train({.set = {"train.steps=2"}, .resume = "step=3"}), ExitCode::kUsage,

@@ -1,3 +1,4 @@
+// Checks how the weights of another model are matched, renamed and loaded as initial weights.
 #include "train/loop/warm_start.h"
 
 #include <ATen/TensorOperators.h>
@@ -19,7 +20,7 @@ namespace {
 using testing::ElementsAre;
 using testing::Pair;
 
-// Weights that count up: element i of the n-th tensor is 1000 n + i.
+// A source of weights with known values: element i of the n-th tensor is 1000 n + i.
 class CountingSource : public ckpt::WeightSource {
  public:
   explicit CountingSource(std::vector<ckpt::WeightInfo> weights) : weights_(std::move(weights)) {}

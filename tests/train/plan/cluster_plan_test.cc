@@ -1,3 +1,4 @@
+// Checks the predicted step time and memory of a run on a described cluster.
 #include "train/plan/cluster_plan.h"
 
 #include <gmock/gmock.h>
@@ -50,7 +51,7 @@ TEST(ClusterPlan, OneRankHasNoCollectivesAndWaitsForNothing) {
   EXPECT_NEAR(plan.step_s, plan.compute_s, 1e-12 * plan.step_s);
 }
 
-// The layout's buckets, in the group that metrics name.
+// Each bucket of the layout is summed once, in the group that the metrics name.
 TEST(ClusterPlan, SumsEveryBucketOnceAndGathersWhatIsComputedWith) {
   const ClusterPlan whole = PlanOf("gpus=8"), shares = PlanOf("gpus=8,zero=1");
   model::LanguageModel model(Recipe().model);
@@ -63,20 +64,20 @@ TEST(ClusterPlan, SumsEveryBucketOnceAndGathersWhatIsComputedWith) {
   EXPECT_EQ(Find(whole, "grad_bucket").count, buckets);
   EXPECT_EQ(Find(whole, "grad_bucket").bytes, 4 * layout.num_elements());
   EXPECT_EQ(Find(shares, "grad_bucket").kind, "reduce_scatter");
-  // bf16 of the region that has a copy, fp32 of the rest
+  // bf16 for the region that has a compute copy, fp32 for the rest.
   EXPECT_EQ(Find(shares, "param_bucket").bytes,
             4 * layout.num_elements() - 2 * layout.num_compute_elements());
   EXPECT_EQ(Find(shares, "step_scalars").count, 1);
   EXPECT_EQ(shares.BytesByGroup().at("world"),
             Find(shares, "grad_bucket").bytes + Find(shares, "param_bucket").bytes);
-  // each of two micro-batches
+  // Two micro-batches sum every bucket.
   EXPECT_EQ(Find(PlanOf("gpus=8,zero=2"), "grad_bucket").count, 2 * buckets);
 }
 
 TEST(ClusterPlan, LossesAndProductsAtThePeakAreTheStep) {
   for (const char* text : {"gpus=1", "gpus=8,zero=1", "nodes=2,gpus=8,sp=4,zero=2"}) {
     const ClusterPlan plan = PlanOf(text);
-    double sum = plan.mfu_full * plan.step_s;  // products alone, at the peak
+    double sum = plan.mfu_full * plan.step_s;  // Only matrix products, at the peak rate.
     for (const PlannedLoss& loss : plan.losses) {
       EXPECT_GE(loss.seconds, -1e-9 * plan.step_s) << loss.what;
       sum += loss.seconds;
@@ -127,7 +128,7 @@ TEST(ClusterPlan, CountsMemoryByPart) {
   EXPECT_DOUBLE_EQ(memory.main_and_adam, copied * 4 / 8 + (all - copied) * 4 + all * 8 / 8);
   EXPECT_DOUBLE_EQ(memory.compute_copy, copied * 2);
   EXPECT_DOUBLE_EQ(memory.states, 2 * model::ModelCost(model, 256).StateBytesPerRow(2));
-  // The two messages of a layer: a gather of both ranks' states, and one's own.
+  // A layer sends two messages: a gather of both ranks' states, and its own.
   int64_t layer_states = 0;
   for (const PlannedCollective& row : plan.collectives)
     if (row.what == "state") layer_states = row.bytes / row.count;
@@ -154,8 +155,8 @@ double WorkspaceOf(const model::LanguageModel& model, const model::GpuBatch& bat
   return model::ModelCost(model, batch.seq_len).WorkspaceBytes(batch);
 }
 
-// Of the rank's slices of rows, as the cluster's own GPU cuts them: two segments where one fills an
-// A100.
+// The workspace is that of the rank's slices, as the cluster's GPU splits them: two segments if one
+// segment fills an A100.
 TEST(ClusterPlan, CountsTheWorkspaceOfItsGpu) {
   constexpr kernels::DeviceLimits kH100 = {true, 132, 227 << 10}, kA100 = {true, 108, 163 << 10};
   EXPECT_EQ(PlanOf("gpus=8,zero=1,sp=2").memory.workspace,
@@ -198,7 +199,7 @@ TEST(ClusterPlan, JsonHasWhatTheTextHas) {
     EXPECT_THAT(text, HasSubstr(part));
 }
 
-// Every rank of a row sees as many tokens before its own as come before it.
+// Each rank of a row sees all tokens of the row before its own slice.
 TEST(ClusterPlan, TheLastSliceOfSoftmaxHasTheMostWork) {
   const ClusterPlan softmax = PlanOf("gpus=8,sp=8", {"model.mixer=softmax", "data.seq_len=65536"});
   const auto of_slices = [](const ClusterPlan& plan) {

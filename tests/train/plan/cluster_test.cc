@@ -1,3 +1,4 @@
+// Checks the description of a cluster and the predicted times of its collectives.
 #include "train/plan/cluster.h"
 
 #include <gmock/gmock.h>
@@ -35,7 +36,7 @@ TEST(Cluster, ReadsWhatAPlanNames) {
   EXPECT_DOUBLE_EQ(request.cluster.memory_bytes, 100.0 * (1 << 30));
 }
 
-// In any order: what is named stands over the preset.
+// Explicit values override the preset, in any order.
 TEST(Cluster, PresetsGiveTheRest) {
   const PlanRequest request = ParsePlan("auto,hbm_gbs=1,gpus=2,device=a100");
   EXPECT_TRUE(request.search);
@@ -79,8 +80,8 @@ TEST(Cluster, RowsLieOnANodeOrOnWholeNodes) {
                   "with sp 6", "Use sp 1, 2, 4, 12.");
 }
 
-// 8.4 us, then for each of the ring's hops 3.4 us in a node and 14 us between two; the bytes' part
-// that a rank sends on, at 360 GB/s.
+// 8.4 us per operation, plus 3.4 us for each hop of the ring within a node and 14 us between nodes,
+// plus the time for the bytes that a rank sends on at 360 GB/s.
 TEST(Cluster, TimesRingsAndTrees) {
   const Cluster node = ParsePlan("gpus=8").cluster, large = ParsePlan("nodes=128,gpus=8").cluster;
   constexpr int64_t kBytes = 64 << 20;
@@ -95,7 +96,7 @@ TEST(Cluster, TimesRingsAndTrees) {
   EXPECT_DOUBLE_EQ(SecondsOf(large, 16, OpKind::kSendRecv, kBytes, "rows_0"),
                    8.4e-6 + 14e-6 + kBytes / 45e9);
   EXPECT_EQ(SecondsOf(node, 1, OpKind::kAllReduce, kBytes), 0);
-  // two ranks, each alone on its node
+  // Two ranks, each on its own node.
   EXPECT_DOUBLE_EQ(SecondsOf(ParsePlan("nodes=2").cluster, 2, OpKind::kAllGather, kBytes),
                    8.4e-6 + 14e-6 + kBytes / 2.0 / 45e9);
 }
@@ -103,7 +104,7 @@ TEST(Cluster, TimesRingsAndTrees) {
 TEST(Cluster, TheCostOfRowsIsThatOfTheirOperations) {
   const Cluster cluster = ParsePlan("gpus=8").cluster;
   const ops::ExchangeCost cost = cluster.RowCost(8);
-  constexpr int64_t kState = 1 << 20;  // of each rank
+  constexpr int64_t kState = 1 << 20;  // Per rank.
   EXPECT_NEAR(cost.Seconds(ops::StateStrategy::kGather, 8, {.state = kState}),
               SecondsOf(cluster, 8, OpKind::kAllGather, 8 * kState, "rows_0"), 1e-12);
   EXPECT_NEAR(cost.Seconds(ops::StateStrategy::kRing, 8, {.state = kState}),

@@ -1,6 +1,7 @@
-// Which kernels of attention, with decay, softmax or a polynomial, each recipe trains with on each
-// kind of GPU: a fast path that the recipes do not reach is none. Needs no GPU, as a plan is a
-// function of the device's limits.
+// Checks which attention kernels (decay, softmax, polynomial) each recipe uses on each kind of GPU,
+// so
+// that no recipe silently loses its fast path. No GPU is needed, because a plan depends only on the
+// device's limits.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -26,7 +27,7 @@ namespace {
 
 using kernels::DecayKind;
 
-// What a mixer asks of decay attention.
+// The arguments of decay attention that depend on the mixer.
 struct Decay {
   DecayKind kind;
   kernels::NormKind norm = kernels::NormKind::kNone;
@@ -37,17 +38,18 @@ const std::map<std::string, Decay> kDecayed = {
     {"gla", {DecayKind::kPerTokenChannel}},
     {"retention", {DecayKind::kPerHead}},
 };
-// Mixers of recipes that have kernels of their own.
+// Mixers of the recipes that do not use attention kernels.
 const std::set<std::string> kOthers = {"base_conv", "gated_conv", "mamba"};
 const std::set<std::string> kPolynomial = {"based", "rebased"};
-// Mixers of softmax attention, whose state are keys and values.
+// Mixers with softmax attention, whose state is keys and values.
 const std::set<std::string> kAttention = {"gau", "softmax"};
-// Recipes that leave softmax attention to LibTorch on a GPU: they train in fp32.
+// Recipes whose softmax attention runs in LibTorch on a GPU, because they train in fp32.
 const std::set<std::string> kAttentionByLibTorch = {"conv_attention_mqar", "dna_alibi",
                                                     "gau_alpha_6l", "gau_bytes"};
 
-// Recipes that train polynomial attention in fp32, token by token on a GPU: rows of 48 tokens, and
-// of them 512 with 12 heads side by side.
+// Recipes that train polynomial attention in fp32, which uses the per-token kernel on a GPU. Rows
+// have
+// 48 tokens. 512 rows with 12 heads run in parallel.
 const std::set<std::string> kPolynomialByToken = {"simple_mqar"};
 
 struct Device {
@@ -59,7 +61,7 @@ const Device kDevices[] = {{"sm_80", {true, 108, 163 << 10}},
                            {"sm_100", {true, 148, 227 << 10}},
                            {"sm_120", {true, 170, 99 << 10}}};
 
-// The arguments of a layer's kernel, as far as a plan reads them.
+// Returns the kernel arguments of a layer, as far as a plan reads them.
 kernels::DecayAttentionArgs ArgsOf(const RunConfig& config, const std::vector<int64_t>& state,
                                    const Decay& decay) {
   kernels::DecayAttentionArgs args;
@@ -85,7 +87,7 @@ kernels::DecayAttentionArgs ArgsOf(const RunConfig& config, const std::vector<in
   return args;
 }
 
-// Tensor cores, and no more workspace than the limit that the plan promises.
+// Expects that tensor cores are used, and that the workspace is within the limit of the plan.
 void ExpectTensorCores(kernels::DecayAttentionArgs args) {
   float decay = 0;
   args.log_decay.data = &decay;
@@ -103,7 +105,8 @@ void ExpectTensorCores(kernels::DecayAttentionArgs args) {
   }
 }
 
-// A model names what its largest kernel asks for; the layers of a recipe are alike.
+// Expects that the model reports the workspace of its largest kernel. All layers of a recipe are
+// equal.
 void ExpectPlannedWorkspace(const RunConfig& config, const model::LanguageModel& model,
                             kernels::DecayAttentionArgs args) {
   float decay = 0;
@@ -119,8 +122,8 @@ void ExpectPlannedWorkspace(const RunConfig& config, const model::LanguageModel&
   }
 }
 
-// The kernels of softmax attention take the heads, packed or not. Where a block of wide heads does
-// not fit the device LibTorch's calls serve: so far heads of 128 on sm_120.
+// Expects that the softmax attention kernels support these heads, packed or not. If a block of wide
+// heads does not fit on the device, LibTorch is used; so far only for heads of 128 on sm_120.
 void ExpectAttentionKernels(int64_t head_dim, int64_t head_dim_v, bool drops = false) {
   kernels::SoftmaxAttentionArgs args;
   args.q.dtype = DType::kBF16;
@@ -136,8 +139,8 @@ void ExpectAttentionKernels(int64_t head_dim, int64_t head_dim_v, bool drops = f
   }
 }
 
-// Whole rows of bf16 without a state to begin from are met pair by pair on matrix units; in fp32
-// they go token by token.
+// Whole bf16 rows without an initial state use the pairwise tensor-core kernel. fp32 rows use the
+// recurrent (per-token) kernel.
 void ExpectPairs(const RunConfig& config, bool in_fp32) {
   EXPECT_EQ(config.train.precision != "bf16", in_fp32);
   kernels::PolynomialAttentionArgs args;
@@ -157,7 +160,7 @@ TEST(KernelRoutes, EveryRecipeTrainsOnTensorCores) {
     if (entry.path().extension() != ".textproto") continue;
     SCOPED_TRACE(entry.path().filename().string());
     RunConfig config = LoadRunConfig(entry.path(), {});
-    if (config.model.vocab_size == 0) config.model.vocab_size = 259;  // of bytes
+    if (config.model.vocab_size == 0) config.model.vocab_size = 259;  // The byte tokenizer.
     const model::LanguageModel model(config.model);
     for (int64_t layer = 0; layer < config.model.num_layers; ++layer) {
       const std::string name(config.model.mixer_of(layer).name());
@@ -170,7 +173,7 @@ TEST(KernelRoutes, EveryRecipeTrainsOnTensorCores) {
         EXPECT_EQ(by_libtorch, kAttentionByLibTorch.count(entry.path().stem().string()) == 1);
         if (by_libtorch) continue;
         const std::vector<model::StateTensor> state = model.block(layer).mixer().traits().state;
-        if (state.empty()) continue;  // an encoder's: below
+        if (state.empty()) continue;  // An encoder, see below.
         ExpectAttentionKernels(state.at(0).shape.at(2), state.at(1).shape.at(2),
                                config.model.mixer_of(layer).Get<double>("dropout") > 0);
         continue;
@@ -186,7 +189,7 @@ TEST(KernelRoutes, EveryRecipeTrainsOnTensorCores) {
       const model::StateTensor memory = model.block(layer).mixer().traits().state.at(0);
       ASSERT_EQ(memory.shape.size(), 3u) << memory.name << " is not [H, K, V]";
       kernels::DecayAttentionArgs args = ArgsOf(config, memory.shape, decayed->second);
-      float scale = 1;  // only its presence counts
+      float scale = 1;  // Only non-null matters.
       if (decayed->second.key_scale) args.key_scale.data = &scale;
       ExpectTensorCores(args);
       ExpectPlannedWorkspace(config, model, args);
@@ -198,8 +201,8 @@ TEST(KernelRoutes, EveryRecipeTrainsOnTensorCores) {
   ExpectAttentionKernels(64, 64);                     // dna_alibi, in bf16
 }
 
-// How a recipe's layers are laid out on a device, kept here so that no change of the rules that
-// choose it goes unseen.
+// The expected layout of a recipe's layers on a device. A change of the rules that select it must
+// change this table.
 struct GoldenLayout {
   const char* recipe;
   int num_sms;
@@ -209,7 +212,7 @@ struct GoldenLayout {
   int backward_segments, backward_blocks;
 };
 constexpr GoldenLayout kGoldenLayouts[] = {
-    // forward blocks of 128 x 64 fit, as they stage an output in halves
+    // Forward blocks of 128 x 64 fit because they stage the output in two halves.
     {"retention_340m", 170, {128, 64}, 1, 256, {64, 128}, 1, 256},
     {"d2d_124m", 132, {64, 64}, 1, 384, {64, 64}, 1, 384},
     {"gla_340m", 132, {128, 64}, 1, 128, {128, 128}, 2, 128},
@@ -255,8 +258,8 @@ TEST(KernelRoutes, RecipesKeepMultiprocessorsBusy) {
   }
 }
 
-// Head sizes that flash-linear-attention's configs give GLA and RetNet, whose heads widen with the
-// model: from 340 million parameters to 7 billion.
+// Head sizes of GLA and RetNet in flash-linear-attention's configs from 340 million to 7 billion
+// parameters. Heads become wider with the model.
 TEST(KernelRoutes, SizesOfPublicModelsTrainOnTensorCores) {
   RunConfig config;
   config.train.micro_batch = 4;

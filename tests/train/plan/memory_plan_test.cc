@@ -1,3 +1,4 @@
+// Checks the predicted memory of a run, and the advice if it does not fit.
 #include "train/plan/memory_plan.h"
 
 #include <gmock/gmock.h>
@@ -50,7 +51,9 @@ TEST(MemoryPlan, SaysThatRecomputationWouldFit) {
               testing::Not(HasSubstr("recompute")));
 }
 
-// Others are launched beside what the recording holds; a CPU records nothing.
+// Micro-batches that cannot be replayed need activations in addition to those of the recorded
+// graph.
+// The CPU records no graph.
 TEST(MemoryPlan, GraphsOfMicroBatchesHoldASecondOnesActivations) {
   const model::LanguageModel model(SmallRecipe().model);
   const auto plan = [&](const std::string& device, const std::string& graphs) {
@@ -74,7 +77,7 @@ TEST(MemoryPlan, SaysWhatTheWeightsAloneTakeWhereNothingHelps) {
   EXPECT_THAT(Verdict(SmallRecipe(), 100'000), HasSubstr("The weights, Adam and gradients take"));
 }
 
-// A start that must fail fails before it allocates; an estimate alone stops nothing.
+// A run that cannot fit fails before it allocates. A mere estimate only warns.
 TEST(MemoryPlan, RefusesWhatCannotFitAndWarnsOfWhatMayNot) {
   const RunConfig config = SmallRecipe();
   const model::LanguageModel model(config.model);
@@ -94,8 +97,9 @@ TEST(MemoryPlan, RanksThatShareRowsShareActivations) {
   EXPECT_EQ(NumMicroBatches(shared, 2), 2 * NumMicroBatches(whole, 2));
 }
 
-// More ranks to a row than there are: planned for one row's.
-// 16 x 256 rows of a vocabulary of which the CPU holds the logits of 128 at a time, a GPU of 1024.
+// sp is larger than the number of ranks, so the plan is for the ranks of one row. There are 16 x
+// 256
+// tokens. The CPU holds the logits of 128 tokens at a time, a GPU those of 1024.
 TEST(MemoryPlan, CountsTheLogitsOfItsDevice) {
   const RunConfig host = SmallRecipe({"model.vocab_size=131072"});
   RunConfig gpu = host;
@@ -126,8 +130,9 @@ TEST(MemoryPlan, RanksShareTheOptimizersState) {
       whole / 4);
 }
 
-// Beside whole gradients a copy of 2 bytes an element; of stage 2's buckets those in flight in
-// place of themselves. Of small buckets the widest tensor is the longest, here the embedding.
+// With whole gradients, the bf16 copy adds 2 bytes per element. With ZeRO stage 2, it replaces the
+// buckets in flight. If buckets are small, the largest tensor determines their size, here the
+// embedding.
 TEST(MemoryPlan, CountsGradientsThatTravelInBf16) {
   const auto gradients = [](int world_size, int stage, const char* type) {
     const RunConfig config =
@@ -137,7 +142,7 @@ TEST(MemoryPlan, CountsGradientsThatTravelInBf16) {
   for (const int stage : {0, 1})
     EXPECT_DOUBLE_EQ(gradients(4, stage, "bf16"), gradients(4, stage, "fp32") * 6 / 4);
   EXPECT_DOUBLE_EQ(gradients(1, 0, "bf16"), gradients(1, 0, "fp32"));
-  // One bucket holds all: its elements are there in both types while they are converted.
+  // One bucket holds everything. During the conversion its elements exist in both types.
   const double parameters = gradients(4, 0, "fp32") / 4;
   EXPECT_DOUBLE_EQ(gradients(4, 2, "fp32"), parameters * (4.0 / 4 + 4));
   EXPECT_DOUBLE_EQ(gradients(4, 2, "bf16"), parameters * (4.0 / 4 + 6));
@@ -154,7 +159,7 @@ TEST(MemoryPlan, CountsGradientsThatTravelInBf16) {
   EXPECT_DOUBLE_EQ(slots("bf16"), 1000 * 64 * 10);
 }
 
-// States of [H, K, V] in fp32 and short convolutions' tails, of two layers and 16 rows.
+// fp32 states [H, K, V] and the tails of short convolutions, for two layers and 16 rows.
 TEST(MemoryPlan, CountsTheStatesOfSharedRowsAndPinnedCopies) {
   const RunConfig whole = SmallRecipe(), shared = SmallRecipe({"parallel.sp=2"});
   const model::LanguageModel model(whole.model);
@@ -180,8 +185,9 @@ TEST(MemoryPlan, CountsTheStatesOfSharedRowsAndPinnedCopies) {
   EXPECT_DOUBLE_EQ(PlanMemory(on_gpu, model, 2).pinned_staging, copy);
 }
 
-// Of the recipe for 340 million parameters on an H100, by hand: 8 rows of 2048 tokens, 4 heads of
-// 128 x 256 in blocks of 128 x 128, so 2 slices of what gradients are made of, in 2 segments.
+// The recipe with 340 million parameters on an H100, calculated by hand: 8 rows of 2048 tokens, 4
+// heads of 128 x 256 in blocks of 128 x 128. That gives 2 slices of the gradients' operands, in 2
+// segments.
 TEST(MemoryPlan, CountsTheWorkspaceOfAKernelOnAGpu) {
   RunConfig config = LoadRunConfig(
       std::filesystem::path(test::kSourceDir) / "launch/recipes/gla_340m.textproto", {});
@@ -192,7 +198,8 @@ TEST(MemoryPlan, CountsTheWorkspaceOfAKernelOnAGpu) {
   EXPECT_EQ(PlanMemory(config, model, 1, kH100).workspace, 0);
   config.train.device = "cuda";
   constexpr double kTokens = 8 * 2048 * 4, kPieces = 8 * 4 * 2;
-  // A tile of 16 tokens: two operands, scores, G and its logarithm; x, y and t of either slice.
+  // Per tile of 16 tokens: two operands, the scores, G and its logarithm; x, y and t of both
+  // slices.
   constexpr double kOperands = kTokens / 16 * (2 * 16 * 128 * 2 + 16 * 24 * 2 + 2 * 128 * 4);
   constexpr double kProducts = 2 * kTokens / 16 * (2 * 16 + 1) * 128 * 4;
   constexpr double kSegments = kPieces * (128 * 256 + 128) * 4;
@@ -201,14 +208,14 @@ TEST(MemoryPlan, CountsTheWorkspaceOfAKernelOnAGpu) {
   EXPECT_EQ(plan.workspace, kOperands + kProducts + kSegments + kGroups);
   EXPECT_EQ(plan.total(), plan.main_and_adam + plan.gradients + plan.compute_copy +
                               plan.activations + plan.loss + plan.workspace);
-  // One segment fills 108 multiprocessors.
+  // One segment already fills 108 multiprocessors.
   EXPECT_EQ(PlanMemory(config, model, 1, kA100).workspace, kOperands + kProducts + kGroups / 2);
   config.train.micro_batch = 4;
   EXPECT_LT(PlanMemory(config, model, 1, kH100).workspace, plan.workspace);
   EXPECT_THAT(PlanText(config, model, {}), HasSubstr("workspace of a kernel"));
 }
 
-// Layers take turns with the same memory: two need no more than one.
+// Layers reuse one workspace, so two layers need no more than one.
 TEST(MemoryPlan, LayersShareAWorkspace) {
   RunConfig two = SmallRecipe(), four = SmallRecipe({"model.num_layers=4"});
   two.train.device = four.train.device = "cuda";
@@ -243,7 +250,9 @@ TEST(PlanText, SaysWhereTheVocabularyIsAssumed) {
   EXPECT_THAT(PlanText(config, model, {}), HasSubstr("\nparameters\n"));
 }
 
-// 500 rows are 15 whole steps of 32 and one of 20: 10 steps, and 20 of an epoch and a quarter.
+// 500 rows are 15 steps of 32 rows and one of 20. The runs have 10 steps, and 20 steps, which are
+// one
+// and a quarter epochs.
 TEST(PlanText, AShortStepHasFewerTokens) {
   const auto text = [](const char* steps) {
     const RunConfig config = SmallRecipe({steps, "data.epoch_end=short"});

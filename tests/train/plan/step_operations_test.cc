@@ -1,5 +1,6 @@
-// A rehearsed step against real ones: every rank's collectives, group by group in their order with
-// their bytes, as its flight record has them.
+// A rehearsed step has the same collectives as a real step on every rank: the same groups, order
+// and
+// bytes as in the flight records.
 #include "train/plan/step_operations.h"
 
 #include <ATen/Parallel.h>
@@ -30,7 +31,7 @@ train { steps: 100 global_batch: 8 micro_batch: 2 seed: 3 }
 parallel { first_bucket_bytes: 4096 bucket_bytes: 8192 exchange: "gather" }
 )";
 
-using Operations = std::map<std::string, std::vector<std::string>>;  // by group, in order
+using Operations = std::map<std::string, std::vector<std::string>>;  // By group, in order.
 
 std::string LineOf(const std::string& kind, const std::string& what, int64_t bytes) {
   return Concat(kind, " ", what, " ", bytes);
@@ -58,7 +59,7 @@ class StepOperationsTest : public testing::Test {
   }
   static void TearDownTestSuite() { delete dir; }
 
-  // What a rank issued after its first `before` collectives.
+  // Returns the operations that a rank issued after its first `before` collectives.
   static Operations LastStepOf(const dist::FlightRecord& record, uint64_t before) {
     Operations lines;
     for (const dist::FlightOperation& operation : record.operations)
@@ -67,7 +68,7 @@ class StepOperationsTest : public testing::Test {
     return lines;
   }
 
-  // Takes two steps on `world` rank threads; of each rank, the second step's.
+  // Runs two steps on `world` rank threads and returns each rank's operations of the second step.
   static std::vector<Operations> Run(const RunConfig& config, int world) {
     std::vector<Operations> by_rank(static_cast<size_t>(world));
     const auto flight = dir->path() / Concat("flight", num_runs++);
@@ -137,7 +138,7 @@ TEST_F(StepOperationsTest, AreThoseOfARunWhoseGradientsTravelInBf16) {
     ExpectRehearsedAsRun(4, {"parallel.grad_reduce=bf16", Concat("parallel.zero_stage=", stage)});
 }
 
-// Ranks do not talk more often, and compute more: each block's forward once again.
+// Recomputation adds no collectives, only compute: the forward of each block runs again.
 TEST_F(StepOperationsTest, OfRecomputationAreThoseOfARunWithMoreWork) {
   for (const char* way : {"mixer", "block"})
     ExpectRehearsedAsRun(
@@ -167,8 +168,8 @@ TEST_F(StepOperationsTest, OfRecomputationAreThoseOfARunWithMoreWork) {
   EXPECT_DOUBLE_EQ(flops("mixer"), flops("none") + tokens * mixers);
 }
 
-// Softmax whose window lies in the neighbour's slice, reaches beyond it, and whole; rows whose
-// slices have one length and rows of 100 tokens.
+// Softmax windows that end in the neighbour's slice, that reach beyond it, and that are unlimited;
+// rows whose slices have equal lengths, and rows of 100 tokens.
 TEST_F(StepOperationsTest, AreThoseOfARunForEveryStrategyAndPast) {
   for (const char* exchange : {"gather", "ring", "scan"}) {
     for (const char* window : {"30", "50", "0"}) {
@@ -188,7 +189,7 @@ TEST_F(StepOperationsTest, AreThoseOfARunForEveryMixerThatSharesRows) {
   }
 }
 
-// Rows of 8 x 2048 tokens are rehearsed on shorter ones: as if they had been run.
+// Rows of 8 x 2048 tokens are rehearsed on shorter rows, with the result of the full length.
 TEST_F(StepOperationsTest, OfLongRowsAreThoseOfTheirLength) {
   for (const char* window : {"0", "20", "200", "5000"}) {
     const RunConfig config = ParseRunConfig(
@@ -197,7 +198,7 @@ TEST_F(StepOperationsTest, OfLongRowsAreThoseOfTheirLength) {
          "model.mixer=softmax", Concat("model.mixer.softmax.window=", window),
          "model.mixer.softmax.num_heads=2"});
     const Operations lines = Rehearsed(config, {.rank = 1, .world_size = 8});
-    // [2 rows, tokens, 2 heads, keys and values of 8] in fp32, of two layers.
+    // [2 rows, tokens, 2 heads, keys and values of 8] in fp32, in two layers.
     const int64_t count = std::atoi(window), of_token = 2 * 2 * 16 * 4;
     const bool gathered = count == 0 || count > 2048;
     const int64_t bytes = of_token * (gathered ? 8 * 2048 : count - 1);
@@ -206,7 +207,7 @@ TEST_F(StepOperationsTest, OfLongRowsAreThoseOfTheirLength) {
   }
 }
 
-// Of ZeRO stage 2 no rank has all gradients at one time: the rehearsal finds how many.
+// With ZeRO stage 2, no rank holds all gradients at one time. The rehearsal finds the peak.
 TEST_F(StepOperationsTest, TellsTheArenasSizes) {
   RunConfig config = ParseRunConfig(kRecipe, "test", {"parallel.zero_stage=2"});
   RowRehearsals rows(config, 0, {});
@@ -223,7 +224,7 @@ TEST_F(StepOperationsTest, TellsTheArenasSizes) {
   EXPECT_EQ(step.tokens, 2 * 128);
 }
 
-// One bucket, which is there in both types while it is converted.
+// One bucket, which exists in both types during the conversion.
 TEST_F(StepOperationsTest, TellsTheSlotsOfGradientsThatTravelInBf16) {
   const RunConfig config = ParseRunConfig(
       kRecipe, "test",

@@ -1,4 +1,4 @@
-// Schedules worked out by hand.
+// Compares schedules with results that were calculated by hand.
 #include "train/plan/timeline.h"
 
 #include <gtest/gtest.h>
@@ -26,8 +26,8 @@ TEST(Timeline, LanesWorkSideBySideAndWaitForWhatTheyComeAfter) {
   EXPECT_EQ(timeline.begun_after, (std::vector<int>{-1, 0, 0, 1}));
 }
 
-// The last waits from 1 on: until 3 for the first of lane 1, until 7 for the second, which comes
-// after it, until 8 for lane 2.
+// The last operation waits from 1 on: until 3 for the first operation of lane 1, until 7 for the
+// second, which follows it, and until 8 for lane 2.
 TEST(Timeline, TellsWhatAWaitWasFor) {
   const std::vector<TimelineOperation> operations = {{.lane = 0, .seconds = 1},
                                                      {.lane = 1, .seconds = 3},
@@ -47,7 +47,7 @@ TEST(Timeline, TellsWhatAWaitWasFor) {
 }
 
 TEST(Timeline, ALaneKeepsItsOrder) {
-  // The third is ready at 1 and has to let the second go first, which is ready at 4.
+  // The third operation is ready at 1, but must wait for the second, which is ready at 4.
   const Timeline timeline = Schedule({{.lane = 0, .seconds = 1},
                                       {.lane = 0, .seconds = 3},
                                       {.lane = 1, .seconds = 2, .after = {1}},
@@ -58,21 +58,22 @@ TEST(Timeline, ALaneKeepsItsOrder) {
 }
 
 TEST(Timeline, TaxesWhatRunsBesideAnotherLane) {
-  // Lane 1 works in [1, 3]. Of 4 s of compute from 1 on, 2 s take what 1.6 s do without it.
+  // Lane 1 is busy in [1, 3]. Of the 4 s of compute after 1, these 2 s do the work of 1.6 s without
+  // overlap.
   const Timeline timeline = Schedule({{.lane = 0, .seconds = 1},
                                       {.lane = 1, .seconds = 2, .after = {0}},
                                       {.lane = 0, .seconds = 4}},
                                      {.taxed_lane = 0, .tax = 0.25});
   ExpectInterval(timeline, 2, 1, 5.4);
   EXPECT_NEAR(timeline.taxed_seconds, 0.4, 1e-12);
-  // All of it beside the other: 1 s becomes 1.25 s.
+  // Everything overlaps: 1 s becomes 1.25 s.
   const Timeline within = Schedule({{.lane = 1, .seconds = 9}, {.lane = 0, .seconds = 1}},
                                    {.taxed_lane = 0, .tax = 0.25});
   ExpectInterval(within, 1, 0, 1.25);
 }
 
 TEST(Timeline, OtherLanesThatOverlapTaxOnce) {
-  // Lanes 1 and 2 work in [0, 2] and [1, 3]: until 3 compute does 2.4 s of its 3 s.
+  // Lanes 1 and 2 are busy in [0, 2] and [1, 3]. Until 3, compute finishes 2.4 s of its 3 s.
   const Timeline timeline = Schedule({{.lane = 1, .seconds = 2},
                                       {.lane = 3, .seconds = 1},
                                       {.lane = 2, .seconds = 2, .after = {1}},

@@ -1,3 +1,4 @@
+// Checks the TensorBoard event files of a run: format, resumes and failed writes.
 #include "train/record/event_log.h"
 
 #include <gmock/gmock.h>
@@ -22,8 +23,7 @@ namespace tb = proto::tensorboard;
 
 class Events : public testing::Test {
  protected:
-  // "tag@step" of every summary value that a reader meets in the folder, in the order of the files'
-  // names.
+  // Returns "tag@step" for every summary value in the folder, in the order of the file names.
   std::vector<std::string> Shown() const {
     std::vector<std::string> shown;
     for (const fs::path& path : Files()) {
@@ -63,7 +63,8 @@ TEST_F(Events, AFileOpensWithItsVersionAndTheStartOfItsSession) {
   EXPECT_EQ(start.step(), 7);
 }
 
-// Field numbers and wire types as TensorBoard has them, byte by byte but for the clock.
+// Compares field numbers and wire types with TensorBoard's format, byte by byte except for the
+// clock.
 TEST_F(Events, TheWireFormatIsGolden) {
   EventLog events(folder_, 0);
   events.Scalars(3, {{"a/b", 0.5}});
@@ -86,17 +87,17 @@ TEST_F(Events, ALifeCutsBackWhatItReplays) {
     first.Scalars(14, {{"val", 1.0}});
   }
   {
-    EventLog second(folder_, 11);  // resumed from step 10
+    EventLog second(folder_, 11);  // Resumes from step 10.
     Write(second, 11, 13);
   }
-  EventLog third(folder_, 6);  // fell back to step 5: all of the second goes
+  EventLog third(folder_, 6);  // Resumes from step 5, so all of the second attempt is removed.
   Write(third, 6, 9);
   EXPECT_EQ(Files().size(), 2u);
   EXPECT_THAT(Shown(), testing::ElementsAre("loss@0", "loss@1", "loss@2", "loss@3", "loss@4",
                                             "loss@5", "loss@6", "loss@7", "loss@8"));
 }
 
-// A save made beside training is recorded when it ends, behind later steps than its own.
+// A background save is recorded when it ends, after steps that are later than its own.
 TEST_F(Events, AnEarlierStepRecordedBehindALaterOneStays) {
   fs::path path;
   {
@@ -108,7 +109,7 @@ TEST_F(Events, AnEarlierStepRecordedBehindALaterOneStays) {
     first.Scalars(5, {{"save", 1.0}});
     path = first.path();
   }
-  fs::resize_file(path, fs::file_size(path) - 3);  // the last one is torn
+  fs::resize_file(path, fs::file_size(path) - 3);  // The last record is incomplete.
   EventLog second(folder_, 4);
   Write(second, 4, 5);
   EXPECT_THAT(Shown(), testing::ElementsAre("loss@0", "loss@1", "loss@2", "loss@3", "save@2",
@@ -154,7 +155,7 @@ TEST_F(Events, NamesSortInTheOrderOfAttemptsWhateverTheClockSays) {
   EXPECT_EQ(Files(), (std::vector<fs::path>{future, second.path()}));
 }
 
-// A limit on the file's size stands for a full disk: the first write past it is cut short.
+// A limit on the file size imitates a full disk: the first write beyond it is truncated.
 TEST_F(Events, AFailedWriteLeavesWholeRecordsAndTheLogGoesOn) {
   EventLog events(folder_, 0);
   Write(events, 0, 3);
@@ -190,12 +191,12 @@ TEST(MetricTags, EveryNumberOfALineHasATag) {
   for (const ScalarValue& scalar : scalars) tags.push_back(scalar.tag);
   EXPECT_THAT(tags, testing::ElementsAre("train/loss", "train/skipped", "perf/tokens_per_second",
                                          "other/new_metric"));
-  EXPECT_TRUE(std::isnan(scalars[0].value));  // what JSON can only write as null
+  EXPECT_TRUE(std::isnan(scalars[0].value));  // JSON can only write it as null.
   EXPECT_EQ(scalars[1].value, 1);
   EXPECT_EQ(scalars[3].value, 2);
 }
 
-// Lines of one step share tokens and time; a curve has one point a step.
+// Several lines of one step have the same tokens and time, but a curve has one point per step.
 TEST(MetricTags, TokensAndTimeAreOfTrainedSteps) {
   const auto tags = [](const nlohmann::ordered_json& line) {
     std::vector<std::string> found;

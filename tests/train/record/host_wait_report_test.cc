@@ -1,3 +1,4 @@
+// Checks the report of operations that make the host wait for the device.
 #include "train/record/host_wait_report.h"
 
 #include <gmock/gmock.h>
@@ -44,7 +45,7 @@ TEST(HostWaitReport, NamesWhatWaitsAndWhere) {
   EXPECT_THAT(text, Not(HasSubstr("the only wait")));
 }
 
-// A second read is one too many, though no operation waits.
+// A second read per step is one too many, even if no operation waits.
 TEST(HostWaitReport, CountsReads) {
   HostWaitReport report;
   HostWaitReport::Phases twice = Quiet();

@@ -1,3 +1,4 @@
+// Checks the lines of metrics.jsonl and the progress lines.
 #include "train/record/metrics.h"
 
 #include <gmock/gmock.h>
@@ -44,7 +45,7 @@ class MetricsTest : public testing::Test {
   data::SampleOrder order_ = {.num_windows = 1 << 20, .global_batch = 8};
 };
 
-// What a curve is read against, in the lines of steps, validations and saves.
+// Lines of steps, validations and saves contain the x axes of a curve: tokens and time.
 TEST_F(MetricsTest, TokensAndTimeInEveryLine) {
   {
     Metrics metrics = Open("a");
@@ -70,7 +71,7 @@ TEST_F(MetricsTest, TokensAndTimeInEveryLine) {
   EXPECT_EQ(lines[0].at("val_bits_per_byte"), 1.5);
 }
 
-// A validation has a line of its own. Its loss in the lines of later steps would look like theirs.
+// A validation has its own line. In the lines of later steps, its loss would look like theirs.
 TEST_F(MetricsTest, ProgressLinesRepeatNoValidation) {
   testing::internal::CaptureStderr();
   {
@@ -85,7 +86,7 @@ TEST_F(MetricsTest, ProgressLinesRepeatNoValidation) {
   EXPECT_THAT(log, testing::Not(testing::HasSubstr("val ")));
 }
 
-// The tokens are the run's, the seconds the attempt's.
+// Tokens are counted over the run, seconds over the attempt.
 TEST_F(MetricsTest, AResumedAttemptCountsTokensOnAndTimeAnew) {
   double first = 0;
   {
@@ -99,7 +100,7 @@ TEST_F(MetricsTest, AResumedAttemptCountsTokensOnAndTimeAnew) {
   EXPECT_LT(Read().back()["elapsed_s"].get<double>(), first);
 }
 
-// Of 20 rows in batches of 8 every third step has 4; what fills its batch is no token of the run.
+// With 20 rows in batches of 8, every third step has 4 rows. Padding tokens are not counted.
 TEST_F(MetricsTest, AShortStepCountsItsOwnRows) {
   order_ = {.num_windows = 20, .global_batch = 8, .epoch_end = data::EpochEnd::kShort};
   Metrics metrics = Open("a");

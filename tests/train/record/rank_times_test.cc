@@ -1,3 +1,4 @@
+// Checks the warning about the slowest rank.
 #include "train/record/rank_times.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// Checks creation, clean-up and ownership of a run folder, and the record of the first failure.
 #include "train/record/run_folder.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +20,7 @@ namespace fs = std::filesystem;
 
 class RunFolderTest : public testing::Test {
  protected:
-  // As one rank of a world of one.
+  // Runs the body as the only rank of a world of one.
   template <typename Body>
   static void WithContext(const Body& body) {
     dist::LocalWorld::Run(1, [&](dist::Communicator& comm) {
@@ -44,7 +45,7 @@ TEST_F(RunFolderTest, AStartThatFailsTakesWhatItMadeWithIt) {
   });
 }
 
-// They would accuse ranks that this attempt may not have.
+// Old records would blame ranks that do not exist in this attempt.
 TEST_F(RunFolderTest, FlightRecordsOfEarlierAttemptsGo) {
   fs::create_directories(dir_ / "run/flight");
   std::ofstream(dir_ / "run/flight/r00003.flight") << "of a run of four ranks";

@@ -1,3 +1,4 @@
+// Checks that lines of a run are written, and that a full disk loses only lines.
 #include "train/record/run_lines.h"
 
 #include <gmock/gmock.h>
@@ -18,11 +19,12 @@ namespace fs = std::filesystem;
 
 class RunLinesTest : public testing::Test {
  protected:
-  // Long ones: the limit is also that of the file that catches the log.
+  // Returns a long line, because the file size limit also applies to the file that captures the
+  // log.
   static nlohmann::ordered_json Line(int step) {
     return {{"step", step}, {"text", std::string(4096, 'x')}};
   }
-  // Error of the parser for half a line.
+  // Throws the parser's error if a line is incomplete.
   std::vector<int> Steps() const {
     std::ifstream file(path_);
     std::vector<int> steps;

@@ -1,4 +1,4 @@
-// What a checkpoint tells of the libraries that its run was loaded with.
+// A checkpoint records the versions of the libraries that its run has loaded.
 #include "train/record/versions.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// AdamW's update equals its formula in fp64, and bf16 weights are the rounded main weights.
 #include "train/step/adamw.h"
 
 #include <gtest/gtest.h>
@@ -10,7 +11,7 @@
 namespace halflife::train {
 namespace {
 
-// Two parameters, one that decays and one that does not.
+// Two parameters, one with and one without weight decay.
 struct Fixture {
   Fixture() {
     parameters.Declare({.name = "matrix", .shape = {7, 5}, .weight_decay = true},
@@ -57,13 +58,14 @@ TEST(AdamW, EqualsTheFormulaInFp64) {
       }
       optimizer.Update(kLr, kFactor, t);
     }
-    // 20 updates of at most lr each, every one with a few fp32 roundings (2^-24) of values below 2
+    // 20 updates of at most lr, each with a few fp32 roundings (2^-24) of values below 2.
     for (int64_t i = 0; i < count; ++i) EXPECT_NEAR(flat[i], w[i], 20 * 8 * 0x1p-24) << i;
   }
 }
 
-// Weight decay alone, over 64 epochs of 196 steps of the ReBased runs' learning rate, shrinks a
-// norm that has no gradient by the product of (1 - lr wd).
+// Over 64 epochs of 196 steps with the learning rate of the ReBased runs, weight decay shrinks a
+// norm
+// without a gradient by the product of (1 - lr wd).
 TEST(AdamW, DecayOfEverythingShrinksNormsWithoutAGradient) {
   const ScheduleConfig schedule{.kind = "cosine", .final_lr_ratio = 0, .per_epoch = true};
   struct Drift {
@@ -96,7 +98,7 @@ TEST(AdamW, Bf16CopyIsTheRoundedMainWeight) {
   const at::Tensor main = arena.View(arena.main(), 0);
   EXPECT_EQ(fixture.parameters.tensor(0).scalar_type(), at::kBFloat16);
   EXPECT_TRUE(fixture.parameters.tensor(0).detach().equal(main.to(at::kBFloat16)));
-  // the fp32 region has no second copy
+  // The fp32 region has no second copy.
   EXPECT_EQ(fixture.parameters.tensor(1).scalar_type(), at::kFloat);
   EXPECT_EQ(fixture.parameters.tensor(1).data_ptr(), arena.View(arena.main(), 1).data_ptr());
 }

@@ -1,3 +1,4 @@
+// The gradient norm is the fp64 sum and does not depend on threads or slices.
 #include "train/step/gradient_norm.h"
 
 #include <ATen/Parallel.h>
@@ -35,7 +36,7 @@ TEST(GradientNorm, IsTheFp64SumForAnyThreadCount) {
   const double one = SumOfSquares(layout.AllFragments(), flat);
   at::set_num_threads(2);
   EXPECT_EQ(one, SumOfSquares(layout.AllFragments(), flat));
-  EXPECT_NEAR(one / expected, 1, 1e-12);  // 1e5 additions of 2^-53
+  EXPECT_NEAR(one / expected, 1, 1e-12);  // 1e5 additions, each with an error of 2^-53.
 }
 
 TEST(GradientNorm, DoesNotDependOnTheNumberOfSlices) {

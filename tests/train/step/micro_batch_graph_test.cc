@@ -1,5 +1,6 @@
-// Which micro-batches are replayed, and what a replay reads: on the CPU, where it runs again what
-// was recorded.
+// Checks which micro-batches are replayed and which tensors a replay reads. On the CPU, a replay
+// runs
+// the recorded function again.
 #include "train/step/micro_batch_graph.h"
 
 #include <ATen/TensorOperators.h>
@@ -23,7 +24,7 @@ class MicroBatchGraphTest : public testing::Test {
  protected:
   double Run(const eval::BatchTensors& batch) { return graph_.Run(batch).item<double>(); }
 
-  std::vector<const void*> addresses_;  // of the inputs that were computed from
+  std::vector<const void*> addresses_;  // Addresses of the inputs of each computation.
   MicroBatchGraph graph_{
       at::kCPU, [this](const eval::BatchTensors& batch) {
         addresses_.push_back(batch.inputs.const_data_ptr());
@@ -47,7 +48,7 @@ TEST_F(MicroBatchGraphTest, ResultsOutliveTheNextReplay) {
 }
 
 TEST_F(MicroBatchGraphTest, OtherFormsAreComputedAsTheyAre) {
-  EXPECT_EQ(Run(BatchOf(1, {0, 2, 4, 8})), Want(1));  // a document starts within a row
+  EXPECT_EQ(Run(BatchOf(1, {0, 2, 4, 8})), Want(1));  // A document starts within a row.
   EXPECT_EQ(Run(BatchOf(2)), Want(2));
   EXPECT_EQ(Run(BatchOf(3, {0, 4, 7, 8})), Want(3));
   eval::BatchTensors few = BatchOf(4);

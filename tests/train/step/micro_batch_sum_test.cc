@@ -1,3 +1,4 @@
+// MicroBatchSum adds micro-batches pairwise.
 #include "train/step/micro_batch_sum.h"
 
 #include <ATen/ops/randn.h>
@@ -8,7 +9,7 @@
 namespace halflife::train {
 namespace {
 
-// The very tree of PairwiseSum, so that terms may be cut into runs of 2^n and summed on as many
+// It uses the tree of PairwiseSum, so terms can be divided into runs of 2^n and summed on as many
 // ranks.
 TEST(MicroBatchSum, IsThePairwiseSum) {
   const at::Tensor place = at::empty({3});

@@ -1,5 +1,6 @@
-// The datasets that tests of a step train on: DIR/data of text in bytes, packed, and DIR/mqar, rows
-// of one document and few targets.
+// The datasets for tests of a training step: DIR/data has packed text in bytes, DIR/mqar has rows
+// of
+// one document with few targets.
 #pragma once
 
 #include <filesystem>

@@ -1,5 +1,6 @@
-// The same model on the GPU and on the CPU: losses and gradients agree. Skips, saying why, where
-// there is no GPU.
+// Losses and gradients on the GPU agree with those on the CPU for the same model. The tests are
+// skipped
+// with a message if there is no GPU.
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/linspace.h>
 #include <ATen/ops/zeros.h>
@@ -23,7 +24,7 @@ namespace {
 
 struct Outcome {
   double loss = 0;
-  std::map<std::string, at::Tensor> grads;  // of each parameter, fp32, CPU
+  std::map<std::string, at::Tensor> grads;  // Per parameter, fp32, on the CPU.
 };
 
 std::map<std::string, at::Tensor> GradientsOf(ParameterArena& arena) {
@@ -63,10 +64,11 @@ Outcome LossAndGradients(const std::string& mixer, Device device, at::ScalarType
 
 double NormOf(const at::Tensor& x) { return at::linalg_vector_norm(x).item<double>(); }
 
-// Each parameter by itself, so that a wrong gradient of few elements does not hide behind those of
-// many. One that is what is left of terms that cancel, as that of softmax attention's key biases,
-// is off by what its terms are, which the second summand stands for: a parameter with a
-// ten-thousandth of all gradients' norm is still held to its own.
+// Compares each parameter separately, so that a wrong gradient with few elements is not hidden by
+// larger ones. A gradient whose terms almost cancel, such as that of softmax attention's key
+// biases,
+// has the error of its terms. The second summand of the bound allows for that: a parameter with a
+// ten-thousandth of the total norm is still checked against its own norm.
 void ExpectSameGradients(const std::map<std::string, at::Tensor>& got,
                          const std::map<std::string, at::Tensor>& want, double tolerance) {
   constexpr double kCancelled = 2e-3;
@@ -86,7 +88,7 @@ class StepGpu : public testing::TestWithParam<std::string> {
     } catch (const Error& error) {
       GTEST_SKIP() << error.message();
     }
-    PrepareDevice(device_);  // as a run does
+    PrepareDevice(device_);  // As a run does.
   }
   void Compare(at::ScalarType dtype, double loss_tolerance, double gradient_tolerance) {
     const Outcome gpu = LossAndGradients(GetParam(), device_, dtype);
@@ -97,8 +99,8 @@ class StepGpu : public testing::TestWithParam<std::string> {
   Device device_;
 };
 
-// On the CPU the same bounds hold, with what bf16 alone explains: the worst parameter of all mixers
-// is off by 3e-2, and by 1e-6 between two instruction sets in fp32.
+// The same bounds on the CPU, where the differences come only from bf16. The worst parameter of all
+// mixers differs by 3e-2, and by 1e-6 between two instruction sets in fp32.
 class StepInBf16 : public testing::TestWithParam<std::string> {};
 TEST_P(StepInBf16, StaysNearFp32OnTheCpu) {
   if (NumGpus() > 0) GTEST_SKIP() << "of the CPU, and a GPU's minutes are dear";
@@ -109,13 +111,13 @@ TEST_P(StepInBf16, StaysNearFp32OnTheCpu) {
 }
 INSTANTIATE_TEST_SUITE_P(Mixers, StepInBf16, testing::ValuesIn(model::NamesOf(model::kMixers)));
 
-// fp32 on both sides: sums of up to a few hundred terms in another order
+// fp32 on both sides: sums of up to a few hundred terms in different orders.
 TEST_P(StepGpu, Fp32AgreesWithTheCpu) { Compare(at::kFloat, 1e-5, 1e-4); }
-// bf16 operands: 2^-9 a rounding, carried through two layers
+// bf16 operands: an error of 2^-9 per rounding, over two layers.
 TEST_P(StepGpu, Bf16StaysNearTheCpu) { Compare(at::kBFloat16, 1e-2, 5e-2); }
 
-// Three micro-batches, two of them replayed, added up: the same kernels on the same
-// numbers, so the same bits.
+// Accumulates three micro-batches, two of which are replayed. The same kernels on the same numbers
+// give the same bits.
 TEST_P(StepGpu, ReplaysEqualLaunches) {
   if (!ops::DeviceGraph::IsOn(ToTorch(device_))) GTEST_SKIP() << "each launch is checked";
   const auto run = [&](bool replay) {
@@ -163,7 +165,7 @@ TEST_P(StepGpu, ReplaysEqualLaunches) {
 
 INSTANTIATE_TEST_SUITE_P(Mixers, StepGpu, testing::ValuesIn(model::NamesOf(model::kMixers)));
 
-// fp64 sums in another order; the same bits wherever the parameters lie.
+// fp64 sums in a different order. They have the same bits for every layout of the parameters.
 TEST(GradientNormGpu, AgreesWithTheCpuInAnyLayout) {
   try {
     ChooseDevice("cuda", 0);

@@ -1,5 +1,5 @@
-// Whole optimiser steps on rank threads: what must not depend on the world size, the accumulation
-// or bad luck.
+// Whole optimizer steps on rank threads: results must not depend on the world size, on gradient
+// accumulation or on failures.
 #include "train/step/step.h"
 
 #include <ATen/Parallel.h>
@@ -46,15 +46,16 @@ class StepTest : public testing::Test {
 
   struct Outcome {
     std::vector<StepResult> steps;
-    std::vector<float> main;  // what is computed with, widened
+    std::vector<float> main;  // The weights that the model computes with, as fp32.
     size_t optimizer_bytes = 0, gradient_bytes = 0;
     int64_t num_replays = 0;
-    double step_bytes = 0;      // that tensors of the last step have held at once
-    std::vector<float> adam_m;  // on one rank: after a first step a tenth of the clipped gradient
-    std::vector<SampleRecord> samples;  // of the first step, all ranks
+    double step_bytes = 0;  // Peak bytes of tensors in the last step.
+    // With one rank. After the first step: 0.1 times the clipped gradient.
+    std::vector<float> adam_m;
+    std::vector<SampleRecord> samples;  // Samples of the first step, over all ranks.
   };
 
-  // What this rank updates; the rest may still be on its way from others.
+  // Returns the weights that this rank updates. Other ranks may not have sent the rest yet.
   static std::vector<float> OwnWeights(ParameterArena& arena) {
     std::vector<float> weights;
     for (const dist::Fragment& part : arena.updated_fragments()) {
@@ -65,7 +66,7 @@ class StepTest : public testing::Test {
     return weights;
   }
 
-  // Trains `steps` steps on `world` rank threads; the result is rank 0's.
+  // Trains `steps` steps on `world` rank threads and returns the result of rank 0.
   static Outcome Train(int world, int steps, const std::vector<std::string>& overrides = {},
                        const dist::LocalOptions& options = {}) {
     Outcome outcome;
@@ -100,7 +101,7 @@ class StepTest : public testing::Test {
       StepRunner runner(config, model, arena, source, context, {});
       uint64_t num_updates = 0;
       for (int step = 0; step < steps; ++step) {
-        // A save in the background reads the arena until then.
+        // Until `before_update` is called, a background save may read the arena.
         const std::vector<float> before = OwnWeights(arena);
         const at::Tensor m = arena.adam_m().clone();
         int times = 0;
@@ -126,7 +127,7 @@ class StepTest : public testing::Test {
             arena.main().nbytes() + arena.adam_m().nbytes() + arena.adam_v().nbytes();
         outcome.gradient_bytes = arena.grads().nbytes();
         outcome.num_replays = runner.num_replays();
-        // tensors one by one: the arena's padding depends on the number of slices
+        // Compares tensor by tensor, because the arena's padding depends on the number of slices.
         for (int i = 0; i < model.parameters().size(); ++i) {
           const at::Tensor view = model.parameters().tensor(i).to(at::kFloat).contiguous();
           outcome.main.insert(outcome.main.end(), view.const_data_ptr<float>(),
@@ -156,8 +157,9 @@ class StepTest : public testing::Test {
 };
 test::TempDir* StepTest::dir = nullptr;
 
-// What a GPU is asked to multiply as one matrix, and what it is not: gradients differ by roundings
-// of fp32, of sums of at most a hundred products each, which a few layers pass on.
+// A GPU multiplies several weights as one matrix, the CPU does not. The gradients differ only by
+// fp32
+// roundings of sums of at most a hundred products, passed on through a few layers.
 TEST_F(StepTest, JoinedProductsChangeRoundingsAlone) {
   for (const std::string& mixer : model::NamesOf(model::kMixers))
     for (const char* stage : {"0", "2"}) {
@@ -180,7 +182,7 @@ TEST_F(StepTest, JoinedProductsChangeRoundingsAlone) {
     }
 }
 
-// Powers of two of ranks sum the same terms by the same tree.
+// If the number of ranks is a power of two, the same terms are summed by the same tree.
 TEST_F(StepTest, WorldSizeChangesNoBit) {
   const Outcome one = Train(1, 10);
   for (const int world : {2, 4}) {
@@ -198,7 +200,7 @@ TEST_F(StepTest, WorldSizeChangesNoBit) {
   }
 }
 
-// Head and embedding are one tensor, whose gradient has two parts, from both ends of backward.
+// Head and embedding share one tensor. Its gradient has two parts, from both ends of backward.
 TEST_F(StepTest, ATiedWeightIsSummedOnceBothItsGradientsAreThere) {
   const std::vector<std::string> tied = {"model.head.tied=true"};
   const Outcome one = Train(1, 6, tied);
@@ -208,7 +210,7 @@ TEST_F(StepTest, ATiedWeightIsSummedOnceBothItsGradientsAreThere) {
   EXPECT_NE(untied.main.size(), one.main.size());
 }
 
-// A table that layers share: each that is recomputed adds its own gradient.
+// Layers share one table. Each recomputed layer adds its own gradient.
 const std::vector<std::string>& T5Settings() {
   static const std::vector<std::string> settings = {
       "model.mixer=softmax", "model.mixer.softmax.num_heads=2", "model.mixer.softmax.rope_theta=0",
@@ -233,7 +235,7 @@ TEST_F(StepTest, ATableThatLayersShareIsSummedOnceAllTheirGradientsAreThere) {
     }
 }
 
-// The parts of one micro-batch are added up before they join the others', as they are on a GPU.
+// The parts of one micro-batch are added before they join the other micro-batches, as on a GPU.
 TEST_F(StepTest, ATableThatLayersShareIsSummedAlikeWhereMicroBatchesAreAddedInOrder) {
   std::vector<std::string> kept = T5Settings();
   kept.insert(kept.end(), {"train.cuda_graphs=true", "train.micro_batch=2"});
@@ -242,8 +244,9 @@ TEST_F(StepTest, ATableThatLayersShareIsSummedAlikeWhereMicroBatchesAreAddedInOr
   EXPECT_EQ(Train(1, 3, kept).main, want.main);
 }
 
-// Any other cut of the batch changes the order of the sums: about 2^-24 at the first step, grown by
-// the updates after.
+// Any other split of the batch changes the order of sums: an error of about 2^-24 in the first
+// step,
+// amplified by later updates.
 TEST_F(StepTest, AnyNumberOfRanksAndMicroBatchesAgreesToRounding) {
   const std::vector<std::string> batch = {"train.global_batch=12"};
   const Outcome one = Train(1, 10, batch), three = Train(3, 10, batch);
@@ -253,7 +256,7 @@ TEST_F(StepTest, AnyNumberOfRanksAndMicroBatchesAgreesToRounding) {
   }
 }
 
-// (dp, sp) of (1, 2), (2, 2) and (1, 4): the same rows and targets, and sums in another order.
+// (dp, sp) = (1, 2), (2, 2) and (1, 4): the same rows and targets, with sums in different orders.
 TEST_F(StepTest, RanksThatShareRowsAgreeToRounding) {
   const Outcome one = Train(1, 10);
   struct Mesh {
@@ -273,8 +276,9 @@ TEST_F(StepTest, RanksThatShareRowsAgreeToRounding) {
   }
 }
 
-// Told positions are a function of the samples: no cut of the batch changes a bit, ranks that share
-// rows tell each its part of them, and the model sees them.
+// Overridden position ids depend only on the samples. No split of the batch changes a bit, ranks
+// that
+// share a row get their part of the ids, and the model uses them.
 TEST_F(StepTest, ToldPositionsFollowTheSamples) {
   const Outcome plain = Train(1, 3);
   for (const std::string kind : {"skipwise", "randomised"}) {
@@ -298,7 +302,7 @@ TEST_F(StepTest, ToldPositionsFollowTheSamples) {
   }
 }
 
-// With rows cut alike, groups of ranks and micro-batches of one are summed by the same tree.
+// If rows are split equally, groups of ranks and single micro-batches are summed by the same tree.
 TEST_F(StepTest, GroupsThatShareRowsChangeNoBit) {
   for (const std::string stage : {"0", "1"}) {
     const std::vector<std::string> settings = {"parallel.sp=2", "parallel.zero_stage=" + stage};
@@ -308,8 +312,7 @@ TEST_F(StepTest, GroupsThatShareRowsChangeNoBit) {
   }
 }
 
-// A mixer may ask for no token before its slice and be right: a convolution of one tap, a window of
-// one token.
+// A mixer may need no token before its slice: a convolution with one tap, or a window of one token.
 TEST_F(StepTest, MixersWithoutAPastShareRowsToo) {
   for (const std::vector<std::string>& mixer :
        {std::vector<std::string>{"model.mixer=gated_conv", "model.mixer.gated_conv.conv_size=1"},
@@ -322,7 +325,7 @@ TEST_F(StepTest, MixersWithoutAPastShareRowsToo) {
   }
 }
 
-// Each rank updates its slices by the same sums, and the slices' cuts change no element's bits.
+// Each rank updates its slices with the same sums. The boundaries of slices change no bit.
 TEST_F(StepTest, SharesOfTheOptimizerChangeNoBit) {
   for (const std::string precision : {"fp32", "bf16"}) {
     for (const auto& [world, sp] : {std::pair{2, 1}, std::pair{4, 1}, std::pair{4, 2}}) {
@@ -335,7 +338,8 @@ TEST_F(StepTest, SharesOfTheOptimizerChangeNoBit) {
   }
 }
 
-// Of one micro-batch a rank the sums are the same; of several, ranks are added up before these.
+// With one micro-batch per rank, the sums are the same. With several, ranks are summed before
+// micro-batches.
 TEST_F(StepTest, SharesOfGradientsChangeNoBitOfOneMicroBatch) {
   const std::vector<std::string> whole = {"train.precision=bf16"},
                                  shares = {"train.precision=bf16", "parallel.zero_stage=2"};
@@ -347,7 +351,7 @@ TEST_F(StepTest, SharesOfGradientsChangeNoBitOfOneMicroBatch) {
   }
 }
 
-// Rows in four slices, on one, two and four groups of ranks of four, two and one micro-batches.
+// Rows in four slices: on one, two and four groups of ranks, with four, two and one micro-batches.
 TEST_F(StepTest, OfEqualSlicesNoMeshChangesABit) {
   const auto train = [](int row_groups, int stage) {
     return Train(4 * row_groups, 6, {"parallel.slices=4", Concat("parallel.zero_stage=", stage)});
@@ -360,8 +364,8 @@ TEST_F(StepTest, OfEqualSlicesNoMeshChangesABit) {
     }
 }
 
-// Each rank's share of a gradient and their sum are rounded to bf16: as errors of 2^-9 that are
-// independent, a few thousandths of the norm. Alone a rank sends nothing.
+// Each rank's share of a gradient and the sum are rounded to bf16. These are independent errors of
+// 2^-9, which add up to a few thousandths of the norm. One rank sends nothing.
 TEST_F(StepTest, GradientsThatTravelInBf16) {
   const auto in_bf16 = [](int world, int stage) {
     return Train(world, 6, {"parallel.grad_reduce=bf16", Concat("parallel.zero_stage=", stage)});
@@ -384,8 +388,9 @@ TEST_F(StepTest, GradientsThatTravelInBf16) {
   EXPECT_NEAR(bytes(whole) / bytes(fp32), 0.5, 0.02) << "a step's scalars are fp64";
 }
 
-// Main weights, m and v: 12 bytes a parameter without shares; with them m and v, and weights that
-// have a compute copy, cost a rank its share. Gradients: 4. Buckets are padded.
+// Main weights, m and v take 12 bytes per parameter without sharding. With it, m and v and weights
+// that
+// have a compute copy cost a rank only its share. Gradients take 4 bytes. Buckets are padded.
 TEST_F(StepTest, SharesTakeTheirShareOfMemory) {
   const auto train = [](const std::string& precision, int stage) {
     return Train(4, 0, {"train.precision=" + precision, Concat("parallel.zero_stage=", stage)});
@@ -395,7 +400,7 @@ TEST_F(StepTest, SharesTakeTheirShareOfMemory) {
   EXPECT_NEAR(ratio(train("fp32", 1).optimizer_bytes, fp32.optimizer_bytes), (4 + 8.0 / 4) / 12,
               0.001);
   EXPECT_NEAR(ratio(train("bf16", 1).optimizer_bytes, bf16.optimizer_bytes), 1.0 / 4,
-              0.01);  // norms are fp32, and whole
+              0.01);  // Norms are fp32 and not sharded.
   EXPECT_EQ(train("fp32", 1).gradient_bytes, fp32.gradient_bytes);
   EXPECT_NEAR(ratio(train("fp32", 2).gradient_bytes, fp32.gradient_bytes), 1.0 / 4, 0.001);
 }
@@ -409,8 +414,10 @@ TEST_F(StepTest, MicroBatchSizeIsFree) {
   }
 }
 
-// Of two micro-batches the sum in order is that by pairs. Of text half of them have a document that
-// starts within a row, which no recording takes; of two ranks the last one is never replayed.
+// For two micro-batches, the sum in order equals the pairwise sum. In text, half of the
+// micro-batches
+// have a document that starts within a row, so they are not recorded. With two ranks, the last
+// micro-batch is never replayed.
 TEST_F(StepTest, GraphsOfMicroBatchesChangeNoBit) {
   struct Case {
     int world;
@@ -440,10 +447,12 @@ TEST_F(StepTest, GraphsOfMicroBatchesChangeNoBit) {
   }
 }
 
-// Number 21 of D2D's properties: where each row has as many targets, 8 micro-batches of 4 rows have
-// the gradient of one of 32, and two ranks that of one.
-// With accumulation, buckets that are summed while backward runs, shares of gradients, and rows on
-// several ranks.
+// Property 21 of D2D: if all rows have the same number of targets, 8 micro-batches of 4 rows have
+// the
+// gradient of one batch of 32, and two ranks have that of one.
+// The test also covers accumulation, buckets that are summed during backward, shares of gradients,
+// and
+// rows on several ranks.
 TEST_F(StepTest, RecomputationChangesNoBit) {
   const std::vector<std::vector<std::string>> meshes = {
       {}, {"parallel.zero_stage=2"}, {"parallel.sp=2", "train.precision=bf16"}};
@@ -482,8 +491,9 @@ TEST_F(StepTest, D2dsGradientIsThatOfTheWholeBatch) {
   EXPECT_EQ(ranks.steps[0].loss, parts.steps[0].loss);
 }
 
-// Number 23 of D2D's properties: 200 updates in bf16 on rows of 512 tokens learn, none of them is
-// skipped, and decays and all else stay finite.
+// Property 23 of D2D: 200 updates in bf16 on rows of 512 tokens reduce the loss. No update is
+// skipped,
+// and decays and all other values stay finite.
 TEST_F(StepTest, D2dLearnsInBf16) {
   for (const char* map : {"elu", "exp"}) {
     SCOPED_TRACE(map);
@@ -506,8 +516,7 @@ TEST_F(StepTest, D2dLearnsInBf16) {
   }
 }
 
-// Rows with labels of their own, 20 of them in steps of 8: the third has 4, and on one rank of two
-// none.
+// 20 labelled rows in steps of 8: the third step has 4 rows. With two ranks, one of them has none.
 TEST_F(StepTest, AShortStepIsTheMeanOverItsRowsHoweverItIsCut) {
   std::vector<std::string> settings = {"data.path=mqar", "data.seq_len=16", "data.epoch_end=short",
                                        "model.objective=labelled", "train.micro_batch=4"};
@@ -520,7 +529,7 @@ TEST_F(StepTest, AShortStepIsTheMeanOverItsRowsHoweverItIsCut) {
   for (int step = 0; step < 6; ++step) {
     EXPECT_EQ(large.steps[step].num_targets, step % 3 == 2 ? 4 * 4 : 8 * 4) << step;
     EXPECT_EQ(small.steps[step].num_targets, large.steps[step].num_targets);
-    // As MicroBatchSizeIsFree: about 2^-24 at the first step, grown by the updates after.
+    // The bound of MicroBatchSizeIsFree: about 2^-24 in the first step, amplified by later updates.
     EXPECT_NEAR(small.steps[step].loss / large.steps[step].loss, 1, 1e-5) << step;
     EXPECT_NEAR(small.steps[step].grad_norm / large.steps[step].grad_norm, 1, 1e-4) << step;
     EXPECT_NEAR(one.steps[step].loss / large.steps[step].loss, 1, 1e-5) << step;
@@ -557,11 +566,12 @@ TEST_F(StepTest, NonFiniteGradientSkipsTheUpdateOnEveryRank) {
   EXPECT_EQ(poisoned.steps[0].nonfinite, "the gradient");
   EXPECT_TRUE(std::isnan(poisoned.steps[0].grad_norm)) << "0 would read as a gradient of nothing";
   EXPECT_EQ(poisoned.steps[0].clip_factor, 1);
-  EXPECT_EQ(poisoned.main, Train(2, 0).main);  // nothing was updated
+  EXPECT_EQ(poisoned.main, Train(2, 0).main);  // Nothing was updated.
 }
 
-// Of initial logits, which are small: ln Z is ln 259 for all tokens, and so is the loss.
-// As those of documents of one token, of unlabelled rows, or where chance hides nothing.
+// Initial logits are small: ln Z is ln 259 for all tokens, and so is the loss. A step without
+// targets
+// occurs with documents of one token, with unlabelled rows, or if masking chooses no token.
 TEST_F(StepTest, AStepWithoutATargetSkipsTheUpdateOnEveryRank) {
   const std::vector<std::string> hides = {"model.objective=masked_token",
                                           "model.objective.masked_token.rate=1e-12"};

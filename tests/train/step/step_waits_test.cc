@@ -1,5 +1,6 @@
-// How often a step makes the host wait for its device, and how much it launches: of every mixer, by
-// counting on the CPU (ops/torch/host_waits.h).
+// Checks for every mixer how often a step makes the host wait for its device, and how many kernels
+// it
+// launches. Both are counted on the CPU (ops/torch/host_waits.h).
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
@@ -22,7 +23,7 @@ namespace {
 using Phases = std::map<std::string, ops::HostCounts>;
 using Settings = std::vector<std::string>;
 
-// The quickstart's parts in small, with z loss and two micro-batches a step.
+// A small version of the quickstart's model, with z loss and two micro-batches per step.
 constexpr char kRecipe[] = R"(
 data { path: "data" seq_len: 32 prefetch: 0 }
 model { vocab_size: 259 model_dim: 32 num_layers: 2
@@ -30,7 +31,7 @@ model { vocab_size: 259 model_dim: 32 num_layers: 2
 optimizer { lr: 3e-3 }
 train { steps: 100 global_batch: 4 micro_batch: 2 seed: 3 z_loss: 1e-3 }
 )";
-// Rows of one document and few targets.
+// Rows of one document with few targets.
 const Settings kMqar = {"data.path=mqar", "data.seq_len=16", "model.vocab_size=64",
                         "model.objective=labelled"};
 
@@ -43,7 +44,7 @@ class StepWaits : public testing::Test {
   }
   static void TearDownTestSuite() { delete dir; }
 
-  // By phase, of the second step: the first makes what stays.
+  // Returns the counts of the second step by phase. The first step fills the caches.
   static Phases CountsOf(const Settings& settings) {
     Phases phases;
     dist::LocalWorld::Run(1, [&](dist::Communicator& comm) {
@@ -105,7 +106,7 @@ TEST_F(StepWaits, PackedTextDropoutAndEveryObjectiveReadOnce) {
   ExpectOneRead(CountsOf({"model.mixer=d2d", "model.mixer.d2d.legacy_view=32"}));
   ExpectOneRead(CountsOf({"model.mixer=fastformer", "model.objective=masked_token"}));
   ExpectOneRead(CountsOf({"train.precision=bf16"}));
-  // parameters that are used twice get one gradient
+  // Parameters that are used twice get one gradient.
   ExpectOneRead(CountsOf({"model.mixer=rebased", "model.mixer.rebased.norm_scope=per_head",
                           "model.mixer.rebased.shared_affine=true"}));
   for (const char* map : {"hedgehog", "elementwise_product", "t2r"}) {
@@ -118,7 +119,7 @@ TEST_F(StepWaits, PackedTextDropoutAndEveryObjectiveReadOnce) {
       CountsOf({"data.positions=randomised", "data.positions_length=64", "model.mixer=softmax"}));
 }
 
-// A recording would hold the first batch's; those of constants were made by then.
+// A graph would replay the uploads of the first batch. Constants are uploaded before the recording.
 TEST_F(StepWaits, OfEveryMixerWhatAGraphReplaysUploadsNothing) {
   for (const std::string& mixer : model::NamesOf(model::kMixers)) {
     SCOPED_TRACE(mixer);
@@ -144,12 +145,14 @@ TEST_F(StepWaits, OfOtherPartsWhatAGraphReplaysUploadsNothing) {
   }
 }
 
-// What a layer launches in a micro-batch, forward and backward, by the difference of models of
-// three layers and of two: its mixer, channel mixer and norms, and a copy to its place of each
-// gradient that no product or kernel writes there; products are joined as on a GPU. A kernel of the
-// project counts as one, though on a GPU a scan is several; where the CPU has a fused form that a
-// GPU has not (softmax_attention/), this is the CPU's count. A mixer without a row has the goal,
-// 30.
+// The kernels that a layer launches per micro-batch in forward and backward, as the difference
+// between
+// models of three and of two layers. They include the mixer, the channel mixer, the norms, and a
+// copy
+// of each gradient that no kernel writes in place. Products are joined as on a GPU. A kernel of
+// this
+// project counts as one, although a scan is several launches on a GPU. If only the CPU has a fused
+// kernel (softmax_attention/), this is the CPU's count. A mixer without a row has the goal, 30.
 TEST_F(StepWaits, LaunchesOfALayerAndMicroBatch) {
   const ops::JoinedProductsEverywhere as_on_a_gpu;
   const std::map<std::string, int64_t> bounds = {{"based", 20},
