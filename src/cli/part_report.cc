@@ -11,7 +11,7 @@
 #include "model/config/json.h"
 #include "model/mixer.h"
 #include "train/config/foreign_names.h"
-#include "train/config/part_help.h"
+#include "train/config/model_schema.h"
 
 namespace halflife::cli {
 namespace {

@@ -2,8 +2,8 @@
 #include <iostream>
 
 #include "cli/run.h"
-#include "train/config/explained_text.h"
 #include "train/config/plan.h"
+#include "train/config/run_config.h"
 
 namespace halflife::cli {
 

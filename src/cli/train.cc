@@ -16,13 +16,12 @@
 #include "data/token_agreement.h"
 #include "data/utf8.h"
 #include "infer/generator.h"
-#include "train/config/epochs.h"
 #include "train/config/plan.h"
-#include "train/loop/stop_flags.h"
+#include "train/loop/stop_policy.h"
 #include "train/loop/trainer.h"
-#include "train/plan/cluster_plan_text.h"
+#include "train/plan/cluster_plan.h"
+#include "train/plan/memory_plan.h"
 #include "train/plan/plan_search.h"
-#include "train/plan/plan_text.h"
 
 namespace halflife::cli {
 namespace {

@@ -14,28 +14,23 @@
 #include "dist/gradient_reducer.h"
 #include "ops/torch/host_transfer.h"
 #include "train/config/foreign_names.h"
-#include "train/config/part_help.h"
+#include "train/config/model_schema.h"
 #include "train/config/run_config.h"
-#include "train/loop/background_save.h"
-#include "train/loop/rate_jump.h"
-#include "train/loop/save_policy.h"
-#include "train/loop/stop_flags.h"
+#include "train/loop/run_guards.h"
+#include "train/loop/run_saves.h"
 #include "train/loop/stop_policy.h"
 #include "train/loop/trainer.h"
 #include "train/loop/warm_start.h"
-#include "train/plan/cluster_plan_text.h"
+#include "train/plan/cluster_plan.h"
 #include "train/plan/memory_plan.h"
 #include "train/plan/plan_search.h"
 #include "train/plan/row_exchanges.h"
 #include "train/plan/step_operations.h"
 #include "train/plan/timeline.h"
 #include "train/record/event_log.h"
-#include "train/record/host_wait_report.h"
 #include "train/record/metrics.h"
-#include "train/record/rank_times.h"
 #include "train/record/run_folder.h"
-#include "train/record/run_lines.h"
-#include "train/record/run_trace.h"
+#include "train/record/run_timing.h"
 #include "train/step/gradient_hooks.h"
 #include "train/step/gradient_norm.h"
 #include "train/step/gradient_shares.h"
@@ -52,7 +47,7 @@ using RankContextPointer = std::unique_ptr<dist::RankContext>;
 
 void Print(const std::string& name, const std::string& summary);
 void PartHelpExample() {
-#include "examples/train/config/part_help.h"
+#include "examples/train/config/model_schema.h"
 }
 
 void ForeignNamesExample() {
@@ -64,15 +59,15 @@ void RunConfigExample(const Path& run) {
 }
 
 void RateJumpExample() {
-#include "examples/train/loop/rate_jump.h"
+#include "examples/train/loop/run_guards.h"
 }
 
 void SavePolicyExample(SavePolicy& policy, int64_t step, bool requested, const Error& error) {
-#include "examples/train/loop/save_policy.h"
+#include "examples/train/loop/run_saves.h"
 }
 
 void StopFlagsExample() {
-#include "examples/train/loop/stop_flags.h"
+#include "examples/train/loop/stop_policy.h.2"
 }
 
 void StopPolicyExample(StopPolicy& policy, StepRunner& runner, int64_t step, uint64_t& num_updates,
@@ -95,12 +90,12 @@ void EventLogExample(const Path& run) {
 }
 
 void HostWaitReportExample(ops::HostWaits& waits) {
-#include "examples/train/record/host_wait_report.h"
+#include "examples/train/record/run_timing.h.2"
 }
 
 void RankTimesExample(dist::RankContext& context, Metrics& metrics, int64_t step,
                       double busy_seconds) {
-#include "examples/train/record/rank_times.h"
+#include "examples/train/record/run_timing.h"
 }
 
 void RunFolderExample(const Path& path, dist::RankContext& context) {
@@ -108,11 +103,11 @@ void RunFolderExample(const Path& path, dist::RankContext& context) {
 }
 
 void RunLinesExample(const Path& run) {
-#include "examples/train/record/run_lines.h"
+#include "examples/train/record/metrics.h"
 }
 
 void RunTraceExample(dist::RankContext& context, int64_t step, int64_t begin_us, int64_t end_us) {
-#include "examples/train/record/run_trace.h"
+#include "examples/train/record/run_timing.h.3"
 }
 
 void ClusterExample() {
@@ -152,7 +147,7 @@ void GradientNormExample(const std::vector<dist::Fragment>& fragments, Parameter
 void ForwardAndBackward();
 void BackgroundSaveExample(ckpt::CheckpointStore& store, dist::Communicator& comm,
                            ParameterArena& arena, const ckpt::StepState& state) {
-#include "examples/train/loop/background_save.h"
+#include "examples/train/loop/run_saves.h.2"
 }
 
 void GradientHooksExample(model::ParameterSet& parameters, ParameterArena& arena, int64_t n,

@@ -3,9 +3,8 @@
 
 #include "cli/inspect/artifact.h"
 #include "model/model_cost.h"
-#include "train/config/epochs.h"
 #include "train/config/plan.h"
-#include "train/plan/plan_text.h"
+#include "train/plan/memory_plan.h"
 
 namespace halflife::cli::inspect {
 namespace {

@@ -150,4 +150,8 @@ std::map<std::string, std::string> FlatFields(const RunConfig& config);
 // ("optimizer.lr" -> "0.003"). They must be equal on resume unless --allow-change names them.
 std::map<std::string, std::string> TrajectoryFields(const RunConfig& config);
 
+// Returns ToText(config) with a comment ("# " and the help of the schema) behind each value, or
+// above it if the line would be too long. The result is a valid recipe.
+std::string ExplainedText(const RunConfig& config);
+
 }  // namespace halflife::train

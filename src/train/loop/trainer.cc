@@ -16,10 +16,8 @@
 #include "core/log.h"
 #include "core/version.h"
 #include "model/model_cost.h"
-#include "train/config/epochs.h"
 #include "train/config/plan.h"
-#include "train/loop/nonfinite_guard.h"
-#include "train/loop/rate_jump.h"
+#include "train/loop/run_guards.h"
 #include "train/plan/memory_plan.h"
 #include "train/record/versions.h"
 

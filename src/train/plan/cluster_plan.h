@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <map>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -68,5 +69,11 @@ ClusterPlan PlanCluster(const RunConfig& config, const Cluster& cluster, RowRehe
 
 // Returns the collectives of a rank's step, without times, as a run on these ranks records them.
 std::vector<PlannedCollective> CollectivesOf(const StepOperations& step);
+
+// Returns the plan as text: tables of warnings, memory, collectives of a step, its time and its
+// losses.
+std::string ClusterPlanText(const ClusterPlan& plan);
+// Returns the same numbers, in bytes and seconds. Unknown values are null.
+nlohmann::ordered_json ClusterPlanJson(const ClusterPlan& plan);
 
 }  // namespace halflife::train

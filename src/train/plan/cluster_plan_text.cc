@@ -1,4 +1,4 @@
-#include "train/plan/cluster_plan_text.h"
+#include "train/plan/cluster_plan.h"
 
 #include <algorithm>
 #include <iomanip>

@@ -2,6 +2,8 @@
 // progress line.
 #pragma once
 
+#include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
@@ -9,15 +11,38 @@
 
 #include "ckpt/store.h"
 #include "core/clock.h"
+#include "core/json_text.h"
 #include "data/sample_order.h"
 #include "eval/validation.h"
 #include "train/device.h"
 #include "train/record/event_log.h"
-#include "train/record/rank_times.h"
-#include "train/record/run_lines.h"
+#include "train/record/run_timing.h"
 #include "train/step/step.h"
 
 namespace halflife::train {
+
+// A file of JSON lines that does not affect training. If the disk is full, temporarily or
+// permanently, lines are lost, but the run continues and existing lines remain complete.
+//
+//   RunLines metrics(run / "metrics.jsonl");
+//   metrics.Append({{"step", 3}, {"loss", 2.5}});
+class RunLines {
+ public:
+  // Error kEnvironment if the file cannot be opened. A run does not start without it.
+  explicit RunLines(const std::filesystem::path& path);
+  // Does not throw, because the save policy decides whether a run continues. Warns of the first
+  // lost line, and logs when lines can be written again.
+  void Append(const nlohmann::ordered_json& line);
+
+ private:
+  void CutBack() const;
+
+  const std::filesystem::path path_;
+  JsonlWriter file_;
+  // End of the last complete line, while a line is being written and after a failed write.
+  std::optional<uintmax_t> whole_;
+  int64_t num_lost_ = 0;  // Consecutive lost lines.
+};
 
 struct MetricsConfig {
   std::filesystem::path file;

@@ -13,7 +13,7 @@
 #include "ops/random_tensors.h"
 #include "support/expect_error.h"
 #include "support/paths.h"
-#include "train/config/part_help.h"
+#include "train/config/model_schema.h"
 #include "train/config/plan.h"
 #include "train/config/run_config.h"
 

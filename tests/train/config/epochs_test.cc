@@ -1,5 +1,5 @@
 // train.max_epochs determines the number of steps and the times of validations.
-#include "train/config/epochs.h"
+#include "train/config/plan.h"
 
 #include <gtest/gtest.h>
 

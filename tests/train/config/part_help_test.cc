@@ -1,5 +1,5 @@
 // Checks the help texts and default values that are printed for each part of a model.
-#include "train/config/part_help.h"
+#include "train/config/model_schema.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // A step that is saved in the background is stored as it was when the save began, even if the arena
 // changes afterwards.
-#include "train/loop/background_save.h"
+#include "train/loop/run_saves.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Checks when steps with non-finite values are skipped and when the run stops.
-#include "train/loop/nonfinite_guard.h"
+#include "train/loop/run_guards.h"
 
 #include <gtest/gtest.h>
 

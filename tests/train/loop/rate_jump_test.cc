@@ -1,5 +1,5 @@
 // A run that resumes with another schedule warns if its learning rate jumps.
-#include "train/loop/rate_jump.h"
+#include "train/loop/run_guards.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

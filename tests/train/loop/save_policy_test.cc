@@ -1,5 +1,5 @@
 // Checks when a checkpoint is due and which failed saves end the run.
-#include "train/loop/save_policy.h"
+#include "train/loop/run_saves.h"
 
 #include <gtest/gtest.h>
 

@@ -7,8 +7,6 @@
 
 #include <csignal>
 
-#include "train/loop/stop_flags.h"
-
 namespace halflife::train {
 namespace {
 

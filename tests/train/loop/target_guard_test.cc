@@ -1,5 +1,5 @@
 // A run ends with an error if an epoch passes without any target.
-#include "train/loop/target_guard.h"
+#include "train/loop/run_guards.h"
 
 #include <gtest/gtest.h>
 

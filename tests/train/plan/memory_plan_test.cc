@@ -11,7 +11,6 @@
 #include "support/paths.h"
 #include "train/config/plan.h"
 #include "train/config/small_recipe.h"
-#include "train/plan/plan_text.h"
 
 namespace halflife::train {
 namespace {

@@ -13,7 +13,6 @@
 #include "core/tfrecord.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"
-#include "train/record/metric_tags.h"
 
 namespace halflife::train {
 namespace {

@@ -1,5 +1,5 @@
 // Checks the report of operations that make the host wait for the device.
-#include "train/record/host_wait_report.h"
+#include "train/record/run_timing.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

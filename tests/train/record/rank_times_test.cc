@@ -1,5 +1,5 @@
 // Checks the warning about the slowest rank.
-#include "train/record/rank_times.h"
+#include "train/record/run_timing.h"
 
 #include <gtest/gtest.h>
 

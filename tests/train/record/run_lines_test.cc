@@ -1,5 +1,5 @@
 // Checks that lines of a run are written, and that a full disk loses only lines.
-#include "train/record/run_lines.h"
+#include "train/record/metrics.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,15 +1,25 @@
-#include "train/config/model_message.h"
+#include "train/config/model_schema.h"
 
+#include <google/protobuf/descriptor.h>
 #include <halflife/model.pb.h>
+#include <halflife/schema.pb.h>
 
 #include "core/error.h"
-#include "train/config/schema_field.h"
+#include "model/config/model_config.h"
 
 namespace halflife::train {
+
 namespace {
 
 namespace pb = google::protobuf;
 using Type = pb::FieldDescriptor::CppType;
+
+// Error kInternal if the message has no field of that name.
+const pb::FieldDescriptor& FieldOf(const pb::Descriptor& message, const std::string& name) {
+  const pb::FieldDescriptor* field = message.FindFieldByName(name);
+  HL_CHECK(field != nullptr, "the schema's ", message.name(), " has no field ", name);
+  return *field;
+}
 
 model::OptionValue Get(const pb::Message& message, const pb::FieldDescriptor& field) {
   const pb::Reflection& reflection = *message.GetReflection();
@@ -84,6 +94,23 @@ void WriteGroup(const model::LayerGroup& group, proto::LayerGroup& to) {
   if (group.channel_mixer) WritePart(*group.channel_mixer, *to.mutable_channel_mixer());
 }
 
+VariantHelp HelpOf(const model::VariantInfo& variant, const pb::Descriptor& message) {
+  VariantHelp help = {.name = variant.name,
+                      .summary = message.options().GetExtension(proto::summary),
+                      .equation = message.options().GetExtension(proto::equation),
+                      .options = {}};
+  const std::unique_ptr<model::PartOptions> defaults = variant.defaults();
+  for (const model::Option& option : defaults->Fields()) {
+    help.options.push_back(
+        {.name = option.name,
+         .type = model::TypeName(option),
+         .usual = option.value(),
+         .meaning = FieldOf(message, option.name).options().GetExtension(proto::help),
+         .choices = option.limits.choices});
+  }
+  return help;
+}
+
 }  // namespace
 
 void ReadModel(const proto::ModelConfig& message, model::ModelConfig& config) {
@@ -122,6 +149,22 @@ void WriteModel(const model::ModelConfig& config, proto::ModelConfig& message) {
              .part = [&](model::PartConfig& part) { WritePart(part, child(part.kind().name)); }});
   if (copy.final_norm) WritePart(*copy.final_norm, *message.mutable_final_norm());
   for (const model::LayerGroup& group : config.hybrid) WriteGroup(group, *message.add_hybrid());
+}
+
+std::vector<KindHelp> HelpOfParts() {
+  std::vector<KindHelp> kinds;
+  const auto add = [&](const model::PartConfig& part) {
+    const model::PartKind& kind = part.kind();
+    const pb::Descriptor& choice =
+        *FieldOf(*proto::ModelConfig::descriptor(), kind.name).message_type();
+    KindHelp help = {.name = kind.name, .usual = kind.usual, .variants = {}};
+    for (const model::VariantInfo& variant : kind.variants())
+      help.variants.push_back(HelpOf(variant, *FieldOf(choice, variant.name).message_type()));
+    kinds.push_back(std::move(help));
+  };
+  model::ModelConfig config;
+  model::VisitParts(config, {.group = [](const char*, model::PartOptions&) {}, .part = add});
+  return kinds;
 }
 
 }  // namespace halflife::train

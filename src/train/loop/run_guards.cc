@@ -1,0 +1,107 @@
+#include "train/loop/run_guards.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <map>
+
+#include "core/concat.h"
+#include "core/error.h"
+#include "train/config/schedule.h"
+
+namespace halflife::train {
+
+void GuardNonFinite(const RunConfig& config, uint64_t step, const StepResult& result,
+                    ckpt::GuardState& guard) {
+  if (!result.skipped) {
+    guard.consecutive_skips = 0;
+    return;
+  }
+  ++guard.skipped;
+  if (result.nonfinite.empty()) return;  // No row had a target, which TargetGuard handles.
+  ++guard.consecutive_skips;
+  const bool stop = config.train.on_nonfinite == "stop" ||
+                    guard.consecutive_skips > static_cast<uint32_t>(config.train.max_skips);
+  HL_CHECK_AS(ExitCode::kNonFinite, !stop, "step ", step, ": ", result.nonfinite,
+              " is not finite (", guard.consecutive_skips, " in a row; train.on_nonfinite is '",
+              config.train.on_nonfinite, "', train.max_skips ", config.train.max_skips,
+              "). No checkpoint of this step was written. Use a lower optimizer.lr or ",
+              config.optimizer.clip_norm > 0
+                  ? "a smaller optimizer.clip_norm."
+                  : "clip the gradient (optimizer.clip_norm is 0, off; 1 is usual).");
+}
+
+namespace {
+
+// For each objective, the most likely reason for a dataset without targets.
+const std::map<std::string, std::string> kLikelyCauses = {
+    {"next_token", "are all documents one token long, or do no answers stand within the rows?"},
+    {"masked_token", "is model.objective.masked_token.rate too small for any token to be hidden?"},
+    {"labelled", "do its rows have labels?"},
+    {"classification", "does no document begin within its rows?"}};
+
+std::string LikelyCause(const std::string& objective) {
+  const auto found = kLikelyCauses.find(objective);
+  return found == kLikelyCauses.end() ? "does the objective suit it?" : found->second;
+}
+
+}  // namespace
+
+TargetGuard::TargetGuard(const RunConfig& config, const data::SampleOrder& order)
+    : config_(config),
+      most_in_a_row_(
+          std::min(std::clamp<int64_t>(order.StepsPerEpoch(), 100, 1000), config.train.steps)) {}
+
+void TargetGuard::NoteStep(int64_t step, const StepResult& result) {
+  if (result.num_targets > 0) {
+    in_a_row_ = 0;
+    return;
+  }
+  ++in_a_row_;
+  const std::string& objective = config_.model.objective.name();
+  HL_CHECK_AS(ExitCode::kData, in_a_row_ < most_in_a_row_, "step ", step, ": no row of the last ",
+              in_a_row_, " steps has a target of the objective ", objective,
+              ", so nothing was trained. Check the dataset ", config_.data.path, ": ",
+              LikelyCause(objective));
+}
+
+std::string RateJumpWarning(const ResumedRate& rate, const std::string& kind, int64_t total_steps) {
+  constexpr double kNotable = 0.01;  // Relative to the larger rate.
+  const double jump = std::abs(rate.next - rate.last);
+  const double of_schedule = std::abs(rate.next - rate.planned);
+  if (jump <= of_schedule + kNotable * std::max(rate.next, rate.last)) return "";
+
+  const std::string lr = rate.last > 0 ? Concat(rate.last) : "RATE";
+  const bool constant = kind == "constant";
+  return Concat(
+      "the learning rate jumps from ", rate.last, " at step ", rate.step, " (the checkpoint) to ",
+      rate.next, " at step ", rate.step + 1, " (this run's ", kind, " schedule of ", total_steps,
+      " steps). ", rate.last > 0 ? "To keep the old rate" : "To choose another rate",
+      ", stop this run and start it with ",
+      rate.own ? Concat("--resume step=", rate.step, " ") : "",
+      constant ? "" : "--set schedule.kind=constant ", "--set optimizer.lr=", lr,
+      constant ? "" : " --allow-change schedule.kind", " --allow-change optimizer.lr.",
+      rate.before_decay ? Concat(" To continue from before the decay, start it with --resume step=",
+                                 *rate.before_decay, ".")
+                        : "");
+}
+
+std::optional<uint64_t> NewestBeforeDecay(const std::map<std::string, std::string>& trajectory,
+                                          uint64_t step, const std::vector<ckpt::StepDir>& steps) {
+  const auto text = [&](const char* field) {
+    const auto found = trajectory.find(field);
+    return found == trajectory.end() ? "" : found->second.c_str();
+  };
+  const auto number = [&](const char* field) { return std::strtoll(text(field), nullptr, 10); };
+  if (text("schedule.kind") != std::string("wsd")) return std::nullopt;
+  const ScheduleConfig schedule = {.kind = "wsd",
+                                   .warmup_steps = number("schedule.warmup_steps"),
+                                   .decay_steps = number("schedule.decay_steps")};
+  const auto before = static_cast<uint64_t>(StepsBeforeDecay(schedule, number("train.steps")));
+  const auto newest = std::ranges::find_if(
+      steps, [&](const ckpt::StepDir& dir) { return dir.step > 0 && dir.step <= before; });
+  if (step <= before || newest == steps.end()) return std::nullopt;
+  return newest->step;
+}
+
+}  // namespace halflife::train

@@ -1,0 +1,132 @@
+// How a run saves: when (SavePolicy), and while training continues (BackgroundSave).
+//
+//   if (policy.IsDue(step, requested)) ...
+//   policy.NoteSaved(step);                          // If the save failed instead:
+//   if (!policy.GoesOnAfter(error.code())) throw;
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "ckpt/store.h"
+#include "core/clock.h"
+#include "core/exit_code.h"
+#include "train/config/run_config.h"
+#include "train/step/parameter_arena.h"
+
+namespace halflife::train {
+
+// Decides when a run saves, and whether it continues after a failed save.
+class SavePolicy {
+ public:
+  explicit SavePolicy(const SaveConfig& config);
+
+  // Returns whether to save after `step`. Reasons: the recipe's interval, a validation with the
+  // best metric so far if ckpt.keep_best names one, or a request (SIGUSR2).
+  bool IsDue(int64_t step, bool requested) const;
+
+  // Records the metrics of a validation after `step`.
+  void NoteValidation(int64_t step, const std::map<std::string, double>& metrics);
+  // Adds the best value to a checkpoint's metrics, as "best_val_loss". A resumed run continues from
+  // it.
+  void AddBest(std::map<std::string, double>& metrics) const;
+  // Removes the values that AddBest added, for any ckpt.keep_best, and uses the one of this policy.
+  // `own`: the checkpoint is in the run's own folder, the only place where its best step can be
+  // kept.
+  void TakeBest(std::map<std::string, double>& metrics, bool own);
+
+  // Records that the run's own folder contains a checkpoint of `step`.
+  void NoteSaved(int64_t step);
+  bool IsSaved(int64_t step) const { return step == saved_step_; }
+  int64_t saved_step() const { return saved_step_; }  // The newest saved step. -1: none.
+
+  // Counts a failed save. Returns true if the storage refused the save, the recipe says "warn" and
+  // the previous save did not fail: the older checkpoints are unchanged. A second consecutive
+  // failure would leave the run unsaved for two intervals. Other errors are not storage failures.
+  bool GoesOnAfter(ExitCode failure);
+
+ private:
+  int64_t every_;
+  std::string on_error_;
+  int64_t saved_step_ = -1;
+  int failed_in_a_row_ = 0;
+  std::string metric_;  // The validation metric whose lowest value is kept. Empty: none.
+  static constexpr double kNone = std::numeric_limits<double>::infinity();
+  double best_ = kNone;
+  double saved_best_ = kNone;  // The value to restore in best_ after a failed save.
+  int64_t best_step_ = -1;
+};
+
+// Saves a step while training continues. A separate thread copies this rank's part of the step
+// during the next forward and backward, which only read it, and then passes the copy through the
+// phases of the store. The update after that backward waits for the copy.
+//
+//   BackgroundSave save(store, comm, arena);
+//   save.Begin(state);
+//   ForwardAndBackward();                                  // The next step.
+//   save.AwaitCopy();                                      // Before the arena changes.
+//   const BackgroundSave::Report report = save.Finish();   // After it has ended on all ranks.
+class BackgroundSave {
+ public:
+  struct Report {
+    int64_t step = 0;
+    ckpt::SaveReport save;       // save.seconds counts from Begin to the end.
+    double blocked_seconds = 0;  // Part of it during which the caller waited.
+    int64_t begin_us = 0;        // Unix time.
+  };
+
+  // All arguments are borrowed. `comm` is the store's and has no other use during a save.
+  BackgroundSave(ckpt::CheckpointStore& store, dist::Communicator& comm, ParameterArena& arena);
+  // Waits for a save in progress. Exception: if the stack is unwinding and there are several ranks,
+  // the save is abandoned.
+  ~BackgroundSave();
+  BackgroundSave(const BackgroundSave&) = delete;
+  BackgroundSave& operator=(const BackgroundSave&) = delete;
+
+  // No save may be in progress. All ranks begin the same saves.
+  void Begin(ckpt::StepState state);
+  // Returns when the arena may change.
+  void AwaitCopy();
+  bool under_way() const { return thread_.joinable(); }
+  bool ended() const { return ended_; }
+  // Waits for the end. Throws the error of CheckpointStore::Save.
+  Report Finish();
+
+ private:
+  class DeviceCopy;
+
+  void Run();
+  void CopyOwnSlices();
+  ckpt::ArenaView View();
+
+  ckpt::CheckpointStore& store_;
+  dist::Communicator& comm_;
+  ParameterArena& arena_;
+  const int exceptions_;
+  std::unique_ptr<DeviceCopy> device_copy_;  // Null on the CPU.
+  // Main weights, m and v, [layout.num_held(everything)] fp32 each, on the host, reused by all
+  // saves. They are three allocations because an allocation of pinned memory is rounded up to a
+  // power of two.
+  std::array<at::Tensor, 3> copies_;
+  ckpt::StepState state_;
+  Report report_;
+  std::exception_ptr failure_;
+  std::mutex mutex_;
+  std::condition_variable copied_;
+  bool is_copied_ = true;
+  std::atomic<bool> ended_ = false;
+  Stopwatch clock_;
+  std::thread thread_;
+};
+
+}  // namespace halflife::train
