@@ -11,8 +11,7 @@ namespace halflife::kernels::cuda {
 namespace {
 
 constexpr DecayBlock kBlocks[] = {
-#define HL_DECAY_INSTANCE_64(V) {64, V},
-#define HL_DECAY_INSTANCE_128(V) {128, V},
+#define HL_DECAY_INSTANCE(K, V) {K, V},
 #include "kernels/decay_attention/cuda/instances/instances.inc"
 };
 

@@ -40,11 +40,8 @@ struct Instance {
    decay::LaunchStateScan<K, V>,          \
    decay::LaunchChannelStateScan<K, V>},
 constexpr Instance kInstances[] = {
-#define HL_DECAY_INSTANCE_64(V) HL_DECAY_INSTANCE(64, V)
-#define HL_DECAY_INSTANCE_128(V) HL_DECAY_INSTANCE(128, V)
 #include "kernels/decay_attention/cuda/instances/instances.inc"
 };
-#undef HL_DECAY_INSTANCE
 
 constexpr int kNormaliserColumns = 64;  // columns
 
