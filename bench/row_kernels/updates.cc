@@ -17,7 +17,7 @@
 
 #include "cases.h"
 #include "core/concat.h"
-#include "kernels/adamw/args.h"
+#include "kernels/adamw/adamw_args.h"
 #include "kernels/sum_of_squares/sum_of_squares_args.h"
 #include "ops/cross_entropy/cross_entropy_rows.h"
 #include "ops/decay_attention/decay_attention.h"

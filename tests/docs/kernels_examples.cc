@@ -9,7 +9,7 @@
 
 #include "core/error.h"
 #include "core/philox.h"
-#include "kernels/adamw/args.h"
+#include "kernels/adamw/adamw_args.h"
 #include "kernels/common/chunks/chunk_table.h"
 #include "kernels/common/cpu/parallel.h"
 #include "kernels/common/cpu/philox_lanes.h"
@@ -29,8 +29,7 @@
 #include "kernels/decay_attention/cuda/workspace.h"
 #include "kernels/decay_attention/decay_attention_args.h"
 #include "kernels/decay_attention/decay_attention_partition.h"
-#include "kernels/linear/matmul.h"
-#include "kernels/linear/weight_gradient.h"
+#include "kernels/linear/linear_products.h"
 #include "kernels/polynomial_attention/features.h"
 #include "kernels/polynomial_attention/polynomial_attention_args.h"
 #include "ops/convolution/fft_conv.h"
@@ -84,7 +83,7 @@ using namespace ops;
 
 void AdamWExample(const AdamWConfig& config, int64_t n, float* w, const float* g, float* m,
                   float* v, double lr, double clip, uint64_t num_updates) {
-#include "examples/kernels/adamw/args.h"
+#include "examples/kernels/adamw/adamw_args.h"
 }
 
 void Await(cudaStream_t stream);
@@ -170,7 +169,7 @@ void PolynomialWithStatesExample(const ops::PolynomialAttentionInputs& inputs,
 }
 
 void MatmulExample(int64_t T, int64_t D, int64_t N, const float* w, const float* x, float* y) {
-#include "examples/kernels/linear/matmul.h"
+#include "examples/kernels/linear/linear_products.h"
 }
 
 void RightOperandExample(const Tensor& weight, const Tensor& x, Tensor& y) {
@@ -259,7 +258,7 @@ Tensor LinearExample(const Tensor& x, const Tensor* gate_proj, const Tensor* up_
 
 void WeightGradientExample(int64_t T, int64_t N, int64_t K, const float* dy, const float* x,
                            float* dw) {
-#include "examples/kernels/linear/weight_gradient.h"
+#include "examples/kernels/linear/linear_products.h.2"
 }
 
 void RmsNormExample(const Tensor& x, const Tensor* weight) {

@@ -10,7 +10,7 @@
 #include <functional>
 #include <vector>
 
-#include "kernels/adamw/args.h"
+#include "kernels/adamw/adamw_args.h"
 #include "ops/convolution/fft_conv.h"
 #include "ops/convolution/short_conv.h"
 #include "ops/convolution/sine_filter.h"

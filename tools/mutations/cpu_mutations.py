@@ -5,7 +5,7 @@ from mutation import Mutation, make_table
 MUTATIONS = make_table({
     "decayed mixers": [
         Mutation("d2d: a head has the base decay of the next head",
-                 "src/kernels/rows/learned_decay_element.h",
+                 "src/kernels/rows/learned_decay_args.h",
                  "static_cast<double>(head + 1)",
                  "static_cast<double>(head + 2)",
                  "tests/model/mixers/d2d_test.cc"),

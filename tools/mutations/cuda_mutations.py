@@ -678,7 +678,7 @@ MUTATIONS = make_table({
                  "i <= segment.end; i += stride",
                  "tests/kernels/adamw/adamw_test.cc"),
         Mutation("no bias correction of the second moment",
-                 "src/kernels/adamw/element.h",
+                 "src/kernels/adamw/adamw_args.h",
                  "sqrtf(v) * f.denom_scale",
                  "sqrtf(v)",
                  "tests/kernels/adamw/adamw_test.cc"),

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "kernels/adamw/element.h"
+#include "kernels/adamw/adamw_args.h"
 #include "kernels/common/cuda/device.h"
 
 namespace halflife::kernels {

@@ -4,7 +4,6 @@
 
 #include "kernels/common/cpu/vectorised.h"
 #include "kernels/convolution/fft_conv_args.h"
-#include "kernels/convolution/fft_conv_butterfly.h"
 
 namespace halflife::kernels::cpu {
 namespace {

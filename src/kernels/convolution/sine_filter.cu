@@ -3,7 +3,6 @@
 #include "kernels/common/cuda/device.h"
 #include "kernels/common/cuda/sum_partials.h"
 #include "kernels/convolution/sine_filter_args.h"
-#include "kernels/convolution/sine_filter_sin_cos.h"
 
 namespace halflife::kernels {
 namespace {

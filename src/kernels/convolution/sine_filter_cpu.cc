@@ -2,7 +2,6 @@
 
 #include "kernels/common/cpu/vectorised.h"
 #include "kernels/convolution/sine_filter_args.h"
-#include "kernels/convolution/sine_filter_sin_cos.h"
 
 namespace halflife::kernels::cpu {
 namespace {

@@ -3,7 +3,7 @@
 #include "kernels/common/cuda/device.h"
 #include "kernels/common/cuda/grid_blocks.h"
 #include "kernels/focus_pool/focus_pool_args.h"
-#include "kernels/focus_pool/focus_pool_partition.h"
+#include "kernels/focus_pool/focus_pool_plan.h"
 
 namespace halflife::kernels {
 namespace {

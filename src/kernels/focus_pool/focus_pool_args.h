@@ -109,7 +109,7 @@ struct FocusBlock {
 };
 
 namespace cuda {
-// All pointers are to device memory. A narrow window (focus_pool_partition.h) has no blocks.
+// All pointers are to device memory. A narrow window (focus_pool_plan.h) has no blocks.
 struct FocusWork {
   const FocusRun* runs = nullptr;
   const FocusChunk* chunks = nullptr;

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "kernels/focus_pool/focus_pool_partition.h"
-
 namespace halflife::kernels {
 namespace {
 

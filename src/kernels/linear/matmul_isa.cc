@@ -1,5 +1,5 @@
 // Matmul's kernel, for AVX2 and AVX-512 only.
-#include "kernels/linear/matmul.h"
+#include "kernels/linear/linear_products.h"
 
 #include <omp.h>
 

@@ -1,5 +1,5 @@
 // The weight gradient's kernel, for AVX2 and AVX-512 only.
-#include "kernels/linear/weight_gradient.h"
+#include "kernels/linear/linear_products.h"
 
 #include <omp.h>
 

@@ -16,12 +16,18 @@
 
 #include "core/bfloat16.h"
 #include "kernels/common/host_device.h"
-#include "kernels/rows/bias_map_element.h"
 
 struct CUstream_st;
 using cudaStream_t = CUstream_st*;
 
 namespace halflife::kernels {
+
+// The maps that biased projections apply to each channel.
+enum class ElementMap : uint8_t {
+  kIdentity,
+  kEluPlusOne,  // e^min(x, 0) + max(x, 0) (Katharopoulos et al., 2020)
+  kSilu,        // x / (1 + e^-x)
+};
 
 constexpr int kBiasMapParts = 4;  // maximum parts of a pass; a part with a gain counts twice
 

@@ -1,6 +1,5 @@
 #include "kernels/common/cpu/vectorised.h"
 #include "kernels/rows/learned_decay_args.h"
-#include "kernels/rows/learned_decay_element.h"
 
 namespace halflife::kernels::cpu {
 namespace {

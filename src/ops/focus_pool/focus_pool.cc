@@ -18,7 +18,6 @@
 
 #include "core/error.h"
 #include "kernels/focus_pool/focus_pool_args.h"
-#include "kernels/focus_pool/focus_pool_partition.h"
 #include "kernels/focus_pool/focus_pool_plan.h"
 #include "ops/focus_pool/focus_pool_segments.h"
 #include "ops/torch/autograd.h"

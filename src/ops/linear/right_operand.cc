@@ -5,7 +5,7 @@
 #include <c10/core/GradMode.h>
 
 #include "core/error.h"
-#include "kernels/linear/matmul.h"
+#include "kernels/linear/linear_products.h"
 #include "ops/torch/dispatch.h"
 #include "ops/torch/tensor_checks.h"
 

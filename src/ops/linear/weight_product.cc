@@ -12,7 +12,7 @@
 
 #include "core/error.h"
 #include "kernels/common/cpu/instruction_set.h"
-#include "kernels/linear/weight_gradient.h"
+#include "kernels/linear/linear_products.h"
 #include "ops/torch/dispatch.h"
 #include "ops/torch/tensor_checks.h"
 

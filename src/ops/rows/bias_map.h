@@ -12,7 +12,7 @@
 
 #include <vector>
 
-#include "kernels/rows/bias_map_element.h"
+#include "kernels/rows/bias_map_args.h"
 #include "ops/torch/column_places.h"
 
 namespace halflife::ops {

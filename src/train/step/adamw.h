@@ -4,7 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "kernels/adamw/args.h"
+#include "kernels/adamw/adamw_args.h"
 #include "train/step/parameter_arena.h"
 
 namespace halflife::train {

@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/adamw/args.h"
+#include "kernels/adamw/adamw_args.h"
 #include "support/sparse_memory.h"
 
 namespace halflife::kernels {

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/focus_pool/focus_pool_partition.h"
 #include "kernels/focus_pool/focus_pool_plan.h"
 #include "kernels/focus_pool/focus_pool_problem.h"
 

@@ -10,7 +10,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/convolution/sine_filter_sin_cos.h"
+#include "kernels/convolution/sine_filter_args.h"
 #include "ops/gradient_check.h"
 #include "ops/sink_check.h"
 #include "support/expect_error.h"

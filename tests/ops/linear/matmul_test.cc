@@ -1,4 +1,4 @@
-#include "kernels/linear/matmul.h"
+#include "kernels/linear/linear_products.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>

@@ -1,6 +1,6 @@
 // Host functions of polynomial attention on CUDA: checks, grids, launches.
 #include "kernels/common/cuda/grid_blocks.h"
-#include "kernels/polynomial_attention/cuda/quadratic.h"
+#include "kernels/polynomial_attention/cuda/launch.h"
 #include "kernels/polynomial_attention/cuda/scan.cuh"
 #include "kernels/polynomial_attention/cuda/step.cuh"
 #include "kernels/polynomial_attention/polynomial_attention_call_checks.h"

@@ -1,4 +1,4 @@
-#include "kernels/polynomial_attention/cuda/quadratic.h"
+#include "kernels/polynomial_attention/cuda/launch.h"
 
 #include "kernels/common/cuda/device.h"
 #include "kernels/common/cuda/grid_blocks.h"

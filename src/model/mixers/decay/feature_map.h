@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/rows/bias_map_element.h"
+#include "kernels/rows/bias_map_args.h"
 #include "model/part_context.h"
 
 namespace halflife::model {

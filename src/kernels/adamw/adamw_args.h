@@ -12,10 +12,17 @@
 // C++17: CUDA sources include it.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 struct CUstream_st;
 using cudaStream_t = CUstream_st*;
+
+#ifdef __CUDACC__
+#define HL_ADAMW_INLINE __host__ __device__ __forceinline__
+#else
+#define HL_ADAMW_INLINE __attribute__((always_inline)) inline
+#endif
 
 namespace halflife::kernels {
 
@@ -63,6 +70,16 @@ void AdamW(const AdamWArgs& args);
 }
 namespace cuda {
 void AdamW(const AdamWArgs& args, cudaStream_t stream);
+}
+
+// One element's update, the same source on the CPU and on the device.
+HL_ADAMW_INLINE float AdamWElement(const AdamWFactors& f, float weight_decay, float grad, float w,
+                                   float& m, float& v) {
+  const float g = grad * f.grad_factor;
+  m = f.beta1 * m + f.one_minus_beta1 * g;
+  v = f.beta2 * v + f.one_minus_beta2 * (g * g);
+  const float decayed = w - f.lr * weight_decay * w;
+  return decayed - f.step_size * m / (sqrtf(v) * f.denom_scale + f.eps);
 }
 
 }  // namespace halflife::kernels

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/adamw/element.h"
+#include "kernels/adamw/adamw_args.h"
 #include "kernels/common/cpu/vectorised.h"
 
 namespace halflife::kernels {

@@ -1,14 +1,16 @@
-#include "kernels/linear/matmul.h"
+#include "kernels/linear/linear_products.h"
 
 #include "kernels/common/cpu/instruction_set.h"
 
 namespace halflife::kernels {
 namespace cpu {
 
-// matmul_isa.cc defines these for AVX2 and AVX-512 only.
+// matmul_isa.cc and weight_gradient_isa.cc define these for AVX2 and AVX-512 only.
 HL_PER_INSTRUCTION_SET(int64_t MatmulPanelFloats(const MatmulRight& right);
                        void PackMatmulRight(const MatmulRight& right, float* panels);
-                       void Matmul(const MatmulArgs& args);)
+                       void Matmul(const MatmulArgs& args);
+                       int64_t WeightGradientWorkspaceFloats(const WeightGradientArgs& args);
+                       void WeightGradient(const WeightGradientArgs& args);)
 
 }  // namespace cpu
 namespace {
@@ -32,6 +34,17 @@ void PackMatmulRight(const MatmulRight& right, float* panels) {
 
 void Matmul(const MatmulArgs& args) {
   UsesAvx512() ? cpu::avx512::Matmul(args) : cpu::avx2::Matmul(args);
+}
+
+bool HasWeightGradient() { return cpu::InstructionSetInUse() >= cpu::InstructionSet::kAvx2; }
+
+int64_t WeightGradientWorkspaceFloats(const WeightGradientArgs& args) {
+  return UsesAvx512() ? cpu::avx512::WeightGradientWorkspaceFloats(args)
+                      : cpu::avx2::WeightGradientWorkspaceFloats(args);
+}
+
+void WeightGradient(const WeightGradientArgs& args) {
+  UsesAvx512() ? cpu::avx512::WeightGradient(args) : cpu::avx2::WeightGradient(args);
 }
 
 }  // namespace halflife::kernels
