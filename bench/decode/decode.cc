@@ -19,7 +19,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/philox.h"
-#include "infer/decoder.h"
+#include "infer/generator.h"
 #include "kernels/common/cpu/instruction_set.h"
 #include "model/language_model.h"
 #include "support/measure.h"

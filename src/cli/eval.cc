@@ -26,7 +26,6 @@
 #include "data/tokenizer.h"
 #include "eval/bigram.h"
 #include "eval/validation.h"
-#include "eval/window_choice.h"
 
 namespace halflife::cli {
 namespace {

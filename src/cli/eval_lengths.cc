@@ -15,7 +15,7 @@
 #include "core/human.h"
 #include "core/log.h"
 #include "eval/length_table.h"
-#include "eval/window_choice.h"
+#include "eval/validation.h"
 #include "report/evaluation.h"
 #include "report/figure.h"
 

@@ -12,7 +12,7 @@
 #include "core/human.h"
 #include "eval/length_method.h"
 #include "eval/length_table.h"
-#include "eval/retrieval_table.h"
+#include "eval/retrieval.h"
 #include "report/evaluation.h"
 #include "report/figure.h"
 

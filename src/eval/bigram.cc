@@ -7,7 +7,7 @@
 
 #include "core/error.h"
 #include "data/token_source.h"
-#include "eval/window_choice.h"
+#include "eval/validation.h"
 
 namespace halflife::eval {
 namespace {

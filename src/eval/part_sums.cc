@@ -6,10 +6,52 @@
 #include <algorithm>
 #include <cstddef>
 #include <iterator>
+#include <unordered_set>
 
-#include "eval/recall.h"
+#include "core/error.h"
 
 namespace halflife::eval {
+namespace {
+
+// The tokens and bigrams of a document so far.
+class Said {
+ public:
+  void Add(int32_t token) {
+    if (!tokens_.empty()) bigrams_.insert(Bigram(last_, token));
+    tokens_.insert(token);
+    last_ = token;
+  }
+  bool Has(int32_t token) const { return tokens_.contains(token); }
+  bool HasAfterLast(int32_t token) const { return bigrams_.contains(Bigram(last_, token)); }
+
+ private:
+  static uint64_t Bigram(int32_t first, int32_t second) {
+    return static_cast<uint64_t>(static_cast<uint32_t>(first)) << 32 |
+           static_cast<uint32_t>(second);
+  }
+  std::unordered_set<int32_t> tokens_;
+  std::unordered_set<uint64_t> bigrams_;
+  int32_t last_ = 0;
+};
+
+}  // namespace
+
+RecallFlags FindRecalled(const data::Batch& batch) {
+  RecallFlags flags = {.token_seen = std::vector<uint8_t>(batch.targets.size()),
+                       .bigram_seen = std::vector<uint8_t>(batch.targets.size())};
+  for (size_t piece = 0; piece + 1 < batch.cu_seqlens.size(); ++piece) {
+    Said said;
+    const auto end = static_cast<size_t>(batch.cu_seqlens[piece + 1]);
+    for (auto t = static_cast<size_t>(batch.cu_seqlens[piece]); t < end; ++t) {
+      said.Add(batch.inputs[t]);
+      if (batch.targets[t] < 0) continue;
+      flags.token_seen[t] = said.Has(batch.targets[t]);
+      flags.bigram_seen[t] = said.HasAfterLast(batch.targets[t]);
+    }
+  }
+  return flags;
+}
+
 namespace {
 
 constexpr const char* kRecallNames[] = {"token_seen", "token_new", "bigram_seen", "bigram_new"};
@@ -123,6 +165,38 @@ std::vector<RecallScore> RecallSums::Scores(dist::Communicator& control) {
                       .num_targets = score.num_targets,
                       .loss = score.loss});
   return scores;
+}
+
+void ClassTable::Add(int64_t window, const data::Batch& batch, const at::Tensor& log_probs) {
+  const at::Tensor values = log_probs.to(at::kCPU).to(at::kDouble).contiguous();
+  const double* from = values.const_data_ptr<double>();
+  for (size_t i = 0; i + 1 < batch.cu_seqlens.size(); ++i, from += num_classes_) {
+    const int64_t first = batch.cu_seqlens[i], row = first / batch.seq_len;
+    const int32_t label = batch.targets[static_cast<size_t>(first)];
+    if (label < 0) continue;
+    double* const place = &rows_[static_cast<size_t>((window + row) * width())];
+    HL_CHECK(place[0] == 0,
+             "a row has several labelled documents, but classification needs one per row");
+    place[0] = label + 1;
+    std::copy_n(from, num_classes_, place + 1);
+  }
+}
+
+std::optional<ClassScores> ClassTable::Scores(dist::Communicator& control) {
+  if (rows_.empty()) return std::nullopt;
+  control
+      .AllReduce(Ref(rows_.data(), static_cast<int64_t>(rows_.size())), dist::ReduceOp::kSum,
+                 {"validation_classes", 0}, nullptr)
+      .WaitHost();
+  std::vector<int32_t> labels;
+  std::vector<double> log_probs;
+  for (size_t at = 0; at < rows_.size(); at += static_cast<size_t>(width())) {
+    if (rows_[at] == 0) continue;
+    labels.push_back(static_cast<int32_t>(rows_[at]) - 1);
+    const auto row = rows_.begin() + static_cast<int64_t>(at);
+    log_probs.insert(log_probs.end(), row + 1, row + width());
+  }
+  return ScoreClasses(labels, log_probs, num_classes_);
 }
 
 }  // namespace halflife::eval

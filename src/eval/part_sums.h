@@ -9,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -16,8 +17,27 @@
 
 #include "data/batch.h"
 #include "dist/communicator.h"
+#include "eval/class_scores.h"
+#include "model/objectives/objective.h"
 
 namespace halflife::eval {
+
+// Finds the targets that occurred earlier in their text: the share of the loss that recall from
+// context could reduce. Arora et al. (2024, "Based", 5.4) call a later occurrence of a token
+// "associative recall". The bigram is a stricter criterion (as in Zoology, but without its limit on
+// the frequency in the training data).
+//
+//   const RecallFlags flags = FindRecalled(batch);
+//   const bool seen = flags.bigram_seen[row * static_cast<size_t>(batch.seq_len) + t];
+//
+// Flags [B, T], 0 or 1; 0 for tokens without a target. The context of token t is what the model
+// sees: the tokens of the same document in the same row, up to and including t.
+struct RecallFlags {
+  std::vector<uint8_t> token_seen;   // The target occurs in the context.
+  std::vector<uint8_t> bigram_seen;  // The target has followed the token at t before.
+};
+// Returns the flags of next-token targets, on the host.
+RecallFlags FindRecalled(const data::Batch& batch);
 
 // Returns the sums of the rows of x [B, T] as [B] fp64 on the host.
 at::Tensor RowSums(const at::Tensor& x);
@@ -27,7 +47,7 @@ struct PositionScore {
   int64_t begin = 0, num_targets = 0;
   double loss = 0;
 };
-// The score of next tokens by whether they occurred earlier in their text (eval/recall.h).
+// The score of next tokens by whether they occurred earlier in their text (RecallFlags).
 struct RecallScore {
   std::string name;  // token_seen, token_new, bigram_seen or bigram_new.
   int64_t num_targets = 0;
@@ -86,7 +106,7 @@ class ContextSums {
   PartSums sums_;
 };
 
-// Sums by the groups of eval/recall.h. Does nothing unless `wanted`.
+// Sums by the groups of RecallFlags. Does nothing unless `wanted`.
 class RecallSums {
  public:
   RecallSums(int64_t num_windows, bool wanted);
@@ -100,6 +120,32 @@ class RecallSums {
  private:
   bool wanted_;
   PartSums sums_;
+};
+
+// Collects a classifier's predictions for the documents of all windows, which may be on different
+// ranks.
+//
+//   ClassTable classes(num_windows, model.objective());
+//   classes.Add(/*window=*/3, batch, log_probs);
+//   const std::optional<ClassScores> scores = classes.Scores(control);
+class ClassTable {
+ public:
+  // Stores nothing if the objective has no classifier.
+  ClassTable(int64_t num_windows, const model::Objective& objective)
+      : num_classes_(objective.classifier() ? objective.classifier()->num_classes : 0),
+        rows_(num_classes_ == 0 ? 0 : static_cast<size_t>(num_windows * width())) {}
+
+  // Adds the documents of the windows starting at `window`: ln p [P, num_classes] for the batch's P
+  // documents.
+  void Add(int64_t window, const data::Batch& batch, const at::Tensor& log_probs);
+  std::optional<ClassScores> Scores(dist::Communicator& control);  // Collective.
+
+ private:
+  int64_t width() const { return num_classes_ + 1; }
+
+  int64_t num_classes_;  // 0: there is no classifier.
+  // [window][label + 1, ln p of each class]. All 0 for windows that this rank has not scored.
+  std::vector<double> rows_;
 };
 
 }  // namespace halflife::eval

@@ -8,10 +8,13 @@
 //     ScoreBatch(model, sequences_of(batch), config);
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <span>
 #include <vector>
 
+#include "data/batch.h"
 #include "eval/score_config.h"
 #include "model/language_model.h"
 
@@ -28,5 +31,16 @@ std::vector<std::vector<size_t>> ScoreBatches(std::span<const size_t> lengths,
 std::vector<std::vector<float>> ScoreBatch(const model::LanguageModel& model,
                                            std::span<const std::span<const int32_t>> sequences,
                                            const ScoreConfig& config);
+
+// Scores rows that are too long for memory. A row is processed in pieces, and each piece continues
+// from the state after the previous one. The losses equal those of whole rows up to rounding.
+//
+//   const at::Tensor losses = CarriedLosses(model, batch, /*piece=*/2048);
+//
+// Returns -ln p of the batch's targets, [B, T] fp32, or 0 for tokens without a target. The model's
+// state must have a constant size. Every document starts from an empty state. The memory of a
+// forward pass depends on `piece`, not on T; only the ids and losses of the whole row are kept.
+at::Tensor CarriedLosses(const model::LanguageModel& model, const data::Batch& batch,
+                         int64_t piece);
 
 }  // namespace halflife::eval

@@ -8,6 +8,7 @@
 // world size, except for the model's own rounding.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,6 +21,20 @@
 #include "model/sequence_parallel.h"
 
 namespace halflife::eval {
+
+// Chooses the windows of a split to score if not all are scored. The sample is spread over the
+// whole split, so that a validation of few windows covers every source of mixed text.
+//
+//   const std::vector<int64_t> windows = ChooseWindows(/*num_windows=*/16, /*available=*/1024);
+//   DescribeChoice(16, 1024);  // "scored 16 of 1024 windows, 1.6 % of the split"
+//
+// Returns the numbers of the windows to score, in ascending order: the first num_windows of a fixed
+// permutation of [0, available). The choice depends only on these two numbers, so that every
+// validation, run and world size scores the same windows. Chooses all windows if num_windows is 0
+// or at least `available`.
+std::vector<int64_t> ChooseWindows(int64_t num_windows, int64_t available);
+
+std::string DescribeChoice(int64_t num_scored, int64_t available);
 
 class AttentionStatistics;
 
@@ -35,7 +50,7 @@ struct ValidationConfig {
   int64_t piece = 0;                         // Tokens of a piece of CarriedLosses. 0: whole rows.
   int64_t batch = 8;                         // Rows per forward pass.
   int64_t bin = 0;                           // Tokens of a position bin. 0: no bins.
-  bool recall = false;                       // Reports scores by recall (eval/recall.h).
+  bool recall = false;                       // Reports scores by RecallFlags.
   bool half_context = false;                 // Reports the score of ContextSums.
   AttentionStatistics* attention = nullptr;  // Collects statistics of this rank's rows. Borrowed.
   // Set if this rank holds a slice of each row (borrowed). Null: it holds whole rows.

@@ -1,5 +1,5 @@
 // Samples the next token from logits: temperature, top-k, top-p. Every draw is a function of (seed,
-// position).
+// position). Also defines the options of text generation. This header does not use LibTorch.
 //
 //   const Sampler sampler({.temperature = 0.8, .top_p = 0.95, .seed = 1});
 //   const int32_t next = sampler.Sample(logits, position);
@@ -26,6 +26,25 @@ class Sampler {
 
  private:
   SamplerConfig config_;
+};
+
+// Options of Decoder and Generate. They are in this header, because the command line sets them, and
+// it does not use LibTorch.
+struct DecoderConfig {
+  bool use_graph = true;  // On a GPU, if the model's state has a constant size.
+};
+
+struct GenerateConfig {
+  int64_t max_tokens = 200;
+  // Generation stops at this id. -1: it does not stop at any id.
+  int32_t eos_id = -1;
+  // Samples only ids below this number (a tokenizer's vocabulary), if the model has more. 0: all
+  // ids.
+  int64_t vocab_size = 0;
+  // Tokens of the prompt per forward pass of the prefill, which bounds its memory.
+  int64_t prefill_chunk = 2048;
+  DecoderConfig decoder;
+  SamplerConfig sampler;
 };
 
 }  // namespace halflife::infer

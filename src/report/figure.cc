@@ -2,7 +2,6 @@
 
 #include "core/concat.h"
 #include "report/html.h"
-#include "report/page_assets.h"
 
 namespace halflife::report {
 namespace {

@@ -19,4 +19,12 @@ std::string UrlOfPath(std::string_view path);
 // Returns a JSON string literal that is safe inside <script>.
 std::string JsonString(std::string_view text);
 
+// The report's style sheet and script, which are inlined into the page: colours, lines and fonts of
+// drawings. Also used in separate SVG files.
+extern const char* const kPlotStyle;
+// The rest of the page's style sheet.
+extern const char* const kPageStyle;
+// Shows the numbers under the pointer. The page contains everything else without it.
+extern const char* const kPageScript;
+
 }  // namespace halflife::report

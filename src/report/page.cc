@@ -12,7 +12,6 @@
 #include "report/charts.h"
 #include "report/figure.h"
 #include "report/html.h"
-#include "report/page_assets.h"
 
 namespace halflife::report {
 namespace {

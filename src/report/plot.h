@@ -1,11 +1,11 @@
 // A chart of the report: inline SVG in a <figure>, with its caption and the numbers that the page's
-// script shows under the pointer. Colours and fonts are classes in page_assets.cc.
+// script shows under the pointer. Colours and fonts are classes in html.cc.
 #pragma once
 
 #include <string>
 #include <vector>
 
-#include "report/series.h"
+#include "report/axis.h"
 
 namespace halflife::report {
 

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "report/series.h"
+#include "report/axis.h"
 
 namespace halflife::report {
 

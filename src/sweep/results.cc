@@ -8,7 +8,7 @@
 #include "core/error.h"
 #include "core/human.h"
 #include "report/axis.h"
-#include "sweep/metric.h"
+#include "sweep/sweep_config.h"
 
 namespace halflife::sweep {
 namespace {

@@ -6,10 +6,22 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "report/run_record.h"
+
 namespace halflife::sweep {
+
+// The metrics that measure how well a run did.
+std::vector<std::string> KnownMetrics();
+bool IsKnownMetric(const std::string& name);
+bool HigherIsBetter(const std::string& name);
+
+// Returns the best value of the run and the first step that reached it, or nullopt if there is no
+// finite value. For speeds, returns the median and the last step.
+std::optional<report::Point> BestOf(const report::RunRecord& run, const std::string& metric);
 
 struct Point {
   std::string label;             // Used in tables, file names and figures.

@@ -1,18 +1,13 @@
 // The examples of the headers of src/infer and src/eval. A function's parameters are what its
 // example takes for granted.
 #include "eval/attention_statistics.h"
-#include "eval/carried.h"
 #include "eval/class_scores.h"
-#include "eval/class_table.h"
 #include "eval/explanations.h"
 #include "eval/length_table.h"
 #include "eval/part_sums.h"
-#include "eval/recall.h"
 #include "eval/retrieval.h"
-#include "eval/retrieval_table.h"
 #include "eval/scorer.h"
-#include "eval/window_choice.h"
-#include "infer/decoder.h"
+#include "eval/validation.h"
 #include "infer/generator.h"
 #include "infer/model_loader.h"
 #include "infer/sampler.h"
@@ -21,7 +16,7 @@ namespace halflife::infer {
 
 void DecoderExample(const model::LanguageModel& model, model::ModelState state,
                     const at::Tensor& tokens) {
-#include "examples/infer/decoder.h"
+#include "examples/infer/generator.h.2"
 }
 
 void GeneratorExample(const model::LanguageModel& model, const std::vector<int32_t>& ids) {
@@ -70,7 +65,7 @@ void ExplanationsExample(const model::LanguageModel& model, const at::Tensor& to
 void ClassTableExample(const model::LanguageModel& model, const data::Batch& batch,
                        const at::Tensor& log_probs, int64_t num_windows,
                        dist::Communicator& control) {
-#include "examples/eval/class_table.h"
+#include "examples/eval/part_sums.h.3"
 }
 
 void PartSumsExample(const at::Tensor& losses, const at::Tensor& targets, int64_t num_windows,
@@ -79,19 +74,19 @@ void PartSumsExample(const at::Tensor& losses, const at::Tensor& targets, int64_
 }
 
 void WindowChoiceExample() {
-#include "examples/eval/window_choice.h"
+#include "examples/eval/validation.h"
 }
 
 void ProtocolExample() {
-#include "examples/eval/protocol.h"
+#include "examples/eval/length_table.h.2"
 }
 
 void CarriedExample(const model::LanguageModel& model, const data::Batch& batch) {
-#include "examples/eval/carried.h"
+#include "examples/eval/scorer.h.2"
 }
 
 void RecallExample(const data::Batch& batch, size_t row, size_t t) {
-#include "examples/eval/recall.h"
+#include "examples/eval/part_sums.h.2"
 }
 
 void RetrievalExample(const data::TokenView& tokens, const data::Tokenizer& tokenizer,
@@ -102,7 +97,7 @@ void RetrievalExample(const data::TokenView& tokens, const data::Tokenizer& toke
 void RetrievalTableExample(const model::LanguageModel& model,
                            const std::function<Prompt(uint64_t sample)>& prompts,
                            dist::Communicator& control) {
-#include "examples/eval/retrieval_table.h"
+#include "examples/eval/retrieval.h.2"
 }
 
 void LengthTableExample(const model::LanguageModel& model, const data::TokenView& tokens,

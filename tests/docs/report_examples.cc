@@ -1,11 +1,11 @@
 // The examples of src/report's headers. A function's parameters are what its example takes for
 // granted.
 #include "core/files.h"
+#include "report/axis.h"
 #include "report/evaluation.h"
 #include "report/figure.h"
 #include "report/page.h"
 #include "report/run_record.h"
-#include "report/series.h"
 
 namespace halflife::report {
 
@@ -26,7 +26,7 @@ void RunRecordExample() {
 }
 
 void SeriesExample(const Series& points) {
-#include "examples/report/series.h"
+#include "examples/report/axis.h"
 }
 
 }  // namespace halflife::report

@@ -2,13 +2,13 @@
 // granted.
 #include <functional>
 
-#include "sweep/child_processes.h"
+#include "sweep/job_queue.h"
 #include "sweep/sweep_config.h"
 
 namespace halflife::sweep {
 
 void ChildProcessesExample() {
-#include "examples/sweep/child_processes.h"
+#include "examples/sweep/job_queue.h"
 }
 
 void SweepConfigExample(const std::function<void(const std::string&)>& Print) {

@@ -10,7 +10,7 @@
 
 #include "data/prepare/prepare.h"
 #include "data/token_source.h"
-#include "eval/window_choice.h"
+#include "eval/validation.h"
 #include "support/temp_dir.h"
 
 namespace halflife::eval {

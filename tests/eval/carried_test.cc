@@ -1,5 +1,5 @@
 // Rows in pieces are whole rows, and take the memory of a piece.
-#include "eval/carried.h"
+#include "eval/scorer.h"
 
 #include <c10/core/GradMode.h>
 #include <gtest/gtest.h>

@@ -6,8 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "eval/carried.h"
-#include "eval/retrieval_table.h"
+#include "eval/retrieval.h"
 #include "eval/scorer.h"
 #include "ops/gpu_test.h"
 #include "ops/random_tensors.h"

@@ -12,8 +12,8 @@
 #include "data/prepare/prepare.h"
 #include "dist/local_communicator.h"
 #include "eval/batch_tensors.h"
-#include "eval/recall.h"
-#include "eval/window_choice.h"
+#include "eval/part_sums.h"
+#include "eval/validation.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"
 

@@ -1,4 +1,4 @@
-#include "eval/protocol.h"
+#include "eval/length_table.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Which targets a text has said before, by hand and by a search through every earlier token.
-#include "eval/recall.h"
+#include "eval/part_sums.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -13,7 +13,6 @@
 
 #include "data/text_tokens.h"
 #include "dist/local_communicator.h"
-#include "eval/retrieval_table.h"
 #include "support/expect_error.h"
 
 namespace halflife::eval {

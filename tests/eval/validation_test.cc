@@ -11,7 +11,6 @@
 #include "data/synthetic/prepare_mqar.h"
 #include "dist/local_communicator.h"
 #include "eval/batch_tensors.h"
-#include "eval/window_choice.h"
 #include "support/temp_dir.h"
 
 namespace halflife::eval {

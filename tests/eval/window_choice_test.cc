@@ -1,5 +1,5 @@
 // Which windows are scored: as many as asked for, spread, and the same ones each time.
-#include "eval/window_choice.h"
+#include "eval/validation.h"
 
 #include <gtest/gtest.h>
 

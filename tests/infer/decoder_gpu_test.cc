@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "infer/decoder.h"
+#include "infer/generator.h"
 #include "ops/gpu_test.h"
 #include "ops/random_tensors.h"
 #include "ops/torch/device_graph.h"

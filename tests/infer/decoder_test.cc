@@ -1,4 +1,4 @@
-#include "infer/decoder.h"
+#include "infer/generator.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/equal.h>

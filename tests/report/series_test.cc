@@ -1,4 +1,4 @@
-#include "report/series.h"
+#include "report/axis.h"
 
 #include <gtest/gtest.h>
 
