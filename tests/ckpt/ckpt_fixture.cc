@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 
 float RandomBits(uint64_t key, int64_t element) {
   auto bits = static_cast<uint32_t>(SplitMix64(key + static_cast<uint64_t>(element)));
-  if ((bits & 0x7f800000u) == 0x7f800000u) bits &= ~0x40000000u;  // no NaN, no infinity
+  if ((bits & 0x7f800000u) == 0x7f800000u) bits &= ~0x40000000u;  // Not NaN or infinity.
   return std::bit_cast<float>(bits);
 }
 

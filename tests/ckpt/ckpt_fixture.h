@@ -1,10 +1,10 @@
-// A run folder, arenas filled by a rule that does not depend on the world size, and saves and loads
-// over LocalWorld.
+// A run folder, arenas whose contents do not depend on the world size, and saves and loads over
+// LocalWorld.
 //
 //   const std::vector<dist::ParamSpec> specs = SmallSpecs();
 //   SaveStep(run, {.world = 2, .step = 100}, specs);
-//   EXPECT_EQ(LoadStep(run, 3, specs)->state.step, 100u);   // checks every element of every rank's
-//   arena
+//   // Checks every element of every rank's arena.
+//   EXPECT_EQ(LoadStep(run, 3, specs)->state.step, 100u);
 #pragma once
 
 #include <filesystem>
@@ -17,13 +17,13 @@
 
 namespace halflife::ckpt::test {
 
-// Values are random bits of (seed, kind, parameter, element), NaN excepted.
+// Values are random bits of (seed, kind, parameter, element), without NaN.
 class TestArena {
  public:
   TestArena(const std::vector<dist::ParamSpec>& specs, int num_slices);
   void Fill(uint64_t seed);
   void FillWithGarbage();
-  // The first element that differs from Fill(seed), in words; empty when all agree. Padding must be
+  // Describes the first element that differs from Fill(seed). Empty: all agree. Padding must be
   // zero.
   std::string DifferenceFrom(uint64_t seed, bool with_adam = true) const;
   ArenaView view() { return {&layout_, main_.data(), adam_m_.data(), adam_v_.data()}; }
@@ -35,9 +35,9 @@ class TestArena {
   std::vector<float> main_, adam_m_, adam_v_;
 };
 
-// Matrices, norms, a scalar, an empty tensor and a tied one; about 5,000 elements.
+// Returns matrices, norms, a scalar, an empty tensor and a tied one, with about 5,000 elements.
 std::vector<dist::ParamSpec> SmallSpecs();
-// One tensor of 9.4 million elements (3 blocks of 16 MiB a kind) between two small ones.
+// Returns one tensor of 9.4 million elements (3 blocks of 16 MiB per kind) between two small ones.
 std::vector<dist::ParamSpec> LargeSpecs();
 std::vector<dist::ParamSpec> RandomSpecs(uint64_t seed);
 
@@ -49,17 +49,18 @@ struct SaveOptions {
   uint64_t step = 100;
   StoreConfig config = {};
 };
-// Values are Fill(step).
+// Saves an arena with the values Fill(step).
 SaveReport SaveStep(const std::filesystem::path& run, const SaveOptions& options,
                     const std::vector<dist::ParamSpec>& specs);
 
-// Loads and compares every rank's whole arena with Fill(loaded step).
+// Loads a step and compares every rank's whole arena with Fill(loaded step).
 std::optional<LoadReport> LoadStep(const std::filesystem::path& run, int world,
                                    const std::vector<dist::ParamSpec>& specs,
                                    const ResumeRequest& request = {},
                                    const Expectation& expectation = MatchingExpectation());
 
-// Names in RUN/ckpt, sorted; `.trash` contents as ".trash/<name without the random ending>".
+// Returns the sorted names in RUN/ckpt. Entries of `.trash` are ".trash/<name without the random
+// suffix>".
 std::vector<std::string> ListCkpt(const std::filesystem::path& run);
 
 }  // namespace halflife::ckpt::test

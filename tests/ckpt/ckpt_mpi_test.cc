@@ -1,4 +1,4 @@
-// Save and load between processes: ckpt_mpi_test --ranks=N under mpirun -n N.
+// Saves and loads between processes. Run as `mpirun -n N ckpt_mpi_test --ranks=N`.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -12,9 +12,9 @@
 namespace halflife::ckpt::test {
 namespace {
 
-dist::RankContext* context = nullptr;  // of main, for the tests of this process
+dist::RankContext* context = nullptr;  // Set by main, for the tests of this process.
 
-// A folder that all ranks share; rank 0 owns it.
+// Provides a folder that all ranks share. Rank 0 owns it.
 class MpiStoreTest : public testing::Test {
  protected:
   MpiStoreTest() {

@@ -1,5 +1,5 @@
-// Crashes and failing disks at every named point of a save: the next load finds the step that the
-// protocol promises, and the run goes on from there.
+// After a crash or a disk error at any named point of a save, the next load finds the step that the
+// protocol promises, and the run continues from it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -26,8 +26,8 @@ using testing::StartsWith;
 
 constexpr StoreConfig kKeepTwo{.retention = {.keep_last = 2}};
 
-// Saves steps 10, 20, ... until the armed fault kills the process. Returns the signal it died of, 0
-// without one.
+// Saves steps 10, 20, ... until the armed fault kills the process. Returns the signal that killed
+// it, or 0.
 int SaveUntilKilled(const fs::path& run, int world, const std::string& fault) {
   const pid_t child = ::fork();
   if (child == 0) {
@@ -46,7 +46,7 @@ struct Crash {
   const char* point;
   int world;
   int nth;
-  uint64_t found;  // the step that a load must find
+  uint64_t found;  // The step that a load must find.
 };
 
 void PrintTo(const Crash& crash, std::ostream* out) {
@@ -70,7 +70,7 @@ TEST_P(CrashTest, LoadFindsThePromisedStepAndTheRunGoesOn) {
   EXPECT_EQ(LoadStep(run.path(), 1, SmallSpecs())->state.step, crash.found + 10);
 }
 
-// Per rank and save, p1.write is passed once for the header and once per fragment and kind.
+// A save passes p1.write on each rank once for the header, and once per fragment and kind.
 INSTANTIATE_TEST_SUITE_P(
     Points, CrashTest,
     testing::Values(Crash{"ckpt.p1.write", 1, 40, 20}, Crash{"ckpt.p1.fsync", 1, 3, 20},
@@ -123,7 +123,7 @@ TEST(LateDiskErrorTest, AfterTheRenameTheStepIsVisibleAndUnconfirmed) {
   EXPECT_HL_ERROR(SaveStep(run.path(), {.world = 2, .step = 30, .config = kKeepTwo}, SmallSpecs()),
                   ExitCode::kCheckpointIo, "step 30 is visible but unconfirmed");
   fault::Arm("", 0);
-  // retention did not run: three steps
+  // Retention did not run, so there are three steps.
   EXPECT_THAT(ListCkpt(run.path()),
               ElementsAre("LATEST", "step_000000000010", "step_000000000020", "step_000000000030"));
   EXPECT_EQ(LoadStep(run.path(), 1, SmallSpecs())->state.step, 30u);
@@ -143,7 +143,7 @@ TEST(LateDiskErrorTest, AStepThatIsSavedAgainInVainStays) {
   fault::Arm("", 0);
   const auto report = LoadStep(run.path(), 1, SmallSpecs());
   EXPECT_EQ(report->state.step, 20u);
-  EXPECT_EQ(report->state.mesh.world, 1);  // the first one's
+  EXPECT_EQ(report->state.mesh.world, 1);  // The mesh of the first save.
 }
 
 TEST(LateDiskErrorTest, AFailingDeletionIsTriedAgain) {
@@ -169,7 +169,7 @@ TEST(FullDiskTest, ASmallFileSystem) {
     const fs::path& path;
     ~Unmount() { ::umount(path.c_str()); }
   } unmount{mount.path()};
-  // 1.4 MiB a step: two fit, the third does not
+  // A step has 1.4 MiB: two fit, the third does not.
   const std::vector<dist::ParamSpec> specs = {{.name = "w", .shape = {120'000}}};
   for (const uint64_t step : {10, 20}) SaveStep(mount.path(), {.world = 2, .step = step}, specs);
   for (const uint64_t step : {30, 40}) {

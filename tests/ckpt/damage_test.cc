@@ -1,5 +1,5 @@
-// Never continue wrongly: whatever happens to the bytes of a step, a load finds an older exact
-// state, loudly, or ends with an error; `verify` names the block.
+// A run never continues from a wrong state: after any damage to a step, a load either falls back to
+// an older exact state with a warning or fails, and `verify` names the damaged block.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -33,7 +33,7 @@ void FlipBit(const fs::path& file, uint64_t offset) {
   ASSERT_TRUE(stream.good());
 }
 
-// Two good steps of two ranks each; `damage` then breaks the newer one.
+// Saves two good steps with two ranks. `damage` then breaks the newer one.
 class DamageTest : public testing::Test {
  protected:
   DamageTest() {
@@ -63,7 +63,7 @@ class DamageTest : public testing::Test {
 TEST_F(DamageTest, TheBannerCountsStepsAndTokens) {
   FlipBit(newer() / "rank_00001.safetensors", 4096);
   const auto report = LoadStep(run_.path(), 1, SmallSpecs());
-  // 100 steps of 8 samples of 512 tokens
+  // 100 steps of 8 samples with 512 tokens.
   EXPECT_THAT(report->damage,
               ElementsAre(HasSubstr("(100 steps, 409.6k tokens will be repeated).")));
 }
@@ -128,7 +128,7 @@ TEST_F(DamageTest, MissingManifest) {
 }
 
 TEST_F(DamageTest, SwappedShardsOfEqualSize) {
-  // one tensor that cuts into equal halves
+  // One tensor that is split into equal halves.
   const TempDir run;
   const std::vector<dist::ParamSpec> specs = {{.name = "w", .shape = {64, 64}}};
   for (const uint64_t step : {100, 200}) SaveStep(run.path(), {.world = 2, .step = step}, specs);
@@ -191,7 +191,8 @@ TEST_F(DamageTest, FilesForPeopleAreNotRead) {
 
 TEST_F(DamageTest, WhatALoadDoesNotNeedIsNotRead) {
   const fs::path file = newer() / "rank_00001.safetensors";
-  FlipBit(file, fs::file_size(file) - 1);  // in adam_v, which a load of the weights leaves alone
+  // In adam_v, which a load of only the weights does not read.
+  FlipBit(file, fs::file_size(file) - 1);
   dist::LocalWorld::Run(2, [&](dist::Communicator& control) {
     TestArena arena(SmallSpecs(), 2);
     ArenaView weights = arena.view();
@@ -209,7 +210,7 @@ TEST_F(DamageTest, NothingUsableIsExit76AndStaysSo) {
   EXPECT_HL_ERROR(LoadStep(run_.path(), 2, SmallSpecs()), ExitCode::kNoUsableCheckpoint,
                   "step 200: manifest.pb: hash mismatch",
                   "step 100: rank_00001.safetensors: missing", "renamed to .bad");
-  // the next start must not take the folder for an empty one
+  // The next start must not treat the folder as empty.
   EXPECT_HL_ERROR(LoadStep(run_.path(), 2, SmallSpecs()), ExitCode::kNoUsableCheckpoint,
                   "step_000000000200.bad, step_000000000100.bad");
   EXPECT_HL_ERROR(LoadStep(run_.path(), 2, SmallSpecs(), ParseResume("none")), ExitCode::kUsage,
@@ -226,7 +227,7 @@ TEST_F(DamageTest, AnExplicitStepNeverFallsBack) {
 
 TEST_F(DamageTest, AnIoErrorIsNoDamage) {
   fs::remove(newer() / "manifest.pb");
-  fs::create_symlink("manifest.pb", newer() / "manifest.pb");  // ELOOP on every read
+  fs::create_symlink("manifest.pb", newer() / "manifest.pb");  // Every read fails with ELOOP.
   EXPECT_HL_ERROR(LoadStep(run_.path(), 2, SmallSpecs()), ExitCode::kCheckpointIo, "manifest.pb",
                   "Too many levels of symbolic links");
   EXPECT_THAT(ListCkpt(run_.path()), Contains(kNewer));
@@ -242,7 +243,7 @@ TEST_F(DamageTest, StaleOrBrokenLatestIsAHintOnly) {
 
 TEST_F(DamageTest, LeftoversAreNeverAdopted) {
   const fs::path leftover = run_ / "ckpt/.tmp_step_000000000300.0123abcd";
-  fs::copy(newer(), leftover, fs::copy_options::recursive);  // complete, but never published
+  fs::copy(newer(), leftover, fs::copy_options::recursive);  // Complete, but never published.
   fs::create_directories(run_ / "ckpt/.trash/step_000000000050.01234567");
   EXPECT_EQ(LoadStep(run_.path(), 2, SmallSpecs())->state.step, 200u);
   EXPECT_THAT(ListCkpt(run_.path()), ElementsAre("LATEST", kOlder, kNewer));

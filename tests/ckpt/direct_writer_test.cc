@@ -1,3 +1,5 @@
+// DirectWriter writes exactly the appended bytes, with and without O_DIRECT, and reports errors of
+// its thread.
 #include "ckpt/direct_writer.h"
 
 #include <gtest/gtest.h>
@@ -31,7 +33,8 @@ void WriteInParts(const std::filesystem::path& path, const std::string& bytes, s
 
 constexpr size_t kMiB = size_t{1} << 20;
 
-// Sizes around sectors (4 KiB) and blocks (4 MiB), more blocks than there is memory for.
+// Sizes around those of sectors (4 KiB) and blocks (4 MiB), and more blocks than the writer
+// buffers.
 TEST(DirectWriter, WritesWhatWasAppended) {
   const test::TempDir dir;
   for (const size_t size : {size_t{0}, size_t{1}, size_t{4095}, size_t{4096}, 4 * kMiB - 1,
@@ -45,7 +48,7 @@ TEST(DirectWriter, WritesWhatWasAppended) {
   }
 }
 
-// A file system in memory has no disk to be direct with.
+// A file system in memory does not support direct writes.
 TEST(DirectWriter, WorksWithoutDirectWrites) {
   const std::filesystem::path shm = "/dev/shm";
   if (!std::filesystem::is_directory(shm)) GTEST_SKIP() << "no /dev/shm here";
@@ -64,7 +67,7 @@ TEST(DirectWriter, RefusesAnExistingFile) {
   EXPECT_EQ(ReadFile(path, ExitCode::kCheckpointIo), "abc");
 }
 
-// A limit of the process instead of a full disk, which would show when room is reserved.
+// Limits the file size of the process. A full disk would already fail when space is reserved.
 class FileSizeLimit {
  public:
   explicit FileSizeLimit(rlim_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
@@ -102,8 +105,8 @@ size_t NumOpenFiles() {
   return static_cast<size_t>(std::distance(begin(files), end(files)));
 }
 
-// An attempt that fails elsewhere leaves its writer in the middle. Blocks of 4 MiB are there whole
-// or not at all; what had not filled one is not.
+// An attempt that fails elsewhere destroys its writer before the end. Each block of 4 MiB is then
+// written completely or not at all. An incomplete last block is not written.
 TEST(DirectWriter, MayBeLeftUnfinished) {
   const test::TempDir dir;
   const auto path = dir.path() / "shard";

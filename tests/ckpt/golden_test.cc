@@ -1,5 +1,6 @@
-// One tiny checkpoint per schema version, written by the program of its day, must load forever.
-// To make one: ckpt_golden_test --gtest_also_run_disabled_tests --gtest_filter='*Write*'
+// One tiny checkpoint per schema version, written by the program of that time, can always be
+// loaded. To write a new one, run ckpt_golden_test --gtest_also_run_disabled_tests
+// --gtest_filter='*Write*'
 #include <gtest/gtest.h>
 
 #include "ckpt/ckpt_fixture.h"
@@ -19,7 +20,7 @@ fs::path GoldenRun(uint32_t version) {
   return fs::path(halflife::test::kSourceDir) / "tests/golden" / Concat("ckpt_v", version);
 }
 
-// A tied matrix that is cut between two ranks, a vector of the fp32 region, an empty tensor.
+// A tied matrix that is split between two ranks, a vector of the fp32 region, and an empty tensor.
 std::vector<dist::ParamSpec> GoldenSpecs() {
   return {{.name = "embeddings.weight",
            .shape = {11, 8},
@@ -32,7 +33,7 @@ std::vector<dist::ParamSpec> GoldenSpecs() {
 TEST(GoldenTest, EverySchemaVersionLoads) {
   for (uint32_t version = 1; version <= kSchemaVersion; ++version) {
     SCOPED_TRACE(version);
-    const TempDir run;  // a load tidies up, so it works on a copy
+    const TempDir run;  // A load cleans up the folder, so it gets a copy.
     fs::copy(GoldenRun(version), run.path(), fs::copy_options::recursive);
     for (const int world : {1, 3}) {
       const auto report = LoadStep(run.path(), world, GoldenSpecs());

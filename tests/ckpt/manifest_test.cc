@@ -1,4 +1,4 @@
-// The manifest: round trip, framing, versions, exact coverage, and ten thousand hostile variants.
+// The manifest: round trips, framing, versions, exact coverage, and ten thousand damaged variants.
 #include "ckpt/manifest.h"
 
 #include <gtest/gtest.h>
@@ -17,8 +17,8 @@ namespace {
 
 namespace pb = ::halflife::proto::checkpoint;
 
-// Two tensors over two files of 4096 bytes of header: a [6] = 24 bytes, b [2, 4] = 32 bytes, cut in
-// the middle of b.
+// Two tensors in two files with headers of 4096 bytes: a [6] = 24 bytes, b [2, 4] = 32 bytes, split
+// in the middle of b.
 Manifest GoodManifest() {
   Manifest manifest;
   manifest.state = MakeState(9);
@@ -40,7 +40,7 @@ Manifest GoodManifest() {
   return manifest;
 }
 
-// Replaces the payload by `change` of the message and frames it anew, with a valid hash.
+// Applies `change` to the message and frames the result with a valid hash.
 std::string Reframed(const std::string& bytes, const std::function<void(pb::Manifest*)>& change) {
   pb::Manifest message;
   EXPECT_TRUE(message.ParseFromString(bytes.substr(16, bytes.size() - 32)));
@@ -75,7 +75,8 @@ TEST(ManifestTest, RoundTrip) {
   EXPECT_TRUE(again.tensors[1].fp32_region);
   EXPECT_EQ(again.tensors[1].fragments[1].block_hashes[0], (Hash128{3, 3}));
   EXPECT_EQ(again.state.step, 9u);
-  // protobuf maps have no order, so equal messages may differ in bytes; their texts are sorted
+  // protobuf maps have no order, so equal messages may have different bytes. Their texts are
+  // sorted.
   EXPECT_EQ(ManifestText(EncodeManifest(again)), ManifestText(bytes));
 }
 
@@ -115,7 +116,7 @@ TEST(ManifestTest, TheFutureIsRefusedByName) {
                   ExitCode::kNoUsableCheckpoint, "layout 9 is unknown");
   EXPECT_HL_ERROR(DecodeChanged([](pb::Manifest* m) { m->mutable_rng()->set_version(99); }),
                   ExitCode::kNoUsableCheckpoint, "random numbers come from", "version 99");
-  // none of these is damage: a load must stop, not fall back
+  // None of these is damage: a load must stop and not fall back.
   EXPECT_THROW(DecodeChanged([](pb::Manifest* m) { m->set_min_reader_version(2); }), Error);
   try {
     DecodeChanged([](pb::Manifest* m) { m->set_min_reader_version(2); });
@@ -127,14 +128,14 @@ TEST(ManifestTest, TheFutureIsRefusedByName) {
 
 TEST(ManifestTest, AdditiveFieldsAreIgnored) {
   const std::string bytes = Reframed(EncodeManifest(GoodManifest()), [](pb::Manifest* m) {
-    m->set_schema_version(7);  // newer, yet readable from version 1 on
+    m->set_schema_version(7);  // Newer, but readable from version 1 on.
     m->GetReflection()->MutableUnknownFields(m)->AddVarint(50, 1);
   });
   CheckCoverage(DecodeManifest(bytes, "m"), "m");
 }
 
 struct Incoherence {
-  const char* text;  // of the error
+  const char* text;  // Part of the error.
   std::function<void(Manifest*)> make;
 };
 
@@ -194,7 +195,7 @@ TEST(CoverageTest, EveryIncoherenceIsNamed) {
     incoherence.make(&manifest);
     EXPECT_HL_ERROR(CheckCoverage(manifest, "manifest.pb"), ExitCode::kNoUsableCheckpoint,
                     "manifest.pb: ", incoherence.text);
-    // and the same after a trip through the file
+    // The same after encoding and decoding.
     const std::string bytes = EncodeManifest(manifest);
     EXPECT_THROW(CheckCoverage(DecodeManifest(bytes, "m"), "m"), DamageError);
   }
@@ -210,10 +211,10 @@ TEST(ManifestFuzzTest, NoMutationIsAccepted) {
   }
 }
 
-// With the hash made good again, as a hostile writer would: an error or a coherent manifest, never
-// a crash.
+// With a corrected hash, as an attacker would write it: the result is an error or a consistent
+// manifest, never a crash.
 TEST(ManifestFuzzTest, MutationsBehindAValidHash) {
-  google::protobuf::SetLogHandler(nullptr);  // it reports each text that is not UTF-8
+  google::protobuf::SetLogHandler(nullptr);  // protobuf logs each text that is not UTF-8.
   const std::string bytes = EncodeManifest(GoodManifest());
   const std::string payload = bytes.substr(16, bytes.size() - 32);
   std::mt19937_64 random(2);

@@ -1,3 +1,4 @@
+// FindNan returns the index of the first NaN, or the count.
 #include "ckpt/nan_search.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +19,7 @@ TEST(FindNan, ReturnsTheCountWhereAllAreNumbers) {
 }
 
 TEST(FindNan, FindsTheFirstWhereverItIs) {
-  std::vector<float> values(2500, 1.0f);  // whole steps of the search and a part of one
+  std::vector<float> values(2500, 1.0f);  // Whole strides of the search and a part of one.
   values.back() = Limits::quiet_NaN();
   for (int64_t at = 0; at < std::ssize(values); ++at) {
     values[at] = at % 2 == 0 ? Limits::quiet_NaN() : -Limits::signaling_NaN();

@@ -1,4 +1,4 @@
-// Reading without a communicator, comparing, resharding, and `halflife ckpt` on top of them.
+// Reads steps without a communicator, compares and reshards them, and runs `halflife ckpt` on them.
 #include "ckpt/reader.h"
 
 #include <gmock/gmock.h>
@@ -40,7 +40,7 @@ struct CommandResult {
   std::string error;
 };
 
-// As main does: parse, run, turn an Error into its exit code.
+// Parses and runs a command line as main does, and turns an Error into its exit code.
 CommandResult RunCkpt(const std::string& arguments) {
   CLI::App app;
   cli::Request request;
@@ -69,7 +69,8 @@ class ReaderTest : public testing::Test {
   fs::path step(uint64_t number) const { return run_ / "ckpt" / Concat("step_000000000", number); }
   std::string Run() const { return run_.path().string(); }
 
-  // Saves step 300 with step 200's values, one element of layers.0.mlp.up_proj.weight changed.
+  // Saves step 300 with the values of step 200, except for one element of
+  // layers.0.mlp.up_proj.weight.
   void SaveVariant(int64_t element, float value) const {
     dist::LocalWorld::Run(1, [&](dist::Communicator& control) {
       TestArena arena(SmallSpecs(), 1);
@@ -80,7 +81,7 @@ class ReaderTest : public testing::Test {
     });
   }
 
-  // Saves a step with these metrics, and keeps the older ones.
+  // Saves a step with these metrics and keeps the older steps.
   void SaveMetrics(uint64_t number, const std::map<std::string, double>& metrics) const {
     SaveMetrics(number, metrics, run_.path());
   }
@@ -138,7 +139,7 @@ TEST_F(ReaderTest, APathThatExistsIsNotSplitAtItsAt) {
 
 TEST_F(ReaderTest, TheBestStepHasTheLowestValueOfTheRunsMeasure) {
   const auto best = [&] { return FindBestStep(run_ / "ckpt"); };
-  // Without a validation the training loss is compared, which is 1000 / step here.
+  // Without a validation loss, the training loss is compared, which is 1000 / step here.
   EXPECT_EQ(best()->metric, "loss");
   EXPECT_EQ(best()->path, step(200));
   EXPECT_EQ(best()->value, 5.0);
@@ -147,7 +148,7 @@ TEST_F(ReaderTest, TheBestStepHasTheLowestValueOfTheRunsMeasure) {
   SaveMetrics(500, {{"loss", 0.1}});
   EXPECT_EQ(best()->metric, "val_loss");
   EXPECT_EQ(best()->path, step(400));
-  // The metric of ckpt.keep_best decides, and the newest of equal steps.
+  // The metric of ckpt.keep_best decides. Of equal steps, the newest is the best.
   SaveMetrics(600, {{"val_loss", 1}, {"val_error", 0.2}, {"best_val_error", 0.2}});
   SaveMetrics(700, {{"val_loss", NAN}, {"val_error", NAN}, {"best_val_error", 0.2}});
   EXPECT_EQ(best()->metric, "val_error");
@@ -178,7 +179,7 @@ TEST_F(ReaderTest, TensorsAreWholeWhateverTheCuts) {
     const TensorInfo& tensor = reader.tensors()[i];
     EXPECT_EQ(tensor.shape, SmallSpecs()[i].shape);
     for (const Kind kind : {Kind::kMain, Kind::kAdamM, Kind::kAdamV}) {
-      std::vector<float> values(tensor.count() + 1);  // memcmp wants an address, also of nothing
+      std::vector<float> values(tensor.count() + 1);  // memcmp needs an address even for 0 bytes.
       reader.ReadTensor(kind, tensor.name, values.data());
       EXPECT_EQ(
           std::memcmp(values.data(), view.array(kind) + view.layout->offset(static_cast<int>(i)),
@@ -243,7 +244,7 @@ size_t NumDescriptors() {
   return static_cast<size_t>(std::distance(begin(all), end(all)));
 }
 
-// More files than a process may open.
+// The step has more files than a process may open.
 TEST_F(ReaderTest, AStepOfManyRanksIsReadByFewDescriptors) {
   const TempDir out;
   const StepReader before = StepReader::Open(step(200));
@@ -255,7 +256,7 @@ TEST_F(ReaderTest, AStepOfManyRanksIsReadByFewDescriptors) {
   EXPECT_LE(NumDescriptors(), descriptors + kMostOpenFiles + 2);
 }
 
-// What could not be read says nothing of the step, from whatever thread.
+// An error while reading, on any thread, is no evidence of damage.
 TEST_F(ReaderTest, VerifyThrowsWhereAFileCannotBeOpened) {
   const TempDir out;
   ReshardStep(StepReader::Open(step(200)), 8, out / "eight");
@@ -263,7 +264,7 @@ TEST_F(ReaderTest, VerifyThrowsWhereAFileCannotBeOpened) {
   rlimit usual{};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &usual), 0);
   rlimit none = usual;
-  none.rlim_cur = 0;  // of new ones
+  none.rlim_cur = 0;  // No new descriptors.
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
   std::string message;
   try {
@@ -350,7 +351,7 @@ TEST_F(ReaderTest, CommandVerify) {
   EXPECT_EQ(RunCkpt("inspect " + step(100).string()).code, 1);
 }
 
-// Sound by its hashes, but written with a model that is no JSON.
+// The hashes are correct, but the model config is not JSON.
 TEST_F(ReaderTest, InspectTakesAModelThatIsNoJson) {
   dist::LocalWorld::Run(1, [&](dist::Communicator& control) {
     TestArena arena(SmallSpecs(), 1);
@@ -373,7 +374,7 @@ TEST_F(ReaderTest, AStepUnderAnothersNameIsNotThatStep) {
   EXPECT_EQ(StepReader::Open(run_ / "elsewhere").state().step, 100u);
 }
 
-// What stands beside the manifest for people is part of what verify promises.
+// verify also covers the files for people next to the manifest.
 TEST_F(ReaderTest, VerifyReadsTheSumsAndTheTextToo) {
   const auto rewrite = [&](const char* name, const std::string& bytes) {
     std::ofstream(step(100) / name) << bytes;
@@ -415,7 +416,7 @@ TEST_F(ReaderTest, CommandDiff) {
   EXPECT_THAT(text.out, HasSubstr("DIFFERENT"));
   EXPECT_EQ(RunCkpt("diff --state adam_m,adam_v " + pair).code, 0);
   EXPECT_EQ(RunCkpt("diff --state weights " + pair).code, 2);
-  EXPECT_EQ(RunCkpt("diff --state '' " + pair).code, 2);  // nothing compared is not equal
+  EXPECT_EQ(RunCkpt("diff --state '' " + pair).code, 2);  // Without a comparison nothing is equal.
 }
 
 TEST_F(ReaderTest, CommandReshard) {
@@ -447,7 +448,7 @@ TEST_F(ReaderTest, CommandPrune) {
               ElementsAre("LATEST", "step_000000000200", "step_000000000300"));
 }
 
-// Or a run that keeps every hundredth step for a curve would lose it to a command without options.
+// A run may keep every hundredth step for a plot. A prune without options must not delete these.
 TEST_F(ReaderTest, PruneKeepsWhatTheRecipeAsksFor) {
   for (const uint64_t number : {300, 350, 400, 500})
     SaveStep(run_.path(), {.step = number, .config = {.retention = {.keep_last = 9}}},
@@ -463,7 +464,7 @@ TEST_F(ReaderTest, PruneKeepsWhatTheRecipeAsksFor) {
   EXPECT_EQ(RunCkpt("prune --keep-last 2 --keep-every 0 --keep-best none " + Run()).code, 0);
 }
 
-// What nobody has just written counts once it has been read.
+// A step of another process counts as good only after it was read.
 TEST_F(ReaderTest, PruneCountsStepsThatAreWhole) {
   for (const uint64_t number : {300, 400}) {
     SaveStep(run_.path(), {.step = number, .config = {.retention = {.keep_last = 9}}},
@@ -489,7 +490,7 @@ TEST_F(ReaderTest, PruneLocksTheRunThatWasNamed) {
     const RunLock lock = RunLock::Acquire(run_.path(), {});
     const CommandResult held = RunCkpt("prune --keep-last 2 " + Run());
     EXPECT_EQ(held.code, 4);
-    EXPECT_THAT(held.error, Not(HasSubstr("--steal-lock")));  // an option of train
+    EXPECT_THAT(held.error, Not(HasSubstr("--steal-lock")));  // An option of `train`.
   }
   EXPECT_EQ(RunCkpt("prune --keep-last 2 " + Run()).code, 0);
   EXPECT_FALSE(fs::exists(step(100)));

@@ -1,3 +1,4 @@
+// A run folder has one writer: the lock, takeovers, and folders that are not writable.
 #include "ckpt/run_lock.h"
 
 #include <fcntl.h>
@@ -42,10 +43,10 @@ TEST(RunLockTest, ASecondHolderIsToldWhoAndSinceWhen) {
   EXPECT_HL_ERROR(RunLock::Acquire(run.path(), {}), ExitCode::kEnvironment,
                   "run directory " + run.path().string() + " is in use by " + HostAndPid(),
                   " since 2", "--steal-lock");
-  lock.CheckStillOwner();  // the attempt has changed nothing
+  lock.CheckStillOwner();  // The failed attempt has changed nothing.
 }
 
-// The lock is written to: what a link leads to is somebody else's.
+// The lock file is written to, and a link could lead to a file of another user.
 TEST(RunLockTest, ALinkIsNoLock) {
   const TempDir run;
   std::ofstream(run / "theirs") << "theirs";
@@ -82,7 +83,7 @@ TEST(RunLockTest, AStolenTokenStopsTheOldOwner) {
   EXPECT_HL_ERROR(lock.CheckStillOwner(), ExitCode::kEnvironment, "was taken over");
 }
 
-// Not as a takeover, which ends the run: ckpt.on_error says what a failed save does.
+// This is not a takeover, which ends the run. ckpt.on_error decides what happens.
 TEST(RunLockTest, AnOwnerThatCannotBeReadFailsTheSave) {
   const TempDir run;
   const RunLock lock = RunLock::Acquire(run.path(), {});
@@ -101,7 +102,7 @@ TEST(RunLockTest, NothingIsPublishedAfterATakeover) {
       arena.Fill(20);
       CheckpointStore store(run / "ckpt", control, {});
       int num_checks = 0;
-      // the takeover happens while the shards are written: the check before the rename must see it
+      // The takeover happens while shards are written. The check before the rename must notice it.
       store.SetOwnershipCheck([&] {
         if (++num_checks == 2) std::ofstream(run / "owner.json") << R"({"token": "another"})";
         lock->CheckStillOwner();
@@ -130,7 +131,7 @@ TEST(RunLockTest, StealingNeedsAStaleHeartbeat) {
 
 TEST(RunLockTest, StealingFromADeadProcessNeedsNoWait) {
   const TempDir run;
-  // a child that outlives its parent keeps the lock of a dead pid
+  // A child that outlives its parent holds the lock of a dead pid.
   int pipe_fds[2];
   ASSERT_EQ(::pipe(pipe_fds), 0);
   const pid_t child = ::fork();
@@ -139,7 +140,7 @@ TEST(RunLockTest, StealingFromADeadProcessNeedsNoWait) {
     if (::fork() == 0) {
       char byte;
       ::close(pipe_fds[1]);
-      static_cast<void>(!::read(pipe_fds[0], &byte, 1));  // until the test ends
+      static_cast<void>(!::read(pipe_fds[0], &byte, 1));  // Until the test ends.
     }
     ::_exit(0);
   }

@@ -1,3 +1,4 @@
+// safetensors files: round trips, alignment, and headers that must be refused.
 #include "ckpt/safetensors.h"
 
 #include <gtest/gtest.h>
@@ -62,7 +63,7 @@ TEST(SafetensorsTest, ReadsFromAFile) {
                   ExitCode::kData, "No such file");
 }
 
-// A pipe nobody writes to must not be waited for.
+// A read must not wait for a pipe without a writer.
 TEST(SafetensorsTest, WhatIsNoRegularFile) {
   const TempDir dir;
   ASSERT_EQ(::mkfifo((dir / "pipe.safetensors").c_str(), 0600), 0);
@@ -127,7 +128,7 @@ TEST(SafetensorsFuzzTest, MutatedHeadersAreRefusedOrSound) {
     std::string mutated = head;
     for (uint64_t n = random() % 3 + 1; n > 0; --n) {
       const size_t at = random() % mutated.size();
-      // half of the bytes come from the header itself, so that the JSON often stays JSON
+      // Half of the new bytes come from the header, so the result is often still JSON.
       mutated[at] = random() % 2 == 0 ? head[random() % head.size()] : static_cast<char>(random());
     }
     try {

@@ -1,5 +1,5 @@
-// Save and load without accidents: identity in bits for any two world sizes, agreement, retention,
-// branches.
+// Save and load without failures: identical bits for any two world sizes, agreement checks,
+// retention and branches.
 #include "ckpt/store.h"
 
 #include <gmock/gmock.h>
@@ -70,7 +70,7 @@ TEST(StoreTest, ScalarsComeBackExactly) {
   EXPECT_EQ(state.parent_step, expected.parent_step);
 }
 
-// A thread may have a host name of its own, as a node of a cluster has.
+// Gives this thread a host name of its own, as if it ran on another node.
 bool TakeHostName(const std::string& name) {
   return ::unshare(CLONE_NEWUTS) == 0 && ::sethostname(name.data(), name.size()) == 0;
 }
@@ -95,7 +95,7 @@ TEST(StoreTest, SeveralBlocksPerFragment) {
   const SaveReport report = SaveStep(run.path(), {.world = 2, .step = 3}, LargeSpecs());
   EXPECT_GT(report.bytes, 12u * 9'400'000);
   EXPECT_GT(report.durable_seconds, 0);
-  EXPECT_LT(report.durable_seconds, report.seconds);  // which has the retention, too
+  EXPECT_LT(report.durable_seconds, report.seconds);  // `seconds` includes retention.
   EXPECT_EQ(LoadStep(run.path(), 3, LargeSpecs())->state.step, 3u);
 }
 
@@ -125,7 +125,7 @@ TEST(StoreTest, WeightsOnly) {
     state.num_updates = 0;
     CheckpointStore store(run / "ckpt", control, {});
     store.Save(view, state);
-    // a step without optimiser state stands for m = v = 0
+    // A step without optimizer state means m = v = 0.
     TestArena loaded(SmallSpecs(), 2);
     loaded.FillWithGarbage();
     ASSERT_TRUE(store.Load({}, MatchingExpectation(), loaded.view()));
@@ -248,7 +248,8 @@ TEST(StoreTest, APartOfTheModelAllowsAllOfItsFieldsToChange) {
                   "model.mixer.decay: checkpoint (absent), this run 2");
   expectation.allow_change = {"model.mixer"};
   EXPECT_TRUE(LoadStep(run.path(), 2, SmallSpecs(), {}, expectation));
-  // Names of groups outside the model would allow fields that decide which samples were seen.
+  // Group names outside the model would allow changes of fields that decide which samples were
+  // seen.
   expectation.allow_change = {"optimizer"};
   EXPECT_HL_ERROR(LoadStep(run.path(), 2, SmallSpecs(), {}, expectation), ExitCode::kUsage,
                   "--allow-change 'optimizer' is no field");
@@ -273,7 +274,7 @@ TEST(StoreTest, StoredNumbersReadInTheirShortestText) {
     EXPECT_EQ(ReadableValue(same), same);
 }
 
-// Of a checkpoint that an earlier program wrote.
+// A checkpoint of an older program does not have the newer fields.
 TEST(StoreTest, FieldsThatCameLaterMeanTheirDefaults) {
   const TempDir run;
   SaveStep(run.path(), {.step = 10}, SmallSpecs());
@@ -341,7 +342,7 @@ TEST(StoreTest, RetentionKeepsTheNewestAndThePinned) {
   for (uint64_t step = 20; step <= 100; step += 10) {
     SaveStep(run.path(), {.step = step, .config = config}, SmallSpecs());
   }
-  // loss falls with the step, so the best is always the newest
+  // The loss decreases with the step, so the newest step is always the best.
   EXPECT_THAT(ListCkpt(run.path()),
               ElementsAre("LATEST", "step_000000000010", "step_000000000040", "step_000000000080",
                           "step_000000000090", "step_000000000100"));
@@ -372,7 +373,7 @@ TEST(StoreTest, RetentionNeverGoesBelowTwoGoodSteps) {
       ExitCode::kUsage, "keep_last is 1", "at least 2");
   const StoreConfig config{.retention = {.keep_last = 2}};
   for (const uint64_t step : {10, 20}) SaveStep(run.path(), {.step = step}, SmallSpecs());
-  // a newest step that does not verify must not push a good one out
+  // A newest step that does not verify must not displace a good one.
   fs::resize_file(run / "ckpt/step_000000000020/rank_00000.safetensors", 100);
   SaveStep(run.path(), {.step = 30, .config = config}, SmallSpecs());
   EXPECT_THAT(ListCkpt(run.path()),
@@ -393,7 +394,7 @@ enum class NamedBy { kNumber, kPath, kPathWithSlash, kLink };
 
 class GoingBack : public testing::TestWithParam<NamedBy> {
  protected:
-  // To a step of the run.
+  // Returns a request for a step of this run.
   ResumeRequest Request(uint64_t step) const {
     if (GetParam() == NamedBy::kNumber) return ParseResume(Concat("step=", step));
     std::string path = (run_ / "logs/../ckpt" / StepName(step)).string();
@@ -423,11 +424,11 @@ TEST_P(GoingBack, SetsTheNewerStepsAsideBeforeTheRunGoesOn) {
                           "step_000000000030.superseded"));
   EXPECT_THAT(ReadFile(run_ / "ckpt/LATEST", ExitCode::kInternal),
               testing::StartsWith("step_000000000010 "));
-  // A run that ends before its first save has gone back all the same.
+  // The run has gone back even if it ends before its first save.
   EXPECT_EQ(LoadStep(run_.path(), 1, SmallSpecs())->state.step, 10u);
 }
 
-// A first save above them: steps between the two are of the branch that was left.
+// The first save is above the old steps. Steps between the two are of the abandoned branch.
 TEST_P(GoingBack, StepsBelowTheFirstSavePushNoAncestorOut) {
   fs::create_directories(run_ / "logs");
   const StoreConfig config{.retention = {.keep_last = 2}};
@@ -452,7 +453,7 @@ TEST_P(GoingBack, AStepPastTheRunsLastIsRefusedAndSetsNothingAside) {
               ElementsAre("LATEST", "step_000000000020", "step_000000000030"));
 }
 
-// What was set aside is no step that the run has saved: it is saved again.
+// A step that was renamed to .superseded does not count as saved, so it is saved again.
 TEST(StoreTest, AStepThatWasSetAsideIsNoneOfTheRun) {
   const TempDir run;
   for (const uint64_t step : {10, 30}) SaveStep(run.path(), {.step = step}, SmallSpecs());
@@ -468,7 +469,7 @@ TEST(StoreTest, AStepThatWasSetAsideIsNoneOfTheRun) {
                           "step_000000000030.superseded"));
 }
 
-// Above and below the step that the run goes on from: none is its ancestor.
+// Steps above and below the step from which the run continues: none of them is its ancestor.
 TEST(StoreTest, ABranchFromElsewhereSetsEveryStepAsideBeforeTheRunGoesOn) {
   const TempDir run, other;
   SaveStep(other.path(), {.step = 10}, SmallSpecs());
@@ -477,7 +478,7 @@ TEST(StoreTest, ABranchFromElsewhereSetsEveryStepAsideBeforeTheRunGoesOn) {
   LoadStep(run.path(), 2, SmallSpecs(), ParseResume("path=" + from.string()));
   EXPECT_THAT(ListCkpt(run.path()), ElementsAre("LATEST", "step_000000000005.superseded",
                                                 "step_000000000020.superseded"));
-  // A run that ends before its first save is not resumed from what it left.
+  // If the run ends before its first save, it must not resume from the old steps.
   EXPECT_HL_ERROR(LoadStep(run.path(), 1, SmallSpecs()), ExitCode::kNoUsableCheckpoint,
                   "only step_000000000020.superseded, step_000000000005.superseded");
   SaveStep(run.path(), {.step = 15}, SmallSpecs());

@@ -1,3 +1,4 @@
+// Conversions between float and bfloat16 round to nearest even and keep infinity and NaN.
 #include "core/bfloat16.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +18,8 @@ TEST(Bfloat16, WhatItHoldsComesBack) {
   }
 }
 
-// Around the middle between each two neighbours: below it down, above it up, on it to the even one.
+// Tests values around the midpoint of each two neighbours: below it rounds down, above it up, and
+// the midpoint rounds to the even one.
 TEST(Bfloat16, NearestAndTiesToEven) {
   for (uint32_t bits = 0; bits < 0x7f80; ++bits) {
     for (const uint32_t sign : {0u, 0x8000u}) {
@@ -33,7 +35,7 @@ TEST(Bfloat16, NearestAndTiesToEven) {
 TEST(Bfloat16, TheLargestFloatIsInfiniteAndNanStaysNan) {
   EXPECT_EQ(RoundToBf16(std::numeric_limits<float>::max()).bits, 0x7f80);
   EXPECT_EQ(RoundToBf16(-std::numeric_limits<float>::infinity()).bits, 0xff80);
-  // payloads whose upper half is empty or full must neither become infinity nor wrap to zero
+  // NaN payloads whose upper half is empty or full must not become infinity or wrap around to zero.
   for (const uint32_t bits : {0x7f800001u, 0x7fffffffu, 0xff800001u, 0xffffffffu, 0x7fc00000u}) {
     const Bf16 rounded = RoundToBf16(std::bit_cast<float>(bits));
     EXPECT_TRUE(std::isnan(Widen(rounded))) << bits;

@@ -1,4 +1,4 @@
-// Errors, fault points, hashes, numbers for people.
+// Errors, fault points, hashes, and number formatting.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -98,7 +98,7 @@ TEST_F(Faults, FireAtTheNthHitOfTheirPointOnly) {
   HL_FAULT_POINT("ckpt.other", ExitCode::kCheckpointIo);
   EXPECT_HL_ERROR(fault::Hit("ckpt.rename", ExitCode::kCheckpointIo), ExitCode::kCheckpointIo,
                   "injected at ckpt.rename", "errno 5");
-  HL_FAULT_POINT("ckpt.rename", ExitCode::kCheckpointIo);  // once
+  HL_FAULT_POINT("ckpt.rename", ExitCode::kCheckpointIo);  // Fails only once.
 }
 
 TEST_F(Faults, BelongToOneRank) {

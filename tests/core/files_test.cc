@@ -1,3 +1,4 @@
+// Atomic writes, output paths and bounded reads, including links, pipes and missing permissions.
 #include "core/files.h"
 
 #include <fcntl.h>
@@ -43,7 +44,7 @@ TEST_F(Files, AtomicWriteReplacesAndLeavesNoTemporary) {
 
 TEST_F(Files, AFailedAtomicWriteKeepsTheOldFile) {
   const fs::path path = dir_ / "config";
-  fs::create_directories(path / "occupied");  // rename(2) cannot replace a folder
+  fs::create_directories(path / "occupied");  // rename(2) cannot replace a folder.
   EXPECT_HL_ERROR(AtomicWriteFile(path, "text", kCode), kCode, "cannot rename", path.string());
   EXPECT_TRUE(fs::is_directory(path / "occupied"));
   EXPECT_EQ(Names(), std::set<std::string>{"config"}) << "the temporary is removed";
@@ -51,7 +52,7 @@ TEST_F(Files, AFailedAtomicWriteKeepsTheOldFile) {
                   "No such file");
 }
 
-// What a link leads to is replaced, not the link.
+// A write replaces the target of a link, not the link.
 TEST_F(Files, AnOutputFollowsLinks) {
   fs::create_directory(dir_ / "there");
   AtomicWriteFile(dir_ / "there/file", "old", kCode);
@@ -74,7 +75,7 @@ TEST_F(Files, AnOutputFollowsLinks) {
   EXPECT_HL_ERROR(WriteOutput(dir_ / "there", "x", kCode), kCode, "it is a folder");
 }
 
-// The words are those of the write that would fail.
+// The check reports the same error as the write that would fail later.
 TEST_F(Files, AnOutputIsAskedForBeforeTheWork) {
   const auto refused = [&](const fs::path& path, const std::string& words) {
     EXPECT_HL_ERROR(RequireWritable(path, kCode), kCode, path.string(), words);
@@ -89,7 +90,7 @@ TEST_F(Files, AnOutputIsAskedForBeforeTheWork) {
   EXPECT_HL_ERROR(RequireWritable(dir_ / "astray", kCode), kCode, "astray", "No such file");
   refused(dir_ / "file/new", "Not a directory");
   refused(dir_.path(), "it is a folder");
-  if (::geteuid() != 0) refused(dir_ / "locked/new", "Permission denied");  // root may
+  if (::geteuid() != 0) refused(dir_ / "locked/new", "Permission denied");  // root may write there.
   const std::set<std::string> before = Names();
   for (const fs::path& path : {dir_ / "file", dir_ / "new", dir_ / "dangling", fs::path("bare"),
                                fs::path("-"), fs::path("/dev/null"), fs::path("/dev/stdout")})
@@ -98,7 +99,7 @@ TEST_F(Files, AnOutputIsAskedForBeforeTheWork) {
   EXPECT_EQ(ReadFile(dir_ / "file", kCode), "old");
 }
 
-// A file of our own folder stays in it: what a planted link leads to is nobody's output.
+// A write into our own folder must not follow a link that was planted there.
 TEST_F(Files, AtomicWriteReplacesLinksAndPipes) {
   AtomicWriteFile(dir_ / "elsewhere", "theirs", kCode);
   fs::create_symlink("elsewhere", dir_ / "link");
@@ -131,7 +132,8 @@ TEST_F(Files, RemoveTemporariesTakesThoseOfAtomicWriteAlone) {
 TEST_F(Files, AnOutputGoesThroughWhatIsNoFile) {
   const fs::path pipe = dir_ / "pipe";
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
-  EXPECT_HL_ERROR(WriteOutput(pipe, "x", kCode), kCode, "cannot open", "pipe");  // no reader
+  // The pipe has no reader.
+  EXPECT_HL_ERROR(WriteOutput(pipe, "x", kCode), kCode, "cannot open", "pipe");
   const Fd reader(::open(pipe.c_str(), O_RDONLY | O_NONBLOCK));
   WriteOutput(pipe, "through", kCode);
   char text[8] = {};
@@ -144,7 +146,7 @@ TEST_F(Files, AnOutputGoesThroughWhatIsNoFile) {
   EXPECT_HL_ERROR(WriteOutput("/dev/full", "x", kCode), kCode, "No space left");
 }
 
-// Through the descriptor itself, so that what the program printed before and prints after stays.
+// The write uses the descriptor itself, so earlier and later output of the program is kept.
 TEST_F(Files, ADescriptorsNameIsThatDescriptor) {
   const fs::path path = dir_ / "redirected";
   const Fd fd = OpenFile(path, O_WRONLY | O_CREAT, kCode);
@@ -168,16 +170,17 @@ TEST_F(Files, ReadFileExplainsWhatItMet) {
   EXPECT_FALSE(ReadFile("/proc/self/status", kCode).empty()) << "reports size 0";
 }
 
-// None of these may make the reader wait, or read without end.
+// None of these may block the reader or make it read without end.
 TEST_F(Files, ReadFileRefusesWhatIsNoFileAtOnce) {
   ASSERT_EQ(::mkfifo((dir_ / "pipe").c_str(), 0600), 0);
-  const Fd writer(::open((dir_ / "pipe").c_str(), O_RDWR));  // somebody holds it and writes nothing
+  // The pipe has a writer that writes nothing.
+  const Fd writer(::open((dir_ / "pipe").c_str(), O_RDWR));
   EXPECT_HL_ERROR(ReadFile(dir_ / "pipe", kCode), kCode, "is a pipe, not a file");
   EXPECT_HL_ERROR(ReadFile("/dev/zero", kCode), kCode, "is a device, not a file");
   std::ofstream(dir_ / "long") << std::string(1001, 'x');
   EXPECT_HL_ERROR(ReadFile(dir_ / "long", kCode, 1000), kCode, "more than 1000 bytes");
   EXPECT_EQ(ReadFile(dir_ / "long", kCode, 1001).size(), 1001u);
-  fs::resize_file(dir_ / "long", 1ull << 40);  // a hole: costs nothing, and must not cost memory
+  fs::resize_file(dir_ / "long", 1ull << 40);  // A sparse file, which must not cost memory.
   EXPECT_HL_ERROR(ReadFile(dir_ / "long", kCode), kCode, "more than 1073741824 bytes");
 }
 
@@ -188,7 +191,7 @@ TEST_F(Files, ReadStreamTakesPipesAndEndsAtItsLimit) {
   int ends[2];
   ASSERT_EQ(::pipe(ends), 0);
   const Fd reader(ends[0]);
-  std::jthread writer([end = ends[1]] {  // more than a pipe holds at a time
+  std::jthread writer([end = ends[1]] {  // More than a pipe can hold.
     const Fd fd(end);
     const std::string text(200'000, 'y');
     WriteAll(fd.get(), text.data(), text.size(), "pipe", kCode);
@@ -214,7 +217,7 @@ TEST_F(Files, PublishMovesOnceAndRefusesToReplace) {
 
   fs::create_directory(from);
   EXPECT_HL_ERROR(PublishDirectory(from, to, kCode), kCode, "exists already", to.string());
-  const fs::path empty = dir_ / "empty";  // plain rename(2) would replace it
+  const fs::path empty = dir_ / "empty";  // rename(2) would replace it.
   fs::create_directory(empty);
   EXPECT_HL_ERROR(PublishDirectory(from, empty, kCode), kCode, "exists already");
   EXPECT_TRUE(fs::exists(from));
@@ -222,7 +225,7 @@ TEST_F(Files, PublishMovesOnceAndRefusesToReplace) {
                   "No such file");
 }
 
-// A folder's name may end in a slash; what is made for it lies beside it all the same.
+// A folder's name may end in a slash. Temporary files still go next to the folder, not into it.
 TEST_F(Files, AFolderIsPublishedUnderAnySpellingOfItsName) {
   for (const char* spelling : {"plain", "slash/", "slashes//", "dot/.", "dots/././"}) {
     SCOPED_TRACE(spelling);

@@ -1,5 +1,5 @@
-// Large allocations do not fault anew once freed memory is kept, and lie in pages of 2 MiB where
-// the kernel has any.
+// After PrepareHeap, large allocations reuse freed memory without new page faults, and use pages of
+// 2 MiB if the kernel has any.
 #include "core/heap.h"
 
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ long FaultsOfWriting(size_t bytes) {
   const long before = Faults();
   void* const block = std::malloc(bytes);
   std::memset(block, 1, bytes);
-  asm volatile("" : : "r"(block) : "memory");  // or the writes would be left out
+  asm volatile("" : : "r"(block) : "memory");  // Otherwise the compiler removes the writes.
   std::free(block);
   return Faults() - before;
 }
@@ -33,7 +33,7 @@ TEST(PrepareHeap, FaultsOnceForEachPage) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "the sanitizer brings its own allocator";
 #endif
-  constexpr size_t kBytes = size_t{64} << 20;  // more than glibc ever keeps by itself
+  constexpr size_t kBytes = size_t{64} << 20;  // More than glibc keeps by default.
   const long pages = static_cast<long>(kBytes) / sysconf(_SC_PAGESIZE);
   PrepareHeap();
   FaultsOfWriting(kBytes);
@@ -46,7 +46,7 @@ bool KernelGivesHugePages() {
   return line.find("[always]") != std::string::npos || line.find("[madvise]") != std::string::npos;
 }
 
-// Pages of 2 MiB, in KiB, that this process has of its own.
+// Returns the memory of this process in pages of 2 MiB, in KiB.
 int64_t HugeKiB() {
   std::ifstream rollup("/proc/self/smaps_rollup");
   for (std::string name; rollup >> name;)
@@ -66,11 +66,11 @@ TEST(PrepareHeap, TakesPagesOf2MiB) {
   asm volatile("" : : "r"(block) : "memory");
   const int64_t huge = HugeKiB();
   std::free(block);
-  // Half: memory in pieces may leave the kernel none to give.
+  // Half of it, because the kernel may have too few free pages if memory is fragmented.
   EXPECT_GT(huge, static_cast<int64_t>(kBytes >> 10) / 2);
 }
 
-// What is taken in advance is addresses: a process stays as small as what it writes to.
+// Only address space is reserved in advance. Memory is used when it is written.
 TEST(PrepareHeap, TakesNoMemoryInAdvance) {
   rusage usage{};
   PrepareHeap();

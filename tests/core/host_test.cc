@@ -1,3 +1,4 @@
+// The memory limit of this process is read correctly from /proc and cgroups.
 #include "core/host.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// JSON nesting limits, and JSON lines that are appended to files of crashed writers.
 #include "core/json_text.h"
 
 #include <sys/stat.h>

@@ -1,3 +1,4 @@
+// The suggestions for misspelled names.
 #include "core/nearest.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// PairwiseSum adds by a fixed tree, so equal runs of 2^n terms can be summed separately.
 #include "core/pairwise_sum.h"
 
 #include <gtest/gtest.h>

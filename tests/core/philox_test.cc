@@ -1,3 +1,4 @@
+// Philox and the distributions made from it: published vectors, independent keys, and moments.
 #include "core/philox.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +17,7 @@ void ExpectWords(RandomCounter got, uint32_t a, uint32_t b, uint32_t c, uint32_t
   EXPECT_EQ(got.x[3], d);
 }
 
-// The vectors "philox4x32 10" that Salmon et al. publish with Random123 (kat_vectors).
+// The vectors "philox4x32 10" that Salmon et al. published with Random123 (kat_vectors).
 TEST(Philox, KnownAnswers) {
   constexpr uint32_t kOnes = 0xffffffff;
   ExpectWords(Philox4x32({{0, 0, 0, 0}}, {0, 0}), 0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8);
@@ -34,8 +35,7 @@ TEST(Philox, DrawPlacesItsCoordinates) {
   ExpectWords(draw, direct.x[0], direct.x[1], direct.x[2], direct.x[3]);
 }
 
-// Small seeds and small layers together: nothing of one may be the other's (seed 0, layer 1 against
-// seed 1, layer 0).
+// Small seeds and layers must not collide: seed 0 with layer 1 differs from seed 1 with layer 0.
 TEST(Philox, KeysDifferBySeedPurposeAndLayer) {
   std::set<std::pair<uint32_t, uint32_t>> keys;
   for (uint64_t seed = 0; seed < 8; ++seed) {
@@ -57,7 +57,8 @@ TEST(Philox, KeysOfOneUseDifferBySeed) {
   }
 }
 
-TEST(SplitMix64, KnownAnswers) {  // first outputs of Vigna's splitmix64.c with state 0 and 1234567
+// The first outputs of Vigna's splitmix64.c with states 0 and 1234567.
+TEST(SplitMix64, KnownAnswers) {
   EXPECT_EQ(SplitMix64(0), 0xe220a8397b1dcdafull);
   EXPECT_EQ(SplitMix64(1234567), 6457827717110365317ull);
 }
@@ -76,8 +77,8 @@ TEST(ToUniform, StaysBelowOne) {
   EXPECT_GT(ToUniform(0xffffffffu, 0xffffffffu), 1.0 - 1e-15);
 }
 
-// n independent draws: an estimate strays from its expectation by more than 5 standard errors once
-// in 2 million runs, and this seed is fixed.
+// n independent draws. The estimate is off by more than 5 standard errors once in 2 million runs,
+// and the seed is fixed.
 TEST(ToUniform, HasTheMomentsOfTheUniform) {
   constexpr int kDraws = 100'000;
   const RandomKey key = MakeRandomKey(3, RandomPurpose::kTest, 0);

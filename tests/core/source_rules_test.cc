@@ -1,6 +1,6 @@
-// Rules about the source text that no compiler checks: which area may include which, where
-// third-party headers may appear, that all random numbers are the project's own, and how long a
-// line may be.
+// Checks rules about the source text that the compiler does not check: which area may include
+// which, where third-party headers may appear, that all random numbers come from Philox, and line
+// lengths.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -22,10 +22,10 @@ namespace fs = std::filesystem;
 using testing::ElementsAre;
 
 struct Source {
-  std::string path;  // below src/
+  std::string path;  // Relative to src/.
   std::string area;
   std::string extension;
-  std::vector<std::string> lines;  // without // comments
+  std::vector<std::string> lines;  // Without // comments.
 };
 
 std::vector<std::string> Lines(const std::string& text) {
@@ -61,7 +61,8 @@ std::vector<Source> ReadSources(const fs::path& root) {
   return sources;
 }
 
-// The include in a line: {"core/error.h", project} or {"mpi.h", system}; empty where there is none.
+// Returns the include of a line: {"core/error.h", project} or {"mpi.h", system}. Empty: there is
+// none.
 std::string IncludeOf(const std::string& line) {
   static const std::regex pattern(R"(^\s*#\s*include\s*["<]([^">]+)[">])");
   std::smatch match;
@@ -92,7 +93,7 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
       "sweep", "interop"}},
 };
 
-// Where a file of src/train stands: every room includes itself and what stands before it.
+// Returns the level of a file of src/train. A level may include itself and lower levels.
 int TrainRoom(const std::string& path) {
   static const std::vector<std::string> kRooms = {"train/config/", "train/step/", "train/plan/",
                                                   "train/record/", "train/loop/"};
@@ -104,7 +105,7 @@ int TrainRoom(const std::string& path) {
 
 const std::vector<std::string> kTorch = {"torch/", "ATen/", "c10/"};
 
-// What is wrong with one include of one file; empty: nothing.
+// Describes the fault of one include of a file. Empty: there is none.
 std::string FaultOf(const Source& source, const std::string& include) {
   const std::string area = include.substr(0, include.find('/'));
   if (kMayInclude.contains(area) && include.find('/') != std::string::npos && area != source.area &&
@@ -163,8 +164,7 @@ TEST(SourceRules, HeadersAreGuarded) {
   }
 }
 
-// A stream of random numbers depends on the world size and on what ran before; a Philox draw does
-// not.
+// A sequential generator depends on the world size and on earlier draws. A Philox draw does not.
 bool IsForeignRandom(const std::string& line) {
   static const std::regex pattern(
       R"(\b(at|torch)::(rand|randn|randint|randperm)(_like)?\b)"
@@ -177,7 +177,7 @@ bool IsForeignRandom(const std::string& line) {
 
 TEST(SourceRules, RandomNumbersAreOurOwn) {
   for (const Source& source : AllSources()) {
-    // These draw what NumPy drew when published data was made, and nothing else.
+    // These files reproduce the numbers that NumPy drew for published data, and nothing else.
     if (source.path.starts_with("data/synthetic/numpy_mqar.")) continue;
     for (size_t line = 0; line < source.lines.size(); ++line) {
       EXPECT_FALSE(IsForeignRandom(source.lines[line]))
@@ -186,7 +186,8 @@ TEST(SourceRules, RandomNumbersAreOurOwn) {
   }
 }
 
-// A step would wait for its GPU: it reads a value, or copies by way of pageable memory.
+// Returns whether a line makes a training step wait for the GPU, because it reads a value or copies
+// from pageable memory.
 bool MakesTheHostWait(const std::string& line) {
   static const std::regex pattern(
       R"((\.|->)(item(<\w+>)?|cpu|is_nonzero|masked_select)\()"
@@ -196,9 +197,9 @@ bool MakesTheHostWait(const std::string& line) {
   return std::regex_search(line, pattern);
 }
 
-// The code that runs within a training step.
+// Returns whether a file's code runs within a training step.
 bool RunsInAStep(const std::string& path) {
-  // The doors themselves, and what is measured before the first step.
+  // The functions that implement these transfers, and measurements before the first step.
   if (path == "ops/torch/host_transfer.cc" || path == "ops/sequence/exchange_cost.cc") return false;
   return StartsWithAny(path, {"kernels/", "ops/", "model/", "train/step/", "eval/batch_tensors."});
 }
@@ -216,7 +217,7 @@ TEST(SourceRules, AStepWaitsForItsDeviceAtOnePlace) {
   EXPECT_GT(num_files, 100u);
 }
 
-// A line in columns, which are characters and not bytes of UTF-8.
+// Returns the width of a line in columns, which are characters and not bytes of UTF-8.
 size_t NumColumns(const std::string& line) {
   return static_cast<size_t>(std::count_if(
       line.begin(), line.end(), [](char c) { return (static_cast<unsigned char>(c) >> 6) != 2; }));
@@ -231,12 +232,12 @@ bool IsTooLong(const std::string& line) {
   return !std::regex_match(line, one_word);
 }
 
-// Numbers (from 1) of the lines that are too long. Inside a raw string, which clang-format leaves
-// as well, a line is text of the program, such as a page's style sheet: it may have any length.
+// Returns the numbers (from 1) of the lines that are too long. Lines of raw strings are texts of
+// the program, such as a style sheet, so they may have any length. clang-format ignores them too.
 std::vector<size_t> LongLines(const std::vector<std::string>& lines) {
   static const std::regex opening(R"re(R"([^ ()\\]*)\()re");
   std::vector<size_t> found;
-  std::string closing;  // what ends the raw string that is open; empty: none is
+  std::string closing;  // The end of the open raw string. Empty: no raw string is open.
   for (size_t line = 0; line < lines.size(); ++line) {
     const bool inside = !closing.empty();
     size_t at = 0;
@@ -279,7 +280,7 @@ TEST(SourceRules, LinesFitAHundredColumns) {
   EXPECT_GT(num_files, 300u);
 }
 
-// The rules themselves: each must find what it is for.
+// Each check must find the violation that it is written for.
 TEST(SourceRules, TheChecksCatchWhatTheyForbid) {
   const auto fault = [](const char* area, const char* extension, const char* include) {
     return FaultOf({"x", area, extension, {}}, include);

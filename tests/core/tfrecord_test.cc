@@ -1,3 +1,4 @@
+// The framing and checksums of TFRecord files, and readers of truncated or damaged files.
 #include "core/tfrecord.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +18,7 @@ std::string Ascending(int first, int last) {
   return bytes;
 }
 
-// RFC 3720, B.4, and the check value of the CRC catalogues.
+// RFC 3720, B.4, and the check value of CRC catalogues.
 TEST(Crc32c, KnownAnswers) {
   EXPECT_EQ(Crc32c(""), 0u);
   EXPECT_EQ(Crc32c("123456789"), 0xe3069283u);
@@ -43,7 +44,7 @@ class TfRecord : public testing::Test {
   test::TempDir dir_;
 };
 
-// What tensorboard.summary.writer.record_writer.RecordWriter writes for b"hello", and its
+// The bytes that tensorboard.summary.writer.record_writer.RecordWriter writes for b"hello", and its
 // masked_crc32c.
 TEST_F(TfRecord, FramingIsGolden) {
   const std::string hex = [] {

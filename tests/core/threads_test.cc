@@ -1,3 +1,4 @@
+// StartThread runs its function, and reports an environment error if no thread can be started.
 #include "core/threads.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +16,7 @@ TEST(StartThread, RunsWhatItIsGiven) {
 }
 
 TEST(StartThread, SaysWhatASystemWithoutThreadsLacks) {
-  // The first may have the stack of a thread that has ended.
+  // The first thread may get the stack of a thread that has ended.
   const auto start_some = [] {
     for (int i = 0; i < 16; ++i) StartThread([] { pause(); }).detach();
   };

@@ -1,3 +1,4 @@
+// Traces are files that trace viewers can open, also with events of many threads.
 #include "core/trace.h"
 
 #include <gtest/gtest.h>

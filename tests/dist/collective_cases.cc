@@ -30,7 +30,8 @@ T Combine(ReduceOp op, T a, T b) {
                                 : std::min(a, b);
 }
 
-// By levels, as one would on paper: neighbours join until one term is left; an odd one waits.
+// Adds level by level: neighbours are added until one term is left, and an odd term is carried
+// over.
 template <typename T>
 T ReduceByLevels(ReduceOp op, std::vector<T> terms) {
   while (terms.size() > 1) {
@@ -90,14 +91,14 @@ Bytes Cut(const Bytes& bytes, size_t index, size_t parts) {
           bytes.begin() + static_cast<int64_t>((index + 1) * length)};
 }
 
-// Uneven on purpose, with an empty rank where there are three or more.
+// Counts are uneven on purpose, with an empty rank if there are three or more.
 int64_t CountOf(const CollectiveCase& one, int rank) { return rank == 2 ? 0 : one.count + rank; }
 
 bool IsReduction(OpKind kind) {
   return kind == OpKind::kAllReduce || kind == OpKind::kReduceScatter;
 }
 
-// A rank's contribution of this case.
+// Returns a rank's contribution to this case.
 Bytes Input(const CollectiveCase& one, int rank, int size) {
   switch (one.kind) {
     case OpKind::kReduceScatter:
@@ -189,7 +190,7 @@ Bytes Run(const CollectiveCase& one, Communicator& comm, int index) {
       return out;
     case OpKind::kAllGather: {
       const TensorRef all = out_ref(one.count * size);
-      if (index % 2 == 0) {  // in place, as an optimiser gathers its slices
+      if (index % 2 == 0) {  // In place, as an optimizer gathers its slices.
         const TensorRef mine = all.Slice(rank * one.count, one.count);
         std::copy(in.begin(), in.end(), static_cast<uint8_t*>(mine.data));
         comm.AllGather(mine, all, tag, nullptr).WaitHost();
@@ -211,7 +212,7 @@ Bytes Run(const CollectiveCase& one, Communicator& comm, int index) {
     case OpKind::kBroadcast:
       comm.Broadcast(in_ref, index % size, tag, nullptr).WaitHost();
       return in;
-    case OpKind::kSendRecv: {  // one step of a line: no wrap-around
+    case OpKind::kSendRecv: {  // One hop of a line, without wrap-around.
       const int to = rank + 1 < size ? rank + 1 : -1, from = rank - 1;
       comm.SendRecv(in_ref, to, out_ref(from < 0 ? 0 : CountOf(one, from)), from, tag, nullptr)
           .WaitHost();

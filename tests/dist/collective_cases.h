@@ -1,5 +1,5 @@
-// One run of one collective with reproducible data, so that groups can be compared bit for bit, and
-// its meaning written down naively.
+// Runs single collectives with reproducible data, so that communicators can be compared bit for
+// bit, and computes the expected result by definition.
 #pragma once
 
 #include <cstdint>
@@ -14,22 +14,23 @@ struct CollectiveCase {
   OpKind kind = OpKind::kAllReduce;
   DType dtype = DType::kF32;
   ReduceOp reduce = ReduceOp::kSum;
-  // Of a rank's contribution; send-receive and all-gather-v make it uneven themselves.
+  // Elements of a rank's contribution. send-receive and all-gather-v vary it by rank.
   int64_t count = 0;
 };
 std::string ToString(const CollectiveCase& one);
 
-// Every operation in every dtype, counts 0, 1, 3, 64 and 1003, reductions sum, max and min.
+// Returns every operation in every dtype, with counts 0, 1, 3, 64 and 1003, and reductions sum, max
+// and min.
 std::vector<CollectiveCase> AllCases();
 
-// What `rank` contributes: magnitudes over many binades, so that the order of a sum shows in its
-// bits.
+// Returns the contribution of `rank`. Magnitudes span many binades, so that the order of a sum
+// changes its bits.
 std::vector<uint8_t> Payload(DType dtype, int64_t count, int rank);
 
-// Runs it on a communicator: this rank's output bytes. `index` (equal on all ranks) is the tag and
-// varies root and aliasing.
+// Runs the case on a communicator and returns this rank's output bytes. `index` is equal on all
+// ranks. It is the tag, and selects the root and whether buffers alias.
 std::vector<uint8_t> Run(const CollectiveCase& one, Communicator& comm, int index);
-// The same by definition, element by element.
+// Returns the expected output, computed by definition, element by element.
 std::vector<uint8_t> Expected(const CollectiveCase& one, int rank, int size, int index);
 
 }  // namespace halflife::dist::test

@@ -1,3 +1,5 @@
+// The MPI communicator gives the same bits as rank threads, makes progress during computation, and
+// reports late ranks.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -16,9 +18,9 @@
 namespace halflife::dist {
 namespace {
 
-RankContext* context = nullptr;  // gtest gives no way to hand it to a test
+RankContext* context = nullptr;  // GoogleTest cannot pass it to a test.
 
-// The same operations on threads: by rank, by case.
+// Results of the same operations on threads, by rank and case.
 using Results = std::vector<std::vector<std::vector<uint8_t>>>;
 Results RunLocally(const std::vector<test::CollectiveCase>& cases, int size) {
   Results results(size);
@@ -44,7 +46,8 @@ TEST(MpiCommunicator, EveryOperationEqualsLocalBitForBit) {
 
 TEST(MpiCommunicator, LargePayloadsEqualLocalBitForBit) {
   std::vector<test::CollectiveCase> cases;
-  constexpr int64_t kCount = 2'621'443;  // 10 MB of fp32, odd: three segments, uneven slices
+  // 10 MB of fp32, an odd count: three segments and uneven slices.
+  constexpr int64_t kCount = 2'621'443;
   const int64_t part = kCount / context->world_size();
   for (const OpKind kind : {OpKind::kReduceScatter, OpKind::kAllGatherV, OpKind::kAllToAll}) {
     cases.push_back({kind, DType::kF32, ReduceOp::kSum, part});
@@ -60,7 +63,7 @@ TEST(MpiCommunicator, ProgressesWhileTheMainThreadComputes) {
   std::vector<float> x(4'000'000, 1.0f);
   Work work = context->world().AllReduce(Ref(x.data(), static_cast<int64_t>(x.size())),
                                          ReduceOp::kSum, {"overlap", 0}, nullptr);
-  // The main thread makes no call of the communicator but Done, which only looks.
+  // The main thread calls only Done, which does not wait.
   const Stopwatch stopwatch;
   while (!work.Done() && stopwatch.Seconds() < 60) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -80,7 +83,7 @@ TEST(MpiCommunicator, ManyOperationsInFlightOnTwoGroups) {
   for (int i = 0; i < kOperations; ++i) buffers.emplace_back(1 + i * 997, world.rank() + i);
   std::vector<Work> works;
   for (int i = 0; i < kOperations; ++i) {
-    // The ranks interleave the two groups differently; each group's own order is the same.
+    // The ranks interleave the two groups differently. The order within each group is the same.
     const int shifted = world.rank() % 2 == 0 ? i : i ^ 1;
     Communicator& comm = shifted % 2 == 0 ? world : *other;
     works.push_back(
@@ -90,7 +93,8 @@ TEST(MpiCommunicator, ManyOperationsInFlightOnTwoGroups) {
   for (Work& work : works) work.WaitHost();
   const int size = world.size();
   for (int i = 0; i < kOperations; ++i) {
-    const double expected = size * (size - 1) / 2 + size * i;  // small integers: exact
+    // Small integers, so the sum is exact.
+    const double expected = size * (size - 1) / 2 + size * i;
     EXPECT_EQ(buffers[i].front(), expected);
     EXPECT_EQ(buffers[i].back(), expected);
   }
@@ -107,7 +111,7 @@ TEST(MpiCommunicator, SplitMakesSeparateGroups) {
   EXPECT_EQ(some == nullptr, world.rank() == 0);
 }
 
-// The last two ranks, of which the first waits: by their numbers in the world.
+// The group has the last two ranks. The error must name them by their numbers in the world.
 TEST(MpiCommunicator, ATimeoutInAGroupNamesRanksOfTheWorld) {
   const int rank = context->rank(), size = context->world_size();
   MpiEngine engine(1);
@@ -121,7 +125,8 @@ TEST(MpiCommunicator, ATimeoutInAGroupNamesRanksOfTheWorld) {
   context->control().Barrier({"after", 0}).WaitHost();
 }
 
-// The engines of those that waited are in a call that blocks until then, and cannot be asked.
+// The engines of the waiting ranks are in a blocking call and cannot be interrupted before it
+// returns.
 TEST(MpiCommunicator, ASplitThatCompletesBeforeItCouldBeGivenUpGoesOn) {
   MpiEngine engine(1);
   const int rank = context->rank();
@@ -133,13 +138,13 @@ TEST(MpiCommunicator, ASplitThatCompletesBeforeItCouldBeGivenUpGoesOn) {
   patient->Barrier({"after", 0}).WaitHost();
 }
 
-// Odd processes are two ranks, the others one: every operation within a process and between them,
-// in the world, in halves that no process is whole in, and in the world turned round.
+// Odd processes have two ranks, the others one. Runs every operation within and between processes,
+// in the world, in halves that split processes, and in the world in reverse order.
 TEST(MpiCommunicator, ProcessesOfSeveralRanksEqualLocalBitForBit) {
   const std::vector<test::CollectiveCase> cases = test::AllCases();
   const int processes = context->world_size(), ranks_here = 1 + context->rank() % 2;
   const int size = processes + processes / 2;
-  std::map<int, Results> local;  // by size of the group
+  std::map<int, Results> local;  // By size of the group.
   for (const int of_group : {size, (size + 1) / 2, size / 2})
     local.try_emplace(of_group, RunLocally(cases, of_group));
   MpiEngine engine(ranks_here);
@@ -187,7 +192,7 @@ TEST(MpiRankContext, KnowsItsPlace) {
   context->RequireSameConfig("the same everywhere");
 }
 
-// Prints host time of the packed scalars of a step: no gate, a figure to look at.
+// Prints the host time of a step's packed scalars. It is informative and has no limit.
 TEST(MpiCommunicator, SmallAllReduceLatency) {
   double x[24] = {};
   const Stopwatch stopwatch;

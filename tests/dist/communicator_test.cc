@@ -1,5 +1,5 @@
-// What all communicators share: the group of one, the byte helpers, argument checks and error
-// texts.
+// The code that all communicators share: the group of one rank, byte helpers, argument checks and
+// error messages.
 #include "dist/communicator.h"
 
 #include <gtest/gtest.h>
@@ -39,7 +39,7 @@ TEST(CommunicatorBytes, TravelWithTheirLengths) {
   for (const int size : {1, 3}) {
     LocalWorld::Run(size, [&](Communicator& comm) {
       const std::string mine(comm.rank() * 5,
-                             static_cast<char>('a' + comm.rank()));  // rank 0: empty
+                             static_cast<char>('a' + comm.rank()));  // Empty on rank 0.
       const std::vector<std::string> all = AllGatherBytes(comm, mine, {"bytes", 0});
       ASSERT_EQ(static_cast<int>(all.size()), size);
       for (int r = 0; r < size; ++r) {
@@ -77,7 +77,7 @@ TEST(Communicator, MisuseSaysWhatWasMet) {
                   "this group moves CPU tensors");
 }
 
-// What a training step on one GPU asks for; in place, so that nothing has to be moved.
+// The operations of a training step on one GPU. They are in place, so no data moves.
 TEST(SelfCommunicator, OfAGpuTakesItsTensors) {
   const auto self = MakeSelfCommunicator("world", Device::Kind::kCuda);
   float x[4] = {};

@@ -1,3 +1,4 @@
+// Deadlines of any number of seconds, including infinity, are in the future.
 #include "dist/request.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +16,7 @@ TEST(Deadline, IsSoManySecondsAway) {
   EXPECT_LE(deadline - Clock::now(), std::chrono::milliseconds(1500));
 }
 
-// A cast to 64 bits of nanoseconds makes these a time long gone, or any other.
+// Converted to 64-bit nanoseconds, these values would overflow, possibly into the past.
 TEST(Deadline, OfMoreSecondsThanAClockCountsIsYearsAway) {
   for (const double seconds : {1e9, 9.3e9, 1e300, std::numeric_limits<double>::infinity()})
     EXPECT_GT(DeadlineIn(seconds), Clock::now() + std::chrono::hours(24 * 365 * 30)) << seconds;

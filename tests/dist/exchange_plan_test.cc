@@ -1,4 +1,5 @@
-// Plays the messages of all ranks' plans in memory, with limits so small that every payload is cut.
+// Executes the message plans of all ranks in memory, with limits so small that every payload is
+// split.
 #include "dist/exchange_plan.h"
 
 #include <gtest/gtest.h>
@@ -12,8 +13,8 @@
 namespace halflife::dist {
 namespace {
 
-// A group whose messages are strings in mailboxes. Ranks take turns in random order until all plans
-// are through.
+// A group whose messages are strings in mailboxes. Ranks advance in random order until all plans
+// are finished.
 class Mail {
  public:
   explicit Mail(unsigned seed) : random_(seed) {}
@@ -77,10 +78,10 @@ class Mail {
 
   std::mt19937 random_;
   std::deque<Rank> ranks_;
-  std::map<std::pair<int, int>, std::deque<std::string>> boxes_;  // by (from, to), in order
+  std::map<std::pair<int, int>, std::deque<std::string>> boxes_;  // By (from, to), in order.
 };
 
-// Catches the request that a case issues, instead of running it.
+// Captures the request that a case issues instead of running it.
 class Catcher final : public RequestCommunicator {
  public:
   Catcher(int rank, int size) : RequestCommunicator(rank, size, "mail") {}
@@ -97,7 +98,7 @@ class Catcher final : public RequestCommunicator {
   }
 };
 
-// Copies of one rank's buffers that live until the plans are through.
+// Copies of one rank's buffers, which live until the plans are finished.
 struct Buffers {
   std::vector<uint8_t> in, out;
   Request request;
@@ -111,7 +112,7 @@ Buffers CopyOf(const Request& request) {
   return {bytes(request.in), bytes(request.out), request};
 }
 
-// The request on the copies; in-place stays in place.
+// Returns the request with the copies as buffers. In-place requests stay in place.
 Request Bind(Buffers& buffers) {
   Request request = buffers.request;
   const auto* in = static_cast<const char*>(request.in.data);
@@ -150,7 +151,7 @@ TEST(ExchangePlan, CutPayloadsGiveTheDefinitionBitForBit) {
   const std::vector<test::CollectiveCase> cases = test::AllCases();
   for (const int size : {1, 2, 3, 4, 5}) {
     for (size_t i = 0; i < cases.size(); ++i) {
-      if (cases[i].count > 64) continue;  // with 24-byte pieces, 64 elements are many already
+      if (cases[i].count > 64) continue;  // With 24-byte messages, 64 elements are already many.
       const int index = static_cast<int>(i);
       Check(cases[i], size, index, {.segment_bytes = 40, .piece_bytes = 24, .one_round_bytes = 0});
       Check(cases[i], size, index, {});
@@ -159,7 +160,7 @@ TEST(ExchangePlan, CutPayloadsGiveTheDefinitionBitForBit) {
 }
 
 TEST(ExchangePlan, NeverExceedsThePieceOfAMessage) {
-  // 3 GiB that nobody touches: only the plan's arithmetic in 64 bits is looked at.
+  // The 3 GiB are never accessed. Only the plan's 64-bit arithmetic is tested.
   constexpr int64_t kCount = int64_t{3} << 30;
   const Request request = {.kind = OpKind::kSendRecv,
                            .tag = {"large", 0},

@@ -1,4 +1,5 @@
-// What ranks did last: kept in files that outlive them, and read by whoever asks why.
+// Flight records: the last operations of each rank, in files that outlive the ranks, and the report
+// that is made from them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -66,7 +67,8 @@ TEST(FlightRecorder, KeepsTheLatestOperations) {
   recorder.KeepIn(dir.path(), "a");
   for (int i = 0; i < 1500; ++i) {
     const uint64_t number = recorder.Begin("world", 1, Sum(nullptr, 0, i), i);
-    if (i == 3) recorder.End(number + 1024, OpState::kFailed);  // of none so far
+    // An operation that does not exist yet.
+    if (i == 3) recorder.End(number + 1024, OpState::kFailed);
     recorder.End(number, OpState::kDone);
   }
   const FlightRecord record = ReadFlightRecord(dir.path() / FlightRecordName(0));
@@ -129,7 +131,7 @@ TEST(FlightRecorder, DoesWithoutAFileWhereThereCanBeNone) {
   recorder.Discard();
 }
 
-// Collectives of ranks, and of groups split from theirs, by the context's own wiring.
+// The context records the collectives of the world and of groups that are split from it.
 TEST(FlightRecorder, RanksRecordTheirCollectives) {
   const TempDir dir;
   RunLocalRanks(3, {.timeout_s = 20}, [&](RankContext& context) {
@@ -172,7 +174,7 @@ TEST(FlightReport, RefusesWhatIsNoRecord) {
   EXPECT_HL_ERROR(ReadFlight(dir.path()), ExitCode::kData, "rank 5 of 1");
 }
 
-// --- what is made of records ---
+// --- The report ---
 
 constexpr int64_t kSecond = 1'000'000;
 constexpr int64_t kNow = 1'000'000 * kSecond;
@@ -214,7 +216,7 @@ TEST(FlightReport, NamesWhoHasNotIssuedWhat) {
                           "phase data of step 5 for 31 s); rank 0 and 2 did, 30 s ago"));
 }
 
-// One that has not begun is known as late where the group is everybody's.
+// A rank that has issued no operation is reported as late if the group is the whole world.
 TEST(FlightReport, NamesWhoHasIssuedNone) {
   FlightOperation of_two = Issued(0, 30, "state", "rows_1");
   of_two.group_size = 2;
@@ -222,7 +224,8 @@ TEST(FlightReport, NamesWhoHasIssuedNone) {
               ElementsAre(HasSubstr("rank 1 has not issued world #0 all_reduce 'grad_bucket' 0")));
 }
 
-// A thousand sums of other groups since: its record no longer knows what it issued of this one.
+// After a thousand sums in other groups, the rank's record no longer contains its operations of
+// this group.
 TEST(FlightReport, NamesWhoseRecordGoesBackNoFurther) {
   FlightRecord full = Rank(1, {Issued(2000, 35, "grad_bucket", "sums")});
   full.num_operations = 2000;
@@ -264,7 +267,7 @@ TEST(FlightReport, PutsTheFirstCauseFirst) {
                           HasSubstr("rank 0 failed 2 s ago")));
 }
 
-// Rank 1 has not come to the world's sum, which is known first, as it waits for rank 0's state.
+// Rank 1 has not reached the sum of the world, because it waits for rank 0's state.
 TEST(FlightReport, PutsWhoWaitsBehindWhomItWaitsFor) {
   FlightOperation state = Issued(4, 20, "state", "rows");
   state.group_size = 2;
@@ -284,7 +287,7 @@ TEST(FlightReport, PutsWhoWaitsBehindWhomItWaitsFor) {
                           HasSubstr("rank 1 has not issued world #12")));
 }
 
-// A wait that has reached its deadline was one for the rank that is late.
+// A wait that reached its deadline was a wait for the late rank.
 TEST(FlightReport, NamesWhomAFailedOperationWaitedFor) {
   FlightOperation failed = Issued(12, 30);
   failed.state = OpState::kFailed;
@@ -293,7 +296,7 @@ TEST(FlightReport, NamesWhomAFailedOperationWaitedFor) {
               ElementsAre(HasSubstr("rank 1 has not issued world #12")));
 }
 
-// What rank 0 has sent is done, and rank 1 has not come to receive it.
+// Rank 0's send has completed, although rank 1 has not called receive yet.
 TEST(FlightReport, SaysNothingOfWhoIsBehindASender) {
   FlightOperation sent = Issued(4, 20, "state", "rows");
   sent.group_size = 2, sent.state = OpState::kDone;
@@ -306,14 +309,14 @@ TEST(FlightReport, NamesRanksWithoutARecord) {
   EXPECT_THAT(Texts({Rank(0, {}), Rank(2, {})}), ElementsAre("no flight record of rank 1"));
 }
 
-// Ranks of a sound run are apart, but not for long; and each group has numbers of its own.
+// In a healthy run, ranks differ only for a short time. Each group has its own sequence numbers.
 TEST(FlightReport, SaysNothingOfASoundRun) {
   EXPECT_THAT(Texts({Rank(0, {Issued(11, 40), Issued(12, 1)}), Rank(1, {Issued(11, 40)}),
                      Rank(2, {Issued(11, 40), Issued(40, 1, "state", "rows_1")})}),
               IsEmpty());
 }
 
-// Records that an earlier start of more ranks left say nothing of this one.
+// Records of an earlier start with more ranks are ignored.
 TEST(FlightReport, ReadsTheLatestStart) {
   const TempDir dir;
   std::vector<std::unique_ptr<FlightRecorder>> before;

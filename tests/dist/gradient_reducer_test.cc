@@ -1,3 +1,4 @@
+// GradientReducer launches buckets in order and sums them under every schedule of the ranks.
 #include "dist/gradient_reducer.h"
 
 #include <gtest/gtest.h>
@@ -25,7 +26,7 @@ ParameterLayout MakeLayout(int num_params, int num_slices = 1) {
       specs, {.first_bucket_bytes = 1024, .bucket_bytes = 4096, .num_slices = num_slices});
 }
 
-// Forwards to a group and writes down what is launched.
+// Forwards to a communicator and records what is launched.
 class Recorder final : public Communicator {
  public:
   explicit Recorder(Communicator& inner) : inner_(inner) {}
@@ -66,8 +67,8 @@ class Recorder final : public Communicator {
   void Abort(const std::string& cause) noexcept override { inner_.Abort(cause); }
 
   std::vector<int> launched;
-  std::vector<cudaStream_t> streams;  // of the sums, as launched
-  size_t bytes = 0;                   // of what was to be summed
+  std::vector<cudaStream_t> streams;  // Streams of the sums, in launch order.
+  size_t bytes = 0;                   // Bytes to sum.
 
  private:
   Communicator& inner_;
@@ -86,7 +87,8 @@ TEST(GradientReducer, LaunchesInOrderAndSumsUnderEverySchedule) {
       Recorder comm(world);
       std::vector<float> grads(layout.num_elements());
       GradientReducer reducer(layout, comm, Ref(grads.data(), layout.num_elements()));
-      std::mt19937 random(static_cast<unsigned>(seed * 100 + world.rank()));  // own order per rank
+      // Each rank has its own order.
+      std::mt19937 random(static_cast<unsigned>(seed * 100 + world.rank()));
       for (int step = 0; step < kSteps; ++step) {
         comm.launched.clear();
         reducer.BeginStep(nullptr);
@@ -105,7 +107,7 @@ TEST(GradientReducer, LaunchesInOrderAndSumsUnderEverySchedule) {
         EXPECT_GE(reducer.exposed_seconds(), 0);
         for (int param = 0; param < kParams; ++param) {
           for (int64_t i = 0; i < layout.specs()[param].count(); ++i) {
-            // 1 + 2 + 3 + 4 times small integers: exact in fp32
+            // 1 + 2 + 3 + 4 times small integers is exact in fp32.
             ASSERT_EQ(grads[layout.offset(param) + i], 10 * (param + step + i));
           }
         }
@@ -116,7 +118,7 @@ TEST(GradientReducer, LaunchesInOrderAndSumsUnderEverySchedule) {
   }
 }
 
-// Gradients that travel in bf16, each bucket once in either direction.
+// A wire for gradients in bf16, which transfers each bucket once in each direction.
 class NarrowWire final : public GradientWire {
  public:
   explicit NarrowWire(std::vector<float>& gradients)
@@ -134,7 +136,7 @@ class NarrowWire final : public GradientWire {
   std::vector<Bf16> travelling_;
 };
 
-// Of 0.1 on each of three ranks: the terms' rounding shows, and the sum's.
+// Each of three ranks adds 0.1, so the roundings of the terms and of the sum are both visible.
 TEST(GradientReducer, SumsWhatTravelsAndStoresWhatItReceives) {
   constexpr int kRanks = 3, kParams = 9;
   const ParameterLayout layout = MakeLayout(kParams, kRanks);
@@ -161,14 +163,14 @@ TEST(GradientReducer, SumsWhatTravelsAndStoresWhatItReceives) {
   }
 }
 
-// Whoever runs a step may have taken another stream than when the reducer was made.
+// The current stream of a step may differ from that at construction.
 TEST(GradientReducer, EveryStepSumsOnItsOwnStream) {
   const ParameterLayout layout = MakeLayout(6);
   const std::unique_ptr<Communicator> alone = MakeSelfCommunicator("world");
   Recorder comm(*alone);
   std::vector<float> grads(layout.num_elements());
   GradientReducer reducer(layout, comm, Ref(grads.data(), layout.num_elements()));
-  int places[2];  // streams are told apart by their addresses alone
+  int places[2];  // Streams are only compared by address.
   for (int& place : places) {
     const auto stream = reinterpret_cast<cudaStream_t>(&place);
     comm.streams.clear();

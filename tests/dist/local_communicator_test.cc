@@ -1,3 +1,5 @@
+// Rank threads: every collective equals its definition bit for bit, and failures, late ranks and
+// mismatches end the world with a precise error.
 #include "dist/local_communicator.h"
 
 #include <gmock/gmock.h>
@@ -41,7 +43,8 @@ TEST(LocalCommunicator, EveryOperationIsItsDefinitionBitForBit) {
   }
 }
 
-// Of 16 ranks some have a thread, whose stack of 8 MiB fits, and wait for the others.
+// Only some of the 16 ranks get a thread, because stacks of 8 MiB do not fit. These wait for the
+// others.
 TEST(LocalCommunicator, ARankWithoutAThreadEndsTheWorld) {
   const auto meet = [] {
     LocalWorld::Run(16, [](Communicator& comm) { comm.Barrier({"all", 0}).WaitHost(); });
@@ -59,7 +62,7 @@ TEST(LocalCommunicator, SchedulesChangeNothingButTime) {
           world.Split(world.rank() % 2, -world.rank(), "half");
       for (size_t i = seed; i < cases.size(); i += 32) {
         const int index = static_cast<int>(i);
-        float x = 1;  // in flight on the other group meanwhile
+        float x = 1;  // In flight on the other group.
         Work other = Sum(*half, &x, 1, index);
         EXPECT_EQ(test::Run(cases[i], world, index),
                   test::Expected(cases[i], world.rank(), 4, index))
@@ -84,7 +87,7 @@ TEST(LocalCommunicator, ABadValueSurvivesMaxAndMin) {
 }
 
 TEST(LocalCommunicator, DataMovesOnlyWhenTheOperationCompletes) {
-  // With a late completion, whoever reads before waiting sees the old value: a race shows.
+  // Completions are delayed, so a read before the wait sees the old value and reveals a race.
   std::atomic<int> early{0};
   for (uint64_t seed = 0; seed < 8; ++seed) {
     const auto rank_main = [&](Communicator& comm) {
@@ -136,10 +139,10 @@ TEST(LocalCommunicator, SplitOrdersByKeyAndLeavesNegativeColorsOut) {
   });
 }
 
-// Runs a world whose ranks sum three times, with one fault; returns the failure and the seconds it
-// took.
+// Runs a world whose ranks sum three times, with one fault. Returns the failure and the seconds
+// until it.
 struct Outcome {
-  std::optional<Kind> kind;  // unset: an Error of another type
+  std::optional<Kind> kind;  // Empty: an Error of another type.
   std::string text;
   double seconds = 0;
 };
@@ -268,8 +271,8 @@ TEST(LocalCommunicator, ARankThatEndsEarlyIsLost) {
 }
 
 TEST(LocalCommunicator, AnExceptionWithOpenOperationsEndsTheWorldWithItsOwnWords) {
-  // Rank 1 unwinds past an operation whose buffer dies with the frame: nobody may touch it, nobody
-  // may hang.
+  // Rank 1 unwinds past an operation whose buffer is destroyed with the frame. No rank may access
+  // the buffer or hang.
   EXPECT_HL_ERROR(LocalWorld::Run(3,
                                   [](Communicator& comm) {
                                     std::vector<float> x(1000, 1.0f);
@@ -295,9 +298,9 @@ TEST(LocalCommunicator, AbortEndsPendingAndLaterOperations) {
   });
 }
 
-// Who polls must not wait for a rank that will never come.
+// A rank that polls must not wait for a rank that never arrives.
 TEST(LocalCommunicator, AnOperationOfAFailedWorldIsOverForWhoPolls) {
-  std::atomic<bool> issued = false;  // a world that has failed before takes no operation
+  std::atomic<bool> issued = false;  // A failed world accepts no operations.
   LocalWorld::Run(2, [&](Communicator& comm) {
     if (comm.rank() == 1) {
       issued.wait(false);

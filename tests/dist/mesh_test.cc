@@ -1,3 +1,5 @@
+// The mesh: which ranks share a row, the order in which ranks are summed, and valid divisions of
+// the world.
 #include "dist/mesh.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +18,7 @@ TEST(Mesh, NeighboursShareRows) {
   EXPECT_EQ(Mesh::Of(0, 1, 1).dp, 1);
 }
 
-// Those with the same slice side by side: of four groups of two, the first slices are 0 to 3.
+// Ranks with the same slice are adjacent: of four groups of two, the first slices are ranks 0 to 3.
 TEST(Mesh, SumsGoOverRanksWithTheSameSliceFirst) {
   for (int rank = 0; rank < 8; ++rank)
     EXPECT_EQ(Mesh::Of(rank, 8, 2).sum_rank(), rank % 2 * 4 + rank / 2);
@@ -54,7 +56,7 @@ TEST(Mesh, RowGroupsAreThoseOfTheMesh) {
   });
 }
 
-// hosts by rank; whether rows of `sp` ranks may lie on them.
+// Checks whether rows of `sp` ranks can be placed on these hosts, which are listed by rank.
 void Place(const std::vector<std::string>& hosts, int sp) {
   LocalWorld::Run(static_cast<int>(hosts.size()), [&](Communicator& world) {
     RequireRowsOnWholeHosts(world, hosts[world.rank()], Mesh::Of(world.rank(), world.size(), sp));

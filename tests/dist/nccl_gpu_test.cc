@@ -1,5 +1,5 @@
-// NCCL over one rank on one GPU: the rendezvous, every operation, the order of streams, the end of
-// a group. Skips where there is no GPU.
+// NCCL with one rank on one GPU: rendezvous, every operation, stream order, and the end of a group.
+// Skipped without a GPU.
 #include "dist/nccl_communicator.h"
 
 #include <cuda_runtime_api.h>
@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t kCount = 1000;
 
-// fp32 on the GPU.
+// fp32 numbers on the GPU.
 class Numbers {
  public:
   explicit Numbers(float first) {
@@ -50,7 +50,7 @@ class NcclGpuTest : public testing::Test {
   void SetUp() override {
     int count = 0;
     if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) GTEST_SKIP() << "no CUDA device";
-    // Not MakeDeviceWorld's, which has none of NCCL for one rank.
+    // Not MakeDeviceWorld, which does not use NCCL for one rank.
     world_ = MakeNcclCommunicator(*control_, {Device::Kind::kCuda, 0}, "world",
                                   {.timeout_s = 60, .init_timeout_s = 120});
     ASSERT_EQ(cudaStreamCreate(&stream_), cudaSuccess);
@@ -100,7 +100,8 @@ TEST_F(NcclGpuTest, EveryOperationOfOneRankIsACopy) {
   world_->Barrier({"g", 0}).WaitHost();
 }
 
-// What the producer has queued comes before, what the consumer queues afterwards comes after.
+// Work that the producer has queued runs before the operation. Work that the consumer queues later
+// runs after it.
 TEST_F(NcclGpuTest, OperationsFollowTheStreams) {
   const Numbers x(1);
   for (int round = 0; round < 50; ++round) {

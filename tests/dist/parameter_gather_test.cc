@@ -1,3 +1,4 @@
+// ParameterGather collects every rank's slices.
 #include "dist/parameter_gather.h"
 
 #include <gtest/gtest.h>
@@ -7,8 +8,8 @@
 namespace halflife::dist {
 namespace {
 
-// The slices of all ranks are everywhere after the gather, under 32 schedules; a parameter is there
-// when Await of it returns, whatever else is still under way.
+// After the gather every rank has the slices of all ranks, under 32 schedules. A parameter is
+// complete when its Await returns, even if other operations are still in flight.
 TEST(ParameterGather, BringsEveryRanksSlices) {
   constexpr int kRanks = 3;
   std::vector<ParamSpec> specs;
@@ -21,7 +22,7 @@ TEST(ParameterGather, BringsEveryRanksSlices) {
   const int64_t all = layout.num_elements(), of_copy = layout.num_compute_elements();
   for (uint64_t seed = 0; seed < 32; ++seed) {
     const auto rank_main = [&](Communicator& comm) {
-      // Two arrays, as where the compute region has a copy: element i is i once it is gathered.
+      // Two arrays, as with a compute copy. Element i has the value i after the gather.
       std::vector<double> copy(of_copy, -1);
       std::vector<float> rest(all - of_copy, -1);
       const auto value = [&](int64_t i) -> double {

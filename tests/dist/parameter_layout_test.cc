@@ -1,3 +1,4 @@
+// The layout of parameters: order, buckets and slices, checked on random parameter lists.
 #include "dist/parameter_layout.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +20,7 @@ std::vector<ParamSpec> RandomSpecs(std::mt19937& random) {
     std::vector<int64_t> shape;
     const int axes = std::uniform_int_distribution<>(0, 3)(random);
     for (int axis = 0; axis < axes; ++axis) {
-      shape.push_back(std::uniform_int_distribution<>(0, 24)(random));  // zero sizes too
+      shape.push_back(std::uniform_int_distribution<>(0, 24)(random));  // Sizes include zero.
     }
     specs.push_back({.name = Concat("p", i),
                      .shape = shape,
@@ -64,7 +65,7 @@ TEST(ParameterLayout, PropertiesOfRandomLayouts) {
     }
     EXPECT_EQ(end, layout.num_elements());
 
-    std::vector<int> expected;  // compute then fp32, each in reverse registration order
+    std::vector<int> expected;  // compute then fp32, each in reverse registration order.
     for (const Region region : {Region::kCompute, Region::kFp32}) {
       for (int param = static_cast<int>(specs.size()) - 1; param >= 0; --param) {
         if (specs[param].region == region) expected.push_back(param);
@@ -130,13 +131,13 @@ TEST(ParameterLayout, TheFirstBucketIsSmall) {
     specs.push_back({.name = std::to_string(i), .shape = {256}, .aliases = {}});
   }
   const ParameterLayout layout(specs, {.first_bucket_bytes = 4096, .bucket_bytes = 16384});
-  EXPECT_EQ(layout.buckets()[0].params.size(), 4u);  // 4 x 256 x 4 bytes
+  EXPECT_EQ(layout.buckets()[0].params.size(), 4u);  // 4 x 256 x 4 bytes.
   EXPECT_EQ(layout.buckets()[1].params.size(), 16u);
 }
 
 TEST(ParameterLayout, OffsetsDoNotDependOnSlicesWithinABucket) {
-  // Slices only pad bucket ends: with 1, 2, 4 or 8 of them lcm(64, 8 S) is 64, and the arena is the
-  // same.
+  // Slices only pad the ends of buckets: with 1, 2, 4 or 8 slices, lcm(64, 8 S) is 64, so the arena
+  // is the same.
   std::mt19937 random(7);
   const std::vector<ParamSpec> specs = RandomSpecs(random);
   const ParameterLayout one(specs, {.num_slices = 1}), eight(specs, {.num_slices = 8});
@@ -155,7 +156,7 @@ TEST(ParameterLayout, TakesLinearTime) {
   int64_t total = 0;
   for (const Fragment& fragment : layout.SliceFragments(0)) total += fragment.end - fragment.begin;
   EXPECT_EQ(total, 200000 * 64);
-  // Some 0.1 s here; a search per tensor over the 12,500 buckets would take minutes.
+  // This takes about 0.1 s. A search over the 12,500 buckets for each tensor would take minutes.
   EXPECT_LT(stopwatch.Seconds(), 10);
 }
 

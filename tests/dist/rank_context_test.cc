@@ -1,3 +1,4 @@
+// How ranks start under mpirun and srun, and how failures of a rank end the whole world.
 #include "dist/rank_context.h"
 
 #include <gmock/gmock.h>
@@ -97,7 +98,7 @@ TEST(RankContext, ADesyncEndsAsATimeout) {
   EXPECT_THAT(result.err, HasSubstr("timeout"));
 }
 
-// Processes that carry `variable` in their environment.
+// Returns the number of processes that have `variable` in their environment.
 int NumProcessesWith(const std::string& variable) {
   int count = 0;
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
@@ -150,7 +151,7 @@ TEST(RankContext, NoRankLeavesBeforeTheLastHasFinished) {
 }
 
 TEST(RankContext, ALauncherWithoutPmixIsExplained) {
-  // As under srun without PMIx: the step says 4 tasks, MPI starts as a singleton.
+  // As under srun without PMIx: the step has 4 tasks, but MPI starts as a singleton.
   const RunResult result = RunCommand({HALFLIFE_RANK_PROBE, "context-info"},
                                       {.timeout_s = 60,
                                        .env = {{"SLURM_PROCID", "0"},

@@ -1,5 +1,5 @@
-// A program that does one thing wrong under mpirun, named by its argument; rank_context_test looks
-// at how it ends.
+// A program for rank_context_test.cc. Run under mpirun, it fails in the way that its argument
+// names.
 #include <signal.h>
 #include <unistd.h>
 
@@ -30,8 +30,8 @@ void Act(const std::string& mode, RankContext& context) {
     return world.AllReduce(Ref(x.data(), 1 << 20), ReduceOp::kSum, {what, 0}, nullptr);
   };
   if (mode == "throw" || mode == "throw-open") {
-    // The others wait for a rank that never comes; `open`: it fails with an operation of its own in
-    // flight.
+    // The other ranks wait for a rank that never arrives. `open`: the rank fails while it has an
+    // operation in flight.
     Work open = mode == "throw-open" && odd ? sum("other") : Work();
     HL_CHECK_AS(ExitCode::kData, !odd, "shard 7 is damaged");
     sum("grads").WaitHost();
@@ -44,8 +44,8 @@ void Act(const std::string& mode, RankContext& context) {
     context.RequireSameConfig(odd ? "beef" : "cafe");
   } else if (mode.starts_with("death-")) {
     if (odd) Die(mode, context);
-    while (true) ::pause();         // only the launcher can end it
-  } else if (mode == "slow-end") {  // every rank finishes its own work, at different times
+    while (true) ::pause();         // Only the launcher can end it.
+  } else if (mode == "slow-end") {  // Every rank finishes its own work at a different time.
     if (odd) std::this_thread::sleep_for(std::chrono::milliseconds(300));
     std::cout << "rank " << context.rank() << " done" << std::endl;
   }

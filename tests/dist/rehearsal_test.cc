@@ -1,3 +1,4 @@
+// A rehearsal records the collectives of a program without running them.
 #include "dist/rehearsal.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +20,7 @@ TEST(Rehearsal, WritesDownWhatIsIssuedAndWaitedFor) {
   Work second =
       rows->SendRecv(Ref(sent, 2), 2, TensorRef{.dtype = DType::kF32}, -1, {"tail", 0}, nullptr);
   second.WaitOn(nullptr);
-  second.WaitHost();  // no second wait: the program has been there
+  second.WaitHost();  // Not recorded again: the program has already waited here.
   first.WaitHost();
   EXPECT_EQ(rehearsal.operations(), (std::vector<RehearsedOperation>{{.group = "rows_2",
                                                                       .group_size = 4,
@@ -42,7 +43,7 @@ TEST(Rehearsal, WritesDownWhatIsIssuedAndWaitedFor) {
   for (const float x : all) EXPECT_EQ(x, 0);
 }
 
-// The reducer of a run, for gradients that nobody holds.
+// The reducer of a run, for gradients without memory.
 TEST(Rehearsal, ReducesWithoutMemory) {
   const ParameterLayout layout(
       {{.name = "a", .shape = {100}, .aliases = {}}, {.name = "b", .shape = {3000}, .aliases = {}}},

@@ -10,8 +10,7 @@
 namespace halflife::test {
 
 // During its lifetime, files of this process cannot grow beyond `bytes`. A write beyond the limit
-// is
-// truncated, and the next one fails.
+// is truncated, and the next one fails.
 class FullDisk {
  public:
   explicit FullDisk(uintmax_t bytes) : handler_(::signal(SIGXFSZ, SIG_IGN)) {

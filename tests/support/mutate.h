@@ -1,6 +1,5 @@
 // Damages bytes for fuzz tests of readers: changes 1 to 4 bytes, and sometimes truncates, repeats
-// or
-// removes some.
+// or removes some.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,5 @@
 // Counts the bytes of tensors that this thread allocates during the object's lifetime: those that
-// are
-// alive now, and the peak.
+// are alive now, and the peak.
 //
 //   const PeakBytes bytes;
 //   Forward(x);

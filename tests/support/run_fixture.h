@@ -1,6 +1,5 @@
 // The fixture of end-to-end tests: a small text, a prepared dataset, a tiny recipe, and functions
-// that
-// run the binary on them.
+// that run the binary on them.
 #pragma once
 
 #include <filesystem>
@@ -14,8 +13,7 @@
 namespace halflife::test {
 
 // Returns paragraphs of sentences from a small vocabulary. The text is learnable but not trivial,
-// and
-// depends only on the seed.
+// and depends only on the seed.
 std::string MakeText(size_t bytes, uint64_t seed);
 
 class RunFixture {

@@ -67,8 +67,7 @@ RunResult RunCommand(const std::vector<std::string>& command, const RunOptions& 
 
 RunResult RunRanks(int ranks, const std::vector<std::string>& command, const RunOptions& options) {
   // Each mpirun gets its own session directory, because an mpirun that ends deletes the directory
-  // even
-  // if another one has just started in it.
+  // even if another one has just started in it.
   const TempDir session;
   std::vector<std::string> all = {"mpirun",
                                   "-n",

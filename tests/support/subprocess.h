@@ -1,6 +1,5 @@
-// Runs a program until it ends and returns its output. Tests use it to run the `halflife` binary as
-// a
-// user does.
+// Runs a program until it ends and returns its output. Tests use it to run the `halflife` binary
+// as a user does.
 //
 //   const RunResult result =
 //       RunCommand({kProgram, "train", "--config", path}, {.timeout_s = 60});
@@ -25,8 +24,7 @@ struct RunResult {
 RunResult RunCommand(const std::vector<std::string>& command, const RunOptions& options = {});
 
 // Returns the command line `mpirun -n ranks` with the flags that tests need: oversubscribed,
-// unbound,
-// root allowed, loopback only.
+// unbound, root allowed, loopback only.
 RunResult RunRanks(int ranks, const std::vector<std::string>& command,
                    const RunOptions& options = {});
 

@@ -1,6 +1,5 @@
 // Checks the table of other trainers' option names: every row gives an answer, and the answer
-// exists
-// in halflife.
+// exists in halflife.
 #include "train/config/foreign_names.h"
 
 #include <gtest/gtest.h>

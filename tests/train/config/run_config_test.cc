@@ -331,8 +331,7 @@ TEST(RunConfig, GraphsOfMicroBatches) {
 }
 
 // The values are checked here. Whether the model uses the positions is checked in plan_test.cc,
-// with
-// the built model.
+// with the built model.
 TEST(RunConfig, PositionsThatRowsAreTold) {
   const auto validate = [](const std::vector<std::string>& set) { Validate(Parse(set), 1); };
   const std::string skipwise = "data.positions=skipwise", length = "data.positions_length=4096";

@@ -62,8 +62,7 @@ TEST(Schedule, OneRateAnEpoch) {
 }
 
 // Property 21 of D2D, on its recipe. The original code trains its first update with a rate of 0.
-// Here
-// update n has the rate of the original update n + 1, so no update is wasted.
+// Here update n has the rate of the original update n + 1, so no update is wasted.
 TEST(Schedule, D2dRisesForThreeThousandUpdatesAndEndsAtZero) {
   const RunConfig config =
       LoadRunConfig(std::string(test::kSourceDir) + "/launch/recipes/d2d_124m.textproto", {});

@@ -47,8 +47,7 @@ TEST(Schema, EveryFieldSaysWhetherResumeComparesItAndWhatItIs) {
 }
 
 // For every variant of every part, the struct has the message's fields in the same order and with
-// the
-// same types.
+// the same types.
 TEST(Schema, StructsOfPartsAndMessagesAgree) {
   const std::map<std::string, pb::FieldDescriptor::CppType> kTypes = {
       {"bool", pb::FieldDescriptor::CPPTYPE_BOOL},

@@ -1,7 +1,6 @@
-// Checks which attention kernels (decay, softmax, polynomial) each recipe uses on each kind of GPU,
-// so
-// that no recipe silently loses its fast path. No GPU is needed, because a plan depends only on the
-// device's limits.
+// Checks which attention kernels (decay, softmax, polynomial) each recipe uses on each kind of
+// GPU, so that no recipe silently loses its fast path. No GPU is needed, because a plan depends
+// only on the device's limits.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -48,8 +47,7 @@ const std::set<std::string> kAttentionByLibTorch = {"conv_attention_mqar", "dna_
                                                     "gau_alpha_6l", "gau_bytes"};
 
 // Recipes that train polynomial attention in fp32, which uses the per-token kernel on a GPU. Rows
-// have
-// 48 tokens. 512 rows with 12 heads run in parallel.
+// have 48 tokens. 512 rows with 12 heads run in parallel.
 const std::set<std::string> kPolynomialByToken = {"simple_mqar"};
 
 struct Device {

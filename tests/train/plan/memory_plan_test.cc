@@ -97,8 +97,7 @@ TEST(MemoryPlan, RanksThatShareRowsShareActivations) {
 }
 
 // sp is larger than the number of ranks, so the plan is for the ranks of one row. There are 16 x
-// 256
-// tokens. The CPU holds the logits of 128 tokens at a time, a GPU those of 1024.
+// 256 tokens. The CPU holds the logits of 128 tokens at a time, a GPU those of 1024.
 TEST(MemoryPlan, CountsTheLogitsOfItsDevice) {
   const RunConfig host = SmallRecipe({"model.vocab_size=131072"});
   RunConfig gpu = host;
@@ -250,8 +249,7 @@ TEST(PlanText, SaysWhereTheVocabularyIsAssumed) {
 }
 
 // 500 rows are 15 steps of 32 rows and one of 20. The runs have 10 steps, and 20 steps, which are
-// one
-// and a quarter epochs.
+// one and a quarter epochs.
 TEST(PlanText, AShortStepHasFewerTokens) {
   const auto text = [](const char* steps) {
     const RunConfig config = SmallRecipe({steps, "data.epoch_end=short"});

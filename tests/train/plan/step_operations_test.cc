@@ -1,6 +1,5 @@
 // A rehearsed step has the same collectives as a real step on every rank: the same groups, order
-// and
-// bytes as in the flight records.
+// and bytes as in the flight records.
 #include "train/plan/step_operations.h"
 
 #include <ATen/Parallel.h>

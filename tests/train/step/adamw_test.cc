@@ -64,8 +64,7 @@ TEST(AdamW, EqualsTheFormulaInFp64) {
 }
 
 // Over 64 epochs of 196 steps with the learning rate of the ReBased runs, weight decay shrinks a
-// norm
-// without a gradient by the product of (1 - lr wd).
+// norm without a gradient by the product of (1 - lr wd).
 TEST(AdamW, DecayOfEverythingShrinksNormsWithoutAGradient) {
   const ScheduleConfig schedule{.kind = "cosine", .final_lr_ratio = 0, .per_epoch = true};
   struct Drift {

@@ -1,6 +1,5 @@
 // Checks which micro-batches are replayed and which tensors a replay reads. On the CPU, a replay
-// runs
-// the recorded function again.
+// runs the recorded function again.
 #include "train/step/micro_batch_graph.h"
 
 #include <ATen/TensorOperators.h>

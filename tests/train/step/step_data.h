@@ -1,6 +1,5 @@
 // The datasets for tests of a training step: DIR/data has packed text in bytes, DIR/mqar has rows
-// of
-// one document with few targets.
+// of one document with few targets.
 #pragma once
 
 #include <filesystem>

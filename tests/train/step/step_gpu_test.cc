@@ -1,6 +1,5 @@
 // Losses and gradients on the GPU agree with those on the CPU for the same model. The tests are
-// skipped
-// with a message if there is no GPU.
+// skipped with a message if there is no GPU.
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/linspace.h>
 #include <ATen/ops/zeros.h>
@@ -66,9 +65,8 @@ double NormOf(const at::Tensor& x) { return at::linalg_vector_norm(x).item<doubl
 
 // Compares each parameter separately, so that a wrong gradient with few elements is not hidden by
 // larger ones. A gradient whose terms almost cancel, such as that of softmax attention's key
-// biases,
-// has the error of its terms. The second summand of the bound allows for that: a parameter with a
-// ten-thousandth of the total norm is still checked against its own norm.
+// biases, has the error of its terms. The second summand of the bound allows for that: a parameter
+// with a ten-thousandth of the total norm is still checked against its own norm.
 void ExpectSameGradients(const std::map<std::string, at::Tensor>& got,
                          const std::map<std::string, at::Tensor>& want, double tolerance) {
   constexpr double kCancelled = 2e-3;

@@ -158,8 +158,7 @@ class StepTest : public testing::Test {
 test::TempDir* StepTest::dir = nullptr;
 
 // A GPU multiplies several weights as one matrix, the CPU does not. The gradients differ only by
-// fp32
-// roundings of sums of at most a hundred products, passed on through a few layers.
+// fp32 roundings of sums of at most a hundred products, passed on through a few layers.
 TEST_F(StepTest, JoinedProductsChangeRoundingsAlone) {
   for (const std::string& mixer : model::NamesOf(model::kMixers))
     for (const char* stage : {"0", "2"}) {
@@ -245,8 +244,7 @@ TEST_F(StepTest, ATableThatLayersShareIsSummedAlikeWhereMicroBatchesAreAddedInOr
 }
 
 // Any other split of the batch changes the order of sums: an error of about 2^-24 in the first
-// step,
-// amplified by later updates.
+// step, amplified by later updates.
 TEST_F(StepTest, AnyNumberOfRanksAndMicroBatchesAgreesToRounding) {
   const std::vector<std::string> batch = {"train.global_batch=12"};
   const Outcome one = Train(1, 10, batch), three = Train(3, 10, batch);
@@ -277,8 +275,7 @@ TEST_F(StepTest, RanksThatShareRowsAgreeToRounding) {
 }
 
 // Overridden position ids depend only on the samples. No split of the batch changes a bit, ranks
-// that
-// share a row get their part of the ids, and the model uses them.
+// that share a row get their part of the ids, and the model uses them.
 TEST_F(StepTest, ToldPositionsFollowTheSamples) {
   const Outcome plain = Train(1, 3);
   for (const std::string kind : {"skipwise", "randomised"}) {
@@ -389,8 +386,7 @@ TEST_F(StepTest, GradientsThatTravelInBf16) {
 }
 
 // Main weights, m and v take 12 bytes per parameter without sharding. With it, m and v and weights
-// that
-// have a compute copy cost a rank only its share. Gradients take 4 bytes. Buckets are padded.
+// that have a compute copy cost a rank only its share. Gradients take 4 bytes. Buckets are padded.
 TEST_F(StepTest, SharesTakeTheirShareOfMemory) {
   const auto train = [](const std::string& precision, int stage) {
     return Train(4, 0, {"train.precision=" + precision, Concat("parallel.zero_stage=", stage)});
@@ -415,9 +411,8 @@ TEST_F(StepTest, MicroBatchSizeIsFree) {
 }
 
 // For two micro-batches, the sum in order equals the pairwise sum. In text, half of the
-// micro-batches
-// have a document that starts within a row, so they are not recorded. With two ranks, the last
-// micro-batch is never replayed.
+// micro-batches have a document that starts within a row, so they are not recorded. With two
+// ranks, the last micro-batch is never replayed.
 TEST_F(StepTest, GraphsOfMicroBatchesChangeNoBit) {
   struct Case {
     int world;
@@ -448,11 +443,9 @@ TEST_F(StepTest, GraphsOfMicroBatchesChangeNoBit) {
 }
 
 // Property 21 of D2D: if all rows have the same number of targets, 8 micro-batches of 4 rows have
-// the
-// gradient of one batch of 32, and two ranks have that of one.
-// The test also covers accumulation, buckets that are summed during backward, shares of gradients,
-// and
-// rows on several ranks.
+// the gradient of one batch of 32, and two ranks have that of one. The test also covers
+// accumulation, buckets that are summed during backward, shares of gradients, and rows on several
+// ranks.
 TEST_F(StepTest, RecomputationChangesNoBit) {
   const std::vector<std::vector<std::string>> meshes = {
       {}, {"parallel.zero_stage=2"}, {"parallel.sp=2", "train.precision=bf16"}};
@@ -492,8 +485,7 @@ TEST_F(StepTest, D2dsGradientIsThatOfTheWholeBatch) {
 }
 
 // Property 23 of D2D: 200 updates in bf16 on rows of 512 tokens reduce the loss. No update is
-// skipped,
-// and decays and all other values stay finite.
+// skipped, and decays and all other values stay finite.
 TEST_F(StepTest, D2dLearnsInBf16) {
   for (const char* map : {"elu", "exp"}) {
     SCOPED_TRACE(map);
@@ -570,8 +562,8 @@ TEST_F(StepTest, NonFiniteGradientSkipsTheUpdateOnEveryRank) {
 }
 
 // Initial logits are small: ln Z is ln 259 for all tokens, and so is the loss. A step without
-// targets
-// occurs with documents of one token, with unlabelled rows, or if masking chooses no token.
+// targets occurs with documents of one token, with unlabelled rows, or if masking chooses no
+// token.
 TEST_F(StepTest, AStepWithoutATargetSkipsTheUpdateOnEveryRank) {
   const std::vector<std::string> hides = {"model.objective=masked_token",
                                           "model.objective.masked_token.rate=1e-12"};

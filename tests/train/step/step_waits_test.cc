@@ -1,6 +1,5 @@
 // Checks for every mixer how often a step makes the host wait for its device, and how many kernels
-// it
-// launches. Both are counted on the CPU (ops/torch/host_waits.h).
+// it launches. Both are counted on the CPU (ops/torch/host_waits.h).
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
@@ -146,13 +145,11 @@ TEST_F(StepWaits, OfOtherPartsWhatAGraphReplaysUploadsNothing) {
 }
 
 // The kernels that a layer launches per micro-batch in forward and backward, as the difference
-// between
-// models of three and of two layers. They include the mixer, the channel mixer, the norms, and a
-// copy
-// of each gradient that no kernel writes in place. Products are joined as on a GPU. A kernel of
-// this
-// project counts as one, although a scan is several launches on a GPU. If only the CPU has a fused
-// kernel (softmax_attention/), this is the CPU's count. A mixer without a row has the goal, 30.
+// between models of three and of two layers. They include the mixer, the channel mixer, the norms,
+// and a copy of each gradient that no kernel writes in place. Products are joined as on a GPU. A
+// kernel of this project counts as one, although a scan is several launches on a GPU. If only the
+// CPU has a fused kernel (softmax_attention/), this is the CPU's count. A mixer without a row has
+// the goal, 30.
 TEST_F(StepWaits, LaunchesOfALayerAndMicroBatch) {
   const ops::JoinedProductsEverywhere as_on_a_gpu;
   const std::map<std::string, int64_t> bounds = {{"based", 20},
