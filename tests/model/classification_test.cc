@@ -1,4 +1,4 @@
-// Models that end with a classifier of documents.
+// Models that end with a classifier over documents.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
@@ -22,7 +22,7 @@ using test::Uniform;
 
 constexpr int64_t kDim = 16;
 
-// Two rows of 6 tokens: documents of 4 and 2, and of 6.
+// Two rows of 6 tokens: documents of 4 and 2 tokens, and one of 6.
 SequenceSlice TwoRows() {
   const std::vector<int32_t> cu_seqlens = {0, 4, 6, 12};
   return SequenceSlice::Packed(2, 6, cu_seqlens, at::kCPU);
@@ -48,7 +48,7 @@ TEST(DocumentPooler, IsWhatItSays) {
   EXPECT_TRUE(Pool("mean", hidden, whole).allclose(hidden.mean(1), 1e-6, 1e-6));
 }
 
-// On a GPU the host would wait for every batch.
+// Such a read would make the host wait for the GPU in every batch.
 TEST(DocumentPooler, ReadsNothingOnTheHost) {
   const at::Tensor hidden = Uniform({2, 6, kDim}, 1);
   for (const char* pooling : {"first", "mean", "last"}) {
@@ -80,7 +80,7 @@ TokenScores ScoresOf(const LanguageModel& model, const at::Tensor& tokens,
   return model.Scores(tokens, targets, {.slice = &slice});
 }
 
-// The head by its definition from the hidden vectors, its loss, and where the loss is told.
+// The head equals its definition on the hidden vectors, and the loss is that of the last token.
 TEST(Classification, IsASoftmaxOverThePooledDocument) {
   LanguageModel model(Classifier("last", /*dense=*/true));
   model.BindOwnMemory(3, false);
@@ -111,7 +111,7 @@ TEST(Classification, IsASoftmaxOverThePooledDocument) {
       model.TokenLosses(tokens, targets, {.slice = &slice}).allclose(scores.losses, 1e-5, 1e-6));
 }
 
-// Neither padding nor a neighbour in the row is seen: to fp32 rounding, whatever the pooling.
+// Padding and other documents of the row have no influence with any pooling, up to fp32 rounding.
 TEST(Classification, ADocumentIsByItself) {
   const at::Tensor none = at::full({1, 9}, -100, at::kLong);
   for (const char* pooling : {"first", "mean", "last"}) {
@@ -129,7 +129,7 @@ TEST(Classification, ADocumentIsByItself) {
   }
 }
 
-// Every parameter of the head and the embedding of the tokens seen train, by any pooling.
+// With any pooling, every parameter of the head and the embeddings of the tokens get gradients.
 TEST(Classification, TrainsItsHead) {
   for (const char* pooling : {"first", "mean", "last"}) {
     LanguageModel model(Classifier(pooling, /*dense=*/true));

@@ -1,5 +1,5 @@
-// Prefill, then one token at a time, against the parallel form of the whole: what inference rests
-// on.
+// Prefill and then decoding token by token gives the outputs of the parallel form on the whole
+// text.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 
@@ -20,8 +20,8 @@ ModelConfig Tiny(const std::string& mixer) {
           .channel_mixer = ChannelMixerConfig("swiglu", {{"width", 32}})};
 }
 
-// Logits are of order 1; fp32 states are summed in another order, over up to 2,000 tokens, and the
-// norm of a mixer's small output magnifies what was rounded before it.
+// Logits have order 1. fp32 states are summed in another order over up to 2,000 tokens, and the
+// norm of a small mixer output amplifies earlier roundings.
 constexpr double kTolerance = 1e-4;
 
 class DecodeTest : public testing::TestWithParam<std::string> {
@@ -70,7 +70,7 @@ TEST_P(DecodeTest, FromAnEmptyStateAndInPieces) {
   for (int64_t t = 0; t < 10; ++t)
     EXPECT_TRUE(
         test::Close(model_.Step(tokens.select(1, t), state), want.select(1, t), kTolerance));
-  // a second prompt behind generated tokens
+  // A second prompt after the generated tokens.
   const SequenceSlice part = whole.Narrow(10, 20);
   const at::Tensor got =
       model_.Logits(model_.Hidden(tokens.narrow(1, 10, 20), {.slice = &part}, &state));
@@ -89,7 +89,7 @@ TEST(HybridDecode, LayersOfTwoMixersEachCarryTheirOwnState) {
   LanguageModel model(config);
   model.BindOwnMemory(1, false);
   const at::NoGradGuard no_grad;
-  for (int i = 0; i < model.parameters().size(); ++i) {  // biases away from 0
+  for (int i = 0; i < model.parameters().size(); ++i) {  // Sets biases to non-zero values.
     at::Tensor parameter = model.parameters().tensor(i);
     if (model.parameters().specs()[i].name.ends_with(".bias"))
       parameter.copy_(test::Normal(parameter.sizes().vec(), i).to(at::kFloat));

@@ -1,4 +1,4 @@
-// Initial values: functions of seed, name and element alone, of the distribution that they say.
+// Initial values depend only on seed, name and element, and have the declared distribution.
 #include "model/init.h"
 
 #include <gmock/gmock.h>
@@ -48,9 +48,9 @@ TEST(Init, TruncatedNormal) {
   const std::vector<float> values = Draw(Init::TruncatedNormal(0.02, 2));
   const Moments m = Of(values);
   EXPECT_LE(std::max(-m.low, m.high), 0.04f);
-  // Of a normal cut at 2 sigma: sqrt(1 - 4 phi(2) / (2 Phi(2) - 1)) sigma = 0.8796 sigma.
+  // For a normal truncated at 2 sigma: sqrt(1 - 4 phi(2) / (2 Phi(2) - 1)) sigma = 0.8796 sigma.
   EXPECT_NEAR(m.std_dev, 0.8796 * 0.02, 5 * 0.02 / std::sqrt(2 * m.n));
-  // Elements that are inside at once keep the plain normal's value.
+  // Elements whose first draw is within the bounds keep the value of the plain normal.
   const std::vector<float> plain = Draw(Init::Normal(0.02));
   int same = 0;
   for (size_t i = 0; i < values.size(); ++i) {

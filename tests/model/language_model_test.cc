@@ -1,4 +1,4 @@
-// The model around the mixers: names, loss, tying, dropout, costs.
+// The model around the mixers: parameter names, loss, tying, dropout, costs.
 #include "model/language_model.h"
 
 #include <ATen/TensorOperators.h>
@@ -38,7 +38,7 @@ at::Tensor Tokens(int64_t batch, int64_t seq_len, uint64_t seed, int64_t vocab =
   return (test::Uniform({batch, seq_len}, seed) * static_cast<double>(vocab)).to(at::kLong);
 }
 
-// Rebinds every parameter in fp64.
+// Replaces every parameter by an fp64 copy.
 void Widen(LanguageModel& model) {
   for (int i = 0; i < model.parameters().size(); ++i)
     model.parameters().Bind(i, model.parameters().tensor(i).detach().to(at::kDouble));
@@ -80,7 +80,7 @@ std::map<std::string, std::vector<int64_t>> MixerShapes(const std::string& mixer
   return shapes;
 }
 
-// The layouts of fla's layers, with D = 32.
+// The parameter layouts of fla's layers, with D = 32.
 TEST(ParameterNames, Retention) {
   EXPECT_THAT(MixerShapes("retention", {{"num_heads", 4}, {"num_kv_heads", 2}}),
               UnorderedElementsAre(Pair("q_proj.weight", ElementsAre(32, 32)),
@@ -121,7 +121,7 @@ TEST(ParameterNames, Softmax) {
           Pair("k_norm.weight", ElementsAre(8)), Pair("o_proj.weight", ElementsAre(32, 32))));
 }
 
-// Published counts of the 340M configurations (vocabulary 32000, untied).
+// Published parameter counts of the 340M configs (vocabulary 32000, untied).
 TEST(ParameterNames, CountsOfPublishedModels) {
   ModelConfig config = {.vocab_size = 32000, .model_dim = 1024, .num_layers = 24};
   config.mixer = MixerConfig("softmax", {{"num_heads", 16}});
@@ -140,7 +140,7 @@ TEST(ParameterNames, NormsComputeInFp32AndOnlyMatricesDecay) {
   }
 }
 
-// The block written out in plain LibTorch calls around the mixer that is under test elsewhere.
+// The block equals plain LibTorch calls around the mixer, which has its own tests.
 TEST(LanguageModelTest, IsThePreNormFrame) {
   LanguageModel model(Tiny());
   model.BindOwnMemory(3, false);
@@ -234,13 +234,13 @@ TEST(LanguageModelTest, TiedEqualsUntiedWithEqualTables) {
   EXPECT_EQ(a.loss.item<float>(), b.loss.item<float>());
   a.objective.backward();
   b.objective.backward();
-  // the shared table's gradient is the sum of both uses
+  // The shared table's gradient is the sum of both uses.
   EXPECT_TRUE(Close(tied.parameters().tensor(0).grad(),
                     untied.parameters().tensor(0).grad() + untied.parameters().tensor(head).grad(),
                     1e-6));
 }
 
-// losses(seed, samples, training) of two rows; `base`: of (1, {5, 6}, true).
+// Compares losses(seed, samples, training) of two rows; `base` is that of (1, {5, 6}, true).
 template <typename Losses>
 void ExpectDrawsBySeedAndSample(const Losses& losses, const at::Tensor& base) {
   EXPECT_TRUE(test::BitEqual(losses(1, {5, 6}, true), base));
@@ -269,7 +269,7 @@ TEST(LanguageModelTest, DropoutIsAFunctionOfSeedAndSample) {
   ExpectDrawsBySeedAndSample(losses, base);
 }
 
-// Of attention's weights: by seed, sample and layer, and in training alone.
+// Dropout of attention weights depends on seed, sample and layer, and is active only in training.
 TEST(LanguageModelTest, DropoutOfWeightsIsAFunctionOfSeedSampleAndLayer) {
   ModelConfig config = Tiny("softmax");
   config.mixer.Set("dropout", 0.2);
@@ -295,7 +295,7 @@ TEST(LanguageModelTest, DropoutOfWeightsIsAFunctionOfSeedSampleAndLayer) {
   ExpectDrawsBySeedAndSample(losses, base);
 }
 
-// bf16 compute: matrices bf16, norms and the loss fp32.
+// bf16 compute: matrices are bf16, norms and the loss fp32.
 TEST(LanguageModelTest, Bf16StaysNearFp32) {
   for (const std::string& mixer : NamesOf(kMixers)) {
     LanguageModel model(Tiny(mixer));
@@ -310,7 +310,7 @@ TEST(LanguageModelTest, Bf16StaysNearFp32) {
     }
     const at::Tensor got = model.TokenLosses(tokens, targets, {.slice = &slice});
     EXPECT_EQ(got.scalar_type(), at::kFloat);
-    // Roundings of 2^-9 in some ten places of each of two layers; logits here are of order 1.
+    // About ten roundings of 2^-9 in each of two layers. Logits have order 1.
     EXPECT_NEAR((got - want).square().mean().sqrt().item<double>(), 0, 0.05) << mixer;
     const LossSums sums = model.Loss(tokens, targets, {.slice = &slice});
     EXPECT_EQ(sums.loss.scalar_type(), at::kFloat);

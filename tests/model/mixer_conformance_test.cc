@@ -1,6 +1,6 @@
-// What every mixer owes to the model, checked for each name in the registry: a new mixer is tested
-// without a line here. Everything runs in fp64, so that differences are those of mathematics; the
-// one fp32 test is about bits.
+// The contract of every mixer, checked for each name in the registry, so a new mixer is tested
+// without a new line here. Everything runs in fp64, so that only mathematical differences show. The
+// one fp32 test compares bits.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -25,14 +25,14 @@ using test::Close;
 using test::Normal;
 
 constexpr int64_t kBatch = 2, kDim = 16;
-// Sums of some hundred terms of order 1 in fp64, chunked differently.
+// Sums of a few hundred terms of order 1 in fp64, chunked differently.
 constexpr double kTolerance = 1e-11;
 
 class MixerConformance : public testing::TestWithParam<MixerForm> {
  protected:
   MixerConformance() { Build(at::kDouble, 0.3); }
 
-  // Weights large enough that decays and scores leave their neutral values.
+  // Weights are large enough that decays and scores differ from their neutral values.
   void Build(at::ScalarType dtype, double std_dev) {
     parameters_ = std::make_unique<ParameterSet>();
     PartContext context = {.sizes = {.model_dim = kDim, .num_layers = 1},
@@ -58,7 +58,8 @@ class MixerConformance : public testing::TestWithParam<MixerForm> {
   at::Tensor Run(const at::Tensor& x, const SequenceSlice& slice) const {
     return mixer_->Forward({.x = x, .slice = slice}).y;
   }
-  // Behind `num_past` tokens that left `initial`, with the state after.
+  // Runs the mixer after `num_past` tokens that left the state `initial`, and returns the new state
+  // too.
   MixerOutput Continue(const at::Tensor& x, const SequenceSlice& slice, const MixerState* initial,
                        int64_t num_past) const {
     return mixer_->Forward(
@@ -67,12 +68,13 @@ class MixerConformance : public testing::TestWithParam<MixerForm> {
   MixerState Empty() const {
     return EmptyState(mixer_->traits(), kBatch, at::kCPU, parameters_->tensor(0).scalar_type());
   }
-  // Of a tensor that grows only what is in use.
+  // Returns the used part of a tensor that grows with the tokens.
   at::Tensor InUse(const MixerState& state, size_t index, int64_t num_tokens) const {
     const at::Tensor& tensor = state.tensors[index];
     return mixer_->traits().state[index].grows() ? tensor.narrow(1, 0, num_tokens) : tensor;
   }
-  // exp of what tensor `index` is scaled by, or 1; to be multiplied with it. No gradient.
+  // Returns exp of the log scale of tensor `index`, or 1, without gradient. The tensor is
+  // multiplied with it.
   at::Tensor Scale(const MixerState& state, size_t index) const {
     const int log_scale = mixer_->traits().state[index].log_scale;
     if (log_scale < 0) return at::ones({1}, at::kDouble);
@@ -80,8 +82,8 @@ class MixerConformance : public testing::TestWithParam<MixerForm> {
     while (scale.dim() < state.tensors[index].dim()) scale = scale.unsqueeze(-1);
     return scale;
   }
-  // The tensor as it counts: scaled, and of one that grows only what is in use. Of a scale itself
-  // nothing: another one would serve as well.
+  // Returns the effective value of a tensor: with its scale applied, and only the used part of a
+  // tensor that grows. A scale by itself has no value, because another one would be equivalent.
   at::Tensor Value(const MixerState& state, size_t index, int64_t num_tokens) const {
     if (mixer_->traits().state[index].exchange == StateExchange::kLogScale)
       return at::zeros({1}, at::kDouble);
@@ -98,7 +100,7 @@ class MixerConformance : public testing::TestWithParam<MixerForm> {
 INSTANTIATE_TEST_SUITE_P(All, MixerConformance, testing::ValuesIn(test::AllMixerForms()),
                          [](const auto& tested) { return test::TestNameOf(tested.param); });
 
-// Decode = parallel, for lengths around the chunk of 64.
+// Decoding equals the parallel form for lengths around the chunk of 64.
 TEST_P(MixerConformance, StepsEqualTheParallelForm) {
   if (!causal()) GTEST_SKIP() << "sees later tokens";
   for (const int64_t seq_len : {1, 63, 64, 65, 130}) {
@@ -112,8 +114,8 @@ TEST_P(MixerConformance, StepsEqualTheParallelForm) {
   }
 }
 
-// What a replayed step needs: its place is a tensor that moves on, and the host knows nothing of
-// it.
+// Needed for steps that are replayed as a graph: the position is a tensor that is incremented, and
+// the host does not read it.
 TEST_P(MixerConformance, StepsOfAConstantStateFollowPositionsAlone) {
   if (!causal() || !mixer_->traits().constant_state()) GTEST_SKIP() << "its state grows";
   const at::Tensor x = Normal({kBatch, 20, kDim}, 1);
@@ -143,7 +145,7 @@ TEST_P(MixerConformance, StateAfterPrefillEqualsStateAfterSteps) {
   }
 }
 
-// The state has the tensors that the traits say, and starts at nothing.
+// The state has the tensors that the traits declare, and starts empty.
 TEST_P(MixerConformance, TraitsDescribeTheState) {
   const MixerTraits traits = mixer_->traits();
   const MixerState state = Continue(Normal({kBatch, 5, kDim}, 12), Whole(5), nullptr, 0).state;
@@ -161,8 +163,8 @@ TEST_P(MixerConformance, TraitsDescribeTheState) {
   EXPECT_TRUE(Close(Continue(x, Whole(5), &empty, 0).y, Run(x), kTolerance));
 }
 
-// Positions that a row is told change the outputs of mixers that say so, and of no others. A method
-// of positions that counts distances besides may rotate by them, too: it promises nothing.
+// Overridden position ids change the outputs of mixers that declare it, and of no others. Methods
+// that also count token distances may use the ids for rotations, so they are not checked.
 TEST_P(MixerConformance, TraitsSayWhetherToldPositionsAreRead) {
   const at::Tensor x = Normal({kBatch, 30, kDim}, 13);
   SequenceSlice slice = Whole(30);
@@ -187,7 +189,7 @@ TEST_P(MixerConformance, TraitsSayWhetherThereAreProbabilities) {
   EXPECT_EQ(mixer_->traits().has_attention_probabilities, shown);
 }
 
-// What StateExchange promises of the state after a slice, as a function of the one before it.
+// The state after a slice depends on the state before it as StateExchange declares.
 TEST_P(MixerConformance, StateCrossesASliceByItsRule) {
   if (!causal()) GTEST_SKIP() << "sees later tokens";
   const at::Tensor x = Normal({kBatch, 12, kDim}, 13);
@@ -195,7 +197,7 @@ TEST_P(MixerConformance, StateCrossesASliceByItsRule) {
   const auto after = [&](const MixerState& before) {
     return Continue(x, whole.Narrow(12, 12), &before, 12).state;
   };
-  // Three states that rows can have: what other tokens leave.
+  // Three possible states of rows: those that other tokens leave.
   std::vector<MixerState> before;
   for (const uint64_t seed : {14, 15, 16})
     before.push_back(
@@ -205,7 +207,7 @@ TEST_P(MixerConformance, StateCrossesASliceByItsRule) {
     const StateTensor& trait = mixer_->traits().state[i];
     switch (trait.exchange) {
       case StateExchange::kAffine: {
-        // after(p + q - r) = after(p) + after(q) - after(r), the other tensors being the same
+        // after(p + q - r) = after(p) + after(q) - after(r), with the other tensors equal.
         std::vector<MixerState> mixed(3, before[2]);
         for (const size_t k : {0, 1})
           mixed[k].tensors[i] = before[k].tensors[i] * Scale(before[k], i) / Scale(before[2], i);
@@ -216,12 +218,12 @@ TEST_P(MixerConformance, StateCrossesASliceByItsRule) {
         EXPECT_TRUE(Close(after(sum).tensors[i], want, kTolerance)) << trait.name;
         break;
       }
-      case StateExchange::kTail:  // 12 tokens are more than any tail holds
+      case StateExchange::kTail:  // 12 tokens are more than any tail holds.
         EXPECT_TRUE(Close(a.tensors[i], b.tensors[i], kTolerance)) << trait.name;
         break;
       case StateExchange::kGather: {
-        // what the slice adds does not depend on what was gathered, the other tensors being the
-        // same
+        // The slice's contribution does not depend on the gathered state, with the other tensors
+        // equal.
         MixerState mixed = before[0];
         mixed.tensors[i] = before[1].tensors[i];
         EXPECT_TRUE(Close(a.tensors[i].narrow(1, 0, 12), before[0].tensors[i], kTolerance));
@@ -260,7 +262,7 @@ TEST_P(MixerConformance, SplitAnywhereAndCarryTheStateIsTheWhole) {
 TEST_P(MixerConformance, PackedDocumentsAreSeparateSequences) {
   if (!packs()) GTEST_SKIP() << "a mixer of whole rows";
   const at::Tensor x = Normal({kBatch, 100, kDim}, 4);
-  const std::vector<int32_t> cu_seqlens = {0, 1, 65, 100, 130, 200};  // 100 = start of row 1
+  const std::vector<int32_t> cu_seqlens = {0, 1, 65, 100, 130, 200};  // 100 is the start of row 1.
   const at::Tensor packed = Run(x, SequenceSlice::Packed(kBatch, 100, cu_seqlens, at::kCPU));
   const at::Tensor flat = x.view({1, 200, kDim}), got = packed.view({1, 200, kDim});
   for (size_t i = 0; i + 1 < cu_seqlens.size(); ++i) {
@@ -271,7 +273,7 @@ TEST_P(MixerConformance, PackedDocumentsAreSeparateSequences) {
   }
 }
 
-// A slice of packed rows: the state reaches up to the first start in it, and not beyond.
+// In a slice of packed rows, the state reaches up to the first document start and not beyond.
 TEST_P(MixerConformance, SplitOfPackedRowsIsTheWhole) {
   if (!causal()) GTEST_SKIP() << "sees later tokens";
   if (!packs()) GTEST_SKIP() << "a mixer of whole rows";
@@ -287,7 +289,7 @@ TEST_P(MixerConformance, SplitOfPackedRowsIsTheWhole) {
   }
 }
 
-// What the traits say that it does not take is refused, and not computed wrongly.
+// Rows that the traits exclude are refused and not computed incorrectly.
 TEST_P(MixerConformance, RefusesRowsThatItsTraitsExclude) {
   const MixerTraits traits = mixer_->traits();
   if (!packs()) {
@@ -310,8 +312,8 @@ TEST_P(MixerConformance, RefusesRowsThatItsTraitsExclude) {
                   Concat(seq_len, " tokens"));
 }
 
-// In fp32, where a leak of rounding would show: outputs before a changed token keep their bits, or
-// where the mixer rounds by whole rows nearly so.
+// In fp32, so that a dependence below fp64's tolerance shows: outputs before a changed token keep
+// their bits. Mixers that round by whole rows keep them up to rounding.
 TEST_P(MixerConformance, LaterTokensLeaveEarlierOutputsAlone) {
   if (!causal()) GTEST_SKIP() << "sees later tokens";
   Build(at::kFloat, 0.3);
@@ -323,7 +325,7 @@ TEST_P(MixerConformance, LaterTokensLeaveEarlierOutputsAlone) {
     const at::Tensor after = Run(changed);
     if (mixer_->traits().causal_in_bits) {
       EXPECT_TRUE(test::BitEqual(after.narrow(1, 0, t), before.narrow(1, 0, t))) << "token " << t;
-    } else {  // sums of some hundred terms of order 1 in fp32
+    } else {  // Sums of a few hundred terms of order 1 in fp32.
       EXPECT_TRUE(Close(after.narrow(1, 0, t), before.narrow(1, 0, t), 1e-5)) << "token " << t;
     }
     EXPECT_FALSE(after.select(1, t).equal(before.select(1, t))) << "token " << t;
@@ -332,7 +334,7 @@ TEST_P(MixerConformance, LaterTokensLeaveEarlierOutputsAlone) {
 
 TEST_P(MixerConformance, GradientsAreFiniteDifferences) {
   constexpr int64_t kSeqLen = 21;
-  const std::vector<int32_t> cu_seqlens = {0, 21, 30, 42};  // documents in row 1 only
+  const std::vector<int32_t> cu_seqlens = {0, 21, 30, 42};  // Documents in row 1 only.
   const auto slice =
       packs() ? SequenceSlice::Packed(kBatch, kSeqLen, cu_seqlens, at::kCPU) : Whole(kSeqLen);
   const at::Tensor weights = Normal({kBatch, kSeqLen, kDim}, 7);
@@ -342,8 +344,8 @@ TEST_P(MixerConformance, GradientsAreFiniteDifferences) {
     for (int i = 0; i < parameters_->size(); ++i) parameters_->Bind(i, in[1 + i]);
     return (Run(in[0], slice) * weights).sum();
   };
-  // A divisor that is taken for a constant, as this option's is, is seen as far as the norm of a
-  // head does not undo it: by its eps of 1e-6 over outputs of some tenths, squared. retnet_test has
+  // This option treats a divisor as a constant in the gradient. The head's norm cancels the divisor
+  // except for its eps of 1e-6, relative to squared outputs of a few tenths. retnet_test.cc checks
   // the exact gradient.
   const MixerConfig& mixer = GetParam();
   const bool detached =
@@ -351,8 +353,8 @@ TEST_P(MixerConformance, GradientsAreFiniteDifferences) {
   test::ExpectFiniteDifferences(loss, inputs, detached ? 1e-4 : 1e-5, /*stride=*/7);
 }
 
-// Through the state of an earlier slice: gradients of its tokens from losses on the later ones, and
-// from the last state.
+// Losses on later tokens and on the final state have gradients for the tokens of an earlier slice,
+// through its state.
 TEST_P(MixerConformance, GradientsFlowThroughTheState) {
   if (!causal()) GTEST_SKIP() << "sees later tokens";
   const at::Tensor weights = Normal({kBatch, 9, kDim}, 9);
@@ -373,7 +375,7 @@ TEST_P(MixerConformance, DeclaresWhatItCosts) {
   for (int i = 0; i < parameters_->size(); ++i) {
     const dist::ParamSpec& spec = parameters_->specs()[i];
     EXPECT_EQ(spec.name.rfind("attn.", 0), 0u) << spec.name;
-    // Products with x are matrices in the compute dtype; a mixer may decay other parameters, but
+    // Matrices that multiply x are in the compute dtype. A mixer may decay other parameters, but
     // never a norm's weight.
     if (spec.shape.size() == 2 && spec.region == dist::Region::kCompute)
       matrix_elements += spec.count();
@@ -381,7 +383,7 @@ TEST_P(MixerConformance, DeclaresWhatItCosts) {
     EXPECT_FALSE(spec.weight_decay && starts_at_one) << spec.name;
   }
   const FlopCount flops = mixer_->FlopsPerToken(128);
-  // A matrix that every head of a token is multiplied with counts for each.
+  // A matrix that is applied to every head of a token counts once per head.
   EXPECT_GE(flops.matmul, 2.0 * static_cast<double>(matrix_elements));
   EXPECT_GT(flops.mixing, 0);
   EXPECT_GT(mixer_->ActivationBytesPerToken(128, 4), 4.0 * kDim);

@@ -1,4 +1,4 @@
-// What suites that run on every mixer run on: the forms that mixers ask to be tested in, by name.
+// The option sets in which mixers are tested, for suites that run on every mixer.
 #pragma once
 
 #include <map>
@@ -12,12 +12,12 @@
 
 namespace halflife::model {
 
-// A mixer and, of layers of attention, how the model knows positions.
+// A mixer, and for layers of attention the model's position method.
 struct MixerForm : MixerConfig {
   PositionsConfig positions;
 };
 
-// "gla_num_heads_2"
+// Returns, for example, "gla_num_heads_2".
 inline std::string NameOf(const PartConfig& form) {
   const PartConfig usual(form.kind(), form.name());
   std::string name = form.name();
@@ -32,14 +32,14 @@ inline std::string NameOf(const MixerForm& form) {
   const std::string name = NameOf(static_cast<const PartConfig&>(form));
   return form.positions.name() == "none" ? name : name + "_" + NameOf(form.positions);
 }
-// Found by GoogleTest beside its argument.
+// GoogleTest finds it by argument-dependent lookup.
 inline void PrintTo(const MixerForm& form, std::ostream* out) { *out << NameOf(form); }
 
 }  // namespace halflife::model
 
 namespace halflife::test {
 
-// Options of the ways in which attention knows positions that take every path within some hundred
+// Returns position methods of attention with options that reach every path within a few hundred
 // tokens.
 inline std::vector<model::PositionsConfig> AttentionPositionsForms() {
   using Options = std::vector<model::Assignment>;
@@ -72,7 +72,7 @@ inline std::vector<model::MixerForm> AllMixerForms() {
   std::vector<model::MixerForm> forms;
   for (const std::string& name : NamesOf(model::kMixers))
     for (const model::MixerConfig& form : model::TestForms(name)) forms.push_back({form, {}});
-  // a factor of whole scores, biases included
+  // A factor on whole scores, biases included.
   forms.push_back({model::MixerConfig("softmax", {{"num_heads", int64_t{2}},
                                                   {"query_scale", "info"},
                                                   {"query_scale_mode", "train"},
@@ -85,7 +85,7 @@ inline std::vector<model::MixerForm> AllMixerForms() {
   return forms;
 }
 
-// As a test's name may be spelt.
+// Returns a valid test name.
 inline std::string TestNameOf(const model::MixerForm& form) {
   std::string name = model::NameOf(form);
   for (char& c : name)

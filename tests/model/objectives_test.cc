@@ -1,4 +1,4 @@
-// What each objective makes of a batch of the next token's labels.
+// The inputs and targets that each objective makes from a batch of next-token labels.
 #include "model/objectives/objective.h"
 
 #include <gtest/gtest.h>
@@ -84,14 +84,15 @@ TEST(MaskedToken, IsAFunctionOfSeedSampleAndPosition) {
   EXPECT_EQ(again.labels, rows.labels);
   other_seed.Label(config, 2);
   EXPECT_NE(other_seed.labels, rows.labels);
-  // The second row's sample in the first row: the same places are chosen.
+  // If the first row has the second row's sample number, the same positions are chosen.
   moved.samples[0] = rows.samples[1];
   moved.Label(config);
   for (int64_t t = 0; t < kSeqLen; ++t)
     EXPECT_EQ(moved.labels[t] < 0, rows.labels[kSeqLen + t] < 0) << t;
 }
 
-// The same tokens in rows of half the length: the same ones are hidden, by the same.
+// If the same tokens are in rows of half the length, the same ones are masked, with the same
+// replacements.
 TEST(MaskedToken, HidesPlacesOfTheTextHoweverItIsCut) {
   const ObjectiveConfig config("masked_token");
   Rows whole, halves;
@@ -110,7 +111,8 @@ TEST(MaskedToken, HidesPlacesOfTheTextHoweverItIsCut) {
   EXPECT_EQ(halves.labels, whole.labels);
 }
 
-// Words of the bytes "ab 7c, d" over and over: "ab", "7c" and "d" are hidden or seen as one.
+// The bytes "ab 7c, d" are repeated. Each of the words "ab", "7c" and "d" is masked as a whole or
+// not at all.
 TEST(MaskedToken, HidesWholeWords) {
   const std::string text = "ab 7c, d\xc3\xa9\n";
   Rows rows;
@@ -135,7 +137,8 @@ TEST(MaskedToken, HidesWholeWords) {
     EXPECT_EQ(rows.labels[i] >= 0, rows.labels[i - 1] >= 0) << i;
     EXPECT_EQ(rows.inputs[i] == before[i], rows.inputs[i - 1] == before[i - 1]) << i;
   }
-  // Words of up to three tokens: the share of tokens varies more than that of independent draws.
+  // With words of up to three tokens, the share of masked tokens varies more than for independent
+  // draws.
   const auto n = static_cast<double>(kBatch * kSeqLen);
   EXPECT_NEAR(chosen / n, 0.15, 5 * std::sqrt(3 * 0.15 * 0.85 / n));
 }

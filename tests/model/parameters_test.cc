@@ -1,3 +1,4 @@
+// The registry of a model's parameters and its handles.
 #include "model/parameters.h"
 
 #include <ATen/ops/empty.h>

@@ -1,5 +1,5 @@
-// Each part but the mixers against its formula in plain LibTorch calls, in fp64; and a whole model
-// of every variant: gradients, decode, costs.
+// Each part except the mixers equals its formula in plain LibTorch calls, in fp64. Also tests a
+// whole model for each variant: gradients, decoding, costs.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
@@ -29,9 +29,9 @@ using test::Close;
 using test::Normal;
 
 constexpr int64_t kDim = 16, kLayers = 2;
-constexpr double kTolerance = 1e-12;  // some ten operations of order 1 in fp64
+constexpr double kTolerance = 1e-12;  // About ten operations of order 1 in fp64.
 
-// A part's parameters, bound to random values in fp64.
+// A part's parameters, with random values in fp64.
 class Parts : public testing::Test {
  protected:
   PartContext Context(const std::string& prefix = "") {
@@ -157,7 +157,7 @@ TEST_F(Parts, HeadWithBias) {
               want.sum().item<double>(), 1e-10);
 }
 
-// Logits, losses and the choice of the likeliest token with a factor and a bias: scaled once.
+// Logits, losses and the greedy token with a factor and a bias, which are scaled once.
 TEST_F(Parts, HeadWithALogitScale) {
   HeadOptions options;
   options.bias = true;
@@ -189,7 +189,8 @@ TEST_F(Parts, ALogitScaleBelowZeroIsRefused) {
                                    "1 / sqrt(model_dim)."));
 }
 
-// A mixer that doubles and a channel mixer that is the identity show a block's own arithmetic.
+// Runs a block whose mixer doubles its input and whose channel mixer is the identity, to test the
+// block's own arithmetic.
 at::Tensor RunBlock(const Block& block, const at::Tensor& x) {
   ResidualStream stream(x);
   block.Forward(stream, {.mix = [](const Mixer&, const at::Tensor& h) { return 2 * h; },
@@ -220,7 +221,7 @@ TEST_F(Parts, BlocksArithmetic) {
   EXPECT_TRUE(Close(RunBlock(*deep, x_), n((alpha + 1) * n((alpha + 2) * x_)), 1e-11));
 }
 
-// With a norm that has weights: one for the mixer, none for what is not there.
+// The norm has weights, so there is one for the mixer and none for the missing channel mixer.
 TEST_F(Parts, BlocksOfAMixerAlone) {
   const NormConfig norm("rms_norm", {{"eps", 0.1}});
   const MixerConfig mixer("softmax", {{"num_heads", 2}});
@@ -242,7 +243,7 @@ TEST_F(Parts, BlocksOfAMixerAlone) {
   }
 }
 
-// Standard deviation of a parameter's initial values, over that of q_proj.
+// Returns the ratio of a parameter's initial standard deviation to that of q_proj.
 double InitRatio(const BlockConfig& block, const std::string& name) {
   const LanguageModel model({.vocab_size = 11,
                              .model_dim = 256,
@@ -264,7 +265,7 @@ double InitRatio(const BlockConfig& block, const std::string& name) {
   return std_dev(name) / std_dev("attn.q_proj.weight");
 }
 
-// 65,536 and more draws each: five standard errors of a ratio are 2 %.
+// At least 65,536 draws each: five standard errors of a ratio are 2 %.
 TEST(BlockInit, ScalesTheBranchesByDepth) {
   const double up = std::sqrt(std::log(16.0)), down = std::pow(64.0, -0.25);
   for (const char* name :
@@ -282,7 +283,7 @@ TEST(BlockInit, ScalesTheBranchesByDepth) {
   }
 }
 
-// ---- Whole models, each with one part that is not the usual one.
+// ---- Whole models, each with one part that is not the default ----
 
 struct Named {
   std::string name;
@@ -311,7 +312,7 @@ std::vector<Named> ModelsOfEveryPart() {
        .part =
            [&](PartConfig& part) {
              const PartConfig before = part;
-             if (&part.kind() == &kMixers) return;  // those have their own suite
+             if (&part.kind() == &kMixers) return;  // Mixers have their own suite.
              for (const std::string& name : NamesOf(part.kind())) {
                part = PartConfig(part.kind(), name);
                models.push_back({std::string(part.kind().name) + "_" + name, copy});

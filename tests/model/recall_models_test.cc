@@ -1,6 +1,6 @@
-// The small models of associative recall that ReBased compares its mixers in (Aksenov et al., 2024;
-// their skeleton is Zoology's), and its language models, put together from parts: exact parameter
-// counts of the paper's tables, and the residual stream by hand.
+// The small models for associative recall in which ReBased compares its mixers (Aksenov et al.,
+// 2024; based on Zoology's code), and its language models: exact parameter counts of the paper's
+// tables, and the residual stream compared with a calculation by hand.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
@@ -35,7 +35,7 @@ struct RecallShape {
   int64_t model_dim, num_positions;
 };
 
-// Two blocks without an MLP, learned positions, a tied head, and dropout on the embedding alone.
+// Two blocks without an MLP, learned positions, a tied head, and dropout only on the embedding.
 ModelConfig RecallModel(const RecallShape& shape, const MixerConfig& first,
                         const MixerConfig& second) {
   ModelConfig config = {.vocab_size = 8192, .model_dim = shape.model_dim, .num_layers = 2};
@@ -54,7 +54,7 @@ int64_t CountOf(const ModelConfig& config) {
   return LanguageModel(config).CountParameters().total();
 }
 
-// Table 6 of the paper; each column has a table of positions of its own length.
+// A cell of table 6 of the paper. Each column has a position table of its own length.
 struct Cell {
   RecallShape shape;
   int64_t count;
@@ -94,7 +94,7 @@ TEST(RecallModels, ConvolutionAndRwkv4HaveThePapersParameters) {
               cell.count);
 }
 
-// Its blocks have one RMSNorm each, before a last LayerNorm.
+// Its blocks have one RMSNorm each, and the last norm is a LayerNorm.
 TEST(RecallModels, MambaHasThePapersParameters) {
   for (const Cell& cell : {Cell{{64, 1024}, 655'360},
                            {{128, 1024}, 1'413'120},
@@ -117,11 +117,11 @@ TEST(RecallModels, BasedAndRebasedHaveThePapersParameters) {
       return CountOf(RecallModel(cell.shape, MixerConfig("base_conv"), MixerConfig(mixer)));
     };
     EXPECT_EQ(count("based"), cell.count);
-    EXPECT_EQ(count("rebased"), cell.count + 768);  // gamma and beta of q and k, 12 x 16 each
+    EXPECT_EQ(count("rebased"), cell.count + 768);  // gamma and beta of q and k, 12 x 16 each.
   }
 }
 
-// The language models of its section 5.4: 50,280 tokens, no positions, D = 768.
+// The language models of section 5.4: 50,280 tokens, no positions, D = 768.
 ModelConfig PileModel(int64_t num_layers, int64_t mlp_width, const MixerConfig& mixer) {
   ModelConfig config = {.vocab_size = 50280, .model_dim = 768, .num_layers = num_layers};
   config.mixer = mixer;
@@ -133,7 +133,7 @@ ModelConfig PileModel(int64_t num_layers, int64_t mlp_width, const MixerConfig& 
 TEST(RecallModels, LanguageModelsHaveThePapersParameters) {
   const MixerConfig attention("softmax", {{"num_heads", 12}, {"rope_theta", 0}});
   EXPECT_EQ(CountOf(PileModel(12, 3072, attention)), 151'880'448);
-  // Gated convolutions in every second of 18 layers.
+  // Every second of 18 layers has gated convolutions.
   const auto hybrid = [](const char* mixer) {
     ModelConfig config = PileModel(18, 1536, MixerConfig("gated_conv"));
     config.hybrid = {{.every = 2, .first = 1, .mixer = MixerConfig(mixer)}};
@@ -143,7 +143,7 @@ TEST(RecallModels, LanguageModelsHaveThePapersParameters) {
   EXPECT_EQ(hybrid("rebased"), 147'548'928);
 }
 
-// A model in fp64 whose parameters are read by name.
+// A model in fp64 whose parameters can be read by name.
 class ByHand : public testing::Test {
  protected:
   static constexpr int64_t kDim = 8, kSeqLen = 7;
@@ -186,8 +186,8 @@ class ByHand : public testing::Test {
   const at::NoGradGuard no_grad_;
 };
 
-// r <- r + h; r <- r + mixer(norm r); h = norm' r: a block without an MLP still adds its second
-// norm.
+// r <- r + h; r <- r + mixer(norm r); h = norm' r. A block without an MLP still adds the output of
+// its second norm.
 TEST_F(ByHand, ABlockWithoutAnMlpAddsItsSecondNorm) {
   at::Tensor r = at::embedding(values_.at("embeddings.weight"), tokens_) +
                  at::embedding(values_.at("positions.weight"), at::arange(kSeqLen));
@@ -202,7 +202,7 @@ TEST_F(ByHand, ABlockWithoutAnMlpAddsItsSecondNorm) {
   EXPECT_TRUE(Close(model_.Logits(hidden), want.matmul(values_.at("embeddings.weight").t()), 1e-5));
 }
 
-// The model has no dropout but that of its embedding and of its attention's probabilities.
+// Only the embedding and the attention probabilities have dropout.
 TEST(RecallModels, DropoutIsOnTheEmbeddingAlone) {
   const MixerConfig conv("base_conv");
   ModelConfig config = RecallModel({8, 16}, conv, conv);
@@ -220,8 +220,8 @@ TEST(RecallModels, DropoutIsOnTheEmbeddingAlone) {
                                  .samples = ops::SampleNumbers(samples, at::kCPU)});
   };
   EXPECT_FALSE(test::BitEqual(hidden(true), hidden(false)));
-  // With tables of zeros the embedding has nothing left to drop, and the branches have: their
-  // biases.
+  // With tables of zeros, dropout on the embedding has no effect. Dropout on branches would change
+  // their biases.
   for (int i = 0; i < model.parameters().size(); ++i) {
     const std::string& name = model.parameters().specs()[i].name;
     const at::Tensor tensor = model.parameters().tensor(i);

@@ -1,6 +1,6 @@
-// Training that computes a part of the forward again gives what training that keeps it gives, bit
-// for bit: the loss and every gradient, of every mixer and block, with dropout and documents, on
-// one rank and on several, which talk as often as before. It holds the memory that is planned.
+// Training with recomputation gives the same bits as training that stores all activations: the loss
+// and every gradient, for every mixer and block, with dropout and documents, on one rank and on
+// several, without more communication. Its memory is the planned one.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
@@ -42,14 +42,14 @@ ModelConfig Of(const MixerForm& form) {
   config.dropout = 0.1;
   config.mixer = form;
   config.positions = form.positions;
-  config.objective = ObjectiveConfig("labelled");  // encoders too
+  config.objective = ObjectiveConfig("labelled");  // Includes encoders.
   config.channel_mixer = ChannelMixerConfig("swiglu", {{"width", int64_t{48}}});
   return config;
 }
 
 struct Outcome {
   at::Tensor loss;
-  std::vector<at::Tensor> gradients;  // one a parameter; undefined: none
+  std::vector<at::Tensor> gradients;  // One per parameter; undefined: none.
 };
 
 at::Tensor Tokens(uint64_t seed, int64_t batch = kBatch, int64_t seq_len = kSeqLen) {
@@ -114,7 +114,7 @@ TEST_P(RecomputedMixer, GivesTheSameBits) {
   }
 }
 
-// Blocks whose residual reads what the mixer reads, here more than once.
+// Blocks whose residual uses the mixer's input, which is read several times here.
 TEST(Recomputed, MixersThatReadTwiceBesideAResidual) {
   for (const auto& [mixer, options] :
        {std::pair<const char*, std::vector<Assignment>>{"base_conv", {}},
@@ -134,7 +134,7 @@ TEST(Recomputed, MixersThatReadTwiceBesideAResidual) {
     }
 }
 
-// How often the ranks talk is part of what a test compares.
+// Counts the exchanges between ranks, which are compared too.
 class CountingGroup final : public SegmentGroup {
  public:
   CountingGroup(std::shared_ptr<SegmentGroup> group, int64_t& count)
@@ -211,7 +211,8 @@ TEST(Recompute, GivesTheSameBitsInEveryBlockAndInBf16) {
   }
 }
 
-// Bytes a token: of tensors that a forward leaves behind for backward, and the most that both hold.
+// Bytes per token: of tensors that a forward stores for backward, and the peak of forward and
+// backward.
 struct Held {
   double kept = 0, most = 0;
 };
@@ -232,9 +233,9 @@ Held MeasureHeld(const ModelConfig& config, Recompute recompute) {
   return {kept / (kRows * kHeldLength), bytes.peak() / (kRows * kHeldLength)};
 }
 
-// Kept are of a block two vectors a token of its residual stream, or what its mixer reads in place
-// of what it computes; backward has besides one block, or mixer, at a time. Gradients inside that
-// are what no plan counts, some per cent of a model as deep as those that people train.
+// Each block stores two vectors per token of its residual stream, or the mixer's input instead of
+// its intermediates. Backward adds one block, or one mixer, at a time. A plan does not count
+// gradients inside it, which are a few per cent for models of realistic depth.
 TEST(Recompute, HoldsWhatIsPlanned) {
   ModelConfig config = {.vocab_size = 37, .model_dim = 64, .num_layers = 24};
   config.mixer = MixerConfig("gla", {{"num_heads", int64_t{2}}});
@@ -250,7 +251,8 @@ TEST(Recompute, HoldsWhatIsPlanned) {
     const Held held = MeasureHeld(config, way);
     const double planned = cost.ActivationBytesPerToken(4, way);
     expect_within(held.most, planned);
-    const double gradients = 4.0 * 64 * static_cast<int>(way);  // of one part's inputs, in backward
+    // Gradients of one part's inputs, in backward.
+    const double gradients = 4.0 * 64 * static_cast<int>(way);
     expect_within(held.kept, planned - gradients - cost.RecomputedBytesOfLayer(0, 4, way));
     EXPECT_LT(held.most, 0.7 * before);
     before = held.most;

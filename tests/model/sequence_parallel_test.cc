@@ -1,6 +1,6 @@
-// Rows whose slices lie on several ranks give what whole rows give: outputs and all gradients, of
-// every mixer, for any cut, with documents anywhere. Ranks are threads; everything runs in fp64, so
-// that differences are those of mathematics.
+// Rows that are split over several ranks give the results of whole rows: outputs and all gradients,
+// for every mixer, any split, and documents anywhere. Ranks are threads. Everything runs in fp64,
+// so that only mathematical differences show.
 #include "model/sequence_parallel.h"
 
 #include <ATen/TensorOperators.h>
@@ -40,15 +40,15 @@ using test::Close;
 using test::Normal;
 
 constexpr int64_t kBatch = 2, kDim = 16, kSeqLen = 150;
-// Sums of some hundred terms of order 1 in fp64, in another order.
+// Sums of a few hundred terms of order 1 in fp64, in another order.
 constexpr double kTolerance = 1e-10;
 
-// Uneven, with ranks of one token and of none.
+// Uneven splits, with ranks of one token and of none.
 const std::vector<std::vector<int64_t>> kCuts = {
     {150}, {63, 87}, {37, 1, 112}, {64, 0, 20, 66}, {1, 19, 20, 24, 1, 35, 50, 0}};
 
-// Document starts of each row's tokens b T + t: at a cut, inside slices, one token before a cut,
-// and a row of one document.
+// Document starts by token number b T + t: at a split, inside slices, one token before a split, and
+// a row with one document.
 std::vector<int32_t> Documents() { return {0, 37, 62, 63, 130, 149, 150, 300}; }
 
 SequenceSlice WholeRows(bool packed) {
@@ -56,7 +56,8 @@ SequenceSlice WholeRows(bool packed) {
                 : SequenceSlice::Contiguous(kBatch, kSeqLen, 0, at::kCPU);
 }
 
-// What a site within a mixer draws by in training: of the rows' samples and their tokens' places.
+// Dropout at a site within a mixer in training, which depends on the rows' samples and the tokens'
+// positions.
 ops::DropoutConfig DropoutAt(uint32_t site, double rate, const SequenceSlice& slice) {
   return {.rate = rate,
           .key = MakeRandomKey(1, RandomPurpose::kTest, site),
@@ -64,7 +65,7 @@ ops::DropoutConfig DropoutAt(uint32_t site, double rate, const SequenceSlice& sl
           .first_position = slice.begin};
 }
 
-// The output, then the gradients of x and of all parameters, for one dL/dy; in training.
+// Returns the output in training, then the gradients of x and all parameters, for a given dL/dy.
 Tensors OutputAndGradients(const MixerForm& form, const at::Tensor& x, const at::Tensor& dy,
                            const SequenceSlice& slice) {
   test::BuiltMixer built(form, kDim, at::kDouble, 0.3, {.positions = form.positions});
@@ -92,9 +93,9 @@ Tensors OutputAndGradients(const MixerForm& form, const at::Tensor& x, const at:
   return results;
 }
 
-// What a rank does wrong, for tests that must notice.
+// Faults of a rank, for tests that must detect them.
 struct Mistakes {
-  // Changes what an operation of this name gives.
+  // Changes the result of operations with this name.
   std::string operation;
   std::function<void(at::Tensor& result)> change = {};
   std::function<void(SequenceSlice& slice)> change_slice = {};
@@ -141,7 +142,7 @@ struct Cut {
   const Mistakes* mistakes = nullptr;
 };
 
-// The same from slices on ranks, put together.
+// Returns the same from slices on ranks, joined.
 Tensors OverRanks(const MixerForm& form, const at::Tensor& x, const at::Tensor& dy,
                   const Cut& cut) {
   std::vector<Tensors> of_ranks(cut.lengths.size());
@@ -231,11 +232,11 @@ TEST_P(SequenceParallelMixer, StrategiesGiveTheSameBits) {
   }
 }
 
-// What goes wrong in public code must be seen by the tests above: each of these mistakes moves an
-// output or a gradient by a thousand times the tolerance, and no number of ranks hides it.
+// The tests above must detect known mistakes of public code: each one changes an output or gradient
+// by a thousand times the tolerance, for every number of ranks.
 class SequenceParallelMistake : public testing::Test {
  protected:
-  // The largest error of any tensor, relative to its largest element.
+  // Returns the largest error of any tensor, relative to its largest element.
   static double ErrorOf(const MixerForm& form, const Mistakes& mistakes, bool packed = false) {
     const at::Tensor x = Normal({kBatch, kSeqLen, kDim}, 1),
                      dy = Normal({kBatch, kSeqLen, kDim}, 2);
@@ -247,7 +248,7 @@ class SequenceParallelMistake : public testing::Test {
       if (!want[i].defined() || want[i].numel() == 0) continue;
       const double largest = std::max(1.0, want[i].abs().max().item<double>());
       const double error = (got[i] - want[i]).abs().max().item<double>() / largest;
-      if (!(error <= worst)) worst = error;  // NaN stays
+      if (!(error <= worst)) worst = error;  // Keeps a NaN.
       if (std::isnan(worst)) break;
     }
     return worst;
@@ -262,7 +263,7 @@ TEST_F(SequenceParallelMistake, StateBeforeDropped) {
     EXPECT_GT(ErrorOf(Usual(mixer), drop), kSeen) << mixer;
 }
 
-// The gradients of gates across ranks hang on it.
+// The gradients of gates across ranks need it.
 TEST_F(SequenceParallelMistake, GradientOfTheStateDropped) {
   const Mistakes drop = {"state gradient", [](at::Tensor& bytes) { bytes.zero_(); }};
   for (const char* mixer : {"retention", "gla", "d2d", "rebased", "leap", "mamba", "rwkv4"})
@@ -305,7 +306,7 @@ TEST_F(SequenceParallelMistake, DocumentStartIgnored) {
     EXPECT_GT(ErrorOf(Usual(mixer), ignore, /*packed=*/true), kSeen) << mixer;
 }
 
-// The second rank asks for nothing before the first has sent all, and dropped it.
+// The second rank receives only after the first has sent everything and released it.
 TEST(SegmentGroup, ARankThatOnlySendsGoesOnAtOnce) {
   constexpr int kMessages = 3;
   std::promise<void> sent;
@@ -331,7 +332,7 @@ TEST(SegmentGroup, ARankThatOnlySendsGoesOnAtOnce) {
   });
 }
 
-// What is sent in place of strided memory is a copy, which no one else holds.
+// Strided memory is sent from a copy that only the operation owns.
 TEST(SegmentGroup, StridedMemoryIsSentAsItWas) {
   std::promise<void> overwritten;
   LocalWorld::Run(2, [&](Communicator& comm) {
@@ -340,7 +341,7 @@ TEST(SegmentGroup, StridedMemoryIsSentAsItWas) {
     const at::Tensor wide = at::arange(2 * 64, at::kFloat).view({64, 2});
     if (comm.rank() == 0) {
       group->Shift(wide.select(1, 0), {}, kToNext, "state")->Wait();
-      at::full({64}, -1, at::kFloat);  // where a copy would have been
+      at::full({64}, -1, at::kFloat);  // Overwrites freed memory, where the copy could be.
       overwritten.set_value();
     } else {
       overwritten.get_future().wait();

@@ -1,3 +1,4 @@
+// SequenceSlice: positions and documents of rows and of parts of rows.
 #include "model/sequence_slice.h"
 
 #include <ATen/TensorOperators.h>
@@ -32,7 +33,7 @@ TEST(SequenceSliceTest, OneDocumentARowTakesTheUnmaskedPath) {
   EXPECT_FALSE(SequenceSlice::Packed(2, 5, cu_seqlens, at::kCPU).has_boundaries());
 }
 
-// Layers would else each make and upload their own.
+// Otherwise each layer would build and upload its own table.
 TEST(SequenceSliceTest, ABatchHasOneTableOfChunks) {
   const auto rows = SequenceSlice::Packed(2, 40, std::vector<int32_t>{0, 40, 80}, at::kCPU);
   ASSERT_NE(rows.chunks, nullptr);
@@ -60,7 +61,8 @@ TEST(SequenceSliceTest, NarrowKeepsTheWholesNumbers) {
   EXPECT_TRUE(part.documents.equal(Longs({0, 1, 1, 1, 1, 1}, {2, 3})));
 }
 
-// What follows from positions is made once a slice and its copies, for each key and each tensor.
+// Tensors that depend on positions are made once for a slice and its copies, for each key and
+// tensor.
 TEST(SequenceSliceTest, TensorsOfPositionsAreMadeOnce) {
   const SequenceSlice slice = SequenceSlice::Contiguous(1, 4, 3, at::kCPU), copy = slice;
   const at::Tensor other = slice.positions + 5;

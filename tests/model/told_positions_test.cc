@@ -1,5 +1,5 @@
-// Positions that a row is told in place of its own: what rotates or is added to embeddings follows
-// them, what a query sees does not.
+// Position ids that override those of the row: rotations and added embeddings follow them, but the
+// visible keys do not.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <c10/core/GradMode.h>
@@ -51,8 +51,8 @@ TEST_F(ToldPositions, ThePlainOnesChangeNoBit) {
     EXPECT_TRUE(Hidden(*model, plain_).equal(Hidden(*model)));
 }
 
-// A rotation tells distances: a shift of a document changes nothing beyond the angles' rounding (of
-// angles up to 1,000 in fp32: 6e-5), other distances do.
+// A rotation depends on distances. A shift of a document changes nothing beyond the rounding of
+// angles (6e-5 for fp32 angles of up to 1,000), other distances do.
 TEST_F(ToldPositions, RotationsSeeDistances) {
   for (const auto& model :
        {Model(Softmax(10000)), Model(MixerConfig("retention")), Model(MixerConfig("retnet"))}) {
@@ -62,7 +62,7 @@ TEST_F(ToldPositions, RotationsSeeDistances) {
   }
 }
 
-// What a query sees, and what a row's decays are divided by, follows the row's own positions.
+// The visible keys, and the divisors of decays, depend on the positions in the row.
 TEST_F(ToldPositions, NobodyElseSeesThem) {
   const auto nope = Model(Softmax(0));
   EXPECT_TRUE(Hidden(*nope, plain_ * 5 + 3).equal(Hidden(*nope)));

@@ -1,4 +1,4 @@
-// The form of a model's configuration that checkpoints keep, today's and the one before it.
+// The JSON form of a model config in checkpoints, in today's version and the previous one.
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -54,7 +54,7 @@ TEST(ModelJson, RoundTrip) {
   EXPECT_EQ(back.channel_mixer_of(4).name(), "identity");
 }
 
-// Options that came after a checkpoint have their defaults in it.
+// Options that are newer than a checkpoint get their defaults.
 TEST(ModelJson, AbsentOptionsKeepTheirDefaults) {
   const ModelConfig config = ModelConfigFromJson(
       R"({"vocab_size": 9, "model_dim": 32, "num_layers": 1, "dropout": 0,
@@ -65,7 +65,7 @@ TEST(ModelJson, AbsentOptionsKeepTheirDefaults) {
   EXPECT_FALSE(config.embedding.norm);
 }
 
-// Replaces the first `from` in the JSON of a good configuration.
+// Replaces the first `from` in the JSON of a valid config.
 std::string Edited(const std::string& from, const std::string& to) {
   std::string text = ToJson(EveryKindOfValue());
   const size_t place = text.find(from);

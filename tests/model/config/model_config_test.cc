@@ -1,3 +1,4 @@
+// Validation of a model config: defaults, groups of layers, and all problems listed at once.
 #include "model/config/model_config.h"
 
 #include <gmock/gmock.h>
@@ -111,7 +112,8 @@ TEST(ModelConfigTest, SummaryNamesEveryMixer) {
   EXPECT_EQ(MixerSummary(forms), "gla");
 }
 
-// Sizes whose products would overflow, or that no memory holds, are problems and not allocations.
+// Sizes whose products overflow, or that do not fit into any memory, are reported before anything
+// is allocated.
 TEST(ModelConfigTest, SizesBeyondEveryModelAreProblems) {
   constexpr int64_t kHuge = int64_t{1} << 40;
   ModelConfig config = Unusual();
@@ -150,7 +152,7 @@ TEST(ModelConfigTest, HybridProblems) {
                           "model: hybrid layer 1 is named twice. Name it in one group only.",
                           "model: hybrid layer 0 is named twice. Name it in one group only.",
                           HasSubstr("hybrid: mixer softmax: option window is -1")));
-  // As where a recipe of more layers is made smaller.
+  // As if num_layers of a larger recipe was reduced.
   config.hybrid = {{.layers = {}, .every = 2, .first = 5, .mixer = MixerConfig("gla")},
                    {.layers = {1}, .first = 1, .mixer = MixerConfig("softmax")}};
   EXPECT_THAT(

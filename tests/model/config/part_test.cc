@@ -1,4 +1,4 @@
-// Choices of parts and their options: what they refuse, and that they are values.
+// Parts of a model and their options: which values are refused, and value semantics.
 #include "model/config/part.h"
 
 #include <gmock/gmock.h>
@@ -38,7 +38,7 @@ TEST(PartConfigTest, OptionsAreTyped) {
   EXPECT_EQ(toy.Get<double>("b"), -0.5);
   EXPECT_FALSE(toy.Get<bool>("c"));
   EXPECT_EQ(toy.Get<std::string>("d"), "right");
-  toy.Set("b", 4);  // an integer is a number
+  toy.Set("b", 4);  // An integer is accepted as a number.
   EXPECT_EQ(toy.Get<double>("b"), 4);
   EXPECT_HL_ERROR(toy.Set("a", 1.5), ExitCode::kInternal, "toy small: option a has type int");
   EXPECT_HL_ERROR(toy.Set("e", 1), ExitCode::kInternal, "toy small has no option e");

@@ -1,3 +1,4 @@
+// base_conv equals its direct sum, with short and long filters, and starts as Zoology's code does.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/silu.h>
@@ -67,7 +68,8 @@ TEST(BaseConvTest, StartsAsZoologysAndDecaysItsMatrixAlone) {
   constexpr int64_t kWide = 64;
   const BuiltMixer built(MixerConfig("base_conv"), kWide, at::kDouble, 0.02);
   EXPECT_EQ(built.parameters().num_elements(), kWide * kWide + 5 * kWide);
-  // 4096 normals: their standard deviation is off by 1.1 % of itself, five times that is allowed.
+  // The standard deviation of 4096 normals has a relative standard error of 1.1 %. The bound is
+  // five of these.
   EXPECT_NEAR(built["projection.weight"].std().item<double>(), 0.02, 0.0012);
   EXPECT_EQ(built["projection.bias"].abs().max().item<double>(), 0);
   const double bound = 1 / std::sqrt(3.0);

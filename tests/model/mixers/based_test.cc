@@ -1,4 +1,4 @@
-// Based against its quadratic form, written out in LibTorch calls; and its sizes.
+// Based equals its quadratic form in LibTorch calls, and has the paper's sizes.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/einsum.h>
 #include <ATen/ops/linear.h>
@@ -16,8 +16,8 @@ using test::BuiltMixer;
 using test::Close;
 using test::Normal;
 
-// Both forms of the kernel: 40 tokens are met one by one, 600 in chunks. 3 heads of 16 channels
-// leave one channel out.
+// Covers both forms of the kernel: 40 tokens use the pairwise form, 600 the chunked form. With 3
+// heads of 16 channels, one channel is unused.
 TEST(Based, IsTheTaylorPolynomial) {
   for (const int64_t seq_len : {40, 600})
     for (const double eps : {1e-12, 0.25}) {
@@ -41,8 +41,8 @@ struct Size {
   int64_t dim, state;
 };
 
-// 12 heads of 16 channels: 384 D + 24 D floor(D / 12) parameters, and a state of 153 packed
-// features of each of floor(D / 12) values and of the normaliser.
+// 12 heads of 16 channels have 384 D + 24 D floor(D / 12) parameters. The state has 153 packed
+// features for each of floor(D / 12) values and for the normalizer.
 TEST(Based, HasThePapersSizes) {
   for (const Size& size : {Size{64, 11016}, {128, 20196}, {256, 40392}, {512, 78948}}) {
     const BuiltMixer mixer(MixerConfig("based"), size.dim);

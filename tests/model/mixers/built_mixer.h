@@ -1,4 +1,4 @@
-// A mixer alone, with parameters that a test reads and replaces by name.
+// A single mixer whose parameters a test can read and replace by name.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,7 +16,7 @@ namespace halflife::test {
 
 struct LayerPlace {
   int64_t layer = 0, num_layers = 1;
-  model::PositionsConfig positions = {};  // of the model
+  model::PositionsConfig positions = {};  // The model's position method.
 };
 
 class BuiltMixer {
@@ -50,7 +50,8 @@ class BuiltMixer {
                                 .reshape(parameters_.specs()[index].shape));
   }
 
-  // Parameters that start at zero (biases) get normal values: a formula without them fails then.
+  // Gives normal values to parameters that start at zero (biases), so that a formula without them
+  // fails.
   void FillZeros() {
     for (int i = 0; i < parameters_.size(); ++i) {
       const at::Tensor& tensor = parameters_.tensor(i);
@@ -62,7 +63,7 @@ class BuiltMixer {
     return parameters_.specs()[IndexOf(name)];
   }
 
-  // Whole rows x [B, T, D], one document each.
+  // Runs whole rows x [B, T, D] with one document each.
   at::Tensor Run(const at::Tensor& x) const {
     const auto slice = model::SequenceSlice::Contiguous(x.size(0), x.size(1), 0, x.device());
     return mixer_->Forward({.x = x, .slice = slice}).y;

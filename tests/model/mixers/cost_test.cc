@@ -1,5 +1,5 @@
-// What rows of growing length take: memory of a token, and of a decode step. Time is a benchmark's
-// (bench_decay_attention --lengths, bench_focus_pool).
+// Memory per token for rows of growing length, in training and in a decode step. Time is measured
+// by benchmarks (bench_decay_attention --lengths, bench_focus_pool).
 #include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -15,9 +15,9 @@ using test::BuiltMixer;
 using test::Normal;
 using test::PeakBytes;
 
-constexpr int64_t kDim = 64, kTokens = 16384;  // of all rows together
+constexpr int64_t kDim = 64, kTokens = 16384;  // Of all rows together.
 
-// All tokens in rows of `seq_len`.
+// Divides all tokens into rows of `seq_len`.
 at::Tensor Rows(int64_t seq_len) {
   return Normal({kTokens / seq_len, seq_len, kDim}, 1, at::kFloat).requires_grad_();
 }
@@ -30,7 +30,8 @@ double PeakOf(const BuiltMixer& mixer, const at::Tensor& x) {
   return bytes.peak();
 }
 
-// Memory of a token in rows of 2,048 and of 16,384. Were it quadratic, it would be 8 times as much.
+// Compares the memory per token for rows of 2,048 and 16,384 tokens. If it were quadratic, the
+// ratio would be 8.
 void ExpectLinear(const MixerConfig& config) {
   const BuiltMixer mixer(config, kDim, at::kFloat);
   const double few = PeakOf(mixer, Rows(2048)), many = PeakOf(mixer, Rows(kTokens));
@@ -38,13 +39,13 @@ void ExpectLinear(const MixerConfig& config) {
   EXPECT_NEAR(many / few, 1, 0.2) << "bytes";
 }
 
-// Number 24 of D2D's properties.
+// Property 24 of D2D.
 TEST(CostOfRows, D2dIsLinear) {
   for (const char* map : {"elu", "exp"})
     ExpectLinear(MixerConfig("d2d", {{"num_heads", 1}, {"feature_map", map}}));
 }
 
-// Number 24: a decode step of D2D holds the same number of bytes wherever it stands in its text.
+// Property 24: a decode step of D2D uses the same number of bytes at every position.
 TEST(CostOfRows, D2dDecodesInConstantMemory) {
   const c10::AutoGradMode no_grad(false);
   LanguageModel model({.vocab_size = 37,
@@ -61,12 +62,12 @@ TEST(CostOfRows, D2dDecodesInConstantMemory) {
     const PeakBytes of_step;
     model.Step(token, state);
     if (t == 1) first = of_step.peak();
-    ASSERT_NEAR(of_step.peak(), first, 0.02 * first) << t;  // scalars come and go
+    ASSERT_NEAR(of_step.peak(), first, 0.02 * first) << t;  // The number of scalar tensors varies.
     ASSERT_EQ(state.bytes(), bytes) << t;
   }
 }
 
-// Number 20 of LEAP's tests: no window, whatever its length, keeps its tokens apart.
+// Property 20 of LEAP: windows of any length do not store their tokens separately.
 TEST(CostOfRows, PoolsAreLinear) {
   for (const int64_t window : {int64_t{0}, int64_t{128}, int64_t{4096}})
     ExpectLinear(MixerConfig("leap", {{"num_heads", 2}, {"windows", "same"}, {"window", window}}));

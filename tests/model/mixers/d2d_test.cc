@@ -1,5 +1,5 @@
-// D2D and its baselines against the quadratic form, written out in LibTorch calls: weights
-// phi(q_i) . phi(k_j) gamma^(i-j), each row divided by its sum.
+// D2D and its baselines equal the quadratic form in LibTorch calls: weights phi(q_i) . phi(k_j)
+// gamma^(i-j), each row divided by its sum.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
@@ -32,7 +32,7 @@ using test::Close;
 using test::Normal;
 
 constexpr int64_t kDim = 16, kHeads = 2, kHeadDim = kDim / kHeads;
-// Sums of some hundred positive terms in fp64.
+// Sums of a few hundred positive terms in fp64.
 constexpr double kTolerance = 1e-11;
 
 MixerConfig D2d(const std::vector<Assignment>& options = {}) {
@@ -45,7 +45,7 @@ at::Tensor Base(int64_t num_heads) {
   at::Tensor base = at::zeros({num_heads}, at::kDouble);
   for (int64_t h = 1; h <= num_heads; ++h)
     base[h - 1] = -std::exp2(-static_cast<double>(num_heads) / static_cast<double>(h));
-  return base.to(at::kFloat).to(at::kDouble);  // stored in fp32
+  return base.to(at::kFloat).to(at::kDouble);  // Stored in fp32.
 }
 
 struct Heads {
@@ -60,13 +60,13 @@ Heads Project(const BuiltMixer& mixer, const at::Tensor& x) {
   return {project("q"), project("k"), project("v")};
 }
 
-// ln of phi: elu(x) + 1 or exp(x).
+// ln(phi): phi is elu(x) + 1 or exp(x).
 at::Tensor LogFeature(const at::Tensor& x, bool exp) {
   return exp ? x : at::where(x > 0, x.clamp_min(0).log1p(), x);
 }
 
-// o [B, rows, H, d] by sums of exponentials of logarithms, which no growth overflows. log_decay [H,
-// d].
+// Returns o [B, rows, H, d] from sums of exponentials of logarithms, which cannot overflow.
+// log_decay is [H, d].
 at::Tensor Oracle(const Heads& heads, const at::Tensor& log_decay, bool exp,
                   const at::Tensor& rows) {
   const int64_t seq_len = heads.q.size(1);
@@ -92,7 +92,7 @@ at::Tensor Output(const BuiltMixer& mixer, const at::Tensor& o) {
                     mixer["o_proj.bias"].to(at::kDouble));
 }
 
-// Property 1: the mixer is the quadratic form; 20: in fp32 to rounding.
+// Property 1: the mixer equals the quadratic form. Property 20: also in fp32, up to rounding.
 TEST(D2d, IsTheQuadraticForm) {
   for (const bool exp : {false, true}) {
     for (const int64_t seq_len : {1, 17, 64, 65, 200}) {
@@ -109,7 +109,7 @@ TEST(D2d, IsTheQuadraticForm) {
   }
 }
 
-// Property 16: Pb of 12 heads; of one head -0.5.
+// Property 16: the Pb of 12 heads. One head has -0.5.
 TEST(D2d, BaseDecaysAreThoseOfThePaper) {
   const std::vector<double> golden = {-0.000244141, -0.015625, -0.0625,   -0.125,
                                       -0.189465,    -0.25,     -0.304753, -0.353553,
@@ -117,7 +117,7 @@ TEST(D2d, BaseDecaysAreThoseOfThePaper) {
   for (size_t h = 0; h < golden.size(); ++h)
     EXPECT_NEAR(Base(12)[static_cast<int64_t>(h)].item<double>(), golden[h], 1e-6);
   EXPECT_EQ(Base(1).item<double>(), -0.5);
-  // The mixer's own: v of the first of two equal keys has the weight gamma / (1 + gamma).
+  // In the mixer itself, v of the first of two equal keys has the weight gamma / (1 + gamma).
   BuiltMixer mixer(MixerConfig("d2d", {{"num_heads", 12}}), 12);
   for (const char* name : {"q_proj.weight", "k_proj.weight"}) mixer.Set(name, at::zeros({12, 12}));
   mixer.Set("v_proj.weight", at::eye(12));
@@ -128,7 +128,7 @@ TEST(D2d, BaseDecaysAreThoseOfThePaper) {
   EXPECT_TRUE(Close(mixer.Run(x)[0][1], gamma / (1 + gamma), 1e-12));
 }
 
-// Property 16: Ps[h d + c] is of head h alone.
+// Property 16: Ps[h d + c] affects only head h.
 TEST(D2d, TrainedDecaysLieHeadByHead) {
   BuiltMixer mixer(D2d(), kDim);
   mixer.Set("o_proj.weight", at::eye(kDim));
@@ -141,8 +141,8 @@ TEST(D2d, TrainedDecaysLieHeadByHead) {
   EXPECT_FALSE(after.narrow(2, kHeadDim, kHeadDim).equal(before.narrow(2, kHeadDim, kHeadDim)));
 }
 
-// Properties 6 and 7: untrained it is ALiBi's form, trained alike over a head's channels a decay
-// per head, and without any decay plain linear attention.
+// Properties 6 and 7: without training, D2D is ALiBi's form. With equal trained values per head it
+// has one decay per head, and without decay it is plain linear attention.
 TEST(D2d, ContainsItsBaselines) {
   const at::Tensor x = Normal({2, 150, kDim}, 4);
   const BuiltMixer d2d(D2d(), kDim), alibi(D2d({{"decay", "alibi"}}), kDim);
@@ -159,7 +159,7 @@ TEST(D2d, ContainsItsBaselines) {
   EXPECT_TRUE(Close(trained.Run(x), plain.Run(x), kTolerance));
 }
 
-// Property 8: a decay of 0 leaves the token itself, with finite gradients.
+// Property 8: with a decay factor of 0 only the token itself remains, with finite gradients.
 TEST(D2d, CompleteDecayIsTheValueItself) {
   BuiltMixer mixer(D2d(), kDim, at::kFloat);
   mixer.Set("Ps", at::full({1, kDim}, 200.0).requires_grad_());
@@ -171,7 +171,7 @@ TEST(D2d, CompleteDecayIsTheValueItself) {
     EXPECT_TRUE(grad.isfinite().all().item<bool>());
 }
 
-// Property 9: outputs are means of the values seen.
+// Property 9: outputs are weighted means of the visible values.
 TEST(D2d, OutputsLieBetweenTheValues) {
   for (const char* decay : {"d2d", "alibi", "none"}) {
     BuiltMixer mixer(D2d({{"decay", decay}}), kDim);
@@ -183,7 +183,7 @@ TEST(D2d, OutputsLieBetweenTheValues) {
   }
 }
 
-// Property 10: outputs of a prefix are those of the whole.
+// Property 10: outputs of a prefix equal those of the whole text.
 TEST(D2d, PrefixesAreConsistent) {
   for (const char* map : {"elu", "exp"}) {
     BuiltMixer mixer(D2d({{"feature_map", map}}), kDim, at::kFloat);
@@ -193,9 +193,10 @@ TEST(D2d, PrefixesAreConsistent) {
   }
 }
 
-// Property 14: decays and growth beyond what fp32 holds, against sums of logarithms of some rows.
+// Property 14: decays and growth beyond the range of fp32, compared with sums of logarithms for a
+// few rows.
 TEST(D2d, NothingOverflows) {
-  constexpr int64_t kSeqLen = 8192;  // growth of e^4096, decay of e^-4096
+  constexpr int64_t kSeqLen = 8192;  // Growth of e^4096, decay of e^-4096.
   const at::Tensor rows = at::tensor({0L, 1L, 63L, 64L, 700L, 2047L, 5000L, 8190L, 8191L});
   for (const bool exp : {false, true}) {
     for (const double sign : {-1.0, 1.0}) {
@@ -213,8 +214,9 @@ TEST(D2d, NothingOverflows) {
   }
 }
 
-// Property 14: no clamp on one factor. Head 12 of 12 at a distance of 511 with Ps = -0.2 weighs
-// exp(-0.3 * 511); the published form, which clamps exp(Pb (i - j)) at exp(-65), gives it 1.4e16.
+// Property 14: no single factor is clamped. For head 12 of 12 with Ps = -0.2, the weight at
+// distance 511 is exp(-0.3 * 511). The published form clamps exp(Pb (i - j)) at exp(-65) and gives
+// 1.4e16.
 TEST(D2d, FarTokensWeighWhatTheFormulaSays) {
   constexpr int64_t kSeqLen = 512;
   BuiltMixer mixer(MixerConfig("d2d", {{"num_heads", 12}}), 12);
@@ -223,14 +225,14 @@ TEST(D2d, FarTokensWeighWhatTheFormulaSays) {
   mixer.Set("o_proj.weight", at::eye(12));
   mixer.Set("Ps", at::full({1, 12}, -0.2));
   at::Tensor x = at::zeros({1, kSeqLen, 12}, at::kDouble);
-  x[0][0].fill_(1e60);  // of the last head's weights only this one
+  x[0][0].fill_(1e60);  // Of the last head's weights, only this one is visible.
   const double gamma = std::exp(static_cast<double>(static_cast<float>(-0.5)) + 0.2f);
   const double want = 1e60 * std::pow(gamma, 511) * (1 - gamma) / (1 - std::pow(gamma, 512));
-  EXPECT_NEAR(mixer.Run(x)[0][511][11].item<double>() / want, 1, 1e-6);  // Ps is fp32
+  EXPECT_NEAR(mixer.Run(x)[0][511][11].item<double>() / want, 1, 1e-6);  // Ps is fp32.
 }
 
-// Property 15: with exp, a constant on all keys of a head or on a query's row changes nothing, also
-// near 80.
+// Property 15: with exp features, a constant added to all keys of a head or to a query's row
+// changes nothing, even near 80.
 TEST(D2d, ExponentialFeaturesHaveNoScale) {
   BuiltMixer mixer(D2d({{"feature_map", "exp"}}), kDim, at::kFloat);
   const at::Tensor x = Normal({2, 130, kDim}, 10, at::kFloat);
@@ -238,14 +240,14 @@ TEST(D2d, ExponentialFeaturesHaveNoScale) {
   for (const char* name : {"q_proj.bias", "k_proj.bias"}) {
     const at::Tensor bias = mixer[name];
     mixer.Set(name, bias + 80);
-    // Logits of 80 are rounded to 80 * 2^-24.
+    // Logits of 80 are rounded with an error of 80 * 2^-24.
     EXPECT_TRUE(Close(mixer.Run(x), before, 3e-5)) << name;
     mixer.Set(name, bias);
   }
 }
 
-// Property 5: Ps has -s times the gradient of the log decay, and without a state before or after
-// sum_t (q dq - k dk) vanishes in each channel.
+// Property 5: the gradient of Ps is -s times that of the log decay. Without an initial and a final
+// state, sum_t (q dq - k dk) is zero in each channel.
 TEST(D2d, GradientOfTheTrainedDecayIsScaled) {
   const auto gradient = [](double scale) {
     BuiltMixer mixer(D2d({{"decay_scale", scale}}), kDim);
@@ -257,7 +259,7 @@ TEST(D2d, GradientOfTheTrainedDecayIsScaled) {
   EXPECT_GT(gradient(1).abs().min().item<double>(), 0);
 }
 
-// Property 23: the same bits twice.
+// Property 23: two runs give the same bits.
 TEST(D2d, GradientsAreReproducible) {
   const auto gradient = [] {
     BuiltMixer mixer(D2d(), kDim, at::kFloat);
@@ -268,7 +270,7 @@ TEST(D2d, GradientsAreReproducible) {
   EXPECT_TRUE(test::BitEqual(gradient(), gradient()));
 }
 
-// Property 18: rotated numerator over the unrotated denominator.
+// Property 18: only the numerator is rotated, the denominator is not.
 TEST(D2d, RotationLeavesTheDenominatorAlone) {
   for (const bool exp : {false, true}) {
     const MixerConfig config =
@@ -296,7 +298,7 @@ TEST(D2d, RotationLeavesTheDenominatorAlone) {
   }
 }
 
-// Property 18: the bound on a trained decay takes its gradient with it.
+// Property 18: a trained decay at its bound has no gradient.
 TEST(D2d, BoundedDecaysHaveNoGradientBeyondTheBound) {
   BuiltMixer mixer(D2d({{"decay", "trained_alibi"}, {"max_log_decay", 0}}), kDim);
   at::Tensor gamma = at::full({kHeads}, -0.2, at::kDouble);
@@ -306,14 +308,14 @@ TEST(D2d, BoundedDecaysHaveNoGradientBeyondTheBound) {
   const at::Tensor grad = torch::autograd::grad({y.square().sum()}, {mixer["head_gamma"]})[0];
   EXPECT_NE(grad[0].item<double>(), 0);
   EXPECT_EQ(grad[1].item<double>(), 0);
-  // without the bound there is one
+  // Without the bound there is a gradient.
   BuiltMixer free(D2d({{"decay", "trained_alibi"}}), kDim);
   free.Set("head_gamma", gamma.detach().clone().requires_grad_());
   const at::Tensor loss = free.Run(Normal({1, 40, kDim}, 15)).square().sum();
   EXPECT_NE(torch::autograd::grad({loss}, {free["head_gamma"]})[0][1].item<double>(), 0);
 }
 
-// The same where each channel has a decay: the first two lie beyond the bound.
+// The same with a decay per channel: the first two channels are beyond the bound.
 TEST(D2d, BoundedChannelsHaveNoGradientBeyondTheBound) {
   BuiltMixer mixer(D2d({{"max_log_decay", 0}}), kDim);
   at::Tensor ps = at::full({1, kDim}, 0.2, at::kDouble);
@@ -325,7 +327,7 @@ TEST(D2d, BoundedChannelsHaveNoGradientBeyondTheBound) {
   EXPECT_TRUE((grad.narrow(1, 2, kDim - 2) != 0).all().item<bool>());
 }
 
-// Each of the paper's models, small; of a vocabulary of 50.
+// Returns small versions of the paper's models, with a vocabulary of 50.
 std::vector<ModelConfig> SmallModels() {
   std::vector<ModelConfig> models;
   for (const char* map : {"elu", "exp"})
@@ -346,8 +348,8 @@ std::vector<ModelConfig> SmallModels() {
   return models;
 }
 
-// Property 20: without dropout training and evaluation give the same logits, and greedy tokens on
-// the recurrent state are those of forwards over the whole text, 64 of them.
+// Property 20: without dropout, training and evaluation give the same logits. 64 greedy tokens that
+// are decoded with the recurrent state equal those of forward passes over the whole text.
 TEST(D2d, TrainingEvaluationAndDecodeAgree) {
   constexpr int64_t kPrompt = 9, kTokens = 64;
   const c10::AutoGradMode no_grad(false);
@@ -356,7 +358,7 @@ TEST(D2d, TrainingEvaluationAndDecodeAgree) {
                  config.mixer.Get<std::string>("decay"));
     LanguageModel model(config);
     model.BindOwnMemory(1, false);
-    for (int i = 0; i < model.parameters().size(); ++i) {  // decays that were trained
+    for (int i = 0; i < model.parameters().size(); ++i) {  // As if decays were trained.
       const dist::ParamSpec& spec = model.parameters().specs()[i];
       if (spec.name.ends_with("Ps"))
         model.parameters().tensor(i).copy_(Normal(spec.shape, 3) * 0.1);
@@ -379,7 +381,7 @@ TEST(D2d, TrainingEvaluationAndDecodeAgree) {
       text = at::cat({text, next.unsqueeze(1)}, 1);
       next = model.Step(next, state).argmax(-1);
     }
-    // each token, the likeliest after all before it
+    // Each token is the most likely one after all previous tokens.
     const at::Tensor likeliest = logits(text, false).argmax(-1);
     EXPECT_TRUE(likeliest.narrow(1, kPrompt - 1, kTokens).equal(text.narrow(1, kPrompt, kTokens)));
     EXPECT_TRUE(likeliest.select(1, kPrompt + kTokens - 1).equal(next));
@@ -399,7 +401,7 @@ int64_t CountOf(const ModelConfig& config) {
   return LanguageModel(config).CountParameters().total();
 }
 
-// Property 19: to the unit.
+// Property 19: exact parameter counts.
 TEST(D2d, CountsOfTheShell) {
   EXPECT_EQ(CountOf(Gpt2Shell(MixerConfig("d2d"))), 123674880);
   EXPECT_EQ(CountOf(Gpt2Shell(MixerConfig("d2d", {{"feature_map", "exp"}}))), 123674880);
@@ -413,7 +415,8 @@ TEST(D2d, CountsOfTheShell) {
   EXPECT_EQ(CountOf(ape), 124439808);
 }
 
-// Property 19: the trained decay starts at 0 and decays; attention's last matrix starts smaller.
+// Property 19: the trained decay starts at 0 and has weight decay. Attention's last matrix starts
+// smaller.
 TEST(D2d, StartsAsThePaperSays) {
   const BuiltMixer mixer(MixerConfig("d2d"), 768, at::kFloat, 0.02, {.num_layers = 12});
   EXPECT_EQ(mixer["Ps"].abs().max().item<double>(), 0);

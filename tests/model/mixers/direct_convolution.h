@@ -1,4 +1,4 @@
-// Convolutions as double sums, for tests.
+// Convolutions as direct sums, for tests.
 #pragma once
 
 #include <ATen/TensorOperators.h>
@@ -8,7 +8,7 @@
 
 namespace halflife::test {
 
-// sum over lags below W of weight[c, 0, W-1-lag] u[t-lag, c]; u [B, T, C], weight [C, 1, W].
+// Sums weight[c, 0, W-1-lag] u[t-lag, c] over lags below W; u [B, T, C], weight [C, 1, W].
 inline at::Tensor ShortSum(const at::Tensor& u, const at::Tensor& weight) {
   at::Tensor sum = at::zeros_like(u);
   const int64_t taps = weight.size(2);
@@ -19,7 +19,7 @@ inline at::Tensor ShortSum(const at::Tensor& u, const at::Tensor& weight) {
   return sum;
 }
 
-// sum over s <= t of filter[t-s, c] u[s, c]; filter [T, C].
+// Sums filter[t-s, c] u[s, c] over s <= t; filter [T, C].
 inline at::Tensor LongSum(const at::Tensor& u, const at::Tensor& filter) {
   at::Tensor sum = at::zeros_like(u);
   for (int64_t t = 0; t < u.size(1); ++t)

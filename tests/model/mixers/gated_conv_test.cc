@@ -1,3 +1,4 @@
+// gated_conv equals its formula.
 #include <ATen/ops/silu.h>
 
 #include "model/mixers/built_mixer.h"
@@ -22,7 +23,7 @@ TEST(GatedConvTest, IsItsFormula) {
   EXPECT_TRUE(Close(built.Run(x), want, 1e-13));
 }
 
-// 4D -> 2D of each of u and the gate with bias, a convolution without, 2D -> D with bias.
+// 4D -> 2D each for u and the gate, with bias; a convolution without bias; 2D -> D with bias.
 TEST(GatedConvTest, CountsItsParameters) {
   constexpr int64_t kDim = 768;
   ParameterSet parameters;

@@ -1,3 +1,4 @@
+// Hyena's FFT convolution equals the direct sum, and its filter starts as published.
 #include <ATen/ops/sin.h>
 #include <ATen/ops/zeros.h>
 
@@ -75,11 +76,12 @@ TEST(HyenaTest, TheFilterIsFp32AndDoesNotDecay) {
       EXPECT_EQ(spec.region, dist::Region::kFp32) << spec.name;
     }
   }
-  // Projections, short filter, bias, positions, three layers with bias, frequencies, the last one.
+  // Projections, short filter, bias, positions, three layers with bias, frequencies, the last
+  // layer.
   EXPECT_EQ(built.parameters().num_elements(), 4 * kWide * kWide + 4 * kWide + 3 * kWide * 4 +
                                                    kWide + 3 * 128 + (64 * 3 + 64) +
                                                    2 * (64 * 64 + 64) + 64 + 64 * kWide);
-  // 64 normals of standard deviation 1, five of its standard errors allowed.
+  // 64 normals with standard deviation 1. The bound is five standard errors.
   EXPECT_NEAR(built["filter_fn.bias"].std().item<double>(), 1, 0.45);
   EXPECT_EQ(built["filter_fn.implicit_filter.1.freq"].min().item<double>(), 1);
 }

@@ -1,4 +1,4 @@
-// Linear attention against its quadratic form, written out in LibTorch calls.
+// Linear attention equals its quadratic form in LibTorch calls.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/einsum.h>
 #include <ATen/ops/linear.h>
@@ -19,7 +19,7 @@ using test::Normal;
 
 constexpr int64_t kDim = 16, kHeads = 2;
 
-// elu + 1, divided by the sum of the weights: the paper's.
+// The paper's form: elu + 1, divided by the sum of the weights.
 TEST(LinearAttention, IsTheQuadraticForm) {
   const BuiltMixer mixer(MixerConfig("linear_attention", {{"num_heads", kHeads}}), kDim);
   const at::Tensor x = Normal({2, 150, kDim}, 1);
@@ -32,11 +32,11 @@ TEST(LinearAttention, IsTheQuadraticForm) {
           .tril();
   const at::Tensor weights = scores / scores.sum(-1, /*keepdim=*/true);
   const at::Tensor o = at::einsum("bhts,bshd->bthd", {weights, heads("v_proj.weight")});
-  // The denominator's eps of 1e-10 beside sums above 1e-2.
+  // The denominator's eps is 1e-10, the sums are above 1e-2.
   EXPECT_TRUE(Close(mixer.Run(x), at::linear(o.flatten(2), mixer["o_proj.weight"]), 1e-7));
 }
 
-// fla's defaults: features that are products, no divisor, RMSNorm over each head.
+// fla's defaults: product features, no divisor, RMSNorm over each head.
 TEST(LinearAttention, IsFlasLayer) {
   const BuiltMixer mixer(MixerConfig("linear_attention", {{"num_heads", kHeads},
                                                           {"feature_map", "elementwise_product"},
@@ -62,7 +62,7 @@ TEST(LinearAttention, IsFlasLayer) {
   EXPECT_TRUE(Close(mixer.Run(x), at::linear(normed.flatten(2), mixer["o_proj.weight"]), 1e-11));
 }
 
-// norm_q and norm_k divide the features of their own side by their sum.
+// norm_q and norm_k each divide the features of their own side by their sum.
 TEST(LinearAttention, DividesTheFeaturesOfEitherSide) {
   const at::Tensor x = Normal({2, 40, kDim}, 3);
   for (const bool of_q : {false, true}) {
@@ -100,7 +100,7 @@ TEST(LinearAttention, TiedMapsAreOne) {
   EXPECT_EQ(count(false) - count(true), 8 * 8);
 }
 
-// What is tied is what a map learns: without that, tying changes nothing.
+// Only learned maps are tied. For other maps the option changes nothing.
 TEST(LinearAttention, EitherSideIsDividedWhereverMapsAreTied) {
   const at::Tensor x = Normal({2, 40, kDim}, 5);
   for (const bool of_q : {false, true}) {
@@ -124,7 +124,7 @@ TEST(LinearAttention, SaysWhatDoesNotFit) {
   MixerConfig unknown("linear_attention", {{"feature_map", "elu2"}});
   EXPECT_THAT(Join(unknown.Resolve({.model_dim = 16, .num_layers = 1}), "\n"),
               testing::HasSubstr("known: elu, exp, relu, identity, elementwise_product, hedgehog"));
-  // a model of it is refused, before any of it has run
+  // A model with this option is refused before it runs.
   const MixerConfig wide("linear_attention", {{"num_heads", 1}, {"feature_map", "dpfp"}});
   EXPECT_HL_ERROR(BuiltMixer(wide, 64), ExitCode::kUsage, "a head has 512 features",
                   "at most 256 and 512", "more heads");

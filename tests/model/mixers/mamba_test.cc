@@ -1,4 +1,4 @@
-// Mamba: its parameters, how they start in both presets, and the formula.
+// Mamba: parameters, initial values of both presets, and the formula.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
@@ -25,7 +25,7 @@ using test::Normal;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// A layer of two with its parameters in fp64, by name.
+// The first layer of two, with fp64 parameters by name.
 struct Layer {
   explicit Layer(int64_t dim, const std::vector<Assignment>& options = {}) {
     mixer = MakeMixer(MixerConfig("mamba", options),
@@ -42,8 +42,8 @@ struct Layer {
   std::unique_ptr<Mixer> mixer;
 };
 
-// Table 6 of ReBased (Aksenov et al., 2024): two layers with an RMS norm each, 8192 tokens, a table
-// of positions and a last norm of two vectors.
+// Table 6 of ReBased (Aksenov et al., 2024): two layers with an RMSNorm each, 8192 tokens, a
+// position table and a last norm of two vectors.
 TEST(MambaTest, HasAsManyParametersAsPublished) {
   struct Cell {
     int64_t dim, positions, count;
@@ -60,7 +60,7 @@ TEST(MambaTest, HasAsManyParametersAsPublished) {
 }
 
 TEST(MambaTest, NamesItsParametersAsTransformers) {
-  const Layer layer(20, {{"d_state", 5}});  // rank 2, rounded up
+  const Layer layer(20, {{"d_state", 5}});  // Rank 2, rounded up.
   std::map<std::string, std::vector<int64_t>> shapes;
   std::map<std::string, bool> decays;
   for (const dist::ParamSpec& spec : layer.parameters.specs()) {
@@ -85,8 +85,8 @@ TEST(MambaTest, NamesItsParametersAsTransformers) {
 
 double StdDev(const at::Tensor& x) { return x.square().mean().sqrt().item<double>(); }
 
-// Bounds hold exactly; of uniform draws the standard deviation is bound / sqrt(3), to within 5 of
-// its errors, bound / sqrt(3) sqrt(0.2 / n).
+// The bounds hold exactly. The standard deviation of uniform draws is bound / sqrt(3), within 5
+// standard errors, bound / sqrt(3) sqrt(0.2 / n).
 void ExpectUniform(const Layer& layer, const std::string& name, double bound) {
   const at::Tensor& x = layer.values.at(name);
   EXPECT_LE(x.abs().max().item<double>(), bound * (1 + 1e-6)) << name;
@@ -96,7 +96,7 @@ void ExpectUniform(const Layer& layer, const std::string& name, double bound) {
 }
 
 TEST(MambaTest, CanonicalStepsAreLogUniform) {
-  const Layer layer(128);  // 256 inner channels, rank 8
+  const Layer layer(128);  // 256 inner channels, rank 8.
   const at::Tensor logs = at::softplus(layer.values.at("dt_proj.bias")).log();
   const double low = std::log(0.001), high = std::log(0.1);
   EXPECT_GE(logs.min().item<double>(), low - 1e-4);

@@ -1,5 +1,5 @@
-// ReBased in the paper's form, in fla's and without its parts, against quadratic forms written out
-// in LibTorch calls.
+// ReBased in the paper's form, in fla's form and with parts disabled equals quadratic forms in
+// LibTorch calls.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/einsum.h>
 #include <ATen/ops/eye.h>
@@ -26,7 +26,7 @@ std::vector<Assignment> Small(std::vector<Assignment> options) {
   return options;
 }
 
-// Gammas and betas that are not 1 and 0.
+// Sets gammas and betas to values other than 1 and 0.
 void Stir(BuiltMixer& mixer) {
   uint64_t seed = 20;
   for (const dist::ParamSpec& spec : mixer.parameters().specs())
@@ -38,8 +38,8 @@ bool Has(const BuiltMixer& mixer, const std::string& name) {
   return false;
 }
 
-// mean and std over the last `width` channels at a time, then gamma and beta of `map`, each where
-// it is there. [B, T, H d] -> [B, T, H, d].
+// Normalises groups of `width` channels by mean and std, then applies gamma and beta of `map` if
+// they exist. [B, T, H d] -> [B, T, H, d].
 at::Tensor NormAndMove(const BuiltMixer& mixer, const at::Tensor& x, int64_t width,
                        const std::string& map) {
   at::Tensor y = x;
@@ -57,7 +57,7 @@ at::Tensor NormAndMove(const BuiltMixer& mixer, const at::Tensor& x, int64_t wid
   return y.unflatten(-1, {kHeads, kFeatures});
 }
 
-// sum of kappa v / (sum of kappa + eps), and o_proj; kappa [B, H, T, T].
+// sum of kappa v / (sum of kappa + eps), then o_proj; kappa [B, H, T, T].
 at::Tensor Attend(const BuiltMixer& mixer, const at::Tensor& x, const at::Tensor& kappa,
                   double eps) {
   const at::Tensor v = at::linear(x, mixer["v_proj.weight"]).unflatten(-1, {kHeads, -1});
@@ -70,7 +70,7 @@ at::Tensor Square(const at::Tensor& q, const at::Tensor& k) {
   return at::einsum("bthd,bshd->bhts", {q, k}).square() / kFeatures;
 }
 
-// All eight of gamma, beta and the norm, on and off; the last is the x^2 of the paper's ablation.
+// All eight combinations of gamma, beta and the norm. The last one is x^2 of the paper's ablation.
 TEST(Rebased, IsTheSquareWithEachPartOnOrOff) {
   for (int parts = 0; parts < 8; ++parts) {
     const bool gamma = parts & 1, beta = parts & 2, norm = parts & 4;
@@ -111,7 +111,8 @@ TEST(Rebased, IsFlasLayer) {
   EXPECT_EQ(mixer["feature_map.gamma"].size(0), kFeatures);
 }
 
-// The other two of norm_scope and shared_affine, where gamma is not as wide as the norm.
+// The other two combinations of norm_scope and shared_affine, in which gamma and the norm differ in
+// width.
 TEST(Rebased, NormAndAffineNeedNotBeOfOneWidth) {
   for (const bool shared : {false, true}) {
     BuiltMixer mixer(MixerConfig("rebased", Small({{"norm_scope", shared ? "joint" : "per_head"},
@@ -144,15 +145,15 @@ TEST(Rebased, ElementwiseSquaresEachChannel) {
   EXPECT_TRUE(Close(mixer.Run(x), Attend(mixer, x, kappa, 0.25), 1e-11));
 }
 
-// Number 11 of the properties of the two papers' kernels: over all 192 channels of a normed q the
-// squares sum to 192 var / (var + 1e-5). With k = q a single token's z of a head is (q_h . q_h)^2 /
-// 16, which an eps of 1 shows in o = v z / (z + 1).
+// Property 11 of the kernels of the two papers: the squares of all 192 channels of a normalised q
+// sum to 192 var / (var + 1e-5). With k = q, a single token has z = (q_h . q_h)^2 / 16 in each
+// head, which an eps of 1 makes visible in o = v z / (z + 1).
 TEST(Rebased, NormIsOverAllHeadsTogether) {
   constexpr int64_t kModel = 24;
   BuiltMixer mixer(MixerConfig("rebased", {{"eps", 1.0}}), kModel);
   mixer.Set("k_proj.weight", mixer["q_proj.weight"]);
   mixer.Set("o_proj.weight", at::eye(kModel, at::kDouble));
-  const at::Tensor x = 0.01 * Normal({1, 1, kModel}, 5);  // var is no larger than some 1e-4
+  const at::Tensor x = 0.01 * Normal({1, 1, kModel}, 5);  // var is at most about 1e-4.
   const at::Tensor v = at::linear(x, mixer["v_proj.weight"]);
   const at::Tensor share = (mixer.Run(x) / v).view({12, 2}).select(1, 0);  // z / (z + 1)
   const at::Tensor z = share / (1 - share);
@@ -165,7 +166,7 @@ struct Size {
   int64_t dim, state;
 };
 
-// 768 parameters more than Based: gamma and beta of q and of k, 192 each. 136 packed features.
+// 768 parameters more than Based: gamma and beta of q and k, 192 each. 136 packed features.
 TEST(Rebased, HasThePapersSizes) {
   for (const Size& size : {Size{64, 9792}, {128, 17952}, {256, 35904}, {512, 70176}}) {
     const BuiltMixer mixer(MixerConfig("rebased"), size.dim);

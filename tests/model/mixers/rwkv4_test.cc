@@ -1,4 +1,4 @@
-// RWKV-4's time mixing: its parameters, how they start, and the formula.
+// RWKV-4's time mixing: parameters, initial values, and the formula.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/eye.h>
@@ -22,7 +22,7 @@ namespace {
 using test::Close;
 using test::Normal;
 
-// A layer with its parameters in fp64, by name.
+// A layer with fp64 parameters by name.
 struct Layer {
   explicit Layer(int64_t dim, int64_t layer = 0, const std::vector<Assignment>& options = {}) {
     mixer = MakeMixer(
@@ -72,7 +72,7 @@ TEST(Rwkv4Test, NamesItsParametersAsTheOriginal) {
   EXPECT_EQ(decays, want);
 }
 
-// The last layer of two has ratio 1 of the way and 1/2 to go, the first 0 and 1.
+// The depth ratios of two layers: the last has 1 and 1/2, the first 0 and 1.
 TEST(Rwkv4Test, StartsByItsDepth) {
   constexpr int64_t kDim = 9;
   for (const int64_t number : {0, 1}) {
@@ -92,7 +92,7 @@ TEST(Rwkv4Test, StartsByItsDepth) {
       expect("time_mix_r", std::pow(place, rest / 2));
     }
   }
-  // Uniform in +-1/8: a standard deviation of 0.0722, of 4096 draws to within 5 of its errors.
+  // Uniform in +-1/8: a standard deviation of 0.0722, within 5 standard errors for 4096 draws.
   const Layer layer(64);
   for (const char* name : {"key.weight", "value.weight", "receptance.weight", "output.weight"}) {
     const at::Tensor& weight = layer.values.at(name);
@@ -137,7 +137,8 @@ TEST(Rwkv4Test, IsTheSumOverPairs) {
     EXPECT_TRUE(Close(got_grads[i], want_grads[i], 1e-12)) << i;
 }
 
-// With a gate of 1/2 and an output of 1, twice what comes out is the average: in bf16 where asked.
+// With a gate of 1/2 and an output matrix of 1, twice the output is the average, rounded to bf16 on
+// request.
 TEST(Rwkv4Test, RoundsTheAverageToBf16WhereAsked) {
   constexpr int64_t kDim = 6;
   const at::Tensor x = Normal({2, 9, kDim}, 1, at::kFloat);

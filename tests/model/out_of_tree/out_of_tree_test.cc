@@ -1,5 +1,5 @@
-// One file, one message and one line each make a mixer, a channel mixer and a position table that
-// recipes, checkpoints, training, decode and help know: the toys of this folder.
+// The parts in this folder are added by one source file, one message and one line each. Recipes,
+// checkpoints, training, decoding and help support them like built-in parts.
 #include <ATen/core/grad_mode.h>
 
 #include <set>
@@ -87,7 +87,7 @@ TEST(OutOfTree, AModelOfThemLearns) {
   model.BindOwnMemory(1, /*requires_grad=*/true);
   const auto slice = SequenceSlice::Contiguous(4, 30, 0, at::kCPU);
   const at::Tensor tokens = Tokens(1), targets = Tokens(2);
-  const auto step = [&] {  // of gradient descent; the loss before it
+  const auto step = [&] {  // One step of gradient descent; returns the loss before it.
     const at::Tensor loss = model.Loss(tokens, targets, {.slice = &slice}).objective / 120;
     loss.backward();
     const at::NoGradGuard no_grad;
@@ -104,8 +104,8 @@ TEST(OutOfTree, AModelOfThemLearns) {
   EXPECT_LT(last, 0.8 * first) << "targets to learn by heart";
 }
 
-// The losses of ten steps of gradient descent by the delta rule, on rows of several documents that
-// lie on `num_ranks` ranks.
+// Returns the losses of ten steps of gradient descent on the delta rule. Rows have several
+// documents and are shared by `num_ranks` ranks.
 std::vector<double> LossesOfDeltaRule(int num_ranks) {
   constexpr int kSteps = 10;
   const at::Tensor tokens = Tokens(1), targets = Tokens(2);
@@ -141,7 +141,8 @@ std::vector<double> LossesOfDeltaRule(int num_ranks) {
   return losses;
 }
 
-// A mixer of LibTorch operations, whose transition is a matrix, trains on any number of ranks.
+// A mixer that is made of LibTorch operations and has a matrix transition trains on any number of
+// ranks.
 TEST(OutOfTree, ADeltaRuleTrainsAlikeOnRanksThatShareRows) {
   const std::vector<double> one = LossesOfDeltaRule(1);
   EXPECT_LT(one.back(), one.front());
@@ -153,7 +154,7 @@ TEST(OutOfTree, ADeltaRuleTrainsAlikeOnRanksThatShareRows) {
   }
 }
 
-// Rows may be told positions of longer texts, as this table reads them.
+// Rows may have the position ids of longer texts, which this table supports.
 TEST(OutOfTree, ATableOfThemReadsToldPositions) {
   const train::RunConfig config =
       Recipe({"data.path=ds", "data.seq_len=30", "data.positions=randomised",
@@ -198,7 +199,7 @@ TEST(OutOfTree, HelpKnowsThem) {
   EXPECT_EQ(num_toys, 3);
 }
 
-// docs/adding_a_mixer.md shows the mixers that are tested here.
+// docs/adding_a_mixer.md contains the code of the mixers that are tested here.
 TEST(OutOfTree, TheGuideShowsTheToyMixers) {
   const auto read = [](const char* path) {
     return ReadFile(std::string(test::kSourceDir) + "/" + path, ExitCode::kInternal);
@@ -217,7 +218,7 @@ TEST(OutOfTree, TheGuideShowsTheToyMixers) {
   }
 }
 
-// A filter that matches nothing passes: this one says what has to run.
+// A test filter that matches nothing passes, so this test checks that the suites contain the toys.
 TEST(OutOfTree, TheSuitesOfTheTreeRunOnThem) {
   std::set<std::string> run;
   const testing::UnitTest& tests = *testing::UnitTest::GetInstance();

@@ -90,7 +90,7 @@ class ToyDelta : public Mixer {
             .mixing = 8 * dim * static_cast<double>(head_dim())};
   }
   double ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const override {
-    constexpr double kStates = 4;  // that autograd keeps
+    constexpr double kStates = 4;  // Stored by autograd.
     return 6 * static_cast<double>(dim_ * bytes_per_element) +
            kStates * 4 * static_cast<double>(dim_ * head_dim());
   }

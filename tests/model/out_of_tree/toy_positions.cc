@@ -1,4 +1,4 @@
-// A ramp from 0 to 1 that starts anew every `period` positions, added to all channels.
+// A ramp from 0 to 1 that restarts every `period` positions, added to all channels.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/remainder.h>
 

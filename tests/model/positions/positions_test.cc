@@ -1,6 +1,6 @@
-// Ways in which attention knows positions: golden values of the papers' formulas, what each is
-// where it changes nothing, and errors. That all agree with themselves in pieces, on several ranks
-// and in decode is the mixers' conformance.
+// The position methods of attention: golden values of the papers' formulas, special cases in which
+// a method has no effect, and errors. Slices, ranks and decoding are covered by
+// mixer_conformance_test.cc.
 #include "model/positions/positions.h"
 
 #include <ATen/TensorOperators.h>
@@ -42,8 +42,8 @@ class Method {
   }
   const AttentionPositions* operator->() const { return method_.get(); }
 
-  // q at m against k at n, [d] each, before the scale of 1/sqrt(d); encoded in their dtype, and
-  // summed in fp64.
+  // Returns the score of q at m and k at n, [d] each, without the scale of 1/sqrt(d). q and k are
+  // encoded in their dtype, and the products are summed in fp64.
   double Score(const at::Tensor& q, const at::Tensor& k, int64_t m, int64_t n) const {
     const AttentionHeads of_q = Encoded(q, m), of_k = Encoded(k, n);
     const int64_t far_from = method_->far_from();
@@ -67,7 +67,8 @@ class Method {
   std::unique_ptr<AttentionPositions> method_;
 };
 
-// Pairs are halves here: of neighbours (1, 2), (3, 4) and (.5, -1), (2, .25), worked out by hand.
+// Pairs are the two halves here. They correspond to neighbours (1, 2), (3, 4) and (.5, -1), (2,
+// .25), which were calculated by hand.
 at::Tensor GoldenQ() { return at::tensor({1.0, 3.0, 2.0, 4.0}, at::kDouble); }
 at::Tensor GoldenK() { return at::tensor({0.5, 2.0, -1.0, 0.25}, at::kDouble); }
 TEST(Xpos, GoldenScores) {
@@ -80,8 +81,8 @@ TEST(Xpos, GoldenScores) {
   EXPECT_NEAR(rope.Score(GoldenQ(), GoldenK(), 1000, 0), -4.426675345, 1e-9);
 }
 
-// The query at 7 and the key at 3 with factors of their own, about a centre of 0, as published code
-// encodes them; here the kernel has the factor of both, e^(rate (7 - 3)).
+// Published code encodes the query at 7 and the key at 3 with separate factors, relative to a
+// centre of 0. Here the kernel applies their product, e^(rate (7 - 3)).
 TEST(Xpos, GoldenVectors) {
   const Method xpos(PositionsConfig("xpos"));
   const at::Tensor rates = at::tensor(xpos->decay_rates(), at::kDouble);
@@ -91,25 +92,25 @@ TEST(Xpos, GoldenVectors) {
     xpos->Encode(heads, at::full({1, 1}, position, at::kLong), tables);
     return heads.q.flatten() * at::exp(sign * static_cast<double>(position) * rates);
   };
-  const auto pairs = [](double a, double b, double c, double d) {  // of neighbours, as halves
+  // Converts pairs of neighbours to halves.
+  const auto pairs = [](double a, double b, double c, double d) {
     return at::tensor({a, c, b, d}, at::kDouble);
   };
   const at::Tensor q = encoded(GoldenQ(), 7, +1), k = encoded(GoldenK(), 3, -1);
   EXPECT_TRUE(Close(q, pairs(-0.550559944, 2.128029112, 2.696543353, 4.174737957), 2e-10));
   EXPECT_TRUE(Close(k, pairs(-0.356483393, 1.068366031, 1.996763856, 0.310681781), 4e-10));
-  // each pair's length by its factor
+  // The length of each pair, with its factor.
   const at::Tensor lengths = q.view({2, 2}).square().sum(0).sqrt(),
                    before = GoldenQ().view({2, 2}).square().sum(0).sqrt();
   EXPECT_TRUE(Close(lengths / before, at::exp(7 * rates.narrow(0, 0, 2)), 1e-14));
 }
 
-// Of neighbouring channels as pairs, as the paper writes it: sums of the two products of a pair, by
-// cos and sin of the distance, and the pair's decay. The mixers' halves are those pairs in another
-// order.
+// The paper pairs neighbouring channels and sums the two products of a pair, with cos and sin of
+// the distance and the pair's decay. The mixer's halves are the same pairs in a different order.
 TEST(Xpos, IsThePapersFormOnNeighbours) {
   constexpr int64_t kWidth = 16, kPairs = kWidth / 2;
   const Method xpos(PositionsConfig("xpos"), kWidth);
-  const at::Tensor q = Normal({kWidth}, 16), k = Normal({kWidth}, 17);  // of neighbours
+  const at::Tensor q = Normal({kWidth}, 16), k = Normal({kWidth}, 17);  // Pairs of neighbours.
   const auto halves = [](const at::Tensor& x) { return x.view({kPairs, 2}).t().flatten(); };
   const auto a = q.accessor<double, 1>(), b = k.accessor<double, 1>();
   for (const auto& [m, n] : std::vector<std::pair<int64_t, int64_t>>{{5, 5}, {90, 3}, {4096, 0}}) {
@@ -127,8 +128,8 @@ TEST(Xpos, IsThePapersFormOnNeighbours) {
   }
 }
 
-// Wherever a query and its key stand: in fp64 to the rounding of angles, 1e5 x 2^-53 a pair; in
-// fp32 of tables that were formed in fp64.
+// Scores depend only on the distance: in fp64 up to the rounding of angles, 1e5 x 2^-53 per pair,
+// and in fp32 with tables that are computed in fp64.
 TEST(Xpos, TranslationChangesNoScore) {
   const Method xpos(PositionsConfig("xpos"), 64);
   for (const uint64_t seed : {6, 16, 26}) {
@@ -143,7 +144,7 @@ TEST(Xpos, TranslationChangesNoScore) {
   }
 }
 
-// Without a decay it is the plain rotation, to the bit.
+// Without a decay it has the same bits as the plain rotation.
 TEST(Xpos, WithoutADecayIsRotation) {
   const MixerConfig softmax("softmax", {{"num_heads", int64_t{2}}});
   const auto run = [&](const PositionsConfig& positions) {
@@ -155,20 +156,21 @@ TEST(Xpos, WithoutADecayIsRotation) {
   EXPECT_FALSE(test::BitEqual(run(PositionsConfig("xpos")), run(PositionsConfig())));
 }
 
-// ln(2/7) / 512 of the pair that turns fastest; the two halves of a pair alike.
+// ln(2/7) / 512 for the pair that rotates fastest. The two halves of a pair are equal.
 TEST(Xpos, Rates) {
   const std::vector<double> rates = Method(PositionsConfig("xpos"), 64)->decay_rates();
   EXPECT_NEAR(rates[0], -2.4468027e-3, 1e-9);
   EXPECT_NEAR(std::exp(512 * rates[31]), 0.977679, 1e-6);
   EXPECT_EQ(rates[32], rates[0]);
-  // 5: with equal queries and keys that are not rotated, scores fall with the distance
+  // Property 5: with equal queries and keys that are not rotated, scores decrease with the
+  // distance.
   EXPECT_LT(*std::ranges::max_element(rates), 0);
 }
 
 TEST(Alibi, Slopes) {
   const auto exponents = [](int64_t heads) {
     std::vector<double> x;
-    for (const double slope : AlibiSlopes(heads))  // halves of whole numbers
+    for (const double slope : AlibiSlopes(heads))  // Powers of 1/2 with whole exponents.
       x.push_back(std::round(-std::log2(slope) * 1e9) / 1e9);
     return x;
   };
@@ -193,11 +195,12 @@ TEST(Alibi, Slopes) {
 TEST(Alibi, BiasIsTheSlopeTimesTheDistance) {
   const at::Tensor bias = Method(PositionsConfig("alibi"), 4, 2)->Bias(5000, at::kFloat);
   EXPECT_EQ(bias[0][0].item<float>(), 0);
-  EXPECT_EQ(bias[0][4095].item<float>(), -4095.0F / 16);  // near tokens stay apart at any length
+  // Near tokens remain distinguishable at any length.
+  EXPECT_EQ(bias[0][4095].item<float>(), -4095.0F / 16);
   EXPECT_EQ(bias[0][4094].item<float>() - bias[0][4095].item<float>(), 1.0F / 16);
 }
 
-// Without slopes it is no positions at all; half the slopes are half the bias.
+// A slope factor of 0 means no positions, and half the slopes give half the bias.
 TEST(Alibi, SlopesOfNothingAreNoPositions) {
   const MixerConfig softmax("softmax", {{"num_heads", int64_t{2}}, {"rope_theta", 0.0}});
   const at::Tensor x = Normal({2, 90, 16}, 8, at::kFloat);
@@ -213,7 +216,7 @@ TEST(Alibi, SlopesOfNothingAreNoPositions) {
   EXPECT_TRUE(test::BitEqual(bias(0.5) * 2, bias(1)));
 }
 
-// Where each bucket of 32, up to 128, begins.
+// The first distance of each of 32 buckets, up to 128.
 TEST(T5, Buckets) {
   const std::vector<int64_t> buckets = T5Buckets(1000001, 32, 128);
   const std::vector<int64_t> begins = {16, 19, 21, 24, 27, 31, 35, 40,
@@ -268,7 +271,7 @@ TEST(AttentionPositions, NothingToDoIsPlainRotation) {
   }
 }
 
-// Far scores hang on the key alone, wherever the query stands.
+// Scores of distant keys depend only on the key, for every position of the query.
 TEST(AttentionPositions, FarScoresOfReropeAreConstant) {
   const at::Tensor q = Normal({8}, 3), k = Normal({8}, 4);
   const Method rerope(PositionsConfig("rerope", {{"window", int64_t{16}}}), 8);
@@ -277,7 +280,7 @@ TEST(AttentionPositions, FarScoresOfReropeAreConstant) {
   EXPECT_NE(rerope.Score(q, k, 18, 3), rerope.Score(q, k, 19, 3));
 }
 
-// Distances as each method counts them.
+// The effective distances of each method.
 TEST(AttentionPositions, CountDistances) {
   const at::Tensor q = Normal({8}, 3), k = Normal({8}, 4);
   const auto expect = [&](const PositionsConfig& config, int64_t m, int64_t n, int64_t counts) {
@@ -296,7 +299,7 @@ TEST(AttentionPositions, CountDistances) {
   const PositionsConfig infinite("lm_infinite", {{"sinks", int64_t{2}}, {"window", int64_t{16}}});
   expect(infinite, 90, 1, 16);
   expect(infinite, 90, 80, 10);
-  // sinks 0 to 3 and 16 recent ones: the query is at 19 of the cache
+  // Sinks 0 to 3 and 16 recent keys: the query has position 19 of the cache.
   const PositionsConfig streaming("streaming_llm",
                                   {{"sinks", int64_t{4}}, {"window", int64_t{16}}});
   expect(streaming, 90, 1, 18);
@@ -304,8 +307,8 @@ TEST(AttentionPositions, CountDistances) {
   expect(streaming, 90, 80, 10);
 }
 
-// Position enters without a method by the causal mask alone: the last query of one layer does not
-// see in which order the others came.
+// Without a method, positions matter only through the causal mask: the last query of one layer does
+// not depend on the order of the other tokens.
 TEST(AttentionPositions, NoneKnowsNoOrder) {
   const BuiltMixer mixer(MixerConfig("softmax", {{"num_heads", int64_t{2}}, {"rope_theta", 0.0}}),
                          16);
@@ -324,7 +327,7 @@ ModelConfig Small(const PositionsConfig& positions, const MixerConfig& mixer) {
   return config;
 }
 
-// Sines of 0, then those of 1; fairseq's table begins with sines, two positions later.
+// The sines of 0, then those of 1. fairseq's table starts with the sines, two positions later.
 TEST(Sinusoidal, TablesOfBothLayouts) {
   ParameterSet parameters;
   const PartContext context = {.sizes = {.model_dim = 4, .num_layers = 1},
@@ -344,8 +347,8 @@ TEST(Sinusoidal, TablesOfBothLayouts) {
                     row(std::sin(5), std::sin(5e-4), std::cos(5), std::cos(5e-4)), 1e-15));
 }
 
-// Rows that begin 37 tokens later in their document. What tells distances alone gives the same,
-// but for tables of fp32; tables that are added do not.
+// Rows start 37 tokens later in their document. Methods that use only distances give the same
+// result, up to fp32 tables. Added tables do not.
 TEST(AttentionPositions, TellDistancesAlone) {
   const auto hidden = [](const PositionsConfig& positions, double rope_theta, int64_t shift) {
     const MixerConfig softmax("softmax", {{"num_heads", int64_t{2}}, {"rope_theta", rope_theta}});
@@ -368,8 +371,8 @@ TEST(AttentionPositions, TellDistancesAlone) {
     EXPECT_FALSE(Close(hidden(added, 0, 37), hidden(added, 0, 0), 1e-2)) << added.name();
 }
 
-// A layer hears a token up to the block behind its own, so that L layers hear it L blocks on and
-// no further; nothing before it changes.
+// In one layer, a token affects tokens up to the end of the next block. In L layers it reaches L
+// blocks and no further. Earlier tokens do not change.
 TEST(BlockwiseCausal, ReachesABlockALayer) {
   constexpr int64_t kBlock = 8, kSeqLen = 64, kToken = 11;
   ModelConfig config =
@@ -390,8 +393,8 @@ TEST(BlockwiseCausal, ReachesABlockALayer) {
   }
 }
 
-// Three layers of xPos in fp64: one pass with the pattern is block after block on the keys and
-// values of those before, and token by token.
+// Three layers of xPos in fp64: one pass with the pattern equals block after block on cached keys
+// and values, and token by token.
 TEST(BlockwiseCausal, BlocksAndTokensOnACacheAreOnePass) {
   constexpr int64_t kBlock = 8, kSeqLen = 5 * kBlock + 3;
   ModelConfig config =
@@ -416,12 +419,12 @@ TEST(BlockwiseCausal, BlocksAndTokensOnACacheAreOnePass) {
   }
   const at::Tensor logits = model.Logits(want);
   ModelState state = model.EmptyState(2);
-  for (int64_t t = 0; t < kSeqLen; ++t)  // logits are fp32
+  for (int64_t t = 0; t < kSeqLen; ++t)  // Logits are fp32.
     EXPECT_TRUE(Close(model.Step(tokens.select(1, t), state), logits.select(1, t), 1e-6)) << t;
 }
 
-// A block and the one before, as a row of its own whose positions start at 0, have the scores that
-// they have where they stand.
+// A block and its predecessor, treated as a row of their own with positions from 0, have the same
+// scores as in the long row.
 TEST(BlockwiseCausal, TilesMayCountFromTheirOwnStart) {
   constexpr int64_t kBlock = 8, kSeqLen = 5 * kBlock + 3;
   const MixerConfig softmax("softmax", {{"num_heads", int64_t{2}}, {"block", kBlock}});
@@ -465,7 +468,7 @@ TEST(AttentionPositions, SayWhatDoesNotFit) {
                   ExitCode::kUsage, "window 8", "Use 0 for both.");
   EXPECT_HL_ERROR(make(PositionsConfig("yarn", {{"stretch", 0.5}}), MixerConfig("softmax")),
                   ExitCode::kUsage, "stretch is 0.5", "at least 1");
-  // e^(0.1 x 512) is what a block of queries may lose
+  // A block of queries may lose a factor of e^(0.1 x 512).
   EXPECT_HL_ERROR(make(PositionsConfig("xpos", {{"scale_base", 1.0}}), MixerConfig("softmax")),
                   ExitCode::kUsage, "scale_base is 1 with gamma 0.4",
                   "keeps only 0.285714 of a product", "a scale_base of at least 12.5276");

@@ -1,5 +1,5 @@
-// The maps of q and k: values, shapes, and derivatives (those of learned maps are checked with the
-// mixers).
+// The feature maps of q and k: values, shapes and derivatives. Learned maps are checked with the
+// mixers.
 #include "model/mixers/decay/feature_map.h"
 
 #include <ATen/ops/cat.h>
@@ -55,7 +55,7 @@ TEST(FeatureMap, AreWhatTheirPapersSay) {
                     1e-15));
   EXPECT_TRUE(Close(map("relu"), at::tensor({0.0, 0.0, 0.0, 1.5}, at::kDouble), 0));
   EXPECT_TRUE(Close(map("identity"), x.flatten(), 0));
-  // r = [0 0 0 1.5 | 2 0.5 0 0]; rolled by j, channel c meets channel c - j.
+  // r = [0 0 0 1.5 | 2 0.5 0 0]. Rolled by j, channel c is multiplied with channel c - j.
   const at::Tensor dpfp = map("dpfp").view({4, 8});
   EXPECT_TRUE(Close(dpfp[0], at::tensor({0., 0., 0., 0., 3., 1., 0., 0.}, at::kDouble), 1e-15));
   EXPECT_TRUE(Close(dpfp[1], at::tensor({0., 0., 0., 0., 0., 0.75, 0., 0.}, at::kDouble), 1e-15));
@@ -65,7 +65,7 @@ TEST(FeatureMap, AreWhatTheirPapersSay) {
   EXPECT_TRUE(Close(map("hedgehog"), at::softmax(y, 0), 1e-12));
 }
 
-// exp is the features times the exponential of their scale, and its largest feature is 1.
+// exp returns features and a log scale, whose product is the exponential. The largest feature is 1.
 TEST(FeatureMap, ExponentialsCarryTheirScale) {
   const Built built("exp", 8);
   const at::Tensor x = Normal({2, 5, 3, 8}, 2);
@@ -73,14 +73,14 @@ TEST(FeatureMap, ExponentialsCarryTheirScale) {
   EXPECT_TRUE(Close(features.x * features.log_scale.unsqueeze(-1).exp(), x.exp(), 1e-14));
   EXPECT_TRUE(Close(features.x.amax(-1), at::ones({2, 5, 3}, at::kDouble), 0));
   EXPECT_TRUE((*built.map)(x + 500).x.isfinite().all().item<bool>());
-  // a number of a row more is in its scale alone
+  // A constant added to a row changes only its scale.
   const at::Tensor rows = 100 * Normal({2, 5, 3, 1}, 5);
   const Features shifted = (*built.map)(x + rows);
   EXPECT_TRUE(Close(shifted.x, features.x, 1e-13));
   EXPECT_TRUE(Close(shifted.log_scale, features.log_scale + rows.squeeze(-1), 1e-13));
 }
 
-// elu(-10) + 1 is 4.54e-5, to 1e-6 from bf16's -10 in fp32, and never 0.
+// elu(-10) + 1 is 4.54e-5, with an error of 1e-6 for a bf16 input of -10, and never 0.
 TEST(FeatureMap, EluKeepsWhatIsSmall) {
   const Built built("elu", 4);
   const double want = std::exp(-10.0);
@@ -95,7 +95,7 @@ TEST(FeatureMap, DerivativesAreFiniteDifferences) {
   for (const char* name : {"elu", "exp"}) {
     const Built built(name, 8);
     const at::Tensor weights = Normal({1, 3, 2, 8}, 3);
-    // The scale of exp has no gradient of its own: the product's is that of the features.
+    // The scale of exp has no gradient of its own. The product has the gradient of the features.
     const auto loss = [&](const std::vector<at::Tensor>& in) {
       const Features features = (*built.map)(in[0]);
       const at::Tensor scale = features.log_scale.defined() ? features.log_scale.unsqueeze(-1).exp()

@@ -1,8 +1,8 @@
-// D2D with `legacy_view` against the public elu training code, written out here as it is there: a
-// table of exp(i s Ps), [1, L, H d], viewed as [1, H, L, d], divides the queries and multiplies the
-// keys of quadratic weights in fp64. The clamp of exp(Pb (i - j)) at exp(-65) and the eps of each
-// weight are there too and move nothing within the tolerances. Numbers in comments are those of
-// D2D's required properties.
+// D2D with `legacy_view` equals the public elu training code, which is reproduced here: a table of
+// exp(i s Ps), [1, L, H d], viewed as [1, H, L, d], divides the queries and multiplies the keys of
+// quadratic weights in fp64. The clamp of exp(Pb (i - j)) at exp(-65) and the eps of each weight
+// are included and change nothing within the tolerances. Property numbers are those of D2D's
+// required properties.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
@@ -30,17 +30,17 @@ using test::BuiltMixer;
 using test::Close;
 using test::Normal;
 
-// Three heads: rows of the view that are no multiple of them begin within a token.
+// With three heads, rows of the view whose number is not a multiple of three begin within a token.
 constexpr int64_t kHeads = 3, kHeadDim = 4, kDim = kHeads * kHeadDim;
-// Sums of some hundred positive terms in fp64, of factors exp(+-P) with |P| below 40, each off by
-// |P| 2^-53.
+// Sums of a few hundred positive terms in fp64, of factors exp(+-P) with |P| below 40. Each factor
+// has an error of |P| 2^-53.
 constexpr double kTolerance = 1e-11;
 
 MixerConfig Viewed(int64_t row_len, int64_t num_heads = kHeads) {
   return MixerConfig("d2d", {{"num_heads", num_heads}, {"legacy_view", row_len}});
 }
 
-// Ps as training leaves it, |Ps| below 0.15, and biases of the same size.
+// Sets Ps to typical trained values, |Ps| below 0.15, and biases to the same magnitude.
 void Train(BuiltMixer& mixer) {
   mixer.FillZeros();
   mixer.Set("Ps", 0.05 * Normal({1, mixer["Ps"].numel()}, 3));
@@ -48,7 +48,7 @@ void Train(BuiltMixer& mixer) {
 
 at::Tensor Leaf(const at::Tensor& x) { return x.detach().to(at::kDouble).clone().requires_grad_(); }
 
-// The public attention of x [B, T, D] with a mixer's parameters, by name.
+// The public attention on x [B, T, D], with the parameters of a mixer by name.
 struct PublicCode {
   explicit PublicCode(const BuiltMixer& mixer) {
     for (const dist::ParamSpec& spec : mixer.parameters().specs())
@@ -70,7 +70,7 @@ struct PublicCode {
         table.contiguous().view({1, kHeads, row_len, kHeadDim}).narrow(2, 0, seq_len);
     at::Tensor base = at::zeros({kHeads, 1, 1}, at::kDouble);
     for (int64_t h = 1; h <= kHeads; ++h) base[h - 1].fill_(-std::exp2(-1.0 * kHeads / h));
-    base = base.to(at::kFloat).to(at::kDouble);  // stored in fp32
+    base = base.to(at::kFloat).to(at::kDouble);  // Stored in fp32.
     const at::Tensor token = place.narrow(0, 0, seq_len);
     const at::Tensor mask = (base * (token.unsqueeze(1) - token)).clamp(-65, 0).exp();
     const at::Tensor q = phi(project("q")) / seen, k = phi(project("k")) * seen;
@@ -83,7 +83,7 @@ struct PublicCode {
   std::map<std::string, at::Tensor> parameters;
 };
 
-// The output, then the gradients of x and of every parameter in the order of their names.
+// Returns the output, then the gradients of x and of every parameter in the order of their names.
 std::vector<at::Tensor> Differentiated(const std::function<at::Tensor(const at::Tensor& x)>& run,
                                        const at::Tensor& x_in,
                                        const std::map<std::string, at::Tensor>& parameters) {
@@ -132,9 +132,9 @@ TEST(LegacyView, IsThePublicTrainingCode) {
   }
 }
 
-// In fp32 P is off by |P| 2^-24 on either side, with |P| below 12 a weight by 1.4e-6; products and
-// sums of 130 terms add about as much. Ps has the tolerance of number 4, its gradient being a sum
-// over all tokens times their powers.
+// In fp32, P has an error of |P| 2^-24 on either side, which for |P| below 12 changes a weight by
+// 1.4e-6. Products and sums of 130 terms add about as much. Ps has the tolerance of property 4,
+// because its gradient is a sum over all tokens, weighted by their powers.
 TEST(LegacyView, IsThePublicTrainingCodeInFp32) {
   BuiltMixer mixer(Viewed(130), kDim, at::kFloat);
   Train(mixer);
@@ -147,7 +147,7 @@ TEST(LegacyView, IsThePublicTrainingCodeInFp32) {
     EXPECT_TRUE(Close(got[i], want[i], i == 2 ? 1e-4 : 1e-5)) << "result " << i;
 }
 
-// Operands of bf16 (number 1): the factors are made in fp32, and their products are rounded once.
+// bf16 operands (property 1): the factors are computed in fp32, and the products are rounded once.
 TEST(LegacyView, FactorsOfBf16OperandsAreThoseOfFp32) {
   const int64_t seq_len = 120;
   const at::Tensor positions = at::arange(seq_len, at::kLong).unsqueeze(0).expand({2, seq_len});
@@ -163,7 +163,7 @@ TEST(LegacyView, FactorsOfBf16OperandsAreThoseOfFp32) {
   EXPECT_TRUE(test::BitEqual(half.k, wide.k.to(at::kBFloat16)));
 }
 
-// Number 6: untrained it is ALiBi's form to the bit, with the gradients.
+// Property 6: without training it has the same bits as ALiBi's form, gradients included.
 TEST(LegacyView, UntrainedItIsAlibiInBits) {
   BuiltMixer viewed(Viewed(150), kDim, at::kFloat),
       alibi(MixerConfig("d2d", {{"num_heads", kHeads}, {"decay", "alibi"}}), kDim, at::kFloat);
@@ -172,7 +172,7 @@ TEST(LegacyView, UntrainedItIsAlibiInBits) {
     viewed.Set(spec.name, alibi[spec.name]);
   }
   const at::Tensor x = Normal({2, 150, kDim}, 4, at::kFloat);
-  // Ps is the first of the parameters' names.
+  // Ps is the first parameter by name.
   auto got = Differentiated(viewed, x);
   const auto want = Differentiated(alibi, x);
   ASSERT_EQ(got.size(), want.size() + 1);
@@ -182,8 +182,8 @@ TEST(LegacyView, UntrainedItIsAlibiInBits) {
     EXPECT_TRUE(test::BitEqual(got[i], want[i])) << "result " << i;
 }
 
-// Of one head the view is the table as it was meant, so that the formula is the paper's. Another
-// kernel keeps another state, exp(P) times this one's.
+// With one head the view is the intended table, so the formula is the paper's. The other kernel's
+// state is exp(P) times this one's.
 TEST(LegacyView, OfOneHeadItIsThePaper) {
   BuiltMixer viewed(Viewed(100, 1), kDim),
       paper(MixerConfig("d2d", {{"num_heads", 1}, {"eps", 1e-30}}), kDim);
@@ -196,8 +196,8 @@ TEST(LegacyView, OfOneHeadItIsThePaper) {
     EXPECT_TRUE(Close(got[i], want[i], kTolerance)) << "result " << i;
 }
 
-// Number 10 at one length of the view: a later token changes no bit, a prefix is that of the whole.
-// Of two lengths outputs differ, which is what the published code does.
+// Property 10 for one length of the view: a later token changes no bit, and a prefix equals the
+// start of the whole. For two lengths the outputs differ, as in the published code.
 TEST(LegacyView, DependsOnItsLengthAndOnNothingLater) {
   BuiltMixer mixer(Viewed(120), kDim, at::kFloat), other(Viewed(123), kDim, at::kFloat);
   Train(mixer);
@@ -214,8 +214,8 @@ TEST(LegacyView, DependsOnItsLengthAndOnNothingLater) {
   EXPECT_FALSE(Close(other.Run(x), y, 1e-3));
 }
 
-// Decode, slices on a carried state and packed documents, whose positions count from their start:
-// what the conformance suite tests of a Ps of 0.
+// Decoding, slices with a carried state, and packed documents, whose positions start at 0. The
+// conformance suite covers these only for Ps = 0.
 TEST(LegacyView, PositionsAreThoseOfTheDocument) {
   constexpr int64_t kSeqLen = 100;
   BuiltMixer mixer(Viewed(kSeqLen), kDim);
@@ -254,7 +254,7 @@ TEST(LegacyView, PositionsAreThoseOfTheDocument) {
   }
 }
 
-// Gradients with documents: every row of the batch has positions of its own.
+// Gradients with documents: every row of the batch has its own positions.
 TEST(LegacyView, GradientsOfDocumentsAreFiniteDifferences) {
   const std::vector<int32_t> cu_seqlens = {0, 21, 30, 42};
   const auto slice = SequenceSlice::Packed(2, 21, cu_seqlens, at::kCPU);
@@ -268,7 +268,7 @@ TEST(LegacyView, GradientsOfDocumentsAreFiniteDifferences) {
   test::ExpectFiniteDifferences(loss, {Normal({2, 21, kDim}, 1), mixer["Ps"]}, 1e-6, /*stride=*/5);
 }
 
-// Number 23, and with any number of threads.
+// Property 23: also with any number of threads.
 TEST(LegacyView, GradientsAreReproducible) {
   test::ExpectSameBitsWithThreads([] {
     BuiltMixer mixer(Viewed(300), kDim, at::kFloat);
@@ -277,7 +277,7 @@ TEST(LegacyView, GradientsAreReproducible) {
   });
 }
 
-// The factors are the public code's, so that they end where its do: at |P| of 88.
+// The factors are those of the public code, so they overflow where it does, at |P| = 88.
 TEST(LegacyView, OverflowsWhereThePublicCodeDoes) {
   BuiltMixer mixer(Viewed(512), kDim, at::kFloat);
   for (const auto& [ps, finite] : {std::pair(0.16, true), std::pair(0.18, false)}) {

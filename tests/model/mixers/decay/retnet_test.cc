@@ -1,5 +1,5 @@
-// RetNet's retention against its parallel form, which is held to worked values, and the decays and
-// angles that torchscale's code has.
+// RetNet's retention equals its parallel form, which is checked against published values. Decays
+// and angles equal those of torchscale's code.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
@@ -26,7 +26,7 @@ using test::BuiltMixer;
 using test::Close;
 using test::Normal;
 
-// q and k [T, K], v [T, V] of one head -> [T, V], by the option row_norm.
+// q and k [T, K], v [T, V] of one head -> [T, V], for a value of row_norm.
 at::Tensor Parallel(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double gamma,
                     const std::string& row_norm) {
   const at::Tensor n = at::arange(q.size(0), at::kDouble);
@@ -51,10 +51,11 @@ TEST(RetNetTest, ParallelFormsWorkedValues) {
   };
   expect("none", 0.707106781, -1.458407736, 12.75209075, 1e-9);
   expect("decay", 0.707106781, -1.039402301, 7.478972834, 1e-9);
-  // absolute scores of 0.7071, which count as 1, 2.9922 and 8.5417; and all beyond 50,000
+  // Row sums of absolute scores: 0.7071, which counts as 1, then 2.9922 and 8.5417. Then all sums
+  // exceed 50,000.
   expect("torchscale_parallel", 0.707106781, -0.347368, 0.875584, 1e-5);
   expect("torchscale_parallel", 1.414214, -2.078805, 14.957946, 1e-5, 1e5);
-  // the kernel's own, of which "none" is the definition
+  // The kernel itself implements "none".
   const auto head = [](const at::Tensor& x) { return x.view({1, 3, 1, -1}); };
   const auto out =
       ops::DecayAttention({.q = head(q),
@@ -78,7 +79,7 @@ at::Tensor Rotated(const at::Tensor& x, int64_t dim) {  // [1, T, H, K]
 
 constexpr int64_t kDim = 16, kHeads = 2;
 
-// Of the matrices of `mixer`, x [1, T, D] -> [1, T, D]; differentiable in x.
+// Computes [1, T, D] from x [1, T, D] with the matrices of `mixer`. Differentiable in x.
 at::Tensor ByItsParallelForm(const BuiltMixer& mixer, const at::Tensor& x,
                              const std::string& row_norm) {
   const auto project = [&](const char* name, int64_t width) {
@@ -98,27 +99,28 @@ at::Tensor ByItsParallelForm(const BuiltMixer& mixer, const at::Tensor& x,
   return at::cat(heads, 1).matmul(mixer["o_proj.weight"].t()).unsqueeze(0);
 }
 
-// The gradient, too, of which the divisor by scores has none.
+// Also compares the gradient. The divisor by scores has none.
 TEST(RetNetTest, IsTheParallelForm) {
   for (const char* row_norm : {"decay", "none", "torchscale_parallel"}) {
     SCOPED_TRACE(row_norm);
     BuiltMixer mixer(MixerConfig("retnet", {{"num_heads", kHeads}, {"row_norm", row_norm}}), kDim);
-    // outputs of heads near the root of the norm's eps, so that factors of rows tell
+    // Head outputs near the root of the norm's eps, so that row factors make a difference.
     mixer.Set("v_proj.weight", mixer["v_proj.weight"] * 1e-3);
     const at::Tensor x = Normal({1, 150, kDim}, 1).requires_grad_();
     const at::Tensor got = mixer.Run(x), want = ByItsParallelForm(mixer, x, row_norm);
-    // the kernel takes logarithms of the decays in fp32: e^(2^-24 n) over 150 tokens
+    // The kernel computes logarithms of the decays in fp32: an error of e^(2^-24 n) over 150
+    // tokens.
     EXPECT_TRUE(Close(got, want, 1e-6));
     const at::Tensor weight = Normal({1, 150, kDim}, 2);
     const auto gradient = [&](const at::Tensor& y) {
       return torch::autograd::grad({(y * weight).sum()}, {x})[0];
     };
-    EXPECT_TRUE(Close(gradient(got), gradient(want), 1e-4));  // of values near 10
+    EXPECT_TRUE(Close(gradient(got), gradient(want), 1e-4));  // Values near 10.
   }
 }
 
-// The norm of a head undoes a factor of its row but for eps: without one all three are the same,
-// with 1e-6 they are beside outputs of some thousandths apart.
+// A head's norm cancels row factors except for its eps. Without eps all three modes are equal. With
+// 1e-6 and small outputs they differ by a few thousandths.
 TEST(RetNetTest, RowNormsAreUndoneByTheHeadsNorm) {
   const auto run = [](const char* row_norm, double factor) {
     BuiltMixer mixer(MixerConfig("retnet", {{"num_heads", int64_t{2}}, {"row_norm", row_norm}}),
@@ -132,8 +134,8 @@ TEST(RetNetTest, RowNormsAreUndoneByTheHeadsNorm) {
   }
 }
 
-// Where a row stands changes nothing without a state before it, but for its decays' sum, which the
-// norm undoes (test 15).
+// Without an earlier state, the row's position has no influence, except on the sum of decays, which
+// the norm cancels (test 15).
 TEST(RetNetTest, SeesDistancesAlone) {
   const BuiltMixer mixer(MixerConfig("retnet", {{"num_heads", int64_t{2}}, {"row_norm", "none"}}),
                          16);
@@ -143,11 +145,11 @@ TEST(RetNetTest, SeesDistancesAlone) {
   EXPECT_TRUE(Close(mixer->Forward({.x = x, .slice = there}).y, mixer.Run(x), 1e-9));
 }
 
-// The norm is of each head alone (test 16): values of one change no other.
+// The norm is per head (test 16): values of one head change no other head.
 TEST(RetNetTest, AHeadsValuesAreItsOwn) {
   BuiltMixer mixer(MixerConfig("retnet", {{"num_heads", int64_t{2}}}), 16);
   const at::Tensor x = Normal({1, 40, 16}, 4), identity = at::eye(16, 32, at::kDouble);
-  mixer.Set("o_proj.weight", identity);  // shows the first head's values
+  mixer.Set("o_proj.weight", identity);  // Exposes the first head's values.
   const at::Tensor before = mixer.Run(x);
   at::Tensor values = mixer["v_proj.weight"].clone();
   values.narrow(0, 16, 16).mul_(100);
@@ -158,11 +160,11 @@ TEST(RetNetTest, AHeadsValuesAreItsOwn) {
   EXPECT_FALSE(test::BitEqual(mixer.Run(x), before));
 }
 
-// A query meets the keys of its document alone, and in a row that goes on from a state those before
-// it, too: what the mixers' conformance compares in pieces and documents.
+// A query sees only the keys of its document, and after a carried state also the earlier ones. The
+// conformance suite compares this for slices and documents.
 TEST(RetNetTest, ScoreSumsOfDocuments) {
   const at::Tensor q = Normal({1, 300, 4, 6}, 5), k = Normal({1, 307, 2, 6}, 6);
-  at::Tensor positions = at::arange(300).unsqueeze(0) + 7;  // behind seven tokens of a state
+  at::Tensor positions = at::arange(300).unsqueeze(0) + 7;  // After a state of seven tokens.
   positions.narrow(1, 200, 100).sub_(207);
   const at::Tensor log_decay = at::tensor({-0.1, -0.01, 0.0, -0.5});
   const at::Tensor sums =
@@ -175,7 +177,7 @@ TEST(RetNetTest, ScoreSumsOfDocuments) {
                std::exp(log_decay[h].item<double>() * static_cast<double>(t + 7 - key));
       EXPECT_NEAR(sums[0][t][h].item<double>(), sum, 1e-12 * sum) << t << " " << h;
     }
-  // A key that is NaN is heard by whoever sees it.
+  // A NaN in a key affects every query that sees the key.
   k.select(1, 107).fill_(std::nan(""));
   const at::Tensor heard =
       ScoreSums({.q = q, .k = k, .positions = positions, .log_decay = log_decay, .scale = 0.25});
@@ -188,8 +190,9 @@ TEST(RetNetTest, Decays) {
   const std::vector<double> usual = RetentionLogDecays(32);
   EXPECT_NEAR(std::exp(512 * usual[0]), 8.7e-8, 1e-9);
   EXPECT_NEAR(std::exp(512 * usual[4]), 0.368, 1e-3);
-  EXPECT_LT(usual[31], 0);  // where gamma itself would be 1
-  // Of operands in bf16 they stay fp32, and none is 0: gamma itself in fp32 is 1 from head 20 on.
+  EXPECT_LT(usual[31], 0);  // gamma itself rounds to 1.
+  // With bf16 operands the log decays stay fp32, and none is 0. gamma itself is 1 in fp32 from head
+  // 20 on.
   const at::Tensor stored = FixedDecay(usual)(at::empty({1, 1, 4}, at::kBFloat16), {});
   EXPECT_EQ(stored.scalar_type(), at::kFloat);
   EXPECT_EQ(1.0F - std::exp2(-25.0F), 1.0F);
@@ -202,7 +205,7 @@ TEST(RetNetTest, Decays) {
   EXPECT_NEAR(std::exp(range.back()), 511.0 / 512, 1e-12);
 }
 
-// 2 D^2 + 3 D D_v: the class of torchscale's base and medium sizes.
+// 2 D^2 + 3 D D_v parameters: the sizes of torchscale's base and medium models.
 TEST(RetNetTest, Parameters) {
   const BuiltMixer base(MixerConfig("retnet", {{"num_heads", int64_t{2}}, {"expand_v", 1.6875}}),
                         512);

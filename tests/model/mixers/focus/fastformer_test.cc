@@ -1,3 +1,5 @@
+// Fastformer equals its published formulas in parallel form, decoding and bf16. Test numbers are
+// those of LEAP's and Fastformer's required properties.
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
@@ -27,7 +29,7 @@ MixerConfig Fastformer(const std::string& preset, int64_t window) {
       {{"preset", preset}, {"num_heads", kHeads}, {"windows", "same"}, {"window", window}});
 }
 
-// The published forms, as their authors' code computes them; of fastformer_seed what is added to
+// The published formulas, as in the authors' code. For fastformer_seed: the part that is added to
 // the residual.
 at::Tensor Formula(const std::string& preset, int64_t window, const at::Tensor& x,
                    const Named& weights) {
@@ -59,8 +61,8 @@ at::Tensor Formula(const std::string& preset, int64_t window, const at::Tensor& 
   return pool(pool(y[0], "query_attn") * y[1], "key_attn") * y[2];
 }
 
-// Number 13. A window of one token cancels every weight: gradients of the vectors are then nothing
-// but rounding.
+// Number 13. With a window of one token all weights cancel, so the gradients of the vectors consist
+// only of rounding errors.
 TEST(FastformerTest, IsThePublishedFormula) {
   for (const std::string& preset : kPresets)
     for (const int64_t window : {0, 2, 5, 20}) {
@@ -72,7 +74,7 @@ TEST(FastformerTest, IsThePublishedFormula) {
     }
 }
 
-// Number 11, with the windows that each preset gives 6 layers, up to 64.
+// Number 11, with the windows that each preset assigns to 6 layers, up to 64.
 TEST(FastformerTest, StepsAreTheWhole) {
   for (const std::string& preset : kPresets) {
     SCOPED_TRACE(preset);
@@ -81,7 +83,8 @@ TEST(FastformerTest, StepsAreTheWhole) {
   }
 }
 
-// Number 12: twice the sum of window - 1 over the layers, of two pools each; additive has one.
+// Number 12: a token reaches twice the sum of window - 1 over the layers, because each has two
+// pools. additive has one.
 TEST(FastformerTest, HearsItsWindowsTwice) {
   for (const std::string& preset : kPresets) {
     SCOPED_TRACE(preset);
@@ -89,7 +92,7 @@ TEST(FastformerTest, HearsItsWindowsTwice) {
   }
 }
 
-// Dropout stands on what each pool gives.
+// Dropout is applied to the output of each pool.
 TEST(FastformerTest, DropsWhatIsPooled) {
   const at::Tensor x = Normal({2, 12, kDim}, 1);
   for (const std::string& preset : kPresets) {
@@ -103,14 +106,14 @@ TEST(FastformerTest, DropsWhatIsPooled) {
       sites.push_back(site);
       return y * 0;
     };
-    // without the pooled rows nothing is left
+    // Without the pooled rows the output is zero.
     EXPECT_TRUE((built(x, drop) == 0).all().item<bool>()) << preset;
     EXPECT_EQ(sites, preset == "additive_readme" ? std::vector<uint32_t>({0})
                                                  : std::vector<uint32_t>({0, 1}));
   }
 }
 
-// Number 18: a map for the query's pool and one for the key's.
+// Number 18: one map for the query's pool and one for the key's.
 TEST(FastformerTest, ExplainsItself) {
   for (const std::string& preset : kPresets)
     for (const int64_t window : {0, 6}) {
@@ -120,7 +123,7 @@ TEST(FastformerTest, ExplainsItself) {
     }
 }
 
-// And both rebuild what the layer gives.
+// Both maps together reproduce the layer's output.
 TEST(FastformerTest, SharesRebuildTheOutput) {
   const at::Tensor x = Normal({2, 25, kDim}, 3);
   const auto slice = SequenceSlice::Contiguous(2, 25, 0, at::kCPU);
@@ -161,8 +164,8 @@ TEST(FastformerTest, SaysWhatDoesNotFit) {
                   "rescale is 5", "Use rescale 0.");
 }
 
-// Number 15, as LEAP's: D 128, 6 layers, 32100 tokens, 2048 positions; biases over the vocabulary
-// in the first two, and a norm of the embedding in place of the last one in the first.
+// Number 15, as for LEAP: D 128, 6 layers, 32100 tokens, 2048 positions. The first two models have
+// biases over the vocabulary, and the first has a norm of the embedding instead of a last norm.
 TEST(FastformerTest, CountsThePublishedParameters) {
   constexpr int64_t kWidth = 128, kLayers = 6, kVocab = 32100, kPositions = 2048;
   const int64_t norm = 2 * kWidth;

@@ -1,5 +1,4 @@
-// Models of LEAP and Fastformer as wholes: their loss, and that they learn what they can and not
-// what they cannot.
+// Whole models of LEAP and Fastformer: their loss, what they can learn, and what they cannot.
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/zeros_like.h>
@@ -55,7 +54,7 @@ LossSums LossOf(const LanguageModel& model, const at::Tensor& tokens, const at::
   return model.Loss(tokens, targets, {.slice = &slice});
 }
 
-// Adam on every parameter of a model.
+// Adam on all parameters of a model.
 class Adam {
  public:
   Adam(LanguageModel& model, double lr) : model_(model), lr_(lr) {
@@ -63,7 +62,7 @@ class Adam {
       moments_.push_back({at::zeros_like(model.parameters().tensor(i).detach()),
                           at::zeros_like(model.parameters().tensor(i).detach())});
   }
-  // The loss per target before the update.
+  // Returns the loss per target before the update.
   double Step(const at::Tensor& tokens, const at::Tensor& targets) {
     const auto count = static_cast<double>((targets >= 0).sum().item<int64_t>());
     const at::Tensor loss = LossOf(model_, tokens, targets).objective / count;
@@ -92,8 +91,8 @@ class Adam {
   std::vector<Moments> moments_;
 };
 
-// Number 16: the mean cross entropy of logits[:, :-1] and labels[:, 1:], without what is -100; the
-// caller's labels stay as they are.
+// Number 16: the mean cross entropy of logits[:, :-1] and labels[:, 1:], without labels of -100.
+// The caller's labels do not change.
 TEST(FocusModels, LossIsShiftedByOneToken) {
   const at::Tensor row = Ids(3, 41, kVocab, 1);
   for (const Preset& preset : kPresets) {
@@ -113,13 +112,13 @@ TEST(FocusModels, LossIsShiftedByOneToken) {
   }
 }
 
-// Number 16: equal logits cost ln V.
+// Number 16: equal logits have a loss of ln V.
 TEST(FocusModels, EqualLogitsCostTheLogarithmOfTheVocabulary) {
   const at::Tensor row = Ids(2, 31, kVocab, 2);
   for (const Preset& preset : kPresets) {
     LanguageModel model(Decoder(preset, {}, 16));
     model.BindOwnMemory(1, false);
-    model.parameters().tensor(0).zero_();  // the embedding, which the head shares
+    model.parameters().tensor(0).zero_();  // The embedding, which is also the head.
     ASSERT_EQ(model.parameters().specs()[0].name, "embeddings.weight");
     const double loss =
         LossOf(model, row.narrow(1, 0, 30), row.narrow(1, 1, 30)).loss.item<double>() / 60;
@@ -127,7 +126,7 @@ TEST(FocusModels, EqualLogitsCostTheLogarithmOfTheVocabulary) {
   }
 }
 
-// The decoder of fastformer_seed as published: 128 wide, 6 layers, 4 heads, T5's vocabulary.
+// The published decoder of fastformer_seed: width 128, 6 layers, 4 heads, T5's vocabulary.
 TEST(FocusModels, FastformerSeedHasThePublishedNumberOfParameters) {
   ModelConfig config = Decoder({"fastformer", "fastformer_seed"}, {{"num_heads", 4}}, 128);
   config.vocab_size = 32100;
@@ -141,7 +140,7 @@ TEST(FocusModels, FastformerSeedHasThePublishedNumberOfParameters) {
   EXPECT_EQ(LanguageModel(config).parameters().num_elements(), 5'589'092);
 }
 
-// Number 16: one matrix for both, with the sum of what each would have alone as its gradient.
+// Number 16: one matrix for both uses. Its gradient is the sum of the gradients of the two uses.
 TEST(FocusModels, TiedMatricesShareMemoryAndGradients) {
   const at::Tensor row = Ids(2, 31, kVocab, 3);
   for (const Preset& preset : kPresets) {
@@ -166,7 +165,7 @@ TEST(FocusModels, TiedMatricesShareMemoryAndGradients) {
   }
 }
 
-// Number 19: 4 rows of 256 tokens of noise are learned by heart.
+// Number 19: the models memorise 4 rows of 256 random tokens.
 TEST(FocusModels, LearnABatchByHeart) {
   const at::Tensor row = Ids(4, 257, kVocab, 5);
   for (const Preset& preset : kPresets) {
@@ -183,7 +182,7 @@ TEST(FocusModels, LearnABatchByHeart) {
   }
 }
 
-// A row opens with one of 8 keys, and asks for it in its last token; between them lies noise.
+// A row starts with one of 8 keys and asks for it at its last token, with noise between them.
 struct Recall {
   at::Tensor tokens, targets;
   static constexpr int64_t kKeys = 8, kLength = 32;
@@ -196,8 +195,8 @@ struct Recall {
     targets.narrow(1, kLength - 1, 1).copy_(keys);
   }
 };
-// The mean loss of the last updates, each on rows of its own. It ends once that is below 0.1: how
-// many updates this takes depends on the rounding of the processor and on the number of threads.
+// Trains on new rows in every update and returns the mean loss of the last updates. Stops when it
+// is below 0.1; the number of updates depends on the CPU's rounding and on the number of threads.
 double LossOfRecall(const Preset& preset, const std::vector<Assignment>& windows,
                     uint64_t most_updates) {
   LanguageModel model(Decoder(preset, windows, 32));
@@ -211,8 +210,8 @@ double LossOfRecall(const Preset& preset, const std::vector<Assignment>& windows
   return recent;
 }
 
-// Number 19: two layers whose windows of 8 reach 15 tokens (29 in Fastformer) do no better than
-// chance over 31; with one layer over all tokens they answer.
+// Number 19: two layers with windows of 8 reach 15 tokens (29 in Fastformer), so over 31 tokens
+// they are no better than chance. With one layer over all tokens they solve the task.
 TEST(FocusModels, RecallNeedsALayerOverAllTokens) {
   for (const Preset& preset : {kPresets[2], kPresets[7]}) {
     EXPECT_GT(LossOfRecall(preset, {{"windows", "same"}, {"window", 8}}, 200),

@@ -1,3 +1,5 @@
+// LEAP equals its published formulas in parallel form, decoding and bf16. Test numbers are those of
+// LEAP's required properties.
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/sigmoid.h>
@@ -31,7 +33,7 @@ MixerConfig Leap(const std::string& preset, int64_t window) {
       "leap", {{"preset", preset}, {"num_heads", kHeads}, {"windows", "same"}, {"window", window}});
 }
 
-// The published forms, as their authors' code computes them.
+// The published formulas, as in the authors' code.
 at::Tensor Formula(const std::string& preset, int64_t window, const at::Tensor& x,
                    const Named& weights) {
   const auto project = [&](const char* name) {
@@ -72,7 +74,7 @@ TEST(LeapTest, IsThePublishedFormula) {
     }
 }
 
-// Number 11, with the windows that each preset gives 6 layers, up to 64.
+// Number 11, with the windows that each preset assigns to 6 layers, up to 64.
 TEST(LeapTest, StepsAreTheWhole) {
   for (const std::string& preset : kPresets) {
     SCOPED_TRACE(preset);
@@ -81,7 +83,7 @@ TEST(LeapTest, StepsAreTheWhole) {
   }
 }
 
-// Number 12: the sum of window - 1 over the layers.
+// Number 12: a token reaches the sum of window - 1 over the layers.
 TEST(LeapTest, HearsItsWindows) {
   for (const std::string& preset : kPresets) {
     SCOPED_TRACE(preset);
@@ -89,7 +91,7 @@ TEST(LeapTest, HearsItsWindows) {
   }
 }
 
-// The sites and rates of dropout; what stands there is replaced by `value`.
+// The sites and rates of dropout. Replaces the tensor at each site by `value`.
 struct Drops {
   std::set<uint32_t> sites;
   MixerCall::Drop Multiply(double factor, uint32_t only) {
@@ -107,8 +109,8 @@ MixerConfig WithDropout(const std::string& preset, double rate) {
   return config;
 }
 
-// Number 13's dropout: the places where each form has it, the keys never among them; a dropped log
-// weight is 0, the token's weight 1.
+// Number 13's dropout: the sites of each variant, which never include the keys. A dropped log
+// weight is 0, so the token's weight is 1.
 TEST(LeapTest, DropsWhereThePresetDoes) {
   const std::map<std::string, std::set<uint32_t>> want = {{"leap_v011", {4}},
                                                           {"leap_v012", {1, 4}},
@@ -135,7 +137,7 @@ TEST(LeapTest, DropsWhereThePresetDoes) {
   EXPECT_TRUE(Close(got, (at::sigmoid(gate) * Pooled(ones, head(3), 0, 1e-5)).flatten(2), 1e-12));
 }
 
-// The log weights of the last tokens, which a window's state holds.
+// Returns the log weights of the last tokens, which are part of a window's state.
 at::Tensor LogWeights(const FocusMixer& built, const at::Tensor& x) {
   const auto slice = SequenceSlice::Contiguous(x.size(0), x.size(1), 0, at::kCPU);
   return built.built->Forward({.x = x, .slice = slice, .want_state = true}).state.tensors[1];
@@ -161,7 +163,8 @@ TEST(LeapTest, ConstantHeadsAreFinite) {
   }
 }
 
-// Number 17: one channel a head, so that l = +-x^2; the weight elu(l) + 1 of l from -15 to 50.
+// Number 17: with one channel per head, l = +-x^2. Tests the weight elu(l) + 1 for l from -15 to
+// 50.
 TEST(LeapTest, LogOfEluPlusOne) {
   for (const double sign : {1.0, -1.0}) {
     FocusMixer built(
@@ -178,7 +181,7 @@ TEST(LeapTest, LogOfEluPlusOne) {
       const double got = std::exp(LogWeights(built, x).item<double>());
       EXPECT_NEAR(got, want, 1e-13 * want) << l;
     }
-    // continuous, and of a slope of 1 on both sides of 0
+    // Continuous, with slope 1 on both sides of 0.
     for (const double size : {0.0, 1e-4}) {
       const at::Tensor x = at::full({1, 1, 1}, std::sqrt(size), at::kDouble);
       EXPECT_NEAR(std::exp(LogWeights(built, x).item<double>()), 1 + sign * size, size * size);
@@ -186,7 +189,7 @@ TEST(LeapTest, LogOfEluPlusOne) {
   }
 }
 
-// Number 15: the authors' windows. 0: all.
+// Number 15: the authors' windows. 0: all tokens.
 TEST(LeapTest, AutomaticWindows) {
   using Windows = std::vector<int64_t>;
   const std::map<std::string, std::map<int64_t, Windows>> want = {
@@ -226,10 +229,10 @@ TEST(LeapTest, LayersTakeTheWindowsOfTheirPreset) {
   EXPECT_EQ(state("leap_v101", 2, 1024).shape, (std::vector<int64_t>{7}));
   EXPECT_EQ(state("leap_v101", 4, 1024).name, "log_scale");
   EXPECT_EQ(state("leap_v011", 7, 1024).shape, (std::vector<int64_t>{511}));
-  EXPECT_EQ(state("leap_v011", 7, 512).name, "log_scale");  // as long as any row
+  EXPECT_EQ(state("leap_v011", 7, 512).name, "log_scale");  // As long as the longest row.
 }
 
-// Number 18: shares rebuild what a layer gives.
+// Number 18: the shares reproduce the layer's output.
 TEST(LeapTest, ExplainsItself) {
   for (const std::string& preset : kPresets)
     for (const int64_t window : {0, 6}) {
@@ -274,9 +277,9 @@ TEST(LeapTest, SaysWhatDoesNotFit) {
   EXPECT_HL_ERROR(make({{"dropout", 1.0}}), ExitCode::kUsage, "dropout is 1", "below 1");
 }
 
-// Number 15: the parameters of the authors' models of D 128, 6 layers, 32100 tokens and 2048
-// positions. 0.1.1 also allocates a vector of D and a LayerNorm of a head's width in each layer
-// which nothing reads: they are no parameters here, and count in its published number alone.
+// Number 15: parameters of the authors' models with D 128, 6 layers, 32100 tokens and 2048
+// positions. In each layer, 0.1.1 also allocates a vector of D and a LayerNorm of a head's width
+// that are never used. They are not parameters here, so only its published number includes them.
 TEST(LeapTest, CountsThePublishedParameters) {
   constexpr int64_t kWidth = 128, kLayers = 6, kVocab = 32100, kPositions = 2048, kWidthOfHead = 32;
   const int64_t embeddings = (kVocab + kPositions) * kWidth, norm = 2 * kWidth;

@@ -1,5 +1,5 @@
-// What the tests of LEAP and Fastformer share: a mixer with its own parameters, and its formulas as
-// the papers' code has them, differences of cumulative sums included, to be run in fp64.
+// Shared code of LEAP's and Fastformer's tests: a mixer with its own parameters, and the formulas
+// of the papers' code, including differences of cumulative sums, to be run in fp64.
 #pragma once
 
 #include <ATen/TensorOperators.h>
@@ -28,8 +28,8 @@ using halflife::test::Normal;
 
 using Named = std::map<std::string, at::Tensor>;
 
-// Its parameters are normal with standard deviation 0.3 (a vector that starts at zero, too), the
-// same numbers in each dtype, and want gradients.
+// All parameters, also vectors that start at zero, are normal with standard deviation 0.3. They are
+// the same numbers in each dtype and require gradients.
 struct FocusMixer {
   FocusMixer(const MixerConfig& config, int64_t dim, at::ScalarType dtype,
              const halflife::test::LayerPlace& place = {})
@@ -74,8 +74,8 @@ inline at::Tensor Pooled(const at::Tensor& weight, const at::Tensor& u, int64_t 
          (WindowSums(weight, window) + eps).unsqueeze(3);
 }
 
-// Number 13: outputs and all gradients of the mixer in fp32 against `formula` in fp64. Sums of some
-// hundred terms, in another order.
+// Number 13: compares outputs and all gradients of the mixer in fp32 with `formula` in fp64. The
+// sums of a few hundred terms have different orders.
 inline void ExpectFormula(
     const MixerConfig& config, int64_t dim, int64_t seq_len,
     const std::function<at::Tensor(const at::Tensor& x, const Named& weights)>& formula) {
@@ -100,8 +100,8 @@ inline void ExpectFormula(
     EXPECT_TRUE(Close(got[i], want[i], 1e-5)) << (i == 0 ? "output" : "gradient ") << i;
 }
 
-// Number 18: rows, columns, the whole matrix and the last row agree, also over documents; shares
-// are not negative and sum to no more than 1.
+// Number 18: rows, columns, the whole matrix and the last row agree, also with documents. Shares
+// are not negative and sum to at most 1.
 inline void ExpectSharesAgree(const MixerConfig& config, int64_t dim, size_t num_pools) {
   constexpr int64_t kSeqLen = 30;
   const std::vector<int32_t> cu_seqlens = {0, 7, 30, 60};
@@ -116,7 +116,7 @@ inline void ExpectSharesAgree(const MixerConfig& config, int64_t dim, size_t num
     EXPECT_TRUE((all >= 0).all().item<bool>());
     EXPECT_TRUE((all.sum(2) <= 1 + 1e-12).all().item<bool>());
     EXPECT_TRUE((all.sum(2) >= 0.9).all().item<bool>());
-    EXPECT_EQ(all[0][20][3].abs().max().item<double>(), 0);  // another document's
+    EXPECT_EQ(all[0][20][3].abs().max().item<double>(), 0);  // Another document.
     for (const int64_t place : {0, 6, 7, 29}) {
       EXPECT_TRUE(pool.Row(place).equal(all.select(1, place))) << place;
       EXPECT_TRUE(pool.Column(place).equal(all.select(2, place))) << place;
@@ -143,11 +143,11 @@ inline at::Tensor AllLogits(const LanguageModel& model, const at::Tensor& tokens
   return model.Logits(model.Hidden(tokens, {.slice = &slice}));
 }
 
-// Number 11: prefill and steps are the whole, for a prefill of each length; rows of a state may be
-// taken in another order. 6 layers in fp32.
+// Number 11: prefill and steps equal the whole, for prefills of every length. Rows of a state can
+// be reordered. 6 layers in fp32.
 inline void ExpectStepsAreTheWhole(const MixerConfig& config,
                                    const std::vector<int64_t>& prefills) {
-  constexpr int64_t kTotal = 356;  // 256 steps behind the longest prefill
+  constexpr int64_t kTotal = 356;  // 256 steps after the longest prefill.
   const c10::AutoGradMode no_grad(false);
   LanguageModel model(ModelOf(config, 6));
   model.BindOwnMemory(1, false);
@@ -168,8 +168,8 @@ inline void ExpectStepsAreTheWhole(const MixerConfig& config,
   }
 }
 
-// Number 12: with windows that are all local, a token is heard by the `reach` tokens after it, and
-// by no later one, in bits. Of 2 layers: of many, what arrives at the edge is below a rounding.
+// Number 12: if all windows are local, a token affects the `reach` tokens after it and no bit of
+// later ones. Uses 2 layers, because with many layers the influence at the edge is below rounding.
 inline void ExpectReach(const MixerConfig& config, int64_t reach) {
   constexpr int64_t kToken = 5;
   const c10::AutoGradMode no_grad(false);
@@ -187,9 +187,9 @@ inline void ExpectReach(const MixerConfig& config, int64_t reach) {
   }
 }
 
-// Matrices and activations in bf16, the rest in fp32, as a GPU trains: logits of order 1 within the
-// roundings of two layers, 2^-8 each, that a sharp pool's log weights magnify some ten times; and a
-// gradient for every parameter.
+// Matrices and activations in bf16, the rest in fp32, as in training on a GPU. Logits of order 1
+// agree within the roundings of two layers, 2^-8 each, which the log weights of a sharp pool
+// amplify about tenfold. Every parameter has a gradient.
 inline void ExpectBf16IsClose(const MixerConfig& config) {
   LanguageModel wide(ModelOf(config, 2)), narrow(ModelOf(config, 2));
   wide.BindOwnMemory(1, false);

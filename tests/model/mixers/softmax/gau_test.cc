@@ -1,5 +1,5 @@
-// The gated attention unit against loops that are written from its definition, and both against
-// golden values; what its model is around it.
+// The gated attention unit equals loops that implement its definition, and both equal golden
+// values. Also tests the model around it.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
@@ -24,13 +24,13 @@ using test::BuiltMixer;
 using test::Close;
 using test::Normal;
 
-// The options, and what they mean for the loops.
+// The options, and their meaning for the loops.
 struct Form {
   const char* name = "";
   bool causal = true;
   const char* normaliser = "softmax";
   double cos_scale = 0;
-  int64_t info_length = 0;  // InfoScale, in mode train; 0: none
+  int64_t info_length = 0;  // InfoScale with mode train; 0: none.
   bool bias = false;
   bool rotates = true;
 
@@ -48,7 +48,7 @@ struct Form {
     config.Set("query_scale_length", info_length);
     return config;
   }
-  // The factor on scores of a query that sees n keys.
+  // Returns the factor on the scores of a query that sees n keys.
   double Scale(double n, double dim) const {
     if (std::string(normaliser) == "softmax_plus") return std::log(n) / std::log(512.0);
     if (info_length == 0) return 1;
@@ -57,7 +57,8 @@ struct Form {
   }
 };
 
-// q or k [T, d] at positions, pairs (i, i + d/2), unit vectors where scores are cosines.
+// Returns q or k [T, d] rotated to the positions, with pairs (i, i + d/2), as unit vectors if
+// scores are cosines.
 at::Tensor Encoded(at::Tensor x, const at::Tensor& positions, const Form& form) {
   if (form.cos_scale > 0) x = x / x.norm(2, -1, true);
   if (!form.rotates) return x;
@@ -78,7 +79,7 @@ at::Tensor Encoded(at::Tensor x, const at::Tensor& positions, const Form& form) 
 struct Outcome {
   at::Tensor weights, y;  // [T, T], [T, D]
 };
-// One row; `documents` [T]: the number of each token's.
+// Computes one row. `documents` [T] has the document number of each token.
 Outcome ByLoops(const Form& form, const BuiltMixer& built, const at::Tensor& x,
                 const std::vector<int64_t>& documents) {
   const auto biased = [&](const at::Tensor& y, const char* name) {
@@ -130,8 +131,8 @@ at::Tensor Waves(int64_t rows, int64_t columns, double phase, double amplitude) 
          at::sin(1.7 * at::arange(rows * columns, at::kDouble).view({rows, columns}) + phase);
 }
 
-// Weights of D 6, e 8, d 4. The golden values pair neighbouring channels where the mixer pairs
-// halves of a head, so channels of z change places.
+// Weights with D 6, e 8, d 4. The golden values pair neighbouring channels, the mixer pairs the
+// halves of a head, so the channels of z are permuted.
 BuiltMixer Golden(const Form& form) {
   BuiltMixer built(form.Config(8, 4), 6);
   const at::Tensor inner = Waves(6, 20, 0.7, 1.5).t(), order = at::tensor({0L, 2L, 1L, 3L});
@@ -147,7 +148,7 @@ BuiltMixer Golden(const Form& form) {
 
 struct GoldenRow {
   Form form;
-  char what;  // A: weights; o: the mixer's output; y: the normed sum of it and x
+  char what;  // A: weights; o: output of the mixer; y: the norm of o + x.
   int64_t row;
   std::vector<double> values;
 };
@@ -231,8 +232,8 @@ const std::vector<Form> kForms = {
     {.name = "squared_relu both ways", .causal = false, .normaliser = "squared_relu"},
     {.name = "cosines both ways", .causal = false, .cos_scale = 5, .info_length = 16}};
 
-// Rows of several documents, longer than a tile of the kernel. fp32 rounds scores of some units and
-// the rotation's cos and sin; bf16 every operand, by 2^-9.
+// Rows of several documents, longer than a tile of the kernel. fp32 rounds scores of a few units
+// and the cos and sin of the rotation. bf16 rounds every operand by 2^-9.
 TEST(Gau, IsTheDefinition) {
   const std::vector<int32_t> cu_seqlens = {0, 1, 40, 90};
   const auto slice = SequenceSlice::Packed(1, 90, cu_seqlens, at::kCPU);
@@ -251,7 +252,7 @@ TEST(Gau, IsTheDefinition) {
       return want;
     };
     form.rotates = false;
-    within(1e-10);  // the length of a vector has 1e-12 more in its square
+    within(1e-10);  // The squared length of a vector has 1e-12 added.
     form.rotates = true;
     const at::Tensor want = within(1e-10);
     const auto narrow = [&](at::ScalarType dtype) {
@@ -264,16 +265,16 @@ TEST(Gau, IsTheDefinition) {
   }
 }
 
-// A row whose scores are all below 0 adds nothing to the stream.
+// A row whose scores are all negative adds nothing to the residual stream.
 TEST(Gau, SquaredReluOfNegativeScoresIsNothing) {
   BuiltMixer built(Form{.normaliser = "squared_relu"}.Config(24, 8), 16);
   const at::Tensor gain = built["q_gain"];
-  built.Set("k_gain", -gain);  // each query's product with its own key is below 0
+  built.Set("k_gain", -gain);  // The product of each query with its own key is negative.
   const at::Tensor y = Forwarded(built, Normal({1, 16}, 2));
   EXPECT_EQ(y.count_nonzero().item<int64_t>(), 0);
 }
 
-// Where a row stands changes nothing: only distances count.
+// The position of the row has no influence: only distances count.
 TEST(Gau, SeesDistancesAlone) {
   const BuiltMixer built(Form{}.Config(24, 8), 16);
   const at::Tensor x = Normal({1, 30, 16}, 3);
@@ -283,7 +284,7 @@ TEST(Gau, SeesDistancesAlone) {
   EXPECT_TRUE(Close(built->Forward({.x = x, .slice = there}).y, here, 1e-11));
 }
 
-// A weight is kept twice in fp32 where no kernel of a GPU takes the call.
+// If no GPU kernel supports the call, each weight is stored twice in fp32.
 TEST(Gau, PlansTheWeightsThatASquaredReluKeeps) {
   const auto bytes_per_key = [](int64_t key_dim, int64_t bytes_per_element,
                                 const char* positions = "none") {
@@ -304,7 +305,7 @@ TEST(Gau, PlansTheWeightsThatASquaredReluKeeps) {
   EXPECT_EQ(bytes_per_key(128, 2, "rerope"), 8) << "far pairs";
 }
 
-// GAU-alpha: 24 layers, and the six that its experiments on length have.
+// GAU-alpha with 24 layers, and with six as in its experiments on length.
 ModelConfig GauAlpha(int64_t num_layers) {
   ModelConfig config = {.vocab_size = 12000, .model_dim = 768, .num_layers = num_layers};
   config.initializer = "fan_in";
@@ -325,8 +326,8 @@ TEST(GauAlpha, HasThePublishedParameters) {
   EXPECT_EQ(LanguageModel(GauAlpha(6)).CountParameters().total(), 31'042'560);
 }
 
-// Standard deviations within 5 standard errors, std / sqrt(2 n), of the nominal ones; none beyond
-// the cut, at 2 x 1.1368 of them.
+// Standard deviations are within 5 standard errors, std / sqrt(2 n), of the nominal ones. No value
+// is beyond the truncation at 2 x 1.1368 of them.
 TEST(GauAlpha, StartsByInputsAndDepth) {
   const LanguageModel model(GauAlpha(24));
   const auto check = [&](const std::string& name, double nominal) {
@@ -344,11 +345,11 @@ TEST(GauAlpha, StartsByInputsAndDepth) {
     EXPECT_LE(values.abs().max().item<double>(), 2.0001 * 1.13685 * nominal) << name;
   };
   check("layers.0.attn.u_proj.weight", 0.0125094);  // 24^(-1/3) / sqrt(768)
-  check("layers.3.attn.o_proj.weight", 0.0088455);  // of 1,536 inputs
+  check("layers.3.attn.o_proj.weight", 0.0088455);  // 1,536 inputs.
   check("embeddings.weight", 0.0125094);
 }
 
-// Every layer ends in its norm, and so does the embedding: the stream has a mean square of 1.
+// Every layer and the embedding end with a norm, so the stream has a mean square of 1.
 TEST(GauAlpha, NormsItsStream) {
   ModelConfig config = GauAlpha(2);
   config.vocab_size = 50, config.model_dim = 32;

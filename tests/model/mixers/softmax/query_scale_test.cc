@@ -1,4 +1,4 @@
-// InfoScale and log-n against worked values, the entropies that they keep, and attention whose
+// InfoScale and log-n: published values, the entropies that they preserve, and attention whose
 // scores are cosines.
 #include "model/mixers/softmax/query_scale.h"
 
@@ -47,7 +47,7 @@ TEST(QueryScale, InfoScaleTable) {
       {1, 0},          {2, 0.413777},   {8, 0.712827},    {64, 1},          {128, 1.077237},
       {256, 1.148543}, {512, 1.214970}, {1024, 1.277288}, {2048, 1.336077}, {4096, 1.391792}};
   for (const auto& [n, factor] : of_128) EXPECT_NEAR(Factor(n, Info(64, 128)), factor, 1e-6) << n;
-  // the dividend itself
+  // The dividend itself.
   const std::vector<std::pair<int64_t, double>> dividends = {
       {2, 0.103788},   {8, 0.178799},    {64, 0.250831},   {128, 0.270204}, {256, 0.288090},
       {512, 0.304752}, {1024, 0.320383}, {2048, 0.335129}, {4096, 0.349104}};
@@ -86,8 +86,8 @@ TEST(QueryScale, LogTable) {
   for (const auto& [n, factor] : factors) EXPECT_NEAR(Factor(n, Log(64)), factor, 1e-6) << n;
 }
 
-// Increasing, concave in ln n, below 1 / I(n_tr); the square root of the logarithm for wide
-// heads.
+// Increasing, concave in ln n, below 1 / I(n_tr), and for wide heads the square root of the
+// logarithm.
 TEST(QueryScale, InfoScaleGrowsAsTheRootOfTheLogarithm) {
   double before = 0, slope = 1e9;
   for (int64_t n = 2; n < 2'000'000; n *= 2) {
@@ -106,16 +106,16 @@ TEST(QueryScale, InfoScaleGrowsAsTheRootOfTheLogarithm) {
 
 TEST(QueryScale, EvaluationAloneNeverFlattens) {
   EXPECT_EQ(Factor(3, Info(64, 128, "eval_only")), 1);
-  EXPECT_EQ(Factor(64, Info(64, 128)), 1);  // to the bit
+  EXPECT_EQ(Factor(64, Info(64, 128)), 1);  // Exactly.
   EXPECT_GT(Factor(65, Info(64, 128, "eval_only")), 1);
 }
 
-// Of each row of `scores`, in nats.
+// Returns the entropy of each row of `scores`, in nats.
 at::Tensor Entropies(const at::Tensor& scores) {
   const at::Tensor p = scores.softmax(-1);
   return -at::xlogy(p, p).sum(-1);
 }
-// As test::Normal, four of a draw: samples of millions.
+// Like test::Normal, but with four values per draw, for samples of millions.
 at::Tensor ManyNormals(std::vector<int64_t> shape, uint64_t seed) {
   at::Tensor out = at::empty(shape, at::kFloat);
   auto* const data = out.mutable_data_ptr<float>();
@@ -132,8 +132,8 @@ at::Tensor ManyNormals(std::vector<int64_t> shape, uint64_t seed) {
   });
   return out;
 }
-// 4,096 rows of n normals: a mean entropy has a standard error of some 0.015 where rows differ the
-// most, of many keys at a deviation near 3.
+// 4,096 rows of n normals. The mean entropy has a standard error of at most about 0.015, for many
+// keys with a deviation near 3.
 constexpr int64_t kRows = 4096;
 at::Tensor Scores(int64_t n) { return ManyNormals({kRows, n}, static_cast<uint64_t>(n)); }
 double MeanEntropy(const at::Tensor& scores, double factor) {
@@ -143,8 +143,9 @@ double MeanEntropy(const at::Tensor& scores, double factor) {
   return sum / static_cast<double>(scores.size(0));
 }
 
-// Mean entropies over n normal scores of a deviation, plain and with both factors for heads of 128
-// that were trained on 64 keys. The last deviation, sqrt(2 ln 64), is where 64 keys become few.
+// Mean entropies over n normal scores with a given deviation, without a factor and with both
+// factors, for heads of width 128 trained on 64 keys. The last deviation, sqrt(2 ln 64), is where
+// 64 keys become few.
 TEST(QueryScale, EntropiesAreTheMeasuredOnes) {
   struct Row {
     double deviation, plain, info, log;
@@ -167,7 +168,7 @@ TEST(QueryScale, EntropiesAreTheMeasuredOnes) {
   }
 }
 
-// Of mild scores InfoScale keeps the share of the largest entropy that there is, ln n.
+// For small scores, InfoScale preserves the ratio of the entropy to its maximum, ln n.
 TEST(QueryScale, InfoScaleKeepsTheShareOfTheEntropy) {
   const auto share = [](int64_t n, double factor) {
     return MeanEntropy(Scores(n), factor) / std::log(static_cast<double>(n));
@@ -179,8 +180,9 @@ TEST(QueryScale, InfoScaleKeepsTheShareOfTheEntropy) {
   EXPECT_GT(share(4096, 1), at_length + 0.05);
 }
 
-// Of sharp cosines, s = 128 times those of random directions of 128 channels, it holds the entropy
-// itself: 0.396 of 64 keys and 0.484 of 4,096 were measured. 256 queries share a row of keys.
+// For sharp scores, 128 times the cosines of random directions of 128 channels, InfoScale preserves
+// the entropy itself: measured are 0.396 for 64 keys and 0.484 for 4,096. 256 queries share a row
+// of keys.
 TEST(QueryScale, InfoScaleHoldsTheEntropyOfSharpCosines) {
   const auto unit = [](const at::Tensor& x) { return x / x.norm(2, -1, true); };
   const auto entropy = [&](int64_t n, int64_t rows) {
@@ -199,7 +201,7 @@ TEST(QueryScale, InfoScaleHoldsTheEntropyOfSharpCosines) {
   EXPECT_LT(std::abs(many - few), 0.15);
 }
 
-// The larger the factor, the smaller the entropy of the same scores, row by row.
+// A larger factor gives every row of the same scores a smaller entropy.
 TEST(QueryScale, EntropiesAreOrderedByTheFactors) {
   for (const int64_t n : {65, 128, 1024, 4096})
     for (const double deviation : {1.0, 3.0}) {
@@ -225,7 +227,8 @@ TEST(QueryScale, AtTheTrainingLengthNothingChanges) {
   EXPECT_TRUE(test::BitEqual(Attention(scaled).Run(x), Attention({}).Run(x)));
 }
 
-// As trained with the factor, too: the row of the last query, which sees just so many keys.
+// Also if the model is trained with the factor: the last query of the row sees exactly that many
+// keys.
 TEST(QueryScale, TheQueryOfTheTrainingLengthHasAFactorOfOne) {
   const at::Tensor x = Normal({2, 40, 16}, 1);
   const Options scaled = {
@@ -234,7 +237,7 @@ TEST(QueryScale, TheQueryOfTheTrainingLengthHasAFactorOfOne) {
       test::BitEqual(Attention(scaled).Run(x).select(1, 39), Attention({}).Run(x).select(1, 39)));
 }
 
-// What documents and decode get is the mixers' conformance.
+// Documents and decoding are covered by mixer_conformance_test.cc.
 TEST(QueryScale, LaterTokensDoNotMatterUnlessTheRowsLengthIsAsked) {
   const at::Tensor x = Normal({1, 40, 16}, 2);
   for (const char* mode : {"train", "eval_only", "fixed_len"}) {
@@ -242,12 +245,13 @@ TEST(QueryScale, LaterTokensDoNotMatterUnlessTheRowsLengthIsAsked) {
         {{"query_scale", "info"}, {"query_scale_mode", mode}, {"query_scale_length", int64_t{8}}});
     const bool same = Close(mixer.Run(x.narrow(1, 0, 20)), mixer.Run(x).narrow(1, 0, 20), 1e-12);
     EXPECT_EQ(same, std::string(mode) != "fixed_len") << mode;
-    EXPECT_EQ(mixer->traits().splits_rows, same) << mode;  // a rank knows its slice alone
+    EXPECT_EQ(mixer->traits().splits_rows, same) << mode;  // A rank knows only its own slice.
     EXPECT_EQ(mixer->traits().asks_row_length, !same) << mode;
   }
 }
 
-// Layers of a batch share what follows from its positions: factors of one scale and pattern alone.
+// Layers of a batch share tensors that depend on positions, so factors must be shared only by
+// layers with the same scale and pattern.
 TEST(QueryScale, LayersDoNotTakeEachOthersFactors) {
   const at::Tensor x = Normal({2, 60, 16}, 5);
   const auto shared = SequenceSlice::Contiguous(2, 60, 0, at::kCPU);
@@ -267,7 +271,7 @@ TEST(QueryScale, LayersDoNotTakeEachOthersFactors) {
   }
 }
 
-// A window no wider than the training length sees no more keys than training did.
+// A window that is not wider than the training length shows no more keys than training did.
 TEST(QueryScale, AWindowOfTheTrainingLengthNeedsNone) {
   const at::Tensor x = Normal({2, 60, 16}, 3);
   const Options window = {{"window", int64_t{12}}};
@@ -277,9 +281,8 @@ TEST(QueryScale, AWindowOfTheTrainingLengthNeedsNone) {
   EXPECT_TRUE(test::BitEqual(Attention(scaled).Run(x), Attention(window).Run(x)));
 }
 
-// One number, row for row of queries, against scores that are formed dense and scaled as wholes:
-// what a factor of the query gives where nothing is added to scores, and does not where ALiBi is;
-// there query_scale_bias does. In fp32.
+// Compares the factor of a query with dense scores that are scaled as a whole. They are equal if
+// nothing is added to the scores. With ALiBi, they are equal only with query_scale_bias. fp32.
 TEST(QueryScale, IsOfTheWholeScoreWhereBiasesAreScaled) {
   constexpr int64_t kSeqLen = 50;
   const at::Tensor x = Normal({1, kSeqLen, 16}, 21, at::kFloat);
@@ -318,7 +321,7 @@ TEST(QueryScale, IsOfTheWholeScoreWhereBiasesAreScaled) {
   EXPECT_FALSE(Close(folded, whole, 1e-2));
 }
 
-// No score is beyond cos_scale times the factor, a query's own key has just that where q = k.
+// No score exceeds cos_scale times the factor. If q = k, a query's own key has exactly this score.
 void ExpectBounded(at::ScalarType dtype) {
   BuiltMixer mixer(MixerConfig("softmax", {{"num_heads", int64_t{2}},
                                            {"cos_scale", 7.0},
@@ -349,14 +352,14 @@ TEST(CosScale, BoundsScores) {
   ExpectBounded(at::kFloat);
 }
 
-// As only the direction of a query counts, its gradient is at right angles to it.
+// Only the direction of a query matters, so its gradient is orthogonal to it.
 TEST(CosScale, TurnsGradients) {
   BuiltMixer learning = Attention({{"cos_scale", 7.0}, {"rope_theta", 0.0}});
   const at::Tensor weight = learning["q_proj.weight"].clone().requires_grad_();
   learning.Set("q_proj.weight", weight);
   const at::Tensor one = Normal({1, 1, 16}, 8), seen = at::cat({Normal({1, 5, 16}, 9), one}, 1);
   const at::Tensor y = learning.Run(seen).select(1, 5).sum();
-  // dW = dq x^T: (W x) dW x = (q dq) |x|^2, in each head
+  // dW = dq x^T: (W x) dW x = (q dq) |x|^2, in each head.
   const at::Tensor grad = torch::autograd::grad({y}, {weight})[0];
   const at::Tensor q = weight.detach().matmul(one[0][0]).view({2, 8}),
                    dq = grad.matmul(one[0][0]).view({2, 8});
@@ -364,7 +367,7 @@ TEST(CosScale, TurnsGradients) {
   EXPECT_LT((q * dq).sum(1).abs().max().item<double>(), 1e-9);
 }
 
-// A rotation keeps lengths, so that a vector may be normed before or after.
+// A rotation preserves lengths, so a vector can be normalised before or after it.
 TEST(CosScale, NormsAndRotationsCommute) {
   const auto unit = [](const at::Tensor& x) { return x / x.norm(2, -1, true); };
   const at::Tensor x = Normal({1, 30, 2, 8}, 10);
@@ -372,8 +375,8 @@ TEST(CosScale, NormsAndRotationsCommute) {
   EXPECT_TRUE(Close(ops::ApplyRotary(unit(x), table), unit(ops::ApplyRotary(x, table)), 1e-14));
 }
 
-// Of one content in all tokens, with the same energy in each of 64 pairs, the weight within 64
-// tokens of 8,191 seen both ways grows with s.
+// If all tokens have the same content and the 64 pairs have equal energy, the weight within 64
+// tokens of 8,191 that are visible in both directions grows with s.
 TEST(CosScale, ALargerScaleIsANarrowerWindow) {
   const at::Tensor distance = at::arange(-4095, 4096, at::kDouble);
   const auto theta = ops::RotaryFrequencies(128, 10000);
@@ -390,7 +393,7 @@ TEST(CosScale, ALargerScaleIsANarrowerWindow) {
   EXPECT_NEAR(near(16), 0.984, 1e-3);
   for (const double s : {32, 64, 128}) EXPECT_NEAR(near(s), 1, 1e-3) << s;
   for (const double s : {1, 2, 4, 8, 16, 32}) EXPECT_GT(near(2 * s), near(s)) << s;
-  const auto radius = [&](double s) {  // that holds 99 % of the weight
+  const auto radius = [&](double s) {  // Contains 99 % of the weight.
     const at::Tensor p = (s * cosines).softmax(0);
     int64_t tokens = 0;
     while (p.narrow(0, 4095 - tokens, 2 * tokens + 1).sum().item<double>() < 0.99) ++tokens;
@@ -401,14 +404,15 @@ TEST(CosScale, ALargerScaleIsANarrowerWindow) {
   EXPECT_EQ(radius(64), 1);
 }
 
-// With features that grow in proportion to q, and a sum of the same that divides, a factor of
-// the query is none of the output.
+// The features are proportional to q, and so is the sum that divides them, so a factor on the query
+// cancels in the output.
 TEST(QueryScale, AMixerOfReluFeaturesNeedsNone) {
   BuiltMixer mixer(
       MixerConfig("linear_attention", {{"num_heads", int64_t{2}}, {"feature_map", "relu"}}), 16);
   const at::Tensor x = Normal({1, 40, 16}, 11).abs(), before = mixer.Run(x);
   mixer.Set("q_proj.weight", mixer["q_proj.weight"] * 1.39);
-  EXPECT_TRUE(Close(mixer.Run(x), before, 1e-6));  // the sum has 1e-10 added, or a row is nothing
+  // The sum has 1e-10 added, and some rows are zero.
+  EXPECT_TRUE(Close(mixer.Run(x), before, 1e-6));
 }
 
 TEST(CosScale, SizesOfQueriesAndKeysDoNotMatter) {
@@ -416,11 +420,11 @@ TEST(CosScale, SizesOfQueriesAndKeysDoNotMatter) {
   const at::Tensor x = Normal({2, 40, 16}, 4), before = mixer.Run(x);
   mixer.Set("q_proj.weight", mixer["q_proj.weight"] * 3);
   mixer.Set("k_proj.weight", mixer["k_proj.weight"] * 0.2);
-  EXPECT_TRUE(Close(mixer.Run(x), before, 1e-9));  // lengths of 1e-6 are told from none
+  EXPECT_TRUE(Close(mixer.Run(x), before, 1e-9));  // Lengths of 1e-6 still count.
 }
 
-// Keys of any direction: at a large scale a query takes the value of the nearest, at a small one
-// the mean of all that it sees.
+// Keys with any directions: at a large scale a query returns the value of the nearest key, at a
+// small scale the mean of all visible values.
 TEST(CosScale, IsTheNearestKeysValueOrTheMeanOfAll) {
   const at::Tensor x = Normal({1, 12, 16}, 15);
   const auto of_scale = [&](double scale) {
@@ -446,14 +450,15 @@ TEST(CosScale, IsTheNearestKeysValueOrTheMeanOfAll) {
 TEST(CosScale, IsAMeanWithoutAQueryAndAnArgmaxAtLarge) {
   const at::Tensor x = Normal({1, 12, 16}, 5);
   BuiltMixer mixer = Attention({{"cos_scale", 1e4}});
-  const BuiltMixer identity = Attention({{"window", int64_t{1}}});  // gives each token's own value
-  // q = k: the best cosine is the query's own key
+  // Returns each token's own value.
+  const BuiltMixer identity = Attention({{"window", int64_t{1}}});
+  // q = k, so the best cosine is that of the query's own key.
   mixer.Set("k_proj.weight", mixer["q_proj.weight"]);
   EXPECT_TRUE(Close(mixer.Run(x), identity.Run(x), 1e-6));
   mixer.Set("q_proj.weight", mixer["q_proj.weight"] * 0);
   const at::Tensor counts = at::arange(1, 13, at::kDouble).view({1, 12, 1});
   EXPECT_TRUE(Close(mixer.Run(x), identity.Run(x).cumsum(1) / counts, 1e-12));
-  // nor is a gradient of nothing infinite
+  // The gradient of a zero vector is finite, too.
   const at::Tensor weight = mixer["q_proj.weight"].clone().requires_grad_();
   mixer.Set("q_proj.weight", weight);
   const at::Tensor grad = torch::autograd::grad({mixer.Run(x).sum()}, {weight})[0];
@@ -463,7 +468,7 @@ TEST(CosScale, IsAMeanWithoutAQueryAndAnArgmaxAtLarge) {
 TEST(CosScale, ALearnedScaleStartsAsTheFixedOne) {
   const at::Tensor x = Normal({2, 40, 16}, 6);
   const BuiltMixer learned = Attention({{"cos_scale", 7.0}, {"cos_scale_learned", true}});
-  // its logarithm is a parameter in fp32
+  // Its logarithm is an fp32 parameter.
   EXPECT_TRUE(Close(learned.Run(x), Attention({{"cos_scale", 7.0}}).Run(x), 1e-6));
 }
 

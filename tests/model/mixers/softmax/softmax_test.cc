@@ -1,5 +1,5 @@
-// What the conformance suite does not run: dropout of the probabilities, which training alone has,
-// and an encoder by its definition.
+// Softmax attention beyond the conformance suite: dropout of the probabilities, which is active
+// only in training, and an encoder compared with its definition.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/linear.h>
@@ -24,10 +24,10 @@ constexpr int64_t kDim = 16, kHeads = 4, kSeqLen = 9;
 
 struct Dropped {
   at::Tensor y;
-  std::vector<double> rates;  // that draws were asked for
+  std::vector<double> rates;  // Rates of the requested draws.
 };
 
-// With `rate` in place of the mixer's own.
+// Runs the mixer with `rate` instead of its own dropout rate.
 Dropped RunWith(const BuiltMixer& built, const SequenceSlice& slice, const at::Tensor& x,
                 double rate) {
   Dropped result;
@@ -43,8 +43,8 @@ Dropped RunWith(const BuiltMixer& built, const SequenceSlice& slice, const at::T
   return result;
 }
 
-// Layers share what queries see only where it is the same: patterns one after the other on one
-// slice, with keys before it and without, give the bits of each on a slice of its own.
+// Layers share mask data only if their patterns are equal. Different patterns that use one slice in
+// turn, with and without earlier keys, give the same bits as with separate slices.
 TEST(SoftmaxTest, LayersOfSeveralPatternsShareASlice) {
   const std::vector<std::vector<Assignment>> patterns = {
       {},
@@ -74,7 +74,7 @@ TEST(SoftmaxTest, LayersOfSeveralPatternsShareASlice) {
     const auto go_on = [&](const SequenceSlice& slice) {
       return built->Forward({.x = x, .slice = slice, .initial = &state, .num_past = 4}).y;
     };
-    run(shared_behind);  // as if nothing were before it
+    run(shared_behind);  // As if there were no earlier tokens.
     EXPECT_TRUE(BitEqual(go_on(shared_behind), go_on(behind())));
   }
 }
@@ -96,13 +96,13 @@ TEST(SoftmaxTest, DropsProbabilitiesInTrainingAlone) {
     EXPECT_TRUE(BitEqual(kept.y, want)) << "nothing dropped is nothing changed";
     EXPECT_EQ(kept.rates, std::vector<double>{0.25});
     EXPECT_FALSE(Close(RunWith(built, slice, x, 0.25).y, want, 1e-3));
-    // Next to all is dropped, and here all.
+    // The rate is almost 1, and here everything is dropped.
     const Dropped none = RunWith(built, slice, x, 1 - 1e-9);
     EXPECT_TRUE(Close(none.y, built["o_proj.bias"].expand_as(none.y), 1e-15));
   }
 }
 
-// On a GPU, of what its kernels leave to LibTorch: two fp32 of each weight. On the CPU none.
+// On a GPU, calls that run in LibTorch store two fp32 copies of each weight. The CPU stores none.
 TEST(SoftmaxTest, PlansTheWeightsThatDropoutKeeps) {
   const auto bytes_per_key = [](double rate, int64_t bytes_per_element, const char* positions) {
     const BuiltMixer built(MixerConfig("softmax", {{"num_heads", kHeads}, {"dropout", rate}}), kDim,
@@ -127,7 +127,7 @@ TEST(SoftmaxTest, WithoutARateNothingIsDropped) {
   EXPECT_TRUE(RunWith(built, slice, x, 0.5).rates.empty());
 }
 
-// In fp64: softmax_j(q_i k_j / sqrt(d) - slope |i - j|) over the document of i, ahead and back.
+// In fp64: softmax_j(q_i k_j / sqrt(d) - slope |i - j|) over the document of i, in both directions.
 TEST(SoftmaxTest, AnEncoderWithAlibiLooksBothWays) {
   const MixerConfig config("softmax",
                            {{"num_heads", kHeads}, {"causal", false}, {"rope_theta", 0}});
