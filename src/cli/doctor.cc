@@ -6,7 +6,7 @@
 #include "cli/run.h"
 #include "cli/world.h"
 #include "core/host.h"
-#include "core/version.h"
+#include "core/versions.h"
 
 namespace halflife::cli {
 namespace {

@@ -8,7 +8,7 @@
 #include "core/human.h"
 #include "core/nearest.h"
 #include "model/channel_mixers/channel_mixer.h"
-#include "model/config/json.h"
+#include "model/config/options.h"
 #include "model/mixer.h"
 #include "train/config/foreign_names.h"
 #include "train/config/model_schema.h"

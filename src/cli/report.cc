@@ -11,7 +11,7 @@
 #include "core/files.h"
 #include "core/human.h"
 #include "core/log.h"
-#include "core/version.h"
+#include "core/versions.h"
 #include "report/evaluation.h"
 #include "report/figure.h"
 #include "report/page.h"

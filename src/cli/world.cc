@@ -14,7 +14,7 @@
 #include "cli/command_line/rank_zero_report.h"
 #include "cli/failure.h"
 #include "core/log.h"
-#include "core/version.h"
+#include "core/versions.h"
 #include "dist/flight_report.h"
 #include "dist/rank_context.h"
 #include "train/record/run_folder.h"

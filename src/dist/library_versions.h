@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "core/library_versions.h"
+#include "core/versions.h"
 
 namespace halflife::dist {
 

@@ -5,7 +5,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/files.h"
-#include "core/version.h"
+#include "core/versions.h"
 #include "interop/hf_tokenizer.h"
 #include "model/language_model.h"
 

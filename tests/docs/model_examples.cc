@@ -21,14 +21,13 @@
 #include "model/mixers/heads.h"
 #include "model/mixers/linear/token_recurrence.h"
 #include "model/mixers/softmax/attention.h"
-#include "model/mixers/softmax/query_scale.h"
 #include "model/mixers/variants.h"
 #include "model/model_cost.h"
 #include "model/output_projection.h"
-#include "model/position_tensors.h"
 #include "model/positions/attention_biases.h"
 #include "model/positions/rotary_variants.h"
 #include "model/sequence_parallel.h"
+#include "model/sequence_slice.h"
 
 namespace halflife::model {
 
@@ -116,7 +115,7 @@ void ResidualStreamExample(ResidualStream& stream, const std::unique_ptr<Norm>& 
 }
 
 void PositionTensorsExample(const SequenceSlice& slice, double rate) {
-#include "examples/model/position_tensors.h"
+#include "examples/model/sequence_slice.h.2"
 }
 
 void PositionsExample(const ModelConfig& config, const SequenceSlice& slice, Tensor& x) {
@@ -158,7 +157,7 @@ void FrequenciesExample() {
 }
 
 void QueryScaleExample(Tensor q, const Tensor& num_keys) {
-#include "examples/model/mixers/softmax/query_scale.h"
+#include "examples/model/mixers/softmax/attention.h.2"
 }
 
 void AttentionExample(const AttentionOptions& options, const PartContext& context,
@@ -172,12 +171,12 @@ void ObjectiveExample(const ModelConfig& config, std::vector<int32_t>& inputs,
 }
 
 void EmbeddingExample(const ModelConfig& config, const PartContext& context, const Tensor& tokens) {
-#include "examples/model/embedding.h"
+#include "examples/model/vocabulary_layers.h"
 }
 
 void HeadExample(const ModelConfig& config, const PartContext& context, int64_t vocab_size,
                  const TokenEmbedding& embedding, const Tensor& hidden, const Tensor& targets) {
-#include "examples/model/head.h"
+#include "examples/model/vocabulary_layers.h.2"
 }
 
 void PartContextExample(const PartContext& context) {

@@ -6,7 +6,7 @@
 
 #include "core/error.h"
 #include "core/nearest.h"
-#include "core/version.h"
+#include "core/versions.h"
 
 namespace halflife::cli {
 namespace {

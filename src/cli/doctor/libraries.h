@@ -4,7 +4,7 @@
 #include <string>
 
 #include "cli/doctor/finding.h"
-#include "core/library_versions.h"
+#include "core/versions.h"
 
 namespace halflife::cli::doctor {
 

@@ -31,7 +31,8 @@ HL_DEVICE float Larger(float a, float b) { return b <= a || a != a ? a : b; }
 // Returns exp(x - max). If max is -inf, the weight is that of x itself, which is 0.
 HL_DEVICE float Weight(float x, float max) { return expf(x - (max == kNothing ? 0.0f : max)); }
 
-// ---- sources of a scan: tokens, or in the backward the rows that read them (see cpu/focus_pool_isa.cc) ----
+// ---- sources of a scan: tokens, or in the backward the rows that read them ----
+// cpu/focus_pool_isa.cc has the same.
 
 template <typename T>
 struct Tokens {

@@ -1,6 +1,6 @@
 // A channel mixer is what a block applies to each token separately, after its mixer: the MLP. To
-// add a channel mixer, add a class to this folder, a line to channel_mixers.inc and a message to the
-// schema.
+// add a channel mixer, add a class to this folder, a line to channel_mixers.inc and a message to
+// the schema.
 //
 //   const auto mlp = MakeChannelMixer(config.channel_mixer, {.prefix = "layers.0.mlp.", ...});
 //   x = x + (*mlp)(norm(x));

@@ -133,7 +133,8 @@ ChannelMixerVariant GluVariant() {
 namespace {
 
 // SwiGLU: y = W_down (silu(W_gate x) * W_up x) (Shazeer, 2020), as in Llama and in fla's models. It
-// is not a case of Glu, because it uses a fused kernel and declares its parameters in its own order.
+// is not a case of Glu, because it uses a fused kernel and declares its parameters in its own
+// order.
 struct SwiGluOptions : OptionsOf<SwiGluOptions> {
   WidthOptions inner;
   bool bias = false;

@@ -1,5 +1,5 @@
 // Reads and writes a model configuration as JSON, the form in which checkpoints store it.
-#include "model/config/json.h"
+#include "model/config/model_config.h"
 
 #include <nlohmann/json.hpp>
 
@@ -7,7 +7,6 @@
 
 #include "core/error.h"
 #include "core/nearest.h"
-#include "model/config/model_config.h"
 
 namespace halflife::model {
 namespace {

@@ -14,12 +14,11 @@
 
 #include "model/blocks/block.h"
 #include "model/channel_mixers/channel_mixer.h"
-#include "model/embedding.h"
-#include "model/head.h"
 #include "model/mixer.h"
 #include "model/norms/norm.h"
 #include "model/objectives/objective.h"
 #include "model/positions/positions.h"
+#include "model/vocabulary_layers.h"
 
 namespace halflife::model {
 

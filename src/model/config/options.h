@@ -11,6 +11,8 @@
 //   };
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
+
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -97,5 +99,9 @@ struct OptionsOf : Base {
 
 // Reports every field that is outside its limits, together with its default.
 void CheckLimits(PartOptions& options, PartOptions& defaults, ProblemList& problems);
+
+// Converts an option to JSON, for reports (model_config.h converts a whole model). Infinite values
+// become strings, because JSON has no infinities.
+nlohmann::json ToJson(const OptionValue& value);
 
 }  // namespace halflife::model

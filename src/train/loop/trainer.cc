@@ -14,7 +14,7 @@
 #include "core/fault.h"
 #include "core/human.h"
 #include "core/log.h"
-#include "core/version.h"
+#include "core/versions.h"
 #include "model/model_cost.h"
 #include "train/config/plan.h"
 #include "train/loop/run_guards.h"

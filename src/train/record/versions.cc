@@ -4,8 +4,7 @@
 
 #include <string_view>
 
-#include "core/library_versions.h"
-#include "core/version.h"
+#include "core/versions.h"
 #include "data/library_versions.h"
 #include "dist/library_versions.h"
 

@@ -3,7 +3,7 @@
 
 #include <gmock/gmock.h>
 
-#include "core/version.h"
+#include "core/versions.h"
 
 namespace halflife::train {
 namespace {

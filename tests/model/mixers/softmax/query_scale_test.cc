@@ -1,6 +1,6 @@
 // InfoScale and log-n: published values, the entropies that they preserve, and attention whose
 // scores are cosines.
-#include "model/mixers/softmax/query_scale.h"
+#include "model/mixers/softmax/attention.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>

@@ -1,5 +1,5 @@
-// The kernels around the scans of bf16 heads: states of all chunks and segments, and the operands and
-// gradients of per-channel decays. All but the states of segments process chunks or tiles
+// The kernels around the scans of bf16 heads: states of all chunks and segments, and the operands
+// and gradients of per-channel decays. All but the states of segments process chunks or tiles
 // independently.
 #include "kernels/decay_attention/cuda/channel_gradients.cuh"
 #include "kernels/decay_attention/cuda/channel_operands.cuh"

@@ -1,4 +1,4 @@
-#include "core/library_versions.h"
+#include "core/versions.h"
 
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/version.h>

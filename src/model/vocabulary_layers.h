@@ -1,12 +1,15 @@
-// Maps hidden vectors to logits and losses: a matrix, which may be shared with the embedding, an
-// optional bias and an optional scale.
+// The layers at both ends of a model: the embedding and the output head (below).
 //
-//   const OutputHead head(config.head, context, vocab_size, embedding.table());
-//   const auto sums = head.Loss(hidden, targets, {.z_loss_weight = 1e-4});
+// TokenEmbedding maps tokens to vectors: an embedding table, an optional scale, and an optional
+// table of segments.
+//
+//   const TokenEmbedding embedding(config.embedding, context, /*vocab_size=*/259, /*aliases=*/{});
+//   at::Tensor x = embedding(tokens, /*segments=*/{});
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
 #include <vector>
 
 #include "model/part_context.h"
@@ -14,6 +17,37 @@
 
 namespace halflife::model {
 
+struct EmbeddingOptions : OptionsOf<EmbeddingOptions> {
+  double scale = 1;          // Factor of the token's vector. 0: sqrt(model_dim).
+  int64_t num_segments = 0;  // Rows of the segment table. 0: no table.
+  double dropout = 0;        // Rate on the sum of all tables. 0: the model's dropout.
+  bool norm = false;         // Applies the model's norm to that sum, which includes positions.
+  std::vector<Option> Fields() override;
+  void Resolve(const ModelSizes& sizes, ProblemList& problems) override;
+};
+
+class TokenEmbedding {
+ public:
+  // Declares the parameters embeddings.weight and segment_embeddings.weight. `aliases` are other
+  // names of the token table (for a tied head).
+  TokenEmbedding(EmbeddingOptions options, const PartContext& context, int64_t vocab_size,
+                 std::vector<std::string> aliases);
+
+  // Maps tokens and segments [...] int64 to [..., D]. If `segments` is undefined, all tokens belong
+  // to segment 0.
+  at::Tensor operator()(const at::Tensor& tokens, const at::Tensor& segments) const;
+  const Parameter& table() const { return table_; }
+
+ private:
+  EmbeddingOptions options_;
+  Parameter table_, segments_;
+};
+
+// Maps hidden vectors to logits and losses: a matrix, which may be shared with the embedding, an
+// optional bias and an optional scale.
+//
+//   const OutputHead head(config.head, context, vocab_size, embedding.table());
+//   const auto sums = head.Loss(hidden, targets, {.z_loss_weight = 1e-4});
 struct HeadOptions : OptionsOf<HeadOptions> {
   bool tied = false;  // Shares the embedding's matrix.
   bool bias = false;
