@@ -22,7 +22,6 @@
 #include "core/json_text.h"
 #include "data/dataset.h"
 #include "data/text_tokens.h"
-#include "data/token_agreement.h"
 #include "data/tokenizer.h"
 #include "eval/bigram.h"
 #include "eval/validation.h"

@@ -13,7 +13,6 @@
 #include "core/hash.h"
 #include "core/log.h"
 #include "data/dataset.h"
-#include "data/token_agreement.h"
 #include "data/utf8.h"
 #include "infer/generator.h"
 #include "train/config/plan.h"

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -130,5 +131,18 @@ class Dataset {
   explicit Dataset(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
+
+// An id that means different text to a model and to the text that it reads. Vocabularies of equal
+// size may differ.
+struct TokenDifference {
+  int32_t id = 0;
+  std::string left, right;  // the text that the id represents in each tokenizer
+};
+// Returns the first id that is in both vocabularies and represents different text in the two.
+std::optional<TokenDifference> FindDifference(const Tokenizer& left, const Tokenizer& right);
+
+// Throws Error kUsage if an id of the dataset represents different text, or none, in `own`, the
+// model's tokenizer. `where` describes the owner of the model's tokenizer for the error message.
+void RequireSameTokens(const Dataset& dataset, const Tokenizer& own, const std::string& where);
 
 }  // namespace halflife::data

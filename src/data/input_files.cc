@@ -1,12 +1,20 @@
 #include "data/input_files.h"
 
+#include <fcntl.h>
 #include <glob.h>
+#include <unistd.h>
+#include <zlib.h>
+#include <zstd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <filesystem>
 #include <optional>
 #include <set>
+#include <vector>
 
 #include "core/error.h"
+#include "core/files.h"
 #include "core/log.h"
 #include "data/shard_layout.h"
 
@@ -163,6 +171,149 @@ InputFile PlainTextFile(const fs::path& path) {
           .compression = CompressionOf(path),
           .bytes = fs::file_size(path),
           .name = path.filename().string()};
+}
+
+namespace {
+
+namespace fs = std::filesystem;
+
+class PlainStream : public ByteStream {
+ public:
+  explicit PlainStream(const fs::path& path)
+      : path_(path), fd_(OpenFile(path, O_RDONLY, ExitCode::kData)) {
+    ::posix_fadvise(fd_.get(), 0, 0, POSIX_FADV_SEQUENTIAL);  // only a hint; failure is harmless
+  }
+
+  size_t Read(char* out, size_t size) override {
+    ssize_t got = 0;
+    do {
+      got = ::read(fd_.get(), out, size);
+    } while (got < 0 && errno == EINTR);
+    HL_CHECK_AS(ExitCode::kData, got >= 0, "cannot read ", path_.string(), ": ",
+                internal::ErrnoText(errno));
+    bytes_ += static_cast<uint64_t>(got);
+    return static_cast<size_t>(got);
+  }
+  uint64_t disk_bytes() const override { return bytes_; }
+
+ private:
+  const fs::path path_;
+  const Fd fd_;
+  uint64_t bytes_ = 0;
+};
+
+// The part that gzip and zstd share: a buffer of compressed bytes from a plain stream.
+class CompressedStream : public ByteStream {
+ public:
+  explicit CompressedStream(const fs::path& path) : path_(path), source_(path), buffer_(1 << 17) {}
+  uint64_t disk_bytes() const override { return source_.disk_bytes(); }
+
+ protected:
+  size_t Refill() { return source_.Read(buffer_.data(), buffer_.size()); }
+  [[noreturn]] void FailCut() const {
+    HL_FAIL(ExitCode::kData, path_.string(),
+            " ends in the middle of its compressed data: it was "
+            "truncated. Copy or download it again.");
+  }
+  [[noreturn]] void FailDamaged(const char* format, const char* words) const {
+    HL_FAIL(ExitCode::kData, path_.string(), " is not valid ", format, " near byte ",
+            source_.disk_bytes(), ": ", words, ". Copy or download it again.");
+  }
+
+  const fs::path path_;
+  PlainStream source_;
+  std::vector<char> buffer_;
+};
+
+class GzipStream : public CompressedStream {
+ public:
+  explicit GzipStream(const fs::path& path) : CompressedStream(path) {
+    constexpr int kGzipFormat = 15 + 16;  // window bits, and only the gzip format
+    HL_CHECK(::inflateInit2(&zlib_, kGzipFormat) == Z_OK, "cannot initialise zlib");
+  }
+  ~GzipStream() override { ::inflateEnd(&zlib_); }
+
+  size_t Read(char* out, size_t size) override {
+    size = std::min(size, size_t{1} << 30);  // zlib counts in 32 bits
+    zlib_.next_out = reinterpret_cast<Bytef*>(out);
+    zlib_.avail_out = static_cast<uInt>(size);
+    while (zlib_.avail_out == size) {
+      // After a full output buffer, zlib may still hold text of the current member. Read that
+      // before the file.
+      if (zlib_.avail_in == 0 && !may_flush_ && !Feed()) return 0;
+      if (!in_member_) ::inflateReset(&zlib_);  // start the next member of the file
+      in_member_ = true;
+      const int result = ::inflate(&zlib_, Z_NO_FLUSH);
+      if (result == Z_STREAM_END) in_member_ = false;
+      may_flush_ = in_member_ && zlib_.avail_out == 0;
+      if (result != Z_OK && result != Z_STREAM_END && result != Z_BUF_ERROR) {
+        FailDamaged("gzip", zlib_.msg != nullptr ? zlib_.msg : ::zError(result));
+      }
+    }
+    return size - zlib_.avail_out;
+  }
+
+ private:
+  // Returns false at the end of the file, which must also be the end of a member.
+  bool Feed() {
+    zlib_.avail_in = static_cast<uInt>(Refill());
+    zlib_.next_in = reinterpret_cast<Bytef*>(buffer_.data());
+    if (zlib_.avail_in == 0 && in_member_) FailCut();
+    return zlib_.avail_in > 0;
+  }
+
+  z_stream zlib_{};
+  bool in_member_ = true;  // a file must begin with a member
+  bool may_flush_ = false;
+};
+
+struct ZstdDeleter {
+  void operator()(ZSTD_DCtx* context) const { ::ZSTD_freeDCtx(context); }
+};
+
+class ZstdStream : public CompressedStream {
+ public:
+  explicit ZstdStream(const fs::path& path) : CompressedStream(path), zstd_(::ZSTD_createDCtx()) {
+    HL_CHECK(zstd_ != nullptr, "cannot initialise zstd");
+  }
+
+  size_t Read(char* out, size_t size) override {
+    ZSTD_outBuffer output{out, size, 0};
+    while (output.pos == 0) {
+      // After a full output buffer, zstd may still hold text of the current frame. Read that before
+      // the file.
+      if (input_.pos == input_.size && !may_flush_) {
+        input_ = {buffer_.data(), Refill(), 0};
+        if (input_.size == 0 && in_frame_) FailCut();
+        if (input_.size == 0) return 0;
+      }
+      const size_t result = ::ZSTD_decompressStream(zstd_.get(), &output, &input_);
+      if (::ZSTD_isError(result)) FailDamaged("zstd", ::ZSTD_getErrorName(result));
+      in_frame_ = result != 0;
+      may_flush_ = in_frame_ && output.pos == size;
+    }
+    return output.pos;
+  }
+
+ private:
+  std::unique_ptr<ZSTD_DCtx, ZstdDeleter> zstd_;
+  ZSTD_inBuffer input_{nullptr, 0, 0};
+  bool in_frame_ = true;  // a file must begin with a frame
+  bool may_flush_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<ByteStream> OpenByteStream(const InputFile& file) {
+  switch (file.compression) {
+    case Compression::kGzip:
+      return std::make_unique<GzipStream>(file.path);
+    case Compression::kZstd:
+      return std::make_unique<ZstdStream>(file.path);
+    case Compression::kNone:
+      break;
+  }
+  return std::make_unique<PlainStream>(file.path);
 }
 
 }  // namespace halflife::data

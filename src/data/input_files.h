@@ -1,9 +1,11 @@
 // Finds the files that `prepare` reads: .txt, .jsonl or .tsv, each optionally with .gz or .zst.
-// They are given by name, by folder or by glob pattern.
+// They are given by name, by folder or by glob pattern. Also opens them as streams.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -44,5 +46,22 @@ uint64_t DiskBytes(const InputFiles& inputs);
 // One file of plain text with any name. It is decompressed if the name ends in .gz or .zst. Throws
 // Error kData for .jsonl and for anything that is not a regular file.
 InputFile PlainTextFile(const std::filesystem::path& path);
+
+// The text of an input file, decompressed while it is read. The file is plain, gzip (with one or
+// more members) or zstd (with one or more frames).
+//
+//   const std::unique_ptr<ByteStream> stream = OpenByteStream(file);
+//   while (const size_t n = stream->Read(buffer, sizeof buffer)) ...
+class ByteStream {
+ public:
+  virtual ~ByteStream() = default;
+  // Reads up to `size` bytes; returns 0 only at the end. Throws Error kData, naming the file, for
+  // damaged or truncated compressed data and for read errors.
+  virtual size_t Read(char* out, size_t size) = 0;
+  // Bytes read from the disk so far.
+  virtual uint64_t disk_bytes() const = 0;
+};
+
+std::unique_ptr<ByteStream> OpenByteStream(const InputFile& file);
 
 }  // namespace halflife::data

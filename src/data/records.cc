@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "core/error.h"
-#include "data/byte_stream.h"
+#include "data/input_files.h"
 
 namespace halflife::data {
 namespace {

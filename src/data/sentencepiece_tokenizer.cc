@@ -1,7 +1,7 @@
 #include <dlfcn.h>
 
 #include "core/error.h"
-#include "data/bpe/added_tokens.h"
+#include "data/bpe/special_tokens.h"
 #include "data/sentencepiece_bridge.h"
 #include "data/tokenizer.h"
 #include "data/tokenizer_folder.h"

@@ -1,10 +1,12 @@
-// Describes a single shard file for `halflife inspect`. To read tokens use Dataset, which verifies
-// them.
+// Describes a single shard file for `halflife inspect`, and hashes shard files. To read tokens, use
+// Dataset, which verifies them.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
 #include <string>
+
+#include "core/hash.h"
 
 namespace halflife::data {
 
@@ -21,5 +23,16 @@ struct ShardFile {
 // Reads only the header. If the folder has a manifest, size and header are verified before HDF5
 // opens the file. Throws Error kData on failure.
 ShardFile ReadShardFile(const std::filesystem::path& path);
+
+// Hashes files that are too large for memory, in one pass and 1 MiB at a time.
+struct FileHashes {
+  Hash128 header;  // hash of the first header_bytes bytes
+  Hash128 whole;
+};
+// Reads `fd` from its beginning with pread, so the file offset does not change. Errors are kData
+// and name the path.
+FileHashes HashFile(int fd, const std::filesystem::path& path, uint64_t header_bytes);
+// The hash of only the first `bytes` bytes.
+Hash128 HashFilePrefix(int fd, const std::filesystem::path& path, uint64_t bytes);
 
 }  // namespace halflife::data

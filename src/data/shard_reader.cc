@@ -10,7 +10,7 @@
 #include "core/error.h"
 #include "core/files.h"
 #include "data/batch.h"
-#include "data/file_hash.h"
+#include "data/shard_file.h"
 
 namespace halflife::data {
 namespace {

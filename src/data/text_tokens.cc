@@ -6,8 +6,8 @@
 
 #include "core/error.h"
 #include "data/prepare/document_encoder.h"
+#include "data/prepare/shard_writer.h"
 #include "data/prepare/text_chunker.h"
-#include "data/source_list.h"
 #include "data/tokenizer_folder.h"
 
 namespace halflife::data {

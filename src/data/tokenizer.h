@@ -16,9 +16,26 @@
 #include <string_view>
 #include <vector>
 
-#include "data/chat_templates.h"
-
 namespace halflife::data {
+
+// The chat templates that come with a tokenizer: Jinja source that converts the messages of a chat
+// into a prompt. They are kept as they are, so that an exported model has the templates of the
+// imported one. No template is run.
+//
+//   const ChatTemplates templates = ReadChatTemplates("Qwen2-0.5B-Instruct/");
+//   WriteChatTemplates(templates, "export/");
+//
+// The template "default" is the file chat_template.jinja, and any other is
+// additional_chat_templates/NAME.jinja. This is how transformers writes them.
+using ChatTemplates = std::map<std::string, std::string>;  // source by name
+
+// Reads the files above. Without any, reads `chat_template` of tokenizer_config.json, which is a
+// template or a list of named ones. Error kData for a `chat_template` of another form, a name that
+// is not usable as a file name, or a template of more than 16 MiB.
+ChatTemplates ReadChatTemplates(const std::filesystem::path& folder);
+
+// `folder` must exist. Throws Error kData on failure.
+void WriteChatTemplates(const ChatTemplates& templates, const std::filesystem::path& folder);
 
 // Ids that represent no text; -1 if the tokenizer has no such id. eos always exists.
 struct SpecialIds {

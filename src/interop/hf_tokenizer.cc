@@ -1,13 +1,246 @@
 #include "interop/hf_tokenizer.h"
 
+#include <halflife/sentencepiece_model.pb.h>
+
+#include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
+#include <tuple>
+#include <unordered_map>
 
 #include "core/error.h"
 #include "core/files.h"
 #include "data/tokenizer_folder.h"
-#include "interop/hf_sentencepiece.h"
+#include "data/utf8.h"
 
 namespace halflife::interop {
+namespace {
+
+namespace pb = ::halflife::proto::sentencepiece;
+using nlohmann::ordered_json;
+
+enum PieceType { kNormal = 1, kUnknown, kControl, kUserDefined, kUnused, kByte };
+enum ModelType { kUnigram = 1, kBpe, kWord, kChar };
+
+constexpr char kSpaceMark[] = "\xE2\x96\x81";  // U+2581: the visible space of sentencepiece.
+constexpr size_t kMaxModelBytes = 128 << 20;
+// The limit of sentencepiece itself is 16 characters by default.
+constexpr size_t kMaxPieceBytes = 512;
+
+template <typename... Pieces>
+void Require(bool condition, const Pieces&... problem) {
+  HL_CHECK_AS(ExitCode::kData, condition, "the sentencepiece model ", problem...,
+              ", so it cannot be expressed exactly as tokenizer.json");
+}
+
+// Encodes `bytes` as in RFC 4648.
+std::string Base64(std::string_view bytes) {
+  static constexpr char kDigits[] =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string text;
+  for (size_t i = 0; i < bytes.size(); i += 3) {
+    uint32_t group = 0;
+    const size_t count = std::min<size_t>(3, bytes.size() - i);
+    for (size_t k = 0; k < 3; ++k) {
+      group = group << 8 | (k < count ? static_cast<uint8_t>(bytes[i + k]) : 0u);
+    }
+    for (size_t k = 0; k < 4; ++k) text += k <= count ? kDigits[group >> (18 - 6 * k) & 63] : '=';
+  }
+  return text;
+}
+
+class Converter {
+ public:
+  explicit Converter(std::string_view bytes) {
+    HL_CHECK_AS(ExitCode::kData,
+                bytes.size() <= kMaxModelBytes &&
+                    model_.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())),
+                "not a sentencepiece model (", bytes.size(), " bytes)");
+    CheckModel();
+    CheckPieces();
+  }
+
+  SentencePieceJson Convert(const data::SpecialIds& ids) const {
+    const ordered_json tokenizer = {
+        {"version", "1.0"},          {"truncation", nullptr},      {"padding", nullptr},
+        {"added_tokens", Added()},   {"normalizer", Normalizer()}, {"pre_tokenizer", nullptr},
+        {"post_processor", nullptr}, {"decoder", Decoder()},       {"model", Model()}};
+    // Other tokenizer classes rebuild the tokenizer from its vocabulary and lose its rules.
+    ordered_json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}};
+    const auto add = [&](const char* key, int id) {
+      if (id < 0) return;
+      Require(id < model_.pieces_size() && IsSpecial(id), "has no special piece ", id);
+      config[key] = model_.pieces(id).piece();
+    };
+    add("bos_token", ids.bos);
+    add("eos_token", ids.eos);
+    add("pad_token", ids.pad);
+    add("unk_token", ids.unk);
+    return {tokenizer.dump() + "\n", config.dump(2) + "\n"};
+  }
+
+ private:
+  bool IsSpecial(int id) const {
+    const int type = model_.pieces(id).type();
+    return type == kUnknown || type == kControl;
+  }
+  bool byte_fallback() const { return model_.trainer_spec().byte_fallback(); }
+
+  void CheckModel() const {
+    const int type = model_.trainer_spec().model_type();
+    Require(type == kUnigram || type == kBpe, "is of type ",
+            type == kWord   ? "word"
+            : type == kChar ? "char"
+                            : "unknown",
+            ", neither unigram nor bpe");
+    Require(!model_.trainer_spec().treat_whitespace_as_suffix(), "writes spaces as suffixes");
+    Require(model_.normalizer_spec().escape_whitespaces(), "does not escape spaces");
+  }
+
+  void CheckPieces() {
+    Require(model_.pieces_size() > 0, "has no pieces");
+    int num_bytes = 0;
+    for (int id = 0; id < model_.pieces_size(); ++id) {
+      const pb::Piece& piece = model_.pieces(id);
+      const std::string& text = piece.piece();
+      Require(!text.empty() && text.size() <= kMaxPieceBytes &&
+                  data::FindInvalidUtf8(text) == std::string::npos,
+              "has a piece ", id, " that is empty, too long or not UTF-8");
+      Require(ids_.emplace(text, id).second, "has the piece '", text, "' twice");
+      Require(std::isfinite(piece.score()), "has no finite score for the piece '", text, "'");
+      const int type = piece.type();
+      Require(type != kUserDefined && type != kUnused, "has a ",
+              type == kUnused ? "unused" : "user-defined", " piece, '", text, "'");
+      Require(type >= kNormal && type <= kByte, "has a piece of type ", type);
+      if (type == kUnknown) {
+        Require(unk_id_ < 0, "has two unknown pieces");
+        unk_id_ = id;
+      }
+      if (type == kByte) ++num_bytes;
+    }
+    Require(unk_id_ >= 0, "has no unknown piece");
+    Require(num_bytes == (byte_fallback() ? 256 : 0), "has ", num_bytes, " byte pieces");
+    for (int byte = 0; byte_fallback() && byte < 256; ++byte) {
+      static constexpr char kHex[] = "0123456789ABCDEF";
+      const std::string name = {'<', '0', 'x', kHex[byte >> 4], kHex[byte & 15], '>'};
+      const auto found = ids_.find(name);
+      Require(found != ids_.end() && model_.pieces(found->second).type() == kByte,
+              "has no byte piece ", name);
+    }
+  }
+
+  ordered_json Added() const {
+    ordered_json added = ordered_json::array();
+    for (int id = 0; id < model_.pieces_size(); ++id) {
+      if (!IsSpecial(id)) continue;
+      added.push_back({{"id", id},
+                       {"content", model_.pieces(id).piece()},
+                       {"single_word", false},
+                       {"lstrip", false},
+                       {"rstrip", false},
+                       {"normalized", false},
+                       {"special", true}});
+    }
+    return added;
+  }
+
+  ordered_json Normalizer() const {
+    const pb::NormalizerSpec& spec = model_.normalizer_spec();
+    ordered_json steps = ordered_json::array();
+    const auto replace = [](const char* kind, const char* pattern, const char* content) {
+      return ordered_json{
+          {"type", "Replace"}, {"pattern", {{kind, pattern}}}, {"content", content}};
+    };
+    if (!spec.precompiled_charsmap().empty()) {
+      steps.push_back(
+          {{"type", "Precompiled"}, {"precompiled_charsmap", Base64(spec.precompiled_charsmap())}});
+    }
+    if (spec.remove_extra_whitespaces()) {
+      steps.push_back(replace("Regex", " {2,}", " "));
+      // Not ^ and $, which also match at line ends in that library.
+      steps.push_back(replace("Regex", R"(\A +| +\z)", ""));
+    }
+    if (spec.add_dummy_prefix()) steps.push_back({{"type", "Prepend"}, {"prepend", kSpaceMark}});
+    steps.push_back(replace("String", " ", kSpaceMark));
+    return {{"type", "Sequence"}, {"normalizers", steps}};
+  }
+
+  ordered_json Decoder() const {
+    ordered_json steps = {
+        {{"type", "Replace"}, {"pattern", {{"String", kSpaceMark}}}, {"content", " "}},
+        {{"type", "ByteFallback"}},
+        {{"type", "Fuse"}}};
+    if (model_.normalizer_spec().add_dummy_prefix()) {
+      steps.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
+    }
+    return {{"type", "Sequence"}, {"decoders", steps}};
+  }
+
+  ordered_json Model() const {
+    if (model_.trainer_spec().model_type() == kUnigram) {
+      ordered_json vocab = ordered_json::array();
+      for (const pb::Piece& piece : model_.pieces())
+        vocab.push_back({piece.piece(), piece.score()});
+      return {{"type", "Unigram"},
+              {"unk_id", unk_id_},
+              {"vocab", vocab},
+              {"byte_fallback", byte_fallback()}};
+    }
+    ordered_json vocab = ordered_json::object();
+    for (int id = 0; id < model_.pieces_size(); ++id) {
+      // Keeps this order. Using operator[] would look up every key first and take quadratic time.
+      vocab.get_ref<ordered_json::object_t&>().emplace_back(model_.pieces(id).piece(), id);
+    }
+    return {{"type", "BPE"},
+            {"dropout", nullptr},
+            {"unk_token", model_.pieces(unk_id_).piece()},
+            {"continuing_subword_prefix", nullptr},
+            {"end_of_word_suffix", nullptr},
+            {"fuse_unk", true},
+            {"byte_fallback", byte_fallback()},
+            {"ignore_merges", false},
+            {"vocab", std::move(vocab)},
+            {"merges", Merges()}};
+  }
+
+  // sentencepiece merges the two neighbours whose joint piece has the highest score, regardless of
+  // what the neighbours are. So every split of a piece into two pieces is a merge, ranked by the
+  // score of the whole piece.
+  ordered_json Merges() const {
+    std::vector<std::tuple<float, int, int>> merges;  // -score, left, right
+    const auto normal = [&](std::string_view text) {
+      const auto found = ids_.find(std::string(text));
+      return found != ids_.end() && model_.pieces(found->second).type() == kNormal ? found->second
+                                                                                   : -1;
+    };
+    for (const pb::Piece& piece : model_.pieces()) {
+      if (piece.type() != kNormal) continue;
+      const std::string_view text = piece.piece();
+      for (size_t cut = 1; cut < text.size(); ++cut) {
+        if ((static_cast<uint8_t>(text[cut]) & 0xC0) == 0x80) continue;
+        const int left = normal(text.substr(0, cut)), right = normal(text.substr(cut));
+        if (left >= 0 && right >= 0) merges.emplace_back(-piece.score(), left, right);
+      }
+    }
+    std::sort(merges.begin(), merges.end());
+    ordered_json list = ordered_json::array();
+    for (const auto& [score, left, right] : merges) {
+      list.push_back({model_.pieces(left).piece(), model_.pieces(right).piece()});
+    }
+    return list;
+  }
+
+  pb::ModelProto model_;
+  std::unordered_map<std::string, int> ids_;
+  int unk_id_ = -1;
+};
+
+}  // namespace
+
+SentencePieceJson ConvertSentencePiece(std::string_view model_bytes, const data::SpecialIds& ids) {
+  return Converter(model_bytes).Convert(ids);
+}
+
 namespace {
 
 using Files = std::map<std::string, std::string>;

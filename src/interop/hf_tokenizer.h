@@ -10,7 +10,7 @@
 // | sentencepiece | tokenizer.json of the model, tokenizer.model itself, tokenizer_config.json |
 // | bpe | tokenizer.json as it came, tokenizer_config.json |
 //
-// The tokenizer's chat templates are written as well (data/chat_templates.h). transformers reads
+// The tokenizer's chat templates are written as well (data::ChatTemplates). transformers reads
 // the name of a special token in a text, such as "</s>", as that token. SpecialTokens::kParse does
 // the same, except that `bytes` has no named special tokens.
 #pragma once
@@ -19,10 +19,29 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "data/tokenizer.h"
 
 namespace halflife::interop {
+
+// Converts a sentencepiece model to tokenizer.json: the same pieces and rules in the format of the
+// Hugging Face tokenizers library, which then produces the same ids.
+//
+//   const SentencePieceJson json = ConvertSentencePiece(model_bytes, tokenizer.special_ids());
+//
+// The result is exact for BPE models. For unigram models it is exact except for rounding between
+// paths of equal score. Under nmt_nfkc, the two libraries treat combining marks after a composed
+// character differently.
+struct SentencePieceJson {
+  std::string tokenizer;  // tokenizer.json
+  std::string config;     // tokenizer_config.json
+};
+
+// Throws kData if the bytes are not a sentencepiece model, or if the model cannot be expressed
+// exactly (word and char models, user-defined or unused pieces, white space as suffix). The message
+// names the reason.
+SentencePieceJson ConvertSentencePiece(std::string_view model_bytes, const data::SpecialIds& ids);
 
 // Returns the contents of the files by file name. Throws kData if a sentencepiece model cannot be
 // expressed exactly as tokenizer.json.

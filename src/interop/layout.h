@@ -1,5 +1,5 @@
 // How one Hugging Face model class stores the models that it can express: its name, its keys in
-// config.json and its tensor names. Each class has one file in layouts/ and one line in
+// config.json and its tensor names. Each class has a Layout in layouts/ and one line in
 // layouts.inc. A parameter of halflife is a tensor of the class under another name, or a part of
 // such a tensor (PlacementOf).
 #pragma once

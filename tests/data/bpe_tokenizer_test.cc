@@ -7,7 +7,7 @@
 #include <span>
 #include <thread>
 
-#include "data/bpe/byte_alphabet.h"
+#include "data/bpe/merger.h"
 #include "data/bpe/regex.h"
 #include "data/bpe/tokenizer_json.h"
 #include "data/small_bpe.h"

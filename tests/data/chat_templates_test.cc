@@ -1,4 +1,4 @@
-#include "data/chat_templates.h"
+#include "data/tokenizer.h"
 
 #include <gtest/gtest.h>
 

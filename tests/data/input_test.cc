@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include "core/concat.h"
-#include "data/byte_stream.h"
 #include "data/input_files.h"
 #include "data/prepare/document_encoder.h"
 #include "data/prepare/text_chunker.h"

@@ -1,6 +1,6 @@
 #include "data/small_bpe.h"
 
-#include "data/bpe/byte_alphabet.h"
+#include "data/bpe/merger.h"
 
 namespace halflife::data::test {
 

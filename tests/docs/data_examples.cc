@@ -4,16 +4,15 @@
 
 #include "core/files.h"
 #include "data/block_cache.h"
-#include "data/bpe/added_tokens.h"
 #include "data/bpe/merger.h"
 #include "data/bpe/regex.h"
+#include "data/bpe/special_tokens.h"
 #include "data/bpe/tokenizer_json.h"
-#include "data/byte_stream.h"
-#include "data/chat_templates.h"
 #include "data/dataset.h"
 #include "data/examples/example.h"
 #include "data/examples/prepare_examples.h"
 #include "data/hdf5_handles.h"
+#include "data/input_files.h"
 #include "data/manifest.h"
 #include "data/prepare/document_encoder.h"
 #include "data/prepare/ordered_pipeline.h"
@@ -28,7 +27,6 @@
 #include "data/sample_order.h"
 #include "data/sentencepiece_bridge.h"
 #include "data/shard_reader.h"
-#include "data/source_list.h"
 #include "data/synthetic/mqar.h"
 #include "data/synthetic/numpy_mqar.h"
 #include "data/synthetic/prepare_mqar.h"
@@ -43,7 +41,7 @@ namespace halflife::data {
 using Path = std::filesystem::path;
 
 void AddedTokensExample(const std::vector<AddedToken>& tokens, std::string_view text) {
-#include "examples/data/bpe/added_tokens.h"
+#include "examples/data/bpe/special_tokens.h"
 }
 
 void BlockCacheExample(ShardReader& shard) {
@@ -65,11 +63,11 @@ void TokenizerJsonExample(std::string_view bytes) {
 }
 
 void ByteStreamExample(const InputFile& file, char (&buffer)[64]) {
-#include "examples/data/byte_stream.h"
+#include "examples/data/input_files.h"
 }
 
 void ChatTemplatesExample() {
-#include "examples/data/chat_templates.h"
+#include "examples/data/tokenizer.h.2"
 }
 
 void DatasetExample(const Path& path, int64_t begin, std::span<int32_t> ids,
@@ -162,7 +160,7 @@ void ShardReaderExample(const Path& folder, const ShardRecord& record, int vocab
 }
 
 void SourceListExample(SplitRecord& split) {
-#include "examples/data/source_list.h"
+#include "examples/data/prepare/shard_writer.h.2"
 }
 
 void ShardWriterExample(const Path& tmp, std::span<const int32_t> ids) {

@@ -6,7 +6,6 @@
 #include "interop/export.h"
 #include "interop/hf_folder.h"
 #include "interop/hf_model.h"
-#include "interop/hf_sentencepiece.h"
 #include "interop/hf_tokenizer.h"
 #include "interop/layouts/zoology_modules.h"
 #include "interop/placement.h"
@@ -35,7 +34,7 @@ void HfModelExample(int64_t count, float* out) {
 }
 
 void HfSentencePieceExample(std::string_view model_bytes, const data::Tokenizer& tokenizer) {
-#include "examples/interop/hf_sentencepiece.h"
+#include "examples/interop/hf_tokenizer.h.2"
 }
 
 void HfTokenizerExample(const TokenizerPointer& tokenizer, const Path& hf_folder) {

@@ -11,7 +11,6 @@
 #include "data/small_bpe.h"
 #include "data/small_datasets.h"
 #include "data/tokenizer_trainer.h"
-#include "interop/hf_sentencepiece.h"
 #include "interop/small_sentencepiece.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"

@@ -7,11 +7,11 @@
 #include <set>
 
 #include "core/error.h"
-#include "data/bpe/byte_alphabet.h"
+#include "data/bpe/merger.h"
 #include "data/bpe/special_tokens.h"
 #include "data/bpe/tokenizer_json.h"
 #include "data/small_bpe.h"
-#include "interop/hf_sentencepiece.h"
+#include "interop/hf_tokenizer.h"
 #include "interop/small_sentencepiece.h"
 #include "support/mutate.h"
 

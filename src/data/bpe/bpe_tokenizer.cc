@@ -17,8 +17,6 @@
 
 #include "core/error.h"
 #include "core/hash.h"
-#include "data/bpe/added_tokens.h"
-#include "data/bpe/byte_alphabet.h"
 #include "data/bpe/merger.h"
 #include "data/bpe/regex.h"
 #include "data/bpe/special_tokens.h"

@@ -1,5 +1,6 @@
-// The core of byte-pair encoding (Sennrich et al., ACL 2016). Starting from the bytes of a word, it
-// repeatedly merges the pair of lowest rank, and the leftmost among equal ranks.
+// The core of byte-pair encoding (Sennrich et al., ACL 2016), and its alphabet for bytes. Starting
+// from the bytes of a word, it repeatedly merges the pair of lowest rank, and the leftmost among
+// equal ranks.
 //
 //   const Merger merger(byte_ids, merges);
 //   Merger::Scratch scratch;  // one per thread
@@ -10,6 +11,8 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -53,5 +56,13 @@ class Merger {
   const std::array<int32_t, 256> byte_ids_;
   std::vector<Slot> slots_;  // open addressing, at most half full; the size is a power of two
 };
+
+// Returns the printable character, as UTF-8, that byte-level BPE uses for a byte (bytes_to_unicode
+// in GPT-2's encoder.py). Visible Latin-1 characters represent themselves. The other 68 bytes are
+// assigned U+0100 and up, in order.
+std::string AlphabetCharacter(uint8_t byte);
+
+// Returns the bytes that `token` represents, or nullopt if a character is not in the alphabet.
+std::optional<std::string> BytesOfToken(std::string_view token);
 
 }  // namespace halflife::data

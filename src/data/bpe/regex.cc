@@ -4,7 +4,6 @@
 #include <pcre2.h>
 
 #include "core/error.h"
-#include "data/bpe/pattern.h"
 
 namespace halflife::data {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "core/error.h"
 #include "core/json_text.h"
-#include "data/bpe/byte_alphabet.h"
+#include "data/bpe/merger.h"
 
 namespace halflife::data {
 namespace {

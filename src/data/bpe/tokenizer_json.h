@@ -37,7 +37,7 @@ struct SplitStep {
 };
 
 struct BpeSpec {
-  std::vector<std::string> tokens;  // by id; written in the alphabet of byte_alphabet.h if possible
+  std::vector<std::string> tokens;  // by id; written in the alphabet of merger.h if possible
   int num_model_tokens = 0;         // ids from here on are only added tokens
   std::vector<Merge> merges;        // by rank
   bool ignore_merges = false;       // a word that is itself a token becomes that token

@@ -12,7 +12,6 @@
 #include "core/error.h"
 #include "core/human.h"
 #include "data/examples/example.h"
-#include "data/held_out_contents.h"
 #include "data/manifest.h"
 #include "data/prepare/document_encoder.h"
 #include "data/prepare/ordered_pipeline.h"
@@ -73,7 +72,7 @@ std::vector<std::string> InOrder(const std::set<std::string>& names) {
 }
 
 // The files of one option and the reader of their records.
-struct Source {
+struct RecordSource {
   InputFiles files;
   RecordReader reader;
   std::optional<Split> split;  // the split of all records; empty: each record's content decides
@@ -123,8 +122,8 @@ class ExampleSet {
   void NumberClasses();
   // Calls write(map(chunk)) for the chunks of a source, in order.
   template <typename Out, typename Map, typename Write>
-  void ForEachChunk(const Source& source, const Map& map, const Write& write);
-  EncodedExamples Encode(const Source& source, TextChunk chunk) const;
+  void ForEachChunk(const RecordSource& source, const Map& map, const Write& write);
+  EncodedExamples Encode(const RecordSource& source, TextChunk chunk) const;
   Example EncodeOne(const Record& record, const std::string& place) const;
   int32_t ClassOf(const std::string& name, const std::string& place) const;
   Writer MakeWriter(const fs::path& folder, Split split) const;
@@ -135,7 +134,7 @@ class ExampleSet {
   const std::unique_ptr<Tokenizer> tokenizer_;
   const ExampleEncoder encoder_;
   const int threads_;
-  std::vector<std::unique_ptr<Source>> sources_;  // the first one is --input
+  std::vector<std::unique_ptr<RecordSource>> sources_;  // the first one is --input
   std::vector<std::string> classes_;
   std::map<std::string, int32_t> number_of_class_;
   std::map<Split, ExampleCounts> counts_;
@@ -151,11 +150,11 @@ void ExampleSet::AddSource(const std::vector<std::string>& names, const char* fl
   InputFiles files = FindInputFiles(names, flag, kRecordFormats);
   if (!sources_.empty()) RequireApart(sources_.front()->files, files, flag);
   RecordReader reader(files.files, FieldsOf(config_));
-  sources_.push_back(std::make_unique<Source>(std::move(files), std::move(reader), split));
+  sources_.push_back(std::make_unique<RecordSource>(std::move(files), std::move(reader), split));
 }
 
 template <typename Out, typename Map, typename Write>
-void ExampleSet::ForEachChunk(const Source& source, const Map& map, const Write& write) {
+void ExampleSet::ForEachChunk(const RecordSource& source, const Map& map, const Write& write) {
   TextChunker chunker(source.files.files, {.max_document_bytes = config_.input.max_document_bytes});
   RunOrdered<TextChunk, Out>(
       threads_,
@@ -211,7 +210,7 @@ Example ExampleSet::EncodeOne(const Record& record, const std::string& place) co
   return encoder_.OfClass(record.values[0], ClassOf(record.values[1], place), place);
 }
 
-EncodedExamples ExampleSet::Encode(const Source& source, TextChunk chunk) const {
+EncodedExamples ExampleSet::Encode(const RecordSource& source, TextChunk chunk) const {
   const DocumentRules split = {.validation_fraction = config_.input.FractionOrUsual(),
                                .split_seed = config_.input.split_seed,
                                .split = source.split};

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "core/error.h"
-#include "data/held_out_contents.h"
 #include "data/manifest.h"
 #include "data/prepare/document_encoder.h"
 #include "data/prepare/ordered_pipeline.h"

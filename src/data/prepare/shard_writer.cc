@@ -7,15 +7,42 @@
 #include <array>
 #include <cstdio>
 #include <cstring>
+#include <map>
+#include <utility>
 #include <vector>
 
+#include "core/concat.h"
 #include "core/error.h"
 #include "core/fault.h"
 #include "core/files.h"
-#include "data/file_hash.h"
 #include "data/hdf5_handles.h"
+#include "data/shard_file.h"
+#include "data/utf8.h"
 
 namespace halflife::data {
+
+void SourceList::Begin(std::string_view name) {
+  sources_.push_back({.name = ReplaceInvalidUtf8(name)});
+}
+
+void SourceList::Count(int64_t num_tokens, int64_t num_documents) {
+  if (sources_.empty()) return;
+  sources_.back().num_tokens += num_tokens;
+  sources_.back().num_documents += num_documents;
+}
+
+std::vector<Source> SourceList::Take() {
+  constexpr size_t kMostSources = 100;
+  std::vector<Source> sources = std::exchange(sources_, {});
+  std::erase_if(sources, [](const Source& source) { return source.num_tokens == 0; });
+  if (sources.size() < 2 || sources.size() > kMostSources) return {};
+  std::map<std::string, int> count;
+  for (Source& source : sources)
+    if (const int number = ++count[source.name]; number > 1)
+      source.name = Concat(source.name, " (", number, ")");
+  return sources;
+}
+
 namespace {
 
 namespace fs = std::filesystem;

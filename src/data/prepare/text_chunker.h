@@ -17,7 +17,6 @@
 #include <string_view>
 #include <vector>
 
-#include "data/byte_stream.h"
 #include "data/dataset.h"
 #include "data/input_files.h"
 

@@ -11,8 +11,8 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "data/dataset.h"
 #include "data/shard_layout.h"
-#include "data/token_agreement.h"
 
 namespace halflife::train {
 namespace fs = std::filesystem;
