@@ -1,4 +1,4 @@
-// The exponential and the bf16 storage of the fused loops, and products with a gate.
+// The exponential function and bf16 storage of fused loops, and products with a gate.
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
@@ -60,7 +60,7 @@ TEST(SwiGluTest, IsTheFormula) {
 }
 
 TEST(SwiGluTest, FusedLoopsMatchFp64) {
-  for (const int64_t count : {1, 31, 70000}) {  // odd ends, and more than one block of threads
+  for (const int64_t count : {1, 31, 70000}) {  // Odd sizes, and more than one block of threads.
     SCOPED_TRACE(count);
     for (const auto product : {ops::SwiGlu, ops::Glu})
       test::ExpectFloatMatchesDouble([&](const auto& in) { return product(in[0], in[1], {}); },
@@ -89,9 +89,9 @@ TEST(SwiGluTest, NonContiguousOperands) {
   EXPECT_TRUE(test::BitEqual(ops::SwiGlu(gate, up.t()), ops::SwiGlu(gate, up.t().contiguous())));
 }
 
-// gate and up as the columns of one matrix, in either order: the same bits as by themselves, and
-// gradients that are columns of one matrix again. 2,100 elements, so that a block of threads ends
-// within a row; 6 columns and halves of three are more than the kernels read in place.
+// gate and up as columns of one matrix, in either order, give the same bits as separate tensors,
+// and their gradients are columns of one matrix. There are 2,100 elements, so that a block of
+// threads ends within a row. Rows of 6 columns with halves of three cannot be read in place.
 TEST(SwiGluTest, HalvesOfOneMatrix) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     for (const int64_t width : {6, 24}) {
@@ -125,7 +125,7 @@ TEST(SwiGluTest, BadInput) {
                   "SwiGlu of gate [6, 10] fp32 on cpu and up [5, 10] fp32 on cpu",
                   "one shape, dtype and device for both.");
   EXPECT_HL_ERROR(ops::SwiGlu(gate.narrow(0, 0, 1), up), internal,
-                  "gate [1, 10]");  // no broadcasting
+                  "gate [1, 10]");  // No broadcasting.
   EXPECT_HL_ERROR(ops::SwiGlu(gate, up.to(at::kBFloat16)), internal, "up [6, 10] bf16");
   EXPECT_HL_ERROR(ops::SwiGlu(gate, up.to(at::kMeta)), internal, "up [6, 10] fp32 on meta");
   EXPECT_HL_ERROR(ops::SwiGlu(gate.to(at::kHalf), up.to(at::kHalf)), ExitCode::kUsage,

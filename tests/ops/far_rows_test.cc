@@ -1,5 +1,5 @@
-// Offsets that no 32 bits hold, in elements and in bytes of bf16: the loops over rows give, on rows
-// beyond 2^31 elements of address space, the bits that they give at its start.
+// Offsets that do not fit into 32 bits, in elements or in bytes of bf16: row loops give the same
+// bits on rows beyond 2^31 elements of address space as at its start.
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
@@ -20,15 +20,15 @@ namespace {
 
 using halflife::test::SparseMemory;
 
-constexpr int64_t kBeyond = int64_t{1} << 31;  // elements
+constexpr int64_t kBeyond = int64_t{1} << 31;  // Elements.
 
-// `count` elements of address space, of which those from `first` on are looked at.
+// `count` elements of address space, of which those from `first` on are used.
 template <typename T>
 class Part {
  public:
   Part(int64_t count, int64_t first) : memory_(count * sizeof(T)), count_(count), first_(first) {}
   T* data() const { return static_cast<T*>(memory_.data()); }
-  // The same numbers wherever the part lies.
+  // Fills the part with numbers that do not depend on its position.
   void Fill(double seed) {
     for (int64_t i = first_; i < count_; ++i)
       data()[i] =
@@ -52,7 +52,7 @@ TYPED_TEST_SUITE(FarRows, StorageTypes);
 
 constexpr int64_t kDim = 64, kRows = 5;
 
-// Forward and backward of rows [first, first + kRows).
+// Runs forward and backward on rows [first, first + kRows).
 template <typename T>
 struct NormRun {
   explicit NormRun(int64_t first)
@@ -98,7 +98,7 @@ struct NormRun {
 };
 
 TYPED_TEST(FarRows, RmsNorm) {
-  const NormRun<TypeParam> near(0), far(kBeyond / kDim - 2);  // across the border
+  const NormRun<TypeParam> near(0), far(kBeyond / kDim - 2);  // Across the boundary.
   EXPECT_TRUE(near.sum.SameBits(far.sum));
   EXPECT_TRUE(near.out.SameBits(far.out));
   EXPECT_TRUE(near.inverse_rms.SameBits(far.inverse_rms));
@@ -108,7 +108,7 @@ TYPED_TEST(FarRows, RmsNorm) {
   EXPECT_NE(near.dweight[0], 0);
 }
 
-// The last block of a row of kConvTokensPerBlock x (block + 1) tokens.
+// Runs the last block of a row of kConvTokensPerBlock x (block + 1) tokens.
 template <typename T>
 struct ConvRun {
   static constexpr int64_t kTaps = kConvMaxTaps, kTokens = cpu::kConvTokensPerBlock;
@@ -124,7 +124,7 @@ struct ConvRun {
         weight(kTaps * kDim) {
     x.Fill(1), dout.Fill(2);
     for (int64_t i = 0; i < kTaps * kDim; ++i) weight[i] = static_cast<float>(std::cos(0.3 * i));
-    // a document starts with the block
+    // A document starts with the block.
     for (int64_t i = 0; i < kTokens; ++i)
       reach.data()[block * kTokens + i] = static_cast<uint8_t>(std::min(i, kTaps - 1));
     const ConvShape<T> shape = {.x = x.data(),
@@ -159,7 +159,7 @@ TYPED_TEST(FarRows, ShortConv) {
   EXPECT_NE(near.dweight[0], 0);
 }
 
-// Rows without a target are not read where no gradient is wanted.
+// Without gradients, rows without a target are not read.
 TEST(FarRowsCrossEntropy, LastRow) {
   constexpr int64_t kVocab = 1 << 20, kFar = kBeyond / kVocab + 1;
   const auto loss_of = [&](int64_t rows) {

@@ -1,4 +1,4 @@
-// What tests of a GPU stand on: they are skipped where there is none, with the reason.
+// The fixture of GPU tests. Without a GPU they are skipped with a message.
 //
 //   class ScanGpuTest : public test::GpuTest<testing::TestWithParam<Shape>> {};
 #pragma once

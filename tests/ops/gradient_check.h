@@ -1,4 +1,4 @@
-// Gradients by autograd against central differences, in fp64.
+// Compares gradients by autograd with central differences, in fp64.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -11,9 +11,9 @@
 
 namespace halflife::test {
 
-// `loss` maps the inputs (fp64 leaves) to a scalar; every `stride`-th element of each input is
-// checked. Error of the difference: step^2 times a third derivative, plus rounding of the loss over
-// the step.
+// `loss` maps the inputs (fp64 leaves) to a scalar. Every `stride`-th element of each input is
+// checked. The error of the difference is step^2 times a third derivative, plus the rounding of the
+// loss divided by the step.
 inline void ExpectFiniteDifferences(
     const std::function<at::Tensor(const std::vector<at::Tensor>&)>& loss,
     const std::vector<at::Tensor>& inputs, double tolerance = 1e-6, int64_t stride = 1) {
@@ -40,7 +40,7 @@ inline void ExpectFiniteDifferences(
   }
 }
 
-// The fused fp32 loops against the same function in fp64: value and gradients.
+// Compares values and gradients of the fused fp32 loops with the same function in fp64.
 inline void ExpectFloatMatchesDouble(
     const std::function<at::Tensor(const std::vector<at::Tensor>&)>& function,
     const std::vector<at::Tensor>& inputs, double tolerance) {
@@ -59,10 +59,11 @@ inline void ExpectFloatMatchesDouble(
     EXPECT_TRUE(Close(narrow[i], wide[i], tolerance)) << (i == 0 ? "value" : "gradient ") << i;
 }
 
-// The fused bf16 loops against the same function in fp64 of the same values: fp64 inputs become
-// bf16, fp32 inputs (weights) stay fp32 and so do their gradients. Rounding to 8 significant bits
-// moves a result by at most 2^-8 of itself, and Close allows that much of the largest; the fp32
-// arithmetic before it is far below. `roundings`: more where partial results are stored as well.
+// Compares the fused bf16 loops with the same function in fp64 on the same values. fp64 inputs
+// become bf16. fp32 inputs (weights) and their gradients stay fp32. Rounding to 8 significant bits
+// changes a result by at most 2^-8 of itself, and Close allows this for the largest value. The
+// earlier fp32 arithmetic is much more accurate. Set `roundings` above 1 if intermediate results
+// are stored too.
 inline void ExpectBf16MatchesDouble(
     const std::function<at::Tensor(const std::vector<at::Tensor>&)>& function,
     const std::vector<at::Tensor>& inputs, int roundings = 1) {
@@ -89,7 +90,7 @@ inline void ExpectBf16MatchesDouble(
   }
 }
 
-// run() gives the same tensors, in bits, with 1, 2 and 5 threads.
+// Expects that run() gives the same bits with 1, 2 and 5 threads.
 inline void ExpectSameBitsWithThreads(const std::function<std::vector<at::Tensor>()>& run) {
   const int before = at::get_num_threads();
   at::set_num_threads(1);

@@ -1,5 +1,5 @@
-// Random tensors of the tests (a pure function of seed and shape, on any machine) and comparisons
-// that say where the worst element lies.
+// Random tensors for tests, which depend only on seed and shape, on any machine. Comparisons report
+// the position of the largest error.
 #pragma once
 
 #include <ATen/TensorOperators.h>
@@ -16,7 +16,8 @@
 
 namespace halflife::test {
 
-// Standard normals in fp64, cast to `dtype`: fp32 and fp64 problems of one seed agree to rounding.
+// Standard normals in fp64, cast to `dtype`. fp32 and fp64 tensors of one seed agree up to
+// rounding.
 inline at::Tensor Normal(std::vector<int64_t> shape, uint64_t seed,
                          at::ScalarType dtype = at::kDouble) {
   at::Tensor out = at::empty(shape, at::kDouble);

@@ -1,4 +1,5 @@
-// A gradient sink for tests: where it is written, whether that is added, and how often.
+// A gradient sink for tests. It records where it was written, whether values were added, and how
+// often.
 //
 //   RecordingSink::Log log(weight, /*before=*/0);
 //   log.Attach(weight);
@@ -18,13 +19,13 @@ namespace halflife::test {
 class RecordingSink : public ops::GradientSink {
  public:
   struct Log {
-    // fp32 like `leaf`, full of `before`.
+    // An fp32 sum with the shape of `leaf`, filled with `before`.
     Log(const at::Tensor& leaf, double before)
         : sum(at::full(leaf.sizes(), before,
                        leaf.options().dtype(at::kFloat).requires_grad(false))) {}
-    // To be summed there: views, for sums that lie side by side.
+    // Sums into `place`, which may be a view, for sums that are adjacent.
     explicit Log(at::Tensor place) : sum(std::move(place)) {}
-    // The log outlives the sink.
+    // The log must outlive the sink.
     void Attach(const at::Tensor& leaf) {
       ops::SetGradientSink(leaf, std::make_unique<RecordingSink>(*this));
     }

@@ -1,4 +1,4 @@
-// That a backward sums the gradients of parameters where their owner keeps them.
+// Checks that a backward adds the gradients of parameters to sinks.
 //
 //   ExpectGradientsInSinks(y, dy, {weight, bias}, /*added=*/true);
 #pragma once
@@ -14,8 +14,9 @@
 
 namespace halflife::test {
 
-// `leaves` of y want gradients and have no sink; dy is that of y. To a sink that holds 0.5 they are
-// `added`, or take its place; none is left in a leaf. Within 1e-5 of LibTorch's own, fp32.
+// `leaves` of y require gradients and have no sink; dy is the gradient of y. The gradients are
+// `added` to a sink that holds 0.5, or replace its contents. No gradient remains in a leaf. They
+// are within 1e-5 of LibTorch's in fp32.
 inline void ExpectGradientsInSinks(const at::Tensor& y, const at::Tensor& dy,
                                    const std::vector<at::Tensor>& leaves, bool added) {
   const auto want = torch::autograd::grad({y}, leaves, {dy}, /*retain_graph=*/true);

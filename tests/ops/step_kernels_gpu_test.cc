@@ -1,5 +1,5 @@
-// The CUDA kernels of a step's elementwise and row-wise parts on a GPU, through their bindings,
-// against the CPU's on the same tensors. Skips where there is no GPU.
+// The CUDA kernels of elementwise and row operations, through their bindings, give the results of
+// the CPU on the same tensors. Skipped without a GPU.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/from_blob.h>
@@ -53,8 +53,9 @@ class StepKernelsGpuTest : public test::GpuTest<testing::TestWithParam<at::Scala
     return results;
   }
 
-  // Value and gradients; fp64 inputs become the storage under test, fp32 ones (weights) stay.
-  // `fp32`: another order of sums; bf16: the two sides may round to neighbouring values.
+  // Compares value and gradients. fp64 inputs are converted to the tested dtype, fp32 inputs
+  // (weights) are kept. fp32 allows another order of sums. In bf16, the two sides may round to
+  // neighbouring values.
   static void ExpectSameOnBoth(const Function& function, const Tensors& inputs,
                                double fp32 = 1e-5) {
     const Tensors want = Run(function, inputs, at::kCPU), got = Run(function, inputs, at::kCUDA);
@@ -125,8 +126,8 @@ TEST_P(StepKernelsGpuTest, SwiGlu) {
                    {Normal({30, 1001}, 1) * 4, Normal({30, 1001}, 2)});
 }
 
-// Gates that are columns are read in their place, and so are their gradients written: either half
-// of one matrix, or some columns of a matrix beside a dense operand.
+// Gates that are columns are read in place, and their gradients are written in place: either half
+// of one matrix, or some columns of a matrix with a dense second operand.
 TEST_P(StepKernelsGpuTest, GatesThatAreColumns) {
   for (const auto product : {ops::SwiGlu, ops::Glu}) {
     for (const int64_t width : {40, 1024}) {
@@ -139,7 +140,8 @@ TEST_P(StepKernelsGpuTest, GatesThatAreColumns) {
               return product(halves[gate_first ? 0 : 1], halves[gate_first ? 1 : 0], {});
             },
             {Normal({30, 2 * width}, 1) * 4});
-      for (const int64_t first : {3, 8})  // packs that begin between 16 bytes, and on them
+      // Packs that are not aligned to 16 bytes, and aligned ones.
+      for (const int64_t first : {3, 8})
         ExpectSameOnBoth(
             [&](const Tensors& in) { return product(in[0].narrow(1, first, width), in[1], {}); },
             {Normal({30, width + 16}, 1) * 4, Normal({30, width}, 2)});
@@ -254,7 +256,7 @@ TEST_P(StepKernelsGpuTest, ShortConv) {
   }
 }
 
-// Rows of x that are columns of a wider matrix: packs that begin between 16 bytes, and on them.
+// Rows of x that are columns of a wider matrix, with packs that are aligned to 16 bytes and not.
 TEST_P(StepKernelsGpuTest, ShortConvOfColumns) {
   for (const int64_t dim : {21, 256}) {
     for (const int64_t first : {3, 8}) {
@@ -270,8 +272,8 @@ TEST_P(StepKernelsGpuTest, ShortConvOfColumns) {
   }
 }
 
-// Rows whose transforms fill blocks of eight channels, of one, and none: the last are LibTorch's.
-// Values of the two devices' transforms round by the whole row.
+// Rows whose transforms use blocks of eight channels, of one channel, and LibTorch's transform. The
+// devices' roundings are relative to the whole row.
 TEST_P(StepKernelsGpuTest, LongConvolution) {
   for (const int64_t seq_len : {1, 100, 1024, 5000, 8192, 8193}) {
     SCOPED_TRACE(seq_len);
@@ -313,9 +315,9 @@ TEST_P(StepKernelsGpuTest, FilterOfSines) {
   }
 }
 
-// The decay as RWKV-4 learns it, p of -e^p, over more than one of a GPU's segments. Either side is
-// held to an oracle within 1e-5, its sums over tokens within four times that (wkv4/problem.h): the
-// two to each other within twice as much.
+// RWKV-4's learned decay, p of -e^p, over more than one segment of a GPU. Each side is within 1e-5
+// of an oracle, and its sums over tokens within four times that (wkv4/problem.h), so the two are
+// within twice as much of each other.
 TEST_P(StepKernelsGpuTest, Wkv4ByNegativeExponential) {
   at::Tensor starts = at::zeros({2, 300}, at::kBool);
   for (const int64_t t : {0, 30, 31, 128, 200}) starts[1][t] = true;
@@ -337,13 +339,12 @@ TEST_P(StepKernelsGpuTest, Wkv4ByNegativeExponential) {
   }
 }
 
-// A as Mamba learns it, p of -e^p, with b and c that are columns of the matrix that holds them.
-// Either side is held to an oracle within 2e-5 (selective_scan/problem.h): the two to each other
-// within twice that.
+// Mamba's learned A, p of -e^p, with b and c as columns of one matrix. Each side is within 2e-5 of
+// an oracle (selective_scan/problem.h), so the two are within twice that.
 TEST_P(StepKernelsGpuTest, SelectiveScanOfColumnsByNegativeExponential) {
   at::Tensor starts = at::zeros({2, 300}, at::kBool);
   for (const int64_t t : {0, 30, 31, 128, 200}) starts[1][t] = true;
-  const int64_t rank = 5, states = 16;  // a row: what delta is made of, b, c
+  const int64_t rank = 5, states = 16;  // Columns of a row: the input of delta, b, c.
   for (const int64_t channels : {21, 130}) {
     SCOPED_TRACE(channels);
     ExpectSameOnBoth(
@@ -366,8 +367,8 @@ TEST_P(StepKernelsGpuTest, SelectiveScanOfColumnsByNegativeExponential) {
   }
 }
 
-// The matmuls are LibTorch's on both sides: fp32 sums of 24 terms. In bf16 a GPU also rounds the
-// logits' gradient, 2^-9 of each term.
+// Both sides use LibTorch's matmuls: fp32 sums of 24 terms. In bf16 a GPU also rounds the logits'
+// gradient, 2^-9 of each term.
 TEST_P(StepKernelsGpuTest, LinearCrossEntropy) {
   const at::Tensor targets =
       (at::arange(70, at::kLong) * 31) % 503 - (at::arange(70) % 5 == 4) * 600;
@@ -380,8 +381,8 @@ TEST_P(StepKernelsGpuTest, LinearCrossEntropy) {
       {Normal({70, 24}, 1), Normal({503, 24}, 2)});
 }
 
-// Segments of an arena: of uneven lengths with gaps, some without decay, some without a copy, some
-// whose weights, gradients or moments lie elsewhere.
+// Segments of an arena: uneven lengths with gaps, some without decay or copy, and some whose
+// weights, gradients or moments are stored elsewhere.
 struct Arena {
   static constexpr int kSegments = 300;
   static constexpr int64_t kShift = 5;
@@ -401,7 +402,7 @@ struct Arena {
       longest = std::max(longest, count);
     }
   }
-  // w, m, v and w's copy after `num_steps` updates on a device.
+  // Returns w, m, v and the copy of w after `num_steps` updates on a device.
   Tensors After(int num_steps, at::Device device) const {
     const auto flat = [&](uint64_t seed) {
       return Normal({size + kShift}, seed, at::kFloat).to(device).clone();
@@ -432,9 +433,9 @@ struct Arena {
   }
 };
 
-// Each element is read and written once: what differs is how the two compilers contract products
-// and sums, some roundings of 2^-24 of values of up to 4. What no segment names stays in bits: the
-// moments' and the copy's zeros, and the weights there.
+// Each element is read and written once. The compilers only differ in how they contract products
+// and sums: a few roundings of 2^-24 of values of up to 4. Elements outside of all segments keep
+// their bits: the zeros of the moments and the copy, and the weights.
 class AdamWGpuTest : public test::GpuTest<testing::Test> {};
 TEST_F(AdamWGpuTest, OfManySegmentsEqualsTheCpu) {
   const Arena arena;

@@ -1,3 +1,4 @@
+// FFT convolutions equal the direct sum, with windows, skips and gates.
 #include "ops/convolution/fft_conv.h"
 
 #include <ATen/ops/cat.h>
@@ -16,7 +17,7 @@ using test::Close;
 using test::Normal;
 
 constexpr int64_t kBatch = 2, kDim = 3;
-// Falls to a seventh over 100 tokens in the first channel.
+// Decreases to a seventh over 100 tokens in the first channel.
 constexpr ops::FilterWindow kWindow = {.first = -0.02, .step = -0.001};
 
 at::Tensor Direct(const at::Tensor& x, const at::Tensor& filter) {
@@ -36,7 +37,7 @@ at::Tensor Gated(const std::vector<at::Tensor>& in) {
   return ops::GatedFftConv({.branches = in[0], .filter = in[1], .window = kWindow, .skip = in[2]});
 }
 
-// Lengths below, at and above powers of two and of four, by LibTorch's transforms.
+// Lengths below, at and above powers of two and four, with LibTorch's transforms.
 TEST(FftConvTest, IsTheDirectSum) {
   for (const int64_t seq_len : {1, 2, 3, 16, 17, 100}) {
     const at::Tensor x = Normal({kBatch, seq_len, kDim}, 1), filter = Normal({seq_len, kDim}, 2);
@@ -57,8 +58,8 @@ TEST(FftConvTest, WindowSkipAndGatesAreWhatTheySay) {
       Close(Gated({branches, filter, skip}), parts[1] * with_skip(parts[0] * parts[2]), 1e-13));
 }
 
-// Our own transforms, of whole groups of 16 channels and not, against LibTorch's in fp64. A sum of
-// 260 terms passes some 30 roundings of 2^-24 on its way through two transforms of 512 points.
+// Our own transforms, of whole and partial groups of 16 channels, compared with LibTorch's in fp64.
+// A sum of 260 terms has about 30 roundings of 2^-24 in two transforms of 512 points.
 TEST(FftConvTest, NarrowTypesMatchFp64) {
   for (const int64_t dim : {3, 16, 40}) {
     for (const int64_t seq_len : {1, 2, 3, 4, 7, 8, 33, 100, 260}) {
@@ -76,7 +77,7 @@ TEST(FftConvTest, NarrowTypesMatchFp64) {
   }
 }
 
-// A row is nobody's neighbour: the bits of its outputs and gradients do not depend on the batch.
+// The bits of a row's outputs and gradients do not depend on the other rows of the batch.
 TEST(FftConvTest, BitsOfARowAreItsOwn) {
   const at::Tensor x = Normal({3, 50, 20}, 1, at::kFloat), dy = Normal({3, 50, 20}, 3, at::kFloat);
   const at::Tensor filter = Normal({50, 20}, 2, at::kFloat);

@@ -1,3 +1,4 @@
+// Short convolutions equal their definition, with documents, carried tails and decoding steps.
 #include "ops/convolution/short_conv.h"
 
 #include <ATen/ops/cat.h>
@@ -37,7 +38,7 @@ TEST(ShortConvTest, IsTheDefinitionWithDocuments) {
   ops::ShortConvInputs in = Inputs();
   in.bias = Normal({kDim}, 4);
   in.starts = at::empty({kBatch, kSeqLen}, at::kBool).fill_(false);
-  in.starts[0][0] = true;  // cuts the tail off
+  in.starts[0][0] = true;  // Hides the tail.
   in.starts[0][4] = true;
   in.starts[1][2] = true;
   in.documents = in.starts.to(at::kLong).cumsum(1);
@@ -65,7 +66,7 @@ TEST(ShortConvTest, SplitAnywhereIsTheWhole) {
   whole.starts[1][3] = true;
   whole.documents = whole.starts.to(at::kLong).cumsum(1);
   const at::Tensor want = ops::ShortConv(whole);
-  for (int64_t cut = 1; cut < kSeqLen; ++cut) {  // parts shorter than the tail too
+  for (int64_t cut = 1; cut < kSeqLen; ++cut) {  // Includes parts that are shorter than the tail.
     ops::ShortConvInputs first = whole, second = whole;
     for (const auto member : {&ops::ShortConvInputs::x, &ops::ShortConvInputs::documents,
                               &ops::ShortConvInputs::starts}) {
@@ -79,8 +80,7 @@ TEST(ShortConvTest, SplitAnywhereIsTheWhole) {
   }
 }
 
-// fp32 and bf16 inputs of a case; the fp64 form of LibTorch calls is what the loops are held
-// against.
+// A case's fp32 and bf16 inputs. The loops are compared with LibTorch calls in fp64.
 struct Case {
   int64_t seq_len, dim, taps;
   bool tail = true, documents = true;
@@ -89,7 +89,7 @@ struct Case {
 
 at::Tensor Starts(const Case& c) {
   at::Tensor starts = at::empty({kBatch, c.seq_len}, at::kBool).fill_(false);
-  starts[0][0] = true;  // cuts the tail off
+  starts[0][0] = true;  // Hides the tail.
   for (int64_t t = 3; t < c.seq_len; t += 11) starts[1][t] = true;
   for (int64_t t = 62; t < std::min<int64_t>(c.seq_len, 67); ++t) starts[0][t] = true;
   return starts;
@@ -109,8 +109,8 @@ at::Tensor RunCase(const Case& c, const at::Tensor& x, const at::Tensor& weight,
   return ops::ShortConv(in);
 }
 
-// Lengths about the blocks of 64 tokens, below the number of taps, and every number of taps, plain
-// and with what may stand around the sum.
+// Lengths around blocks of 64 tokens and below the number of taps, every number of taps, and each
+// with and without bias and SiLU.
 std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (const int64_t seq_len : {1, 2, 5, 63, 64, 65, 67, 150})
@@ -120,7 +120,7 @@ std::vector<Case> Cases() {
   cases.push_back({3, 300, 8});
   for (const bool bias : {false, true}) {
     for (const bool silu : {false, true}) {
-      if (!bias && silu) continue;  // the cases above
+      if (!bias && silu) continue;  // Covered above.
       for (int64_t taps = 1; taps <= 8; ++taps)
         cases.push_back({70, 21, taps, taps > 1, true, bias, silu});
       cases.push_back({2, 5, 4, /*tail=*/false, /*documents=*/false, bias, silu});
@@ -135,14 +135,15 @@ std::string Name(const Case& c) {
                 c.silu ? "" : ", no SiLU");
 }
 
-// fp32: up to 8 products and a sigmoid forward, sums over 300 tokens for the weight.
+// fp32: up to 8 products and a sigmoid in forward, sums over 300 tokens for the weight.
 TEST(ShortConvTest, FusedLoopsMatchFp64) {
   for (const Case& c : Cases()) {
     SCOPED_TRACE(Name(c));
     const auto function = [&](const auto& in) {
       const at::Tensor y =
           RunCase(c, in[0], in[1], c.tail ? in[2] : at::Tensor(), c.bias ? in[3] : at::Tensor());
-      return y + 0 * (in[2].sum() + in[3].sum()).to(y.scalar_type());  // all have a gradient
+      // So that all have a gradient.
+      return y + 0 * (in[2].sum() + in[3].sum()).to(y.scalar_type());
     };
     const std::vector<at::Tensor> inputs = {
         Normal({kBatch, c.seq_len, c.dim}, 1), Normal({c.dim, 1, c.taps}, 2),
@@ -153,7 +154,7 @@ TEST(ShortConvTest, FusedLoopsMatchFp64) {
   }
 }
 
-// Rows of x that are columns of a matrix are read in their place: the bits of their copy.
+// Rows of x that are columns of a matrix are read in place, with the same bits as a copy.
 TEST(ShortConvTest, ColumnsOfAMatrix) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     const Case c = {70, 21, 4};
@@ -185,8 +186,8 @@ TEST(ShortConvTest, SinksGetTheGradientsOfWeightAndBias) {
   }
 }
 
-// What a token, a tail or a neighbouring document holds changes no bit of what it must not reach,
-// nor of its gradient.
+// The contents of a token, a tail or a neighbouring document change no bit of outputs and gradients
+// that they must not affect.
 TEST(ShortConvTest, NothingLeaksInBits) {
   const Case c = {70, 21, 4};
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
@@ -201,7 +202,7 @@ TEST(ShortConvTest, NothingLeaksInBits) {
       const at::Tensor y = RunCase(c, moved, weight, tail);
       EXPECT_TRUE(test::BitEqual(y.narrow(1, 0, token), want.narrow(1, 0, token))) << token;
     }
-    // row 1 starts a document at token 14: NaN before it, and gradients from behind it
+    // Row 1 starts a document at token 14: NaN before it, and NaN gradients after it.
     at::Tensor poisoned = x.clone();
     poisoned.narrow(1, 0, 14).fill_(NAN);
     const at::Tensor y = RunCase(c, poisoned, weight, tail);
@@ -219,7 +220,7 @@ TEST(ShortConvTest, PackedIsSeparate) {
     const at::Tensor weight = Normal({c.dim, 1, c.taps}, 2, dtype);
     const at::Tensor x = Normal({kBatch, c.seq_len, c.dim}, 1, dtype);
     const at::Tensor packed = RunCase(c, x, weight, {});
-    for (int64_t first = 3; first + 11 <= c.seq_len; first += 11) {  // the documents of row 1
+    for (int64_t first = 3; first + 11 <= c.seq_len; first += 11) {  // The documents of row 1.
       const Case whole = {11, c.dim, c.taps, false, false};
       const at::Tensor alone = RunCase(whole, x.narrow(1, first, 11), weight, {});
       EXPECT_TRUE(test::BitEqual(alone[1], packed[1].narrow(0, first, 11))) << first;
@@ -227,7 +228,7 @@ TEST(ShortConvTest, PackedIsSeparate) {
   }
 }
 
-// In the loops for narrow filters and in LibTorch's calls for wide ones, and in what is carried on.
+// Covers the loops for narrow filters, LibTorch's calls for wide ones, and the carried tail.
 TEST(ShortConvTest, ANanStaysInItsDocument) {
   for (const int64_t taps : {4, 9}) {
     const at::Tensor clean = Normal({1, 20, 2}, 1, at::kFloat);
@@ -260,7 +261,7 @@ TEST(ShortConvTest, SplitAndCarryInBits) {
     for (int64_t cut = 1; cut < kSeqLen; ++cut) {
       ops::ShortConvInputs first = whole, second = whole;
       first.x = whole.x.narrow(1, 0, cut), second.x = whole.x.narrow(1, cut, kSeqLen - cut);
-      second.tail = ops::ShortConvTail(first).to(at::kFloat);  // as a decoding state keeps it
+      second.tail = ops::ShortConvTail(first).to(at::kFloat);  // As a decoding state stores it.
       EXPECT_TRUE(test::BitEqual(at::cat({ops::ShortConv(first), ops::ShortConv(second)}, 1), want))
           << cut;
       EXPECT_TRUE(test::BitEqual(ops::ShortConvTail(second), ops::ShortConvTail(whole))) << cut;

@@ -1,3 +1,4 @@
+// The sine network of long filters equals its formula, including gradients and narrow types.
 #include "ops/convolution/sine_filter.h"
 
 #include <ATen/ops/arange.h>
@@ -23,7 +24,7 @@ using test::Normal;
 
 constexpr int64_t kInputs = 3, kChannels = 11;
 
-// x, the frequency, the output's weight, then weight and bias of each layer.
+// Returns x, the frequency, the output weight, then weight and bias of each layer.
 std::vector<at::Tensor> Inputs(int64_t num_rows, int64_t width, int num_layers,
                                at::ScalarType dtype = at::kDouble) {
   std::vector<at::Tensor> in = {Normal({1, num_rows, kInputs}, 1, dtype),
@@ -86,8 +87,9 @@ TEST(SineFilterTest, GradientsAreFiniteDifferences) {
                                 Inputs(7, 5, 3));
 }
 
-// The fused loops, by blocks of 16 tokens. Each of up to four layers multiplies an error of a sum,
-// some 2^-22, by a frequency of about 2: 2^-18 and a few roundings of gradients' sums.
+// The fused loops over blocks of 16 tokens. Each of up to four layers multiplies the error of a
+// sum, about 2^-22, by a frequency of about 2. That gives 2^-18, plus a few roundings of the
+// gradients' sums.
 TEST(SineFilterTest, NarrowTypesMatchFp64) {
   for (const int num_layers : {1, 3, 4})
     for (const int64_t width : {1, 8, 70})
@@ -99,7 +101,7 @@ TEST(SineFilterTest, NarrowTypesMatchFp64) {
       }
 }
 
-// More layers than a kernel takes.
+// More layers than the kernel supports.
 TEST(SineFilterTest, FiveLayersAreLibTorchsCalls) {
   test::ExpectFloatMatchesDouble([](const auto& in) { return Filter(in, 5); }, Inputs(9, 6, 5),
                                  2e-4);
@@ -113,15 +115,15 @@ TEST(SineFilterTest, GradientsGoToTheirOwnersSinks) {
   }
 }
 
-// Of the kernel's sums. BLAS, whose order may depend on the threads, computes dout^T a_L, which is
-// left out, and dout W_out, which one channel a token makes exact.
+// Checks the kernel's sums. BLAS may use a different order per number of threads. It computes
+// dout^T a_L, which is excluded, and dout W_out, which is exact with one channel per token.
 TEST(SineFilterTest, BitsDoNotDependOnTheNumberOfThreads) {
   at::Tensor dout = at::zeros({290, kChannels});
   dout.scatter_(1, (at::arange(290) % kChannels).unsqueeze(1), Normal({290, 1}, 5, at::kFloat));
   test::ExpectSameBitsWithThreads([&] {
     const std::vector<at::Tensor> in = Inputs(300, 20, 3, at::kFloat);
     std::vector<at::Tensor> leaves = in;
-    leaves.erase(leaves.begin() + 2);  // the output's weight
+    leaves.erase(leaves.begin() + 2);  // The output weight.
     for (at::Tensor& x : leaves) x.requires_grad_();
     const at::Tensor out = Filter(in, 290);
     std::vector<at::Tensor> results = torch::autograd::grad({out}, leaves, {dout});

@@ -1,3 +1,4 @@
+// The fused output layer and cross entropy equal their definition for any block size.
 #include "ops/cross_entropy/linear_cross_entropy.h"
 
 #include <ATen/ops/linear.h>
@@ -26,7 +27,7 @@ ops::LinearCrossEntropyInputs MakeInputs(double scale, at::ScalarType dtype = at
           Targets()};
 }
 
-// The definition, row by row.
+// The definition, computed row by row.
 struct Sums {
   double loss = 0, z_loss = 0;
 };
@@ -45,7 +46,7 @@ Sums Definition(const ops::LinearCrossEntropyInputs& inputs) {
 }
 
 TEST(LinearCrossEntropyTest, IsTheDefinition) {
-  for (const double scale : {1.0, 40.0}) {  // logits to +-100: peaked rows too
+  for (const double scale : {1.0, 40.0}) {  // Logits up to +-100, so that rows are also peaked.
     const ops::LinearCrossEntropyInputs inputs = MakeInputs(scale);
     const Sums want = Definition(inputs);
     for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
@@ -60,8 +61,8 @@ TEST(LinearCrossEntropyTest, IsTheDefinition) {
   }
 }
 
-// Of a weight that is the loss's own: summed in fp32 to its end, where autograd would round it to
-// bf16 on its way. A weight that others read, too, gets all its gradients by autograd, once.
+// If only the loss uses the weight, its gradient is summed in fp32 to the end. Autograd would round
+// it to bf16. If other readers use the weight too, autograd passes all gradients to the sink, once.
 TEST(LinearCrossEntropyTest, GivesItsOwnWeightsGradientToTheSinkUnrounded) {
   for (const bool is_own : {true, false}) {
     SCOPED_TRACE(is_own);
@@ -126,8 +127,8 @@ TEST(LinearCrossEntropyTest, RowsWithoutATargetGetNoGradient) {
   EXPECT_FALSE((dhidden[0] == 0).any().item<bool>());
 }
 
-// 64 MiB of fp32 logits on the CPU, 512 MiB on a GPU: a power of two of rows, 64 of a vocabulary of
-// any size, and no more than there are.
+// Blocks have up to 64 MiB of fp32 logits on the CPU and 512 MiB on a GPU. The number of rows is a
+// power of two, at least 64 for any vocabulary, and at most the number of rows that exist.
 TEST(LinearCrossEntropyTest, BlocksFitTheirDevice) {
   constexpr int64_t kMany = 1 << 20;
   EXPECT_EQ(ops::CrossEntropyRowsPerBlock(kMany, 1 << 15, false), 512);
@@ -139,7 +140,7 @@ TEST(LinearCrossEntropyTest, BlocksFitTheirDevice) {
   EXPECT_EQ(ops::CrossEntropyRowsPerBlock(0, 1 << 15, true), 1);
 }
 
-// Counted of the tensors that exist at once, in bytes.
+// The bytes of tensors that exist at the same time.
 TEST(LinearCrossEntropyTest, BytesAreThoseOfTheTensors) {
   constexpr int64_t kN = 10'000, kD = 8, kV = 1 << 15;
   const double gradients = 4.0 * (kN * kD + kV * kD), cpu = 512.0 * kV, gpu = 4096.0 * kV;
@@ -151,7 +152,7 @@ TEST(LinearCrossEntropyTest, BytesAreThoseOfTheTensors) {
             gradients + (4 + 2) * gpu);
 }
 
-// Blocks change the order of no sum but that of the weight's gradient.
+// Blocks only change the order of the sums of the weight's gradient.
 TEST(LinearCrossEntropyTest, AnyBlockSize) {
   const at::Tensor hidden = Normal({300, 16}, 3, at::kFloat).requires_grad_(),
                    weight = Normal({50, 16}, 4, at::kFloat).requires_grad_(),
@@ -170,8 +171,8 @@ TEST(LinearCrossEntropyTest, AnyBlockSize) {
   }
 }
 
-// Rows without a target add exact zeros to every sum, so that leaving them out changes the weight's
-// gradient alone, by the order of its sum: 60 terms of fp32 products below 1.
+// Rows without a target add exact zeros to every sum. Without them, only the weight's gradient
+// changes, by the order of its sum: 60 fp32 products below 1.
 TEST(LinearCrossEntropyTest, RowsWithoutATargetMayBeLeftOut) {
   const at::Tensor hidden = Normal({240, 16}, 3, at::kFloat).requires_grad_(),
                    weight = Normal({50, 16}, 4, at::kFloat).requires_grad_();

@@ -1,5 +1,5 @@
-// The CUDA kernels on a GPU against the CPU kernels on the same tensors: every kind, forward and
-// every gradient, and the step. Skips where there is no GPU.
+// The CUDA kernels give the results of the CPU kernels on the same tensors: every kind of decay,
+// forward, all gradients, and the decoding step. Skipped without a GPU.
 
 #include <string>
 #include <tuple>
@@ -13,18 +13,18 @@ namespace {
 using test::DecayProblem;
 using test::MakeProblem;
 
-// Of a tensor's norm: the difference of two answers, over the one that is wanted.
+// Bound on the norm of the difference, relative to the norm of the expected tensor.
 //
-// bf16: a rounding moves by 2^-9 at most, by 2^-9 / sqrt(3) = 1.1e-3 in the root mean square. The
-// matrix units' operands are rounded up to three times in a row forward, five times backward, and
-// results on both sides, each rounding independent of the others: sqrt(7) x 1.1e-3 = 3e-3. The
-// emulated kernels are held to 4e-3 to 6e-3 of the oracle (cuda/expect.h); as much again is left
-// for LibTorch's rounding of the CPU's results. fp32: sums of some hundred terms in another order.
+// bf16: a rounding changes a value by at most 2^-9, and by 2^-9 / sqrt(3) = 1.1e-3 in the root mean
+// square. Tensor-core operands are rounded up to three times in forward and five times in backward,
+// and results once on each side. All roundings are independent: sqrt(7) x 1.1e-3 = 3e-3. The
+// emulated kernels are compared with the oracle within 4e-3 to 6e-3 (cuda/expect.h). The rest is
+// for LibTorch's rounding of the CPU's results. fp32: sums of a few hundred terms in another order.
 double Tolerance(at::ScalarType dtype) { return dtype == at::kBFloat16 ? 8e-3 : 1e-5; }
-// A gradient through a normaliser is a difference of two, each of which has its own roundings
+// A gradient through a normalizer is the difference of two values with separate roundings
 // (NormaliserFactor in cuda/expect.h).
 constexpr double kNormaliserFactor = 2.5;
-// The gradient of one decay a head is a sum over all tokens and channels, most of which cancels.
+// The gradient of a decay per head is a sum over all tokens and channels whose terms mostly cancel.
 constexpr double kConstantDecayFactor = 10;
 
 // NaN fails.
@@ -85,7 +85,7 @@ class DecayAttentionGpuTest
       *x = x->to(dtype);
     return problem;
   }
-  // The CPU under the problem's own config.
+  // Runs the CPU with the problem's own config.
   static void ExpectEqualsTheCpu(const DecayProblem& problem,
                                  const ops::DecayAttentionConfig& on_gpu) {
     const double tolerance = Tolerance(std::get<1>(GetParam())) *

@@ -1,4 +1,4 @@
-// The binding of decay attention to tensors and autograd, against the token-by-token oracle.
+// The tensor and autograd interface of decay attention equals the token-by-token oracle.
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -26,8 +26,8 @@ constexpr DecayKind kKinds[] = {DecayKind::kPerHead, DecayKind::kPerToken,
 constexpr DecayStrength kStrengths[] = {DecayStrength::kMild, DecayStrength::kNearOne,
                                         DecayStrength::kStrong, DecayStrength::kResets};
 
-// fp64: sums of at most 200 terms of order 1, several deep. fp32 relative to the largest value: eps
-// 6e-8 times sqrt(200) roundings, times the depth of the sums (state, scores, gradient).
+// fp64: sums of at most 200 terms of order 1, nested a few times. fp32, relative to the largest
+// value: 6e-8 times sqrt(200) roundings, times the nesting of sums (state, scores, gradient).
 double Tolerance(at::ScalarType dtype) { return dtype == at::kDouble ? 1e-12 : 5e-6; }
 
 void ExpectOracle(const DecayProblem& problem, double tolerance) {
@@ -69,7 +69,7 @@ TEST_P(DecayAttentionTest, EqualsTheRecurrenceWithDocuments) {
 
 TEST_P(DecayAttentionTest, AnyChunkSize) {
   ProblemShape s = shape();
-  s.seq_len = 300;  // more than one group of chunks
+  s.seq_len = 300;  // More than one group of chunks.
   s.initial_state = false;
   for (const int64_t chunk_size : {1, 7, 16, 25, 48, 64}) {
     SCOPED_TRACE(testing::Message() << "chunk_size " << chunk_size);
@@ -90,7 +90,8 @@ TEST(SequenceChunks, OfTheCpuAre32TokensUnlessAskedFor) {
   EXPECT_EQ(asked->num_chunks(), 4);
 }
 
-// 1 - 1e-6 over 16,384 tokens: a chain of rounded products would be off by 1e-3 of the state.
+// With a decay of 1 - 1e-6 over 16,384 tokens, a chain of rounded products would have an error of
+// 1e-3 of the state.
 TEST(DecayAttentionAccuracy, NearOneOverManyTokens) {
   for (const DecayKind kind : kKinds) {
     const DecayProblem problem = MakeProblem({.batch = 1,
@@ -119,7 +120,7 @@ TEST(DecayAttentionAccuracy, OracleGradientsAreFiniteDifferences) {
   const auto check = [&](const at::Tensor& x, const at::Tensor& grad, const char* name) {
     auto* data = x.mutable_data_ptr<double>();
     const std::vector<double> want = test::ToVector(grad);
-    constexpr double kStep = 1e-5;  // error of central differences: step^2, plus 1e-16 / step
+    constexpr double kStep = 1e-5;  // Error of central differences: step^2, plus 1e-16 / step.
     for (int64_t i = 0; i < x.numel(); ++i) {
       const double saved = data[i];
       data[i] = saved + kStep;
@@ -137,7 +138,7 @@ TEST(DecayAttentionAccuracy, OracleGradientsAreFiniteDifferences) {
   check(problem.inputs.initial_state.kv, grads.dinitial_state.kv, "initial_state");
 }
 
-// The autograd function hands on the same gradients, each to its own input, through out and final
+// The autograd function returns the same gradients to the right inputs, through out and the final
 // state.
 TEST(DecayAttentionAutograd, GradientsReachTheirInputs) {
   DecayProblem problem = MakeProblem({.seq_len = 70, .documents = true}, 60, at::kFloat);
@@ -173,16 +174,17 @@ TEST(DecayAttentionDtype, Bf16OperandsAreComputedInFp32) {
     DecayProblem problem = MakeProblem({.seq_len = 70, .kind = kind}, 70, at::kFloat);
     for (at::Tensor* x : {&problem.inputs.q, &problem.inputs.k, &problem.inputs.v, &problem.dout})
       *x = x->to(at::kBFloat16);
-    const auto want = Oracle(problem);  // on the rounded operands
+    const auto want = Oracle(problem);  // With rounded operands.
     const auto got = ops::DecayAttention(problem.inputs, problem.config);
     EXPECT_EQ(got.out.scalar_type(), at::kBFloat16);
     EXPECT_EQ(got.final_state.kv.scalar_type(), at::kFloat);
-    EXPECT_TRUE(Close(got.out, want.output.out, 1.0 / 256));  // one rounding to 8 bits
+    EXPECT_TRUE(Close(got.out, want.output.out, 1.0 / 256));  // One rounding to 8 bits.
     EXPECT_TRUE(Close(got.final_state.kv, want.output.final_state.kv, 5e-6));
     const auto grads =
         ops::Backward(problem.inputs, problem.config, problem.dout, problem.dfinal_state);
     EXPECT_TRUE(Close(grads.dk, want.grads.dk, 1.0 / 256));
-    EXPECT_TRUE(Close(grads.dlog_decay, want.grads.dlog_decay, 5e-5));  // constant: one long sum
+    // A constant decay has one long sum.
+    EXPECT_TRUE(Close(grads.dlog_decay, want.grads.dlog_decay, 5e-5));
   }
 }
 
@@ -207,8 +209,8 @@ TEST(DecayAttentionCausality, LaterTokensLeaveEarlierOutputsAlone) {
   }
 }
 
-// A decay that is equal for all channels is a per-token decay; one that is equal for all tokens is
-// a constant.
+// A per-channel decay with equal channels is a per-token decay. A per-token decay with equal tokens
+// is a constant decay.
 TEST(DecayAttentionKinds, AgreeWhereTheyOverlap) {
   DecayProblem constant = MakeProblem({.seq_len = 90, .kind = DecayKind::kPerHead}, 90, at::kFloat);
   DecayProblem per_token = constant, per_channel = constant;
@@ -223,18 +225,19 @@ TEST(DecayAttentionKinds, AgreeWhereTheyOverlap) {
   EXPECT_TRUE(Close(grads.dlog_decay.sum(3), token_grads.dlog_decay, 5e-6));
 }
 
-// Required test 14: where nothing is kept, a token reads itself, (q k) v; with a decay of 1 it is
-// attention without one, as KindsThatMeanTheSameAgree of the loops has it.
+// Required test 14: if the decay removes everything, a token reads only itself, (q k) v. With a
+// decay of 1 it is attention without decay, as KindsThatMeanTheSameAgree checks for the loops.
 TEST(DecayAttentionKinds, WhereNothingIsKeptATokenReadsItself) {
   DecayProblem problem = MakeProblem({.seq_len = 90, .kind = DecayKind::kPerHead}, 95, at::kFloat);
   ops::DecayAttentionInputs& in = problem.inputs;
   in.initial_state = {};
-  in.log_decay = at::full_like(in.log_decay, -80);  // e^-80 of anything is lost
+  in.log_decay = at::full_like(in.log_decay, -80);  // Anything times e^-80 is lost.
   const at::Tensor want = problem.config.scale * (in.q * in.k).sum(3, /*keepdim=*/true) * in.v;
   EXPECT_TRUE(Close(ops::DecayAttention(in, problem.config).out, want, 2e-6));
 }
 
-// Keys, values and decays of 2 heads, read by 4 query heads: as if repeated, with gradients summed.
+// 4 query heads that read the keys, values and decays of 2 heads behave as if these were repeated,
+// with summed gradients.
 TEST(DecayAttentionHeads, SharedAreAsIfRepeated) {
   DecayProblem problem = MakeProblem({.seq_len = 90, .heads = 4}, 110, at::kFloat);
   ops::DecayAttentionInputs shared = problem.inputs;
@@ -257,7 +260,7 @@ TEST(DecayAttentionHeads, SharedAreAsIfRepeated) {
   EXPECT_TRUE(Close(got.dlog_decay, fold(want.dlog_decay), 2e-6));
 }
 
-// Constant decays that lie apart, as a part of a larger tensor does.
+// Constant decays that are not contiguous, as in a part of a larger tensor.
 TEST(DecayAttentionHeads, ConstantDecaysWithGaps) {
   const DecayProblem problem =
       MakeProblem({.seq_len = 20, .kind = DecayKind::kPerHead}, 115, at::kFloat);
@@ -272,7 +275,8 @@ TEST(DecayAttentionHeads, ConstantDecaysWithGaps) {
                              ops::Backward(dense, problem.config, problem.dout, {}).dlog_decay));
 }
 
-// No tokens: nothing comes out, the state goes through, constant decays get a zero gradient.
+// Without tokens the output is empty, the state is unchanged, and constant decays have a zero
+// gradient.
 TEST(DecayAttentionEmpty, NoTokensAndNoRows) {
   for (const DecayKind kind : kKinds) {
     for (const auto& [batch, seq_len] : {std::pair<int64_t, int64_t>{2, 0}, {0, 5}}) {

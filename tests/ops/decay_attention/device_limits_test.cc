@@ -1,3 +1,4 @@
+// Warpgroup kernels are used only on Hopper, if they are built and not disabled.
 #include "ops/decay_attention/device_limits.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// Constant decays above 1 under the normaliser: outputs and gradients against the oracle in fp64,
-// which holds e^700, and the state handed on with its log scale.
+// Constant decays above 1 with the normalizer: outputs and gradients equal the fp64 oracle, which
+// can represent e^700. The state is passed on with its log scale.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
@@ -19,8 +19,8 @@ using test::Normal;
 using test::Oracle;
 using test::Uniform;
 
-// log_decay: per channel between -0.05 and 0.05, or per head 0.05 and -0.02. Without a gradient of
-// the state, whose scale is its own.
+// log_decay is between -0.05 and 0.05 per channel, or 0.05 and -0.02 per head. The state has no
+// gradient, because its scale is arbitrary.
 DecayProblem GrowingProblem(int64_t seq_len, bool per_channel, uint64_t seed, at::ScalarType dtype,
                             bool key_scale = false) {
   DecayProblem problem =
@@ -42,14 +42,14 @@ DecayProblem GrowingProblem(int64_t seq_len, bool per_channel, uint64_t seed, at
   return problem;
 }
 
-// exp(log_scale) times the state, in fp64.
+// Returns exp(log_scale) times the state, in fp64.
 ops::DecayState AtTrueScale(const ops::DecayState& state) {
   const at::Tensor scale = state.log_scale.exp().unsqueeze(2);  // [sequences, H, 1]
   return {.kv = state.kv.to(at::kDouble) * scale.unsqueeze(3),
           .norm = state.norm.to(at::kDouble) * scale};
 }
 
-// Largest difference over the largest value.
+// Returns the largest difference, relative to the largest value.
 double RelativeError(const at::Tensor& got, const at::Tensor& want) {
   const at::Tensor wide = want.to(at::kDouble);
   return ((got.to(at::kDouble) - wide).abs().max() / wide.abs().max()).item<double>();
@@ -66,7 +66,7 @@ void ExpectGrads(const ops::DecayAttentionGrads& got, const ops::DecayAttentionG
   }
 }
 
-// Sums of log_decay up to 205: in fp32 the plain state would overflow at 88.
+// log_decay sums to up to 205. In fp32 the plain state would overflow at 88.
 TEST(DecayGrowth, FarBeyondTheRangeOfFloat) {
   for (const bool per_channel : {false, true})
     for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
@@ -74,11 +74,11 @@ TEST(DecayGrowth, FarBeyondTheRangeOfFloat) {
       const DecayProblem problem = GrowingProblem(4096, per_channel, 300, dtype, true);
       const auto want = Oracle(problem);
       const auto got = ops::DecayAttention(problem.inputs, problem.config);
-      // fp64: 4,096 roundings, and exponents of 205. fp32: relative to the largest value as
-      // elsewhere. log_decay's gradient weighs pairs of tokens with their distance, and in the
-      // channel that carries a row what numerator and denominator want of it cancels: its terms sum
-      // in magnitude to 46,000 times the largest gradient, so that one rounding of each may cost
-      // 2.8e-3; 1.9e-4 was met.
+      // fp64: 4,096 roundings, and exponents of 205. fp32: relative to the largest value, as in
+      // other tests. The gradient of log_decay weighs pairs of tokens with their distance. In the
+      // channel that dominates a row, the contributions of numerator and denominator cancel: the
+      // magnitudes of its terms sum to 46,000 times the largest gradient, so one rounding per term
+      // may cost 2.8e-3. Measured: 1.9e-4.
       const bool wide = dtype == at::kDouble;
       EXPECT_TRUE(got.out.isfinite().all().item<bool>());
       EXPECT_LE(RelativeError(got.out, want.output.out), wide ? 1e-12 : 5e-6);
@@ -90,7 +90,7 @@ TEST(DecayGrowth, FarBeyondTheRangeOfFloat) {
     }
 }
 
-// Where nothing grows, the option changes no bit but that of multiplying by 1.
+// Without growth, the option changes no bit, because it multiplies by 1.
 TEST(DecayGrowth, DecaysBelowOneAreUntouched) {
   DecayProblem problem = MakeProblem(
       {.seq_len = 100, .kind = DecayKind::kPerHeadChannel, .normalised = true, .key_scale = true},
@@ -103,8 +103,8 @@ TEST(DecayGrowth, DecaysBelowOneAreUntouched) {
   EXPECT_EQ(got.final_state.log_scale.abs().max().item<double>(), 0);
 }
 
-// Within the range of the plain state: the same numbers, and by autograd the same gradients, of the
-// state's too.
+// Within the range of the plain state, the numbers are equal, and so are the gradients by autograd,
+// including those of the state.
 TEST(DecayGrowth, IsThePlainStateWhereThatHolds) {
   DecayProblem problem = GrowingProblem(60, true, 320, at::kDouble, true);
   problem.inputs.initial_state = {.kv = Normal({1, 2, 8, 6}, 1), .norm = Uniform({1, 2, 8}, 2) + 1};
@@ -120,7 +120,7 @@ TEST(DecayGrowth, IsThePlainStateWhereThatHolds) {
     ops::DecayAttentionConfig config = problem.config;
     config.allow_growth = growth;
     const auto [out, state] = ops::DecayAttention(in, config);
-    // what a later segment would read from the state is the same at any scale of it
+    // The values that a later segment reads from the state do not depend on its scale.
     const at::Tensor q = in.q.select(1, 0);  // [B, H, K]
     const at::Tensor later = (q.unsqueeze(3) * state.kv).sum(2) / (q * state.norm).sum(2, true);
     const at::Tensor loss = (out * problem.dout).sum() + later.sin().sum();
@@ -162,8 +162,8 @@ void ExpectSameAtTrueScale(const ops::DecayState& got, const ops::DecayState& wa
   EXPECT_LE(RelativeError(a.norm, b.norm), tolerance);
 }
 
-// Carried with its log scale the state goes on as if never cut, far beyond what fp32 could hold of
-// it.
+// If the state is carried with its log scale, splits change nothing, even far beyond the range of
+// fp32.
 TEST(DecayGrowth, SplitAnywhereAndCarryIsTheWhole) {
   constexpr int64_t kTokens = 2500;
   for (const bool documents : {false, true}) {
@@ -229,7 +229,7 @@ TEST(DecayGrowth, StepsFromNothingAreTheWhole) {
   EXPECT_TRUE(Close(state.log_scale, whole.final_state.log_scale, 1e-12));
 }
 
-// Documents and packed sequences count for themselves, whatever has grown before them.
+// Documents and packed sequences are independent of growth in earlier ones.
 TEST(DecayGrowth, SequencesCountForThemselves) {
   const std::vector<int32_t> limits = {0, 0, 1900, 1901, 4000};
   DecayProblem problem = GrowingProblem(4000, true, 370, at::kFloat);
@@ -256,7 +256,7 @@ TEST(DecayGrowth, SequencesCountForThemselves) {
   }
 }
 
-// 3,000 masked tokens before the first key would have taken its scale to e^-150: they do not count.
+// 3,000 masked tokens before the first key would scale it by e^-150. They must be ignored.
 TEST(DecayGrowth, MaskedTokensBeforeTheFirstKeyDoNotCount) {
   constexpr int64_t kMasked = 3000, kTokens = 3100;
   DecayProblem problem = GrowingProblem(kTokens, true, 380, at::kFloat, true);
@@ -270,7 +270,7 @@ TEST(DecayGrowth, MaskedTokensBeforeTheFirstKeyDoNotCount) {
   EXPECT_TRUE(test::BitEqual(ops::DecayAttention(problem.inputs, problem.config).out, got.out));
 }
 
-// A step of e^90 leaves fp32 at once; every row is then the first key's value to 1e-38.
+// A step of e^90 overflows fp32 immediately. Every row is then the first key's value to 1e-38.
 TEST(DecayGrowth, OfAnySize) {
   DecayProblem problem = GrowingProblem(5, false, 385, at::kFloat);
   problem.inputs.log_decay.fill_(90);

@@ -1,4 +1,4 @@
-// Keys that come with the logarithm of a scale, against the same keys with the scale itself.
+// Keys with a logarithmic scale equal keys that are multiplied with the scale.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -38,7 +38,7 @@ DecayProblem ProblemOf(const Case& tested) {
                                       .key_scale = tested.key_scale},
                                      41, at::kDouble);
   problem.config.allow_growth = true;
-  // Decays on both sides of 1.
+  // Decays below and above 1.
   if (problem.inputs.log_decay.defined())
     problem.inputs.log_decay = problem.inputs.log_decay * 0.1 + 0.02;
   if (tested.key_scale) problem.inputs.key_scale.narrow(1, 0, 4).zero_();
@@ -47,7 +47,7 @@ DecayProblem ProblemOf(const Case& tested) {
 
 at::Tensor LogScales() { return 3 * Normal({2, kTokens, 2}, 42); }
 
-// Out, the state at its true scale, and all gradients.
+// Returns out, the state at its true scale, and all gradients.
 std::vector<at::Tensor> Results(const DecayProblem& problem, const at::Tensor& log_key_scale) {
   ops::DecayAttentionInputs in = problem.inputs;
   in.log_key_scale = log_key_scale;
@@ -81,7 +81,7 @@ TEST(LogKeyScale, IsTheScaleItself) {
   }
 }
 
-// In fp32, 300 above and below what it can hold.
+// Log scales of +-300, far beyond the range of fp32.
 TEST(LogKeyScale, OfAnySize) {
   DecayProblem problem = ProblemOf(kCases[3]);
   const auto run = [&](at::ScalarType dtype, double shift) {
@@ -94,7 +94,7 @@ TEST(LogKeyScale, OfAnySize) {
   const at::Tensor want = run(at::kDouble, 0).out;
   for (const double shift : {-300.0, 300.0}) {
     const auto got = run(at::kFloat, shift);
-    // The scale itself is rounded to 300 * 2^-24.
+    // The scale has a rounding error of 300 * 2^-24.
     EXPECT_TRUE(Close(got.out, want, 1e-4)) << shift;
     EXPECT_TRUE(got.final_state.kv.isfinite().all().item<bool>());
   }
@@ -140,14 +140,14 @@ TEST(LogKeyScale, LaterKeysChangeNoBitOfEarlierOutputs) {
   EXPECT_TRUE(test::BitEqual(after.narrow(1, 0, 50), before.narrow(1, 0, 50)));
 }
 
-// A key far above all others raises the scale of its own document alone: in fp32 nothing would be
-// left of the keys of others.
+// A key far above all others must raise only the scale of its own document. Otherwise the keys of
+// other documents would vanish in fp32.
 TEST(LogKeyScale, KeysOfAnotherDocumentChangeNoBit) {
   DecayProblem problem = ProblemOf(kCases[1]);
   ops::DecayAttentionInputs& in = problem.inputs;
   for (at::Tensor* x : {&in.q, &in.k, &in.v, &in.log_decay}) *x = x->to(at::kFloat);
   in.log_key_scale = LogScales().to(at::kFloat);
-  const at::Tensor others = in.chunks->runs().begin.select(0, 0) > 0;  // in row 0
+  const at::Tensor others = in.chunks->runs().begin.select(0, 0) > 0;  // In row 0.
   const auto out_of_others = [&] {
     return ops::DecayAttention(in, problem.config).out.select(0, 0).index({others});
   };

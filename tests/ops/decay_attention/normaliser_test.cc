@@ -1,5 +1,5 @@
-// The normaliser, key_scale and the state of sums of keys through the binding: against the oracle,
-// finite differences, and themselves where two ways of asking must give one answer.
+// The normalizer, key_scale and the sum of keys in the state equal the oracle and finite
+// differences. Equivalent calls give equal results.
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -45,9 +45,9 @@ void PrintTo(const Variant& variant, std::ostream* out) {
 
 class DecayNormaliserTest : public testing::TestWithParam<Variant> {};
 
-// fp64: as without the normaliser. fp32, relative to the largest value: sums of up to 200 positive
-// terms, and gradients that are differences of two such, which with positive q and k cancel to a
-// tenth at most.
+// fp64: as without the normalizer. fp32, relative to the largest value: sums of up to 200 positive
+// terms, and gradients that are differences of two such sums. With positive q and k they cancel at
+// most to a tenth.
 TEST_P(DecayNormaliserTest, EqualsTheOracle) {
   for (const at::ScalarType dtype : {at::kDouble, at::kFloat})
     for (const bool documents : {false, true})
@@ -67,8 +67,7 @@ TEST_P(DecayNormaliserTest, EqualsTheOracle) {
       }
 }
 
-// Every input through every output; chunks of 4 tokens, so that all of a backward's parts take
-// part.
+// Every input through every output. Chunks have 4 tokens, so that all parts of the backward run.
 TEST_P(DecayNormaliserTest, GradientsAreFiniteDifferences) {
   ProblemShape shape = GetParam().Shape();
   shape.batch = 1, shape.seq_len = 11, shape.dim_k = 3, shape.dim_v = 2;
@@ -125,7 +124,7 @@ TEST_P(DecayNormaliserTest, PrefillThenStepsIsTheWhole) {
   test::ExpectSameState(state, whole.final_state, 2e-6, "state");
 }
 
-// Packed sequences, each with an initial state of its own, are those sequences.
+// Packed sequences with separate initial states equal separate sequences.
 TEST_P(DecayNormaliserTest, PackedSequencesAreSeparateOnes) {
   const std::vector<int32_t> limits = {0, 0, 1, 66, 100};
   ProblemShape shape = GetParam().Shape();
@@ -159,8 +158,8 @@ TEST_P(DecayNormaliserTest, PackedSequencesAreSeparateOnes) {
 
 INSTANTIATE_TEST_SUITE_P(All, DecayNormaliserTest, testing::ValuesIn(Variants()));
 
-// Keys of one head and values of two, read by four query heads with key scales of their own: as if
-// repeated.
+// Keys of one head and values of two heads, which four query heads with separate key scales read,
+// behave as if they were repeated.
 TEST(DecayNormaliser, SharedHeadsAreAsIfRepeated) {
   DecayProblem problem = MakeProblem(
       {.seq_len = 90, .heads = 4, .normalised = true, .key_scale = true}, 240, at::kFloat);
@@ -209,7 +208,7 @@ TEST(DecayNormaliserAutograd, OneOutputAloneIsEnough) {
   expect(output.final_state.norm, problem.dfinal_state.norm, alone);
 }
 
-// A key of scale 0 is not there: no value of it is heard, and rows that see no key give 0.
+// A key of scale 0 is ignored: its value has no influence, and rows that see no key give 0.
 TEST(DecayNormaliser, MaskedKeysAreNotHeard) {
   DecayProblem problem = MakeProblem({.seq_len = 70,
                                       .kind = DecayKind::kPerHeadChannel,
@@ -239,9 +238,9 @@ TEST(DecayNormaliserDtype, Bf16OperandsAreComputedInFp32) {
       MakeProblem({.seq_len = 70, .normalised = true, .key_scale = true}, 270, at::kFloat);
   for (at::Tensor* x : {&problem.inputs.q, &problem.inputs.k, &problem.inputs.v, &problem.dout})
     *x = x->to(at::kBFloat16);
-  const auto want = Oracle(problem).output;  // on the rounded operands
+  const auto want = Oracle(problem).output;  // With rounded operands.
   const auto got = ops::DecayAttention(problem.inputs, problem.config);
-  EXPECT_TRUE(Close(got.out, want.out, 1.0 / 256));  // one rounding to 8 bits
+  EXPECT_TRUE(Close(got.out, want.out, 1.0 / 256));  // One rounding to 8 bits.
   EXPECT_EQ(got.final_state.norm.scalar_type(), at::kFloat);
   test::ExpectSameState(got.final_state, want.final_state, 5e-6, "final_state");
 }

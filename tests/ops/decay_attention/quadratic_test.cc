@@ -1,6 +1,6 @@
-// Decay attention by constant decays against its quadratic form, every pair of tokens with its
-// weight, written out in LibTorch's operators and differentiated by autograd: what RetNet and D2D
-// ask of the forms of theirs.
+// Decay attention with constant decays equals its quadratic form over all pairs of tokens, written
+// with LibTorch's operators and differentiated by autograd. These are the required properties of
+// RetNet and D2D.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/einsum.h>
 #include <ATen/ops/exp2.h>
@@ -21,8 +21,8 @@ using test::MakeProblem;
 using test::Normal;
 using test::Oracle;
 
-// All of a problem's results: out and the final state, then gradients of q, k, v, log_decay and the
-// initial state.
+// All results of a problem: out and the final state, then the gradients of q, k, v, log_decay and
+// the initial state.
 struct Results {
   std::vector<at::Tensor> tensors;
   static constexpr const char* kNames[] = {"out", "state",      "norm",   "dq",   "dk",
@@ -41,7 +41,7 @@ DecayProblem To(DecayProblem p, at::ScalarType dtype) {
   return p;
 }
 
-// log_decay [H] or [H, K]; in fp64.
+// log_decay is [H] or [H, K]. Computes in fp64.
 ops::DecayAttentionOutput ByPairs(const DecayProblem& p) {
   const ops::DecayAttentionInputs& in = p.inputs;
   const int64_t seq_len = in.q.size(1);
@@ -55,7 +55,7 @@ ops::DecayAttentionOutput ByPairs(const DecayProblem& p) {
   const at::Tensor k = in.key_scale.defined() ? in.k * in.key_scale.unsqueeze(3) : in.k;
   const at::Tensor of_channels = decays(distance.clamp_min(0)).expand({-1, -1, -1, in.q.size(3)});
   const at::Tensor weights = at::einsum("bthc,bshc,tshc->bhts", {q, k, of_channels}).tril();
-  const at::Tensor carried = q * decays(place + 1);  // of what was before
+  const at::Tensor carried = q * decays(place + 1);  // The part from the initial state.
   at::Tensor out = at::einsum("bhts,bshv->bthv", {weights, in.v});
   if (in.initial_state.kv.defined())
     out = out + at::einsum("bthc,bhcv->bthv", {carried, in.initial_state.kv});
@@ -110,12 +110,12 @@ Results Kernel(const DecayProblem& problem, int64_t chunk_size = 0, int num_segm
   });
 }
 
-// The largest difference over the largest value.
+// Returns the largest difference, relative to the largest value.
 double LargestError(const at::Tensor& got, const at::Tensor& want) {
   const at::Tensor wide = want.to(at::kDouble);
   return ((got.to(at::kDouble) - wide).abs().max() / wide.abs().max()).item<double>();
 }
-// By root mean squares.
+// Returns the relative error of root mean squares.
 double MeanError(const at::Tensor& got, const at::Tensor& want) {
   const at::Tensor wide = want.to(at::kDouble);
   return ((got.to(at::kDouble) - wide).norm() / wide.norm()).item<double>();
@@ -130,7 +130,7 @@ void Expect(const Results& got, const Results& want, double tolerance, double de
   }
 }
 
-// ln(1 - 2^(-5 - h)).
+// Decays of ln(1 - 2^(-5 - h)).
 DecayProblem Retention(int64_t seq_len, uint64_t seed, at::ScalarType dtype) {
   DecayProblem p =
       MakeProblem({.seq_len = seq_len, .heads = 4, .kind = DecayKind::kPerHead}, seed, at::kDouble);
@@ -138,8 +138,8 @@ DecayProblem Retention(int64_t seq_len, uint64_t seed, at::ScalarType dtype) {
   return To(p, dtype);
 }
 
-// Number 13 of the tests of retention: parallel, in chunks of any size (16 tokens do not divide
-// 150, and of 50 all are one) and, in chunks of one, recurrent, from a state of any numbers.
+// Test 13 of retention: the parallel form, chunks of any size (16 tokens do not divide 150, and 50
+// tokens may be one chunk) and the recurrent form, chunks of one, are equal for any initial state.
 TEST(RetentionForms, AreOne) {
   for (const int64_t seq_len : {50, 150}) {
     const DecayProblem wide = Retention(seq_len, 500, at::kDouble);
@@ -152,7 +152,7 @@ TEST(RetentionForms, AreOne) {
   }
 }
 
-// Operands of bf16, whose state and decays stay fp32.
+// bf16 operands. State and decays are fp32.
 TEST(RetentionForms, OfBf16AreClose) {
   for (const int64_t chunk : {16, 64}) {
     DecayProblem narrow = Retention(150, 510, at::kFloat);
@@ -164,8 +164,8 @@ TEST(RetentionForms, OfBf16AreClose) {
   }
 }
 
-// D2D's decays: Pb_h = -2^(-H/h), and of each channel what was trained, s Ps. Keys and queries are
-// features, above 0.
+// D2D's decays: Pb_h = -2^(-H/h), plus the trained part s Ps per channel. Keys and queries are
+// positive features.
 DecayProblem D2d(int64_t seq_len, uint64_t seed, at::ScalarType dtype, bool states, double trained,
                  bool per_channel = true) {
   constexpr int64_t kHeads = 4, kWidth = 8;
@@ -187,8 +187,8 @@ DecayProblem D2d(int64_t seq_len, uint64_t seed, at::ScalarType dtype, bool stat
   return To(p, dtype);
 }
 
-// Numbers 1 and 2 of D2D's properties: parallel, in chunks of any size, recurrent, and in segments
-// of a sequence.
+// Properties 1 and 2 of D2D: the parallel form, chunks of any size, the recurrent form, and
+// segments of a sequence are equal.
 TEST(D2dForms, AreOne) {
   for (const int64_t seq_len : {1, 17, 64, 65, 150}) {
     const DecayProblem wide = D2d(seq_len, 520, at::kDouble, /*states=*/true, 0.1);
@@ -201,7 +201,7 @@ TEST(D2dForms, AreOne) {
   }
 }
 
-// The same of long rows, whose quadratic form the recurrence in fp64 stands for.
+// The same for long rows, with the fp64 recurrence instead of the quadratic form.
 TEST(D2dForms, OfLongRowsAreTheRecurrence) {
   for (const int64_t seq_len : {512, 2048}) {
     const DecayProblem wide = D2d(seq_len, 530, at::kDouble, /*states=*/false, 0.1);
@@ -216,15 +216,15 @@ TEST(D2dForms, OfLongRowsAreTheRecurrence) {
         SCOPED_TRACE(testing::Message() << seq_len << " tokens, chunks of " << chunk);
         Expect(Kernel(single, chunk, segments), want, 1e-5, 1e-4);
       }
-    DecayProblem narrow = single;  // operands alone
+    DecayProblem narrow = single;  // Only rounded operands.
     for (at::Tensor* x : {&narrow.inputs.q, &narrow.inputs.k, &narrow.inputs.v, &narrow.dout})
       *x = x->to(at::kBFloat16);
     EXPECT_LE(LargestError(Kernel(narrow).tensors[0], want.tensors[0]), 2e-2);
   }
 }
 
-// Number 5: without a state before or after, the gradient of a decay is that of its sum over tokens
-// written once for the whole row, sum_t t (q dq - k dk), in which any constant more than t cancels.
+// Property 5: without initial and final states, the gradient of a decay is the sum over the whole
+// row, sum_t t (q dq - k dk). Adding a constant to t changes nothing.
 TEST(D2dForms, GradientsOfDecaysAreTheirGlobalForm) {
   const DecayProblem p = D2d(150, 540, at::kDouble, /*states=*/false, 0.1);
   const Results got = Kernel(p), by_autograd = Differentiate(p, ByPairs);
@@ -237,8 +237,8 @@ TEST(D2dForms, GradientsOfDecaysAreTheirGlobalForm) {
             1e-11 * difference.abs().sum().item<double>());
 }
 
-// Number 6: where nothing is trained, decays of channels are those of their heads: in fp32 the
-// kernels for both agree, in gradients too.
+// Property 6: without training, the decays of channels equal those of their heads. The kernels for
+// both agree in fp32, gradients included.
 TEST(D2dForms, UntrainedChannelsAreTheirHeads) {
   const DecayProblem channels = D2d(300, 550, at::kFloat, /*states=*/false, 0);
   const DecayProblem heads = D2d(300, 550, at::kFloat, /*states=*/false, 0, /*per_channel=*/false);

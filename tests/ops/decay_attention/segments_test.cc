@@ -1,6 +1,6 @@
-// What sequence parallelism rests on: a sequence cut into ranks' slices, each handled on its own
-// with the state that the earlier ones' summaries give it, is the whole sequence, forward and
-// backward.
+// The basis of sequence parallelism: if a sequence is split over ranks, and each rank starts from
+// the state that the summaries of earlier ranks give, the result equals that of the whole sequence,
+// forward and backward.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/full_like.h>
@@ -19,7 +19,7 @@ using test::MakeProblem;
 using test::Oracle;
 
 constexpr int64_t kSeqLen = 150;
-// Of 1, 2, 3 and 8 ranks: uneven, with slices of one token.
+// For 1, 2, 3 and 8 ranks: uneven, with slices of one token.
 const std::vector<std::vector<int64_t>> kCuts = {
     {0, 150}, {0, 63, 150}, {0, 37, 38, 150}, {0, 1, 20, 40, 64, 65, 100, 129, 150}};
 
@@ -37,7 +37,7 @@ ops::DecayAttentionInputs Cut(const DecayProblem& whole, int64_t begin, int64_t 
   return part;
 }
 
-// The ranks of one run, in one process.
+// Simulates the ranks of a run in one process.
 class Ranks {
  public:
   Ranks(const DecayProblem& problem, const std::vector<int64_t>& cuts)
@@ -46,7 +46,7 @@ class Ranks {
       segments_.push_back(Cut(problem, cuts[i], cuts[i + 1]));
       summaries_.push_back(ops::Summarise(segments_.back(), problem.config));
     }
-    ops::DecayState state = problem.inputs.initial_state;  // exclusive scan
+    ops::DecayState state = problem.inputs.initial_state;  // An exclusive scan.
     for (size_t i = 0; i < segments_.size(); ++i) {
       segments_[i].initial_state = state;
       state = ops::PassThrough(summaries_[i], state);
@@ -63,7 +63,7 @@ class Ranks {
 
   ops::DecayAttentionGrads Backward() const {
     const size_t count = segments_.size();
-    std::vector<ops::DecayState> after(count);  // dL/d(state after each), by a reverse scan
+    std::vector<ops::DecayState> after(count);  // dL/d(state after each rank), by a reverse scan.
     ops::DecayState dstate = problem_.dfinal_state;
     for (size_t i = count; i-- > 0;) {
       after[i] = dstate;
@@ -84,7 +84,7 @@ class Ranks {
   at::Tensor DoutOf(size_t i) const {
     return problem_.dout.narrow(1, cuts_[i], cuts_[i + 1] - cuts_[i]);
   }
-  // Of tokens side by side; a constant decay's is the sum over ranks.
+  // Joins the gradients of tokens. The gradient of a constant decay is the sum over ranks.
   ops::DecayAttentionGrads Join(const std::vector<ops::DecayAttentionGrads>& parts) const {
     const auto all = [&](at::Tensor ops::DecayAttentionGrads::*field) {
       std::vector<at::Tensor> tensors;
@@ -123,7 +123,7 @@ class DecaySegmentsTest
                               .normalised = std::get<2>(GetParam()),
                               .key_scale = std::get<2>(GetParam())},
                              7, std::get<3>(GetParam()))) {}
-  // As for the whole.
+  // The tolerance of a whole sequence.
   double tolerance() const { return std::get<3>(GetParam()) == at::kDouble ? 1e-12 : 5e-6; }
 
   DecayProblem problem_;
@@ -148,7 +148,7 @@ TEST_P(DecaySegmentsTest, BackwardOfRanksIsTheWhole) {
   }
 }
 
-// A gradient of the state before a rank is what its own backward finds too.
+// The gradient of the state before a rank equals that of the rank's own backward.
 TEST_P(DecaySegmentsTest, BackwardSummaryIsTheBackwardOfOneSegment) {
   problem_.dfinal_state = {};
   const ops::DecayState got =
@@ -166,7 +166,7 @@ INSTANTIATE_TEST_SUITE_P(All, DecaySegmentsTest,
                                           testing::Bool(), testing::Bool(),
                                           testing::Values(at::kFloat, at::kDouble)));
 
-// A segment with a document start forgets what was before it.
+// A segment with a document start does not use the state before it.
 TEST(DecaySegmentSummary, StartClosesTheTransition) {
   DecayProblem problem = MakeProblem({.seq_len = 20}, 8, at::kFloat);
   problem.starts = at::zeros({2, 20}, at::kBool);

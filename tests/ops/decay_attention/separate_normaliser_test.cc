@@ -1,4 +1,4 @@
-// A denominator that reads operands of its own.
+// A denominator with its own operands.
 #include "ops/decay_attention/separate_normaliser.h"
 
 #include <ATen/ops/zeros.h>

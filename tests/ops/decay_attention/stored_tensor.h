@@ -1,5 +1,5 @@
-// A tensor as the kernels of decay attention meet it: fp32, fp64 or bf16 with strides, its values
-// read and written as doubles.
+// A strided tensor in fp32, fp64 or bf16 as the kernels of decay attention receive it. Its values
+// are read and written as doubles.
 //
 //   Tensor q({.B = 2, .T = 65, .heads = 4, .width = 64}, DType::kBF16);
 //   q.Set(values);      // [B, T, heads, width] in dense order, rounded to the storage
@@ -19,20 +19,20 @@ namespace halflife::kernels::test {
 using Values = std::vector<double>;
 
 struct Layout {
-  // elements before the first and between heads, tokens and rows: an odd number leaves nothing
-  // aligned
+  // Padding elements before the first element and between heads, tokens and rows. An odd number
+  // makes all of them unaligned.
   int padding = 0;
-  int between_rows = 0;  // further elements there, where tokens may be aligned
-  // token 64, head 1 and row 1 each lie more than 2^31 elements (2^32 bytes of bf16) behind the
-  // first
+  int between_rows = 0;  // Additional padding elements. Tokens may stay aligned.
+  // Places token 64, head 1 and row 1 each more than 2^31 elements (2^32 bytes of bf16) after the
+  // first.
   bool far = false;
 };
 struct Extents {
   int64_t B = 1, T = 1, heads = 1, width = 1;
 };
 
-// Outside its rows memory holds 0xFF (a far one: zeros), and the last element is the last byte, so
-// that AddressSanitizer sees a step beyond.
+// Memory outside the rows is 0xFF (zeros if `far`). The last element ends at the last byte, so that
+// AddressSanitizer detects an access beyond it.
 class Tensor {
  public:
   Tensor() = default;
@@ -56,7 +56,7 @@ class Tensor {
     }
   }
 
-  // Valid for as long as the tensor is not moved from.
+  // Valid until the tensor is moved from.
   TensorView view() const {
     TensorView view = view_;
     view.data = Address(0, 0, 0, 0);
@@ -129,12 +129,12 @@ class Tensor {
 
   Extents extents_;
   int64_t padding_ = 0;
-  TensorView view_;  // without its data
+  TensorView view_;  // Without the data pointer.
   std::vector<std::byte> bytes_;
   halflife::test::SparseMemory sparse_;
 };
 
-// A decode step of the first token of each row, without a state.
+// Returns the arguments of a decoding step on the first token of each row, without a state.
 inline DecayAttentionStepArgs StepArgsOf(const DecayAttentionArgs& args) {
   DecayAttentionStepArgs step;
   step.batch = args.batch;

@@ -1,4 +1,4 @@
-// A random decay attention problem, and the oracle's answer to it as tensors.
+// A random problem of decay attention, and the oracle's result as tensors.
 #pragma once
 
 #include <ATen/ops/empty.h>
@@ -18,10 +18,10 @@ namespace halflife::test {
 
 using kernels::DecayKind;
 enum class DecayStrength {
-  kMild,     // like a trained gate: alpha between 0.5 and 1
+  kMild,     // Like a trained gate: alpha between 0.5 and 1.
   kNearOne,  // alpha = 1 - 1e-6
   kStrong,   // alpha = 1e-3
-  kResets,   // mild, and 0 at random tokens and channels
+  kResets,   // kMild, with 0 at random tokens and channels.
 };
 
 struct ProblemShape {
@@ -30,14 +30,14 @@ struct ProblemShape {
   DecayStrength strength = DecayStrength::kMild;
   bool documents = false;
   bool initial_state = true;
-  bool normalised = false;  // q and k are positive then, as a normaliser wants them
+  bool normalised = false;  // q and k are positive, as a normalizer requires.
   bool key_scale = false;
 };
 
 struct DecayProblem {
   ops::DecayAttentionInputs inputs;
   ops::DecayAttentionConfig config;
-  at::Tensor starts;  // [B, T] bool, or undefined: no document starts
+  at::Tensor starts;  // [B, T] bool. Undefined: no document starts.
   at::Tensor dout;
   ops::DecayState dfinal_state;
 };
@@ -59,8 +59,8 @@ inline at::Tensor RandomLogDecay(std::vector<int64_t> shape, DecayStrength stren
   return {};
 }
 
-// Chunks of a batch whose documents start where `starts` [B, T] is true. Chunks of 0 tokens: as the
-// device takes best.
+// Returns the chunks of a batch whose documents start where `starts` [B, T] is true. A chunk size
+// of 0 means the device's best size.
 inline std::shared_ptr<const ops::SequenceChunks> ChunksOf(const at::Tensor& starts,
                                                            int64_t chunk_size = 0,
                                                            at::Device device = at::kCPU) {
@@ -100,7 +100,7 @@ inline DecayProblem MakeProblem(const ProblemShape& shape, uint64_t seed, at::Sc
     if (shape.normalised)
       problem.inputs.initial_state.norm = Uniform({B, H, K}, seed + 10).to(dtype) + 0.5;
   }
-  if (shape.documents) {  // of random lengths
+  if (shape.documents) {  // Of random lengths.
     problem.starts = Uniform({B, T}, seed + 6) < 0.1;
     problem.inputs.chunks = ChunksOf(problem.starts);
   }
@@ -123,7 +123,7 @@ inline at::Tensor ToTensor(const std::vector<double>& values, at::IntArrayRef sh
 
 struct OracleAnswer {
   ops::DecayAttentionOutput output;
-  ops::DecayAttentionGrads grads;  // in the shapes of the problem's tensors
+  ops::DecayAttentionGrads grads;  // In the shapes of the problem's tensors.
 };
 
 inline OracleAnswer Oracle(const DecayProblem& problem) {
@@ -208,7 +208,8 @@ inline void ExpectSameGrads(const ops::DecayAttentionGrads& got,
   }
   EXPECT_EQ(got.dlog_decay.defined(), want.dlog_decay.defined());
   if (want.dlog_decay.defined()) {
-    // a constant decay's gradient is one sum over all tokens and channels, most of which cancels
+    // The gradient of a constant decay is one sum over all tokens and channels, whose terms mostly
+    // cancel.
     const double factor = want.dlog_decay.dim() <= 2 ? 10 : 1;
     EXPECT_TRUE(Close(got.dlog_decay, want.dlog_decay, factor * tolerance)) << "dlog_decay";
   }

@@ -1,4 +1,4 @@
-// Focus pooling as mixers call it: gradients by autograd, states, documents, messages.
+// Focus pooling as mixers call it: gradients by autograd, states, documents, and error messages.
 #include "ops/focus_pool/focus_pool.h"
 
 #include <ATen/ops/cat.h>
@@ -42,20 +42,20 @@ ops::FocusPoolState Nothing(int64_t window, at::ScalarType dtype = at::kDouble) 
           .tail_log_weight = zeros({kBatch, window - 1, kHeads}),
           .tail_u = zeros({kBatch, window - 1, kHeads, kDim})};
 }
-// Rows 0 and 1 with documents from tokens 0, 4 and from token 11 on; `seq_len` above 11.
+// Rows 0 and 1 with documents from tokens 0, 4 and 11 on; `seq_len` is above 11.
 std::shared_ptr<const ops::SequenceChunks> Documents(int64_t seq_len) {
   const std::vector<int32_t> starts = {0, 4, static_cast<int32_t>(seq_len + 11)};
   return ops::MakeSequenceChunks({.batch = kBatch, .seq_len = seq_len, .document_starts = starts},
                                  at::kCPU);
 }
-// The state's numbers that do not depend on how it is scaled.
+// Returns the values of the state that do not depend on its scale.
 std::vector<at::Tensor> TrueValues(const ops::FocusPoolState& s) {
   if (!s.mass.defined()) return {s.tail_present, s.tail_log_weight, s.tail_u};
   const at::Tensor scale = s.log_scale.exp();
   return {s.mass * scale, s.sum * scale.unsqueeze(2)};
 }
 
-// Number 1: through both parts of a row, the state between them and the one after.
+// Number 1: through both parts of a row, the state between them and the final state.
 TEST(FocusPoolTest, GradientsAreFiniteDifferences) {
   constexpr int64_t kSeqLen = 15, kCut = 9;
   for (const int64_t window : kWindows) {
@@ -101,7 +101,7 @@ TEST(FocusPoolTest, GradientsStayWithinDocuments) {
   }
 }
 
-// Numbers 1 and 9 through tensors, strided ones among them.
+// Numbers 1 and 9 through tensors, including strided ones.
 TEST(FocusPoolTest, FloatAndBf16MatchFp64) {
   for (const int64_t window : kWindows) {
     SCOPED_TRACE(window);
@@ -116,12 +116,12 @@ TEST(FocusPoolTest, FloatAndBf16MatchFp64) {
     const at::Tensor log_weight = Normal({90, kBatch, kHeads}, 1),
                      u = Normal({90, kBatch, kHeads, kDim}, 2);
     test::ExpectFloatMatchesDouble(function, {log_weight, u}, 1e-5);
-    // log weights in bf16 too: their gradient is taken from the rounded out, and rounded
+    // With bf16 log weights, their gradient is computed from the rounded output, and rounded.
     test::ExpectBf16MatchesDouble(function, {log_weight, u}, 2);
   }
 }
 
-// Number 3: steps are the whole, and leave the state that the whole leaves.
+// Number 3: steps equal the whole and leave the same state.
 TEST(FocusPoolTest, StepsAreTheWhole) {
   constexpr int64_t kSeqLen = 40;
   for (const int64_t window : kWindows) {
@@ -143,7 +143,8 @@ TEST(FocusPoolTest, StepsAreTheWhole) {
   }
 }
 
-// Packed documents are separate sequences, in bits; the state is of the last one.
+// Packed documents have the bits of separate sequences. The final state is that of the last
+// document.
 TEST(FocusPoolTest, DocumentsAreSeparate) {
   constexpr int64_t kSeqLen = 90;
   const Operands x = Make(kSeqLen, at::kFloat);
@@ -170,7 +171,7 @@ TEST(FocusPoolTest, DocumentsAreSeparate) {
   }
 }
 
-// A state of zeros has seen nothing.
+// A state of zeros is the same as no state.
 TEST(FocusPoolTest, ZerosAreNoState) {
   const Operands x = Make(30, at::kFloat);
   for (const int64_t window : kWindows) {

@@ -1,3 +1,5 @@
+// Linear layers that share an input, also with joined products and gradient sinks, equal separate
+// layers.
 #include "ops/linear/linear.h"
 
 #include <ATen/ops/cat.h>
@@ -37,9 +39,9 @@ TEST(SharedInputLinearTest, GradientsAreFiniteDifferences) {
       loss, {Normal({2, 3, 4}, 1), Normal({5, 4}, 2), Normal({2, 4}, 3), Normal({5, 4}, 4)});
 }
 
-// From 512 tokens and 64 features up fp32 gradients of weights have their own kernel. 1e-6 of the
-// largest element, about 100, is ten times what sums of 600 products of unit variance round in the
-// mean.
+// With at least 512 tokens and 64 features, fp32 weight gradients use our own kernel. The bound,
+// 1e-6 of the largest element (about 100), is ten times the mean rounding error of sums of 600
+// products of unit variance.
 TEST(SharedInputLinearTest, WeightGradientsOfManyTokensAreTheFormula) {
   for (const bool expanded : {false, true}) {
     const auto grads = [&](at::ScalarType dtype) {
@@ -53,9 +55,9 @@ TEST(SharedInputLinearTest, WeightGradientsOfManyTokensAreTheFormula) {
   }
 }
 
-// Sums of up to 1400 products in fp32, rounded to bf16, and so are the weights' gradients. Where
-// the matmuls run in bf16 (few rows, or a machine with tiles), the sum of two input gradients is
-// rounded after each of them: three half units, as the first may exceed the sum.
+// Sums of up to 1400 products in fp32, rounded to bf16, as are the weights' gradients. If the
+// matmuls run in bf16 (few rows, or a machine with tiles), the sum of two input gradients is
+// rounded after each of them: three half units, because the first may exceed the sum.
 TEST(SharedInputLinearTest, Bf16IsTheFormula) {
   for (const int64_t rows : {5, 64, 700}) {
     SCOPED_TRACE(rows);
@@ -69,7 +71,7 @@ TEST(SharedInputLinearTest, Bf16IsTheFormula) {
   }
 }
 
-// An output that nothing depends on gives no gradient, and takes none away from the others.
+// An unused output has no gradient and does not affect those of other outputs.
 TEST(SharedInputLinearTest, UnusedOutputs) {
   const at::Tensor x = Normal({3, 4}, 1).requires_grad_(), a = Normal({2, 4}, 2).requires_grad_(),
                    b = Normal({2, 4}, 3).requires_grad_();
@@ -85,12 +87,12 @@ TEST(SharedInputLinearTest, UnusedOutputs) {
   EXPECT_TRUE(test::Close(narrow.grad(), d.to(at::kDouble).sum(0).expand({100, 4}), 0x1p-8));
 }
 
-// Of five tokens or 300, from the weights' and the sums' places in one memory, in reverse order and
-// with a gap between the second and the third weight.
+// A layer with five or 300 tokens. The weights and their sums are in one memory block, in reverse
+// order and with a gap between the second and the third weight.
 struct Layer {
   at::Tensor x;
   std::vector<at::Tensor> weights;
-  std::vector<std::unique_ptr<test::RecordingSink::Log>> logs;  // one a weight
+  std::vector<std::unique_ptr<test::RecordingSink::Log>> logs;  // One per weight.
 
   Layer(at::ScalarType dtype, int64_t tokens, int64_t gap, bool added) {
     const std::vector<int64_t> outs = {5, 3, 8}, begins = {11 + gap, 8 + gap, 0};
@@ -107,7 +109,7 @@ struct Layer {
   void Attach() {
     for (size_t i = 0; i < weights.size(); ++i) logs[i]->Attach(weights[i]);
   }
-  // dx, then the weights' gradients, which must be there once each.
+  // Returns dx, then the weights' gradients, each of which must be written once.
   std::vector<at::Tensor> Gradients(const std::vector<bool>& used) {
     const auto y = ops::SharedInputLinear(x, weights);
     at::Tensor loss = at::zeros({}, x.options());
@@ -121,9 +123,9 @@ struct Layer {
   }
 };
 
-// One product of weights that lie side by side, and sums written in place, change roundings alone:
-// those of sums of up to 300 products, or of bf16 three times (the sum of three input gradients by
-// itself rounds after each).
+// Joining the products of adjacent weights, and writing sums in place, changes only roundings:
+// those of sums of up to 300 products, or three bf16 roundings (a separate sum of three input
+// gradients rounds after each).
 TEST(SharedInputLinearTest, JoinedProductsAreTheSame) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     const double tolerance = dtype == at::kFloat ? 1e-6 : 3 * 0x1p-8;
@@ -151,8 +153,8 @@ TEST(SharedInputLinearTest, JoinedProductsAreTheSame) {
   }
 }
 
-// A sum that holds the gradients of earlier micro-batches is added to, whether it is the product's
-// own place or not: the second of three is begun anew here, which parts it from the others.
+// Gradients are added to sums that hold earlier micro-batches, in place or not. The second of three
+// sums starts anew, which separates it from the others.
 TEST(SharedInputLinearTest, AddsToTheSumsThatSaySo) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16})
     for (const int64_t tokens : {300, 600})
@@ -172,7 +174,7 @@ TEST(SharedInputLinearTest, AddsToTheSumsThatSaySo) {
         }
 }
 
-// The weights' places in a graph survive a backward that is differentiated.
+// The graph still refers to the weights after a backward that is itself differentiated.
 TEST(SharedInputLinearTest, JoinedProductsLeaveDifferentiatedBackwardsAlone) {
   const ops::JoinedProductsEverywhere join;
   const at::Tensor memory = Normal({7, 4}, 1);
@@ -196,8 +198,8 @@ std::vector<at::Tensor> Outputs(const std::vector<ops::LinearPart>& parts) {
   return outs;
 }
 
-// Parts of one weight's rows: outputs and gradients of the whole, which its sink gets at once,
-// where products join and where not, of all parts and of some.
+// Parts of one weight's rows have the outputs and gradients of the whole. The sink receives the
+// gradient at once, with joined products and without, for all parts or some.
 TEST(LinearInPartsTest, IsTheWholeCut) {
   const std::vector<int64_t> widths = {20, 6, 14};
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble})
@@ -205,7 +207,7 @@ TEST(LinearInPartsTest, IsTheWholeCut) {
       for (const bool join : {false, true})
         for (const bool all : {false, true})
           for (const bool sink : {false, true}) {
-            if (sink && dtype == at::kDouble) continue;  // whose gradients no sink sums in fp32
+            if (sink && dtype == at::kDouble) continue;  // Sinks do not sum fp64 gradients in fp32.
             SCOPED_TRACE(testing::Message() << dtype << ", " << tokens << " tokens, join " << join
                                             << ", all " << all << ", sink " << sink);
             std::optional<ops::JoinedProductsEverywhere> joins;
@@ -249,7 +251,7 @@ TEST(LinearInPartsTest, ABackwardThatIsDifferentiatedIsTheWholes) {
   for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(test::Close(got[i], want[i], 1e-12)) << i;
 }
 
-// Rows of x that are columns of a matrix are multiplied in their place.
+// Rows of x that are columns of a matrix are multiplied in place.
 TEST(LinearInPartsTest, ColumnsOfAMatrixAreTheirCopy) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     for (const int64_t tokens : {5, 600}) {

@@ -1,3 +1,5 @@
+// Our own matrix product on the CPU: any size, bits that do not depend on other rows, and its use
+// in linear layers.
 #include "kernels/linear/linear_products.h"
 
 #include <ATen/ops/empty.h>
@@ -40,8 +42,8 @@ class MatmulTest : public testing::TestWithParam<InstructionSet> {
   int threads_ = omp_get_max_threads();
 };
 
-// a b, or `before` + a b, over a result behind which nothing may be written; b [depth, columns]
-// lies transposed or not.
+// Returns a b, or `before` + a b, and checks that nothing is written after the result. b [depth,
+// columns] is transposed or not.
 at::Tensor Product(const at::Tensor& a, const at::Tensor& b, bool transposed,
                    const at::Tensor& before = {}) {
   constexpr int64_t kGuard = 64;
@@ -67,8 +69,8 @@ at::Tensor Product(const at::Tensor& a, const at::Tensor& b, bool transposed,
   return memory.narrow(0, 0, size).view({a.size(0), b.size(1)});
 }
 
-// An element is `depth` fused multiply-adds, one rounding each: so many halves of an ulp of the sum
-// of their magnitudes.
+// An element consists of `depth` fused multiply-adds with one rounding each, so its error is at
+// most `depth` half ulps of the sum of the terms' magnitudes.
 void ExpectProduct(int64_t rows, int64_t depth, int64_t columns) {
   const at::Tensor a = Normal({rows, depth}, 1, at::kFloat),
                    b = Normal({depth, columns}, 2, at::kFloat),
@@ -139,7 +141,7 @@ INSTANTIATE_TEST_SUITE_P(Forms, MatmulTest,
                            return form.param == InstructionSet::kAvx2 ? "Avx2" : "Avx512";
                          });
 
-// Where linear layers take it.
+// Tests on machines on which linear layers use the kernel.
 class LinearMatmulTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -151,7 +153,7 @@ class LinearMatmulTest : public testing::Test {
   void TearDown() override { cpu::UseInstructionSetOfEnvironment(); }
 };
 
-// The bits tell which of them ran: sums of 300 products in one order and in BLAS's.
+// The bits show which one ran: our sums of 300 products have another order than those of BLAS.
 TEST_F(LinearMatmulTest, LinearLayersTakeItFromEnoughRowsOn) {
   const at::Tensor weight = Normal({70, 300}, 2, at::kFloat);
   for (const int64_t rows : {127, 128}) {
@@ -163,7 +165,7 @@ TEST_F(LinearMatmulTest, LinearLayersTakeItFromEnoughRowsOn) {
   const at::Tensor x = Normal({128, 300}, 1, at::kFloat), own = ops::Linear(x, weight);
   cpu::UseInstructionSet(InstructionSet::kBaseline);
   EXPECT_TRUE(test::BitEqual(ops::Linear(x, weight), at::linear(x, weight)));
-  // MKL adds up in the same order on some of Intel's processors: nothing tells them apart there.
+  // MKL uses the same order on some Intel processors, so the two cannot be distinguished there.
   if (test::BitEqual(at::linear(x, weight), own)) GTEST_SKIP() << "BLAS has the same bits here";
   EXPECT_FALSE(test::BitEqual(ops::Linear(x, weight), own));
 }

@@ -1,3 +1,4 @@
+// Our own kernel for weight gradients on the CPU: any size, reproducible bits, and when it is used.
 #include "kernels/linear/linear_products.h"
 
 #include <ATen/ops/empty.h>
@@ -24,10 +25,10 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 using cpu::InstructionSet;
 
-// Those of this machine that have a form of the kernel.
+// Returns this machine's instruction sets for which the kernel exists.
 std::vector<InstructionSet> SetsWithKernel() {
   std::vector<InstructionSet> sets = cpu::UsableInstructionSets();
-  sets.pop_back();  // the baseline
+  sets.pop_back();  // The baseline.
   return sets;
 }
 
@@ -49,7 +50,7 @@ INSTANTIATE_TEST_SUITE_P(, WeightGradientTest, testing::ValuesIn(SetsWithKernel(
                            return form.param == InstructionSet::kAvx512 ? "Avx512" : "Avx2";
                          });
 
-// NaN to write over, and behind it what must stay as it is.
+// An output of NaN, followed by memory that must not change.
 class Guarded {
  public:
   explicit Guarded(int64_t count)
@@ -82,8 +83,8 @@ at::Tensor Product(const at::Tensor& dy, const at::Tensor& x) {
   return dweight.Values({dy.size(1), x.size(1)});
 }
 
-// A sum of T products in blocks of 128 rounds an element at most 128 + T / 128 times: so many
-// halves of an ulp of the sum of their magnitudes.
+// A sum of T products in blocks of 128 has at most 128 + T / 128 roundings per element, each of
+// half an ulp of the sum of the terms' magnitudes.
 void ExpectProduct(int64_t tokens, int64_t outs, int64_t ins) {
   SCOPED_TRACE(testing::Message() << tokens << " tokens, [" << outs << ", " << ins << "], "
                                   << omp_get_max_threads() << " threads");
@@ -128,13 +129,13 @@ TEST_P(WeightGradientTest, NaNStaysInItsRowOrColumn) {
   EXPECT_EQ(heard.sum().item<int64_t>(), 50 + 30 - 1);
 }
 
-// Their sums have different orders, so the bits tell which of them ran.
+// The sums have different orders, so the bits show which one ran.
 TEST_P(WeightGradientTest, TakesManyTokensOfSmallWeights) {
   struct Choice {
     int64_t tokens, outs, ins;
     bool kernel;
   };
-  // AMD's cores run BLAS's AVX2 kernels, whatever else they can do.
+  // On AMD, BLAS runs its AVX2 kernels even if the CPU has AVX-512.
   const bool all = GetParam() == InstructionSet::kAvx2 || cpu::IsAmd();
   for (const Choice& c :
        {Choice{512, 64, 64, true}, Choice{512, 384, 700, true}, Choice{512, 700, 384, true},

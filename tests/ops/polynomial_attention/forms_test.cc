@@ -1,5 +1,5 @@
-// Every form of polynomial attention on the CPU against the oracle: in chunks of any size, token
-// against token, token by token, with states and documents, in fp32, bf16 and fp64.
+// Every form of polynomial attention on the CPU equals the oracle: chunks of any size, pairwise,
+// and token by token, with states and documents, in fp32, bf16 and fp64.
 #include "ops/gradient_check.h"
 
 #include <ATen/ops/ones.h>
@@ -23,10 +23,10 @@ constexpr Extent kExtents[] = {{1, 16, 64},  {2, 8, 1},    {15, 16, 2},  {16, 24
                                {17, 16, 10}, {63, 8, 21},  {64, 64, 42}, {65, 16, 64},
                                {127, 24, 5}, {300, 8, 42}, {33, 3, 7},   {2048, 8, 5}};
 
-// Number 1. fp64: 2^-53 times sums of a few thousand terms that cancel to a hundredth.
+// Property 1. fp64: 2^-53 times sums of a few thousand terms that cancel to a hundredth.
 TEST_P(PolynomialFormsTest, AgreeWithTheOracleInDouble) {
   for (const Extent& e : kExtents) {
-    if (e.seq_len > 127) continue;  // fp32's alone, for its rounding
+    if (e.seq_len > 127) continue;  // Longer rows are tested only in fp32, for its rounding.
     SCOPED_TRACE(testing::Message() << "T " << e.seq_len << " d " << e.dim << " V " << e.dim_v);
     const Problem p = MakeProblem(
         {.seq_len = e.seq_len, .dim = e.dim, .dim_v = e.dim_v, .kernel = GetParam()}, 100);
@@ -57,7 +57,7 @@ TEST_P(PolynomialFormsTest, AgreeWithTheOracleInFloat) {
   }
 }
 
-// bf16 storage, fp32 in between: what is stored is rounded once, by up to 2^-9 of itself.
+// bf16 storage with fp32 arithmetic: stored values are rounded once, by up to 2^-9 of themselves.
 TEST_P(PolynomialFormsTest, AgreeWithTheOracleInBf16) {
   for (const Extent& e : kExtents) {
     if (e.seq_len > 127) continue;
@@ -72,7 +72,7 @@ TEST_P(PolynomialFormsTest, AgreeWithTheOracleInBf16) {
   }
 }
 
-// Number 1, with what a sequence starts from and leaves, and documents inside its rows.
+// Property 1 with initial and final states, and documents inside rows.
 TEST_P(PolynomialFormsTest, StatesAndDocumentsAgreeWithTheOracle) {
   for (const bool states : {false, true})
     for (const std::vector<int32_t>& starts :
@@ -95,8 +95,8 @@ TEST_P(PolynomialFormsTest, StatesAndDocumentsAgreeWithTheOracle) {
     }
 }
 
-// Numbers 1 and 2: prefill of any length, then token by token, is the whole; and the state between
-// hangs on no split into chunks.
+// Properties 1 and 2: a prefill of any length followed by single tokens equals the whole, and the
+// state does not depend on the chunks.
 TEST_P(PolynomialFormsTest, StepsFromAnyPrefillAreTheWhole) {
   const Problem p =
       MakeProblem({.batch = 2, .seq_len = 70, .dim = 8, .dim_v = 5, .kernel = GetParam()}, 104);
@@ -130,7 +130,7 @@ TEST_P(PolynomialFormsTest, StepsFromAnyPrefillAreTheWhole) {
   }
 }
 
-// Number 14, the kernel's part: with an eps that counts, and through both states.
+// The kernel's part of property 14: with an eps that matters, and through both states.
 TEST_P(PolynomialFormsTest, GradientsAreFiniteDifferences) {
   const Problem p = MakeProblem(
       {.seq_len = 9, .dim = 3, .dim_v = 2, .kernel = GetParam(), .states = true, .norm_eps = 0.25},
@@ -167,8 +167,8 @@ TEST_P(PolynomialFormsTest, ThreadsChangeNoBit) {
   ExpectThreadsChangeNoBit(p);
 }
 
-// Of a row of several stretches: 16 heads side by side on one thread, each to its end on five, and
-// documents that start within a stretch and with one.
+// A row of several blocks: one thread alternates between 16 heads, and five threads finish their
+// heads one after the other. Documents start within a block and at its first token.
 TEST_P(PolynomialFormsTest, HeadsSideBySideChangeNoBit) {
   PolynomialAttentionArgs args;
   args.batch = 1, args.seq_len = 5000, args.num_heads = 16, args.head_dim = 8, args.head_dim_v = 21;
@@ -189,7 +189,7 @@ TEST_P(PolynomialFormsTest, HeadsSideBySideChangeNoBit) {
 
 INSTANTIATE_TEST_SUITE_P(Kernels, PolynomialFormsTest, testing::ValuesIn(kKernels));
 
-// Rows that lie apart in memory, as the slices of one projection do.
+// Rows that are not contiguous, as slices of one projection.
 TEST(PolynomialForms, TakeStridedRows) {
   const Problem p = MakeProblem({.batch = 2, .seq_len = 40}, 107);
   Problem apart = p;
@@ -220,7 +220,7 @@ TEST(PolynomialForms, PlanTakesTheCheaperForm) {
   EXPECT_FALSE(quadratic(2048, 64, false));
 }
 
-// A state of keys alone, whose sums of values are zero, divides all the same.
+// A state with only the sum of keys, and zero sums of values, still contributes to the divisor.
 TEST(PolynomialForms, AStateOfTheNormaliserAloneIsRead) {
   const at::Tensor q = Normal({1, 20, 1, 8}, 1, at::kFloat),
                    v = Normal({1, 20, 1, 5}, 2, at::kFloat);

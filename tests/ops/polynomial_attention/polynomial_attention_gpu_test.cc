@@ -1,5 +1,4 @@
-// Polynomial attention on a GPU, in every form that it has there, against the oracle. Skips where
-// there is no GPU.
+// Every form of polynomial attention on a GPU equals the oracle. Skipped without a GPU.
 #include <c10/core/GradMode.h>
 
 #include "kernels/polynomial_attention/problem.h"
@@ -13,10 +12,10 @@ using namespace test;
 class PolynomialAttentionGpuTest : public halflife::test::GpuTest<testing::TestWithParam<Kernel>> {
 };
 
-// Every pair on matrix units: what they read is rounded to bf16, as is what is stored. dq and dk
-// have four roundings of 2^-9 at most, of the weights and of out, which reach them through
-// dO . out, of the scores' gradients and their own: of their terms, as these are where a gradient
-// is small because they cancel.
+// The pairwise tensor-core kernel, whose operands and results are rounded to bf16. dq and dk have
+// at most four roundings of 2^-9: of the weights, of out (through dO . out), of the scores'
+// gradients, and their own. The error is relative to their terms, which may cancel in a small
+// gradient.
 TEST_P(PolynomialAttentionGpuTest, TokenAgainstToken) {
   for (const std::vector<int32_t>& starts :
        {std::vector<int32_t>{}, std::vector<int32_t>{5, 64, 200, 300, 364}}) {
@@ -39,19 +38,19 @@ TEST_P(PolynomialAttentionGpuTest, TokenAgainstToken) {
   }
 }
 
-// Token by token, in fp32, with states at both ends.
+// The per-token kernel in fp32, with initial and final states.
 TEST_P(PolynomialAttentionGpuTest, WithStates) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     const Problem p = MakeProblem(
         {.seq_len = 90, .kernel = GetParam(), .states = GetParam().normalise}, 3, dtype);
     const RunConfig run = {.dtype = dtype, .chunk_size = 64, .device = at::kCUDA};
-    // Sums of features cancel where q and the first keys are nearly at right angles.
+    // Sums of features cancel if q and the first keys are almost orthogonal.
     ExpectClose(RunKernel(p, run), Oracle(p), dtype == at::kFloat ? 1e-3 : 2e-2);
   }
 }
 
-// Of bf16 by pairs and features: the same every time, as the token by token kernel is. Its pieces,
-// which that has in other roundings, are those of the CPU.
+// bf16 with pairs and features: reproducible, like the per-token kernel. Its segments equal those
+// of the CPU, but the per-token kernel rounds differently.
 TEST_P(PolynomialAttentionGpuTest, StatesByFeatures) {
   for (const std::vector<int32_t>& starts :
        {std::vector<int32_t>{}, std::vector<int32_t>{5, 64, 364}}) {
@@ -101,7 +100,7 @@ TEST_P(PolynomialAttentionGpuTest, PiecesByFeatures) {
     return Answer{{"own", own.kv.cpu()}, {"before", before.kv.cpu()}};
   };
   const Answer want = pieces(at::kCPU, at::kDouble), got = pieces(at::kCUDA, at::kBFloat16);
-  // The sums of features are fp32: no rounding of bf16 is in a state.
+  // Sums of features are fp32, so a state has no bf16 rounding.
   EXPECT_LE(RelativeError(got.at("own"), want.at("own")), 1e-5);
   ExpectClose(got, want, 2e-2);
 }

@@ -1,5 +1,5 @@
-// What polynomial attention promises beside its formula, in each of its forms on the CPU: the
-// properties that the two papers' kernels have.
+// Mathematical properties of polynomial attention in each of its forms on the CPU. Numbers are
+// those of the required properties of the two papers' kernels.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/full_like.h>
@@ -21,7 +21,7 @@ constexpr PolynomialForm kForms[] = {PolynomialForm::kQuadratic, PolynomialForm:
 at::Tensor Out(const Problem& p, PolynomialForm form, at::ScalarType dtype = at::kFloat) {
   return RunKernel(p, {.dtype = dtype, .form = form}).at("out");
 }
-// z, [B, T, H, 1]: what ones become without the normaliser.
+// Returns z, [B, T, H, 1]: the output for values of one without the normalizer.
 at::Tensor Sums(const Problem& p, PolynomialForm form, at::ScalarType dtype) {
   Problem ones = p;
   ones.shape.kernel.normalise = false;
@@ -30,7 +30,7 @@ at::Tensor Sums(const Problem& p, PolynomialForm form, at::ScalarType dtype) {
   return Out(ones, form, dtype);
 }
 
-// Number 4, and that a NaN stays with those that hear it: later tokens of its document.
+// Property 4. A NaN affects only later tokens of its document.
 TEST(PolynomialProperties, TokensChangeNoBitOfEarlierOutputs) {
   for (const Kernel& kernel : kKernels)
     for (const PolynomialForm form : kForms) {
@@ -55,7 +55,7 @@ TEST(PolynomialProperties, TokensChangeNoBitOfEarlierOutputs) {
     }
 }
 
-// Number 5: o = const z / (z + eps).
+// Property 5: o = const z / (z + eps).
 TEST(PolynomialProperties, ConstantValuesComeBack) {
   for (const Kernel& kernel : {kBased, kRebased, kShifted})
     for (const PolynomialForm form : kForms) {
@@ -66,8 +66,8 @@ TEST(PolynomialProperties, ConstantValuesComeBack) {
     }
 }
 
-// Number 6: no output leaves the range of the values seen so far and 0; without eps not even that
-// of the values. Rounding moves both by 1e-6 of a value.
+// Property 6: every output is within the range of the visible values and 0, and without eps within
+// that of the values. Rounding moves both by 1e-6 of a value.
 TEST(PolynomialProperties, OutputsLieWithinTheValues) {
   for (const Kernel& kernel : {kBased, kRebased, kShifted})
     for (const PolynomialForm form : kForms)
@@ -81,7 +81,7 @@ TEST(PolynomialProperties, OutputsLieWithinTheValues) {
       }
 }
 
-// Number 7: s^2 hears no sign, of all of q or of a single key; 1 + s + s^2/2 does.
+// Property 7: s^2 does not depend on the sign of q or of a single key; 1 + s + s^2/2 does.
 TEST(PolynomialProperties, OnlyTheEvenKernelIsEven) {
   for (const Kernel& kernel : {kBased, kRebased})
     for (const PolynomialForm form : kForms) {
@@ -97,7 +97,7 @@ TEST(PolynomialProperties, OnlyTheEvenKernelIsEven) {
     }
 }
 
-// Number 8: while z is far above eps the size of q cancels in ReBased.
+// Property 8: if z is far above eps, the length of q cancels in ReBased.
 TEST(PolynomialProperties, ScaleOfQueriesCancels) {
   for (const PolynomialForm form : kForms) {
     Problem p = MakeProblem({.kernel = kRebased}, 5);
@@ -107,7 +107,7 @@ TEST(PolynomialProperties, ScaleOfQueriesCancels) {
   }
 }
 
-// Number 9: with a further coordinate d^(1/4) of q and k, s becomes 1 + s, and Based follows from
+// Property 9: an additional coordinate d^(1/4) of q and k turns s into 1 + s, so Based follows from
 // ReBased: kappa_B = (kappa_R + 1) / 2, so o_B = (n_R + sum of v) / (z_R + t).
 TEST(PolynomialProperties, BasedIsRebasedWithAConstantCoordinate) {
   const Problem p = MakeProblem({.kernel = kBased}, 6);
@@ -130,7 +130,7 @@ TEST(PolynomialProperties, BasedIsRebasedWithAConstantCoordinate) {
   }
 }
 
-// Number 10: kappa_B = ((1 + s)^2 + 1) / 2 is at least 1/2, so z_i is at least (i + 1) / 2.
+// Property 10: kappa_B = ((1 + s)^2 + 1) / 2 is at least 1/2, so z_i is at least (i + 1) / 2.
 TEST(PolynomialProperties, SumsOfBasedGrow) {
   for (const PolynomialForm form : kForms) {
     const Problem p = MakeProblem({.seq_len = 300, .kernel = kBased}, 7);
@@ -139,7 +139,7 @@ TEST(PolynomialProperties, SumsOfBasedGrow) {
   }
 }
 
-// Number 11: ReBased without its norm is linear attention on vec(x x^T), and not Based.
+// Property 11: ReBased without its norm is linear attention on vec(x x^T). Based is not.
 TEST(PolynomialProperties, RebasedIsLinearAttentionOnOuterProducts) {
   const Problem p = MakeProblem({.kernel = kRebased}, 8);
   const auto outer = [&](const at::Tensor& x) {
@@ -158,7 +158,7 @@ TEST(PolynomialProperties, RebasedIsLinearAttentionOnOuterProducts) {
   }
 }
 
-// Number 12: keys of zero are heard by no one in ReBased; nothing is divided by 0.
+// Property 12: keys of zero have no influence in ReBased, and nothing is divided by 0.
 TEST(PolynomialProperties, ZeroKeysGiveZeroAndFiniteGradients) {
   for (const PolynomialForm form : kForms) {
     Problem p = MakeProblem({.kernel = kRebased}, 9);
@@ -170,8 +170,8 @@ TEST(PolynomialProperties, ZeroKeysGiveZeroAndFiniteGradients) {
   }
 }
 
-// Number 13: n and z reach 300 times what bf16 tells apart from its neighbours, and are divided in
-// fp32. With n and z rounded first the error would be up to 2 x 2^-9 on top of the result's own.
+// Property 13: n and z are up to 300 times larger than the spacing of bf16 and are divided in fp32.
+// If n and z were rounded first, the error would be up to 2 x 2^-9 larger.
 TEST(PolynomialProperties, DivisionComesBeforeTheRounding) {
   Problem p = MakeProblem({.seq_len = 300, .kernel = kBased}, 10, at::kBFloat16);
   const Answer want = Oracle(p);
@@ -179,7 +179,7 @@ TEST(PolynomialProperties, DivisionComesBeforeTheRounding) {
   const auto rounded = [](const at::Tensor& x) { return x.to(at::kBFloat16).to(at::kDouble); };
   const at::Tensor best = rounded(want.at("out"));
   const at::Tensor rounded_first = rounded(rounded(want.at("out") * z) / rounded(z));
-  EXPECT_GT(RelativeError(rounded_first, best), 1e-3);  // the test can fail
+  EXPECT_GT(RelativeError(rounded_first, best), 1e-3);  // Shows that the test can fail.
   for (const PolynomialForm form : kForms)
     EXPECT_LT(RelativeError(Out(p, form, at::kBFloat16).to(at::kDouble), best), 1e-4);
 }

@@ -1,5 +1,5 @@
-// Polynomial attention by its tokens' pairs and features, on the CPU, against the oracle and the
-// chunked kernel.
+// Polynomial attention as the sum of a pairwise part and a part from the state's features, on the
+// CPU, equals the oracle and the chunked kernel.
 #include "ops/polynomial_attention/polynomial_with_states.h"
 
 #include <c10/core/GradMode.h>
@@ -13,7 +13,7 @@ using namespace test;
 
 class PolynomialWithStatesTest : public testing::TestWithParam<Kernel> {
  protected:
-  // Rows with a start inside, at the first token, at the last one, and with none.
+  // Rows with document starts inside, at the first token, at the last token, and with none.
   std::vector<Problem> Problems() const {
     std::vector<Problem> problems;
     for (const bool states : {false, true})
@@ -38,7 +38,7 @@ TEST_P(PolynomialWithStatesTest, AgreesWithTheOracle) {
     SCOPED_TRACE(testing::Message() << p.shape.states << " " << p.shape.document_starts.size());
     const Answer want = Oracle(p);
     ExpectClose(RunKernel(p, {.dtype = at::kDouble, .attend = ops::AttendWithStates}), want, 1e-11);
-    // Features cancel where q and the first keys are nearly at right angles.
+    // Features cancel if q and the first keys are almost orthogonal.
     ExpectClose(RunKernel(p, {.dtype = at::kFloat, .attend = ops::AttendWithStates}), want, 1e-3);
   }
 }
@@ -57,7 +57,7 @@ TEST_P(PolynomialWithStatesTest, LongRowsAgreeWithTheChunkedKernel) {
   ExpectClose(RunKernel(p, by_features), RunKernel(p, {.dtype = at::kDouble}), 1e-10);
 }
 
-// Of bf16 the own tokens' sums are rounded, which leaves a state as it is.
+// In bf16 the pairwise part is rounded, the state is not.
 TEST_P(PolynomialWithStatesTest, AgreesWithTheOracleInBf16) {
   const Problem p =
       MakeProblem({.seq_len = 90, .kernel = GetParam(), .states = true}, 5, at::kBFloat16);
@@ -67,7 +67,7 @@ TEST_P(PolynomialWithStatesTest, AgreesWithTheOracleInBf16) {
   EXPECT_LE(RelativeError(got.at("final_state"), want.at("final_state")), 1e-5);
 }
 
-// What sequence parallelism exchanges, as the chunked kernel has it.
+// The segments that sequence parallelism exchanges equal those of the chunked kernel.
 TEST_P(PolynomialWithStatesTest, PiecesAreTheChunkedKernels) {
   for (const Problem& p : Problems()) {
     ops::PolynomialAttentionConfig config = p.Config();
@@ -82,8 +82,9 @@ TEST_P(PolynomialWithStatesTest, PiecesAreTheChunkedKernels) {
     ops::PolynomialAttentionInputs in = alone;
     in.initial_state = p.initial;
     EXPECT_TRUE(
-        BitEqual(ops::Summarise(in, config).kv, want.kv));  // what is before them is not theirs
-    in.q = p.q.clone().requires_grad_();                    // divisors are for who differentiates
+        // The summary does not include earlier tokens.
+        BitEqual(ops::Summarise(in, config).kv, want.kv));
+    in.q = p.q.clone().requires_grad_();  // Divisors are returned only for backward.
     const ops::PolynomialAttentionOutput chunked = ops::PolynomialAttention(in, config),
                                          output = ops::AttendWithStates(in, config);
     EXPECT_EQ(output.norm_denom.defined(), p.shape.kernel.normalise);
@@ -103,7 +104,7 @@ TEST_P(PolynomialWithStatesTest, PiecesAreTheChunkedKernels) {
 
 INSTANTIATE_TEST_SUITE_P(Kernels, PolynomialWithStatesTest, testing::ValuesIn(kKernels));
 
-// Half a state is one whose other half is zero.
+// A state with one half missing equals a state with this half zero.
 TEST(PolynomialWithStates, AStateOfValuesAlone) {
   Problem p = MakeProblem({.dim = 4, .kernel = kBased, .states = true}, 6);
   ops::PolynomialAttentionInputs in = {
@@ -114,7 +115,7 @@ TEST(PolynomialWithStates, AStateOfValuesAlone) {
   EXPECT_TRUE(BitEqual(ops::AttendWithStates(in, p.Config()).out, want));
 }
 
-// A NaN before a document's start stays there, and so does a state's.
+// A NaN before a document start, or in the state, does not cross the start.
 TEST(PolynomialWithStates, DocumentsDoNotHearEachOther) {
   Problem p = MakeProblem(
       {.seq_len = 90, .dim = 4, .kernel = kRebased, .states = true, .document_starts = {70}}, 7);
@@ -133,7 +134,7 @@ TEST(PolynomialWithStates, DocumentsDoNotHearEachOther) {
   EXPECT_TRUE(BitEqual(after.final_state.norm, before.final_state.norm));
 }
 
-// Nor do gradients: neither a query of the state, nor the state of a query.
+// Gradients do not cross it either: from a query to the state, or from the state to a query.
 TEST(PolynomialWithStates, GradientsStayInTheirDocument) {
   const Problem p = MakeProblem(
       {.seq_len = 90, .dim = 4, .kernel = kRebased, .states = true, .document_starts = {70}}, 7);
@@ -150,7 +151,7 @@ TEST(PolynomialWithStates, GradientsStayInTheirDocument) {
   EXPECT_TRUE(BitEqual(heard.at("dinitial_norm"), before.at("dinitial_norm")));
 }
 
-// What divided is for who differentiates.
+// The divisors are kept only for backward.
 TEST(PolynomialWithStates, DivisorsAreOfADifferentiatedCall) {
   const Problem p = MakeProblem({.kernel = kBased}, 7);
   ops::PolynomialAttentionInputs in = {

@@ -1,3 +1,4 @@
+// Biases, activations and gains of several parts in one pass equal their formulas.
 #include "ops/rows/bias_map.h"
 
 #include <ATen/ops/cat.h>
@@ -19,7 +20,7 @@ using test::Normal;
 constexpr ElementMap kElu = ElementMap::kEluPlusOne, kPlain = ElementMap::kIdentity,
                      kSilu = ElementMap::kSilu;
 
-// Three parts, of which the last has no map, as one row.
+// Three parts as one row. The last part has no activation.
 at::Tensor Three(const std::vector<at::Tensor>& in) {
   return at::cat(ops::BiasMap({{.x = in[0], .bias = in[3], .map = kElu},
                                {.x = in[1], .bias = {}, .map = kElu},
@@ -31,7 +32,7 @@ std::vector<at::Tensor> Operands(int64_t rows, int64_t width) {
           Normal({width}, 4), Normal({5}, 5)};
 }
 
-// SiLUs with a bias and without, and two gains of what the second gives, as one row.
+// SiLUs with and without a bias, and two gains of the second output, as one row.
 at::Tensor Gated(const std::vector<at::Tensor>& in) {
   const std::vector<at::Tensor> y = ops::BiasMap(
       {{.x = in[0], .bias = in[2], .map = kSilu}, {.x = in[1], .bias = {}, .map = kSilu}});
@@ -62,7 +63,7 @@ TEST(BiasMapTest, IsTheFormula) {
   }
 }
 
-// 2^-24 of values up to 10, a few roundings deep; biases' gradients sum 300 rows.
+// 2^-24 of values up to 10, with a few roundings. Gradients of biases sum 300 rows.
 TEST(BiasMapTest, FusedLoopsMatchFp64) {
   for (const int64_t width : {1, 16, 300}) {
     SCOPED_TRACE(width);
@@ -80,14 +81,14 @@ TEST(BiasMapTest, GradientsAreFiniteDifferences) {
                                 GatedOperands(4, 6));
 }
 
-// The sum with the bias is not rounded before its map. The slopes are those of rounded features.
+// The sum with the bias is not rounded before the activation. Slopes are those of rounded features.
 TEST(BiasMapTest, Bf16IsWidened) {
   for (const int64_t width : {1, 31, 128}) {
     test::ExpectBf16MatchesDouble(Three, Operands(150, width), /*roundings=*/2);
     test::ExpectBf16MatchesDouble(
         [](const std::vector<at::Tensor>& in) {
           std::vector<at::Tensor> given = in;
-          for (size_t i = 4; i < 6; ++i)  // gains are fp32 beside bf16
+          for (size_t i = 4; i < 6; ++i)  // Gains are fp32 if the input is bf16.
             if (given[i].scalar_type() == at::kBFloat16) given[i] = given[i].to(at::kFloat);
           return Gated(given);
         },
@@ -95,7 +96,7 @@ TEST(BiasMapTest, Bf16IsWidened) {
   }
 }
 
-// A feature far below the 1 that elu's own form would round it to.
+// A feature far below 1, which elu's own form would round away.
 TEST(BiasMapTest, SmallFeaturesStay) {
   const at::Tensor x = at::tensor({-8.0f, -20.0f, -60.0f}), zero = at::zeros({3}, at::kFloat);
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
@@ -121,7 +122,8 @@ TEST(BiasMapTest, FarValuesAndNan) {
   EXPECT_EQ(dx[3].item<float>(), 1);
 }
 
-// Columns of one matrix: the bits of their copies, and gradients that are columns of one again.
+// Columns of one matrix give the bits of their copies, and their gradients are columns of one
+// matrix.
 TEST(BiasMapTest, ColumnsOfOneMatrix) {
   const at::Tensor all = Normal({2, 70, 24}, 1, at::kFloat).requires_grad_();
   const std::vector<int64_t> widths = {8, 6, 10};
@@ -154,7 +156,8 @@ TEST(BiasMapTest, ColumnsOfOneMatrix) {
     EXPECT_TRUE(test::BitEqual(got[i].contiguous(), want[i].contiguous())) << i;
 }
 
-// Places beside each other that the caller gives, one of them for a part that only has a bias.
+// Gradients are written to adjacent places of the caller. One of them is for a part with only a
+// bias.
 TEST(BiasMapTest, GradientsGoWhereTheCallerSays) {
   const auto columns = std::make_shared<ops::ColumnPlaces>(std::vector<int64_t>{4, 6});
   const at::Tensor a = Normal({9, 4}, 1, at::kFloat).requires_grad_(),
@@ -177,7 +180,8 @@ TEST(BiasMapTest, GradientsGoWhereTheCallerSays) {
   EXPECT_EQ(got[1].storage_offset() - got[0].storage_offset(), 4);
 }
 
-// What has nothing to do is handed on; the gradient of a bias alone reads the output's.
+// A part without any operation is passed through. The gradient of a part with only a bias is that
+// of the output.
 TEST(BiasMapTest, WhatIsNotWritten) {
   const at::Tensor x = Normal({6, 4}, 1, at::kFloat).requires_grad_(),
                    bias = Normal({4}, 2, at::kFloat).requires_grad_();
@@ -209,7 +213,7 @@ TEST(BiasMapTest, ASinkGetsTheBiasGradient) {
   }
 }
 
-// A gain's gradient, beside the bias's, of columns of a matrix too.
+// The gradient of a gain, and of a bias with it, also for columns of a matrix.
 TEST(BiasMapTest, ASinkGetsTheGainGradient) {
   for (const bool added : {false, true}) {
     for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
@@ -246,7 +250,7 @@ TEST(BiasMapTest, RowsOfAnyLayoutNoRowsAndThreads) {
   });
 }
 
-// Of biases and gains, too.
+// Also gradients of biases and gains.
 TEST(BiasMapTest, GradientsBesideStridedParameters) {
   const at::Tensor x = Normal({6, 20}, 1, at::kFloat), dout = Normal({6, 20}, 2, at::kFloat),
                    columns = Normal({20, 2}, 3, at::kFloat);
@@ -263,7 +267,7 @@ TEST(BiasMapTest, GradientsBesideStridedParameters) {
   }
 }
 
-// More parts than a pass takes, and one of other rows.
+// More parts than one pass supports, and one with a different number of rows.
 TEST(BiasMapTest, PartsBeyondAPass) {
   std::vector<ops::BiasedInput> parts;
   for (uint64_t i = 0; i < 6; ++i)
@@ -273,7 +277,7 @@ TEST(BiasMapTest, PartsBeyondAPass) {
   const std::vector<at::Tensor> together = ops::BiasMap(parts);
   for (size_t i = 0; i < parts.size(); ++i)
     EXPECT_TRUE(test::Close(together[i], ops::BiasMap({parts[i]})[0], 1e-6)) << i;
-  for (ops::BiasedInput& part : parts)  // each now two of a pass
+  for (ops::BiasedInput& part : parts)  // Each part now has two of a pass.
     part.map = kPlain, part.gain = Normal({5}, 20, at::kFloat);
   const std::vector<at::Tensor> gained = ops::BiasMap(parts);
   for (size_t i = 0; i < parts.size(); ++i)

@@ -1,3 +1,4 @@
+// The log decay of a gate, log(sigmoid(x)), equals its formula over the whole range of logits.
 #include "ops/rows/decay_gate.h"
 
 #include <ATen/ops/arange.h>
@@ -45,7 +46,7 @@ TEST(DecayGateTest, IsTheFormula) {
   EXPECT_TRUE(floored);
 }
 
-// 2^-24 of logarithms up to 20, some five roundings deep; dbias sums 150 rows.
+// 2^-24 of logarithms up to 20, with about five roundings. dbias sums 150 rows.
 TEST(DecayGateTest, FusedLoopsMatchFp64) {
   for (const int64_t dim : {1, 16, 300}) {
     SCOPED_TRACE(dim);
@@ -67,8 +68,7 @@ TEST(DecayGateTest, GradientsAreFiniteDifferences) {
       {Normal({4, 6}, 1), Normal({6}, 2)});
 }
 
-// From bf16 the result and the bias's gradient are fp32, of the same inputs; that of x is rounded
-// once.
+// With bf16 inputs, the result and the bias's gradient are fp32, and dx is rounded once.
 TEST(DecayGateTest, Bf16IsWidened) {
   for (const int64_t dim : {1, 31, 128}) {
     SCOPED_TRACE(dim);
@@ -93,7 +93,8 @@ TEST(DecayGateTest, Bf16IsWidened) {
   }
 }
 
-// Gates far out close or pass; neither end gives NaN, and a NaN stays one, floor or not.
+// Very large logits fully open or close the gate without NaN. A NaN stays NaN, also with a lower
+// bound.
 TEST(DecayGateTest, FarLogitsAndNan) {
   const float infinity = std::numeric_limits<float>::infinity();
   const at::Tensor x = at::tensor({-200.0f, 200.0f, -infinity, infinity}).requires_grad_();

@@ -1,3 +1,4 @@
+// Dropout masks depend only on seed, sample, position and channel.
 #include "ops/rows/dropout.h"
 
 #include <ATen/ops/ones.h>
@@ -20,8 +21,8 @@ ops::DropoutConfig Config(double rate, int64_t first_position = 0) {
           .first_position = first_position};
 }
 
-// 6 channels: less than a block of draws; 261: more than one, with an odd end (the last word of a
-// draw unused).
+// 6 channels are less than a block of draws. 261 are more than one, with an odd end (the last word
+// of a draw is unused).
 TEST(DropoutTest, IsPhiloxOfSamplePositionAndChannel) {
   constexpr int64_t kDim = 261;
   const at::Tensor y = ops::Dropout(at::ones({2, 3, kDim}), Config(0.25, 10));
@@ -52,7 +53,7 @@ TEST(DropoutTest, Bf16IsRoundedOnce) {
 
 TEST(DropoutTest, KeepsTheMean) {
   const at::Tensor y = ops::Dropout(at::ones({2, 500, 64}), Config(0.1));
-  // 64,000 draws: the mean's standard deviation is sqrt(0.1 / 0.9 / 64000) = 1.3e-3
+  // 64,000 draws: the standard deviation of the mean is sqrt(0.1 / 0.9 / 64000) = 1.3e-3.
   EXPECT_NEAR(y.mean().item<double>(), 1, 6e-3);
 }
 

@@ -1,3 +1,4 @@
+// The fused inputs and gates of focus pooling equal their separate steps.
 #include "ops/rows/focus_heads.h"
 
 #include <ATen/TensorOperators.h>
@@ -24,8 +25,8 @@ using test::Normal;
 
 constexpr double kEps = 1e-2, kScale = 0.3;
 
-// What is asked of the leaves: of x alone or times another, with directions of tokens or of heads,
-// a value, and which of them are standardised.
+// The requested leaves: of x or of a product with another tensor, with directions per token or per
+// head, a value, and which of them are standardised.
 struct Form {
   int64_t dim = 4;
   bool times = false, of_tokens = true, value = true, pool_x = true, norm = true, norm_value = true,
@@ -63,7 +64,7 @@ ops::FocusLeaves LeavesOf(const Form& form, const std::vector<at::Tensor>& in) {
                                .value = form.value ? in[4] : at::Tensor()},
                               ConfigOf(form));
 }
-// As one row; every input counts, so that all have a gradient.
+// Returns all outputs as one row. Every input is used, so all have a gradient.
 at::Tensor AsOne(const ops::FocusLeaves& leaves, const std::vector<at::Tensor>& in) {
   at::Tensor all =
       at::cat({leaves.log_weight.unsqueeze(-1).to(leaves.payload.scalar_type()), leaves.payload},
@@ -78,7 +79,7 @@ std::vector<at::Tensor> Operands(int64_t tokens, int64_t dim) {
           Normal(rows, 5)};
 }
 
-// What the mixers wrote out before: standardised heads, dots and columns one after the other.
+// Computes standardised heads, dot products and columns one after the other.
 ops::FocusLeaves StepByStep(const Form& form, const std::vector<at::Tensor>& in) {
   const auto heads = [&](const at::Tensor& x, bool norm) {
     const at::Tensor split = x.unflatten(-1, {-1, form.dim});
@@ -109,9 +110,9 @@ TEST(FocusLeavesTest, AreTheStepsOneAfterTheOther) {
   }
 }
 
-// 2^-24 of values up to 10, some ten roundings deep; a vector's gradient sums 400 tokens.
+// 2^-24 of values up to 10, with about ten roundings. The gradient of a vector sums 400 tokens.
 TEST(FocusLeavesTest, FusedLoopsMatchFp64) {
-  for (const int64_t dim : {3, 7, 16, 128, 130})  // the last by the steps
+  for (const int64_t dim : {3, 7, 16, 128, 130})  // The last one uses the separate steps.
     for (const Form& form : Forms(dim)) {
       SCOPED_TRACE(Name(form));
       test::ExpectFloatMatchesDouble([&](const auto& in) { return AsOne(LeavesOf(form, in), in); },
@@ -128,7 +129,7 @@ TEST(FocusLeavesTest, GradientsAreFiniteDifferences) {
   }
 }
 
-// A payload in bf16 is rounded once, log weights stay fp32; the cast of AsOne rounds them.
+// A bf16 payload is rounded once. Log weights stay fp32, and the cast in AsOne rounds them.
 TEST(FocusLeavesTest, Bf16IsWidened) {
   for (const Form& form : Forms(16)) {
     SCOPED_TRACE(Name(form));
@@ -155,7 +156,7 @@ TEST(FocusLeavesTest, ASinkGetsTheVectorsGradient) {
     }
 }
 
-// sigmoid(scale q . seen) times what passes, whose channels may be those that are seen.
+// sigmoid(scale q . seen) times the passed channels, which may be the same as `seen`.
 at::Tensor GateOf(bool norm, const std::vector<at::Tensor>& in) {
   return ops::FocusGate({.query = in[0], .pooled = in[1]},
                         {.norm = norm, .eps = kEps, .scale = kScale});
@@ -203,7 +204,7 @@ TEST(FocusGateTest, GradientsAreFiniteDifferences) {
                                   GateOperands(2, 3, apart));
 }
 
-// Columns of one product are those of their copies, in bits.
+// Columns of one product give the bits of their copies.
 TEST(FocusLeavesTest, ColumnsAreReadAndWrittenInTheirPlace) {
   const ops::JoinedProductsEverywhere joins;
   const auto run = [&](bool columns) {

@@ -1,3 +1,4 @@
+// Layer norm of several parts in one pass equals its formula and LibTorch's.
 #include "ops/rows/layer_norm.h"
 
 #include <ATen/ops/cat.h>
@@ -21,7 +22,7 @@ using test::Normal;
 
 constexpr double kEps = 1e-3;
 
-// Two parts, of which the second has no beta, as one row.
+// Two parts as one row. The second has no beta.
 at::Tensor Two(const std::vector<at::Tensor>& in) {
   return at::cat(ops::LayerNorms({{.x = in[0], .gamma = in[2], .beta = in[3]},
                                   {.x = in[1], .gamma = in[4], .beta = {}}},
@@ -50,7 +51,7 @@ TEST(LayerNormTest, IsTheFormula) {
   }
 }
 
-// LibTorch's layer norm, one part after the other: outputs and all gradients, in fp64.
+// LibTorch's layer norm on each part: outputs and all gradients, in fp64.
 TEST(LayerNormTest, IsLibTorchs) {
   const auto composed = [](const std::vector<at::Tensor>& in) {
     const int64_t width = in[0].size(1);
@@ -68,7 +69,7 @@ TEST(LayerNormTest, IsLibTorchs) {
     EXPECT_TRUE(test::Close(got_grads[i], want_grads[i], 1e-12)) << i;
 }
 
-// 2^-24 of values up to 10, a few roundings deep; gradients sum 300 rows.
+// 2^-24 of values up to 10, with a few roundings. Gradients sum 300 rows.
 TEST(LayerNormTest, FusedLoopsMatchFp64) {
   for (const int64_t width : {2, 16, 300}) {
     SCOPED_TRACE(width);
@@ -100,7 +101,8 @@ TEST(LayerNormTest, SinksGetTheGradients) {
   }
 }
 
-// Columns of one product, and heads of columns: the bits of their copies, gradients by columns.
+// Columns of one product, and heads within them, give the bits of their copies, with gradients per
+// column.
 TEST(LayerNormTest, ColumnsAreReadAndWrittenInTheirPlace) {
   const ops::JoinedProductsEverywhere joins;
   const auto run = [&](bool columns, bool heads) {
@@ -141,7 +143,7 @@ TEST(LayerNormTest, RowsOfAnyLayoutNoRowsAndThreads) {
   };
   EXPECT_TRUE(test::BitEqual(norm(wide.t()), norm(wide.t().contiguous())));
   EXPECT_EQ(norm(wide.narrow(0, 0, 0).narrow(1, 0, 20)).numel(), 0);
-  // So are gamma and beta.
+  // gamma and beta are strided, too.
   const at::Tensor columns = Normal({20, 2}, 3, at::kFloat), rows = wide.t().contiguous();
   const auto scaled = [&](const at::Tensor& by, const at::Tensor& plus) {
     return ops::LayerNorms({{.x = rows, .gamma = by, .beta = plus}}, kEps)[0];
@@ -149,7 +151,7 @@ TEST(LayerNormTest, RowsOfAnyLayoutNoRowsAndThreads) {
   EXPECT_TRUE(
       test::BitEqual(scaled(columns.select(1, 0), columns.select(1, 1)),
                      scaled(columns.select(1, 0).contiguous(), columns.select(1, 1).contiguous())));
-  // A row that does not vary is beta.
+  // The output for a constant row is beta.
   EXPECT_EQ(norm(at::zeros({3, 20}, at::kFloat) + 7).abs().max().item<float>(), 0);
   test::ExpectSameBitsWithThreads([] {
     std::vector<at::Tensor> in;
@@ -158,7 +160,7 @@ TEST(LayerNormTest, RowsOfAnyLayoutNoRowsAndThreads) {
   });
 }
 
-// More parts than a pass takes, and one of other rows.
+// More parts than one pass supports, and one with a different number of rows.
 TEST(LayerNormTest, PartsBeyondAPass) {
   std::vector<ops::LayerNormInput> parts;
   for (uint64_t i = 0; i < 5; ++i)

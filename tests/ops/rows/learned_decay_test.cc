@@ -1,3 +1,4 @@
+// Learned decays equal their formula, with bounds, and NaN is preserved.
 #include "ops/rows/learned_decay.h"
 
 #include <ATen/ops/full.h>
@@ -27,7 +28,7 @@ TEST(LearnedDecayTest, IsTheFormula) {
   }
 }
 
-// 2^-24 of values up to 20; both forms, bounded and not.
+// 2^-24 of values up to 20, for both forms, with and without a bound.
 TEST(LearnedDecayTest, FusedLoopsMatchFp64) {
   for (const int64_t width : {1, 7, 64}) {
     test::ExpectFloatMatchesDouble([](const auto& in) { return ops::NegativeExp(in[0]); },
@@ -66,7 +67,7 @@ TEST(LearnedDecayTest, ASinkGetsTheGradient) {
   }
 }
 
-// Beyond the bound nothing is learnt; a NaN is not bounded.
+// Values beyond the bound have no gradient. A NaN is not clamped.
 TEST(LearnedDecayTest, BoundAndNan) {
   const at::Tensor p = at::tensor({-3.0f, 3.0f, std::nanf("")}).requires_grad_();
   const at::Tensor y = ops::DecayOffHeads(p, 1, {.scale = 1, .most = 0});

@@ -1,3 +1,4 @@
+// RealNorm standardises rows: zero mean and unit variance, with gradients.
 #include "ops/rows/real_norm.h"
 
 #include <ATen/ops/full.h>
@@ -12,7 +13,7 @@ namespace {
 
 using test::Normal;
 
-// One row of n channels by its definition.
+// Standardises one row of n channels by definition.
 std::vector<double> Standardised(const at::Tensor& row, double eps) {
   const int64_t n = row.numel();
   double mean = 0, squares = 0;
@@ -38,8 +39,8 @@ TEST(RealNormTest, IsStandardisation) {
   EXPECT_NEAR(ops::RealNorm(x, 0)[0].square().sum().item<double>(), 6, 1e-12);
 }
 
-// fp32 over 300 channels: 6e-8, some ten roundings deep. The eps bounds what a row of two channels,
-// whose terms of dx cancel but for it, multiplies that by.
+// fp32 over 300 channels: 6e-8, with about ten roundings. For a row of two channels, the terms of
+// dx cancel except for eps, which bounds the amplification of the error.
 TEST(RealNormTest, FusedLoopsMatchFp64) {
   for (const int64_t dim : {2, 3, 16, 300}) {
     SCOPED_TRACE(dim);
@@ -58,7 +59,7 @@ TEST(RealNormTest, GradientsAreFiniteDifferences) {
         {Normal({4, 6}, 1)});
 }
 
-// From bf16 the result is fp32, of the same inputs; the gradient is rounded once.
+// With bf16 inputs the result is fp32, and the gradient is rounded once.
 TEST(RealNormTest, Bf16IsWidened) {
   const at::Tensor x = Normal({150, 48}, 1).to(at::kBFloat16), dy = Normal({150, 48}, 2);
   const auto run = [&](at::ScalarType dtype) {

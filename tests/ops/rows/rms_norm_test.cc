@@ -1,3 +1,4 @@
+// RMSNorm, with gates and with residual sums, equals its formula.
 #include "ops/rows/rms_norm.h"
 
 #include <cmath>
@@ -34,8 +35,8 @@ TEST(RmsNormTest, GatedIsNormTimesSilu) {
   EXPECT_TRUE(test::Close(ops::GatedRmsNorm(x, gate, weight, 1e-6), want, 1e-14));
 }
 
-// fp32 over 300 elements: 6e-8, some ten roundings deep; dweight sums 150 rows. The norm's eps
-// bounds how much the two terms of dx cancel (with one element a row they nearly do).
+// fp32 over 300 elements: 6e-8, with about ten roundings. dweight sums 150 rows. The norm's eps
+// bounds how far the two terms of dx cancel, which they almost do with one element per row.
 TEST(RmsNormTest, FusedLoopsMatchFp64) {
   for (const int64_t dim : {1, 16, 300}) {
     SCOPED_TRACE(dim);
@@ -49,8 +50,8 @@ TEST(RmsNormTest, FusedLoopsMatchFp64) {
   }
 }
 
-// A gate in columns of a matrix with more, the heads of a token adjacent: read where it lies, with
-// the bits of a copy. Of strides without a rule the kernels get that copy.
+// A gate that is part of the columns of a matrix, with adjacent heads, is read in place and gives
+// the bits of a copy. For irregular strides the kernels receive such a copy.
 TEST(RmsNormTest, GatesInColumnsOfAMatrix) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     const at::Tensor x = Normal({2, 5, 3, 8}, 1, dtype), dout = Normal({2, 5, 3, 8}, 2, dtype),
@@ -98,7 +99,7 @@ TEST(RmsNormTest, GradientsAreFiniteDifferences) {
       {Normal({4, 6}, 1), Normal({4, 6}, 2), Normal({6}, 3)});
 }
 
-// The same numbers as fp64 from the same bf16 inputs, rounded once; the weight's gradient stays
+// The same numbers as in fp64 on the same bf16 inputs, rounded once. The weight's gradient stays
 // fp32.
 TEST(RmsNormTest, Bf16IsRoundedOnce) {
   for (const int64_t dim : {1, 16, 300}) {
@@ -137,7 +138,7 @@ TEST(AddRmsNormTest, GradientsOfEitherOutput) {
       const ops::ResidualNorm y =
           fused ? ops::AddRmsNorm(x, branch, w, 1e-2)
                 : ops::ResidualNorm{.sum = x + branch, .normed = ops::RmsNorm(x + branch, w, 1e-2)};
-      // an output that is not used gives the backward an undefined gradient
+      // For an unused output, the backward receives an undefined gradient.
       at::Tensor loss;
       if (a) loss = (y.sum * Normal({150, 40}, 4).to(dtype)).sum();
       if (b) {

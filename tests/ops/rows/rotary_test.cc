@@ -1,3 +1,4 @@
+// Rotary embeddings equal their formula and preserve distances.
 #include "ops/rows/rotary.h"
 
 #include <ATen/ops/arange.h>
@@ -30,7 +31,7 @@ TEST(RotaryTest, TurnsHalvesByPositionTimesFrequency) {
       const double angle =
           static_cast<double>(kFirst + t) * std::pow(100.0, -2.0 * static_cast<double>(j) / kDim);
       const double a = x[0][t][1][j].item<double>(), b = x[0][t][1][j + kDim / 2].item<double>();
-      // the table is rounded to fp32: 2^-25 of cos and of sin, |a| + |b| < 8
+      // The table is rounded to fp32: errors of 2^-25 in cos and sin, with |a| + |b| < 8.
       EXPECT_NEAR(y[0][t][1][j].item<double>(), a * std::cos(angle) - b * std::sin(angle), 3e-7);
       EXPECT_NEAR(y[0][t][1][j + kDim / 2].item<double>(),
                   b * std::cos(angle) + a * std::sin(angle), 3e-7);
@@ -47,13 +48,13 @@ TEST(RotaryTest, ProductsDependOnDistanceOnly) {
         ops::ApplyRotary(k, ops::MakeRotaryTable(Positions(1, 1, k_position), 64, 10000));
     return (a * b).sum().item<double>();
   };
-  // each of 32 pairs carries two tables' roundings, 2^-24 of products of some units
+  // Each of 32 pairs has the roundings of two tables, 2^-24 of products of a few units.
   for (const int64_t shift : {int64_t{1000}, int64_t{100'000}, int64_t{10'000'000}})
     EXPECT_NEAR(product(7, 3), product(7 + shift, 3 + shift), 1e-5) << shift;
   EXPECT_GT(std::abs(product(7, 3) - product(7, 5)), 0.1);
 }
 
-// With tables of fp64 products of fp64 differ by the rounding of angles alone, 2^-53 of 1e5.
+// With fp64 tables, fp64 products differ only by the rounding of angles, 2^-53 of 1e5.
 TEST(RotaryTest, TablesOfFp64KeepDistancesOfFp64) {
   const at::Tensor q = Normal({1, 1, 1, 64}, 1), k = Normal({1, 1, 1, 64}, 2);
   const auto product = [&](int64_t q_position, int64_t k_position) {
@@ -81,7 +82,7 @@ TEST(RotaryTest, OwnFrequenciesAndFactor) {
 
 TEST(RotaryTest, FusedLoopsMatchFp64) {
   at::Tensor positions = Positions(2, 9, 0).clone();
-  positions[1].add_(5);  // rows may differ
+  positions[1].add_(5);  // Rows may have different positions.
   const ops::RotaryTable table = ops::MakeRotaryTable(positions, 12, 10000);
   test::ExpectFloatMatchesDouble([&](const auto& in) { return ops::ApplyRotary(in[0], table); },
                                  {Normal({2, 9, 3, 12}, 1)}, 5e-7);
@@ -101,17 +102,18 @@ TEST(RotaryTest, GradientTurnsBack) {
   const at::Tensor x = Normal({1, 4, 2, 6}, 1, at::kFloat).requires_grad_();
   const at::Tensor y = ops::ApplyRotary(x, table);
   const auto grads = torch::autograd::grad({y}, {x}, {y.detach()});
-  EXPECT_TRUE(test::Close(grads[0], x, 5e-7));  // a rotation's transpose is its inverse
+  EXPECT_TRUE(test::Close(grads[0], x, 5e-7));  // The transpose of a rotation is its inverse.
 }
 
-// In one pass, with other numbers of heads and as columns of one product: the bits of each alone.
+// Several tensors in one pass, with different numbers of heads and as columns of one product, give
+// the bits of separate passes.
 TEST(RotaryTest, PairsTurnAsEachAlone) {
   const ops::RotaryTable table = ops::MakeRotaryTable(Positions(2, 9, 3), 12, 10000);
   const at::ScalarType dtypes[] = {at::kDouble, at::kFloat, at::kBFloat16};
   for (int64_t i = 0; i < 6; ++i) {
     const at::ScalarType dtype = dtypes[i / 2];
     SCOPED_TRACE(dtype);
-    // of all of a row's tokens, or of some, where the rows' ends lie apart
+    // All tokens of a row, or some of them, with gaps between the rows.
     const at::Tensor product = Normal({2, 9 + i % 2, 7 * 12}, 1, dtype).narrow(1, 0, 9);
     const at::Tensor q = product.narrow(2, 12, 36).view({2, 9, 3, 12}).detach().requires_grad_(),
                      k = product.narrow(2, 48, 24).view({2, 9, 2, 12}).detach().requires_grad_();

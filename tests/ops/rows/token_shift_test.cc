@@ -1,3 +1,4 @@
+// Token shift equals a convolution with two taps, with documents and splits.
 #include "ops/rows/token_shift.h"
 
 #include <ATen/ops/cat.h>
@@ -28,7 +29,7 @@ struct Case {
   bool tail = true, documents = true;
 };
 
-// Lengths about the blocks of 64 tokens, and channels in whole vectors and not.
+// Lengths around blocks of 64 tokens, and channels with whole and partial vectors.
 std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (const int64_t seq_len : {1, 2, 5, 63, 64, 65, 150})
@@ -38,8 +39,8 @@ std::vector<Case> Cases() {
   return cases;
 }
 
-// Documents that start with the slice (and cut the tail off), inside, in neighbouring tokens and at
-// a block's first one.
+// Documents that start with the slice (and hide the tail), inside it, at neighbouring tokens and at
+// the first token of a block.
 at::Tensor Starts(const Case& c) {
   at::Tensor starts = at::zeros({kBatch, c.seq_len}, at::kBool);
   starts[0][0] = true;
@@ -48,7 +49,7 @@ at::Tensor Starts(const Case& c) {
   return starts;
 }
 
-// x, the tail, and the mixes, which lie about [0, 1] and beyond.
+// x, the tail, and mixes within and beyond [0, 1].
 Tensors Operands(const Case& c) {
   Tensors operands = {Normal({kBatch, c.seq_len, c.dim}, 1), Normal({kBatch, 1, c.dim}, 2)};
   for (size_t i = 0; i < c.num_mixes; ++i) operands.push_back(Normal({c.dim}, 3 + i));
@@ -61,13 +62,13 @@ ops::TokenShiftInputs InputsOf(const Case& c, const Tensors& in) {
   if (c.documents) inputs.starts = Starts(c);
   return inputs;
 }
-// All outputs, and the tail where nothing reads it, so that it has a gradient.
+// Returns all outputs, and an unread tail too, so that it has a gradient.
 at::Tensor Shifted(const Case& c, const Tensors& in) {
   const at::Tensor y = at::cat(ops::TokenShift(InputsOf(c, in)), -1);
   return c.tail ? y : y + 0 * in[1].repeat({1, 1, static_cast<int64_t>(c.num_mixes)});
 }
 
-// As a convolution of two taps for each mix.
+// Computes a convolution with two taps for each mix.
 at::Tensor Convolved(const Case& c, const Tensors& in) {
   Tensors outs;
   for (size_t i = 2; i < in.size(); ++i) {
@@ -101,7 +102,7 @@ TEST(TokenShiftTest, IsAConvolutionOfTwoTaps) {
   }
 }
 
-// A few products of 2^-24; the mixes' gradients sum 300 tokens of either sign.
+// A few products of 2^-24. The mixes' gradients sum 300 tokens of either sign.
 TEST(TokenShiftTest, FusedLoopsMatchFp64) {
   for (const Case& c : Cases())
     test::ExpectFloatMatchesDouble([&](const auto& in) { return Shifted(c, in); }, Operands(c),
@@ -150,14 +151,14 @@ TEST(TokenShiftTest, SplitAnywhereIsTheWhole) {
   EXPECT_TRUE(BitEqual(ops::TokenShiftTail(none), at::zeros({kBatch, 1, c.dim})));
 }
 
-// A NaN stays within its document, in outputs and, of what a later token was given, in gradients.
+// A NaN stays within its document, in outputs and in the gradients that later tokens send back.
 TEST(TokenShiftTest, NansDoNotCrossADocumentsStart) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
     const Case c = {20, 8};
     Tensors in = Operands(c);
     for (size_t i = 0; i < in.size(); ++i)
       in[i] = in[i].to(i < 2 || dtype == at::kDouble ? dtype : at::kFloat);
-    in[0][1][13].fill_(std::numeric_limits<double>::quiet_NaN());  // documents start at 3 and 14
+    in[0][1][13].fill_(std::numeric_limits<double>::quiet_NaN());  // Documents start at 3 and 14.
     in[0].requires_grad_();
     const at::Tensor y = Shifted(c, in);
     at::Tensor dy = at::zeros(y.sizes(), y.options());

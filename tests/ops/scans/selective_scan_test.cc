@@ -1,3 +1,4 @@
+// Mamba's selective scan equals its recurrence and the oracle, in loops and through tensors.
 #include "ops/scans/selective_scan.h"
 
 #include <ATen/ops/cat.h>
@@ -104,7 +105,7 @@ ops::SelectiveScanInputs Narrow(const ops::SelectiveScanInputs& in, int64_t begi
   return part;
 }
 
-// In LibTorch's operations, over whole tensors, token by token.
+// The recurrence token by token with LibTorch's operations on whole tensors.
 TEST(SelectiveScanTest, IsTheRecurrence) {
   const ops::SelectiveScanInputs in = Inputs(40, 6, 4, at::kDouble);
   const at::Tensor step = (in.delta + in.delta_bias).exp().log1p();
@@ -121,7 +122,7 @@ TEST(SelectiveScanTest, IsTheRecurrence) {
   EXPECT_TRUE(Close(final, h, 1e-13));
 }
 
-// As pieces of channels lie in the whole, on the way there and back.
+// The layout of a part of the channels within the whole, in both directions.
 TEST(SelectiveScanTest, TakesChannelsOutOfWiderRows) {
   constexpr int64_t kFirst = 9, kChannels = 70;
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
@@ -148,8 +149,8 @@ TEST(SelectiveScanTest, TakesChannelsOutOfWiderRows) {
   }
 }
 
-// p of a = -e^p in place of a, and b and c as columns of one matrix, in a pass over many tokens and
-// for one; in fp32 a moves by two roundings of the exponential, over 40 tokens.
+// Takes p with a = -e^p instead of a, and b and c as columns of one matrix, for many tokens and for
+// one. In fp32 the exponential changes a by two roundings, over 40 tokens.
 TEST(SelectiveScanTest, TakesExponentsOfDecaysAndColumnsOfAMatrix) {
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
     const ops::SelectiveScanInputs given = Inputs(40, 70, 5, dtype);
@@ -261,7 +262,7 @@ TEST(SelectiveScanTest, NothingLeaksInBits) {
       const at::Tensor y = ops::SelectiveScan(moved).y;
       EXPECT_TRUE(BitEqual(y.narrow(1, 0, token), want.narrow(1, 0, token))) << token;
     }
-    // Documents are separate sequences: bits, gradients and a NaN stay within.
+    // Documents have the bits of separate sequences. Gradients and NaN do not cross their starts.
     in.starts = at::zeros({2, 70}, at::kBool);
     in.starts[1][20] = true;
     const at::Tensor alone = ops::SelectiveScan(Narrow(Inputs(70, 66, 5, dtype), 20, 50)).y;
@@ -292,7 +293,7 @@ TEST(SelectiveScanTest, BitsDoNotDependOnTheNumberOfThreads) {
   });
 }
 
-// Steps of 50 with decays of -1000 forget at once, steps of 1e-30 leave the state alone.
+// Steps of 50 with decays of -1000 clear the state, steps of 1e-30 do not change it.
 TEST(SelectiveScanTest, StepsOfAnySizeAreFinite) {
   ops::SelectiveScanInputs in = Inputs(40, 3, 4, at::kFloat);
   in.delta_bias = ToTensor({50, 0, -70}, {3}, at::kFloat);

@@ -1,3 +1,4 @@
+// RWKV-4's WKV scan equals the sum over pairs and the oracle, in loops and through tensors.
 #include "ops/scans/wkv4.h"
 
 #include <ATen/ops/cat.h>
@@ -91,7 +92,7 @@ TYPED_TEST(WkvLoops, EqualTheOracle) {
   }
 }
 
-// A problem in tensors.
+// A problem as tensors.
 ops::WkvInputs Inputs(int64_t seq_len, int64_t dim, at::ScalarType dtype, double key_scale = 1) {
   return {.k = (Normal({2, seq_len, dim}, 1) * key_scale).to(dtype),
           .v = Normal({2, seq_len, dim}, 2, dtype),
@@ -107,16 +108,16 @@ ops::WkvInputs Narrow(const ops::WkvInputs& in, int64_t begin, int64_t length) {
   return part;
 }
 
-// The sum over all pairs of tokens, for keys of up to 60 of both signs, which as exponentials alone
-// would overflow fp32, and at 2,048 tokens. Exponents up to 120 are rounded by 4e-6 and a factor
-// e^w, 2^-25 off, is applied some 150 times; a weighted average of values of order 1 moves by no
-// more than its weights do, in all 2e-5.
+// Compares with the sum over all pairs of tokens, for keys of up to +-60, whose exponentials
+// overflow fp32, and for 2,048 tokens. Exponents up to 120 have errors of 4e-6, and a factor e^w
+// with an error of 2^-25 is applied about 150 times. A weighted average of values of order 1
+// changes no more than its weights do: 2e-5 in total.
 TEST(Wkv4Test, IsTheSumOverPairsForLargeKeys) {
   constexpr int64_t kSeqLen = 2048, kDim = 5;
   ops::WkvInputs in = Inputs(kSeqLen, kDim, at::kFloat);
   in.k = (::halflife::test::Uniform({2, kSeqLen, kDim}, 5) * 120 - 60).to(at::kFloat);
-  in.k.select(2, 1).mul_(0.05);                   // one channel of ordinary keys
-  in.k.select(2, 2).narrow(1, 100, 1).fill_(60);  // and one where a key stands out, and fades
+  in.k.select(2, 1).mul_(0.05);                   // One channel with ordinary keys.
+  in.k.select(2, 2).narrow(1, 100, 1).fill_(60);  // One with a large key, whose weight decays.
   in.k.select(2, 2).narrow(1, 101, 1900).fill_(-60);
   in.log_decay = ToTensor({-0.0067, -0.01, -0.1, -20, -1}, {kDim}, at::kFloat);
   const Values out = ToValues(ops::Wkv4(in).out), k = ToValues(in.k), v = ToValues(in.v),
@@ -139,7 +140,7 @@ TEST(Wkv4Test, IsTheSumOverPairsForLargeKeys) {
   test::ExpectClose<float>("out", out, want, 2e-5);
 }
 
-// Gradients stay finite and right there too: against the oracle, whose sums fp64 can hold.
+// Gradients are finite and correct as well, compared with the oracle in fp64.
 TEST(Wkv4Test, GradientsOfLargeKeysAreFinite) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     ops::WkvInputs in = Inputs(3000, 3, dtype, 40);
@@ -168,7 +169,7 @@ TEST(Wkv4Test, GradientsAreFiniteDifferences) {
                                              .bonus = in[3],
                                              .starts = starts,
                                              .initial = {in[4], in[5], log_scale}});
-        const at::Tensor scale = final.log_scale.exp();  // what the state counts for
+        const at::Tensor scale = final.log_scale.exp();  // The true scale of the state.
         return (out * weights).sum() + (final.numerator * scale).sum() +
                (final.denominator * scale).square().sum();
       },
@@ -176,8 +177,8 @@ TEST(Wkv4Test, GradientsAreFiniteDifferences) {
        Normal({kDim}, 4), Normal({2, kDim}, 5), Normal({2, kDim}, 6).abs() + 0.1});
 }
 
-// p of w = -e^p in place of w, also where a state goes on and for one token; in fp32 w moves by two
-// roundings of the exponential.
+// Takes p with w = -e^p instead of w, also with a carried state and for one token. In fp32 the
+// exponential changes w by two roundings.
 TEST(Wkv4Test, TakesWhatTheDecayIsAnExponentialOf) {
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
     const double tolerance = dtype == at::kDouble ? 1e-12 : 1e-5;
@@ -212,7 +213,7 @@ TEST(Wkv4Test, TakesWhatTheDecayIsAnExponentialOf) {
   }
 }
 
-// Two of three gradients of a channel are summed where their owner keeps them.
+// Two of the three gradients per channel are summed in place by their owner.
 TEST(Wkv4Test, SinksGetTheGradientsOfDecayAndBonus) {
   for (const bool added : {false, true}) {
     ops::WkvInputs in = Inputs(40, 7, at::kFloat);
@@ -250,7 +251,7 @@ TEST(Wkv4Test, SplitAnywhereAndStepsAreTheWhole) {
   }
 }
 
-// Zeros, whatever the scale beside them, are what nothing leaves.
+// A state of zeros with any scale is the same as no state.
 TEST(Wkv4Test, AStateOfZerosIsNone) {
   ops::WkvInputs in = Inputs(5, 7, at::kFloat);
   const at::Tensor want = ops::Wkv4(in).out;
@@ -262,7 +263,7 @@ TEST(Wkv4Test, AStateOfZerosIsNone) {
   }
 }
 
-// Any choice of the scale is right which the numbers go with.
+// The scale of a state is arbitrary, if the numbers match it.
 TEST(Wkv4Test, OutputsDoNotDependOnTheScale) {
   ops::WkvInputs in = Inputs(20, 7, at::kDouble);
   in.initial = {Normal({2, 7}, 5), Normal({2, 7}, 6).exp(), Normal({2, 7}, 7)};
@@ -286,7 +287,7 @@ TEST(Wkv4Test, NothingLeaksInBits) {
       const at::Tensor out = ops::Wkv4(moved).out;
       EXPECT_TRUE(BitEqual(out.narrow(1, 0, token), want.narrow(1, 0, token))) << token;
     }
-    // Documents are separate sequences: bits, a NaN and gradients stay within.
+    // Documents have the bits of separate sequences. NaN and gradients do not cross their starts.
     in.starts = at::zeros({2, 50}, at::kBool);
     in.starts[1][20] = true;
     const at::Tensor alone = ops::Wkv4(Narrow(Inputs(50, 66, dtype), 20, 30)).out;
@@ -311,7 +312,7 @@ TEST(Wkv4Test, BitsDoNotDependOnTheNumberOfThreads) {
   });
 }
 
-// Results are those of fp32 rounded once, in both directions.
+// Results are those of fp32, rounded once, in both directions.
 TEST(Wkv4Test, RoundsToBf16WhereAsked) {
   ops::WkvInputs in = Inputs(20, 7, at::kFloat);
   for (at::Tensor* x : {&in.k, &in.v, &in.log_decay, &in.bonus}) x->requires_grad_();

@@ -1,3 +1,4 @@
+// The predicted time of state exchanges, and the strategy that is chosen by it.
 #include "ops/sequence/exchange_cost.h"
 
 #include <gtest/gtest.h>
@@ -9,7 +10,7 @@ namespace {
 
 using enum StateStrategy;
 
-// 10 us a message, 1 GB/s; everybody's parts arrive at each rank one after the other.
+// 10 us per message, 1 GB/s. The parts of all ranks arrive at each rank one after the other.
 ops::ExchangeCost Network(int ranks) {
   return {.gather_s = 15e-6,
           .gather_s_per_byte = (ranks - 1) * 1e-9,
@@ -21,7 +22,7 @@ TEST(ExchangeCost, IsTheTimeUntilTheLastRankHasItsState) {
   const ExchangeCost cost = Network(8);
   EXPECT_NEAR(cost.Seconds(kGather, 8, {.state = 1'000'000}), 15e-6 + 7e-3, 1e-12);
   EXPECT_NEAR(cost.Seconds(kRing, 8, {.state = 1'000'000}), 7 * (10e-6 + 1e-3), 1e-12);
-  // The first of 4 pieces passes 7 links, three more follow it.
+  // The first of 4 pieces passes 7 links, and three more pieces follow it.
   EXPECT_NEAR(cost.Seconds(kScan, 8, {.state = 1'000'000}), 10 * (10e-6 + 0.25e-3), 1e-12);
 }
 
@@ -39,12 +40,13 @@ TEST(ExchangeCost, SmallStatesAreGatheredAndLargeOnesGoInPieces) {
   ExchangeCost fast_gather = Network(8);
   fast_gather.gather_s_per_byte = 1e-12;
   EXPECT_EQ(fast_gather.Cheapest(8, {.state = 100'000'000}), kGather);
-  // Of two ranks a ring is one message, and pieces of it are more; a gather holds the first one up.
+  // With two ranks, a ring sends one message, pieces are more messages, and a gather delays the
+  // first rank.
   EXPECT_EQ(Network(2).Cheapest(2, {.state = 1'000'000}), kRing);
   EXPECT_EQ(fast_gather.Cheapest(2, {.state = 1'000'000}), kRing);
 }
 
-// A group of one that does nothing: what is measured is small, and no less than nothing.
+// A group of one rank that does nothing. The measured cost is small and not negative.
 class NoGroup final : public SegmentGroup {
  public:
   struct Nothing final : Transfer {

@@ -1,5 +1,5 @@
-// How often each rank of a row goes over its tokens, counted with a decayed sum as the scan:
-// s_t = a s_(t-1) + x_t. Its results against the sum over whole rows.
+// Counts how often each rank scans its tokens, with the decayed sum s_t = a s_(t-1) + x_t as the
+// scan. The results equal the sum over whole rows.
 #include "ops/sequence/segment_scan.h"
 
 #include <ATen/TensorOperators.h>
@@ -35,7 +35,7 @@ struct Counts {
   std::atomic<int> runs = 0, summaries = 0, gradients_before = 0;
 };
 
-// x [N, T, C] from the state [N, C] before it.
+// Scans x [N, T, C] from the state [N, C].
 ops::ScannedSegment Sums(const at::Tensor& x, const ops::SegmentState& before) {
   at::Tensor sum =
       before.values.empty() ? at::zeros({kRows, kChannels}, x.options()) : before.values[0];
@@ -63,7 +63,7 @@ ops::SegmentScan CountedScan(const at::Tensor& x, Counts& counts) {
             return {.own = Sums(x.detach(), {}).after,
                     .log_transition = state_like(kLogDecay * static_cast<double>(x.size(1)))};
           },
-          // Whoever read it would see it.
+          // A reader would see NaN.
           .nothing = [state_like]() -> ops::SegmentSummary {
             return {.own = {.values = {state_like(std::nan(""))}},
                     .log_transition = state_like(std::nan(""))};
@@ -74,7 +74,7 @@ struct OfRank {
   at::Tensor out, dx;
 };
 
-// Slices of as many tokens as in `lengths`, one rank each.
+// Splits rows into slices of the given lengths, one per rank.
 std::vector<OfRank> OverRanks(const std::vector<int64_t>& lengths, const at::Tensor& x,
                               ops::StateStrategy strategy, std::vector<Counts>& counts,
                               bool with_gradient_before = false) {
@@ -149,7 +149,7 @@ INSTANTIATE_TEST_SUITE_P(Strategies, SegmentScanTest,
                          testing::Values(ops::StateStrategy::kGather, ops::StateStrategy::kRing,
                                          ops::StateStrategy::kScan));
 
-// All channels once, in their order, whatever their number, and so their gradients.
+// For any number of channels, each one and its gradient are computed once and in order.
 TEST(InPiecesTest, CoverAllChannels) {
   for (const auto& [channels, want_pieces] :
        std::vector<std::pair<int64_t, int>>{{1, 1}, {31, 1}, {32, 2}, {50, 3}, {768, 4}}) {
@@ -177,17 +177,17 @@ TEST(InPiecesTest, CoverAllChannels) {
   }
 }
 
-// Heads of three channels, doubled, by a kernel that writes where it is told.
+// Doubles heads of three channels with a kernel that writes to a given place.
 TEST(InPiecesTest, WhatIsWrittenInItsPlaceIsNotCopied) {
   const at::Tensor x = Normal({kRows, 5, 10, 3}, 7, at::kDouble).requires_grad_(true);
-  at::Tensor out, dx;  // of the first piece
+  at::Tensor out, dx;  // Those of the first piece.
   const auto run = [&](const ops::Piece& piece) {
     const auto doubled = [](const at::Tensor& y, const ops::ColumnPlace& place) {
       return place.EmptyLike(y.flatten(2)).view(y.sizes()).copy_(2 * y);
     };
     const auto backward =
         [&, place = piece.gradients[0]](const ops::BackwardCall& call) -> ops::Tensors {
-      dx = doubled(call.grads[0], place);  // the last piece comes first
+      dx = doubled(call.grads[0], place);  // Backward starts with the last piece.
       return {dx};
     };
     const auto forward = [&]() -> ops::Forwarded {

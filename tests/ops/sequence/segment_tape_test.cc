@@ -1,5 +1,5 @@
-// A second run is given what the first one exchanged, also where its reader changed it in place,
-// and reaches nobody; one that asks for something else is an error.
+// A recomputed forward receives what the first one exchanged, even if the reader changed it in
+// place, and sends nothing. A different request is an error.
 #include "ops/sequence/segment_tape.h"
 
 #include <ATen/TensorOperators.h>
@@ -19,7 +19,7 @@ namespace {
 
 using Direction = ops::SegmentGroup::Direction;
 
-// The second of two ranks, whose neighbour says how often it was reached.
+// The second of two ranks. Its fake neighbour counts how often it was reached.
 class FakeGroup final : public ops::SegmentGroup {
  public:
   int times = 0;
@@ -56,7 +56,7 @@ class SegmentTapeTest : public testing::Test {
   std::shared_ptr<FakeGroup> group_ = std::make_shared<FakeGroup>();
   ops::SegmentTape tape_{group_};
 
-  // Sums of all that is received, each doubled in place first.
+  // Returns the sum of all received values, each of which is first doubled in place.
   double Exchange() {
     double sum = 0;
     at::Tensor gathered = tape_.AllGather(at::full({2}, 0.0), "gather");

@@ -163,7 +163,7 @@ TEST_P(DenseTransition, Fp32IsFp64ToRounding) {
   }
 }
 
-// Heads that are large enough for the blocked matrix products of a library.
+// Heads that are large enough for a library's blocked matrix products.
 TEST_P(DenseTransition, StrategiesGiveTheSameBits) {
   for (const auto& [dim_k, dim_v] : std::vector<std::pair<int64_t, int64_t>>{{5, 4}, {64, 48}}) {
     const Problem problem = MakeProblem(at::kFloat, dim_k, dim_v);
@@ -174,7 +174,7 @@ TEST_P(DenseTransition, StrategiesGiveTheSameBits) {
   }
 }
 
-// [N, C, K, V] and [N, C, K] values, by a dense and by a diagonal transition.
+// A summary with values [N, C, K, V] and [N, C, K], and a dense or a diagonal transition.
 SegmentSummary MakeSummary(bool dense) {
   const at::Tensor log = -Normal({kRows, kHeads, 5}, 7).square();
   SegmentSummary summary = {

@@ -1,5 +1,5 @@
-// LibTorch's attention where LibTorch is to be deterministic: what it gives elsewhere, and the
-// switch as it was.
+// LibTorch's attention in deterministic mode gives the usual results and restores the mode
+// afterwards.
 #include "ops/softmax_attention/ordered_attention.h"
 
 #include <ATen/Context.h>
@@ -32,7 +32,7 @@ struct Leaves {
   at::Tensor mask = Normal({1, 4, 9, 9}, 4).requires_grad_();
 };
 
-// The output and the gradients of what requires one.
+// Returns the output and the gradients of the inputs that require one.
 std::vector<at::Tensor> Results(const ops::OrderedAttentionInputs& inputs) {
   const at::Tensor out = ops::OrderedAttention(inputs);
   std::vector<at::Tensor> leaves;

@@ -1,6 +1,5 @@
-// Softmax attention on a GPU against the CPU on the same bf16 tensors, by whichever route a problem
-// takes there: LibTorch's attention, kernels of our own, LibTorch's calls. Skips where there is no
-// GPU.
+// Softmax attention on a GPU gives the results of the CPU on the same bf16 tensors, for every
+// route: LibTorch's attention, our own kernels, and LibTorch's basic calls. Skipped without a GPU.
 #include <torch/csrc/autograd/autograd.h>
 
 #include "kernels/softmax_attention/problem.h"
@@ -11,8 +10,8 @@ namespace {
 
 using namespace attention_test;
 
-// What LibTorch's own attention takes on a GPU, and a training step of whole rows is: one document
-// a row, said to be so, values as wide as keys.
+// The problems that LibTorch's own attention supports on a GPU, as in a training step on whole
+// rows: one document per row, declared as such, with values as wide as keys.
 const std::vector<Shape> kPlainShapes = {
     {.name = "plain", .seq_len = 129, .dim = 64, .dim_v = 64, .one_document = true},
     {.name = "plain with shared keys",
@@ -36,7 +35,7 @@ std::vector<at::Tensor*> Leaves(Problem& p) {
   return leaves;
 }
 
-// The output and the gradient of every leaf.
+// Returns the output and the gradient of every leaf.
 std::vector<at::Tensor> Results(const Problem& given, const at::Tensor& dout, at::Device device) {
   Problem p = given;
   p.in.positions = p.in.positions.to(device);
@@ -65,7 +64,7 @@ TEST_P(SoftmaxAttentionGpuTest, EqualsTheCpu) {
                                 got = Results(p, dout, at::kCUDA);
   ASSERT_EQ(got.size(), want.size());
   // Weights, dS, outputs and gradients are rounded to bf16 on one side or on both: 2^-8 each, of
-  // sums whose terms are up to a few times as large as they.
+  // sums whose terms are up to a few times larger.
   for (size_t i = 0; i < want.size(); ++i) {
     SCOPED_TRACE(i == 0 ? "out" : "gradient of leaf " + std::to_string(i - 1));
     EXPECT_LE((got[i] - want[i]).norm().item<double>(),
@@ -73,8 +72,8 @@ TEST_P(SoftmaxAttentionGpuTest, EqualsTheCpu) {
   }
 }
 
-// Twice the same bits: no sum's order is left to chance, but where LibTorch's calls add up the
-// gradient of a bias by index.
+// Two runs give the same bits, because every sum has a fixed order. The exception is the gradient
+// of a bias that LibTorch's calls add by index.
 TEST_P(SoftmaxAttentionGpuTest, IsTheSameEveryTime) {
   const Shape& s = GetParam();
   if (s.bias && s.far_from > 0) GTEST_SKIP() << "LibTorch's sums by index have no order";

@@ -1,5 +1,5 @@
-// Softmax attention against loops over pairs that are written from its definition, and against
-// LibTorch's own gradients.
+// Softmax attention equals loops over pairs that implement its definition, and LibTorch's
+// gradients.
 #include "ops/softmax_attention/softmax_attention.h"
 
 #include <ATen/Parallel.h>
@@ -28,13 +28,13 @@ using namespace test;
 using namespace attention_test;
 
 bool Sees(const ops::KeyPattern& pattern, int64_t query,
-          int64_t key) {  // positions of one document
+          int64_t key) {  // Positions within one document.
   if (key > query && !pattern.bidirectional) return false;
   if (key < pattern.sinks) return true;
   if (pattern.block > 0) return query / pattern.block - key / pattern.block <= 1;
   return pattern.window == 0 || std::abs(query - key) < pattern.window;
 }
-// The place behind the document of query t.
+// Returns the end (exclusive) of the document of query t.
 int64_t DocumentEnd(const at::Tensor& positions, int64_t b, int64_t t, int64_t num_past) {
   const auto of = positions.accessor<int64_t, 2>()[b];
   int64_t end = t + 1;
@@ -42,7 +42,7 @@ int64_t DocumentEnd(const at::Tensor& positions, int64_t b, int64_t t, int64_t n
   return num_past + end;
 }
 
-// What the weight of a key, a row's from its beginning on, is multiplied with.
+// Returns the dropout factor of a key's weight. Keys are counted from the start of the row.
 double Kept(const ops::DropoutConfig& dropout, int64_t b, int64_t h, int64_t place, int64_t key) {
   if (dropout.rate == 0) return 1;
   const auto sample = static_cast<uint64_t>(dropout.samples[b].item<int64_t>());
@@ -51,7 +51,7 @@ double Kept(const ops::DropoutConfig& dropout, int64_t b, int64_t h, int64_t pla
   return ToUniform(words.x[key % 4]) < dropout.rate ? 0 : 1 / (1 - dropout.rate);
 }
 
-// One query by the definition, in fp64.
+// Computes one query by definition, in fp64.
 void AttendByLoops(const Problem& p, int64_t b, int64_t t, int64_t h, double* out) {
   const ops::SoftmaxAttentionInputs& in = p.in;
   const int64_t num_past = in.k.size(1) - in.q.size(1), place = num_past + t;
@@ -104,8 +104,8 @@ at::Tensor ByLoops(const Problem& p) {
   return out;
 }
 
-// fp64 differs by rounding alone; fp32 by that of a score (some 1e-6 of values near 1); bf16 by
-// that of its operands, 2^-9 each.
+// fp64 differs only by rounding, fp32 by the rounding of scores (about 1e-6 for values near 1),
+// bf16 by that of its operands, 2^-9 each.
 TEST(SoftmaxAttention, IsTheDefinition) {
   for (const Shape& shape : kShapes) {
     SCOPED_TRACE(shape.name);
@@ -165,7 +165,7 @@ TEST(SoftmaxAttention, GradientsAreDifferences) {
                           5);
 }
 
-// A distance ahead and the same one back have one bias between them.
+// A distance ahead and the same distance back share one bias.
 TEST(SoftmaxAttention, GradientsOfABiasBothWaysAreDifferences) {
   const Problem p = MakeProblem({.batch = 1,
                                  .seq_len = 67,
@@ -184,7 +184,7 @@ TEST(SoftmaxAttention, GradientsOfABiasBothWaysAreDifferences) {
   ExpectFiniteDifferences(loss, {p.in.q, p.in.k, p.in.v, p.in.bias}, 1e-6, 5);
 }
 
-// A NaN included: it is heard by later tokens of its document, within the pattern, and no others.
+// This includes NaN: it affects later tokens of its document within the pattern, and no others.
 TEST(SoftmaxAttention, TokensChangeNoBitOfWhoDoesNotSeeThem) {
   for (const Shape& shape :
        {Shape{.seq_len = 150, .starts = {0, 100}}, Shape{.seq_len = 150, .pattern = {.window = 40}},
@@ -206,15 +206,15 @@ TEST(SoftmaxAttention, TokensChangeNoBitOfWhoDoesNotSeeThem) {
           const int64_t of_key = position - (t - token);
           const bool sees = of_key >= 0 && token < DocumentEnd(p.in.positions, 0, t, 0) &&
                             Sees(shape.pattern, position, of_key);
-          if (sees && shape.squared_relu) continue;  // a score below 0 may change nothing
+          if (sees && shape.squared_relu) continue;  // A negative score may have no effect.
           EXPECT_EQ(BitEqual(after[0][t], before[0][t]), !sees) << token << " heard by " << t;
         }
       }
   }
 }
 
-// What a row's tokens get must not depend on how they come: all at once, in pieces after a past,
-// or one by one, which has a kernel of its own.
+// The results do not depend on how the tokens arrive: all at once, in parts after earlier tokens,
+// or one by one, which uses a separate kernel.
 TEST(SoftmaxAttention, PiecesAndSingleQueriesAreTheWhole) {
   for (const Shape& shape : kShapes) {
     if (shape.num_past > 0 || shape.pattern.bidirectional) continue;
@@ -259,7 +259,7 @@ TEST(SoftmaxAttention, AWindowOfOneGivesTheValuesBack) {
   EXPECT_TRUE(BitEqual(p.Out(at::kFloat), p.in.v.to(at::kFloat)));
 }
 
-// The ratio of two weights on one diagonal, at a distance whose factors, formed apart, would leave
+// The ratio of two weights on a diagonal, at a distance at which separate factors would overflow
 // fp32: e^(-0.0245 * 20000) and its reciprocal.
 TEST(SoftmaxAttention, DecaysAreFiniteAtAnyLength) {
   Shape shape = {.batch = 1,
@@ -279,7 +279,7 @@ TEST(SoftmaxAttention, DecaysAreFiniteAtAnyLength) {
   EXPECT_TRUE(Close(p.Out(at::kFloat), ByLoops(p), 5e-6));
 }
 
-// Required test 4: 131,072 keys of bf16, whose own factors would be e^(321) at the fastest rate.
+// Required test 4: 131,072 bf16 keys, whose separate factors would be e^(321) at the fastest rate.
 TEST(SoftmaxAttention, DecaysOverAHundredThousandKeysInBf16) {
   Problem p = MakeProblem({.batch = 1,
                            .seq_len = 2,
@@ -295,11 +295,11 @@ TEST(SoftmaxAttention, DecaysOverAHundredThousandKeysInBf16) {
   EXPECT_TRUE(Close(p.Out(at::kBFloat16), want, 2e-2));
 }
 
-// Required test 4: queries and keys that carry their factors about a centre of their own, in fp64,
-// where 4,096 tokens overflow nothing; the last 80 queries of the row.
+// Required test 4: queries and keys with separate factors relative to a centre of their own, in
+// fp64, which does not overflow with 4,096 tokens. Compares the last 80 queries of the row.
 TEST(SoftmaxAttention, DecaysAreFactorsOfQueriesAndKeys) {
   Problem p = MakeProblem({.batch = 1, .seq_len = 80, .num_past = 4016, .kv_heads = 1}, 14);
-  for (int64_t c = 0; c < 8; ++c)  // xPos', of halves as pairs
+  for (int64_t c = 0; c < 8; ++c)  // The rates of xPos, with halves as pairs.
     p.config.decay_rates.push_back(std::log((static_cast<double>(c % 4) / 4 + 0.4) / 1.4) / 512);
   const at::Tensor rates = at::tensor(p.config.decay_rates, at::kDouble);
   for (const double centre : {0.0, 2048.0, 4096.0}) {
@@ -317,8 +317,8 @@ TEST(SoftmaxAttention, DecaysAreFactorsOfQueriesAndKeys) {
   }
 }
 
-// The fastest decay that there may be, over some tiles and blocks: factors that are formed apart
-// stay within fp32, those of LibTorch's operators, too.
+// The fastest possible decay, over several tiles and blocks: factors that are computed separately
+// stay within fp32, also in LibTorch's operators.
 TEST(SoftmaxAttention, FastestDecaysAreFinite) {
   Problem p = MakeProblem(
       {.batch = 1, .seq_len = 700, .heads = 1, .kv_heads = 1, .dim = 4, .dropout = 0.1}, 16);
@@ -330,22 +330,22 @@ TEST(SoftmaxAttention, FastestDecaysAreFinite) {
   EXPECT_TRUE(Close(ops::ComposedSoftmaxAttention(single.in, single.config), want, 5e-6));
 }
 
-// Required test 5: of equal queries and keys that nothing turns, weights fall with the distance, by
-// just the pair's rate.
+// Required test 5: if queries and keys are equal and not rotated, weights decrease with the
+// distance at exactly the pair's rate.
 TEST(SoftmaxAttention, DecaysFallWithTheDistance) {
   Problem p = MakeProblem({.batch = 1, .seq_len = 300, .heads = 1, .kv_heads = 1, .dim = 1}, 15);
   p.in.q = at::ones_like(p.in.q), p.in.k = at::ones_like(p.in.k);
   p.config = {.scale = 3, .decay_rates = {-2.4468027e-3}};
-  p.in.v = at::eye(300, at::kDouble).view({1, 300, 1, 300});  // shows the weights
-  const at::Tensor weights = p.Out()[0][299][0].flip(0);      // by distance
+  p.in.v = at::eye(300, at::kDouble).view({1, 300, 1, 300});  // Makes the weights visible.
+  const at::Tensor weights = p.Out()[0][299][0].flip(0);      // By distance.
   EXPECT_TRUE((weights.diff() < 0).all().item<bool>());
   const at::Tensor distance = at::arange(300, at::kDouble);
   const at::Tensor want = 3 * (at::exp(-2.4468027e-3 * distance) - 1);
   EXPECT_TRUE(Close((weights / weights[0]).log(), want, 1e-12));
 }
 
-// Required tests 6 and 8: blocks of 16 in rows of every remainder. Up to two blocks, and in a
-// window of the whole row, all earlier keys are seen.
+// Required tests 6 and 8: blocks of 16 in rows with every remainder. Up to two blocks, and with a
+// window of the whole row, all earlier keys are visible.
 TEST(SoftmaxAttention, BlocksAndWindowsOfEveryRemainder) {
   constexpr int64_t kBlock = 16;
   for (const int64_t seq_len : {int64_t{1}, kBlock - 1, kBlock, kBlock + 1, 2 * kBlock,

@@ -1,3 +1,4 @@
+// The ranges of keys that are visible with documents, windows, blocks and sinks.
 #include "ops/softmax_attention/visible_keys.h"
 
 #include <ATen/ops/arange.h>
@@ -19,7 +20,8 @@ using Places = std::vector<int>;
 
 TEST(VisibleKeys, OfDocuments) {
   const ops::VisibleKeys seen = Of({5, 6, 0, 1, 2}, /*num_past=*/3, {});
-  EXPECT_EQ(Values(seen.first), (Places{0, 0, 5, 5, 5}));  // two of its tokens are not here
+  // Two of its tokens are in an earlier slice.
+  EXPECT_EQ(Values(seen.first), (Places{0, 0, 5, 5, 5}));
   EXPECT_EQ(Values(seen.end), (Places{4, 5, 6, 7, 8}));
   EXPECT_EQ(Values(seen.sinks), (Places{-2, -2, 5, 5, 5}));
 }
@@ -30,7 +32,8 @@ TEST(VisibleKeys, OfAWindow) {
 }
 
 TEST(VisibleKeys, OfBothDirections) {
-  const std::vector<int64_t> positions = {3, 4, 0, 1, 2, 3, 0};  // the row begins in a document
+  // The row begins within a document.
+  const std::vector<int64_t> positions = {3, 4, 0, 1, 2, 3, 0};
   const ops::VisibleKeys all = Of(positions, 0, {.bidirectional = true});
   EXPECT_EQ(Values(all.first), (Places{0, 0, 2, 2, 2, 2, 6}));
   EXPECT_EQ(Values(all.end), (Places{2, 2, 6, 6, 6, 6, 7}));
@@ -41,7 +44,7 @@ TEST(VisibleKeys, OfBothDirections) {
   EXPECT_EQ(ops::NumVisiblePairs(10, {.window = 2, .bidirectional = true}), 28);
 }
 
-// The block of a query and the one before, counted from the document's start.
+// The query's block and the previous one, counted from the start of the document.
 TEST(VisibleKeys, OfBlocks) {
   const ops::VisibleKeys seen = Of({0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4}, 0, {.block = 2});
   EXPECT_EQ(Values(seen.first), (Places{0, 0, 0, 0, 2, 2, 4, 7, 7, 7, 7, 9}));
@@ -55,8 +58,8 @@ TEST(VisibleKeys, PairsOfBlocks) {
   EXPECT_EQ(ops::NumVisiblePairs(1024, {.block = 512}), ops::NumVisiblePairs(1024, {}));
 }
 
-// Required test 6: of K blocks of b, T - n pairs lie n <= b apart, (K - 1)(2 b - n) up to 2 b, and
-// none beyond.
+// Required test 6: with K blocks of b, T - n pairs have distance n <= b, (K - 1)(2 b - n) have
+// distances up to 2 b, and none are beyond.
 TEST(VisibleKeys, DistancesOfBlocks) {
   constexpr int64_t kBlock = 8, kBlocks = 5, kSeqLen = kBlock * kBlocks;
   const ops::VisibleKeys seen =
@@ -76,7 +79,7 @@ TEST(VisibleKeys, PairsOfAWindowAndSinks) {
   EXPECT_EQ(ops::NumVisiblePairs(10, {}), 55);
   EXPECT_EQ(ops::NumVisiblePairs(10, {.window = 1}), 10);
   EXPECT_EQ(ops::NumVisiblePairs(10, {.window = 3}), 1 + 2 + 8 * 3);
-  // from position 3 on one sink lies before the window, from 4 on two
+  // From position 3 on one sink is before the window, from 4 on two.
   EXPECT_EQ(ops::NumVisiblePairs(10, {.window = 3, .sinks = 2}), 27 + 1 + 6 * 2);
 }
 

@@ -1,5 +1,5 @@
-// The kernels' door to LibTorch's autograd: what is recorded, what a backward is given, what it
-// refuses.
+// The kernels' interface to LibTorch's autograd: what is recorded, what a backward receives, and
+// what is refused.
 #include "ops/torch/autograd.h"
 
 #include <ATen/TensorOperators.h>
@@ -27,7 +27,7 @@ at::Tensor Filled(double value) { return at::full({2}, value); }
 at::Tensor Leaf(double value) { return Filled(value).requires_grad_(); }
 double First(const at::Tensor& x) { return x.const_data_ptr<float>()[0]; }
 
-// x^2; its backward reads x.
+// x^2. Its backward reads x.
 at::Tensor Square(const at::Tensor& x) {
   const auto forward = [&]() -> ops::Forwarded {
     return {.outputs = {x * x},
@@ -70,7 +70,7 @@ TEST(Autograd, TheForwardItselfIsNotRecorded) {
     EXPECT_FALSE(y.requires_grad());
     return {
         .outputs = {y}, .saved = {}, .backward = [](const ops::BackwardCall& call) -> ops::Tensors {
-          return {call.grads[0]};  // of another function, so that it shows whose backward ran
+          return {call.grads[0]};  // The gradient of another function, to show whose backward ran.
         }};
   };
   const at::Tensor y = ops::Apply({.name = "Same", .inputs = {x}, .forward = forward})[0];
@@ -94,7 +94,7 @@ TEST(Autograd, RunsASecondBackwardOnlyWhereTheGraphIsRetained) {
               HasSubstr("backward through the graph a second time"));
 }
 
-// Two outputs, 2 a and 3 b, of which b may be absent; `seen` is what the backward was given.
+// Two outputs, 2 a and 3 b, where b may be missing. `seen` records what the backward received.
 ops::Tensors Multiples(const at::Tensor& a, const at::Tensor& b, bool undefined_grads,
                        ops::BackwardCall& seen, size_t num_constant = 0) {
   const auto forward = [&]() -> ops::Forwarded {
@@ -173,8 +173,8 @@ TEST(Autograd, ASavedOutputDoesNotKeepItsGraphAlive) {
   EXPECT_TRUE(alive.expired());
 }
 
-// The leaf that the function reads gets its gradient although no graph of the first run leads to
-// it; an input that wants none gets none.
+// The leaf that the function reads gets its gradient, although no graph of the first run contains
+// it. An input that requires no gradient gets none.
 TEST(Autograd, ARecomputedFunctionRunsTwiceAndKeepsItsInputsAlone) {
   const at::Tensor x = Leaf(3), weight = Leaf(2), constant = Filled(5);
   int runs = 0;
@@ -207,7 +207,7 @@ TEST(Autograd, ARecomputedFunctionRunsTwiceAndKeepsItsInputsAlone) {
   EXPECT_FALSE(constant.grad().defined());
 }
 
-// A leaf that only the function reads gets its gradient all the same.
+// A leaf that only the function reads also gets its gradient.
 TEST(Autograd, ARecomputedFunctionRunsOnceWhereNoInputWantsAGradient) {
   const at::Tensor weight = Leaf(2);
   int runs = 0;
@@ -224,7 +224,7 @@ TEST(Autograd, ARecomputedFunctionRunsOnceWhereNoInputWantsAGradient) {
   EXPECT_EQ(runs, 2);
 }
 
-// One output gets no gradient, another leads to no leaf.
+// One output gets no gradient, another depends on no leaf.
 TEST(Autograd, ARecomputedFunctionTakesGradientsOfSomeOutputs) {
   const at::Tensor x = Leaf(3);
   const auto forward = [](const ops::Tensors& in) -> ops::Tensors {

@@ -1,5 +1,5 @@
-// Gradients of columns of one matrix: that they lie beside each other, that nobody shares memory,
-// and that who writes there gives what it gives elsewhere.
+// Gradients of columns of one matrix: they are adjacent, share no memory, and have the values of
+// separate tensors.
 #include "ops/torch/column_places.h"
 
 #include <ATen/TensorOperators.h>
@@ -39,13 +39,13 @@ TEST(ColumnPlacesTest, PartsLieBesideEachOtherAndAreGivenOnce) {
   EXPECT_TRUE(AreOneMatrix(dx, dy));
   EXPECT_EQ(dx.sizes(), x.sizes());
   EXPECT_EQ(dx.stride(0), 5);
-  // Two passes more, whose calls take turns.
+  // Two more passes, whose calls alternate.
   const at::Tensor again = first.EmptyLike(x), third = first.EmptyLike(x);
   EXPECT_FALSE(again.storage().is_alias_of(dx.storage()));
   EXPECT_FALSE(again.storage().is_alias_of(third.storage()));
   EXPECT_TRUE(AreOneMatrix(again, second.EmptyLike(y)));
   EXPECT_TRUE(AreOneMatrix(third, second.EmptyLike(y)));
-  // Other rows or another dtype are another matrix.
+  // A different number of rows or dtype means a different matrix.
   const at::Tensor longer = first.EmptyLike(at::empty({7, 3}));
   EXPECT_FALSE(longer.storage().is_alias_of(second.EmptyLike(y).storage()));
   EXPECT_EQ(second.EmptyLike(y.to(at::kBFloat16)).scalar_type(), at::kBFloat16);
@@ -56,18 +56,18 @@ TEST(ColumnPlacesTest, WithoutColumnsMemoryIsDense) {
   EXPECT_TRUE(ops::ColumnPlace().EmptyLike(x).is_contiguous());
 }
 
-// Sums of some hundred products in another order; in bf16 results are rounded too, and what they
-// are made of.
+// Sums of a few hundred products in another order. In bf16, results and intermediate values are
+// rounded, too.
 double ToleranceOf(at::ScalarType dtype) {
   return dtype == at::kBFloat16 ? 3 * 0x1p-8 : dtype == at::kFloat ? 1e-5 : 1e-12;
 }
 
-// Reads columns of a product of x [2, 40, 24], or their copies with gradients of their own, with
-// weights beside. -> its output.
+// Reads columns of a product of x [2, 40, 24], or copies of them with separate gradients, and other
+// weights. Returns its output.
 using Reader = std::function<at::Tensor(const std::vector<ops::LinearPart>& parts,
                                         const std::vector<at::Tensor>& weights)>;
 
-// The reader's gradients by columns are those by copies: the products' sums have another order.
+// The reader's gradients by columns equal those by copies, except for the order of sums.
 void ExpectSameGradients(const Reader& reader, const std::vector<int64_t>& widths,
                          const std::vector<at::Tensor>& weights) {
   int64_t width = 0;
@@ -92,7 +92,7 @@ void ExpectSameGradients(const Reader& reader, const std::vector<int64_t>& width
       return results;
     };
     const auto got = run(true), want = run(false);
-    // In bf16 the gradients of columns are rounded before the products, as those of copies are.
+    // In bf16 the gradients of columns and of copies are rounded before the products.
     for (size_t i = 0; i < want.size(); ++i)
       EXPECT_TRUE(Close(got[i], want[i], ToleranceOf(dtype))) << i;
   }
@@ -111,7 +111,7 @@ TEST(ColumnPlacesTest, OfAConvolutionAndAGate) {
       {16, 16}, {Normal({16, 1, 4}, 5, at::kFloat)});
 }
 
-// A gate whose width no pack divides is copied, and its gradient then lies apart.
+// A gate whose width is not a multiple of a pack is copied, so its gradient is separate.
 TEST(ColumnPlacesTest, OfAGateThatIsCopied) {
   ExpectSameGradients(
       [](const std::vector<ops::LinearPart>& parts, const std::vector<at::Tensor>&) {
@@ -142,7 +142,7 @@ TEST(ColumnPlacesTest, OfAScanAndALinearLayer) {
        Normal({70, 5}, 7, at::kFloat)});
 }
 
-// Channels 5 to 25 of 40: the output and gradients are those in memory of their own.
+// Channels 5 to 25 of 40 have the same output and gradients as in separate memory.
 TEST(ColumnPlacesTest, OfAPieceOfAScan) {
   const auto place = [](bool in_places) {
     const std::vector<int64_t> widths = {5, 20, 15};
@@ -177,7 +177,7 @@ TEST(ColumnPlacesTest, OfAPieceOfAScan) {
   for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(test::BitEqual(got[i], want[i])) << i;
 }
 
-// A product of x in parts, and x for its other reader, beside each other or apart.
+// A product of x in parts, and x for its other reader, adjacent or separate.
 struct Read {
   at::Tensor other;
   std::vector<at::Tensor> y;
@@ -189,13 +189,13 @@ Read ReadTwice(const at::Tensor& x, const at::Tensor& weight, const std::vector<
   return {again, {parts[0].y, parts[1].y}};
 }
 
-// x, a product of it in parts, and x's other reader: whose gradient is left as it was where others
-// hold it.
+// x, a product of it in parts, and x's other reader. If that reader's gradient has other owners, it
+// is not changed.
 TEST(ColumnPlacesTest, AProductAddsToTheGradientOfOtherReaders) {
   const std::vector<int64_t> widths = {5, 2};
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble})
     for (const int64_t tokens : {5, 600})
-      for (const int used : {1, 2, 3})  // bits: by the product, by the other reader
+      for (const int used : {1, 2, 3})  // Bits: 1 for the product, 2 for the other reader.
         for (const bool held : {false, true}) {
           SCOPED_TRACE(testing::Message() << dtype << ", " << tokens << ", " << used << held);
           const at::Tensor dx = Normal({tokens, 24}, 4, dtype);

@@ -1,4 +1,5 @@
-// What reaches a parameter's sink, by autograd and by a kernel's backward, and who has none.
+// The gradients that reach a parameter's sink, through autograd or from a kernel's backward, and
+// which tensors have no sink.
 #include "ops/torch/gradient_sink.h"
 
 #include <ATen/TensorOperators.h>
@@ -29,7 +30,7 @@ TEST(GradientSink, TakesWhatAutogradBrings) {
   (x * 2).sum().backward();
   EXPECT_FALSE(x.grad().defined());
   EXPECT_EQ(log.written, 1);
-  EXPECT_TRUE(BitEqual(log.sum, at::full({3}, 2.0f)));  // overwritten
+  EXPECT_TRUE(BitEqual(log.sum, at::full({3}, 2.0f)));  // Overwritten.
   log.added = true;
   (x * 3).sum().backward();
   EXPECT_TRUE(BitEqual(log.sum, at::full({3}, 5.0f)));
@@ -48,7 +49,7 @@ TEST(GradientSink, WidensWhatAutogradBrings) {
   EXPECT_TRUE(BitEqual(log.sum, at::full({3}, 3.0f)));
 }
 
-// A backward that writes to the sink is the only one to do so.
+// If a backward writes to the sink, autograd does not write as well.
 TEST(GradientSink, OnceAUse) {
   const at::Tensor x = Normal({4, 3}, 1, at::kFloat), w = Normal({2, 3}, 2, at::kFloat);
   const at::Tensor weight = w.detach().clone().requires_grad_();
@@ -72,7 +73,7 @@ TEST(GradientSink, OfLeavesInAPlainBackward) {
     EXPECT_EQ(ops::GradientSinkOf(Normal({3}, 1).requires_grad_()), nullptr);
     EXPECT_EQ(ops::GradientSinkOf({}), nullptr);
   }
-  EXPECT_EQ(ops::GradientSinkOf(x), nullptr);  // whose backward would be differentiated
+  EXPECT_EQ(ops::GradientSinkOf(x), nullptr);  // Its backward would be differentiated.
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What is counted as a wait, a launch, an upload: each by operations whose counts are known.
+// Which operations are counted as waits, launches and uploads, for operations with known counts.
 #include "ops/torch/host_waits.h"
 
 #include <ATen/TensorOperators.h>
@@ -62,11 +62,11 @@ TEST(HostWaits, ReadBackIsCountedForItself) {
   const at::Tensor x = Ones();
   const ops::HostCounts counts = CountsOf([&] { EXPECT_TRUE(ops::ReadBack(x).equal(Ones())); });
   EXPECT_EQ(counts.read_backs, 1);
-  EXPECT_THAT(counts.waits, ElementsAre(Pair("aten::equal", 1)));  // the test's own
+  EXPECT_THAT(counts.waits, ElementsAre(Pair("aten::equal", 1)));  // The test's own read.
 }
 
-// Between the host and elsewhere, asked not to wait: from memory that is not pinned it does. (A
-// tensor without values stands for one of a device.)
+// A non-blocking copy between the host and a device waits if the memory is not pinned. (A tensor
+// without values stands for one on a device.)
 TEST(HostWaits, ACopyFromUnpinnedMemoryIsOne) {
   const at::Tensor x = Ones(), elsewhere = at::empty_like(x, x.options().device(at::kMeta));
   EXPECT_THAT(CountsOf([&] { elsewhere.copy_(x, /*non_blocking=*/true); }).waits,
@@ -124,7 +124,7 @@ TEST(HostWaits, ViewsAndAllocationsLaunchNothing) {
   const at::Tensor x = Ones();
   EXPECT_THAT(CountsOf([&] {
                 x.narrow(0, 0, 2).transpose(0, 1).unsqueeze(0).expand({3, 8, 2}).detach();
-                x.contiguous(), x.to(at::kFloat);  // it is
+                x.contiguous(), x.to(at::kFloat);  // It already is.
                 x.flatten().view({2, 16});
               }).kernels,
               IsEmpty());

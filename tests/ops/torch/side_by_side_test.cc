@@ -1,4 +1,4 @@
-// Which tensors are found to lie side by side, and what is made of them.
+// Which tensors are recognised as adjacent in memory, and the matrices that are made of them.
 #include "ops/torch/side_by_side.h"
 
 #include <ATen/ops/cat.h>
@@ -18,7 +18,7 @@ using test::BitEqual;
 using test::Normal;
 using testing::ElementsAre;
 
-// Matrices [rows, 4] at these rows of one memory.
+// Matrices [rows, 4] at these rows of one memory block.
 std::vector<at::Tensor> RowsOf(const at::Tensor& memory, const std::vector<int64_t>& begins,
                                const std::vector<int64_t>& counts) {
   std::vector<at::Tensor> matrices;
@@ -34,11 +34,11 @@ TEST(SideBySide, RunsOfRowsFollowMemory) {
   EXPECT_THAT(ops::AdjacentRowGroups(reversed), ElementsAre(ElementsAre(2, 1, 0)));
   EXPECT_TRUE(
       BitEqual(ops::JoinRows({reversed[2], reversed[1], reversed[0]}), memory.narrow(0, 0, 15)));
-  // A gap of one row, and a matrix that lies twice in the list.
+  // A gap of one row, and a matrix that is twice in the list.
   EXPECT_THAT(ops::AdjacentRowGroups(RowsOf(memory, {0, 5, 10}, {4, 5, 5})),
               ElementsAre(ElementsAre(0), ElementsAre(1, 2)));
   EXPECT_EQ(ops::AdjacentRowGroups(RowsOf(memory, {0, 0}, {4, 4})).size(), 2);
-  // Another memory, another width, columns.
+  // Other memory, another width, and columns.
   EXPECT_EQ(ops::AdjacentRowGroups({memory, other}).size(), 2);
   EXPECT_EQ(
       ops::AdjacentRowGroups({memory.narrow(0, 0, 2), memory.narrow(0, 2, 2).view({4, 2})}).size(),
@@ -52,7 +52,7 @@ TEST(SideBySide, ColumnsAreAViewWhereTheyCanBe) {
   const at::Tensor view = ops::ColumnsAsOne({columns(2, 3), columns(5, 1), columns(6, 2)});
   EXPECT_EQ(view.const_data_ptr(), columns(2, 3).const_data_ptr());
   EXPECT_TRUE(BitEqual(view.contiguous(), columns(2, 6).contiguous()));
-  // The last: more columns than lie from row to row, which no product takes for a matrix.
+  // The last one has more columns than the row stride, so a product cannot treat it as a matrix.
   const at::Tensor longer = Normal({4, 10}, 3, at::kFloat);
   for (const std::vector<at::Tensor>& apart :
        {std::vector{columns(5, 3), columns(2, 3)},
@@ -71,8 +71,9 @@ TEST(SideBySide, RowStride) {
   EXPECT_EQ(ops::RowStride(x, 2), 32);
   EXPECT_EQ(ops::RowStride(x.narrow(3, 2, 5)), 8);
   EXPECT_EQ(ops::RowStride(x.narrow(2, 1, 2), 2), 32);
-  EXPECT_EQ(ops::RowStride(x.narrow(1, 1, 1), 2), 96);  // one token of three a row of the batch
-  EXPECT_EQ(ops::RowStride(x.narrow(0, 1, 1).narrow(1, 1, 1), 2), 32);  // one token: as if dense
+  // One of three tokens of each row of the batch.
+  EXPECT_EQ(ops::RowStride(x.narrow(1, 1, 1), 2), 96);
+  EXPECT_EQ(ops::RowStride(x.narrow(0, 1, 1).narrow(1, 1, 1), 2), 32);  // One token, as if dense.
   EXPECT_EQ(ops::RowStride(at::empty({2, 0, 4, 8}), 2), 32);
   EXPECT_EQ(ops::RowStride(x.narrow(1, 0, 2), 2), std::nullopt);
   EXPECT_EQ(ops::RowStride(x.narrow(3, 2, 5), 2), std::nullopt);
