@@ -6,7 +6,7 @@
 #include "ckpt/reshard.h"
 #include "ckpt/run_lock.h"
 #include "cli/ckpt_report.h"
-#include "cli/run.h"
+#include "cli/command_line/options.h"
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/human.h"

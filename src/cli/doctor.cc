@@ -2,8 +2,8 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "cli/command_line/options.h"
 #include "cli/doctor/checks.h"
-#include "cli/run.h"
 #include "cli/world.h"
 #include "core/host.h"
 #include "core/versions.h"

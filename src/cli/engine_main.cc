@@ -2,11 +2,10 @@
 // Parses the same command line, runs the subcommand, and turns errors into exit codes.
 #include <cstdlib>
 
-#include "cli/command_line/end_output.h"
-#include "cli/command_line/parse.h"
-#include "cli/command_line/rank_zero_report.h"
+#include "cli/command_line/options.h"
+#include "cli/command_line/program.h"
+#include "cli/command_line/program_end.h"
 #include "cli/failure.h"
-#include "cli/run.h"
 #include "core/error.h"
 #include "core/fault.h"
 #include "core/launcher.h"

@@ -6,14 +6,11 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "cli/busy_cores.h"
-#include "cli/class_scores_json.h"
-#include "cli/eval_explain.h"
-#include "cli/eval_lengths.h"
-#include "cli/eval_retrieval.h"
+#include "cli/command_line/options.h"
+#include "cli/eval_file.h"
+#include "cli/eval_modes.h"
 #include "cli/model_source.h"
 #include "cli/readable_text.h"
-#include "cli/run.h"
 #include "cli/world.h"
 #include "core/error.h"
 #include "core/files.h"

@@ -1,4 +1,4 @@
-#include "cli/eval_explain.h"
+#include "cli/eval_modes.h"
 
 #include <algorithm>
 #include <iostream>

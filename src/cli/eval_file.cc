@@ -1,9 +1,10 @@
 #include "cli/eval_file.h"
 
+#include <nlohmann/json.hpp>
+
 #include <algorithm>
 #include <cmath>
 #include <iostream>
-#include <nlohmann/json.hpp>
 
 #include "core/error.h"
 #include "core/files.h"
@@ -115,6 +116,15 @@ std::vector<bool> RowsThere(const EvalFile& file, const std::vector<Json>& keys,
 
 std::ostream& WordsBeside(std::initializer_list<std::filesystem::path> files) {
   return std::ranges::any_of(files, IsStandardOutput) ? std::cerr : std::cout;
+}
+
+nlohmann::ordered_json ClassScoresJson(const eval::ClassScores& scores) {
+  nlohmann::ordered_json out = {
+      {"documents", scores.num_documents}, {"mcc", scores.mcc}, {"f1_macro", scores.f1_macro}};
+  if (scores.f1) out["f1"] = *scores.f1;
+  if (scores.auroc) out["auroc"] = *scores.auroc;
+  out["confusion"] = scores.confusion;
+  return out;
 }
 
 }  // namespace halflife::cli

@@ -8,15 +8,17 @@
 //   file.Finish();
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
+
 #include <filesystem>
 #include <initializer_list>
 #include <iosfwd>
 #include <memory>
-#include <nlohmann/json_fwd.hpp>
 #include <span>
 #include <vector>
 
 #include "dist/rank_context.h"
+#include "eval/class_scores.h"
 
 namespace halflife::cli {
 
@@ -65,5 +67,8 @@ std::vector<bool> RowsThere(const EvalFile& file, const std::vector<EvalFile::Js
 // Returns the stream for messages to people: standard output, or standard error if one of the files
 // is standard output.
 std::ostream& WordsBeside(std::initializer_list<std::filesystem::path> files);
+
+// The class scores that `eval` reports for a whole split and for each row of a table by length.
+nlohmann::ordered_json ClassScoresJson(const eval::ClassScores& scores);
 
 }  // namespace halflife::cli

@@ -1,4 +1,4 @@
-#include "cli/eval_lengths.h"
+#include "cli/eval_modes.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "cli/class_scores_json.h"
 #include "cli/eval_file.h"
 #include "cli/model_source.h"
 #include "core/error.h"

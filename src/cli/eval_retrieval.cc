@@ -1,4 +1,4 @@
-#include "cli/eval_retrieval.h"
+#include "cli/eval_modes.h"
 
 #include <algorithm>
 #include <functional>

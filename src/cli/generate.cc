@@ -4,10 +4,10 @@
 #include <csignal>
 #include <iostream>
 
-#include "cli/busy_cores.h"
+#include "cli/command_line/options.h"
 #include "cli/model_source.h"
 #include "cli/readable_text.h"
-#include "cli/run.h"
+#include "cli/world.h"
 #include "core/files.h"
 #include "core/human.h"
 #include "core/log.h"

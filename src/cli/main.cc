@@ -7,10 +7,9 @@
 #include <cerrno>
 #include <filesystem>
 
-#include "cli/command_line/end_output.h"
-#include "cli/command_line/parse.h"
-#include "cli/command_line/rank_zero_report.h"
-#include "cli/run.h"
+#include "cli/command_line/options.h"
+#include "cli/command_line/program.h"
+#include "cli/command_line/program_end.h"
 #include "core/error.h"
 #include "core/launcher.h"
 #include "core/log.h"

@@ -1,17 +1,32 @@
 // Opens the model of `--model`: a run, one step of it (see ckpt::FindStep), or a folder that
-// transformers saved.
+// transformers saved. Compares the model, and other facts, between ranks.
 #pragma once
 
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "ckpt/weight_source.h"
 #include "cli/command_line/options.h"
-#include "cli/shared_facts.h"
+#include "dist/rank_context.h"
 #include "infer/model_loader.h"
 
 namespace halflife::cli {
+
+// Facts that must be equal on all ranks before they share work. Otherwise ranks would wait for
+// others with less work. A path is not such a fact, because every host may have its own copy.
+//
+//   RequireAlike(context, {WeightsFact(loaded), {"--windows", "5", "5"}});
+//
+// `value` is compared, and `words` is printed: {"--data", "12ab...", "datasets/mine (hash
+// 12ab...)"}.
+struct SharedFact {
+  std::string name, value, words;
+};
+// Collective, with the same names on every rank. Error kUsage with each fact in which a rank
+// differs from rank 0.
+void RequireAlike(dist::RankContext& context, const std::vector<SharedFact>& facts);
 
 // Returns the placement of this rank of a machine, and makes its GPU current for this thread. Error
 // kEnvironment if a GPU is requested but missing.

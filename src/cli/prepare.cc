@@ -10,9 +10,9 @@
 #include <map>
 #include <memory>
 
-#include "cli/busy_cores.h"
+#include "cli/command_line/options.h"
 #include "cli/readable_text.h"
-#include "cli/run.h"
+#include "cli/world.h"
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/human.h"

@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <iostream>
 
-#include "cli/run.h"
+#include "cli/command_line/options.h"
 #include "cli/run_facts.h"
 #include "core/concat.h"
 #include "core/error.h"

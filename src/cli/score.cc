@@ -7,10 +7,9 @@
 #include <nlohmann/json.hpp>
 #include <numbers>
 
-#include "cli/busy_cores.h"
+#include "cli/command_line/options.h"
 #include "cli/model_source.h"
 #include "cli/readable_text.h"
-#include "cli/run.h"
 #include "cli/world.h"
 #include "core/error.h"
 #include "core/files.h"

@@ -3,7 +3,7 @@
 
 #include <iostream>
 
-#include "cli/run.h"
+#include "cli/command_line/options.h"
 #include "cli/run_facts.h"
 #include "core/error.h"
 #include "core/launcher.h"

@@ -1,21 +1,27 @@
 // halflife train: trains one run from a recipe, as one process or as one rank under mpirun or srun.
-#include <algorithm>
-#include <iostream>
+#include <ATen/Parallel.h>
 #include <nlohmann/json.hpp>
-#include <optional>
 
+#include <algorithm>
+#include <cstdlib>
+#include <iostream>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "cli/command_line/options.h"
 #include "cli/model_source.h"
 #include "cli/readable_text.h"
-#include "cli/run.h"
-#include "cli/train_process.h"
 #include "cli/world.h"
 #include "core/error.h"
 #include "core/hash.h"
+#include "core/heap.h"
 #include "core/log.h"
 #include "data/dataset.h"
 #include "data/utf8.h"
 #include "infer/generator.h"
 #include "train/config/plan.h"
+#include "train/device.h"
 #include "train/loop/stop_policy.h"
 #include "train/loop/trainer.h"
 #include "train/plan/cluster_plan.h"
@@ -24,6 +30,59 @@
 
 namespace halflife::cli {
 namespace {
+
+// The threads of this rank. 0: LibTorch's default.
+int ThreadsOf(const train::RunConfig& config, const dist::RankContext& context) {
+  if (config.train.threads > 0) return config.train.threads;
+  // Results depend on the number of threads, which must not depend on the mesh.
+  if (config.parallel.slices > 0) return 1;
+  // A launcher may have set LibTorch's variable for the whole process.
+  if (const char* const of_process = std::getenv("OMP_NUM_THREADS"); of_process != nullptr) {
+    const int ranks = context.ranks_in_process();
+    return ranks == 1 ? 0 : std::max(1, std::atoi(of_process) / ranks);
+  }
+  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+  return std::max(1, cores / context.local_size());
+}
+
+// Throws an error if the ranks use devices of different kinds. With device 'auto', a host without a
+// visible GPU would otherwise wait for the others in the wrong collective.
+void RequireSameDevice(Device device, dist::RankContext& context) {
+  const std::string own = device.is_cuda() ? "cuda" : "cpu";
+  const auto all = dist::AllGatherBytes(context.control(), own, {"device", 0});
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    HL_CHECK_AS(ExitCode::kEnvironment, all[rank] == all[0], "rank 0 computes on ", all[0],
+                ", rank ", rank, " on ", all[rank],
+                "; set train.device, or make the same devices visible on all hosts");
+  }
+}
+
+// Sets up this process before a Trainer is created: log file, flight record, device, LibTorch's
+// threads and the heap. Collective. Returns the device to train on, which `context` communicates
+// from. Error kEnvironment if it is missing, or if ranks would use devices of different kinds.
+Device PrepareTrainProcess(const train::RunConfig& config, const train::RunFolder& folder,
+                           dist::RankContext& context) {
+  const Device device = train::ChooseDevice(config.train.device, context.local_rank());
+  const bool one_process = context.ranks_in_process() == context.world_size();
+  if (context.rank_in_process() == 0)
+    log::Init({.rank = context.rank(),
+               .world_size = one_process ? 1 : context.world_size(),
+               .console_level = log::ParseLevel(config.log.level),
+               .file = folder.LogFile(context.rank())});
+  RequireSameDevice(device, context);  // Other ranks of this process wait here for the log.
+  context.flight().KeepIn(folder.FlightFolder(), folder.attempt());
+  if (const int threads = ThreadsOf(config, context); threads > 0) at::set_num_threads(threads);
+  WarnOfBusyCores(context);
+  if (context.rank_in_process() == 0) PrepareHeap();
+  train::RequireSlicesOn(device, config);
+  if (device.is_cuda() && config.train.precision == "fp32" && context.rank() == 0)
+    HL_WARN("train",
+            "fp32 on a GPU: the kernels for matrix units take bf16, and most mixers go a much "
+            "slower way; --set train.precision=bf16 uses them");
+  train::PrepareDevice(device);
+  context.UseDevice(device);
+  return device;
+}
 
 const std::map<std::string, train::RowGrowth> kRowGrowth = {{"refuse", train::RowGrowth::kRefuse},
                                                             {"mean", train::RowGrowth::kMean},

@@ -11,8 +11,11 @@
 #include <mutex>
 #include <thread>
 
-#include "cli/command_line/rank_zero_report.h"
+#include "cli/command_line/program_end.h"
+#include "cli/doctor/checks.h"
 #include "cli/failure.h"
+#include "core/host.h"
+#include "core/human.h"
 #include "core/log.h"
 #include "core/versions.h"
 #include "dist/flight_report.h"
@@ -135,6 +138,23 @@ ExitCode RunInWorld(double timeout_s, const WorldBody& body, int ranks_here) {
     dist::RunMpiRanks(ranks_here, config, evidence, run_rank);
   }
   return code;
+}
+
+void WarnOfBusyCores(dist::RankContext& context) {
+  for (const doctor::Finding& finding : doctor::CheckRankPlaces(doctor::Scene{}, context)) {
+    const bool knows_cores = finding.values.at("cores") > 0;
+    if (finding.verdict == doctor::Verdict::kOk || !knows_cores) continue;
+    HL_WARN("threads", "ranks: ", finding.text,
+            ". They slow each other down. Use fewer ranks, or fewer threads for each.");
+    return;
+  }
+}
+
+void WarnOfBusyCores(int threads) {
+  const int cores = NumUsableCores();
+  if (threads <= cores) return;
+  HL_WARN("threads", "--threads ", threads, " is more than the ", Counted(cores, "core"),
+          " that this process may use. Use --threads ", cores, ".");
 }
 
 }  // namespace halflife::cli

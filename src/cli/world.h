@@ -1,6 +1,6 @@
 // Runs a command's body as one rank of a world. Builds the RankContext. On an error it reports the
 // cause once and ends the whole world with the error's exit code, so that no rank waits in a
-// collective for a dead one.
+// collective for a dead one. Also warns if the ranks have more threads than cores.
 #pragma once
 
 #include <filesystem>
@@ -23,5 +23,18 @@ ExitCode RunInWorld(double timeout_s, const WorldBody& body, int ranks_here = 1)
 // The `timeout_s` of commands whose ranks work independently until they combine their results: the
 // ranks may end at any distance in time. A rank that fails still ends the others.
 inline constexpr double kNoTimeout = std::numeric_limits<double>::infinity();
+
+// Warnings about more threads than cores. The threads then wait for each other, and everything
+// becomes slower.
+//
+//   WarnOfBusyCores(context);           // ranks of a world, after at::set_num_threads
+//   WarnOfBusyCores(options.threads);   // one process with --threads
+//
+// Collective, after each rank has set its number of threads. Rank 0 warns once, about the first
+// host on which the ranks have more threads than cores.
+void WarnOfBusyCores(dist::RankContext& context);
+
+// Warns if `threads`, the value of --threads, exceeds the cores that this process may use.
+void WarnOfBusyCores(int threads);
 
 }  // namespace halflife::cli

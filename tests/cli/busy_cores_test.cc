@@ -1,4 +1,4 @@
-#include "cli/busy_cores.h"
+#include "cli/world.h"
 
 #include <ATen/Parallel.h>
 #include <gmock/gmock.h>

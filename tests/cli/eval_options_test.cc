@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "cli/command_line/parse.h"
+#include "cli/command_line/program.h"
 
 namespace halflife::cli {
 namespace {

@@ -9,7 +9,6 @@
 #include <filesystem>
 #include <sstream>
 
-#include "cli/command_line/option_value.h"
 #include "cli/command_line/program.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"

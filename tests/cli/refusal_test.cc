@@ -1,5 +1,4 @@
 // What a command line is told that the program does not take: what was met, what would work.
-#include "cli/command_line/refusal.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,8 +10,7 @@
 #include <map>
 #include <set>
 
-#include "cli/command_line/option_value.h"
-#include "cli/command_line/parse.h"
+#include "cli/command_line/help.h"
 #include "cli/command_line/program.h"
 #include "cli/command_line/value_checks.h"
 #include "core/error.h"

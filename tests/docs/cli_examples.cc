@@ -3,21 +3,16 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
-#include "cli/busy_cores.h"
 #include "cli/command_line/command.h"
-#include "cli/command_line/end_output.h"
 #include "cli/command_line/help.h"
 #include "cli/command_line/modes.h"
 #include "cli/command_line/options.h"
-#include "cli/command_line/parse.h"
 #include "cli/command_line/program.h"
-#include "cli/command_line/rank_zero_report.h"
-#include "cli/command_line/refusal.h"
+#include "cli/command_line/program_end.h"
 #include "cli/command_line/value_checks.h"
 #include "cli/eval_file.h"
 #include "cli/model_source.h"
-#include "cli/run.h"
-#include "cli/shared_facts.h"
+#include "cli/world.h"
 #include "core/error.h"
 #include "core/launcher.h"
 #include "core/log.h"
@@ -30,11 +25,11 @@ namespace command_header {
 }
 
 ExitCode EndOutputExample(const CompletionOptions& options) {
-#include "examples/cli/command_line/end_output.h"
+#include "examples/cli/command_line/program_end.h"
 }
 
 void BusyCoresExample(dist::RankContext& context, const GenerateOptions& options) {
-#include "examples/cli/busy_cores.h"
+#include "examples/cli/world.h"
 }
 
 void HelpExample(CLI::App* command) {
@@ -51,16 +46,16 @@ void OptionsExample(int argc, char** argv) {
 }
 
 int ParseExample(int argc, char** argv) {
-#include "examples/cli/command_line/parse.h"
+#include "examples/cli/command_line/program.h"
   return 0;
 }
 
 void RefusalExample(CLI::App* program, int argc, char** argv) {
-#include "examples/cli/command_line/refusal.h"
+#include "examples/cli/command_line/program.h.2"
 }
 
 void RankZeroReportExample(const LauncherEvidence& launcher, const Error& error) {
-#include "examples/cli/command_line/rank_zero_report.h"
+#include "examples/cli/command_line/program_end.h.2"
 }
 
 void ValueChecksExample(CLI::App& command, EvalOptions& options, std::string& dtype) {
@@ -72,7 +67,7 @@ void EvalFileExample(const EvalFile::Json& facts, const EvalFile::Json& row) {
 }
 
 void SharedFactsExample(dist::RankContext& context, const infer::LoadedModel& loaded) {
-#include "examples/cli/shared_facts.h"
+#include "examples/cli/model_source.h"
 }
 
 }  // namespace halflife::cli

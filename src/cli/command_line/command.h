@@ -1,9 +1,9 @@
-// A subcommand consists of one file in this folder with its options, one line in commands.inc, a
-// struct in options.h, and a Run (run.h) in the folder above. Add<Name> declares the options on
-// `app`. After parsing, `request` contains the struct. Help and shell completion are generated from
+// A subcommand consists of a function Add<Name> in this folder, one line in commands.inc, a struct
+// in options.h, and a function Run in the folder above. Add<Name> declares the options on `app`.
+// After parsing, `request` contains the struct. Help and shell completion are generated from
 // these declarations. Every option therefore describes its value, unit and default ("[...]" at the
 // end if CLI11 cannot know it), and every value that is not plain text has a type name
-// (option_value.h).
+// (help.h).
 //
 //   void AddImport(CLI::App& app, Request& request) {
 //     auto options = std::make_shared<ImportOptions>();

@@ -5,9 +5,9 @@
 
 #include "cli/command_line/command.h"
 #include "cli/command_line/completion/shells.h"
+#include "cli/command_line/options.h"
 #include "cli/command_line/program.h"
 #include "cli/command_line/value_checks.h"
-#include "cli/run.h"
 
 namespace halflife::cli {
 

@@ -6,8 +6,7 @@
 
 #include "cli/command_line/command.h"
 #include "cli/command_line/modes.h"
-#include "cli/command_line/place.h"
-#include "cli/command_line/text_options.h"
+#include "cli/command_line/shared_options.h"
 #include "cli/command_line/value_checks.h"
 #include "eval/length_method_help.h"
 

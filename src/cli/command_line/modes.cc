@@ -2,7 +2,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "cli/command_line/option_value.h"
+#include "cli/command_line/help.h"
 #include "core/concat.h"
 
 namespace halflife::cli {

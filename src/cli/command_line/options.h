@@ -3,8 +3,8 @@
 // declaration, in the subcommand's file of this folder.
 //
 //   Request request;
-//   MakeProgram(request)->parse(argc, argv);                                    // program.h
-//   std::visit([](const auto& options) { return Run(options); }, request);     // run.h
+//   MakeProgram(request)->parse(argc, argv);  // program.h
+//   std::visit([](const auto& options) { return Run(options); }, request);
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "ckpt/retention.h"
+#include "core/exit_code.h"
 #include "data/examples/prepare_examples.h"
 #include "data/prepare/prepare.h"
 #include "data/synthetic/prepare_mqar.h"
@@ -162,6 +163,11 @@ struct CompletionOptions {
 using Request = std::variant<std::monostate
 #include "cli/command_line/commands.inc"
                              >;
+#undef HL_COMMAND
+
+// Runs a subcommand.
+#define HL_COMMAND(Name) ExitCode Run(const Name##Options& options);
+#include "cli/command_line/commands.inc"
 #undef HL_COMMAND
 
 }  // namespace halflife::cli

@@ -3,7 +3,7 @@
 
 #include "cli/command_line/command.h"
 #include "cli/command_line/modes.h"
-#include "cli/command_line/text_options.h"
+#include "cli/command_line/shared_options.h"
 #include "cli/command_line/value_checks.h"
 #include "core/human.h"
 

@@ -3,8 +3,13 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <string>
+#include <vector>
 
+#include "cli/command_line/help.h"
+#include "cli/command_line/value_checks.h"
 #include "core/error.h"
+#include "core/human.h"
 #include "core/nearest.h"
 #include "core/versions.h"
 
@@ -87,6 +92,137 @@ std::unique_ptr<CLI::App> MakeProgram(Request& request) {
   footer.pop_back();    // CLI11 adds the last line break.
   app->footer(footer);  // Set it now: later subcommands inherit it.
   return app;
+}
+
+namespace {
+
+// Describes the errors in a command's options, by kind of error.
+class Findings {
+ public:
+  Findings(const CLI::App& command, const std::string& words)
+      : command_(command), words_(words), options_(command.get_options()) {}
+
+  std::string Missing() const {
+    std::vector<std::string> missing;
+    for (const CLI::Option* option : options_)
+      if (option->get_required() && option->count() == 0)
+        missing.push_back(Concat(UsageOf(*option), ": ", option->get_description()));
+    if (!missing.empty()) return Concat("needs ", Join(missing, "; and "));
+    std::vector<std::string> names;
+    for (const CLI::App* sub : command_.get_subcommands({})) names.push_back(sub->get_name());
+    return Concat("needs a subcommand: ", Join(names, ", "));
+  }
+
+  std::string Excludes() const {
+    for (const CLI::Option* option : options_) {
+      if (option->count() == 0) continue;
+      for (const CLI::Option* other : option->get_excludes())
+        if (other->count() > 0)
+          return Concat(option->get_name(), " and ", other->get_name(),
+                        " exclude each other. Use one of them.");
+    }
+    return words_;
+  }
+
+  // Too few or too many values.
+  std::string Count() const {
+    const CLI::Option* option = Named();
+    if (option == nullptr) return words_;
+    const auto met = static_cast<int>(option->count());
+    const int least = std::max(option->get_items_expected_min(), 1);
+    if (option->get_items_expected_max() == 0) return Concat(option->get_name(), " takes no value");
+    if (words_.ends_with(" missing"))
+      return Concat(option->get_name(), " has no value. Use ", UsageOf(*option), ".");
+    return Concat(option->get_name(), " has ", Counted(met, "value"), " ('",
+                  Join(option->results(), "', '"), "'). Give ",
+                  met < least ? least : option->get_items_expected_max(), ".");
+  }
+
+  // A value that is not a number, or a value for a flag.
+  std::string Conversion() const {
+    for (const CLI::Option* option : options_) {
+      if (option->count() == 0) continue;
+      const CLI::ConversionError would_say(option->get_name(), option->results());
+      const bool is_flag = option->get_items_expected_max() == 0;
+      if (words_ != would_say.what() && !(is_flag && option == Named())) continue;
+      if (is_flag) return Concat(option->get_name(), " takes no value. Remove it.");
+      return Concat(option->get_name(), ": ", ValueProblem(*option));
+    }
+    return words_;
+  }
+
+  // Words that the command does not accept.
+  std::string Extras() const {
+    std::vector<std::string> extras = command_.remaining();
+    if (extras.empty()) return words_;
+    return Concat("does not accept '", Join(extras, "' '"), "'");
+  }
+
+ private:
+  // Returns the option that the error message begins with.
+  const CLI::Option* Named() const {
+    for (const CLI::Option* option : options_)
+      if (words_.starts_with(option->get_name() + ":") ||
+          words_.starts_with(option->get_name() + " "))
+        return option;
+    return nullptr;
+  }
+
+  static std::string ValueProblem(const CLI::Option& option) {
+    const bool whole = !option.get_type_name().starts_with("FLOAT");
+    const std::string works = Concat(". Use for example ", Example(option), ".");
+    for (const std::string& result : option.results())
+      if (const std::string problem = NumberProblem(result, whole); !problem.empty())
+        return problem + works;
+    return Concat("'", Join(option.results(), " "), "' is too large", works);
+  }
+
+  static std::string Example(const CLI::Option& option) {
+    const std::string standard = option.get_default_str();
+    return standard.empty() || standard.starts_with("[") ? "1" : standard;
+  }
+
+  const CLI::App& command_;
+  const std::string words_;  // The message of CLI11.
+  const std::vector<const CLI::Option*> options_;
+};
+
+std::string Describe(const CLI::App& command, const CLI::ParseError& error) {
+  const Findings findings(command, error.what());
+  if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) return findings.Missing();
+  if (dynamic_cast<const CLI::ExcludesError*>(&error) != nullptr) return findings.Excludes();
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) return findings.Count();
+  if (dynamic_cast<const CLI::ConversionError*>(&error) != nullptr) return findings.Conversion();
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) return findings.Extras();
+  return error.what();  // From value_checks.h or modes.h.
+}
+
+}  // namespace
+
+void Refuse(const CLI::App& program, const CLI::ParseError& error) {
+  const CLI::App* command = &program;
+  std::string path = program.get_name();
+  while (!command->get_subcommands().empty()) {
+    command = command->get_subcommands().back();
+    path += " " + command->get_name();
+  }
+  HL_FAIL(ExitCode::kUsage, "`", path, "` ", Describe(*command, error), "\n`", path,
+          " --help` lists all options");
+}
+
+std::optional<ExitCode> ParseCommandLine(int argc, char** argv, Request& request) {
+  const std::unique_ptr<CLI::App> program = MakeProgram(request);
+  try {
+    program->parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() != 0) {
+      CheckWords(*program, {argv + 1, argv + argc});
+      Refuse(*program, error);
+    }
+    program->exit(error);  // Prints the help or the version.
+    return ExitCode::kFinished;
+  }
+  return std::nullopt;
 }
 
 }  // namespace halflife::cli

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/command_line/option_value.h"
+#include "cli/command_line/help.h"
 
 namespace CLI {
 class App;

@@ -1,15 +1,19 @@
-// halflife import: converts a Hugging Face folder to a run, to evaluate it or to continue training.
+// The subcommands that exchange models with transformers: import and export.
 #include <iostream>
 
-#include "cli/run.h"
+#include "cli/command_line/options.h"
 #include "core/concat.h"
+#include "core/error.h"
 #include "core/human.h"
+#include "infer/model_loader.h"
+#include "interop/export.h"
 #include "interop/import.h"
 #include "train/config/run_config.h"
 
 namespace halflife::cli {
 namespace {
 
+// halflife import: converts a Hugging Face folder to a run, to evaluate it or to continue training.
 // Returns a recipe that continues training from the weights: the model, its sequence length, and
 // settings that every longer run needs for checkpoints and logs. Everything else is a default.
 std::string Recipe(const interop::HfModel& model) {
@@ -55,6 +59,21 @@ ExitCode Run(const ImportOptions& options) {
             << SuggestCommand(model, report, options.out) << "\n"
             << "      halflife train --config " << options.out
             << "/config.textproto --set data.path=DATASET --run " << options.out << "\n";
+  return ExitCode::kFinished;
+}
+
+// halflife export: writes a checkpoint as a folder that transformers loads.
+ExitCode Run(const ExportOptions& options) {
+  interop::ExportOptions exported = options.exported;
+  exported.dtype = options.dtype == "bf16" ? ckpt::StoredDType::kBF16 : ckpt::StoredDType::kF32;
+  const std::filesystem::path step_dir = ckpt::FindStep(options.run);
+  const ckpt::StepReader step = ckpt::StepReader::Open(step_dir);
+  const auto tokenizer = infer::LoadTokenizerOfStep(step_dir, options.tokenizer);
+  const interop::ExportReport report =
+      interop::ExportModel(step, tokenizer.get(), options.out, exported);
+  std::cout << step_dir.string() << " -> " << options.out << ": " << report.class_name << ", "
+            << HumanBytes(report.bytes)
+            << (report.has_tokenizer ? "" : ", no tokenizer (name one with --tokenizer)") << "\n";
   return ExitCode::kFinished;
 }
 

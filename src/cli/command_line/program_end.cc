@@ -1,9 +1,24 @@
-#include "cli/command_line/rank_zero_report.h"
+#include "cli/command_line/program_end.h"
+
+#include <poll.h>
+#include <unistd.h>
 
 #include <chrono>
+#include <iostream>
 #include <thread>
 
+#include "core/log.h"
+
 namespace halflife::cli {
+
+ExitCode EndOutput(ExitCode code) {
+  std::cout.flush();
+  if (std::cout || code != ExitCode::kFinished) return code;
+  pollfd out = {.fd = STDOUT_FILENO, .events = POLLOUT, .revents = 0};
+  if (::poll(&out, 1, 0) == 1 && (out.revents & POLLERR) != 0) return code;
+  HL_ERROR("halflife", "cannot write to standard output. Check whether its disk is full.");
+  return ExitCode::kEnvironment;
+}
 
 void LetRankZeroReport(int rank, ExitCode code) {
   // Longer than mpirun needs to kill a rank that handles SIGTERM (a second), and longer than the

@@ -1,8 +1,10 @@
-// The options of commands that convert text to tokens.
+// Options that several commands share: those of commands that convert text to tokens, and those of
+// commands that compute with a model.
 #pragma once
 
 #include <string>
 
+#include "cli/command_line/options.h"
 #include "data/tokenizer.h"
 
 namespace CLI {
@@ -21,5 +23,8 @@ void AddTokenizer(CLI::App& command, std::string& tokenizer, const std::string& 
 
 // Adds --special-tokens for `texts`, for example "the prompt".
 void AddSpecialTokens(CLI::App& command, data::SpecialTokens& special, const std::string& texts);
+
+// Adds --device and --precision.
+void AddPlace(CLI::App& command, PlaceOptions& place);
 
 }  // namespace halflife::cli

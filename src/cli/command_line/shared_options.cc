@@ -1,4 +1,4 @@
-#include "cli/command_line/text_options.h"
+#include "cli/command_line/shared_options.h"
 
 #include <CLI/CLI.hpp>
 
@@ -22,6 +22,21 @@ void AddSpecialTokens(CLI::App& command, data::SpecialTokens& special, const std
                          "characters"))
       ->transform(OneOf(ways))
       ->default_str(Name(special));
+}
+
+void AddPlace(CLI::App& command, PlaceOptions& place) {
+  command
+      .add_option(
+          "--device", place.device,
+          "Device of the computation. auto: a GPU if one is visible; the ranks of a machine "
+          "use different GPUs")
+      ->check(OneOf({"auto", "cpu", "cuda"}))
+      ->capture_default_str();
+  command
+      .add_option("--precision", place.precision,
+                  "Type of the computation, like train.precision in training")
+      ->check(OneOf({"fp32", "bf16"}))
+      ->capture_default_str();
 }
 
 }  // namespace halflife::cli
