@@ -16,7 +16,7 @@
 #include "eval/length_table.h"
 #include "eval/validation.h"
 #include "report/evaluation.h"
-#include "report/figure.h"
+#include "report/plot.h"
 
 namespace halflife::cli {
 namespace {

@@ -14,7 +14,7 @@
 #include "eval/length_table.h"
 #include "eval/retrieval.h"
 #include "report/evaluation.h"
-#include "report/figure.h"
+#include "report/plot.h"
 
 namespace halflife::cli {
 namespace {

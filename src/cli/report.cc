@@ -13,8 +13,8 @@
 #include "core/log.h"
 #include "core/versions.h"
 #include "report/evaluation.h"
-#include "report/figure.h"
 #include "report/page.h"
+#include "report/plot.h"
 #include "sweep/results.h"
 
 namespace halflife::cli {

@@ -26,7 +26,6 @@
 #include "train/loop/trainer.h"
 #include "train/plan/cluster_plan.h"
 #include "train/plan/memory_plan.h"
-#include "train/plan/plan_search.h"
 
 namespace halflife::cli {
 namespace {

@@ -5,7 +5,7 @@
 #include <memory>
 #include <numeric>
 
-#include "dist/ordered_reduce.h"
+#include "dist/request.h"
 
 namespace halflife::dist {
 namespace {

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "core/philox.h"
-#include "dist/ordered_reduce.h"
+#include "dist/request.h"
 
 namespace halflife::dist::local {
 namespace {

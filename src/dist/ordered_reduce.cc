@@ -1,4 +1,4 @@
-#include "dist/ordered_reduce.h"
+#include "dist/request.h"
 
 #include <algorithm>
 #include <bit>

@@ -6,7 +6,7 @@
 #include <map>
 
 #include "core/error.h"
-#include "eval/length_method_help.h"
+#include "eval/eval_options.h"
 
 namespace halflife::eval {
 namespace {

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "data/batch.h"
-#include "eval/score_config.h"
+#include "eval/eval_options.h"
 #include "model/language_model.h"
 
 namespace halflife::eval {

@@ -1,4 +1,4 @@
-#include "interop/import.h"
+#include "interop/hf_model.h"
 
 #include "ckpt/step_dir.h"
 #include "ckpt/step_writer.h"

@@ -1,4 +1,4 @@
-#include "report/charts.h"
+#include "report/page.h"
 
 #include <algorithm>
 #include <functional>

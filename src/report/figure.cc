@@ -1,4 +1,4 @@
-#include "report/figure.h"
+#include "report/plot.h"
 
 #include "core/concat.h"
 #include "report/html.h"

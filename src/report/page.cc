@@ -9,9 +9,8 @@
 #include "core/concat.h"
 #include "core/human.h"
 #include "report/axis.h"
-#include "report/charts.h"
-#include "report/figure.h"
 #include "report/html.h"
+#include "report/plot.h"
 
 namespace halflife::report {
 namespace {

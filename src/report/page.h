@@ -17,6 +17,20 @@
 
 namespace halflife::report {
 
+// A group of the report's charts.
+struct ChartGroup {
+  std::string title;
+  std::vector<PlotSpec> plots;
+};
+
+// Returns all charts. Curve i of every plot shows runs[i] with style i. x counts tokens if the
+// runs' steps differ in size; two loss charts show the time of training instead. Charts of metrics
+// that no run has are omitted, except for the loss. `runs` must not be empty.
+std::vector<ChartGroup> Charts(const std::vector<RunRecord>& runs);
+
+// Returns only the groups of the loss and of the accuracy.
+std::vector<ChartGroup> LearningCharts(const std::vector<RunRecord>& runs);
+
 // The contents of a page about a sweep, which may have more runs than a chart can show.
 struct SweepRecord {
   std::string name;

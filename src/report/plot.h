@@ -56,4 +56,16 @@ inline constexpr double kPlotWidth = 600, kPlotHeight = 270;
 std::string MarkerShape(int style, double x, double y);
 constexpr int kNumStyles = 8;
 
+// A picture of several plots with one legend, as a self-contained SVG file.
+//
+//   AtomicWriteFile("figure.svg", RenderFigure(plots), ExitCode::kEnvironment);
+//
+// Draws two plots per row, each below its title. The legend shows the curves of the first plot,
+// whose note is at the bottom. Without plots, the picture shows "no value yet". It uses the
+// reader's light or dark colours.
+std::string RenderFigure(const std::vector<PlotSpec>& plots);
+
+// Returns a style's marker on a short line, for legends.
+std::string StyleKey(int style);
+
 }  // namespace halflife::report

@@ -11,7 +11,7 @@
 #include "core/host.h"
 #include "core/human.h"
 #include "core/log.h"
-#include "report/figure.h"
+#include "report/plot.h"
 #include "report/table.h"
 #include "sweep/job_queue.h"
 #include "train/config/plan.h"

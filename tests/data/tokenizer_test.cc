@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "data/sentencepiece_bridge.h"
+#include "data/sentencepiece_tokenizer.h"
 #include "data/small_datasets.h"
-#include "data/tokenizer_trainer.h"
 #include "data/utf8.h"
 #include "interop/small_sentencepiece.h"
 #include "support/expect_error.h"

@@ -26,6 +26,7 @@
 #include "data/row_positions.h"
 #include "data/sample_order.h"
 #include "data/sentencepiece_bridge.h"
+#include "data/sentencepiece_tokenizer.h"
 #include "data/shard_reader.h"
 #include "data/synthetic/mqar.h"
 #include "data/synthetic/numpy_mqar.h"
@@ -34,7 +35,6 @@
 #include "data/token_source.h"
 #include "data/tokenizer.h"
 #include "data/tokenizer_folder.h"
-#include "data/tokenizer_trainer.h"
 
 namespace halflife::data {
 
@@ -203,7 +203,7 @@ void TokenizerFolderExample() {
 }
 
 void TokenizerTrainerExample(std::string_view document, int vocab_size) {
-#include "examples/data/tokenizer_trainer.h"
+#include "examples/data/sentencepiece_tokenizer.h"
 }
 
 }  // namespace halflife::data

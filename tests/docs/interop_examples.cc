@@ -2,11 +2,11 @@
 // granted.
 #include <nlohmann/json.hpp>
 
-#include "interop/config_reader.h"
 #include "interop/export.h"
 #include "interop/hf_folder.h"
 #include "interop/hf_model.h"
 #include "interop/hf_tokenizer.h"
+#include "interop/layout.h"
 #include "interop/layouts/zoology_modules.h"
 #include "interop/placement.h"
 #include "model/language_model.h"
@@ -17,7 +17,7 @@ using Path = std::filesystem::path;
 using TokenizerPointer = std::unique_ptr<data::Tokenizer>;
 
 void ConfigReaderExample(const nlohmann::json& json, const Path& folder) {
-#include "examples/interop/config_reader.h"
+#include "examples/interop/layout.h"
 }
 
 void ExportExample(const ckpt::StepReader& step, const data::Tokenizer* tokenizer) {

@@ -3,8 +3,8 @@
 #include "core/files.h"
 #include "report/axis.h"
 #include "report/evaluation.h"
-#include "report/figure.h"
 #include "report/page.h"
+#include "report/plot.h"
 #include "report/run_record.h"
 
 namespace halflife::report {
@@ -14,7 +14,7 @@ void EvaluationExample() {
 }
 
 void FigureExample(const std::vector<PlotSpec>& plots) {
-#include "examples/report/figure.h"
+#include "examples/report/plot.h"
 }
 
 void PageExample() {

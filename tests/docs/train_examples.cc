@@ -23,7 +23,6 @@
 #include "train/loop/warm_start.h"
 #include "train/plan/cluster_plan.h"
 #include "train/plan/memory_plan.h"
-#include "train/plan/plan_search.h"
 #include "train/plan/row_exchanges.h"
 #include "train/plan/step_operations.h"
 #include "train/plan/timeline.h"
@@ -123,7 +122,7 @@ void MemoryPlanExample(const RunConfig& config, const model::LanguageModel& mode
 }
 
 void PlanSearchExample(const RunConfig& config) {
-#include "examples/train/plan/plan_search.h"
+#include "examples/train/plan/cluster_plan.h.2"
 }
 
 void RowExchangesExample(const RunConfig& config, const model::LanguageModel& model,

@@ -8,9 +8,9 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
+#include "data/sentencepiece_tokenizer.h"
 #include "data/small_bpe.h"
 #include "data/small_datasets.h"
-#include "data/tokenizer_trainer.h"
 #include "interop/small_sentencepiece.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"

@@ -3,8 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "report/figure.h"
 #include "report/page.h"
+#include "report/plot.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"
 

@@ -5,7 +5,6 @@
 
 #include <cmath>
 
-#include "report/charts.h"
 #include "report/html.h"
 
 namespace halflife::report {

@@ -8,7 +8,7 @@
 #include "cli/command_line/modes.h"
 #include "cli/command_line/shared_options.h"
 #include "cli/command_line/value_checks.h"
-#include "eval/length_method_help.h"
+#include "eval/eval_options.h"
 
 namespace halflife::cli {
 namespace {

@@ -18,7 +18,7 @@
 #include "data/examples/prepare_examples.h"
 #include "data/prepare/prepare.h"
 #include "data/synthetic/prepare_mqar.h"
-#include "eval/score_config.h"
+#include "eval/eval_options.h"
 #include "infer/sampler.h"
 #include "interop/export.h"
 #include "train/config/warm_start_rules.h"

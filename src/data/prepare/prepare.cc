@@ -9,8 +9,8 @@
 #include "data/prepare/ordered_pipeline.h"
 #include "data/prepare/publish_dataset.h"
 #include "data/prepare/shard_writer.h"
+#include "data/sentencepiece_tokenizer.h"
 #include "data/tokenizer_folder.h"
-#include "data/tokenizer_trainer.h"
 
 namespace halflife::data {
 namespace {

@@ -10,7 +10,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
-#include "interop/config_reader.h"
+#include "interop/layout.h"
 #include "interop/placement.h"
 #include "model/config/model_config.h"
 

@@ -11,7 +11,6 @@
 #include <regex>
 
 #include "core/concat.h"
-#include "train/config/unknown_name.h"
 
 namespace halflife::train {
 namespace {

@@ -10,7 +10,6 @@
 
 #include "core/error.h"
 #include "train/config/parse_errors.h"
-#include "train/config/unknown_name.h"
 
 namespace halflife::train {
 namespace {

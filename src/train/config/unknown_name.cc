@@ -1,4 +1,4 @@
-#include "train/config/unknown_name.h"
+#include "train/config/parse_errors.h"
 
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/message.h>

@@ -19,7 +19,7 @@
 #include "train/config/plan.h"
 #include "train/loop/run_guards.h"
 #include "train/plan/memory_plan.h"
-#include "train/record/versions.h"
+#include "train/record/run_folder.h"
 
 namespace halflife::train {
 namespace {

@@ -1,4 +1,4 @@
-#include "train/plan/plan_search.h"
+#include "train/plan/cluster_plan.h"
 
 #include <algorithm>
 #include <limits>

@@ -1,20 +1,26 @@
 #include "train/record/run_folder.h"
 
 #include <fcntl.h>
+#include <torch/version.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <nlohmann/json.hpp>
+#include <string_view>
 #include <thread>
 
 #include "ckpt/collective.h"
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "core/versions.h"
 #include "data/dataset.h"
+#include "data/library_versions.h"
 #include "data/shard_layout.h"
+#include "dist/library_versions.h"
 
 namespace halflife::train {
+
 namespace fs = std::filesystem;
 
 void RunFolder::Create() {
@@ -148,6 +154,31 @@ std::string RecordAbort(const fs::path& run_dir, int rank, const std::string& ca
   } catch (const Error&) {  // The file is unreadable, so this rank reports its own error.
   }
   return cause;
+}
+
+namespace {
+
+// Returns an empty string if `libraries` does not have the name, because the build lacks the
+// library.
+std::string VersionOf(std::string_view name, const std::vector<LibraryVersion>& libraries) {
+  for (const LibraryVersion& library : libraries)
+    if (library.name == name) return library.loaded.empty() ? library.built : library.loaded;
+  return "";
+}
+
+}  // namespace
+
+ckpt::Versions VersionsHere() {
+  const BuildInfo build = GetBuildInfo();
+  const std::vector<LibraryVersion> communication = dist::CommunicationLibraries();
+  return {.git_hash = build.git_hash,
+          .git_dirty = build.git_dirty,
+          .halflife = build.version,
+          .torch = TORCH_VERSION,
+          .cuda = VersionOf("CUDA runtime", communication),
+          .nccl = VersionOf("NCCL", communication),
+          .mpi = VersionOf("MPI library", communication),
+          .hdf5 = VersionOf("HDF5", data::DataLibraries())};
 }
 
 }  // namespace halflife::train

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "ckpt/run_lock.h"
+#include "ckpt/state.h"
 #include "data/dataset.h"
 #include "dist/rank_context.h"
 
@@ -74,5 +75,10 @@ class RunFolder {
 // instead of their own error, which is a consequence of it. Returns the line to log.
 std::string RecordAbort(const std::filesystem::path& run_dir, int rank, const std::string& cause,
                         bool is_consequence);
+
+// Returns the versions of the program and of the loaded libraries, if they report them. Checkpoints
+// store them for comparison of runs. cuda and nccl are empty in a
+// build without CUDA. The store adds those of the compiler and of protobuf.
+ckpt::Versions VersionsHere();
 
 }  // namespace halflife::train

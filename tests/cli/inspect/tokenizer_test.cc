@@ -7,9 +7,9 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/inspect/artifact.h"
+#include "data/sentencepiece_tokenizer.h"
 #include "data/small_bpe.h"
 #include "data/small_datasets.h"
-#include "data/tokenizer_trainer.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"
 

@@ -9,7 +9,6 @@
 #include "dist/parameter_layout.h"
 #include "model/model_cost.h"
 #include "support/expect_error.h"
-#include "train/plan/plan_search.h"
 
 namespace halflife::train {
 namespace {

@@ -1,5 +1,5 @@
 // A checkpoint records the versions of the libraries that its run has loaded.
-#include "train/record/versions.h"
+#include "train/record/run_folder.h"
 
 #include <gmock/gmock.h>
 

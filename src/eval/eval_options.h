@@ -1,9 +1,16 @@
-// Help texts of `eval --method`. Does not use LibTorch, because the command line also prints them.
+// Options of scoring and help texts of `eval --method`. Does not use LibTorch, because the command
+// line sets the options and prints the texts.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 namespace halflife::eval {
+
+struct ScoreConfig {
+  int64_t piece = 2048;         // Tokens of a row in one forward pass.
+  int64_t batch_tokens = 8192;  // Tokens of one forward pass, including padding.
+};
 
 // Returns one line per step: "  window:W         a query sees the last W keys [the training
 // length]".

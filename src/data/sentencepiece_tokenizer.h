@@ -1,4 +1,5 @@
-// Trains a sentencepiece model on a bounded sample of the text.
+// Trains a sentencepiece model on a bounded sample of the text. The .cc file also has the tokenizer
+// (data/tokenizer.h) that uses such a model.
 //
 // The sample consists of the lines with the smallest content hashes, up to a budget of bytes. It
 // does not depend on the order of files or the number of threads, needs only one pass, and its
