@@ -22,7 +22,7 @@
 
 #include "core/clock.h"
 #include "core/error.h"
-#include "core/heap.h"
+#include "core/host.h"
 #include "cuda_times.h"
 #include "eager.h"
 #include "kernels/common/cpu/instruction_set.h"

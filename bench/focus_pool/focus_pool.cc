@@ -20,7 +20,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
-#include "core/heap.h"
+#include "core/host.h"
 #include "kernels/common/cpu/instruction_set.h"
 #include "ops/focus_pool/focus_pool.h"
 #include "support/measure.h"

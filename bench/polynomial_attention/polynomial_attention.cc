@@ -19,7 +19,7 @@
 
 #include "core/clock.h"
 #include "core/error.h"
-#include "core/heap.h"
+#include "core/host.h"
 #include "eager.h"
 #include "kernels/common/cpu/instruction_set.h"
 #include "support/measure.h"

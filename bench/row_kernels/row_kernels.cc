@@ -17,7 +17,7 @@
 
 #include "cases.h"
 #include "core/error.h"
-#include "core/heap.h"
+#include "core/host.h"
 #include "kernels/common/cpu/instruction_set.h"
 #include "support/measure.h"
 #include "support/program.h"

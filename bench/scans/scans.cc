@@ -18,7 +18,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
-#include "core/heap.h"
+#include "core/host.h"
 #include "eager.h"
 #include "kernels/common/cpu/instruction_set.h"
 #include "support/measure.h"

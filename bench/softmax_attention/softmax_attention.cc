@@ -23,7 +23,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
-#include "core/heap.h"
+#include "core/host.h"
 #include "kernels/common/cpu/instruction_set.h"
 #include "ops/softmax_attention/composed.h"
 #include "support/measure.h"

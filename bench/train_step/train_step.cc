@@ -34,7 +34,7 @@
 #include "core/clock.h"
 #include "core/concat.h"
 #include "core/error.h"
-#include "core/heap.h"
+#include "core/host.h"
 #include "core/philox.h"
 #include "dist/communicator.h"
 #include "dist/gradient_reducer.h"

@@ -15,7 +15,7 @@
 #include "cli/world.h"
 #include "core/error.h"
 #include "core/hash.h"
-#include "core/heap.h"
+#include "core/host.h"
 #include "core/log.h"
 #include "data/dataset.h"
 #include "data/utf8.h"

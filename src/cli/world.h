@@ -3,14 +3,27 @@
 // collective for a dead one. Also warns if the ranks have more threads than cores.
 #pragma once
 
+#include <exception>
 #include <filesystem>
 #include <functional>
 #include <limits>
+#include <string>
 
 #include "core/exit_code.h"
 #include "dist/rank_context.h"
 
 namespace halflife::cli {
+
+// Translates an exception into the exit code of the program and a message for the user.
+struct Failure {
+  ExitCode code = ExitCode::kInternal;
+  std::string text;
+  bool is_consequence = false;  // A collective failed because another rank is gone.
+};
+
+// An Error keeps its code. A file system error or lack of memory is kEnvironment. Any other
+// exception is kInternal, a bug. The text omits LibTorch's stack trace.
+Failure DescribeFailure(const std::exception_ptr& thrown);
 
 // `timeout_s`: the limit of one collective, in seconds. The body sets `abort_dir` to the run's
 // folder once it owns it. From then on the first rank that fails writes its error there for the

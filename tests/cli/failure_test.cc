@@ -1,5 +1,5 @@
 // What people are told of exceptions that are not ours.
-#include "cli/failure.h"
+#include "cli/world.h"
 
 #include <ATen/ops/empty.h>
 #include <gmock/gmock.h>

@@ -1,6 +1,6 @@
 // After PrepareHeap, large allocations reuse freed memory without new page faults, and use pages of
 // 2 MiB if the kernel has any.
-#include "core/heap.h"
+#include "core/host.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>

@@ -24,7 +24,7 @@
 #include "model/mixers/variants.h"
 #include "model/model_cost.h"
 #include "model/output_projection.h"
-#include "model/positions/attention_biases.h"
+#include "model/positions/attention_positions.h"
 #include "model/positions/rotary_variants.h"
 #include "model/sequence_parallel.h"
 #include "model/sequence_slice.h"
@@ -149,7 +149,7 @@ void AttentionPositionsExample(const AttentionPositions& method, const Tensor& q
 }
 
 void AttentionBiasesExample() {
-#include "examples/model/positions/attention_biases.h"
+#include "examples/model/positions/attention_positions.h.2"
 }
 
 void FrequenciesExample() {

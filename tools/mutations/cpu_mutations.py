@@ -541,7 +541,7 @@ MUTATIONS = make_table({
                  "pattern.reach() == 0 ? starts : at::maximum(starts, FirstSeen(place, pattern));",
                  "tests/ops/softmax_attention/visible_keys_test.cc"),
         Mutation("ALiBi: slopes are not scaled",
-                 "src/model/positions/attention_biases.cc",
+                 "src/model/positions/attention_positions.cc",
                  "for (double& slope : slopes_) slope *= options.slope_scale;",
                  "",
                  "tests/model/positions/positions_test.cc"),

@@ -1,4 +1,4 @@
-#include "kernels/common/cuda/grid_blocks.h"
+#include "kernels/common/cuda/device.h"
 #include "kernels/common/cuda/rows.cuh"
 #include "kernels/convolution/fft_conv_args.h"
 #include "kernels/convolution/fft_conv_plan.h"

@@ -1,7 +1,6 @@
 #include <cmath>
 
 #include "kernels/common/cuda/device.h"
-#include "kernels/common/cuda/grid_blocks.h"
 #include "kernels/focus_pool/focus_pool_args.h"
 #include "kernels/focus_pool/focus_pool_plan.h"
 

@@ -14,6 +14,8 @@
 
 #include <cstdint>
 
+#include "core/bfloat16.h"
+
 namespace halflife::kernels {
 
 struct MatmulRight {
@@ -69,3 +71,14 @@ int64_t WeightGradientWorkspaceFloats(const WeightGradientArgs& args);
 void WeightGradient(const WeightGradientArgs& args);
 
 }  // namespace halflife::kernels
+
+namespace halflife::kernels::cpu {
+
+// Conversions between bf16 and fp32 on the CPU, for bf16 products that are computed in fp32
+// (ops/linear/widened.h).
+//
+// Convert `count` elements of x to y, which must not overlap. NarrowRange() rounds to nearest even.
+void WidenRange(const Bf16* x, float* y, int64_t count);
+void NarrowRange(const float* x, Bf16* y, int64_t count);
+
+}  // namespace halflife::kernels::cpu

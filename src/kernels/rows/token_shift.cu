@@ -1,4 +1,4 @@
-#include "kernels/common/cuda/grid_blocks.h"
+#include "kernels/common/cuda/device.h"
 #include "kernels/common/cuda/rows.cuh"
 #include "kernels/common/cuda/sum_partials.h"
 #include "kernels/rows/token_shift_args.h"

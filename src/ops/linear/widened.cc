@@ -9,7 +9,7 @@
 #include <optional>
 
 #include "kernels/common/cpu/instruction_set.h"
-#include "kernels/linear/conversion.h"
+#include "kernels/linear/linear_products.h"
 #include "ops/linear/right_operand.h"
 #include "ops/linear/weight_sums.h"
 #include "ops/torch/dispatch.h"

@@ -17,7 +17,7 @@
 
 #include "model/language_model.h"
 #include "model/mixers/built_mixer.h"
-#include "model/positions/attention_biases.h"
+#include "model/positions/attention_positions.h"
 #include "model/positions/rotary_variants.h"
 #include "ops/random_tensors.h"
 #include "ops/rows/rotary.h"

@@ -1,6 +1,6 @@
 // Shell completion, made from CLI11's own tree of subcommands and options: there is no second list.
 //
-// A shell is a function here and a row in tree.cc's table.
+// A shell is a function here and a row in completion.cc's table.
 #pragma once
 
 #include <span>

@@ -1,7 +1,6 @@
 // The second stages of decay attention: the scan over segments, and sums of partial gradients in a
 // fixed order.
 #include "kernels/common/cuda/device.h"
-#include "kernels/common/cuda/grid_blocks.h"
 #include "kernels/decay_attention/cuda/launch.h"
 
 namespace halflife::kernels::decay {

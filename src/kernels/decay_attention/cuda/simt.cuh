@@ -11,7 +11,7 @@
 #pragma once
 
 #include "kernels/common/cuda/chunk_rows.cuh"
-#include "kernels/common/cuda/grid_blocks.h"
+#include "kernels/common/cuda/device.h"
 #include "kernels/decay_attention/cuda/tile.cuh"
 
 namespace halflife::kernels::decay {

@@ -9,7 +9,6 @@
 #include <type_traits>
 
 #include "kernels/common/cuda/device.h"
-#include "kernels/common/cuda/grid_blocks.h"
 #include "kernels/decay_attention/cuda/launch.h"
 #include "kernels/decay_attention/decay_attention_partition.h"
 

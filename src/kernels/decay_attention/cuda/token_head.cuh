@@ -3,7 +3,6 @@
 #pragma once
 
 #include "kernels/common/cuda/device.h"
-#include "kernels/common/cuda/grid_blocks.h"
 #include "kernels/decay_attention/decay_attention_args.h"
 
 namespace halflife::kernels::decay {

@@ -1,5 +1,5 @@
 // Host functions of polynomial attention on CUDA: checks, grids, launches.
-#include "kernels/common/cuda/grid_blocks.h"
+#include "kernels/common/cuda/device.h"
 #include "kernels/polynomial_attention/cuda/launch.h"
 #include "kernels/polynomial_attention/cuda/scan.cuh"
 #include "kernels/polynomial_attention/cuda/step.cuh"

@@ -1,7 +1,6 @@
 #include "kernels/polynomial_attention/cuda/launch.h"
 
 #include "kernels/common/cuda/device.h"
-#include "kernels/common/cuda/grid_blocks.h"
 #include "kernels/common/cuda/pair_attention/args.h"
 
 namespace halflife::kernels::polynomial {

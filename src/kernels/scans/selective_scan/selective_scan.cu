@@ -1,7 +1,7 @@
 // A thread has one channel of one segment of a row and processes a tile of tokens at a time. The
 // tile's values for the channel are in registers, while the states are processed one after another.
 // The channels of a block share b and c of the tile.
-#include "kernels/common/cuda/grid_blocks.h"
+#include "kernels/common/cuda/device.h"
 #include "kernels/common/cuda/rows.cuh"
 #include "kernels/common/cuda/sum_partials.h"
 #include "kernels/scans/selective_scan/selective_scan_args.h"

@@ -22,7 +22,7 @@
 
 #include "core/philox.h"
 #include "model/mixers/built_mixer.h"
-#include "model/positions/attention_biases.h"
+#include "model/positions/attention_positions.h"
 #include "ops/rows/rotary.h"
 #include "ops/softmax_attention/softmax_attention.h"
 #include "support/expect_error.h"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "model/mixers/built_mixer.h"
-#include "model/positions/attention_biases.h"
+#include "model/positions/attention_positions.h"
 
 namespace halflife::model {
 namespace {

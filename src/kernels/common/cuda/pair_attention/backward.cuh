@@ -1,7 +1,7 @@
 // Launches of a backward for heads of at most kD channels and slices of V of kV channels.
 #pragma once
 
-#include "kernels/common/cuda/grid_blocks.h"
+#include "kernels/common/cuda/device.h"
 #include "kernels/common/cuda/pair_attention/bias_gradient.cuh"
 #include "kernels/common/cuda/pair_attention/key_gradient.cuh"
 #include "kernels/common/cuda/pair_attention/query_gradient.cuh"

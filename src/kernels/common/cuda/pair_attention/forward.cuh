@@ -3,7 +3,7 @@
 // Gimelshein, 2018; Dao et al., 2022). Weights other than the softmax need no maximum.
 #pragma once
 
-#include "kernels/common/cuda/grid_blocks.h"
+#include "kernels/common/cuda/device.h"
 #include "kernels/common/cuda/pair_attention/tile_pair.cuh"
 
 namespace halflife::kernels::pairs {

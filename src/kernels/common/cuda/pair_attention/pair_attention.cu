@@ -1,6 +1,6 @@
 // Host functions of attention by pairs of tiles: workspace, checks and launches. Also the kernels
 // that run before and after the loops over tiles.
-#include "kernels/common/cuda/grid_blocks.h"
+#include "kernels/common/cuda/device.h"
 #include "kernels/common/cuda/pair_attention/tile_pair.cuh"
 
 namespace halflife::kernels::pairs {

@@ -1,5 +1,5 @@
 #include "kernels/common/cpu/vectorised.h"
-#include "kernels/linear/conversion.h"
+#include "kernels/linear/linear_products.h"
 
 namespace halflife::kernels::cpu {
 namespace {
