@@ -1,7 +1,7 @@
-// Plain arrays in the storage that the kernels of a step's elementwise parts read, and what their
-// emulated tests compare.
+// Plain arrays in the storage types of elementwise kernels, and comparisons for their emulated
+// tests.
 //
-//   const Array<Bf16> x(Random(rows * dim, 1), /*shift=*/3);  // 6 bytes off the alignment
+//   const Array<Bf16> x(Random(rows * dim, 1), /*shift=*/3);  // Misaligned by 6 bytes.
 //   ExpectClose<Bf16>("out", out.values(), want, kRoundings);
 #pragma once
 
@@ -20,7 +20,7 @@ namespace halflife::kernels::test {
 
 using Values = std::vector<double>;
 
-// Standard normals times `scale`.
+// Returns standard normals times `scale`.
 inline Values Random(int64_t count, uint64_t seed, double scale = 1) {
   std::mt19937_64 engine(seed);
   std::normal_distribution<double> normal(0, scale);
@@ -29,8 +29,8 @@ inline Values Random(int64_t count, uint64_t seed, double scale = 1) {
   return values;
 }
 
-// Values rounded to T, at `shift` elements into an allocation that ends with them: AddressSanitizer
-// sees the next element.
+// Values rounded to T, `shift` elements into an allocation that ends with them, so AddressSanitizer
+// detects an access to the next element.
 template <typename T>
 class Array {
  public:
@@ -52,9 +52,9 @@ class Array {
   int shift_;
 };
 
-// |got - want| within `fp32` times the largest |want| (at least 1), for sums in fp32, and where T
-// is bf16 within a rounding to 8 significant bits of the value itself. NaN fails; the worst element
-// is named.
+// Expects |got - want| within `fp32` times the largest |want| (at least 1), for sums in fp32. If T
+// is bf16, a rounding to 8 significant bits of the value itself is allowed, too. NaN fails. The
+// message names the worst element.
 template <typename T>
 void ExpectClose(const std::string& name, const Values& got, const Values& want, double fp32) {
   ASSERT_EQ(got.size(), want.size()) << name;

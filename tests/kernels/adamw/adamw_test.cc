@@ -1,4 +1,4 @@
-// The CPU kernel and, compiled for the emulator, the CUDA kernel against the formula in fp64.
+// The CPU kernel and the emulated CUDA kernel of AdamW equal the formula in fp64.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -13,7 +13,7 @@ namespace halflife::kernels {
 namespace {
 
 constexpr AdamWConfig kConfig = {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
-// Elements of the first segment: longer than a block of the CPU kernel; the emulator is slow.
+// Elements of the first segment: more than a block of the CPU kernel. The emulator is slow.
 #if HL_EMULATE
 constexpr int64_t kDecayed = 1503;
 #else
@@ -29,8 +29,7 @@ void Update(const AdamWArgs& args) {
 #endif
 }
 
-// Three segments with a hole and an odd length; the middle one does not decay, the last has no
-// copy.
+// Three segments with a gap and an odd length. The second has no weight decay, the last no copy.
 struct Arrays {
   explicit Arrays(int64_t shift = 0) : size(shift + kDecayed + 2997) {
     for (std::vector<float>* x : {&main, &grads, &m, &v}) x->assign(size, 0);
@@ -80,7 +79,7 @@ TEST(AdamWKernel, EqualsTheFormulaInFp64) {
       }
     }
   }
-  // five updates of lr each with some eight roundings (2^-24) of values up to 1
+  // Five updates of lr with about eight roundings each (2^-24) of values up to 1.
   for (int64_t i = 0; i < arrays.size; ++i) ASSERT_NEAR(arrays.main[i], w[i], 5 * 8 * 0x1p-24) << i;
 }
 
@@ -109,12 +108,12 @@ TEST(AdamWKernel, CopyIsRoundedToNearestEven) {
       EXPECT_TRUE(std::isnan(rounded));
       continue;
     }
-    // half a unit of the eighth bit; a tie (never by chance here) would have an even last bit
+    // Half a unit of the eighth bit. A tie, which does not occur here, would round to even.
     ASSERT_LE(std::abs(rounded - w), std::ldexp(1.0, std::ilogb(w) - 8)) << i;
   }
 }
 
-// The same bits wherever the arrays begin, and one element at a time.
+// The bits do not depend on where arrays begin, and equal those of single-element updates.
 TEST(AdamWKernel, EveryElementStandsAlone) {
   Arrays whole, shifted(5), single;
   whole.FillGrads(0, 1);
@@ -136,7 +135,7 @@ TEST(AdamWKernel, EveryElementStandsAlone) {
   for (int64_t i = 0; i < kDecayed + 2996; ++i) ASSERT_EQ(whole.main[i], shifted.main[i + 5]) << i;
 }
 
-// An element's bits do not depend on where it lies, beyond 2^31 elements either.
+// An element's bits do not depend on its index, also beyond 2^31 elements.
 TEST(AdamWKernel, OffsetsBeyond32Bits) {
 #if defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "indices are no races, and the thread sanitizer's address space is small";
@@ -170,7 +169,7 @@ TEST(AdamWKernel, OffsetsBeyond32Bits) {
   };
   const std::vector<float> near = update(0), far = update(kFar);
   EXPECT_EQ(near, far);
-  EXPECT_NE(near[0], 0);  // sin(0) moved
+  EXPECT_NE(near[0], 0);  // sin(0) changed.
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The CUDA kernels of the long convolution, emulated, against its definition in fp64 and, in what
-// they share with the CPU's loops, against those.
+// The emulated CUDA kernels of the long convolution equal its definition in fp64, and the CPU's
+// loops where they share code.
 #include "kernels/convolution/fft_conv_plan.h"
 #include "kernels/rows_support.h"
 
@@ -11,13 +11,13 @@ using test::ExpectClose;
 using test::Random;
 using test::Values;
 
-constexpr double kFirst = -0.03, kStep = 0.002;  // of the window
+constexpr double kFirst = -0.03, kStep = 0.002;  // Of the window.
 
 struct Case {
   int64_t batch, seq_len, dim;
   bool gated = true, skip = true;
-  bool added = false;  // gradients to what their places hold
-  int64_t beside = 0;  // columns of the matrix of inputs that are not the convolution's
+  bool added = false;  // Gradients are added to the outputs.
+  int64_t beside = 0;  // Columns of the input matrix that the convolution does not use.
 
   int64_t length() const { return FftConvLength(seq_len); }
   int64_t width() const { return (gated ? 3 : 1) * dim; }
@@ -30,8 +30,8 @@ std::string Name(const Case& c) {
          (c.added ? ", added" : "") + ", rows " + std::to_string(c.stride()) + " apart";
 }
 
-// Lengths at and about powers of two and of four; channels that fill blocks of 8 and do not; blocks
-// of fewer, as long rows have; rows shared out over blocks, one each and two.
+// Lengths at and around powers of two and four; channels that fill blocks of 8 and that do not;
+// smaller blocks, as for long rows; rows that are distributed over blocks, one and two per block.
 std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (const int64_t seq_len : {1, 2, 3, 4, 8, 17, 40})
@@ -41,8 +41,8 @@ std::vector<Case> Cases() {
     cases.push_back({3, 20, 5, gated, true, false, /*beside=*/3});
   }
   cases.push_back({66, 3, 2});
-  cases.push_back({1, 1, 1});  // transforms of 8 bytes
-#ifndef HL_EMULATED_TSAN  // which takes a minute for them, and whose threads do nothing else there
+  cases.push_back({1, 1, 1});  // Transforms of 8 bytes.
+#ifndef HL_EMULATED_TSAN       // Takes a minute with TSan, and its threads only repeat these cases.
   cases.push_back({1, 1030, 5});
   cases.push_back({2, 2050, 3, /*gated=*/false});
 #endif
@@ -128,7 +128,7 @@ Results<T> OnCpu(const Case& c, const Problem<T>& p) {
   return r;
 }
 
-// args.h's formulas in fp64.
+// The formulas of fft_conv_args.h in fp64.
 template <typename T>
 struct Definition {
   Definition(const Case& c, const Problem<T>& p)
@@ -178,8 +178,8 @@ struct Definition {
   Values inputs, dy, filter, skip;
 };
 
-// Of the largest value, which sums of hundreds of terms of order 1 are: some 2 log2(M) roundings of
-// 2^-24, and of sums over rows and tokens a few more.
+// Relative to the largest value, for sums of hundreds of terms of order 1: about 2 log2(M)
+// roundings of 2^-24, and a few more for sums over rows and tokens.
 constexpr double kFp32 = 3e-6;
 
 template <typename T, typename Want>
@@ -204,7 +204,7 @@ TYPED_TEST(FftConvEmulated, IsTheDefinitionAsTheCpuIs) {
   }
 }
 
-// A filter and a skip that nobody wants gradients of.
+// A filter and a skip whose gradients are not requested.
 TYPED_TEST(FftConvEmulated, GradientsNobodyWantsAreNotWritten) {
   const Case c = {2, 9, 5};
   const Problem<TypeParam> problem(c);
@@ -222,7 +222,7 @@ TYPED_TEST(FftConvEmulated, GradientsNobodyWantsAreNotWritten) {
   cuda::FftConvBackward(args, grads, workspace.data(), nullptr);
 }
 
-// Two transforms of 8 bytes a point.
+// Two transforms of 8 bytes per point.
 TEST(FftConvFits, UpToEightThousandPointsOnAnyOfTheLargeDevices) {
   EXPECT_TRUE(cuda::FftConvFits(8192, 163 << 10));
   EXPECT_FALSE(cuda::FftConvFits(16384, 227 << 10));

@@ -1,4 +1,4 @@
-// The CUDA kernels of the short convolution, emulated, against its definition in fp64.
+// The emulated CUDA kernels of the short convolution equal its definition in fp64.
 #include <limits>
 #include <memory>
 
@@ -13,15 +13,15 @@ using test::Random;
 using test::Values;
 
 constexpr int64_t kBatch = 2;
-// Up to 8 products and a sigmoid forward; the weight's gradient sums some hundred tokens.
+// Up to 8 products and a sigmoid in forward. The weight's gradient sums a few hundred tokens.
 constexpr double kFp32 = 3e-6;
 
 struct Case {
   int64_t seq_len, dim, taps;
   bool tail = true, documents = true;
-  int shift = 0;  // elements that every array is off its alignment
+  int shift = 0;  // Elements by which every array is misaligned.
   bool bias = false, silu = true;
-  int64_t x_stride = 0;  // of the rows of x, as columns of one matrix; 0: dense
+  int64_t x_stride = 0;  // Stride of the rows of x, as columns of one matrix; 0: dense.
 
   int64_t stride() const { return x_stride > 0 ? x_stride : dim; }
 };
@@ -33,8 +33,8 @@ std::string Name(const Case& c) {
          (c.silu ? "" : ", no SiLU") + ", rows " + std::to_string(c.stride()) + " apart";
 }
 
-// Lengths about the runs of 16 and 32 tokens and below the number of taps; every number of taps;
-// channels in whole packs and not.
+// Lengths around runs of 16 and 32 tokens and below the number of taps; every number of taps;
+// channels in whole and partial packs.
 std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (const int64_t seq_len : {1, 5, 33, 70})
@@ -49,7 +49,7 @@ std::vector<Case> Cases() {
     cases.push_back({70, 16, 4, true, true, /*shift=*/0, true, true, x_stride});
   for (const bool bias : {false, true}) {
     for (const bool silu : {false, true}) {
-      if (!bias && silu) continue;  // the cases above
+      if (!bias && silu) continue;  // Covered above.
       for (const int64_t taps : {1, 3, 4, 8})
         for (const int64_t dim : {11, 16})
           cases.push_back({70, dim, taps, true, true, /*shift=*/dim % 2 == 1 ? 1 : 0, bias, silu});
@@ -58,7 +58,7 @@ std::vector<Case> Cases() {
   return cases;
 }
 
-// Documents that start with the slice (and cut the tail off), inside, and in several neighbouring
+// Documents that start with the slice (and hide the tail), inside it, and at several neighbouring
 // tokens.
 struct Documents {
   explicit Documents(const Case& c)
@@ -124,7 +124,7 @@ Results<T> Run(const Case& c, const Problem<T>& p) {
   return r;
 }
 
-// The rows of dx, dense; nothing is written between them.
+// Returns the rows of dx, dense, and checks that nothing was written between them.
 template <typename T>
 Values RowsOf(const Case& c, const Array<T>& dx) {
   Values rows;
@@ -151,8 +151,8 @@ Wanted Definition(const Case& c, const Problem<T>& p) {
                  Values(weight.size()), Values(c.dim, 7.0)};
   for (int64_t b = 0; b < kBatch; ++b) {
     for (int64_t t = 0; t < c.seq_len; ++t) {
-      // tokens it reads, itself first: until a document's start, or the slice's where nothing comes
-      // before it
+      // The tokens that it reads, starting with itself: back to the document start, or to the start
+      // of the slice if there are no earlier tokens.
       std::vector<int64_t> tokens = {t};
       while (static_cast<int64_t>(tokens.size()) < c.taps) {
         const int64_t last = tokens.back();
@@ -219,7 +219,7 @@ TYPED_TEST(ConvKernel, TwoRunsGiveTheSameBits) {
 TYPED_TEST(ConvKernel, NansDoNotCrossADocumentsStart) {
   const Case c = {20, 8, 4, /*tail=*/false};
   Problem<TypeParam> p(c);
-  p.x.data()[(c.seq_len + 13) * c.dim] =  // in row 1 documents start at 3 and at 14
+  p.x.data()[(c.seq_len + 13) * c.dim] =  // Row 1 has document starts at 3 and 14.
       Narrow<TypeParam>(std::numeric_limits<float>::quiet_NaN());
   const Values out = Run(c, p).out.values();
   EXPECT_TRUE(std::isnan(out[(c.seq_len + 13) * c.dim]));

@@ -1,4 +1,4 @@
-// The CUDA kernels of a filter of sines, emulated, against their definition in fp64.
+// The emulated CUDA kernels of a sine filter equal their definition in fp64.
 #include "kernels/convolution/sine_filter_args.h"
 #include "kernels/rows_support.h"
 
@@ -12,8 +12,8 @@ using test::Values;
 
 struct Case {
   int num_tokens, inputs, width, num_layers, channels;
-  int rows_beyond = 0;  // of the inputs, that are not read
-  bool added = false;   // gradients to what their places hold
+  int rows_beyond = 0;  // Input rows that are not read.
+  bool added = false;   // Gradients are added to the outputs.
 
   int num_rows() const { return num_tokens + rows_beyond; }
   int inputs_of(int layer) const { return layer == 0 ? inputs : width; }
@@ -26,8 +26,8 @@ std::string Name(const Case& c) {
          (c.added ? ", added" : "");
 }
 
-// Tokens about the blocks of 16, rows past them in the last block and beyond; layers of fewer and
-// of more channels than inputs, and of more than a block has threads for at once.
+// Tokens around blocks of 16, with unused rows in the last block and after it; layers with fewer
+// and more channels than inputs, and with more than a block has threads.
 const Case kCases[] = {{1, 3, 5, 1, 1},           {16, 3, 8, 2, 8},
                        {17, 3, 8, 3, 20, 40},     {15, 3, 6, 4, 13, 1},
                        {33, 7, 4, 2, 9, 3, true}, {20, 3, 70, 3, 150, 20, true},
@@ -58,7 +58,7 @@ struct Problem {
   std::vector<Array<float>> weights, biases;
 };
 
-// What is learned: weight and bias of each layer, then the frequency.
+// The gradients of parameters: weight and bias of each layer, then the frequency.
 struct Results {
   Values hidden, out, dx;
   std::vector<Values> learned;
@@ -91,7 +91,7 @@ Results OnDevice(const Case& c, const Problem& p) {
   return r;
 }
 
-// args.h's formulas in fp64, token by token.
+// The formulas of sine_filter_args.h in fp64, token by token.
 class Definition {
  public:
   Definition(const Case& c, const Problem& p) : c_(c), x_(p.x.values()), f_(p.frequency.values()) {
@@ -150,8 +150,9 @@ class Definition {
   std::vector<Values> w_, b_;
 };
 
-// Each layer multiplies the error of a sum, some 2^-22, by a row's weights of norm 1 and a
-// frequency of 2 or so; gradients do likewise.
+// Each layer multiplies the error of a sum, about 2^-22, by weights of norm 1 and a frequency of
+// about
+// 2. Gradients do the same.
 constexpr double kFp32 = 1e-5;
 
 TEST(SineFilterEmulated, IsTheDefinition) {

@@ -1,5 +1,4 @@
-// The CUDA kernel of the cross entropy over rows of logits, emulated, against the definition in
-// fp64.
+// The emulated CUDA kernel of cross entropy over rows of logits equals the definition in fp64.
 #include <limits>
 
 #include "kernels/cross_entropy/cross_entropy_args.h"
@@ -15,8 +14,8 @@ using test::Values;
 
 struct Case {
   int64_t num_rows, vocab;
-  double scale = 3;  // of the logits
-  int shift = 0;     // elements that the logits are off their alignment
+  double scale = 3;  // Of the logits.
+  int shift = 0;     // Elements by which the logits are misaligned.
 };
 
 // One token, less than a pack, whole packs, odd ends, more than a pass of the largest block; peaked
@@ -27,7 +26,8 @@ constexpr Case kCases[] = {{2, 1},       {5, 3},       {3, 128},       {3, 259},
 struct Results {
   Array<float> loss, log_partition, logits;
 };
-// Every third row has no target; the others aim at the first, the last and some token between.
+// Every third row has no target. The targets of the others are the first, the last or another
+// token.
 std::vector<int64_t> TargetsOf(const Case& c) {
   std::vector<int64_t> targets;
   for (int64_t row = 0; row < c.num_rows; ++row)
@@ -72,7 +72,7 @@ Wanted Definition(const Case& c, const Values& logits, const std::vector<int64_t
   return want;
 }
 
-// Sums of up to 8192 exponentials of an error of some ulp each; logits of up to 160 are exact to
+// Sums of up to 8192 exponentials with errors of a few ulp each. Logits of up to 160 have errors of
 // 2^-24 of themselves.
 TEST(CrossEntropyKernel, EqualsTheDefinitionInFp64) {
   for (const Case& c : kCases) {
@@ -102,7 +102,7 @@ TEST(CrossEntropyKernel, TwoRunsGiveTheSameBits) {
   EXPECT_EQ(first.logits.values(), second.logits.values());
 }
 
-// Masked logits take no part, wherever they lie; a thread may see nothing else.
+// Masked logits are ignored at any index, also if a thread has no others.
 TEST(CrossEntropyKernel, MinusInfinityIsAProbabilityOfZero) {
   const Case c = {1, 2048};
   Array<float> logits(c.num_rows * c.vocab);
@@ -114,7 +114,7 @@ TEST(CrossEntropyKernel, MinusInfinityIsAProbabilityOfZero) {
   EXPECT_NEAR(got.logits.values()[2001], 1 / 48.0, 1e-7);
 }
 
-// What must not go unnoticed; the neighbouring rows are as ever.
+// These errors must be visible, and neighbouring rows must not change.
 TEST(CrossEntropyKernel, NanAndTargetsOutsideTheVocabularyGiveNan) {
   const Case c = {3, 300};
   Array<float> logits(Random(c.num_rows * c.vocab, 1));

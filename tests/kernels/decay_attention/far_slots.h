@@ -1,9 +1,9 @@
-// A decode step of two rows whose states lie in slots 0 and `second_slot`, the others being address
-// space alone.
+// A decoding step of two rows whose states are in slots 0 and `second_slot`. The slots between them
+// are only address space.
 //
 //   const SlotStates states(step, initial_state, initial_norm, FarSlot(step));
 //   cpu::Step(states.step());
-//   states.Get();  // the two slots' states and sums of keys afterwards
+//   states.Get();  // The states and sums of keys of the two slots after the step.
 #pragma once
 
 #include <algorithm>
@@ -17,14 +17,15 @@ namespace halflife::kernels::test {
 inline int64_t NormSize(const DecayAttentionStepArgs& step) {
   return int64_t{1} * step.num_heads * step.head_dim_k;
 }
-// One whose sums of keys lie more than 2^31 elements behind the first's.
+// Returns a slot whose sums of keys are more than 2^31 elements after those of slot 0.
 inline int32_t FarSlot(const DecayAttentionStepArgs& step) {
   return static_cast<int32_t>((int64_t{1} << 31) / NormSize(step) + 5);
 }
 
 class SlotStates {
  public:
-  // initial_state [2, H, K, V], initial_norm [2, H, K]; `step` lacks the state alone.
+  // initial_state [2, H, K, V], initial_norm [2, H, K]. `step` must have everything except the
+  // state.
   SlotStates(const DecayAttentionStepArgs& step, const std::vector<float>& initial_state,
              const std::vector<float>& initial_norm, int32_t second_slot)
       : step_(step),

@@ -1,10 +1,10 @@
-// The same problem with its tokens at the end of a row of 2^31 - 1: what lies before them is
-// address space alone, and no chunk covers it. Offsets of tokens then exceed 32 bits in every
+// Moves the tokens of a problem to the end of a row of 2^31 - 1 tokens. The tokens before them are
+// only address space, and no chunk covers them. Offsets of tokens then exceed 32 bits in every
 // tensor, strided or flat.
 //
-//   LateTokens late(args, grads, table);  // all three speak of the late tokens from here on
+//   LateTokens late(args, grads, table);  // All three refer to the moved tokens from here on.
 //   cpu::Forward(args, plan); ...
-//   late.CopyBack();                      // results to where they were wanted
+//   late.CopyBack();                      // Copies the results to the original tensors.
 #pragma once
 
 #include <cstring>

@@ -1,3 +1,5 @@
+// The plan of decay attention: routes, blocks, segments, batch tiles and workspaces for each shape
+// and device.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -14,11 +16,11 @@
 namespace halflife::kernels {
 namespace {
 
-// kHopper goes by warps, kWarpgroups is the same by its own instructions.
+// kHopper uses the warp kernels, kWarpgroups is the same device with WGMMA.
 constexpr DeviceLimits kHopper = {true, 132, 232448}, kWarpgroups = {true, 132, 232448, true},
                        kAmpere = {true, 108, 166912}, kAda = {true, 142, 101376};
 
-// Heads side by side in rows without gaps.
+// Sets the strides of adjacent heads in rows without gaps.
 void SetStrides(DecayAttentionArgs& args) {
   const auto set = [&](TensorView& view, int heads, int dim) {
     view.stride_h = dim;
@@ -47,14 +49,14 @@ DecayAttentionArgs HalfShape(int B, int T, int H, int D) {
   return args;
 }
 
-// What a shape is run by: a device's schedule and the exact sizes of what it needs, kept here so
-// that no change of the rules that choose them goes unseen.
+// The expected plan of a shape: the device's schedule and exact sizes. A change of the selection
+// rules must change this table.
 struct GoldenPlan {
   DecayKind kind;
   int B, T, H, K, V;
   const DeviceLimits& limits;
   int segments, backward_segments;
-  int forward_k, forward_v, backward_k, backward_v;  // of a block
+  int forward_k, forward_v, backward_k, backward_v;  // Per block.
   int checkpoint_every;
   size_t forward_bytes, backward_bytes, checkpoint_bytes;
   NormKind norm = NormKind::kNone;
@@ -62,14 +64,14 @@ struct GoldenPlan {
 };
 constexpr DecayKind kToken = DecayKind::kPerToken, kChannel = DecayKind::kPerTokenChannel;
 constexpr GoldenPlan kGoldenPlans[] = {
-    // 32 heads: too few for 132 multiprocessors
+    // 32 heads are too few for 132 multiprocessors.
     {DecayKind::kNone, 2, 16384, 16, 128, 128, kHopper, 4, 4, 128, 128, 128, 128, 4, 8389120,
      25166336, 68157440},
     {kToken, 2, 16384, 16, 128, 128, kHopper, 4, 4, 128, 128, 128, 128, 4, 8389120, 25166336,
      68157440},
     {kChannel, 2, 16384, 16, 128, 128, kHopper, 4, 4, 128, 128, 128, 128, 2, 335609856, 922812416,
      135266304},
-    // 36 idle ones cost less than a second pass over k and v
+    // 36 idle multiprocessors cost less than a second pass over k and v.
     {kToken, 1, 8192, 96, 128, 128, kHopper, 1, 1, 128, 128, 128, 128, 4, 0, 12582912, 103809024},
     {kChannel, 1, 8192, 96, 128, 128, kHopper, 1, 1, 128, 128, 128, 128, 2, 490733568, 1346371584,
      204472320},
@@ -83,14 +85,14 @@ constexpr GoldenPlan kGoldenPlans[] = {
     {kToken, 8, 16384, 32, 128, 128, kHopper, 1, 1, 128, 128, 128, 128, 4, 0, 33554432, 545259520},
     {kChannel, 8, 16384, 32, 128, 128, kHopper, 1, 1, 128, 128, 128, 128, 2, 2617245696, 7113539584,
      1082130432},
-    // too short for segments of the forward: halves of V
+    // Too short for segments in forward, so V is split in halves.
     {kToken, 1, 1024, 16, 128, 128, kHopper, 1, 2, 128, 64, 128, 128, 4, 0, 6291712, 2621440},
     // D2D
     {DecayKind::kPerHeadChannel, 32, 512, 12, 64, 64, kHopper, 1, 1, 64, 64, 64, 64, 2, 66060288,
      198180864, 15728640},
     // Mamba-2
     {kToken, 1, 8192, 64, 128, 64, kHopper, 2, 2, 128, 64, 128, 64, 4, 4194816, 12583424, 34603008},
-    // slices: of V, and of both, whose sums over slices of K the forward has in its workspace
+    // Slices of V, and of both K and V. The forward has the sums over slices of K in its workspace.
     {DecayKind::kPerHead, 8, 2048, 8, 128, 256, kHopper, 1, 1, 128, 64, 128, 128, 4, 0, 285213184,
      37748736},
     {kChannel, 8, 2048, 4, 128, 256, kHopper, 1, 2, 128, 64, 128, 128, 2, 40894464, 221282304,
@@ -117,7 +119,7 @@ constexpr GoldenPlan kGoldenPlans[] = {
      NormKind::kNone,
      1,
      2},
-    // 99 KiB of shared memory: slices where others need none
+    // 99 KiB of shared memory: slices that other devices do not need.
     {kToken, 8,  2048, 32,  128, 128, kAda,      1,        1,
      128,    64, 64,   128, 4,   0,   287309824, 75497472, NormKind::kNone,
      1,      2},
@@ -128,8 +130,8 @@ constexpr GoldenPlan kGoldenPlans[] = {
      135266304},
     {kToken, 2, 16384, 16, 128, 128, kAmpere, 8, 16, 128, 128, 128, 128, 4, 16778240, 100665344,
      68157440},
-    // the normaliser: checkpoints in two terms; backward, centred values and a slice of sums over
-    // keys; forward, of several slices of K, their sums
+    // The normalizer. Checkpoints have two terms. The backward has centred values and a slice of
+    // sums over keys. The forward with several slices of K has their sums.
     {DecayKind::kPerHeadChannel, 32, 512, 12, 64, 64, kHopper, 1, 1, 64, 64, 64, 64, 2, 66060288,
      436666624, 31948800, NormKind::kSumOfKeys},
     {kToken, 8, 2048, 32, 128, 128, kHopper, 1, 1, 128, 128, 128, 128, 4, 0, 1271136512, 152174592,
@@ -204,7 +206,7 @@ TEST(DecayAttentionPlan, WhatRunsTokenByToken) {
   };
   constexpr DeviceLimits kTuring = {true, 68, 64 << 10};  // sm_75
   EXPECT_EQ(expect_simt(kTuring, "as no block fits the shared memory"), Route::kSimt);
-  // Of decays of channels the forward's blocks would fit here, the backward's do not.
+  // For decays per channel, the forward's blocks would fit here, the backward's do not.
   constexpr DeviceLimits kSmall = {true, 68, 40 << 10};
   float decay = 0;
   args.log_decay.data = &decay;
@@ -224,7 +226,7 @@ TEST(DecayAttentionPlan, SaysInWhichBlocks) {
             "in blocks of 128 x 128, 2 x 4 a head");
 }
 
-// With decays of channels a group of two chunks holds eight states, one a tile of 16 tokens.
+// For decays per channel, a group of two chunks has eight states, one per tile of 16 tokens.
 TEST(DecayAttentionPlan, GroupsOfTheReverseScans) {
   DecayAttentionArgs args = HalfShape(1, 16384, 2, 128);
   float decay = 0;
@@ -245,7 +247,7 @@ TEST(DecayAttentionPlan, GroupsOfTheReverseScans) {
             segments + tiles + size_t(2) * 2 * 128 * 4 + size_t(2) * 2 * 8 * 128 * 128 * 2);
 }
 
-// ---- workspaces on CUDA ----
+// ---- Workspaces on CUDA ----
 
 struct WorkspaceShape {
   DecayKind kind;
@@ -254,7 +256,8 @@ struct WorkspaceShape {
   DType dtype = DType::kBF16;
 };
 constexpr NormKind kOfKeys = NormKind::kSumOfKeys;
-// Heads of public models from 340 million parameters to 7 billion, long rows and many rows.
+// Heads of public models from 340 million to 7 billion parameters, with long rows and with many
+// rows.
 constexpr WorkspaceShape kWorkspaceShapes[] = {
     {kChannel, 8, 2048, 4, 128, 256},
     {kChannel, 16, 2048, 4, 256, 512},
@@ -284,7 +287,8 @@ DecayAttentionArgs ArgsOf(const WorkspaceShape& shape) {
   return args;
 }
 
-// By warps 64 blocks of a short sequence are halved; by warpgroups they stay whole.
+// With the warp kernel, 64 blocks of a short sequence are split in halves. With WGMMA they stay
+// whole.
 TEST(DecayAttentionPlan, ForwardOfShortSequences) {
   const DecayAttentionArgs args = ArgsOf({kToken, 8, 2048, 4, 128, 256});
   const DecayAttentionPlan halves = MakePlan(args, kHopper), whole = MakePlan(args, kWarpgroups);
@@ -293,7 +297,7 @@ TEST(DecayAttentionPlan, ForwardOfShortSequences) {
   EXPECT_TRUE(whole.forward_warpgroups);
 }
 
-// By warpgroups a backward keeps S and R of every chunk, unless a row alone has too many of them.
+// With WGMMA, a backward keeps S and R of every chunk, unless a single row has too many of them.
 TEST(DecayAttentionPlan, BackwardByWarpgroups) {
   float decay = 0;
   DecayAttentionArgs args = HalfShape(2, 16384, 16, 128);
@@ -309,7 +313,7 @@ TEST(DecayAttentionPlan, BackwardByWarpgroups) {
   EXPECT_EQ(cuda::DescribeRoute(args, plan),
             "K 128, V 128, on tensor cores: forward in blocks of 128 x 128 by warpgroups; backward "
             "in blocks of 128 x 128 by warpgroups");
-  // Of a short row a group's scratch is more than the states of its chunks.
+  // For a short row, the scratch memory of a group is larger than the states of its chunks.
   args = ArgsOf({kToken, 1, 64, 1, 128, 128});
   plan = MakePlan(args, kWarpgroups);
   EXPECT_TRUE(plan.backward_warpgroups);
@@ -322,7 +326,7 @@ TEST(DecayAttentionPlan, BackwardByWarpgroups) {
             BackwardWorkspaceBytes(args, MakePlan(args, kHopper)));
 }
 
-// Segments' states aside, of which a wave or two of blocks has each one.
+// The limit does not include the states of segments, one for each block of one or two waves.
 TEST(DecayAttentionPlan, WorkspacesStayWithinTheirLimit) {
   for (const WorkspaceShape& shape : kWorkspaceShapes)
     for (const DeviceLimits* device : {&kAda, &kAmpere, &kHopper, &kWarpgroups}) {
@@ -342,7 +346,8 @@ TEST(DecayAttentionPlan, WorkspacesStayWithinTheirLimit) {
     }
 }
 
-// No turn idles a device that the whole batch would fill, but where the limit forces it.
+// A batch tile leaves no multiprocessor idle that the whole batch would use, unless the limit
+// forces it.
 TEST(DecayAttentionPlan, TurnsKeepMultiprocessorsBusy) {
   int tiled = 0;
   for (const WorkspaceShape& shape : kWorkspaceShapes)
@@ -351,7 +356,7 @@ TEST(DecayAttentionPlan, TurnsKeepMultiprocessorsBusy) {
       const DecayAttentionPlan plan = MakePlan(args, *device);
       if (plan.backward_batch_tiles == 1 || plan.backward.k == 0) continue;
       ++tiled;
-      const int rows = shape.B / plan.backward_batch_tiles;  // of the smallest turn
+      const int rows = shape.B / plan.backward_batch_tiles;  // Of the smallest tile.
       const int blocks = rows * shape.H * cuda::SlicesOf(args, plan.backward).count();
       DecayAttentionPlan fewer = plan;
       --fewer.backward_batch_tiles;
@@ -370,18 +375,19 @@ TEST(DecayAttentionPlan, SmallBatchesAndPackedSequencesTakeOneTurn) {
   EXPECT_EQ(MakePlan(args, kHopper).backward_batch_tiles, 1);
 }
 
-// By hand: 128 rows of 4 heads, of 4 x 2 slices of fp32 sums, in batch tiles of 8 rows, 256 blocks.
+// Calculated by hand: 128 rows of 4 heads, with 4 x 2 slices of fp32 sums, in batch tiles of 8
+// rows, 256 blocks.
 TEST(DecayAttentionPlan, WorkspaceOfATurn) {
   const DecayAttentionArgs args = ArgsOf({kToken, 128, 2048, 4, 256, 512});
   const DecayAttentionPlan plan = MakePlan(args, kHopper);
   EXPECT_EQ(plan.backward_batch_tiles, 16);
   const size_t tokens = size_t{8} * 2048 * 4;
-  const size_t sums = tokens * (2 * 4 * 256 + 2 * 512 + 8) * 4;  // dq and dk, dv, dlog_decay
+  const size_t sums = tokens * (2 * 4 * 256 + 2 * 512 + 8) * 4;  // dq and dk, dv, dlog_decay.
   EXPECT_EQ(BackwardWorkspaceBytes(args, plan), sums + size_t{256} * 4 * 128 * 128 * 2);
 }
 
-// No partial outputs or gradients: states between segments alone, and with the normaliser a number
-// a token and head.
+// Summaries have no partial outputs or gradients: only states between segments, and with the
+// normalizer one number per token and head.
 TEST(DecayAttentionPlan, SummariesTakeLittle) {
   DecayAttentionArgs args = HalfShape(1, 16384, 2, 256);
   DecayAttentionPlan plan = MakePlan(args, kHopper, {.num_segments = 1});
@@ -416,7 +422,8 @@ TEST(DecayAttentionPlan, TheHostGroups256TokensOr8Chunks) {
   }
 }
 
-// 8 MiB of q, k, v and out, whole groups of checkpoints, one at least.
+// Blocks have 8 MiB of q, k, v and out, in whole groups between checkpoints, and at least one
+// group.
 TEST(DecayAttentionPlan, TheHostScansLongRowsInStretches) {
   const auto tokens = [](const DecayAttentionArgs& args) {
     const DecayAttentionPlan plan = MakePlan(args, {});
@@ -424,13 +431,13 @@ TEST(DecayAttentionPlan, TheHostScansLongRowsInStretches) {
     return plan.stretch_chunks * plan.chunk_size;
   };
   EXPECT_EQ(tokens(Shape(1, 16384, 8, 64)), 1024);
-  EXPECT_EQ(tokens(Shape(1, 16384, 3, 64)), 2560);  // 2,730 in groups of 256
+  EXPECT_EQ(tokens(Shape(1, 16384, 3, 64)), 2560);  // 2,730 in groups of 256.
   EXPECT_EQ(tokens(Shape(1, 16384, 64, 256)), 256);
 }
 
 TEST(DecayAttentionPlan, BytesFollowTheParts) {
   DecayAttentionArgs args = Shape(2, 300, 4, 64);
-  args.num_chunks = 2 * 10;  // of 32 tokens
+  args.num_chunks = 2 * 10;  // Chunks of 32 tokens.
   DecayAttentionPlan plan = MakePlan(args, {});
   EXPECT_EQ(plan.chunk_size, 32);
   EXPECT_EQ(ForwardWorkspaceBytes(args, plan), 0u);
@@ -444,8 +451,8 @@ TEST(DecayAttentionPlan, BytesFollowTheParts) {
 }
 
 TEST(DecayAttentionPlan, CheckpointsOfSequencesDoNotMeet) {
-  // lengths in chunks: each sequence's slots end before the next one's begin, the last within the
-  // count
+  // Lengths in chunks: each sequence's slots end before those of the next sequence, and the last
+  // one ends within the count.
   for (const int every : {1, 3, 4}) {
     int64_t free_slot = 0;
     int first = 0, n = 0;
@@ -498,7 +505,7 @@ TEST(DecayAttentionPlan, NamesStridesThatDoNotFit) {
                   "out: heads 63 elements apart overlap, each has 64");
 }
 
-// Where a single head's next one would lie says nothing: PyTorch gives such a dimension any stride.
+// With a single head, the stride between heads has no meaning. PyTorch may set it to any value.
 TEST(DecayAttentionPlan, OneHeadMayHaveAnyStride) {
   DecayAttentionArgs args = Shape(2, 64, 1, 64);
   float data = 0;

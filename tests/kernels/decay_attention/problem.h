@@ -1,4 +1,4 @@
-// Random problems of decay attention for every kernel of it, and the oracle's answer to them.
+// Random problems for all kernels of decay attention, and the oracle's results.
 //
 //   const RandomProblem problem = MakeProblem({.T = 65, .kind = DecayKind::kPerToken}, seed);
 //   const Result want = Reference(problem), got = RunCpu<float>(problem, {.chunk_size = 64});
@@ -24,16 +24,16 @@ namespace halflife::kernels::test {
 constexpr double kNever = -std::numeric_limits<double>::infinity();
 
 enum class Strength {
-  kGates,    // like a trained gate: between 0.5 and 1
-  kMild,     // between 0.9 and 1: far tokens are heard
-  kOne,      // exactly 1
+  kGates,    // Like a trained gate: between 0.5 and 1.
+  kMild,     // Between 0.9 and 1, so distant tokens matter.
+  kOne,      // Exactly 1.
   kNearOne,  // 1 - 1e-6
   kStrong,   // 1e-3
   kVanish,   // 1e-30
-  kResets,   // gates, and 0 at random places, among them the first and last token of a chunk
-  kMixed,    // 1 or 0 at random
-  kRandom,   // anything: 0, e^-1e4, e^-90, 1e-30 .. 1
-  kGrowth,   // e^(60/64) a token: 60 over a chunk
+  kResets,   // kGates, and 0 at random positions, including the first and last token of a chunk.
+  kMixed,    // 1 or 0 at random.
+  kRandom,   // Any of 0, e^-1e4, e^-90, 1e-30 .. 1.
+  kGrowth,   // e^(60/64) per token: e^60 over a chunk.
 };
 
 struct ProblemConfig {
@@ -42,12 +42,12 @@ struct ProblemConfig {
   DecayKind kind = DecayKind::kPerToken;
   Strength strength = Strength::kGates;
   bool normalised = false, key_scale = false, states = true;
-  bool positive = false;  // q and k > 0, as a normaliser wants them
-  double v_mean = 0;      // of each channel of v, whose deviation is 1
+  bool positive = false;  // q and k > 0, as a normalizer requires.
+  double v_mean = 0;      // Mean of each channel of v, whose deviation is 1.
   double norm_eps = 1e-30;
-  bool bf16 = false;                          // q, k, v and dout are numbers of bf16
-  std::vector<int32_t> document_starts = {};  // flat
-  std::vector<int32_t> cu_seqlens = {};       // B is 1
+  bool bf16 = false;                          // q, k, v and dout are representable in bf16.
+  std::vector<int32_t> document_starts = {};  // Flat token numbers.
+  std::vector<int32_t> cu_seqlens = {};       // Requires B = 1.
 
   int num_sequences() const {
     return cu_seqlens.empty() ? B : static_cast<int>(cu_seqlens.size()) - 1;
@@ -55,13 +55,13 @@ struct ProblemConfig {
   int decay_width() const { return IsPerChannel(kind) ? K : 1; }
 };
 
-// Everything rounded to fp32 (or bf16) first, so that the oracle sees the very numbers that the
-// kernels do.
+// All values are rounded to fp32 (or bf16) first, so the oracle and the kernels read the same
+// numbers.
 struct RandomProblem {
   ProblemConfig config;
   uint64_t seed = 0;
   double scale = 1;
-  Values q, k, v, log_decay, key_scale, dout;  // of their own numbers of heads
+  Values q, k, v, log_decay, key_scale, dout;  // Each with its own number of heads.
   Values initial_state, initial_norm, dfinal_state, dfinal_norm;
 };
 
@@ -131,7 +131,7 @@ inline RandomProblem MakeProblem(ProblemConfig config, uint64_t seed) {
     problem.initial_state = draw(norms * config.V);
     problem.dfinal_state = draw(norms * config.V);
     if (config.normalised) problem.initial_norm = draw(norms, true);
-    // As of earlier values with that mean.
+    // As if earlier values had this mean.
     for (size_t i = 0; config.normalised && i < problem.initial_state.size(); ++i)
       problem.initial_state[i] = static_cast<float>(
           problem.initial_state[i] + config.v_mean * problem.initial_norm[i / config.V]);
@@ -148,9 +148,9 @@ inline RandomProblem MakeProblem(ProblemConfig config, uint64_t seed) {
   return problem;
 }
 
-// ---- the oracle, on separate sequences of expanded heads ----
+// ---- The oracle, on separate sequences with expanded heads ----
 
-// Rows [begin, end) of sequence n; `row` is its row in the batch.
+// Tokens [begin, end) of sequence n; `row` is its row in the batch.
 struct Extent {
   int row = 0, begin = 0, end = 0;
 };
@@ -158,7 +158,7 @@ inline Extent SequenceExtent(const ProblemConfig& config, int n) {
   if (config.cu_seqlens.empty()) return {n, 0, config.T};
   return {0, config.cu_seqlens[n], config.cu_seqlens[n + 1]};
 }
-// x[B, T, heads, width] of one sequence and output head, or added back to it.
+// Extracts x[B, T, heads, width] of one sequence and output head, or adds it back.
 inline int64_t RowIndex(const ProblemConfig& config, const Extent& extent, int t, int heads,
                         int head) {
   const int64_t token = int64_t{1} * extent.row * config.T + extent.begin + t;
@@ -246,7 +246,7 @@ inline Result Reference(const RandomProblem& problem) {
     for (int head = 0; head < c.H; ++head) {
       const DecayReferenceProblem head_problem = HeadProblem(problem, n, head);
       DecayReferenceResult r = DecayReference(head_problem);
-      if (head_problem.seq_len == 0) {  // without dout the oracle runs forward only
+      if (head_problem.seq_len == 0) {  // Without dout, the oracle runs only forward.
         r.dinitial_state = head_problem.dfinal_state;
         r.dinitial_norm = head_problem.dfinal_norm;
       }

@@ -1,4 +1,4 @@
-// The oracle against central differences.
+// The oracle's gradients equal central differences.
 #include "kernels/decay_attention/decay_attention_reference.h"
 
 #include <gtest/gtest.h>
@@ -15,8 +15,7 @@ struct Fixture {
   DecayReferenceProblem problem;
   Values out_weight, state_weight, norm_weight;
 
-  // L = <out, w> + <final_state, w'> + <final_norm, w''>, whose gradients at the outputs are the
-  // weights.
+  // L = <out, w> + <final_state, w'> + <final_norm, w''>, so the output gradients are the weights.
   double Loss(const DecayReferenceProblem& p) const {
     DecayReferenceProblem forward = p;
     forward.dout.clear();
@@ -46,7 +45,7 @@ Fixture MakeFixture(bool normalised, uint64_t seed) {
   p.head_dim_v = 2;
   p.scale = 0.7;
   p.normalised = normalised;
-  const double low = normalised ? 0.2 : 0;  // keeps denominators away from 0
+  const double low = normalised ? 0.2 : 0;  // Keeps denominators away from 0.
   const size_t tokens = 2 * 5 * 2;
   p.q = draw(tokens * 3, low);
   p.k = draw(tokens * 3, low);
@@ -64,8 +63,8 @@ Fixture MakeFixture(bool normalised, uint64_t seed) {
 }
 
 TEST(DecayReference, GradientsAreCentralDifferences) {
-  // Error of a difference: step^2 times a third derivative of order 10, and 2e-16 of a loss of
-  // order 10 over the step.
+  // The error of a difference is step^2 times a third derivative of order 10, plus 2e-16 of a loss
+  // of order 10 divided by the step.
   constexpr double kStep = 1e-5, kTolerance = 2e-8;
   for (const bool normalised : {false, true}) {
     constexpr uint64_t kSeed = 3;

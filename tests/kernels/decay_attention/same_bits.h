@@ -1,4 +1,4 @@
-// Two runs of one problem, equal in every bit, NaN among them.
+// Expects that two runs of one problem have equal bits, including NaN.
 #pragma once
 
 #include <gtest/gtest.h>

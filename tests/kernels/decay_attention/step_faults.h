@@ -1,5 +1,5 @@
-// Calls of the decode step that do not fit, for the CPU's entry and CUDA's alike: each must be
-// refused in words.
+// Invalid calls of the decoding step, for the CPU and CUDA functions. Each must be refused with a
+// message.
 //
 //   ExpectStepFaults([](const DecayAttentionStepArgs& args) { cpu::Step(args); },
 //       /*is_cuda=*/false);
@@ -15,7 +15,7 @@ namespace halflife::kernels::test {
 
 using StepEntry = std::function<void(const DecayAttentionStepArgs&)>;
 
-// A step that works: 2 rows of 4 heads in fp32.
+// A valid step: 2 rows of 4 heads in fp32.
 struct StepCall {
   static constexpr int kBatch = 2, kHeads = 4, kKeys = 8, kValues = 16;
   std::vector<float> q, k, v, out, log_decay, state, norm;
@@ -58,7 +58,7 @@ inline void ExpectStepFaults(const StepEntry& step, bool is_cuda) {
     for (const float x : call.out) EXPECT_EQ(x, 0) << message;
   };
   const ExitCode internal = ExitCode::kInternal, usage = ExitCode::kUsage;
-  // 3 heads of 4 would share unevenly, 8 beside 4 would be skipped over
+  // 3 heads do not divide 4, and 8 are more than 4.
   expect([](auto& args) { args.num_k_heads = 3; }, usage,
          "decay attention step with 4, 3, 4 and 4 heads of q, k, v and log_decay for a state of "
          "4. Use divisors of 4.");
@@ -104,10 +104,10 @@ inline void ExpectStepFaults(const StepEntry& step, bool is_cuda) {
   StepCall none;
   none.args.decay_kind = DecayKind::kNone;
   none.args.log_decay = {};
-  none.args.num_decay_heads = 0;  // of nothing
+  none.args.num_decay_heads = 0;  // Zero decay heads.
   step(none.args);
   EXPECT_NE(none.out.front(), 0);
-  DecayAttentionStepArgs empty = good.args;  // no rows: no data is asked for
+  DecayAttentionStepArgs empty = good.args;  // Without rows, no data pointers are needed.
   empty.batch = 0;
   empty.q.data = empty.k.data = empty.v.data = empty.out.data = empty.state = nullptr;
   step(empty);

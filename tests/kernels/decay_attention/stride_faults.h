@@ -1,5 +1,5 @@
-// Strides with which a forward or a backward would write one place twice or walk backwards, for the
-// CPU's entries and CUDA's alike.
+// Strides with which a forward or a backward would write an element twice or walk backwards, for
+// the CPU and CUDA functions.
 //
 //   ExpectStrideFaults([&](const GradientChange& change) {
 //     ...; change(grads); cpu::Forward(...); cpu::Backward(...);
@@ -17,8 +17,8 @@ namespace halflife::kernels::test {
 
 using GradientChange = std::function<void(DecayAttentionGradArgs&)>;
 
-// run(change): a forward and a backward of B 2, T 65, H 2, K 24, V 40, contiguous, a decay a token
-// and head, with key_scale and all gradients wanted, after `change`.
+// run(change) applies `change` and then runs forward and backward with B 2, T 65, H 2, K 24, V 40,
+// contiguous tensors, a decay per token and head, key_scale, and all gradients.
 inline void ExpectStrideFaults(const std::function<void(const GradientChange&)>& run) {
   const std::pair<const char*, TensorView DecayAttentionGradArgs::*> gradients[] = {
       {"dq", &DecayAttentionGradArgs::dq},
@@ -49,7 +49,7 @@ inline void ExpectStrideFaults(const std::function<void(const GradientChange&)>&
   EXPECT_HL_ERROR(run([](auto& grads) { grads.forward.k.data = nullptr; }), internal,
                   "k is missing");
   run([](auto&) {});
-  run([](auto& grads) {  // heads before tokens: each element has its place
+  run([](auto& grads) {  // Heads before tokens: each element has its own address.
     for (TensorView* view : {&grads.dq, &grads.dk}) view->stride_t = 24, view->stride_h = 65 * 24;
   });
 }

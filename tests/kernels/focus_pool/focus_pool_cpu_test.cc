@@ -1,4 +1,5 @@
-// The CPU kernels of focus pooling, on plain arrays.
+// The CPU kernels of focus pooling on plain arrays equal the definition. Numbers are those of the
+// required properties.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -32,7 +33,7 @@ FocusOutput Pool(const FocusProblem& p) {
   return test::RunFocus<T>(p, Kernels(), std::nan(""));
 }
 
-// Lengths, windows, widths and spreads about every border of the chunks, in rotation.
+// Lengths, windows, widths and spreads around all chunk boundaries, in rotation.
 std::vector<FocusCase> Cases() {
   std::vector<FocusCase> cases;
   const std::vector<int64_t> dims = {1, 32, 64, 128, 7, 2, 96};
@@ -42,7 +43,7 @@ std::vector<FocusCase> Cases() {
     for (const int64_t window : {int64_t{1}, int64_t{2}, int64_t{3}, int64_t{4}, int64_t{7},
                                  int64_t{12}, int64_t{13}, int64_t{32}, int64_t{64}, int64_t{65},
                                  int64_t{100}, int64_t{128}, seq_len, 5 * seq_len, int64_t{0}}) {
-      // the oracle takes the square of the length
+      // The oracle's time is quadratic in the length.
       const int64_t dim = seq_len * (window == 0 ? seq_len : window) > 500000 ? 8 : dims[turn % 7];
       cases.push_back({.seq_len = seq_len,
                        .window = window,
@@ -54,7 +55,7 @@ std::vector<FocusCase> Cases() {
   }
   return cases;
 }
-// Documents, states before, masked tokens, several rows and heads.
+// Documents, initial states, masked tokens, several rows and heads.
 std::vector<FocusCase> StateCases() {
   std::vector<FocusCase> cases;
   for (const int64_t seq_len : {1, 3, 66, 230})
@@ -79,7 +80,7 @@ class FocusPool : public testing::Test {};
 using Storages = testing::Types<float, Bf16, double>;
 TYPED_TEST_SUITE(FocusPool, Storages);
 
-// Numbers 1 and 9: forward, backward, row maxima and sums against the definition.
+// Numbers 1 and 9: forward, backward, row maxima and sums equal the definition.
 TYPED_TEST(FocusPool, IsTheDefinition) {
   for (const FocusCase& c : Cases()) {
     SCOPED_TRACE(Name(c));
@@ -89,7 +90,7 @@ TYPED_TEST(FocusPool, IsTheDefinition) {
   }
 }
 
-// Number 8 too: masked tokens, and windows that hold nothing else.
+// Also number 8: masked tokens, and windows that contain nothing else.
 TYPED_TEST(FocusPool, IsTheDefinitionWithDocumentsAndStates) {
   for (const FocusCase& c : StateCases()) {
     SCOPED_TRACE(Name(c));
@@ -99,8 +100,8 @@ TYPED_TEST(FocusPool, IsTheDefinitionWithDocumentsAndStates) {
   }
 }
 
-// Number 9: sums in two levels, so that 65536 tokens are as exact as a thousand. The kernels in
-// fp64 stand for the oracle, which takes the square of the length.
+// Number 9: sums have two levels, so 65536 tokens are as accurate as a thousand. The kernels in
+// fp64 replace the oracle, whose time is quadratic in the length.
 TEST(FocusPoolLength, ErrorsDoNotGrow) {
   for (const int64_t window : {0, 30000}) {
     const FocusProblem p = MakeFocusProblem<float>({.seq_len = 65536, .window = window, .dim = 4});
@@ -132,8 +133,8 @@ TEST(FocusPoolWindow, OfOneTokenIsTheToken) {
   EXPECT_EQ(Pool<float>(p).out, p.u);
 }
 
-// Number 4, in bits: nothing later, and nothing that has left the window, is heard. By the adjoint
-// its gradient is exactly 0.
+// Number 4, in bits: later tokens and tokens that have left the window have no influence, and their
+// gradients are exactly 0.
 TEST(FocusPoolWindow, HearsItsOwnTokensAlone) {
   constexpr int64_t kSeqLen = 200, kDim = 5;
   for (const int64_t window : {0, 1, 3, 12, 13, 40, 64, 70, 128}) {
@@ -143,7 +144,7 @@ TEST(FocusPoolWindow, HearsItsOwnTokensAlone) {
     const FocusOutput want = Pool<float>(p);
     for (const int64_t token : {0, 63, 64, 100, 199}) {
       FocusProblem moved = p;
-      moved.log_weight[token] += 80;  // it would dominate every sum
+      moved.log_weight[token] += 80;  // It would dominate every sum.
       for (int64_t i = 0; i < kDim; ++i) moved.u[token * kDim + i] = std::nanf("");
       const FocusOutput got = Pool<float>(moved);
       for (int64_t t = 0; t < kSeqLen; ++t) {
@@ -173,7 +174,7 @@ TEST(FocusPoolWindow, HearsItsOwnTokensAlone) {
   }
 }
 
-// A NaN among the log weights is not taken for a small one, not even before masked tokens.
+// A NaN log weight is not treated as a small one, even before masked tokens.
 TEST(FocusPoolWindow, HearsNanLogWeights) {
   constexpr int64_t kSeqLen = 200, kToken = 70;
   for (const int64_t window : {0, 3, 40, 64, 128}) {
@@ -189,8 +190,8 @@ TEST(FocusPoolWindow, HearsNanLogWeights) {
   }
 }
 
-// Number 5: shares are not negative, sum to 1 or to z / (z + eps), and rebuild the output, which
-// lies between the least and the largest u of the window.
+// Number 5: shares are not negative, sum to 1 or to z / (z + eps), and reproduce the output, which
+// is between the smallest and the largest u of the window.
 TEST(FocusPoolShares, RebuildTheOutput) {
   constexpr int64_t kSeqLen = 150, kDim = 3;
   for (const int64_t window : {0, 5, 20, 64}) {
@@ -224,8 +225,8 @@ TEST(FocusPoolShares, RebuildTheOutput) {
   }
 }
 
-// Number 6: without eps a constant cancels, but for the log weights' own rounding: at 1000 they are
-// multiples of 2^-14, half of which moves a weight by 3e-5 of itself.
+// Number 6: without eps a constant cancels, except for the rounding of log weights. At 1000 they
+// are multiples of 2^-14, half of which changes a weight by 3e-5 of itself.
 TEST(FocusPoolRange, ConstantsCancel) {
   for (const double offset : {1000.0, -1000.0}) {
     for (const int64_t window : {0, 6, 64}) {
@@ -250,7 +251,7 @@ TEST(FocusPoolRange, HugeLogWeightsStayFinite) {
     }
   }
 }
-// One token of weight e^80 is all that is heard while it is in the window, and nothing of it after.
+// One token with weight e^80 dominates while it is in the window and has no influence afterwards.
 TEST(FocusPoolRange, HeavyTokensLeaveNothingBehind) {
   constexpr int64_t kDim = 4, kHeavy = 70;
   for (const int64_t window : {6, 40, 64}) {
@@ -268,15 +269,15 @@ TEST(FocusPoolRange, HeavyTokensLeaveNothingBehind) {
   }
 }
 
-// Number 7: the order of the tokens within a window does not matter; nor do tokens before it, whose
-// number moves the blocks.
+// Number 7: the order of the tokens within a window does not matter, nor do earlier tokens, whose
+// number shifts the blocks.
 TEST(FocusPoolOrder, IsOfNoMatterWithinAWindow) {
   constexpr int64_t kSeqLen = 128, kDim = 4;
   for (const int64_t window : {10, 64, 100}) {
     const FocusProblem p =
         MakeFocusProblem<float>({.seq_len = kSeqLen, .window = window, .dim = kDim});
     FocusProblem reversed = p;
-    const int64_t first = kSeqLen - window;  // the last token's window
+    const int64_t first = kSeqLen - window;  // The last token's window.
     std::reverse(reversed.log_weight.begin() + first, reversed.log_weight.end());
     for (int64_t t = 0; t < window; ++t)
       std::copy_n(p.u.begin() + (kSeqLen - 1 - t) * kDim, kDim,
@@ -299,7 +300,7 @@ TEST(FocusPoolOrder, TimeShiftsAreOfNoMatterToFullWindows) {
       const Values got = Pool<float>(late).out;
       for (int64_t i = (window - 1) * kDim; i < 150 * kDim; ++i) {
         const double x = got[i + shift * kDim];
-        if (shift % window == 0) {  // the blocks stand as before
+        if (shift % window == 0) {  // The blocks are at the same positions.
           ASSERT_EQ(x, want[i]) << shift;
         } else {
           ASSERT_NEAR(x, want[i], 4e-6) << shift;
@@ -309,8 +310,7 @@ TEST(FocusPoolOrder, TimeShiftsAreOfNoMatterToFullWindows) {
   }
 }
 
-// Number 8: padding behind changes nothing, nor does padding before, not even where what is masked
-// is a NaN.
+// Number 8: padding after or before the tokens changes nothing, even if masked values are NaN.
 TEST(FocusPoolMask, PaddingIsNotHeard) {
   constexpr int64_t kSeqLen = 90, kDim = 4;
   for (const int64_t window : {0, 5, 40}) {
@@ -328,7 +328,7 @@ TEST(FocusPoolMask, PaddingIsNotHeard) {
         };
         insert(padded.log_weight, 1, test::kMasked);
         insert(padded.u, kDim, std::nan(""));
-        insert(padded.dout, kDim, left ? 1.0 : 0.0);  // such rows have no loss
+        insert(padded.dout, kDim, left ? 1.0 : 0.0);  // Such rows have no loss.
         const FocusOutput want = Pool<double>(p), got = Pool<double>(padded);
         const int64_t moved = left ? pad : 0;
         for (int64_t i = 0; i < kSeqLen * kDim; ++i) {
@@ -351,8 +351,8 @@ TEST(FocusPoolMask, PaddingIsNotHeard) {
   }
 }
 
-// Number 3: a row in parts, with the state or the tail carried over, is the whole; one token at a
-// time that is the recurrent form.
+// Number 3: a row in parts with a carried state or tail equals the whole. With one token at a time
+// this is the recurrent form.
 TEST(FocusPoolState, PartsAreTheWhole) {
   constexpr int64_t kSeqLen = 140, kDim = 4;
   for (const int64_t window : {0, 1, 2, 12, 30, 64, 90}) {

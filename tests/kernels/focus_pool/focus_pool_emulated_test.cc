@@ -1,4 +1,4 @@
-// The CUDA kernels of focus pooling on the CPU.
+// The emulated CUDA kernels of focus pooling equal the oracle.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,7 +16,7 @@ using test::FocusOutput;
 using test::FocusProblem;
 using test::MakeFocusProblem;
 
-// The schedule and its workspace, as the LibTorch side makes them.
+// The schedule and its workspace, as in ops/focus_pool.
 class Work {
  public:
   template <typename T>
@@ -67,7 +67,7 @@ FocusOutput Pool(const FocusProblem& p) {
   return test::RunFocus<T>(p, CudaKernels(), std::nan(""));
 }
 
-// About every border, in rotation: a case takes the emulator some 10 ms.
+// Sizes around all boundaries, in rotation. A case takes the emulator about 10 ms.
 std::vector<FocusCase> Cases() {
   std::vector<FocusCase> cases;
   size_t turn = 0;
@@ -111,7 +111,7 @@ TYPED_TEST(FocusPoolKernel, TwoRunsGiveTheSameBits) {
   }
 }
 
-// A NaN is heard by the windows that hold it, and by no other.
+// A NaN only affects the windows that contain it.
 TYPED_TEST(FocusPoolKernel, NansStayInTheirWindows) {
   constexpr int64_t kSeqLen = 150, kDim = 4, kToken = 70;
   for (const int64_t window : {0, 3, 40, 64, 70}) {

@@ -1,4 +1,4 @@
-// Random problems of focus pooling on plain arrays, and the one comparison of results with the
+// Random problems of focus pooling on plain arrays, and the comparison of results with the
 // oracle's.
 #pragma once
 
@@ -21,10 +21,10 @@ namespace halflife::kernels::test {
 struct FocusCase {
   int64_t seq_len = 1, window = 0, dim = 8;
   int64_t batch = 1, num_heads = 1;
-  double spread = 1;  // log weights are uniform in +- this
+  double spread = 1;  // Log weights are uniform in +- this.
   double eps = 0;
   bool documents = false, state = false;
-  double masked = 0;  // share of tokens
+  double masked = 0;  // Share of tokens.
 };
 inline std::string Name(const FocusCase& c) {
   return Concat("T ", c.seq_len, ", window ", c.window, ", P ", c.dim, ", B ", c.batch, ", H ",
@@ -34,13 +34,13 @@ inline std::string Name(const FocusCase& c) {
 
 constexpr double kMasked = -std::numeric_limits<double>::infinity();
 
-// Rounded to what the kernels read, so that the oracle sees the same numbers.
+// All values are rounded to the kernels' type, so the oracle reads the same numbers.
 struct FocusProblem {
   FocusCase c;
   std::vector<FocusRun> runs;
   Values log_weight, u, dout;
-  Values log_scale, mass, sum, dmass, dsum;  // of the state, without a window
-  Values tail_log_weight, tail_u;            // with one
+  Values log_scale, mass, sum, dmass, dsum;  // The state without a window.
+  Values tail_log_weight, tail_u;            // The state with a window.
 };
 
 template <typename T>
@@ -50,7 +50,8 @@ Values Rounded(Values values) {
   return values;
 }
 
-// Row b of a case with documents: starts at 0 (the even rows), 5, 6, 70 + b, 200; else one run.
+// Returns the runs of row b. With documents, they start at 0 (even rows), 5, 6, 70 + b, 200.
+// Otherwise there is one run.
 inline std::vector<FocusRun> RunsOf(const FocusCase& c) {
   std::vector<FocusRun> runs;
   for (int64_t b = 0; b < c.batch; ++b) {
@@ -80,7 +81,7 @@ inline Values LogWeights(const FocusCase& c, int64_t count, uint64_t seed) {
   return values;
 }
 
-// T: storage of u.
+// T is the storage type of u.
 template <typename T>
 FocusProblem MakeFocusProblem(const FocusCase& c, uint64_t seed = 1) {
   using Compute = FocusCompute<T>;
@@ -93,7 +94,7 @@ FocusProblem MakeFocusProblem(const FocusCase& c, uint64_t seed = 1) {
     p.log_scale = Rounded<Compute>(LogWeights(c, states, seed + 3));
     p.mass = Values(states, 1.5);
     for (int64_t i = 0; i < states; ++i)
-      if (p.log_scale[i] == kMasked) p.log_scale[i] = p.mass[i] = 0;  // nothing seen
+      if (p.log_scale[i] == kMasked) p.log_scale[i] = p.mass[i] = 0;  // No token was seen.
     p.sum = Rounded<Compute>(Random(states * c.dim, seed + 4));
     p.dmass = Rounded<Compute>(Random(states, seed + 5));
     p.dsum = Rounded<Compute>(Random(states * c.dim, seed + 6));
@@ -135,8 +136,8 @@ struct FocusOutput {
   Values dlog_weight, du, dinitial_mass, dinitial_sum, dtail_log_weight, dtail_u;
 };
 
-// `engine` has forward(shape, results) and backward(shape, results, grads). What a kernel has to
-// write holds `poison` before.
+// `engine` has forward(shape, results) and backward(shape, results, grads). All outputs are filled
+// with `poison` first.
 template <typename T, typename Engine>
 FocusOutput RunFocus(const FocusProblem& p, const Engine& engine, double poison) {
   using Compute = FocusCompute<T>;
@@ -173,7 +174,7 @@ FocusOutput RunFocus(const FocusProblem& p, const Engine& engine, double poison)
                                        .mass = pointer(final_mass),
                                        .sum = pointer(final_sum)};
   engine.forward(shape, results);
-  // a sequence whose state no run reads has zeros, which the caller writes
+  // If no run reads the state of a sequence, its gradient is zero. The caller writes these zeros.
   std::vector<Compute> dinitial_mass(mass.size()), dinitial_sum(sum.size()),
       dtail_log_weight(tail_log_weight.size());
   std::vector<T> dtail_u(tail_u.size());
@@ -215,10 +216,10 @@ inline double Largest(const Values& values) {
   return largest;
 }
 
-// Of fp32: what fused sums may be off. Outputs are means, with weights of a few roundings each and
-// sums in two levels of up to 64 and T / 64 terms. Gradients sum up to T terms of size |dout|
-// (1 + |u|), whose parts cancel. With log weights up to 80 a weight is the exponential of a
-// difference that has been rounded to 2^-18, for the backward once more.
+// Bounds for fused sums in fp32. Outputs are means: weights with a few roundings each, and sums in
+// two levels of up to 64 and T / 64 terms. Gradients sum up to T terms of size |dout| (1 + |u|)
+// that partly cancel. With log weights up to 80, a weight is the exponential of a difference that
+// is rounded to 2^-18, and once more in backward.
 struct FocusTolerance {
   double out = 2e-6, gradient = 1e-5;
   static FocusTolerance Of(const FocusProblem& p) {
@@ -226,7 +227,7 @@ struct FocusTolerance {
   }
 };
 
-// Results in storage T against the oracle's; bf16 results within a rounding of themselves besides.
+// Compares results in storage T with the oracle's. bf16 results may also differ by one rounding.
 template <typename T>
 void ExpectFocusClose(const FocusProblem& p, const FocusOutput& got, const FocusOutput& want) {
   const FocusTolerance tolerance = FocusTolerance::Of(p);
@@ -244,9 +245,9 @@ void ExpectFocusClose(const FocusProblem& p, const FocusOutput& got, const Focus
           << name << "[" << i << "]: got " << a[i] << ", want " << b[i] << ", allowed " << allowed;
     }
   };
-  // delta = dout . out is of the stored out: a rounding of each row, times its weight
+  // delta = dout . out uses the stored out: one rounding per row, times its weight.
   const double stored = sizeof(T) == 2 ? 0x1p-8 : 0;
-  // a rounding of each channel, of which a log weight's gradient has the sum
+  // One rounding per channel, which the gradient of a log weight sums.
   const double sqrt_dim = std::sqrt(static_cast<double>(p.c.dim));
   near("out", got.out, want.out, means, stored);
   near("row_max", got.row_max, want.row_max, 0, 0);

@@ -1,4 +1,4 @@
-// Random problems of polynomial attention, the oracle's answer to them, and the kernels' in any
+// Random problems of polynomial attention, the oracle's results, and the kernels' results in any
 // form.
 //
 //   const Problem problem = MakeProblem({.seq_len = 65, .kernel = kBased}, seed);
@@ -43,11 +43,11 @@ struct ProblemShape {
   int64_t batch = 1, seq_len = 65, heads = 2, dim = 16, dim_v = 10;
   Kernel kernel = kBased;
   bool states = false;
-  std::vector<int32_t> document_starts = {};  // flat
+  std::vector<int32_t> document_starts = {};  // Flat token numbers.
   double norm_eps = 1e-12;
 };
 
-// fp64, rounded to what the kernels will store.
+// fp64 values that are representable in the kernels' type.
 struct Problem {
   ProblemShape shape;
   at::Tensor q, k, v, dout;
@@ -76,7 +76,7 @@ inline Problem MakeProblem(const ProblemShape& s, uint64_t seed,
                .initial = {},
                .dfinal = {}};
   if (!s.states) return p;
-  // A state that eight tokens have left: its sums of similarities are positive.
+  // The state after eight tokens, whose sums of similarities are positive.
   Problem before = MakeProblem({.batch = s.batch,
                                 .seq_len = 8,
                                 .heads = s.heads,
@@ -171,7 +171,7 @@ inline std::shared_ptr<const ops::SequenceChunks> ChunksOf(const ProblemShape& s
                                  device);
 }
 
-// On the CPU, whatever device ran.
+// Returns the results on the CPU for any device.
 inline Answer RunKernel(const Problem& p, const RunConfig& run) {
   const at::ScalarType wide = run.dtype == at::kDouble ? at::kDouble : at::kFloat;
   std::vector<at::Tensor> leaves;
@@ -207,15 +207,15 @@ inline Answer RunKernel(const Problem& p, const RunConfig& run) {
   return answer;
 }
 
-// Root-mean-square error over that of what is wanted, or over `least`; NaN fails.
+// Root-mean-square error relative to that of `want`, or to `least`. NaN fails.
 inline double RelativeError(const at::Tensor& got, const at::Tensor& want, double least = 1e-3) {
   const at::Tensor difference = got.to(at::kDouble) - want;
   const double error = difference.square().mean().item<double>(),
                size = want.square().mean().item<double>();
   return std::sqrt(error) / std::max(std::sqrt(size), least);
 }
-// A normalised dq or dk is a difference of terms of size 1, which cancel altogether where a token
-// sees itself alone: not less than a third of that is what rounding is compared with.
+// A normalised dq or dk is a difference of terms of size 1, which cancel completely if a token sees
+// only itself. So the error is compared with at least a third of that size.
 inline void ExpectClose(const Answer& got, const Answer& want, double tolerance) {
   for (const auto& [name, tensor] : want) {
     ASSERT_TRUE(got.contains(name)) << name;
@@ -225,10 +225,10 @@ inline void ExpectClose(const Answer& got, const Answer& want, double tolerance)
   }
 }
 
-// How large the terms are that each token's dq and dk are sums of, [B, T, H] each: the root of the
-// sum of squares of scale w'(s) / z (|dO . v| + |dO . out|) times |k| or |q|, of rows without a
-// state. A normalised gradient is what they leave where they cancel, and they grow without bound
-// where similarities vanish, as s^2 does where q and its first keys are nearly at right angles.
+// Returns the magnitude of the terms of each token's dq and dk, [B, T, H] each: the root of the sum
+// of squares of scale w'(s) / z (|dO . v| + |dO . out|) times |k| or |q|, for rows without a state.
+// A normalised gradient is the remainder after these terms cancel. They grow without bound as
+// similarities vanish, as s^2 does if q and its first keys are almost orthogonal.
 inline Answer GradientTerms(const Problem& p, const at::Tensor& out) {
   const auto heads = [](const at::Tensor& x) { return x.transpose(1, 2); };
   const auto lengths = [&](const at::Tensor& x) { return heads(x).square().sum(3, true); };
@@ -250,7 +250,8 @@ inline Answer GradientTerms(const Problem& p, const at::Tensor& out) {
   };
   return {{"dq", terms(squares, p.k)}, {"dk", terms(squares.transpose(2, 3), p.q)}};
 }
-// Root mean square over tokens of a gradient's error over the size of its terms; NaN fails.
+// Root mean square over tokens of a gradient's error relative to the magnitude of its terms. NaN
+// fails.
 inline double ErrorOfTerms(const at::Tensor& got, const at::Tensor& want, const at::Tensor& terms) {
   const at::Tensor errors = (got.to(at::kDouble) - want).square().sum(3);
   return std::sqrt((errors / terms.square()).mean().item<double>());

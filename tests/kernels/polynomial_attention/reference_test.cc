@@ -1,5 +1,5 @@
-// The oracle of polynomial attention: its features against the kernel they stand for, its gradients
-// against finite differences.
+// The oracle of polynomial attention: its features represent the kernel, and its gradients equal
+// finite differences.
 #include "kernels/polynomial_attention/polynomial_attention_reference.h"
 
 #include <gtest/gtest.h>
@@ -19,13 +19,13 @@ std::vector<double> Draw(size_t count, uint64_t seed) {
   return values;
 }
 
-// Number 3 of the properties of the two papers' kernels: widths, and the features' dot product.
+// Property 3 of the two papers' kernels: widths, and the dot product of features.
 TEST(PolynomialFeatures, HaveThePapersPackedWidths) {
   EXPECT_EQ(FeatureLayout(16, {1, 1, 0.5}).count, 153);
   EXPECT_EQ(FeatureLayout(16, {0, 0, 1}).count, 136);
   EXPECT_EQ(FeatureLayout(16, {0, 1, 0}).count, 16);
   EXPECT_EQ(FeatureLayout(16, {0.5, 1, 0.5}).Pair(15, 15), 152);
-  constexpr FeatureLayout full(16, {1, 1, 0.5});  // unpacked: 273 and 256
+  constexpr FeatureLayout full(16, {1, 1, 0.5});  // Unpacked: 273 and 256.
   EXPECT_EQ(full.count + 16 * 15 / 2, 273);
 }
 
@@ -47,9 +47,9 @@ TEST(PolynomialFeatures, GiveTheKernelAsTheirDotProduct) {
   }
 }
 
-// Every input's gradient, through the outputs and both final states, in the presence of a document
-// that starts inside the row. Central differences of step 1e-5 are off by 1e-10 of third
-// derivatives, and by 1e-11 of rounding.
+// Gradients of every input, through the outputs and both final states, with a document start inside
+// the row. Central differences with step 1e-5 have an error of 1e-10 of third derivatives and 1e-11
+// of rounding.
 TEST(PolynomialReference, GradientsAreFiniteDifferences) {
   const auto loss = [](const PolynomialReferenceProblem& p) {
     PolynomialReferenceProblem forward = p;
@@ -65,12 +65,12 @@ TEST(PolynomialReference, GradientsAreFiniteDifferences) {
     PolynomialReferenceProblem p = {.seq_len = 5, .num_heads = 2, .head_dim = 3, .head_dim_v = 2};
     p.scale = 0.6;
     p.weights = {1, 1, 0.5};
-    p.norm_eps = 0.3;  // large enough that its part in the gradient counts
+    p.norm_eps = 0.3;  // Large enough to matter in the gradient.
     const size_t norms = 2 * FeatureLayout(3, p.weights).count;
     p.q = Draw(30, 1), p.k = Draw(30, 2), p.v = Draw(20, 3), p.dout = Draw(20, 4);
     p.initial_state = Draw(norms * 2, 5), p.dfinal_state = Draw(norms * 2, 7);
     p.initial_norm.assign(norms, 0.0), p.dfinal_norm = Draw(norms, 8);
-    for (size_t f = 0; f < norms; f += norms / 2) p.initial_norm[f] = 4;  // z stays positive
+    for (size_t f = 0; f < norms; f += norms / 2) p.initial_norm[f] = 4;  // Keeps z positive.
     p.starts = {0, 0, static_cast<uint8_t>(cut), 0, 0};
     const PolynomialReferenceResult r = PolynomialReference(p);
     const auto check = [&](std::vector<double>& x, const std::vector<double>& gradient) {

@@ -1,4 +1,4 @@
-// The CUDA kernels of biased and mapped projections, emulated, against the formulas in fp64.
+// The emulated CUDA kernels of biased and activated projections equal the formulas in fp64.
 #include <limits>
 #include <utility>
 
@@ -19,13 +19,13 @@ TYPED_TEST_SUITE(BiasMapKernel, test::Storages);
 struct Case {
   int64_t num_rows;
   std::vector<int64_t> widths;
-  int64_t stride = 0;  // of x and dx, as columns of one matrix; 0: each contiguous
-  int shift = 0;       // elements that every array is off its alignment
+  int64_t stride = 0;  // Stride of x and dx, as columns of one matrix; 0: contiguous.
+  int shift = 0;       // Elements by which every array is misaligned.
 };
 
-// Below a pack, odd ends, several blocks of columns of a part, columns that end within a matrix, of
-// widths that allow 16-byte accesses and not; rows below a block's and more than the partial sums
-// take at once.
+// Less than a pack, odd ends, several blocks of columns in a part, columns that end within a
+// matrix, widths that allow 16-byte accesses and that do not; fewer rows than a block, and more
+// than the partial sums cover at once.
 const Case kCases[] = {{1, {1}},
                        {9, {7, 300}},
                        {33, {16, 16, 24}},
@@ -40,10 +40,11 @@ struct Part {
   Array<T> bias, out, dout;
   Array<float> gain, dbias, dgain;
   ElementMap map;
-  int64_t width, stride, place;  // where its first row begins in x and dx
+  int64_t width, stride, place;  // Start of the first row in x and dx.
 };
 
-// Parts take turns in map and in whether they have a bias; the second of up to three has a gain.
+// Parts have activations in rotation, with and without a bias. The second of up to three has a
+// gain.
 template <typename T>
 struct Problem {
   explicit Problem(const Case& c) : num_rows(c.num_rows), x(0), dx(0) {
@@ -111,7 +112,7 @@ struct Problem {
   std::vector<Part<T>> parts;
 };
 
-// map(z) and its slope; of elu + 1 from the feature as it was stored.
+// Returns map(z) and its slope. For elu + 1 the slope is computed from the stored feature.
 std::pair<double, double> MapOf(ElementMap map, double z, double feature) {
   if (map == ElementMap::kIdentity) return {z, 1};
   if (map == ElementMap::kEluPlusOne)
@@ -120,7 +121,7 @@ std::pair<double, double> MapOf(ElementMap map, double z, double feature) {
   return {z * s, s * (1 + z * (1 - s))};
 }
 
-// 2^-24 of a sum of two and an exponential; dbias sums all rows, whose terms have either sign.
+// 2^-24 of a sum of two and an exponential. dbias sums all rows, with terms of either sign.
 TYPED_TEST(BiasMapKernel, EqualsTheFormulaInFp64) {
   for (const Case& c : kCases) {
     SCOPED_TRACE(testing::Message()
@@ -161,8 +162,8 @@ TYPED_TEST(BiasMapKernel, EqualsTheFormulaInFp64) {
   }
 }
 
-// Without a place for dx the biases' gradients are the same bits; without any gradient nothing runs
-// over memory that is not there.
+// Without an output for dx, the biases' gradients have the same bits. Without any gradient, no
+// memory is accessed.
 TYPED_TEST(BiasMapKernel, SumsAlone) {
   const Case c = {33, {24}};
   Problem<TypeParam> p(c);

@@ -1,4 +1,4 @@
-// The CUDA kernels of the gate that decays come from, emulated, against its formula in fp64.
+// The emulated CUDA kernels of decay gates equal the formula in fp64.
 #include <algorithm>
 #include <limits>
 
@@ -17,11 +17,11 @@ constexpr float kNone = -std::numeric_limits<float>::infinity();
 struct Case {
   int64_t num_rows, dim;
   float floor = kNone;
-  int shift = 0;  // elements that every array is off its alignment
+  int shift = 0;  // Elements by which every array is misaligned.
 };
 
-// Below a pack, odd ends, whole blocks of columns and beyond; rows below a block's, more than the
-// partial sums take at once, and none.
+// Less than a pack, odd ends, whole blocks of columns and more; fewer rows than a block, more than
+// the partial sums cover at once, and none.
 constexpr Case kCases[] = {
     {1, 1},    {9, 7},  {33, 16},          {5, 256}, {40, 301}, {33, 64, -0.1f}, {9, 64, kNone, 1},
     {1500, 8}, {0, 32}, {37, 1000, -0.05f}};
@@ -63,7 +63,7 @@ struct Problem {
   Array<T> dx;
 };
 
-// 2^-24 of logarithms up to 20, some five roundings deep; dbias sums all rows, whose terms have
+// 2^-24 of logarithms up to 20, with about five roundings. dbias sums all rows, with terms of
 // either sign.
 TYPED_TEST(DecayGateKernel, EqualsTheFormulaInFp64) {
   constexpr float kScale = 1.0f / 16;
@@ -87,7 +87,8 @@ TYPED_TEST(DecayGateKernel, EqualsTheFormulaInFp64) {
   }
 }
 
-// Gates far out close or pass; neither end gives NaN, and a NaN stays one, floor or not.
+// Very large logits fully open or close the gate without NaN. A NaN stays NaN, also with a lower
+// bound.
 TYPED_TEST(DecayGateKernel, FarLogitsAndNan) {
   for (const float floor : {kNone, -50.0f}) {
     const Case c = {1, 3, floor};

@@ -1,5 +1,5 @@
-// What lowers growing decays, on the CPU and as an emulated CUDA kernel, against the formulas in
-// fp64.
+// The kernels that scale growing decays down equal the formulas in fp64, on the CPU and as emulated
+// CUDA kernels.
 #include <limits>
 
 #include "kernels/rows/decay_growth_args.h"
@@ -15,13 +15,12 @@ using test::Values;
 struct Case {
   int64_t batch, seq_len, heads, decay_heads, width;
 };
-// Fewer tokens than a block has and more, heads that share a decay, widths beside a warp's, more
-// constants than threads.
+// Fewer and more tokens than a block has threads, heads that share a decay, widths around that of a
+// warp, more constants than threads.
 constexpr Case kCases[] = {
     {1, 1, 1, 1, 1}, {2, 37, 6, 3, 40}, {3, 200, 4, 4, 1}, {1, 300, 9, 9, 64}, {2, 5, 12, 2, 33}};
 
-// Rows of which every other starts a document at a third of it; a sequence without tokens is the
-// last.
+// Every other row starts a document at a third of its length. The last sequence has no tokens.
 struct Problem {
   explicit Problem(const Case& c)
       : log_decay(Random(c.decay_heads * c.width, 1, 0.02)),
@@ -66,7 +65,7 @@ class DecayGrowthKernel : public testing::TestWithParam<Runner> {};
 INSTANTIATE_TEST_SUITE_P(OnBoth, DecayGrowthKernel, testing::Values(RunOnCpu, RunEmulated),
                          [](const auto& at) { return at.index == 0 ? "cpu" : "cuda"; });
 
-// A subtraction and an exponential of 2^-24; scales of fp64 are exact products.
+// A subtraction and an exponential of 2^-24. Scales in fp64 are exact products.
 TEST_P(DecayGrowthKernel, IsTheFormula) {
   for (const Case& c : kCases) {
     SCOPED_TRACE(testing::Message() << c.batch << " x " << c.seq_len << ", heads " << c.heads
@@ -95,7 +94,7 @@ TEST_P(DecayGrowthKernel, IsTheFormula) {
   }
 }
 
-// A decay that is not a number must not pass for one that does not grow.
+// A NaN decay must not be treated as one that does not grow.
 TEST_P(DecayGrowthKernel, NanReachesItsHeadAlone) {
   for (const int64_t place : {0, 50, 63}) {
     Problem p({1, 3, 2, 2, 64});

@@ -1,4 +1,4 @@
-// The CUDA kernel of dropout, emulated, against its definition: the mask that core/philox.h draws.
+// The emulated CUDA kernel of dropout equals its definition: the mask that core/philox.h draws.
 #include <limits>
 
 #include "kernels/rows/dropout_args.h"
@@ -13,10 +13,10 @@ using test::Values;
 
 struct Case {
   int64_t num_rows, seq_len, dim;
-  int shift = 0;  // elements that both arrays are off their alignment
+  int shift = 0;  // Elements by which both arrays are misaligned.
 };
 
-// Channels of less than a draw, less than a pack, whole packs and an odd end; more than a block.
+// Fewer channels than a draw, less than a pack, whole packs and an odd end; more than a block.
 constexpr Case kCases[] = {{0, 3, 8},  {2, 5, 1},     {3, 4, 6},  {2, 3, 8},
                            {2, 9, 37}, {3, 7, 64, 1}, {3, 11, 72}};
 
@@ -55,7 +55,7 @@ TYPED_TEST(DropoutKernel, IsPhiloxOfSamplePositionAndChannel) {
       const RandomCounter draw =
           Draw(key, samples[token / c.seq_len], position, static_cast<uint32_t>(channel / 4));
       const bool dropped = ToUniform(draw.x[channel % 4]) < kRate;
-      // one product in fp32 and its rounding to T: the very bits
+      // One fp32 product and its rounding to T, so the bits are equal.
       const auto kept = static_cast<float>(in[i]) * args.scale;
       want.push_back(dropped ? 0 : Widen(Narrow<T>(kept)));
     }

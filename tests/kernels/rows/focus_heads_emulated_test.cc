@@ -1,4 +1,4 @@
-// The CUDA kernels of focus heads, emulated, against their formulas in fp64.
+// The emulated CUDA kernels of focus heads equal their formulas in fp64.
 #include "kernels/rows/focus_heads_args.h"
 #include "kernels/rows_support.h"
 
@@ -10,14 +10,14 @@ using test::Random;
 using test::Values;
 
 constexpr float kEps = 1e-2f, kScale = 0.3f;
-// Some ten roundings of 2^-24 deep; a vector's gradient sums some hundred tokens.
+// About ten roundings of 2^-24. The gradient of a vector sums a few hundred tokens.
 constexpr double kFp32 = 5e-6;
 
 struct Case {
   int64_t tokens, heads, dim;
   bool times = false, of_tokens = true, value = true, pool_x = true, norm = true, elu = false;
-  int shift = 0;       // elements that every array is off its alignment
-  int64_t beside = 0;  // elements of others between the rows of x and of all that lies as it does
+  int shift = 0;       // Elements by which every array is misaligned.
+  int64_t beside = 0;  // Other elements between the rows of x and of tensors with its layout.
 
   int64_t stride() const { return heads * dim + beside; }
   int64_t size() const { return tokens * stride(); }
@@ -33,8 +33,8 @@ std::string Name(const Case& c) {
          ", " + std::to_string(c.beside) + " beside";
 }
 
-// Heads below a pack, of one, in whole packs and not, up to a warp's; more tokens than a block
-// takes, and than the blocks of a vector's gradient take at once.
+// Heads smaller than a pack, of one pack, in whole and partial packs, up to the width of a warp;
+// more tokens than a block processes, and than the blocks of a vector's gradient process at once.
 std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (const int64_t dim : {3, 4, 7, 16, 33, 64, 128})
@@ -144,7 +144,7 @@ struct Wanted {
   Values log_weight, payload, dx, dtimes, ddirection, dvalue, dvector;
 };
 
-// The channels of a head of a token.
+// Returns the channels of one head of a token.
 Values Head(const Case& c, const Values& rows, int64_t token, int64_t head) {
   const auto begin = rows.begin() + token * c.stride() + head * c.dim;
   return {begin, begin + c.dim};
@@ -238,7 +238,7 @@ TYPED_TEST(FocusHeadsKernel, NoTokensGiveNoGradient) {
   EXPECT_EQ(Run<TypeParam>(c).dvector.values(), Values(16, 0.0));
 }
 
-// pooled [tokens, H, width], of which the first dim channels are seen and the last pass.
+// pooled [tokens, H, width]: the first dim channels are seen, the last ones are passed.
 TYPED_TEST(FocusHeadsKernel, GateEqualsTheFormulaInFp64) {
   using T = TypeParam;
   for (const bool apart : {false, true})

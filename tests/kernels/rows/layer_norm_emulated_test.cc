@@ -1,4 +1,4 @@
-// The CUDA kernels of the layer norm, emulated, against its formula in fp64.
+// The emulated CUDA kernels of layer norm equal the formula in fp64.
 #include "kernels/rows/layer_norm_args.h"
 #include "kernels/rows_support.h"
 
@@ -10,15 +10,15 @@ using test::Random;
 using test::Values;
 
 constexpr float kEps = 1e-2f;
-// Some ten roundings of 2^-24 deep; gamma's and beta's gradients sum some hundred rows.
+// About ten roundings of 2^-24. The gradients of gamma and beta sum a few hundred rows.
 constexpr double kFp32 = 3e-6;
 
 struct Case {
   int64_t num_rows, dim;
   int num_parts = 2;
   bool beta = true;
-  int shift = 0;  // elements that every array is off its alignment
-  // Rows of x and dx that follow one another; behind them lie 8 elements of others.
+  int shift = 0;  // Elements by which every array is misaligned.
+  // Adjacent rows of x and dx, followed by 8 other elements.
   int64_t rows = 1;
   int64_t stride() const { return rows * dim + 8; }
   int64_t place(int64_t row) const { return row / rows * stride() + row % rows * dim; }
@@ -31,8 +31,8 @@ std::string Name(const Case& c) {
          std::to_string(c.rows) + " rows together, shift " + std::to_string(c.shift);
 }
 
-// Below a pack, groups of threads of each size, whole blocks, and more than a thread's pack;
-// multiples of a pack and not; more rows than the gradient has blocks.
+// Less than a pack, thread groups of each size, whole blocks, and more than a pack per thread;
+// multiples of a pack and others; more rows than the gradient has blocks.
 std::vector<Case> Cases() {
   std::vector<Case> cases = {{1, 1},   {3, 7},   {37, 16}, {20, 36},
                              {9, 100}, {5, 256}, {5, 301}, {4, 520}};
@@ -48,13 +48,13 @@ std::vector<Case> Cases() {
 
 struct OfPart {
   Values x, gamma, beta, dout;
-  Values out, dx, dgamma, dbeta;  // wanted, or got
+  Values out, dx, dgamma, dbeta;  // Expected or actual.
 };
 
-// Whether the second part's gradients are added to what is there.
+// Returns whether the part's gradients are added to the outputs.
 constexpr bool Adds(int part) { return part == 1; }
 
-// The formula of args.h, in rows of their places; 7 where nothing is written.
+// The formula of layer_norm_args.h in the rows' layout, and 7 where nothing is written.
 void Formula(const Case& c, int part, OfPart& of) {
   of.out.assign(c.num_rows * c.dim, 0);
   of.dx.assign(c.size(), 7);
@@ -78,7 +78,7 @@ void Formula(const Case& c, int part, OfPart& of) {
   }
 }
 
-// One part as the kernels take it.
+// Returns one part in the kernels' form.
 template <typename T>
 struct Arrays {
   Arrays(const Case& c, int part)

@@ -1,5 +1,4 @@
-// The CUDA kernels of decays that follow from parameters alone, emulated, against the formulas in
-// fp64.
+// The emulated CUDA kernels of learned decays equal the formulas in fp64.
 #include <limits>
 
 #include "kernels/rows/learned_decay_args.h"

@@ -1,4 +1,4 @@
-// The CUDA kernels of standardising, emulated, against its formula in fp64.
+// The emulated CUDA kernels of RealNorm equal the formula in fp64.
 #include "kernels/rows/real_norm_args.h"
 #include "kernels/rows_support.h"
 
@@ -9,17 +9,17 @@ using test::Array;
 using test::Random;
 using test::Values;
 
-constexpr float kEps = 0.5f;    // bounds how much the terms of dx cancel in rows of two channels
-constexpr double kFp32 = 3e-6;  // some ten roundings of 2^-24 deep
+constexpr float kEps = 0.5f;    // Bounds how far the terms of dx cancel in rows of two channels.
+constexpr double kFp32 = 3e-6;  // About ten roundings of 2^-24.
 
 struct Case {
   int64_t num_rows, dim;
-  int shift = 0;          // elements that every array is off its alignment
-  bool constant = false;  // the last row
+  int shift = 0;          // Elements by which every array is misaligned.
+  bool constant = false;  // The last row is constant.
 };
 
-// Below a pack, groups of threads of each size, whole blocks, and more than a thread's pack;
-// multiples of a pack and not.
+// Less than a pack, thread groups of each size, whole blocks, and more than a pack per thread;
+// multiples of a pack and others.
 std::vector<Case> Cases() {
   return {{1, 2},   {3, 7},      {37, 16},          {20, 36},  {9, 100},  {5, 256},
           {5, 301}, {33, 64, 1}, {33, 64, 0, true}, {3, 4500}, {3, 4501}, {0, 32}};

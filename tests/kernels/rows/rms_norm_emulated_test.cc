@@ -1,4 +1,4 @@
-// The CUDA kernels of the norm, emulated, against its formula in fp64.
+// The emulated CUDA kernels of RMSNorm equal the formula in fp64.
 #include "kernels/rows/rms_norm_args.h"
 #include "kernels/rows_support.h"
 
@@ -10,18 +10,19 @@ using test::Random;
 using test::Values;
 
 constexpr float kEps =
-    1e-2f;  // bounds how much the two terms of dx cancel: with one element a row they nearly do
-// Some ten roundings of 2^-24 deep; dweight sums some hundred rows.
+    1e-2f;  // Bounds how far the two terms of dx cancel. With one element per row they almost do.
+// About ten roundings of 2^-24. dweight sums a few hundred rows.
 constexpr double kFp32 = 3e-6;
 
 struct Case {
   int64_t num_rows, dim;
   bool residual = false, gate = false, dsum = false;
-  int shift = 0;  // elements that every array is off its alignment
-  // Where not 0, groups of so many rows of the gate lie apart, as columns of a wider matrix.
+  int shift = 0;  // Elements by which every array is misaligned.
+  // If not 0, groups of this many rows of the gate have gaps between them, as columns of a wider
+  // matrix.
   int64_t gate_rows = 0;
   int64_t gate_stride() const { return gate_rows * dim + 8; }
-  bool added = false;  // dweight to ones
+  bool added = false;  // dweight is added to ones.
 };
 
 std::string Name(const Case& c) {
@@ -30,8 +31,8 @@ std::string Name(const Case& c) {
          (c.dsum ? ", dsum" : "") + ", shift " + std::to_string(c.shift);
 }
 
-// Below a pack, groups of threads of each size, whole blocks, and more than a thread's pack;
-// multiples of a pack and not; more rows than the gradient has blocks.
+// Less than a pack, thread groups of each size, whole blocks, and more than a pack per thread;
+// multiples of a pack and others; more rows than the gradient has blocks.
 std::vector<Case> Cases() {
   std::vector<Case> cases = {{1, 1},   {3, 7},   {37, 16}, {20, 36},
                              {9, 100}, {5, 256}, {5, 301}, {4, 520}};
@@ -57,7 +58,7 @@ struct Problem {
         dout(Random(c.num_rows * c.dim, 4), c.shift),
         dsum(Random(c.num_rows * c.dim, 5), c.shift),
         weight(Random(c.dim, 6), c.shift) {}
-  // The gate as the kernel finds it: NaN where it must not look.
+  // Returns the gate in the kernel's layout, with NaN in the gaps.
   Array<T> GateApart(const Case& c) const {
     const int64_t groups = c.gate_rows > 0 ? c.num_rows / c.gate_rows : 0;
     Array<T> apart(Values(groups * c.gate_stride(), std::nan("")), c.shift);
@@ -123,7 +124,7 @@ struct Wanted {
   Values out, dx, dgate, dweight;
 };
 
-// The formula of args.h; `x` is what was normed.
+// The formula of rms_norm_args.h; `x` is the input of the norm.
 Wanted Formula(const Case& c, const Values& x, const Values& gate, const Values& weight,
                const Values& dout, const Values& dsum) {
   Wanted want = {Values(x.size()), Values(x.size()), Values(x.size()),

@@ -1,4 +1,4 @@
-// The CUDA kernel of the rotary encoding, emulated, against its formula in fp64.
+// The emulated CUDA kernel of rotary embeddings equals the formula in fp64.
 #include "kernels/rows/rotary_args.h"
 #include "kernels/rows_support.h"
 
@@ -11,14 +11,14 @@ using test::Values;
 
 struct Case {
   int64_t num_tokens, num_heads, half;
-  int64_t num_other_heads = 0;  // of a second tensor, turned in the same pass
-  int shift = 0;                // elements that every array is off its alignment
-  int64_t gap = 0;              // elements between the heads of a token and those of the next
+  int64_t num_other_heads = 0;  // Heads of a second tensor that is rotated in the same pass.
+  int shift = 0;                // Elements by which every array is misaligned.
+  int64_t gap = 0;              // Elements between the heads of a token and those of the next.
 };
 constexpr int64_t kTableRows = 7;
 
-// Halves of less than a pack, whole packs and an odd end; more than a block; tokens apart, by whole
-// packs and not.
+// Halves of less than a pack, whole packs and an odd end; more than a block; gaps between tokens of
+// whole and partial packs.
 constexpr Case kCases[] = {{0, 2, 8},           {5, 3, 1},         {9, 2, 6, 1},    {9, 2, 8, 2},
                            {33, 3, 32, 0},      {4, 1, 33, 2},     {9, 2, 8, 1, 1}, {20, 16, 64, 4},
                            {9, 2, 8, 1, 0, 16}, {9, 2, 8, 1, 0, 3}};
@@ -27,7 +27,7 @@ template <typename T>
 using RotaryKernel = test::RowsTest<T>;
 TYPED_TEST_SUITE(RotaryKernel, test::Storages);
 
-// What one tensor of a case reads and writes.
+// The inputs and outputs for one tensor of a case.
 template <typename T>
 struct Heads {
   Heads(const Case& c, int64_t heads, uint64_t seed)

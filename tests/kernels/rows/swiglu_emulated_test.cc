@@ -1,4 +1,4 @@
-// The CUDA kernels of a gate's product, emulated, against the formula in fp64.
+// The emulated CUDA kernels of gated products equal the formula in fp64.
 #include <limits>
 
 #include "kernels/rows/swiglu_args.h"
@@ -38,8 +38,7 @@ Results<T> Run(const Array<T>& gate, const Array<T>& up, const Array<T>& dout, i
   return r;
 }
 
-// Some ten roundings of 2^-24. Odd ends, whole blocks and one element more, and arrays off their
-// alignment.
+// About ten roundings of 2^-24. Odd ends, whole blocks and one element more, and misaligned arrays.
 TYPED_TEST(SwiGluKernel, EqualsTheFormulaInFp64) {
   for (const int64_t count : {0, 1, 31, 2048, 2049, 5000}) {
     for (const int shift : {0, 1}) {
@@ -80,8 +79,8 @@ TYPED_TEST(SwiGluKernel, BySigmoidsEqualsTheFormulaInFp64) {
   test::ExpectClose<TypeParam>("dup", got.dup.values(), dup, 1e-6);
 }
 
-// Halves of the rows of one matrix: the bits of the same numbers by themselves. 24 columns are
-// whole packs of either storage; 100 rows end within a block of threads.
+// Halves of the rows of one matrix have the bits of separate tensors. 24 columns are whole packs of
+// either type, and 100 rows end within a block of threads.
 TYPED_TEST(SwiGluKernel, HalvesOfOneMatrix) {
   constexpr int64_t kRows = 100, kWidth = 24, kCount = kRows * kWidth;
   const Array<TypeParam> gate(Random(kCount, 1, 4.0)), up(Random(kCount, 2)),
@@ -124,7 +123,8 @@ TYPED_TEST(SwiGluKernel, HalvesOfOneMatrix) {
   }
 }
 
-// A gate whose rows are columns of a matrix, all else dense: the bits of dense rows.
+// A gate whose rows are columns of a matrix, with all other tensors dense, has the bits of dense
+// rows.
 TYPED_TEST(SwiGluKernel, RowsOfAGateAlone) {
   constexpr int64_t kRows = 30, kWidth = 24, kCount = kRows * kWidth;
   const Array<TypeParam> gate(Random(kCount, 1, 4.0)), up(Random(kCount, 2)),
@@ -160,7 +160,7 @@ TYPED_TEST(SwiGluKernel, RowsOfAGateAlone) {
   }
 }
 
-// Gates far out close or pass; neither end gives NaN.
+// Very large inputs fully open or close the gate without NaN.
 TYPED_TEST(SwiGluKernel, SaturatesWithoutNan) {
   const Array<TypeParam> gate(Values{-200, 200}), up(Values{3, 3}), dout(Values{1, 1});
   const Results<TypeParam> got = Run(gate, up, dout, 2, 0);

@@ -1,5 +1,4 @@
-// The CUDA kernels of tokens mixed with the one before them, emulated, against their definition in
-// fp64.
+// The emulated CUDA kernels of token shift equal the definition in fp64.
 #include <limits>
 #include <memory>
 
@@ -14,14 +13,14 @@ using test::Random;
 using test::Values;
 
 constexpr int64_t kBatch = 2;
-// A few roundings of 2^-24; the mixes' gradients sum some hundred tokens.
+// A few roundings of 2^-24. The gradients of mixes sum a few hundred tokens.
 constexpr double kFp32 = 2e-6;
 
 struct Case {
   int64_t seq_len, dim;
   int num_mixes = 3;
   bool tail = true, documents = true;
-  int shift = 0;  // elements that every array is off its alignment
+  int shift = 0;  // Elements by which every array is misaligned.
 };
 
 std::string Name(const Case& c) {
@@ -30,8 +29,8 @@ std::string Name(const Case& c) {
          (c.documents ? ", documents" : "") + ", shift " + std::to_string(c.shift);
 }
 
-// Lengths about the runs of 16 and 32 tokens; channels in whole packs and not, and more than a
-// block's threads take.
+// Lengths around runs of 16 and 32 tokens; channels in whole and partial packs, and more than the
+// threads of a block process.
 std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (const int64_t seq_len : {1, 5, 16, 32, 33, 70})
@@ -46,7 +45,7 @@ std::vector<Case> Cases() {
 struct Starts {
   explicit Starts(const Case& c) : starts(new bool[kBatch * c.seq_len]()) {
     if (c.seq_len == 0) return;
-    starts[0] = true;  // cuts the tail off
+    starts[0] = true;  // Hides the tail.
     for (int64_t t = 3; t < c.seq_len; t += 11) starts[c.seq_len + t] = true;
     for (int64_t t = 31; t < std::min<int64_t>(c.seq_len, 34); ++t) starts[t] = true;
   }
@@ -70,7 +69,7 @@ struct Problem {
   Starts starts;
 };
 
-// Whether the second mix's gradient is added to what is there.
+// Returns whether the mix's gradient is added to the output.
 constexpr bool Adds(int i) { return i == 1; }
 
 template <typename T>
@@ -173,7 +172,7 @@ TYPED_TEST(TokenShiftKernel, NansDoNotCrossADocumentsStart) {
   const Case c = {20, 8};
   Problem<TypeParam> p(c);
   const auto nan = Narrow<TypeParam>(std::numeric_limits<float>::quiet_NaN());
-  p.x.data()[(c.seq_len + 13) * c.dim] = nan;  // in row 1 documents start at 3 and at 14
+  p.x.data()[(c.seq_len + 13) * c.dim] = nan;  // Row 1 has document starts at 3 and 14.
   const Values out = Run(c, p).outs[0].values();
   EXPECT_TRUE(std::isnan(out[(c.seq_len + 13) * c.dim]));
   EXPECT_FALSE(std::isnan(out[(c.seq_len + 14) * c.dim]));

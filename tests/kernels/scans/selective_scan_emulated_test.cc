@@ -1,4 +1,4 @@
-// The CUDA kernels of the selective scan, emulated, against the oracle.
+// The emulated CUDA kernels of the selective scan equal the oracle.
 #include <memory>
 
 #include "kernels/scans/selective_scan/selective_scan_args.h"
@@ -11,7 +11,7 @@ using test::Array;
 using test::ScanCase;
 using test::Values;
 
-// Rows of b and c as columns of one matrix, `stride` apart, c behind b.
+// Returns b and c as columns of one matrix whose rows are `stride` apart, with c after b.
 Values Columns(const ScanReferenceProblem& p, int64_t stride) {
   Values both(p.batch * p.seq_len * stride, NAN);
   for (int64_t token = 0; token < p.batch * p.seq_len; ++token)
@@ -70,7 +70,7 @@ test::ScanGot Run(const test::ScanProblem<T>& problem, int64_t stride = 0,
   Array<float> final(states), dinitial(states),
       kept(states * ScanTiles(p.seq_len, cuda::kScanTile)), dbias(p.channels), dskip(p.channels),
       da(p.channels * p.states);
-  // db and dc lie as b and c do.
+  // db and dc have the layout of b and c.
   const int64_t of_token = stride > 0 ? stride : p.states;
   Array<T> db(Values(tokens * of_token + p.states, 7.0)), dc(Values(tokens * p.states, 7.0));
   Array<float> forward(Values(cuda::ScanForwardWorkspaceFloats(sizes), NAN)),
@@ -128,8 +128,8 @@ TYPED_TEST(ScanKernel, ReadsAndWritesColumnsOfAMatrixInTheirPlace) {
   EXPECT_EQ(got.da, want.da);
 }
 
-// p of a = -e^p in place of a: to the roundings of the exponential, by which a moves, and the
-// gradient by p.
+// Takes p with a = -e^p instead of a. The roundings of the exponential change a and the gradient of
+// p.
 TYPED_TEST(ScanKernel, TakesWhatTheDecayIsAnExponentialOf) {
   for (const int64_t seq_len : {17, 300}) {
     test::ScanProblem<TypeParam> problem({seq_len, 5, 3, true, true});
@@ -153,13 +153,13 @@ TYPED_TEST(ScanKernel, TwoRunsGiveTheSameBits) {
   EXPECT_EQ(first.db, second.db);
 }
 
-// A NaN stays within its document, also where a segment lies between.
+// A NaN stays within its document, also across segments.
 TYPED_TEST(ScanKernel, NansDoNotCrossADocumentsStart) {
   const ScanCase c = {300, 5, 3, true};
   for (const auto member : {&ScanReferenceProblem::x, &ScanReferenceProblem::delta}) {
     test::ScanProblem<TypeParam> problem(c);
     (problem.oracle.*member)[(c.seq_len + 100) * c.channels + 1] =
-        NAN;  // documents of row 1: 3, 4, 140
+        NAN;  // Documents of row 1: 3, 4, 140.
     const Values y = Run(problem).y;
     for (int64_t t = 4; t < c.seq_len; ++t)
       EXPECT_EQ(std::isnan(y[(c.seq_len + t) * c.channels + 1]), t >= 100 && t < 140) << t;

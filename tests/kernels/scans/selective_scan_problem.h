@@ -1,5 +1,5 @@
-// Random problems of the selective scan, and what the oracle gives for them: shared by the tests of
-// the CPU's loops and of the emulated CUDA kernels.
+// Random problems of the selective scan, and the oracle's results, for tests of the CPU's loops and
+// of the emulated CUDA kernels.
 #pragma once
 
 #include <cmath>
@@ -23,7 +23,7 @@ inline std::string Name(const ScanCase& c) {
 
 inline constexpr int64_t kScanBatch = 2;
 
-// T: the storage of the activations.
+// T is the storage type of the activations.
 template <typename T>
 struct ScanProblem {
   explicit ScanProblem(const ScanCase& c) {
@@ -47,7 +47,7 @@ struct ScanProblem {
               .c = stored(tokens * c.states, 7),
               .dy = stored(tokens * c.channels, 8),
               .dfinal = weights(states, 9)};
-    // Steps from thousandths, in which a state lives for a thousand tokens, to tens.
+    // Steps from thousandths, with which a state lasts for a thousand tokens, to tens.
     for (int64_t i = 0; i < c.channels; ++i)
       oracle.delta_bias[i] = static_cast<float>(static_cast<double>(i % 5) * 4 - 7);
     for (double& a : oracle.a) a = static_cast<float>(-std::exp(a));
@@ -59,13 +59,13 @@ struct ScanProblem {
   ScanReferenceProblem oracle;
 };
 
-// What a kernel gave.
+// The results of a kernel.
 struct ScanGot {
   Values y, final, dx, ddelta, ddelta_bias, dskip, da, db, dc, dinitial;
 };
 
-// Factors e^{step a}, 2^-23 off each, are chained over the tokens that a state lives, up to some
-// hundred here, and as many terms are summed; the weights' gradients sum over all tokens.
+// Factors e^{step a} with errors of 2^-23 are multiplied over the lifetime of a state, up to a few
+// hundred tokens here, and as many terms are summed. The weights' gradients sum over all tokens.
 template <typename T>
 void ExpectOracle(const ScanProblem<T>& problem, const ScanGot& got) {
   constexpr double kFp32 = 2e-5;
@@ -83,8 +83,8 @@ void ExpectOracle(const ScanProblem<T>& problem, const ScanGot& got) {
     ExpectClose<float>("dinitial", got.dinitial, want.dinitial, kFp32);
 }
 
-// Lengths about the tiles of 16 and 32 tokens and, for a GPU, segments of 128; channels about the
-// blocks of 64 and 128; states about the groups of 8.
+// Lengths around tiles of 16 and 32 tokens and a GPU's segments of 128; channels around blocks of
+// 64 and 128; states around groups of 8.
 inline std::vector<ScanCase> ScanCases() {
   std::vector<ScanCase> cases;
   for (const int64_t seq_len : {1, 2, 15, 16, 17, 31, 33, 70})

@@ -1,4 +1,4 @@
-// The CUDA kernels of RWKV-4's time mixing, emulated, against the oracle.
+// The emulated CUDA kernels of RWKV-4's time mixing equal the oracle.
 #include <memory>
 
 #include "kernels/scans/wkv4/wkv4_args.h"
@@ -81,8 +81,8 @@ TYPED_TEST(WkvKernel, EqualsTheOracle) {
   }
 }
 
-// p of w = -e^p in place of w: to the roundings of the exponential, by which w moves, and the
-// gradient by p.
+// Takes p with w = -e^p instead of w. The roundings of the exponential change w and the gradient of
+// p.
 TYPED_TEST(WkvKernel, TakesWhatTheDecayIsAnExponentialOf) {
   for (const int64_t seq_len : {17, 300}) {
     const WkvCase c = {seq_len, 7, true, true};
@@ -108,11 +108,11 @@ TYPED_TEST(WkvKernel, TwoRunsGiveTheSameBits) {
   EXPECT_EQ(first.dlog_decay, second.dlog_decay);
 }
 
-// A NaN stays within its document, also where a segment lies between.
+// A NaN stays within its document, also across segments.
 TYPED_TEST(WkvKernel, NansDoNotCrossADocumentsStart) {
   const WkvCase c = {300, 7, true};
   test::WkvProblem<TypeParam> problem(c);
-  problem.oracle.k[(c.seq_len + 100) * c.dim] = NAN;  // row 1 starts documents at 3, 4 and 140
+  problem.oracle.k[(c.seq_len + 100) * c.dim] = NAN;  // Row 1 has document starts at 3, 4 and 140.
   const Values out = Run(c, problem).out;
   for (int64_t t = 4; t < c.seq_len; ++t)
     EXPECT_EQ(std::isnan(out[(c.seq_len + t) * c.dim]), t >= 100 && t < 140) << t;

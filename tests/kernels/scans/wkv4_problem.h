@@ -1,5 +1,5 @@
-// Random problems of RWKV-4's time mixing, and what the oracle gives for them: shared by the tests
-// of the CPU's loops and of the emulated CUDA kernels.
+// Random problems of RWKV-4's time mixing, and the oracle's results, for tests of the CPU's loops
+// and of the emulated CUDA kernels.
 #pragma once
 
 #include <cmath>
@@ -22,7 +22,7 @@ inline std::string Name(const WkvCase& c) {
          std::to_string(c.key_scale);
 }
 
-// As T stores it.
+// Rounds values to T.
 template <typename T>
 Values Rounded(Values values) {
   return Array<T>(values).values();
@@ -30,7 +30,7 @@ Values Rounded(Values values) {
 
 inline constexpr int64_t kWkvBatch = 2;
 
-// T: the storage of k, v and dout. The state is given as kernels hold it.
+// T is the storage type of k, v and dout. The state has the kernels' form.
 template <typename T>
 struct WkvProblem {
   explicit WkvProblem(const WkvCase& c) : dim(c.dim) {
@@ -41,7 +41,8 @@ struct WkvProblem {
               .k = Rounded<T>(Random(tokens, 1, c.key_scale)),
               .v = Rounded<T>(Random(tokens, 2)),
               .dout = Rounded<T>(Random(tokens, 3))};
-    // Decays from nearly none to those that forget a token at once: both kinds of recurrence.h.
+    // Decays from almost none to those that clear the state within a token, for both kinds of
+    // wkv4's recurrence.
     for (int64_t i = 0; i < c.dim; ++i)
       oracle.log_decay.push_back(
           static_cast<float>(-std::exp(-5 + 8.0 * static_cast<double>(i % 7) / 6)));
@@ -60,8 +61,8 @@ struct WkvProblem {
     }
   }
 
-  // The oracle's results where the loss also reads the state after the last token, at the log scale
-  // that a kernel left there.
+  // Returns the oracle's results for a loss that also reads the final state, at the log scale that
+  // a kernel returned.
   WkvReferenceResult Solve(const Values& final_log_scale) {
     oracle.dfinal = {dp, dq};
     for (size_t i = 0; i < dp.size(); ++i) {
@@ -73,18 +74,18 @@ struct WkvProblem {
 
   int64_t dim;
   WkvReferenceProblem oracle;
-  Values p, q, o;  // of the initial state; nothing was seen by every fifth channel
-  Values dp, dq;   // gradients of the final one
+  Values p, q, o;  // The initial state. Every fifth channel has seen no token.
+  Values dp, dq;   // Gradients of the final state.
 };
 
-// What a kernel gave.
+// The results of a kernel.
 struct WkvGot {
   Values out, p, q, o, dk, dv, dlog_decay, dbonus, dp, dq;
 };
 
-// Rounding errors of a weight: a factor e^w of 2^-25 a token over some 150 tokens of the slowest
-// decay, exponents of up to a few times the largest key, and sums over as many tokens for the
-// gradients of decay and bonus. `fp32` allows for them.
+// Rounding errors of a weight: a factor e^w with an error of 2^-25 per token over about 150 tokens
+// of the slowest decay, exponents of up to a few times the largest key, and sums over as many
+// tokens for the gradients of decay and bonus. `fp32` allows for these.
 template <typename T>
 void ExpectOracle(WkvProblem<T>& problem, const WkvGot& got, bool initial, double fp32) {
   const WkvReferenceResult want = problem.Solve(got.o);
@@ -105,7 +106,7 @@ void ExpectOracle(WkvProblem<T>& problem, const WkvGot& got, bool initial, doubl
   if (!initial) return;
   Values dp, dq;
   for (size_t i = 0; i < got.dp.size(); ++i) {
-    const bool seen = problem.q[i] != 0;  // of what was not, there is no gradient
+    const bool seen = problem.q[i] != 0;  // An empty state has no gradient.
     dp.push_back(seen ? want.dinitial.numerator[i] * std::exp(problem.o[i]) : 0);
     dq.push_back(seen ? want.dinitial.denominator[i] * std::exp(problem.o[i]) : 0);
   }
@@ -113,8 +114,8 @@ void ExpectOracle(WkvProblem<T>& problem, const WkvGot& got, bool initial, doubl
   ExpectClose<float>("ddenominator", got.dq, dq, fp32);
 }
 
-// Lengths about the tiles of 16 tokens and, for a GPU, segments of 128; channels about the blocks
-// of 64; large keys of both signs.
+// Lengths around tiles of 16 tokens and a GPU's segments of 128; channels around blocks of 64;
+// large keys of both signs.
 inline std::vector<WkvCase> WkvCases() {
   std::vector<WkvCase> cases;
   for (const int64_t seq_len : {1, 2, 15, 16, 17, 70})

@@ -1,5 +1,5 @@
-// Random problems of softmax attention, one for every part of its formula, which the CPU's tests
-// and a GPU's share.
+// Random problems of softmax attention, one for each part of its formula, for tests on the CPU and
+// on a GPU.
 #pragma once
 
 #include <ATen/ops/arange.h>
@@ -25,12 +25,12 @@ struct Shape {
   bool own_far_keys = false;
   bool decay = false;
   bool squared_relu = false;
-  double dropout = 0;                 // of the weights
-  bool one_document = false;          // and said to be so
-  std::vector<int64_t> starts = {0};  // of documents, in tokens of a row
+  double dropout = 0;                 // Rate on the weights.
+  bool one_document = false;          // Declared as one document per row.
+  std::vector<int64_t> starts = {0};  // Document starts, as tokens of a row.
 };
 
-// Every part of the formula, on and off the edges of tiles.
+// Every part of the formula, with sizes at and between the edges of tiles.
 inline const std::vector<Shape> kShapes = {
     {.name = "one token", .seq_len = 1},
     {.name = "a tile", .seq_len = 64},
@@ -170,9 +170,9 @@ inline at::Tensor Positions(const Shape& shape) {
   at::Tensor positions = at::zeros({shape.batch, shape.seq_len}, at::kLong);
   auto* data = positions.mutable_data_ptr<int64_t>();
   for (int64_t row = 0; row < shape.batch; ++row) {
-    int64_t start = -shape.num_past;  // the past is of the first document
+    int64_t start = -shape.num_past;  // The past belongs to the first document.
     for (int64_t t = 0; t < shape.seq_len; ++t) {
-      // another cut in each row
+      // Each row has different starts.
       if (t > row && std::ranges::count(shape.starts, t - row) > 0) start = t;
       data[row * shape.seq_len + t] = t - start;
     }

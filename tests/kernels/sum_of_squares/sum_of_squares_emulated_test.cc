@@ -1,4 +1,4 @@
-// The CUDA kernel of the gradient's sum of squares, emulated, against a plain sum.
+// The emulated CUDA kernel of the gradient's sum of squares equals a plain sum.
 #include "kernels/sum_of_squares/sum_of_squares_args.h"
 
 #include <limits>
@@ -12,8 +12,8 @@ using test::Array;
 using test::Random;
 using test::Values;
 
-// Parameters of one element, less and more than a block, whole blocks; `gap` elements of another
-// value lie before each.
+// Parameters of one element, less and more than a block, and whole blocks. Before each are `gap`
+// elements of another value.
 constexpr int64_t kCounts[] = {1, 7, kSquaresBlock + 5, 2 * kSquaresBlock, 300};
 
 struct Segments {
@@ -53,7 +53,7 @@ Sums SumsWithGap(int64_t gap) {
   return sums;
 }
 
-// 65536 additions of 2^-53 each, all of one sign
+// 65536 additions of 2^-53 each, all of one sign.
 TEST(SumOfSquaresKernel, EqualsThePlainSum) {
   const Sums sums = SumsWithGap(0);
   for (size_t block = 0; block < sums.want.size(); ++block)
@@ -65,7 +65,7 @@ TEST(SumOfSquaresKernel, BitsDoNotDependOnThePlace) {
   for (const int64_t gap : {0, 1, 2, 3}) EXPECT_EQ(SumsWithGap(gap).partials, want) << gap;
 }
 
-// The square of the largest fp32 overflows fp32.
+// The square of the largest fp32 number overflows fp32.
 TEST(SumOfSquaresKernel, LargeValuesDoNotOverflow) {
   const float x = std::numeric_limits<float>::max();
   const SquaresSegment segment = {0, 1, 0};

@@ -1,3 +1,4 @@
+// The table that divides rows and documents into chunks.
 #include "kernels/common/chunks/chunk_table.h"
 
 #include <gtest/gtest.h>
@@ -40,8 +41,8 @@ TEST(ChunkTable, CutsRowsIntoChunks) {
 }
 
 TEST(ChunkTable, NoChunkSpansTwoDocuments) {
-  // row 0: starts at 0 and 10; row 1 goes on from its initial state up to 70; duplicates and the
-  // end do not matter
+  // Row 0 has starts at 0 and 10. Row 1 continues from its initial state up to 70. Duplicates and
+  // the end are ignored.
   const std::vector<int32_t> starts = {0, 10, 10, 170, 200};
   EXPECT_EQ(Text(MakeChunkTable(
                 {.batch = 2, .seq_len = 100, .chunk_size = 64, .document_starts = starts})),
@@ -85,7 +86,7 @@ TEST(ChunkTable, NamesWhatIsOutOfOrder) {
       std::string::npos);
 }
 
-// Counts that the kernels keep in 32 bits, refused before a table of that size is made.
+// Counts that do not fit into the kernels' 32 bits are refused before the table is allocated.
 TEST(ChunkTable, MoreThan32BitsOfCounts) {
   const auto make = [](ChunkTableConfig config) { return [=] { MakeChunkTable(config); }; };
   EXPECT_HL_ERROR(make({.batch = 1, .seq_len = (int64_t{1} << 32) + 5, .chunk_size = 64})(),

@@ -1,5 +1,4 @@
-// Which instruction set the kernels use, and that each has kernels of its own: the one that was
-// asked for runs.
+// The requested instruction set is used, and each set has its own kernels.
 #include "kernels/common/cpu/instruction_set.h"
 
 #include <gmock/gmock.h>
@@ -62,7 +61,8 @@ constexpr bool kBaselineFuses = true;
 #else
 constexpr bool kBaselineFuses = false;
 #endif
-// x^2 - y where y is x^2 rounded: a fused multiply-add leaves the rounding, the two operations 0.
+// x^2 - y, where y is x^2 rounded. A fused multiply-add returns the rounding error, two separate
+// operations return 0.
 HL_INLINE void SubtractLoop(const float* __restrict x, float* __restrict y, int64_t count) {
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) y[i] = x[i] * x[i] - y[i];

@@ -1,5 +1,5 @@
-// The sums of partial gradients have the bits of additions one after the other, wherever they go
-// and however many threads share them out.
+// Sums of partial gradients have the bits of sequential additions, for every output layout and
+// number of threads.
 #include "kernels/common/cpu/sum_partials.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 namespace halflife::kernels::cpu {
 namespace {
 
-// Terms of many magnitudes: another order of the additions has other bits.
+// Terms of many magnitudes, so that another order of additions changes bits.
 template <typename C>
 std::vector<C> Terms(int64_t count, int64_t seed) {
   std::vector<C> terms(count);
@@ -32,7 +32,7 @@ class Threads {
   int before_ = omp_get_max_threads();
 };
 
-// A matrix, its transpose and what nobody wants, side by side.
+// Sums to a matrix, to its transpose and to no output, in adjacent columns.
 template <typename C>
 void ExpectOneAfterTheOther(int64_t count, int64_t rows, int64_t columns, bool added) {
   const int64_t size = rows * columns, stride = 3 * size;
@@ -57,7 +57,7 @@ void ExpectOneAfterTheOther(int64_t count, int64_t rows, int64_t columns, bool a
   EXPECT_EQ(got_transposed, transposed);
 }
 
-// [count, size] to one place.
+// Sums [count, size] to one output.
 template <typename C>
 void ExpectOneAfterTheOther(int64_t count, int64_t size, bool added) {
   const std::vector<C> partials = Terms<C>(count * size, 9), before = Terms<C>(size, 5);
@@ -68,7 +68,7 @@ void ExpectOneAfterTheOther(int64_t count, int64_t size, bool added) {
   EXPECT_EQ(got, want);
 }
 
-// Sizes about the 1024 columns that are summed at a time, and beyond the 4096 of a thread.
+// Sizes around the 1024 columns that are summed at a time, and above the 4096 columns of a thread.
 TEST(SumPartialsTest, BitsOfOneAfterTheOther) {
   for (const int num_threads : {1, 3}) {
     const Threads threads(num_threads);

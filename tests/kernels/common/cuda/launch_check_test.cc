@@ -1,3 +1,4 @@
+// When kernel launches are checked synchronously.
 #include "kernels/common/cuda/launch_check.h"
 
 #include <gtest/gtest.h>

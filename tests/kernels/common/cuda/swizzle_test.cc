@@ -1,5 +1,4 @@
-// The index maps, all of them: permutations, free of bank conflicts, and consistent with each
-// other.
+// The index maps of shared memory are permutations, free of bank conflicts, and consistent.
 #include "kernels/common/cuda/swizzle.h"
 
 #include <gtest/gtest.h>
@@ -23,8 +22,8 @@ void CheckSwizzle() {
     }
   }
   EXPECT_EQ(*seen.rbegin(), kRows * kCols - 1);
-  // What ldmatrix reads at once: 16 bytes at one column of eight rows in a row, in all 8 groups of
-  // 4 banks.
+  // One ldmatrix reads 16 bytes at one column of eight consecutive rows. They must be in all 8
+  // groups of 4 banks.
   for (int row = 0; row < kRows; row += 8) {
     for (int col = 0; col < kCols; col += kUnitElements) {
       std::set<int> groups;
@@ -87,7 +86,8 @@ TEST(Fragments, HoldEveryElementOnce) {
   ExpectWhole(Gather(128, 4, 2, WgmmaA), 64, 16);
 }
 
-// ldmatrix gives lane l of matrix i row l / 4, columns 2 (l % 4) and + 1, or transposed.
+// ldmatrix gives lane l of matrix i the elements of row l / 4, columns 2 (l % 4) and + 1, or the
+// transposed ones.
 FragmentCoord Received(FragmentCoord (*row_of_lane)(int), int lane, int i, int half, bool trans) {
   const int along = 2 * (lane % 4) + half, across = lane / 4;
   const FragmentCoord row = row_of_lane(8 * i + (trans ? along : across));

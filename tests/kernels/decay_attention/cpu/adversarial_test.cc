@@ -1,6 +1,5 @@
 // Decays that break the usual shortcuts (differences of cumulative sums, products of rounded
-// factors, 1 / b), and controls:
-// mistakes that the gates must notice.
+// factors, 1 / b). Controls show that the error bounds detect mistakes.
 #include "kernels/decay_attention/cpu/run_cpu.h"
 
 namespace halflife::kernels::test {
@@ -27,15 +26,15 @@ TEST(DecayAttentionAdversarial, AnyDecay) {
       ExpectFinite(problem, got);
       ExpectClose(problem, got, want, kFloatGates);
       ExpectClose(problem, RunCpu<double>(problem), want, kDoubleGates);
-      // exactly zero where a decay of zero is
+      // Exactly zero where the decay is zero.
       const Values& grads = got.at(IsPerToken(kind) ? "dlog_decay" : "dlambda");
       for (size_t i = 0; i < grads.size(); ++i)
         EXPECT_TRUE(problem.log_decay[i] != kNever || grads[i] == 0.0) << i << ": " << grads[i];
     }
 }
 
-// Sums up to 60 over a chunk: weights of e^60 beside those of 1. fp32 sums of that size are off by
-// 60 x 6e-8 x a few in the exponent, hence the wider gate.
+// Sums up to 60 over a chunk give weights of e^60 together with weights of 1. fp32 sums of this
+// size have an error of a few times 60 x 6e-8 in the exponent, so the bound is wider.
 TEST(DecayAttentionAdversarial, GrowthUpToSixtyAChunk) {
   for (const DecayKind kind : kKinds) {
     const RandomProblem problem =
@@ -47,7 +46,8 @@ TEST(DecayAttentionAdversarial, GrowthUpToSixtyAChunk) {
   }
 }
 
-// Over 16384 tokens a decay rounded once a token would be off by 16384 x 3e-8 = 5e-4.
+// A decay that is rounded once per token would have an error of 16384 x 3e-8 = 5e-4 after 16384
+// tokens.
 TEST(DecayAttentionAdversarial, NearOneOverALongSequence) {
   for (const DecayKind kind : kKinds) {
     const RandomProblem problem = MakeProblem(
@@ -57,7 +57,7 @@ TEST(DecayAttentionAdversarial, NearOneOverALongSequence) {
   }
 }
 
-// -inf at a token, a document that starts there, and two sequences.
+// A log decay of -inf at a token, a document that starts there, and two sequences are equivalent.
 TEST(DecayAttentionAdversarial, ThreeWaysToForget) {
   for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerTokenChannel})
     for (const int t : {1, 40, 64, 130}) {
@@ -69,7 +69,7 @@ TEST(DecayAttentionAdversarial, ThreeWaysToForget) {
       document.config.document_starts = {t};
       RandomProblem packed = decayed;
       packed.config.cu_seqlens = {0, t, c.T};
-      const auto twice = [](Values& x, bool first) {  // the other sequence's states are zero
+      const auto twice = [](Values& x, bool first) {  // The other sequence's states are zero.
         Values zero(x.size(), 0.0);
         zero.insert(first ? zero.end() : zero.begin(), x.begin(), x.end());
         x = zero;
@@ -87,7 +87,7 @@ TEST(DecayAttentionAdversarial, ThreeWaysToForget) {
     }
 }
 
-// Mistakes, made by hand on what the kernels returned or were given.
+// Makes mistakes in the kernels' inputs or results by hand.
 TEST(DecayAttentionAdversarial, TheGatesNoticeMistakes) {
   for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerTokenChannel}) {
     const RandomProblem problem = MakeProblem({.B = 1, .T = 130, .H = 1, .kind = kind}, 35);
@@ -98,23 +98,24 @@ TEST(DecayAttentionAdversarial, TheGatesNoticeMistakes) {
                 kFloatGates.Of(name))
           << name;
     };
-    RandomProblem changed = problem;  // a decay moved by one token
+    RandomProblem changed = problem;  // A decay is shifted by one token.
     std::rotate(changed.log_decay.begin(), changed.log_decay.begin() + c.decay_width(),
                 changed.log_decay.end());
     wrong(changed, "out");
     wrong(changed, "dlog_decay");
-    changed = problem;  // the last chunk's gradient of the state dropped
+    changed = problem;  // The last chunk's gradient of the state is dropped.
     changed.dfinal_state.clear();
     for (const char* name : {"dk", "dv", "dlog_decay"}) wrong(changed, name);
-    changed = problem;  // the state decayed once too often at the end, as by a padded tail
+    changed = problem;  // The final state is decayed once too often, as by a padded tail.
     for (int i = 0; i < c.decay_width(); ++i)
       changed.log_decay[(c.T - 1) * c.decay_width() + i] -= 1e-4;
     wrong(changed, "final_state");
-    changed = problem;  // one element of one key, by a part in a thousand
+    changed = problem;  // One element of one key changes by a thousandth.
     changed.k[120 * c.K] *= 1.001;
     wrong(changed, "dq");
     wrong(changed, "final_state");
-    // E dropped: what passes through the whole chunk is most of dg where decays are near 1
+    // E is dropped: for decays near 1, most of dg comes from the part that passes through the whole
+    // chunk.
     const Values& dg = want.at("dlog_decay");
     Values without = dg;
     for (size_t i = 0; i < without.size(); ++i) without[i] *= 1 - 1e-5;
@@ -123,7 +124,7 @@ TEST(DecayAttentionAdversarial, TheGatesNoticeMistakes) {
 }
 
 // The shortcut that the kernels avoid: dlog_decay as a running sum of q dq - k dk over the
-// sequence, here in fp32.
+// sequence, in fp32.
 TEST(DecayAttentionAdversarial, ARunningSumOverTheSequenceWouldFail) {
   RandomProblem problem = MakeProblem({.B = 1,
                                        .T = 4096,

@@ -1,5 +1,4 @@
-// The CPU kernels against the oracle, and against themselves where two ways of asking must give one
-// answer.
+// The CPU kernels of decay attention equal the oracle, and equivalent calls give equal results.
 #include <omp.h>
 
 #include "core/error.h"
@@ -29,7 +28,8 @@ TEST(DecayAttentionCpu, DoubleIsTheOracle) {
       }
 }
 
-// Every length with every kind, every size with both families; sizes and lengths meet in turn.
+// Every length with every kind of decay, and every size with both families. Sizes and lengths are
+// combined in rotation.
 TEST(DecayAttentionCpu, FloatIsTheOracleForEveryShape) {
   constexpr std::pair<int, int> kSizes[] = {{16, 24},  {60, 100},  {64, 64},   {128, 64},
                                             {64, 128}, {128, 128}, {256, 256}, {8, 1}};
@@ -51,8 +51,9 @@ TEST(DecayAttentionCpu, FloatIsTheOracleForEveryShape) {
                                                  .positive = normalised},
                                                 seed);
       Result got = RunCpu<float>(problem), want = Reference(problem);
-      // Normalised, dq and dk hear only how a key differs from the average one: of |normal| + 1/8,
-      // mean 0.92 and deviation 0.60, which costs sqrt(1 + (0.92 / 0.60)^2) = 1.8 of the precision.
+      // With the normalizer, dq and dk only depend on how a key differs from the mean key. For
+      // |normal| + 1/8 the mean is 0.92 and the deviation 0.60, so sqrt(1 + (0.92 / 0.60)^2) = 1.8
+      // of the precision is lost.
       for (const char* const name : {"dq", "dk"}) {
         if (!normalised) break;
         EXPECT_LE(Compare(got.at(name), want.at(name)).relative, 2 * kFloatGates.value)
@@ -63,7 +64,7 @@ TEST(DecayAttentionCpu, FloatIsTheOracleForEveryShape) {
     }
 }
 
-// What every row divides by, [B, T, H], less norm_eps: the sums of keys as a state of their own.
+// Returns the divisor of every row, [B, T, H], without norm_eps: the sums of keys as a state.
 Values Denominators(RandomProblem problem) {
   ProblemConfig& c = problem.config;
   c.normalised = false;
@@ -75,7 +76,7 @@ Values Denominators(RandomProblem problem) {
   return Reference(problem).at("out");
 }
 
-// By how much the largest error of a denominator exceeds that of its terms.
+// Returns the factor by which the largest error of a denominator exceeds that of its terms.
 double Condition(const RandomProblem& problem) {
   RandomProblem magnitudes = problem;
   for (Values* const x :
@@ -88,9 +89,9 @@ double Condition(const RandomProblem& problem) {
   return condition;
 }
 
-// q and k of any sign: a denominator is then what is left of its terms, and an error in their sum
-// weighs as much more in the row, its gradients, and those of all that it reads. No more than that
-// is lost.
+// If q and k have any sign, the terms of a denominator partly cancel. An error in their sum is
+// amplified in the row, in its gradients, and in those of everything that the row reads, but not
+// more than that.
 TEST(DecayAttentionCpu, DenominatorsThatCancelLoseTheirConditionOnly) {
   for (const DecayKind kind : kKinds)
     for (const int T : {8, 65, 200}) {
@@ -116,7 +117,8 @@ TEST(DecayAttentionCpu, HalfStorageLosesItsOwnRoundingOnly) {
 }
 
 TEST(DecayAttentionCpu, PackedSequencesOfAnyLength) {
-  const std::vector<int32_t> limits = {0, 0, 1, 64, 128, 193, 193, 200};  // 0 1 63 64 65 0 7
+  // Lengths 0 1 63 64 65 0 7.
+  const std::vector<int32_t> limits = {0, 0, 1, 64, 128, 193, 193, 200};
   for (const DecayKind kind : kKinds) {
     const RandomProblem problem =
         MakeProblem({.B = 1, .T = 200, .kind = kind, .cu_seqlens = limits}, 10);
@@ -158,8 +160,7 @@ TEST(DecayAttentionCpu, StridesAndCheckpointsDoNotMatter) {
     const RandomProblem problem = MakeProblem({.T = 200, .K = 33, .V = 31, .kind = kind}, 13);
     const Result dense = RunCpu<float>(problem);
     ExpectSameBits(dense, RunCpu<float>(problem, {.layout = {.padding = 3}}));
-    // states recomputed are the states saved, to the rounding of their transposes' order of
-    // summation: the same
+    // Recomputed states equal the saved ones, up to the order of summation of their transposes.
     ExpectClose(problem, RunCpu<float>(problem, {.checkpoint_every = 1}), dense, kFloatGates);
     ExpectClose(problem, RunCpu<float>(problem, {.checkpoint_every = 16}), dense, kFloatGates);
   }
@@ -250,8 +251,8 @@ TEST(DecayAttentionCpu, SplitAndCarryIsTheWhole) {
     }
 }
 
-// What comes later leaves no trace in a bit: outputs before a changed token, dk and dv after a
-// changed output gradient.
+// Later tokens change no bit: outputs before a changed token, and dk and dv after a changed output
+// gradient.
 TEST(DecayAttentionCpu, CausalToTheBit) {
   for (const DecayKind kind : kKinds)
     for (const int t : {3, 40, 63, 64, 90}) {
@@ -281,7 +282,7 @@ TEST(DecayAttentionCpu, CausalToTheBit) {
     }
 }
 
-// One decay said in different ways.
+// The same decay expressed by different kinds.
 TEST(DecayAttentionCpu, KindsThatMeanTheSameAgree) {
   const RandomProblem none = MakeProblem({.T = 150, .kind = DecayKind::kNone}, 18);
   const auto as = [&](DecayKind kind, const Values& per_head) {
@@ -306,7 +307,7 @@ TEST(DecayAttentionCpu, KindsThatMeanTheSameAgree) {
       for (const char* name : {"out", "final_state", "dq", "dk", "dv", "dinitial_state"})
         EXPECT_LE(Compare(got.at(name), want.at(name)).relative, 1e-6)
             << name << ", kind " << static_cast<int>(kind);
-      // dlambda is the sum of dg over tokens, channels and rows
+      // dlambda is the sum of dg over tokens, channels and rows.
       const Values grads = RunCpu<double>(problem).at(IsPerToken(kind) ? "dlog_decay" : "dlambda");
       const int width = c.decay_width();
       double sum = 0;
@@ -318,7 +319,7 @@ TEST(DecayAttentionCpu, KindsThatMeanTheSameAgree) {
 }
 
 TEST(DecayAttentionCpu, NormalisedOutputsAreAverages) {
-  // positive q and k: the rows' weights sum to one
+  // With positive q and k, the weights of a row sum to one.
   for (const DecayKind kind : kKinds) {
     RandomProblem problem = MakeProblem(
         {.T = 100, .kind = kind, .normalised = true, .states = false, .positive = true}, 19);
@@ -327,7 +328,7 @@ TEST(DecayAttentionCpu, NormalisedOutputsAreAverages) {
     const Values& out = any.at("out");
     const int64_t token = int64_t{1} * c.H * c.V, row = c.T * token;
     for (int64_t i = 0; i < row * c.B; i += row)
-      for (int64_t channel = i; channel < i + token; ++channel) {  // of what a token sees of v
+      for (int64_t channel = i; channel < i + token; ++channel) {  // The values that a token sees.
         double low = problem.v[channel], high = low;
         for (int64_t at = channel; at < i + row; at += token) {
           low = std::min(low, problem.v[at]), high = std::max(high, problem.v[at]);
@@ -344,8 +345,8 @@ TEST(DecayAttentionCpu, NormalisedOutputsAreAverages) {
   }
 }
 
-// A whole sequence's summary is its final state from a zero one, and dL/d(initial state) from a
-// zero dL/d(final state).
+// The summary of a whole sequence is its final state from a zero initial state, and dL/d(initial
+// state) for a zero dL/d(final state).
 void ExpectSummaries(const RandomProblem& problem, const RunConfig& config) {
   const ProblemConfig& c = problem.config;
   CpuCall<double> setup(problem, config);

@@ -1,5 +1,5 @@
-// Offsets that no 32 bits hold, in elements and in bytes of bf16: the CPU kernels give the bits of
-// a dense problem.
+// Offsets that do not fit into 32 bits, in elements or in bytes of bf16: the CPU kernels give the
+// bits of a dense problem.
 #include <limits>
 
 #include "kernels/decay_attention/cpu/run_cpu.h"
@@ -55,8 +55,8 @@ TEST(DecayAttentionCpuFar, Tokens) {
     }
 }
 
-// Both rows of a batch decode: once with the first two slots of the states, once with one a whole
-// address space away.
+// Both rows of a batch decode: once with the first two slots of the states, once with a slot at the
+// end of a large address range.
 TEST(DecayAttentionCpuFar, SlotsOfAStep) {
   const RandomProblem problem = MakeProblem(
       {.T = 1, .K = 16, .V = 24, .normalised = true, .key_scale = true, .positive = true}, 43);

@@ -1,5 +1,5 @@
-// A NaN on its way through the CPU kernels: seen in its own token and later ones of its document
-// and head, nowhere else.
+// In the CPU kernels, a NaN affects its own token and later ones of its document and head, and
+// nothing else.
 #include "kernels/decay_attention/cpu/run_cpu.h"
 
 namespace halflife::kernels::test {
@@ -13,20 +13,20 @@ struct Operand {
 };
 
 constexpr int kTokens = 200, kHeads = 2, kNanHead = 1;
-constexpr int kDocuments[] = {0, 90, 140, kTokens};  // of row 0
+constexpr int kDocuments[] = {0, 90, 140, kTokens};  // Of row 0.
 
 struct Place {
   int b, t, h;
 };
 int DocumentOf(int t) { return t < kDocuments[1] ? 0 : t < kDocuments[2] ? 1 : 2; }
 
-// What the token, row or head of the NaN cannot be heard by.
+// Returns whether the NaN must not affect this token, row or head.
 bool IsBeyond(const Place& nan, const Place& at) {
   return at.b != nan.b || at.h != nan.h || DocumentOf(at.t) != DocumentOf(nan.t);
 }
 
-// Compares [B, T, H, width] of two runs: in bits where nothing may be heard, and NaN throughout a
-// row where it must be.
+// Compares [B, T, H, width] of two runs: equal bits where the NaN has no effect, and NaN in a whole
+// row where it must have one.
 template <typename Silent, typename Loud>
 void ExpectHeard(const Values& got, const Values& clean, int width, Silent silent, Loud loud) {
   size_t row = 0;
@@ -104,7 +104,8 @@ TEST(DecayAttentionCpuNan, StaysInItsDocumentAndHeadAndAfterItsToken) {
   }
 }
 
-// A decay of 0 cuts a segment off from what came before, wherever else in it a NaN stands.
+// A decay of 0 separates a segment from earlier tokens, even if the segment contains a NaN
+// elsewhere.
 TEST(DecayAttentionCpuNan, ZeroDecayClosesTheTransition) {
   struct Tokens {
     int zero, nan;

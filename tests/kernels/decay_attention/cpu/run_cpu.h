@@ -13,11 +13,11 @@ namespace halflife::kernels::test {
 
 struct RunConfig {
   int chunk_size = 64, num_segments = 1, checkpoint_every = 4;
-  int stretch_groups = 0;  // that heads side by side advance by; 0: each head to its end
+  int stretch_groups = 0;  // Groups per block; 0: each head runs to its end.
   Layout layout = {};
 };
 
-// Bytes with a guard page behind them.
+// Bytes that are followed by a guard page.
 struct Guarded {
   std::vector<std::byte> data;
   size_t bytes;
@@ -29,13 +29,14 @@ struct Guarded {
   }
 };
 
-// A problem's tensors and the arguments that point at them. T is the compute type.
+// A problem's tensors and the arguments that point to them. T is the compute type.
 template <typename T>
 struct CpuCall {
   const RandomProblem& problem;
   RunConfig run;
   DType wide = sizeof(T) == 8 ? DType::kF64 : DType::kF32;
-  DType narrow = problem.config.bf16 ? DType::kBF16 : wide;  // q, k, v, out and their gradients
+  // For q, k, v, out and their gradients.
+  DType narrow = problem.config.bf16 ? DType::kBF16 : wide;
   ChunkTable table;
   Tensor q, k, v, out, dout, dq, dk, dv, log_decay, dlog_decay, key_scale, dkey_scale;
   std::vector<T> initial_state, initial_norm, dfinal_state, dfinal_norm;
@@ -179,9 +180,9 @@ Result RunCpu(const RandomProblem& problem, const RunConfig& config = {}) {
   return CpuCall<T>(problem, config).Run();
 }
 
-// Root-mean-square error over that of `want`; NaN and infinity where either has them. Gradients
-// that are zero throughout (a decay of 0, a length of one token) are compared with a thousandth of
-// 1.
+// Root-mean-square error relative to that of `want`. NaN and infinity are reported where either has
+// them. Gradients that are zero everywhere (a decay of 0, a length of one token) are compared with
+// a thousandth of 1.
 struct Difference {
   double relative = 0;
   int64_t worst = 0;
@@ -216,17 +217,17 @@ struct Gates {
     return {value * factor, dlog_decay * factor, dlambda * factor};
   }
 };
-// fp64: 2^-53 times the square root of a few thousand summands, with an order to spare.
+// fp64: 2^-53 times the square root of a few thousand summands, times about ten.
 constexpr Gates kDoubleGates = {1e-12, 1e-12, 1e-12};
-// fp32: a weight is off by 2 ulp (2.4e-7) beside sums of up to 64 terms at 6e-8 each; a decay's
-// gradient is a sum of such errors over the chunk, and a constant's weighs them with their
-// distance.
+// fp32: a weight has an error of 2 ulp (2.4e-7), and sums of up to 64 terms have 6e-8 per term. A
+// decay's gradient is a sum of such errors over the chunk, and that of a constant decay weighs them
+// with their distance.
 constexpr Gates kFloatGates = {2e-6, 4e-6, 1e-5};
-// bf16 storage, fp32 in between: the result's own rounding is 2^-9 / sqrt(3) = 1.1e-3 rms; the
-// gradients in fp32 none.
+// bf16 storage with fp32 arithmetic: the rounding of a result is 2^-9 / sqrt(3) = 1.1e-3 rms.
+// Gradients in fp32 are not rounded.
 constexpr Gates kHalfGates = {2.5e-3, 4e-6, 1e-5};
 
-// "[b 0, t 3, h 1, 17]" of an element of a tensor by its name.
+// Returns "[b 0, t 3, h 1, 17]" for an element of the named tensor.
 inline std::string Where(const RandomProblem& problem, const std::string& name, int64_t index) {
   const ProblemConfig& c = problem.config;
   const int width = name == "out" || name == "dv" ? c.V

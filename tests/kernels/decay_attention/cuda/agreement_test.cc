@@ -1,11 +1,11 @@
-// One problem a kind of decay through the emulated CUDA kernels, the CPU kernels and the oracle:
-// all three agree.
+// For each kind of decay, the emulated CUDA kernels, the CPU kernels and the oracle agree on one
+// problem.
 #include "kernels/decay_attention/cuda/expect.h"
 
 namespace halflife::kernels::test {
 namespace {
 
-// The CPU kernels on a problem's memory.
+// Runs the CPU kernels on a problem's memory.
 void RunOnCpu(Problem& problem) {
   DecayAttentionGradArgs grads = problem.GradArgs();
   DecayAttentionArgs& args = grads.forward;
@@ -19,7 +19,7 @@ void RunOnCpu(Problem& problem) {
   cpu::Backward(grads, plan);
 }
 
-// The gates are those of CUDA against the oracle: the CPU's fp32 operands leave room for no more.
+// The bounds are those of CUDA against the oracle. The CPU's fp32 operands need no more.
 void ExpectAgreement(const ProblemShape& shape) {
   SCOPED_TRACE(shape.Name());
   Problem on_cuda(shape), on_cpu(shape);
@@ -51,8 +51,8 @@ TEST(CudaAgreement, OneProblemOfEachKind) {
     }
 }
 
-// Of the largest heads, in slices of K and V: few tokens suffice, as a state and a chunk of it are
-// there from the first.
+// The largest heads, in slices of K and V. A few tokens suffice, because a state and a chunk exist
+// from the first token on.
 TEST(CudaAgreement, WideHeadsOfEachKind) {
   for (const DecayKind kind : {DecayKind::kNone, DecayKind::kPerHead, DecayKind::kPerHeadChannel,
                                DecayKind::kPerToken, DecayKind::kPerTokenChannel})

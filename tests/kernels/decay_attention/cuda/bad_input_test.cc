@@ -1,5 +1,5 @@
-// What decay attention's CUDA entries refuse, and what they make of input without numbers or
-// without tokens, in the emulator.
+// The calls that decay attention's CUDA functions refuse, and their results for NaN and empty
+// inputs, in the emulator.
 #include "kernels/decay_attention/cuda/expect.h"
 #include "kernels/decay_attention/step_faults.h"
 #include "kernels/decay_attention/stride_faults.h"
@@ -37,7 +37,8 @@ TEST(CudaBadInput, ConstantDecaysWithGaps) {
       "heads of a constant log_decay or its gradient 3 elements apart. Use a stride of 1.");
 }
 
-// No tokens: the state goes through, and its gradient; constant decays get a zero gradient.
+// Without tokens, the state and its gradient are passed through, and constant decays have a zero
+// gradient.
 TEST(CudaEmpty, NoTokensAndNoRows) {
   if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
   for (const DType dtype : {DType::kBF16, DType::kF32})
@@ -81,13 +82,13 @@ TEST(CudaEmpty, NoTokensWhereWarpgroupsWouldTakeSome) {
   }
 }
 
-// Token, head and document in which a NaN is placed.
+// The token, head and document that contain the NaN.
 struct NanPlace {
   int token, head, begin, end;
 };
 constexpr int kNanTokens = 100;
 
-// In every bit: heads and documents that hear nothing of the NaN.
+// Expects equal bits in heads and documents that the NaN does not affect.
 void ExpectSameElsewhere(const Tensor& got, const Tensor& clean, const NanPlace& nan) {
   for (int t = 0; t < kNanTokens; ++t)
     for (int h = 0; h < got.heads(); ++h) {
@@ -97,8 +98,8 @@ void ExpectSameElsewhere(const Tensor& got, const Tensor& clean, const NanPlace&
     }
 }
 
-// Outputs of the document and head: as without the NaN before `heard`, NaN from its token on (or in
-// it alone).
+// Expects that outputs of the document and head are unchanged before token `heard`, and NaN from
+// there on (or only in it).
 void ExpectHeardAfterwards(const Tensor& got, const Tensor& clean, const NanPlace& nan, int heard,
                            bool token_alone) {
   for (int t = nan.begin; t < nan.end; ++t)
@@ -155,7 +156,7 @@ TEST(CudaNan, StaysInItsDocumentAndHeadAndAfterItsToken) {
       for (const NanPlace& nan : {NanPlace{37, 1, 0, 70}, NanPlace{91, 1, 70, kNanTokens}}) {
         ExpectNanStays(clean, &Problem::q_, nan, nan.token);
         ExpectNanStays(clean, &Problem::k_, nan, nan.token);
-        // on tensor cores the zeros above a tile's diagonal meet it
+        // On tensor cores it is multiplied with the zeros above the diagonal of its tile.
         const int tile = nan.begin + (nan.token - nan.begin) / 16 * 16;
         ExpectNanStays(clean, &Problem::v_, nan, dtype == DType::kBF16 ? tile : nan.token);
         ExpectNanStays(clean, &Problem::key_scale_, nan, nan.token);
@@ -164,8 +165,9 @@ TEST(CudaNan, StaysInItsDocumentAndHeadAndAfterItsToken) {
     }
 }
 
-// The states between segments, and their gradients, too know where documents start: here in the
-// second of three segments, at the first token of a group of chunks for no kind.
+// The states between segments and their gradients also respect document starts. Here a document
+// starts in the second of three segments, and for no kind of decay at the first token of a group of
+// chunks.
 TEST(CudaNan, StaysInItsDocumentAcrossSegments) {
   if (kSanitized) GTEST_SKIP() << "adds no access that other tests do not make";
   constexpr int kStart = 560, kLength = 1100;

@@ -1,5 +1,5 @@
-// A batch whose rows are taken in batch tiles, which share one workspace, in the emulator: against
-// the oracle, and in bits what all rows at once give.
+// If the rows of a batch are processed in batch tiles that share one workspace, the emulated
+// kernels equal the oracle, and have the bits of a run without tiles.
 #include <vector>
 
 #include "kernels/decay_attention/cuda/expect.h"
@@ -12,8 +12,8 @@ namespace {
 constexpr DecayKind kKinds[] = {DecayKind::kNone, DecayKind::kPerHead, DecayKind::kPerHeadChannel,
                                 DecayKind::kPerToken, DecayKind::kPerTokenChannel};
 
-// Five rows in batch tiles of 1, 2 and 2, of 2 x 2 slices, with heads that share and states on both
-// sides.
+// Five rows in batch tiles of 1, 2 and 2, with 2 x 2 slices, shared heads, and initial and final
+// states.
 ProblemShape InTurns(DecayKind kind) {
   return {.batch = 5,
           .seq_len = kSlow ? 17 : 70,
@@ -75,7 +75,8 @@ TEST(CudaBatchTiles, TokenByToken) {
   }
 }
 
-// No sum has terms of two rows but a constant decay's, whose terms all wait for the last turn.
+// Only the sum of a constant decay's gradient has terms of two rows. Its terms are added after the
+// last tile.
 TEST(CudaBatchTiles, ChangeNoBit) {
   if (kSanitized) GTEST_SKIP() << "adds no access that other tests do not make";
   for (const DecayKind kind : {DecayKind::kPerHead, DecayKind::kPerTokenChannel})

@@ -1,6 +1,6 @@
-// Decay attention's CUDA kernels write their workspace and checkpoints to the end that is promised,
-// and no further; in the emulator. (The address sanitizer sees as much of every other test, whose
-// buffers are of exactly that size.)
+// Decay attention's CUDA kernels write their workspace and checkpoints up to the planned size and
+// not beyond it, in the emulator. (In other tests, whose buffers have exactly this size,
+// AddressSanitizer checks the same.)
 #include <algorithm>
 #include <cstddef>
 #include <vector>
@@ -10,7 +10,7 @@
 namespace halflife::kernels::test {
 namespace {
 
-// A buffer with bytes behind it that nobody may write.
+// A buffer that is followed by bytes that must not be written.
 class Guarded {
  public:
   explicit Guarded(size_t bytes) : data_(bytes + 4096, std::byte{0xff}), bytes_(bytes) {}
@@ -45,7 +45,7 @@ void ExpectWithinBounds(const ProblemShape& shape) {
   EXPECT_TRUE(checkpoints.intact()) << "checkpoints, by the backward";
   ExpectClose(shape, problem.Compare(true));
 
-  if (shape.norm) return;  // summaries carry none
+  if (shape.norm) return;  // Summaries have none.
   Guarded states(problem.final_state_.size() * sizeof(float));
   DecaySegmentArgs summary;
   summary.forward = args;
@@ -57,7 +57,7 @@ void ExpectWithinBounds(const ProblemShape& shape) {
   EXPECT_TRUE(forward.intact() && backward.intact() && states.intact()) << "summaries";
 }
 
-// Heads that share and a constant decay have partial sums in the workspace; sizes fill no tile.
+// Shared heads and a constant decay have partial sums in the workspace. The sizes fill no tile.
 ProblemShape Ragged(DecayKind kind, int num_segments) {
   ProblemShape shape = {.batch = 2, .seq_len = 333, .heads = 2, .dim_k = 44, .dim_v = 52};
   shape.kind = kind;
@@ -90,7 +90,7 @@ TEST(CudaBounds, PackedSequences) {
                         .cu_seqlens = {0, 0, 63, 64, 200, 333}});
 }
 
-// Slices of K and V have partial sums, and with the normaliser one more.
+// Slices of K and V have partial sums, and one more with the normalizer.
 TEST(CudaBounds, Slices) {
   if (kSanitized) GTEST_SKIP() << "in every other test the address sanitizer sees as much";
   for (const DecayKind kind : {DecayKind::kPerHead, DecayKind::kPerToken,
@@ -120,8 +120,8 @@ TEST(CudaBounds, TokenByToken) {
     }
 }
 
-// The forward runs on tensor cores, where it could leave checkpoints; the backward does not and
-// wants none.
+// The forward runs on tensor cores and could write checkpoints. The backward does not run there and
+// needs none.
 TEST(CudaBounds, BackwardWithoutCheckpoints) {
   if (kSanitized) GTEST_SKIP() << "in every other test the address sanitizer sees as much";
   for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerTokenChannel})

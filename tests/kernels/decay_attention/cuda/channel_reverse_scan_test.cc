@@ -1,4 +1,4 @@
-// The reverse scan with decays of channels on tensor cores, in the emulator, against the oracle.
+// The tensor-core reverse scan with decays per channel equals the oracle, in the emulator.
 #include <cmath>
 
 #include "kernels/decay_attention/cuda/expect.h"
@@ -32,7 +32,7 @@ TEST(CudaChannelReverseScan, EveryInstanceWithPaddedHeads) {
     }
 }
 
-// Operands and outputs keep 8 bits, whatever the decays: the gates do not widen with them.
+// Operands and outputs keep 8 bits for all decays, so the bounds do not depend on them.
 TEST(CudaChannelReverseScan, AdversarialDecays) {
   for (const DecayKind kind : {DecayKind::kPerHeadChannel, DecayKind::kPerTokenChannel})
     for (const Strength strength : kAdversarial) {
@@ -73,13 +73,13 @@ TEST(CudaChannelReverseScan, SharedHeadsAndRowsThatNoVectorLoadTakes) {
   shape.key_scale = shape.odd_strides = true;
   for (const DecayKind kind : {DecayKind::kPerHeadChannel, DecayKind::kPerTokenChannel}) {
     shape.kind = kind;
-    shape.block_v = 64;  // the forward's slices leave checkpoints that the backward reads whole
+    shape.block_v = 64;  // The backward reads the checkpoints of all slices of the forward.
     ExpectGradients(shape);
   }
 }
 
-// Tokens' distance alone does not say whether all rows of the batch may be moved in units of 16
-// bytes.
+// The distance between tokens does not determine whether all rows of the batch can be copied in
+// units of 16 bytes.
 TEST(CudaChannelReverseScan, RowsThatStartWhereNoVectorLoadDoes) {
   if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
   ExpectGradients({.batch = 2,

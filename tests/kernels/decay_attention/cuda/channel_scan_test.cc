@@ -1,4 +1,4 @@
-// The forward scan with decays of channels on tensor cores, in the emulator, against the oracle.
+// The tensor-core forward scan with decays per channel equals the oracle, in the emulator.
 #include "kernels/decay_attention/cuda/expect.h"
 
 namespace halflife::kernels::test {

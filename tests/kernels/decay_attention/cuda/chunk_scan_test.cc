@@ -1,4 +1,4 @@
-// The scans of decay attention on tensor cores, in the emulator, against the oracle.
+// The tensor-core scans of decay attention equal the oracle, in the emulator.
 #include <gmock/gmock.h>
 
 #include <cstdlib>
@@ -17,7 +17,7 @@ TEST(CudaChunkScan, ForwardOfAnyLength) {
 TEST(CudaChunkScan, GradientsOfAnyLength) {
   for (const int seq_len : Lengths()) {
     if (kSlow && seq_len != 65) continue;
-    // One decay's gradient may be small by chance, of as many terms as ever: some more beside it.
+    // The terms of one decay's gradient may cancel by chance, so use several heads.
     ExpectGradients({.seq_len = seq_len, .heads = seq_len == 1 ? 8 : 1});
   }
 }
@@ -49,7 +49,7 @@ TEST(CudaChunkScan, OneStageWhereSharedMemoryIsShort) {
   unsetenv("HL_EMU_SHARED_BYTES");
 }
 
-// A plan asks for blocks of 128 columns where there are heads enough for all multiprocessors.
+// A plan uses blocks of 128 columns if there are enough heads for all multiprocessors.
 TEST(CudaChunkScan, BlocksOf128ColumnsOfV) {
   for (const HeadDims& dims : kWideHeads) {
     if (kSlow && dims.v != 100) continue;
@@ -98,7 +98,7 @@ TEST(CudaChunkScan, InfiniteDecayHasNoGradient) {
   }
 }
 
-// Nor are the sums made that nobody wants, nor waited for.
+// Sums for gradients that are not requested are not computed.
 TEST(CudaChunkScan, OtherGradientsWithoutThoseOfDecays) {
   for (const DecayKind kind : {DecayKind::kPerHead, DecayKind::kPerToken,
                                DecayKind::kPerHeadChannel, DecayKind::kPerTokenChannel}) {
@@ -225,7 +225,7 @@ TEST(CudaChunkScan, RefusalsSayWhatWouldWork) {
   EXPECT_THAT(MessageOf([&] { cuda::Backward(grads, problem.Plan(), nullptr); }),
               testing::HasSubstr("bytes of workspace, got none"));
   grads.forward.checkpoints = nullptr;
-  grads.forward.workspace = problem.final_state_.data();  // looked at, not used
+  grads.forward.workspace = problem.final_state_.data();  // Checked but not used.
   EXPECT_THAT(MessageOf([&] { cuda::Backward(grads, problem.Plan(), nullptr); }),
               testing::HasSubstr("left no checkpoints"));
   DecayAttentionArgs wide = problem.Args();

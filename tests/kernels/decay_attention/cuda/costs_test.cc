@@ -8,14 +8,15 @@
 namespace halflife::kernels::test {
 namespace {
 
-// Of one block, a chunk: averages over whole groups of chunks, of which a backward scans all but
-// the last chunk twice. With decays of channels of all passes: operands, scan, gradients.
+// Cost per block and chunk, averaged over whole groups of chunks. A backward scans all chunks of a
+// group except the last one twice. With decays per channel, the cost includes all passes: operands,
+// scan, gradients.
 struct Cost {
-  double copied_kib = 0;    // q, k, v, dout, decays of channels and what is made of them, states
-  double ldmatrix_kib = 0;  // read from shared memory for products
-  double mma = 0;           // products of [16, 16] and [16, 8]
+  double copied_kib = 0;    // q, k, v, dout, decays per channel and derived values, states.
+  double ldmatrix_kib = 0;  // Read from shared memory for products.
+  double mma = 0;           // Products of [16, 16] and [16, 8].
   double barriers = 0;
-  double wgmma = 0;  // products of [64, 16] and [16, 64]
+  double wgmma = 0;  // Products of [64, 16] and [16, 64].
   bool operator==(const Cost&) const = default;
 };
 std::ostream& operator<<(std::ostream& out, const Cost& cost) {
@@ -54,9 +55,9 @@ Totals Run(const ProblemShape& shape, Wants wants) {
   return {minus(middle, start), minus(end, middle)};
 }
 
-// What a scan of more chunks does more: what a block does once is not counted.
+// Returns the additional cost of a scan with more chunks, which excludes the fixed cost of a block.
 Costs CostsOf(ProblemShape shape, Wants wants) {
-  constexpr int kChunks = 4;  // whole groups
+  constexpr int kChunks = 4;  // Whole groups.
   const auto run = [&](int chunks) {
     shape.seq_len = chunks * 64;
     return Run(shape, wants);
@@ -75,7 +76,7 @@ struct Row {
   DecayKind kind;
   bool norm;
   Wants wants;
-  int dim;  // of K and V
+  int dim;  // K and V.
   Cost forward, backward;
   bool warpgroups = false;
 };

@@ -1,5 +1,5 @@
-// What the tests of decay attention's CUDA kernels share: the gates, and runs of a problem against
-// the oracle.
+// Error bounds for the tests of decay attention's CUDA kernels, and functions that compare a
+// problem with the oracle.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 
 namespace halflife::kernels::test {
 
-// A thread of a kernel is a fiber of the thread sanitizer, which is slow: tests then run fewer
+// Under ThreadSanitizer each thread of a kernel is a fiber, which is slow, so tests run fewer
 // sizes.
 #if defined(__SANITIZE_THREAD__)
 inline constexpr bool kSlow = true;
@@ -20,18 +20,18 @@ inline constexpr bool kSlow = true;
 inline constexpr bool kSlow = false;
 #endif
 
-// For tests of values alone, whose accesses other tests show to a sanitizer.
+// For tests of values. Other tests run the same accesses under a sanitizer.
 #if defined(__SANITIZE_ADDRESS__)
 inline constexpr bool kSanitized = true;
 #else
 inline constexpr bool kSanitized = kSlow;
 #endif
 
-// What the gates of the scans over a column of ones and over V become together. Gradients that both
-// give are differences: of random problems with keys and queries above 0 the parts are 1.9 and 1.6
-// times as large as dq in the root mean square, so that their errors are sqrt(1.9^2 + 1.6^2) times
-// those of a part. The gradient of the ones alone is linear in out, whose gate is 5e-3, beside the
-// 4e-3 of a state: sqrt(5^2 + 4^2) / 4.
+// The factor on a bound if the scan over a column of ones and the scan over V both contribute.
+// Their gradients are subtracted: for random problems with positive keys and queries, the parts are
+// 1.9 and 1.6 times as large as dq in the root mean square, so the error is sqrt(1.9^2 + 1.6^2)
+// times that of one part. The gradient of the ones is linear in out. The bound of out is 5e-3, that
+// of a state 4e-3: sqrt(5^2 + 4^2) / 4.
 inline double NormaliserFactor(const std::string& name) {
   if (name == "dinitial_norm") return 1.6;
   for (const char* const both : {"dq", "dk", "dlog_decay", "dlambda", "dkey_scale"})
@@ -39,8 +39,8 @@ inline double NormaliserFactor(const std::string& name) {
   return 1;
 }
 
-// Relative root mean square errors. bf16: of rounded operands and outputs; fp32: of sums over a few
-// hundred tokens.
+// Relative root mean square errors. bf16: from rounded operands and outputs. fp32: from sums over a
+// few hundred tokens.
 inline double Gate(const ProblemShape& shape, const std::string& name) {
   const bool is_decay = name == "dlog_decay" || name == "dlambda" || name == "dkey_scale";
   if (shape.dtype == DType::kF32) return is_decay ? 4e-6 : 2e-6;
@@ -55,25 +55,25 @@ inline void ExpectClose(const ProblemShape& shape, const Problem::Report& report
     EXPECT_LE(error, factor * Gate(shape, name)) << name << " of " << shape.Name();
 }
 
-// Around the edges of base blocks (8 tokens), tiles (16) and chunks (64).
+// Lengths around base blocks (8 tokens), tiles (16) and chunks (64).
 inline std::vector<int> Lengths() {
   if (kSlow) return {1, 17, 63, 64, 65};
   return {1, 7, 8, 15, 16, 17, 63, 64, 65, 127, 128, 130, 300};
 }
 
-// All that a decay of up to 1 can be; growth has a test of its own, as it may fill one chunk only.
+// All classes of decays up to 1. Growth has a separate test, because it may only span one chunk.
 inline constexpr Strength kAdversarial[] = {Strength::kOne,    Strength::kNearOne,
                                             Strength::kStrong, Strength::kVanish,
                                             Strength::kResets, Strength::kMixed};
 
-// Heads enough for a strength that draws at random: where a head has one decay, one would be one
-// draw.
+// The number of heads for strengths that are drawn at random. With one decay per head, one head
+// would be a single draw.
 constexpr int DecayHeads(DecayKind kind) { return kind == DecayKind::kPerHead ? 3 : 1; }
 
 struct HeadDims {
   int k, v;
 };
-// One of each forward instance whose blocks own 128 columns of V, padded and filled.
+// One size for each forward instance whose blocks have 128 columns of V, padded and full.
 inline constexpr HeadDims kWideHeads[] = {{40, 100}, {64, 128}, {100, 100}, {128, 128}};
 
 inline void ExpectForward(const ProblemShape& shape) {
@@ -90,15 +90,15 @@ inline void ExpectGradients(const ProblemShape& shape) {
   ExpectClose(shape, problem.Compare(true));
 }
 
-// Tokens [begin, end) of the first row agree in every bit.
+// Expects that tokens [begin, end) of the first row have equal bits.
 inline void ExpectSameTokens(const Tensor& a, const Tensor& b, int begin, int end) {
   for (int t = begin; t < end; ++t)
     for (int h = 0; h < a.heads(); ++h)
       for (int c = 0; c < a.width(); ++c) ASSERT_EQ(a.Get(0, t, h, c), b.Get(0, t, h, c)) << t;
 }
 
-// A changed gradient of one token's output is heard by its own query and by keys, values and decays
-// up to it.
+// A changed gradient of one token's output affects its own query, and the keys, values and decays
+// up to this token.
 inline void ExpectGradientsKnowLaterOutputsOnly(const ProblemShape& shape, int token) {
   SCOPED_TRACE(Concat(shape.Name(), " token ", token));
   Problem before(shape), after(shape);

@@ -1,5 +1,5 @@
-// Offsets that no 32 bits hold, in elements and in bytes of bf16: every route of the CUDA kernels
-// gives, in the emulator, the bits of a dense problem.
+// Offsets that do not fit into 32 bits, in elements or in bytes of bf16: every route of the
+// emulated CUDA kernels gives the bits of a dense problem.
 #include <limits>
 
 #include "kernels/decay_attention/cuda/expect.h"
@@ -11,7 +11,7 @@
 namespace halflife::kernels::test {
 namespace {
 
-// The thread sanitizer's address space is too small, and indices are no races.
+// ThreadSanitizer's address space is too small, and index arithmetic has no races.
 #define SKIP_IF_SLOW() \
   if (kSlow) GTEST_SKIP() << "indices are no races"
 
@@ -34,7 +34,7 @@ TEST(CudaFar, RowsOfTensorCoreScans) {
   shape.key_scale = true;
   ExpectFarIsDense(shape);
   shape.odd_strides = true;
-  shape.k_heads = 1;  // partial gradients are summed into the far rows
+  shape.k_heads = 1;  // Partial gradients are summed into the distant rows.
   ExpectFarIsDense(shape);
 }
 
@@ -61,8 +61,8 @@ TEST(CudaFar, RowsTokenByToken) {
   ExpectFarIsDense(shape);
 }
 
-// Tokens at the end of a row of 2^31 - 1. The backward token by token is left out: it sums slices
-// over all tokens.
+// Tokens at the end of a row of 2^31 - 1. The per-token backward is excluded, because it sums
+// slices over all tokens.
 void ExpectLateIsDense(const ProblemShape& shape, bool backward) {
   SCOPED_TRACE(shape.Name());
   Problem problem(shape);
@@ -98,8 +98,8 @@ TEST(CudaFar, LateTokens) {
   ExpectLateIsDense(shape, false);
 }
 
-// Both rows of a batch decode: once with the first two slots of the states, once with one a whole
-// address space away.
+// Both rows of a batch decode: once with the first two slots of the states, once with a slot at the
+// end of a large address range.
 TEST(CudaFar, SlotsOfAStep) {
   SKIP_IF_SLOW();
   ProblemShape shape = {.batch = 2, .seq_len = 1, .heads = 2, .dim_k = 16, .dim_v = 24};
@@ -136,7 +136,7 @@ TEST(CudaFar, MoreBlocksThanALaunchTakes) {
   decay::ReduceHeadsParams sum = {};
   sum.batch = sum.num_out_heads = sum.num_heads = 1;
   sum.seq_len = std::numeric_limits<int>::max();
-  sum.dim = 1024;  // of which a thread has four
+  sum.dim = 1024;  // Each thread has four of them.
   EXPECT_HL_ERROR(decay::LaunchReduceHeads(sum, nullptr), ExitCode::kUsage,
                   "decay attention sum over heads", "4294967294 blocks", "Split the batch");
 }

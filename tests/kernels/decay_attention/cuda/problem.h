@@ -1,5 +1,5 @@
-// A RandomProblem run by the CUDA kernels in host memory, which is the emulator's device memory,
-// beside the oracle's answer.
+// Runs the CUDA kernels on a RandomProblem in host memory, which is the emulator's device memory,
+// and compares the results with the oracle's.
 //
 //   Problem problem({.seq_len = 65, .heads = 1});
 //   problem.Forward(/*with_checkpoints=*/true);
@@ -29,21 +29,21 @@ struct ProblemShape {
   DecayKind kind = DecayKind::kPerToken;
   DType dtype = DType::kBF16;
   Strength strength = Strength::kMild;
-  int q_heads = 0, k_heads = 0, v_heads = 0, decay_heads = 0;  // 0: heads
+  int q_heads = 0, k_heads = 0, v_heads = 0, decay_heads = 0;  // 0: heads.
   bool norm = false, key_scale = false, states = true;
-  double v_mean = 0;  // of v, whose deviation is 1
+  double v_mean = 0;  // Mean of v, whose deviation is 1.
   double norm_eps = 1e-30;
-  bool odd_strides = false;  // rows that no vector load can take
-  int between_rows = 0;      // elements between rows of the batch
-  bool far = false;          // rows more than 2^31 elements apart, see Layout
+  bool odd_strides = false;  // Rows are not aligned for vector loads.
+  int between_rows = 0;      // Elements between rows of the batch.
+  bool far = false;          // Rows are more than 2^31 elements apart, see Layout.
   int num_segments = 1;
-  int backward_segments = 0;                 // 0: num_segments
-  int batch_tiles = 0;                       // of both directions; 0: MakePlan decides
-  int block_v = 0;                           // of the forward; 0: MakePlan decides
-  bool warpgroups = false;                   // as on a device that has them
-  DecayBlock block;                          // of both directions; none: MakePlan decides
-  int shared_bytes = 227 << 10;              // of the device: most a block may ask for
-  bool simt = false, simt_backward = false;  // as where no scan fits
+  int backward_segments = 0;                 // 0: num_segments.
+  int batch_tiles = 0;                       // Of both directions; 0: MakePlan decides.
+  int block_v = 0;                           // Of the forward; 0: MakePlan decides.
+  bool warpgroups = false;                   // As on a device with warpgroup instructions.
+  DecayBlock block;                          // Of both directions; none: MakePlan decides.
+  int shared_bytes = 227 << 10;              // The device's limit per block.
+  bool simt = false, simt_backward = false;  // As if no tensor-core scan fits.
   std::vector<int32_t> document_starts, cu_seqlens;
   uint64_t seed = 1;
 
@@ -78,7 +78,7 @@ struct ProblemShape {
   }
 };
 
-// Error relative to the size of the whole tensor; NaN compares as infinite.
+// Error relative to the magnitude of the whole tensor. NaN counts as infinite.
 struct Errors {
   double difference = 0, size = 0;
   bool finite = true;
@@ -109,7 +109,7 @@ class Problem {
                      .far = shape.far});
     };
     const auto operand = [&](int heads, int width) { return rows(heads, width, shape.dtype); };
-    const auto decays = [&] {  // a constant's are contiguous
+    const auto decays = [&] {  // Constant decays are contiguous.
       const Extents extents = {1, 1, c.decay_heads, c.decay_width()};
       return IsPerToken(c.kind) ? rows(c.decay_heads, c.decay_width(), DType::kF32)
                                 : Tensor(extents, DType::kF32);
@@ -194,7 +194,7 @@ class Problem {
     plan.backward_warpgroups = shape_.warpgroups && cuda::CanUseWgmmaBackward(args, plan.backward);
     return plan;
   }
-  // Buffers of exactly the promised size.
+  // Allocates buffers of exactly the planned size.
   void Forward(bool with_checkpoints = false) {
     DecayAttentionArgs args = Args();
     const DecayAttentionPlan plan = Plan();
@@ -233,10 +233,10 @@ class Problem {
     cuda::Backward(grads, plan, nullptr);
   }
 
-  // A step of each row's first token; whoever calls it brings the state.
+  // Returns the arguments of a step on each row's first token. The caller sets the state.
   DecayAttentionStepArgs StepArgs() { return StepArgsOf(Args()); }
 
-  // What the kernels have left, of the forward alone or of both.
+  // Returns the kernels' results, of the forward or of both directions.
   Result Collect(bool backward) const {
     const ProblemConfig& c = values_.config;
     const auto values = [](const std::vector<float>& x) { return Values(x.begin(), x.end()); };
@@ -256,7 +256,7 @@ class Problem {
     return result;
   }
 
-  // Errors of everything, by name, after Forward (and Backward).
+  // Errors of all results by name, after Forward (and Backward).
   struct Report {
     std::vector<std::pair<std::string, double>> errors;
     double operator[](const std::string& name) const {

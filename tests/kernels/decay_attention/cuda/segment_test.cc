@@ -1,4 +1,5 @@
-// Segments of sequences scanned at once, and the summaries that ranks exchange, in the emulator.
+// Segments of sequences that are scanned in parallel, and the summaries that ranks exchange, in the
+// emulator.
 #include "kernels/decay_attention/cuda/expect.h"
 
 namespace halflife::kernels::test {
@@ -69,7 +70,8 @@ TEST(CudaSegment, DecaysOfChannels) {
                    .cu_seqlens = {0, 0, 64, 70, 600}});
 }
 
-// More pieces of a decay's gradient than a warp has lanes, of several heads, rows and segments.
+// A constant decay's gradient has more partial sums than a warp has lanes, from several heads, rows
+// and segments.
 TEST(CudaSegment, ManyPiecesOfAConstantDecay) {
   if (kSlow) GTEST_SKIP() << "one instance is enough for races";
   for (const DecayKind kind : {DecayKind::kPerHead, DecayKind::kPerHeadChannel}) {
@@ -77,13 +79,13 @@ TEST(CudaSegment, ManyPiecesOfAConstantDecay) {
     shape.kind = kind;
     shape.decay_heads = 2;
     shape.num_segments = 2;
-    shape.states = false;  // few draws, which may cancel in gradients by chance
+    shape.states = false;  // With few draws, gradients may cancel by chance.
     ExpectGradients(shape);
     ExpectTwoRunsAgreeInEveryBit(shape);
   }
 }
 
-// The blocks of either direction may be too few alone.
+// Each direction may have too few blocks, independently of the other.
 TEST(CudaSegment, EachDirectionHasItsOwnNumber) {
   if (kSlow) GTEST_SKIP() << "one instance is enough for races";
   for (const DecayKind kind :
@@ -110,8 +112,7 @@ TEST(CudaSegment, DocumentsAndPackedSequences) {
       {.seq_len = 600, .heads = 1, .num_segments = 2, .cu_seqlens = {0, 0, 64, 70, 600}});
 }
 
-// What a segment hands on equals what the whole scan leaves: S_out = exp(log_transition) S_in +
-// state.
+// A segment's summary is consistent with a whole scan: S_out = exp(log_transition) S_in + state.
 void ExpectSummaries(ProblemShape shape) {
   SCOPED_TRACE(shape.Name());
   Problem problem(shape);
@@ -142,7 +143,8 @@ void ExpectSummaries(ProblemShape shape) {
             norm[i],
         problem.final_norm_[i]);
   EXPECT_LE(errors.Rms(), shape.dtype == DType::kF32 ? 2e-6 : 4e-3);
-  // A document's start cuts the sum, which far from it the states no longer show.
+  // A document start also ends the sum of log decays, which the states do not show far from the
+  // start.
   for (size_t i = 0; i < log_transition.size(); ++i)
     EXPECT_EQ(std::isinf(log_transition[i]), !shape.document_starts.empty()) << i;
 
@@ -189,7 +191,7 @@ TEST(CudaSegment, SummariesOfSlicesAndOfTheNormaliserCompose) {
                        .block = {64, 64}});
 }
 
-// A decay of 0 in a later segment cuts all that was before it off, a NaN too.
+// A decay of 0 in a later segment removes everything before it, including a NaN.
 TEST(CudaSegment, ZeroDecayClosesTheTransition) {
   if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
   Problem problem({.seq_len = 600, .heads = 1, .num_segments = 2});

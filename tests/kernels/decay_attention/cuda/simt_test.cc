@@ -1,5 +1,5 @@
-// The token-by-token kernels of decay attention and the decode step, in the emulator, against the
-// oracle.
+// The recurrent (per-token) kernels of decay attention and the decoding step equal the oracle, in
+// the emulator.
 #include "kernels/decay_attention/cuda/expect.h"
 
 namespace halflife::kernels::test {
@@ -35,7 +35,7 @@ TEST(CudaSimt, AnyLength) {
                        .norm = norm});
 }
 
-// As where no scan fits a device.
+// As on a device on which no scan fits.
 TEST(CudaSimt, WideHeadsOfBf16) {
   for (const DecayKind kind : {DecayKind::kPerHeadChannel, DecayKind::kPerTokenChannel})
     for (const HeadDims& dims : {HeadDims{130, 24}, HeadDims{24, 130}}) {
@@ -78,16 +78,16 @@ TEST(CudaSimt, AdversarialDecays) {
       Problem problem(shape);
       problem.Forward();
       problem.Backward();
-      // A constant's gradient sums over tokens, each of which carries what those after it in its
-      // chunk rounded off.
+      // A constant decay's gradient sums over tokens, each of which includes the rounding errors of
+      // later tokens of its chunk.
       for (const auto& [name, error] : problem.Compare(true).errors)
         EXPECT_LE(error, name == "dlambda" ? 1e-5 : Gate(shape, name)) << name;
     }
   }
 }
 
-// A factor of e^(60/64) is off by up to 6e-8, in the same direction at each of 64 tokens: hence the
-// wider gate.
+// A factor of e^(60/64) has an error of up to 6e-8, in the same direction at each of 64 tokens, so
+// the bound is wider.
 TEST(CudaSimt, GrowthUpToSixtyAChunk) {
   if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
   for (const DecayKind kind : kKinds) {
@@ -166,7 +166,7 @@ TEST(CudaSimt, GradientsDoNotKnowOfEarlierOutputs) {
           token);
 }
 
-// Steps from the initial state are the forward.
+// Steps from the initial state equal the forward.
 void ExpectSteps(const ProblemShape& shape, bool with_slots) {
   SCOPED_TRACE(shape.Name());
   Problem problem(shape);

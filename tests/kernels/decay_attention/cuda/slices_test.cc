@@ -1,5 +1,5 @@
-// Heads wider than a block's state, cut into slices of K and of V, and the normaliser, a slice
-// more, in the emulator, against the oracle.
+// Heads that are wider than a block's state are split into slices of K and V, with one more slice
+// for the normalizer. The emulated kernels equal the oracle.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -15,7 +15,7 @@ namespace {
 constexpr DecayKind kKinds[] = {DecayKind::kNone, DecayKind::kPerHead, DecayKind::kPerHeadChannel,
                                 DecayKind::kPerToken, DecayKind::kPerTokenChannel};
 
-// 2 x 3 slices, none but the first of each full.
+// 2 x 3 slices, of which only the first of each dimension is full.
 ProblemShape Sliced(DecayKind kind) {
   return {.seq_len = kSlow ? 20 : 70,
           .heads = 1,
@@ -36,7 +36,7 @@ TEST(CudaSlices, EveryKind) {
   }
 }
 
-// Of V alone, of K alone, and of both in the blocks that a plan takes.
+// Slices of only V, of only K, and of both, in the blocks that a plan selects.
 TEST(CudaSlices, HeadsUpTo256And512) {
   if (kSanitized) GTEST_SKIP() << "adds no access that other tests do not make";
   for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerTokenChannel})
@@ -109,7 +109,7 @@ TEST(CudaSlices, TwoRunsAgreeInEveryBit) {
   ExpectTwoRunsAgreeInEveryBit(shape);
 }
 
-// A slice of V alone has its columns of all that is theirs, in the same bits.
+// The columns of a slice of V have the same bits as the slice computed separately.
 TEST(CudaSlices, ColumnsAreThoseOfTheSliceAlone) {
   if (kSanitized) GTEST_SKIP() << "adds no access that other tests do not make";
   for (const DecayKind kind : {DecayKind::kPerHead, DecayKind::kPerTokenChannel}) {
@@ -143,7 +143,7 @@ TEST(CudaSlices, ColumnsAreThoseOfTheSliceAlone) {
   }
 }
 
-// ---- the normaliser ----
+// ---- The normalizer ----
 
 TEST(CudaNormaliser, EveryKind) {
   for (const DecayKind kind : kKinds) {
@@ -172,9 +172,9 @@ TEST(CudaNormaliser, SharedHeadsSegmentsAndDocuments) {
   }
 }
 
-// A mean of ones is one: outputs and their divisors sum the same weights, whatever the blocks. Both
-// are sums of bf16 products of weights, of which a hundred tokens' roundings, of 2^-9 each, leave
-// less than one; the output is rounded once more.
+// The mean of ones is one: outputs and divisors sum the same weights for all blocks. Both are sums
+// of bf16 products of weights. The roundings of a hundred tokens, 2^-9 each, average to less than
+// one of them. The output is rounded once more.
 TEST(CudaNormaliser, ConstantValuesComeOutAsTheyAre) {
   for (const DecayKind kind : kKinds) {
     if (kSlow && kind != DecayKind::kPerToken) continue;
@@ -203,7 +203,7 @@ TEST(CudaNormaliser, ConstantValuesComeOutAsTheyAre) {
   }
 }
 
-// Neither the divisors nor the sums of keys that a document leaves hear of another's.
+// The divisors and sums of keys of a document do not depend on other documents.
 TEST(CudaNormaliser, ANanInAKeyStaysInItsDocument) {
   if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
   constexpr int kTokens = 200, kStart = 70;
@@ -229,9 +229,9 @@ TEST(CudaNormaliser, GradientsDoNotKnowOfEarlierOutputs) {
         {.seq_len = 70, .heads = 1, .dim_k = 40, .dim_v = 40, .kind = kind, .norm = true}, 40);
 }
 
-// A mean of the values cancels in all gradients, however many tokens are heard: the gates are those
-// of values without one. A head's one decay is left out, of whose gradient 500 tokens' may cancel
-// to the size of their errors; its kernels are those of a decay a token.
+// The mean of the values cancels in all gradients for any number of visible tokens, so the bounds
+// are those of values without a mean. A decay per head is excluded, because its gradient over 500
+// tokens may cancel to the size of its errors. Its kernels are those of a decay per token.
 TEST(CudaNormaliser, ValuesOfAnyMean) {
   if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
   for (const DecayKind kind : {DecayKind::kNone, DecayKind::kPerHeadChannel, DecayKind::kPerToken,
@@ -245,7 +245,7 @@ TEST(CudaNormaliser, ValuesOfAnyMean) {
         shape.norm = shape.key_scale = true;
         shape.v_mean = mean;
         ExpectGradients(shape);
-        shape.states = false;  // the first tokens hear few others
+        shape.states = false;  // The first tokens see few others.
         ExpectGradients(shape);
       }
 }
@@ -271,7 +271,7 @@ TEST(CudaNormaliser, MeansOfSharedHeadsOfRowsAndOfSlices) {
   }
 }
 
-// What eps takes of the sums of keys, it takes of the mean.
+// eps reduces the mean by the same factor as the sums of keys.
 TEST(CudaNormaliser, EpsAsLargeAsTheSumsOfKeys) {
   if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
   ProblemShape shape = {.seq_len = 100, .dim_k = 40, .dim_v = 56, .norm = true, .v_mean = 4};
@@ -293,7 +293,7 @@ TEST(CudaNormaliser, GradientOfItsStateAlone) {
   EXPECT_EQ(both.dinitial_norm_, want);
 }
 
-// The mean is of a row and head, whose documents it must not carry a NaN across.
+// The mean is computed per row and head, and must not carry a NaN to other documents.
 TEST(CudaNormaliser, ANanStaysInItsDocument) {
   if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
   for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerTokenChannel}) {
@@ -311,10 +311,10 @@ TEST(CudaNormaliser, ANanStaysInItsDocument) {
     const Answer &got = poisoned.answer_, &want = clean.answer_;
     for (const auto& [a, b] : {std::pair{&got.dq, &want.dq}, std::pair{&got.dk, &want.dk},
                                std::pair{&got.dv, &want.dv}}) {
-      Errors other_document;  // by another mean of its row, not in bits
+      Errors other_document;  // The mean of the row differs, so bits may differ.
       for (int t = 0; t < kTokens; ++t)
         for (int c = 0; c < a->width(); ++c) {
-          ASSERT_EQ(a->Get(0, t, 1, c), b->Get(0, t, 1, c)) << t;  // the other head
+          ASSERT_EQ(a->Get(0, t, 1, c), b->Get(0, t, 1, c)) << t;  // The other head.
           if (t >= kStart) other_document.Add(a->Get(0, t, 0, c), b->Get(0, t, 0, c));
         }
       EXPECT_LE(other_document.Rms(), Gate(shape, "dq"));
@@ -323,11 +323,11 @@ TEST(CudaNormaliser, ANanStaysInItsDocument) {
   }
 }
 
-// ---- devices ----
+// ---- Devices ----
 
 constexpr int kAda = 99 << 10;  // sm_86, sm_89, sm_120
 
-// Where a block has little shared memory, heads of the usual sizes are cut into slices.
+// If a block has little shared memory, heads of common sizes are split into slices.
 TEST(CudaSlices, DevicesOf99KiB) {
   ASSERT_EQ(setenv("HL_EMU_SHARED_BYTES", "101376", 1), 0);
   for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerTokenChannel})
@@ -341,9 +341,9 @@ TEST(CudaSlices, DevicesOf99KiB) {
   unsetenv("HL_EMU_SHARED_BYTES");
 }
 
-// The largest blocks with the normaliser, in one stage and in two.
+// The largest blocks with the normalizer, with one stage and with two.
 TEST(CudaNormaliser, BlocksOf128) {
-  for (const char* const shared_bytes : {"166912", "232448"}) {  // sm_80; sm_90, sm_100
+  for (const char* const shared_bytes : {"166912", "232448"}) {  // sm_80; sm_90 and sm_100.
     ASSERT_EQ(setenv("HL_EMU_SHARED_BYTES", shared_bytes, 1), 0);
     for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerTokenChannel})
       for (const int dim : {100, 128}) {
@@ -353,7 +353,7 @@ TEST(CudaNormaliser, BlocksOf128) {
         shape.block = {128, 128};
         shape.shared_bytes = std::atoi(shared_bytes);
         shape.v_mean = 1;
-        shape.states = false;  // few draws, which may cancel in gradients by chance
+        shape.states = false;  // With few draws, gradients may cancel by chance.
         ExpectGradients(shape);
       }
     unsetenv("HL_EMU_SHARED_BYTES");

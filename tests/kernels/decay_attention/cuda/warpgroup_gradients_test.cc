@@ -1,4 +1,5 @@
-// Gradients of all chunks side by side by Hopper's warpgroups, in the emulator, against the oracle.
+// The warpgroup (WGMMA) backward computes the gradients of all chunks in parallel. The emulated
+// kernel equals the oracle.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -25,7 +26,7 @@ Result GradientsOf(Problem& problem) {
   return problem.Collect(true);
 }
 
-// Beside a forward's checkpoints, where nobody asks for the decays'.
+// With checkpoints of a forward and without gradients of decays.
 Answer GradientsButThoseOfDecays(const ProblemShape& shape) {
   Problem problem(shape);
   problem.Forward(/*with_checkpoints=*/true);
@@ -66,7 +67,7 @@ TEST(CudaWarpgroupGradients, AdversarialDecays) {
 
 TEST(CudaWarpgroupGradients, GrowthUpToSixtyAChunk) {
   if (kSanitized) GTEST_SKIP() << "the accesses are those of other tests";
-  // All decays of a chunk have one sum over the state in common: heads are what draws are of.
+  // All decays of a chunk share one sum over the state, so each head is one random draw.
   for (const DecayKind kind : {DecayKind::kPerHead, DecayKind::kPerToken})
     ExpectGradientsByWarpgroups(
         {.seq_len = 64, .heads = 8, .kind = kind, .strength = Strength::kGrowth});
@@ -96,13 +97,13 @@ TEST(CudaWarpgroupGradients, SegmentsAndTurns) {
   }
 }
 
-// Turns share a workspace, and change no bit.
+// Batch tiles share a workspace and change no bit.
 TEST(CudaWarpgroupGradients, TurnsChangeNoBit) {
   if (kSanitized) GTEST_SKIP() << "the accesses are those of other tests";
   for (const DecayKind kind : {DecayKind::kPerHead, DecayKind::kPerToken}) {
     ProblemShape shape =
         ByWarpgroups({.batch = 3, .seq_len = 140, .heads = 2, .kind = kind, .key_scale = true});
-    shape.document_starts = {10, 20, 140 + 64, 140 + 100};  // the first row has a chunk more
+    shape.document_starts = {10, 20, 140 + 64, 140 + 100};  // The first row has one more chunk.
     Problem at_once(shape);
     shape.batch_tiles = 3;
     Problem tiled(shape);
@@ -128,7 +129,7 @@ TEST(CudaWarpgroupGradients, Documents) {
   ExpectGradientsByWarpgroups(packed);
 }
 
-// A bulk copy brings what follows a chunk: of another document, or of another row.
+// A bulk copy also reads what follows a chunk: another document or another row.
 TEST(CudaWarpgroupGradients, WhatFollowsAChunkIsNotHeard) {
   ProblemShape shape = ByWarpgroups({.seq_len = 100, .heads = 1, .key_scale = true});
   shape.cu_seqlens = {0, 40, 100};
@@ -176,8 +177,8 @@ TEST(CudaWarpgroupGradients, DecayOfZeroHasNoGradient) {
   EXPECT_GT(cut, 0);
 }
 
-// What bulk copies cannot read, and what whole units cannot be stored in, goes by warps, in the
-// workspace that the plan asks for.
+// Tensors that bulk copies cannot read, or that cannot be written in whole units, use the warp
+// kernel and the planned workspace.
 TEST(CudaWarpgroupGradients, GradientsThatAreNoRows) {
   for (const DecayKind kind : {DecayKind::kPerHead, DecayKind::kPerToken})
     for (const bool of_output : {true, false}) {
@@ -191,7 +192,7 @@ TEST(CudaWarpgroupGradients, GradientsThatAreNoRows) {
     }
 }
 
-// A NaN is heard within its document and head alone.
+// A NaN only affects its document and head.
 TEST(CudaWarpgroupGradients, ANanStaysInItsDocument) {
   ProblemShape shape = ByWarpgroups({.seq_len = 200, .heads = 2, .dim_v = 128, .block_v = 128});
   shape.key_scale = true;

@@ -1,5 +1,5 @@
-// The forward scan by Hopper's warpgroups, in the emulator: against the oracle, and in every bit
-// against the scan by warps, whose sums it makes in the same order.
+// The emulated forward scan with WGMMA equals the oracle, and has the bits of the warp kernel,
+// because it sums in the same order.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -42,7 +42,7 @@ TEST(CudaWarpgroupScan, GradientsFromWhatItKeeps) {
         ByWarpgroups({.seq_len = 300, .heads = 1, .dim_k = dim_k, .dim_v = 128, .states = true}));
 }
 
-// More chunks than stages, so that each is filled again.
+// More chunks than stages, so each stage is reused.
 TEST(CudaWarpgroupScan, SameBitsAsByWarps) {
   for (const int dim_k : {64, 128})
     for (const DecayKind kind : {DecayKind::kNone, DecayKind::kPerHead, DecayKind::kPerToken}) {
@@ -88,7 +88,7 @@ TEST(CudaWarpgroupScan, Documents) {
   ExpectSameAsByWarps(packed);
 }
 
-// A bulk copy brings what follows a chunk: of another document, or of another row.
+// A bulk copy also reads what follows a chunk: another document or another row.
 TEST(CudaWarpgroupScan, WhatFollowsAChunkIsNotHeard) {
   ProblemShape shape = ByWarpgroups({.seq_len = 100, .heads = 1, .dim_v = 128});
   shape.cu_seqlens = {0, 40, 100};

@@ -1,4 +1,4 @@
-// The CUDA kernels of polynomial attention, in the emulator, against the oracle.
+// The emulated CUDA kernels of polynomial attention equal the oracle.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -70,7 +70,7 @@ class Rows {
   std::vector<Bf16> narrow_;
 };
 
-// Of NaN, aligned to 16 bytes and more.
+// Filled with NaN, aligned to 16 bytes or more.
 class Workspace {
  public:
   explicit Workspace(size_t bytes) : values_(bytes / sizeof(double) + 2, NAN) {}
@@ -119,7 +119,7 @@ class Problem {
     reference_.dfinal_state = Draw(Norms() * shape.dim_v, 6, false);
     if (!shape.normalise) return;
     reference_.dfinal_norm = Draw(Norms(), 7, false);
-    reference_.initial_norm.assign(Norms(), 0.0);  // adds 8 to every sum of similarities
+    reference_.initial_norm.assign(Norms(), 0.0);  // Adds 8 to every sum of similarities.
     for (size_t f = 0; f < Norms(); f += layout_.count) reference_.initial_norm[f] = 8;
   }
 
@@ -163,8 +163,8 @@ class Problem {
       grads.dfinal_norm = dfinal_norm.data(), grads.dinitial_norm = dinitial_norm.data();
     cuda::Backward(grads, plan, nullptr);
 
-    // As on the CPU: fp32's sums, whose normalised gradients are differences of terms of size 1;
-    // bf16's rounding of what is stored.
+    // As on the CPU: fp32 sums, whose normalised gradients are differences of terms of size 1, or
+    // bf16 rounding of stored values.
     const double tolerance = shape_.bf16 ? 2e-2 : 1e-6 * std::max(10.0, Cancellation(want));
     ExpectClose("out", out.Get(), want.out, tolerance, 1e-3);
     ExpectClose("dq", dq.Get(), want.dq, tolerance, 0.3);
@@ -179,9 +179,9 @@ class Problem {
     ExpectClose("dinitial_norm", values(dinitial_norm), want.dinitial_norm, tolerance, 1e-3);
   }
 
-  // Sums of features are larger than the sum of similarities that they cancel to, by this factor at
-  // most; by so much more is it off. The kernel 1 + s + s^2 / 2 cancels little, s^2 does where q
-  // and the first keys are nearly at right angles.
+  // Returns the largest factor by which sums of features exceed the sum of similarities, and so
+  // amplify its error. The kernel 1 + s + s^2 / 2 cancels little. s^2 cancels if q and the first
+  // keys are almost orthogonal.
   double Cancellation(const PolynomialReferenceResult& want) const {
     if (!shape_.normalise) return 1;
     double worst = 1;
@@ -215,7 +215,7 @@ class Problem {
     cuda::Forward(args, MakePlan(args, {.chunk_size = 16, .is_cuda = true}), nullptr);
   }
 
-  // Every token by the decode step, from a state of zero.
+  // Runs every token by the decoding step, from a state of zero.
   void ExpectSteps() {
     const PolynomialReferenceResult want = PolynomialReference(reference_);
     Rows q(shape_, shape_.dim, reference_.q), k(shape_, shape_.dim, reference_.k),
@@ -261,7 +261,7 @@ class Problem {
   PolynomialReferenceProblem reference_;
 };
 
-// Numbers 1 and 2 of the properties of the two papers' kernels.
+// Properties 1 and 2 of the two papers' kernels.
 TEST(CudaPolynomial, KernelsStatesAndDocuments) {
   for (const PolynomialWeights& weights :
        {PolynomialWeights{1, 1, 0.5}, {0, 0, 1}, {0.5, 1, 0.5}, {0, 1, 0}})
@@ -289,8 +289,8 @@ TEST(CudaPolynomial, Bf16) {
   if (!kSlow) Problem({.seq_len = 6, .bf16 = true}).ExpectSteps();
 }
 
-// Every token against every other, on matrix units: on and off the edges of tiles, widths and
-// documents that do not fill them, slices of V.
+// All pairs of tokens on tensor cores: sizes at and between the edges of tiles, partially filled
+// widths and documents, and slices of V.
 TEST(CudaPolynomial, Quadratic) {
   for (const PolynomialWeights& weights :
        {PolynomialWeights{1, 1, 0.5}, {0, 0, 1}, {0.5, 1, 0.5}, {0, 1, 0}}) {
@@ -313,7 +313,7 @@ TEST(CudaPolynomial, QuadraticWithoutAWorkspace) {
 
 TEST(CudaPolynomial, StepsAreTheWhole) {
   Problem({.batch = 2, .seq_len = 5, .dim_v = 70}).ExpectSteps();
-  // More features than a block has threads, so that each warp has a share of the divisor.
+  // More features than a block has threads, so each warp has a part of the divisor.
   Problem({.seq_len = 3, .heads = 1, .dim = 24, .dim_v = 4}).ExpectSteps();
   if (!kSlow) Problem({.seq_len = 9, .dim = 16, .normalise = false}).ExpectSteps();
 }

@@ -7,12 +7,12 @@
 namespace halflife::kernels::test {
 namespace {
 
-// A query of one head and the keys it sees.
+// A query of one head and its visible keys.
 struct Row {
   const PairsProblem& p;
   int b, t, h;
   std::vector<int> keys;
-  std::vector<double> weights, slopes;  // of each key; slopes: dP / dS of a squared ReLU
+  std::vector<double> weights, slopes;  // Per key; slopes: dP / dS of a squared ReLU.
   double log_sum = -std::numeric_limits<double>::infinity();
 
   size_t token() const { return size_t(b) * p.num_queries + t; }
@@ -29,7 +29,7 @@ struct Row {
     if (p.bias.empty()) return score;
     return score + p.bias[h * p.bias_stride + BiasPlace(s)] * BiasScale();
   }
-  // What the weight of a key is multiplied with.
+  // Returns the dropout factor of a key's weight.
   double Kept(int s) const {
     if (p.dropout == 0) return 1;
     const uint64_t sample = p.samples[b] + (static_cast<uint64_t>(h) << 48);
@@ -64,7 +64,7 @@ struct Row {
 void AddRow(const Row& row, PairsResult& result) {
   const PairsProblem& p = row.p;
   const double* const dout = &p.dout[row.query() * p.dim_v];
-  // dO . O, which reads what was stored.
+  // dO . O with the stored O.
   double delta = 0, delta_bound = 0;
   for (int j = 0; j < p.dim_v; ++j) {
     const size_t at = row.query() * p.dim_v + j;
@@ -115,7 +115,7 @@ PairsResult PairsReference(const PairsProblem& p) {
         result.log_sum.push_back(row.log_sum);
         AddRow(row, result);
       }
-  for (Bounded* x : {&result.dq, &result.dk, &result.dv})  // stored in bf16
+  for (Bounded* x : {&result.dq, &result.dk, &result.dv})  // Stored in bf16.
     for (size_t i = 0; i < x->value.size(); ++i) x->bound[i] += std::abs(x->value[i]);
   return result;
 }

@@ -1,5 +1,5 @@
-// Softmax attention and its gradients pair by pair in fp64, from the definition, with how far an
-// evaluation may be off that rounds what matrix units read, and what is stored, to bf16.
+// Softmax attention and its gradients pair by pair in fp64, by definition, with error bounds for
+// kernels that round tensor-core operands and stored values to bf16.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace halflife::kernels::test {
 
-// As SoftmaxAttentionArgs; arrays contiguous.
+// Like SoftmaxAttentionArgs, with contiguous arrays.
 struct PairsProblem {
   int batch = 1, num_queries = 0, num_past = 0, heads = 1, kv_heads = 1, dim = 0, dim_v = 0;
   double scale = 1;
@@ -21,15 +21,15 @@ struct PairsProblem {
   std::vector<double> bias;                // [H, stride] or empty
   int64_t bias_stride = 0, bias_zero = 0;
   std::vector<double> bias_scale;  // [B, T] or empty: 1
-  double dropout = 0;              // rate
-  std::vector<uint64_t> samples;   // [B], with dropout
+  double dropout = 0;              // Dropout rate.
+  std::vector<uint64_t> samples;   // [B], with dropout.
   RandomKey key = {};
 
   int num_keys() const { return num_past + num_queries; }
 };
 
-// A value and how far off it may be, in units of bf16's relative rounding, 2^-8: what is rounded
-// contributes its size by what it is multiplied with.
+// A value and its error bound in units of bf16's relative rounding, 2^-8. Each rounded operand
+// contributes its magnitude times the other factor.
 struct Bounded {
   std::vector<double> value, bound;
   explicit Bounded(size_t size) : value(size), bound(size) {}

@@ -1,4 +1,4 @@
-// The CUDA kernels of softmax attention, in the emulator, against the definition.
+// The emulated CUDA kernels of softmax attention equal the definition.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -27,12 +27,12 @@ struct Shape {
   int seq_len = 70, num_past = 0, heads = 1, kv_heads = 1, dim = 16, dim_v = 16;
   int window = 0, sinks = 0;
   bool bidirectional = false, bias = false, bias_scale = false, squared_relu = false;
-  std::vector<int> starts = {0};  // of documents, in places among the keys
+  std::vector<int> starts = {0};  // Document starts, as indices of keys.
   int batch = 1;
   double dropout = 0;
 };
 
-// Every part of the formula, on and off the edges of tiles.
+// Every part of the formula, with sizes at and between the edges of tiles.
 const std::vector<Shape> kShapes = {
     {.name = "one token", .seq_len = 1},
     {.name = "a tile", .seq_len = 64, .dim = 64, .dim_v = 64},
@@ -154,7 +154,7 @@ PairsProblem MakeProblem(const Shape& shape) {
   p.q = draw(queries * p.dim), p.k = draw(keys * p.dim);
   p.v = draw(keys * p.dim_v), p.dout = draw(queries * p.dim_v);
   if (!shape.bias) return p;
-  // Tiles of other numbers at both ends, which no pair may read.
+  // Tiles with other numbers at both ends, which must not be read.
   const int ahead = shape.bidirectional ? num_keys - 1 : 0;
   p.bias_stride = num_keys + ahead + 2 * kAttentionTile;
   p.bias_zero = p.bias_stride - kAttentionTile - 1 - ahead;
@@ -187,8 +187,8 @@ class Rows {
   std::vector<Bf16> data_;
 };
 
-// Off by no more than what was rounded to bf16, and a little for rounding what is rounded, and
-// fp32's own sums.
+// Expects errors within the bounds of bf16 rounding, plus a margin for repeated rounding and for
+// sums in fp32.
 void ExpectWithin(const char* name, const Values& got, const Bounded& want) {
   constexpr double kBf16 = 1.0 / 256, kFloat = 3e-5;
   ASSERT_EQ(got.size(), want.value.size()) << name;
@@ -203,7 +203,7 @@ void ExpectWithin(const char* name, const Values& got, const Bounded& want) {
   EXPECT_EQ(wrong, 0u) << name << ": elements off, of " << got.size();
 }
 
-// One call of the kernels: inputs from a problem, outputs of NaN.
+// One call of the kernels: inputs from a problem, outputs filled with NaN.
 struct Call {
   explicit Call(const PairsProblem& problem)
       : p(problem),
@@ -272,7 +272,7 @@ TEST(CudaSoftmaxAttention, IsItsDefinition) {
   for (const Shape& shape : kShapes) ExpectAll(shape);
 }
 
-// Large scores are weighed by a running maximum: none overflows, whatever the order they come in.
+// Large scores use a running maximum, so none overflows, in any order.
 TEST(CudaSoftmaxAttention, LargeScores) {
   PairsProblem p = MakeProblem({.seq_len = 130, .dim = 16, .dim_v = 8});
   p.scale = 30;
@@ -285,8 +285,8 @@ TEST(CudaSoftmaxAttention, LargeScores) {
     ASSERT_NEAR(out[i], want.out.value[i], want.out.bound[i] / 256 + 2e-3) << i;
 }
 
-// A query that sees nothing, as where all its keys lie before what is at hand, gets zeros and gives
-// none.
+// A query that sees no key, because all its keys are in an earlier slice, has zero output and
+// gradients.
 TEST(CudaSoftmaxAttention, AQueryThatSeesNothing) {
   PairsProblem p = MakeProblem({.seq_len = 66, .dim = 16, .dim_v = 8});
   for (const int t : {0, 5, 65}) p.first[t] = p.end[t] = 3;
@@ -301,7 +301,7 @@ TEST(CudaSoftmaxAttention, AQueryThatSeesNothing) {
   for (const double x : call.dk.Get()) EXPECT_TRUE(std::isfinite(x));
 }
 
-constexpr int64_t kHopper = 227 << 10, kSmall = 99 << 10;  // shared memory of sm_90, sm_120
+constexpr int64_t kHopper = 227 << 10, kSmall = 99 << 10;  // Shared memory of sm_90, sm_120.
 
 TEST(CudaSoftmaxAttention, SaysWhyNot) {
   const PairsProblem p = MakeProblem({.seq_len = 70, .dim = 128, .dim_v = 128});
