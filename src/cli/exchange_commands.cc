@@ -5,6 +5,8 @@
 #include "core/concat.h"
 #include "core/error.h"
 #include "core/human.h"
+#include "infer/model_loader.h"
+#include "interop/export.h"
 #include "interop/hf_model.h"
 #include "train/config/run_config.h"
 
