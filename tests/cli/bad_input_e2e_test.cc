@@ -1,4 +1,4 @@
-// Bad input through the binary: one clear message, the right exit code, nothing lost or half
+// Bad input to the binary gives one clear message and the right exit code. Nothing is lost or half
 // written.
 #include <gtest/gtest.h>
 #include <sys/mount.h>
@@ -77,7 +77,7 @@ TEST_F(BadInput, UnknownMixerAndOption) {
   Expect(fixture->Run({.run = "m", .set = {"model.mixer.gla.heads=2"}}), 2, {"heads", "num_heads"});
 }
 
-// Options of the mixers for recall, and rows that they do not take.
+// Options of the recall mixers, and rows that these mixers do not support.
 TEST_F(BadInput, WhatAMixerDoesNotTake) {
   const auto refused = [](const std::vector<std::string>& set,
                           const std::vector<std::string>& pieces) {
@@ -93,7 +93,7 @@ TEST_F(BadInput, WhatAMixerDoesNotTake) {
   refused({"model.mixer=base_conv", "model.mixer.base_conv.kernel_size=0"},
           {"kernel_size is 0", "usually 3"});
   refused({"model.mixer=mamba", "model.mixer.mamba.d_conv=1"}, {"d_conv", "at least 2"});
-  // text is packed
+  // Rows of text contain several documents.
   refused({"model.mixer=hyena"}, {"layer 0, hyena,", "several documents"});
   refused({"model.mixer=base_conv", "model.mixer.base_conv.kernel_size=-1"},
           {"layer 0, base_conv,", "several documents"});
@@ -206,7 +206,7 @@ TEST_F(BadInput, CheckpointOfAnotherArchitecture) {
       2, {"optimizer.lr", "data.seq_len"});
 }
 
-// Tables of the same size whose ids mean other pieces.
+// Vocabularies of the same size with different pieces.
 TEST_F(BadInput, TextOfAnotherTokenizer) {
   for (const std::string name : {"one", "two"}) {
     const std::string text = Write(name + ".txt", MakeText(60000, name == "one" ? 11 : 12));
@@ -224,7 +224,7 @@ TEST_F(BadInput, TextOfAnotherTokenizer) {
   Expect(fixture->Halflife({"eval", "--model", run, "--data", two}), 2,
          {"token", "but '", "run's own tokenizer"});
 
-  // weights from elsewhere bring their tokenizer with them
+  // Imported weights include their tokenizer.
   const std::string folder = fixture->path("pieces-hf");
   ASSERT_EQ(fixture->Halflife({"export", "--run", run, "--out", folder}).exit_code, 0);
   const RunResult imported =
@@ -258,7 +258,7 @@ TEST_F(BadInput, TextThatATokenizerOfCharactersCannotRead) {
   Expect(fixture->Halflife({"score", "--model", run, "--text", bad, "--out", out}), 3,
          {"latin1.txt is not UTF-8 from byte 3 on"});
   EXPECT_FALSE(std::filesystem::exists(out));
-  // 320 pieces for a model of 259 bytes
+  // 320 pieces, but the model has 259 bytes.
   ASSERT_EQ(fixture->Run({.run = "bytes-run", .set = {"train.steps=1"}}).exit_code, 0);
   const std::string bytes = fixture->path("bytes-run");
   for (const std::vector<std::string>& command :
@@ -283,7 +283,7 @@ TEST_F(BadInput, RanksThatDisagreeAboutTheConfig) {
 TEST_F(BadInput, FullDisk) {
   const auto small = fixture->path("small");
   std::filesystem::create_directories(small);
-  // One step of 471 KiB and the flight record of 132, and no second step.
+  // Space for one step of 471 KiB and the flight record of 132 KiB, but not for a second step.
   if (::mount("tmpfs", small.c_str(), "tmpfs", 0, "size=800k") != 0) {
     GTEST_SKIP() << "mounting a tmpfs is not permitted here";
   }
@@ -291,7 +291,7 @@ TEST_F(BadInput, FullDisk) {
   Expect(result, 74, {"space"});
   const RunResult ls = fixture->Halflife({"ckpt", "verify", small / "run"});
   ::umount2(small.c_str(), MNT_DETACH);
-  EXPECT_EQ(ls.exit_code, 0) << ls.out << ls.err;  // the older step is whole
+  EXPECT_EQ(ls.exit_code, 0) << ls.out << ls.err;  // The older step is complete.
 }
 
 TEST_F(BadInput, ReadOnlyRunFolder) {

@@ -1,3 +1,4 @@
+// The warning about more threads or ranks than cores.
 #include "cli/world.h"
 
 #include <ATen/Parallel.h>

@@ -1,4 +1,4 @@
-// train --check-sync: what of a run's steps would make the host wait for a GPU.
+// train --check-sync reports the operations of a step that would make the host wait for a GPU.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

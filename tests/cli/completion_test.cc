@@ -1,5 +1,5 @@
-// The completion scripts in the shells themselves, without a terminal. A shell that is not
-// installed is skipped.
+// Runs the completion scripts in real shells, without a terminal. Shells that are not installed are
+// skipped.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -37,7 +37,7 @@ class CompletionTest : public testing::Test {
     }
   }
 
-  // What the shell prints, a line each.
+  // Returns the lines that the shell prints.
   std::vector<std::string> Lines(const std::vector<std::string>& command) {
     const RunResult result = RunCommand(command, {.timeout_s = 30, .cwd = dir_.path().string()});
     EXPECT_EQ(result.exit_code, 0) << result.err;
@@ -57,7 +57,7 @@ class CompletionTest : public testing::Test {
 class BashCompletionTest : public CompletionTest {
  protected:
   BashCompletionTest() { shell_ = "bash"; }
-  // `words`: as bash splits the line, the last one being completed.
+  // `words` is the line as bash splits it. The last word is completed.
   std::vector<std::string> Complete(const std::vector<std::string>& words) {
     std::string line = "source ./script; COMP_WORDS=(halflife";
     for (const std::string& word : words) line += " '" + word + "'";
@@ -81,14 +81,14 @@ TEST_F(BashCompletionTest, Words) {
   EXPECT_THAT(Complete({"inspect", "a"}), UnorderedElementsAre("a file", "a folder"));
   EXPECT_THAT(Complete({"ckpt", "ls", "a"}), ElementsAre("a folder"));
   EXPECT_THAT(Complete({"completion", ""}), ElementsAre("bash", "zsh", "fish"));
-  EXPECT_THAT(Complete({"generate", "--prompt", "a"}), ElementsAre());  // any text
+  EXPECT_THAT(Complete({"generate", "--prompt", "a"}), ElementsAre());  // Any text is valid.
   EXPECT_THAT(Complete({"eval", "--model", "train", "--con"}), ElementsAre());
 }
 
 class ZshCompletionTest : public CompletionTest {
  protected:
   ZshCompletionTest() { shell_ = "zsh"; }
-  // zsh's own functions filter by what is typed; here they print what they are offered.
+  // zsh's own functions filter by the typed prefix. Here they print all candidates.
   std::vector<std::string> Complete(const std::vector<std::string>& words) {
     std::string line =
         "compdef() { :; }; compset() { :; }; _files() { print -- files $@; }; "
@@ -116,7 +116,7 @@ TEST_F(ZshCompletionTest, Words) {
 class FishCompletionTest : public CompletionTest {
  protected:
   FishCompletionTest() { shell_ = "fish"; }
-  // The words offered, without their descriptions.
+  // Returns the offered words, without their descriptions.
   std::vector<std::string> Complete(const std::string& line) {
     std::vector<std::string> words =
         Lines({"fish", "--no-config", "-c", "source ./script; complete -C '" + line + "'"});
@@ -137,7 +137,7 @@ TEST_F(FishCompletionTest, Words) {
   EXPECT_THAT(Complete("halflife generate --prompt a"), ElementsAre());
 }
 
-// Every subcommand and option of the program is in every script.
+// Every script contains every subcommand and option of the program.
 TEST(CompletionScripts, HoldTheWholeTree) {
   Request request;
   const std::unique_ptr<CLI::App> program = MakeProgram(request);

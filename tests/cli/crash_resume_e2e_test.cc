@@ -1,4 +1,4 @@
-// Crashes, signals and resumes through the binary: what a user of a cluster lives with.
+// Crashes, signals and resumes of the binary, as on a cluster.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -47,7 +47,7 @@ TEST_F(CrashResume, OneRankKilledBetweenSteps) {
   ExpectBitwiseUndisturbed("rank_killed");
 }
 
-// Positions that rows are told are drawn anew for each sample, the same ones after a resume.
+// Overridden position ids are drawn per sample, and are the same after a resume.
 TEST_F(CrashResume, ToldPositionsAreDrawnTheSame) {
   const std::vector<std::string> set = {"model.mixer=softmax", "data.positions=skipwise",
                                         "data.positions_length=1000"};
@@ -80,7 +80,8 @@ TEST_F(CrashResume, WholeJobKilledAtEveryPointOfASave) {
         "ckpt.p5.latest", "ckpt.gc.unlink"}) {
     SCOPED_TRACE(point);
     const std::string run = "killed_at_" + point;
-    // the second save, so that an older step exists; retention deletes from the fourth save on
+    // Crashes in the second save, so that an older step exists. Retention deletes from the fourth
+    // save on.
     const std::string nth = point == "ckpt.gc.unlink" ? "1" : "2";
     const RunResult crash =
         fixture->Run({.run = run, .ranks = 2, .env = {{"HL_FAULT", point + ":kill:" + nth}}});
@@ -90,8 +91,9 @@ TEST_F(CrashResume, WholeJobKilledAtEveryPointOfASave) {
   }
 }
 
-// While training goes on: both ranks, threads of one process, die at once, wherever the other's
-// writer and both steps are then. Four saves; a number counts the visits of both ranks.
+// During training, both ranks are killed at the same time, because they are threads of one process.
+// The other rank's writer and both steps may be in any state. There are four saves. A number counts
+// the visits of both ranks.
 TEST_F(CrashResume, AKillAtAnyMomentOfSavesInTheBackgroundLosesNothing) {
   std::vector<std::string> faults;
   const auto add = [&](const std::string& point, int first, int last, int step) {
@@ -101,7 +103,7 @@ TEST_F(CrashResume, AKillAtAnyMomentOfSavesInTheBackgroundLosesNothing) {
   for (const std::string point : {"ckpt.p1.fsync", "ckpt.p2.vote"}) add(point, 1, 8, 1);
   for (const std::string point : {"ckpt.p3.manifest", "ckpt.p4.rename", "ckpt.p5.latest"})
     add(point, 1, 4, 1);
-  add("train.backward", 13, 77, 16);  // a step or two behind a save's begin
+  add("train.backward", 13, 77, 16);  // One or two steps after a save begins.
   ASSERT_GE(faults.size(), 60u);
   for (const std::string& fault : faults) {
     SCOPED_TRACE(fault);
@@ -124,7 +126,7 @@ TEST_F(CrashResume, StoppedAtTwoRanksResumedAtOne) {
   ASSERT_EQ(crash.exit_code, 137) << crash.err;
   const RunResult resumed = fixture->Run({.run = "elastic", .ranks = 1, .set = set});
   ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
-  // steps 11 and 12 were run by both attempts: the same samples, and losses that agree to rounding
+  // Both attempts ran steps 11 and 12, with the same samples, and losses that agree up to rounding.
   std::map<int, std::vector<std::string>> samples;
   std::ifstream file(fixture->path("elastic") / "samples.jsonl");
   for (std::string line; std::getline(file, line);) {
@@ -145,7 +147,7 @@ TEST_F(CrashResume, StoppedAtTwoRanksResumedAtOne) {
 }
 
 TEST_F(CrashResume, UserSignalOnOneRankSavesAndRequeues) {
-  // a long run; the signal goes to one rank only
+  // A long run. Only one rank receives the signal.
   const RunFixture::Train train{
       .run = "signalled", .ranks = 2, .set = {"train.steps=100000", "ckpt.every=0"}};
   std::thread signaller([&] {
@@ -169,7 +171,8 @@ TEST_F(CrashResume, UserSignalOnOneRankSavesAndRequeues) {
 TEST_F(CrashResume, DamagedNewestCheckpointFallsBackLoudly) {
   const RunResult partial = fixture->Run({.run = "damaged",
                                           .ranks = 2,
-                                          .set = {"ckpt.background=false"},  // step 10 is there
+                                          // Step 10 is published.
+                                          .set = {"ckpt.background=false"},
                                           .env = {{"HL_FAULT", "train.step:kill:13:0"}}});
   ASSERT_EQ(partial.exit_code, 137) << partial.err;
   const auto shard = fixture->path("damaged") / "ckpt/step_000000000010/rank_00001.safetensors";
@@ -185,7 +188,7 @@ TEST_F(CrashResume, DamagedNewestCheckpointFallsBackLoudly) {
                             "hash mismatch", "FALLING BACK to step 5 (5 steps"}) {
     EXPECT_NE(resumed.err.find(piece), std::string::npos) << piece << "\n" << resumed.err;
   }
-  // the fallback is in the metrics too, for whoever reads curves and not logs
+  // The metrics contain the fallback too, for readers of curves.
   ASSERT_EQ(fixture->Metrics("damaged", "checkpoint_damage").size(), 1u);
   EXPECT_TRUE(std::filesystem::exists(fixture->path("damaged") / "ckpt/step_000000000010.bad"));
   ExpectBitwiseUndisturbed("damaged");

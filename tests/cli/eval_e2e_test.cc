@@ -1,4 +1,4 @@
-// `halflife eval`: what it prints, of which text, and on ranks that do not agree.
+// `halflife eval`: its output, for every kind of text, and for ranks that disagree.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ using testing::HasSubstr;
 
 class Eval : public testing::Test {
  protected:
-  // "run" was trained on bytes, "pieces-run" on sentencepiece's pieces.
+  // "run" was trained on bytes, "pieces-run" on pieces of sentencepiece.
   static void SetUpTestSuite() {
     fixture = new RunFixture(kProgram);
     const RunResult prepared = Halflife({"prepare", "--input", Path("text.txt"), "--documents",
@@ -36,7 +36,7 @@ class Eval : public testing::Test {
   static RunResult Halflife(const std::vector<std::string>& arguments) {
     return fixture->Halflife(arguments);
   }
-  // The result of `eval --json`.
+  // Returns the result of `eval --json`.
   static nlohmann::json Evaluate(const std::string& model, const std::vector<std::string>& more) {
     std::vector<std::string> arguments = {"eval", "--model", Path(model), "--json"};
     arguments.insert(arguments.end(), more.begin(), more.end());
@@ -67,7 +67,7 @@ TEST_F(Eval, BitsPerByteOfBytesAreTheLossInBits) {
   EXPECT_THAT(printed.out, HasSubstr(" bits per byte (add-one smoothed)"));
 }
 
-// The checkpoint says how it was trained; its evaluations read the text alike.
+// The checkpoint records how it was trained, and evaluations read the text in the same way.
 TEST_F(Eval, ARunThatContinuesAcrossDocumentsIsScoredSo) {
   const RunResult run =
       fixture->Run({.run = "continues",
@@ -89,8 +89,8 @@ TEST_F(Eval, ARunThatContinuesAcrossDocumentsIsScoredSo) {
   EXPECT_THAT(longer.err, testing::Not(HasSubstr("tokens on average"))) << "context goes on";
 }
 
-// A validation split of an easy and of a hard source, in either order: a few windows are of both,
-// for eval, for the bigram model and for training. The first eight windows are of one source only.
+// A validation split with an easy and a hard source, in either order. A few windows cover both, for
+// eval, the bigram model and training. The first eight windows have only one source.
 TEST_F(Eval, FewWindowsSeeBothSources) {
   std::string easy, hard;
   while (easy.size() < 8000) easy += "the river ";
@@ -126,7 +126,7 @@ TEST_F(Eval, FewWindowsSeeBothSources) {
                                      "of the split\nloss "));
 }
 
-// Training validates on the windows that eval scores, and reports the sources of its dataset, which
+// Training validates on the windows that eval scores, and reports each source of the dataset, which
 // inspect lists.
 TEST_F(Eval, TrainingReportsWindowsAndSources) {
   std::ofstream(Path("first.txt")) << MakeText(6000, 31).substr(0, 6000);
@@ -160,7 +160,7 @@ TEST_F(Eval, TrainingReportsWindowsAndSources) {
   EXPECT_THAT(Halflife(printed).out, HasSubstr("\nby source, nats per token\n  first.txt: "));
 }
 
-// Rows longer than documents give no more context, and a table says so.
+// Rows that are longer than documents do not give more context, and a table warns about it.
 TEST_F(Eval, TablesOfShortDocumentsAreWarnedOf) {
   std::ofstream records(Path("short.jsonl"));
   for (int i = 0; i < 200; ++i)
@@ -201,7 +201,7 @@ TEST_F(Eval, TablesOfShortDocumentsAreWarnedOf) {
   EXPECT_THAT(text, HasSubstr(",windows_scored,windows_available,half_context_share,"));
 }
 
-// By the counts of the whole split, also for some of its windows.
+// Bits per byte use the counts of the whole split, also for some of its windows.
 TEST_F(Eval, BitsPerByteOfPiecesAreOfTheOriginalText) {
   const auto split = Inspect(Path("pieces"))["validation"];
   const double targets_per_byte =
@@ -242,7 +242,7 @@ TEST_F(Eval, ScorePrintsBitsPerByteOfTextsAlone) {
   EXPECT_THAT(tokens.out, testing::Not(HasSubstr("per byte")));
 }
 
-// Of a text shorter than a window's default, whose last token nothing reads.
+// The text is shorter than the default window. Its last token is only a target.
 TEST_F(Eval, ExplainsWhatLayersLookedAt) {
   const RunResult trained =
       fixture->Run({.run = "leap-run",
@@ -267,7 +267,7 @@ TEST_F(Eval, ExplainsWhatLayersLookedAt) {
     EXPECT_NEAR(sum, 1, 1e-4);
     const size_t seen = pool["window"] == 0 ? 22 : pool["window"].get<size_t>();
     EXPECT_EQ(pool["top_importance"].size(), std::min<size_t>(seen, 5));
-    // all that is told of the last row follows from O(T) numbers a head
+    // The explanation of the last row needs only O(T) numbers per head.
     double rebuilt = 0;
     for (size_t head = 0; head < 2; ++head)
       rebuilt += std::exp(pool["log_weight"][head][20].get<double>() -
@@ -276,7 +276,7 @@ TEST_F(Eval, ExplainsWhatLayersLookedAt) {
     EXPECT_NEAR(pool["importance"][20], rebuilt, 1e-6);
   }
 
-  // A byte of a character is no text of its own.
+  // A single byte of a character is not valid text.
   std::ofstream(Path("umlauts.txt")) << "\xC3\xA4\xC3\xB6\xC3\xBC\xC3\xA4\xC3\xB6\xC3\xBC";
   std::vector<std::string> umlauts = explain;
   umlauts[4] = Path("umlauts.txt");
@@ -306,7 +306,7 @@ TEST_F(Eval, ExplainsWhatLayersLookedAt) {
   refused(explain, "--batch does nothing with --explain");
 }
 
-// The texts of a published test set are evaluated as they are, and as a dataset's validation split.
+// A published test set has the same scores as a text file and as a dataset's validation split.
 TEST_F(Eval, ATextIsWorthWhatItsDatasetIsWorth) {
   const std::string one = Path("one.txt"), two = Path("two.txt");
   std::ofstream(one) << MakeText(3000, 21);
@@ -366,7 +366,8 @@ TEST_F(Eval, WhatToEvaluateOnIsOneOfTwo) {
   EXPECT_EQ(scored.exit_code, 0) << scored.err;
 }
 
-// Tables by length: resumed from their file, the same on two ranks, with CSV and a picture.
+// Tables by length resume from their file, are the same on two ranks, and have a CSV file and a
+// plot.
 TEST_F(Eval, TablesByLengthGoOnWhereTheyStopped) {
   const RunResult run =
       fixture->Run({.run = "attention", .set = {"train.steps=10", "model.mixer=softmax"}});
@@ -387,7 +388,7 @@ TEST_F(Eval, TablesByLengthGoOnWhereTheyStopped) {
   EXPECT_EQ(json["rows"][0]["tokens"], json["rows"][1]["tokens"]);
   EXPECT_EQ(json["rows"][1]["positions"].size(), 4u);
 
-  // A row that is there is not scored again: a mark on it stays.
+  // An existing row is not scored again: the mark on it stays.
   json["rows"][0]["seconds"] = -1;
   std::ofstream(out) << json.dump();
   const std::vector<std::string> more = {"--lengths", "64,256",
@@ -426,10 +427,10 @@ TEST_F(Eval, TablesByLengthGoOnWhereTheyStopped) {
       {"--lengths", "64,256", "--protocol", "segments,sliding:32", "--out", out, "--bin", "64"});
   EXPECT_THAT(Halflife(both).out, HasSubstr("\nas_trained, sliding:32  "));
   json = nlohmann::json::parse(std::ifstream(out));
-  ASSERT_EQ(json["rows"].size(), 6u);  // beside those of two methods
+  ASSERT_EQ(json["rows"].size(), 6u);  // In addition to the rows of two methods.
   EXPECT_EQ(json["rows"][4]["protocol"], "sliding:32");
   EXPECT_EQ(json["rows"][4]["tokens"], json["rows"][0]["tokens"]);
-  EXPECT_EQ(Halflife(both).exit_code, 0);  // all are there
+  EXPECT_EQ(Halflife(both).exit_code, 0);  // All rows exist.
   EXPECT_EQ(nlohmann::json::parse(std::ifstream(out)), json);
   EXPECT_THAT(Halflife(with({"--lengths", "64", "--protocol", "carried:16"})).err,
               HasSubstr("the state of the mixer of layer 0, softmax, grows"));
@@ -447,7 +448,7 @@ TEST_F(Eval, TablesByLengthGoOnWhereTheyStopped) {
               HasSubstr("--seq-len does nothing with --lengths"));
 }
 
-// A file that goes on in a pipe is one file, and nothing else stands in it.
+// Standard output contains only the table, so a pipe receives one valid file.
 TEST_F(Eval, ATableOnStandardOutputIsAlone) {
   const std::vector<std::string> eval = {"eval",       "--model",   Path("run"), "--data",
                                          Path("data"), "--lengths", "64,128,64"};
@@ -476,7 +477,7 @@ TEST_F(Eval, ATableOnStandardOutputIsAlone) {
   }
 }
 
-// What is hidden in texts is asked for by depth and length, resumed and shared as losses are.
+// Needle tables by depth and length are resumed and distributed over ranks like tables of losses.
 TEST_F(Eval, NeedlesAreHiddenByDepthAndLength) {
   const auto eval = [&](const std::vector<std::string>& more) {
     std::vector<std::string> arguments = {"eval",       "--model",   Path("run"), "--data",
@@ -496,7 +497,7 @@ TEST_F(Eval, NeedlesAreHiddenByDepthAndLength) {
   EXPECT_EQ(json["rows"][1]["answers"], 3);
   EXPECT_EQ(json["rows"][1]["tokens"], 15);
   json["rows"].erase(2);
-  json["rows"][0]["loss"] = -1;  // a mark on a row that is not scored again
+  json["rows"][0]["loss"] = -1;  // Marks a row, which must not be scored again.
   std::ofstream(out) << json.dump();
   const RunResult second = Halflife(eval({"passkey", "--out", out, "--figure", Path("n.svg")}));
   ASSERT_EQ(second.exit_code, 0) << second.err;
@@ -529,7 +530,7 @@ TEST_F(Eval, NeedlesAreHiddenByDepthAndLength) {
               HasSubstr("--seed does nothing without --retrieval. Use --retrieval passkey|mqar"));
 }
 
-// Two ranks, of which the second has `to` where the first has the argument `from`.
+// Starts two ranks. The second one has the argument `to` instead of `from`.
 class RanksThatDisagree : public Eval {
  protected:
   static RunResult Run(const std::vector<std::string>& arguments, const std::string& from,
@@ -541,7 +542,7 @@ class RanksThatDisagree : public Eval {
                           << "'; fi\n  args+=(\"$arg\")\ndone\nexec \"${args[@]}\"\n";
     std::vector<std::string> command = {"bash", script, kProgram};
     command.insert(command.end(), arguments.begin(), arguments.end());
-    return RunRanks(2, command, {.timeout_s = 60});  // a collective's deadline is 180 s
+    return RunRanks(2, command, {.timeout_s = 60});  // The deadline of a collective is 180 s.
   }
 };
 
@@ -566,12 +567,12 @@ TEST_F(RanksThatDisagree, EvalSaysInWhat) {
   const RunResult model = Run(eval, Path("run"), Path("run") + "/ckpt/step_000000000010");
   EXPECT_EQ(model.exit_code, 2) << model.err;
   EXPECT_THAT(model.err, HasSubstr("step_000000000010 (weights "));
-  // a rank that finds nothing at all ends the others
+  // A rank that finds no text ends the others.
   const RunResult none = Run(eval, Path("data"), Path("none"));
   EXPECT_EQ(none.exit_code, 3) << none.err;
   EXPECT_THAT(none.err, HasSubstr("there is no dataset folder " + Path("none")));
 
-  // the same content in another place is the same
+  // The same content at another path is accepted.
   std::filesystem::copy(Path("data"), Path("copy"), std::filesystem::copy_options::recursive);
   const RunResult same = Run(eval, Path("data"), Path("copy"));
   EXPECT_EQ(same.exit_code, 0) << same.err;

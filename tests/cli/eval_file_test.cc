@@ -1,4 +1,5 @@
-// The files of `halflife eval --out` and `--csv`: whole after each row, and gone on from.
+// The files of `halflife eval --out` and `--csv` are complete after each row, and later calls
+// continue them.
 #include "cli/eval_file.h"
 
 #include <gtest/gtest.h>
@@ -38,16 +39,16 @@ TEST_F(EvalFiles, EachRowIsInBothFilesAtOnce) {
   file.Add(Row("window", 64));
   EXPECT_EQ(Csv(), "model,method,length,seen\n\"a, b\",window,64,0.5\n");
   EXPECT_EQ(Written()["rows"].size(), 1u);
-  file.Add({{"method", "window"}, {"length", 128}});  // has no such measure
+  file.Add({{"method", "window"}, {"length", 128}});  // This measure is missing.
   EXPECT_EQ(Csv(), "model,method,length,seen\n\"a, b\",window,64,0.5\n\"a, b\",window,128,\n");
   EXPECT_EQ(Written(), file.json());
-  // What is not finite is null in JSON, and nothing in CSV.
+  // Values that are not finite are null in JSON, and empty in CSV.
   file.Add({{"method", "w"}, {"length", 1}, {"recall", {{"seen", std::nan("")}}}});
   EXPECT_TRUE(Written()["rows"][2]["recall"]["seen"].is_null());
   EXPECT_TRUE(Csv().ends_with("\n\"a, b\",w,1,\n"));
 }
 
-// A path may hold any bytes; a file, and what a later call compares with it, holds U+FFFD for them.
+// A path may contain any bytes. In the file, and in comparisons with it, invalid UTF-8 is U+FFFD.
 TEST_F(EvalFiles, AFactThatIsNotUtf8IsWrittenAndMetAgain) {
   const Json facts = {{"model", "runs/caf\xe9"}};
   {
@@ -69,13 +70,13 @@ TEST_F(EvalFiles, ALaterCallGoesOn) {
   EXPECT_FALSE(second.Has({{"method", "window"}, {"length", 128}}));
   EXPECT_EQ(second.RowOf({{"method", "window"}, {"length", 64}}), Row("window", 64));
   EXPECT_FALSE(second.Has({{"method", "window"}, {"length", 64}, {"depth", 0.5}}));
-  second.Finish();  // of the rows that were there
+  second.Finish();  // Only the existing rows.
   EXPECT_EQ(Csv(), "model,method,length,seen\n\"a, b\",window,64,0.5\n");
   second.Add(Row("blocks", 64));
   EXPECT_EQ(Written()["rows"].size(), 2u);
 }
 
-// What was written there stays, so that a file of each row would be as many files in one.
+// Output cannot be replaced, so writing the file after each row would print it several times.
 TEST_F(EvalFiles, StandardOutputHoldsOneTable) {
   testing::internal::CaptureStdout();
   {

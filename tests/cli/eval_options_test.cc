@@ -1,4 +1,4 @@
-// What `halflife eval` makes of its lists.
+// How `halflife eval` combines its list options.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// What people are told of exceptions that are not ours.
+// The messages for exceptions of other libraries.
 #include "cli/world.h"
 
 #include <ATen/ops/empty.h>

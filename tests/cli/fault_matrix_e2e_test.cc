@@ -1,5 +1,5 @@
-// One rank of two throws, hangs, stands still or dies, wherever it is: the job ends in time, with
-// the right exit code, and names the rank and what it did.
+// If one of two ranks throws, hangs, stops or dies anywhere, the job ends in time, with the right
+// exit code, and names the rank and the failure.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -20,12 +20,13 @@ namespace {
 using testing::ContainsRegex;
 using testing::HasSubstr;
 
-constexpr double kTimeout = 4;  // of a collective where a rank hangs; else nobody waits for it
+// Of a collective, for ranks that hang. Other faults need no timeout.
+constexpr double kTimeout = 4;
 constexpr double kPatience = 60;
 constexpr double kStart =
-    60;  // at most: MPI, dataset, the steps before, on a slow and busy machine
-constexpr double kGrace = 10;  // from the timeout to the end of the job
-// Saves have deadlines of their own, in which a rank would wait for one that hangs.
+    60;  // For MPI, the dataset and earlier steps, on a slow and busy machine.
+constexpr double kGrace = 10;  // From the timeout to the end of the job.
+// Saves have their own deadlines, in which a rank would wait for one that hangs.
 const std::vector<std::string> kNoSaves = {"ckpt.every=0"};
 
 class FaultMatrix : public testing::Test {
@@ -36,7 +37,7 @@ class FaultMatrix : public testing::Test {
   struct Outcome {
     RunResult result;
     double seconds = 0;
-    std::string first;  // abort/FIRST
+    std::string first;  // The contents of abort/FIRST.
   };
   static Outcome Train(const std::string& run, const std::string& fault,
                        std::vector<std::string> set = {}, double timeout_s = kPatience) {
@@ -52,7 +53,7 @@ class FaultMatrix : public testing::Test {
     std::getline(file, outcome.first);
     return outcome;
   }
-  // Whole ones of a file that grows, or is not there yet.
+  // Returns the number of complete lines of a file that grows or does not exist yet.
   static int64_t NumLines(const std::filesystem::path& path) {
     std::ifstream file(path);
     return std::count(std::istreambuf_iterator<char>(file), {}, '\n');
@@ -106,7 +107,7 @@ TEST_F(FaultMatrix, AKilledRankIsTheOneGoneFirst) {
   const nlohmann::json flight = Flight("killed");
   ASSERT_FALSE(flight["findings"].empty());
   for (const auto& finding : flight["findings"]) {
-    if (finding["kind"] == "failed") continue;  // rank 0 may have had the time to say "peer lost"
+    if (finding["kind"] == "failed") continue;  // Rank 0 may already have reported "peer lost".
     EXPECT_THAT(finding["text"].get<std::string>(), HasSubstr("rank 1 (pid"));
     EXPECT_THAT(finding["text"].get<std::string>(), HasSubstr("is gone"));
     EXPECT_THAT(finding["text"].get<std::string>(), HasSubstr("in phase forward of step"));
@@ -136,7 +137,7 @@ TEST_F(FaultMatrix, AStoppedRankIsNamedAsStopped) {
   EXPECT_THAT(outcome.first, HasSubstr("is stopped, its last sign of life "));
 }
 
-// The thread that saves, while training goes on.
+// The writer thread fails while training continues.
 TEST_F(FaultMatrix, AWriterThatThrowsEndsTheRunAndOneThatHangsIsFound) {
   const Outcome throws = Train("writer_throws", "ckpt.p1.write:throw:9:1", {"ckpt.every=5"});
   EXPECT_EQ(throws.result.exit_code, 70) << throws.result.err;
@@ -151,8 +152,7 @@ TEST_F(FaultMatrix, AWriterThatThrowsEndsTheRunAndOneThatHangsIsFound) {
   EXPECT_THAT(hangs.first, HasSubstr("rank 1 has not issued ckpt #"));
 }
 
-// What the storage refuses is no reason to end: the save is given up on all ranks, and the next one
-// counts.
+// A storage error does not end the run: all ranks abandon the save, and the next one succeeds.
 TEST_F(FaultMatrix, AWriterWithoutStorageEndsItsSaveAlone) {
   const RunResult result = fixture->Run({.run = "writer_eio",
                                          .ranks = 2,

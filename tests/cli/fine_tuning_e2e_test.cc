@@ -1,5 +1,5 @@
-// Fine-tuning through the binary: an encoder that learns text by its hidden bytes, then the classes
-// of sequences; a decoder that learns answers to prompts.
+// Fine-tuning with the binary: an encoder learns masked bytes and then classes of sequences; a
+// decoder learns answers to prompts.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -15,8 +15,8 @@ namespace {
 
 using testing::HasSubstr;
 
-// Sequences of bases, as of the task that `dna_alibi` is for: those of class 1 hold a motif, at any
-// place, those of class 0 do not. It is its own mirror image: ALiBi ahead is as ALiBi back.
+// Sequences of bases, like the task of `dna_alibi`: those of class 1 contain a motif at a random
+// position, those of class 0 do not. The motif is its own mirror image, because ALiBi is symmetric.
 std::string MotifTable(int count, uint64_t seed) {
   const RandomKey key = MakeRandomKey(seed, RandomPurpose::kTest, 2);
   const std::string motif = "CCCCCC";
@@ -52,7 +52,7 @@ class FineTuning : public testing::Test {
     command.insert(command.end(), more.begin(), more.end());
     return fixture->Halflife(command);
   }
-  // Prepared once.
+  // Prepares the data once.
   static void PrepareMotifs() {
     if (std::filesystem::exists(Path("motifs"))) return;
     const RunResult result =
@@ -63,7 +63,7 @@ class FineTuning : public testing::Test {
     EXPECT_THAT(result.out, HasSubstr("train: 2000 examples in 2000 rows"));
     EXPECT_THAT(result.out, HasSubstr("classes: 0, 1"));
   }
-  // An encoder with ALiBi on rows of 32.
+  // An encoder with ALiBi on rows of 32 tokens.
   static std::vector<std::string> Encoder(std::vector<std::string> more) {
     std::vector<std::string> set = {"data.seq_len=32",
                                     "model.model_dim=64",
@@ -122,7 +122,7 @@ TEST_F(FineTuning, AnEncoderLearnsClasses) {
                   "test"})["classes"]["documents"],
             50);
 
-  // By length and method, too; never of classes that are numbered otherwise.
+  // Evaluates by length and by method too, but refuses classes with different numbers.
   const RunResult by_length = fixture->Halflife(
       {"eval", "--model", Path("classes"), "--data", Path("motifs"), "--lengths", "32", "--json"});
   ASSERT_EQ(by_length.exit_code, 0) << by_length.err;
@@ -137,7 +137,7 @@ TEST_F(FineTuning, AnEncoderLearnsClasses) {
   EXPECT_EQ(turned.exit_code, 2);
   EXPECT_THAT(turned.err, HasSubstr("Prepare it with --classes 0,1."));
 
-  // It reads no text, and generates none.
+  // An encoder of classes neither scores nor generates text.
   const RunResult generate =
       fixture->Halflife({"generate", "--model", Path("classes"), "--prompt", "ACGT"});
   EXPECT_EQ(generate.exit_code, 2);
@@ -184,7 +184,7 @@ TEST_F(FineTuning, RefusesWhatDoesNotFit) {
   EXPECT_EQ(alone.exit_code, 2) << "--row-len without --labels";
 }
 
-// Answers alone are learned: the prompts are random letters, the answer says the last of them.
+// Only answers are learned: prompts are random letters, and the answer is the last letter.
 TEST_F(FineTuning, ADecoderLearnsAnswers) {
   std::string pairs;
   for (int i = 0; i < 600; ++i) {
@@ -209,7 +209,7 @@ TEST_F(FineTuning, ADecoderLearnsAnswers) {
   EXPECT_EQ(generated.exit_code, 0) << generated.err;
   EXPECT_THAT(generated.out, HasSubstr("xyc?cc!"));
   EXPECT_GT(Eval({"--model", Path("answers"), "--data", Path("pairs")})["accuracy"], 0.95);
-  // Measures of running text are not of rows.
+  // Measures of running text do not apply to rows.
   for (const std::vector<std::string>& of_text :
        {std::vector<std::string>{"--recall"}, {"--protocol", "sliding:16"}}) {
     std::vector<std::string> command = {

@@ -1,4 +1,4 @@
-// `halflife` itself, before it becomes the engine.
+// The `halflife` front end, before it starts the engine.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What makes --version, --help and a shell's completion answer at once.
+// Therefore --version, --help and completion answer immediately.
 TEST(Front, LoadsNeitherLibTorchNorMpi) {
   const RunResult libraries = RunCommand({"ldd", kProgram});
   ASSERT_EQ(libraries.exit_code, 0) << libraries.err;
@@ -22,7 +22,8 @@ TEST(Front, LoadsNeitherLibTorchNorMpi) {
     EXPECT_EQ(libraries.out.find(heavy), std::string::npos) << libraries.out;
 }
 
-// Alone, it still answers what needs no engine, and says what is missing for the rest.
+// Without the engine, it still runs commands that do not need it, and reports the missing file
+// otherwise.
 TEST(Front, SaysWhereItsEngineBelongs) {
   const TempDir dir;
   fs::copy_file(kProgram, dir / "halflife");
@@ -46,7 +47,7 @@ TEST(Front, SaysWhereItsEngineBelongs) {
   EXPECT_NE(work.err.find("must be in the folder of"), std::string::npos) << work.err;
 }
 
-// A link in PATH leads to the folder that holds both.
+// A link in PATH leads to the folder that contains both programs.
 TEST(Front, StartsThroughALink) {
   const TempDir dir;
   fs::create_symlink(kProgram, dir / "halflife");

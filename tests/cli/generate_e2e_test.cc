@@ -90,7 +90,7 @@ TEST_F(Generate, APromptThatTheTokenizerCannotRead) {
   EXPECT_EQ(bytes.exit_code, 0) << bytes.err;
 }
 
-// A folder with a tokenizer.json that has bytes as its ids and <|end|> as 256, the eos token.
+// Writes a folder with a tokenizer.json whose ids are bytes, with <|end|> = 256 as the eos token.
 std::filesystem::path WriteByteBpe(const std::filesystem::path& folder) {
   nlohmann::ordered_json json = data::test::SmallBpeJson();
   nlohmann::ordered_json& vocab = json["model"]["vocab"];
@@ -165,7 +165,7 @@ TEST_F(Generate, NamesOfSpecialTokens) {
   EXPECT_NE(prompt_tokens("plain").find("--prompt contains names of special tokens"),
             std::string::npos);
 
-  // Text is plain for eval and prepare, which warn.
+  // eval and prepare treat the text as plain, and warn.
   const RunResult eval = fixture->Halflife({"eval", "--model", fixture->path("run"), "--tokenizer",
                                             bpe, "--text", text, "--seq-len", "4"});
   EXPECT_NE(eval.err.find("'<|end|>' (1 time). Remove them from the text if they are markup."),
@@ -192,8 +192,8 @@ TEST_F(Generate, CtrlCEndsByTheSignal) {
   EXPECT_EQ(result.exit_code, 130) << result.err;
 }
 
-// Of a model that puts a space before each text, and whose pieces all begin with one: the first new
-// piece's is there, in a sample text of training, too.
+// If a tokenizer puts a space in front of each text and of each piece, the space of the first new
+// piece is printed, also in sample texts of training.
 TEST_F(Generate, WhatFollowsThePromptKeepsItsSpace) {
   proto::sentencepiece::ModelProto pieces = interop::test::SmallSentencePiece(false);
   pieces.mutable_trainer_spec()->set_byte_fallback(false);
@@ -236,12 +236,13 @@ TEST_F(Generate, WhatFollowsThePromptKeepsItsSpace) {
       std::filesystem::directory_iterator(fixture->path("prefix-run") / "events")->path();
   std::ifstream file(events, std::ios::binary);
   const std::string shown((std::istreambuf_iterator<char>(file)), {});
-  const size_t sample = shown.find("    b", shown.find("eval/sample"));  // as it is, indented
+  const size_t sample = shown.find("    b", shown.find("eval/sample"));  // Unchanged, but indented.
   ASSERT_NE(sample, std::string::npos);
   EXPECT_EQ(shown.substr(sample, 6), "    b ") << shown.substr(sample, 40);
 }
 
-// A table of 64 positions: a text ends with it, and says so; a sample text does not end training.
+// With a table of 64 positions, a text ends there with a message. A sample text does not end
+// training.
 TEST_F(Generate, ATextEndsWithTheModelsPositions) {
   const RunResult trained = fixture->Run(
       {.run = "table",
@@ -286,11 +287,13 @@ TEST_F(Generate, EvalAgreesWithTheRunAndBeatsItsStart) {
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const auto eval = nlohmann::json::parse(result.out);
   const double trained = fixture->Metrics("run", "val_loss").back()["val_loss"];
-  EXPECT_NEAR(eval["loss"].get<double>() / trained, 1, 1e-6);  // same windows, other batch grouping
+  // The same windows in different batches.
+  EXPECT_NEAR(eval["loss"].get<double>() / trained, 1, 1e-6);
   EXPECT_GT(eval["bigram_loss"].get<double>(), 0);
 }
 
-// Weights and activations of 8 bits of mantissa: a loss of a few nats moves by some thousandths.
+// With 8 bits of mantissa for weights and activations, a loss of a few nats changes by a few
+// thousandths.
 TEST_F(Generate, EvalComputesInThePrecisionThatItIsTold) {
   const auto loss = [&](const char* precision) {
     const RunResult result =
@@ -339,7 +342,7 @@ TEST_F(Generate, EvalOnTwoRanksIsTheSame) {
   EXPECT_NEAR(losses[0] / losses[1], 1, 1e-6);
 }
 
-// What a CPU's peak is differs more from start to start than the share of it would tell.
+// The peak of a CPU varies more between starts than its utilisation would.
 TEST_F(Generate, MetricsClaimNoShareOfACpusPeak) {
   const auto line = fixture->Metrics("run", "loss").back();
   for (const char* key : {"mfu_6p", "mfu_full", "peak_flops"})

@@ -1,5 +1,5 @@
-// --help of every subcommand: each option says what it is and its default, the exit codes are
-// there, and the examples parse.
+// --help of every subcommand: each option has a description and its default, the exit codes are
+// listed, and the examples parse.
 #include "cli/command_line/help.h"
 
 #include <gmock/gmock.h>
@@ -19,7 +19,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// The program and all its subcommands, at any depth.
+// Collects the program and all its subcommands, at any depth.
 void Collect(const CLI::App* app, std::vector<const CLI::App*>& all) {
   all.push_back(app);
   for (const CLI::App* command : app->get_subcommands({})) Collect(command, all);
@@ -30,7 +30,7 @@ std::string FullName(const CLI::App* app) {
                                       : FullName(app->get_parent()) + " " + app->get_name();
 }
 
-// The words of a shell command without variables: quotes group, nothing else is special.
+// Splits a shell command without variables into words. Only quotes are special.
 std::vector<std::string> ShellWords(const std::string& line) {
   std::vector<std::string> words;
   std::string word;
@@ -53,7 +53,8 @@ std::vector<std::string> ShellWords(const std::string& line) {
   return words;
 }
 
-// The examples of a help text: lines of two spaces that hold "halflife ", a final backslash joins.
+// Returns the examples of a help text: lines with two spaces and "halflife ". A final backslash
+// joins lines.
 std::vector<std::string> Examples(const std::string& help) {
   std::vector<std::string> examples;
   std::istringstream lines(help);
@@ -80,7 +81,7 @@ class HelpTest : public testing::Test {
   }
   void TearDown() override { std::filesystem::current_path(old_); }
 
-  // What CLI11 objects to; empty: it parses. Folders that the example names are made.
+  // Returns CLI11's error, or "" if the example parses. Creates folders that the example names.
   static std::string ParseError(const std::string& example) {
     std::vector<std::string> words = ShellWords(example);
     const auto program_at = std::find(words.begin(), words.end(), "halflife");
@@ -89,7 +90,7 @@ class HelpTest : public testing::Test {
     for (const std::string& word : words) {
       if (word.starts_with("runs/")) std::filesystem::create_directories(word);
     }
-    std::reverse(words.begin(), words.end());  // as CLI11 wants them
+    std::reverse(words.begin(), words.end());  // As CLI11 expects them.
     Request request;
     const std::unique_ptr<CLI::App> program = MakeProgram(request);
     try {
@@ -126,7 +127,7 @@ TEST_F(HelpTest, EveryOptionIsDescribedWithItsDefault) {
   }
 }
 
-// Errors about other trainers' names point to options: these exist.
+// Errors about other trainers' names point to options, which must exist.
 TEST_F(HelpTest, AnswersToForeignNamesNameOptions) {
   int num_options = 0;
   for (const train::ForeignName& foreign : train::ForeignNames()) {
@@ -163,7 +164,7 @@ TEST_F(HelpTest, LinesFitTheTerminal) {
   for (const CLI::App* app : all_) {
     std::istringstream help(app->help());
     for (std::string line; std::getline(help, line);) {
-      if (line.find("halflife ") != std::string::npos) continue;  // an example is one line to copy
+      if (line.find("halflife ") != std::string::npos) continue;  // An example is one line to copy.
       EXPECT_LE(line.size(), 100u) << FullName(app) << ": " << line;
     }
   }

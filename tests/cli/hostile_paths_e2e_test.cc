@@ -1,5 +1,5 @@
-// Pipes, sockets, devices, loops of links and damaged names where a run's or a dataset's files
-// should be: an error that names the path, at once, and never an internal fault.
+// Pipes, sockets, devices, link loops and damaged names in the place of a run's or a dataset's
+// files cause an immediate error that names the path, and never an internal error.
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -39,7 +39,7 @@ class HostilePaths : public testing::Test {
   }
   static void TearDownTestSuite() { delete fixture; }
 
-  // A copy of the run or the dataset, in which `name` is what `make` makes.
+  // Copies the run or the dataset, and creates `name` with `make`.
   static std::string With(const std::string& source, const std::string& name,
                           void (*make)(const fs::path&)) {
     static int count = 0;
@@ -59,7 +59,7 @@ class HostilePaths : public testing::Test {
                          .flags = {"--allow-change", "train.steps"},
                          .timeout_s = 60});
   }
-  // An error of the user's world that names what it is about.
+  // Expects an error about the user's environment that contains `piece`.
   static void ExpectTold(const RunResult& result, const std::string& piece) {
     EXPECT_GT(result.exit_code, 0) << result.err << result.out;
     EXPECT_NE(result.exit_code, 70) << result.err;
@@ -93,7 +93,7 @@ TEST_F(HostilePaths, PartsOfARun) {
   ExpectTold(Resume(With("run", "tokenizer/kind.txt", MakeEndless), "3"), "kind.txt");
 }
 
-// Decoration, or replaced by the next one: the run goes on.
+// These parts are informative or are replaced later, so the run continues.
 TEST_F(HostilePaths, PartsOfARunThatItCanDoWithout) {
   for (const char* part :
        {"config.textproto", "heartbeat.json", "owner.json", "events", "ckpt/LATEST", "DONE"}) {

@@ -1,5 +1,5 @@
-// The same recipe where ranks share rows: any mesh trains the same, and goes on from any other's
-// checkpoints.
+// If ranks share rows, every mesh trains the same recipe equally, and continues from any other
+// mesh's checkpoints.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -25,12 +25,12 @@ class MeshRuns : public testing::Test {
   static void TearDownTestSuite() { delete fixture; }
 
   static std::vector<std::string> SettingsOf(const Mesh& mesh) {
-    // A state, a window's past and a convolution's cross the cut; slices of 64 tokens or, on four
-    // ranks, of 32.
+    // A state, a window's past and a convolution's tail cross the boundary between slices, which
+    // have 64 tokens, or 32 on four ranks.
     return {"data.seq_len=128",
             "train.micro_batch=1",
             "train.log_samples=true",
-            "ckpt.background=false",  // a run killed after step 12 has saved step 10
+            "ckpt.background=false",  // A run that is killed after step 12 has saved step 10.
             Concat("parallel.sp=", mesh.sp),
             Concat("parallel.zero_stage=", mesh.zero_stage),
             "model.hybrid=[{ layers: 1 mixer { softmax { num_heads: 2 window: 50 } } }]"};
@@ -47,7 +47,7 @@ class MeshRuns : public testing::Test {
         fixture->Halflife({"ckpt", "diff", fixture->path(run), fixture->path(other), "--bitwise"});
     EXPECT_EQ(same.exit_code, 0) << run << ", " << other << same.out << same.err;
   }
-  // By step, of the last attempt.
+  // Returns the losses of the last attempt by step.
   static std::map<int, double> Losses(const std::string& run) {
     std::map<int, double> losses;
     for (const auto& line : fixture->Metrics(run, "loss")) losses[line["step"]] = line["loss"];
@@ -67,7 +67,7 @@ class MeshRuns : public testing::Test {
 };
 RunFixture* MeshRuns::fixture = nullptr;
 
-// Sums in another order differ by some 2^-24 at the first step; training amplifies that.
+// Sums in another order differ by about 2^-24 in the first step. Training amplifies this.
 TEST_F(MeshRuns, AnyMeshTrainsTheSame) {
   for (const Mesh& mesh : kMeshes) {
     const RunResult result = Train(mesh.name(), mesh);
@@ -92,8 +92,9 @@ TEST_F(MeshRuns, ASharedRunTwiceIsBitwiseEqual) {
   ExpectEqualBits("once", "again");
 }
 
-// Rows in four slices: a process that has several of them is as many ranks, on threads, and each
-// micro-batch is summed over ranks before the next. Then who holds what no longer shows.
+// Rows in four slices. A process with several slices runs as many ranks as threads, and each
+// micro-batch is summed over ranks before the next. The results then do not depend on the
+// distribution.
 TEST_F(MeshRuns, EqualSlicesGiveEqualBitsOnAnyMesh) {
   const std::string one = "sliced_" + kMeshes[0].name();
   for (const Mesh& mesh : kMeshes) {
@@ -114,7 +115,7 @@ TEST_F(MeshRuns, OfEqualSlicesAnyMeshGoesOnFromAnyOtherWithEqualBits) {
   for (size_t i = 0; i < std::size(kMeshes); ++i) {
     const Mesh &from = kMeshes[i], &to = kMeshes[(i + 1) % std::size(kMeshes)];
     const std::string run = Concat("sliced_", from.name(), "_to_", to.name());
-    // As step 13 begins: hits are of all ranks of the process.
+    // When step 13 begins. Hits are counted over all ranks of the process.
     const int ranks_here = 4 / from.sp;
     const std::string kill = Concat("train.step:kill:", 12 * ranks_here + 1, ":0");
     ASSERT_EQ(Train(run, from, {{"HL_FAULT", kill}}, sliced).exit_code, 137);
@@ -166,7 +167,7 @@ TEST_F(MeshRuns, RanksAsThreadsFailOnce) {
                                          .flags = {"--local-ranks", "4"},
                                          .env = {{"HL_FAULT", "train.step:throw:3"}}});
   EXPECT_EQ(failed.exit_code, 70) << failed.err;
-  // A rank that never comes back, outside of a collective: nobody waits for it to end.
+  // A rank that stops outside of a collective. No rank waits for it to end.
   const RunResult stalled = fixture->Run({.run = "stalled",
                                           .set = {"comm.timeout_s=2"},
                                           .flags = {"--local-ranks", "4"},
@@ -184,7 +185,7 @@ TEST_F(MeshRuns, RanksAsThreadsFailOnce) {
   }
 }
 
-// A state of one row and one head is a tensor of few elements, and travels like any other.
+// The state of one row and one head is a small tensor, and is exchanged like any other.
 TEST_F(MeshRuns, OneRowOfOneHeadIsShared) {
   for (const char* exchange : {"gather", "ring", "scan"}) {
     const RunResult result = fixture->Run(

@@ -1,4 +1,4 @@
-// A synthetic task through the binary: prepared, trained by epochs, stopped, resumed, scored.
+// A synthetic task with the binary: prepared, trained for epochs, stopped, resumed and scored.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -13,7 +13,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// 300 rows in steps of 32: ten an epoch, of which the last has 12.
+// 300 rows in steps of 32: ten steps per epoch, of which the last has 12 rows.
 class Mqar : public testing::Test {
  protected:
   static void SetUpTestSuite() {
@@ -60,12 +60,12 @@ TEST_F(Mqar, EpochsHaveTheirStepsRatesAndValidations) {
   ASSERT_EQ(steps.size(), 30u);
   int64_t num_targets = 0;
   for (size_t i = 0; i < steps.size(); ++i) {
-    const double rate = i < 10 ? 1e-2 : i < 20 ? 7.5e-3 : 2.5e-3;  // (1 + cos(pi e / 3)) / 2
+    const double rate = i < 10 ? 1e-2 : i < 20 ? 7.5e-3 : 2.5e-3;  // (1 + cos(pi e / 3)) / 2.
     EXPECT_NEAR(steps[i]["lr"].get<double>(), rate, 1e-12) << i;
     num_targets += steps[i]["valid_tokens"].get<int64_t>();
   }
   EXPECT_EQ(num_targets, 3 * (200 * 4 + 100 * 2)) << "each label once an epoch";
-  std::ostringstream log;  // the fixture's recipe has steps
+  std::ostringstream log;  // The fixture's recipe sets steps.
   log << std::ifstream(fixture->path("undisturbed") / "logs" / "r00000.log").rdbuf();
   EXPECT_THAT(log.str(), HasSubstr("train.steps 20 of the recipe is ignored: train.max_epochs "
                                    "3 makes 30 steps. Use --set train.max_epochs=0"));

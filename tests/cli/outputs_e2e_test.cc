@@ -1,4 +1,4 @@
-// Files that a user names: nothing that was there before is destroyed, and "-" is a pipe's end.
+// Output files that a user names: existing files are never destroyed, and "-" is standard output.
 #include <gtest/gtest.h>
 
 #include <csignal>
@@ -23,7 +23,7 @@ class Outputs : public testing::Test {
   static void TearDownTestSuite() { delete fixture; }
 
   static std::string Path(const std::string& name) { return fixture->path(name).string(); }
-  // In the shell, for redirections; $H is the program.
+  // Runs a line in the shell, for redirections. $H is the program.
   static RunResult Shell(const std::string& line) {
     return RunCommand({"bash", "-c", line}, {.env = {{"H", kProgram}}, .cwd = Path("")});
   }

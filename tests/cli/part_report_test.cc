@@ -1,4 +1,4 @@
-// What `halflife mixers` says of each part.
+// The report of `halflife mixers` about each part.
 #include "cli/part_report.h"
 
 #include <gmock/gmock.h>
@@ -26,7 +26,7 @@ TEST(PartReport, ListsTheMixersFirst) {
               AllOf(HasSubstr("\n  gla "), HasSubstr("swiglu (default), glu, mlp, identity")));
 }
 
-// Every part with its defaults fits the model of the costs, and its text a terminal.
+// Every part with its defaults fits the model of the costs, and its text fits a terminal.
 TEST(PartReport, EveryPartIsDescribed) {
   for (const Json& kind : DescribeParts()) {
     for (const Json& variant : kind["variants"]) {
@@ -54,7 +54,8 @@ TEST(PartReport, CostsAreThoseOfALayer) {
   EXPECT_THAT(PartText(softmax),
               HasSubstr("keys [tokens, 8, 128], values [tokens, 8, 128]: 8.0 KiB more"));
 
-  // q and k of half the width, v, gate and output; a gate of rank 16 with its bias; a head's norm
+  // q and k of half the width, v, gate and output; a gate of rank 16 with its bias; the norm of a
+  // head.
   const Json gla = DescribePart("gla");
   EXPECT_EQ(gla["cost"]["parameters"], 4 * kDim * kDim + 16 * (kDim + 512) + 512 + 256);
   EXPECT_EQ(gla["state"].size(), 1u);

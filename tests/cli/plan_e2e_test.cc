@@ -1,5 +1,5 @@
-// `train --dry-run --plan` against runs: the bytes of each group's collectives are what every step
-// of a run on these ranks records.
+// `train --dry-run --plan` predicts the bytes of each group's collectives that the steps of a run
+// on these ranks record.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -36,8 +36,8 @@ TEST_F(PlanRuns, BytesOfEveryGroupAreThoseOfARun) {
   const Mesh kMeshes[] = {{1, 1, 0}, {2, 1, 0}, {2, 1, 1}, {2, 2, 0}, {4, 2, 1}, {4, 1, 2}};
   for (const Mesh& mesh : kMeshes) {
     const std::string run = Concat("run_", mesh.ranks, "_", mesh.sp, "_", mesh.zero);
-    // A state, a window's past and a convolution's cross the cut; nothing is saved or validated
-    // between the steps.
+    // A state, a window's past and a convolution's tail cross the boundary between slices. Nothing
+    // is saved or validated between the steps.
     const std::vector<std::string> set = {
         "data.seq_len=128",
         "train.micro_batch=1",
@@ -62,7 +62,7 @@ TEST_F(PlanRuns, BytesOfEveryGroupAreThoseOfARun) {
     ASSERT_EQ(trained.exit_code, 0) << trained.err;
     int num_steps = 0;
     for (const json& line : fixture->Metrics(run, "step_ms")) {
-      if (line["step"] == 1) continue;  // what a start sends is counted there, too
+      if (line["step"] == 1) continue;  // The first step also counts the start's messages.
       std::map<std::string, int64_t> got;
       for (const auto& [key, value] : line.items())
         if (key.starts_with("comm_bytes/")) got[key] = value;
@@ -89,7 +89,7 @@ TEST_F(PlanRuns, PrintsAPlanForMachinesThatAreNotHere) {
   EXPECT_EQ(searched.at("vocab_assumed"), true);
   EXPECT_EQ(searched.at("vocab_size"), 32000);
   EXPECT_GT(searched.at("plans_fitting"), 0);
-  // of those that `train` takes: graphs want two micro-batches a step on several ranks
+  // Only plans that `train` accepts: with several ranks, graphs need two micro-batches per step.
   const RunResult graphs = Plan("auto,nodes=1,gpus=2", {"train.cuda_graphs=true"});
   EXPECT_EQ(graphs.exit_code, 0) << graphs.err;
   EXPECT_THAT(graphs.out, AllOf(HasSubstr("ZeRO stage"), Not(HasSubstr("ZeRO stage 2"))));

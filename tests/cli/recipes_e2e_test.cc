@@ -1,4 +1,4 @@
-// A recipe with files of changes, as a user gives them.
+// A recipe with files of changes, on the command line.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -28,7 +28,7 @@ TEST(Recipes, TrainRunsTheMergedRecipeThatRecipePrints) {
   const RunResult printed = run("recipe");
   ASSERT_EQ(printed.exit_code, 0) << printed.err;
   for (const char* line : {"\n  steps: 1\n", "\n  seed: 5\n", "\n  lr: 0.002\n", "\n    d2d {\n",
-                           "\n  windows: 16\n"})  // the last one is the base's
+                           "\n  windows: 16\n"})  // The last value is that of the base.
     EXPECT_NE(printed.out.find(line), std::string::npos) << line << " is not in:\n" << printed.out;
 
   const RunResult trained = run("train");

@@ -1,4 +1,4 @@
-// What a command line is told that the program does not take: what was met, what would work.
+// Errors about the command line: each names the faulty argument and the fix.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -108,8 +108,8 @@ TEST(Refusal, OptionsThatExcludeEachOther) {
 
 using Words = std::vector<std::string>;
 
-// Options of one mode: a command line that lacks nothing but the mode, how it refuses them, and one
-// that takes them.
+// Options that belong to one mode: a command line that only lacks the mode, its error, and a
+// command line that accepts them.
 struct OptionsOfMode {
   Words outside, options;
   std::string refusal;
@@ -260,7 +260,7 @@ std::vector<OptionsOfMode> OptionsOfOthers() {
   };
 }
 
-// A value that the option takes: the one that it has without being given, where there is one.
+// Returns a valid value of the option: its default if it has one.
 Words WithItsDefault(const CLI::Option& option) {
   const OptionValue value = ValueOf(option);
   std::string standard = option.get_default_str();
@@ -296,7 +296,7 @@ TEST_F(OutsideItsMode, AnOptionIsRefused) {
   Check(OptionsOfOthers());
 }
 
-// A new option has to say which modes take it: a row above, or one of these words.
+// A new option must declare its modes: in a row above, or as one of these words.
 TEST_F(OutsideItsMode, NoOptionIsForgotten) {
   const std::map<std::string, std::pair<std::vector<OptionsOfMode>, std::set<std::string>>> all = {
       {"eval",
@@ -341,7 +341,8 @@ TEST(Refusal, WordsThatAreMissingOrTooMany) {
   EXPECT_HL_ERROR(Parse({"doctor", "--quick=maybe"}), ExitCode::kUsage, "--quick takes no value");
 }
 
-// Every option of every subcommand, with a value that few take and without one.
+// Passes every option of every subcommand without a value, and with a value that few options
+// accept.
 TEST(Refusal, NothingIsInCli11sWords) {
   Request request;
   const std::unique_ptr<CLI::App> program = MakeProgram(request);

@@ -16,8 +16,8 @@ namespace fs = std::filesystem;
 
 class Report : public testing::Test {
  protected:
-  // "gla" was killed after step 12 and resumed from step 10, whose save training awaited;
-  // "retention" goes on: it stopped after 5 of 20 steps.
+  // "gla" was killed after step 12 and resumed from step 10, which was saved in the foreground.
+  // "retention" is unfinished: it stopped after 5 of 20 steps.
   static void SetUpTestSuite() {
     fixture = new RunFixture(kProgram);
     const std::vector<std::string> set = {"eval.every=5", "ckpt.background=false"};
@@ -59,7 +59,7 @@ class Report : public testing::Test {
     EXPECT_EQ(result.exit_code, 0) << result.err;
     return result;
   }
-  // The page's document after its scripts ran; `console`: what the browser had to say about it.
+  // Returns the page's document after its scripts ran. `console` receives the browser's messages.
   static std::string Browse(const std::string& page, std::string* console,
                             std::vector<std::string> options = {}) {
     options.emplace_back("--dump-dom");
@@ -70,8 +70,8 @@ class Report : public testing::Test {
     }
     return result.out;
   }
-  // A picture of the page, decoded again: its width, height, number of colours, and for each of
-  // `curves` (red, green, blue) the columns that have it.
+  // Takes a screenshot of the page and decodes it. Returns the width, the height, the number of
+  // colours, and for each of `curves` (red, green, blue) the columns that contain the colour.
   static nlohmann::json Look(const std::string& page, const nlohmann::json& curves) {
     const std::string picture = page + ".png", looker = page + ".look.html";
     fs::remove(picture);
@@ -131,7 +131,7 @@ TEST_F(Report, SaysWhatIsNoRun) {
   EXPECT_NE(out.err.find("/no/x.html"), std::string::npos) << out.err;
 }
 
-// Evaluations stand beside the runs, or in a picture of their own.
+// Evaluations are drawn with the runs, or in a plot of their own.
 TEST_F(Report, EvaluationsByLengthAreDrawn) {
   const std::string table = fixture->path("lengths.json");
   const RunResult eval =
@@ -171,7 +171,7 @@ TEST_F(Report, TheBrowserShowsTheNumbersAndHasNothingToSay) {
   EXPECT_EQ(page.find("No step was trained"), std::string::npos);
 }
 
-// The two ways in which the check above could be blind.
+// The check above must detect both kinds of faults.
 TEST_F(Report, TheBrowserWouldTellOfAFaultOrARequest) {
   if (!HaveBrowser()) GTEST_SKIP() << "no chromium here (Debian: chromium)";
   const std::string page = MakePage({"gla"});
@@ -182,7 +182,7 @@ TEST_F(Report, TheBrowserWouldTellOfAFaultOrARequest) {
   EXPECT_NE(request.find("Content Security Policy"), std::string::npos) << request;
 }
 
-// What the document holds, the eye must also see: a curve is wider than its key in the legend.
+// Curves in the document must also be visible: a curve is wider than its key in the legend.
 TEST_F(Report, TheCurvesAreInThePicture) {
   if (!HaveBrowser()) GTEST_SKIP() << "no chromium here (Debian: chromium)";
   const nlohmann::json colours = {{0x00, 0x72, 0xb2}, {0xd5, 0x5e, 0x00}};  // --s0, --s1

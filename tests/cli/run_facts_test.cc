@@ -1,3 +1,4 @@
+// The facts about a run that come from its config and checkpoint.
 #include "cli/run_facts.h"
 
 #include <gtest/gtest.h>
@@ -39,7 +40,7 @@ TEST(RunFacts, AConfigOfAnotherVersionIsTold) {
 
 TEST(RunFacts, WithoutConfigAndCheckpointNothingIsAdded) {
   const report::RunRecord run = FactsOf("");
-  EXPECT_EQ(run.config_problem, "");  // ReadRun's to say
+  EXPECT_EQ(run.config_problem, "");  // ReadRun reports it.
   EXPECT_TRUE(run.config.empty());
   EXPECT_EQ(run.build, "");
   EXPECT_FALSE(run.num_parameters || run.world_size);

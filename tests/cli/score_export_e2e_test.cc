@@ -63,7 +63,7 @@ RunFixture* ScoreExport::fixture = nullptr;
 TEST_F(ScoreExport, RunStepAndExportedFolderAgree) {
   const std::vector<std::string> text = {"--text", Path("text.txt")};
   const std::vector<double> run = Score(Path("run"), text);
-  ASSERT_EQ(run.size() + 1, std::filesystem::file_size(Path("text.txt")));  // tokens are bytes
+  ASSERT_EQ(run.size() + 1, std::filesystem::file_size(Path("text.txt")));  // Tokens are bytes.
   double sum = 0;
   for (const double score : run) sum -= score;
   EXPECT_LT(sum / static_cast<double>(run.size()), 0.7 * std::log(259.0))
@@ -75,8 +75,8 @@ TEST_F(ScoreExport, RunStepAndExportedFolderAgree) {
   }
 }
 
-// RUN@best and RUN@N name one step for every command, and the step with the lowest validation loss
-// is the one that `ckpt ls` marks.
+// RUN@best and RUN@N name one step in every command. The step with the lowest validation loss is
+// the one that `ckpt ls` marks.
 TEST_F(ScoreExport, AStepIsNamedAfterItsRun) {
   const RunResult trained = fixture->Run({.run = "steps",
                                           .set = {"train.steps=12", "eval.every=4", "ckpt.every=4",
@@ -145,7 +145,7 @@ TEST_F(ScoreExport, AnyNumberOfRanksWritesTheSameBytes) {
       << outputs[0];
 }
 
-// mpirun's goes to rank 0, and the others have an empty one.
+// mpirun connects standard input to rank 0. The other ranks have an empty one.
 TEST_F(ScoreExport, StandardInputIsScoredByAllRanks) {
   const std::string score = std::string(kProgram) + " score --model " + Path("run") +
                             " --text - --out " + Path("piped.jsonl") + " --threads 1";
@@ -175,7 +175,7 @@ TEST_F(ScoreExport, TokensMayComeFromAPipe) {
   ExpectFailure({"score", "--model", Path("run"), "--out", "-", "--tokens", Path("none.json")}, 3,
                 {"cannot open " + Path("none.json")});
 
-  // What follows an eos, 1, depends on what is before it.
+  // The score of the token after an eos, 1, depends on earlier tokens.
   std::vector<double> last;
   std::istringstream lines(file);
   for (std::string line; std::getline(lines, line);)
@@ -221,7 +221,7 @@ TEST_F(ScoreExport, EvalAndGenerateTakeTheExportedFolder) {
 TEST_F(ScoreExport, AnImportedRunTrainsOn) {
   ASSERT_EQ(Halflife({"import", "--from", Path("hf"), "--out", Path("imported")}).exit_code, 0);
   const RunResult inspected = Halflife({"ckpt", "ls", Path("imported")});
-  // A recipe that would lose everything at a crash is no start.
+  // A recipe that would lose everything in a crash is refused.
   const std::string recipe =
       Halflife({"recipe", "--config", Path("imported") + "/config.textproto"}).out;
   for (const char* safe :
@@ -285,7 +285,7 @@ TEST_F(ScoreExport, InitFromStartsWithTheWeights) {
   EXPECT_NE(wrong.err.find("mlp.gate_proj.weight: file ["), std::string::npos) << wrong.err;
 }
 
-// JSON has no word for what is no number. The last tensor of the file is one of the model's norms.
+// JSON cannot represent NaN or infinity. The last tensor of the file is one of the model's norms.
 TEST_F(ScoreExport, ScoresThatAreNotFiniteAreNull) {
   const std::string folder = Path("infinite"), text = Path("few.txt");
   std::filesystem::copy(Path("hf"), folder);
@@ -307,7 +307,7 @@ TEST_F(ScoreExport, ScoresThatAreNotFiniteAreNull) {
   for (const auto& score : json["logprobs"]) EXPECT_TRUE(score.is_null()) << json;
 }
 
-// Before anything is loaded: the model is none, either.
+// The output is checked before anything is loaded: the model does not exist, either.
 TEST_F(ScoreExport, AnOutputThatCannotBeIsToldBeforeTheWork) {
   const std::string none = Path("none/table"), model = Path("no-model");
   ExpectFailure({"score", "--model", model, "--text", Path("text.txt"), "--out", none}, 4,
@@ -320,7 +320,7 @@ TEST_F(ScoreExport, AnOutputThatCannotBeIsToldBeforeTheWork) {
                 {"cannot open " + none + " for writing: No such file"});
 }
 
-// As a shell's completion writes a folder. Nothing else is left, whatever the spelling.
+// Shell completion writes folders with a trailing slash. Every spelling leaves only the result.
 TEST_F(ScoreExport, AFolderToWriteMayEndInASlash) {
   const std::string out = Path("slashes");
   std::filesystem::create_directory(out);

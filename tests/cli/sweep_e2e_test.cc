@@ -1,5 +1,5 @@
-// `halflife sweep` through the binary: a grid that fails in part, is killed, stopped and shared,
-// and still comes to what undisturbed runs come to.
+// `halflife sweep` with the binary: a grid that partly fails, is killed, stopped and distributed
+// has the same results as undisturbed runs.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ class Sweep : public testing::Test {
     text << std::ifstream(Path(name)).rdbuf();
     return text.str();
   }
-  // Two mixers of two seeds; `more` is of the file's end.
+  // Two mixers with two seeds. `more` is appended to the file.
   static std::string Text(const std::string& more) {
     return "recipe: \"recipe.textproto\"\n"
            "dataset { name: \"made\" prepare: \"--input " +
@@ -85,7 +85,7 @@ TEST_F(Sweep, MakesItsDatasetItsRunsAndItsTables) {
                               HasSubstr("Content-Security-Policy")));
 }
 
-// What a finished sweep prints when it is asked for again.
+// The output if a finished sweep is started again.
 TEST_F(Sweep, ItEndsWithATableOfItsRuns) {
   const RunResult again = RunSweep("two", "undisturbed");
   EXPECT_EQ(again.exit_code, 0) << again.err;
@@ -97,7 +97,7 @@ TEST_F(Sweep, ItEndsWithATableOfItsRuns) {
                                HasSubstr("4 of 4 runs finished, 0 failed")));
 }
 
-// The page of a sweep links to its runs, relative to the page, and takes runs and evaluations too.
+// The page of a sweep has relative links to its runs, and may include other runs and evaluations.
 TEST_F(Sweep, SweepsRunsAndEvaluationsShareAPage) {
   const std::string run = Path("undisturbed/runs/mixer=gla,seed=1");
   std::filesystem::create_directories(Path("pages"));
@@ -136,7 +136,7 @@ TEST_F(Sweep, UnderALauncherItsRunsAreNoRanksOfIt) {
   EXPECT_THAT(two.err, AllOf(HasSubstr("sweep as one of 2 ranks"), HasSubstr("--share")));
 }
 
-// A run of the same recipe by hand is the same run.
+// Training the same recipe by hand gives the same run.
 TEST_F(Sweep, ARunIsWhatTrainMakesOfItsRecipe) {
   const RunResult alone = fixture->Halflife({"train", "--config",
                                              Path("undisturbed/recipes/mixer=gla,seed=2.textproto"),
@@ -166,7 +166,7 @@ TEST_F(Sweep, KilledRunsGoOnAndFinishedOnesStay) {
 }
 
 TEST_F(Sweep, ASignalSavesWhatRunsAndTheSameCommandGoesOn) {
-  // stopped once its first run trains
+  // Stopped when its first run trains.
   const std::string metrics = Path("stopped/runs/mixer=gla,seed=1/metrics.jsonl");
   const std::string script =
       std::string(kProgram) + " sweep --config " + Path("two.textproto") + " --out " +
@@ -220,7 +220,7 @@ TEST_F(Sweep, NumbersOfAnotherRecipeDoNotPassForThese) {
   const RunResult evaluated = RunSweep("two", "undisturbed", {"--set", "eval.windows=3"});
   EXPECT_EQ(evaluated.exit_code, 2);
   EXPECT_THAT(evaluated.err, HasSubstr("was made with eval.windows"));
-  // what does not decide a run's numbers may change
+  // Options that do not change a run's numbers may change.
   EXPECT_EQ(RunSweep("two", "undisturbed", {"--set", "train.log_every=3"}).exit_code, 0);
   std::string text = Text("");
   text.replace(text.find("0.2\""), 3, "0.5");
@@ -234,12 +234,12 @@ TEST_F(Sweep, NumbersOfAnotherRecipeDoNotPassForThese) {
   std::ofstream(Path("by_hand.textproto")) << text;
   EXPECT_THAT(RunSweep("by_hand", "undisturbed").err,
               HasSubstr("was made with data.path dataset:made, but the sweep now has other"));
-  // of a run that is finished the recipe tells what made it
+  // A finished run's recipe records how it was made.
   EXPECT_THAT(Read("undisturbed/recipes/mixer=gla,seed=1.textproto"),
               Not(HasSubstr("log_every: 3")));
 }
 
-// What failed before it made anything may be mended.
+// A run that failed before it produced anything may be corrected.
 TEST_F(Sweep, WhatWasNeverMadeIsBoundToNothing) {
   std::string text = Text("");
   text.replace(text.find("--tokenizer bytes"), 17, "--tokenizer none");
@@ -253,7 +253,7 @@ TEST_F(Sweep, WhatWasNeverMadeIsBoundToNothing) {
   const RunResult mended = RunSweep("two", "mended", {"--set", "optimizer.lr=1e-4"});
   EXPECT_EQ(mended.exit_code, 0) << mended.err;
   EXPECT_THAT(Read("mended/datasets/made.prepare"), HasSubstr("--tokenizer bytes"));
-  // and what was made is, whatever the sweep has said in between
+  // What was produced must not change, even after other versions of the sweep.
   std::string without = Text("");
   const size_t begin = without.find("dataset {");
   without.erase(begin, without.find('\n', begin) - begin);
@@ -274,7 +274,7 @@ TEST_F(Sweep, WhatAnotherSweepRunsIsLeftToIt) {
   ASSERT_EQ(::flock(fd, LOCK_EX), 0);
   const RunResult result = RunSweep("two", "shared");
   ::close(fd);
-  EXPECT_EQ(result.exit_code, 75) << result.err;  // it is not finished yet
+  EXPECT_EQ(result.exit_code, 75) << result.err;  // It is not finished yet.
   EXPECT_THAT(result.err, HasSubstr("mixer=gla,seed=1 is being run by another sweep"));
   EXPECT_THAT(result.out, HasSubstr("3 of 4 runs finished, 0 failed"));
 }
@@ -295,7 +295,7 @@ TEST_F(Sweep, SaysWhatIsWrongBeforeItStartsAnything) {
   EXPECT_THAT(missing.err, HasSubstr("no_such_sweep.textproto"));
 }
 
-// One error before the first run, and not the same one from each of them.
+// One error before the first run, instead of the same error in each run.
 TEST_F(Sweep, ADatasetThatDoesNotFitIsReportedBeforeTheFirstRun) {
   const auto expect_refusal = [](const std::string& name, const std::string& set, int exit_code,
                                  const std::vector<std::string>& words) {
@@ -319,7 +319,7 @@ TEST_F(Sweep, ADatasetThatDoesNotFitIsReportedBeforeTheFirstRun) {
   EXPECT_THAT(vocabulary.err,
               HasSubstr("model.vocab_size 100 is smaller than the dataset's vocabulary of 259"));
   EXPECT_FALSE(std::filesystem::exists(Path("unfit_vocabulary")));
-  // A dataset that the sweep makes is checked when it is there.
+  // A dataset that the sweep prepares is checked afterwards.
   expect_refusal(
       "rows", "data.seq_len=65536", 3,
       {"the training split of ", "fewer than data.seq_len + 1 = 65537", "Prepare more text"});
@@ -337,7 +337,7 @@ TEST_F(Sweep, AFileOfTheOtherKindIsNamed) {
               HasSubstr("It is a field of a recipe: `halflife train --config` reads its file"));
 }
 
-// Of a table of 48 positions, say: told before the dataset is made.
+// For example, a table of 48 positions is reported before the dataset is prepared.
 TEST_F(Sweep, RowsThatARunsModelDoesNotTakeAreToldFirst) {
   std::ofstream(Path("rows.textproto"))
       << Text("set: \"model.positions.learned.max_positions=16\"\n");

@@ -1,5 +1,4 @@
-// What TensorBoard's own readers show of a run: the numbers of metrics.jsonl, each step once,
-// through crashes.
+// TensorBoard's own readers show the numbers of metrics.jsonl, each step once, also after crashes.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -14,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// metric -> step -> value; NaN for what is not finite.
+// metric -> step -> value. NaN: not finite.
 using Series = std::map<std::string, std::map<int64_t, double>>;
 
 const fs::path kPython = fs::path(kSourceDir) / ".venv-compare/bin/python";
@@ -30,7 +29,7 @@ class TensorBoard : public testing::Test {
     }
   }
 
-  // What metrics.jsonl says: of a replayed stretch, what the last attempt says.
+  // Reads metrics.jsonl. For replayed steps, the last attempt counts.
   static Series Metrics(const std::string& run) {
     std::ifstream file(fixture->path(run) / "metrics.jsonl");
     Series series;
@@ -44,7 +43,7 @@ class TensorBoard : public testing::Test {
       }
       for (const auto& [metric, value] : line.items()) {
         if (metric == "step" || metric == "attempt" || metric == "unix_ms") continue;
-        // of the lines of one step, the trained step's
+        // If a step has several lines, that of the trained step counts.
         const bool shared = metric == "tokens" || metric == "elapsed_s";
         if (shared && !line.contains("loss")) continue;
         series[metric][step] = value.is_null()      ? std::nan("")
@@ -60,7 +59,7 @@ class TensorBoard : public testing::Test {
     EXPECT_EQ(result.exit_code, 0) << result.err;
     return nlohmann::json::parse(result.out);
   }
-  // Each of the two readers shows exactly these numbers, in fp32.
+  // Expects that both readers show exactly these numbers, in fp32.
   static void ExpectShown(const nlohmann::json& read, const Series& expected) {
     for (const std::string reader : {"python", "server"}) {
       SCOPED_TRACE(reader);
@@ -164,25 +163,25 @@ TEST_F(TensorBoard, ShowsWhatTheModelWritesAndTrainsAsWithout) {
   EXPECT_EQ(Metrics("writes").at("val_loss"), Metrics("silent").at("val_loss"));
 }
 
-// Killed after step 12, resumed from step 10 with other validation steps: the validation of step 12
-// is superseded, and nothing replaces it.
+// Killed after step 12 and resumed from step 10 with other validation steps. The validation of step
+// 12 is superseded, and none replaces it.
 TEST_F(TensorBoard, ShowsEveryStepOnceAfterAKillAndAResume) {
-  // Saves hold training up, so that the validation is the last record.
+  // Saves in the foreground, so that the validation is the last record.
   const RunResult killed = fixture->Run({.run = "killed",
                                          .set = {"eval.every=4", "ckpt.background=false"},
                                          .env = {{"HL_FAULT", "train.step:kill:13"}}});
   ASSERT_EQ(killed.exit_code, 137) << killed.err;
   const Series before = Metrics("killed");
   ASSERT_EQ(before.at("loss").rbegin()->first, 12);
-  ExpectShown(Read("killed"), before);  // kill -9 lost nothing
+  ExpectShown(Read("killed"), before);  // kill -9 has lost nothing.
 
   const fs::path events = fixture->path("killed") / "events";
   const fs::path first = fs::directory_iterator(events)->path();
   const fs::path uncut = fixture->path("uncut");
   fs::copy_file(first, uncut);
-  // As the kernel leaves a write that the kill cut short: readers stop there, and the next attempt
-  // cuts it off.
-  ASSERT_EQ(before.at("val_loss").rbegin()->first, 12);  // the last record
+  // Imitates a write that the kill cut short: readers stop there, and the next attempt truncates
+  // the file.
+  ASSERT_EQ(before.at("val_loss").rbegin()->first, 12);  // The last record.
   fs::resize_file(first, fs::file_size(first) - 5);
   for (const std::string reader : {"python", "server"}) {
     EXPECT_EQ(Read("killed")[reader]["."]["scalars"]["val/loss"].back()[0], 8) << reader;
@@ -195,7 +194,8 @@ TEST_F(TensorBoard, ShowsEveryStepOnceAfterAKillAndAResume) {
   ASSERT_EQ(after.at("loss").size(), 20u);
   ExpectShown(Read("killed"), after);
 
-  // A TensorBoard that had read the first file before it was cut forgets by the new file's START.
+  // If TensorBoard has read the first file before it was truncated, the START of the new file makes
+  // it forget the old points.
   fs::copy_file(uncut, first, fs::copy_options::overwrite_existing);
   const auto python = Read("killed")["python"]["."]["scalars"];
   EXPECT_EQ(python["train/loss"].size(), 20u);

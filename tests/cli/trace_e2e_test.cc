@@ -1,4 +1,5 @@
-// train --trace: every rank's phases, collectives, reads and saves, in a file that viewers open.
+// train --trace writes every rank's phases, collectives, reads and saves to a file that trace
+// viewers open.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,7 +15,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// By rank: how often a name comes as a slice, or as the begin of an overlapping one.
+// Per rank: how often a name occurs as a slice or as the begin of an overlapping one.
 using Counts = std::map<std::string, int>;
 
 std::map<int, Counts> Read(const std::filesystem::path& path) {
@@ -57,7 +58,7 @@ TEST(TraceE2e, HoldsWhatEveryRankDid) {
     EXPECT_EQ(of("step 1"), 1) << rank;
     EXPECT_EQ(of("step 6"), 1) << rank;
     EXPECT_EQ(of("step 7"), 0) << rank;
-    EXPECT_EQ(of("forward"), 12) << rank;  // two micro-batches a step
+    EXPECT_EQ(of("forward"), 12) << rank;  // Two micro-batches per step.
     EXPECT_EQ(of("backward"), 12) << rank;
     EXPECT_EQ(of("update"), 6) << rank;
     EXPECT_GE(of("read"), 12) << rank;
@@ -79,7 +80,7 @@ TEST(TraceE2e, WhatStandsThereStaysAndStandardOutputHasOneDocument) {
   };
   ASSERT_EQ(run(path).exit_code, 0);
   const auto bytes = std::filesystem::file_size(path);
-  ASSERT_EQ(run(path).exit_code, 0);  // which has nothing to do
+  ASSERT_EQ(run(path).exit_code, 0);  // Nothing to do.
   EXPECT_EQ(std::filesystem::file_size(path), bytes);
   std::filesystem::remove_all(fixture.path("run"));
   const RunResult piped = run("-");
@@ -87,7 +88,7 @@ TEST(TraceE2e, WhatStandsThereStaysAndStandardOutputHasOneDocument) {
   EXPECT_TRUE(nlohmann::json::accept(piped.out)) << piped.out.substr(0, 200);
 }
 
-// What was trained is worth more.
+// The training result matters more than the trace.
 TEST(TraceE2e, ATraceThatCannotBeWrittenEndsNoRun) {
   const RunFixture fixture(kProgram);
   const RunResult result = fixture.Run({.run = "run",

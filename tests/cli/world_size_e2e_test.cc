@@ -1,4 +1,4 @@
-// The same recipe at 1, 2 and 4 ranks, and the same run twice.
+// The same recipe with 1, 2 and 4 ranks, and the same run twice.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -19,7 +19,8 @@ class WorldSize : public testing::Test {
 };
 RunFixture* WorldSize::fixture = nullptr;
 
-// Micro-batches and ranks are summed by one tree: at an equal micro-batch size nothing may differ.
+// Micro-batches and ranks are summed by one tree, so with equal micro-batch sizes no bit may
+// differ.
 TEST_F(WorldSize, FiftyStepsAreBitwiseEqualAtOneTwoAndFourRanks) {
   const std::vector<std::string> set = {"train.steps=50", "train.log_samples=true"};
   for (const int ranks : {1, 2, 4}) {
@@ -36,7 +37,7 @@ TEST_F(WorldSize, FiftyStepsAreBitwiseEqualAtOneTwoAndFourRanks) {
         fixture->Halflife({"ckpt", "diff", fixture->path("w1"), fixture->path(run), "--bitwise"});
     EXPECT_EQ(same.exit_code, 0) << same.out << same.err;
   }
-  // the same samples with the same tokens at every step
+  // The same samples with the same tokens in every step.
   std::ifstream a(fixture->path("w1") / "samples.jsonl"), b(fixture->path("w4") / "samples.jsonl");
   for (std::string line_a, line_b; std::getline(a, line_a);) {
     ASSERT_TRUE(std::getline(b, line_b));
@@ -51,7 +52,7 @@ TEST_F(WorldSize, LossFalls) {
   const auto val = fixture->Metrics("falls", "val_loss");
   ASSERT_GE(val.size(), 2u);
   EXPECT_NEAR(val.front()["val_loss"], std::log(259.0),
-              0.1);  // untrained: uniform over the vocabulary
+              0.1);  // Untrained: uniform over the vocabulary.
   EXPECT_LT(val.back()["val_loss"], 0.7 * val.front()["val_loss"].get<double>());
 }
 
@@ -79,7 +80,7 @@ TEST_F(WorldSize, Bf16TrainsAndStaysNearFp32) {
   }
   const double fp32 = fixture->Metrics("fp32", "loss").back()["loss"];
   const double bf16 = fixture->Metrics("bf16", "loss").back()["loss"];
-  EXPECT_NEAR(bf16 / fp32, 1, 0.02);  // 8 bits of mantissa, 20 steps
+  EXPECT_NEAR(bf16 / fp32, 1, 0.02);  // 8 bits of mantissa, 20 steps.
 }
 
 }  // namespace

@@ -1,3 +1,5 @@
+// The cache of decompressed blocks: each block is read once, the least recently used one is
+// evicted, and threads share it.
 #include "data/block_cache.h"
 
 #include <gtest/gtest.h>
@@ -9,10 +11,10 @@
 namespace halflife::data {
 namespace {
 
-constexpr size_t kEntries = 10;  // of a block
+constexpr size_t kEntries = 10;  // Entries per block.
 constexpr size_t kBytes = kEntries * sizeof(int32_t);
 
-// Blocks whose entries are their number, and how often any was read.
+// Blocks whose entries are the block's number, and the number of reads of each.
 class BlockCacheTest : public testing::Test {
  protected:
   int32_t Get(int64_t number) {
@@ -36,7 +38,7 @@ TEST_F(BlockCacheTest, ReadsABlockOnce) {
 }
 
 TEST_F(BlockCacheTest, DropsWhatRestedLongest) {
-  for (const int64_t number : {0, 1, 2, 0, 3}) Get(number);  // 3 takes the place of 1
+  for (const int64_t number : {0, 1, 2, 0, 3}) Get(number);  // 3 replaces 1.
   EXPECT_EQ(reads_, 4);
   for (const int64_t number : {0, 2, 3}) Get(number);
   EXPECT_EQ(reads_, 4);

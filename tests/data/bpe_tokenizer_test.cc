@@ -1,5 +1,5 @@
-// Byte-level BPE: ids by hand, what is refused, and what reaches no text. The comparison with the
-// tokenizers library is tests/interop/bpe_compare.py.
+// Byte-level BPE: ids calculated by hand, refused files, and ids without text.
+// tests/interop/bpe_compare.py compares it with the tokenizers library.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -43,10 +43,10 @@ TEST(BpeTest, JoinsThePairOfLowestRankFirst) {
   EXPECT_EQ(tokenizer->Encode("hello"), (Ids{kHello}));
   EXPECT_EQ(tokenizer->Encode("hello hello"), (Ids{kHello, kSpaceHello}));
   EXPECT_EQ(tokenizer->Encode("llll"), (Ids{257, 257}));
-  EXPECT_EQ(tokenizer->Encode("lll"), (Ids{257, 'l'}));  // the leftmost of equals
-  EXPECT_EQ(tokenizer->Encode("abc"), (Ids{263}));       // a b before b c
+  EXPECT_EQ(tokenizer->Encode("lll"), (Ids{257, 'l'}));  // The leftmost of equal merges.
+  EXPECT_EQ(tokenizer->Encode("abc"), (Ids{263}));       // "a b" before "b c".
   EXPECT_EQ(tokenizer->Encode("xbc"), (Ids{'x', 264}));
-  EXPECT_EQ(tokenizer->Encode(" 1"), (Ids{' ', '1'}));  // the pattern parts them
+  EXPECT_EQ(tokenizer->Encode(" 1"), (Ids{' ', '1'}));  // The pattern separates them.
   EXPECT_EQ(tokenizer->Encode(""), Ids{});
 }
 
@@ -61,7 +61,7 @@ TEST(BpeTest, WordsOfAnyLength) {
   EXPECT_EQ(spaces.size(), (2u << 20) + 1);
 }
 
-TEST(BpeTest, TheSecondTimeIsTheSame) {  // from the cache, in any order and from any thread
+TEST(BpeTest, TheSecondTimeIsTheSame) {  // From the cache, in any order and from any thread.
   const auto tokenizer = MakeBpe(SmallBpeJson());
   const std::vector<std::string> documents = test::RandomDocuments(300, 1);
   std::vector<Ids> alone;
@@ -101,7 +101,7 @@ TEST(BpeTest, TextComesBack) {
 TEST(BpeTest, InvalidBytesAreReadAsTheReplacementCharacter) {
   const auto tokenizer = MakeBpe(SmallBpeJson());
   EXPECT_EQ(tokenizer->Encode("a\xFFz"), tokenizer->Encode("a\xEF\xBF\xBDz"));
-  // Half a character becomes one, too.
+  // An incomplete character becomes one, too.
   EXPECT_EQ(tokenizer->Decode({0xC3, 'a'}),
             "\xEF\xBF\xBD"
             "a");
@@ -129,7 +129,7 @@ TEST(BpeTest, ParsedTextHasEosByItsName) {
   NameCounts counts;
   tokenizer->CountSpecialNames(text, counts);
   EXPECT_EQ(counts, (NameCounts{{"<|end|>", 2}})) << "plain text has <tool> as a token, too";
-  // Text without the name has the same ids either way.
+  // Text without the name has the same ids in both modes.
   for (const std::string& document : test::RandomDocuments(50, 12))
     EXPECT_EQ(tokenizer->Encode(document, SpecialTokens::kParse), tokenizer->Encode(document));
 }
@@ -171,7 +171,7 @@ TEST(BpeTest, NormalisesFirst) {
 }
 
 TEST(BpeTest, AWordThatIsATokenMaySkipTheMerges) {
-  // Without a merge that makes it, "zz" is reached only whole.
+  // No merge produces "zz", so it is only found as a whole word.
   const auto change = [](bool ignore) {
     return [=](ordered_json& json) {
       json["added_tokens"] = ordered_json::array();
@@ -303,7 +303,7 @@ TEST(BpeRefusalTest, EveryPartThatIsNotReadIsNamed) {
                   ExitCode::kData, "nested too deeply");
 }
 
-// What another engine would read in another way must not be read at all.
+// Patterns that other engines may interpret differently must be refused.
 TEST(BpePatternTest, RefusesWhatIsNotKnownToMeanTheSame) {
   const std::pair<const char*, const char*> cases[] = {{R"(\h+)", R"(\h)"},
                                                        {R"(\w+)", R"(\w)"},
@@ -351,7 +351,7 @@ TEST(BpePatternTest, MeansWhatOnigurumaMeans) {
     const auto match = Regex::Compile(pattern).Find(text, 0, scratch);
     return match ? std::string(text.substr(match->begin, match->end - match->begin)) : "none";
   };
-  EXPECT_EQ(first(R"(\s+)", "a\xE1\xA0\x8E\xC2\x85 b"), "\xC2\x85 ");  // U+180E is no white space
+  EXPECT_EQ(first(R"(\s+)", "a\xE1\xA0\x8E\xC2\x85 b"), "\xC2\x85 ");  // U+180E is not white space.
   EXPECT_EQ(first(R"(\S+)",
                   "\n\xE1\xA0\x8E"
                   "a b"),
@@ -359,7 +359,7 @@ TEST(BpePatternTest, MeansWhatOnigurumaMeans) {
             "a");
   EXPECT_EQ(first(R"(\d+)", "x\xD9\xA3\xD9\xA4\xC2\xBD"), "\xD9\xA3\xD9\xA4");
   EXPECT_EQ(first(".+", "\nab\r\n"), "ab\r");
-  EXPECT_EQ(first("(?i:'s)", "x'\xC5\xBF"), "'\xC5\xBF");  // long s
+  EXPECT_EQ(first("(?i:'s)", "x'\xC5\xBF"), "'\xC5\xBF");  // The long s.
   EXPECT_EQ(first(R"([\]\-a]+)", "xx]-a"), "]-a");
   EXPECT_EQ(first(R"(\p{Han}+)", "\xE3\x80\x82\xE5\x8D\x8A"), "\xE5\x8D\x8A");
   EXPECT_EQ(first(R"(\p{^L}+)", "ab12c"), "12");

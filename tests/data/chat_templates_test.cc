@@ -1,3 +1,4 @@
+// Chat templates are copied with a tokenizer, from a Hugging Face folder to datasets and runs.
 #include "data/tokenizer.h"
 
 #include <gtest/gtest.h>

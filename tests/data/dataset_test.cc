@@ -1,3 +1,4 @@
+// Reading a dataset: any range equals the whole, and damage of any byte is detected.
 #include "data/dataset.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +24,7 @@ using test::ReadAll;
 using test::ReadText;
 using test::WriteText;
 
-// Three shards and more than one block each; documents cross both.
+// Three shards with more than one block each. Documents cross the boundaries of both.
 class DatasetTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -58,9 +59,9 @@ TEST_F(DatasetTest, AnyRangeEqualsTheWhole) {
   }
 }
 
-// A text's cost in bits is what its targets cost, whatever they are.
+// The cost of a text in bits is the cost of its targets, for any tokenizer.
 TEST(BitsPerByteTest, SharesTheCostOfAllTargetsAmongAllBytes) {
-  // two documents of 6 and 4 bytes in 3 and 2 tokens, each with its eos: 3 + 2 targets
+  // Two documents of 6 and 4 bytes in 3 and 2 tokens, each with its eos: 3 + 2 targets.
   const SplitInfo pieces{.num_tokens = 7, .num_documents = 2, .num_bytes = 10, .num_shards = 1};
   EXPECT_DOUBLE_EQ(BitsPerByte(4 * std::numbers::ln2, pieces), 4 * 5 / 10.0);
   const SplitInfo bytes{.num_tokens = 12, .num_documents = 2, .num_bytes = 10, .num_shards = 1};
@@ -70,7 +71,7 @@ TEST(BitsPerByteTest, SharesTheCostOfAllTargetsAmongAllBytes) {
       << "every token but the first is a target";
 }
 
-// A row of a text that is one document holds no other's tokens, and one of a task never does.
+// A row of a text with one document contains no other document, and a row of a task never does.
 TEST(DatasetInfoTest, RowsArePackedWhereASplitHasSeveralDocuments) {
   DatasetInfo info;
   info.train.num_documents = info.validation.num_documents = 1;
@@ -123,7 +124,8 @@ TEST_F(DatasetTest, ThreadsMayShareIt) {
   EXPECT_EQ(wrong, 0);
 }
 
-// What was read and verified stays, whatever becomes of the file; what was not is verified.
+// Blocks that were read and verified stay in memory if the file changes. Other blocks are verified
+// when read.
 TEST_F(DatasetTest, ABlockIsReadOnce) {
   const Dataset dataset = Dataset::Open(out());
   std::vector<int32_t> first(64), again(64);
@@ -156,7 +158,7 @@ TEST_F(DatasetTest, NoFlippedBitGoesUnnoticed) {
   const std::string bytes = ReadText(shard(0));
   const uint64_t header_bytes = ReadManifest(out() / kManifestName).train.shards[0].header_bytes;
   const std::vector<int32_t> expected = ReadAll(Dataset::Open(out()), Split::kTrain);
-  int noticed_by_open = 0, noticed_by_read = 0, places = 0;  // places: in blocks
+  int noticed_by_open = 0, noticed_by_read = 0, places = 0;  // places: within blocks.
   for (size_t at = 0; at < bytes.size(); at += at < header_bytes ? 61 : 997) {
     std::string damaged = bytes;
     damaged[at] = static_cast<char>(damaged[at] ^ (1 << at % 8));
@@ -177,8 +179,8 @@ TEST_F(DatasetTest, NoFlippedBitGoesUnnoticed) {
     }
   }
   EXPECT_GT(noticed_by_open, 100);
-  // All token blocks: only the document starts and the empty end of the last block lie outside of
-  // what Read touches.
+  // Read detects damage in all token blocks. It does not touch the document starts and the unused
+  // end of the last block.
   EXPECT_GT(noticed_by_read, places / 2);
 }
 
@@ -201,7 +203,7 @@ TEST_F(DatasetTest, DamagedDocumentStarts) {
   EXPECT_GT(noticed, 0);
 }
 
-// A sound frame around a hash that is none: what a faulty writer leaves, or a careful vandal.
+// A valid frame around an invalid hash, as a faulty or malicious writer would leave.
 TEST_F(DatasetTest, AHashThatIsNone) {
   const fs::path path = out() / kManifestName;
   const std::string bytes = ReadText(path);
@@ -245,7 +247,7 @@ TEST_F(DatasetTest, DamagedTokenizer) {
   EXPECT_HL_ERROR(dataset.Verify(), ExitCode::kData, "kind.txt", "damaged");
 }
 
-// Writes a dataset by hand, with ids that a tokenizer of `vocab_size` may not have.
+// Writes a dataset by hand, with ids that may be outside a vocabulary of `vocab_size`.
 void WriteByHand(const fs::path& folder, int vocab_size, const std::vector<int32_t>& ids) {
   fs::create_directories(folder);
   ShardWriter writer({.folder = folder,

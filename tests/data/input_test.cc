@@ -1,4 +1,4 @@
-// Finding files, decompressing them, cutting them into documents.
+// Finding input files, decompressing them, and splitting them into documents.
 #include <gtest/gtest.h>
 
 #include "core/concat.h"
@@ -31,7 +31,7 @@ std::string ReadStream(const std::filesystem::path& path, size_t step) {
   return text;
 }
 
-// Documents of a file, whole, however it was cut.
+// Returns whole documents of a file, joined from the chunks.
 std::vector<std::string> Documents(const std::filesystem::path& path, ChunkerConfig config,
                                    DocumentRules rules = {}) {
   const InputFiles found = FindInputFiles({path.string()});
@@ -192,7 +192,7 @@ TEST(DocumentsTest, EachLineIsADocument) {
   EXPECT_EQ(num_empty, 601) << "blank lines";
 }
 
-// The two parts of a file that is cut by its size, each as documents.
+// The two parts of a file that is split by size, as documents.
 struct Parts {
   std::vector<std::string> train, validation;
   bool operator==(const Parts&) const = default;
@@ -234,8 +234,8 @@ TEST(TailTest, AFileIsCutBeforeACharacter) {
 
 TEST(TailTest, LinesAndBlocksAreNotCut) {
   const TempDir dir;
-  WriteText(dir / "a.txt", "one\ntwo\n\nsix\nsev\n");  // 17 bytes, lines at 0, 4, 8, 9 and 13
-  // The tail begins at the byte `begin`, or behind it.
+  WriteText(dir / "a.txt", "one\ntwo\n\nsix\nsev\n");  // 17 bytes, lines at 0, 4, 8, 9 and 13.
+  // The tail starts at the byte `begin` or after it.
   const auto cut = [&](DocumentMode mode, int begin) {
     return CutTail(dir / "a.txt", {.documents = mode, .validation_tail = 1 - (begin + 0.5) / 17});
   };
@@ -319,7 +319,7 @@ TEST(DocumentsTest, LongDocumentsComeInPieces) {
                   "--max-document-bytes 100000",
                   "Raise --max-document-bytes, or cut the text into shorter documents with "
                   "--documents blank_lines or --documents line.");
-  // The same limit where the document fits a chunk.
+  // The same limit if the document fits into a chunk.
   limited.chunk_bytes = 1 << 20;
   EXPECT_HL_ERROR(Documents(dir / "a.txt", limited), ExitCode::kData, "a.txt:3",
                   "--max-document-bytes 100000");
@@ -395,8 +395,8 @@ TEST(SplitTest, DependsOnContentAndSeedAlone) {
     rules.split_seed = 1;
     moved += ChooseSplit(ContentHash(text), rules) != split;
   }
-  // Binomial with p = 0.3: one sigma is 20.5 of 2000 documents, six sigmas 123. Two seeds differ
-  // with p = 0.42.
+  // Binomial with p = 0.3: one sigma is 20.5 of 2000 documents, six sigmas are 123. Two seeds
+  // differ with p = 0.42.
   EXPECT_NEAR(validation, 600, 123);
   EXPECT_NEAR(moved, 840, 133);
 }

@@ -1,3 +1,4 @@
+// The permutation of samples is a bijection that depends on seed and epoch, and never changes.
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -15,8 +16,8 @@ std::vector<uint64_t> Order(uint64_t size, uint64_t seed, uint64_t epoch) {
   return order;
 }
 
-// From an independent implementation (Python, big integers). A change here is a change of
-// kOrderVersion: runs would resume on other samples.
+// From an independent implementation (Python, big integers). If these values change, change
+// kOrderVersion, because runs would resume on other samples.
 TEST(PermuteTest, GoldenOrder) {
   EXPECT_EQ(kOrderVersion, 1u);
   EXPECT_EQ(Order(12, 0, 0), (std::vector<uint64_t>{6, 3, 0, 9, 11, 10, 1, 5, 4, 7, 2, 8}));
@@ -53,9 +54,9 @@ TEST(PermuteTest, SeedAndEpochChangeTheOrder) {
   EXPECT_EQ(orders.size(), 16u);
 }
 
-// Neighbours must not stay neighbours. For a uniform permutation of n = 10^4, |p(i+1) - p(i)| has
-// mean n/3 and standard deviation n/sqrt(18); the mean over 10^4 pairs strays by 0.0024 n (one
-// sigma), so 0.02 n is more than eight sigmas.
+// Neighbours must be separated. For a uniform permutation of n = 10^4, |p(i+1) - p(i)| has mean n/3
+// and standard deviation n/sqrt(18). The mean over 10^4 pairs has a standard error of 0.0024 n, so
+// 0.02 n is more than eight of them.
 TEST(PermuteTest, SpreadsNeighbours) {
   constexpr uint64_t kSize = 10000;
   const std::vector<uint64_t> order = Order(kSize, 1, 0);

@@ -1,4 +1,4 @@
-// `halflife prepare` as a user meets it: exit codes, messages, Ctrl-C.
+// `halflife prepare` as a user calls it: exit codes, messages, Ctrl-C.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -81,7 +81,7 @@ TEST_F(PrepareCliTest, ShortDocumentsAreWarnedOf) {
   EXPECT_THAT(old.err, HasSubstr("blank_lines")) << "the name that it has now";
 }
 
-// A full disk: one line, which names the file and the system's reason.
+// A full disk gives one line with the file and the system's reason.
 TEST_F(PrepareCliTest, AFullDiskIsOneMessage) {
   test::WriteText(dir_ / "book.txt", std::string(1000000, 'x'));
   const RunResult result = RunCommand(
@@ -142,12 +142,12 @@ TEST_F(PrepareCliTest, MakesASyntheticTask) {
               HasSubstr("--seq-len has 2 numbers. Use 1 number for all segments, or 3."));
   EXPECT_EQ(Run({"--synthetic", "mqar", "--input", Path("a.txt"), "--out", Path("o")}).exit_code,
             2);
-  EXPECT_EQ(Run({"--out", Path("o")}).exit_code, 2);  // neither
+  EXPECT_EQ(Run({"--out", Path("o")}).exit_code, 2);  // Neither.
 }
 
 TEST_F(PrepareCliTest, ExitCodes) {
-  EXPECT_EQ(Run({"--input", Path("a.txt")}).exit_code, 2);                      // no --out
-  EXPECT_EQ(Run({"--input", Path("a.txt"), "--out", Path("o")}).exit_code, 2);  // no tokenizer
+  EXPECT_EQ(Run({"--input", Path("a.txt")}).exit_code, 2);                      // No --out.
+  EXPECT_EQ(Run({"--input", Path("a.txt"), "--out", Path("o")}).exit_code, 2);  // No tokenizer.
   EXPECT_EQ(Run({"--input", Path("a.txt"), "--tokenizer", "bytes", "--out", Path("o"),
                  "--documents", "page"})
                 .exit_code,
@@ -159,7 +159,7 @@ TEST_F(PrepareCliTest, ExitCodes) {
 }
 
 TEST_F(PrepareCliTest, ValidationInput) {
-  const auto published = test::RandomDocuments(30, 1);  // those of a.txt, from its beginning
+  const auto published = test::RandomDocuments(30, 1);  // The first documents of a.txt.
   test::WriteText(dir_ / "v.txt", test::JoinByBlankLines({published[3], "a text of its own"}));
   const std::vector<std::string> options = {"--input",     Path("a.txt"), "--validation-input",
                                             Path("v.txt"), "--documents", "blank_lines",
@@ -177,7 +177,7 @@ TEST_F(PrepareCliTest, ValidationInput) {
   EXPECT_THAT(refused.err, HasSubstr("--validation-fraction does nothing with --validation-input"));
 }
 
-// Of a synthetic task for text, and of text for the task.
+// Options of a synthetic task for text, and options of text for the task.
 TEST_F(PrepareCliTest, OptionsOfAnotherModeAreNotIgnored) {
   const RunResult task = Run({"--input", Path("a.txt"), "--tokenizer", "bytes", "--out", Path("o"),
                               "--seq-len", "128", "--num-pairs", "7", "--examples", "5"});
@@ -198,7 +198,7 @@ TEST_F(PrepareCliTest, HelpShowsExamples) {
 }
 
 TEST_F(PrepareCliTest, CtrlCLeavesNothing) {
-  // 600 MB of text in few bytes: seconds of work.
+  // 600 MB of text in a small compressed file, which takes seconds.
   const std::string member = test::Gzip(test::JoinByBlankLines(test::RandomDocuments(10000, 1)));
   std::string many;
   for (int i = 0; i < 500; ++i) many += member;
@@ -211,7 +211,7 @@ TEST_F(PrepareCliTest, CtrlCLeavesNothing) {
             "--documents", "blank_lines", "--tokenizer", "bytes", "--out", out.c_str(), nullptr);
     ::_exit(127);
   }
-  // Interrupt it once its temporary folder shows that it works.
+  // Interrupts it when its temporary folder exists.
   for (int i = 0; i < 1000 && test::Names(dir_.path()).size() < 4; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }

@@ -1,5 +1,5 @@
-// What a prepare leaves behind when it dies: nothing that looks finished, and nothing that the next
-// one cannot clear.
+// After a prepare that was killed, nothing looks finished, and the next prepare can remove what is
+// left.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -43,7 +43,7 @@ class PrepareCrashTest : public testing::Test {
     return config;
   }
 
-  // Runs prepare in a child that a fault kills; returns its wait status.
+  // Runs prepare in a child that a fault kills, and returns its wait status.
   int RunAndDie(const std::string& fault) {
     const pid_t child = ::fork();
     if (child == 0) {
@@ -80,7 +80,7 @@ TEST_F(PrepareCrashTest, AKilledRunLeavesNothingFinished) {
     EXPECT_TRUE(Leftovers()[0].starts_with("out.tmp-")) << Leftovers()[0];
     EXPECT_FALSE(fs::exists(dir_ / "out"));
   }
-  // Three deaths in a row left one folder: each run cleared what the one before it had left.
+  // Three killed runs left one folder: each run removed that of the previous one.
   Prepare(Config());
   EXPECT_EQ(Leftovers(), (std::vector<std::string>{"out"}));
   Dataset::Open(dir_ / "out").Verify();
@@ -97,7 +97,7 @@ TEST_F(PrepareCrashTest, AFailingRunRemovesItsTemporary) {
 TEST_F(PrepareCrashTest, TheTemporaryOfALivingRunIsLeftAlone) {
   const fs::path living = dir_ / "out.tmp-0123abcd", other = dir_ / "outer.tmp-0123abcd";
   fs::create_directories(living);
-  fs::create_directories(other);  // of another dataset
+  fs::create_directories(other);  // Of another dataset.
   const int fd = ::open(living.c_str(), O_RDONLY | O_DIRECTORY);
   ASSERT_EQ(::flock(fd, LOCK_EX), 0);
   Prepare(Config());
@@ -106,7 +106,7 @@ TEST_F(PrepareCrashTest, TheTemporaryOfALivingRunIsLeftAlone) {
   ::close(fd);
 }
 
-// What only looks like a temporary of ours is somebody's own.
+// Folders that only look like our temporary ones are kept.
 TEST_F(PrepareCrashTest, FoldersOfOthersStay) {
   const std::vector<fs::path> others = {dir_ / "out.tmp-backup", dir_ / "out.tmp-v2",
                                         dir_ / "out.tmp-0123ABCD", dir_ / "out.tmp-0123abcde",
@@ -115,7 +115,7 @@ TEST_F(PrepareCrashTest, FoldersOfOthersStay) {
     fs::create_directories(folder);
     test::WriteText(folder / "notes.txt", "mine");
   }
-  fs::create_directories(dir_ / "out.tmp-0123abcd");  // ours, dead
+  fs::create_directories(dir_ / "out.tmp-0123abcd");  // Ours, of a dead process.
   Prepare(Config());
   for (const fs::path& folder : others) EXPECT_TRUE(fs::exists(folder / "notes.txt")) << folder;
   EXPECT_FALSE(fs::exists(dir_ / "out.tmp-0123abcd"));
@@ -131,7 +131,7 @@ TEST_F(PrepareCrashTest, FewerThreadsThanAskedForDo) {
     rlim_t pages = 0;
     statm >> pages;
     const rlim_t most = pages * static_cast<rlim_t>(::sysconf(_SC_PAGESIZE)) + (rlim_t{256} << 20);
-    const rlimit limit = {.rlim_cur = most, .rlim_max = most};  // of some 30 stacks
+    const rlimit limit = {.rlim_cur = most, .rlim_max = most};  // About 30 stacks.
     ::setrlimit(RLIMIT_AS, &limit);
     PrepareConfig config = Config();
     config.output.threads = 1024;
@@ -149,10 +149,11 @@ TEST_F(PrepareCrashTest, FewerThreadsThanAskedForDo) {
 }
 
 TEST_F(PrepareCrashTest, TwoRunsAtOnceMakeOneDataset) {
-  const int status = RunAndDie("");  // the first finishes ...
+  const int status = RunAndDie("");  // The first one finishes ...
   ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
   const std::string before = test::FolderFingerprint(dir_ / "out");
-  EXPECT_HL_ERROR(Prepare(Config()), ExitCode::kUsage, "exists already");  // ... and stays
+  // ... and its dataset is kept.
+  EXPECT_HL_ERROR(Prepare(Config()), ExitCode::kUsage, "exists already");
   EXPECT_EQ(test::FolderFingerprint(dir_ / "out"), before);
 }
 

@@ -1,3 +1,5 @@
+// `prepare` for text: documents come back unchanged, and the result does not depend on threads,
+// chunks, compression or file order.
 #include "data/prepare/prepare.h"
 
 #include <gtest/gtest.h>
@@ -89,8 +91,8 @@ TEST(PrepareTest, CompressionAndFormatChangeNothing) {
     if (config.input.paths[0].find(".jsonl") != std::string::npos) config.documents.reset();
     Prepare(config);
     Dataset::Open(config.output.out).Verify();
-    // The manifest holds the hash of every byte. Those of text and of records differ only in the
-    // name of their documents.
+    // The manifest contains a hash of every byte. Those of text and records differ only in the
+    // names of their documents.
     Manifest manifest = ReadManifest(config.output.out / kManifestName);
     EXPECT_EQ(manifest.documents, config.documents ? "blank_lines" : "record");
     manifest.documents = "";
@@ -116,7 +118,8 @@ TEST(PrepareTest, ThreadsAndChunksChangeNoBit) {
           dir / "in", dir / ("out" + std::to_string(threads) + "." + std::to_string(chunk)));
       config.output.threads = threads;
       config.chunk_bytes = chunk;
-      config.output.shard_tokens = 40000;  // several shards, and documents across them
+      // Several shards, with documents across their boundaries.
+      config.output.shard_tokens = 40000;
       config.input.validation_fraction = 0.1;
       Prepare(config);
       const std::string fingerprint = FolderFingerprint(config.output.out);
@@ -211,8 +214,8 @@ TEST(PrepareTest, TheSplitIgnoresOrderAndNames) {
   EXPECT_NE(validation("a.txt", 1), validation("a.txt", 2));
 }
 
-// The files of a split are contiguous ranges of its tokens, for any number of threads and size of
-// chunks. A split of one file holds no name.
+// The files of a split are contiguous ranges of its tokens, for any number of threads and chunk
+// size. A split of one file has no names.
 TEST(PrepareTest, TheManifestHasTheSourcesOfASplit) {
   const TempDir dir;
   const std::vector<std::string> names = {"in/a.txt", "in/more/b.jsonl", "in/z.txt"};
@@ -264,7 +267,7 @@ TEST(PrepareTest, TheManifestHasTheSourcesOfASplit) {
   EXPECT_EQ(one.hash, renamed.hash);
 }
 
-// File names are any bytes, and the manifest's are UTF-8 and differ.
+// File names may be any bytes. The manifest's names are UTF-8 and unique.
 TEST(PrepareTest, SourcesHaveReadableNames) {
   const TempDir dir;
   PrepareConfig config = ByteConfig(dir / "1/text.txt", dir / "out");
@@ -297,7 +300,7 @@ TEST(PrepareTest, AValidationInputIsTheValidationSplit) {
   for (const int threads : {1, 3}) {
     PrepareConfig config = ByteConfig(dir / "train.txt", dir / ("out" + std::to_string(threads)));
     config.input.validation_paths = {(dir / "valid.txt.gz").string()};
-    config.input.validation_fraction = 0.3;  // of nothing
+    config.input.validation_fraction = 0.3;  // Empty.
     config.output.threads = threads;
     config.chunk_bytes = 1000;
     PrepareProgress last;
@@ -335,7 +338,7 @@ TEST(PrepareTest, DocumentsOfTheValidationInputThatAreTrainedOnAreCounted) {
   EXPECT_EQ(Prepare(config).num_validation_in_train, 3);
 }
 
-// What a dataset of before this field says: nothing, so that its bytes and hash stay.
+// Datasets without this feature do not have the field, so their bytes and hash do not change.
 TEST(PrepareTest, WithoutAValidationInputTheManifestHasNoSuchField) {
   const TempDir dir;
   WriteText(dir / "a.txt", JoinByBlankLines(RandomDocuments(30, 1)));
@@ -367,7 +370,7 @@ TEST(PrepareTest, TrainsASentencePieceTokenizer) {
     if (expected.empty()) expected = FolderFingerprint(config.output.out);
     EXPECT_EQ(FolderFingerprint(config.output.out), expected);
   }
-  // The model of that dataset serves another.
+  // The model of that dataset is used for another one.
   PrepareConfig config = ByteConfig(dir / "a.txt", dir / "again");
   config.input.tokenizer = (dir / "out1/tokenizer/sentencepiece.model").string();
   Prepare(config);
@@ -380,7 +383,7 @@ TEST(PrepareTest, CarriesAByteLevelBpeTokenizer) {
   WriteText(dir / "a.txt", JoinByBlankLines(documents));
   for (const auto& [name, bytes] : BpeFiles(SmallBpeJson())) WriteText(dir / "hf" / name, bytes);
   std::string expected;
-  // From the model's folder, from its file, and from the dataset that the first has made.
+  // From the model's folder, from its file, and from the first dataset.
   for (const char* source : {"hf", "hf/tokenizer.json", "out0/tokenizer"}) {
     PrepareConfig config = ByteConfig(dir / "a.txt", dir / (expected.empty() ? "out0" : "again"));
     config.input.tokenizer = (dir / source).string();
@@ -415,7 +418,7 @@ TEST(PrepareTest, ProgressReachesTheEnd) {
 
 class PrepareErrorTest : public testing::Test {
  protected:
-  // Nothing of the output, and no temporary, may be left.
+  // Expects that neither the output nor a temporary folder exists.
   void ExpectNothingLeft() {
     for (const std::string& name : Names(dir_.path())) {
       EXPECT_FALSE(name.starts_with("out")) << name;

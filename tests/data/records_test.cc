@@ -1,3 +1,4 @@
+// Reading records of tables and JSON lines, in any chunks.
 #include "data/records.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +15,7 @@ using Values = std::vector<std::vector<std::string>>;
 
 class Records : public testing::Test {
  protected:
-  // Of a file of this name with this text, read in chunks of a few bytes.
+  // Reads a file with this name and text in chunks of a few bytes.
   Values Read(const std::string& name, const std::string& text) const {
     WriteText(dir_ / name, text);
     const auto files = FindInputFiles({(dir_ / name).string()}, "--input", kRecordFormats).files;

@@ -1,5 +1,5 @@
-// Positions that rows are told in training. Golden draws follow Philox4x32-10 as it is published,
-// computed apart from this code.
+// Position ids that override those of training rows. The golden draws follow published
+// Philox4x32-10 and were computed independently of this code.
 #include "data/row_positions.h"
 
 #include <gmock/gmock.h>
@@ -15,7 +15,7 @@ namespace {
 using testing::ElementsAre;
 using Positions = std::vector<int64_t>;
 
-// A row of 12 tokens, of documents of 8 and 4, which is sample 5.
+// A row of 12 tokens with documents of 8 and 4, which is sample 5.
 Batch Row() {
   return {.batch_size = 1,
           .seq_len = 12,
@@ -46,7 +46,7 @@ TEST(RowPositions, FollowSeedSampleAndDocument) {
   const RowPositionsConfig config = {.kind = "randomised", .length = 1000};
   EXPECT_EQ(Told(config), Told(config));
   EXPECT_NE(Told(config), Told(config, 2));
-  // Of two rows, each is what it is alone.
+  // Each of two rows has the ids that it has as a single row.
   const Batch both = {.batch_size = 2,
                       .seq_len = 12,
                       .inputs = std::vector<int32_t>(24),
@@ -77,7 +77,7 @@ TEST(RowPositions, AscendBelowTheLength) {
         EXPECT_EQ(std::ranges::adjacent_find(positions, std::greater_equal()), positions.end());
       }
   Positions all(32);
-  for (int64_t i = 0; i < 32; ++i) all[static_cast<size_t>(i)] = i;  // there is one way
+  for (int64_t i = 0; i < 32; ++i) all[static_cast<size_t>(i)] = i;  // There is only one choice.
   EXPECT_EQ(Drawn({.kind = "randomised", .length = 32}, 32, 0), all);
   EXPECT_EQ(Drawn({.kind = "skipwise", .length = 32}, 32, 0), all);
 }
@@ -93,9 +93,9 @@ TEST(RowPositions, SkipwiseChunksAreConsecutive) {
   }
 }
 
-// Each position of 16 is among 4 with probability 1/4, and each distance of skipwise rows up to the
-// longest is met: counts of 20,000 draws lie within 5 sigma of their means (sigma of a count of
-// p = 1/4: 61; of the mean of a uniform skip in [0, 28]: 8.4 / sqrt(20,000) = 0.06).
+// Each of 16 positions is among 4 with probability 1/4, and skipwise rows have every distance up to
+// the longest. Counts of 20,000 draws are within 5 sigma of their means (sigma of a count with p =
+// 1/4: 61; of the mean of a uniform skip in [0, 28]: 8.4 / sqrt(20,000) = 0.06).
 TEST(RowPositions, AreUniform) {
   constexpr int kDraws = 20000;
   std::map<int64_t, int> count;

@@ -1,3 +1,4 @@
+// The samples of each step, with every rule for the end of an epoch.
 #include "data/sample_order.h"
 
 #include <gtest/gtest.h>
@@ -7,9 +8,9 @@
 namespace halflife::data {
 namespace {
 
-// What the ReBased runs do with 100,000 rows: one batch of 512 rows at lengths below 512, whose
-// last of an epoch has what is left; above, 256, 128 or 64 rows at a time, of which as many make a
-// step as have 512 rows, and what makes no whole step at the end of an epoch is left out.
+// The ReBased runs on 100,000 rows. For lengths below 512 they use batches of 512 rows, and the
+// last batch of an epoch is smaller. For longer rows, 256, 128 or 64 rows are processed at a time,
+// a step has 512 rows, and an incomplete last step is dropped.
 TEST(SampleOrder, StepsOfAPublishedEpoch) {
   const SampleOrder whole_batch = {
       .num_windows = 100000, .global_batch = 512, .epoch_end = EpochEnd::kShort};
@@ -27,7 +28,7 @@ TEST(SampleOrder, StepsOfAPublishedEpoch) {
   EXPECT_EQ((left_out + 63) / 64, 3) << "of 2048";
 }
 
-// By going through the steps one by one.
+// Compares with a loop over all steps.
 TEST(SampleOrder, StepsTakeEachEpochsSamplesInOrder) {
   for (const EpochEnd end : {EpochEnd::kFill, EpochEnd::kShort, EpochEnd::kDrop}) {
     for (const int64_t windows : {8, 9, 11, 24}) {

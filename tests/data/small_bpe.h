@@ -1,4 +1,4 @@
-// A small byte-level BPE tokenizer, made as JSON that a test can change.
+// A small byte-level BPE tokenizer as JSON that a test can change.
 #pragma once
 
 #include <map>
@@ -10,15 +10,15 @@
 
 namespace halflife::data::test {
 
-// The pattern of cl100k, which Llama 3 shares.
+// The pattern of cl100k and Llama 3.
 extern const char kWordPattern[];
 
-// Ids 0 to 255: the bytes; then he, ll, hell, hello, Ġhello, Ġ1, ab, abc, bc; then the added tokens
-// <|end|>, <|pad|> (special) and <tool> (not), in this order.
+// Ids 0 to 255 are the bytes, followed by he, ll, hell, hello, Ġhello, Ġ1, ab, abc, bc, and the
+// added tokens <|end|>, <|pad|> (special) and <tool> (not special), in this order.
 nlohmann::ordered_json SmallBpeJson();
 constexpr int kHello = 259, kSpaceHello = 260, kEnd = 265, kPad = 266, kTool = 267;
 
-// tokenizer.json and a tokenizer_config.json with eos <|end|> and pad <|pad|>.
+// Returns tokenizer.json and a tokenizer_config.json with eos <|end|> and pad <|pad|>.
 std::map<std::string, std::string> BpeFiles(const nlohmann::ordered_json& json);
 std::unique_ptr<Tokenizer> MakeBpe(const nlohmann::ordered_json& json);
 

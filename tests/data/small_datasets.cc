@@ -56,7 +56,7 @@ std::vector<std::string> RandomDocuments(int count, uint64_t seed) {
       const std::string& word =
           words[Draw(key, static_cast<uint64_t>(i), w + 1, 0).x[0] % words.size()];
       const bool after_newline = text.back() == '\n';
-      if (after_newline && (word == "\t" || word.back() == '\n')) continue;  // no blank line
+      if (after_newline && (word == "\t" || word.back() == '\n')) continue;  // No blank line.
       text += after_newline ? word : " " + word;
     }
     while (text.back() == '\n') text.pop_back();

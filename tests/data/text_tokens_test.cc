@@ -1,3 +1,4 @@
+// Encoding files for evaluation gives the tokens of `prepare`.
 #include "data/text_tokens.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +17,7 @@ using test::JoinByBlankLines;
 using test::RandomDocuments;
 using test::WriteText;
 
-// Whatever the tokenizer, the compression and the size: prepare's own tokens.
+// For every tokenizer, compression and size, the tokens are those of prepare.
 TEST(EncodeFilesTest, IsWhatPrepareMakesOfFilesAsDocuments) {
   const TempDir dir;
   WriteText(dir / "train.txt", "training text\n");

@@ -1,3 +1,5 @@
+// The stream of batches: each sample once per epoch, in an order that does not depend on ranks,
+// micro-batches or resumes.
 #include "data/token_source.h"
 
 #include <gtest/gtest.h>
@@ -44,7 +46,7 @@ std::vector<int32_t> Row(const std::vector<int32_t>& values, int64_t row, int64_
   return {values.begin() + row * seq_len, values.begin() + (row + 1) * seq_len};
 }
 
-// One number for all that a batch says.
+// Returns a hash of everything in a batch.
 std::string Fingerprint(const Batch& batch) {
   std::string text = Concat(batch.batch_size, "x", batch.seq_len, "/", batch.num_targets, ":");
   for (const auto& values : {batch.inputs, batch.targets, batch.cu_seqlens}) {
@@ -73,7 +75,7 @@ TEST_F(TokenSourceTest, SampleIsThePermutedWindow) {
   constexpr int64_t kSeqLen = 64;
   TokenSource source = Source({.seq_len = kSeqLen, .micro_batch = 3, .global_batch = 6, .seed = 9});
   const auto windows = static_cast<uint64_t>(source.num_windows());
-  source.Seek(windows / 6 * 6);  // across the end of the first epoch
+  source.Seek(windows / 6 * 6);  // Across the end of the first epoch.
   for (int i = 0; i < 4; ++i) {
     const Batch batch = source.Next();
     for (int64_t row = 0; row < 3; ++row) {
@@ -107,7 +109,7 @@ TEST_F(TokenSourceTest, TargetsAndBoundaries) {
   EXPECT_EQ(batch.samples, (std::vector<uint64_t>{3, 4, 5, 6, 7, 8, 9}));
 }
 
-// The reference packs the split as plain next-token rows that know no documents.
+// The reference packs the split as plain next-token rows without documents.
 TEST_F(TokenSourceTest, WithoutResetsARowIsOneSequence) {
   constexpr int64_t kSeqLen = 50, kRows = 7, kFirst = 3;
   const Batch batch = ReadWindows(ViewOf(*dataset_, Split::kTrain, /*reset_at_documents=*/false),
@@ -152,7 +154,7 @@ TEST_F(TokenSourceTest, BoundariesAgreeWithTheDocumentStarts) {
   }
 }
 
-// Row of every sample of the first steps, whatever the layout.
+// Returns the row of every sample of the first steps, for a given layout.
 std::map<uint64_t, std::vector<int32_t>> SamplesOf(const Dataset& dataset, int dp_size,
                                                    int64_t micro_batch, int prefetch,
                                                    std::vector<uint64_t>* order) {
@@ -193,14 +195,15 @@ TEST_F(TokenSourceTest, LayoutNeverChangesTheSamples) {
       for (const int prefetch : {0, 3}) {
         std::vector<uint64_t> visited;
         EXPECT_EQ(SamplesOf(*dataset_, dp_size, micro_batch, prefetch, &visited), expected);
-        // Ranks hold contiguous shares, so reading rank after rank is the one global order.
+        // Ranks have contiguous shares, so reading rank after rank gives the global order.
         EXPECT_EQ(visited, order) << "dp " << dp_size << ", micro batch " << micro_batch;
       }
     }
   }
 }
 
-// Those of one number lie side by side: going over numbers, then ranks, is the global order.
+// Micro-batches with the same number are adjacent: iterating over numbers and then ranks gives the
+// global order.
 TEST_F(TokenSourceTest, RanksMayTakeMicroBatchesInTurn) {
   std::deque<TokenSource> ranks;
   for (const int rank : {0, 1, 2, 3}) {
@@ -233,7 +236,7 @@ TEST_F(TokenSourceTest, SeekEqualsNeverHavingStopped) {
     std::vector<std::string> expected;
     for (int i = 0; i < 20; ++i) expected.push_back(Fingerprint(whole.Next()));
     TokenSource source = Source(config);
-    for (const uint64_t step : {0, 7, 2, 9}) {  // two micro-batches a step
+    for (const uint64_t step : {0, 7, 2, 9}) {  // Two micro-batches per step.
       source.Seek(8 * step);
       EXPECT_EQ(source.next_sample(), 8 * step);
       EXPECT_EQ(Fingerprint(source.Next()), expected[2 * step]);
@@ -242,7 +245,7 @@ TEST_F(TokenSourceTest, SeekEqualsNeverHavingStopped) {
   }
 }
 
-// A short step has all rows of the epoch that are left, and behind them padding that asks nothing.
+// A short step has all remaining rows of the epoch, and then padding without targets.
 TEST_F(TokenSourceTest, AStepMayEndWithItsEpoch) {
   TokenSourceConfig config{.seq_len = 64, .micro_batch = 2, .global_batch = 8, .dp_size = 2};
   config.epoch_end = EpochEnd::kShort;
@@ -344,11 +347,11 @@ TEST_F(TokenSourceTest, TooFewTokens) {
 TEST_F(TokenSourceTest, ReaderErrorsReachNext) {
   const auto path = dir_ / "out/train-00000.h5";
   std::string bytes = test::ReadText(path);
-  // Damages the second half of the shard after Open has looked at its header.
+  // Damages the second half of the shard after Open has read its header.
   for (size_t at = bytes.size() / 2; at < bytes.size(); ++at) bytes[at] = '\x55';
   test::WriteText(path, bytes);
   for (const int prefetch : {0, 4}) {
-    dataset_ = std::make_unique<Dataset>(Dataset::Open(dir_ / "out"));  // has read nothing yet
+    dataset_ = std::make_unique<Dataset>(Dataset::Open(dir_ / "out"));  // Has read nothing yet.
     TokenSource source =
         Source({.seq_len = 64, .micro_batch = 8, .global_batch = 8, .prefetch = prefetch});
     const auto read_epoch = [&] {
@@ -356,7 +359,7 @@ TEST_F(TokenSourceTest, ReaderErrorsReachNext) {
     };
     EXPECT_HL_ERROR(read_epoch(), ExitCode::kData, "train-00000.h5");
     if (prefetch > 0)
-      EXPECT_HL_ERROR(source.Next(), ExitCode::kData, "train-00000.h5");  // it stays
+      EXPECT_HL_ERROR(source.Next(), ExitCode::kData, "train-00000.h5");  // The error is permanent.
   }
 }
 

@@ -1,3 +1,4 @@
+// The byte and sentencepiece tokenizers: ids, round trips, streaming and special tokens.
 #include "data/tokenizer.h"
 
 #include <gtest/gtest.h>
@@ -37,7 +38,7 @@ std::unique_ptr<Tokenizer> SmallSentencePiece() {
   return MakeSentencePieceTokenizer(TrainSentencePiece(TrainingLines(), 340));
 }
 
-// What a stream hands out, piece by piece, must be whole characters and add up to Decode.
+// Expects that the pieces of a stream are whole characters and add up to Decode.
 void ExpectStreamEqualsDecode(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
   StreamDecoder decoder(tokenizer);
   std::string all;
@@ -131,7 +132,7 @@ TEST(SpecialTokensTest, BytesHaveNoNames) {
   EXPECT_TRUE(counts.empty());
 }
 
-// <unk> 0, <s> 1, </s> 2, then bytes, a, b, ... and the space mark; each text gets a leading space.
+// <unk> 0, <s> 1, </s> 2, then bytes, a, b, ... and the space mark. Each text gets a leading space.
 TEST(SpecialTokensTest, SentencePiecesByName) {
   SKIP_WITHOUT_SENTENCEPIECE();
   auto model = interop::test::SmallSentencePiece(true);
@@ -165,7 +166,7 @@ TEST(SentencePieceTest, TrainingIsDeterministic) {
   EXPECT_EQ(TrainSentencePiece(lines, 340), TrainSentencePiece(lines, 340));
 }
 
-// One in 24,000 characters, as in Chinese: rarer than those that the training gives pieces to.
+// One in 24,000 characters, as in Chinese: too rare for the training to make a piece.
 TEST(SentencePieceTest, SpacesComeBackHoweverRareTheyWere) {
   SKIP_WITHOUT_SENTENCEPIECE();
   std::vector<std::string> lines = {"\u4e00 \u4e01"};
@@ -185,14 +186,15 @@ TEST(SentencePieceTest, SpacesComeBackHoweverRareTheyWere) {
 TEST(SentencePieceTest, DamagedBytesDecodeToTheReplacementCharacter) {
   SKIP_WITHOUT_SENTENCEPIECE();
   const auto tokenizer = SmallSentencePiece();
-  std::vector<int32_t> ids = tokenizer->Encode("\xF0\x9F\xA6\x80");  // unseen: four byte pieces
+  std::vector<int32_t> ids = tokenizer->Encode("\xF0\x9F\xA6\x80");  // Unseen: four byte pieces.
   ASSERT_EQ(ids.size(), 4u);
   ids.pop_back();
   EXPECT_EQ(tokenizer->Decode(ids), kReplacementCharacter);
   ExpectStreamEqualsDecode(*tokenizer, ids);
 }
 
-// The space that a dummy prefix puts before a text is none of the text; that of a later piece is.
+// The space that a dummy prefix puts in front of a text is not part of the text. That of a later
+// piece is.
 TEST(StreamDecoderTest, GoesOnFromAText) {
   SKIP_WITHOUT_SENTENCEPIECE();
   proto::sentencepiece::ModelProto pieces = interop::test::SmallSentencePiece(true);
@@ -271,7 +273,8 @@ TEST(Utf8Test, ReplacesEachMaximalPart) {
   const std::string r(kReplacementCharacter);
   EXPECT_EQ(ReplaceInvalidUtf8("a\xE2\x82z\xFF\xFEq\xC3"), "a" + r + "z" + r + r + "q" + r);
   EXPECT_EQ(ReplaceInvalidUtf8(kUnicode), kUnicode);
-  EXPECT_EQ(ReplaceInvalidUtf8("\xED\xA0\x80"), r + r + r);  // a surrogate: no byte of it fits
+  // A surrogate: none of its bytes is valid.
+  EXPECT_EQ(ReplaceInvalidUtf8("\xED\xA0\x80"), r + r + r);
 }
 
 TEST(Utf8Test, IncompleteTail) {
@@ -280,7 +283,7 @@ TEST(Utf8Test, IncompleteTail) {
   EXPECT_EQ(IncompleteUtf8Tail("a\xE2\x82"), 2u);
   EXPECT_EQ(IncompleteUtf8Tail("\xF0\x9F\x99"), 3u);
   EXPECT_EQ(IncompleteUtf8Tail("\xC3\xA4\xC3"), 1u);
-  EXPECT_EQ(IncompleteUtf8Tail("\x82\x82\x82"), 0u);  // nothing that could be completed
+  EXPECT_EQ(IncompleteUtf8Tail("\x82\x82\x82"), 0u);  // It cannot be completed.
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The checks on machines that the test makes up: folders in place of /proc, /sys and /dev/shm, and
-// ranks that are threads.
+// The checks of `halflife doctor` on simulated machines: folders instead of /proc, /sys and
+// /dev/shm, and threads as ranks.
 #include "cli/doctor/checks.h"
 
 #include <fcntl.h>
@@ -39,7 +39,7 @@ class DoctorTest : public testing::Test {
     std::filesystem::create_directories((dir_ / name).parent_path());
     std::ofstream(dir_ / name) << text;
   }
-  // The only program of this name in PATH.
+  // Writes a program that is the only one with this name in PATH.
   void WriteProgram(const std::string& name, const std::string& body) {
     Write("bin/" + name, "#!/bin/sh\n" + body + "\n");
     std::filesystem::permissions(dir_ / "bin" / name, std::filesystem::perms::owner_all);
@@ -67,7 +67,8 @@ TEST_F(DoctorTest, LimitsAndTheirRemedies) {
   EXPECT_THAT(Named(findings, "nofile").remedy, HasSubstr("ulimit -n"));
   EXPECT_EQ(Named(findings, "stack").verdict, Verdict::kOk);
   EXPECT_EQ(Named(findings, "core").verdict, Verdict::kOk);
-  EXPECT_EQ(Named(findings, "memlock").verdict, Verdict::kOk);  // no InfiniBand that needs more
+  // There is no InfiniBand, which would need more.
+  EXPECT_EQ(Named(findings, "memlock").verdict, Verdict::kOk);
   Write("sys/class/infiniband/mlx5_0/node_guid", "x");
   findings = CheckLimits(scene_);
   EXPECT_EQ(Named(findings, "memlock").verdict, Verdict::kWarn);
@@ -132,7 +133,7 @@ TEST_F(DoctorTest, AGpuThatTheBuildCannotUse) {
 #endif
   std::vector<Finding> findings = CheckGpus(scene_);
   ASSERT_EQ(findings.size(), 1u);
-  EXPECT_EQ(findings[0].verdict, Verdict::kOk);  // none is a finding, no fault
+  EXPECT_EQ(findings[0].verdict, Verdict::kOk);  // The absence of a GPU is not a fault.
   EXPECT_THAT(findings[0].text, HasSubstr("none"));
   Write("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module 580.65.06\n");
   Write("proc/driver/nvidia/gpus/0000:01:00.0/information", "Model: \t NVIDIA H200\n");
@@ -193,7 +194,7 @@ TEST_F(DoctorTest, ALauncherOfAnotherMpi) {
 
 TEST_F(DoctorTest, FileSystemOfTheRunFolder) {
   Write("proc/self/mountinfo", "22 1 8:1 / / rw - tmpfs tmpfs rw\n");
-  const Finding folder = Named(CheckDisk(scene_), "run folder");  // runs/ itself is not there yet
+  const Finding folder = Named(CheckDisk(scene_), "run folder");  // runs/ does not exist yet.
   EXPECT_EQ(folder.verdict, Verdict::kWarn);
   EXPECT_THAT(folder.text, HasSubstr("lost after a restart"));
   EXPECT_THAT(folder.text, HasSubstr(std::filesystem::canonical(dir_.path()).string()));
@@ -222,7 +223,7 @@ TEST_F(DoctorTest, PlacesOfRanks) {
   EXPECT_EQ(good[0].text, "2 on a, each on at least 2 of 2 cores, 2 threads in total");
   EXPECT_EQ(good[0].verdict, Verdict::kOk);
   EXPECT_EQ(good[1].verdict, Verdict::kOk);
-  // both bound to one core, and one rank with more threads than its own cores
+  // Both ranks are bound to one core. Then one rank has more threads than cores.
   EXPECT_EQ(JudgePlaces({{"a", {0}, 1}, {"a", {0}, 1}})[0].verdict, Verdict::kWarn);
   EXPECT_EQ(JudgePlaces({{"a", {0}, 2}, {"a", {1, 2, 3}, 1}})[0].verdict, Verdict::kWarn);
 }
@@ -249,7 +250,7 @@ TEST_F(DoctorTest, AllReduceSaysRightAndWrong) {
     EXPECT_EQ(finding.verdict, Verdict::kOk) << finding.name;
     EXPECT_GT(finding.values.at("gb_per_s"), 0) << finding.name;
   }
-  // the middle byte of what one rank sends has a flipped bit
+  // The middle byte of one rank's message has a flipped bit.
   dist::LocalWorld::Run(
       2,
       [&](dist::Communicator& comm) {
@@ -258,7 +259,7 @@ TEST_F(DoctorTest, AllReduceSaysRightAndWrong) {
       },
       {.faults = {{.kind = dist::LocalFault::Kind::kNan, .rank = 1, .what = "doctor", .nth = 1}}});
   EXPECT_EQ(findings[0].verdict, Verdict::kFail);
-  EXPECT_THAT(findings[0].text, HasSubstr("WRONG in 2 elements"));  // one on each rank
+  EXPECT_THAT(findings[0].text, HasSubstr("WRONG in 2 elements"));  // One on each rank.
   EXPECT_THAT(findings[0].remedy, HasSubstr("do not train"));
 }
 

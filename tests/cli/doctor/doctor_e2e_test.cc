@@ -1,4 +1,4 @@
-// `halflife doctor` on the machine at hand, alone and on two ranks.
+// `halflife doctor` on this machine, with one rank and with two.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -42,7 +42,7 @@ TEST(Doctor, AloneItTellsEverything) {
                            "hostname", "Slurm", "run folder", "disk test", "ranks", "all-reduce"}) {
     EXPECT_NE(Find(report, name), nullptr) << name;
   }
-  // every library that is linked: a version, and where it is
+  // The version and path of every linked library.
   for (const char* name : {"LibTorch", "MPI library", "HDF5", "PCRE2", "utf8proc", "zstd", "zlib",
                            "protobuf", "spdlog", "fmt", "xxHash", "nlohmann-json", "CLI11"}) {
     ASSERT_NE(Find(report, name), nullptr) << name;
@@ -81,7 +81,7 @@ TEST(Doctor, AFolderThatCannotBeWrittenFails) {
 TEST(Doctor, TwoRanksSumThroughTheRealCommunicator) {
   const TempDir dir;
   const RunResult result = RunRanks(2, {kProgram, "doctor", "--json", "--run", dir / "runs"});
-  const json report = json::parse(result.out);  // one report, not one a rank
+  const json report = json::parse(result.out);  // One report for all ranks.
   ExpectConsistent(result, report);
   EXPECT_EQ(report["world_size"], 2);
   int sizes = 0;

@@ -1,3 +1,4 @@
+// The parsers of system files.
 #include "cli/doctor/system_files.h"
 
 #include <gtest/gtest.h>
@@ -38,7 +39,7 @@ TEST(SystemFiles, CpuLists) {
 TEST(SystemFiles, CgroupQuotas) {
   EXPECT_EQ(ParseCpuMax("250000 100000\n"), 2.5);
   EXPECT_EQ(ParseCpuMax("max 100000\n"), std::nullopt);
-  EXPECT_EQ(ParseCpuMax("-1 100000"), std::nullopt);  // v1: no quota
+  EXPECT_EQ(ParseCpuMax("-1 100000"), std::nullopt);  // cgroup v1: no quota.
   EXPECT_EQ(ParseCpuMax("100000 0"), std::nullopt);
   EXPECT_EQ(ParseCpuMax(""), std::nullopt);
   const std::string cgroup = "3:cpu,cpuacct:/box\n0::/user.slice/x\n";
@@ -91,20 +92,20 @@ TEST(SystemFiles, Versions) {
 TEST(SystemFiles, ArchitecturesAndGpus) {
   const char* const built = "80-real,90a-real,100";
   EXPECT_TRUE(CoversGpu(built, 8, 0));
-  EXPECT_TRUE(CoversGpu(built, 8, 6));  // a later minor version runs the binary
+  EXPECT_TRUE(CoversGpu(built, 8, 6));  // A later minor version runs the binary.
   EXPECT_TRUE(CoversGpu(built, 9, 0));
   EXPECT_TRUE(CoversGpu(built, 10, 3));
   EXPECT_FALSE(CoversGpu(built, 7, 5));
-  EXPECT_TRUE(CoversGpu(built, 12, 0));  // PTX of 10.0
+  EXPECT_TRUE(CoversGpu(built, 12, 0));  // From the PTX of 10.0.
   EXPECT_FALSE(CoversGpu("80-real,90a-real,100-real", 12, 0));
   EXPECT_FALSE(CoversGpu("86-real", 8, 0));
-  EXPECT_FALSE(CoversGpu("90a", 10, 0));  // its PTX is for this kind alone
-  EXPECT_TRUE(CoversGpu("80", 12, 0));    // PTX of 8.0, compiled on loading
+  EXPECT_FALSE(CoversGpu("90a", 10, 0));  // Its PTX is only for 9.0.
+  EXPECT_TRUE(CoversGpu("80", 12, 0));    // From the PTX of 8.0, compiled when loaded.
   EXPECT_TRUE(CoversGpu("80-virtual", 9, 0));
   EXPECT_FALSE(CoversGpu("", 8, 0));
 }
 
-// Hopper's own instructions are in code for 9.0a alone, as the preset builds it.
+// Only code for 9.0a has Hopper's own instructions, and the preset builds for 9.0a.
 TEST(SystemFiles, TheProposedArchitectureCoversTheGpu) {
   EXPECT_EQ(ArchitectureFor(9, 0), "90a-real");
   EXPECT_EQ(ArchitectureFor(8, 6), "86-real");

@@ -1,4 +1,4 @@
-// What inspect says of a dataset and of one shard of it.
+// The description by inspect of a dataset and of one of its shards.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

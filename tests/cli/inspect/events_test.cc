@@ -1,4 +1,4 @@
-// What inspect says of TensorBoard's event files, the trainer's own and made-up ones.
+// The description by inspect of TensorBoard's event files: those of a run, and artificial ones.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -69,7 +69,7 @@ TEST_F(InspectEventsTest, WhatTheTrainerWrote) {
   log.Scalars(5, {{"val/loss", std::nan("")}});
   const Json json = Describe(dir_ / "events");
   EXPECT_EQ(json["kind"], "events");
-  EXPECT_EQ(json["records"], 9);  // version, start, text, five steps, a validation
+  EXPECT_EQ(json["records"], 9);  // Version, start, text, five steps, a validation.
   EXPECT_EQ(json["damaged_bytes"], 0);
   EXPECT_EQ(json["attempts"], 1);
   EXPECT_GT(json["first_time"], 1.7e9);
@@ -90,7 +90,7 @@ TEST_F(InspectEventsTest, WhatTheTrainerWrote) {
   EXPECT_EQ(
       json["texts"],
       Json::array({{{"tag", "run/config"}, {"points", 1}, {"first_step", 0}, {"last_step", 0}}}));
-  // one file of the folder says the same
+  // The description of one file of the folder is the same.
   Json file = Describe(log.path());
   EXPECT_EQ(file["files"], json["files"]);
   file["path"] = json["path"];
@@ -98,7 +98,8 @@ TEST_F(InspectEventsTest, WhatTheTrainerWrote) {
   EXPECT_THAT(Text(dir_ / "events"), HasSubstr("train/loss"));
 }
 
-// A TensorBoard that has read the first file before it was cut back forgets by the second's START.
+// If TensorBoard has read the first file before it was truncated, the START of the second file
+// makes it forget the old points.
 TEST_F(InspectEventsTest, SupersededStepsDoNotCount) {
   Write(Version() + Start(0) + Scalar("a", 1, 1) + Scalar("a", 2, 2) + Scalar("a", 3, 9) +
             Scalar("gone", 3, 0),
@@ -120,12 +121,12 @@ TEST_F(InspectEventsTest, ATornEndIsSaid) {
   EXPECT_EQ(torn["records"], 2);
   EXPECT_EQ(torn["damaged_bytes"], 30);
   EXPECT_EQ(torn["files"][0]["damaged_bytes"], 30);
-  // whole as a record, but no event: nothing behind it is looked at either
+  // A complete record that is not an event. Records after it are not read.
   const std::string other = FrameTfRecord("\xff\xff") + Scalar("a", 2, 2);
   const Json mixed = Describe(Write(whole + other));
   EXPECT_EQ(mixed["damaged_bytes"], other.size());
   EXPECT_EQ(mixed["scalars"][0]["points"], 1);
-  // as a writer that has just begun leaves it
+  // An empty file, as a new writer leaves it.
   EXPECT_EQ(Describe(Write(""))["records"], 0);
 }
 
@@ -142,12 +143,12 @@ TEST_F(InspectEventsTest, HostileFilesAreBounded) {
   EXPECT_HL_ERROR(Describe(Write(tags)), ExitCode::kData, "10000 tags");
   EXPECT_HL_ERROR(Describe(Write(Version() + FrameTfRecord(std::string((16 << 20) + 1, 'x')))),
                   ExitCode::kData, "a record of 16777217 bytes");
-  // a tag that would clear the screen
+  // A tag that would clear the terminal.
   const fs::path escape = Write(Version() + Scalar("\x1b[2J", 1, 1));
   EXPECT_EQ(Text(escape).find('\x1b'), std::string::npos);
 }
 
-// Checksums are made anew, so that the damage reaches what is behind them.
+// Checksums are recomputed, so that the damage reaches the event parser.
 TEST_F(InspectEventsTest, DamagedEventsAreRefusedOrDescribed) {
   std::mt19937_64 random(1);
   tb::Event event;

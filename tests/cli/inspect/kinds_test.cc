@@ -1,5 +1,5 @@
-// Every kind of thing that inspect knows, made by the program itself: recognised as such, and with
-// the JSON keys that docs/inspect.md promises, no more and no less.
+// Every kind that inspect supports, created by the program itself, is recognised and has exactly
+// the JSON keys that docs/inspect.md lists.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -29,7 +29,7 @@ class InspectKindsTest : public testing::Test {
     const auto trained =
         fixture->Run({.run = "run", .set = {"train.steps=4", "ckpt.every=2", "eval.every=2"}});
     ASSERT_EQ(trained.exit_code, 0) << trained.err;
-    dist::FlightRecorder(0, 2).KeepIn(fixture->path("flight"), "a");  // of a rank that went away
+    dist::FlightRecorder(0, 2).KeepIn(fixture->path("flight"), "a");  // Of a rank that has ended.
     const std::filesystem::path hf = fixture->path("hf");
     std::filesystem::create_directories(hf);
     std::ofstream(hf / "config.json") << R"({"model_type": "gla"})";
@@ -56,7 +56,7 @@ class InspectKindsTest : public testing::Test {
 };
 RunFixture* InspectKindsTest::fixture = nullptr;
 
-// The first column of the table under "## kind": `key`, one a row.
+// Returns the first column of the table under "## kind", one `key` per row.
 std::set<std::string> DocumentedKeys(const std::string& kind) {
   std::istringstream lines(
       ReadFile(std::string(test::kSourceDir) + "/docs/inspect.md", ExitCode::kInternal));
@@ -103,7 +103,8 @@ TEST_F(InspectKindsTest, ValuesAreThoseOfTheRun) {
   EXPECT_EQ(run["checkpoints"], 2);
   EXPECT_EQ(run["last_step"]["step"], 4);
   EXPECT_EQ(run["checkpoint"]["step"], 4);
-  const auto step = Describe(fixture->path("run/ckpt/step_000000000004/"));  // a final slash
+  // With a trailing slash.
+  const auto step = Describe(fixture->path("run/ckpt/step_000000000004/"));
   EXPECT_EQ(step["tokens"], run["checkpoint"]["tokens"]);
   const auto metrics = Describe(fixture->path("run/metrics.jsonl"));
   EXPECT_EQ(metrics["steps"], 4);
@@ -147,7 +148,7 @@ TEST_F(InspectKindsTest, ValuesAreThoseOfTheRun) {
   EXPECT_LE(shortened["tokens"], 2 * 64 * rows) << "the last step of an epoch has what is left";
 }
 
-// A run of 40 steps that went back to step 20 and ended at 30.
+// A run of 40 steps that went back to step 20 and ended at step 30.
 TEST_F(InspectKindsTest, StepsThatARunWentBackFromAreLeftOut) {
   std::ofstream file(fixture->path("went_back.jsonl"));
   const auto line = [&](const char* attempt, int step, double loss, bool validated) {
@@ -174,14 +175,15 @@ TEST_F(InspectKindsTest, ARenamedStepIsStillOne) {
   EXPECT_EQ(Describe(fixture->path("best"))["kind"], "checkpoint");
 }
 
-// Impossible sizes are told, and not divided by.
+// Impossible sizes are reported, and not used as divisors.
 TEST_F(InspectKindsTest, ARecipeThatNoRunCouldUse) {
   std::ofstream(fixture->path("zero.textproto")) << "train { micro_batch: 0 }";
   EXPECT_HL_ERROR(Describe(fixture->path("zero.textproto")), ExitCode::kUsage,
                   "train.micro_batch: 0");
 }
 
-// What cannot be read is not what ends early: reading a folder fails as a failing disk does.
+// A read error differs from the end of a file. Reading a folder fails like reading from a failing
+// disk.
 TEST_F(InspectKindsTest, MetricsThatCannotBeRead) {
   EXPECT_HL_ERROR(DescribeMetrics(fixture->path("data")), ExitCode::kData, "cannot read");
 }

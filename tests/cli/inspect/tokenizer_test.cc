@@ -1,4 +1,4 @@
-// What inspect says of tokenizers, a dataset's own and those that others made.
+// The description by inspect of tokenizers, of datasets and from other programs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -25,7 +25,7 @@ class InspectTokenizerTest : public testing::Test {
     fs::create_directories((dir_ / name).parent_path());
     std::ofstream(dir_ / name, std::ios::binary) << bytes;
   }
-  // As a Hugging Face model's folder has it.
+  // Writes the files of a Hugging Face model's folder.
   void WriteBpe(const std::string& folder) {
     for (const auto& [name, bytes] : data::test::BpeFiles(data::test::SmallBpeJson())) {
       Write(folder + "/" + name, bytes);
@@ -62,8 +62,8 @@ TEST_F(InspectTokenizerTest, BpeAsItCameAndAsADatasetKeepsIt) {
   const Json json = Describe(dir_ / "hf");
   EXPECT_EQ(json["tokenizer"], "bpe");
   EXPECT_EQ(json["vocab_size"], 268);
-  EXPECT_EQ(json["text_ids"], 266);          // all but <|end|> and <|pad|>
-  EXPECT_EQ(json["longest_text_bytes"], 6);  // " hello", "<tool>"
+  EXPECT_EQ(json["text_ids"], 266);          // All except <|end|> and <|pad|>.
+  EXPECT_EQ(json["longest_text_bytes"], 6);  // " hello", "<tool>".
   EXPECT_EQ(json["eos_id"], data::test::kEnd);
   EXPECT_EQ(json["pad_id"], data::test::kPad);
   EXPECT_TRUE(json["unk_id"].is_null());
@@ -76,7 +76,7 @@ TEST_F(InspectTokenizerTest, BpeAsItCameAndAsADatasetKeepsIt) {
   EXPECT_EQ(bare["hash"], json["hash"]);
 
   Json other = data::test::SmallBpeJson();
-  other["model"]["merges"].erase(0);  // one rule less, the same vocabulary
+  other["model"]["merges"].erase(0);  // One merge less, the same vocabulary.
   Write("hf/tokenizer.json", other.dump());
   EXPECT_NE(Describe(dir_ / "hf")["hash"], json["hash"]);
 }
@@ -96,7 +96,7 @@ TEST_F(InspectTokenizerTest, SentencePiece) {
   const Json json = Describe(dir_ / "tokenizer");
   EXPECT_EQ(json["tokenizer"], "sentencepiece");
   EXPECT_EQ(json["vocab_size"], 340);
-  EXPECT_EQ(json["text_ids"], 337);  // all but pad, eos and unk
+  EXPECT_EQ(json["text_ids"], 337);  // All except pad, eos and unk.
   EXPECT_EQ(json["eos_id"], 1);
   EXPECT_EQ(json["files"][0]["bytes"], model.size());
   Write("bare.model", model);
@@ -117,14 +117,14 @@ TEST_F(InspectTokenizerTest, HostileAndUnknownFiles) {
   EXPECT_HL_ERROR(Describe(dir_ / "unigram/tokenizer.json"), ExitCode::kData, "Unigram",
                   "sentencepiece .model");
 
-  // Sizes are looked at before anything is read, of neighbours too.
+  // Sizes are checked before any file is read, also of other files in the folder.
   WriteBpe("large");
   fs::resize_file(dir_ / "large/tokenizer_config.json", (128 << 20) + 1);
   for (const char* path : {"large", "large/tokenizer.json"}) {
     EXPECT_HL_ERROR(Describe(dir_ / path), ExitCode::kData, "tokenizer_config.json",
                     "134217729 bytes", "at most 134217728");
   }
-  // One that would wait for a writer for ever.
+  // A pipe, which would wait for a writer without a limit.
   Write("pipe/kind.txt", "sentencepiece\n");
   ASSERT_EQ(::mkfifo((dir_ / "pipe/sentencepiece.model").c_str(), 0600), 0);
   EXPECT_HL_ERROR(Describe(dir_ / "pipe"), ExitCode::kData,

@@ -1,4 +1,5 @@
-// What inspect says of safetensors files and Hugging Face folders, which others may have made.
+// The description by inspect of safetensors files and Hugging Face folders, which may come from
+// other programs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -23,7 +24,7 @@ class InspectWeightsTest : public testing::Test {
   void Write(const std::string& name, const std::string& bytes) {
     std::ofstream(dir_ / name, std::ios::binary) << bytes;
   }
-  // Tensors laid end to end, zeros.
+  // Writes adjacent tensors of zeros.
   void WriteTensors(const std::string& name, std::vector<Entry> entries) {
     uint64_t at = 0;
     for (Entry& entry : entries) {
@@ -65,7 +66,7 @@ TEST_F(InspectWeightsTest, HostileFiles) {
   std::filesystem::resize_file(dir_ / "cut.safetensors",
                                std::filesystem::file_size(dir_ / "cut.safetensors") - 1);
   EXPECT_HL_ERROR(Describe(dir_ / "cut.safetensors"), ExitCode::kData, "cut.safetensors");
-  // a name that would clear the screen
+  // A name that would clear the terminal.
   WriteTensors("escape.safetensors", {{"\x1b[2Jowned", StoredDType::kF32, {1}, 0, 0}});
   const std::string text = Text(dir_ / "escape.safetensors");
   EXPECT_EQ(text.find('\x1b'), std::string::npos);

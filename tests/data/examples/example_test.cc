@@ -1,3 +1,5 @@
+// Encoding of labelled examples: the positions of classes and answers, and examples that do not
+// fit.
 #include "data/examples/example.h"
 
 #include <gtest/gtest.h>
@@ -9,7 +11,7 @@ namespace halflife::data {
 namespace {
 
 constexpr int32_t kEos = 1, kNone = kNoTarget;
-// Of the tokenizer `bytes`.
+// Returns the ids of the tokenizer `bytes`.
 std::vector<int32_t> Ids(const char* text) {
   std::vector<int32_t> ids;
   for (; *text != 0; ++text) ids.push_back(static_cast<unsigned char>(*text) + 3);
@@ -37,8 +39,8 @@ TEST_F(Examples, AClassStandsAtTheFirstToken) {
   EXPECT_FALSE(example.cut || example.dropped);
 }
 
-// The last token of the prompt asks for the first of the answer, and the last of the answer for
-// eos; nothing of the prompt is asked for.
+// The last token of the prompt has the first token of the answer as its target, and the last token
+// of the answer has eos. Other tokens of the prompt have no target.
 TEST_F(Examples, OnlyTheAnswerIsAskedFor) {
   const Example example = Encoder(8).OfAnswer("ab", "cd", "f:1: ");
   EXPECT_EQ(example.ids, WithEos("abcd"));
@@ -58,7 +60,7 @@ TEST_F(Examples, WhatNoRowHolds) {
   EXPECT_EQ(cut.ids, WithEos("abc"));
   EXPECT_TRUE(cut.cut);
   EXPECT_TRUE(Encoder(4, TooLong::kDrop).OfClass("abcd", 0, "").dropped);
-  // Of a cut answer eos is not taught: it goes on.
+  // An answer that is cut has no eos target, because it would continue.
   const Example answer = Encoder(4, TooLong::kCut).OfAnswer("ab", "cdef", "");
   EXPECT_EQ(answer.ids, Ids("abcd"));
   EXPECT_EQ(answer.labels, (std::vector<int32_t>{kNone, 'c' + 3, 'd' + 3, kNone}));

@@ -1,3 +1,4 @@
+// `prepare` for labelled examples: rows of classes and of answers, counts, and errors.
 #include "data/examples/prepare_examples.h"
 
 #include <gtest/gtest.h>
@@ -46,7 +47,7 @@ class PrepareExamplesTest : public testing::Test {
   halflife::test::TempDir dir_;
 };
 
-// A row is a text with its class, then padding as a document of its own.
+// A row has a text with its class, and then padding as a separate document.
 TEST_F(PrepareExamplesTest, RowsOfClasses) {
   const PrepareExamplesConfig config = Classes("classes");
   const ExamplesSummary summary = PrepareExamples(config);
@@ -76,7 +77,7 @@ TEST_F(PrepareExamplesTest, RowsOfClasses) {
   EXPECT_EQ(batch.num_targets, 3);
 }
 
-// As many as fit share a row, in their order; none looks into another.
+// A row has as many examples as fit, in order. They do not see each other.
 TEST_F(PrepareExamplesTest, RowsOfAnswers) {
   const PrepareExamplesConfig config =
       Answers("answers",
@@ -94,7 +95,7 @@ TEST_F(PrepareExamplesTest, RowsOfAnswers) {
                                                  id('h'), id('i'), id('j'), 1, no, no, no}));
 }
 
-// An eos inside an example, as chat templates write it, does not end the example.
+// An eos inside an example, as in chat templates, does not end the example.
 TEST_F(PrepareExamplesTest, SpecialTokensOfAnswers) {
   const auto json = test::BpeFiles(test::SmallBpeJson());
   for (const auto& [name, bytes] : json) File(name, bytes);
@@ -123,7 +124,7 @@ TEST_F(PrepareExamplesTest, SpecialTokensOfAnswers) {
   EXPECT_EQ(std::ranges::count(characters.inputs, end), 2) << "one for each example";
 }
 
-// Examples without prompts are split by their answers; those without answers are left out.
+// Examples without prompts are split by their answers. Those without answers are left out.
 TEST_F(PrepareExamplesTest, PromptsMayBeEmpty) {
   std::string lines = "{\"prompt\": \"a\", \"answer\": \"\"}\n";
   for (int i = 0; i < 200; ++i) lines += Concat("{\"prompt\": \"\", \"answer\": \"", i, "\"}\n");
@@ -141,7 +142,7 @@ TEST_F(PrepareExamplesTest, CountsWhatIsHeldOutAndTrains) {
   EXPECT_EQ(PrepareExamples(Classes("apart")).num_held_out_in_train, 0);
 }
 
-// A function of the files and options: threads and shards' borders change no row.
+// The result depends only on files and options: threads and shard boundaries change no row.
 TEST_F(PrepareExamplesTest, ThreadsChangeNothing) {
   std::string lines = "text\tlabel\n";
   for (int i = 0; i < 3000; ++i)

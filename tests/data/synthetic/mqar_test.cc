@@ -1,3 +1,5 @@
+// The generators of associative recall: published datasets are reproduced, and every row follows
+// the rules of the task.
 #include "data/synthetic/mqar.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +25,7 @@ Ids Part(const Ids& values, int64_t begin, int64_t count) {
   return {values.begin() + begin, values.begin() + begin + count};
 }
 
-// The two generators behind one door.
+// Common interface of the two generators.
 using Draw = MqarDraws (*)(const MqarConfig& config, int64_t count);
 MqarDraws Native(const MqarConfig& config, int64_t count) { return DrawMqar(config, 0, count); }
 MqarDraws Numpy(const MqarConfig& config, int64_t count) {
@@ -31,7 +33,7 @@ MqarDraws Numpy(const MqarConfig& config, int64_t count) {
 }
 constexpr Draw kGenerators[] = {Native, Numpy};
 
-// ---- What was published
+// ---- Published datasets ----
 
 TEST(NumpyMqar, GoldenTinyRows) {
   const MqarConfig config{.vocab_size = 64, .seq_len = 24, .num_pairs = 3, .seed = 42};
@@ -47,7 +49,7 @@ TEST(NumpyMqar, GoldenTinyRows) {
   EXPECT_EQ(Part(rows.labels, 0, 24), labels);
 }
 
-// Arrays of int64, little endian, as NumPy has them.
+// Arrays of int64, little endian, as in NumPy.
 class Int64Hash {
  public:
   void Add(const Ids& ids) {
@@ -94,7 +96,7 @@ TEST(NumpyMqar, TestSetsAreThePublishedOnes) {
   for (const Golden& set : sets) ExpectHashes(set, 3000, 52);
 }
 
-// Those of training, which take some 15 seconds each: --gtest_also_run_disabled_tests runs them.
+// The training sets, which take about 15 seconds each. Run with --gtest_also_run_disabled_tests.
 TEST(NumpyMqar, DISABLED_TrainingSetsAreThePublishedOnes) {
   const Golden sets[] = {{48, 12, "81dc4c65d815c0d0", "2028dc9e49ec1442"},
                          {128, 16, "b4b2b53255699ff1", "cd857d05a9dfd3e2"},
@@ -105,7 +107,7 @@ TEST(NumpyMqar, DISABLED_TrainingSetsAreThePublishedOnes) {
   for (const Golden& set : sets) ExpectHashes(set, 100000, 42);
 }
 
-// ---- What every row is
+// ---- Rules for every row ----
 
 void ExpectRow(const MqarConfig& config, const LabelledRows& rows, int64_t row) {
   const int64_t seq_len = config.seq_len, pairs_end = 2 * config.num_pairs;
@@ -133,7 +135,7 @@ void ExpectRow(const MqarConfig& config, const LabelledRows& rows, int64_t row) 
     ASSERT_TRUE(value_of.contains(inputs[at])) << inputs[at] << " is no key of its row";
     EXPECT_EQ(labels[at], value_of[inputs[at]]) << "as a table of the pairs would answer";
   }
-  // As many labels as pairs, at distinct places: the slots are distinct, and where K = L / 4, all.
+  // There are as many labels as pairs, at distinct slots. If K = L / 4, all slots are used.
   EXPECT_EQ(num_labels, config.num_pairs);
 }
 
@@ -204,7 +206,8 @@ TEST(Mqar, RandomNonQueriesTouchZerosAlone) {
         ++num_filled;
       }
     }
-    // [0, V) evenly: each count is binomial with mean n / V = 61; six deviations of 256 counts.
+    // Uniform in [0, V): each count is binomial with mean n / V = 61. The bound is six deviations
+    // of 256 counts.
     const double mean = static_cast<double>(num_filled) / config.vocab_size;
     for (int32_t id = 0; id < config.vocab_size; ++id)
       EXPECT_NEAR(static_cast<double>(counts[id]), mean, 6 * std::sqrt(mean)) << id;
@@ -212,11 +215,11 @@ TEST(Mqar, RandomNonQueriesTouchZerosAlone) {
   }
 }
 
-// ---- The law of the slots
+// ---- The distribution of the slots ----
 
 struct SlotStatistics {
-  std::vector<double> occupancy;        // [G] share of rows that ask there
-  std::vector<double> mean, deviation;  // [K] of each pair's slot; deviation of the mean
+  std::vector<double> occupancy;        // [G] share of rows with a query in the slot.
+  std::vector<double> mean, deviation;  // [K] of each pair's slot, and the deviation of the mean.
 };
 
 SlotStatistics Statistics(const MqarConfig& config, const MqarDraws& draws) {
@@ -240,11 +243,12 @@ SlotStatistics Statistics(const MqarConfig& config, const MqarDraws& draws) {
 
 struct SlotTable {
   int64_t seq_len, num_pairs, count;
-  std::vector<double> occupancy;  // at slots 0, 1, 3, 7 and the last; empty: 1 everywhere
-  std::vector<double> mean;       // of pairs 0, K / 2, K - 1
+  std::vector<double> occupancy;  // At slots 0, 1, 3, 7 and the last; empty: 1 everywhere.
+  std::vector<double> mean;       // Of pairs 0, K / 2, K - 1.
 };
 
-// The table was measured over 100,000 rows and rounded: both add to this test's own 5 deviations.
+// The table was measured over 100,000 rows and rounded. Both errors are added to 5 deviations of
+// this test.
 TEST(Mqar, NativeSlotsFollowTheMeasuredTable) {
   constexpr double kTableRows = 100000;
   const SlotTable tables[] = {
@@ -286,7 +290,7 @@ TEST(Mqar, EqualWeightsFillSlotsEvenly) {
     EXPECT_NEAR(occupancy, share, 5 * std::sqrt(share * (1 - share) / kCount));
 }
 
-// Answers of a constant hit one of the 4096 values.
+// A constant answer is right for one of the 4096 values.
 TEST(Mqar, AConstantAnswerIsRightByChance) {
   const MqarConfig config{.seq_len = 256, .num_pairs = 64};
   const MqarDraws draws = DrawMqar(config, 0, 4000);

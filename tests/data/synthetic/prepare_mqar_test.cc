@@ -1,3 +1,5 @@
+// `prepare --synthetic mqar`: the dataset contains what the generator makes, and damage is
+// detected.
 #include "data/synthetic/prepare_mqar.h"
 
 #include <gtest/gtest.h>
@@ -65,7 +67,7 @@ TEST(PrepareMqar, WhatIsReadIsWhatTheGeneratorMakes) {
                    0);
     EXPECT_EQ(First(found, 3000 * 16).inputs, expected.inputs);
     EXPECT_EQ(First(found, 3000 * 16).labels, expected.labels);
-    for (size_t row = 3000; row < 3500; ++row) {  // of 8 tokens: padded
+    for (size_t row = 3000; row < 3500; ++row) {  // Padded from 8 tokens.
       for (size_t t = 8; t < 16; ++t) {
         EXPECT_EQ(found.inputs[16 * row + t], 0);
         EXPECT_EQ(found.labels[16 * row + t], kNoTarget);
@@ -99,15 +101,15 @@ TEST(PrepareMqar, SameBytesForAnyNumberOfThreads) {
   const TempDir dir;
   for (const int threads : {1, 3}) {
     PrepareMqarConfig config = Small(dir / Concat("threads", threads));
-    config.train.push_back({16, 3, 40000});  // more than one unit of work
+    config.train.push_back({16, 3, 40000});  // More than one unit of work.
     config.output.threads = threads;
     PrepareMqar(config);
   }
   EXPECT_EQ(test::FolderFingerprint(dir / "threads1"), test::FolderFingerprint(dir / "threads3"));
 }
 
-// Wherever a byte is changed, reading either gives what was written or names the file. (Most of so
-// small a file is the unused end of a block, which nobody reads.)
+// If any byte is changed, reading either returns what was written or names the file. (Most of this
+// small file is the unused end of a block, which is never read.)
 TEST(PrepareMqar, ADamagedShardNeverGivesOtherRows) {
   const TempDir dir;
   PrepareMqar(Small(dir / "data"));
@@ -130,7 +132,7 @@ TEST(PrepareMqar, ADamagedShardNeverGivesOtherRows) {
   }
   EXPECT_GT(num_caught, 10);
   WriteText(shard, bytes);
-  // A byte of a label, found by what it holds: the first label that is asked for.
+  // Finds a byte of a label by its value: the first label that has a target.
   const auto first =
       std::ranges::find_if(expected.labels, [](int32_t label) { return label >= 0; });
   const std::string stored = {static_cast<char>(*first), 0, 0, 0, static_cast<char>(0x9c)};

@@ -1,4 +1,4 @@
-// SHA-256 (FIPS 180-4), which published data is told apart by.
+// SHA-256 (FIPS 180-4), to compare generated data with published data.
 #pragma once
 
 #include <array>
@@ -19,7 +19,7 @@ class Sha256 {
     }
   }
 
-  // Ends the message; the first `digits` hexadecimal digits of its hash.
+  // Ends the message and returns the first `digits` hexadecimal digits of its hash.
   std::string Finish(size_t digits) {
     const uint64_t bits = 8 * num_bytes_;
     const uint8_t one = 0x80, zero = 0;
