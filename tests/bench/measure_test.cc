@@ -1,3 +1,4 @@
+// The order statistics, errors and clocks that benchmarks share.
 #include "support/measure.h"
 
 #include <ATen/ops/full.h>

@@ -1,3 +1,4 @@
+// How a benchmark ends: exit codes and messages.
 #include "support/program.h"
 
 #include <ATen/ops/empty.h>
@@ -33,7 +34,8 @@ TEST(ExitCodeOf, IsTheErrorsOwn) {
   EXPECT_EQ(Of([] {}).code, 0);
 }
 
-// What runs a benchmark keeps the last lines of its output: frames would take the message's place.
+// Tools show only the last lines of a benchmark's output, and stack frames would replace the
+// message.
 TEST(ExitCodeOf, LibTorchsErrorsComeWithoutTheirStack) {
   const End end = Of([] { at::empty({-1}); });
   EXPECT_EQ(end.code, 70);

@@ -1,5 +1,5 @@
-// The examples of src/ckpt's headers. A function's parameters are what its example takes for
-// granted.
+// The examples of src/ckpt's headers. The parameters of a function are the variables that its
+// example uses.
 #include "ckpt/collective.h"
 #include "ckpt/diff.h"
 #include "ckpt/direct_writer.h"

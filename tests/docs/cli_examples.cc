@@ -1,5 +1,5 @@
-// The examples of the headers of src/cli. A function's parameters are what its example takes for
-// granted.
+// The examples of the headers of src/cli. The parameters of a function are the variables that its
+// example uses.
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 

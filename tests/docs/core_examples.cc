@@ -1,5 +1,5 @@
-// The examples of src/core's headers. A function's parameters are what its example takes for
-// granted.
+// The examples of src/core's headers. The parameters of a function are the variables that its
+// example uses.
 #include <unistd.h>
 
 #include <nlohmann/json.hpp>

@@ -1,5 +1,5 @@
-// The examples of src/data's headers. A function's parameters are what its example takes for
-// granted.
+// The examples of src/data's headers. The parameters of a function are the variables that its
+// example uses.
 #include <hdf5.h>
 
 #include "core/files.h"

@@ -1,5 +1,5 @@
-// The examples of src/dist's headers. A function's parameters are what its example takes for
-// granted.
+// The examples of src/dist's headers. The parameters of a function are the variables that its
+// example uses.
 #include "dist/communicator.h"
 #include "dist/flight_recorder.h"
 #include "dist/flight_report.h"

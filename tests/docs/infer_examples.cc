@@ -1,5 +1,5 @@
-// The examples of the headers of src/infer and src/eval. A function's parameters are what its
-// example takes for granted.
+// The examples of the headers of src/infer and src/eval. The parameters of a function are the
+// variables that its example uses.
 #include "eval/attention_statistics.h"
 #include "eval/class_scores.h"
 #include "eval/explanations.h"

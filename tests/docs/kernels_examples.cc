@@ -1,5 +1,5 @@
-// The examples of the headers of src/kernels that a host compiles. A function's parameters are what
-// its example takes for granted.
+// The examples of the headers of src/kernels that a host compiles. The parameters of a function are
+// the variables that its example uses.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/mm.h>

@@ -1,5 +1,5 @@
-// The examples of src/model's headers. A function's parameters are what its example takes for
-// granted.
+// The examples of src/model's headers. The parameters of a function are the variables that its
+// example uses.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/mm.h>

@@ -1,5 +1,5 @@
-// The examples of src/report's headers. A function's parameters are what its example takes for
-// granted.
+// The examples of src/report's headers. The parameters of a function are the variables that its
+// example uses.
 #include "core/files.h"
 #include "report/axis.h"
 #include "report/evaluation.h"

@@ -1,5 +1,5 @@
-// The examples of the headers of src/sweep. A function's parameters are what its example takes for
-// granted.
+// The examples of the headers of src/sweep. The parameters of a function are the variables that its
+// example uses.
 #include <functional>
 
 #include "sweep/job_queue.h"

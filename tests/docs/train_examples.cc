@@ -1,5 +1,5 @@
-// The examples of src/train's headers. A function's parameters are what its example takes for
-// granted.
+// The examples of src/train's headers. The parameters of a function are the variables that its
+// example uses.
 #include <ATen/core/Tensor.h>
 
 #include <functional>

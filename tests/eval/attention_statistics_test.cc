@@ -1,4 +1,4 @@
-// What is told of attention, against its definition over whole matrices of scores.
+// The statistics of attention equal their definitions on whole matrices of scores.
 #include "eval/attention_statistics.h"
 
 #include <ATen/TensorOperators.h>
@@ -33,7 +33,7 @@ TEST(AttentionResolution, HasTheGoldenValues) {
   EXPECT_NEAR(of({0, 1, 2}), -0.116838918, 1e-9);
   EXPECT_NEAR(of({0, -1, -2}), 0.317601107, 1e-9);
   EXPECT_NEAR(of({2, 0}), 0.670809907, 1e-9);
-  EXPECT_NEAR(of({702, 700}), 0.670809907, 1e-9);  // a constant more changes nothing
+  EXPECT_NEAR(of({702, 700}), 0.670809907, 1e-9);  // Adding a constant changes nothing.
   EXPECT_NEAR(of({0, std::log(3.0)}), -0.125, 1e-12);
   EXPECT_EQ(of(std::vector<double>(50, 0.7)), 0);
   EXPECT_EQ(of({}), 0);
@@ -51,7 +51,7 @@ TEST(AttentionResolution, AndItsMirrorMakeUpTheSquaredSteps) {
   EXPECT_NEAR(AttentionResolution(scores) + AttentionResolution(mirrored), squares, 1e-14);
 }
 
-// R = (p_0^2 - p_(N-1)^2 + sum of (Delta p)^2) / 2, and so within [-1/8, 1).
+// R = (p_0^2 - p_(N-1)^2 + sum of (Delta p)^2) / 2, so R is within [-1/8, 1).
 TEST(AttentionResolution, IsItsIdentityAndWithinItsBounds) {
   for (uint64_t seed = 1; seed <= 200; ++seed) {
     const int64_t num_scores = 2 + static_cast<int64_t>(seed % 30);
@@ -67,8 +67,8 @@ TEST(AttentionResolution, IsItsIdentityAndWithinItsBounds) {
   }
 }
 
-// Scores of equal channels by distance, sum_i cos(n theta_i) e^(rate_i n): what rotation alone and
-// xPos tell of distances, at heads of 64.
+// Scores of equal channels by distance, sum_i cos(n theta_i) e^(rate_i n): the effect of only
+// rotation and xPos, for heads of width 64.
 TEST(AttentionResolution, OfRotationAndXposAreTheGoldenValues) {
   const std::vector<double> theta = ops::RotaryFrequencies(64, 10000);
   model::ParameterSet parameters;
@@ -101,7 +101,7 @@ TEST(AttentionResolution, OfRotationAndXposAreTheGoldenValues) {
   };
   EXPECT_NEAR(AttentionResolution(rope), 0.41163983, 5e-9);
   EXPECT_NEAR(AttentionResolution(xpos), 0.42069212, 5e-9);
-  // of twice the distances the same, but for what the farthest weigh
+  // For twice the distances R is the same, except for the weights of the farthest keys.
   EXPECT_NEAR(AttentionResolution(curve(false, 2048)), 0.41163983, 5e-8);
   EXPECT_NEAR(AttentionResolution(curve(true, 2048)), 0.42069212, 5e-8);
   EXPECT_NEAR(of_eighths(false, 1024), 1.28438e-4, 5e-10);
@@ -120,7 +120,7 @@ AttentionSummary Of(const SoftmaxAttentionInputs& inputs, const SoftmaxAttention
   return summary;
 }
 
-// Without content ALiBi's scores are -m n, and R = (1 - r)^2 / (1 + r), r = e^-m, up to r^N.
+// Without content, ALiBi's scores are -m n, and R = (1 - r)^2 / (1 + r), r = e^-m, up to r^N.
 TEST(AttentionStatistics, OfAlibiWithoutContentIsTheClosedForm) {
   const int64_t heads = 2, seq_len = 600;
   const at::Tensor zeros = at::zeros({1, seq_len, heads, 4}, at::kDouble);
@@ -143,7 +143,7 @@ TEST(AttentionStatistics, OfAlibiWithoutContentIsTheClosedForm) {
   EXPECT_NEAR(summary.resolution_by_layer[1], want, 1e-12);
 }
 
-// A layer of `heads` heads without content, and ALiBi's slopes.
+// A layer with `heads` heads without content, and ALiBi's slopes.
 AttentionSummary OfAlibi(int64_t heads, int64_t seq_len) {
   test::BuiltMixer mixer(model::MixerConfig("softmax", {{"num_heads", heads}, {"rope_theta", 0.0}}),
                          heads, at::kDouble, 0.3, {.positions = model::PositionsConfig("alibi")});
@@ -166,8 +166,9 @@ TEST(AttentionStatistics, OfAlibisOwnSlopesAreTheGoldenValues) {
   EXPECT_NEAR(OfAlibi(16, 1024).resolution, 0.02357843, 5e-9);
 }
 
-// slope j in place of -slope (i - j) gives each row the same weights, but halves how the mean score
-// falls with the distance: resolution is of the scores as they are defined.
+// The bias slope j instead of -slope (i - j) gives each row the same weights, but halves the
+// decrease of the mean score with the distance: resolution depends on the scores as they are
+// defined.
 TEST(AttentionStatistics, AConstantOfEachRowIsNotOfThem) {
   constexpr int64_t kSeqLen = 200;
   constexpr double kSlope = 0.25;
@@ -189,7 +190,8 @@ TEST(AttentionStatistics, AConstantOfEachRowIsNotOfThem) {
   EXPECT_GT(defined.resolution, 1.5 * shifted.resolution);
 }
 
-// Equal scores: entropy ln n, each key 1 / n, and no distance is told from another.
+// Equal scores: the entropy is ln n, each key has weight 1 / n, and distances cannot be
+// distinguished.
 TEST(AttentionStatistics, OfEqualScoresIsTheMost) {
   const at::Tensor zeros = at::zeros({1, 9, 1, 4}, at::kDouble);
   const AttentionSummary summary =
@@ -205,7 +207,7 @@ TEST(AttentionStatistics, OfEqualScoresIsTheMost) {
   EXPECT_EQ(summary.buckets[0].relative_entropy, 0);
 }
 
-// The keys of a row that a query sees, by distance, are those of `sees`.
+// A query sees the keys whose distances satisfy `sees`.
 void ExpectDefinition(const ops::KeyPattern& pattern, int64_t seq_len,
                       const std::function<bool(int64_t position, int64_t distance)>& sees) {
   const int64_t batch = 2, heads = 2, dim = 4, second = 300;
@@ -218,7 +220,7 @@ void ExpectDefinition(const ops::KeyPattern& pattern, int64_t seq_len,
   const AttentionSummary summary = Of(in, config);
   const auto q = in.q.accessor<double, 4>(), k = in.k.accessor<double, 4>();
   std::vector<double> sums(heads * seq_len), counts(seq_len);
-  double entropy = 0, largest = 0, queries = 0;  // of queries that see 16 to 31 keys
+  double entropy = 0, largest = 0, queries = 0;  // For queries that see 16 to 31 keys.
   for (int64_t b = 0; b < batch; ++b)
     for (int64_t h = 0; h < heads; ++h)
       for (int64_t t = 0; t < seq_len; ++t) {
@@ -252,15 +254,15 @@ void ExpectDefinition(const ops::KeyPattern& pattern, int64_t seq_len,
   EXPECT_EQ(summary.buckets[4].num_queries, static_cast<int64_t>(queries));
   EXPECT_NEAR(summary.buckets[4].entropy, entropy / queries, 1e-11);
   EXPECT_NEAR(summary.buckets[4].largest, largest / queries, 1e-11);
-  // a constant more in every score is in none of it
+  // Adding a constant to every score changes nothing.
   in.bias = at::full({heads, seq_len}, 3.7, at::kDouble);
   const AttentionSummary more = Of(in, config);
   EXPECT_NEAR(more.resolution, resolution, 1e-12);
   EXPECT_NEAR(more.buckets[4].entropy, entropy / queries, 1e-11);
 }
 
-// Rows of two documents, longer than a block of queries, of an even and an odd number of tokens,
-// against loops.
+// Rows of two documents, longer than a block of queries, with even and odd numbers of tokens,
+// compared with loops.
 TEST(AttentionStatistics, AreTheDefinition) {
   for (const int64_t seq_len : {700, 577}) {
     SCOPED_TRACE(seq_len);
@@ -272,7 +274,7 @@ TEST(AttentionStatistics, AreTheDefinition) {
   }
 }
 
-// Ranks add up their windows, one that had none included.
+// The sums over ranks, including a rank without windows.
 TEST(AttentionStatistics, RanksAddUp) {
   const auto part = [](uint64_t seed) {
     return SoftmaxAttentionInputs{.q = Normal({1, 20, 2, 4}, seed),

@@ -1,4 +1,4 @@
-// The bigram model is scored on the windows that the language model is scored on.
+// The bigram model is scored on the same windows as the language model.
 #include "eval/bigram.h"
 
 #include <gtest/gtest.h>
@@ -43,7 +43,7 @@ TEST(Bigram, IsScoredOnTheSplitThatIsAskedFor) {
     ++pairs[{counted.inputs[i], counted.targets[i]}];
     ++firsts[counted.inputs[i]];
   }
-  using Case = std::pair<data::Split, int64_t>;  // and the number of windows; 0: all
+  using Case = std::pair<data::Split, int64_t>;  // The split and the number of windows; 0: all.
   for (const auto& [split, num_windows] :
        {Case{data::Split::kTrain, 0}, Case{data::Split::kTrain, 2}, Case{data::Split::kTrain, 3},
         Case{data::Split::kValidation, 0}, Case{data::Split::kValidation, 1}}) {

@@ -1,4 +1,4 @@
-// Rows in pieces are whole rows, and take the memory of a piece.
+// Rows that are evaluated in parts equal whole rows, and need only the memory of one part.
 #include "eval/scorer.h"
 
 #include <c10/core/GradMode.h>
@@ -25,7 +25,7 @@ std::unique_ptr<model::LanguageModel> Model(const model::MixerConfig& mixer) {
   return model;
 }
 
-// Random tokens and targets, some of which ask nothing.
+// Random tokens and targets. Some tokens have no target.
 data::Batch Rows(int64_t rows, int64_t seq_len, std::vector<int32_t> cu_seqlens) {
   const RandomKey key = MakeRandomKey(5, RandomPurpose::kTest, 0);
   data::Batch batch{.batch_size = rows,
@@ -43,8 +43,9 @@ data::Batch Rows(int64_t rows, int64_t seq_len, std::vector<int32_t> cu_seqlens)
   return batch;
 }
 
-// Losses of some 4 nats, of two layers in fp32, in other sums: 1e-5 is 20 times their rounding.
-// rebased divides by sums of squares, which may be small beside their terms: ten times as much.
+// Losses of about 4 nats, from two layers in fp32, with sums in another order: 1e-5 is 20 times
+// their rounding. rebased divides by sums of squares, which may be small relative to their terms:
+// ten times as much.
 TEST(Carried, PiecesAreTheWhole) {
   const c10::AutoGradMode no_grad(false);
   const data::Batch batch = Rows(2, 48, {0, 5, 48, 80, 96});
@@ -61,7 +62,7 @@ TEST(Carried, PiecesAreTheWhole) {
   }
 }
 
-// A row 16 times as long takes its losses more, and nothing else.
+// A row that is 16 times as long only needs more memory for its losses.
 TEST(Carried, TakesTheMemoryOfAPiece) {
   const c10::AutoGradMode no_grad(false);
   const auto model = Model(model::MixerConfig("gla", {{"num_heads", int64_t{2}}}));
@@ -72,7 +73,7 @@ TEST(Carried, TakesTheMemoryOfAPiece) {
     return bytes.peak() - 4.0 * seq_len;
   };
   const double shorter = peak(256), longer = peak(4096);
-  EXPECT_GT(shorter, 64 * kVocab * 4);  // of a piece's logits
+  EXPECT_GT(shorter, 64 * kVocab * 4);  // The logits of one part.
   EXPECT_NEAR(longer, shorter, 0.05 * shorter);
 }
 

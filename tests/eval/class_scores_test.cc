@@ -1,3 +1,4 @@
+// The scores of classifiers: accuracy, MCC, F1 and AUROC.
 #include "eval/class_scores.h"
 
 #include <gtest/gtest.h>
@@ -17,8 +18,8 @@ std::vector<double> LogsOf(const std::vector<double>& of_second) {
   return logs;
 }
 
-// By hand: predictions 0 1 1 1 0 0, so TP 2, TN 2, FP 1, FN 1. MCC (2 2 - 1 1) / sqrt(3^4), F1
-// 4 / 6 of either class; of the 9 pairs 7 are in order and 1 is a tie.
+// Calculated by hand: predictions 0 1 1 1 0 0, so TP 2, TN 2, FP 1, FN 1. MCC is (2 2 - 1 1) /
+// sqrt(3^4), F1 is 4 / 6 for either class. Of the 9 pairs, 7 are in order and 1 is a tie.
 TEST(ClassScores, OfTwoClassesByHand) {
   const std::vector<int32_t> labels = {0, 0, 1, 1, 1, 0};
   const auto scores = ScoreClasses(labels, LogsOf({0.1, 0.6, 0.6, 0.8, 0.3, 0.2}), 2);
@@ -31,19 +32,20 @@ TEST(ClassScores, OfTwoClassesByHand) {
   EXPECT_EQ(scores.confusion, (std::vector<std::vector<int64_t>>{{2, 1}, {1, 2}}));
 }
 
-// A constant prediction, and labels of one class: what is left is told, and nothing is NaN.
+// A constant prediction, and labels of one class: the remaining scores are reported, and none is
+// NaN.
 TEST(ClassScores, OfWhatIsConstant) {
   const auto constant = ScoreClasses(std::vector<int32_t>{0, 1, 1}, LogsOf({0.9, 0.9, 0.9}), 2);
   EXPECT_EQ(constant.mcc, 0);
   EXPECT_DOUBLE_EQ(constant.accuracy, 2.0 / 3);
-  EXPECT_DOUBLE_EQ(constant.auroc.value(), 0.5);  // all are ties
+  EXPECT_DOUBLE_EQ(constant.auroc.value(), 0.5);  // All pairs are ties.
   EXPECT_DOUBLE_EQ(constant.f1_macro, 0.5 * (2 * 2 / 5.0));
   const auto one_class = ScoreClasses(std::vector<int32_t>{1, 1}, LogsOf({0.9, 0.2}), 2);
   EXPECT_EQ(one_class.mcc, 0);
   EXPECT_FALSE(one_class.auroc.has_value());
 }
 
-// A model that has diverged, and a class that is never met.
+// A model that has diverged, and a class that does not occur.
 TEST(ClassScores, OfWhatOrdersNothing) {
   const double nan = std::nan("");
   const auto diverged = ScoreClasses(std::vector<int32_t>{0, 1}, std::vector<double>(4, nan), 2);
@@ -54,8 +56,8 @@ TEST(ClassScores, OfWhatOrdersNothing) {
   EXPECT_FALSE(unmet.auroc.has_value());
 }
 
-// Of three classes against the definitions: Gorodkin's covariances of indicators, and pairs counted
-// one by one.
+// Three classes compared with the definitions: Gorodkin's covariances of indicators, and pairs that
+// are counted one by one.
 TEST(ClassScores, OfThreeClassesByDefinition) {
   constexpr int kClasses = 3, kDocuments = 200;
   std::mt19937 random(5);
@@ -63,7 +65,7 @@ TEST(ClassScores, OfThreeClassesByDefinition) {
   std::vector<double> logs;
   for (int i = 0; i < kDocuments; ++i) {
     labels.push_back(static_cast<int32_t>(random() % kClasses));
-    for (int k = 0; k < kClasses; ++k)  // in steps, so that there are ties
+    for (int k = 0; k < kClasses; ++k)  // Discrete values, so that there are ties.
       logs.push_back(-static_cast<double>(random() % 7) - (k == labels.back() ? 0 : 2));
   }
   const ClassScores scores = ScoreClasses(labels, logs, kClasses);

@@ -1,5 +1,5 @@
-// What `score` and `eval` compute with a model on a GPU against the same on the CPU, in fp32. Skips
-// where there is no GPU.
+// `score` and `eval` give the same results with a model on a GPU and on the CPU, in fp32. Skipped
+// without a GPU.
 #include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@ namespace halflife::eval {
 namespace {
 
 constexpr int64_t kVocab = 30;
-// Logits of order 1 through two layers whose sums are in another order.
+// Logits of order 1 from two layers whose sums have another order.
 constexpr double kTolerance = 1e-3;
 
 class EvalGpuTest : public test::GpuTest<testing::TestWithParam<std::string>> {

@@ -1,5 +1,5 @@
-// What is told of layers that pool windows is what they pooled with: the shares rebuild the layer's
-// own output within the model, of the mixer's own inputs there.
+// The explanations of window pools: their shares reproduce the layer's output within the model from
+// the mixer's inputs.
 #include "eval/explanations.h"
 
 #include <ATen/TensorOperators.h>
@@ -19,7 +19,8 @@ using model::ModelConfig;
 using model::SequenceSlice;
 
 constexpr int64_t kSeqLen = 30;
-// Shares are of the row's sum, 1 or more, and the preset's eps of 1e-5; they are rounded to fp32.
+// Shares are relative to the row's sum, at least 1, and the preset's eps of 1e-5. They are rounded
+// to fp32.
 constexpr double kTolerance = 1.1e-5;
 
 ModelConfig Config(const MixerConfig& mixer) {
@@ -32,8 +33,8 @@ ModelConfig Config(const MixerConfig& mixer) {
 
 at::Tensor Tokens() { return (test::Uniform({1, kSeqLen}, 1) * 37.0).to(at::kLong); }
 
-// Layer 1 is retention and is left out. A token's shares come from tokens up to it, of its own
-// document and window, and add up to 1.
+// Layer 1 is retention and is left out. A token's shares come from earlier tokens of its document
+// and window and itself, and add up to 1.
 TEST(Explanations, AreOfTheLayersThatPool) {
   ModelConfig config = Config(MixerConfig(
       "leap", {{"num_heads", int64_t{2}}, {"windows", "same"}, {"window", int64_t{8}}}));
@@ -56,7 +57,7 @@ TEST(Explanations, AreOfTheLayersThatPool) {
     const at::Tensor of_document = layer.pools[0].Row(12)[0].narrow(0, 11, 2).mean(1);
     EXPECT_NEAR(of_document.sum().item<double>(), 1, kTolerance);
   }
-  // What layer 2 weighs is what came out of the layers below it.
+  // Layer 2 pools the outputs of the layers below it.
   EXPECT_FALSE(layers[0].pools[0].log_weight.equal(layers[1].pools[0].log_weight));
 }
 

@@ -1,5 +1,5 @@
-// Tables of loss by length: every length on the same targets, methods that change nothing where
-// they need not, and the ways in which neither fits.
+// Tables of loss by length: every length scores the same targets, methods have no effect at the
+// training length, and combinations that do not fit are refused.
 #include "eval/length_table.h"
 
 #include <gtest/gtest.h>
@@ -70,13 +70,13 @@ class LengthTables : public testing::Test {
     });
     return row;
   }
-  // The windows of 128 tokens that a table scores, as one batch.
+  // Returns the windows of 128 tokens that a table scores, as one batch.
   data::Batch ChosenWindows(int64_t num_windows) const {
     const data::TokenView tokens = data::ViewOf(*dataset_, data::Split::kTrain);
     return data::ReadWindows(tokens, 128,
                              ChooseWindows(num_windows, data::NumWindows(tokens, 128)));
   }
-  // The share of hidden tokens in three windows of 128 that the model finds likeliest.
+  // Returns the share of masked tokens in three windows of 128 that the model predicts correctly.
   double AccuracyByHand(const model::ModelConfig& config) const {
     model::LanguageModel model(config);
     model.BindOwnMemory(1, false);
@@ -103,8 +103,8 @@ TEST_F(LengthTables, EveryLengthScoresTheSameTargets) {
   EXPECT_GT(std::abs(Loss("as_trained", 16) - Loss("as_trained", 128)), 1e-3);
 }
 
-// Patterns and scales leave rows alone that are no longer than those of training; a stretch of 1 is
-// plain rotation, whose frequencies are formed in another order.
+// Patterns and scales do not change rows up to the training length. A stretch of 1 is the plain
+// rotation, with frequencies computed in another order.
 TEST_F(LengthTables, MethodsAreTheModelItselfAtTheTrainingLength) {
   const double as_trained = Loss("as_trained", kTrainLen);
   for (const char* method :
@@ -124,7 +124,7 @@ TEST_F(LengthTables, MethodsChangeLongerRows) {
   EXPECT_EQ(Loss("window:128", 128), as_trained);
 }
 
-// It would be another model at the length of training, too.
+// It would change the model at the training length, too.
 TEST_F(LengthTables, AScaleThatWasTrainedWithIsNotReplaced) {
   model::ModelConfig config = Softmax();
   config.mixer.Set("query_scale", std::string("log"));
@@ -135,7 +135,7 @@ TEST_F(LengthTables, AScaleThatWasTrainedWithIsNotReplaced) {
                     "trained with query_scale log", "as_trained");
 }
 
-// Of two steps that set the same only the last would do something.
+// If two steps set the same property, only the last one would have an effect.
 TEST(LengthMethods, StepsThatUndoEachOtherAreRefused) {
   const std::map<std::string, std::string> refused = {
       {"window:64+blocks:32", "window:64 and blocks:32 both set the pattern"},
@@ -154,8 +154,8 @@ TEST(LengthMethods, StepsThatUndoEachOtherAreRefused) {
     EXPECT_EQ(LengthMethod::Parse(method).text(), method);
 }
 
-// ALiBi's scores are linear in positions, so that its slopes are divided; a factor of scores may be
-// of its biases, too.
+// ALiBi's scores are linear in positions, so its slopes are divided. A factor on scores can include
+// its biases.
 TEST_F(LengthTables, MethodsOfAlibi) {
   model::ModelConfig alibi = Softmax(/*rope_theta=*/0), halved;
   alibi.positions = model::PositionsConfig("alibi");
@@ -188,7 +188,7 @@ TEST_F(LengthTables, RanksShareTheWork) {
 
 TEST_F(LengthTables, BinsOfPositionsMakeUpTheWhole) {
   const ValidationResult result = Score("as_trained", 32, 1, /*bin=*/12).result;
-  ASSERT_EQ(result.positions.size(), 3u);  // of 12, 12 and 8
+  ASSERT_EQ(result.positions.size(), 3u);  // Bins of 12, 12 and 8.
   EXPECT_EQ(result.positions[2].begin, 24);
   EXPECT_EQ(result.positions[0].num_targets, 12 * 12);
   EXPECT_EQ(result.positions[2].num_targets, 12 * 8);
@@ -196,13 +196,14 @@ TEST_F(LengthTables, BinsOfPositionsMakeUpTheWhole) {
   for (const PositionScore& bin : result.positions)
     loss += bin.loss * static_cast<double>(bin.num_targets);
   EXPECT_NEAR(loss / static_cast<double>(result.num_targets), result.loss, 1e-9);
-  // the first tokens of a row know nothing of what came before, the same at any length
+  // The first tokens of a row have no earlier context, so their losses are the same at every
+  // length.
   const ValidationResult shorter = Score("as_trained", 16, 1, /*bin=*/16).result;
   EXPECT_EQ(shorter.positions.size(), 1u);
 }
 
-// Every target is seen or new, and the losses of both make up the whole; more of a text has said
-// more. The sums by hand are those of one forward over the same windows.
+// Every target is either seen or new, and the two losses add up to the total. Longer rows have more
+// seen targets. The expected sums come from one forward over the same windows.
 TEST_F(LengthTables, RecallPartsTheTargets) {
   LengthTable table = {.train_len = kTrainLen,
                        .lengths = {16, 128},
@@ -242,12 +243,12 @@ TEST_F(LengthTables, RecallPartsTheTargets) {
     if (flags.bigram_seen[i] != 0) loss += losses.const_data_ptr<float>()[i];
   const RecallScore bigrams = ScoreIn(table, "as_trained", 128).result.recall[2];
   EXPECT_EQ(bigrams.name, "bigram_seen");
-  // a forward of other shape rounds each loss, some 6 nats in fp32, otherwise
+  // A forward of another shape has other roundings of each loss, about 6 nats in fp32.
   EXPECT_NEAR(bigrams.loss, loss / static_cast<double>(bigrams.num_targets), 1e-5);
 }
 
-// Each token has a row of 32 before it, or what the text has, also from before its window. The rows
-// by hand end where the token's stride does.
+// Each token has a row of 32 before it, or as much as the text has, also from before its window.
+// The expected rows end with the token's stride.
 TEST_F(LengthTables, SlidingRowsScoreTheirLastTokens) {
   const LengthTable table = {
       .train_len = kTrainLen, .lengths = {32, 128}, .num_windows = 2, .batch_tokens = 64};
@@ -261,10 +262,10 @@ TEST_F(LengthTables, SlidingRowsScoreTheirLastTokens) {
   for (const int64_t stride : {1, 8, 16}) {
     double loss = 0;
     for (const int64_t window : ChooseWindows(2, data::NumWindows(tokens, 128))) {
-      // The text's first row scores all 32 targets.
+      // All 32 targets of the text's first row are scored.
       for (int64_t end = window == 0 ? 32 : window * 128 + stride; end <= (window + 1) * 128;
            end += stride) {
-        data::TokenView from = tokens;  // whose first window is the row that ends there
+        data::TokenView from = tokens;  // Its first window is the row that ends there.
         from.read = [&](int64_t begin, std::span<int32_t> ids) {
           tokens.read(end - 32 + begin, ids);
         };
@@ -275,7 +276,7 @@ TEST_F(LengthTables, SlidingRowsScoreTheirLastTokens) {
       }
     }
     const ValidationResult result = score(Concat("sliding:", stride), 32);
-    EXPECT_EQ(result.num_targets, 2 * 128);  // as many as of segments of any length
+    EXPECT_EQ(result.num_targets, 2 * 128);  // As many as for segments of any length.
     EXPECT_NEAR(result.loss, loss / (2 * 128), 1e-5) << stride;
     EXPECT_NEAR(score(Concat("sliding:", stride), 32, 3).loss, result.loss, 1e-6);
   }
@@ -302,7 +303,7 @@ TEST_F(LengthTables, CarriedRowsAreWholeRows) {
   }
 }
 
-// Rows of one token have no pair before: a part without targets has no loss.
+// Rows of one token have no earlier pair, and a part without targets has no loss.
 TEST_F(LengthTables, RecallOfNothingIsNotANumber) {
   const ValidationResult result =
       ScoreIn({.train_len = kTrainLen, .lengths = {1}, .num_windows = 30, .recall = true},
@@ -319,7 +320,7 @@ TEST_F(LengthTables, RecallOfNothingIsNotANumber) {
                   ExitCode::kUsage, "objective is masked_token");
 }
 
-// An encoder is asked for the same hidden tokens at every length, and has an accuracy on them.
+// An encoder predicts the same masked tokens at every length, with an accuracy.
 TEST_F(LengthTables, HiddenTokensAreTheSameAtEveryLength) {
   model::ModelConfig encoder =
       Config(model::MixerConfig("gau", {{"key_dim", int64_t{8}}, {"causal", false}}));
@@ -341,16 +342,16 @@ TEST_F(LengthTables, HiddenTokensAreTheSameAtEveryLength) {
   EXPECT_HL_ERROR(score("rerope", 128), ExitCode::kUsage, "positions support only earlier ones");
 }
 
-// InfoScale sharpens the attention of queries that see more keys than in training, and of no
-// others; ranks change nothing.
+// InfoScale only sharpens the attention of queries that see more keys than in training. Ranks
+// change nothing.
 TEST_F(LengthTables, TellWhatAttentionLooksAt) {
   const auto statistics = [&](const std::string& method, int64_t length, int world = 1) {
     return Score(method, length, world, 0, Softmax(), /*attention=*/true).attention.value();
   };
   const AttentionSummary plain = statistics("as_trained", 128),
                          info = statistics("info_scale", 128);
-  ASSERT_EQ(plain.buckets.size(), 8u);                  // 1, 2, 4, ... 64 keys, and 128
-  EXPECT_EQ(plain.buckets[4].num_queries, 3 * 16 * 4);  // stretches, positions, heads of all layers
+  ASSERT_EQ(plain.buckets.size(), 8u);                  // 1, 2, 4, ... 64 keys, and 128.
+  EXPECT_EQ(plain.buckets[4].num_queries, 3 * 16 * 4);  // Blocks, positions, heads of all layers.
   for (const size_t few : {0, 1, 2, 3})
     EXPECT_EQ(info.buckets[few].entropy, plain.buckets[few].entropy);
   for (const size_t many : {5, 6, 7}) {
@@ -371,9 +372,9 @@ TEST_F(LengthTables, TellWhatAttentionLooksAt) {
                     "Leave out --attention.");
 }
 
-// Half the length is before a target in its document and its row, in text whose documents have 6 to
-// 37 tokens. Longer rows give ever fewer targets such a context, so their losses say nothing about
-// it. Ranks change nothing.
+// Targets with at least half the length of context in their document and row, in text whose
+// documents have 6 to 37 tokens. Longer rows have fewer such targets, so their losses show nothing
+// about longer context. Ranks change nothing.
 TEST_F(LengthTables, CountTargetsWithHalfTheLengthOfContext) {
   std::vector<int32_t> ids;
   for (int32_t document = 0; std::ssize(ids) < 128 * 6 + 1; ++document) {
@@ -399,12 +400,12 @@ TEST_F(LengthTables, CountTargetsWithHalfTheLengthOfContext) {
     });
     return row.result;
   };
-  // Counts the targets of the chosen windows; the row of position p begins at row_begin(p).
+  // Counts the targets of the chosen windows. The row of position p starts at row_begin(p).
   const auto by_hand = [&](int64_t length, const std::function<int64_t(int64_t)>& row_begin) {
     int64_t count = 0;
     for (const int64_t window : ChooseWindows(4, 6))
       for (int64_t p = window * 128; p < (window + 1) * 128; ++p) {
-        if (ids[static_cast<size_t>(p)] == 1) continue;  // eos has no target
+        if (ids[static_cast<size_t>(p)] == 1) continue;  // eos has no target.
         int64_t begin = p;
         while (begin > row_begin(p) && ids[static_cast<size_t>(begin - 1)] != 1) --begin;
         count += p - begin + 1 >= length / 2 ? 1 : 0;

@@ -1,3 +1,4 @@
+// Names of evaluation protocols, and combinations that do not fit.
 #include "eval/length_table.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
-// Which targets a text has said before, by hand and by a search through every earlier token.
+// The targets that occurred earlier in their text, compared with results by hand and with a search
+// through all earlier tokens.
 #include "eval/part_sums.h"
 
 #include <gmock/gmock.h>
@@ -23,7 +24,7 @@ data::Batch Rows(int64_t rows, int64_t seq_len, std::vector<int32_t> inputs,
           .samples = {}};
 }
 
-// "the cat the cat sat the mat", of which 5 6 are said twice, and 5 alone three times.
+// "the cat the cat sat the mat": the pair 5 6 occurs twice, and 5 three times.
 TEST(Recall, ByHand) {
   const data::Batch batch = Rows(1, 7, {5, 6, 5, 6, 7, 5, 8}, {6, 5, 6, 7, 5, 8, kNone}, {0, 7});
   const RecallFlags flags = FindRecalled(batch);
@@ -31,14 +32,14 @@ TEST(Recall, ByHand) {
   EXPECT_THAT(flags.bigram_seen, ElementsAre(0, 0, 1, 0, 0, 0, 0));
 }
 
-// A token that follows itself is seen; its pair is not yet.
+// A token that follows itself counts as seen, but its pair has not occurred yet.
 TEST(Recall, ATokenTwice) {
   const RecallFlags flags = FindRecalled(Rows(1, 3, {4, 4, 4}, {4, 4, 4}, {0, 3}));
   EXPECT_THAT(flags.token_seen, ElementsAre(1, 1, 1));
   EXPECT_THAT(flags.bigram_seen, ElementsAre(0, 1, 1));
 }
 
-// Nothing is known of the row before, or of the document before in the same row.
+// Earlier rows, and earlier documents of the same row, do not count.
 TEST(Recall, StartsAnewWithRowsAndDocuments) {
   const RecallFlags flags = FindRecalled(
       Rows(2, 4, {5, 6, 5, 6, 5, 6, 5, 6}, {6, kNone, 6, 5, 6, 5, 6, 5}, {0, 2, 4, 8}));

@@ -1,5 +1,5 @@
-// What is hidden in texts, where, and who finds it. Golden draws follow Philox4x32-10 as it is
-// published, computed apart from this code.
+// Needles in texts: their contents, their positions, and the scores of models that find them. The
+// golden draws follow published Philox4x32-10 and were computed independently of this code.
 #include "eval/retrieval.h"
 
 #include <ATen/ops/zeros_like.h>
@@ -63,13 +63,13 @@ TEST(Passkey, HasTheDigitsOfItsSample) {
 
 TEST(Needles, StandAtTheirDepth) {
   const Needle needle = Passkey(0, 0);
-  const Tokens text = Numbers(1000, 2000);  // no token of a byte
+  const Tokens text = Numbers(1000, 2000);  // These ids are not bytes.
   const int64_t room = 200 - needle.size();
   for (const auto& [depth, before] : {std::pair{0.0, int64_t{0}}, {0.25, room / 4}, {1.0, room}}) {
     const Prompt prompt = Hide(needle, text, 200, depth);
     ASSERT_EQ(prompt.inputs.size(), 200u);
     EXPECT_EQ(std::ranges::find(prompt.inputs, needle.told[0]) - prompt.inputs.begin(), before);
-    Tokens rest = prompt.inputs;  // the haystack goes on behind the needle, without a gap
+    Tokens rest = prompt.inputs;  // The haystack continues after the needle without a gap.
     std::erase_if(rest, [](int32_t id) { return id < 1000; });
     EXPECT_EQ(rest, Tokens(text.begin(), text.begin() + room));
   }
@@ -125,7 +125,7 @@ TEST_F(Haystacks, AreOneTextWithoutEnds) {
   for (uint64_t sample = 0; sample < 100; ++sample) {
     const Tokens text = haystack.Text(sample, 30);
     ASSERT_EQ(text.size(), 30u);
-    for (size_t i = 1; i < text.size(); ++i)  // round and round
+    for (size_t i = 1; i < text.size(); ++i)  // Repeated.
       EXPECT_EQ(text[i], 100 + (text[i - 1] - 100 + 1) % 12);
     EXPECT_EQ(haystack.Text(sample, 7), Tokens(text.begin(), text.begin() + 7));
     begins.insert(text[0]);
@@ -143,7 +143,7 @@ TEST_F(Haystacks, SayWhatTheyAreNot) {
   EXPECT_HL_ERROR(Haystack(empty, 0), ExitCode::kData, "no text in which a needle can be hidden");
 }
 
-// A tokenizer of letters alone.
+// A tokenizer with only letters.
 class Letters : public data::Tokenizer {
  public:
   const std::string& kind() const override { return kind_; }
@@ -171,7 +171,8 @@ TEST(Needles, SayWhatHasNoRoom) {
   EXPECT_HL_ERROR(MqarNeedle(config, Numbers(3, 64), 0, 0), ExitCode::kUsage, "shorter --lengths");
 }
 
-// Answers with what has followed the same token before, no farther back than `reach`.
+// Predicts the token that followed the last occurrence of the same token, within the last `reach`
+// tokens.
 AnswerScorer Follower(int64_t reach, int64_t skipped = 0) {
   return [=](const at::Tensor& inputs, const at::Tensor& targets) {
     model::TokenScores scores = {at::zeros_like(targets, at::kFloat),
@@ -211,8 +212,8 @@ RetrievalScore Pairs(const AnswerScorer& scorer, double depth, int world = 1,
   return score;
 }
 
-// 244 tokens of text, 8 of pairs, 4 of questions: one who looks back 60 tokens finds what is hidden
-// at the end alone.
+// 244 tokens of text, 8 of pairs and 4 of questions: a model that sees 60 tokens back only finds
+// needles at the end.
 TEST(Retrieval, IsFoundByWhoLooksFarEnough) {
   EXPECT_EQ(Pairs(Follower(256), 0).accuracy, 1);
   EXPECT_EQ(Pairs(Follower(60), 0).accuracy, 0);
@@ -225,7 +226,7 @@ TEST(Retrieval, IsFoundByWhoLooksFarEnough) {
   EXPECT_EQ(Pairs(Follower(60), 0).loss, 2);
 }
 
-// Of a passkey, an answer is right when all its digits are.
+// The answer to a passkey is right if all its digits are.
 TEST(Retrieval, APasskeyIsOneAnswer) {
   const Needle needle = {.told = {10, 11, 12, 13, 14, 15},
                          .asked = {10, 11, 12, 13, 14},
@@ -253,8 +254,8 @@ model::ModelConfig Small(double initializer_range) {
   return config;
 }
 
-// A model that knows nothing gives each of 800 tokens the same, and seldom names the right one: 28
-// answers at 1/800 each are none or one, but for 1 in 1,600.
+// An untrained model gives 800 tokens equal probability: of 28 answers with probability 1/800 each,
+// at most one is right, except once in 1,600 runs.
 TEST(Retrieval, AnUntrainedModelGuesses) {
   model::LanguageModel model(Small(1e-3));
   model.BindOwnMemory(1, false);

@@ -1,3 +1,4 @@
+// Scoring of sequences in batches equals scoring each sequence separately.
 #include "eval/scorer.h"
 
 #include <ATen/core/Tensor.h>
@@ -31,7 +32,7 @@ std::vector<int32_t> Ids(size_t count, int step) {
   return ids;
 }
 
-// log-softmax of the parallel form of one sequence alone.
+// Returns the log-softmax of the parallel form of one sequence.
 std::vector<float> Plain(const model::LanguageModel& model, const std::vector<int32_t>& ids) {
   const auto length = static_cast<int64_t>(ids.size());
   const at::Tensor tokens = at::tensor(std::vector<int64_t>(ids.begin(), ids.end())).unsqueeze(0);
@@ -51,8 +52,8 @@ TEST(ScoreBatchesTest, LongestFirstAndAsManyRowsAsFit) {
   EXPECT_THAT(ScoreBatches(std::vector<size_t>{1, 0}, {}), IsEmpty());
 }
 
-// Padding, batches and pieces change nothing but rounding: logits of order 1, states summed in
-// another order.
+// Padding, batches and parts only change roundings: logits of order 1, states summed in another
+// order.
 TEST(ScoreBatchTest, EqualsEachSequenceAlone) {
   for (const char* mixer : {"retention", "gla", "softmax"}) {
     const auto model = Tiny(mixer);
@@ -69,7 +70,7 @@ TEST(ScoreBatchTest, EqualsEachSequenceAlone) {
   }
 }
 
-// Where scores grow by the length of the row, rows neither share a batch nor are cut.
+// If scores depend on the length of the row, rows do not share a batch and are not split.
 TEST(ScoreBatchTest, ARowsLengthIsItsOwn) {
   model::ModelConfig config = Tiny("softmax")->config();
   config.mixer.Set("query_scale", std::string("info"));
@@ -85,14 +86,14 @@ TEST(ScoreBatchTest, ARowsLengthIsItsOwn) {
     const auto alone = ScoreBatch(model, {&rows[row], 1}, {});
     EXPECT_THAT(scores[row], testing::Pointwise(testing::FloatNear(1e-5f), alone[0])) << row;
   }
-  // The first token of a longer row is read by a larger factor, but sees itself alone: the second
-  // tells.
+  // The first token of a longer row has a larger factor, but sees only itself. The second token
+  // shows the difference.
   const std::vector<int32_t> begin(ids[0].begin(), ids[0].begin() + 37);
   const std::span<const int32_t> shorter(begin);
   EXPECT_GT(std::abs(ScoreBatch(model, {&shorter, 1}, {})[0][1] - scores[0][1]), 1e-4);
 }
 
-// Of an encoder every token, hidden alone, by all others.
+// An encoder predicts every token from all others, with only this token masked.
 TEST(ScoreBatchTest, HiddenTokensOneByOne) {
   model::ModelConfig config = {.vocab_size = 30, .model_dim = 16, .num_layers = 2};
   config.initializer_range = 0.3;

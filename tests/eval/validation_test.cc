@@ -1,4 +1,4 @@
-// The two means of a validation: over targets, and over batches as transformers' Trainer has it.
+// The two means of a validation: over targets, and over batches as in the Trainer of transformers.
 #include "eval/validation.h"
 
 #include <gtest/gtest.h>
@@ -22,12 +22,12 @@ class Validation : public testing::Test {
  protected:
   static model::LanguageModel Model(const char* objective, int64_t vocab_size) {
     model::ModelConfig config = {.vocab_size = vocab_size, .model_dim = 16, .num_layers = 1};
-    config.initializer_range = 0.5;  // losses far from each other
+    config.initializer_range = 0.5;  // Gives losses that differ a lot.
     config.mixer = model::MixerConfig("d2d", {{"num_heads", 2}});
     config.objective = model::ObjectiveConfig(objective);
     return model::LanguageModel(config);
   }
-  // Of `world` ranks; rank 0's.
+  // Returns the result of rank 0 of `world` ranks.
   ValidationResult Run(const data::TokenView& tokens, const char* objective, int64_t batch,
                        int world = 1, int64_t num_windows = 0) const {
     ValidationResult result;
@@ -50,8 +50,8 @@ class Validation : public testing::Test {
   test::TempDir dir_;
 };
 
-// Number 22 of D2D's properties: where each row has as many targets, nothing is padded and both
-// means are one.
+// Property 22 of D2D: if all rows have the same number of targets, there is no padding, and both
+// means are equal.
 TEST_F(Validation, MeansAgreeWhereNothingIsPadded) {
   const data::Dataset even = Mqar("even", {{kSeqLen, 4, 2 * kRows}});
   const data::TokenView tokens = data::ViewOf(even, data::Split::kValidation);
@@ -62,8 +62,8 @@ TEST_F(Validation, MeansAgreeWhereNothingIsPadded) {
   }
 }
 
-// Number 22: rows of 4 targets and rows of 2. In batches of one kind each batch counts by its rows,
-// in one batch by its targets; the number of ranks changes neither.
+// Property 22: rows with 4 targets and rows with 2. In batches of one kind, each batch is weighted
+// by its rows, in one batch by its targets. The number of ranks does not matter.
 TEST_F(Validation, MeansDifferByThePaddingOfTheBatches) {
   const data::Dataset uneven = Mqar("uneven", {{kSeqLen, 4, kRows}, {kSeqLen, 2, kRows}});
   const data::TokenView tokens = data::ViewOf(uneven, data::Split::kValidation);
@@ -79,7 +79,7 @@ TEST_F(Validation, MeansDifferByThePaddingOfTheBatches) {
   EXPECT_NEAR(Run(tokens, "labelled", 3).loss_hf, Run(tokens, "labelled", 3, 4).loss_hf, 1e-6);
 }
 
-// Number 22: what stands after the end of a document is no target, in either mean.
+// Property 22: tokens after the end of a document are not targets in either mean.
 TEST_F(Validation, NothingIsAskedOfTheEndOfADocument) {
   {
     std::ofstream text(dir_ / "text.txt");
@@ -99,8 +99,8 @@ TEST_F(Validation, NothingIsAskedOfTheEndOfADocument) {
   EXPECT_NE(result.loss_hf, result.loss) << "windows of different numbers of targets";
 }
 
-// A split of two sources, one after the other: of two tokens, and of many. The score is that of
-// ChooseWindows' windows, several of each source, and not that of the first windows.
+// A split with two sources in sequence, the first with two tokens. The score covers the windows of
+// ChooseWindows, with several of each source, and not the first windows.
 TEST_F(Validation, FewWindowsAreSpreadOverTheSplit) {
   constexpr int64_t kWindows = 64, kFew = 12;
   const data::TokenView tokens = {
@@ -138,15 +138,15 @@ TEST_F(Validation, FewWindowsAreSpreadOverTheSplit) {
     EXPECT_NEAR(Run(tokens, "next_token", 5, world, kFew).loss, result.loss, 1e-6) << world;
 }
 
-// A row is of the source of its first token, also if the source ends within it. Sources without a
-// scored row are left out; the others make up the whole.
+// A row belongs to the source of its first token, even if the source ends within the row. Sources
+// without a scored row are left out. The others add up to the total.
 TEST_F(Validation, SourcesPartTheLoss) {
   const data::TokenView tokens = {
       .name = "the text",
       .info = {.num_tokens = 10 * kSeqLen + 1,
-               .sources = {{.name = "a", .num_tokens = 2 * kSeqLen + 1},  // rows 0, 1 and 2
-                           {.name = "b", .num_tokens = kSeqLen - 1},      // row 2 begins in a
-                           {.name = "c", .num_tokens = 4 * kSeqLen},      // rows 3 to 6
+               .sources = {{.name = "a", .num_tokens = 2 * kSeqLen + 1},  // Rows 0, 1 and 2.
+                           {.name = "b", .num_tokens = kSeqLen - 1},      // Row 2 begins in a.
+                           {.name = "c", .num_tokens = 4 * kSeqLen},      // Rows 3 to 6.
                            {.name = "d", .num_tokens = 3 * kSeqLen + 1}}},
       .eos_id = 1,
       .read = [](int64_t begin, std::span<int32_t> ids) {
@@ -176,7 +176,7 @@ TEST_F(Validation, SourcesPartTheLoss) {
   EXPECT_EQ(targets_of_c, std::ranges::count_if(ChooseWindows(5, 10), in_c) * kSeqLen);
 }
 
-// Rows of both kinds are among the chosen ones, and each counts for its own.
+// The chosen rows include both kinds, and each counts for its own segment.
 TEST_F(Validation, SegmentsOfFewRows) {
   const data::Dataset uneven = Mqar("few", {{kSeqLen, 4, kRows}, {kSeqLen, 2, kRows}});
   const data::TokenView tokens = data::ViewOf(uneven, data::Split::kValidation);
@@ -196,7 +196,7 @@ TEST_F(Validation, SegmentsOfFewRows) {
               1e-9);
 }
 
-// Rows that fill a short last step up are nobody's to name.
+// Padding rows of a short last step have no targets.
 TEST(ApplyObjectives, PaddingHasNoTargets) {
   data::Batch batch;
   batch.batch_size = 2, batch.seq_len = 50;

@@ -1,4 +1,5 @@
-// Which windows are scored: as many as asked for, spread, and the same ones each time.
+// The choice of scored windows: the requested number, spread over the split, and the same every
+// time.
 #include "eval/validation.h"
 
 #include <gtest/gtest.h>

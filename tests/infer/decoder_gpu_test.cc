@@ -1,5 +1,5 @@
-// Steps that a GPU replays from a graph against those that it launches one by one. Skips where
-// there is no GPU.
+// Decoding steps that are replayed from a CUDA graph equal steps that are launched normally.
+// Skipped without a GPU.
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ class DecoderGpuTest : public test::GpuTest<testing::TestWithParam<std::string>>
 INSTANTIATE_TEST_SUITE_P(All, DecoderGpuTest, testing::ValuesIn(model::NamesOf(model::kMixers)),
                          [](const auto& param_info) { return param_info.param; });
 
-// The same kernels on the same numbers: the same bits.
+// The same kernels on the same numbers give the same bits.
 TEST_P(DecoderGpuTest, ReplaysEqualLaunches) {
   const c10::InferenceMode inference;
   model::LanguageModel model({.vocab_size = 50,

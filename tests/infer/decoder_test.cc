@@ -1,3 +1,4 @@
+// Decoding steps equal the model's own steps, and can be recorded.
 #include "infer/generator.h"
 
 #include <ATen/core/grad_mode.h>
@@ -32,7 +33,7 @@ class DecoderTest : public testing::TestWithParam<std::string> {
   DecoderTest() : model_(Tiny(model::TestForms(GetParam()).front())) {
     model_.BindOwnMemory(1, false);
   }
-  // A state that has seen `tokens`.
+  // Returns the state after `tokens`.
   model::ModelState Prefilled(const at::Tensor& tokens) const {
     model::ModelState state = model_.EmptyState(kBatch);
     const auto slice = model::SequenceSlice::Contiguous(kBatch, tokens.size(1), 0, at::kCPU);
@@ -58,13 +59,13 @@ TEST_P(DecoderTest, StepsAreTheModelsToTheBit) {
   EXPECT_EQ(decoder.state().bytes(), state.bytes());
 }
 
-// What is recorded may not wait for the device, nor bring anything there: memory of the host is
-// another one's by the time of a replay. It finds its tensors where they were.
+// A recorded step must not wait for the device or upload anything, because host memory may have
+// another use when the step is replayed. It must find its tensors at the same addresses.
 TEST_P(DecoderTest, AStepOfConstantSizeCanBeRecorded) {
   if (!model_.constant_state()) GTEST_SKIP() << "its state grows";
   const at::Tensor tokens = Tokens(4);
   Decoder decoder(model_, Prefilled(tokens.narrow(1, 0, 1)));
-  decoder.Step(tokens.select(1, 1));  // makes what stays
+  decoder.Step(tokens.select(1, 1));  // Fills the caches.
   std::vector<const void*> places;
   for (const model::MixerState& layer : decoder.state().layers)
     for (const at::Tensor& x : layer.tensors) places.push_back(x.const_data_ptr());
@@ -93,7 +94,7 @@ TEST(Decoder, RefusesTokensBeyondTheModelsPositions) {
                   "table of 3 positions", "shorter texts");
 }
 
-// One launch in place of many: the CPU gains nothing.
+// A graph replaces many launches by one, which gains nothing on the CPU.
 TEST(Decoder, RecordsOnAGpuAlone) {
   model::LanguageModel model(Tiny(model::TestForms("retention").front()));
   model.BindOwnMemory(1, false);

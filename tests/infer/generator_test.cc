@@ -1,3 +1,4 @@
+// Generation ends at the model's position limit and reports prompts that do not fit.
 #include "infer/generator.h"
 
 #include <gtest/gtest.h>
@@ -22,7 +23,7 @@ TEST(GeneratorTest, SaysWhichPromptsWouldWork) {
   generate({1, 29});
 }
 
-// Every token but the last is fed and has a position.
+// Every token except the last is fed to the model and has a position.
 TEST(GeneratorTest, EndsWhereTheModelHasNoFurtherPosition) {
   model::ModelConfig config = {
       .vocab_size = 30,

@@ -1,3 +1,4 @@
+// Sampling follows temperature, top-k and top-p, and depends only on seed and position.
 #include "infer/sampler.h"
 
 #include <gtest/gtest.h>
@@ -47,7 +48,7 @@ TEST(Sampler, TopKKeepsTheMostLikely) {
 }
 
 TEST(Sampler, TopPKeepsTheSmallestSetThatReachesIt) {
-  // probabilities 0.63, 0.23, 0.085, ...: 0.6 is reached by one token, 0.7 by two
+  // With probabilities 0.63, 0.23, 0.085, ... one token reaches 0.6, and two reach 0.7.
   EXPECT_EQ(Histogram({.top_p = 0.6}, 500).size(), 1u);
   EXPECT_EQ(Histogram({.top_p = 0.7}, 500).size(), 2u);
 }

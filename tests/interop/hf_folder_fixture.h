@@ -1,5 +1,4 @@
-// A small folder as transformers saves one, in the test's own bytes: two shards with an index, or
-// one file.
+// Writes a small folder in the format of transformers: two shards with an index, or one file.
 #pragma once
 
 #include <cstring>
@@ -16,7 +15,7 @@ inline void WriteText(const std::filesystem::path& path, const std::string& text
   std::ofstream(path, std::ios::binary) << text;
 }
 
-// fp32 tensors of shape [2, 3] that count up from 1, 7, ...
+// Returns fp32 tensors of shape [2, 3] that count up from 1, 7, ...
 inline std::string SafetensorsBytes(const std::vector<std::string>& names) {
   std::vector<ckpt::safetensors::Entry> entries;
   std::vector<float> values;

@@ -1,3 +1,4 @@
+// Reading Hugging Face folders: shards, indexes, and folders that must be refused.
 #include "interop/hf_folder.h"
 
 #include <gmock/gmock.h>
@@ -40,7 +41,7 @@ TEST_F(HfFolderTest, ReadsShards) {
   EXPECT_EQ(folder.Find("d"), nullptr);
 }
 
-// As in transformers: an index beside a whole file is what an earlier save has left.
+// As in transformers: an index next to a whole file is left over from an earlier save.
 TEST_F(HfFolderTest, AWholeFileComesBeforeAnIndex) {
   std::filesystem::copy(folder_ / "model-00001-of-00002.safetensors",
                         folder_ / "model.safetensors");
@@ -77,7 +78,7 @@ TEST_F(HfFolderTest, WhatIsNoModelFolder) {
   EXPECT_HL_ERROR(HfFolder::Open(dir_.path()), ExitCode::kData, "no config.json in");
   WriteText(folder_ / "config.json", "[1]");
   EXPECT_HL_ERROR(HfFolder::Open(folder_), ExitCode::kData, "config.json: not a JSON object");
-  // printing what was met would call itself once a bracket
+  // Printing this value would recurse once per bracket.
   WriteText(folder_ / "config.json",
             "{\"a\":" + std::string(100000, '[') + std::string(100000, ']') + "}");
   EXPECT_HL_ERROR(HfFolder::Open(folder_), ExitCode::kData, "config.json is nested 100001 deep",
@@ -89,7 +90,7 @@ TEST_F(HfFolderTest, WhatIsNoModelFolder) {
   EXPECT_HL_ERROR(HfFolder::Open(folder_), ExitCode::kData, "pickle", "safe_serialization=True");
 }
 
-// A pipe in the place of any of the files is refused, not waited for.
+// A pipe in the place of any file is refused immediately.
 TEST_F(HfFolderTest, PipesAreNoFiles) {
   for (const char* name : {"model-00002-of-00002.safetensors", "model.safetensors.index.json",
                            "model.safetensors", "config.json"}) {

@@ -1,4 +1,5 @@
-// The Hugging Face form of each tokenizer. What transformers makes of it: hf_tokenizer_compare.py.
+// The Hugging Face form of each tokenizer. hf_tokenizer_compare.py checks how transformers reads
+// it.
 #include "interop/hf_tokenizer.h"
 
 #include <gmock/gmock.h>
@@ -95,7 +96,7 @@ TEST(HfTokenizerTest, AFolderWithoutATokenizer) {
   EXPECT_EQ(LoadHfTokenizer(dir.path()), nullptr);
 }
 
-// Tokens that only tokenizer.json or added_tokens.json knows would be lost without a word.
+// Tokens that occur only in tokenizer.json or added_tokens.json would be lost silently.
 TEST(HfTokenizerTest, AddedTokensBesideASentencePieceModel) {
 #ifdef __SANITIZE_ADDRESS__
   GTEST_SKIP() << "AddressSanitizer refuses the dlopen that sentencepiece needs";
@@ -129,7 +130,7 @@ TEST(SentencePieceJsonTest, MergesAreRankedByTheScoreOfTheWhole) {
   const json model = Convert(test::SmallSentencePiece(true)).at("model");
   EXPECT_EQ(model.at("type"), "BPE");
   EXPECT_EQ(model.at("vocab").at("abc"), 264);
-  // ab -3, bc -4, abc -5 in its two ways: a bc has the smaller left id
+  // The scores are ab -3, bc -4, and abc -5 in its two ways. "a bc" has the smaller left id.
   EXPECT_EQ(model.at("merges"),
             json::parse(R"([["a", "b"], ["b", "c"], ["a", "bc"], ["ab", "c"]])"));
   EXPECT_EQ(model.at("byte_fallback"), true);

@@ -1,5 +1,5 @@
-// A folder with 12,000 planted faults, read under AddressSanitizer and UBSan: refused with an
-// Error, or sound.
+// A folder with 12,000 planted faults, read under AddressSanitizer and UBSan, is refused with an
+// Error or read consistently.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -16,17 +16,17 @@ namespace {
 
 constexpr int kMutationsPerFile = 3000;
 
-// Damage of any kind, or a number from nowhere: in a length, an offset or a size.
+// Applies random damage, or replaces a length, offset or size by an arbitrary number.
 std::string Damaged(const std::string& bytes, std::mt19937_64& random) {
   if (random() % 4 != 0) return test::Mutated(bytes, random);
   const size_t place = random() % bytes.size(), length = random() % 12 + 1;
   return std::string(bytes).replace(place, length, std::to_string(int64_t{1} << random() % 63));
 }
 
-// Everything that the folder says it has can be read.
+// Reads everything that the folder declares.
 void ReadAll(const HfFolder& folder) {
   for (const auto& [name, tensor] : folder.tensors()) {
-    ASSERT_LE(tensor.count(), 1000) << name;  // the files hold 18 elements
+    ASSERT_LE(tensor.count(), 1000) << name;  // The files have 18 elements.
     std::vector<float> values(static_cast<size_t>(tensor.count()));
     try {
       folder.Read(tensor, 0, tensor.count(), values.data());
@@ -59,8 +59,8 @@ TEST(HostileFolderTest, MutatedFilesAreRefusedOrSound) {
     test::WriteText(folder / name, good);
   }
   ReadAll(HfFolder::Open(folder));
-  // Most faults hit a number, a name or a length; harmless are those in values and in the config's
-  // own words.
+  // Most faults hit a number, a name or a length. Faults in values and in ignored config entries
+  // are harmless.
   EXPECT_GT(refused, 2 * kMutationsPerFile);
 }
 

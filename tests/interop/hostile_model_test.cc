@@ -1,5 +1,5 @@
-// Small folders with 15,500 planted faults, opened as models: refused with an Error, or exactly
-// what their config.json asks for, and never with more memory than the files account for.
+// Small folders with 15,500 planted faults, opened as models, are refused with an Error or give
+// exactly the model of their config.json. Memory use is bounded by the size of the files.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -29,8 +29,8 @@ constexpr const char* kFirstShard = "model-00001-of-00002.safetensors";
 constexpr const char* kSecondShard = "model-00002-of-00002.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
 
-// One of each class, with what changes the set of tensors: biases, norms, convolutions, softmax
-// layers, ties.
+// One config per class, with options that change the set of tensors: biases, norms, convolutions,
+// softmax layers, tied weights.
 constexpr const char* kConfigs[] = {
     R"({"model_type": "llama", "vocab_size": 5, "hidden_size": 8, "intermediate_size": 6,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 2,
@@ -64,13 +64,13 @@ constexpr const char* kConfigs[] = {
             {"name": "a.Hyena", "kwargs": {"l_max": 8, "filter_order": 4}},
             {"name": "a.MHA", "kwargs": {"num_heads": 2, "bias": true, "dropout": 0.1}}]}}})"};
 
-// What stands in the place of a config's value.
+// Replacements for a config's values.
 const json kValues = json::parse(R"([
     null, true, false, 0, 1, 2, 3, 4, 6, 8, 16, -1, 1.5, 0.0, -0.25, 1e-310, 1e308,
     "silu", "relu", "default", "", [], {}, [0, 0], [1],
     1073741824, 1073741825, 1099511627776, -9223372036854775808, 18446744073709551615])");
 
-// What LlamaForCausalLM has of parameters, from its public description alone.
+// Returns the parameters of LlamaForCausalLM, based only on its public description.
 Shapes LlamaTensors(const json& config) {
   const auto number = [&](const char* key, int64_t absent) {
     const auto found = config.find(key);
@@ -112,11 +112,12 @@ Shapes ShapesOf(const HfFolder& folder) {
   return shapes;
 }
 
-// All of the model's weights and nothing else lies in the folder, under other names.
+// Expects that the folder has exactly the model's weights, under other names.
 void ExpectSame(const HfModel& model) {
   Shapes left = ShapesOf(model.folder());
   const bool tied = model.config().head.tied;
-  if (tied) left.erase("lm_head.weight");  // equal to the embeddings: HfModel says otherwise untied
+  // Equal to the embeddings; otherwise HfModel unties them.
+  if (tied) left.erase("lm_head.weight");
   if (model.layout().model_type() == "llama") {
     Shapes asked = LlamaTensors(model.folder().config());
     if (!tied) asked["lm_head.weight"] = asked.at("model.embed_tokens.weight");
@@ -139,7 +140,7 @@ void ExpectSame(const HfModel& model) {
   EXPECT_TRUE(left.empty()) << left.begin()->first;
 }
 
-// Two shards of zeros and their index.
+// Writes two shards of zeros and their index.
 void WriteFolder(const std::filesystem::path& folder, const json& config) {
   std::filesystem::create_directories(folder);
   test::WriteText(folder / "config.json", config.dump());
@@ -167,7 +168,7 @@ void WriteFolder(const std::filesystem::path& folder, const json& config) {
   test::WriteText(folder / kIndex, json({{"weight_map", map}}).dump());
 }
 
-// A value that is a member of `config` or of an object in it becomes one of these, or goes.
+// Replaces one value of `config`, or of an object in it, or deletes it.
 json WithOneChange(json config, std::mt19937_64& random) {
   json* object = &config;
   while (true) {
@@ -187,10 +188,10 @@ json WithOneChange(json config, std::mt19937_64& random) {
   }
 }
 
-// A folder's files have less than 16 KiB each, as JSON some 30 times that; of the 29 tensors or
-// fewer, each may stand for one layer of 16 declared parameters with less than 1 KiB each. That is
-// 2 MiB a time; the rest is for the allocator's and the libraries' pages. The least number from
-// nowhere that is tried as a size, 2^30, would be a thousand times as much.
+// A folder's files have less than 16 KiB each, or about 30 times that as JSON. Each of at most 29
+// tensors may stand for a layer of 16 declared parameters with less than 1 KiB each. That is 2 MiB
+// in total. The rest is for pages of the allocator and the libraries. The smallest arbitrary size
+// that is tried, 2^30, would be a thousand times as much.
 constexpr int64_t kMaxGrowthBytes = 16 << 20;
 
 int64_t PeakBytes() {
@@ -212,7 +213,7 @@ class HostileModelTest : public testing::Test {
     peak_before_ = PeakBytes();
   }
   void ExpectBoundedMemory() const {
-#ifndef __SANITIZE_ADDRESS__  // which holds back what is freed
+#ifndef __SANITIZE_ADDRESS__  // It keeps freed memory.
     EXPECT_LT(PeakBytes() - peak_before_, kMaxGrowthBytes);
 #endif
   }
@@ -242,7 +243,7 @@ TEST_F(HostileModelTest, DamagedBytesOfALlamaFolder) {
   std::mt19937_64 random(5);
   for (const char* name : {"config.json", kIndex, kFirstShard, kSecondShard}) {
     const std::string good = ReadFile(folder_ / name, ExitCode::kData);
-    const size_t data = good.rfind("}") + 1;  // of a shard: where zeros begin
+    const size_t data = good.rfind("}") + 1;  // The start of a shard's zeros.
     for (int i = 0; i < kDamagedBytesPerFile; ++i) {
       const std::string bad = test::Mutated(good.substr(0, data), random) + good.substr(data);
       test::WriteText(folder_ / name, bad);
@@ -253,7 +254,7 @@ TEST_F(HostileModelTest, DamagedBytesOfALlamaFolder) {
   }
   ExpectBoundedMemory();
   EXPECT_GT(num_refused_, 2 * kDamagedBytesPerFile);
-  EXPECT_GT(num_opened_, kDamagedBytesPerFile / 100);  // spaces, keys without a meaning, metadata
+  EXPECT_GT(num_opened_, kDamagedBytesPerFile / 100);  // Spaces, keys without a meaning, metadata.
 }
 
 TEST_F(HostileModelTest, ChangedValuesOfEveryClass) {

@@ -1,3 +1,4 @@
+// The layouts of Hugging Face classes: which models they express, and configs in both directions.
 #include "interop/layout.h"
 
 #include <gmock/gmock.h>
@@ -20,7 +21,7 @@ model::ModelConfig Model(const std::string& mixer, std::vector<model::Assignment
   return config;
 }
 
-// The recipe of parts that GPT-2 is.
+// Returns the recipe of GPT-2.
 model::ModelConfig Gpt2Model() {
   model::ModelConfig config =
       Model("softmax", {{"qkv_bias", true}, {"out_bias", true}, {"rope_theta", 0}});
@@ -35,7 +36,7 @@ std::string Chosen(const model::ModelConfig& config, const std::string& model_ty
   return ChooseLayout(config, model_type).model_type();
 }
 
-// The list that the command line is made from says the same as the layouts themselves.
+// The command line's list of layouts agrees with the layouts.
 TEST(LayoutsTest, AreListedByTheirNames) {
   std::vector<std::pair<std::string, bool>> listed, made;
 #define HL_LAYOUT(Make, model_type, exports) listed.emplace_back(model_type, exports);
@@ -102,7 +103,7 @@ TEST(LayoutOfTest, UnknownFamilyListsTheKnownOnes) {
       "x/config.json: model_type is 'bert'; known: llama, transformer, gpt2, retnet, gla");
 }
 
-// config.json -> model -> config.json, for every class with every option away from its default.
+// config.json -> model -> config.json, for every class, with every option changed from its default.
 TEST(LayoutTest, ConfigsRoundTrip) {
   std::vector<model::ModelConfig> models = {
       Model("retention", {{"num_kv_heads", 2},
@@ -223,7 +224,7 @@ TEST(LayoutTest, FeatureMapsByTheirOtherNames) {
                   "feature_map is 'xielu'. Only null and these names are supported: relu");
 }
 
-// fla looks up those of gla in a table of its own, where gelu is the approximation by tanh.
+// fla has a separate table for gla, in which gelu is the tanh approximation.
 TEST(LayoutTest, FeatureMapsOfGlaAreThoseOfFla) {
   const std::pair<const char*, const char*> pairs[] = {{"relu", "relu"},
                                                        {"relu2", "sqrelu"},

@@ -1,3 +1,5 @@
+// Parameters are read from differently ordered, transposed and joined tensors, in ranges of any
+// size.
 #include "interop/placement.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +23,7 @@ RangeReader ReaderOf(const Values& values) {
   };
 }
 
-// All of it, in pieces of up to `most` elements.
+// Reads everything in ranges of up to `most` elements.
 Values InPieces(const RangeReader& read, int64_t count, int64_t most, std::mt19937_64& random) {
   Values values(static_cast<size_t>(count), -1.0f);
   for (int64_t begin = 0; begin < count;) {
@@ -37,7 +39,7 @@ struct Case {
   bool transposed;
 };
 
-// The value that says where in which parameter it belongs.
+// Returns a value that identifies the parameter and the position.
 float Value(int64_t part, int64_t row, int64_t column) {
   return static_cast<float>(part * 1'000'000 + row * 1000 + column);
 }
@@ -82,13 +84,13 @@ TEST(PlacementTest, ReadsEitherOutOfTheOtherInPiecesOfAnySize) {
         ExpectBothWays({out, in, num_parts, transposed});
 }
 
-// More than one band of rows, in wide and in high matrices.
+// More than one band of rows, in wide and in tall matrices.
 TEST(PlacementTest, MatricesOfMoreThanABand) {
   std::mt19937_64 random(4);
   for (const auto& [rows, columns] :
        {std::pair<int64_t, int64_t>{1500, 1100}, {3, 1'100'000}, {1'100'000, 2}}) {
     Values tensor(static_cast<size_t>(rows * columns)), want(tensor.size());
-    std::iota(tensor.begin(), tensor.end(), 0.0f);  // exact: below 2^24
+    std::iota(tensor.begin(), tensor.end(), 0.0f);  // Exact below 2^24.
     for (int64_t row = 0; row < rows; ++row)
       for (int64_t column = 0; column < columns; ++column)
         want[static_cast<size_t>(column * rows + row)] =
@@ -99,7 +101,7 @@ TEST(PlacementTest, MatricesOfMoreThanABand) {
   }
 }
 
-// Rows 3 to 8 of ten, of which neighbours are halves here.
+// Rows 3 to 8 of ten, whose neighbours are halves in the other order.
 TEST(PlacementTest, SomeRowsInAnotherOrder) {
   std::mt19937_64 random(5);
   for (const int64_t columns : {1, 3}) {
@@ -126,7 +128,7 @@ TEST(PlacementTest, SomeRowsInAnotherOrder) {
                   "selected or paired rows");
 }
 
-// Each head's rows are halved by themselves.
+// The rows of each head are split into halves separately.
 TEST(PlacementTest, PairsOfTwoHeads) {
   const Values tensor = {0, 1, 2, 3, 4, 5, 6, 7};
   Values halves(8);
@@ -136,11 +138,11 @@ TEST(PlacementTest, PairsOfTwoHeads) {
                   "6 rows cannot be split into groups of an even number of rows, 3");
 }
 
-// Keys between queries and values in the columns of one matrix [in, out]. A group of rows takes two
-// reads of the matrix, as each costs the whole of it.
+// Keys between queries and values in the columns of one matrix [in, out]. A group of rows is read
+// twice, because each read costs the whole matrix.
 TEST(PlacementTest, PairsInAPartOfATransposedMatrix) {
   constexpr int64_t kOut = 8, kIn = 3;
-  const std::vector<int64_t> order = {0, 2, 1, 3, 4, 6, 5, 7};  // heads of four rows
+  const std::vector<int64_t> order = {0, 2, 1, 3, 4, 6, 5, 7};  // Heads of four rows.
   Values tensor(kIn * 3 * kOut), want;
   std::iota(tensor.begin(), tensor.end(), 0.0f);
   for (const int64_t row : order)

@@ -1,4 +1,4 @@
-// A small sentencepiece model, as a message that a test can change.
+// A small sentencepiece model as a message that a test can change.
 #pragma once
 
 #include <halflife/sentencepiece_model.pb.h>
@@ -8,7 +8,7 @@
 namespace halflife::interop::test {
 
 // <unk> 0, <s> 1, </s> 2, the 256 byte pieces, then a, b, c, ab, bc, abc and the space mark, with
-// scores -0, -1, ...; identity normalisation, no dummy prefix.
+// scores -0, -1, ... Identity normalisation, no dummy prefix.
 inline proto::sentencepiece::ModelProto SmallSentencePiece(bool bpe) {
   proto::sentencepiece::ModelProto model;
   const auto add = [&](const std::string& text, int type, float score) {

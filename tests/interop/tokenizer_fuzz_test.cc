@@ -1,5 +1,5 @@
-// Hostile tokenizer files: tens of thousands of damaged ones, under AddressSanitizer and UBSan.
-// Each must end in an error of kData or in a tokenizer that is consistent with itself.
+// Tens of thousands of damaged tokenizer files, under AddressSanitizer and UBSan. Each must give an
+// error of kData or a consistent tokenizer.
 #include <gtest/gtest.h>
 #include <halflife/sentencepiece_model.pb.h>
 
@@ -28,7 +28,7 @@ const std::string kTexts[] = {
     "abc",
     std::string(300, 'a') + std::string(300, ' ') + "hello" + std::string(50, '\n')};
 
-// A tokenizer.json that was accepted says nothing that contradicts itself.
+// Expects that an accepted tokenizer.json is consistent.
 void ExpectConsistent(const data::BpeSpec& spec) {
   const std::set<std::string> unique(spec.tokens.begin(), spec.tokens.end());
   EXPECT_EQ(unique.size(), spec.tokens.size());
@@ -42,8 +42,8 @@ void ExpectConsistent(const data::BpeSpec& spec) {
   for (const data::AddedToken& added : spec.added) EXPECT_EQ(token(added.id), added.content);
 }
 
-// Whether the files made a tokenizer; then what it does must make sense. A pattern may give up on a
-// text, which is an error of kData too.
+// Returns whether the files give a tokenizer, which must then behave consistently. A pattern may
+// give up on a text, which is an error of kData too.
 bool IsAccepted(const Files& files) {
   try {
     const auto tokenizer = data::MakeBpeTokenizer(files, "fuzzed");
@@ -77,11 +77,11 @@ TEST(TokenizerFuzzTest, BytesOfTokenizerJson) {
     files["tokenizer.json"] = Mutated(good, random);
     num_accepted += IsAccepted(files);
   }
-  // Not all damage makes a file wrong: a token may be spelt otherwise.
+  // Some damage leaves a valid file: a token may have another spelling.
   EXPECT_LT(num_accepted, 3000);
 }
 
-// A value anywhere below `json`, as JSON lists them.
+// Returns a random value below `json`.
 ordered_json* Pick(ordered_json& json, std::mt19937_64& random) {
   ordered_json* at = &json;
   while (at->is_structured() && !at->empty() && random() % 5 != 0) {
@@ -141,8 +141,8 @@ TEST(TokenizerFuzzTest, TokenizerConfig) {
   int num_accepted = 0;
   for (int i = 0; i < 10'000; ++i) {
     SCOPED_TRACE(i);
-    // What names tokens by their content, and what names them by number, one damaged at a time: two
-    // at once leave next to nothing to accept.
+    // Damages either the file that names tokens by content or the one that names them by number. If
+    // both are damaged, almost nothing is accepted.
     const std::string by_number = R"({"eos_token_id": [265]})";
     const Files files = i % 2 == 0 ? Files{{"tokenizer_config.json", Mutated(good, random)},
                                            {"generation_config.json", by_number}}
@@ -163,7 +163,8 @@ TEST(TokenizerFuzzTest, TokenizerConfig) {
   EXPECT_LT(num_accepted, 8000);
 }
 
-// What a conversion says: JSON whose ids are the pieces', each once, with merges of known pieces.
+// Expects the result of a conversion: JSON whose ids are those of the pieces, each once, and whose
+// merges use known pieces.
 void ExpectConsistent(const SentencePieceJson& json) {
   const auto tokenizer = nlohmann::json::parse(json.tokenizer);
   const auto& model = tokenizer.at("model");

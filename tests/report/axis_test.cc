@@ -1,3 +1,4 @@
+// Axes of plots: number formats, ticks and ranges.
 #include "report/axis.h"
 
 #include <gtest/gtest.h>
@@ -51,7 +52,7 @@ TEST(LogTicks, AreDecadesOrOneTwoFive) {
   EXPECT_EQ(Labels(LogTicks(3.1, 3.4, 4)), "3.1 3.2 3.3 3.4");
 }
 
-// Whatever the range: some ticks, inside it, ascending, none named twice.
+// For any range there are ticks, which are inside it, ascending and have distinct labels.
 TEST(Ticks, HoldForAnyRange) {
   for (int exponent = -12; exponent <= 13; ++exponent) {
     for (const double low : {0.1, 1.0, 2.7, 9.99}) {

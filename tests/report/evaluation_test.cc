@@ -1,3 +1,4 @@
+// Plots and tables of evaluation files.
 #include "report/evaluation.h"
 
 #include <gmock/gmock.h>
@@ -15,7 +16,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
 
-// As `halflife eval --out` writes it; a value that is not finite is null there.
+// The format of `halflife eval --out`, in which values that are not finite are null.
 constexpr const char* kOfOne = R"({"model": "runs/one/ckpt/step_000000000020", "train_len": 64,
   "rows": [{"method": "window", "length": 256, "perplexity": 5.5},
            {"method": "as_trained", "length": 64, "perplexity": 4.0},
@@ -34,15 +35,15 @@ TEST(Evaluation, CurvesOfSeveralModelsAreInOnePicture) {
   const std::vector<Evaluation> both = {ParseEvaluation(kOfOne, "1.json"),
                                         ParseEvaluation(kOfTwo, "2.json")};
   const std::vector<PlotSpec> plots = ChartsByLength(both);
-  ASSERT_EQ(plots.size(), 2u);  // perplexity, and accuracy, which one of them has
+  ASSERT_EQ(plots.size(), 2u);  // Perplexity, and accuracy, which only one of them has.
   EXPECT_THAT(NamesOf(plots[0]), ElementsAre("one, window", "one, as_trained", "two, as_trained"));
   EXPECT_EQ(NamesOf(plots[1]), NamesOf(plots[0]));
-  const Series& window = plots[0].curves[0].points;  // in the order of lengths
+  const Series& window = plots[0].curves[0].points;  // In the order of lengths.
   ASSERT_EQ(window.size(), 2u);
   EXPECT_EQ(window[0].x, 64);
   EXPECT_EQ(window[0].y, 4.25);
   EXPECT_EQ(window[1].y, 5.5);
-  EXPECT_EQ(plots[0].curves[1].points.size(), 1u);  // without what was not finite
+  EXPECT_EQ(plots[0].curves[1].points.size(), 1u);  // Without values that are not finite.
   EXPECT_TRUE(plots[1].curves[0].points.empty());
   EXPECT_EQ(plots[1].curves[2].points.at(0).y, 0.25);
   EXPECT_THAT(plots[0].x_ticks, ElementsAre(64, 128, 256));
@@ -50,7 +51,7 @@ TEST(Evaluation, CurvesOfSeveralModelsAreInOnePicture) {
   EXPECT_THAT(RenderFigure(plots), HasSubstr(">one, window</text>"));
 }
 
-// What all curves share is not said of each, and no two have one name.
+// A curve's name leaves out what all curves share, and names are unique.
 TEST(Evaluation, CurvesAreNamedByWhatTellsThemApart) {
   const Evaluation one = ParseEvaluation(kOfOne, "1.json");
   EXPECT_THAT(NamesOf(ChartsByLength({one})[0]), ElementsAre("window", "as_trained"));
@@ -78,7 +79,8 @@ TEST(Evaluation, ThePageHasTheCurvesAndTheirNumbers) {
               HasSubstr("<title>trained"));
 }
 
-// Needles at several depths are one point of a length; of a length that lacks one there is none.
+// Needles at several depths are one point per length. A length without one of the depths has no
+// point.
 TEST(Evaluation, DepthsAreOneCurve) {
   const Evaluation found = ParseEvaluation(R"({"model": "m", "train_len": 8, "rows": [
     {"method": "as_trained", "length": 16, "depth": 0, "retrieval_accuracy": 0.25},

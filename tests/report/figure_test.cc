@@ -1,3 +1,4 @@
+// Figures: one file with several plots and one legend.
 #include "report/plot.h"
 
 #include <gmock/gmock.h>
@@ -47,7 +48,7 @@ TEST(Figure, APlotWithoutValuesSaysSo) {
   EXPECT_THAT(RenderFigure({Plot("first"), empty}), HasSubstr("no value yet"));
 }
 
-// As of an evaluation of which no value is finite.
+// As for an evaluation without finite values.
 TEST(Figure, WithoutPlotsThereIsStillAPicture) {
   const std::string svg = RenderFigure({});
   EXPECT_TRUE(svg.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\""));
@@ -55,14 +56,14 @@ TEST(Figure, WithoutPlotsThereIsStillAPicture) {
   EXPECT_EQ(Count(svg, "no value yet"), 1);
 }
 
-// Ticks stand where they are asked for, and a bar where there is a deviation.
+// Ticks are at the requested positions, and points with a deviation have error bars.
 TEST(Figure, TicksAndErrorBars) {
   const std::string drawing = RenderDrawing(Plot("first"), "id=\"x\"");
   EXPECT_THAT(drawing, HasSubstr("<svg id=\"x\" "));
   EXPECT_EQ(Count(drawing, "class=\"x\""), 2);
   EXPECT_THAT(drawing, HasSubstr(">32</text>"));
   EXPECT_THAT(drawing, HasSubstr(">64</text>"));
-  EXPECT_EQ(Count(drawing, "V"), 1);  // one vertical line: the other deviation is 0
+  EXPECT_EQ(Count(drawing, "V"), 1);  // One vertical line: the other deviation is 0.
 }
 
 }  // namespace

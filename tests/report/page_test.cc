@@ -1,3 +1,4 @@
+// The report page: numbers, comparisons of runs, sweeps, and escaping.
 #include "report/page.h"
 
 #include <gmock/gmock.h>
@@ -49,15 +50,15 @@ TEST(Escape, LeavesNoMarkupAndNoBrokenBytes) {
 TEST(Page, OneRunHasItsNumbers) {
   const std::string page = Page({Trained("only", 1)});
   EXPECT_THAT(page, HasSubstr("<title>only – halflife report</title>"));
-  EXPECT_THAT(page, HasSubstr("<td>1.1000 <small>at 40</small></td><td>3.004</td>"  // e^1.1
+  EXPECT_THAT(page, HasSubstr("<td>1.1000 <small>at 40</small></td><td>3.004</td>"  // e^1.1.
                               "<td>0.3300</td>"));
   EXPECT_THAT(page, HasSubstr("<tr><th>20</th><td>1.2000</td><td>3.32</td><td>0.3600</td></tr>"));
-  EXPECT_THAT(page, HasSubstr("<td>20.5k</td>"));  // 40 x 512 tokens
+  EXPECT_THAT(page, HasSubstr("<td>20.5k</td>"));  // 40 x 512 tokens.
   EXPECT_THAT(page, HasSubstr("<td>20 s</td>"));
   EXPECT_THAT(page, HasSubstr("Waiting for data, % of a step"));
   EXPECT_THAT(page, HasSubstr("Waiting for parameters of other ranks"));
-  EXPECT_THAT(page, Not(HasSubstr("Waiting for the other slices")));  // for which it never waits
-  EXPECT_THAT(page, Not(HasSubstr("Learning rate")));                 // it has no such metric
+  EXPECT_THAT(page, Not(HasSubstr("Waiting for the other slices")));  // It never waits for them.
+  EXPECT_THAT(page, Not(HasSubstr("Learning rate")));                 // The run has no such metric.
   EXPECT_THAT(page, Not(HasSubstr("Where the configs differ")));
   EXPECT_THAT(page, HasSubstr("made today"));
 }
@@ -90,7 +91,7 @@ TEST(Page, RunsAreComparedWhereTheyCanBe) {
   EXPECT_THAT(apart, Not(HasSubstr("class=\"best\"")));
 }
 
-// A run that did not tell bits per byte, beside one that did.
+// A run without bits per byte, together with one that has them.
 TEST(Page, ARunWithoutBitsPerByteHasADash) {
   RunRecord old = Trained("old", 1);
   old.metrics.erase("val_bits_per_byte");
@@ -128,7 +129,7 @@ TEST(Page, ASweepHasItsPlotsItsTablesAndTheCurvesOfItsRuns) {
   EXPECT_THAT(page, HasSubstr("<a href=\"sweeps/s/runs/lr=1/\">lr=1</a>"));
   EXPECT_THAT(page, HasSubstr("Curves of 1 of 2 runs."));
   EXPECT_THAT(page, HasSubstr("<b>Training loss, nats per token</b>"));
-  EXPECT_THAT(page, Not(HasSubstr("Tokens per second")));  // only what was learned
+  EXPECT_THAT(page, Not(HasSubstr("Tokens per second")));  // Only what was learned.
   EXPECT_THAT(page, Not(HasSubstr("class=\"part\"")));
   EXPECT_THAT(page, HasSubstr("made today"));
 }
@@ -150,7 +151,7 @@ TEST(Page, SweepsRunsAndEvaluationsShareAPage) {
   EXPECT_THAT(page, HasSubstr("<h2>By length</h2>"));
 }
 
-// A sweep of which nothing has run yet.
+// A sweep without any finished run.
 TEST(Page, ASweepWithoutRunsIsAPage) {
   const std::string page = RenderPage({.sweeps = {{.name = "begun", .metric = "val_loss"}}}, "now");
   EXPECT_THAT(page, HasSubstr("<title>begun"));
@@ -173,22 +174,22 @@ TEST(Page, TheLossIsShownOverTimeWhereItIsKnown) {
   RunRecord run = Trained("timed", 1);
   EXPECT_THAT(Page({run}), Not(HasSubstr("of training\"")));
   EXPECT_THAT(Page({run}),
-              HasSubstr("<td>20 s</td><td>–</td>"));  // steps took it, the whole: unknown
+              HasSubstr("<td>20 s</td><td>–</td>"));  // The steps took 20 s, the total is unknown.
   for (int step = 1; step <= 40; ++step) {
     run.metrics["elapsed_s"].push_back({1.0 * step, 30.0 * step});
   }
-  run.elapsed_s = 1230;  // a stretch was lost
+  run.elapsed_s = 1230;  // Part of the time was lost.
   run.resumes = {21};
   const std::string page = Page({run});
   EXPECT_THAT(page, HasSubstr("<td>20 s</td><td>20 min 30 s</td>"));
   EXPECT_THAT(page, HasSubstr("Training loss by time"));
   EXPECT_THAT(page, HasSubstr("Validation loss by time"));
   EXPECT_THAT(page, HasSubstr("\"low\":0.5,\"high\":20,\"log\":0,\"x\":\"minutes of training\""));
-  EXPECT_THAT(page, HasSubstr("\"x\":[5,10,15,20]"));  // validated at 10, 20, 30, 40
+  EXPECT_THAT(page, HasSubstr("\"x\":[5,10,15,20]"));  // Validated at 10, 20, 30, 40.
   EXPECT_THAT(page, HasSubstr("resumed at minutes of training 10.5"));
 }
 
-// A run that an older version began: what it did not tell is not made up.
+// A run that an older version started. Missing times are not invented.
 TEST(Page, TimeThatIsKnownFromAStepOnSaysSo) {
   RunRecord run = Trained("upgraded", 1);
   for (int step = 31; step <= 40; ++step) {

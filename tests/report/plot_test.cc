@@ -1,3 +1,4 @@
+// Plots as SVG: curves, gaps, logarithmic scales, markers and escaping.
 #include "report/plot.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +18,7 @@ size_t Count(const std::string& text, const std::string& piece) {
   return count;
 }
 
-// The d attribute of the curve's line.
+// Returns the d attribute of the curve's line.
 std::string LinePath(const std::string& svg) {
   std::smatch match;
   EXPECT_TRUE(std::regex_search(svg, match, std::regex("class=\"line s0\" d=\"([^\"]*)\"")));
@@ -40,7 +41,7 @@ PlotSpec Spec(Series points) {
 TEST(Plot, DrawsEveryPointOfAShortCurve) {
   const std::string svg = RenderPlot(Spec({{1, 1}, {2, 3}, {3, 2}}));
   EXPECT_EQ(LinePath(svg),
-            "M56.0,223.9L322.0,22.1L588.0,123.0");  // 4 % of the range above and below
+            "M56.0,223.9L322.0,22.1L588.0,123.0");  // With 4 % of the range above and below.
   EXPECT_EQ(Count(svg, "class=\"band"), 0u);
   EXPECT_EQ(Count(svg, "lowest to highest"), 0u);
 }
@@ -58,8 +59,8 @@ TEST(Plot, ANonFiniteValueIsAGapWithAMark) {
   EXPECT_EQ(Count(LinePath(svg), "M"), 3u);
   EXPECT_EQ(Count(svg, "class=\"nonfinite\""), 2u);
   EXPECT_EQ(Count(svg, "run: not finite at step 3"), 1u);
-  // step 7 stands alone: no line shows it
-  EXPECT_EQ(Count(svg, "<circle"), 2u);  // there, and at the curve's end
+  // Step 7 has no neighbours, so no line shows it.
+  EXPECT_EQ(Count(svg, "<circle"), 2u);  // There, and at the end of the curve.
 }
 
 TEST(Plot, ALogScaleLeavesOutWhatItCannotShow) {
@@ -81,7 +82,7 @@ TEST(Plot, NoPointsNoValuesOnePoint) {
 
 TEST(Plot, MarksResumesAndRules) {
   PlotSpec spec = Spec(Ramp(10));
-  spec.curves[0].resumes = {4, 99};  // 99: beyond what was trained
+  spec.curves[0].resumes = {4, 99};  // 99: beyond the trained steps.
   spec.rules = {{20, "clip"}};
   const std::string svg = RenderPlot(spec);
   EXPECT_EQ(Count(svg, "class=\"resume s0\""), 1u);
@@ -89,8 +90,8 @@ TEST(Plot, MarksResumesAndRules) {
   EXPECT_EQ(Count(svg, ">clip</text>"), 1u);
 }
 
-// The cloud has a marker for each point, also of one x; only the curve has a line and numbers under
-// the pointer.
+// The cloud has a marker for each point, also with equal x. Only the curve has a line and shows
+// numbers at the pointer.
 TEST(Plot, ACloudIsMarkersAlone) {
   PlotSpec spec = Spec({{1, 1}, {2, 2}});
   spec.markers = true;
@@ -103,7 +104,7 @@ TEST(Plot, ACloudIsMarkersAlone) {
   EXPECT_EQ(Count(cloud.substr(0, cloud.find("</g>")), "<circle"), 4u);
   EXPECT_EQ(Count(svg, "class=\"line"), 1u);
   EXPECT_EQ(Count(svg, "all runs"), 0u);
-  // Its markers do not lie on the frame, which is at x = 56 and 588.
+  // Its markers are not on the frame, which is at x = 56 and 588.
   EXPECT_EQ(Count(cloud, "cx=\"56.0\""), 0u);
   EXPECT_EQ(Count(cloud, "cx=\"75.7\""), 2u);
 }
@@ -113,7 +114,7 @@ TEST(Plot, ACurveWithoutALineHasItsMarkers) {
   spec.curves[0].line = false;
   const std::string svg = RenderPlot(spec);
   EXPECT_EQ(Count(svg, "class=\"line"), 0u);
-  EXPECT_EQ(Count(svg, "<circle"), 4u);  // the last point's is drawn twice
+  EXPECT_EQ(Count(svg, "<circle"), 4u);  // The marker of the last point is drawn twice.
 }
 
 TEST(Plot, CategoriesAreNamed) {
@@ -136,7 +137,7 @@ TEST(Plot, EscapesNamesInMarkupAndInData) {
   spec.title = "<b>&";
   spec.curves[0].name = "</script><script>alert(1)</script>";
   const std::string svg = RenderPlot(spec);
-  EXPECT_EQ(Count(svg, "</script>"), 1u);  // the data's own end
+  EXPECT_EQ(Count(svg, "</script>"), 1u);  // The end of the data.
   EXPECT_EQ(Count(svg, "alert(1)</"), 0u);
   EXPECT_EQ(Count(svg, "&lt;b&gt;&amp;"), 2u);
 }

@@ -1,3 +1,4 @@
+// Reading a run folder for reports: metrics of several attempts, time, tokens and status.
 #include "report/run_record.h"
 
 #include <gtest/gtest.h>
@@ -59,7 +60,7 @@ TEST_F(ReadRunTest, NumbersTruthValuesAndNull) {
   EXPECT_TRUE(run.metric("attempt").empty());
 }
 
-// Saved at 2, killed after 4 (validated there), resumed twice from 2.
+// Saved at 2, killed after 4 (with a validation), resumed twice from 2.
 TEST_F(ReadRunTest, TheLastAttemptSupersedesWhatItReplays) {
   Write("metrics.jsonl",
         R"({"step":0,"val_loss":6,"attempt":"a"})"
@@ -85,7 +86,8 @@ TEST_F(ReadRunTest, TheLastAttemptSupersedesWhatItReplays) {
   const RunRecord run = Read();
   EXPECT_EQ(Steps(run.metric("loss")), (std::vector<double>{1, 2, 3}));
   EXPECT_EQ(run.metric("loss").back().y, 3.2);
-  EXPECT_EQ(Steps(run.metric("val_loss")), std::vector<double>{0});  // step 4's is superseded
+  // That of step 4 is superseded.
+  EXPECT_EQ(Steps(run.metric("val_loss")), std::vector<double>{0});
   EXPECT_EQ(Steps(run.metric("save_bytes")), std::vector<double>{2});
   EXPECT_EQ(run.resumes, std::vector<int64_t>{3});
   EXPECT_EQ(run.replayed_steps, 3);
@@ -114,12 +116,12 @@ TEST_F(ReadRunTest, TimeCountsOnFromAttemptToAttempt) {
   EXPECT_EQ(run.elapsed_s, 40 + 9 + 5);
   const Series& elapsed = run.metric("elapsed_s");
   EXPECT_EQ(Steps(elapsed), (std::vector<double>{1, 2, 3}));
-  EXPECT_EQ(elapsed[1].y, 20);  // as its step was done, not its save
+  EXPECT_EQ(elapsed[1].y, 20);  // The end of the step, not of the save.
   EXPECT_EQ(elapsed[2].y, 54);
   EXPECT_TRUE(run.metric("unix_ms").empty());
 }
 
-// As where it was made beside training.
+// As for a background save.
 TEST_F(ReadRunTest, ASaveThatEndsBehindLaterStepsTakesNothingFromThem) {
   Write("metrics.jsonl", R"({"step":1,"loss":5,"tokens":64,"elapsed_s":10,"attempt":"a"})"
                          "\n"
@@ -135,7 +137,7 @@ TEST_F(ReadRunTest, ASaveThatEndsBehindLaterStepsTakesNothingFromThem) {
   EXPECT_EQ(run.elapsed_s, 25);
 }
 
-// An epoch ends with step 3, which has half of the rows; step 4 is not told of.
+// An epoch ends with step 3, which has half of the rows. Step 4 is not recorded.
 TEST_F(ReadRunTest, TokensAtAStepAreThoseThatTheRunTellsOf) {
   Write("metrics.jsonl", R"({"step":0,"val_loss":5,"tokens":0,"attempt":"a"})"
                          "\n"
@@ -152,7 +154,7 @@ TEST_F(ReadRunTest, TokensAtAStepAreThoseThatTheRunTellsOf) {
   EXPECT_EQ(tokens, (std::vector<double>{0, 64, 128, 160, 224, 288, 352}));
 }
 
-// As versions before these keys wrote them.
+// As older versions wrote them, without these keys.
 TEST_F(ReadRunTest, WithoutTokensAndTime) {
   Write("metrics.jsonl", "{\"step\":3,\"loss\":5,\"attempt\":\"a\"}\n");
   RunRecord run = Read();

@@ -1,3 +1,4 @@
+// Reduction of long curves to buckets that keep extremes, means and counts.
 #include "report/axis.h"
 
 #include <gtest/gtest.h>
@@ -34,8 +35,8 @@ TEST(Reduce, FewPointsStayAsTheyAre) {
 
 TEST(Reduce, KeepsExtremesMeansAndCounts) {
   Series points = Noise(10007);
-  points[5000].y = 40;    // one spike
-  points[7000].y = kNaN;  // one skipped step
+  points[5000].y = 40;    // One spike.
+  points[7000].y = kNaN;  // One skipped step.
   points[7001].y = HUGE_VAL;
   for (const Scale scale : {Scale::kLinear, Scale::kLog}) {
     const std::vector<Bucket> buckets = Reduce(points, 1, 10007, scale, 100);

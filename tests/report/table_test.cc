@@ -1,3 +1,4 @@
+// Tables as CSV and HTML.
 #include "report/table.h"
 
 #include <gmock/gmock.h>

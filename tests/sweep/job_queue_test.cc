@@ -1,4 +1,4 @@
-// Jobs that are shells.
+// The queue of jobs, with shell scripts as jobs.
 #include "sweep/job_queue.h"
 
 #include <gmock/gmock.h>
@@ -26,7 +26,7 @@ std::string Text(const std::filesystem::path& path) {
 
 class JobQueue : public testing::Test {
  protected:
-  // `ended` also keeps the exit code.
+  // `ended` also records the exit code.
   Job Shell(const std::string& script, bool again = false) {
     const size_t number = num_jobs_++;
     return {.command = {.words = {"/bin/sh", "-c", script},
@@ -92,7 +92,7 @@ TEST_F(JobQueue, EachSlotSeesItsGpuAndTheThreads) {
   EXPECT_EQ(Text(dir_ / "log2"), "4 5\n");
 }
 
-// What runs is told to stop and waited for; what waits never starts.
+// Running jobs are asked to stop and waited for. Waiting jobs never start.
 TEST_F(JobQueue, ASignalEndsIt) {
   const std::string parent = std::to_string(::getpid());
   const std::vector<Job> jobs = {Shell("trap 'echo told; exit 75' USR1; kill -USR1 " + parent +
@@ -114,7 +114,7 @@ TEST_F(JobQueue, AJobThatSaysNoIsLeftOut) {
   EXPECT_EQ(Text(dir_ / "log1"), "second\n");
 }
 
-// A terminal that is closed: programs die of HUP, so what runs gets TERM, which it can save after.
+// If the terminal is closed, running jobs get TERM, after which they can save. HUP would kill them.
 TEST_F(JobQueue, AHangUpEndsItByTerm) {
   const std::string parent = std::to_string(::getpid());
   EXPECT_EQ(
@@ -132,7 +132,7 @@ TEST_F(JobQueue, UnderNohupAHangUpIsNothing) {
                                  Shell("echo second")};
   EXPECT_EQ(RunJobs(jobs, {.count = 1, .gpus = {}}), 0);
   std::signal(SIGHUP, before);
-  EXPECT_EQ(Text(dir_ / "log0"), "first\n");  // it ignores what we ignore
+  EXPECT_EQ(Text(dir_ / "log0"), "first\n");  // It inherits ignored signals.
   EXPECT_EQ(Text(dir_ / "log1"), "second\n");
 }
 

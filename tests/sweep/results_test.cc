@@ -1,3 +1,4 @@
+// The summary of a sweep: best values, means over seeds, tables and plots.
 #include "sweep/results.h"
 
 #include <gmock/gmock.h>
@@ -11,7 +12,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// mixer x dim x lr x seed, summed up as the ReBased paper's Figure 1 is.
+// mixer x dim x lr x seed, summarised as in Figure 1 of the ReBased paper.
 SweepConfig Sweep() {
   return ParseSweep(R"(recipe: "r"
     axis { name: "mixer" point { label: "a" set: "m=a" } point { label: "b" set: "m=b" } }
@@ -29,7 +30,7 @@ report::RunRecord RunWith(const std::vector<double>& accuracies) {
   return run;
 }
 
-// The best value of run i of the grid is `best(i)`; NaN: it has none.
+// The best value of run i of the grid is `best(i)`. NaN: it has none.
 std::vector<TrialResult> ResultsWith(const SweepConfig& sweep,
                                      const std::function<double(const Trial&)>& best) {
   std::vector<TrialResult> results;
@@ -52,7 +53,7 @@ TEST(Results, ARunCountsWithItsBestValueAndTheStepOfIt) {
 
 TEST(Results, TheBestRateIsThatOfTheBestMeanNotOfTheBestRun) {
   const SweepConfig sweep = Sweep();
-  // 1e-2 has the best run of all, 1e-3 the better mean
+  // 1e-2 has the best run of all, 1e-3 has the better mean.
   const auto value = [](const Trial& trial) {
     const bool high_rate = trial.labels[2] == "1e-2", first = trial.labels[3] == "1";
     return high_rate ? (first ? 1.0 : 0.2) : (first ? 0.7 : 0.8);
@@ -63,7 +64,7 @@ TEST(Results, TheBestRateIsThatOfTheBestMeanNotOfTheBestRun) {
     EXPECT_EQ(group.best_label, "1e-3");
     EXPECT_EQ(group.num_runs, 2);
     EXPECT_DOUBLE_EQ(group.mean, 0.75);
-    EXPECT_NEAR(group.deviation, 0.1 / std::sqrt(2.0), 1e-15);  // of the sample: n - 1
+    EXPECT_NEAR(group.deviation, 0.1 / std::sqrt(2.0), 1e-15);  // Of the sample: n - 1.
     EXPECT_EQ(group.low, 0.7);
     EXPECT_EQ(group.high, 0.8);
   }
@@ -83,8 +84,8 @@ TEST(Results, RunsWithoutAValueAreLeftOutAndCounted) {
   const SweepConfig sweep = Sweep();
   std::vector<TrialResult> results =
       ResultsWith(sweep, [](const Trial& trial) { return trial.labels[2] == "1e-3" ? 0.5 : 0.4; });
-  results[0].best.reset();                                 // a, 32, 1e-3, seed 1
-  for (size_t i = 4; i < 8; ++i) results[i].best.reset();  // a, 64
+  results[0].best.reset();                                 // a, 32, 1e-3, seed 1.
+  for (size_t i = 4; i < 8; ++i) results[i].best.reset();  // a, 64.
   const std::vector<Group> groups = SumUp(sweep, results);
   ASSERT_EQ(groups.size(), 3u);
   EXPECT_EQ(groups[0].num_runs, 1);
@@ -132,7 +133,7 @@ TEST(Results, PeopleReadFourDigits) {
               ElementsAre("a", "64", "1e-2", "0.3333", "0", "0.3333", "0.3333", "2"));
 }
 
-// lr spans a decade, model_dim does not, and mixers are no numbers.
+// lr spans a decade, model_dim does not, and mixers are not numbers.
 TEST(Results, TheMetricIsDrawnOverEachAxis) {
   const SweepConfig sweep = Sweep();
   std::vector<TrialResult> results = ResultsWith(sweep, [](const Trial& trial) {
@@ -151,7 +152,7 @@ TEST(Results, TheMetricIsDrawnOverEachAxis) {
   for (const report::PlotSpec& plot : plots) {
     ASSERT_EQ(plot.curves.size(), 2u);
     EXPECT_TRUE(plot.curves[0].cloud);
-    EXPECT_EQ(plot.curves[0].points.size(), 15u);  // one run has no value
+    EXPECT_EQ(plot.curves[0].points.size(), 15u);  // One run has no value.
     EXPECT_EQ(plot.curves[1].line, plot.categories.empty());
   }
   const report::Series& best_of_mixers = plots[0].curves[1].points;
@@ -164,7 +165,7 @@ TEST(Results, TheMetricIsDrawnOverEachAxis) {
   EXPECT_EQ(best_of_rates[1].y, 0.75);
 }
 
-// A loss is best where it is lowest, and one that spans decades is drawn on a logarithmic scale.
+// The lowest loss is the best. A loss that spans decades is drawn on a logarithmic scale.
 TEST(Results, ALossOverAnAxisIsTheLowest) {
   SweepConfig sweep = ParseSweep(
       R"(recipe: "r" axis { field: "lr" value: ["3e-3", "1e-3"] }
@@ -176,10 +177,10 @@ TEST(Results, ALossOverAnAxisIsTheLowest) {
     results.back().best = report::Point{10, trial.labels[1] == "1" ? 2.0 : 500.0};
   }
   const std::vector<report::PlotSpec> plots = PlotsByAxis(sweep, results);
-  ASSERT_EQ(plots.size(), 2u);  // an axis of one point has no plot
+  ASSERT_EQ(plots.size(), 2u);  // An axis with one point has no plot.
   EXPECT_EQ(plots[0].y_scale, report::Scale::kLog);
   const report::Series& best = plots[0].curves[1].points;
-  EXPECT_EQ(best[0].x, 1e-3);  // ascending, whatever the order of the values
+  EXPECT_EQ(best[0].x, 1e-3);  // Ascending for any order of the values.
   EXPECT_EQ(best[0].y, 2);
 }
 
@@ -193,7 +194,8 @@ TEST(Results, TheBestRunsKeepTheOrderOfTheGrid) {
   }
   EXPECT_THAT(BestRuns(sweep, results, 3), ElementsAre(1, 3, 4));
   EXPECT_THAT(BestRuns(sweep, results, 9), ElementsAre(0, 1, 2, 3, 4));
-  EXPECT_THAT(BestRuns(sweep, results, 4), ElementsAre(0, 1, 3, 4));  // that without a value goes
+  // Without the run that has no value.
+  EXPECT_THAT(BestRuns(sweep, results, 4), ElementsAre(0, 1, 3, 4));
   results[1].steps = 0;
   EXPECT_THAT(BestRuns(sweep, results, 2), ElementsAre(3, 4));
 }

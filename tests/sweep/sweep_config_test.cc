@@ -1,3 +1,4 @@
+// The file of a sweep: axes, merged recipes, datasets and errors.
 #include "sweep/sweep_config.h"
 
 #include <gmock/gmock.h>
@@ -27,7 +28,7 @@ summary { metric: "val_accuracy" over: "seed" }
 )";
 
 SweepConfig Parse(const std::string& text) { return ParseSweep(text, "s.textproto", {}); }
-// A sweep that is whole but for `more`.
+// Parses a sweep that is complete except for `more`.
 SweepConfig ParseWith(const std::string& more) {
   return Parse("recipe: \"r\" axis { field: \"train.seed\" value: [\"1\", \"2\"] } " + more);
 }
@@ -54,7 +55,7 @@ TEST(SweepConfig, RecipesThatAreMergedBeginAtTheFilesFolder) {
   EXPECT_HL_ERROR(ParseWith("recipe: ''"), ExitCode::kUsage, "no recipe");
 }
 
-// Errors show what a sweep has, not what a recipe has.
+// Errors list the fields of a sweep, not those of a recipe.
 TEST(SweepConfig, AnErrorInTheFileIsAboutSweeps) {
   EXPECT_HL_ERROR(ParseWith("optimizer { lr: 1 }"), ExitCode::kUsage,
                   "'optimizer' is not a field of a sweep. It is a field of a recipe");
@@ -84,7 +85,7 @@ TEST(SweepConfig, RefusesAxesThatClash) {
                   "overwrites model.mixer.gla.num_heads of axis 'num_heads'", "swap the two");
   EXPECT_HL_ERROR(ParseWith(R"(axis { name: "seed" field: "optimizer.lr" value: "1" })"),
                   ExitCode::kUsage, "two axes are called 'seed'");
-  // a variant, then its options, is what two axes are for
+  // One axis for a variant and one for its options.
   ParseWith(R"(axis { field: "model.mixer" value: "gla" }
                axis { field: "model.mixer.gla.num_heads" value: "2" })");
 }
@@ -103,7 +104,7 @@ TEST(SweepConfig, RefusesASettingThatAnAxisOverrulesInEveryRun) {
                   "--set model.mixer.gla.num_heads=2 has no effect", "axis 'mixer'");
   EXPECT_HL_ERROR(with(R"(axis { field: "train.steps" value: ["5", "6"] })", {}), ExitCode::kUsage,
                   "set: train.steps=10 has no effect", "axis 'steps'");
-  // overruled in one run of two, or the later of two settings of all
+  // Overridden in one run of two, or the later of two settings for all runs.
   with(R"(axis { name: "a" point { label: "x" set: "train.seed=1" } point { label: "y" } })",
        {"train.seed=7"});
   with(seeds, {"train.steps=20"});

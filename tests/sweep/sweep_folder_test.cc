@@ -1,3 +1,4 @@
+// The folder of a sweep: status, locks and the last error of a run.
 #include "sweep/sweep_folder.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +15,7 @@ TEST(SweepFolder, KeepsAStatusAndSeesWhatIsDone) {
   const test::TempDir dir;
   const SweepFolder folder(dir / "sweep");
   folder.Make();
-  folder.Make();  // again is no fault
+  folder.Make();  // Repeating it is not an error.
   EXPECT_EQ(folder.Status("a=1").state, TrialState::kPending);
   folder.SetStatus("a=1", {.state = TrialState::kFailed,
                            .exit_code = 73,
@@ -46,7 +47,7 @@ TEST(SweepFolder, TheLastWordsAreThoseOfAnError) {
   EXPECT_EQ(LastWords(dir / "log"), "[1] [error] what was wrong");
   std::ofstream(dir / "plain") << "first\nlast\n";
   EXPECT_EQ(LastWords(dir / "plain"), "last");
-  // of an attempt that said nothing of an error, those of an earlier one are not its own
+  // For an attempt without an error, the error of an earlier attempt is not shown.
   EXPECT_EQ(LastWords(dir / "log", 33), "afterwards");
   EXPECT_EQ(LastWords(dir / "log", 1000), "");
 }
