@@ -16,7 +16,7 @@ fail() {
   exit "$code"
 }
 # finding OK|WARN|FAIL NAME TEXT [REMEDY]: prints the result of a check in the format of `halflife
-# doctor` (src/cli/doctor/finding.h).
+# doctor` (src/cli/doctor/checks.h).
 finding() {
   printf '%-4s  %-16s %s\n' "$1" "$2" "$3"
   if [ -n "${4:-}" ]; then printf '      fix: %s\n' "$4"; fi

@@ -6,7 +6,6 @@
 #include <cstdlib>
 
 #include "cli/doctor/checks.h"
-#include "cli/doctor/command_output.h"
 #include "cli/doctor/system_files.h"
 #include "core/concat.h"
 #include "core/human.h"

@@ -1,4 +1,3 @@
-#include "cli/doctor/disk.h"
 
 #include <fcntl.h>
 #include <unistd.h>

@@ -1,5 +1,4 @@
 // Checks the libraries of the build and those that are loaded.
-#include "cli/doctor/libraries.h"
 
 #include <ATen/Version.h>
 #include <google/protobuf/stubs/common.h>
@@ -10,7 +9,6 @@
 #include <climits>
 
 #include "cli/doctor/checks.h"
-#include "cli/doctor/command_output.h"
 #include "cli/doctor/system_files.h"
 #include "core/error.h"
 #include "data/library_versions.h"

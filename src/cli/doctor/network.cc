@@ -7,7 +7,6 @@
 #include <sstream>
 
 #include "cli/doctor/checks.h"
-#include "cli/doctor/command_output.h"
 #include "cli/doctor/system_files.h"
 #include "core/concat.h"
 #include "core/host.h"

@@ -1,4 +1,3 @@
-#include "cli/doctor/ranks.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>

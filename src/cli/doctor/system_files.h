@@ -1,8 +1,9 @@
-// Parsers of system files, from text to plain values. They do not access the machine: the checks
-// read the files.
+// Parsers of system files and of the output of tools, from text to plain values. The parsers do not
+// access the machine: the checks read the files. RunTool() runs the tools.
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -51,5 +52,16 @@ bool CoversGpu(std::string_view architectures, int major, int minor);
 // Returns the CMAKE_CUDA_ARCHITECTURES for only this GPU. 9.0 is built as "90a", because "90" does
 // not have the warpgroup instructions.
 std::string ArchitectureFor(int major, int minor);
+
+// Returns the path of this program in $PATH. Empty: not found.
+std::filesystem::path FindProgram(const std::string& name);
+
+struct CommandOutput {
+  int exit_code = 0;  // 124: the tool took longer than 15 s and was stopped.
+  std::string text;   // stdout and stderr.
+};
+// Runs a small tool that checks need: mpirun, srun or nvidia-smi. `command_line` is passed to the
+// shell. It must be a constant that contains no text from users or files.
+CommandOutput RunTool(const char* command_line);
 
 }  // namespace halflife::cli::doctor

@@ -2,7 +2,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "cli/inspect/render.h"
 #include "core/error.h"
 
 namespace halflife::cli::inspect {

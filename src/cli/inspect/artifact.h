@@ -4,8 +4,9 @@
 // A new kind is a file of this folder and a line in artifacts.inc.
 #pragma once
 
-#include <filesystem>
 #include <nlohmann/json_fwd.hpp>
+
+#include <filesystem>
 #include <span>
 #include <string>
 
@@ -30,10 +31,9 @@ const Artifact& Recognise(const std::filesystem::path& path);
 nlohmann::ordered_json Describe(const std::filesystem::path& path);
 std::string Text(const std::filesystem::path& path);
 
-// checkpoint.cc
+// run.cc
 bool IsCheckpoint(const std::filesystem::path& path);
 nlohmann::ordered_json DescribeCheckpoint(const std::filesystem::path& path);
-// run.cc
 bool IsRun(const std::filesystem::path& path);
 nlohmann::ordered_json DescribeRun(const std::filesystem::path& path);
 // dataset.cc
@@ -64,5 +64,12 @@ bool IsSafetensors(const std::filesystem::path& path);
 nlohmann::ordered_json DescribeSafetensors(const std::filesystem::path& path);
 bool IsHuggingFace(const std::filesystem::path& path);
 nlohmann::ordered_json DescribeHuggingFace(const std::filesystem::path& path);
+
+// render.cc
+// Replaces control characters, with which a hostile file could control a terminal, by \xNN.
+std::string Printable(const std::string& text);
+// Formats JSON for people: "key: value" lines, indented objects, lists of objects as tables, bytes
+// with units.
+std::string Render(const nlohmann::ordered_json& object);
 
 }  // namespace halflife::cli::inspect

@@ -4,7 +4,6 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/inspect/artifact.h"
-#include "cli/inspect/render.h"
 #include "core/clock.h"
 #include "core/error.h"
 #include "dist/flight_report.h"

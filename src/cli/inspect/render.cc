@@ -1,4 +1,4 @@
-#include "cli/inspect/render.h"
+#include "cli/inspect/artifact.h"
 
 #include <nlohmann/json.hpp>
 

@@ -12,9 +12,6 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "cli/doctor/disk.h"
-#include "cli/doctor/libraries.h"
-#include "cli/doctor/ranks.h"
 #include "dist/local_communicator.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"

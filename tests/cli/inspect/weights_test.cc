@@ -8,7 +8,6 @@
 
 #include "ckpt/safetensors.h"
 #include "cli/inspect/artifact.h"
-#include "cli/inspect/render.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"
 
