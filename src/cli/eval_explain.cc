@@ -10,8 +10,8 @@
 #include "core/files.h"
 #include "core/human.h"
 #include "core/json_text.h"
+#include "eval/attention_statistics.h"
 #include "eval/batch_tensors.h"
-#include "eval/explanations.h"
 
 namespace halflife::cli {
 namespace {

@@ -1,5 +1,5 @@
 // halflife prepare: signals, progress and the summary. The work is done by data/prepare/prepare.h,
-// data/examples/prepare_examples.h and data/synthetic/prepare_mqar.h.
+// data/examples/prepare_examples.h and data/synthetic/mqar.h.
 #include "data/prepare/prepare.h"
 
 #include <signal.h>
@@ -18,7 +18,7 @@
 #include "core/human.h"
 #include "core/log.h"
 #include "data/examples/prepare_examples.h"
-#include "data/synthetic/prepare_mqar.h"
+#include "data/synthetic/mqar.h"
 #include "train/config/run_config.h"
 
 namespace halflife::cli {

@@ -14,7 +14,6 @@
 #include "core/files.h"
 #include "interop/hf_tokenizer.h"
 #include "interop/layout.h"
-#include "interop/placement.h"
 #include "model/language_model.h"
 
 namespace halflife::interop {

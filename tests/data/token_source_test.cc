@@ -12,7 +12,7 @@
 
 #include "core/concat.h"
 #include "data/small_datasets.h"
-#include "data/synthetic/prepare_mqar.h"
+#include "data/synthetic/mqar.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"
 

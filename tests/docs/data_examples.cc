@@ -30,7 +30,6 @@
 #include "data/shard_reader.h"
 #include "data/synthetic/mqar.h"
 #include "data/synthetic/numpy_mqar.h"
-#include "data/synthetic/prepare_mqar.h"
 #include "data/text_tokens.h"
 #include "data/token_source.h"
 #include "data/tokenizer.h"
@@ -176,7 +175,7 @@ void NumpyMqarExample(const MqarConfig& config) {
 }
 
 void PrepareMqarExample() {
-#include "examples/data/synthetic/prepare_mqar.h"
+#include "examples/data/synthetic/mqar.h.2"
 }
 
 void TextChunkerExample(const std::vector<InputFile>& files) {

@@ -2,7 +2,6 @@
 // variables that its example uses.
 #include "eval/attention_statistics.h"
 #include "eval/class_scores.h"
-#include "eval/explanations.h"
 #include "eval/length_table.h"
 #include "eval/part_sums.h"
 #include "eval/retrieval.h"
@@ -59,7 +58,7 @@ void ClassScoresExample(std::span<const int32_t> labels, std::span<const double>
 void ExplanationsExample(const model::LanguageModel& model, const at::Tensor& tokens,
                          const model::SequenceSlice& slice) {
   const auto Print = [](int64_t, const std::vector<TokenShare>&) {};
-#include "examples/eval/explanations.h"
+#include "examples/eval/attention_statistics.h.2"
 }
 
 void ClassTableExample(const model::LanguageModel& model, const data::Batch& batch,

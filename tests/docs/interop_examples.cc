@@ -8,7 +8,6 @@
 #include "interop/hf_tokenizer.h"
 #include "interop/layout.h"
 #include "interop/layouts/zoology_modules.h"
-#include "interop/placement.h"
 #include "model/language_model.h"
 
 namespace halflife::interop {
@@ -17,7 +16,7 @@ using Path = std::filesystem::path;
 using TokenizerPointer = std::unique_ptr<data::Tokenizer>;
 
 void ConfigReaderExample(const nlohmann::json& json, const Path& folder) {
-#include "examples/interop/layout.h"
+#include "examples/interop/layout.h.2"
 }
 
 void ExportExample(const ckpt::StepReader& step, const data::Tokenizer* tokenizer) {
@@ -46,7 +45,7 @@ void ZoologyModulesExample(ConfigReader& reader) {
 }
 
 void PlacementExample() {
-#include "examples/interop/placement.h"
+#include "examples/interop/layout.h"
 }
 
 }  // namespace halflife::interop

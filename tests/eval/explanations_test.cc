@@ -1,6 +1,6 @@
 // The explanations of window pools: their shares reproduce the layer's output within the model from
 // the mixer's inputs.
-#include "eval/explanations.h"
+#include "eval/attention_statistics.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/tensor.h>

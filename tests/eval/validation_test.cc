@@ -8,7 +8,7 @@
 #include <fstream>
 
 #include "data/prepare/prepare.h"
-#include "data/synthetic/prepare_mqar.h"
+#include "data/synthetic/mqar.h"
 #include "dist/local_communicator.h"
 #include "eval/batch_tensors.h"
 #include "support/temp_dir.h"

@@ -1,6 +1,6 @@
 // Parameters are read from differently ordered, transposed and joined tensors, in ranges of any
 // size.
-#include "interop/placement.h"
+#include "interop/layout.h"
 
 #include <gtest/gtest.h>
 

@@ -17,7 +17,7 @@
 #include "core/exit_code.h"
 #include "data/examples/prepare_examples.h"
 #include "data/prepare/prepare.h"
-#include "data/synthetic/prepare_mqar.h"
+#include "data/synthetic/mqar.h"
 #include "eval/eval_options.h"
 #include "infer/sampler.h"
 #include "interop/export.h"

@@ -6,8 +6,8 @@
 #include "cli/inspect/artifact.h"
 #include "core/concat.h"
 #include "core/human.h"
-#include "data/shard_file.h"
 #include "data/shard_layout.h"
+#include "data/shard_reader.h"
 
 namespace halflife::cli::inspect {
 namespace {

@@ -16,7 +16,7 @@
 #include "core/fault.h"
 #include "core/files.h"
 #include "data/hdf5_handles.h"
-#include "data/shard_file.h"
+#include "data/shard_reader.h"
 #include "data/utf8.h"
 
 namespace halflife::data {

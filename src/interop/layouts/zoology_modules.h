@@ -11,7 +11,6 @@
 #include <string>
 
 #include "interop/layout.h"
-#include "interop/placement.h"
 #include "model/config/model_config.h"
 
 namespace halflife::interop {

@@ -8,7 +8,7 @@
 #include "cli/inspect/artifact.h"
 #include "data/dataset.h"
 #include "data/small_datasets.h"
-#include "data/synthetic/prepare_mqar.h"
+#include "data/synthetic/mqar.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"
 

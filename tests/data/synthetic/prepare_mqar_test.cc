@@ -1,6 +1,6 @@
 // `prepare --synthetic mqar`: the dataset contains what the generator makes, and damage is
 // detected.
-#include "data/synthetic/prepare_mqar.h"
+#include "data/synthetic/mqar.h"
 
 #include <gtest/gtest.h>
 

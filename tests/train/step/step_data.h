@@ -6,7 +6,7 @@
 #include <fstream>
 
 #include "data/prepare/prepare.h"
-#include "data/synthetic/prepare_mqar.h"
+#include "data/synthetic/mqar.h"
 #include "support/run_fixture.h"
 
 namespace halflife::test {
