@@ -20,7 +20,7 @@ TEST(Worse, IsTheLargerAndNanOnEitherSide) {
   EXPECT_TRUE(std::isnan(Worse(kNan, 1)));
 }
 
-TEST(RelativeRms, OfOneNanIsNan) {
+TEST(RelativeRms, NanOnOneSideIsNan) {
   const at::Tensor want = at::ones({3}, at::kDouble);
   EXPECT_EQ(RelativeRms(at::full({3}, 2.0, at::kFloat), want), 1);
   at::Tensor got = at::ones({3}, at::kFloat);

@@ -48,7 +48,7 @@ TEST(ExitCodeOf, AnyOtherExceptionIsInternal) {
   EXPECT_EQ(end.words, "far\n");
 }
 
-TEST(Problems, OfAPartStopNoOther) {
+TEST(Problems, AFailedPartDoesNotStopOthers) {
   Problems problems;
   EXPECT_EQ(problems.Of([] {}), "");
   problems.ThrowIfAny();

@@ -85,7 +85,7 @@ class FileSizeLimit {
   rlimit before_{};
 };
 
-TEST(DirectWriter, TellsWhatTheThreadMet) {
+TEST(DirectWriter, ReportsErrorsOfItsThread) {
   const test::TempDir dir;
   const FileSizeLimit limit(5 * kMiB);
   try {

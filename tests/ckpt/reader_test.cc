@@ -168,7 +168,7 @@ TEST_F(ReaderTest, WithoutAMeasureNoStepIsTheBest) {
                   "@latest, or the number of a step: 1.");
 }
 
-TEST_F(ReaderTest, TensorsAreWholeWhateverTheCuts) {
+TEST_F(ReaderTest, TensorsAreWholeForAnyShards) {
   const StepReader reader = StepReader::Open(step(200));
   EXPECT_EQ(reader.state().step, 200u);
   ASSERT_EQ(reader.tensors().size(), SmallSpecs().size());

@@ -36,7 +36,7 @@ void SetAgeSeconds(const fs::path& path, int64_t age) {
   ASSERT_EQ(::utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
 }
 
-TEST(RunLockTest, ASecondHolderIsToldWhoAndSinceWhen) {
+TEST(RunLockTest, ASecondHolderGetsOwnerAndStartTime) {
   const TempDir run;
   const RunLock lock = RunLock::Acquire(run.path(), {});
   lock.CheckStillOwner();

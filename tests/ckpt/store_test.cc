@@ -412,7 +412,7 @@ INSTANTIATE_TEST_SUITE_P(ByNumberAndByPath, GoingBack,
                          testing::Values(NamedBy::kNumber, NamedBy::kPath, NamedBy::kPathWithSlash,
                                          NamedBy::kLink));
 
-TEST_P(GoingBack, SetsTheNewerStepsAsideBeforeTheRunGoesOn) {
+TEST_P(GoingBack, RenamesNewerStepsBeforeTheRunContinues) {
   fs::create_directories(run_ / "logs");
   for (const uint64_t step : {10, 20, 30}) SaveStep(run_.path(), {.step = step}, SmallSpecs());
   const LoadReport report = *LoadStep(run_.path(), 2, SmallSpecs(), Request(10));
@@ -442,7 +442,7 @@ TEST_P(GoingBack, StepsBelowTheFirstSavePushNoAncestorOut) {
   EXPECT_EQ(LoadStep(run_.path(), 1, SmallSpecs())->state.step, 10u);
 }
 
-TEST_P(GoingBack, AStepPastTheRunsLastIsRefusedAndSetsNothingAside) {
+TEST_P(GoingBack, AStepPastTheEndIsRefusedAndRenamesNothing) {
   fs::create_directories(run_ / "logs");
   for (const uint64_t step : {20, 30}) SaveStep(run_.path(), {.step = step}, SmallSpecs());
   Expectation expectation = MatchingExpectation();
@@ -454,7 +454,7 @@ TEST_P(GoingBack, AStepPastTheRunsLastIsRefusedAndSetsNothingAside) {
 }
 
 // A step that was renamed to .superseded does not count as saved, so it is saved again.
-TEST(StoreTest, AStepThatWasSetAsideIsNoneOfTheRun) {
+TEST(StoreTest, ASupersededStepCountsAsNotSaved) {
   const TempDir run;
   for (const uint64_t step : {10, 30}) SaveStep(run.path(), {.step = step}, SmallSpecs());
   LoadStep(run.path(), 1, SmallSpecs(), ParseResume("step=10"));
@@ -470,7 +470,7 @@ TEST(StoreTest, AStepThatWasSetAsideIsNoneOfTheRun) {
 }
 
 // Steps above and below the step from which the run continues: none of them is its ancestor.
-TEST(StoreTest, ABranchFromElsewhereSetsEveryStepAsideBeforeTheRunGoesOn) {
+TEST(StoreTest, ABranchFromAnotherFolderRenamesAllSteps) {
   const TempDir run, other;
   SaveStep(other.path(), {.step = 10}, SmallSpecs());
   for (const uint64_t step : {5, 20}) SaveStep(run.path(), {.step = step}, SmallSpecs());

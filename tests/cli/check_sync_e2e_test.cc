@@ -11,7 +11,7 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-TEST(CheckSyncE2e, TellsOfEachPhaseAtTheEndAndChangesNothing) {
+TEST(CheckSyncE2e, ReportsEachPhaseAndChangesNothing) {
   const RunFixture fixture(kProgram);
   const RunResult plain = fixture.Run({.run = "plain", .set = {"train.steps=3"}});
   ASSERT_EQ(plain.exit_code, 0) << plain.err;
@@ -33,7 +33,7 @@ TEST(CheckSyncE2e, TellsOfEachPhaseAtTheEndAndChangesNothing) {
   EXPECT_EQ(losses("plain").size(), 3u);
 }
 
-TEST(CheckSyncE2e, OneRankTellsWhereRanksShareRows) {
+TEST(CheckSyncE2e, OneRankReportsIfRanksShareRows) {
   const RunFixture fixture(kProgram);
   const RunResult result = fixture.Run(
       {.run = "run",

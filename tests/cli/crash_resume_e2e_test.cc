@@ -48,7 +48,7 @@ TEST_F(CrashResume, OneRankKilledBetweenSteps) {
 }
 
 // Overridden position ids are drawn per sample, and are the same after a resume.
-TEST_F(CrashResume, ToldPositionsAreDrawnTheSame) {
+TEST_F(CrashResume, OverriddenPositionsAreTheSameAfterAResume) {
   const std::vector<std::string> set = {"model.mixer=softmax", "data.positions=skipwise",
                                         "data.positions_length=1000"};
   const RunResult whole = fixture->Run({.run = "told", .ranks = 2, .set = set});
@@ -234,7 +234,7 @@ TEST_F(CrashResume, AFinishedRunCanBeExtendedButNotShortened) {
   EXPECT_EQ(line, "step 8");
 }
 
-TEST_F(CrashResume, AnOldFailureIsNotToldAsTheCauseOfANewOne) {
+TEST_F(CrashResume, AnOldFailureIsNotReportedAsTheCauseOfANewOne) {
   const RunResult crash =
       fixture->Run({.run = "stale", .ranks = 2, .env = {{"HL_FAULT", "train.step:throw:3:1"}}});
   ASSERT_EQ(crash.exit_code, 70) << crash.err;
@@ -244,7 +244,7 @@ TEST_F(CrashResume, AnOldFailureIsNotToldAsTheCauseOfANewOne) {
   EXPECT_EQ(bad.err.find("injected"), std::string::npos) << bad.err;
 }
 
-TEST_F(CrashResume, FinishedRunIsLeftAlone) {
+TEST_F(CrashResume, AFinishedRunDoesNotChange) {
   const RunResult again = fixture->Run({.run = "undisturbed", .ranks = 2});
   EXPECT_EQ(again.exit_code, 0) << again.err;
   EXPECT_NE(again.err.find("finished"), std::string::npos) << again.err;

@@ -218,7 +218,7 @@ TEST_F(Eval, BitsPerByteOfPiecesAreOfTheOriginalText) {
               line["val_loss"].get<double>() / std::numbers::ln2 * targets_per_byte, 1e-9);
 }
 
-TEST_F(Eval, ScorePrintsBitsPerByteOfTextsAlone) {
+TEST_F(Eval, ScorePrintsBitsPerByteOnlyForTexts) {
   const std::vector<std::string> score = {"score", "--model", Path("run"), "--out",
                                           Path("scores.jsonl")};
   auto texts = score;
@@ -449,7 +449,7 @@ TEST_F(Eval, TablesByLengthGoOnWhereTheyStopped) {
 }
 
 // Standard output contains only the table, so a pipe receives one valid file.
-TEST_F(Eval, ATableOnStandardOutputIsAlone) {
+TEST_F(Eval, StandardOutputContainsOnlyTheTable) {
   const std::vector<std::string> eval = {"eval",       "--model",   Path("run"), "--data",
                                          Path("data"), "--lengths", "64,128,64"};
   const std::vector<std::string> perplexity = {"--windows", "2", "--method",

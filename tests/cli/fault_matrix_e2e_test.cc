@@ -153,7 +153,7 @@ TEST_F(FaultMatrix, AWriterThatThrowsEndsTheRunAndOneThatHangsIsFound) {
 }
 
 // A storage error does not end the run: all ranks abandon the save, and the next one succeeds.
-TEST_F(FaultMatrix, AWriterWithoutStorageEndsItsSaveAlone) {
+TEST_F(FaultMatrix, AStorageErrorEndsOnlyTheSave) {
   const RunResult result = fixture->Run({.run = "writer_eio",
                                          .ranks = 2,
                                          .set = {"train.steps=20", "ckpt.every=5"},

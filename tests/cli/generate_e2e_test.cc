@@ -294,7 +294,7 @@ TEST_F(Generate, EvalAgreesWithTheRunAndBeatsItsStart) {
 
 // With 8 bits of mantissa for weights and activations, a loss of a few nats changes by a few
 // thousandths.
-TEST_F(Generate, EvalComputesInThePrecisionThatItIsTold) {
+TEST_F(Generate, EvalComputesInTheGivenPrecision) {
   const auto loss = [&](const char* precision) {
     const RunResult result =
         fixture->Halflife({"eval", "--model", fixture->path("run"), "--data", fixture->path("data"),
@@ -368,7 +368,7 @@ TEST_F(Generate, AHybridIsShownWithAllItsMixers) {
   EXPECT_NE(page.find(shown), std::string::npos);
 }
 
-TEST_F(Generate, ACheckpointTellsWhatItWasWrittenWith) {
+TEST_F(Generate, ACheckpointRecordsItsVersions) {
   const RunResult result = fixture->Halflife({"ckpt", "inspect", fixture->path("run"), "--json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const auto versions = nlohmann::json::parse(result.out)["versions"];

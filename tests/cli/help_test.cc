@@ -184,7 +184,7 @@ TEST_F(HelpTest, TheProgramShowsTheWayThrough) {
   }
 }
 
-TEST_F(HelpTest, AMisspeltWordIsToldTheNearest) {
+TEST_F(HelpTest, AMisspeltWordGetsASuggestion) {
   const auto check = [&](const std::vector<std::string>& words) { CheckWords(*program_, words); };
   EXPECT_HL_ERROR(check({"trian"}), ExitCode::kUsage, "'trian' is not a subcommand of `halflife`",
                   "did you mean 'train'?", "There are prepare, ");

@@ -109,7 +109,7 @@ TEST_F(MeshRuns, EqualSlicesGiveEqualBitsOnAnyMesh) {
   EXPECT_NE(Losses("sliced_otherwise"), Losses(one)) << "the slices make the bits";
 }
 
-TEST_F(MeshRuns, OfEqualSlicesAnyMeshGoesOnFromAnyOtherWithEqualBits) {
+TEST_F(MeshRuns, EqualSlicesResumeOnAnyMeshWithEqualBits) {
   const std::vector<std::string> sliced = {"parallel.slices=4"};
   ASSERT_EQ(Train("sliced", kMeshes[0], {}, sliced).exit_code, 0);
   for (size_t i = 0; i < std::size(kMeshes); ++i) {

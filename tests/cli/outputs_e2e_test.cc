@@ -60,7 +60,7 @@ TEST_F(Outputs, SomebodysTemporaryIsNotOurs) {
   EXPECT_EQ(Read("rr.html.tmp"), "mine");
 }
 
-TEST_F(Outputs, StandardOutputHoldsTheResultAlone) {
+TEST_F(Outputs, StandardOutputContainsOnlyTheResult) {
   const RunResult file = Shell("$H score --model run --text line.txt --out file.jsonl");
   ASSERT_EQ(file.exit_code, 0) << file.err;
   EXPECT_NE(file.out.find("1 sequence, "), std::string::npos) << file.out;
@@ -78,7 +78,7 @@ TEST_F(Outputs, StandardOutputHoldsTheResultAlone) {
   EXPECT_FALSE(fs::exists(fixture->path("-")));
 }
 
-TEST_F(Outputs, AFullDiskBehindStandardOutputIsToldAndAClosedPipeIsNot) {
+TEST_F(Outputs, AFullDiskIsReportedAndAClosedPipeIsNot) {
   for (const char* command :
        {"mixers", "--help", "inspect run --json", "ckpt ls run", "completion bash"}) {
     SCOPED_TRACE(command);

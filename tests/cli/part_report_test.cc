@@ -80,7 +80,7 @@ TEST(PartReport, OptionsAreShownAsRecipesWriteThem) {
       AllOf(HasSubstr("It has no options.\n"), HasSubstr("--set model.channel_mixer=identity\n")));
 }
 
-TEST(PartReport, AnUnknownNameIsToldTheNearest) {
+TEST(PartReport, AnUnknownNameGetsASuggestion) {
   EXPECT_HL_ERROR(DescribePart("glaa"), ExitCode::kUsage, "no part of a model is called 'glaa'",
                   "did you mean 'gla'", "There are retention, gla, softmax, ");
   EXPECT_HL_ERROR(DescribePart("mlp"), ExitCode::kUsage, "did you mean 'channel_mixer.mlp'?");

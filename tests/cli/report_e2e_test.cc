@@ -172,7 +172,7 @@ TEST_F(Report, TheBrowserShowsTheNumbersAndHasNothingToSay) {
 }
 
 // The check above must detect both kinds of faults.
-TEST_F(Report, TheBrowserWouldTellOfAFaultOrARequest) {
+TEST_F(Report, TheBrowserDetectsFaultsAndRequests) {
   if (!HaveBrowser()) GTEST_SKIP() << "no chromium here (Debian: chromium)";
   const std::string page = MakePage({"gla"});
   std::string fault, request;

@@ -31,7 +31,7 @@ TEST(RunFacts, TheConfigGivesModelAndTokens) {
   EXPECT_EQ(run.config.at("optimizer.clip_norm"), "0.5");
 }
 
-TEST(RunFacts, AConfigOfAnotherVersionIsTold) {
+TEST(RunFacts, AConfigOfAnotherVersionIsReported) {
   const report::RunRecord run = FactsOf("train { warp: 9 }");
   EXPECT_NE(run.config_problem.find("config.textproto:1:"), std::string::npos)
       << run.config_problem;

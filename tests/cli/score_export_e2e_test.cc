@@ -308,7 +308,7 @@ TEST_F(ScoreExport, ScoresThatAreNotFiniteAreNull) {
 }
 
 // The output is checked before anything is loaded: the model does not exist, either.
-TEST_F(ScoreExport, AnOutputThatCannotBeIsToldBeforeTheWork) {
+TEST_F(ScoreExport, AnInvalidOutputIsReportedBeforeTheWork) {
   const std::string none = Path("none/table"), model = Path("no-model");
   ExpectFailure({"score", "--model", model, "--text", Path("text.txt"), "--out", none}, 4,
                 {"cannot open " + none + " for writing: No such file"});

@@ -194,7 +194,7 @@ TEST_F(Sweep, ARunThatFailsStopsNoOther) {
   EXPECT_THAT(Read("bad/logs/mixer=gla,seed=1,lr=bad.log"), HasSubstr("finite"));
 }
 
-TEST_F(Sweep, ADatasetThatCannotBeMadeFailsItsRunsAlone) {
+TEST_F(Sweep, AFailedDatasetFailsOnlyItsRuns) {
   std::string text = Text("");
   const std::string good = "--validation-fraction 0.2\" }\n";
   text.insert(
@@ -338,7 +338,7 @@ TEST_F(Sweep, AFileOfTheOtherKindIsNamed) {
 }
 
 // For example, a table of 48 positions is reported before the dataset is prepared.
-TEST_F(Sweep, RowsThatARunsModelDoesNotTakeAreToldFirst) {
+TEST_F(Sweep, UnsupportedRowsAreReportedFirst) {
   std::ofstream(Path("rows.textproto"))
       << Text("set: \"model.positions.learned.max_positions=16\"\n");
   const RunResult result = RunSweep("rows", "rows");
@@ -347,7 +347,7 @@ TEST_F(Sweep, RowsThatARunsModelDoesNotTakeAreToldFirst) {
   EXPECT_FALSE(std::filesystem::exists(Path("rows/datasets/made")));
 }
 
-TEST_F(Sweep, ADryRunTellsAndChangesNothing) {
+TEST_F(Sweep, ADryRunOnlyReports) {
   const RunResult plan = RunSweep("two", "planned", {"--dry-run"});
   EXPECT_EQ(plan.exit_code, 0) << plan.err;
   EXPECT_EQ(plan.out,

@@ -99,7 +99,7 @@ TEST(TraceE2e, ATraceThatCannotBeWrittenEndsNoRun) {
   EXPECT_TRUE(std::filesystem::exists(fixture.path("run") / "DONE"));
 }
 
-TEST(TraceE2e, AFileThatCannotBeWrittenIsToldBeforeTheFirstStep) {
+TEST(TraceE2e, AnUnwritableFileIsReportedBeforeTheFirstStep) {
   const RunFixture fixture(kProgram);
   const RunResult result =
       fixture.Run({.run = "run", .flags = {"--trace", fixture.path("none") / "trace.json"}});

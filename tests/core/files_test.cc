@@ -112,14 +112,14 @@ TEST_F(Files, AtomicWriteReplacesLinksAndPipes) {
   EXPECT_EQ(ReadFile(dir_ / "elsewhere", kCode), "theirs");
 }
 
-TEST_F(Files, AtomicWriteLeavesOthersTemporariesAlone) {
+TEST_F(Files, AtomicWriteKeepsOtherTemporaries) {
   AtomicWriteFile(dir_ / "page.html.tmp", "mine", kCode);
   AtomicWriteFile(dir_ / "page.html", "page", kCode);
   EXPECT_EQ(ReadFile(dir_ / "page.html.tmp", kCode), "mine");
   EXPECT_EQ(Names(), (std::set<std::string>{"page.html", "page.html.tmp"}));
 }
 
-TEST_F(Files, RemoveTemporariesTakesThoseOfAtomicWriteAlone) {
+TEST_F(Files, RemoveTemporariesOnlyRemovesThoseOfAtomicWrite) {
   const std::string ours = ".DONE.tmp-0123456789abcdef";
   for (const std::string& name : {ours, std::string(".x.tmp-01"), std::string("x.tmp"),
                                   std::string("DONE.tmp-0123456789abcdef")}) {

@@ -15,7 +15,7 @@ double Sum(const std::vector<double>& terms, size_t begin, size_t end) {
   return sum.Total();
 }
 
-TEST(PairwiseSum, OfFewTerms) {
+TEST(PairwiseSum, FewTerms) {
   EXPECT_EQ(Sum({}, 0, 0), 0);
   const double big = 1e20;
   EXPECT_EQ(Sum({big, 1, -big, 1}, 0, 4), 0);        // (big + 1) + (-big + 1)

@@ -28,7 +28,7 @@ class ChatTemplatesTest : public testing::Test {
   halflife::test::TempDir dir_;
 };
 
-TEST_F(ChatTemplatesTest, OfTokenizerConfig) {
+TEST_F(ChatTemplatesTest, FromTokenizerConfig) {
   EXPECT_TRUE(ReadChatTemplates(dir_.path()).empty());
   WriteText(dir_ / "tokenizer_config.json", R"({"chat_template": null})");
   EXPECT_TRUE(ReadChatTemplates(dir_.path()).empty());

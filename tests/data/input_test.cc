@@ -384,7 +384,7 @@ TEST(DocumentsTest, RecordsAreDocumentsInEveryMode) {
               (std::vector<std::string>{"a", "b"}));
 }
 
-TEST(SplitTest, DependsOnContentAndSeedAlone) {
+TEST(SplitTest, DependsOnlyOnContentAndSeed) {
   DocumentRules rules{.validation_fraction = 0.3};
   int validation = 0, moved = 0;
   const auto documents = test::RandomDocuments(2000, 1);

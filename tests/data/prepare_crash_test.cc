@@ -94,7 +94,7 @@ TEST_F(PrepareCrashTest, AFailingRunRemovesItsTemporary) {
   }
 }
 
-TEST_F(PrepareCrashTest, TheTemporaryOfALivingRunIsLeftAlone) {
+TEST_F(PrepareCrashTest, TheTemporaryOfALivingRunIsKept) {
   const fs::path living = dir_ / "out.tmp-0123abcd", other = dir_ / "outer.tmp-0123abcd";
   fs::create_directories(living);
   fs::create_directories(other);  // Of another dataset.

@@ -78,7 +78,7 @@ TEST(Communicator, MisuseSaysWhatWasMet) {
 }
 
 // The operations of a training step on one GPU. They are in place, so no data moves.
-TEST(SelfCommunicator, OfAGpuTakesItsTensors) {
+TEST(SelfCommunicator, AcceptsTensorsOfAGpu) {
   const auto self = MakeSelfCommunicator("world", Device::Kind::kCuda);
   float x[4] = {};
   const TensorRef cuda = {x, 4, DType::kF32, {Device::Kind::kCuda, 0}};

@@ -10,14 +10,14 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-TEST(Deadline, IsSoManySecondsAway) {
+TEST(Deadline, IsTheGivenNumberOfSecondsAway) {
   const Clock::time_point before = Clock::now(), deadline = DeadlineIn(1.5);
   EXPECT_GE(deadline - before, std::chrono::milliseconds(1500));
   EXPECT_LE(deadline - Clock::now(), std::chrono::milliseconds(1500));
 }
 
 // Converted to 64-bit nanoseconds, these values would overflow, possibly into the past.
-TEST(Deadline, OfMoreSecondsThanAClockCountsIsYearsAway) {
+TEST(Deadline, VeryLongTimeoutsDoNotOverflow) {
   for (const double seconds : {1e9, 9.3e9, 1e300, std::numeric_limits<double>::infinity()})
     EXPECT_GT(DeadlineIn(seconds), Clock::now() + std::chrono::hours(24 * 365 * 30)) << seconds;
 }

@@ -115,7 +115,7 @@ TEST(ParameterLayout, SlicesCoverEveryElementOnce) {
   }
 }
 
-TEST(ParameterLayout, ATensorLargerThanTheBucketStandsAlone) {
+TEST(ParameterLayout, ATensorLargerThanABucketHasItsOwn) {
   const ParameterLayout layout({{.name = "small", .shape = {4}, .aliases = {}},
                                 {.name = "large", .shape = {100, 100}, .aliases = {}},
                                 {.name = "last", .shape = {4}, .aliases = {}}},

@@ -69,7 +69,7 @@ TEST(AttentionResolution, IsItsIdentityAndWithinItsBounds) {
 
 // Scores of equal channels by distance, sum_i cos(n theta_i) e^(rate_i n): the effect of only
 // rotation and xPos, for heads of width 64.
-TEST(AttentionResolution, OfRotationAndXposAreTheGoldenValues) {
+TEST(AttentionResolution, RotationAndXposHaveTheGoldenValues) {
   const std::vector<double> theta = ops::RotaryFrequencies(64, 10000);
   model::ParameterSet parameters;
   const model::PartContext context = {.sizes = {.model_dim = 64, .num_layers = 1},
@@ -121,7 +121,7 @@ AttentionSummary Of(const SoftmaxAttentionInputs& inputs, const SoftmaxAttention
 }
 
 // Without content, ALiBi's scores are -m n, and R = (1 - r)^2 / (1 + r), r = e^-m, up to r^N.
-TEST(AttentionStatistics, OfAlibiWithoutContentIsTheClosedForm) {
+TEST(AttentionStatistics, AlibiWithoutContentHasTheClosedForm) {
   const int64_t heads = 2, seq_len = 600;
   const at::Tensor zeros = at::zeros({1, seq_len, heads, 4}, at::kDouble);
   const std::vector<double> slopes = {0.25, 0.0625};
@@ -160,7 +160,7 @@ AttentionSummary OfAlibi(int64_t heads, int64_t seq_len) {
 }
 
 // The mean over heads of content-free ALiBi in rows of 1,024.
-TEST(AttentionStatistics, OfAlibisOwnSlopesAreTheGoldenValues) {
+TEST(AttentionStatistics, AlibisOwnSlopesHaveTheGoldenValues) {
   EXPECT_NEAR(OfAlibi(8, 1024).resolution, 0.01671775, 5e-9);
   EXPECT_NEAR(OfAlibi(12, 1024).resolution, 0.03133185, 5e-9);
   EXPECT_NEAR(OfAlibi(16, 1024).resolution, 0.02357843, 5e-9);
@@ -192,7 +192,7 @@ TEST(AttentionStatistics, AConstantOfEachRowIsNotOfThem) {
 
 // Equal scores: the entropy is ln n, each key has weight 1 / n, and distances cannot be
 // distinguished.
-TEST(AttentionStatistics, OfEqualScoresIsTheMost) {
+TEST(AttentionStatistics, EqualScoresHaveTheLargestEntropy) {
   const at::Tensor zeros = at::zeros({1, 9, 1, 4}, at::kDouble);
   const AttentionSummary summary =
       Of({.q = zeros, .k = zeros, .v = zeros, .positions = at::arange(9).unsqueeze(0)}, {});
@@ -300,7 +300,7 @@ TEST(AttentionStatistics, RanksAddUp) {
   EXPECT_EQ(three.buckets.back().num_queries, one.buckets.back().num_queries);
 }
 
-TEST(AttentionStatistics, OfNoAttentionAreRefused) {
+TEST(AttentionStatistics, ModelsWithoutAttentionAreRefused) {
   dist::LocalWorld::Run(1, [&](dist::Communicator& control) {
     EXPECT_HL_ERROR(AttentionStatistics(2).Summarise(control), ExitCode::kUsage,
                     "need a layer of softmax attention, and this model has none");

@@ -20,7 +20,7 @@ std::vector<double> LogsOf(const std::vector<double>& of_second) {
 
 // Calculated by hand: predictions 0 1 1 1 0 0, so TP 2, TN 2, FP 1, FN 1. MCC is (2 2 - 1 1) /
 // sqrt(3^4), F1 is 4 / 6 for either class. Of the 9 pairs, 7 are in order and 1 is a tie.
-TEST(ClassScores, OfTwoClassesByHand) {
+TEST(ClassScores, TwoClassesByHand) {
   const std::vector<int32_t> labels = {0, 0, 1, 1, 1, 0};
   const auto scores = ScoreClasses(labels, LogsOf({0.1, 0.6, 0.6, 0.8, 0.3, 0.2}), 2);
   EXPECT_EQ(scores.num_documents, 6);
@@ -34,7 +34,7 @@ TEST(ClassScores, OfTwoClassesByHand) {
 
 // A constant prediction, and labels of one class: the remaining scores are reported, and none is
 // NaN.
-TEST(ClassScores, OfWhatIsConstant) {
+TEST(ClassScores, ConstantPredictionsOrLabels) {
   const auto constant = ScoreClasses(std::vector<int32_t>{0, 1, 1}, LogsOf({0.9, 0.9, 0.9}), 2);
   EXPECT_EQ(constant.mcc, 0);
   EXPECT_DOUBLE_EQ(constant.accuracy, 2.0 / 3);
@@ -46,7 +46,7 @@ TEST(ClassScores, OfWhatIsConstant) {
 }
 
 // A model that has diverged, and a class that does not occur.
-TEST(ClassScores, OfWhatOrdersNothing) {
+TEST(ClassScores, NanScoresAndMissingClasses) {
   const double nan = std::nan("");
   const auto diverged = ScoreClasses(std::vector<int32_t>{0, 1}, std::vector<double>(4, nan), 2);
   EXPECT_FALSE(diverged.auroc.has_value());
@@ -58,7 +58,7 @@ TEST(ClassScores, OfWhatOrdersNothing) {
 
 // Three classes compared with the definitions: Gorodkin's covariances of indicators, and pairs that
 // are counted one by one.
-TEST(ClassScores, OfThreeClassesByDefinition) {
+TEST(ClassScores, ThreeClassesByDefinition) {
   constexpr int kClasses = 3, kDocuments = 200;
   std::mt19937 random(5);
   std::vector<int32_t> labels;

@@ -61,7 +61,7 @@ TEST(Explanations, AreOfTheLayersThatPool) {
   EXPECT_FALSE(layers[0].pools[0].log_weight.equal(layers[1].pools[0].log_weight));
 }
 
-TEST(Explanations, OfFastformerAreTwoPoolsALayer) {
+TEST(Explanations, FastformerHasTwoPoolsPerLayer) {
   LanguageModel model(Config(MixerConfig("fastformer", {{"num_heads", int64_t{2}}})));
   model.BindOwnMemory(3, /*requires_grad=*/false);
   const auto slice = SequenceSlice::Contiguous(1, kSeqLen, 0, at::kCPU);
@@ -70,7 +70,7 @@ TEST(Explanations, OfFastformerAreTwoPoolsALayer) {
   for (const LayerExplanation& layer : layers) EXPECT_EQ(layer.pools.size(), 2u);
 }
 
-TEST(Explanations, OfAnotherMixerAreRefused) {
+TEST(Explanations, OtherMixersAreRefused) {
   LanguageModel model(Config(MixerConfig("retention")));
   model.BindOwnMemory(3, /*requires_grad=*/false);
   const auto slice = SequenceSlice::Contiguous(1, kSeqLen, 0, at::kCPU);

@@ -344,7 +344,7 @@ TEST_F(LengthTables, HiddenTokensAreTheSameAtEveryLength) {
 
 // InfoScale only sharpens the attention of queries that see more keys than in training. Ranks
 // change nothing.
-TEST_F(LengthTables, TellWhatAttentionLooksAt) {
+TEST_F(LengthTables, ReportWhatAttentionLooksAt) {
   const auto statistics = [&](const std::string& method, int64_t length, int world = 1) {
     return Score(method, length, world, 0, Softmax(), /*attention=*/true).attention.value();
   };

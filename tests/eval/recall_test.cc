@@ -40,7 +40,7 @@ TEST(Recall, ATokenTwice) {
 }
 
 // Earlier rows, and earlier documents of the same row, do not count.
-TEST(Recall, StartsAnewWithRowsAndDocuments) {
+TEST(Recall, RestartsWithRowsAndDocuments) {
   const RecallFlags flags = FindRecalled(
       Rows(2, 4, {5, 6, 5, 6, 5, 6, 5, 6}, {6, kNone, 6, 5, 6, 5, 6, 5}, {0, 2, 4, 8}));
   EXPECT_THAT(flags.token_seen, ElementsAre(0, 0, 0, 1, 0, 1, 1, 1));

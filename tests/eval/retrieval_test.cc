@@ -40,7 +40,7 @@ Tokens AskedOf(const Prompt& prompt) {
   return asked;
 }
 
-TEST(Passkey, IsToldAndAskedFor) {
+TEST(Passkey, IsHiddenAndAskedFor) {
   const Tokens dots(1000, '.' + 3);
   const Prompt prompt = Hide(Passkey(0, 0), dots, 128, 0.5);
   const std::string text = TextOf(prompt.inputs);
@@ -264,7 +264,7 @@ TEST(Retrieval, AnUntrainedModelGuesses) {
   EXPECT_LE(score.accuracy, 1.0 / 28);
 }
 
-TEST(Retrieval, WantsAnswersInOrder) {
+TEST(Retrieval, RequiresAnswersInOrder) {
   const auto require = [](const model::ObjectiveConfig& objective, bool labels_will_do) {
     model::ModelConfig config = Small(0.1);
     config.mixer = model::MixerConfig("gau", {{"key_dim", int64_t{8}}, {"causal", false}});

@@ -54,7 +54,7 @@ TEST(ScoreBatchesTest, LongestFirstAndAsManyRowsAsFit) {
 
 // Padding, batches and parts only change roundings: logits of order 1, states summed in another
 // order.
-TEST(ScoreBatchTest, EqualsEachSequenceAlone) {
+TEST(ScoreBatchTest, EqualsSeparateSequences) {
   for (const char* mixer : {"retention", "gla", "softmax"}) {
     const auto model = Tiny(mixer);
     const std::vector<std::vector<int32_t>> ids = {Ids(150, 1), Ids(37, 2), Ids(2, 3), Ids(64, 4)};

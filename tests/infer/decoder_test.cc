@@ -95,7 +95,7 @@ TEST(Decoder, RefusesTokensBeyondTheModelsPositions) {
 }
 
 // A graph replaces many launches by one, which gains nothing on the CPU.
-TEST(Decoder, RecordsOnAGpuAlone) {
+TEST(Decoder, RecordsOnlyOnAGpu) {
   model::LanguageModel model(Tiny(model::TestForms("retention").front()));
   model.BindOwnMemory(1, false);
   EXPECT_FALSE(Decoder(model, model.EmptyState(1)).uses_graph());

@@ -8,7 +8,7 @@
 namespace halflife::infer {
 namespace {
 
-TEST(GeneratorTest, SaysWhichPromptsWouldWork) {
+TEST(GeneratorTest, NamesThePromptsThatFit) {
   model::LanguageModel model({.vocab_size = 30,
                               .model_dim = 32,
                               .num_layers = 1,

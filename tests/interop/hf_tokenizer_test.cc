@@ -97,7 +97,7 @@ TEST(HfTokenizerTest, AFolderWithoutATokenizer) {
 }
 
 // Tokens that occur only in tokenizer.json or added_tokens.json would be lost silently.
-TEST(HfTokenizerTest, AddedTokensBesideASentencePieceModel) {
+TEST(HfTokenizerTest, AddedTokensNextToASentencePieceModel) {
 #ifdef __SANITIZE_ADDRESS__
   GTEST_SKIP() << "AddressSanitizer refuses the dlopen that sentencepiece needs";
 #endif

@@ -92,7 +92,7 @@ TEST(Init, FormulasSeeTheElementAndADrawOfItsOwn) {
   EXPECT_EQ(Draw(Init::Of(draw)), Draw(Init::Uniform(3, 5)));
 }
 
-TEST(Init, DependsOnSeedNameAndElementAlone) {
+TEST(Init, DependsOnlyOnSeedNameAndElement) {
   for (const Init& init : {Init::Normal(0.02), Init::TruncatedNormal(1), Init::Uniform(0, 1),
                            Init::LogUniform(1, 2)}) {
     const std::vector<float> values = Draw(init, {10, 7});

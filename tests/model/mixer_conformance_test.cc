@@ -116,7 +116,7 @@ TEST_P(MixerConformance, StepsEqualTheParallelForm) {
 
 // Needed for steps that are replayed as a graph: the position is a tensor that is incremented, and
 // the host does not read it.
-TEST_P(MixerConformance, StepsOfAConstantStateFollowPositionsAlone) {
+TEST_P(MixerConformance, StepsOfAConstantStateDependOnlyOnPositions) {
   if (!causal() || !mixer_->traits().constant_state()) GTEST_SKIP() << "its state grows";
   const at::Tensor x = Normal({kBatch, 20, kDim}, 1);
   const at::Tensor positions = at::zeros({kBatch, 1}, at::kLong);
@@ -165,7 +165,7 @@ TEST_P(MixerConformance, TraitsDescribeTheState) {
 
 // Overridden position ids change the outputs of mixers that declare it, and of no others. Methods
 // that also count token distances may use the ids for rotations, so they are not checked.
-TEST_P(MixerConformance, TraitsSayWhetherToldPositionsAreRead) {
+TEST_P(MixerConformance, TraitsDeclareTheUseOfPositionIds) {
   const at::Tensor x = Normal({kBatch, 30, kDim}, 13);
   SequenceSlice slice = Whole(30);
   slice.told = slice.positions * 3;
@@ -178,7 +178,7 @@ TEST_P(MixerConformance, TraitsSayWhetherToldPositionsAreRead) {
   }
 }
 
-TEST_P(MixerConformance, TraitsSayWhetherThereAreProbabilities) {
+TEST_P(MixerConformance, TraitsDeclareProbabilities) {
   const SequenceSlice slice = Whole(9);
   bool shown = false;
   mixer_->Forward({.x = Normal({kBatch, 9, kDim}, 14),
@@ -314,7 +314,7 @@ TEST_P(MixerConformance, RefusesRowsThatItsTraitsExclude) {
 
 // In fp32, so that a dependence below fp64's tolerance shows: outputs before a changed token keep
 // their bits. Mixers that round by whole rows keep them up to rounding.
-TEST_P(MixerConformance, LaterTokensLeaveEarlierOutputsAlone) {
+TEST_P(MixerConformance, LaterTokensDoNotChangeEarlierOutputs) {
   if (!causal()) GTEST_SKIP() << "sees later tokens";
   Build(at::kFloat, 0.3);
   const at::Tensor x = Normal({kBatch, 100, kDim}, 6, at::kFloat);

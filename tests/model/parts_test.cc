@@ -222,7 +222,7 @@ TEST_F(Parts, BlocksArithmetic) {
 }
 
 // The norm has weights, so there is one for the mixer and none for the missing channel mixer.
-TEST_F(Parts, BlocksOfAMixerAlone) {
+TEST_F(Parts, BlocksWithOnlyAMixer) {
   const NormConfig norm("rms_norm", {{"eps", 0.1}});
   const MixerConfig mixer("softmax", {{"num_heads", 2}});
   const ChannelMixerConfig none(kNoChannelMixer);

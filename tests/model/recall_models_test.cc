@@ -203,7 +203,7 @@ TEST_F(ByHand, ABlockWithoutAnMlpAddsItsSecondNorm) {
 }
 
 // Only the embedding and the attention probabilities have dropout.
-TEST(RecallModels, DropoutIsOnTheEmbeddingAlone) {
+TEST(RecallModels, DropoutIsOnlyOnTheEmbedding) {
   const MixerConfig conv("base_conv");
   ModelConfig config = RecallModel({8, 16}, conv, conv);
   config.embedding.dropout = 0.5;

@@ -115,7 +115,7 @@ TEST_P(RecomputedMixer, GivesTheSameBits) {
 }
 
 // Blocks whose residual uses the mixer's input, which is read several times here.
-TEST(Recomputed, MixersThatReadTwiceBesideAResidual) {
+TEST(Recomputed, MixersThatReadTheirInputTwice) {
   for (const auto& [mixer, options] :
        {std::pair<const char*, std::vector<Assignment>>{"base_conv", {}},
         {"fastformer", {{"preset", std::string("fastformer_seed")}}}})

@@ -63,7 +63,7 @@ TEST_F(ToldPositions, RotationsSeeDistances) {
 }
 
 // The visible keys, and the divisors of decays, depend on the positions in the row.
-TEST_F(ToldPositions, NobodyElseSeesThem) {
+TEST_F(ToldPositions, VisibleKeysDoNotDependOnThem) {
   const auto nope = Model(Softmax(0));
   EXPECT_TRUE(Hidden(*nope, plain_ * 5 + 3).equal(Hidden(*nope)));
   const auto window = Model(MixerConfig(

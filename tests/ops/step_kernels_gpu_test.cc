@@ -437,7 +437,7 @@ struct Arena {
 // and sums: a few roundings of 2^-24 of values of up to 4. Elements outside of all segments keep
 // their bits: the zeros of the moments and the copy, and the weights.
 class AdamWGpuTest : public test::GpuTest<testing::Test> {};
-TEST_F(AdamWGpuTest, OfManySegmentsEqualsTheCpu) {
+TEST_F(AdamWGpuTest, ManySegmentsEqualTheCpu) {
   const Arena arena;
   const Tensors want = arena.After(3, at::kCPU), got = arena.After(3, at::kCUDA);
   for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(test::Close(got[i], want[i], 1e-6)) << i;

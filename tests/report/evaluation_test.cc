@@ -52,7 +52,7 @@ TEST(Evaluation, CurvesOfSeveralModelsAreInOnePicture) {
 }
 
 // A curve's name leaves out what all curves share, and names are unique.
-TEST(Evaluation, CurvesAreNamedByWhatTellsThemApart) {
+TEST(Evaluation, CurvesAreNamedByTheirDifferences) {
   const Evaluation one = ParseEvaluation(kOfOne, "1.json");
   EXPECT_THAT(NamesOf(ChartsByLength({one})[0]), ElementsAre("window", "as_trained"));
   const Evaluation two = ParseEvaluation(kOfTwo, "2.json");
@@ -97,7 +97,7 @@ TEST(Evaluation, DepthsAreOneCurve) {
   EXPECT_EQ(plots[0].curves[0].points[1].y, 0);
 }
 
-TEST(Evaluation, SaysWhatIsNone) {
+TEST(Evaluation, SaysWhatIsInvalid) {
   for (const char* text : {"no json", "[]", R"({"model": "m", "train_len": 1})",
                            R"({"model": "m", "train_len": 1, "rows": [{"length": 3}]})"})
     EXPECT_HL_ERROR(ParseEvaluation(text, "x.json"), ExitCode::kUsage,

@@ -30,7 +30,7 @@ int Count(const std::string& text, const std::string& piece) {
   return count;
 }
 
-TEST(Figure, StandsAloneWithOneLegendForAllPlots) {
+TEST(Figure, IsCompleteWithOneLegendForAllPlots) {
   const std::string svg = RenderFigure({Plot("first"), Plot("second"), Plot("third")});
   EXPECT_TRUE(svg.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\""));
   EXPECT_THAT(svg, HasSubstr("prefers-color-scheme"));

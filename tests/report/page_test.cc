@@ -228,7 +228,7 @@ TEST(Page, RunsOfOneNameGoByTheirPaths) {
   EXPECT_THAT(page, HasSubstr("y/same</li>"));
 }
 
-TEST(Page, WhatWentWrongIsTold) {
+TEST(Page, ProblemsAreReported) {
   RunRecord run = Trained("bad", 1);
   run.failure = "rank 1: <out of memory>";
   run.resumes = {11, 31};

@@ -92,7 +92,7 @@ TEST(Plot, MarksResumesAndRules) {
 
 // The cloud has a marker for each point, also with equal x. Only the curve has a line and shows
 // numbers at the pointer.
-TEST(Plot, ACloudIsMarkersAlone) {
+TEST(Plot, ACloudHasOnlyMarkers) {
   PlotSpec spec = Spec({{1, 1}, {2, 2}});
   spec.markers = true;
   spec.curves.push_back({.name = "all runs",

@@ -138,7 +138,7 @@ TEST_F(ReadRunTest, ASaveThatEndsBehindLaterStepsTakesNothingFromThem) {
 }
 
 // An epoch ends with step 3, which has half of the rows. Step 4 is not recorded.
-TEST_F(ReadRunTest, TokensAtAStepAreThoseThatTheRunTellsOf) {
+TEST_F(ReadRunTest, TokensAtAStepAreTheRecordedOnes) {
   Write("metrics.jsonl", R"({"step":0,"val_loss":5,"tokens":0,"attempt":"a"})"
                          "\n"
                          R"({"step":2,"loss":5,"tokens":128,"attempt":"a"})"

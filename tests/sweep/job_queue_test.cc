@@ -58,7 +58,7 @@ class JobQueue : public testing::Test {
   std::vector<std::pair<size_t, int>> codes_;
 };
 
-TEST_F(JobQueue, RunsAllWhateverFailsNoMoreThanSoManyAtATime) {
+TEST_F(JobQueue, RunsAllDespiteFailuresWithALimitAtATime) {
   const std::vector<Job> jobs = {Shell("echo out; echo err >&2"), Shell("exit 7"),
                                  Shell("kill -KILL $$"), Shell("exit 0"), Shell("exit 3")};
   EXPECT_EQ(RunJobs(jobs, {.count = 2, .gpus = {}}), 0);

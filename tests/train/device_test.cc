@@ -6,7 +6,7 @@
 namespace halflife::train {
 namespace {
 
-TEST(KnownGpus, CardsOfLessPowerAreToldFromModules) {
+TEST(KnownGpus, SlowerCardsAreDistinguishedFromModules) {
   const auto flops = [](const char* name) { return FindGpu(name)->bf16_flops_per_s; };
   EXPECT_EQ(flops("NVIDIA H100 80GB HBM3"), 989e12);
   EXPECT_EQ(flops("NVIDIA H100 PCIe"), 756e12);

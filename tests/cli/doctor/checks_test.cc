@@ -84,7 +84,7 @@ TEST_F(DoctorTest, InfiniBandPorts) {
   EXPECT_EQ(Named(findings, "mlx5_1").verdict, Verdict::kWarn);
 }
 
-TEST_F(DoctorTest, SegmentsOfDeadJobsAreTold) {
+TEST_F(DoctorTest, SegmentsOfDeadJobsAreReported) {
   EXPECT_EQ(Named(CheckSharedMemory(scene_), "dead jobs").verdict, Verdict::kOk);
   Write("shm/vader_segment.host.0.1.0", "dead");
   Write("shm/vader_segment.host.0.2.0", "alive");

@@ -32,7 +32,7 @@ void ExpectConsistent(const RunResult& result, const json& report) {
   }
 }
 
-TEST(Doctor, AloneItTellsEverything) {
+TEST(Doctor, OneRankReportsEverything) {
   const TempDir dir;
   const RunResult result = RunCommand({kProgram, "doctor", "--json", "--run", dir / "runs"});
   const json report = json::parse(result.out);

@@ -74,12 +74,12 @@ TEST_F(InspectDatasetTest, LabelledRowsHaveSegmentsAndATestSplit) {
   }
 }
 
-TEST_F(InspectDatasetTest, AFolderOfShardsAloneIsADamagedDataset) {
+TEST_F(InspectDatasetTest, ShardsWithoutAManifestAreADamagedDataset) {
   std::filesystem::remove(dir_ / "out/manifest.pb");
   EXPECT_HL_ERROR(Describe(dir_ / "out"), ExitCode::kData, "manifest.pb is missing");
 }
 
-TEST_F(InspectDatasetTest, AShardIsVerifiedAgainstTheManifestBesideIt) {
+TEST_F(InspectDatasetTest, AShardIsVerifiedAgainstItsManifest) {
   const data::DatasetInfo info = Dataset::Open(dir_ / "out").info();
   const std::filesystem::path shard = dir_ / "out/train-00000.h5";
   const auto json = Describe(shard);

@@ -187,7 +187,7 @@ TEST(Mqar, NativeExamplesAreFunctionsOfSeedAndNumber) {
   EXPECT_EQ(joined.labels, whole.labels);
 }
 
-TEST(Mqar, RandomNonQueriesTouchZerosAlone) {
+TEST(Mqar, RandomNonQueriesOnlyReplaceZeros) {
   MqarConfig config{.vocab_size = 256, .seq_len = 64, .num_pairs = 4};
   constexpr int64_t kCount = 300;
   for (const Draw draw : kGenerators) {

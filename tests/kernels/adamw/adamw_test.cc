@@ -83,7 +83,7 @@ TEST(AdamWKernel, EqualsTheFormulaInFp64) {
   for (int64_t i = 0; i < arrays.size; ++i) ASSERT_NEAR(arrays.main[i], w[i], 5 * 8 * 0x1p-24) << i;
 }
 
-TEST(AdamWKernel, LeavesWhatIsOutsideTheSegmentsAlone) {
+TEST(AdamWKernel, DoesNotChangeElementsOutsideTheSegments) {
   Arrays arrays;
   arrays.FillGrads(0, 1);
   Update(arrays.Args(1));
@@ -114,7 +114,7 @@ TEST(AdamWKernel, CopyIsRoundedToNearestEven) {
 }
 
 // The bits do not depend on where arrays begin, and equal those of single-element updates.
-TEST(AdamWKernel, EveryElementStandsAlone) {
+TEST(AdamWKernel, ElementsAreIndependent) {
   Arrays whole, shifted(5), single;
   whole.FillGrads(0, 1);
   shifted.FillGrads(5, 1);

@@ -205,7 +205,7 @@ TYPED_TEST(FftConvEmulated, IsTheDefinitionAsTheCpuIs) {
 }
 
 // A filter and a skip whose gradients are not requested.
-TYPED_TEST(FftConvEmulated, GradientsNobodyWantsAreNotWritten) {
+TYPED_TEST(FftConvEmulated, UnrequestedGradientsAreNotWritten) {
   const Case c = {2, 9, 5};
   const Problem<TypeParam> problem(c);
   Results<TypeParam> r(c);

@@ -128,14 +128,14 @@ TEST(FocusPoolWindow, AsLongAsTheRowIsTheWholeInBits) {
     }
   }
 }
-TEST(FocusPoolWindow, OfOneTokenIsTheToken) {
+TEST(FocusPoolWindow, OneTokenIsItself) {
   const FocusProblem p = MakeFocusProblem<float>({.seq_len = 70, .window = 1, .spread = 80});
   EXPECT_EQ(Pool<float>(p).out, p.u);
 }
 
 // Number 4, in bits: later tokens and tokens that have left the window have no influence, and their
 // gradients are exactly 0.
-TEST(FocusPoolWindow, HearsItsOwnTokensAlone) {
+TEST(FocusPoolWindow, SeesOnlyItsTokens) {
   constexpr int64_t kSeqLen = 200, kDim = 5;
   for (const int64_t window : {0, 1, 3, 12, 13, 40, 64, 70, 128}) {
     SCOPED_TRACE(window);
@@ -175,7 +175,7 @@ TEST(FocusPoolWindow, HearsItsOwnTokensAlone) {
 }
 
 // A NaN log weight is not treated as a small one, even before masked tokens.
-TEST(FocusPoolWindow, HearsNanLogWeights) {
+TEST(FocusPoolWindow, PropagatesNanLogWeights) {
   constexpr int64_t kSeqLen = 200, kToken = 70;
   for (const int64_t window : {0, 3, 40, 64, 128}) {
     FocusProblem p = MakeFocusProblem<float>({.seq_len = kSeqLen, .window = window, .dim = 1});
@@ -311,7 +311,7 @@ TEST(FocusPoolOrder, TimeShiftsAreOfNoMatterToFullWindows) {
 }
 
 // Number 8: padding after or before the tokens changes nothing, even if masked values are NaN.
-TEST(FocusPoolMask, PaddingIsNotHeard) {
+TEST(FocusPoolMask, PaddingHasNoEffect) {
   constexpr int64_t kSeqLen = 90, kDim = 4;
   for (const int64_t window : {0, 5, 40}) {
     for (const int64_t pad : {1, 40, 100}) {

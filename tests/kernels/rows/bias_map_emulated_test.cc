@@ -164,7 +164,7 @@ TYPED_TEST(BiasMapKernel, EqualsTheFormulaInFp64) {
 
 // Without an output for dx, the biases' gradients have the same bits. Without any gradient, no
 // memory is accessed.
-TYPED_TEST(BiasMapKernel, SumsAlone) {
+TYPED_TEST(BiasMapKernel, OnlySums) {
   const Case c = {33, {24}};
   Problem<TypeParam> p(c);
   p.Run();

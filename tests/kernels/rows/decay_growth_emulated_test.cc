@@ -95,7 +95,7 @@ TEST_P(DecayGrowthKernel, IsTheFormula) {
 }
 
 // A NaN decay must not be treated as one that does not grow.
-TEST_P(DecayGrowthKernel, NanReachesItsHeadAlone) {
+TEST_P(DecayGrowthKernel, NanReachesOnlyItsHead) {
   for (const int64_t place : {0, 50, 63}) {
     Problem p({1, 3, 2, 2, 64});
     p.log_decay.data()[place] = std::numeric_limits<float>::quiet_NaN();

@@ -125,7 +125,7 @@ TYPED_TEST(SwiGluKernel, HalvesOfOneMatrix) {
 
 // A gate whose rows are columns of a matrix, with all other tensors dense, has the bits of dense
 // rows.
-TYPED_TEST(SwiGluKernel, RowsOfAGateAlone) {
+TYPED_TEST(SwiGluKernel, OnlyTheGateIsStrided) {
   constexpr int64_t kRows = 30, kWidth = 24, kCount = kRows * kWidth;
   const Array<TypeParam> gate(Random(kCount, 1, 4.0)), up(Random(kCount, 2)),
       dout(Random(kCount, 3));

@@ -37,7 +37,7 @@ TEST(BaseConvTest, IsTheDirectSum) {
   }
 }
 
-TEST(BaseConvTest, OneTapIsAFormulaOfTheTokenAlone) {
+TEST(BaseConvTest, OneTapDependsOnlyOnTheToken) {
   BuiltMixer built(MixerConfig("base_conv", {{"kernel_size", 1}}), kDim);
   built.FillZeros();
   const at::Tensor u = Normal({1, kSeqLen, kDim}, 1);
@@ -64,7 +64,7 @@ TEST(BaseConvTest, TheLongFilterIsANetworkOfPosition) {
   EXPECT_TRUE(Close(built.Run(u), (test::LongSum(u, filter) + u) * Gate(built, u) + u, 1e-12));
 }
 
-TEST(BaseConvTest, StartsAsZoologysAndDecaysItsMatrixAlone) {
+TEST(BaseConvTest, StartsAsInZoologyAndDecaysOnlyItsMatrix) {
   constexpr int64_t kWide = 64;
   const BuiltMixer built(MixerConfig("base_conv"), kWide, at::kDouble, 0.02);
   EXPECT_EQ(built.parameters().num_elements(), kWide * kWide + 5 * kWide);

@@ -271,7 +271,7 @@ TEST(D2d, GradientsAreReproducible) {
 }
 
 // Property 18: only the numerator is rotated, the denominator is not.
-TEST(D2d, RotationLeavesTheDenominatorAlone) {
+TEST(D2d, RotationDoesNotChangeTheDenominator) {
   for (const bool exp : {false, true}) {
     const MixerConfig config =
         D2d({{"decay", "none"}, {"rope_theta", 10000}, {"feature_map", exp ? "exp" : "elu"}});

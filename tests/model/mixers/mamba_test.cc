@@ -172,7 +172,7 @@ TEST(MambaTest, IsTheRecurrence) {
     EXPECT_TRUE(Close(got_grads[i], want_grads[i], 1e-12)) << i;
 }
 
-TEST(MambaTest, SaysWhatWouldWork) {
+TEST(MambaTest, NamesTheFix) {
   const auto problems = [](const std::vector<Assignment>& options) {
     return MixerConfig("mamba", options).Resolve({.model_dim = 1024, .num_layers = 2});
   };

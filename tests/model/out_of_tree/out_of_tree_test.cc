@@ -155,7 +155,7 @@ TEST(OutOfTree, ADeltaRuleTrainsAlikeOnRanksThatShareRows) {
 }
 
 // Rows may have the position ids of longer texts, which this table supports.
-TEST(OutOfTree, ATableOfThemReadsToldPositions) {
+TEST(OutOfTree, ATableOfThemReadsPositionIds) {
   const train::RunConfig config =
       Recipe({"data.path=ds", "data.seq_len=30", "data.positions=randomised",
               "data.positions_length=64", "model.positions.toy.period=40"});

@@ -349,7 +349,7 @@ TEST(Sinusoidal, TablesOfBothLayouts) {
 
 // Rows start 37 tokens later in their document. Methods that use only distances give the same
 // result, up to fp32 tables. Added tables do not.
-TEST(AttentionPositions, TellDistancesAlone) {
+TEST(AttentionPositions, DependOnlyOnDistances) {
   const auto hidden = [](const PositionsConfig& positions, double rope_theta, int64_t shift) {
     const MixerConfig softmax("softmax", {{"num_heads", int64_t{2}}, {"rope_theta", rope_theta}});
     ModelConfig config = Small(positions, softmax);

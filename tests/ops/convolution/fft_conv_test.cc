@@ -90,7 +90,7 @@ TEST(FftConvTest, BitsOfARowAreItsOwn) {
   EXPECT_TRUE(run(0, 3).narrow(0, 1, 1).equal(run(1, 1)));
 }
 
-TEST(FftConvTest, LaterTokensMoveRoundingAlone) {
+TEST(FftConvTest, LaterTokensOnlyChangeRounding) {
   const at::Tensor x = Normal({kBatch, 100, kDim}, 1, at::kFloat),
                    filter = Normal({100, kDim}, 2, at::kFloat);
   const at::Tensor before = Plain({x, filter});

@@ -83,7 +83,7 @@ INSTANTIATE_TEST_SUITE_P(All, DecayAttentionTest,
                          testing::Combine(testing::ValuesIn(kKinds), testing::ValuesIn(kStrengths),
                                           testing::Values(at::kFloat, at::kDouble)));
 
-TEST(SequenceChunks, OfTheCpuAre32TokensUnlessAskedFor) {
+TEST(SequenceChunks, TheCpusDefaultIs32Tokens) {
   EXPECT_EQ(ops::MakeSequenceChunks({.batch = 2, .seq_len = 100}, at::kCPU)->num_chunks(), 8);
   const auto asked =
       ops::MakeSequenceChunks({.batch = 2, .seq_len = 100, .chunk_size = 64}, at::kCPU);
@@ -158,7 +158,7 @@ TEST(DecayAttentionAutograd, GradientsReachTheirInputs) {
   EXPECT_TRUE(test::BitEqual(grads[4], want.dinitial_state.kv));
 }
 
-TEST(DecayAttentionAutograd, FinalStateAloneIsEnough) {
+TEST(DecayAttentionAutograd, OnlyTheFinalStateIsEnough) {
   DecayProblem problem = MakeProblem({.seq_len = 70}, 61, at::kFloat);
   problem.dout.zero_();
   const auto want = Oracle(problem).grads;
@@ -188,7 +188,7 @@ TEST(DecayAttentionDtype, Bf16OperandsAreComputedInFp32) {
   }
 }
 
-TEST(DecayAttentionCausality, LaterTokensLeaveEarlierOutputsAlone) {
+TEST(DecayAttentionCausality, LaterTokensDoNotChangeEarlierOutputs) {
   for (const DecayKind kind : kKinds) {
     const DecayProblem problem = MakeProblem({.seq_len = 100, .kind = kind}, 80, at::kFloat);
     const at::Tensor before = ops::DecayAttention(problem.inputs, problem.config).out;

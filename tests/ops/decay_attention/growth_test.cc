@@ -271,7 +271,7 @@ TEST(DecayGrowth, MaskedTokensBeforeTheFirstKeyDoNotCount) {
 }
 
 // A step of e^90 overflows fp32 immediately. Every row is then the first key's value to 1e-38.
-TEST(DecayGrowth, OfAnySize) {
+TEST(DecayGrowth, AnySize) {
   DecayProblem problem = GrowingProblem(5, false, 385, at::kFloat);
   problem.inputs.log_decay.fill_(90);
   const auto got = ops::DecayAttention(problem.inputs, problem.config);

@@ -82,7 +82,7 @@ TEST(LogKeyScale, IsTheScaleItself) {
 }
 
 // Log scales of +-300, far beyond the range of fp32.
-TEST(LogKeyScale, OfAnySize) {
+TEST(LogKeyScale, AnySize) {
   DecayProblem problem = ProblemOf(kCases[3]);
   const auto run = [&](at::ScalarType dtype, double shift) {
     ops::DecayAttentionInputs in = problem.inputs;

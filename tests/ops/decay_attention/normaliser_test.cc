@@ -182,7 +182,7 @@ TEST(DecayNormaliser, SharedHeadsAreAsIfRepeated) {
   test::ExpectSameGrads(got, want, 2e-6);
 }
 
-TEST(DecayNormaliserAutograd, OneOutputAloneIsEnough) {
+TEST(DecayNormaliserAutograd, OneOutputIsEnough) {
   DecayProblem problem =
       MakeProblem({.seq_len = 70, .normalised = true, .key_scale = true}, 250, at::kFloat);
   ops::DecayAttentionInputs& in = problem.inputs;
@@ -209,7 +209,7 @@ TEST(DecayNormaliserAutograd, OneOutputAloneIsEnough) {
 }
 
 // A key of scale 0 is ignored: its value has no influence, and rows that see no key give 0.
-TEST(DecayNormaliser, MaskedKeysAreNotHeard) {
+TEST(DecayNormaliser, MaskedKeysHaveNoEffect) {
   DecayProblem problem = MakeProblem({.seq_len = 70,
                                       .kind = DecayKind::kPerHeadChannel,
                                       .initial_state = false,

@@ -140,7 +140,7 @@ DecayProblem Retention(int64_t seq_len, uint64_t seed, at::ScalarType dtype) {
 
 // Test 13 of retention: the parallel form, chunks of any size (16 tokens do not divide 150, and 50
 // tokens may be one chunk) and the recurrent form, chunks of one, are equal for any initial state.
-TEST(RetentionForms, AreOne) {
+TEST(RetentionForms, AreEqual) {
   for (const int64_t seq_len : {50, 150}) {
     const DecayProblem wide = Retention(seq_len, 500, at::kDouble);
     const Results want = Differentiate(wide, ByPairs);
@@ -153,7 +153,7 @@ TEST(RetentionForms, AreOne) {
 }
 
 // bf16 operands. State and decays are fp32.
-TEST(RetentionForms, OfBf16AreClose) {
+TEST(RetentionForms, Bf16IsClose) {
   for (const int64_t chunk : {16, 64}) {
     DecayProblem narrow = Retention(150, 510, at::kFloat);
     for (at::Tensor* x : {&narrow.inputs.q, &narrow.inputs.k, &narrow.inputs.v, &narrow.dout})
@@ -189,7 +189,7 @@ DecayProblem D2d(int64_t seq_len, uint64_t seed, at::ScalarType dtype, bool stat
 
 // Properties 1 and 2 of D2D: the parallel form, chunks of any size, the recurrent form, and
 // segments of a sequence are equal.
-TEST(D2dForms, AreOne) {
+TEST(D2dForms, AreEqual) {
   for (const int64_t seq_len : {1, 17, 64, 65, 150}) {
     const DecayProblem wide = D2d(seq_len, 520, at::kDouble, /*states=*/true, 0.1);
     const Results want = Differentiate(wide, ByPairs);
@@ -202,7 +202,7 @@ TEST(D2dForms, AreOne) {
 }
 
 // The same for long rows, with the fp64 recurrence instead of the quadratic form.
-TEST(D2dForms, OfLongRowsAreTheRecurrence) {
+TEST(D2dForms, LongRowsEqualTheRecurrence) {
   for (const int64_t seq_len : {512, 2048}) {
     const DecayProblem wide = D2d(seq_len, 530, at::kDouble, /*states=*/false, 0.1);
     const auto oracle = Oracle(wide);

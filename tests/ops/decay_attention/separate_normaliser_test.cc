@@ -26,7 +26,7 @@ DecayProblem Problem(bool initial_state) {
                      51, at::kDouble);
 }
 
-TEST(OwnDenominator, OfTheSameOperandsIsTheNormaliser) {
+TEST(OwnDenominator, TheSameOperandsGiveTheNormaliser) {
   DecayProblem problem = Problem(true);
   const auto want = ops::DecayAttention(problem.inputs, problem.config);
   problem.inputs.norm_q = problem.inputs.q, problem.inputs.norm_k = problem.inputs.k;

@@ -175,7 +175,7 @@ TEST(SharedInputLinearTest, AddsToTheSumsThatSaySo) {
 }
 
 // The graph still refers to the weights after a backward that is itself differentiated.
-TEST(SharedInputLinearTest, JoinedProductsLeaveDifferentiatedBackwardsAlone) {
+TEST(SharedInputLinearTest, JoinedProductsKeepDifferentiatedBackwards) {
   const ops::JoinedProductsEverywhere join;
   const at::Tensor memory = Normal({7, 4}, 1);
   const auto loss = [&](const auto& in) {

@@ -187,7 +187,7 @@ TEST_F(LinearMatmulTest, SaysWhatDoesNotFit) {
                   "[200, 80]", "[rows, 81].");
 }
 
-TEST_F(LinearMatmulTest, BesideAvx512OnAmdAlone) {
+TEST_F(LinearMatmulTest, ReplacesAvx512OnlyOnAmd) {
   if (cpu::UsableInstructionSets().front() < InstructionSet::kAvx512)
     GTEST_SKIP() << "this machine has no AVX-512";
   cpu::UseInstructionSet(InstructionSet::kAvx512);

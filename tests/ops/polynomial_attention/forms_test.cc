@@ -221,7 +221,7 @@ TEST(PolynomialForms, PlanTakesTheCheaperForm) {
 }
 
 // A state with only the sum of keys, and zero sums of values, still contributes to the divisor.
-TEST(PolynomialForms, AStateOfTheNormaliserAloneIsRead) {
+TEST(PolynomialForms, AStateWithOnlyTheNormaliserIsRead) {
   const at::Tensor q = Normal({1, 20, 1, 8}, 1, at::kFloat),
                    v = Normal({1, 20, 1, 5}, 2, at::kFloat);
   ops::PolynomialAttentionConfig config = {.weights = {1, 1, 0.5}, .normalise = true};

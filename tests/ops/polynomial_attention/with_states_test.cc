@@ -105,7 +105,7 @@ TEST_P(PolynomialWithStatesTest, PiecesAreTheChunkedKernels) {
 INSTANTIATE_TEST_SUITE_P(Kernels, PolynomialWithStatesTest, testing::ValuesIn(kKernels));
 
 // A state with one half missing equals a state with this half zero.
-TEST(PolynomialWithStates, AStateOfValuesAlone) {
+TEST(PolynomialWithStates, AStateWithOnlyValues) {
   Problem p = MakeProblem({.dim = 4, .kernel = kBased, .states = true}, 6);
   ops::PolynomialAttentionInputs in = {
       .q = p.q, .k = p.k, .v = p.v, .chunks = ChunksOf(p.shape, 32), .initial_state = p.initial};
@@ -116,7 +116,7 @@ TEST(PolynomialWithStates, AStateOfValuesAlone) {
 }
 
 // A NaN before a document start, or in the state, does not cross the start.
-TEST(PolynomialWithStates, DocumentsDoNotHearEachOther) {
+TEST(PolynomialWithStates, DocumentsAreIndependent) {
   Problem p = MakeProblem(
       {.seq_len = 90, .dim = 4, .kernel = kRebased, .states = true, .document_starts = {70}}, 7);
   const auto run = [&] {

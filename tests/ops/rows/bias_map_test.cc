@@ -251,7 +251,7 @@ TEST(BiasMapTest, RowsOfAnyLayoutNoRowsAndThreads) {
 }
 
 // Also gradients of biases and gains.
-TEST(BiasMapTest, GradientsBesideStridedParameters) {
+TEST(BiasMapTest, GradientsOfStridedParameters) {
   const at::Tensor x = Normal({6, 20}, 1, at::kFloat), dout = Normal({6, 20}, 2, at::kFloat),
                    columns = Normal({20, 2}, 3, at::kFloat);
   for (const bool gain : {false, true}) {

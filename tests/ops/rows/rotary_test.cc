@@ -107,7 +107,7 @@ TEST(RotaryTest, GradientTurnsBack) {
 
 // Several tensors in one pass, with different numbers of heads and as columns of one product, give
 // the bits of separate passes.
-TEST(RotaryTest, PairsTurnAsEachAlone) {
+TEST(RotaryTest, PairsRotateAsSeparateTensors) {
   const ops::RotaryTable table = ops::MakeRotaryTable(Positions(2, 9, 3), 12, 10000);
   const at::ScalarType dtypes[] = {at::kDouble, at::kFloat, at::kBFloat16};
   for (int64_t i = 0; i < 6; ++i) {

@@ -311,7 +311,7 @@ TEST(SelectiveScanTest, StepsOfAnySizeAreFinite) {
   EXPECT_TRUE(Close(y, ops::SelectiveScan(wide).y, 2e-6));
 }
 
-TEST(SelectiveScanTest, NoTokensLeaveTheStateAlone) {
+TEST(SelectiveScanTest, NoTokensKeepTheState) {
   ops::SelectiveScanInputs in = Inputs(0, 3, 4, at::kFloat);
   EXPECT_TRUE((ops::SelectiveScan(in).final == 0).all().item<bool>());
   in.initial = Normal({2, 3, 4}, 8, at::kFloat).requires_grad_();

@@ -252,7 +252,7 @@ TEST(Wkv4Test, SplitAnywhereAndStepsAreTheWhole) {
 }
 
 // A state of zeros with any scale is the same as no state.
-TEST(Wkv4Test, AStateOfZerosIsNone) {
+TEST(Wkv4Test, ZerosAreNoState) {
   ops::WkvInputs in = Inputs(5, 7, at::kFloat);
   const at::Tensor want = ops::Wkv4(in).out;
   EXPECT_TRUE(BitEqual(want.select(1, 0), in.v.select(1, 0)));
@@ -333,7 +333,7 @@ TEST(Wkv4Test, RoundsToBf16WhereAsked) {
   }
 }
 
-TEST(Wkv4Test, NoTokensLeaveTheStateAlone) {
+TEST(Wkv4Test, NoTokensKeepTheState) {
   ops::WkvInputs in = Inputs(0, 7, at::kFloat);
   EXPECT_TRUE((ops::Wkv4(in).final.denominator == 0).all().item<bool>());
   in.initial = {at::full({2, 7}, 2.0f), at::full({2, 7}, 3.0f), at::full({2, 7}, 4.0f)};

@@ -71,7 +71,7 @@ class SegmentTapeTest : public testing::Test {
   }
 };
 
-TEST_F(SegmentTapeTest, GivesLaterRunsWhatTheFirstWasTold) {
+TEST_F(SegmentTapeTest, ReplaysWhatTheFirstRunReceived) {
   for (int run = 0; run < 3; ++run) {
     double sum = 0;
     tape_.Run([&] { sum = Exchange(); });

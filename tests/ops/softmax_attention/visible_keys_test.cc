@@ -18,7 +18,7 @@ ops::VisibleKeys Of(const std::vector<int64_t>& positions, int64_t num_past,
 }
 using Places = std::vector<int>;
 
-TEST(VisibleKeys, OfDocuments) {
+TEST(VisibleKeys, Documents) {
   const ops::VisibleKeys seen = Of({5, 6, 0, 1, 2}, /*num_past=*/3, {});
   // Two of its tokens are in an earlier slice.
   EXPECT_EQ(Values(seen.first), (Places{0, 0, 5, 5, 5}));
@@ -26,12 +26,12 @@ TEST(VisibleKeys, OfDocuments) {
   EXPECT_EQ(Values(seen.sinks), (Places{-2, -2, 5, 5, 5}));
 }
 
-TEST(VisibleKeys, OfAWindow) {
+TEST(VisibleKeys, Window) {
   const ops::VisibleKeys seen = Of({0, 1, 2, 3, 0, 1, 2, 3}, 0, {.window = 3});
   EXPECT_EQ(Values(seen.first), (Places{0, 0, 0, 1, 4, 4, 4, 5}));
 }
 
-TEST(VisibleKeys, OfBothDirections) {
+TEST(VisibleKeys, BothDirections) {
   // The row begins within a document.
   const std::vector<int64_t> positions = {3, 4, 0, 1, 2, 3, 0};
   const ops::VisibleKeys all = Of(positions, 0, {.bidirectional = true});
@@ -45,7 +45,7 @@ TEST(VisibleKeys, OfBothDirections) {
 }
 
 // The query's block and the previous one, counted from the start of the document.
-TEST(VisibleKeys, OfBlocks) {
+TEST(VisibleKeys, Blocks) {
   const ops::VisibleKeys seen = Of({0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4}, 0, {.block = 2});
   EXPECT_EQ(Values(seen.first), (Places{0, 0, 0, 0, 2, 2, 4, 7, 7, 7, 7, 9}));
 }

@@ -175,7 +175,7 @@ TEST(Autograd, ASavedOutputDoesNotKeepItsGraphAlive) {
 
 // The leaf that the function reads gets its gradient, although no graph of the first run contains
 // it. An input that requires no gradient gets none.
-TEST(Autograd, ARecomputedFunctionRunsTwiceAndKeepsItsInputsAlone) {
+TEST(Autograd, ARecomputedFunctionRunsTwiceAndKeepsOnlyItsInputs) {
   const at::Tensor x = Leaf(3), weight = Leaf(2), constant = Filled(5);
   int runs = 0;
   std::weak_ptr<int> inner;
@@ -208,7 +208,7 @@ TEST(Autograd, ARecomputedFunctionRunsTwiceAndKeepsItsInputsAlone) {
 }
 
 // A leaf that only the function reads also gets its gradient.
-TEST(Autograd, ARecomputedFunctionRunsOnceWhereNoInputWantsAGradient) {
+TEST(Autograd, ARecomputedFunctionRunsOnceIfNoInputRequiresAGradient) {
   const at::Tensor weight = Leaf(2);
   int runs = 0;
   const auto forward = [&](const ops::Tensors& in) -> ops::Tensors {

@@ -30,7 +30,7 @@ bool AreOneMatrix(const at::Tensor& x, const at::Tensor& y) {
          y.storage_offset() - x.storage_offset() == x.size(-1) && x.stride(0) == y.stride(0);
 }
 
-TEST(ColumnPlacesTest, PartsLieBesideEachOtherAndAreGivenOnce) {
+TEST(ColumnPlacesTest, PartsAreAdjacentAndGivenOnce) {
   const auto columns = std::make_shared<ops::ColumnPlaces>(std::vector<int64_t>{3, 2});
   const ops::ColumnPlace first = {.columns = columns, .part = 0},
                          second = {.columns = columns, .part = 1};
@@ -98,7 +98,7 @@ void ExpectSameGradients(const Reader& reader, const std::vector<int64_t>& width
   }
 }
 
-TEST(ColumnPlacesTest, OfAConvolutionAndAGate) {
+TEST(ColumnPlacesTest, ConvolutionAndGate) {
   ExpectSameGradients(
       [](const std::vector<ops::LinearPart>& parts, const std::vector<at::Tensor>& weights) {
         const at::Tensor x = ops::ShortConv({.x = parts[0].y,
@@ -112,7 +112,7 @@ TEST(ColumnPlacesTest, OfAConvolutionAndAGate) {
 }
 
 // A gate whose width is not a multiple of a pack is copied, so its gradient is separate.
-TEST(ColumnPlacesTest, OfAGateThatIsCopied) {
+TEST(ColumnPlacesTest, GateThatIsCopied) {
   ExpectSameGradients(
       [](const std::vector<ops::LinearPart>& parts, const std::vector<at::Tensor>&) {
         return ops::SwiGlu(parts[1].y, parts[0].y, parts[1].gradient);
@@ -120,7 +120,7 @@ TEST(ColumnPlacesTest, OfAGateThatIsCopied) {
       {13, 13}, {});
 }
 
-TEST(ColumnPlacesTest, OfAScanAndALinearLayer) {
+TEST(ColumnPlacesTest, ScanAndLinearLayer) {
   ExpectSameGradients(
       [](const std::vector<ops::LinearPart>& parts, const std::vector<at::Tensor>& w) {
         const at::Tensor x =
@@ -143,7 +143,7 @@ TEST(ColumnPlacesTest, OfAScanAndALinearLayer) {
 }
 
 // Channels 5 to 25 of 40 have the same output and gradients as in separate memory.
-TEST(ColumnPlacesTest, OfAPieceOfAScan) {
+TEST(ColumnPlacesTest, PartOfAScan) {
   const auto place = [](bool in_places) {
     const std::vector<int64_t> widths = {5, 20, 15};
     return in_places

@@ -61,7 +61,7 @@ TEST(GradientSink, OnceAUse) {
   EXPECT_TRUE(test::Close(log.sum, x.sum(0).expand({2, 3}), 1e-6));
 }
 
-TEST(GradientSink, OfLeavesInAPlainBackward) {
+TEST(GradientSink, LeavesInAPlainBackward) {
   const at::Tensor x = Normal({3}, 1, at::kFloat).requires_grad_();
   RecordingSink::Log log(x, 0);
   log.Attach(x);

@@ -81,7 +81,7 @@ TEST(SideBySide, RowStride) {
   EXPECT_EQ(ops::RowStride(x.narrow(2, 0, 1).transpose(2, 3), 2), 32);
 }
 
-TEST(SideBySide, EmptyBesideKeepsTheOrder) {
+TEST(SideBySide, EmptyAdjacentKeepsTheOrder) {
   const at::Tensor both = Normal({2, 3, 8}, 1, at::kFloat);
   const at::Tensor left = both.narrow(-1, 0, 4), right = both.narrow(-1, 4, 4);
   EXPECT_TRUE(ops::AreAdjacentHalves(left, right) && ops::AreAdjacentHalves(right, left));

@@ -15,7 +15,7 @@ data::DatasetInfo Rows(int64_t count) {
   return info;
 }
 
-TEST(Epochs, GiveTheNumberOfSteps) {
+TEST(Epochs, DetermineTheNumberOfSteps) {
   RunConfig config = ParseRunConfig(
       "train { global_batch: 512 max_epochs: 64 steps: 7 } data { seq_len: 16 }", "recipe", {});
   for (const auto& [end, steps] :
@@ -41,7 +41,7 @@ TEST(Epochs, GiveTheNumberOfSteps) {
                   "or data.epoch_end short.");
 }
 
-TEST(Epochs, ValidationAtTheirEnds) {
+TEST(Epochs, ValidationsAtTheEndOfEpochs) {
   const data::SampleOrder order = {
       .num_windows = 10, .global_batch = 4, .epoch_end = data::EpochEnd::kShort};
   std::vector<int64_t> due, every_other;

@@ -46,7 +46,7 @@ TEST(Plan, RefusesRowsThatTheModelDoesNotTake) {
                   "text has no test split", "Use eval.split 'validation'.");
 }
 
-TEST(Plan, SlicesAreOfACpu) {
+TEST(Plan, SlicesNeedACpu) {
   const RunConfig sliced = SmallRecipe({"parallel.slices=2"});
   EXPECT_NO_THROW(RequireSlicesOn({Device::Kind::kCpu, 0}, sliced));
   EXPECT_NO_THROW(RequireSlicesOn({Device::Kind::kCuda, 0}, SmallRecipe({})));
@@ -56,7 +56,7 @@ TEST(Plan, SlicesAreOfACpu) {
 }
 
 // Overridden position ids require a model that uses them.
-TEST(Plan, ToldPositionsWantAModelThatFollowsThem) {
+TEST(Plan, OverriddenPositionsNeedAModelThatUsesThem) {
   const auto require = [](std::vector<std::string> more) {
     more.insert(more.end(), {"data.positions=skipwise", "data.positions_length=4096"});
     const RunConfig config = SmallRecipe(more);

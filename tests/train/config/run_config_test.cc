@@ -97,12 +97,12 @@ TEST(RunConfig, AnOverrideInBracketsTakesThePlaceOfAll) {
                   "did you mean 'layers'");
 }
 
-TEST(RunConfig, AMisspeltNameIsToldTheNearest) {
+TEST(RunConfig, AMisspeltNameGetsASuggestion) {
   EXPECT_HL_ERROR(Parse({"optimizer.lrr=1"}), ExitCode::kUsage, "did you mean 'lr'?");
   EXPECT_HL_ERROR(Parse({"trian.steps=1"}), ExitCode::kUsage, "did you mean 'train'?");
 }
 
-TEST(RunConfig, StepsThatEpochsOverruleAreNoSilentWish) {
+TEST(RunConfig, StepsOverriddenByEpochsAreReported) {
   const auto parse = [](const std::vector<std::string>& overrides) {
     return ParseRunConfig("train { max_epochs: 64 } schedule { per_epoch: true }", "recipe",
                           overrides);
@@ -145,7 +145,7 @@ TEST(RunConfig, AMicroBatchOfAnySizeIsChecked) {
                     "Use at most 2097151 (micro_batch x seq_len must fit in 32 bits)");
 }
 
-TEST(RunConfig, ABestValidationWantsValidations) {
+TEST(RunConfig, ABestValidationNeedsValidations) {
   const auto validate = [](std::vector<std::string> set) {
     set.emplace_back("ckpt.keep_best=val_loss");
     Validate(Parse(set), 1);
@@ -332,7 +332,7 @@ TEST(RunConfig, GraphsOfMicroBatches) {
 
 // The values are checked here. Whether the model uses the positions is checked in plan_test.cc,
 // with the built model.
-TEST(RunConfig, PositionsThatRowsAreTold) {
+TEST(RunConfig, OverriddenPositions) {
   const auto validate = [](const std::vector<std::string>& set) { Validate(Parse(set), 1); };
   const std::string skipwise = "data.positions=skipwise", length = "data.positions_length=4096";
   EXPECT_NO_THROW(validate({skipwise, length}));

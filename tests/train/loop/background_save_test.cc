@@ -117,7 +117,7 @@ TEST(BackgroundSave, SavesTheStepThatWas) {
   }
 }
 
-TEST(BackgroundSave, TellsWhatTheStoreThrewAndCanGoOn) {
+TEST(BackgroundSave, ReportsErrorsOfTheStoreAndCanContinue) {
   if (!fault::CompiledIn()) GTEST_SKIP() << "no fault points here";
   const test::TempDir dir;
   dist::LocalWorld::Run(1, [&](dist::Communicator& comm) {

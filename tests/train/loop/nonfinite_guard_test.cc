@@ -44,7 +44,7 @@ TEST(NonFiniteGuard, StopsAfterMoreInARowThanAllowed) {
 }
 
 // Such a step gives no evidence about whether the run is finite.
-TEST(NonFiniteGuard, AStepWithoutATargetIsSkippedAndNoMore) {
+TEST(NonFiniteGuard, AStepWithoutATargetIsOnlySkipped) {
   ckpt::GuardState guard{.consecutive_skips = 2};
   StepResult empty;
   empty.skipped = true;

@@ -69,7 +69,7 @@ TEST(SavePolicy, OnlyTheMetricThatIsKeptMakesOneDue) {
   }
 }
 
-TEST(SavePolicy, ABestThatWasNotSavedIsNoneToBeat) {
+TEST(SavePolicy, OnlyASavedBestCounts) {
   SavePolicy policy(Config(0, "warn", "val_loss"));
   policy.NoteValidation(1, {{"val_loss", 3}});
   policy.NoteSaved(1);
@@ -101,7 +101,7 @@ TEST(SavePolicy, TheBestTravelsWithACheckpoint) {
   EXPECT_TRUE(other.IsDue(8, false)) << "another metric's best";
 }
 
-TEST(SavePolicy, OutlivesNothingButStorage) {
+TEST(SavePolicy, OnlyStorageErrorsAreTolerated) {
   for (const ExitCode code : {ExitCode::kInternal, ExitCode::kPeerLost, ExitCode::kEnvironment}) {
     SavePolicy policy(Config(10, "warn"));
     EXPECT_FALSE(policy.GoesOnAfter(code)) << static_cast<int>(code);

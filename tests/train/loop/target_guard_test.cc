@@ -37,7 +37,7 @@ TEST(TargetGuard, NamesTheObjectiveAndTheDataset) {
                   "rows.data", "are all documents one token long");
 }
 
-TEST(TargetGuard, ATargetBeginsTheCountAnew) {
+TEST(TargetGuard, ATargetResetsTheCount) {
   RunConfig config;
   config.train.steps = 3;
   TargetGuard guard(config, EpochsOf(1));

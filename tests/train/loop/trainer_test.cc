@@ -136,7 +136,7 @@ TEST_F(TrainerTest, TheBestValidationIsSavedWhereNoSaveIsDue) {
   }
 }
 
-TEST_F(TrainerTest, TheBestErrorWantsAnAccuracy) {
+TEST_F(TrainerTest, TheBestErrorNeedsAnAccuracy) {
   const std::vector<std::string> set = {"ckpt.keep_best=val_error", "eval.every=2"};
   EXPECT_HL_ERROR(Train({.set = set}), ExitCode::kUsage,
                   "ckpt.keep_best: val_error. Use val_loss or loss");
@@ -280,7 +280,7 @@ TEST_F(TrainerTest, PartsOfTheModelHaveTheRecipesNames) {
 }
 
 // A run that is refused leaves all checkpoints in place.
-TEST_F(TrainerTest, AStepPastTheEndIsRefusedBeforeNewerOnesAreSetAside) {
+TEST_F(TrainerTest, AStepPastTheEndIsRefusedBeforeNewerOnesAreRenamed) {
   ASSERT_EQ(Train({.set = {"ckpt.every=1", "ckpt.keep_last=9"}}), ExitCode::kFinished);
   EXPECT_HL_ERROR(Train({.set = {"train.steps=2"}, .resume = "step=3"}), ExitCode::kUsage,
                   "the checkpoint is at step 3, past train.steps 2");

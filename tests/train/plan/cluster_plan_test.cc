@@ -137,7 +137,7 @@ TEST(ClusterPlan, CountsMemoryByPart) {
   EXPECT_EQ(memory.saved_copy, 0);
 }
 
-TEST(ClusterPlan, OnlySavesAtIntervalsGoOnBesideTraining) {
+TEST(ClusterPlan, OnlyPeriodicSavesRunDuringTraining) {
   EXPECT_TRUE(PlanOf("gpus=8").save_blocked_s);
   for (const char* alone : {"ckpt.every=0", "ckpt.background=false"}) {
     SCOPED_TRACE(alone);
@@ -243,7 +243,7 @@ TEST(PlanSearch, TakesLessMemoryWhereItHasTo) {
     EXPECT_FALSE(warning.starts_with("memory")) << warning;
 }
 
-TEST(PlanSearch, SaysWhatWouldWorkWhereNothingDoes) {
+TEST(PlanSearch, NamesAFixIfNothingFits) {
   EXPECT_HL_ERROR(SearchPlan(Recipe(), ParsePlan("auto,nodes=8,gpus=8,sp=1")), ExitCode::kUsage,
                   "train.global_batch 32 has no split over 64 ranks", "Use a multiple of 64,");
   EXPECT_HL_ERROR(SearchPlan(Recipe(), ParsePlan("auto,gpus=8,memory_gib=0.01")), ExitCode::kUsage,

@@ -47,7 +47,7 @@ TEST(Cluster, PresetsGiveTheRest) {
   EXPECT_EQ(request.cluster.world_size(), 2);
 }
 
-TEST(Cluster, SaysWhatWouldWork) {
+TEST(Cluster, NamesTheFix) {
   const std::pair<const char*, std::vector<std::string>> kBad[] = {
       {"", {"names no machines", "Use for example nodes=4,gpus=8."}},
       {"nodes=0", {"--plan nodes=0", "from 1 to 1048576"}},

@@ -72,7 +72,7 @@ TEST(MemoryPlan, SaysWhichLengthWouldFitWhereNoMicroBatchDoes) {
               HasSubstr("train.micro_batch 1 with data.seq_len 64"));
 }
 
-TEST(MemoryPlan, SaysWhatTheWeightsAloneTakeWhereNothingHelps) {
+TEST(MemoryPlan, ReportsTheMemoryOfWeightsIfNothingHelps) {
   EXPECT_THAT(Verdict(SmallRecipe(), 100'000), HasSubstr("The weights, Adam and gradients take"));
 }
 

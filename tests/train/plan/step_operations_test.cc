@@ -138,7 +138,7 @@ TEST_F(StepOperationsTest, AreThoseOfARunWhoseGradientsTravelInBf16) {
 }
 
 // Recomputation adds no collectives, only compute: the forward of each block runs again.
-TEST_F(StepOperationsTest, OfRecomputationAreThoseOfARunWithMoreWork) {
+TEST_F(StepOperationsTest, RecomputationAddsOnlyWork) {
   for (const char* way : {"mixer", "block"})
     ExpectRehearsedAsRun(
         4, {"parallel.sp=2", "parallel.zero_stage=2", Concat("train.recompute=", way)});
@@ -189,7 +189,7 @@ TEST_F(StepOperationsTest, AreThoseOfARunForEveryMixerThatSharesRows) {
 }
 
 // Rows of 8 x 2048 tokens are rehearsed on shorter rows, with the result of the full length.
-TEST_F(StepOperationsTest, OfLongRowsAreThoseOfTheirLength) {
+TEST_F(StepOperationsTest, LongRowsHaveTheOperationsOfTheirLength) {
   for (const char* window : {"0", "20", "200", "5000"}) {
     const RunConfig config = ParseRunConfig(
         kRecipe, "test",
@@ -207,7 +207,7 @@ TEST_F(StepOperationsTest, OfLongRowsAreThoseOfTheirLength) {
 }
 
 // With ZeRO stage 2, no rank holds all gradients at one time. The rehearsal finds the peak.
-TEST_F(StepOperationsTest, TellsTheArenasSizes) {
+TEST_F(StepOperationsTest, ReportsTheArenasSizes) {
   RunConfig config = ParseRunConfig(kRecipe, "test", {"parallel.zero_stage=2"});
   RowRehearsals rows(config, 0, {});
   const StepOperations step = RehearseStep(config, {.rank = 0, .world_size = 4}, rows);
@@ -224,7 +224,7 @@ TEST_F(StepOperationsTest, TellsTheArenasSizes) {
 }
 
 // One bucket, which exists in both types during the conversion.
-TEST_F(StepOperationsTest, TellsTheSlotsOfGradientsThatTravelInBf16) {
+TEST_F(StepOperationsTest, ReportsTheBucketsOfBf16Gradients) {
   const RunConfig config = ParseRunConfig(
       kRecipe, "test",
       {"parallel.zero_stage=2", "parallel.grad_reduce=bf16", "parallel.first_bucket_bytes=16777216",

@@ -28,7 +28,7 @@ TEST(Timeline, LanesWorkSideBySideAndWaitForWhatTheyComeAfter) {
 
 // The last operation waits from 1 on: until 3 for the first operation of lane 1, until 7 for the
 // second, which follows it, and until 8 for lane 2.
-TEST(Timeline, TellsWhatAWaitWasFor) {
+TEST(Timeline, ReportsTheCauseOfAWait) {
   const std::vector<TimelineOperation> operations = {{.lane = 0, .seconds = 1},
                                                      {.lane = 1, .seconds = 3},
                                                      {.lane = 1, .seconds = 4},
@@ -57,7 +57,7 @@ TEST(Timeline, ALaneKeepsItsOrder) {
   ExpectInterval(timeline, 3, 6, 8);
 }
 
-TEST(Timeline, TaxesWhatRunsBesideAnotherLane) {
+TEST(Timeline, SlowsOverlappingOperationsDown) {
   // Lane 1 is busy in [1, 3]. Of the 4 s of compute after 1, these 2 s do the work of 1.6 s without
   // overlap.
   const Timeline timeline = Schedule({{.lane = 0, .seconds = 1},

@@ -79,7 +79,7 @@ TEST_F(Events, TheWireFormatIsGolden) {
                                 "\x4a\x0a\x0a\x06\x0a\x04text\x20\x02"s);
 }
 
-TEST_F(Events, ALifeCutsBackWhatItReplays) {
+TEST_F(Events, AnAttemptTruncatesReplayedSteps) {
   {
     EventLog first(folder_, 0);
     Write(first, 0, 15);
@@ -116,7 +116,7 @@ TEST_F(Events, AnEarlierStepRecordedBehindALaterOneStays) {
   EXPECT_EQ(Files().front(), path);
 }
 
-TEST_F(Events, ARunThatStartsAnewForgetsTheOldOne) {
+TEST_F(Events, ANewRunRemovesTheEventsOfAnOldOne) {
   {
     EventLog first(folder_, 0);
     Write(first, 0, 5);
@@ -142,7 +142,7 @@ TEST_F(Events, ATornLastRecordOfAKilledWriterIsRemoved) {
               testing::ElementsAre("loss@0", "loss@1", "loss@2", "loss@3", "loss@5", "loss@6"));
 }
 
-TEST_F(Events, NamesSortInTheOrderOfAttemptsWhateverTheClockSays) {
+TEST_F(Events, NamesSortByAttemptWithAnyClock) {
   fs::create_directories(folder_);
   const fs::path future = folder_ / "events.out.tfevents.9000000000.elsewhere.1";
   {

@@ -17,7 +17,7 @@ HostWaitReport::Phases Quiet() {
           {"reduce", {.kernels = {{"halflife::kernel", 1}}, .read_backs = 1}}};
 }
 
-TEST(HostWaitReport, SaysThatNothingWaitsButTheOneRead) {
+TEST(HostWaitReport, ReportsThatOnlyOneReadWaits) {
   HostWaitReport report;
   EXPECT_THAT(report.Text(), HasSubstr("no step ran"));
   for (int step = 0; step < 2; ++step) report.Add(Quiet());

@@ -87,7 +87,7 @@ TEST_F(MetricsTest, ProgressLinesRepeatNoValidation) {
 }
 
 // Tokens are counted over the run, seconds over the attempt.
-TEST_F(MetricsTest, AResumedAttemptCountsTokensOnAndTimeAnew) {
+TEST_F(MetricsTest, AResumedAttemptContinuesTokensAndRestartsTime) {
   double first = 0;
   {
     Metrics metrics = Open("a");

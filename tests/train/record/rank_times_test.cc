@@ -45,7 +45,7 @@ TEST(RankTimes, ARowOfSlowTimesEnds) {
   });
 }
 
-TEST(RankTimes, ARankAloneComparesNothing) {
+TEST(RankTimes, OneRankComparesNothing) {
   LocalWorld::Run(1, [](Communicator& comm) {
     RankTimes times(comm);
     for (int step = 0; step < 2 * RankTimes::kEvery; ++step) EXPECT_FALSE(times.Add(1));

@@ -32,7 +32,7 @@ class RunFolderTest : public testing::Test {
   const test::TempDir dir_;
 };
 
-TEST_F(RunFolderTest, AStartThatFailsTakesWhatItMadeWithIt) {
+TEST_F(RunFolderTest, AFailedStartRemovesWhatItCreated) {
   std::ofstream(dir_ / "neighbour") << "x";
   WithContext([&](dist::RankContext& context) {
     {
@@ -55,7 +55,7 @@ TEST_F(RunFolderTest, FlightRecordsOfEarlierAttemptsGo) {
   });
 }
 
-TEST_F(RunFolderTest, OneThatWasKeptOrWasThereStays) {
+TEST_F(RunFolderTest, KeptAndExistingFoldersStay) {
   WithContext([&](dist::RankContext& context) {
     {
       RunFolder made = RunFolder::Open(dir_ / "run", context, {});
@@ -84,7 +84,7 @@ TEST_F(RunFolderTest, ADatasetIsNoRunFolder) {
   EXPECT_EQ(std::distance(fs::directory_iterator(dir_ / "dataset"), {}), 1) << "nothing is written";
 }
 
-TEST_F(RunFolderTest, OneThatAnotherHoldsIsLeftToIt) {
+TEST_F(RunFolderTest, ALockedFolderDoesNotChange) {
   WithContext([&](dist::RankContext& context) {
     const RunFolder first = RunFolder::Open(dir_ / "run", context, {});
     EXPECT_HL_ERROR(RunFolder::Open(dir_ / "run", context, {}), ExitCode::kEnvironment, "in use");

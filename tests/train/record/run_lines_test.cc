@@ -57,7 +57,7 @@ TEST_F(RunLinesTest, AFullDiskCostsLinesAndNothingElse) {
   EXPECT_THAT(log, testing::HasSubstr("metrics.jsonl takes lines again; 3 lines are missing"));
 }
 
-TEST_F(RunLinesTest, EveryTimeIsSaid) {
+TEST_F(RunLinesTest, EveryFailureIsLogged) {
   RunLines lines(path_);
   lines.Append(Line(1));
   testing::internal::CaptureStderr();
@@ -74,7 +74,7 @@ TEST_F(RunLinesTest, EveryTimeIsSaid) {
       << log;
 }
 
-TEST_F(RunLinesTest, AFileThatCannotBeOpenedIsNoStart) {
+TEST_F(RunLinesTest, AFileThatCannotBeOpenedFailsTheStart) {
   EXPECT_HL_ERROR(RunLines(dir_ / "no" / "metrics.jsonl"), ExitCode::kEnvironment, "no/metrics");
 }
 

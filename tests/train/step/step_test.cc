@@ -159,7 +159,7 @@ test::TempDir* StepTest::dir = nullptr;
 
 // A GPU multiplies several weights as one matrix, the CPU does not. The gradients differ only by
 // fp32 roundings of sums of at most a hundred products, passed on through a few layers.
-TEST_F(StepTest, JoinedProductsChangeRoundingsAlone) {
+TEST_F(StepTest, JoinedProductsOnlyChangeRoundings) {
   for (const std::string& mixer : model::NamesOf(model::kMixers))
     for (const char* stage : {"0", "2"}) {
       SCOPED_TRACE(testing::Message() << mixer << " at stage " << stage);
@@ -276,7 +276,7 @@ TEST_F(StepTest, RanksThatShareRowsAgreeToRounding) {
 
 // Overridden position ids depend only on the samples. No split of the batch changes a bit, ranks
 // that share a row get their part of the ids, and the model uses them.
-TEST_F(StepTest, ToldPositionsFollowTheSamples) {
+TEST_F(StepTest, OverriddenPositionsFollowTheSamples) {
   const Outcome plain = Train(1, 3);
   for (const std::string kind : {"skipwise", "randomised"}) {
     std::vector<std::string> settings = {"data.positions=" + kind, "data.positions_length=500"};
@@ -349,7 +349,7 @@ TEST_F(StepTest, SharesOfGradientsChangeNoBitOfOneMicroBatch) {
 }
 
 // Rows in four slices: on one, two and four groups of ranks, with four, two and one micro-batches.
-TEST_F(StepTest, OfEqualSlicesNoMeshChangesABit) {
+TEST_F(StepTest, EqualSlicesGiveEqualBitsOnAnyMesh) {
   const auto train = [](int row_groups, int stage) {
     return Train(4 * row_groups, 6, {"parallel.slices=4", Concat("parallel.zero_stage=", stage)});
   };

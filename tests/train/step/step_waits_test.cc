@@ -90,7 +90,7 @@ class StepWaits : public testing::Test {
   static inline test::TempDir* dir = nullptr;
 };
 
-TEST_F(StepWaits, OfEveryMixerAStepReadsOnce) {
+TEST_F(StepWaits, AStepOfEveryMixerReadsOnce) {
   for (const std::string& mixer : model::NamesOf(model::kMixers)) {
     SCOPED_TRACE(mixer);
     ExpectOneRead(CountsOf(With(kMqar, {"model.mixer=" + mixer})));
@@ -119,7 +119,7 @@ TEST_F(StepWaits, PackedTextDropoutAndEveryObjectiveReadOnce) {
 }
 
 // A graph would replay the uploads of the first batch. Constants are uploaded before the recording.
-TEST_F(StepWaits, OfEveryMixerWhatAGraphReplaysUploadsNothing) {
+TEST_F(StepWaits, AGraphOfEveryMixerUploadsNothing) {
   for (const std::string& mixer : model::NamesOf(model::kMixers)) {
     SCOPED_TRACE(mixer);
     const Phases phases = CountsOf(
@@ -132,7 +132,7 @@ TEST_F(StepWaits, OfEveryMixerWhatAGraphReplaysUploadsNothing) {
   }
 }
 
-TEST_F(StepWaits, OfOtherPartsWhatAGraphReplaysUploadsNothing) {
+TEST_F(StepWaits, AGraphOfOtherPartsUploadsNothing) {
   for (const Settings& parts : std::vector<Settings>{
            {"model.mixer=base_conv", "model.mixer.base_conv.kernel_size=-1"},
            {"model.mixer=softmax", "model.mixer.softmax.rope_theta=0", "model.positions=t5"},

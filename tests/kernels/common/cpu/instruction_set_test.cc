@@ -36,7 +36,7 @@ TEST_F(InstructionSetTest, TheWidestUnlessANarrowerOneIsNamed) {
   EXPECT_EQ(ChooseInstructionSet("baseline", kAvx2), kBaseline);
 }
 
-TEST_F(InstructionSetTest, SaysWhatWouldWork) {
+TEST_F(InstructionSetTest, NamesTheFix) {
   EXPECT_HL_ERROR(ChooseInstructionSet("avx512", kAvx2), ExitCode::kEnvironment,
                   "does not run AVX-512", "HALFLIFE_CPU_ISA=avx2");
   EXPECT_HL_ERROR(ChooseInstructionSet("avx2", kBaseline), ExitCode::kEnvironment,

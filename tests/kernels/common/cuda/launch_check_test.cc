@@ -15,7 +15,7 @@ TEST(LaunchCheck, AnyWordButZeroAsksForIt) {
   EXPECT_FALSE(AsksForLaunchChecks("0"));
 }
 
-TEST(LaunchCheck, FollowsTheEnvironmentUntilToldOtherwise) {
+TEST(LaunchCheck, FollowsTheEnvironmentUnlessOverridden) {
   EXPECT_EQ(LaunchesAreChecked(), AsksForLaunchChecks(std::getenv("HALFLIFE_CHECK_LAUNCHES")));
   for (const bool on : {true, false}) {
     CheckLaunches(on);

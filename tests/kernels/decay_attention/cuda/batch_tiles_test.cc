@@ -118,7 +118,7 @@ TEST(CudaBatchTiles, MoreThanRows) {
                   "in 3 batch tiles: a batch of 2 with 2 sequences has 1 to 2 of them");
 }
 
-TEST(CudaBatchTiles, OfPackedSequences) {
+TEST(CudaBatchTiles, PackedSequences) {
   Problem problem({.seq_len = 10, .heads = 1, .batch_tiles = 2, .cu_seqlens = {0, 4, 10}});
   EXPECT_HL_ERROR(problem.Forward(), ExitCode::kUsage,
                   "in 2 batch tiles: a batch of 1 with 2 sequences has 1 to 1 of them");

@@ -110,7 +110,7 @@ TEST(CudaSlices, TwoRunsAgreeInEveryBit) {
 }
 
 // The columns of a slice of V have the same bits as the slice computed separately.
-TEST(CudaSlices, ColumnsAreThoseOfTheSliceAlone) {
+TEST(CudaSlices, ColumnsAreThoseOfASeparateSlice) {
   if (kSanitized) GTEST_SKIP() << "adds no access that other tests do not make";
   for (const DecayKind kind : {DecayKind::kPerHead, DecayKind::kPerTokenChannel}) {
     ProblemShape shape = Sliced(kind);
@@ -279,7 +279,7 @@ TEST(CudaNormaliser, EpsAsLargeAsTheSumsOfKeys) {
   ExpectGradients(shape);
 }
 
-TEST(CudaNormaliser, GradientOfItsStateAlone) {
+TEST(CudaNormaliser, GradientOfOnlyItsState) {
   if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
   Problem both({.seq_len = 80, .heads = 1, .dim_k = 24, .dim_v = 40, .norm = true, .v_mean = 1});
   both.Forward(/*with_checkpoints=*/true);

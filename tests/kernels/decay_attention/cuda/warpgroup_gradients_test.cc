@@ -130,7 +130,7 @@ TEST(CudaWarpgroupGradients, Documents) {
 }
 
 // A bulk copy also reads what follows a chunk: another document or another row.
-TEST(CudaWarpgroupGradients, WhatFollowsAChunkIsNotHeard) {
+TEST(CudaWarpgroupGradients, TokensAfterAChunkHaveNoEffect) {
   ProblemShape shape = ByWarpgroups({.seq_len = 100, .heads = 1, .key_scale = true});
   shape.cu_seqlens = {0, 40, 100};
   Problem clean(shape), poisoned(shape);

@@ -89,7 +89,7 @@ TEST(CudaWarpgroupScan, Documents) {
 }
 
 // A bulk copy also reads what follows a chunk: another document or another row.
-TEST(CudaWarpgroupScan, WhatFollowsAChunkIsNotHeard) {
+TEST(CudaWarpgroupScan, TokensAfterAChunkHaveNoEffect) {
   ProblemShape shape = ByWarpgroups({.seq_len = 100, .heads = 1, .dim_v = 128});
   shape.cu_seqlens = {0, 40, 100};
   Problem clean(shape), poisoned(shape);

@@ -184,7 +184,7 @@ TEST(LegacyView, UntrainedItIsAlibiInBits) {
 
 // With one head the view is the intended table, so the formula is the paper's. The other kernel's
 // state is exp(P) times this one's.
-TEST(LegacyView, OfOneHeadItIsThePaper) {
+TEST(LegacyView, OneHeadIsThePapersFormula) {
   BuiltMixer viewed(Viewed(100, 1), kDim),
       paper(MixerConfig("d2d", {{"num_heads", 1}, {"eps", 1e-30}}), kDim);
   Train(viewed);

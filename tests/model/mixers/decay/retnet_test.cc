@@ -136,7 +136,7 @@ TEST(RetNetTest, RowNormsAreUndoneByTheHeadsNorm) {
 
 // Without an earlier state, the row's position has no influence, except on the sum of decays, which
 // the norm cancels (test 15).
-TEST(RetNetTest, SeesDistancesAlone) {
+TEST(RetNetTest, DependsOnlyOnDistances) {
   const BuiltMixer mixer(MixerConfig("retnet", {{"num_heads", int64_t{2}}, {"row_norm", "none"}}),
                          16);
   const at::Tensor x = Normal({1, 40, 16}, 3);

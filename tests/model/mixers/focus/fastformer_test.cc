@@ -85,7 +85,7 @@ TEST(FastformerTest, StepsAreTheWhole) {
 
 // Number 12: a token reaches twice the sum of window - 1 over the layers, because each has two
 // pools. additive has one.
-TEST(FastformerTest, HearsItsWindowsTwice) {
+TEST(FastformerTest, ReachesTwiceItsWindows) {
   for (const std::string& preset : kPresets) {
     SCOPED_TRACE(preset);
     test::ExpectReach(Fastformer(preset, 3), (preset == "additive_readme" ? 1 : 2) * 2 * 2);

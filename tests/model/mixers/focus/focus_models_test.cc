@@ -166,7 +166,7 @@ TEST(FocusModels, TiedMatricesShareMemoryAndGradients) {
 }
 
 // Number 19: the models memorise 4 rows of 256 random tokens.
-TEST(FocusModels, LearnABatchByHeart) {
+TEST(FocusModels, MemoriseABatch) {
   const at::Tensor row = Ids(4, 257, kVocab, 5);
   for (const Preset& preset : kPresets) {
     LanguageModel model(Decoder(preset, {}, 64));

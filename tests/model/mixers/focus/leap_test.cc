@@ -84,7 +84,7 @@ TEST(LeapTest, StepsAreTheWhole) {
 }
 
 // Number 12: a token reaches the sum of window - 1 over the layers.
-TEST(LeapTest, HearsItsWindows) {
+TEST(LeapTest, ReachesItsWindows) {
   for (const std::string& preset : kPresets) {
     SCOPED_TRACE(preset);
     test::ExpectReach(Leap(preset, 4), 2 * 3);

@@ -275,7 +275,7 @@ TEST(Gau, SquaredReluOfNegativeScoresIsNothing) {
 }
 
 // The position of the row has no influence: only distances count.
-TEST(Gau, SeesDistancesAlone) {
+TEST(Gau, DependsOnlyOnDistances) {
   const BuiltMixer built(Form{}.Config(24, 8), 16);
   const at::Tensor x = Normal({1, 30, 16}, 3);
   auto there = SequenceSlice::Contiguous(1, 30, 0, at::kCPU);

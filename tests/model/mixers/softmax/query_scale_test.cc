@@ -104,7 +104,7 @@ TEST(QueryScale, InfoScaleGrowsAsTheRootOfTheLogarithm) {
   }
 }
 
-TEST(QueryScale, EvaluationAloneNeverFlattens) {
+TEST(QueryScale, EvalOnlyNeverFlattens) {
   EXPECT_EQ(Factor(3, Info(64, 128, "eval_only")), 1);
   EXPECT_EQ(Factor(64, Info(64, 128)), 1);  // Exactly.
   EXPECT_GT(Factor(65, Info(64, 128, "eval_only")), 1);

@@ -79,7 +79,7 @@ TEST(SoftmaxTest, LayersOfSeveralPatternsShareASlice) {
   }
 }
 
-TEST(SoftmaxTest, DropsProbabilitiesInTrainingAlone) {
+TEST(SoftmaxTest, DropsProbabilitiesOnlyInTraining) {
   const MixerConfig config("softmax", {{"num_heads", kHeads},
                                        {"num_kv_heads", int64_t{2}},
                                        {"window", int64_t{5}},
