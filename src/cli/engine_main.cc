@@ -8,7 +8,7 @@
 #include "cli/world.h"
 #include "core/error.h"
 #include "core/fault.h"
-#include "core/launcher.h"
+#include "core/host.h"
 #include "core/log.h"
 #include "kernels/common/cpu/instruction_set.h"
 

@@ -11,7 +11,7 @@
 #include "cli/command_line/program.h"
 #include "cli/command_line/program_end.h"
 #include "core/error.h"
-#include "core/launcher.h"
+#include "core/host.h"
 #include "core/log.h"
 
 namespace halflife::cli {

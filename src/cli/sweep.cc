@@ -6,7 +6,7 @@
 #include "cli/command_line/options.h"
 #include "cli/run_facts.h"
 #include "core/error.h"
-#include "core/launcher.h"
+#include "core/host.h"
 
 namespace halflife::cli {
 namespace {

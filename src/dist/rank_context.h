@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "core/launcher.h"
+#include "core/host.h"
 #include "core/tensor_ref.h"
 #include "dist/communicator.h"
 #include "dist/flight_recorder.h"

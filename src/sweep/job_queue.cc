@@ -15,7 +15,7 @@
 #include "core/concat.h"
 #include "core/error.h"
 #include "core/files.h"
-#include "core/launcher.h"
+#include "core/host.h"
 #include "core/log.h"
 
 extern char** environ;

@@ -14,7 +14,7 @@
 #include "cli/model_source.h"
 #include "cli/world.h"
 #include "core/error.h"
-#include "core/launcher.h"
+#include "core/host.h"
 #include "core/log.h"
 #include "infer/model_loader.h"
 

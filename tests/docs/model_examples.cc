@@ -18,14 +18,13 @@
 #include "model/mixers/decay/legacy_view.h"
 #include "model/mixers/decay/score_sums.h"
 #include "model/mixers/focus/explanation.h"
-#include "model/mixers/heads.h"
 #include "model/mixers/linear/token_recurrence.h"
 #include "model/mixers/softmax/attention.h"
 #include "model/mixers/variants.h"
 #include "model/model_cost.h"
-#include "model/output_projection.h"
 #include "model/positions/attention_positions.h"
 #include "model/positions/rotary_variants.h"
+#include "model/projections.h"
 #include "model/sequence_parallel.h"
 #include "model/sequence_slice.h"
 
@@ -97,11 +96,11 @@ void InnerChannelsExample(const PartContext& context, int64_t width, int64_t mod
 }
 
 void OutputProjectionExample(const PartContext& context, const Tensor& y) {
-#include "examples/model/output_projection.h"
+#include "examples/model/projections.h"
 }
 
 void HeadsExample(const Tensor& projected, const Tensor& narrow) {
-#include "examples/model/mixers/heads.h"
+#include "examples/model/projections.h.2"
 }
 
 void BlockExample(const ModelConfig& config, const PartContext& context, ResidualStream& stream,

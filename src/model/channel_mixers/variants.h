@@ -10,7 +10,7 @@
 #include <string>
 
 #include "model/channel_mixers/channel_mixer.h"
-#include "model/output_projection.h"
+#include "model/projections.h"
 
 namespace halflife::model {
 

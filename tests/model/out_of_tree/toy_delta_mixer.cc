@@ -10,10 +10,9 @@
 
 #include <cmath>
 
-#include "model/mixers/heads.h"
 #include "model/mixers/linear/token_recurrence.h"
 #include "model/mixers/variants.h"
-#include "model/output_projection.h"
+#include "model/projections.h"
 #include "ops/linear/linear.h"
 #include "ops/torch/dispatch.h"
 

@@ -6,9 +6,8 @@
 
 #include <cmath>
 
-#include "model/mixers/heads.h"
 #include "model/mixers/variants.h"
-#include "model/output_projection.h"
+#include "model/projections.h"
 #include "ops/decay_attention/decay_attention.h"
 #include "ops/linear/linear.h"
 #include "ops/torch/dispatch.h"

@@ -6,7 +6,7 @@
 
 #include "model/mixers/convolution/short_convolution.h"
 #include "model/mixers/variants.h"
-#include "model/output_projection.h"
+#include "model/projections.h"
 #include "ops/linear/linear.h"
 
 namespace halflife::model {

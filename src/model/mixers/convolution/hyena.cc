@@ -10,7 +10,7 @@
 #include "model/mixers/convolution/long_convolution.h"
 #include "model/mixers/convolution/short_convolution.h"
 #include "model/mixers/variants.h"
-#include "model/output_projection.h"
+#include "model/projections.h"
 #include "ops/convolution/fft_conv.h"
 #include "ops/convolution/sine_filter.h"
 #include "ops/linear/linear.h"

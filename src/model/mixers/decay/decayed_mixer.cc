@@ -12,7 +12,7 @@
 #include "kernels/decay_attention/decay_attention_args.h"
 #include "model/activation.h"
 #include "model/mixers/decay/score_sums.h"
-#include "model/mixers/heads.h"
+#include "model/projections.h"
 #include "ops/decay_attention/decay_attention.h"
 #include "ops/linear/linear.h"
 #include "ops/rows/bias_map.h"

@@ -18,7 +18,7 @@
 #include "model/mixers/convolution/short_convolution.h"
 #include "model/mixers/decay/feature_map.h"
 #include "model/mixers/variants.h"
-#include "model/output_projection.h"
+#include "model/projections.h"
 
 namespace halflife::ops {
 struct DecayState;

@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "model/mixers/decay/decayed_mixer.h"
-#include "model/mixers/heads.h"
+#include "model/projections.h"
 #include "ops/linear/linear.h"
 #include "ops/rows/decay_gate.h"
 

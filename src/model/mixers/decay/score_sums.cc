@@ -11,7 +11,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "model/mixers/heads.h"
+#include "model/projections.h"
 #include "ops/torch/dispatch.h"
 
 namespace halflife::model {

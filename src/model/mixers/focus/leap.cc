@@ -19,7 +19,7 @@
 
 #include "model/mixers/focus/explanation.h"
 #include "model/mixers/focus/focus.h"
-#include "model/mixers/heads.h"
+#include "model/projections.h"
 #include "ops/linear/linear.h"
 #include "ops/rows/focus_heads.h"
 #include "ops/rows/real_norm.h"

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "model/mixers/heads.h"
+#include "model/projections.h"
 #include "ops/decay_attention/decay_attention.h"
 #include "ops/linear/linear.h"
 #include "ops/polynomial_attention/polynomial_attention.h"

@@ -17,7 +17,7 @@
 
 #include "kernels/polynomial_attention/features.h"
 #include "model/mixers/variants.h"
-#include "model/output_projection.h"
+#include "model/projections.h"
 #include "ops/linear/linear.h"
 
 namespace halflife::model {

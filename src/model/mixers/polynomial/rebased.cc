@@ -17,8 +17,8 @@
 #include <optional>
 #include <vector>
 
-#include "model/mixers/heads.h"
 #include "model/mixers/polynomial/polynomial_mixer.h"
+#include "model/projections.h"
 #include "ops/rows/layer_norm.h"
 #include "ops/torch/dispatch.h"
 

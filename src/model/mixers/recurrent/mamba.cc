@@ -14,7 +14,7 @@
 #include "kernels/scans/selective_scan/selective_scan_args.h"
 #include "model/mixers/convolution/short_convolution.h"
 #include "model/mixers/variants.h"
-#include "model/output_projection.h"
+#include "model/projections.h"
 #include "ops/linear/linear.h"
 #include "ops/rows/swiglu.h"
 #include "ops/scans/selective_scan.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "model/mixers/variants.h"
-#include "model/output_projection.h"
+#include "model/projections.h"
 #include "ops/linear/linear.h"
 #include "ops/rows/swiglu.h"
 #include "ops/rows/token_shift.h"

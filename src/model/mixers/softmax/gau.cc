@@ -14,7 +14,7 @@
 
 #include "model/mixers/softmax/attention.h"
 #include "model/mixers/variants.h"
-#include "model/output_projection.h"
+#include "model/projections.h"
 #include "ops/linear/linear.h"
 #include "ops/rows/bias_map.h"
 #include "ops/rows/swiglu.h"

@@ -6,10 +6,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "model/mixers/heads.h"
 #include "model/mixers/softmax/attention.h"
 #include "model/mixers/variants.h"
-#include "model/output_projection.h"
+#include "model/projections.h"
 #include "ops/linear/linear.h"
 #include "ops/rows/rms_norm.h"
 

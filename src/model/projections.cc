@@ -1,4 +1,4 @@
-#include "model/output_projection.h"
+#include "model/projections.h"
 
 #include "ops/linear/linear.h"
 
