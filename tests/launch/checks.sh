@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What shell tests share: a folder of their own, checks that count failures and go on. Sourced.
+# Shared by shell tests: a temporary folder, and checks that count failures and continue. Sourced.
 #
 #   source "$(dirname "${BASH_SOURCE[0]}")/checks.sh"
 #   check "a bad number: exit 2" 2 $?
@@ -10,7 +10,7 @@ failures=0
 shown_log=''  # what a failed check shows, where it is there
 patience=60   # seconds that wait_until tries for, as the machine may be busy
 
-# check NAME WANTED MET [RUN]: a failure shows RUN.log, or else $shown_log.
+# check NAME EXPECTED ACTUAL [RUN]: a failure shows RUN.log, or else $shown_log.
 check() {
   local log=${4:+$4.log}
   log=${log:-$shown_log}

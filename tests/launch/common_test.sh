@@ -1,14 +1,13 @@
 #!/usr/bin/env bash
-# What launch/common.sh promises scripts with traps: a signal at any moment changes nothing but what
-# the trap does.
+# launch/common.sh supports scripts with traps: a signal at any moment only has the effect of the
+# trap.
 set -uo pipefail
 # shellcheck source=tests/launch/checks.sh
 source "$(dirname "${BASH_SOURCE[0]}")/checks.sh"
 common=$(dirname "${BASH_SOURCE[0]}")/../../launch/common.sh
 
-# storm_script NAME COMMANDS: for 3 s and 10 signals a script with a trap runs COMMANDS again and
-# again, while the signal comes as fast as it can be sent. Sets code. With $(...) in place of
-# capture it ends at once.
+# storm_script NAME COMMANDS: a script with a trap repeats COMMANDS for 3 s and 10 signals, while
+# the signal is sent as fast as possible. Sets code. With $(...) instead of capture it ends at once.
 storm_script() {
   local pid
   bash -euo pipefail -c "source '$common'

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# tests/support/compile_database.sh: every source has a command of its own, with generated headers
-# where they are built.
+# tests/support/compile_database.sh writes a separate command for every source, with generated
+# headers from where they are built.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 # shellcheck source=tests/launch/checks.sh
@@ -11,7 +11,7 @@ shown_log=$work/out
 check "exit code" 0 $?
 database=$work/database/compile_commands.json
 jq -r '.[].file' "$database" | sort -u >"$work/files"
-# those of NCCL are compiled with CUDA alone
+# NCCL sources are compiled only with CUDA.
 find "$PWD/src" -name '*.cc' ! -name 'nccl_*' | sort >"$work/sources"
 check "sources without a command" "" "$(comm -23 "$work/sources" "$work/files")"
 check "folders as one" "" "$(grep -F unity "$work/files")"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# error_reports_test.sh HALFLIFE: what several ranks of the real program print when they end with an
-# error or save and stop. An error that all ranks have is printed once, one that a single rank has is
-# not hidden, and under run.sh mpirun adds nothing. Exit 77: no mpirun here.
+# error_reports_test.sh HALFLIFE: the output of several ranks of the real program that end with an
+# error, or save and stop. An error that all ranks have is printed once, an error of a single rank
+# is shown, and under run.sh mpirun adds nothing. Exit 77: mpirun is missing.
 set -uo pipefail
 halflife=$1
 # shellcheck source=tests/launch/fake_run.sh
@@ -23,9 +23,9 @@ eval { windows: 2 }
 RECIPE
 train=("$halflife" train --config "$folder/recipe.textproto" --set "data.path=$folder/data" --run)
 
-# once NAME CODE PATTERN COMMAND...: on 2 ranks COMMAND ends with CODE and prints one line with [error],
-# which is rank 0's and has PATTERN, both with mpirun and with run.sh. Under run.sh mpirun itself
-# prints nothing.
+# once NAME CODE PATTERN COMMAND...: on 2 ranks COMMAND ends with CODE and prints one line with
+# [error], which comes from rank 0 and matches PATTERN, both with mpirun and with run.sh. Under
+# run.sh mpirun itself prints nothing.
 once() {
   local name=$1 code=$2 pattern=$3
   shift 3
@@ -50,14 +50,14 @@ once "a recipe that does not fit its run" 2 "does not fit this run" "${train[@]}
 "${allow_root[@]}" mpirun --oversubscribe --bind-to none -n 1 "${train[@]}" "$folder/new" : -n 1 "$halflife" trian >"$folder/log" 2>&1
 check "an error of rank 1 alone is reported" "2 1" "$? $(grep -c "r1/2\] \[error\] .*did you mean 'train'" "$folder/log")"
 
-# stop NAME SIGNAL CODE: run.sh is asked to stop while the ranks train.
+# stop NAME SIGNAL CODE: signals run.sh while the ranks train.
 stop() {
   start -- "${train[@]}" "$folder/$1" --set train.steps=1000000 --set log.level=warn
   wait_for "$folder/$1/heartbeat.json"
   kill "-$2" "$pid"
   end
   check "$1: exit $3" "$3" "$code"
-  # mpirun's line comes when it passes the signal on.
+  # mpirun prints its line when it forwards the signal.
   check "$1: nothing is printed about the end" "run.sh: asking the ranks to save and stop" \
     "$(grep -vx 'mpirun: Forwarding signal 10 to job' "$folder/log")"
 }

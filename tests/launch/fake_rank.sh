@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Stands in for a rank of `halflife train` in run_sh_*test.sh: notes each attempt and signal in
-# FOLDER, and ends as told.
+# Imitates a rank of `halflife train` in run_sh_*test.sh: records each attempt and signal in FOLDER,
+# and ends as its arguments specify.
 #   fake_rank.sh FOLDER exit CODE...      attempt n ends with the n-th code (the last one stays)
 #   fake_rank.sh FOLDER exit-saved CODE...   the same, with a new ckpt/LATEST each time, and DONE at 0
 #   fake_rank.sh FOLDER finish            ends a run: DONE, exit 0
@@ -11,7 +11,7 @@
 #   fake_rank.sh FOLDER deaf              ignores USR1
 #   fake_rank.sh FOLDER mute              dies of USR1
 #   fake_rank.sh FOLDER crash-then MODE   the first attempt ends with 72, the next as MODE
-# A checkpoint is FOLDER/checkpoint.RANK, written as the real ones: under another name first.
+# A checkpoint is FOLDER/checkpoint.RANK. Like a real one, it is first written under another name.
 set -u
 folder=$1 mode=$2
 shift 2
@@ -21,7 +21,7 @@ finish() {
   echo "step 1" >"$folder/DONE.new.$rank"
   mv "$folder/DONE.new.$rank" "$folder/DONE"
 }
-# run_until_asked: the first USR1 is the last for which there is a handler, as in a rank that ends.
+# run_until_asked: handles only the first USR1, like a rank that ends.
 run_until_asked() {
   asked=no
   trap 'asked=yes; trap - USR1' USR1
@@ -30,7 +30,7 @@ run_until_asked() {
   trap '' TERM  # mpirun's, which it sends when the other rank has ended: real ranks end together
 }
 
-# What stands behind --resume in the arguments, if anything.
+# The value after --resume in the arguments, if any.
 resume_of() {
   while [ $# -gt 0 ]; do
     case $1 in

@@ -1,6 +1,5 @@
 # shellcheck shell=bash
-# Runs of launch/mpirun/run.sh with fake ranks: what run_sh_*test.sh share. Sourced.
-# shellcheck disable=SC2034  # run_sh, fake and code are for the caller
+# Runs launch/mpirun/run.sh with fake ranks. Shared by run_sh_*test.sh. Sourced.
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 run_sh=$repo/launch/mpirun/run.sh
 fake=$repo/tests/launch/fake_rank.sh
@@ -10,8 +9,8 @@ set -m  # background jobs get their own process group and a default INT, as unde
 # shellcheck source=tests/launch/checks.sh
 source "$(dirname "${BASH_SOURCE[0]}")/checks.sh"
 
-# mpirun's session gets a directory of its own: in a shared one, a run that ends removes what
-# another is entering, and one that was killed leaves its own.
+# mpirun's session gets its own directory. In a shared one, a run that ends would remove what
+# another one has just created, and a killed run would leave files.
 new_case() {
   folder=$work/$1
   shown_log=$folder/log
@@ -27,8 +26,8 @@ whole_checkpoints() {
   cat "$folder"/checkpoint.[01] 2>/dev/null | grep -cx 'first half, second half'
 }
 
-# start [OPTION]... -- COMMAND...: run.sh in the background, with 2 ranks. Sets pid. All of its
-# processes, and no other, have FAKE_RUN in their environment.
+# start [OPTION]... -- COMMAND...: starts run.sh in the background, with 2 ranks. Sets pid. Exactly
+# its processes have FAKE_RUN in their environment.
 start() {
   FAKE_RUN=$folder bash "$run_sh" --ranks 2 "$@" >"$folder/log" 2>&1 &
   pid=$!
@@ -40,7 +39,7 @@ end() {
 }
 processes() { grep -lzsxF "FAKE_RUN=$folder" /proc/[0-9]*/environ | cut -d / -f 3; }
 nobody_runs() { [ -z "$(processes)" ]; }
-# check_nobody_left NAME: at once after run.sh has returned.
+# check_nobody_left NAME: checks that no process is left, right after run.sh has returned.
 check_nobody_left() {
   local left
   left=$(processes)

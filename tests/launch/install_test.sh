@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# install_test.sh CMAKE BUILD: `cmake --install` makes a prefix that works after it was moved: both
-# programs, the module for SentencePiece, recipes, scripts and documents.
+# install_test.sh CMAKE BUILD: `cmake --install` makes a prefix that still works after it is moved:
+# both programs, the module for SentencePiece, recipes, scripts and documents.
 set -uo pipefail
 cmake=$1 build=$2
 # shellcheck source=tests/launch/checks.sh
@@ -13,7 +13,7 @@ mv "$work/first" "$work/moved" || exit 1
 cd "$work" || exit 1
 prefix=$work/moved
 share=$prefix/share/halflife
-# Nothing may come from the build tree or the PATH.
+# The build tree and PATH must not be used.
 halflife=$prefix/bin/halflife
 unset HALFLIFE
 PATH=$(tr : '\n' <<<"$PATH" | grep -v "^$build" | paste -sd :)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# launch/quickstart's own part, in a copy whose set-up, build and halflife program are stand-ins:
-# which commands it runs, what it keeps, and its verdict on a run. Exit 77: a tool is missing.
+# The logic of launch/quickstart, in a copy with fake set-up, build and halflife program: the
+# commands that it runs, the files that it keeps, and its verdict on a run. Exit 77: a tool is
+# missing.
 set -uo pipefail
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 for tool in mpirun jq; do
@@ -16,8 +17,8 @@ printf 'build() { :; }\n' >>"$work/launch/common.sh"
 mkdir -p "$work/build/cpu/src/cli"
 cat >"$work/build/cpu/src/cli/halflife" <<'STAND_IN'
 #!/usr/bin/env bash
-# Writes what the real commands write; TRAIN_CODE, EXPORT_CODE, VAL_LOSS, BIGRAM_LOSS choose how it
-# went.
+# Writes what the real commands write. TRAIN_CODE, EXPORT_CODE, VAL_LOSS and BIGRAM_LOSS select the
+# outcome.
 set -eu
 command=$1
 value_of() {  # the word after option $1
@@ -81,7 +82,7 @@ check "without a line that loads it" 0 "$(grep -c 'from_pretrained' log)"
 EXPORT_CODE=4 quickstart
 check "an export that fails: its code" 4 $?
 
-# a folder of links, as caches of datasets are
+# A folder of links, like a cache of datasets.
 mkdir links_a links_b
 echo "one text" >one && ln -s ../one links_a/text.txt
 echo "another" >two && ln -s ../two links_b/text.txt

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# recipes_test.sh HALFLIFE: every recipe resolves, and has the parameters that its run card claims;
-# every sweep resolves to as many runs as its card says.
+# recipes_test.sh HALFLIFE: every recipe resolves and has the parameters that its run card states;
+# every sweep resolves to the number of runs that its card states.
 set -uo pipefail
 halflife=$1
 # shellcheck source=tests/launch/checks.sh
 source "$(dirname "${BASH_SOURCE[0]}")/checks.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/../../launch/recipes" || exit 1
 
-# plan RECIPE RANKS VOCABULARY: what --dry-run prints after the config.
+# plan RECIPE RANKS VOCABULARY: prints the output of --dry-run after the config.
 plan() {
   OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=$2 "$halflife" train --config "$1.textproto" --dry-run \
     --set data.path=none --set model.vocab_size="$3" | sed -n '/^parameters/,$p'
@@ -15,15 +15,14 @@ plan() {
 row() { sed -nE "s/^ *$1 +//p" <<<"$plan" | sed -n "${2:-1}p"; }
 
 declare -A vocabulary
-# recipe NAME VOCABULARY PARAMETERS: it resolves, to so many parameters.
+# recipe NAME VOCABULARY PARAMETERS: checks that it resolves, with this number of parameters.
 recipe() {
   local plan
   vocabulary[$1]=$2
   plan=$(plan "$1" 1 "$2")
   check "$1, parameters" "$3" "$(row total | grep -oE '\([0-9]+\)' | tr -d '()')"
 }
-# on_gpus NAME RANKS...: on any of these numbers of ranks, memory and FLOPs are those of its run
-# card.
+# on_gpus NAME RANKS...: checks memory and FLOPs against the run card for each number of ranks.
 on_gpus() {
   local name=$1 ranks plan
   shift
@@ -79,7 +78,7 @@ for recipe in *.textproto; do
   done
 done
 
-# sweep NAME RUNS: every run of it has a recipe that resolves.
+# sweep NAME RUNS: checks that the recipe of every run resolves.
 declare -A num_runs
 sweep() {
   num_runs[$1]=$2

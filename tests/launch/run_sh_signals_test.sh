@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Whatever stops launch/mpirun/run.sh, and however often: 75 or 130, the ranks saved where they were
-# let, and none of them is left. Exit 77: no mpirun here.
+# However launch/mpirun/run.sh is stopped, and however often, it ends with 75 or 130, the ranks save
+# if they can, and no process is left. Exit 77: mpirun is missing.
 set -uo pipefail
 # shellcheck source=tests/launch/fake_run.sh
 source "$(dirname "${BASH_SOURCE[0]}")/fake_run.sh"
 
-# Whether run.sh has set its traps, PIPE (signal 13) as the last; before that a signal ends it with
-# nothing begun. Until it is run.sh it has the handlers of this shell, among them one for PIPE.
-# shellcheck disable=SC2317  # called by wait_until
+# Whether run.sh has set its traps. PIPE (signal 13) is the last one. Before that, a signal ends it
+# before anything has started. Until exec, the process has the handlers of this shell, including one
+# for PIPE.
 has_its_traps() {
   local mask
   grep -qzxF "$run_sh" "/proc/$pid/cmdline" || return 1
@@ -16,7 +16,7 @@ has_its_traps() {
 }
 wait_until_it_hears() { wait_until "run.sh has its traps" has_its_traps; }
 
-# storm PROCESS SIGNAL...: a burst of each, then one every few milliseconds until run.sh has ended.
+# storm PROCESS SIGNAL...: sends a burst of each, then one every few milliseconds until run.sh ends.
 storm() {
   local i signal process=$1
   shift
@@ -28,7 +28,7 @@ storm() {
     sleep 0.005
   done
 }
-# check_end NAME CODE SAVES: run.sh ends so. No checkpoint may be there in part.
+# check_end NAME CODE SAVES: checks how run.sh ended. There must be no partial checkpoint.
 check_end() {
   local whole
   end
@@ -53,8 +53,8 @@ kill_watcher() {
 # shellcheck disable=SC2317  # called by wait_until
 is_gone() { ! grep -qz . "/proc/$1/environ" 2>/dev/null; }  # a zombie has none
 
-# It takes 10 s, so it runs beside the others. Its code goes to a file: this shell forgets it when a
-# later child gets the same process id.
+# Takes 10 s, so it runs in parallel with the others. Its code goes to a file, because this shell
+# forgets it if a later child gets the same process id.
 new_case mute
 (
   start -- "$fake" "$folder" mute
@@ -146,7 +146,7 @@ kill -INT "$pid"
 check_end "second Ctrl-C ends deaf ranks" 130 0
 check "second Ctrl-C: in seconds" yes "$([ $((SECONDS - begin)) -lt 30 ] && echo yes)"
 
-# Between the two, ranks are at every stage from before their save to after their end.
+# Between the two signals, ranks are in every state from before their save to after their end.
 for pause in 0 0.05 0.2 0.5 1 1.5; do
   new_case "two_INT_$pause"
   start -- "$fake" "$folder" save 0.7
@@ -172,7 +172,7 @@ sleep 0.1
 kill -TERM "$pid"
 check_end "Ctrl-C, then TERM" 130 2
 
-# What the ranks return is not hidden by the signal.
+# The signal does not hide the exit codes of the ranks.
 new_case fail_save
 start -- "$fake" "$folder" fail-save
 wait_until_ready
@@ -184,7 +184,7 @@ wait_until_ready
 kill -TERM "$pid"
 check_end "TERM in the second attempt, which finished" 0
 
-# Killed by what it cannot trap: the ranks save and end.
+# Killed by a signal that it cannot trap: the ranks save and end.
 # check_killed NAME SAVES
 check_killed() {
   end
@@ -239,7 +239,7 @@ for child in $(processes); do
 done
 check_end "KILL of mpirun" 137
 
-# The reader of its words dies of the same Ctrl-C: `run.sh 2>&1 | tee log`.
+# The same Ctrl-C kills the reader of the output: `run.sh 2>&1 | tee log`.
 new_case pipe
 mkfifo "$folder/pipe"
 FAKE_RUN=$folder bash "$run_sh" --ranks 2 -- "$fake" "$folder" save >"$folder/pipe" 2>&1 &

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# launch/mpirun/run.sh against ranks that are small shell scripts: exit codes, restarts, usage.
-# run_sh_signals_test.sh has what stops it.
-# Exit 77: no mpirun here.
+# launch/mpirun/run.sh with small shell scripts as ranks: exit codes, restarts, usage.
+# run_sh_signals_test.sh tests how it is stopped. Exit 77: mpirun is missing.
 set -uo pipefail
 # shellcheck source=tests/launch/fake_run.sh
 source "$(dirname "${BASH_SOURCE[0]}")/fake_run.sh"
@@ -15,7 +14,7 @@ done
 bash "$run_sh" --ranks 2 --threads 3 -- "$fake" "$folder" exit 0 >"$folder/log" 2>&1
 check "threads reach the ranks" "rank 1: attempt, threads 3" "$(tail -n 1 "$folder/notes.1")"
 
-# What mpirun itself says, against what the ranks and run.sh do.
+# The output of mpirun itself, depending on the exit codes of ranks and on run.sh.
 new_case messages
 # shown CODE_WANTED PATTERN COMMAND...: 2 ranks end with that code; prints how many lines of the log match.
 shown() {
@@ -47,8 +46,8 @@ bash "$run_sh" --restart -- "$fake" "$folder" exit 72 75 2 >"$folder/log" 2>&1
 check "--restart: the crash of the first attempt is reported, not the end of the others" "2 1" \
   "$? $(grep -c 'Primary job' "$folder/log")"
 
-# binding ALL ALLOWED OPTION...: what mpirun is asked for on a machine of ALL processors, of which
-# ALLOWED may be used, up to the ranks' number.
+# binding ALL ALLOWED OPTION...: prints the options of mpirun on a machine with ALL processors, of
+# which ALLOWED may be used, up to the number of ranks.
 binding() {
   local all=$1 allowed=$2 bin=$folder/bin
   mkdir -p "$bin"
@@ -74,7 +73,8 @@ check "one rank: unbound" "$unbound" "$(binding 8 8 --ranks 1)"
 check "a list of threads is of nested regions: the first counts" "$(bound 2)" "$(OMP_NUM_THREADS=2,1 binding 4 4 --ranks 2)"
 check "no number of threads: unbound" "$unbound" "$(OMP_NUM_THREADS=08 binding 8 8 --ranks 2)"
 
-# alone WORD...: in this environment without what other machines would be told of it.
+# alone WORD...: runs in this environment, without the variables that run.sh passes to other
+# machines.
 alone() {
   local name
   for name in $(compgen -e); do
@@ -99,7 +99,7 @@ bash "$run_sh" --restart -- "$fake" "$folder" exit 75 75 0 >"$folder/log" 2>&1
 check "--restart: exit 0 in the end" 0 $?
 check "--restart: three attempts" 3 "$(attempts)"
 
-# What the attempts were given as --resume, in their order.
+# The values of --resume of all attempts, in order.
 resumes() { sed -n 's/.*, resume \(.*\)/\1/p' "$folder/notes.0" | tr '\n' ' '; }
 
 new_case goes_on
@@ -152,8 +152,8 @@ check "a bad number: exit 2" "2 yes" "$? $(grep -q "needs a number of at least 1
 bash "$run_sh" --ranks 2 >"$folder/log" 2>&1
 check "no command: exit 2" "2 yes" "$? $(grep -q 'no command to run' "$folder/log" && echo yes)"
 
-# `halflife` that is not in PATH: the program that lies where the scripts expect it. In the copy there
-# is no build folder, and no CMakeLists.txt unless it stands for a repository.
+# If `halflife` is not in PATH, the program at the expected path is used. The copy has no build
+# folder, and has a CMakeLists.txt only if it represents a repository.
 new_case program
 share=$folder/prefix/share/halflife
 mkdir -p "$share" "$folder/prefix/bin"

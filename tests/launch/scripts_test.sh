@@ -24,7 +24,7 @@ else
   echo "SKIPPED: shellcheck not found (Debian: shellcheck)"
 fi
 
-# Slurm sends CONT beside its warning, and a trap for it delays bash's trap for the warning.
+# Slurm sends CONT with its warning. A trap for CONT would delay bash's trap for the warning.
 if grep -nE '^ *trap .*CONT' "${scripts[@]}" "${sourced[@]}"; then fail "a trap for CONT"; fi
 
 for script in launch/setup launch/quickstart launch/mpirun/run.sh tests/run; do
@@ -46,8 +46,8 @@ if [ "$code" -ne 2 ] || [[ $message != *"--label wants unit, emulated, sanitized
   fail "tests/run --label nonsense: exit $code, '$message'"
 fi
 
-# array_task WANTED_CODE WANTED_WORDS SETTING...: a task of a job array of sweeps, whose program
-# prints what it is given.
+# array_task CODE WORDS SETTING...: runs a task of a job array of sweeps, whose program prints its
+# arguments, and checks the exit code and the output.
 array_task() {
   local wanted_code=$1 words=$2
   shift 2

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# tests/support/with_slurm.sh itself: it hands on its command's exit code and leaves nothing behind,
-# not even when the command leaves a job running or is told to stop.
+# tests/support/with_slurm.sh itself: it returns its command's exit code and leaves nothing behind,
+# even if the command leaves a job running or is stopped.
 set -uo pipefail
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 # shellcheck source=tests/launch/checks.sh

@@ -8,7 +8,7 @@ make_dataset
 make_undisturbed
 read -r -a node_pids <<<"$HL_NODE_PIDS"
 
-# The number of the last node of job $1, where its rank 1 runs.
+# Prints the number of the last node of job $1, on which its rank 1 runs.
 last_node() { scontrol show hostnames "$(job_field "$1" NodeList)" | tail -n 1 | tr -d n; }
 finish() {
   wait_for_run "$job" "$2"
@@ -41,10 +41,10 @@ else
   echo "SKIPPED: packet loss: no nft here, or its kernel modules (Debian: nftables)"
 fi
 
-# Training awaits its saves: at step 60 the one of step 50 is there.
+# Training waits for its saves, so at step 60 the save of step 50 exists.
 saves=(--set ckpt.every=50 --set ckpt.background=false --set comm.timeout_s=900)
 
-# Both jobs lose a node at once, as Slurm needs half a minute to declare one dead.
+# Both jobs lose a node at the same time, because Slurm needs half a minute to declare a node dead.
 declare -A jobs
 for launcher in mpirun srun; do
   LAUNCHER=$launcher submit death_$launcher --exclusive -- "${saves[@]}"
@@ -63,9 +63,8 @@ for launcher in mpirun srun; do
 done
 check "mpirun: a node dies: its code" 1 "$(count ': exit 205, step 0 -> (50|100)$' death_mpirun.log)" death_mpirun
 
-# Rows shared by the two ranks of a node, two groups of them. A node dies, there is no other, and
-# somebody tells Slurm to do with what is left: as rows are cut as before, no bit changes.
-# shellcheck disable=SC2317  # wait_until calls it
+# Each row is shared by the two ranks of a node, in two groups. A node dies without a replacement,
+# and the job is changed to run on the remaining node. Rows are split as before, so no bit changes.
 is_requeued() { [ "$(job_field "$1" JobState) $(job_field "$1" Restarts)" = "PENDING 1" ]; }
 shared=(--set parallel.sp=2 --set parallel.zero_stage=1 "${saves[@]}")
 "$HALFLIFE" train --config recipe.textproto --run mesh_undisturbed --local-ranks 4 "${shared[@]}" \

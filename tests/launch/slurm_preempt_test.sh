@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# slurm_preempt_test.sh HALFLIFE (inside with_slurm.sh): a job that has to make room saves, waits
-# its turn and goes on to the same bits.
+# slurm_preempt_test.sh HALFLIFE (inside with_slurm.sh): a preempted job saves, waits for its turn
+# and continues to the same bits.
 set -uo pipefail
 # shellcheck source=tests/launch/slurm_run.sh
 source "$(dirname "${BASH_SOURCE[0]}")/slurm_run.sh" "$1"
@@ -8,9 +8,8 @@ make_dataset
 make_undisturbed
 
 submit_urgent() { urgent=$(sbatch --parsable --partition=urgent --nodes=2 --exclusive --output=/dev/null --wrap 'sleep 1'); }
-# Whether Slurm has begun to preempt a job: it signals its steps then, up to a second after the
+# Whether Slurm has begun to preempt a job: it then signals its steps, up to a second after the
 # urgent job was submitted.
-# shellcheck disable=SC2317  # wait_until calls it
 is_preempted() { [ "$(job_field "$1" PreemptTime)" != None ]; }
 check_finished() {
   wait_for_run "$job" "$2"
@@ -25,7 +24,7 @@ submit $run --exclusive
 pause_until_asked $run submit_urgent
 check_finished "preempted" $run
 
-# A site that does not send --signal when it preempts: the ranks are sent TERM, the script nothing.
+# A site that does not send --signal before preemption: the ranks receive TERM, the script nothing.
 grep -v '^#SBATCH --signal' "$batch_script" >unwarned.sbatch
 batch_script=$work/unwarned.sbatch
 run=unwarned

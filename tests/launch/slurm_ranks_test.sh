@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# slurm_ranks_test.sh HALFLIFE RANK_PROBE (inside with_slurm.sh): ranks know their places however
-# they are started, and the end of one ends all, with its code.
+# slurm_ranks_test.sh HALFLIFE RANK_PROBE (inside with_slurm.sh): ranks know their node and number
+# with every launcher, and the end of one rank ends all ranks, with its code.
 set -uo pipefail
 # shellcheck source=tests/launch/slurm_run.sh
 source "$(dirname "${BASH_SOURCE[0]}")/slurm_run.sh" "$1"
 rank_probe=$2
 make_dataset
 
-# A line for each rank: node, rank, ranks, rank on the node.
+# Prints a line for each rank: node, rank, ranks, rank on the node.
 cat >place.sh <<END
 echo "\$SLURMD_NODENAME \$($rank_probe context-info | cut -d ' ' -f 1-3)"
 END
@@ -22,7 +22,7 @@ for launcher in "mpirun --bind-to none" "srun --mpi=pmix"; do
   check "$launcher, 2 a node" "n1 0 4 0,n1 1 4 1,n2 2 4 0,n2 3 4 1" "$(places "$launcher" 2)" places
 done
 
-# start NAME LAUNCHER FAULT [TRAIN ARGUMENT...]: one attempt of a run without end.
+# start NAME LAUNCHER FAULT [TRAIN ARGUMENT...]: starts one attempt of a run that does not end.
 declare -A jobs
 start() {
   HL_FAULT=$3 LAUNCHER=$2 MAX_RESTARTS=0 submit "$1_$2" -- --set train.steps=1000000 "${@:4}"

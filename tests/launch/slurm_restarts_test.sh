@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # slurm_restarts_test.sh HALFLIFE (inside with_slurm.sh): launch/slurm/train.sbatch requeues its job
-# until the run is finished, and stops where a restart would not help.
+# until the run is finished, and stops if a restart would not help.
 set -uo pipefail
 # shellcheck source=tests/launch/slurm_run.sh
 source "$(dirname "${BASH_SOURCE[0]}")/slurm_run.sh" "$1"
@@ -37,7 +37,8 @@ check "crashes with new checkpoints between them" "COMPLETED 0 0>50 50>100 100>1
   "$(ending "$job") $(attempts "$run")" "$run"
 check_undisturbed "crashes" "$run"
 
-# Back to step 100, and requeued from there: where the job began is not where it goes on.
+# Resumes from step 100 and is requeued afterwards: a requeued job must not go back to its own
+# start.
 run=goes_back
 cp -r crashes "$run"
 rm "$run/DONE" "$run/metrics.jsonl"

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Tiny runs of the real program under a private Slurm: what the slurm_*_test.sh share. Sourced with
-# the path of halflife as first argument, inside tests/support/with_slurm.sh.
+# Tiny runs of the real program under a private Slurm. Shared by slurm_*_test.sh. Sourced with the
+# path of halflife as the first argument, inside tests/support/with_slurm.sh.
 export HALFLIFE=$1
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 export HALFLIFE_ROOT=$repo OMP_NUM_THREADS=1
@@ -12,7 +12,7 @@ cd "$work" || exit 1
 
 count() { cat "${@:2}" 2>/dev/null | grep -cE "$1"; }
 
-# Sentences with a little grammar: learnable, and the same every time.
+# Prints learnable sentences, which are the same every time.
 make_text() {
   awk 'BEGIN {
     srand(7)
@@ -38,19 +38,19 @@ ckpt { every: 0 }
 RECIPE
 }
 
-# What the recipe leads to when nothing happens: 2 ranks without Slurm.
+# The result of an undisturbed run: 2 ranks without Slurm.
 make_undisturbed() {
   mpirun -n 2 --oversubscribe --bind-to none "$HALFLIFE" train --config recipe.textproto \
     --run undisturbed >undisturbed.log 2>&1 || { cat undisturbed.log && exit 1; }
 }
-# check_undisturbed NAME RUN: equal to it in every bit, weights and optimiser.
+# check_undisturbed NAME RUN: checks that weights and optimizer state have the same bits.
 check_undisturbed() {
   "$HALFLIFE" ckpt diff undisturbed "$2" --bitwise >diff.log 2>&1
   check "$1: the bits of an undisturbed run" 0 $? "$2"
 }
 
-# submit RUN [SBATCH OPTION]... [-- TRAIN ARGUMENT...]: sets job. Two nodes, a rank on each.
-# shellcheck disable=SC2034  # job is for the caller
+# submit RUN [SBATCH OPTION]... [-- TRAIN ARGUMENT...]: submits a job on two nodes with one rank
+# each. Sets job.
 submit() {
   local run=$1 options=()
   shift
@@ -62,8 +62,8 @@ submit() {
 
 job_field() { scontrol --oneliner show job "$1" | grep -oE "(^| )$2=[^ ]*" | cut -d = -f 2-; }
 
-# Slurm holds a requeued job back for two minutes; this waits for three seconds, as nodes refuse a
-# job in the second in which they ended its attempt.
+# Slurm delays a requeued job by two minutes. This reduces the delay to three seconds, because nodes
+# refuse a job in the second in which they ended its previous attempt.
 hurry() {
   local start
   if [ "$(job_field "$1" JobState)" = PENDING ] && [ "$(job_field "$1" Restarts)" != 0 ]; then
@@ -78,10 +78,11 @@ has_ended() {
     *) return 1 ;;
   esac
 }
-# "COMPLETED 0": state and exit code of a job that has ended for good.
+# Prints, for example, "COMPLETED 0": state and exit code of a job that has ended for good.
 wait_for_end() { wait_until "job $1 ends" has_ended "$1"; }
 ending() { echo "$(job_field "$1" JobState) $(job_field "$1" ExitCode | cut -d : -f 1)"; }
-# is_over JOB RUN: between two attempts a job may look ended for a moment, these words do not.
+# is_over JOB RUN: whether the job has ended. Between two attempts, its state may briefly look
+# final, but its log does not.
 is_over() {
   hurry "$1"
   [ -e "$2/DONE" ] || [ -e "$2/HALT" ] || grep -qs 'giving up' "$2.log"
@@ -90,23 +91,24 @@ wait_for_run() {
   wait_until "$2 is finished or given up" is_over "$1" "$2"
   wait_for_end "$1"
 }
-# "0>57 57>150": the steps of each attempt in RUN's job log.
+# Prints, for example, "0>57 57>150": the steps of each attempt in RUN's job log.
 attempts() { sed -nE 's/.*: exit .*step ([0-9]+) -> ([0-9]+)$/\1>\2/p' "$1.log" | paste -sd ' '; }
 
-# Steps that all attempts of RUN have made so far.
+# Prints the number of steps that all attempts of RUN have made so far.
 num_steps() { count '"loss"' "$1/metrics.jsonl"; }
 has_trained() { [ "$(num_steps "$1")" -ge "${2:-5}" ]; }
 
-# Process ids with VARIABLE=VALUE in their environment. (Those that a run itself writes down are of
-# another namespace where nodes are isolated.)
+# Prints the ids of processes with VARIABLE=VALUE in their environment. (If nodes are isolated, the
+# ids that a run records belong to another namespace.)
 processes_with() { grep -lzsxF "$1" /proc/[0-9]*/environ | cut -d / -f 3; }
 is_gone() { [ -z "$(processes_with "SLURM_JOB_ID=$1")" ]; }
 rank_zero() {
   comm -12 <(processes_with "SLURM_JOB_ID=$1" | sort) <(processes_with PMIX_RANK=0 | sort)
 }
 
-# pause RUN JOB [STEPS]: holds it in the middle, so that what happens next does not depend on this
-# machine's speed: its rank 0 is stopped after some steps, the others wait for it in a collective.
+# pause RUN JOB [STEPS]: stops the run in the middle, so that the following events do not depend on
+# the speed of this machine. Rank 0 is stopped after some steps, and the others wait for it in a
+# collective.
 pause() {
   local pid
   wait_until "$1 trains" has_trained "$1" 1 || return 1
@@ -116,10 +118,10 @@ pause() {
 }
 go_on() { kill -CONT "$(rank_zero "$1")"; }
 
-# The words of launch/slurm/train.sbatch when it was warned; a paused run may go on from there.
+# The messages of launch/slurm/train.sbatch after the warning. A paused run may then continue.
 was_asked() { [ "$(count 'asking the ranks to save' "$1.log")" -ge 1 ]; }
-# pause_until_asked RUN COMMAND...: pauses the job submitted last, has COMMAND lead to the warning,
-# and lets it go on.
+# pause_until_asked RUN COMMAND...: pauses the last submitted job, runs COMMAND, which leads to the
+# warning, and lets the job continue.
 pause_until_asked() {
   pause "$1" "$job" || return 1
   "${@:2}"
@@ -127,7 +129,8 @@ pause_until_asked() {
   go_on "$job"
 }
 
-# "75 2 1": exit code, ranks that stopped at the step in ckpt/LATEST, published checkpoints.
+# Prints, for example, "75 2 1": exit code, number of ranks that stopped at the step in ckpt/LATEST,
+# number of published checkpoints.
 outcome() {
   local run=$1 code step
   code=$(sed -nE 's/.*: exit ([0-9]+)( after [A-Z0-9]+)?, step.*/\1/p' "$run.log" | head -n 1)

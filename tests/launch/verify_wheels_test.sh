@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# launch/wheels/verify.py on a made-up installed wheel: whole, absent, of another version, cut short
-# by an interruption.
+# launch/wheels/verify.py on a fake installed wheel: complete, absent, of another version, and
+# truncated by an interruption.
 set -uo pipefail
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 # shellcheck source=tests/launch/checks.sh

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# compare.sh PYTHON SCRIPT ARGUMENT...: runs a comparison with other programs; exit 77 where they
-# are not here.
+# compare.sh PYTHON SCRIPT ARGUMENT...: runs a comparison with other programs. Exit 77: these
+# programs are not installed.
 set -euo pipefail
 
 if ! "$1" -c 'import sentencepiece, tokenizers, transformers' 2>/dev/null; then

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # tests/support/compile_database.sh [FOLDER]
 #
-# Writes FOLDER/compile_commands.json (build/tidy's without FOLDER): a command for each source by
-# itself, for clang-tidy and clangd. That of build/cpu has the folders that are compiled as one, and
-# precompiled headers of gcc's. Nothing is built: generated headers are those of build/cpu.
+# Writes FOLDER/compile_commands.json (default: build/tidy) with a separate command for each source,
+# for clang-tidy and clangd. The database of build/cpu has joined sources and gcc's precompiled
+# headers. Nothing is built: generated headers are those of build/cpu.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 folder=$(realpath -m "${1:-build/tidy}")

@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
 # tests/support/summarise_skipped.sh BUILD
 #
-# What the last ctest in the folder BUILD skipped: writes every test with its reason to
-# BUILD/skipped.txt, and prints each reason with the number of tests that gave it and the first of
+# Summarises the tests that the last ctest in the folder BUILD skipped. Writes every test with its
+# reason to BUILD/skipped.txt, and prints each reason with the number of its tests and the first of
 # them. A test that ctest runs several times, as in the three orders of the emulator, counts once.
 set -euo pipefail
 build=$1
 
-# A line for each skipped test: REASON <tab> NAME <tab> CTEST TEST. NAME is Suite.Test of a skipped
+# One line per skipped test: REASON <tab> NAME <tab> CTEST TEST. NAME is Suite.Test of a skipped
 # GoogleTest, or the script that exited with 77.
 list_skipped() {
   awk '
     { sub(/\r$/, "") }
     /^[0-9]+\/[0-9]+ Testing: / { test = $3; reason = ""; reading = 0 }
     /^SKIPPED: / { print substr($0, 10) "\t" test "\t" test }
-    # "file:line: Skipped", then the reason, of one line or several, and an empty line
+    # "file:line: Skipped", then the reason in one or more lines, and an empty line.
     /: Skipped$/ { reason = ""; reading = 1; next }
-    # its parameters follow a name: "[  SKIPPED ] A/B.C/0, where GetParam() = 1 (0 ms)"
+    # Parameters follow the name: "[  SKIPPED ] A/B.C/0, where GetParam() = 1 (0 ms)".
     /^\[  SKIPPED \] .* \([0-9]+ ms\)$/ {
       name = $4
       sub(/,$/, "", name)

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # tests/support/with_slurm.sh [--nodes N] [--isolated] COMMAND...
 #
-# Runs COMMAND against a private Slurm on this machine and returns its exit code: nodes n1, n2, ...,
-# partitions ci (default) and urgent, which preempts it. Needs no munge, no cgroups and, without
-# --isolated, no root. Exit 77: Slurm or a right is missing here, the reason on a line "SKIPPED:
-# ...".
+# Runs COMMAND with a private Slurm on this machine and returns its exit code. There are nodes n1,
+# n2, ..., and partitions ci (default) and urgent, which preempts it. Munge and cgroups are not
+# needed, and without --isolated root is not needed either. Exit 77: Slurm or a permission is
+# missing; the reason is on a line "SKIPPED: ...".
 #
 #   --nodes N     nodes (default 2)
 #   --isolated    every node has its own network, host name, processes and shared memory, on a
@@ -13,8 +13,8 @@
 #                                N
 #                   HL_NODE_PIDS N words; KILL to the N-th cuts the power of node N
 #
-# Without --isolated the nodes share this host's name and loopback, and COMMAND gets the Open MPI
-# settings that this needs. Whatever was started here is ended, by process id, and its files
+# Without --isolated, the nodes share this host's name and loopback, and COMMAND gets the Open MPI
+# settings for that. All processes that were started are ended, by process id, and their files are
 # removed.
 set -uo pipefail
 PATH=$PATH:/usr/sbin:/sbin
@@ -50,7 +50,7 @@ check_machine() {
     skip "the name of this host, $host, does not lead to 127.0.0.1"
 }
 
-# The first of 2 + num_nodes neighbouring ports on which nobody listens.
+# Prints the first of 2 + num_nodes adjacent free ports.
 free_ports() {
   local first port
   while :; do
@@ -71,9 +71,9 @@ write_conf() {
   else
     shared_host='CommunicationParameters=NoInAddrAny,NoCtldInAddrAny'
   fi
-  # Job ids: unlike those of another Slurm that a test beside this one has started.
-  # Jobs and nodes on one host must not share temporary directories: Slurm's PMIx keeps one a node
-  # (TmpFS), and a job of Open MPI's that ends removes the one in which another is about to begin.
+  # Job ids that differ from those of another Slurm, which a parallel test has started. Jobs and
+  # nodes on one host must not share temporary directories: Slurm's PMIx has one per node (TmpFS),
+  # and a job of Open MPI that ends removes the directory of one that begins.
   cat >"$dir/task_prolog" <<PROLOG
 #!/bin/sh
 tmp=$dir/tmp.\$SLURMD_NODENAME/\$SLURM_JOB_ID
@@ -134,7 +134,7 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE PriorityTier=10
 CONF
 }
 
-# A bridge in a namespace of its own, and a namespace with one link to it for each node.
+# A bridge in its own namespace, and for each node a namespace with one link to it.
 make_network() {
   local i node
   bridge=hl$$-bridge
@@ -159,7 +159,8 @@ make_network() {
   export HL_BRIDGE=$bridge
 }
 
-# nsenter, not `ip netns exec`: that mounts /sys anew, without the cgroups that slurmd looks for.
+# nsenter instead of `ip netns exec`, which would mount /sys again without the cgroups that slurmd
+# needs.
 start_isolated_node() {
   # shellcheck disable=SC2016  # $1 is of the inner shell
   nsenter "--net=/run/netns/hl$$-$1" unshare --uts --ipc --pid --fork --kill-child=KILL --mount-proc \
@@ -200,7 +201,7 @@ wait_until_idle() {
   done
 }
 
-# Step daemons and processes of jobs, which outlive slurmd: their environment names our slurm.conf.
+# Step daemons and processes of jobs outlive slurmd. Their environment contains our slurm.conf.
 processes_of_jobs() {
   local environment
   grep -lzsxF "SLURM_CONF=$SLURM_CONF" /proc/[0-9]*/environ | while read -r environment; do
@@ -253,7 +254,7 @@ main() {
   mkdir -p "$dir/state" "$dir/tmp"
   export SLURM_CONF=$dir/slurm.conf TMPDIR=$dir/tmp
   if [ "$isolated" = no ]; then
-    # Ranks of two nodes with one host name would meet in one shared-memory segment.
+    # With one host name, ranks of two nodes would use the same shared-memory segment.
     export OMPI_MCA_btl=self,tcp OMPI_MCA_btl_tcp_if_include=lo OMPI_MCA_oob_tcp_if_include=lo
   fi
   if [ "$(id -u)" -eq 0 ]; then
@@ -261,7 +262,8 @@ main() {
   fi
   start
   wait_until_idle || exit 1
-  # in the background, so that a signal is heard at once; a group of its own, to end all of it
+  # Runs in the background, so that signals are handled at once, and in its own group, so that all
+  # of it can be ended.
   setsid "${in_bridge[@]}" "${command[@]}" <&0 &
   command_pid=$!
   wait "$command_pid" 2>/dev/null
