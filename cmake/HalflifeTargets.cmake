@@ -1,5 +1,5 @@
 # CPU kernel loops, recognised by the names of their sources.
-set(HALFLIFE_LOOPS "/kernels/(.*/)?([a-z0-9_]*_cpu\\.cc|cpu\\.cc|cpu/.*|[a-z0-9_]*_isa\\.cc)$")
+set(HALFLIFE_LOOPS "/kernels/(.*/)?([a-z0-9_]*_cpu\\.cc|cpu/.*|[a-z0-9_]*_isa\\.cc)$")
 
 # Unity build: the sources of a folder are one translation unit, so their headers are parsed once. Small
 # neighbouring folders share a unit. The sources of a unit share one anonymous namespace, so two of them

@@ -208,7 +208,7 @@ MUTATIONS = make_table({
                  "y += (h.x[j] - input * b[j]) * c[j];",
                  "tests/ops/scans/selective_scan_test.cc:*EqualTheOracle*"),
         Mutation("selective scan: db of the last block is dropped",
-                 "src/kernels/scans/selective_scan/cpu/cpu.cc",
+                 "src/kernels/scans/selective_scan/cpu/selective_scan_cpu.cc",
                  "block < blocks; ++block",
                  "block < blocks - 1; ++block",
                  "tests/ops/scans/selective_scan_test.cc"),

@@ -1,8 +1,8 @@
-// A subcommand consists of a function Add<Name> in this folder, one line in commands.inc, a struct
-// in options.h, and a function Run in the folder above. Add<Name> declares the options on `app`.
-// After parsing, `request` contains the struct. Help and shell completion are generated from
-// these declarations. Every option therefore describes its value, unit and default ("[...]" at the
-// end if CLI11 cannot know it), and every value that is not plain text has a type name
+// A subcommand consists of a struct and one line of HL_FOR_EACH_COMMAND in options.h, a function
+// Add<Name> in this folder, and a function Run in the folder above. Add<Name> declares the options
+// on `app`. After parsing, `request` contains the struct. Help and shell completion are generated
+// from these declarations. Every option therefore describes its value, unit and default ("[...]" at
+// the end if CLI11 cannot know it), and every value that is not plain text has a type name
 // (help.h).
 //
 //   void AddImport(CLI::App& app, Request& request) {
@@ -25,8 +25,8 @@ class App;
 
 namespace halflife::cli {
 
-#define HL_COMMAND(Name) void Add##Name(CLI::App& app, Request& request);
-#include "cli/command_line/commands.inc"
-#undef HL_COMMAND
+#define HL_ADD(Name) void Add##Name(CLI::App& app, Request& request);
+HL_FOR_EACH_COMMAND(HL_ADD)
+#undef HL_ADD
 
 }  // namespace halflife::cli

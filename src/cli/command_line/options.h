@@ -158,16 +158,19 @@ struct CompletionOptions {
   std::string shell;
 };
 
+// Expands use(Name) for every subcommand, in the order in which `halflife --help` shows them.
+#define HL_FOR_EACH_COMMAND(use)                                                                \
+  use(Prepare) use(Recipe) use(Mixers) use(Train) use(Sweep) use(Eval) use(Score) use(Generate) \
+      use(Export) use(Import) use(Inspect) use(Ckpt) use(Report) use(Doctor) use(Completion)
+
 // The chosen subcommand, or std::monostate before parsing.
-#define HL_COMMAND(Name) , Name##Options
-using Request = std::variant<std::monostate
-#include "cli/command_line/commands.inc"
-                             >;
-#undef HL_COMMAND
+#define HL_ALTERNATIVE(Name) , Name##Options
+using Request = std::variant<std::monostate HL_FOR_EACH_COMMAND(HL_ALTERNATIVE)>;
+#undef HL_ALTERNATIVE
 
 // Runs a subcommand.
-#define HL_COMMAND(Name) ExitCode Run(const Name##Options& options);
-#include "cli/command_line/commands.inc"
-#undef HL_COMMAND
+#define HL_RUN(Name) ExitCode Run(const Name##Options& options);
+HL_FOR_EACH_COMMAND(HL_RUN)
+#undef HL_RUN
 
 }  // namespace halflife::cli

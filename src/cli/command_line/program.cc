@@ -18,9 +18,9 @@ namespace {
 
 using AddCommand = void (*)(CLI::App&, Request&);
 constexpr AddCommand kCommands[] = {
-#define HL_COMMAND(Name) &Add##Name,
-#include "cli/command_line/commands.inc"
-#undef HL_COMMAND
+#define HL_ADD(Name) &Add##Name,
+    HL_FOR_EACH_COMMAND(HL_ADD)
+#undef HL_ADD
 };
 
 constexpr char kWayThrough[] = R"(From text to text:

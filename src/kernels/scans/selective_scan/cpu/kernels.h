@@ -1,4 +1,4 @@
-// The functions that are compiled once per instruction set and called by cpu.cc.
+// The functions that are compiled once per instruction set and called by selective_scan_cpu.cc.
 #pragma once
 
 #include "kernels/common/cpu/instruction_set.h"
