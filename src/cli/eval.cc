@@ -20,7 +20,6 @@
 #include "data/dataset.h"
 #include "data/text_tokens.h"
 #include "data/tokenizer.h"
-#include "eval/bigram.h"
 #include "eval/validation.h"
 
 namespace halflife::cli {

@@ -1,4 +1,4 @@
-#include "dist/library_versions.h"
+#include "dist/rank_context.h"
 
 #include <mpi.h>
 #ifdef HALFLIFE_WITH_CUDA

@@ -12,6 +12,7 @@
 
 #include "core/host.h"
 #include "core/tensor_ref.h"
+#include "core/versions.h"
 #include "dist/communicator.h"
 #include "dist/flight_recorder.h"
 
@@ -101,5 +102,10 @@ void CheckSameConfig(Communicator& control, const std::string& config_hash);
 // kEnvironment in a build without CUDA.
 std::unique_ptr<Communicator> MakeDeviceWorld(Communicator& control, Device device,
                                               double timeout_s, double init_timeout_s);
+
+// Returns the versions of the libraries that move tensors between ranks: "MPI library" and, if
+// compiled with CUDA, "CUDA runtime", "CUDA driver" and "NCCL". May be called before MPI is
+// initialised, or without it.
+std::vector<LibraryVersion> CommunicationLibraries();
 
 }  // namespace halflife::dist

@@ -1,4 +1,3 @@
-#include "eval/bigram.h"
 
 #include <algorithm>
 #include <cmath>

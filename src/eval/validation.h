@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "data/dataset.h"
 #include "data/token_source.h"
 #include "dist/communicator.h"
 #include "eval/class_scores.h"
@@ -98,5 +99,22 @@ int64_t RequireWindows(const data::TokenView& tokens, int64_t seq_len);
 // RequireWindows and RequireLabelsOf.
 ValidationResult Validate(const model::LanguageModel& model, const data::TokenView& tokens,
                           const ValidationConfig& config, dist::Communicator& control);
+
+// A baseline that a language model should beat: an add-one-smoothed bigram model of the training
+// split,
+//   p(b | a) = (count(a b) + 1) / (count(a) + vocab),
+// scored on the same targets as the model. With resets at documents, the first token of a document
+// is not a target. On the training split itself, the bigram model scores the text that it has
+// counted, so there the result is a bound and not a fair baseline.
+struct BigramResult {
+  double loss = 0;  // Mean -ln p per target.
+  int64_t num_targets = 0;
+  double bits_per_byte = 0;  // data::BitsPerByte of the loss.
+};
+// Scores the windows of `scored` that ChooseWindows selects, which are the windows that Validate
+// scores. See data::TokenView for `reset_at_documents`. Needs vocab^2 x 4 bytes. Throws kUsage if
+// the vocabulary exceeds 20,000 tokens.
+BigramResult ScoreBigram(const data::Dataset& dataset, data::Split scored, int64_t seq_len,
+                         int64_t num_windows, bool reset_at_documents = true);
 
 }  // namespace halflife::eval

@@ -1,5 +1,4 @@
 // The bigram model is scored on the same windows as the language model.
-#include "eval/bigram.h"
 
 #include <gtest/gtest.h>
 

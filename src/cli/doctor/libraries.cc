@@ -13,7 +13,7 @@
 #include "core/error.h"
 #include "data/library_versions.h"
 #include "data/sentencepiece_bridge.h"
-#include "dist/library_versions.h"
+#include "dist/rank_context.h"
 
 namespace halflife::cli::doctor {
 namespace {

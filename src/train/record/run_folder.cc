@@ -17,7 +17,7 @@
 #include "data/dataset.h"
 #include "data/library_versions.h"
 #include "data/shard_layout.h"
-#include "dist/library_versions.h"
+#include "dist/rank_context.h"
 
 namespace halflife::train {
 

@@ -11,7 +11,6 @@
 #include "data/batch.h"
 #include "data/shard_layout.h"
 #include "data/small_datasets.h"
-#include "data/synthetic/mqar.h"
 #include "data/synthetic/numpy_mqar.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"
