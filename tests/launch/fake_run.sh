@@ -1,5 +1,6 @@
 # shellcheck shell=bash
 # Runs launch/mpirun/run.sh with fake ranks. Shared by run_sh_*test.sh. Sourced.
+# shellcheck disable=SC2034  # run_sh, fake and code are for the caller
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 run_sh=$repo/launch/mpirun/run.sh
 fake=$repo/tests/launch/fake_rank.sh

@@ -8,6 +8,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/fake_run.sh"
 # Whether run.sh has set its traps. PIPE (signal 13) is the last one. Before that, a signal ends it
 # before anything has started. Until exec, the process has the handlers of this shell, including one
 # for PIPE.
+# shellcheck disable=SC2317  # called by wait_until
 has_its_traps() {
   local mask
   grep -qzxF "$run_sh" "/proc/$pid/cmdline" || return 1

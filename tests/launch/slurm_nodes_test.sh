@@ -65,6 +65,7 @@ check "mpirun: a node dies: its code" 1 "$(count ': exit 205, step 0 -> (50|100)
 
 # Each row is shared by the two ranks of a node, in two groups. A node dies without a replacement,
 # and the job is changed to run on the remaining node. Rows are split as before, so no bit changes.
+# shellcheck disable=SC2317  # wait_until calls it
 is_requeued() { [ "$(job_field "$1" JobState) $(job_field "$1" Restarts)" = "PENDING 1" ]; }
 shared=(--set parallel.sp=2 --set parallel.zero_stage=1 "${saves[@]}")
 "$HALFLIFE" train --config recipe.textproto --run mesh_undisturbed --local-ranks 4 "${shared[@]}" \

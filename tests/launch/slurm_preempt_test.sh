@@ -10,6 +10,7 @@ make_undisturbed
 submit_urgent() { urgent=$(sbatch --parsable --partition=urgent --nodes=2 --exclusive --output=/dev/null --wrap 'sleep 1'); }
 # Whether Slurm has begun to preempt a job: it then signals its steps, up to a second after the
 # urgent job was submitted.
+# shellcheck disable=SC2317  # wait_until calls it
 is_preempted() { [ "$(job_field "$1" PreemptTime)" != None ]; }
 check_finished() {
   wait_for_run "$job" "$2"

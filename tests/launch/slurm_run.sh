@@ -51,6 +51,7 @@ check_undisturbed() {
 
 # submit RUN [SBATCH OPTION]... [-- TRAIN ARGUMENT...]: submits a job on two nodes with one rank
 # each. Sets job.
+# shellcheck disable=SC2034  # job is for the caller
 submit() {
   local run=$1 options=()
   shift
