@@ -6,7 +6,7 @@
 namespace halflife::ops {
 
 // Returns dy^T x for dy [tokens, out] and x [tokens, D], in their dtype. fp32 on the CPU uses the
-// kernel of weight_gradient.h if that is faster than BLAS and the product need not be
+// kernel of linear_products.h if that is faster than BLAS and the product need not be
 // differentiable.
 at::Tensor WeightGradient(const at::Tensor& dy, const at::Tensor& x);
 
