@@ -29,7 +29,7 @@ def times(*all_ms, late=0.0):
 
 
 class FakeCuda:
-    """A device and a host that take their time: a call costs the host `host_ms`, and the device as much as `device_ms`."""
+    """A simulated device and host: a call takes `host_ms` on the host and `device_ms` on the device."""
 
     def __init__(self, host_ms, device_ms):
         self.cuda = self
@@ -194,7 +194,7 @@ class CompareFlaTest(unittest.TestCase):
 
 
 class GoingOnTest(unittest.TestCase):
-    """What raises or fails stops nothing else; a GPU and fla are played."""
+    """Failures do not stop the other measurements. The GPU and fla are simulated."""
 
     SHAPES = (fla.Shape(1, 64, 2, 64), fla.Shape(2, 64, 2, 64), fla.Shape(3, 64, 2, 64))
 

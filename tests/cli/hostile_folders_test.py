@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""An adversary: damaged, replaced and missing files, and I/O that fails, through the binary.
+"""Runs the binary with damaged, replaced and missing files, and with I/O that fails.
 
   hostile_folders_test.py --halflife build/cpu/src/cli/halflife              # a short form
   hostile_folders_test.py --halflife ... --run-mutations 300 --dataset-mutations 150 \\
-      --io-errors 60 --seed 5                                                # some twenty minutes
-  hostile_folders_test.py --halflife ... --seed 5 --only run-17              # one case again
+      --io-errors 60 --seed 5                                                # about twenty minutes
+  hostile_folders_test.py --halflife ... --seed 5 --only run-17              # repeats one case
 
-A case maltreats one file or folder of a small run or dataset and then starts one to three commands,
-or lets one call into the C library fail while a command runs. Every command has to end, by itself
-and with an exit code of the project, and has to notice the damage or be right in spite of it: the
-same losses, scores and files, in bits. What lies outside the folder has to stay as it was. A line a
-fault; exit 1 where there is one. A case follows from the seed and its name; files that hold times
-differ a little between calls.
+A case damages one file or folder of a small run or dataset and then starts one to three commands, or
+makes one call into the C library fail while a command runs. Every command must end by itself with an
+exit code of the project. It must either report the damage or give the right result: the same losses,
+scores and files, bit for bit. Files outside the folder must not change. Prints one line per fault, and
+exits with 1 if there is one. A case depends only on the seed and its name, except that files with times
+differ slightly between calls.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from hostile.lab import Halflife, Lab  # noqa: E402
 
 
 class Session:
-    """One call of this program: labs, cases and what came of them."""
+    """One call of this program: labs, cases and their results."""
 
     def __init__(self, options, folder):
         self.options, self.folder = options, folder
@@ -90,7 +90,7 @@ class Session:
             shutil.rmtree(folder, ignore_errors=True)
 
     def mutation_cases(self, part, count):
-        """Spread over all pairs of target and action: none comes twice before each came once."""
+        """Distributes cases over all pairs of target and action. No pair repeats before each occurred once."""
         planted = mutations.PLANTED_IN_RUN if part == "run" else mutations.PLANTED_IN_DATASET
         pairs = [(target, action, lab) for lab in self.labs for target, action in
                  mutations.all_mutations(lab.run if part == "run" else lab.data, planted)]
@@ -99,7 +99,7 @@ class Session:
                 for i in self.numbers(part, count)}
 
     def numbers(self, part, count):
-        """Of the cases of a part that are to be run."""
+        """Returns the numbers of the selected cases of a part."""
         if not self.options.only:
             return range(count)
         chosen, _, number = self.options.only.rpartition("-")

@@ -1,10 +1,10 @@
-"""Prints what TensorBoard shows of a log folder, as JSON, by its readers:
+"""Reads a log folder with TensorBoard's readers and prints what they show, as JSON:
 
     python read_events.py LOGDIR
 
 {"python": READ, "server": READ}, each READ {run: {"scalars": {tag: [[step, value or null], ...]},
-"texts": {tag: [[step, text], ...]}}}. "python" is the EventMultiplexer, "server" the data server
-that `tensorboard` starts where it is installed (null where it is not).
+"texts": {tag: [[step, text], ...]}}}. "python" is the EventMultiplexer, "server" the data server that
+`tensorboard` starts, or null if it is not installed.
 """
 
 import json

@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""Takes the examples out of headers and documents, so that a compiler reads them.
+"""Extracts the examples of headers and documents, so that they can be compiled.
 
     extract_examples.py REPOSITORY OUT
 
-An example is a block of a header's comment that is indented by three blanks or more, stands apart
-from the text before it and has a line that ends as a statement does; or a ```cpp block of a
-document. That of src/core/log.h becomes
-OUT/examples/core/log.h, a second one of the same file log.h.2, that of docs/x.md docs/x.md; the
-lines keep their numbers. "..." stands for what a reader can think of: an empty body or list.
-OUT/examples.txt changes when an example does.
+An example is a ```cpp block of a document, or a block of a header's comment that is indented by three spaces
+or more, is separated from the text before it, and has a line that ends like a statement. The example of
+src/core/log.h becomes OUT/examples/core/log.h, a second one of the same file becomes log.h.2, and that of
+docs/x.md becomes docs/x.md. Line numbers are kept. "..." becomes an empty body or list. OUT/examples.txt changes
+when an example does.
 """
 
 import argparse
@@ -38,7 +37,7 @@ def without_comment(line):
 
 
 def plain_code(line):
-    """A line as the compiler gets it: no comment, no prose, and braces for what "..." leaves open."""
+    """Returns a line for the compiler: without comments and prose, and with braces for "..."."""
     if line.startswith("... "):
         return ""
 
@@ -54,7 +53,7 @@ def is_code(lines):
 
 
 def comment_blocks(text):
-    """(line, lines) of each run of indented comment lines that no text of a comment runs into."""
+    """Returns (line, lines) of each block of indented comment lines that does not continue a text."""
     blocks, begin, lines, text_before = [], 0, [], False
     for number, line in enumerate([*text.splitlines(), ""], 1):
         match = COMMENT.match(line)

@@ -1,4 +1,4 @@
-"""extract_examples.py on small texts; and every example of the repository is compiled somewhere."""
+"""Tests extract_examples.py on small texts, and that every example of the repository is compiled."""
 
 import pathlib
 import re
@@ -11,8 +11,7 @@ sys.path.insert(0, str(HERE))
 sys.dont_write_bytecode = True
 import extract_examples  # noqa: E402
 
-# Of the kernels, what a host's compiler reads without more: the rest is written for one instruction
-# set or for a device, and these headers' functions are called in the same way by every family.
+# The kernels' headers that a host compiler accepts. The others are for one instruction set or for a device.
 ELSEWHERE = {"kernels/common/cpu/block_rows.h", "kernels/common/cpu/chunk_rows.h", "kernels/common/cpu/microkernel.h",
              "kernels/common/cpu/rows_ahead.h", "kernels/focus_pool/cpu/window_scan.h",
              "kernels/common/cuda/device.h", "kernels/common/cuda/device.h.2", "kernels/common/cuda/device90.h",

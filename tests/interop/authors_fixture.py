@@ -1,5 +1,5 @@
-"""What the tests of halflife import --layout share: a folder under an authors' names, imported and
-scored, against a forward written out in fp64.
+"""Shared by the tests of halflife import --layout: a folder with the authors' tensor names is imported and
+scored, and the scores are compared with a forward in fp64.
 
     class Models(AuthorsTest):
         def test_one(self):
@@ -20,7 +20,7 @@ except ImportError as error:
     print(f"SKIPPED: {pathlib.Path(sys.argv[0]).stem}: {error} (launch/setup --tests)")
     sys.exit(77)
 
-# fp32 there, fp64 here: rounding of logits of order 10 in two layers.
+# fp32 in halflife, fp64 here: rounding of logits of order 10 in two layers.
 TOLERANCE = 2e-5
 VOCAB, DIM, HEADS, LAYERS, WIDTH, POSITIONS = 61, 32, 4, 2, 48, 256
 LENGTHS = (2, 29, 64, 65, 200)
@@ -40,7 +40,7 @@ def next_token_log_probs(logits, ids):
 
 
 def random_weights(shapes, seed=6):
-    """Of these shapes; weights of norms are about 1."""
+    """Returns weights of these shapes. Weights of norms are about 1."""
     generator = torch.Generator().manual_seed(seed)
     weights = {name: 0.2 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
     for name, tensor in weights.items():
@@ -90,7 +90,7 @@ class AuthorsTest(unittest.TestCase):
         return [torch.tensor(json.loads(line)["logprobs"], dtype=torch.float64) for line in lines]
 
     def weights_of(self, run):
-        """The parameters of a run's newest step, in fp64, under halflife's names."""
+        """Returns the parameters of a run's newest step, in fp64, with halflife's names."""
         files = sorted((run / "ckpt").glob("step_*/rank_00000.safetensors"))
         kept = {name.removeprefix("main/"): tensor.double() for name, tensor in load_file(files[-1]).items()
                 if name.startswith("main/")}
@@ -98,15 +98,15 @@ class AuthorsTest(unittest.TestCase):
         return kept
 
     def check_scores(self, run, ids, want, *more):
-        """That `score` gives these log-probabilities; `more` are options of it."""
+        """Expects that `score` gives these log-probabilities. `more` are its options."""
         pairs = zip(self.score(run, ids, *more), want, strict=True)
-        # one tensor's maximum is NaN where an element is; max() of numbers may pass it over
+        # a tensor's maximum is NaN if an element is; max() of numbers may ignore a NaN
         worst = float(torch.stack([(got - expected).abs().max() for got, expected in pairs]).max())
         print(f"{self.id().rsplit('.', 1)[-1]}: largest difference {worst:.1e}", file=sys.stderr)
         self.assertLess(worst, TOLERANCE)
 
     def check(self, weights, config, layout, log_probs, lengths=LENGTHS):
-        """In a folder of its own: log_probs(weights in fp64, ids) is what `score` has to give."""
+        """Uses a new folder. log_probs(weights in fp64, ids) is the expected result of `score`."""
         self.tearDown()
         self.setUp()
         self.import_folder(weights, config, layout)

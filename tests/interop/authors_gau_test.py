@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
-"""halflife import --layout gau_alpha: encoders under their authors' names, scored with each token
-hidden in turn, against a forward written out here in fp64, whose rotation pairs neighbouring
-channels.
+"""halflife import --layout gau_alpha: encoders with their authors' tensor names. Their scores, with one token
+masked at a time, equal a forward in fp64, whose rotation pairs neighbouring channels.
 
     .venv-compare/bin/python tests/interop/authors_gau_test.py build/cpu/src/cli/halflife
 """
@@ -65,7 +64,7 @@ def unit(w, prefix, x, normalization):
 
 
 def hidden_log_probs(w, ids, normalization):
-    """Of every token but the first, with it hidden and all others seen."""
+    """Returns the score of every token except the first, with this token masked and all others visible."""
     table = w["gau_alpha.embeddings.word_embeddings.weight"]
     values = []
     for place in range(1, len(ids)):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""halflife import --layout leap and fastformer: checkpoints under their authors' own names, against
-forwards written out here in fp64, in which every token sums its own window.
+"""halflife import --layout leap and fastformer: the scores of checkpoints with their authors' tensor names
+equal forwards in fp64, in which every token sums its own window.
 
     .venv-compare/bin/python tests/interop/authors_leap_test.py build/cpu/src/cli/halflife
 """
@@ -53,7 +53,7 @@ def mixer_shapes(preset):
 
 
 def config_of(preset, windows=WINDOWS, **more):
-    """As the authors' classes save it, with the options that the release has."""
+    """Returns a config as the authors' classes save it, with the options of the release."""
     heads = "n_head" if preset in ("leap_v101", "leap_latest") else "n_heads"
     config = {"model_type": "LeapForCausalLM", "hidden_size": DIM, "vocab_size": VOCAB, heads: HEADS,
               "use_local_att": True, "window_sizes": windows, "n_positions": POSITIONS,
@@ -113,7 +113,7 @@ def fastformer_mixer(preset, w, x, window, rescale):
 
 
 def seed_layer(w, h, window):
-    """fastformer_seed's attention: it adds to the norm's output h, not to what the norm reads."""
+    """fastformer_seed's attention, which is added to the norm's output h, not to the norm's input."""
     def pooled(y, name):
         heads = split(y)
         logit = (heads * split(w[name])).sum(-1) / HEAD_DIM ** 0.5
@@ -164,7 +164,7 @@ class AuthorsLeap(AuthorsTest):
         self.check_preset("fastformer_v011", config_of("fastformer_v011"), rescale=5)
 
     def test_fastformer_seed(self):
-        """Before windows under the names of transformers, which tell it; then only `preset` does."""
+        """The version before windows is recognised by its transformers names, the later one only by `preset`."""
         sizes = {"model_type": "FastformerForCausalLM", "hidden_size": DIM, "vocab_size": VOCAB,
                  "n_heads": HEADS, "num_hidden_layers": len(WINDOWS), "max_position_embeddings": POSITIONS,
                  "convolve": False, "groups": 1, "kernel_size": 4, "label_smoothing": 0}
@@ -204,7 +204,7 @@ class AuthorsLeap(AuthorsTest):
 
     def test_a_preset_that_is_named_wins(self):
         config = config_of("leap_latest") | {"preset": "leap_latest", "n_heads": HEADS}
-        del config["n_head"]  # which alone would say 0.1.1
+        del config["n_head"]  # without other keys, it would mean 0.1.1
         self.check_preset("leap_latest", config)
 
     def test_a_head_beside_the_table_that_it_equals(self):

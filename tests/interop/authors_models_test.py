@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""halflife import --layout d2d and d2d_ape: checkpoints under their authors' own names, against
-forwards written out here in fp64.
+"""halflife import --layout d2d and d2d_ape: the scores of checkpoints with their authors' tensor names
+equal forwards in fp64.
 
     .venv-compare/bin/python tests/interop/authors_models_test.py build/cpu/src/cli/halflife
 """
@@ -54,7 +54,7 @@ def d2d_weights(decay, ape):
 
 
 def viewed_attention(w, x, row_len):
-    """As the public elu code trains: exp(i Ps) of [1, L, D], viewed as [1, H, L, d]."""
+    """The factors of the public elu training code: exp(i Ps) of [1, L, D], viewed as [1, H, L, d]."""
     steps, head_dim = x.shape[0], DIM // HEADS
     q, k, v = (x @ w["c_attn.weight"] + w["c_attn.bias"]).split(DIM, dim=-1)
     q, k, v = (y.unflatten(-1, (HEADS, head_dim)).transpose(0, 1) for y in (q, k, v))
@@ -70,7 +70,7 @@ def viewed_attention(w, x, row_len):
 
 
 def turned(x):
-    """x [T, H, d]: channels 2p and 2p + 1 turn by 10000^(-2p/d) a token."""
+    """x [T, H, d]: channels 2p and 2p + 1 are rotated by 10000^(-2p/d) per token."""
     pair = torch.arange(0, x.shape[-1], 2, dtype=x.dtype)
     angles = torch.arange(len(x), dtype=x.dtype)[:, None, None] * 10000.0 ** (-pair / x.shape[-1])
     a, b, cos, sin = x[..., 0::2], x[..., 1::2], angles.cos(), angles.sin()
@@ -78,8 +78,8 @@ def turned(x):
 
 
 def d2d_attention(w, x, feature_map, decay, row_len=0):
-    """Quadratic: weights phi(q_i) . phi(k_j) gamma^(i-j), divided by their sum. With RoPE features turn
-    in the weights, not in their sum."""
+    """Quadratic form: weights phi(q_i) . phi(k_j) gamma^(i-j), divided by their sum. With RoPE, features are
+    rotated in the weights, not in their sum."""
     if row_len > 0:
         return viewed_attention(w, x, row_len)
     steps, head_dim = x.shape[0], DIM // HEADS
@@ -141,7 +141,7 @@ class AuthorsModels(AuthorsTest):
                 self.check(d2d_weights(decay, ape), d2d_config(name), "d2d_ape" if ape else "d2d", log_probs)
 
     def test_legacy_view(self):
-        """A key of ours: the rows' length in the public elu training, whose view mixes the heads' Ps."""
+        """halflife's key: the row length of the public elu training, whose view mixes the heads' Ps."""
         row_len = 230
         weights = d2d_weights("d2d", ape=False)
         for name, tensor in weights.items():

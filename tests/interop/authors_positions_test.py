@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Every way in which softmax attention knows positions, scored by halflife, against a forward
-written out here in fp64 from the definition: dense scores by closed form, at the length of training
-and beyond it, in whole rows and in pieces on a carried state.
+"""The scores of every position method of softmax attention equal a forward in fp64 from the definition, with
+dense scores in closed form: at the training length and beyond it, in whole rows and in parts with a carried
+state.
 
     .venv-compare/bin/python tests/interop/authors_positions_test.py build/cpu/src/cli/halflife
 """
@@ -21,7 +21,7 @@ BYTES = 259  # ids of the tokenizer of bytes
 TRAINED = 64  # the length of training
 HEAD_DIM = 8
 LENGTHS = (2, TRAINED, TRAINED + 1, 200)
-# Where buckets 16 to 31 of T5's 32 for distances up to 128 begin; bucket n < 16 is distance n.
+# The first distances of buckets 16 to 31 of T5's 32, up to distance 128. Bucket n < 16 is distance n.
 T5_BEGINS = (16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113)
 
 RECIPE = """
@@ -47,11 +47,11 @@ def everything_before(i, j):
 
 @dataclasses.dataclass
 class Method:
-    """How the scores of one form come about. i and j are the places [T, T] of queries and keys."""
+    """The scores of one method. i and j are the positions [T, T] of queries and keys."""
     model: str = ""  # of the recipe
     mixer: str = ""
     heads: int = 4
-    # What the rotation of a pair takes for i - j; None: nothing is rotated.
+    # The distance that rotations use instead of i - j; None: no rotation.
     angle: Callable | None = lambda i, j: i - j
     theta: torch.Tensor = dataclasses.field(default_factory=frequencies)
     rates: torch.Tensor | None = None  # of a pair's decay, a token
@@ -150,8 +150,8 @@ def kerple(form):
 
 
 def yarn(stretch, length, fast=32, slow=1):
-    """Pairs that turn more than `fast` times over `length` keep their frequencies; those that turn less
-    than `slow` times are interpolated."""
+    """Pairs with more than `fast` rotations over `length` keep their frequencies. Those with fewer than `slow`
+    are interpolated."""
     def pair_of(turns):
         return HEAD_DIM * math.log(length / (2 * math.pi * turns)) / (2 * math.log(10000))
     first, last = max(0, math.floor(pair_of(fast))), min(HEAD_DIM - 1, math.ceil(pair_of(slow)))
@@ -161,7 +161,7 @@ def yarn(stretch, length, fast=32, slow=1):
 
 
 def streaming(sinks, window):
-    """Distances within the cache of a query: its sinks and its window, one after the other."""
+    """Returns distances within the cache of a query: its sinks, followed by its window."""
     def angle(i, j):
         distances = torch.zeros(len(i), len(i), dtype=torch.long)
         for query in range(len(i)):
@@ -295,7 +295,7 @@ class Positions(AuthorsTest):
         cls._data_holder.cleanup()
 
     def make_run(self, method):
-        """A model whose scores are of some units, after a step of training, and its weights."""
+        """Returns a model after one training step, whose scores are a few units, and its weights."""
         recipe = self.dir / "recipe.textproto"
         recipe.write_text(RECIPE.format(
             trained=TRAINED, data=self.data, dim=DIM, layers=LAYERS, heads=method.heads,

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""halflife import --layout torchscale_decoder and torchscale_retnet: checkpoints under the names of
-torchscale's classes, against forwards written out here in fp64, whose rotations pair neighbouring
-channels; retention in its parallel and its recurrent form.
+"""halflife import --layout torchscale_decoder and torchscale_retnet: the scores of checkpoints
+with the names of torchscale's classes equal forwards in fp64, whose rotations pair neighbouring channels.
+Retention is tested in its parallel and its recurrent form.
 
     .venv-compare/bin/python tests/interop/authors_torchscale_test.py build/cpu/src/cli/halflife
 """
@@ -18,7 +18,7 @@ VALUES = 56  # width of all heads' values in RetNet
 RETNET_HEADS = 2
 PAD = 1  # fairseq's positions begin behind it
 BUCKETS, LONGEST = 32, 128
-# Where the 16 buckets of earlier tokens begin.
+# The first distances of the 16 buckets of earlier tokens.
 T5_BEGINS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91)
 ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu, "swish": F.silu}
 
@@ -40,9 +40,9 @@ RETNET = {key: value for key, value in DECODER.items()
               "recurrent_chunk_size": 512}
 
 
-# What the LeX authors' fork adds to the class's options.
+# Options that the LeX authors' fork adds to the class.
 FORK = {"block_size": -1, "mode": "default", "s4": False, "ffn_s4": False, "global_token": False}
-# What the fairseq examples carry beside them, with the examples' defaults.
+# Additional options of the fairseq examples, with the examples' defaults.
 FAIRSEQ = {"_name": "lm", "relu_dropout": 0.0, "decoder_output_dim": DIM, "decoder_input_dim": DIM,
            "offload_activations": False, "min_params_to_wrap": 100000000, "moe_expert_ffn_dim": None,
            "moe_normalize_expert_grad": "world_size", "record_a2a_perf_stats": False, "dummy_a2a": False,
@@ -124,26 +124,26 @@ def turned(x, angles, scale=1.0):
 
 
 def xpos_scale(dtype=torch.float32):
-    """The class's buffer: what each pair of channels keeps in scale_base tokens."""
+    """The class's buffer: the share that each pair of channels keeps over scale_base tokens."""
     return (torch.arange(0, HEAD_DIM, 2, dtype=dtype) + 0.4 * HEAD_DIM) / (1.4 * HEAD_DIM)
 
 
 def xpos(x, places, centre, exponent):
-    """Queries with the exponent 1 / scale_base shrink with their places, keys with its negative grow."""
+    """Queries with the exponent 1 / scale_base decrease with their positions, and keys with its negative increase."""
     pair = torch.arange(0, HEAD_DIM, 2, dtype=x.dtype)
     angles = places[:, None] * 10000.0 ** (-pair / HEAD_DIM)
     return turned(x, angles, xpos_scale(x.dtype) ** ((places[:, None] - centre) * exponent))
 
 
 def sines(length, like):
-    """fairseq's: all sines, then all cosines; the first token stands behind the pad."""
+    """fairseq's table: all sines, then all cosines. The first token comes after the pad."""
     place = torch.arange(PAD + 1, PAD + 1 + length, dtype=like.dtype)[:, None]
     angles = place * torch.exp(torch.arange(DIM // 2, dtype=like.dtype) * -math.log(10000) / (DIM // 2 - 1))
     return torch.cat([angles.sin(), angles.cos()], -1)
 
 
 def attend(w, config, q, k, v, centre):
-    """The last len(q) of len(k) tokens, with places from 0 on and xPos scales around `centre`."""
+    """The last len(q) of len(k) tokens, with positions from 0 on and xPos scales around `centre`."""
     places = torch.arange(len(k), dtype=k.dtype)
     mine = places[len(k) - len(q):]
     if config["xpos_rel_pos"]:
@@ -161,7 +161,7 @@ def attend(w, config, q, k, v, centre):
 
 def attend_in_blocks(w, config, q, k, v):
     """The LeX authors' fork on rows longer than block_size: tiles of half a block, each of which sees
-    itself and the tile before, with places from 0 on in each such pair."""
+    itself and the previous tile, with positions from 0 on in each such pair."""
     half = config["block_size"] // 2
     return torch.cat([attend(w, config, q[begin:begin + half], k[max(0, begin - half):begin + half],
                              v[max(0, begin - half):begin + half], half)
@@ -285,12 +285,12 @@ def retnet_log_probs(config, form):
 
 
 def without_prefix(log_probs):
-    """The same of weights as a fairseq model names them."""
+    """The same for weights with the names of a fairseq model."""
     return lambda w, ids: log_probs({name.removeprefix("decoder."): w[name] for name in w}, ids)
 
 
 def small_values(weights, factor):
-    """Outputs of heads so small that the eps of their norm counts."""
+    """Outputs of heads that are so small that the eps of their norm matters."""
     return {name: tensor * factor if ".retention.v_proj." in name else tensor
             for name, tensor in weights.items()}
 

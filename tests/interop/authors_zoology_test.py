@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""halflife import --layout zoology: small models of associative recall under their authors' own
-names, against forwards written out here in fp64.
+"""halflife import --layout zoology: the scores of small models of associative recall with their
+authors' tensor names equal forwards in fp64.
 
     .venv-compare/bin/python tests/interop/authors_zoology_test.py build/cpu/src/cli/halflife
 """
@@ -52,7 +52,7 @@ def class_of(described):
 
 
 def in_layer(config, layer):
-    """The mixer of a layer, and what stands before its names."""
+    """Returns the mixer of a layer, and the prefix of its names."""
     described = config["sequence_mixer"]
     prefix = f"backbone.layers.{layer}.sequence_mixer."
     if class_of(described) != "Hybrid":
@@ -154,7 +154,7 @@ def shapes_of(config):
 
 
 def position_features():
-    """Of a filter's positions: time, and one slow wave."""
+    """Features of a filter's positions: time, and one slow wave."""
     place = torch.arange(POSITIONS, dtype=torch.float64)
     wave = 1e-4 * 2 * math.pi * place / POSITIONS
     return torch.stack([place / (POSITIONS - 1), wave.cos(), -wave.sin()], -1)
@@ -263,7 +263,7 @@ def rwkv(w, x, _):
     k, v, r = (linear(mixed(name[0]), w, name) for name in ("key", "value", "receptance"))
     place = torch.arange(x.shape[0], dtype=x.dtype)
     distance = (place[:, None] - place)[..., None]
-    # A token's own key has a bonus; the others fade from the one before it on.
+    # A token's own key has a bonus. Earlier keys decay with the distance to the previous token.
     logit = torch.where(distance == 0, w["time_first"], -(distance - 1) * w["time_decay"].exp()) + k[None]
     weights = logit.masked_fill(distance < 0, -math.inf).softmax(1)
     return linear(torch.sigmoid(r) * torch.einsum("ijd,jd->id", weights, v), w, "output")
@@ -293,7 +293,7 @@ def mamba_block(stream, w, block):
 
 
 def log_probs(config, w, ids):
-    """Branches are added where the next norm reads the stream, so an identity adds the second norm."""
+    """Branches are added before the next norm, so an identity adds the second norm."""
     table = w["backbone.embeddings.word_embeddings.weight"]
     stream = table[torch.tensor(ids)]
     if config["max_position_embeddings"] > 0:
@@ -339,7 +339,7 @@ class AuthorsZoology(AuthorsTest):
         self.check_config(config_of(module("RWKVTimeMixer"), state_mixer=MLP, max_position_embeddings=0))
 
     def test_blocks_of_mamba_alone(self):
-        """Whatever the sequence mixer is called."""
+        """With any name of the sequence mixer."""
         for name in ("Mamba", "MHA"):
             with self.subTest(name):
                 described = module(name) | {"kwargs": {"d_state": STATES}}

@@ -1,4 +1,4 @@
-"""Byte-level BPE here against the tokenizers library: equal ids and equal text, line by line, with
+"""halflife's byte-level BPE and the tokenizers library give equal ids and equal text, line by line, with
 `--special-tokens plain` and `parse`.
 
     bpe_compare.py TOKENIZER_TOOL REPOSITORY [NUM_LINES]
@@ -92,7 +92,7 @@ def make(folder, kind, corpus):
 
 
 def reference_of(spec, special_tokens):
-    """The library's tokenizer. For plain text, one that does not know the name of eos."""
+    """Returns the library's tokenizer. For plain text, it does not know the name of eos."""
     added = [token for token in spec["added_tokens"]
              if special_tokens == "parse" or token["content"] != EOS]
     return Tokenizer.from_str(json.dumps(dict(spec, truncation=None, added_tokens=added)))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""halflife import, score and export against transformers' Llama, GPT-2 and Mamba and against
+"""halflife import, score and export agree with the Llama, GPT-2 and Mamba of transformers, and with
 reference_models.py.
 
     .venv-compare/bin/python tests/interop/hf_models_test.py build/cpu/src/cli/halflife
@@ -120,7 +120,7 @@ def score(model, ids, folder, *more):
 
 def widest(got, want):
     assert [x.shape for x in got] == [x.shape for x in want]
-    # a tensor's maximum is NaN where an element is; max() of numbers may pass it over
+    # a tensor's maximum is NaN if an element is; max() of numbers may ignore a NaN
     return float(torch.stack([(a - b).abs().max() for a, b in zip(got, want)]).max())
 
 
@@ -243,7 +243,7 @@ class HfModels(unittest.TestCase):
 
     @staticmethod
     def move_vectors(model):
-        """Biases and norms away from 0 and 1."""
+        """Sets biases and norms to values other than 0 and 1."""
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 torch.nn.init.normal_(parameter.data, float(parameter.data.mean()), 0.2)
@@ -269,7 +269,7 @@ class HfModels(unittest.TestCase):
                     self.assertEqual(getattr(written, key), getattr(model.config, key), key)
 
     def test_gpt2_as_old_folders_have_it(self):
-        """Without the prefix, with masks as buffers, with a key of old."""
+        """Without the prefix, with masks as buffers, and with an old key."""
         folder, model = self.make_gpt2_folder()
 
         def make_old(weights):
@@ -315,7 +315,7 @@ class HfModels(unittest.TestCase):
 
     def test_texts_longer_than_the_positions_of_gpt2(self):
         folder, _ = self.make_gpt2_folder(n_positions=64)
-        score(folder, [[1] * 65], self.dir)  # the last id is a target alone
+        score(folder, [[1] * 65], self.dir)  # the last id is only a target
         (self.dir / "ids.json").write_text(json.dumps([[1] * 66]))
         said = halflife("score", "--model", folder, "--tokens", self.dir / "ids.json", "--out",
                         self.dir / "scores.jsonl", code=2)
@@ -464,7 +464,7 @@ class HfModels(unittest.TestCase):
         self.check_theirs(folder, self.log_probs_of(theirs))
 
     def test_biases_of_q_k_v_alone(self):
-        """llama's attention_bias stands for o_proj too: its bias is written as zeros."""
+        """llama's attention_bias includes o_proj, whose bias is written as zeros."""
         config = FRAME | {"model_type": "transformer", "num_heads": 4, "qkv_bias": True}
         folder, weights = self.make_fla_folder(config)
         want = [reference_models.log_probs(config, weights, ids) for ids in sequences()]
@@ -508,7 +508,7 @@ class HfModels(unittest.TestCase):
                                                     getattr(generation, key), getattr(theirs, key)], key)
 
     def check_tokenizer(self, exported, tokenizer, lines):
-        """AutoTokenizer's ids and texts of the exported folder, and our ids: those of `tokenizer`."""
+        """Expects that AutoTokenizer's ids and texts of the exported folder, and our ids, are those of `tokenizer`."""
         theirs = AutoTokenizer.from_pretrained(exported)
         want = [tokenizer(line, add_special_tokens=False).input_ids for line in lines]
         self.assertEqual([theirs(line, add_special_tokens=False).input_ids for line in lines], want)

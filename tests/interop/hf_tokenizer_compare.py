@@ -1,6 +1,6 @@
-"""Exported tokenizer folders under transformers' AutoTokenizer: the ids are the same, also of text
-with the names of special tokens, special tokens lie in the vocabulary, chat templates are kept, and
-what reads the folder back here gives the same ids again.
+"""transformers' AutoTokenizer reads exported tokenizer folders with the same ids, also for text with the names
+of special tokens. Special tokens are in the vocabulary, chat templates are kept, and halflife reads the folder
+back with the same ids.
 
     hf_tokenizer_compare.py TOKENIZER_TOOL REPOSITORY
 """
@@ -18,14 +18,14 @@ from transformers import AutoTokenizer
 import bpe_compare
 import texts
 
-# Without tokenizer_class these would choose a class of their own, which builds another tokenizer.
+# Without tokenizer_class, transformers would choose a class that builds another tokenizer.
 MODEL_TYPES = ["llama", "gpt2", "mamba2", "retnet", None]
 SPECIALS = ["<unk>", "<s>", "</s>", "<pad>", bpe_compare.EOS]
 
 PLAIN = dict(normalization_rule_name="identity", add_dummy_prefix=False,
              remove_extra_whitespaces=False)
 # name -> options of the trainer, and how many lines in a thousand may differ: a unigram model's
-# best path is a sum of floats, and two paths of equal score may be told apart by its last bit.
+# best path is a sum of floats, so its last bit may decide between two paths of equal score.
 SENTENCEPIECE = {
     "unigram": (dict(PLAIN, model_type="unigram", bos_id=-1, pad_id=0, eos_id=1, unk_id=2), 1),
     "bpe": (dict(PLAIN, model_type="bpe", bos_id=1, eos_id=2, unk_id=0), 0),
@@ -59,7 +59,7 @@ def encode(tool, tokenizer, lines, scratch, special_tokens="plain"):
 
 
 def check(name, tool, tokenizer, allowed_per_thousand, lines, scratch):
-    """Number of faults."""
+    """Returns the number of faults."""
     folder = scratch / f"{name}.hf"
     folder.mkdir()
     special = json.loads(subprocess.run([tool, "export", tokenizer, folder], check=True,
@@ -100,7 +100,7 @@ def check(name, tool, tokenizer, allowed_per_thousand, lines, scratch):
 
 
 def check_names(name, tool, tokenizer, allowed_per_thousand, scratch):
-    """Number of faults on lines with the names of special tokens."""
+    """Returns the number of faults on lines with the names of special tokens."""
     theirs = AutoTokenizer.from_pretrained(scratch / f"{name}.hf")
     lines = texts.mixed_unicode(1000, 5, SPECIALS)
     ids = [theirs(line, add_special_tokens=False).input_ids for line in lines]
@@ -113,7 +113,7 @@ def check_names(name, tool, tokenizer, allowed_per_thousand, scratch):
 
 
 def check_chat(folder, tool, scratch):
-    """Number of faults of the exported chat template of `folder`, and of the ids of a chat."""
+    """Returns the number of faults in the exported chat template of `folder` and in the ids of a chat."""
     theirs = AutoTokenizer.from_pretrained(scratch / f"{folder.name}.hf")
     text = theirs.apply_chat_template(CHAT, tokenize=False)
     ids = theirs.apply_chat_template(CHAT, return_dict=False)

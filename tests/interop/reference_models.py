@@ -1,9 +1,8 @@
-"""The public classes' forward passes, written out plainly in fp64: what an imported model is held
-against.
+"""Plain fp64 forward passes of the public classes, with which imported models are compared.
 
-`tensors(config)` lists every tensor of a folder with its shape, `log_probs(config, weights, ids)`
-is ln p(ids[i+1] | ids[..i]). Token by token, no chunking, no fusing; the sources are the papers and
-the public description of each class.
+`tensors(config)` lists every tensor of a folder with its shape. `log_probs(config, weights, ids)` returns
+ln p(ids[i+1] | ids[..i]). Everything is computed token by token, without chunks or fusing. The sources are the
+papers and the public description of each class.
 """
 
 import math
@@ -19,7 +18,7 @@ ACTIVATIONS = {
     "gelu": F.gelu,
     "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
 }
-# fla's own, of gla's feature map alone: its gelu is the approximation.
+# fla's table for only gla's feature map, in which gelu is the approximation.
 FLA_ACTIVATIONS = {
     "relu": F.relu,
     "sqrelu": ACTIVATIONS["relu2"],
@@ -150,7 +149,7 @@ def rms_norm(x, weight, eps):
 
 
 def rotate(x, base):
-    """x [T, heads, d]: pairs (j, j + d/2) turned by t base^(-2j/d)."""
+    """x [T, heads, d]: pairs (j, j + d/2) rotated by t base^(-2j/d)."""
     steps, half = x.shape[0], x.shape[-1] // 2
     angle = torch.arange(steps, dtype=x.dtype)[:, None] * base ** (
         -torch.arange(half, dtype=x.dtype) / half)

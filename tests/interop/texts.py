@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import unicodedata
 
-# Assigned long ago, so that every Unicode table at work here agrees on what they are.
+# Assigned long ago, so that all Unicode tables in use agree on them.
 _OLD = unicodedata.ucd_3_2_0
 _EMOJI = list(range(0x1F300, 0x1F5FF)) + list(range(0x1F600, 0x1F640))
 _RANGES = [

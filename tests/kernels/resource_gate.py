@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Fails where a CUDA kernel spills, has a stack frame, or takes more registers than its budget.
+"""Fails if a CUDA kernel spills, has a stack frame, or takes more registers than its budget.
 
-Reads what nvcc prints with -Xptxas -v, from files or standard input:
+Reads the output of nvcc with -Xptxas -v, from files or standard input:
 
   nvcc -Xptxas -v ... 2>&1 | tests/kernels/resource_gate.py
   tests/kernels/resource_gate.py build/*.ptxas.log

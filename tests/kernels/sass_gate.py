@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Fails where the machine code of a CUDA kernel is not what its source means: local memory in use, or no
-matrix unit, asynchronous copy or matrix load in a kernel that is built on them, or a load that a tile waits for.
+"""Fails if the machine code of a CUDA kernel is not as intended: it uses local memory, it lacks the tensor-core,
+asynchronous-copy or matrix-load instructions of its design, or a tile waits for a load.
 
-Reads object files, archives or programs by `cuobjdump -sass`, or what it printed:
+Reads object files, archives or programs with `cuobjdump -sass`, or its output:
 
   tests/kernels/sass_gate.py build/cuda/src/kernels/CMakeFiles/hl_kernels.dir
   cuobjdump -sass scan.o | tests/kernels/sass_gate.py -
 
-A folder stands for the .cu.o files below it. Every kernel may not touch local memory; RULES says what
-more some must do. Exit code 1: a kernel fails; 2: no kernel found; 77: no cuobjdump or nvdisasm here. Needs no GPU.
+A folder means all .cu.o files below it. No kernel may use local memory. RULES lists additional requirements of some
+kernels. Exit code 1: a kernel fails; 2: no kernel found; 77: cuobjdump or nvdisasm is missing. Needs no GPU.
 """
 
 import argparse
@@ -24,8 +24,8 @@ from resource_gate import demangle  # noqa: E402
 
 # Spills and arrays indexed at run time.
 LOCAL_MEMORY = ("LDL", "STL")
-# Kernel (from its demangled name's start) -> (instruction, what it is for), each at least once. A kernel of the
-# table that is nowhere in the input fails as well, so that the table follows the code.
+# Kernel (prefix of its demangled name) -> (instruction, purpose), each required at least once. A kernel of the table
+# that is missing in the input fails too, so that the table follows the code.
 MMA = (("HMMA", "mma.sync"), ("LDSM", "ldmatrix"), ("LDGSTS", "cp.async"))
 RULES = {
     "ChunkScanKernel": MMA,
@@ -42,7 +42,7 @@ RULES = {
     "WarpgroupScanKernel": MMA[:2] + (("HGMMA", "wgmma"), ("UTMALDG", "bulk copies")),
     "WarpgroupGradientsKernel": MMA[1:2] + (("HGMMA", "wgmma"), ("UTMALDG", "bulk copies")),
 }
-# Kernels that have a body for one architecture alone.
+# Kernels that have a body only for one architecture.
 ONLY_FOR = {"WarpgroupScanKernel": "sm_90a", "WarpgroupGradientsKernel": "sm_90a"}
 # Kernels whose loop over tiles, the innermost with a barrier of the block and products, reads global memory by
 # asynchronous copies, and the most other loads in it: any that a tile wants would be waited for in every tile. These
@@ -70,7 +70,7 @@ class Kernel(collections.Counter):
                 self.loops.append((int(target[1], 16), address))
 
     def tile_loop(self):
-        """Counts within the shortest loop that has a barrier and products; none: empty."""
+        """Returns the counts within the shortest loop with a barrier and products. Empty: there is none."""
         found = []
         for first, last in self.loops:
             inside = collections.Counter(name for at, name in self.code if first <= at <= last)
@@ -112,7 +112,7 @@ def problems_of(name, arch, counts):
 
 
 def report(kernels, out):
-    """Prints a line a kernel; the number of failures."""
+    """Prints a line per kernel. Returns the number of failures."""
     names = demangle(sorted({symbol for symbol, _ in kernels}))
     failed = 0
     print(f"{'arch':8}{'HMMA':>6}{'LDSM':>6}{'LDGSTS':>8}{'local':>7}  kernel", file=out)

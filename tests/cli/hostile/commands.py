@@ -1,8 +1,8 @@
-"""The commands that meet a maltreated folder, and what each has to be right about.
+"""The commands that run on a damaged folder, and the checks of their results.
 
     command = RUN_COMMANDS[0]
     result = halflife.run(command.arguments(place), place.folder)
-    problems = command.wrong(place, result)     # only after exit 0: a failure needs no excuse
+    problems = command.wrong(place, result)     # only after exit 0: a reported failure is fine
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from hostile.lab import (LAST_STEP, STEPS, Lab, metrics, read_bytes, step_name, 
 
 @dataclasses.dataclass
 class Place:
-    """A case's own folder: copies of the lab's run and dataset, outputs, files of others."""
+    """A case's own folder: copies of the lab's run and dataset, outputs, and unrelated files."""
     lab: Lab
     folder: pathlib.Path
     target: str = ""  # what was maltreated, relative to the run or the dataset
@@ -26,7 +26,7 @@ class Place:
     right_before: list = dataclasses.field(default_factory=list)  # steps
 
     def remember(self):
-        """What the next command is measured against."""
+        """Records the state to compare the next command with."""
         self.lines_before = metrics(self.run) or []
         self.right_before = self.right_steps()
 
@@ -51,12 +51,12 @@ class Place:
         return {step: self.run / "ckpt" / step_name(step) for step in STEPS}
 
     def right_steps(self):
-        """Steps with the weights of an undisturbed run, whether they were saved once or anew."""
+        """Returns the steps with the weights of an undisturbed run, saved originally or again."""
         return [step for step, truth in self.lab.tensors.items()
                 if tensors(self.run / "ckpt" / step_name(step)) == truth]
 
     def intact_steps(self):
-        """Steps whose weights and manifest are, byte for byte, as they were written."""
+        """Returns the steps whose weights and manifest are unchanged, byte for byte."""
         whole = []
         for step, path in self.steps().items():
             files = {name: self.lab.steps[step][name]
@@ -76,20 +76,20 @@ class Command:
     arguments: Callable
     wrong: Callable = no_judge
     weight: int = 1
-    changes: bool = False  # what later commands would meet
+    changes: bool = False  # later commands would see the change
 
 
 # Training.
 
 
 def first_step(result):
-    """Of those that an attempt trained."""
+    """Returns the steps that an attempt trained."""
     resumed = re.search(r"resumed from .*, step (\d+)$", result.err, re.M)
     return int(resumed[1]) + 1 if resumed else 1
 
 
 def wrong_training(last):
-    """Whatever it went on from, the same seed and data lead to the same bits."""
+    """From any step, the same seed and data lead to the same bits."""
     def judge(place, result):
         problems = []
         if tensors(place.run / "ckpt" / step_name(last)) != place.lab.tensors[last]:
@@ -101,7 +101,7 @@ def wrong_training(last):
                 if key in line and truth.get(line.get("step")) != line[key]:
                     problems.append(f"{key} of step {line.get('step')} is {line[key]}, not "
                                     f"{truth.get(line.get('step'))}")
-        # A run outlives a disk that takes no lines, and says so.
+        # If lines cannot be written, the run continues and warns.
         if lines is not None and "lines of metrics.jsonl are lost" not in result.err:
             said = {line.get("step") for line in new if "loss" in line}
             problems += [f"metrics.jsonl lacks step {step}"
@@ -111,7 +111,7 @@ def wrong_training(last):
 
 
 def wrong_own_recipe(place, result):
-    # Digits of a recipe may change without a trace; only the checkpoint can contradict some.
+    # A changed digit of a recipe cannot be detected, unless the checkpoint contradicts it.
     return [] if place.target == "config.textproto" else wrong_training(6)(place, result)
 
 
@@ -119,7 +119,7 @@ def own_recipe(place):
     return ["train", "--config", place.run / "config.textproto", "--run", place.run]
 
 
-# What a model says.
+# Results of a model.
 
 
 def outcome_command(name, weight=1):
@@ -148,7 +148,7 @@ FOR_PEOPLE = ("manifest.txtpb", "XXH128SUMS")  # a step without them may pass, a
 
 
 def altered(place, step):
-    """A file of a step that is not what was written, or None."""
+    """Returns a file of a step that has changed, or None."""
     path = place.steps()[step]
     for name, data in place.lab.steps[step].items():
         absent = not (path / name).is_symlink() and not (path / name).exists()
@@ -168,7 +168,7 @@ def verify(place):
 
 
 def wrong_verify(place, result):
-    """Called after failures too: one step's damage shall not hide another's false OK."""
+    """Also called after failures, because damage of one step must not hide a false OK of another."""
     problems = []
     for step, path in place.steps().items():
         name = altered(place, step)
@@ -201,7 +201,7 @@ def wrong_diff(place, result):
 
 
 def wrong_prune(place, result):
-    """It reads no weights, so it may count a damaged step; but one good step has to be left."""
+    """It reads no weights, so it may count a damaged step, but one good step must remain."""
     lost = place.right_before and not place.right_steps()
     return ["prune left no step that is whole"] if lost else []
 
@@ -228,7 +228,7 @@ def wrong_page(place, result):
     return [] if page.rstrip().endswith(b"</html>") else ["report wrote half a page"]
 
 
-# Of a dataset.
+# Datasets.
 
 
 def inspect_data(place):
@@ -299,7 +299,7 @@ DATA_COMMANDS = [
 
 
 def choose(commands, count, rng):
-    """Different ones; those that change the folder come last."""
+    """Returns different commands. Those that change the folder come last."""
     chosen = []
     while len(chosen) < count:
         command = rng.choices(commands, [command.weight for command in commands])[0]

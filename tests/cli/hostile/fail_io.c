@@ -1,11 +1,12 @@
-// LD_PRELOAD: lets calls into the C library on paths below a folder fail, as a bad disk would.
+// An LD_PRELOAD library that makes calls into the C library fail on paths below a folder, like a bad
+// disk.
 //
-//   FAIL_IO_ROOT=/tmp/x    the folder; calls elsewhere are left alone
-//   FAIL_IO_CALL=write     the kind of call, one of kNames; without it nothing fails
-//   FAIL_IO_NTH=3          which of them, from 1
+//   FAIL_IO_ROOT=/tmp/x    the folder; calls on other paths are not changed
+//   FAIL_IO_CALL=write     the kind of call, one of kNames; without it no call fails
+//   FAIL_IO_NTH=3          number of the call, from 1
 //   FAIL_IO_ERRNO=28       the error; 0: half of the bytes are read or written
-//   FAIL_IO_FOREVER=1      every later one too
-//   FAIL_IO_LOG=/tmp/y     takes a line for the first call that failed, and "counts" at the end
+//   FAIL_IO_FOREVER=1      every later call fails too
+//   FAIL_IO_LOG=/tmp/y     receives a line for the first call that failed, and "counts" at the end
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>
@@ -48,7 +49,7 @@ static const char* const kNames[kKinds] = {"open",   "read",  "write",   "fsync"
                                            "rename", "mkdir", "unlink",  "truncate", "stat",
                                            "list",   "map",   "reserve", "lock",     "space"};
 
-// The next definition of a function: the C library's.
+// Returns the next definition of a function, which is the C library's.
 #define REAL(name)                                                \
   ({                                                              \
     static __typeof__(&name) real;                                \
@@ -57,7 +58,7 @@ static const char* const kNames[kKinds] = {"open",   "read",  "write",   "fsync"
   })
 
 enum { kMaxFds = 4096 };
-static atomic_int ours[kMaxFds];  // descriptors of files below the root
+static atomic_int ours[kMaxFds];  // Descriptors of files below the root.
 static atomic_long counts[kKinds];
 static const char* root;
 static int chosen = -1, error_number, forever;
@@ -103,7 +104,7 @@ static int Note(int fd, int is_ours) {
   return fd;
 }
 
-// Whether this call is one that fails; sets errno.
+// Returns whether this call must fail, and sets errno.
 static int Fails(enum Kind kind, const char* function, const char* path) {
   const long number = ++counts[kind];
   if (chosen != (int)kind || number < nth || (number > nth && !forever)) return 0;
@@ -124,7 +125,7 @@ static int FdFails(enum Kind kind, const char* function, int fd) {
   return Fails(kind, function, path);
 }
 
-// Opening. A mode is passed on always: without O_CREAT nobody looks at it.
+// Opening. The mode is always passed on. Without O_CREAT it is ignored.
 #define OPEN(name)                                       \
   int name(const char* path, int flags, ...) {           \
     va_list list;                                        \
@@ -160,7 +161,7 @@ OPENAT(openat64)
 FOPEN(fopen)
 FOPEN(fopen64)
 
-// Reading and writing: the last argument that shrinks for half a transfer is `bytes`.
+// Reading and writing. `bytes` is the argument that is halved for half a transfer.
 #define TRANSFER(kind, type, name, fd, parameters, ...) \
   type name parameters {                                \
     if (FdFails(kind, #name, fd)) {                     \
@@ -198,7 +199,7 @@ int fflush(FILE* file) {
   return REAL(fflush)(file);
 }
 
-// Calls on a descriptor, and on a path: `bad` is what they return when they fail.
+// Calls on a descriptor and on a path. `bad` is the value that they return on failure.
 #define ON_FD(kind, type, name, fd, bad, parameters, ...) \
   type name parameters {                                  \
     if (FdFails(kind, #name, fd)) return bad;             \
@@ -246,7 +247,7 @@ ON_PATH(kRename, rename, -1, from, (const char* from, const char* to), from, to)
 ON_PATH(kRename, renameat, d, from, (int d, const char* from, int e, const char* to), d, from, e,
         to)
 
-// A rename that replaces nothing comes this way.
+// Renames that must not replace a file use this call.
 long syscall(long number, ...) {
   va_list list;
   va_start(list, number);
@@ -272,7 +273,7 @@ ON_FD(kList, DIR*, fdopendir, fd, NULL, (int fd), fd)
 ON_FD(kList, struct dirent*, readdir, dirfd(folder), NULL, (DIR * folder), folder)
 ON_FD(kList, struct dirent64*, readdir64, dirfd(folder), NULL, (DIR * folder), folder)
 
-// Closing: the descriptor is gone, whatever the answer.
+// Closing. The descriptor is closed even if the call fails.
 int close(int fd) {
   const int failed = FdFails(kClose, "close", fd);
   Note(fd, 0);

@@ -1,9 +1,9 @@
-"""I/O that fails while a command runs: one call into the C library, or all from one on.
+"""Makes I/O fail while a command runs: one call into the C library, or all calls from one on.
 
-    faults = run(session)       # session.options says how many, of which operations
+    faults = run(session)       # session.options selects the number and the operations
 
-What a command has said must be true, what it publishes whole or absent, and what was there before
-must be there afterwards: a run goes on to the same bits once the disk is well again.
+The output of a command must be true, its results must be complete or absent, and earlier files must still
+exist. A run continues to the same bits once the disk works again.
 """
 
 import collections
@@ -37,13 +37,13 @@ ERRORS = {
     "lock": [errno.EIO, errno.ENOLCK],
     "space": [errno.EIO],
 }
-# After one such failure a command can still remove what it has begun.
+# After one such failure, a command can still remove its temporary files.
 CLEANABLE = {"write", "fsync", "truncate", "reserve", "rename"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """`whole` says what is wrong with what was published, after success and failure alike."""
+    """`whole` returns the faults of published results, after success and after failure."""
     arguments: Callable
     whole: Callable = lambda place: []
     wrong: Callable = commands.no_judge  # after success
@@ -106,7 +106,7 @@ def whole_steps(wanted):
 
 
 def fresh(place):
-    """The same place, with the run that starts from nothing."""
+    """The same place, with a run that starts from scratch."""
     return dataclasses.replace(place, folder=place.folder / "fresh", lines_before=[])
 
 
@@ -147,7 +147,7 @@ OPERATIONS = {
 
 
 def build_shim(folder, sanitized):
-    """The library that makes calls fail; None, with a line that says why, where it cannot be."""
+    """Returns the library that makes calls fail. If it cannot be built, prints the reason and returns None."""
     source = pathlib.Path(__file__).with_name("fail_io.c")
     library = folder / "fail_io.so"
     compiler = shutil.which("cc")
@@ -162,7 +162,7 @@ def build_shim(folder, sanitized):
 
 
 def printed(result, place):
-    """What a command printed, without paths, times, speeds and the size of a page."""
+    """Returns the output of a command without paths, times, speeds and the size of a page."""
     text = result.out.replace(str(place.folder), "")
     return re.sub(r"\d+(\.\d+)? (s|min|MB/s)\b|\([\d.]+ KiB\)", "T", text)
 
@@ -184,7 +184,7 @@ class Injector:
         return result, (lines or [""])[-1], (failed or [None])[0]
 
     def count(self, name, lab):
-        """{kind: calls} of an undisturbed operation, and what it printed."""
+        """Returns {kind: calls} of an undisturbed operation, and its output."""
         place = self.session.place(f"io-count-{name}-{lab.tokenizer}", lab)
         result, last, _ = self.run(OPERATIONS[name], place)
         shutil.rmtree(place.folder)
@@ -230,7 +230,7 @@ class Injector:
         return problems
 
     def leftovers(self, place, failure, result):
-        """One failure leaves no temporary, since removing it works."""
+        """After one failure there is no temporary file, because its removal works."""
         if "forever" in failure or failure["call"] not in CLEANABLE or result.code == 0:
             return []
         names = sorted(path.name for path in place.out.iterdir() if ".tmp" in path.name)

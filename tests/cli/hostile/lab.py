@@ -1,5 +1,5 @@
-"""A small dataset and run to be maltreated, what the program says of them when they are whole, and
-how one command is run.
+"""A small dataset and run to damage, the output of the program on the undamaged ones, and a function
+that runs one command.
 
     halflife = Halflife(binary, limit_s=60)
     lab = Lab(halflife, folder, "bytes")     # FOLDER/data, FOLDER/run at step 6, references
@@ -22,7 +22,7 @@ import subprocess
 STEPS = [2, 4, 6]  # saved in a lab's run
 LAST_STEP = 8  # to which a continued run goes
 LARGEST_READ = 64 << 20  # of a file: some are made sparse and huge
-MEMORY_LIMIT = 8 << 30  # of a command's addresses: what reads without end leaves the machine alone
+MEMORY_LIMIT = 8 << 30  # limits a command's address space, in case it reads without end
 OUTPUT_LIMIT = 1 << 30  # of a file that a command writes
 
 RECIPE = """
@@ -50,16 +50,16 @@ class Result:
 
 
 class Halflife:
-    """Runs the program; every command ends in time or is killed."""
+    """Runs the program. A command that takes too long is killed."""
 
     def __init__(self, binary, limit_s):
         self.binary = str(binary)
         self.limit_s = limit_s
-        # AddressSanitizer wants terabytes of addresses, and to be loaded before all others.
+        # AddressSanitizer needs terabytes of address space, and must be loaded first.
         self.sanitized = b"__asan_init" in pathlib.Path(binary).read_bytes()
 
     def run(self, arguments, folder, env=None):
-        """`folder` takes the files with what the command prints."""
+        """`folder` receives the files with the output of the command."""
         command = [self.binary, *map(str, arguments)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
         out, err = folder / "command.out", folder / "command.err"
@@ -92,7 +92,7 @@ def wait(process, limit_s):
     try:
         return process.wait(limit_s), False
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # its own session: nobody else is in it
+        os.killpg(process.pid, signal.SIGKILL)  # its own session, without other processes
         return process.wait(), True
 
 
@@ -102,7 +102,7 @@ def read_text(path):
 
 
 def read_bytes(path):
-    """Of a regular file, through links; None for anything else, which could block or never end."""
+    """Returns the bytes of a regular file, through links. None: anything else, which could block or never end."""
     try:
         info = os.stat(path)
         if not stat.S_ISREG(info.st_mode) or info.st_size > LARGEST_READ:
@@ -113,7 +113,7 @@ def read_bytes(path):
 
 
 def tree(folder):
-    """{relative path: bytes} of the files in a folder; None for what is no readable file."""
+    """Returns {relative path: bytes} of the files in a folder. None: not a readable file."""
     files = {}
     for place, _, names in os.walk(folder):
         for name in names:
@@ -131,7 +131,7 @@ def step_name(step):
 
 
 def tensors(step_dir):
-    """The bytes of a step's tensors, without the header, which names the attempt; or None."""
+    """Returns the bytes of a step's tensors without the header, which names the attempt, or None."""
     data = read_bytes(step_dir / "rank_00000.safetensors")
     if data is None or len(data) < 8:
         return None
@@ -140,7 +140,7 @@ def tensors(step_dir):
 
 
 def metrics(run):
-    """The lines of metrics.jsonl that are JSON objects; None where it is no readable file."""
+    """Returns the lines of metrics.jsonl that are JSON objects. None: not a readable file."""
     data = read_bytes(run / "metrics.jsonl")
     if data is None:
         return None
@@ -193,7 +193,7 @@ class Lab:
         return command + (["--allow-change", "train.steps"] if steps != 6 else [])
 
     def read_only_commands(self, model, data, out):
-        """What tells of a model: name -> command. Each writes to OUT, or prints."""
+        """Returns the commands that show a model's results: name -> command. Each writes to OUT, or prints."""
         return {
             "score": ["score", "--model", model, "--text", self.score_text, "--threads", 1,
                       "--out", out / "score.jsonl"],
@@ -204,7 +204,7 @@ class Lab:
         }
 
     def outcome(self, name, out, result):
-        """What such a command has said, without paths and times."""
+        """Returns the output of such a command without paths and times."""
         if name == "score":
             return digest(read_bytes(out / "score.jsonl"))
         if name == "eval":
@@ -215,7 +215,7 @@ class Lab:
         return {path: digest(data) for path, data in tree(out / "export").items()}
 
     def _take_references(self):
-        """A copy goes on to the last step without a disturbance; every step then says its piece."""
+        """Continues a copy to the last step without faults, and records the results of every step."""
         whole = self.folder / "whole"
         shutil.copytree(self.run, whole)
         self.halflife.expect(self.train_command(whole, LAST_STEP), self.folder)
@@ -243,6 +243,6 @@ class Lab:
                 str(self.folder), "")
 
     def unharmed(self):
-        """Whether what all cases share is still as it was."""
+        """Returns whether the files that all cases share are unchanged."""
         return self.data_tree == tree(self.data) and all(
             self.steps[step] == tree(self.run / "ckpt" / step_name(step)) for step in STEPS)

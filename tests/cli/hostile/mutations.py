@@ -1,10 +1,10 @@
-"""What can befall a file or a folder, and what may lie where the program wants to write.
+"""Damage to files and folders, and obstacles at paths where the program wants to write.
 
     for target, action in all_mutations(run, PLANTED_IN_RUN): ...
     detail = apply(run, target, action, random.Random(1), outside)
 
-`outside` is a folder beside the maltreated one (MakeOutside): links lead there, and what it holds
-must never change.
+`outside` is a folder next to the damaged one (make_outside). Links lead there, and its contents must never
+change.
 """
 
 import os
@@ -12,7 +12,7 @@ import pathlib
 import shutil
 import socket
 
-# Names that the program itself would make, or would find remarkable.
+# Names that the program itself creates or treats specially.
 PLANTED_IN_RUN = [
     "DONE.tmp", "abort", "ckpt/.tmp_step_000000000008.0123abcd", "ckpt/.trash", "ckpt/LATEST.tmp",
     "ckpt/step_000000000004/KEEP", "ckpt/step_000000000006.bad",
@@ -22,19 +22,19 @@ PLANTED_IN_RUN = [
     "owner.json.tmp", "samples.jsonl", "tokenizer/tokenizer.json"]
 PLANTED_IN_DATASET = ["train-00007.h5", "validation-00001.h5", "tokenizer/tokenizer.json",
                       "tokenizer/special_tokens_map.json", "manifest.pb.tmp"]
-# Files that grow with a run: a terabyte of them is no damage, and reading it takes an hour.
+# Files that grow with a run. A terabyte of them is not damage, and reading it takes an hour.
 GROWING = ("metrics.jsonl", ".log", "tfevents")
 
 
 def make_outside(folder):
-    """Files that belong to somebody else."""
+    """Creates files that do not belong to the program."""
     (folder / "folder" / "inner").mkdir(parents=True)
     (folder / "file.txt").write_bytes(b"not yours\n" * 600)
     (folder / "folder" / "a.txt").write_bytes(b"nor this\n")
     (folder / "folder" / "inner" / "b.txt").write_bytes(b"nor that\n")
 
 
-# Of a file's bytes: (bytes, rng) -> bytes.
+# Changes of a file's bytes: (bytes, rng) -> bytes.
 
 
 def flip(data, rng):
@@ -72,7 +72,7 @@ BYTES = {
 }
 
 
-# Of a name: what lies there in the end. (path, outside) -> None.
+# Changes of what a name refers to: (path, outside) -> None.
 
 
 def remove(path):
@@ -83,7 +83,7 @@ def remove(path):
 
 
 def make_socket(path):
-    # Through the folder's descriptor: the name of a socket has 107 bytes at most.
+    # Uses the folder's descriptor, because the name of a socket has at most 107 bytes.
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         with socket.socket(socket.AF_UNIX) as sock:
@@ -130,7 +130,7 @@ OTHERS = {
 
 
 def move_away(path, outside):
-    """A link to the same elsewhere, as for a disk that was too small: no damage at all."""
+    """A link to the same file in another place, which is not damage."""
     to = outside / "moved" / path.name
     to.parent.mkdir(exist_ok=True)
     shutil.move(path, to)
@@ -138,7 +138,7 @@ def move_away(path, outside):
 
 
 def litter(path, rng):
-    """Entries that nobody expects, with names that are no UTF-8 or hold a line's end."""
+    """Unexpected entries, with names that are not UTF-8 or contain a newline."""
     folder = os.fsencode(path)
     for name in (b"\xff\xfe.h5", b"line\nend.safetensors", b"x" * 255):
         with open(os.path.join(folder, name), "wb") as file:
@@ -149,7 +149,7 @@ def litter(path, rng):
 
 
 def partner(path):
-    """Another file or folder that could be taken for this one."""
+    """Returns another file or folder that could be mistaken for this one."""
     siblings = sorted(p for p in path.parent.glob("*") if p != path and p.suffix == path.suffix
                       and p.is_dir() == path.is_dir())
     cousins = sorted(p for p in path.parent.parent.glob("*/" + path.name) if p != path)
@@ -168,7 +168,7 @@ def swap(path):
 
 
 def all_mutations(root, planted):
-    """[(target, action)] of every file and folder in `root`, in a fixed order."""
+    """Returns [(target, action)] for every file and folder in `root`, in a fixed order."""
     pairs = []
     for path in sorted(root.rglob("*")):
         target = str(path.relative_to(root))
@@ -185,7 +185,7 @@ def all_mutations(root, planted):
 
 
 def apply(root, target, action, rng, outside):
-    """Does it; returns what a reader has to know beside the names."""
+    """Applies the action. Returns details for the report in addition to the names."""
     path = pathlib.Path(root) / target
     if action == "move away":
         return move_away(path, outside)

@@ -1,7 +1,7 @@
-"""What may never be, whatever a command met; each finding is a line of text.
+"""Faults that no command may show on any input. Each finding is a line of text.
 
     problems = misbehaviour(result)                     # hang, signal, exit 70, raw exception text
-    problems += changes(outside, before)                # of files that belong to others
+    problems += changes(outside, before)                # of unrelated files
 """
 
 import re
@@ -9,9 +9,9 @@ import signal
 
 from hostile.lab import tree
 
-# Of src/core/exit_code.h. The others tell of peers, requests and our own faults: none is made here.
+# From src/core/exit_code.h. The other codes are for peers, requests and internal errors, which are not caused here.
 EXIT_CODES = {0, 1, 2, 3, 4, 73, 74, 76}
-# Words of libraries and of C++ itself, which help no user.
+# Messages of libraries and of C++ itself, which do not help users.
 RAW_TEXT = re.compile(
     r"terminate called|what\(\)|\bstd::|\bc10::|\bat::|basic_string|bad_alloc|filesystem error"
     r"|Exception raised from|json\.exception|vector::|\bsto(i|l|ul|ll|ull|d|f)\b|iostream error"
@@ -27,7 +27,7 @@ def misbehaviour(result):
         problems.append(f"ended by {signal.Signals(-result.code).name}")
     elif result.code not in EXIT_CODES:
         problems.append(f"exit code {result.code}")
-    # exit 70 says so already
+    # exit 70 already reports it
     if result.code != 70 and (raw := RAW_TEXT.search(result.err) or RAW_TEXT.search(result.out)):
         problems.append(f"raw text: {raw[0]}")
     if result.code > 0 and not (result.err + result.out).strip():
@@ -40,12 +40,12 @@ def noticed(result):
 
 
 def snapshot(outside):
-    """Of what belongs to others; `moved` is a part of the maltreated folder that lies elsewhere."""
+    """Changes of unrelated files. `moved` is a part of the damaged folder that is in another place."""
     return {path: data for path, data in tree(outside).items() if not path.startswith("moved")}
 
 
 def changes(outside, before):
-    """A log may grow where a link leads it; bytes that were there stay there."""
+    """A log may grow through a link, but earlier bytes must not change."""
     after, problems = snapshot(outside), []
     for path, data in before.items():
         if path not in after:
