@@ -1,5 +1,5 @@
-// A model's configuration and the schema's message of it: conversion in both directions, and help for
-// its parts. Options are matched by name, so a new part needs no change here.
+// A model's configuration and the schema's message of it: conversion in both directions, and help
+// for its parts. Options are matched by name, so a new part needs no change here.
 // tests/train/config/schema_test.cc checks that each option has a field of its type.
 #pragma once
 

@@ -16,13 +16,15 @@
 
 namespace halflife::train {
 
-// Reacts to a step whose loss or gradient is not finite. Counts the skipped update of `result`, the result of step `step` (1-based). Error kNonFinite if
-// train.on_nonfinite is 'stop', or if more than train.max_skips consecutive steps were skipped.
+// Reacts to a step whose loss or gradient is not finite. Counts the skipped update of `result`, the
+// result of step `step` (1-based). Error kNonFinite if train.on_nonfinite is 'stop', or if more
+// than train.max_skips consecutive steps were skipped.
 void GuardNonFinite(const RunConfig& config, uint64_t step, const StepResult& result,
                     ckpt::GuardState& guard);
 
-// Reacts to steps without a target: one such step is skipped, a dataset of them ends the run. A row may have no target: a document of one token, no answer within the row, or no token chosen
-// for masking. All ranks know the sum, so all decide equally.
+// Reacts to steps without a target: one such step is skipped, a dataset of them ends the run. A row
+// may have no target: a document of one token, no answer within the row, or no token chosen for
+// masking. All ranks know the sum, so all decide equally.
 class TargetGuard {
  public:
   TargetGuard(const RunConfig& config, const data::SampleOrder& order);
@@ -43,8 +45,9 @@ class TargetGuard {
   int64_t in_a_row_ = 0;
 };
 
-// The learning rates around a resume, which show whether a run continues at the learning rate of its checkpoint. The rate jumps if the run
-// was extended: a schedule that had decayed is then read at an earlier point.
+// The learning rates around a resume, which show whether a run continues at the learning rate of
+// its checkpoint. The rate jumps if the run was extended: a schedule that had decayed is then read
+// at an earlier point.
 //
 //   const std::string warning = RateJumpWarning({.step = 100, .last = 3e-4, .planned = 3e-3,
 //                                                .next = 3e-3}, "wsd", 200);
