@@ -1,7 +1,6 @@
 #include "kernels/common/cuda/device.h"
 #include "kernels/common/cuda/rows.cuh"
 #include "kernels/convolution/fft_conv_args.h"
-#include "kernels/convolution/fft_conv_plan.h"
 
 namespace halflife::kernels {
 namespace {

@@ -19,6 +19,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "core/bfloat16.h"
 #include "kernels/common/host_device.h"
@@ -136,7 +137,7 @@ void FftConvBackward(const FftConvArgs<Bf16>& args, const FftConvGrads<Bf16>& gr
 
 namespace cuda {
 // FftConvFits() returns true if a block's shared memory holds the transforms of forward and
-// backward. FftConvWorkspaceBytes() returns the workspace size of a call (fft_conv_plan.h).
+// backward. FftConvWorkspaceBytes() returns the workspace size of a call (fft_conv_plan.cc).
 bool FftConvFits(int64_t length, int64_t shared_memory_bytes);
 int64_t FftConvWorkspaceBytes(const FftConvFilter& filter, int64_t batch, bool backward);
 // `workspace` must be aligned to 16 bytes.
@@ -147,5 +148,27 @@ void FftConvBackward(const FftConvArgs<float>& args, const FftConvGrads<float>& 
 void FftConvBackward(const FftConvArgs<Bf16>& args, const FftConvGrads<Bf16>& grads,
                      void* workspace, cudaStream_t stream);
 }  // namespace cuda
+
+// The plan of a call: the length and tables of its transforms, and the division of its work on a
+// GPU. These are pure functions (fft_conv_plan.cc).
+//
+// Return FftConvFilter's length and tables for rows of seq_len tokens.
+int64_t FftConvLength(int64_t seq_len);
+std::vector<fft::Complex> FftConvTables(int64_t length);
+
+// The grid has blocks of `channels` channels, a power of two, in x, and `splits` blocks of rows in
+// y, each with its own partial sums of the filter's gradient. It depends only on shapes, and so do
+// the bits of the result.
+struct FftConvLayout {
+  int channels = 1, log2_channels = 0, splits = 1;
+  int64_t rows_per_split = 0;
+};
+// `transforms` is the number of transforms that a block holds at a time.
+FftConvLayout LayoutOf(const FftConvFilter& filter, int64_t batch, int transforms);
+
+// Returns the bytes of shared memory for the transforms of one channel.
+constexpr int64_t TransformBytes(int64_t length, int transforms) {
+  return length * transforms * static_cast<int64_t>(sizeof(fft::Complex));
+}
 
 }  // namespace halflife::kernels

@@ -1,4 +1,4 @@
-#include "kernels/convolution/fft_conv_plan.h"
+#include "kernels/convolution/fft_conv_args.h"
 
 #include <algorithm>
 #include <bit>

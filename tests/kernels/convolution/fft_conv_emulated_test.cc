@@ -1,6 +1,6 @@
 // The emulated CUDA kernels of the long convolution equal its definition in fp64, and the CPU's
 // loops where they share code.
-#include "kernels/convolution/fft_conv_plan.h"
+#include "kernels/convolution/fft_conv_args.h"
 #include "kernels/rows_support.h"
 
 namespace halflife::kernels {

@@ -7,7 +7,7 @@
 #include <numbers>
 
 #include "core/error.h"
-#include "kernels/convolution/fft_conv_plan.h"
+#include "kernels/convolution/fft_conv_args.h"
 #include "ops/linear/linear.h"
 #include "ops/torch/dispatch.h"
 
