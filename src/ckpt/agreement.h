@@ -11,27 +11,27 @@
 
 namespace halflife::ckpt {
 
-// One line per difference, with both values; empty when they agree.
+// Returns one line per difference, with both values. Empty: they agree.
 std::vector<std::string> FindDifferences(const Manifest& manifest, const Expectation& expectation,
                                          const ArenaView& arena);
-// Error kUsage that lists all of them, for a checkpoint of a step past the run's last, and of
-// CheckAllowedNames.
+// Throws Error kUsage that lists all differences. Also throws if the step is beyond the run's last
+// step, or as CheckAllowedNames does.
 void CheckAgreement(const Manifest& manifest, const std::string& step_name,
                     const Expectation& expectation, const ArenaView& arena);
 
-// Error kUsage for a name in allow_change that is no field of either side, nor a part of the model
-// that has fields ("model.mixer"). `manifest`: null where there is no checkpoint.
+// Throws Error kUsage for a name in allow_change that is neither a field of either side nor a model
+// part with fields ("model.mixer"). `manifest` is null if there is no checkpoint.
 void CheckAllowedNames(const Expectation& expectation, const Manifest* manifest);
-// The names of all fields of the expectation that a checkpoint must agree with, as a recipe has
-// them: "optimizer.lr", "model.mixer.gla.num_heads".
+// Returns the names of all fields of the expectation that a checkpoint must agree with, as in a
+// recipe: "optimizer.lr", "model.mixer.gla.num_heads".
 std::vector<std::string> ComparedFields(const Expectation& expectation);
 
-// The value of a stored field for readers. Checkpoints hold numbers in 17 digits; this is the
-// shortest text of the same number: "0.0030000000000000001" -> "0.003". Other text is returned
+// Returns a stored value in a readable form. Checkpoints store numbers with 17 digits, and this
+// returns the shortest text of the same number: "0.0030000000000000001" -> "0.003". Other text is
 // unchanged.
 std::string ReadableValue(const std::string& stored);
 
-// {"a": {"b": [1, 2]}} -> {"a.b": "[1,2]"}; text that is no JSON object -> {"": text}.
+// {"a": {"b": [1, 2]}} -> {"a.b": "[1,2]"}; text that is not a JSON object -> {"": text}.
 std::map<std::string, std::string> FlattenJson(const std::string& text);
 
 }  // namespace halflife::ckpt

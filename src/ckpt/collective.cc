@@ -10,8 +10,8 @@
 namespace halflife::ckpt {
 namespace {
 
-// First byte of an outcome. kFailed is followed by the exit code's byte, and like kDamaged by the
-// message.
+// The first byte of an outcome. After kFailed comes the byte of the exit code. After kDamaged, and
+// after this code, comes the message.
 constexpr char kGood = 'g', kDamaged = 'd', kFailed = 'f';
 
 std::string Run(const ByteAction& action) {
@@ -40,7 +40,7 @@ std::string Message(const std::string& outcome) {
   throw Error(static_cast<ExitCode>(static_cast<unsigned char>(outcome[1])), "ckpt", message);
 }
 
-// The outcome that speaks for all, with the words of every failed rank.
+// Throws the most important failure, with the messages of every failed rank.
 void ThrowFirstFailure(const std::vector<std::string>& outcomes) {
   const std::string* first = nullptr;
   std::string text;

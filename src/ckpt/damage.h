@@ -1,6 +1,6 @@
-// Tells damage from accident: DamageError says that a step's bytes are not what was saved, so a
-// load may pass over it. An I/O error (Error kCheckpointIo) or a format from the future (Error
-// kNoUsableCheckpoint) says nothing of the sort.
+// Distinguishes damage from other errors. DamageError means that a step's bytes are not those that
+// were saved, so a load may skip the step. An I/O error (Error kCheckpointIo) or a newer format
+// (Error kNoUsableCheckpoint) is not evidence of damage.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace halflife::ckpt {
 
 class DamageError : public Error {
  public:
-  // `tensor` and `offset` (of the damaged block, in its file) where they are known.
+  // `tensor` and `offset` (of the damaged block, in its file) are given if they are known.
   explicit DamageError(std::string message, std::string tensor = "", uint64_t offset = 0)
       : Error(ExitCode::kNoUsableCheckpoint, "", std::move(message)),
         tensor_(std::move(tensor)),

@@ -19,12 +19,13 @@ namespace {
 using internal::ErrnoText;
 namespace fs = std::filesystem;
 
-constexpr size_t kBlock = size_t{4} << 20;  // as large as a disk wants it
+constexpr size_t kBlock = size_t{4} << 20;  // Large enough for the full speed of a disk.
 constexpr size_t kNumBlocks = 4;
-constexpr size_t kAlignment = 4096;  // of memory, offsets and sizes, for O_DIRECT on every disk
+// Of memory, offsets and sizes. Every disk accepts it for O_DIRECT.
+constexpr size_t kAlignment = 4096;
 
-// Reserves the blocks, so that a full disk shows before anything is written. The system call
-// itself: where it is not supported, glibc's posix_fallocate would write every block instead.
+// Reserves the blocks, so that a full disk is noticed before anything is written. Uses the system
+// call, because glibc's posix_fallocate would write every block on file systems without support.
 void Reserve(int fd, uint64_t bytes, const fs::path& path) {
   if (bytes == 0) return;
   int result = 0;
@@ -38,7 +39,7 @@ void Reserve(int fd, uint64_t bytes, const fs::path& path) {
           HumanBytes(FreeBytes(path.parent_path(), ExitCode::kCheckpointIo)), " are free");
 }
 
-// Whether the file system took the flag; what it says of the writes themselves comes later.
+// Returns whether the file system accepts the flag. The writes themselves may still be rejected.
 bool SetDirect(int fd, bool on) {
   const int flags = ::fcntl(fd, F_GETFL);
   return flags >= 0 && ::fcntl(fd, F_SETFL, on ? flags | O_DIRECT : flags & ~O_DIRECT) == 0;
@@ -49,7 +50,7 @@ bool SetDirect(int fd, bool on) {
 struct DirectWriter::Block {
   char* data;
   size_t used;
-  uint64_t at;  // in the file
+  uint64_t at;  // Offset in the file.
 };
 
 void DirectWriter::FreeMemory::operator()(char* memory) const {
@@ -122,7 +123,7 @@ void DirectWriter::Finish() {
   changed_.notify_all();
   thread_.join();
   if (failure_) std::rethrow_exception(failure_);
-  // The last direct write went to the end of a sector.
+  // The last direct write ended with a whole sector.
   if (::ftruncate(fd_.get(), static_cast<off_t>(bytes_)) != 0) {
     const int error = errno;
     HL_FAIL(ExitCode::kCheckpointIo, "cannot end ", path_.string(), ": ", ErrnoText(error));
@@ -157,7 +158,7 @@ void DirectWriter::Run() {
 void DirectWriter::Write(const Block& block) {
   const size_t sectors = (block.used + kAlignment - 1) / kAlignment * kAlignment;
   for (size_t done = 0; done < block.used;) {
-    // Direct: whole sectors, zeros after the end, which Finish cuts off.
+    // Direct writes have whole sectors. Finish truncates the zeros after the end.
     if (direct_) std::memset(block.data + block.used, 0, sectors - block.used);
     const size_t count = (direct_ ? sectors : block.used) - done;
     const ssize_t written =
@@ -169,14 +170,16 @@ void DirectWriter::Write(const Block& block) {
     }
     const int error = errno;
     if (written < 0 && error == EINTR) continue;
-    if (written < 0 && error == EINVAL && direct_) {  // took the flag, and means no write by it
+    // The file system accepted the flag, but rejects the write.
+    if (written < 0 && error == EINVAL && direct_) {
       direct_ = !SetDirect(fd_.get(), false);
       if (!direct_) continue;
     }
     HL_FAIL(ExitCode::kCheckpointIo, "cannot write ", path_.string(), ": ",
             ErrnoText(written < 0 ? error : ENOSPC));
   }
-  // Without it the kernel would collect all, and fsync would wait for all. A hint: no result.
+  // Otherwise the kernel would collect all data, and fsync would wait for it. This is a hint, so
+  // errors are ignored.
   if (!direct_) {
     ::sync_file_range(fd_.get(), static_cast<off_t>(block.at), static_cast<off_t>(block.used),
                       SYNC_FILE_RANGE_WRITE);

@@ -2,9 +2,9 @@
 // writes one block while the caller fills the next. Writes bypass the page cache (O_DIRECT) if the
 // file system supports it. They then run at the speed of the disk and evict no cached data.
 //
-//   DirectWriter file(path, num_bytes);  // reserves them: a full disk shows here
+//   DirectWriter file(path, num_bytes);  // Reserves the space, so a full disk is noticed here.
 //   file.Append(data, count);
-//   file.Finish();                       // all of it is on the disk
+//   file.Finish();                       // All bytes are on the disk.
 #pragma once
 
 #include <condition_variable>
@@ -22,9 +22,10 @@ namespace halflife::ckpt {
 
 class DirectWriter {
  public:
-  // `path` must not exist. Error kCheckpointIo here, and from all below what the thread met.
+  // `path` must not exist. The constructor throws Error kCheckpointIo, and so do all functions
+  // below, for errors of the thread.
   DirectWriter(const std::filesystem::path& path, uint64_t num_bytes);
-  ~DirectWriter();  // gives up what is not written
+  ~DirectWriter();  // Discards bytes that are not written yet.
   DirectWriter(const DirectWriter&) = delete;
   DirectWriter& operator=(const DirectWriter&) = delete;
 
@@ -50,15 +51,15 @@ class DirectWriter {
   bool direct_ = false;
   uint64_t bytes_ = 0, handed_over_ = 0;
   std::unique_ptr<char, FreeMemory> memory_;
-  char* filling_ = nullptr;  // of the caller's block
+  char* filling_ = nullptr;  // The caller's block.
   size_t filled_ = 0;
 
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<char*> free_;
   std::deque<Block> full_;
-  std::exception_ptr failure_;  // of the thread
-  bool closing_ = false;        // no block follows
+  std::exception_ptr failure_;  // Of the thread.
+  bool closing_ = false;        // No block follows.
   std::thread thread_;
 };
 

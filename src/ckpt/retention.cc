@@ -11,8 +11,8 @@
 namespace halflife::ckpt {
 namespace {
 
-// The metric of a good step, or nullopt where the step is not good; NaN where it has no such
-// metric.
+// Returns the metric of a good step, or NaN if it has no such metric. nullopt: the step is not
+// good.
 std::optional<double> MetricOfGoodStep(const std::filesystem::path& step_dir,
                                        const std::string& metric) {
   try {
@@ -27,7 +27,7 @@ std::optional<double> MetricOfGoodStep(const std::filesystem::path& step_dir,
   }
 }
 
-// The newest of those with the least metric; none: no step has it.
+// Returns the newest step with the lowest metric, or nullopt if no step has the metric.
 std::optional<size_t> BestOf(const std::vector<std::optional<double>>& metrics) {
   std::optional<size_t> best;
   for (size_t i = 0; i < metrics.size(); ++i) {
@@ -44,7 +44,7 @@ std::vector<RetentionChoice> PlanRetention(
     const std::function<bool(const std::filesystem::path&)>& is_good) {
   HL_CHECK(policy.keep_last >= 2, "keep_last ", policy.keep_last, " must be at least 2");
   std::vector<RetentionChoice> choices;
-  std::vector<std::optional<double>> metrics;  // nothing: not good
+  std::vector<std::optional<double>> metrics;  // nullopt: not good.
   for (StepDir& step : ListPublished(ckpt_dir)) {
     metrics.push_back(MetricOfGoodStep(step.path, policy.keep_best));
     const bool has_metric = metrics.back() && !std::isnan(*metrics.back());

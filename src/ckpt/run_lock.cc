@@ -130,7 +130,7 @@ double ModifiedAt(const fs::path& path) {
 }
 
 Fd TryLock(const fs::path& path) {
-  // It is written: what a link leads to is not ours.
+  // The file is written, so it must not be a link to another file.
   Fd fd = OpenFile(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK, ExitCode::kEnvironment);
   if (::flock(fd.get(), LOCK_EX | LOCK_NB) == 0) return fd;
   HL_CHECK_AS(ExitCode::kEnvironment, errno == EWOULDBLOCK, "cannot lock ", path.string(), ": ",
@@ -141,7 +141,8 @@ Fd TryLock(const fs::path& path) {
 
 bool IsDead(const Holder& holder) {
   if (holder.host != HostName() || holder.pid <= 0) return false;
-  if (!holder.boot_id.empty() && holder.boot_id != BootId()) return true;  // the host has restarted
+  // The host has restarted.
+  if (!holder.boot_id.empty() && holder.boot_id != BootId()) return true;
   return ::kill(static_cast<pid_t>(holder.pid), 0) != 0 && errno == ESRCH;
 }
 
@@ -151,8 +152,8 @@ std::string InUse(const fs::path& run_dir, const Holder& holder) {
                 holder.started);
 }
 
-// Takes over a lock that the kernel still counts as held (a lost NFS client, a stray child): the
-// file is replaced, the old owner finds another token in owner.json and publishes nothing more.
+// Takes over a lock that the kernel still considers held (by a lost NFS client or a stray child).
+// The file is replaced. The old owner finds another token in owner.json and publishes nothing more.
 Fd Steal(const fs::path& run_dir, const Holder& holder, double now) {
   const double heartbeat =
       std::max(ModifiedAt(run_dir / "heartbeat.json"), ModifiedAt(run_dir / "owner.json"));

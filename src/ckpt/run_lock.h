@@ -1,8 +1,8 @@
-// One writer per run folder: flock on run.lock for the whole run (released by the kernel however
-// the process ends), and a random token in owner.json against file systems where flock does not
-// reach across hosts.
+// Allows one writer per run folder: flock on run.lock for the whole run (the kernel releases it
+// however the process ends), and a random token in owner.json for file systems on which flock does
+// not work across hosts.
 //
-//   // rank 0 only; Error kEnvironment when in use
+//   // Rank 0 only. Throws Error kEnvironment if the folder is in use.
 //   const RunLock lock = RunLock::Acquire(run_dir, {.steal = false});
 #pragma once
 
@@ -22,14 +22,15 @@ class RunLock {
     std::string remedy =
         "wait for it, use another --run, or take over from a dead job with --steal-lock";
   };
-  // "run directory RUN is in use by host:pid since ...". Also probes that RUN/ckpt is writable
-  // (create, fsync, rename, delete), so that a read-only folder fails in seconds and not at the
-  // first save.
+  // The error is "run directory RUN is in use by host:pid since ...". Also checks that RUN/ckpt is
+  // writable (create, fsync, rename, delete), so that a read-only folder fails within seconds
+  // instead of at the first save.
   static RunLock Acquire(const std::filesystem::path& run_dir, const Options& options);
   RunLock(RunLock&&) = default;
   RunLock& operator=(RunLock&&) = default;
 
-  // Error kEnvironment if another job has replaced owner.json, kCheckpointIo if it cannot be read.
+  // Throws Error kEnvironment if another job has replaced owner.json, and kCheckpointIo if it
+  // cannot be read.
   void CheckStillOwner() const;
 
  private:

@@ -53,8 +53,7 @@ using Json = nlohmann::json;
 
 std::string Quoted(const std::string& text) { return Json(text).dump(); }
 
-// Parses text and notes a key that appears twice in one object, which the JSON library would let
-// pass.
+// Parses text and reports a key that occurs twice in one object, which the JSON library accepts.
 Json ParseStrictly(std::string_view text, std::string* duplicate) {
   std::vector<std::set<std::string>> open_objects;
   const auto note = [&](int, Json::parse_event_t event, Json& parsed) {
@@ -198,7 +197,7 @@ Header ParseHeader(std::string_view head, uint64_t file_bytes, const std::string
 }
 
 Header ReadHeader(const std::filesystem::path& path, ExitCode code) {
-  // Opening a FIFO would wait for its writer; on a file the flag has no effect.
+  // Opening a FIFO would wait for its writer. For files the flag has no effect.
   const Fd fd = OpenFile(path, O_RDONLY | O_NONBLOCK, code);
   struct stat info {};
   HL_CHECK_AS(code, ::fstat(fd.get(), &info) == 0 && S_ISREG(info.st_mode), "cannot read ",

@@ -1,6 +1,6 @@
-// The safetensors container: 8 bytes of little-endian header length, a JSON header, dense data. No
-// code runs on load, and every safetensors reader opens our shards. A header that is read is
-// treated as hostile.
+// The safetensors container: 8 bytes of little-endian header length, a JSON header, dense data.
+// Loading runs no code, and every safetensors reader opens our shards. Headers are treated as
+// untrusted.
 //
 //   // The data starts at head.size().
 //   const std::string head = safetensors::BuildHeader(entries, metadata, 4096);
@@ -18,40 +18,41 @@
 
 namespace halflife::ckpt {
 
-// Element types that a file may hold; core's DType is the subset that the program computes with.
+// Element types that a file may contain. core's DType is the subset that the program computes with.
 enum class StoredDType : uint8_t { kF32, kF64, kBF16, kF16, kI32, kI64, kU8, kBool };
 uint64_t SizeOf(StoredDType dtype);
-const char* Name(StoredDType dtype);  // as safetensors writes it: "F32", "BF16", ...
+const char* Name(StoredDType dtype);  // The name in safetensors files: "F32", "BF16", ...
 
-// Elements of a shape; -1 where a dimension is negative or the product (times 8 bytes) overflows.
+// Returns the number of elements of a shape, or -1 if a dimension is negative or the product (times
+// 8 bytes) overflows.
 int64_t CountElements(const std::vector<int64_t>& shape);
-std::string ShapeText(const std::vector<int64_t>& shape);  // "[512, 16]", for messages
+std::string ShapeText(const std::vector<int64_t>& shape);  // Returns, for example, "[512, 16]".
 
 namespace safetensors {
 
-constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the reference reader's limit
+constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // The limit of the reference reader.
 
 struct Entry {
   std::string name;
   StoredDType dtype = StoredDType::kF32;
   std::vector<int64_t> shape;
-  uint64_t begin = 0, end = 0;  // bytes from the start of the data
+  uint64_t begin = 0, end = 0;  // In bytes, from the start of the data.
 };
 
 struct Header {
   std::map<std::string, std::string> metadata;
-  std::vector<Entry> entries;  // by begin, dense
-  uint64_t data_offset = 0;    // in the file
+  std::vector<Entry> entries;  // Sorted by `begin`, without gaps.
+  uint64_t data_offset = 0;    // Offset in the file.
 };
 
-// Entries are written in the order given, which must be that of their offsets, dense from 0.
-// `alignment` >= 8: of the returned size, reached with spaces.
+// Entries are written in the given order, which must be that of their offsets, without gaps, from
+// 0. The returned size is a multiple of `alignment` >= 8, padded with spaces.
 std::string BuildHeader(const std::vector<Entry>& entries,
                         const std::map<std::string, std::string>& metadata, uint64_t alignment);
 
-// `head`: at least the first 8 + length bytes of a file of `file_bytes`. Throws Error(code) unless
-// lengths, types, shapes and offsets agree with each other and with the file's size, and no key
-// appears twice.
+// `head` has at least the first 8 + length bytes of a file of `file_bytes` bytes. Throws
+// Error(code) unless lengths, types, shapes and offsets agree with each other and with the file's
+// size, and all keys are unique.
 Header ParseHeader(std::string_view head, uint64_t file_bytes, const std::string& file_name,
                    ExitCode code);
 Header ReadHeader(const std::filesystem::path& path, ExitCode code);

@@ -36,19 +36,19 @@ fs::path FreshName(const fs::path& wanted) {
   return other;
 }
 
-// Error kCheckpointIo. `why` ends "step_N is ...".
+// Renames a step to .superseded. Throws Error kCheckpointIo. `why` ends with "step_N is ...".
 void LeaveStep(const StepDir& step, const std::string& why) {
   const fs::path aside = SetAside(step.path, "superseded");
   HL_WARN("ckpt", step.path.filename().string(), " is ", why,
           ", from which this run goes on; it was renamed to ", aside.filename().string());
 }
 
-// A link in the trash's place would lead to a folder that is not ours to empty.
+// A link at the path of the trash would lead to a folder that must not be emptied.
 void RemoveUnlessFolder(const fs::path& trash) {
   if (!fs::is_directory(fs::symlink_status(trash))) fs::remove(trash);
 }
 
-// Deletes depth first; std::filesystem::remove_all offers no place to stop at.
+// Deletes depth first. std::filesystem::remove_all has no point at which it could be stopped.
 void Unlink(const fs::path& path) {
   if (fs::is_directory(fs::symlink_status(path))) {
     for (const fs::directory_entry& entry : fs::directory_iterator(path)) Unlink(entry.path());

@@ -2,8 +2,8 @@
 // made durable at once:
 //   step_000000001200               published
 //   step_000000001200.bad           failed verification, kept for people
-//   step_000000001200.superseded    of a branch that the run left for another step
-//   .tmp_step_000000001300.<hex>    being written, or left over
+//   step_000000001200.superseded    of a branch that the run abandoned for another step
+//   .tmp_step_000000001300.<hex>    being written, or left by a crash
 //   .trash/<name>                   being deleted
 //   LATEST                          a hint for people and scripts:
 //                                   "step_000000001200 <manifest hash>"
@@ -30,9 +30,10 @@ struct StepDir {
   uint64_t step = 0;
   std::filesystem::path path;
 };
-// nullopt: not the name of a step.
+// nullopt: this is not the name of a step.
 std::optional<StepDir> ParseStepName(const std::filesystem::path& path);
-// All of them, the newest step first; a folder that does not exist holds none. Error kCheckpointIo.
+// Returns all steps, the newest first, or nothing if the folder does not exist. Throws Error
+// kCheckpointIo.
 std::vector<StepDir> ListSteps(const std::filesystem::path& ckpt_dir);
 std::vector<StepDir> ListPublished(const std::filesystem::path& ckpt_dir);
 
@@ -51,23 +52,23 @@ std::string SumsText(const Manifest& manifest, Hash128 manifest_hash, Hash128 te
 // manifest.pb.
 std::string WriteManifestFiles(const Manifest& manifest, const std::filesystem::path& step_dir);
 
-// Renames STEP to STEP.<ending>, or STEP.<ending>.<hex> where that exists, durably. Returns the new
+// Durably renames STEP to STEP.<ending>, or to STEP.<ending>.<hex> if that exists. Returns the new
 // path.
 std::filesystem::path SetAside(const std::filesystem::path& step_dir, const std::string& ending);
-// Renames every published step above `step`, from which a run goes on, to .superseded, durably.
+// Durably renames every published step above `step`, from which a run continues, to .superseded.
 void SetNewerAside(const std::filesystem::path& ckpt_dir, uint64_t step);
-// The same of every published step, for a run that goes on from `step_dir`, which is none of them.
-// LATEST stays as it is: the launchers see by it whether such a run has saved a step yet.
+// Does the same with every published step, for a run that continues from `step_dir` in another
+// folder. LATEST is not changed: from it, the launchers see whether such a run has saved a step.
 void SetAllAside(const std::filesystem::path& ckpt_dir, const std::filesystem::path& step_dir);
-// Renames into .trash, durably. Returns the new path.
+// Durably renames the path into .trash. Returns the new path.
 std::filesystem::path MoveToTrash(const std::filesystem::path& ckpt_dir,
                                   const std::filesystem::path& victim);
-// Deletes what .trash holds. A failure is logged and left for the next time.
+// Deletes the contents of .trash. A failure is logged, and the next call tries again.
 void EmptyTrash(const std::filesystem::path& ckpt_dir) noexcept;
 
 void WriteLatest(const std::filesystem::path& ckpt_dir, const std::string& step_name,
                  Hash128 manifest_hash);
-// The step's name; empty: no LATEST, or not one that we write.
+// Returns the step's name. Empty: there is no LATEST, or the program has not written it.
 std::string ReadLatest(const std::filesystem::path& ckpt_dir);
 
 }  // namespace halflife::ckpt

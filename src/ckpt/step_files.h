@@ -1,7 +1,8 @@
-// Verified reads from the shard files of one step: bytes reach the caller only after their block's
-// hash agreed. Files are opened on first use, at most kMostOpenFiles at a time, below one folder
-// handle, so that a step deleted meanwhile is noticed and never mixed. Thread-safe. DamageError
-// names file, block and tensor; Error kCheckpointIo is the system's own failure.
+// Verified reads from the shard files of one step: the caller only receives bytes whose block has
+// the right hash. Files are opened on first use, at most kMostOpenFiles at a time, relative to one
+// folder handle. If a step is deleted meanwhile, this is noticed, and bytes of two steps are never
+// mixed. Thread-safe. DamageError names file, block and tensor. Error kCheckpointIo is an error of
+// the system.
 //
 //   const StepFiles files(step_dir, manifest);
 //   BlockCursor cursor(files);
@@ -21,8 +22,8 @@
 
 namespace halflife::ckpt {
 
-// The number of files that are open at a time, of a step from any number of ranks. A process has
-// 1,024 descriptors by default.
+// Maximum number of files that are open at a time, for a step of any number of ranks. By default a
+// process may have 1,024 descriptors.
 constexpr size_t kMostOpenFiles = 128;
 
 class StepFiles {
@@ -30,16 +31,17 @@ class StepFiles {
   // Borrows the manifest.
   StepFiles(std::filesystem::path step_dir, const Manifest& manifest);
 
-  // Sizes of all files against the manifest, without reading them.
+  // Compares the sizes of all files with the manifest, without reading the files.
   void CheckSizes() const;
   // Reads and hashes [0, data_offset) of a file.
   void CheckHeader(int file) const;
-  // Block `block` of a fragment into `out` (at most kBlockBytes), verified. Returns its bytes.
+  // Reads and verifies block `block` of a fragment into `out` (at most kBlockBytes). Returns its
+  // bytes.
   uint64_t ReadBlock(const TensorEntry& tensor, const StoredFragment& fragment, uint64_t block,
                      char* out) const;
-  // Every byte of a file: size, header, each block, then the hash of the whole.
+  // Verifies every byte of a file: size, header, each block, then the hash of the whole.
   void CheckWholeFile(int file) const;
-  // Drops the file's clean pages from the page cache, so that the next read asks the disk.
+  // Drops the file's clean pages from the page cache, so that the next read accesses the disk.
   void ForgetCached(int file) const;
 
  private:
@@ -51,11 +53,11 @@ class StepFiles {
   const Manifest& manifest_;
   Fd dir_fd_;
   mutable std::mutex mutex_;
-  mutable std::vector<std::shared_ptr<const Fd>> fds_;  // by file index
-  mutable std::deque<int> open_;                        // the file opened first, first
+  mutable std::vector<std::shared_ptr<const Fd>> fds_;  // By file index.
+  mutable std::deque<int> open_;                        // In the order in which files were opened.
 };
 
-// Copies element ranges out of blocks, keeping the last block for the next range.
+// Copies element ranges out of blocks. The last block is kept for the next range.
 class BlockCursor {
  public:
   explicit BlockCursor(const StepFiles& files);
@@ -69,7 +71,7 @@ class BlockCursor {
   uint64_t block_ = 0;
 };
 
-// All fragments of a file in the order of their bytes.
+// A fragment of a file. FragmentsOfFile returns all of them in the order of their bytes.
 struct FileFragment {
   const TensorEntry* tensor;
   const StoredFragment* fragment;

@@ -1,5 +1,5 @@
-// Writes a whole step from one process, shard by shard, with the memory of a few blocks: for tools
-// that make a step from something else than a running job's arena.
+// Writes a whole step from one process, shard by shard, with memory for a few blocks. For tools
+// that make a step from other sources than the arena of a running job.
 #pragma once
 
 #include <filesystem>
@@ -10,10 +10,10 @@
 
 namespace halflife::ckpt {
 
-// `manifest`: state and tensors without fragments; files, fragments, attempt and mesh are filled
-// in. `plan(rank)`: what shard `rank` of `num_shards` holds. `out`: the new step folder, published
-// by one rename; it must not exist (Error kUsage). Error kCheckpointIo, kNonFinite for a NaN in
-// main; nothing is left behind.
+// `manifest` has the state, and tensors without fragments. Files, fragments, attempt and mesh are
+// filled in. `plan(rank)` returns the contents of shard `rank` of `num_shards`. `out` is the new
+// step folder, which is published by one rename. Throws Error kUsage if it exists, kCheckpointIo,
+// or kNonFinite for a NaN in main. After an error nothing is left.
 void WriteStep(const std::filesystem::path& out, Manifest manifest, int num_shards,
                const std::function<ShardPlan(int rank)>& plan);
 

@@ -1,10 +1,10 @@
-// The checkpoints of one run folder: save, discover, load, retain. The promise: never continue
-// wrongly. A load is either exactly a saved state, or a loud fallback to an older exact state, or
-// an Error.
+// The checkpoints of one run folder: save, find, load, retain. A run never continues from a wrong
+// state: a load returns exactly a saved state, falls back to an older exact state with a warning,
+// or throws an Error.
 //
-// Every rank calls Save and Load together. The state of a step is cut into one safetensors file per
-// rank. Only the manifest decides what the step contains. One rename publishes it (see
-// docs/checkpoint_format.md for the protocol).
+// Every rank calls Save and Load together. The state of a step is split into one safetensors file
+// per rank. Only the manifest decides what the step contains. One rename publishes it
+// (docs/checkpoint_format.md describes the protocol).
 //
 //   CheckpointStore store(run_dir / "ckpt", control, {.retention = {.keep_last = 3}});
 //   store.Save(arena, state);
@@ -26,11 +26,11 @@ namespace halflife::ckpt {
 
 struct StoreConfig {
   RetentionPolicy retention = {};
-  double timeout_s = 600;  // for all ranks to have written
+  double timeout_s = 600;  // Time limit for all ranks to finish writing.
 };
 
 struct SaveReport {
-  uint64_t bytes = 0;  // over all ranks
+  uint64_t bytes = 0;  // Over all ranks.
   double seconds = 0;
   // Seconds until the step was durable (published and spot-checked). The rest of `seconds` is the
   // deletion of old steps, which is slow on file systems that trim on delete.
@@ -44,29 +44,29 @@ struct ResumeRequest {
   uint64_t step = 0;           // kStep
   std::filesystem::path path;  // kPath: a step folder
 };
-// "auto", "none", "step=N", "path=DIR"; else Error kUsage.
+// Accepts "auto", "none", "step=N" and "path=DIR". Throws Error kUsage otherwise.
 ResumeRequest ParseResume(const std::string& text);
 
 // The values that must agree with the checkpoint. An error lists all differences, with both values.
 struct Expectation {
   std::string model_family;
-  std::string model_config_json;  // compared field by field, as "model.<field>"
-  // Brings the form that an earlier program stored into that of model_config_json. Empty: as it is.
+  std::string model_config_json;  // Compared field by field, as "model.<field>".
+  // Converts the form of an older program to that of model_config_json. Empty: no conversion.
   std::function<std::string(const std::string&)> canonical_model_config = {};
   std::map<std::string, std::string> trajectory;
   // The values of trajectory fields that an old checkpoint does not have: the behaviour of the
   // program that wrote it.
   std::map<std::string, std::string> trajectory_defaults = {};
-  std::vector<std::string> allow_change;                     // names of fields that may differ
-  uint64_t max_step = std::numeric_limits<uint64_t>::max();  // the run's last: train.steps
+  std::vector<std::string> allow_change;                     // Names of fields that may differ.
+  uint64_t max_step = std::numeric_limits<uint64_t>::max();  // The run's last step: train.steps.
 };
 
 struct LoadReport {
   StepState state;
-  std::filesystem::path path;       // canonical
-  bool own = false;                 // a step of this store that was published and not renamed
-  bool fell_back = false;           // an older step than the newest one found
-  std::vector<std::string> damage;  // one banner per damaged step passed over
+  std::filesystem::path path;       // Canonical.
+  bool own = false;                 // A step of this store that was published and not renamed.
+  bool fell_back = false;           // The step is older than the newest one found.
+  std::vector<std::string> damage;  // One warning per damaged step that was skipped.
 };
 
 class CheckpointStore {
@@ -74,23 +74,25 @@ class CheckpointStore {
   CheckpointStore(std::filesystem::path ckpt_dir, dist::Communicator& control,
                   const StoreConfig& config);
 
-  // Collective, synchronous; the layout has one slice per rank. Throws the same Error on all ranks
-  // when any rank failed (kCheckpointIo; kEnvironment when the run folder has another owner;
-  // kNonFinite for a NaN in main): older steps are untouched and the attempt is moved to .trash.
-  // The caller decides whether to go on. A step number that exists is replaced; newer ones are
-  // renamed to step_N.superseded, as by Load.
+  // Collective and synchronous. The layout has one slice per rank. If any rank fails, throws the
+  // same Error on all ranks: kCheckpointIo, kEnvironment if the run folder has another owner, or
+  // kNonFinite for a NaN in main. Older steps are then unchanged, and the attempt is moved to
+  // .trash. The caller decides whether to continue. A step number that exists is replaced. Newer
+  // steps are renamed to step_N.superseded, as by Load.
   SaveReport Save(const ArenaView& arena, const StepState& state);
 
-  // Collective. nullopt: no step there at all (kAuto) or kNone. Error kNoUsableCheckpoint where
-  // steps exist but none is usable; kUsage where the config disagrees; kCheckpointIo where reading
-  // failed. Every rank's arena is filled, of what it holds in slices its own. Where a step was
-  // asked for by name, from which the run goes on, the newer ones of this folder are renamed to
-  // step_N.superseded, or all of them where that step lies elsewhere.
+  // Collective. Fills every rank's arena; of sliced arrays, with the rank's own slices. Returns
+  // nullopt if there is no step (kAuto), or for kNone. Throws:
+  // - kNoUsableCheckpoint if steps exist but none is usable;
+  // - kUsage if the config disagrees;
+  // - kCheckpointIo if reading fails. If a step was requested by name, the run continues from it:
+  //   newer steps of this folder are renamed to step_N.superseded, or all of them if the step is in
+  //   another folder.
   std::optional<LoadReport> Load(const ResumeRequest& request, const Expectation& expectation,
                                  const ArenaView& arena);
 
-  // Rank 0 calls `check` before writing and before publishing (ownership of the run folder); it
-  // throws to refuse.
+  // Rank 0 calls `check` before writing and before publishing, to check that it still owns the run
+  // folder. `check` throws if it does not.
   void SetOwnershipCheck(std::function<void()> check) { ownership_check_ = std::move(check); }
 
  private:

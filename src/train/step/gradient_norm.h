@@ -19,7 +19,7 @@ namespace halflife::train {
 // Holds the table of the fragments of `flat`, which is built once and used at every step.
 class GradientNorm {
  public:
-  // `flat` is fp32; a fragment lies at its arena_begin in it.
+  // `flat` is fp32. Each fragment starts at its arena_begin.
   GradientNorm(const std::vector<dist::Fragment>& fragments, const at::Tensor& flat);
 
   // Returns [num_blocks] fp64 on the device of `flat`: sums over fixed blocks of each fragment, in
@@ -32,10 +32,10 @@ class GradientNorm {
   at::Tensor flat_;
   std::vector<kernels::SquaresSegment> segments_;
   int64_t num_blocks_ = 0;
-  at::Tensor table_;  // bytes of segments_ on a GPU; undefined on the CPU
+  at::Tensor table_;  // segments_ as bytes on a GPU; undefined on the CPU.
 };
 
-// Returns the sum over all the fragments, in fp64: by both steps of the above.
+// Returns the sum over all fragments in fp64, with both steps above.
 double SumOfSquares(const std::vector<dist::Fragment>& fragments, const at::Tensor& flat);
 
 }  // namespace halflife::train

@@ -39,7 +39,7 @@ at::Tensor MicroBatchGraph::Run(const eval::BatchTensors& batch) {
     graph_.Record(device_, [this] { result_.copy_(compute_(*batch_)); });
   graph_.Replay();
   ++num_replays_;
-  return result_.clone();  // which the next replay overwrites
+  return result_.clone();  // The next replay overwrites it.
 }
 
 }  // namespace halflife::train

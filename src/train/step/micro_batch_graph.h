@@ -21,8 +21,9 @@ namespace halflife::train {
 
 class MicroBatchGraph {
  public:
-  // Reads of a micro-batch only the tensors, and nothing else that changes between micro-batches;
-  // uploads nothing, reads nothing back. May be called with another batch than Run was given.
+  // Must read only the tensors of a micro-batch, and nothing else that changes between
+  // micro-batches. Must not upload anything or read anything back. May be called with another batch
+  // than the one given to Run.
   using Compute = std::function<at::Tensor(const eval::BatchTensors& batch)>;
 
   MicroBatchGraph(at::Device device, Compute compute)
@@ -38,12 +39,12 @@ class MicroBatchGraph {
 
   at::Device device_;
   Compute compute_;
-  std::optional<eval::BatchTensors> batch_;  // of the form: what the recording reads
-  at::Tensor result_;                        // what it writes
+  std::optional<eval::BatchTensors> batch_;  // Of the current form: the inputs of the recording.
+  at::Tensor result_;                        // The output of the recording.
   ops::DeviceGraph graph_;
-  bool is_recorded_ = false;  // the form
+  bool is_recorded_ = false;  // The current form is recorded.
   int64_t num_replays_ = 0;
-  bool told_ = false;  // that documents were met
+  bool told_ = false;  // The message about document boundaries was logged.
 };
 
 }  // namespace halflife::train

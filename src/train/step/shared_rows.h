@@ -1,4 +1,4 @@
-// The rows of this rank, where several ranks share them (parallel.sp).
+// The rows of this rank, if several ranks share them (parallel.sp).
 #pragma once
 
 #include <memory>
@@ -15,12 +15,13 @@ namespace halflife::train {
 ops::StateStrategy StrategyOf(const std::string& exchange);
 
 struct SharedRows {
-  std::unique_ptr<dist::Communicator> ranks;        // that share them; null: none do
-  std::optional<model::SequenceParallel> parallel;  // over these ranks
+  // The ranks that share the rows. Null: they are not shared.
+  std::unique_ptr<dist::Communicator> ranks;
+  std::optional<model::SequenceParallel> parallel;  // Over these ranks.
 };
 
-// Collective. Error kUsage where the ranks' hosts do not allow the config's mesh. `device`: of the
-// rows; what an exchange between their ranks costs is measured on it.
+// Collective. Throws Error kUsage if the placement of ranks on hosts does not support the config's
+// mesh. `device` is the device of the rows, on which the cost of exchanges is measured.
 SharedRows ShareRows(const RunConfig& config, dist::RankContext& context, Device device);
 
 }  // namespace halflife::train

@@ -1,9 +1,9 @@
-// The one small all-reduce of a step: everything that ranks must agree on, as a sum of doubles
-// (small integers are exact in fp64, so sums of flags, counts and identities lose nothing).
+// The small all-reduce of a step: everything that ranks must agree on, as a sum of doubles. Small
+// integers are exact in fp64, so sums of flags, counts and identities are exact.
 //
 //   StepScalars scalars;
 //   scalars[Scalar::kLossSum] = loss;
-//   scalars.Reduce(comm);   // throws CommError kDesync where ranks are at different steps
+//   scalars.Reduce(comm);   // Throws CommError kDesync if ranks are at different steps.
 #pragma once
 
 #include <array>
@@ -14,13 +14,13 @@
 namespace halflife::train {
 
 enum class Scalar : int {
-  // The reduced gradient's sum of squares: every rank gives all of it, or W times its share, and
-  // the sum is divided by W.
+  // The sum of squares of the reduced gradient. Every rank adds all of it, or W times its share,
+  // and the sum is divided by W.
   kGradSquares,
-  // Ranks that met a non-finite reduced gradient.
+  // Number of ranks with a non-finite reduced gradient.
   kNonFiniteGrads,
-  // The sum of rank + 1 over the ranks whose local loss is non-finite: it names the rank where the
-  // count of them, which follows, is 1.
+  // The sum of rank + 1 over the ranks whose local loss is not finite. It identifies the rank if
+  // their count, which follows, is 1.
   kNonFiniteRankSum,
   kNonFiniteRanks,
   kLossSum,
@@ -31,9 +31,9 @@ enum class Scalar : int {
   kSaveAndContinue,
   kSaveAndStop,
   kTimeLimit,
-  // Ranks on which the save under way has ended.
+  // Number of ranks whose part of the running save has ended.
   kEndedSaves,
-  // Identities: their sum must be W times the own value.
+  // Identities: the sum must be W times the rank's own value.
   kStep,
   kConfigHash,
   kCount
