@@ -1,6 +1,7 @@
-// The output layer with its cross entropy, forward and backward: halflife's blocks of rows against
-// the plain form, which holds [N, vocab] logits, log-probabilities and gradient. Peak memory of
-// each, on the CPU in a process of its own; times in turn. fp32 on the CPU, bf16 on a GPU.
+// The output layer with cross entropy, forward and backward: halflife's blocks of rows compared
+// with the plain form, which stores [N, vocab] logits, log-probabilities and gradient. Measures the
+// peak memory of each (on the CPU in separate processes), and alternating times. fp32 on the CPU,
+// bf16 on a GPU.
 //
 //   build/cpu/bench/bench_cross_entropy --rows 4096 --dim 512 --vocab 50280
 //   build/cuda/bench/bench_cross_entropy --device cuda --rows 16384 --dim 2048 --vocab 32000
@@ -74,8 +75,8 @@ Result Run(const Problem& problem, bool fused, Timer& timer) {
   return {loss.item<double>(), grads[1].to(at::kFloat).norm().item<double>(), ms};
 }
 
-// Growth of the peak resident memory over the inputs, in a child: the peak of a process never
-// falls.
+// Returns how far the peak resident memory grows above the inputs. Runs in a child, because the
+// peak of a process never falls.
 double PeakMiBOfChild(const Options& options, bool fused) {
   int pipe_ends[2];
   HL_CHECK(pipe(pipe_ends) == 0, "pipe");
@@ -108,14 +109,14 @@ double PeakMiBOnGpu(const Problem& problem, bool fused, Timer& timer) {
   return static_cast<double>(bench::PeakBytes(problem.hidden.device()) - before) / (1 << 20);
 }
 
-// Both forms of one problem, in one process.
+// Both forms of one problem in one process.
 class Pair {
  public:
   explicit Pair(const Problem& problem)
       : problem_(problem), plain_(problem.hidden.device()), fused_(problem.hidden.device()) {}
 
-  // fp32: another order of sums. bf16: the plain form rounds logits and their gradients to 2^-9 of
-  // each, where ours rounds the gradients alone.
+  // fp32: another order of sums. bf16: the plain form rounds logits and their gradients by 2^-9
+  // each, halflife only the gradients.
   void Check() {
     const bool rounded = problem_.hidden.scalar_type() == at::kBFloat16;
     const double loss = rounded ? 0x1p-9 : 1e-5, norm = rounded ? 0x1p-8 : 1e-4;
@@ -143,7 +144,8 @@ nlohmann::json Compare(const Options& options) {
   const at::Device device = bench::FindDevice(options.device);
   double plain_mib = 0, fused_mib = 0;
   if (device.is_cpu()) {
-    // before the first parallel region of this process: its threads would not survive the fork
+    // Before the first parallel region of this process, because its threads would not survive the
+    // fork.
     plain_mib = PeakMiBOfChild(options, false), fused_mib = PeakMiBOfChild(options, true);
   }
   at::set_num_threads(options.threads);

@@ -17,7 +17,7 @@ namespace {
 constexpr int kWarmUps = 10;
 constexpr int64_t kBf16Bytes = 2;
 
-// bf16, accumulated in fp32.
+// A bf16 product with fp32 accumulation.
 class Matmul {
  public:
   explicit Matmul(const at::TensorOptions& options)
@@ -39,11 +39,11 @@ struct Samples {
 
 struct PassTimes {
   const std::vector<double>& ms;
-  double late_share;  // of the calls in which the GPU waited for the host
+  double late_share;  // Share of the calls in which the GPU waited for the host.
 };
 
-// Enough problems that none finds itself in the cache when its turn comes again, and two at least:
-// each call, of either pass, takes the next.
+// Makes at least two problems, and enough that none is still in the cache when it is used again.
+// Each call of either pass uses the next one.
 std::vector<Problem> MakeProblems(const Shape& shape, const at::TensorOptions& options,
                                   int64_t cache_bytes) {
   const double bytes = CompulsoryBytes(shape, kBf16Bytes, false);
@@ -74,7 +74,7 @@ nlohmann::json Report(const Shape& shape, const PassTimes& times, bool backward,
 
 nlohmann::json CompareOnCuda(const Shape& shape, int rounds) {
   const at::TensorOptions options = at::TensorOptions(FindDevice("cuda")).dtype(at::kBFloat16);
-  // operands and results rounded to bf16, 2^-9 each, in three products one after the other
+  // Operands and results are rounded to bf16, 2^-9 each, in three successive products.
   const double error = WorstError(shape, options);
   HL_CHECK(error < 1e-2, "the kernel is off by ", error, " of the oracle's output");
   const std::vector<Problem> problems = MakeProblems(shape, options, CacheBytes(at::kCUDA));

@@ -1,10 +1,10 @@
-// Decay attention: checked against the fp64 oracle, then timed, forward and forward + backward, all
-// in one run and in turn. On the CPU against the form made of LibTorch's operations and the
-// machine's own matmul, on a GPU against its own copies and matmul.
+// Decay attention: compared with the fp64 oracle, then timed, forward and forward + backward,
+// alternating in one run. On the CPU it is compared with a form in LibTorch's operations and the
+// machine's matmul, on a GPU with the GPU's copies and matmul.
 //
 //   build/cpu/bench/bench_decay_attention --kind per_head --batch 2 --seq-len 4096 --heads 8
 //       --dim 64
-//   build/cpu/bench/bench_decay_attention --kind per_head --lengths     # cost of a token from
+//   build/cpu/bench/bench_decay_attention --kind per_head --lengths     # cost per token from
 //       1,024 to 65,536 tokens
 //   build/cuda/bench/bench_decay_attention --device cuda --kind per_token --batch 2 --seq-len
 //       16384 --heads 16 --dim 128
@@ -90,10 +90,11 @@ nlohmann::json Compare(const Options& o) {
   HL_CHECK(error < 1e-5, "the kernel is off by ", error, " of the oracle's output");
   const Problem p(o, at::kFloat);
   Times ours;
-  std::map<std::string, Times> eager;  // the best of them is what counts
+  std::map<std::string, Times> eager;  // Only the best one counts.
   std::vector<double> matmul_gflops;
   for (int round = 0; round < o.rounds + 1; ++round) {
-    if (round == 1) ours = {}, eager.clear(), matmul_gflops.clear();  // the first is a warm-up
+    // The first round is a warm-up.
+    if (round == 1) ours = {}, eager.clear(), matmul_gflops.clear();
     TimeOnce(Ours, p, ours);
     matmul_gflops.push_back(MatmulGflops());
     if (o.skip_eager) continue;
@@ -140,7 +141,7 @@ nlohmann::json Compare(const Options& o) {
   return result;
 }
 
-// Nanoseconds a token and head, forward + backward, at equal numbers of tokens.
+// Returns nanoseconds per token and head, forward + backward, for equal numbers of tokens.
 nlohmann::json CompareLengths(const Options& options) {
   const std::vector<int64_t> lengths = {1024, 4096, 16384, 65536};
   std::map<int64_t, Times> times;
@@ -190,7 +191,7 @@ int main(int argc, char** argv) {
   app.add_flag("--skip-eager", options.skip_eager);
   CLI11_PARSE(app, argc, argv);
   at::set_num_threads(options.threads);
-  halflife::PrepareHeap();  // for every form: as in a training run
+  halflife::PrepareHeap();  // For every form, as in a training run.
   return halflife::bench::ExitCodeOf([&] {
     halflife::kernels::cpu::UseInstructionSetOfEnvironment();
     std::cout << halflife::bench::Run(options).dump(2) << "\n";

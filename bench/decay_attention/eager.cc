@@ -22,26 +22,26 @@ namespace {
 at::Tensor ToChunks(const at::Tensor& x, int64_t chunk) {
   return x.unflatten(1, {x.size(1) / chunk, chunk}).permute({0, 3, 1, 2, 4}).contiguous();
 }
-at::Tensor FromChunks(const at::Tensor& x) {  // and back
+at::Tensor FromChunks(const at::Tensor& x) {  // The inverse.
   return x.permute({0, 2, 3, 1, 4}).flatten(1, 2);
 }
 
-// 0 where `allowed`, else -inf: added to an exponent
+// Returns 0 where `allowed`, else -inf, to add to an exponent.
 at::Tensor LogMask(const at::Tensor& allowed) {
   return at::where(allowed, at::full({}, 0.0, at::kFloat),
                    at::full({}, -std::numeric_limits<double>::infinity(), at::kFloat));
 }
 
-// exp(log_decay x distance) below the diagonal, 0 above: [H, n, n]
+// Returns exp(log_decay x distance) below the diagonal, 0 above: [H, n, n].
 at::Tensor DecayMask(const at::Tensor& log_decay, const at::Tensor& distance) {
   return at::exp(log_decay.view({-1, 1, 1}) * distance.clamp_min(0)) *
          (distance >= 0).to(at::kFloat);
 }
 
-// state[n] = decay[n - 1] state[n - 1] + added[n - 1] over N chunks, one after the other: [B, H, N,
-// K, V]. Faster than the matmul with [N, N] weights that needs no loop.
+// state[n] = decay[n - 1] state[n - 1] + added[n - 1] over N chunks in sequence: [B, H, N, K, V].
+// Faster than a matmul with [N, N] weights, which needs no loop.
 at::Tensor ScanChunks(const at::Tensor& added, const std::vector<at::Tensor>& decay) {
-  // its gradient is one stack, select's a sum
+  // The gradient of unbind is one stack, that of select a sum.
   const std::vector<at::Tensor> terms = added.unbind(2);
   std::vector<at::Tensor> states = {at::zeros_like(terms[0])};
   for (size_t n = 0; n + 1 < terms.size(); ++n)
@@ -49,7 +49,7 @@ at::Tensor ScanChunks(const at::Tensor& added, const std::vector<at::Tensor>& de
   return at::stack(states, 2);
 }
 
-// a b + c d of matrices [B, H, N, ., .], the second product added where the first lies.
+// Returns a b + c d of matrices [B, H, N, ., .], and adds the second product in place.
 at::Tensor AddProducts(const at::Tensor& a, const at::Tensor& b, const at::Tensor& c,
                        const at::Tensor& d) {
   const auto flat = [](const at::Tensor& x) { return x.flatten(0, 2); };
@@ -85,7 +85,7 @@ EagerForm MakeEagerPerChannel(const EagerShape& shape, double scale) {
   const int64_t num_subs = chunk / sub;
   const bool divide = shape.sub_chunk == 0;
   const at::Tensor position = at::arange(chunk), start = at::arange(0, chunk, sub);
-  // [S, C, 1]: token j lies before sub-chunk s
+  // [S, C, 1]: token j is before sub-chunk s.
   const at::Tensor earlier = LogMask(position.unsqueeze(0) < start.unsqueeze(1)).unsqueeze(2);
   const at::Tensor lower = (position.unsqueeze(1) >= position.unsqueeze(0)).to(at::kFloat);
   const at::Tensor near = at::arange(sub);

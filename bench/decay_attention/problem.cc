@@ -36,14 +36,14 @@ double RelativeRms(const at::Tensor& got, const std::vector<double>& want) {
   return std::sqrt(error / size);
 }
 
-// [.., heads, width] summed over each `sharing` heads in a row.
+// [.., heads, width] summed over each group of `sharing` adjacent heads.
 std::vector<double> SumOfHeads(const std::vector<double>& x, int64_t sharing, int64_t width) {
   std::vector<double> sums(x.size() / sharing);
   for (size_t i = 0; i < x.size(); ++i) sums[i / (sharing * width) * width + i % width] += x[i];
   return sums;
 }
 
-// [B, T, H, width] summed over all but the dimensions that log_decay has.
+// [B, T, H, width] summed over all dimensions that log_decay does not have.
 std::vector<double> PerTokenOf(const std::vector<double>& per_channel, int64_t dim) {
   std::vector<double> sums(per_channel.size() / dim);
   for (size_t i = 0; i < per_channel.size(); ++i) sums[i / dim] += per_channel[i];
@@ -106,7 +106,7 @@ double Flops(const Shape& shape, bool backward) {
 
 double CompulsoryBytes(const Shape& shape, int64_t element_bytes, bool backward) {
   const auto heads = static_cast<double>(shape.heads), element = static_cast<double>(element_bytes);
-  const double keys = static_cast<double>(shape.groups() * shape.dim) * element;  // of a token
+  const double keys = static_cast<double>(shape.groups() * shape.dim) * element;  // Per token.
   const double values = static_cast<double>(shape.heads * shape.values()) * element;
   const double decay = shape.kind == "per_head"    ? 0
                        : shape.kind == "per_token" ? 4 * heads

@@ -1,5 +1,5 @@
-// What the benchmark of decay attention runs, on any device: random problems, the kernels' call,
-// and counts of what a call must do.
+// The problems of the decay attention benchmark on any device: random inputs, the kernels' call,
+// and counts of the necessary work.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,8 +19,8 @@ struct Shape {
   int64_t batch = 2, seq_len = 4096, heads = 8;
   int64_t dim = 64;      // K of a head
   int64_t dim_v = 0;     // V; 0: K
-  int64_t qk_heads = 0;  // of q and k, shared by `heads` of v, decay and output; 0: as many
-  int segments = 0;      // of a row, scanned side by side; 0: the plan's choice
+  int64_t qk_heads = 0;  // Heads of q and k, shared by `heads` of v, decay and output; 0: heads.
+  int segments = 0;      // Segments of a row that are scanned in parallel; 0: the plan decides.
 
   int64_t values() const { return dim_v == 0 ? dim : dim_v; }
   int64_t groups() const { return qk_heads == 0 ? heads : qk_heads; }
@@ -30,7 +30,7 @@ struct Problem {
   at::Tensor q, k, v;    // [B, T, groups, K], the same, [B, T, H, V]: leaves
   at::Tensor log_decay;  // fp32 [H], [B, T, H] or [B, T, H, K]; a leaf unless constant
   at::Tensor dout;
-  // Made once a batch, as in training: else each call would upload a table of its own.
+  // Made once per batch, as in training. Otherwise each call would upload its own table.
   std::shared_ptr<const ops::SequenceChunks> chunks;
   double scale;
   int segments;
@@ -43,12 +43,12 @@ at::Tensor Ours(const Problem& problem);
 // dq, dk, dv and, unless the decay is constant, dlog_decay.
 std::vector<at::Tensor> OursWithGradients(const Problem& problem);
 
-// Multiply-adds x 2 of the chunked algorithm at C = 64, whole squares counted, q k^T once a head:
-// the same for every form, whatever its chunks, so that rates compare times. What is executed is
-// less: on the CPU two thirds of it.
+// Multiply-adds x 2 of the chunked algorithm with C = 64, counting whole squares, with q k^T once
+// per head. They are the same for all forms and chunk sizes, so that rates compare times. The
+// executed number is smaller: two thirds of it on the CPU.
 double Flops(const Shape& shape, bool backward);
-// Bytes that no schedule avoids: each operand read and each result written once, in the forward and
-// once more in the backward.
+// Bytes that every schedule must move: each operand is read and each result written once in
+// forward, and again in backward.
 double CompulsoryBytes(const Shape& shape, int64_t element_bytes, bool backward);
 
 // Largest relative RMS error of outputs and gradients against the oracle, on two heads of the first

@@ -1,8 +1,8 @@
-// Times decoding one token at a time, early and late in a long sequence: for linear mixers the time
-// and the state must not grow. The two are timed in pairs, token by token, as a machine that others
-// use changes its pace within minutes. Checks first that stepping equals the parallel form. On a
-// GPU a token's time runs until its logits are there; a step is one launch of a recorded graph, or
-// with --no-cuda-graph a launch of each kernel. Prints one JSON line.
+// Times decoding token by token, early and late in a long sequence. For linear mixers, the time and
+// the state must not grow. The two are timed in pairs, token by token, because the speed of a
+// shared machine changes within minutes. First checks that stepping equals the parallel form. On a
+// GPU, a token's time ends when its logits exist. A step is one launch of a recorded graph, or with
+// --no-cuda-graph a launch of each kernel. Prints one JSON line.
 //
 //   decode --config launch/recipes/quickstart.textproto --set model.mixer=mamba --tokens 100000
 //   decode --device cuda --config launch/recipes/gla_340m.textproto --tokens 20000
@@ -36,7 +36,7 @@ struct Options {
   infer::DecoderConfig decoder;
 };
 
-constexpr int64_t kVocabSize = 259;  // bytes
+constexpr int64_t kVocabSize = 259;  // Bytes.
 
 int64_t Token(int64_t position) {
   const RandomKey key = MakeRandomKey(1, RandomPurpose::kTest, 0);
@@ -49,7 +49,7 @@ model::ModelConfig ModelOf(const Options& options) {
   return config;
 }
 
-// Largest |logit difference| between stepping and one parallel forward over 300 tokens.
+// Returns the largest |logit difference| between stepping and one parallel forward over 300 tokens.
 double CheckAgainstParallel(const model::LanguageModel& model, const infer::DecoderConfig& config) {
   constexpr int64_t kTokens = 300;
   at::Tensor tokens = at::zeros({1, kTokens}, at::kLong);
@@ -74,7 +74,7 @@ class Sequence {
   int64_t num_tokens() const { return decoder_.num_tokens(); }
   int64_t state_bytes() const { return decoder_.state().bytes(); }
   bool uses_graph() const { return decoder_.uses_graph(); }
-  double Step() {  // seconds
+  double Step() {  // Returns seconds.
     const Stopwatch watch;
     decoder_.Step(at::full({1}, Token(num_tokens()), at::kLong).to(device_));
     bench::Synchronise(device_);

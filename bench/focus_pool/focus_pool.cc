@@ -1,8 +1,8 @@
-// Focus pooling, forward and backward, against the form that LibTorch's operations give: cumulative
-// sums of exp(log_weight) u and exp(log_weight), less copies of themselves a window earlier. Both
-// are checked against that form in fp64, then timed in turn; and what a token costs over windows
-// and lengths, which should not matter; and what LibTorch's fused causal attention takes for the
-// same rows, which a pool of values with a weight a token replaces.
+// Focus pooling, forward and backward, compared with a form in LibTorch's operations: cumulative
+// sums of exp(log_weight) u and exp(log_weight), minus copies of themselves that are shifted by the
+// window. Both are checked against that form in fp64 and then timed alternately. Also measures the
+// cost per token over windows and lengths, which should be constant, and LibTorch's fused causal
+// attention on the same rows, which a pool of values with one weight per token replaces.
 //
 //   build/cpu/bench/bench_focus_pool --batch 2 --seq-len 4096 --heads 8 --dim 64
 #include <ATen/Parallel.h>
@@ -31,7 +31,7 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-// Sums of up to T positive terms in two levels; the prefix form in fp32 loses more.
+// Sums of up to T positive terms in two levels. The cumulative form in fp32 is less accurate.
 constexpr double kMaxError = 5e-6;
 
 struct Options {
@@ -54,7 +54,8 @@ struct Operands {
   }
 };
 
-// Sums over the last `window` tokens, of all without one. x [B, T, ...].
+// Returns sums over the last `window` tokens, or over all tokens without a window. x is [B, T,
+// ...].
 at::Tensor WindowSums(const at::Tensor& x, int64_t window) {
   const at::Tensor sums = x.cumsum(1);
   const int64_t seq_len = x.size(1);
@@ -106,7 +107,8 @@ nlohmann::ordered_json Compare(const Options& o, int64_t window) {
           {"eager_error", WorstError(ForwardBackward(Eager, x, window), want)}};
 }
 
-// Nanoseconds a token, head and channel, of shapes in turn, at equal numbers of tokens.
+// Returns nanoseconds per token, head and channel of alternating shapes, for equal numbers of
+// tokens.
 nlohmann::ordered_json TokenCosts(Options o,
                                   const std::vector<std::pair<int64_t, int64_t>>& shapes) {
   constexpr int64_t kTokens = 16384;
@@ -120,7 +122,7 @@ nlohmann::ordered_json TokenCosts(Options o,
     for (size_t s = 0; s < shapes.size(); ++s) {
       const double ms =
           Milliseconds(at::kCPU, [&] { ForwardBackward(Ours, operands[s], shapes[s].second); });
-      if (i > 0) times[s].push_back(ms);  // the first round finds cold memory
+      if (i > 0) times[s].push_back(ms);  // Memory is cold in the first round.
     }
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   for (size_t s = 0; s < shapes.size(); ++s) {
@@ -132,7 +134,8 @@ nlohmann::ordered_json TokenCosts(Options o,
   return rows;
 }
 
-// One row a length, pooled over all tokens, against attention of as many heads and channels.
+// One row per length, pooled over all tokens, compared with attention with as many heads and
+// channels.
 nlohmann::ordered_json AgainstAttention(Options o, const std::vector<int64_t>& lengths) {
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   o.batch = 1;
@@ -152,7 +155,7 @@ nlohmann::ordered_json AgainstAttention(Options o, const std::vector<int64_t>& l
             at::scaled_dot_product_attention(q, k, v, {}, /*dropout_p=*/0, /*is_causal=*/true);
         torch::autograd::grad({y}, {q, k, v}, {dout});
       });
-      if (i == 0) continue;  // finds cold memory
+      if (i == 0) continue;  // Memory is cold.
       ours.push_back(pool), attention.push_back(softmax), ratios.push_back(softmax / pool);
     }
     rows.push_back({{"seq_len", seq_len},
@@ -198,7 +201,8 @@ int main(int argc, char** argv) {
                  "lengths at which causal attention is timed, too, such as 2048 8192");
   CLI11_PARSE(app, argc, argv);
   at::set_num_threads(options.threads);
-  // Results are allocated anew in every call: what is timed is the loops, not page faults.
+  // Every call allocates its results. Reusing freed memory makes the benchmark time the loops, not
+  // page faults.
   halflife::PrepareHeap();
   return halflife::bench::ExitCodeOf([&] {
     halflife::kernels::cpu::UseInstructionSetOfEnvironment();

@@ -29,7 +29,7 @@ at::Tensor Similarity(const at::Tensor& q, const at::Tensor& k,
   if (w.a0 == 0 && w.a1 == 0) return s.square() * w.a2;
   return (s * w.a2 + w.a1) * s + w.a0;
 }
-// x [..., V + 1], of which the last column sums similarities.
+// x is [..., V + 1]. Its last column is the sum of similarities.
 at::Tensor Divide(const at::Tensor& x, const PolynomialAttentionConfig& config) {
   const int64_t width = x.size(-1) - 1;
   return x.narrow(-1, 0, width) / (x.narrow(-1, width, 1) + config.norm_eps);
@@ -38,7 +38,7 @@ at::Tensor WithOnes(const at::Tensor& v) {
   return at::cat({v, at::ones_like(v.narrow(-1, 0, 1))}, -1);
 }
 
-// Row by row of the batch, whose scores else lie in memory all at once.
+// Processes row by row, because otherwise the scores of all rows are in memory at once.
 at::Tensor Quadratic(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      const PolynomialAttentionConfig& config) {
   std::vector<at::Tensor> rows;

@@ -1,5 +1,4 @@
-// Polynomial attention as one would write it with LibTorch's operations and its autograd. What the
-// kernels are compared with.
+// Polynomial attention with LibTorch's operations and autograd, for comparison with the kernels.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,8 +10,8 @@
 namespace halflife::bench {
 
 struct EagerForm {
-  int64_t chunk_size = 0;  // divides seq_len; 0: scores of all pairs of tokens, [H, T, T] a row
-  bool packed = false;     // features of x_a x_b with a <= b alone, gathered by index
+  int64_t chunk_size = 0;  // Divides seq_len; 0: scores of all pairs of tokens, [H, T, T] per row.
+  bool packed = false;     // Only features of x_a x_b with a <= b, gathered by index.
 };
 
 // q and k [B, T, H, d], v [B, T, H, V] -> out [B, T, H, V]; normalised.

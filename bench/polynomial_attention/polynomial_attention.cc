@@ -1,8 +1,8 @@
 // Polynomial attention: checked against the fp64 kernel, then timed, forward and forward +
-// backward, against the forms made of LibTorch's operations, all in one run and in turn.
+// backward, alternating with forms in LibTorch's operations in one run.
 //
 //   build/cpu/bench/bench_polynomial_attention --kernel based --seq-len 4096
-//   build/cpu/bench/bench_polynomial_attention --lengths   # cost of a token, 512 to 16,384 tokens
+//   build/cpu/bench/bench_polynomial_attention --lengths   # cost per token, 512 to 16,384 tokens
 #include <ATen/Parallel.h>
 #include <ATen/ops/randn.h>
 #include <c10/core/GradMode.h>
@@ -93,7 +93,7 @@ void TimeOnce(const Form& form, const Problem& p, Times& times) {
   times.both_ms.push_back(watch.Seconds() * 1e3);
 }
 
-// The worst of out, dq, dk and dv against the same form in fp64.
+// Returns the largest error of out, dq, dk and dv compared with the same form in fp64.
 double WorstError(const Form& form, const Form& exact, const Problem& p) {
   const auto run = [&p](const Form& f, at::ScalarType dtype) {
     std::vector<at::Tensor> x;
@@ -125,7 +125,7 @@ nlohmann::json Compare(const Options& o) {
                    {"eager_packed_chunk_128", {.chunk_size = 128, .packed = true}}};
     if (!o.skip_quadratic) eager_forms["eager_quadratic"] = {};
   }
-  Options small = o;  // the quadratic form in fp64 is slow
+  Options small = o;  // The quadratic form in fp64 is slow.
   small.seq_len = std::min<int64_t>(o.seq_len, 512), small.form = "chunked";
   const Problem sample(small);
   const double error = WorstError(Ours(small), Eager(small, {}), sample);
@@ -133,7 +133,7 @@ nlohmann::json Compare(const Options& o) {
   Times ours;
   std::map<std::string, Times> eager;
   for (int round = 0; round < o.rounds + 1; ++round) {
-    if (round == 1) ours = {}, eager.clear();  // the first is a warm-up
+    if (round == 1) ours = {}, eager.clear();  // The first round is a warm-up.
     TimeOnce(Ours(o), p, ours);
     for (const auto& [name, form] : eager_forms) TimeOnce(Eager(o, form), p, eager[name]);
   }
@@ -162,7 +162,7 @@ nlohmann::json Compare(const Options& o) {
   return result;
 }
 
-// Nanoseconds a token and head, forward + backward, at equal numbers of tokens.
+// Returns nanoseconds per token and head, forward + backward, for equal numbers of tokens.
 nlohmann::json CompareLengths(const Options& options) {
   const std::vector<int64_t> lengths = {512, 1024, 4096, 16384};
   std::map<int64_t, Times> times;
@@ -207,7 +207,7 @@ int main(int argc, char** argv) {
   app.add_flag("--skip-quadratic", options.skip_quadratic, "which takes gigabytes of memory");
   CLI11_PARSE(app, argc, argv);
   at::set_num_threads(options.threads);
-  halflife::PrepareHeap();  // for every form: as in a training run
+  halflife::PrepareHeap();  // For every form, as in a training run.
   return halflife::bench::ExitCodeOf([&] {
     halflife::kernels::cpu::UseInstructionSetOfEnvironment();
     const auto result = options.lengths ? halflife::bench::CompareLengths(options)

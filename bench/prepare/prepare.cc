@@ -1,13 +1,13 @@
-// Speed and memory of `prepare`, on text of its own making. Prints one JSON object.
+// Speed and memory of `prepare` on generated text. Prints one JSON object.
 //
 //   build/cpu/bench/prepare/bench_prepare [--mb N] [--dir DIR] [--tokenizer FILE|FOLDER]
 //
-// `bytes`, a sentencepiece model trained on the same text, and what --tokenizer names, such as a
-// byte-level BPE tokenizer.json.
-// Checks first: the dataset must give the text back. Then, for each tokenizer, a process of its own
-// on one thread: MB of text a second of processor time (user and system: what one core does), the
-// wall time's rate, and the peak resident set at 1x and 8x the input, which must not grow. Read and
-// write stay in the page cache.
+// Tokenizers are `bytes`, a sentencepiece model that is trained on the same text, and that of
+// --tokenizer, such as a byte-level BPE tokenizer.json. First checks that the dataset gives the
+// text back. Then runs each tokenizer in a separate process with one thread, and measures MB of
+// text per second of processor time (user and system), the rate by wall time, and the peak resident
+// set for the input and for eight times the input, which must not grow. Reads and writes stay in
+// the page cache.
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -37,8 +37,8 @@ using nlohmann::ordered_json;
 
 constexpr int kVocabSize = 8192;
 
-// 20000 words of one to four syllables, drawn by Zipf's law: sentences, paragraphs, some non-ASCII
-// letters.
+// Makes text of 20000 words with one to four syllables, drawn by Zipf's law: sentences, paragraphs,
+// some non-ASCII letters.
 class TextMaker {
  public:
   TextMaker() {
@@ -57,8 +57,8 @@ class TextMaker {
     std::string text;
     for (uint64_t i = 0; bytes > 0; ++i) {
       const RandomCounter draw = Draw(key_, i, 1, 0);
-      // u^3 spreads ranks like a heavy-tailed law: the first hundredth of the words makes a fifth
-      // of the text.
+      // u^3 distributes ranks like a heavy-tailed law: the first hundredth of the words makes a
+      // fifth of the text.
       const double u = ToUniform(draw.x[0]);
       text += words_[static_cast<size_t>(u * u * u * kNumWords)];
       text += draw.x[1] % 90 == 0 ? ".\n\n" : draw.x[1] % 12 == 0 ? ".\n" : " ";
@@ -86,7 +86,7 @@ double Seconds(const timeval& time) {
   return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
 }
 
-// In a child, so that its peak memory is its own.
+// Runs in a child, so that the peak memory is that of this work.
 Usage Measure(const std::function<void()>& work) {
   const Stopwatch clock;
   const pid_t child = ::fork();
@@ -148,7 +148,7 @@ ordered_json Run(const std::string& name, const std::string& tokenizer, const fs
   const auto run = [&](const fs::path& input) {
     const fs::path out = dir / (name + "." + input.stem().string());
     const Usage usage = Measure([&] { data::Prepare(Config(input, tokenizer, out)); });
-    // In a child too: what it allocates would count in the next one's peak.
+    // In a child too, because its allocations would count in the peak of the next child.
     if (input == small) Measure([&] { CheckRoundTrip(out, input); });
     fs::remove_all(out);
     return usage;

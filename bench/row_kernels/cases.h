@@ -1,5 +1,5 @@
-// What the benchmark of the row families runs: each family's call beside the same formula in
-// LibTorch's operations.
+// The cases of the row kernel benchmark: each family's call, and the same formula in LibTorch's
+// operations.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,37 +15,38 @@
 namespace halflife::bench {
 
 using Tensors = std::vector<at::Tensor>;
-// Operands to results, in one order for both forms of a pass. Some passes update operands in place,
-// and return those.
+// Maps operands to results, in one order for both forms of a pass. Some passes update operands in
+// place and return those.
 using Form = std::function<Tensors(const Tensors&)>;
 
 struct Pass {
-  std::string name;  // forward, forward_backward, backward, update, step
+  std::string name;  // forward, forward_backward, backward, update or step.
   Form ours;
-  Form eager;  // the fastest that LibTorch's operations give; takes fp64 operands as well
-  // That no schedule avoids: each operand read and each result written once a pass.
+  Form eager;  // The fastest form in LibTorch's operations. Also accepts fp64 operands.
+  // Bytes that every schedule must move: each operand is read and each result written once per
+  // pass.
   double bytes = 0;
-  // none: the matmul bounds the pass, and a share of memory would say nothing
+  // Empty: the matmul limits the pass, so a fraction of the memory bandwidth has no meaning.
   std::optional<MemoryCeiling::Kind> ceiling = MemoryCeiling::Kind::kCopy;
 };
 
 struct Case {
   std::string family, shape;
-  std::function<Tensors()> make;  // random operands
+  std::function<Tensors()> make;  // Random operands.
   std::vector<Pass> passes;
-  // Largest relative RMS error of results in fp32: some roundings of 2^-24 and sums of up to 10^5
-  // terms in blocks, or more where what was summed had been rounded to bf16.
+  // Largest relative RMS error of fp32 results: a few roundings of 2^-24 and sums of up to 10^5
+  // terms in blocks, or more if the terms were rounded to bf16.
   double max_error = 5e-6;
 };
 
 struct CaseOptions {
   at::Device device = at::kCPU;
-  at::ScalarType dtype = at::kFloat;  // of activations: fp32 or bf16
-  bool large = false;                 // no operand stays in a cache; else a layer of a 6 x 256 step
+  at::ScalarType dtype = at::kFloat;  // Of activations: fp32 or bf16.
+  bool large = false;  // Operands exceed the caches; otherwise a layer of a 6 x 256 step.
 };
 
-// RMS norm (plain, after a sum, gated), rotary encoding, SwiGLU, short convolution: with gradients.
-// Linear layers: their weights' gradients.
+// RMS norm (plain, after a sum, gated), rotary encoding, SwiGLU and short convolution with
+// gradients, and the weight gradients of linear layers.
 std::vector<Case> MakeLayerCases(const CaseOptions& options);
 // AdamW, sum of squares, rows of cross entropy, the decode step of decay attention: in place.
 std::vector<Case> MakeUpdateCases(const CaseOptions& options);

@@ -29,20 +29,20 @@ namespace {
 
 constexpr double kEps = 1e-6;
 
-// What of a pass moves per element of an activation: operands read and results written.
+// Elements that a pass moves per element of an activation: operands read and results written.
 struct Traffic {
   int forward = 0, backward = 0;
 };
 
 struct Layer {
   std::string family;
-  std::vector<int64_t> shape;        // of each activation
-  int num_inputs = 1;                // activations
-  std::vector<int64_t> weight = {};  // fp32; none where empty
+  std::vector<int64_t> shape;        // Of each activation.
+  int num_inputs = 1;                // Number of activations.
+  std::vector<int64_t> weight = {};  // fp32. Empty: none.
   int num_outputs = 1;
   Traffic traffic;
   Form ours, eager;              // [inputs..., weight] -> outputs
-  double max_error_bf16 = 5e-6;  // of the weight's gradient, which is fp32
+  double max_error_bf16 = 5e-6;  // Of the weight's gradient, which is fp32.
 };
 
 Tensors NoGradients(const Form& form, const Tensors& operands) {
@@ -50,7 +50,8 @@ Tensors NoGradients(const Form& form, const Tensors& operands) {
   return form(operands);
 }
 
-// Outputs and gradients of the leaves; the last operands are the outputs' gradients.
+// Returns outputs and the gradients of the leaves. The last operands are the gradients of the
+// outputs.
 Tensors WithGradients(const Form& form, const Tensors& operands, int num_outputs) {
   const Tensors leaves(operands.begin(), operands.end() - num_outputs);
   const Tensors douts(operands.end() - num_outputs, operands.end());
@@ -105,7 +106,7 @@ at::Tensor EagerNorm(const at::Tensor& x, const at::Tensor& weight) {
 
 Layer Rotary(const std::vector<int64_t>& shape, const CaseOptions& options) {
   const int64_t seq_len = shape[1], dim = shape[3], half = dim / 2;
-  // made on the CPU: a row a position, as a training step has it
+  // Made on the CPU, one row per position, as in a training step.
   const ops::RotaryTable host = ops::MakeRotaryTable(
       at::arange(seq_len, at::kLong).unsqueeze(0).expand({shape[0], seq_len}), dim, 10000);
   const ops::RotaryTable table = {.cos = host.cos.to(options.device),
@@ -138,7 +139,7 @@ std::vector<Layer> NormLayers(const std::vector<int64_t>& model,
            .traffic = {.forward = 2, .backward = 3},
            .ours = [](const Tensors& in) -> Tensors { return {ops::RmsNorm(in[0], in[1], kEps)}; },
            .eager = [](const Tensors& in) -> Tensors { return {EagerNorm(in[0], in[1])}; }},
-          // both summands have one gradient
+          // Both summands share one gradient.
           {.family = "rms_norm_of_sum",
            .shape = model,
            .num_inputs = 2,
@@ -217,7 +218,7 @@ Layer LongConv(const std::vector<int64_t>& shape) {
       }};
 }
 
-// This and the next are bound by the matmul, not by memory.
+// The matmul limits this case and the next, not memory.
 Case Linear(int64_t tokens, int64_t outs, int64_t ins) {
   return {.family = "linear",
           .shape = Concat(tokens, " tokens, [", outs, ", ", ins, "]"),
@@ -260,7 +261,7 @@ std::vector<Case> MakeLayerCases(const CaseOptions& options) {
   layers.push_back(LongConv(model));
   std::vector<Case> cases;
   for (const Layer& layer : layers) cases.push_back(MakeCase(layer, options));
-  if (options.device.is_cpu() && options.dtype == at::kFloat) {  // elsewhere it is LibTorch's
+  if (options.device.is_cpu() && options.dtype == at::kFloat) {  // Other cases use LibTorch's.
     const std::vector<std::pair<int64_t, int64_t>> sizes =
         large ? std::vector<std::pair<int64_t, int64_t>>{{256, 256}, {1024, 1024}}
               : std::vector<std::pair<int64_t, int64_t>>{{256, 256}, {768, 256}, {256, 768}};

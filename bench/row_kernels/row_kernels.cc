@@ -1,10 +1,10 @@
-// The parts of a step that memory bounds: norms, rotary encoding, SwiGLU, short convolution, AdamW,
-// the gradient's norm, rows of cross entropy, decoding's state update; and one that the matmul
-// bounds, the gradients of linear layers' weights. Each is checked against the same formula in
-// fp64, then timed in pairs with LibTorch's operations, beside what the machine copies in the same
-// run (or, for updates, what it negates in place): on the CPU as many bytes as the pass must move,
-// on a GPU 2 GiB. A pass that is off, or fails, has a row with a problem in place of times; the
-// others go on, and the exit code is 1.
+// The parts of a step that memory bandwidth limits: norms, rotary encoding, SwiGLU, short
+// convolution, AdamW, the gradient's norm, rows of cross entropy, decoding's state update; and one
+// that the matmul limits, the weight gradients of linear layers. Each is checked against the same
+// formula in fp64, then timed in pairs with LibTorch's operations, together with the speed of
+// copies in the same run (for updates, of negation in place): on the CPU of as many bytes as the
+// pass must move, on a GPU of 2 GiB. A pass that is wrong or fails has a problem instead of times
+// in its row. The others continue, and the exit code is 1.
 //
 //   build/cpu/bench/bench_row_kernels --only swiglu --dtype bf16
 //   build/cuda/bench/bench_row_kernels --device cuda
@@ -26,9 +26,8 @@ namespace halflife::bench {
 namespace {
 
 constexpr double kMaxErrorBf16 =
-    4e-3;  // of a result in bf16: at most two roundings of 2^-9 after each other
-constexpr double kMaxErrorFp64 =
-    1e-11;  // a sum of 10^8 terms, 2^-53 each, and its like in LibTorch
+    4e-3;  // For bf16 results: at most two successive roundings of 2^-9.
+constexpr double kMaxErrorFp64 = 1e-11;  // For sums of 10^8 terms, 2^-53 each, in both forms.
 
 struct Options {
   std::string device = "cpu", dtype, size = "both", only;
@@ -46,8 +45,8 @@ Tensors Copies(const Tensors& operands, bool wide) {
   return copies;
 }
 
-// Worst relative RMS error of the pass's results; throws where one is off by more than its dtype
-// explains.
+// Returns the largest relative RMS error of the pass's results. Throws if it exceeds the bound of
+// the dtype.
 double Check(const Case& one, const Pass& pass) {
   const Tensors operands = one.make();
   const Tensors got = pass.ours(Copies(operands, false)), want = pass.eager(Copies(operands, true));
@@ -65,7 +64,7 @@ double Check(const Case& one, const Pass& pass) {
   return worst;
 }
 
-// Operands in turn: on a GPU enough of them that none is found in the cache.
+// Returns operands in rotation. On a GPU there are enough of them that none is still in the cache.
 class Operands {
  public:
   Operands(const Case& one, const Pass& pass, at::Device device) {
@@ -99,7 +98,7 @@ nlohmann::ordered_json Time(const Case& one, const Pass& pass, at::Device device
       const Tensors& in = operands.Next();
       return timer.Milliseconds([&] { form(in); });
     };
-    const bool first = round % 2 == 0;  // the order within a pair alternates
+    const bool first = round % 2 == 0;  // The order within a pair alternates.
     const double before = first ? 0 : time(pass.eager, eager_timer);
     const double ours = time(pass.ours, our_timer),
                  eager = first ? time(pass.eager, eager_timer) : before;
@@ -141,7 +140,7 @@ std::vector<Case> MakeCases(const Options& options, const CaseOptions& wanted) {
   return cases;
 }
 
-// The rows of a size.
+// Adds the rows of one size.
 void AddRows(const Options& options, const CaseOptions& wanted, nlohmann::ordered_json& rows,
              Problems& problems) {
   for (const Case& one : MakeCases(options, wanted))
@@ -173,7 +172,7 @@ nlohmann::ordered_json Run(Options options, Problems& problems) {
     const CaseOptions wanted = {.device = device,
                                 .dtype = options.dtype == "bf16" ? at::kBFloat16 : at::kFloat,
                                 .large = large};
-    // after a fault of the device not even operands can be made
+    // After a fault of the device, operands cannot be made either.
     if (rows.empty())
       AddRows(options, wanted, rows, problems);
     else
@@ -205,7 +204,8 @@ int main(int argc, char** argv) {
   app.add_option("--threads", options.threads);
   CLI11_PARSE(app, argc, argv);
   at::set_num_threads(options.threads);
-  // Results are allocated anew in every call: what is timed is the loops, not page faults.
+  // Every call allocates its results. Reusing freed memory makes the benchmark time the loops, not
+  // page faults.
   halflife::PrepareHeap();
   return halflife::bench::ExitCodeOf([&] {
     halflife::kernels::cpu::UseInstructionSetOfEnvironment();

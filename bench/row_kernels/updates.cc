@@ -26,8 +26,8 @@
 namespace halflife::bench {
 namespace {
 
-// One value on the operands' device, as its bytes: kernels read their tables where their arrays
-// are.
+// Returns one value as bytes on the operands' device, because kernels read tables where their
+// arrays are.
 template <typename T>
 at::Tensor OnDevice(T value, at::Device device) {
   return at::from_blob(&value, {static_cast<int64_t>(sizeof(T))}, at::kByte)
@@ -38,7 +38,7 @@ constexpr auto kInPlace = MemoryCeiling::Kind::kInPlace;
 constexpr kernels::AdamWConfig kAdamW = {};
 constexpr double kLr = 1e-3;
 
-// w, gradient, m, v and, beside bf16 activations, w's rounded copy.
+// w, gradient, m, v and, with bf16 activations, the rounded copy of w.
 Case AdamW(int64_t count, const CaseOptions& options) {
   const auto wide = at::TensorOptions(options.device).dtype(at::kFloat);
   const bool copies = options.dtype == at::kBFloat16;
@@ -121,7 +121,7 @@ Case SumOfSquares(int64_t count, const CaseOptions& options) {
           .passes = {{"forward", ours, eager, 4.0 * static_cast<double>(count)}}};
 }
 
-// Logits and targets -> loss of each row and, over the logits here, the gradient.
+// Maps logits and targets to the loss of each row. The gradient replaces the logits.
 Case CrossEntropyRows(int64_t rows, int64_t vocab, const CaseOptions& options) {
   const auto wide = at::TensorOptions(options.device).dtype(at::kFloat);
   const auto ours = [](bool gradient) -> Form {
@@ -156,7 +156,7 @@ struct StateShape {
   int64_t batch, heads, dim;
 };
 
-// q, k, v [B, H, D], log_decay [B, H, D] and the state [B, H, D, D], which both update.
+// q, k, v [B, H, D], log_decay [B, H, D] and the state [B, H, D, D], which both forms update.
 Case DecayStep(const StateShape& shape, const CaseOptions& options) {
   const int64_t batch = shape.batch, heads = shape.heads, dim = shape.dim;
   const auto rows = at::TensorOptions(options.device).dtype(options.dtype);

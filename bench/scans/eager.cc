@@ -14,14 +14,14 @@
 namespace halflife::bench {
 namespace {
 
-// Sums over the tokens before each: [..., C, *] along dim 2.
+// Returns sums over the tokens before each token: [..., C, *] along dim 2.
 at::Tensor SumsBefore(const at::Tensor& x) { return x.cumsum(2) - x; }
 
-// [B, N, D] each, before every chunk: the sums A and B in the scale o.
+// [B, N, D] each, before every chunk: the sums A and B with the scale o.
 struct ChunkStates {
   at::Tensor a, b, o;
 };
-// From each chunk's own sums in the scale `top` [B, N, D], as of its end; `decay`: C w.
+// Computed from each chunk's own sums with the scale `top` [B, N, D] at its end; `decay` is C w.
 ChunkStates Scan(const at::Tensor& a, const at::Tensor& b, const at::Tensor& top,
                  const at::Tensor& decay) {
   at::Tensor sum_a = at::zeros_like(a.select(1, 0)), sum_b = sum_a,
@@ -47,13 +47,13 @@ at::Tensor WkvInChunks(const Tensors& in, int64_t size) {
   const at::Tensor k = chunks(in[0]), v = chunks(in[1]), w = in[2], u = in[3];
   const at::Tensor place = at::arange(size, k.options().requires_grad(false)).view({size, 1});
   const at::Tensor shifted =
-      k - (place + 1) * w;  // a token's weight at time t: e^{t w} times e of it
+      k - (place + 1) * w;  // The weight of a token at time t is e^{t w} times e^this.
   const at::Tensor top = shifted.detach().amax(2, /*keepdim=*/true);
   const at::Tensor weight = (shifted - top).exp(), weighted = weight * v;
   const ChunkStates states =
       Scan(weighted.sum(2), weight.sum(2), top.squeeze(2), w * static_cast<double>(size));
   const at::Tensor before = states.o.unsqueeze(2),
-                   own = u + k - place * w;  // without e^{t w}, in all three
+                   own = u + k - place * w;  // Without e^{t w}, in all three.
   const at::Tensor scale = at::maximum(at::maximum(before, top), own.detach());
   const at::Tensor past = (before - scale).exp(), local = (top - scale).exp(),
                    now = (own - scale).exp();
@@ -93,7 +93,7 @@ at::Tensor ScanInChunks(const Tensors& in, int64_t size) {
   const auto [log_decay, input] = TermsOf(in);
   const auto chunks = [&](const at::Tensor& x) { return x.unflatten(1, {-1, size}); };
   const at::Tensor sums = chunks(log_decay).cumsum(2);
-  const at::Tensor own = (chunks(input) * (-sums).exp()).cumsum(2);  // without e^{sums}
+  const at::Tensor own = (chunks(input) * (-sums).exp()).cumsum(2);  // Without e^{sums}.
   const at::Tensor decays = sums.exp();
   at::Tensor state = at::zeros_like(own.select(1, 0).select(1, 0));
   Tensors before;

@@ -1,6 +1,6 @@
-// RWKV-4's time mixing and Mamba's selective scan in LibTorch's operations, differentiable: what
-// the kernels are measured against. Of each the fastest form is to be taken. Without documents or
-// state.
+// RWKV-4's time mixing and Mamba's selective scan in LibTorch's operations, differentiable, for
+// comparison with the kernels. Use the fastest form of each. Documents and states are not
+// supported.
 #pragma once
 
 #include <functional>
@@ -14,17 +14,17 @@ namespace halflife::bench {
 
 using Tensors = std::vector<at::Tensor>;
 
-// Operands of one scan, [B, T, ...] first, to its outputs [B, T, D].
+// Maps the operands of one scan, [B, T, ...] first, to its outputs [B, T, D].
 struct EagerForm {
   std::string name;
   std::function<at::Tensor(const Tensors&)> run;
 };
 
-// Of k, v, log_decay, bonus. In chunks: sums over a chunk's tokens as cumulative sums under the
-// chunk's largest exponent, which fp32 can hold for the decays of a benchmark, not for all; and the
-// states of chunks one after the other. Or token by token.
+// The operands are k, v, log_decay, bonus. The first form works in chunks: cumulative sums relative
+// to the chunk's largest exponent, which fp32 can represent for the benchmark's decays but not for
+// all, and a loop over the chunks' states. The second form works token by token.
 std::vector<EagerForm> EagerWkv();
-// Of x, delta, delta_bias, a, b, c, skip. The same two.
+// The operands are x, delta, delta_bias, a, b, c, skip. The same two forms.
 std::vector<EagerForm> EagerScan();
 
 }  // namespace halflife::bench

@@ -1,6 +1,6 @@
-// RWKV-4's time mixing and Mamba's selective scan against LibTorch's operations, forward and
-// forward + backward, all in one run and in turn; each form is checked against the token-by-token
-// form in fp64 first. With --lengths, the cost of a token from 512 to 16,384 tokens instead.
+// RWKV-4's time mixing and Mamba's selective scan compared with LibTorch's operations, forward and
+// forward + backward, alternating in one run. Each form is first checked against the token-by-token
+// form in fp64. With --lengths, measures the cost per token from 512 to 16,384 tokens instead.
 //
 //   build/cpu/bench/bench_scans --kind wkv4 --batch 2 --seq-len 2048 --dim 1024
 //   build/cpu/bench/bench_scans --kind selective_scan --states 16 --lengths
@@ -35,8 +35,8 @@ struct Options {
   bool wkv() const { return kind == "wkv4"; }
 };
 
-// Operands as a model has them at the start of its training: decays of RWKV from 0.007 to 1 a
-// token, steps of Mamba from 0.001 to 0.1.
+// Returns operands as in a model at the start of training: RWKV's decays from 0.007 to 1 per token,
+// Mamba's steps from 0.001 to 0.1.
 Tensors MakeOperands(const Options& o) {
   const std::vector<int64_t> rows = {o.batch, o.seq_len, o.dim},
                              keys = {o.batch, o.seq_len, o.states};
@@ -82,7 +82,7 @@ EagerForm Ours(const Options& o) {
           }};
 }
 
-// The output and every gradient.
+// Returns the output and every gradient.
 Tensors ResultsOf(const EagerForm& form, const Tensors& in, const at::Tensor& dout) {
   Tensors results = {form.run(in)};
   for (const at::Tensor& grad : torch::autograd::grad({results[0]}, in, {dout}))
@@ -90,7 +90,7 @@ Tensors ResultsOf(const EagerForm& form, const Tensors& in, const at::Tensor& do
   return results;
 }
 
-// Of a row of 256 tokens; chained decays and sums in another order explain 1e-5.
+// Compares rows of 256 tokens. Repeated decays and sums in another order explain errors of 1e-5.
 void Check(Options o, const std::vector<EagerForm>& forms, const EagerForm& exact) {
   o.batch = 1, o.seq_len = 256;
   const Tensors in = MakeOperands(o);
@@ -129,7 +129,7 @@ nlohmann::ordered_json Compare(const Options& o) {
   const at::Tensor dout = at::randn({o.batch, o.seq_len, o.dim});
   std::map<std::string, Times> times;
   for (int round = 0; round < o.rounds + 1; ++round) {
-    if (round == 1) times.clear();  // the first is a warm-up
+    if (round == 1) times.clear();  // The first round is a warm-up.
     for (const EagerForm& form : forms) TimeOnce(form, in, dout, times[form.name]);
   }
   nlohmann::ordered_json result = {
@@ -153,7 +153,7 @@ nlohmann::ordered_json Compare(const Options& o) {
   return result;
 }
 
-// Nanoseconds a token, forward + backward, at equal numbers of tokens.
+// Returns nanoseconds per token, forward + backward, for equal numbers of tokens.
 nlohmann::ordered_json CompareLengths(Options o) {
   constexpr int64_t kTokens = 16384;
   const std::vector<int64_t> lengths = {512, 2048, 8192, 16384};
@@ -197,7 +197,7 @@ int main(int argc, char** argv) {
   app.add_flag("--lengths", options.lengths, "cost of a token at 512 to 16,384 tokens instead");
   CLI11_PARSE(app, argc, argv);
   at::set_num_threads(options.threads);
-  halflife::PrepareHeap();  // for every form: as in a training run
+  halflife::PrepareHeap();  // For every form, as in a training run.
   return halflife::bench::ExitCodeOf([&] {
     halflife::kernels::cpu::UseInstructionSetOfEnvironment();
     std::cout << halflife::bench::Run(options).dump(2) << "\n";

@@ -1,9 +1,10 @@
-// Softmax attention, forward alone and with its gradients, against LibTorch's fused causal
-// attention, to which it is held first; and what each pattern, bias, decay and scale costs beside
-// plain causal attention, in turn. Forward alone is also timed at --long tokens of one row, where
-// blocks and windows leave most of the square out. On a GPU in bf16, where LibTorch's calls in
-// blocks of queries, which serve what the kernels do not take, are timed too. A form that fails has
-// a problem in place of its times; the others go on, and the exit code is 1.
+// Softmax attention, forward only and with gradients, compared with LibTorch's fused causal
+// attention, which also checks the results first. Measures the cost of each pattern, bias, decay
+// and scale relative to plain causal attention, alternating. Forward is also timed on one row of
+// --long tokens, where blocks and windows skip most of the square. On a GPU in bf16, LibTorch's
+// calls in blocks of queries are timed as well, which are used for cases that the kernels do not
+// support. A form that fails has a problem instead of times. The others continue, and the exit code
+// is 1.
 //
 //   build/cpu/bench/bench_softmax_attention --batch 8 --seq-len 512 --heads 4 --dim 64
 //   build/cuda/bench/bench_softmax_attention --device cuda --batch 8 --seq-len 2048 --heads 16
@@ -34,7 +35,7 @@ namespace {
 
 using ops::KeyPattern;
 
-// fp32 sums of up to T terms; bf16's rounding of weights and outputs, on both sides.
+// fp32 sums of up to T terms; bf16 rounding of weights and outputs on both sides.
 constexpr double kMaxError = 5e-6, kMaxErrorBf16 = 1e-2;
 
 struct Options {
@@ -131,7 +132,7 @@ const Form kForms[] = {
            {.scale = x.scale(), .far_from = o.block});
      }}};
 
-// What the kernels for a causal row are on a GPU without them.
+// The fallback for causal rows on a GPU without the kernels.
 const Form kInBlocks = {"LibTorch's calls in blocks of queries", [](const Rows& x, const Options&) {
                           return ops::ComposedSoftmaxAttention(
                               {.q = x.q, .k = x.k, .v = x.v, .positions = x.positions},
@@ -148,11 +149,11 @@ double TimeOf(Timer& timer, const Form& form, const Rows& rows, const Options& o
   });
 }
 
-// `form` over plain causal attention, medians of pairs.
+// Returns the time of `form` relative to plain causal attention, as medians of pairs.
 nlohmann::ordered_json Beside(const Form& form, const Rows& rows, const Options& o,
                               bool gradients) {
   const Form causal = {"causal", Causal};
-  const int warm_ups = o.device.is_cuda() ? 10 : 1;  // cold memory; a GPU's clock
+  const int warm_ups = o.device.is_cuda() ? 10 : 1;  // For cold memory, and a GPU's clock.
   Timer timer(o.device), causal_timer(o.device);
   std::vector<double> times, plain, ratios;
   for (int i = -warm_ups; i < o.rounds; ++i) {
@@ -179,7 +180,7 @@ void CheckAgainstLibTorch(const Options& o) {
            " is allowed");
 }
 
-// `forms` beside plain causal attention, a row each.
+// Compares each of `forms` with plain causal attention and returns one row per form.
 nlohmann::ordered_json RowsOf(const std::vector<Form>& forms, const Rows& rows, const Options& o,
                               bool gradients, Problems& problems) {
   nlohmann::ordered_json part = nlohmann::ordered_json::array();
@@ -235,7 +236,8 @@ int main(int argc, char** argv) {
   app.add_option("--threads", options.threads);
   CLI11_PARSE(app, argc, argv);
   at::set_num_threads(options.threads);
-  // Results are allocated anew in every call: what is timed is the loops, not page faults.
+  // Every call allocates its results. Reusing freed memory makes the benchmark time the loops, not
+  // page faults.
   halflife::PrepareHeap();
   return halflife::bench::ExitCodeOf([&] {
     options.device = halflife::bench::FindDevice(device);

@@ -32,7 +32,7 @@ double CudaMilliseconds(const std::function<void()>& run) {
   return before.elapsed_time(after);
 }
 
-// Enqueues a kernel that spins for so long at the highest clock, longer at a lower one.
+// Enqueues a kernel that spins for this time at the highest clock, and for longer at a lower one.
 void Spin(double ms) {
   int kilohertz = 0;
   const cudaError_t status =
@@ -44,7 +44,7 @@ void Spin(double ms) {
 
 struct SpunTime {
   double ms = 0;
-  bool late = false;  // the spin had ended when the host was done
+  bool late = false;  // The spin ended before the host was done.
 };
 SpunTime MillisecondsAfterSpin(double spin_ms, const std::function<void()>& run) {
   c10::cuda::CUDAEvent before(cudaEventDefault), after(cudaEventDefault);
@@ -89,7 +89,7 @@ struct SpunTime {
 [[noreturn]] std::string CudaName() { RequireGpu(); }
 #endif
 
-// LibTorch's own copy has no streaming stores, which double what is beyond the cache.
+// LibTorch's copy has no streaming stores, which double the speed beyond the cache.
 void CopyOnCpu(const at::Tensor& from, const at::Tensor& to) {
   constexpr int64_t kGrain = int64_t{1} << 20;
   const auto* const source = from.const_data_ptr<float>();
@@ -136,7 +136,7 @@ void Synchronise(at::Device device) {
 double Timer::Milliseconds(const std::function<void()>& run) {
   ++calls_;
   if (!device_.is_cuda()) return bench::Milliseconds(device_, run);
-  // Longer than any call's enqueuing: what is late after so long waits for the GPU.
+  // Longer than any call needs to be enqueued. A call that is still late waits for the GPU.
   constexpr double kLongestSpinMs = 50;
   const auto [ms, late] = MillisecondsAfterSpin(spin_ms_, run);
   if (late) {

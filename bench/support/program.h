@@ -1,5 +1,5 @@
-// How a benchmark ends: whatever it meets, its words are on stderr and its exit code says what it
-// was.
+// Runs a benchmark: messages of exceptions are printed to stderr, and the exit code depends on
+// their kind.
 //
 //   int main(int argc, char** argv) {
 //     ...
@@ -13,13 +13,13 @@
 
 namespace halflife::bench {
 
-// Of an exception, without the stack frames that LibTorch's carry.
+// Returns the message of an exception, without the stack frames of LibTorch's exceptions.
 std::string WordsOf(const std::exception& error);
 
-// 0 after `run`; else the code of the Error that it threw, or of an internal fault.
+// Returns 0 after `run`, or the code of the Error that it threw, or that of an internal error.
 int ExitCodeOf(const std::function<void()>& run);
 
-// What went wrong in parts of a program that goes on with the others, which count.
+// Collects and counts the failures of parts of a program, which continues with the other parts.
 //
 //   Problems problems;
 //   const std::string problem = problems.Of([&] { row = Measure(); });   // empty: none
@@ -27,9 +27,9 @@ int ExitCodeOf(const std::function<void()>& run);
 //   problems.ThrowIfAny();
 class Problems {
  public:
-  // The words of what `run` throws; empty where it throws nothing.
+  // Returns the message of the exception that `run` throws. Empty: it does not throw.
   std::string Of(const std::function<void()>& run);
-  // Error: exit 1, with the first one's words.
+  // Throws Error with exit code 1 and the first message.
   void ThrowIfAny() const;
 
  private:

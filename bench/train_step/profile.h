@@ -1,5 +1,5 @@
-// One call under LibTorch's profiler: how many kernels it launches, how often the host waits for
-// the device, and where the time goes.
+// Profiles one call with LibTorch's profiler: the number of kernels launched, how often the host
+// waits for the device, and the distribution of time.
 //
 //   const nlohmann::ordered_json profile = Profile(at::kCUDA, [&] { bench.Step(); });
 #pragma once
@@ -11,11 +11,11 @@
 
 namespace halflife::bench {
 
-// wall_ms, and of a GPU launches, copies (and fills), synchronisations, device_ms (the sum over
-// kernels and copies, which may overlap). `top`: the names with the most time, with their calls: of
-// a GPU kernels and copies; of the CPU LibTorch's operations, each with those that it calls. Calls
-// before this one must have warmed up. Error kEnvironment where a GPU was used and the profiler saw
-// nothing of it.
+// Returns wall_ms, and for a GPU launches, copies (and fills), synchronisations and device_ms (the
+// sum over kernels and copies, which may overlap). `top` has the names with the most time, with
+// their calls: kernels and copies of a GPU, or LibTorch's operations on the CPU, each including
+// those that it calls. Earlier calls must have warmed up. Throws Error kEnvironment if a GPU was
+// used and the profiler recorded nothing of it.
 nlohmann::ordered_json Profile(at::Device device, const std::function<void()>& run);
 
 }  // namespace halflife::bench
