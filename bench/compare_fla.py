@@ -1,24 +1,23 @@
 #!/usr/bin/env python3
-"""Decay attention against flash-linear-attention on one GPU: forward, forward + backward, bf16.
+"""Compares decay attention with flash-linear-attention on one GPU: forward, forward + backward, bf16.
 
     pip install torch==2.11.0 flash-linear-attention==0.6.0
     cmake --build build/cuda --target bench_decay_attention
     python3 bench/compare_fla.py --json fla.json --markdown fla.md
     python3 bench/compare_fla.py --only per_head --rounds 3 --samples 20 --json fla.json --resume
 
-Per shape and round bench_decay_attention runs as a process of its own, then fla's operations here,
-the order turned each round; times are medians over the rounds of medians between CUDA events. fla
-counts with the fastest of its operations for that kind of decay.
+For each shape and round, bench_decay_attention runs in a separate process, and fla's operations run in
+this one, in alternating order. Times are medians over the rounds of medians between CUDA events. The
+fastest of fla's operations for that kind of decay counts.
 
-Before anything is timed, each pass of each operation is compared with the recurrence in fp64 on a
-small shape; bench_decay_attention does so with its own oracle and reports the error. What raises or
-is off is left out of the times, and the row says so: on Hopper fla 0.6.0 refuses the backward of
+Before anything is timed, each pass of each operation is compared with the recurrence in fp64 on a small
+shape. bench_decay_attention does so with its own oracle and reports the error. Operations that raise or
+are wrong are not timed, and the row reports it: on Hopper, fla 0.6.0 refuses the backward of
 chunk_simple_gla with triton 3.4 to 3.7.0.
 
-The file of --json is written anew after each shape. --resume keeps its rows; those that failed on
-halflife's side are tried again, after the others. Exit code 1: some failed; 75: a fault of fla's
-took the process, --resume goes on; 77 and a line "SKIPPED: ..." where there is no GPU, no fla or no
-binary.
+The file of --json is written after each shape. --resume keeps its rows and repeats those that failed on
+halflife's side, after the others. Exit code 1: some failed; 75: a fault in fla ended the process, and
+--resume continues; 77 and a line "SKIPPED: ...": there is no GPU, fla or binary.
 """
 
 import argparse
@@ -36,10 +35,10 @@ import sys
 
 REPO = pathlib.Path(__file__).resolve().parents[1]
 MAX_ERROR = 1e-2  # relative RMS: bf16 operands and results, 2^-9 each, in three products in a row
-LONGEST_RECURRENT = 2048  # beyond, one step a token is no rival
+LONGEST_RECURRENT = 2048  # for longer rows, a per-token kernel is too slow to compare
 WARM_UPS = 10
-MANY_LATE = 0.1  # of a side's calls that waited for the host: the times say less
-LOST = 75  # the exit code where --resume goes on
+MANY_LATE = 0.1  # share of calls that waited for the host, above which times are unreliable
+LOST = 75  # the exit code if --resume can continue
 LATE = " (late)"
 LATE_MEANS = f"(late): in more than {MANY_LATE:.0%} of a side's calls the GPU waited for the host."
 PASSES = ("forward", "forward_backward")
@@ -50,9 +49,9 @@ class Shape:
     batch: int
     seq_len: int
     heads: int
-    dim: int  # K, and V where dim_v is 0
+    dim: int  # K, and V if dim_v is 0
     dim_v: int = 0
-    qk_heads: int = 0  # of q and k, shared by `heads` of v; 0: as many
+    qk_heads: int = 0  # heads of q and k, shared by `heads` of v; 0: heads
 
     def __str__(self) -> str:
         dims = f"K{self.dim} V{self.dim_v}" if self.dim_v else f"D{self.dim}"
@@ -64,7 +63,7 @@ class Shape:
         return self.dim_v or self.dim
 
 
-SHAPES = (  # what tells most comes first
+SHAPES = (  # most informative first
     Shape(2, 16384, 16, 128),
     Shape(8, 2048, 32, 64),
     Shape(8, 2048, 8, 128, dim_v=256),  # a layer of gla_1.3b
@@ -95,7 +94,7 @@ class Operation:
         return getattr(importlib.import_module(self.module), self.name)
 
     def parameters(self) -> list[str]:
-        """What it is called with."""
+        """Returns the arguments of the call."""
         return ["q", "k", "v", "scale"] + ([self.decay] if self.decay else [])
 
     def suits(self, shape: Shape) -> bool:
@@ -128,21 +127,21 @@ def missing_parameters(function, wanted: list[str]) -> list[str]:
 
 
 def fastest(times: dict[str, list[float]]) -> tuple[str, float]:
-    """The name with the least median, and that median."""
+    """Returns the name with the lowest median, and that median."""
     medians = {name: statistics.median(values) for name, values in times.items()}
     name = min(medians, key=medians.get)
     return name, medians[name]
 
 
 def worst(values) -> float:
-    """The largest; NaN where one is, which max() may pass over."""
+    """Returns the largest value, and NaN if any is NaN, which max() may ignore."""
     values = list(values)
     return math.nan if any(math.isnan(value) for value in values) else max(values)
 
 
 @dataclasses.dataclass(frozen=True)
 class Time:
-    """Of a round: the median, and the share of calls in which the GPU waited for the host."""
+    """Of one round: the median, and the share of calls in which the GPU waited for the host."""
 
     ms: float
     late_share: float = 0.0
@@ -155,8 +154,8 @@ def summarise(
     fla: dict[str, dict[str, list[Time]]],
     problems: list[str] | tuple[str, ...] = (),
 ) -> dict:
-    """`ours`: JSON of bench_decay_attention, a round each; `fla`: pass -> operation -> times, a
-    round each, without the operations that cannot do it; `problems`: why not."""
+    """`ours`: JSON of bench_decay_attention per round; `fla`: pass -> operation -> times per round, without
+    unsupported operations; `problems`: the reasons."""
     row = {"kind": kind, "shape": str(shape), **dataclasses.asdict(shape)}
     row["max_error"] = worst(result["max_error"] for result in ours)
     row["problems"] = list(problems)
@@ -188,7 +187,7 @@ def failed_row(kind: str, shape: Shape, reason: str, problems: list[str]) -> dic
 
 
 def is_late(one: dict) -> bool:
-    """Whether a side of a pass waited for the host too often for its ratio to count."""
+    """Returns whether a side waited for the host so often that the ratio is unreliable."""
     shares = (one.get("halflife_late_share", 0), one.get("fla_late_share", 0))
     return not all(share <= MANY_LATE for share in shares)
 
@@ -210,7 +209,7 @@ def marked_ratios(passes: list[dict]) -> str:
 
 
 def table_words(text: str) -> str:
-    """On one line, and short."""
+    """Returns a short text on one line."""
     return " ".join(text.split())[:200].replace("|", "/")
 
 
@@ -236,14 +235,14 @@ def markdown(rows: list[dict], title: str) -> str:
 
 
 def write_json(path: pathlib.Path, result: dict) -> None:
-    """All of it or none."""
+    """Writes the whole file or nothing."""
     fresh = path.with_name(path.name + ".new")
     fresh.write_text(json.dumps(result, indent=2) + "\n")
     os.replace(fresh, path)
 
 
 def results_so_far(path: pathlib.Path, device: str, torch_version: str) -> dict:
-    """Of an earlier call that did not come to its end; empty where there was none."""
+    """Returns the results of an earlier, incomplete call, or nothing."""
     if not path.exists():
         return {}
     earlier = json.loads(path.read_text())
@@ -256,7 +255,7 @@ def results_so_far(path: pathlib.Path, device: str, torch_version: str) -> dict:
 
 
 def left_to_do(kinds: list[str], rows: list[dict]) -> list[tuple[str, Shape]]:
-    """What has no row, then what failed."""
+    """Returns the shapes without a row, then those that failed."""
     known = {(row["kind"], row["shape"]): row for row in rows}
     wanted = [(kind, shape) for kind in kinds for shape in shapes_of(kind)]
     fresh = [(kind, shape) for kind, shape in wanted if (kind, str(shape)) not in known]
@@ -265,7 +264,7 @@ def left_to_do(kinds: list[str], rows: list[dict]) -> list[tuple[str, Shape]]:
 
 
 def put(rows: list[dict], row: dict) -> None:
-    """In place of the one that failed, or behind the others."""
+    """Replaces the failed row, or appends the row."""
     for place, one in enumerate(rows):
         if (one["kind"], one["shape"]) == (row["kind"], row["shape"]):
             rows[place] = row
@@ -273,7 +272,7 @@ def put(rows: list[dict], row: dict) -> None:
     rows.append(row)
 
 
-# ---- the GPU's part ----
+# ---- on the GPU ----
 
 
 def skip(reason: str):
@@ -286,8 +285,8 @@ def shapes_of(kind: str) -> tuple[Shape, ...]:
 
 
 def make_inputs(torch, kind: str, shape: Shape) -> dict:
-    """For fla, which shares no heads: q and k come repeated, and neither that nor summing their
-    gradients is in its time."""
+    """For fla, which does not share heads: q and k are repeated. Neither this nor the sum of their gradients
+    is part of the time."""
     sizes = (shape.batch, shape.seq_len, shape.heads)
     rows = lambda width: torch.randn(*sizes, width, device="cuda", dtype=torch.bfloat16)
     widths = {"q": shape.dim, "k": shape.dim, "v": shape.values}
@@ -332,7 +331,7 @@ def relative_error(got, want) -> float:
 
 
 def error_of(torch, kind: str, operation: Operation, name: str) -> float:
-    """Of one pass, on a small shape."""
+    """Returns the error of one pass on a small shape."""
     inputs = make_inputs(torch, kind, SMALL)
     want = recurrence(torch, inputs)
     if name == "forward":
@@ -348,12 +347,12 @@ def words_of(error: Exception) -> str:
 
 
 def trial(torch, kind: str, operation: Operation) -> dict:
-    """Of each pass its error, or the problem for which it is not timed."""
+    """Returns the error of each pass, or the reason why it is not timed."""
     found = {"errors": {}, "problems": {}}
     for name in PASSES:
         try:
             error = error_of(torch, kind, operation, name)
-        except Exception as raised:  # noqa: BLE001: whatever fla or triton raise, others go on
+        except Exception as raised:  # noqa: BLE001: fla and triton raise any type; others continue
             found["problems"][name] = words_of(raised)
             continue
         if error <= MAX_ERROR:
@@ -397,7 +396,7 @@ class Timer:
 
 
 def num_problems(cache_bytes: int, shape: Shape) -> int:
-    """As many as leave the cache between two calls on one, and two at least."""
+    """Returns at least two problems, and enough that none is still in the cache when it is used again."""
     one = 4 * shape.batch * shape.seq_len * shape.heads * (shape.dim + shape.values)
     return max(2, min(64, -(-2 * cache_bytes // one)))
 
@@ -405,7 +404,7 @@ def num_problems(cache_bytes: int, shape: Shape) -> int:
 def time_fla(
     torch, kind: str, operation: Operation, name: str, shape: Shape, samples: int
 ) -> Time:
-    """Of one pass; each call on the next problem, so that none finds operands in the cache."""
+    """Times one pass. Each call uses the next problem, so that operands are not in the cache."""
     cache = torch.cuda.get_device_properties(0).L2_cache_size
     problems = [make_inputs(torch, kind, shape) for _ in range(num_problems(cache, shape))]
 
@@ -429,7 +428,7 @@ def time_fla(
 
 
 class Failed(Exception):
-    """halflife's side of a comparison."""
+    """Runs halflife's side of a comparison."""
 
 
 def time_ours(binary: pathlib.Path, kind: str, shape: Shape, samples: int) -> dict:
@@ -453,7 +452,7 @@ def time_ours(binary: pathlib.Path, kind: str, shape: Shape, samples: int) -> di
 
 
 class Comparison:
-    """Of one shape: rounds of both sides, the order turned each round."""
+    """Runs both sides on one shape in rounds with alternating order."""
 
     def __init__(self, torch, kind: str, shape: Shape, trials: dict[str, dict], options):
         self.torch, self.kind, self.shape, self.options = torch, kind, shape, options
@@ -475,21 +474,21 @@ class Comparison:
         self.problems.append(f"{operation.name}, {name.replace('_', ' + ')}: {problem}")
 
     def run_fla(self) -> None:
-        """What raises at this shape is left out, of earlier rounds too."""
+        """Operations that raise at this shape are left out, also in earlier rounds."""
         for operation, name in list(self.to_time):
             try:
                 time = time_fla(
                     self.torch, self.kind, operation, name, self.shape, self.options.samples
                 )
-            except Exception as raised:  # noqa: BLE001: whatever fla or triton raise, others go on
+            except Exception as raised:  # noqa: BLE001: fla and triton raise any type; others continue
                 self.note(operation, name, f"at {self.shape}: {words_of(raised)}")
                 self.to_time.remove((operation, name))
                 self.fla[name].pop(operation.name, None)
                 continue
             self.fla[name].setdefault(operation.name, []).append(time)
         try:
-            self.torch.cuda.empty_cache()  # the memory is the other process's now
-        except Exception:  # noqa: BLE001: a lost context, which the caller asks for
+            self.torch.cuda.empty_cache()  # the other process needs the memory now
+        except Exception:  # noqa: BLE001: a lost context, which the caller checks
             pass
 
     def run_ours(self) -> None:
@@ -598,7 +597,7 @@ def compare(torch, options) -> int:
 
 
 def report_failed(rows: list[dict]) -> int:
-    """The exit code."""
+    """Returns the exit code."""
     failed = [row for row in rows if "failed" in row]
     for row in failed:
         print(f"failed: {row['kind']} {row['shape']}: {row['failed']}", file=sys.stderr)

@@ -1,12 +1,14 @@
-"""Writing a checkpoint, beside other writers of the same bytes on the same disk, and what it takes training, as JSON.
+"""Measures writing a checkpoint, compared with other writers of the same bytes on the same disk, and its cost during
+training. Prints JSON.
 
     .venv-compare/bin/python bench/checkpoint/save.py --data quickstart/dataset-XXXX --rounds 5
 
-A model of 100 M parameters, so 1.2 GB of weights and AdamW's moments. In each round `halflife train` saves once after
-its last step and three times beside training; then safetensors, torch.save and torch.distributed.checkpoint write
-arrays of as many bytes, and `dd` as many zeros. All end with fsync (`halflife` also reads a sample back; the step
-that goes for a new one goes after that), and take turns in being the first. Figures are medians over rounds, the ratios
-those of medians. `blocked_share` is what a save beside training takes the step loop, of a save that training waits for.
+The model has 100 M parameters: 1.2 GB of weights and AdamW's moments. In each round `halflife train` saves once after
+its last step and three times in the background during training. Then safetensors, torch.save and
+torch.distributed.checkpoint write arrays of as many bytes, and `dd` as many zeros. All end with fsync. `halflife` also
+reads a sample back, and afterwards deletes the old step. Each writer is the first one in some rounds. Figures are medians
+over rounds, and ratios are those of medians. `blocked_share` is the time for which a background save blocks training,
+relative to a save that training waits for.
 """
 
 import argparse
@@ -49,7 +51,7 @@ def fsync(path: pathlib.Path) -> None:
 
 
 def train(options: argparse.Namespace, folder: pathlib.Path) -> tuple:
-    """(save that training waits for, saves beside training), as lines of metrics.jsonl."""
+    """Returns (save that training waits for, background saves), as lines of metrics.jsonl."""
     command = [str(options.binary), "train", "--config", str(REPO / "launch/recipes/quickstart.textproto")]
     command += ["--run", str(folder / "run"), "--set", f"data.path={options.data}"]
     command += [word for item in SETTINGS.items() for word in ("--set", "=".join(map(str, item)))]
@@ -112,7 +114,7 @@ def main() -> None:
                 sizes.append(alone["save_bytes"])
                 return alone["save_mb_per_s"]
 
-            # The disk's pace drifts: each round begins with another of them, the first with the one that tells the size.
+            # The disk's speed drifts, so each round begins with another writer. The first begins with the one that gives the size.
             sides = ["halflife", *WRITERS]
             turn = number % len(sides)
             once = {}

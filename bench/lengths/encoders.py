@@ -1,13 +1,12 @@
-"""A table of GAU encoders beyond the length of their rows, with and without both scalings
-("Information entropy invariance", 2025): one is trained on hidden words of a text, fine-tuned on
-rows of 64 with products or with cosines as scores, and evaluated up to 16 times that, with and
-without InfoScale.
+"""Makes a table of GAU encoders beyond their training length, with and without both scalings ("Information
+entropy invariance", 2025). An encoder is trained to predict masked words of a text, fine-tuned on rows of 64
+with products or cosines as scores, and evaluated at up to 16 times this length, with and without InfoScale.
 
     launch/quickstart                                     # builds, and writes the text
     python3 bench/lengths/encoders.py --out runs/encoders
 
-Prints Markdown: accuracy on the same hidden bytes at every length, perplexity, and the entropy of
-attention. Runs and evaluations go on where they were stopped.
+Prints Markdown: accuracy on the same masked bytes at every length, perplexity, and the entropy of attention.
+Runs and evaluations continue where they were stopped.
 """
 
 import argparse
@@ -24,7 +23,7 @@ from lengths import by_most_queries  # noqa: E402
 RECIPE = "launch/recipes/gau_bytes.textproto"
 LENGTHS = [64, 128, 256, 512, 1024]
 METHODS = ["as_trained", "info_scale", "log_scale", "window", "yarn"]
-# cos_scale: 0 is products. The recipe's softmax_plus gives way to softmax, as there.
+# cos_scale: 0 means products. softmax replaces the recipe's softmax_plus, as in the paper.
 SCALES = {"products": 0, "cosines times 8": 8, "cosines times 16": 16, "cosines times 32": 32}
 FINE = ["data.seq_len=64", "train.global_batch=64", "train.micro_batch=64",
         "model.mixer.gau.normaliser=softmax", "optimizer.lr=1e-3", "schedule.warmup_steps=50",

@@ -1,12 +1,12 @@
-"""A table of perplexity by length, of ways to know positions that were trained on short rows from
-two seeds, each with the methods of inference that fit it.
+"""Makes a table of perplexity by length for position methods that were trained on short rows with two seeds,
+each with the inference methods that it supports.
 
     launch/quickstart                                     # builds, and writes the text
     python3 bench/lengths/lengths.py --out sweeps/lengths
 
-Prints Markdown: means over the seeds, and behind a row the largest distance of a seed from its mean
-where that is above 1 %. The models are those of `halflife sweep --config
-launch/sweeps/lengths.textproto`; that, and the evaluations, go on where they were stopped.
+Prints Markdown: means over the seeds, and at the end of a row the largest deviation of a seed from its mean if
+it exceeds 1 %. The models are those of `halflife sweep --config launch/sweeps/lengths.textproto`. The sweep and
+the evaluations continue where they were stopped.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import zoo  # noqa: E402  its text, and how it runs programs
 
 LENGTHS = [128, 256, 512, 1024, 2048]
 PATTERNS = ["as_trained", "window", "blocks", "streaming_llm"]
-# What softmax layers can be evaluated with, by how they were trained.
+# The inference methods of softmax layers, by the position method of their training.
 METHODS = {
     "rope": [*PATTERNS, "lm_infinite", "rerope", "interpolated", "ntk_aware", "yarn", "info_scale",
              "yarn+info_scale"],
@@ -31,7 +31,7 @@ METHODS = {
 }  # fmt: skip
 
 
-# Whose attention is looked at, over a few stretches: it forms whole blocks of scores.
+# Methods whose attention is reported, over a few windows, because it computes whole blocks of scores.
 LOOKED_AT = {
     "rope": ["as_trained", "blocks", "info_scale"],
     "xpos": ["as_trained", "blocks"],
@@ -57,7 +57,7 @@ def evaluate(args: argparse.Namespace, label: str, seed: int, attention: bool = 
 
 
 def by_most_queries(row: dict) -> dict:
-    """Of the number of keys that most queries see: half a row to a row, without a pattern."""
+    """Returns the values for the number of keys that most queries see: half a row to a row, without a pattern."""
     return max(row["attention"]["by_keys"], key=lambda by: by["queries"])
 
 

@@ -1,14 +1,14 @@
-"""The quickstart recipe on six meshes of ranks: how far the losses of one training run drift apart, as JSON.
+"""Trains the quickstart recipe on six meshes of ranks and measures how far the losses differ. Prints JSON.
 
     python3 bench/ranks/meshes.py --data quickstart/dataset-XXXX --out /tmp/meshes
     python3 bench/ranks/meshes.py --data quickstart/dataset-XXXX --out /tmp/meshes --slices 0
 
 A mesh is (dp, sp, ZeRO stage). All train on the same rows in the same order, each row in four slices (parallel.slices),
-so that they should end with the same bits. With --slices 0 a row has one slice a rank: where rows are cut otherwise, sums
-are in another order and losses differ by rounding, which training amplifies. Beside the meshes `rounding`: one rank again,
-with micro-batches of twice as many rows, so that sums over rows, and nothing else, are in another order. Differences are
-those from one rank's losses, at the last step (`last`) and of the mean of the last 20 (`mean`); what a mesh adds to
-`rounding` would be a mistake. Runs that are in --out already are not run again.
+so they should end with the same bits. With --slices 0 a row has one slice per rank. If rows are split differently, sums
+have another order and losses differ by rounding, which training amplifies. `rounding` is another run on one rank, with
+micro-batches of twice as many rows, so that only the order of sums over rows differs. Differences are relative to one
+rank's losses, at the last step (`last`) and of the mean of the last 20 (`mean`). A mesh that differs by more than
+`rounding` has a bug. Runs that are already in --out are not repeated.
 """
 
 import argparse
@@ -31,7 +31,7 @@ MODELS = {
 
 
 def train(options: argparse.Namespace, run: pathlib.Path, mesh: tuple, settings: dict) -> list:
-    """The losses of the run's steps."""
+    """Returns the losses of the run's steps."""
     dp, sp, stage = mesh
     settings = {
         "data.path": options.data,

@@ -1,12 +1,12 @@
-"""What overlap hides of the sums of gradients on a slow network, as JSON. As root: it shapes a network of its own.
+"""Measures how much of the gradient sums overlap hides on a slow network. Prints JSON. Needs root to limit a network.
 
     python3 bench/ranks/overlap.py --data quickstart/dataset-XXXX --pairs 3
 
-Two ranks talk TCP over the loopback of a network namespace of their own, whose bandwidth (`tc`, a token bucket) is such
-that a step's sums take about --share of its compute. With overlap, buckets leave while backward runs; without, one
-bucket holds all gradients, so it leaves when backward ends. `hidden` is the share of the traffic's time that a step
-does not wait for, `speedup` the ratio of medians of steps' times. `bf16_speedup` is that of gradients which travel in
-bf16 (parallel.grad_reduce) over those in fp32, both with overlap.
+Two ranks use TCP over the loopback of a separate network namespace. Its bandwidth (`tc`, a token bucket) is chosen so that
+the sums of a step take about --share of its compute. With overlap, buckets are sent while backward runs. Without it, one
+bucket has all gradients and is sent when backward ends. `hidden` is the share of the transfer time that a step does not
+wait for, and `speedup` is the ratio of the medians of step times. `bf16_speedup` compares gradients in bf16
+(parallel.grad_reduce) with fp32, both with overlap.
 """
 
 import json
@@ -20,13 +20,13 @@ TCP = {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_btl_tcp_if_include": "lo", "OMPI_MC
 
 
 def namespace(bits_per_s: float) -> tuple:
-    """A command that runs the command behind it where the loopback has this bandwidth; 0: as it is."""
+    """Returns a command prefix that runs a command with this loopback bandwidth; 0: unlimited."""
     shape = f"tc qdisc add dev lo root tbf rate {bits_per_s:.0f}bit burst 256kb limit 64mb &&" if bits_per_s else ""
     return ("unshare", "-n", "bash", "-c", f'ip link set lo up && {shape} exec "$@"', "-")
 
 
 def main() -> None:
-    parser = model_parser(__doc__, layers=8, batch=4)  # rows of 512 tokens a rank
+    parser = model_parser(__doc__, layers=8, batch=4)  # rows of 512 tokens per rank
     parser.set_defaults(steps=12)
     parser.add_argument("--share", type=float, default=0.5)
     options = parser.parse_args()
@@ -49,7 +49,7 @@ def main() -> None:
 
     free = run(0, one_bucket, one_bucket)
     compute_ms = free["step_ms"] - free["exposed_grad_ms"]
-    # A trial bandwidth tells how many bits a step sends; time is inverse to bandwidth.
+    # A run with a trial bandwidth measures the bits that a step sends. Time is inversely proportional to bandwidth.
     trial = 1e9
     slow = run(trial, one_bucket, one_bucket)
     bits_per_s = trial * slow["exposed_grad_ms"] / (options.share * compute_ms)

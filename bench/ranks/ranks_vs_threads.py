@@ -1,10 +1,10 @@
-"""Two ranks of one thread against one rank of two threads: the same global batch, the real trainer, as JSON.
+"""Compares two ranks of one thread with one rank of two threads: the same global batch, the real trainer. Prints JSON.
 
     python3 bench/ranks/ranks_vs_threads.py --data quickstart/dataset-XXXX --mixer gla --pairs 3
 
-Runs `halflife train` in turn, --pairs times each, in fresh folders, and reads metrics.jsonl. The ratio is that of the
-medians of tokens/s; above 1 means that the ranks are faster. Also reports the share of a step that waits for data, and
-the communication that backward did not hide.
+Runs `halflife train` alternately, --pairs times each, in fresh folders, and reads metrics.jsonl. The ratio compares
+the medians of tokens/s; above 1 means that two ranks are faster. Also reports the share of a step that waits for data,
+and the communication that backward did not hide.
 """
 
 import json

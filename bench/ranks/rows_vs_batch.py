@@ -1,10 +1,10 @@
-"""Ranks that share rows against ranks with rows of their own, at as many tokens a rank: the real trainer, as JSON.
+"""Compares ranks that share rows with ranks that have separate rows, at equal tokens per rank. Prints JSON.
 
     python3 bench/ranks/rows_vs_batch.py --data quickstart/dataset-XXXX --mixer gla rebased --pairs 3
 
-Rows of --seq-len tokens x ranks on all ranks together (parallel.sp) against rows of --seq-len on each. The ratio is
-that of the medians of tokens/s. Attention over a row costs more the longer it is; mixers with a state do not. A step
-waits for one layer's scan, once each way, however many --layers there are.
+Rows of --seq-len tokens x ranks are shared by all ranks (parallel.sp), or each rank has rows of --seq-len tokens. The
+ratio compares the medians of tokens/s. Attention costs more per token in longer rows, mixers with a state do not. For any
+number of --layers, a step waits for the scan of one layer, once in each direction.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Runs of the real trainer on a few ranks, for the comparisons beside."""
+"""Runs the real trainer on a few ranks, for the comparisons in this folder."""
 
 import argparse
 import json
@@ -14,7 +14,7 @@ BINARY = REPO / "build/cpu/src/cli/halflife"
 
 
 def model_parser(description: str, layers: int, batch: int) -> argparse.ArgumentParser:
-    """Options of a comparison on a model of one mixer: what `model_settings` reads, and --binary, --data, --pairs."""
+    """Options of a comparison with a model of one mixer: those of `model_settings`, and --binary, --data, --pairs."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", type=pathlib.Path, default=BINARY)
     parser.add_argument("--data", required=True)
@@ -39,7 +39,7 @@ def model_settings(options: argparse.Namespace) -> dict:
 
 
 def under_mpirun(ranks: int, threads: int) -> list:
-    """The start of a command that runs the rest of it on ranks, as users do."""
+    """Returns the prefix of a command that runs on ranks, as users start it."""
     return [str(REPO / "launch/mpirun/run.sh"), "--ranks", str(ranks), "--threads", str(threads), "--"]
 
 
@@ -75,7 +75,7 @@ def train(binary: pathlib.Path, ranks: int, threads: int, settings: dict, prefix
 
 
 def compare(sides: dict, pairs: int) -> dict:
-    """Medians of what each side's runs gave; they take turns. `sides`: name -> a function that runs it once."""
+    """Returns medians of each side's results. The sides alternate. `sides`: name -> a function that runs it once."""
     results = {name: [] for name in sides}
     for pair in range(pairs):
         order = list(sides) if pair % 2 == 0 else list(reversed(sides))

@@ -1,10 +1,9 @@
-"""What ranks cost a run that has one: the real trainer alone and under `mpirun -n 1`, as JSON.
+"""Measures the overhead of MPI with one rank: the real trainer without and with `mpirun -n 1`. Prints JSON.
 
     python3 bench/ranks/world_of_one.py --data quickstart/dataset-XXXX --pairs 5
 
-Alone it starts no MPI; under mpirun all sums, barriers and exchanges are those of a world of one rank. `slower` is what
-the second takes more, of medians of steps' times; `exposed_comm_share` of either is the share of a step that waits for
-other ranks.
+Without mpirun, MPI is not started. Under mpirun, all sums, barriers and exchanges run in a world of one rank. `slower` is
+the relative increase of the median step time. `exposed_comm_share` is the share of a step that waits for other ranks.
 """
 
 import json

@@ -1,20 +1,19 @@
-"""halflife's training step against the same model in plain PyTorch: time and memory, as JSON.
+"""Compares halflife's training step with the same model in plain PyTorch: time and memory. Prints JSON.
 
     launch/setup --compare && cmake --build build/cpu --target bench_train_step
     python3 bench/train_step/compare.py --mixer gla --pairs 5 --json step_gla.json
     python3 bench/train_step/compare.py --mixer all --pairs 3 --markdown steps.md
 
-PyTorch runs eagerly, or under torch.compile with --compile; --precision bf16 means autocast there
-and a bf16 copy of the parameters with fp32 main weights here.
+PyTorch runs eagerly, or under torch.compile with --compile. --precision bf16 means autocast in PyTorch, and
+a bf16 copy of the parameters with fp32 main weights in halflife.
 
 Both programs take the same model and step arguments and print one JSON line each with "median_ms"
-and "peak_memory_mib". They run in turn, --pairs times, never at once, and the order within a pair
-alternates: what else the machine does meets both alike; "processor" ratios are of the processor
-time that a step takes, which other programs move less. Both begin with halflife's parameters and
-batch, and their losses before and after the first update must agree. The ratios are of the medians
-over pairs; above 1 means that halflife is faster, or needs less memory. With several mixers,
-halflife's step of `retention` runs in every pair, too: "over_retention" is the mixer's time over
-that.
+and "peak_memory_mib". They run one after the other, --pairs times, in alternating order, so that other load
+on the machine affects both equally. "processor" ratios compare the processor time of a step, on which other
+programs have less influence. Both start with halflife's parameters and batch, and their losses before and after
+the first update must agree. Ratios compare medians over pairs; above 1 means that halflife is faster, or needs
+less memory. With several mixers, halflife's step of `retention` also runs in every pair: "over_retention" is the
+mixer's time relative to it.
 """
 
 import argparse
@@ -29,14 +28,14 @@ import tempfile
 REPO = pathlib.Path(__file__).resolve().parents[2]
 STEP = REPO / "bench/train_step/pytorch_step.py"
 
-# Those that halflife's mixers have at 256 channels, but for retention and softmax, of whose 8 heads
-# all figures so far had 4.
+# The numbers of heads that halflife's mixers have at 256 channels. retention and softmax have 8, but all figures so far
+# used 4.
 HEADS, USUAL_HEADS = {"based": 12, "rebased": 12}, 4
 
-# How far the losses may part before and after the first update, nats a token. Before: the rounding
-# of a mean of 4,096 of about 5.6. After: AdamW's first update is the learning rate, 1e-3, times each
-# gradient's sign, which rounding turns where a gradient is near 0, and PyTorch's side lets norms and
-# biases decay, too, by 1e-4 of themselves. Seen: 5e-7 and 2e-4 in fp32, 3e-4 and 5e-3 in bf16.
+# Bounds on the difference of losses before and after the first update, in nats per token. Before: the rounding of a
+# mean of 4,096 values of about 5.6. After: AdamW's first update is the learning rate, 1e-3, times the sign of each
+# gradient, which rounding may flip near 0. PyTorch also decays norms and biases, by 1e-4 of themselves. Measured: 5e-7
+# and 2e-4 in fp32, 3e-4 and 5e-3 in bf16.
 LOSS_TOLERANCE = {"fp32": (1e-5, 1e-3), "bf16": (2e-3, 2e-2)}
 
 
@@ -59,8 +58,7 @@ class ModelsDiffer(Exception):
 def check_same_model(
     results: dict[str, list[dict]], tolerances: tuple[float, float]
 ) -> list[list[float]]:
-    """The losses of the first two steps, [[halflife, pytorch], ...]; ModelsDiffer where they
-    differ."""
+    """Returns the losses of the first two steps, [[halflife, pytorch], ...]. Raises ModelsDiffer if they differ."""
     ours, theirs = (results[name][0] for name in ("halflife", "pytorch"))
     if ours["parameters"] != theirs["parameters"]:
         raise ModelsDiffer(
@@ -83,7 +81,7 @@ def compare(
     threads: int,
     tolerances: tuple[float, float],
 ) -> dict:
-    """`commands`: of halflife and pytorch, and perhaps of retention."""
+    """`commands`: those of halflife and pytorch, and optionally of retention."""
     results: dict[str, list[dict]] = {name: [] for name in commands}
     for pair in range(pairs):
         order = list(commands.items())
@@ -99,7 +97,7 @@ def compare(
         summary[key] = {name: spread([r[key] for r in runs]) for name, runs in results.items()}
 
     def ratios(key: str, over: str, under: str) -> tuple[float, dict]:
-        """Of the medians, and of the pairs."""
+        """Returns the ratio of the medians, and those of the pairs."""
         medians = (summary[key][name]["median"] for name in (over, under))
         of_pairs = [a[key] / b[key] for a, b in zip(results[over], results[under])]
         return next(medians) / next(medians), spread(of_pairs)

@@ -1,16 +1,17 @@
-// Times whole training steps of a model: forward, backward, gradients into the arena, norm, clip,
-// AdamW. Random tokens, one rank. The losses must be those of a model that learns its one batch by
-// heart, below. Prints one JSON line: the shape, losses, the median and the spread of the step
-// time, GFLOP/s and the share of the peak (CPU: sgemm, measured in the same process; a GPU
-// that is not known by name: its bf16 matmul), the peak of memory (CPU: resident; a GPU: handed out
-// by LibTorch's allocator, so without CUDA's context and NCCL's buffers), with --profile what one
-// more step launches and waits for. The PyTorch twin is pytorch_step.py, compare.py runs both in
-// pairs and compares the losses of their first steps, from the same parameters and batch.
+// Times whole training steps of a model: forward, backward, gradients into the arena, norm,
+// clipping, AdamW, with random tokens on one rank. The losses must be those of a model that
+// memorises its one batch (see CheckLosses). Prints one JSON line: the shape, the losses, the
+// median and the spread of the step time, GFLOP/s and the share of the peak (on a CPU: sgemm,
+// measured in the same process; on a GPU that is not known by name: its bf16 matmul), the peak of
+// memory (on a CPU: resident; on a GPU: from LibTorch's allocator, without CUDA's context and
+// NCCL's buffers), and with --profile the launches and waits of another step. The PyTorch
+// counterpart is pytorch_step.py. compare.py runs both in pairs and compares the losses of their
+// first steps, from the same parameters and batch.
 //
 //   train_step --mixer gla --layers 6 --dim 256 --seq-len 512 --batch 8 --heads 4 --steps 10
 //       --threads 1
-//   train_step --mixer gla --save-start start.pt     # what pytorch_step.py --start begins with
-//   train_step --list-mixers                         # what --mixer takes
+//   train_step --mixer gla --save-start start.pt     # the input of pytorch_step.py --start
+//   train_step --list-mixers                         # the values of --mixer
 #include <ATen/Parallel.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
@@ -73,7 +74,8 @@ at::Tensor RandomTokens(const Options& options, uint64_t stream) {
   return tokens;
 }
 
-// A document a row, as a run's batches say it: with whatever their slices hold ready for layers.
+// Returns one document per row, as in a run's batches, so slices also carry their tables for the
+// layers.
 std::vector<int32_t> RowStarts(const Options& options) {
   std::vector<int32_t> starts;
   for (int64_t row = 0; row <= options.batch; ++row)
@@ -83,7 +85,7 @@ std::vector<int32_t> RowStarts(const Options& options) {
 
 constexpr uint64_t kSeed = 1;
 
-// With the mixer's own defaults besides; not every mixer has heads.
+// Uses the mixer's own defaults otherwise. Not every mixer has heads.
 model::MixerConfig MixerOf(const Options& options) {
   model::MixerConfig mixer(options.mixer);
   const std::vector<model::Assignment> values = mixer.Values();
@@ -100,8 +102,8 @@ model::ModelConfig ConfigOf(const Options& options) {
           .channel_mixer = model::ChannelMixerConfig("swiglu", {{"width", options.mlp_dim}})};
 }
 
-// The parameters (fp32, by name), `inputs` and `targets` of the first step: a dict of tensors, as
-// torch.load reads it.
+// Saves the parameters (fp32, by name), `inputs` and `targets` of the first step as a dict of
+// tensors for torch.load.
 void SaveStart(const Options& options) {
   model::LanguageModel model(ConfigOf(options));
   c10::Dict<std::string, at::Tensor> start;
@@ -119,7 +121,7 @@ void SaveStart(const Options& options) {
   HL_CHECK_AS(ExitCode::kEnvironment, file.good(), "cannot write ", options.save_start);
 }
 
-// As a run's, whose sums have one order.
+// Prepared as for a run, whose sums have one order.
 Device PreparedDevice(const Options& options) {
   const Device device = train::ChooseDevice(options.device, 0);
   train::PrepareDevice(device);
@@ -160,14 +162,14 @@ class Bench {
     reducer_.Finish();
     const double norm = std::sqrt(train::SumOfSquares(arena_.updated_fragments(), arena_.grads()));
     optimizer_.Update(1e-3, std::min(1.0, 1.0 / (norm + 1e-6)), ++num_updates_);
-    // the item waits for the device: what is timed has happened
+    // item() waits for the device, so the timed work is finished.
     return loss.item<double>() / static_cast<double>(batch_.num_targets);
   }
 
   const model::LanguageModel& model() const { return model_; }
 
  private:
-  // -> the sum of the targets' losses.
+  // Returns the sum of the targets' losses.
   template <typename BeginBackward>
   at::Tensor Differentiate(const eval::BatchTensors& batch, BeginBackward begin_backward) {
     const model::LossSums sums =
@@ -183,7 +185,7 @@ class Bench {
       reducer_.BeginStep(ops::CurrentStream(device_));
     });
   }
-  // As StepRunner does with train.cuda_graphs on one rank.
+  // As StepRunner with train.cuda_graphs on one rank.
   at::Tensor Replayed() {
     arena_.grads().zero_();
     const at::Tensor loss = graph_->Run(batch_);
@@ -197,7 +199,7 @@ class Bench {
   static constexpr double kTimeoutS = 180;
   std::unique_ptr<dist::Communicator> control_;
   Device device_;
-  // Of one rank, over what a run on this device sums gradients: NCCL on a GPU.
+  // One rank. Sums gradients as a run on this device does: with NCCL on a GPU.
   std::unique_ptr<dist::Communicator> world_;
   train::ParameterArena arena_;
   train::GradientHooks hooks_;
@@ -208,8 +210,9 @@ class Bench {
   uint64_t num_updates_ = 0;
 };
 
-// The ceiling of this very run: on a CPU a 1024^3 fp32 matmul on the same threads, on a GPU that is
-// not known by name an 8192^3 bf16 one. Of random numbers: a GPU clocks higher on ones.
+// Measures the peak in this run: on a CPU with a 1024^3 fp32 matmul on the same threads, on a GPU
+// that is not known by name with an 8192^3 bf16 one. Uses random numbers, because a GPU has a
+// higher clock for ones.
 train::ComputePeak FindPeak(const Device& device) {
   if (const auto known = train::FindComputePeak(device)) return *known;
   const int64_t size = device.is_cuda() ? 8192 : 1024;
@@ -218,7 +221,7 @@ train::ComputePeak FindPeak(const Device& device) {
   const at::Tensor a = at::randn({size, size}, on), b = at::randn({size, size}, on);
   at::Tensor c = at::empty({size, size}, on);
   double best_ms = 1e300;
-  for (int i = 0; i < 4; ++i)  // the first warms up
+  for (int i = 0; i < 4; ++i)  // The first one is a warm-up.
     best_ms = std::min(best_ms,
                        bench::Milliseconds(train::ToTorch(device), [&] { at::mm_out(c, a, b); }));
   const double flops = 2.0 * static_cast<double>(size * size * size);
@@ -227,7 +230,7 @@ train::ComputePeak FindPeak(const Device& device) {
                            : Concat("measured sgemm, ", at::get_num_threads(), " threads")};
 }
 
-// Where the profiler cannot look, the times before are true all the same.
+// If the profiler does not work, the earlier times are still valid.
 nlohmann::ordered_json ProfileStep(at::Device device, Bench& trained) {
   try {
     return bench::Profile(device, [&] { trained.Step(); });
@@ -236,11 +239,11 @@ nlohmann::ordered_json ProfileStep(at::Device device, Bench& trained) {
   }
 }
 
-// At the start the logits of a token are normal with variance s^2 = dim x 0.02^2: the final norm
-// leaves channels of size 1, the output matrix has a standard deviation of 0.02. The loss is then
-// ln(vocab) + s^2 / 2, less the mean of the targets' logits, which strays by s / sqrt(tokens):
-// random targets have nothing to do with them. The rest is for what the norm's gain, bf16 and a
-// small vocabulary move.
+// At the start, the logits of a token are normal with variance s^2 = dim x 0.02^2, because the
+// final norm gives channels of size 1 and the output matrix has a standard deviation of 0.02. The
+// loss is then ln(vocab) + s^2 / 2, minus the mean of the targets' logits, whose standard error is
+// s / sqrt(tokens), because random targets are independent of them. The rest of the bound is for
+// the norm's gain, bf16 and a small vocabulary.
 void CheckFirstLoss(const Options& options, double loss) {
   constexpr double kDeviation = 0.02, kRest = 0.1;
   const auto tokens = static_cast<double>(options.batch * options.seq_len);
@@ -251,7 +254,7 @@ void CheckFirstLoss(const Options& options, double loss) {
            ", but an untrained model's lies within ", allowed, " of ", want);
 }
 
-// Before each step, all on one batch. NaN fails.
+// Checks the losses before each step, all on one batch. NaN fails.
 void CheckLosses(const Options& options, const std::vector<double>& losses) {
   for (size_t i = 0; i < losses.size(); ++i)
     HL_CHECK(std::isfinite(losses[i]), "the loss before step ", i, " is ", losses[i]);
@@ -264,7 +267,7 @@ void Run(const Options& options) {
   kernels::cpu::UseInstructionSetOfEnvironment();
   if (!options.save_start.empty()) return SaveStart(options);
   at::set_num_threads(options.threads);
-  PrepareHeap();  // as the trainer does
+  PrepareHeap();  // As in the trainer.
   const Device device = train::ChooseDevice(options.device, 0);
   const train::ComputePeak peak = FindPeak(device);
   Bench trained(options);

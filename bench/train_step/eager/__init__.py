@@ -1,6 +1,6 @@
-"""Every mixer of halflife in plain PyTorch, in the best form that eager PyTorch has for it:
-attention in chunks, vectorised over the chunks; constant masks made once; sums over tokens as
-products with triangular matrices. Options have halflife's defaults, and parameters its names.
+"""Every mixer of halflife in plain PyTorch, in the fastest eager form: attention in chunks, vectorised over the
+chunks; constant masks that are made once; sums over tokens as products with triangular matrices. Options have
+halflife's defaults, and parameters its names.
 
 Shapes: B batch, T seq_len, H heads, K head_dim of q and k, V head_dim of v, C chunk, N chunks, D
 model_dim.

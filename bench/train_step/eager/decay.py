@@ -14,7 +14,7 @@ GATE_NORMALISER = 16
 
 
 class Gated(nn.Module):
-    """What retention and gla share: q, k and v; of the output a norm of each head, gate silu(g) and
+    """Shared by retention and gla: q, k and v; and for the output a norm of each head, the gate silu(g) and a
     projection."""
 
     def __init__(self, dim: int, key_dim: int, value_dim: int, heads: int):
@@ -30,7 +30,7 @@ class Gated(nn.Module):
 
 
 class Retention(Gated):
-    """One constant decay a head, gamma_h = 1 - 2^(-5-h): every decay mask is a constant."""
+    """One constant decay per head, gamma_h = 1 - 2^(-5-h): every decay mask is a constant."""
 
     def __init__(self, args: argparse.Namespace, layer: int):
         super().__init__(args.dim, args.dim, int(args.dim * args.expand_v), args.heads)
@@ -100,7 +100,7 @@ class Gla(Gated):
         )
         position, sub = torch.arange(self.chunk), self.sub
         start = torch.arange(0, self.chunk, sub)
-        # earlier[s, j]: token j lies before sub-chunk s. 0 or -inf, to be added to an exponent.
+        # earlier[s, j]: token j is before sub-chunk s. 0 or -inf, added to an exponent.
         earlier = torch.where(position[None, :] < start[:, None], 0.0, -math.inf)
         self.register_buffer("earlier", earlier[:, :, None], persistent=False)  # [S, C, 1]
         causal = torch.where(
@@ -156,7 +156,7 @@ class Gla(Gated):
 
 
 class Normalised(nn.Module):
-    """What linear_attention and d2d share: weights of features elu(x) + 1, divided by their sum."""
+    """Shared by linear_attention and d2d: weights of features elu(x) + 1, divided by their sum."""
 
     def __init__(self, args: argparse.Namespace, bias: bool):
         super().__init__()
