@@ -6,9 +6,9 @@ training. Prints JSON.
 The model has 100 M parameters: 1.2 GB of weights and AdamW's moments. In each round `halflife train` saves once after
 its last step and three times in the background during training. Then safetensors, torch.save and
 torch.distributed.checkpoint write arrays of as many bytes, and `dd` as many zeros. All end with fsync. `halflife` also
-reads a sample back, and afterwards deletes the old step. Each writer is the first one in some rounds. Figures are medians
-over rounds, and ratios are those of medians. `blocked_share` is the time for which a background save blocks training,
-relative to a save that training waits for.
+reads a sample back, and afterwards deletes the old step. Each writer is the first one in some rounds. Figures are
+medians over rounds, and ratios are those of medians. `blocked_share` is the time for which a background save blocks
+training, relative to a save that training waits for.
 """
 
 import argparse
@@ -114,7 +114,8 @@ def main() -> None:
                 sizes.append(alone["save_bytes"])
                 return alone["save_mb_per_s"]
 
-            # The disk's speed drifts, so each round begins with another writer. The first begins with the one that gives the size.
+            # The disk's speed drifts, so each round begins with another writer. The first round begins with halflife,
+            # which gives the size.
             sides = ["halflife", *WRITERS]
             turn = number % len(sides)
             once = {}

@@ -2,10 +2,10 @@
 
     python3 bench/ranks/overlap.py --data quickstart/dataset-XXXX --pairs 3
 
-Two ranks use TCP over the loopback of a separate network namespace. Its bandwidth (`tc`, a token bucket) is chosen so that
-the sums of a step take about --share of its compute. With overlap, buckets are sent while backward runs. Without it, one
-bucket has all gradients and is sent when backward ends. `hidden` is the share of the transfer time that a step does not
-wait for, and `speedup` is the ratio of the medians of step times. `bf16_speedup` compares gradients in bf16
+Two ranks use TCP over the loopback of a separate network namespace. Its bandwidth (`tc`, a token bucket) is chosen so
+that the sums of a step take about --share of its compute. With overlap, buckets are sent while backward runs. Without
+it, one bucket has all gradients and is sent when backward ends. `hidden` is the share of the transfer time that a step
+does not wait for, and `speedup` is the ratio of the medians of step times. `bf16_speedup` compares gradients in bf16
 (parallel.grad_reduce) with fp32, both with overlap.
 """
 

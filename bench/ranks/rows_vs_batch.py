@@ -3,8 +3,8 @@
     python3 bench/ranks/rows_vs_batch.py --data quickstart/dataset-XXXX --mixer gla rebased --pairs 3
 
 Rows of --seq-len tokens x ranks are shared by all ranks (parallel.sp), or each rank has rows of --seq-len tokens. The
-ratio compares the medians of tokens/s. Attention costs more per token in longer rows, mixers with a state do not. For any
-number of --layers, a step waits for the scan of one layer, once in each direction.
+ratio compares the medians of tokens/s. Attention costs more per token in longer rows, mixers with a state do not. For
+any number of --layers, a step waits for the scan of one layer, once in each direction.
 """
 
 import argparse

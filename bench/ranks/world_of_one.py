@@ -2,8 +2,9 @@
 
     python3 bench/ranks/world_of_one.py --data quickstart/dataset-XXXX --pairs 5
 
-Without mpirun, MPI is not started. Under mpirun, all sums, barriers and exchanges run in a world of one rank. `slower` is
-the relative increase of the median step time. `exposed_comm_share` is the share of a step that waits for other ranks.
+Without mpirun, MPI is not started. Under mpirun, all sums, barriers and exchanges run in a world of one rank. `slower`
+is the relative increase of the median step time. `exposed_comm_share` is the share of a step that waits for other
+ranks.
 """
 
 import json

@@ -187,7 +187,7 @@ TEST_F(Files, ReadFileRefusesWhatIsNoFileAtOnce) {
 TEST_F(Files, ReadStreamTakesPipesAndEndsAtItsLimit) {
   const fs::path unattended = dir_ / "pipe";
   ASSERT_EQ(::mkfifo(unattended.c_str(), 0600), 0);
-  EXPECT_EQ(ReadStream(unattended, kCode), "") << "nobody writes";
+  EXPECT_EQ(ReadStream(unattended, kCode), "") << "nothing writes to this pipe";
   int ends[2];
   ASSERT_EQ(::pipe(ends), 0);
   const Fd reader(ends[0]);

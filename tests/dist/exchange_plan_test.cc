@@ -28,8 +28,9 @@ class Mail {
       const int rank = static_cast<int>(random_() % ranks_.size());
       idle = Step(rank) ? 0 : idle + 1;
     }
-    for (const Rank& rank : ranks_) EXPECT_TRUE(rank.through) << "a rank waits for ever";
-    for (const auto& [pair, box] : boxes_) EXPECT_TRUE(box.empty()) << "a message nobody took";
+    for (const Rank& rank : ranks_) EXPECT_TRUE(rank.through) << "a rank never gets its message";
+    for (const auto& [pair, box] : boxes_)
+      EXPECT_TRUE(box.empty()) << "a message that no rank received";
   }
 
   int64_t longest_message = 0;

@@ -44,7 +44,7 @@ nobody_runs() { [ -z "$(processes)" ]; }
 check_nobody_left() {
   local left
   left=$(processes)
-  check "$1: nobody is left" "" "$left"
+  check "$1: no process is left" "" "$left"
   end_processes "$left"
 }
 # shellcheck disable=SC2086  # a word each

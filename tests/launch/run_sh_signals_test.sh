@@ -114,7 +114,7 @@ wait_for "$folder/notes.1"  # the ranks have started, but have no handler yet
 kill -TERM -- "-$pid"       # to the process group, as `timeout` does
 sleep 0.2
 kill -TERM -- "-$pid"
-check_end "an early TERM is kept until ranks can hear it" 75 2
+check_end "an early TERM is kept until the ranks can receive it" 75 2
 
 new_case group_storm
 start -- "$fake" "$folder" save 0.5

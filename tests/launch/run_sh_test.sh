@@ -85,7 +85,7 @@ alone() {
 # shellcheck disable=SC2317  # alone calls it
 told() { NCCL_SOCKET_IFNAME=eth0 HALFLIFE_CPU_ISA=avx2 binding "$@"; }
 check "several machines: unbound" "--bind-to none -x OMP_NUM_THREADS -x OPAL_OUTPUT_STDERR_FD=2 --host a:2,b:2 true" "$(alone binding 4 4 --hosts a:2,b:2)"
-check "they are told how to compute and talk" "--bind-to none -x OMP_NUM_THREADS -x OPAL_OUTPUT_STDERR_FD=2 -x HALFLIFE_CPU_ISA -x NCCL_SOCKET_IFNAME --host a:2,b:2 true" "$(alone told 4 4 --hosts a:2,b:2)"
+check "the ranks get the settings of MPI, OpenMP and NCCL" "--bind-to none -x OMP_NUM_THREADS -x OPAL_OUTPUT_STDERR_FD=2 -x HALFLIFE_CPU_ISA -x NCCL_SOCKET_IFNAME --host a:2,b:2 true" "$(alone told 4 4 --hosts a:2,b:2)"
 processors=$(nproc)
 if [ "$processors" -ge 2 ] && [ "$processors" -eq "$(nproc --all)" ]; then
   bash "$run_sh" --ranks 2 -- grep Cpus_allowed_list /proc/self/status >"$folder/log" 2>&1

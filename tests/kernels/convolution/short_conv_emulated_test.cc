@@ -133,7 +133,7 @@ Values RowsOf(const Case& c, const Array<T>& dx) {
     if (i % c.stride() < c.dim) {
       rows.push_back(all[i]);
     } else {
-      EXPECT_EQ(all[i], 7.0) << "written beside the columns";
+      EXPECT_EQ(all[i], 7.0) << "written outside the columns";
     }
   }
   return rows;

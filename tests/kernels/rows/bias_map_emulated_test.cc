@@ -158,7 +158,7 @@ TYPED_TEST(BiasMapKernel, EqualsTheFormulaInFp64) {
       test::ExpectClose<float>("dgain", part.dgain.values(), dgain, 3e-6);
     }
     for (size_t i = 0; i < dx.size(); ++i)
-      ASSERT_TRUE(written[i] || dx[i] == -5) << "dx beside its columns, " << i;
+      ASSERT_TRUE(written[i] || dx[i] == -5) << "dx outside its columns, " << i;
   }
 }
 

@@ -93,7 +93,7 @@ test::ScanGot Run(const test::ScanProblem<T>& problem, int64_t stride = 0,
   const Values both = db.values();
   for (int64_t i = 0; stride > 0 && i < tokens * stride; ++i)
     if (i % stride >= 2 * p.states) {
-      EXPECT_EQ(both[i], 7.0) << "written beside the columns";
+      EXPECT_EQ(both[i], 7.0) << "written outside the columns";
     }
   const auto dense = [&](int64_t first) {
     Values rows;

@@ -69,7 +69,7 @@ TEST(Plan, OverriddenPositionsNeedAModelThatUsesThem) {
   EXPECT_NO_THROW(require({softmax, bare, "model.positions=sinusoidal"}));
   EXPECT_NO_THROW(
       require({"model.positions=learned", "model.positions.learned.max_positions=4096"}))
-      << "a table serves layers that tell nothing themselves";
+      << "a table serves layers that declare nothing themselves";
   for (const char* turned : {"interpolated", "ntk_aware", "yarn"})
     EXPECT_NO_THROW(require({softmax, Concat("model.positions=", turned)}));
   const std::vector<std::vector<std::string>> deaf = {{"model.mixer=rwkv4"}, {}, {softmax, bare}};

@@ -274,7 +274,7 @@ TEST(PlanText, ShowsEveryOptionInForceAndTheEpochs) {
   const RunConfig epochs = SmallRecipe({"train.max_epochs=2"});
   EXPECT_THAT(PlanText(epochs, model::LanguageModel(epochs.model), {}),
               testing::ContainsRegex("the whole run\n +epochs +2\n"))
-      << "nobody knows how many tokens without the dataset";
+      << "the number of tokens is unknown without the dataset";
   const RunConfig again = ParseRunConfig(ToText(WithDerivedOptions(config)), "resolved", {});
   EXPECT_EQ(ToText(WithDerivedOptions(again)), ToText(WithDerivedOptions(config)));
 }

@@ -39,7 +39,7 @@ TEST(RankTimes, ARowOfSlowTimesEnds) {
     const double slow = comm.rank() == 1 ? 2 : 1, other = comm.rank() == 0 ? 2 : 1;
     EXPECT_EQ(compare(slow), 1);
     EXPECT_EQ(compare(slow), 2);
-    EXPECT_EQ(compare(1), 0) << "nobody is slow";
+    EXPECT_EQ(compare(1), 0) << "no rank is slow";
     EXPECT_EQ(compare(slow), 1);
     EXPECT_EQ(compare(other), 1) << "another rank is";
   });

@@ -106,9 +106,10 @@ void ExpectHeardAfterwards(const Tensor& got, const Tensor& clean, const NanPlac
     for (int c = 0; c < got.width(); ++c) {
       const double x = got.Get(0, t, nan.head, c);
       const bool before = t < heard || (token_alone && t > nan.token);
-      ASSERT_TRUE(!before || x == clean.Get(0, t, nan.head, c)) << "t " << t << " hears " << x;
+      ASSERT_TRUE(!before || x == clean.Get(0, t, nan.head, c))
+          << "t " << t << " depends on the NaN: " << x;
       const bool after = t == nan.token || (t > nan.token && !token_alone);
-      ASSERT_TRUE(!after || std::isnan(x)) << "t " << t << " hears nothing";
+      ASSERT_TRUE(!after || std::isnan(x)) << "t " << t << " does not depend on the NaN";
     }
 }
 

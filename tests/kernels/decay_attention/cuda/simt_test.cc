@@ -209,7 +209,7 @@ void ExpectSteps(const ProblemShape& shape, bool with_slots) {
   }
   ExpectClose(shape, problem.Compare(false));
   if (!with_slots) return;
-  for (size_t i = 0; i < state_size; ++i) ASSERT_EQ(states[i], 7) << "nobody's slot was written";
+  for (size_t i = 0; i < state_size; ++i) ASSERT_EQ(states[i], 7) << "an unused slot was written";
   std::fill(slot_of.begin(), slot_of.end(), -1);
   const std::vector<float> before = states;
   cuda::Step(step, nullptr);
