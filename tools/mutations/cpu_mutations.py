@@ -278,8 +278,8 @@ MUTATIONS = make_table({
                  "tests/ops/torch/column_places_test.cc"),
         Mutation("every part of a joined product has the first rows",
                  "src/ops/linear/linear.cc",
-                 "sums->matrix().narrow(0, row, cut.widths[i])",
-                 "sums->matrix().narrow(0, 0, cut.widths[i])",
+                 "sums->matrix().narrow(0, row, split.widths[i])",
+                 "sums->matrix().narrow(0, 0, split.widths[i])",
                  "tests/ops/linear/linear_test.cc"),
         Mutation("each block of the loss overwrites the gradient of the previous one",
                  "src/ops/cross_entropy/linear_cross_entropy.cc",
@@ -288,8 +288,8 @@ MUTATIONS = make_table({
                  "tests/ops/cross_entropy/linear_cross_entropy_test.cc"),
         Mutation("joined outputs are returned in memory order",
                  "src/ops/linear/linear.cc",
-                 "outs[runs[i].numbers[j]] = parts[j]",
-                 "outs[runs[i].numbers[0] + j < outs.size() ? runs[i].numbers[0] + j : j] = "
+                 "outs[groups[i].numbers[j]] = parts[j]",
+                 "outs[groups[i].numbers[0] + j < outs.size() ? groups[i].numbers[0] + j : j] = "
                  "parts[j]",
                  "tests/ops/linear/linear_test.cc"),
         Mutation("an accumulated weight gradient is overwritten",
