@@ -109,7 +109,7 @@ set(HALFLIFE_TIMEOUT_gpu 1500)
 set(HALFLIFE_TIMEOUT_e2e 3000)
 set(HALFLIFE_TIMEOUT_slurm 3000)
 
-# hl_test(NAME rng_test SOURCES rng_test.cc LIBS hl_core [LABEL unit] [EVERY_INSTRUCTION_SET]
+# hl_test(NAME philox_test SOURCES philox_test.cc LIBS hl_core [LABEL unit] [EVERY_INSTRUCTION_SET]
 #   [STANDALONE]): a CTest entry that runs the GoogleTest tests of SOURCES.
 #
 # All tests of one area (a folder below tests/) with one label are linked into one program,

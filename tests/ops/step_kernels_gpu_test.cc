@@ -316,7 +316,7 @@ TEST_P(StepKernelsGpuTest, FilterOfSines) {
 }
 
 // RWKV-4's learned decay, p of -e^p, over more than one segment of a GPU. Each side is within 1e-5
-// of an oracle, and its sums over tokens within four times that (wkv4/problem.h), so the two are
+// of an oracle, and its sums over tokens within four times that (wkv4_problem.h), so the two are
 // within twice as much of each other.
 TEST_P(StepKernelsGpuTest, Wkv4ByNegativeExponential) {
   at::Tensor starts = at::zeros({2, 300}, at::kBool);
@@ -340,7 +340,7 @@ TEST_P(StepKernelsGpuTest, Wkv4ByNegativeExponential) {
 }
 
 // Mamba's learned A, p of -e^p, with b and c as columns of one matrix. Each side is within 2e-5 of
-// an oracle (selective_scan/problem.h), so the two are within twice that.
+// an oracle (selective_scan_problem.h), so the two are within twice that.
 TEST_P(StepKernelsGpuTest, SelectiveScanOfColumnsByNegativeExponential) {
   at::Tensor starts = at::zeros({2, 300}, at::kBool);
   for (const int64_t t : {0, 30, 31, 128, 200}) starts[1][t] = true;

@@ -1,7 +1,7 @@
 // The main function of the test programs.
 //
-//   core_tests                                  runs all tests of the area
-//   core_tests --source=tests/core/rng_test.cc  runs the tests that this file defines
+//   core_tests                                     runs all tests of the area
+//   core_tests --source=tests/core/philox_test.cc  runs the tests that this file defines
 //
 // --source can be repeated.
 #include <gtest/gtest.h>
