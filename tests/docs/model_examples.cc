@@ -13,11 +13,11 @@
 #include "model/language_model.h"
 #include "model/mixers/convolution/long_convolution.h"
 #include "model/mixers/convolution/short_convolution.h"
-#include "model/mixers/decay/feature_map.h"
-#include "model/mixers/decay/fixed_decay.h"
-#include "model/mixers/decay/legacy_view.h"
-#include "model/mixers/decay/score_sums.h"
 #include "model/mixers/focus/explanation.h"
+#include "model/mixers/linear/feature_map.h"
+#include "model/mixers/linear/fixed_decay.h"
+#include "model/mixers/linear/legacy_view.h"
+#include "model/mixers/linear/score_sums.h"
 #include "model/mixers/linear/token_recurrence.h"
 #include "model/mixers/softmax/attention.h"
 #include "model/mixers/variants.h"
@@ -72,7 +72,7 @@ void ShortConvolutionExample(const PartContext& context, int64_t dim, const Tens
 }
 
 void FeatureMapExample(const PartContext& context, int64_t head_dim, const Tensor& y) {
-#include "examples/model/mixers/decay/feature_map.h"
+#include "examples/model/mixers/linear/feature_map.h"
 }
 
 void ExplanationExample(const Mixer& mixer, const Tensor& x, const SequenceSlice& slice) {
@@ -125,8 +125,8 @@ void TokenRecurrenceExample() {
 #include "examples/model/mixers/linear/token_recurrence.h"
 }
 
-void FixedDecayExample(DecayedForm& form) {
-#include "examples/model/mixers/decay/fixed_decay.h"
+void FixedDecayExample() {
+#include "examples/model/mixers/linear/fixed_decay.h"
 }
 
 struct PositionsOfSlice {
@@ -134,12 +134,12 @@ struct PositionsOfSlice {
 };
 void LegacyViewExample(const Tensor& q, const Tensor& k, const Parameter& ps,
                        const PositionsOfSlice& slice) {
-#include "examples/model/mixers/decay/legacy_view.h"
+#include "examples/model/mixers/linear/legacy_view.h"
 }
 
 void ScoreSumsExample(const Tensor& q, const Tensor& k, const PositionsOfSlice& slice,
                       const Tensor& log_decay) {
-#include "examples/model/mixers/decay/score_sums.h"
+#include "examples/model/mixers/linear/score_sums.h"
 }
 
 void AttentionPositionsExample(const AttentionPositions& method, const Tensor& q, const Tensor& k,

@@ -88,7 +88,7 @@ class PartOptions {
 
 // Implements Clone for a struct of options: `struct GluOptions : OptionsOf<GluOptions>`. For
 // options that a family shares, name the base: `struct GlaOptions : OptionsOf<GlaOptions,
-// DecayedOptions>`.
+// GatedHeadOptions>`.
 template <typename Derived, typename Base = PartOptions>
 struct OptionsOf : Base {
   using Base::Base;

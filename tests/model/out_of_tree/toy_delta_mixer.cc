@@ -10,30 +10,37 @@
 
 #include <cmath>
 
+#include "model/mixers/linear/linear_mixer.h"
 #include "model/mixers/linear/token_recurrence.h"
-#include "model/mixers/variants.h"
-#include "model/projections.h"
-#include "ops/linear/linear.h"
 #include "ops/torch/dispatch.h"
 
 namespace halflife::model {
 namespace {
 
-struct ToyDeltaOptions : OptionsOf<ToyDeltaOptions> {
-  int64_t num_heads = 4;
+struct ToyDeltaOptions : OptionsOf<ToyDeltaOptions, LinearHeadOptions> {
+  ToyDeltaOptions() : OptionsOf(/*heads=*/4, /*k=*/1, /*v=*/1) {}
   std::vector<Option> Fields() override { return {{"num_heads", &num_heads}}; }
-  void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
-    problems.Require(sizes.model_dim % num_heads == 0, "num_heads ", num_heads,
-                     " must divide model_dim ", sizes.model_dim);
-  }
 };
 
-// Reads {q, k, v, beta}.
 class DeltaRule : public TokenRecurrence {
  public:
-  DeltaRule(int64_t num_heads, int64_t head_dim)
-      : shape_{.num_heads = num_heads, .dim_k = head_dim, .dim_v = head_dim} {}
+  DeltaRule(const PartContext& context, const RecurrenceHeads& heads)
+      : shape_{.num_heads = heads.num_heads,
+               .dim_k = heads.num_features,
+               .dim_v = heads.head_dim_v},
+        model_dim_(context.model_dim()),
+        beta_(DeclareMatrix(context, "b_proj.weight", {.out = heads.num_heads, .in = model_dim_})) {
+  }
   StateShape state_shape() const override { return shape_; }
+
+  std::vector<at::Tensor> Weights() const override { return {*beta_}; }
+  // {q, k, v [B, T, H, K or V], beta [B, T, H, 1]}
+  std::vector<at::Tensor> Prepare(const RecurrenceInputs& inputs) const override {
+    const auto wide = [](const at::Tensor& x) { return x.to(ops::ComputeType(x)); };
+    const at::Tensor k = wide(inputs.k.x);
+    return {inputs.q.x, k * at::rsqrt(k.square().sum(-1, true) + 1e-6), inputs.v,
+            at::sigmoid(wide(inputs.products[0])).unsqueeze(-1)};
+  }
 
   at::Tensor Transition(const Token& token, const at::Tensor& state) const override {
     const at::Tensor &k = token[1], &beta = token[3];
@@ -49,66 +56,30 @@ class DeltaRule : public TokenRecurrence {
     return at::matmul(token[0].unsqueeze(2) * scale, state).squeeze(2);
   }
 
+  RecurrenceCost CostPerToken(int64_t) const override {
+    const auto state = static_cast<double>(shape_.num_heads * shape_.dim_k * shape_.dim_v);
+    constexpr double kStates = 4;  // that autograd keeps
+    return {.matrix_elements = model_dim_ * shape_.num_heads,
+            .mixing_flops = 8 * state,
+            .activations = static_cast<double>(shape_.num_heads * (shape_.dim_k + 1)),
+            .fp32_activations = kStates * state};
+  }
+
  private:
   StateShape shape_;
+  int64_t model_dim_;
+  Parameter beta_;
 };
 
-class ToyDelta : public Mixer {
+class ToyDelta : public LinearMixer {
  public:
   ToyDelta(const ToyDeltaOptions& options, const PartContext& context)
-      : dim_(context.model_dim()),
-        num_heads_(options.num_heads),
-        rule_(num_heads_, dim_ / num_heads_),
-        q_(DeclareMatrix(context, "q_proj.weight", {.out = dim_, .in = dim_})),
-        k_(DeclareMatrix(context, "k_proj.weight", {.out = dim_, .in = dim_})),
-        v_(DeclareMatrix(context, "v_proj.weight",
-                         {.out = dim_, .in = dim_, .init_scale = context.value_init_scale})),
-        beta_(DeclareMatrix(context, "b_proj.weight", {.out = num_heads_, .in = dim_})),
-        out_(context, dim_, /*bias=*/false) {}
-
-  MixerTraits traits() const override {
-    return {.state = {{.name = "kv", .shape = {num_heads_, head_dim(), head_dim()}}}};
-  }
-
-  MixerOutput Forward(const MixerCall& call) const override {
-    const ScannedTokens scanned =
-        ScanTokens(rule_, Project(call.x), call.slice,
-                   call.carried() ? call.initial->tensors[0] : at::Tensor());
-    MixerOutput result = {.y = out_(scanned.out.flatten(2)), .state = {}};
-    if (call.want_state) result.state.tensors = {scanned.state};
-    return result;
-  }
-
-  at::Tensor Step(const at::Tensor& x, const SequenceSlice&, MixerState& state) const override {
-    return out_(StepToken(rule_, Project(x), state.tensors[0]).flatten(1));
-  }
-
-  FlopCount FlopsPerToken(int64_t) const override {
-    const auto dim = static_cast<double>(dim_), heads = static_cast<double>(num_heads_);
-    return {.matmul = 2 * dim * (4 * dim + heads),
-            .mixing = 8 * dim * static_cast<double>(head_dim())};
-  }
-  double ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const override {
-    constexpr double kStates = 4;  // Stored by autograd.
-    return 6 * static_cast<double>(dim_ * bytes_per_element) +
-           kStates * 4 * static_cast<double>(dim_ * head_dim());
-  }
-
- private:
-  int64_t head_dim() const { return dim_ / num_heads_; }
-  // {q, k, v [..., H, K], beta [..., H, 1]}
-  std::vector<at::Tensor> Project(const at::Tensor& x) const {
-    const std::vector<at::Tensor> y = ops::SharedInputLinear(x, {*q_, *k_, *v_, *beta_});
-    const auto wide = [](const at::Tensor& z) { return z.to(ops::ComputeType(z)); };
-    const at::Tensor k = wide(SplitHeads(y[1], head_dim()));
-    return {SplitHeads(y[0], head_dim()), k * at::rsqrt(k.square().sum(-1, true) + 1e-6),
-            SplitHeads(y[2], head_dim()), at::sigmoid(wide(y[3])).unsqueeze(-1)};
-  }
-
-  int64_t dim_, num_heads_;
-  DeltaRule rule_;
-  Parameter q_, k_, v_, beta_;
-  OutputProjection out_;
+      : LinearMixer(options, context,
+                    {.make_recurrence =
+                         [](const PartContext& parts, const RecurrenceHeads& heads) {
+                           return std::make_unique<DeltaRule>(parts, heads);
+                         },
+                     .norm_name = "o_norm.weight"}) {}
 };
 
 }  // namespace

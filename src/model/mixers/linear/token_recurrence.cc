@@ -19,12 +19,17 @@ using ops::SegmentState;
 using ops::SegmentSummary;
 using ops::Tensors;
 
-// The recurrence over the tokens of one slice, whose state is in `compute`, fp32 or fp64.
-class Scan {
+// The recurrence over the tokens of one slice, whose state is fp32 or fp64.
+class TokenScan {
  public:
-  Scan(const TokenRecurrence& recurrence, const SequenceSlice& slice, const at::Tensor& input)
+  struct Output {
+    at::Tensor o;      // [B, T, H, V], dtype of the inputs
+    at::Tensor state;  // [B, H, K, V] after the last token
+  };
+
+  TokenScan(const TokenRecurrence& recurrence, const at::Tensor& starts, const at::Tensor& input)
       : recurrence_(recurrence),
-        starts_(slice.starts),
+        starts_(starts),
         shape_(recurrence.state_shape()),
         batch_(input.size(0)),
         seq_len_(input.size(1)),
@@ -35,7 +40,7 @@ class Scan {
   }
 
   // `state`: before the first token.
-  ScannedTokens Run(const Tensors& inputs, at::Tensor state) const {
+  Output Run(const Tensors& inputs, at::Tensor state) const {
     const at::ScalarType dtype = inputs[0].scalar_type();
     Tensors outputs;
     for (int64_t t = 0; t < seq_len_; ++t) {
@@ -47,9 +52,9 @@ class Scan {
       outputs.push_back(recurrence_.Read(token, state));
     }
     if (outputs.empty())
-      return {.out = at::zeros({batch_, 0, shape_.num_heads, shape_.dim_v}, options_).to(dtype),
+      return {.o = at::zeros({batch_, 0, shape_.num_heads, shape_.dim_v}, options_).to(dtype),
               .state = state};
-    return {.out = at::stack(outputs, 1).to(dtype), .state = state};
+    return {.o = at::stack(outputs, 1).to(dtype), .state = state};
   }
 
   // Without gradients. The transition of the whole slice is the product of its tokens' transitions.
@@ -83,11 +88,12 @@ class Scan {
   const at::TensorOptions options_;
 };
 
-at::Tensor ScanSegment(const Scan& scan, const Tensors& inputs, const ops::RowSegment& row) {
+// A slice whose earlier tokens are on other ranks.
+at::Tensor ScanSegment(const TokenScan& scan, const Tensors& inputs, const ops::RowSegment& row) {
   const auto run = [scan](const Tensors& x, const SegmentState& before) -> ops::ScannedSegment {
-    const ScannedTokens scanned =
+    const TokenScan::Output output =
         scan.Run(x, before.values.empty() ? scan.ZeroState() : before.values[0]);
-    return {.outputs = {scanned.out}, .after = {.values = {scanned.state}}};
+    return {.outputs = {output.o}, .after = {.values = {output.state}}};
   };
   return ops::RunSegment({.name = "TokenRecurrence",
                           .inputs = inputs,
@@ -99,23 +105,31 @@ at::Tensor ScanSegment(const Scan& scan, const Tensors& inputs, const ops::RowSe
 
 }  // namespace
 
-ScannedTokens ScanTokens(const TokenRecurrence& recurrence, const std::vector<at::Tensor>& inputs,
-                         const SequenceSlice& slice, const at::Tensor& initial) {
-  HL_CHECK(!inputs.empty(), "a recurrence of tokens without inputs");
-  const Scan scan(recurrence, slice, inputs[0]);
-  if (slice.segment != nullptr) {
-    HL_CHECK(!initial.defined(), "an initial state for a slice whose state comes from other ranks");
-    return {.out = ScanSegment(scan, inputs, *slice.segment), .state = {}};
-  }
-  return scan.Run(inputs, initial.defined() ? initial : scan.ZeroState());
+MixerTraits TokenRecurrence::traits() const {
+  const StateShape shape = state_shape();
+  return {.state = {{.name = "kv", .shape = {shape.num_heads, shape.dim_k, shape.dim_v}}}};
 }
 
-at::Tensor StepToken(const TokenRecurrence& recurrence, const std::vector<at::Tensor>& token,
-                     at::Tensor& state) {
-  TokenRecurrence::Token wide;
-  for (const at::Tensor& x : token) wide.push_back(x.to(state.scalar_type()));
-  state = recurrence.Transition(wide, state) + recurrence.Update(wide);
-  return recurrence.Read(wide, state).to(token[0].scalar_type());
+RecurrenceOutput TokenRecurrence::Scan(const RecurrenceInputs& inputs,
+                                       const MixerCall& call) const {
+  const Tensors prepared = Prepare(inputs);
+  HL_CHECK(!prepared.empty(), "a recurrence of tokens without inputs");
+  const TokenScan scan(*this, call.slice.starts, prepared[0]);
+  if (call.slice.segment != nullptr)
+    return {.o = ScanSegment(scan, prepared, *call.slice.segment), .state = {}};
+  TokenScan::Output output =
+      scan.Run(prepared, call.carried() ? call.initial->tensors[0] : scan.ZeroState());
+  RecurrenceOutput result = {.o = output.o, .state = {}};
+  if (call.want_state) result.state = {output.state};
+  return result;
+}
+
+at::Tensor TokenRecurrence::Step(const RecurrenceInputs& inputs, const SequenceSlice&,
+                                 std::span<at::Tensor> state) const {
+  const Tensors prepared = Prepare(inputs);
+  TokenScan::Output output = TokenScan(*this, /*starts=*/{}, prepared[0]).Run(prepared, state[0]);
+  state[0] = output.state;
+  return output.o.squeeze(1);
 }
 
 }  // namespace halflife::model

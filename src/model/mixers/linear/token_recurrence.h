@@ -1,18 +1,20 @@
-// A linear recurrence that is written with LibTorch operations, for one token at a time:
+// A recurrence that is written with LibTorch operations, for one token at a time:
 //
 //   S_t = A_t S_{t-1} + B_t,   o_t = read(S_t),   S [H, K, V] per row
 //
 // A_t acts on the K key channels of each head and may be any K x K matrix: a decay, or
-// I - beta k k^T of the delta rule. A subclass writes these three operations for one token.
-// ScanTokens and StepToken turn them into everything that a mixer needs: a differentiable scan over
-// rows with packed documents, rows that are split over several ranks, and decoding.
+// I - beta k k^T of the delta rule. A subclass writes these three operations for one token. The base
+// class turns them into everything that a mixer needs: a differentiable scan over rows with packed
+// documents, rows that are split over several ranks, and decoding.
 //
 //   class MovingAverage : public TokenRecurrence {
 //    public:
 //     StateShape state_shape() const override { return {.num_heads = 4, .dim_k = 1, .dim_v = 16}; }
+//     std::vector<at::Tensor> Prepare(const RecurrenceInputs& x) const override { return {x.v}; }
 //     at::Tensor Transition(const Token&, const at::Tensor& s) const override { return 0.9 * s; }
 //     at::Tensor Update(const Token& x) const override { return x[0].unsqueeze(2); }
 //     at::Tensor Read(const Token&, const at::Tensor& s) const override { return s.squeeze(2); }
+//     RecurrenceCost CostPerToken(int64_t) const override { return {.mixing_flops = 128}; }
 //   };
 //
 // It is correct on CPU and GPU, but slow: it launches several operations per token, and autograd
@@ -22,23 +24,24 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
-#include "model/sequence_slice.h"
+#include "model/mixers/linear/recurrence.h"
 
 namespace halflife::model {
 
-class TokenRecurrence {
+class TokenRecurrence : public Recurrence {
  public:
   struct StateShape {
     int64_t num_heads = 0, dim_k = 0, dim_v = 0;
   };
-  // One token of each tensor that was passed to ScanTokens, [B, ...]: fp32 (fp64 for fp64 inputs).
+  // One token of each tensor that Prepare returns, [B, ...]: fp32 (fp64 for fp64 inputs).
   using Token = std::vector<at::Tensor>;
 
-  virtual ~TokenRecurrence() = default;
   virtual StateShape state_shape() const = 0;
-
+  // The tensors [B, T, ...] that the three operations read. Differentiable; at least one.
+  virtual std::vector<at::Tensor> Prepare(const RecurrenceInputs& inputs) const = 0;
   // A_t S for a state [B, H, K, V], or for any other number of columns in place of V. It must be
   // linear in S and treat the columns alike.
   virtual at::Tensor Transition(const Token& token, const at::Tensor& state) const = 0;
@@ -46,23 +49,11 @@ class TokenRecurrence {
   virtual at::Tensor Update(const Token& token) const = 0;
   // o_t [B, H, V] from the state after the token.
   virtual at::Tensor Read(const Token& token, const at::Tensor& state) const = 0;
+
+  MixerTraits traits() const final;
+  RecurrenceOutput Scan(const RecurrenceInputs& inputs, const MixerCall& call) const final;
+  at::Tensor Step(const RecurrenceInputs& inputs, const SequenceSlice& token,
+                  std::span<at::Tensor> state) const final;
 };
-
-struct ScannedTokens {
-  at::Tensor out;    // [B, T, H, V], dtype of the inputs
-  at::Tensor state;  // [B, H, K, V] fp32 (fp64) after the last token; undefined with slice.segment
-};
-
-// Runs the recurrence over the tokens of a slice. `inputs` [B, T, ...] are the tensors that its
-// operations read. The state is reset at each document start. `initial` [B, H, K, V] is the state
-// before the slice; undefined: zero. If slice.segment is set, the state before the slice comes from
-// the ranks that hold the earlier slices, all ranks call this function, and `initial` must be
-// undefined. Differentiable in the inputs and in `initial`.
-ScannedTokens ScanTokens(const TokenRecurrence& recurrence, const std::vector<at::Tensor>& inputs,
-                         const SequenceSlice& slice, const at::Tensor& initial = {});
-
-// Runs one token of each row: `token` [B, ...] -> o [B, H, V], and replaces `state` [B, H, K, V].
-at::Tensor StepToken(const TokenRecurrence& recurrence, const std::vector<at::Tensor>& token,
-                     at::Tensor& state);
 
 }  // namespace halflife::model

@@ -1,4 +1,4 @@
-#include "model/mixers/decay/fixed_decay.h"
+#include "model/mixers/linear/fixed_decay.h"
 
 #include <cmath>
 

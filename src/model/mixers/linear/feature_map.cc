@@ -1,4 +1,4 @@
-#include "model/mixers/decay/feature_map.h"
+#include "model/mixers/linear/feature_map.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>

@@ -19,8 +19,9 @@
 
 #include <cmath>
 
-#include "model/mixers/decay/decayed_mixer.h"
-#include "model/mixers/decay/fixed_decay.h"
+#include "model/mixers/linear/decay_recurrence.h"
+#include "model/mixers/linear/fixed_decay.h"
+#include "model/mixers/linear/linear_mixer.h"
 #include "ops/torch/dispatch.h"
 #include "ops/torch/host_transfer.h"
 
@@ -60,15 +61,12 @@ std::vector<double> TorchscaleFrequencies(int64_t dim, double theta) {
   return frequencies;
 }
 
-DecayedForm FormOf(const RetNetOptions& options) {
+DecayForm MakeDecayForm(const RetNetOptions& options) {
   const std::vector<double> log_decays = options.decay == "heads"
                                              ? RetentionLogDecays(options.num_heads)
                                              : RetentionLogDecaysOfRange(options.num_heads);
-  DecayedForm form = {
-      .rotary_frequencies = TorchscaleFrequencies(options.head_dim_k, options.rope_theta),
-      .use_output_gate = true,
-      .norm_name = "g_norm_swish_gate.weight",
-      .norm_affine = false};
+  DecayForm form = {.rotary_frequencies =
+                        TorchscaleFrequencies(options.head_dim_k, options.rope_theta)};
   form.make_decay = [log_decays](const PartContext&) {
     return std::make_unique<FixedDecay>(log_decays);
   };
@@ -85,10 +83,13 @@ DecayedForm FormOf(const RetNetOptions& options) {
   return form;
 }
 
-class RetNet : public DecayedMixer {
+class RetNet : public LinearMixer {
  public:
   RetNet(const RetNetOptions& options, const PartContext& context)
-      : DecayedMixer(options, context, FormOf(options)) {}
+      : LinearMixer(options, context,
+                    {.make_recurrence = MakeDecayRecurrence(MakeDecayForm(options)),
+                     .norm_name = "g_norm_swish_gate.weight",
+                     .norm_affine = false}) {}
 };
 
 }  // namespace

@@ -12,8 +12,9 @@
 #include <limits>
 
 #include "core/error.h"
-#include "model/mixers/decay/decayed_mixer.h"
-#include "model/mixers/decay/legacy_view.h"
+#include "model/mixers/linear/decay_recurrence.h"
+#include "model/mixers/linear/legacy_view.h"
+#include "model/mixers/linear/linear_mixer.h"
 #include "ops/rows/learned_decay.h"
 
 namespace halflife::model {
@@ -159,18 +160,12 @@ class TrainedDecay : public LogDecay {
   Parameter trained_;
 };
 
-DecayedForm FormOf(const D2dOptions& options) {
-  DecayedForm form = {
-      .bias = options.bias,
-      .make_map_q =
-          [=](const PartContext& context) {
-            return MakeFeatureMap(options.feature_map, context, options.head_dim_k);
-          },
+DecayForm MakeDecayForm(const D2dOptions& options) {
+  DecayForm form = {
       .rope_theta = options.rope_theta,
       .normaliser = options.rope_theta > 0 ? Normaliser::kUnrotatedKeys : Normaliser::kKeys,
       .normaliser_eps = options.eps,
-      .scale_queries = false,
-      .use_output_gate = false};
+      .scale_queries = false};
   if (options.decay == "alibi") {
     form.make_decay = [=](const PartContext&) {
       return std::make_unique<BaseDecay>(options.num_heads);
@@ -188,6 +183,16 @@ DecayedForm FormOf(const D2dOptions& options) {
   return form;
 }
 
+LinearForm MakeD2dForm(const D2dOptions& options) {
+  return {.bias = options.bias,
+          .make_map_q =
+              [=](const PartContext& context) {
+                return MakeFeatureMap(options.feature_map, context, options.head_dim_k);
+              },
+          .make_recurrence = MakeDecayRecurrence(MakeDecayForm(options)),
+          .use_output_gate = false};
+}
+
 // A block that sets its own output scale sets it for all mixers, and is left unchanged.
 PartContext WithOutputScale(PartContext context, bool by_depth) {
   if (by_depth && context.output_init_scale == 1)
@@ -195,11 +200,11 @@ PartContext WithOutputScale(PartContext context, bool by_depth) {
   return context;
 }
 
-class D2d : public DecayedMixer {
+class D2d : public LinearMixer {
  public:
   D2d(const D2dOptions& options, const PartContext& context)
-      : DecayedMixer(options, WithOutputScale(context, options.scale_init_by_depth),
-                     FormOf(options)) {}
+      : LinearMixer(options, WithOutputScale(context, options.scale_init_by_depth),
+                    MakeD2dForm(options)) {}
 };
 
 }  // namespace

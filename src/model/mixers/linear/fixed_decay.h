@@ -1,15 +1,15 @@
 // The fixed decays per head of retention.
 //
-//   form.make_decay = [](const PartContext&) {
+//   MakeDecayRecurrence({.make_decay = [](const PartContext&) {
 //     return std::make_unique<FixedDecay>(RetentionLogDecays(8));
-//   };
+//   }});
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <vector>
 
-#include "model/mixers/decay/decayed_mixer.h"
+#include "model/mixers/linear/decay_recurrence.h"
 
 namespace halflife::model {
 

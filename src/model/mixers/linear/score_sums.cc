@@ -1,4 +1,4 @@
-#include "model/mixers/decay/score_sums.h"
+#include "model/mixers/linear/score_sums.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>

@@ -1,6 +1,6 @@
 // The feature maps of q and k: values, shapes and derivatives. Learned maps are checked with the
 // mixers.
-#include "model/mixers/decay/feature_map.h"
+#include "model/mixers/linear/feature_map.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>

@@ -3,7 +3,8 @@
 // `output_norm` on it is fla's LinearAttention, whose option and parameter names it uses.
 #include <ATen/TensorOperators.h>
 
-#include "model/mixers/decay/decayed_mixer.h"
+#include "model/mixers/linear/decay_recurrence.h"
+#include "model/mixers/linear/linear_mixer.h"
 
 namespace halflife::model {
 namespace {
@@ -57,7 +58,7 @@ class DividedBySum : public FeatureMap {
   std::shared_ptr<const FeatureMap> inner_;
 };
 
-DecayedForm FormOf(const LinearAttentionOptions& options) {
+LinearForm MakeLinearAttentionForm(const LinearAttentionOptions& options) {
   // Tied maps share their parameters. norm_q and norm_k still apply separately.
   const auto first = std::make_shared<std::shared_ptr<const FeatureMap>>();
   const auto make_map = [=](const PartContext& context,
@@ -71,17 +72,18 @@ DecayedForm FormOf(const LinearAttentionOptions& options) {
   return {
       .make_map_q = [=](const PartContext& context) { return make_map(context, options.norm_q); },
       .make_map_k = [=](const PartContext& context) { return make_map(context, options.norm_k); },
-      .normaliser = options.normalise ? Normaliser::kKeys : Normaliser::kNone,
-      .normaliser_eps = kDenominatorEps,
+      .make_recurrence = MakeDecayRecurrence(
+          {.normaliser = options.normalise ? Normaliser::kKeys : Normaliser::kNone,
+           .normaliser_eps = kDenominatorEps}),
       .use_output_gate = false,
       .norm_name = options.output_norm ? "norm.weight" : "",
       .norm_affine = options.norm_affine};
 }
 
-class LinearAttention : public DecayedMixer {
+class LinearAttention : public LinearMixer {
  public:
   LinearAttention(const LinearAttentionOptions& options, const PartContext& context)
-      : DecayedMixer(options, context, FormOf(options)) {}
+      : LinearMixer(options, context, MakeLinearAttentionForm(options)) {}
 };
 
 }  // namespace

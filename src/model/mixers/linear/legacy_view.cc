@@ -1,4 +1,4 @@
-#include "model/mixers/decay/legacy_view.h"
+#include "model/mixers/linear/legacy_view.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>

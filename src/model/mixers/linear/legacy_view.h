@@ -17,7 +17,7 @@
 
 #include <cstdint>
 
-#include "model/mixers/decay/decayed_mixer.h"
+#include "model/mixers/linear/decay_recurrence.h"
 
 namespace halflife::model {
 

@@ -1,22 +1,23 @@
 // Retention of RetNet (Sun et al., 2023) in fla's form: q and k are rotated, and the decay of head
 // h is gamma_h = 1 - 2^(-5-h) for all tokens.
-#include "model/mixers/decay/decayed_mixer.h"
-#include "model/mixers/decay/fixed_decay.h"
+#include "model/mixers/linear/decay_recurrence.h"
+#include "model/mixers/linear/fixed_decay.h"
+#include "model/mixers/linear/linear_mixer.h"
 
 namespace halflife::model {
 namespace {
 
-struct RetentionOptions : OptionsOf<RetentionOptions, DecayedOptions> {
+struct RetentionOptions : OptionsOf<RetentionOptions, GatedHeadOptions> {
   double rope_theta = 10000;
 
   RetentionOptions() : OptionsOf(/*heads=*/8, /*k=*/1, /*v=*/2) {}
   std::vector<Option> Fields() override {
-    std::vector<Option> fields = DecayedOptions::Fields();
+    std::vector<Option> fields = GatedHeadOptions::Fields();
     fields.push_back({"rope_theta", &rope_theta});
     return fields;
   }
   void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
-    DecayedOptions::Resolve(sizes, problems);
+    GatedHeadOptions::Resolve(sizes, problems);
     problems.Require(rope_theta > 1, "option rope_theta is ", rope_theta,
                      ". Use a number above 1.");
     problems.Require(head_dim_k % 2 == 0, "key width per head ", head_dim_k,
@@ -24,19 +25,19 @@ struct RetentionOptions : OptionsOf<RetentionOptions, DecayedOptions> {
   }
 };
 
-DecayedForm FormOf(const RetentionOptions& options) {
-  DecayedForm form = FormOf(static_cast<const DecayedOptions&>(options));
-  form.rope_theta = options.rope_theta;
-  form.make_decay = [options](const PartContext&) {
-    return std::make_unique<FixedDecay>(RetentionLogDecays(options.num_heads));
-  };
+LinearForm MakeRetentionForm(const RetentionOptions& options) {
+  LinearForm form = MakeLinearForm(options);
+  form.make_recurrence = MakeDecayRecurrence(
+      {.rope_theta = options.rope_theta, .make_decay = [options](const PartContext&) {
+         return std::make_unique<FixedDecay>(RetentionLogDecays(options.num_heads));
+       }});
   return form;
 }
 
-class Retention : public DecayedMixer {
+class Retention : public LinearMixer {
  public:
   Retention(const RetentionOptions& options, const PartContext& context)
-      : DecayedMixer(options, context, FormOf(options)) {}
+      : LinearMixer(options, context, MakeRetentionForm(options)) {}
 };
 
 }  // namespace

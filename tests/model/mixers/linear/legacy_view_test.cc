@@ -19,7 +19,7 @@
 
 #include "model/language_model.h"
 #include "model/mixers/built_mixer.h"
-#include "model/mixers/decay/legacy_view.h"
+#include "model/mixers/linear/legacy_view.h"
 #include "ops/gradient_check.h"
 #include "support/expect_error.h"
 

@@ -6,7 +6,8 @@
 // its normaliser 16 are constants.
 #include <limits>
 
-#include "model/mixers/decay/decayed_mixer.h"
+#include "model/mixers/linear/decay_recurrence.h"
+#include "model/mixers/linear/linear_mixer.h"
 #include "model/projections.h"
 #include "ops/linear/linear.h"
 #include "ops/rows/decay_gate.h"
@@ -17,21 +18,21 @@ namespace {
 constexpr int64_t kGateRank = 16;
 constexpr double kGateNormaliser = 16;
 
-struct GlaOptions : OptionsOf<GlaOptions, DecayedOptions> {
+struct GlaOptions : OptionsOf<GlaOptions, GatedHeadOptions> {
   bool use_short_conv = false;
   int64_t conv_size = 4;
   double clamp_min = -std::numeric_limits<double>::infinity();  // lower bound of the log decay
 
   GlaOptions() : OptionsOf(/*heads=*/4, /*k=*/0.5, /*v=*/1) {}
   std::vector<Option> Fields() override {
-    std::vector<Option> fields = DecayedOptions::Fields();
+    std::vector<Option> fields = GatedHeadOptions::Fields();
     fields.push_back({"use_short_conv", &use_short_conv});
     fields.push_back({"conv_size", &conv_size, {.min = 2}});
     fields.push_back({"clamp_min", &clamp_min});
     return fields;
   }
   void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
-    DecayedOptions::Resolve(sizes, problems);
+    GatedHeadOptions::Resolve(sizes, problems);
     problems.Require(clamp_min <= 0, "option clamp_min is ", clamp_min,
                      "; it bounds a logarithm <= 0 from below");
   }
@@ -74,19 +75,19 @@ class GateDecay : public LogDecay {
   Parameter in_, out_, bias_;
 };
 
-DecayedForm FormOf(const GlaOptions& options) {
-  DecayedForm form = FormOf(static_cast<const DecayedOptions&>(options));
+LinearForm MakeGlaForm(const GlaOptions& options) {
+  LinearForm form = MakeLinearForm(options);
   if (options.use_short_conv) form.conv_size = options.conv_size;
-  form.make_decay = [options](const PartContext& context) {
+  form.make_recurrence = MakeDecayRecurrence({.make_decay = [options](const PartContext& context) {
     return std::make_unique<GateDecay>(options, context);
-  };
+  }});
   return form;
 }
 
-class Gla : public DecayedMixer {
+class Gla : public LinearMixer {
  public:
   Gla(const GlaOptions& options, const PartContext& context)
-      : DecayedMixer(options, context, FormOf(options)) {}
+      : LinearMixer(options, context, MakeGlaForm(options)) {}
 };
 
 }  // namespace

@@ -1,0 +1,86 @@
+// The recurrence with a decay, computed by decay attention:
+//
+//   S_t = decay_t S_{t-1} + k_t^T v_t,   o_t = q_t S_t / sqrt(F)
+//
+// with optional rotary positions, factors on the queries and a normaliser. A mixer provides its
+// LogDecay and a DecayForm, which lists the other differences.
+//
+// Shapes: B batch, T seq_len, H query heads, Hk heads of k and v, K and V head dims, F features.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "model/mixers/linear/recurrence.h"
+
+namespace halflife::model {
+
+// Queries and keys of all heads, [B, T, H or Hk, F].
+struct QueriesAndKeys {
+  at::Tensor q, k;
+};
+
+// Computes the natural logarithm of the decay.
+class LogDecay {
+ public:
+  virtual ~LogDecay() = default;
+  // The matrices whose products with x the decay reads. They are multiplied together with the
+  // projections.
+  virtual std::vector<at::Tensor> Weights() const { return {}; }
+  // `products` [B, T, *] has one product for each of Weights. Returns fp32 [H] or [H, K] if the
+  // decay is the same for all tokens, else [B, T, Hk] or [B, T, Hk, K].
+  virtual at::Tensor operator()(const at::Tensor& x,
+                                std::span<const at::Tensor> products) const = 0;
+  virtual bool constant() const { return false; }  // true: the same for all tokens
+  virtual bool per_channel() const { return false; }
+
+  // Applies the part of a decay that depends on absolute positions, not only on distances, to the
+  // queries and keys.
+  virtual QueriesAndKeys AtPositions(const QueriesAndKeys& features, const SequenceSlice&) const {
+    return features;
+  }
+  virtual int64_t max_tokens() const { return 0; }  // as MixerTraits::max_tokens
+
+  // The costs of the decay, per token.
+  virtual int64_t num_matrix_elements() const { return 0; }
+  virtual int64_t num_activations() const { return 0; }  // in the compute dtype
+  virtual int64_t num_fp32_activations() const { return 0; }
+};
+
+// The divisor of a head's output.
+enum class Normaliser {
+  kNone,
+  kKeys,           // q_t z_t, where z is the decayed sum of the keys in S
+  kUnrotatedKeys,  // the same, with q and k before their rotation
+};
+
+// The properties of the recurrence that differ between mixers.
+struct DecayForm {
+  using MakeDecay = std::function<std::unique_ptr<LogDecay>(const PartContext&)>;
+
+  double rope_theta = 0;  // base of the rotary frequencies of q and k; 0: no rotation
+  std::vector<double> rotary_frequencies = {};  // [F/2]; replaces the frequencies of rope_theta
+  // A factor on each query that depends on its position: `of` maps positions [B, T] int64 to
+  // factors [B, T, H] fp64; empty: none. Layers with the same `key` share the computed factors, so
+  // the key must contain every other value that `of` depends on.
+  struct QueryScale {
+    std::vector<double> key;
+    std::function<at::Tensor(const at::Tensor& positions)> of;
+  };
+  QueryScale query_scale = {};
+  // Divides each query by its ScoreSums, clamped to [1, 5e4]. This needs all earlier keys, so the
+  // state grows. Requires a constant decay per head.
+  bool score_norm = false;
+  // Makes the decay and declares its parameters. Empty: no decay.
+  MakeDecay make_decay;
+  bool allow_growth = false;  // a constant decay may exceed 1; requires a normaliser
+  Normaliser normaliser = Normaliser::kNone;
+  double normaliser_eps = 1e-30;
+  bool scale_queries = true;  // multiplies queries by 1 / sqrt(F)
+};
+
+RecurrenceFactory MakeDecayRecurrence(DecayForm form);
+
+}  // namespace halflife::model

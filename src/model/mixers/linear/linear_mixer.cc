@@ -1,0 +1,251 @@
+#include "model/mixers/linear/linear_mixer.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/ones.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/error.h"
+#include "model/activation.h"
+#include "model/projections.h"
+#include "ops/linear/linear.h"
+#include "ops/rows/bias_map.h"
+#include "ops/rows/rms_norm.h"
+#include "ops/torch/dispatch.h"
+
+namespace halflife::model {
+namespace {
+
+// An activation as a feature map, as in fla's retnet and gla.
+class Activated : public FeatureMap {
+ public:
+  Activated(const std::string& name, int64_t dim)
+      : activation_(Activation::Named(name)), dim_(dim) {}
+  Features operator()(const at::Tensor& x) const override { return {activation_(x)}; }
+  int64_t width() const override { return dim_; }
+
+ private:
+  Activation activation_;
+  int64_t dim_;
+};
+
+}  // namespace
+
+std::vector<Option> LinearHeadOptions::Fields() {
+  return {{"num_heads", &num_heads},
+          {"num_kv_heads", &num_kv_heads, {.min = 0}},
+          {"expand_k", &expand_k},
+          {"expand_v", &expand_v}};
+}
+
+std::vector<Option> GatedHeadOptions::Fields() {
+  std::vector<Option> fields = LinearHeadOptions::Fields();
+  fields.push_back({"use_output_gate", &use_output_gate});
+  fields.push_back({"norm_affine", &norm_affine});
+  fields.push_back({"feature_map", &feature_map, {.choices = Activation::Names()}});
+  return fields;
+}
+
+LinearForm MakeLinearForm(const GatedHeadOptions& options) {
+  const auto make_map = [name = options.feature_map, dim = options.head_dim_k](const PartContext&) {
+    return std::make_unique<Activated>(name, dim);
+  };
+  return {.make_map_q = make_map,
+          .use_output_gate = options.use_output_gate,
+          .norm_name = options.use_output_gate ? "g_norm_swish_gate.weight" : "g_norm.weight",
+          .norm_affine = options.norm_affine};
+}
+
+void LinearHeadOptions::Resolve(const ModelSizes& sizes, ProblemList& problems) {
+  if (num_kv_heads == 0) num_kv_heads = num_heads;
+  const auto dim = static_cast<double>(sizes.model_dim);
+  const double dim_k = dim * expand_k, dim_v = dim * expand_v;
+  const bool sane = dim_k >= 0 && dim_k <= kMaxWidth && dim_v >= 0 && dim_v <= kMaxWidth;
+  problems.Require(
+      sane, "expand_k ", expand_k, " and expand_v ", expand_v,
+      " give no valid width. Use factors of model_dim, for example 0.5 and 1, for widths "
+      "of at most ",
+      kMaxWidth, ".");
+  if (!sane) return;
+  // expand_k may be a rounded ratio of two widths, so that the product is a whole number only up to
+  // rounding.
+  const auto whole = [&](double width) { return std::abs(width - std::round(width)) < 1e-9 * dim; };
+  problems.Require(whole(dim_k) && whole(dim_v), "model_dim ", sizes.model_dim, " times expand_k ",
+                   expand_k, " and expand_v ", expand_v, " must be whole numbers");
+  const int64_t keys = std::llround(dim_k), values = std::llround(dim_v);
+  const bool heads_fit = keys > 0 && values > 0 && keys % num_heads == 0 && values % num_heads == 0;
+  problems.Require(heads_fit, "num_heads ", num_heads, " must divide the key width ", keys,
+                   " and the value width ", values);
+  problems.Require(num_heads % num_kv_heads == 0, "num_kv_heads ", num_kv_heads,
+                   " must divide num_heads ", num_heads);
+  if (heads_fit) head_dim_k = keys / num_heads, head_dim_v = values / num_heads;
+}
+
+LinearMixer::LinearMixer(const LinearHeadOptions& heads, const PartContext& context,
+                         const LinearForm& form)
+    : heads_(heads), form_(form), model_dim_(context.model_dim()), norm_eps_(context.norm_eps) {
+  const char* const names[] = {"q", "k", "v"};
+  const int64_t dims[] = {heads.key_dim(), heads.kv_key_dim(), heads.kv_value_dim()};
+  for (size_t i = 0; i < 3; ++i)
+    projections_[i] = DeclareMatrix(
+        context, Concat(names[i], "_proj.weight"),
+        {.out = dims[i], .in = model_dim_, .init_scale = i == 2 ? context.value_init_scale : 1});
+  // Declared next to q, k and v, which read the same input: an arena then stores all as one matrix.
+  if (form.use_output_gate)
+    gate_ = DeclareMatrix(context, "g_proj.weight", {.out = heads.value_dim(), .in = model_dim_});
+  for (size_t i = 0; i < 3 && form.bias; ++i)
+    biases_[i] = DeclareBias(context, Concat(names[i], "_proj.bias"), dims[i]);
+  for (size_t i = 0; i < 3 && form.conv_size > 0; ++i)
+    convs_.emplace_back(context, Concat(names[i], "_conv1d"),
+                        ConvolutionShape{.channels = dims[i],
+                                         .taps = form.conv_size,
+                                         .silu = true,
+                                         .init = Init::Normal(context.initializer_range)});
+  MakeMaps(context);
+  recurrence_ = form.make_recurrence(context, {.num_heads = heads.num_heads,
+                                               .num_kv_heads = heads.num_kv_heads,
+                                               .num_features = maps_[0]->width(),
+                                               .head_dim_v = heads.head_dim_v,
+                                               .keys_have_log_scale = maps_[1]->has_log_scale()});
+  num_recurrent_ = recurrence_->traits().state.size();
+  if (has_norm() && form.norm_affine)
+    norm_ = DeclareNorm(context, form.norm_name, heads.head_dim_v);
+  out_ = OutputProjection(context, heads.value_dim(), form.bias);
+}
+
+void LinearMixer::MakeMaps(const PartContext& context) {
+  const auto make = [&](const LinearForm::MakeMap& maker,
+                        const char* name) -> std::shared_ptr<const FeatureMap> {
+    const PartContext below = context.Below(name);
+    return maker ? maker(below) : MakeFeatureMap("identity", below, heads_.head_dim_k);
+  };
+  maps_[0] = make(form_.make_map_q, "feature_map_q.");
+  const auto& make_k = form_.make_map_k ? form_.make_map_k : form_.make_map_q;
+  maps_[1] = make(make_k, "feature_map_k.");
+}
+
+MixerTraits LinearMixer::traits() const {
+  MixerTraits traits = recurrence_->traits();
+  const char* const tails[] = {"q_tail", "k_tail", "v_tail"};
+  for (size_t i = 0; i < convs_.size(); ++i) traits.state.push_back(convs_[i].tail(tails[i]));
+  return traits;
+}
+
+MixerOutput LinearMixer::Forward(const MixerCall& call) const {
+  MixerOutput result;
+  MixerState* const after = call.want_state ? &result.state : nullptr;
+  if (after != nullptr) after->tensors.resize(num_recurrent_ + convs_.size());
+  const Projected projected = Project(
+      call.x, [&](const at::Tensor& y, size_t index) { return Convolve(y, index, call, after); });
+  RecurrenceOutput scanned = recurrence_->Scan(projected.Inputs(call.x), call);
+  result.y = Output(scanned.o, projected.gate);
+  if (after != nullptr) std::ranges::move(scanned.state, after->tensors.begin());
+  return result;
+}
+
+at::Tensor LinearMixer::Step(const at::Tensor& x, const SequenceSlice& token,
+                             MixerState& state) const {
+  const at::Tensor row = x.unsqueeze(1);
+  const Projected projected = Project(row, [&](const at::Tensor& y, size_t index) {
+    if (convs_.empty()) return y;
+    return convs_[index].Step(y.squeeze(1), state.tensors[num_recurrent_ + index]).unsqueeze(1);
+  });
+  const at::Tensor o = recurrence_->Step(projected.Inputs(row), token,
+                                         std::span(state.tensors).first(num_recurrent_));
+  return Output(o.unsqueeze(1), projected.gate).squeeze(1);
+}
+
+bool LinearMixer::IsMappedWithBias(size_t index) const {
+  return index < maps_.size() && form_.conv_size == 0 && maps_[index]->element_map().has_value();
+}
+
+std::vector<at::Tensor> LinearMixer::AddBiases(std::span<const at::Tensor> y) const {
+  std::vector<ops::BiasedInput> parts;
+  for (size_t i = 0; i < projections_.size(); ++i) {
+    ops::BiasedInput part = {.x = y[i], .bias = {}};
+    if (biases_[i].declared()) part.bias = *biases_[i];
+    if (IsMappedWithBias(i)) part.map = *maps_[i]->element_map();
+    parts.push_back(part);
+  }
+  return ops::BiasMap(parts);
+}
+
+LinearMixer::Projected LinearMixer::Project(const at::Tensor& x,
+                                            const Convolution& convolve) const {
+  std::vector<at::Tensor> weights = {*projections_[0], *projections_[1], *projections_[2]};
+  const std::vector<at::Tensor> recurrent = recurrence_->Weights();
+  weights.insert(weights.end(), recurrent.begin(), recurrent.end());
+  if (gate_.declared()) weights.push_back(*gate_);
+  const std::vector<at::Tensor> y = ops::SharedInputLinear(x, weights);
+  const std::vector<at::Tensor> biased = AddBiases(y);
+  const auto split = [&](size_t index, int64_t head_dim) {
+    return SplitHeads(convolve(biased[index], index), head_dim);
+  };
+  const auto map = [&](size_t index) -> Features {
+    const at::Tensor head = split(index, heads_.head_dim_k);
+    return IsMappedWithBias(index) ? Features{head} : (*maps_[index])(head);
+  };
+  Projected projected = {.q = map(0), .k = map(1), .v = split(2, heads_.head_dim_v)};
+  const auto products = std::span(y).subspan(projections_.size(), recurrent.size());
+  projected.products.assign(products.begin(), products.end());
+  if (gate_.declared()) projected.gate = y.back();
+  return projected;
+}
+
+RecurrenceInputs LinearMixer::Projected::Inputs(const at::Tensor& x) const {
+  return {.x = x, .products = products, .q = q, .k = k, .v = v};
+}
+
+// Convolution `index` reads its tail from the call's state and writes the new one to `after`.
+at::Tensor LinearMixer::Convolve(const at::Tensor& y, size_t index, const MixerCall& call,
+                                 MixerState* after) const {
+  if (convs_.empty()) return y;
+  const size_t place = num_recurrent_ + index;
+  return convs_[index]({.x = y,
+                        .slice = call.slice,
+                        .tail = call.carried() ? call.initial->tensors[place] : at::Tensor()},
+                       after == nullptr ? nullptr : &after->tensors[place]);
+}
+
+// o [..., H, V], gate [..., H V] or undefined -> [..., D].
+at::Tensor LinearMixer::Output(const at::Tensor& o, const at::Tensor& gate) const {
+  if (!has_norm()) return out_(o.flatten(-2));
+  const at::Tensor weight =
+      norm_.declared() ? *norm_ : at::ones({o.size(-1)}, o.options().dtype(ops::ComputeType(o)));
+  const at::Tensor y = gate.defined()
+                           ? ops::GatedRmsNorm(o, gate.view(o.sizes()), weight, norm_eps_)
+                           : ops::RmsNorm(o, weight, norm_eps_);
+  return out_(y.flatten(-2));
+}
+
+FlopCount LinearMixer::FlopsPerToken(int64_t seq_len) const {
+  const int64_t gates = gate_.declared() ? heads_.value_dim() : 0;
+  const int64_t rows =
+      heads_.key_dim() + heads_.kv_key_dim() + heads_.kv_value_dim() + heads_.value_dim() + gates;
+  const int64_t maps = heads_.num_heads * maps_[0]->num_matrix_elements() +
+                       heads_.num_kv_heads * maps_[1]->num_matrix_elements();
+  const RecurrenceCost cost = recurrence_->CostPerToken(seq_len);
+  return {.matmul = 2 * static_cast<double>(model_dim_ * rows + cost.matrix_elements + maps),
+          .mixing = cost.mixing_flops};
+}
+
+double LinearMixer::ActivationBytesPerToken(int64_t seq_len, int64_t bytes_per_element) const {
+  const auto values = static_cast<double>(heads_.value_dim()),
+             features = static_cast<double>(heads_.num_heads * maps_[0]->width());
+  const int64_t maps = heads_.num_heads * maps_[0]->num_activations() +
+                       heads_.num_kv_heads * maps_[1]->num_activations();
+  const RecurrenceCost cost = recurrence_->CostPerToken(seq_len);
+  // Kept: x, q, k, v, the gate, and o before and after the norm.
+  const double elements = static_cast<double>(model_dim_ + maps) + cost.activations + 2 * features +
+                          (gate_.declared() ? 4 : 3) * values;
+  // Kept in fp32: what the recurrence keeps, and 1/rms of each head.
+  const double fp32 = cost.fp32_activations + static_cast<double>(heads_.num_heads);
+  return elements * static_cast<double>(bytes_per_element) + 4 * fp32;
+}
+
+double LinearMixer::WorkspaceBytes(const GpuBatch& batch) const {
+  return recurrence_->WorkspaceBytes(batch);
+}
+
+}  // namespace halflife::model

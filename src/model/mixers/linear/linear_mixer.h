@@ -1,0 +1,118 @@
+// The base class of linear mixers: everything around a recurrence (recurrence.h).
+//
+//   q, k, v = projections of x, with biases, short convolutions and feature maps
+//   o       = recurrence(q, k, v)
+//   y       = o_proj(RMSNorm(o) * silu(gate)), where the norm is over the channels of each head
+//
+// Biases, convolutions, maps, norm and gate are optional. Parameters are named as in fla. A derived
+// mixer provides its options, a LinearForm and a recurrence.
+//
+// Shapes: B batch, T seq_len, H query heads, Hk heads of k and v, K and V head dims, F features.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "model/mixers/convolution/short_convolution.h"
+#include "model/mixers/linear/feature_map.h"
+#include "model/mixers/linear/recurrence.h"
+#include "model/mixers/variants.h"
+#include "model/projections.h"
+
+namespace halflife::model {
+
+// The number and widths of the heads of a linear mixer.
+struct LinearHeadOptions : OptionsOf<LinearHeadOptions> {
+  int64_t num_heads, num_kv_heads = 0;  // 0: num_heads
+  double expand_k, expand_v;            // total width of all heads, as a factor of model_dim
+  // Computed by Resolve.
+  int64_t head_dim_k = 0, head_dim_v = 0;
+
+  LinearHeadOptions(int64_t heads, double k, double v)
+      : num_heads(heads), expand_k(k), expand_v(v) {}
+  std::vector<Option> Fields() override;
+  void Resolve(const ModelSizes& sizes, ProblemList& problems) override;
+
+  int64_t key_dim() const { return num_heads * head_dim_k; }
+  int64_t value_dim() const { return num_heads * head_dim_v; }
+  int64_t kv_key_dim() const { return num_kv_heads * head_dim_k; }
+  int64_t kv_value_dim() const { return num_kv_heads * head_dim_v; }
+};
+
+// The options that retention and gla share.
+struct GatedHeadOptions : OptionsOf<GatedHeadOptions, LinearHeadOptions> {
+  bool use_output_gate = true, norm_affine = true;
+  std::string feature_map = "none";  // name of an activation
+
+  using OptionsOf::OptionsOf;
+  std::vector<Option> Fields() override;
+};
+
+// The parts of a LinearMixer that differ between mixers.
+struct LinearForm {
+  using MakeMap = std::function<std::shared_ptr<const FeatureMap>(const PartContext&)>;
+
+  int64_t conv_size = 0;           // taps of a short convolution of q, k and v; 0: none
+  bool bias = false;               // whether the projections have biases
+  MakeMap make_map_q, make_map_k;  // feature maps. Without make_map_k, k uses make_map_q.
+  // Called after the projections and before the output matrix are declared.
+  RecurrenceFactory make_recurrence;
+  bool use_output_gate = true;
+  const char* norm_name = "";  // parameter name of the norm of each head's output; empty: no norm
+  bool norm_affine = true;     // whether this norm has a weight
+};
+// The form that the common options describe, without a recurrence.
+LinearForm MakeLinearForm(const GatedHeadOptions& options);
+
+class LinearMixer : public Mixer {
+ public:
+  // `heads` must be resolved.
+  LinearMixer(const LinearHeadOptions& heads, const PartContext& context, const LinearForm& form);
+
+  MixerTraits traits() const override;
+  MixerOutput Forward(const MixerCall& call) const override;
+  at::Tensor Step(const at::Tensor& x, const SequenceSlice& token,
+                  MixerState& state) const override;
+  FlopCount FlopsPerToken(int64_t seq_len) const override;
+  double ActivationBytesPerToken(int64_t seq_len, int64_t bytes_per_element) const override;
+  double WorkspaceBytes(const GpuBatch& batch) const override;
+
+ private:
+  struct Projected {
+    Features q, k;                     // [B, T, H or Hk, F]
+    at::Tensor v;                      // [B, T, Hk, V]
+    std::vector<at::Tensor> products;  // of the recurrence's weights
+    at::Tensor gate;                   // [B, T, H V], or undefined
+    RecurrenceInputs Inputs(const at::Tensor& x) const;
+  };
+  // Maps y [B, T, dim] before it is split into heads. The index 0, 1 or 2 stands for q, k or v.
+  using Convolution = std::function<at::Tensor(const at::Tensor& y, size_t index)>;
+  Projected Project(const at::Tensor& x, const Convolution& convolve) const;
+  // Whether one kernel can add the bias of q or k and apply its feature map, because no convolution
+  // lies between the two.
+  bool IsMappedWithBias(size_t index) const;
+  // Adds the biases to q, k and v, and applies the maps for which IsMappedWithBias, in one pass.
+  std::vector<at::Tensor> AddBiases(std::span<const at::Tensor> y) const;
+  at::Tensor Convolve(const at::Tensor& y, size_t index, const MixerCall& call,
+                      MixerState* after) const;
+  at::Tensor Output(const at::Tensor& o, const at::Tensor& gate) const;
+  void MakeMaps(const PartContext& context);
+  bool has_norm() const { return *form_.norm_name != 0; }
+
+  LinearHeadOptions heads_;
+  LinearForm form_;
+  int64_t model_dim_;
+  double norm_eps_;
+  std::array<std::shared_ptr<const FeatureMap>, 2> maps_;  // of q and k
+  std::array<Parameter, 3> projections_, biases_;          // of q, k and v
+  std::vector<ShortConvolution> convs_;                    // of q, k and v; empty: none
+  Parameter gate_, norm_;
+  std::unique_ptr<Recurrence> recurrence_;
+  size_t num_recurrent_ =
+      0;  // state tensors of the recurrence; the tails of the convolutions follow
+  OutputProjection out_;
+};
+
+}  // namespace halflife::model
