@@ -48,8 +48,8 @@
 #include "support/program.h"
 #include "train/device.h"
 #include "train/step/adamw.h"
-#include "train/step/gradient_hooks.h"
 #include "train/step/gradient_norm.h"
+#include "train/step/gradient_sync.h"
 #include "train/step/micro_batch_graph.h"
 #include "train/step/parameter_arena.h"
 #include "train/step/step.h"
@@ -140,8 +140,7 @@ class Bench {
         arena_(model_.parameters(),
                {.device = train::ToTorch(device_),
                 .compute_dtype = options.precision == "bf16" ? at::kBFloat16 : at::kFloat}),
-        hooks_(model_.parameters(), arena_, {.in_order = options.cuda_graphs}),
-        reducer_(arena_.layout(), *world_, ops::RefOf(arena_.grads())),
+        gradients_(arena_, *world_, {.one_by_one = options.cuda_graphs}),
         optimizer_(arena_, {}),
         batch_{.inputs = RandomTokens(options, 0).to(train::ToTorch(device_)),
                .targets = RandomTokens(options, 1).to(train::ToTorch(device_)),
@@ -150,16 +149,17 @@ class Bench {
                .num_targets = options.batch * options.seq_len,
                .samples = at::arange(
                    options.batch, at::TensorOptions(at::kLong).device(train::ToTorch(device_)))} {
+    gradients_.Attach(model_.parameters());
     arena_.Initialise(kSeed);
     if (options.cuda_graphs)
       graph_.emplace(train::ToTorch(device_), [this](const eval::BatchTensors& batch) {
-        return Differentiate(batch, [this] { hooks_.BeginAdded(); });
+        return Differentiate(batch, [this] { gradients_.BeginRecorded(); });
       });
   }
 
   double Step() {
     const at::Tensor loss = graph_ ? Replayed() : Launched();
-    reducer_.Finish();
+    gradients_.Finish();
     const double norm = std::sqrt(train::SumOfSquares(arena_.updated_fragments(), arena_.grads()));
     optimizer_.Update(1e-3, std::min(1.0, 1.0 / (norm + 1e-6)), ++num_updates_);
     // item() waits for the device, so the timed work is finished.
@@ -176,21 +176,17 @@ class Bench {
         model_.Loss(batch.inputs, batch.targets, {.slice = &batch.slice, .training = true});
     begin_backward();
     sums.objective.div(static_cast<double>(batch.num_targets)).backward();
-    hooks_.EndMicroBatch();
+    gradients_.EndMicroBatch();
     return sums.loss.detach();
   }
   at::Tensor Launched() {
-    return Differentiate(batch_, [this] {
-      hooks_.BeginMicroBatch(0, 1, &reducer_);
-      reducer_.BeginStep(ops::CurrentStream(device_));
-    });
+    return Differentiate(batch_, [this] { gradients_.BeginMicroBatch(0, 1); });
   }
   // As StepRunner with train.cuda_graphs on one rank.
   at::Tensor Replayed() {
     arena_.grads().zero_();
     const at::Tensor loss = graph_->Run(batch_);
-    reducer_.BeginStep(ops::CurrentStream(device_));
-    reducer_.MarkAllReady();
+    gradients_.SumReplayed();
     return loss;
   }
 
@@ -202,8 +198,7 @@ class Bench {
   // One rank. Sums gradients as a run on this device does: with NCCL on a GPU.
   std::unique_ptr<dist::Communicator> world_;
   train::ParameterArena arena_;
-  train::GradientHooks hooks_;
-  dist::GradientReducer reducer_;
+  train::GradientSync gradients_;
   train::AdamW optimizer_;
   eval::BatchTensors batch_;
   std::optional<train::MicroBatchGraph> graph_;

@@ -30,11 +30,10 @@
 #include "train/record/metrics.h"
 #include "train/record/run_folder.h"
 #include "train/record/run_timing.h"
-#include "train/step/gradient_hooks.h"
 #include "train/step/gradient_norm.h"
 #include "train/step/gradient_shares.h"
+#include "train/step/gradient_sync.h"
 #include "train/step/micro_batch_graph.h"
-#include "train/step/micro_batch_sum.h"
 #include "train/step/parameter_arena.h"
 #include "train/step/step.h"
 #include "train/step/step_scalars.h"
@@ -149,9 +148,9 @@ void BackgroundSaveExample(ckpt::CheckpointStore& store, dist::Communicator& com
 #include "examples/train/loop/run_saves.h.2"
 }
 
-void GradientHooksExample(model::ParameterSet& parameters, ParameterArena& arena, int64_t n,
-                          dist::GradientReducer& reducer, const at::Tensor& loss) {
-#include "examples/train/step/gradient_hooks.h"
+void GradientSyncExample(ParameterArena& arena, dist::Communicator& communicator,
+                         model::LanguageModel& model, int64_t n, const at::Tensor& loss) {
+#include "examples/train/step/gradient_sync.h"
 }
 
 void GradientSharesExample(ParameterArena& arena, dist::Communicator& comm, const at::Tensor& grad,
@@ -165,10 +164,6 @@ void MicroBatchGraphExample(at::Device device, const eval::BatchTensors& tensors
 #include "examples/train/step/micro_batch_graph.h"
 }
 
-void MicroBatchSumExample(ParameterArena& arena, int64_t n,
-                          const std::function<void(int64_t)>& differentiate) {
-#include "examples/train/step/micro_batch_sum.h"
-}
 void ParameterArenaExample(model::LanguageModel& model, uint64_t seed) {
 #include "examples/train/step/parameter_arena.h"
 }

@@ -406,7 +406,7 @@ MUTATIONS = make_table({
                  "",
                  "tests/train/step/step_test.cc:*TravelInBf16*"),
         Mutation("gradients of the previous step are sent",
-                 "src/train/step/bf16_wire.cc",
+                 "src/train/step/gradient_sync.cc",
                  "part.copy_(gradients_.narrow(0, begin, count)); return",
                  "static bool loaded = false; if (!loaded) part.copy_(gradients_.narrow(0, "
                  "begin, count)); loaded = true; return",

@@ -12,7 +12,6 @@
 #include "model/sequence_parallel.h"
 #include "train/config/plan.h"
 #include "train/device.h"
-#include "train/step/bf16_wire.h"
 
 namespace halflife::train {
 namespace {
@@ -75,13 +74,13 @@ MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model
   const bool bf16 = config.train.precision == "bf16";
   const int bytes_per_element = bf16 ? 2 : 4;
   const double shares = config.parallel.zero_stage > 0 ? world_size : 1;
-  // The sum of GradientHooks, or of MicroBatchSum.
+  // Levels of the pairwise sum of micro-batches (GradientSync).
   const bool in_order = RunsOnGpu(config) || config.train.cuda_graphs;
   const int levels = in_order ? 0 : NumLevels(NumMicroBatches(config, world_size));
   // A recorded graph has its own buffers, in addition to those of other micro-batches and of
   // validation.
   const int copies = config.train.cuda_graphs && RunsOnGpu(config) ? 2 : 1;
-  const bool in_bf16 = SumsInBf16(config, world_size);
+  const bool in_bf16 = world_size > 1 && config.parallel.grad_reduce == "bf16";
   // Stage 2 holds the buckets in flight and the one that fills. The largest bucket may be one
   // tensor. The last bucket in flight may exist in both types.
   int64_t bucket = config.parallel.bucket_bytes / 4;

@@ -4,15 +4,12 @@
 #include <memory>
 #include <optional>
 
-#include "dist/gradient_reducer.h"
 #include "dist/mesh.h"
 #include "dist/parameter_gather.h"
 #include "model/model_cost.h"
 #include "model/sequence_parallel.h"
-#include "ops/torch/tensor_ref.h"
 #include "train/config/plan.h"
-#include "train/step/bf16_wire.h"
-#include "train/step/gradient_shares.h"
+#include "train/step/gradient_sync.h"
 #include "train/step/parameter_arena.h"
 #include "train/step/step_scalars.h"
 
@@ -97,24 +94,16 @@ class RankRehearsal {
         sums_(Group(mesh_.sum_rank(), rank.world_size, mesh_.sums_name())),
         arena_(model.parameters(),
                ParameterArena::Of(config, at::kMeta, rank.rank, rank.world_size)),
-        pieces_(config, model, step.tokens, MixingShares(), UpdatedElements()) {
+        pieces_(config, model, step.tokens, MixingShares(), UpdatedElements()),
+        gradients_(arena_, *sums_, {.in_bf16 = config.parallel.grad_reduce == "bf16"}) {
     step.pieces = pieces_.pieces();
-    const bool in_bf16 = SumsInBf16(config, sums_->size());
-    if (arena_.grads_sliced_end() > 0) {
-      shares_.emplace(arena_, *sums_, in_bf16);
-    } else {
-      if (in_bf16) wire_.emplace(arena_.grads());
-      reducer_.emplace(arena_.layout(), *sums_, ops::RefOf(arena_.grads()),
-                       arena_.sliced() ? dist::ReducedTo::kSlices : dist::ReducedTo::kAllRanks,
-                       wire_ ? &*wire_ : nullptr);
-    }
     if (arena_.sliced()) gather_.emplace(arena_.layout(), *sums_, arena_.ComputedArrays());
   }
 
   void Step() {
     const int64_t count = step_.num_micro_batches;
     for (int64_t micro = 0; micro < count; ++micro) MicroBatch(micro, count);
-    if (reducer_) reducer_->Finish();
+    gradients_.Finish();
     StepScalars().Reduce(*control_);
     step_.rehearsal.Compute(pieces_.update());
     if (gather_) gather_->Start(nullptr);
@@ -124,10 +113,9 @@ class RankRehearsal {
     const auto bytes = [](const at::Tensor& x) { return static_cast<double>(x.nbytes()); };
     step_.main_and_adam_bytes =
         bytes(arena_.main()) + bytes(arena_.adam_m()) + bytes(arena_.adam_v());
-    step_.gradient_bytes = bytes(arena_.grads());
-    if (wire_) step_.gradient_bytes += static_cast<double>(wire_->bytes());
+    step_.gradient_bytes = bytes(arena_.grads()) + static_cast<double>(gradients_.wire_bytes());
     if (arena_.compute_copy().defined()) step_.compute_copy_bytes = bytes(arena_.compute_copy());
-    if (shares_) step_.bucket_slot_bytes = static_cast<double>(shares_->most_slot_bytes());
+    step_.bucket_slot_bytes = static_cast<double>(gradients_.most_bucket_bytes());
   }
 
  private:
@@ -189,19 +177,15 @@ class RankRehearsal {
       Exchange(layer, /*forward=*/true);
       step_.rehearsal.Compute(pieces_.forward(layer));
     }
-    const bool reduces = reducer_ && index == count - 1;
-    if (shares_) shares_->BeginMicroBatch(index == 0);
-    if (reduces) reducer_->BeginStep(nullptr);
+    gradients_.BeginMicroBatch(index, count);
     for (int64_t layer = config_.model.num_layers; layer >= -1; --layer) {
       Exchange(layer, /*forward=*/false);
       step_.rehearsal.Compute(pieces_.backward(layer));
       const std::vector<int>& params = pieces_.params(layer);
-      for (auto param = params.rbegin(); param != params.rend(); ++param) {
-        if (shares_) shares_->Slot(*param), shares_->MarkReady(*param);
-        if (reduces) reducer_->MarkReady(*param);
-      }
+      for (auto param = params.rbegin(); param != params.rend(); ++param)
+        gradients_.MarkComputed(*param);
     }
-    if (shares_) shares_->FinishMicroBatch();
+    gradients_.EndMicroBatch();
   }
 
   const RunConfig& config_;
@@ -212,9 +196,7 @@ class RankRehearsal {
   std::unique_ptr<dist::Communicator> control_, sums_;
   ParameterArena arena_;
   Pieces pieces_;
-  std::optional<GradientShares> shares_;
-  std::optional<Bf16Wire> wire_;
-  std::optional<dist::GradientReducer> reducer_;
+  GradientSync gradients_;
   std::optional<dist::ParameterGather> gather_;
 };
 

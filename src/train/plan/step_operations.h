@@ -1,6 +1,6 @@
 // One optimiser step of one rank in program order: pieces of compute, collectives when they are
 // issued, and the points at which the rank waits for them. The collectives come from the objects of
-// a run (dist::GradientReducer, GradientShares, dist::ParameterGather, StepScalars, the exchanges
+// a run (GradientSync, dist::ParameterGather, StepScalars, the exchanges
 // of mixers), driven in the order of StepRunner without memory and without other ranks.
 //
 //   RowRehearsals rows(config, /*sp_index=*/0, cost);

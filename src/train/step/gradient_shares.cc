@@ -36,7 +36,7 @@ at::Tensor GradientShares::Slot(int param) {
   const dist::Bucket& bucket = layout.buckets()[progress_.bucket_of(param)];
   at::Tensor& gradients = sums_[progress_.bucket_of(param)].gradients;
   if (!gradients.defined()) {
-    // zeros: padding takes part in sums
+    // Zeros, because padding is summed too.
     gradients = at::zeros({bucket.end - bucket.begin}, arena_.grads().options());
     Grow(static_cast<int64_t>(gradients.nbytes()));
   }

@@ -22,38 +22,40 @@ namespace halflife::train {
 
 class GradientShares {
  public:
-  // Both are borrowed. The arena's gradients are sliced. `in_bf16`: they travel so, as by Bf16Wire.
+  // Both are borrowed. The arena's gradients must be sliced. `in_bf16`: the shares of the ranks are
+  // rounded to bf16.
   GradientShares(ParameterArena& arena, dist::Communicator& comm, bool in_bf16 = false);
 
-  // Sums follow what is queued on the stream that LibTorch works on now.
+  // Sums over ranks follow the work on LibTorch's current stream.
   void BeginMicroBatch(bool first);
-  at::Tensor Slot(int param);  // its gradient's place, in its shape, of this micro-batch
-  // The parameter's gradient is in its slot, complete. Twice in a micro-batch is an Error naming
-  // it.
+  // The buffer for the gradient of a parameter in this micro-batch, in its shape.
+  at::Tensor Slot(int param);
+  // The gradient in the slot of this parameter is complete. A second call in the same micro-batch
+  // throws an Error that names the parameter.
   void MarkReady(int param);
   // Waits until the slices hold the sums. Error kInternal names parameters without a gradient.
   void FinishMicroBatch();
 
   // Seconds the host has waited since the last call of this function.
   double TakeWaitSeconds();
-  int64_t most_slot_bytes() const { return most_slot_bytes_; }  // at one time, so far
+  int64_t most_slot_bytes() const { return most_slot_bytes_; }  // largest sum of slots so far
 
  private:
   struct BucketSum {
-    at::Tensor gradients;  // [bucket]; undefined: none of its gradients is there yet
-    at::Tensor own;        // this rank's slice of the sum, in its place or still to be taken there
+    at::Tensor gradients;  // [bucket]; undefined until its first gradient
+    at::Tensor own;        // this rank's slice of the sum, in the arena or a buffer
     dist::Work work;
   };
   void LaunchReady();
   void Launch(int bucket);
-  void Settle(int bucket);  // waits, adds, lets go of the memory
+  void Settle(int bucket);  // waits for the sum, adds the own slice and frees the memory
   at::Tensor OwnSlice(int bucket) const;
-  void Grow(int64_t bytes);  // of slots
+  void Grow(int64_t bytes);  // counts allocated slots
 
   ParameterArena& arena_;
   dist::Communicator& comm_;
   bool in_bf16_;
-  cudaStream_t producer_ = nullptr;  // of the micro-batch
+  cudaStream_t producer_ = nullptr;  // the stream of the micro-batch
   dist::BucketProgress progress_;
   std::vector<BucketSum> sums_;
   int num_launched_ = 0, num_settled_ = 0;

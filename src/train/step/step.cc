@@ -20,15 +20,6 @@
 #include "train/device.h"
 
 namespace halflife::train {
-namespace {
-
-std::optional<GradientShares> MakeShares(const RunConfig& config, ParameterArena& arena,
-                                         dist::Communicator& sums) {
-  if (arena.grads_sliced_end() == 0) return std::nullopt;
-  return std::optional<GradientShares>(std::in_place, arena, sums, SumsInBf16(config, sums.size()));
-}
-
-}  // namespace
 
 StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, ParameterArena& arena,
                        data::TokenSource& source, dist::RankContext& context, Device device)
@@ -40,11 +31,7 @@ StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, Par
       device_(device),
       rows_(ShareRows(config, context, device)),
       sums_(dist::SplitSums(context.world(), MeshOf(config, context.rank(), context.world_size()))),
-      shares_(MakeShares(config, arena, sums_ ? *sums_ : context.world())),
-      hooks_(model.parameters(), arena,
-             {.shares = shares_ ? &*shares_ : nullptr,
-              .in_order = config.train.cuda_graphs,
-              .recomputes = RecomputeOf(config) != model::Recompute::kNone}),
+      gradients_(arena, sums_ ? *sums_ : context.world(), GradientSync::Options::Of(config)),
       norm_(OwnGradients(), arena.grads()),
       optimizer_(arena,
                  {.beta1 = config.optimizer.beta1,
@@ -53,27 +40,20 @@ StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, Par
                   .weight_decay = config.optimizer.weight_decay},
                  config.optimizer.decay_all),
       config_identity_(static_cast<double>(HashBytes(ToText(config)).lo & 0xffffffffu)) {
-  dist::Communicator& sums = sums_ ? *sums_ : context.world();
-  if (config.parallel.sums_each_micro_batch()) sum_.emplace(arena.grads());
-  if (!shares_) {
-    if (SumsInBf16(config, sums.size())) wire_.emplace(arena.grads());
-    reducer_.emplace(arena.layout(), sums, ops::RefOf(arena.grads()),
-                     arena.sliced() ? dist::ReducedTo::kSlices : dist::ReducedTo::kAllRanks,
-                     wire_ ? &*wire_ : nullptr);
-  }
-  // Where each launch is checked there are none to save.
+  gradients_.Attach(model.parameters());
+  // A device that checks each launch gains nothing from graphs.
   if (config.train.cuda_graphs && (!device.is_cuda() || ops::DeviceGraph::IsOn(ToTorch(device))))
     graph_.emplace(ToTorch(device), [this](const eval::BatchTensors& batch) {
-      return Differentiate(batch, nullptr, [this] { hooks_.BeginAdded(); });
+      return Differentiate(batch, nullptr, [this] { gradients_.BeginRecorded(); });
     });
   if (!arena.sliced()) return;
-  gather_.emplace(arena.layout(), sums, arena.ComputedArrays());
+  gather_.emplace(arena.layout(), sums_ ? *sums_ : context.world(), arena.ComputedArrays());
   params_of_layer_.resize(config.model.num_layers + 2);
   for (int param = 0; param < model.parameters().size(); ++param)
     params_of_layer_[1 + model.LayerOf(param)].push_back(param);
 }
 
-// At their places in arena.grads().
+// The fragments that this rank updates, by their index in arena.grads().
 std::vector<dist::Fragment> StepRunner::OwnGradients() const {
   std::vector<dist::Fragment> own = arena_.updated_fragments();
   for (dist::Fragment& part : own)
@@ -112,7 +92,7 @@ at::Tensor StepRunner::ToldPositions(const data::Batch& batch) const {
   return ops::Upload(own, ToTorch(device_));
 }
 
-// -> [2]: the losses' sums. `begin_backward` comes between forward and backward.
+// Returns [2]: the sums of the losses. Calls `begin_backward` between forward and backward.
 at::Tensor StepRunner::Differentiate(const eval::BatchTensors& batch,
                                      const std::function<void(int64_t layer)>& await_layer,
                                      const std::function<void()>& begin_backward) {
@@ -126,8 +106,8 @@ at::Tensor StepRunner::Differentiate(const eval::BatchTensors& batch,
                                       .await_layer = await_layer};
   Enter("forward");
   const model::LossSums sums = model_.Loss(batch.inputs, batch.targets, context);
-  // A sum over targets times a constant: the division by the global number of targets happens in
-  // the optimiser, so no collective has to run first and no mean of means is formed.
+  // The sum over targets times a constant. The optimizer's update divides by the global number of
+  // targets, so backward need not wait for a collective, and no mean of means is formed.
   const double scale = 1.0 / (config_.train.global_batch * config_.data.seq_len);
   begin_backward();
   Enter("backward");
@@ -135,35 +115,27 @@ at::Tensor StepRunner::Differentiate(const eval::BatchTensors& batch,
   // Waits here with the deadline, because the device's next operation would wait for a dead peer
   // without a limit.
   if (rows_.parallel) rows_.parallel->group->Settle();
-  hooks_.EndMicroBatch();
+  gradients_.EndMicroBatch();
   return at::stack({sums.loss, sums.z_loss});
 }
 
-at::Tensor StepRunner::Launched(const eval::BatchTensors& batch, int64_t index, int64_t count) {
-  // Each for itself, where what ranks sum is a micro-batch's.
-  const bool alone = sum_.has_value();
-  const bool reduces = reducer_ && (alone || index == count - 1);
+at::Tensor StepRunner::RunMicroBatch(const eval::BatchTensors& batch, int64_t index,
+                                     int64_t count) {
   return Differentiate(
       batch, [this](int64_t layer) { AwaitLayer(layer); },
-      [&] {
-        hooks_.BeginMicroBatch(alone ? 0 : index, alone ? 1 : count,
-                               reduces ? &*reducer_ : nullptr);
-        if (reduces) reducer_->BeginStep(ops::CurrentStream(device_));
-      });
+      [&] { gradients_.BeginMicroBatch(index, count); });
 }
 
-// The gradient sum starts at zero, so every micro-batch accumulates into it.
-at::Tensor StepRunner::Replayed(const eval::BatchTensors& batch, int64_t index, int64_t count) {
+// The gradients start at zero, so every replayed micro-batch adds to them.
+at::Tensor StepRunner::ReplayMicroBatch(const eval::BatchTensors& batch, int64_t index,
+                                        int64_t count) {
   if (index == 0) {
     AwaitParameters();
     arena_.grads().zero_();
   }
-  if (device_.is_cuda()) Enter("forward");  // which a replay there does not say
+  if (device_.is_cuda()) Enter("forward");  // a replay on the GPU does not call Differentiate
   const at::Tensor losses = graph_->Run(batch);
-  if (index == count - 1) {  // of one rank
-    reducer_->BeginStep(ops::CurrentStream(device_));
-    reducer_->MarkAllReady();
-  }
+  if (index == count - 1) gradients_.SumReplayed();  // only on one rank
   return losses;
 }
 
@@ -175,13 +147,14 @@ void StepRunner::MicroBatch(int64_t index, int64_t count, StepResult& result) {
                                    ? eval::ToTensors(batch, ToTorch(device_), *rows_.parallel)
                                    : eval::ToTensors(batch, ToTorch(device_));
   if (!config_.data.positions.plain()) tensors.slice.told = ToldPositions(batch);
-  // Sums over ranks begin while the last backward runs, which a recording cannot.
+  // With several ranks, the last micro-batch is not replayed: its gradients are sent during
+  // backward, which a recorded graph cannot do.
   const bool replays = graph_ && (index < count - 1 || context_.world_size() == 1);
-  losses_.push_back(replays ? Replayed(tensors, index, count) : Launched(tensors, index, count));
-  if (sum_) {
+  losses_.push_back(replays ? ReplayMicroBatch(tensors, index, count)
+                            : RunMicroBatch(tensors, index, count));
+  if (gradients_.sums_each_micro_batch()) {
     Enter("reduce");
-    FinishSums(result);
-    sum_->Join(index, count);
+    gradients_.JoinMicroBatch();
   }
   result.num_targets += tensors.num_targets;
   const bool names_rows = rows_.ranks == nullptr || rows_.ranks->rank() == 0;
@@ -195,15 +168,8 @@ void StepRunner::MicroBatch(int64_t index, int64_t count, StepResult& result) {
   }
 }
 
-// Waits for the sums over ranks that are under way.
-void StepRunner::FinishSums(StepResult& result) {
-  if (!reducer_) return;
-  reducer_->Finish();
-  result.exposed_grad_seconds += reducer_->exposed_seconds();
-}
-
-// Sets the sums of the losses; gives the sum of squares of this rank's gradients. All that the host
-// learns of a step comes back in one copy: a GPU is waited for once.
+// Sets the sums of the losses and returns the sum of squares of this rank's gradients. The host
+// reads all results of a step in one copy, so it waits for the GPU once.
 double StepRunner::ReadSums(StepResult& result) {
   const at::Tensor losses = at::cat(losses_).to(at::kDouble);
   const at::Tensor sums = ops::ReadBack(at::cat({losses, norm_.PartialSums()}));
@@ -221,11 +187,12 @@ double StepRunner::ReadSums(StepResult& result) {
 
 void StepRunner::Reduce(int64_t step, StepResult& result) {
   Enter("reduce");
-  if (!sum_) FinishSums(result);
+  if (!gradients_.sums_each_micro_batch()) gradients_.Finish();
   StepScalars& scalars = result.scalars;
   const double squares = ReadSums(result);
   const bool bad_loss = !std::isfinite(result.loss);
-  // Shares of it where the ranks have shares; of the whole, which all hold, an equal part each.
+  // The values of all ranks are added. If each rank holds all gradients, each contributes an equal
+  // part.
   scalars[Scalar::kGradSquares] =
       std::isfinite(squares) ? squares * (arena_.sliced() ? context_.world_size() : 1) : 0;
   scalars[Scalar::kNonFiniteGrads] = std::isfinite(squares) ? 0 : 1;
@@ -264,7 +231,7 @@ StepResult StepRunner::Run(int64_t step, uint64_t& num_updates, const StepScalar
                            const std::function<void()>& before_update) {
   const Stopwatch watch;
   source_.TakeWaitSeconds();
-  if (gather_) gather_->TakeWaitSeconds();  // of a start, a validation or a save
+  if (gather_) gather_->TakeWaitSeconds();  // waits of a start, a validation or a save
   if (rows_.parallel) rows_.parallel->group->TakeWaitSeconds();
   StepResult result;
   result.scalars = flags;
@@ -274,8 +241,8 @@ StepResult StepRunner::Run(int64_t step, uint64_t& num_updates, const StepScalar
   for (int64_t micro = 0; micro < num_micro; ++micro) MicroBatch(micro, num_micro, result);
   Reduce(step, result);
 
-  // The arena holds the gradient of (sum of losses) / (G T); this makes it that of the mean over
-  // targets.
+  // The arena holds the gradient of (sum of losses) / (G T). This factor turns it into the gradient
+  // of the mean over targets.
   const double to_mean = static_cast<double>(config_.train.global_batch * config_.data.seq_len) /
                          static_cast<double>(result.num_targets);
   const bool has_targets = result.num_targets > 0;
@@ -298,7 +265,7 @@ StepResult StepRunner::Run(int64_t step, uint64_t& num_updates, const StepScalar
     if (gather_) gather_->Start(ops::CurrentStream(device_));
   }
   result.data_wait_seconds = source_.TakeWaitSeconds();
-  if (shares_) result.exposed_grad_seconds = shares_->TakeWaitSeconds();
+  result.exposed_grad_seconds = gradients_.TakeWaitSeconds();
   if (gather_) result.exposed_param_seconds = gather_->TakeWaitSeconds();
   if (rows_.parallel) result.exposed_rows_seconds = rows_.parallel->group->TakeWaitSeconds();
   result.comm_bytes = context_.flight().TakeBytes();

@@ -15,16 +15,13 @@
 
 #include "ckpt/state.h"
 #include "data/token_source.h"
-#include "dist/gradient_reducer.h"
 #include "dist/parameter_gather.h"
 #include "dist/rank_context.h"
 #include "train/config/run_config.h"
 #include "train/step/adamw.h"
-#include "train/step/bf16_wire.h"
-#include "train/step/gradient_hooks.h"
 #include "train/step/gradient_norm.h"
+#include "train/step/gradient_sync.h"
 #include "train/step/micro_batch_graph.h"
-#include "train/step/micro_batch_sum.h"
 #include "train/step/shared_rows.h"
 #include "train/step/step_scalars.h"
 
@@ -38,52 +35,52 @@ struct SampleRecord {
 struct StepResult {
   double loss = 0;       // mean -ln p over the global number of targets
   double z_loss = 0;     // mean (ln Z)^2
-  double grad_norm = 0;  // of the mean loss's gradient, before clipping; NaN where it is not finite
+  double grad_norm = 0;  // of the gradient of the mean loss, before clipping; NaN if not finite
   double clip_factor = 1;
   double lr = 0;
   int64_t num_targets = 0;
-  // Nothing was updated: something was not finite, or num_targets is 0, and there is no mean loss.
+  // True if nothing was updated, because a value was not finite or num_targets is 0.
   bool skipped = false;
-  std::string nonfinite;  // which rank, in words; empty when finite
+  std::string nonfinite;  // the value that was not finite, and its rank; empty if all were finite
   StepScalars scalars;    // reduced: flags of all ranks
   double seconds = 0;
   double data_wait_seconds = 0;  // this rank's
-  // Seconds this rank waited for others: for sums of gradients, for parameters that others updated,
-  // for the other slices of its rows.
+  // Seconds that this rank waited for other ranks: for sums of gradients, for parameters that other
+  // ranks updated, and for the other slices of its rows.
   double exposed_grad_seconds = 0, exposed_param_seconds = 0, exposed_rows_seconds = 0;
   double exposed_comm_seconds() const {
     return exposed_grad_seconds + exposed_param_seconds + exposed_rows_seconds;
   }
-  std::map<std::string, int64_t> comm_bytes;  // this rank's collectives' since the step before
-  std::vector<SampleRecord> samples;          // this rank's; with train.log_samples
+  std::map<std::string, int64_t> comm_bytes;  // of this rank's collectives since the previous step
+  std::vector<SampleRecord> samples;          // of this rank, with train.log_samples
 };
 
 class StepRunner {
  public:
-  // Collective. `source` gives the rows of this rank's group (dist/mesh.h).
+  // Collective. `source` yields the rows of this rank's group (dist/mesh.h).
   StepRunner(const RunConfig& config, model::LanguageModel& model, ParameterArena& arena,
              data::TokenSource& source, dist::RankContext& context, Device device);
 
-  // Step number `step` (0-based). `flags` come with this rank's own stop requests set; they return
-  // reduced. `num_updates` counts applied updates and is advanced.
-  // `before_update` is called when the arena is about to change.
+  // Runs step number `step` (0-based). `flags` contains this rank's own stop requests; the result
+  // contains those of all ranks. `num_updates` counts applied updates and is advanced.
+  // `before_update` is called before the arena changes.
   StepResult Run(int64_t step, uint64_t& num_updates, const StepScalars& flags,
                  const std::function<void()>& before_update = nullptr);
 
   // Returns the scheduled learning rate of step number `step` (0-based).
   double LearningRate(int64_t step) const;
 
-  // With parallel.zero_stage > 0: collective; every rank gets the parameters that the others
-  // updated, as at a run's start. Run shares them too, while the next forward begins.
+  // With parallel.zero_stage > 0: sends every rank the parameters that other ranks hold, as at the
+  // start of a run. Collective. Run does this too, while the next forward begins.
   void ShareParameters();
   // Calls `observe` from now on when a phase of Run begins: data, forward and backward of each
   // micro-batch, reduce, update.
   void ObservePhases(std::function<void(const char*)> observe) { observe_ = std::move(observe); }
-  // Before the parameters are read outside of Run.
+  // Call this before the parameters are read outside of Run.
   void AwaitParameters();
-  // Micro-batches, with train.cuda_graphs.
+  // Number of micro-batches that were replayed, with train.cuda_graphs.
   int64_t num_replays() const { return graph_ ? graph_->num_replays() : 0; }
-  // Over the ranks that share this rank's rows; null: none do.
+  // The ranks that share this rank's rows; null if none do.
   const model::SequenceParallel* parallel() const {
     return rows_.parallel ? &*rows_.parallel : nullptr;
   }
@@ -91,12 +88,11 @@ class StepRunner {
  private:
   at::Tensor ToldPositions(const data::Batch& batch) const;
   void MicroBatch(int64_t index, int64_t count, StepResult& result);
-  at::Tensor Launched(const eval::BatchTensors& batch, int64_t index, int64_t count);
-  at::Tensor Replayed(const eval::BatchTensors& batch, int64_t index, int64_t count);
+  at::Tensor RunMicroBatch(const eval::BatchTensors& batch, int64_t index, int64_t count);
+  at::Tensor ReplayMicroBatch(const eval::BatchTensors& batch, int64_t index, int64_t count);
   at::Tensor Differentiate(const eval::BatchTensors& batch,
                            const std::function<void(int64_t layer)>& await_layer,
                            const std::function<void()>& begin_backward);
-  void FinishSums(StepResult& result);
   double ReadSums(StepResult& result);
   void Reduce(int64_t step, StepResult& result);
   void AwaitLayer(int64_t layer);
@@ -110,14 +106,10 @@ class StepRunner {
   dist::RankContext& context_;
   Device device_;
   SharedRows rows_;
-  std::unique_ptr<dist::Communicator> sums_;  // sums gradients; null: the world does
-  std::optional<GradientShares> shares_;      // each rank keeps its slices of gradients
-  GradientHooks hooks_;
-  std::optional<Bf16Wire> wire_;                  // of gradients that every rank keeps
-  std::optional<dist::GradientReducer> reducer_;  // else
-  std::optional<dist::ParameterGather> gather_;   // each rank updates its slices
-  std::optional<MicroBatchSum> sum_;              // of what the ranks have summed for each
-  GradientNorm norm_;                             // of the gradients that this rank holds
+  std::unique_ptr<dist::Communicator> sums_;  // all ranks in the order of sums; null: the world
+  GradientSync gradients_;
+  std::optional<dist::ParameterGather> gather_;  // set if each rank updates only its slices
+  GradientNorm norm_;                            // of the gradients that this rank holds
   AdamW optimizer_;
   std::function<void(const char*)> observe_;       // null: no observer
   int64_t step_ = 0;                               // being taken, from 1

@@ -14,8 +14,8 @@
 #include "model/language_model.h"
 #include "ops/torch/device_graph.h"
 #include "train/device.h"
-#include "train/step/gradient_hooks.h"
 #include "train/step/gradient_norm.h"
+#include "train/step/gradient_sync.h"
 #include "train/step/micro_batch_graph.h"
 
 namespace halflife::train {
@@ -45,7 +45,9 @@ Outcome LossAndGradients(const std::string& mixer, Device device, at::ScalarType
   ParameterArena arena(model.parameters(),
                        {.device = ToTorch(device), .compute_dtype = compute_dtype});
   arena.Initialise(3);
-  GradientHooks hooks(model.parameters(), arena, {});
+  const auto world = dist::MakeSelfCommunicator("world");
+  GradientSync gradients(arena, *world, {});
+  gradients.Attach(model.parameters());
   data::Batch batch{.batch_size = 2, .seq_len = 150, .cu_seqlens = {0, 70, 150, 300}};
   if (!model.LayerOfOneDocument().empty()) batch.cu_seqlens = {0, 150, 300};
   for (int i = 0; i < 300; ++i) {
@@ -55,9 +57,10 @@ Outcome LossAndGradients(const std::string& mixer, Device device, at::ScalarType
   const eval::BatchTensors tensors = eval::ToTensors(batch, ToTorch(device));
   const model::LossSums sums =
       model.Loss(tensors.inputs, tensors.targets, {.slice = &tensors.slice, .training = true});
-  hooks.BeginMicroBatch(0, 1, nullptr);
+  gradients.BeginMicroBatch(0, 1);
   sums.objective.div(299).backward();
-  hooks.EndMicroBatch();
+  gradients.EndMicroBatch();
+  gradients.Finish();
   return {sums.loss.item<double>() / 299, GradientsOf(arena)};
 }
 
@@ -127,16 +130,18 @@ TEST_P(StepGpu, ReplaysEqualLaunches) {
                          {.device = ToTorch(device_), .compute_dtype = at::kBFloat16});
     arena.Initialise(3);
     arena.grads().zero_();
-    GradientHooks hooks(model.parameters(), arena, {});
+    const auto world = dist::MakeSelfCommunicator("world");
+    GradientSync gradients(arena, *world, {});
+    gradients.Attach(model.parameters());
     const auto compute = [&](const eval::BatchTensors& batch) {
       const model::LossSums sums = model.Loss(batch.inputs, batch.targets,
                                               {.slice = &batch.slice,
                                                .training = true,
                                                .num_targets = batch.num_targets,
                                                .samples = batch.samples});
-      hooks.BeginAdded();
+      gradients.BeginRecorded();
       sums.objective.div(300).backward();
-      hooks.EndMicroBatch();
+      gradients.EndMicroBatch();
       return sums.loss.detach();
     };
     MicroBatchGraph graph(ToTorch(device_), compute);

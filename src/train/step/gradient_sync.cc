@@ -1,0 +1,190 @@
+#include "train/step/gradient_sync.h"
+
+#include <ATen/ops/empty_like.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "core/error.h"
+#include "core/fault.h"
+#include "core/pairwise_sum.h"
+#include "ops/torch/tensor_ref.h"
+
+namespace halflife::train {
+
+// fp32 gradients that travel between ranks in bf16. Each rank's share is rounded to nearest, and so
+// is the sum: once on the CPU, which adds in fp32; NCCL adds two shares at a time and rounds each
+// time.
+class GradientSync::Bf16Wire : public dist::GradientWire {
+ public:
+  // gradients [n] fp32, which must not move.
+  explicit Bf16Wire(const at::Tensor& gradients)
+      : gradients_(gradients),
+        travelling_(at::empty_like(gradients, gradients.options().dtype(at::kBFloat16))) {}
+
+  TensorRef Load(int64_t begin, int64_t count) override {
+    const at::Tensor part = travelling_.narrow(0, begin, count);
+    part.copy_(gradients_.narrow(0, begin, count));
+    return ops::RefOf(part);
+  }
+  void Store(int64_t begin, int64_t count) override {
+    gradients_.narrow(0, begin, count).copy_(travelling_.narrow(0, begin, count));
+  }
+  int64_t bytes() const { return static_cast<int64_t>(travelling_.nbytes()); }
+
+ private:
+  at::Tensor gradients_, travelling_;
+};
+
+class GradientSync::Sink : public ops::GradientSink {
+ public:
+  Sink(GradientSync& owner, int param) : owner_(owner), param_(param) {}
+  Place Next() override { return owner_.Next(param_); }
+  void Written() override { owner_.Written(param_); }
+
+ private:
+  GradientSync& owner_;
+  int param_;
+};
+
+GradientSync::Options GradientSync::Options::Of(const RunConfig& config) {
+  return {.in_bf16 = config.parallel.grad_reduce == "bf16",
+          .sums_each_micro_batch = config.parallel.sums_each_micro_batch(),
+          .one_by_one = config.train.cuda_graphs,
+          .recomputes = config.train.recompute != "none"};
+}
+
+GradientSync::GradientSync(ParameterArena& arena, dist::Communicator& ranks, const Options& options)
+    : arena_(arena),
+      options_(options),
+      pairwise_(arena.grads().is_cpu() && arena.grads_sliced_end() == 0 && !options.one_by_one),
+      own_sums_(arena.layout().specs().size()),
+      uses_(own_sums_.size(), 0) {
+  const bool in_bf16 = options.in_bf16 && ranks.size() > 1;
+  if (arena.grads_sliced_end() > 0) {
+    shares_.emplace(arena, ranks, in_bf16);
+    return;
+  }
+  if (in_bf16) wire_ = std::make_unique<Bf16Wire>(arena.grads());
+  reducer_.emplace(arena.layout(), ranks, ops::RefOf(arena.grads()),
+                   arena.sliced() ? dist::ReducedTo::kSlices : dist::ReducedTo::kAllRanks,
+                   wire_.get());
+  for (int i = 0; i < std::ssize(uses_); ++i) {
+    slots_.push_back(arena.View(arena.grads(), i));
+    if (!pairwise_ && UsesOf(i) > 1) own_sums_[i] = at::empty_like(slots_[i]);
+  }
+}
+
+GradientSync::~GradientSync() {
+  if (parameters_ == nullptr) return;
+  for (int i = 0; i < parameters_->size(); ++i)
+    ops::SetGradientSink(parameters_->tensor(i), nullptr);
+}
+
+void GradientSync::Attach(model::ParameterSet& parameters) {
+  HL_CHECK(parameters_ == nullptr, "GradientSync is attached to a second set of parameters");
+  parameters_ = &parameters;
+  for (int i = 0; i < parameters.size(); ++i)
+    ops::SetGradientSink(parameters.tensor(i), std::make_unique<Sink>(*this, i));
+}
+
+void GradientSync::BeginMicroBatch(int64_t index, int64_t count) {
+  index_ = index;
+  count_ = count;
+  std::ranges::fill(uses_, 0);
+  if (shares_) shares_->BeginMicroBatch(own_index() == 0);
+  reduces_ = reducer_ && own_index() == own_count() - 1;
+  if (reduces_) reducer_->BeginStep(ops::CurrentStream(ops::RefOf(arena_.grads()).device));
+  if (!pairwise_) return;
+  while (std::ssize(levels_) < NumLevels(own_count())) {
+    const at::Tensor flat = at::empty_like(arena_.grads());
+    std::vector<at::Tensor>& level = levels_.emplace_back();
+    for (int i = 0; i < std::ssize(uses_); ++i) level.push_back(arena_.View(flat, i));
+  }
+}
+
+void GradientSync::BeginRecorded() {
+  HL_CHECK(!pairwise_ && !shares_ && !options_.sums_each_micro_batch,
+           "a recorded micro-batch is added to gradients that are summed pairwise or sliced");
+  // Any micro-batch but the first and the last adds to the arena and sends nothing.
+  BeginMicroBatch(/*index=*/1, /*count=*/3);
+}
+
+int GradientSync::UsesOf(int param) const {
+  return options_.recomputes ? arena_.layout().specs()[param].readers : 1;
+}
+
+ops::GradientSink::Place GradientSync::Next(int param) {
+  HL_FAULT_POINT("train.hook", ExitCode::kInternal);
+  HL_CHECK(uses_[param] < UsesOf(param), "parameter ", arena_.layout().specs()[param].name,
+           " received its gradient ", uses_[param] + 1, " times in one backward, not ",
+           UsesOf(param));
+  const bool again = uses_[param] > 0;
+  if (shares_) return {.sum = shares_->Slot(param), .added = again};
+  if (own_sums_[param].defined()) return {.sum = own_sums_[param], .added = again};
+  return {.sum = slots_[param], .added = again || (!pairwise_ && own_index() > 0)};
+}
+
+void GradientSync::Written(int param) {
+  if (++uses_[param] < UsesOf(param)) return;
+  if (shares_) shares_->MarkReady(param);
+  if (own_sums_[param].defined())
+    ops::GradientSink::Place{.sum = slots_[param], .added = own_index() > 0}.Take(own_sums_[param]);
+  if (pairwise_)
+    JoinPairwise(slots_[param], own_index(), own_count(),
+                 [&](int level) { return levels_[level][param]; });
+  if (reduces_) reducer_->MarkReady(param);
+}
+
+void GradientSync::MarkComputed(int param) {
+  Next(param);
+  Written(param);
+}
+
+void GradientSync::EndMicroBatch() {
+  std::string missing;
+  for (int i = 0; i < std::ssize(uses_); ++i) {
+    if (uses_[i] < UsesOf(i)) missing += " " + arena_.layout().specs()[i].name;
+  }
+  HL_CHECK(missing.empty(), "backward gave no gradient to:", missing);
+  if (shares_) shares_->FinishMicroBatch();
+}
+
+void GradientSync::JoinMicroBatch() {
+  HL_CHECK(options_.sums_each_micro_batch, "micro-batches are joined before ranks");
+  Finish();
+  while (std::ssize(joined_levels_) < NumLevels(count_))
+    joined_levels_.push_back(at::empty_like(arena_.grads()));
+  JoinPairwise(arena_.grads(), index_, count_, [this](int level) { return joined_levels_[level]; });
+}
+
+void GradientSync::SumReplayed() {
+  reducer_->BeginStep(ops::CurrentStream(ops::RefOf(arena_.grads()).device));
+  reducer_->MarkAllReady();
+}
+
+void GradientSync::Finish() {
+  if (!reducer_) return;
+  reducer_->Finish();
+  wait_seconds_ += reducer_->exposed_seconds();
+}
+
+double GradientSync::TakeWaitSeconds() {
+  return std::exchange(wait_seconds_, 0) + (shares_ ? shares_->TakeWaitSeconds() : 0);
+}
+
+int64_t GradientSync::wire_bytes() const { return wire_ ? wire_->bytes() : 0; }
+
+void JoinPairwise(const at::Tensor& term, int64_t index, int64_t count,
+                  const std::function<at::Tensor(int level)>& level_of) {
+  const bool last = index == count - 1;
+  const int carries = NumCarries(index);
+  for (int level = 0; level < NumLevels(count); ++level) {
+    const bool full = (index >> level & 1) != 0;
+    if (full && (last || level < carries)) term.add_(level_of(level));
+  }
+  if (!last) level_of(carries).copy_(term);
+}
+
+}  // namespace halflife::train
