@@ -1,47 +1,93 @@
-// How the ranks of a world share the work. There are `dp` groups, each of which trains on its own
-// rows. A group consists of `sp` neighbouring ranks that each hold a slice of these rows. All ranks
-// have all parameters, so gradients are summed over the world.
+// The mesh of ranks: axes with names, and the process groups along them. A mesh of today has two
+// axes, from outermost to innermost:
 //
-//   const Mesh mesh = Mesh::Of(context.rank(), context.world_size(), /*sp=*/2);
-//   const auto row_group = SplitRows(context.world(), mesh);
+//   dp   groups of ranks; each group trains on its own rows
+//   sp   neighbouring ranks of a group; each rank holds a slice of the group's rows
+//
+// All ranks have all parameters, so gradients are summed over the whole mesh.
+//
+//   const Mesh mesh = DataMesh(context.rank(), context.world_size(), /*sp=*/2);
+//   const auto rows = Split(context.world(), mesh.RowGroup());
 #pragma once
 
 #include <memory>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "dist/communicator.h"
 
 namespace halflife::dist {
 
-struct Mesh {
-  int dp = 1, sp = 1;              // dp * sp == the world's size
-  int dp_index = 0, sp_index = 0;  // rank == dp_index * sp + sp_index
-
-  // This rank's position in the binary tree that sums gradients, and the index of its arena slice.
-  // By default, ranks with the same slice of different rows are neighbours. The row groups then
-  // form a subtree, in the same way as micro-batches on one rank do, and the number of either (if
-  // it is a power of two) changes no bit. With rows_first, the ranks that share a row are
-  // neighbours instead; this is used if micro-batches are summed after ranks.
-  bool rows_first = false;
-  int sum_rank() const { return rows_first ? dp_index * sp + sp_index : sp_index * dp + dp_index; }
-  // Names of the groups that SplitRows and SplitSums create. If the world is already in the order
-  // of sums, the world itself is used.
-  std::string rows_name() const;
-  std::string sums_name() const;
-
-  // Throws Error kUsage if sp does not divide the world size.
-  static Mesh Of(int rank, int world_size, int sp, bool rows_first = false);
+struct MeshAxis {
+  std::string name;
+  int size = 1;
 };
 
-// The ranks that share this rank's rows, in the order of their slices. Collective over `world`.
-std::unique_ptr<Communicator> SplitRows(Communicator& world, const Mesh& mesh);
+// A set of ranks that communicate, as seen by one of them.
+struct ProcessGroup {
+  std::string name;
+  int color = 0;           // number of this group among those along the same axes
+  int rank = 0, size = 1;  // this rank's index within the group, and the number of ranks
+  bool is_world = false;   // all ranks in the order of their numbers
+};
 
-// All ranks in the order of sum_rank; null if `world` already has this order. Collective over
-// `world`.
-std::unique_ptr<Communicator> SplitSums(Communicator& world, const Mesh& mesh);
+class Mesh {
+ public:
+  // `axes` from outermost to innermost, with distinct names: `rank` is the row-major index.
+  Mesh(int rank, std::vector<MeshAxis> axes);
+
+  // Throws Error kInternal for an axis that the mesh does not have.
+  int size(std::string_view axis) const;
+  int index(std::string_view axis) const;  // of this rank along the axis
+
+  // The ranks that differ from this one only along `axes`. They are ordered by their indices along
+  // these axes, the first axis being the outermost. The group is called `name`, followed by its color
+  // unless `axes` are all axes of the mesh.
+  ProcessGroup Group(const std::string& name, const std::vector<std::string>& axes) const;
+
+ private:
+  struct Coordinate {
+    MeshAxis axis;
+    int index = 0;
+  };
+  const Coordinate& Find(std::string_view axis) const;
+
+  std::vector<Coordinate> coordinates_;  // from outermost to innermost
+};
+
+// The mesh of a training run, {dp, sp}, and its groups.
+class DataMesh : public Mesh {
+ public:
+  // `rows_first`: see SumGroup. Throws Error kUsage if sp does not divide the world size.
+  DataMesh(int rank, int world_size, int sp, bool rows_first = false);
+
+  int dp() const { return size("dp"); }
+  int sp() const { return size("sp"); }
+  int dp_index() const { return index("dp"); }
+  int sp_index() const { return index("sp"); }
+  bool rows_first() const { return rows_first_; }
+
+  // The ranks that share this rank's rows, in the order of their slices. They have a communicator of
+  // their own even if they are the world, because their messages must not wait for gradients.
+  ProcessGroup RowGroup() const { return Group("rows", {"sp"}); }
+  // All ranks in the order of the binary tree that sums gradients; a rank's index is also that of
+  // its arena slice. By default, ranks with the same slice of different rows are neighbours. The row
+  // groups then form a subtree, in the same way as micro-batches on one rank do, and the number of
+  // either (if it is a power of two) changes no bit. With rows_first, the ranks that share a row are
+  // neighbours instead; this is used if micro-batches are summed after ranks.
+  // Called `world` if the world is already in this order.
+  ProcessGroup SumGroup() const;
+
+ private:
+  bool rows_first_;
+};
+
+// Creates the communicator of a group. Collective over `world`.
+std::unique_ptr<Communicator> Split(Communicator& world, const ProcessGroup& group);
 
 // Requires that the ranks of a row either are on one host or are all ranks of several hosts. Throws
 // Error kUsage, naming two ranks that violate this. Collective over `control`.
-void RequireRowsOnWholeHosts(Communicator& control, const std::string& host, const Mesh& mesh);
+void RequireRowsOnWholeHosts(Communicator& control, const std::string& host, const DataMesh& mesh);
 
 }  // namespace halflife::dist

@@ -62,9 +62,8 @@ bool HasValidationSplit(const RunConfig& config, const data::DatasetInfo& datase
   return (config.eval.split == "test" ? dataset.test : dataset.validation).num_tokens > 0;
 }
 
-dist::Mesh MeshOf(const RunConfig& config, int rank, int world_size) {
-  return dist::Mesh::Of(rank, world_size, config.parallel.row_ranks(),
-                        config.parallel.sums_each_micro_batch());
+dist::DataMesh MeshOf(const RunConfig& config, int rank, int world_size) {
+  return {rank, world_size, config.parallel.row_ranks(), config.parallel.sums_each_micro_batch()};
 }
 
 int NumRowGroups(const RunConfig& config, int world_size) {

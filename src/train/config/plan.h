@@ -11,7 +11,7 @@
 
 namespace halflife::train {
 
-dist::Mesh MeshOf(const RunConfig& config, int rank, int world_size);
+dist::DataMesh MeshOf(const RunConfig& config, int rank, int world_size);
 // Number of groups of ranks with rows of their own (data-parallel groups).
 int NumRowGroups(const RunConfig& config, int world_size);
 // Number of micro-batches per step that a rank takes part in.

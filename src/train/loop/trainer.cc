@@ -35,13 +35,13 @@ RunConfig Resolve(RunConfig config, const data::Dataset& dataset, int rank) {
   return config;
 }
 
-data::TokenSourceConfig SourceConfig(const RunConfig& config, const dist::Mesh& mesh) {
+data::TokenSourceConfig SourceConfig(const RunConfig& config, const dist::DataMesh& mesh) {
   return {.seq_len = config.data.seq_len,
           .micro_batch = config.train.micro_batch,
           .global_batch = config.train.global_batch,
-          .dp_rank = mesh.dp_index,
-          .dp_size = mesh.dp,
-          .in_turn = mesh.rows_first,
+          .dp_rank = mesh.dp_index(),
+          .dp_size = mesh.dp(),
+          .in_turn = mesh.rows_first(),
           .seed = config.train.seed,
           .reset_at_documents = config.data.reset_at_documents,
           .prefetch = config.data.prefetch,
@@ -103,7 +103,7 @@ Trainer::Trainer(RunConfig config, Device device, RunFolder folder, dist::RankCo
     source.on_read = [this](int64_t begin_us, int64_t end_us) { trace_.Read(begin_us, end_us); };
   source_ = std::make_unique<data::TokenSource>(dataset_, data::Split::kTrain, source);
   target_guard_.emplace(config_, source_->order());
-  store_comm_ = context.control().Split(0, mesh_.sum_rank(), "ckpt");
+  store_comm_ = context.control().Split(0, mesh_.SumGroup().rank, "ckpt");
   store_ = std::make_unique<ckpt::CheckpointStore>(folder_.path() / "ckpt", *store_comm_,
                                                    config_.ckpt.store);
   if (context.rank() == 0) store_->SetOwnershipCheck([this] { folder_.CheckStillOwner(); });
@@ -138,8 +138,8 @@ ckpt::StepState Trainer::CurrentState(bool final) const {
   state.model_family = config_.model.mixer.name();
   state.model_config_json = model::ToJson(model::Resolved(config_.model));
   state.mesh = {.world = context_.world_size(),
-                .dp = mesh_.dp,
-                .sp = mesh_.sp,
+                .dp = mesh_.dp(),
+                .sp = mesh_.sp(),
                 .zero_stage = config_.parallel.zero_stage,
                 .shard = config_.parallel.zero_stage > 0 ? context_.world_size() : 1};
   state.versions = versions_;

@@ -94,7 +94,7 @@ class Trainer {
   RunConfig config_;
   dist::RankContext& context_;
   Device device_;
-  dist::Mesh mesh_;
+  dist::DataMesh mesh_;
   RunFolder folder_;
   data::Dataset dataset_;
   model::LanguageModel model_;

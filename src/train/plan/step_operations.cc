@@ -91,7 +91,7 @@ class RankRehearsal {
         step_(step),
         mesh_(MeshOf(config, rank.rank, rank.world_size)),
         control_(Group(rank.rank, rank.world_size, "control")),
-        sums_(Group(mesh_.sum_rank(), rank.world_size, mesh_.sums_name())),
+        sums_(Group(mesh_.SumGroup().rank, rank.world_size, mesh_.SumGroup().name)),
         arena_(model.parameters(),
                ParameterArena::Of(config, at::kMeta, rank.rank, rank.world_size)),
         pieces_(config, model, step.tokens, MixingShares(), UpdatedElements()),
@@ -127,11 +127,11 @@ class RankRehearsal {
   // If a layer sees all earlier tokens, rank r of R attends to (2 r + 1) / R times the row's mean.
   std::vector<double> MixingShares() {
     std::vector<double> shares(static_cast<size_t>(config_.model.num_layers), 1.0);
-    if (mesh_.sp == 1) return shares;
+    if (mesh_.sp() == 1) return shares;
     for (size_t layer = 0; layer < shares.size(); ++layer) {
       const auto& reaches = rows_.OfLayer(model_, static_cast<int64_t>(layer)).reaches;
       if (!reaches.empty() && *reaches.rbegin() >= config_.data.seq_len)
-        shares[layer] = (2.0 * mesh_.sp_index + 1) / mesh_.sp;
+        shares[layer] = (2.0 * mesh_.sp_index() + 1) / mesh_.sp();
     }
     return shares;
   }
@@ -154,7 +154,7 @@ class RankRehearsal {
       const auto index = static_cast<size_t>(event.value);
       if (event.kind == dist::RehearsedEvent::Kind::kIssue) {
         dist::RehearsedOperation operation = layer.operations[index];
-        operation.group = mesh_.rows_name();
+        operation.group = mesh_.RowGroup().name;
         issued[index] = step_.rehearsal.Issue(std::move(operation));
       } else if (issued[index] >= 0) {
         step_.rehearsal.Wait(issued[index]);
@@ -163,7 +163,7 @@ class RankRehearsal {
   }
 
   void Exchange(int64_t layer, bool forward) {
-    if (mesh_.sp == 1 || layer < 0 || layer == config_.model.num_layers) return;
+    if (mesh_.sp() == 1 || layer < 0 || layer == config_.model.num_layers) return;
     const RowExchanges& exchanges = rows_.OfLayer(model_, layer);
     Replay(exchanges, forward ? exchanges.forward : exchanges.backward);
     if (!exchanges.reaches.empty())
@@ -192,7 +192,7 @@ class RankRehearsal {
   model::LanguageModel& model_;
   RowRehearsals& rows_;
   StepOperations& step_;
-  const dist::Mesh mesh_;
+  const dist::DataMesh mesh_;
   std::unique_ptr<dist::Communicator> control_, sums_;
   ParameterArena arena_;
   Pieces pieces_;

@@ -39,7 +39,7 @@ ParameterArena::Config ParameterArena::Of(const RunConfig& config, at::Device de
                      .bucket_bytes = config.parallel.bucket_bytes,
                      .num_slices = world_size},
           .zero_stage = config.parallel.zero_stage,
-          .slice = MeshOf(config, rank, world_size).sum_rank()};
+          .slice = MeshOf(config, rank, world_size).SumGroup().rank};
 }
 
 ParameterArena::ParameterArena(model::ParameterSet& parameters, const Config& config)

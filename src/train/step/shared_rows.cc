@@ -45,10 +45,10 @@ ops::StateStrategy StrategyOf(const std::string& exchange) {
 }
 
 SharedRows ShareRows(const RunConfig& config, dist::RankContext& context, Device device) {
-  const dist::Mesh mesh = MeshOf(config, context.rank(), context.world_size());
-  if (mesh.sp == 1) return {};
+  const dist::DataMesh mesh = MeshOf(config, context.rank(), context.world_size());
+  if (mesh.sp() == 1) return {};
   dist::RequireRowsOnWholeHosts(context.control(), context.host(), mesh);
-  SharedRows rows = {.ranks = dist::SplitRows(context.world(), mesh), .parallel = {}};
+  SharedRows rows = {.ranks = dist::Split(context.world(), mesh.RowGroup()), .parallel = {}};
   rows.parallel = {.group = model::MakeSegmentGroup(*rows.ranks),
                    .strategy = StrategyOf(config.parallel.exchange)};
   rows.parallel->threads = FewestThreads(*rows.parallel->group, device);

@@ -21,6 +21,16 @@
 
 namespace halflife::train {
 
+namespace {
+
+// All ranks in the order in which gradients are summed; null if the world has this order.
+std::unique_ptr<dist::Communicator> SplitSums(const RunConfig& config, dist::RankContext& context) {
+  const dist::ProcessGroup group = MeshOf(config, context.rank(), context.world_size()).SumGroup();
+  return group.is_world ? nullptr : dist::Split(context.world(), group);
+}
+
+}  // namespace
+
 StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, ParameterArena& arena,
                        data::TokenSource& source, dist::RankContext& context, Device device)
     : config_(config),
@@ -30,7 +40,7 @@ StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, Par
       context_(context),
       device_(device),
       rows_(ShareRows(config, context, device)),
-      sums_(dist::SplitSums(context.world(), MeshOf(config, context.rank(), context.world_size()))),
+      sums_(SplitSums(config, context)),
       gradients_(arena, sums_ ? *sums_ : context.world(), GradientSync::Options::Of(config)),
       norm_(OwnGradients(), arena.grads()),
       optimizer_(arena,

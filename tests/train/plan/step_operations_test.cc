@@ -75,7 +75,7 @@ class StepOperationsTest : public testing::Test {
       at::set_num_threads(1);
       const auto context = dist::MakeLocalRankContext(comm);
       context->flight().KeepIn(flight, "test");
-      const auto mesh = dist::Mesh::Of(comm.rank(), comm.size(), config.parallel.sp);
+      const dist::DataMesh mesh(comm.rank(), comm.size(), config.parallel.sp);
       const data::Dataset dataset = data::Dataset::Open(dir->path() / config.data.path);
       model::LanguageModel model(config.model);
       ParameterArena arena(model.parameters(),
@@ -85,8 +85,8 @@ class StepOperationsTest : public testing::Test {
                                {.seq_len = config.data.seq_len,
                                 .micro_batch = config.train.micro_batch,
                                 .global_batch = config.train.global_batch,
-                                .dp_rank = mesh.dp_index,
-                                .dp_size = mesh.dp,
+                                .dp_rank = mesh.dp_index(),
+                                .dp_size = mesh.dp(),
                                 .seed = config.train.seed,
                                 .prefetch = 0});
       StepRunner runner(config, model, arena, source, *context, {});

@@ -76,7 +76,7 @@ class StepTest : public testing::Test {
       const RunConfig config = ParseRunConfig(kRecipe, "test", overrides);
       const auto owned = dist::MakeLocalRankContext(comm);
       dist::RankContext& context = *owned;
-      const dist::Mesh mesh = MeshOf(config, comm.rank(), comm.size());
+      const dist::DataMesh mesh = MeshOf(config, comm.rank(), comm.size());
       const data::Dataset dataset = data::Dataset::Open(dir->path() / config.data.path);
       model::LanguageModel model(config.model);
       const at::ScalarType compute = config.train.precision == "bf16" ? at::kBFloat16 : at::kFloat;
@@ -86,15 +86,15 @@ class StepTest : public testing::Test {
                                        .bucket_bytes = config.parallel.bucket_bytes,
                                        .num_slices = comm.size()},
                             .zero_stage = config.parallel.zero_stage,
-                            .slice = mesh.sum_rank()});
+                            .slice = mesh.SumGroup().rank});
       arena.Initialise(config.train.seed);
       data::TokenSource source(dataset, data::Split::kTrain,
                                {.seq_len = config.data.seq_len,
                                 .micro_batch = config.train.micro_batch,
                                 .global_batch = config.train.global_batch,
-                                .dp_rank = mesh.dp_index,
-                                .dp_size = mesh.dp,
-                                .in_turn = mesh.rows_first,
+                                .dp_rank = mesh.dp_index(),
+                                .dp_size = mesh.dp(),
+                                .in_turn = mesh.rows_first(),
                                 .seed = config.train.seed,
                                 .prefetch = 0,
                                 .epoch_end = data::EpochEndOf(config.data.epoch_end)});
