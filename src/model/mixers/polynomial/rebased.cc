@@ -79,9 +79,9 @@ ops::LayerNormInput NormInput(const Affine& affine, const ops::LinearPart& part)
 
 // Separate parameters: normalizes q and k over all channels in one pass. Shared parameters:
 // normalizes each head, first those of q, then those of k.
-QueryKeyMaps::Mapped LayerNorm(const RebasedOptions& options, const Affine& of_q,
-                               const Affine& of_k, const ops::LinearPart& q,
-                               const ops::LinearPart& k) {
+QueryKeyMaps::Mapped NormQueriesAndKeys(const RebasedOptions& options, const Affine& of_q,
+                                        const Affine& of_k, const ops::LinearPart& q,
+                                        const ops::LinearPart& k) {
   if (!options.shared_affine) {
     const std::vector<at::Tensor> y =
         ops::LayerNorms({NormInput(of_q, q), NormInput(of_k, k)}, kLayerNormEps);
@@ -120,7 +120,7 @@ QueryKeyMaps MakeMaps(const RebasedOptions& options, const PartContext& context)
     of_k = DeclareAffine(options, context, "k_feature_map");
   }
   const auto map = [=](const ops::LinearPart& q, const ops::LinearPart& k) -> QueryKeyMaps::Mapped {
-    if (IsLayerNorm(options)) return LayerNorm(options, of_q, of_k, q, k);
+    if (IsLayerNorm(options)) return NormQueriesAndKeys(options, of_q, of_k, q, k);
     return {.q = NormAndMove(options, of_q, q.y), .k = NormAndMove(options, of_k, k.y)};
   };
   // Kept for backward: the input of the norm, and the input of a separate product with gamma.
