@@ -17,7 +17,7 @@ namespace {
 using Fields = std::map<std::string, std::string>;
 using Json = nlohmann::json;
 
-// Fields have the names that a recipe gives them.
+// Fields have the same names as in a recipe.
 constexpr char kModelPrefix[] = "model.";
 constexpr char kMixer[] = "model.mixer";  // the model's family
 
@@ -151,7 +151,7 @@ std::vector<std::string> FindDifferences(const Manifest& manifest, const Expecta
   const Expectation stored = StoredIn(manifest, expectation);
   comparison.AllFields(FlattenJson(stored.model_config_json),
                        FlattenJson(expectation.model_config_json), kModelPrefix);
-  // An imported step 0 comes from no run of ours: nothing but its model can disagree.
+  // An imported step 0 was not written by a run, so only its model can disagree.
   if (!manifest.state.trajectory.empty() || manifest.state.step > 0)
     comparison.AllFields(stored.trajectory, expectation.trajectory, "");
   comparison.Tensors(manifest, arena);

@@ -1,5 +1,5 @@
-// The rules that make a manifest whole: fragments tile every tensor, and tile every file's data,
-// exactly once.
+// Checks that a manifest is complete: fragments cover every tensor, and every file's data, exactly
+// once.
 #include <algorithm>
 #include <map>
 #include <set>

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kChunk = kBlockBytes / sizeof(float);
 
-// fp32 bit patterns on one line: neighbours differ by 1, and -0 is 0.
+// Maps fp32 bit patterns to integers: neighbouring values differ by 1, and -0 is 0.
 int64_t Ordinal(float value) {
   const auto bits = std::bit_cast<int32_t>(value);
   return bits >= 0 ? bits : std::numeric_limits<int32_t>::min() - static_cast<int64_t>(bits);

@@ -1,6 +1,6 @@
-// CheckpointStore::Load: the newest step that verifies, byte for byte, or an error. Rank 0 reads
-// names and manifests; every rank reads its slice of the arena, verified block by block; the slices
-// are then gathered, so that the step is read once for any world size.
+// CheckpointStore::Load: loads the newest step whose bytes all verify, or throws. Rank 0 reads
+// names and manifests. Each rank reads its slice of the arena and verifies it block by block. Then
+// the slices are gathered, so that the step is read once for any world size.
 #include <algorithm>
 #include <charconv>
 #include <chrono>
@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 
 constexpr int kReadAttempts = 3;
 
-// A stalled mount may come back; what is read then is verified all the same.
+// Retries, because a stalled mount may come back. The data is verified in any case.
 template <typename Action>
 auto WithRetries(const Action& action) {
   for (int attempt = 1;; ++attempt) {
@@ -39,11 +39,11 @@ auto WithRetries(const Action& action) {
   }
 }
 
-// A damaged step that a load passed over.
+// A damaged step that a load skipped.
 struct Passed {
   uint64_t step = 0;
   std::string text;
-  std::optional<uint64_t> tokens;  // known when its manifest was good
+  std::optional<uint64_t> tokens;  // if its manifest was readable
 };
 
 class LoadSession {
@@ -76,7 +76,7 @@ class LoadSession {
   std::string manifest_hash_;
 };
 
-// Deletes what earlier writers left. Only step_N folders are ever loaded.
+// Deletes the remains of earlier writers. Only step_N folders are ever loaded.
 void LoadSession::CleanUp() {
   OnRankZero(control_, {"ckpt_clean_up", 0}, [&] {
     for (const StepDir& step : WithRetries([&] { return ListSteps(dir_); })) {
@@ -103,8 +103,8 @@ void LoadSession::RefuseExisting() {
   });
 }
 
-// Published steps, the newest first. Error when there are steps, but only bad ones: that is no
-// place for a fresh start.
+// Returns the published steps, the newest first. Throws if there are only bad steps, because a
+// fresh start in their folder would be wrong.
 std::vector<fs::path> LoadSession::Candidates() {
   const std::string names = OnRankZero(control_, {"ckpt_candidates", 0}, [&] {
     std::string published, others;
@@ -130,7 +130,8 @@ std::vector<fs::path> LoadSession::Candidates() {
   return candidates;
 }
 
-// Rank 0's bytes on every rank, decoded there; every check that needs no shard file.
+// Broadcasts rank 0's bytes and decodes them on every rank. Makes all checks that need no shard
+// file.
 Manifest LoadSession::FetchManifest(const fs::path& step_dir) {
   const std::string bytes = OnRankZero(control_, {"ckpt_manifest", 0}, [&] {
     return WithRetries([&] {
@@ -194,7 +195,7 @@ void LoadSession::CompareArrays() {
   }
 }
 
-// Throws DamageError with `passed` filled in, so that the caller may fall back.
+// Throws DamageError after filling in `passed`, so that the caller may fall back.
 LoadReport LoadSession::Try(const fs::path& step_dir, Passed* passed) {
   if (const auto named = ParseStepName(step_dir)) passed->step = named->step;
   try {
@@ -284,10 +285,11 @@ LoadReport LoadSession::Exactly(const fs::path& step_dir) {
   }
 }
 
-// A run that goes on from a step asked for by name leaves the branch of the others before it goes
-// on: of the newer ones, or of all where that step lies elsewhere. Were they to stay until its
-// first save, a run that ends before would be resumed from them, and those below that save would
-// count as its ancestors: push the true ones out, and be fallen back to.
+// A run that resumes from a step given by name abandons the steps of the other branch before it
+// continues: the newer ones, or all of them if that step is in another folder. If they stayed until
+// its first save, a run that ends earlier would be resumed from them. Those with lower numbers
+// would count as its ancestors: retention would delete the real ones, and a load would fall back to
+// them.
 void LoadSession::LeaveBranch(LoadReport& report) {
   const std::string own = OnRankZero(control_, {"ckpt_leave_branch", 0}, [&] {
     const auto named = ParseStepName(report.path);

@@ -21,7 +21,7 @@ constexpr std::string_view kMagic("HLCKPT\x01\n", 8);
 constexpr size_t kFrameBytes = 8 + 8 + 16;  // magic, payload length, hash
 constexpr char kRngAlgorithm[] = "philox4x32-10";
 
-// --- plain -> protobuf ---
+// --- Plain types to protobuf ---
 
 void Put(Hash128 from, pb::Hash128* to) {
   to->set_hi(from.hi);
@@ -105,7 +105,8 @@ void Put(const Versions& from, pb::Versions* to) {
 Hash128 TrajectoryHash(const std::map<std::string, std::string>& trajectory) {
   StreamHash hash;
   for (const auto& [key, value] : trajectory) {
-    hash.Update(key.c_str(), key.size() + 1);  // with the closing zero: "a" "bc" is not "ab" "c"
+    // with the final zero: "a" "bc" differs from "ab" "c"
+    hash.Update(key.c_str(), key.size() + 1);
     hash.Update(value.c_str(), value.size() + 1);
   }
   return hash.Digest();
@@ -137,8 +138,8 @@ void Put(const StepState& from, bool has_adam, pb::Manifest* to) {
   to->set_final(from.final);
 }
 
-// --- protobuf -> plain; every value that later code relies on is checked here or in CheckCoverage
-// ---
+// --- Protobuf to plain types. Every value that later code relies on is checked here or in
+// CheckCoverage ---
 
 Hash128 Get(const pb::Hash128& from) { return {from.hi(), from.lo()}; }
 
@@ -298,7 +299,7 @@ uint64_t WordAt(std::string_view bytes, size_t at) {
   return word;
 }
 
-// Protobuf accepts a message that was cut at a field's border, hence length and hash come first.
+// Protobuf accepts a message that was cut between two fields, so length and hash are checked first.
 std::string_view CheckedPayload(std::string_view bytes, const std::string& where) {
   CheckDamage(bytes.size() >= kFrameBytes && bytes.substr(0, 8) == kMagic, where,
               ": not a checkpoint manifest (", bytes.size(), " bytes, magic not found)");
@@ -360,7 +361,7 @@ std::string EncodeManifest(const Manifest& manifest) {
 
   const std::string payload = message.SerializeAsString();
   HL_CHECK(payload.size() <= kMaxManifestBytes, "manifest of ", payload.size(), " bytes");
-  // protobuf writes text that it then refuses to read
+  // Protobuf writes text that it then refuses to read.
   HL_CHECK(message.ParseFromString(payload), "a text field of the manifest is not UTF-8");
   std::string bytes(kMagic);
   AppendWord(payload.size(), &bytes);

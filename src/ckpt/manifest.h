@@ -58,7 +58,7 @@ struct TensorEntry {
 struct Manifest {
   StepState state;
   std::string attempt;
-  int64_t unix_ms = 0;  // for people: no decision uses it
+  int64_t unix_ms = 0;  // for information only
   std::vector<std::string> hosts;
   std::vector<FileEntry> files;
   std::vector<TensorEntry> tensors;  // in registration order
@@ -81,11 +81,11 @@ Manifest DecodeManifest(std::string_view bytes, const std::string& where);
 // fill every file's data exactly once.
 void CheckCoverage(const Manifest& manifest, const std::string& where);
 
-// The manifest as protobuf text, for people. `bytes`: from EncodeManifest.
+// Returns the manifest as protobuf text, for people. `bytes` are from EncodeManifest.
 std::string ManifestText(std::string_view bytes);
 
-// Reads STEP/manifest.pb: its bytes, at most kMaxManifestBytes. DamageError when it is missing or
-// too long, Error kCheckpointIo when it cannot be read.
+// Returns the bytes of STEP/manifest.pb, at most kMaxManifestBytes. Throws DamageError if it is
+// missing or too long, and Error kCheckpointIo if it cannot be read.
 std::string ReadManifestBytes(const std::filesystem::path& step_dir);
 
 }  // namespace halflife::ckpt

@@ -26,14 +26,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Without the trailing slash that would hide the last name.
+// A trailing slash would hide the last name, so it is removed.
 fs::path Normal(const fs::path& path) {
   const fs::path normal = fs::absolute(path).lexically_normal();
   return normal.has_filename() ? normal : normal.parent_path();
 }
 
-// The published steps of RUN/ckpt, or of `run` itself, the newest first; at least one. Error
-// kNoUsableCheckpoint.
+// Returns the published steps of RUN/ckpt, or of `run` itself, the newest first. Throws Error
+// kNoUsableCheckpoint if there is none.
 std::vector<StepDir> RequireSteps(const fs::path& run) {
   for (const fs::path& ckpt_dir : {run / "ckpt", run}) {
     std::vector<StepDir> steps = ListPublished(ckpt_dir);
@@ -43,7 +43,7 @@ std::vector<StepDir> RequireSteps(const fs::path& run) {
           kManifestName, ", ckpt/step_* and step_* in it");
 }
 
-// "1200, 1100 and 3 more", the newest first.
+// Returns "1200, 1100 and 3 more", the newest first.
 std::string StepNumbers(const std::vector<StepDir>& steps) {
   constexpr size_t kMostNamed = 10;
   std::vector<uint64_t> numbers;
@@ -53,7 +53,7 @@ std::string StepNumbers(const std::vector<StepDir>& steps) {
          (steps.size() > kMostNamed ? Concat(" and ", steps.size() - kMostNamed, " more") : "");
 }
 
-// The step of `run` that is called `name`: "latest", "best" or a number.
+// Returns the step of `run` named `name`: "latest", "best" or a number.
 fs::path SelectStep(const fs::path& run, const std::string& name) {
   const std::vector<StepDir> steps = RequireSteps(run);
   if (name == "latest") return steps.front().path;
@@ -74,8 +74,9 @@ fs::path SelectStep(const fs::path& run, const std::string& name) {
 
 using Metrics = std::map<std::string, double>;
 
-// `steps`: the newest first. A save adds "best_<metric>" to the metrics of a step if ckpt.keep_best
-// names a metric of validations. Empty: no step has a measure.
+// Returns the name of the measure, or an empty string if no step has one. `steps`: the newest
+// first. A save adds "best_<metric>" to the metrics of a step if ckpt.keep_best names a validation
+// metric.
 std::string MeasureOf(const std::vector<std::pair<StepDir, Metrics>>& steps) {
   constexpr std::string_view kBest = "best_";
   for (const auto& [step, metrics] : steps) {
@@ -179,14 +180,15 @@ class StepReader::Impl {
     }
   }
 
-  // The damage of one file, if any.
+  // Returns the damage of one file, if any.
   std::vector<Damage> VerifyFile(int file) const {
     try {
       files_.CheckWholeFile(file);
     } catch (const DamageError& error) {
       return {{manifest_.files[file].name, error.tensor(), error.message(), error.offset()}};
     } catch (const Error& error) {
-      if (error.code() == ExitCode::kCheckpointIo) throw;  // not read, so nothing is known of it
+      // could not be read, so its state is unknown
+      if (error.code() == ExitCode::kCheckpointIo) throw;
       return {{manifest_.files[file].name, "", error.message(), 0}};
     }
     return {};
@@ -209,7 +211,7 @@ class StepReader::Impl {
     if (!sums) return damage(kSumsName, ": missing, or not of a list's size");
     const std::string expected = SumsText(manifest_, hash_, HashBytes(*text));
     if (*sums == expected) return {};
-    // Only the last line speaks of the text; the others follow from the manifest.
+    // Only the last line depends on the text. The others follow from the manifest.
     const size_t last_line = expected.rfind('\n', expected.size() - 2) + 1;
     const bool text_differs =
         sums->size() == expected.size() && sums->starts_with(expected.substr(0, last_line));
@@ -281,7 +283,7 @@ std::vector<StepReader::Damage> StepReader::Verify(int num_threads) const {
   std::vector<std::vector<Damage>> by_file(num_files);
   std::atomic<int> next{0};
   std::mutex mutex;
-  std::exception_ptr failure;  // the first
+  std::exception_ptr failure;  // the first one
   const auto work = [&] {
     try {
       for (int file = next++; file < num_files; file = next++) {
@@ -297,7 +299,7 @@ std::vector<StepReader::Damage> StepReader::Verify(int num_threads) const {
   for (int i = 1; i < std::min(num_threads, num_files); ++i)
     threads.push_back(StartThread<std::jthread>(work));
   work();
-  threads.clear();  // joins
+  threads.clear();  // joins all
   if (failure) std::rethrow_exception(failure);
   std::vector<Damage> damages = impl_->UnknownShards();
   by_file.push_back(impl_->VerifyCompanions());

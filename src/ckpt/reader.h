@@ -1,4 +1,4 @@
-// Reads one published step without a communicator: eval, generate, `ckpt
+// Reads one published step without a communicator: for eval, generate and `ckpt
 // inspect|verify|diff`.
 //
 //   const auto step_dir = FindStep(path);   // a run, its ckpt folder, a step, or "RUN@best"
@@ -45,19 +45,20 @@ struct BestStep {
   std::string metric;  // the measure: "val_loss"
   double value = 0;
 };
-// Returns the published step with the lowest value of the run's measure, the newest of equal ones;
-// nullopt if no step has a measure. The measure is the metric of ckpt.keep_best if the newest step
-// with a best value names one, else val_loss, else loss. A step that cannot be read is left out
+// Returns the published step with the lowest value of the run's measure (the newest of equal ones),
+// or nullopt if no step has a measure. The measure is the metric of ckpt.keep_best if the newest
+// step with a best value names one, else val_loss, else loss. A step that cannot be read is skipped
 // with a warning.
 std::optional<BestStep> FindBestStep(const std::filesystem::path& ckpt_dir);
 
-// The run folder a step lies in (RUN/ckpt/step_N -> RUN); empty when it was copied elsewhere.
+// Returns the folder of the run that contains a step (RUN/ckpt/step_N -> RUN), or an empty path if
+// the step was copied elsewhere.
 std::filesystem::path RunOfStep(const std::filesystem::path& step_dir);
 
 class StepReader {
  public:
-  // Checks framing, hash, schema, enums, exact coverage and file sizes. Error kNoUsableCheckpoint
-  // otherwise.
+  // Checks frame, hash, schema, enums, exact coverage and file sizes. Throws Error
+  // kNoUsableCheckpoint if one of them is wrong.
   static StepReader Open(const std::filesystem::path& step_dir);
   StepReader(StepReader&&) noexcept;
   StepReader& operator=(StepReader&&) noexcept;
@@ -78,11 +79,12 @@ class StepReader {
   void ReadRange(Kind kind, const std::string& name, int64_t begin, int64_t end, float* out) const;
 
   struct Damage {
-    std::string file, tensor, text;  // text: the whole message
+    std::string file, tensor, text;  // text: the complete message
     uint64_t offset = 0;             // in the file
   };
-  // Every byte of every file, XXH128SUMS and manifest.txtpb included; empty when good. Stops at the
-  // first damage of each file. Shard files that the manifest does not name are reported too.
+  // Checks every byte of every file, including XXH128SUMS and manifest.txtpb. Returns an empty
+  // vector if all are good. Stops at the first damage of each file. Also reports shard files that
+  // the manifest does not name.
   std::vector<Damage> Verify(int num_threads) const;
 
  private:

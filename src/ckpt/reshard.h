@@ -1,6 +1,6 @@
-// Writes a step anew with the cut points of another world size. A load reshards by itself; this is
-// for copies that other tools read, and for large numbers of new ranks, each of which should find
-// its slice in one file.
+// Writes a copy of a step, split into shards for another world size. Loading a step does not need
+// this. It is for copies that other tools read, and for large numbers of new ranks, each of which
+// should find its slice in one file.
 #pragma once
 
 #include <filesystem>
@@ -9,8 +9,8 @@
 
 namespace halflife::ckpt {
 
-// `out`: the new step folder, published by one rename; it must not exist. One pass with the memory
-// of a few blocks. Throws Error kCheckpointIo, or kUsage where `out` exists.
+// `out` is the folder of the new step, which must not exist and is published by one rename. Makes
+// one pass with the memory of a few blocks. Throws Error kCheckpointIo, or kUsage if `out` exists.
 void ReshardStep(const StepReader& step, int world_size, const std::filesystem::path& out);
 
 // The hash of every element of every tensor and kind, in registration order: it is equal for equal

@@ -78,7 +78,7 @@ class SaveSession {
   fs::path temporary_;
   Manifest own_part_;
   Manifest manifest_;  // of the whole step, on every rank
-  std::string hash_;   // of manifest.pb
+  std::string hash_;   // of the bytes of manifest.pb
 };
 
 // --- P0 ---
@@ -161,8 +161,7 @@ void SaveSession::Assemble(const std::vector<std::string>& parts) {
   manifest_.state.mesh.nodes = static_cast<int>(hosts.size());
 }
 
-// Best effort: an attempt that stays where it is will be found and removed by the next holder of
-// the run folder.
+// Best effort: an attempt that remains is found and removed by the next holder of the run folder.
 void SaveSession::CancelAttempt() const noexcept {
   try {
     if (fs::exists(temporary_)) MoveToTrash(dir_, temporary_);
@@ -224,8 +223,8 @@ void SaveSession::SampleBack() {
   }
 }
 
-// Header, one random block and the last block of the own file, from the disk rather than from
-// memory.
+// Verifies the header, one random block and the last block of this rank's file, read from the disk
+// and not from memory.
 void SaveSession::CheckOwnSample() const {
   if (control_.rank() == 0) {
     CheckDamage(ToHex(HashBytes(ReadManifestBytes(final_path_))) == hash_, kManifestName,
@@ -251,7 +250,7 @@ void SaveSession::CheckOwnSample() const {
 void SaveSession::WithdrawStep() const noexcept {
   try {
     SetAside(final_path_, "bad");
-    fs::remove(dir_ / "LATEST");  // a hint: the next load or save writes it anew
+    fs::remove(dir_ / "LATEST");  // only a hint: the next load or save writes it again
   } catch (const std::exception& error) {
     HL_ERROR("ckpt", "could not rename ", final_path_.string(), " to .bad: ", error.what());
   }

@@ -51,7 +51,7 @@ void CheckNoNan(const ShardPiece& piece, int64_t begin, const float* data, int64
               "; such a step could not be resumed and is not saved");
 }
 
-// Hashes what it writes: block by block, and as a whole.
+// Hashes the bytes that it writes, block by block and as a whole.
 class ShardFile {
  public:
   ShardFile(const fs::path& path, const std::string& header, uint64_t data_bytes)
@@ -63,8 +63,8 @@ class ShardFile {
     Append(header.data(), header.size());
   }
 
-  // `check` sees parts of the block, each right before it is hashed and copied, so that a core's
-  // cache holds it for all of them.
+  // `check` gets parts of the block, each immediately before it is hashed and copied, so that it
+  // stays in a core's cache for all three.
   template <typename Check>
   Hash128 AppendBlock(const float* data, int64_t count, const Check& check) {
     constexpr int64_t kPart = (int64_t{128} << 10) / sizeof(float);
@@ -100,7 +100,7 @@ class ShardFile {
   FileEntry entry_;
 };
 
-// Writes one piece in blocks; a piece without data comes through `buffer`.
+// Writes one piece in blocks. A piece without data is filled in through `buffer`.
 StoredFragment WritePiece(const ShardPlan& plan, const ShardPiece& piece, float* buffer,
                           ShardFile& file) {
   StoredFragment fragment{.kind = piece.kind,

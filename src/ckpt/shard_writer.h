@@ -1,6 +1,6 @@
-// Writes one rank's shard file: the safetensors header, then its fragments, hashed block by block
-// from the very bytes that are written. The result is a part of a manifest (one file, the tensors
-// it holds) for rank 0 to merge.
+// Writes one rank's shard file: the safetensors header, then its fragments. Each block is hashed
+// from the bytes that are written. The result is a part of a manifest (one file and the tensors in
+// it), which rank 0 merges.
 //
 //   ShardPlan plan = PlanShard(arena, rank);  // which ranges, in file order
 //   const Manifest part =
@@ -25,13 +25,14 @@ struct ShardPiece {
   std::string tensor;
   std::vector<int64_t> shape;                // of the whole tensor
   int64_t begin = 0, end = 0;                // elements; all fp32
-  int64_t arena_begin = 0, slice_begin = 0;  // as of dist::Fragment
-  const float* data = nullptr;               // `end - begin` values, or null: ask ShardPlan::fill
+  int64_t arena_begin = 0, slice_begin = 0;  // as in dist::Fragment
+  const float* data = nullptr;  // `end - begin` values. Null: ShardPlan::fill gives them.
 };
 
 struct ShardPlan {
   std::vector<ShardPiece> pieces;
-  // Serves pieces without data: writes elements [begin, end) of a piece's tensor into `out`.
+  // Gives the values of pieces without data: writes elements [begin, end) of a piece's tensor to
+  // `out`.
   std::function<void(const ShardPiece&, int64_t begin, int64_t end, float* out)> fill;
   uint64_t data_bytes() const;
 };
@@ -49,12 +50,12 @@ ShardPlan PlanShard(const dist::ParameterLayout& layout, const std::vector<Kind>
 // The same with the arena's data.
 ShardPlan PlanShard(const ArenaView& arena, int rank);
 
-// Allocates, writes, fsyncs and closes the file; Error kCheckpointIo. Refuses a NaN in main (Error
-// kNonFinite): such a step would be refused on load.
+// Allocates, writes, fsyncs and closes the file. Throws Error kCheckpointIo. Throws Error
+// kNonFinite if main contains a NaN, because a load would refuse such a step.
 Manifest WriteShard(const std::filesystem::path& dir, const ShardPlan& plan,
                     const ShardLabel& label);
 
-// Tensor entries without fragments, in registration order.
+// Returns tensor entries without fragments, in registration order.
 std::vector<TensorEntry> TensorEntries(const dist::ParameterLayout& layout);
 // Adds a shard's file and fragments to `manifest`, whose tensors are known.
 void MergePart(const Manifest& part, Manifest* manifest);

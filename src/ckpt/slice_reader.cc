@@ -38,8 +38,8 @@ void SliceReader::ClearSlice() const {
   }
 }
 
-// Pieces are in the order of the files' bytes. Every element of the slice is in one of them exactly
-// once, which is counted.
+// The pieces have the order of the files' bytes. Counts the elements, to check that each element of
+// the slice is in exactly one piece.
 std::vector<SliceReader::Piece> SliceReader::Plan() const {
   std::map<std::string, const TensorEntry*> by_name;
   for (const TensorEntry& tensor : manifest_.tensors) by_name[tensor.name] = &tensor;

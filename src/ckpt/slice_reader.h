@@ -1,5 +1,5 @@
-// One rank's part of a load: its slice of each of the arena's arrays, wherever the step's fragments
-// hold it. Any world size reads what any other has written: this is interval arithmetic over the
+// One rank's part of a load: reads its slice of each array of the arena from the fragments that
+// contain it. Any world size can read the files of any other, by interval arithmetic over the
 // elements of each tensor.
 //
 //   SliceReader(step_dir, manifest, arena, rank).Read();   // tensors of manifest and arena agree
@@ -13,7 +13,7 @@
 
 namespace halflife::ckpt {
 
-// Borrows its arguments. Errors as StepFiles'.
+// Borrows its arguments. Throws the errors of StepFiles.
 class SliceReader {
  public:
   SliceReader(const std::filesystem::path& step_dir, const Manifest& manifest,
@@ -24,7 +24,7 @@ class SliceReader {
   void Read() const;
 
  private:
-  // A range of one stored fragment and where it goes.
+  // A range of one stored fragment and its destination.
   struct Piece {
     const TensorEntry* tensor;
     const StoredFragment* fragment;

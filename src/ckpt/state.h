@@ -72,10 +72,10 @@ struct DataCursor {
   Hash128 dataset;
   std::vector<BlendCounter> blend;
   uint32_t seq_len = 0;
-  std::vector<std::string> classes = {};  // names, of a dataset of texts and their classes
+  std::vector<std::string> classes = {};  // names, if the dataset has labelled texts
 };
 
-struct GuardState {  // the non-finite policy's memory
+struct GuardState {  // the memory of the policy for non-finite values
   std::vector<double> loss_window;
   uint32_t consecutive_skips = 0;
   uint64_t skipped = 0;
@@ -83,10 +83,10 @@ struct GuardState {  // the non-finite policy's memory
 
 struct MeshInfo {
   int world = 1, dp = 1, sp = 1, zero_stage = 0, shard = 1;
-  int nodes = 1;  // hosts that the ranks run on; a save counts them
+  int nodes = 1;  // hosts of the ranks, counted by a save
 };
 
-// Informative; a field that the writer does not know stays empty.
+// For information only. A field that the writer does not know stays empty.
 struct Versions {
   std::string git_hash;
   bool git_dirty = false;
@@ -103,15 +103,15 @@ struct StepState {
   uint64_t rng_seed = 0;
   std::string run_id;
   std::string run_config_text;  // resolved config, protobuf text format
-  // Fields of the config that change the trajectory, flat ("optimizer.lr" -> "0.003"): compared one
-  // by one on resume.
+  // Fields of the config that change the trajectory, as flat names ("optimizer.lr" -> "0.003").
+  // They are compared one by one when a run resumes.
   std::map<std::string, std::string> trajectory;
   std::string model_family;
   std::string model_config_json;
   MeshInfo mesh;
   Versions versions;
   std::map<std::string, double> metrics;  // last loss, validation loss, ...
-  std::string parent_step;                // what this run resumed from, e.g. "step_000000000100"
+  std::string parent_step;  // the step that this run resumed from, e.g. "step_000000000100"
   bool final = false;
 };
 

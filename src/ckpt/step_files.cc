@@ -44,7 +44,7 @@ std::shared_ptr<const Fd> StepFiles::Open(int file) const {
               (dir_ / entry.name).string(), ": ", ErrnoText(errno));
   CheckDamage(S_ISREG(info.st_mode) && static_cast<uint64_t>(info.st_size) == entry.bytes,
               entry.name, ": ", info.st_size, " bytes, the manifest says ", entry.bytes);
-  if (open_.size() == kMostOpenFiles) {  // whoever reads it keeps it until then
+  if (open_.size() == kMostOpenFiles) {  // a reader keeps its own file open
     fds_[open_.front()].reset();
     open_.pop_front();
   }
@@ -125,8 +125,8 @@ void StepFiles::CheckWholeFile(int file) const {
 }
 
 void StepFiles::ForgetCached(int file) const {
-  // advice only: where the file system ignores it, the read comes from memory and still checks the
-  // hashes
+  // Only advice: if the file system ignores it, the data comes from memory and the hashes are still
+  // checked.
   static_cast<void>(::posix_fadvise(Open(file)->get(), 0, 0, POSIX_FADV_DONTNEED));
 }
 
@@ -142,7 +142,7 @@ void BlockCursor::Copy(const TensorEntry& tensor, const StoredFragment& fragment
   while (at < stop) {
     const uint64_t block = at / kBlockBytes;
     if (fragment_ != &fragment || block_ != block) {
-      fragment_ = nullptr;  // the buffer holds nothing while it is being refilled
+      fragment_ = nullptr;  // the buffer is invalid while it is being refilled
       files_.ReadBlock(tensor, fragment, block, buffer_.get());
       fragment_ = &fragment;
       block_ = block;

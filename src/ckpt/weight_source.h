@@ -1,5 +1,5 @@
-// Weights by name, wherever they are stored: a step of ours, a folder of another library. What
-// inference, export and warm starts read from.
+// Access to weights by name, wherever they are stored: a step of this program or a folder of
+// another library. Inference, export and warm starts read from it.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,8 @@ class WeightSource {
   virtual ~WeightSource() = default;
   virtual std::string where() const = 0;  // for messages
   virtual const std::vector<WeightInfo>& weights() const = 0;
-  // Elements [begin, end) of a flattened weight. Errors say where and what. Thread-safe.
+  // Reads the elements [begin, end) of a flattened weight. Errors name the weight and the location.
+  // Thread-safe.
   virtual void ReadRange(const std::string& name, int64_t begin, int64_t end, float* out) const = 0;
 };
 

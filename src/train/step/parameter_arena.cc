@@ -15,8 +15,8 @@
 namespace halflife::train {
 namespace {
 
-// 4 KiB aligned on the CPU: the bits of a BLAS call may depend on alignment, and a resumed run must
-// repeat them.
+// Aligned to 4 KiB on the CPU: the bits of a BLAS call may depend on alignment, and a resumed run
+// must repeat them.
 at::Tensor ZeroedFlat(int64_t count, at::ScalarType dtype, at::Device device) {
   if (!device.is_cpu()) return at::zeros({count}, at::TensorOptions().dtype(dtype).device(device));
   const size_t element = dtype == at::kFloat ? 4 : 2;
@@ -76,7 +76,7 @@ bool ParameterArena::has_copy(int param) const {
 at::Tensor ParameterArena::ComputedWith(int param) const {
   const dist::ParamSpec& spec = layout_.specs()[param];
   if (has_copy(param)) return View(compute_, param);
-  // Behind what is held in slices.
+  // Parameters without a copy lie after the sliced part.
   const int64_t place = layout_.PlaceOf({.arena_begin = layout_.offset(param)}, main_sliced_end_);
   return main_.narrow(0, place, spec.count()).view(spec.shape);
 }
@@ -88,7 +88,7 @@ at::Tensor ParameterArena::View(const at::Tensor& flat, int param) const {
 
 void ParameterArena::SetWeights(int param, const at::Tensor& values) {
   ComputedWith(param).copy_(values);
-  if (!has_copy(param)) return;  // that was its place in main
+  if (!has_copy(param)) return;  // the line above has set main
   const at::Tensor flat = values.contiguous().view({-1});
   for (const dist::Fragment& part : updated_)
     if (part.param == param)

@@ -31,11 +31,11 @@ class ParameterArena {
   };
   // Returns the config of one rank of a run.
   static Config Of(const RunConfig& config, at::Device device, int rank, int world_size);
-  // Allocates and binds every parameter of `parameters` (a leaf that requires a gradient).
+  // Allocates and binds all parameters, which are leaves that require a gradient.
   ParameterArena(model::ParameterSet& parameters, const Config& config);
 
   const dist::ParameterLayout& layout() const { return layout_; }
-  // [layout.num_held(sliced_end)] fp32, on the device.
+  // [layout.num_held(sliced_end)] fp32 on the device.
   at::Tensor& main() { return main_; }
   at::Tensor& grads() { return grads_; }
   at::Tensor& adam_m() { return adam_m_; }
@@ -48,19 +48,22 @@ class ParameterArena {
   bool sliced() const { return config_.zero_stage > 0; }
   // In the order of parameters.
   const std::vector<dist::Fragment>& updated_fragments() const { return updated_; }
-  // [num_compute_elements] in the compute dtype, by main's index; undefined where that is fp32.
+  // [num_compute_elements] in the compute dtype, indexed like main. Undefined if that dtype is
+  // fp32.
   const at::Tensor& compute_copy() const { return compute_; }
-  // This parameter's part of one that is whole, in its shape.
+  // Returns the parameter's part of a whole array, in the parameter's shape.
   at::Tensor View(const at::Tensor& flat, int param) const;
-  // Sets a parameter: what this rank holds of its main weights, and what it computes with.
+  // Sets the part of a parameter's main weights that this rank holds, and its compute copy.
   void SetWeights(int param, const at::Tensor& values);
 
   void Initialise(uint64_t seed);
-  at::Tensor InitialWeights(int param) const;  // of that seed; fp32, on the CPU
-  // After main changed: rounds it (to nearest even) into the compute copy, of what this rank holds.
-  // Nothing may run between a forward and its backward: autograd does not see these writes.
+  at::Tensor InitialWeights(int param) const;  // for the seed; fp32 on the CPU
+  // Call this after main has changed. Rounds the part that this rank holds (to nearest even) into
+  // the compute copy. Must not be called between a forward and its backward, because autograd does
+  // not see these writes.
   void RefreshComputeCopy();
-  // The arrays that the ranks compute with, and gather after they updated their slices.
+  // Returns the arrays that the ranks compute with, and gather after they have updated their
+  // slices.
   std::vector<dist::GatheredArray> ComputedArrays() const;
 
  private:

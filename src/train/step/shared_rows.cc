@@ -24,12 +24,13 @@ void LogCost(const ops::ExchangeCost& cost) {
           Fixed(1e12 * cost.gather_s_per_byte, 0), " us a MB");
 }
 
-// Collective: pieces of scans are messages, so ranks with fewer threads decide for all.
+// Collective. The pieces of a scan are messages, so all ranks must have equal pieces: those of the
+// rank with the fewest threads.
 int FewestThreads(ops::SegmentGroup& group, Device device) {
   const std::vector<int64_t> own = {device.is_cuda() ? 0 : at::get_num_threads()};
   const at::Tensor gathered =
       group.AllGather(ops::UploadValues(own, ToTorch(device)), "threads").flatten();
-  group.Settle();  // what a GPU's copy back waits for has no deadline
+  group.Settle();  // because a copy from a GPU waits without a deadline
   const at::Tensor all = ops::ReadBack(gathered);
   const std::span<const int64_t> of_ranks(all.const_data_ptr<int64_t>(), all.numel());
   return static_cast<int>(*std::ranges::min_element(of_ranks));
