@@ -196,7 +196,7 @@ int main(int argc, char** argv) {
   app.add_option("--kernel", options.kernel, "based or rebased");
   app.add_option("--form", options.form, "of ours: shape (the plan's choice), quadratic, chunked");
   app.add_option("--batch", options.batch);
-  app.add_option("--seq-len", options.seq_len, "a multiple of 256 beside LibTorch's forms");
+  app.add_option("--seq-len", options.seq_len, "with LibTorch's forms, a multiple of 256");
   app.add_option("--heads", options.heads);
   app.add_option("--dim", options.dim, "of q and k of a head");
   app.add_option("--dim-v", options.dim_v, "of v of a head");

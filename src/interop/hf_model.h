@@ -65,7 +65,7 @@ struct ImportReport {
   bool has_tokenizer = false;
 };
 
-// Imports a Hugging Face folder as a run of halflife: step 0 without optimiser state, the
+// Imports a Hugging Face folder as a run of halflife: step 0 without optimizer state, the
 // tokenizer, and a recipe that contains the model. `eval`, `score` and `generate` can use the run
 // at once; `train --config RUN/config.textproto` continues from it. Writes the run `run`, which
 // must not exist; it is published by one rename. `run_config_text` becomes its config.textproto.

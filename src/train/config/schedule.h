@@ -15,7 +15,7 @@ struct ScheduleConfig {
   bool per_epoch = false;       // Use LearningRateFactorOfEpoch.
 };
 
-// Returns the factor of the peak learning rate for optimiser step `step` (0-based) of
+// Returns the factor of the peak learning rate for optimizer step `step` (0-based) of
 // `total_steps`. Warm-up is linear and reaches 1 at step warmup_steps - 1. A decay reaches
 // final_lr_ratio at the last step, if any step follows the warm-up. A run of a single step uses the
 // peak.

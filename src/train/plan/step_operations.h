@@ -1,4 +1,4 @@
-// One optimiser step of one rank in program order: pieces of compute, collectives when they are
+// One optimizer step of one rank in program order: pieces of compute, collectives when they are
 // issued, and the points at which the rank waits for them. The collectives come from the objects of
 // a run (GradientSync, dist::ParameterGather, StepScalars, the exchanges
 // of mixers), driven in the order of StepRunner without memory and without other ranks.
