@@ -1,6 +1,6 @@
 // Speed and memory of `prepare` on generated text. Prints one JSON object.
 //
-//   build/cpu/bench/prepare/bench_prepare [--mb N] [--dir DIR] [--tokenizer FILE|FOLDER]
+//   build/cpu/bench/bench_prepare [--mb N] [--dir DIR] [--tokenizer FILE|FOLDER]
 //
 // Tokenizers are `bytes`, a sentencepiece model that is trained on the same text, and that of
 // --tokenizer, such as a byte-level BPE tokenizer.json. First checks that the dataset gives the

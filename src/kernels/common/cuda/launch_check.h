@@ -2,7 +2,7 @@
 // the kernel that caused it. Without this, a launch only reports that it could not be queued, and
 // an error on the device surfaces in some later, unrelated call.
 //
-//   HALFLIFE_CHECK_LAUNCHES=1 build/cuda/tests/kernels/step_kernels_gpu_test
+//   HALFLIFE_CHECK_LAUNCHES=1 build/cuda/tests/ops/step_kernels_gpu_test
 //
 //   if (LaunchesAreChecked()) Await(stream);
 //
