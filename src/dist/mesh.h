@@ -1,5 +1,5 @@
-// The mesh of ranks: axes with names, and the process groups along them. A mesh of today has two
-// axes, from outermost to innermost:
+// The mesh of ranks: axes with names, and the process groups along them. The mesh of a training
+// run has two axes, from outermost to innermost:
 //
 //   dp   groups of ranks; each group trains on its own rows
 //   sp   neighbouring ranks of a group; each rank holds a slice of the group's rows
@@ -42,8 +42,8 @@ class Mesh {
   int index(std::string_view axis) const;  // of this rank along the axis
 
   // The ranks that differ from this one only along `axes`. They are ordered by their indices along
-  // these axes, the first axis being the outermost. The group is called `name`, followed by its color
-  // unless `axes` are all axes of the mesh.
+  // these axes, the first axis being the outermost. The group is called `name`, followed by its
+  // color unless `axes` are all axes of the mesh.
   ProcessGroup Group(const std::string& name, const std::vector<std::string>& axes) const;
 
  private:
@@ -68,15 +68,15 @@ class DataMesh : public Mesh {
   int sp_index() const { return index("sp"); }
   bool rows_first() const { return rows_first_; }
 
-  // The ranks that share this rank's rows, in the order of their slices. They have a communicator of
-  // their own even if they are the world, because their messages must not wait for gradients.
+  // The ranks that share this rank's rows, in the order of their slices. They have a separate
+  // communicator even if they are the world, because their messages must not wait for gradients.
   ProcessGroup RowGroup() const { return Group("rows", {"sp"}); }
   // All ranks in the order of the binary tree that sums gradients; a rank's index is also that of
-  // its arena slice. By default, ranks with the same slice of different rows are neighbours. The row
-  // groups then form a subtree, in the same way as micro-batches on one rank do, and the number of
-  // either (if it is a power of two) changes no bit. With rows_first, the ranks that share a row are
-  // neighbours instead; this is used if micro-batches are summed after ranks.
-  // Called `world` if the world is already in this order.
+  // its arena slice. By default, ranks with the same slice of different rows are neighbours. The
+  // row groups then form a subtree, in the same way as micro-batches on one rank do, and the number
+  // of either (if it is a power of two) changes no bit. With rows_first, the ranks that share a row
+  // are neighbours instead; this is used if micro-batches are summed after ranks. The group is
+  // called `world` if the world is already in this order.
   ProcessGroup SumGroup() const;
 
  private:

@@ -5,17 +5,17 @@
 //
 // The combinations of settings (train/config/run_config_validate.cc refuses all others):
 //
-// | settings               | zero_stage | micro-batches of a rank        | sums over ranks           |
-// |------------------------|------------|--------------------------------|---------------------------|
-// | defaults               | 0, 1       | pairwise; on CUDA one by one   | during the last backward  |
-// | defaults               | 2          | one by one, own slices         | during every backward     |
-// | parallel.slices        | 0, 1, 2    | pairwise, after the ranks' sum | during every backward     |
-// | train.cuda_graphs      | 0, 1       | one by one                     | during the last backward; |
-// |                        |            |                                | on one rank after it      |
+// | settings          | zero_stage | micro-batches of a rank        | sums over ranks           |
+// |-------------------|------------|--------------------------------|---------------------------|
+// | defaults          | 0, 1       | pairwise; on CUDA one by one   | during the last backward  |
+// | defaults          | 2          | one by one, own slices         | during every backward     |
+// | parallel.slices   | 0, 1, 2    | pairwise, after the ranks' sum | during every backward     |
+// | train.cuda_graphs | 0, 1       | one by one                     | during the last backward; |
+// |                   |            |                                | on one rank after it      |
 //
-// parallel.grad_reduce: "bf16" rounds the shares of the ranks in any of them but parallel.slices.
-// Afterwards, arena.grads() holds all sums with zero_stage 0. With 1, only the rank's own slices are
-// valid. With 2, they are all that it holds.
+// parallel.grad_reduce: "bf16" rounds the shares of the ranks in all cases but parallel.slices.
+// Afterwards, arena.grads() holds all sums with zero_stage 0. With 1, only the rank's own slices
+// are valid. With 2, the arena holds only them.
 //
 // "Pairwise" is the binary tree of core/pairwise_sum.h, in which ranks are summed too: on the CPU,
 // powers of two of either change no bit. It takes one more arena for each doubling of the number of
@@ -82,8 +82,8 @@ class GradientSync {
   void EndMicroBatch();
 
   bool sums_each_micro_batch() const { return options_.sums_each_micro_batch; }
-  // With sums_each_micro_batch, called after EndMicroBatch: waits for the sum over ranks and adds it
-  // to those of earlier micro-batches.
+  // With sums_each_micro_batch, called after EndMicroBatch: waits for the sum over ranks and adds
+  // it to those of earlier micro-batches.
   void JoinMicroBatch();
   // After replays of a recorded micro-batch, which call none of the above: sums over ranks.
   void SumReplayed();
@@ -122,8 +122,8 @@ class GradientSync {
   // ones. Autograd sums in the same order, so recomputation changes no bit. Undefined: not needed.
   std::vector<at::Tensor> own_sums_;
   std::vector<int> uses_;  // by parameter: gradients received in this micro-batch
-  // Finished subtrees of earlier micro-batches: [level][parameter] with pairwise_, and [level] of the
-  // whole arena with sums_each_micro_batch.
+  // Finished subtrees of earlier micro-batches: [level][parameter] with pairwise_, and [level] of
+  // the whole arena with sums_each_micro_batch.
   std::vector<std::vector<at::Tensor>> levels_;
   std::vector<at::Tensor> joined_levels_;
   int64_t index_ = 0, count_ = 1;  // of the current micro-batch

@@ -3,7 +3,8 @@
 // around it. A recurrence defines its own state, also for decoding and for rows that are split over
 // ranks, and its costs.
 //
-// Shapes: B batch, T seq_len, H query heads, Hk heads of k and v, F features of q and k, V head_dim_v.
+// Shapes: B batch, T seq_len, H query heads, Hk heads of k and v, F features of q and k,
+// V head_dim_v.
 #pragma once
 
 #include <ATen/core/Tensor.h>

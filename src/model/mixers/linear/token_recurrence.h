@@ -3,8 +3,8 @@
 //   S_t = A_t S_{t-1} + B_t,   o_t = read(S_t),   S [H, K, V] per row
 //
 // A_t acts on the K key channels of each head and may be any K x K matrix: a decay, or
-// I - beta k k^T of the delta rule. A subclass writes these three operations for one token. The base
-// class turns them into everything that a mixer needs: a differentiable scan over rows with packed
+// I - beta k k^T of the delta rule. A subclass writes these three operations for one token. The
+// base class makes everything else that a mixer needs: a differentiable scan over rows with packed
 // documents, rows that are split over several ranks, and decoding.
 //
 //   class MovingAverage : public TokenRecurrence {
