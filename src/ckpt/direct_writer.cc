@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 
 constexpr size_t kBlock = size_t{4} << 20;  // Large enough for the full speed of a disk.
 constexpr size_t kNumBlocks = 4;
-// Of memory, offsets and sizes. Every disk accepts it for O_DIRECT.
+// Alignment of memory, offsets and sizes. Every disk accepts it for O_DIRECT.
 constexpr size_t kAlignment = 4096;
 
 // Reserves the blocks, so that a full disk is noticed before anything is written. Uses the system

@@ -108,7 +108,7 @@ std::optional<data::DatasetInfo> DatasetOf(const train::RunConfig& config) {
   return data::Dataset::Open(config.data.path).info();
 }
 
-void TellVocabulary(const train::RunConfig& config, std::ostream& out) {
+void PrintAssumedVocabulary(const train::RunConfig& config, std::ostream& out) {
   const std::string& path = config.data.path;
   out << "# there is no dataset" << (path.empty() ? "" : " " + path) << ": a vocabulary of "
       << config.model.vocab_size << " is assumed (--set data.path=DATASET for a dataset's, "
@@ -167,7 +167,7 @@ ExitCode Plan(train::RunConfig config, const TrainOptions& options) {
   if (request.search)
     std::cout << "the fastest of " << found.num_fitting << " plans that fit, of "
               << found.num_possible << "\n";
-  if (assumed) TellVocabulary(config, std::cout);
+  if (assumed) PrintAssumedVocabulary(config, std::cout);
   return ExitCode::kFinished;
 }
 
@@ -180,7 +180,7 @@ ExitCode DryRun(train::RunConfig config, int ranks_here) {
   std::string& path = config.data.path;
   const std::optional<data::DatasetInfo> dataset = DatasetOf(config);
   const bool assumed = train::CompleteForPlan(config, dataset ? &*dataset : nullptr, world);
-  if (assumed) TellVocabulary(config, std::cout);
+  if (assumed) PrintAssumedVocabulary(config, std::cout);
   if (path.empty()) path = "DATASET";
   train::PlanScene scene = train::SceneHere(config, world, on_host);
   scene.train_tokens = dataset ? dataset->train.num_tokens : 0;

@@ -68,9 +68,9 @@ std::vector<int64_t> DrawPositions(const RowPositionsConfig& config, int64_t num
   return kind->draw(config, num_tokens, words);
 }
 
-std::vector<int64_t> TellPositions(const RowPositionsConfig& config, uint64_t seed,
-                                   const Batch& batch) {
-  std::vector<int64_t> told;
+std::vector<int64_t> AssignPositionIds(const RowPositionsConfig& config, uint64_t seed,
+                                       const Batch& batch) {
+  std::vector<int64_t> ids;
   constexpr uint32_t kFirstStream = 32;  // lower streams belong to synthetic rows and to retrieval
   int64_t row = -1;
   uint32_t document = 0;
@@ -83,9 +83,9 @@ std::vector<int64_t> TellPositions(const RowPositionsConfig& config, uint64_t se
                             sample);
     const std::vector<int64_t> positions =
         DrawPositions(sample == kNoSample ? RowPositionsConfig{} : config, end - begin, words);
-    told.insert(told.end(), positions.begin(), positions.end());
+    ids.insert(ids.end(), positions.begin(), positions.end());
   }
-  return told;
+  return ids;
 }
 
 }  // namespace halflife::data

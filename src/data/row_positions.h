@@ -32,7 +32,7 @@ std::vector<int64_t> DrawPositions(const RowPositionsConfig& config, int64_t num
                                    RandomWords words);
 
 // Returns the position ids of the rows of a batch, [B, T]. Padding rows have plain ones.
-std::vector<int64_t> TellPositions(const RowPositionsConfig& config, uint64_t seed,
-                                   const Batch& batch);
+std::vector<int64_t> AssignPositionIds(const RowPositionsConfig& config, uint64_t seed,
+                                       const Batch& batch);
 
 }  // namespace halflife::data

@@ -1,4 +1,4 @@
-// What the implementations of communicators share:
+// The parts that the implementations of communicators share:
 //
 // - Request: a collective as data. The Self, Local, MPI and NCCL communicators execute it, compare
 //   it between ranks and describe it in errors.

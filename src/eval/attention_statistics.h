@@ -1,5 +1,5 @@
-// What layers look at. Statistics of softmax attention layers: how sharp the weights are, by the
-// number of keys that a query sees, and how well the layers resolve distances.
+// Statistics of softmax attention layers: how sharp the weights are, by the number of keys that a
+// query sees, and how well the layers resolve distances.
 //
 //   AttentionStatistics statistics(model.config().num_layers);
 //   model.TokenLosses(tokens, targets, {.slice = &slice, .observe = statistics.Observer()});
@@ -71,8 +71,8 @@ class AttentionStatistics {
   std::vector<double> buckets_;  // [kNumBuckets, kNumSums]
 };
 
-// What layers that pool windows (leap, fastformer) looked at in a text: the weights of all tokens
-// in their pools, layer by layer, and the tokens with the largest weights.
+// How a layer with window pools (leap, fastformer) weights the tokens of a text: the weights of all
+// tokens in its pools, and the tokens with the largest weights.
 //
 //   for (const LayerExplanation& of_layer : ExplainLayers(model, tokens, slice))
 //     for (const model::Explanation& pool : of_layer.pools)

@@ -53,11 +53,11 @@ Needle PasskeyNeedle(const data::Tokenizer& tokenizer, uint64_t seed, uint64_t s
   HL_CHECK_AS(ExitCode::kUsage, !key.empty() && (unk < 0 || !std::ranges::count(key, unk)),
               "--retrieval passkey: the tokenizer has no tokens for ", digits,
               ". Use --retrieval mqar, which needs no words.");
-  Needle needle = {.told = tokenizer.Encode(" The pass key is "),
+  Needle needle = {.fact = tokenizer.Encode(" The pass key is "),
                    .asked = tokenizer.Encode(" What is the pass key? The pass key is "),
                    .targets = {}};
-  Append(key, needle.told);
-  Append(tokenizer.Encode(". Remember it."), needle.told);
+  Append(key, needle.fact);
+  Append(tokenizer.Encode(". Remember it."), needle.fact);
   needle.targets.resize(needle.asked.size() - 1, data::kNoTarget);
   Append(key, needle.targets);
   needle.asked.insert(needle.asked.end(), key.begin(), key.end() - 1);
@@ -82,7 +82,7 @@ Needle MqarNeedle(const MqarNeedles& config, std::span<const int32_t> haystack, 
   Tokens pairs(key.size());
   for (size_t i = 0; i < pairs.size(); ++i) pairs[i] = static_cast<int32_t>(i);
   Needle needle;
-  for (size_t i = 0; i < key.size(); ++i) Append({key[i], value[i]}, needle.told);
+  for (size_t i = 0; i < key.size(); ++i) Append({key[i], value[i]}, needle.fact);
   for (const int32_t pair : Drawn(pairs, config.num_pairs, Words(seed, Stream::kOrder, sample))) {
     needle.asked.push_back(key[static_cast<size_t>(pair)]);
     needle.targets.push_back(value[static_cast<size_t>(pair)]);
@@ -100,7 +100,7 @@ Prompt Hide(const Needle& needle, std::span<const int32_t> haystack, int64_t len
   const auto before = static_cast<int64_t>(std::floor(static_cast<double>(text) * depth));
   Prompt prompt = {.inputs = {haystack.begin(), haystack.begin() + before},
                    .targets = Tokens(static_cast<size_t>(length), data::kNoTarget)};
-  Append(needle.told, prompt.inputs);
+  Append(needle.fact, prompt.inputs);
   prompt.inputs.insert(prompt.inputs.end(), haystack.begin() + before, haystack.begin() + text);
   Append(needle.asked, prompt.inputs);
   std::ranges::copy(needle.targets, prompt.targets.end() - std::ssize(needle.targets));

@@ -22,11 +22,11 @@
 namespace halflife::eval {
 
 struct Needle {
-  std::vector<int32_t> told;   // The fact, placed within the text.
+  std::vector<int32_t> fact;   // The fact, placed within the text.
   std::vector<int32_t> asked;  // The question, at the end of the text.
   // [asked.size()]: the next token if it is part of an answer, else data::kNoTarget.
   std::vector<int32_t> targets;
-  int64_t size() const { return static_cast<int64_t>(told.size() + asked.size()); }
+  int64_t size() const { return static_cast<int64_t>(fact.size() + asked.size()); }
 };
 
 // Returns the needle " The pass key is 71432. Remember it." with the question " What is the pass

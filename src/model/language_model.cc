@@ -147,7 +147,7 @@ at::Tensor LanguageModel::Hidden(const at::Tensor& tokens, const ForwardContext&
   if (state != nullptr) state->layers.resize(blocks_.size());
   const auto pass = std::make_shared<const ForwardPass>(config_, context, state);
   if (context.await_layer) context.await_layer(-1);
-  const at::Tensor x = Embed(tokens, slice.told_positions(), context.segments);
+  const at::Tensor x = Embed(tokens, slice.position_ids(), context.segments);
   const auto run = [&](size_t layer, const Block& block, ResidualStream& stream) {
     pass->Run(layer, block, stream);
   };

@@ -72,9 +72,9 @@ struct MixerTraits {
   bool splits_rows = true;
   int64_t max_tokens = 0;        // maximum length of a row; 0: unlimited
   bool takes_positions = false;  // uses the model's Positions if those are in_attention()
-  // True: outputs depend only on the position ids of a row (SequenceSlice::told_positions(), which
+  // True: outputs depend only on the position ids of a row (SequenceSlice::position_ids(), which
   // training may override), and not on token distances in the row.
-  bool reads_told_positions = false;
+  bool reads_position_ids = false;
   // The weights of its keys are probabilities. It passes them to MixerCall::observe.
   bool has_attention_probabilities = false;
   // An output depends on the number of tokens in the call, so padding or splitting a row changes

@@ -1,5 +1,5 @@
-// What mixers and channel mixers do before and after their work: they split channels into heads,
-// and end in an OutputProjection.
+// The steps that mixers and channel mixers share: splitting channels into heads, and the output
+// projection.
 //
 // An OutputProjection is the last matrix of a branch, with which a mixer or a channel mixer writes
 // to the residual stream: y W^T + b. With a sub_ln block, a norm is applied to y first.

@@ -59,8 +59,10 @@ struct SequenceSlice {
   // Overridden position ids for embeddings and rotations: training may assign positions of longer
   // texts to short rows (data/row_positions.h). The number of visible tokens still follows
   // `positions`.
-  at::Tensor told;  // [B, T] int64. Undefined: the same as `positions`.
-  const at::Tensor& told_positions() const { return told.defined() ? told : positions; }
+  at::Tensor given_position_ids;  // [B, T] int64. Undefined: the same as `positions`.
+  const at::Tensor& position_ids() const {
+    return given_position_ids.defined() ? given_position_ids : positions;
+  }
   // Number of the document within the row, ascending from 0. Undefined if no document starts inside
   // the slice (all tokens of a row continue one document). Mixers then take the unmasked path.
   at::Tensor documents;  // [B, T] int64, or undefined
@@ -77,7 +79,7 @@ struct SequenceSlice {
   // Set if other ranks hold the rest of the rows (model/sequence_parallel.h). Null: the slice is
   // the whole row, or earlier tokens are given by a mixer's state.
   std::shared_ptr<const ops::RowSegment> segment = {};
-  // Rotary tables of told_positions(), for all layers. Copies of a slice share them.
+  // Rotary tables of position_ids(), for all layers. Copies of a slice share them.
   std::shared_ptr<ops::RotaryTables> rotary = std::make_shared<ops::RotaryTables>();
   // Cached tensors that depend only on `positions`, shared in the same way.
   std::shared_ptr<PositionTensors> of_positions = std::make_shared<PositionTensors>();

@@ -318,7 +318,7 @@ class Sweep {
     status.message = status.state == TrialState::kFailed ? Reason(i, exit_code) : "";
     folder_.SetStatus(trials_[i].name, status);
     results_[i] = ReadResult(request_.config.summary, folder_, trials_[i], request_.read_run);
-    Tell(i, seconds);
+    LogTrial(i, seconds);
     WriteResults();
     const bool again = status.state == TrialState::kFailed && MayGoBetterAgain(exit_code) &&
                        ++num_retries_[i] <= request_.retries;
@@ -327,7 +327,7 @@ class Sweep {
     return again && !stopping;
   }
 
-  void Tell(size_t i, double seconds) const {
+  void LogTrial(size_t i, double seconds) const {
     const TrialResult& result = results_[i];
     if (result.status.state == TrialState::kFailed) {
       HL_ERROR("sweep", trials_[i].name, " failed with exit code ", result.status.exit_code, ": ",

@@ -60,7 +60,7 @@ class HostilePaths : public testing::Test {
                          .timeout_s = 60});
   }
   // Expects an error about the user's environment that contains `piece`.
-  static void ExpectTold(const RunResult& result, const std::string& piece) {
+  static void ExpectNamed(const RunResult& result, const std::string& piece) {
     EXPECT_GT(result.exit_code, 0) << result.err << result.out;
     EXPECT_NE(result.exit_code, 70) << result.err;
     EXPECT_LT(result.exit_code, 128) << "a signal: " << result.err;
@@ -75,9 +75,9 @@ TEST_F(HostilePaths, ARecipeThatIsNoFile) {
   MakePipe(fixture->path("pipe.textproto"));
   for (const std::string& path :
        {fixture->path("pipe.textproto").string(), std::string("/dev/zero")}) {
-    ExpectTold(Halflife({"train", "--config", path}), path);
-    ExpectTold(Halflife({"train", "--config", path, "--dry-run"}), path);
-    ExpectTold(Halflife({"inspect", path}), path);
+    ExpectNamed(Halflife({"train", "--config", path}), path);
+    ExpectNamed(Halflife({"train", "--config", path, "--dry-run"}), path);
+    ExpectNamed(Halflife({"inspect", path}), path);
   }
 }
 
@@ -86,11 +86,11 @@ TEST_F(HostilePaths, PartsOfARun) {
     for (const auto make : {MakePipe, MakeLoop, MakeSocket}) {
       const std::string run = With("run", part, make);
       SCOPED_TRACE(run + " " + part);
-      ExpectTold(Resume(run, "3"), part);
+      ExpectNamed(Resume(run, "3"), part);
     }
   }
-  ExpectTold(Resume(With("run", "metrics.jsonl", MakePipe), "3"), "metrics.jsonl");
-  ExpectTold(Resume(With("run", "tokenizer/kind.txt", MakeEndless), "3"), "kind.txt");
+  ExpectNamed(Resume(With("run", "metrics.jsonl", MakePipe), "3"), "metrics.jsonl");
+  ExpectNamed(Resume(With("run", "tokenizer/kind.txt", MakeEndless), "3"), "kind.txt");
 }
 
 // These parts are informative or are replaced later, so the run continues.
@@ -108,17 +108,17 @@ TEST_F(HostilePaths, PartsOfARunThatItCanDoWithout) {
 
 TEST_F(HostilePaths, AnEndlessOrMissingTokenizer) {
   const std::string run = With("run", "tokenizer/kind.txt", MakeEndless);
-  ExpectTold(Halflife({"generate", "--model", run, "--prompt", "a"}), "kind.txt");
+  ExpectNamed(Halflife({"generate", "--model", run, "--prompt", "a"}), "kind.txt");
 }
 
 TEST_F(HostilePaths, ADatasetsManifest) {
   for (const auto make : {MakePipe, MakeLoop, MakeEndless, MakeSocket}) {
     const std::string data = With("data", "manifest.pb", make);
     SCOPED_TRACE(data);
-    ExpectTold(fixture->Run({.run = "new", .set = {"data.path=" + data}, .timeout_s = 60}),
-               "manifest.pb");
-    ExpectTold(Halflife({"eval", "--model", fixture->path("run"), "--data", data}), "manifest.pb");
-    ExpectTold(Halflife({"inspect", data}), data);
+    ExpectNamed(fixture->Run({.run = "new", .set = {"data.path=" + data}, .timeout_s = 60}),
+                "manifest.pb");
+    ExpectNamed(Halflife({"eval", "--model", fixture->path("run"), "--data", data}), "manifest.pb");
+    ExpectNamed(Halflife({"inspect", data}), data);
   }
 }
 
@@ -127,8 +127,8 @@ TEST_F(HostilePaths, AStepsManifest) {
     const std::string step = "ckpt/step_000000000002/manifest.pb";
     const std::string run = With("run", step, make);
     SCOPED_TRACE(run);
-    ExpectTold(Halflife({"eval", "--model", run, "--data", fixture->path("data")}), "manifest.pb");
-    ExpectTold(Resume(run, "3"), "manifest.pb");
+    ExpectNamed(Halflife({"eval", "--model", run, "--data", fixture->path("data")}), "manifest.pb");
+    ExpectNamed(Resume(run, "3"), "manifest.pb");
   }
 }
 
@@ -153,8 +153,8 @@ TEST_F(HostilePaths, ListingsNameWhatWasProbablyMeant) {
   EXPECT_EQ(report.exit_code, 0) << report.err;
   EXPECT_NE(report.err.find("left out: "), std::string::npos) << report.err;
   EXPECT_TRUE(fs::exists(page));
-  ExpectTold(Halflife({"report", fixture->path("data"), "--out", page}),
-             "is not the folder of a run");
+  ExpectNamed(Halflife({"report", fixture->path("data"), "--out", page}),
+              "is not the folder of a run");
 }
 
 }  // namespace

@@ -24,8 +24,8 @@ Batch Row() {
           .cu_seqlens = {0, 8, 12},
           .samples = {5}};
 }
-Positions Told(const RowPositionsConfig& config, uint64_t seed = 1) {
-  return TellPositions(config, seed, Row());
+Positions IdsOfBatch(const RowPositionsConfig& config, uint64_t seed = 1) {
+  return AssignPositionIds(config, seed, Row());
 }
 Positions Drawn(const RowPositionsConfig& config, int64_t num_tokens, uint64_t sample) {
   return DrawPositions(config, num_tokens,
@@ -33,19 +33,19 @@ Positions Drawn(const RowPositionsConfig& config, int64_t num_tokens, uint64_t s
 }
 
 TEST(RowPositions, GoldenDraws) {
-  EXPECT_THAT(Told({.kind = "skipwise", .length = 32, .chunks = 2}),
+  EXPECT_THAT(IdsOfBatch({.kind = "skipwise", .length = 32, .chunks = 2}),
               ElementsAre(0, 1, 7, 8, 9, 10, 11, 12, 0, 1, 25, 26));
-  EXPECT_THAT(Told({.kind = "skipwise", .length = 32, .chunks = 3}),
+  EXPECT_THAT(IdsOfBatch({.kind = "skipwise", .length = 32, .chunks = 3}),
               ElementsAre(0, 6, 7, 10, 11, 12, 13, 14, 0, 22, 23, 26));
-  EXPECT_THAT(Told({.kind = "randomised", .length = 32}),
+  EXPECT_THAT(IdsOfBatch({.kind = "randomised", .length = 32}),
               ElementsAre(0, 2, 4, 5, 10, 16, 18, 28, 6, 10, 21, 25));
-  EXPECT_THAT(Told({.kind = "plain"}), ElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3));
+  EXPECT_THAT(IdsOfBatch({.kind = "plain"}), ElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3));
 }
 
 TEST(RowPositions, FollowSeedSampleAndDocument) {
   const RowPositionsConfig config = {.kind = "randomised", .length = 1000};
-  EXPECT_EQ(Told(config), Told(config));
-  EXPECT_NE(Told(config), Told(config, 2));
+  EXPECT_EQ(IdsOfBatch(config), IdsOfBatch(config));
+  EXPECT_NE(IdsOfBatch(config), IdsOfBatch(config, 2));
   // Each of two rows has the ids that it has as a single row.
   const Batch both = {.batch_size = 2,
                       .seq_len = 12,
@@ -53,15 +53,15 @@ TEST(RowPositions, FollowSeedSampleAndDocument) {
                       .targets = std::vector<int32_t>(24),
                       .cu_seqlens = {0, 12, 20, 24},
                       .samples = {4, 5}};
-  const Positions told = TellPositions(config, 1, both);
-  EXPECT_EQ(Positions(told.begin() + 12, told.end()), Told(config));
-  EXPECT_NE(told[0], told[12]);
+  const Positions ids = AssignPositionIds(config, 1, both);
+  EXPECT_EQ(Positions(ids.begin() + 12, ids.end()), IdsOfBatch(config));
+  EXPECT_NE(ids[0], ids[12]);
 }
 
 TEST(RowPositions, PaddingIsPlain) {
   Batch batch = Row();
   batch.samples = {kNoSample};
-  EXPECT_THAT(TellPositions({.kind = "randomised", .length = 99}, 1, batch),
+  EXPECT_THAT(AssignPositionIds({.kind = "randomised", .length = 99}, 1, batch),
               ElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3));
 }
 

@@ -68,7 +68,7 @@ TEST(Needles, StandAtTheirDepth) {
   for (const auto& [depth, before] : {std::pair{0.0, int64_t{0}}, {0.25, room / 4}, {1.0, room}}) {
     const Prompt prompt = Hide(needle, text, 200, depth);
     ASSERT_EQ(prompt.inputs.size(), 200u);
-    EXPECT_EQ(std::ranges::find(prompt.inputs, needle.told[0]) - prompt.inputs.begin(), before);
+    EXPECT_EQ(std::ranges::find(prompt.inputs, needle.fact[0]) - prompt.inputs.begin(), before);
     Tokens rest = prompt.inputs;  // The haystack continues after the needle without a gap.
     std::erase_if(rest, [](int32_t id) { return id < 1000; });
     EXPECT_EQ(rest, Tokens(text.begin(), text.begin() + room));
@@ -79,7 +79,7 @@ TEST(Needles, StandAtTheirDepth) {
 TEST(MqarNeedles, GoldenPairs) {
   const Needle needle = MqarNeedle({.vocab_size = 64, .ordinary = Numbers(3, 64), .num_pairs = 3},
                                    Tokens{5, 20, 6, 5}, /*seed=*/0, /*sample=*/2);
-  EXPECT_THAT(needle.told, ElementsAre(15, 62, 12, 49, 30, 32));
+  EXPECT_THAT(needle.fact, ElementsAre(15, 62, 12, 49, 30, 32));
   EXPECT_THAT(needle.asked, ElementsAre(12, 15, 30));
   EXPECT_THAT(needle.targets, ElementsAre(49, 62, 32));
 }
@@ -90,13 +90,13 @@ TEST(MqarNeedles, AreNoTokensOfTheHaystack) {
   for (uint64_t sample = 0; sample < 50; ++sample) {
     const Needle needle = MqarNeedle(config, text, 1, sample);
     std::map<int32_t, int32_t> value_of;
-    for (size_t i = 0; i < needle.told.size(); i += 2) {
-      EXPECT_LT(needle.told[i], 259 / 2);
-      EXPECT_GE(needle.told[i + 1], 259 / 2);
-      value_of[needle.told[i]] = needle.told[i + 1];
+    for (size_t i = 0; i < needle.fact.size(); i += 2) {
+      EXPECT_LT(needle.fact[i], 259 / 2);
+      EXPECT_GE(needle.fact[i + 1], 259 / 2);
+      value_of[needle.fact[i]] = needle.fact[i + 1];
     }
     EXPECT_EQ(value_of.size(), 20u);
-    for (const int32_t id : needle.told) EXPECT_TRUE(id >= 3 && (id < 40 || id >= 200)) << id;
+    for (const int32_t id : needle.fact) EXPECT_TRUE(id >= 3 && (id < 40 || id >= 200)) << id;
     for (size_t i = 0; i < needle.asked.size(); ++i)
       EXPECT_EQ(value_of.at(needle.asked[i]), needle.targets[i]);
     EXPECT_EQ(std::set(needle.asked.begin(), needle.asked.end()).size(), 20u);
@@ -228,7 +228,7 @@ TEST(Retrieval, IsFoundByWhoLooksFarEnough) {
 
 // The answer to a passkey is right if all its digits are.
 TEST(Retrieval, APasskeyIsOneAnswer) {
-  const Needle needle = {.told = {10, 11, 12, 13, 14, 15},
+  const Needle needle = {.fact = {10, 11, 12, 13, 14, 15},
                          .asked = {10, 11, 12, 13, 14},
                          .targets = {11, 12, 13, 14, 15}};
   const auto score = [&](int64_t skipped) {

@@ -120,9 +120,9 @@ TEST_P(MixerConformance, StepsOfAConstantStateDependOnlyOnPositions) {
   if (!causal() || !mixer_->traits().constant_state()) GTEST_SKIP() << "its state grows";
   const at::Tensor x = Normal({kBatch, 20, kDim}, 1);
   const at::Tensor positions = at::zeros({kBatch, 1}, at::kLong);
-  MixerState told = Empty(), followed = Empty();
+  MixerState counted = Empty(), followed = Empty();
   for (int64_t t = 0; t < 20; ++t) {
-    const at::Tensor want = mixer_->Step(x.select(1, t), TokenAt(t), told);
+    const at::Tensor want = mixer_->Step(x.select(1, t), TokenAt(t), counted);
     ASSERT_TRUE(
         mixer_->Step(x.select(1, t), SequenceSlice::OfToken(positions), followed).equal(want))
         << "token " << t;
@@ -168,13 +168,13 @@ TEST_P(MixerConformance, TraitsDescribeTheState) {
 TEST_P(MixerConformance, TraitsDeclareTheUseOfPositionIds) {
   const at::Tensor x = Normal({kBatch, 30, kDim}, 13);
   SequenceSlice slice = Whole(30);
-  slice.told = slice.positions * 3;
-  const at::Tensor own = Run(x), told = Run(x, slice);
+  slice.given_position_ids = slice.positions * 3;
+  const at::Tensor own = Run(x), given = Run(x, slice);
   const MixerTraits traits = mixer_->traits();
-  if (traits.reads_told_positions) {
-    EXPECT_GT((told - own).abs().max().item<double>(), 1e-6);
+  if (traits.reads_position_ids) {
+    EXPECT_GT((given - own).abs().max().item<double>(), 1e-6);
   } else if (!traits.takes_positions || !positions_->in_attention()) {
-    EXPECT_TRUE(told.equal(own));
+    EXPECT_TRUE(given.equal(own));
   }
 }
 

@@ -59,8 +59,8 @@ class AttentionPositions {
   // Encode.
   bool counts_distances() const;
   // True if the method uses only the position ids that Encode receives, so that training can
-  // override them (SequenceSlice::told).
-  virtual bool reads_told_positions() const { return !counts_distances(); }
+  // override them (SequenceSlice::given_position_ids).
+  virtual bool reads_position_ids() const { return !counts_distances(); }
 };
 
 // Returns `layer`. Throws kUsage unless its head_dim is even and its rope_theta is above 1.

@@ -20,7 +20,7 @@ struct NoPositionsOptions : OptionsOf<NoPositionsOptions> {};
 class NoPositions : public Positions {
  public:
   NoPositions(const NoPositionsOptions&, const PartContext&) {}
-  bool reads_told_positions() const override { return false; }
+  bool reads_position_ids() const override { return false; }
 };
 
 }  // namespace

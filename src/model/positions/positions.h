@@ -27,9 +27,9 @@ class Positions {
   // True if attention layers encode positions with this method instead of their own option
   // rope_theta.
   virtual bool in_attention() const { return false; }
-  // True if AddTo uses the overridden position ids (SequenceSlice::told). If in_attention(), each
+  // True if AddTo uses the overridden position ids (SequenceSlice::given_position_ids). If in_attention(), each
   // layer's method answers this instead.
-  virtual bool reads_told_positions() const { return !in_attention(); }
+  virtual bool reads_position_ids() const { return !in_attention(); }
   // Returns the method for one layer, or null unless in_attention(). May declare parameters.
   virtual std::unique_ptr<AttentionPositions> OfLayer(const AttentionLayer& layer) const;
 };

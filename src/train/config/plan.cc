@@ -13,28 +13,28 @@ namespace halflife::train {
 namespace {
 
 // Returns why the position ids of data.positions would not reach the model. Empty if they do.
-std::string WhyNotTold(const model::LanguageModel& model) {
+std::string WhyPositionIdsAreIgnored(const model::LanguageModel& model) {
   const bool in_attention = model.positions().in_attention();
   for (int64_t layer = 0; in_attention && layer < model.config().num_layers; ++layer) {
     const model::MixerTraits traits = model.block(layer).mixer().traits();
     // Distances that are counted in tokens would ignore the position ids.
-    if (traits.takes_positions && !traits.reads_told_positions)
+    if (traits.takes_positions && !traits.reads_position_ids)
       return Concat("model.positions ", model.config().positions.name(),
                     " counts distances in tokens");
   }
-  const bool read = model.positions().reads_told_positions() ||
-                    model.AnyLayerHas(&model::MixerTraits::reads_told_positions);
+  const bool read = model.positions().reads_position_ids() ||
+                    model.AnyLayerHas(&model::MixerTraits::reads_position_ids);
   return read ? "" : "no layer rotates and nothing is added to embeddings";
 }
 
-void RequireTold(const data::RowPositionsConfig& told, const model::LanguageModel& model) {
-  if (told.plain()) return;
-  const std::string why_not = WhyNotTold(model);
-  HL_CHECK_AS(ExitCode::kUsage, why_not.empty(), "data.positions: ", told.kind,
+void RequirePositionIds(const data::RowPositionsConfig& ids, const model::LanguageModel& model) {
+  if (ids.plain()) return;
+  const std::string why_not = WhyPositionIdsAreIgnored(model);
+  HL_CHECK_AS(ExitCode::kUsage, why_not.empty(), "data.positions: ", ids.kind,
               ". Use plain: ", why_not, ", so the model would not see other positions.");
   const int64_t most = model.positions().max_positions();
-  HL_CHECK_AS(ExitCode::kUsage, most == 0 || told.length <= most,
-              "data.positions_length: ", told.length, ". Use at most max_positions of the ",
+  HL_CHECK_AS(ExitCode::kUsage, most == 0 || ids.length <= most,
+              "data.positions_length: ", ids.length, ". Use at most max_positions of the ",
               model.config().positions.name(), " table, ", most);
 }
 
@@ -113,7 +113,7 @@ void RequireRows(const RunConfig& config, const model::LanguageModel& model,
               " ", parallel.row_ranks(), ": objective ", config.model.objective.name(),
               " reads whole documents, and no rank would have a whole document. Use ", field,
               " 1.");
-  RequireTold(config.data.positions, model);
+  RequirePositionIds(config.data.positions, model);
   if (dataset == nullptr) return;
   HL_CHECK_AS(ExitCode::kUsage, config.data.reset_at_documents || !dataset->has_rows(),
               "data.reset_at_documents is false, and the documents of labelled rows are separate "

@@ -103,8 +103,8 @@ void CheckLoop(const RunConfig& c, int world_size, Problems& problems) {
 // Refuses settings that a recorded CUDA graph cannot replay, or with which it is never replayed.
 void CheckGraphs(const RunConfig& c, int world_size, Problems& problems) {
   if (!c.train.cuda_graphs) return;
-  const auto only = [&](bool holds, const char* beside) {
-    problems.Require(holds, "train.cuda_graphs", "true", Concat("false with ", beside));
+  const auto only = [&](bool holds, const char* setting) {
+    problems.Require(holds, "train.cuda_graphs", "true", Concat("false with ", setting));
   };
   only(c.parallel.row_ranks() == 1,
        "parallel.sp above 1: the ranks communicate within a forward pass");

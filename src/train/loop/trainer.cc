@@ -484,7 +484,7 @@ StepResult Trainer::RunStep(const StepScalars& flags) {
   return result;
 }
 
-void Trainer::TellWaits() const {
+void Trainer::LogWaits() const {
   if (waits_ && context_.rank() == 0) HL_INFO("train", waits_->Text());
 }
 
@@ -524,7 +524,7 @@ StepResult Trainer::TakeStep() {
 ExitCode Trainer::SaveAndStop(ExitCode code) {
   SaveNow(/*must_succeed=*/true, /*final=*/false);
   trace_.Finish();
-  TellWaits();
+  LogWaits();
   HL_INFO("train", "stopped after step ", state_.step, " of ", config_.train.steps,
           ": saved. Start the same command again ", resumes_newest_ ? "" : "with --resume auto ",
           "to continue.");
@@ -536,7 +536,7 @@ ExitCode Trainer::Finish() {
   AwaitSave();
   if (!save_policy_.IsSaved(step)) SaveNow(/*must_succeed=*/true, /*final=*/true);
   trace_.Finish();
-  TellWaits();
+  LogWaits();
   if (context_.rank() == 0) folder_.WriteDone(step);
   HL_INFO("train", "finished: ", step, " steps, ",
           HumanCount(static_cast<double>(source_->order().NumSamplesBefore(state_.step)) *

@@ -71,7 +71,7 @@ class Trainer {
   ExitCode ConfirmDone();
   StepResult TakeStep();
   StepResult RunStep(const StepScalars& flags);
-  void TellWaits() const;
+  void LogWaits() const;
   void Heartbeat(const char* phase);
   void RunValidation();
   void ShowSampleText();

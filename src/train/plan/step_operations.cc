@@ -109,7 +109,7 @@ class RankRehearsal {
     if (gather_) gather_->Start(nullptr);
   }
 
-  void TellSizes() {
+  void RecordSizes() {
     const auto bytes = [](const at::Tensor& x) { return static_cast<double>(x.nbytes()); };
     step_.main_and_adam_bytes =
         bytes(arena_.main()) + bytes(arena_.adam_m()) + bytes(arena_.adam_v());
@@ -216,7 +216,7 @@ StepOperations RehearseStep(const RunConfig& config, const RankOfJob& rank,
   step.second_event = step.rehearsal.events().size();
   step.second_operation = static_cast<int64_t>(step.rehearsal.operations().size());
   run.Step();
-  run.TellSizes();
+  run.RecordSizes();
   return step;
 }
 

@@ -30,8 +30,8 @@ class Busy {
       const double alone = std::max(0.0, next->begin - now);
       if (left <= alone) break;
       now += alone, left -= alone;
-      const double beside = std::min(left, (next->end - now) / (1 + tax));
-      now += beside * (1 + tax), left -= beside;
+      const double overlapped = std::min(left, (next->end - now) / (1 + tax));
+      now += overlapped * (1 + tax), left -= overlapped;
     }
     return now + left;
   }

@@ -20,7 +20,7 @@ bool MicroBatchGraph::HasForm(const eval::BatchTensors& batch) const {
 
 at::Tensor MicroBatchGraph::Run(const eval::BatchTensors& batch) {
   if (!IsOneDocumentARow(batch)) {
-    if (!std::exchange(told_, true))
+    if (!std::exchange(logged_, true))
       HL_INFO("train",
               "train.cuda_graphs: micro-batches in which a document starts within a row are "
               "launched normally");

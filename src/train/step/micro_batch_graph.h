@@ -44,7 +44,7 @@ class MicroBatchGraph {
   ops::DeviceGraph graph_;
   bool is_recorded_ = false;  // The current form is recorded.
   int64_t num_replays_ = 0;
-  bool told_ = false;  // The message about document boundaries was logged.
+  bool logged_ = false;  // The message about document boundaries was logged.
 };
 
 }  // namespace halflife::train

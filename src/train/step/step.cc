@@ -93,11 +93,11 @@ void StepRunner::Enter(const char* phase) {
 }
 
 // [B, T of this rank] int64.
-at::Tensor StepRunner::ToldPositions(const data::Batch& batch) const {
-  std::vector<int64_t> told =
-      data::TellPositions(config_.data.positions, config_.train.seed, batch);
-  const at::Tensor whole = at::from_blob(told.data(), {batch.batch_size, batch.seq_len}, at::kLong);
-  // Clone, because `told` is destroyed here: a slice of one row and an upload to a CPU are views.
+at::Tensor StepRunner::PositionIds(const data::Batch& batch) const {
+  std::vector<int64_t> ids =
+      data::AssignPositionIds(config_.data.positions, config_.train.seed, batch);
+  const at::Tensor whole = at::from_blob(ids.data(), {batch.batch_size, batch.seq_len}, at::kLong);
+  // Clone, because `ids` is destroyed here: a slice of one row and an upload to a CPU are views.
   const at::Tensor own = (rows_.parallel ? rows_.parallel->TokensOf(whole) : whole).clone();
   return ops::Upload(own, ToTorch(device_));
 }
@@ -156,7 +156,7 @@ void StepRunner::MicroBatch(int64_t index, int64_t count, StepResult& result) {
   eval::BatchTensors tensors = rows_.parallel
                                    ? eval::ToTensors(batch, ToTorch(device_), *rows_.parallel)
                                    : eval::ToTensors(batch, ToTorch(device_));
-  if (!config_.data.positions.plain()) tensors.slice.told = ToldPositions(batch);
+  if (!config_.data.positions.plain()) tensors.slice.given_position_ids = PositionIds(batch);
   // With several ranks, the last micro-batch is not replayed: its gradients are sent during
   // backward, which a recorded graph cannot do.
   const bool replays = graph_ && (index < count - 1 || context_.world_size() == 1);

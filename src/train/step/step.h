@@ -86,7 +86,7 @@ class StepRunner {
   }
 
  private:
-  at::Tensor ToldPositions(const data::Batch& batch) const;
+  at::Tensor PositionIds(const data::Batch& batch) const;
   void MicroBatch(int64_t index, int64_t count, StepResult& result);
   at::Tensor RunMicroBatch(const eval::BatchTensors& batch, int64_t index, int64_t count);
   at::Tensor ReplayMicroBatch(const eval::BatchTensors& batch, int64_t index, int64_t count);

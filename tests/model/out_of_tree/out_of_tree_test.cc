@@ -166,7 +166,7 @@ TEST(OutOfTree, ATableOfThemReadsPositionIds) {
   const at::NoGradGuard no_grad;
   SequenceSlice slice = SequenceSlice::Contiguous(4, 30, 0, at::kCPU);
   const at::Tensor own = model.Hidden(Tokens(1), {.slice = &slice});
-  slice.told = slice.positions * 2;
+  slice.given_position_ids = slice.positions * 2;
   EXPECT_GT((model.Hidden(Tokens(1), {.slice = &slice}) - own).abs().max().item<double>(), 1e-2);
 }
 

@@ -33,7 +33,7 @@ class DecayRecurrence : public Recurrence {
   double WorkspaceBytes(const GpuBatch& batch) const override;
 
  private:
-  // What decay attention reads. Names and shapes as in ops::DecayAttentionInputs.
+  // The inputs of decay attention. Names and shapes as in ops::DecayAttentionInputs.
   struct Operands {
     at::Tensor q, k, v, log_decay, log_key_scale, norm_q, norm_k;
   };
@@ -80,7 +80,7 @@ MixerTraits DecayRecurrence::traits() const {
   const int log_scale = log_scaled() ? 2 : -1;
   MixerTraits traits;
   if (decay_ != nullptr) traits.max_tokens = decay_->max_tokens();
-  traits.reads_told_positions = rotates();
+  traits.reads_position_ids = rotates();
   traits.state = {{.name = "kv",
                    .shape = {heads_.num_heads, heads_.num_features, heads_.head_dim_v},
                    .log_scale = log_scale}};
@@ -184,7 +184,7 @@ DecayRecurrence::Operands DecayRecurrence::MakeOperands(const RecurrenceInputs& 
 
 void DecayRecurrence::Rotate(const SequenceSlice& slice, Operands& operands) const {
   const at::ScalarType dtype = ops::ComputeType(operands.q);
-  const at::Tensor& positions = slice.told_positions();
+  const at::Tensor& positions = slice.position_ids();
   const auto table =
       form_.rotary_frequencies.empty()
           ? slice.rotary->Of(positions, heads_.num_features, form_.rope_theta, dtype)

@@ -41,9 +41,9 @@ class OwnRotation : public AttentionPositions {
 };
 
 // A layer without positions.
-class NotTold : public AttentionPositions {
+class NoPositions : public AttentionPositions {
  public:
-  bool reads_told_positions() const override { return false; }
+  bool reads_position_ids() const override { return false; }
 };
 
 // The model's positions if they apply in attention, else the layer's own.
@@ -57,7 +57,7 @@ std::unique_ptr<AttentionPositions> PositionsOf(const AttentionOptions& options,
   if (context.positions != nullptr && context.positions->in_attention())
     return context.positions->OfLayer(layer);
   if (options.rope_theta > 0) return std::make_unique<OwnRotation>(layer);
-  return std::make_unique<NotTold>();
+  return std::make_unique<NoPositions>();
 }
 
 ops::KeyPattern PatternOf(const AttentionOptions& options, const AttentionPositions& positions) {
@@ -158,7 +158,7 @@ MixerTraits Attention::traits() const {
   MixerTraits traits = {.causal = options_.causal,
                         .splits_rows = options_.causal && !asks_row_length,
                         .takes_positions = true,
-                        .reads_told_positions = positions_->reads_told_positions(),
+                        .reads_position_ids = positions_->reads_position_ids(),
                         .has_attention_probabilities = !shape_.squared_relu,
                         .asks_row_length = asks_row_length};
   if (!options_.causal) return traits;
@@ -183,7 +183,7 @@ Attention::Output Attention::Forward(const MixerCall& call, Heads own) const {
   const SequenceSlice& slice = call.slice;
   if (call.num_past > 0) RequireCausal("continuing a row from a state");
   if (slice.segment != nullptr) RequireCausal("splitting a row over ranks");
-  Encode(own, slice.told_positions(), *slice.rotary);
+  Encode(own, slice.position_ids(), *slice.rotary);
   Heads heads = WithPast(call, own);
   if (scales_queries()) ScaleQueries(slice, heads);
   const bool one_document =

@@ -28,13 +28,13 @@ MixerConfig Softmax(double rope_theta) {
   return MixerConfig("softmax", {{"num_heads", int64_t{2}}, {"rope_theta", rope_theta}});
 }
 
-class ToldPositions : public testing::Test {
+class PositionIds : public testing::Test {
  protected:
   // Two documents in a row, of 10 and 14 tokens.
-  at::Tensor Hidden(const LanguageModel& model, const at::Tensor& told = {}) const {
+  at::Tensor Hidden(const LanguageModel& model, const at::Tensor& ids = {}) const {
     const std::vector<int32_t> documents = {0, 10, kTokens};
     SequenceSlice slice = SequenceSlice::Packed(1, kTokens, documents, at::kCPU);
-    slice.told = told;
+    slice.given_position_ids = ids;
     return model.Hidden(at::arange(kTokens).mul(7).remainder(kVocab).view({1, kTokens}),
                         {.slice = &slice});
   }
@@ -45,7 +45,7 @@ class ToldPositions : public testing::Test {
   const c10::AutoGradMode no_grad_{false};
 };
 
-TEST_F(ToldPositions, ThePlainOnesChangeNoBit) {
+TEST_F(PositionIds, ThePlainOnesChangeNoBit) {
   for (const auto& model :
        {Model(Softmax(10000)), Model(MixerConfig("retention")), Model(MixerConfig("retnet"))})
     EXPECT_TRUE(Hidden(*model, plain_).equal(Hidden(*model)));
@@ -53,7 +53,7 @@ TEST_F(ToldPositions, ThePlainOnesChangeNoBit) {
 
 // A rotation depends on distances. A shift of a document changes nothing beyond the rounding of
 // angles (6e-5 for fp32 angles of up to 1,000), other distances do.
-TEST_F(ToldPositions, RotationsSeeDistances) {
+TEST_F(PositionIds, RotationsSeeDistances) {
   for (const auto& model :
        {Model(Softmax(10000)), Model(MixerConfig("retention")), Model(MixerConfig("retnet"))}) {
     const at::Tensor own = Hidden(*model);
@@ -63,7 +63,7 @@ TEST_F(ToldPositions, RotationsSeeDistances) {
 }
 
 // The visible keys, and the divisors of decays, depend on the positions in the row.
-TEST_F(ToldPositions, VisibleKeysDoNotDependOnThem) {
+TEST_F(PositionIds, VisibleKeysDoNotDependOnThem) {
   const auto nope = Model(Softmax(0));
   EXPECT_TRUE(Hidden(*nope, plain_ * 5 + 3).equal(Hidden(*nope)));
   const auto window = Model(MixerConfig(
@@ -71,7 +71,7 @@ TEST_F(ToldPositions, VisibleKeysDoNotDependOnThem) {
   EXPECT_TRUE(Hidden(*window, plain_ * 5 + 3).equal(Hidden(*window)));
 }
 
-TEST_F(ToldPositions, TablesAreReadAtThem) {
+TEST_F(PositionIds, TablesAreReadAtThem) {
   const auto learned =
       Model(Softmax(0), PositionsConfig("learned", {{"max_positions", int64_t{99}}}));
   const at::Tensor own = Hidden(*learned);
@@ -80,11 +80,11 @@ TEST_F(ToldPositions, TablesAreReadAtThem) {
   EXPECT_GT(Distance(Hidden(*sinusoidal, plain_ + 40), Hidden(*sinusoidal)), 1e-2);
 }
 
-TEST_F(ToldPositions, NarrowTakesItsPart) {
+TEST_F(PositionIds, NarrowTakesItsPart) {
   SequenceSlice slice = SequenceSlice::Contiguous(1, kTokens, 0, at::kCPU);
-  EXPECT_FALSE(slice.Narrow(3, 5).told.defined());
-  slice.told = plain_ * 2;
-  EXPECT_TRUE(slice.Narrow(3, 5).told_positions().equal(slice.told.narrow(1, 3, 5)));
+  EXPECT_FALSE(slice.Narrow(3, 5).given_position_ids.defined());
+  slice.given_position_ids = plain_ * 2;
+  EXPECT_TRUE(slice.Narrow(3, 5).position_ids().equal(slice.given_position_ids.narrow(1, 3, 5)));
   EXPECT_TRUE(slice.Narrow(3, 5).positions.equal(slice.positions.narrow(1, 3, 5)));
 }
 
