@@ -34,21 +34,21 @@ bool AnyFailure(const doctor::Report& report, dist::RankContext& context) {
 }  // namespace
 
 ExitCode Run(const DoctorOptions& options) {
-  doctor::Scene scene;
-  scene.run_folder = options.run;
-  scene.measure = !options.quick;
-  scene.launcher = ReadLauncherEvidence();
+  doctor::CheckInputs inputs;
+  inputs.run_folder = options.run;
+  inputs.measure = !options.quick;
+  inputs.launcher = ReadLauncherEvidence();
   const BuildInfo build = GetBuildInfo();
   doctor::Report report{build.version, build.git_hash, HostName(), 1, {}};
-  if (scene.launcher.rank == 0) {  // Before MPI, because a check may start programs.
+  if (inputs.launcher.rank == 0) {  // Before MPI, because a check may start programs.
     for (const doctor::LocalCheck& check : doctor::LocalChecks()) {
-      Append(doctor::Run(check, scene), report);
+      Append(doctor::Run(check, inputs), report);
     }
   }
   return RunInWorld(dist::RankConfig{}.timeout_s, [&](dist::RankContext& context, auto&) {
     report.world_size = context.world_size();
     for (const doctor::WorldCheck& check : doctor::WorldChecks()) {
-      Append({check.group, check.run(scene, context)}, report);
+      Append({check.group, check.run(inputs, context)}, report);
     }
     const bool failed = AnyFailure(report, context);
     if (context.rank() == 0) {

@@ -182,13 +182,13 @@ ExitCode DryRun(train::RunConfig config, int ranks_here) {
   const bool assumed = train::CompleteForPlan(config, dataset ? &*dataset : nullptr, world);
   if (assumed) PrintAssumedVocabulary(config, std::cout);
   if (path.empty()) path = "DATASET";
-  train::PlanScene scene = train::SceneHere(config, world, on_host);
-  scene.train_tokens = dataset ? dataset->train.num_tokens : 0;
-  if (dataset) scene.order = train::OrderOf(config, *dataset);
-  scene.assumed_vocabulary = assumed;
+  train::PlanTarget target = train::CurrentTarget(config, world, on_host);
+  target.train_tokens = dataset ? dataset->train.num_tokens : 0;
+  if (dataset) target.order = train::OrderOf(config, *dataset);
+  target.assumed_vocabulary = assumed;
   const model::LanguageModel model(config.model);
   train::RequireRows(config, model, dataset ? &*dataset : nullptr);
-  std::cout << train::PlanText(config, model, scene);
+  std::cout << train::PlanText(config, model, target);
   const bool knows_steps = config.train.max_epochs == 0 || dataset.has_value();
   const std::string warning = train::ScheduleWarning(config.schedule, config.train.steps);
   if (knows_steps && !warning.empty()) HL_WARN("train", warning);

@@ -183,7 +183,7 @@ ExitCode RunInWorld(double timeout_s, const WorldBody& body, int ranks_here) {
 }
 
 void WarnOfBusyCores(dist::RankContext& context) {
-  for (const doctor::Finding& finding : doctor::CheckRankPlaces(doctor::Scene{}, context)) {
+  for (const doctor::Finding& finding : doctor::CheckRankPlaces(doctor::CheckInputs{}, context)) {
     const bool knows_cores = finding.values.at("cores") > 0;
     if (finding.verdict == doctor::Verdict::kOk || !knows_cores) continue;
     HL_WARN("threads", "ranks: ", finding.text,

@@ -14,14 +14,14 @@ namespace {
 // A configuration that the steps of a method change one after the other.
 struct Edit {
   model::ModelConfig& config;
-  const LengthScene& scene;
+  const RowLengths& lengths;
   const std::string& step;
   std::optional<int64_t> number;
 
   int64_t NumberOr(int64_t usual) const { return std::max<int64_t>(1, number.value_or(usual)); }
   // Returns the given number, or the ratio of the row length to the training length (at least 1).
-  double Stretch() const {
-    const auto ratio = static_cast<double>(scene.length) / static_cast<double>(scene.train_len);
+  double Factor() const {
+    const auto ratio = static_cast<double>(lengths.length) / static_cast<double>(lengths.train_len);
     return number ? static_cast<double>(*number) : std::max(1.0, ratio);
   }
 
@@ -64,49 +64,49 @@ void SetQueryScale(const Edit& edit, const char* form) {
   });
   edit.SetInAttention("query_scale", std::string(form));
   edit.SetInAttention("query_scale_mode", std::string("eval_only"));
-  edit.SetInAttention("query_scale_length", edit.NumberOr(edit.scene.train_len));
+  edit.SetInAttention("query_scale_length", edit.NumberOr(edit.lengths.train_len));
 }
 model::PositionsConfig SinksAndWindow(const Edit& edit, const char* name) {
   constexpr int64_t kSinks = 4;
   return model::PositionsConfig(
-      name, {{"sinks", kSinks}, {"window", edit.NumberOr(edit.scene.train_len - kSinks)}});
+      name, {{"sinks", kSinks}, {"window", edit.NumberOr(edit.lengths.train_len - kSinks)}});
 }
 
 void AsTrained(const Edit&) {}
 void Window(const Edit& edit) {
   edit.SetInAttention("block", int64_t{0});
-  edit.SetInAttention("window", edit.NumberOr(edit.scene.train_len));
+  edit.SetInAttention("window", edit.NumberOr(edit.lengths.train_len));
 }
 void Blocks(const Edit& edit) {
   edit.SetInAttention("window", int64_t{0});
-  edit.SetInAttention("block", edit.NumberOr(edit.scene.train_len / 2));
+  edit.SetInAttention("block", edit.NumberOr(edit.lengths.train_len / 2));
 }
 void Sinks(const Edit& edit) { edit.SetInAttention("sinks", edit.NumberOr(4)); }
 void StreamingLlm(const Edit& edit) { edit.SetPositions(SinksAndWindow(edit, "streaming_llm")); }
 void LmInfinite(const Edit& edit) { edit.SetPositions(SinksAndWindow(edit, "lm_infinite")); }
 void Rerope(const Edit& edit) {
   edit.SetPositions(
-      model::PositionsConfig("rerope", {{"window", edit.NumberOr(edit.scene.train_len / 2)}}));
+      model::PositionsConfig("rerope", {{"window", edit.NumberOr(edit.lengths.train_len / 2)}}));
 }
 void LeakyRerope(const Edit& edit) {
   edit.SetPositions(model::PositionsConfig(
       "rerope",
-      {{"window", std::max<int64_t>(1, edit.scene.train_len / 2)}, {"leak", edit.NumberOr(16)}}));
+      {{"window", std::max<int64_t>(1, edit.lengths.train_len / 2)}, {"leak", edit.NumberOr(16)}}));
 }
 // For ALiBi, divides the slopes (Al-Khateeb et al., 2023), because its scores are linear in
 // positions.
 void Interpolated(const Edit& edit) {
   model::PositionsConfig& positions = edit.config.positions;
   if (positions.name() == "alibi")
-    return positions.Set("slope_scale", positions.Get<double>("slope_scale") / edit.Stretch());
-  edit.SetPositions(model::PositionsConfig("interpolated", {{"stretch", edit.Stretch()}}));
+    return positions.Set("slope_scale", positions.Get<double>("slope_scale") / edit.Factor());
+  edit.SetPositions(model::PositionsConfig("interpolated", {{"factor", edit.Factor()}}));
 }
 void NtkAware(const Edit& edit) {
-  edit.SetPositions(model::PositionsConfig("ntk_aware", {{"stretch", edit.Stretch()}}));
+  edit.SetPositions(model::PositionsConfig("ntk_aware", {{"factor", edit.Factor()}}));
 }
 void Yarn(const Edit& edit) {
   edit.SetPositions(model::PositionsConfig(
-      "yarn", {{"stretch", edit.Stretch()}, {"length", edit.scene.train_len}}));
+      "yarn", {{"factor", edit.Factor()}, {"length", edit.lengths.train_len}}));
 }
 void InfoScale(const Edit& edit) { SetQueryScale(edit, "info"); }
 void LogScale(const Edit& edit) { SetQueryScale(edit, "log"); }
@@ -197,19 +197,19 @@ LengthMethod LengthMethod::Parse(std::string_view text) {
 
 std::vector<LengthMethod> LengthMethod::ParseAll(const std::vector<std::string>& texts,
                                                  const model::LanguageModel& model,
-                                                 const LengthScene& scene) {
+                                                 const RowLengths& lengths) {
   std::vector<LengthMethod> methods;
   for (const std::string& text : texts) methods.push_back(Parse(text));
-  for (const LengthMethod& method : methods) method.AppliedTo(model, scene);
+  for (const LengthMethod& method : methods) method.AppliedTo(model, lengths);
   return methods;
 }
 
 std::unique_ptr<model::LanguageModel> LengthMethod::AppliedTo(const model::LanguageModel& model,
-                                                              const LengthScene& scene) const {
+                                                              const RowLengths& lengths) const {
   model::ModelConfig config = model.config();
   for (const Step& step : steps_)
     KindOf(step.name).apply(
-        {.config = config, .scene = scene, .step = text_, .number = step.number});
+        {.config = config, .lengths = lengths, .step = text_, .number = step.number});
   auto other = std::make_unique<model::LanguageModel>(config);
   const model::ParameterSet& weights = model.parameters();
   HL_CHECK(other->parameters().size() == weights.size(), "--method ", text_,

@@ -17,7 +17,7 @@
 
 namespace halflife::eval {
 
-struct LengthScene {
+struct RowLengths {
   int64_t train_len = 0;  // Tokens of a row in training.
   int64_t length = 0;     // Tokens of a row in this evaluation.
 };
@@ -33,14 +33,14 @@ class LengthMethod {
   // is reported before a long evaluation starts.
   static std::vector<LengthMethod> ParseAll(const std::vector<std::string>& texts,
                                             const model::LanguageModel& model,
-                                            const LengthScene& scene);
+                                            const RowLengths& lengths);
   const std::string& text() const { return text_; }
 
   // Returns a model with the same weights, which it borrows from `model`. Throws kUsage if the
   // model has no softmax attention, or if the method would replace positions that the model was
   // trained with.
   std::unique_ptr<model::LanguageModel> AppliedTo(const model::LanguageModel& model,
-                                                  const LengthScene& scene) const;
+                                                  const RowLengths& lengths) const;
 
  private:
   struct Step {

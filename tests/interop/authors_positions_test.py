@@ -149,7 +149,7 @@ def kerple(form):
     return bias
 
 
-def yarn(stretch, length, fast=32, slow=1):
+def yarn(factor, length, fast=32, slow=1):
     """Pairs with more than `fast` rotations over `length` keep their frequencies. Those with fewer than `slow`
     are interpolated."""
     def pair_of(turns):
@@ -157,7 +157,7 @@ def yarn(stretch, length, fast=32, slow=1):
     first, last = max(0, math.floor(pair_of(fast))), min(HEAD_DIM - 1, math.ceil(pair_of(slow)))
     pairs = torch.arange(HEAD_DIM // 2, dtype=torch.float64)
     kept = 1 - ((pairs - first) / (last - first)).clamp(0, 1)
-    return frequencies() * (kept + (1 - kept) / stretch)
+    return frequencies() * (kept + (1 - kept) / factor)
 
 
 def streaming(sinks, window):
@@ -237,10 +237,10 @@ METHODS = {
                          bias=kerple(lambda n, r2: (1 + r2 * n).log())),
     "kerple_power": Method(model="positions { kerple_power {} }", angle=None,
                            bias=kerple(lambda n, r2: n ** r2)),
-    "interpolated": Method(model="positions { interpolated { stretch: 3 } }", angle=lambda i, j: (i - j) / 3),
-    "ntk_aware": Method(model="positions { ntk_aware { stretch: 3 } }",
+    "interpolated": Method(model="positions { interpolated { factor: 3 } }", angle=lambda i, j: (i - j) / 3),
+    "ntk_aware": Method(model="positions { ntk_aware { factor: 3 } }",
                         theta=frequencies(10000 * 3 ** (HEAD_DIM / (HEAD_DIM - 2)))),
-    "yarn": Method(model=f"positions {{ yarn {{ stretch: 3 length: {TRAINED} fast: 8 }} }}",
+    "yarn": Method(model=f"positions {{ yarn {{ factor: 3 length: {TRAINED} fast: 8 }} }}",
                    theta=yarn(3, TRAINED, fast=8), factor=(0.1 * math.log(3) + 1) ** 2),
     "rerope": Method(model="positions { rerope { window: 32 } }", angle=clipped(32)),
     "leaky_rerope": Method(model="positions { rerope { window: 32 leak: 16 } }", angle=leaking(32, 16)),
@@ -272,7 +272,7 @@ METHODS = {
     "cos_scale_xpos": Method(model="positions { xpos {} }", mixer="cos_scale: 5", cosine=5,
                              rates=xpos_rates()),
     "yarn_and_info_scale": Method(
-        model=f"positions {{ yarn {{ stretch: 3 length: {TRAINED} }} }}", mixer=INFO,
+        model=f"positions {{ yarn {{ factor: 3 length: {TRAINED} }} }}", mixer=INFO,
         theta=yarn(3, TRAINED), factor=(0.1 * math.log(3) + 1) ** 2, temperature=info_scale(TRAINED)),
 }
 

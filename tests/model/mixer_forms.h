@@ -46,9 +46,9 @@ inline std::vector<model::PositionsConfig> AttentionPositionsForms() {
   const std::map<std::string, std::vector<Options>> small = {
       {"xpos", {{{"scale_base", 64.0}}}},
       {"t5", {{{"num_buckets", int64_t{8}}, {"max_distance", int64_t{50}}}}},
-      {"interpolated", {{{"stretch", 3.0}}}},
-      {"ntk_aware", {{{"stretch", 3.0}}}},
-      {"yarn", {{{"stretch", 4.0}, {"length", int64_t{64}}}}},
+      {"interpolated", {{{"factor", 3.0}}}},
+      {"ntk_aware", {{{"factor", 3.0}}}},
+      {"yarn", {{{"factor", 4.0}, {"length", int64_t{64}}}}},
       {"rerope", {{{"window", int64_t{20}}}, {{"window", int64_t{20}}, {"leak", int64_t{4}}}}},
       {"streaming_llm", {{{"sinks", int64_t{3}}, {"window", int64_t{20}}}}},
       {"lm_infinite", {{{"sinks", int64_t{3}}, {"window", int64_t{20}}}}}};

@@ -36,7 +36,7 @@ constexpr WorldCheck kWorldChecks[] = {
 std::span<const LocalCheck> LocalChecks() { return kLocalChecks; }
 std::span<const WorldCheck> WorldChecks() { return kWorldChecks; }
 
-std::string Scene::Read(const std::filesystem::path& path) const {
+std::string CheckInputs::Read(const std::filesystem::path& path) const {
   std::error_code ignored;
   if (!std::filesystem::exists(path, ignored)) return "";
   try {
@@ -46,9 +46,9 @@ std::string Scene::Read(const std::filesystem::path& path) const {
   }
 }
 
-Group Run(const LocalCheck& check, const Scene& scene) {
+Group Run(const LocalCheck& check, const CheckInputs& inputs) {
   try {
-    return {check.group, check.run(scene)};
+    return {check.group, check.run(inputs)};
   } catch (const std::exception& error) {
     return {check.group, {{Verdict::kFail, check.group, error.what()}}};
   }

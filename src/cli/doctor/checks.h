@@ -58,7 +58,7 @@ std::string ReportText(const Report& report);
 nlohmann::ordered_json ReportJson(const Report& report);
 
 // The places that checks read. Tests use folders of their own.
-struct Scene {
+struct CheckInputs {
   std::filesystem::path proc = "/proc", sys = "/sys", shm = "/dev/shm";
   // Checkpoints are written below it. It need not exist.
   std::filesystem::path run_folder = "runs";
@@ -71,40 +71,40 @@ struct Scene {
 
 struct LocalCheck {
   const char* group;
-  std::vector<Finding> (*run)(const Scene&);
+  std::vector<Finding> (*run)(const CheckInputs&);
 };
 std::span<const LocalCheck> LocalChecks();
 
 struct WorldCheck {
   const char* group;
   // Returns the findings on rank 0, and an empty list on the others.
-  std::vector<Finding> (*run)(const Scene&, dist::RankContext&);
+  std::vector<Finding> (*run)(const CheckInputs&, dist::RankContext&);
 };
 std::span<const WorldCheck> WorldChecks();
 
 // Runs one check. An exception becomes a FAIL with its message.
-Group Run(const LocalCheck& check, const Scene& scene);
+Group Run(const LocalCheck& check, const CheckInputs& inputs);
 
 // libraries.cc
-std::vector<Finding> CheckLibraries(const Scene& scene);
-std::vector<Finding> CheckMpirun(const Scene& scene);
+std::vector<Finding> CheckLibraries(const CheckInputs& inputs);
+std::vector<Finding> CheckMpirun(const CheckInputs& inputs);
 // gpu.cc
-std::vector<Finding> CheckGpus(const Scene& scene);
+std::vector<Finding> CheckGpus(const CheckInputs& inputs);
 // cpu.cc
-std::vector<Finding> CheckCpu(const Scene& scene);
-std::vector<Finding> CheckBinding(const Scene& scene);
+std::vector<Finding> CheckCpu(const CheckInputs& inputs);
+std::vector<Finding> CheckBinding(const CheckInputs& inputs);
 // limits.cc
-std::vector<Finding> CheckLimits(const Scene& scene);
-std::vector<Finding> CheckSharedMemory(const Scene& scene);
+std::vector<Finding> CheckLimits(const CheckInputs& inputs);
+std::vector<Finding> CheckSharedMemory(const CheckInputs& inputs);
 // network.cc
-std::vector<Finding> CheckHostName(const Scene& scene);
-std::vector<Finding> CheckInfiniBand(const Scene& scene);
-std::vector<Finding> CheckSlurm(const Scene& scene);
+std::vector<Finding> CheckHostName(const CheckInputs& inputs);
+std::vector<Finding> CheckInfiniBand(const CheckInputs& inputs);
+std::vector<Finding> CheckSlurm(const CheckInputs& inputs);
 // disk.cc
-std::vector<Finding> CheckDisk(const Scene& scene);
+std::vector<Finding> CheckDisk(const CheckInputs& inputs);
 // ranks.cc
-std::vector<Finding> CheckRankPlaces(const Scene& scene, dist::RankContext& context);
-std::vector<Finding> CheckAllReduce(const Scene& scene, dist::RankContext& context);
+std::vector<Finding> CheckRankPlaces(const CheckInputs& inputs, dist::RankContext& context);
+std::vector<Finding> CheckAllReduce(const CheckInputs& inputs, dist::RankContext& context);
 
 // A bounded test of the file system operations of a checkpoint.
 struct DiskSpeed {

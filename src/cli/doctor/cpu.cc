@@ -21,8 +21,8 @@ std::string Plural(double count, const char* noun) {
 }
 
 // Returns the tightest quota of this process's cgroup and its ancestors, in cores.
-std::optional<double> CgroupCores(const Scene& scene) {
-  const std::string cgroups = scene.Read(scene.proc / "self/cgroup");
+std::optional<double> CgroupCores(const CheckInputs& inputs) {
+  const std::string cgroups = inputs.Read(inputs.proc / "self/cgroup");
   std::optional<double> cores;
   const auto tighten = [&cores](std::optional<double> quota) {
     if (quota && (!cores || *quota < *cores)) cores = quota;
@@ -35,19 +35,19 @@ std::optional<double> CgroupCores(const Scene& scene) {
       at = at.parent_path();
     }
   };
-  walk(scene.sys / "fs/cgroup", ParseCgroupPath(cgroups, ""),
-       [&](const fs::path& folder) { tighten(ParseCpuMax(scene.Read(folder / "cpu.max"))); });
-  walk(scene.sys / "fs/cgroup/cpu", ParseCgroupPath(cgroups, "cpu"), [&](const fs::path& folder) {
-    const std::string quota = scene.Read(folder / "cpu.cfs_quota_us");
-    const std::string period = scene.Read(folder / "cpu.cfs_period_us");
+  walk(inputs.sys / "fs/cgroup", ParseCgroupPath(cgroups, ""),
+       [&](const fs::path& folder) { tighten(ParseCpuMax(inputs.Read(folder / "cpu.max"))); });
+  walk(inputs.sys / "fs/cgroup/cpu", ParseCgroupPath(cgroups, "cpu"), [&](const fs::path& folder) {
+    const std::string quota = inputs.Read(folder / "cpu.cfs_quota_us");
+    const std::string period = inputs.Read(folder / "cpu.cfs_period_us");
     tighten(ParseCpuMax(quota.substr(0, quota.find('\n')) + " " + period));
   });
   return cores;
 }
 
-Finding Instructions(const Scene& scene) {
+Finding Instructions(const CheckInputs& inputs) {
   using kernels::cpu::InstructionSet;
-  const std::string model = ParseField(scene.Read(scene.proc / "cpuinfo"), "model name");
+  const std::string model = ParseField(inputs.Read(inputs.proc / "cpuinfo"), "model name");
   const InstructionSet used = kernels::cpu::InstructionSetInUse(),
                        widest = kernels::cpu::UsableInstructionSets().front();
   Finding finding{Verdict::kOk, "kernels",
@@ -99,22 +99,23 @@ Finding Threads(double cores) {
 
 }  // namespace
 
-std::vector<Finding> CheckCpu(const Scene& scene) {
+std::vector<Finding> CheckCpu(const CheckInputs& inputs) {
   const size_t allowed =
-      ParseCpuList(ParseField(scene.Read(scene.proc / "self/status"), "Cpus_allowed_list")).size();
+      ParseCpuList(ParseField(inputs.Read(inputs.proc / "self/status"), "Cpus_allowed_list"))
+          .size();
   if (allowed == 0) {
-    return {Instructions(scene),
+    return {Instructions(inputs),
             {Verdict::kWarn, "cores", "/proc/self/status does not list the cores of this process",
              "mount /proc"}};
   }
-  const std::optional<double> quota = CgroupCores(scene);
+  const std::optional<double> quota = CgroupCores(inputs);
   const double cores = std::min(static_cast<double>(allowed), quota.value_or(1e9));
-  return {Instructions(scene), Cores(allowed, quota), Threads(cores)};
+  return {Instructions(inputs), Cores(allowed, quota), Threads(cores)};
 }
 
 // Starts two ranks of `true` to check that mpirun works, and reports where it binds them.
-std::vector<Finding> CheckBinding(const Scene& scene) {
-  if (scene.launcher.launched || FindProgram("mpirun").empty()) return {};
+std::vector<Finding> CheckBinding(const CheckInputs& inputs) {
+  if (inputs.launcher.launched || FindProgram("mpirun").empty()) return {};
   const CommandOutput output = RunTool(
       ::geteuid() == 0 ? "mpirun --allow-run-as-root -n 2 --oversubscribe --report-bindings true"
                        : "mpirun -n 2 --oversubscribe --report-bindings true");

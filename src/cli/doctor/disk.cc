@@ -50,9 +50,9 @@ struct Remove {
   }
 };
 
-Finding DescribeFileSystem(const Scene& scene, const fs::path& folder) {
+Finding DescribeFileSystem(const CheckInputs& inputs, const fs::path& folder) {
   const std::optional<Mount> mount =
-      FindMount(scene.Read(scene.proc / "self/mountinfo"), folder.string());
+      FindMount(inputs.Read(inputs.proc / "self/mountinfo"), folder.string());
   const uint64_t free = FreeBytes(folder, kCode);
   Finding finding{Verdict::kOk,
                   "run folder",
@@ -113,10 +113,10 @@ DiskSpeed MeasureDisk(const fs::path& folder, uint64_t max_bytes, double max_sec
   return speed;
 }
 
-std::vector<Finding> CheckDisk(const Scene& scene) {
-  const fs::path folder = ExistingFolder(scene.run_folder);
-  std::vector<Finding> findings = {DescribeFileSystem(scene, folder)};
-  if (!scene.measure) return findings;
+std::vector<Finding> CheckDisk(const CheckInputs& inputs) {
+  const fs::path folder = ExistingFolder(inputs.run_folder);
+  std::vector<Finding> findings = {DescribeFileSystem(inputs, folder)};
+  if (!inputs.measure) return findings;
   try {
     const uint64_t max_bytes = std::min(kTestBytes, FreeBytes(folder, kCode) / 4);
     if (max_bytes < kSyncBytes) {

@@ -74,14 +74,14 @@ std::vector<Finding> AskCuda(bool has_driver) {
 #else
 
 // Findings from the driver, without CUDA.
-std::vector<Finding> AskDriver(const Scene& scene) {
+std::vector<Finding> AskDriver(const CheckInputs& inputs) {
   std::vector<Finding> findings;
   std::error_code ignored;
   for (const fs::directory_entry& gpu :
-       fs::directory_iterator(scene.proc / "driver/nvidia/gpus", ignored)) {
+       fs::directory_iterator(inputs.proc / "driver/nvidia/gpus", ignored)) {
     findings.push_back(
         {Verdict::kWarn, "GPU",
-         Concat(ParseField(scene.Read(gpu.path() / "information"), "Model"), " at ",
+         Concat(ParseField(inputs.Read(gpu.path() / "information"), "Model"), " at ",
                 gpu.path().filename().string(), ", which this build without CUDA cannot use"),
          "launch/setup --cuda && cmake --preset cuda && cmake --build --preset cuda --target "
          "halflife"});
@@ -94,16 +94,16 @@ std::vector<Finding> AskDriver(const Scene& scene) {
 
 }  // namespace
 
-std::vector<Finding> CheckGpus(const Scene& scene) {
+std::vector<Finding> CheckGpus(const CheckInputs& inputs) {
   std::vector<Finding> findings;
-  const std::string driver = scene.Read(scene.proc / "driver/nvidia/version");
+  const std::string driver = inputs.Read(inputs.proc / "driver/nvidia/version");
   if (!driver.empty()) {
     findings.push_back({Verdict::kOk, "NVIDIA driver", ParseVersion(driver)});
   }
 #ifdef HALFLIFE_WITH_CUDA
   const std::vector<Finding> gpus = AskCuda(!driver.empty());
 #else
-  const std::vector<Finding> gpus = AskDriver(scene);
+  const std::vector<Finding> gpus = AskDriver(inputs);
 #endif
   findings.insert(findings.end(), gpus.begin(), gpus.end());
   return findings;

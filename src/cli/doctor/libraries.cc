@@ -52,12 +52,12 @@ Finding Compiler() {
 }
 
 // SentencePiece is loaded on first use, so the program also starts without it.
-Finding SentencePiece(const Scene& scene) {
+Finding SentencePiece(const CheckInputs& inputs) {
   Finding finding{Verdict::kOk, "sentencepiece", HALFLIFE_SENTENCEPIECE_VERSION};
   try {
     data::LoadSentencePieceBridge();
     finding.text +=
-        Concat(", ", FindMapped(scene.Read(scene.proc / "self/maps"), "libsentencepiece.so"));
+        Concat(", ", FindMapped(inputs.Read(inputs.proc / "self/maps"), "libsentencepiece.so"));
   } catch (const Error& error) {
     finding.verdict = Verdict::kWarn;
     finding.text += Concat(" was used by the build, but ", error.message());
@@ -115,9 +115,9 @@ Finding JudgeLibrary(const LibraryVersion& library, const std::string& maps) {
   return finding;
 }
 
-std::vector<Finding> CheckLibraries(const Scene& scene) {
+std::vector<Finding> CheckLibraries(const CheckInputs& inputs) {
   std::vector<Finding> findings = {Compiler()};
-  const std::string maps = scene.Read(scene.proc / "self/maps");
+  const std::string maps = inputs.Read(inputs.proc / "self/maps");
   const auto judge = [&](const std::vector<LibraryVersion>& libraries) {
     for (const LibraryVersion& library : libraries) {
       findings.push_back(JudgeLibrary(library, maps));
@@ -133,7 +133,7 @@ std::vector<Finding> CheckLibraries(const Scene& scene) {
     }
   }
   judge(data::DataLibraries());
-  findings.push_back(SentencePiece(scene));
+  findings.push_back(SentencePiece(inputs));
   judge({{"protobuf", google::protobuf::internal::VersionString(GOOGLE_PROTOBUF_VERSION),
           LoadedProtobuf()}});
   judge(CoreLibraries());
@@ -142,7 +142,7 @@ std::vector<Finding> CheckLibraries(const Scene& scene) {
 }
 
 // A launcher of another MPI starts every rank as a world of one.
-std::vector<Finding> CheckMpirun(const Scene&) {
+std::vector<Finding> CheckMpirun(const CheckInputs&) {
   const std::filesystem::path path = FindProgram("mpirun");
   if (path.empty()) {
     return {{Verdict::kWarn, "mpirun", "not found: one rank only",

@@ -61,29 +61,29 @@ Finding LockedMemory(uint64_t limit, bool has_infiniband) {
 }
 
 // Returns whether a process still has the file mapped.
-bool IsMapped(const Scene& scene, const std::string& file) {
+bool IsMapped(const CheckInputs& inputs, const std::string& file) {
   std::error_code ignored;
-  for (const fs::directory_entry& process : fs::directory_iterator(scene.proc, ignored)) {
+  for (const fs::directory_entry& process : fs::directory_iterator(inputs.proc, ignored)) {
     const std::string name = process.path().filename();
     if (name.find_first_not_of("0123456789") != std::string::npos) continue;
-    if (scene.Read(process.path() / "maps").find(file) != std::string::npos) return true;
+    if (inputs.Read(process.path() / "maps").find(file) != std::string::npos) return true;
   }
   return false;
 }
 
 // Finds the segments of Open MPI and NCCL that this user's dead processes left.
-Finding Leftovers(const Scene& scene) {
+Finding Leftovers(const CheckInputs& inputs) {
   std::string files;
   uint64_t bytes = 0;
   int count = 0;
   std::error_code ignored;
-  for (const fs::directory_entry& entry : fs::directory_iterator(scene.shm, ignored)) {
+  for (const fs::directory_entry& entry : fs::directory_iterator(inputs.shm, ignored)) {
     const std::string name = entry.path().filename();
     struct stat info {};
     const bool ours = name.starts_with("vader_segment.") || name.starts_with("sm_segment.") ||
                       name.starts_with("nccl-");
     if (!ours || ::lstat(entry.path().c_str(), &info) != 0 || !S_ISREG(info.st_mode) ||
-        info.st_uid != ::geteuid() || IsMapped(scene, name)) {
+        info.st_uid != ::geteuid() || IsMapped(inputs, name)) {
       continue;
     }
     files += Concat(" ", entry.path().string());
@@ -91,26 +91,26 @@ Finding Leftovers(const Scene& scene) {
     ++count;
   }
   if (count == 0)
-    return {Verdict::kOk, "dead jobs", Concat("left no segments in ", scene.shm.string())};
+    return {Verdict::kOk, "dead jobs", Concat("left no segments in ", inputs.shm.string())};
   return {Verdict::kWarn,
           "dead jobs",
           Concat("left ", Counted(count, "segment"), " of ", HumanBytes(bytes), " in ",
-                 scene.shm.string()),
+                 inputs.shm.string()),
           Concat("rm", files),
           {{"segments", count}, {"bytes", static_cast<double>(bytes)}}};
 }
 
 }  // namespace
 
-std::vector<Finding> CheckLimits(const Scene& scene) {
-  const std::string limits = scene.Read(scene.proc / "self/limits");
+std::vector<Finding> CheckLimits(const CheckInputs& inputs) {
+  const std::string limits = inputs.Read(inputs.proc / "self/limits");
   std::vector<Finding> findings;
   for (const LimitRow& row : kLimits) {
     if (const auto limit = ParseLimit(limits, row.row)) findings.push_back(Judge(row, *limit));
   }
   std::error_code ignored;
   if (const auto limit = ParseLimit(limits, "Max locked memory")) {
-    const fs::path infiniband = scene.sys / "class/infiniband";
+    const fs::path infiniband = inputs.sys / "class/infiniband";
     const bool has = fs::exists(infiniband, ignored) && !fs::is_empty(infiniband, ignored);
     findings.push_back(LockedMemory(*limit, has));
   }
@@ -126,10 +126,10 @@ std::vector<Finding> CheckLimits(const Scene& scene) {
   return findings;
 }
 
-std::vector<Finding> CheckSharedMemory(const Scene& scene) {
-  const std::string name = scene.shm.string();
+std::vector<Finding> CheckSharedMemory(const CheckInputs& inputs) {
+  const std::string name = inputs.shm.string();
   struct statvfs info {};
-  if (::statvfs(scene.shm.c_str(), &info) != 0 || ::access(scene.shm.c_str(), W_OK) != 0) {
+  if (::statvfs(inputs.shm.c_str(), &info) != 0 || ::access(inputs.shm.c_str(), W_OK) != 0) {
     return {{Verdict::kFail, name,
              "does not exist or is not writable: ranks on one machine need it",
              "mount -t tmpfs tmpfs /dev/shm"}};
@@ -149,7 +149,7 @@ std::vector<Finding> CheckSharedMemory(const Scene& scene) {
                       ? "mount -o remount,size=2g /dev/shm (a container: docker run --shm-size=2g)"
                       : "run ls -l /dev/shm to find the large files";
   }
-  return {size, Leftovers(scene)};
+  return {size, Leftovers(inputs)};
 }
 
 }  // namespace halflife::cli::doctor

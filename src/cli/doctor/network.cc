@@ -18,13 +18,13 @@ namespace fs = std::filesystem;
 
 std::string FirstLine(const std::string& text) { return text.substr(0, text.find('\n')); }
 
-Finding DescribePort(const Scene& scene, const std::string& device, const fs::path& port) {
-  const std::string state = FirstLine(scene.Read(port / "state"));  // "4: ACTIVE"
+Finding DescribePort(const CheckInputs& inputs, const std::string& device, const fs::path& port) {
+  const std::string state = FirstLine(inputs.Read(port / "state"));  // "4: ACTIVE"
   const bool active = state.find("ACTIVE") != std::string::npos;
   return {
       active ? Verdict::kOk : Verdict::kWarn, device,
-      Concat("port ", port.filename().string(), ": ", FirstLine(scene.Read(port / "link_layer")),
-             ", ", FirstLine(scene.Read(port / "rate")), ", ", state),
+      Concat("port ", port.filename().string(), ": ", FirstLine(inputs.Read(port / "link_layer")),
+             ", ", FirstLine(inputs.Read(port / "rate")), ", ", state),
       active ? "" : "run ibstat for details; NCCL and MPI skip inactive ports"};
 }
 
@@ -43,7 +43,7 @@ std::string PmixTypes(const std::string& list) {
 
 }  // namespace
 
-std::vector<Finding> CheckHostName(const Scene&) {
+std::vector<Finding> CheckHostName(const CheckInputs&) {
   const std::string host = HostName();
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_STREAM;
@@ -66,14 +66,14 @@ std::vector<Finding> CheckHostName(const Scene&) {
   return {{Verdict::kOk, "hostname", Concat(host, " is ", addresses)}};
 }
 
-std::vector<Finding> CheckInfiniBand(const Scene& scene) {
+std::vector<Finding> CheckInfiniBand(const CheckInputs& inputs) {
   std::vector<Finding> findings;
   std::error_code ignored;
   for (const fs::directory_entry& device :
-       fs::directory_iterator(scene.sys / "class/infiniband", ignored)) {
+       fs::directory_iterator(inputs.sys / "class/infiniband", ignored)) {
     for (const fs::directory_entry& port :
          fs::directory_iterator(device.path() / "ports", ignored)) {
-      findings.push_back(DescribePort(scene, device.path().filename(), port.path()));
+      findings.push_back(DescribePort(inputs, device.path().filename(), port.path()));
     }
   }
   if (findings.empty()) {
@@ -82,7 +82,7 @@ std::vector<Finding> CheckInfiniBand(const Scene& scene) {
   return findings;
 }
 
-std::vector<Finding> CheckSlurm(const Scene&) {
+std::vector<Finding> CheckSlurm(const CheckInputs&) {
   const char* const job = std::getenv("SLURM_JOB_ID");
   const std::string inside = job == nullptr ? "not inside a job" : Concat("inside job ", job);
   if (FindProgram("srun").empty()) {

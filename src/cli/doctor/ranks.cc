@@ -171,8 +171,9 @@ std::vector<Finding> TestAllReduce(dist::Communicator& comm, Device device, doub
   return comm.rank() == 0 ? findings : std::vector<Finding>{};
 }
 
-std::vector<Finding> CheckRankPlaces(const Scene& scene, dist::RankContext& context) {
-  const std::string cpus = ParseField(scene.Read(scene.proc / "self/status"), "Cpus_allowed_list");
+std::vector<Finding> CheckRankPlaces(const CheckInputs& inputs, dist::RankContext& context) {
+  const std::string cpus =
+      ParseField(inputs.Read(inputs.proc / "self/status"), "Cpus_allowed_list");
   const RankPlace mine{context.host(), {}, at::get_num_threads()};
   std::vector<RankPlace> places;
   for (const std::string& text :
@@ -182,8 +183,8 @@ std::vector<Finding> CheckRankPlaces(const Scene& scene, dist::RankContext& cont
   return context.rank() == 0 ? JudgePlaces(places) : std::vector<Finding>{};
 }
 
-std::vector<Finding> CheckAllReduce(const Scene& scene, dist::RankContext& context) {
-  if (!scene.measure) return {};
+std::vector<Finding> CheckAllReduce(const CheckInputs& inputs, dist::RankContext& context) {
+  if (!inputs.measure) return {};
   if (context.world_size() == 1) {
     return {{Verdict::kOk, "all-reduce",
              "not tested with one rank; "

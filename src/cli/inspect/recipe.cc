@@ -14,8 +14,8 @@ using Json = nlohmann::ordered_json;
 
 struct Recipe {
   train::RunConfig config;
-  train::PlanScene scene;  // The smallest world: the ranks that share one row.
-  bool knows_steps() const { return config.train.max_epochs == 0 || scene.train_tokens > 0; }
+  train::PlanTarget target;  // The smallest world: the ranks that share one row.
+  bool knows_steps() const { return config.train.max_epochs == 0 || target.train_tokens > 0; }
 };
 
 Recipe Load(const fs::path& path) {
@@ -26,12 +26,12 @@ Recipe Load(const fs::path& path) {
   const bool asks = config.model.vocab_size == 0 || config.train.max_epochs > 0;
   if (asks && fs::exists(config.data.path, ignored))
     dataset = data::Dataset::Open(config.data.path).info();
-  recipe.scene.assumed_vocabulary =
+  recipe.target.assumed_vocabulary =
       train::CompleteForPlan(config, dataset ? &*dataset : nullptr, 1);
-  recipe.scene.world_size = config.parallel.row_ranks();
+  recipe.target.world_size = config.parallel.row_ranks();
   if (dataset) {
-    recipe.scene.train_tokens = dataset->train.num_tokens;
-    recipe.scene.order = train::OrderOf(config, *dataset);
+    recipe.target.train_tokens = dataset->train.num_tokens;
+    recipe.target.order = train::OrderOf(config, *dataset);
   }
   return recipe;
 }
@@ -48,19 +48,19 @@ Json DescribeRecipe(const fs::path& path) {
   const train::RunConfig& config = recipe.config;
   const model::LanguageModel model(config.model);
   const model::ParameterCount count = model.CountParameters();
-  const train::MemoryPlan memory = train::PlanMemory(config, model, recipe.scene.world_size);
+  const train::MemoryPlan memory = train::PlanMemory(config, model, recipe.target.world_size);
   const int64_t tokens = config.train.global_batch * config.data.seq_len;
   const model::FlopCount flops = model::ModelCost(model, config.data.seq_len).FlopsPerToken();
   Json steps = nullptr, run_tokens = nullptr;
   if (recipe.knows_steps()) {
     steps = config.train.steps;
-    run_tokens = train::TokensOfRun(config, recipe.scene);
+    run_tokens = train::TokensOfRun(config, recipe.target);
   }
   return {{"mixer", model::MixerSummary(config.model)},
           {"layers", config.model.num_layers},
           {"model_dim", config.model.model_dim},
           {"vocab_size", config.model.vocab_size},
-          {"vocab_assumed", recipe.scene.assumed_vocabulary},
+          {"vocab_assumed", recipe.target.assumed_vocabulary},
           {"parameters",
            {{"embedding", count.embedding},
             {"head", config.model.head.tied ? 0 : count.head},
@@ -87,7 +87,7 @@ Json DescribeRecipe(const fs::path& path) {
 
 std::string RecipeText(const fs::path& path) {
   const Recipe recipe = Load(path);
-  return train::PlanText(recipe.config, model::LanguageModel(recipe.config.model), recipe.scene);
+  return train::PlanText(recipe.config, model::LanguageModel(recipe.config.model), recipe.target);
 }
 
 }  // namespace halflife::cli::inspect

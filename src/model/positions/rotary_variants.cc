@@ -20,17 +20,16 @@ double Usual(int64_t pair, int64_t dim, double base) {
 
 }  // namespace
 
-std::vector<double> InterpolatedFrequencies(int64_t dim, double base, double stretch) {
+std::vector<double> InterpolatedFrequencies(int64_t dim, double base, double factor) {
   std::vector<double> frequencies;
   for (int64_t pair = 0; pair < dim / 2; ++pair)
-    frequencies.push_back(Usual(pair, dim, base) / stretch);
+    frequencies.push_back(Usual(pair, dim, base) / factor);
   return frequencies;
 }
 
-std::vector<double> NtkAwareFrequencies(int64_t dim, double base, double stretch) {
+std::vector<double> NtkAwareFrequencies(int64_t dim, double base, double factor) {
   const auto width = static_cast<double>(dim);
-  return ops::RotaryFrequencies(dim,
-                                dim > 2 ? base * std::pow(stretch, width / (width - 2)) : base);
+  return ops::RotaryFrequencies(dim, dim > 2 ? base * std::pow(factor, width / (width - 2)) : base);
 }
 
 YarnRamp YarnRampOf(int64_t dim, double base, const YarnConfig& config) {
@@ -52,12 +51,12 @@ std::vector<double> YarnFrequencies(int64_t dim, double base, const YarnConfig& 
   for (int64_t pair = 0; pair < dim / 2; ++pair) {
     const double kept = 1 - std::clamp((static_cast<double>(pair) - ramp.first) / width, 0.0, 1.0);
     const double usual = Usual(pair, dim, base);
-    frequencies.push_back(kept * usual + (1 - kept) * usual / config.stretch);
+    frequencies.push_back(kept * usual + (1 - kept) * usual / config.factor);
   }
   return frequencies;
 }
 
-double YarnFactor(double stretch) { return 0.1 * std::log(stretch) + 1; }
+double YarnFactor(double factor) { return 0.1 * std::log(factor) + 1; }
 
 namespace {
 
@@ -65,10 +64,10 @@ namespace {
 // et al., 2023), NTK-aware bases, and YaRN (Peng et al., 2023). They have no parameters, so a model
 // that was trained with plain rotary positions can be evaluated with them.
 struct StretchOptions : PartOptions {
-  double stretch = 1;
-  std::vector<Option> Fields() override { return {{"stretch", &stretch}}; }
+  double factor = 1;
+  std::vector<Option> Fields() override { return {{"factor", &factor}}; }
   void Resolve(const ModelSizes&, ProblemList& problems) override {
-    problems.Require(stretch >= 1, "option stretch is ", stretch,
+    problems.Require(factor >= 1, "option factor is ", factor,
                      ". Use the longest text length divided by the training length, at least 1.");
   }
 };
@@ -79,7 +78,7 @@ class Interpolated : public RotaryPositions {
  public:
   Interpolated(const InterpolatedOptions& options, const AttentionLayer& layer)
       : RotaryPositions(
-            InterpolatedFrequencies(Rotating(layer).head_dim, layer.rope_theta, options.stretch)) {}
+            InterpolatedFrequencies(Rotating(layer).head_dim, layer.rope_theta, options.factor)) {}
 };
 
 struct NtkAwareOptions : OptionsOf<NtkAwareOptions, StretchOptions> {};
@@ -88,14 +87,14 @@ class NtkAware : public RotaryPositions {
  public:
   NtkAware(const NtkAwareOptions& options, const AttentionLayer& layer)
       : RotaryPositions(
-            NtkAwareFrequencies(Rotating(layer).head_dim, layer.rope_theta, options.stretch)) {}
+            NtkAwareFrequencies(Rotating(layer).head_dim, layer.rope_theta, options.factor)) {}
 };
 
 struct YarnOptions : OptionsOf<YarnOptions, StretchOptions> {
   int64_t length = 1024;
   double fast = 32, slow = 1;
   std::vector<Option> Fields() override {
-    return {{"stretch", &stretch}, {"length", &length}, {"fast", &fast}, {"slow", &slow}};
+    return {{"factor", &factor}, {"length", &length}, {"fast", &fast}, {"slow", &slow}};
   }
   void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
     StretchOptions::Resolve(sizes, problems);
@@ -108,11 +107,11 @@ class Yarn : public RotaryPositions {
  public:
   Yarn(const YarnOptions& options, const AttentionLayer& layer)
       : RotaryPositions(YarnFrequencies(Rotating(layer).head_dim, layer.rope_theta,
-                                        {.stretch = options.stretch,
+                                        {.factor = options.factor,
                                          .length = options.length,
                                          .fast = options.fast,
                                          .slow = options.slow}),
-                        YarnFactor(options.stretch)) {}
+                        YarnFactor(options.factor)) {}
 };
 
 }  // namespace

@@ -1,7 +1,7 @@
 // The frequencies of the rotary variants for texts that are longer than those of training: position
 // interpolation, NTK-aware bases and YaRN.
 //
-//   const std::vector<double> slow = InterpolatedFrequencies(64, 10000, /*stretch=*/4);
+//   const std::vector<double> slow = InterpolatedFrequencies(64, 10000, /*factor=*/4);
 #pragma once
 
 #include <cstdint>
@@ -9,18 +9,18 @@
 
 namespace halflife::model {
 
-// All functions return [dim / 2] frequencies in radians per token. `stretch` is the length of the
+// All functions return [dim / 2] frequencies in radians per token. `factor` is the length of the
 // longest text divided by the training length.
-// Position interpolation (Chen et al., 2023): divides every position by `stretch`.
-std::vector<double> InterpolatedFrequencies(int64_t dim, double base, double stretch);
-// NTK-aware: uses base * stretch^(dim / (dim - 2)). The slowest pair is interpolated, the fastest
+// Position interpolation (Chen et al., 2023): divides every position by `factor`.
+std::vector<double> InterpolatedFrequencies(int64_t dim, double base, double factor);
+// NTK-aware: uses base * factor^(dim / (dim - 2)). The slowest pair is interpolated, the fastest
 // is unchanged.
-std::vector<double> NtkAwareFrequencies(int64_t dim, double base, double stretch);
+std::vector<double> NtkAwareFrequencies(int64_t dim, double base, double factor);
 
 // YaRN (Peng et al., 2023). Pairs with more than `fast` turns over the training length are
 // unchanged. Pairs with fewer than `slow` turns are interpolated. A linear ramp connects them.
 struct YarnConfig {
-  double stretch = 1;
+  double factor = 1;
   int64_t length = 0;  // Training length in tokens.
   double fast = 32, slow = 1;
 };
@@ -29,8 +29,8 @@ struct YarnRamp {
 };
 YarnRamp YarnRampOf(int64_t dim, double base, const YarnConfig& config);
 std::vector<double> YarnFrequencies(int64_t dim, double base, const YarnConfig& config);
-// Returns the factor of cos and sin, 0.1 ln stretch + 1. Its square acts as a temperature of the
+// Returns the factor of cos and sin, 0.1 ln factor + 1. Its square acts as a temperature of the
 // scores.
-double YarnFactor(double stretch);
+double YarnFactor(double factor);
 
 }  // namespace halflife::model

@@ -1,5 +1,5 @@
 // Standardizes rows: y = (x - mean) / (s + eps), where s is the standard deviation with Bessel's
-// correction and eps is added outside the square root (specification leap_fastformer 1.2). There
+// correction and eps is added outside the square root (the RealNorm of LEAP). There
 // are no affine parameters, so this is not a layer norm. A constant row gives zeros; with eps > 0
 // its gradient is that of (x - mean) / eps.
 //

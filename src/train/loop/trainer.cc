@@ -93,7 +93,7 @@ Trainer::Trainer(RunConfig config, Device device, RunFolder folder, dist::RankCo
     HL_INFO("train", "the dataset has no ", config_.eval.split,
             " split: this run does not validate");
   if (context.rank() == 0) WarnOfShortDocuments(config_, dataset_.info());
-  RequireMemory(config_, model_, SceneHere(config_, context.world_size(), context.local_size()),
+  RequireMemory(config_, model_, CurrentTarget(config_, context.world_size(), context.local_size()),
                 context.rank());
   arena_ = std::make_unique<ParameterArena>(
       model_.parameters(),

@@ -27,11 +27,11 @@ double Exact(const MemoryPlan& plan) {
 
 // Returns a change with which the run would fit into `room` bytes per rank.
 std::string WhatFits(const RunConfig& config, const model::LanguageModel& model,
-                     const PlanScene& scene, double room) {
+                     const PlanTarget& target, double room) {
   const double parameters = static_cast<double>(model.CountParameters().total());
-  const MemoryPlan plan = PlanMemory(config, model, scene.world_size);
+  const MemoryPlan plan = PlanMemory(config, model, target.world_size);
   RunConfig other = config;
-  const auto fits = [&] { return PlanMemory(other, model, scene.world_size).total() <= room; };
+  const auto fits = [&] { return PlanMemory(other, model, target.world_size).total() <= room; };
   if (plan.saved_copy > 0) {
     other.ckpt.background = false;
     if (fits()) return "Use ckpt.background false.";
@@ -42,13 +42,13 @@ std::string WhatFits(const RunConfig& config, const model::LanguageModel& model,
     other.train.recompute = config.train.recompute;
   }
   for (other.train.micro_batch /= 2; other.train.micro_batch >= 1; other.train.micro_batch /= 2) {
-    const int64_t unit = other.train.micro_batch * NumRowGroups(config, scene.world_size);
+    const int64_t unit = other.train.micro_batch * NumRowGroups(config, target.world_size);
     if (config.train.global_batch % unit == 0 && fits())
       return Concat("Use train.micro_batch ", other.train.micro_batch, ".");
   }
   other.train.micro_batch = 1;
   for (other.data.seq_len /= 2; other.data.seq_len >= 1; other.data.seq_len /= 2) {
-    if (config.train.global_batch % NumRowGroups(config, scene.world_size) == 0 && fits())
+    if (config.train.global_batch % NumRowGroups(config, target.world_size) == 0 && fits())
       return Concat("Use train.micro_batch 1 with data.seq_len ", other.data.seq_len, ".");
   }
   return Concat("The weights, Adam and gradients take ", HumanBytes(Exact(plan)),
@@ -118,36 +118,36 @@ MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model
           .pinned_staging = RunsOnGpu(config) ? copy : 0};
 }
 
-PlanScene SceneHere(const RunConfig& config, int world_size, int local_size) {
-  PlanScene scene{.world_size = world_size};
+PlanTarget CurrentTarget(const RunConfig& config, int world_size, int local_size) {
+  PlanTarget target{.world_size = world_size};
   if (!RunsOnGpu(config)) {
-    scene.ranks_of_device = local_size;
-    scene.memory_bytes = DeviceMemoryBytes({});
+    target.ranks_of_device = local_size;
+    target.memory_bytes = DeviceMemoryBytes({});
   } else if (const Device device = ChooseDevice("auto", 0); device.is_cuda()) {
-    scene.memory_bytes = DeviceMemoryBytes(device);
+    target.memory_bytes = DeviceMemoryBytes(device);
   }
-  return scene;
+  return target;
 }
 
 std::string MemoryVerdict(const RunConfig& config, const model::LanguageModel& model,
-                          const PlanScene& scene) {
-  const double room = static_cast<double>(scene.memory_bytes) / scene.ranks_of_device;
-  const double total = PlanMemory(config, model, scene.world_size).total();
-  if (scene.memory_bytes == 0 || total <= room) return "";
+                          const PlanTarget& target) {
+  const double room = static_cast<double>(target.memory_bytes) / target.ranks_of_device;
+  const double total = PlanMemory(config, model, target.world_size).total();
+  if (target.memory_bytes == 0 || total <= room) return "";
   const std::string ranks =
-      scene.ranks_of_device == 1 ? "" : Concat(" for each of ", scene.ranks_of_device, " ranks");
+      target.ranks_of_device == 1 ? "" : Concat(" for each of ", target.ranks_of_device, " ranks");
   return Concat("does not fit: ", HumanBytes(total), ranks, ", and there are ",
-                HumanBytes(scene.memory_bytes), " here. ", WhatFits(config, model, scene, room));
+                HumanBytes(target.memory_bytes), " here. ", WhatFits(config, model, target, room));
 }
 
 void RequireMemory(const RunConfig& config, const model::LanguageModel& model,
-                   const PlanScene& scene, int rank) {
-  const std::string verdict = MemoryVerdict(config, model, scene);
+                   const PlanTarget& target, int rank) {
+  const std::string verdict = MemoryVerdict(config, model, target);
   if (verdict.empty()) return;
-  const double exact = Exact(PlanMemory(config, model, scene.world_size));
+  const double exact = Exact(PlanMemory(config, model, target.world_size));
   HL_CHECK_AS(ExitCode::kUsage,
-              exact * scene.ranks_of_device <= static_cast<double>(scene.memory_bytes), "this run ",
-              verdict);
+              exact * target.ranks_of_device <= static_cast<double>(target.memory_bytes),
+              "this run ", verdict);
   if (rank == 0) HL_WARN("train", "by estimate this run ", verdict);
 }
 
@@ -155,39 +155,39 @@ namespace {
 
 // Returns one line: the memory of a rank, and whether there is enough.
 std::string MemorySummary(const RunConfig& config, const model::LanguageModel& model,
-                          const PlanScene& scene) {
-  if (const std::string verdict = MemoryVerdict(config, model, scene); !verdict.empty())
+                          const PlanTarget& target) {
+  if (const std::string verdict = MemoryVerdict(config, model, target); !verdict.empty())
     return verdict;
-  const std::string total = HumanBytes(PlanMemory(config, model, scene.world_size).total());
-  if (scene.memory_bytes == 0) return Concat("memory: ", total, " on each rank");
-  return Concat("fits: ", total, " on each rank, and there are ", HumanBytes(scene.memory_bytes),
-                " here",
-                scene.ranks_of_device > 1 ? Concat(" for ", scene.ranks_of_device, " ranks") : "");
+  const std::string total = HumanBytes(PlanMemory(config, model, target.world_size).total());
+  if (target.memory_bytes == 0) return Concat("memory: ", total, " on each rank");
+  return Concat(
+      "fits: ", total, " on each rank, and there are ", HumanBytes(target.memory_bytes), " here",
+      target.ranks_of_device > 1 ? Concat(" for ", target.ranks_of_device, " ranks") : "");
 }
 
 }  // namespace
 
-int64_t TokensOfRun(const RunConfig& config, const PlanScene& scene) {
+int64_t TokensOfRun(const RunConfig& config, const PlanTarget& target) {
   const auto steps = static_cast<uint64_t>(config.train.steps);
-  const int64_t samples = scene.order ? static_cast<int64_t>(scene.order->NumSamplesBefore(steps))
-                                      : config.train.global_batch * config.train.steps;
+  const int64_t samples = target.order ? static_cast<int64_t>(target.order->NumSamplesBefore(steps))
+                                       : config.train.global_batch * config.train.steps;
   return samples * config.data.seq_len;
 }
 
 std::string PlanText(const RunConfig& config, const model::LanguageModel& model,
-                     const PlanScene& scene) {
-  const int world_size = scene.world_size;
+                     const PlanTarget& target) {
+  const int world_size = target.world_size;
   std::ostringstream out;
   const auto row = [&out](const char* name, const std::string& value) {
     out << "  " << std::left << std::setw(28) << name << std::right << std::setw(12) << value
         << "\n";
   };
   out << PlanSummary(config, model, world_size) << "\n"
-      << MemorySummary(config, model, scene) << "\n\n";
+      << MemorySummary(config, model, target) << "\n\n";
   const model::ParameterCount count = model.CountParameters();
   const auto parameters = [](int64_t n) { return HumanCount(static_cast<double>(n)); };
   out << "parameters";
-  if (scene.assumed_vocabulary)
+  if (target.assumed_vocabulary)
     out << " at an assumed vocabulary of " << config.model.vocab_size << " (" << kAnotherVocabulary
         << ")";
   out << "\n";
@@ -220,14 +220,14 @@ std::string PlanText(const RunConfig& config, const model::LanguageModel& model,
   row("FLOPs, 6 x parameters", HumanCount(6.0 * static_cast<double>(count.total()) * tokens));
   row("FLOPs, full", HumanCount(3 * (flops.matmul + flops.mixing) * tokens));
   out << "the whole run\n";
-  const auto run_tokens = static_cast<double>(TokensOfRun(config, scene));
+  const auto run_tokens = static_cast<double>(TokensOfRun(config, target));
   const int64_t whole = config.train.max_epochs;
   // Without the dataset, the number of steps of the epochs is unknown.
-  if (whole == 0 || scene.train_tokens > 0) row("tokens", HumanCount(run_tokens));
-  if (scene.train_tokens > 0) {
-    const double epochs = run_tokens / static_cast<double>(scene.train_tokens);
+  if (whole == 0 || target.train_tokens > 0) row("tokens", HumanCount(run_tokens));
+  if (target.train_tokens > 0) {
+    const double epochs = run_tokens / static_cast<double>(target.train_tokens);
     row("epochs", Concat(whole > 0 ? Concat(whole) : Fixed(epochs, 2), " of ",
-                         HumanCount(static_cast<double>(scene.train_tokens)), " tokens"));
+                         HumanCount(static_cast<double>(target.train_tokens)), " tokens"));
   } else if (whole > 0) {
     row("epochs", Concat(whole));
   }

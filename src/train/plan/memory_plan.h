@@ -2,7 +2,7 @@
 // also begins a plan.
 //
 //   const MemoryPlan plan = PlanMemory(config, model, /*world_size=*/8);
-//   RequireMemory(config, model, SceneHere(config, 8, /*local_size=*/8), rank);
+//   RequireMemory(config, model, CurrentTarget(config, 8, /*local_size=*/8), rank);
 #pragma once
 
 #include <cstdint>
@@ -43,7 +43,7 @@ MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model
                       const kernels::DeviceLimits& gpu);
 
 // The machine and dataset that a plan is made for.
-struct PlanScene {
+struct PlanTarget {
   int world_size = 1;
   int ranks_of_device = 1;    // Number of ranks that share the memory of the device.
   uint64_t memory_bytes = 0;  // Memory of the host, or of one GPU. 0: unknown.
@@ -52,29 +52,29 @@ struct PlanScene {
   std::optional<data::SampleOrder> order = {};
   bool assumed_vocabulary = false;  // CompleteForPlan assumed the vocabulary.
 };
-// Returns the scene of this machine. Its `local_size` ranks share the host's memory, or have one
+// Returns the target of this machine. Its `local_size` ranks share the host's memory, or have one
 // GPU each.
-PlanScene SceneHere(const RunConfig& config, int world_size, int local_size);
+PlanTarget CurrentTarget(const RunConfig& config, int world_size, int local_size);
 
 // Returns an empty string if the run fits. Otherwise says what does not fit and what would: fewer
 // rows per micro-batch, shorter rows, or a smaller model.
 std::string MemoryVerdict(const RunConfig& config, const model::LanguageModel& model,
-                          const PlanScene& scene);
+                          const PlanTarget& target);
 // Checks the exact part (weights, Adam and gradients) against the memory: Error kUsage if it does
 // not fit, because the start would fail. If only the estimated total does not fit, rank 0 logs a
 // warning.
 void RequireMemory(const RunConfig& config, const model::LanguageModel& model,
-                   const PlanScene& scene, int rank);
+                   const PlanTarget& target, int rank);
 
-// Number of input tokens of all steps. Without an order in the scene, every step counts as a whole
+// Number of input tokens of all steps. Without an order in the target, every step counts as a whole
 // one.
-int64_t TokensOfRun(const RunConfig& config, const PlanScene& scene);
+int64_t TokensOfRun(const RunConfig& config, const PlanTarget& target);
 
 // Returns the cost of a recipe on the current ranks, without running it, for `train --dry-run`:
 // several lines. The first two are a summary: the model with its parameter count, and the
 // memory of a rank and whether it fits. Then follow parameters by part, memory of a rank by part,
 // tokens and FLOPs of a step, the whole run, and the resolved config.
 std::string PlanText(const RunConfig& config, const model::LanguageModel& model,
-                     const PlanScene& scene);
+                     const PlanTarget& target);
 
 }  // namespace halflife::train

@@ -25,12 +25,12 @@ using testing::IsEmpty;
 class DoctorTest : public testing::Test {
  protected:
   void SetUp() override {
-    scene_.proc = dir_ / "proc";
-    scene_.sys = dir_ / "sys";
-    scene_.shm = dir_ / "shm";
-    scene_.run_folder = dir_ / "runs";
-    scene_.measure = false;
-    std::filesystem::create_directories(scene_.shm);
+    inputs_.proc = dir_ / "proc";
+    inputs_.sys = dir_ / "sys";
+    inputs_.shm = dir_ / "shm";
+    inputs_.run_folder = dir_ / "runs";
+    inputs_.measure = false;
+    std::filesystem::create_directories(inputs_.shm);
   }
   void Write(const std::string& name, const std::string& text) {
     std::filesystem::create_directories((dir_ / name).parent_path());
@@ -51,7 +51,7 @@ class DoctorTest : public testing::Test {
     return {};
   }
   test::TempDir dir_;
-  Scene scene_;
+  CheckInputs inputs_;
   const std::string path_ = std::getenv("PATH");
 };
 
@@ -59,7 +59,7 @@ TEST_F(DoctorTest, LimitsAndTheirRemedies) {
   Write("proc/self/limits",
         "Max stack size 8388608 unlimited bytes\nMax core file size 0 unlimited bytes\n"
         "Max open files 32 64 files\nMax locked memory 65536 65536 bytes\n");
-  std::vector<Finding> findings = CheckLimits(scene_);
+  std::vector<Finding> findings = CheckLimits(inputs_);
   EXPECT_EQ(Named(findings, "nofile").verdict, Verdict::kFail);
   EXPECT_THAT(Named(findings, "nofile").remedy, HasSubstr("ulimit -n"));
   EXPECT_EQ(Named(findings, "stack").verdict, Verdict::kOk);
@@ -67,39 +67,39 @@ TEST_F(DoctorTest, LimitsAndTheirRemedies) {
   // There is no InfiniBand, which would need more.
   EXPECT_EQ(Named(findings, "memlock").verdict, Verdict::kOk);
   Write("sys/class/infiniband/mlx5_0/node_guid", "x");
-  findings = CheckLimits(scene_);
+  findings = CheckLimits(inputs_);
   EXPECT_EQ(Named(findings, "memlock").verdict, Verdict::kWarn);
   EXPECT_THAT(Named(findings, "memlock").remedy, HasSubstr("memlock unlimited"));
 }
 
 TEST_F(DoctorTest, InfiniBandPorts) {
-  EXPECT_THAT(Named(CheckInfiniBand(scene_), "InfiniBand").text, HasSubstr("none"));
+  EXPECT_THAT(Named(CheckInfiniBand(inputs_), "InfiniBand").text, HasSubstr("none"));
   Write("sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE\n");
   Write("sys/class/infiniband/mlx5_0/ports/1/rate", "400 Gb/sec (4X NDR)\n");
   Write("sys/class/infiniband/mlx5_0/ports/1/link_layer", "InfiniBand\n");
   Write("sys/class/infiniband/mlx5_1/ports/1/state", "1: DOWN\n");
-  const std::vector<Finding> findings = CheckInfiniBand(scene_);
+  const std::vector<Finding> findings = CheckInfiniBand(inputs_);
   EXPECT_EQ(Named(findings, "mlx5_0").verdict, Verdict::kOk);
   EXPECT_EQ(Named(findings, "mlx5_0").text, "port 1: InfiniBand, 400 Gb/sec (4X NDR), 4: ACTIVE");
   EXPECT_EQ(Named(findings, "mlx5_1").verdict, Verdict::kWarn);
 }
 
 TEST_F(DoctorTest, SegmentsOfDeadJobsAreReported) {
-  EXPECT_EQ(Named(CheckSharedMemory(scene_), "dead jobs").verdict, Verdict::kOk);
+  EXPECT_EQ(Named(CheckSharedMemory(inputs_), "dead jobs").verdict, Verdict::kOk);
   Write("shm/vader_segment.host.0.1.0", "dead");
   Write("shm/vader_segment.host.0.2.0", "alive");
   Write("shm/someone_elses_business", "x");
   Write("proc/123/maps",
         "7f-80 rw-s 00 00:1 9 " + (dir_ / "shm/vader_segment.host.0.2.0").string());
-  const Finding found = Named(CheckSharedMemory(scene_), "dead jobs");
+  const Finding found = Named(CheckSharedMemory(inputs_), "dead jobs");
   EXPECT_EQ(found.verdict, Verdict::kWarn);
   EXPECT_EQ(found.values.at("segments"), 1);
   EXPECT_EQ(found.remedy, "rm " + (dir_ / "shm/vader_segment.host.0.1.0").string());
 }
 
 TEST_F(DoctorTest, SharedMemoryThatIsNotThere) {
-  scene_.shm = dir_ / "none";
-  const std::vector<Finding> findings = CheckSharedMemory(scene_);
+  inputs_.shm = dir_ / "none";
+  const std::vector<Finding> findings = CheckSharedMemory(inputs_);
   ASSERT_EQ(findings.size(), 1u);
   EXPECT_EQ(findings[0].verdict, Verdict::kFail);
   EXPECT_THAT(findings[0].remedy, HasSubstr("mount -t tmpfs"));
@@ -109,32 +109,32 @@ TEST_F(DoctorTest, CoresAndTheQuotaOfEveryCgroupAbove) {
   Write("proc/self/status", "Cpus_allowed_list:\t0-7\n");
   Write("proc/cpuinfo", "model name\t: Test CPU\n");
   Write("proc/self/cgroup", "0::/outer/inner\n");
-  std::vector<Finding> findings = CheckCpu(scene_);
+  std::vector<Finding> findings = CheckCpu(inputs_);
   EXPECT_THAT(Named(findings, "cores").text, HasSubstr("8 usable, cgroup limit none"));
   EXPECT_THAT(Named(findings, "kernels").text, HasSubstr(" on Test CPU"));
   Write("sys/fs/cgroup/outer/inner/cpu.max", "400000 100000\n");
   Write("sys/fs/cgroup/outer/cpu.max", "150000 100000\n");
-  findings = CheckCpu(scene_);
+  findings = CheckCpu(inputs_);
   EXPECT_EQ(Named(findings, "cores").verdict, Verdict::kWarn);
   EXPECT_EQ(Named(findings, "cores").values.at("cgroup_limit"), 1.5);
   EXPECT_EQ(Named(findings, "cores").remedy, "export OMP_NUM_THREADS=1");
   Write("proc/self/cgroup", "4:cpu,cpuacct:/box\n");
   Write("sys/fs/cgroup/cpu/box/cpu.cfs_quota_us", "300000\n");
   Write("sys/fs/cgroup/cpu/box/cpu.cfs_period_us", "100000\n");
-  EXPECT_EQ(Named(CheckCpu(scene_), "cores").values.at("cgroup_limit"), 3);
+  EXPECT_EQ(Named(CheckCpu(inputs_), "cores").values.at("cgroup_limit"), 3);
 }
 
 TEST_F(DoctorTest, AGpuThatTheBuildCannotUse) {
 #ifdef HALFLIFE_WITH_CUDA
   GTEST_SKIP() << "a build with CUDA asks CUDA";
 #endif
-  std::vector<Finding> findings = CheckGpus(scene_);
+  std::vector<Finding> findings = CheckGpus(inputs_);
   ASSERT_EQ(findings.size(), 1u);
   EXPECT_EQ(findings[0].verdict, Verdict::kOk);  // The absence of a GPU is not a fault.
   EXPECT_THAT(findings[0].text, HasSubstr("none"));
   Write("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module 580.65.06\n");
   Write("proc/driver/nvidia/gpus/0000:01:00.0/information", "Model: \t NVIDIA H200\n");
-  findings = CheckGpus(scene_);
+  findings = CheckGpus(inputs_);
   EXPECT_EQ(Named(findings, "NVIDIA driver").text, "580.65.06");
   EXPECT_EQ(Named(findings, "GPU").verdict, Verdict::kWarn);
   EXPECT_THAT(Named(findings, "GPU").text, HasSubstr("NVIDIA H200"));
@@ -143,14 +143,14 @@ TEST_F(DoctorTest, AGpuThatTheBuildCannotUse) {
 
 TEST_F(DoctorTest, SrunWithAndWithoutPmix) {
   WriteProgram("srun", "printf 'MPI plugin types are...\\n\\tcray_shasta\\n\\tnone\\n\\tpmi2\\n'");
-  Finding slurm = Named(CheckSlurm(scene_), "Slurm");
+  Finding slurm = Named(CheckSlurm(inputs_), "Slurm");
   EXPECT_EQ(slurm.verdict, Verdict::kWarn);
   EXPECT_THAT(slurm.remedy, HasSubstr("mpirun inside the allocation"));
   WriteProgram(
       "srun",
       "printf 'MPI plugin types are...\\n\\tnone\\n\\tpmix\\nspecific pmix plugin versions "
       "available: pmix_v4,pmix_v5\\n'");
-  slurm = Named(CheckSlurm(scene_), "Slurm");
+  slurm = Named(CheckSlurm(inputs_), "Slurm");
   EXPECT_EQ(slurm.verdict, Verdict::kOk);
   EXPECT_THAT(slurm.text, HasSubstr("pmix, pmix_v4"));
 }
@@ -178,20 +178,20 @@ TEST_F(DoctorTest, AnotherVersionThanWasBuiltWith) {
 
 TEST_F(DoctorTest, ALauncherOfAnotherMpi) {
   WriteProgram("mpirun", "echo 'mpirun (Open MPI) 99.1.2'");
-  const Finding other = Named(CheckMpirun(scene_), "mpirun");
+  const Finding other = Named(CheckMpirun(inputs_), "mpirun");
   EXPECT_EQ(other.verdict, Verdict::kWarn);
   EXPECT_THAT(other.text, HasSubstr("99.1.2, "));
   EXPECT_THAT(other.remedy, HasSubstr("PATH"));
   WriteProgram("mpirun", "echo no such library; exit 3");
-  EXPECT_EQ(Named(CheckMpirun(scene_), "mpirun").verdict, Verdict::kFail);
-  const Finding start = Named(CheckBinding(scene_), "mpirun -n 2");
+  EXPECT_EQ(Named(CheckMpirun(inputs_), "mpirun").verdict, Verdict::kFail);
+  const Finding start = Named(CheckBinding(inputs_), "mpirun -n 2");
   EXPECT_EQ(start.verdict, Verdict::kFail);
   EXPECT_THAT(start.text, HasSubstr("exit code 3: no such library"));
 }
 
 TEST_F(DoctorTest, FileSystemOfTheRunFolder) {
   Write("proc/self/mountinfo", "22 1 8:1 / / rw - tmpfs tmpfs rw\n");
-  const Finding folder = Named(CheckDisk(scene_), "run folder");  // runs/ does not exist yet.
+  const Finding folder = Named(CheckDisk(inputs_), "run folder");  // runs/ does not exist yet.
   EXPECT_EQ(folder.verdict, Verdict::kWarn);
   EXPECT_THAT(folder.text, HasSubstr("lost after a restart"));
   EXPECT_THAT(folder.text, HasSubstr(std::filesystem::canonical(dir_.path()).string()));
@@ -208,9 +208,9 @@ TEST_F(DoctorTest, TheDiskTestIsBoundedAndLeavesNothing) {
   EXPECT_EQ(count(), before);
   EXPECT_HL_ERROR(MeasureDisk("/proc/self", 1 << 20, 1), ExitCode::kEnvironment,
                   "cannot open /proc/self");
-  scene_.measure = true;
-  scene_.run_folder = "/proc/self/runs";
-  EXPECT_EQ(Named(CheckDisk(scene_), "disk test").verdict, Verdict::kFail);
+  inputs_.measure = true;
+  inputs_.run_folder = "/proc/self/runs";
+  EXPECT_EQ(Named(CheckDisk(inputs_), "disk test").verdict, Verdict::kFail);
 }
 
 TEST_F(DoctorTest, PlacesOfRanks) {
@@ -261,10 +261,10 @@ TEST_F(DoctorTest, AllReduceSaysRightAndWrong) {
 }
 
 TEST_F(DoctorTest, ACheckThatThrowsIsAFailure) {
-  const LocalCheck check{"broken", [](const Scene&) -> std::vector<Finding> {
+  const LocalCheck check{"broken", [](const CheckInputs&) -> std::vector<Finding> {
                            HL_FAIL(ExitCode::kEnvironment, "its words");
                          }};
-  const Group group = doctor::Run(check, scene_);
+  const Group group = doctor::Run(check, inputs_);
   ASSERT_EQ(group.findings.size(), 1u);
   EXPECT_EQ(group.findings[0].verdict, Verdict::kFail);
   EXPECT_EQ(group.findings[0].text, "its words");

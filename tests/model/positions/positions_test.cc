@@ -230,7 +230,7 @@ TEST(T5, Buckets) {
 }
 
 TEST(Yarn, RampAndFactor) {
-  const YarnConfig config = {.stretch = 64, .length = 64};
+  const YarnConfig config = {.factor = 64, .length = 64};
   const YarnRamp ramp = YarnRampOf(128, 10000, config);
   EXPECT_EQ(ramp.first, 0);
   EXPECT_EQ(ramp.last, 17);
@@ -287,7 +287,7 @@ TEST(AttentionPositions, CountDistances) {
     EXPECT_NEAR(Method(config, 8).Score(q, k, m, n), Plain(q, k, counts, 0), 1e-12)
         << config.name() << " " << m << " " << n;
   };
-  expect(PositionsConfig("interpolated", {{"stretch", 4.0}}), 90, 10, 20);
+  expect(PositionsConfig("interpolated", {{"factor", 4.0}}), 90, 10, 20);
   const PositionsConfig rerope("rerope", {{"window", int64_t{16}}});
   expect(rerope, 90, 75, 15);
   expect(rerope, 90, 74, 16);
@@ -466,8 +466,8 @@ TEST(AttentionPositions, SayWhatDoesNotFit) {
   EXPECT_HL_ERROR(make(PositionsConfig("streaming_llm"),
                        MixerConfig("softmax", {{"num_heads", int64_t{2}}, {"window", int64_t{8}}})),
                   ExitCode::kUsage, "window 8", "Use 0 for both.");
-  EXPECT_HL_ERROR(make(PositionsConfig("yarn", {{"stretch", 0.5}}), MixerConfig("softmax")),
-                  ExitCode::kUsage, "stretch is 0.5", "at least 1");
+  EXPECT_HL_ERROR(make(PositionsConfig("yarn", {{"factor", 0.5}}), MixerConfig("softmax")),
+                  ExitCode::kUsage, "factor is 0.5", "at least 1");
   // A block of queries may lose a factor of e^(0.1 x 512).
   EXPECT_HL_ERROR(make(PositionsConfig("xpos", {{"scale_base", 1.0}}), MixerConfig("softmax")),
                   ExitCode::kUsage, "scale_base is 1 with gamma 0.4",

@@ -10,7 +10,6 @@
 // For row tile i, the keys of all earlier tiles carry their suffix and the tiles in between: each
 // step of i multiplies one more factor into the keys, in place (`Cascade`). Between tiles and
 // between chunks, sums are exponentiated; factors are not chained.
-// exponentiated, not factors chained.
 #pragma once
 
 #include "kernels/decay_attention/cpu/scalar.h"
