@@ -49,7 +49,7 @@ RunFolder RunFolder::Open(const fs::path& path, dist::RankContext& context,
     RemoveTemporaries(path);
     std::error_code error;
     // Failure records of earlier attempts, which may have had more ranks.
-    for (const char* const folder : {"abort", "flight"}) fs::remove_all(path / folder, error);
+    for (const char* const records : {"abort", "flight"}) fs::remove_all(path / records, error);
     fs::create_directories(path / "logs", error);
     return Concat(folder.is_new_ ? '+' : '=', RandomHex(8));
   });
