@@ -47,7 +47,7 @@
 #include "support/measure.h"
 #include "support/program.h"
 #include "train/device.h"
-#include "train/step/adamw.h"
+#include "train/step/arena_optimizer.h"
 #include "train/step/gradient_norm.h"
 #include "train/step/gradient_sync.h"
 #include "train/step/micro_batch_graph.h"
@@ -139,7 +139,8 @@ class Bench {
                                  : dist::MakeSelfCommunicator("world")),
         arena_(model_.parameters(),
                {.device = train::ToTorch(device_),
-                .compute_dtype = options.precision == "bf16" ? at::kBFloat16 : at::kFloat}),
+                .compute_dtype = options.precision == "bf16" ? at::kBFloat16 : at::kFloat,
+                .states = train::OptimizerConfig().state_names()}),
         gradients_(arena_, *world_, {.one_by_one = options.cuda_graphs}),
         optimizer_(arena_, {}),
         batch_{.inputs = RandomTokens(options, 0).to(train::ToTorch(device_)),
@@ -199,7 +200,7 @@ class Bench {
   std::unique_ptr<dist::Communicator> world_;
   train::ParameterArena arena_;
   train::GradientSync gradients_;
-  train::AdamW optimizer_;
+  train::ArenaOptimizer optimizer_;
   eval::BatchTensors batch_;
   std::optional<train::MicroBatchGraph> graph_;
   uint64_t num_updates_ = 0;

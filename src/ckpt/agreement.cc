@@ -48,7 +48,8 @@ std::string AliasText(std::vector<std::string> aliases) {
   return aliases.empty() ? "nothing" : Join(aliases, ", ");
 }
 
-constexpr char kTensorLabel[] = "tensor ";
+constexpr char kTensorLabel[] = "tensor ", kArrayLabel[] = "array ";
+constexpr char kOptimizerState[] = "optimizer state";
 
 class Comparison {
  public:
@@ -73,6 +74,23 @@ class Comparison {
       Value(prefix + key, ValueOf(stored, key), ValueOf(wanted, key));
   }
 
+  // An array that cannot be loaded. A step without updates has no optimizer state, or only zeros.
+  void Arrays(const Manifest& manifest, const ArenaView& arena) {
+    std::vector<std::string> stored = manifest.array_names(), wanted;
+    for (const ArenaArray& array : arena.arrays) {
+      wanted.push_back(array.name);
+      if (const ArrayEntry* const entry = manifest.FindArray(array.name))
+        Structure(Concat(kArrayLabel, array.name, " dtype"), Name(entry->dtype), "F32");
+    }
+    if (!arena.has_optimizer_state() || manifest.state.num_updates == 0) return;
+    Structure(kOptimizerState, OptimizerArrays(stored), OptimizerArrays(wanted));
+    for (const TensorEntry& tensor : manifest.tensors)
+      for (const std::string& array : wanted)
+        if (manifest.FindArray(array) != nullptr)
+          Structure(Concat(kTensorLabel, tensor.name, " ", array),
+                    tensor.has(array) ? "present" : "none", "present");
+  }
+
   void Tensors(const Manifest& manifest, const ArenaView& arena) {
     std::map<std::string, const dist::ParamSpec*> wanted;
     for (const dist::ParamSpec& spec : arena.layout->specs()) wanted[spec.name] = &spec;
@@ -82,7 +100,7 @@ class Comparison {
         lines_.push_back(Concat(kTensorLabel, tensor.name, ": only in the checkpoint"));
         continue;
       }
-      Tensor(tensor, *spec->second, manifest.state.num_updates, arena.adam_m != nullptr);
+      Tensor(tensor, *spec->second);
       wanted.erase(spec);
     }
     for (const auto& [name, spec] : wanted) {
@@ -93,18 +111,16 @@ class Comparison {
   std::vector<std::string> lines() && { return std::move(lines_); }
 
  private:
-  void Tensor(const TensorEntry& stored, const dist::ParamSpec& spec, uint64_t num_updates,
-              bool wants_adam) {
+  void Tensor(const TensorEntry& stored, const dist::ParamSpec& spec) {
     const std::string label = kTensorLabel + stored.name;
-    // No --allow-change here: a tensor of another shape or dtype cannot be loaded.
+    // No --allow-change here: a tensor of another shape cannot be loaded.
     Structure(label, ShapeText(stored.shape), ShapeText(spec.shape));
     Structure(label + " tied to", AliasText(stored.aliases), AliasText(spec.aliases));
-    Structure(label + " dtype", Name(stored.dtype), "F32");
-    Structure(label + " extra state", stored.has(Kind::kExtra) ? "present" : "none", "none");
-    if (wants_adam && num_updates > 0) {  // an imported step 0 has none: m = v = 0
-      Structure(label + " optimiser state", stored.has(Kind::kAdamM) ? "present" : "none",
-                "present");
-    }
+  }
+
+  static std::string OptimizerArrays(std::vector<std::string> arrays) {
+    std::erase(arrays, kMainArray);
+    return arrays.empty() ? "none" : Join(arrays, ", ");
   }
 
   const std::vector<std::string>& allowed_;
@@ -154,6 +170,7 @@ std::vector<std::string> FindDifferences(const Manifest& manifest, const Expecta
   // An imported step 0 was not written by a run, so only its model can disagree.
   if (!manifest.state.trajectory.empty() || manifest.state.step > 0)
     comparison.AllFields(stored.trajectory, expectation.trajectory, "");
+  comparison.Arrays(manifest, arena);
   comparison.Tensors(manifest, arena);
   return std::move(comparison).lines();
 }
@@ -191,15 +208,22 @@ void CheckAgreement(const Manifest& manifest, const std::string& step_name,
   if (differences.empty()) return;
   std::string text;
   for (const std::string& line : differences) text += "\n  " + line;
-  const bool tensors_differ = std::ranges::any_of(
-      differences, [](const std::string& line) { return line.starts_with(kTensorLabel); });
+  const auto any = [&](const char* label) {
+    return std::ranges::any_of(differences,
+                               [&](const std::string& line) { return line.starts_with(label); });
+  };
+  const char* const advice =
+      any(kTensorLabel) || any(kArrayLabel)
+          ? "\nTensors that differ cannot be loaded: --allow-change applies to fields only. Resume "
+            "with the checkpoint's model, or start another run with another --run"
+      : any(kOptimizerState)
+          ? "\nAn optimizer cannot continue from the state of another, and --allow-change applies "
+            "to fields only. Resume with the checkpoint's optimizer, or start another run from "
+            "these weights with another --run and --init-from"
+          : "\nResume with the checkpoint's values, name the fields you mean to change with "
+            "--allow-change, or start another run";
   HL_FAIL(ExitCode::kUsage, step_name, " does not fit this run, ", differences.size(),
-          differences.size() == 1 ? " difference:" : " differences:", text,
-          tensors_differ
-              ? "\nTensors that differ cannot be loaded: --allow-change applies to fields only. "
-                "Resume with the checkpoint's model, or start another run with another --run"
-              : "\nResume with the checkpoint's values, name the fields you mean to change with "
-                "--allow-change, or start another run");
+          differences.size() == 1 ? " difference:" : " differences:", text, advice);
 }
 
 }  // namespace halflife::ckpt

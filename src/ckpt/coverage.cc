@@ -12,10 +12,12 @@ namespace {
 
 using Pieces = std::vector<const StoredFragment*>;
 
-std::string Label(Kind kind, const std::string& tensor) { return Concat(Name(kind), "/", tensor); }
+std::string Label(const std::string& array, const std::string& tensor) {
+  return Concat(array, "/", tensor);
+}
 
 void CheckNames(const Manifest& manifest, const std::string& where) {
-  std::set<std::string> files, tensors;
+  std::set<std::string> files, arrays, tensors;
   uint64_t total = 0;
   for (const FileEntry& file : manifest.files) {
     CheckDamage(!file.name.empty() && file.name.find('/') == std::string::npos &&
@@ -28,6 +30,10 @@ void CheckNames(const Manifest& manifest, const std::string& where) {
   }
   CheckDamage(total == manifest.total_bytes, where, ": files of ", total, " bytes, total says ",
               manifest.total_bytes);
+  for (const ArrayEntry& array : manifest.arrays) {
+    CheckDamage(!array.name.empty() && arrays.insert(array.name).second, where, ": array '",
+                array.name, "' is listed twice");
+  }
   for (const TensorEntry& tensor : manifest.tensors) {
     CheckDamage(!tensor.name.empty() && tensors.insert(tensor.name).second, where, ": tensor '",
                 tensor.name, "' is listed twice");
@@ -38,35 +44,46 @@ void CheckNames(const Manifest& manifest, const std::string& where) {
   }
 }
 
-void CheckTensor(const TensorEntry& tensor, Kind kind, Pieces pieces, const std::string& where) {
+void CheckTensor(const TensorEntry& tensor, const std::string& array, Pieces pieces,
+                 const std::string& where) {
   std::sort(pieces.begin(), pieces.end(), [](const StoredFragment* a, const StoredFragment* b) {
     return std::pair(a->begin, a->end) < std::pair(b->begin, b->end);
   });
   int64_t covered = 0;
   for (const StoredFragment* piece : pieces) {
-    CheckDamage(piece->begin >= covered, where, ": ", Label(kind, tensor.name), " elements [",
+    CheckDamage(piece->begin >= covered, where, ": ", Label(array, tensor.name), " elements [",
                 piece->begin, ", ", std::min(covered, piece->end), ") are stored twice");
-    CheckDamage(piece->begin == covered, where, ": ", Label(kind, tensor.name), " elements [",
+    CheckDamage(piece->begin == covered, where, ": ", Label(array, tensor.name), " elements [",
                 covered, ", ", piece->begin, ") are not stored");
     CheckDamage(piece->end > piece->begin || (tensor.count() == 0 && pieces.size() == 1), where,
-                ": ", Label(kind, tensor.name), " has an empty or reversed fragment at ",
+                ": ", Label(array, tensor.name), " has an empty or reversed fragment at ",
                 piece->begin);
     covered = piece->end;
   }
-  CheckDamage(covered == tensor.count(), where, ": ", Label(kind, tensor.name), " is stored up to ",
-              covered, " of ", tensor.count(), " elements");
+  CheckDamage(covered == tensor.count(), where, ": ", Label(array, tensor.name),
+              " is stored up to ", covered, " of ", tensor.count(), " elements");
 }
 
-void CheckKinds(const TensorEntry& tensor, const std::string& where) {
-  std::map<Kind, Pieces> by_kind;
-  for (const StoredFragment& fragment : tensor.fragments)
-    by_kind[fragment.kind].push_back(&fragment);
-  CheckDamage(!by_kind.empty(), where, ": tensor '", tensor.name, "' is not stored");
-  CheckDamage(by_kind.contains(Kind::kMain) || by_kind.contains(Kind::kExtra), where, ": tensor '",
-              tensor.name, "' has no main weights");
-  CheckDamage(by_kind.contains(Kind::kAdamM) == by_kind.contains(Kind::kAdamV), where, ": tensor '",
-              tensor.name, "' has one of adam_m and adam_v, not both");
-  for (const auto& [kind, pieces] : by_kind) CheckTensor(tensor, kind, pieces, where);
+// Every tensor has main weights, and the parts of an array are as many as its entry says.
+void CheckArrays(const Manifest& manifest, const std::string& where) {
+  std::map<std::string, uint64_t> elements;  // by array
+  for (const TensorEntry& tensor : manifest.tensors) {
+    std::map<std::string, Pieces> by_array;
+    for (const StoredFragment& fragment : tensor.fragments)
+      by_array[fragment.array].push_back(&fragment);
+    CheckDamage(!by_array.empty(), where, ": tensor '", tensor.name, "' is not stored");
+    CheckDamage(by_array.contains(kMainArray), where, ": tensor '", tensor.name,
+                "' has no main weights");
+    for (const auto& [array, pieces] : by_array) {
+      CheckTensor(tensor, array, pieces, where);
+      elements[array] += static_cast<uint64_t>(tensor.count());
+    }
+  }
+  for (const ArrayEntry& array : manifest.arrays) {
+    CheckDamage(elements[array.name] == static_cast<uint64_t>(array.elements), where, ": array '",
+                array.name, "' has ", array.elements, " elements, and its tensors have ",
+                elements[array.name]);
+  }
 }
 
 // Fragments of each file, in the order of their bytes, must touch and end where the file ends.
@@ -80,9 +97,9 @@ void CheckFiles(const Manifest& manifest, const std::string& where) {
     for (const StoredFragment& fragment : tensor.fragments) {
       CheckDamage(static_cast<size_t>(fragment.file) < ranges.size(), where, ": tensor '",
                   tensor.name, "' lies in file ", fragment.file, " of ", ranges.size());
-      const uint64_t bytes = FragmentBytes(tensor, fragment);
+      const uint64_t bytes = FragmentBytes(fragment);
       CheckDamage(fragment.block_hashes.size() == NumBlocks(bytes), where, ": ",
-                  Label(fragment.kind, tensor.name), " has ", fragment.block_hashes.size(),
+                  Label(fragment.array, tensor.name), " has ", fragment.block_hashes.size(),
                   " block hashes for ", bytes, " bytes");
       CheckDamage(fragment.offset <= UINT64_MAX - bytes, where, ": offset ", fragment.offset);
       ranges[fragment.file].push_back({fragment.offset, fragment.offset + bytes, &tensor});
@@ -106,8 +123,8 @@ void CheckFiles(const Manifest& manifest, const std::string& where) {
 
 }  // namespace
 
-uint64_t FragmentBytes(const TensorEntry& tensor, const StoredFragment& fragment) {
-  return static_cast<uint64_t>(fragment.end - fragment.begin) * SizeOf(tensor.dtype);
+uint64_t FragmentBytes(const StoredFragment& fragment) {
+  return static_cast<uint64_t>(fragment.end - fragment.begin) * SizeOf(fragment.dtype);
 }
 
 uint64_t NumBlocks(uint64_t fragment_bytes) {
@@ -116,7 +133,7 @@ uint64_t NumBlocks(uint64_t fragment_bytes) {
 
 void CheckCoverage(const Manifest& manifest, const std::string& where) {
   CheckNames(manifest, where);
-  for (const TensorEntry& tensor : manifest.tensors) CheckKinds(tensor, where);
+  CheckArrays(manifest, where);
   CheckFiles(manifest, where);
 }
 

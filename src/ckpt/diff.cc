@@ -7,6 +7,7 @@
 #include <map>
 
 #include "core/concat.h"
+#include "core/error.h"
 
 namespace halflife::ckpt {
 namespace {
@@ -32,7 +33,9 @@ size_t UlpBin(float a, float b) {
 
 class TensorComparison {
  public:
-  TensorComparison(Kind kind, const std::string& name) { result_.kind = kind, result_.name = name; }
+  TensorComparison(const std::string& array, const std::string& name) {
+    result_.array = array, result_.name = name;
+  }
 
   void Add(const std::vector<float>& a, const std::vector<float>& b, int64_t count) {
     for (int64_t i = 0; i < count; ++i) {
@@ -60,22 +63,35 @@ class TensorComparison {
   double squares_ = 0, squared_difference_ = 0;
 };
 
-TensorDifference CompareTensor(const StepReader& a, const StepReader& b, Kind kind,
+TensorDifference CompareTensor(const StepReader& a, const StepReader& b, const std::string& array,
                                const TensorInfo& tensor, bool stop_at_first) {
-  TensorComparison comparison(kind, tensor.name);
+  TensorComparison comparison(array, tensor.name);
   const int64_t chunk = std::min(kChunk, tensor.count());
   std::vector<float> values_a(chunk), values_b(chunk);
   for (int64_t begin = 0; begin < tensor.count(); begin += kChunk) {
     const int64_t end = std::min(begin + kChunk, tensor.count());
-    a.ReadRange(kind, tensor.name, begin, end, values_a.data());
-    b.ReadRange(kind, tensor.name, begin, end, values_b.data());
+    a.ReadRange(array, tensor.name, begin, end, values_a.data());
+    b.ReadRange(array, tensor.name, begin, end, values_b.data());
     comparison.Add(values_a, values_b, end - begin);
     if (stop_at_first && !comparison.Finish().equal()) break;
   }
   return comparison.Finish();
 }
 
-bool Has(const TensorInfo& tensor, Kind kind) { return kind == Kind::kMain || tensor.has_adam; }
+bool Has(const TensorInfo& tensor, const std::string& array) {
+  return std::ranges::count(tensor.arrays, array) > 0;
+}
+
+std::vector<std::string> ArraysToCompare(const StepReader& a, const StepReader& b,
+                                         const std::vector<std::string>& chosen) {
+  std::vector<std::string> known = a.manifest().array_names();
+  for (const std::string& array : b.manifest().array_names())
+    if (std::ranges::count(known, array) == 0) known.push_back(array);
+  for (const std::string& array : chosen)
+    HL_CHECK_AS(ExitCode::kUsage, std::ranges::count(known, array) > 0,
+                "neither step has an array '", array, "'. Use ", Join(known, ", "), ".");
+  return chosen.empty() ? known : chosen;
+}
 
 }  // namespace
 
@@ -86,6 +102,7 @@ bool StepDifference::equal() const {
 }
 
 StepDifference DiffSteps(const StepReader& a, const StepReader& b, const DiffOptions& options) {
+  const std::vector<std::string> arrays = ArraysToCompare(a, b, options.arrays);
   StepDifference difference;
   std::map<std::string, const TensorInfo*> in_b;
   for (const TensorInfo& tensor : b.tensors()) in_b[tensor.name] = &tensor;
@@ -98,19 +115,19 @@ StepDifference DiffSteps(const StepReader& a, const StepReader& b, const DiffOpt
           Concat(tensor.name, ": ", ShapeText(tensor.shape), " against ", ShapeText(other->shape)));
       continue;
     }
-    for (const Kind kind : options.kinds) {
-      const bool here = Has(tensor, kind), there = other != nullptr && Has(*other, kind);
-      const std::string label = Concat(Name(kind), "/", tensor.name);
+    for (const std::string& array : arrays) {
+      const bool here = Has(tensor, array), there = other != nullptr && Has(*other, array);
+      const std::string label = Concat(array, "/", tensor.name);
       if (here && !there) difference.only_in_a.push_back(label);
       if (!here && there) difference.only_in_b.push_back(label);
       if (!here || !there) continue;
-      difference.tensors.push_back(CompareTensor(a, b, kind, tensor, options.stop_at_first));
+      difference.tensors.push_back(CompareTensor(a, b, array, tensor, options.stop_at_first));
       if (options.stop_at_first && !difference.tensors.back().equal()) return difference;
     }
   }
   for (const auto& [name, tensor] : in_b) {
-    for (const Kind kind : options.kinds) {
-      if (Has(*tensor, kind)) difference.only_in_b.push_back(Concat(Name(kind), "/", name));
+    for (const std::string& array : arrays) {
+      if (Has(*tensor, array)) difference.only_in_b.push_back(Concat(array, "/", name));
     }
   }
   return difference;

@@ -1,6 +1,6 @@
 // Compares two steps tensor by tensor. Their world sizes may differ.
 //
-//   const StepDifference difference = DiffSteps(a, b, {.kinds = {Kind::kMain}});
+//   const StepDifference difference = DiffSteps(a, b, {.arrays = {kMainArray}});
 //   if (!difference.equal()) ...
 #pragma once
 
@@ -18,7 +18,7 @@ namespace halflife::ckpt {
 constexpr std::array<const char*, 6> kUlpBins = {"0", "1", "2-3", "4-15", "16-255", ">=256"};
 
 struct TensorDifference {
-  Kind kind = Kind::kMain;
+  std::string array;
   std::string name;
   int64_t count = 0;  // elements compared
   double max_abs = 0;
@@ -37,9 +37,10 @@ struct StepDifference {
 };
 
 struct DiffOptions {
-  std::vector<Kind> kinds = {Kind::kMain, Kind::kAdamM, Kind::kAdamV};
-  bool stop_at_first = false;  // end with the first tensor that differs
+  std::vector<std::string> arrays;  // empty: all of both steps
+  bool stop_at_first = false;       // end with the first tensor that differs
 };
+// Error kUsage for an array that neither step has.
 StepDifference DiffSteps(const StepReader& a, const StepReader& b, const DiffOptions& options);
 
 }  // namespace halflife::ckpt

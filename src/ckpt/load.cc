@@ -166,12 +166,12 @@ void LoadSession::ReadArrays(const fs::path& step_dir, const Manifest& manifest)
 
 void LoadSession::GatherArrays() {
   if (control_.size() == 1) return;
-  for (const Kind kind : arena_.kinds()) {
+  for (const ArenaArray& array : arena_.arrays) {
     int index = 0;
     for (const dist::Bucket& bucket : arena_.layout->buckets()) {
-      if (bucket.end <= arena_.sliced_end(kind)) continue;  // this rank's slice is all it holds
+      if (bucket.end <= array.sliced_end) continue;  // this rank's slice is all it holds
       const int64_t length = (bucket.end - bucket.begin) / control_.size();
-      float* const out = arena_.place(kind, {.arena_begin = bucket.begin});
+      float* const out = arena_.place(array, {.arena_begin = bucket.begin});
       control_
           .AllGather(Ref(out + control_.rank() * length, length),
                      Ref(out, bucket.end - bucket.begin), {"ckpt_gather", index++}, nullptr)
@@ -182,9 +182,9 @@ void LoadSession::GatherArrays() {
 
 void LoadSession::CompareArrays() {
   StreamHash hash;
-  for (const Kind kind : arena_.kinds()) {
-    const int64_t begin = arena_.sliced_end(kind), count = arena_.layout->num_elements() - begin;
-    hash.Update(arena_.place(kind, {.arena_begin = begin}),
+  for (const ArenaArray& array : arena_.arrays) {
+    const int64_t begin = array.sliced_end, count = arena_.layout->num_elements() - begin;
+    hash.Update(arena_.place(array, {.arena_begin = begin}),
                 static_cast<size_t>(count) * sizeof(float));
   }
   const auto hashes =

@@ -4,6 +4,7 @@
 #include <halflife/checkpoint.pb.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -28,12 +29,16 @@ void Put(Hash128 from, pb::Hash128* to) {
   to->set_lo(from.lo);
 }
 
-pb::Kind ToProto(Kind kind) { return static_cast<pb::Kind>(static_cast<int>(kind) + 1); }
 pb::DType ToProto(StoredDType dtype) { return static_cast<pb::DType>(static_cast<int>(dtype) + 1); }
 
-void Put(const TensorEntry& from, pb::TensorEntry* to) {
+uint32_t IndexOf(const std::string& array, const std::vector<ArrayEntry>& arrays) {
+  const auto found = std::ranges::find(arrays, array, &ArrayEntry::name);
+  HL_CHECK(found != arrays.end(), "the manifest does not list the array '", array, "'");
+  return static_cast<uint32_t>(found - arrays.begin());
+}
+
+void Put(const TensorEntry& from, const std::vector<ArrayEntry>& arrays, pb::TensorEntry* to) {
   to->set_name(from.name);
-  to->set_dtype(ToProto(from.dtype));
   for (const int64_t dim : from.shape) to->add_shape(static_cast<uint64_t>(dim));
   for (const std::string& alias : from.aliases) to->add_aliases(alias);
   to->set_decay_group(from.weight_decay ? "decay" : "no_decay");
@@ -41,7 +46,7 @@ void Put(const TensorEntry& from, pb::TensorEntry* to) {
   to->set_frozen(from.frozen);
   for (const StoredFragment& fragment : from.fragments) {
     pb::Fragment* out = to->add_fragments();
-    out->set_kind(ToProto(fragment.kind));
+    out->set_array(IndexOf(fragment.array, arrays));
     out->set_begin(static_cast<uint64_t>(fragment.begin));
     out->set_end(static_cast<uint64_t>(fragment.end));
     out->set_file(static_cast<uint32_t>(fragment.file));
@@ -112,7 +117,7 @@ Hash128 TrajectoryHash(const std::map<std::string, std::string>& trajectory) {
   return hash.Digest();
 }
 
-void Put(const StepState& from, bool has_adam, pb::Manifest* to) {
+void Put(const StepState& from, pb::Manifest* to) {
   to->set_step(from.step);
   to->set_run_id(from.run_id);
   to->set_parent_step(from.parent_step);
@@ -123,7 +128,7 @@ void Put(const StepState& from, bool has_adam, pb::Manifest* to) {
   to->set_model_config_json(from.model_config_json);
   Put(from.mesh, to->mutable_mesh());
   Put(from.versions, to->mutable_versions());
-  to->mutable_optimizer()->set_name(has_adam ? "adamw" : "");
+  to->mutable_optimizer()->set_name(from.optimizer);
   to->mutable_optimizer()->set_num_updates(from.num_updates);
   to->mutable_scheduler()->set_step(from.step);
   to->mutable_scheduler()->set_last_lr(from.last_lr);
@@ -159,7 +164,9 @@ class Decoder {
       to.files.push_back({file.name(), SmallInt(file.rank(), "file rank"), file.bytes(),
                           file.data_offset(), Get(file.hash()), Get(file.header_hash())});
     }
-    for (const pb::TensorEntry& tensor : from.tensors()) to.tensors.push_back(GetTensor(tensor));
+    for (const pb::Array& array : from.arrays()) to.arrays.push_back(GetArray(array));
+    for (const pb::TensorEntry& tensor : from.tensors())
+      to.tensors.push_back(GetTensor(tensor, to.arrays));
     return to;
   }
 
@@ -177,6 +184,11 @@ class Decoder {
     CheckKnown(from.min_reader_version() <= kSchemaVersion, "needs a halflife that reads schema ",
                from.min_reader_version(), writer, ", this one reads up to ", kSchemaVersion);
     CheckDamage(from.schema_version() >= 1, where_, ": schema version 0");
+    HL_CHECK_AS(ExitCode::kNoUsableCheckpoint, from.schema_version() >= kOldestSchemaVersion,
+                where_, ": the checkpoint has format version ", from.schema_version(), writer,
+                ", and this program reads versions from ", kOldestSchemaVersion,
+                " on. Continue the run with the program that wrote it, or train it again in "
+                "another run folder.");
     for (const std::string& feature : from.required_features()) {
       CheckKnown(false, "uses the feature '", feature, "'", writer);
     }
@@ -200,21 +212,28 @@ class Decoder {
     return static_cast<int64_t>(value);
   }
 
-  TensorEntry GetTensor(const pb::TensorEntry& from) const {
-    CheckKnown(pb::DType_IsValid(from.dtype()) && from.dtype() != pb::DTYPE_UNSPECIFIED, "tensor '",
+  ArrayEntry GetArray(const pb::Array& from) const {
+    CheckKnown(pb::DType_IsValid(from.dtype()) && from.dtype() != pb::DTYPE_UNSPECIFIED, "array '",
                from.name(), "' has dtype number ", static_cast<int>(from.dtype()));
+    return {.name = from.name(),
+            .dtype = static_cast<StoredDType>(from.dtype() - 1),
+            .elements = Size(from.elements(), from.name() + " elements")};
+  }
+
+  TensorEntry GetTensor(const pb::TensorEntry& from, const std::vector<ArrayEntry>& arrays) const {
     TensorEntry to{.name = from.name(),
-                   .dtype = static_cast<StoredDType>(from.dtype() - 1),
                    .aliases = {from.aliases().begin(), from.aliases().end()},
                    .weight_decay = from.decay_group() == "decay",
                    .fp32_region = from.fp32_region(),
                    .frozen = from.frozen()};
     for (const uint64_t dim : from.shape()) to.shape.push_back(Size(dim, from.name() + " size"));
     for (const pb::Fragment& fragment : from.fragments()) {
-      CheckKnown(pb::Kind_IsValid(fragment.kind()) && fragment.kind() != pb::KIND_UNSPECIFIED,
-                 "tensor '", from.name(), "' has kind number ", static_cast<int>(fragment.kind()));
+      CheckDamage(fragment.array() < arrays.size(), where_, ": tensor '", from.name(),
+                  "' has a fragment of array ", fragment.array(), " of ", arrays.size());
+      const ArrayEntry& array = arrays[fragment.array()];
       StoredFragment& out = to.fragments.emplace_back();
-      out.kind = static_cast<Kind>(fragment.kind() - 1);
+      out.array = array.name;
+      out.dtype = array.dtype;
       out.begin = Size(fragment.begin(), from.name() + " fragment begin");
       out.end = Size(fragment.end(), from.name() + " fragment end");
       out.file = SmallInt(fragment.file(), "file index");
@@ -267,6 +286,7 @@ class Decoder {
     StepState to;
     to.step = from.step();
     to.num_updates = from.optimizer().num_updates();
+    to.optimizer = from.optimizer().name();
     to.last_lr = from.scheduler().last_lr();
     to.data = GetCursor(from.data());
     to.guard = {{from.guard().loss_window().begin(), from.guard().loss_window().end()},
@@ -324,16 +344,8 @@ pb::Manifest ParsePayload(std::string_view bytes, const std::string& where) {
 
 }  // namespace
 
-const char* Name(Kind kind) {
-  constexpr const char* kNames[] = {"main", "adam_m", "adam_v", "extra"};
-  return kNames[static_cast<int>(kind)];
-}
-
-bool TensorEntry::has(Kind kind) const {
-  for (const StoredFragment& fragment : fragments) {
-    if (fragment.kind == kind) return true;
-  }
-  return false;
+bool TensorEntry::has(std::string_view array) const {
+  return std::ranges::find(fragments, array, &StoredFragment::array) != fragments.end();
 }
 
 const TensorEntry* Manifest::Find(const std::string& name) const {
@@ -343,21 +355,35 @@ const TensorEntry* Manifest::Find(const std::string& name) const {
   return nullptr;
 }
 
+const ArrayEntry* Manifest::FindArray(std::string_view name) const {
+  const auto found = std::ranges::find(arrays, name, &ArrayEntry::name);
+  return found == arrays.end() ? nullptr : &*found;
+}
+
+std::vector<std::string> Manifest::array_names() const {
+  std::vector<std::string> names;
+  for (const ArrayEntry& array : arrays) names.push_back(array.name);
+  return names;
+}
+
 std::string EncodeManifest(const Manifest& manifest) {
-  bool has_adam = false;
   pb::Manifest message;
   message.set_schema_version(kSchemaVersion);
-  message.set_min_reader_version(1);
+  message.set_min_reader_version(kSchemaVersion);
   message.set_attempt(manifest.attempt);
   message.set_unix_ms(manifest.unix_ms);
   message.set_total_bytes(manifest.total_bytes);
   for (const std::string& host : manifest.hosts) message.add_hosts(host);
   for (const FileEntry& file : manifest.files) Put(file, message.add_files());
-  for (const TensorEntry& tensor : manifest.tensors) {
-    Put(tensor, message.add_tensors());
-    has_adam = has_adam || tensor.has(Kind::kAdamM);
+  for (const ArrayEntry& array : manifest.arrays) {
+    pb::Array* const out = message.add_arrays();
+    out->set_name(array.name);
+    out->set_dtype(ToProto(array.dtype));
+    out->set_elements(static_cast<uint64_t>(array.elements));
   }
-  Put(manifest.state, has_adam, &message);
+  for (const TensorEntry& tensor : manifest.tensors)
+    Put(tensor, manifest.arrays, message.add_tensors());
+  Put(manifest.state, &message);
 
   const std::string payload = message.SerializeAsString();
   HL_CHECK(payload.size() <= kMaxManifestBytes, "manifest of ", payload.size(), " bytes");

@@ -19,7 +19,8 @@
 
 namespace halflife::ckpt {
 
-constexpr uint32_t kSchemaVersion = 1;         // newest schema this program reads and writes
+// The schema that this program writes, and the oldest one that it reads.
+constexpr uint32_t kSchemaVersion = 2, kOldestSchemaVersion = 2;
 constexpr uint64_t kBlockBytes = 16ull << 20;  // of a fragment, per hash
 constexpr uint64_t kMaxManifestBytes = 1ull << 30;
 constexpr char kManifestName[] = "manifest.pb";
@@ -33,17 +34,23 @@ struct FileEntry {
   Hash128 header_hash;  // of [0, data_offset)
 };
 
+struct ArrayEntry {
+  std::string name;  // "main", "optim/m", ...
+  StoredDType dtype = StoredDType::kF32;
+  int64_t elements = 0;  // over all tensors
+};
+
 struct StoredFragment {
-  Kind kind = Kind::kMain;
+  std::string array = kMainArray;
   int64_t begin = 0, end = 0;  // elements of the flattened tensor
   int file = 0;                // index into Manifest::files
   uint64_t offset = 0;         // bytes from the file's data_offset
   std::vector<Hash128> block_hashes;
+  StoredDType dtype = StoredDType::kF32;  // of its array
 };
 
 struct TensorEntry {
   std::string name;
-  StoredDType dtype = StoredDType::kF32;
   std::vector<int64_t> shape;
   std::vector<std::string> aliases;
   bool weight_decay = false;
@@ -52,7 +59,7 @@ struct TensorEntry {
   std::vector<StoredFragment> fragments;
 
   int64_t count() const { return CountElements(shape); }
-  bool has(Kind kind) const;
+  bool has(std::string_view array) const;
 };
 
 struct Manifest {
@@ -61,24 +68,27 @@ struct Manifest {
   int64_t unix_ms = 0;  // for information only
   std::vector<std::string> hosts;
   std::vector<FileEntry> files;
+  std::vector<ArrayEntry> arrays;    // the main weights first
   std::vector<TensorEntry> tensors;  // in registration order
   uint64_t total_bytes = 0;          // of the shard files
 
-  const TensorEntry* Find(const std::string& name) const;  // null: not there
+  const TensorEntry* Find(const std::string& name) const;    // null: not there
+  const ArrayEntry* FindArray(std::string_view name) const;  // null: not there
+  std::vector<std::string> array_names() const;
 };
 
-uint64_t FragmentBytes(const TensorEntry& tensor, const StoredFragment& fragment);
+uint64_t FragmentBytes(const StoredFragment& fragment);
 uint64_t NumBlocks(uint64_t fragment_bytes);
 
 std::string EncodeManifest(const Manifest& manifest);
 
 // `where` opens every message. DamageError: framing, hash, or contents that no writer produces.
 // Error kNoUsableCheckpoint: written by a newer halflife (schema, feature or enum value unknown
-// here).
+// here), or in a schema before kOldestSchemaVersion.
 Manifest DecodeManifest(std::string_view bytes, const std::string& where);
 
-// DamageError unless the fragments cover every element of every tensor and kind exactly once, and
-// fill every file's data exactly once.
+// DamageError unless the fragments cover every element of every tensor and array exactly once, the
+// arrays have as many elements as their list says, and every file's data is filled exactly once.
 void CheckCoverage(const Manifest& manifest, const std::string& where);
 
 // Returns the manifest as protobuf text, for people. `bytes` are from EncodeManifest.

@@ -149,7 +149,9 @@ class StepReader::Impl {
                 manifest_.state.step, "; was the folder renamed?");
     files_.CheckSizes();
     for (const TensorEntry& tensor : manifest_.tensors) {
-      infos_.push_back({tensor.name, tensor.shape, tensor.aliases, tensor.has(Kind::kAdamM),
+      std::vector<std::string> arrays = manifest_.array_names();
+      std::erase_if(arrays, [&](const std::string& array) { return !tensor.has(array); });
+      infos_.push_back({tensor.name, tensor.shape, tensor.aliases, std::move(arrays),
                         static_cast<int>(tensor.fragments.size())});
       by_name_[tensor.name] = &tensor;
       for (const std::string& alias : tensor.aliases) by_name_[alias] = &tensor;
@@ -164,18 +166,20 @@ class StepReader::Impl {
     return *found->second;
   }
 
-  void ReadRange(Kind kind, const std::string& name, int64_t begin, int64_t end, float* out) const {
+  void ReadRange(std::string_view array, const std::string& name, int64_t begin, int64_t end,
+                 float* out) const {
     const TensorEntry& tensor = Tensor(name);
     HL_CHECK(0 <= begin && begin <= end && end <= tensor.count(), "elements [", begin, ", ", end,
              ") of ", name, ", which has ", tensor.count());
-    HL_CHECK_AS(ExitCode::kNoUsableCheckpoint, tensor.has(kind), path_.string(), " has no ",
-                Name(kind), "/", name);
-    HL_CHECK_AS(ExitCode::kNoUsableCheckpoint, tensor.dtype == StoredDType::kF32, name,
-                " is stored as ", Name(tensor.dtype), ", not F32");
+    HL_CHECK_AS(ExitCode::kNoUsableCheckpoint, tensor.has(array), path_.string(), " has no ", array,
+                "/", name);
+    const StoredDType dtype = manifest_.FindArray(array)->dtype;
+    HL_CHECK_AS(ExitCode::kNoUsableCheckpoint, dtype == StoredDType::kF32, array, " is stored as ",
+                Name(dtype), ", not F32");
     BlockCursor cursor(files_);
     for (const StoredFragment& fragment : tensor.fragments) {
       const int64_t from = std::max(begin, fragment.begin), to = std::min(end, fragment.end);
-      if (fragment.kind != kind || from >= to) continue;
+      if (fragment.array != array || from >= to) continue;
       cursor.Copy(tensor, fragment, from, to, out + (from - begin));
     }
   }
@@ -269,13 +273,13 @@ const Manifest& StepReader::manifest() const { return impl_->manifest_; }
 Hash128 StepReader::manifest_hash() const { return impl_->hash_; }
 uint64_t StepReader::total_bytes() const { return impl_->manifest_.total_bytes; }
 
-void StepReader::ReadTensor(Kind kind, const std::string& name, float* out) const {
-  impl_->ReadRange(kind, name, 0, impl_->Tensor(name).count(), out);
+void StepReader::ReadTensor(std::string_view array, const std::string& name, float* out) const {
+  impl_->ReadRange(array, name, 0, impl_->Tensor(name).count(), out);
 }
 
-void StepReader::ReadRange(Kind kind, const std::string& name, int64_t begin, int64_t end,
-                           float* out) const {
-  impl_->ReadRange(kind, name, begin, end, out);
+void StepReader::ReadRange(std::string_view array, const std::string& name, int64_t begin,
+                           int64_t end, float* out) const {
+  impl_->ReadRange(array, name, begin, end, out);
 }
 
 std::vector<StepReader::Damage> StepReader::Verify(int num_threads) const {

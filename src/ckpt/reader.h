@@ -3,7 +3,7 @@
 //
 //   const auto step_dir = FindStep(path);   // a run, its ckpt folder, a step, or "RUN@best"
 //   const StepReader reader = StepReader::Open(step_dir);
-//   reader.ReadTensor(Kind::kMain, "norm.weight", out);
+//   reader.ReadTensor(kMainArray, "norm.weight", out);
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ckpt/manifest.h"
@@ -22,7 +23,7 @@ struct TensorInfo {
   std::string name;
   std::vector<int64_t> shape;
   std::vector<std::string> aliases;
-  bool has_adam = false;
+  std::vector<std::string> arrays;  // that it has a part of: "main", "optim/m", ...
   int num_fragments = 0;
   int64_t count() const;
 };
@@ -74,9 +75,10 @@ class StepReader {
 
   // `out`: the tensor's count() floats; an alias names the same tensor. Every block read is
   // verified. Error kNoUsableCheckpoint names file, block and tensor. Thread-safe.
-  void ReadTensor(Kind kind, const std::string& name, float* out) const;
+  void ReadTensor(std::string_view array, const std::string& name, float* out) const;
   // Elements [begin, end) of it.
-  void ReadRange(Kind kind, const std::string& name, int64_t begin, int64_t end, float* out) const;
+  void ReadRange(std::string_view array, const std::string& name, int64_t begin, int64_t end,
+                 float* out) const;
 
   struct Damage {
     std::string file, tensor, text;  // text: the complete message

@@ -11,14 +11,13 @@ namespace halflife::ckpt {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr Kind kAllKinds[] = {Kind::kMain, Kind::kAdamM, Kind::kAdamV};
 
 dist::ParameterLayout LayoutOf(const Manifest& manifest, int world_size) {
+  for (const ArrayEntry& array : manifest.arrays)
+    HL_CHECK_AS(ExitCode::kUsage, array.dtype == StoredDType::kF32, "array ", array.name,
+                " is stored as ", Name(array.dtype), ". Only fp32 arrays can be rewritten.");
   std::vector<dist::ParamSpec> specs;
   for (const TensorEntry& tensor : manifest.tensors) {
-    HL_CHECK_AS(ExitCode::kUsage, tensor.dtype == StoredDType::kF32 && !tensor.has(Kind::kExtra),
-                "tensor ", tensor.name, " is stored as ", Name(tensor.dtype),
-                " or holds extra state; only fp32 main weights and Adam's state are rewritten");
     specs.push_back({.name = tensor.name,
                      .shape = tensor.shape,
                      .region = tensor.fp32_region ? dist::Region::kFp32 : dist::Region::kCompute,
@@ -29,12 +28,12 @@ dist::ParameterLayout LayoutOf(const Manifest& manifest, int world_size) {
 }
 
 ShardPlan PlanFromReader(const StepReader& step, const dist::ParameterLayout& layout, int rank) {
-  ShardPlan plan = PlanShard(layout, {std::begin(kAllKinds), std::end(kAllKinds)}, rank);
+  ShardPlan plan = PlanShard(layout, step.manifest().array_names(), rank);
   std::erase_if(plan.pieces, [&](const ShardPiece& piece) {
-    return !step.manifest().Find(piece.tensor)->has(piece.kind);
+    return !step.manifest().Find(piece.tensor)->has(piece.array);
   });
   plan.fill = [&step](const ShardPiece& piece, int64_t begin, int64_t end, float* out) {
-    step.ReadRange(piece.kind, piece.tensor, begin, end, out);
+    step.ReadRange(piece.array, piece.tensor, begin, end, out);
   };
   return plan;
 }
@@ -54,6 +53,7 @@ void ReshardStep(const StepReader& step, int world_size, const fs::path& out) {
                     .unix_ms = from.unix_ms,
                     .hosts = from.hosts,
                     .files = {},
+                    .arrays = from.arrays,
                     .tensors = TensorEntries(layout)};
   for (TensorEntry& tensor : manifest.tensors) tensor.frozen = from.Find(tensor.name)->frozen;
   WriteStep(out, std::move(manifest), world_size,
@@ -65,14 +65,14 @@ Hash128 GatheredHash(const StepReader& step) {
   std::vector<float> values;
   constexpr int64_t kChunk = kBlockBytes / sizeof(float);
   for (const TensorEntry& tensor : step.manifest().tensors) {
-    for (const Kind kind : kAllKinds) {
-      if (!tensor.has(kind)) continue;
-      const std::string label = Concat(Name(kind), "/", tensor.name);
+    for (const ArrayEntry& array : step.manifest().arrays) {
+      if (!tensor.has(array.name)) continue;
+      const std::string label = Concat(array.name, "/", tensor.name);
       hash.Update(label.c_str(), label.size() + 1);
       for (int64_t begin = 0; begin < tensor.count(); begin += kChunk) {
         const int64_t end = std::min(begin + kChunk, tensor.count());
         values.resize(static_cast<size_t>(end - begin));
-        step.ReadRange(kind, tensor.name, begin, end, values.data());
+        step.ReadRange(array.name, tensor.name, begin, end, values.data());
         hash.Update(values.data(), values.size() * sizeof(float));
       }
     }

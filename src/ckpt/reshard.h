@@ -13,7 +13,7 @@ namespace halflife::ckpt {
 // one pass with the memory of a few blocks. Throws Error kCheckpointIo, or kUsage if `out` exists.
 void ReshardStep(const StepReader& step, int world_size, const std::filesystem::path& out);
 
-// The hash of every element of every tensor and kind, in registration order: it is equal for equal
+// The hash of every element of every tensor and array, in registration order: it is equal for equal
 // states, however they are split into shards.
 Hash128 GatheredHash(const StepReader& step);
 

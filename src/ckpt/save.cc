@@ -95,8 +95,8 @@ std::string SaveSession::OpenAttempt() const {
   HL_CHECK_AS(ExitCode::kCheckpointIo, !error, "cannot create ", dir_.string(), ": ",
               error.message());
   EmptyTrash(dir_);  // of cancelled attempts: frees their space before it is asked for
-  const auto needed = static_cast<uint64_t>(arena_.layout->num_parameters()) * sizeof(float) *
-                      arena_.kinds().size();
+  const auto needed =
+      static_cast<uint64_t>(arena_.layout->num_parameters()) * sizeof(float) * arena_.arrays.size();
   const uint64_t free = FreeBytes(dir_, ExitCode::kCheckpointIo);
   HL_CHECK_AS(ExitCode::kCheckpointIo, free >= needed + needed / 10, "step ", state_.step,
               " needs ", HumanBytes(needed + needed / 10), " in ", dir_.string(), ", ",
@@ -148,6 +148,9 @@ void SaveSession::Assemble(const std::vector<std::string>& parts) {
   manifest_.attempt = attempt_;
   manifest_.unix_ms = UnixMilliseconds();
   manifest_.tensors = TensorEntries(*arena_.layout);
+  std::vector<std::string> arrays;
+  for (const ArenaArray& array : arena_.arrays) arrays.push_back(array.name);
+  manifest_.arrays = ArrayEntries(*arena_.layout, arrays);
   std::set<std::string> hosts;
   for (size_t rank = 0; rank < parts.size(); ++rank) {
     const Manifest part = DecodeManifest(parts[rank], Concat("vote of rank ", rank));
@@ -278,8 +281,8 @@ CheckpointStore::CheckpointStore(fs::path ckpt_dir, dist::Communicator& control,
 SaveReport CheckpointStore::Save(const ArenaView& arena, const StepState& state) {
   HL_CHECK(arena.layout->num_slices() == control_.size(), "the arena has ",
            arena.layout->num_slices(), " slices for ", control_.size(), " ranks");
-  HL_CHECK((arena.adam_m == nullptr) == (arena.adam_v == nullptr),
-           "adam_m and adam_v come together");
+  HL_CHECK(!arena.arrays.empty() && arena.arrays[0].name == kMainArray,
+           "the first array of an arena is main");
   const Stopwatch stopwatch;
   SaveSession session(dir_, control_, config_, ownership_check_, arena, state);
   session.Open();

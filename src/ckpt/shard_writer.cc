@@ -18,7 +18,7 @@ constexpr int64_t kBlockElements = kBlockBytes / sizeof(float);
 
 std::string EntryName(const ShardPiece& piece) {
   const bool whole = piece.begin == 0 && piece.end == CountElements(piece.shape);
-  const std::string name = Concat(Name(piece.kind), "/", piece.tensor);
+  const std::string name = Concat(piece.array, "/", piece.tensor);
   return whole ? name : Concat(name, "@", piece.begin);
 }
 
@@ -46,7 +46,7 @@ std::string MakeHeader(const ShardPlan& plan, const ShardLabel& label) {
 
 void CheckNoNan(const ShardPiece& piece, int64_t begin, const float* data, int64_t count) {
   const int64_t at = FindNan(data, count);
-  HL_CHECK_AS(ExitCode::kNonFinite, at == count, Name(piece.kind), "/", piece.tensor,
+  HL_CHECK_AS(ExitCode::kNonFinite, at == count, piece.array, "/", piece.tensor,
               " holds NaN at element ", begin + at,
               "; such a step could not be resumed and is not saved");
 }
@@ -103,7 +103,7 @@ class ShardFile {
 // Writes one piece in blocks. A piece without data is filled in through `buffer`.
 StoredFragment WritePiece(const ShardPlan& plan, const ShardPiece& piece, float* buffer,
                           ShardFile& file) {
-  StoredFragment fragment{.kind = piece.kind,
+  StoredFragment fragment{.array = piece.array,
                           .begin = piece.begin,
                           .end = piece.end,
                           .file = 0,
@@ -114,7 +114,7 @@ StoredFragment WritePiece(const ShardPlan& plan, const ShardPiece& piece, float*
     const float* data = piece.data == nullptr ? buffer : piece.data + (begin - piece.begin);
     if (piece.data == nullptr) plan.fill(piece, begin, begin + count, buffer);
     fragment.block_hashes.push_back(file.AppendBlock(data, count, [&](int64_t first, int64_t part) {
-      if (piece.kind == Kind::kMain) CheckNoNan(piece, begin + first, data + first, part);
+      if (piece.array == kMainArray) CheckNoNan(piece, begin + first, data + first, part);
     }));
   }
   return fragment;
@@ -136,12 +136,13 @@ std::string ShardName(int rank) {
                 ".safetensors");
 }
 
-ShardPlan PlanShard(const dist::ParameterLayout& layout, const std::vector<Kind>& kinds, int rank) {
+ShardPlan PlanShard(const dist::ParameterLayout& layout, const std::vector<std::string>& arrays,
+                    int rank) {
   ShardPlan plan;
-  for (const Kind kind : kinds) {
+  for (const std::string& array : arrays) {
     for (const dist::Fragment& fragment : layout.SliceFragments(rank)) {
       const dist::ParamSpec& spec = layout.specs()[fragment.param];
-      plan.pieces.push_back({.kind = kind,
+      plan.pieces.push_back({.array = array,
                              .tensor = spec.name,
                              .shape = spec.shape,
                              .begin = fragment.begin,
@@ -152,16 +153,18 @@ ShardPlan PlanShard(const dist::ParameterLayout& layout, const std::vector<Kind>
     if (rank != 0) continue;
     for (const dist::ParamSpec& spec : layout.specs()) {
       if (spec.count() > 0) continue;
-      plan.pieces.push_back({.kind = kind, .tensor = spec.name, .shape = spec.shape});
+      plan.pieces.push_back({.array = array, .tensor = spec.name, .shape = spec.shape});
     }
   }
   return plan;
 }
 
 ShardPlan PlanShard(const ArenaView& arena, int rank) {
-  ShardPlan plan = PlanShard(*arena.layout, arena.kinds(), rank);
+  std::vector<std::string> names;
+  for (const ArenaArray& array : arena.arrays) names.push_back(array.name);
+  ShardPlan plan = PlanShard(*arena.layout, names, rank);
   for (ShardPiece& piece : plan.pieces)
-    piece.data = arena.place(piece.kind,
+    piece.data = arena.place(arena.array(piece.array),
                              {.arena_begin = piece.arena_begin, .slice_begin = piece.slice_begin});
   return plan;
 }
@@ -176,6 +179,7 @@ Manifest WriteShard(const fs::path& dir, const ShardPlan& plan, const ShardLabel
   for (const ShardPiece& piece : plan.pieces) {
     const auto [at, is_new] = index.emplace(piece.tensor, part.tensors.size());
     if (is_new) part.tensors.push_back({.name = piece.tensor, .shape = piece.shape});
+    if (part.FindArray(piece.array) == nullptr) part.arrays.push_back({.name = piece.array});
     part.tensors[at->second].fragments.push_back(WritePiece(plan, piece, buffer.get(), file));
   }
   part.files.push_back(file.Finish());
@@ -197,12 +201,23 @@ std::vector<TensorEntry> TensorEntries(const dist::ParameterLayout& layout) {
   return entries;
 }
 
+std::vector<ArrayEntry> ArrayEntries(const dist::ParameterLayout& layout,
+                                     const std::vector<std::string>& names) {
+  std::vector<ArrayEntry> entries;
+  for (const std::string& name : names)
+    entries.push_back({.name = name, .elements = layout.num_parameters()});
+  return entries;
+}
+
 void MergePart(const Manifest& part, Manifest* manifest) {
   std::map<std::string, TensorEntry*> by_name;
   for (TensorEntry& tensor : manifest->tensors) by_name[tensor.name] = &tensor;
   const int first_file = static_cast<int>(manifest->files.size());
   manifest->files.insert(manifest->files.end(), part.files.begin(), part.files.end());
   manifest->total_bytes += part.total_bytes;
+  for (const ArrayEntry& array : part.arrays)
+    HL_CHECK(manifest->FindArray(array.name) != nullptr, "a shard holds the unknown array '",
+             array.name, "'");
   for (const TensorEntry& tensor : part.tensors) {
     const auto known = by_name.find(tensor.name);
     HL_CHECK(known != by_name.end(), "a shard holds the unknown tensor '", tensor.name, "'");

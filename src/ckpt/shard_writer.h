@@ -16,12 +16,12 @@
 
 namespace halflife::ckpt {
 
-constexpr int kFormatVersion = 1;  // of the shard files' metadata
+constexpr int kFormatVersion = 2;  // of the shard files' metadata
 constexpr uint64_t kDataAlignment = 4096;
 
 // One entry of the file.
 struct ShardPiece {
-  Kind kind = Kind::kMain;
+  std::string array = kMainArray;
   std::string tensor;
   std::vector<int64_t> shape;                // of the whole tensor
   int64_t begin = 0, end = 0;                // elements; all fp32
@@ -45,8 +45,9 @@ struct ShardLabel {
 
 std::string ShardName(int rank);  // "rank_00003.safetensors"
 
-// Slice `rank` of the layout, kind by kind, without data. Tensors without elements go to rank 0.
-ShardPlan PlanShard(const dist::ParameterLayout& layout, const std::vector<Kind>& kinds, int rank);
+// Slice `rank` of the layout, array by array, without data. Tensors without elements go to rank 0.
+ShardPlan PlanShard(const dist::ParameterLayout& layout, const std::vector<std::string>& arrays,
+                    int rank);
 // The same with the arena's data.
 ShardPlan PlanShard(const ArenaView& arena, int rank);
 
@@ -57,7 +58,10 @@ Manifest WriteShard(const std::filesystem::path& dir, const ShardPlan& plan,
 
 // Returns tensor entries without fragments, in registration order.
 std::vector<TensorEntry> TensorEntries(const dist::ParameterLayout& layout);
-// Adds a shard's file and fragments to `manifest`, whose tensors are known.
+// The entries of fp32 arrays that cover every tensor.
+std::vector<ArrayEntry> ArrayEntries(const dist::ParameterLayout& layout,
+                                     const std::vector<std::string>& names);
+// Adds a shard's file and fragments to `manifest`, whose tensors and arrays are known.
 void MergePart(const Manifest& part, Manifest* manifest);
 
 }  // namespace halflife::ckpt

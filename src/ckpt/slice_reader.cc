@@ -23,16 +23,16 @@ void SliceReader::Read() const {
     if (piece.fragment->file != last_file) files.CheckHeader(piece.fragment->file);
     last_file = piece.fragment->file;
     cursor.Copy(*piece.tensor, *piece.fragment, piece.begin, piece.end, piece.out);
-    if (piece.fragment->kind == Kind::kMain) CheckNoNan(piece);
+    if (piece.fragment->array == kMainArray) CheckNoNan(piece);
   }
 }
 
 void SliceReader::ClearSlice() const {
-  for (const Kind kind : arena_.kinds()) {
+  for (const ArenaArray& array : arena_.arrays) {
     for (const dist::Bucket& bucket : arena_.layout->buckets()) {
       const auto range = arena_.layout->SliceOf(bucket, slice_);
       std::fill_n(
-          arena_.place(kind, {.arena_begin = range.arena_begin, .slice_begin = range.slice_begin}),
+          arena_.place(array, {.arena_begin = range.arena_begin, .slice_begin = range.slice_begin}),
           range.count, 0.0f);
     }
   }
@@ -44,11 +44,11 @@ std::vector<SliceReader::Piece> SliceReader::Plan() const {
   std::map<std::string, const TensorEntry*> by_name;
   for (const TensorEntry& tensor : manifest_.tensors) by_name[tensor.name] = &tensor;
   std::vector<Piece> pieces;
-  for (const Kind kind : arena_.kinds()) {
+  for (const ArenaArray& array : arena_.arrays) {
     for (const dist::Fragment& range : arena_.layout->SliceFragments(slice_)) {
       const TensorEntry& tensor = *by_name.at(arena_.layout->specs()[range.param].name);
-      if (kind != Kind::kMain && !tensor.has(kind)) continue;
-      const int64_t planned = PlanRange(tensor, kind, range, &pieces);
+      if (array.name != kMainArray && !tensor.has(array.name)) continue;
+      const int64_t planned = PlanRange(tensor, array, range, &pieces);
       HL_CHECK(planned == range.end - range.begin, "planned ", planned, " of ",
                range.end - range.begin, " elements of ", tensor.name);
     }
@@ -60,15 +60,15 @@ std::vector<SliceReader::Piece> SliceReader::Plan() const {
   return pieces;
 }
 
-int64_t SliceReader::PlanRange(const TensorEntry& tensor, Kind kind, const dist::Fragment& range,
-                               std::vector<Piece>* pieces) const {
+int64_t SliceReader::PlanRange(const TensorEntry& tensor, const ArenaArray& array,
+                               const dist::Fragment& range, std::vector<Piece>* pieces) const {
   int64_t planned = 0;
   for (const StoredFragment& fragment : tensor.fragments) {
     const int64_t begin = std::max(range.begin, fragment.begin);
     const int64_t end = std::min(range.end, fragment.end);
-    if (fragment.kind != kind || begin >= end) continue;
+    if (fragment.array != array.name || begin >= end) continue;
     pieces->push_back(
-        {&tensor, &fragment, begin, end, arena_.place(kind, range) + (begin - range.begin)});
+        {&tensor, &fragment, begin, end, arena_.place(array, range) + (begin - range.begin)});
     planned += end - begin;
   }
   return planned;

@@ -20,7 +20,7 @@ class SliceReader {
               const ArenaView& arena, int slice);
 
   // Fills the slice: what is stored, verified block by block; zeros where nothing is (padding, and
-  // the optimiser state of a step without one). DamageError also for a NaN in main.
+  // the optimizer state of a step without one). DamageError also for a NaN in main.
   void Read() const;
 
  private:
@@ -33,7 +33,7 @@ class SliceReader {
   };
   void ClearSlice() const;
   std::vector<Piece> Plan() const;
-  int64_t PlanRange(const TensorEntry& tensor, Kind kind, const dist::Fragment& range,
+  int64_t PlanRange(const TensorEntry& tensor, const ArenaArray& array, const dist::Fragment& range,
                     std::vector<Piece>* pieces) const;
   static void CheckNoNan(const Piece& piece);
 

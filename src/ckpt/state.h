@@ -1,10 +1,11 @@
-// The contents of a checkpoint as plain types: the arena's three fp32 arrays and the scalars. Only
-// manifest.cc knows the protobuf manifest.
+// The contents of a checkpoint as plain types: the arena's fp32 arrays by name, and the scalars of
+// the run. Only manifest.cc knows the protobuf manifest.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/error.h"
@@ -13,46 +14,33 @@
 
 namespace halflife::ckpt {
 
-// The kind of state that is stored for a tensor. kExtra: a kind that this version does not write.
-enum class Kind : uint8_t { kMain, kAdamM, kAdamV, kExtra };
-const char* Name(Kind kind);  // "main", "adam_m", "adam_v", "extra"
+// The name of the array of main weights. The optimizer's arrays are below "optim/", for example
+// "optim/m".
+inline constexpr char kMainArray[] = "main";
+inline constexpr char kOptimizerPrefix[] = "optim/";
 
-// Borrowed host memory in the layout's arena order, layout.num_held(sliced_end(kind)) elements
-// each.
+// One fp32 array of an arena: borrowed host memory in the layout's arena order, with
+// layout.num_held(sliced_end) elements.
+struct ArenaArray {
+  std::string name;
+  float* data = nullptr;
+  int64_t sliced_end = 0;  // before this element of the arena, it holds only this rank's slices
+};
+
 struct ArenaView {
   const dist::ParameterLayout* layout = nullptr;
-  float* main = nullptr;
-  float* adam_m = nullptr;  // null with adam_v: weights only
-  float* adam_v = nullptr;
-  // Below this element of the arena, the arrays hold only this rank's slices.
-  int64_t main_sliced_end = 0, moments_sliced_end = 0;
+  std::vector<ArenaArray> arrays;  // the main weights first; only they: no optimizer state
 
-  int64_t sliced_end(Kind kind) const {
-    return kind == Kind::kMain ? main_sliced_end : moments_sliced_end;
+  bool has_optimizer_state() const { return arrays.size() > 1; }
+  // Error (exit 70) if the arena has no array of this name.
+  const ArenaArray& array(std::string_view name) const {
+    for (const ArenaArray& array : arrays)
+      if (array.name == name) return array;
+    HL_FAIL(ExitCode::kInternal, "an arena has no array '", name, "'");
   }
   // Where this rank holds the first element of a fragment of its own slice.
-  float* place(Kind kind, const dist::Fragment& fragment) const {
-    return array(kind) + layout->PlaceOf(fragment, sliced_end(kind));
-  }
-
-  // Error (exit 70) for kExtra, which no arena holds.
-  float* array(Kind kind) const {
-    switch (kind) {
-      case Kind::kMain:
-        return main;
-      case Kind::kAdamM:
-        return adam_m;
-      case Kind::kAdamV:
-        return adam_v;
-      case Kind::kExtra:
-        break;
-    }
-    HL_FAIL(ExitCode::kInternal, "an arena has no array for ", Name(kind), " state");
-  }
-  // {main} or {main, adam_m, adam_v}
-  std::vector<Kind> kinds() const {
-    if (adam_m == nullptr) return {Kind::kMain};
-    return {Kind::kMain, Kind::kAdamM, Kind::kAdamV};
+  float* place(const ArenaArray& array, const dist::Fragment& fragment) const {
+    return array.data + layout->PlaceOf(fragment, array.sliced_end);
   }
 };
 
@@ -95,8 +83,9 @@ struct Versions {
 };
 
 struct StepState {
-  uint64_t step = 0;         // optimiser steps done (skipped ones included)
-  uint64_t num_updates = 0;  // updates that were applied: Adam's bias correction counts these
+  uint64_t step = 0;           // optimiser steps done (skipped ones included)
+  uint64_t num_updates = 0;    // updates that were applied: Adam's bias correction counts these
+  std::string optimizer = "";  // its name in recipes; empty: weights only
   double last_lr = 0;
   DataCursor data;
   GuardState guard;

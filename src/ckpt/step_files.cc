@@ -96,15 +96,15 @@ uint64_t StepFiles::ReadBlock(const TensorEntry& tensor, const StoredFragment& f
                               uint64_t block, char* out) const {
   const FileEntry& entry = manifest_.files[fragment.file];
   const uint64_t begin = block * kBlockBytes;
-  const uint64_t bytes = std::min(kBlockBytes, FragmentBytes(tensor, fragment) - begin);
+  const uint64_t bytes = std::min(kBlockBytes, FragmentBytes(fragment) - begin);
   const uint64_t offset = entry.data_offset + fragment.offset + begin;
   ReadAt(fragment.file, offset, out, bytes);
   if (HashBytes(out, bytes) != fragment.block_hashes[block]) {
-    const auto size = static_cast<int64_t>(SizeOf(tensor.dtype));
+    const auto size = static_cast<int64_t>(SizeOf(fragment.dtype));
     const int64_t first = fragment.begin + static_cast<int64_t>(begin) / size;
     const int64_t last = first + static_cast<int64_t>(bytes) / size;
-    throw DamageError(Concat(entry.name, " block ", block, " of ", Name(fragment.kind), "/",
-                             tensor.name, ": hash mismatch (elements [", first, ", ", last, "))"),
+    throw DamageError(Concat(entry.name, " block ", block, " of ", fragment.array, "/", tensor.name,
+                             ": hash mismatch (elements [", first, ", ", last, "))"),
                       tensor.name, offset);
   }
   return bytes;
@@ -135,7 +135,7 @@ BlockCursor::BlockCursor(const StepFiles& files)
 
 void BlockCursor::Copy(const TensorEntry& tensor, const StoredFragment& fragment, int64_t begin,
                        int64_t end, void* out) {
-  const uint64_t size = SizeOf(tensor.dtype);
+  const uint64_t size = SizeOf(fragment.dtype);
   uint64_t at = static_cast<uint64_t>(begin - fragment.begin) * size;  // bytes in the fragment
   const uint64_t stop = static_cast<uint64_t>(end - fragment.begin) * size;
   char* to = static_cast<char*>(out);

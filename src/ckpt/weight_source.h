@@ -33,7 +33,7 @@ class StepWeights : public WeightSource {
   std::string where() const override { return reader_.path().string(); }
   const std::vector<WeightInfo>& weights() const override { return weights_; }
   void ReadRange(const std::string& name, int64_t begin, int64_t end, float* out) const override {
-    reader_.ReadRange(Kind::kMain, name, begin, end, out);
+    reader_.ReadRange(kMainArray, name, begin, end, out);
   }
 
  private:

@@ -131,26 +131,21 @@ ExitCode Verify(const CkptOptions& options) {
   return good ? ExitCode::kFinished : ExitCode::kDifference;
 }
 
-std::vector<ckpt::Kind> ParseStates(const std::string& states) {
-  std::vector<ckpt::Kind> kinds;
+// Returns the names of a list, or none for "all".
+std::vector<std::string> ParseStates(const std::string& states) {
+  std::vector<std::string> arrays;
+  if (states == "all") return arrays;
   std::istringstream stream(states);
-  for (std::string state; std::getline(stream, state, ',');) {
-    bool known = false;
-    for (const auto kind : {ckpt::Kind::kMain, ckpt::Kind::kAdamM, ckpt::Kind::kAdamV}) {
-      if (state != ckpt::Name(kind)) continue;
-      kinds.push_back(kind);
-      known = true;
-    }
-    HL_CHECK_AS(ExitCode::kUsage, known, "--state '", state, "' is not main, adam_m or adam_v");
-  }
-  HL_CHECK_AS(ExitCode::kUsage, !kinds.empty(), "--state is empty. Use main, adam_m and adam_v.");
-  return kinds;
+  for (std::string array; std::getline(stream, array, ',');) arrays.push_back(array);
+  HL_CHECK_AS(ExitCode::kUsage, !arrays.empty(),
+              "--state is empty. Use all, or names such as main and optim/m.");
+  return arrays;
 }
 
 ExitCode Diff(const CkptOptions& options) {
   const ckpt::StepDifference difference =
       ckpt::DiffSteps(OpenStep(options.paths[0]), OpenStep(options.paths[1]),
-                      {.kinds = ParseStates(options.states), .stop_at_first = options.bitwise});
+                      {.arrays = ParseStates(options.states), .stop_at_first = options.bitwise});
   const Json json = DescribeDifference(difference);
   Print(options, json, DifferenceText(json));
   return difference.equal() ? ExitCode::kFinished : ExitCode::kDifference;

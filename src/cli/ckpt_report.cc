@@ -101,7 +101,7 @@ Json DifferenceToParent(const ckpt::StepReader& step) {
 
 void AddStatistics(const ckpt::StepReader& step, const ckpt::TensorInfo& tensor, Json* row) {
   std::vector<float> values(static_cast<size_t>(tensor.count()));
-  step.ReadTensor(ckpt::Kind::kMain, tensor.name, values.data());
+  step.ReadTensor(ckpt::kMainArray, tensor.name, values.data());
   double low = INFINITY, high = -INFINITY, squares = 0;
   for (const float value : values) {
     low = std::min<double>(low, value);
@@ -223,10 +223,10 @@ Json DescribeStep(const ckpt::StepReader& step, const std::string& pattern, bool
                {"tensors", Json::array()}};
   for (const ckpt::TensorInfo& tensor : step.tensors()) {
     if (::fnmatch(pattern.c_str(), tensor.name.c_str(), 0) != 0) continue;
-    const ckpt::TensorEntry& entry = *step.manifest().Find(tensor.name);
-    Json row = {{"name", tensor.name},        {"shape", tensor.shape},
-                {"dtype", Name(entry.dtype)}, {"fragments", tensor.num_fragments},
-                {"aliases", tensor.aliases},  {"adam", tensor.has_adam}};
+    const ckpt::ArrayEntry& main = *step.manifest().FindArray(ckpt::kMainArray);
+    Json row = {{"name", tensor.name},       {"shape", tensor.shape},
+                {"dtype", Name(main.dtype)}, {"fragments", tensor.num_fragments},
+                {"aliases", tensor.aliases}, {"arrays", tensor.arrays}};
     if (with_stats) AddStatistics(step, tensor, &row);
     json["tensors"].push_back(std::move(row));
   }
@@ -262,7 +262,7 @@ Json DescribeDifference(const ckpt::StepDifference& difference) {
     if (tensor.equal()) continue;
     Json ulps = Json::object();
     for (size_t i = 0; i < tensor.ulps.size(); ++i) ulps[ckpt::kUlpBins[i]] = tensor.ulps[i];
-    json["tensors"].push_back({{"name", Concat(Name(tensor.kind), "/", tensor.name)},
+    json["tensors"].push_back({{"name", Concat(tensor.array, "/", tensor.name)},
                                {"count", tensor.count},
                                {"max_abs", tensor.max_abs},
                                {"relative_l2", tensor.relative_l2},

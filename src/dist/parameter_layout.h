@@ -3,11 +3,11 @@
 // every tool that reads checkpoints.
 //
 // One index space of elements, [0, num_elements), is used for the main weights, the gradients and
-// Adam's m and v, all in fp32. Region kCompute comes first; its weights are stored a second time in
-// the compute dtype if that is not fp32. Region kFp32 follows, with the parameters that compute in
-// fp32 (norms, decays). In each region, tensors are in reverse registration order, so that buckets
-// fill from the front during backward. Tensor starts align to 64 elements. Padding is zero and
-// stays zero.
+// the optimizer's state arrays, all in fp32. Region kCompute comes first; its weights are stored a
+// second time in the compute dtype if that is not fp32. Region kFp32 follows, with the parameters
+// that compute in fp32 (norms, decays). In each region, tensors are in reverse registration order,
+// so that buckets fill from the front during backward. Tensor starts align to 64 elements. Padding
+// is zero and stays zero.
 //
 //   const ParameterLayout layout(specs, {.bucket_bytes = 64 << 20, .num_slices = world_size});
 //   for (const Bucket& bucket : layout.buckets()) ...
@@ -26,7 +26,7 @@ struct ParamSpec {
   std::string name;            // name in a checkpoint, e.g. "layers.0.attn.q_proj.weight"
   std::vector<int64_t> shape;  // outermost first
   Region region = Region::kCompute;
-  bool weight_decay = false;         // whether AdamW decays it; the model part that owns it decides
+  bool weight_decay = false;         // whether it decays; the model part that owns it decides
   int readers = 1;                   // number of layers that read it
   std::vector<std::string> aliases;  // other names of the same tensor (tied head)
 

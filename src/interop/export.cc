@@ -204,7 +204,7 @@ std::vector<WeightToWrite> Weights(const Layout& layout, const model::LanguageMo
   };
   const auto stored = [&](const std::string& name) {
     return [&step, name](int64_t begin, int64_t end, float* out) {
-      step.ReadRange(ckpt::Kind::kMain, name, begin, end, out);
+      step.ReadRange(ckpt::kMainArray, name, begin, end, out);
     };
   };
   const model::ModelConfig& config = model.config();

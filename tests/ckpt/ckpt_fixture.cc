@@ -23,21 +23,28 @@ float RandomBits(uint64_t key, int64_t element) {
   return std::bit_cast<float>(bits);
 }
 
+constexpr const char* kNames[] = {kMainArray, "optim/m", "optim/v"};
+
 }  // namespace
 
 TestArena::TestArena(const std::vector<dist::ParamSpec>& specs, int num_slices)
     : layout_(specs,
-              {.first_bucket_bytes = 4096, .bucket_bytes = 1 << 16, .num_slices = num_slices}),
-      main_(layout_.num_elements()),
-      adam_m_(layout_.num_elements()),
-      adam_v_(layout_.num_elements()) {}
+              {.first_bucket_bytes = 4096, .bucket_bytes = 1 << 16, .num_slices = num_slices}) {
+  for (std::vector<float>& array : arrays_) array.resize(layout_.num_elements());
+}
 
-std::vector<float> TestArena::Expected(uint64_t seed, Kind kind) const {
+ArenaView TestArena::view() {
+  ArenaView view = {&layout_, {}};
+  for (size_t i = 0; i < arrays_.size(); ++i) view.arrays.push_back({kNames[i], arrays_[i].data()});
+  return view;
+}
+
+std::vector<float> TestArena::Expected(uint64_t seed, size_t array) const {
   std::vector<float> values(layout_.num_elements());
   for (size_t param = 0; param < layout_.specs().size(); ++param) {
     const dist::ParamSpec& spec = layout_.specs()[param];
-    const uint64_t key = SplitMix64(seed * 4 + static_cast<uint64_t>(kind)) ^
-                         SplitMix64(NameHash32(spec.name.data(), spec.name.size()));
+    const uint64_t key =
+        SplitMix64(seed * 4 + array) ^ SplitMix64(NameHash32(spec.name.data(), spec.name.size()));
     float* const at = values.data() + layout_.offset(static_cast<int>(param));
     for (int64_t i = 0; i < spec.count(); ++i) at[i] = RandomBits(key, i);
   }
@@ -45,27 +52,22 @@ std::vector<float> TestArena::Expected(uint64_t seed, Kind kind) const {
 }
 
 void TestArena::Fill(uint64_t seed) {
-  main_ = Expected(seed, Kind::kMain);
-  adam_m_ = Expected(seed, Kind::kAdamM);
-  adam_v_ = Expected(seed, Kind::kAdamV);
+  for (size_t i = 0; i < arrays_.size(); ++i) arrays_[i] = Expected(seed, i);
 }
 
 void TestArena::FillWithGarbage() {
-  for (std::vector<float>* array : {&main_, &adam_m_, &adam_v_}) {
-    std::fill(array->begin(), array->end(), -7.5f);
-  }
+  for (std::vector<float>& array : arrays_) std::fill(array.begin(), array.end(), -7.5f);
 }
 
-std::string TestArena::DifferenceFrom(uint64_t seed, bool with_adam) const {
-  const std::pair<Kind, const std::vector<float>*> arrays[] = {
-      {Kind::kMain, &main_}, {Kind::kAdamM, &adam_m_}, {Kind::kAdamV, &adam_v_}};
-  for (const auto& [kind, array] : arrays) {
-    std::vector<float> expected = Expected(seed, kind);
-    if (kind != Kind::kMain && !with_adam) std::fill(expected.begin(), expected.end(), 0.0f);
-    if (std::memcmp(array->data(), expected.data(), 4 * expected.size()) == 0) continue;
+std::string TestArena::DifferenceFrom(uint64_t seed, bool with_states) const {
+  for (size_t array = 0; array < arrays_.size(); ++array) {
+    const std::vector<float>& found = arrays_[array];
+    std::vector<float> expected = Expected(seed, array);
+    if (array > 0 && !with_states) std::fill(expected.begin(), expected.end(), 0.0f);
+    if (std::memcmp(found.data(), expected.data(), 4 * expected.size()) == 0) continue;
     for (size_t i = 0; i < expected.size(); ++i) {
-      if (std::memcmp(&(*array)[i], &expected[i], 4) == 0) continue;
-      return Concat(Name(kind), " element ", i, " of the arena: ", (*array)[i], " instead of ",
+      if (std::memcmp(&found[i], &expected[i], 4) == 0) continue;
+      return Concat(kNames[array], " element ", i, " of the arena: ", found[i], " instead of ",
                     expected[i]);
     }
   }
@@ -110,6 +112,7 @@ StepState MakeState(uint64_t step) {
   StepState state;
   state.step = step;
   state.num_updates = step - 1;
+  state.optimizer = "adamw";
   state.last_lr = 0.1 + 1e-17;
   state.data = {.order_version = 1,
                 .seed = 7,

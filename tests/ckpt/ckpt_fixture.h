@@ -7,6 +7,7 @@
 //   EXPECT_EQ(LoadStep(run, 3, specs)->state.step, 100u);
 #pragma once
 
+#include <array>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -17,7 +18,8 @@
 
 namespace halflife::ckpt::test {
 
-// Values are random bits of (seed, kind, parameter, element), without NaN.
+// Main weights and two state arrays, "optim/m" and "optim/v". Values are random bits of (seed,
+// array, parameter, element), without NaN.
 class TestArena {
  public:
   TestArena(const std::vector<dist::ParamSpec>& specs, int num_slices);
@@ -25,19 +27,21 @@ class TestArena {
   void FillWithGarbage();
   // Describes the first element that differs from Fill(seed). Empty: all agree. Padding must be
   // zero.
-  std::string DifferenceFrom(uint64_t seed, bool with_adam = true) const;
-  ArenaView view() { return {&layout_, main_.data(), adam_m_.data(), adam_v_.data()}; }
+  std::string DifferenceFrom(uint64_t seed, bool with_states = true) const;
+  ArenaView view();
+  // Main weights only.
+  ArenaView weights() { return {&layout_, {view().arrays[0]}}; }
 
  private:
-  std::vector<float> Expected(uint64_t seed, Kind kind) const;
+  std::vector<float> Expected(uint64_t seed, size_t array) const;
 
   dist::ParameterLayout layout_;
-  std::vector<float> main_, adam_m_, adam_v_;
+  std::array<std::vector<float>, 3> arrays_;
 };
 
 // Returns matrices, norms, a scalar, an empty tensor and a tied one, with about 5,000 elements.
 std::vector<dist::ParamSpec> SmallSpecs();
-// Returns one tensor of 9.4 million elements (3 blocks of 16 MiB per kind) between two small ones.
+// Returns one tensor of 9.4 million elements (3 blocks of 16 MiB per array) between two small ones.
 std::vector<dist::ParamSpec> LargeSpecs();
 std::vector<dist::ParamSpec> RandomSpecs(uint64_t seed);
 

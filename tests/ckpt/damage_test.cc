@@ -87,7 +87,7 @@ TEST_F(DamageTest, BitFlipInTheLastByte) {
   ASSERT_EQ(damages.size(), 1u);
   EXPECT_EQ(damages[0].file, "rank_00001.safetensors");
   EXPECT_NE(damages[0].tensor, "");
-  ExpectFallback("rank_00001.safetensors block 0 of adam_v/" + damages[0].tensor);
+  ExpectFallback("rank_00001.safetensors block 0 of optim/v/" + damages[0].tensor);
 }
 
 TEST_F(DamageTest, BitFlipAnywhereInTheManifest) {
@@ -191,16 +191,15 @@ TEST_F(DamageTest, FilesForPeopleAreNotRead) {
 
 TEST_F(DamageTest, WhatALoadDoesNotNeedIsNotRead) {
   const fs::path file = newer() / "rank_00001.safetensors";
-  // In adam_v, which a load of only the weights does not read.
+  // In optim/v, which a load of only the weights does not read.
   FlipBit(file, fs::file_size(file) - 1);
   dist::LocalWorld::Run(2, [&](dist::Communicator& control) {
     TestArena arena(SmallSpecs(), 2);
-    ArenaView weights = arena.view();
-    weights.adam_m = weights.adam_v = nullptr;
+    const ArenaView weights = arena.weights();
     CheckpointStore store(run_ / "ckpt", control, {});
     const auto report = store.Load({}, MatchingExpectation(), weights);
     EXPECT_EQ(report->state.step, 200u);
-    EXPECT_EQ(arena.DifferenceFrom(200, /*with_adam=*/false), "");
+    EXPECT_EQ(arena.DifferenceFrom(200, /*with_states=*/false), "");
   });
 }
 
@@ -265,10 +264,10 @@ TEST(LargeDamageTest, VerifyNamesTheBlockOfALongFragment) {
   const fs::path step = run / "ckpt" / kNewer;
   const StepReader reader = StepReader::Open(step);
   const TensorEntry& large = *reader.manifest().Find("large");
-  const StoredFragment* adam_v = nullptr;
-  for (const StoredFragment& f : large.fragments) adam_v = f.kind == Kind::kAdamV ? &f : adam_v;
-  ASSERT_EQ(adam_v->block_hashes.size(), 3u);
-  const uint64_t data = reader.manifest().files[0].data_offset + adam_v->offset;
+  const StoredFragment* v = nullptr;
+  for (const StoredFragment& f : large.fragments) v = f.array == "optim/v" ? &f : v;
+  ASSERT_EQ(v->block_hashes.size(), 3u);
+  const uint64_t data = reader.manifest().files[0].data_offset + v->offset;
   const fs::path file = step / "rank_00000.safetensors";
   for (const uint64_t block : {0, 1, 2}) {
     const uint64_t at = data + block * kBlockBytes;
@@ -278,7 +277,7 @@ TEST(LargeDamageTest, VerifyNamesTheBlockOfALongFragment) {
     EXPECT_EQ(damages[0].tensor, "large");
     EXPECT_EQ(damages[0].offset, at);
     EXPECT_THAT(damages[0].text, HasSubstr("rank_00000.safetensors block " + std::to_string(block) +
-                                           " of adam_v/large: hash mismatch (elements [" +
+                                           " of optim/v/large: hash mismatch (elements [" +
                                            std::to_string(block * kBlockBytes / 4)));
     FlipBit(file, at + 77);
   }
@@ -286,7 +285,7 @@ TEST(LargeDamageTest, VerifyNamesTheBlockOfALongFragment) {
   FlipBit(file, data + kBlockBytes);
   const auto report = LoadStep(run.path(), 2, LargeSpecs());
   EXPECT_EQ(report->state.step, 100u);
-  EXPECT_THAT(report->damage, ElementsAre(HasSubstr("block 1 of adam_v/large")));
+  EXPECT_THAT(report->damage, ElementsAre(HasSubstr("block 1 of optim/v/large")));
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// One tiny checkpoint per schema version, written by the program of that time, can always be
-// loaded. To write a new one, run ckpt_golden_test --gtest_also_run_disabled_tests
-// --gtest_filter='*Write*'
+// One tiny checkpoint per schema version that is kept, written by the program of that time, can
+// always be loaded. To write a new one, run ckpt_tests --gtest_also_run_disabled_tests
+// --gtest_filter='GoldenTest.*Write*'
 #include <gtest/gtest.h>
 
 #include "ckpt/ckpt_fixture.h"
@@ -31,7 +31,7 @@ std::vector<dist::ParamSpec> GoldenSpecs() {
 }
 
 TEST(GoldenTest, EverySchemaVersionLoads) {
-  for (uint32_t version = 1; version <= kSchemaVersion; ++version) {
+  for (uint32_t version = kOldestSchemaVersion; version <= kSchemaVersion; ++version) {
     SCOPED_TRACE(version);
     const TempDir run;  // A load cleans up the folder, so it gets a copy.
     fs::copy(GoldenRun(version), run.path(), fs::copy_options::recursive);

@@ -76,7 +76,7 @@ class ReaderTest : public testing::Test {
       TestArena arena(SmallSpecs(), 1);
       arena.Fill(200);
       const ArenaView view = arena.view();
-      view.main[view.layout->offset(5) + element] = value;
+      view.arrays[0].data[view.layout->offset(5) + element] = value;
       CheckpointStore(run_ / "ckpt", control, {}).Save(view, MakeState(300));
     });
   }
@@ -178,21 +178,21 @@ TEST_F(ReaderTest, TensorsAreWholeForAnyShards) {
   for (size_t i = 0; i < reader.tensors().size(); ++i) {
     const TensorInfo& tensor = reader.tensors()[i];
     EXPECT_EQ(tensor.shape, SmallSpecs()[i].shape);
-    for (const Kind kind : {Kind::kMain, Kind::kAdamM, Kind::kAdamV}) {
+    EXPECT_THAT(tensor.arrays, ElementsAre("main", "optim/m", "optim/v"));
+    for (const ArenaArray& array : view.arrays) {
       std::vector<float> values(tensor.count() + 1);  // memcmp needs an address even for 0 bytes.
-      reader.ReadTensor(kind, tensor.name, values.data());
-      EXPECT_EQ(
-          std::memcmp(values.data(), view.array(kind) + view.layout->offset(static_cast<int>(i)),
-                      4 * tensor.count()),
-          0)
-          << Name(kind) << "/" << tensor.name;
+      reader.ReadTensor(array.name, tensor.name, values.data());
+      EXPECT_EQ(std::memcmp(values.data(), array.data + view.layout->offset(static_cast<int>(i)),
+                            4 * tensor.count()),
+                0)
+          << array.name << "/" << tensor.name;
     }
   }
   float tied[3], table[3];
-  reader.ReadRange(Kind::kMain, "lm_head.weight", 100, 103, tied);
-  reader.ReadRange(Kind::kMain, "embeddings.weight", 100, 103, table);
+  reader.ReadRange(kMainArray, "lm_head.weight", 100, 103, tied);
+  reader.ReadRange(kMainArray, "embeddings.weight", 100, 103, table);
   EXPECT_EQ(std::memcmp(tied, table, sizeof tied), 0);
-  EXPECT_HL_ERROR(reader.ReadTensor(Kind::kMain, "layers.9.weight", tied),
+  EXPECT_HL_ERROR(reader.ReadTensor(kMainArray, "layers.9.weight", tied),
                   ExitCode::kNoUsableCheckpoint, "has no tensor 'layers.9.weight'");
 }
 
@@ -200,13 +200,13 @@ TEST_F(ReaderTest, ADeletedStepIsReportedAsSuch) {
   const StepReader reader = StepReader::Open(step(100));
   fs::remove_all(step(100));
   float value;
-  EXPECT_HL_ERROR(reader.ReadRange(Kind::kMain, "embeddings.weight", 0, 1, &value),
+  EXPECT_HL_ERROR(reader.ReadRange(kMainArray, "embeddings.weight", 0, 1, &value),
                   ExitCode::kCheckpointIo, "the step was deleted while reading");
 }
 
 TEST_F(ReaderTest, DiffMeasuresOneChangedElement) {
   std::vector<float> values(193 * 17);
-  StepReader::Open(step(200)).ReadTensor(Kind::kMain, "layers.0.mlp.up_proj.weight", values.data());
+  StepReader::Open(step(200)).ReadTensor(kMainArray, "layers.0.mlp.up_proj.weight", values.data());
   SaveVariant(33, std::nextafterf(values[33], INFINITY));
   const StepReader a = StepReader::Open(step(200)), b = StepReader::Open(step(300));
   const StepDifference difference = DiffSteps(a, b, {});
@@ -216,13 +216,13 @@ TEST_F(ReaderTest, DiffMeasuresOneChangedElement) {
     if (tensor.equal()) continue;
     ++num_different;
     EXPECT_EQ(tensor.name, "layers.0.mlp.up_proj.weight");
-    EXPECT_EQ(tensor.kind, Kind::kMain);
+    EXPECT_EQ(tensor.array, kMainArray);
     EXPECT_EQ(tensor.first_different, 33);
     EXPECT_THAT(tensor.ulps, ElementsAre(193 * 17 - 1, 1, 0, 0, 0, 0));
     EXPECT_EQ(tensor.max_abs, std::abs(static_cast<double>(tensor.value_a) - tensor.value_b));
   }
   EXPECT_EQ(num_different, 1);
-  EXPECT_TRUE(DiffSteps(a, b, {.kinds = {Kind::kAdamM, Kind::kAdamV}}).equal());
+  EXPECT_TRUE(DiffSteps(a, b, {.arrays = {"optim/m", "optim/v"}}).equal());
 }
 
 TEST_F(ReaderTest, DiffNamesAddedRemovedAndReshapedTensors) {
@@ -233,7 +233,7 @@ TEST_F(ReaderTest, DiffNamesAddedRemovedAndReshapedTensors) {
   SaveStep(other.path(), {.step = 200}, specs);
   const StepDifference difference =
       DiffSteps(StepReader::Open(step(200)), StepReader::Open(FindStep(other.path())), {});
-  EXPECT_THAT(difference.only_in_a, testing::Contains("adam_m/layers.0.norm.weight"));
+  EXPECT_THAT(difference.only_in_a, testing::Contains("optim/m/layers.0.norm.weight"));
   EXPECT_THAT(difference.only_in_b, testing::Contains("main/layers.0.norm.gain"));
   EXPECT_THAT(difference.reshaped,
               ElementsAre("layers.0.attn.q_proj.weight: [16, 64] against [64, 16]"));
@@ -414,7 +414,7 @@ TEST_F(ReaderTest, CommandDiff) {
   EXPECT_EQ(text.code, 1);
   EXPECT_THAT(text.out, HasSubstr("main/layers.0.mlp.up_proj.weight"));
   EXPECT_THAT(text.out, HasSubstr("DIFFERENT"));
-  EXPECT_EQ(RunCkpt("diff --state adam_m,adam_v " + pair).code, 0);
+  EXPECT_EQ(RunCkpt("diff --state optim/m,optim/v " + pair).code, 0);
   EXPECT_EQ(RunCkpt("diff --state weights " + pair).code, 2);
   EXPECT_EQ(RunCkpt("diff --state '' " + pair).code, 2);  // Without a comparison nothing is equal.
 }

@@ -80,17 +80,18 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"dist", {"core"}},
     {"data", {"core"}},
     {"ops", {"core", "kernels"}},
+    {"optim", {"core", "kernels"}},
     {"model", {"core", "kernels", "ops", "dist"}},
     {"ckpt", {"core", "dist"}},
     {"eval", {"core", "kernels", "ops", "dist", "data", "model"}},
-    {"train", {"core", "kernels", "ops", "dist", "data", "model", "ckpt", "eval"}},
+    {"train", {"core", "kernels", "ops", "optim", "dist", "data", "model", "ckpt", "eval"}},
     {"infer", {"core", "kernels", "ops", "dist", "data", "model", "ckpt"}},
     {"report", {"core"}},
     {"sweep", {"core", "train", "report"}},
     {"interop", {"core", "data", "model", "ckpt"}},
     {"cli",
-     {"core", "kernels", "ops", "dist", "data", "model", "ckpt", "eval", "train", "infer", "report",
-      "sweep", "interop"}},
+     {"core", "kernels", "ops", "optim", "dist", "data", "model", "ckpt", "eval", "train", "infer",
+      "report", "sweep", "interop"}},
 };
 
 // Returns the level of a file of src/train. A level may include itself and lower levels.

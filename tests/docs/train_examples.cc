@@ -138,6 +138,11 @@ void TimelineExample() {
 #include "examples/train/plan/timeline.h"
 }
 
+void ArenaOptimizerExample(ParameterArena& arena, const RunConfig& config, double lr, double clip,
+                           uint64_t num_updates) {
+#include "examples/train/step/arena_optimizer.h"
+}
+
 void GradientNormExample(const std::vector<dist::Fragment>& fragments, ParameterArena& arena) {
 #include "examples/train/step/gradient_norm.h"
 }

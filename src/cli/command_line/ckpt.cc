@@ -90,7 +90,8 @@ std::vector<Subcommand> Subcommands() {
        2,
        2,
        [](CLI::App& app, CkptOptions& options) {
-         app.add_option("--state", options.states, "Arrays to compare: main, adam_m, adam_v")
+         app.add_option("--state", options.states,
+                        "Arrays to compare, for example main,optim/m. all: every array")
              ->capture_default_str();
          app.add_flag("--bitwise", options.bitwise, "Stop at the first differing element");
        },

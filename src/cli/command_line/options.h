@@ -136,7 +136,7 @@ struct InspectOptions {
 struct CkptOptions {
   std::string verb;  // ls, inspect, verify, ...
   std::vector<std::string> paths;
-  std::string out, pattern = "*", states = "main,adam_m,adam_v";
+  std::string out, pattern = "*", states = "all";
   bool json = false, stats = false, bitwise = false, dry_run = false;
   int jobs = 2, world = 1;
   // For prune. Absent values are the recipe's.

@@ -69,7 +69,7 @@ Json DescribeRecipe(const fs::path& path) {
             {"norms", count.norm},
             {"total", count.total()}}},
           {"memory_of_one_rank",
-           {{"main_and_adam_bytes", static_cast<uint64_t>(memory.main_and_adam)},
+           {{"main_and_optimizer_bytes", static_cast<uint64_t>(memory.main_and_optimizer)},
             {"gradient_bytes", static_cast<uint64_t>(memory.gradients)},
             {"compute_copy_bytes", static_cast<uint64_t>(memory.compute_copy)},
             {"activation_bytes", static_cast<uint64_t>(memory.activations)},

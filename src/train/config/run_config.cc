@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <functional>
 #include <sstream>
+#include <type_traits>
+#include <variant>
 #include <vector>
 
 #include "core/error.h"
@@ -18,6 +20,8 @@ namespace halflife::train {
 namespace {
 
 namespace pb = google::protobuf;
+
+constexpr char kAlgorithm[] = "optimizer.algorithm";
 
 // One list of fields serves both directions. `direction(has, get, set, value)` copies from the
 // message to the struct or back.
@@ -65,10 +69,10 @@ template <typename Direction>
 void VisitOptimizer(const Direction& direction, proto::RunConfig& m, RunConfig& c) {
   proto::OptimizerConfig& o = *m.mutable_optimizer();
   HL_FIELD(o, lr, c.optimizer.lr);
-  HL_FIELD(o, beta1, c.optimizer.beta1);
-  HL_FIELD(o, beta2, c.optimizer.beta2);
-  HL_FIELD(o, eps, c.optimizer.eps);
-  HL_FIELD(o, weight_decay, c.optimizer.weight_decay);
+  HL_FIELD(o, beta1, c.optimizer.adamw.beta1);
+  HL_FIELD(o, beta2, c.optimizer.adamw.beta2);
+  HL_FIELD(o, eps, c.optimizer.adamw.eps);
+  HL_FIELD(o, weight_decay, c.optimizer.adamw.weight_decay);
   HL_FIELD(o, clip_norm, c.optimizer.clip_norm);
   HL_FIELD(o, decay_all, c.optimizer.decay_all);
   proto::ScheduleConfig& s = *m.mutable_schedule();
@@ -120,11 +124,60 @@ void Visit(const Direction& direction, proto::RunConfig& m, RunConfig& c) {
 
 #undef HL_FIELD
 
+const pb::FieldDescriptor& FieldNamed(const pb::Message& message, const std::string& name) {
+  const pb::FieldDescriptor* const field = message.GetDescriptor()->FindFieldByName(name);
+  HL_CHECK(field != nullptr, "the schema's ", message.GetDescriptor()->name(), " has no field ",
+           name);
+  return *field;
+}
+
+// The fields of an optimizer's own config are matched with the schema's by name, so a new optimizer
+// needs no change here.
+void ReadAlgorithm(const proto::OptimizerChoice& message, optim::OptimizerChoice& choice) {
+  const pb::Reflection& reflection = *message.GetReflection();
+  const pb::FieldDescriptor* const chosen =
+      reflection.GetOneofFieldDescriptor(message, message.GetDescriptor()->oneof_decl(0));
+  if (chosen == nullptr) return;
+  choice = optim::OptimizerChoice(chosen->name());
+  const pb::Message& own = reflection.GetMessage(message, chosen);
+  const pb::Reflection& values = *own.GetReflection();
+  for (const optim::Option& option : choice.config().Fields()) {
+    const pb::FieldDescriptor& field = FieldNamed(own, option.name);
+    if (!values.HasField(own, &field)) continue;
+    std::visit(
+        [&](auto* place) {
+          using Value = std::remove_pointer_t<decltype(place)>;
+          if constexpr (std::is_same_v<Value, bool>) *place = values.GetBool(own, &field);
+          if constexpr (std::is_same_v<Value, int64_t>) *place = values.GetInt64(own, &field);
+          if constexpr (std::is_same_v<Value, double>) *place = values.GetDouble(own, &field);
+        },
+        option.place);
+  }
+}
+
+void WriteAlgorithm(optim::OptimizerChoice choice, proto::OptimizerChoice& message) {
+  pb::Message& own =
+      *message.GetReflection()->MutableMessage(&message, &FieldNamed(message, choice.name()));
+  const pb::Reflection& values = *own.GetReflection();
+  for (const optim::Option& option : choice.config().Fields()) {
+    const pb::FieldDescriptor& field = FieldNamed(own, option.name);
+    std::visit(
+        [&](const auto* place) {
+          using Value = std::remove_cv_t<std::remove_pointer_t<decltype(place)>>;
+          if constexpr (std::is_same_v<Value, bool>) values.SetBool(&own, &field, *place);
+          if constexpr (std::is_same_v<Value, int64_t>) values.SetInt64(&own, &field, *place);
+          if constexpr (std::is_same_v<Value, double>) values.SetDouble(&own, &field, *place);
+        },
+        option.place);
+  }
+}
+
 proto::RunConfig ToMessage(const RunConfig& config) {
   proto::RunConfig message;
   RunConfig copy = config;
   Visit(WriteFields{}, message, copy);
   WriteModel(config.model, *message.mutable_model());
+  WriteAlgorithm(config.optimizer.algorithm, *message.mutable_optimizer()->mutable_algorithm());
   return message;
 }
 
@@ -221,6 +274,7 @@ RunConfig MergeAll(const std::vector<RecipeText>& recipes,
   config.model.vocab_size = 0;
   Visit(ReadFields{}, message, config);
   ReadModel(message.model(), config.model);
+  ReadAlgorithm(message.optimizer().algorithm(), config.optimizer.algorithm);
   return config;
 }
 
@@ -265,6 +319,7 @@ std::map<std::string, std::string> FlatFields(const RunConfig& config) {
                                [&](model::PartConfig& part) {
                                  fields[Concat("model.", part.kind().name)] = part.name();
                                }});
+  fields[kAlgorithm] = config.optimizer.algorithm.name();
   return fields;
 }
 
@@ -280,6 +335,7 @@ std::map<std::string, std::string> TrajectoryFields(const RunConfig& config) {
                                    ? ExactText(owner.GetReflection()->GetDouble(owner, &field))
                                    : TextOfLeaf(owner, field, index);
               });
+  fields[kAlgorithm] = config.optimizer.algorithm.name();
   return fields;
 }
 

@@ -16,6 +16,7 @@
 #include "ckpt/store.h"
 #include "data/row_positions.h"
 #include "model/language_model.h"
+#include "optim/optimizer_choice.h"
 #include "train/config/schedule.h"
 
 namespace halflife::train {
@@ -31,10 +32,12 @@ struct DataConfig {
 
 struct OptimizerConfig {
   double lr = 3e-4;
-  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
-  double weight_decay = 0.1;
-  double clip_norm = 1.0;  // 0: no clipping.
+  optim::AdamWConfig adamw;  // beta1, beta2, eps and weight_decay.
+  double clip_norm = 1.0;    // 0: no clipping.
   bool decay_all = false;
+  optim::OptimizerChoice algorithm;
+
+  std::vector<std::string> state_names() const { return algorithm.Make(adamw)->state_names(); }
 };
 
 struct LoopConfig {

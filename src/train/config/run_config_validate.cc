@@ -33,11 +33,14 @@ class Problems {
 
 void CheckOptimizer(const RunConfig& c, Problems& problems) {
   const OptimizerConfig& o = c.optimizer;
+  const optim::AdamWConfig& a = o.adamw;
   problems.Require(std::isfinite(o.lr) && o.lr >= 0, "optimizer.lr", o.lr, "a number >= 0");
-  problems.Require(o.beta1 >= 0 && o.beta1 < 1, "optimizer.beta1", o.beta1, "[0, 1)");
-  problems.Require(o.beta2 >= 0 && o.beta2 < 1, "optimizer.beta2", o.beta2, "[0, 1)");
-  problems.Require(o.eps > 0, "optimizer.eps", o.eps, "a number > 0, e.g. 1e-8");
-  problems.Require(o.weight_decay >= 0, "optimizer.weight_decay", o.weight_decay, "a number >= 0");
+  problems.Require(a.beta1 >= 0 && a.beta1 < 1, "optimizer.beta1", a.beta1, "[0, 1)");
+  problems.Require(a.beta2 >= 0 && a.beta2 < 1, "optimizer.beta2", a.beta2, "[0, 1)");
+  problems.Require(a.eps > 0, "optimizer.eps", a.eps, "a number > 0, e.g. 1e-8");
+  problems.Require(a.weight_decay >= 0, "optimizer.weight_decay", a.weight_decay, "a number >= 0");
+  for (const std::string& problem : o.algorithm.config().Problems())
+    problems.Add(Concat("optimizer.algorithm.", o.algorithm.name(), ".", problem));
   problems.Require(o.clip_norm >= 0, "optimizer.clip_norm", o.clip_norm, "a number >= 0 (0: off)");
   problems.OneOf("schedule.kind", c.schedule.kind, {"cosine", "linear", "constant", "wsd"});
   problems.Require(c.schedule.warmup_steps >= 0, "schedule.warmup_steps", c.schedule.warmup_steps,

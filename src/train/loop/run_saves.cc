@@ -107,14 +107,13 @@ BackgroundSave::~BackgroundSave() {
 }
 
 ckpt::ArenaView BackgroundSave::View() {
-  const int64_t all = arena_.layout().num_elements();
-  const auto data = [&](size_t i) { return copies_[i].mutable_data_ptr<float>(); };
-  return {.layout = &arena_.layout(),
-          .main = data(0),
-          .adam_m = data(1),
-          .adam_v = data(2),
-          .main_sliced_end = all,
-          .moments_sliced_end = all};
+  ckpt::ArenaView view = {.layout = &arena_.layout(), .arrays = {}};
+  const std::vector<ParameterArena::StoredArray> arrays = arena_.stored_arrays();
+  for (size_t i = 0; i < arrays.size(); ++i)
+    view.arrays.push_back({.name = arrays[i].name,
+                           .data = copies_[i].mutable_data_ptr<float>(),
+                           .sliced_end = arena_.layout().num_elements()});
+  return view;
 }
 
 void BackgroundSave::Begin(ckpt::StepState state) {
@@ -125,6 +124,7 @@ void BackgroundSave::Begin(ckpt::StepState state) {
   failure_ = nullptr;
   ended_ = false;
   is_copied_ = false;
+  copies_.resize(arena_.stored_arrays().size());
   for (at::Tensor& copy : copies_) {
     if (copy.defined()) continue;
     const int64_t held = arena_.layout().num_held(arena_.layout().num_elements());
@@ -145,12 +145,9 @@ void BackgroundSave::Begin(ckpt::StepState state) {
 // Copies this rank's slice of each bucket, wherever an array stores it.
 void BackgroundSave::CopyOwnSlices() {
   const dist::ParameterLayout& layout = arena_.layout();
-  const std::pair<at::Tensor*, int64_t> arrays[] = {
-      {&arena_.main(), arena_.main_sliced_end()},
-      {&arena_.adam_m(), arena_.moments_sliced_end()},
-      {&arena_.adam_v(), arena_.moments_sliced_end()}};
+  const std::vector<ParameterArena::StoredArray> arrays = arena_.stored_arrays();
   for (size_t i = 0; i < copies_.size(); ++i) {
-    const auto& [array, sliced_end] = arrays[i];
+    const auto& [name, array, sliced_end] = arrays[i];
     for (const dist::Bucket& bucket : layout.buckets()) {
       const auto range = layout.SliceOf(bucket, comm_.rank());
       const int64_t from = layout.PlaceOf(

@@ -7,7 +7,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -17,6 +16,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "ckpt/store.h"
 #include "core/clock.h"
@@ -114,10 +114,10 @@ class BackgroundSave {
   ParameterArena& arena_;
   const int exceptions_;
   std::unique_ptr<DeviceCopy> device_copy_;  // Null on the CPU.
-  // Main weights, m and v, [layout.num_held(everything)] fp32 each, on the host, reused by all
-  // saves. They are three allocations because an allocation of pinned memory is rounded up to a
+  // Of each of arena.stored_arrays(), [layout.num_held(everything)] fp32 on the host, reused by all
+  // saves. They are separate allocations because an allocation of pinned memory is rounded up to a
   // power of two.
-  std::array<at::Tensor, 3> copies_;
+  std::vector<at::Tensor> copies_;
   ckpt::StepState state_;
   Report report_;
   std::exception_ptr failure_;

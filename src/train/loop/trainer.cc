@@ -130,6 +130,7 @@ ckpt::StepState Trainer::CurrentState(bool final) const {
   state.data.dataset = dataset_.info().hash;
   state.data.seq_len = static_cast<uint32_t>(config_.data.seq_len);
   state.data.classes = dataset_.info().classes;
+  state.optimizer = config_.optimizer.algorithm.name();
   state.rng_seed = config_.train.seed;
   state.run_config_text = ToText(config_);
   state.trajectory = TrajectoryFields(config_);
@@ -148,20 +149,22 @@ ckpt::StepState Trainer::CurrentState(bool final) const {
 }
 
 ckpt::ArenaView Trainer::HostArena() {
-  host_copies_ = {arena_->main().cpu(), arena_->adam_m().cpu(), arena_->adam_v().cpu()};
-  return {.layout = &arena_->layout(),
-          .main = host_copies_[0].mutable_data_ptr<float>(),
-          .adam_m = host_copies_[1].mutable_data_ptr<float>(),
-          .adam_v = host_copies_[2].mutable_data_ptr<float>(),
-          .main_sliced_end = arena_->main_sliced_end(),
-          .moments_sliced_end = arena_->moments_sliced_end()};
+  ckpt::ArenaView view = {.layout = &arena_->layout(), .arrays = {}};
+  host_copies_.clear();
+  for (const auto& [name, tensor, sliced_end] : arena_->stored_arrays()) {
+    host_copies_.push_back(tensor->cpu());
+    view.arrays.push_back({.name = name,
+                           .data = host_copies_.back().mutable_data_ptr<float>(),
+                           .sliced_end = sliced_end});
+  }
+  return view;
 }
 
 void Trainer::FinishLoad() {
   const c10::AutoGradMode no_grad(false);
-  at::Tensor* arrays[] = {&arena_->main(), &arena_->adam_m(), &arena_->adam_v()};
-  for (int i = 0; i < 3; ++i) {
-    if (!arrays[i]->is_cpu()) arrays[i]->copy_(host_copies_[i]);
+  const std::vector<ParameterArena::StoredArray> arrays = arena_->stored_arrays();
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    if (!arrays[i].tensor->is_cpu()) arrays[i].tensor->copy_(host_copies_[i]);
   }
   host_copies_.clear();
   arena_->RefreshComputeCopy();

@@ -156,7 +156,7 @@ void AddLosses(const StepOperations& step, double ideal_flops, ClusterPlan& plan
 // Adds memory that the formulas of a start omit, and uses the arena's exact sizes.
 void AddMemory(const RunConfig& config, const StepOperations& step, ClusterPlan& plan) {
   MemoryPlan& memory = plan.memory;
-  memory.main_and_adam = step.main_and_adam_bytes;
+  memory.main_and_optimizer = step.main_and_optimizer_bytes;
   memory.compute_copy = step.compute_copy_bytes;
   if (config.parallel.zero_stage > 1 && plan.cluster.world_size() > 1)
     memory.gradients = step.gradient_bytes + step.bucket_slot_bytes;

@@ -23,7 +23,7 @@ struct MemoryPart {
   bool is_estimate;
 };
 std::vector<MemoryPart> PartsOf(const MemoryPlan& memory) {
-  return {{"main_and_adam", "main weights, Adam m and v", memory.main_and_adam, false},
+  return {{"main_and_optimizer", "main weights, optimizer", memory.main_and_optimizer, false},
           {"gradients", "gradients and their sums", memory.gradients, false},
           {"compute_copy", "weights to compute with", memory.compute_copy, false},
           {"activations", "activations", memory.activations, true},

@@ -22,7 +22,7 @@ bool RunsOnGpu(const RunConfig& config) {
 }
 
 double Exact(const MemoryPlan& plan) {
-  return plan.main_and_adam + plan.gradients + plan.compute_copy;
+  return plan.main_and_optimizer + plan.gradients + plan.compute_copy;
 }
 
 // Returns a change with which the run would fit into `room` bytes per rank.
@@ -51,7 +51,7 @@ std::string WhatFits(const RunConfig& config, const model::LanguageModel& model,
     if (config.train.global_batch % NumRowGroups(config, target.world_size) == 0 && fits())
       return Concat("Use train.micro_batch 1 with data.seq_len ", other.data.seq_len, ".");
   }
-  return Concat("The weights, Adam and gradients take ", HumanBytes(Exact(plan)),
+  return Concat("The weights, optimizer and gradients take ", HumanBytes(Exact(plan)),
                 " per rank. Use a model of at most ", HumanCount(room * parameters / Exact(plan)),
                 " parameters.");
 }
@@ -93,11 +93,16 @@ MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model
           ? 4 * parameters / shares * (config.parallel.sums_each_micro_batch() ? 1 + levels : 1) +
                 std::min((in_bf16 ? 6 : 4) * parameters, buckets)
           : parameters * (4 * (1 + levels) + (in_bf16 ? 2 : 0));
-  const double copy = config.ckpt.saves_beside_training() ? 12 * parameters / world_size : 0;
-  const double per_parameter = shares == 1 ? 12 : bf16 ? 12 / shares : 4 + 8 / shares;
+  const double states = 4 * static_cast<double>(config.optimizer.state_names().size()),
+               main_and_states = 4 + states;
+  const double copy =
+      config.ckpt.saves_beside_training() ? main_and_states * parameters / world_size : 0;
+  const double per_parameter = shares == 1 ? main_and_states
+                               : bf16      ? main_and_states / shares
+                                           : 4 + states / shares;
   const model::ModelCost of_rows(model, config.data.seq_len, RunsOnGpu(config)),
       of_slices(model, slice);
-  return {.main_and_adam = per_parameter * parameters,
+  return {.main_and_optimizer = per_parameter * parameters,
           .gradients = gradients,
           .compute_copy = bf16 ? 2 * parameters : 0,
           .activations = copies * static_cast<double>(tokens) *
@@ -200,7 +205,7 @@ std::string PlanText(const RunConfig& config, const model::LanguageModel& model,
 
   const MemoryPlan memory = PlanMemory(config, model, world_size);
   out << "memory on each rank\n";
-  row("main weights, Adam m and v", HumanBytes(memory.main_and_adam));
+  row("main weights, optimizer", HumanBytes(memory.main_and_optimizer));
   row("gradients and their sums", HumanBytes(memory.gradients));
   row("weights to compute with", HumanBytes(memory.compute_copy));
   row("activations (estimate)", HumanBytes(memory.activations));

@@ -16,12 +16,12 @@
 namespace halflife::train {
 
 // Bytes on one rank.
-// - Exact except for padding: main_and_adam, gradients, compute_copy, saved_copy, pinned_staging,
-//   and workspace if no document ends inside a row.
+// - Exact except for padding: main_and_optimizer, gradients, compute_copy, saved_copy,
+//   pinned_staging, and workspace if no document ends inside a row.
 // - Upper bounds: loss, states.
 // - Estimates: the others.
 struct MemoryPlan {
-  double main_and_adam = 0, gradients = 0, compute_copy = 0, activations = 0, loss = 0;
+  double main_and_optimizer = 0, gradients = 0, compute_copy = 0, activations = 0, loss = 0;
   // Largest workspace of a layer's kernel on a GPU (ModelCost::WorkspaceBytes).
   double workspace = 0;
   // Copy that a background save writes. For a rank on a GPU, it is on the host.
@@ -32,8 +32,8 @@ struct MemoryPlan {
   // margin: memory lost in allocators.
   double exchange = 0, libraries = 0, margin = 0;
   double total() const {
-    return main_and_adam + gradients + compute_copy + activations + loss + workspace + saved_copy +
-           states + exchange + libraries + margin;
+    return main_and_optimizer + gradients + compute_copy + activations + loss + workspace +
+           saved_copy + states + exchange + libraries + margin;
   }
   double pinned_staging = 0;  // Host memory of background saves from a GPU. Not part of total().
 };
@@ -60,9 +60,9 @@ PlanTarget CurrentTarget(const RunConfig& config, int world_size, int local_size
 // rows per micro-batch, shorter rows, or a smaller model.
 std::string MemoryVerdict(const RunConfig& config, const model::LanguageModel& model,
                           const PlanTarget& target);
-// Checks the exact part (weights, Adam and gradients) against the memory: Error kUsage if it does
-// not fit, because the start would fail. If only the estimated total does not fit, rank 0 logs a
-// warning.
+// Checks the exact part (weights, optimizer and gradients) against the memory: Error kUsage if it
+// does not fit, because the start would fail. If only the estimated total does not fit, rank 0 logs
+// a warning.
 void RequireMemory(const RunConfig& config, const model::LanguageModel& model,
                    const PlanTarget& target, int rank);
 

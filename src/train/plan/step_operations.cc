@@ -60,10 +60,12 @@ class Pieces {
                            .recomputed_flops = rows * (again.matmul + again.mixing * share)});
       }
     }
-    // AdamW reads and writes main, m and v, reads the gradient twice (its norm comes first), and
-    // writes the compute copy.
-    pieces_.push_back({.kind = ComputePiece::Kind::kUpdate,
-                       .bytes = updated_elements * (3 * 8 + 2 * 4 + (bf16 ? 2 : 0))});
+    // The update reads and writes main and the optimizer's states, reads the gradient twice (its
+    // norm comes first), and writes the compute copy.
+    const auto num_states = static_cast<double>(config.optimizer.state_names().size());
+    pieces_.push_back(
+        {.kind = ComputePiece::Kind::kUpdate,
+         .bytes = updated_elements * (8 * (1 + num_states) + 2 * 4 + (bf16 ? 2 : 0))});
   }
 
   const std::vector<ComputePiece>& pieces() const { return pieces_; }
@@ -111,8 +113,9 @@ class RankRehearsal {
 
   void RecordSizes() {
     const auto bytes = [](const at::Tensor& x) { return static_cast<double>(x.nbytes()); };
-    step_.main_and_adam_bytes =
-        bytes(arena_.main()) + bytes(arena_.adam_m()) + bytes(arena_.adam_v());
+    step_.main_and_optimizer_bytes = 0;
+    for (const ParameterArena::StoredArray& array : arena_.stored_arrays())
+      step_.main_and_optimizer_bytes += bytes(*array.tensor);
     step_.gradient_bytes = bytes(arena_.grads()) + static_cast<double>(gradients_.wire_bytes());
     if (arena_.compute_copy().defined()) step_.compute_copy_bytes = bytes(arena_.compute_copy());
     step_.bucket_slot_bytes = static_cast<double>(gradients_.most_bucket_bytes());

@@ -41,7 +41,7 @@ struct StepOperations {
   // Largest number of tokens before a slice that a layer requests, at most the row's.
   int64_t longest_past = 0;
   // Sizes of the arena (ParameterArena), including padding.
-  double main_and_adam_bytes = 0, gradient_bytes = 0, compute_copy_bytes = 0;
+  double main_and_optimizer_bytes = 0, gradient_bytes = 0, compute_copy_bytes = 0;
   // With ZeRO stage 2: largest size of the buckets that exist at the same time.
   double bucket_slot_bytes = 0;
 

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "ckpt/state.h"
 #include "core/error.h"
 #include "ops/torch/tensor_ref.h"
 #include "train/config/plan.h"
@@ -39,7 +40,8 @@ ParameterArena::Config ParameterArena::Of(const RunConfig& config, at::Device de
                      .bucket_bytes = config.parallel.bucket_bytes,
                      .num_slices = world_size},
           .zero_stage = config.parallel.zero_stage,
-          .slice = MeshOf(config, rank, world_size).SumGroup().rank};
+          .slice = MeshOf(config, rank, world_size).SumGroup().rank,
+          .states = config.optimizer.state_names()};
 }
 
 ParameterArena::ParameterArena(model::ParameterSet& parameters, const Config& config)
@@ -52,14 +54,14 @@ ParameterArena::ParameterArena(model::ParameterSet& parameters, const Config& co
   std::ranges::stable_sort(updated_, {}, &dist::Fragment::param);
   if (sliced()) {
     main_sliced_end_ = has_copies ? layout_.num_compute_elements() : 0;
-    moments_sliced_end_ = layout_.num_elements();
+    states_sliced_end_ = layout_.num_elements();
     grads_sliced_end_ = config.zero_stage > 1 ? layout_.num_elements() : 0;
   }
   const auto zeros = [&](int64_t sliced_end) {
     return ZeroedFlat(layout_.num_held(sliced_end), at::kFloat, device_);
   };
   main_ = zeros(main_sliced_end_), grads_ = zeros(grads_sliced_end_);
-  adam_m_ = zeros(moments_sliced_end_), adam_v_ = zeros(moments_sliced_end_);
+  for (size_t i = 0; i < config.states.size(); ++i) states_.push_back(zeros(states_sliced_end_));
   if (has_copies)
     compute_ = ZeroedFlat(layout_.num_compute_elements(), config.compute_dtype, device_);
   for (int i = 0; i < parameters_.size(); ++i) {
@@ -67,6 +69,22 @@ ParameterArena::ParameterArena(model::ParameterSet& parameters, const Config& co
     view.set_requires_grad(true);
     parameters_.Bind(i, std::move(view));
   }
+}
+
+at::Tensor& ParameterArena::state(std::string_view name) {
+  const auto found = std::ranges::find(config_.states, name);
+  HL_CHECK(found != config_.states.end(), "the arena has no state array '", name, "'");
+  return states_[found - config_.states.begin()];
+}
+
+std::vector<ParameterArena::StoredArray> ParameterArena::stored_arrays() {
+  std::vector<StoredArray> arrays = {
+      {.name = ckpt::kMainArray, .tensor = &main_, .sliced_end = main_sliced_end_}};
+  for (size_t i = 0; i < states_.size(); ++i)
+    arrays.push_back({.name = ckpt::kOptimizerPrefix + config_.states[i],
+                      .tensor = &states_[i],
+                      .sliced_end = states_sliced_end_});
+  return arrays;
 }
 
 bool ParameterArena::has_copy(int param) const {

@@ -1,9 +1,10 @@
-// Owns the memory of a training run's parameters: one flat fp32 array each for main weights,
-// gradients and Adam's m and v, in ParameterLayout's order, plus the copy of the compute region in
-// the compute dtype where that is not fp32. The model's parameters are views into it.
+// Owns the memory of a training run's parameters: one flat fp32 array each for the main weights,
+// the gradients and each state array of the optimizer, in ParameterLayout's order. If the compute
+// dtype is not fp32, it also owns the copy of the compute region in that dtype. The model's
+// parameters are views into it.
 //
-// With ZeRO (Rajbhandari et al., 2020), a rank holds only its slices of the sharded arrays: m and
-// v, the main weights that have a compute copy, and gradients.
+// With ZeRO (Rajbhandari et al., 2020) a rank holds only its slices of some arrays: of the state
+// arrays, of the main weights that have a compute copy, and of gradients.
 //
 //   ParameterArena arena(model.parameters(), {.device = at::kCPU, .compute_dtype = at::kFloat});
 //   arena.Initialise(seed);
@@ -11,6 +12,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "dist/parameter_gather.h"
@@ -28,6 +31,7 @@ class ParameterArena {
     dist::LayoutConfig layout;
     int zero_stage = 0;  // 1: this rank's slices of what only the optimiser reads; 2: of gradients
     int slice = 0;       // of layout.num_slices
+    std::vector<std::string> states = {};  // names of the optimizer's state arrays
   };
   // Returns the config of one rank of a run.
   static Config Of(const RunConfig& config, at::Device device, int rank, int world_size);
@@ -38,12 +42,19 @@ class ParameterArena {
   // [layout.num_held(sliced_end)] fp32 on the device.
   at::Tensor& main() { return main_; }
   at::Tensor& grads() { return grads_; }
-  at::Tensor& adam_m() { return adam_m_; }
-  at::Tensor& adam_v() { return adam_v_; }
+  // Error kInternal if the arena has no state array of this name.
+  at::Tensor& state(std::string_view name);
   // Up to which element of the arena these arrays hold slices; 0: whole.
   int64_t main_sliced_end() const { return main_sliced_end_; }
-  int64_t moments_sliced_end() const { return moments_sliced_end_; }
+  int64_t states_sliced_end() const { return states_sliced_end_; }
   int64_t grads_sliced_end() const { return grads_sliced_end_; }
+  // The arrays of a checkpoint, under their names there: main, then the state arrays.
+  struct StoredArray {
+    std::string name;
+    at::Tensor* tensor;
+    int64_t sliced_end;
+  };
+  std::vector<StoredArray> stored_arrays();
   // True if this rank updates only its slices, false if it updates everything.
   bool sliced() const { return config_.zero_stage > 0; }
   // In the order of parameters.
@@ -74,10 +85,11 @@ class ParameterArena {
   model::ParameterSet& parameters_;
   dist::ParameterLayout layout_;
   at::Device device_;
-  int64_t main_sliced_end_ = 0, moments_sliced_end_ = 0, grads_sliced_end_ = 0;
+  int64_t main_sliced_end_ = 0, states_sliced_end_ = 0, grads_sliced_end_ = 0;
   std::vector<dist::Fragment> updated_;
   uint64_t seed_ = 0;
-  at::Tensor main_, grads_, adam_m_, adam_v_;
+  at::Tensor main_, grads_;
+  std::vector<at::Tensor> states_;  // in the order of Config::states
   at::Tensor compute_;  // [num_compute_elements] in the compute dtype; undefined for fp32
 };
 

@@ -43,12 +43,7 @@ StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, Par
       sums_(SplitSums(config, context)),
       gradients_(arena, sums_ ? *sums_ : context.world(), GradientSync::Options::Of(config)),
       norm_(OwnGradients(), arena.grads()),
-      optimizer_(arena,
-                 {.beta1 = config.optimizer.beta1,
-                  .beta2 = config.optimizer.beta2,
-                  .eps = config.optimizer.eps,
-                  .weight_decay = config.optimizer.weight_decay},
-                 config.optimizer.decay_all),
+      optimizer_(arena, config.optimizer),
       config_identity_(static_cast<double>(HashBytes(ToText(config)).lo & 0xffffffffu)) {
   gradients_.Attach(model.parameters());
   // A device that checks each launch gains nothing from graphs.

@@ -1,5 +1,5 @@
-// One optimiser step: micro-batches forward and backward, gradients reduced over ranks while
-// backward runs, one small all-reduce of scalars, AdamW.
+// One optimizer step: micro-batches forward and backward, gradients reduced over ranks while
+// backward runs, one small all-reduce of scalars, the optimizer's update.
 //
 //   StepRunner runner(config, model, arena, source, context, device);
 //   const StepResult result = runner.Run(step, num_updates, flags);
@@ -18,7 +18,7 @@
 #include "dist/parameter_gather.h"
 #include "dist/rank_context.h"
 #include "train/config/run_config.h"
-#include "train/step/adamw.h"
+#include "train/step/arena_optimizer.h"
 #include "train/step/gradient_norm.h"
 #include "train/step/gradient_sync.h"
 #include "train/step/micro_batch_graph.h"
@@ -110,7 +110,7 @@ class StepRunner {
   GradientSync gradients_;
   std::optional<dist::ParameterGather> gather_;  // set if each rank updates only its slices
   GradientNorm norm_;                            // of the gradients that this rank holds
-  AdamW optimizer_;
+  ArenaOptimizer optimizer_;
   std::function<void(const char*)> observe_;       // null: no observer
   int64_t step_ = 0;                               // being taken, from 1
   std::vector<at::Tensor> losses_;                 // [2] of a micro-batch: its loss and z loss

@@ -28,7 +28,7 @@ TEST(RunConfig, AbsentFieldsKeepTheirDefaults) {
   const RunConfig config = Parse({});
   EXPECT_EQ(config.data.seq_len, 128);
   EXPECT_DOUBLE_EQ(config.optimizer.lr, 0.01);
-  EXPECT_DOUBLE_EQ(config.optimizer.beta2, OptimizerConfig{}.beta2);
+  EXPECT_DOUBLE_EQ(config.optimizer.adamw.beta2, OptimizerConfig{}.adamw.beta2);
   EXPECT_EQ(config.model.mixer.name(), "gla");
   EXPECT_EQ(config.model.mixer.Get<int64_t>("num_heads"), 2);
   EXPECT_EQ(config.model.vocab_size, 0);
@@ -248,7 +248,7 @@ TEST(RunConfig, ResolvedTextReadsBackTheSame) {
   const std::string text = ToText(config);
   const RunConfig again = ParseRunConfig(text, "resolved", {});
   EXPECT_EQ(ToText(again), text);
-  EXPECT_EQ(again.optimizer.eps, config.optimizer.eps);
+  EXPECT_EQ(again.optimizer.adamw.eps, config.optimizer.adamw.eps);
   EXPECT_EQ(again.train.seed, config.train.seed);
   EXPECT_EQ(TrajectoryFields(again), TrajectoryFields(config));
 }

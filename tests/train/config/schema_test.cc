@@ -90,12 +90,39 @@ TEST(Schema, StructsOfPartsAndMessagesAgree) {
            }});
 }
 
+// The same for the own config of every optimizer.
+TEST(Schema, ConfigsOfOptimizersAndMessagesAgree) {
+  const pb::OneofDescriptor& variants = *proto::OptimizerChoice::descriptor()->oneof_decl(0);
+  constexpr pb::FieldDescriptor::CppType kTypes[] = {pb::FieldDescriptor::CPPTYPE_BOOL,
+                                                     pb::FieldDescriptor::CPPTYPE_INT64,
+                                                     pb::FieldDescriptor::CPPTYPE_DOUBLE};
+  std::set<std::string> names, known;
+  for (const optim::OptimizerKind& kind : optim::OptimizerKinds()) known.insert(kind.name);
+  for (int i = 0; i < variants.field_count(); ++i) {
+    const pb::FieldDescriptor& variant = *variants.field(i);
+    names.insert(variant.name());
+    const pb::Descriptor& message = *variant.message_type();
+    EXPECT_FALSE(message.options().GetExtension(proto::summary).empty()) << variant.name();
+    optim::OptimizerChoice choice(variant.name());
+    const std::vector<optim::Option> fields = choice.config().Fields();
+    ASSERT_EQ(message.field_count(), static_cast<int>(fields.size())) << message.name();
+    for (size_t j = 0; j < fields.size(); ++j) {
+      const pb::FieldDescriptor& field = *message.field(static_cast<int>(j));
+      EXPECT_EQ(field.name(), fields[j].name) << message.name();
+      EXPECT_EQ(field.cpp_type(), kTypes[fields[j].place.index()]) << field.full_name();
+      EXPECT_TRUE(field.has_presence()) << field.full_name();
+    }
+  }
+  EXPECT_EQ(names, known);
+}
+
 // A field that is missing in the structs would not be written to the run folder, so a resumed run
 // would silently use its default.
 TEST(Schema, EveryFieldIsWrittenAndReadBack) {
   std::set<std::string> expected;
   VisitLeaves(Root(), "", [&](const std::string& path, const pb::FieldDescriptor&) {
-    if (!path.starts_with("model.")) expected.insert(path);
+    if (!path.starts_with("model.") && !path.starts_with("optimizer.algorithm."))
+      expected.insert(path);
   });
   std::set<std::string> written;
   for (const auto& [path, value] : FlatFields({})) written.insert(path);
@@ -104,7 +131,9 @@ TEST(Schema, EveryFieldIsWrittenAndReadBack) {
   // Sets each field to a value that is not its default and expects to read it back.
   VisitLeaves(Root(), "", [&](const std::string& path, const pb::FieldDescriptor& field) {
     if (field.is_repeated() || path.starts_with("model.hybrid")) return;
-    const std::string before = path.starts_with("model.") ? "" : FlatFields({}).at(path);
+    const bool is_of_choice =
+        path.starts_with("model.") || path.starts_with("optimizer.algorithm.");
+    const std::string before = is_of_choice ? "" : FlatFields({}).at(path);
     std::string value;
     switch (field.cpp_type()) {
       case pb::FieldDescriptor::CPPTYPE_BOOL:

@@ -29,7 +29,8 @@ struct Rank {
                                               .bucket_bytes = 8192,
                                               .num_slices = comm.size()},
                                    .zero_stage = zero_stage,
-                                   .slice = comm.rank()}),
+                                   .slice = comm.rank(),
+                                   .states = {"m", "v"}}),
         group(comm.Split(0, comm.rank(), "ckpt")),
         store(dir, *group, {}),
         save(store, *group, arena) {}
@@ -39,9 +40,9 @@ struct Rank {
     return salt + static_cast<float>(array) + static_cast<float>(element % 8191) / 8192;
   }
   void Fill(float salt) {
-    at::Tensor* arrays[] = {&arena.main(), &arena.adam_m(), &arena.adam_v()};
-    const int64_t ends[] = {arena.main_sliced_end(), arena.moments_sliced_end(),
-                            arena.moments_sliced_end()};
+    at::Tensor* arrays[] = {&arena.main(), &arena.state("m"), &arena.state("v")};
+    const int64_t ends[] = {arena.main_sliced_end(), arena.states_sliced_end(),
+                            arena.states_sliced_end()};
     for (int array = 0; array < 3; ++array) {
       auto* const data = arrays[array]->mutable_data_ptr<float>();
       for (const dist::Fragment& part : arena.layout().AllFragments())
@@ -62,9 +63,9 @@ struct Rank {
     for (std::vector<float>& array : arrays) array.assign(count, -1);
     const auto loaded = store.Load({.mode = ckpt::ResumeMode::kAuto}, {.model_family = "test"},
                                    {.layout = &arena.layout(),
-                                    .main = arrays[0].data(),
-                                    .adam_m = arrays[1].data(),
-                                    .adam_v = arrays[2].data()});
+                                    .arrays = {{"main", arrays[0].data()},
+                                               {"optim/m", arrays[1].data()},
+                                               {"optim/v", arrays[2].data()}}});
     ASSERT_TRUE(loaded);
     EXPECT_EQ(loaded->state.step, step);
     int64_t wrong = 0;

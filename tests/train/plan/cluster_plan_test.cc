@@ -123,7 +123,7 @@ TEST(ClusterPlan, CountsMemoryByPart) {
   const MemoryPlan& memory = plan.memory;
   const auto all = static_cast<double>(layout.num_elements()),
              copied = static_cast<double>(layout.num_compute_elements());
-  EXPECT_DOUBLE_EQ(memory.main_and_adam, copied * 4 / 8 + (all - copied) * 4 + all * 8 / 8);
+  EXPECT_DOUBLE_EQ(memory.main_and_optimizer, copied * 4 / 8 + (all - copied) * 4 + all * 8 / 8);
   EXPECT_DOUBLE_EQ(memory.compute_copy, copied * 2);
   EXPECT_DOUBLE_EQ(memory.states, 2 * model::ModelCost(model, 256).StateBytesPerRow(2));
   // A layer sends two messages: a gather of both ranks' states, and its own.

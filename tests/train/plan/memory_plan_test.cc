@@ -73,7 +73,8 @@ TEST(MemoryPlan, SaysWhichLengthWouldFitWhereNoMicroBatchDoes) {
 }
 
 TEST(MemoryPlan, ReportsTheMemoryOfWeightsIfNothingHelps) {
-  EXPECT_THAT(Verdict(SmallRecipe(), 100'000), HasSubstr("The weights, Adam and gradients take"));
+  EXPECT_THAT(Verdict(SmallRecipe(), 100'000),
+              HasSubstr("The weights, optimizer and gradients take"));
 }
 
 // A run that cannot fit fails before it allocates. A mere estimate only warns.
@@ -83,7 +84,7 @@ TEST(MemoryPlan, RefusesWhatCannotFitAndWarnsOfWhatMayNot) {
   EXPECT_HL_ERROR(RequireMemory(config, model, {.memory_bytes = 100'000}, 0), ExitCode::kUsage,
                   "this run does not fit", "Use a model of at most");
   const MemoryPlan plan = PlanMemory(config, model, 1);
-  const auto exact = static_cast<uint64_t>(plan.main_and_adam + plan.gradients);
+  const auto exact = static_cast<uint64_t>(plan.main_and_optimizer + plan.gradients);
   RequireMemory(config, model, {.memory_bytes = exact + 1}, 0);
 }
 
@@ -92,7 +93,7 @@ TEST(MemoryPlan, RanksThatShareRowsShareActivations) {
   const model::LanguageModel model(whole.model);
   const MemoryPlan one = PlanMemory(whole, model, 2), two = PlanMemory(shared, model, 2);
   EXPECT_EQ(two.activations, one.activations / 2);
-  EXPECT_EQ(two.main_and_adam, one.main_and_adam);
+  EXPECT_EQ(two.main_and_optimizer, one.main_and_optimizer);
   EXPECT_EQ(NumMicroBatches(shared, 2), 2 * NumMicroBatches(whole, 2));
 }
 
@@ -113,18 +114,18 @@ TEST(MemoryPlan, SaysWhatFitsForRanksThatAreNotThere) {
   const model::LanguageModel model(config.model);
   EXPECT_EQ(NumMicroBatches(config, 1), NumMicroBatches(config, 4));
   EXPECT_THAT(MemoryVerdict(config, model, {.world_size = 1, .memory_bytes = 3'000'000}),
-              HasSubstr(" here. The weights, Adam and gradients take "));
+              HasSubstr(" here. The weights, optimizer and gradients take "));
 }
 
 TEST(MemoryPlan, RanksShareTheOptimizersState) {
   const RunConfig shares = SmallRecipe({"parallel.zero_stage=1"});
   const model::LanguageModel model(shares.model);
-  const double whole = PlanMemory(SmallRecipe(), model, 4).main_and_adam;
-  EXPECT_DOUBLE_EQ(PlanMemory(shares, model, 1).main_and_adam, whole);
-  EXPECT_DOUBLE_EQ(PlanMemory(shares, model, 4).main_and_adam, whole * (4 + 8.0 / 4) / 12);
+  const double whole = PlanMemory(SmallRecipe(), model, 4).main_and_optimizer;
+  EXPECT_DOUBLE_EQ(PlanMemory(shares, model, 1).main_and_optimizer, whole);
+  EXPECT_DOUBLE_EQ(PlanMemory(shares, model, 4).main_and_optimizer, whole * (4 + 8.0 / 4) / 12);
   EXPECT_DOUBLE_EQ(
       PlanMemory(SmallRecipe({"parallel.zero_stage=1", "train.precision=bf16"}), model, 4)
-          .main_and_adam,
+          .main_and_optimizer,
       whole / 4);
 }
 
@@ -204,7 +205,7 @@ TEST(MemoryPlan, CountsTheWorkspaceOfAKernelOnAGpu) {
   constexpr double kGroups = kPieces * 2 * 8 * 128 * 128 * 2;
   const MemoryPlan plan = PlanMemory(config, model, 1, kH100);
   EXPECT_EQ(plan.workspace, kOperands + kProducts + kSegments + kGroups);
-  EXPECT_EQ(plan.total(), plan.main_and_adam + plan.gradients + plan.compute_copy +
+  EXPECT_EQ(plan.total(), plan.main_and_optimizer + plan.gradients + plan.compute_copy +
                               plan.activations + plan.loss + plan.workspace);
   // One segment already fills 108 multiprocessors.
   EXPECT_EQ(PlanMemory(config, model, 1, kA100).workspace, kOperands + kProducts + kGroups / 2);

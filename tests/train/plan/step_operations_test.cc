@@ -215,7 +215,7 @@ TEST_F(StepOperationsTest, ReportsTheArenasSizes) {
   const dist::ParameterLayout layout(model.parameters().specs(),
                                      ParameterArena::Of(config, at::kCPU, 0, 4).layout);
   const auto elements = static_cast<double>(layout.num_elements());
-  EXPECT_EQ(step.main_and_adam_bytes, elements * (4 + 8.0 / 4)) << "fp32 weights are whole";
+  EXPECT_EQ(step.main_and_optimizer_bytes, elements * (4 + 8.0 / 4)) << "fp32 weights are whole";
   EXPECT_EQ(step.gradient_bytes, elements * 4 / 4);
   EXPECT_GE(step.bucket_slot_bytes, 8192);
   EXPECT_LE(step.bucket_slot_bytes, 4 * elements);

@@ -86,7 +86,8 @@ class StepTest : public testing::Test {
                                        .bucket_bytes = config.parallel.bucket_bytes,
                                        .num_slices = comm.size()},
                             .zero_stage = config.parallel.zero_stage,
-                            .slice = mesh.SumGroup().rank});
+                            .slice = mesh.SumGroup().rank,
+                            .states = config.optimizer.state_names()});
       arena.Initialise(config.train.seed);
       data::TokenSource source(dataset, data::Split::kTrain,
                                {.seq_len = config.data.seq_len,
@@ -103,16 +104,16 @@ class StepTest : public testing::Test {
       for (int step = 0; step < steps; ++step) {
         // Until `before_update` is called, a background save may read the arena.
         const std::vector<float> before = OwnWeights(arena);
-        const at::Tensor m = arena.adam_m().clone();
+        const at::Tensor m = arena.state("m").clone();
         int times = 0;
         const test::PeakBytes bytes;
         StepResult result = runner.Run(step, num_updates, {}, [&] {
           ++times;
           EXPECT_EQ(OwnWeights(arena), before);
-          EXPECT_TRUE(arena.adam_m().equal(m));
+          EXPECT_TRUE(arena.state("m").equal(m));
         });
         EXPECT_EQ(times, result.skipped ? 0 : 1);
-        EXPECT_EQ(arena.adam_m().equal(m), result.skipped);
+        EXPECT_EQ(arena.state("m").equal(m), result.skipped);
         const std::lock_guard lock(mutex);
         if (comm.rank() == 0) outcome.step_bytes = bytes.peak();
         if (step == 0) {
@@ -124,7 +125,7 @@ class StepTest : public testing::Test {
       runner.AwaitParameters();
       if (comm.rank() == 0) {
         outcome.optimizer_bytes =
-            arena.main().nbytes() + arena.adam_m().nbytes() + arena.adam_v().nbytes();
+            arena.main().nbytes() + arena.state("m").nbytes() + arena.state("v").nbytes();
         outcome.gradient_bytes = arena.grads().nbytes();
         outcome.num_replays = runner.num_replays();
         // Compares tensor by tensor, because the arena's padding depends on the number of slices.
@@ -134,7 +135,7 @@ class StepTest : public testing::Test {
                               view.const_data_ptr<float>() + view.numel());
         }
         if (world == 1) {
-          const at::Tensor& m = arena.adam_m();
+          const at::Tensor& m = arena.state("m");
           outcome.adam_m.assign(m.const_data_ptr<float>(), m.const_data_ptr<float>() + m.numel());
         }
       }

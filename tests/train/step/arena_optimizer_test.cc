@@ -1,5 +1,5 @@
 // AdamW's update equals its formula in fp64, and bf16 weights are the rounded main weights.
-#include "train/step/adamw.h"
+#include "train/step/arena_optimizer.h"
 
 #include <gtest/gtest.h>
 
@@ -27,12 +27,12 @@ double TestGradient(int step, int64_t element) {
   return ToNormal(Draw(key, step, element, 0).x[0], Draw(key, step, element, 0).x[1]).a;
 }
 
-TEST(AdamW, EqualsTheFormulaInFp64) {
+TEST(ArenaOptimizer, EqualsTheFormulaInFp64) {
   Fixture fixture;
-  ParameterArena arena(fixture.parameters, {});
+  ParameterArena arena(fixture.parameters, {.states = {"m", "v"}});
   arena.Initialise(5);
-  const AdamWConfig config{.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
-  AdamW optimizer(arena, config);
+  const optim::AdamWConfig config{.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
+  ArenaOptimizer optimizer(arena, {.adamw = config});
   constexpr double kLr = 1e-2, kFactor = 0.25;
 
   for (int param = 0; param < 2; ++param) {
@@ -41,8 +41,8 @@ TEST(AdamW, EqualsTheFormulaInFp64) {
     const double decay = param == 0 ? config.weight_decay : 0;
     std::vector<double> w(count), m(count), v(count);
     arena.Initialise(5);
-    arena.adam_m().zero_();
-    arena.adam_v().zero_();
+    arena.state("m").zero_();
+    arena.state("v").zero_();
     float* flat = arena.main().mutable_data_ptr<float>() + arena.layout().offset(param);
     float* grads = arena.grads().mutable_data_ptr<float>() + arena.layout().offset(param);
     for (int64_t i = 0; i < count; ++i) w[i] = flat[i];
@@ -65,7 +65,7 @@ TEST(AdamW, EqualsTheFormulaInFp64) {
 
 // Over 64 epochs of 196 steps with the learning rate of the ReBased runs, weight decay shrinks a
 // norm without a gradient by the product of (1 - lr wd).
-TEST(AdamW, DecayOfEverythingShrinksNormsWithoutAGradient) {
+TEST(ArenaOptimizer, DecayOfEverythingShrinksNormsWithoutAGradient) {
   const ScheduleConfig schedule{.kind = "cosine", .final_lr_ratio = 0, .per_epoch = true};
   struct Drift {
     double lr, left, half_digit;
@@ -73,9 +73,9 @@ TEST(AdamW, DecayOfEverythingShrinksNormsWithoutAGradient) {
   for (const auto& [lr, left, half_digit] : {Drift{5e-4, 0.727, 5e-4}, Drift{1e-3, 0.529, 5e-4},
                                              Drift{3e-3, 0.148, 5e-4}, Drift{1e-2, 0.0017, 5e-5}}) {
     Fixture fixture;
-    ParameterArena arena(fixture.parameters, {});
+    ParameterArena arena(fixture.parameters, {.states = {"m", "v"}});
     arena.Initialise(5);
-    AdamW optimizer(arena, {.weight_decay = 0.1}, /*decay_all=*/true);
+    ArenaOptimizer optimizer(arena, {.adamw = {.weight_decay = 0.1}, .decay_all = true});
     uint64_t updates = 0;
     for (int epoch = 0; epoch < 64; ++epoch) {
       for (int step = 0; step < 196; ++step) {
@@ -87,11 +87,11 @@ TEST(AdamW, DecayOfEverythingShrinksNormsWithoutAGradient) {
   }
 }
 
-TEST(AdamW, Bf16CopyIsTheRoundedMainWeight) {
+TEST(ArenaOptimizer, Bf16CopyIsTheRoundedMainWeight) {
   Fixture fixture;
-  ParameterArena arena(fixture.parameters, {.compute_dtype = at::kBFloat16});
+  ParameterArena arena(fixture.parameters, {.compute_dtype = at::kBFloat16, .states = {"m", "v"}});
   arena.Initialise(5);
-  AdamW optimizer(arena, {});
+  ArenaOptimizer optimizer(arena, {});
   arena.grads().fill_(0.5);
   optimizer.Update(1e-3, 1, 1);
   const at::Tensor main = arena.View(arena.main(), 0);

@@ -1,0 +1,74 @@
+// The rule by which gradients change the weights. An optimizer names its state arrays and updates
+// ranges of flat fp32 arrays. The caller owns the arrays, decides which ranges a rank updates, and
+// saves the state arrays in checkpoints under the names that the optimizer gives them.
+//
+//   const std::unique_ptr<Optimizer> optimizer = choice.Make(adamw_config);
+//   const std::string table = optimizer->Prepare(ranges);   // once
+//   optimizer->Update({.main = w, .grads = g, .states = {m, v}, .table = table.data(), .lr = lr,
+//                      .grad_factor = clip, .num_updates = t});
+//
+// A new optimizer is a file, a line in optimizers.inc and a message in the schema
+// (docs/adding_an_optimizer.md).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/tensor_ref.h"
+#include "kernels/adamw/adamw_args.h"
+
+namespace halflife::optim {
+
+// beta1, beta2, eps and weight_decay. Every optimizer gets them: those that treat only matrices in
+// a way of their own update the other parameters by AdamW.
+using AdamWConfig = kernels::AdamWConfig;
+
+// Consecutive elements of one parameter that this rank updates.
+struct Range {
+  std::string parameter;       // its name
+  std::vector<int64_t> shape;  // of the whole parameter, outermost first
+  int64_t first = 0;           // the element of the parameter that `begin` is
+  int64_t begin = 0, end = 0;  // elements of the arena
+  float weight_decay = 0;      // 0 for parameters that do not decay
+  bool has_copy = false;       // whether UpdateArgs::copy holds these elements
+  // Element i of the arena is at i + shift of an array. All state arrays have the same shift.
+  int64_t main_shift = 0, grads_shift = 0, state_shift = 0;
+
+  bool is_whole() const {
+    int64_t count = 1;
+    for (const int64_t size : shape) count *= size;
+    return first == 0 && end - begin == count;
+  }
+};
+
+struct UpdateArgs {
+  float* main = nullptr;         // the weights
+  const float* grads = nullptr;  // the gradient is grads * grad_factor
+  std::vector<float*> states;    // in the order of state_names()
+  uint16_t* copy = nullptr;      // bf16, the rounded weights, by the arena's index; null: none
+  const void* table = nullptr;   // what Prepare returned, in the memory of the arrays
+  double lr = 0, grad_factor = 1;
+  uint64_t num_updates = 1;  // counts this one
+  Device device;             // of all arrays
+  cudaStream_t stream = nullptr;
+};
+
+class Optimizer {
+ public:
+  virtual ~Optimizer() = default;
+
+  // The state arrays, such as {"m", "v"}. Each is fp32, has an element for every element of the
+  // arena, and starts at zero. Checkpoints call them "optim/m" and "optim/v".
+  virtual std::vector<std::string> state_names() const = 0;
+  // Whether a range must contain the whole parameter if it is a matrix. Such an optimizer cannot
+  // run with ZeRO slices that cut a matrix.
+  virtual bool NeedsWholeMatrices() const { return false; }
+
+  // Called once, before Update. Returns bytes that Update reads in the memory of the arrays.
+  virtual std::string Prepare(const std::vector<Range>& ranges) = 0;
+  // Updates the weights and states of all ranges, and rounds the new weights into the copy.
+  virtual void Update(const UpdateArgs& args) = 0;
+};
+
+}  // namespace halflife::optim
