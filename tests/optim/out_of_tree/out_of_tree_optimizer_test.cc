@@ -1,0 +1,180 @@
+// One file, one line and one message make an optimizer that recipes, training and checkpoints know:
+// Muon of this folder.
+#include <ATen/Parallel.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/linalg_svdvals.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+
+#include "ckpt/reader.h"
+#include "ckpt/step_dir.h"
+#include "core/concat.h"
+#include "core/files.h"
+#include "dist/local_communicator.h"
+#include "dist/rank_context.h"
+#include "support/expect_error.h"
+#include "support/paths.h"
+#include "support/temp_dir.h"
+#include "train/loop/trainer.h"
+#include "train/step/step_data.h"
+
+namespace halflife::train {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr char kRecipe[] = R"(
+data { seq_len: 32 prefetch: 0 }
+model { model_dim: 16 num_layers: 1 channel_mixer { swiglu { width: 32 } }
+        mixer { retention { num_heads: 2 } } }
+optimizer { lr: 1e-2 algorithm { muon { momentum: 0.9 } } }
+schedule { kind: "constant" }
+train { steps: 12 global_batch: 8 micro_batch: 4 device: "cpu" }
+eval { windows: 1 }
+ckpt { every: 1 keep_last: 99 }
+log { tensorboard: false }
+)";
+
+RunConfig Recipe(const std::vector<std::string>& overrides = {}) {
+  return ParseRunConfig(kRecipe, "my.textproto", overrides);
+}
+
+TEST(OutOfTreeOptimizer, RecipesAndOverridesKnowIt) {
+  const RunConfig config = Recipe();
+  EXPECT_EQ(config.optimizer.algorithm.name(), "muon");
+  EXPECT_EQ(FlatFields(config).at("optimizer.algorithm"), "muon");
+  EXPECT_EQ(FlatFields(config).at("optimizer.algorithm.muon.momentum"), "0.9");
+  EXPECT_EQ(
+      FlatFields(Recipe({"optimizer.algorithm=muon"})).at("optimizer.algorithm.muon.momentum"),
+      "0.95")
+      << "the default";
+  EXPECT_EQ(ToText(ParseRunConfig(ToText(config), "config.textproto", {})), ToText(config));
+  EXPECT_TRUE(TrajectoryFields(config).contains("optimizer.algorithm.muon.momentum"));
+  EXPECT_HL_ERROR(Recipe({"optimizer.algorithm=moun"}), ExitCode::kUsage,
+                  "'moun' is not a variant of optimizer.algorithm", "did you mean 'muon'?");
+  EXPECT_HL_ERROR(Validate(Recipe({"data.path=x", "optimizer.algorithm.muon.momentum=2"}), 1),
+                  ExitCode::kUsage, "optimizer.algorithm.muon.momentum: 2. Use [0, 1)");
+}
+
+// Without decay, a matrix moves by an almost orthogonal matrix of the given size.
+TEST(OutOfTreeOptimizer, UpdatesOfMatricesAreAlmostOrthogonal) {
+  constexpr int kRows = 12, kColumns = 5;
+  const auto muon = optim::OptimizerChoice("muon").Make({});
+  std::vector<float> main(kRows * kColumns), grads(main.size()), m(main.size()), v(main.size());
+  for (size_t i = 0; i < grads.size(); ++i)
+    grads[i] = std::sin(static_cast<float>(7 * i * i + 3 * i));
+  const std::string table =
+      muon->Prepare({{.parameter = "matrix", .shape = {kRows, kColumns}, .end = kRows * kColumns}});
+  muon->Update({.main = main.data(),
+                .grads = grads.data(),
+                .states = {m.data(), v.data()},
+                .table = table.data(),
+                .lr = 1});
+  const at::Tensor values =
+      at::linalg_svdvals(at::from_blob(main.data(), {kRows, kColumns})) / (0.2 * std::sqrt(kRows));
+  EXPECT_LT(values.max().item<double>(), 1.3);
+  EXPECT_GT(values.min().item<double>(), 0.6);
+}
+
+class MuonRun : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    at::set_num_threads(1);
+    data_dir = new test::TempDir();
+    test::PrepareStepData(data_dir->path());
+  }
+  static void TearDownTestSuite() { delete data_dir; }
+
+  ExitCode Train(int ranks, std::vector<std::string> set, const std::string& resume = "auto",
+                 const std::vector<std::string>& allow_change = {}) {
+    set.push_back(Concat("data.path=", (data_dir->path() / "data").string()));
+    const RunConfig config = Recipe(set);
+    std::atomic<ExitCode> code = ExitCode::kInternal;
+    dist::LocalWorld::Run(
+        ranks,
+        [&](dist::Communicator& comm) {
+          at::set_num_threads(1);
+          const auto context = dist::MakeLocalRankContext(comm);
+          Validate(config, context->world_size());
+          Trainer trainer(config, {}, RunFolder::Open(folder_, *context, {}), *context,
+                          {.resume = ckpt::ParseResume(resume), .allow_change = allow_change});
+          code = trainer.Run();
+        },
+        {.timeout_s = 60});
+    return code;
+  }
+  ckpt::StepReader Open(uint64_t step) const {
+    return ckpt::StepReader::Open(folder_ / "ckpt" / ckpt::StepName(step));
+  }
+  // Every array of a step, in the order of the manifest.
+  std::vector<std::vector<float>> ArraysOf(uint64_t step) const {
+    const ckpt::StepReader reader = Open(step);
+    std::vector<std::vector<float>> arrays;
+    for (const ckpt::TensorInfo& tensor : reader.tensors()) {
+      for (const std::string& array : tensor.arrays)
+        reader.ReadTensor(array, tensor.name,
+                          arrays.emplace_back(static_cast<size_t>(tensor.count())).data());
+    }
+    return arrays;
+  }
+
+  static test::TempDir* data_dir;
+  test::TempDir dir_;
+  const fs::path folder_ = dir_ / "run";
+};
+
+test::TempDir* MuonRun::data_dir = nullptr;
+
+TEST_F(MuonRun, LearnsAndResumesWithEqualBits) {
+  for (const int ranks : {1, 2}) {
+    SCOPED_TRACE(Concat(ranks, " ranks"));
+    fs::remove_all(folder_);
+    ASSERT_EQ(Train(ranks, {}), ExitCode::kFinished);
+    EXPECT_LT(Open(12).state().metrics.at("loss"), Open(1).state().metrics.at("loss") - 0.3);
+    EXPECT_EQ(Open(12).state().optimizer, "muon");
+    EXPECT_THAT(Open(12).manifest().array_names(),
+                ElementsAre("main", "optim/momentum", "optim/v"));
+    const auto whole = ArraysOf(12);
+    ASSERT_EQ(Train(ranks, {}, "step=5"), ExitCode::kFinished);
+    EXPECT_EQ(ArraysOf(12), whole);
+  }
+}
+
+TEST_F(MuonRun, IsNotContinuedByAnotherOptimizer) {
+  const std::vector<std::string> shorter = {"train.steps=3"};
+  const std::vector<std::string> adamw = {"train.steps=3", "optimizer.algorithm=adamw"};
+  ASSERT_EQ(Train(1, shorter), ExitCode::kFinished);
+  EXPECT_HL_ERROR(Train(1, adamw), ExitCode::kUsage,
+                  "optimizer.algorithm: checkpoint muon, this run adamw",
+                  "optimizer.algorithm.muon.momentum: checkpoint 0.9",
+                  "optimizer state: checkpoint optim/momentum, optim/v, this run optim/m, optim/v",
+                  "Resume with the checkpoint's optimizer, or start another run");
+  EXPECT_HL_ERROR(
+      Train(1, adamw, "auto", {"optimizer.algorithm", "optimizer.algorithm.muon.momentum"}),
+      ExitCode::kUsage, "1 difference:", "optimizer state: checkpoint");
+}
+
+TEST_F(MuonRun, RefusesSlicesThatCutMatrices) {
+  EXPECT_HL_ERROR(Train(2, {"parallel.zero_stage=1"}), ExitCode::kUsage,
+                  "optimizer.algorithm muon needs whole matrices, and parallel.zero_stage divides ",
+                  " among ranks. Use --set parallel.zero_stage=0 or another optimizer.");
+}
+
+// docs/adding_an_optimizer.md shows what is tested here.
+TEST(OutOfTreeOptimizer, TheGuideShowsIt) {
+  const auto read = [](const char* path) {
+    return ReadFile(std::string(test::kSourceDir) + "/" + path, ExitCode::kInternal);
+  };
+  const std::string guide = read("docs/adding_an_optimizer.md");
+  EXPECT_THAT(guide, HasSubstr("```cpp\n" + read("tests/optim/out_of_tree/muon.cc") + "```\n"));
+  EXPECT_THAT(guide, HasSubstr("```proto\n" +
+                               read("tests/optim/out_of_tree/messages.proto").substr(1) + "```\n"));
+}
+
+}  // namespace
+}  // namespace halflife::train
