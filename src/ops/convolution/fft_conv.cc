@@ -28,6 +28,17 @@ namespace {
 
 constexpr const char* kLongConvolution = "long convolution";
 
+// `inputs` is x or, if gated, the branches. `skip` may be undefined.
+struct FftConvOp {
+  struct Inputs {
+    at::Tensor inputs, filter, skip;
+  };
+  struct Outputs {
+    at::Tensor y;
+  };
+  using Saved = Inputs;  // contiguous
+};
+
 // One call of either function. `inputs` is x or, if gated, the branches.
 struct FftConvCall {
   at::Tensor inputs, filter, skip;
@@ -124,14 +135,13 @@ kernels::FftConvGrads<T> GradsOf(const FftConvCall& call, const at::Tensor& dy,
   return grads;
 }
 
-// Returns the gradients of the inputs, the filter and the skip.
-Tensors BackwardFused(const FftConvCall& call, const at::Tensor& dy,
-                      const std::vector<bool>& wanted) {
+FftConvOp::Inputs BackwardFused(const FftConvCall& call, const BackwardOf<FftConvOp>& backward) {
+  const at::Tensor dy = backward.grads.y.contiguous();
   const at::Tensor dinputs = at::empty(call.inputs.sizes(), call.inputs.options());
   const at::Tensor tables = TablesOn(dy.device(), call.length());
-  GradientPlace filter(call.filter, wanted[1]);
+  GradientPlace filter(call.filter, backward.Wants(&FftConvOp::Inputs::filter));
   std::optional<GradientPlace> skip;
-  if (call.skip.defined()) skip.emplace(call.skip, wanted[2]);
+  if (call.skip.defined()) skip.emplace(call.skip, backward.Wants(&FftConvOp::Inputs::skip));
   const kernels::FftConvFilterGrads learned = {
       .dfilter = MutableElements<float>(filter.sum()),
       .dskip = skip.has_value() ? MutableElements<float>(skip->sum()) : nullptr,
@@ -152,7 +162,9 @@ Tensors BackwardFused(const FftConvCall& call, const at::Tensor& dy,
           kernels::cuda::FftConvBackward(args, grads, workspace.mutable_data_ptr(), stream);
         });
   });
-  return {dinputs, filter.Finish(), skip.has_value() ? skip->Finish() : at::Tensor()};
+  return {.inputs = dinputs,
+          .filter = filter.Finish(),
+          .skip = skip.has_value() ? skip->Finish() : at::Tensor()};
 }
 
 at::Tensor Fused(const FftConvCall& given) {
@@ -160,21 +172,21 @@ at::Tensor Fused(const FftConvCall& given) {
   call.inputs = given.inputs.contiguous();
   call.filter = given.filter.contiguous();
   if (given.skip.defined()) call.skip = given.skip.contiguous();
-  const auto backward = [window = call.window, gated = call.gated](const BackwardCall& of) {
-    const FftConvCall saved = {.inputs = of.saved[0],
-                               .filter = of.saved[1],
-                               .skip = of.saved[2],
+  const FftConvOp::Inputs inputs = {
+      .inputs = call.inputs, .filter = call.filter, .skip = call.skip};
+  const auto backward = [window = call.window,
+                         gated = call.gated](const BackwardOf<FftConvOp>& of) {
+    const FftConvCall saved = {.inputs = of.saved.inputs,
+                               .filter = of.saved.filter,
+                               .skip = of.saved.skip,
                                .window = window,
                                .gated = gated};
-    return BackwardFused(saved, of.grads[0].contiguous(), of.wanted);
+    return BackwardFused(saved, of);
   };
-  const auto forward = [&]() -> Forwarded {
-    return {.outputs = {ForwardFused(call)},
-            .saved = {call.inputs, call.filter, call.skip},
-            .backward = backward};
+  const auto forward = [&]() -> ForwardOf<FftConvOp> {
+    return {.outputs = {.y = ForwardFused(call)}, .saved = inputs, .backward = backward};
   };
-  return Apply(
-      {.name = "FftConv", .inputs = {call.inputs, call.filter, call.skip}, .forward = forward})[0];
+  return Apply<FftConvOp>({.name = "FftConv", .inputs = inputs, .forward = forward}).y;
 }
 
 // The same in LibTorch calls, rounded at the same places as the fused kernels.

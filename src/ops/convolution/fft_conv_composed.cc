@@ -30,19 +30,33 @@ class Transforms {
   int64_t seq_len_, length_;
 };
 
+struct ComposedFftConvOp {
+  struct Inputs {
+    at::Tensor x, filter;
+  };
+  struct Outputs {
+    at::Tensor y;
+  };
+  struct Saved {
+    at::Tensor x;
+    at::Tensor spectrum;  // of the filter
+  };
+};
+
 // With X, H and G the transforms of x, the filter and dy: dx is the inverse transform of G conj(H),
 // and dfilter that of G conj(X) summed over the rows. X is recomputed, which is faster than keeping
 // it.
-Tensors Backward(const BackwardCall& call) {
-  const at::Tensor &x = call.saved[0], &spectrum = call.saved[1];
+ComposedFftConvOp::Inputs Backward(const BackwardOf<ComposedFftConvOp>& call) {
+  using Inputs = ComposedFftConvOp::Inputs;
+  const auto& [x, spectrum] = call.saved;
   const Transforms transforms(x);
-  const at::Tensor of_dy = transforms.Spectrum(call.grads[0]);
-  Tensors grads(2);
-  if (call.wanted[0]) grads[0] = transforms.Inverse(of_dy * at::conj_physical(spectrum));
-  if (call.wanted[1]) {
+  const at::Tensor of_dy = transforms.Spectrum(call.grads.y);
+  Inputs grads;
+  if (call.Wants(&Inputs::x)) grads.x = transforms.Inverse(of_dy * at::conj_physical(spectrum));
+  if (call.Wants(&Inputs::filter)) {
     const at::Tensor sum =
         transforms.Spectrum(x).conj_physical_().mul_(of_dy).sum(0, /*keepdim=*/true);
-    grads[1] = transforms.Inverse(sum)[0];
+    grads.filter = transforms.Inverse(sum)[0];
   }
   return grads;
 }
@@ -50,13 +64,17 @@ Tensors Backward(const BackwardCall& call) {
 }  // namespace
 
 at::Tensor ComposedFftConv(const at::Tensor& x, const at::Tensor& filter) {
-  const auto forward = [&]() -> Forwarded {
+  const auto forward = [&]() -> ForwardOf<ComposedFftConvOp> {
     const Transforms transforms(x);
     const at::Tensor spectrum = transforms.Spectrum(filter.unsqueeze(0));
     const at::Tensor product = transforms.Spectrum(x).mul_(spectrum);
-    return {.outputs = {transforms.Inverse(product)}, .saved = {x, spectrum}, .backward = Backward};
+    return {.outputs = {.y = transforms.Inverse(product)},
+            .saved = {.x = x, .spectrum = spectrum},
+            .backward = Backward};
   };
-  return Apply({.name = "FftConv", .inputs = {x, filter}, .forward = forward})[0];
+  return Apply<ComposedFftConvOp>(
+             {.name = "FftConv", .inputs = {.x = x, .filter = filter}, .forward = forward})
+      .y;
 }
 
 }  // namespace halflife::ops

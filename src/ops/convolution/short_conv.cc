@@ -44,6 +44,20 @@ at::Tensor DocumentsWithTail(const ShortConvInputs& inputs) {
   return at::cat({before.expand({first.size(0), inputs.weight.size(2) - 1}), inputs.documents}, 1);
 }
 
+struct ShortConvOp {
+  struct Inputs {
+    at::Tensor x, weight, bias, tail;
+  };
+  struct Outputs {
+    at::Tensor y;
+  };
+  // The first four are saved as they were given, because sinks are found by tensor identity.
+  struct Saved {
+    at::Tensor x, weight, bias, tail;
+    at::Tensor documents, starts;
+  };
+};
+
 // Operands of forward and backward. The rows of x have one stride; all other tensors are
 // contiguous. Absent tensors are undefined.
 struct Inputs {
@@ -157,23 +171,22 @@ at::Tensor ForwardFused(const Inputs& in) {
   return out;
 }
 
-// `saved` holds x, weight, bias and tail as they were given, documents and starts. Returns the
-// gradients of the first four.
-Tensors BackwardFused(const BackwardCall& call, bool silu, const ColumnPlace& place) {
-  const Tensors& saved = call.saved;
-  const Inputs in = Prepare({.x = saved[0],
-                             .weight = saved[1],
-                             .bias = saved[2],
-                             .tail = saved[3],
-                             .documents = saved[4],
-                             .starts = saved[5],
+ShortConvOp::Inputs BackwardFused(const BackwardOf<ShortConvOp>& call, bool silu,
+                                  const ColumnPlace& place) {
+  const ShortConvOp::Saved& saved = call.saved;
+  const Inputs in = Prepare({.x = saved.x,
+                             .weight = saved.weight,
+                             .bias = saved.bias,
+                             .tail = saved.tail,
+                             .documents = saved.documents,
+                             .starts = saved.starts,
                              .silu = silu});
-  const at::Tensor dout = call.grads[0].contiguous();
+  const at::Tensor dout = call.grads.y.contiguous();
   const at::Tensor dx = place.EmptyLike(in.x),
                    dtail = in.tail.defined() ? at::empty_like(in.tail) : at::Tensor();
-  GradientPlace weight(saved[1], call.wanted[1]);
+  GradientPlace weight(saved.weight, call.Wants(&ShortConvOp::Inputs::weight));
   std::optional<GradientPlace> bias;
-  if (in.bias.defined()) bias.emplace(saved[2], call.wanted[2]);
+  if (in.bias.defined()) bias.emplace(saved.bias, call.Wants(&ShortConvOp::Inputs::bias));
   kernels::ConvWeightGrads weights = {.dweight = MutableElements<float>(weight.sum()),
                                       .weight_added = weight.added()};
   if (bias) weights.dbias = MutableElements<float>(bias->sum()), weights.bias_added = bias->added();
@@ -192,22 +205,31 @@ Tensors BackwardFused(const BackwardCall& call, bool silu, const ColumnPlace& pl
                                       stream);
         });
   });
-  return {dx, weight.Finish(), bias ? bias->Finish() : at::Tensor(), dtail};
+  return {.x = dx,
+          .weight = weight.Finish(),
+          .bias = bias ? bias->Finish() : at::Tensor(),
+          .tail = dtail};
 }
 
 at::Tensor FusedShortConv(const ShortConvInputs& given) {
   ShortConvInputs inputs = given;
   if (inputs.tail.defined()) inputs.tail = inputs.tail.to(inputs.x.scalar_type());
-  const Tensors operands = {inputs.x, inputs.weight, inputs.bias, inputs.tail};
-  const auto forward = [&]() -> Forwarded {
+  const ShortConvOp::Inputs operands = {
+      .x = inputs.x, .weight = inputs.weight, .bias = inputs.bias, .tail = inputs.tail};
+  const auto forward = [&]() -> ForwardOf<ShortConvOp> {
     const Inputs in = Prepare(inputs);
-    return {.outputs = {ForwardFused(in)},
-            .saved = {inputs.x, inputs.weight, inputs.bias, inputs.tail, in.documents, in.starts},
-            .backward = [silu = inputs.silu, place = inputs.x_gradient](const BackwardCall& call) {
+    return {.outputs = {.y = ForwardFused(in)},
+            .saved = {.x = inputs.x,
+                      .weight = inputs.weight,
+                      .bias = inputs.bias,
+                      .tail = inputs.tail,
+                      .documents = in.documents,
+                      .starts = in.starts},
+            .backward = [silu = inputs.silu, place = inputs.x_gradient](const auto& call) {
               return BackwardFused(call, silu, place);
             }};
   };
-  return Apply({.name = "ShortConv", .inputs = operands, .forward = forward})[0];
+  return Apply<ShortConvOp>({.name = "ShortConv", .inputs = operands, .forward = forward}).y;
 }
 
 // In LibTorch calls: for fp64, for more taps than the kernels support and for no tokens.

@@ -28,30 +28,48 @@ namespace {
 
 constexpr const char* kSineFilter = "filter of sines";
 
-// The order of the tensors that a forward saves and of a backward's inputs: x, the frequency, the
-// output matrix, then the weights and the biases.
-constexpr size_t kWeights = 3;
-Tensors InOrder(const SineFilterInputs& inputs) {
-  Tensors all = {inputs.x.contiguous(), inputs.frequency.contiguous(), inputs.output.contiguous()};
-  for (const at::Tensor& weight : inputs.weights) all.push_back(weight.contiguous());
-  for (const at::Tensor& bias : inputs.biases) all.push_back(bias.contiguous());
-  return all;
+struct SineFilterOp {
+  struct Layer {
+    at::Tensor weight, bias;
+  };
+  struct Inputs {
+    at::Tensor x, frequency, output;
+    std::vector<Layer> layers;
+  };
+  struct Outputs {
+    at::Tensor out;
+  };
+  struct Saved {
+    at::Tensor hidden;  // the last hidden layer
+    Inputs inputs;
+  };
+};
+
+SineFilterOp::Inputs DenseInputs(const SineFilterInputs& inputs) {
+  SineFilterOp::Inputs dense = {.x = inputs.x.contiguous(),
+                                .frequency = inputs.frequency.contiguous(),
+                                .output = inputs.output.contiguous(),
+                                .layers = {}};
+  for (size_t i = 0; i < inputs.weights.size(); ++i)
+    dense.layers.push_back(
+        {.weight = inputs.weights[i].contiguous(), .bias = inputs.biases[i].contiguous()});
+  return dense;
 }
 
-kernels::SineFilterArgs ArgsOf(const Tensors& in, int num_layers, int64_t num_tokens) {
+kernels::SineFilterArgs MakeArgs(const SineFilterOp::Inputs& in, int64_t num_tokens) {
   kernels::SineFilterArgs args;
-  args.x = Elements<float>(in[0]);
-  args.frequency = Elements<float>(in[1]);
-  args.output = Elements<float>(in[2]);
-  args.num_layers = num_layers;
-  for (int i = 0; i < num_layers; ++i) {
-    args.weights[i] = Elements<float>(in[kWeights + i]);
-    args.biases[i] = Elements<float>(in[kWeights + num_layers + i]);
+  args.x = Elements<float>(in.x);
+  args.frequency = Elements<float>(in.frequency);
+  args.output = Elements<float>(in.output);
+  args.num_layers = static_cast<int>(in.layers.size());
+  for (size_t i = 0; i < in.layers.size(); ++i) {
+    args.weights[i] = Elements<float>(in.layers[i].weight);
+    args.biases[i] = Elements<float>(in.layers[i].bias);
   }
   args.num_tokens = static_cast<int>(num_tokens);
-  args.inputs = static_cast<int>(in[0].size(-1));
-  args.width = static_cast<int>(in[1].size(0));
-  args.channels = static_cast<int>(in[2].size(0));
+  args.inputs = static_cast<int>(in.x.size(-1));
+  args.width = static_cast<int>(in.frequency.size(0));
+  args.channels = static_cast<int>(in.output.size(0));
   return args;
 }
 
@@ -64,13 +82,12 @@ void ForEachBlock(const kernels::SineFilterArgs& args, int num_blocks, const Run
   });
 }
 
-// The last hidden layer a_L and the output.
-struct Outputs {
+struct SineForward {
   at::Tensor hidden, out;
 };
-Outputs ForwardFused(const kernels::SineFilterArgs& args, const at::Tensor& like) {
-  const Outputs result = {.hidden = at::empty({args.num_tokens, args.width}, like.options()),
-                          .out = at::empty({args.num_tokens, args.channels}, like.options())};
+SineForward ForwardFused(const kernels::SineFilterArgs& args, const at::Tensor& like) {
+  const SineForward result = {.hidden = at::empty({args.num_tokens, args.width}, like.options()),
+                              .out = at::empty({args.num_tokens, args.channels}, like.options())};
   const kernels::SineFilterOutputs to = {.hidden = MutableElements<float>(result.hidden),
                                          .out = MutableElements<float>(result.out)};
   RunOn(
@@ -105,35 +122,35 @@ void BackwardOnCpu(const kernels::SineFilterArgs& args, const float* dhidden,
   kernels::cpu::SumPartials(partials.data(), num_blocks, places);
 }
 
-// The parameters of a call that are not tensors.
-struct Sizes {
-  int num_layers;
-  int64_t num_tokens;
-};
-
-// `saved` holds the inputs and then a_L. Returns the gradients in the order of InOrder().
-Tensors BackwardFused(const BackwardCall& call, const Sizes& sizes) {
-  const Tensors in(call.saved.begin(), call.saved.end() - 1);
-  const at::Tensor& hidden = call.saved.back();
-  const kernels::SineFilterArgs args = ArgsOf(in, sizes.num_layers, sizes.num_tokens);
-  std::vector<GradientPlace> places;
-  for (size_t i = 0; i < in.size(); ++i) places.emplace_back(in[i], call.wanted[i]);
-  const auto place = [&](size_t i) -> kernels::SineWeightGradients::Place {
-    return {MutableElements<float>(places[i].sum()), places[i].added()};
+SineFilterOp::Inputs BackwardFused(const BackwardOf<SineFilterOp>& call, int64_t num_tokens) {
+  using Inputs = SineFilterOp::Inputs;
+  using Layer = SineFilterOp::Layer;
+  const Inputs& in = call.saved.inputs;
+  const kernels::SineFilterArgs args = MakeArgs(in, num_tokens);
+  GradientPlace x(in.x, call.Wants(&Inputs::x)),
+      frequency(in.frequency, call.Wants(&Inputs::frequency)),
+      output(in.output, call.Wants(&Inputs::output));
+  std::vector<GradientPlace> layer_weights, layer_biases;
+  for (size_t i = 0; i < in.layers.size(); ++i)
+    layer_weights.emplace_back(in.layers[i].weight, call.Wants(&Inputs::layers, i, &Layer::weight));
+  for (size_t i = 0; i < in.layers.size(); ++i)
+    layer_biases.emplace_back(in.layers[i].bias, call.Wants(&Inputs::layers, i, &Layer::bias));
+  const auto to_args = [](const GradientPlace& place) -> kernels::SineWeightGradients::Place {
+    return {MutableElements<float>(place.sum()), place.added()};
   };
   kernels::SineWeightGradients weights;
-  weights.frequency = place(1);
-  for (int i = 0; i < args.num_layers; ++i) {
-    weights.weights[i] = place(kWeights + i);
-    weights.biases[i] = place(kWeights + args.num_layers + i);
+  weights.frequency = to_args(frequency);
+  for (size_t i = 0; i < in.layers.size(); ++i) {
+    weights.weights[i] = to_args(layer_weights[i]);
+    weights.biases[i] = to_args(layer_biases[i]);
   }
-  const kernels::SineInputGradient input = {.dx = MutableElements<float>(places[0].sum()),
-                                            .num_rows = static_cast<int>(NumRows(in[0])),
-                                            .added = places[0].added()};
-  const at::Tensor& dout = call.grads[0];
-  at::Tensor of_output = places[2].sum();
-  SumWeightGradient(of_output, places[2].added(), dout, hidden);
-  const at::Tensor dhidden = at::mm(dout, in[2]);
+  const kernels::SineInputGradient input = {.dx = MutableElements<float>(x.sum()),
+                                            .num_rows = static_cast<int>(NumRows(in.x)),
+                                            .added = x.added()};
+  const at::Tensor& dout = call.grads.out;
+  at::Tensor doutput = output.sum();
+  SumWeightGradient(doutput, output.added(), dout, call.saved.hidden);
+  const at::Tensor dhidden = at::mm(dout, in.output);
   RunOn(
       dhidden, [&] { BackwardOnCpu(args, Elements<float>(dhidden), input, weights); },
       [&](auto stream) {
@@ -142,20 +159,26 @@ Tensors BackwardFused(const BackwardCall& call, const Sizes& sizes) {
         kernels::cuda::SineFilterBackward(args, Elements<float>(dhidden), input, weights,
                                           MutableElements<float>(partials), stream);
       });
-  Tensors grads;
-  for (GradientPlace& one : places) grads.push_back(one.Finish());
+  Inputs grads = {.x = x.Finish(),
+                  .frequency = frequency.Finish(),
+                  .output = output.Finish(),
+                  .layers = std::vector<Layer>(in.layers.size())};
+  for (size_t i = 0; i < in.layers.size(); ++i) grads.layers[i].weight = layer_weights[i].Finish();
+  for (size_t i = 0; i < in.layers.size(); ++i) grads.layers[i].bias = layer_biases[i].Finish();
   return grads;
 }
 
-at::Tensor Fused(const Tensors& in, const Sizes& sizes) {
-  const auto forward = [&]() -> Forwarded {
-    const Outputs outputs = ForwardFused(ArgsOf(in, sizes.num_layers, sizes.num_tokens), in[0]);
-    Forwarded result = {.outputs = {outputs.out}, .saved = in, .backward = {}};
-    result.saved.push_back(outputs.hidden);
-    result.backward = [sizes](const BackwardCall& call) { return BackwardFused(call, sizes); };
-    return result;
+at::Tensor Fused(const SineFilterOp::Inputs& in, int64_t num_tokens) {
+  const auto backward = [num_tokens](const BackwardOf<SineFilterOp>& call) {
+    return BackwardFused(call, num_tokens);
   };
-  return Apply({.name = "SineFilter", .inputs = in, .forward = forward})[0];
+  const auto forward = [&]() -> ForwardOf<SineFilterOp> {
+    const SineForward result = ForwardFused(MakeArgs(in, num_tokens), in.x);
+    return {.outputs = {.out = result.out},
+            .saved = {.hidden = result.hidden, .inputs = in},
+            .backward = backward};
+  };
+  return Apply<SineFilterOp>({.name = "SineFilter", .inputs = in, .forward = forward}).out;
 }
 
 // The same in LibTorch calls, differentiated by autograd.
@@ -166,15 +189,15 @@ at::Tensor Composed(const SineFilterInputs& inputs) {
   return at::linear(a, inputs.output);
 }
 
-bool DeviceTakes([[maybe_unused]] const Tensors& in, [[maybe_unused]] const Sizes& sizes) {
+bool DeviceTakes([[maybe_unused]] const SineFilterOp::Inputs& in,
+                 [[maybe_unused]] int64_t num_tokens) {
 #ifdef HALFLIFE_WITH_CUDA
-  if (!in[0].is_cuda()) return true;
-  const int64_t shared_memory_bytes = SharedMemoryPerBlock(in[0]);
-  const bool fits = kernels::cuda::SineFilterFit(ArgsOf(in, sizes.num_layers, sizes.num_tokens),
-                                                 shared_memory_bytes);
+  if (!in.x.is_cuda()) return true;
+  const int64_t shared_memory_bytes = SharedMemoryPerBlock(in.x);
+  const bool fits = kernels::cuda::SineFilterFit(MakeArgs(in, num_tokens), shared_memory_bytes);
   LogRoute(kSineFilter,
            fits ? "a block of tokens at a time"
-                : Concat("LibTorch's calls: ", in[1].size(0), " channels outgrow a block's ",
+                : Concat("LibTorch's calls: ", in.frequency.size(0), " channels outgrow a block's ",
                          shared_memory_bytes, " bytes"));
   return fits;
 #else
@@ -219,9 +242,8 @@ at::Tensor SineFilter(const SineFilterInputs& inputs) {
   if (inputs.x.scalar_type() != at::kFloat || !IsFused(inputs.x) ||
       inputs.weights.size() > kernels::kSineMaxLayers)
     return Composed(inputs);
-  const Tensors in = InOrder(inputs);
-  const Sizes sizes = {static_cast<int>(inputs.weights.size()), inputs.num_tokens};
-  return DeviceTakes(in, sizes) ? Fused(in, sizes) : Composed(inputs);
+  const SineFilterOp::Inputs in = DenseInputs(inputs);
+  return DeviceTakes(in, inputs.num_tokens) ? Fused(in, inputs.num_tokens) : Composed(inputs);
 }
 
 }  // namespace halflife::ops

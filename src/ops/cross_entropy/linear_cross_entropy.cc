@@ -162,23 +162,36 @@ LossResult RunForward(const LinearCrossEntropyInputs& inputs,
   return result;
 }
 
+struct LinearCrossEntropyOp {
+  struct Inputs {
+    at::Tensor hidden, weight;
+  };
+  struct Outputs {
+    at::Tensor objective, loss, z_loss;
+  };
+  struct Saved {
+    at::Tensor weight;
+  };
+};
+
 // When the forward ends, the gradients are known except for one factor. The backward, which may run
 // once, multiplies by it.
-BackwardFunction ScaleGradients(at::Tensor dhidden, at::Tensor dweight, bool weight_is_own) {
-  return [dhidden, dweight, weight_is_own](const BackwardCall& call) mutable -> Tensors {
+auto ScaleGradients(at::Tensor dhidden, at::Tensor dweight, bool weight_is_own) {
+  return [dhidden, dweight, weight_is_own](
+             const BackwardOf<LinearCrossEntropyOp>& call) mutable -> LinearCrossEntropyOp::Inputs {
     HL_CHECK(dhidden.defined(),
              "cross entropy is differentiable only once. Run backward once per forward.");
     const auto take = [&](at::Tensor& gradient) {
-      return std::exchange(gradient, at::Tensor()).mul_(call.grads[0]);
+      return std::exchange(gradient, at::Tensor()).mul_(call.grads.objective);
     };
-    const at::Tensor& weight = call.saved[0];
+    const at::Tensor& weight = call.saved.weight;
     const at::Tensor of_hidden = take(dhidden).to(weight.scalar_type());
     const at::Tensor of_weight = take(dweight);
     GradientSink* const sink = weight_is_own ? GradientSinkOf(weight) : nullptr;
-    if (sink == nullptr) return {of_hidden, of_weight.to(weight.scalar_type())};
+    if (sink == nullptr) return {.hidden = of_hidden, .weight = of_weight.to(weight.scalar_type())};
     sink->Next().Take(of_weight);
     sink->Written();
-    return {of_hidden, {}};
+    return {.hidden = of_hidden, .weight = {}};
   };
 }
 
@@ -201,7 +214,7 @@ LinearCrossEntropySums LinearCrossEntropy(const LinearCrossEntropyInputs& inputs
   Check(inputs);
   const bool gradient = c10::GradMode::is_enabled() &&
                         (inputs.hidden.requires_grad() || inputs.weight.requires_grad());
-  const auto forward = [&]() -> Forwarded {
+  const auto forward = [&]() -> ForwardOf<LinearCrossEntropyOp> {
     const ChosenRows rows = ChooseRows(inputs, config);
     LossResult result = RunForward(rows.inputs, config, gradient);
     if (gradient) result.dhidden = rows.Spread(result.dhidden);
@@ -210,15 +223,18 @@ LinearCrossEntropySums LinearCrossEntropy(const LinearCrossEntropyInputs& inputs
     const auto scalar = [&](const at::Tensor& sum) {
       return sum.to(compute, /*non_blocking=*/false, /*copy=*/true);
     };
-    return {.outputs = {scalar(result.loss + config.z_loss_weight * result.z_loss),
-                        scalar(result.loss), scalar(result.z_loss)},
-            .saved = {inputs.weight},
+    return {.outputs = {.objective = scalar(result.loss + config.z_loss_weight * result.z_loss),
+                        .loss = scalar(result.loss),
+                        .z_loss = scalar(result.z_loss)},
+            .saved = {.weight = inputs.weight},
             .backward = ScaleGradients(result.dhidden, result.dweight, config.weight_is_own),
             .num_constant = 2};
   };
-  const Tensors sums = Apply(
-      {.name = "LinearCrossEntropy", .inputs = {inputs.hidden, inputs.weight}, .forward = forward});
-  return {.objective = sums[0], .loss = sums[1], .z_loss = sums[2]};
+  const auto [objective, loss, z_loss] =
+      Apply<LinearCrossEntropyOp>({.name = "LinearCrossEntropy",
+                                   .inputs = {.hidden = inputs.hidden, .weight = inputs.weight},
+                                   .forward = forward});
+  return {.objective = objective, .loss = loss, .z_loss = z_loss};
 }
 
 at::Tensor LinearLogits(const at::Tensor& hidden, const at::Tensor& weight) {

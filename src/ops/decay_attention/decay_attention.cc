@@ -168,17 +168,32 @@ DecayCall MakeCall(const DecayAttentionInputs& given, const DecayAttentionConfig
   return call;
 }
 
-// The tensors that a forward saves for its backward.
-struct Saved {
+// The tensors that a forward keeps for its backward.
+struct Kept {
   at::Tensor checkpoints;      // bytes, in the kernels' own layout
   at::Tensor out, norm_denom;  // only with the normaliser
 };
+
+struct DecayAttentionOp {
+  struct Inputs {
+    at::Tensor q, k, v, log_decay, key_scale, initial_kv, initial_norm;
+  };
+  struct Outputs {
+    at::Tensor out, final_kv;
+    at::Tensor final_norm;  // only with the normaliser
+  };
+  struct Saved {
+    Inputs inputs;
+    Kept kept;
+  };
+};
+
 struct Keep {
   bool checkpoints = false, norm_denom = false;
 };
 struct DecayForwardResult {
   DecayAttentionOutput output;
-  Saved saved;
+  Kept kept;
 };
 
 // dL/d(out) in the form that the kernels read.
@@ -203,13 +218,13 @@ DecayForwardResult RunForward(DecayCall& call, const Keep& keep) {
   args.final_state = MutableDataOrNull(result.output.final_state.kv);
   args.final_norm = MutableDataOrNull(result.output.final_state.norm);
   if (keep.checkpoints) {
-    result.saved.checkpoints = call.Bytes(kernels::CheckpointBytes(args, call.plan));
-    args.checkpoints = result.saved.checkpoints.data_ptr();
+    result.kept.checkpoints = call.Bytes(kernels::CheckpointBytes(args, call.plan));
+    args.checkpoints = result.kept.checkpoints.data_ptr();
   }
   if (keep.norm_denom && call.normalised()) {
-    result.saved.out = result.output.out;
-    result.saved.norm_denom = call.Empty({args.batch, args.seq_len, args.num_heads});
-    args.norm_denom = MutableDataOrNull(result.saved.norm_denom);
+    result.kept.out = result.output.out;
+    result.kept.norm_denom = call.Empty({args.batch, args.seq_len, args.num_heads});
+    args.norm_denom = MutableDataOrNull(result.kept.norm_denom);
   }
   const at::Tensor workspace = call.Bytes(kernels::ForwardWorkspaceBytes(args, call.plan));
   args.workspace = workspace.data_ptr();
@@ -219,11 +234,11 @@ DecayForwardResult RunForward(DecayCall& call, const Keep& keep) {
 }
 
 // Sets the arguments of the forward that its backward reads again.
-void Restore(DecayCall& call, const Saved& saved) {
-  if (saved.checkpoints.defined()) call.args.checkpoints = saved.checkpoints.data_ptr();
+void Restore(DecayCall& call, const Kept& kept) {
+  if (kept.checkpoints.defined()) call.args.checkpoints = kept.checkpoints.data_ptr();
   if (!call.normalised()) return;
-  call.args.out = ViewOf(saved.out);
-  call.args.norm_denom = MutableDataOrNull(saved.norm_denom);
+  call.args.out = ViewOf(kept.out);
+  call.args.norm_denom = MutableDataOrNull(kept.norm_denom);
 }
 
 struct Wanted {
@@ -254,12 +269,11 @@ DecayAttentionGrads EmptyGrads(const DecayCall& call, const Wanted& wanted) {
 }
 
 DecayAttentionGrads RunBackward(DecayCall& call, const DecayAttentionConfig& config,
-                                const Upstream& upstream, const Wanted& wanted,
-                                const Saved& saved) {
+                                const Upstream& upstream, const Wanted& wanted, const Kept& kept) {
   const DecayAttentionInputs& in = call.inputs;
   const c10::DeviceGuard guard(in.q.device());
   kernels::DecayAttentionArgs& args = call.args;
-  Restore(call, saved);
+  Restore(call, kept);
   const at::Tensor dout =
       upstream.dout.defined()
           ? OutputGradient(call, upstream.dout)
@@ -290,28 +304,28 @@ struct DecayBackwardPlan {
   DecayAttentionConfig config;
   Wanted wanted;
 
-  Tensors operator()(const BackwardCall& backward) const {
-    const Tensors &saved = backward.saved, &grads = backward.grads;
-    DecayCall call = MakeCall({.q = saved[0],
-                               .k = saved[1],
-                               .v = saved[2],
-                               .log_decay = saved[3],
-                               .key_scale = saved[4],
+  DecayAttentionOp::Inputs operator()(const BackwardOf<DecayAttentionOp>& backward) const {
+    const DecayAttentionOp::Inputs& in = backward.saved.inputs;
+    const DecayAttentionOp::Outputs& grads = backward.grads;
+    DecayCall call = MakeCall({.q = in.q,
+                               .k = in.k,
+                               .v = in.v,
+                               .log_decay = in.log_decay,
+                               .key_scale = in.key_scale,
                                .chunks = chunks,
-                               .initial_state = {.kv = saved[5], .norm = saved[6]}},
+                               .initial_state = {.kv = in.initial_kv, .norm = in.initial_norm}},
                               config);
     const DecayAttentionGrads result = RunBackward(
         call, config,
-        {.dout = grads[0],
-         .final_state = {.kv = grads[1], .norm = call.normalised() ? grads[2] : at::Tensor()}},
-        wanted, {.checkpoints = saved[7], .out = saved[8], .norm_denom = saved[9]});
-    return {result.dq,
-            result.dk,
-            result.dv,
-            result.dlog_decay,
-            result.dkey_scale,
-            result.dinitial_state.kv,
-            result.dinitial_state.norm};
+        {.dout = grads.out, .final_state = {.kv = grads.final_kv, .norm = grads.final_norm}},
+        wanted, backward.saved.kept);
+    return {.q = result.dq,
+            .k = result.dk,
+            .v = result.dv,
+            .log_decay = result.dlog_decay,
+            .key_scale = result.dkey_scale,
+            .initial_kv = result.dinitial_state.kv,
+            .initial_norm = result.dinitial_state.norm};
   }
 };
 
@@ -325,29 +339,27 @@ DecayAttentionOutput Differentiable(const DecayAttentionInputs& inputs,
                          .initial_kv = wants(inputs.initial_state.kv),
                          .initial_norm = wants(inputs.initial_state.norm)};
   const bool differentiated = wants(inputs.q) || wants(inputs.k) || wants(inputs.v) || wanted.any();
-  const Tensors given = {inputs.q,
-                         inputs.k,
-                         inputs.v,
-                         inputs.log_decay,
-                         inputs.key_scale,
-                         inputs.initial_state.kv,
-                         inputs.initial_state.norm};
-  const auto forward = [&]() -> Forwarded {
+  const DecayAttentionOp::Inputs given = {.q = inputs.q,
+                                          .k = inputs.k,
+                                          .v = inputs.v,
+                                          .log_decay = inputs.log_decay,
+                                          .key_scale = inputs.key_scale,
+                                          .initial_kv = inputs.initial_state.kv,
+                                          .initial_norm = inputs.initial_state.norm};
+  const auto forward = [&]() -> ForwardOf<DecayAttentionOp> {
     DecayCall call = MakeCall(inputs, config);
     const auto [output, kept] =
         RunForward(call, {.checkpoints = differentiated, .norm_denom = differentiated});
-    Forwarded result = {.outputs = {output.out, output.final_state.kv},
-                        .saved = given,
-                        .backward = DecayBackwardPlan{
-                            .chunks = call.inputs.chunks, .config = config, .wanted = wanted}};
-    result.saved.insert(result.saved.end(), {kept.checkpoints, kept.out, kept.norm_denom});
-    if (call.normalised()) result.outputs.push_back(output.final_state.norm);
-    return result;
+    return {.outputs = {.out = output.out,
+                        .final_kv = output.final_state.kv,
+                        .final_norm = output.final_state.norm},
+            .saved = {.inputs = given, .kept = kept},
+            .backward = DecayBackwardPlan{
+                .chunks = call.inputs.chunks, .config = config, .wanted = wanted}};
   };
-  const Tensors out = Apply(
+  const auto [out, final_kv, final_norm] = Apply<DecayAttentionOp>(
       {.name = "DecayAttention", .inputs = given, .undefined_grads = true, .forward = forward});
-  return {.out = out[0],
-          .final_state = {.kv = out[1], .norm = out.size() > 2 ? out[2] : at::Tensor()}};
+  return {.out = out, .final_state = {.kv = final_kv, .norm = final_norm}};
 }
 
 DecayAttentionGrads Gradients(const DecayAttentionInputs& inputs,
@@ -355,7 +367,7 @@ DecayAttentionGrads Gradients(const DecayAttentionInputs& inputs,
                               const DecayState& dfinal_state) {
   DecayCall call = MakeCall(inputs, config);
   const DecayForwardResult forward = RunForward(call, {.checkpoints = true, .norm_denom = true});
-  return RunBackward(call, config, {.dout = dout, .final_state = dfinal_state}, {}, forward.saved);
+  return RunBackward(call, config, {.dout = dout, .final_state = dfinal_state}, {}, forward.kept);
 }
 
 // Checks the inputs that only some configs use.
@@ -441,7 +453,7 @@ DecayState BackwardSummarise(const DecayAttentionInputs& inputs, const DecayAtte
   DecayForwardResult forward;
   if (call.normalised()) {
     forward = RunForward(call, {.norm_denom = true});
-    Restore(call, forward.saved);
+    Restore(call, forward.kept);
   }
   kernels::DecaySegmentArgs segment_args = {.forward = call.args,
                                             .dout = ViewOf(rows),

@@ -92,6 +92,20 @@ struct FocusOperands {
   }
 };
 
+struct FocusPoolOp {
+  struct Inputs {
+    at::Tensor log_weight, u, mass, sum, tail_log_weight, tail_u;
+  };
+  struct Outputs {
+    at::Tensor out, mass, sum;
+    at::Tensor row_max, row_sum, log_scale;  // not differentiable
+  };
+  struct Saved {
+    at::Tensor log_weight, u, log_scale, mass, sum, tail_log_weight, tail_u;  // FocusOperands
+    at::Tensor out, row_max, row_sum, final_log_scale, final_mass;            // FocusResults
+  };
+};
+
 struct FocusResults {
   at::Tensor out, row_max, row_sum;
   at::Tensor log_scale, mass, sum;  // the final state, without a window and if wanted
@@ -198,10 +212,6 @@ FocusResults Forward(const FocusOperands& in) {
   return results;
 }
 
-struct FocusGradients {
-  at::Tensor dlog_weight, du, dmass, dsum, dtail_log_weight, dtail_u;
-};
-
 // Returns the gradient that bypasses the pool: that of the final state, for sequences without
 // tokens.
 at::Tensor InitialGradient(const FocusOperands& in, const at::Tensor& before,
@@ -216,25 +226,25 @@ at::Tensor InitialGradient(const FocusOperands& in, const at::Tensor& before,
   return gradient;
 }
 
-FocusGradients Backward(const FocusOperands& in, const FocusResults& results,
-                        const Tensors& grads) {
-  const at::Tensor dout = grads[0].defined() ? grads[0].contiguous() : at::zeros_like(in.u);
+FocusPoolOp::Inputs Backward(const FocusOperands& in, const FocusResults& results,
+                             const FocusPoolOp::Outputs& grads) {
+  const at::Tensor dout = grads.out.defined() ? grads.out.contiguous() : at::zeros_like(in.u);
   const int64_t states = in.num_sequences, heads = in.u.size(2);
   const auto or_zeros = [&](const at::Tensor& x, const std::vector<int64_t>& shape) {
     return x.defined() ? x.contiguous() : at::zeros(shape, in.log_weight.options());
   };
-  const bool to_state = results.mass.defined() && (grads[1].defined() || grads[2].defined());
-  const at::Tensor dmass = to_state ? or_zeros(grads[1], {states, heads}) : at::Tensor();
+  const bool to_state = results.mass.defined() && (grads.mass.defined() || grads.sum.defined());
+  const at::Tensor dmass = to_state ? or_zeros(grads.mass, {states, heads}) : at::Tensor();
   const at::Tensor dsum =
-      to_state ? or_zeros(grads[2], {states, heads, in.u.size(3)}) : at::Tensor();
-  FocusGradients g = {.dlog_weight = at::empty_like(in.log_weight), .du = at::empty_like(in.u)};
+      to_state ? or_zeros(grads.sum, {states, heads, in.u.size(3)}) : at::Tensor();
+  FocusPoolOp::Inputs d = {.log_weight = at::empty_like(in.log_weight), .u = at::empty_like(in.u)};
   if (in.mass.defined()) {
-    g.dmass = InitialGradient(in, in.mass, dmass);
-    g.dsum = InitialGradient(in, in.sum, dsum);
+    d.mass = InitialGradient(in, in.mass, dmass);
+    d.sum = InitialGradient(in, in.sum, dsum);
   }
   if (in.tail_log_weight.defined()) {
-    g.dtail_log_weight = at::zeros_like(in.tail_log_weight);
-    g.dtail_u = at::zeros_like(in.tail_u);
+    d.tail_log_weight = at::zeros_like(in.tail_log_weight);
+    d.tail_u = at::zeros_like(in.tail_u);
   }
   WithElement(in.u, [&]<typename T>() {
     using Compute = kernels::FocusCompute<T>;
@@ -244,12 +254,12 @@ FocusGradients Backward(const FocusOperands& in, const FocusResults& results,
         .dout = Elements<T>(dout),
         .dmass = Elements<Compute>(dmass),
         .dsum = Elements<Compute>(dsum),
-        .dlog_weight = MutableElements<Compute>(g.dlog_weight),
-        .du = MutableElements<T>(g.du),
-        .dinitial_mass = MutableElements<Compute>(g.dmass),
-        .dinitial_sum = MutableElements<Compute>(g.dsum),
-        .dtail_log_weight = MutableElements<Compute>(g.dtail_log_weight),
-        .dtail_u = MutableElements<T>(g.dtail_u)};
+        .dlog_weight = MutableElements<Compute>(d.log_weight),
+        .du = MutableElements<T>(d.u),
+        .dinitial_mass = MutableElements<Compute>(d.mass),
+        .dinitial_sum = MutableElements<Compute>(d.sum),
+        .dtail_log_weight = MutableElements<Compute>(d.tail_log_weight),
+        .dtail_u = MutableElements<T>(d.tail_u)};
     RunOn(
         in.u,
         [&] {
@@ -264,15 +274,15 @@ FocusGradients Backward(const FocusOperands& in, const FocusResults& results,
           }
         });
   });
-  return g;
+  return d;
 }
 
 // `tail_log_weight` holds -inf for absent tokens. `tail_u` has u's dtype.
-Tensors Differentiable(const FocusPoolInputs& inputs, const FocusPoolConfig& config,
-                       const Runs& runs, const at::Tensor& tail_log_weight,
-                       const at::Tensor& tail_u) {
+FocusPoolOp::Outputs RunPool(const FocusPoolInputs& inputs, const FocusPoolConfig& config,
+                             const Runs& runs, const at::Tensor& tail_log_weight,
+                             const at::Tensor& tail_u) {
   const FocusPoolState& state = inputs.initial_state;
-  const auto forward = [&]() -> Forwarded {
+  const auto forward = [&]() -> ForwardOf<FocusPoolOp> {
     const FocusOperands in = {.log_weight = inputs.log_weight.contiguous(),
                               .u = inputs.u.contiguous(),
                               .log_scale = Contiguous(state.log_scale),
@@ -285,41 +295,55 @@ Tensors Differentiable(const FocusPoolInputs& inputs, const FocusPoolConfig& con
                               .num_sequences = NumSequences(inputs)};
     const FocusResults r = Forward(in);
     const auto backward = [config, runs,
-                           sequences = in.num_sequences](const BackwardCall& call) -> Tensors {
-      const Tensors& saved = call.saved;
-      const FocusOperands operands = {.log_weight = saved[0],
-                                      .u = saved[1],
-                                      .log_scale = saved[2],
-                                      .mass = saved[3],
-                                      .sum = saved[4],
-                                      .tail_log_weight = saved[5],
-                                      .tail_u = saved[6],
+                           sequences = in.num_sequences](const BackwardOf<FocusPoolOp>& call) {
+      const FocusPoolOp::Saved& saved = call.saved;
+      const FocusOperands operands = {.log_weight = saved.log_weight,
+                                      .u = saved.u,
+                                      .log_scale = saved.log_scale,
+                                      .mass = saved.mass,
+                                      .sum = saved.sum,
+                                      .tail_log_weight = saved.tail_log_weight,
+                                      .tail_u = saved.tail_u,
                                       .config = config,
                                       .runs = runs,
                                       .num_sequences = sequences};
-      const FocusResults results = {.out = saved[7],
-                                    .row_max = saved[8],
-                                    .row_sum = saved[9],
-                                    .log_scale = saved[10],
-                                    .mass = saved[11]};
-      const FocusGradients g = Backward(operands, results, call.grads);
-      return {g.dlog_weight, g.du, g.dmass, g.dsum, g.dtail_log_weight, g.dtail_u};
+      const FocusResults results = {.out = saved.out,
+                                    .row_max = saved.row_max,
+                                    .row_sum = saved.row_sum,
+                                    .log_scale = saved.final_log_scale,
+                                    .mass = saved.final_mass};
+      return Backward(operands, results, call.grads);
     };
-    Tensors outputs = {r.out};
-    if (r.mass.defined()) outputs.insert(outputs.end(), {r.mass, r.sum});
-    outputs.insert(outputs.end(), {r.row_max, r.row_sum});
-    if (r.mass.defined()) outputs.push_back(r.log_scale);
-    return {.outputs = outputs,
-            .saved = {in.log_weight, in.u, in.log_scale, in.mass, in.sum, in.tail_log_weight,
-                      in.tail_u, r.out, r.row_max, r.row_sum, r.log_scale, r.mass},
+    return {.outputs = {.out = r.out,
+                        .mass = r.mass,
+                        .sum = r.sum,
+                        .row_max = r.row_max,
+                        .row_sum = r.row_sum,
+                        .log_scale = r.log_scale},
+            .saved = {.log_weight = in.log_weight,
+                      .u = in.u,
+                      .log_scale = in.log_scale,
+                      .mass = in.mass,
+                      .sum = in.sum,
+                      .tail_log_weight = in.tail_log_weight,
+                      .tail_u = in.tail_u,
+                      .out = r.out,
+                      .row_max = r.row_max,
+                      .row_sum = r.row_sum,
+                      .final_log_scale = r.log_scale,
+                      .final_mass = r.mass},
             .backward = backward,
-            .num_constant = r.mass.defined() ? 3u : 2u};
+            .num_constant = 3};
   };
-  return Apply(
-      {.name = "FocusPool",
-       .inputs = {inputs.log_weight, inputs.u, state.mass, state.sum, tail_log_weight, tail_u},
-       .undefined_grads = true,
-       .forward = forward});
+  return Apply<FocusPoolOp>({.name = "FocusPool",
+                             .inputs = {.log_weight = inputs.log_weight,
+                                        .u = inputs.u,
+                                        .mass = state.mass,
+                                        .sum = state.sum,
+                                        .tail_log_weight = tail_log_weight,
+                                        .tail_u = tail_u},
+                             .undefined_grads = true,
+                             .forward = forward});
 }
 
 // Returns the last window - 1 tokens of every sequence, in LibTorch calls that autograd
@@ -415,11 +439,11 @@ FocusPoolOutput FocusPool(const FocusPoolInputs& inputs, const FocusPoolConfig& 
         at::where(state.tail_present.unsqueeze(2) != 0, state.tail_log_weight, nothing);
     tail_u = state.tail_u.to(inputs.u.scalar_type());
   }
-  const Tensors outputs = Differentiable(inputs, config, runs, tail_log_weight, tail_u);
-  const bool sums = config.want_state && config.window == 0;
+  const FocusPoolOp::Outputs outputs = RunPool(inputs, config, runs, tail_log_weight, tail_u);
   FocusPoolOutput result = {
-      .out = outputs[0], .row_max = outputs[sums ? 3 : 1], .row_sum = outputs[sums ? 4 : 2]};
-  if (sums) result.final_state = {.log_scale = outputs[5], .mass = outputs[1], .sum = outputs[2]};
+      .out = outputs.out, .row_max = outputs.row_max, .row_sum = outputs.row_sum};
+  if (config.want_state && config.window == 0)
+    result.final_state = {.log_scale = outputs.log_scale, .mass = outputs.mass, .sum = outputs.sum};
   if (config.want_state && config.window > 0) result.final_state = Tail(inputs, config, runs);
   return result;
 }

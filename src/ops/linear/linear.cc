@@ -1,5 +1,6 @@
 #include "ops/linear/linear.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
@@ -127,19 +128,31 @@ LinearGrads PlainBackward(const LinearGradCall& call) {
   return result;
 }
 
+// Products of one x with several weights.
+struct LinearOp {
+  struct Inputs {
+    at::Tensor x;
+    Tensors weights;
+  };
+  struct Outputs {
+    Tensors ys;  // one per weight
+  };
+  using Saved = Inputs;
+};
+
 // The products of a backward, and the indices of the layer's weights in each.
 struct Products {
   std::vector<LinearProduct> products;
   std::vector<std::vector<size_t>> numbers;
 
-  void Add(const BackwardCall& call, const WeightGroup& group) {
+  void Add(const BackwardOf<LinearOp>& call, const WeightGroup& group) {
     LinearProduct product = {
         .weights = {}, .matrix = group.matrix, .dy = {}, .wants_dweights = false};
     Tensors dys;
     for (const size_t i : group.numbers) {
-      product.weights.push_back(call.saved[1 + i]);
-      product.wants_dweights = call.wanted[1 + i];
-      dys.push_back(call.grads[i].flatten(0, -2));
+      product.weights.push_back(call.saved.weights[i]);
+      product.wants_dweights = call.Wants(&LinearOp::Inputs::weights, i);
+      dys.push_back(call.grads.ys[i].flatten(0, -2));
     }
     product.dy = ColumnsAsOne(dys);
     products.push_back(std::move(product));
@@ -150,19 +163,20 @@ struct Products {
 // A group is one product if all its outputs have a gradient and either all or none of its weights
 // want one. If the backward is itself differentiated, nothing is joined, because each weight needs
 // its own place in the graph.
-Products ProductsOf(const BackwardCall& call) {
+Products FindProducts(const BackwardOf<LinearOp>& call) {
   Products result;
-  for (const WeightGroup& group :
-       GroupWeights(call.saved[0], at::TensorList(call.saved).slice(1))) {
+  const Tensors &dys = call.grads.ys, &weights = call.saved.weights;
+  const auto wants = [&](size_t i) { return call.Wants(&LinearOp::Inputs::weights, i); };
+  for (const WeightGroup& group : GroupWeights(call.saved.x, weights)) {
     const bool one = std::ranges::all_of(group.numbers, [&](size_t i) {
-      return call.grads[i].defined() && call.wanted[1 + i] == call.wanted[1 + group.numbers[0]];
+      return dys[i].defined() && wants(i) == wants(group.numbers[0]);
     });
     if (one && (group.numbers.size() == 1 || !c10::GradMode::is_enabled())) {
       result.Add(call, group);
       continue;
     }
     for (const size_t i : group.numbers)
-      if (call.grads[i].defined()) result.Add(call, {.numbers = {i}, .matrix = call.saved[1 + i]});
+      if (dys[i].defined()) result.Add(call, {.numbers = {i}, .matrix = weights[i]});
   }
   return result;
 }
@@ -206,60 +220,82 @@ LinearGrads Backward(const at::Tensor& x, std::vector<LinearProduct> products, b
 }
 
 // `dx` is the output buffer of the gradient of x.
-Tensors SharedInputBackward(const BackwardCall& call, const ColumnPlace& dx = {}) {
-  const at::Tensor& x = call.saved[0];
-  Tensors results(1 + call.grads.size());
-  Products of_call = ProductsOf(call);
-  if (of_call.products.empty()) return results;
-  LinearGrads grads =
-      Backward(x, std::move(of_call.products), UsesWidened(x, at::TensorList(call.saved).slice(1)),
-               {.wanted = call.wanted[0], .place = dx});
-  results[0] = grads.dx;
+LinearOp::Inputs SharedInputBackward(const BackwardOf<LinearOp>& call, const ColumnPlace& dx) {
+  const auto& [x, weights] = call.saved;
+  LinearOp::Inputs results = {.x = {}, .weights = Tensors(weights.size())};
+  Products found = FindProducts(call);
+  if (found.products.empty()) return results;
+  LinearGrads grads = Backward(x, std::move(found.products), UsesWidened(x, weights),
+                               {.wanted = call.Wants(&LinearOp::Inputs::x), .place = dx});
+  results.x = grads.dx;
   for (size_t i = 0; i < grads.dweights.size(); ++i)
     for (size_t j = 0; j < grads.dweights[i].size(); ++j)
-      results[1 + of_call.numbers[i][j]] = std::move(grads.dweights[i][j]);
+      results.weights[found.numbers[i][j]] = std::move(grads.dweights[i][j]);
   return results;
+}
+
+Tensors SharedInputProducts(const at::Tensor& x, const Tensors& weights, const ColumnPlace& dx) {
+  const LinearOp::Inputs inputs = {.x = x, .weights = weights};
+  const auto forward = [&]() -> ForwardOf<LinearOp> {
+    return {.outputs = {.ys = Forward(x, weights)},
+            .saved = inputs,
+            .backward = [dx](const auto& call) { return SharedInputBackward(call, dx); }};
+  };
+  return Apply<LinearOp>(
+             {.name = "Linear", .inputs = inputs, .undefined_grads = true, .forward = forward})
+      .ys;
 }
 
 // How a product is split into parts.
 struct SplitSpec {
   std::vector<int64_t> widths;
   bool one = false;       // true: the parts are columns of one product
-  bool passes_x = false;  // true: x is an additional output, after the parts
+  bool passes_x = false;  // true: x is an additional output
+};
+
+// A product whose columns are split into parts.
+struct SplitLinearOp {
+  struct Inputs {
+    at::Tensor x, weight;
+  };
+  struct Outputs {
+    at::Tensor x;  // undefined unless SplitSpec::passes_x
+    Tensors parts;
+  };
+  using Saved = Inputs;
 };
 
 // Returns the gradient of x from its other consumers, or null if there is none.
-const at::Tensor* UpstreamInputGradient(const BackwardCall& call, const SplitSpec& split) {
-  return split.passes_x && call.grads.back().defined() ? &call.grads.back() : nullptr;
-}
-Tensors PartsOf(const Tensors& grads, const SplitSpec& split) {
-  return {grads.begin(), grads.begin() + static_cast<std::ptrdiff_t>(split.widths.size())};
+const at::Tensor* UpstreamInputGradient(const BackwardOf<SplitLinearOp>& call) {
+  return call.grads.x.defined() ? &call.grads.x : nullptr;
 }
 
 // The backward of a split product when it is itself differentiated: one product per part of the
 // weight's rows.
-Tensors DifferentiatedPartsBackward(const BackwardCall& call, const SplitSpec& split) {
-  BackwardCall apart = {
-      .saved = {call.saved[0]}, .grads = PartsOf(call.grads, split), .wanted = {call.wanted[0]}};
-  for (const at::Tensor& rows : call.saved[1].split_with_sizes(split.widths, 0)) {
-    apart.saved.push_back(rows);
-    apart.wanted.push_back(call.wanted[1]);
-  }
-  Tensors results = SharedInputBackward(apart);
-  if (const at::Tensor* const others = UpstreamInputGradient(call, split))
-    results[0] = results[0].defined() ? results[0] + *others : *others;
-  if (!call.wanted[1]) return {results[0], {}};
-  for (size_t i = 1; i < results.size(); ++i)
-    if (!results[i].defined()) results[i] = at::zeros_like(apart.saved[i]);
-  return {results[0], at::cat(at::TensorList(results).slice(1), 0)};
+SplitLinearOp::Inputs DifferentiatedPartsBackward(const BackwardOf<SplitLinearOp>& call,
+                                                  const SplitSpec& split) {
+  const bool wants_dweight = call.Wants(&SplitLinearOp::Inputs::weight);
+  BackwardOf<LinearOp> apart = {
+      .saved = {.x = call.saved.x, .weights = call.saved.weight.split_with_sizes(split.widths, 0)},
+      .grads = {.ys = call.grads.parts},
+      .wanted = {call.Wants(&SplitLinearOp::Inputs::x)}};
+  apart.wanted.insert(apart.wanted.end(), split.widths.size(), wants_dweight);
+  LinearOp::Inputs results = SharedInputBackward(apart, /*dx=*/{});
+  if (const at::Tensor* const others = UpstreamInputGradient(call))
+    results.x = results.x.defined() ? results.x + *others : *others;
+  if (!wants_dweight) return {.x = results.x, .weight = {}};
+  for (size_t i = 0; i < results.weights.size(); ++i)
+    if (!results.weights[i].defined()) results.weights[i] = at::zeros_like(apart.saved.weights[i]);
+  return {.x = results.x, .weight = at::cat(results.weights, 0)};
 }
 
 // Uses one product if the parts are columns of one matrix and all have a gradient. Otherwise it
 // uses one product per part, each accumulated in its rows of the weight's gradient.
-Tensors PartsBackward(const BackwardCall& call, const SplitSpec& split) {
-  const at::Tensor &x = call.saved[0], &weight = call.saved[1];
+SplitLinearOp::Inputs PartsBackward(const BackwardOf<SplitLinearOp>& call, const SplitSpec& split) {
+  const auto& [x, weight] = call.saved;
   if (c10::GradMode::is_enabled()) return DifferentiatedPartsBackward(call, split);
-  const Tensors dys = PartsOf(call.grads, split);
+  const bool wants_dweight = call.Wants(&SplitLinearOp::Inputs::weight);
+  const Tensors& dys = call.grads.parts;
   const bool all = std::ranges::all_of(dys, [](const auto& dy) { return dy.defined(); });
   std::vector<LinearProduct> products;
   std::optional<WeightSums> sums;
@@ -269,9 +305,9 @@ Tensors PartsBackward(const BackwardCall& call, const SplitSpec& split) {
     products.push_back({.weights = {weight},
                         .matrix = weight,
                         .dy = ColumnsAsOne(rows),
-                        .wants_dweights = call.wanted[1]});
+                        .wants_dweights = wants_dweight});
   } else {
-    if (call.wanted[1]) sums.emplace(Tensors{weight});
+    if (wants_dweight) sums.emplace(Tensors{weight});
     int64_t row = 0;
     for (size_t i = 0; i < dys.size(); row += split.widths[i], ++i) {
       const at::Tensor place = sums ? sums->matrix().narrow(0, row, split.widths[i]) : at::Tensor();
@@ -286,15 +322,16 @@ Tensors PartsBackward(const BackwardCall& call, const SplitSpec& split) {
                           .added = sums && sums->added()});
     }
   }
-  const at::Tensor* const others = UpstreamInputGradient(call, split);
+  const at::Tensor* const others = UpstreamInputGradient(call);
   if (products.empty())
-    return {others != nullptr ? *others : at::Tensor(), sums ? sums->Finish()[0] : at::Tensor()};
+    return {.x = others != nullptr ? *others : at::Tensor(),
+            .weight = sums ? sums->Finish()[0] : at::Tensor()};
   LinearGrads grads = Backward(x, std::move(products), UsesWidened(x, {weight}),
-                               {.wanted = call.wanted[0], .others = others});
-  const at::Tensor dweight = sums             ? sums->Finish()[0]
-                             : call.wanted[1] ? grads.dweights[0][0]
-                                              : at::Tensor();
-  return {grads.dx, dweight};
+                               {.wanted = call.Wants(&SplitLinearOp::Inputs::x), .others = others});
+  const at::Tensor dweight = sums            ? sums->Finish()[0]
+                             : wants_dweight ? grads.dweights[0][0]
+                                             : at::Tensor();
+  return {.x = grads.dx, .weight = dweight};
 }
 
 // Adds gradient buffers to the outputs of one product. If nothing will be differentiated, there are
@@ -309,21 +346,20 @@ std::vector<LinearPart> WithColumns(const Tensors& outs) {
   return parts;
 }
 
-Tensors SplitProduct(const at::Tensor& x, const at::Tensor& weight, const SplitSpec& split) {
-  const auto forward = [&]() -> Forwarded {
-    Forwarded result = {
-        .outputs = split.one
-                       ? at::unsafe_split_with_sizes(Forward(x, {weight})[0], split.widths, -1)
-                       : Forward(x, weight.split_with_sizes(split.widths, 0)),
-        .saved = {x, weight},
-        .backward = [split](const BackwardCall& call) { return PartsBackward(call, split); }};
-    if (split.passes_x) result.outputs.push_back(x);
-    return result;
+SplitLinearOp::Outputs SplitProduct(const at::Tensor& x, const at::Tensor& weight,
+                                    const SplitSpec& split) {
+  const auto forward = [&]() -> ForwardOf<SplitLinearOp> {
+    return {.outputs = {.x = split.passes_x ? x : at::Tensor(),
+                        .parts = split.one ? at::unsafe_split_with_sizes(Forward(x, {weight})[0],
+                                                                         split.widths, -1)
+                                           : Forward(x, weight.split_with_sizes(split.widths, 0))},
+            .saved = {.x = x, .weight = weight},
+            .backward = [split](const auto& call) { return PartsBackward(call, split); }};
   };
-  return Apply({.name = "LinearInParts",
-                .inputs = {x, weight},
-                .undefined_grads = true,
-                .forward = forward});
+  return Apply<SplitLinearOp>({.name = "LinearInParts",
+                               .inputs = {.x = x, .weight = weight},
+                               .undefined_grads = true,
+                               .forward = forward});
 }
 
 }  // namespace
@@ -331,7 +367,7 @@ Tensors SplitProduct(const at::Tensor& x, const at::Tensor& weight, const SplitS
 std::vector<LinearPart> LinearInParts(const at::Tensor& x, const at::Tensor& weight,
                                       at::IntArrayRef widths) {
   const bool one = JoinsProducts(x);
-  const Tensors outs = SplitProduct(x, weight, {.widths = widths.vec(), .one = one});
+  const Tensors outs = SplitProduct(x, weight, {.widths = widths.vec(), .one = one}).parts;
   if (one) return WithColumns(outs);
   std::vector<LinearPart> parts;
   for (const at::Tensor& y : outs) parts.push_back({.y = y});
@@ -340,28 +376,19 @@ std::vector<LinearPart> LinearInParts(const at::Tensor& x, const at::Tensor& wei
 
 std::vector<LinearPart> LinearInColumns(const at::Tensor& x, const at::Tensor& weight,
                                         at::IntArrayRef widths) {
-  return WithColumns(SplitProduct(x, weight, {.widths = widths.vec(), .one = true}));
+  return WithColumns(SplitProduct(x, weight, {.widths = widths.vec(), .one = true}).parts);
 }
 
 PartsBesideInput LinearBesideInput(const at::Tensor& x, const at::Tensor& weight,
                                    at::IntArrayRef widths) {
-  Tensors outs = SplitProduct(x, weight, {.widths = widths.vec(), .one = true, .passes_x = true});
-  PartsBesideInput result = {.x = outs.back(), .parts = {}};
-  outs.pop_back();
-  result.parts = WithColumns(outs);
-  return result;
+  const SplitLinearOp::Outputs outs =
+      SplitProduct(x, weight, {.widths = widths.vec(), .one = true, .passes_x = true});
+  return {.x = outs.x, .parts = WithColumns(outs.parts)};
 }
 
 std::vector<at::Tensor> SharedInputLinear(const at::Tensor& x,
                                           const std::vector<at::Tensor>& weights) {
-  Tensors inputs = {x};
-  inputs.insert(inputs.end(), weights.begin(), weights.end());
-  const auto forward = [&]() -> Forwarded {
-    return {.outputs = Forward(x, weights),
-            .saved = inputs,
-            .backward = [](const BackwardCall& call) { return SharedInputBackward(call); }};
-  };
-  return Apply({.name = "Linear", .inputs = inputs, .undefined_grads = true, .forward = forward});
+  return SharedInputProducts(x, weights, /*dx=*/{});
 }
 
 std::vector<LinearPart> SharedInputParts(const at::Tensor& x,
@@ -379,14 +406,7 @@ std::vector<LinearPart> SharedInputParts(const at::Tensor& x,
 }
 
 at::Tensor Linear(const at::Tensor& x, const at::Tensor& weight, const ColumnPlace& dx) {
-  if (dx.columns == nullptr) return SharedInputLinear(x, {weight})[0];
-  const auto forward = [&]() -> Forwarded {
-    return {.outputs = Forward(x, {weight}),
-            .saved = {x, weight},
-            .backward = [dx](const BackwardCall& call) { return SharedInputBackward(call, dx); }};
-  };
-  return Apply(
-      {.name = "Linear", .inputs = {x, weight}, .undefined_grads = true, .forward = forward})[0];
+  return SharedInputProducts(x, {weight}, dx)[0];
 }
 
 }  // namespace halflife::ops

@@ -157,6 +157,20 @@ std::string RouteOf(const PolynomialCall& call, const kernels::PolynomialAttenti
                 ", ", args.seq_len, " tokens of ", Name(args.q.dtype));
 }
 
+struct PolynomialAttentionOp {
+  struct Inputs {
+    at::Tensor q, k, v, initial_kv, initial_norm;
+  };
+  struct Outputs {
+    at::Tensor out, final_kv, final_norm;
+    at::Tensor norm_denom;  // not differentiable
+  };
+  struct Saved {
+    Inputs inputs;
+    at::Tensor out, norm_denom;  // only if normalised
+  };
+};
+
 struct PolynomialForwardResult {
   PolynomialAttentionOutput output;
   at::Tensor norm_denom;  // only if the output will be differentiated
@@ -242,28 +256,34 @@ struct PolynomialBackwardPlan {
   bool wants_initial = false;
   ColumnPlace of_q = {}, of_k = {}, of_v = {};
 
-  Tensors operator()(const BackwardCall& backward) const {
-    const Tensors &saved = backward.saved, &grads = backward.grads;
-    PolynomialCall call = MakeCall({.q = saved[0],
-                                    .k = saved[1],
-                                    .v = saved[2],
+  PolynomialAttentionOp::Inputs operator()(
+      const BackwardOf<PolynomialAttentionOp>& backward) const {
+    const PolynomialAttentionOp::Inputs& in = backward.saved.inputs;
+    const PolynomialAttentionOp::Outputs& grads = backward.grads;
+    PolynomialCall call = MakeCall({.q = in.q,
+                                    .k = in.k,
+                                    .v = in.v,
                                     .chunks = chunks,
-                                    .initial_state = {.kv = saved[3], .norm = saved[4]},
+                                    .initial_state = {.kv = in.initial_kv, .norm = in.initial_norm},
                                     .q_gradient = of_q,
                                     .k_gradient = of_k,
                                     .v_gradient = of_v},
                                    config);
     if (config.normalise) {
-      call.args.out = ViewOf(kPolynomialKernel, saved[5]);
-      call.args.norm_denom = MutableDataOrNull(saved[6]);
+      call.args.out = ViewOf(kPolynomialKernel, backward.saved.out);
+      call.args.norm_denom = MutableDataOrNull(backward.saved.norm_denom);
     } else {
       call.args.out = call.args.v;  // not read
     }
     PolynomialState dfinal;
-    if (config.want_final_state) dfinal.kv = grads[1];
-    if (config.want_final_state && config.normalise) dfinal.norm = grads[2];
-    const PolynomialGradients result = RunBackward(call, grads[0], dfinal, wants_initial);
-    return {result.dq, result.dk, result.dv, result.dinitial_state.kv, result.dinitial_state.norm};
+    if (config.want_final_state) dfinal.kv = grads.final_kv;
+    if (config.want_final_state && config.normalise) dfinal.norm = grads.final_norm;
+    const PolynomialGradients result = RunBackward(call, grads.out, dfinal, wants_initial);
+    return {.q = result.dq,
+            .k = result.dk,
+            .v = result.dv,
+            .initial_kv = result.dinitial_state.kv,
+            .initial_norm = result.dinitial_state.norm};
   }
 };
 
@@ -298,41 +318,42 @@ PolynomialAttentionOutput PolynomialAttention(const PolynomialAttentionInputs& i
     LogRoute(kPolynomialKernel, "states by products with features");
     return AttendWithStates(*in, config);
   }
-  const Tensors given = {inputs.q, inputs.k, inputs.v, inputs.initial_state.kv,
-                         inputs.initial_state.norm};
+  const PolynomialAttentionOp::Inputs given = {.q = inputs.q,
+                                               .k = inputs.k,
+                                               .v = inputs.v,
+                                               .initial_kv = inputs.initial_state.kv,
+                                               .initial_norm = inputs.initial_state.norm};
   const auto wants = [](const at::Tensor& x) {
     return c10::GradMode::is_enabled() && x.defined() && x.requires_grad();
   };
-  const bool wants_initial = wants(given[3]) || wants(given[4]);
-  const bool differentiated =
-      wants_initial || wants(inputs.q) || wants(inputs.k) || wants(inputs.v);
-  const auto forward = [&]() -> Forwarded {
+  const bool wants_initial = wants(given.initial_kv) || wants(given.initial_norm);
+  const bool differentiated = WillBeDifferentiated(given);
+  const auto forward = [&]() -> ForwardOf<PolynomialAttentionOp> {
     PolynomialCall call = MakeCall(inputs, config);
     const auto [output, norm_denom] = RunForward(call, config.want_final_state, differentiated);
-    Forwarded result = {.outputs = {output.out},
-                        .saved = given,
-                        .backward = PolynomialBackwardPlan{.chunks = call.inputs.chunks,
-                                                           .config = config,
-                                                           .wants_initial = wants_initial,
-                                                           .of_q = inputs.q_gradient,
-                                                           .of_k = inputs.k_gradient,
-                                                           .of_v = inputs.v_gradient}};
-    result.saved.insert(result.saved.end(),
-                        {config.normalise ? output.out : at::Tensor(), norm_denom});
-    for (const at::Tensor& x : {output.final_state.kv, output.final_state.norm})
-      if (x.defined()) result.outputs.push_back(x);
-    if (norm_denom.defined()) result.outputs.push_back(norm_denom), result.num_constant = 1;
-    return result;
+    return {.outputs = {.out = output.out,
+                        .final_kv = output.final_state.kv,
+                        .final_norm = output.final_state.norm,
+                        .norm_denom = norm_denom},
+            .saved = {.inputs = given,
+                      .out = config.normalise ? output.out : at::Tensor(),
+                      .norm_denom = norm_denom},
+            .backward = PolynomialBackwardPlan{.chunks = call.inputs.chunks,
+                                               .config = config,
+                                               .wants_initial = wants_initial,
+                                               .of_q = inputs.q_gradient,
+                                               .of_k = inputs.k_gradient,
+                                               .of_v = inputs.v_gradient},
+            .num_constant = 1};
   };
-  const Tensors out = Apply({.name = "PolynomialAttention",
-                             .inputs = given,
-                             .undefined_grads = true,
-                             .forward = forward});
-  PolynomialAttentionOutput output = {.out = out[0], .final_state = {}};
-  if (config.want_final_state) output.final_state.kv = out[1];
-  if (config.want_final_state && config.normalise) output.final_state.norm = out[2];
-  if (config.normalise && differentiated) output.norm_denom = out.back();
-  return output;
+  const PolynomialAttentionOp::Outputs out =
+      Apply<PolynomialAttentionOp>({.name = "PolynomialAttention",
+                                    .inputs = given,
+                                    .undefined_grads = true,
+                                    .forward = forward});
+  return {.out = out.out,
+          .final_state = {.kv = out.final_kv, .norm = out.final_norm},
+          .norm_denom = out.norm_denom};
 }
 
 PolynomialState Summarise(const PolynomialAttentionInputs& inputs,

@@ -110,19 +110,12 @@ struct Layout {
   std::vector<ColumnPlace> columns;  // buffers for the gradients of the inputs
   bool joined = false;  // true: no such buffers, but the inputs were columns of one matrix
 };
-// The tensors of one part, in the order in which a forward saves them and a backward's inputs are
-// numbered.
-constexpr size_t kTensorsOfPart = 3;
+// The tensors of one part that a forward saves. bias and gain are kept as they were given, because
+// their sinks are found by tensor identity. The kernels read dense copies.
 struct SavedPart {
   at::Tensor bias, gain;
   at::Tensor read;  // the output for elu + 1; the input for SiLU or with a gain
 
-  // bias and gain are kept as they were given, because their sinks are found by tensor identity.
-  // The kernels read dense copies.
-  explicit SavedPart(const Tensors& saved, size_t part)
-      : bias(saved[kTensorsOfPart * part]),
-        gain(saved[kTensorsOfPart * part + 1]),
-        read(saved[kTensorsOfPart * part + 2]) {}
   SavedPart Dense() const {
     SavedPart dense = *this;
     if (bias.defined()) dense.bias = bias.contiguous();
@@ -131,14 +124,30 @@ struct SavedPart {
   }
 };
 
+struct BiasMapOp {
+  struct Part {
+    at::Tensor x, bias, gain;
+  };
+  struct Inputs {
+    std::vector<Part> parts;
+  };
+  struct Outputs {
+    Tensors outs;  // one per part
+  };
+  struct Saved {
+    std::vector<SavedPart> parts;
+  };
+};
+
 // Returns the buffers for the gradients of the inputs; undefined if the gradient of the output can
 // be returned as it is.
-Tensors PlacesOfInputs(const Layout& layout, const Tensors& saved, const Tensors& douts) {
+Tensors InputGradientBuffers(const Layout& layout, const std::vector<SavedPart>& saved,
+                             const Tensors& douts) {
   Tensors places(douts.size());
   if (!layout.joined) {
     for (size_t i = 0; i < douts.size(); ++i)
       if (layout.maps[i] != kernels::ElementMap::kIdentity ||
-          layout.columns[i].columns != nullptr || SavedPart(saved, i).gain.defined())
+          layout.columns[i].columns != nullptr || saved[i].gain.defined())
         places[i] = layout.columns[i].EmptyLike(douts[i]);
     return places;
   }
@@ -157,9 +166,13 @@ Tensors PlacesOfInputs(const Layout& layout, const Tensors& saved, const Tensors
 struct PlacesOfPart {
   std::optional<GradientPlace> bias, gain;
 
-  PlacesOfPart(const SavedPart& part, const std::vector<bool>& wanted, size_t number) {
-    if (part.bias.defined() && wanted[kTensorsOfPart * number + 1]) bias.emplace(part.bias, true);
-    if (part.gain.defined() && wanted[kTensorsOfPart * number + 2]) gain.emplace(part.gain, true);
+  PlacesOfPart(const BackwardOf<BiasMapOp>& call, size_t number) {
+    const SavedPart& part = call.saved.parts[number];
+    const auto wants = [&](at::Tensor BiasMapOp::Part::*input) {
+      return call.Wants(&BiasMapOp::Inputs::parts, number, input);
+    };
+    if (part.bias.defined() && wants(&BiasMapOp::Part::bias)) bias.emplace(part.bias, true);
+    if (part.gain.defined() && wants(&BiasMapOp::Part::gain)) gain.emplace(part.gain, true);
   }
   static at::Tensor Finish(std::optional<GradientPlace>& place) {
     return place.has_value() ? place->Finish() : at::Tensor();
@@ -191,16 +204,15 @@ kernels::BiasMapGradColumns<T> GradColumnsOf(const SavedPart& saved, kernels::El
   return part;
 }
 
-// Returns the gradients of x, bias and gain, part by part.
-Tensors BackwardFused(const BackwardCall& call, const Layout& layout) {
+BiasMapOp::Inputs BackwardFused(const BackwardOf<BiasMapOp>& call, const Layout& layout) {
   const size_t num_parts = layout.maps.size();
   Tensors douts;
-  for (const at::Tensor& dout : call.grads) douts.push_back(dout.contiguous());
-  const Tensors dx = PlacesOfInputs(layout, call.saved, douts);
+  for (const at::Tensor& dout : call.grads.outs) douts.push_back(dout.contiguous());
+  const Tensors dx = InputGradientBuffers(layout, call.saved.parts, douts);
   std::vector<PlacesOfPart> places;
   bool runs = false;
   for (size_t i = 0; i < num_parts; ++i) {
-    const PlacesOfPart& own = places.emplace_back(SavedPart(call.saved, i), call.wanted, i);
+    const PlacesOfPart& own = places.emplace_back(call, i);
     runs = runs || dx[i].defined() || own.bias.has_value() || own.gain.has_value();
   }
   WithStorage(douts[0], [&]<typename T>() {
@@ -208,7 +220,7 @@ Tensors BackwardFused(const BackwardCall& call, const Layout& layout) {
     args.num_rows = NumRows(douts[0]);
     std::vector<SavedPart> dense;  // keeps the tensors alive until the kernel has read them
     for (size_t i = 0; i < num_parts; ++i) {
-      dense.push_back(SavedPart(call.saved, i).Dense());
+      dense.push_back(call.saved.parts[i].Dense());
       args.parts[args.num_parts++] =
           GradColumnsOf<T>(dense.back(), layout.maps[i], douts[i], dx[i], places[i]);
     }
@@ -222,21 +234,22 @@ Tensors BackwardFused(const BackwardCall& call, const Layout& layout) {
           kernels::cuda::BiasMapBackward(args, MutableElements<float>(partials), stream);
         });
   });
-  Tensors grads;
-  for (size_t i = 0; i < num_parts; ++i) {
-    grads.push_back(dx[i].defined() ? dx[i] : call.grads[i]);
-    grads.push_back(PlacesOfPart::Finish(places[i].bias));
-    grads.push_back(PlacesOfPart::Finish(places[i].gain));
-  }
+  BiasMapOp::Inputs grads;
+  for (size_t i = 0; i < num_parts; ++i)
+    grads.parts.push_back({.x = dx[i].defined() ? dx[i] : call.grads.outs[i],
+                           .bias = PlacesOfPart::Finish(places[i].bias),
+                           .gain = PlacesOfPart::Finish(places[i].gain)});
   return grads;
 }
 
 Tensors Fused(const std::vector<BiasedInput>& given) {
-  Tensors inputs;
-  for (const BiasedInput& part : given) inputs.insert(inputs.end(), {part.x, part.bias, part.gain});
-  const auto forward = [&]() -> Forwarded {
+  BiasMapOp::Inputs inputs;
+  for (const BiasedInput& part : given)
+    inputs.parts.push_back({.x = part.x, .bias = part.bias, .gain = part.gain});
+  const auto forward = [&]() -> ForwardOf<BiasMapOp> {
     const std::vector<BiasedInput> parts = WithRows(given);
-    Forwarded result = {.outputs = ForwardFused(parts), .saved = {}, .backward = {}};
+    ForwardOf<BiasMapOp> result = {
+        .outputs = {.outs = ForwardFused(parts)}, .saved = {}, .backward = {}};
     Layout layout = {.maps = {}, .columns = {}, .joined = AreColumns(parts)};
     for (size_t i = 0; i < parts.size(); ++i) {
       const BiasedInput& part = parts[i];
@@ -244,28 +257,39 @@ Tensors Fused(const std::vector<BiasedInput>& given) {
       layout.columns.push_back(part.gradient);
       layout.joined = layout.joined && part.gradient.columns == nullptr;
       at::Tensor read;
-      if (part.map == kernels::ElementMap::kEluPlusOne) read = result.outputs[i];
+      if (part.map == kernels::ElementMap::kEluPlusOne) read = result.outputs.outs[i];
       if (part.map == kernels::ElementMap::kSilu || part.gain.defined()) read = part.x;
-      result.saved.insert(result.saved.end(), {given[i].bias, given[i].gain, read});
+      result.saved.parts.push_back({.bias = given[i].bias, .gain = given[i].gain, .read = read});
     }
-    result.backward = [layout](const BackwardCall& call) { return BackwardFused(call, layout); };
+    result.backward = [layout](const auto& call) { return BackwardFused(call, layout); };
     return result;
   };
-  return Apply({.name = "BiasMap", .inputs = inputs, .forward = forward});
+  return Apply<BiasMapOp>({.name = "BiasMap", .inputs = inputs, .forward = forward}).outs;
 }
+
+struct EluPlusOneOp {
+  struct Inputs {
+    at::Tensor x;
+  };
+  struct Outputs {
+    at::Tensor feature;
+  };
+  using Saved = Outputs;
+};
 
 // e^min(x, 0) + max(x, 0) in LibTorch calls, at least in fp32. elu(x) + 1 would be rounded before
 // the 1 is added, and would lose features below 1e-7 (in bf16 below 0.002).
 at::Tensor EluPlusOne(const at::Tensor& x) {
-  const auto backward = [](const BackwardCall& call) -> Tensors {
-    return {call.grads[0] * call.saved[0].clamp_max(1)};
+  const auto backward = [](const BackwardOf<EluPlusOneOp>& call) -> EluPlusOneOp::Inputs {
+    return {.x = call.grads.feature * call.saved.feature.clamp_max(1)};
   };
-  const auto forward = [&]() -> Forwarded {
+  const auto forward = [&]() -> ForwardOf<EluPlusOneOp> {
     const at::Tensor wide = x.to(ComputeType(x));
     const at::Tensor feature = wide.clamp_max(0).exp_().add_(wide.clamp_min(0)).to(x.scalar_type());
-    return {.outputs = {feature}, .saved = {feature}, .backward = backward};
+    return {.outputs = {.feature = feature}, .saved = {.feature = feature}, .backward = backward};
   };
-  return Apply({.name = "EluPlusOne", .inputs = {x}, .forward = forward})[0];
+  return Apply<EluPlusOneOp>({.name = "EluPlusOne", .inputs = {.x = x}, .forward = forward})
+      .feature;
 }
 
 at::Tensor Composed(const BiasedInput& part) {

@@ -19,6 +19,18 @@
 namespace halflife::ops {
 namespace {
 
+struct DecayGateOp {
+  struct Inputs {
+    at::Tensor x, bias;
+  };
+  struct Outputs {
+    at::Tensor log_decay;
+  };
+  struct Saved {
+    at::Tensor x, bias;  // contiguous
+  };
+};
+
 kernels::DecayGateForm FormOf(const at::Tensor& bias, const DecayGateConfig& config) {
   return {.bias = Elements<float>(bias),
           .scale = static_cast<float>(config.scale),
@@ -62,8 +74,10 @@ void BackwardOnCpu(const kernels::DecayGateGradRows<T>& rows, float* dbias) {
   kernels::cpu::SumPartials(partial.data(), num_blocks, dim, dbias);
 }
 
-Tensors BackwardFused(const BackwardCall& call, const DecayGateConfig& config) {
-  const at::Tensor &x = call.saved[0], &bias = call.saved[1], dout = call.grads[0].contiguous();
+DecayGateOp::Inputs BackwardFused(const BackwardOf<DecayGateOp>& call,
+                                  const DecayGateConfig& config) {
+  const at::Tensor &x = call.saved.x, &bias = call.saved.bias;
+  const at::Tensor dout = call.grads.log_decay.contiguous();
   const at::Tensor dx = at::empty_like(x), dbias = at::empty_like(bias);
   auto* const bias_sum = MutableElements<float>(dbias);
   WithStorage(x, [&]<typename T>() {
@@ -82,17 +96,19 @@ Tensors BackwardFused(const BackwardCall& call, const DecayGateConfig& config) {
                                            stream);
         });
   });
-  return {dx, dbias};
+  return {.x = dx, .bias = dbias};
 }
 
 at::Tensor Fused(const at::Tensor& x_in, const at::Tensor& bias_in, const DecayGateConfig& config) {
-  const auto forward = [&]() -> Forwarded {
+  const auto forward = [&]() -> ForwardOf<DecayGateOp> {
     const at::Tensor x = x_in.contiguous(), bias = bias_in.contiguous();
-    return {.outputs = {ForwardFused(x, bias, config)},
-            .saved = {x, bias},
-            .backward = [config](const BackwardCall& call) { return BackwardFused(call, config); }};
+    return {.outputs = {.log_decay = ForwardFused(x, bias, config)},
+            .saved = {.x = x, .bias = bias},
+            .backward = [config](const auto& call) { return BackwardFused(call, config); }};
   };
-  return Apply({.name = "DecayGate", .inputs = {x_in, bias_in}, .forward = forward})[0];
+  return Apply<DecayGateOp>(
+             {.name = "DecayGate", .inputs = {.x = x_in, .bias = bias_in}, .forward = forward})
+      .log_decay;
 }
 
 }  // namespace

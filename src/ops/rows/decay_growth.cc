@@ -20,7 +20,18 @@ void RunOnCpu(const kernels::DecayGrowthArgs& args) {
   kernels::cpu::DecayGrowth(args, growth.data(), factors.data());
 }
 
-Tensors Forward(const at::Tensor& log_decay, int64_t num_heads, const SequenceChunks& chunks) {
+struct LowerGrowthOp {
+  struct Inputs {
+    at::Tensor log_decay;
+  };
+  struct Outputs {
+    at::Tensor lowered, key_factor, final_log_scale;
+  };
+  struct Saved {};
+};
+
+LowerGrowthOp::Outputs Forward(const at::Tensor& log_decay, int64_t num_heads,
+                               const SequenceChunks& chunks) {
   const TokenRuns& runs = chunks.runs();
   const at::Tensor lowered = at::empty_like(log_decay),
                    factor =
@@ -42,7 +53,7 @@ Tensors Forward(const at::Tensor& log_decay, int64_t num_heads, const SequenceCh
   RunOn(
       log_decay, [&] { RunOnCpu(args); },
       [&](auto stream) { kernels::cuda::DecayGrowth(args, stream); });
-  return {lowered, factor, final_scale};
+  return {.lowered = lowered, .key_factor = factor, .final_log_scale = final_scale};
 }
 
 }  // namespace
@@ -60,15 +71,22 @@ LoweredGrowth LowerGrowth(const at::Tensor& log_decay, int64_t num_heads,
            "LowerGrowth got log_decay ", Describe(log_decay), " for ", num_heads,
            " heads, and chunks on ", chunks.device.str(),
            ". Use [Hd] or [Hd, K] fp32 on the same device, with Hd a divisor of H.");
-  const auto forward = [&]() -> Forwarded {
+  const auto backward = [](const BackwardOf<LowerGrowthOp>& call) -> LowerGrowthOp::Inputs {
+    return {.log_decay = call.grads.lowered};
+  };
+  const auto forward = [&]() -> ForwardOf<LowerGrowthOp> {
     return {.outputs = Forward(log_decay.contiguous(), num_heads, chunks),
             .saved = {},
-            .backward = [](const BackwardCall& call) -> Tensors { return {call.grads[0]}; },
+            .backward = backward,
             .num_constant = 2};
   };
-  const Tensors out = Apply(
-      {.name = "LowerGrowth", .inputs = {log_decay}, .undefined_grads = true, .forward = forward});
-  return {.log_decay = out[0], .key_factor = out[1], .final_log_scale = out[2]};
+  const LowerGrowthOp::Outputs out = Apply<LowerGrowthOp>({.name = "LowerGrowth",
+                                                           .inputs = {.log_decay = log_decay},
+                                                           .undefined_grads = true,
+                                                           .forward = forward});
+  return {.log_decay = out.lowered,
+          .key_factor = out.key_factor,
+          .final_log_scale = out.final_log_scale};
 }
 
 }  // namespace halflife::ops

@@ -91,6 +91,16 @@ at::Tensor ApplyOnTensors(const at::Tensor& x, const Mask& mask) {
   return (x * ScaleOf(mask)).masked_fill(dropped, 0);
 }
 
+struct DropoutOp {
+  struct Inputs {
+    at::Tensor x;
+  };
+  struct Outputs {
+    at::Tensor out;
+  };
+  struct Saved {};
+};
+
 at::Tensor Drop(const at::Tensor& x, const Mask& mask) {
   return IsFused(x) ? ApplyFused(x, mask) : ApplyOnTensors(x, mask);
 }
@@ -117,12 +127,13 @@ at::Tensor Dropout(const at::Tensor& x, const DropoutConfig& config) {
                      .samples = config.samples,
                      .first_position = config.first_position,
                      .rate = config.rate};
-  const auto forward = [&]() -> Forwarded {
-    return {.outputs = {Drop(x, mask)}, .saved = {}, .backward = [mask](const BackwardCall& call) {
-              return Tensors{Drop(call.grads[0], mask)};
-            }};
+  const auto backward = [mask](const BackwardOf<DropoutOp>& call) -> DropoutOp::Inputs {
+    return {.x = Drop(call.grads.out, mask)};
   };
-  return Apply({.name = "Dropout", .inputs = {x}, .forward = forward})[0];
+  const auto forward = [&]() -> ForwardOf<DropoutOp> {
+    return {.outputs = {.out = Drop(x, mask)}, .saved = {}, .backward = backward};
+  };
+  return Apply<DropoutOp>({.name = "Dropout", .inputs = {.x = x}, .forward = forward}).out;
 }
 
 }  // namespace halflife::ops

@@ -39,6 +39,26 @@ kernels::FocusRows<T> WriteRows(const at::Tensor& x) {
   return {.data = MutableElements<T>(x), .stride = RowStride(x).value()};
 }
 
+struct FocusLeavesOp {
+  struct Inputs {
+    at::Tensor x, times, direction, value;
+  };
+  struct Outputs {
+    at::Tensor log_weight, payload;
+  };
+  using Saved = Inputs;  // as they were given
+};
+
+struct FocusGateOp {
+  struct Inputs {
+    at::Tensor query, pooled;
+  };
+  struct Outputs {
+    at::Tensor out;
+  };
+  using Saved = Inputs;  // as they were given
+};
+
 bool IsOfTokens(const FocusLeavesInputs& in) { return in.direction.sizes() == in.x.sizes(); }
 
 // x, times, direction and value in the form that the kernels read.
@@ -67,18 +87,18 @@ struct LeafOperands {
   }
 };
 
-LeafOperands OperandsOf(const Tensors& in, const FocusLeavesConfig& config) {
-  LeafOperands operands = {.x = TokenRows(in[0]),
-                           .times = TokenRows(in[1]),
-                           .direction = in[2],
-                           .value = TokenRows(in[3]),
+LeafOperands OperandsOf(const FocusLeavesOp::Inputs& in, const FocusLeavesConfig& config) {
+  LeafOperands operands = {.x = TokenRows(in.x),
+                           .times = TokenRows(in.times),
+                           .direction = in.direction,
+                           .value = TokenRows(in.value),
                            .config = config};
   operands.direction =
       operands.of_tokens() ? TokenRows(operands.direction) : operands.direction.contiguous();
   return operands;
 }
 
-Tensors LeavesForward(const LeafOperands& in) {
+FocusLeavesOp::Outputs LeavesForward(const LeafOperands& in) {
   const int64_t batch = in.x.size(0), seq_len = in.x.size(1), heads = in.num_heads();
   const int64_t width = (in.value.defined() && in.config.pool_x ? 2 : 1) * in.config.head_dim;
   const at::Tensor log_weight =
@@ -98,7 +118,7 @@ Tensors LeavesForward(const LeafOperands& in) {
         },
         [&](auto stream) { kernels::cuda::FocusLeavesForward(shape, results, stream); });
   });
-  return {log_weight, payload};
+  return {.log_weight = log_weight, .payload = payload};
 }
 
 template <typename T>
@@ -124,11 +144,11 @@ struct LeafPlaces {
   ColumnPlace x, times, direction, value;
 };
 
-// `saved` holds x, times, direction and value as they were given. Returns their gradients.
-Tensors LeavesBackward(const BackwardCall& call, const FocusLeavesConfig& config,
-                       const LeafPlaces& places) {
+FocusLeavesOp::Inputs LeavesBackward(const BackwardOf<FocusLeavesOp>& call,
+                                     const FocusLeavesConfig& config, const LeafPlaces& places) {
   const LeafOperands in = OperandsOf(call.saved, config);
-  const at::Tensor dlog_weight = call.grads[0].contiguous(), dpayload = call.grads[1].contiguous();
+  const at::Tensor dlog_weight = call.grads.log_weight.contiguous(),
+                   dpayload = call.grads.payload.contiguous();
   const auto empty = [](const at::Tensor& x, const ColumnPlace& place) {
     return x.defined() ? place.EmptyLike(x) : at::Tensor();
   };
@@ -139,7 +159,7 @@ Tensors LeavesBackward(const BackwardCall& call, const FocusLeavesConfig& config
   if (in.of_tokens()) {
     ddirection = places.direction.EmptyLike(in.direction);
   } else {
-    vector.emplace(call.saved[2], call.wanted[2]);
+    vector.emplace(call.saved.direction, call.Wants(&FocusLeavesOp::Inputs::direction));
   }
   WithStorage(in.x, [&]<typename T>() {
     const kernels::FocusLeavesShape<T> shape = in.Shape<T>();
@@ -162,24 +182,29 @@ Tensors LeavesBackward(const BackwardCall& call, const FocusLeavesConfig& config
                                              stream);
         });
   });
-  return {dx, dtimes, vector ? vector->Finish() : ddirection, dvalue};
+  return {.x = dx,
+          .times = dtimes,
+          .direction = vector ? vector->Finish() : ddirection,
+          .value = dvalue};
 }
 
 FocusLeaves FusedLeaves(const FocusLeavesInputs& inputs, const FocusLeavesConfig& config) {
-  const Tensors given = {inputs.x, inputs.times, inputs.direction, inputs.value};
+  const FocusLeavesOp::Inputs given = {
+      .x = inputs.x, .times = inputs.times, .direction = inputs.direction, .value = inputs.value};
   const LeafPlaces places = {.x = inputs.x_gradient,
                              .times = inputs.times_gradient,
                              .direction = inputs.direction_gradient,
                              .value = inputs.value_gradient};
-  const auto forward = [&]() -> Forwarded {
+  const auto forward = [&]() -> ForwardOf<FocusLeavesOp> {
     return {.outputs = LeavesForward(OperandsOf(given, config)),
             .saved = given,
-            .backward = [config, places](const BackwardCall& call) {
+            .backward = [config, places](const auto& call) {
               return LeavesBackward(call, config, places);
             }};
   };
-  const Tensors out = Apply({.name = "FocusLeaves", .inputs = given, .forward = forward});
-  return {.log_weight = out[0], .payload = out[1]};
+  const auto [log_weight, payload] =
+      Apply<FocusLeavesOp>({.name = "FocusLeaves", .inputs = given, .forward = forward});
+  return {.log_weight = log_weight, .payload = payload};
 }
 
 at::Tensor InHeads(const at::Tensor& x, int64_t head_dim) {
@@ -248,11 +273,10 @@ at::Tensor GateForward(const at::Tensor& query, const at::Tensor& pooled,
   return out;
 }
 
-// `saved` holds query and pooled as they were given.
-Tensors GateBackward(const BackwardCall& call, const FocusGateConfig& config,
-                     const ColumnPlace& place) {
-  const at::Tensor query = TokenRows(call.saved[0]), pooled = call.saved[1].contiguous(),
-                   dout = call.grads[0].contiguous();
+FocusGateOp::Inputs GateBackward(const BackwardOf<FocusGateOp>& call, const FocusGateConfig& config,
+                                 const ColumnPlace& place) {
+  const at::Tensor query = TokenRows(call.saved.query), pooled = call.saved.pooled.contiguous(),
+                   dout = call.grads.out.contiguous();
   const at::Tensor dquery = place.EmptyLike(query),
                    dpooled = at::empty(pooled.sizes(), pooled.options());
   WithStorage(query, [&]<typename T>() {
@@ -270,19 +294,20 @@ Tensors GateBackward(const BackwardCall& call, const FocusGateConfig& config,
         },
         [&](auto stream) { kernels::cuda::FocusGateBackward(shape, grads, stream); });
   });
-  return {dquery, dpooled};
+  return {.query = dquery, .pooled = dpooled};
 }
 
 at::Tensor FusedGate(const FocusGateInputs& inputs, const FocusGateConfig& config) {
-  const auto forward = [&]() -> Forwarded {
-    return {.outputs = {GateForward(TokenRows(inputs.query), inputs.pooled.contiguous(), config)},
-            .saved = {inputs.query, inputs.pooled},
-            .backward = [config, place = inputs.query_gradient](const BackwardCall& call) {
-              return GateBackward(call, config, place);
-            }};
+  const FocusGateOp::Inputs given = {.query = inputs.query, .pooled = inputs.pooled};
+  const auto forward = [&]() -> ForwardOf<FocusGateOp> {
+    return {
+        .outputs = {.out = GateForward(TokenRows(given.query), given.pooled.contiguous(), config)},
+        .saved = given,
+        .backward = [config, place = inputs.query_gradient](const auto& call) {
+          return GateBackward(call, config, place);
+        }};
   };
-  return Apply(
-      {.name = "FocusGate", .inputs = {inputs.query, inputs.pooled}, .forward = forward})[0];
+  return Apply<FocusGateOp>({.name = "FocusGate", .inputs = given, .forward = forward}).out;
 }
 
 at::Tensor ComposedGate(const FocusGateInputs& in, const FocusGateConfig& config) {

@@ -37,15 +37,26 @@ struct Normed {
   at::Tensor x, gamma, beta;  // beta may be undefined
   at::Tensor mean, factor;    // [rows] fp32
 };
-constexpr size_t kNormedTensors = 5;
 
-// Outputs, and the tensors for the backward: those of one Normed per part.
-struct Forwarding {
-  Tensors outs, saved;
+struct LayerNormsOp {
+  struct Part {
+    at::Tensor x, gamma, beta;
+  };
+  struct Inputs {
+    std::vector<Part> parts;
+  };
+  struct Outputs {
+    Tensors outs;  // one per part
+  };
+  // gamma and beta are saved as they were given, because their sinks are found by tensor identity.
+  struct Saved {
+    std::vector<Normed> parts;
+  };
 };
 
-Forwarding ForwardFused(const std::vector<LayerNormInput>& inputs, double eps) {
-  Forwarding result;
+// Returns the outputs and the saved tensors.
+ForwardOf<LayerNormsOp> ForwardFused(const std::vector<LayerNormInput>& inputs, double eps) {
+  ForwardOf<LayerNormsOp> result;
   Tensors parameters;  // gamma and beta in the form that the kernel reads
   const int64_t num_rows = NumRows(inputs[0].x);
   WithStorage(inputs[0].x, [&]<typename T>() {
@@ -60,18 +71,19 @@ Forwarding ForwardFused(const std::vector<LayerNormInput>& inputs, double eps) {
                            .mean = at::empty({num_rows}, wide),
                            .factor = at::empty({num_rows}, wide)};
       parameters.insert(parameters.end(), {part.gamma, part.beta});
-      result.outs.push_back(at::empty(input.x.sizes(), input.x.options()));
+      result.outputs.outs.push_back(at::empty(input.x.sizes(), input.x.options()));
       args.parts[args.num_parts++] = {.x = Elements<T>(part.x),
                                       .place = RowsOf(part.x).value(),
                                       .gamma = Elements<float>(part.gamma),
                                       .beta = Elements<float>(part.beta),
-                                      .out = MutableElements<T>(result.outs.back()),
+                                      .out = MutableElements<T>(result.outputs.outs.back()),
                                       .mean = MutableElements<float>(part.mean),
                                       .factor = MutableElements<float>(part.factor)};
-      // gamma and beta are saved as they were given, because their sinks are found by tensor
-      // identity.
-      result.saved.insert(result.saved.end(),
-                          {part.x, input.gamma, input.beta, part.mean, part.factor});
+      result.saved.parts.push_back({.x = part.x,
+                                    .gamma = input.gamma,
+                                    .beta = input.beta,
+                                    .mean = part.mean,
+                                    .factor = part.factor});
     }
     RunOn(
         inputs[0].x,
@@ -134,19 +146,21 @@ kernels::LayerNormGradPart<T> GradPart(const Normed& part, const at::Tensor& gam
   return args;
 }
 
-// Returns the gradients of x, gamma and beta, part by part.
-Tensors BackwardFused(const BackwardCall& call, const std::vector<ColumnPlace>& of_x) {
-  std::vector<Normed> parts;
+LayerNormsOp::Inputs BackwardFused(const BackwardOf<LayerNormsOp>& call,
+                                   const std::vector<ColumnPlace>& of_x) {
+  using Part = LayerNormsOp::Part;
+  const std::vector<Normed>& parts = call.saved.parts;
   std::vector<Places> places;
   Tensors gammas, douts, dxs;
   for (size_t i = 0; i < of_x.size(); ++i) {
-    const at::Tensor* const saved = &call.saved[kNormedTensors * i];
-    parts.push_back({saved[0], saved[1], saved[2], saved[3], saved[4]});
-    const Normed& part = parts.back();
-    places.push_back({.gamma = GradientPlace(part.gamma, call.wanted[3 * i + 1]), .beta = {}});
-    if (part.beta.defined()) places.back().beta.emplace(part.beta, call.wanted[3 * i + 2]);
+    const Normed& part = parts[i];
+    const auto wants = [&](at::Tensor Part::*input) {
+      return call.Wants(&LayerNormsOp::Inputs::parts, i, input);
+    };
+    places.push_back({.gamma = GradientPlace(part.gamma, wants(&Part::gamma)), .beta = {}});
+    if (part.beta.defined()) places.back().beta.emplace(part.beta, wants(&Part::beta));
     gammas.push_back(part.gamma.contiguous());
-    douts.push_back(call.grads[i].contiguous());
+    douts.push_back(call.grads.outs[i].contiguous());
     dxs.push_back(of_x[i].EmptyLike(part.x));
   }
   WithStorage(parts[0].x, [&]<typename T>() {
@@ -163,27 +177,27 @@ Tensors BackwardFused(const BackwardCall& call, const std::vector<ColumnPlace>& 
           kernels::cuda::LayerNormBackward(args, MutableElements<float>(partials), stream);
         });
   });
-  Tensors grads;
+  LayerNormsOp::Inputs grads;
   for (size_t i = 0; i < parts.size(); ++i)
-    grads.insert(grads.end(), {dxs[i], places[i].gamma.Finish(),
-                               places[i].beta ? places[i].beta->Finish() : at::Tensor()});
+    grads.parts.push_back({.x = dxs[i],
+                           .gamma = places[i].gamma.Finish(),
+                           .beta = places[i].beta ? places[i].beta->Finish() : at::Tensor()});
   return grads;
 }
 
 Tensors Fused(const std::vector<LayerNormInput>& inputs, double eps) {
-  Tensors operands;
+  LayerNormsOp::Inputs operands;
   std::vector<ColumnPlace> of_x;
   for (const LayerNormInput& input : inputs) {
-    operands.insert(operands.end(), {input.x, input.gamma, input.beta});
+    operands.parts.push_back({.x = input.x, .gamma = input.gamma, .beta = input.beta});
     of_x.push_back(input.x_gradient);
   }
-  const auto forward = [&]() -> Forwarded {
-    Forwarding result = ForwardFused(inputs, eps);
-    return {.outputs = std::move(result.outs),
-            .saved = std::move(result.saved),
-            .backward = [of_x](const BackwardCall& call) { return BackwardFused(call, of_x); }};
+  const auto forward = [&]() -> ForwardOf<LayerNormsOp> {
+    ForwardOf<LayerNormsOp> result = ForwardFused(inputs, eps);
+    result.backward = [of_x](const auto& call) { return BackwardFused(call, of_x); };
+    return result;
   };
-  return Apply({.name = "LayerNorms", .inputs = operands, .forward = forward});
+  return Apply<LayerNormsOp>({.name = "LayerNorms", .inputs = operands, .forward = forward}).outs;
 }
 
 // In LibTorch calls: for fp64, no rows, and parameters of other dtypes.

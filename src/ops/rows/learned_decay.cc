@@ -35,29 +35,45 @@ struct Shape {
   }
 };
 
+struct LearnedDecayOp {
+  struct Inputs {
+    at::Tensor p;
+  };
+  struct Outputs {
+    at::Tensor log_decay;
+  };
+  struct Saved {
+    at::Tensor p;  // as it was given, because its sink is found by tensor identity
+    at::Tensor log_decay;
+  };
+};
+
 at::Tensor Fused(const at::Tensor& p_in, at::IntArrayRef sizes, const Shape& shape) {
-  const auto backward = [shape](const BackwardCall& call) -> Tensors {
-    const at::Tensor &p = call.saved[0], &log_decay = call.saved[1];
-    const at::Tensor dense = p.contiguous(), dout = call.grads[0].contiguous();
-    GradientPlace place(p, call.wanted[0]);
-    const kernels::LearnedDecayGradArgs args = {.forward = shape.Args(dense, log_decay),
+  const auto backward = [shape](const BackwardOf<LearnedDecayOp>& call) -> LearnedDecayOp::Inputs {
+    const at::Tensor& p = call.saved.p;
+    const at::Tensor dense = p.contiguous(), dout = call.grads.log_decay.contiguous();
+    GradientPlace place(p, call.Wants(&LearnedDecayOp::Inputs::p));
+    const kernels::LearnedDecayGradArgs args = {.forward = shape.Args(dense, call.saved.log_decay),
                                                 .dlog_decay = Elements<float>(dout),
                                                 .dp = MutableElements<float>(place.sum()),
                                                 .added = place.added()};
     RunOn(
         p, [&] { kernels::cpu::LearnedDecayBackward(args); },
         [&](auto stream) { kernels::cuda::LearnedDecayBackward(args, stream); });
-    return {place.Finish()};
+    return {.p = place.Finish()};
   };
-  const auto forward = [&]() -> Forwarded {
+  const auto forward = [&]() -> ForwardOf<LearnedDecayOp> {
     const at::Tensor p = p_in.contiguous(), log_decay = at::empty(sizes, p.options());
     const kernels::LearnedDecayArgs args = shape.Args(p, log_decay);
     RunOn(
         p, [&] { kernels::cpu::LearnedDecayForward(args); },
         [&](auto stream) { kernels::cuda::LearnedDecayForward(args, stream); });
-    return {.outputs = {log_decay}, .saved = {p_in, log_decay}, .backward = backward};
+    return {.outputs = {.log_decay = log_decay},
+            .saved = {.p = p_in, .log_decay = log_decay},
+            .backward = backward};
   };
-  return Apply({.name = "LearnedDecay", .inputs = {p_in}, .forward = forward})[0];
+  return Apply<LearnedDecayOp>({.name = "LearnedDecay", .inputs = {.p = p_in}, .forward = forward})
+      .log_decay;
 }
 
 bool RunsFused(const at::Tensor& p) { return IsFused(p) && p.scalar_type() == at::kFloat; }

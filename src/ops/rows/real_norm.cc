@@ -21,7 +21,19 @@ namespace {
 
 constexpr int64_t kRowsPerTask = 256;
 
-Tensors ForwardFused(const at::Tensor& x, double eps) {
+struct RealNormOp {
+  struct Inputs {
+    at::Tensor x;
+  };
+  struct Outputs {
+    at::Tensor out;
+  };
+  struct Saved {
+    at::Tensor out, factor, slope;
+  };
+};
+
+RealNormOp::Saved ForwardFused(const at::Tensor& x, double eps) {
   const int64_t dim = x.size(-1), num_rows = x.numel() / dim;
   const at::TensorOptions wide = x.options().dtype(at::kFloat);
   const at::Tensor out = at::empty(x.sizes(), wide), factor = at::empty({num_rows}, wide),
@@ -43,17 +55,18 @@ Tensors ForwardFused(const at::Tensor& x, double eps) {
         },
         [&](auto stream) { kernels::cuda::RealNormForward(rows, stream); });
   });
-  return {out, factor, slope};
+  return {.out = out, .factor = factor, .slope = slope};
 }
 
 // Returns dx. `like` is its dtype.
-at::Tensor BackwardFused(const Tensors& forward, const at::Tensor& dout, at::ScalarType like) {
+at::Tensor BackwardFused(const RealNormOp::Saved& forward, const at::Tensor& dout,
+                         at::ScalarType like) {
   const at::Tensor dx = at::empty_like(dout, dout.options().dtype(like));
   const int64_t dim = dout.size(-1), num_rows = dout.numel() / dim;
   WithStorage(dx, [&]<typename T>() {
-    const kernels::RealNormGradRows<T> rows = {.out = Elements<float>(forward[0]),
-                                               .factor = Elements<float>(forward[1]),
-                                               .slope = Elements<float>(forward[2]),
+    const kernels::RealNormGradRows<T> rows = {.out = Elements<float>(forward.out),
+                                               .factor = Elements<float>(forward.factor),
+                                               .slope = Elements<float>(forward.slope),
                                                .dout = Elements<float>(dout),
                                                .dx = MutableElements<T>(dx),
                                                .num_rows = num_rows,
@@ -71,15 +84,15 @@ at::Tensor BackwardFused(const Tensors& forward, const at::Tensor& dout, at::Sca
 }
 
 at::Tensor Fused(const at::Tensor& x, double eps) {
-  const auto forward = [&]() -> Forwarded {
-    const Tensors results = ForwardFused(x.contiguous(), eps);
-    return {.outputs = {results[0]},
-            .saved = results,
-            .backward = [dtype = x.scalar_type()](const BackwardCall& call) -> Tensors {
-              return {BackwardFused(call.saved, call.grads[0].contiguous(), dtype)};
-            }};
+  const auto backward =
+      [dtype = x.scalar_type()](const BackwardOf<RealNormOp>& call) -> RealNormOp::Inputs {
+    return {.x = BackwardFused(call.saved, call.grads.out.contiguous(), dtype)};
   };
-  return Apply({.name = "RealNorm", .inputs = {x}, .forward = forward})[0];
+  const auto forward = [&]() -> ForwardOf<RealNormOp> {
+    const RealNormOp::Saved results = ForwardFused(x.contiguous(), eps);
+    return {.outputs = {.out = results.out}, .saved = results, .backward = backward};
+  };
+  return Apply<RealNormOp>({.name = "RealNorm", .inputs = {.x = x}, .forward = forward}).out;
 }
 
 // The same in LibTorch calls, differentiated by autograd: for fp64.

@@ -131,59 +131,89 @@ NormGrads BackwardFused(const NormGradInputs& in) {
   return grads;
 }
 
+struct RmsNormOp {
+  struct Inputs {
+    at::Tensor x, gate, weight;
+  };
+  struct Outputs {
+    at::Tensor out;
+  };
+  struct Saved {
+    at::Tensor x, gate, weight, inverse_rms;
+  };
+};
+
 at::Tensor FusedRmsNorm(const at::Tensor& x_in, const at::Tensor& gate_in,
                         const at::Tensor& weight_in, double eps) {
-  const auto forward = [&]() -> Forwarded {
+  const auto forward = [&]() -> ForwardOf<RmsNormOp> {
     const at::Tensor x = x_in.contiguous(), weight = weight_in.contiguous();
     const at::Tensor gate = FindPlace(gate_in).has_value() ? gate_in : gate_in.contiguous();
     const RmsNormed normed =
         ForwardFused({.x = x, .residual = {}, .gate = gate, .weight = weight}, eps);
-    return {.outputs = {normed.out},
-            .saved = {x, gate, weight, normed.inverse_rms},
-            .backward = [](const BackwardCall& call) -> Tensors {
-              const NormGrads result = BackwardFused({.x = call.saved[0],
-                                                      .gate = call.saved[1],
-                                                      .weight = call.saved[2],
-                                                      .inverse_rms = call.saved[3],
-                                                      .wants_dweight = call.wanted[2],
-                                                      .dout = call.grads[0].contiguous(),
-                                                      .dsum = {}});
-              return {result.dx, result.dgate, result.dweight};
+    return {.outputs = {.out = normed.out},
+            .saved = {.x = x, .gate = gate, .weight = weight, .inverse_rms = normed.inverse_rms},
+            .backward = [](const BackwardOf<RmsNormOp>& call) -> RmsNormOp::Inputs {
+              const NormGrads result =
+                  BackwardFused({.x = call.saved.x,
+                                 .gate = call.saved.gate,
+                                 .weight = call.saved.weight,
+                                 .inverse_rms = call.saved.inverse_rms,
+                                 .wants_dweight = call.Wants(&RmsNormOp::Inputs::weight),
+                                 .dout = call.grads.out.contiguous(),
+                                 .dsum = {}});
+              return {.x = result.dx, .gate = result.dgate, .weight = result.dweight};
             }};
   };
-  return Apply({.name = "RmsNorm", .inputs = {x_in, gate_in, weight_in}, .forward = forward})[0];
+  return Apply<RmsNormOp>({.name = "RmsNorm",
+                           .inputs = {.x = x_in, .gate = gate_in, .weight = weight_in},
+                           .forward = forward})
+      .out;
 }
+
+struct AddRmsNormOp {
+  struct Inputs {
+    at::Tensor x, branch, weight;
+  };
+  struct Outputs {
+    at::Tensor sum, normed;
+  };
+  struct Saved {
+    at::Tensor sum, weight, inverse_rms;
+  };
+};
 
 // The gradient of x and of branch is that of the sum: its own gradient plus the gradient through
 // the norm.
-Tensors AddRmsNormBackward(const BackwardCall& call) {
-  const at::Tensor &dsum = call.grads[0], &dout = call.grads[1];
-  if (!dout.defined()) return {dsum, dsum, at::Tensor()};
-  const NormGrads result = BackwardFused({.x = call.saved[0],
-                                          .gate = {},
-                                          .weight = call.saved[1],
-                                          .inverse_rms = call.saved[2],
-                                          .wants_dweight = call.wanted[2],
-                                          .dout = dout.contiguous(),
-                                          .dsum = dsum.defined() ? dsum.contiguous() : dsum});
-  return {result.dx, result.dx, result.dweight};
+AddRmsNormOp::Inputs AddRmsNormBackward(const BackwardOf<AddRmsNormOp>& call) {
+  const at::Tensor &dsum = call.grads.sum, &dout = call.grads.normed;
+  if (!dout.defined()) return {.x = dsum, .branch = dsum, .weight = {}};
+  const NormGrads result =
+      BackwardFused({.x = call.saved.sum,
+                     .gate = {},
+                     .weight = call.saved.weight,
+                     .inverse_rms = call.saved.inverse_rms,
+                     .wants_dweight = call.Wants(&AddRmsNormOp::Inputs::weight),
+                     .dout = dout.contiguous(),
+                     .dsum = dsum.defined() ? dsum.contiguous() : dsum});
+  return {.x = result.dx, .branch = result.dx, .weight = result.dweight};
 }
 
 ResidualNorm FusedAddRmsNorm(const at::Tensor& x, const at::Tensor& branch,
                              const at::Tensor& weight_in, double eps) {
-  const auto forward = [&]() -> Forwarded {
+  const auto forward = [&]() -> ForwardOf<AddRmsNormOp> {
     const at::Tensor weight = weight_in.contiguous();
     const RmsNormed normed = ForwardFused(
         {.x = x.contiguous(), .residual = branch.contiguous(), .gate = {}, .weight = weight}, eps);
-    return {.outputs = {normed.sum, normed.out},
-            .saved = {normed.sum, weight, normed.inverse_rms},
+    return {.outputs = {.sum = normed.sum, .normed = normed.out},
+            .saved = {.sum = normed.sum, .weight = weight, .inverse_rms = normed.inverse_rms},
             .backward = AddRmsNormBackward};
   };
-  const Tensors out = Apply({.name = "AddRmsNorm",
-                             .inputs = {x, branch, weight_in},
-                             .undefined_grads = true,
-                             .forward = forward});
-  return {.sum = out[0], .normed = out[1]};
+  const auto [sum, out] =
+      Apply<AddRmsNormOp>({.name = "AddRmsNorm",
+                           .inputs = {.x = x, .branch = branch, .weight = weight_in},
+                           .undefined_grads = true,
+                           .forward = forward});
+  return {.sum = sum, .normed = out};
 }
 
 // The same in LibTorch calls, differentiated by autograd: for fp64.

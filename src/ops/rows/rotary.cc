@@ -36,6 +36,14 @@ kernels::RotaryHeads<T> HeadsOf(const at::Tensor& x, const at::Tensor& out) {
           .num_heads = x.size(2)};
 }
 
+struct RotaryOp {
+  struct Inputs {
+    Tensors heads;  // one tensor [B, T, heads, d] or two
+  };
+  using Outputs = Inputs;
+  using Saved = RotaryTable;
+};
+
 // Rotates one tensor or two.
 Tensors RotateFused(const Tensors& given, const RotaryTable& table, float direction) {
   Tensors in, out;
@@ -65,15 +73,16 @@ Tensors RotateFused(const Tensors& given, const RotaryTable& table, float direct
 }
 
 Tensors FusedRotary(const Tensors& inputs, const RotaryTable& table) {
-  const auto forward = [&]() -> Forwarded {
-    return {.outputs = RotateFused(inputs, table, 1.0f),
-            .saved = {table.cos, table.sin, table.rows},
-            .backward = [](const BackwardCall& call) -> Tensors {
-              const Tensors& saved = call.saved;
-              return RotateFused(call.grads, {saved[0], saved[1], saved[2]}, -1.0f);
-            }};
+  const auto backward = [](const BackwardOf<RotaryOp>& call) -> RotaryOp::Inputs {
+    return {.heads = RotateFused(call.grads.heads, call.saved, -1.0f)};
   };
-  return Apply({.name = "ApplyRotary", .inputs = inputs, .forward = forward});
+  const auto forward = [&]() -> ForwardOf<RotaryOp> {
+    return {.outputs = {.heads = RotateFused(inputs, table, 1.0f)},
+            .saved = table,
+            .backward = backward};
+  };
+  return Apply<RotaryOp>({.name = "ApplyRotary", .inputs = {.heads = inputs}, .forward = forward})
+      .heads;
 }
 
 // In LibTorch calls: for fp64.

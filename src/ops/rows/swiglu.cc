@@ -19,6 +19,18 @@ namespace {
 
 constexpr int64_t kSwiGluGrain = 1 << 15;
 
+struct SwiGluOp {
+  struct Inputs {
+    at::Tensor gate, up;
+  };
+  struct Outputs {
+    at::Tensor out;
+  };
+  struct Saved {
+    at::Tensor gate, up;
+  };
+};
+
 // gate and up in the form that the kernels read: the tensors themselves, or copies.
 struct SwiGluOperands {
   at::Tensor gate, up;
@@ -66,9 +78,10 @@ std::array<at::Tensor, 2> PlacesOf(const SwiGluOperands& in, const ColumnPlace& 
   return {place.EmptyLike(in.gate), at::empty_like(in.up, at::MemoryFormat::Contiguous)};
 }
 
-Tensors ProductBackward(const BackwardCall& call, kernels::GateMap map, const ColumnPlace& place) {
-  const SwiGluOperands in = OperandsOf(call.saved[0], call.saved[1]);
-  const at::Tensor dout = call.grads[0].contiguous();
+SwiGluOp::Inputs ProductBackward(const BackwardOf<SwiGluOp>& call, kernels::GateMap map,
+                                 const ColumnPlace& place) {
+  const SwiGluOperands in = OperandsOf(call.saved.gate, call.saved.up);
+  const at::Tensor dout = call.grads.out.contiguous();
   const auto [dgate, dup] = PlacesOf(in, place);
   WithStorage(dout, [&]<typename T>() {
     const kernels::SwiGluGradArgs<T> args = {.gate = Elements<T>(in.gate),
@@ -92,20 +105,21 @@ Tensors ProductBackward(const BackwardCall& call, kernels::GateMap map, const Co
         },
         [&](auto stream) { kernels::cuda::SwiGluBackward(args, stream); });
   });
-  return {dgate, dup};
+  return {.gate = dgate, .up = dup};
 }
 
 at::Tensor FusedProduct(const char* name, const at::Tensor& gate_in, const at::Tensor& up_in,
                         kernels::GateMap map, const ColumnPlace& dgate) {
-  const auto forward = [&]() -> Forwarded {
+  const auto forward = [&]() -> ForwardOf<SwiGluOp> {
     const SwiGluOperands in = OperandsOf(gate_in, up_in);
-    return {.outputs = {ProductFused(in, map)},
-            .saved = {in.gate, in.up},
-            .backward = [map, dgate](const BackwardCall& call) {
-              return ProductBackward(call, map, dgate);
-            }};
+    return {
+        .outputs = {.out = ProductFused(in, map)},
+        .saved = {.gate = in.gate, .up = in.up},
+        .backward = [map, dgate](const auto& call) { return ProductBackward(call, map, dgate); }};
   };
-  return Apply({.name = name, .inputs = {gate_in, up_in}, .forward = forward})[0];
+  return Apply<SwiGluOp>(
+             {.name = name, .inputs = {.gate = gate_in, .up = up_in}, .forward = forward})
+      .out;
 }
 
 at::Tensor Product(const char* name, const at::Tensor& gate, const at::Tensor& up,

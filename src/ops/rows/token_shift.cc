@@ -40,6 +40,18 @@ struct ShiftOperands {
   }
 };
 
+struct TokenShiftOp {
+  struct Inputs {
+    at::Tensor x, tail;
+    Tensors mixes;
+  };
+  struct Outputs {
+    Tensors outs;  // one per mix
+  };
+  // The mixes are saved as they were given, because their sinks are found by tensor identity.
+  using Saved = ShiftOperands;
+};
+
 template <typename T>
 void ForwardOnCpu(const kernels::TokenShiftShape<T>& shape,
                   const kernels::TokenShiftResults<T>& results) {
@@ -84,25 +96,24 @@ Tensors ShiftFused(const ShiftOperands& in) {
   return outs;
 }
 
-// `saved` holds x, tail, starts, then the mixes. Returns the gradients of x, the tail and the
-// mixes.
-Tensors ShiftBackward(const BackwardCall& call) {
-  ShiftOperands in = {
-      .x = call.saved[0], .tail = call.saved[1], .starts = call.saved[2], .mixes = {}};
+TokenShiftOp::Inputs ShiftBackward(const BackwardOf<TokenShiftOp>& call) {
+  ShiftOperands in = call.saved;
   Tensors douts;
-  for (const at::Tensor& dout : call.grads) douts.push_back(dout.contiguous());
+  for (const at::Tensor& dout : call.grads.outs) douts.push_back(dout.contiguous());
   std::vector<GradientPlace> places;
   for (size_t i = 0; i < douts.size(); ++i) {
-    const at::Tensor& mix = call.saved[3 + i];
-    in.mixes.push_back(mix.contiguous());
-    places.emplace_back(mix, call.wanted[2 + i]);
+    const at::Tensor& mix = call.saved.mixes[i];
+    in.mixes[i] = mix.contiguous();
+    places.emplace_back(mix, call.Wants(&TokenShiftOp::Inputs::mixes, i));
   }
-  Tensors results = {at::empty_like(in.x), in.tail.defined() ? at::empty_like(in.tail) : in.tail};
+  TokenShiftOp::Inputs results = {.x = at::empty_like(in.x),
+                                  .tail = in.tail.defined() ? at::empty_like(in.tail) : in.tail,
+                                  .mixes = {}};
   WithStorage(in.x, [&]<typename T>() {
     const kernels::TokenShiftShape<T> shape = in.Shape<T>();
     kernels::TokenShiftGrads<T> grads;
-    grads.dx = MutableElements<T>(results[0]);
-    grads.dtail = MutableElements<T>(results[1]);
+    grads.dx = MutableElements<T>(results.x);
+    grads.dtail = MutableElements<T>(results.tail);
     for (size_t i = 0; i < douts.size(); ++i) {
       grads.dout[i] = Elements<T>(douts[i]);
       grads.dmixes[i] = MutableElements<float>(places[i].sum());
@@ -117,28 +128,28 @@ Tensors ShiftBackward(const BackwardCall& call) {
           kernels::cuda::TokenShiftBackward(shape, grads, MutableElements<float>(partials), stream);
         });
   });
-  for (GradientPlace& place : places) results.push_back(place.Finish());
+  for (GradientPlace& place : places) results.mixes.push_back(place.Finish());
   return results;
 }
 
 Tensors Fused(const TokenShiftInputs& inputs) {
   const at::Tensor& x = inputs.x;
   const at::Tensor tail = inputs.tail.defined() ? inputs.tail.to(x.scalar_type()) : at::Tensor();
-  Tensors operands = {x, tail};
-  operands.insert(operands.end(), inputs.mixes.begin(), inputs.mixes.end());
-  const auto forward = [&]() -> Forwarded {
+  const auto forward = [&]() -> ForwardOf<TokenShiftOp> {
     const auto contiguous = [](const at::Tensor& y) { return y.defined() ? y.contiguous() : y; };
     ShiftOperands in = {.x = x.contiguous(),
                         .tail = contiguous(tail),
                         .starts = contiguous(inputs.starts),
                         .mixes = {}};
     for (const at::Tensor& mix : inputs.mixes) in.mixes.push_back(mix.contiguous());
-    Forwarded result = {
-        .outputs = ShiftFused(in), .saved = {in.x, in.tail, in.starts}, .backward = ShiftBackward};
-    result.saved.insert(result.saved.end(), inputs.mixes.begin(), inputs.mixes.end());
-    return result;
+    const Tensors outs = ShiftFused(in);
+    in.mixes = inputs.mixes;
+    return {.outputs = {.outs = outs}, .saved = in, .backward = ShiftBackward};
   };
-  return Apply({.name = "TokenShift", .inputs = operands, .forward = forward});
+  return Apply<TokenShiftOp>({.name = "TokenShift",
+                              .inputs = {.x = x, .tail = tail, .mixes = inputs.mixes},
+                              .forward = forward})
+      .outs;
 }
 
 at::Tensor ZerosLikeTail(const at::Tensor& x) {

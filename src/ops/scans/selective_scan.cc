@@ -61,6 +61,21 @@ struct ScanOperands {
   }
 };
 
+struct SelectiveScanOp {
+  struct Inputs {
+    at::Tensor x, delta, delta_bias, a, b, c, skip, initial;
+  };
+  struct Outputs {
+    at::Tensor y, final;
+  };
+  struct Saved {
+    at::Tensor x, delta;
+    at::Tensor delta_bias, a, b, c, skip;  // as they were given
+    at::Tensor starts, initial;
+    at::Tensor kept;  // states
+  };
+};
+
 // Calls run(item, scratch) for every block of channels of every sequence. Each thread has its own
 // scratch memory.
 template <typename Run>
@@ -190,27 +205,28 @@ struct GradientPlaces {
   }
 };
 
-// `saved` holds the forward's inputs in the order of ScanOperands, then the states that it kept.
-// Returns the gradients in the same order, without one for starts.
-Tensors RunBackward(const BackwardCall& call, bool negative_exp, const GradientPlaces& places) {
-  const Tensors &saved = call.saved, &grads = call.grads;
-  const ScanOperands in = Prepare({.x = saved[0],
-                                   .delta = saved[1],
-                                   .delta_bias = saved[2],
-                                   .a = saved[3],
+SelectiveScanOp::Inputs RunBackward(const BackwardOf<SelectiveScanOp>& call, bool negative_exp,
+                                    const GradientPlaces& places) {
+  using Inputs = SelectiveScanOp::Inputs;
+  const SelectiveScanOp::Saved& saved = call.saved;
+  const ScanOperands in = Prepare({.x = saved.x,
+                                   .delta = saved.delta,
+                                   .delta_bias = saved.delta_bias,
+                                   .a = saved.a,
                                    .negative_exp = negative_exp,
-                                   .b = saved[4],
-                                   .c = saved[5],
-                                   .skip = saved[6],
-                                   .starts = saved[7],
-                                   .initial = saved[8]});
+                                   .b = saved.b,
+                                   .c = saved.c,
+                                   .skip = saved.skip,
+                                   .starts = saved.starts,
+                                   .initial = saved.initial});
   const at::Tensor dy =
-      grads[0].defined() ? StridedRows(grads[0]) : at::zeros(in.x.sizes(), in.x.options());
-  const at::Tensor dfinal = grads[1].defined() ? grads[1].contiguous() : grads[1];
-  const auto place_of = [&](size_t i) {
-    return GradientPlace(saved[i], call.wanted[i], ComputeType(in.x));
+      call.grads.y.defined() ? StridedRows(call.grads.y) : at::zeros(in.x.sizes(), in.x.options());
+  const at::Tensor dfinal = Contiguous(call.grads.final);
+  const auto place_of = [&](const at::Tensor& weight, at::Tensor Inputs::*input) {
+    return GradientPlace(weight, call.Wants(input), ComputeType(in.x));
   };
-  GradientPlace delta_bias = place_of(2), a = place_of(3), skip = place_of(6);
+  GradientPlace delta_bias = place_of(saved.delta_bias, &Inputs::delta_bias),
+                a = place_of(saved.a, &Inputs::a), skip = place_of(saved.skip, &Inputs::skip);
   const WeightGrads weights = {.a = a, .skip = skip, .delta_bias = delta_bias};
   const auto [db, dc] = places.OfStates(in);
   const at::Tensor dx = EmptyIn(places.x, in.x), ddelta = EmptyIn(places.delta, in.x),
@@ -223,7 +239,7 @@ Tensors RunBackward(const BackwardCall& call, bool negative_exp, const GradientP
   }
   WithStorageAndArithmetic(in.x, [&]<typename T, typename C>() {
     BackwardOn<T, C>(in,
-                     {.kept = Elements<C>(saved[9]),
+                     {.kept = Elements<C>(saved.kept),
                       .dy = Elements<T>(dy),
                       .dy_stride = RowStride(dy).value(),
                       .dfinal = Elements<C>(dfinal),
@@ -237,14 +253,14 @@ Tensors RunBackward(const BackwardCall& call, bool negative_exp, const GradientP
                       .token_stride = RowStride(db).value()},
                      weights);
   });
-  return {dx,
-          ddelta,
-          delta_bias.Finish(),
-          a.Finish(),
-          db.to(saved[4].scalar_type()),
-          dc.to(saved[5].scalar_type()),
-          skip.Finish(),
-          dinitial};
+  return {.x = dx,
+          .delta = ddelta,
+          .delta_bias = delta_bias.Finish(),
+          .a = a.Finish(),
+          .b = db.to(saved.b.scalar_type()),
+          .c = dc.to(saved.c.scalar_type()),
+          .skip = skip.Finish(),
+          .initial = dinitial};
 }
 
 void Check(const SelectiveScanInputs& in) {
@@ -281,12 +297,16 @@ void Check(const SelectiveScanInputs& in) {
 SelectiveScanOutputs SelectiveScan(const SelectiveScanInputs& inputs) {
   Check(inputs);
   if (inputs.segment != nullptr) return OverSegments(inputs);
-  const Tensors operands = {inputs.x, inputs.delta, inputs.delta_bias, inputs.a,
-                            inputs.b, inputs.c,     inputs.skip,       inputs.initial};
-  const bool keep = c10::GradMode::is_enabled() && std::ranges::any_of(operands, [](const auto& x) {
-                      return x.defined() && x.requires_grad();
-                    });
-  const auto forward = [&]() -> Forwarded {
+  const SelectiveScanOp::Inputs operands = {.x = inputs.x,
+                                            .delta = inputs.delta,
+                                            .delta_bias = inputs.delta_bias,
+                                            .a = inputs.a,
+                                            .b = inputs.b,
+                                            .c = inputs.c,
+                                            .skip = inputs.skip,
+                                            .initial = inputs.initial};
+  const bool keep = WillBeDifferentiated(operands);
+  const auto forward = [&]() -> ForwardOf<SelectiveScanOp> {
     const ScanOperands in = Prepare(inputs);
     const int64_t batch = in.x.size(0), channels = in.x.size(2), states = in.a.size(1);
     const at::Tensor y = EmptyIn(inputs.y_place, in.x);
@@ -308,17 +328,25 @@ SelectiveScanOutputs SelectiveScan(const SelectiveScanInputs& inputs) {
                                    .delta = inputs.delta_gradient,
                                    .b = inputs.b_gradient,
                                    .c = inputs.c_gradient};
-    const auto backward = [negative_exp = inputs.negative_exp, places](const BackwardCall& call) {
+    const auto backward = [negative_exp = inputs.negative_exp, places](const auto& call) {
       return RunBackward(call, negative_exp, places);
     };
-    return {.outputs = {y, final},
-            .saved = {in.x, in.delta, inputs.delta_bias, inputs.a, inputs.b, inputs.c, inputs.skip,
-                      in.starts, in.initial, kept},
+    return {.outputs = {.y = y, .final = final},
+            .saved = {.x = in.x,
+                      .delta = in.delta,
+                      .delta_bias = inputs.delta_bias,
+                      .a = inputs.a,
+                      .b = inputs.b,
+                      .c = inputs.c,
+                      .skip = inputs.skip,
+                      .starts = in.starts,
+                      .initial = in.initial,
+                      .kept = kept},
             .backward = backward};
   };
-  const Tensors out = Apply(
+  const auto [y, final] = Apply<SelectiveScanOp>(
       {.name = "SelectiveScan", .inputs = operands, .undefined_grads = true, .forward = forward});
-  return {.y = out[0], .final = out[1]};
+  return {.y = y, .final = final};
 }
 
 at::Tensor SelectiveScanStep(const SelectiveScanStepInputs& inputs, at::Tensor& state) {

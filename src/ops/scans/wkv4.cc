@@ -59,6 +59,22 @@ struct WkvOperands {
   int64_t num_items() const { return k.size(0) * kernels::cpu::WkvBlocks(k.size(2)); }
 };
 
+struct Wkv4Op {
+  struct Inputs {
+    at::Tensor k, v, log_decay, bonus, initial_numerator, initial_denominator;
+  };
+  struct Outputs {
+    at::Tensor out, numerator, denominator, log_scale;
+  };
+  struct Saved {
+    at::Tensor k, v;
+    at::Tensor log_decay, bonus;  // as they were given
+    at::Tensor starts;
+    WkvMemory initial;
+    at::Tensor kept, final_log_scale;
+  };
+};
+
 WkvMemory EmptyLike(const at::Tensor& k) {
   const auto options = k.options().dtype(ComputeType(k));
   const auto state = [&] { return at::empty({k.size(0), k.size(2)}, options); };
@@ -143,41 +159,42 @@ at::Tensor ToChannelWeight(const at::Tensor& x, const at::Tensor& k) {
   return x.to(ComputeType(k)).contiguous();
 }
 
-// `saved` holds k, v, log decay and bonus as they were given, starts, the initial state (3
-// tensors), what the forward kept, and the final log scale. `grads` holds those of out, numerator
-// and denominator; undefined if there is none.
-Tensors RunBackward(const BackwardCall& call, const Form& form) {
-  const Tensors &saved = call.saved, &grads = call.grads;
-  const WkvOperands in = {.k = saved[0],
-                          .v = saved[1],
-                          .log_decay = ToChannelWeight(saved[2], saved[0]),
+Wkv4Op::Inputs RunBackward(const BackwardOf<Wkv4Op>& call, const Form& form) {
+  const Wkv4Op::Saved& saved = call.saved;
+  const Wkv4Op::Outputs& grads = call.grads;
+  const WkvOperands in = {.k = saved.k,
+                          .v = saved.v,
+                          .log_decay = ToChannelWeight(saved.log_decay, saved.k),
                           .negative_exp = form.negative_exp,
-                          .bonus = ToChannelWeight(saved[3], saved[0]),
-                          .starts = saved[4],
-                          .initial = {saved[5], saved[6], saved[7]}};
-  const at::Tensor dout = grads[0].defined() ? grads[0].contiguous() : at::zeros_like(in.k);
+                          .bonus = ToChannelWeight(saved.bonus, saved.k),
+                          .starts = saved.starts,
+                          .initial = saved.initial};
+  const at::Tensor dout = grads.out.defined() ? grads.out.contiguous() : at::zeros_like(in.k);
   WkvMemory dfinal;
-  if (grads[1].defined() || grads[2].defined()) {
+  if (grads.numerator.defined() || grads.denominator.defined()) {
     const auto dense = [&](const at::Tensor& x) {
-      return x.defined() ? x.contiguous() : at::zeros_like(saved[9]);
+      return x.defined() ? x.contiguous() : at::zeros_like(saved.final_log_scale);
     };
-    dfinal = {.numerator = dense(grads[1]), .denominator = dense(grads[2]), .log_scale = {}};
+    dfinal = {.numerator = dense(grads.numerator),
+              .denominator = dense(grads.denominator),
+              .log_scale = {}};
   }
   const at::Tensor dk = at::empty_like(in.k), dv = at::empty_like(in.v);
   // A gradient that must be rounded cannot be accumulated directly into a sink.
-  const auto place_of = [&](size_t i) {
-    return GradientPlace(saved[i], call.wanted[i] && !form.round, ComputeType(in.k));
+  const auto place_of = [&](const at::Tensor& weight, at::Tensor Wkv4Op::Inputs::*input) {
+    return GradientPlace(weight, call.Wants(input) && !form.round, ComputeType(in.k));
   };
-  GradientPlace decay = place_of(2), bonus = place_of(3);
+  GradientPlace decay = place_of(saved.log_decay, &Wkv4Op::Inputs::log_decay),
+                bonus = place_of(saved.bonus, &Wkv4Op::Inputs::bonus);
   WkvMemory dinitial;
-  if (saved[5].defined()) dinitial = EmptyLike(in.k);
+  if (saved.initial.numerator.defined()) dinitial = EmptyLike(in.k);
   WithStorageAndArithmetic(in.k, [&]<typename T, typename C>() {
     BackwardOn<T, C>(in,
-                     {.kept = Elements<C>(saved[8]),
+                     {.kept = Elements<C>(saved.kept),
                       .dout = Elements<T>(dout),
                       .final = {.numerator = nullptr,
                                 .denominator = nullptr,
-                                .log_scale = Elements<C>(saved[9])},
+                                .log_scale = Elements<C>(saved.final_log_scale)},
                       .dfinal = ElementsOf<C>(dfinal),
                       .dk = MutableElements<T>(dk),
                       .dv = MutableElements<T>(dv),
@@ -187,9 +204,15 @@ Tensors RunBackward(const BackwardCall& call, const Form& form) {
                       .decay_added = decay.added(),
                       .bonus_added = bonus.added()});
   });
-  Tensors results = {
-      dk, dv, decay.Finish(), bonus.Finish(), dinitial.numerator, dinitial.denominator};
-  for (size_t i = 0; form.round && i < 4; ++i) results[i] = RoundedToBf16(results[i]);
+  Wkv4Op::Inputs results = {.k = dk,
+                            .v = dv,
+                            .log_decay = decay.Finish(),
+                            .bonus = bonus.Finish(),
+                            .initial_numerator = dinitial.numerator,
+                            .initial_denominator = dinitial.denominator};
+  if (form.round)
+    for (at::Tensor* x : {&results.k, &results.v, &results.log_decay, &results.bonus})
+      *x = RoundedToBf16(*x);
   return results;
 }
 
@@ -228,12 +251,14 @@ WkvOutputs Wkv4(const WkvInputs& inputs) {
   if (initial.numerator.defined()) CheckMemory(inputs.k, initial);
   const at::ScalarType compute = ComputeType(inputs.k);
   const bool round = inputs.round_to_bf16 && compute == at::kFloat;
-  const Tensors operands = {inputs.k,     inputs.v,          inputs.log_decay,
-                            inputs.bonus, initial.numerator, initial.denominator};
-  const bool keep = c10::GradMode::is_enabled() && std::ranges::any_of(operands, [](const auto& x) {
-                      return x.defined() && x.requires_grad();
-                    });
-  const auto forward = [&]() -> Forwarded {
+  const Wkv4Op::Inputs operands = {.k = inputs.k,
+                                   .v = inputs.v,
+                                   .log_decay = inputs.log_decay,
+                                   .bonus = inputs.bonus,
+                                   .initial_numerator = initial.numerator,
+                                   .initial_denominator = initial.denominator};
+  const bool keep = WillBeDifferentiated(operands);
+  const auto forward = [&]() -> ForwardOf<Wkv4Op> {
     const WkvOperands in = {
         .k = inputs.k.contiguous(),
         .v = inputs.v.contiguous(),
@@ -244,20 +269,29 @@ WkvOutputs Wkv4(const WkvInputs& inputs) {
         .initial = {Contiguous(initial.numerator), Contiguous(initial.denominator),
                     Contiguous(initial.log_scale)}};
     const WkvForwardResults results = RunForward(in, keep);
-    const auto backward = [form = Form{inputs.negative_exp, round}](const BackwardCall& call) {
+    const auto backward = [form = Form{inputs.negative_exp, round}](const auto& call) {
       return RunBackward(call, form);
     };
     const WkvMemory& final = results.final;
-    return {.outputs = {round ? RoundedToBf16(results.out) : results.out, final.numerator,
-                        final.denominator, final.log_scale},
-            .saved = {in.k, in.v, inputs.log_decay, inputs.bonus, in.starts, in.initial.numerator,
-                      in.initial.denominator, in.initial.log_scale, results.kept, final.log_scale},
+    return {.outputs = {.out = round ? RoundedToBf16(results.out) : results.out,
+                        .numerator = final.numerator,
+                        .denominator = final.denominator,
+                        .log_scale = final.log_scale},
+            .saved = {.k = in.k,
+                      .v = in.v,
+                      .log_decay = inputs.log_decay,
+                      .bonus = inputs.bonus,
+                      .starts = in.starts,
+                      .initial = in.initial,
+                      .kept = results.kept,
+                      .final_log_scale = final.log_scale},
             .backward = backward,
             .num_constant = 1};
   };
-  const Tensors out =
-      Apply({.name = "Wkv4", .inputs = operands, .undefined_grads = true, .forward = forward});
-  return {.out = out[0], .final = {out[1], out[2], out[3]}};
+  const auto [out, numerator, denominator, log_scale] = Apply<Wkv4Op>(
+      {.name = "Wkv4", .inputs = operands, .undefined_grads = true, .forward = forward});
+  return {.out = out,
+          .final = {.numerator = numerator, .denominator = denominator, .log_scale = log_scale}};
 }
 
 at::Tensor Wkv4Step(const WkvStepInputs& inputs, WkvMemory& state) {

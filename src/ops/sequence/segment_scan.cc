@@ -105,7 +105,7 @@ Tensors BackwardOfLast(const Kept& kept, const Tensors& wanted, const Tensors& d
 }
 
 // Takes `kept` by value and so frees it: other nodes of the graph may live longer than this one.
-Tensors BackwardOf(Kept kept, const RowSegment& row, const BackwardCall& call) {
+Tensors SegmentBackward(Kept kept, const RowSegment& row, const BackwardCall& call) {
   HL_CHECK(!kept.inputs.empty(), "a second backward through a segment of a row");
   Tensors outputs = DifferentiableOutputs(kept.segment);
   Tensors douts(call.grads.begin(),
@@ -224,7 +224,7 @@ Tensors RunSegment(const SegmentScan& scan, const RowSegment& row) {
     KeepTransition(summary, row, *kept);
     kept->gradient_before = scan.gradient_before;
     result.backward = [row, kept](const BackwardCall& call) {
-      return BackwardOf(std::exchange(*kept, Kept()), row, call);
+      return SegmentBackward(std::exchange(*kept, Kept()), row, call);
     };
     return result;
   };

@@ -12,6 +12,7 @@
 #include "core/error.h"
 #include "kernels/softmax_attention/softmax_attention_args.h"
 #include "ops/softmax_attention/composed.h"
+#include "ops/softmax_attention/ordered_attention.h"
 #include "ops/torch/autograd.h"
 #include "ops/torch/block_memory.h"
 #include "ops/torch/dispatch.h"
@@ -81,15 +82,28 @@ void CheckShapes(const SoftmaxAttentionInputs& in, const SoftmaxAttentionConfig&
            " past keys. Set first_position to the number of past keys.");
 }
 
-// The tensors of one call in the form that the kernels read, in the order of the autograd inputs.
+struct SoftmaxAttentionOp {
+  struct Inputs {
+    at::Tensor q, k, v, far_q, far_k;
+    at::Tensor bias;  // [H, N], from BiasTable()
+  };
+  struct Outputs {
+    at::Tensor out;
+    at::Tensor log_sum;  // not differentiable; undefined if nothing will be differentiated
+  };
+  struct Saved {
+    Inputs inputs;
+    VisibleKeys seen;
+    at::Tensor out, log_sum, bias_scale;
+  };
+};
+
+// The tensors of one call in the form that the kernels read.
 struct SoftmaxCall {
-  at::Tensor q, k, v, far_q, far_k;
-  at::Tensor bias;        // [H, N], from BiasTable()
-  at::Tensor bias_scale;  // [B, T], not an autograd input
+  SoftmaxAttentionOp::Inputs in;
+  at::Tensor bias_scale;  // [B, T]
   VisibleKeys seen;
   kernels::SoftmaxAttentionArgs args;
-
-  Tensors tensors() const { return {q, k, v, far_q, far_k, bias}; }
 };
 
 // Returns the biases ordered by decreasing distance; a bidirectional pattern continues to the
@@ -136,23 +150,24 @@ kernels::PairDropout PairDropoutOf(const DropoutConfig& config) {
 
 void SetViews(SoftmaxCall& call, const SoftmaxAttentionConfig& config) {
   kernels::SoftmaxAttentionArgs& args = call.args;
-  args = ArgsOf(call.q, call.k, call.v, call.far_q.defined(), config);
+  SoftmaxAttentionOp::Inputs& in = call.in;
+  args = ArgsOf(in.q, in.k, in.v, in.far_q.defined(), config);
   const auto view = [](at::Tensor& x) {
     if (!x.defined()) return kernels::TensorView{};
     x = Rows(x);
     return ViewOf(kSoftmaxKernel, x);
   };
-  args.q = view(call.q), args.k = view(call.k), args.v = view(call.v);
-  args.far_q = view(call.far_q), args.far_k = view(call.far_k);
-  args.own_far_keys = call.far_k.defined();
+  args.q = view(in.q), args.k = view(in.k), args.v = view(in.v);
+  args.far_q = view(in.far_q), args.far_k = view(in.far_k);
+  args.own_far_keys = in.far_k.defined();
   args.first = call.seen.first.const_data_ptr<int32_t>();
   args.end = call.seen.end.const_data_ptr<int32_t>();
   args.sinks = call.seen.sinks.const_data_ptr<int32_t>();
   args.dropout = PairDropoutOf(config.dropout);
-  if (!call.bias.defined()) return;
-  call.bias = call.bias.contiguous();
-  args.bias = call.bias.const_data_ptr();
-  args.bias_stride = call.bias.size(1);
+  if (!in.bias.defined()) return;
+  in.bias = in.bias.contiguous();
+  args.bias = in.bias.const_data_ptr();
+  args.bias_stride = in.bias.size(1);
   args.bias_zero = BiasZero(args.bias_stride, config.pattern);
   if (!call.bias_scale.defined()) return;
   call.bias_scale = call.bias_scale.contiguous();
@@ -163,72 +178,67 @@ void SetViews(SoftmaxCall& call, const SoftmaxAttentionConfig& config) {
 struct SoftmaxBackwardPlan {
   SoftmaxAttentionConfig config;
 
-  // `saved` holds the six inputs, then first, end, sinks, out, log_sum and bias_scale.
-  Tensors operator()(const BackwardCall& backward) const {
-    const Tensors& saved = backward.saved;
-    SoftmaxCall call = {.q = saved[0],
-                        .k = saved[1],
-                        .v = saved[2],
-                        .far_q = saved[3],
-                        .far_k = saved[4],
-                        .bias = saved[5],
-                        .bias_scale = saved[11],
-                        .seen = {.first = saved[6], .end = saved[7], .sinks = saved[8]},
-                        .args = {}};
+  SoftmaxAttentionOp::Inputs operator()(const BackwardOf<SoftmaxAttentionOp>& backward) const {
+    const SoftmaxAttentionOp::Saved& saved = backward.saved;
+    SoftmaxCall call = {
+        .in = saved.inputs, .bias_scale = saved.bias_scale, .seen = saved.seen, .args = {}};
     SetViews(call, config);
-    call.args.out = ViewOf(kSoftmaxKernel, saved[9]);
-    call.args.log_sum = saved[10].data_ptr();
-    const at::Tensor dout = Rows(backward.grads[0].to(call.v.scalar_type()));
+    call.args.out = ViewOf(kSoftmaxKernel, saved.out);
+    call.args.log_sum = saved.log_sum.data_ptr();
+    const SoftmaxAttentionOp::Inputs& in = call.in;
+    const at::Tensor dout = Rows(backward.grads.out.to(in.v.scalar_type()));
     const auto like = [](const at::Tensor& x) {
       return x.defined() ? at::empty(x.sizes(), x.options()) : at::Tensor();
     };
     const auto view = [](const at::Tensor& x) {
       return x.defined() ? ViewOf(kSoftmaxKernel, x) : kernels::TensorView{};
     };
-    Tensors grads = {like(call.q), like(call.k), like(call.v), like(call.far_q), like(call.far_k)};
-    at::Tensor dbias;
-    if (call.bias.defined() && backward.wanted[5])
-      dbias = at::zeros({call.q.size(0), call.q.size(2), call.bias.size(1)}, call.bias.options());
+    SoftmaxAttentionOp::Inputs grads = {.q = like(in.q),
+                                        .k = like(in.k),
+                                        .v = like(in.v),
+                                        .far_q = like(in.far_q),
+                                        .far_k = like(in.far_k),
+                                        .bias = {}};
+    at::Tensor dbias;  // per sequence
+    if (in.bias.defined() && backward.Wants(&SoftmaxAttentionOp::Inputs::bias))
+      dbias = at::zeros({in.q.size(0), in.q.size(2), in.bias.size(1)}, in.bias.options());
     kernels::SoftmaxAttentionGradArgs args = {
         .forward = call.args,
         .dout = ViewOf(kSoftmaxKernel, dout),
-        .dq = view(grads[0]),
-        .dk = view(grads[1]),
-        .dv = view(grads[2]),
-        .dfar_q = view(grads[3]),
-        .dfar_k = view(grads[4]),
+        .dq = view(grads.q),
+        .dk = view(grads.k),
+        .dv = view(grads.v),
+        .dfar_q = view(grads.far_q),
+        .dfar_k = view(grads.far_k),
         .dbias = dbias.defined() ? dbias.mutable_data_ptr() : nullptr};
     RunOn(
-        call.q, [&] { kernels::cpu::Backward(args); },
+        in.q, [&] { kernels::cpu::Backward(args); },
         [&](auto stream) {
           const at::Tensor workspace =
               at::empty({static_cast<int64_t>(kernels::cuda::WorkspaceBytes(args))},
-                        call.q.options().dtype(at::kByte));
+                        in.q.options().dtype(at::kByte));
           args.workspace = workspace.data_ptr();
           kernels::cuda::Backward(args, stream);
         });
-    grads.push_back(dbias.defined() ? dbias.sum(0) : at::Tensor());
+    if (dbias.defined()) grads.bias = dbias.sum(0);
     return grads;
   }
 };
 
 at::Tensor FusedAttention(const SoftmaxAttentionInputs& in, const SoftmaxAttentionConfig& config) {
+  const SoftmaxAttentionOp::Inputs given = {.q = in.q,
+                                            .k = in.k,
+                                            .v = in.v,
+                                            .far_q = in.far_q,
+                                            .far_k = in.far_k,
+                                            .bias = BiasTable(in.bias, config.pattern)};
   SoftmaxCall call = {
-      .q = in.q,
-      .k = in.k,
-      .v = in.v,
-      .far_q = in.far_q,
-      .far_k = in.far_k,
-      .bias = BiasTable(in.bias, config.pattern),
+      .in = given,
       .bias_scale = in.bias_scale.defined() ? in.bias_scale.detach() : in.bias_scale,
       .seen = SeenBy(in, config),
       .args = {}};
-  const bool differentiated =
-      c10::GradMode::is_enabled() && std::ranges::any_of(call.tensors(), [](const at::Tensor& x) {
-        return x.defined() && x.requires_grad();
-      });
-  const Tensors given = call.tensors();
-  const auto forward = [&]() -> Forwarded {
+  const bool differentiated = WillBeDifferentiated(given);
+  const auto forward = [&]() -> ForwardOf<SoftmaxAttentionOp> {
     SetViews(call, config);
     kernels::SoftmaxAttentionArgs& args = call.args;
     const at::Tensor out =
@@ -239,17 +249,20 @@ at::Tensor FusedAttention(const SoftmaxAttentionInputs& in, const SoftmaxAttenti
       log_sum = at::empty(in.q.sizes().slice(0, 3), in.q.options().dtype(ComputeType(in.q)));
     args.log_sum = log_sum.defined() ? log_sum.mutable_data_ptr() : nullptr;
     RunOn(
-        call.q, [&] { kernels::cpu::Forward(args); },
+        in.q, [&] { kernels::cpu::Forward(args); },
         [&](auto stream) { kernels::cuda::Forward(args, stream); });
-    Forwarded result = {
-        .outputs = {out}, .saved = given, .backward = SoftmaxBackwardPlan{.config = config}};
-    if (!differentiated) return result;
-    result.outputs.push_back(log_sum), result.num_constant = 1;
-    result.saved.insert(result.saved.end(), {call.seen.first, call.seen.end, call.seen.sinks, out,
-                                             log_sum, call.bias_scale});
-    return result;
+    return {.outputs = {.out = out, .log_sum = log_sum},
+            .saved = {.inputs = given,
+                      .seen = call.seen,
+                      .out = out,
+                      .log_sum = log_sum,
+                      .bias_scale = call.bias_scale},
+            .backward = SoftmaxBackwardPlan{.config = config},
+            .num_constant = 1};
   };
-  return Apply({.name = "SoftmaxAttention", .inputs = given, .forward = forward})[0];
+  return Apply<SoftmaxAttentionOp>(
+             {.name = "SoftmaxAttention", .inputs = given, .forward = forward})
+      .out;
 }
 
 // Returns true if LibTorch's attention computes the same and has a fused form: one document per

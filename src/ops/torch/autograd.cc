@@ -46,9 +46,8 @@ class KernelNode : public autograd::Node {
 
   autograd::variable_list apply(autograd::variable_list&& grads) override {
     const std::lock_guard lock(mutex_);
-    const BackwardCall call = {
-        .saved = Saved(), .grads = Grads(std::move(grads)), .wanted = Wanted()};
-    Tensors results = backward_(call);
+    Tensors results =
+        backward_({.saved = Saved(), .grads = Grads(std::move(grads)), .wanted = Wanted()});
     HL_CHECK(results.size() == num_outputs(), name_, " returned ", results.size(),
              " gradients for ", num_outputs(), " inputs");
     return results;

@@ -2,20 +2,35 @@
 // torch.autograd.Function. LibTorch's autograd headers double the compile time of a file, so only
 // autograd.cc includes them; every kernel family goes through this header.
 //
-//   const auto backward = [](const BackwardCall& call) -> Tensors {
-//     return {2 * call.saved[0] * call.grads[0]};
+// An operation declares three structs of tensors: its inputs that may require a gradient, its
+// outputs, and the tensors that its forward saves for its backward. The backward returns an Inputs
+// whose fields are the gradients.
+//
+//   struct Square {
+//     struct Inputs { at::Tensor x; };
+//     struct Outputs { at::Tensor y; };
+//     struct Saved { at::Tensor x; };
 //   };
-//   const auto forward = [&]() -> Forwarded {
-//     return {.outputs = {x * x}, .saved = {x}, .backward = backward};
+//   const auto backward = [](const BackwardOf<Square>& call) -> Square::Inputs {
+//     return {.x = 2 * call.saved.x * call.grads.y};
 //   };
-//   const Tensors out = Apply({.name = "Square", .inputs = {x}, .forward = forward});
+//   const auto forward = [&]() -> ForwardOf<Square> {
+//     return {.outputs = {.y = x * x}, .saved = {.x = x}, .backward = backward};
+//   };
+//   const at::Tensor y = Apply<Square>({.name = "Square", .inputs = {x}, .forward = forward}).y;
+//
+// The functions on lists of tensors are for operations whose inputs or outputs are a list.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
 
 #include <cstddef>
 #include <functional>
+#include <utility>
 #include <vector>
+
+#include "ops/torch/tensor_struct.h"
 
 namespace halflife::ops {
 
@@ -26,8 +41,9 @@ struct BackwardCall {
   Tensors grads;             // one per output
   std::vector<bool> wanted;  // one per input: whether its gradient will be used
 };
-// One gradient per input; undefined if the input has none.
-using BackwardFunction = std::function<Tensors(const BackwardCall& call)>;
+// One gradient per input; undefined if the input has none. The call is passed by value, so that a
+// backward can own the tensors that nothing else references.
+using BackwardFunction = std::function<Tensors(BackwardCall call)>;
 
 struct Forwarded {
   Tensors outputs;  // may be undefined
@@ -52,6 +68,75 @@ struct AutogradFunction {
 // Runs forward() immediately, without recording gradients, and returns its outputs. The backward is
 // kept if an input requires a gradient and GradMode is enabled.
 Tensors Apply(const AutogradFunction& function);
+
+// Whether Apply() would keep a backward: GradMode is enabled and a tensor of the struct requires a
+// gradient.
+template <typename S>
+bool WillBeDifferentiated(const S& inputs) {
+  bool requires_grad = false;
+  tensor_struct::VisitTensors(inputs, [&](const at::Tensor& x) {
+    requires_grad = requires_grad || (x.defined() && x.requires_grad());
+  });
+  return requires_grad && c10::GradMode::is_enabled();
+}
+
+// The types above for an operation with structs of tensors. Fields have the same meaning.
+template <typename Op>
+struct BackwardOf {
+  typename Op::Saved saved;
+  typename Op::Outputs grads;
+  std::vector<bool> wanted;
+
+  // Whether the gradient of a field of the inputs will be used.
+  bool Wants(at::Tensor Op::Inputs::*input) const { return wanted[IndexOfField(input)]; }
+  // The same for element `number` of a list, or for a field of that element.
+  bool Wants(std::vector<at::Tensor> Op::Inputs::*list, size_t number) const {
+    return wanted[IndexOfField(list) + number];
+  }
+  template <typename Element>
+  bool Wants(std::vector<Element> Op::Inputs::*list, size_t number,
+             at::Tensor Element::*input) const {
+    const size_t per_element = ToList(Element()).size();
+    return wanted[IndexOfField(list) + number * per_element + IndexOfField(input)];
+  }
+};
+
+template <typename Op>
+struct ForwardOf {
+  typename Op::Outputs outputs;
+  typename Op::Saved saved;
+  std::function<typename Op::Inputs(const BackwardOf<Op>& call)> backward;
+  size_t num_constant = 0;
+};
+
+template <typename Op>
+struct OperationCall {
+  const char* name = "";
+  typename Op::Inputs inputs;
+  bool undefined_grads = false;
+  std::function<ForwardOf<Op>()> forward;
+};
+
+template <typename Op>
+typename Op::Outputs Apply(const OperationCall<Op>& call) {
+  const auto forward = [&]() -> Forwarded {
+    ForwardOf<Op> result = call.forward();
+    return {.outputs = ToList(result.outputs),
+            .saved = ToList(result.saved),
+            .backward =
+                [backward = std::move(result.backward)](BackwardCall given) {
+                  return ToList(
+                      backward({.saved = FromList<typename Op::Saved>(std::move(given.saved)),
+                                .grads = FromList<typename Op::Outputs>(std::move(given.grads)),
+                                .wanted = std::move(given.wanted)}));
+                },
+            .num_constant = result.num_constant};
+  };
+  return FromList<typename Op::Outputs>(Apply({.name = call.name,
+                                               .inputs = ToList(call.inputs),
+                                               .undefined_grads = call.undefined_grads,
+                                               .forward = forward}));
+}
 
 // Activation checkpointing: returns forward(inputs) and keeps only the inputs. The backward pass
 // runs `forward` again and also accumulates the gradients of the leaves (parameters) that it reads.

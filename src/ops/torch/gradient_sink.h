@@ -44,9 +44,9 @@ GradientSink* GradientSinkOf(const at::Tensor& x);
 // The buffer of one gradient while a backward computes it: the sink's memory if there is a sink,
 // else new memory.
 //
-//   GradientPlace place(weight, /*wanted=*/call.wanted[1]);
+//   GradientPlace place(weight, call.Wants(&Op::Inputs::weight));
 //   place.added() ? place.sum().add_(dweight) : place.sum().copy_(dweight);
-//   return {dx, place.Finish()};
+//   return {.x = dx, .weight = place.Finish()};
 class GradientPlace {
  public:
   // `input` is a leaf or any other input. A gradient that is not wanted, or that is not summed in

@@ -46,18 +46,29 @@ class Known : public FeatureMap {
   int64_t dim_;
 };
 
-at::Tensor ShiftedExp(const at::Tensor& x, at::Tensor& largest) {
-  const auto backward = [](const ops::BackwardCall& call) -> ops::Tensors {
-    return {call.grads[0] * call.saved[0]};
+struct ShiftedExpOp {
+  struct Inputs {
+    at::Tensor x;
   };
-  const auto forward = [&]() -> ops::Forwarded {
+  struct Outputs {
+    at::Tensor feature;
+  };
+  using Saved = Outputs;
+};
+
+at::Tensor ShiftedExp(const at::Tensor& x, at::Tensor& largest) {
+  const auto backward = [](const ops::BackwardOf<ShiftedExpOp>& call) -> ShiftedExpOp::Inputs {
+    return {.x = call.grads.feature * call.saved.feature};
+  };
+  const auto forward = [&]() -> ops::ForwardOf<ShiftedExpOp> {
     const at::Tensor wide = x.to(ops::ComputeType(x));
     const at::Tensor row = wide.amax(-1, /*keepdim=*/true);
     largest = row.squeeze(-1);
     const at::Tensor feature = (wide - row).exp_().to(x.scalar_type());
-    return {.outputs = {feature}, .saved = {feature}, .backward = backward};
+    return {.outputs = {.feature = feature}, .saved = {.feature = feature}, .backward = backward};
   };
-  return ops::Apply({.name = "ShiftedExp", .inputs = {x}, .forward = forward})[0];
+  return ops::Apply<ShiftedExpOp>({.name = "ShiftedExp", .inputs = {.x = x}, .forward = forward})
+      .feature;
 }
 
 // exp(x - max x), with the maximum over the channels of each head as the log scale.

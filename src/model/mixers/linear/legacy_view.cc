@@ -52,19 +52,33 @@ at::Tensor SumToPs(const at::Tensor& dlog, const ViewPlaces& places, const Legac
       .to(ps.scalar_type());
 }
 
-ops::Tensors Backward(const ops::BackwardCall& call, const LegacyView& view) {
-  const at::Tensor &q = call.saved[0], &k = call.saved[1], &ps = call.saved[2];
-  const ViewPlaces places = PlacesOf(call.saved[3], view);
+struct LegacyViewOp {
+  struct Inputs {
+    at::Tensor q, k, ps;
+  };
+  struct Outputs {
+    at::Tensor q, k;
+  };
+  struct Saved {
+    at::Tensor q, k;  // the outputs
+    at::Tensor ps, positions;
+  };
+};
+
+LegacyViewOp::Inputs Backward(const ops::BackwardOf<LegacyViewOp>& call, const LegacyView& view) {
+  using Inputs = LegacyViewOp::Inputs;
+  const auto& [q, k, ps, positions] = call.saved;
+  const ViewPlaces places = PlacesOf(positions, view);
   const at::ScalarType compute = ops::ComputeType(q);
-  const at::Tensor dq = call.grads[0].to(compute), dk = call.grads[1].to(compute);
+  const at::Tensor dq = call.grads.q.to(compute), dk = call.grads.k.to(compute);
   const at::Tensor log = LogOf(ps, places, view, compute);
-  ops::Tensors grads(3);
-  if (call.wanted[0]) grads[0] = (dq * at::exp(-log)).to(q.scalar_type());
-  if (call.wanted[1]) grads[1] = (dk * at::exp(log)).to(k.scalar_type());
-  if (call.wanted[2]) {
+  Inputs grads;
+  if (call.Wants(&Inputs::q)) grads.q = (dq * at::exp(-log)).to(q.scalar_type());
+  if (call.Wants(&Inputs::k)) grads.k = (dk * at::exp(log)).to(k.scalar_type());
+  if (call.Wants(&Inputs::ps)) {
     at::Tensor dlog = k.to(compute) * dk - q.to(compute) * dq;
     if (dlog.size(0) > places.head.size(0)) dlog = dlog.sum(0, /*keepdim=*/true);
-    grads[2] = SumToPs(dlog, places, view, ps);
+    grads.ps = SumToPs(dlog, places, view, ps);
   }
   return grads;
 }
@@ -73,18 +87,20 @@ ops::Tensors Backward(const ops::BackwardCall& call, const LegacyView& view) {
 
 QueriesAndKeys ApplyLegacyView(const QueriesAndKeys& features, const at::Tensor& ps,
                                const at::Tensor& positions, const LegacyView& view) {
-  const auto forward = [&]() -> ops::Forwarded {
+  const auto forward = [&]() -> ops::ForwardOf<LegacyViewOp> {
     const at::ScalarType compute = ops::ComputeType(features.q);
     const at::Tensor log = LogOf(ps, PlacesOf(positions, view), view, compute);
     const at::Tensor q = (features.q * at::exp(-log)).to(features.q.scalar_type());
     const at::Tensor k = (features.k * at::exp(log)).to(features.k.scalar_type());
-    return {.outputs = {q, k},
-            .saved = {q, k, ps, positions},
-            .backward = [view](const ops::BackwardCall& call) { return Backward(call, view); }};
+    return {.outputs = {.q = q, .k = k},
+            .saved = {.q = q, .k = k, .ps = ps, .positions = positions},
+            .backward = [view](const auto& call) { return Backward(call, view); }};
   };
-  const ops::Tensors placed = ops::Apply(
-      {.name = "LegacyView", .inputs = {features.q, features.k, ps}, .forward = forward});
-  return {.q = placed[0], .k = placed[1]};
+  const auto [q, k] =
+      ops::Apply<LegacyViewOp>({.name = "LegacyView",
+                                .inputs = {.q = features.q, .k = features.k, .ps = ps},
+                                .forward = forward});
+  return {.q = q, .k = k};
 }
 
 }  // namespace halflife::model
