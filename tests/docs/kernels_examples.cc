@@ -11,9 +11,9 @@
 #include "core/philox.h"
 #include "kernels/adamw/adamw_args.h"
 #include "kernels/common/chunks/chunk_table.h"
+#include "kernels/common/cpu/head_groups.h"
 #include "kernels/common/cpu/parallel.h"
 #include "kernels/common/cpu/philox_lanes.h"
-#include "kernels/common/cpu/stretches.h"
 #include "kernels/common/cpu/sum_partials.h"
 #include "kernels/common/cpu/vectorised.h"
 #include "kernels/common/cuda/launch_check.h"
@@ -139,10 +139,10 @@ void ParallelExample(int64_t num_states, size_t scratch_bytes) {
 #include "examples/kernels/common/cpu/parallel.h"
 }
 
-void Scan(int64_t piece, const Stretch& part, void* scratch);
-void StretchesExample(int num_heads, int64_t num_pieces, bool rows_are_long, size_t bytes,
-                      int begin, int end, int stretch_chunks) {
-#include "examples/kernels/common/cpu/stretches.h"
+void Scan(int64_t item, const ChunkBlock& block, void* scratch);
+void HeadGroupsExample(int num_heads, int64_t num_items, bool rows_are_long, size_t bytes,
+                       int begin, int end, int block_chunks) {
+#include "examples/kernels/common/cpu/head_groups.h"
 }
 
 void SumPartialsExample(int64_t num_blocks, int64_t taps, int64_t dim, float* dweight,

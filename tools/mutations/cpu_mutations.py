@@ -72,7 +72,7 @@ MUTATIONS = make_table({
                  ".beta = at::Tensor(),",
                  "tests/model/mixers/rebased_test.cc"),
         Mutation("the backward pass visits the blocks of chunks in forward order",
-                 "src/kernels/common/cpu/stretches.cc",
+                 "src/kernels/common/cpu/head_groups.cc",
                  "if (descending)",
                  "if (false)",
                  "tests/kernels/decay_attention/cpu/decay_attention_test.cc:*HeadsSideBySide*"),

@@ -156,7 +156,7 @@ struct DecayAttentionPlan {
   int forward_batch_tiles = 1, backward_batch_tiles = 1;
   // CPU: how many chunks one head advances before the thread switches to its next head (a multiple
   // of checkpoint_every). Affects cache reuse, never the result.
-  int stretch_chunks = 1 << 30;
+  int block_chunks = 1 << 30;
   bool is_cuda = false;
   DecayBlock forward, backward;
   // CUDA: whether the products use wgmma. The backward then processes all chunks in parallel.

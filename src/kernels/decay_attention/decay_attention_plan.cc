@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "core/error.h"
-#include "kernels/common/cpu/stretches.h"
+#include "kernels/common/cpu/head_groups.h"
 #include "kernels/common/shape_problems.h"
 #include "kernels/decay_attention/cpu/workspace.h"
 #include "kernels/decay_attention/cuda/batch_tiles.h"
@@ -258,7 +258,7 @@ DecayAttentionPlan MakePlan(const DecayAttentionArgs& given, const DeviceLimits&
     plan.num_segments = plan.backward_segments = HostSegments(args, args.num_sequences);
     const int64_t token_bytes = int64_t{2} * (args.head_dim_k + args.head_dim_v) * args.num_heads *
                                 static_cast<int64_t>(SizeOf(args.q.dtype));
-    plan.stretch_chunks = cpu::StretchChunks(token_bytes, plan.chunk_size, plan.checkpoint_every);
+    plan.block_chunks = cpu::ChunksPerBlock(token_bytes, plan.chunk_size, plan.checkpoint_every);
   }
   if (request.num_segments > 0) plan.num_segments = plan.backward_segments = request.num_segments;
   return plan;

@@ -101,7 +101,7 @@ struct PolynomialAttentionPlan {
   bool quadratic = false;  // true: neither reads nor writes a state
   // CPU only: chunks that one head advances before the next head of its group does. Does not affect
   // results.
-  int stretch_chunks = 1 << 30;
+  int block_chunks = 1 << 30;
 };
 // A pure function of shape and request. Throws an error (exit 2) that lists all problems of the
 // shape.

@@ -1,6 +1,6 @@
 #include <cmath>
 
-#include "kernels/common/cpu/stretches.h"
+#include "kernels/common/cpu/head_groups.h"
 #include "kernels/common/shape_problems.h"
 #include "kernels/polynomial_attention/polynomial_attention_args.h"
 
@@ -67,7 +67,7 @@ PolynomialAttentionPlan MakePlan(const PolynomialAttentionArgs& args,
   if (!request.is_cuda) {
     const int64_t token_bytes = int64_t{2} * (args.head_dim + args.head_dim_v) * args.num_heads *
                                 static_cast<int64_t>(SizeOf(args.q.dtype));
-    plan.stretch_chunks = cpu::StretchChunks(token_bytes, plan.chunk_size, 1);
+    plan.block_chunks = cpu::ChunksPerBlock(token_bytes, plan.chunk_size, 1);
   }
   switch (request.form) {
     case PolynomialForm::kByShape:
@@ -81,7 +81,7 @@ PolynomialAttentionPlan MakePlan(const PolynomialAttentionArgs& args,
       break;
   }
   // A token is paired with all tokens before it.
-  if (plan.quadratic) plan.stretch_chunks = cpu::kNoStretches;
+  if (plan.quadratic) plan.block_chunks = cpu::kUnblocked;
   return plan;
 }
 

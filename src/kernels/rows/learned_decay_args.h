@@ -18,7 +18,7 @@ using cudaStream_t = CUstream_st*;
 
 namespace halflife::kernels {
 
-enum class LearnedDecayForm : uint8_t { kNegativeExp, kOffHeads };
+enum class LearnedDecayForm : uint8_t { kNegativeExp, kHeadOffset };
 
 struct LearnedDecayArgs {
   const float* p = nullptr;    // [heads, width]

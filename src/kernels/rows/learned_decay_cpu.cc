@@ -9,7 +9,7 @@ HL_INLINE void NegativeExpLoop(const float* __restrict p, float* __restrict y, i
   for (int64_t i = 0; i < n; ++i) y[i] = -Exp(p[i]);
 }
 
-HL_INLINE void OffHeadsLoop(const LearnedDecayArgs& args) {
+HL_INLINE void HeadOffsetLoop(const LearnedDecayArgs& args) {
   for (int64_t head = 0; head < args.heads; ++head) {
     const OffHead off(head, args);
     const float* __restrict p = args.p + head * args.width;
@@ -28,7 +28,7 @@ HL_INLINE void NegativeExpGradLoop(const float* __restrict y, const float* __res
   for (int64_t i = 0; i < n; ++i) Put(dp + i, dy[i] * y[i], added);
 }
 
-HL_INLINE void OffHeadsGradLoop(const LearnedDecayGradArgs& args) {
+HL_INLINE void HeadOffsetGradLoop(const LearnedDecayGradArgs& args) {
   const LearnedDecayArgs& forward = args.forward;
   for (int64_t head = 0; head < forward.heads; ++head) {
     const OffHead off(head, forward);
@@ -49,7 +49,7 @@ void LearnedDecayForward(const LearnedDecayArgs& args) {
     if (args.form == LearnedDecayForm::kNegativeExp) {
       NegativeExpLoop(args.p, args.log_decay, args.heads * args.width);
     } else {
-      OffHeadsLoop(args);
+      HeadOffsetLoop(args);
     }
   });
 }
@@ -61,7 +61,7 @@ void LearnedDecayBackward(const LearnedDecayGradArgs& args) {
       NegativeExpGradLoop(forward.log_decay, args.dlog_decay, args.dp,
                           forward.heads * forward.width, args.added);
     } else {
-      OffHeadsGradLoop(args);
+      HeadOffsetGradLoop(args);
     }
   });
 }

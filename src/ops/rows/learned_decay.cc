@@ -87,17 +87,17 @@ at::Tensor NegativeExp(const at::Tensor& p) {
   return Fused(p, p.sizes(), {.heads = 1, .width = p.numel()});
 }
 
-at::Tensor DecayOffHeads(const at::Tensor& p, int64_t num_heads,
-                         const DecayOffHeadsConfig& config) {
-  CheckDTypes("DecayOffHeads", {p});
-  HL_CHECK(p.defined() && num_heads >= 1 && p.numel() % num_heads == 0, "DecayOffHeads got p ",
+at::Tensor HeadOffsetDecay(const at::Tensor& p, int64_t num_heads,
+                         const HeadOffsetDecayConfig& config) {
+  CheckDTypes("HeadOffsetDecay", {p});
+  HL_CHECK(p.defined() && num_heads >= 1 && p.numel() % num_heads == 0, "HeadOffsetDecay got p ",
            Describe(p), " for ", num_heads, " heads. Use a multiple of num_heads elements.");
   const int64_t width = p.numel() / num_heads;
   if (RunsFused(p))
     return Fused(p, {num_heads, width},
                  {.heads = num_heads,
                   .width = width,
-                  .form = kernels::LearnedDecayForm::kOffHeads,
+                  .form = kernels::LearnedDecayForm::kHeadOffset,
                   .scale = static_cast<float>(config.scale),
                   .most = static_cast<float>(config.most)});
   const at::Tensor head =

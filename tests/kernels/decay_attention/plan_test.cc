@@ -424,11 +424,11 @@ TEST(DecayAttentionPlan, TheHostGroups256TokensOr8Chunks) {
 
 // Blocks have 8 MiB of q, k, v and out, in whole groups between checkpoints, and at least one
 // group.
-TEST(DecayAttentionPlan, TheHostScansLongRowsInStretches) {
+TEST(DecayAttentionPlan, TheHostScansLongRowsInBlocks) {
   const auto tokens = [](const DecayAttentionArgs& args) {
     const DecayAttentionPlan plan = MakePlan(args, {});
-    EXPECT_EQ(plan.stretch_chunks % plan.checkpoint_every, 0);
-    return plan.stretch_chunks * plan.chunk_size;
+    EXPECT_EQ(plan.block_chunks % plan.checkpoint_every, 0);
+    return plan.block_chunks * plan.chunk_size;
   };
   EXPECT_EQ(tokens(Shape(1, 16384, 8, 64)), 1024);
   EXPECT_EQ(tokens(Shape(1, 16384, 3, 64)), 2560);  // 2,730 in groups of 256.

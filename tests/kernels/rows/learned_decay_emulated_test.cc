@@ -41,12 +41,12 @@ TEST(LearnedDecayKernel, NegativeExp) {
   }
 }
 
-TEST(LearnedDecayKernel, OffHeads) {
+TEST(LearnedDecayKernel, HeadOffset) {
   for (const float most : {0.1f, std::numeric_limits<float>::infinity()}) {
     for (const bool added : {false, true}) {
       const Results r = RunBoth({.heads = 5,
                                  .width = 70,
-                                 .form = LearnedDecayForm::kOffHeads,
+                                 .form = LearnedDecayForm::kHeadOffset,
                                  .scale = 0.3f,
                                  .most = most},
                                 added);

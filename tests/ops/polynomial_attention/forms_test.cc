@@ -174,15 +174,15 @@ TEST_P(PolynomialFormsTest, HeadsSideBySideChangeNoBit) {
   args.batch = 1, args.seq_len = 5000, args.num_heads = 16, args.head_dim = 8, args.head_dim_v = 21;
   args.weights = GetParam().weights;
   const PolynomialAttentionPlan plan = MakePlan(args, {.form = PolynomialForm::kChunked});
-  const int stretch = plan.stretch_chunks * plan.chunk_size;
-  ASSERT_LT(2 * stretch, args.seq_len);
+  const int block_tokens = plan.block_chunks * plan.chunk_size;
+  ASSERT_LT(2 * block_tokens, args.seq_len);
   const Problem p = MakeProblem({.seq_len = args.seq_len,
                                  .heads = args.num_heads,
                                  .dim = args.head_dim,
                                  .dim_v = args.head_dim_v,
                                  .kernel = GetParam(),
                                  .states = true,
-                                 .document_starts = {stretch, 3001}},
+                                 .document_starts = {block_tokens, 3001}},
                                 108);
   ExpectThreadsChangeNoBit(p);
 }

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "core/error.h"
+#include "kernels/common/cpu/head_groups.h"
 #include "kernels/common/cpu/instruction_set.h"
 #include "kernels/common/cpu/parallel.h"
-#include "kernels/common/cpu/stretches.h"
 #include "kernels/decay_attention/cpu/checks.h"
 #include "kernels/decay_attention/cpu/kernels.h"
 #include "kernels/decay_attention/cpu/sums.h"
@@ -50,17 +50,17 @@ class Schedule {
       : args_(args), plan_(plan), segments_(std::max(1, plan.num_segments)) {}
 
   int64_t num_states() const { return int64_t{1} * args_.num_sequences * args_.num_heads; }
-  int64_t num_pieces() const { return num_states() * segments_; }
+  int64_t num_items() const { return num_states() * segments_; }
   int segments() const { return segments_; }
   int64_t keys() const { return args_.head_dim_k; }
   int64_t decays() const { return IsPerChannel(args_.decay_kind) ? keys() : 1; }
 
   // Heads are interleaved if items are longer than a block of chunks.
-  SideBySide Groups() const {
-    const int64_t of_a_head = num_pieces() / args_.num_heads;
-    return {{.num_heads = args_.num_heads, .num_pieces = num_pieces(), .kinds = segments_},
-            plan_.stretch_chunks,
-            args_.num_chunks > of_a_head * plan_.stretch_chunks};
+  HeadGroups Groups() const {
+    const int64_t of_a_head = num_items() / args_.num_heads;
+    return {{.num_heads = args_.num_heads, .num_items = num_items(), .kinds = segments_},
+            plan_.block_chunks,
+            args_.num_chunks > of_a_head * plan_.block_chunks};
   }
 
   // The items of a state are consecutive: piece = state x segments + segment.
@@ -166,7 +166,7 @@ template <typename Run>
 void SegmentPass(const Schedule& schedule, const SegmentStates& states, size_t scratch_bytes,
                  const void* first_state, const void* first_norm, bool reverse, Run run) {
   const int segments = schedule.segments();
-  Parallel(kKernel, schedule.num_pieces(), scratch_bytes, [&](int64_t i, void* scratch) {
+  Parallel(kKernel, schedule.num_items(), scratch_bytes, [&](int64_t i, void* scratch) {
     ScanItem item = schedule.Item(i, scratch);
     if (i % segments == (reverse ? segments - 1 : 0)) {
       item.entry_state = StateAt(*item.args, first_state, i / segments);
@@ -187,18 +187,18 @@ ScanItem& ScanOf(ReverseItem& item) { return item.scan; }
 template <bool kReverse, typename Make, typename Run>
 void ScanPieces(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                 size_t scratch_bytes, const Make& make, const Run& run) {
-  const SideBySide groups = Schedule(args, plan).Groups();
+  const HeadGroups groups = Schedule(args, plan).Groups();
   const size_t row_bytes = ComputeBytes(args) * args.head_dim_k;
   const Carries carries(scratch_bytes, row_bytes * args.head_dim_v,
                         args.norm_kind == NormKind::kNone ? 0 : row_bytes);
-  Parallel(kKernel, groups.count(), carries.bytes(groups.together()),
+  Parallel(kKernel, groups.count(), carries.bytes(groups.heads_per_group()),
            [&](int64_t group, void* scratch) {
              std::vector<decltype(make(group, scratch))> items;
-             for (int i = 0; i < groups.together(); ++i)
-               items.push_back(make(groups.Piece(group, i), scratch));
+             for (int i = 0; i < groups.heads_per_group(); ++i)
+               items.push_back(make(groups.Item(group, i), scratch));
              const auto [begin, end] = std::pair(ScanOf(items[0]).begin, ScanOf(items[0]).end);
-             for (const Stretch& part : groups.Stretches(begin, end, kReverse)) {
-               for (int i = 0; i < groups.together(); ++i) {
+             for (const ChunkBlock& part : groups.Blocks(begin, end, kReverse)) {
+               for (int i = 0; i < groups.heads_per_group(); ++i) {
                  auto item = items[static_cast<size_t>(i)];
                  ScanItem& scan = ScanOf(item);
                  scan.begin = part.begin;
@@ -297,7 +297,7 @@ void SummariseBy(const DecaySegmentArgs& segment, const DecayAttentionPlan& plan
   const size_t bytes = ComputeBytes(args);
   const SegmentStates states(schedule, args, layout);
   if (segments == 1) {
-    Parallel(kKernel, schedule.num_pieces(), scratch_bytes, [&](int64_t i, void* scratch) {
+    Parallel(kKernel, schedule.num_items(), scratch_bytes, [&](int64_t i, void* scratch) {
       ScanItem item = schedule.Item(i, scratch);
       item.exit_state = StateAt(args, segment.state, i);
       item.exit_norm = NormAt(args, segment.norm, i);

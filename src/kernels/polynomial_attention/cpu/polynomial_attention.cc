@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <vector>
 
+#include "kernels/common/cpu/head_groups.h"
 #include "kernels/common/cpu/instruction_set.h"
 #include "kernels/common/cpu/parallel.h"
-#include "kernels/common/cpu/stretches.h"
 #include "kernels/polynomial_attention/cpu/kernels.h"
 #include "kernels/polynomial_attention/polynomial_attention_args.h"
 #include "kernels/polynomial_attention/polynomial_attention_call_checks.h"
@@ -83,26 +83,27 @@ void ScanHeads(const PolynomialAttentionGradArgs& grads, const PolynomialAttenti
   CheckChunks(args, plan);
   const Kernels& kernels = KernelsOfMachine();
   const int64_t num_passes = std::ssize(passes);
-  const SideBySide groups(
+  const HeadGroups groups(
       {.num_heads = args.num_heads,
-       .num_pieces = int64_t{1} * args.num_sequences * args.num_heads * num_passes,
+       .num_items = int64_t{1} * args.num_sequences * args.num_heads * num_passes,
        .kinds = static_cast<int>(num_passes)},
-      plan.stretch_chunks, args.num_chunks > int64_t{1} * args.num_sequences * plan.stretch_chunks);
+      plan.block_chunks, args.num_chunks > int64_t{1} * args.num_sequences * plan.block_chunks);
   const bool forward = passes[0] == Pass::kForward;
   const size_t scratch_bytes = kernels.scratch_bytes(args, plan, MostChunks(args), !forward);
   const auto norm_bytes = static_cast<size_t>(ElementBytes(args) * Features(args));
   const Carries carries(scratch_bytes, norm_bytes * static_cast<size_t>(args.head_dim_v),
                         norm_bytes);
   Parallel(
-      kKernel, groups.count(), carries.bytes(groups.together()), [&](int64_t group, void* scratch) {
+      kKernel, groups.count(), carries.bytes(groups.heads_per_group()),
+      [&](int64_t group, void* scratch) {
         const Pass pass = passes[static_cast<size_t>(group % num_passes)];
         std::vector<ScanItem> items;
-        for (int i = 0; i < groups.together(); ++i)
-          items.push_back(make(groups.Piece(group, i) / num_passes, pass, scratch));
+        for (int i = 0; i < groups.heads_per_group(); ++i)
+          items.push_back(make(groups.Item(group, i) / num_passes, pass, scratch));
         std::vector<bool> live(items.size());  // whether the state of a head is not empty
         const bool descending = pass == Pass::kKeyGradient;
-        for (const Stretch& part : groups.Stretches(items[0].begin, items[0].end, descending)) {
-          for (int i = 0; i < groups.together(); ++i) {
+        for (const ChunkBlock& part : groups.Blocks(items[0].begin, items[0].end, descending)) {
+          for (int i = 0; i < groups.heads_per_group(); ++i) {
             const auto head = static_cast<size_t>(i);
             ScanItem item = items[head];
             item.begin = part.begin;

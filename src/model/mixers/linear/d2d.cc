@@ -147,7 +147,7 @@ class TrainedDecay : public LogDecay {
         trained_(DeclareTrained(options, context)) {}
   at::Tensor operator()(const at::Tensor&, std::span<const at::Tensor>) const override {
     if (per_channel_)
-      return ops::DecayOffHeads(*trained_, num_heads_, {.scale = scale_, .most = max_});
+      return ops::HeadOffsetDecay(*trained_, num_heads_, {.scale = scale_, .most = max_});
     return std::isfinite(max_) ? trained_->clamp_max(max_) : *trained_;
   }
   bool constant() const override { return true; }

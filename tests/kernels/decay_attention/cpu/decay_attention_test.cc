@@ -207,7 +207,7 @@ TEST(DecayAttentionCpu, HeadsSideBySideDoNotChangeABit) {
         RunConfig run = {.chunk_size = 16, .num_segments = segments, .checkpoint_every = 2};
         const Result whole = RunCpu<float>(problem, run);
         for (const auto& [groups, n] : {std::pair{1, 1}, std::pair{2, 2}, std::pair{3, 1}}) {
-          run.stretch_groups = groups;
+          run.block_groups = groups;
           omp_set_num_threads(n);
           ExpectSameBits(RunCpu<float>(problem, run), whole);
           omp_set_num_threads(threads);

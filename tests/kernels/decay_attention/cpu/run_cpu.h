@@ -13,7 +13,7 @@ namespace halflife::kernels::test {
 
 struct RunConfig {
   int chunk_size = 64, num_segments = 1, checkpoint_every = 4;
-  int stretch_groups = 0;  // Groups per block; 0: each head runs to its end.
+  int block_groups = 0;  // Groups per block; 0: each head runs to its end.
   Layout layout = {};
 };
 
@@ -84,8 +84,8 @@ struct CpuCall {
     plan = MakePlan(args, DeviceLimits{},
                     {.chunk_size = run.chunk_size, .num_segments = run.num_segments});
     plan.checkpoint_every = run.checkpoint_every;
-    plan.stretch_chunks = run.stretch_groups > 0 ? run.stretch_groups * run.checkpoint_every
-                                                 : DecayAttentionPlan{}.stretch_chunks;
+    plan.block_chunks = run.block_groups > 0 ? run.block_groups * run.checkpoint_every
+                                             : DecayAttentionPlan{}.block_chunks;
   }
   CpuCall(const CpuCall&) = delete;
 
