@@ -66,13 +66,14 @@
 #include "ops/softmax_attention/softmax_attention.h"
 #include "ops/softmax_attention/visible_keys.h"
 #include "ops/torch/autograd.h"
-#include "ops/torch/column_places.h"
+#include "ops/torch/column_slices.h"
 #include "ops/torch/device_graph.h"
 #include "ops/torch/dispatch.h"
 #include "ops/torch/gradient_sink.h"
 #include "ops/torch/host_transfer.h"
 #include "ops/torch/host_waits.h"
 #include "ops/torch/tensor_checks.h"
+#include "ops/torch/tensor_struct.h"
 #include "ops/torch/tensor_views.h"
 #include "tools/cuda_emulator/counts.h"
 
@@ -356,6 +357,9 @@ void Wkv4Example(const Tensor& k, const Tensor& v, const Tensor* time_decay,
 void AutogradExample(const Tensor& x) {
 #include "examples/ops/torch/autograd.h"
 }
+void TensorStructExample(const Tensor& x, const Tensor& weight) {
+#include "examples/ops/torch/tensor_struct.h"
+}
 
 template <typename T>
 struct Args {
@@ -376,7 +380,7 @@ Tensor DispatchExample(const Tensor& x) {
 }
 
 class MySink : public ops::GradientSink {
-  Place Next() override { return {}; }
+  Target Next() override { return {}; }
   void Written() override {}
 };
 Tensor GradientSinkExample(const Tensor& weight, const Tensor& dweight) {
@@ -384,11 +388,22 @@ Tensor GradientSinkExample(const Tensor& weight, const Tensor& dweight) {
   return dweight;
 }
 Tensor ColumnsExample(const Tensor& x, const Tensor& weight, const Tensor& up, int64_t inner) {
-#include "examples/ops/torch/column_places.h"
+#include "examples/ops/torch/column_slices.h"
   return y;
 }
-ops::Tensors GradientPlaceExample(const Tensor& weight, const ops::BackwardCall& call,
-                                  const Tensor& dx, const Tensor& dweight) {
+struct WeightedOp {
+  struct Inputs {
+    Tensor x, weight;
+  };
+  struct Outputs {
+    Tensor y;
+  };
+  using Saved = Inputs;
+};
+WeightedOp::Inputs GradientBufferExample(const Tensor& weight,
+                                         const ops::BackwardOf<WeightedOp>& call, const Tensor& dx,
+                                         const Tensor& dweight) {
+  using Op = WeightedOp;
 #include "examples/ops/torch/gradient_sink.h.2"
 }
 

@@ -34,7 +34,7 @@ class RecordingSink : public ops::GradientSink {
     int asked = 0, written = 0;
   };
   explicit RecordingSink(Log& log) : log_(log) {}
-  Place Next() override {
+  Target Next() override {
     ++log_.asked;
     return {.sum = log_.sum, .added = log_.added};
   }

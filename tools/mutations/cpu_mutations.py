@@ -275,7 +275,7 @@ MUTATIONS = make_table({
                  "src/ops/linear/linear.cc",
                  ", call.dx_added = true;",
                  ";",
-                 "tests/ops/torch/column_places_test.cc"),
+                 "tests/ops/torch/column_slices_test.cc"),
         Mutation("every part of a joined product has the first rows",
                  "src/ops/linear/linear.cc",
                  "sums->matrix().narrow(0, row, split.widths[i])",

@@ -139,8 +139,8 @@ FftConvOp::Inputs BackwardFused(const FftConvCall& call, const BackwardOf<FftCon
   const at::Tensor dy = backward.grads.y.contiguous();
   const at::Tensor dinputs = at::empty(call.inputs.sizes(), call.inputs.options());
   const at::Tensor tables = TablesOn(dy.device(), call.length());
-  GradientPlace filter(call.filter, backward.Wants(&FftConvOp::Inputs::filter));
-  std::optional<GradientPlace> skip;
+  GradientBuffer filter(call.filter, backward.Wants(&FftConvOp::Inputs::filter));
+  std::optional<GradientBuffer> skip;
   if (call.skip.defined()) skip.emplace(call.skip, backward.Wants(&FftConvOp::Inputs::skip));
   const kernels::FftConvFilterGrads learned = {
       .dfilter = MutableElements<float>(filter.sum()),

@@ -60,7 +60,7 @@ struct ShortConvOp {
 
 // Operands of forward and backward. The rows of x have one stride; all other tensors are
 // contiguous. Absent tensors are undefined.
-struct Inputs {
+struct ConvOperands {
   at::Tensor x, tail, documents, starts;
   at::Tensor weight;  // [D, 1, W] fp32
   at::Tensor bias;    // [D] fp32
@@ -83,7 +83,7 @@ struct Inputs {
   }
 };
 
-Inputs Prepare(const ShortConvInputs& given) {
+ConvOperands Prepare(const ShortConvInputs& given) {
   const auto contiguous = [](const at::Tensor& y) { return y.defined() ? y.contiguous() : y; };
   const auto wide = [](const at::Tensor& y) {
     return y.defined() ? y.to(at::kFloat).contiguous() : y;
@@ -160,7 +160,7 @@ void BackwardOnCpu(const kernels::ConvShape<T>& given, const kernels::ConvGrads<
   kernels::cpu::SumPartials(sum.data(), 1, places);
 }
 
-at::Tensor ForwardFused(const Inputs& in) {
+at::Tensor ForwardFused(const ConvOperands& in) {
   at::Tensor out = at::empty(in.x.sizes(), in.x.options());
   WithStorage(in.x, [&]<typename T>() {
     const kernels::ConvShape<T> shape = in.Shape<T>();
@@ -172,20 +172,20 @@ at::Tensor ForwardFused(const Inputs& in) {
 }
 
 ShortConvOp::Inputs BackwardFused(const BackwardOf<ShortConvOp>& call, bool silu,
-                                  const ColumnPlace& place) {
+                                  const ColumnSlice& place) {
   const ShortConvOp::Saved& saved = call.saved;
-  const Inputs in = Prepare({.x = saved.x,
-                             .weight = saved.weight,
-                             .bias = saved.bias,
-                             .tail = saved.tail,
-                             .documents = saved.documents,
-                             .starts = saved.starts,
-                             .silu = silu});
+  const ConvOperands in = Prepare({.x = saved.x,
+                                   .weight = saved.weight,
+                                   .bias = saved.bias,
+                                   .tail = saved.tail,
+                                   .documents = saved.documents,
+                                   .starts = saved.starts,
+                                   .silu = silu});
   const at::Tensor dout = call.grads.y.contiguous();
   const at::Tensor dx = place.EmptyLike(in.x),
                    dtail = in.tail.defined() ? at::empty_like(in.tail) : at::Tensor();
-  GradientPlace weight(saved.weight, call.Wants(&ShortConvOp::Inputs::weight));
-  std::optional<GradientPlace> bias;
+  GradientBuffer weight(saved.weight, call.Wants(&ShortConvOp::Inputs::weight));
+  std::optional<GradientBuffer> bias;
   if (in.bias.defined()) bias.emplace(saved.bias, call.Wants(&ShortConvOp::Inputs::bias));
   kernels::ConvWeightGrads weights = {.dweight = MutableElements<float>(weight.sum()),
                                       .weight_added = weight.added()};
@@ -217,7 +217,7 @@ at::Tensor FusedShortConv(const ShortConvInputs& given) {
   const ShortConvOp::Inputs operands = {
       .x = inputs.x, .weight = inputs.weight, .bias = inputs.bias, .tail = inputs.tail};
   const auto forward = [&]() -> ForwardOf<ShortConvOp> {
-    const Inputs in = Prepare(inputs);
+    const ConvOperands in = Prepare(inputs);
     return {.outputs = {.y = ForwardFused(in)},
             .saved = {.x = inputs.x,
                       .weight = inputs.weight,

@@ -9,7 +9,7 @@
 #include <memory>
 
 #include "ops/sequence/row_segment.h"
-#include "ops/torch/column_places.h"
+#include "ops/torch/column_slices.h"
 
 namespace halflife::ops {
 
@@ -24,7 +24,7 @@ struct ShortConvInputs {
   // For rows that are split over ranks. The tail comes from the previous rank and must not be
   // given.
   std::shared_ptr<const RowSegment> segment = {};
-  ColumnPlace x_gradient = {};  // buffer of x's gradient, for an x that is columns of a matrix
+  ColumnSlice x_gradient = {};  // buffer of x's gradient, for an x that is columns of a matrix
 };
 
 at::Tensor ShortConv(const ShortConvInputs& inputs);  // [B, T, D]

@@ -127,15 +127,15 @@ SineFilterOp::Inputs BackwardFused(const BackwardOf<SineFilterOp>& call, int64_t
   using Layer = SineFilterOp::Layer;
   const Inputs& in = call.saved.inputs;
   const kernels::SineFilterArgs args = MakeArgs(in, num_tokens);
-  GradientPlace x(in.x, call.Wants(&Inputs::x)),
+  GradientBuffer x(in.x, call.Wants(&Inputs::x)),
       frequency(in.frequency, call.Wants(&Inputs::frequency)),
       output(in.output, call.Wants(&Inputs::output));
-  std::vector<GradientPlace> layer_weights, layer_biases;
+  std::vector<GradientBuffer> layer_weights, layer_biases;
   for (size_t i = 0; i < in.layers.size(); ++i)
     layer_weights.emplace_back(in.layers[i].weight, call.Wants(&Inputs::layers, i, &Layer::weight));
   for (size_t i = 0; i < in.layers.size(); ++i)
     layer_biases.emplace_back(in.layers[i].bias, call.Wants(&Inputs::layers, i, &Layer::bias));
-  const auto to_args = [](const GradientPlace& place) -> kernels::SineWeightGradients::Place {
+  const auto to_args = [](const GradientBuffer& place) -> kernels::SineWeightGradients::Place {
     return {MutableElements<float>(place.sum()), place.added()};
   };
   kernels::SineWeightGradients weights;

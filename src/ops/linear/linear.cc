@@ -85,7 +85,7 @@ Tensors WeightGradients(const LinearProduct& product, const at::Tensor& x) {
     if (HasWideProducts(x)) {
       SumWeightGradient(sum, product.added, product.dy, x);
     } else {
-      GradientSink::Place{sum, product.added}.Take(WeightGradient(product.dy, x));
+      GradientSink::Target{sum, product.added}.Take(WeightGradient(product.dy, x));
     }
     return {};
   }
@@ -184,7 +184,7 @@ Products FindProducts(const BackwardOf<LinearOp>& call) {
 // How a backward returns the gradient of x.
 struct InputGradient {
   bool wanted = false;
-  ColumnPlace place = {};  // output buffer
+  ColumnSlice place = {};  // output buffer
   // The gradient of x from its other consumers, to which this one is added; null: none. Borrowed,
   // so that the call's tensor remains the only reference to it.
   const at::Tensor* others = nullptr;
@@ -220,7 +220,7 @@ LinearGrads Backward(const at::Tensor& x, std::vector<LinearProduct> products, b
 }
 
 // `dx` is the output buffer of the gradient of x.
-LinearOp::Inputs SharedInputBackward(const BackwardOf<LinearOp>& call, const ColumnPlace& dx) {
+LinearOp::Inputs SharedInputBackward(const BackwardOf<LinearOp>& call, const ColumnSlice& dx) {
   const auto& [x, weights] = call.saved;
   LinearOp::Inputs results = {.x = {}, .weights = Tensors(weights.size())};
   Products found = FindProducts(call);
@@ -234,7 +234,7 @@ LinearOp::Inputs SharedInputBackward(const BackwardOf<LinearOp>& call, const Col
   return results;
 }
 
-Tensors SharedInputProducts(const at::Tensor& x, const Tensors& weights, const ColumnPlace& dx) {
+Tensors SharedInputProducts(const at::Tensor& x, const Tensors& weights, const ColumnSlice& dx) {
   const LinearOp::Inputs inputs = {.x = x, .weights = weights};
   const auto forward = [&]() -> ForwardOf<LinearOp> {
     return {.outputs = {.ys = Forward(x, weights)},
@@ -340,7 +340,7 @@ std::vector<LinearPart> WithColumns(const Tensors& outs) {
   std::vector<LinearPart> parts;
   std::vector<int64_t> widths;
   for (const at::Tensor& y : outs) widths.push_back(y.size(-1));
-  const auto columns = outs[0].requires_grad() ? std::make_shared<ColumnPlaces>(widths) : nullptr;
+  const auto columns = outs[0].requires_grad() ? std::make_shared<SharedMatrix>(widths) : nullptr;
   for (const at::Tensor& y : outs)
     parts.push_back({.y = y, .gradient = {.columns = columns, .part = parts.size()}});
   return parts;
@@ -405,7 +405,7 @@ std::vector<LinearPart> SharedInputParts(const at::Tensor& x,
   return parts;
 }
 
-at::Tensor Linear(const at::Tensor& x, const at::Tensor& weight, const ColumnPlace& dx) {
+at::Tensor Linear(const at::Tensor& x, const at::Tensor& weight, const ColumnSlice& dx) {
   return SharedInputProducts(x, {weight}, dx)[0];
 }
 

@@ -13,7 +13,7 @@
 
 #include <vector>
 
-#include "ops/torch/column_places.h"
+#include "ops/torch/column_slices.h"
 
 namespace halflife::ops {
 
@@ -23,14 +23,14 @@ std::vector<at::Tensor> SharedInputLinear(const at::Tensor& x,
                                           const std::vector<at::Tensor>& weights);
 // The same for one weight. `dx` is the output buffer of the gradient of x, for an x that is columns
 // of a wider matrix.
-at::Tensor Linear(const at::Tensor& x, const at::Tensor& weight, const ColumnPlace& dx = {});
+at::Tensor Linear(const at::Tensor& x, const at::Tensor& weight, const ColumnSlice& dx = {});
 
 // One part of a product, and the buffer for its gradient next to those of the other parts.
 // `gradient` is for the only consumer of y. A consumer that does not use it may return a gradient
 // in any memory.
 struct LinearPart {
   at::Tensor y;
-  ColumnPlace gradient = {};
+  ColumnSlice gradient = {};
 };
 // SharedInputLinear with gradient buffers.
 std::vector<LinearPart> SharedInputParts(const at::Tensor& x,

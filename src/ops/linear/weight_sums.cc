@@ -28,7 +28,7 @@ WeightSums::WeightSums(std::vector<at::Tensor> weights) : weights_(std::move(wei
 bool WeightSums::UsesPlaces() {
   if (places_.empty()) return false;
   std::vector<at::Tensor> sums;
-  for (const GradientSink::Place& place : places_) {
+  for (const GradientSink::Target& place : places_) {
     if (place.added != places_[0].added) return false;
     sums.push_back(place.sum);
   }

@@ -34,8 +34,8 @@ class WeightSums {
   bool UsesPlaces();
 
   std::vector<at::Tensor> weights_;
-  std::vector<GradientSink*> sinks_;         // one per weight, or empty
-  std::vector<GradientSink::Place> places_;  // one per weight, or empty
+  std::vector<GradientSink*> sinks_;          // one per weight, or empty
+  std::vector<GradientSink::Target> places_;  // one per weight, or empty
   at::Tensor matrix_;
   bool in_places_ = false, added_ = false;
 };

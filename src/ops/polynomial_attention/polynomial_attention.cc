@@ -177,7 +177,7 @@ struct PolynomialForwardResult {
 };
 
 // Returns memory like heads [B, T, H, d], which may be columns of a matrix.
-at::Tensor PlaceOfHeads(const at::Tensor& x, const ColumnPlace& place) {
+at::Tensor EmptyHeads(const at::Tensor& x, const ColumnSlice& place) {
   return place.EmptyLike(x.flatten(2)).view(x.sizes());
 }
 
@@ -185,7 +185,7 @@ PolynomialForwardResult RunForward(PolynomialCall& call, bool want_final_state,
                                    bool differentiated) {
   kernels::PolynomialAttentionArgs& args = call.args;
   PolynomialForwardResult result;
-  result.output.out = PlaceOfHeads(call.inputs.v, call.inputs.out_place);
+  result.output.out = EmptyHeads(call.inputs.v, call.inputs.out_place);
   args.out = ViewOf(kPolynomialKernel, result.output.out);
   if (want_final_state) result.output.final_state = call.EmptyState();
   args.final_state = MutableDataOrNull(result.output.final_state.kv);
@@ -223,9 +223,9 @@ PolynomialGradients RunBackward(PolynomialCall& call, const at::Tensor& dout,
   const PolynomialState dfinal = call.StateRows("dfinal_state", dfinal_given);
   if (dfinal.kv.defined() || dfinal.norm.defined() || wants_initial)
     call.form = kernels::PolynomialForm::kChunked;
-  PolynomialGradients grads = {.dq = PlaceOfHeads(in.q, in.q_gradient),
-                               .dk = PlaceOfHeads(in.k, in.k_gradient),
-                               .dv = PlaceOfHeads(in.v, in.v_gradient),
+  PolynomialGradients grads = {.dq = EmptyHeads(in.q, in.q_gradient),
+                               .dk = EmptyHeads(in.k, in.k_gradient),
+                               .dv = EmptyHeads(in.v, in.v_gradient),
                                .dinitial_state = {}};
   if (wants_initial) grads.dinitial_state = call.EmptyState();
   kernels::PolynomialAttentionGradArgs args = {
@@ -254,7 +254,7 @@ struct PolynomialBackwardPlan {
   std::shared_ptr<const SequenceChunks> chunks;
   PolynomialAttentionConfig config;
   bool wants_initial = false;
-  ColumnPlace of_q = {}, of_k = {}, of_v = {};
+  ColumnSlice of_q = {}, of_k = {}, of_v = {};
 
   PolynomialAttentionOp::Inputs operator()(
       const BackwardOf<PolynomialAttentionOp>& backward) const {

@@ -20,7 +20,7 @@
 #include "kernels/polynomial_attention/polynomial_attention_args.h"
 #include "ops/sequence/row_segment.h"
 #include "ops/sequence/sequence_chunks.h"
-#include "ops/torch/column_places.h"
+#include "ops/torch/column_slices.h"
 
 namespace halflife::ops {
 
@@ -44,7 +44,7 @@ struct PolynomialAttentionInputs {
   std::shared_ptr<const RowSegment> segment = {};
   // Buffers for the gradients and for the output, for tensors that are columns of a matrix; not
   // used with a segment.
-  ColumnPlace q_gradient = {}, k_gradient = {}, v_gradient = {}, out_place = {};
+  ColumnSlice q_gradient = {}, k_gradient = {}, v_gradient = {}, out_place = {};
 };
 
 struct PolynomialAttentionConfig {

@@ -107,7 +107,7 @@ void BackwardOnCpu(const kernels::BiasMapGradArgs<T>& args) {
 // The parameters that a backward needs in addition to the saved tensors.
 struct Layout {
   std::vector<kernels::ElementMap> maps;
-  std::vector<ColumnPlace> columns;  // buffers for the gradients of the inputs
+  std::vector<ColumnSlice> columns;  // buffers for the gradients of the inputs
   bool joined = false;  // true: no such buffers, but the inputs were columns of one matrix
 };
 // The tensors of one part that a forward saves. bias and gain are kept as they were given, because
@@ -163,10 +163,10 @@ Tensors InputGradientBuffers(const Layout& layout, const std::vector<SavedPart>&
 }
 
 // The buffers in which the gradients of a part's bias and gain are summed.
-struct PlacesOfPart {
-  std::optional<GradientPlace> bias, gain;
+struct PartBuffers {
+  std::optional<GradientBuffer> bias, gain;
 
-  PlacesOfPart(const BackwardOf<BiasMapOp>& call, size_t number) {
+  PartBuffers(const BackwardOf<BiasMapOp>& call, size_t number) {
     const SavedPart& part = call.saved.parts[number];
     const auto wants = [&](at::Tensor BiasMapOp::Part::*input) {
       return call.Wants(&BiasMapOp::Inputs::parts, number, input);
@@ -174,7 +174,7 @@ struct PlacesOfPart {
     if (part.bias.defined() && wants(&BiasMapOp::Part::bias)) bias.emplace(part.bias, true);
     if (part.gain.defined() && wants(&BiasMapOp::Part::gain)) gain.emplace(part.gain, true);
   }
-  static at::Tensor Finish(std::optional<GradientPlace>& place) {
+  static at::Tensor Finish(std::optional<GradientBuffer>& place) {
     return place.has_value() ? place->Finish() : at::Tensor();
   }
 };
@@ -182,7 +182,7 @@ struct PlacesOfPart {
 template <typename T>
 kernels::BiasMapGradColumns<T> GradColumnsOf(const SavedPart& saved, kernels::ElementMap map,
                                              const at::Tensor& dout, const at::Tensor& dx,
-                                             PlacesOfPart& places) {
+                                             PartBuffers& places) {
   const int64_t width = dout.size(-1);
   kernels::BiasMapGradColumns<T> part = {.dout = Elements<T>(dout),
                                          .dx = MutableElements<T>(dx),
@@ -209,10 +209,10 @@ BiasMapOp::Inputs BackwardFused(const BackwardOf<BiasMapOp>& call, const Layout&
   Tensors douts;
   for (const at::Tensor& dout : call.grads.outs) douts.push_back(dout.contiguous());
   const Tensors dx = InputGradientBuffers(layout, call.saved.parts, douts);
-  std::vector<PlacesOfPart> places;
+  std::vector<PartBuffers> places;
   bool runs = false;
   for (size_t i = 0; i < num_parts; ++i) {
-    const PlacesOfPart& own = places.emplace_back(call, i);
+    const PartBuffers& own = places.emplace_back(call, i);
     runs = runs || dx[i].defined() || own.bias.has_value() || own.gain.has_value();
   }
   WithStorage(douts[0], [&]<typename T>() {
@@ -237,8 +237,8 @@ BiasMapOp::Inputs BackwardFused(const BackwardOf<BiasMapOp>& call, const Layout&
   BiasMapOp::Inputs grads;
   for (size_t i = 0; i < num_parts; ++i)
     grads.parts.push_back({.x = dx[i].defined() ? dx[i] : call.grads.outs[i],
-                           .bias = PlacesOfPart::Finish(places[i].bias),
-                           .gain = PlacesOfPart::Finish(places[i].gain)});
+                           .bias = PartBuffers::Finish(places[i].bias),
+                           .gain = PartBuffers::Finish(places[i].gain)});
   return grads;
 }
 

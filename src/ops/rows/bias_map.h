@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "kernels/rows/bias_map_args.h"
-#include "ops/torch/column_places.h"
+#include "ops/torch/column_slices.h"
 
 namespace halflife::ops {
 
@@ -21,7 +21,7 @@ struct BiasedInput {
   at::Tensor x;     // [..., C_i]; dtype and leading dimensions are the same for all parts
   at::Tensor bias;  // [C_i]; undefined: none
   kernels::ElementMap map = kernels::ElementMap::kIdentity;
-  ColumnPlace gradient = {};  // buffer of x's gradient
+  ColumnSlice gradient = {};  // buffer of x's gradient
   // [C_i] fp32 (fp64 for fp64 inputs); requires the identity map; undefined: 1
   at::Tensor gain = {};
 };

@@ -140,22 +140,23 @@ void LeavesBackwardOnCpu(const kernels::FocusLeavesShape<T>& shape,
 }
 
 // Buffers for the gradients.
-struct LeafPlaces {
-  ColumnPlace x, times, direction, value;
+struct LeafGradientSlices {
+  ColumnSlice x, times, direction, value;
 };
 
 FocusLeavesOp::Inputs LeavesBackward(const BackwardOf<FocusLeavesOp>& call,
-                                     const FocusLeavesConfig& config, const LeafPlaces& places) {
+                                     const FocusLeavesConfig& config,
+                                     const LeafGradientSlices& places) {
   const LeafOperands in = OperandsOf(call.saved, config);
   const at::Tensor dlog_weight = call.grads.log_weight.contiguous(),
                    dpayload = call.grads.payload.contiguous();
-  const auto empty = [](const at::Tensor& x, const ColumnPlace& place) {
+  const auto empty = [](const at::Tensor& x, const ColumnSlice& place) {
     return x.defined() ? place.EmptyLike(x) : at::Tensor();
   };
   const at::Tensor dx = empty(in.x, places.x), dtimes = empty(in.times, places.times),
                    dvalue = empty(in.value, places.value);
   at::Tensor ddirection;
-  std::optional<GradientPlace> vector;
+  std::optional<GradientBuffer> vector;
   if (in.of_tokens()) {
     ddirection = places.direction.EmptyLike(in.direction);
   } else {
@@ -191,10 +192,10 @@ FocusLeavesOp::Inputs LeavesBackward(const BackwardOf<FocusLeavesOp>& call,
 FocusLeaves FusedLeaves(const FocusLeavesInputs& inputs, const FocusLeavesConfig& config) {
   const FocusLeavesOp::Inputs given = {
       .x = inputs.x, .times = inputs.times, .direction = inputs.direction, .value = inputs.value};
-  const LeafPlaces places = {.x = inputs.x_gradient,
-                             .times = inputs.times_gradient,
-                             .direction = inputs.direction_gradient,
-                             .value = inputs.value_gradient};
+  const LeafGradientSlices places = {.x = inputs.x_gradient,
+                                     .times = inputs.times_gradient,
+                                     .direction = inputs.direction_gradient,
+                                     .value = inputs.value_gradient};
   const auto forward = [&]() -> ForwardOf<FocusLeavesOp> {
     return {.outputs = LeavesForward(OperandsOf(given, config)),
             .saved = given,
@@ -274,7 +275,7 @@ at::Tensor GateForward(const at::Tensor& query, const at::Tensor& pooled,
 }
 
 FocusGateOp::Inputs GateBackward(const BackwardOf<FocusGateOp>& call, const FocusGateConfig& config,
-                                 const ColumnPlace& place) {
+                                 const ColumnSlice& place) {
   const at::Tensor query = TokenRows(call.saved.query), pooled = call.saved.pooled.contiguous(),
                    dout = call.grads.out.contiguous();
   const at::Tensor dquery = place.EmptyLike(query),

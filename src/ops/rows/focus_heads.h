@@ -16,7 +16,7 @@
 
 #include <cstdint>
 
-#include "ops/torch/column_places.h"
+#include "ops/torch/column_slices.h"
 
 namespace halflife::ops {
 
@@ -27,7 +27,7 @@ struct FocusLeavesInputs {
   at::Tensor direction;
   at::Tensor value = {};  // like x, appended to x in the payload; undefined: none
   // Buffers for the gradients, for inputs that are columns of a matrix.
-  ColumnPlace x_gradient = {}, times_gradient = {}, direction_gradient = {}, value_gradient = {};
+  ColumnSlice x_gradient = {}, times_gradient = {}, direction_gradient = {}, value_gradient = {};
 };
 struct FocusLeavesConfig {
   int64_t head_dim = 0;  // n
@@ -55,7 +55,7 @@ struct FocusGateInputs {
   at::Tensor query;  // [B, T, H n], like x above
   // [B, T, H, P], dtype of query: the first n channels enter the gate, the last n are gated
   at::Tensor pooled;
-  ColumnPlace query_gradient = {};
+  ColumnSlice query_gradient = {};
 };
 struct FocusGateConfig {
   bool norm = false;  // standardize query

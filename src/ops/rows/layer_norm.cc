@@ -120,15 +120,15 @@ void BackwardOnCpu(const kernels::LayerNormGradArgs<T>& args) {
 }
 
 // Buffers for the gradients of a part's parameters.
-struct Places {
-  GradientPlace gamma;
-  std::optional<GradientPlace> beta;
+struct ParameterBuffers {
+  GradientBuffer gamma;
+  std::optional<GradientBuffer> beta;
 };
 
 template <typename T>
 kernels::LayerNormGradPart<T> GradPart(const Normed& part, const at::Tensor& gamma,
                                        const at::Tensor& dout, const at::Tensor& dx,
-                                       const Places& places) {
+                                       const ParameterBuffers& places) {
   kernels::LayerNormGradPart<T> args = {.x = Elements<T>(part.x),
                                         .place = RowsOf(part.x).value(),
                                         .gamma = Elements<float>(gamma),
@@ -147,17 +147,17 @@ kernels::LayerNormGradPart<T> GradPart(const Normed& part, const at::Tensor& gam
 }
 
 LayerNormsOp::Inputs BackwardFused(const BackwardOf<LayerNormsOp>& call,
-                                   const std::vector<ColumnPlace>& of_x) {
+                                   const std::vector<ColumnSlice>& of_x) {
   using Part = LayerNormsOp::Part;
   const std::vector<Normed>& parts = call.saved.parts;
-  std::vector<Places> places;
+  std::vector<ParameterBuffers> places;
   Tensors gammas, douts, dxs;
   for (size_t i = 0; i < of_x.size(); ++i) {
     const Normed& part = parts[i];
     const auto wants = [&](at::Tensor Part::*input) {
       return call.Wants(&LayerNormsOp::Inputs::parts, i, input);
     };
-    places.push_back({.gamma = GradientPlace(part.gamma, wants(&Part::gamma)), .beta = {}});
+    places.push_back({.gamma = GradientBuffer(part.gamma, wants(&Part::gamma)), .beta = {}});
     if (part.beta.defined()) places.back().beta.emplace(part.beta, wants(&Part::beta));
     gammas.push_back(part.gamma.contiguous());
     douts.push_back(call.grads.outs[i].contiguous());
@@ -187,7 +187,7 @@ LayerNormsOp::Inputs BackwardFused(const BackwardOf<LayerNormsOp>& call,
 
 Tensors Fused(const std::vector<LayerNormInput>& inputs, double eps) {
   LayerNormsOp::Inputs operands;
-  std::vector<ColumnPlace> of_x;
+  std::vector<ColumnSlice> of_x;
   for (const LayerNormInput& input : inputs) {
     operands.parts.push_back({.x = input.x, .gamma = input.gamma, .beta = input.beta});
     of_x.push_back(input.x_gradient);

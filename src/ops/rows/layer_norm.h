@@ -10,7 +10,7 @@
 
 #include <vector>
 
-#include "ops/torch/column_places.h"
+#include "ops/torch/column_slices.h"
 
 namespace halflife::ops {
 
@@ -18,7 +18,7 @@ struct LayerNormInput {
   at::Tensor x;      // [..., n] fp32, bf16 or fp64; columns of a matrix are read without a copy
   at::Tensor gamma;  // [n] in the compute type
   at::Tensor beta;   // [n] in the compute type; undefined: none
-  ColumnPlace x_gradient = {};  // buffer of x's gradient, for an x that is columns of a matrix
+  ColumnSlice x_gradient = {};  // buffer of x's gradient, for an x that is columns of a matrix
 };
 
 // Returns one output per part, like x and contiguous. Differentiable; the gradients of gamma and

@@ -52,7 +52,7 @@ at::Tensor Fused(const at::Tensor& p_in, at::IntArrayRef sizes, const Shape& sha
   const auto backward = [shape](const BackwardOf<LearnedDecayOp>& call) -> LearnedDecayOp::Inputs {
     const at::Tensor& p = call.saved.p;
     const at::Tensor dense = p.contiguous(), dout = call.grads.log_decay.contiguous();
-    GradientPlace place(p, call.Wants(&LearnedDecayOp::Inputs::p));
+    GradientBuffer place(p, call.Wants(&LearnedDecayOp::Inputs::p));
     const kernels::LearnedDecayGradArgs args = {.forward = shape.Args(dense, call.saved.log_decay),
                                                 .dlog_decay = Elements<float>(dout),
                                                 .dp = MutableElements<float>(place.sum()),
@@ -88,7 +88,7 @@ at::Tensor NegativeExp(const at::Tensor& p) {
 }
 
 at::Tensor HeadOffsetDecay(const at::Tensor& p, int64_t num_heads,
-                         const HeadOffsetDecayConfig& config) {
+                           const HeadOffsetDecayConfig& config) {
   CheckDTypes("HeadOffsetDecay", {p});
   HL_CHECK(p.defined() && num_heads >= 1 && p.numel() % num_heads == 0, "HeadOffsetDecay got p ",
            Describe(p), " for ", num_heads, " heads. Use a multiple of num_heads elements.");

@@ -104,7 +104,7 @@ NormGrads BackwardFused(const NormGradInputs& in) {
   const int64_t dim = in.x.size(-1), num_rows = in.x.numel() / dim;
   NormGrads grads = {.dx = at::empty_like(in.x),
                      .dgate = in.gate.defined() ? at::empty_like(in.x) : at::Tensor()};
-  GradientPlace place(in.weight, in.wants_dweight);
+  GradientBuffer place(in.weight, in.wants_dweight);
   auto* const dweight = MutableElements<float>(place.sum());
   WithStorage(in.x, [&]<typename T>() {
     const kernels::NormGradRows<T> rows = {.x = Elements<T>(in.x),

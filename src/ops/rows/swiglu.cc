@@ -73,13 +73,13 @@ at::Tensor ProductFused(const SwiGluOperands& in, kernels::GateMap map) {
 
 // Returns the buffers for the gradients of gate and up. A gate that was copied has a dense
 // gradient.
-std::array<at::Tensor, 2> PlacesOf(const SwiGluOperands& in, const ColumnPlace& place) {
+std::array<at::Tensor, 2> PlacesOf(const SwiGluOperands& in, const ColumnSlice& place) {
   if (place.columns == nullptr || in.width == 0) return EmptyAdjacentHalves(in.gate, in.up);
   return {place.EmptyLike(in.gate), at::empty_like(in.up, at::MemoryFormat::Contiguous)};
 }
 
 SwiGluOp::Inputs ProductBackward(const BackwardOf<SwiGluOp>& call, kernels::GateMap map,
-                                 const ColumnPlace& place) {
+                                 const ColumnSlice& place) {
   const SwiGluOperands in = OperandsOf(call.saved.gate, call.saved.up);
   const at::Tensor dout = call.grads.out.contiguous();
   const auto [dgate, dup] = PlacesOf(in, place);
@@ -109,7 +109,7 @@ SwiGluOp::Inputs ProductBackward(const BackwardOf<SwiGluOp>& call, kernels::Gate
 }
 
 at::Tensor FusedProduct(const char* name, const at::Tensor& gate_in, const at::Tensor& up_in,
-                        kernels::GateMap map, const ColumnPlace& dgate) {
+                        kernels::GateMap map, const ColumnSlice& dgate) {
   const auto forward = [&]() -> ForwardOf<SwiGluOp> {
     const SwiGluOperands in = OperandsOf(gate_in, up_in);
     return {
@@ -123,7 +123,7 @@ at::Tensor FusedProduct(const char* name, const at::Tensor& gate_in, const at::T
 }
 
 at::Tensor Product(const char* name, const at::Tensor& gate, const at::Tensor& up,
-                   kernels::GateMap map, const ColumnPlace& dgate) {
+                   kernels::GateMap map, const ColumnSlice& dgate) {
   CheckDTypes(name, {gate, up});
   HL_CHECK(gate.defined() && IsLike(gate, up), name, " of gate ", Describe(gate), " and up ",
            Describe(up), ". Use one shape, dtype and device for both.");
@@ -135,10 +135,10 @@ at::Tensor Product(const char* name, const at::Tensor& gate, const at::Tensor& u
 
 }  // namespace
 
-at::Tensor SwiGlu(const at::Tensor& gate, const at::Tensor& up, const ColumnPlace& dgate) {
+at::Tensor SwiGlu(const at::Tensor& gate, const at::Tensor& up, const ColumnSlice& dgate) {
   return Product("SwiGlu", gate, up, kernels::GateMap::kSilu, dgate);
 }
-at::Tensor Glu(const at::Tensor& gate, const at::Tensor& up, const ColumnPlace& dgate) {
+at::Tensor Glu(const at::Tensor& gate, const at::Tensor& up, const ColumnSlice& dgate) {
   return Product("Glu", gate, up, kernels::GateMap::kSigmoid, dgate);
 }
 

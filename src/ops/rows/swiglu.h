@@ -5,13 +5,13 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "ops/torch/column_places.h"
+#include "ops/torch/column_slices.h"
 
 namespace halflife::ops {
 
 // Returns silu(gate) * up (Shazeer, 2020).
-at::Tensor SwiGlu(const at::Tensor& gate, const at::Tensor& up, const ColumnPlace& dgate = {});
+at::Tensor SwiGlu(const at::Tensor& gate, const at::Tensor& up, const ColumnSlice& dgate = {});
 // Returns sigmoid(gate) * up (Dauphin et al., 2017).
-at::Tensor Glu(const at::Tensor& gate, const at::Tensor& up, const ColumnPlace& dgate = {});
+at::Tensor Glu(const at::Tensor& gate, const at::Tensor& up, const ColumnSlice& dgate = {});
 
 }  // namespace halflife::ops

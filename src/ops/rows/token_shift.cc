@@ -100,7 +100,7 @@ TokenShiftOp::Inputs ShiftBackward(const BackwardOf<TokenShiftOp>& call) {
   ShiftOperands in = call.saved;
   Tensors douts;
   for (const at::Tensor& dout : call.grads.outs) douts.push_back(dout.contiguous());
-  std::vector<GradientPlace> places;
+  std::vector<GradientBuffer> places;
   for (size_t i = 0; i < douts.size(); ++i) {
     const at::Tensor& mix = call.saved.mixes[i];
     in.mixes[i] = mix.contiguous();
@@ -128,7 +128,7 @@ TokenShiftOp::Inputs ShiftBackward(const BackwardOf<TokenShiftOp>& call) {
           kernels::cuda::TokenShiftBackward(shape, grads, MutableElements<float>(partials), stream);
         });
   });
-  for (GradientPlace& place : places) results.mixes.push_back(place.Finish());
+  for (GradientBuffer& place : places) results.mixes.push_back(place.Finish());
   return results;
 }
 

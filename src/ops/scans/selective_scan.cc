@@ -113,7 +113,7 @@ void ForwardOn(const ScanOperands& in, const kernels::ScanResults<T, C>& results
 
 // Gradients of the weights a [I, N], skip [I] and delta_bias [I], in the compute type.
 struct WeightGrads {
-  const GradientPlace &a, &skip, &delta_bias;
+  const GradientBuffer &a, &skip, &delta_bias;
 };
 
 template <typename C>
@@ -132,7 +132,7 @@ void BackwardOnCpu(const ScanOperands& in, const auto& shape, const auto& grads,
   ForItems(in, [&](int64_t item, void* scratch) {
     kernels::cpu::ScanBackward(shape, grads, partials, item, scratch);
   });
-  const auto sum = [](const GradientPlace& place) { return MutableElements<C>(place.sum()); };
+  const auto sum = [](const GradientBuffer& place) { return MutableElements<C>(place.sum()); };
   // The partial sums are added up before they reach the gradient. Adding sequence by sequence would
   // round each to the magnitude of a gradient that was accumulated over many micro-batches.
   kernels::cpu::SumPartials(da.data(), batch, of_a, da_sum.data());
@@ -194,19 +194,19 @@ ScanOperands Prepare(const SelectiveScanInputs& in) {
 }
 
 // Output buffers of the gradients.
-struct GradientPlaces {
-  ColumnPlace x, delta, b, c;
+struct GradientColumns {
+  ColumnSlice x, delta, b, c;
 
   // Returns the buffers for the gradients of b and c, which must have the same row stride.
   std::array<at::Tensor, 2> OfStates(const ScanOperands& in) const {
     const at::Tensor db = b.EmptyLike(in.b), dc = c.EmptyLike(in.c);
     if (RowStride(db) == RowStride(dc)) return {db, dc};
-    return {ColumnPlace().EmptyLike(in.b), ColumnPlace().EmptyLike(in.c)};
+    return {ColumnSlice().EmptyLike(in.b), ColumnSlice().EmptyLike(in.c)};
   }
 };
 
 SelectiveScanOp::Inputs RunBackward(const BackwardOf<SelectiveScanOp>& call, bool negative_exp,
-                                    const GradientPlaces& places) {
+                                    const GradientColumns& places) {
   using Inputs = SelectiveScanOp::Inputs;
   const SelectiveScanOp::Saved& saved = call.saved;
   const ScanOperands in = Prepare({.x = saved.x,
@@ -223,10 +223,10 @@ SelectiveScanOp::Inputs RunBackward(const BackwardOf<SelectiveScanOp>& call, boo
       call.grads.y.defined() ? StridedRows(call.grads.y) : at::zeros(in.x.sizes(), in.x.options());
   const at::Tensor dfinal = Contiguous(call.grads.final);
   const auto place_of = [&](const at::Tensor& weight, at::Tensor Inputs::*input) {
-    return GradientPlace(weight, call.Wants(input), ComputeType(in.x));
+    return GradientBuffer(weight, call.Wants(input), ComputeType(in.x));
   };
-  GradientPlace delta_bias = place_of(saved.delta_bias, &Inputs::delta_bias),
-                a = place_of(saved.a, &Inputs::a), skip = place_of(saved.skip, &Inputs::skip);
+  GradientBuffer delta_bias = place_of(saved.delta_bias, &Inputs::delta_bias),
+                 a = place_of(saved.a, &Inputs::a), skip = place_of(saved.skip, &Inputs::skip);
   const WeightGrads weights = {.a = a, .skip = skip, .delta_bias = delta_bias};
   const auto [db, dc] = places.OfStates(in);
   const at::Tensor dx = EmptyIn(places.x, in.x), ddelta = EmptyIn(places.delta, in.x),
@@ -324,10 +324,10 @@ SelectiveScanOutputs SelectiveScan(const SelectiveScanInputs& inputs) {
                            .final = MutableElements<C>(final),
                            .kept = MutableElements<C>(kept)});
     });
-    const GradientPlaces places = {.x = inputs.x_gradient,
-                                   .delta = inputs.delta_gradient,
-                                   .b = inputs.b_gradient,
-                                   .c = inputs.c_gradient};
+    const GradientColumns places = {.x = inputs.x_gradient,
+                                    .delta = inputs.delta_gradient,
+                                    .b = inputs.b_gradient,
+                                    .c = inputs.c_gradient};
     const auto backward = [negative_exp = inputs.negative_exp, places](const auto& call) {
       return RunBackward(call, negative_exp, places);
     };

@@ -18,7 +18,7 @@
 #include <memory>
 
 #include "ops/sequence/row_segment.h"
-#include "ops/torch/column_places.h"
+#include "ops/torch/column_slices.h"
 
 namespace halflife::ops {
 
@@ -31,8 +31,8 @@ struct SelectiveScanInputs {
   at::Tensor b, c;  // [B, T, N]; may be columns of one matrix, which are not copied
   at::Tensor skip;  // [I]
   // Buffers for the gradients of b and c and, on the CPU only, for those of x and delta and for y.
-  ColumnPlace b_gradient = {}, c_gradient = {};
-  ColumnPlace x_gradient = {}, delta_gradient = {}, y_place = {};
+  ColumnSlice b_gradient = {}, c_gradient = {};
+  ColumnSlice x_gradient = {}, delta_gradient = {}, y_place = {};
   // [B, T] bool: document starts, at which the state is reset; undefined: none.
   at::Tensor starts = {};
   // [B, I, N] in the compute type: the state before the first token; undefined: zero.

@@ -182,10 +182,10 @@ Wkv4Op::Inputs RunBackward(const BackwardOf<Wkv4Op>& call, const Form& form) {
   const at::Tensor dk = at::empty_like(in.k), dv = at::empty_like(in.v);
   // A gradient that must be rounded cannot be accumulated directly into a sink.
   const auto place_of = [&](const at::Tensor& weight, at::Tensor Wkv4Op::Inputs::*input) {
-    return GradientPlace(weight, call.Wants(input) && !form.round, ComputeType(in.k));
+    return GradientBuffer(weight, call.Wants(input) && !form.round, ComputeType(in.k));
   };
-  GradientPlace decay = place_of(saved.log_decay, &Wkv4Op::Inputs::log_decay),
-                bonus = place_of(saved.bonus, &Wkv4Op::Inputs::bonus);
+  GradientBuffer decay = place_of(saved.log_decay, &Wkv4Op::Inputs::log_decay),
+                 bonus = place_of(saved.bonus, &Wkv4Op::Inputs::bonus);
   WkvMemory dinitial;
   if (saved.initial.numerator.defined()) dinitial = EmptyLike(in.k);
   WithStorageAndArithmetic(in.k, [&]<typename T, typename C>() {

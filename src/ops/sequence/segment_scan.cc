@@ -190,13 +190,13 @@ at::Tensor JoinChannels(const Tensors& pieces, const std::vector<int64_t>& sizes
 }
 
 // Places for pieces of `sizes` channels along C of a tensor [B, T, C, ...].
-std::shared_ptr<ColumnPlaces> PlacesOfPieces(const at::Tensor& whole,
+std::shared_ptr<SharedMatrix> MatrixOfPieces(const at::Tensor& whole,
                                              const std::vector<int64_t>& sizes) {
   int64_t width = 1;  // of a channel
   for (int64_t dim = 3; dim < whole.dim(); ++dim) width *= whole.size(dim);
   std::vector<int64_t> widths;
   for (const int64_t size : sizes) widths.push_back(size * width);
-  return std::make_shared<ColumnPlaces>(std::move(widths));
+  return std::make_shared<SharedMatrix>(std::move(widths));
 }
 
 }  // namespace
@@ -245,14 +245,14 @@ at::Tensor InPieces(const std::vector<Cuttable>& all, int64_t least, const RowSe
   for (const Cuttable& whole : all) {
     const Tensors cut = whole.of_tokens ? CutChannels(whole.tensor, sizes)
                                         : whole.tensor.split_with_sizes(sizes, 0);
-    const auto columns = whole.of_tokens ? PlacesOfPieces(whole.tensor, sizes) : nullptr;
+    const auto columns = whole.of_tokens ? MatrixOfPieces(whole.tensor, sizes) : nullptr;
     for (int64_t piece = 0; piece < num_pieces; ++piece) {
       pieces[piece].tensors.push_back(cut[piece]);
       pieces[piece].gradients.push_back({.columns = columns, .part = static_cast<size_t>(piece)});
     }
   }
   Tensors outputs;
-  const auto columns = PlacesOfPieces(like, sizes);
+  const auto columns = MatrixOfPieces(like, sizes);
   for (size_t i = 0; i < pieces.size(); ++i) {
     pieces[i].output = {.columns = columns, .part = i};
     outputs.push_back(run(pieces[i]));

@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "ops/sequence/state_exchange.h"
-#include "ops/torch/column_places.h"
+#include "ops/torch/column_slices.h"
 
 namespace halflife::ops {
 
@@ -61,8 +61,8 @@ struct Piece {
   Tensors tensors;  // in the order of the Cuttables
   // For each tensor of tokens, and for the output: columns of one matrix that the kernel may write
   // to. Pieces that are written there need no concatenation.
-  std::vector<ColumnPlace> gradients;
-  ColumnPlace output;
+  std::vector<ColumnSlice> gradients;
+  ColumnSlice output;
 };
 // The smallest piece for vectorised kernels: the lanes of one vector.
 constexpr int64_t kLeastChannels = 16;

@@ -31,7 +31,7 @@ class SinkHook : public torch::autograd::PostAccumulateGradHook {
 
 }  // namespace
 
-void GradientSink::Place::Take(const at::Tensor& gradient) const {
+void GradientSink::Target::Take(const at::Tensor& gradient) const {
   added ? sum.add_(gradient) : sum.copy_(gradient);
 }
 
@@ -49,18 +49,18 @@ GradientSink* GradientSinkOf(const at::Tensor& x) {
   return hook == nullptr ? nullptr : hook->sink();
 }
 
-GradientPlace::GradientPlace(const at::Tensor& input, bool wanted, at::ScalarType sum_dtype)
+GradientBuffer::GradientBuffer(const at::Tensor& input, bool wanted, at::ScalarType sum_dtype)
     : sink_(wanted && sum_dtype == at::kFloat ? GradientSinkOf(input) : nullptr),
       dtype_(input.scalar_type()) {
   if (sink_ != nullptr) {
-    place_ = sink_->Next();
+    target_ = sink_->Next();
   } else {
-    place_.sum = at::empty(input.sizes(), input.options().dtype(sum_dtype).requires_grad(false));
+    target_.sum = at::empty(input.sizes(), input.options().dtype(sum_dtype).requires_grad(false));
   }
 }
 
-at::Tensor GradientPlace::Finish() {
-  if (sink_ == nullptr) return place_.sum.to(dtype_);
+at::Tensor GradientBuffer::Finish() {
+  if (sink_ == nullptr) return target_.sum.to(dtype_);
   sink_->Written();
   return {};
 }

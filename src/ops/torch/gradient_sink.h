@@ -20,7 +20,7 @@ namespace halflife::ops {
 
 class GradientSink {
  public:
-  struct Place {
+  struct Target {
     at::Tensor sum;      // fp32, contiguous, the parameter's shape
     bool added = false;  // true: add to the contents of `sum`; false: overwrite them
     // Stores or adds a gradient of any dtype that was computed elsewhere.
@@ -29,7 +29,7 @@ class GradientSink {
   virtual ~GradientSink() = default;
   // Next() returns the target of the next gradient of the current backward. Call Written() once the
   // gradient is there. Both are called on the thread and stream of that backward.
-  virtual Place Next() = 0;
+  virtual Target Next() = 0;
   virtual void Written() = 0;
 };
 
@@ -44,22 +44,22 @@ GradientSink* GradientSinkOf(const at::Tensor& x);
 // The buffer of one gradient while a backward computes it: the sink's memory if there is a sink,
 // else new memory.
 //
-//   GradientPlace place(weight, call.Wants(&Op::Inputs::weight));
+//   GradientBuffer place(weight, call.Wants(&Op::Inputs::weight));
 //   place.added() ? place.sum().add_(dweight) : place.sum().copy_(dweight);
 //   return {.x = dx, .weight = place.Finish()};
-class GradientPlace {
+class GradientBuffer {
  public:
   // `input` is a leaf or any other input. A gradient that is not wanted, or that is not summed in
   // fp32, never goes to a sink.
-  GradientPlace(const at::Tensor& input, bool wanted, at::ScalarType sum_dtype = at::kFloat);
-  const at::Tensor& sum() const { return place_.sum; }  // contiguous, the input's shape
-  bool added() const { return place_.added; }           // true: add to the contents of sum()
+  GradientBuffer(const at::Tensor& input, bool wanted, at::ScalarType sum_dtype = at::kFloat);
+  const at::Tensor& sum() const { return target_.sum; }  // contiguous, the input's shape
+  bool added() const { return target_.added; }           // true: add to the contents of sum()
   // Call once the gradient is written. Returns what the backward must return for the input.
   at::Tensor Finish();
 
  private:
   GradientSink* sink_;
-  GradientSink::Place place_;
+  GradientSink::Target target_;
   at::ScalarType dtype_;
 };
 

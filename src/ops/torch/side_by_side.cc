@@ -85,8 +85,8 @@ at::Tensor StridedRows(const at::Tensor& x) {
   return x.is_cpu() && RowStride(x).has_value() ? x : x.contiguous();
 }
 
-at::Tensor EmptyIn(const ColumnPlace& place, const at::Tensor& like) {
-  return (like.is_cpu() ? place : ColumnPlace()).EmptyLike(like);
+at::Tensor EmptyIn(const ColumnSlice& place, const at::Tensor& like) {
+  return (like.is_cpu() ? place : ColumnSlice()).EmptyLike(like);
 }
 
 bool AreAdjacentHalves(const at::Tensor& x, const at::Tensor& y) {

@@ -12,7 +12,7 @@
 #include <optional>
 #include <vector>
 
-#include "ops/torch/column_places.h"
+#include "ops/torch/column_slices.h"
 
 namespace halflife::ops {
 
@@ -46,7 +46,7 @@ std::optional<int64_t> RowStride(const at::Tensor& x, int64_t inner = 1);
 // For kernels that accept a constant row stride on the CPU but need dense rows on a GPU:
 // StridedRows() returns x, or a contiguous copy if needed; EmptyIn() allocates the output.
 at::Tensor StridedRows(const at::Tensor& x);
-at::Tensor EmptyIn(const ColumnPlace& place, const at::Tensor& like);
+at::Tensor EmptyIn(const ColumnSlice& place, const at::Tensor& like);
 
 // Returns true if x and y [..., D] are the two halves, in either order, of the rows of one matrix
 // [..., 2 D].

@@ -40,7 +40,7 @@ class GradientSync::Bf16Wire : public dist::GradientWire {
 class GradientSync::Sink : public ops::GradientSink {
  public:
   Sink(GradientSync& owner, int param) : owner_(owner), param_(param) {}
-  Place Next() override { return owner_.Next(param_); }
+  Target Next() override { return owner_.Next(param_); }
   void Written() override { owner_.Written(param_); }
 
  private:
@@ -115,7 +115,7 @@ int GradientSync::UsesOf(int param) const {
   return options_.recomputes ? arena_.layout().specs()[param].readers : 1;
 }
 
-ops::GradientSink::Place GradientSync::Next(int param) {
+ops::GradientSink::Target GradientSync::Next(int param) {
   HL_FAULT_POINT("train.hook", ExitCode::kInternal);
   HL_CHECK(uses_[param] < UsesOf(param), "parameter ", arena_.layout().specs()[param].name,
            " received its gradient ", uses_[param] + 1, " times in one backward, not ",
@@ -130,7 +130,7 @@ void GradientSync::Written(int param) {
   if (++uses_[param] < UsesOf(param)) return;
   if (shares_) shares_->MarkReady(param);
   if (own_sums_[param].defined())
-    ops::GradientSink::Place{.sum = slots_[param], .added = own_index() > 0}.Take(own_sums_[param]);
+    ops::GradientSink::Target{.sum = slots_[param], .added = own_index() > 0}.Take(own_sums_[param]);
   if (pairwise_)
     JoinPairwise(slots_[param], own_index(), own_count(),
                  [&](int level) { return levels_[level][param]; });

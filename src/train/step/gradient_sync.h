@@ -103,7 +103,7 @@ class GradientSync {
  private:
   class Bf16Wire;
   class Sink;
-  ops::GradientSink::Place Next(int param);
+  ops::GradientSink::Target Next(int param);
   void Written(int param);
   int UsesOf(int param) const;  // gradients that one backward adds
   // Index and count within the sum that a rank forms by itself.

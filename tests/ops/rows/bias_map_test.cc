@@ -159,13 +159,13 @@ TEST(BiasMapTest, ColumnsOfOneMatrix) {
 // Gradients are written to adjacent places of the caller. One of them is for a part with only a
 // bias.
 TEST(BiasMapTest, GradientsGoWhereTheCallerSays) {
-  const auto columns = std::make_shared<ops::ColumnPlaces>(std::vector<int64_t>{4, 6});
+  const auto columns = std::make_shared<ops::SharedMatrix>(std::vector<int64_t>{4, 6});
   const at::Tensor a = Normal({9, 4}, 1, at::kFloat).requires_grad_(),
                    b = Normal({9, 6}, 2, at::kFloat).requires_grad_(),
                    bias = Normal({4}, 3, at::kFloat);
   const auto run = [&](bool given) {
     const auto place = [&](size_t part) {
-      return given ? ops::ColumnPlace{.columns = columns, .part = part} : ops::ColumnPlace{};
+      return given ? ops::ColumnSlice{.columns = columns, .part = part} : ops::ColumnSlice{};
     };
     const std::vector<at::Tensor> y =
         ops::BiasMap({{.x = a, .bias = bias, .gradient = place(0)},

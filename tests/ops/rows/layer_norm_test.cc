@@ -117,7 +117,7 @@ TEST(LayerNormTest, ColumnsAreReadAndWrittenInTheirPlace) {
       inputs.push_back({.x = heads ? rows.unflatten(-1, {3, 4}) : rows,
                         .gamma = gamma,
                         .beta = beta,
-                        .x_gradient = columns && !heads ? part.gradient : ops::ColumnPlace()});
+                        .x_gradient = columns && !heads ? part.gradient : ops::ColumnSlice()});
     }
     at::Tensor y;
     for (const ops::LayerNormInput& input : inputs) {

@@ -182,7 +182,7 @@ TEST(InPiecesTest, WhatIsWrittenInItsPlaceIsNotCopied) {
   const at::Tensor x = Normal({kRows, 5, 10, 3}, 7, at::kDouble).requires_grad_(true);
   at::Tensor out, dx;  // Those of the first piece.
   const auto run = [&](const ops::Piece& piece) {
-    const auto doubled = [](const at::Tensor& y, const ops::ColumnPlace& place) {
+    const auto doubled = [](const at::Tensor& y, const ops::ColumnSlice& place) {
       return place.EmptyLike(y.flatten(2)).view(y.sizes()).copy_(2 * y);
     };
     const auto backward =

@@ -14,7 +14,7 @@
 #include <string>
 
 #include "model/mixer.h"
-#include "ops/torch/column_places.h"
+#include "ops/torch/column_slices.h"
 
 namespace halflife::model {
 
@@ -29,7 +29,7 @@ struct ConvolutionCall {
   at::Tensor x;                      // [B, T, C]
   const SequenceSlice& slice;        // borrowed
   at::Tensor tail;                   // [B, W-1, C], the inputs before the slice; undefined: none
-  ops::ColumnPlace x_gradient = {};  // where the gradient of x is written
+  ops::ColumnSlice x_gradient = {};  // where the gradient of x is written
 };
 
 class ShortConvolution {

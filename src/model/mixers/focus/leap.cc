@@ -188,7 +188,7 @@ class Leap : public Mixer, public Explained {
   struct Tokens {
     at::Tensor query;            // [B, T, D]; with Gate::kVector, the logits of the gate
     bool query_is_done = false;  // the query is already standardised
-    ops::ColumnPlace query_gradient;
+    ops::ColumnSlice query_gradient;
     ops::FocusLeaves leaves;
   };
 

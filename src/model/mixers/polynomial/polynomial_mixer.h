@@ -71,7 +71,7 @@ class PolynomialMixer : public Mixer {
  private:
   struct Heads {
     at::Tensor q, k, v;  // [..., H, d], [..., H, V]
-    ops::ColumnPlace q_gradient, k_gradient, v_gradient;
+    ops::ColumnSlice q_gradient, k_gradient, v_gradient;
   };
   Heads Project(const at::Tensor& x) const;
   int64_t num_features() const;

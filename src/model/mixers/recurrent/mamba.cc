@@ -158,7 +158,7 @@ class Mamba : public Mixer {
     at::Tensor x;      // [..., I], the input of the scan
     at::Tensor delta;  // [..., I], step sizes before bias and softplus
     at::Tensor b, c;   // [..., N]
-    ops::ColumnPlace b_gradient, c_gradient;
+    ops::ColumnSlice b_gradient, c_gradient;
   };
   Selected Select(const at::Tensor& x) const {
     const int64_t rank = sizes_.dt_rank, states = sizes_.d_state;

@@ -130,7 +130,7 @@ class Gau : public Mixer {
  private:
   struct Projected {
     at::Tensor u;           // [B, T, e], before SiLU
-    ops::ColumnPlace of_u;  // where the gradient of u is written
+    ops::ColumnSlice of_u;  // where the gradient of u is written
     Attention::Heads heads;
   };
 

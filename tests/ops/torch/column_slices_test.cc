@@ -1,6 +1,6 @@
 // Gradients of columns of one matrix: they are adjacent, share no memory, and have the values of
 // separate tensors.
-#include "ops/torch/column_places.h"
+#include "ops/torch/column_slices.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
@@ -30,9 +30,9 @@ bool AreOneMatrix(const at::Tensor& x, const at::Tensor& y) {
          y.storage_offset() - x.storage_offset() == x.size(-1) && x.stride(0) == y.stride(0);
 }
 
-TEST(ColumnPlacesTest, PartsAreAdjacentAndGivenOnce) {
-  const auto columns = std::make_shared<ops::ColumnPlaces>(std::vector<int64_t>{3, 2});
-  const ops::ColumnPlace first = {.columns = columns, .part = 0},
+TEST(SharedMatrixTest, PartsAreAdjacentAndGivenOnce) {
+  const auto columns = std::make_shared<ops::SharedMatrix>(std::vector<int64_t>{3, 2});
+  const ops::ColumnSlice first = {.columns = columns, .part = 0},
                          second = {.columns = columns, .part = 1};
   const at::Tensor x = at::empty({4, 3}), y = at::empty({4, 2});
   const at::Tensor dy = second.EmptyLike(y), dx = first.EmptyLike(x);
@@ -51,9 +51,9 @@ TEST(ColumnPlacesTest, PartsAreAdjacentAndGivenOnce) {
   EXPECT_EQ(second.EmptyLike(y.to(at::kBFloat16)).scalar_type(), at::kBFloat16);
 }
 
-TEST(ColumnPlacesTest, WithoutColumnsMemoryIsDense) {
+TEST(SharedMatrixTest, WithoutColumnsMemoryIsDense) {
   const at::Tensor x = at::empty({4, 6}).narrow(1, 1, 3);
-  EXPECT_TRUE(ops::ColumnPlace().EmptyLike(x).is_contiguous());
+  EXPECT_TRUE(ops::ColumnSlice().EmptyLike(x).is_contiguous());
 }
 
 // Sums of a few hundred products in another order. In bf16, results and intermediate values are
@@ -98,7 +98,7 @@ void ExpectSameGradients(const Reader& reader, const std::vector<int64_t>& width
   }
 }
 
-TEST(ColumnPlacesTest, ConvolutionAndGate) {
+TEST(SharedMatrixTest, ConvolutionAndGate) {
   ExpectSameGradients(
       [](const std::vector<ops::LinearPart>& parts, const std::vector<at::Tensor>& weights) {
         const at::Tensor x = ops::ShortConv({.x = parts[0].y,
@@ -112,7 +112,7 @@ TEST(ColumnPlacesTest, ConvolutionAndGate) {
 }
 
 // A gate whose width is not a multiple of a pack is copied, so its gradient is separate.
-TEST(ColumnPlacesTest, GateThatIsCopied) {
+TEST(SharedMatrixTest, GateThatIsCopied) {
   ExpectSameGradients(
       [](const std::vector<ops::LinearPart>& parts, const std::vector<at::Tensor>&) {
         return ops::SwiGlu(parts[1].y, parts[0].y, parts[1].gradient);
@@ -120,7 +120,7 @@ TEST(ColumnPlacesTest, GateThatIsCopied) {
       {13, 13}, {});
 }
 
-TEST(ColumnPlacesTest, ScanAndLinearLayer) {
+TEST(SharedMatrixTest, ScanAndLinearLayer) {
   ExpectSameGradients(
       [](const std::vector<ops::LinearPart>& parts, const std::vector<at::Tensor>& w) {
         const at::Tensor x =
@@ -143,12 +143,12 @@ TEST(ColumnPlacesTest, ScanAndLinearLayer) {
 }
 
 // Channels 5 to 25 of 40 have the same output and gradients as in separate memory.
-TEST(ColumnPlacesTest, PartOfAScan) {
+TEST(SharedMatrixTest, PartOfAScan) {
   const auto place = [](bool in_places) {
     const std::vector<int64_t> widths = {5, 20, 15};
     return in_places
-               ? ops::ColumnPlace{.columns = std::make_shared<ops::ColumnPlaces>(widths), .part = 1}
-               : ops::ColumnPlace();
+               ? ops::ColumnSlice{.columns = std::make_shared<ops::SharedMatrix>(widths), .part = 1}
+               : ops::ColumnSlice();
   };
   const auto one_of_wide = [](uint64_t seed) {
     return Normal({2, 40, 40}, seed).narrow(2, 5, 20).detach().requires_grad_();
@@ -191,7 +191,7 @@ Read ReadTwice(const at::Tensor& x, const at::Tensor& weight, const std::vector<
 
 // x, a product of it in parts, and x's other reader. If that reader's gradient has other owners, it
 // is not changed.
-TEST(ColumnPlacesTest, AProductAddsToTheGradientOfOtherReaders) {
+TEST(SharedMatrixTest, AProductAddsToTheGradientOfOtherReaders) {
   const std::vector<int64_t> widths = {5, 2};
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble})
     for (const int64_t tokens : {5, 600})
@@ -226,7 +226,7 @@ TEST(ColumnPlacesTest, AProductAddsToTheGradientOfOtherReaders) {
         }
 }
 
-TEST(ColumnPlacesTest, ABackwardThatIsDifferentiatedAddsToo) {
+TEST(SharedMatrixTest, ABackwardThatIsDifferentiatedAddsToo) {
   const auto second = [](bool beside) {
     const at::Tensor x = Normal({3, 4}, 1).requires_grad_(),
                      weight = Normal({7, 4}, 2).requires_grad_();

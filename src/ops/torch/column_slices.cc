@@ -1,4 +1,4 @@
-#include "ops/torch/column_places.h"
+#include "ops/torch/column_slices.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -8,7 +8,7 @@
 
 namespace halflife::ops {
 
-at::Tensor ColumnPlaces::Next(size_t part, const at::Tensor& like) {
+at::Tensor SharedMatrix::Next(size_t part, const at::Tensor& like) {
   std::vector<int64_t> shape = like.sizes().vec();
   shape.back() = std::accumulate(widths_.begin(), widths_.end(), int64_t{0});
   std::erase_if(memories_, [&](const Memory& memory) {  // left over from calls with other shapes
@@ -31,7 +31,7 @@ at::Tensor ColumnPlaces::Next(size_t part, const at::Tensor& like) {
   return place;
 }
 
-at::Tensor ColumnPlace::EmptyLike(const at::Tensor& x) const {
+at::Tensor ColumnSlice::EmptyLike(const at::Tensor& x) const {
   if (columns != nullptr) return columns->Next(part, x);
   return at::empty_like(x, x.options().requires_grad(false), at::MemoryFormat::Contiguous);
 }

@@ -19,9 +19,9 @@
 namespace halflife::ops {
 
 // Hands out each column range of a matrix once. If a backward runs again, it gets new memory.
-class ColumnPlaces {
+class SharedMatrix {
  public:
-  explicit ColumnPlaces(std::vector<int64_t> widths) : widths_(std::move(widths)) {}
+  explicit SharedMatrix(std::vector<int64_t> widths) : widths_(std::move(widths)) {}
   // Returns [..., width of the part] with the leading dimensions, dtype and device of `like`.
   at::Tensor Next(size_t part, const at::Tensor& like);
 
@@ -38,8 +38,8 @@ class ColumnPlaces {
 
 // One column range, for one reader or writer. By default it has no shared matrix, and EmptyLike()
 // allocates separate memory.
-struct ColumnPlace {
-  std::shared_ptr<ColumnPlaces> columns = {};
+struct ColumnSlice {
+  std::shared_ptr<SharedMatrix> columns = {};
   size_t part = 0;
 
   // Returns memory of x's shape: dense, or with the row stride of the shared matrix.
