@@ -7,7 +7,7 @@
 
 #include "core/error.h"
 #include "core/host.h"
-#include "ops/decay_attention/device_limits.h"
+#include "ops/decay_attention/decay_attention.h"
 
 #ifdef HALFLIFE_WITH_CUDA
 #include <c10/cuda/CUDACachingAllocator.h>

@@ -44,7 +44,6 @@
 #include "ops/polynomial_attention/polynomial_with_states.h"
 #include "ops/rows/bias_map.h"
 #include "ops/rows/decay_gate.h"
-#include "ops/rows/decay_growth.h"
 #include "ops/rows/dropout.h"
 #include "ops/rows/focus_heads.h"
 #include "ops/rows/layer_norm.h"
@@ -281,11 +280,6 @@ void DecayGateExample(const Tensor& logits, const Tensor* bias) {
 void BiasMapExample(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor* q_bias,
                     const Tensor* k_bias, const Tensor* v_bias) {
 #include "examples/ops/rows/bias_map.h"
-}
-
-void DecayGrowthExample(const Tensor& log_decay, int64_t num_heads,
-                        const std::shared_ptr<const ops::SequenceChunks>& chunks) {
-#include "examples/ops/rows/decay_growth.h"
 }
 
 void LearnedDecayExample(const Tensor* a_log, const Tensor* ps, int64_t num_heads) {

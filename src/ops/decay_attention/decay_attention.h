@@ -63,7 +63,7 @@ struct DecayAttentionConfig {
   kernels::NormKind norm = kernels::NormKind::kNone;
   double norm_eps = 1e-30;
   // Allows a constant log_decay of any size over any length, or no log_decay. Requires kSumOfKeys.
-  // The state is kept with a log scale (growth.h), and norm_eps is added at that scale.
+  // The state is kept with a log scale (decay_attention_growth.cc), and norm_eps is added at that scale.
   bool allow_growth = false;
   int num_segments = 0;  // parts of a sequence that run in parallel; 0: chosen by shape
 };
@@ -122,5 +122,15 @@ struct DecayAttentionStepInputs {
 };
 at::Tensor DecayAttentionStep(const DecayAttentionStepInputs& inputs,
                               const DecayAttentionConfig& config, DecayState& state);
+
+// Whether scans use the warpgroup instructions (wgmma), which only Hopper (sm_90) has. Their
+// kernels are empty unless compiled for sm_90a; a build for sm_90, for example by CMake's "native",
+// does not contain them. `setting` is the value of HALFLIFE_WARPGROUPS, null if unset: "0" selects
+// the kernels for other GPUs. These give the same bits in forward and the same gradients up to
+// rounding.
+bool ShouldUseWgmma(int compute_capability_major, bool built_for_sm_90a, const char* setting);
+
+// The limits of CUDA device `index`, which must exist. Only in builds with CUDA.
+kernels::DeviceLimits LimitsOfGpu(int index);
 
 }  // namespace halflife::ops

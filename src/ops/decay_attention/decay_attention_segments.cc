@@ -1,23 +1,31 @@
-#include "ops/decay_attention/decay_attention_segments.h"
-
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/zeros.h>
 
 #include "core/error.h"
-#include "ops/decay_attention/binding.h"
+#include "ops/decay_attention/decay_attention_internal.h"
 #include "ops/sequence/segment_scan.h"
 #include "ops/torch/dispatch.h"
+#include "ops/torch/tensor_struct.h"
 
 namespace halflife::ops {
 namespace {
 
-// The inputs that can need a gradient, in the order of SegmentScan::inputs.
-Tensors ToTensors(const DecayAttentionInputs& in) {
-  return {in.q, in.k, in.v, in.log_decay, in.key_scale, in.norm_q, in.norm_k};
+// The inputs that can need a gradient.
+struct ScannedTensors {
+  at::Tensor q, k, v, log_decay, key_scale, norm_q, norm_k;
+};
+ScannedTensors ToScannedTensors(const DecayAttentionInputs& in) {
+  return {.q = in.q,
+          .k = in.k,
+          .v = in.v,
+          .log_decay = in.log_decay,
+          .key_scale = in.key_scale,
+          .norm_q = in.norm_q,
+          .norm_k = in.norm_k};
 }
-DecayAttentionInputs WithTensors(DecayAttentionInputs in, const Tensors& x) {
-  in.q = x[0], in.k = x[1], in.v = x[2], in.log_decay = x[3], in.key_scale = x[4];
-  in.norm_q = x[5], in.norm_k = x[6];
+DecayAttentionInputs WithTensors(DecayAttentionInputs in, const ScannedTensors& x) {
+  in.q = x.q, in.k = x.k, in.v = x.v, in.log_decay = x.log_decay, in.key_scale = x.key_scale;
+  in.norm_q = x.norm_q, in.norm_k = x.norm_k;
   return in;
 }
 
@@ -99,7 +107,7 @@ DecayAttentionOutput OverSegments(const DecayAttentionInputs& inputs,
   const RowSegment& row = *inputs.segment;
   const DecayAttentionInputs alone = Alone(inputs);
   const auto run = [&](const Tensors& x, const SegmentState& before) -> ScannedSegment {
-    DecayAttentionInputs in = WithTensors(alone, x);
+    DecayAttentionInputs in = WithTensors(alone, FromList<ScannedTensors>(x));
     in.initial_state = ToDecayState(before);
     const DecayAttentionOutput output = DecayAttention(in, config);
     return {.outputs = {output.out}, .after = ToSegmentState(output.final_state)};
@@ -111,7 +119,7 @@ DecayAttentionOutput OverSegments(const DecayAttentionInputs& inputs,
             .log_transition = CutByStarts(LogTransition(alone, own.kv.size(1)), row)};
   };
   SegmentScan scan = {.name = "DecayAttentionSegment",
-                      .inputs = ToTensors(inputs),
+                      .inputs = ToList(ToScannedTensors(inputs)),
                       .run = run,
                       .summarise = summarise,
                       .nothing = [&] { return Nothing(alone, config); }};
@@ -119,7 +127,7 @@ DecayAttentionOutput OverSegments(const DecayAttentionInputs& inputs,
     Tensors detached;
     for (const at::Tensor& x : scan.inputs)
       detached.push_back(x.defined() ? x.detach() : at::Tensor());
-    scan.gradient_before = [in = WithTensors(alone, detached), config](
+    scan.gradient_before = [in = WithTensors(alone, FromList<ScannedTensors>(detached)), config](
                                const SegmentState& before, const Tensors&,
                                const Tensors& douts) -> Tensors {
       DecayAttentionInputs from = in;

@@ -3,9 +3,7 @@
 #include <c10/core/DeviceGuard.h>
 
 #include "core/error.h"
-#include "ops/decay_attention/binding.h"
-#include "ops/decay_attention/growth.h"
-#include "ops/decay_attention/separate_normaliser.h"
+#include "ops/decay_attention/decay_attention_internal.h"
 
 namespace halflife::ops {
 namespace {

@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "ops/sequence/segment_scan.h"
 #include "ops/sequence/tokens_before.h"
+#include "ops/torch/tensor_struct.h"
 
 namespace halflife::ops {
 namespace {
@@ -22,6 +23,14 @@ SegmentState ToSegmentState(const FocusPoolState& state) {
   return {.values = {state.mass, state.sum},
           .log_scale = ScaleOfSeen(state.log_scale, state.mass.detach() == 0)};
 }
+
+// The inputs that can need a gradient, and the outputs of a segment.
+struct PooledInputs {
+  at::Tensor log_weight, u;
+};
+struct PooledOutputs {
+  at::Tensor out, row_max, row_sum;
+};
 
 FocusPoolOutput PoolWindow(FocusPoolInputs inputs, const FocusPoolConfig& config) {
   const auto row = std::exchange(inputs.segment, nullptr);
@@ -45,18 +54,19 @@ FocusPoolOutput OverSegments(const FocusPoolInputs& inputs, const FocusPoolConfi
   if (config.window > 0) return PoolWindow(inputs, config);
   FocusPoolConfig with_state = config;
   with_state.want_state = true;
+  const PooledInputs given = {.log_weight = inputs.log_weight, .u = inputs.u};
   const auto run = [&](const Tensors& x, const SegmentState& before) -> ScannedSegment {
-    const FocusPoolOutput y = FocusPool({.log_weight = x[0],
-                                         .u = x[1],
+    const auto in = FromList<PooledInputs>(x);
+    const FocusPoolOutput y = FocusPool({.log_weight = in.log_weight,
+                                         .u = in.u,
                                          .chunks = inputs.chunks,
                                          .initial_state = ToFocusState(before)},
                                         with_state);
-    return {.outputs = {y.out, y.row_max, y.row_sum},
-            .num_constant = 2,
-            .after = ToSegmentState(y.final_state)};
+    const PooledOutputs outputs = {.out = y.out, .row_max = y.row_max, .row_sum = y.row_sum};
+    return {.outputs = ToList(outputs), .num_constant = 2, .after = ToSegmentState(y.final_state)};
   };
   const auto summarise = [&]() -> SegmentSummary {
-    const SegmentState own = run({inputs.log_weight, inputs.u}, {}).after;
+    const SegmentState own = run(ToList(given), {}).after;
     const at::Tensor& mass = own.values[0];
     return {
         .own = own,
@@ -68,13 +78,13 @@ FocusPoolOutput OverSegments(const FocusPoolInputs& inputs, const FocusPoolConfi
     const at::Tensor sum = at::zeros({u.size(0), u.size(2), u.size(3)}, mass.options());
     return {.own = {.values = {mass, sum}, .log_scale = mass}, .log_transition = mass};
   };
-  const Tensors out = RunSegment({.name = "FocusPoolSegment",
-                                  .inputs = {inputs.log_weight, inputs.u},
-                                  .run = run,
-                                  .summarise = summarise,
-                                  .nothing = nothing},
-                                 *inputs.segment);
-  return {.out = out[0], .row_max = out[1], .row_sum = out[2], .final_state = {}};
+  const auto out = FromList<PooledOutputs>(RunSegment({.name = "FocusPoolSegment",
+                                                       .inputs = ToList(given),
+                                                       .run = run,
+                                                       .summarise = summarise,
+                                                       .nothing = nothing},
+                                                      *inputs.segment));
+  return {.out = out.out, .row_max = out.row_max, .row_sum = out.row_sum, .final_state = {}};
 }
 
 }  // namespace halflife::ops

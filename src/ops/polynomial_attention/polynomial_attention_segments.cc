@@ -8,6 +8,7 @@
 #include "kernels/polynomial_attention/features.h"
 #include "ops/sequence/segment_scan.h"
 #include "ops/torch/dispatch.h"
+#include "ops/torch/tensor_struct.h"
 
 namespace halflife::ops {
 namespace {
@@ -20,6 +21,15 @@ SegmentState ToSegmentState(const PolynomialState& state) {
   SegmentState segment = {.values = {state.kv}};
   if (state.norm.defined()) segment.values.push_back(state.norm);
   return segment;
+}
+
+// The inputs that can need a gradient.
+struct Heads {
+  at::Tensor q, k, v;
+};
+PolynomialAttentionInputs WithHeads(PolynomialAttentionInputs in, const Heads& heads) {
+  in.q = heads.q, in.k = heads.k, in.v = heads.v;
+  return in;
 }
 
 PolynomialAttentionInputs Detached(PolynomialAttentionInputs in) {
@@ -35,8 +45,7 @@ at::Tensor Attend(const PolynomialAttentionInputs& inputs,
   PolynomialAttentionConfig with_state = config;
   with_state.want_final_state = true;
   const auto run = [&](const Tensors& x, const SegmentState& before) -> ScannedSegment {
-    PolynomialAttentionInputs in = alone;
-    in.q = x[0], in.k = x[1], in.v = x[2];
+    PolynomialAttentionInputs in = WithHeads(alone, FromList<Heads>(x));
     in.initial_state = ToPolynomialState(before);
     const PolynomialAttentionOutput y = PolynomialAttention(in, with_state);
     if (!y.norm_denom.defined())
@@ -75,7 +84,7 @@ at::Tensor Attend(const PolynomialAttentionInputs& inputs,
     return ToSegmentState(BackwardSummarise(from, with_state, output, douts[0])).values;
   };
   return RunSegment({.name = "PolynomialAttentionSegment",
-                     .inputs = {inputs.q, inputs.k, inputs.v},
+                     .inputs = ToList(Heads{.q = inputs.q, .k = inputs.k, .v = inputs.v}),
                      .run = run,
                      .summarise = summarise,
                      .nothing = nothing,
@@ -91,8 +100,7 @@ PolynomialAttentionOutput OverSegments(const PolynomialAttentionInputs& inputs,
            "polynomial attention: a segment with an initial or a final state. Pass no state and "
            "request none.");
   const auto run = [&](const Piece& piece) {
-    PolynomialAttentionInputs in = inputs;
-    in.q = piece.tensors[0], in.k = piece.tensors[1], in.v = piece.tensors[2];
+    PolynomialAttentionInputs in = WithHeads(inputs, FromList<Heads>(piece.tensors));
     in.q_gradient = piece.gradients[0], in.k_gradient = piece.gradients[1];
     in.v_gradient = piece.gradients[2];
     in.out_place = piece.output;

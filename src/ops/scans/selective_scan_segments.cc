@@ -7,14 +7,19 @@
 #include "core/error.h"
 #include "ops/sequence/segment_scan.h"
 #include "ops/torch/dispatch.h"
+#include "ops/torch/tensor_struct.h"
 
 namespace halflife::ops {
 namespace {
 
-SelectiveScanInputs WithTensors(SelectiveScanInputs in, const Tensors& x,
+// The inputs that can need a gradient.
+struct SelectiveScanned {
+  at::Tensor x, delta, delta_bias, a, b, c, skip;
+};
+SelectiveScanInputs WithTensors(SelectiveScanInputs in, const SelectiveScanned& given,
                                 const SegmentState& before) {
-  in.x = x[0], in.delta = x[1], in.delta_bias = x[2], in.a = x[3], in.b = x[4], in.c = x[5];
-  in.skip = x[6];
+  in.x = given.x, in.delta = given.delta, in.delta_bias = given.delta_bias, in.a = given.a;
+  in.b = given.b, in.c = given.c, in.skip = given.skip;
   in.initial = before.values.empty() ? at::Tensor() : before.values[0];
   in.segment.reset();
   return in;
@@ -29,12 +34,23 @@ at::Tensor LogTransition(const SelectiveScanInputs& in) {
   return steps.unsqueeze(2) * (in.negative_exp ? given.exp().neg() : given);
 }
 
+// One block of channels: the tensors that are cut along the channels, and the gradients' slices.
+struct ChannelBlock {
+  at::Tensor x, delta, delta_bias, a, skip;
+};
+
 // Returns [B, T, I] for all channels of `inputs`.
 at::Tensor Scan(const SelectiveScanInputs& inputs) {
-  const Tensors given = {inputs.x, inputs.delta, inputs.delta_bias, inputs.a,
-                         inputs.b, inputs.c,     inputs.skip};
+  const SelectiveScanned given = {.x = inputs.x,
+                                  .delta = inputs.delta,
+                                  .delta_bias = inputs.delta_bias,
+                                  .a = inputs.a,
+                                  .b = inputs.b,
+                                  .c = inputs.c,
+                                  .skip = inputs.skip};
   const auto run = [&](const Tensors& x, const SegmentState& before) -> ScannedSegment {
-    const auto [y, final] = SelectiveScan(WithTensors(inputs, x, before));
+    const auto [y, final] =
+        SelectiveScan(WithTensors(inputs, FromList<SelectiveScanned>(x), before));
     return {.outputs = {y}, .after = {.values = {final}}};
   };
   const auto summarise = [&]() -> SegmentSummary {
@@ -49,7 +65,7 @@ at::Tensor Scan(const SelectiveScanInputs& inputs) {
     return {.own = {.values = {state}}, .log_transition = state};
   };
   const SegmentScan scan = {.name = "SelectiveScanSegment",
-                            .inputs = given,
+                            .inputs = ToList(given),
                             .run = run,
                             .summarise = summarise,
                             .nothing = nothing};
@@ -64,8 +80,9 @@ SelectiveScanOutputs OverSegments(const SelectiveScanInputs& inputs) {
            "previous rank.");
   const auto run = [&](const Piece& piece) {
     SelectiveScanInputs in = inputs;
-    in.x = piece.tensors[0], in.delta = piece.tensors[1], in.delta_bias = piece.tensors[2];
-    in.a = piece.tensors[3], in.skip = piece.tensors[4];
+    const auto block = FromList<ChannelBlock>(piece.tensors);
+    in.x = block.x, in.delta = block.delta, in.delta_bias = block.delta_bias;
+    in.a = block.a, in.skip = block.skip;
     // a block of channels is only one of several readers of b and c
     in.b_gradient = in.c_gradient = {};
     in.x_gradient = piece.gradients[0], in.delta_gradient = piece.gradients[1];

@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "ops/sequence/segment_scan.h"
 #include "ops/torch/dispatch.h"
+#include "ops/torch/tensor_struct.h"
 
 namespace halflife::ops {
 namespace {
@@ -22,14 +23,23 @@ SegmentState ToSegmentState(const WkvMemory& memory) {
           .log_scale = ScaleOfSeen(memory.log_scale, memory.denominator.detach() == 0)};
 }
 
+// The inputs that can need a gradient.
+struct WkvScanned {
+  at::Tensor k, v, log_decay, bonus;
+};
+WkvInputs WithTensors(WkvInputs in, const WkvScanned& x) {
+  in.k = x.k, in.v = x.v, in.log_decay = x.log_decay, in.bonus = x.bonus;
+  return in;
+}
+
 // Returns [B, T, D] for all channels of `inputs`.
 at::Tensor Mix(const WkvInputs& inputs) {
-  const Tensors given = {inputs.k, inputs.v, inputs.log_decay, inputs.bonus};
+  const Tensors given = ToList(WkvScanned{
+      .k = inputs.k, .v = inputs.v, .log_decay = inputs.log_decay, .bonus = inputs.bonus});
   WkvInputs alone = inputs;
   alone.segment.reset();
   const auto run = [&](const Tensors& x, const SegmentState& before) -> ScannedSegment {
-    WkvInputs in = alone;
-    in.k = x[0], in.v = x[1], in.log_decay = x[2], in.bonus = x[3];
+    WkvInputs in = WithTensors(alone, FromList<WkvScanned>(x));
     in.initial = ToMemory(before);
     const auto [out, final] = Wkv4(in);
     return {.outputs = {out}, .after = ToSegmentState(final)};
@@ -65,10 +75,7 @@ WkvOutputs OverSegments(const WkvInputs& inputs) {
   // The columns are copied: reading narrow rows at a large stride costs more than copies
   // (bench/RESULTS.md).
   const auto run = [&](const Piece& piece) {
-    WkvInputs in = inputs;
-    in.k = piece.tensors[0], in.v = piece.tensors[1];
-    in.log_decay = piece.tensors[2], in.bonus = piece.tensors[3];
-    return Mix(in);
+    return Mix(WithTensors(inputs, FromList<WkvScanned>(piece.tensors)));
   };
   return {.out = InPieces({{.tensor = inputs.k, .of_tokens = true},
                            {.tensor = inputs.v, .of_tokens = true},

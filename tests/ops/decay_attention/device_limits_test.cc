@@ -1,5 +1,5 @@
 // Warpgroup kernels are used only on Hopper, if they are built and not disabled.
-#include "ops/decay_attention/device_limits.h"
+#include "ops/decay_attention/decay_attention.h"
 
 #include <gtest/gtest.h>
 

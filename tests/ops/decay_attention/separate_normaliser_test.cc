@@ -1,5 +1,5 @@
 // A denominator with its own operands.
-#include "ops/decay_attention/separate_normaliser.h"
+#include "ops/decay_attention/decay_attention_internal.h"
 
 #include <ATen/ops/zeros.h>
 

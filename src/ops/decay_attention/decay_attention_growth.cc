@@ -1,9 +1,25 @@
-#include "ops/decay_attention/growth.h"
-
+// Constant decays above 1 with the normaliser, over any length, using the kernels for decays up to
+// 1.
+//
+// Let mu = max(0, largest log_decay of the head), S_t = exp(l_t) S^_t, z_t = exp(l_t) z^_t and l_t
+// = l_0 + mu t. Then
+//
+//   S_t = exp(log_decay) S_{t-1} + c_t k_t^T v_t   becomes
+//   S^_t = exp(log_decay - mu) S^_{t-1} + exp(-l_t) c_t k_t^T v_t.
+//
+// The decay is now at most 1, and the scale of new keys shrinks instead of the weight of old keys
+// growing. Numerator and denominator of a row contain the same factor exp(l_t), so the output is
+// the same as with S and does not depend on mu. Gradients with mu and l held constant are therefore
+// exact. norm_eps is added to the denominator read from z^, in which the first key has a weight of
+// order one. If exp(-l_t) underflows to 0 in fp32, the key weighs less than 1e-38 of the first key
+// in the growing channel. Before the first key that key_scale does not mask, there is no state and
+// l is 0, also at a document's start; l counts from that key.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
@@ -11,11 +27,13 @@
 
 #include <algorithm>
 #include <limits>
+#include <vector>
 
 #include "core/error.h"
-#include "ops/decay_attention/binding.h"
-#include "ops/rows/decay_growth.h"
+#include "kernels/rows/decay_growth_args.h"
+#include "ops/decay_attention/decay_attention_internal.h"
 #include "ops/sequence/state_exchange.h"
+#include "ops/torch/autograd.h"
 
 namespace halflife::ops {
 namespace {
@@ -156,6 +174,89 @@ LogScale LogScaleOf(const DecayAttentionInputs& inputs, const TokenRuns& runs,
 bool StartsWithoutScales(const DecayAttentionInputs& inputs) {
   return IsFused(inputs.q) && !inputs.key_scale.defined() && !inputs.log_key_scale.defined() &&
          !inputs.initial_state.kv.defined() && !inputs.initial_state.norm.defined();
+}
+
+// The fused form for a plain training step: lowers the decays to at most 1 and computes the factors
+// of keys that compensate for it, in one pass. For whole sequences without an initial state and
+// without key scales. Supports fp32 decays of up to 512 heads on devices with kernels.
+struct LoweredGrowth {
+  at::Tensor log_decay;        // shape of the input; differentiable
+  at::Tensor key_factor;       // [B, T, H] fp32
+  at::Tensor final_log_scale;  // [sequences, H] fp64
+};
+
+void LowerGrowthOnCpu(const kernels::DecayGrowthArgs& args) {
+  std::vector<double> growth(args.heads);
+  std::vector<float> factors(args.seq_len * args.heads);
+  kernels::cpu::DecayGrowth(args, growth.data(), factors.data());
+}
+
+struct LowerGrowthOp {
+  struct Inputs {
+    at::Tensor log_decay;
+  };
+  struct Outputs {
+    at::Tensor lowered, key_factor, final_log_scale;
+  };
+  struct Saved {};
+};
+
+LowerGrowthOp::Outputs RunLowerGrowth(const at::Tensor& log_decay, int64_t num_heads,
+                                      const SequenceChunks& chunks) {
+  const TokenRuns& runs = chunks.runs();
+  const at::Tensor lowered = at::empty_like(log_decay),
+                   factor =
+                       at::empty({chunks.batch, chunks.seq_len, num_heads}, log_decay.options()),
+                   final_scale = at::empty({chunks.num_sequences(), num_heads},
+                                           log_decay.options().dtype(at::kDouble));
+  const kernels::DecayGrowthArgs args = {.log_decay = Elements<float>(log_decay),
+                                         .begin = Elements<int64_t>(runs.begin),
+                                         .last = Elements<int64_t>(runs.last),
+                                         .lowered = MutableElements<float>(lowered),
+                                         .key_factor = MutableElements<float>(factor),
+                                         .final_log_scale = MutableElements<double>(final_scale),
+                                         .batch = chunks.batch,
+                                         .seq_len = chunks.seq_len,
+                                         .heads = num_heads,
+                                         .decay_heads = log_decay.size(0),
+                                         .width = log_decay.numel() / log_decay.size(0),
+                                         .sequences = chunks.num_sequences()};
+  RunOn(
+      log_decay, [&] { LowerGrowthOnCpu(args); },
+      [&](auto stream) { kernels::cuda::DecayGrowth(args, stream); });
+  return {.lowered = lowered, .key_factor = factor, .final_log_scale = final_scale};
+}
+
+// log_decay is [Hd] or [Hd, K], and Hd divides H.
+bool CanLowerGrowth(const at::Tensor& log_decay, int64_t num_heads) {
+  return log_decay.defined() && (log_decay.dim() == 1 || log_decay.dim() == 2) &&
+         log_decay.numel() > 0 && num_heads <= kernels::kGrowthMaxHeads &&
+         num_heads % log_decay.size(0) == 0 && log_decay.scalar_type() == at::kFloat &&
+         IsFused(log_decay);
+}
+
+LoweredGrowth LowerGrowth(const at::Tensor& log_decay, int64_t num_heads,
+                          const SequenceChunks& chunks) {
+  HL_CHECK(CanLowerGrowth(log_decay, num_heads) && chunks.device == log_decay.device(),
+           "LowerGrowth got log_decay ", Describe(log_decay), " for ", num_heads,
+           " heads, and chunks on ", chunks.device.str(),
+           ". Use [Hd] or [Hd, K] fp32 on the same device, with Hd a divisor of H.");
+  const auto backward = [](const BackwardOf<LowerGrowthOp>& call) -> LowerGrowthOp::Inputs {
+    return {.log_decay = call.grads.lowered};
+  };
+  const auto forward = [&]() -> ForwardOf<LowerGrowthOp> {
+    return {.outputs = RunLowerGrowth(log_decay.contiguous(), num_heads, chunks),
+            .saved = {},
+            .backward = backward,
+            .num_constant = 2};
+  };
+  const LowerGrowthOp::Outputs out = Apply<LowerGrowthOp>({.name = "LowerGrowth",
+                                                           .inputs = {.log_decay = log_decay},
+                                                           .undefined_grads = true,
+                                                           .forward = forward});
+  return {.log_decay = out.lowered,
+          .key_factor = out.key_factor,
+          .final_log_scale = out.final_log_scale};
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "ops/decay_attention/separate_normaliser.h"
+#include "ops/decay_attention/decay_attention_internal.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/ones.h>
