@@ -150,7 +150,7 @@ MUTATIONS = make_table({
                  "u(parts[1] * parts[2]), gate(parts[0])",
                  "tests/model/mixer_conformance_test.cc:*/hyena*"),
         Mutation("fft convolution: the row wraps around",
-                 "src/ops/convolution/fft_conv_composed.cc",
+                 "src/ops/convolution/fft_conv.cc",
                  "2 * seq_len_ - 1",
                  "seq_len_",
                  "tests/ops/convolution/fft_conv_test.cc"),

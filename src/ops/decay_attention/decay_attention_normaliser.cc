@@ -1,3 +1,4 @@
+// A normaliser with operands of its own, in two passes.
 #include "ops/decay_attention/decay_attention_internal.h"
 
 #include <ATen/TensorOperators.h>

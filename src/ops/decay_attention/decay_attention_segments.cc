@@ -1,3 +1,4 @@
+// Decay attention over rows that are split across ranks: the segments exchange their states.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/zeros.h>
 

@@ -19,7 +19,6 @@
 #include "core/error.h"
 #include "kernels/focus_pool/focus_pool_args.h"
 #include "kernels/focus_pool/focus_pool_plan.h"
-#include "ops/focus_pool/focus_pool_segments.h"
 #include "ops/torch/autograd.h"
 #include "ops/torch/dispatch.h"
 #include "ops/torch/host_transfer.h"

@@ -75,4 +75,8 @@ FocusPoolOutput FocusPool(const FocusPoolInputs& inputs, const FocusPoolConfig& 
 at::Tensor FocusPoolStep(const at::Tensor& log_weight, const at::Tensor& u,
                          const FocusPoolConfig& config, FocusPoolState& state);
 
+// FocusPool() of inputs with a segment. With a window, a segment receives the tokens before it;
+// without one, the sums of the segments before it. config.want_state must be false.
+FocusPoolOutput OverSegments(const FocusPoolInputs& inputs, const FocusPoolConfig& config);
+
 }  // namespace halflife::ops

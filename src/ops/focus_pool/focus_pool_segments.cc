@@ -1,11 +1,11 @@
-#include "ops/focus_pool/focus_pool_segments.h"
-
+// Focus pooling of rows that are split over several ranks.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/zeros.h>
 
 #include <utility>
 
 #include "core/error.h"
+#include "ops/focus_pool/focus_pool.h"
 #include "ops/sequence/segment_scan.h"
 #include "ops/sequence/tokens_before.h"
 #include "ops/torch/tensor_struct.h"

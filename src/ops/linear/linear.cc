@@ -15,7 +15,6 @@
 #include <utility>
 #include <vector>
 
-#include "ops/linear/linear_products.h"
 #include "ops/linear/right_operand.h"
 #include "ops/linear/weight_product.h"
 #include "ops/linear/weight_sums.h"

@@ -10,7 +10,6 @@
 
 #include "core/concat.h"
 #include "core/error.h"
-#include "ops/polynomial_attention/polynomial_attention_segments.h"
 #include "ops/polynomial_attention/polynomial_with_states.h"
 #include "ops/torch/autograd.h"
 #include "ops/torch/dispatch.h"

@@ -85,4 +85,10 @@ struct PolynomialAttentionStepInputs {
 at::Tensor PolynomialAttentionStep(const PolynomialAttentionStepInputs& inputs,
                                    const PolynomialAttentionConfig& config, PolynomialState& state);
 
+// PolynomialAttention() of inputs with a segment. The state after a segment is the state before it
+// plus the segment's own sums, or only the latter after a document start. Returns only `out`: no
+// rank but the last has the final state of a row.
+PolynomialAttentionOutput OverSegments(const PolynomialAttentionInputs& inputs,
+                                       const PolynomialAttentionConfig& config);
+
 }  // namespace halflife::ops

@@ -1,11 +1,11 @@
-#include "ops/polynomial_attention/polynomial_attention_segments.h"
-
+// Polynomial attention of rows that are split over several ranks.
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
 
 #include "core/error.h"
 #include "kernels/polynomial_attention/features.h"
+#include "ops/polynomial_attention/polynomial_attention.h"
 #include "ops/sequence/segment_scan.h"
 #include "ops/torch/dispatch.h"
 #include "ops/torch/tensor_struct.h"

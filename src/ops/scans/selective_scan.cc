@@ -14,7 +14,6 @@
 #include "core/error.h"
 #include "kernels/common/cpu/sum_partials.h"
 #include "kernels/scans/selective_scan/selective_scan_args.h"
-#include "ops/scans/selective_scan_segments.h"
 #include "ops/torch/autograd.h"
 #include "ops/torch/dispatch.h"
 #include "ops/torch/gradient_sink.h"

@@ -1,10 +1,10 @@
-#include "ops/scans/selective_scan_segments.h"
-
+// The selective scan of rows that are split over several ranks.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/softplus.h>
 #include <ATen/ops/zeros.h>
 
 #include "core/error.h"
+#include "ops/scans/selective_scan.h"
 #include "ops/sequence/segment_scan.h"
 #include "ops/torch/dispatch.h"
 #include "ops/torch/tensor_struct.h"

@@ -13,7 +13,6 @@
 #include "core/error.h"
 #include "kernels/common/cpu/sum_partials.h"
 #include "kernels/scans/wkv4/wkv4_args.h"
-#include "ops/scans/wkv4_segments.h"
 #include "ops/torch/autograd.h"
 #include "ops/torch/dispatch.h"
 #include "ops/torch/gradient_sink.h"

@@ -1,9 +1,9 @@
-#include "ops/scans/wkv4_segments.h"
-
+// RWKV-4's time mixing of rows that are split over several ranks.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/zeros.h>
 
 #include "core/error.h"
+#include "ops/scans/wkv4.h"
 #include "ops/sequence/segment_scan.h"
 #include "ops/torch/dispatch.h"
 #include "ops/torch/tensor_struct.h"
