@@ -20,12 +20,10 @@
 #include "kernels/common/dropout_draws.h"
 #include "kernels/common/shape_problems.h"
 #include "kernels/decay_attention/cpu/workspace.h"
-#include "kernels/decay_attention/cuda/batch_tiles.h"
 #include "kernels/decay_attention/cuda/blocks.h"
-#include "kernels/decay_attention/cuda/normalised_backward.h"
+#include "kernels/decay_attention/cuda/normaliser.h"
 #include "kernels/decay_attention/cuda/route.h"
 #include "kernels/decay_attention/cuda/scan_launch.h"
-#include "kernels/decay_attention/cuda/tensor_core_path.h"
 #include "kernels/decay_attention/cuda/workspace.h"
 #include "kernels/decay_attention/decay_attention_args.h"
 #include "kernels/decay_attention/decay_attention_partition.h"
@@ -203,13 +201,9 @@ void RouteExample(const DecayAttentionArgs& args, const DeviceLimits& limits,
 #include "examples/kernels/decay_attention/cuda/route.h"
 }
 void BatchTilesExample(const DecayAttentionArgs& args, DecayAttentionPlan& plan) {
-#include "examples/kernels/decay_attention/cuda/batch_tiles.h"
+#include "examples/kernels/decay_attention/cuda/workspace.h.2"
 }
 namespace cuda {
-void TensorCorePathExample(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
-                           cudaStream_t stream) {
-#include "examples/kernels/decay_attention/cuda/tensor_core_path.h"
-}
 void ScanLaunchExample(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                        const ForwardLayout& layout, cudaStream_t stream) {
 #include "examples/kernels/decay_attention/cuda/scan_launch.h"
@@ -217,7 +211,7 @@ void ScanLaunchExample(const DecayAttentionArgs& args, const DecayAttentionPlan&
 void NormalisedBackwardExample(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan,
                                const BackwardLayout& layout, const BatchTile& batch_tile,
                                cudaStream_t stream) {
-#include "examples/kernels/decay_attention/cuda/normalised_backward.h"
+#include "examples/kernels/decay_attention/cuda/normaliser.h"
 }
 }  // namespace cuda
 

@@ -5,7 +5,6 @@
 #include "kernels/common/cpu/head_groups.h"
 #include "kernels/common/shape_problems.h"
 #include "kernels/decay_attention/cpu/workspace.h"
-#include "kernels/decay_attention/cuda/batch_tiles.h"
 #include "kernels/decay_attention/cuda/launch.h"
 #include "kernels/decay_attention/cuda/route.h"
 #include "kernels/decay_attention/cuda/workspace.h"

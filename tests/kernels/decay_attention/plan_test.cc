@@ -6,7 +6,6 @@
 
 #include "core/error.h"
 #include "kernels/decay_attention/cpu/workspace.h"
-#include "kernels/decay_attention/cuda/batch_tiles.h"
 #include "kernels/decay_attention/cuda/route.h"
 #include "kernels/decay_attention/cuda/workspace.h"
 #include "kernels/decay_attention/decay_attention_args.h"

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/decay_attention/cuda/batch_tiles.h"
 #include "kernels/decay_attention/cuda/route.h"
+#include "kernels/decay_attention/cuda/workspace.h"
 #include "kernels/polynomial_attention/polynomial_attention_args.h"
 #include "kernels/softmax_attention/softmax_attention_args.h"
 #include "model/blocks/block.h"

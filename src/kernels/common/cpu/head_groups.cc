@@ -4,7 +4,7 @@
 
 namespace halflife::kernels::cpu {
 
-HeadGroups::HeadGroups(const ScanItems& items, int block_chunks, bool worth)
+HeadGroups::HeadGroups(const HeadItems& items, int block_chunks, bool worth)
     : items_(items), block_chunks_(block_chunks) {
   const int64_t threads = std::max(1, omp_get_max_threads());
   for (int heads = items.num_heads; worth && heads > 1 && heads_per_group_ == 1; --heads) {

@@ -40,7 +40,7 @@ struct ChunkBlock {
   bool first, last;  // first and last in the order of the scan
 };
 
-struct ScanItems {
+struct HeadItems {
   int num_heads = 1;
   int64_t num_items = 0;
   int kinds = 1;  // items per head: its segments, or the passes of a backward
@@ -50,7 +50,7 @@ class HeadGroups {
  public:
   // Groups as many heads as leave every thread the same amount of work; one head per group if
   // `worth` is false.
-  HeadGroups(const ScanItems& items, int block_chunks, bool worth);
+  HeadGroups(const HeadItems& items, int block_chunks, bool worth);
   int heads_per_group() const { return heads_per_group_; }
   int64_t count() const { return items_.num_items / heads_per_group_; }
   int64_t Item(int64_t group, int i) const;  // returns the i-th item of a group
@@ -59,7 +59,7 @@ class HeadGroups {
   std::vector<ChunkBlock> Blocks(int begin, int end, bool descending) const;
 
  private:
-  ScanItems items_;
+  HeadItems items_;
   int block_chunks_;
   int heads_per_group_ = 1;
 };

@@ -3,7 +3,7 @@
 // tokens and in three passes, of which only the scans are sequential:
 //
 //   operands   (channel_operands.cuh)      all tiles in parallel: the operands of the scans
-//   scans      (channel_scan.cuh, channel_segment.cuh, channel_reverse_scan.cuh): products only
+//   scans      (channel_scan.cuh, segment.cuh, channel_reverse_scan.cuh): products only
 //   gradients  (channel_gradients.cuh)     all tiles in parallel: what pairs in a tile contribute
 #pragma once
 

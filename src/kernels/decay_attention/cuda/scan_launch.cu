@@ -8,7 +8,6 @@
 #include "core/error.h"
 #include "kernels/common/cuda/device.h"
 #include "kernels/decay_attention/cuda/normaliser.h"
-#include "kernels/decay_attention/cuda/tensor_core_path.h"
 
 namespace halflife::kernels::cuda {
 namespace {

@@ -1,6 +1,6 @@
 // One scan of decay attention on tensor cores, as launched by the host: over the slices of a head
 // and, if sequences are cut into segments, over these first. A problem needs one or two scans
-// (tensor_core_path.cu). Internal header.
+// (decay_attention.cu). Internal header.
 //
 //   const BatchTile batch_tile = MakeBatchTile(args, 0, plan.forward_batch_tiles);
 //   const Scan scan = MakeScan(args, plan, ForwardDirection(plan, batch_tile));
@@ -16,6 +16,9 @@
 #include "kernels/decay_attention/decay_attention_partition.h"
 
 namespace halflife::kernels::cuda {
+
+// Error (exit 2) if the plan's blocks are not compiled or exceed the device's shared memory.
+void CheckBlocks(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 
 inline bool IsNormalised(const DecayAttentionArgs& args) {
   return args.norm_kind == NormKind::kSumOfKeys;
@@ -94,7 +97,6 @@ struct GradientOutputs {
   TensorView dq, dk, dv, dlog_decay, dkey_scale;
   float* dlambda;
 };
-// The gradients' outputs as their layout says; `first` of the slices of V and, of what slices of K
 // The outputs that the layout assigns to a scan. `first` is the index of its first slice of V;
 // slices that also depend on K start at first * (slices of K).
 GradientOutputs MakeGradientOutputs(const DecayAttentionGradArgs& grads,

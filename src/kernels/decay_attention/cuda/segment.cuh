@@ -7,6 +7,7 @@
 //   | 2 x (x [C, K] 16 | y [C, V] 16) | 2 x tables 2.3 | = kSmemBytes
 #pragma once
 
+#include "kernels/decay_attention/cuda/channel_tile.cuh"
 #include "kernels/decay_attention/cuda/tile.cuh"
 
 namespace halflife::kernels::decay {
@@ -97,6 +98,108 @@ void LaunchStateScan(const StateScanParams& params, cudaStream_t stream) {
   } else {
     Launch({blocks, Forward::kThreads, Forward::kSmemBytes, "decay attention segments"}, stream,
            StateScanKernel<Forward>, params);
+  }
+}
+
+// ---- per-channel decays ----
+//
+// The state that each segment of a sequence computes from a zero state (reverse: from a zero
+// dL/d(state) at its end), with per-channel decays. This is step 1, in tiles of 16
+// tokens, with prepared operands (channel_operands.cuh).
+//
+// Shared memory in KiB, K = V = 128:
+//   | 4 x (x [16, K] 4 | y [16, V] 4 | G and log2 of it 1) | = kSmemBytes
+
+template <int kK_, int kV_, bool kReverse_>
+struct ChannelStateScanConfig {
+  static constexpr int kK = kK_, kV = kV_;
+  static constexpr bool kReverse = kReverse_;
+  static constexpr int kWarps = kK / 16, kThreads = 32 * kWarps;
+  static constexpr int kMinBlocksPerSm = kV == 64 && kK == 64 ? 3 : 1;
+  static constexpr int kSmemBytes = ChannelStateScanBytes(kK, kV);
+};
+
+// S' = G S + (c k Q)^T v, or R' = G R + (scale q P)^T dout. The barrier of a tile: it is loaded,
+// and the previous tile's stage is free.
+template <typename Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
+    ChannelStateScanKernel(const StateScanParams params) {
+  constexpr int kK = Config::kK, kV = Config::kV, kThreads = Config::kThreads;
+  constexpr bool kReverse = Config::kReverse;
+  using Offsets = OperandOffsets<kK>;
+  HL_DYNAMIC_SMEM(raw);
+  SmemCarver carver(raw);
+  bf16* const x_tiles = carver.Take<bf16>(kTileStages * kTile * kK);
+  bf16* const y_tiles = carver.Take<bf16>(kTileStages * kTile * kV);
+  float* const transitions = carver.Take<float>(kTileStages * 2 * kK);  // G and its log2
+  StagedTile* const tiles = carver.Take<StagedTile>(kTileStages);
+
+  const DecayAttentionArgs& args = params.args;
+  const BlockIndex block_index = MakeBlockIndex(args, params.shape, params.checkpoint_every);
+  const TensorView& y = kReverse ? params.dout : args.v;
+  const int y_head =
+      kReverse ? block_index.head : SharedHead(block_index.head, args.num_v_heads, args.num_heads);
+  const TilesOfHead tiles_of_head = TilesOfHeadOf(args, params.shape, block_index);
+  const Rows y_rows = HeadRows(y, y_head, block_index.slice * kV, args.head_dim_v);
+  TileScan next = {args.chunks, block_index.begin, block_index.end, kReverse};
+  next.Start();
+  const auto stage_next = [&](int stage) {
+    const StagedTile staged = next.staged();
+    if (threadIdx.x == 0) tiles[stage] = staged;
+    if (!staged.valid) return;
+    const char* const source = static_cast<const char*>(params.operands) +
+                               tiles_of_head.Index(staged.chunk, staged.row) * Offsets::kBytes;
+    CopyUnits<kThreads, 0, Offsets::kRows>(
+        reinterpret_cast<unsigned char*>(x_tiles + stage * kTile * kK),
+        source + (kReverse ? Offsets::kQ : Offsets::kKeys));
+    CopyUnits<kThreads, 0, 2 * kK * 4>(
+        reinterpret_cast<unsigned char*>(transitions + stage * 2 * kK),
+        source + Offsets::kTransition);
+    LoadTile<kV, kThreads, kTile>(y_tiles + stage * kTile * kV, RowsAt(y_rows, y, staged.tile),
+                                  staged.tile.length);
+    next.Advance();
+  };
+
+  float state[kV / 8][4];
+  Clear(state);
+  const int channel = static_cast<int>(threadIdx.x);  // valid if < kK
+  float log2_transition = 0;
+  VisitStaged(tiles, stage_next, [&](const StagedTile& at, int stage) {
+    const bool resets = (at.tile.flags & kChunkResets) != 0;
+    const float* const transition = transitions + stage * 2 * kK;
+    if (channel < kK)
+      log2_transition =
+          ExtendTransition<kReverse>(log2_transition, transition[kK + channel], resets);
+    if (!kReverse && resets) Clear(state);
+    AdvanceState<kK, kV>(state, x_tiles + stage * kTile * kK, y_tiles + stage * kTile * kV,
+                         transition);
+    if (kReverse && resets) Clear(state);
+  });
+  const int first = block_index.key_slice * kK;
+  const StateRows rows = {args.head_dim_k, args.head_dim_v, first + WarpId() * 16,
+                          block_index.slice * kV};
+  StoreState<false>(
+      state, params.states + block_index.piece * (int64_t{1} * args.head_dim_k * args.head_dim_v),
+      rows);
+  if (channel < kK && first + channel < args.head_dim_k && block_index.slice == 0 &&
+      params.log_transition != nullptr)
+    params.log_transition[block_index.piece * args.head_dim_k + first + channel] =
+        log2_transition * params.transition_unit;
+}
+
+template <int kK, int kV>
+void LaunchChannelStateScan(const StateScanParams& params, cudaStream_t stream) {
+  using Forward = ChannelStateScanConfig<kK, kV, false>;
+  using Reverse = ChannelStateScanConfig<kK, kV, true>;
+  const unsigned blocks = NumBlocks(params.args, params.shape);
+  if (params.reverse) {
+    Launch({blocks, Reverse::kThreads, Reverse::kSmemBytes,
+            "decay attention reverse segments, decays of channels"},
+           stream, ChannelStateScanKernel<Reverse>, params);
+  } else {
+    Launch({blocks, Forward::kThreads, Forward::kSmemBytes,
+            "decay attention segments, decays of channels"},
+           stream, ChannelStateScanKernel<Forward>, params);
   }
 }
 

@@ -3,7 +3,6 @@
 // independently.
 #include "kernels/decay_attention/cuda/channel_gradients.cuh"
 #include "kernels/decay_attention/cuda/channel_operands.cuh"
-#include "kernels/decay_attention/cuda/channel_segment.cuh"
 #include "kernels/decay_attention/cuda/chunk_states.cuh"
 #include "kernels/decay_attention/cuda/segment.cuh"
 
