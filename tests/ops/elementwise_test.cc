@@ -13,7 +13,7 @@
 #include "ops/torch/side_by_side.h"
 #include "support/expect_error.h"
 
-namespace halflife::kernels {
+namespace halflife::ops {
 namespace {
 
 using test::Normal;
@@ -22,20 +22,20 @@ TEST(ExpTest, TwoUlpsOverTheWholeRange) {
   for (double x = -86.9; x < 88.0; x += 0.00173) {
     const auto rounded = static_cast<float>(x);
     const double want = std::exp(static_cast<double>(rounded));
-    ASSERT_NEAR(Exp(rounded) / want, 1.0, 2.5e-7) << "at " << x;
+    ASSERT_NEAR(kernels::Exp(rounded) / want, 1.0, 2.5e-7) << "at " << x;
   }
 }
 
 TEST(ExpTest, Edges) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  EXPECT_EQ(Exp(0.0f), 1.0f);
-  EXPECT_EQ(Exp(-kInfinity), 0.0f);
-  EXPECT_EQ(Exp(-1000.0f), 0.0f);
-  EXPECT_EQ(Exp(kInfinity), kInfinity);
-  EXPECT_EQ(Exp(100.0f), kInfinity);
-  EXPECT_TRUE(std::isnan(Exp(std::nanf(""))));
-  EXPECT_EQ(Sigmoid(-kInfinity), 0.0f);
-  EXPECT_EQ(Sigmoid(kInfinity), 1.0f);
+  EXPECT_EQ(kernels::Exp(0.0f), 1.0f);
+  EXPECT_EQ(kernels::Exp(-kInfinity), 0.0f);
+  EXPECT_EQ(kernels::Exp(-1000.0f), 0.0f);
+  EXPECT_EQ(kernels::Exp(kInfinity), kInfinity);
+  EXPECT_EQ(kernels::Exp(100.0f), kInfinity);
+  EXPECT_TRUE(std::isnan(kernels::Exp(std::nanf(""))));
+  EXPECT_EQ(kernels::Sigmoid(-kInfinity), 0.0f);
+  EXPECT_EQ(kernels::Sigmoid(kInfinity), 1.0f);
 }
 
 TEST(Bf16Test, RoundsAsLibTorch) {
@@ -45,24 +45,24 @@ TEST(Bf16Test, RoundsAsLibTorch) {
   std::copy(std::begin(ties), std::end(ties), data);
   const at::Tensor want = x.to(at::kBFloat16).view(at::kShort);
   for (int64_t i = 0; i < x.numel(); ++i) {
-    const Bf16 got = Narrow<Bf16>(data[i]);
+    const Bf16 got = kernels::Narrow<Bf16>(data[i]);
     ASSERT_EQ(got.bits, static_cast<uint16_t>(want.const_data_ptr<int16_t>()[i])) << data[i];
     ASSERT_EQ(Widen(got), x[i].to(at::kBFloat16).item<float>());
   }
-  EXPECT_TRUE(std::isnan(Widen(Narrow<Bf16>(std::bit_cast<float>(0x7f800001u)))));
-  EXPECT_TRUE(std::isnan(Widen(Narrow<Bf16>(std::bit_cast<float>(0xffffffffu)))));
+  EXPECT_TRUE(std::isnan(Widen(kernels::Narrow<Bf16>(std::bit_cast<float>(0x7f800001u)))));
+  EXPECT_TRUE(std::isnan(Widen(kernels::Narrow<Bf16>(std::bit_cast<float>(0xffffffffu)))));
 }
 
 TEST(SwiGluTest, IsTheFormula) {
   const at::Tensor gate = Normal({40}, 1) * 4, up = Normal({40}, 2);
-  EXPECT_TRUE(test::Close(ops::SwiGlu(gate, up), gate / (1 + (-gate).exp()) * up, 1e-14));
-  EXPECT_TRUE(test::Close(ops::Glu(gate, up), up / (1 + (-gate).exp()), 1e-14));
+  EXPECT_TRUE(test::Close(SwiGlu(gate, up), gate / (1 + (-gate).exp()) * up, 1e-14));
+  EXPECT_TRUE(test::Close(Glu(gate, up), up / (1 + (-gate).exp()), 1e-14));
 }
 
 TEST(SwiGluTest, FusedLoopsMatchFp64) {
   for (const int64_t count : {1, 31, 70000}) {  // Odd sizes, and more than one block of threads.
     SCOPED_TRACE(count);
-    for (const auto product : {ops::SwiGlu, ops::Glu})
+    for (const auto product : {SwiGlu, Glu})
       test::ExpectFloatMatchesDouble([&](const auto& in) { return product(in[0], in[1], {}); },
                                      {Normal({count}, 1) * 4, Normal({count}, 2)}, 1e-6);
   }
@@ -71,14 +71,14 @@ TEST(SwiGluTest, FusedLoopsMatchFp64) {
 TEST(SwiGluTest, Bf16IsRoundedOnce) {
   for (const int64_t count : {1, 31, 70000}) {
     SCOPED_TRACE(count);
-    for (const auto product : {ops::SwiGlu, ops::Glu})
+    for (const auto product : {SwiGlu, Glu})
       test::ExpectBf16MatchesDouble([&](const auto& in) { return product(in[0], in[1], {}); },
                                     {Normal({count}, 1) * 4, Normal({count}, 2)});
   }
 }
 
 TEST(SwiGluTest, GradientsAreFiniteDifferences) {
-  for (const auto product : {ops::SwiGlu, ops::Glu})
+  for (const auto product : {SwiGlu, Glu})
     test::ExpectFiniteDifferences(
         [&](const auto& in) { return product(in[0], in[1], {}).square().sum(); },
         {Normal({12}, 1), Normal({12}, 2)});
@@ -86,7 +86,7 @@ TEST(SwiGluTest, GradientsAreFiniteDifferences) {
 
 TEST(SwiGluTest, NonContiguousOperands) {
   const at::Tensor gate = Normal({6, 10}, 1, at::kFloat), up = Normal({10, 6}, 2, at::kFloat);
-  EXPECT_TRUE(test::BitEqual(ops::SwiGlu(gate, up.t()), ops::SwiGlu(gate, up.t().contiguous())));
+  EXPECT_TRUE(test::BitEqual(SwiGlu(gate, up.t()), SwiGlu(gate, up.t().contiguous())));
 }
 
 // gate and up as columns of one matrix, in either order, give the same bits as separate tensors,
@@ -105,13 +105,13 @@ TEST(SwiGluTest, HalvesOfOneMatrix) {
                          up_copy = up.detach().clone().contiguous().requires_grad_(),
                          dout = Normal({1400, 2, width}, 2, dtype);
         ASSERT_FALSE(gate.is_contiguous());
-        const at::Tensor got = ops::SwiGlu(gate, up), want = ops::SwiGlu(gate_copy, up_copy);
+        const at::Tensor got = SwiGlu(gate, up), want = SwiGlu(gate_copy, up_copy);
         EXPECT_TRUE(test::BitEqual(got, want));
         const auto grads = torch::autograd::grad({got}, {gate, up}, {dout});
         want.backward(dout);
         EXPECT_TRUE(test::BitEqual(grads[0].contiguous(), gate_copy.grad()));
         EXPECT_TRUE(test::BitEqual(grads[1].contiguous(), up_copy.grad()));
-        EXPECT_EQ(ops::AreAdjacentHalves(grads[0], grads[1]), width == 24);
+        EXPECT_EQ(AreAdjacentHalves(grads[0], grads[1]), width == 24);
         EXPECT_EQ(grads[0].storage_offset() > grads[1].storage_offset(), width == 24 && up_first);
       }
     }
@@ -121,16 +121,16 @@ TEST(SwiGluTest, HalvesOfOneMatrix) {
 TEST(SwiGluTest, BadInput) {
   const at::Tensor gate = Normal({6, 10}, 1, at::kFloat), up = Normal({6, 10}, 2, at::kFloat);
   const ExitCode internal = ExitCode::kInternal;
-  EXPECT_HL_ERROR(ops::SwiGlu(gate, up.narrow(0, 0, 5)), internal,
+  EXPECT_HL_ERROR(SwiGlu(gate, up.narrow(0, 0, 5)), internal,
                   "SwiGlu of gate [6, 10] fp32 on cpu and up [5, 10] fp32 on cpu",
                   "one shape, dtype and device for both.");
-  EXPECT_HL_ERROR(ops::SwiGlu(gate.narrow(0, 0, 1), up), internal,
+  EXPECT_HL_ERROR(SwiGlu(gate.narrow(0, 0, 1), up), internal,
                   "gate [1, 10]");  // No broadcasting.
-  EXPECT_HL_ERROR(ops::SwiGlu(gate, up.to(at::kBFloat16)), internal, "up [6, 10] bf16");
-  EXPECT_HL_ERROR(ops::SwiGlu(gate, up.to(at::kMeta)), internal, "up [6, 10] fp32 on meta");
-  EXPECT_HL_ERROR(ops::SwiGlu(gate.to(at::kHalf), up.to(at::kHalf)), ExitCode::kUsage,
+  EXPECT_HL_ERROR(SwiGlu(gate, up.to(at::kBFloat16)), internal, "up [6, 10] bf16");
+  EXPECT_HL_ERROR(SwiGlu(gate, up.to(at::kMeta)), internal, "up [6, 10] fp32 on meta");
+  EXPECT_HL_ERROR(SwiGlu(gate.to(at::kHalf), up.to(at::kHalf)), ExitCode::kUsage,
                   "SwiGlu does not support fp16. Use fp32, bf16 or fp64.");
 }
 
 }  // namespace
-}  // namespace halflife::kernels
+}  // namespace halflife::ops

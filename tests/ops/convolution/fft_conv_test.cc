@@ -10,7 +10,7 @@
 #include "ops/sink_check.h"
 #include "support/expect_error.h"
 
-namespace halflife::kernels {
+namespace halflife::ops {
 namespace {
 
 using test::Close;
@@ -18,7 +18,7 @@ using test::Normal;
 
 constexpr int64_t kBatch = 2, kDim = 3;
 // Decreases to a seventh over 100 tokens in the first channel.
-constexpr ops::FilterWindow kWindow = {.first = -0.02, .step = -0.001};
+constexpr FilterWindow kWindow = {.first = -0.02, .step = -0.001};
 
 at::Tensor Direct(const at::Tensor& x, const at::Tensor& filter) {
   at::Tensor y = at::zeros(x.sizes(), x.options());
@@ -28,13 +28,13 @@ at::Tensor Direct(const at::Tensor& x, const at::Tensor& filter) {
 }
 
 at::Tensor Plain(const std::vector<at::Tensor>& in) {
-  return ops::FftConv({.x = in[0], .filter = in[1]});
+  return FftConv({.x = in[0], .filter = in[1]});
 }
 at::Tensor Skipped(const std::vector<at::Tensor>& in) {
-  return ops::FftConv({.x = in[0], .filter = in[1], .window = kWindow, .skip = in[2]});
+  return FftConv({.x = in[0], .filter = in[1], .window = kWindow, .skip = in[2]});
 }
 at::Tensor Gated(const std::vector<at::Tensor>& in) {
-  return ops::GatedFftConv({.branches = in[0], .filter = in[1], .window = kWindow, .skip = in[2]});
+  return GatedFftConv({.branches = in[0], .filter = in[1], .window = kWindow, .skip = in[2]});
 }
 
 // Lengths below, at and above powers of two and four, with LibTorch's transforms.
@@ -49,7 +49,7 @@ TEST(FftConvTest, WindowSkipAndGatesAreWhatTheySay) {
   const at::Tensor branches = Normal({kBatch, 20, 3 * kDim}, 1), filter = Normal({20, kDim}, 2),
                    skip = Normal({kDim}, 3);
   const std::vector<at::Tensor> parts = branches.chunk(3, 2);
-  const at::Tensor windowed = ops::Windowed(filter, kWindow);
+  const at::Tensor windowed = Windowed(filter, kWindow);
   EXPECT_NEAR((windowed[10][2] / filter[10][2]).item<double>(), std::exp(10 * (-0.02 - 2 * 0.001)),
               1e-15);
   const auto with_skip = [&](const at::Tensor& u) { return Direct(u, windowed) + u * skip; };
@@ -144,4 +144,4 @@ TEST(FftConvTest, BadInput) {
 }
 
 }  // namespace
-}  // namespace halflife::kernels
+}  // namespace halflife::ops

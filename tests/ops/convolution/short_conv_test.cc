@@ -15,7 +15,7 @@
 #include "ops/sink_check.h"
 #include "support/expect_error.h"
 
-namespace halflife::kernels {
+namespace halflife::ops {
 namespace {
 
 using test::BitEqual;
@@ -24,7 +24,7 @@ using test::Normal;
 
 constexpr int64_t kBatch = 2, kSeqLen = 9, kDim = 5, kTaps = 4;
 
-ops::ShortConvInputs Inputs() {
+ShortConvInputs Inputs() {
   return {.x = Normal({kBatch, kSeqLen, kDim}, 1),
           .weight = Normal({kDim, 1, kTaps}, 2),
           .tail = Normal({kBatch, kTaps - 1, kDim}, 3),
@@ -35,16 +35,16 @@ ops::ShortConvInputs Inputs() {
 double Silu(double x) { return x / (1 + std::exp(-x)); }
 
 TEST(ShortConvTest, IsTheDefinitionWithDocuments) {
-  ops::ShortConvInputs in = Inputs();
+  ShortConvInputs in = Inputs();
   in.bias = Normal({kDim}, 4);
   in.starts = at::empty({kBatch, kSeqLen}, at::kBool).fill_(false);
   in.starts[0][0] = true;  // Hides the tail.
   in.starts[0][4] = true;
   in.starts[1][2] = true;
   in.documents = in.starts.to(at::kLong).cumsum(1);
-  const at::Tensor y = ops::ShortConv(in);
+  const at::Tensor y = ShortConv(in);
   in.silu = false;
-  const at::Tensor sums = ops::ShortConv(in);
+  const at::Tensor sums = ShortConv(in);
   for (int64_t b = 0; b < kBatch; ++b) {
     for (int64_t t = 0; t < kSeqLen; ++t) {
       double sum = in.bias[1].item<double>();
@@ -61,22 +61,21 @@ TEST(ShortConvTest, IsTheDefinitionWithDocuments) {
 }
 
 TEST(ShortConvTest, SplitAnywhereIsTheWhole) {
-  ops::ShortConvInputs whole = Inputs();
+  ShortConvInputs whole = Inputs();
   whole.starts = at::empty({kBatch, kSeqLen}, at::kBool).fill_(false);
   whole.starts[1][3] = true;
   whole.documents = whole.starts.to(at::kLong).cumsum(1);
-  const at::Tensor want = ops::ShortConv(whole);
+  const at::Tensor want = ShortConv(whole);
   for (int64_t cut = 1; cut < kSeqLen; ++cut) {  // Includes parts that are shorter than the tail.
-    ops::ShortConvInputs first = whole, second = whole;
-    for (const auto member : {&ops::ShortConvInputs::x, &ops::ShortConvInputs::documents,
-                              &ops::ShortConvInputs::starts}) {
+    ShortConvInputs first = whole, second = whole;
+    for (const auto member :
+         {&ShortConvInputs::x, &ShortConvInputs::documents, &ShortConvInputs::starts}) {
       first.*member = (whole.*member).narrow(1, 0, cut);
       second.*member = (whole.*member).narrow(1, cut, kSeqLen - cut);
     }
-    second.tail = ops::ShortConvTail(first);
-    EXPECT_TRUE(Close(at::cat({ops::ShortConv(first), ops::ShortConv(second)}, 1), want, 1e-14))
-        << cut;
-    EXPECT_TRUE(Close(ops::ShortConvTail(second), ops::ShortConvTail(whole), 1e-14)) << cut;
+    second.tail = ShortConvTail(first);
+    EXPECT_TRUE(Close(at::cat({ShortConv(first), ShortConv(second)}, 1), want, 1e-14)) << cut;
+    EXPECT_TRUE(Close(ShortConvTail(second), ShortConvTail(whole), 1e-14)) << cut;
   }
 }
 
@@ -97,16 +96,16 @@ at::Tensor Starts(const Case& c) {
 
 at::Tensor RunCase(const Case& c, const at::Tensor& x, const at::Tensor& weight,
                    const at::Tensor& tail, const at::Tensor& bias = {}) {
-  ops::ShortConvInputs in = {.x = x,
-                             .weight = weight,
-                             .bias = bias,
-                             .tail = {},
-                             .documents = {},
-                             .starts = {},
-                             .silu = c.silu};
+  ShortConvInputs in = {.x = x,
+                        .weight = weight,
+                        .bias = bias,
+                        .tail = {},
+                        .documents = {},
+                        .starts = {},
+                        .silu = c.silu};
   if (c.tail) in.tail = tail;
   if (c.documents) in.starts = Starts(c), in.documents = in.starts.to(at::kLong).cumsum(1);
-  return ops::ShortConv(in);
+  return ShortConv(in);
 }
 
 // Lengths around blocks of 64 tokens and below the number of taps, every number of taps, and each
@@ -237,34 +236,32 @@ TEST(ShortConvTest, ANanStaysInItsDocument) {
     const at::Tensor starts = at::zeros({1, 20}, at::kBool);
     starts.select(1, 18).fill_(true);
     const auto conv = [&](const at::Tensor& of) {
-      return ops::ShortConvInputs{.x = of,
-                                  .weight = Normal({2, 1, taps}, 2, at::kFloat),
-                                  .bias = {},
-                                  .tail = {},
-                                  .documents = starts.to(at::kLong).cumsum(1),
-                                  .starts = starts};
+      return ShortConvInputs{.x = of,
+                             .weight = Normal({2, 1, taps}, 2, at::kFloat),
+                             .bias = {},
+                             .tail = {},
+                             .documents = starts.to(at::kLong).cumsum(1),
+                             .starts = starts};
     };
-    const at::Tensor got = ops::ShortConv(conv(x)), want = ops::ShortConv(conv(clean));
+    const at::Tensor got = ShortConv(conv(x)), want = ShortConv(conv(clean));
     EXPECT_TRUE(test::BitEqual(got.narrow(1, 0, 17), want.narrow(1, 0, 17))) << taps;
     EXPECT_TRUE(test::BitEqual(got.narrow(1, 18, 2), want.narrow(1, 18, 2))) << taps;
-    EXPECT_TRUE(test::BitEqual(ops::ShortConvTail(conv(x)), ops::ShortConvTail(conv(clean))))
-        << taps;
+    EXPECT_TRUE(test::BitEqual(ShortConvTail(conv(x)), ShortConvTail(conv(clean)))) << taps;
   }
 }
 
 TEST(ShortConvTest, SplitAndCarryInBits) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-    ops::ShortConvInputs whole = Inputs();
+    ShortConvInputs whole = Inputs();
     whole.x = whole.x.to(dtype), whole.weight = whole.weight.to(dtype);
     whole.tail = whole.tail.to(dtype);
-    const at::Tensor want = ops::ShortConv(whole);
+    const at::Tensor want = ShortConv(whole);
     for (int64_t cut = 1; cut < kSeqLen; ++cut) {
-      ops::ShortConvInputs first = whole, second = whole;
+      ShortConvInputs first = whole, second = whole;
       first.x = whole.x.narrow(1, 0, cut), second.x = whole.x.narrow(1, cut, kSeqLen - cut);
-      second.tail = ops::ShortConvTail(first).to(at::kFloat);  // As a decoding state stores it.
-      EXPECT_TRUE(test::BitEqual(at::cat({ops::ShortConv(first), ops::ShortConv(second)}, 1), want))
-          << cut;
-      EXPECT_TRUE(test::BitEqual(ops::ShortConvTail(second), ops::ShortConvTail(whole))) << cut;
+      second.tail = ShortConvTail(first).to(at::kFloat);  // As a decoding state stores it.
+      EXPECT_TRUE(test::BitEqual(at::cat({ShortConv(first), ShortConv(second)}, 1), want)) << cut;
+      EXPECT_TRUE(test::BitEqual(ShortConvTail(second), ShortConvTail(whole))) << cut;
     }
   }
 }
@@ -273,28 +270,28 @@ TEST(ShortConvTest, StepsEqualTheWholeInBitsAndKeepTheirTail) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     for (const int64_t taps : {1, 2, 4}) {
       SCOPED_TRACE(taps);
-      ops::ShortConvInputs whole = Inputs();
+      ShortConvInputs whole = Inputs();
       if (taps == 2) whole.bias = Normal({kDim}, 4, at::kFloat), whole.silu = false;
       whole.x = whole.x.to(dtype);
       whole.weight = whole.weight.narrow(2, 0, taps).to(at::kFloat);
       whole.tail = whole.tail.narrow(1, 0, taps - 1).to(dtype);
-      const at::Tensor want = ops::ShortConv(whole);
+      const at::Tensor want = ShortConv(whole);
       at::Tensor tail = whole.tail.to(at::kFloat).clone();
       const void* const memory = tail.const_data_ptr();
       for (int64_t t = 0; t < kSeqLen; ++t)
-        EXPECT_TRUE(test::BitEqual(ops::ShortConvStep({.x = whole.x.select(1, t),
-                                                       .weight = whole.weight,
-                                                       .bias = whole.bias,
-                                                       .silu = whole.silu},
-                                                      tail),
+        EXPECT_TRUE(test::BitEqual(ShortConvStep({.x = whole.x.select(1, t),
+                                                  .weight = whole.weight,
+                                                  .bias = whole.bias,
+                                                  .silu = whole.silu},
+                                                 tail),
                                    want.select(1, t)))
             << t;
       EXPECT_EQ(tail.const_data_ptr(), memory);
-      EXPECT_TRUE(test::BitEqual(tail, ops::ShortConvTail(whole).to(at::kFloat)));
+      EXPECT_TRUE(test::BitEqual(tail, ShortConvTail(whole).to(at::kFloat)));
     }
   }
   at::Tensor none;
-  EXPECT_HL_ERROR(ops::ShortConvStep({.x = Inputs().x, .weight = Inputs().weight}, none),
+  EXPECT_HL_ERROR(ShortConvStep({.x = Inputs().x, .weight = Inputs().weight}, none),
                   ExitCode::kInternal, "ShortConvStep got x [2, 9, 5]", "tail undefined");
 }
 
@@ -315,13 +312,13 @@ TEST(ShortConvTest, GradientsAreFiniteDifferences) {
   for (const bool silu : {false, true}) {
     test::ExpectFiniteDifferences(
         [silu](const auto& in) {
-          return ops::ShortConv({.x = in[0],
-                                 .weight = in[1],
-                                 .bias = in[3],
-                                 .tail = in[2],
-                                 .documents = {},
-                                 .starts = {},
-                                 .silu = silu})
+          return ShortConv({.x = in[0],
+                            .weight = in[1],
+                            .bias = in[3],
+                            .tail = in[2],
+                            .documents = {},
+                            .starts = {},
+                            .silu = silu})
               .square()
               .sum();
         },
@@ -330,16 +327,16 @@ TEST(ShortConvTest, GradientsAreFiniteDifferences) {
 }
 
 TEST(ShortConvTest, BadInput) {
-  ops::ShortConvInputs good = Inputs();
+  ShortConvInputs good = Inputs();
   for (at::Tensor* x : {&good.x, &good.weight, &good.tail}) *x = x->to(at::kFloat);
   good.bias = at::zeros({kDim}, at::kFloat);
   good.starts = at::zeros({kBatch, kSeqLen}, at::kBool);
   good.documents = at::zeros({kBatch, kSeqLen}, at::kLong);
   const auto expect = [&](const auto& change, ExitCode code, const std::string& message) {
-    ops::ShortConvInputs changed = good;
+    ShortConvInputs changed = good;
     change(changed);
-    EXPECT_HL_ERROR(ops::ShortConv(changed), code, message);
-    EXPECT_HL_ERROR(ops::ShortConvTail(changed), code, message);
+    EXPECT_HL_ERROR(ShortConv(changed), code, message);
+    EXPECT_HL_ERROR(ShortConvTail(changed), code, message);
   };
   const ExitCode internal = ExitCode::kInternal, usage = ExitCode::kUsage;
   expect(
@@ -370,4 +367,4 @@ TEST(ShortConvTest, BadInput) {
 }
 
 }  // namespace
-}  // namespace halflife::kernels
+}  // namespace halflife::ops

@@ -12,7 +12,7 @@
 #include "ops/recording_sink.h"
 #include "support/expect_error.h"
 
-namespace halflife::kernels {
+namespace halflife::ops {
 namespace {
 
 using test::Normal;
@@ -22,7 +22,7 @@ constexpr int64_t kRows = 5, kDim = 6, kVocab = 7;
 
 at::Tensor Targets() { return at::tensor({3, -100, 0, 6, 2}, at::kLong); }
 
-ops::LinearCrossEntropyInputs MakeInputs(double scale, at::ScalarType dtype = at::kDouble) {
+LinearCrossEntropyInputs MakeInputs(double scale, at::ScalarType dtype = at::kDouble) {
   return {(Normal({kRows, kDim}, 1) * scale).to(dtype), Normal({kVocab, kDim}, 2).to(dtype),
           Targets()};
 }
@@ -31,7 +31,7 @@ ops::LinearCrossEntropyInputs MakeInputs(double scale, at::ScalarType dtype = at
 struct Sums {
   double loss = 0, z_loss = 0;
 };
-Sums Definition(const ops::LinearCrossEntropyInputs& inputs) {
+Sums Definition(const LinearCrossEntropyInputs& inputs) {
   Sums sums;
   const at::Tensor logits = at::linear(inputs.hidden, inputs.weight).to(at::kDouble);
   const at::Tensor log_p = at::log_softmax(logits, 1);
@@ -47,11 +47,11 @@ Sums Definition(const ops::LinearCrossEntropyInputs& inputs) {
 
 TEST(LinearCrossEntropyTest, IsTheDefinition) {
   for (const double scale : {1.0, 40.0}) {  // Logits up to +-100, so that rows are also peaked.
-    const ops::LinearCrossEntropyInputs inputs = MakeInputs(scale);
+    const LinearCrossEntropyInputs inputs = MakeInputs(scale);
     const Sums want = Definition(inputs);
     for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
-      const ops::LinearCrossEntropySums got =
-          ops::LinearCrossEntropy(MakeInputs(scale, dtype), {.z_loss_weight = 0.25});
+      const LinearCrossEntropySums got =
+          LinearCrossEntropy(MakeInputs(scale, dtype), {.z_loss_weight = 0.25});
       const double tolerance = dtype == at::kDouble ? 1e-13 : 1e-6;
       EXPECT_NEAR(got.loss.item<double>(), want.loss, tolerance * want.loss);
       EXPECT_NEAR(got.z_loss.item<double>(), want.z_loss, tolerance * want.z_loss);
@@ -66,18 +66,18 @@ TEST(LinearCrossEntropyTest, IsTheDefinition) {
 TEST(LinearCrossEntropyTest, GivesItsOwnWeightsGradientToTheSinkUnrounded) {
   for (const bool is_own : {true, false}) {
     SCOPED_TRACE(is_own);
-    const ops::LinearCrossEntropyInputs in = MakeInputs(1, at::kBFloat16);
+    const LinearCrossEntropyInputs in = MakeInputs(1, at::kBFloat16);
     const at::Tensor weight = in.weight.clone().requires_grad_();
     test::RecordingSink::Log log(weight, 0);
     log.Attach(weight);
-    ops::LinearCrossEntropy({in.hidden, weight, in.targets}, {.weight_is_own = is_own})
+    LinearCrossEntropy({in.hidden, weight, in.targets}, {.weight_is_own = is_own})
         .objective.mul(0.3)
         .backward();
     EXPECT_EQ(log.written, 1);
     EXPECT_FALSE(weight.grad().defined());
     const at::Tensor wide = in.weight.to(at::kDouble).requires_grad_();
     const at::Tensor loss =
-        ops::LinearCrossEntropy({in.hidden.to(at::kDouble), wide, in.targets}, {}).objective;
+        LinearCrossEntropy({in.hidden.to(at::kDouble), wide, in.targets}, {}).objective;
     const at::Tensor want = grad({loss * 0.3}, {wide})[0];
     const double error =
         (log.sum - want).abs().max().item<double>() / want.abs().max().item<double>();
@@ -88,8 +88,8 @@ TEST(LinearCrossEntropyTest, GivesItsOwnWeightsGradientToTheSinkUnrounded) {
 
 TEST(LinearCrossEntropyTest, LogitsAreThoseOfTheLoss) {
   for (const at::ScalarType dtype : {at::kBFloat16, at::kFloat, at::kDouble}) {
-    const ops::LinearCrossEntropyInputs in = MakeInputs(1, dtype);
-    const at::Tensor got = ops::LinearLogits(in.hidden.view({1, kRows, kDim}), in.weight);
+    const LinearCrossEntropyInputs in = MakeInputs(1, dtype);
+    const at::Tensor got = LinearLogits(in.hidden.view({1, kRows, kDim}), in.weight);
     EXPECT_EQ(got.sizes(), at::IntArrayRef({1, kRows, kVocab}));
     EXPECT_EQ(got.scalar_type(), dtype == at::kDouble ? at::kDouble : at::kFloat);
     const at::Tensor want = at::linear(in.hidden.to(at::kDouble), in.weight.to(at::kDouble));
@@ -101,10 +101,9 @@ TEST(LinearCrossEntropyTest, GradientsAreFiniteDifferences) {
   for (const double z_loss_weight : {0.0, 0.3}) {
     test::ExpectFiniteDifferences(
         [&](const std::vector<at::Tensor>& in) {
-          return 0.7 *
-                 ops::LinearCrossEntropy({in[0], in[1], Targets()},
-                                         {.z_loss_weight = z_loss_weight, .rows_per_block = 2})
-                     .objective;
+          return 0.7 * LinearCrossEntropy({in[0], in[1], Targets()},
+                                          {.z_loss_weight = z_loss_weight, .rows_per_block = 2})
+                           .objective;
         },
         {MakeInputs(2).hidden, MakeInputs(2).weight});
   }
@@ -113,16 +112,16 @@ TEST(LinearCrossEntropyTest, GradientsAreFiniteDifferences) {
 TEST(LinearCrossEntropyTest, FusedRowsMatchFp64) {
   test::ExpectFloatMatchesDouble(
       [](const std::vector<at::Tensor>& in) {
-        return ops::LinearCrossEntropy({in[0], in[1], Targets()}, {.z_loss_weight = 0.3}).objective;
+        return LinearCrossEntropy({in[0], in[1], Targets()}, {.z_loss_weight = 0.3}).objective;
       },
       {MakeInputs(2).hidden, MakeInputs(2).weight}, 1e-6);
 }
 
 TEST(LinearCrossEntropyTest, RowsWithoutATargetGetNoGradient) {
-  ops::LinearCrossEntropyInputs inputs = MakeInputs(1, at::kFloat);
+  LinearCrossEntropyInputs inputs = MakeInputs(1, at::kFloat);
   inputs.hidden.requires_grad_();
   const at::Tensor dhidden =
-      grad({ops::LinearCrossEntropy(inputs, {.z_loss_weight = 1}).objective}, {inputs.hidden})[0];
+      grad({LinearCrossEntropy(inputs, {.z_loss_weight = 1}).objective}, {inputs.hidden})[0];
   EXPECT_TRUE((dhidden[1] == 0).all().item<bool>());
   EXPECT_FALSE((dhidden[0] == 0).any().item<bool>());
 }
@@ -131,24 +130,24 @@ TEST(LinearCrossEntropyTest, RowsWithoutATargetGetNoGradient) {
 // power of two, at least 64 for any vocabulary, and at most the number of rows that exist.
 TEST(LinearCrossEntropyTest, BlocksFitTheirDevice) {
   constexpr int64_t kMany = 1 << 20;
-  EXPECT_EQ(ops::CrossEntropyRowsPerBlock(kMany, 1 << 15, false), 512);
-  EXPECT_EQ(ops::CrossEntropyRowsPerBlock(kMany, 1 << 15, true), 4096);
-  EXPECT_EQ(ops::CrossEntropyRowsPerBlock(kMany, (1 << 15) + 1, true), 2048);
-  EXPECT_EQ(ops::CrossEntropyRowsPerBlock(kMany, 1 << 28, false), 64);
-  EXPECT_EQ(ops::CrossEntropyRowsPerBlock(kMany, 1 << 28, true), 64);
-  EXPECT_EQ(ops::CrossEntropyRowsPerBlock(1000, 1 << 15, true), 1000);
-  EXPECT_EQ(ops::CrossEntropyRowsPerBlock(0, 1 << 15, true), 1);
+  EXPECT_EQ(CrossEntropyRowsPerBlock(kMany, 1 << 15, false), 512);
+  EXPECT_EQ(CrossEntropyRowsPerBlock(kMany, 1 << 15, true), 4096);
+  EXPECT_EQ(CrossEntropyRowsPerBlock(kMany, (1 << 15) + 1, true), 2048);
+  EXPECT_EQ(CrossEntropyRowsPerBlock(kMany, 1 << 28, false), 64);
+  EXPECT_EQ(CrossEntropyRowsPerBlock(kMany, 1 << 28, true), 64);
+  EXPECT_EQ(CrossEntropyRowsPerBlock(1000, 1 << 15, true), 1000);
+  EXPECT_EQ(CrossEntropyRowsPerBlock(0, 1 << 15, true), 1);
 }
 
 // The bytes of tensors that exist at the same time.
 TEST(LinearCrossEntropyTest, BytesAreThoseOfTheTensors) {
   constexpr int64_t kN = 10'000, kD = 8, kV = 1 << 15;
   const double gradients = 4.0 * (kN * kD + kV * kD), cpu = 512.0 * kV, gpu = 4096.0 * kV;
-  EXPECT_EQ(ops::LinearCrossEntropyBytes(kN, kV, kD, {}), gradients + 4 * cpu);
-  EXPECT_EQ(ops::LinearCrossEntropyBytes(kN, kV, kD, {.bf16 = true}),
+  EXPECT_EQ(LinearCrossEntropyBytes(kN, kV, kD, {}), gradients + 4 * cpu);
+  EXPECT_EQ(LinearCrossEntropyBytes(kN, kV, kD, {.bf16 = true}),
             gradients + 4 * cpu + 4.0 * kV * kD);
-  EXPECT_EQ(ops::LinearCrossEntropyBytes(kN, kV, kD, {.gpu = true}), gradients + 4 * gpu);
-  EXPECT_EQ(ops::LinearCrossEntropyBytes(kN, kV, kD, {.bf16 = true, .gpu = true}),
+  EXPECT_EQ(LinearCrossEntropyBytes(kN, kV, kD, {.gpu = true}), gradients + 4 * gpu);
+  EXPECT_EQ(LinearCrossEntropyBytes(kN, kV, kD, {.bf16 = true, .gpu = true}),
             gradients + (4 + 2) * gpu);
 }
 
@@ -158,7 +157,7 @@ TEST(LinearCrossEntropyTest, AnyBlockSize) {
                    weight = Normal({50, 16}, 4, at::kFloat).requires_grad_(),
                    targets = at::randint(-1, 50, {300}, at::kLong);
   const auto run = [&](int64_t rows) {
-    const auto sums = ops::LinearCrossEntropy({hidden, weight, targets}, {.rows_per_block = rows});
+    const auto sums = LinearCrossEntropy({hidden, weight, targets}, {.rows_per_block = rows});
     auto results = grad({sums.objective}, {hidden, weight});
     results.push_back(sums.loss);
     return results;
@@ -179,7 +178,7 @@ TEST(LinearCrossEntropyTest, RowsWithoutATargetMayBeLeftOut) {
   at::Tensor targets = at::randint(0, 50, {240}, at::kLong);
   targets.view({60, 4}).narrow(1, 1, 3).fill_(-100);
   const auto run = [&](int64_t num_targets) {
-    const auto sums = ops::LinearCrossEntropy(
+    const auto sums = LinearCrossEntropy(
         {hidden, weight, targets},
         {.z_loss_weight = 0.1, .rows_per_block = 32, .num_targets = num_targets});
     auto results = grad({sums.objective}, {hidden, weight});
@@ -192,9 +191,8 @@ TEST(LinearCrossEntropyTest, RowsWithoutATargetMayBeLeftOut) {
     EXPECT_TRUE(test::Close(chosen[i], all[i], 1e-6)) << "result " << i;
   EXPECT_TRUE((chosen[0][1] == 0).all().item<bool>()) << "no gradient without a target";
 
-  const at::Tensor losses = ops::LinearTokenCrossEntropy({hidden, weight, targets});
-  const at::Tensor same =
-      ops::LinearTokenCrossEntropy({hidden, weight, targets}, {.num_targets = 60});
+  const at::Tensor losses = LinearTokenCrossEntropy({hidden, weight, targets});
+  const at::Tensor same = LinearTokenCrossEntropy({hidden, weight, targets}, {.num_targets = 60});
   EXPECT_TRUE(test::Close(same, losses, 1e-6));
   EXPECT_HL_ERROR(run(59), ExitCode::kInternal, "60 targets, but num_targets is 59");
   targets.fill_(-100);
@@ -203,60 +201,60 @@ TEST(LinearCrossEntropyTest, RowsWithoutATargetMayBeLeftOut) {
 
 TEST(LinearCrossEntropyTest, ScoresAreRightWhereTheTargetHasTheLargestLogit) {
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
-    ops::LinearCrossEntropyInputs inputs = MakeInputs(1, dtype);
+    LinearCrossEntropyInputs inputs = MakeInputs(1, dtype);
     const at::Tensor best = at::linear(inputs.hidden, inputs.weight).argmax(1);
     inputs.targets = best.clone();
     inputs.targets[0] = (best[0] + 1) % kVocab;
     inputs.targets[2] = -100;
     for (const int64_t num_targets : {-1, 4}) {
-      const ops::TokenScores scores =
-          ops::LinearTokenScores(inputs, {.rows_per_block = 2, .num_targets = num_targets});
+      const TokenScores scores =
+          LinearTokenScores(inputs, {.rows_per_block = 2, .num_targets = num_targets});
       EXPECT_TRUE(scores.correct.equal(at::tensor({0, 1, 0, 1, 1}, scores.correct.options())));
-      EXPECT_TRUE(scores.loss.equal(ops::LinearTokenCrossEntropy(inputs, {.rows_per_block = 2})));
+      EXPECT_TRUE(scores.loss.equal(LinearTokenCrossEntropy(inputs, {.rows_per_block = 2})));
     }
   }
 }
 
 TEST(LinearCrossEntropyTest, Bf16FormsLogitsInFp32) {
-  const ops::LinearCrossEntropyInputs narrow = MakeInputs(20, at::kBFloat16);
-  const ops::LinearCrossEntropyInputs wide = {narrow.hidden.to(at::kFloat),
-                                              narrow.weight.to(at::kFloat), Targets()};
-  EXPECT_EQ(ops::LinearCrossEntropy(narrow, {}).loss.item<float>(),
-            ops::LinearCrossEntropy(wide, {}).loss.item<float>());
+  const LinearCrossEntropyInputs narrow = MakeInputs(20, at::kBFloat16);
+  const LinearCrossEntropyInputs wide = {narrow.hidden.to(at::kFloat), narrow.weight.to(at::kFloat),
+                                         Targets()};
+  EXPECT_EQ(LinearCrossEntropy(narrow, {}).loss.item<float>(),
+            LinearCrossEntropy(wide, {}).loss.item<float>());
 }
 
 TEST(LinearCrossEntropyTest, TokensSumToTheLoss) {
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
-    const ops::LinearCrossEntropyInputs inputs = MakeInputs(1, dtype);
-    const at::Tensor tokens = ops::LinearTokenCrossEntropy(inputs, {.rows_per_block = 2});
+    const LinearCrossEntropyInputs inputs = MakeInputs(1, dtype);
+    const at::Tensor tokens = LinearTokenCrossEntropy(inputs, {.rows_per_block = 2});
     EXPECT_EQ(tokens[1].item<double>(), 0);
     EXPECT_NEAR(tokens.sum().item<double>(), Definition(inputs).loss, 1e-5);
   }
 }
 
 TEST(LinearCrossEntropyTest, NoRowsAndNanLogits) {
-  ops::LinearCrossEntropyInputs inputs = MakeInputs(1, at::kFloat);
-  const ops::LinearCrossEntropyInputs none = {inputs.hidden.narrow(0, 0, 0), inputs.weight,
-                                              inputs.targets.narrow(0, 0, 0)};
-  EXPECT_EQ(ops::LinearCrossEntropy(none, {}).loss.item<float>(), 0);
+  LinearCrossEntropyInputs inputs = MakeInputs(1, at::kFloat);
+  const LinearCrossEntropyInputs none = {inputs.hidden.narrow(0, 0, 0), inputs.weight,
+                                         inputs.targets.narrow(0, 0, 0)};
+  EXPECT_EQ(LinearCrossEntropy(none, {}).loss.item<float>(), 0);
   const at::Tensor weight = inputs.weight.clone().requires_grad_();
-  const auto sums = ops::LinearCrossEntropy({none.hidden, weight, none.targets}, {});
+  const auto sums = LinearCrossEntropy({none.hidden, weight, none.targets}, {});
   EXPECT_TRUE(grad({sums.objective}, {weight})[0].eq(0).all().item<bool>());
   inputs.hidden[0][0] = std::numeric_limits<float>::quiet_NaN();
-  EXPECT_TRUE(std::isnan(ops::LinearCrossEntropy(inputs, {}).loss.item<float>()));
+  EXPECT_TRUE(std::isnan(LinearCrossEntropy(inputs, {}).loss.item<float>()));
 }
 
 TEST(LinearCrossEntropyTest, BadInput) {
-  ops::LinearCrossEntropyInputs inputs = MakeInputs(1, at::kFloat);
+  LinearCrossEntropyInputs inputs = MakeInputs(1, at::kFloat);
   inputs.targets = inputs.targets + 1;
-  EXPECT_HL_ERROR(ops::LinearTokenCrossEntropy(inputs), ExitCode::kData, "target token 7",
+  EXPECT_HL_ERROR(LinearTokenCrossEntropy(inputs), ExitCode::kData, "target token 7",
                   "vocabulary of 7 tokens");
-  EXPECT_HL_ERROR(ops::LinearCrossEntropy(inputs, {}), ExitCode::kData, "target token 7");
+  EXPECT_HL_ERROR(LinearCrossEntropy(inputs, {}), ExitCode::kData, "target token 7");
   const auto expect = [](const auto& change, ExitCode code, const std::string& message) {
-    ops::LinearCrossEntropyInputs changed = MakeInputs(1, at::kFloat);
+    LinearCrossEntropyInputs changed = MakeInputs(1, at::kFloat);
     change(changed);
-    EXPECT_HL_ERROR(ops::LinearCrossEntropy(changed, {}), code, message);
-    EXPECT_HL_ERROR(ops::LinearTokenCrossEntropy(changed), code, message);
+    EXPECT_HL_ERROR(LinearCrossEntropy(changed, {}), code, message);
+    EXPECT_HL_ERROR(LinearTokenCrossEntropy(changed), code, message);
   };
   const ExitCode internal = ExitCode::kInternal;
   expect([](auto& in) { in.weight = in.weight.to(at::kBFloat16); }, internal, "of one dtype");
@@ -278,17 +276,17 @@ TEST(LinearCrossEntropyTest, BadInput) {
 TEST(CrossEntropyRowsTest, BadInput) {
   const at::Tensor logits = Normal({kRows, kVocab}, 1, at::kFloat);
   const auto reduce = [](at::Tensor of, const at::Tensor& targets,
-                         const ops::internal::CrossEntropyRows& out) {
-    ops::internal::ReduceRows(of, targets, 0, true, out);
+                         const internal::CrossEntropyRows& out) {
+    internal::ReduceRows(of, targets, 0, true, out);
   };
-  const auto out = ops::internal::EmptyRows(kRows, logits.options());
+  const auto out = internal::EmptyRows(kRows, logits.options());
   const ExitCode code = ExitCode::kInternal;
   EXPECT_HL_ERROR(reduce(logits, Targets().narrow(0, 0, 4), out), code,
                   "cross entropy got logits [5, 7] fp32 on cpu with targets [4] int64 on cpu",
                   "targets [R] int64");
   EXPECT_HL_ERROR(reduce(logits, Targets().to(at::kInt), out), code, "targets [5] int32");
   EXPECT_HL_ERROR(reduce(logits, Targets(), out.Narrow(0, 4)), code, "loss [4]");
-  EXPECT_HL_ERROR(reduce(logits, Targets(), ops::internal::EmptyRows(kRows, at::kDouble)), code,
+  EXPECT_HL_ERROR(reduce(logits, Targets(), internal::EmptyRows(kRows, at::kDouble)), code,
                   "loss [5] fp64", "of the logits' dtype");
   EXPECT_HL_ERROR(reduce(logits.t().contiguous().t(), Targets(), out), code, "all contiguous");
   EXPECT_HL_ERROR(reduce(logits.to(at::kHalf), Targets(), out), code, "logits [5, 7] fp16");
@@ -296,4 +294,4 @@ TEST(CrossEntropyRowsTest, BadInput) {
 }
 
 }  // namespace
-}  // namespace halflife::kernels
+}  // namespace halflife::ops

@@ -3,18 +3,17 @@
 
 #include <gtest/gtest.h>
 
-namespace halflife::kernels {
+namespace halflife::ops {
 namespace {
 
 TEST(DeviceLimits, WarpgroupsAreHoppersWhereTheyAreBuiltAndWanted) {
-  EXPECT_TRUE(ops::ShouldUseWgmma(9, true, nullptr));
-  EXPECT_TRUE(ops::ShouldUseWgmma(9, true, "1"));
-  EXPECT_TRUE(ops::ShouldUseWgmma(9, true, ""));
-  EXPECT_FALSE(ops::ShouldUseWgmma(9, true, "0"));
-  EXPECT_FALSE(ops::ShouldUseWgmma(9, false, nullptr));
-  for (const int other : {8, 10, 12})
-    EXPECT_FALSE(ops::ShouldUseWgmma(other, true, nullptr)) << other;
+  EXPECT_TRUE(ShouldUseWgmma(9, true, nullptr));
+  EXPECT_TRUE(ShouldUseWgmma(9, true, "1"));
+  EXPECT_TRUE(ShouldUseWgmma(9, true, ""));
+  EXPECT_FALSE(ShouldUseWgmma(9, true, "0"));
+  EXPECT_FALSE(ShouldUseWgmma(9, false, nullptr));
+  for (const int other : {8, 10, 12}) EXPECT_FALSE(ShouldUseWgmma(other, true, nullptr)) << other;
 }
 
 }  // namespace
-}  // namespace halflife::kernels
+}  // namespace halflife::ops

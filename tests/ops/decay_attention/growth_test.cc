@@ -9,7 +9,7 @@
 #include "ops/gradient_check.h"
 #include "support/expect_error.h"
 
-namespace halflife::kernels {
+namespace halflife::ops {
 namespace {
 
 using test::Close;
@@ -23,16 +23,16 @@ using test::Uniform;
 // gradient, because its scale is arbitrary.
 DecayProblem GrowingProblem(int64_t seq_len, bool per_channel, uint64_t seed, at::ScalarType dtype,
                             bool key_scale = false) {
-  DecayProblem problem =
-      MakeProblem({.batch = 1,
-                   .seq_len = seq_len,
-                   .dim_k = 8,
-                   .dim_v = 6,
-                   .kind = per_channel ? DecayKind::kPerHeadChannel : DecayKind::kPerHead,
-                   .initial_state = false,
-                   .normalised = true,
-                   .key_scale = key_scale},
-                  seed, dtype);
+  DecayProblem problem = MakeProblem(
+      {.batch = 1,
+       .seq_len = seq_len,
+       .dim_k = 8,
+       .dim_v = 6,
+       .kind = per_channel ? kernels::DecayKind::kPerHeadChannel : kernels::DecayKind::kPerHead,
+       .initial_state = false,
+       .normalised = true,
+       .key_scale = key_scale},
+      seed, dtype);
   at::Tensor& g = problem.inputs.log_decay;
   g = (per_channel ? Uniform({2, 8}, seed) * 0.1 - 0.05 : at::full({2}, 0.05, at::kDouble))
           .to(dtype);
@@ -43,7 +43,7 @@ DecayProblem GrowingProblem(int64_t seq_len, bool per_channel, uint64_t seed, at
 }
 
 // Returns exp(log_scale) times the state, in fp64.
-ops::DecayState AtTrueScale(const ops::DecayState& state) {
+DecayState AtTrueScale(const DecayState& state) {
   const at::Tensor scale = state.log_scale.exp().unsqueeze(2);  // [sequences, H, 1]
   return {.kv = state.kv.to(at::kDouble) * scale.unsqueeze(3),
           .norm = state.norm.to(at::kDouble) * scale};
@@ -55,8 +55,8 @@ double RelativeError(const at::Tensor& got, const at::Tensor& want) {
   return ((got.to(at::kDouble) - wide).abs().max() / wide.abs().max()).item<double>();
 }
 
-void ExpectGrads(const ops::DecayAttentionGrads& got, const ops::DecayAttentionGrads& want,
-                 double tolerance, double decay_tolerance) {
+void ExpectGrads(const DecayAttentionGrads& got, const DecayAttentionGrads& want, double tolerance,
+                 double decay_tolerance) {
   EXPECT_LE(RelativeError(got.dq, want.dq), tolerance) << "dq";
   EXPECT_LE(RelativeError(got.dk, want.dk), tolerance) << "dk";
   EXPECT_LE(RelativeError(got.dv, want.dv), tolerance) << "dv";
@@ -73,7 +73,7 @@ TEST(DecayGrowth, FarBeyondTheRangeOfFloat) {
       SCOPED_TRACE(testing::Message() << "per channel " << per_channel << ", " << dtype);
       const DecayProblem problem = GrowingProblem(4096, per_channel, 300, dtype, true);
       const auto want = Oracle(problem);
-      const auto got = ops::DecayAttention(problem.inputs, problem.config);
+      const auto got = DecayAttention(problem.inputs, problem.config);
       // fp64: 4,096 roundings, and exponents of 205. fp32: relative to the largest value, as in
       // other tests. The gradient of log_decay weighs pairs of tokens with their distance. In the
       // channel that dominates a row, the contributions of numerator and denominator cancel: the
@@ -82,22 +82,24 @@ TEST(DecayGrowth, FarBeyondTheRangeOfFloat) {
       const bool wide = dtype == at::kDouble;
       EXPECT_TRUE(got.out.isfinite().all().item<bool>());
       EXPECT_LE(RelativeError(got.out, want.output.out), wide ? 1e-12 : 5e-6);
-      const ops::DecayState state = AtTrueScale(got.final_state);
+      const DecayState state = AtTrueScale(got.final_state);
       EXPECT_LE(RelativeError(state.kv, want.output.final_state.kv), wide ? 1e-12 : 5e-6);
       EXPECT_LE(RelativeError(state.norm, want.output.final_state.norm), wide ? 1e-12 : 5e-6);
-      ExpectGrads(ops::Backward(problem.inputs, problem.config, problem.dout, {}), want.grads,
+      ExpectGrads(Backward(problem.inputs, problem.config, problem.dout, {}), want.grads,
                   wide ? 1e-11 : 1e-5, wide ? 1e-10 : 5e-4);
     }
 }
 
 // Without growth, the option changes no bit, because it multiplies by 1.
 TEST(DecayGrowth, DecaysBelowOneAreUntouched) {
-  DecayProblem problem = MakeProblem(
-      {.seq_len = 100, .kind = DecayKind::kPerHeadChannel, .normalised = true, .key_scale = true},
-      310, at::kFloat);
-  const auto want = ops::DecayAttention(problem.inputs, problem.config);
+  DecayProblem problem = MakeProblem({.seq_len = 100,
+                                      .kind = kernels::DecayKind::kPerHeadChannel,
+                                      .normalised = true,
+                                      .key_scale = true},
+                                     310, at::kFloat);
+  const auto want = DecayAttention(problem.inputs, problem.config);
   problem.config.allow_growth = true;
-  const auto got = ops::DecayAttention(problem.inputs, problem.config);
+  const auto got = DecayAttention(problem.inputs, problem.config);
   EXPECT_TRUE(test::BitEqual(got.out, want.out));
   EXPECT_TRUE(test::BitEqual(got.final_state.kv, want.final_state.kv));
   EXPECT_EQ(got.final_state.log_scale.abs().max().item<double>(), 0);
@@ -110,16 +112,16 @@ TEST(DecayGrowth, IsThePlainStateWhereThatHolds) {
   problem.inputs.initial_state = {.kv = Normal({1, 2, 8, 6}, 1), .norm = Uniform({1, 2, 8}, 2) + 1};
   problem.dfinal_state = {.kv = Normal({1, 2, 8, 6}, 3), .norm = Normal({1, 2, 8}, 4)};
   const auto run = [&](bool growth) {
-    ops::DecayAttentionInputs in = problem.inputs;
+    DecayAttentionInputs in = problem.inputs;
     std::vector<at::Tensor> leaves;
     for (at::Tensor* x : {&in.q, &in.k, &in.v, &in.log_decay, &in.key_scale, &in.initial_state.kv,
                           &in.initial_state.norm}) {
       *x = x->detach().clone().requires_grad_();
       leaves.push_back(*x);
     }
-    ops::DecayAttentionConfig config = problem.config;
+    DecayAttentionConfig config = problem.config;
     config.allow_growth = growth;
-    const auto [out, state] = ops::DecayAttention(in, config);
+    const auto [out, state] = DecayAttention(in, config);
     // The values that a later segment reads from the state do not depend on its scale.
     const at::Tensor q = in.q.select(1, 0);  // [B, H, K]
     const at::Tensor later = (q.unsqueeze(3) * state.kv).sum(2) / (q * state.norm).sum(2, true);
@@ -135,19 +137,19 @@ TEST(DecayGrowth, IsThePlainStateWhereThatHolds) {
 
 TEST(DecayGrowth, GradientsAreFiniteDifferences) {
   const DecayProblem problem = GrowingProblem(9, true, 330, at::kDouble, true);
-  const ops::DecayAttentionInputs& in = problem.inputs;
+  const DecayAttentionInputs& in = problem.inputs;
   test::ExpectFiniteDifferences(
       [&](const std::vector<at::Tensor>& x) {
-        ops::DecayAttentionInputs inputs = in;
+        DecayAttentionInputs inputs = in;
         inputs.q = x[0], inputs.k = x[1], inputs.v = x[2], inputs.log_decay = x[3];
         inputs.key_scale = x[4];
-        return (ops::DecayAttention(inputs, problem.config).out * problem.dout).sum();
+        return (DecayAttention(inputs, problem.config).out * problem.dout).sum();
       },
       {in.q, in.k, in.v, in.log_decay, in.key_scale}, 1e-6);
 }
 
-ops::DecayAttentionInputs Part(const DecayProblem& problem, int64_t begin, int64_t end) {
-  ops::DecayAttentionInputs part = problem.inputs;
+DecayAttentionInputs Part(const DecayProblem& problem, int64_t begin, int64_t end) {
+  DecayAttentionInputs part = problem.inputs;
   for (at::Tensor* x : {&part.q, &part.k, &part.v, &part.key_scale})
     if (x->defined()) *x = x->narrow(1, begin, end - begin);
   if (problem.starts.defined())
@@ -155,9 +157,8 @@ ops::DecayAttentionInputs Part(const DecayProblem& problem, int64_t begin, int64
   return part;
 }
 
-void ExpectSameAtTrueScale(const ops::DecayState& got, const ops::DecayState& want,
-                           double tolerance) {
-  const ops::DecayState a = AtTrueScale(got), b = AtTrueScale(want);
+void ExpectSameAtTrueScale(const DecayState& got, const DecayState& want, double tolerance) {
+  const DecayState a = AtTrueScale(got), b = AtTrueScale(want);
   EXPECT_LE(RelativeError(a.kv, b.kv), tolerance);
   EXPECT_LE(RelativeError(a.norm, b.norm), tolerance);
 }
@@ -173,14 +174,14 @@ TEST(DecayGrowth, SplitAnywhereAndCarryIsTheWhole) {
       for (const int64_t start : {700, 701, 2100}) problem.starts.select(1, start).fill_(true);
       problem.inputs.chunks = test::ChunksOf(problem.starts);
     }
-    const auto whole = ops::DecayAttention(problem.inputs, problem.config);
+    const auto whole = DecayAttention(problem.inputs, problem.config);
     EXPECT_LE(RelativeError(whole.out, Oracle(problem).output.out), 5e-6);
     for (const int64_t split : {1, 64, 700, 1999, 2499}) {
       SCOPED_TRACE(testing::Message() << "split " << split << ", documents " << documents);
-      const auto first = ops::DecayAttention(Part(problem, 0, split), problem.config);
-      ops::DecayAttentionInputs rest = Part(problem, split, kTokens);
+      const auto first = DecayAttention(Part(problem, 0, split), problem.config);
+      DecayAttentionInputs rest = Part(problem, split, kTokens);
       rest.initial_state = first.final_state;
-      const auto second = ops::DecayAttention(rest, problem.config);
+      const auto second = DecayAttention(rest, problem.config);
       EXPECT_TRUE(Close(at::cat({first.out, second.out}, 1), whole.out, 2e-6));
       ExpectSameAtTrueScale(second.final_state, whole.final_state, 5e-6);
       EXPECT_TRUE(Close(second.final_state.log_scale, whole.final_state.log_scale, 1e-12));
@@ -192,18 +193,17 @@ TEST(DecayGrowth, StepsAreTheWhole) {
   constexpr int64_t kTokens = 2060, kPrefill = 2000;
   for (const bool per_channel : {false, true}) {
     const DecayProblem problem = GrowingProblem(kTokens, per_channel, 350, at::kFloat, true);
-    const ops::DecayAttentionInputs& in = problem.inputs;
-    const auto whole = ops::DecayAttention(in, problem.config);
-    ops::DecayState state =
-        ops::DecayAttention(Part(problem, 0, kPrefill), problem.config).final_state;
+    const DecayAttentionInputs& in = problem.inputs;
+    const auto whole = DecayAttention(in, problem.config);
+    DecayState state = DecayAttention(Part(problem, 0, kPrefill), problem.config).final_state;
     for (int64_t t = kPrefill; t < kTokens; ++t) {
-      const at::Tensor out = ops::DecayAttentionStep({.q = in.q.select(1, t),
-                                                      .k = in.k.select(1, t),
-                                                      .v = in.v.select(1, t),
-                                                      .log_decay = in.log_decay,
-                                                      .constant_decay = true,
-                                                      .key_scale = in.key_scale.select(1, t)},
-                                                     problem.config, state);
+      const at::Tensor out = DecayAttentionStep({.q = in.q.select(1, t),
+                                                 .k = in.k.select(1, t),
+                                                 .v = in.v.select(1, t),
+                                                 .log_decay = in.log_decay,
+                                                 .constant_decay = true,
+                                                 .key_scale = in.key_scale.select(1, t)},
+                                                problem.config, state);
       EXPECT_TRUE(Close(out, whole.out.select(1, t), 2e-6)) << "token " << t;
     }
     ExpectSameAtTrueScale(state, whole.final_state, 5e-6);
@@ -212,18 +212,18 @@ TEST(DecayGrowth, StepsAreTheWhole) {
 
 TEST(DecayGrowth, StepsFromNothingAreTheWhole) {
   const DecayProblem problem = GrowingProblem(40, true, 360, at::kFloat);
-  const ops::DecayAttentionInputs& in = problem.inputs;
-  const auto whole = ops::DecayAttention(in, problem.config);
-  ops::DecayState state = {.kv = at::zeros({1, 2, 8, 6}),
-                           .norm = at::zeros({1, 2, 8}),
-                           .log_scale = at::zeros({1, 2}, at::kDouble)};
+  const DecayAttentionInputs& in = problem.inputs;
+  const auto whole = DecayAttention(in, problem.config);
+  DecayState state = {.kv = at::zeros({1, 2, 8, 6}),
+                      .norm = at::zeros({1, 2, 8}),
+                      .log_scale = at::zeros({1, 2}, at::kDouble)};
   for (int64_t t = 0; t < 40; ++t) {
-    const at::Tensor out = ops::DecayAttentionStep({.q = in.q.select(1, t),
-                                                    .k = in.k.select(1, t),
-                                                    .v = in.v.select(1, t),
-                                                    .log_decay = in.log_decay,
-                                                    .constant_decay = true},
-                                                   problem.config, state);
+    const at::Tensor out = DecayAttentionStep({.q = in.q.select(1, t),
+                                               .k = in.k.select(1, t),
+                                               .v = in.v.select(1, t),
+                                               .log_decay = in.log_decay,
+                                               .constant_decay = true},
+                                              problem.config, state);
     EXPECT_TRUE(Close(out, whole.out.select(1, t), 2e-6)) << "token " << t;
   }
   EXPECT_TRUE(Close(state.log_scale, whole.final_state.log_scale, 1e-12));
@@ -233,23 +233,22 @@ TEST(DecayGrowth, StepsFromNothingAreTheWhole) {
 TEST(DecayGrowth, SequencesCountForThemselves) {
   const std::vector<int32_t> limits = {0, 0, 1900, 1901, 4000};
   DecayProblem problem = GrowingProblem(4000, true, 370, at::kFloat);
-  ops::DecayAttentionInputs& in = problem.inputs;
-  const ops::DecayState initial = {.kv = Normal({4, 2, 8, 6}, 1, at::kFloat),
-                                   .norm = Uniform({4, 2, 8}, 2).to(at::kFloat) + 0.5,
-                                   .log_scale = Uniform({4, 2}, 3) * 100};
+  DecayAttentionInputs& in = problem.inputs;
+  const DecayState initial = {.kv = Normal({4, 2, 8, 6}, 1, at::kFloat),
+                              .norm = Uniform({4, 2, 8}, 2).to(at::kFloat) + 0.5,
+                              .log_scale = Uniform({4, 2}, 3) * 100};
   in.initial_state = initial;
-  in.chunks =
-      ops::MakeSequenceChunks({.batch = 1, .seq_len = 4000, .cu_seqlens = limits}, at::kCPU);
-  const auto packed = ops::DecayAttention(in, problem.config);
+  in.chunks = MakeSequenceChunks({.batch = 1, .seq_len = 4000, .cu_seqlens = limits}, at::kCPU);
+  const auto packed = DecayAttention(in, problem.config);
   EXPECT_TRUE(test::BitEqual(packed.final_state.kv[0], initial.kv[0]));
   EXPECT_TRUE(test::BitEqual(packed.final_state.log_scale[0], initial.log_scale[0]));
   for (int64_t n = 1; n < 4; ++n) {
-    ops::DecayAttentionInputs one = Part(problem, limits[n], limits[n + 1]);
+    DecayAttentionInputs one = Part(problem, limits[n], limits[n + 1]);
     one.chunks = nullptr;
     one.initial_state = {.kv = initial.kv.narrow(0, n, 1),
                          .norm = initial.norm.narrow(0, n, 1),
                          .log_scale = initial.log_scale.narrow(0, n, 1)};
-    const auto want = ops::DecayAttention(one, problem.config);
+    const auto want = DecayAttention(one, problem.config);
     EXPECT_TRUE(Close(packed.out.narrow(1, limits[n], limits[n + 1] - limits[n]), want.out, 1e-6));
     EXPECT_TRUE(Close(packed.final_state.kv[n], want.final_state.kv[0], 1e-6));
     EXPECT_TRUE(Close(packed.final_state.log_scale[n], want.final_state.log_scale[0], 1e-12));
@@ -261,31 +260,31 @@ TEST(DecayGrowth, MaskedTokensBeforeTheFirstKeyDoNotCount) {
   constexpr int64_t kMasked = 3000, kTokens = 3100;
   DecayProblem problem = GrowingProblem(kTokens, true, 380, at::kFloat, true);
   problem.inputs.key_scale.narrow(1, 0, kMasked).zero_();
-  const auto got = ops::DecayAttention(problem.inputs, problem.config);
-  const auto want = ops::DecayAttention(Part(problem, kMasked, kTokens), problem.config);
+  const auto got = DecayAttention(problem.inputs, problem.config);
+  const auto want = DecayAttention(Part(problem, kMasked, kTokens), problem.config);
   EXPECT_EQ(got.out.narrow(1, 0, kMasked).abs().max().item<float>(), 0);
   EXPECT_TRUE(Close(got.out.narrow(1, kMasked, kTokens - kMasked), want.out, 2e-6));
   EXPECT_TRUE(Close(got.final_state.log_scale, want.final_state.log_scale, 1e-12));
   problem.inputs.initial_state = {.kv = at::zeros({1, 2, 8, 6}), .norm = at::zeros({1, 2, 8})};
-  EXPECT_TRUE(test::BitEqual(ops::DecayAttention(problem.inputs, problem.config).out, got.out));
+  EXPECT_TRUE(test::BitEqual(DecayAttention(problem.inputs, problem.config).out, got.out));
 }
 
 // A step of e^90 overflows fp32 immediately. Every row is then the first key's value to 1e-38.
 TEST(DecayGrowth, AnySize) {
   DecayProblem problem = GrowingProblem(5, false, 385, at::kFloat);
   problem.inputs.log_decay.fill_(90);
-  const auto got = ops::DecayAttention(problem.inputs, problem.config);
+  const auto got = DecayAttention(problem.inputs, problem.config);
   EXPECT_LE(RelativeError(got.out, Oracle(problem).output.out), 5e-6);
   EXPECT_TRUE(Close(got.out.select(1, 4), problem.inputs.v.select(1, 0), 1e-6));
 }
 
 TEST(DecayGrowth, SharedDecayHeadsAreAsIfRepeated) {
   DecayProblem problem = GrowingProblem(300, true, 390, at::kFloat);
-  ops::DecayAttentionInputs shared = problem.inputs;
+  DecayAttentionInputs shared = problem.inputs;
   shared.log_decay = problem.inputs.log_decay.narrow(0, 0, 1);
   problem.inputs.log_decay = shared.log_decay.repeat_interleave(2, 0);
-  const auto got = ops::DecayAttention(shared, problem.config);
-  const auto want = ops::DecayAttention(problem.inputs, problem.config);
+  const auto got = DecayAttention(shared, problem.config);
+  const auto want = DecayAttention(problem.inputs, problem.config);
   EXPECT_TRUE(Close(got.out, want.out, 1e-6));
   EXPECT_TRUE(test::BitEqual(got.final_state.log_scale, want.final_state.log_scale));
 }
@@ -293,9 +292,9 @@ TEST(DecayGrowth, SharedDecayHeadsAreAsIfRepeated) {
 TEST(DecayGrowth, NoTokensAndNoRows) {
   for (const auto& [batch, seq_len] : {std::pair<int64_t, int64_t>{1, 0}, {0, 5}}) {
     DecayProblem problem = GrowingProblem(5, true, 395, at::kFloat);
-    ops::DecayAttentionInputs& in = problem.inputs;
+    DecayAttentionInputs& in = problem.inputs;
     for (at::Tensor* x : {&in.q, &in.k, &in.v}) *x = x->narrow(0, 0, batch).narrow(1, 0, seq_len);
-    const auto got = ops::DecayAttention(in, problem.config);
+    const auto got = DecayAttention(in, problem.config);
     EXPECT_EQ(got.final_state.log_scale.sizes(), at::IntArrayRef({batch, 2}));
     EXPECT_EQ(got.final_state.log_scale.abs().sum().item<double>(), 0);
   }
@@ -305,12 +304,12 @@ TEST(DecayGrowthBadInput, SaysWhatDoesNotFit) {
   const DecayProblem problem = GrowingProblem(10, true, 400, at::kFloat);
   const ExitCode usage = ExitCode::kUsage, internal = ExitCode::kInternal;
   const auto with = [&](const auto& change) {
-    ops::DecayAttentionInputs in = problem.inputs;
-    ops::DecayAttentionConfig config = problem.config;
+    DecayAttentionInputs in = problem.inputs;
+    DecayAttentionConfig config = problem.config;
     change(in, config);
-    return ops::DecayAttention(in, config);
+    return DecayAttention(in, config);
   };
-  EXPECT_HL_ERROR(with([](auto&, auto& config) { config.norm = NormKind::kNone; }), usage,
+  EXPECT_HL_ERROR(with([](auto&, auto& config) { config.norm = kernels::NormKind::kNone; }), usage,
                   "allow_growth without the normalizer", "Set norm = kSumOfKeys.");
   EXPECT_HL_ERROR(with([](auto& in, auto&) {
                     in.log_decay = at::zeros({1, 10, 2});
@@ -337,17 +336,16 @@ TEST(DecayGrowthBadInput, SaysWhatDoesNotFit) {
 
 TEST(DecayGrowthBadInput, StepsThatDoNotFit) {
   const DecayProblem problem = GrowingProblem(1, true, 410, at::kFloat);
-  const ops::DecayAttentionInputs& in = problem.inputs;
+  const DecayAttentionInputs& in = problem.inputs;
   const auto step = [&](const at::Tensor& log_scale, bool constant) {
-    ops::DecayState state = {
+    DecayState state = {
         .kv = at::zeros({1, 2, 8, 6}), .norm = at::zeros({1, 2, 8}), .log_scale = log_scale};
-    return ops::DecayAttentionStep(
-        {.q = in.q.select(1, 0),
-         .k = in.k.select(1, 0),
-         .v = in.v.select(1, 0),
-         .log_decay = constant ? in.log_decay : in.log_decay.unsqueeze(0),
-         .constant_decay = constant},
-        problem.config, state);
+    return DecayAttentionStep({.q = in.q.select(1, 0),
+                               .k = in.k.select(1, 0),
+                               .v = in.v.select(1, 0),
+                               .log_decay = constant ? in.log_decay : in.log_decay.unsqueeze(0),
+                               .constant_decay = constant},
+                              problem.config, state);
   };
   const at::Tensor log_scale = at::zeros({1, 2}, at::kDouble);
   EXPECT_HL_ERROR(step({}, true), ExitCode::kInternal, "growth without a log_scale",
@@ -358,4 +356,4 @@ TEST(DecayGrowthBadInput, StepsThatDoNotFit) {
 }
 
 }  // namespace
-}  // namespace halflife::kernels
+}  // namespace halflife::ops

@@ -12,7 +12,7 @@
 
 #include "ops/decay_attention/tensor_problem.h"
 
-namespace halflife::kernels {
+namespace halflife::ops {
 namespace {
 
 using test::Close;
@@ -30,7 +30,7 @@ struct Results {
 };
 
 std::vector<at::Tensor*> InputsOf(DecayProblem& p) {
-  ops::DecayAttentionInputs& in = p.inputs;
+  DecayAttentionInputs& in = p.inputs;
   return {&in.q, &in.k, &in.v, &in.log_decay, &in.initial_state.kv, &in.initial_state.norm};
 }
 DecayProblem To(DecayProblem p, at::ScalarType dtype) {
@@ -42,8 +42,8 @@ DecayProblem To(DecayProblem p, at::ScalarType dtype) {
 }
 
 // log_decay is [H] or [H, K]. Computes in fp64.
-ops::DecayAttentionOutput ByPairs(const DecayProblem& p) {
-  const ops::DecayAttentionInputs& in = p.inputs;
+DecayAttentionOutput ByPairs(const DecayProblem& p) {
+  const DecayAttentionInputs& in = p.inputs;
   const int64_t seq_len = in.q.size(1);
   const at::Tensor place = at::arange(seq_len, at::kDouble);
   const at::Tensor rates = in.log_decay.dim() == 1 ? in.log_decay.unsqueeze(1) : in.log_decay;
@@ -59,19 +59,19 @@ ops::DecayAttentionOutput ByPairs(const DecayProblem& p) {
   at::Tensor out = at::einsum("bhts,bshv->bthv", {weights, in.v});
   if (in.initial_state.kv.defined())
     out = out + at::einsum("bthc,bhcv->bthv", {carried, in.initial_state.kv});
-  if (p.config.norm == NormKind::kSumOfKeys) {
+  if (p.config.norm == kernels::NormKind::kSumOfKeys) {
     at::Tensor sums = weights.sum(3).transpose(1, 2);
     if (in.initial_state.norm.defined())
       sums = sums + at::einsum("bthc,bhc->bth", {carried, in.initial_state.norm});
     out = out / (sums + p.config.norm_eps).unsqueeze(3);
   }
-  ops::DecayState state;
+  DecayState state;
   const at::Tensor left = k * decays(seq_len - 1 - place);
   const at::Tensor whole = decays(at::full({}, static_cast<double>(seq_len), at::kDouble));
   state.kv = at::einsum("bshc,bshv->bhcv", {left, in.v});
   if (in.initial_state.kv.defined())
     state.kv = state.kv + whole.unsqueeze(-1) * in.initial_state.kv;
-  if (p.config.norm == NormKind::kSumOfKeys) {
+  if (p.config.norm == kernels::NormKind::kSumOfKeys) {
     state.norm = left.sum(1);
     if (in.initial_state.norm.defined()) state.norm = state.norm + whole * in.initial_state.norm;
   }
@@ -84,7 +84,7 @@ Results Differentiate(const DecayProblem& problem, const Forward& forward) {
   std::vector<at::Tensor> leaves;
   for (at::Tensor* x : InputsOf(p))
     if (x->defined()) leaves.push_back(*x = x->detach().clone().requires_grad_());
-  const ops::DecayAttentionOutput output = forward(p);
+  const DecayAttentionOutput output = forward(p);
   std::vector<at::Tensor> outputs = {output.out}, grads = {p.dout};
   const auto add = [&](const at::Tensor& x, const at::Tensor& dx) {
     if (dx.defined()) outputs.push_back(x), grads.push_back(dx);
@@ -102,11 +102,11 @@ Results Differentiate(const DecayProblem& problem, const Forward& forward) {
 }
 Results Kernel(const DecayProblem& problem, int64_t chunk_size = 0, int num_segments = 0) {
   return Differentiate(problem, [&](DecayProblem& p) {
-    p.inputs.chunks = ops::MakeSequenceChunks(
+    p.inputs.chunks = MakeSequenceChunks(
         {.batch = p.inputs.q.size(0), .seq_len = p.inputs.q.size(1), .chunk_size = chunk_size},
         at::kCPU);
     p.config.num_segments = num_segments;
-    return ops::DecayAttention(p.inputs, p.config);
+    return DecayAttention(p.inputs, p.config);
   });
 }
 
@@ -132,8 +132,8 @@ void Expect(const Results& got, const Results& want, double tolerance, double de
 
 // Decays of ln(1 - 2^(-5 - h)).
 DecayProblem Retention(int64_t seq_len, uint64_t seed, at::ScalarType dtype) {
-  DecayProblem p =
-      MakeProblem({.seq_len = seq_len, .heads = 4, .kind = DecayKind::kPerHead}, seed, at::kDouble);
+  DecayProblem p = MakeProblem(
+      {.seq_len = seq_len, .heads = 4, .kind = kernels::DecayKind::kPerHead}, seed, at::kDouble);
   p.inputs.log_decay = (-at::exp2(-5 - at::arange(4, at::kDouble))).log1p();
   return To(p, dtype);
 }
@@ -174,7 +174,7 @@ DecayProblem D2d(int64_t seq_len, uint64_t seed, at::ScalarType dtype, bool stat
                                 .heads = kHeads,
                                 .dim_k = kWidth,
                                 .dim_v = 6,
-                                .kind = DecayKind::kPerHeadChannel,
+                                .kind = kernels::DecayKind::kPerHeadChannel,
                                 .initial_state = states,
                                 .normalised = true},
                                seed, at::kDouble);
@@ -249,4 +249,4 @@ TEST(D2dForms, UntrainedChannelsAreTheirHeads) {
 }
 
 }  // namespace
-}  // namespace halflife::kernels
+}  // namespace halflife::ops

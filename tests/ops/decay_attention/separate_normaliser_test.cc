@@ -7,7 +7,7 @@
 #include "ops/gradient_check.h"
 #include "support/expect_error.h"
 
-namespace halflife::kernels {
+namespace halflife::ops {
 namespace {
 
 using test::Close;
@@ -19,7 +19,7 @@ DecayProblem Problem(bool initial_state) {
   return MakeProblem({.seq_len = 70,
                       .dim_k = 8,
                       .dim_v = 6,
-                      .kind = DecayKind::kPerHeadChannel,
+                      .kind = kernels::DecayKind::kPerHeadChannel,
                       .documents = true,
                       .initial_state = initial_state,
                       .normalised = true},
@@ -28,9 +28,9 @@ DecayProblem Problem(bool initial_state) {
 
 TEST(OwnDenominator, TheSameOperandsGiveTheNormaliser) {
   DecayProblem problem = Problem(true);
-  const auto want = ops::DecayAttention(problem.inputs, problem.config);
+  const auto want = DecayAttention(problem.inputs, problem.config);
   problem.inputs.norm_q = problem.inputs.q, problem.inputs.norm_k = problem.inputs.k;
-  const auto got = ops::DecayAttention(problem.inputs, problem.config);
+  const auto got = DecayAttention(problem.inputs, problem.config);
   EXPECT_TRUE(Close(got.out, want.out, 1e-12));
   EXPECT_TRUE(Close(got.final_state.kv, want.final_state.kv, 1e-12));
   EXPECT_TRUE(Close(got.final_state.norm, want.final_state.norm, 1e-12));
@@ -38,36 +38,36 @@ TEST(OwnDenominator, TheSameOperandsGiveTheNormaliser) {
 
 TEST(OwnDenominator, GradientsAreFiniteDifferences) {
   const DecayProblem problem = Problem(false);
-  const ops::DecayAttentionInputs& in = problem.inputs;
+  const DecayAttentionInputs& in = problem.inputs;
   const at::Tensor norm_q = Uniform(in.q.sizes().vec(), 1) + 0.1,
                    norm_k = Uniform(in.k.sizes().vec(), 2) + 0.1;
   test::ExpectFiniteDifferences(
       [&](const std::vector<at::Tensor>& x) {
-        ops::DecayAttentionInputs inputs = in;
+        DecayAttentionInputs inputs = in;
         inputs.q = x[0], inputs.k = x[1], inputs.norm_q = x[2], inputs.norm_k = x[3];
-        return (ops::DecayAttention(inputs, problem.config).out * problem.dout).sum();
+        return (DecayAttention(inputs, problem.config).out * problem.dout).sum();
       },
       {in.q, in.k, norm_q, norm_k}, 1e-6, /*stride=*/37);
 }
 
 TEST(OwnDenominator, StepsAreTheWhole) {
   DecayProblem problem = Problem(false);
-  ops::DecayAttentionInputs& in = problem.inputs;
+  DecayAttentionInputs& in = problem.inputs;
   in.chunks = nullptr;
   in.norm_q = Uniform(in.q.sizes().vec(), 1) + 0.1,
   in.norm_k = Uniform(in.k.sizes().vec(), 2) + 0.1;
-  const auto whole = ops::DecayAttention(in, problem.config);
-  ops::DecayState state = {.kv = at::zeros({2, 2, 8, 6}, at::kDouble),
-                           .norm = at::zeros({2, 2, 8}, at::kDouble)};
+  const auto whole = DecayAttention(in, problem.config);
+  DecayState state = {.kv = at::zeros({2, 2, 8, 6}, at::kDouble),
+                      .norm = at::zeros({2, 2, 8}, at::kDouble)};
   for (int64_t t = 0; t < 70; ++t) {
-    const at::Tensor out = ops::DecayAttentionStep({.q = in.q.select(1, t),
-                                                    .k = in.k.select(1, t),
-                                                    .v = in.v.select(1, t),
-                                                    .log_decay = in.log_decay,
-                                                    .constant_decay = true,
-                                                    .norm_q = in.norm_q.select(1, t),
-                                                    .norm_k = in.norm_k.select(1, t)},
-                                                   problem.config, state);
+    const at::Tensor out = DecayAttentionStep({.q = in.q.select(1, t),
+                                               .k = in.k.select(1, t),
+                                               .v = in.v.select(1, t),
+                                               .log_decay = in.log_decay,
+                                               .constant_decay = true,
+                                               .norm_q = in.norm_q.select(1, t),
+                                               .norm_k = in.norm_k.select(1, t)},
+                                              problem.config, state);
     ASSERT_TRUE(Close(out, whole.out.select(1, t), 1e-12)) << "token " << t;
   }
   EXPECT_TRUE(Close(state.norm, whole.final_state.norm, 1e-12));
@@ -76,13 +76,13 @@ TEST(OwnDenominator, StepsAreTheWhole) {
 TEST(OwnDenominator, SaysWhatDoesNotFit) {
   DecayProblem problem = Problem(false);
   problem.inputs.norm_q = problem.inputs.q;
-  EXPECT_HL_ERROR(ops::DecayAttention(problem.inputs, problem.config), ExitCode::kInternal,
+  EXPECT_HL_ERROR(DecayAttention(problem.inputs, problem.config), ExitCode::kInternal,
                   "norm_k undefined", "Use the shapes of q");
   problem.inputs.norm_k = problem.inputs.k;
-  problem.config.norm = NormKind::kNone;
-  EXPECT_HL_ERROR(ops::DecayAttention(problem.inputs, problem.config), ExitCode::kInternal,
+  problem.config.norm = kernels::NormKind::kNone;
+  EXPECT_HL_ERROR(DecayAttention(problem.inputs, problem.config), ExitCode::kInternal,
                   "norm_q without the normalizer");
 }
 
 }  // namespace
-}  // namespace halflife::kernels
+}  // namespace halflife::ops

@@ -13,7 +13,7 @@
 #include "ops/gradient_check.h"
 #include "support/expect_error.h"
 
-namespace halflife::kernels {
+namespace halflife::ops {
 namespace {
 
 using test::BitEqual;
@@ -32,7 +32,7 @@ Operands Make(int64_t seq_len, at::ScalarType dtype = at::kDouble) {
           Normal({kBatch, seq_len, kHeads}, 1, dtype == at::kDouble ? at::kDouble : at::kFloat) * 3,
       .u = Normal({kBatch, seq_len, kHeads, kDim}, 2, dtype)};
 }
-ops::FocusPoolState Nothing(int64_t window, at::ScalarType dtype = at::kDouble) {
+FocusPoolState Nothing(int64_t window, at::ScalarType dtype = at::kDouble) {
   const auto zeros = [&](std::vector<int64_t> shape) { return at::zeros(shape, dtype); };
   if (window == 0)
     return {.log_scale = zeros({kBatch, kHeads}),
@@ -43,13 +43,13 @@ ops::FocusPoolState Nothing(int64_t window, at::ScalarType dtype = at::kDouble) 
           .tail_u = zeros({kBatch, window - 1, kHeads, kDim})};
 }
 // Rows 0 and 1 with documents from tokens 0, 4 and 11 on; `seq_len` is above 11.
-std::shared_ptr<const ops::SequenceChunks> Documents(int64_t seq_len) {
+std::shared_ptr<const SequenceChunks> Documents(int64_t seq_len) {
   const std::vector<int32_t> starts = {0, 4, static_cast<int32_t>(seq_len + 11)};
-  return ops::MakeSequenceChunks({.batch = kBatch, .seq_len = seq_len, .document_starts = starts},
-                                 at::kCPU);
+  return MakeSequenceChunks({.batch = kBatch, .seq_len = seq_len, .document_starts = starts},
+                            at::kCPU);
 }
 // Returns the values of the state that do not depend on its scale.
-std::vector<at::Tensor> TrueValues(const ops::FocusPoolState& s) {
+std::vector<at::Tensor> TrueValues(const FocusPoolState& s) {
   if (!s.mass.defined()) return {s.tail_present, s.tail_log_weight, s.tail_u};
   const at::Tensor scale = s.log_scale.exp();
   return {s.mass * scale, s.sum * scale.unsqueeze(2)};
@@ -64,15 +64,15 @@ TEST(FocusPoolTest, GradientsAreFiniteDifferences) {
       const Operands x = Make(kSeqLen);
       const at::Tensor weights = Normal({kBatch, kSeqLen, kHeads, kDim}, 3);
       const auto loss = [&](const std::vector<at::Tensor>& in) {
-        const ops::FocusPoolConfig config = {.window = window, .eps = eps, .want_state = true};
-        const auto part = [&](int64_t begin, int64_t length, const ops::FocusPoolState& state) {
-          return ops::FocusPool({.log_weight = in[0].narrow(1, begin, length),
-                                 .u = in[1].narrow(1, begin, length),
-                                 .initial_state = state},
-                                config);
+        const FocusPoolConfig config = {.window = window, .eps = eps, .want_state = true};
+        const auto part = [&](int64_t begin, int64_t length, const FocusPoolState& state) {
+          return FocusPool({.log_weight = in[0].narrow(1, begin, length),
+                            .u = in[1].narrow(1, begin, length),
+                            .initial_state = state},
+                           config);
         };
-        const ops::FocusPoolOutput first = part(0, kCut, {});
-        const ops::FocusPoolOutput second = part(kCut, kSeqLen - kCut, first.final_state);
+        const FocusPoolOutput first = part(0, kCut, {});
+        const FocusPoolOutput second = part(kCut, kSeqLen - kCut, first.final_state);
         at::Tensor sum = (at::cat({first.out, second.out}, 1) * weights).sum();
         for (const at::Tensor& value : TrueValues(second.final_state))
           sum = sum + value.square().sum();
@@ -90,9 +90,9 @@ TEST(FocusPoolTest, GradientsStayWithinDocuments) {
     const Operands x = Make(kSeqLen);
     const at::Tensor weights = Normal({kBatch, kSeqLen, kHeads, kDim}, 3);
     const auto loss = [&](const std::vector<at::Tensor>& in) {
-      const ops::FocusPoolOutput y =
-          ops::FocusPool({.log_weight = in[0], .u = in[1], .chunks = Documents(kSeqLen)},
-                         {.window = window, .want_state = true});
+      const FocusPoolOutput y =
+          FocusPool({.log_weight = in[0], .u = in[1], .chunks = Documents(kSeqLen)},
+                    {.window = window, .want_state = true});
       at::Tensor sum = (y.out * weights).sum();
       for (const at::Tensor& value : TrueValues(y.final_state)) sum = sum + value.square().sum();
       return sum;
@@ -107,10 +107,10 @@ TEST(FocusPoolTest, FloatAndBf16MatchFp64) {
     SCOPED_TRACE(window);
     const auto function = [&](const std::vector<at::Tensor>& in) {
       const at::ScalarType wide = in[1].scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-      return ops::FocusPool({.log_weight = in[0].to(wide).transpose(0, 1),
-                             .u = in[1].transpose(0, 1),
-                             .chunks = nullptr},
-                            {.window = window})
+      return FocusPool({.log_weight = in[0].to(wide).transpose(0, 1),
+                        .u = in[1].transpose(0, 1),
+                        .chunks = nullptr},
+                       {.window = window})
           .out;
     };
     const at::Tensor log_weight = Normal({90, kBatch, kHeads}, 1),
@@ -127,15 +127,13 @@ TEST(FocusPoolTest, StepsAreTheWhole) {
   for (const int64_t window : kWindows) {
     SCOPED_TRACE(window);
     const Operands x = Make(kSeqLen);
-    const ops::FocusPoolConfig config = {.window = window, .eps = 1e-3, .want_state = true};
-    const ops::FocusPoolOutput want =
-        ops::FocusPool({.log_weight = x.log_weight, .u = x.u}, config);
-    ops::FocusPoolState state = Nothing(window);
+    const FocusPoolConfig config = {.window = window, .eps = 1e-3, .want_state = true};
+    const FocusPoolOutput want = FocusPool({.log_weight = x.log_weight, .u = x.u}, config);
+    FocusPoolState state = Nothing(window);
     const void* const memory = (window == 0 ? state.sum : state.tail_u).const_data_ptr();
     for (int64_t t = 0; t < kSeqLen; ++t)
-      EXPECT_TRUE(
-          Close(ops::FocusPoolStep(x.log_weight.select(1, t), x.u.select(1, t), config, state),
-                want.out.select(1, t), 1e-13))
+      EXPECT_TRUE(Close(FocusPoolStep(x.log_weight.select(1, t), x.u.select(1, t), config, state),
+                        want.out.select(1, t), 1e-13))
           << t;
     EXPECT_EQ((window == 0 ? state.sum : state.tail_u).const_data_ptr(), memory);
     const auto got = TrueValues(state), wanted = TrueValues(want.final_state);
@@ -150,22 +148,22 @@ TEST(FocusPoolTest, DocumentsAreSeparate) {
   const Operands x = Make(kSeqLen, at::kFloat);
   for (const int64_t window : kWindows) {
     SCOPED_TRACE(window);
-    const ops::FocusPoolConfig config = {.window = window, .want_state = true};
-    const ops::FocusPoolOutput packed = ops::FocusPool(
-        {.log_weight = x.log_weight, .u = x.u, .chunks = Documents(kSeqLen)}, config);
+    const FocusPoolConfig config = {.window = window, .want_state = true};
+    const FocusPoolOutput packed =
+        FocusPool({.log_weight = x.log_weight, .u = x.u, .chunks = Documents(kSeqLen)}, config);
     const auto alone = [&](int64_t row, int64_t begin, int64_t length) {
       const auto cut = [&](const at::Tensor& y) {
         return y.narrow(0, row, 1).narrow(1, begin, length);
       };
-      const ops::FocusPoolOutput part =
-          ops::FocusPool({.log_weight = cut(x.log_weight), .u = cut(x.u)}, config);
+      const FocusPoolOutput part =
+          FocusPool({.log_weight = cut(x.log_weight), .u = cut(x.u)}, config);
       EXPECT_TRUE(BitEqual(part.out, cut(packed.out))) << row << ", " << begin;
       return part.final_state;
     };
     alone(0, 0, 4);
-    const ops::FocusPoolState first = alone(0, 4, kSeqLen - 4);
+    const FocusPoolState first = alone(0, 4, kSeqLen - 4);
     alone(1, 0, 11);
-    const ops::FocusPoolState second = alone(1, 11, kSeqLen - 11);
+    const FocusPoolState second = alone(1, 11, kSeqLen - 11);
     const auto got = TrueValues(packed.final_state), a = TrueValues(first), b = TrueValues(second);
     for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(BitEqual(got[i], at::cat({a[i], b[i]})));
   }
@@ -175,10 +173,10 @@ TEST(FocusPoolTest, DocumentsAreSeparate) {
 TEST(FocusPoolTest, ZerosAreNoState) {
   const Operands x = Make(30, at::kFloat);
   for (const int64_t window : kWindows) {
-    const ops::FocusPoolConfig config = {.window = window};
-    const at::Tensor want = ops::FocusPool({.log_weight = x.log_weight, .u = x.u}, config).out;
+    const FocusPoolConfig config = {.window = window};
+    const at::Tensor want = FocusPool({.log_weight = x.log_weight, .u = x.u}, config).out;
     const at::Tensor got =
-        ops::FocusPool(
+        FocusPool(
             {.log_weight = x.log_weight, .u = x.u, .initial_state = Nothing(window, at::kFloat)},
             config)
             .out;
@@ -193,8 +191,7 @@ TEST(FocusPoolTest, BitsDoNotDependOnTheNumberOfThreads) {
       const Operands x = Make(150, at::kFloat);
       const at::Tensor log_weight = x.log_weight.clone().requires_grad_(),
                        u = x.u.clone().requires_grad_();
-      const at::Tensor out =
-          ops::FocusPool({.log_weight = log_weight, .u = u}, {.window = window}).out;
+      const at::Tensor out = FocusPool({.log_weight = log_weight, .u = u}, {.window = window}).out;
       std::vector<at::Tensor> results = {out.detach()};
       for (const at::Tensor& grad : torch::autograd::grad({out.square().sum()}, {log_weight, u}))
         results.push_back(grad);
@@ -204,30 +201,28 @@ TEST(FocusPoolTest, BitsDoNotDependOnTheNumberOfThreads) {
 }
 
 TEST(FocusPoolTest, NoTokensGiveNothing) {
-  const ops::FocusPoolOutput y =
-      ops::FocusPool({.log_weight = at::zeros({2, 0, 3}), .u = at::zeros({2, 0, 3, 4})},
-                     {.window = 5, .want_state = true});
+  const FocusPoolOutput y =
+      FocusPool({.log_weight = at::zeros({2, 0, 3}), .u = at::zeros({2, 0, 3, 4})},
+                {.window = 5, .want_state = true});
   EXPECT_EQ(y.out.numel(), 0);
   EXPECT_EQ(y.final_state.tail_present.sum().item<float>(), 0);
 }
 
 TEST(FocusPoolTest, SaysWhatDoesNotFit) {
   const Operands x = Make(7, at::kFloat);
-  EXPECT_HL_ERROR(ops::FocusPool({.log_weight = x.log_weight.to(at::kDouble), .u = x.u}, {}),
+  EXPECT_HL_ERROR(FocusPool({.log_weight = x.log_weight.to(at::kDouble), .u = x.u}, {}),
                   ExitCode::kInternal, "log_weight [2, 7, 2] fp64", "log_weight [B, T, H] in fp32");
-  EXPECT_HL_ERROR(ops::FocusPool({.log_weight = x.log_weight, .u = x.u}, {.window = -1}),
+  EXPECT_HL_ERROR(FocusPool({.log_weight = x.log_weight, .u = x.u}, {.window = -1}),
                   ExitCode::kInternal, "window -1", "non-negative");
   EXPECT_HL_ERROR(
-      ops::FocusPool(
-          {.log_weight = x.log_weight, .u = x.u, .initial_state = Nothing(0, at::kFloat)},
-          {.window = 3}),
+      FocusPool({.log_weight = x.log_weight, .u = x.u, .initial_state = Nothing(0, at::kFloat)},
+                {.window = 3}),
       ExitCode::kInternal, "window 3, log_scale [2, 2]", "Without a window, use");
   EXPECT_HL_ERROR(
-      ops::FocusPool(
-          {.log_weight = x.log_weight, .u = x.u, .initial_state = Nothing(4, at::kFloat)},
-          {.window = 3}),
+      FocusPool({.log_weight = x.log_weight, .u = x.u, .initial_state = Nothing(4, at::kFloat)},
+                {.window = 3}),
       ExitCode::kInternal, "tail_present [2, 3]", "window - 1");
 }
 
 }  // namespace
-}  // namespace halflife::kernels
+}  // namespace halflife::ops

@@ -16,7 +16,7 @@
 #include "ops/recording_sink.h"
 #include "ops/torch/side_by_side.h"
 
-namespace halflife::kernels {
+namespace halflife::ops {
 namespace {
 
 using test::Normal;
@@ -25,14 +25,14 @@ TEST(SharedInputLinearTest, EqualsSeparateLayers) {
   const at::Tensor x = Normal({2, 3, 8}, 1, at::kFloat);
   const std::vector<at::Tensor> weights = {Normal({5, 8}, 2, at::kFloat),
                                            Normal({1, 8}, 3, at::kFloat)};
-  const auto y = ops::SharedInputLinear(x, weights);
+  const auto y = SharedInputLinear(x, weights);
   for (size_t i = 0; i < weights.size(); ++i)
     EXPECT_TRUE(test::BitEqual(y[i], at::linear(x, weights[i]))) << "output " << i;
 }
 
 TEST(SharedInputLinearTest, GradientsAreFiniteDifferences) {
   const auto loss = [](const auto& in) {
-    const auto y = ops::SharedInputLinear(in[0], {in[1], in[2], in[3]});
+    const auto y = SharedInputLinear(in[0], {in[1], in[2], in[3]});
     return y[0].square().sum() + y[1].pow(3).sum() + (y[2] * y[0]).sum();
   };
   test::ExpectFiniteDifferences(
@@ -47,7 +47,7 @@ TEST(SharedInputLinearTest, WeightGradientsOfManyTokensAreTheFormula) {
     const auto grads = [&](at::ScalarType dtype) {
       const at::Tensor x = Normal({2, 300, 65}, 1, dtype),
                        weight = Normal({70, 65}, 2, dtype).requires_grad_();
-      const at::Tensor y = ops::Linear(x, weight), dy = Normal({70}, 3, dtype).expand_as(y);
+      const at::Tensor y = Linear(x, weight), dy = Normal({70}, 3, dtype).expand_as(y);
       y.backward(expanded ? dy : Normal({2, 300, 70}, 3, dtype));
       return weight.grad();
     };
@@ -63,10 +63,10 @@ TEST(SharedInputLinearTest, Bf16IsTheFormula) {
     SCOPED_TRACE(rows);
     test::ExpectBf16MatchesDouble(
         [](const auto& in) {
-          return at::cat(ops::SharedInputLinear(in[0], {in[1], in[2]}), -1);
+          return at::cat(SharedInputLinear(in[0], {in[1], in[2]}), -1);
         },
         {Normal({2, rows, 24}, 1), Normal({40, 24}, 2), Normal({3, 24}, 3)}, /*roundings=*/3);
-    test::ExpectBf16MatchesDouble([](const auto& in) { return ops::Linear(in[0], in[1]); },
+    test::ExpectBf16MatchesDouble([](const auto& in) { return Linear(in[0], in[1]); },
                                   {Normal({2, rows, 24}, 1), Normal({40, 24}, 2)});
   }
 }
@@ -75,14 +75,14 @@ TEST(SharedInputLinearTest, Bf16IsTheFormula) {
 TEST(SharedInputLinearTest, UnusedOutputs) {
   const at::Tensor x = Normal({3, 4}, 1).requires_grad_(), a = Normal({2, 4}, 2).requires_grad_(),
                    b = Normal({2, 4}, 3).requires_grad_();
-  ops::SharedInputLinear(x, {a, b})[1].sum().backward();
+  SharedInputLinear(x, {a, b})[1].sum().backward();
   EXPECT_FALSE(a.grad().defined());
   EXPECT_TRUE(test::Close(x.grad(), b.detach().sum(0).expand({3, 4}), 1e-14));
 
   const at::Tensor narrow = Normal({100, 4}, 1, at::kBFloat16).requires_grad_(),
                    c = Normal({2, 4}, 2, at::kBFloat16).requires_grad_(),
                    d = Normal({2, 4}, 3, at::kBFloat16);
-  ops::SharedInputLinear(narrow, {c, d})[1].sum().backward();
+  SharedInputLinear(narrow, {c, d})[1].sum().backward();
   EXPECT_FALSE(c.grad().defined());
   EXPECT_TRUE(test::Close(narrow.grad(), d.to(at::kDouble).sum(0).expand({100, 4}), 0x1p-8));
 }
@@ -111,7 +111,7 @@ struct Layer {
   }
   // Returns dx, then the weights' gradients, each of which must be written once.
   std::vector<at::Tensor> Gradients(const std::vector<bool>& used) {
-    const auto y = ops::SharedInputLinear(x, weights);
+    const auto y = SharedInputLinear(x, weights);
     at::Tensor loss = at::zeros({}, x.options());
     for (size_t i = 0; i < y.size(); ++i)
       if (used[i]) loss = loss + (y[i] * Normal(y[i].sizes().vec(), 7 + i, x.scalar_type())).sum();
@@ -139,7 +139,7 @@ TEST(SharedInputLinearTest, JoinedProductsAreTheSame) {
             Layer apart(dtype, tokens, gap, false), joined(dtype, tokens, gap, false);
             const auto want = apart.Gradients(used);
             if (sinks) joined.Attach();
-            const ops::JoinedProductsEverywhere join;
+            const JoinedProductsEverywhere join;
             const auto got = joined.Gradients(used);
             for (size_t i = 0; i < want.size(); ++i) {
               ASSERT_EQ(got[i].defined(), want[i].defined()) << i;
@@ -163,7 +163,7 @@ TEST(SharedInputLinearTest, AddsToTheSumsThatSaySo) {
           Layer fresh(dtype, tokens, 0, false), adding(dtype, tokens, 0, true);
           fresh.Attach(), adding.Attach();
           if (mixed) adding.logs[1]->added = false;
-          std::optional<ops::JoinedProductsEverywhere> joins;
+          std::optional<JoinedProductsEverywhere> joins;
           if (join) joins.emplace();
           const auto want = fresh.Gradients({true, true, true}),
                      got = adding.Gradients({true, true, true});
@@ -179,7 +179,7 @@ TEST(SharedInputLinearTest, JoinedProductsKeepDifferentiatedBackwards) {
   const ops::JoinedProductsEverywhere join;
   const at::Tensor memory = Normal({7, 4}, 1);
   const auto loss = [&](const auto& in) {
-    const auto y = ops::SharedInputLinear(in[0], {in[1], in[2]});
+    const auto y = SharedInputLinear(in[0], {in[1], in[2]});
     return y[0].square().sum() + y[1].pow(3).sum();
   };
   const at::Tensor x = Normal({3, 4}, 2).requires_grad_(),
@@ -192,9 +192,9 @@ TEST(SharedInputLinearTest, JoinedProductsKeepDifferentiatedBackwards) {
   EXPECT_GT(second[0].abs().max().item<double>(), 0);
 }
 
-std::vector<at::Tensor> Outputs(const std::vector<ops::LinearPart>& parts) {
+std::vector<at::Tensor> Outputs(const std::vector<LinearPart>& parts) {
   std::vector<at::Tensor> outs;
-  for (const ops::LinearPart& part : parts) outs.push_back(part.y);
+  for (const LinearPart& part : parts) outs.push_back(part.y);
   return outs;
 }
 
@@ -210,7 +210,7 @@ TEST(LinearInPartsTest, IsTheWholeCut) {
             if (sink && dtype == at::kDouble) continue;  // Sinks do not sum fp64 gradients in fp32.
             SCOPED_TRACE(testing::Message() << dtype << ", " << tokens << " tokens, join " << join
                                             << ", all " << all << ", sink " << sink);
-            std::optional<ops::JoinedProductsEverywhere> joins;
+            std::optional<JoinedProductsEverywhere> joins;
             if (join) joins.emplace();
             const auto run = [&](bool parts) {
               const at::Tensor x = Normal({tokens, 24}, 1, dtype).requires_grad_(),
@@ -218,8 +218,8 @@ TEST(LinearInPartsTest, IsTheWholeCut) {
               test::RecordingSink::Log log(weight, /*before=*/0.5);
               log.added = true;
               if (sink) log.Attach(weight);
-              const auto y = parts ? Outputs(ops::LinearInParts(x, weight, widths))
-                                   : ops::Linear(x, weight).split_with_sizes(widths, -1);
+              const auto y = parts ? Outputs(LinearInParts(x, weight, widths))
+                                   : Linear(x, weight).split_with_sizes(widths, -1);
               at::Tensor loss = (y[0] * Normal({tokens, 20}, 3, dtype)).sum() +
                                 (y[2] * Normal({tokens, 14}, 4, dtype)).sum();
               if (all) loss = loss + (y[1] * Normal({tokens, 6}, 5, dtype)).sum();
@@ -240,8 +240,8 @@ TEST(LinearInPartsTest, ABackwardThatIsDifferentiatedIsTheWholes) {
     const at::Tensor x = Normal({3, 4}, 1).requires_grad_(),
                      weight = Normal({7, 4}, 2).requires_grad_();
     const std::vector<int64_t> widths = {2, 5};
-    const auto y = parts ? Outputs(ops::LinearInParts(x, weight, widths))
-                         : ops::Linear(x, weight).split_with_sizes(widths, -1);
+    const auto y = parts ? Outputs(LinearInParts(x, weight, widths))
+                         : Linear(x, weight).split_with_sizes(widths, -1);
     const auto first =
         torch::autograd::grad({y[0].square().sum() + y[1].pow(3).sum()}, {x, weight}, {},
                               /*retain_graph=*/true, /*create_graph=*/true);
@@ -258,8 +258,7 @@ TEST(LinearInPartsTest, ColumnsOfAMatrixAreTheirCopy) {
       const auto run = [&](bool copied) {
         const at::Tensor all = Normal({tokens, 40}, 1, dtype).requires_grad_(),
                          weight = Normal({24, 20}, 2, dtype).requires_grad_();
-        const at::Tensor x = all.narrow(1, 8, 20),
-                         y = ops::Linear(copied ? x.contiguous() : x, weight);
+        const at::Tensor x = all.narrow(1, 8, 20), y = Linear(copied ? x.contiguous() : x, weight);
         y.backward(Normal({tokens, 24}, 3, dtype));
         return std::vector<at::Tensor>{y, all.grad(), weight.grad()};
       };
@@ -271,4 +270,4 @@ TEST(LinearInPartsTest, ColumnsOfAMatrixAreTheirCopy) {
 }
 
 }  // namespace
-}  // namespace halflife::kernels
+}  // namespace halflife::ops

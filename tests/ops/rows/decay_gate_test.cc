@@ -12,7 +12,7 @@
 #include "ops/gradient_check.h"
 #include "support/expect_error.h"
 
-namespace halflife::kernels {
+namespace halflife::ops {
 namespace {
 
 using test::Normal;
@@ -22,7 +22,7 @@ constexpr double kScale = 1.0 / 16;
 // A decay near 1 keeps all digits of its logarithm: an exponential and a logarithm of 2 ulp each.
 TEST(DecayGateTest, FewUlpsOverTheWholeRange) {
   const at::Tensor x = at::arange(-90, 85, 0.00373, at::kFloat), zero = at::zeros({1}, at::kFloat);
-  const at::Tensor y = ops::DecayGate(x.unsqueeze(1), zero, {});
+  const at::Tensor y = DecayGate(x.unsqueeze(1), zero, {});
   const auto *at = x.const_data_ptr<float>(), *got = y.const_data_ptr<float>();
   for (int64_t i = 0; i < x.numel(); ++i) {
     const double z = at[i];
@@ -33,7 +33,7 @@ TEST(DecayGateTest, FewUlpsOverTheWholeRange) {
 
 TEST(DecayGateTest, IsTheFormula) {
   const at::Tensor x = Normal({3, 5}, 1) * 4, bias = Normal({5}, 2);
-  const at::Tensor y = ops::DecayGate(x, bias, {.scale = kScale, .floor = -0.1});
+  const at::Tensor y = DecayGate(x, bias, {.scale = kScale, .floor = -0.1});
   bool floored = false;
   for (int64_t row = 0; row < 3; ++row) {
     for (int64_t i = 0; i < 5; ++i) {
@@ -53,7 +53,7 @@ TEST(DecayGateTest, FusedLoopsMatchFp64) {
     for (const double floor : {-std::numeric_limits<double>::infinity(), -0.1})
       test::ExpectFloatMatchesDouble(
           [&](const auto& in) {
-            return ops::DecayGate(in[0], in[1], {.scale = kScale, .floor = floor});
+            return DecayGate(in[0], in[1], {.scale = kScale, .floor = floor});
           },
           {Normal({150, dim}, 1) * 4, Normal({dim}, 2)}, 3e-6);
   }
@@ -63,7 +63,7 @@ TEST(DecayGateTest, GradientsAreFiniteDifferences) {
   const at::Tensor weights = Normal({4, 6}, 9);
   test::ExpectFiniteDifferences(
       [&](const auto& in) {
-        return (ops::DecayGate(in[0], in[1], {.scale = 2, .floor = -1.3}) * weights).sum();
+        return (DecayGate(in[0], in[1], {.scale = 2, .floor = -1.3}) * weights).sum();
       },
       {Normal({4, 6}, 1), Normal({6}, 2)});
 }
@@ -77,7 +77,7 @@ TEST(DecayGateTest, Bf16IsWidened) {
     const auto run = [&](at::ScalarType dtype) {
       const at::Tensor in = x.to(dtype).requires_grad_();
       const at::Tensor b = (dtype == at::kDouble ? bias.to(dtype) : bias.clone()).requires_grad_();
-      const at::Tensor y = ops::DecayGate(in, b, {.scale = kScale});
+      const at::Tensor y = DecayGate(in, b, {.scale = kScale});
       const auto grads = torch::autograd::grad({y}, {in, b}, {dy.to(y.scalar_type())});
       return std::vector<at::Tensor>{y, grads[0], grads[1]};
     };
@@ -99,41 +99,41 @@ TEST(DecayGateTest, FarLogitsAndNan) {
   const float infinity = std::numeric_limits<float>::infinity();
   const at::Tensor x = at::tensor({-200.0f, 200.0f, -infinity, infinity}).requires_grad_();
   const at::Tensor zero = at::tensor({0.0f, 0.0f, 0.0f, 0.0f});
-  const at::Tensor y = ops::DecayGate(x, zero, {.scale = kScale});
+  const at::Tensor y = DecayGate(x, zero, {.scale = kScale});
   EXPECT_TRUE(y.equal(at::tensor({-12.5f, 0.0f, -infinity, 0.0f})));
   const at::Tensor dx = torch::autograd::grad({y.sum()}, {x})[0];
   EXPECT_TRUE(dx.equal(at::tensor({0.0625f, 0.0f, 0.0625f, 0.0f})));
   const at::Tensor nan = at::tensor({std::nanf("")});
   for (const double floor : {-1.0, -std::numeric_limits<double>::infinity()})
-    EXPECT_TRUE(ops::DecayGate(nan, at::tensor({0.0f}), {.floor = floor}).isnan().item<bool>());
+    EXPECT_TRUE(DecayGate(nan, at::tensor({0.0f}), {.floor = floor}).isnan().item<bool>());
 }
 
 TEST(DecayGateTest, StridedRowsNoRowsAndThreads) {
   const at::Tensor wide = Normal({60, 40}, 1, at::kFloat), bias = Normal({20}, 2, at::kFloat);
-  EXPECT_TRUE(test::BitEqual(ops::DecayGate(wide.narrow(1, 10, 20), bias, {}),
-                             ops::DecayGate(wide.narrow(1, 10, 20).contiguous(), bias, {})));
+  EXPECT_TRUE(test::BitEqual(DecayGate(wide.narrow(1, 10, 20), bias, {}),
+                             DecayGate(wide.narrow(1, 10, 20).contiguous(), bias, {})));
   const at::Tensor some_bias = bias.clone().requires_grad_();
-  const at::Tensor none = ops::DecayGate(wide.narrow(0, 0, 0).narrow(1, 0, 20), some_bias, {});
+  const at::Tensor none = DecayGate(wide.narrow(0, 0, 0).narrow(1, 0, 20), some_bias, {});
   EXPECT_EQ(none.numel(), 0);
   EXPECT_TRUE(torch::autograd::grad({none.sum()}, {some_bias})[0].eq(0).all().item<bool>());
   test::ExpectSameBitsWithThreads([] {
     const at::Tensor x = Normal({700, 48}, 1, at::kFloat).requires_grad_();
     const at::Tensor b = Normal({48}, 2, at::kFloat).requires_grad_();
-    const at::Tensor y = ops::DecayGate(x, b, {.scale = kScale});
+    const at::Tensor y = DecayGate(x, b, {.scale = kScale});
     return torch::autograd::grad({y}, {x, b}, {Normal({700, 48}, 4, at::kFloat)});
   });
 }
 
 TEST(DecayGateTest, BadInput) {
   const at::Tensor x = Normal({6, 10}, 1, at::kFloat), bias = Normal({10}, 2, at::kFloat);
-  EXPECT_HL_ERROR(ops::DecayGate(x, bias.narrow(0, 0, 5), {}), ExitCode::kInternal,
+  EXPECT_HL_ERROR(DecayGate(x, bias.narrow(0, 0, 5), {}), ExitCode::kInternal,
                   "DecayGate got x [6, 10] fp32 on cpu with bias [5] fp32 on cpu",
                   "x [..., C] and bias [C] on one device.");
-  EXPECT_HL_ERROR(ops::DecayGate(x, bias.to(at::kMeta), {}), ExitCode::kInternal,
+  EXPECT_HL_ERROR(DecayGate(x, bias.to(at::kMeta), {}), ExitCode::kInternal,
                   "bias [10] fp32 on meta");
-  EXPECT_HL_ERROR(ops::DecayGate(x.to(at::kHalf), bias, {}), ExitCode::kUsage,
+  EXPECT_HL_ERROR(DecayGate(x.to(at::kHalf), bias, {}), ExitCode::kUsage,
                   "DecayGate does not support fp16. Use fp32, bf16 or fp64.");
 }
 
 }  // namespace
-}  // namespace halflife::kernels
+}  // namespace halflife::ops

@@ -8,16 +8,16 @@
 #include "ops/gradient_check.h"
 #include "support/expect_error.h"
 
-namespace halflife::kernels {
+namespace halflife::ops {
 namespace {
 
 const RandomKey kKey = MakeRandomKey(5, RandomPurpose::kDropout, 3);
 constexpr std::array<uint64_t, 2> kSamples = {7, (uint64_t{1} << 40) + 9};
 
-ops::DropoutConfig Config(double rate, int64_t first_position = 0) {
+DropoutConfig Config(double rate, int64_t first_position = 0) {
   return {.rate = rate,
           .key = kKey,
-          .samples = ops::SampleNumbers(kSamples, at::kCPU),
+          .samples = SampleNumbers(kSamples, at::kCPU),
           .first_position = first_position};
 }
 
@@ -25,9 +25,8 @@ ops::DropoutConfig Config(double rate, int64_t first_position = 0) {
 // of a draw is unused).
 TEST(DropoutTest, IsPhiloxOfSamplePositionAndChannel) {
   constexpr int64_t kDim = 261;
-  const at::Tensor y = ops::Dropout(at::ones({2, 3, kDim}), Config(0.25, 10));
-  EXPECT_TRUE(
-      test::BitEqual(ops::Dropout(at::ones({2, 3, 6}), Config(0.25, 10)), y.narrow(2, 0, 6)));
+  const at::Tensor y = Dropout(at::ones({2, 3, kDim}), Config(0.25, 10));
+  EXPECT_TRUE(test::BitEqual(Dropout(at::ones({2, 3, 6}), Config(0.25, 10)), y.narrow(2, 0, 6)));
   for (int64_t row = 0; row < 2; ++row) {
     for (int64_t t = 0; t < 3; ++t) {
       for (int64_t channel = 0; channel < kDim; ++channel) {
@@ -41,45 +40,45 @@ TEST(DropoutTest, IsPhiloxOfSamplePositionAndChannel) {
 }
 
 TEST(DropoutTest, OtherDtypesAndDevicesDrawTheSameMask) {
-  const at::Tensor y = ops::Dropout(at::ones({2, 50, 37}), Config(0.3));
-  const at::Tensor wide = ops::Dropout(at::ones({2, 50, 37}, at::kDouble), Config(0.3));
+  const at::Tensor y = Dropout(at::ones({2, 50, 37}), Config(0.3));
+  const at::Tensor wide = Dropout(at::ones({2, 50, 37}, at::kDouble), Config(0.3));
   EXPECT_TRUE(test::BitEqual(wide != 0, y != 0));
 }
 
 TEST(DropoutTest, Bf16IsRoundedOnce) {
-  test::ExpectBf16MatchesDouble([](const auto& in) { return ops::Dropout(in[0], Config(0.3)); },
+  test::ExpectBf16MatchesDouble([](const auto& in) { return Dropout(in[0], Config(0.3)); },
                                 {test::Normal({2, 20, 37}, 1)});
 }
 
 TEST(DropoutTest, KeepsTheMean) {
-  const at::Tensor y = ops::Dropout(at::ones({2, 500, 64}), Config(0.1));
+  const at::Tensor y = Dropout(at::ones({2, 500, 64}), Config(0.1));
   // 64,000 draws: the standard deviation of the mean is sqrt(0.1 / 0.9 / 64000) = 1.3e-3.
   EXPECT_NEAR(y.mean().item<double>(), 1, 6e-3);
 }
 
 TEST(DropoutTest, SlicesDrawWhatTheWholeDraws) {
   const at::Tensor x = test::Normal({2, 12, 8}, 1, at::kFloat);
-  const at::Tensor whole = ops::Dropout(x, Config(0.5));
-  const at::Tensor part = ops::Dropout(x.narrow(1, 5, 7), Config(0.5, 5));
+  const at::Tensor whole = Dropout(x, Config(0.5));
+  const at::Tensor part = Dropout(x.narrow(1, 5, 7), Config(0.5, 5));
   EXPECT_TRUE(test::BitEqual(part, whole.narrow(1, 5, 7)));
 }
 
 TEST(DropoutTest, GradientUsesTheSameMask) {
   const at::Tensor x = test::Normal({2, 12, 8}, 1, at::kFloat).requires_grad_();
-  const at::Tensor y = ops::Dropout(x, Config(0.5));
+  const at::Tensor y = Dropout(x, Config(0.5));
   const at::Tensor grad = torch::autograd::grad({y.sum()}, {x})[0];
-  EXPECT_TRUE(test::BitEqual(grad, ops::Dropout(at::ones({2, 12, 8}), Config(0.5))));
+  EXPECT_TRUE(test::BitEqual(grad, Dropout(at::ones({2, 12, 8}), Config(0.5))));
 }
 
 TEST(DropoutTest, NeedsASamplePerRow) {
-  EXPECT_HL_ERROR(ops::Dropout(at::ones({3, 2, 4}), Config(0.5)), ExitCode::kInternal,
+  EXPECT_HL_ERROR(Dropout(at::ones({3, 2, 4}), Config(0.5)), ExitCode::kInternal,
                   "3 rows needs as many sample numbers, got [2]");
 }
 
 TEST(DropoutTest, RefusesOtherDtypes) {
-  EXPECT_HL_ERROR(ops::Dropout(at::ones({2, 2, 4}, at::kHalf), Config(0.5)), ExitCode::kUsage,
+  EXPECT_HL_ERROR(Dropout(at::ones({2, 2, 4}, at::kHalf), Config(0.5)), ExitCode::kUsage,
                   "Dropout does not support fp16. Use fp32, bf16 or fp64.");
 }
 
 }  // namespace
-}  // namespace halflife::kernels
+}  // namespace halflife::ops

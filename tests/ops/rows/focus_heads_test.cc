@@ -18,7 +18,7 @@
 #include "ops/torch/side_by_side.h"
 #include "support/expect_error.h"
 
-namespace halflife::kernels {
+namespace halflife::ops {
 namespace {
 
 using test::Normal;
@@ -48,7 +48,7 @@ std::string Name(const Form& f) {
 
 constexpr int64_t kHeads = 3;
 
-ops::FocusLeavesConfig ConfigOf(const Form& form) {
+FocusLeavesConfig ConfigOf(const Form& form) {
   return {.head_dim = form.dim,
           .norm = form.norm,
           .norm_value = form.norm_value,
@@ -57,15 +57,15 @@ ops::FocusLeavesConfig ConfigOf(const Form& form) {
           .scale = kScale,
           .elu = form.elu};
 }
-ops::FocusLeaves LeavesOf(const Form& form, const std::vector<at::Tensor>& in) {
-  return ops::MakeFocusLeaves({.x = in[0],
-                               .times = form.times ? in[1] : at::Tensor(),
-                               .direction = form.of_tokens ? in[2] : in[3],
-                               .value = form.value ? in[4] : at::Tensor()},
-                              ConfigOf(form));
+FocusLeaves LeavesOf(const Form& form, const std::vector<at::Tensor>& in) {
+  return MakeFocusLeaves({.x = in[0],
+                          .times = form.times ? in[1] : at::Tensor(),
+                          .direction = form.of_tokens ? in[2] : in[3],
+                          .value = form.value ? in[4] : at::Tensor()},
+                         ConfigOf(form));
 }
 // Returns all outputs as one row. Every input is used, so all have a gradient.
-at::Tensor AsOne(const ops::FocusLeaves& leaves, const std::vector<at::Tensor>& in) {
+at::Tensor AsOne(const FocusLeaves& leaves, const std::vector<at::Tensor>& in) {
   at::Tensor all =
       at::cat({leaves.log_weight.unsqueeze(-1).to(leaves.payload.scalar_type()), leaves.payload},
               -1)
@@ -80,10 +80,10 @@ std::vector<at::Tensor> Operands(int64_t tokens, int64_t dim) {
 }
 
 // Computes standardised heads, dot products and columns one after the other.
-ops::FocusLeaves StepByStep(const Form& form, const std::vector<at::Tensor>& in) {
+FocusLeaves StepByStep(const Form& form, const std::vector<at::Tensor>& in) {
   const auto heads = [&](const at::Tensor& x, bool norm) {
     const at::Tensor split = x.unflatten(-1, {-1, form.dim});
-    return norm ? ops::RealNorm(split, kEps) : split;
+    return norm ? RealNorm(split, kEps) : split;
   };
   const at::Tensor k = heads(form.times ? in[0] * in[1] : in[0], form.norm);
   const at::Tensor f = heads(form.of_tokens ? in[2] : in[3].flatten(), form.norm);
@@ -149,7 +149,7 @@ TEST(FocusLeavesTest, ASinkGetsTheVectorsGradient) {
     for (const bool norm : {false, true}) {
       std::vector<at::Tensor> in;
       for (const at::Tensor& x : Operands(150, 8)) in.push_back(x.to(at::kFloat).requires_grad_());
-      const ops::FocusLeaves leaves =
+      const FocusLeaves leaves =
           LeavesOf({.dim = 8, .of_tokens = false, .value = false, .norm = norm}, in);
       const at::Tensor y = at::cat({leaves.log_weight.unsqueeze(-1), leaves.payload}, -1);
       test::ExpectGradientsInSinks(y, Normal(y.sizes().vec(), 9, at::kFloat), {in[3]}, added);
@@ -158,8 +158,7 @@ TEST(FocusLeavesTest, ASinkGetsTheVectorsGradient) {
 
 // sigmoid(scale q . seen) times the passed channels, which may be the same as `seen`.
 at::Tensor GateOf(bool norm, const std::vector<at::Tensor>& in) {
-  return ops::FocusGate({.query = in[0], .pooled = in[1]},
-                        {.norm = norm, .eps = kEps, .scale = kScale});
+  return FocusGate({.query = in[0], .pooled = in[1]}, {.norm = norm, .eps = kEps, .scale = kScale});
 }
 std::vector<at::Tensor> GateOperands(int64_t tokens, int64_t dim, bool apart) {
   return {Normal({2, tokens, kHeads * dim}, 1),
@@ -174,7 +173,7 @@ TEST(FocusGateTest, IsTheStepsOneAfterTheOther) {
       for (const at::Tensor& x : GateOperands(30, 5, apart))
         in.push_back(x.clone().requires_grad_());
       const at::Tensor heads = in[0].unflatten(-1, {-1, 5});
-      const at::Tensor q = norm ? ops::RealNorm(heads, kEps) : heads;
+      const at::Tensor q = norm ? RealNorm(heads, kEps) : heads;
       const at::Tensor dot = (q * in[1].narrow(-1, 0, 5)).sum(-1, /*keepdim=*/true);
       const at::Tensor want =
           (at::sigmoid(dot * kScale) * in[1].narrow(-1, apart ? 5 : 0, 5)).flatten(2);
@@ -206,24 +205,24 @@ TEST(FocusGateTest, GradientsAreFiniteDifferences) {
 
 // Columns of one product give the bits of their copies.
 TEST(FocusLeavesTest, ColumnsAreReadAndWrittenInTheirPlace) {
-  const ops::JoinedProductsEverywhere joins;
+  const JoinedProductsEverywhere joins;
   const auto run = [&](bool columns) {
     const at::Tensor x = Normal({2, 30, 8}, 1, at::kFloat).requires_grad_(),
                      weight = Normal({48, 8}, 2, at::kFloat).requires_grad_();
-    std::vector<ops::LinearPart> parts = ops::LinearInParts(x, weight, {12, 12, 12, 12});
+    std::vector<LinearPart> parts = LinearInParts(x, weight, {12, 12, 12, 12});
     if (!columns)
-      for (ops::LinearPart& part : parts) part = {.y = part.y.contiguous()};
-    const ops::FocusLeaves leaves = ops::MakeFocusLeaves({.x = parts[2].y,
-                                                          .direction = parts[1].y,
-                                                          .value = parts[3].y,
-                                                          .x_gradient = parts[2].gradient,
-                                                          .direction_gradient = parts[1].gradient,
-                                                          .value_gradient = parts[3].gradient},
-                                                         ConfigOf({.dim = 4}));
+      for (LinearPart& part : parts) part = {.y = part.y.contiguous()};
+    const FocusLeaves leaves = MakeFocusLeaves({.x = parts[2].y,
+                                                .direction = parts[1].y,
+                                                .value = parts[3].y,
+                                                .x_gradient = parts[2].gradient,
+                                                .direction_gradient = parts[1].gradient,
+                                                .value_gradient = parts[3].gradient},
+                                               ConfigOf({.dim = 4}));
     const at::Tensor pooled = leaves.payload * leaves.log_weight.unsqueeze(-1);
     const at::Tensor y =
-        ops::FocusGate({.query = parts[0].y, .pooled = pooled, .query_gradient = parts[0].gradient},
-                       {.norm = true, .eps = kEps, .scale = kScale});
+        FocusGate({.query = parts[0].y, .pooled = pooled, .query_gradient = parts[0].gradient},
+                  {.norm = true, .eps = kEps, .scale = kScale});
     std::vector<at::Tensor> results =
         torch::autograd::grad({y}, {x, weight}, {Normal({2, 30, 12}, 5, at::kFloat)});
     results.push_back(y);
@@ -248,15 +247,15 @@ TEST(FocusLeavesTest, NoTokensAndThreads) {
 
 TEST(FocusLeavesTest, BadInput) {
   const at::Tensor x = Normal({2, 5, 12}, 1, at::kFloat);
-  EXPECT_HL_ERROR(ops::MakeFocusLeaves({.x = x.to(at::kHalf), .direction = x}, {.head_dim = 4}),
+  EXPECT_HL_ERROR(MakeFocusLeaves({.x = x.to(at::kHalf), .direction = x}, {.head_dim = 4}),
                   ExitCode::kUsage, "FocusLeaves does not support fp16. Use fp32, bf16 or fp64.");
-  EXPECT_HL_ERROR(ops::MakeFocusLeaves({.x = x, .direction = x}, {.head_dim = 5}),
-                  ExitCode::kInternal, "with heads of 5");
-  EXPECT_HL_ERROR(ops::MakeFocusLeaves({.x = x, .direction = x.to(at::kDouble)}, {.head_dim = 4}),
+  EXPECT_HL_ERROR(MakeFocusLeaves({.x = x, .direction = x}, {.head_dim = 5}), ExitCode::kInternal,
+                  "with heads of 5");
+  EXPECT_HL_ERROR(MakeFocusLeaves({.x = x, .direction = x.to(at::kDouble)}, {.head_dim = 4}),
                   ExitCode::kInternal, "with direction [2, 5, 12] fp64 on cpu");
-  EXPECT_HL_ERROR(ops::FocusGate({.query = x, .pooled = Normal({2, 5, 3, 6}, 2, at::kFloat)}, {}),
+  EXPECT_HL_ERROR(FocusGate({.query = x, .pooled = Normal({2, 5, 3, 6}, 2, at::kFloat)}, {}),
                   ExitCode::kInternal, "with pooled rows of 6 channels");
 }
 
 }  // namespace
-}  // namespace halflife::kernels
+}  // namespace halflife::ops

@@ -15,7 +15,7 @@
 #include "ops/torch/side_by_side.h"
 #include "support/expect_error.h"
 
-namespace halflife::kernels {
+namespace halflife::ops {
 namespace {
 
 using test::Normal;
@@ -24,9 +24,9 @@ constexpr double kEps = 1e-3;
 
 // Two parts as one row. The second has no beta.
 at::Tensor Two(const std::vector<at::Tensor>& in) {
-  return at::cat(ops::LayerNorms({{.x = in[0], .gamma = in[2], .beta = in[3]},
-                                  {.x = in[1], .gamma = in[4], .beta = {}}},
-                                 kEps),
+  return at::cat(LayerNorms({{.x = in[0], .gamma = in[2], .beta = in[3]},
+                             {.x = in[1], .gamma = in[4], .beta = {}}},
+                            kEps),
                  -1);
 }
 std::vector<at::Tensor> Operands(int64_t rows, int64_t width) {
@@ -104,24 +104,24 @@ TEST(LayerNormTest, SinksGetTheGradients) {
 // Columns of one product, and heads within them, give the bits of their copies, with gradients per
 // column.
 TEST(LayerNormTest, ColumnsAreReadAndWrittenInTheirPlace) {
-  const ops::JoinedProductsEverywhere joins;
+  const JoinedProductsEverywhere joins;
   const auto run = [&](bool columns, bool heads) {
     const at::Tensor x = Normal({2, 30, 8}, 1, at::kFloat).requires_grad_(),
                      weight = Normal({24, 8}, 2, at::kFloat).requires_grad_(),
                      gamma = Normal({heads ? 4 : 12}, 3, at::kFloat).requires_grad_(),
                      beta = Normal({heads ? 4 : 12}, 4, at::kFloat).requires_grad_();
-    const std::vector<ops::LinearPart> parts = ops::LinearInParts(x, weight, {12, 12});
-    std::vector<ops::LayerNormInput> inputs;
-    for (const ops::LinearPart& part : parts) {
+    const std::vector<LinearPart> parts = LinearInParts(x, weight, {12, 12});
+    std::vector<LayerNormInput> inputs;
+    for (const LinearPart& part : parts) {
       const at::Tensor rows = columns ? part.y : part.y.contiguous();
       inputs.push_back({.x = heads ? rows.unflatten(-1, {3, 4}) : rows,
                         .gamma = gamma,
                         .beta = beta,
-                        .x_gradient = columns && !heads ? part.gradient : ops::ColumnSlice()});
+                        .x_gradient = columns && !heads ? part.gradient : ColumnSlice()});
     }
     at::Tensor y;
-    for (const ops::LayerNormInput& input : inputs) {
-      const at::Tensor one = ops::LayerNorms({input}, kEps)[0].flatten(2);
+    for (const LayerNormInput& input : inputs) {
+      const at::Tensor one = LayerNorms({input}, kEps)[0].flatten(2);
       y = y.defined() ? y * one : one;
     }
     std::vector<at::Tensor> results =
@@ -139,14 +139,14 @@ TEST(LayerNormTest, ColumnsAreReadAndWrittenInTheirPlace) {
 TEST(LayerNormTest, RowsOfAnyLayoutNoRowsAndThreads) {
   const at::Tensor wide = Normal({20, 60}, 1, at::kFloat), gamma = Normal({20}, 2, at::kFloat);
   const auto norm = [&](const at::Tensor& x) {
-    return ops::LayerNorms({{.x = x, .gamma = gamma, .beta = {}}}, kEps)[0];
+    return LayerNorms({{.x = x, .gamma = gamma, .beta = {}}}, kEps)[0];
   };
   EXPECT_TRUE(test::BitEqual(norm(wide.t()), norm(wide.t().contiguous())));
   EXPECT_EQ(norm(wide.narrow(0, 0, 0).narrow(1, 0, 20)).numel(), 0);
   // gamma and beta are strided, too.
   const at::Tensor columns = Normal({20, 2}, 3, at::kFloat), rows = wide.t().contiguous();
   const auto scaled = [&](const at::Tensor& by, const at::Tensor& plus) {
-    return ops::LayerNorms({{.x = rows, .gamma = by, .beta = plus}}, kEps)[0];
+    return LayerNorms({{.x = rows, .gamma = by, .beta = plus}}, kEps)[0];
   };
   EXPECT_TRUE(
       test::BitEqual(scaled(columns.select(1, 0), columns.select(1, 1)),
@@ -162,23 +162,23 @@ TEST(LayerNormTest, RowsOfAnyLayoutNoRowsAndThreads) {
 
 // More parts than one pass supports, and one with a different number of rows.
 TEST(LayerNormTest, PartsBeyondAPass) {
-  std::vector<ops::LayerNormInput> parts;
+  std::vector<LayerNormInput> parts;
   for (uint64_t i = 0; i < 5; ++i)
     parts.push_back({.x = Normal({i == 1 ? 3 : 7, 5}, i, at::kFloat),
                      .gamma = Normal({5}, 10 + i, at::kFloat),
                      .beta = {}});
-  const std::vector<at::Tensor> together = ops::LayerNorms(parts, kEps);
+  const std::vector<at::Tensor> together = LayerNorms(parts, kEps);
   for (size_t i = 0; i < parts.size(); ++i)
-    EXPECT_TRUE(test::Close(together[i], ops::LayerNorms({parts[i]}, kEps)[0], 1e-6)) << i;
+    EXPECT_TRUE(test::Close(together[i], LayerNorms({parts[i]}, kEps)[0], 1e-6)) << i;
 }
 
 TEST(LayerNormTest, BadInput) {
   const at::Tensor x = Normal({6, 10}, 1, at::kFloat), gamma = Normal({10}, 2, at::kFloat);
-  EXPECT_HL_ERROR(ops::LayerNorms({{.x = x.to(at::kHalf), .gamma = gamma, .beta = {}}}, kEps),
+  EXPECT_HL_ERROR(LayerNorms({{.x = x.to(at::kHalf), .gamma = gamma, .beta = {}}}, kEps),
                   ExitCode::kUsage, "LayerNorms does not support fp16. Use fp32, bf16 or fp64.");
-  EXPECT_HL_ERROR(ops::LayerNorms({{.x = x, .gamma = gamma.narrow(0, 0, 9), .beta = {}}}, kEps),
+  EXPECT_HL_ERROR(LayerNorms({{.x = x, .gamma = gamma.narrow(0, 0, 9), .beta = {}}}, kEps),
                   ExitCode::kInternal, "gamma [9] fp32 on cpu");
 }
 
 }  // namespace
-}  // namespace halflife::kernels
+}  // namespace halflife::ops

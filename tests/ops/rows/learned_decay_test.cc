@@ -11,15 +11,15 @@
 #include "ops/recording_sink.h"
 #include "support/expect_error.h"
 
-namespace halflife::kernels {
+namespace halflife::ops {
 namespace {
 
 using test::Normal;
 
 TEST(LearnedDecayTest, IsTheFormula) {
   const at::Tensor p = Normal({12}, 1);
-  EXPECT_TRUE(test::Close(ops::NegativeExp(p), -p.exp(), 1e-15));
-  const at::Tensor y = ops::HeadOffsetDecay(p, 4, {.scale = 0.5, .most = -0.01});
+  EXPECT_TRUE(test::Close(NegativeExp(p), -p.exp(), 1e-15));
+  const at::Tensor y = HeadOffsetDecay(p, 4, {.scale = 0.5, .most = -0.01});
   for (int64_t h = 0; h < 4; ++h) {
     const auto base = static_cast<double>(static_cast<float>(-std::exp2(-4.0 / (1.0 + h))));
     for (int64_t i = 0; i < 3; ++i)
@@ -31,13 +31,11 @@ TEST(LearnedDecayTest, IsTheFormula) {
 // 2^-24 of values up to 20, for both forms, with and without a bound.
 TEST(LearnedDecayTest, FusedLoopsMatchFp64) {
   for (const int64_t width : {1, 7, 64}) {
-    test::ExpectFloatMatchesDouble([](const auto& in) { return ops::NegativeExp(in[0]); },
+    test::ExpectFloatMatchesDouble([](const auto& in) { return NegativeExp(in[0]); },
                                    {Normal({3, width}, 1)}, 1e-6);
     for (const double most : {0.1, std::numeric_limits<double>::infinity()})
       test::ExpectFloatMatchesDouble(
-          [=](const auto& in) {
-            return ops::HeadOffsetDecay(in[0], 5, {.scale = 0.3, .most = most});
-          },
+          [=](const auto& in) { return HeadOffsetDecay(in[0], 5, {.scale = 0.3, .most = most}); },
           {Normal({1, 5 * width}, 2)}, 1e-6);
   }
 }
@@ -46,8 +44,8 @@ TEST(LearnedDecayTest, GradientsAreFiniteDifferences) {
   const at::Tensor weights = Normal({3, 4}, 9);
   test::ExpectFiniteDifferences(
       [&](const auto& in) {
-        return (ops::NegativeExp(in[0]) * weights).sum() +
-               (ops::HeadOffsetDecay(in[1], 3, {.scale = 2, .most = 0.3}) * weights).sum();
+        return (NegativeExp(in[0]) * weights).sum() +
+               (HeadOffsetDecay(in[1], 3, {.scale = 2, .most = 0.3}) * weights).sum();
       },
       {Normal({3, 4}, 1), Normal({12}, 2)});
 }
@@ -59,9 +57,9 @@ TEST(LearnedDecayTest, ASinkGetsTheGradient) {
     log.added = added;
     log.Attach(p);
     const at::Tensor dy = Normal({4, 5}, 2, at::kFloat);
-    (ops::HeadOffsetDecay(p, 4, {.scale = 0.25}) * dy).sum().backward();
+    (HeadOffsetDecay(p, 4, {.scale = 0.25}) * dy).sum().backward();
     EXPECT_TRUE(test::Close(log.sum, (-0.25 * dy).view({1, 20}) + (added ? 0.5 : 0.0), 1e-6));
-    (ops::NegativeExp(p) * dy.view({1, 20})).sum().backward();
+    (NegativeExp(p) * dy.view({1, 20})).sum().backward();
     EXPECT_EQ(log.written, 2);
     EXPECT_FALSE(p.grad().defined());
   }
@@ -70,7 +68,7 @@ TEST(LearnedDecayTest, ASinkGetsTheGradient) {
 // Values beyond the bound have no gradient. A NaN is not clamped.
 TEST(LearnedDecayTest, BoundAndNan) {
   const at::Tensor p = at::tensor({-3.0f, 3.0f, std::nanf("")}).requires_grad_();
-  const at::Tensor y = ops::HeadOffsetDecay(p, 1, {.scale = 1, .most = 0});
+  const at::Tensor y = HeadOffsetDecay(p, 1, {.scale = 1, .most = 0});
   EXPECT_EQ(y[0][0].item<float>(), 0);
   EXPECT_EQ(y[0][1].item<float>(), -3.5f);
   EXPECT_TRUE(std::isnan(y[0][2].item<float>()));
@@ -80,12 +78,12 @@ TEST(LearnedDecayTest, BoundAndNan) {
 }
 
 TEST(LearnedDecayTest, BadInput) {
-  EXPECT_HL_ERROR(ops::HeadOffsetDecay(Normal({10}, 1), 3, {}), ExitCode::kInternal,
+  EXPECT_HL_ERROR(HeadOffsetDecay(Normal({10}, 1), 3, {}), ExitCode::kInternal,
                   "HeadOffsetDecay got p [10] fp64 on cpu for 3 heads",
                   "Use a multiple of num_heads elements.");
-  EXPECT_HL_ERROR(ops::NegativeExp(Normal({10}, 1).to(at::kHalf)), ExitCode::kUsage,
+  EXPECT_HL_ERROR(NegativeExp(Normal({10}, 1).to(at::kHalf)), ExitCode::kUsage,
                   "NegativeExp does not support fp16. Use fp32, bf16 or fp64.");
 }
 
 }  // namespace
-}  // namespace halflife::kernels
+}  // namespace halflife::ops

@@ -8,7 +8,7 @@
 #include "ops/gradient_check.h"
 #include "support/expect_error.h"
 
-namespace halflife::kernels {
+namespace halflife::ops {
 namespace {
 
 using test::Normal;
@@ -30,13 +30,13 @@ std::vector<double> Standardised(const at::Tensor& row, double eps) {
 TEST(RealNormTest, IsStandardisation) {
   const at::Tensor x = Normal({5, 7}, 1);
   for (const double eps : {0.0, 0.1}) {
-    const at::Tensor y = ops::RealNorm(x, eps);
+    const at::Tensor y = RealNorm(x, eps);
     for (int64_t row = 0; row < 5; ++row) {
       const std::vector<double> want = Standardised(x[row], eps);
       for (int64_t i = 0; i < 7; ++i) EXPECT_NEAR(y[row][i].item<double>(), want[i], 1e-14);
     }
   }
-  EXPECT_NEAR(ops::RealNorm(x, 0)[0].square().sum().item<double>(), 6, 1e-12);
+  EXPECT_NEAR(RealNorm(x, 0)[0].square().sum().item<double>(), 6, 1e-12);
 }
 
 // fp32 over 300 channels: 6e-8, with about ten roundings. For a row of two channels, the terms of
@@ -44,10 +44,10 @@ TEST(RealNormTest, IsStandardisation) {
 TEST(RealNormTest, FusedLoopsMatchFp64) {
   for (const int64_t dim : {2, 3, 16, 300}) {
     SCOPED_TRACE(dim);
-    test::ExpectFloatMatchesDouble([](const auto& in) { return ops::RealNorm(in[0], 0.5); },
+    test::ExpectFloatMatchesDouble([](const auto& in) { return RealNorm(in[0], 0.5); },
                                    {Normal({150, dim}, 1)}, 3e-6);
   }
-  test::ExpectFloatMatchesDouble([](const auto& in) { return ops::RealNorm(in[0], 0); },
+  test::ExpectFloatMatchesDouble([](const auto& in) { return RealNorm(in[0], 0); },
                                  {Normal({4, 40, 2, 32}, 2)}, 3e-6);
 }
 
@@ -55,7 +55,7 @@ TEST(RealNormTest, GradientsAreFiniteDifferences) {
   const at::Tensor weights = Normal({4, 6}, 9);
   for (const double eps : {0.0, 0.1})
     test::ExpectFiniteDifferences(
-        [&](const auto& in) { return (ops::RealNorm(in[0], eps) * weights).sum(); },
+        [&](const auto& in) { return (RealNorm(in[0], eps) * weights).sum(); },
         {Normal({4, 6}, 1)});
 }
 
@@ -64,7 +64,7 @@ TEST(RealNormTest, Bf16IsWidened) {
   const at::Tensor x = Normal({150, 48}, 1).to(at::kBFloat16), dy = Normal({150, 48}, 2);
   const auto run = [&](at::ScalarType dtype) {
     const at::Tensor in = x.to(dtype).requires_grad_();
-    const at::Tensor y = ops::RealNorm(in, 1e-5);
+    const at::Tensor y = RealNorm(in, 1e-5);
     return std::pair(y, torch::autograd::grad({y}, {in}, {dy.to(y.scalar_type())})[0]);
   };
   const auto [y, dx] = run(at::kBFloat16);
@@ -80,7 +80,7 @@ TEST(RealNormTest, RowsThatDoNotVaryAreZero) {
   for (const at::ScalarType dtype : {at::kDouble, at::kFloat})
     for (const double eps : {0.0, 1e-5}) {
       const at::Tensor x = at::full({2, 4}, 3.0, dtype).requires_grad_();
-      const at::Tensor y = ops::RealNorm(x, eps);
+      const at::Tensor y = RealNorm(x, eps);
       EXPECT_TRUE((y == 0).all().item<bool>());
       const at::Tensor dx = torch::autograd::grad({y[0][0]}, {x})[0];
       EXPECT_NEAR(dx[0][0].item<double>(), eps > 0 ? 0.75 / eps : 0, 1e-2);
@@ -91,8 +91,8 @@ TEST(RealNormTest, RowsThatDoNotVaryAreZero) {
 TEST(RealNormTest, StridedRowsAndNaN) {
   const at::Tensor wide = Normal({6, 40}, 1, at::kFloat);
   wide[2][13] = std::nanf("");
-  const at::Tensor y = ops::RealNorm(wide.narrow(1, 10, 20), 1e-5);
-  EXPECT_TRUE(test::BitEqual(y[1], ops::RealNorm(wide.narrow(1, 10, 20).contiguous(), 1e-5)[1]));
+  const at::Tensor y = RealNorm(wide.narrow(1, 10, 20), 1e-5);
+  EXPECT_TRUE(test::BitEqual(y[1], RealNorm(wide.narrow(1, 10, 20).contiguous(), 1e-5)[1]));
   EXPECT_TRUE(y[2].isnan().all().item<bool>());
   EXPECT_EQ(y.isnan().sum().item<int64_t>(), 20);
 }
@@ -100,17 +100,17 @@ TEST(RealNormTest, StridedRowsAndNaN) {
 TEST(RealNormTest, BitsDoNotDependOnTheNumberOfThreads) {
   test::ExpectSameBitsWithThreads([&] {
     const at::Tensor x = Normal({700, 48}, 1, at::kFloat).requires_grad_();
-    const at::Tensor y = ops::RealNorm(x, 1e-5);
+    const at::Tensor y = RealNorm(x, 1e-5);
     return torch::autograd::grad({y}, {x}, {Normal({700, 48}, 4, at::kFloat)});
   });
 }
 
 TEST(RealNormTest, BadInput) {
-  EXPECT_HL_ERROR(ops::RealNorm(Normal({3, 1}, 1), 0), ExitCode::kInternal, "RealNorm got x [3, 1]",
+  EXPECT_HL_ERROR(RealNorm(Normal({3, 1}, 1), 0), ExitCode::kInternal, "RealNorm got x [3, 1]",
                   "with at least 2 channels.");
-  EXPECT_HL_ERROR(ops::RealNorm(Normal({3, 4}, 1).to(at::kLong), 0), ExitCode::kUsage,
+  EXPECT_HL_ERROR(RealNorm(Normal({3, 4}, 1).to(at::kLong), 0), ExitCode::kUsage,
                   "RealNorm does not support int64");
 }
 
 }  // namespace
-}  // namespace halflife::kernels
+}  // namespace halflife::ops

@@ -9,7 +9,7 @@
 #include "ops/recording_sink.h"
 #include "support/expect_error.h"
 
-namespace halflife::kernels {
+namespace halflife::ops {
 namespace {
 
 using test::Normal;
@@ -17,7 +17,7 @@ using test::Uniform;
 
 TEST(RmsNormTest, IsTheFormula) {
   const at::Tensor x = Normal({3, 5}, 1), weight = Uniform({5}, 2) + 0.5;
-  const at::Tensor y = ops::RmsNorm(x, weight, 1e-2);
+  const at::Tensor y = RmsNorm(x, weight, 1e-2);
   for (int64_t row = 0; row < 3; ++row) {
     double sum = 0;
     for (int64_t i = 0; i < 5; ++i) sum += std::pow(x[row][i].item<double>(), 2);
@@ -31,8 +31,8 @@ TEST(RmsNormTest, IsTheFormula) {
 
 TEST(RmsNormTest, GatedIsNormTimesSilu) {
   const at::Tensor x = Normal({2, 3, 7}, 1), gate = Normal({2, 3, 7}, 2), weight = Uniform({7}, 3);
-  const at::Tensor want = ops::RmsNorm(x, weight, 1e-6) * gate / (1 + (-gate).exp());
-  EXPECT_TRUE(test::Close(ops::GatedRmsNorm(x, gate, weight, 1e-6), want, 1e-14));
+  const at::Tensor want = RmsNorm(x, weight, 1e-6) * gate / (1 + (-gate).exp());
+  EXPECT_TRUE(test::Close(GatedRmsNorm(x, gate, weight, 1e-6), want, 1e-14));
 }
 
 // fp32 over 300 elements: 6e-8, with about ten roundings. dweight sums 150 rows. The norm's eps
@@ -42,11 +42,11 @@ TEST(RmsNormTest, FusedLoopsMatchFp64) {
     SCOPED_TRACE(dim);
     const at::Tensor x = Normal({150, dim}, 1), gate = Normal({150, dim}, 2) * 3;
     const at::Tensor weight = Uniform({dim}, 3);
-    test::ExpectFloatMatchesDouble([](const auto& in) { return ops::RmsNorm(in[0], in[1], 1e-2); },
+    test::ExpectFloatMatchesDouble([](const auto& in) { return RmsNorm(in[0], in[1], 1e-2); },
                                    {x, weight}, 3e-6);
     test::ExpectFloatMatchesDouble(
-        [](const auto& in) { return ops::GatedRmsNorm(in[0], in[1], in[2], 1e-2); },
-        {x, gate, weight}, 3e-6);
+        [](const auto& in) { return GatedRmsNorm(in[0], in[1], in[2], 1e-2); }, {x, gate, weight},
+        3e-6);
   }
 }
 
@@ -64,7 +64,7 @@ TEST(RmsNormTest, GatesInColumnsOfAMatrix) {
       const auto results = [&](const at::Tensor& gate_in) {
         const at::Tensor leaf = gate_in.detach().requires_grad_(),
                          scale = weight.detach().requires_grad_();
-        const at::Tensor out = ops::GatedRmsNorm(x, leaf, scale, 1e-5);
+        const at::Tensor out = GatedRmsNorm(x, leaf, scale, 1e-5);
         out.backward(dout);
         return std::vector<at::Tensor>{out, leaf.grad().contiguous(), scale.grad()};
       };
@@ -78,12 +78,12 @@ TEST(RmsNormTest, TheWeightsGradientGoesToItsSink) {
   const at::Tensor x = Normal({150, 16}, 1, at::kFloat), weight = Uniform({16}, 3).to(at::kFloat);
   const at::Tensor plain = weight.detach().clone().requires_grad_(),
                    summed = weight.detach().clone().requires_grad_();
-  ops::RmsNorm(x, plain, 1e-5).sum().backward();
+  RmsNorm(x, plain, 1e-5).sum().backward();
   test::RecordingSink::Log log(summed, /*before=*/1);
   log.Attach(summed);
   for (const bool added : {false, true}) {
     log.added = added;
-    ops::RmsNorm(x, summed, 1e-5).sum().backward();
+    RmsNorm(x, summed, 1e-5).sum().backward();
     EXPECT_TRUE(test::Close(log.sum, plain.grad() * (added ? 2.0 : 1.0), 1e-6));
   }
   EXPECT_EQ(log.written, 2);
@@ -93,9 +93,7 @@ TEST(RmsNormTest, TheWeightsGradientGoesToItsSink) {
 TEST(RmsNormTest, GradientsAreFiniteDifferences) {
   const at::Tensor weights = Normal({4, 6}, 9);
   test::ExpectFiniteDifferences(
-      [&](const auto& in) {
-        return (ops::GatedRmsNorm(in[0], in[1], in[2], 1e-3) * weights).sum();
-      },
+      [&](const auto& in) { return (GatedRmsNorm(in[0], in[1], in[2], 1e-3) * weights).sum(); },
       {Normal({4, 6}, 1), Normal({4, 6}, 2), Normal({6}, 3)});
 }
 
@@ -106,11 +104,10 @@ TEST(RmsNormTest, Bf16IsRoundedOnce) {
     SCOPED_TRACE(dim);
     const at::Tensor x = Normal({150, dim}, 1), gate = Normal({150, dim}, 2) * 3;
     const at::Tensor weight = Uniform({dim}, 3).to(at::kFloat);
-    test::ExpectBf16MatchesDouble([](const auto& in) { return ops::RmsNorm(in[0], in[1], 1e-2); },
+    test::ExpectBf16MatchesDouble([](const auto& in) { return RmsNorm(in[0], in[1], 1e-2); },
                                   {x, weight});
     test::ExpectBf16MatchesDouble(
-        [](const auto& in) { return ops::GatedRmsNorm(in[0], in[1], in[2], 1e-2); },
-        {x, gate, weight});
+        [](const auto& in) { return GatedRmsNorm(in[0], in[1], in[2], 1e-2); }, {x, gate, weight});
   }
 }
 
@@ -120,9 +117,9 @@ TEST(AddRmsNormTest, IsTheSumAndItsNorm) {
   for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
     SCOPED_TRACE(dtype);
     const at::Tensor a = x.to(dtype), b = branch.to(dtype);
-    const auto [sum, normed] = ops::AddRmsNorm(a, b, weight, 1e-6);
+    const auto [sum, normed] = AddRmsNorm(a, b, weight, 1e-6);
     EXPECT_TRUE(test::BitEqual(sum, a + b));
-    EXPECT_TRUE(test::BitEqual(normed, ops::RmsNorm(sum, weight, 1e-6)));
+    EXPECT_TRUE(test::BitEqual(normed, RmsNorm(sum, weight, 1e-6)));
   }
 }
 
@@ -135,9 +132,9 @@ TEST(AddRmsNormTest, GradientsOfEitherOutput) {
       const at::Tensor x = Normal({150, 40}, 1).to(dtype).requires_grad_(),
                        branch = Normal({150, 40}, 2).to(dtype).requires_grad_(),
                        w = weight.to(dtype).requires_grad_();
-      const ops::ResidualNorm y =
-          fused ? ops::AddRmsNorm(x, branch, w, 1e-2)
-                : ops::ResidualNorm{.sum = x + branch, .normed = ops::RmsNorm(x + branch, w, 1e-2)};
+      const ResidualNorm y =
+          fused ? AddRmsNorm(x, branch, w, 1e-2)
+                : ResidualNorm{.sum = x + branch, .normed = RmsNorm(x + branch, w, 1e-2)};
       // For an unused output, the backward receives an undefined gradient.
       at::Tensor loss;
       if (a) loss = (y.sum * Normal({150, 40}, 4).to(dtype)).sum();
@@ -162,7 +159,7 @@ TEST(RmsNormTest, BitsDoNotDependOnTheNumberOfThreads) {
       const at::Tensor x = Normal({700, 48}, 1, dtype).requires_grad_();
       const at::Tensor gate = Normal({700, 48}, 2, dtype).requires_grad_();
       const at::Tensor weight = Normal({48}, 3, at::kFloat).requires_grad_();
-      const at::Tensor y = ops::GatedRmsNorm(x, gate, weight, 1e-6);
+      const at::Tensor y = GatedRmsNorm(x, gate, weight, 1e-6);
       return torch::autograd::grad({y}, {x, gate, weight}, {Normal({700, 48}, 4, dtype)});
     });
   }
@@ -172,7 +169,7 @@ TEST(RmsNormTest, ZeroRowsAndNansStayVisible) {
   at::Tensor x = Normal({3, 20}, 1, at::kFloat);
   x[1].zero_();
   x[2][4] = std::nanf("");
-  const at::Tensor y = ops::RmsNorm(x, Uniform({20}, 2).to(at::kFloat), 1e-6);
+  const at::Tensor y = RmsNorm(x, Uniform({20}, 2).to(at::kFloat), 1e-6);
   EXPECT_TRUE(y[0].isfinite().all().item<bool>());
   EXPECT_TRUE((y[1] == 0).all().item<bool>());
   EXPECT_TRUE(y[2].isnan().all().item<bool>());
@@ -181,42 +178,37 @@ TEST(RmsNormTest, ZeroRowsAndNansStayVisible) {
 TEST(RmsNormTest, BadInput) {
   const at::Tensor x = Normal({3, 20}, 1, at::kFloat), weight = Normal({20}, 2, at::kFloat);
   const ExitCode internal = ExitCode::kInternal, usage = ExitCode::kUsage;
-  EXPECT_HL_ERROR(ops::RmsNorm(x, weight.narrow(0, 0, 19), 1e-6), internal,
+  EXPECT_HL_ERROR(RmsNorm(x, weight.narrow(0, 0, 19), 1e-6), internal,
                   "RmsNorm got x [3, 20] fp32 on cpu with weight [19] fp32 on cpu",
                   "x [..., D] and weight [D] on one device.");
-  EXPECT_HL_ERROR(ops::RmsNorm(x, weight.view({1, 20}), 1e-6), internal, "weight [1, 20]");
-  EXPECT_HL_ERROR(ops::RmsNorm(x, weight.to(at::kMeta), 1e-6), internal,
-                  "weight [20] fp32 on meta");
-  EXPECT_HL_ERROR(ops::RmsNorm(x, {}, 1e-6), internal, "weight undefined");
-  EXPECT_HL_ERROR(ops::RmsNorm(x.narrow(1, 0, 0), weight.narrow(0, 0, 0), 1e-6), internal,
-                  "x [3, 0]");
-  EXPECT_HL_ERROR(ops::RmsNorm(x.to(at::kHalf), weight, 1e-6), usage,
+  EXPECT_HL_ERROR(RmsNorm(x, weight.view({1, 20}), 1e-6), internal, "weight [1, 20]");
+  EXPECT_HL_ERROR(RmsNorm(x, weight.to(at::kMeta), 1e-6), internal, "weight [20] fp32 on meta");
+  EXPECT_HL_ERROR(RmsNorm(x, {}, 1e-6), internal, "weight undefined");
+  EXPECT_HL_ERROR(RmsNorm(x.narrow(1, 0, 0), weight.narrow(0, 0, 0), 1e-6), internal, "x [3, 0]");
+  EXPECT_HL_ERROR(RmsNorm(x.to(at::kHalf), weight, 1e-6), usage,
                   "RmsNorm does not support fp16. Use fp32, bf16 or fp64.");
-  EXPECT_HL_ERROR(ops::RmsNorm(x, weight.to(at::kHalf), 1e-6), usage,
-                  "RmsNorm does not support fp16");
-  EXPECT_HL_ERROR(ops::RmsNorm(x.to(at::kLong), weight, 1e-6), usage,
-                  "RmsNorm does not support int64");
+  EXPECT_HL_ERROR(RmsNorm(x, weight.to(at::kHalf), 1e-6), usage, "RmsNorm does not support fp16");
+  EXPECT_HL_ERROR(RmsNorm(x.to(at::kLong), weight, 1e-6), usage, "RmsNorm does not support int64");
 
-  EXPECT_HL_ERROR(ops::GatedRmsNorm(x, x.narrow(0, 0, 2), weight, 1e-6), internal,
+  EXPECT_HL_ERROR(GatedRmsNorm(x, x.narrow(0, 0, 2), weight, 1e-6), internal,
                   "GatedRmsNorm got x [3, 20] fp32 on cpu with gate [2, 20]",
                   "x and gate [..., V] of one dtype");
-  EXPECT_HL_ERROR(ops::GatedRmsNorm(x, x.to(at::kBFloat16), weight, 1e-6), internal,
+  EXPECT_HL_ERROR(GatedRmsNorm(x, x.to(at::kBFloat16), weight, 1e-6), internal,
                   "gate [3, 20] bf16");
-  EXPECT_HL_ERROR(ops::GatedRmsNorm(x, x.to(at::kMeta), weight, 1e-6), internal, "fp32 on meta");
-  EXPECT_HL_ERROR(ops::GatedRmsNorm(x, x, weight.narrow(0, 0, 19), 1e-6), internal, "weight [19]");
-  EXPECT_HL_ERROR(ops::GatedRmsNorm(x, x.to(at::kHalf), weight, 1e-6), usage,
+  EXPECT_HL_ERROR(GatedRmsNorm(x, x.to(at::kMeta), weight, 1e-6), internal, "fp32 on meta");
+  EXPECT_HL_ERROR(GatedRmsNorm(x, x, weight.narrow(0, 0, 19), 1e-6), internal, "weight [19]");
+  EXPECT_HL_ERROR(GatedRmsNorm(x, x.to(at::kHalf), weight, 1e-6), usage,
                   "GatedRmsNorm does not support fp16");
 
-  EXPECT_HL_ERROR(ops::AddRmsNorm(x, x.narrow(1, 0, 19), weight, 1e-6), internal,
+  EXPECT_HL_ERROR(AddRmsNorm(x, x.narrow(1, 0, 19), weight, 1e-6), internal,
                   "AddRmsNorm got x [3, 20] fp32 on cpu with branch [3, 19]",
                   "x and branch [..., D] of one dtype");
-  EXPECT_HL_ERROR(ops::AddRmsNorm(x, x.to(at::kDouble), weight, 1e-6), internal,
-                  "branch [3, 20] fp64");
-  EXPECT_HL_ERROR(ops::AddRmsNorm(x, x.to(at::kMeta), weight, 1e-6), internal, "fp32 on meta");
-  EXPECT_HL_ERROR(ops::AddRmsNorm(x, x, weight.narrow(0, 0, 19), 1e-6), internal, "weight [19]");
-  EXPECT_HL_ERROR(ops::AddRmsNorm(x.to(at::kHalf), x.to(at::kHalf), weight, 1e-6), usage,
+  EXPECT_HL_ERROR(AddRmsNorm(x, x.to(at::kDouble), weight, 1e-6), internal, "branch [3, 20] fp64");
+  EXPECT_HL_ERROR(AddRmsNorm(x, x.to(at::kMeta), weight, 1e-6), internal, "fp32 on meta");
+  EXPECT_HL_ERROR(AddRmsNorm(x, x, weight.narrow(0, 0, 19), 1e-6), internal, "weight [19]");
+  EXPECT_HL_ERROR(AddRmsNorm(x.to(at::kHalf), x.to(at::kHalf), weight, 1e-6), usage,
                   "AddRmsNorm does not support fp16");
 }
 
 }  // namespace
-}  // namespace halflife::kernels
+}  // namespace halflife::ops

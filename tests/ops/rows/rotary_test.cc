@@ -12,7 +12,7 @@
 #include "ops/gradient_check.h"
 #include "support/expect_error.h"
 
-namespace halflife::kernels {
+namespace halflife::ops {
 namespace {
 
 using test::Normal;
@@ -24,8 +24,7 @@ at::Tensor Positions(int64_t batch, int64_t seq_len, int64_t first) {
 TEST(RotaryTest, TurnsHalvesByPositionTimesFrequency) {
   constexpr int64_t kDim = 8, kFirst = 3;
   const at::Tensor x = Normal({1, 5, 2, kDim}, 1);
-  const at::Tensor y =
-      ops::ApplyRotary(x, ops::MakeRotaryTable(Positions(1, 5, kFirst), kDim, 100));
+  const at::Tensor y = ApplyRotary(x, MakeRotaryTable(Positions(1, 5, kFirst), kDim, 100));
   for (int64_t t = 0; t < 5; ++t) {
     for (int64_t j = 0; j < kDim / 2; ++j) {
       const double angle =
@@ -42,10 +41,8 @@ TEST(RotaryTest, TurnsHalvesByPositionTimesFrequency) {
 TEST(RotaryTest, ProductsDependOnDistanceOnly) {
   const at::Tensor q = Normal({1, 1, 1, 64}, 1), k = Normal({1, 1, 1, 64}, 2);
   const auto product = [&](int64_t q_position, int64_t k_position) {
-    const at::Tensor a =
-        ops::ApplyRotary(q, ops::MakeRotaryTable(Positions(1, 1, q_position), 64, 10000));
-    const at::Tensor b =
-        ops::ApplyRotary(k, ops::MakeRotaryTable(Positions(1, 1, k_position), 64, 10000));
+    const at::Tensor a = ApplyRotary(q, MakeRotaryTable(Positions(1, 1, q_position), 64, 10000));
+    const at::Tensor b = ApplyRotary(k, MakeRotaryTable(Positions(1, 1, k_position), 64, 10000));
     return (a * b).sum().item<double>();
   };
   // Each of 32 pairs has the roundings of two tables, 2^-24 of products of a few units.
@@ -59,8 +56,7 @@ TEST(RotaryTest, TablesOfFp64KeepDistancesOfFp64) {
   const at::Tensor q = Normal({1, 1, 1, 64}, 1), k = Normal({1, 1, 1, 64}, 2);
   const auto product = [&](int64_t q_position, int64_t k_position) {
     const auto turn = [](const at::Tensor& x, int64_t position) {
-      return ops::ApplyRotary(
-          x, ops::MakeRotaryTable(Positions(1, 1, position), 64, 10000, at::kDouble));
+      return ApplyRotary(x, MakeRotaryTable(Positions(1, 1, position), 64, 10000, at::kDouble));
     };
     return (turn(q, q_position) * turn(k, k_position)).sum().item<double>();
   };
@@ -70,37 +66,37 @@ TEST(RotaryTest, TablesOfFp64KeepDistancesOfFp64) {
 
 TEST(RotaryTest, OwnFrequenciesAndFactor) {
   const at::Tensor positions = Positions(2, 5, 3);
-  const ops::RotaryTable usual = ops::MakeRotaryTable(positions, 8, 100),
-                         same = ops::MakeRotaryTable(positions, ops::RotaryFrequencies(8, 100));
+  const RotaryTable usual = MakeRotaryTable(positions, 8, 100),
+                    same = MakeRotaryTable(positions, RotaryFrequencies(8, 100));
   EXPECT_TRUE(test::BitEqual(same.cos, usual.cos));
   EXPECT_TRUE(test::BitEqual(same.sin, usual.sin));
-  const ops::RotaryTable twice = ops::MakeRotaryTable(positions, ops::RotaryFrequencies(8, 100), 2);
+  const RotaryTable twice = MakeRotaryTable(positions, RotaryFrequencies(8, 100), 2);
   EXPECT_TRUE(test::BitEqual(twice.cos, usual.cos * 2));
   const std::vector<double> still(4, 0.0);
-  EXPECT_TRUE(test::BitEqual(ops::MakeRotaryTable(positions, still).sin, usual.sin * 0));
+  EXPECT_TRUE(test::BitEqual(MakeRotaryTable(positions, still).sin, usual.sin * 0));
 }
 
 TEST(RotaryTest, FusedLoopsMatchFp64) {
   at::Tensor positions = Positions(2, 9, 0).clone();
   positions[1].add_(5);  // Rows may have different positions.
-  const ops::RotaryTable table = ops::MakeRotaryTable(positions, 12, 10000);
-  test::ExpectFloatMatchesDouble([&](const auto& in) { return ops::ApplyRotary(in[0], table); },
+  const RotaryTable table = MakeRotaryTable(positions, 12, 10000);
+  test::ExpectFloatMatchesDouble([&](const auto& in) { return ApplyRotary(in[0], table); },
                                  {Normal({2, 9, 3, 12}, 1)}, 5e-7);
 }
 
 TEST(RotaryTest, Bf16IsRoundedOnce) {
   for (const int64_t dim : {2, 12, 128}) {
     SCOPED_TRACE(dim);
-    const ops::RotaryTable table = ops::MakeRotaryTable(Positions(2, 9, 3), dim, 10000);
-    test::ExpectBf16MatchesDouble([&](const auto& in) { return ops::ApplyRotary(in[0], table); },
+    const RotaryTable table = MakeRotaryTable(Positions(2, 9, 3), dim, 10000);
+    test::ExpectBf16MatchesDouble([&](const auto& in) { return ApplyRotary(in[0], table); },
                                   {Normal({2, 9, 3, dim}, 1)});
   }
 }
 
 TEST(RotaryTest, GradientTurnsBack) {
-  const ops::RotaryTable table = ops::MakeRotaryTable(Positions(1, 4, 2), 6, 10000);
+  const RotaryTable table = MakeRotaryTable(Positions(1, 4, 2), 6, 10000);
   const at::Tensor x = Normal({1, 4, 2, 6}, 1, at::kFloat).requires_grad_();
-  const at::Tensor y = ops::ApplyRotary(x, table);
+  const at::Tensor y = ApplyRotary(x, table);
   const auto grads = torch::autograd::grad({y}, {x}, {y.detach()});
   EXPECT_TRUE(test::Close(grads[0], x, 5e-7));  // The transpose of a rotation is its inverse.
 }
@@ -117,42 +113,42 @@ TEST(RotaryTest, PairsRotateAsSeparateTensors) {
     const at::Tensor product = Normal({2, 9 + i % 2, 7 * 12}, 1, dtype).narrow(1, 0, 9);
     const at::Tensor q = product.narrow(2, 12, 36).view({2, 9, 3, 12}).detach().requires_grad_(),
                      k = product.narrow(2, 48, 24).view({2, 9, 2, 12}).detach().requires_grad_();
-    const auto [turned_q, turned_k] = ops::ApplyRotary(q, k, table);
-    EXPECT_TRUE(test::BitEqual(turned_q, ops::ApplyRotary(q.contiguous(), table)));
-    EXPECT_TRUE(test::BitEqual(turned_k, ops::ApplyRotary(k.contiguous(), table)));
+    const auto [turned_q, turned_k] = ApplyRotary(q, k, table);
+    EXPECT_TRUE(test::BitEqual(turned_q, ApplyRotary(q.contiguous(), table)));
+    EXPECT_TRUE(test::BitEqual(turned_k, ApplyRotary(k.contiguous(), table)));
     const at::Tensor dq = Normal({2, 3, 9, 12}, 2, dtype).transpose(1, 2),
                      dk = Normal({2, 9, 2, 12}, 3, dtype);
     const auto pair = torch::autograd::grad({turned_q, turned_k}, {q, k}, {dq, dk});
     EXPECT_TRUE(
-        test::BitEqual(pair[0], torch::autograd::grad({ops::ApplyRotary(q, table)}, {q}, {dq})[0]));
+        test::BitEqual(pair[0], torch::autograd::grad({ApplyRotary(q, table)}, {q}, {dq})[0]));
     EXPECT_TRUE(
-        test::BitEqual(pair[1], torch::autograd::grad({ops::ApplyRotary(k, table)}, {k}, {dk})[0]));
+        test::BitEqual(pair[1], torch::autograd::grad({ApplyRotary(k, table)}, {k}, {dk})[0]));
   }
 }
 
 TEST(RotaryTest, NoTokens) {
   for (const auto& [batch, seq_len] : {std::pair(2, 0), {0, 5}}) {
-    const ops::RotaryTable table = ops::MakeRotaryTable(Positions(batch, seq_len, 3), 6, 10000);
-    EXPECT_EQ(ops::ApplyRotary(Normal({batch, seq_len, 2, 6}, 1, at::kFloat), table).numel(), 0);
+    const RotaryTable table = MakeRotaryTable(Positions(batch, seq_len, 3), 6, 10000);
+    EXPECT_EQ(ApplyRotary(Normal({batch, seq_len, 2, 6}, 1, at::kFloat), table).numel(), 0);
   }
 }
 
 TEST(RotaryTest, StridedTables) {
-  const ops::RotaryTable table = ops::MakeRotaryTable(Positions(2, 4, 2), 6, 10000);
-  const ops::RotaryTable strided = {.cos = table.cos.t().contiguous().t(),
-                                    .sin = table.sin.t().contiguous().t(),
-                                    .rows = table.rows.t().contiguous().t()};
+  const RotaryTable table = MakeRotaryTable(Positions(2, 4, 2), 6, 10000);
+  const RotaryTable strided = {.cos = table.cos.t().contiguous().t(),
+                               .sin = table.sin.t().contiguous().t(),
+                               .rows = table.rows.t().contiguous().t()};
   const at::Tensor x = Normal({2, 4, 2, 6}, 1, at::kFloat);
-  EXPECT_TRUE(test::BitEqual(ops::ApplyRotary(x, strided), ops::ApplyRotary(x, table)));
+  EXPECT_TRUE(test::BitEqual(ApplyRotary(x, strided), ApplyRotary(x, table)));
 }
 
 TEST(RotaryTest, BadInput) {
-  const ops::RotaryTable table = ops::MakeRotaryTable(Positions(2, 4, 2), 6, 10000);
+  const RotaryTable table = MakeRotaryTable(Positions(2, 4, 2), 6, 10000);
   const at::Tensor x = Normal({2, 4, 2, 6}, 1, at::kFloat);
   const auto with = [&](const auto& change) {
-    ops::RotaryTable changed = table;
+    RotaryTable changed = table;
     change(changed);
-    return [changed, &x] { ops::ApplyRotary(x, changed); };
+    return [changed, &x] { ApplyRotary(x, changed); };
   };
   const ExitCode internal = ExitCode::kInternal, usage = ExitCode::kUsage;
   EXPECT_HL_ERROR(
@@ -171,43 +167,43 @@ TEST(RotaryTest, BadInput) {
   EXPECT_HL_ERROR(with([](auto& t) { t.rows = t.rows + 1; })(), internal,
                   "a token's row is 4 in a table of 4 rows");
   EXPECT_HL_ERROR(with([](auto& t) { t.rows = t.rows - 1; })(), internal, "a token's row is -1");
-  EXPECT_HL_ERROR(ops::ApplyRotary(x.narrow(3, 0, 5), table), internal, "d even");
-  EXPECT_HL_ERROR(ops::ApplyRotary(x.to(at::kHalf), table), usage,
+  EXPECT_HL_ERROR(ApplyRotary(x.narrow(3, 0, 5), table), internal, "d even");
+  EXPECT_HL_ERROR(ApplyRotary(x.to(at::kHalf), table), usage,
                   "ApplyRotary does not support fp16. Use fp32, bf16 or fp64.");
-  EXPECT_HL_ERROR(ops::ApplyRotary(x, x.narrow(1, 0, 3), table), internal,
+  EXPECT_HL_ERROR(ApplyRotary(x, x.narrow(1, 0, 3), table), internal,
                   "ApplyRotary to q [2, 4, 2, 6] fp32 on cpu and k [2, 3, 2, 6] fp32 on cpu",
                   "[B, T, H, d] and [B, T, Hk, d] of one dtype and device.");
-  EXPECT_HL_ERROR(ops::ApplyRotary(x, x.to(at::kBFloat16), table), internal, "k [2, 4, 2, 6] bf16");
-  EXPECT_HL_ERROR(ops::ApplyRotary(x, x.narrow(3, 0, 4), table), internal, "k [2, 4, 2, 4] fp32");
-  EXPECT_HL_ERROR(ops::MakeRotaryTable(Positions(2, 4, 2), 5, 10000), internal, "heads of 5",
+  EXPECT_HL_ERROR(ApplyRotary(x, x.to(at::kBFloat16), table), internal, "k [2, 4, 2, 6] bf16");
+  EXPECT_HL_ERROR(ApplyRotary(x, x.narrow(3, 0, 4), table), internal, "k [2, 4, 2, 4] fp32");
+  EXPECT_HL_ERROR(MakeRotaryTable(Positions(2, 4, 2), 5, 10000), internal, "heads of 5",
                   "even head_dim");
-  EXPECT_HL_ERROR(ops::MakeRotaryTable(Positions(2, 4, 2).to(at::kInt), 6, 10000), internal,
+  EXPECT_HL_ERROR(MakeRotaryTable(Positions(2, 4, 2).to(at::kInt), 6, 10000), internal,
                   "positions [2, 4] int32 on cpu");
 }
 
 TEST(RotaryTablesTest, GivesWhatIsMadeOfItsArgumentsAndOnce) {
-  ops::RotaryTables tables;
+  RotaryTables tables;
   const at::Tensor near = Positions(2, 4, 0), far = Positions(2, 4, 90);
   const std::vector<double> frequencies = {1, 0.25, 0.125}, others = {1, 0.25, 0.5};
-  const auto equal = [](const ops::RotaryTable& a, const ops::RotaryTable& b) {
+  const auto equal = [](const RotaryTable& a, const RotaryTable& b) {
     return a.cos.equal(b.cos) && a.sin.equal(b.sin) && a.rows.equal(b.rows);
   };
-  const ops::RotaryTable first = tables.Of(near, 6, 100);
-  EXPECT_TRUE(equal(first, ops::MakeRotaryTable(near, 6, 100)));
+  const RotaryTable first = tables.Of(near, 6, 100);
+  EXPECT_TRUE(equal(first, MakeRotaryTable(near, 6, 100)));
   EXPECT_TRUE(tables.Of(near, 6, 100).cos.is_same(first.cos));
-  EXPECT_TRUE(equal(tables.Of(near, 6, 200), ops::MakeRotaryTable(near, 6, 200)));
-  const ops::RotaryTable wide = tables.Of(near, 6, 100, at::kDouble);
-  EXPECT_TRUE(equal(wide, ops::MakeRotaryTable(near, 6, 100, at::kDouble)));
+  EXPECT_TRUE(equal(tables.Of(near, 6, 200), MakeRotaryTable(near, 6, 200)));
+  const RotaryTable wide = tables.Of(near, 6, 100, at::kDouble);
+  EXPECT_TRUE(equal(wide, MakeRotaryTable(near, 6, 100, at::kDouble)));
   EXPECT_EQ(tables.Of(near, frequencies, 1, at::kDouble).sin.scalar_type(), at::kDouble);
-  EXPECT_TRUE(equal(tables.Of(near, 8, 100), ops::MakeRotaryTable(near, 8, 100)));
-  EXPECT_TRUE(equal(tables.Of(far, 6, 100), ops::MakeRotaryTable(far, 6, 100)));
-  const ops::RotaryTable scaled = tables.Of(near, frequencies, 2);
-  EXPECT_TRUE(equal(scaled, ops::MakeRotaryTable(near, frequencies, 2)));
+  EXPECT_TRUE(equal(tables.Of(near, 8, 100), MakeRotaryTable(near, 8, 100)));
+  EXPECT_TRUE(equal(tables.Of(far, 6, 100), MakeRotaryTable(far, 6, 100)));
+  const RotaryTable scaled = tables.Of(near, frequencies, 2);
+  EXPECT_TRUE(equal(scaled, MakeRotaryTable(near, frequencies, 2)));
   EXPECT_TRUE(tables.Of(near, frequencies, 2).sin.is_same(scaled.sin));
-  EXPECT_TRUE(equal(tables.Of(near, frequencies), ops::MakeRotaryTable(near, frequencies)));
-  EXPECT_TRUE(equal(tables.Of(near, others, 2), ops::MakeRotaryTable(near, others, 2)));
+  EXPECT_TRUE(equal(tables.Of(near, frequencies), MakeRotaryTable(near, frequencies)));
+  EXPECT_TRUE(equal(tables.Of(near, others, 2), MakeRotaryTable(near, others, 2)));
   EXPECT_HL_ERROR(tables.Of(near, 5, 100), ExitCode::kInternal, "even head_dim");
 }
 
 }  // namespace
-}  // namespace halflife::kernels
+}  // namespace halflife::ops

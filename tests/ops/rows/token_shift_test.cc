@@ -13,7 +13,7 @@
 #include "ops/recording_sink.h"
 #include "support/expect_error.h"
 
-namespace halflife::kernels {
+namespace halflife::ops {
 namespace {
 
 using test::BitEqual;
@@ -56,15 +56,15 @@ Tensors Operands(const Case& c) {
   return operands;
 }
 
-ops::TokenShiftInputs InputsOf(const Case& c, const Tensors& in) {
-  ops::TokenShiftInputs inputs = {.x = in[0], .mixes = Tensors(in.begin() + 2, in.end())};
+TokenShiftInputs InputsOf(const Case& c, const Tensors& in) {
+  TokenShiftInputs inputs = {.x = in[0], .mixes = Tensors(in.begin() + 2, in.end())};
   if (c.tail) inputs.tail = in[1];
   if (c.documents) inputs.starts = Starts(c);
   return inputs;
 }
 // Returns all outputs, and an unread tail too, so that it has a gradient.
 at::Tensor Shifted(const Case& c, const Tensors& in) {
-  const at::Tensor y = at::cat(ops::TokenShift(InputsOf(c, in)), -1);
+  const at::Tensor y = at::cat(TokenShift(InputsOf(c, in)), -1);
   return c.tail ? y : y + 0 * in[1].repeat({1, 1, static_cast<int64_t>(c.num_mixes)});
 }
 
@@ -72,14 +72,14 @@ at::Tensor Shifted(const Case& c, const Tensors& in) {
 at::Tensor Convolved(const Case& c, const Tensors& in) {
   Tensors outs;
   for (size_t i = 2; i < in.size(); ++i) {
-    ops::ShortConvInputs conv = {.x = in[0],
-                                 .weight = at::stack({1 - in[i], in[i]}, 1).unsqueeze(1),
-                                 .tail = c.tail ? in[1] : at::Tensor(),
-                                 .documents = {},
-                                 .starts = {},
-                                 .silu = false};
+    ShortConvInputs conv = {.x = in[0],
+                            .weight = at::stack({1 - in[i], in[i]}, 1).unsqueeze(1),
+                            .tail = c.tail ? in[1] : at::Tensor(),
+                            .documents = {},
+                            .starts = {},
+                            .silu = false};
     if (c.documents) conv.starts = Starts(c), conv.documents = conv.starts.to(at::kLong).cumsum(1);
-    outs.push_back(ops::ShortConv(conv));
+    outs.push_back(ShortConv(conv));
   }
   const at::Tensor y = at::cat(outs, -1);
   return c.tail ? y : y + 0 * in[1].repeat({1, 1, static_cast<int64_t>(c.num_mixes)});
@@ -133,22 +133,22 @@ TEST(TokenShiftTest, SplitAnywhereIsTheWhole) {
   const Case c = {9, 5};
   Tensors in = Operands(c);
   for (at::Tensor& x : in) x = x.to(at::kFloat);
-  const ops::TokenShiftInputs whole = InputsOf(c, in);
-  const Tensors want = ops::TokenShift(whole);
+  const TokenShiftInputs whole = InputsOf(c, in);
+  const Tensors want = TokenShift(whole);
   for (int64_t cut = 0; cut <= c.seq_len; ++cut) {
-    ops::TokenShiftInputs first = whole, second = whole;
+    TokenShiftInputs first = whole, second = whole;
     first.x = whole.x.narrow(1, 0, cut), first.starts = whole.starts.narrow(1, 0, cut);
     second.x = whole.x.narrow(1, cut, c.seq_len - cut);
     second.starts = whole.starts.narrow(1, cut, c.seq_len - cut);
-    second.tail = ops::TokenShiftTail(first);
-    const Tensors before = ops::TokenShift(first), after = ops::TokenShift(second);
+    second.tail = TokenShiftTail(first);
+    const Tensors before = TokenShift(first), after = TokenShift(second);
     for (size_t i = 0; i < want.size(); ++i)
       EXPECT_TRUE(BitEqual(at::cat({before[i], after[i]}, 1), want[i])) << cut;
-    EXPECT_TRUE(BitEqual(ops::TokenShiftTail(second), ops::TokenShiftTail(whole))) << cut;
+    EXPECT_TRUE(BitEqual(TokenShiftTail(second), TokenShiftTail(whole))) << cut;
   }
-  ops::TokenShiftInputs none = whole;
+  TokenShiftInputs none = whole;
   none.x = whole.x.narrow(1, 0, 0), none.starts = at::Tensor(), none.tail = at::Tensor();
-  EXPECT_TRUE(BitEqual(ops::TokenShiftTail(none), at::zeros({kBatch, 1, c.dim})));
+  EXPECT_TRUE(BitEqual(TokenShiftTail(none), at::zeros({kBatch, 1, c.dim})));
 }
 
 // A NaN stays within its document, in outputs and in the gradients that later tokens send back.
@@ -201,9 +201,9 @@ TEST(TokenShiftTest, BitsDoNotDependOnTheNumberOfThreads) {
 TEST(TokenShiftTest, BadInput) {
   const Case c = {4, 6};
   const auto expect = [&](const auto& change, ExitCode code, const char* message) {
-    ops::TokenShiftInputs inputs = InputsOf(c, Operands(c));
+    TokenShiftInputs inputs = InputsOf(c, Operands(c));
     change(inputs);
-    EXPECT_HL_ERROR(ops::TokenShift(inputs), code, message);
+    EXPECT_HL_ERROR(TokenShift(inputs), code, message);
   };
   const ExitCode internal = ExitCode::kInternal;
   expect([](auto& in) { in.x = in.x.to(at::kHalf); }, ExitCode::kUsage,
@@ -220,4 +220,4 @@ TEST(TokenShiftTest, BadInput) {
 }
 
 }  // namespace
-}  // namespace halflife::kernels
+}  // namespace halflife::ops

@@ -14,13 +14,13 @@
 
 #include "support/expect_error.h"
 
-namespace halflife::kernels {
+namespace halflife::ops {
 namespace {
 
-using Direction = ops::SegmentGroup::Direction;
+using Direction = SegmentGroup::Direction;
 
 // The second of two ranks. Its fake neighbour counts how often it was reached.
-class FakeGroup final : public ops::SegmentGroup {
+class FakeGroup final : public SegmentGroup {
  public:
   int times = 0;
 
@@ -54,7 +54,7 @@ class FakeGroup final : public ops::SegmentGroup {
 class SegmentTapeTest : public testing::Test {
  protected:
   std::shared_ptr<FakeGroup> group_ = std::make_shared<FakeGroup>();
-  ops::SegmentTape tape_{group_};
+  SegmentTape tape_{group_};
 
   // Returns the sum of all received values, each of which is first doubled in place.
   double Exchange() {
@@ -108,4 +108,4 @@ TEST_F(SegmentTapeTest, RefusesARunThatAsksForSomethingElse) {
 }
 
 }  // namespace
-}  // namespace halflife::kernels
+}  // namespace halflife::ops

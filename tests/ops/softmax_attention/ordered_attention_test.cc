@@ -12,7 +12,7 @@
 #include "ops/random_tensors.h"
 #include "support/expect_error.h"
 
-namespace halflife::kernels {
+namespace halflife::ops {
 namespace {
 
 using test::Normal;
@@ -33,8 +33,8 @@ struct Leaves {
 };
 
 // Returns the output and the gradients of the inputs that require one.
-std::vector<at::Tensor> Results(const ops::OrderedAttentionInputs& inputs) {
-  const at::Tensor out = ops::OrderedAttention(inputs);
+std::vector<at::Tensor> Results(const OrderedAttentionInputs& inputs) {
+  const at::Tensor out = OrderedAttention(inputs);
   std::vector<at::Tensor> leaves;
   for (const at::Tensor* const x : {&inputs.q, &inputs.k, &inputs.v, &inputs.mask})
     if (x->defined() && x->requires_grad()) leaves.push_back(*x);
@@ -46,11 +46,11 @@ std::vector<at::Tensor> Results(const ops::OrderedAttentionInputs& inputs) {
 
 TEST(OrderedAttentionTest, GivesWhatLibTorchGives) {
   const Leaves leaves;
-  for (const ops::OrderedAttentionInputs& inputs :
-       {ops::OrderedAttentionInputs{.q = leaves.q, .k = leaves.k, .v = leaves.v, .causal = true},
-        ops::OrderedAttentionInputs{
+  for (const OrderedAttentionInputs& inputs :
+       {OrderedAttentionInputs{.q = leaves.q, .k = leaves.k, .v = leaves.v, .causal = true},
+        OrderedAttentionInputs{
             .q = leaves.q, .k = leaves.k, .v = leaves.v, .mask = leaves.mask, .scale = 0.3},
-        ops::OrderedAttentionInputs{
+        OrderedAttentionInputs{
             .q = leaves.q.detach(), .k = leaves.k, .v = leaves.v, .mask = leaves.mask.detach()}}) {
     std::vector<std::vector<at::Tensor>> both;
     for (const bool on : {false, true}) {
@@ -68,7 +68,7 @@ TEST(OrderedAttentionTest, GivesWhatLibTorchGives) {
 TEST(OrderedAttentionTest, RefusesASecondBackward) {
   const Deterministic deterministic(true);
   const Leaves leaves;
-  const at::Tensor out = ops::OrderedAttention({.q = leaves.q, .k = leaves.k, .v = leaves.v});
+  const at::Tensor out = OrderedAttention({.q = leaves.q, .k = leaves.k, .v = leaves.v});
   const auto backward = [&] {
     torch::autograd::grad({out}, {leaves.q}, {at::ones_like(out)}, /*retain_graph=*/true);
   };
@@ -77,4 +77,4 @@ TEST(OrderedAttentionTest, RefusesASecondBackward) {
 }
 
 }  // namespace
-}  // namespace halflife::kernels
+}  // namespace halflife::ops

@@ -5,16 +5,15 @@
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
-namespace halflife::kernels {
+namespace halflife::ops {
 namespace {
 
 std::vector<int> Values(const at::Tensor& x) {
   const int* data = x.const_data_ptr<int>();
   return {data, data + x.numel()};
 }
-ops::VisibleKeys Of(const std::vector<int64_t>& positions, int64_t num_past,
-                    const ops::KeyPattern& pattern) {
-  return ops::VisibleKeysOf(at::tensor(positions).unsqueeze(0), num_past, pattern);
+VisibleKeys Of(const std::vector<int64_t>& positions, int64_t num_past, const KeyPattern& pattern) {
+  return VisibleKeysOf(at::tensor(positions).unsqueeze(0), num_past, pattern);
 }
 using Places = std::vector<int>;
 
@@ -34,14 +33,14 @@ TEST(VisibleKeys, Window) {
 TEST(VisibleKeys, BothDirections) {
   // The row begins within a document.
   const std::vector<int64_t> positions = {3, 4, 0, 1, 2, 3, 0};
-  const ops::VisibleKeys all = Of(positions, 0, {.bidirectional = true});
+  const VisibleKeys all = Of(positions, 0, {.bidirectional = true});
   EXPECT_EQ(Values(all.first), (Places{0, 0, 2, 2, 2, 2, 6}));
   EXPECT_EQ(Values(all.end), (Places{2, 2, 6, 6, 6, 6, 7}));
-  const ops::VisibleKeys near = Of(positions, 0, {.window = 2, .bidirectional = true});
+  const VisibleKeys near = Of(positions, 0, {.window = 2, .bidirectional = true});
   EXPECT_EQ(Values(near.first), (Places{0, 0, 2, 2, 3, 4, 6}));
   EXPECT_EQ(Values(near.end), (Places{2, 2, 4, 5, 6, 6, 7}));
-  EXPECT_EQ(ops::NumVisiblePairs(10, {.bidirectional = true}), 100);
-  EXPECT_EQ(ops::NumVisiblePairs(10, {.window = 2, .bidirectional = true}), 28);
+  EXPECT_EQ(NumVisiblePairs(10, {.bidirectional = true}), 100);
+  EXPECT_EQ(NumVisiblePairs(10, {.window = 2, .bidirectional = true}), 28);
 }
 
 // The query's block and the previous one, counted from the start of the document.
@@ -52,18 +51,17 @@ TEST(VisibleKeys, Blocks) {
 
 // K b (b + 1) / 2 + (K - 1) b^2 for K whole blocks, which are the causal pairs up to 2 b tokens.
 TEST(VisibleKeys, PairsOfBlocks) {
-  EXPECT_EQ(ops::NumVisiblePairs(2048, {.block = 512}), 1311744);
-  EXPECT_EQ(ops::NumVisiblePairs(4096, {.block = 512}), 2885632);
-  EXPECT_EQ(ops::NumVisiblePairs(8192, {.block = 512}), 6033408);
-  EXPECT_EQ(ops::NumVisiblePairs(1024, {.block = 512}), ops::NumVisiblePairs(1024, {}));
+  EXPECT_EQ(NumVisiblePairs(2048, {.block = 512}), 1311744);
+  EXPECT_EQ(NumVisiblePairs(4096, {.block = 512}), 2885632);
+  EXPECT_EQ(NumVisiblePairs(8192, {.block = 512}), 6033408);
+  EXPECT_EQ(NumVisiblePairs(1024, {.block = 512}), NumVisiblePairs(1024, {}));
 }
 
 // Required test 6: with K blocks of b, T - n pairs have distance n <= b, (K - 1)(2 b - n) have
 // distances up to 2 b, and none are beyond.
 TEST(VisibleKeys, DistancesOfBlocks) {
   constexpr int64_t kBlock = 8, kBlocks = 5, kSeqLen = kBlock * kBlocks;
-  const ops::VisibleKeys seen =
-      ops::VisibleKeysOf(at::arange(kSeqLen).unsqueeze(0), 0, {.block = kBlock});
+  const VisibleKeys seen = VisibleKeysOf(at::arange(kSeqLen).unsqueeze(0), 0, {.block = kBlock});
   const Places first = Values(seen.first);
   std::vector<int64_t> counts(kSeqLen, 0);
   for (int64_t query = 0; query < kSeqLen; ++query)
@@ -76,22 +74,22 @@ TEST(VisibleKeys, DistancesOfBlocks) {
 }
 
 TEST(VisibleKeys, PairsOfAWindowAndSinks) {
-  EXPECT_EQ(ops::NumVisiblePairs(10, {}), 55);
-  EXPECT_EQ(ops::NumVisiblePairs(10, {.window = 1}), 10);
-  EXPECT_EQ(ops::NumVisiblePairs(10, {.window = 3}), 1 + 2 + 8 * 3);
+  EXPECT_EQ(NumVisiblePairs(10, {}), 55);
+  EXPECT_EQ(NumVisiblePairs(10, {.window = 1}), 10);
+  EXPECT_EQ(NumVisiblePairs(10, {.window = 3}), 1 + 2 + 8 * 3);
   // From position 3 on one sink is before the window, from 4 on two.
-  EXPECT_EQ(ops::NumVisiblePairs(10, {.window = 3, .sinks = 2}), 27 + 1 + 6 * 2);
+  EXPECT_EQ(NumVisiblePairs(10, {.window = 3, .sinks = 2}), 27 + 1 + 6 * 2);
 }
 
 TEST(VisibleKeys, CountsAddUpToThePairs) {
-  for (const ops::KeyPattern& pattern :
-       {ops::KeyPattern{}, ops::KeyPattern{.window = 7}, ops::KeyPattern{.block = 5},
-        ops::KeyPattern{.window = 4, .sinks = 3}, ops::KeyPattern{.bidirectional = true},
-        ops::KeyPattern{.window = 6, .sinks = 2, .bidirectional = true}}) {
-    const at::Tensor counts = ops::NumVisibleKeys(at::arange(40).unsqueeze(0), pattern);
-    EXPECT_EQ(counts.sum().item<int64_t>(), ops::NumVisiblePairs(40, pattern));
+  for (const KeyPattern& pattern :
+       {KeyPattern{}, KeyPattern{.window = 7}, KeyPattern{.block = 5},
+        KeyPattern{.window = 4, .sinks = 3}, KeyPattern{.bidirectional = true},
+        KeyPattern{.window = 6, .sinks = 2, .bidirectional = true}}) {
+    const at::Tensor counts = NumVisibleKeys(at::arange(40).unsqueeze(0), pattern);
+    EXPECT_EQ(counts.sum().item<int64_t>(), NumVisiblePairs(40, pattern));
   }
 }
 
 }  // namespace
-}  // namespace halflife::kernels
+}  // namespace halflife::ops

@@ -16,7 +16,7 @@
 
 #include "core/error.h"
 
-namespace halflife::kernels {
+namespace halflife::ops {
 namespace {
 
 using testing::ElementsAre;
@@ -29,14 +29,12 @@ double First(const at::Tensor& x) { return x.const_data_ptr<float>()[0]; }
 
 // x^2. Its backward reads x.
 at::Tensor Square(const at::Tensor& x) {
-  const auto forward = [&]() -> ops::Forwarded {
-    return {.outputs = {x * x},
-            .saved = {x},
-            .backward = [](const ops::BackwardCall& call) -> ops::Tensors {
+  const auto forward = [&]() -> Forwarded {
+    return {.outputs = {x * x}, .saved = {x}, .backward = [](const BackwardCall& call) -> Tensors {
               return {2 * call.saved[0] * call.grads[0]};
             }};
   };
-  return ops::Apply({.name = "Square", .inputs = {x}, .forward = forward})[0];
+  return Apply({.name = "Square", .inputs = {x}, .forward = forward})[0];
 }
 
 std::string MessageOf(const std::function<void()>& action) {
@@ -65,15 +63,15 @@ TEST(Autograd, RecordsNothingWithoutAReader) {
 
 TEST(Autograd, TheForwardItselfIsNotRecorded) {
   const at::Tensor x = Leaf(3);
-  const auto forward = [&]() -> ops::Forwarded {
+  const auto forward = [&]() -> Forwarded {
     const at::Tensor y = x * x;
     EXPECT_FALSE(y.requires_grad());
     return {
-        .outputs = {y}, .saved = {}, .backward = [](const ops::BackwardCall& call) -> ops::Tensors {
+        .outputs = {y}, .saved = {}, .backward = [](const BackwardCall& call) -> Tensors {
           return {call.grads[0]};  // The gradient of another function, to show whose backward ran.
         }};
   };
-  const at::Tensor y = ops::Apply({.name = "Same", .inputs = {x}, .forward = forward})[0];
+  const at::Tensor y = Apply({.name = "Same", .inputs = {x}, .forward = forward})[0];
   EXPECT_EQ(First(grad({y.sum()}, {x})[0]), 1);
 }
 
@@ -95,12 +93,12 @@ TEST(Autograd, RunsASecondBackwardOnlyWhereTheGraphIsRetained) {
 }
 
 // Two outputs, 2 a and 3 b, where b may be missing. `seen` records what the backward received.
-ops::Tensors Multiples(const at::Tensor& a, const at::Tensor& b, bool undefined_grads,
-                       ops::BackwardCall& seen, size_t num_constant = 0) {
-  const auto forward = [&]() -> ops::Forwarded {
+Tensors Multiples(const at::Tensor& a, const at::Tensor& b, bool undefined_grads,
+                  BackwardCall& seen, size_t num_constant = 0) {
+  const auto forward = [&]() -> Forwarded {
     return {.outputs = {2 * a, b.defined() ? 3 * b : Filled(0)},
             .saved = {at::Tensor(), a},
-            .backward = [&seen](const ops::BackwardCall& call) -> ops::Tensors {
+            .backward = [&seen](const BackwardCall& call) -> Tensors {
               seen = call;
               const auto times = [&](size_t i, double factor) {
                 return call.grads[i].defined() ? factor * call.grads[i] : at::Tensor();
@@ -109,20 +107,20 @@ ops::Tensors Multiples(const at::Tensor& a, const at::Tensor& b, bool undefined_
             },
             .num_constant = num_constant};
   };
-  return ops::Apply({.name = "Multiples",
-                     .inputs = {a, b},
-                     .undefined_grads = undefined_grads,
-                     .forward = forward});
+  return Apply({.name = "Multiples",
+                .inputs = {a, b},
+                .undefined_grads = undefined_grads,
+                .forward = forward});
 }
 
 TEST(Autograd, AnOutputWithoutAGradientHasZerosOrNone) {
   const at::Tensor a = Leaf(1), b = Leaf(1);
-  ops::BackwardCall seen;
-  const ops::Tensors zeros = grad({Multiples(a, b, false, seen)[0].sum()}, {a, b});
+  BackwardCall seen;
+  const Tensors zeros = grad({Multiples(a, b, false, seen)[0].sum()}, {a, b});
   EXPECT_EQ(First(seen.grads[1]), 0);
   EXPECT_EQ(First(zeros[0]), 2);
   EXPECT_EQ(First(zeros[1]), 0);
-  const ops::Tensors none =
+  const Tensors none =
       grad({Multiples(a, b, true, seen)[0].sum()}, {a, b}, {}, {}, false, /*allow_unused=*/true);
   EXPECT_FALSE(seen.grads[1].defined());
   EXPECT_EQ(First(none[0]), 2);
@@ -131,9 +129,9 @@ TEST(Autograd, AnOutputWithoutAGradientHasZerosOrNone) {
 
 TEST(Autograd, SaysWhichGradientsAreWanted) {
   const at::Tensor a = Leaf(1), b = Leaf(1);
-  ops::BackwardCall seen;
-  const auto wanted = [&](const at::Tensor& second, const ops::Tensors& of) {
-    const ops::Tensors out = Multiples(a, second, false, seen);
+  BackwardCall seen;
+  const auto wanted = [&](const at::Tensor& second, const Tensors& of) {
+    const Tensors out = Multiples(a, second, false, seen);
     grad({out[0].sum()}, of);
     return seen.wanted;
   };
@@ -146,8 +144,8 @@ TEST(Autograd, SaysWhichGradientsAreWanted) {
 }
 
 TEST(Autograd, ConstantOutputsHaveNoGradient) {
-  ops::BackwardCall seen;
-  const ops::Tensors out = Multiples(Leaf(1), Leaf(1), false, seen, 1);
+  BackwardCall seen;
+  const Tensors out = Multiples(Leaf(1), Leaf(1), false, seen, 1);
   EXPECT_TRUE(out[0].requires_grad());
   EXPECT_FALSE(out[1].requires_grad());
 }
@@ -157,15 +155,15 @@ TEST(Autograd, ASavedOutputDoesNotKeepItsGraphAlive) {
   auto captured = std::make_shared<int>(0);
   const std::weak_ptr<int> alive = captured;
   {
-    const auto forward = [&]() -> ops::Forwarded {
+    const auto forward = [&]() -> Forwarded {
       const at::Tensor y = x.exp();
       return {.outputs = {y},
               .saved = {y},
-              .backward = [captured](const ops::BackwardCall& call) -> ops::Tensors {
+              .backward = [captured](const BackwardCall& call) -> Tensors {
                 return {call.saved[0] * call.grads[0]};
               }};
     };
-    const at::Tensor y = ops::Apply({.name = "Exp", .inputs = {x}, .forward = forward})[0];
+    const at::Tensor y = Apply({.name = "Exp", .inputs = {x}, .forward = forward})[0];
     captured.reset();
     EXPECT_FALSE(alive.expired());
     EXPECT_EQ(First(grad({y.sum()}, {x}, {}, true)[0]), First(y));
@@ -179,22 +177,21 @@ TEST(Autograd, ARecomputedFunctionRunsTwiceAndKeepsOnlyItsInputs) {
   const at::Tensor x = Leaf(3), weight = Leaf(2), constant = Filled(5);
   int runs = 0;
   std::weak_ptr<int> inner;
-  const auto forward = [&](const ops::Tensors& in) -> ops::Tensors {
+  const auto forward = [&](const Tensors& in) -> Tensors {
     ++runs;
     auto kept = std::make_shared<int>(0);
     inner = kept;
-    const auto within = [&]() -> ops::Forwarded {
+    const auto within = [&]() -> Forwarded {
       return {.outputs = {in[0] * in[1]},
               .saved = {in[0], in[1]},
-              .backward = [kept](const ops::BackwardCall& call) -> ops::Tensors {
+              .backward = [kept](const BackwardCall& call) -> Tensors {
                 return {call.saved[1] * call.grads[0], {}};
               }};
     };
-    return {
-        ops::Apply({.name = "Product", .inputs = {in[0], in[1]}, .forward = within})[0] * weight,
-        in[2]};
+    return {Apply({.name = "Product", .inputs = {in[0], in[1]}, .forward = within})[0] * weight,
+            in[2]};
   };
-  const ops::Tensors out = ops::Recomputed("Again", {x, constant, {}}, forward);
+  const Tensors out = Recomputed("Again", {x, constant, {}}, forward);
   EXPECT_EQ(First(out[0]), 30);
   EXPECT_FALSE(out[1].defined());
   EXPECT_EQ(runs, 1);
@@ -211,15 +208,15 @@ TEST(Autograd, ARecomputedFunctionRunsTwiceAndKeepsOnlyItsInputs) {
 TEST(Autograd, ARecomputedFunctionRunsOnceIfNoInputRequiresAGradient) {
   const at::Tensor weight = Leaf(2);
   int runs = 0;
-  const auto forward = [&](const ops::Tensors& in) -> ops::Tensors {
+  const auto forward = [&](const Tensors& in) -> Tensors {
     ++runs;
     return {in[0] * weight};
   };
   {
     const c10::AutoGradMode no_grad(false);
-    EXPECT_FALSE(ops::Recomputed("Again", {Leaf(3)}, forward)[0].requires_grad());
+    EXPECT_FALSE(Recomputed("Again", {Leaf(3)}, forward)[0].requires_grad());
   }
-  torch::autograd::backward({ops::Recomputed("Again", {Filled(3)}, forward)[0].sum()}, {});
+  torch::autograd::backward({Recomputed("Again", {Filled(3)}, forward)[0].sum()}, {});
   EXPECT_EQ(First(weight.grad()), 3);
   EXPECT_EQ(runs, 2);
 }
@@ -227,24 +224,24 @@ TEST(Autograd, ARecomputedFunctionRunsOnceIfNoInputRequiresAGradient) {
 // One output gets no gradient, another depends on no leaf.
 TEST(Autograd, ARecomputedFunctionTakesGradientsOfSomeOutputs) {
   const at::Tensor x = Leaf(3);
-  const auto forward = [](const ops::Tensors& in) -> ops::Tensors {
+  const auto forward = [](const Tensors& in) -> Tensors {
     return {in[0] * in[0], in[0] * 7, Filled(1)};
   };
-  torch::autograd::backward({ops::Recomputed("Again", {x}, forward)[0].sum()}, {});
+  torch::autograd::backward({Recomputed("Again", {x}, forward)[0].sum()}, {});
   EXPECT_EQ(First(x.grad()), 6);
 }
 
 TEST(Autograd, RefusesABackwardOfTooFewGradients) {
   const at::Tensor x = Leaf(3);
-  const auto forward = [&]() -> ops::Forwarded {
-    return {.outputs = {x * x},
-            .saved = {},
-            .backward = [](const ops::BackwardCall&) -> ops::Tensors { return {}; }};
+  const auto forward = [&]() -> Forwarded {
+    return {.outputs = {x * x}, .saved = {}, .backward = [](const BackwardCall&) -> Tensors {
+              return {};
+            }};
   };
-  const at::Tensor y = ops::Apply({.name = "Short", .inputs = {x}, .forward = forward})[0];
+  const at::Tensor y = Apply({.name = "Short", .inputs = {x}, .forward = forward})[0];
   EXPECT_THAT(MessageOf([&] { grad({y.sum()}, {x}); }),
               HasSubstr("Short returned 0 gradients for 1 inputs"));
 }
 
 }  // namespace
-}  // namespace halflife::kernels
+}  // namespace halflife::ops

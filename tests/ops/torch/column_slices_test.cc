@@ -19,7 +19,7 @@
 #include "ops/scans/selective_scan.h"
 #include "ops/torch/side_by_side.h"
 
-namespace halflife::kernels {
+namespace halflife::ops {
 namespace {
 
 using test::Close;
@@ -53,7 +53,7 @@ TEST(SharedMatrixTest, PartsAreAdjacentAndGivenOnce) {
 
 TEST(SharedMatrixTest, WithoutColumnsMemoryIsDense) {
   const at::Tensor x = at::empty({4, 6}).narrow(1, 1, 3);
-  EXPECT_TRUE(ops::ColumnSlice().EmptyLike(x).is_contiguous());
+  EXPECT_TRUE(ColumnSlice().EmptyLike(x).is_contiguous());
 }
 
 // Sums of a few hundred products in another order. In bf16, results and intermediate values are
@@ -64,7 +64,7 @@ double ToleranceOf(at::ScalarType dtype) {
 
 // Reads columns of a product of x [2, 40, 24], or copies of them with separate gradients, and other
 // weights. Returns its output.
-using Reader = std::function<at::Tensor(const std::vector<ops::LinearPart>& parts,
+using Reader = std::function<at::Tensor(const std::vector<LinearPart>& parts,
                                         const std::vector<at::Tensor>& weights)>;
 
 // The reader's gradients by columns equal those by copies, except for the order of sums.
@@ -74,13 +74,13 @@ void ExpectSameGradients(const Reader& reader, const std::vector<int64_t>& width
   for (const int64_t one : widths) width += one;
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
     const auto run = [&](bool columns) {
-      std::optional<ops::JoinedProductsEverywhere> joins;
+      std::optional<JoinedProductsEverywhere> joins;
       if (columns) joins.emplace();
       std::vector<at::Tensor> leaves = {Normal({2, 40, 24}, 1, dtype),
                                         Normal({width, 24}, 2, dtype) * 0.2};
       for (const at::Tensor& weight : weights) leaves.push_back(weight.clone());
       for (at::Tensor& leaf : leaves) leaf.requires_grad_();
-      std::vector<ops::LinearPart> parts = ops::LinearInParts(leaves[0], leaves[1], widths);
+      std::vector<LinearPart> parts = LinearInParts(leaves[0], leaves[1], widths);
       if (columns) {
         EXPECT_TRUE(AreOneMatrix(parts[0].y, parts[1].y));
         EXPECT_NE(parts[0].gradient.columns, nullptr);
@@ -100,13 +100,13 @@ void ExpectSameGradients(const Reader& reader, const std::vector<int64_t>& width
 
 TEST(SharedMatrixTest, ConvolutionAndGate) {
   ExpectSameGradients(
-      [](const std::vector<ops::LinearPart>& parts, const std::vector<at::Tensor>& weights) {
-        const at::Tensor x = ops::ShortConv({.x = parts[0].y,
-                                             .weight = weights[0],
-                                             .documents = {},
-                                             .starts = {},
-                                             .x_gradient = parts[0].gradient});
-        return ops::SwiGlu(parts[1].y, x, parts[1].gradient);
+      [](const std::vector<LinearPart>& parts, const std::vector<at::Tensor>& weights) {
+        const at::Tensor x = ShortConv({.x = parts[0].y,
+                                        .weight = weights[0],
+                                        .documents = {},
+                                        .starts = {},
+                                        .x_gradient = parts[0].gradient});
+        return SwiGlu(parts[1].y, x, parts[1].gradient);
       },
       {16, 16}, {Normal({16, 1, 4}, 5, at::kFloat)});
 }
@@ -114,27 +114,27 @@ TEST(SharedMatrixTest, ConvolutionAndGate) {
 // A gate whose width is not a multiple of a pack is copied, so its gradient is separate.
 TEST(SharedMatrixTest, GateThatIsCopied) {
   ExpectSameGradients(
-      [](const std::vector<ops::LinearPart>& parts, const std::vector<at::Tensor>&) {
-        return ops::SwiGlu(parts[1].y, parts[0].y, parts[1].gradient);
+      [](const std::vector<LinearPart>& parts, const std::vector<at::Tensor>&) {
+        return SwiGlu(parts[1].y, parts[0].y, parts[1].gradient);
       },
       {13, 13}, {});
 }
 
 TEST(SharedMatrixTest, ScanAndLinearLayer) {
   ExpectSameGradients(
-      [](const std::vector<ops::LinearPart>& parts, const std::vector<at::Tensor>& w) {
+      [](const std::vector<LinearPart>& parts, const std::vector<at::Tensor>& w) {
         const at::Tensor x =
-            ops::Linear(parts[0].y, w[0].to(parts[0].y.scalar_type()), parts[0].gradient);
-        return ops::SelectiveScan({.x = x,
-                                   .delta = x,
-                                   .delta_bias = w[1],
-                                   .a = w[2],
-                                   .negative_exp = true,
-                                   .b = parts[1].y,
-                                   .c = parts[2].y,
-                                   .skip = w[1],
-                                   .b_gradient = parts[1].gradient,
-                                   .c_gradient = parts[2].gradient})
+            Linear(parts[0].y, w[0].to(parts[0].y.scalar_type()), parts[0].gradient);
+        return SelectiveScan({.x = x,
+                              .delta = x,
+                              .delta_bias = w[1],
+                              .a = w[2],
+                              .negative_exp = true,
+                              .b = parts[1].y,
+                              .c = parts[2].y,
+                              .skip = w[1],
+                              .b_gradient = parts[1].gradient,
+                              .c_gradient = parts[2].gradient})
             .y;
       },
       {6, 5, 5},
@@ -146,9 +146,8 @@ TEST(SharedMatrixTest, ScanAndLinearLayer) {
 TEST(SharedMatrixTest, PartOfAScan) {
   const auto place = [](bool in_places) {
     const std::vector<int64_t> widths = {5, 20, 15};
-    return in_places
-               ? ops::ColumnSlice{.columns = std::make_shared<ops::SharedMatrix>(widths), .part = 1}
-               : ops::ColumnSlice();
+    return in_places ? ColumnSlice{.columns = std::make_shared<SharedMatrix>(widths), .part = 1}
+                     : ColumnSlice();
   };
   const auto one_of_wide = [](uint64_t seed) {
     return Normal({2, 40, 40}, seed).narrow(2, 5, 20).detach().requires_grad_();
@@ -156,16 +155,16 @@ TEST(SharedMatrixTest, PartOfAScan) {
   const at::Tensor of_channels = Normal({20}, 5), states = Normal({2, 40, 3}, 6);
   const auto run = [&](bool in_places) {
     const at::Tensor x = one_of_wide(1), delta = one_of_wide(2);
-    const at::Tensor y = ops::SelectiveScan({.x = x,
-                                             .delta = delta,
-                                             .delta_bias = of_channels,
-                                             .a = -of_channels.exp().unsqueeze(1).expand({20, 3}),
-                                             .b = states,
-                                             .c = states,
-                                             .skip = of_channels,
-                                             .x_gradient = place(in_places),
-                                             .delta_gradient = place(in_places),
-                                             .y_place = place(in_places)})
+    const at::Tensor y = SelectiveScan({.x = x,
+                                        .delta = delta,
+                                        .delta_bias = of_channels,
+                                        .a = -of_channels.exp().unsqueeze(1).expand({20, 3}),
+                                        .b = states,
+                                        .c = states,
+                                        .skip = of_channels,
+                                        .x_gradient = place(in_places),
+                                        .delta_gradient = place(in_places),
+                                        .y_place = place(in_places)})
                              .y;
     const at::Tensor dy = Normal({2, 40, 40}, 7).narrow(2, 5, 20);
     std::vector<at::Tensor> results = torch::autograd::grad({y}, {x, delta}, {dy});
@@ -184,8 +183,8 @@ struct Read {
 };
 Read ReadTwice(const at::Tensor& x, const at::Tensor& weight, const std::vector<int64_t>& widths,
                bool beside) {
-  if (!beside) return {x, ops::Linear(x, weight).split_with_sizes(widths, -1)};
-  const auto [again, parts] = ops::LinearBesideInput(x, weight, widths);
+  if (!beside) return {x, Linear(x, weight).split_with_sizes(widths, -1)};
+  const auto [again, parts] = LinearBesideInput(x, weight, widths);
   return {again, {parts[0].y, parts[1].y}};
 }
 
@@ -241,4 +240,4 @@ TEST(SharedMatrixTest, ABackwardThatIsDifferentiatedAddsToo) {
 }
 
 }  // namespace
-}  // namespace halflife::kernels
+}  // namespace halflife::ops

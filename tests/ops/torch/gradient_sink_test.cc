@@ -16,7 +16,7 @@
 #include "ops/random_tensors.h"
 #include "ops/recording_sink.h"
 
-namespace halflife::kernels {
+namespace halflife::ops {
 namespace {
 
 using test::BitEqual;
@@ -35,7 +35,7 @@ TEST(GradientSink, TakesWhatAutogradBrings) {
   (x * 3).sum().backward();
   EXPECT_TRUE(BitEqual(log.sum, at::full({3}, 5.0f)));
 
-  ops::SetGradientSink(x, nullptr);
+  SetGradientSink(x, nullptr);
   (x * 4).sum().backward();
   EXPECT_EQ(log.written, 2);
   EXPECT_TRUE(BitEqual(x.grad(), at::full({3}, 4.0f)));
@@ -55,7 +55,7 @@ TEST(GradientSink, OnceAUse) {
   const at::Tensor weight = w.detach().clone().requires_grad_();
   RecordingSink::Log log(weight, 0);
   log.Attach(weight);
-  ops::Linear(x, weight).sum().backward();
+  Linear(x, weight).sum().backward();
   EXPECT_EQ(log.written, 1);
   EXPECT_FALSE(weight.grad().defined());
   EXPECT_TRUE(test::Close(log.sum, x.sum(0).expand({2, 3}), 1e-6));
@@ -67,14 +67,14 @@ TEST(GradientSink, LeavesInAPlainBackward) {
   log.Attach(x);
   {
     const c10::AutoGradMode no_grad(false);
-    EXPECT_NE(ops::GradientSinkOf(x), nullptr);
-    EXPECT_EQ(ops::GradientSinkOf(x.view({3, 1})), nullptr);
-    EXPECT_EQ(ops::GradientSinkOf(Normal({3}, 1)), nullptr);
-    EXPECT_EQ(ops::GradientSinkOf(Normal({3}, 1).requires_grad_()), nullptr);
-    EXPECT_EQ(ops::GradientSinkOf({}), nullptr);
+    EXPECT_NE(GradientSinkOf(x), nullptr);
+    EXPECT_EQ(GradientSinkOf(x.view({3, 1})), nullptr);
+    EXPECT_EQ(GradientSinkOf(Normal({3}, 1)), nullptr);
+    EXPECT_EQ(GradientSinkOf(Normal({3}, 1).requires_grad_()), nullptr);
+    EXPECT_EQ(GradientSinkOf({}), nullptr);
   }
-  EXPECT_EQ(ops::GradientSinkOf(x), nullptr);  // Its backward would be differentiated.
+  EXPECT_EQ(GradientSinkOf(x), nullptr);  // Its backward would be differentiated.
 }
 
 }  // namespace
-}  // namespace halflife::kernels
+}  // namespace halflife::ops

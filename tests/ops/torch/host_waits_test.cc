@@ -22,7 +22,7 @@
 #include "ops/rows/rms_norm.h"
 #include "ops/torch/host_transfer.h"
 
-namespace halflife::kernels {
+namespace halflife::ops {
 namespace {
 
 using testing::ElementsAre;
@@ -30,8 +30,8 @@ using testing::IsEmpty;
 using testing::Pair;
 using testing::UnorderedElementsAre;
 
-ops::HostCounts CountsOf(const std::function<void()>& action) {
-  ops::HostWaits waits;
+HostCounts CountsOf(const std::function<void()>& action) {
+  HostWaits waits;
   action();
   return waits.Take()[""];
 }
@@ -60,7 +60,7 @@ TEST(HostWaits, ASizeThatDependsOnValuesIsOne) {
 
 TEST(HostWaits, ReadBackIsCountedForItself) {
   const at::Tensor x = Ones();
-  const ops::HostCounts counts = CountsOf([&] { EXPECT_TRUE(ops::ReadBack(x).equal(Ones())); });
+  const HostCounts counts = CountsOf([&] { EXPECT_TRUE(ReadBack(x).equal(Ones())); });
   EXPECT_EQ(counts.read_backs, 1);
   EXPECT_THAT(counts.waits, ElementsAre(Pair("aten::equal", 1)));  // The test's own read.
 }
@@ -76,7 +76,7 @@ TEST(HostWaits, ACopyFromUnpinnedMemoryIsOne) {
 TEST(HostWaits, UploadsAreCountedAndAreNoWaits) {
   const std::vector<int64_t> values = {3, 1, 2};
   at::Tensor there;
-  const ops::HostCounts counts = CountsOf([&] { there = ops::UploadValues(values, at::kCPU); });
+  const HostCounts counts = CountsOf([&] { there = UploadValues(values, at::kCPU); });
   EXPECT_EQ(counts.uploads, 1);
   EXPECT_EQ(counts.num_waits(), 0);
   EXPECT_EQ(std::vector<int64_t>(there.const_data_ptr<int64_t>(),
@@ -86,34 +86,34 @@ TEST(HostWaits, UploadsAreCountedAndAreNoWaits) {
 
 TEST(HostWaits, AnUploadIsACopyOfValuesThatGo) {
   std::vector<double> values = {1, 2};
-  const at::Tensor there = ops::UploadValues(values, at::kCPU);
+  const at::Tensor there = UploadValues(values, at::kCPU);
   values[0] = 7;
   EXPECT_EQ(there[0].item<double>(), 1);
   struct Entry {
     int32_t a, b;
   };
   std::vector<Entry> table = {{1, 2}, {3, 4}};
-  const at::Tensor bytes = ops::UploadTable(table, at::kCPU);
+  const at::Tensor bytes = UploadTable(table, at::kCPU);
   table.clear();
   ASSERT_EQ(bytes.numel(), 16);
   EXPECT_EQ(static_cast<const Entry*>(bytes.const_data_ptr())[1].b, 4);
-  EXPECT_EQ(ops::UploadTable(table, at::kCPU).numel(), 0);
+  EXPECT_EQ(UploadTable(table, at::kCPU).numel(), 0);
 }
 
 TEST(HostWaits, ConstantsAreUploadedOnce) {
   const std::string bytes = "bytes";
   int made = 0;
   const auto make = [&] { return Concat(bytes, ++made); };
-  const ops::HostCounts counts = CountsOf([&] {
+  const HostCounts counts = CountsOf([&] {
     for (int i = 0; i < 2; ++i) {
-      EXPECT_EQ(ops::ConstantBytesOn(at::kCPU, bytes).numel(), 5);
-      EXPECT_EQ(ops::ConstantsOn(at::kCPU, std::vector<double>{1, 2, 4})[2].item<double>(), 4);
-      EXPECT_EQ(static_cast<const char*>(
-                    ops::NamedConstantOn(at::kCPU, "bytes", make).const_data_ptr())[5],
-                '1');
-      EXPECT_EQ(static_cast<const char*>(
-                    ops::NamedConstantOn(at::kCPU, "others", make).const_data_ptr())[5],
-                '2');
+      EXPECT_EQ(ConstantBytesOn(at::kCPU, bytes).numel(), 5);
+      EXPECT_EQ(ConstantsOn(at::kCPU, std::vector<double>{1, 2, 4})[2].item<double>(), 4);
+      EXPECT_EQ(
+          static_cast<const char*>(NamedConstantOn(at::kCPU, "bytes", make).const_data_ptr())[5],
+          '1');
+      EXPECT_EQ(
+          static_cast<const char*>(NamedConstantOn(at::kCPU, "others", make).const_data_ptr())[5],
+          '2');
     }
   });
   EXPECT_EQ(counts.uploads, 4);
@@ -141,14 +141,14 @@ TEST(HostWaits, WhatIsMadeOfOthersCountsAsThem) {
 
 TEST(HostWaits, KernelsOfTheProjectAndTheirBackwardAreSeen) {
   const at::Tensor x = Ones().requires_grad_(), weight = at::full({8}, 1.0).requires_grad_();
-  ops::HostWaits waits;
+  HostWaits waits;
   waits.EnterPhase("forward");
-  const at::Tensor sum = ops::RmsNorm(x, weight, 1e-6).sum();
+  const at::Tensor sum = RmsNorm(x, weight, 1e-6).sum();
   waits.EnterPhase("backward");
   sum.backward();
   auto phases = waits.Take();
-  EXPECT_EQ(phases["forward"].kernels[ops::kKernelScope], 1);
-  EXPECT_EQ(phases["backward"].kernels[ops::kKernelScope], 1);
+  EXPECT_EQ(phases["forward"].kernels[kKernelScope], 1);
+  EXPECT_EQ(phases["backward"].kernels[kKernelScope], 1);
   EXPECT_EQ(phases["forward"].num_waits() + phases["backward"].num_waits(), 0);
 }
 
@@ -157,14 +157,14 @@ TEST(HostWaits, OtherThreadsAndTimesAreNotCounted) {
   x.sum().item<double>();
   EXPECT_EQ(CountsOf([&] { std::thread([&] { x.sum().item<double>(); }).join(); }).num_waits(), 0);
   {
-    ops::HostWaits waits;
+    HostWaits waits;
     x.sum().item<double>();
     EXPECT_EQ(waits.Take()[""].num_waits(), 1);
     EXPECT_THAT(waits.Take(), IsEmpty());
   }
-  ops::HostWaits waits;
+  HostWaits waits;
   EXPECT_THAT(waits.Take(), IsEmpty());
 }
 
 }  // namespace
-}  // namespace halflife::kernels
+}  // namespace halflife::ops
