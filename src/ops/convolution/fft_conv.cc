@@ -18,7 +18,6 @@
 #include "core/error.h"
 #include "kernels/common/cpu/parallel.h"
 #include "kernels/convolution/fft_conv_args.h"
-#include "ops/convolution/fft_conv_composed.h"
 #include "ops/torch/autograd.h"
 #include "ops/torch/block_memory.h"
 #include "ops/torch/dispatch.h"
