@@ -21,7 +21,6 @@
 #include "kernels/common/shape_problems.h"
 #include "kernels/decay_attention/cpu/workspace.h"
 #include "kernels/decay_attention/cuda/blocks.h"
-#include "kernels/decay_attention/cuda/normaliser.h"
 #include "kernels/decay_attention/cuda/route.h"
 #include "kernels/decay_attention/cuda/scan_launch.h"
 #include "kernels/decay_attention/cuda/workspace.h"
@@ -207,11 +206,6 @@ namespace cuda {
 void ScanLaunchExample(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                        const ForwardLayout& layout, cudaStream_t stream) {
 #include "examples/kernels/decay_attention/cuda/scan_launch.h"
-}
-void NormalisedBackwardExample(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan,
-                               const BackwardLayout& layout, const BatchTile& batch_tile,
-                               cudaStream_t stream) {
-#include "examples/kernels/decay_attention/cuda/normaliser.h"
 }
 }  // namespace cuda
 

@@ -52,9 +52,6 @@ namespace halflife::kernels::cuda {
 
 // The backward of a normalised output, for one batch tile: first a scan over values minus their
 // mean, then a scan for the normaliser. mean_subtraction.h derives the formulas.
-//
-//   NormalisedBackward(grads, plan, layout, batch_tile, stream).Run();
-//
 // All references are borrowed until Run returns.
 class NormalisedBackward {
  public:
