@@ -1,12 +1,43 @@
 #include "ckpt/step_writer.h"
 
+#include <algorithm>
+
 #include "ckpt/step_dir.h"
 #include "core/error.h"
 #include "core/files.h"
 
 namespace halflife::ckpt {
+namespace {
 
 namespace fs = std::filesystem;
+
+dist::ParameterLayout LayoutOf(const Manifest& manifest, int world_size) {
+  for (const ArrayEntry& array : manifest.arrays)
+    HL_CHECK_AS(ExitCode::kUsage, array.dtype == StoredDType::kF32, "array ", array.name,
+                " is stored as ", Name(array.dtype), ". Only fp32 arrays can be rewritten.");
+  std::vector<dist::ParamSpec> specs;
+  for (const TensorEntry& tensor : manifest.tensors) {
+    specs.push_back({.name = tensor.name,
+                     .shape = tensor.shape,
+                     .region = tensor.fp32_region ? dist::Region::kFp32 : dist::Region::kCompute,
+                     .weight_decay = tensor.weight_decay,
+                     .aliases = tensor.aliases});
+  }
+  return dist::ParameterLayout(std::move(specs), {.num_slices = world_size});
+}
+
+ShardPlan PlanFromReader(const StepReader& step, const dist::ParameterLayout& layout, int rank) {
+  ShardPlan plan = PlanShard(layout, step.manifest().array_names(), rank);
+  std::erase_if(plan.pieces, [&](const ShardPiece& piece) {
+    return !step.manifest().Find(piece.tensor)->has(piece.array);
+  });
+  plan.fill = [&step](const ShardPiece& piece, int64_t begin, int64_t end, float* out) {
+    step.ReadRange(piece.array, piece.tensor, begin, end, out);
+  };
+  return plan;
+}
+
+}  // namespace
 
 void WriteStep(const fs::path& out, Manifest manifest, int num_shards,
                const std::function<ShardPlan(int rank)>& plan) {
@@ -34,6 +65,46 @@ void WriteStep(const fs::path& out, Manifest manifest, int num_shards,
     fs::remove_all(temporary, error);
     throw;
   }
+}
+
+void ReshardStep(const StepReader& step, int world_size, const fs::path& out) {
+  HL_CHECK_AS(ExitCode::kUsage, world_size >= 1, "world size ", world_size, " must be at least 1");
+  const Manifest& from = step.manifest();
+  const auto named = ParseStepName(NamedFolder(out));
+  HL_CHECK_AS(ExitCode::kUsage, !named || named->step == from.state.step, out.string(),
+              " is the name of step ", named->step, ", but this is step ", from.state.step,
+              ". Use ", StepName(from.state.step), ", or a name that is not a step's.");
+  const dist::ParameterLayout layout = LayoutOf(from, world_size);
+  Manifest manifest{.state = from.state,
+                    .attempt = {},
+                    .unix_ms = from.unix_ms,
+                    .hosts = from.hosts,
+                    .files = {},
+                    .arrays = from.arrays,
+                    .tensors = TensorEntries(layout)};
+  for (TensorEntry& tensor : manifest.tensors) tensor.frozen = from.Find(tensor.name)->frozen;
+  WriteStep(out, std::move(manifest), world_size,
+            [&](int rank) { return PlanFromReader(step, layout, rank); });
+}
+
+Hash128 GatheredHash(const StepReader& step) {
+  StreamHash hash;
+  std::vector<float> values;
+  constexpr int64_t kChunk = kBlockBytes / sizeof(float);
+  for (const TensorEntry& tensor : step.manifest().tensors) {
+    for (const ArrayEntry& array : step.manifest().arrays) {
+      if (!tensor.has(array.name)) continue;
+      const std::string label = Concat(array.name, "/", tensor.name);
+      hash.Update(label.c_str(), label.size() + 1);
+      for (int64_t begin = 0; begin < tensor.count(); begin += kChunk) {
+        const int64_t end = std::min(begin + kChunk, tensor.count());
+        values.resize(static_cast<size_t>(end - begin));
+        step.ReadRange(array.name, tensor.name, begin, end, values.data());
+        hash.Update(values.data(), values.size() * sizeof(float));
+      }
+    }
+  }
+  return hash.Digest();
 }
 
 }  // namespace halflife::ckpt

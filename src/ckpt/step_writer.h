@@ -1,11 +1,12 @@
-// Writes a whole step from one process, shard by shard, with memory for a few blocks. For tools
-// that make a step from other sources than the arena of a running job.
+// Writes a whole step from one process, shard by shard, with memory for a few blocks: from other
+// sources than the arena of a running job, or as a copy of another step.
 #pragma once
 
 #include <filesystem>
 #include <functional>
 
 #include "ckpt/manifest.h"
+#include "ckpt/reader.h"
 #include "ckpt/shard_writer.h"
 
 namespace halflife::ckpt {
@@ -16,5 +17,14 @@ namespace halflife::ckpt {
 // or kNonFinite for a NaN in main. After an error nothing is left.
 void WriteStep(const std::filesystem::path& out, Manifest manifest, int num_shards,
                const std::function<ShardPlan(int rank)>& plan);
+
+// Writes a copy of a step, split into shards for another world size, in one pass. Loading a step
+// does not need this. It is for copies that other tools read, and for large numbers of new ranks,
+// each of which should find its slice in one file. Throws the same errors as WriteStep.
+void ReshardStep(const StepReader& step, int world_size, const std::filesystem::path& out);
+
+// The hash of every element of every tensor and array, in registration order: it is equal for equal
+// states, however they are split into shards.
+Hash128 GatheredHash(const StepReader& step);
 
 }  // namespace halflife::ckpt

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ckpt/reader.h"
@@ -29,7 +30,10 @@ class WeightSource {
 // The main weights of a step.
 class StepWeights : public WeightSource {
  public:
-  explicit StepWeights(StepReader reader);
+  explicit StepWeights(StepReader reader) : reader_(std::move(reader)) {
+    for (const TensorInfo& tensor : reader_.tensors())
+      weights_.push_back({tensor.name, tensor.shape});
+  }
   std::string where() const override { return reader_.path().string(); }
   const std::vector<WeightInfo>& weights() const override { return weights_; }
   void ReadRange(const std::string& name, int64_t begin, int64_t end, float* out) const override {

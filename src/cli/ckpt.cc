@@ -3,8 +3,8 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
-#include "ckpt/reshard.h"
 #include "ckpt/run_lock.h"
+#include "ckpt/step_writer.h"
 #include "cli/ckpt_report.h"
 #include "cli/command_line/options.h"
 #include "core/clock.h"

@@ -14,10 +14,10 @@
 
 #include "ckpt/ckpt_fixture.h"
 #include "ckpt/diff.h"
-#include "ckpt/reshard.h"
 #include "ckpt/run_lock.h"
 #include "ckpt/step_dir.h"
 #include "ckpt/step_files.h"
+#include "ckpt/step_writer.h"
 #include "cli/command_line/command.h"
 #include "cli/command_line/options.h"
 #include "cli/inspect/artifact.h"

@@ -19,11 +19,10 @@
 #include "kernels/common/cpu/parallel.h"
 #include "kernels/convolution/fft_conv_args.h"
 #include "ops/torch/autograd.h"
-#include "ops/torch/block_memory.h"
 #include "ops/torch/dispatch.h"
+#include "ops/torch/gpu_route.h"
 #include "ops/torch/gradient_sink.h"
 #include "ops/torch/host_transfer.h"
-#include "ops/torch/route_log.h"
 #include "ops/torch/tensor_checks.h"
 
 namespace halflife::ops {

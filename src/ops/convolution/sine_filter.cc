@@ -16,10 +16,9 @@
 #include "kernels/convolution/sine_filter_args.h"
 #include "ops/linear/weight_product.h"
 #include "ops/torch/autograd.h"
-#include "ops/torch/block_memory.h"
 #include "ops/torch/dispatch.h"
+#include "ops/torch/gpu_route.h"
 #include "ops/torch/gradient_sink.h"
-#include "ops/torch/route_log.h"
 #include "ops/torch/tensor_checks.h"
 #include "ops/torch/tensor_views.h"
 

@@ -14,7 +14,7 @@
 #include "kernels/decay_attention/decay_attention_args.h"
 #include "ops/decay_attention/decay_attention_internal.h"
 #include "ops/torch/autograd.h"
-#include "ops/torch/route_log.h"
+#include "ops/torch/gpu_route.h"
 #include "ops/torch/tensor_views.h"
 
 namespace halflife::ops {

@@ -13,7 +13,7 @@
 #include "ops/polynomial_attention/polynomial_with_states.h"
 #include "ops/torch/autograd.h"
 #include "ops/torch/dispatch.h"
-#include "ops/torch/route_log.h"
+#include "ops/torch/gpu_route.h"
 #include "ops/torch/tensor_checks.h"
 #include "ops/torch/tensor_views.h"
 

@@ -14,9 +14,8 @@
 #include "ops/softmax_attention/composed.h"
 #include "ops/softmax_attention/ordered_attention.h"
 #include "ops/torch/autograd.h"
-#include "ops/torch/block_memory.h"
 #include "ops/torch/dispatch.h"
-#include "ops/torch/route_log.h"
+#include "ops/torch/gpu_route.h"
 #include "ops/torch/tensor_checks.h"
 #include "ops/torch/tensor_views.h"
 
