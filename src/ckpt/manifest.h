@@ -21,7 +21,7 @@ namespace halflife::ckpt {
 
 // The schema that this program writes, and the oldest one that it reads.
 constexpr uint32_t kSchemaVersion = 2, kOldestSchemaVersion = 2;
-constexpr uint64_t kBlockBytes = 16ull << 20;  // of a fragment, per hash
+constexpr uint64_t kBlockBytes = 16ull << 20;  // of a fragment, covered by one hash
 constexpr uint64_t kMaxManifestBytes = 1ull << 30;
 constexpr char kManifestName[] = "manifest.pb";
 
@@ -72,8 +72,8 @@ struct Manifest {
   std::vector<TensorEntry> tensors;  // in registration order
   uint64_t total_bytes = 0;          // of the shard files
 
-  const TensorEntry* Find(const std::string& name) const;    // null: not there
-  const ArrayEntry* FindArray(std::string_view name) const;  // null: not there
+  const TensorEntry* Find(const std::string& name) const;    // null: it does not exist
+  const ArrayEntry* FindArray(std::string_view name) const;  // null: it does not exist
   std::vector<std::string> array_names() const;
 };
 
@@ -82,13 +82,14 @@ uint64_t NumBlocks(uint64_t fragment_bytes);
 
 std::string EncodeManifest(const Manifest& manifest);
 
-// `where` opens every message. DamageError: framing, hash, or contents that no writer produces.
-// Error kNoUsableCheckpoint: written by a newer halflife (schema, feature or enum value unknown
-// here), or in a schema before kOldestSchemaVersion.
+// `where` begins all messages. Throws DamageError if the frame, the hash or the contents are not
+// those of any writer. Throws Error kNoUsableCheckpoint if a newer halflife wrote the manifest
+// (unknown schema, feature or enum value), or if its schema is older than kOldestSchemaVersion.
 Manifest DecodeManifest(std::string_view bytes, const std::string& where);
 
-// DamageError unless the fragments cover every element of every tensor and array exactly once, the
-// arrays have as many elements as their list says, and every file's data is filled exactly once.
+// Throws DamageError unless the fragments cover every element of every tensor and array exactly
+// once, the arrays have as many elements as their list says, and every file's data is covered
+// exactly once.
 void CheckCoverage(const Manifest& manifest, const std::string& where);
 
 // Returns the manifest as protobuf text, for people. `bytes` are from EncodeManifest.

@@ -23,7 +23,7 @@ struct TensorInfo {
   std::string name;
   std::vector<int64_t> shape;
   std::vector<std::string> aliases;
-  std::vector<std::string> arrays;  // that it has a part of: "main", "optim/m", ...
+  std::vector<std::string> arrays;  // of which it has a part: "main", "optim/m", ...
   int num_fragments = 0;
   int64_t count() const;
 };
@@ -73,10 +73,11 @@ class StepReader {
   Hash128 manifest_hash() const;
   uint64_t total_bytes() const;
 
-  // `out`: the tensor's count() floats; an alias names the same tensor. Every block read is
-  // verified. Error kNoUsableCheckpoint names file, block and tensor. Thread-safe.
+  // `out` holds the tensor's count() floats. An alias names the same tensor. Every block is
+  // verified when it is read. Throws Error kNoUsableCheckpoint with the file, the block and the
+  // tensor. Thread-safe.
   void ReadTensor(std::string_view array, const std::string& name, float* out) const;
-  // Elements [begin, end) of it.
+  // Reads the elements [begin, end) of the tensor.
   void ReadRange(std::string_view array, const std::string& name, int64_t begin, int64_t end,
                  float* out) const;
 

@@ -1,5 +1,5 @@
 // The contents of a checkpoint as plain types: the arena's fp32 arrays by name, and the scalars of
-// the run. Only manifest.cc knows the protobuf manifest.
+// the run. Only manifest.cc uses the protobuf types of the manifest.
 #pragma once
 
 #include <cstdint>
@@ -24,21 +24,21 @@ inline constexpr char kOptimizerPrefix[] = "optim/";
 struct ArenaArray {
   std::string name;
   float* data = nullptr;
-  int64_t sliced_end = 0;  // before this element of the arena, it holds only this rank's slices
+  int64_t sliced_end = 0;  // below this element of the arena, it holds only this rank's slices
 };
 
 struct ArenaView {
   const dist::ParameterLayout* layout = nullptr;
-  std::vector<ArenaArray> arrays;  // the main weights first; only they: no optimizer state
+  std::vector<ArenaArray> arrays;  // the main weights first; no others: without optimizer state
 
   bool has_optimizer_state() const { return arrays.size() > 1; }
-  // Error (exit 70) if the arena has no array of this name.
+  // Throws Error (exit 70) if the arena has no array of this name.
   const ArenaArray& array(std::string_view name) const {
     for (const ArenaArray& array : arrays)
       if (array.name == name) return array;
     HL_FAIL(ExitCode::kInternal, "an arena has no array '", name, "'");
   }
-  // Where this rank holds the first element of a fragment of its own slice.
+  // Returns the address at which this rank holds the first element of a fragment of its own slice.
   float* place(const ArenaArray& array, const dist::Fragment& fragment) const {
     return array.data + layout->PlaceOf(fragment, array.sliced_end);
   }
@@ -83,8 +83,8 @@ struct Versions {
 };
 
 struct StepState {
-  uint64_t step = 0;           // optimiser steps done (skipped ones included)
-  uint64_t num_updates = 0;    // updates that were applied: Adam's bias correction counts these
+  uint64_t step = 0;           // completed optimizer steps, including skipped ones
+  uint64_t num_updates = 0;    // updates that were applied, which Adam's bias correction counts
   std::string optimizer = "";  // its name in recipes; empty: weights only
   double last_lr = 0;
   DataCursor data;

@@ -69,7 +69,8 @@ SequenceSlice SequenceSlice::Narrow(int64_t first, int64_t length) const {
            first + length, ") are outside the slice, whose length is ", seq_len);
   SequenceSlice part = {.batch = batch, .seq_len = length, .begin = begin + first};
   part.positions = positions.narrow(1, first, length);
-  if (given_position_ids.defined()) part.given_position_ids = given_position_ids.narrow(1, first, length);
+  if (given_position_ids.defined())
+    part.given_position_ids = given_position_ids.narrow(1, first, length);
   if (has_boundaries()) {
     part.documents = documents.narrow(1, first, length);
     part.starts = starts.narrow(1, first, length);

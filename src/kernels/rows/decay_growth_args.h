@@ -1,7 +1,7 @@
 // Arguments of the operation that lowers constant decays, which may be above 1, to at most 1
-// (ops/decay_attention/decay_attention_growth.cc), for sequences without an initial state and keys without scales.
-// Shared by its LibTorch side, CPU loops and CUDA kernel. With mu_h = max(0, the largest log_decay
-// of head h) and n tokens from the run's begin up to a token,
+// (ops/decay_attention/decay_attention_growth.cc), for sequences without an initial state and keys
+// without scales. Shared by its LibTorch side, CPU loops and CUDA kernel. With mu_h = max(0, the
+// largest log_decay of head h) and n tokens from the run's begin up to a token,
 //
 //   lowered = log_decay - mu,  key_factor = exp(-n mu_h),  final_log_scale = n mu_h at the end
 //

@@ -27,8 +27,8 @@ class Positions {
   // True if attention layers encode positions with this method instead of their own option
   // rope_theta.
   virtual bool in_attention() const { return false; }
-  // True if AddTo uses the overridden position ids (SequenceSlice::given_position_ids). If in_attention(), each
-  // layer's method answers this instead.
+  // True if AddTo uses the overridden position ids (SequenceSlice::given_position_ids). If
+  // in_attention(), each layer's method answers this instead.
   virtual bool reads_position_ids() const { return !in_attention(); }
   // Returns the method for one layer, or null unless in_attention(). May declare parameters.
   virtual std::unique_ptr<AttentionPositions> OfLayer(const AttentionLayer& layer) const;

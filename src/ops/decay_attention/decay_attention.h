@@ -63,7 +63,8 @@ struct DecayAttentionConfig {
   kernels::NormKind norm = kernels::NormKind::kNone;
   double norm_eps = 1e-30;
   // Allows a constant log_decay of any size over any length, or no log_decay. Requires kSumOfKeys.
-  // The state is kept with a log scale (decay_attention_growth.cc), and norm_eps is added at that scale.
+  // The state is kept with a log scale (decay_attention_growth.cc), and norm_eps is added at that
+  // scale.
   bool allow_growth = false;
   int num_segments = 0;  // parts of a sequence that run in parallel; 0: chosen by shape
 };

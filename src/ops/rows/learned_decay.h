@@ -22,6 +22,7 @@ struct HeadOffsetDecayConfig {
 };
 // Returns -2^(-H/h) - scale p for heads h = 1 .. H, bounded from above. p is a parameter of H K
 // elements, head by head; the result is [H, K].
-at::Tensor HeadOffsetDecay(const at::Tensor& p, int64_t num_heads, const HeadOffsetDecayConfig& config);
+at::Tensor HeadOffsetDecay(const at::Tensor& p, int64_t num_heads,
+                           const HeadOffsetDecayConfig& config);
 
 }  // namespace halflife::ops

@@ -130,7 +130,8 @@ void GradientSync::Written(int param) {
   if (++uses_[param] < UsesOf(param)) return;
   if (shares_) shares_->MarkReady(param);
   if (own_sums_[param].defined())
-    ops::GradientSink::Target{.sum = slots_[param], .added = own_index() > 0}.Take(own_sums_[param]);
+    ops::GradientSink::Target{.sum = slots_[param], .added = own_index() > 0}.Take(
+        own_sums_[param]);
   if (pairwise_)
     JoinPairwise(slots_[param], own_index(), own_count(),
                  [&](int level) { return levels_[level][param]; });

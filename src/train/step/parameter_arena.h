@@ -29,7 +29,7 @@ class ParameterArena {
     at::Device device = at::kCPU;               // kMeta: sizes without memory, for plans
     at::ScalarType compute_dtype = at::kFloat;  // kFloat or kBFloat16
     dist::LayoutConfig layout;
-    int zero_stage = 0;  // 1: this rank's slices of what only the optimiser reads; 2: of gradients
+    int zero_stage = 0;  // 1: slices of arrays that only the optimizer reads; 2: also of gradients
     int slice = 0;       // of layout.num_slices
     std::vector<std::string> states = {};  // names of the optimizer's state arrays
   };
