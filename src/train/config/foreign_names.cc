@@ -116,7 +116,7 @@ constexpr ForeignName kForeignNames[] = {
     {"max_position_embeddings, n_positions", "model.positions.learned.max_positions", "1024",
      "Only learned positions have a table of a fixed length."},
     {"rope_base, rotary_base, rotary_emb_base", "model.mixer.softmax.rope_theta", "10000", ""},
-    {"rope_scaling", "model.positions", "{ yarn { stretch: 4 length: 1024 } }", ""},
+    {"rope_scaling", "model.positions", "{ yarn { factor: 4 length: 1024 } }", ""},
     {"hidden_dropout, hidden_dropout_prob, resid_pdrop, resid_dropout, embd_pdrop", "model.dropout",
      "0.1", ""},
     {"attention_dropout, attn_pdrop, attn_dropout", "model.mixer.softmax.dropout", "0.1", ""},
