@@ -79,7 +79,7 @@ class ToyDelta : public LinearMixer {
                          [](const PartContext& parts, const RecurrenceHeads& heads) {
                            return std::make_unique<DeltaRule>(parts, heads);
                          },
-                     .norm_name = "o_norm.weight"}) {}
+                     .use_output_gate = false}) {}
 };
 
 }  // namespace
