@@ -6,7 +6,7 @@
 //
 // All ranks have all parameters, so gradients are summed over the whole mesh.
 //
-//   const Mesh mesh = DataMesh(context.rank(), context.world_size(), /*sp=*/2);
+//   const DataMesh mesh(context.rank(), context.world_size(), /*sp=*/2);
 //   const auto rows = Split(context.world(), mesh.RowGroup());
 #pragma once
 
