@@ -139,7 +139,7 @@ TEST_F(BadInput, ThreadsAboveTheCoresAreAWarning) {
   const RunResult result = fixture->Run({.run = "threads",
                                          .set = {"train.steps=1", "train.threads=64"},
                                          .flags = {"--local-ranks", "2"}});
-  Expect(result, 0, {"128 threads in all: more threads than cores"});
+  Expect(result, 0, {"128 threads in total: more threads than cores"});
   EXPECT_EQ(result.err.find("more threads", result.err.find("more threads") + 1), std::string::npos)
       << result.err;
 }

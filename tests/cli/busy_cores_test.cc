@@ -46,7 +46,7 @@ TEST(BusyCores, RanksOfAHostAboveItsCoresAreReportedOnce) {
   EXPECT_THAT(LogOfRanks(1), IsEmpty());
   const std::string log = LogOfRanks(cores + 1);
   EXPECT_THAT(log, ContainsRegex(Concat("ranks: ", cores + 1, " on .*, ", cores + 1,
-                                        " threads in all: more threads than cores")));
+                                        " threads in total: more threads than cores")));
   EXPECT_THAT(log, HasSubstr("Use fewer ranks, or fewer threads for each."));
   EXPECT_EQ(std::ranges::count(log, '\n'), 1) << log;
 }
