@@ -1,4 +1,5 @@
-// The modes of `halflife eval` besides the loss of a dataset, each in a source of its own.
+// Declares the modes of `halflife eval` other than the loss of a dataset. Each has a source file of
+// its own.
 #pragma once
 
 #include "cli/command_line/options.h"

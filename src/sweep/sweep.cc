@@ -63,10 +63,10 @@ void RequireSameRecipe(const SweepFolder& folder, const Trial& trial,
                        const train::RunConfig& config) {
   const fs::path file = folder.recipe(trial.name);
   if (!IsThere(file) || !IsThere(folder.run(trial.name))) return;  // Nothing has been made with it.
-  const auto stands = IdentityOf(train::LoadRunConfig(file, {}));
+  const auto recorded = IdentityOf(train::LoadRunConfig(file, {}));
   for (const auto& [name, value] : IdentityOf(config)) {
-    const auto found = stands.find(name);
-    const std::string before = found == stands.end() ? "nothing" : found->second;
+    const auto found = recorded.find(name);
+    const std::string before = found == recorded.end() ? "nothing" : found->second;
     HL_CHECK_AS(ExitCode::kUsage, before == value, "run ", trial.name, " in ",
                 folder.path().string(), " was made with ", name, " ", before,
                 ", but the sweep now has ", value, ". Use another --out, or remove ",

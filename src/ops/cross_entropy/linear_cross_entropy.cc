@@ -111,8 +111,8 @@ void ForEachBlock(const LinearCrossEntropyInputs& inputs, const at::Tensor& weig
 
 struct LossResult {
   at::Tensor loss, z_loss;  // sums in fp64, scalars on the device of the inputs
-  at::Tensor dhidden,
-      dweight;  // gradients of the objective, in the compute dtype; undefined unless wanted
+  // Gradients of the objective, in the compute dtype; undefined unless wanted.
+  at::Tensor dhidden, dweight;
 };
 
 // Sums are fp64: there are thousands of terms, and the result must not depend on the blocks. The

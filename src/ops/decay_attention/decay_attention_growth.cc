@@ -134,8 +134,8 @@ at::Tensor StepsOfScale(const TokenRuns& runs, const at::Tensor& carried,
   const at::Tensor begin = runs.begin.unsqueeze(2);
   at::Tensor count;
   if (key_scale.defined()) {
-    const at::Tensor heard = carried.logical_or(key_scale.detach() != 0);
-    count = CountWithinRun(CountWithinRun(heard, begin) > 0, begin);
+    const at::Tensor has_key = carried.logical_or(key_scale.detach() != 0);
+    count = CountWithinRun(CountWithinRun(has_key, begin) > 0, begin);
   } else {
     count = at::arange(begin.size(1), begin.options()).view({1, -1, 1}) - begin + 1;
   }

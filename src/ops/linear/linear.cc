@@ -378,8 +378,8 @@ std::vector<LinearPart> LinearInColumns(const at::Tensor& x, const at::Tensor& w
   return WithColumns(SplitProduct(x, weight, {.widths = widths.vec(), .one = true}).parts);
 }
 
-PartsBesideInput LinearBesideInput(const at::Tensor& x, const at::Tensor& weight,
-                                   at::IntArrayRef widths) {
+PartsAndInput LinearAndInput(const at::Tensor& x, const at::Tensor& weight,
+                             at::IntArrayRef widths) {
   const SplitLinearOp::Outputs outs =
       SplitProduct(x, weight, {.widths = widths.vec(), .one = true, .passes_x = true});
   return {.x = outs.x, .parts = WithColumns(outs.parts)};

@@ -46,11 +46,10 @@ std::vector<LinearPart> LinearInColumns(const at::Tensor& x, const at::Tensor& w
                                         at::IntArrayRef widths);
 // The parts, and x itself for its other consumers. The product adds its own gradient of x to
 // theirs.
-struct PartsBesideInput {
+struct PartsAndInput {
   at::Tensor x;
   std::vector<LinearPart> parts;
 };
-PartsBesideInput LinearBesideInput(const at::Tensor& x, const at::Tensor& weight,
-                                   at::IntArrayRef widths);
+PartsAndInput LinearAndInput(const at::Tensor& x, const at::Tensor& weight, at::IntArrayRef widths);
 
 }  // namespace halflife::ops

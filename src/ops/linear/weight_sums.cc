@@ -15,9 +15,9 @@ WeightSums::WeightSums(std::vector<at::Tensor> weights) : weights_(std::move(wei
   for (const at::Tensor& weight : weights_)
     if (GradientSink* const sink = GradientSinkOf(weight)) sinks_.push_back(sink);
   if (sinks_.size() != weights_.size()) sinks_.clear();
-  for (GradientSink* const sink : sinks_) places_.push_back(sink->Next());
-  in_places_ = UsesPlaces();
-  if (in_places_) return;
+  for (GradientSink* const sink : sinks_) targets_.push_back(sink->Next());
+  in_targets_ = UsesTargets();
+  if (in_targets_) return;
   int64_t rows = 0;
   for (const at::Tensor& weight : weights_) rows += weight.size(0);
   matrix_ = at::empty({rows, weights_[0].size(1)},
@@ -25,16 +25,16 @@ WeightSums::WeightSums(std::vector<at::Tensor> weights) : weights_(std::move(wei
 }
 
 // Returns true if the sinks' buffers are adjacent and can serve as the matrix.
-bool WeightSums::UsesPlaces() {
-  if (places_.empty()) return false;
+bool WeightSums::UsesTargets() {
+  if (targets_.empty()) return false;
   std::vector<at::Tensor> sums;
-  for (const GradientSink::Target& place : places_) {
-    if (place.added != places_[0].added) return false;
-    sums.push_back(place.sum);
+  for (const GradientSink::Target& target : targets_) {
+    if (target.added != targets_[0].added) return false;
+    sums.push_back(target.sum);
   }
   const std::vector<std::vector<size_t>> runs = AdjacentRowGroups(sums);
   if (runs.size() > 1 || !std::ranges::is_sorted(runs[0])) return false;
-  matrix_ = JoinRows(sums), added_ = places_[0].added;
+  matrix_ = JoinRows(sums), added_ = targets_[0].added;
   return true;
 }
 
@@ -43,10 +43,10 @@ std::vector<at::Tensor> WeightSums::Finish() {
   int64_t row = 0;
   for (size_t i = 0; i < weights_.size(); ++i) {
     const int64_t rows = weights_[i].size(0);
-    if (places_.empty()) {
+    if (targets_.empty()) {
       grads[i] = matrix_.narrow(0, row, rows).to(weights_[i].scalar_type());
     } else {
-      if (!in_places_) places_[i].Take(matrix_.narrow(0, row, rows));
+      if (!in_targets_) targets_[i].Take(matrix_.narrow(0, row, rows));
       sinks_[i]->Written();
     }
     row += rows;

@@ -20,7 +20,7 @@ class WeightSums {
   // `weights` are [rows_i, D], at least one. Each is a leaf with a sink, or any other tensor.
   explicit WeightSums(std::vector<at::Tensor> weights);
   // For rows whose buffer the caller provides. Finish() then has nothing to do.
-  WeightSums(at::Tensor place, bool added) : matrix_(std::move(place)), added_(added) {}
+  WeightSums(at::Tensor target, bool added) : matrix_(std::move(target)), added_(added) {}
 
   // [sum of rows, D]: the gradients, stacked by rows. fp64 for fp64 weights, else fp32. `added`:
   // add to its contents.
@@ -31,13 +31,13 @@ class WeightSums {
   std::vector<at::Tensor> Finish();
 
  private:
-  bool UsesPlaces();
+  bool UsesTargets();
 
   std::vector<at::Tensor> weights_;
-  std::vector<GradientSink*> sinks_;          // one per weight, or empty
-  std::vector<GradientSink::Target> places_;  // one per weight, or empty
+  std::vector<GradientSink*> sinks_;           // one per weight, or empty
+  std::vector<GradientSink::Target> targets_;  // one per weight, or empty
   at::Tensor matrix_;
-  bool in_places_ = false, added_ = false;
+  bool in_targets_ = false, added_ = false;
 };
 
 }  // namespace halflife::ops

@@ -52,15 +52,15 @@ at::Tensor Fused(const at::Tensor& p_in, at::IntArrayRef sizes, const Shape& sha
   const auto backward = [shape](const BackwardOf<LearnedDecayOp>& call) -> LearnedDecayOp::Inputs {
     const at::Tensor& p = call.saved.p;
     const at::Tensor dense = p.contiguous(), dout = call.grads.log_decay.contiguous();
-    GradientBuffer place(p, call.Wants(&LearnedDecayOp::Inputs::p));
+    GradientBuffer buffer(p, call.Wants(&LearnedDecayOp::Inputs::p));
     const kernels::LearnedDecayGradArgs args = {.forward = shape.Args(dense, call.saved.log_decay),
                                                 .dlog_decay = Elements<float>(dout),
-                                                .dp = MutableElements<float>(place.sum()),
-                                                .added = place.added()};
+                                                .dp = MutableElements<float>(buffer.sum()),
+                                                .added = buffer.added()};
     RunOn(
         p, [&] { kernels::cpu::LearnedDecayBackward(args); },
         [&](auto stream) { kernels::cuda::LearnedDecayBackward(args, stream); });
-    return {.p = place.Finish()};
+    return {.p = buffer.Finish()};
   };
   const auto forward = [&]() -> ForwardOf<LearnedDecayOp> {
     const at::Tensor p = p_in.contiguous(), log_decay = at::empty(sizes, p.options());

@@ -39,8 +39,8 @@ struct RmsNormed {
 };
 
 struct NormInputs {
-  at::Tensor x, residual,
-      gate;           // contiguous, or a gate in columns; the latter two may be undefined
+  // Contiguous, except that a gate may be in columns. `residual` and `gate` may be undefined.
+  at::Tensor x, residual, gate;
   at::Tensor weight;  // fp32
 };
 
@@ -104,8 +104,8 @@ NormGrads BackwardFused(const NormGradInputs& in) {
   const int64_t dim = in.x.size(-1), num_rows = in.x.numel() / dim;
   NormGrads grads = {.dx = at::empty_like(in.x),
                      .dgate = in.gate.defined() ? at::empty_like(in.x) : at::Tensor()};
-  GradientBuffer place(in.weight, in.wants_dweight);
-  auto* const dweight = MutableElements<float>(place.sum());
+  GradientBuffer buffer(in.weight, in.wants_dweight);
+  auto* const dweight = MutableElements<float>(buffer.sum());
   WithStorage(in.x, [&]<typename T>() {
     const kernels::NormGradRows<T> rows = {.x = Elements<T>(in.x),
                                            .gate = Elements<T>(in.gate),
@@ -119,15 +119,15 @@ NormGrads BackwardFused(const NormGradInputs& in) {
                                            .num_rows = num_rows,
                                            .dim = dim};
     RunOn(
-        in.x, [&] { BackwardOnCpu(rows, dweight, place.added()); },
+        in.x, [&] { BackwardOnCpu(rows, dweight, buffer.added()); },
         [&](auto stream) {
           const at::Tensor workspace =
               at::empty({kernels::cuda::NormWorkspaceFloats(num_rows, dim)}, in.weight.options());
-          kernels::cuda::NormBackward(rows, dweight, place.added(),
+          kernels::cuda::NormBackward(rows, dweight, buffer.added(),
                                       MutableElements<float>(workspace), stream);
         });
   });
-  grads.dweight = place.Finish();
+  grads.dweight = buffer.Finish();
   return grads;
 }
 

@@ -118,7 +118,7 @@ Tensors SegmentBackward(Kept kept, const RowSegment& row, const BackwardCall& ca
   for (size_t i = 0; i < dafter.size(); ++i) {
     at::Tensor gradient = dafter[i];
     if (kept.rescaled.defined()) {
-      const at::Tensor factor = Beside(kept.rescaled, gradient);
+      const at::Tensor factor = UnsqueezeLike(kept.rescaled, gradient);
       gradient = at::where(factor == 0, 0, factor * gradient);
     }
     outputs.push_back(kept.segment.after.values[i]);
@@ -262,13 +262,13 @@ at::Tensor InPieces(const std::vector<Cuttable>& all, int64_t least, const RowSe
 
 at::Tensor CutByStarts(const at::Tensor& log_transition, const RowSegment& row) {
   if (!row.has_start.defined()) return log_transition;
-  return log_transition.masked_fill(Beside(row.has_start, log_transition),
+  return log_transition.masked_fill(UnsqueezeLike(row.has_start, log_transition),
                                     -std::numeric_limits<double>::infinity());
 }
 
 at::Tensor CutMatrixByStarts(const at::Tensor& matrix, const RowSegment& row) {
   if (!row.has_start.defined()) return matrix;
-  return matrix.masked_fill(Beside(row.has_start, matrix), 0);
+  return matrix.masked_fill(UnsqueezeLike(row.has_start, matrix), 0);
 }
 
 }  // namespace halflife::ops

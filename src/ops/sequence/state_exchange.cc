@@ -30,13 +30,13 @@ at::Tensor FoldDense(const at::Tensor& matrix, const at::Tensor& before, const a
   if (is_vector) y = y.squeeze(-1);
   // Selects rather than multiplies by 0, which would pass a NaN on.
   const at::Tensor is_cut = (matrix == 0).flatten(-2).all(-1);
-  return at::where(Beside(is_cut, own), own, y + own);
+  return at::where(UnsqueezeLike(is_cut, own), own, y + own);
 }
 
 // A before + own. Where A is 0, the result is `own`, even if `before` is not finite.
 at::Tensor Fold(const Transition& transition, const at::Tensor& before, const at::Tensor& own) {
   if (transition.is_dense) return FoldDense(transition.factor, before, own);
-  const at::Tensor f = Beside(transition.factor, own);
+  const at::Tensor f = UnsqueezeLike(transition.factor, own);
   return at::where(f == 0, own, f * before + own);
 }
 
@@ -73,17 +73,18 @@ Passed PassScaled(const SegmentSummary& segment, const SegmentState& before) {
   const at::Tensor log_scale = at::maximum(own, before.log_scale + largest);
   const at::Tensor nothing = log_scale.isneginf();
   const auto relative = [&](const at::Tensor& x) {
-    return (x - Beside(log_scale, x)).exp().masked_fill(Beside(nothing, x), 0);
+    return (x - UnsqueezeLike(log_scale, x)).exp().masked_fill(UnsqueezeLike(nothing, x), 0);
   };
   const at::Tensor& value = segment.own.values[0];
   const at::Tensor factor =
-      relative(transition + Beside(before.log_scale, transition)).to(value.scalar_type());
+      relative(transition + UnsqueezeLike(before.log_scale, transition)).to(value.scalar_type());
   const at::Tensor of_own = relative(own).to(value.scalar_type());
   Passed passed = {.after = {.values = {}, .log_scale = log_scale},
                    .transition = {.factor = factor}};
   for (size_t i = 0; i < segment.own.values.size(); ++i) {
     const at::Tensor& x = segment.own.values[i];
-    const at::Tensor scaled = at::where(Beside(of_own == 0, x), 0, Beside(of_own, x) * x);
+    const at::Tensor scaled =
+        at::where(UnsqueezeLike(of_own == 0, x), 0, UnsqueezeLike(of_own, x) * x);
     passed.after.values.push_back(Fold(passed.transition, before.values[i], scaled));
   }
   return passed;
@@ -321,7 +322,7 @@ at::Tensor ScaleOfSeen(const at::Tensor& log_scale, const at::Tensor& nothing) {
   return log_scale.masked_fill(nothing, -std::numeric_limits<double>::infinity());
 }
 
-at::Tensor Beside(const at::Tensor& x, const at::Tensor& like) {
+at::Tensor UnsqueezeLike(const at::Tensor& x, const at::Tensor& like) {
   at::Tensor view = x;
   while (view.dim() < like.dim()) view = view.unsqueeze(-1);
   return view;

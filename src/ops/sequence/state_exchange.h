@@ -35,7 +35,7 @@ at::Tensor ScaleOrZero(const at::Tensor& log_scale);
 at::Tensor ScaleOfSeen(const at::Tensor& log_scale, const at::Tensor& nothing);
 
 // x [N, C, ...] with trailing dimensions of size 1, so that it has as many dimensions as `like`.
-at::Tensor Beside(const at::Tensor& x, const at::Tensor& like);
+at::Tensor UnsqueezeLike(const at::Tensor& x, const at::Tensor& like);
 
 // Describes how a segment changes the state. Exactly one of the two transitions is defined, and it
 // is the same one on all ranks.

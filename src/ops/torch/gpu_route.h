@@ -1,4 +1,5 @@
-// For the choice of a kernel on a GPU: the shared memory of a block, and a log of the choice.
+// Helpers for choosing a kernel on a GPU: the shared memory that a block can use, and a log of the
+// chosen kernel.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -44,9 +44,9 @@ GradientSink* GradientSinkOf(const at::Tensor& x);
 // The buffer of one gradient while a backward computes it: the sink's memory if there is a sink,
 // else new memory.
 //
-//   GradientBuffer place(weight, call.Wants(&Op::Inputs::weight));
-//   place.added() ? place.sum().add_(dweight) : place.sum().copy_(dweight);
-//   return {.x = dx, .weight = place.Finish()};
+//   GradientBuffer buffer(weight, call.Wants(&Op::Inputs::weight));
+//   buffer.added() ? buffer.sum().add_(dweight) : buffer.sum().copy_(dweight);
+//   return {.x = dx, .weight = buffer.Finish()};
 class GradientBuffer {
  public:
   // `input` is a leaf or any other input. A gradient that is not wanted, or that is not summed in

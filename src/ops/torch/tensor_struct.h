@@ -110,7 +110,8 @@ void VisitTensors(Field& field, const Visit& visit) {
 template <typename Field>
 void Fill(Field& field, std::vector<at::Tensor>& list, size_t& next) {
   if constexpr (std::is_same_v<Field, at::Tensor>) {
-    field = std::move(list.at(next++));
+    HL_CHECK(next < list.size(), "a list of ", list.size(), " tensors is too short for its struct");
+    field = std::move(list[next++]);
   } else if constexpr (kIsVector<Field>) {
     while (next < list.size()) Fill(field.emplace_back(), list, next);
   } else {

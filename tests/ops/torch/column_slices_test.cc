@@ -184,7 +184,7 @@ struct Read {
 Read ReadTwice(const at::Tensor& x, const at::Tensor& weight, const std::vector<int64_t>& widths,
                bool beside) {
   if (!beside) return {x, Linear(x, weight).split_with_sizes(widths, -1)};
-  const auto [again, parts] = LinearBesideInput(x, weight, widths);
+  const auto [again, parts] = LinearAndInput(x, weight, widths);
   return {again, {parts[0].y, parts[1].y}};
 }
 

@@ -140,7 +140,11 @@ MixerOutput LinearMixer::Forward(const MixerCall& call) const {
       call.x, [&](const at::Tensor& y, size_t index) { return Convolve(y, index, call, after); });
   RecurrenceOutput scanned = recurrence_->Scan(projected.Inputs(call.x), call);
   result.y = Output(scanned.o, projected.gate);
-  if (after != nullptr) std::ranges::move(scanned.state, after->tensors.begin());
+  if (after != nullptr) {
+    HL_CHECK(scanned.state.size() == num_recurrent_, "the recurrence returned ",
+             scanned.state.size(), " state tensors, but its traits declare ", num_recurrent_);
+    std::ranges::move(scanned.state, after->tensors.begin());
+  }
   return result;
 }
 

@@ -110,8 +110,8 @@ class LinearMixer : public Mixer {
   std::vector<ShortConvolution> convs_;                    // of q, k and v; empty: none
   Parameter gate_, norm_;
   std::unique_ptr<Recurrence> recurrence_;
-  size_t num_recurrent_ =
-      0;  // state tensors of the recurrence; the tails of the convolutions follow
+  // Number of state tensors of the recurrence. The tails of the convolutions follow.
+  size_t num_recurrent_ = 0;
   OutputProjection out_;
 };
 

@@ -162,7 +162,7 @@ class Mamba : public Mixer {
   };
   Selected Select(const at::Tensor& x) const {
     const int64_t rank = sizes_.dt_rank, states = sizes_.d_state;
-    const auto [again, parts] = ops::LinearBesideInput(x, *select_, {rank, states, states});
+    const auto [again, parts] = ops::LinearAndInput(x, *select_, {rank, states, states});
     return {.x = again,
             .delta = ops::Linear(parts[0].y, *step_, parts[0].gradient),
             .b = parts[1].y,

@@ -4,6 +4,10 @@
 // are padded to groups of 8, with zeros in b and c.
 #include "kernels/scans/selective_scan/cpu/kernels.h"
 
+#include <cstddef>
+#include <type_traits>
+#include <utility>
+
 #include "kernels/common/cpu/isa_target.h"
 
 #include "kernels/common/cpu/block_rows.h"
@@ -16,7 +20,7 @@ constexpr int kWidth = kScanChannels;
 
 // One value for each channel of the block; 0 for channels that do not exist.
 template <typename C>
-struct alignas(64) Channels {
+struct alignas(64) ScanChannels {
   C x[kWidth];
 
   HL_INLINE void Clear() { __builtin_memset(x, 0, sizeof(x)); }
@@ -35,9 +39,10 @@ struct ScanArrays {
   ScanArrays(void* memory, int64_t num_states)
       : next(reinterpret_cast<uintptr_t>(memory)),
         states(static_cast<int>((num_states + kGroup - 1) / kGroup * kGroup)) {
-    for (Channels<C>** per_state : {&a, &state, &da}) *per_state = Take<Channels<C>>(states);
-    for (Channels<C>** row : {&x, &step, &slope, &input, &y, &dstep, &dinput})
-      *row = Take<Channels<C>>(kScanTile);
+    for (ScanChannels<C>** per_state : {&a, &state, &da})
+      *per_state = Take<ScanChannels<C>>(states);
+    for (ScanChannels<C>** row : {&x, &step, &slope, &input, &y, &dstep, &dinput})
+      *row = Take<ScanChannels<C>>(kScanTile);
     for (C** row : {&b, &c}) *row = Take<C>(kScanTile * states);
     for (Group<C>** group : {&decays, &db, &dc}) *group = Take<Group<C>>(kScanTile);
     history = Take<Group<C>>(kScanTile + 1);
@@ -51,21 +56,20 @@ struct ScanArrays {
 
   uintptr_t next;
   int states;  // N, padded
-  Channels<C>*a, *state,
-      // [N]; `a` is multiplied by kDecayBase; in the backward, `state` is dL/dstate from the later
-      // tokens.
-      *da;
-  Channels<C>*x, *step, *slope;  // [tile]; `slope` is that of the softplus
-  Channels<C>* input;            // [tile] step x
-  Channels<C>* y;                // [tile]; dy in the backward
+  // [N] each; `a` is multiplied by kDecayBase. In the backward, `state` is dL/dstate from the later
+  // tokens.
+  ScanChannels<C>*a, *state, *da;
+  ScanChannels<C>*x, *step, *slope;  // [tile]; `slope` is that of the softplus
+  ScanChannels<C>* input;            // [tile] step x
+  ScanChannels<C>* y;                // [tile]; dy in the backward
   // [tile]; dstep only includes the path through the decays, times kDecayBase.
-  Channels<C>*dstep, *dinput;
+  ScanChannels<C>*dstep, *dinput;
   C *b, *c;  // [tile, N]
   // For a vector's pass over the tile: the states before the first token and after each token, and
   // e^{step a}. db and dc are summed over the block's vectors, with separate lanes.
   Group<C>*history, *decays, *db, *dc;
   bool resets[kScanTile];  // a document starts at the token
-  Channels<C> bias, skip, dbias, dskip;
+  ScanChannels<C> bias, skip, dbias, dskip;
 };
 
 inline int64_t ScanScratch(int64_t states, bool wide) {
@@ -198,13 +202,13 @@ class ScanItem {
     }
   }
 
-  HL_INLINE static Group<C> LoadGroup(const Channels<C>* rows, int i, int n) {
+  HL_INLINE static Group<C> LoadGroup(const ScanChannels<C>* rows, int i, int n) {
     Group<C> group;
 #pragma GCC unroll 8
     for (int j = 0; j < kGroup; ++j) group.x[j] = rows[n + j].At(i);
     return group;
   }
-  HL_INLINE static void StoreGroup(const Group<C>& group, int i, int n, Channels<C>* rows) {
+  HL_INLINE static void StoreGroup(const Group<C>& group, int i, int n, ScanChannels<C>* rows) {
 #pragma GCC unroll 8
     for (int j = 0; j < kGroup; ++j) rows[n + j].At(i) = group.x[j];
   }

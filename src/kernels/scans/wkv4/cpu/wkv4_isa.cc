@@ -3,6 +3,10 @@
 // the cache, where the vectors of channels are processed, one token after another.
 #include "kernels/scans/wkv4/cpu/kernels.h"
 
+#include <cstddef>
+#include <type_traits>
+#include <utility>
+
 #include "kernels/common/cpu/isa_target.h"
 
 #include "kernels/common/cpu/block_rows.h"
@@ -22,7 +26,7 @@ struct Lanes {
 
 // One value for each channel of the block; 0 for channels that do not exist.
 template <typename C>
-struct alignas(64) Channels {
+struct alignas(64) WkvChannels {
   C x[kWkvChannels];
 
   HL_INLINE void Clear() { __builtin_memset(x, 0, sizeof(x)); }
@@ -32,7 +36,7 @@ struct alignas(64) Channels {
 
 template <typename C>
 struct Memories {
-  Channels<C> p, q, o;
+  WkvChannels<C> p, q, o;
 
   HL_INLINE wkv::Memory<Vec<C>> At(int c) const { return {p.At(c), q.At(c), o.At(c)}; }
   HL_INLINE void Set(int c, const wkv::Memory<Vec<C>>& memory) {
@@ -43,7 +47,7 @@ struct Memories {
 
 template <typename C>
 struct Adjoints {
-  Channels<C> a, b, r, c;
+  WkvChannels<C> a, b, r, c;
 
   HL_INLINE wkv::Adjoint<Vec<C>> At(int i) const { return {a.At(i), b.At(i), r.At(i), c.At(i)}; }
   HL_INLINE void Clear() { a.Clear(), b.Clear(), r.Clear(), c.Clear(); }
@@ -67,11 +71,11 @@ struct WkvBlock {
     }
   }
   template <typename S>
-  HL_INLINE void Load(const S* row, Channels<C>& to) const {
+  HL_INLINE void Load(const S* row, WkvChannels<C>& to) const {
     LoadRow(row, count, kWkvChannels, to.x);
   }
   template <typename S>
-  HL_INLINE void Store(const Channels<C>& from, S* row) const {
+  HL_INLINE void Store(const WkvChannels<C>& from, S* row) const {
     StoreRow(from.x, count, row);
   }
   HL_INLINE void Load(const C* p, const C* q, const C* o, Memories<C>& to) const {
@@ -95,7 +99,7 @@ struct WkvBlock {
   const WkvShape<T, C>& shape;
   int64_t sequence, channel;
   int count;  // number of its channels that exist
-  Channels<C> log_decay, bonus, factor, shift;
+  WkvChannels<C> log_decay, bonus, factor, shift;
 };
 
 // The values of a tile's tokens.
@@ -113,7 +117,7 @@ struct WkvTile {
   }
   int64_t begin;
   int length;
-  Channels<C> k[kWkvTile], v[kWkvTile];
+  WkvChannels<C> k[kWkvTile], v[kWkvTile];
 };
 
 template <typename T, typename C>
@@ -127,7 +131,7 @@ void WkvForwardItem(const WkvShape<T, C>& shape, const WkvResults<T, C>& results
     block.Load(initial.numerator + of_state, initial.denominator + of_state,
                initial.log_scale + of_state, memory);
   WkvTile<C> tile;
-  Channels<C> out[kWkvTile];
+  WkvChannels<C> out[kWkvTile];
   for (int64_t n = 0; n < WkvTiles(shape.seq_len); ++n) {
     if (block.Starts(n * kWkvTile)) memory.Clear();
     if (results.kept != nullptr) {
@@ -205,7 +209,7 @@ class WkvReverse {
   }
   HL_INLINE void Token(int i) {
     const int64_t at = block_.At(tile_.begin + i);
-    Channels<C> dout, dk, dv;
+    WkvChannels<C> dout, dk, dv;
     block_.Load(grads_.dout + at, dout);
     for (int c = 0; c < block_.count; c += kLanes<C>) {
       const Vec<C> k = tile_.k[i].At(c), v = tile_.v[i].At(c);
@@ -245,7 +249,7 @@ class WkvReverse {
   WkvTile<C> tile_;
   Memories<C> before_[kWkvTile];
   Adjoints<C> adjoint_;
-  Channels<C> dlog_decay_, dbonus_;
+  WkvChannels<C> dlog_decay_, dbonus_;
 };
 
 template <typename T, typename C>
