@@ -74,6 +74,8 @@ void CheckArrays(const Manifest& manifest, const std::string& where) {
     CheckDamage(!by_array.empty(), where, ": tensor '", tensor.name, "' is not stored");
     CheckDamage(by_array.contains(kMainArray), where, ": tensor '", tensor.name,
                 "' has no main weights");
+    CheckDamage(by_array.size() == manifest.arrays.size(), where, ": tensor '", tensor.name,
+                "' has parts of ", by_array.size(), " of ", manifest.arrays.size(), " arrays");
     for (const auto& [array, pieces] : by_array) {
       CheckTensor(tensor, array, pieces, where);
       elements[array] += static_cast<uint64_t>(tensor.count());

@@ -58,7 +58,7 @@ class DirectWriter {
   std::condition_variable changed_;
   std::deque<char*> free_;
   std::deque<Block> full_;
-  std::exception_ptr failure_;  // Of the thread.
+  std::exception_ptr failure_;  // The error of the thread, if it failed.
   bool closing_ = false;        // No block follows.
   std::thread thread_;
 };

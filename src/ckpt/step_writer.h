@@ -11,10 +11,10 @@
 
 namespace halflife::ckpt {
 
-// `manifest` has the state, and tensors without fragments. Files, fragments, attempt and mesh are
-// filled in. `plan(rank)` returns the contents of shard `rank` of `num_shards`. `out` is the new
-// step folder, which is published by one rename. Throws Error kUsage if it exists, kCheckpointIo,
-// or kNonFinite for a NaN in main. After an error nothing is left.
+// `manifest` has the state, the arrays, and tensors without fragments. Files, fragments, attempt
+// and mesh are filled in. `plan(rank)` returns the contents of shard `rank` of `num_shards`. `out`
+// is the new step folder, which is published by one rename. Throws Error kUsage if it exists,
+// kCheckpointIo, or kNonFinite for a NaN in main. After an error nothing is left.
 void WriteStep(const std::filesystem::path& out, Manifest manifest, int num_shards,
                const std::function<ShardPlan(int rank)>& plan);
 

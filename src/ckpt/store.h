@@ -85,9 +85,9 @@ class CheckpointStore {
   // nullopt if there is no step (kAuto), or for kNone. Throws:
   // - kNoUsableCheckpoint if steps exist but none is usable;
   // - kUsage if the config disagrees;
-  // - kCheckpointIo if reading fails. If a step was requested by name, the run continues from it:
-  //   newer steps of this folder are renamed to step_N.superseded, or all of them if the step is in
-  //   another folder.
+  // - kCheckpointIo if reading fails.
+  // If a step was requested by name, the run continues from it: newer steps of this folder are
+  // renamed to step_N.superseded, or all of them if the step is in another folder.
   std::optional<LoadReport> Load(const ResumeRequest& request, const Expectation& expectation,
                                  const ArenaView& arena);
 

@@ -12,7 +12,7 @@ OptimizerKind FindKind(std::string_view name) {
     if (kind.name == name) return std::move(kind);
     known.push_back(kind.name);
   }
-  HL_FAIL(ExitCode::kUsage, "unknown optimizer '", name, "'; known: ", Join(known, ", "),
+  HL_FAIL(ExitCode::kUsage, "unknown optimizer '", name, "'. Use one of: ", Join(known, ", "),
           DidYouMean(name, known));
 }
 

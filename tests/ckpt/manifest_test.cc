@@ -189,7 +189,9 @@ TEST(CoverageTest, EveryIncoherenceIsNamed) {
          m->arrays.push_back({.name = "optim/m", .elements = 6});
          m->tensors[0].fragments[0].array = "optim/m";
        }},
-      {"array 'optim/m' has 14 elements, and its tensors have 6",
+      {"array 'main' has 15 elements, and its tensors have 14",
+       [](Manifest* m) { m->arrays[0].elements = 15; }},
+      {"tensor 'b' has parts of 1 of 2 arrays",
        [](Manifest* m) {
          m->arrays.push_back({.name = "optim/m", .elements = 14});
          m->tensors[0].fragments.push_back({"optim/m", 0, 6, 1, 16, {{9, 9}}});

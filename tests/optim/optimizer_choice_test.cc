@@ -22,7 +22,7 @@ TEST(OptimizerChoice, IsAdamWUnlessARecipeNamesAnother) {
 
 TEST(OptimizerChoice, RefusesUnknownNames) {
   EXPECT_HL_ERROR(OptimizerChoice("adamv"), ExitCode::kUsage, "unknown optimizer 'adamv'",
-                  "known: adamw", "did you mean 'adamw'?");
+                  "Use one of: adamw", "did you mean 'adamw'?");
 }
 
 TEST(OptimizerChoice, CopiesOwnTheirConfig) {

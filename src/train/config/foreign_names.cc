@@ -21,7 +21,7 @@ constexpr ForeignName kForeignNames[] = {
      "optimizer.clip_norm", "1", "It is the largest global norm of the gradient."},
     {"optim, optimizer_type, optimizer_name, optimizer.name, optimizer.type, optimizer.kind, "
      "optimizer.class, adam, adamw",
-     "optimizer.lr", "3e-4", "AdamW is the only optimizer, so a recipe does not name it."},
+     "optimizer.lr", "3e-4", "AdamW is the default. A recipe may name it: algorithm { adamw {} }."},
     {"lr_scheduler_type, lr_scheduler, lr_schedule, lr_decay_style, scheduler, scheduler_type, "
      "schedule.name, schedule.type",
      "schedule.kind", "\"cosine\"", "The kinds are cosine, linear, constant and wsd."},
@@ -178,7 +178,7 @@ constexpr ForeignName kForeignNames[] = {
     // Optimizers that do not exist.
     {"muon, lion, adafactor, sophia, shampoo, soap, lamb, sgd, adamw_8bit, adam8bit, "
      "schedule_free",
-     "", "", "Use AdamW, the only optimizer: optimizer.lr, beta1, beta2 and weight_decay set it."},
+     "", "", "Use AdamW: optimizer.lr, beta1, beta2 and weight_decay set it."},
     {"ema, ema_decay, swa", "", "",
      "Use the schedule wsd or cosine, whose last rates are low, or ckpt.keep_best."},
     {"label_smoothing, label_smoothing_factor", "", "",

@@ -38,6 +38,10 @@ struct OptimizerConfig {
   optim::OptimizerChoice algorithm;
 
   std::vector<std::string> state_names() const { return algorithm.Make(adamw)->state_names(); }
+  // Bytes of a parameter in a checkpoint: its main weight and its states, all fp32.
+  double saved_bytes_per_parameter() const {
+    return 4.0 * (1 + static_cast<double>(state_names().size()));
+  }
 };
 
 struct LoopConfig {

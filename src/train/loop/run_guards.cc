@@ -35,7 +35,7 @@ namespace {
 
 // For each objective, the most likely reason for a dataset without targets.
 const std::map<std::string, std::string> kLikelyCauses = {
-    {"next_token", "are all documents one token long, or do no answers stand within the rows?"},
+    {"next_token", "are all documents one token long, or do the rows contain no answers?"},
     {"masked_token", "is model.objective.masked_token.rate too small for any token to be hidden?"},
     {"labelled", "do its rows have labels?"},
     {"classification", "does no document begin within its rows?"}};

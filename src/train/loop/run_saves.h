@@ -69,7 +69,8 @@ class SavePolicy {
 
 // Saves a step while training continues. A separate thread copies this rank's part of the step
 // during the next forward and backward, which only read it, and then passes the copy through the
-// phases of the store. The update after that backward waits for the copy.
+// phases of the store. The update after that backward waits for the copy. On a GPU, Begin enqueues
+// the copy on the compute stream instead, and no update waits for it.
 //
 //   BackgroundSave save(store, comm, arena);
 //   save.Begin(state);
@@ -114,9 +115,9 @@ class BackgroundSave {
   ParameterArena& arena_;
   const int exceptions_;
   std::unique_ptr<DeviceCopy> device_copy_;  // Null on the CPU.
-  // Of each of arena.stored_arrays(), [layout.num_held(everything)] fp32 on the host, reused by all
-  // saves. They are separate allocations because an allocation of pinned memory is rounded up to a
-  // power of two.
+  // One copy per array of arena.stored_arrays(), [layout.num_held(everything)] fp32 on the host,
+  // reused by all saves. They are separate allocations because an allocation of pinned memory is
+  // rounded up to a power of two.
   std::vector<at::Tensor> copies_;
   ckpt::StepState state_;
   Report report_;

@@ -178,7 +178,8 @@ void AddMemory(const RunConfig& config, const StepOperations& step, ClusterPlan&
 }
 
 void AddSave(const RunConfig& config, const StepOperations& step, ClusterPlan& plan) {
-  plan.checkpoint_bytes = 12 * static_cast<double>(plan.parameters);
+  plan.checkpoint_bytes =
+      config.optimizer.saved_bytes_per_parameter() * static_cast<double>(plan.parameters);
   if (!config.ckpt.saves_beside_training()) return;
   // The next update waits for a copy of this rank's share.
   const double bytes = plan.checkpoint_bytes / plan.cluster.world_size();

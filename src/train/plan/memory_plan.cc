@@ -51,9 +51,9 @@ std::string WhatFits(const RunConfig& config, const model::LanguageModel& model,
     if (config.train.global_batch % NumRowGroups(config, target.world_size) == 0 && fits())
       return Concat("Use train.micro_batch 1 with data.seq_len ", other.data.seq_len, ".");
   }
-  return Concat("The weights, optimizer and gradients take ", HumanBytes(Exact(plan)),
-                " per rank. Use a model of at most ", HumanCount(room * parameters / Exact(plan)),
-                " parameters.");
+  return Concat("The weights, the optimizer's states and the gradients take ",
+                HumanBytes(Exact(plan)), " per rank. Use a model of at most ",
+                HumanCount(room * parameters / Exact(plan)), " parameters.");
 }
 
 }  // namespace
@@ -75,7 +75,8 @@ MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model
   const int bytes_per_element = bf16 ? 2 : 4;
   const double shares = config.parallel.zero_stage > 0 ? world_size : 1;
   // Levels of the pairwise sum of micro-batches (GradientSync).
-  const bool in_order = RunsOnGpu(config) || config.train.cuda_graphs;
+  const bool in_order =
+      !config.parallel.sums_each_micro_batch() && (RunsOnGpu(config) || config.train.cuda_graphs);
   const int levels = in_order ? 0 : NumLevels(NumMicroBatches(config, world_size));
   // A recorded graph has its own buffers, in addition to those of other micro-batches and of
   // validation.
@@ -93,8 +94,8 @@ MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model
           ? 4 * parameters / shares * (config.parallel.sums_each_micro_batch() ? 1 + levels : 1) +
                 std::min((in_bf16 ? 6 : 4) * parameters, buckets)
           : parameters * (4 * (1 + levels) + (in_bf16 ? 2 : 0));
-  const double states = 4 * static_cast<double>(config.optimizer.state_names().size()),
-               main_and_states = 4 + states;
+  const double main_and_states = config.optimizer.saved_bytes_per_parameter(),
+               states = main_and_states - 4;
   const double copy =
       config.ckpt.saves_beside_training() ? main_and_states * parameters / world_size : 0;
   const double per_parameter = shares == 1 ? main_and_states
@@ -211,7 +212,7 @@ std::string PlanText(const RunConfig& config, const model::LanguageModel& model,
   row("activations (estimate)", HumanBytes(memory.activations));
   row("loss: logits, gradients", HumanBytes(memory.loss));
   if (memory.workspace > 0) row("workspace of a kernel", HumanBytes(memory.workspace));
-  if (memory.states > 0) row("states before its slices", HumanBytes(memory.states));
+  if (memory.states > 0) row("states of earlier slices", HumanBytes(memory.states));
   if (memory.saved_copy > 0) row("copy while a save is written", HumanBytes(memory.saved_copy));
   row("total", HumanBytes(memory.total()));
 
@@ -236,7 +237,8 @@ std::string PlanText(const RunConfig& config, const model::LanguageModel& model,
   } else if (whole > 0) {
     row("epochs", Concat(whole));
   }
-  row("checkpoint", HumanBytes(12 * static_cast<double>(count.total())));
+  row("checkpoint", HumanBytes(config.optimizer.saved_bytes_per_parameter() *
+                               static_cast<double>(count.total())));
   out << "\n# the resolved config\n" << ToText(WithDerivedOptions(config));
   return out.str();
 }

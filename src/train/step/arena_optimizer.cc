@@ -22,16 +22,17 @@ std::vector<optim::Range> RangesOf(const ParameterArena& arena, const OptimizerC
       return layout.PlaceOf(part, sliced_end) - part.arena_begin;
     };
     const bool decays = config.decay_all || spec.weight_decay;
-    ranges.push_back({.parameter = spec.name,
-                      .shape = spec.shape,
-                      .first = part.begin,
-                      .begin = part.arena_begin,
-                      .end = part.arena_begin + (part.end - part.begin),
-                      .weight_decay = decays ? static_cast<float>(config.adamw.weight_decay) : 0.0f,
-                      .has_copy = spec.region == dist::Region::kCompute,
-                      .main_shift = shift(arena.main_sliced_end()),
-                      .grads_shift = shift(arena.grads_sliced_end()),
-                      .state_shift = shift(arena.states_sliced_end())});
+    ranges.push_back(
+        {.parameter = spec.name,
+         .shape = spec.shape,
+         .first = part.begin,
+         .begin = part.arena_begin,
+         .end = part.arena_begin + (part.end - part.begin),
+         .weight_decay = decays ? static_cast<float>(config.adamw.weight_decay) : 0.0f,
+         .has_copy = arena.compute_copy().defined() && spec.region == dist::Region::kCompute,
+         .main_shift = shift(arena.main_sliced_end()),
+         .grads_shift = shift(arena.grads_sliced_end()),
+         .state_shift = shift(arena.states_sliced_end())});
   }
   return ranges;
 }
@@ -52,7 +53,8 @@ ArenaOptimizer::ArenaOptimizer(ParameterArena& arena, const OptimizerConfig& con
     : arena_(arena), optimizer_(config.algorithm.Make(config.adamw)) {
   const std::vector<optim::Range> ranges = RangesOf(arena, config);
   if (optimizer_->NeedsWholeMatrices()) RequireWholeMatrices(ranges, config.algorithm.name());
-  for (const std::string& name : optimizer_->state_names()) arena.state(name);  // has to be there
+  // Throws if the arena lacks a state array of the optimizer.
+  for (const std::string& name : optimizer_->state_names()) arena.state(name);
   table_ = ops::UploadTable(optimizer_->Prepare(ranges), arena_.main().device());
 }
 

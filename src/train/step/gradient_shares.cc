@@ -20,8 +20,8 @@ GradientShares::GradientShares(ParameterArena& arena, dist::Communicator& comm, 
       sums_(arena.layout().buckets().size()) {
   HL_CHECK(arena.grads_sliced_end() == arena.layout().num_elements() &&
                arena.layout().num_slices() == comm.size(),
-           "shares of gradients that are whole, or of ", arena.layout().num_slices(),
-           " slices for ", comm.size(), " ranks");
+           "GradientShares needs sliced gradients and one slice per rank; there are ",
+           arena.layout().num_slices(), " slices for ", comm.size(), " ranks");
 }
 
 void GradientShares::BeginMicroBatch(bool first) {

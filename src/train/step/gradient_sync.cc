@@ -14,8 +14,8 @@
 namespace halflife::train {
 
 // fp32 gradients that travel between ranks in bf16. Each rank's share is rounded to nearest, and so
-// is the sum: once on the CPU, which adds in fp32; NCCL adds two shares at a time and rounds each
-// time.
+// is the sum. The CPU adds in fp32 and rounds once. NCCL adds two shares at a time and rounds after
+// each addition.
 class GradientSync::Bf16Wire : public dist::GradientWire {
  public:
   // gradients [n] fp32, which must not move.
@@ -105,8 +105,10 @@ void GradientSync::BeginMicroBatch(int64_t index, int64_t count) {
 }
 
 void GradientSync::BeginRecorded() {
-  HL_CHECK(!pairwise_ && !shares_ && !options_.sums_each_micro_batch,
-           "a recorded micro-batch is added to gradients that are summed pairwise or sliced");
+  HL_CHECK(
+      !pairwise_ && !shares_ && !options_.sums_each_micro_batch,
+      "a recorded micro-batch is added to gradients that are summed pairwise, sliced, or summed "
+      "over ranks after each micro-batch");
   // Any micro-batch but the first and the last adds to the arena and sends nothing.
   BeginMicroBatch(/*index=*/1, /*count=*/3);
 }
@@ -153,7 +155,7 @@ void GradientSync::EndMicroBatch() {
 }
 
 void GradientSync::JoinMicroBatch() {
-  HL_CHECK(options_.sums_each_micro_batch, "micro-batches are joined before ranks");
+  HL_CHECK(options_.sums_each_micro_batch, "JoinMicroBatch without sums_each_micro_batch");
   Finish();
   while (std::ssize(joined_levels_) < NumLevels(count_))
     joined_levels_.push_back(at::empty_like(arena_.grads()));

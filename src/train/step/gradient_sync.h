@@ -1,7 +1,7 @@
 // Sums the gradients of a step over micro-batches and ranks: everything between autograd and the
 // optimizer. Backward writes each gradient straight into the arena (ops/torch/gradient_sink.h), so
 // there is no second copy of the gradients, and buckets are summed over ranks while backward still
-// runs. The order of every sum is fixed.
+// runs. On the CPU, the order of every sum is fixed.
 //
 // The combinations of settings (train/config/run_config_validate.cc refuses all others):
 //
@@ -72,8 +72,8 @@ class GradientSync {
   void Attach(model::ParameterSet& parameters);
 
   // Called between forward and backward of micro-batch `index` of the `count` of a step, in order.
-  // The first one overwrites the arena's gradients, so they need not be zeroed. Sums over ranks
-  // follow the current stream.
+  // The first one (with sums_each_micro_batch, every one) overwrites the arena's gradients, so they
+  // need not be zeroed. Sums over ranks follow the current stream.
   void BeginMicroBatch(int64_t index, int64_t count);
   // The same for a micro-batch that is being recorded: it adds to the gradients in the arena,
   // whichever its index, and is not summed over ranks. Only with one_by_one, or on CUDA.
@@ -95,9 +95,8 @@ class GradientSync {
 
   // For rehearsals without autograd: the gradient of a parameter has been computed.
   void MarkComputed(int param);
-  // Bytes of buffers in addition to the arena: bf16 copies, and the largest sum of buckets that
-  // existed at a time.
-  int64_t wire_bytes() const;
+  int64_t wire_bytes() const;  // of the bf16 copy of the gradients; 0 without one
+  // Largest number of bytes of buckets that existed at a time; 0 unless zero_stage is 2.
   int64_t most_bucket_bytes() const { return shares_ ? shares_->most_slot_bytes() : 0; }
 
  private:

@@ -39,7 +39,7 @@ class MicroBatchGraph {
 
   at::Device device_;
   Compute compute_;
-  std::optional<eval::BatchTensors> batch_;  // Of the current form: the inputs of the recording.
+  std::optional<eval::BatchTensors> batch_;  // The inputs of the recorded graph.
   at::Tensor result_;                        // The output of the recording.
   ops::DeviceGraph graph_;
   bool is_recorded_ = false;  // The current form is recorded.

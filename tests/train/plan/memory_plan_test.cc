@@ -74,7 +74,7 @@ TEST(MemoryPlan, SaysWhichLengthWouldFitWhereNoMicroBatchDoes) {
 
 TEST(MemoryPlan, ReportsTheMemoryOfWeightsIfNothingHelps) {
   EXPECT_THAT(Verdict(SmallRecipe(), 100'000),
-              HasSubstr("The weights, optimizer and gradients take"));
+              HasSubstr("The weights, the optimizer's states and the gradients take"));
 }
 
 // A run that cannot fit fails before it allocates. A mere estimate only warns.
@@ -114,7 +114,7 @@ TEST(MemoryPlan, SaysWhatFitsForRanksThatAreNotThere) {
   const model::LanguageModel model(config.model);
   EXPECT_EQ(NumMicroBatches(config, 1), NumMicroBatches(config, 4));
   EXPECT_THAT(MemoryVerdict(config, model, {.world_size = 1, .memory_bytes = 3'000'000}),
-              HasSubstr(" here. The weights, optimizer and gradients take "));
+              HasSubstr(" here. The weights, the optimizer's states and the gradients take "));
 }
 
 TEST(MemoryPlan, RanksShareTheOptimizersState) {
