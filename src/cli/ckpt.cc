@@ -233,7 +233,7 @@ ExitCode Run(const CkptOptions& options) {
     std::cerr << error.message() << "\n";
     return ExitCode::kDifference;
   }
-  HL_FAIL(ExitCode::kInternal, "ckpt ", options.verb, " is declared but not implemented");
+  HL_FAIL(ExitCode::kInternal, "ckpt ", options.verb, " is missing from the table of verbs");
 }
 
 }  // namespace halflife::cli

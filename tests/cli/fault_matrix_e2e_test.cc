@@ -20,7 +20,7 @@ namespace {
 using testing::ContainsRegex;
 using testing::HasSubstr;
 
-// Of a collective, for ranks that hang. Other faults need no timeout.
+// The timeout of a collective, for ranks that hang. Other faults need none.
 constexpr double kTimeout = 4;
 constexpr double kPatience = 60;
 constexpr double kStart =

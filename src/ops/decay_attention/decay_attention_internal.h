@@ -1,4 +1,4 @@
-// What the files of decay attention share. Internal to this folder.
+// Declarations that the files of decay attention share. Internal to this folder.
 //
 // Three forms of a call are prepared before the kernels run. Each takes and returns the public
 // structs and has a file of its own: rows that are split across ranks

@@ -3,7 +3,7 @@
 // reads may change.
 //
 //   DeviceGraph graph;
-//   y = Step(x);                                       // once, for what is made but once
+//   y = Step(x);                                       // makes what later calls reuse
 //   graph.Record(x.device(), [&] { y = Step(x); });    // computes nothing
 //   x.copy_(next);
 //   graph.Replay();                                    // y is that of next
