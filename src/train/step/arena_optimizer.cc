@@ -53,8 +53,7 @@ ArenaOptimizer::ArenaOptimizer(ParameterArena& arena, const OptimizerConfig& con
     : arena_(arena), optimizer_(config.algorithm.Make(config.adamw)) {
   const std::vector<optim::Range> ranges = RangesOf(arena, config);
   if (optimizer_->NeedsWholeMatrices()) RequireWholeMatrices(ranges, config.algorithm.name());
-  // Throws if the arena lacks a state array of the optimizer.
-  for (const std::string& name : optimizer_->state_names()) arena.state(name);
+  for (const std::string& name : optimizer_->state_names()) states_.push_back(arena.state(name));
   table_ = ops::UploadTable(optimizer_->Prepare(ranges), arena_.main().device());
 }
 
@@ -64,8 +63,7 @@ void ArenaOptimizer::Update(double lr, double grad_factor, uint64_t num_updates)
   const at::Tensor& copy = arena_.compute_copy();
   const Device device = ops::RefOf(arena_.main()).device;
   std::vector<float*> states;
-  for (const std::string& name : optimizer_->state_names())
-    states.push_back(arena_.state(name).mutable_data_ptr<float>());
+  for (const at::Tensor& state : states_) states.push_back(state.mutable_data_ptr<float>());
   optimizer_->Update(
       {.main = arena_.main().mutable_data_ptr<float>(),
        .grads = arena_.grads().const_data_ptr<float>(),

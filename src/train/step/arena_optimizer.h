@@ -1,5 +1,5 @@
-// An optimizer with the arena that it updates: it tells the optimizer which ranges this rank
-// updates and where they are, and passes it the arrays' pointers.
+// Connects an optimizer to the arena: describes the ranges that this rank updates, and passes the
+// pointers of the arrays to each update.
 //
 //   ArenaOptimizer optimizer(arena, config.optimizer);
 //   optimizer.Update(lr, clip, ++num_updates);
@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <vector>
 
 #include "optim/optimizer.h"
 #include "train/config/run_config.h"
@@ -28,7 +29,8 @@ class ArenaOptimizer {
  private:
   ParameterArena& arena_;
   std::unique_ptr<optim::Optimizer> optimizer_;
-  at::Tensor table_;  // what the optimizer prepared, on the arena's device
+  std::vector<at::Tensor> states_;  // the arena's arrays, in the order of state_names()
+  at::Tensor table_;                // what the optimizer prepared, on the arena's device
 };
 
 }  // namespace halflife::train
