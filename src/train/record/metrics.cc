@@ -176,11 +176,12 @@ void Metrics::Ranks(int64_t step, const ComparedTimes& times) {
          {"busy_ms_median", 1e3 * times.median_s},
          {"busy_ms_max", 1e3 * times.max_s},
          {"slowest_rank", times.slowest}});
-  if (times.times_in_a_row == 0 || times.times_in_a_row % RankTimes::kWorthAWarning != 0) return;
+  if (!times.worth_a_warning) return;
   HL_WARN("train", "rank ", times.slowest, " takes ",
           Fixed(100 * (times.max_s / times.median_s - 1), 0),
           " % longer to compute a step than the median rank, for ",
-          times.times_in_a_row * RankTimes::kEvery, " steps now. All ranks wait for it.");
+          times.times_in_a_row * RankTimes::kEvery, " steps now. The others waited ",
+          Fixed(times.waited_s, 0), " s for it.");
 }
 
 void Metrics::Text(int64_t step, const std::string& tag, const std::string& markdown) {

@@ -31,9 +31,20 @@ std::optional<ComparedTimes> RankTimes::Add(double busy_seconds) {
   compared.median_s = all[(all.size() - 1) / 2];
   const bool slow = compared.max_s > kSlow * compared.median_s;
   const bool again = slow && compared.slowest == last_slow_;
-  times_in_a_row_ = again ? times_in_a_row_ + 1 : slow ? 1 : 0;
+  if (!again) {
+    times_in_a_row_ = 0;
+    waited_s_ = 0;
+    warn_at_s_ = kWaitedSeconds;
+  }
+  if (slow) {
+    ++times_in_a_row_;
+    waited_s_ += kEvery * (compared.max_s - compared.median_s);
+  }
   last_slow_ = slow ? compared.slowest : -1;
   compared.times_in_a_row = times_in_a_row_;
+  compared.waited_s = waited_s_;
+  compared.worth_a_warning = times_in_a_row_ >= kWorthAWarning && waited_s_ >= warn_at_s_;
+  while (compared.worth_a_warning && warn_at_s_ <= waited_s_) warn_at_s_ *= 2;
   return compared;
 }
 

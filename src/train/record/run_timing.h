@@ -27,6 +27,11 @@ struct ComparedTimes {
   int slowest = 0;                            // The rank of max_s.
   // Number of consecutive comparisons in which this rank was the slowest and exceeded kSlow.
   int times_in_a_row = 0;
+  double waited_s = 0;  // Seconds that the median rank waited for this rank during them.
+  // True when waited_s passes kWaitedSeconds times 1, 2, 4, ..., from the comparison
+  // kWorthAWarning in a row on. Steps of milliseconds vary by more than kSlow on a busy machine
+  // without a cost that is worth a warning.
+  bool worth_a_warning = false;
 };
 
 class RankTimes {
@@ -34,6 +39,7 @@ class RankTimes {
   static constexpr int kEvery = 16;         // Steps between comparisons.
   static constexpr double kSlow = 1.1;      // Relative to the median.
   static constexpr int kWorthAWarning = 3;  // Consecutive comparisons.
+  static constexpr double kWaitedSeconds = 10;
 
   explicit RankTimes(dist::Communicator& control) : control_(control) {}  // Borrowed.
 
@@ -46,6 +52,7 @@ class RankTimes {
   int count_ = 0;
   double sum_s_ = 0;
   int last_slow_ = -1, times_in_a_row_ = 0;
+  double waited_s_ = 0, warn_at_s_ = kWaitedSeconds;
 };
 
 // Reports operations that make the host wait for the device within the steps of a run, and

@@ -45,6 +45,25 @@ TEST(RankTimes, ARowOfSlowTimesEnds) {
   });
 }
 
+// The slow rank costs 16 x 0.2 s per comparison: more than 10 s after the fourth one, and more than
+// 20 s after the seventh one.
+TEST(RankTimes, WarnsAboutSecondsAndNotAboutMilliseconds) {
+  LocalWorld::Run(2, [](Communicator& comm) {
+    RankTimes long_steps(comm), short_steps(comm);
+    const auto compare = [&](RankTimes& times, double own) {
+      for (int step = 1; step < RankTimes::kEvery; ++step) times.Add(own);
+      return *times.Add(own);
+    };
+    for (int comparison = 1; comparison <= 9; ++comparison) {
+      const ComparedTimes long_ones = compare(long_steps, comm.rank() == 1 ? 0.3 : 0.1);
+      EXPECT_NEAR(long_ones.waited_s, 3.2 * comparison, 1e-9);
+      EXPECT_EQ(long_ones.worth_a_warning, comparison == 4 || comparison == 7) << comparison;
+      EXPECT_FALSE(compare(short_steps, comm.rank() == 1 ? 0.003 : 0.001).worth_a_warning);
+    }
+    EXPECT_EQ(compare(long_steps, 0.1).waited_s, 0) << "no rank is slow";
+  });
+}
+
 TEST(RankTimes, OneRankComparesNothing) {
   LocalWorld::Run(1, [](Communicator& comm) {
     RankTimes times(comm);
