@@ -1,0 +1,531 @@
+// The delta rule against its recurrence, token by token in fp64: outputs, states and all gradients.
+#include "ops/delta_rule/delta_rule.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/eye.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/softplus.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "ops/delta_rule/delta_problem.h"
+#include "support/expect_error.h"
+
+namespace halflife::ops {
+namespace {
+
+using test::AnswerOf;
+using test::BitEqual;
+using test::Close;
+using test::DeltaAnswer;
+using test::DeltaGate;
+using test::DeltaProblem;
+using test::DeltaRuleAnswer;
+using test::ExpectSameAnswer;
+using test::MakeDeltaProblem;
+using test::Normal;
+using test::RecurrenceAnswer;
+
+class DeltaRuleTest : public testing::TestWithParam<DeltaGate> {};
+
+TEST_P(DeltaRuleTest, EqualsItsRecurrence) {
+  uint64_t seed = 10;
+  for (const int64_t seq_len : {1, 15, 16, 17, 63, 64, 65, 200}) {
+    for (const int64_t value_heads : {2, 4, 8}) {
+      if (seq_len > 65 && value_heads == 8) continue;
+      SCOPED_TRACE(testing::Message() << seq_len << " tokens, " << value_heads << " value heads");
+      const DeltaProblem problem = MakeDeltaProblem(
+          {.seq_len = seq_len, .value_heads = value_heads, .gate = GetParam(), .most_beta = 2},
+          seed += 10);
+      ExpectSameAnswer(DeltaRuleAnswer(problem), RecurrenceAnswer(problem));
+    }
+  }
+}
+
+// Without an initial state, and for a row without tokens.
+TEST_P(DeltaRuleTest, AcceptsNoStateAndNoTokens) {
+  DeltaProblem problem = MakeDeltaProblem({.seq_len = 30, .gate = GetParam()}, 20);
+  problem.inputs.initial_state.reset();
+  ExpectSameAnswer(DeltaRuleAnswer(problem), RecurrenceAnswer(problem));
+  const DeltaProblem empty = MakeDeltaProblem({.seq_len = 0, .gate = GetParam()}, 21);
+  const DeltaAnswer answer = DeltaRuleAnswer(empty);
+  EXPECT_EQ(answer.out.sizes(), empty.inputs.v.sizes());
+  EXPECT_TRUE(BitEqual(answer.final_state, empty.inputs.initial_state));
+  EXPECT_TRUE(BitEqual(answer.dinitial_state, empty.dfinal_state));
+}
+
+// A log decay of -inf resets the state, and no gradient is NaN.
+TEST_P(DeltaRuleTest, ResetsAreExact) {
+  if (GetParam() == DeltaGate::kNone) return;
+  const DeltaProblem problem =
+      MakeDeltaProblem({.seq_len = 150, .gate = GetParam(), .resets = true, .most_beta = 2}, 30);
+  ExpectSameAnswer(DeltaRuleAnswer(problem), RecurrenceAnswer(problem));
+}
+
+TEST_P(DeltaRuleTest, DocumentsOfRandomLengthsAreSeparate) {
+  for (const uint64_t seed : {40, 50, 60}) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    const DeltaProblem problem = MakeDeltaProblem(
+        {.seq_len = 150, .value_heads = 4, .gate = GetParam(), .resets = true, .documents = true},
+        seed);
+    ExpectSameAnswer(DeltaRuleAnswer(problem), RecurrenceAnswer(problem));
+  }
+}
+
+// The tokens [begin, end) of a row as a problem of their own, without an initial state.
+DeltaProblem NarrowTokens(const DeltaProblem& whole, int64_t begin, int64_t end) {
+  DeltaProblem part = whole;
+  DeltaRuleInputs& in = part.inputs;
+  for (at::Tensor* x : {&in.q, &in.k, &in.v, &in.log_decay, &in.beta, &part.dout})
+    if (x->defined()) *x = x->narrow(1, begin, end - begin);
+  in.initial_state.reset(), in.chunks.reset(), part.starts.reset();
+  part.dfinal_state = at::zeros_like(whole.dfinal_state);
+  return part;
+}
+
+struct RowCut {
+  std::vector<int64_t> document_starts;
+  int64_t seq_len = 0;
+};
+// Documents of 1, 2, 63, 64 and 65 tokens, from an offset on, so that starts fall on every kind of
+// place in a chunk.
+RowCut CutRow(int64_t offset) {
+  RowCut cut;
+  int64_t position = offset;
+  for (const int64_t length : {64, 1, 1, 2, 63, 65, 64, 2}) {
+    cut.document_starts.push_back(position);
+    position += length;
+  }
+  cut.seq_len = position;
+  return cut;
+}
+
+TEST_P(DeltaRuleTest, PackedDocumentsEqualSeparateRows) {
+  for (const int64_t offset : {0, 1, 2, 15, 16, 62, 63}) {
+    SCOPED_TRACE(testing::Message() << "first start at " << offset);
+    const RowCut cut = CutRow(offset);
+    DeltaProblem problem =
+        MakeDeltaProblem({.batch = 1, .seq_len = cut.seq_len, .gate = GetParam()}, 70 + offset);
+    at::Tensor starts = at::zeros({1, cut.seq_len}, at::kBool);
+    for (const int64_t start : cut.document_starts) starts.select(1, start).fill_(true);
+    SetStarts(problem, starts);
+    const DeltaAnswer got = DeltaRuleAnswer(problem);
+    std::vector<int64_t> ends(cut.document_starts.begin() + 1, cut.document_starts.end());
+    ends.push_back(cut.seq_len);
+    for (size_t i = 0; i < ends.size(); ++i) {
+      const int64_t begin = cut.document_starts[i], length = ends[i] - begin;
+      DeltaProblem one = NarrowTokens(problem, begin, ends[i]);
+      const bool is_last = i + 1 == ends.size();
+      if (is_last) one.dfinal_state = problem.dfinal_state;
+      DeltaAnswer part = got;
+      for (at::Tensor DeltaAnswer::*field :
+           {&DeltaAnswer::out, &DeltaAnswer::dq, &DeltaAnswer::dk, &DeltaAnswer::dv,
+            &DeltaAnswer::dlog_decay, &DeltaAnswer::dbeta})
+        if ((got.*field).defined()) part.*field = (got.*field).narrow(1, begin, length);
+      DeltaAnswer want = DeltaRuleAnswer(one);
+      if (!is_last) want.final_state.reset();
+      ExpectSameAnswer(part, want);
+    }
+    // A control: without the starts the row gives another answer.
+    problem.inputs.chunks.reset();
+    EXPECT_FALSE(Close(DeltaRuleAnswer(problem).out, got.out, 1e-3));
+  }
+}
+
+// Several sequences in one row, each with its own states; one of them is empty, and documents start
+// inside two of them.
+TEST_P(DeltaRuleTest, SequencesOfOneRowHaveTheirOwnStates) {
+  const std::vector<int32_t> limits = {0, 20, 20, 90, 91, 161};
+  const auto num_sequences = static_cast<int64_t>(limits.size()) - 1;
+  const std::vector<int32_t> document_starts = {25, 85, 91};
+  DeltaProblem problem = MakeDeltaProblem({.batch = 1, .seq_len = 161, .gate = GetParam()}, 80);
+  const std::vector<int64_t> sizes = {num_sequences, 2, 6, 5};
+  problem.inputs.initial_state = Normal(sizes, 81);
+  problem.dfinal_state = Normal(sizes, 82);
+  problem.inputs.chunks = MakeSequenceChunks(
+      {.batch = 1, .seq_len = 161, .document_starts = document_starts, .cu_seqlens = limits},
+      at::kCPU);
+  const DeltaAnswer want = AnswerOf(problem, [&](const DeltaRuleInputs& in) -> DeltaRuleOutput {
+    std::vector<at::Tensor> outs, states;
+    for (int64_t n = 0; n < num_sequences; ++n) {
+      const int64_t begin = limits[n], length = limits[n + 1] - begin;
+      DeltaRuleInputs one = in;
+      for (at::Tensor* x : {&one.q, &one.k, &one.v, &one.log_decay, &one.beta})
+        if (x->defined()) *x = x->narrow(1, begin, length);
+      one.initial_state = in.initial_state.narrow(0, n, 1);
+      at::Tensor starts = at::zeros({1, length}, at::kBool);
+      for (const int32_t start : document_starts)
+        if (start >= begin && start < begin + length) starts.select(1, start - begin).fill_(true);
+      const auto [out, state] = test::DeltaRecurrence(one, starts, problem.scale);
+      outs.push_back(out), states.push_back(state);
+    }
+    return {.out = at::cat(outs, 1), .final_state = at::cat(states, 0)};
+  });
+  ExpectSameAnswer(DeltaRuleAnswer(problem), want);
+}
+
+// The problem with all tensors in another type.
+DeltaProblem ToStorage(DeltaProblem problem, at::ScalarType dtype) {
+  DeltaRuleInputs& in = problem.inputs;
+  for (at::Tensor* x : {&in.q, &in.k, &in.v, &in.log_decay, &in.beta, &in.initial_state,
+                        &problem.dout, &problem.dfinal_state})
+    if (x->defined()) *x = x->to(dtype);
+  return problem;
+}
+
+// Equal keys (a repeated token) make the powers of the triangular matrix grow like binomials, so
+// that any way to invert it but substitution fails.
+TEST_P(DeltaRuleTest, EqualKeysStayExact) {
+  for (const double beta : {0.0, 1.0, 1.9, 2.0}) {
+    SCOPED_TRACE(testing::Message() << "beta " << beta);
+    DeltaProblem problem = MakeDeltaProblem({.seq_len = 200, .gate = GetParam()}, 90);
+    problem.inputs.k = problem.inputs.k.narrow(1, 0, 1).expand_as(problem.inputs.k).contiguous();
+    problem.inputs.beta = at::full_like(problem.inputs.beta, beta);
+    if (problem.inputs.log_decay.defined())
+      problem.inputs.log_decay = at::zeros_like(problem.inputs.log_decay);
+    ExpectSameAnswer(DeltaRuleAnswer(problem), RecurrenceAnswer(problem));
+    // In fp32 with beta = 2, where the state neither grows nor shrinks, the rounding of |k|^2 alone
+    // changes it by 1e-7 per token. 64 tokens are the largest chunk.
+    const DeltaProblem narrow = ToStorage(NarrowTokens(problem, 0, 64), at::kFloat);
+    ExpectSameAnswer(DeltaRuleAnswer(narrow), RecurrenceAnswer(ToStorage(narrow, at::kDouble)),
+                     {.outputs = 1e-5, .gradients = 1e-5});
+  }
+}
+
+TEST_P(DeltaRuleTest, ZeroKeysAndStrongDecaysAreFinite) {
+  DeltaProblem problem = MakeDeltaProblem({.seq_len = 100, .gate = GetParam()}, 100);
+  problem.inputs.k = at::zeros_like(problem.inputs.k);
+  ExpectSameAnswer(DeltaRuleAnswer(problem), RecurrenceAnswer(problem));
+  problem = MakeDeltaProblem({.seq_len = 100, .gate = GetParam()}, 101);
+  if (problem.inputs.log_decay.defined())
+    problem.inputs.log_decay = at::full_like(problem.inputs.log_decay, -5);
+  ExpectSameAnswer(DeltaRuleAnswer(problem), RecurrenceAnswer(problem));
+}
+
+// The relative root mean square of got - want.
+double RelativeError(const at::Tensor& got, const at::Tensor& want) {
+  const at::Tensor difference = got.to(at::kDouble) - want;
+  return std::sqrt(((difference * difference).sum() / (want * want).sum()).item<double>());
+}
+void ExpectRelativeErrors(const DeltaAnswer& got, const DeltaAnswer& want, double outputs,
+                          double gradients) {
+  EXPECT_LE(RelativeError(got.out, want.out), outputs);
+  EXPECT_LE(RelativeError(got.final_state, want.final_state), outputs);
+  EXPECT_LE(RelativeError(got.dq, want.dq), gradients) << "dq";
+  EXPECT_LE(RelativeError(got.dk, want.dk), gradients) << "dk";
+  EXPECT_LE(RelativeError(got.dv, want.dv), gradients) << "dv";
+  EXPECT_LE(RelativeError(got.dbeta, want.dbeta), gradients) << "dbeta";
+  if (want.dlog_decay.defined()) {
+    EXPECT_LE(RelativeError(got.dlog_decay, want.dlog_decay), gradients) << "dlog_decay";
+  }
+}
+
+// fp32 and bf16 storage against fp64 on the same values.
+TEST_P(DeltaRuleTest, NarrowTypesStayClose) {
+  struct Case {
+    at::ScalarType storage;
+    double outputs, gradients;
+  };
+  for (const Case& one : {Case{at::kFloat, 2e-6, 5e-6}, Case{at::kBFloat16, 8e-3, 1.5e-2}}) {
+    SCOPED_TRACE(at::toString(one.storage));
+    DeltaProblem narrow = MakeDeltaProblem({.batch = 1,
+                                            .seq_len = 2048,
+                                            .heads = 1,
+                                            .value_heads = 1,
+                                            .dim_k = 32,
+                                            .dim_v = 32,
+                                            .gate = GetParam()},
+                                           110, at::kFloat);
+    DeltaRuleInputs& in = narrow.inputs;
+    for (at::Tensor* x : {&in.q, &in.k, &in.v, &narrow.dout}) *x = x->to(one.storage);
+    const DeltaAnswer got = DeltaRuleAnswer(narrow);
+    EXPECT_EQ(got.out.scalar_type(), one.storage);
+    EXPECT_EQ(got.final_state.scalar_type(), at::kFloat);
+    ExpectRelativeErrors(got, DeltaRuleAnswer(ToStorage(narrow, at::kDouble)), one.outputs,
+                         one.gradients);
+  }
+}
+
+// Changing token t leaves the outputs before t as they are, in bits.
+TEST_P(DeltaRuleTest, IsCausal) {
+  const DeltaProblem problem = MakeDeltaProblem({.seq_len = 150, .gate = GetParam()}, 120);
+  const at::Tensor want = DeltaRule(problem.inputs, 1).out;
+  for (const int64_t t : {0, 1, 16, 63, 64, 100, 149}) {
+    DeltaRuleInputs in = problem.inputs;
+    for (at::Tensor* x : {&in.q, &in.k, &in.v, &in.log_decay, &in.beta}) {
+      if (!x->defined()) continue;
+      *x = x->clone();
+      x->select(1, t).mul_(0.5);
+    }
+    const at::Tensor got = DeltaRule(in, 1).out;
+    EXPECT_TRUE(BitEqual(got.narrow(1, 0, t), want.narrow(1, 0, t))) << t;
+    EXPECT_FALSE(BitEqual(got.select(1, t), want.select(1, t))) << t;
+  }
+}
+
+TEST_P(DeltaRuleTest, StepsAfterAPrefillEqualTheWhole) {
+  const DeltaProblem problem =
+      MakeDeltaProblem({.seq_len = 90, .value_heads = 4, .gate = GetParam(), .resets = true}, 130);
+  const DeltaRuleInputs& in = problem.inputs;
+  const auto [out, final_state] = DeltaRule(in, problem.scale);
+  for (const int64_t prefill : {0, 1, 64, 89}) {
+    SCOPED_TRACE(testing::Message() << "prefill of " << prefill);
+    DeltaProblem part = NarrowTokens(problem, 0, prefill);
+    part.inputs.initial_state = in.initial_state;
+    at::Tensor state = DeltaRule(part.inputs, problem.scale).final_state.clone();
+    for (int64_t t = prefill; t < 90; ++t) {
+      const auto token = [&](const at::Tensor& x) { return x.defined() ? x.select(1, t) : x; };
+      const at::Tensor one = DeltaRuleStep({.q = token(in.q),
+                                            .k = token(in.k),
+                                            .v = token(in.v),
+                                            .log_decay = token(in.log_decay),
+                                            .beta = token(in.beta)},
+                                           problem.scale, state);
+      EXPECT_TRUE(Close(one, out.select(1, t), 1e-12)) << t;
+    }
+    EXPECT_TRUE(Close(state, final_state, 1e-12));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Gates, DeltaRuleTest,
+                         testing::Values(DeltaGate::kNone, DeltaGate::kPerHead,
+                                         DeltaGate::kPerChannel),
+                         [](const auto& gate) { return test::ToString(gate.param); });
+
+// ---- relations between the members of the family ----
+
+TEST(DeltaRuleFamily, EqualGatesOfAllChannelsAreAGatePerHead) {
+  const DeltaProblem per_head =
+      MakeDeltaProblem({.seq_len = 100, .resets = true, .documents = true}, 200);
+  DeltaProblem per_channel = per_head;
+  per_channel.inputs.log_decay =
+      per_head.inputs.log_decay.unsqueeze(3).expand({2, 100, 2, 6}).contiguous();
+  const DeltaAnswer want = DeltaRuleAnswer(per_head);
+  DeltaAnswer got = DeltaRuleAnswer(per_channel);
+  got.dlog_decay = got.dlog_decay.sum(3);
+  ExpectSameAnswer(got, want, {.outputs = 1e-12, .gradients = 1e-12});
+}
+
+TEST(DeltaRuleFamily, AGateOfZeroIsNoGate) {
+  const DeltaProblem none = MakeDeltaProblem({.seq_len = 100, .gate = DeltaGate::kNone}, 210);
+  DeltaProblem zero = none;
+  zero.inputs.log_decay = at::zeros_like(none.inputs.beta);
+  ExpectSameAnswer(DeltaRuleAnswer(zero), DeltaRuleAnswer(none),
+                   {.outputs = 1e-12, .gradients = 1e-12});
+}
+
+TEST(DeltaRuleFamily, WithoutWritesTheStateOnlyDecays) {
+  DeltaProblem problem = MakeDeltaProblem({.seq_len = 100}, 220);
+  problem.inputs.beta = at::zeros_like(problem.inputs.beta);
+  const at::Tensor decay = problem.inputs.log_decay.sum(1).exp().unsqueeze(2).unsqueeze(3);
+  EXPECT_TRUE(
+      Close(DeltaRule(problem.inputs, 1).final_state, decay * problem.inputs.initial_state, 1e-12));
+}
+
+// Orthonormal keys with beta = 1 store values exactly, and queries with those keys return them.
+TEST(DeltaRuleFamily, OrthonormalKeysStoreAndReturnValues) {
+  constexpr int64_t kKeys = 8;
+  const at::Tensor keys = at::eye(kKeys, at::kDouble).view({1, kKeys, 1, kKeys});
+  const at::Tensor old_values = Normal({1, kKeys, 1, 5}, 230),
+                   values = Normal({1, kKeys, 1, 5}, 231);
+  const auto twice = [](const at::Tensor& x) { return at::cat({x, x}, 1); };
+  DeltaRuleInputs in = {.q = twice(keys),
+                        .k = twice(keys),
+                        .v = at::cat({old_values, values}, 1),
+                        .beta = at::ones({1, 2 * kKeys, 1}, at::kDouble)};
+  const auto [out, state] = DeltaRule(in, 1);
+  EXPECT_TRUE(Close(out, in.v, 1e-12));
+  EXPECT_TRUE(Close(state.view({kKeys, 5}), values.view({kKeys, 5}), 1e-12));
+}
+
+// Slow decays over a long row, where a running sum of log decays would lose its digits.
+TEST(DeltaRuleFamily, SlowDecaysOverALongRowAreAccurate) {
+  DeltaProblem narrow = MakeDeltaProblem(
+      {.batch = 1, .seq_len = 16384, .heads = 1, .value_heads = 1, .dim_k = 8, .dim_v = 4}, 240,
+      at::kFloat);
+  narrow.inputs.log_decay = at::full_like(narrow.inputs.log_decay, std::log1p(-1e-6));
+  const DeltaRuleInputs wide = ToStorage(narrow, at::kDouble).inputs;
+  const auto [out, state] = DeltaRule(narrow.inputs, narrow.scale);
+  const auto [want_out, want_state] = DeltaRule(wide, narrow.scale);
+  EXPECT_TRUE(Close(out, want_out, 1e-5));
+  EXPECT_TRUE(Close(state, want_state, 1e-5));
+}
+
+// ---- golden values, from an independent implementation in fp64 ----
+
+// The generator of the golden inputs: s <- (1103515245 s + 12345) mod 2^31, s / 2^30 - 1.
+class GoldenInputs {
+ public:
+  explicit GoldenInputs(uint64_t seed) : seed_(seed) {}
+  at::Tensor Next(std::vector<int64_t> shape) {
+    const at::Tensor out = at::zeros(shape, at::kDouble);
+    auto* data = out.mutable_data_ptr<double>();
+    for (int64_t i = 0; i < out.numel(); ++i) {
+      seed_ = (1103515245 * seed_ + 12345) % (uint64_t{1} << 31);
+      data[i] = static_cast<double>(seed_) / static_cast<double>(1 << 30) - 1;
+    }
+    return out;
+  }
+
+ private:
+  uint64_t seed_;
+};
+
+struct GoldenCase {
+  uint64_t seed;
+  DeltaGate gate;
+  double most_beta;
+  std::vector<double> last_out;                           // out[6], both heads
+  std::vector<double> state;                              // sum of squares of S_T, then S_T[0, 0]
+  std::vector<double> dq, dk, dv;                         // of token 0 (dv: value head 0)
+  std::vector<double> dbeta, dlog_decay, dinitial_state;  // of token 0; dS_0[0, 0]
+};
+const std::vector<GoldenCase>& GoldenCases() {
+  static const std::vector<GoldenCase> cases = {
+      {.seed = 100,
+       .gate = DeltaGate::kNone,
+       .most_beta = 1,
+       .last_out = {-0.144047510, -0.156787812, 0.119430536, 0.038056531},
+       .state = {1.550702159, -0.026714155, -0.194130641},
+       .dq = {0.172953629, -0.221744324, -0.141116461},
+       .dk = {-0.139380147, -0.328028284, -0.178878912},
+       .dv = {0.404529938, 0.464256130},
+       .dbeta = {-0.400981119, -0.148375478},
+       .dlog_decay = {},
+       .dinitial_state = {0.145728872, 0.243939409}},
+      {.seed = 101,
+       .gate = DeltaGate::kPerHead,
+       .most_beta = 1,
+       .last_out = {0.236130208, 0.174555229, -0.027539034, -0.021926949},
+       .state = {0.324611661, -0.317842194, -0.182383013},
+       .dq = {-0.148141390, 0.053126315, 0.079479285},
+       .dk = {-0.051669773, 0.040119985, 0.036723391},
+       .dv = {0.042622681, 0.179586176},
+       .dbeta = {-0.037660249, 0.061012592},
+       .dlog_decay = {-0.092686325, -0.005740612},
+       .dinitial_state = {0.029161654, -0.216661654}},
+      {.seed = 102,
+       .gate = DeltaGate::kPerHead,
+       .most_beta = 2,
+       .last_out = {-0.006319268, -0.312113897, -0.049419256, 0.096871738},
+       .state = {0.786419887, 0.259067380, 0.151593007},
+       .dq = {0.401429391, -0.242154828, -0.160369369},
+       .dk = {-0.438976156, 0.343449628, -0.356324639},
+       .dv = {0.037197398, 0.290679540},
+       .dbeta = {0.026406569, 0.003878567},
+       .dlog_decay = {-0.012237185, 0.044546627},
+       .dinitial_state = {-0.097467098, 0.128729903}},
+      {.seed = 103,
+       .gate = DeltaGate::kPerChannel,
+       .most_beta = 1,
+       .last_out = {-0.010501819, -0.014841370, -0.150650529, 0.155966172},
+       .state = {1.624063574, 0.292845144, 0.471753357},
+       .dq = {-0.219009268, 0.171471782, -0.024138207},
+       .dk = {-0.115202627, 0.266824962, 0.042872175},
+       .dv = {0.243668396, 0.155778828},
+       .dbeta = {0.689287713, -0.369191261},
+       .dlog_decay = {-0.015811137, -0.097676963, -0.059281234},
+       .dinitial_state = {-0.237798289, -0.102257696}}};
+  return cases;
+}
+
+DeltaProblem MakeGoldenProblem(const GoldenCase& golden) {
+  constexpr int64_t T = 7, H = 1, HV = 2, K = 3, V = 2;
+  GoldenInputs next(golden.seed);
+  DeltaProblem problem;
+  problem.scale = 1 / std::sqrt(3.0);
+  DeltaRuleInputs& in = problem.inputs;
+  in.q = test::NormalisedKeys(next.Next({1, T, H, K}));
+  in.k = test::NormalisedKeys(next.Next({1, T, H, K}));
+  in.v = next.Next({1, T, HV, V});
+  in.beta = golden.most_beta * (2 * next.Next({1, T, HV})).sigmoid();
+  if (golden.gate != DeltaGate::kNone) {
+    std::vector<int64_t> shape = {1, T, HV};
+    if (golden.gate == DeltaGate::kPerChannel) shape.push_back(K);
+    in.log_decay = -at::softplus(2 * next.Next(shape) - 1);
+  }
+  in.initial_state = next.Next({1, HV, K, V}) / 2;
+  problem.dout = next.Next({1, T, HV, V});
+  problem.dfinal_state = next.Next({1, HV, K, V});
+  return problem;
+}
+
+// Compares the first values of `got` in memory order.
+void ExpectGolden(const char* name, const at::Tensor& got, const std::vector<double>& want) {
+  const at::Tensor flat = got.contiguous().flatten();
+  for (size_t i = 0; i < want.size(); ++i)
+    EXPECT_NEAR(flat.const_data_ptr<double>()[i], want[i], 1e-9) << name << " " << i;
+}
+
+TEST(DeltaRuleGolden, ValuesAndGradients) {
+  for (const GoldenCase& golden : GoldenCases()) {
+    SCOPED_TRACE(testing::Message() << "seed " << golden.seed);
+    const DeltaAnswer answer = DeltaRuleAnswer(MakeGoldenProblem(golden));
+    ExpectGolden("out", answer.out.select(1, 6), golden.last_out);
+    ExpectGolden("sum of squares", (answer.final_state * answer.final_state).sum(),
+                 {golden.state[0]});
+    ExpectGolden("state", answer.final_state, {golden.state[1], golden.state[2]});
+    ExpectGolden("dq", answer.dq, golden.dq);
+    ExpectGolden("dk", answer.dk, golden.dk);
+    ExpectGolden("dv", answer.dv, golden.dv);
+    ExpectGolden("dbeta", answer.dbeta, golden.dbeta);
+    if (answer.dlog_decay.defined())
+      ExpectGolden("dlog_decay", answer.dlog_decay, golden.dlog_decay);
+    ExpectGolden("dinitial_state", answer.dinitial_state, golden.dinitial_state);
+  }
+}
+
+// ---- messages ----
+
+TEST(DeltaRuleErrors, NameTheTensorAndTheFix) {
+  const DeltaRuleInputs good = MakeDeltaProblem({.seq_len = 5, .value_heads = 4}, 300).inputs;
+  const auto fails = [&](const auto& change, std::string piece, std::string fix) {
+    DeltaRuleInputs in = good;
+    change(in);
+    EXPECT_HL_ERROR(DeltaRule(in, 1), ExitCode::kInternal, piece, fix);
+  };
+  fails([](auto& in) { in.v = in.v.select(0, 0); }, "delta rule: q [2, 5, 2, 6] fp64 on cpu",
+        "Use q and k [B, T, H, K] and v [B, T, HV, V]");
+  fails([](auto& in) { in.k = in.k.narrow(3, 0, 5); }, "do not match", "one shape for q and k");
+  fails([](auto& in) { in.v = in.v.narrow(2, 0, 3); }, "v has 3 heads, which is not a multiple",
+        "Use a multiple of it");
+  fails([](auto& in) { in.beta = in.beta.to(at::kBFloat16); }, "beta [2, 5, 4] bf16",
+        "Use [B, T, HV] fp64");
+  fails([](auto& in) { in.log_decay = in.log_decay.narrow(1, 0, 4); }, "log_decay [2, 4, 4] fp64",
+        "Use [B, T, HV] or [B, T, HV, K] fp64");
+  fails([](auto& in) { in.initial_state = in.initial_state.narrow(0, 0, 1); },
+        "initial_state [1, 4, 6, 5] fp64", "Use [sequences, HV, K, V], which is [2, 4, 6, 5]");
+  fails([](auto& in) { in.chunks = MakeSequenceChunks({.batch = 2, .seq_len = 6}, at::kCPU); },
+        "chunks were made for another batch", "Make them for these inputs");
+}
+
+TEST(DeltaRuleErrors, OfSteps) {
+  const DeltaRuleInputs in = MakeDeltaProblem({.seq_len = 1, .value_heads = 4}, 310).inputs;
+  const DeltaRuleStepInputs good = {.q = in.q.select(1, 0),
+                                    .k = in.k.select(1, 0),
+                                    .v = in.v.select(1, 0),
+                                    .log_decay = in.log_decay.select(1, 0),
+                                    .beta = in.beta.select(1, 0)};
+  at::Tensor state = in.initial_state.to(at::kFloat);
+  EXPECT_HL_ERROR(DeltaRuleStep(good, 1, state), ExitCode::kInternal,
+                  "delta rule step: state [2, 4, 6, 5] fp32", "Use [B, HV, K, V] fp64");
+  state = in.initial_state.clone();
+  DeltaRuleStepInputs bad = good;
+  bad.beta.reset();
+  EXPECT_HL_ERROR(DeltaRuleStep(bad, 1, state), ExitCode::kInternal, "beta undefined",
+                  "Use [B, HV] fp64");
+  bad = good, bad.log_decay = good.log_decay.unsqueeze(2);
+  EXPECT_HL_ERROR(DeltaRuleStep(bad, 1, state), ExitCode::kInternal, "log_decay [2, 4, 1] fp64",
+                  "Use [B, HV] or [B, HV, K] fp64");
+  bad = good, bad.v = good.v.narrow(1, 0, 3);
+  EXPECT_HL_ERROR(DeltaRuleStep(bad, 1, state), ExitCode::kInternal, "do not match",
+                  "a multiple of their heads for v");
+  bad = good, bad.q = in.q;
+  EXPECT_HL_ERROR(DeltaRuleStep(bad, 1, state), ExitCode::kInternal, "q [2, 1, 2, 6] fp64",
+                  "Use q and k [B, H, K] and v [B, HV, V]");
+}
+
+}  // namespace
+}  // namespace halflife::ops
