@@ -51,8 +51,8 @@ struct DeltaRuleStepInputs {
   at::Tensor log_decay = {};  // [B, HV], [B, HV, K] or undefined
   at::Tensor beta;            // [B, HV]
 };
-// Updates state [B, HV, K, V] in place and returns [B, HV, V]. Pass the final_state of DeltaRule, or
-// zeros. Not differentiable.
+// Updates the state [B, HV, K, V] in place and returns [B, HV, V]. Pass the final_state of
+// DeltaRule, or zeros. Not differentiable.
 at::Tensor DeltaRuleStep(const DeltaRuleStepInputs& inputs, double scale, at::Tensor& state);
 
 }  // namespace halflife::ops
