@@ -149,14 +149,22 @@ def kerple(form):
     return bias
 
 
-def yarn(factor, length, fast=32, slow=1):
+def yarn(factor, length, fast=32, slow=1, truncate=True):
     """Pairs with more than `fast` rotations over `length` keep their frequencies. Those with fewer than `slow`
     are interpolated."""
     def pair_of(turns):
         return HEAD_DIM * math.log(length / (2 * math.pi * turns)) / (2 * math.log(10000))
-    first, last = max(0, math.floor(pair_of(fast))), min(HEAD_DIM - 1, math.ceil(pair_of(slow)))
+    floor, ceil = (math.floor, math.ceil) if truncate else (float, float)
+    first, last = max(0, floor(pair_of(fast))), min(HEAD_DIM - 1, ceil(pair_of(slow)))
     pairs = torch.arange(HEAD_DIM // 2, dtype=torch.float64)
     kept = 1 - ((pairs - first) / (last - first)).clamp(0, 1)
+    return frequencies() * (kept + (1 - kept) / factor)
+
+
+def llama3(factor, length, fast=4, slow=1):
+    """The same, with weights that are linear in the number of rotations over `length`."""
+    turns = length * frequencies() / (2 * math.pi)
+    kept = ((turns - slow) / (fast - slow)).clamp(0, 1)
     return frequencies() * (kept + (1 - kept) / factor)
 
 
@@ -242,6 +250,11 @@ METHODS = {
                         theta=frequencies(10000 * 3 ** (HEAD_DIM / (HEAD_DIM - 2)))),
     "yarn": Method(model=f"positions {{ yarn {{ factor: 3 length: {TRAINED} fast: 8 }} }}",
                    theta=yarn(3, TRAINED, fast=8), factor=(0.1 * math.log(3) + 1) ** 2),
+    "yarn_between_pairs": Method(
+        model=f"positions {{ yarn {{ factor: 3 length: {TRAINED} fast: 8 truncate: false attention_factor: 1.5 }} }}",
+        theta=yarn(3, TRAINED, fast=8, truncate=False), factor=1.5 ** 2),
+    "llama3": Method(model=f"positions {{ llama3 {{ factor: 3 length: {TRAINED} }} }}",
+                     theta=llama3(3, TRAINED)),
     "rerope": Method(model="positions { rerope { window: 32 } }", angle=clipped(32)),
     "leaky_rerope": Method(model="positions { rerope { window: 32 leak: 16 } }", angle=leaking(32, 16)),
     "window": Method(mixer="window: 24", visible=window_of(24)),

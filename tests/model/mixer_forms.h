@@ -49,6 +49,7 @@ inline std::vector<model::PositionsConfig> AttentionPositionsForms() {
       {"interpolated", {{{"factor", 3.0}}}},
       {"ntk_aware", {{{"factor", 3.0}}}},
       {"yarn", {{{"factor", 4.0}, {"length", int64_t{64}}}}},
+      {"llama3", {{{"factor", 4.0}, {"length", int64_t{64}}}}},
       {"rerope", {{{"window", int64_t{20}}}, {{"window", int64_t{20}}, {"leak", int64_t{4}}}}},
       {"streaming_llm", {{{"sinks", int64_t{3}}, {"window", int64_t{20}}}}},
       {"lm_infinite", {{{"sinks", int64_t{3}}, {"window", int64_t{20}}}}}};

@@ -39,8 +39,9 @@ YarnRamp YarnRampOf(int64_t dim, double base, const YarnConfig& config) {
     return width * std::log(static_cast<double>(config.length) / (2 * std::numbers::pi * turns)) /
            (2 * std::log(base));
   };
-  return {.first = std::max(0.0, std::floor(pair_of(config.fast))),
-          .last = std::min(width - 1, std::ceil(pair_of(config.slow)))};
+  const double first = pair_of(config.fast), last = pair_of(config.slow);
+  return {.first = std::max(0.0, config.truncate ? std::floor(first) : first),
+          .last = std::min(width - 1, config.truncate ? std::ceil(last) : last)};
 }
 
 std::vector<double> YarnFrequencies(int64_t dim, double base, const YarnConfig& config) {
@@ -58,11 +59,23 @@ std::vector<double> YarnFrequencies(int64_t dim, double base, const YarnConfig& 
 
 double YarnFactor(double factor) { return 0.1 * std::log(factor) + 1; }
 
+std::vector<double> Llama3Frequencies(int64_t dim, double base, const Llama3Config& config) {
+  std::vector<double> frequencies;
+  for (int64_t pair = 0; pair < dim / 2; ++pair) {
+    const double usual = Usual(pair, dim, base);
+    const double turns = static_cast<double>(config.length) * usual / (2 * std::numbers::pi);
+    const double kept = std::clamp((turns - config.slow) / (config.fast - config.slow), 0.0, 1.0);
+    frequencies.push_back(usual * ((1 - kept) / config.factor + kept));
+  }
+  return frequencies;
+}
+
 namespace {
 
 // Rotary positions for texts that are longer than those of training: position interpolation (Chen
-// et al., 2023), NTK-aware bases, and YaRN (Peng et al., 2023). They have no parameters, so a model
-// that was trained with plain rotary positions can be evaluated with them.
+// et al., 2023), NTK-aware bases, YaRN (Peng et al., 2023), and the scaling of Llama 3.1 (Dubey et
+// al., 2024). They have no parameters, so a model that was trained with plain rotary positions can
+// be evaluated with them.
 struct StretchOptions : PartOptions {
   double factor = 1;
   std::vector<Option> Fields() override { return {{"factor", &factor}}; }
@@ -93,25 +106,56 @@ class NtkAware : public RotaryPositions {
 struct YarnOptions : OptionsOf<YarnOptions, StretchOptions> {
   int64_t length = 1024;
   double fast = 32, slow = 1;
+  bool truncate = true;
+  double attention_factor = 0;  // The factor of cos and sin. 0: YarnFactor.
   std::vector<Option> Fields() override {
-    return {{"factor", &factor}, {"length", &length}, {"fast", &fast}, {"slow", &slow}};
+    return {{"factor", &factor}, {"length", &length},     {"fast", &fast},
+            {"slow", &slow},     {"truncate", &truncate}, {"attention_factor", &attention_factor}};
   }
   void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
     StretchOptions::Resolve(sizes, problems);
     problems.Require(slow > 0 && fast >= slow, "options fast and slow are ", fast, " and ", slow,
                      " turns over the training length. Use fast >= slow > 0.");
+    problems.Require(attention_factor >= 0 && std::isfinite(attention_factor),
+                     "option attention_factor is ", attention_factor,
+                     ". Use a number above 0, or 0 for 0.1 ln(factor) + 1.");
   }
 };
 
 class Yarn : public RotaryPositions {
  public:
   Yarn(const YarnOptions& options, const AttentionLayer& layer)
-      : RotaryPositions(YarnFrequencies(Rotating(layer).head_dim, layer.rope_theta,
-                                        {.factor = options.factor,
-                                         .length = options.length,
-                                         .fast = options.fast,
-                                         .slow = options.slow}),
-                        YarnFactor(options.factor)) {}
+      : RotaryPositions(
+            YarnFrequencies(Rotating(layer).head_dim, layer.rope_theta,
+                            {.factor = options.factor,
+                             .length = options.length,
+                             .fast = options.fast,
+                             .slow = options.slow,
+                             .truncate = options.truncate}),
+            options.attention_factor > 0 ? options.attention_factor : YarnFactor(options.factor)) {}
+};
+
+struct Llama3Options : OptionsOf<Llama3Options, StretchOptions> {
+  int64_t length = 8192;
+  double fast = 4, slow = 1;
+  std::vector<Option> Fields() override {
+    return {{"factor", &factor}, {"length", &length}, {"fast", &fast}, {"slow", &slow}};
+  }
+  void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
+    StretchOptions::Resolve(sizes, problems);
+    problems.Require(slow > 0 && fast > slow, "options fast and slow are ", fast, " and ", slow,
+                     " turns over the training length. Use fast > slow > 0.");
+  }
+};
+
+class Llama3 : public RotaryPositions {
+ public:
+  Llama3(const Llama3Options& options, const AttentionLayer& layer)
+      : RotaryPositions(Llama3Frequencies(Rotating(layer).head_dim, layer.rope_theta,
+                                          {.factor = options.factor,
+                                           .length = options.length,
+                                           .fast = options.fast,
+                                           .slow = options.slow})) {}
 };
 
 }  // namespace
@@ -123,6 +167,9 @@ PositionsVariant NtkAwarePositionsVariant() {
   return AttentionVariantOf<NtkAwareOptions, NtkAware>("ntk_aware");
 }
 PositionsVariant YarnPositionsVariant() { return AttentionVariantOf<YarnOptions, Yarn>("yarn"); }
+PositionsVariant Llama3PositionsVariant() {
+  return AttentionVariantOf<Llama3Options, Llama3>("llama3");
+}
 
 namespace {
 

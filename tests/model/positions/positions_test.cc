@@ -242,6 +242,49 @@ TEST(Yarn, RampAndFactor) {
   EXPECT_DOUBLE_EQ(yarn[63], usual[63] / 64);
 }
 
+// Frequencies of a head of 16 channels with theta 10000, for texts of 4 times 64 tokens.
+TEST(Yarn, GoldenFrequencies) {
+  const std::vector<double> want = {1,      0.237170825, 0.05,    0.007905694,
+                                    0.0025, 0.000790569, 0.00025, 0.000079057};
+  const std::vector<double> yarn = YarnFrequencies(16, 10000, {.factor = 4, .length = 64});
+  ASSERT_EQ(yarn.size(), want.size());
+  for (size_t pair = 0; pair < want.size(); ++pair) EXPECT_NEAR(yarn[pair], want[pair], 1e-9);
+  EXPECT_NEAR(YarnFactor(4), 1.138629436, 1e-9);
+}
+
+// Without truncation the ramp begins at pair -0.994 (limited to 0) and ends at pair 2.016, which
+// are 16 ln(64 / (2 pi turns)) / (2 ln 10000) for 32 turns and 1 turn.
+TEST(Yarn, ARampBetweenPairs) {
+  const YarnConfig config = {.factor = 4, .length = 64, .truncate = false};
+  const YarnRamp ramp = YarnRampOf(16, 10000, config);
+  EXPECT_EQ(ramp.first, 0);
+  EXPECT_NEAR(ramp.last, 2.016000, 1e-6);
+  const std::vector<double> usual = ops::RotaryFrequencies(16, 10000);
+  EXPECT_NEAR(YarnFrequencies(16, 10000, config)[1], usual[1] * (1 - 0.75 / ramp.last), 1e-15);
+}
+
+// Heads are multiplied by attention_factor, and scores by its square.
+TEST(Yarn, AFactorOfItsOwn) {
+  const at::Tensor q = Normal({8}, 1), k = Normal({8}, 2);
+  const auto score = [&](double attention_factor) {
+    const PositionsConfig config("yarn", {{"factor", 4.0}, {"attention_factor", attention_factor}});
+    return Method(config, 8).Score(q, k, 41, 3);
+  };
+  EXPECT_NEAR(score(3) / score(1), 9, 1e-12);
+  EXPECT_NEAR(score(0) / score(1), YarnFactor(4) * YarnFactor(4), 1e-12);
+}
+
+// Frequencies of a head of 16 channels with theta 500000, for texts of 8 times 64 tokens.
+TEST(Llama3, GoldenFrequencies) {
+  const std::vector<double> llama3 = Llama3Frequencies(16, 500000, {.factor = 8, .length = 64});
+  ASSERT_EQ(llama3.size(), 8U);
+  EXPECT_EQ(llama3[0], 1);
+  EXPECT_NEAR(llama3[1], 0.079403009, 1e-9);
+  EXPECT_NEAR(llama3[2], 0.004700754, 1e-9);
+  EXPECT_NEAR(llama3[3], 0.000911583, 1e-9);
+  EXPECT_NEAR(llama3[7], 0.000001289, 1e-9);
+}
+
 TEST(NtkAware, SlowestIsInterpolatedAndFastestIsNot) {
   const std::vector<double> ntk = NtkAwareFrequencies(64, 10000, 8),
                             usual = ops::RotaryFrequencies(64, 10000);
@@ -262,7 +305,7 @@ TEST(AttentionPositions, NothingToDoIsPlainRotation) {
   const at::Tensor q = Normal({8}, 1), k = Normal({8}, 2);
   for (const PositionsConfig& config :
        {PositionsConfig("interpolated"), PositionsConfig("ntk_aware"), PositionsConfig("yarn"),
-        PositionsConfig("rerope", {{"window", int64_t{50}}}),
+        PositionsConfig("llama3"), PositionsConfig("rerope", {{"window", int64_t{50}}}),
         PositionsConfig("rerope", {{"window", int64_t{5}}, {"leak", int64_t{1}}}),
         PositionsConfig("streaming_llm", {{"window", int64_t{50}}}),
         PositionsConfig("lm_infinite", {{"window", int64_t{50}}})}) {
@@ -468,6 +511,11 @@ TEST(AttentionPositions, SayWhatDoesNotFit) {
                   ExitCode::kUsage, "window 8", "Use 0 for both.");
   EXPECT_HL_ERROR(make(PositionsConfig("yarn", {{"factor", 0.5}}), MixerConfig("softmax")),
                   ExitCode::kUsage, "factor is 0.5", "at least 1");
+  EXPECT_HL_ERROR(
+      make(PositionsConfig("yarn", {{"attention_factor", -1.0}}), MixerConfig("softmax")),
+      ExitCode::kUsage, "attention_factor is -1. Use a number above 0, or 0 for");
+  EXPECT_HL_ERROR(make(PositionsConfig("llama3", {{"fast", 1.0}}), MixerConfig("softmax")),
+                  ExitCode::kUsage, "fast and slow are 1 and 1", "Use fast > slow > 0.");
   // A block of queries may lose a factor of e^(0.1 x 512).
   EXPECT_HL_ERROR(make(PositionsConfig("xpos", {{"scale_base", 1.0}}), MixerConfig("softmax")),
                   ExitCode::kUsage, "scale_base is 1 with gamma 0.4",

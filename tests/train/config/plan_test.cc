@@ -70,7 +70,7 @@ TEST(Plan, OverriddenPositionsNeedAModelThatUsesThem) {
   EXPECT_NO_THROW(
       require({"model.positions=learned", "model.positions.learned.max_positions=4096"}))
       << "a table serves layers that declare nothing themselves";
-  for (const char* turned : {"interpolated", "ntk_aware", "yarn"})
+  for (const char* turned : {"interpolated", "ntk_aware", "yarn", "llama3"})
     EXPECT_NO_THROW(require({softmax, Concat("model.positions=", turned)}));
   const std::vector<std::vector<std::string>> deaf = {{"model.mixer=rwkv4"}, {}, {softmax, bare}};
   for (const std::vector<std::string>& model : deaf)
