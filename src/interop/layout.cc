@@ -205,16 +205,27 @@ void ConfigReader::IgnoreDefaults(const nlohmann::json& defaults) {
   }
 }
 
+void ConfigReader::Absorb(const ConfigReader& inner) {
+  for (const std::string& problem : inner.problems_)
+    problems_.push_back(inner.where_ + "." + problem);
+  for (const std::string& key : inner.UnknownKeys())
+    unknown_inside_.push_back(inner.where_ + "." + key);
+}
+
+std::vector<std::string> ConfigReader::UnknownKeys() const {
+  std::vector<std::string> keys = unknown_inside_;
+  for (const auto& [key, value] : json_.items())
+    if (!known_.contains(key)) keys.push_back(key);
+  return keys;
+}
+
 void ConfigReader::Check() const {
   std::string lines;
   for (const std::string& problem : problems_) lines += "\n  " + problem;
   HL_CHECK_AS(ExitCode::kData, problems_.empty(), where_,
               " contains settings that halflife does not support:", lines);
-  std::string unknown;
-  for (const auto& [key, value] : json_.items()) {
-    if (!known_.contains(key)) unknown += (unknown.empty() ? "" : ", ") + key;
-  }
-  if (!unknown.empty()) HL_WARN("interop", where_, ": ignoring unknown keys: ", unknown);
+  if (const std::vector<std::string> unknown = UnknownKeys(); !unknown.empty())
+    HL_WARN("interop", where_, ": ignoring unknown keys: ", Join(unknown, ", "));
 }
 
 Placement Layout::PlacementOf(const std::string&, ConfigReader*) const { return {}; }

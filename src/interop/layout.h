@@ -78,6 +78,10 @@ class ConfigReader {
   // Check reports such a key if it has another value.
   void IgnoreDefaults(const nlohmann::json& defaults);
 
+  // Adds the problems and the unknown keys of `inner`, which reads a member that is an object. Its
+  // `where` is the key of that member.
+  void Absorb(const ConfigReader& inner);
+
   template <typename... Pieces>
   void Require(bool condition, const Pieces&... pieces) {
     if (!condition) problems_.push_back(Concat(pieces...));
@@ -90,10 +94,11 @@ class ConfigReader {
 
  private:
   const nlohmann::json* Find(const std::string& key);
+  std::vector<std::string> UnknownKeys() const;
   const nlohmann::json& json_;
   std::string where_;
   std::set<std::string> known_;
-  std::vector<std::string> problems_;
+  std::vector<std::string> problems_, unknown_inside_;
 };
 
 class Layout {

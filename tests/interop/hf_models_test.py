@@ -84,6 +84,18 @@ LLAMA_VARIANTS = {
     "wide_heads": {"head_dim": 12, "num_key_value_heads": 1,
                    "rope_parameters": {"rope_type": "default", "rope_theta": 700.0}},
 }
+# Rotations of texts of up to 200 tokens, for models that were trained on 64.
+ROPE_SCALINGS = {
+    "linear": {"rope_type": "linear", "factor": 2.5, "rope_theta": 700.0},
+    "llama3": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+               "original_max_position_embeddings": 64, "rope_theta": 500000.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    "yarn_ramp_between_pairs": {"rope_type": "yarn", "factor": 4.0, "truncate": False, "beta_fast": 8,
+                                "beta_slow": 2, "original_max_position_embeddings": 64,
+                                "attention_factor": 1.2},
+    "yarn_with_mscales": {"rope_type": "yarn", "factor": 4.0, "mscale": 2.0, "mscale_all_dim": 0.5,
+                          "original_max_position_embeddings": 64},
+}
 MAMBA_VARIANTS = {
     "defaults": {},
     "other_sizes_untied": {"state_size": 5, "conv_kernel": 3, "expand": 3, "time_step_rank": 7,
@@ -255,6 +267,33 @@ class HfModels(unittest.TestCase):
                 self.setUp()
                 folder, model = self.make_llama_folder(**variant)
                 self.check_theirs(folder, self.log_probs_of(model))
+
+    def test_rope_scalings(self):
+        for name, rope in ROPE_SCALINGS.items():
+            with self.subTest(name):
+                self.tearDown()
+                self.setUp()
+                folder, model = self.make_llama_folder(
+                    hidden_size=64, max_position_embeddings=256, rope_parameters=dict(rope))
+                want = self.log_probs_of(model)
+                exported = self.check_theirs(folder, want)
+                self.check_same_tensors(folder, exported)
+                written = json.loads((exported / "config.json").read_text())["rope_parameters"]
+                for key in rope.keys() - {"mscale", "mscale_all_dim"}:
+                    self.assertEqual(written[key], rope[key], key)
+                # The keys of older versions mean the same.
+                change_config(exported, lambda config: config.pop("rope_parameters"))
+                old = AutoModelForCausalLM.from_pretrained(exported).float().eval()
+                self.assertEqual(widest(self.log_probs_of(old), want), 0)
+                self.assertLess(widest(score(exported, sequences(), self.dir), want), TOLERANCE)
+
+    def test_other_rotations_are_refused(self):
+        folder, _ = self.make_llama_folder()
+        change_config(folder, lambda config: config.update(
+            rope_parameters=None, rope_scaling={"type": "dynamic", "factor": 2.0}))
+        said = halflife("import", "--from", folder, "--out", self.dir / "run", code=3)
+        self.assertIn("rope_scaling.rope_type is 'dynamic', whose frequencies depend on the length of "
+                      "the text. Use a model with the rope_type default, linear, llama3 or yarn.", said)
 
     def test_gpt2_of_transformers(self):
         for name, variant in GPT2_VARIANTS.items():

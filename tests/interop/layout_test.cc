@@ -87,6 +87,10 @@ TEST(ChooseLayoutTest, ListsWhatGpt2HasNot) {
                   "the head's logit_scale is 0.5", "final_norm", "qkv_bias is off",
                   "out_bias is off", "qk_norm is on", "window is 5", "rope_theta is 10000",
                   "num_kv_heads is 2", "head_dim is not model_dim / num_heads", "hybrid layers");
+  model::ModelConfig alibi = Model("softmax");
+  alibi.positions = model::PositionsConfig("alibi");
+  EXPECT_HL_ERROR(Chosen(alibi, "llama"), ExitCode::kUsage,
+                  "the positions is alibi. Only none, interpolated, llama3, yarn are supported.");
   EXPECT_HL_ERROR(Chosen(Model("softmax", {{"block", 8}, {"cos_scale", 4.0}}), "llama"),
                   ExitCode::kUsage, "llama: block is 8. Only 0 is supported.", "cos_scale is 4");
   EXPECT_HL_ERROR(Chosen(Model("softmax"), "gpt2"), ExitCode::kUsage,
@@ -115,11 +119,23 @@ TEST(LayoutTest, ConfigsRoundTrip) {
       Model("softmax", {{"qk_norm", true}, {"window", 7}, {"rope_theta", 1234.5}}),
       Model("softmax", {{"qkv_bias", true}, {"out_bias", true}, {"head_dim", 24}}),
       Gpt2Model(),
-      Gpt2Model()};
+      Gpt2Model(),
+      Model("softmax", {{"rope_theta", 500.0}}),
+      Model("softmax"),
+      Model("softmax")};
   models[1].hybrid = {{.layers = {0, 2}, .mixer = Model("softmax", {{"window", 5}}).mixer}};
   models[3].channel_mixer.Set("bias", true);
   models[5].channel_mixer.Set("activation", "relu");
   models[5].dropout = 0.25;
+  models[6].positions = model::PositionsConfig("interpolated", {{"factor", 2.5}});
+  models[7].positions = model::PositionsConfig(
+      "llama3", {{"factor", 8.0}, {"length", 100}, {"fast", 5.0}, {"slow", 1.5}});
+  models[8].positions = model::PositionsConfig("yarn", {{"factor", 3.0},
+                                                        {"length", 100},
+                                                        {"fast", 16.0},
+                                                        {"slow", 2.0},
+                                                        {"truncate", false},
+                                                        {"attention_factor", 1.25}});
   for (const model::ModelConfig& model : models) {
     const Layout& layout = ChooseLayout(model, "auto");
     nlohmann::ordered_json written = {{"vocab_size", 50}, {"tie_word_embeddings", false}};
@@ -140,22 +156,27 @@ TEST(LayoutTest, ConfigsRoundTrip) {
 TEST(LayoutTest, AsksForEveryProblemAtOnce) {
   const auto json = nlohmann::json::parse(
       R"({"hidden_act": "gelu", "rope_scaling": {"type": "linear"}, "hidden_size": "wide",
-          "num_attention_heads": -4, "rope_parameters": {"rope_type": "yarn"}})");
+          "num_attention_heads": -4, "rope_parameters": {"rope_type": "dynamic"}})");
   ConfigReader reader(json, "x/config.json");
   LayoutOf("llama", "").ReadConfig(reader);
   EXPECT_HL_ERROR(reader.Check(), ExitCode::kData,
                   "x/config.json contains settings that halflife does not support",
-                  "hidden_act is 'gelu'. Only silu is supported.", "rope_scaling is set",
+                  "hidden_act is 'gelu'. Only silu is supported.",
+                  "rope_scaling.factor is missing. Set it to",
                   "hidden_size is \"wide\". Only integers", "num_attention_heads is -4",
-                  "rope_parameters is {\"rope_type\":\"yarn\"}");
+                  "rope_parameters.rope_type is 'dynamic'");
 }
 
-double RopeTheta(const char* config) {
+model::ModelConfig ReadLlama(const std::string& config) {
   const auto json = nlohmann::json::parse(config);
   ConfigReader reader(json, "x/config.json");
   const model::ModelConfig model = LayoutOf("llama", "").ReadConfig(reader);
   reader.Check();
-  return model.mixer.Get<double>("rope_theta");
+  return model;
+}
+
+double RopeTheta(const std::string& config) {
+  return ReadLlama(config).mixer.Get<double>("rope_theta");
 }
 
 TEST(LayoutTest, RopeByItsOldAndItsNewKeys) {
@@ -163,11 +184,81 @@ TEST(LayoutTest, RopeByItsOldAndItsNewKeys) {
   EXPECT_EQ(RopeTheta(R"({"rope_theta": 700.0})"), 700);
   EXPECT_EQ(RopeTheta(R"({"rope_theta": 700.0, "rope_parameters": {"rope_theta": 500}})"), 500);
   EXPECT_EQ(RopeTheta(R"({"rope_theta": 700.0, "rope_parameters": {"type": "default"}})"), 700);
-  for (const char* key : {"rope_type", "type"}) {
-    const std::string linear =
-        Concat(R"({"rope_parameters": {")", key, R"(": "linear", "factor": 2, "rope_theta": 5}})");
-    EXPECT_HL_ERROR(RopeTheta(linear.c_str()), ExitCode::kData, "rope_parameters is", "linear");
-  }
+  EXPECT_EQ(RopeTheta(R"({"rope_theta": 700.0, "rope_scaling": null})"), 700);
+  EXPECT_HL_ERROR(RopeTheta(R"({"rope_theta": 1})"), ExitCode::kData,
+                  "rope_theta is 1. Use a number above 1.");
+}
+
+TEST(LayoutTest, RopeScalingsByTheirOldAndTheirNewKeys) {
+  const auto positions = [](const std::string& members) {
+    return ReadLlama(Concat("{\"rope_theta\": 700.0, ", members, "}")).positions;
+  };
+  using model::PositionsConfig;
+  const PositionsConfig linear("interpolated", {{"factor", 2.0}});
+  EXPECT_EQ(positions(R"("rope_scaling": {"type": "linear", "factor": 2})"), linear);
+  EXPECT_EQ(positions(R"("rope_scaling": {"rope_type": "linear", "factor": 2.0})"), linear);
+  EXPECT_EQ(positions(R"("rope_parameters": {"type": "linear", "factor": 2})"), linear);
+  // Both keys, with the same meaning.
+  EXPECT_EQ(positions(R"("rope_parameters": {"rope_type": "linear", "factor": 2},
+                         "rope_scaling": {"type": "linear", "factor": 2.0})"),
+            linear);
+  EXPECT_EQ(
+      positions(R"("rope_parameters": {
+                "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.5,
+                "high_freq_factor": 5.0, "original_max_position_embeddings": 8192})"),
+      PositionsConfig("llama3", {{"factor", 8.0}, {"length", 8192}, {"fast", 5.0}, {"slow", 1.5}}));
+  // The training length is max_position_embeddings unless it is given.
+  EXPECT_EQ(positions(R"("max_position_embeddings": 4096,
+                         "rope_scaling": {"type": "yarn", "factor": 4.0, "beta_fast": 0})"),
+            PositionsConfig("yarn", {{"factor", 4.0}, {"length", 4096}}));
+}
+
+// m(k) = 0.1 k ln(4) + 1 = 0.138629436 k + 1.
+TEST(LayoutTest, TheFactorOfYarn) {
+  const auto factor = [](const std::string& members) {
+    return ReadLlama(Concat(R"({"rope_scaling": {"rope_type": "yarn", "factor": 4)", members, "}}"))
+        .positions.Get<double>("attention_factor");
+  };
+  EXPECT_EQ(factor(""), 0);  // That of YaRN.
+  EXPECT_EQ(factor(R"(, "attention_factor": 1.5, "mscale": 1, "mscale_all_dim": 2)"), 1.5);
+  EXPECT_NEAR(factor(R"(, "mscale": 2, "mscale_all_dim": 0.5)"), 1.277258872 / 1.069314718, 1e-8);
+  EXPECT_EQ(factor(R"(, "mscale": 0.707, "mscale_all_dim": 0.707)"), 1);
+  EXPECT_EQ(factor(R"(, "mscale": 2)"), 0);  // Has no effect without the other.
+}
+
+TEST(LayoutTest, RefusesOtherRotations) {
+  const auto refused = [](const std::string& members, const auto&... words) {
+    EXPECT_HL_ERROR(ReadLlama("{" + members + "}"), ExitCode::kData, words...);
+  };
+  for (const char* type : {"dynamic", "longrope"})
+    refused(Concat(R"("rope_scaling": {"type": ")", type, R"(", "factor": 2})"),
+            Concat("rope_scaling.rope_type is '", type,
+                   "', whose frequencies depend on the length of the text. Use a model with the "
+                   "rope_type default, linear, llama3 or yarn."));
+  refused(R"("rope_parameters": {"rope_type": "mrope"})",
+          "rope_parameters.rope_type is 'mrope'. Use a model with the rope_type default");
+  refused(R"("rope_parameters": {"rope_type": "linear", "factor": 2},
+             "rope_scaling": {"type": "linear", "factor": 3})",
+          "rope_parameters and rope_scaling differ. Remove one of them.");
+  refused(R"("rope_parameters": {"rope_type": "linear", "factor": 0.5})",
+          "rope_parameters.factor is 0.5. Use a number of at least 1.");
+  refused(R"("rope_parameters": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4})",
+          "rope_parameters.high_freq_factor is missing. Add it (Llama 3.1 has 4).",
+          "rope_parameters.high_freq_factor is 4 and low_freq_factor 4. Use a high_freq_factor");
+  refused(R"("rope_parameters": {"rope_type": "yarn", "factor": 8, "attention_factor": 0.0})",
+          "rope_parameters.attention_factor is 0. Use a number above 0, or remove the key.");
+  refused(R"("rope_parameters": {"rope_type": "yarn", "factor": 8,
+                                 "original_max_position_embeddings": 4})",
+          "rope_parameters.original_max_position_embeddings is 4, so the ramp of yarn");
+  refused(R"("original_max_position_embeddings": 9,
+             "rope_parameters": {"rope_type": "yarn", "factor": 8})",
+          "original_max_position_embeddings is outside", "Move it into rope_parameters.");
+  refused(R"("partial_rotary_factor": 0.5, "rope_parameters": {"partial_rotary_factor": 0.25})",
+          "partial_rotary_factor is 0.5. Use a model that rotates whole heads",
+          "rope_parameters.partial_rotary_factor is 0.25");
+  refused(R"("rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2}})",
+          "rope_parameters.full_attention is an object of its own. Use a model whose layers");
+  refused(R"("rope_scaling": 2)", "rope_scaling is not an object. Use one, such as");
 }
 
 model::ModelConfig ReadGpt2(const char* config) {

@@ -56,10 +56,14 @@ std::vector<std::string> PartObstacles(const model::ModelConfig& config, const C
   const auto require = [&](bool condition, const auto&... pieces) {
     if (!condition) lines.push_back(Concat(pieces...));
   };
+  const auto one_of = [&](const model::PartConfig& part, const std::vector<std::string>& names) {
+    const bool found = std::ranges::find(names, part.name()) != names.end();
+    require(found, "the ", part.kind().name, " is ", part.name(), ". Only ", Join(names, ", "),
+            names.size() == 1 ? " is" : " are", " supported.");
+    return found;
+  };
   const auto same = [&](const model::PartConfig& part, const std::string& name) {
-    require(part.name() == name, "the ", part.kind().name, " is ", part.name(), ". Only ", name,
-            " is supported.");
-    return part.name() == name;
+    return one_of(part, {name});
   };
   if (same(config.block, "pre_norm"))
     require(!config.block.Get<bool>("mixer_residual_post_norm"),
@@ -73,7 +77,7 @@ std::vector<std::string> PartObstacles(const model::ModelConfig& config, const C
     require(bias == (parts.mlp_bias == MlpBias::kOn), "bias of the channel mixer is ",
             bias ? "on" : "off");
   }
-  same(config.positions, parts.positions);
+  one_of(config.positions, parts.positions);
   same(config.objective, "next_token");
   require(config.embedding.scale == 1, "the embedding's scale is ", config.embedding.scale);
   require(config.embedding.num_segments == 0, "the embedding has segments");

@@ -115,7 +115,7 @@ class Gpt2 : public Layout {
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
     std::vector<std::string> lines = PartObstacles(config, {.norm = "layer_norm",
                                                             .channel_mixer = "mlp",
-                                                            .positions = "learned",
+                                                            .positions = {"learned"},
                                                             .mlp_bias = MlpBias::kOn});
     const auto require = [&](bool condition, const auto&... pieces) {
       if (!condition) lines.push_back(Concat(pieces...));

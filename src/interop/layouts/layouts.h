@@ -22,7 +22,7 @@ enum class MlpBias { kOff, kOn, kOption };
 struct ClassParts {
   const char* norm = "rms_norm";
   const char* channel_mixer = "swiglu";
-  const char* positions = "none";
+  std::vector<std::string> positions = {"none"};
   MlpBias mlp_bias = MlpBias::kOff;
 };
 std::vector<std::string> PartObstacles(const model::ModelConfig& config, const ClassParts& parts);
@@ -36,6 +36,16 @@ struct Renaming {
 };
 // Applies the renamings in order. Each replaces the first occurrence.
 std::string Renamed(std::string parameter, std::span<const Renaming> renamings);
+
+// The rotary positions of the softmax classes of transformers (rope_scaling.cc). Returns the names
+// of halflife's position methods that they have: none, and scalings for long texts.
+std::vector<std::string> RopeScalings();
+struct RopeSizes {
+  int64_t head_dim = 0, max_positions = 0;  // Of the model; max_position_embeddings.
+};
+// Reads the positions and the mixer's rope_theta.
+void ReadRope(ConfigReader& reader, const RopeSizes& sizes, model::ModelConfig& config);
+void WriteRope(const model::ModelConfig& config, nlohmann::ordered_json& json);
 
 // The table in which a class looks up activation names. Some names in the table of fla's gla mean
 // other functions than in transformers.

@@ -16,25 +16,6 @@ constexpr Renaming kLlamaNames[] = {
     {".mlp_norm.", ".post_attention_layernorm."},
 };
 
-double ReadRopeTheta(ConfigReader& reader) {
-  double theta = reader.Double("rope_theta", 10000);
-  reader.Require(!reader.Has("rope_scaling"), "rope_scaling is set. Only null is supported.");
-  const nlohmann::json* parameters = reader.Member("rope_parameters");
-  if (parameters == nullptr) return theta;
-  const nlohmann::json usual = "default";  // `type` is the older name of `rope_type`.
-  const bool plain = parameters->is_object() &&
-                     parameters->value("rope_type", parameters->value("type", usual)) == usual;
-  reader.Require(plain, "rope_parameters is ", parameters->dump().substr(0, 80),
-                 ". Only {\"rope_type\": \"default\", \"rope_theta\": ...} is supported.");
-  if (plain && parameters->contains("rope_theta")) {
-    const nlohmann::json& value = parameters->at("rope_theta");
-    reader.Require(value.is_number(), "rope_parameters.rope_theta is not a number");
-    // Takes precedence over the older top-level key.
-    if (value.is_number()) theta = value.get<double>();
-  }
-  return theta;
-}
-
 class Llama : public Layout {
  public:
   std::string model_type() const override { return "llama"; }
@@ -42,7 +23,8 @@ class Llama : public Layout {
   std::string mixer() const override { return "softmax"; }
 
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
-    std::vector<std::string> lines = PartObstacles(config, {.mlp_bias = MlpBias::kOption});
+    std::vector<std::string> lines =
+        PartObstacles(config, {.positions = RopeScalings(), .mlp_bias = MlpBias::kOption});
     const model::MixerConfig& options = config.mixer;
     if (options.Get<bool>("qk_norm")) lines.emplace_back("qk_norm is on");
     if (options.Get<int64_t>("window") > 0)
@@ -58,7 +40,6 @@ class Llama : public Layout {
 
   void WriteConfig(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {
     const model::MixerConfig& options = config.mixer;
-    const double theta = options.Get<double>("rope_theta");
     json["hidden_size"] = config.model_dim;
     json["intermediate_size"] = config.channel_mixer.Get<int64_t>("width");
     json["num_hidden_layers"] = config.num_layers;
@@ -69,16 +50,14 @@ class Llama : public Layout {
     json["rms_norm_eps"] = config.norm.Get<double>("eps");
     json["attention_bias"] = options.Get<bool>("qkv_bias");
     json["mlp_bias"] = config.channel_mixer.Get<bool>("bias");
-    json["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", theta}};
-    json["rope_theta"] = theta;
-    json["rope_scaling"] = nullptr;
+    WriteRope(config, json);
     json["attention_dropout"] = 0.0;
     json["pretraining_tp"] = 1;
   }
 
   model::ModelConfig ReadConfig(ConfigReader& reader) const override {
     IgnoreCommonKeys(reader);
-    reader.Ignore({"attention_dropout", "pretraining_tp", "max_position_embeddings"});
+    reader.Ignore({"attention_dropout", "pretraining_tp"});
     model::ModelConfig config;
     config.vocab_size = reader.Int("vocab_size", 32000);
     config.model_dim = reader.Int("hidden_size", 4096);
@@ -100,7 +79,11 @@ class Llama : public Layout {
     const bool bias = reader.Bool("attention_bias", false);
     config.mixer.Set("qkv_bias", bias);
     config.mixer.Set("out_bias", bias);
-    config.mixer.Set("rope_theta", ReadRopeTheta(reader));
+    const PositionsKey positions = positions_key();
+    ReadRope(reader,
+             {.head_dim = config.mixer.Get<int64_t>("head_dim"),
+              .max_positions = reader.Int(positions.name, positions.usual, /*min=*/0)},
+             config);
     return config;
   }
 

@@ -1,0 +1,182 @@
+// The rotary positions of the softmax classes of transformers: the base of the frequencies and
+// their scaling for long texts. They are the object `rope_parameters`, or in older folders
+// `rope_theta` and the object `rope_scaling`, whose `rope_type` is called `type`.
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "interop/layouts/layouts.h"
+#include "model/positions/rotary_variants.h"
+
+namespace halflife::interop {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr double kUsualTheta = 10000;
+
+struct Rope {
+  double theta = kUsualTheta;
+  model::PositionsConfig positions;
+  bool operator==(const Rope& other) const = default;
+};
+
+// halflife's position methods that are a rope_type of transformers.
+struct Scaling {
+  const char* ours;
+  const char* theirs;
+};
+constexpr Scaling kScalings[] = {
+    {"none", "default"}, {"interpolated", "linear"}, {"llama3", "llama3"}, {"yarn", "yarn"}};
+
+// YaRN's factor of cos and sin if the config has both scales (DeepSeek's form): m(mscale) /
+// m(mscale_all_dim) with m(k) = 0.1 k ln(factor) + 1. Returns 0 if it has not, which means m(1).
+double ReadMscales(ConfigReader& rope, double factor) {
+  const double scale = rope.Double("mscale", 0), all = rope.Double("mscale_all_dim", 0);
+  if (scale == 0 || all == 0) return 0;
+  const double log = 0.1 * std::log(std::max(1.0, factor));
+  return (scale * log + 1) / (all * log + 1);
+}
+
+model::PositionsConfig ReadYarn(ConfigReader& rope, double factor, int64_t length, double theta,
+                                int64_t head_dim) {
+  model::YarnConfig ramp = {.factor = factor, .length = length};
+  // 0 means the default, too.
+  if (const double fast = rope.Double("beta_fast", 0); fast != 0) ramp.fast = fast;
+  if (const double slow = rope.Double("beta_slow", 0); slow != 0) ramp.slow = slow;
+  ramp.truncate = rope.Bool("truncate", true);
+  const double mscales = ReadMscales(rope, factor);
+  const double attention_factor = rope.Double("attention_factor", mscales);
+  rope.Require(!rope.Has("attention_factor") || attention_factor > 0, "attention_factor is ",
+               attention_factor, ". Use a number above 0, or remove the key.");
+  if (theta > 1 && ramp.fast >= ramp.slow && ramp.slow > 0) {
+    const model::YarnRamp pairs = model::YarnRampOf(head_dim, theta, ramp);
+    rope.Require(pairs.first <= pairs.last, "original_max_position_embeddings is ", length,
+                 ", so the ramp of yarn would end before it begins. Use the length in tokens of "
+                 "the rows of training.");
+  }
+  return model::PositionsConfig("yarn", {{"factor", factor},
+                                         {"length", length},
+                                         {"fast", ramp.fast},
+                                         {"slow", ramp.slow},
+                                         {"truncate", ramp.truncate},
+                                         {"attention_factor", attention_factor}});
+}
+
+model::PositionsConfig ReadLlama3(ConfigReader& rope, double factor, int64_t length) {
+  const auto turns = [&](const char* key, double usual) {
+    rope.Require(rope.Has(key), key, " is missing. Add it (Llama 3.1 has ", usual, ").");
+    return rope.Double(key, usual);
+  };
+  const double slow = turns("low_freq_factor", 1), fast = turns("high_freq_factor", 4);
+  rope.Require(slow > 0 && fast > slow, "high_freq_factor is ", fast, " and low_freq_factor ", slow,
+               ". Use a high_freq_factor above the low_freq_factor, and both above 0.");
+  return model::PositionsConfig(
+      "llama3", {{"factor", factor}, {"length", length}, {"fast", fast}, {"slow", slow}});
+}
+
+// Reads the scaling of a rope_type other than "default".
+model::PositionsConfig ReadScaling(ConfigReader& rope, const std::string& type, double theta,
+                                   const RopeSizes& sizes) {
+  rope.Require(rope.Has("factor"),
+               "factor is missing. Set it to the longest text length divided by the training "
+               "length.");
+  const double factor = rope.Double("factor", 1);
+  rope.Require(factor >= 1, "factor is ", factor, ". Use a number of at least 1.");
+  if (type == "linear") return model::PositionsConfig("interpolated", {{"factor", factor}});
+  const int64_t length =
+      rope.Int("original_max_position_embeddings", std::max<int64_t>(1, sizes.max_positions));
+  return type == "llama3" ? ReadLlama3(rope, factor, length)
+                          : ReadYarn(rope, factor, length, theta, sizes.head_dim);
+}
+
+void RequireWholeHeads(ConfigReader& reader) {
+  const double part = reader.Double("partial_rotary_factor", 1);
+  reader.Require(part == 1, "partial_rotary_factor is ", part,
+                 ". Use a model that rotates whole heads (partial_rotary_factor 1).");
+}
+
+void RequireOneTypeOfLayer(ConfigReader& rope, const nlohmann::json& object) {
+  for (const auto& [key, value] : object.items())
+    rope.Require(!value.is_object(), key,
+                 " is an object of its own. Use a model whose layers rotate alike.");
+}
+
+// Reads the object `key`, if there is one. `theta` is the base if the object has none.
+Rope ReadObject(ConfigReader& reader, const char* key, double theta, const RopeSizes& sizes) {
+  Rope rope = {.theta = theta};
+  const nlohmann::json* object = reader.Member(key);
+  if (object == nullptr) return rope;
+  reader.Require(object->is_object(), key,
+                 " is not an object. Use one, such as {\"rope_type\": \"default\"}.");
+  if (!object->is_object()) return rope;
+  ConfigReader inner(*object, key);
+  RequireWholeHeads(inner);
+  RequireOneTypeOfLayer(inner, *object);
+  rope.theta = inner.Double("rope_theta", theta);
+  const std::string old_type = inner.String("type", "default");
+  const std::string type = inner.String("rope_type", old_type);
+  const bool by_length = type == "dynamic" || type == "longrope";
+  const bool known = std::ranges::find(kScalings, type, &Scaling::theirs) != std::end(kScalings);
+  inner.Require(known, "rope_type is '", type, "'",
+                by_length ? ", whose frequencies depend on the length of the text" : "",
+                ". Use a model with the rope_type default, linear, llama3 or yarn.");
+  if (known && type != "default") rope.positions = ReadScaling(inner, type, rope.theta, sizes);
+  reader.Absorb(inner);
+  return rope;
+}
+
+}  // namespace
+
+std::vector<std::string> RopeScalings() {
+  std::vector<std::string> names;
+  for (const Scaling& scaling : kScalings) names.emplace_back(scaling.ours);
+  return names;
+}
+
+void ReadRope(ConfigReader& reader, const RopeSizes& sizes, model::ModelConfig& config) {
+  RequireWholeHeads(reader);
+  const double theta = reader.Double("rope_theta", kUsualTheta);
+  const bool is_new = reader.Has("rope_parameters"), is_old = reader.Has("rope_scaling");
+  const Rope parameters = ReadObject(reader, "rope_parameters", theta, sizes),
+             scaling = ReadObject(reader, "rope_scaling", theta, sizes);
+  // Versions of transformers differ in which of them they use.
+  reader.Require(!is_new || !is_old || parameters == scaling,
+                 "rope_parameters and rope_scaling differ. Remove one of them.");
+  const Rope& rope = is_new ? parameters : scaling;
+  reader.Require(rope.theta > 1, "rope_theta is ", rope.theta, ". Use a number above 1.");
+  // Some classes give this key precedence over that of the object.
+  reader.Require(rope.positions.name() == "none" || !reader.Has("original_max_position_embeddings"),
+                 "original_max_position_embeddings is outside the object of the rotation. Move it "
+                 "into rope_parameters.");
+  config.mixer.Set("rope_theta", rope.theta);
+  config.positions = rope.positions;
+}
+
+void WriteRope(const model::ModelConfig& config, ordered_json& json) {
+  const model::PositionsConfig& positions = config.positions;
+  const double theta = config.mixer.Get<double>("rope_theta");
+  const auto* scaling = std::ranges::find(kScalings, positions.name(), &Scaling::ours);
+  ordered_json values = {{"rope_type", scaling->theirs}};
+  if (positions.name() != "none") values["factor"] = positions.Get<double>("factor");
+  if (positions.name() == "llama3") {
+    values["low_freq_factor"] = positions.Get<double>("slow");
+    values["high_freq_factor"] = positions.Get<double>("fast");
+  } else if (positions.name() == "yarn") {
+    values["beta_fast"] = positions.Get<double>("fast");
+    values["beta_slow"] = positions.Get<double>("slow");
+    values["truncate"] = positions.Get<bool>("truncate");
+    if (const double factor = positions.Get<double>("attention_factor"); factor > 0)
+      values["attention_factor"] = factor;
+  }
+  if (positions.Has("length"))
+    values["original_max_position_embeddings"] = positions.Get<int64_t>("length");
+  json["rope_parameters"] = values;
+  json["rope_parameters"]["rope_theta"] = theta;
+  // The keys of older versions.
+  json["rope_theta"] = theta;
+  json["rope_scaling"] = nullptr;
+  if (positions.name() != "none") json["rope_scaling"] = values;
+}
+
+}  // namespace halflife::interop
