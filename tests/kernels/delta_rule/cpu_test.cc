@@ -115,8 +115,8 @@ std::vector<HardCase> HardCases(DeltaDecay decay) {
       c.beta_fixed = beta;
       if (beta == 2) c.T = 64;
     });
-  // With beta = 2, a token reflects the state along the key, and nothing decays. The scores of equal
-  // keys all have the same rounding error, up to 2^-23, whose effect grows by 2 beta per token.
+  // With beta = 2, a token reflects the state along the key, and nothing decays. The scores of
+  // equal keys all have the same rounding error, up to 2^-23, whose effect grows with every token.
   add("equal keys that reflect", [](Case& c) {
     c.keys = Keys::kEqual;
     c.gate = Gate::kOne;

@@ -1,6 +1,6 @@
 // The operands of one chunk, and the parts of the chunk form that do not depend on the kind of
-// decay. With P_r the decay from the chunk's start to row r, Q_s from row s to the chunk's end, w_rs
-// between two rows, and S the state before the chunk:
+// decay. With P_r the decay from the chunk's start to row r, Q_s from row s to the chunk's end,
+// w_rs between two rows, Gamma through the chunk, and S the state before it:
 //
 //   A_rs = q_r w_rs k_s (s <= r)      G_rs = k_r w_rs k_s (s < r)
 //   e_r = v_r - (k_r P_r) S - sum_{s < r} G_rs u_s      u_r = beta_r e_r
@@ -11,8 +11,9 @@
 // errors e are found row by row (forward substitution), which is accurate also if keys are equal.
 // The gradient runs through the same equations in reverse, with R = dL/dS':
 //
-//   lambda_r = sum_{t >= r} A_tr do_t + (k_r Q_r) R + sum_{t > r} G_tr n_t      n_r = -beta_r lambda_r
-//   dv_r = -n_r      dbeta_r = lambda_r . e_r      R' = Gamma R + (q P)^T do + (k P)^T n
+//   lambda_r = sum_{t >= r} A_tr do_t + (k_r Q_r) R + sum_{t > r} G_tr n_t
+//   n_r = -beta_r lambda_r      dv_r = -n_r      dbeta_r = lambda_r . e_r
+//   R' = Gamma R + (q P)^T do + (k P)^T n
 //
 // n_r is the gradient of what key r reads, as do_r is of what query r reads.
 #pragma once

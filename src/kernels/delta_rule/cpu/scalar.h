@@ -1,5 +1,5 @@
-// One decay per token, or none. The weights w [C, C] scale finished tiles of scores. Every weight is
-// the exponential of a sum over exactly its own range, or the product of two such weights with
+// One decay per token, or none. The weights w [C, C] scale finished tiles of scores. Every weight
+// is the exponential of a sum over exactly its own range, or the product of two such weights with
 // adjacent ranges, so -inf (a weight of 0) needs no special case:
 //
 //   w_rs = exp(sum of log_decay over s+1 .. r)
