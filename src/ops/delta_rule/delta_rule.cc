@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "ops/delta_rule/delta_rule_composed.h"
 #include "ops/delta_rule/delta_rule_internal.h"
+#include "ops/delta_rule/delta_rule_kernels.h"
 #include "ops/torch/dispatch.h"
 #include "ops/torch/tensor_checks.h"
 
@@ -67,7 +68,8 @@ void CheckDeltaRule(const DeltaRuleInputs& inputs) {
 DeltaRuleOutput DeltaRule(const DeltaRuleInputs& inputs, double scale) {
   CheckDeltaRule(inputs);
   if (inputs.segment != nullptr) return DeltaRuleOverSegments(inputs, scale);
-  return ComposedDeltaRule(inputs, scale);
+  return HasDeltaRuleKernels(inputs) ? KernelDeltaRule(inputs, scale)
+                                     : ComposedDeltaRule(inputs, scale);
 }
 
 }  // namespace halflife::ops

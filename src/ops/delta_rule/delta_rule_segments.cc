@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "ops/delta_rule/delta_rule_composed.h"
 #include "ops/delta_rule/delta_rule_internal.h"
+#include "ops/delta_rule/delta_rule_kernels.h"
 #include "ops/sequence/segment_scan.h"
 #include "ops/torch/dispatch.h"
 #include "ops/torch/tensor_struct.h"
@@ -42,6 +43,7 @@ DeltaRuleOutput DeltaRuleOverSegments(const DeltaRuleInputs& inputs, double scal
   const RowSegment& row = *inputs.segment;
   DeltaRuleInputs alone = inputs;
   alone.segment.reset();
+  const bool has_kernels = HasDeltaRuleKernels(alone);
   const auto run = [&](const Tensors& x, const SegmentState& before) -> ScannedSegment {
     DeltaRuleInputs in = WithTensors(alone, FromList<DeltaScanned>(x));
     if (!before.values.empty()) in.initial_state = before.values[0];
@@ -49,7 +51,8 @@ DeltaRuleOutput DeltaRuleOverSegments(const DeltaRuleInputs& inputs, double scal
     return {.outputs = {out}, .after = {.values = {final_state}}};
   };
   const auto summarise = [&]() -> SegmentSummary {
-    const auto [transition, state] = ComposedDeltaRuleSummary(alone);
+    const auto [transition, state] =
+        has_kernels ? KernelDeltaRuleSummary(alone) : ComposedDeltaRuleSummary(alone);
     return {.own = {.values = {state}}, .transition_matrix = CutMatrixByStarts(transition, row)};
   };
   const DeltaScanned scanned = {.q = inputs.q,
@@ -57,13 +60,22 @@ DeltaRuleOutput DeltaRuleOverSegments(const DeltaRuleInputs& inputs, double scal
                                 .v = inputs.v,
                                 .log_decay = inputs.log_decay,
                                 .beta = inputs.beta};
-  const Tensors out = RunSegment({.name = "DeltaRuleSegment",
-                                  .inputs = ToList(scanned),
-                                  .run = run,
-                                  .summarise = summarise,
-                                  .nothing = [&] { return EmptyDeltaSummary(alone); }},
-                                 row);
-  return {.out = out[0], .final_state = {}};
+  SegmentScan scan = {.name = "DeltaRuleSegment",
+                      .inputs = ToList(scanned),
+                      .run = run,
+                      .summarise = summarise,
+                      .nothing = [&] { return EmptyDeltaSummary(alone); }};
+  if (has_kernels) {
+    Tensors detached;
+    for (const at::Tensor& x : scan.inputs)
+      detached.push_back(x.defined() ? x.detach() : at::Tensor());
+    scan.gradient_before = [in = WithTensors(alone, FromList<DeltaScanned>(detached)), scale](
+                               const SegmentState&, const Tensors&,
+                               const Tensors& douts) -> Tensors {
+      return {KernelDeltaRuleAdjoint(in, scale, douts[0])};
+    };
+  }
+  return {.out = RunSegment(scan, row)[0], .final_state = {}};
 }
 
 }  // namespace halflife::ops

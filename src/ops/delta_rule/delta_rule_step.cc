@@ -5,6 +5,8 @@
 
 #include "core/error.h"
 #include "ops/delta_rule/delta_rule.h"
+#include "ops/delta_rule/delta_rule_composed.h"
+#include "ops/delta_rule/delta_rule_kernels.h"
 #include "ops/torch/dispatch.h"
 #include "ops/torch/tensor_checks.h"
 
@@ -27,9 +29,10 @@ void CheckDeltaStep(const DeltaRuleStepInputs& in, const at::Tensor& state) {
   const auto fits = [&](const at::Tensor& x, at::IntArrayRef shape) {
     return FitsWith(q, x, shape) && x.scalar_type() == compute;
   };
-  HL_CHECK(fits(state, {batch, heads, dim_k, v.size(2)}), "delta rule step: state ",
-           Describe(state), " does not fit q ", Describe(q), " and v ", Describe(v),
-           ". Use [B, HV, K, V] ", DTypeName(compute), " on the same device.");
+  HL_CHECK(fits(state, {batch, heads, dim_k, v.size(2)}) && state.is_contiguous(),
+           "delta rule step: state ", Describe(state), " does not fit q ", Describe(q), " and v ",
+           Describe(v), ". Use a contiguous [B, HV, K, V] ", DTypeName(compute),
+           " on the same device.");
   HL_CHECK(fits(in.beta, {batch, heads}), "delta rule step: beta ", Describe(in.beta),
            " does not fit v ", Describe(v), ". Use [B, HV] ", DTypeName(compute),
            " on the same device.");
@@ -44,6 +47,12 @@ void CheckDeltaStep(const DeltaRuleStepInputs& in, const at::Tensor& state) {
 
 at::Tensor DeltaRuleStep(const DeltaRuleStepInputs& inputs, double scale, at::Tensor& state) {
   CheckDeltaStep(inputs, state);
+  if (HasDeltaRuleStepKernel(inputs)) return KernelDeltaRuleStep(inputs, scale, state);
+  return ComposedDeltaRuleStep(inputs, scale, state);
+}
+
+at::Tensor ComposedDeltaRuleStep(const DeltaRuleStepInputs& inputs, double scale,
+                                 at::Tensor& state) {
   const at::NoGradGuard no_grad;
   const int64_t num_heads = inputs.v.size(1);
   const auto compute = ComputeType(inputs.q);

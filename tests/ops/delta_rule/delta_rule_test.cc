@@ -7,10 +7,14 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/softplus.h>
 
-#include <algorithm>
+#include <gmock/gmock.h>
+
+#include <tuple>
 #include <utility>
 
 #include "ops/delta_rule/delta_problem.h"
+#include "ops/delta_rule/delta_rule_composed.h"
+#include "ops/torch/host_waits.h"
 #include "support/expect_error.h"
 
 namespace halflife::ops {
@@ -28,7 +32,18 @@ using test::MakeDeltaProblem;
 using test::Normal;
 using test::RecurrenceAnswer;
 
-class DeltaRuleTest : public testing::TestWithParam<DeltaGate> {};
+// Each test runs with the kernels and with the LibTorch form, which GPUs use.
+class DeltaRuleTest : public testing::TestWithParam<std::tuple<DeltaGate, bool>> {
+ protected:
+  static DeltaGate gate() { return std::get<0>(GetParam()); }
+  static bool composed() { return std::get<1>(GetParam()); }
+  static DeltaRuleOutput Rule(const DeltaRuleInputs& inputs, double scale) {
+    return composed() ? ComposedDeltaRule(inputs, scale) : DeltaRule(inputs, scale);
+  }
+  static DeltaAnswer Answer(const DeltaProblem& problem) {
+    return AnswerOf(problem, [&](const DeltaRuleInputs& in) { return Rule(in, problem.scale); });
+  }
+};
 
 TEST_P(DeltaRuleTest, EqualsItsRecurrence) {
   uint64_t seed = 10;
@@ -37,20 +52,20 @@ TEST_P(DeltaRuleTest, EqualsItsRecurrence) {
       if (seq_len > 65 && value_heads == 8) continue;
       SCOPED_TRACE(testing::Message() << seq_len << " tokens, " << value_heads << " value heads");
       const DeltaProblem problem = MakeDeltaProblem(
-          {.seq_len = seq_len, .value_heads = value_heads, .gate = GetParam(), .most_beta = 2},
+          {.seq_len = seq_len, .value_heads = value_heads, .gate = gate(), .most_beta = 2},
           seed += 10);
-      ExpectSameAnswer(DeltaRuleAnswer(problem), RecurrenceAnswer(problem));
+      ExpectSameAnswer(Answer(problem), RecurrenceAnswer(problem));
     }
   }
 }
 
 // Without an initial state, and for a row without tokens.
 TEST_P(DeltaRuleTest, AcceptsNoStateAndNoTokens) {
-  DeltaProblem problem = MakeDeltaProblem({.seq_len = 30, .gate = GetParam()}, 20);
+  DeltaProblem problem = MakeDeltaProblem({.seq_len = 30, .gate = gate()}, 20);
   problem.inputs.initial_state.reset();
-  ExpectSameAnswer(DeltaRuleAnswer(problem), RecurrenceAnswer(problem));
-  const DeltaProblem empty = MakeDeltaProblem({.seq_len = 0, .gate = GetParam()}, 21);
-  const DeltaAnswer answer = DeltaRuleAnswer(empty);
+  ExpectSameAnswer(Answer(problem), RecurrenceAnswer(problem));
+  const DeltaProblem empty = MakeDeltaProblem({.seq_len = 0, .gate = gate()}, 21);
+  const DeltaAnswer answer = Answer(empty);
   EXPECT_EQ(answer.out.sizes(), empty.inputs.v.sizes());
   EXPECT_TRUE(BitEqual(answer.final_state, empty.inputs.initial_state));
   EXPECT_TRUE(BitEqual(answer.dinitial_state, empty.dfinal_state));
@@ -58,19 +73,19 @@ TEST_P(DeltaRuleTest, AcceptsNoStateAndNoTokens) {
 
 // A log decay of -inf resets the state, and no gradient is NaN.
 TEST_P(DeltaRuleTest, ResetsAreExact) {
-  if (GetParam() == DeltaGate::kNone) return;
+  if (gate() == DeltaGate::kNone) return;
   const DeltaProblem problem =
-      MakeDeltaProblem({.seq_len = 150, .gate = GetParam(), .resets = true, .most_beta = 2}, 30);
-  ExpectSameAnswer(DeltaRuleAnswer(problem), RecurrenceAnswer(problem));
+      MakeDeltaProblem({.seq_len = 150, .gate = gate(), .resets = true, .most_beta = 2}, 30);
+  ExpectSameAnswer(Answer(problem), RecurrenceAnswer(problem));
 }
 
 TEST_P(DeltaRuleTest, DocumentsOfRandomLengthsAreSeparate) {
   for (const uint64_t seed : {40, 50, 60}) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     const DeltaProblem problem = MakeDeltaProblem(
-        {.seq_len = 150, .value_heads = 4, .gate = GetParam(), .resets = true, .documents = true},
+        {.seq_len = 150, .value_heads = 4, .gate = gate(), .resets = true, .documents = true},
         seed);
-    ExpectSameAnswer(DeltaRuleAnswer(problem), RecurrenceAnswer(problem));
+    ExpectSameAnswer(Answer(problem), RecurrenceAnswer(problem));
   }
 }
 
@@ -107,11 +122,11 @@ TEST_P(DeltaRuleTest, PackedDocumentsEqualSeparateRows) {
     SCOPED_TRACE(testing::Message() << "first start at " << offset);
     const RowCut cut = CutRow(offset);
     DeltaProblem problem =
-        MakeDeltaProblem({.batch = 1, .seq_len = cut.seq_len, .gate = GetParam()}, 70 + offset);
+        MakeDeltaProblem({.batch = 1, .seq_len = cut.seq_len, .gate = gate()}, 70 + offset);
     at::Tensor starts = at::zeros({1, cut.seq_len}, at::kBool);
     for (const int64_t start : cut.document_starts) starts.select(1, start).fill_(true);
     SetStarts(problem, starts);
-    const DeltaAnswer got = DeltaRuleAnswer(problem);
+    const DeltaAnswer got = Answer(problem);
     std::vector<int64_t> ends(cut.document_starts.begin() + 1, cut.document_starts.end());
     ends.push_back(cut.seq_len);
     for (size_t i = 0; i < ends.size(); ++i) {
@@ -124,13 +139,13 @@ TEST_P(DeltaRuleTest, PackedDocumentsEqualSeparateRows) {
            {&DeltaAnswer::out, &DeltaAnswer::dq, &DeltaAnswer::dk, &DeltaAnswer::dv,
             &DeltaAnswer::dlog_decay, &DeltaAnswer::dbeta})
         if ((got.*field).defined()) part.*field = (got.*field).narrow(1, begin, length);
-      DeltaAnswer want = DeltaRuleAnswer(one);
+      DeltaAnswer want = Answer(one);
       if (!is_last) want.final_state.reset();
       ExpectSameAnswer(part, want);
     }
     // A control: without the starts the row gives another answer.
     problem.inputs.chunks.reset();
-    EXPECT_FALSE(Close(DeltaRuleAnswer(problem).out, got.out, 1e-3));
+    EXPECT_FALSE(Close(Answer(problem).out, got.out, 1e-3));
   }
 }
 
@@ -140,7 +155,7 @@ TEST_P(DeltaRuleTest, SequencesOfOneRowHaveTheirOwnStates) {
   const std::vector<int32_t> limits = {0, 20, 20, 90, 91, 161};
   const auto num_sequences = static_cast<int64_t>(limits.size()) - 1;
   const std::vector<int32_t> document_starts = {25, 85, 91};
-  DeltaProblem problem = MakeDeltaProblem({.batch = 1, .seq_len = 161, .gate = GetParam()}, 80);
+  DeltaProblem problem = MakeDeltaProblem({.batch = 1, .seq_len = 161, .gate = gate()}, 80);
   const std::vector<int64_t> sizes = {num_sequences, 2, 6, 5};
   problem.inputs.initial_state = Normal(sizes, 81);
   problem.dfinal_state = Normal(sizes, 82);
@@ -163,7 +178,7 @@ TEST_P(DeltaRuleTest, SequencesOfOneRowHaveTheirOwnStates) {
     }
     return {.out = at::cat(outs, 1), .final_state = at::cat(states, 0)};
   });
-  ExpectSameAnswer(DeltaRuleAnswer(problem), want);
+  ExpectSameAnswer(Answer(problem), want);
 }
 
 // The problem with all tensors in another type.
@@ -180,28 +195,29 @@ DeltaProblem ToStorage(DeltaProblem problem, at::ScalarType dtype) {
 TEST_P(DeltaRuleTest, EqualKeysStayExact) {
   for (const double beta : {0.0, 1.0, 1.9, 2.0}) {
     SCOPED_TRACE(testing::Message() << "beta " << beta);
-    DeltaProblem problem = MakeDeltaProblem({.seq_len = 200, .gate = GetParam()}, 90);
+    DeltaProblem problem = MakeDeltaProblem({.seq_len = 200, .gate = gate()}, 90);
     problem.inputs.k = problem.inputs.k.narrow(1, 0, 1).expand_as(problem.inputs.k).contiguous();
     problem.inputs.beta = at::full_like(problem.inputs.beta, beta);
     if (problem.inputs.log_decay.defined())
       problem.inputs.log_decay = at::zeros_like(problem.inputs.log_decay);
-    ExpectSameAnswer(DeltaRuleAnswer(problem), RecurrenceAnswer(problem));
+    ExpectSameAnswer(Answer(problem), RecurrenceAnswer(problem));
     // In fp32 with beta = 2, where the state neither grows nor shrinks, the rounding of |k|^2 alone
     // changes it by 1e-7 per token. 64 tokens are the largest chunk.
     const DeltaProblem narrow = ToStorage(NarrowTokens(problem, 0, 64), at::kFloat);
-    ExpectSameAnswer(DeltaRuleAnswer(narrow), RecurrenceAnswer(ToStorage(narrow, at::kDouble)),
-                     {.outputs = 1e-5, .gradients = 1e-5});
+    // The kernels sum dlog_decay over tokens and channels, and with equal keys most terms cancel.
+    ExpectSameAnswer(Answer(narrow), RecurrenceAnswer(ToStorage(narrow, at::kDouble)),
+                     {.outputs = 1e-5, .gradients = 1e-5, .dlog_decay = composed() ? 1e-5 : 5e-5});
   }
 }
 
 TEST_P(DeltaRuleTest, ZeroKeysAndStrongDecaysAreFinite) {
-  DeltaProblem problem = MakeDeltaProblem({.seq_len = 100, .gate = GetParam()}, 100);
+  DeltaProblem problem = MakeDeltaProblem({.seq_len = 100, .gate = gate()}, 100);
   problem.inputs.k = at::zeros_like(problem.inputs.k);
-  ExpectSameAnswer(DeltaRuleAnswer(problem), RecurrenceAnswer(problem));
-  problem = MakeDeltaProblem({.seq_len = 100, .gate = GetParam()}, 101);
+  ExpectSameAnswer(Answer(problem), RecurrenceAnswer(problem));
+  problem = MakeDeltaProblem({.seq_len = 100, .gate = gate()}, 101);
   if (problem.inputs.log_decay.defined())
     problem.inputs.log_decay = at::full_like(problem.inputs.log_decay, -5);
-  ExpectSameAnswer(DeltaRuleAnswer(problem), RecurrenceAnswer(problem));
+  ExpectSameAnswer(Answer(problem), RecurrenceAnswer(problem));
 }
 
 // The relative root mean square of got - want.
@@ -236,22 +252,21 @@ TEST_P(DeltaRuleTest, NarrowTypesStayClose) {
                                             .value_heads = 1,
                                             .dim_k = 32,
                                             .dim_v = 32,
-                                            .gate = GetParam()},
+                                            .gate = gate()},
                                            110, at::kFloat);
     DeltaRuleInputs& in = narrow.inputs;
     for (at::Tensor* x : {&in.q, &in.k, &in.v, &narrow.dout}) *x = x->to(one.storage);
-    const DeltaAnswer got = DeltaRuleAnswer(narrow);
+    const DeltaAnswer got = Answer(narrow);
     EXPECT_EQ(got.out.scalar_type(), one.storage);
     EXPECT_EQ(got.final_state.scalar_type(), at::kFloat);
-    ExpectRelativeErrors(got, DeltaRuleAnswer(ToStorage(narrow, at::kDouble)), one.outputs,
-                         one.gradients);
+    ExpectRelativeErrors(got, Answer(ToStorage(narrow, at::kDouble)), one.outputs, one.gradients);
   }
 }
 
 // Changing token t leaves the outputs before t as they are, in bits.
 TEST_P(DeltaRuleTest, IsCausal) {
-  const DeltaProblem problem = MakeDeltaProblem({.seq_len = 150, .gate = GetParam()}, 120);
-  const at::Tensor want = DeltaRule(problem.inputs, 1).out;
+  const DeltaProblem problem = MakeDeltaProblem({.seq_len = 150, .gate = gate()}, 120);
+  const at::Tensor want = Rule(problem.inputs, 1).out;
   for (const int64_t t : {0, 1, 16, 63, 64, 100, 149}) {
     DeltaRuleInputs in = problem.inputs;
     for (at::Tensor* x : {&in.q, &in.k, &in.v, &in.log_decay, &in.beta}) {
@@ -259,7 +274,7 @@ TEST_P(DeltaRuleTest, IsCausal) {
       *x = x->clone();
       x->select(1, t).mul_(0.5);
     }
-    const at::Tensor got = DeltaRule(in, 1).out;
+    const at::Tensor got = Rule(in, 1).out;
     EXPECT_TRUE(BitEqual(got.narrow(1, 0, t), want.narrow(1, 0, t))) << t;
     EXPECT_FALSE(BitEqual(got.select(1, t), want.select(1, t))) << t;
   }
@@ -267,22 +282,23 @@ TEST_P(DeltaRuleTest, IsCausal) {
 
 TEST_P(DeltaRuleTest, StepsAfterAPrefillEqualTheWhole) {
   const DeltaProblem problem =
-      MakeDeltaProblem({.seq_len = 90, .value_heads = 4, .gate = GetParam(), .resets = true}, 130);
+      MakeDeltaProblem({.seq_len = 90, .value_heads = 4, .gate = gate(), .resets = true}, 130);
   const DeltaRuleInputs& in = problem.inputs;
-  const auto [out, final_state] = DeltaRule(in, problem.scale);
+  const auto [out, final_state] = Rule(in, problem.scale);
   for (const int64_t prefill : {0, 1, 64, 89}) {
     SCOPED_TRACE(testing::Message() << "prefill of " << prefill);
     DeltaProblem part = NarrowTokens(problem, 0, prefill);
     part.inputs.initial_state = in.initial_state;
-    at::Tensor state = DeltaRule(part.inputs, problem.scale).final_state.clone();
+    at::Tensor state = Rule(part.inputs, problem.scale).final_state.clone();
     for (int64_t t = prefill; t < 90; ++t) {
       const auto token = [&](const at::Tensor& x) { return x.defined() ? x.select(1, t) : x; };
-      const at::Tensor one = DeltaRuleStep({.q = token(in.q),
-                                            .k = token(in.k),
-                                            .v = token(in.v),
-                                            .log_decay = token(in.log_decay),
-                                            .beta = token(in.beta)},
-                                           problem.scale, state);
+      const DeltaRuleStepInputs step = {.q = token(in.q),
+                                        .k = token(in.k),
+                                        .v = token(in.v),
+                                        .log_decay = token(in.log_decay),
+                                        .beta = token(in.beta)};
+      const at::Tensor one = composed() ? ComposedDeltaRuleStep(step, problem.scale, state)
+                                        : DeltaRuleStep(step, problem.scale, state);
       EXPECT_TRUE(Close(one, out.select(1, t), 1e-12)) << t;
     }
     EXPECT_TRUE(Close(state, final_state, 1e-12));
@@ -290,9 +306,13 @@ TEST_P(DeltaRuleTest, StepsAfterAPrefillEqualTheWhole) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Gates, DeltaRuleTest,
-                         testing::Values(DeltaGate::kNone, DeltaGate::kPerHead,
-                                         DeltaGate::kPerChannel),
-                         [](const auto& gate) { return test::ToString(gate.param); });
+                         testing::Combine(testing::Values(DeltaGate::kNone, DeltaGate::kPerHead,
+                                                          DeltaGate::kPerChannel),
+                                          testing::Bool()),
+                         [](const auto& param) {
+                           return test::ToString(std::get<0>(param.param)) +
+                                  (std::get<1>(param.param) ? "Composed" : "Kernels");
+                         });
 
 // ---- relations between the members of the family ----
 
@@ -477,6 +497,30 @@ TEST(DeltaRuleGolden, ValuesAndGradients) {
   }
 }
 
+// ---- routes ----
+
+// Sizes beyond the kernels' limits use the LibTorch form.
+TEST(DeltaRuleRoutes, WideHeadsAndLongChunksAreSupported) {
+  DeltaProblem problem = MakeDeltaProblem(
+      {.batch = 1, .seq_len = 20, .heads = 1, .value_heads = 1, .dim_k = 300}, 290);
+  ExpectSameAnswer(DeltaRuleAnswer(problem), RecurrenceAnswer(problem));
+  problem = MakeDeltaProblem({.seq_len = 130}, 291);
+  problem.inputs.chunks =
+      MakeSequenceChunks({.batch = 2, .seq_len = 130, .chunk_size = 100}, at::kCPU);
+  ExpectSameAnswer(DeltaRuleAnswer(problem), RecurrenceAnswer(problem));
+}
+
+// On a GPU, the LibTorch form never makes the host wait.
+TEST(DeltaRuleRoutes, TheLibTorchFormReadsNoValues) {
+  for (const DeltaGate gate : {DeltaGate::kNone, DeltaGate::kPerHead, DeltaGate::kPerChannel}) {
+    DeltaProblem problem = MakeDeltaProblem({.seq_len = 100, .gate = gate, .documents = true}, 295);
+    HostWaits waits;
+    AnswerOf(problem,
+             [&](const DeltaRuleInputs& in) { return ComposedDeltaRule(in, problem.scale); });
+    EXPECT_THAT(waits.Take()[""].waits, testing::IsEmpty());
+  }
+}
+
 // ---- messages ----
 
 TEST(DeltaRuleErrors, NameTheTensorAndTheFix) {
@@ -510,7 +554,8 @@ TEST(DeltaRuleErrors, OfSteps) {
                                     .beta = in.beta.select(1, 0)};
   at::Tensor state = in.initial_state.to(at::kFloat);
   EXPECT_HL_ERROR(DeltaRuleStep(good, 1, state), ExitCode::kInternal,
-                  "delta rule step: state [2, 4, 6, 5] fp32", "Use [B, HV, K, V] fp64");
+                  "delta rule step: state [2, 4, 6, 5] fp32",
+                  "Use a contiguous [B, HV, K, V] fp64");
   state = in.initial_state.clone();
   DeltaRuleStepInputs bad = good;
   bad.beta.reset();

@@ -10,6 +10,7 @@
 #include "model/sequence_parallel.h"
 #include "ops/delta_rule/delta_problem.h"
 #include "ops/delta_rule/delta_rule_composed.h"
+#include "ops/delta_rule/delta_rule_kernels.h"
 #include "ops/torch/autograd.h"
 #include "support/expect_error.h"
 
@@ -119,7 +120,8 @@ TEST_P(DeltaSegmentsTest, StrategiesGiveTheSameBits) {
   }
 }
 
-// The summaries of slices describe the states: M S + N.
+// The summaries of slices describe the states: M S + N. Those of the kernels equal those of the
+// LibTorch form.
 TEST_P(DeltaSegmentsTest, SummariesComposeToTheFinalState) {
   const DeltaProblem problem = Problem(420);
   const at::Tensor want =
@@ -129,8 +131,11 @@ TEST_P(DeltaSegmentsTest, SummariesComposeToTheFinalState) {
     at::Tensor state = problem.inputs.initial_state;
     int64_t begin = 0;
     for (const int64_t length : lengths) {
-      const auto [transition, own] =
-          ComposedDeltaRuleSummary(SliceOf(problem, begin, length).inputs);
+      const DeltaRuleInputs slice = SliceOf(problem, begin, length).inputs;
+      const auto [transition, own] = KernelDeltaRuleSummary(slice);
+      const DeltaRuleSummary composed = ComposedDeltaRuleSummary(slice);
+      EXPECT_TRUE(Close(transition, composed.transition, 1e-12));
+      EXPECT_TRUE(Close(own, composed.state, 1e-12));
       state = at::matmul(transition, state) + own;
       begin += length;
     }
@@ -138,10 +143,33 @@ TEST_P(DeltaSegmentsTest, SummariesComposeToTheFinalState) {
   }
 }
 
+// The gradient of the state before a slice, which the kernels compute without that state.
+TEST_P(DeltaSegmentsTest, AdjointIsTheBackwardOfOneSlice) {
+  DeltaProblem problem = Problem(425);
+  problem.dfinal_state = at::zeros_like(problem.dfinal_state);
+  const at::Tensor want = test::RecurrenceAnswer(problem).dinitial_state;
+  EXPECT_TRUE(
+      Close(KernelDeltaRuleAdjoint(problem.inputs, problem.scale, problem.dout), want, 1e-12));
+}
+
 INSTANTIATE_TEST_SUITE_P(All, DeltaSegmentsTest,
                          testing::Combine(testing::Values(DeltaGate::kNone, DeltaGate::kPerHead,
                                                           DeltaGate::kPerChannel),
                                           testing::Bool()));
+
+// The LibTorch form, which GPUs use, for heads that the kernels do not support.
+TEST(DeltaSegmentRoutes, WideHeadsAreSplitAcrossRanks) {
+  const DeltaProblem problem = MakeDeltaProblem({.batch = 1,
+                                                 .seq_len = kSeqLen,
+                                                 .heads = 1,
+                                                 .value_heads = 2,
+                                                 .dim_k = 260,
+                                                 .most_beta = 2,
+                                                 .documents = true},
+                                                427);
+  ASSERT_FALSE(HasDeltaRuleKernels(problem.inputs));
+  ExpectSameAnswer(OverRanks(problem, {.lengths = {37, 0, 53, 60}}), WholeRows(problem));
+}
 
 TEST(DeltaSegmentSummary, AStartClosesTheTransition) {
   DeltaProblem problem = MakeDeltaProblem({.seq_len = 70, .gate = DeltaGate::kNone}, 430);
