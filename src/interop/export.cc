@@ -12,6 +12,7 @@
 
 #include "core/error.h"
 #include "core/files.h"
+#include "core/log.h"
 #include "interop/hf_tokenizer.h"
 #include "interop/layout.h"
 #include "model/language_model.h"
@@ -265,6 +266,8 @@ ExportReport ExportModel(const ckpt::StepReader& step, const data::Tokenizer* to
     data::SpecialIds ids;
     if (tokenizer != nullptr) {
       WriteHfTokenizer(*tokenizer, temporary);
+      if (const std::string warning = layout.TokenizerWarning(); !warning.empty())
+        HL_WARN("interop", out.string(), ": ", warning);
       ids = tokenizer->special_ids();
     }
     const model::LanguageModel model(config);

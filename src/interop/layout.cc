@@ -159,6 +159,8 @@ const nlohmann::json* ConfigReader::Find(const std::string& key) {
 
 bool ConfigReader::Has(const std::string& key) { return Find(key) != nullptr; }
 
+bool ConfigReader::IsNull(const std::string& key) { return !Has(key) && json_.contains(key); }
+
 const nlohmann::json* ConfigReader::Member(const std::string& key) { return Find(key); }
 
 int64_t ConfigReader::Int(const std::string& key, int64_t absent, int64_t min) {
@@ -235,6 +237,7 @@ std::vector<float> Layout::BufferValues(const std::string&, ConfigReader&) const
 bool Layout::IsUnused(const std::string&) const { return false; }
 std::string Layout::CopyOf(const std::string&) const { return {}; }
 std::vector<dist::ParamSpec> Layout::ZeroTensors(const model::ModelConfig&) const { return {}; }
+std::string Layout::TokenizerWarning() const { return {}; }
 
 const std::vector<const Layout*>& Layouts() {
   static const std::vector<std::unique_ptr<Layout>> owned = [] {

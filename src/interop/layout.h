@@ -65,7 +65,8 @@ class ConfigReader {
   // Borrows `json`, which must be an object. Every message starts with `where`.
   ConfigReader(const nlohmann::json& json, std::string where);
 
-  bool Has(const std::string& key);  // True if the key is present and not null.
+  bool Has(const std::string& key);     // True if the key is present and not null.
+  bool IsNull(const std::string& key);  // True if the key is present and null.
   int64_t Int(const std::string& key, int64_t absent, int64_t min = 1);
   double Double(const std::string& key, double absent);
   bool Bool(const std::string& key, bool absent);
@@ -146,6 +147,8 @@ class Layout {
   // Returns tensors that the class requires although `config` has no such parameter. They are
   // written as zeros.
   virtual std::vector<dist::ParamSpec> ZeroTensors(const model::ModelConfig& config) const;
+  // Returns what a reader of an exported tokenizer must know about the class. Empty: nothing.
+  virtual std::string TokenizerWarning() const;
 };
 
 // Base of layouts that can only be imported: checkpoints in authors' own formats.

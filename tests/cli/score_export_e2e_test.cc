@@ -373,7 +373,9 @@ TEST_F(ScoreExport, BadInput) {
   const std::vector<std::string> import = {"import", "--from", Path("broken"), "--out",
                                            Path("never")};
   write_config("\"model_type\": \"gla\"", "\"model_type\": \"bert\"");
-  ExpectFailure(import, 3, {"model_type is 'bert'; known: llama, transformer, gpt2, retnet, gla"});
+  ExpectFailure(import, 3,
+                {"model_type is 'bert'; known: llama, mistral, qwen3, qwen2, transformer, gpt2, "
+                 "retnet, gla"});
   write_config("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3");
   ExpectFailure(
       import, 3,

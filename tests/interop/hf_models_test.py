@@ -16,7 +16,7 @@ try:
     import torch
     from safetensors.torch import load_file, save_file
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import (AutoModelForCausalLM, AutoTokenizer, ByT5Tokenizer, GenerationConfig,
+    from transformers import (AutoConfig, AutoModelForCausalLM, AutoTokenizer, ByT5Tokenizer, GenerationConfig,
                               GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM,
                               MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast)
 except ImportError as error:
@@ -96,6 +96,34 @@ ROPE_SCALINGS = {
     "yarn_with_mscales": {"rope_type": "yarn", "factor": 4.0, "mscale": 2.0, "mscale_all_dim": 0.5,
                           "original_max_position_embeddings": 64},
 }
+# Classes that derive from Llama. None: the key is null.
+LIKE_LLAMA_VARIANTS = {
+    "mistral": {"model_type": "mistral", "sliding_window": 30, "num_key_value_heads": 2},
+    "mistral_wide_heads_yarn": {"model_type": "mistral", "sliding_window": 9, "head_dim": 12,
+                                "num_key_value_heads": 4, "tie_word_embeddings": True,
+                                "rope_parameters": ROPE_SCALINGS["yarn"]},
+    "mistral_without_window": {"model_type": "mistral", "sliding_window": None,
+                               "num_key_value_heads": 4},
+    "mistral_of_the_usual_window": {"model_type": "mistral", "num_key_value_heads": 1},
+    "qwen3": {"model_type": "qwen3", "head_dim": 12, "num_key_value_heads": 2},
+    "qwen3_biases_tied": {"model_type": "qwen3", "head_dim": 8, "num_key_value_heads": 1,
+                          "attention_bias": True, "tie_word_embeddings": True, "rms_norm_eps": 1e-3},
+    "qwen3_heads_of_128": {"model_type": "qwen3", "num_attention_heads": 2, "num_key_value_heads": 2,
+                           "rope_parameters": ROPE_SCALINGS["llama3"]},
+    "qwen3_window_of_late_layers": {"model_type": "qwen3", "head_dim": 8, "num_key_value_heads": 2,
+                                    "num_hidden_layers": 3, "use_sliding_window": True,
+                                    "sliding_window": 20, "max_window_layers": 1},
+    "qwen3_window_of_all_layers": {"model_type": "qwen3", "head_dim": 8, "num_key_value_heads": 2,
+                                   "use_sliding_window": True, "sliding_window": 20,
+                                   "max_window_layers": 0},
+    "qwen2": {"model_type": "qwen2", "num_key_value_heads": 2},
+    "qwen2_tied_linear": {"model_type": "qwen2", "num_key_value_heads": None, "rms_norm_eps": 1e-5,
+                          "tie_word_embeddings": True, "rope_parameters": ROPE_SCALINGS["linear"]},
+    "qwen2_layer_types": {"model_type": "qwen2", "num_key_value_heads": 1, "num_hidden_layers": 3,
+                          "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 3,
+                          "layer_types": ["sliding_attention", "full_attention",
+                                          "sliding_attention"]},
+}
 MAMBA_VARIANTS = {
     "defaults": {},
     "other_sizes_untied": {"state_size": 5, "conv_kernel": 3, "expand": 3, "time_step_rank": 7,
@@ -167,7 +195,7 @@ class HfModels(unittest.TestCase):
     def tearDown(self):
         self._holder.cleanup()
 
-    def check_all_ways(self, folder, want):
+    def check_all_ways(self, folder, want, *export_options):
         """folder -> run -> folder -> run -> folder: the same numbers everywhere, the same bytes at
         the ends."""
         ids = sequences()
@@ -178,10 +206,10 @@ class HfModels(unittest.TestCase):
         self.assertLess(widest(of_run, want), TOLERANCE)
         self.assertLess(widest(score(run / "ckpt/step_000000000000", ids, self.dir), of_run), 1e-5)
         self.assertLess(widest(score(run, ids, self.dir, "--piece", 16, "--batch-tokens", 40), of_run), 1e-4)
-        halflife("export", "--run", run, "--out", exported)
+        halflife("export", "--run", run, "--out", exported, *export_options)
         self.assertLess(widest(score(exported, ids, self.dir), of_run), 1e-5)
         halflife("import", "--from", exported, "--out", self.dir / "run2")
-        halflife("export", "--run", self.dir / "run2", "--out", self.dir / "exported2")
+        halflife("export", "--run", self.dir / "run2", "--out", self.dir / "exported2", *export_options)
         self.assertEqual(files_of(exported), files_of(self.dir / "exported2"))
         return exported
 
@@ -228,6 +256,17 @@ class HfModels(unittest.TestCase):
                                 "num_hidden_layers": 2, "num_attention_heads": 4,
                                 "initializer_range": 0.2} | variant)
         model = LlamaForCausalLM(config).float().eval()
+        self.move_vectors(model)
+        folder = self.dir / "theirs"
+        model.save_pretrained(folder, safe_serialization=True)
+        return folder, model
+
+    def make_like_llama_folder(self, model_type, **variant):
+        torch.manual_seed(9)
+        config = AutoConfig.for_model(model_type, **{
+            "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "initializer_range": 0.2, "max_position_embeddings": 256} | variant)
+        model = AutoModelForCausalLM.from_config(config).float().eval()
         self.move_vectors(model)
         folder = self.dir / "theirs"
         model.save_pretrained(folder, safe_serialization=True)
@@ -286,6 +325,41 @@ class HfModels(unittest.TestCase):
                 old = AutoModelForCausalLM.from_pretrained(exported).float().eval()
                 self.assertEqual(widest(self.log_probs_of(old), want), 0)
                 self.assertLess(widest(score(exported, sequences(), self.dir), want), TOLERANCE)
+
+    def test_classes_like_llama(self):
+        for name, variant in LIKE_LLAMA_VARIANTS.items():
+            with self.subTest(name):
+                self.tearDown()
+                self.setUp()
+                folder, model = self.make_like_llama_folder(**variant)
+                exported = self.check_theirs(folder, self.log_probs_of(model), type(model),
+                                             ("--model-type", variant["model_type"]))
+                self.check_same_tensors(folder, exported)
+                theirs = AutoConfig.from_pretrained(folder).to_dict()
+                ours = AutoConfig.from_pretrained(exported).to_dict()
+                for key in {"layer_types", "sliding_window", "head_dim", "num_key_value_heads"} & theirs.keys():
+                    self.assertEqual(ours[key], theirs[key], key)
+
+    def test_classes_that_fit_without_being_named(self):
+        for name, model_type in (("mistral", "mistral"), ("mistral_without_window", "llama"),
+                                 ("qwen3", "qwen3"), ("qwen2_layer_types", "qwen2"),
+                                 ("qwen2", "llama")):  # with zeros as biases of o
+            with self.subTest(name):
+                self.tearDown()
+                self.setUp()
+                folder, model = self.make_like_llama_folder(**LIKE_LLAMA_VARIANTS[name])
+                halflife("import", "--from", folder, "--out", self.dir / "run")
+                halflife("export", "--run", self.dir / "run", "--out", self.dir / "exported")
+                back = AutoModelForCausalLM.from_pretrained(self.dir / "exported").float().eval()
+                self.assertEqual(back.config.model_type, model_type)
+                self.assertLess(widest(self.log_probs_of(back), self.log_probs_of(model)), TOLERANCE)
+
+    def test_windows_of_qwen_that_are_off(self):
+        folder, _ = self.make_like_llama_folder("qwen3", head_dim=8, num_key_value_heads=2)
+        change_config(folder, lambda config: config.update(
+            layer_types=["full_attention", "sliding_attention"]))
+        said = halflife("import", "--from", folder, "--out", self.dir / "run", code=3)
+        self.assertIn("layer_types has sliding_attention, but use_sliding_window is false", said)
 
     def test_other_rotations_are_refused(self):
         folder, _ = self.make_llama_folder()
@@ -386,8 +460,8 @@ class HfModels(unittest.TestCase):
         for key, tensor in theirs.items():
             self.assertTrue(torch.equal(tensor, ours[key]), key)
 
-    def check_theirs(self, folder, want, of_class=LlamaForCausalLM):
-        exported = self.check_all_ways(folder, want)
+    def check_theirs(self, folder, want, of_class=LlamaForCausalLM, export_options=()):
+        exported = self.check_all_ways(folder, want, *export_options)
         back, loading = AutoModelForCausalLM.from_pretrained(exported, output_loading_info=True)
         self.assertIsInstance(back, of_class)
         for fault in ("missing_keys", "unexpected_keys", "mismatched_keys"):
@@ -545,6 +619,27 @@ class HfModels(unittest.TestCase):
                 for key, number in zip(("bos_token_id", "eos_token_id", "pad_token_id"), specials):
                     self.assertEqual([number] * 4, [getattr(tokenizer, key), config[key],
                                                     getattr(generation, key), getattr(theirs, key)], key)
+
+    def test_tokenizers_of_qwen(self):
+        tokenizer, lines = self.byte_level_bpe(), texts.mixed_unicode(40, 12)
+        want = [tokenizer(line, add_special_tokens=False).input_ids for line in lines]
+        for name, right in (("qwen3", True), ("qwen2", False)):
+            with self.subTest(name):
+                self.tearDown()
+                self.setUp()
+                folder, _ = self.make_like_llama_folder(
+                    **LIKE_LLAMA_VARIANTS[name] | {"vocab_size": len(tokenizer)})
+                tokenizer.save_pretrained(folder)
+                exported = self.dir / "exported"
+                halflife("import", "--from", folder, "--out", self.dir / "run")
+                said = halflife("export", "--run", self.dir / "run", "--out", exported,
+                                "--model-type", name)
+                self.assertEqual("load it with PreTrainedTokenizerFast.from_pretrained." in said, not right)
+                automatic = AutoTokenizer.from_pretrained(exported)
+                ids = [automatic(line, add_special_tokens=False).input_ids for line in lines]
+                self.assertEqual(ids == want, right)
+                plain = PreTrainedTokenizerFast.from_pretrained(exported)
+                self.assertEqual([plain(line, add_special_tokens=False).input_ids for line in lines], want)
 
     def check_tokenizer(self, exported, tokenizer, lines):
         """Expects that AutoTokenizer's ids and texts of the exported folder, and our ids, are those of `tokenizer`."""

@@ -1,4 +1,4 @@
-// Small folders with 15,500 planted faults, opened as models, are refused with an Error or give
+// Small folders with 23,000 planted faults, opened as models, are refused with an Error or give
 // exactly the model of their config.json. Memory use is bounded by the size of the files.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -37,6 +37,16 @@ constexpr const char* kConfigs[] = {
         "hidden_act": "silu", "rms_norm_eps": 1e-5, "attention_bias": true, "mlp_bias": false,
         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
         "tie_word_embeddings": false, "max_position_embeddings": 64})",
+    R"({"model_type": "mistral", "vocab_size": 5, "hidden_size": 8, "intermediate_size": 6,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 2,
+        "rope_scaling": {"type": "linear", "factor": 2.0}, "rope_theta": 500.0,
+        "sliding_window": 9, "tie_word_embeddings": true})",
+    R"({"model_type": "qwen3", "vocab_size": 5, "hidden_size": 8, "intermediate_size": 6,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4,
+        "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 8.0,
+                            "original_max_position_embeddings": 64}, "attention_bias": true,
+        "use_sliding_window": true, "sliding_window": 9, "max_window_layers": 1,
+        "layer_types": ["full_attention", "sliding_attention"], "tie_word_embeddings": false})",
     R"({"model_type": "transformer", "vocab_size": 5, "hidden_size": 8, "intermediate_size": 6,
         "num_hidden_layers": 2, "num_heads": 4, "num_kv_heads": 2, "qkv_bias": true,
         "qk_norm": true, "window_size": 9, "rope_theta": 500.0, "hidden_ratio": 4})",

@@ -32,6 +32,14 @@ model::ModelConfig Gpt2Model() {
   return config;
 }
 
+// Returns the layers of `group` as a hybrid group that differs from the model in its window.
+std::vector<model::LayerGroup> Windowed(const model::ModelConfig& config, model::LayerGroup group,
+                                        int64_t window = 9) {
+  group.mixer = config.mixer;
+  group.mixer->Set("window", window);
+  return {std::move(group)};
+}
+
 std::string Chosen(const model::ModelConfig& config, const std::string& model_type = "auto") {
   return ChooseLayout(config, model_type).model_type();
 }
@@ -50,7 +58,10 @@ TEST(ChooseLayoutTest, PrefersTheClassThatNeedsNoOtherPackage) {
   EXPECT_EQ(Chosen(Model("softmax")), "llama");
   EXPECT_EQ(Chosen(Model("softmax"), "transformer"), "transformer");
   EXPECT_EQ(Chosen(Model("softmax", {{"qk_norm", true}})), "transformer");
-  EXPECT_EQ(Chosen(Model("softmax", {{"window", 8}})), "transformer");
+  EXPECT_EQ(Chosen(Model("softmax", {{"qk_norm", true}, {"qk_norm_eps", 1e-6}})), "qwen3");
+  EXPECT_EQ(Chosen(Model("softmax", {{"window", 8}})), "mistral");
+  EXPECT_EQ(Chosen(Model("softmax", {{"window", 8}, {"qkv_bias", true}})), "qwen2");
+  EXPECT_EQ(Chosen(Model("softmax"), "mistral"), "mistral");
   EXPECT_EQ(Chosen(Model("softmax", {{"qkv_bias", true}})), "llama");
   EXPECT_EQ(Chosen(Model("retention")), "retnet");
   EXPECT_EQ(Chosen(Model("gla")), "gla");
@@ -104,7 +115,8 @@ TEST(ChooseLayoutTest, ListsWhatGpt2HasNot) {
 TEST(LayoutOfTest, UnknownFamilyListsTheKnownOnes) {
   EXPECT_HL_ERROR(
       LayoutOf("bert", "x/config.json"), ExitCode::kData,
-      "x/config.json: model_type is 'bert'; known: llama, transformer, gpt2, retnet, gla");
+      "x/config.json: model_type is 'bert'; known: llama, mistral, qwen3, qwen2, transformer, "
+      "gpt2, retnet, gla");
 }
 
 // config.json -> model -> config.json, for every class, with every option changed from its default.
@@ -122,11 +134,17 @@ TEST(LayoutTest, ConfigsRoundTrip) {
       Gpt2Model(),
       Model("softmax", {{"rope_theta", 500.0}}),
       Model("softmax"),
-      Model("softmax")};
+      Model("softmax"),
+      Model("softmax", {{"window", 7}, {"head_dim", 24}, {"num_kv_heads", 2}}),
+      Model("softmax", {{"qk_norm", true}, {"qk_norm_eps", 1e-6}, {"head_dim", 24}}),
+      Model("softmax", {{"qk_norm", true}, {"qk_norm_eps", 1e-6}, {"window", 7}}),
+      Model("softmax", {{"qkv_bias", true}, {"window", 7}})};
   models[1].hybrid = {{.layers = {0, 2}, .mixer = Model("softmax", {{"window", 5}}).mixer}};
   models[3].channel_mixer.Set("bias", true);
   models[5].channel_mixer.Set("activation", "relu");
   models[5].dropout = 0.25;
+  models[10].hybrid = Windowed(models[10], {.every = 1, .first = 1});
+  models[12].hybrid = Windowed(models[12], {.layers = {1}}, /*window=*/0);
   models[6].positions = model::PositionsConfig("interpolated", {{"factor", 2.5}});
   models[7].positions = model::PositionsConfig(
       "llama3", {{"factor", 8.0}, {"length", 100}, {"fast", 5.0}, {"slow", 1.5}});
@@ -167,16 +185,16 @@ TEST(LayoutTest, AsksForEveryProblemAtOnce) {
                   "rope_parameters.rope_type is 'dynamic'");
 }
 
-model::ModelConfig ReadLlama(const std::string& config) {
+model::ModelConfig Read(const char* model_type, const std::string& config) {
   const auto json = nlohmann::json::parse(config);
   ConfigReader reader(json, "x/config.json");
-  const model::ModelConfig model = LayoutOf("llama", "").ReadConfig(reader);
+  model::ModelConfig model = LayoutOf(model_type, "").ReadConfig(reader);
   reader.Check();
   return model;
 }
 
 double RopeTheta(const std::string& config) {
-  return ReadLlama(config).mixer.Get<double>("rope_theta");
+  return Read("llama", config).mixer.Get<double>("rope_theta");
 }
 
 TEST(LayoutTest, RopeByItsOldAndItsNewKeys) {
@@ -191,7 +209,7 @@ TEST(LayoutTest, RopeByItsOldAndItsNewKeys) {
 
 TEST(LayoutTest, RopeScalingsByTheirOldAndTheirNewKeys) {
   const auto positions = [](const std::string& members) {
-    return ReadLlama(Concat("{\"rope_theta\": 700.0, ", members, "}")).positions;
+    return Read("llama", Concat("{\"rope_theta\": 700.0, ", members, "}")).positions;
   };
   using model::PositionsConfig;
   const PositionsConfig linear("interpolated", {{"factor", 2.0}});
@@ -216,7 +234,8 @@ TEST(LayoutTest, RopeScalingsByTheirOldAndTheirNewKeys) {
 // m(k) = 0.1 k ln(4) + 1 = 0.138629436 k + 1.
 TEST(LayoutTest, TheFactorOfYarn) {
   const auto factor = [](const std::string& members) {
-    return ReadLlama(Concat(R"({"rope_scaling": {"rope_type": "yarn", "factor": 4)", members, "}}"))
+    return Read("llama",
+                Concat(R"({"rope_scaling": {"rope_type": "yarn", "factor": 4)", members, "}}"))
         .positions.Get<double>("attention_factor");
   };
   EXPECT_EQ(factor(""), 0);  // That of YaRN.
@@ -228,7 +247,7 @@ TEST(LayoutTest, TheFactorOfYarn) {
 
 TEST(LayoutTest, RefusesOtherRotations) {
   const auto refused = [](const std::string& members, const auto&... words) {
-    EXPECT_HL_ERROR(ReadLlama("{" + members + "}"), ExitCode::kData, words...);
+    EXPECT_HL_ERROR(Read("llama", "{" + members + "}"), ExitCode::kData, words...);
   };
   for (const char* type : {"dynamic", "longrope"})
     refused(Concat(R"("rope_scaling": {"type": ")", type, R"(", "factor": 2})"),
@@ -259,6 +278,92 @@ TEST(LayoutTest, RefusesOtherRotations) {
   refused(R"("rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2}})",
           "rope_parameters.full_attention is an object of its own. Use a model whose layers");
   refused(R"("rope_scaling": 2)", "rope_scaling is not an object. Use one, such as");
+}
+
+// The defaults of transformers 5.23, which are not those of null.
+TEST(LayoutTest, MistralAndQwenByTheirDefaults) {
+  const auto heads = [](const char* model_type, const std::string& config) {
+    const model::ModelConfig model = Read(model_type, config);
+    return std::vector<int64_t>{model.mixer.Get<int64_t>("num_kv_heads"),
+                                model.mixer.Get<int64_t>("head_dim"),
+                                model.mixer.Get<int64_t>("window")};
+  };
+  using List = std::vector<int64_t>;
+  EXPECT_EQ(heads("mistral", "{}"), (List{8, 128, 4096}));
+  EXPECT_EQ(heads("mistral", R"({"sliding_window": null, "num_attention_heads": 16})"),
+            (List{8, 256, 0}));
+  EXPECT_EQ(heads("qwen2", "{}"), (List{32, 128, 0}));
+  EXPECT_EQ(heads("qwen2", R"({"num_key_value_heads": null, "num_attention_heads": 64})"),
+            (List{64, 64, 0}));
+  EXPECT_EQ(heads("qwen3", R"({"num_attention_heads": 64, "sliding_window": 4096})"),
+            (List{32, 128, 0}));
+  const model::ModelConfig qwen3 = Read("qwen3", R"({"rms_norm_eps": 1e-4})");
+  EXPECT_EQ(qwen3.mixer.Get<double>("qk_norm_eps"), 1e-4);
+  EXPECT_FALSE(qwen3.mixer.Get<bool>("qkv_bias"));
+  EXPECT_TRUE(Read("qwen2", "{}").mixer.Get<bool>("qkv_bias"));
+}
+
+// The window of each layer of a Qwen model of four layers with windows of 7.
+std::vector<int64_t> QwenWindows(const std::string& members) {
+  const model::ModelConfig config =
+      Read("qwen2", R"({"num_hidden_layers": 4, "sliding_window": 7, )" + members + "}");
+  std::vector<int64_t> windows;
+  for (int64_t layer = 0; layer < 4; ++layer)
+    windows.push_back(config.mixer_of(layer).Get<int64_t>("window"));
+  return windows;
+}
+
+TEST(LayoutTest, WindowsOfSomeLayersOfQwen) {
+  using List = std::vector<int64_t>;
+  const std::string on = R"("use_sliding_window": true)";
+  EXPECT_EQ(QwenWindows(R"("max_window_layers": 1)"), (List{0, 0, 0, 0}));
+  EXPECT_EQ(QwenWindows(on), (List{0, 0, 0, 0}));  // From layer 28 on.
+  EXPECT_EQ(QwenWindows(on + R"(, "max_window_layers": 3)"), (List{0, 0, 0, 7}));
+  EXPECT_EQ(QwenWindows(on + R"(, "max_window_layers": 0)"), (List{7, 7, 7, 7}));
+  EXPECT_EQ(QwenWindows(on + R"(, "max_window_layers": 0, "layer_types": [
+      "full_attention", "sliding_attention", "full_attention", "sliding_attention"])"),
+            (List{0, 7, 0, 7}));
+  const std::string all = R"("layer_types": ["sliding_attention", "sliding_attention",
+                                             "sliding_attention", "sliding_attention"])";
+  EXPECT_EQ(QwenWindows(on + ", " + all), (List{7, 7, 7, 7}));
+  EXPECT_HL_ERROR(QwenWindows(all), ExitCode::kData,
+                  "layer_types has sliding_attention, but use_sliding_window is false or "
+                  "sliding_window is null. Set them to true and to the number of visible keys.");
+  EXPECT_HL_ERROR(QwenWindows(R"("layer_types": ["full_attention"])"), ExitCode::kData,
+                  "layer_types is not a list with one name for each of the 4 layers. Correct the "
+                  "list, or remove the key.");
+  EXPECT_HL_ERROR(QwenWindows(R"("layer_types": ["full_attention", "linear_attention",
+                                                 "full_attention", "full_attention"])"),
+                  ExitCode::kData, "layer_types has \"linear_attention\" for layer 1. Use a model");
+}
+
+TEST(LayoutTest, RefusesOtherMistralsAndQwens) {
+  EXPECT_HL_ERROR(Read("mistral", R"({"layer_types": ["full_attention"]})"), ExitCode::kData,
+                  "layer_types is set, but all layers of the class have the same window. Remove");
+  EXPECT_HL_ERROR(Read("mistral", R"({"sliding_window": 0})"), ExitCode::kData,
+                  "sliding_window is 0. Only integers from 1");
+  EXPECT_HL_ERROR(Read("qwen3", R"({"head_dim": null})"), ExitCode::kData,
+                  "head_dim is null. Set it to the width of a head, or remove the key (128).");
+}
+
+TEST(ChooseLayoutTest, ListsWhatMistralAndQwenHaveNot) {
+  EXPECT_HL_ERROR(Chosen(Model("softmax", {{"qk_norm", true}, {"out_bias", true}}), "qwen3"),
+                  ExitCode::kUsage, "qwen3: out_bias is on without qkv_bias",
+                  "qk_norm_eps is 1e-05, and eps of the norm is 1e-06. Use one value for both.");
+  EXPECT_HL_ERROR(
+      Chosen(Model("softmax", {{"qk_norm", true}, {"qk_norm_eps", 1e-6}}), "transformer"),
+      ExitCode::kUsage, "qk_norm_eps is 1e-06. Only 1e-05 is supported.");
+  EXPECT_HL_ERROR(Chosen(Model("softmax", {{"head_dim", 24}, {"out_bias", true}}), "qwen2"),
+                  ExitCode::kUsage, "qwen2: qkv_bias is off", "out_bias is on",
+                  "head_dim is not model_dim / num_heads");
+  model::ModelConfig config = Model("softmax", {{"window", 5}, {"qkv_bias", true}});
+  config.hybrid = Windowed(config, {.layers = {1}}, /*window=*/6);
+  EXPECT_HL_ERROR(Chosen(config), ExitCode::kUsage, "mistral: qkv_bias is on",
+                  "mistral: the model has hybrid layers", "qwen3: qk_norm is off",
+                  "qwen2: layers have the windows 5 and 6. Only one window is supported.");
+  config.hybrid[0].mixer->Set("num_heads", 2);
+  EXPECT_HL_ERROR(Chosen(config, "qwen2"), ExitCode::kUsage,
+                  "hybrid layers differ in more than the window");
 }
 
 model::ModelConfig ReadGpt2(const char* config) {

@@ -168,6 +168,8 @@ class RetNet : public Layout {
   }
 };
 
+constexpr double kQkNormEps = 1e-5;  // fla's constant. norm_eps does not apply.
+
 // fla's Transformer: softmax attention. It also supports RMSNorm of q and k and a sliding window,
 // which llama cannot express.
 class Transformer : public Layout {
@@ -180,6 +182,9 @@ class Transformer : public Layout {
     std::vector<std::string> lines = PartObstacles(config, {});
     const model::MixerConfig& options = config.mixer;
     if (options.Get<bool>("out_bias")) lines.emplace_back("out_bias is on");
+    if (options.Get<bool>("qk_norm") && options.Get<double>("qk_norm_eps") != kQkNormEps)
+      lines.push_back(Concat("qk_norm_eps is ", options.Get<double>("qk_norm_eps"), ". Only ",
+                             kQkNormEps, " is supported."));
     if (options.Get<int64_t>("head_dim") * options.Get<int64_t>("num_heads") != config.model_dim)
       lines.emplace_back("head_dim is not model_dim / num_heads");
     if (options.Get<double>("rope_theta") == 0) lines.emplace_back("q and k are not rotated");

@@ -15,18 +15,18 @@
 namespace halflife::model {
 namespace {
 
-constexpr double kQkNormEps = 1e-5;  // a constant of the public layers; norm_eps does not apply
-
 struct SoftmaxOptions : OptionsOf<SoftmaxOptions, AttentionOptions> {
   int64_t num_heads = 8, num_kv_heads = 0;  // 0: num_heads
   int64_t head_dim = 0;                     // 0: model_dim / num_heads
   bool qk_norm = false, qkv_bias = false, out_bias = false;
+  double qk_norm_eps = 1e-5;  // fla's constant
 
   std::vector<Option> Fields() override {
     std::vector<Option> fields = {{"num_heads", &num_heads},
                                   {"num_kv_heads", &num_kv_heads, {.min = 0}},
                                   {"head_dim", &head_dim, {.min = 0}},
                                   {"qk_norm", &qk_norm},
+                                  {"qk_norm_eps", &qk_norm_eps},
                                   {"qkv_bias", &qkv_bias},
                                   {"out_bias", &out_bias}};
     std::ranges::copy(AttentionOptions::Fields(), std::back_inserter(fields));
@@ -42,6 +42,8 @@ struct SoftmaxOptions : OptionsOf<SoftmaxOptions, AttentionOptions> {
                      kMaxWidth, ".");
     problems.Require(num_heads % num_kv_heads == 0, "num_kv_heads ", num_kv_heads,
                      " must divide num_heads ", num_heads);
+    problems.Require(qk_norm_eps > 0, "option qk_norm_eps is ", qk_norm_eps,
+                     ". Use a number above 0 (1e-5 is usual).");
     ResolveFor(head_dim, problems);
   }
 };
@@ -116,8 +118,8 @@ class Softmax : public Mixer {
     heads.k = SplitHeads(AddBias(y[1], k_bias_), sizes_.head_dim);
     heads.v = SplitHeads(AddBias(y[2], v_bias_), sizes_.head_dim);
     if (sizes_.qk_norm) {
-      heads.q = ops::RmsNorm(heads.q, *q_norm_, kQkNormEps);
-      heads.k = ops::RmsNorm(heads.k, *k_norm_, kQkNormEps);
+      heads.q = ops::RmsNorm(heads.q, *q_norm_, sizes_.qk_norm_eps);
+      heads.k = ops::RmsNorm(heads.k, *k_norm_, sizes_.qk_norm_eps);
     }
     return heads;
   }

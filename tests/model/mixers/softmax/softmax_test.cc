@@ -43,6 +43,22 @@ Dropped RunWith(const BuiltMixer& built, const SequenceSlice& slice, const at::T
   return result;
 }
 
+// The norm of q and k adds qk_norm_eps to the mean square. A large one gives scores of 0, so that
+// all keys weigh the same, as with a norm of k whose weight is 0.
+TEST(SoftmaxTest, EpsOfTheNormOfQAndK) {
+  const at::Tensor x = Normal({2, kSeqLen, kDim}, 1);
+  const auto run = [&](double eps, double norm_weight) {
+    BuiltMixer built(
+        MixerConfig("softmax", {{"num_heads", kHeads}, {"qk_norm", true}, {"qk_norm_eps", eps}}),
+        kDim);
+    built.Set("k_norm.weight", built["k_norm.weight"] * norm_weight);
+    return built.Run(x);
+  };
+  EXPECT_TRUE(Close(run(1e30, 1), run(1e-5, 0), 1e-12));
+  EXPECT_FALSE(Close(run(1e-5, 1), run(1e-5, 0), 1e-3));
+  EXPECT_FALSE(Close(run(1e-5, 1), run(1e-1, 1), 1e-6));
+}
+
 // Layers share mask data only if their patterns are equal. Different patterns that use one slice in
 // turn, with and without earlier keys, give the same bits as with separate slices.
 TEST(SoftmaxTest, LayersOfSeveralPatternsShareASlice) {
