@@ -60,14 +60,15 @@ struct Reader {
 template <typename T>
 struct Operands {
   int length = 0, rows = 0;
-  Reader<T> readers[2];     // kQuery, kKey
-  Panels<T> k;              // [C, K], the same memory as readers[kKey].x
-  Panels<T> k_transposed;   // [K, C]
-  Panels<T> k_exit;         // [C, K]: k_s Q_s
-  Panels<T> errors, u;      // [C, V]; `errors` holds v until it is solved
-  Panels<T> u_transposed;   // [V, C]; only in a backward
-  T* beta = nullptr;        // [C]
-  mutable RowsAhead ahead;  // prefetches for the next chunks; does not affect values
+  Reader<T> readers[2];    // kQuery, kKey
+  Panels<T> k;             // [C, K], the same memory as readers[kKey].x
+  Panels<T> k_transposed;  // [K, C]
+  Panels<T> k_exit;        // [C, K]: k_s Q_s
+  Panels<T> errors, u;     // [C, V]; `errors` holds v until it is solved
+  Panels<T> u_transposed;  // [V, C]; only in a backward
+  T* beta = nullptr;       // [C]
+  // Tiles require it. It prefetches nothing: fetching the next chunk's rows gained no time.
+  mutable RowsAhead ahead;
 
   Operands(const Shape& shape, bool per_channel, ScratchSpace& space) {
     constexpr int kRows = kDeltaChunkSize;
