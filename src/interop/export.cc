@@ -265,7 +265,8 @@ ExportReport ExportModel(const ckpt::StepReader& step, const data::Tokenizer* to
   try {
     data::SpecialIds ids;
     if (tokenizer != nullptr) {
-      WriteHfTokenizer(*tokenizer, temporary);
+      WriteHfTokenizer(*tokenizer, temporary,
+                       layout.loads_byt5() ? BytesForm::kByT5 : BytesForm::kTokenizerJson);
       if (const std::string warning = layout.TokenizerWarning(); !warning.empty())
         HL_WARN("interop", out.string(), ": ", warning);
       ids = tokenizer->special_ids();

@@ -10,6 +10,7 @@
 
 #include "core/error.h"
 #include "core/files.h"
+#include "data/bpe/merger.h"
 #include "data/tokenizer_folder.h"
 #include "data/utf8.h"
 
@@ -245,7 +246,7 @@ namespace {
 
 using Files = std::map<std::string, std::string>;
 
-Files ByteFiles(const data::Tokenizer&) {
+Files ByT5Files() {
   // Without extra_ids, the tokenizer would append 125 sentinels to the bytes.
   const nlohmann::ordered_json config = {{"tokenizer_class", "ByT5Tokenizer"},
                                          {"extra_ids", 0},
@@ -255,7 +256,68 @@ Files ByteFiles(const data::Tokenizer&) {
   return {{data::kTokenizerConfigFile, config.dump(2) + "\n"}};
 }
 
-Files SentencePieceFiles(const data::Tokenizer& tokenizer) {
+// The names of the ids before those of bytes.
+constexpr const char* kByteSpecials[] = {"<pad>", "</s>", "<unk>"};
+
+ordered_json AddedByteSpecials() {
+  ordered_json added = ordered_json::array();
+  for (int id = 0; id < 3; ++id)
+    added.push_back({{"id", id},
+                     {"content", kByteSpecials[id]},
+                     {"single_word", false},
+                     {"lstrip", false},
+                     {"rstrip", false},
+                     {"normalized", false},
+                     {"special", true}});
+  return added;
+}
+
+// Byte-level BPE without merges, whose text is one word, has one id for each byte.
+std::string ByteTokenizerJson() {
+  ordered_json vocab = ordered_json::object();
+  for (int id = 0; id < 3; ++id) vocab[kByteSpecials[id]] = id;
+  for (int byte = 0; byte < 256; ++byte)
+    vocab[data::AlphabetCharacter(static_cast<uint8_t>(byte))] = byte + 3;
+  const ordered_json byte_level = {{"type", "ByteLevel"},
+                                   {"add_prefix_space", false},
+                                   {"trim_offsets", true},
+                                   {"use_regex", false}};
+  const ordered_json tokenizer = {{"version", "1.0"},
+                                  {"truncation", nullptr},
+                                  {"padding", nullptr},
+                                  {"added_tokens", AddedByteSpecials()},
+                                  {"normalizer", nullptr},
+                                  {"pre_tokenizer", byte_level},
+                                  {"post_processor", nullptr},
+                                  {"decoder", byte_level},
+                                  {"model",
+                                   {{"type", "BPE"},
+                                    {"dropout", nullptr},
+                                    {"unk_token", nullptr},
+                                    {"continuing_subword_prefix", nullptr},
+                                    {"end_of_word_suffix", nullptr},
+                                    {"fuse_unk", false},
+                                    {"byte_fallback", false},
+                                    {"ignore_merges", false},
+                                    {"vocab", std::move(vocab)},
+                                    {"merges", ordered_json::array()}}}};
+  return tokenizer.dump() + "\n";
+}
+
+Files ByteLevelFiles() {
+  const ordered_json config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
+                               {"pad_token", kByteSpecials[0]},
+                               {"eos_token", kByteSpecials[1]},
+                               {"unk_token", kByteSpecials[2]}};
+  return {{data::kTokenizerJsonFile, ByteTokenizerJson()},
+          {data::kTokenizerConfigFile, config.dump(2) + "\n"}};
+}
+
+Files ByteFiles(const data::Tokenizer&, BytesForm form) {
+  return form == BytesForm::kByT5 ? ByT5Files() : ByteLevelFiles();
+}
+
+Files SentencePieceFiles(const data::Tokenizer& tokenizer, BytesForm) {
   const std::string model = tokenizer.Files().at(data::kSentencePieceFile);
   const SentencePieceJson json = ConvertSentencePiece(model, tokenizer.special_ids());
   return {{data::kTokenizerJsonFile, json.tokenizer},
@@ -263,11 +325,11 @@ Files SentencePieceFiles(const data::Tokenizer& tokenizer) {
           {data::kHfSentencePieceFile, model}};
 }
 
-Files BpeFiles(const data::Tokenizer& tokenizer) { return tokenizer.Files(); }
+Files BpeFiles(const data::Tokenizer& tokenizer, BytesForm) { return tokenizer.Files(); }
 
 struct Format {
   const char* kind;
-  Files (*make)(const data::Tokenizer&);
+  Files (*make)(const data::Tokenizer&, BytesForm);
 };
 constexpr Format kFormats[] = {{data::kBytesKind, &ByteFiles},
                                {data::kSentencePieceKind, &SentencePieceFiles},
@@ -275,22 +337,29 @@ constexpr Format kFormats[] = {{data::kBytesKind, &ByteFiles},
 
 }  // namespace
 
-Files HfTokenizerFiles(const data::Tokenizer& tokenizer) {
+Files HfTokenizerFiles(const data::Tokenizer& tokenizer, BytesForm bytes) {
   for (const Format& format : kFormats) {
-    if (tokenizer.kind() == format.kind) return format.make(tokenizer);
+    if (tokenizer.kind() == format.kind) return format.make(tokenizer, bytes);
   }
   HL_FAIL(ExitCode::kInternal, "no Hugging Face form of the tokenizer kind ", tokenizer.kind());
 }
 
-void WriteHfTokenizer(const data::Tokenizer& tokenizer, const std::filesystem::path& folder) {
-  for (const auto& [name, bytes] : HfTokenizerFiles(tokenizer)) {
-    AtomicWriteFile(folder / name, bytes, ExitCode::kData);
+void WriteHfTokenizer(const data::Tokenizer& tokenizer, const std::filesystem::path& folder,
+                      BytesForm bytes) {
+  for (const auto& [name, content] : HfTokenizerFiles(tokenizer, bytes)) {
+    AtomicWriteFile(folder / name, content, ExitCode::kData);
   }
   data::WriteChatTemplates(tokenizer.chat_templates(), folder);
 }
 
 std::unique_ptr<data::Tokenizer> LoadHfTokenizer(const std::filesystem::path& folder) {
-  return data::FindTokenizer(folder);
+  std::unique_ptr<data::Tokenizer> tokenizer = data::FindTokenizer(folder);
+  const bool is_bytes = tokenizer != nullptr && tokenizer->kind() == data::kBpeKind &&
+                        tokenizer->Files().at(data::kTokenizerJsonFile) == ByteTokenizerJson();
+  if (!is_bytes) return tokenizer;
+  std::unique_ptr<data::Tokenizer> bytes = data::MakeByteTokenizer();
+  bytes->set_chat_templates(tokenizer->chat_templates());
+  return bytes;
 }
 
 }  // namespace halflife::interop

@@ -6,7 +6,7 @@
 //
 // | tokenizer | files |
 // |---|---|
-// | bytes | tokenizer_config.json that names ByT5Tokenizer without sentinels |
+// | bytes | tokenizer_config.json that names ByT5Tokenizer without sentinels, or tokenizer.json |
 // | sentencepiece | tokenizer.json of the model, tokenizer.model itself, tokenizer_config.json |
 // | bpe | tokenizer.json as it came, tokenizer_config.json |
 //
@@ -43,12 +43,20 @@ struct SentencePieceJson {
 // names the reason.
 SentencePieceJson ConvertSentencePiece(std::string_view model_bytes, const data::SpecialIds& ids);
 
+// The forms of the tokenizer `bytes`. Some classes cannot load kByT5 (Layout::loads_byt5).
+enum class BytesForm {
+  kByT5,           // Names ByT5Tokenizer, which appends </s> to a text.
+  kTokenizerJson,  // Byte-level BPE without merges, which appends nothing.
+};
+
 // Returns the contents of the files by file name. Throws kData if a sentencepiece model cannot be
 // expressed exactly as tokenizer.json.
-std::map<std::string, std::string> HfTokenizerFiles(const data::Tokenizer& tokenizer);
+std::map<std::string, std::string> HfTokenizerFiles(const data::Tokenizer& tokenizer,
+                                                    BytesForm bytes = BytesForm::kByT5);
 
 // Writes these files and the chat templates to an existing folder.
-void WriteHfTokenizer(const data::Tokenizer& tokenizer, const std::filesystem::path& folder);
+void WriteHfTokenizer(const data::Tokenizer& tokenizer, const std::filesystem::path& folder,
+                      BytesForm bytes = BytesForm::kByT5);
 
 // Reads such files, also if another program wrote them: see data::FindTokenizer. Returns null if
 // the folder has no tokenizer.

@@ -147,6 +147,9 @@ class Layout {
   // Returns tensors that the class requires although `config` has no such parameter. They are
   // written as zeros.
   virtual std::vector<dist::ParamSpec> ZeroTensors(const model::ModelConfig& config) const;
+  // False if AutoTokenizer cannot load ByT5Tokenizer, the usual form of `bytes`, from a folder of
+  // the class. `bytes` is then written as tokenizer.json.
+  virtual bool loads_byt5() const { return true; }
   // Returns what a reader of an exported tokenizer must know about the class. Empty: nothing.
   virtual std::string TokenizerWarning() const;
 };

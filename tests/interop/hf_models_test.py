@@ -641,6 +641,27 @@ class HfModels(unittest.TestCase):
                 plain = PreTrainedTokenizerFast.from_pretrained(exported)
                 self.assertEqual([plain(line, add_special_tokens=False).input_ids for line in lines], want)
 
+    def test_bytes_where_byt5_does_not_load(self):
+        lines = texts.mixed_unicode(40, 12) + ["Plain English, twice.  Twice.\n", " "]
+        bytes_of = ByT5Tokenizer(extra_ids=0)
+        want = [bytes_of(line, add_special_tokens=False).input_ids for line in lines]
+        for name, loader in (("mistral", AutoTokenizer), ("qwen2", PreTrainedTokenizerFast)):
+            with self.subTest(name):
+                self.tearDown()
+                self.setUp()
+                folder, _ = self.make_like_llama_folder(**LIKE_LLAMA_VARIANTS[name] | {"vocab_size": 259})
+                (folder / "tokenizer_config.json").write_text(
+                    json.dumps({"tokenizer_class": "ByT5Tokenizer", "extra_ids": 0}))
+                runs, folders = ["run", "run2"], [folder, self.dir / "exported", self.dir / "exported2"]
+                for i, run in enumerate(runs):
+                    halflife("import", "--from", folders[i], "--out", self.dir / run)
+                    halflife("export", "--run", self.dir / run, "--out", folders[i + 1], "--model-type", name)
+                self.assertEqual(files_of(folders[1]), files_of(folders[2]))
+                theirs = loader.from_pretrained(folders[1])
+                self.assertEqual([theirs(line).input_ids for line in lines], want)
+                self.assertEqual([theirs.decode(ids) for ids in want], lines)
+                self.assertEqual((len(theirs), theirs.eos_token_id, theirs.pad_token_id), (259, 1, 0))
+
     def check_tokenizer(self, exported, tokenizer, lines):
         """Expects that AutoTokenizer's ids and texts of the exported folder, and our ids, are those of `tokenizer`."""
         theirs = AutoTokenizer.from_pretrained(exported)

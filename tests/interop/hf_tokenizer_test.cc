@@ -12,6 +12,7 @@
 #include "data/sentencepiece_tokenizer.h"
 #include "data/small_bpe.h"
 #include "data/small_datasets.h"
+#include "data/tokenizer_folder.h"
 #include "interop/small_sentencepiece.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"
@@ -30,6 +31,28 @@ TEST(HfTokenizerTest, BytesAreByT5) {
   EXPECT_EQ(config.at("tokenizer_class"), "ByT5Tokenizer");
   EXPECT_EQ(config.at("extra_ids"), 0);
   EXPECT_EQ(LoadHfTokenizer(dir.path())->kind(), "bytes");
+}
+
+// For classes that cannot load ByT5. The files are those of a BPE tokenizer with the ids of bytes.
+TEST(HfTokenizerTest, BytesAreBpeWithoutMerges) {
+  const halflife::test::TempDir dir;
+  const auto bytes = data::MakeByteTokenizer();
+  WriteHfTokenizer(*bytes, dir.path(), BytesForm::kTokenizerJson);
+  const auto bpe = data::OpenTokenizer((dir / "tokenizer.json").string());
+  EXPECT_EQ(bpe->kind(), "bpe");
+  EXPECT_EQ(bpe->vocab_size(), bytes->vocab_size());
+  EXPECT_EQ(bpe->special_ids(), bytes->special_ids());
+  std::string text;
+  for (int byte = 0; byte < 256; ++byte) text += static_cast<char>(byte);
+  const std::string texts[] = {text.substr(0, 128), "two  spaces \n", "\xC3\xBC \xE6\x97\xA5"};
+  for (const std::string& line : texts) {
+    EXPECT_EQ(bpe->Encode(line), bytes->Encode(line));
+    EXPECT_EQ(bpe->Decode(bytes->Encode(line)), line);
+  }
+  const auto loaded = LoadHfTokenizer(dir.path());
+  EXPECT_EQ(loaded->kind(), "bytes");
+  EXPECT_EQ(HfTokenizerFiles(*loaded, BytesForm::kTokenizerJson),
+            HfTokenizerFiles(*bytes, BytesForm::kTokenizerJson));
 }
 
 TEST(HfTokenizerTest, BpeGoesAsItCame) {

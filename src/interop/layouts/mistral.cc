@@ -38,6 +38,8 @@ class Mistral : public LlamaFrame {
                    "the key.");
     return config;
   }
+
+  bool loads_byt5() const override { return false; }
 };
 
 }  // namespace

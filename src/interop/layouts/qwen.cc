@@ -135,6 +135,7 @@ class Qwen2 : public Qwen {
     return config;
   }
 
+  bool loads_byt5() const override { return false; }
   std::string TokenizerWarning() const override {
     return "AutoTokenizer gives every tokenizer of a qwen2 folder the rules of Qwen2's own. If "
            "this "
