@@ -112,6 +112,41 @@ TEST(ParameterNames, Gla) {
           Pair("o_proj.weight", ElementsAre(32, 32))));
 }
 
+TEST(ParameterNames, DeltaRule) {
+  EXPECT_THAT(
+      MixerShapes("delta_net", {{"num_heads", 2}, {"use_output_gate", true}}),
+      UnorderedElementsAre(
+          Pair("q_proj.weight", ElementsAre(32, 32)), Pair("k_proj.weight", ElementsAre(32, 32)),
+          Pair("v_proj.weight", ElementsAre(32, 32)), Pair("b_proj.weight", ElementsAre(2, 32)),
+          Pair("g_proj.weight", ElementsAre(32, 32)),
+          Pair("q_conv1d.weight", ElementsAre(32, 1, 4)),
+          Pair("k_conv1d.weight", ElementsAre(32, 1, 4)),
+          Pair("v_conv1d.weight", ElementsAre(32, 1, 4)), Pair("o_norm.weight", ElementsAre(16)),
+          Pair("o_proj.weight", ElementsAre(32, 32))));
+  EXPECT_THAT(
+      MixerShapes("gated_delta_net",
+                  {{"num_heads", 2}, {"num_v_heads", 4}, {"head_dim", 8}, {"expand_v", 2.0}}),
+      UnorderedElementsAre(
+          Pair("q_proj.weight", ElementsAre(16, 32)), Pair("k_proj.weight", ElementsAre(16, 32)),
+          Pair("v_proj.weight", ElementsAre(64, 32)), Pair("g_proj.weight", ElementsAre(64, 32)),
+          Pair("a_proj.weight", ElementsAre(4, 32)), Pair("b_proj.weight", ElementsAre(4, 32)),
+          Pair("A_log", ElementsAre(4)), Pair("dt_bias", ElementsAre(4)),
+          Pair("q_conv1d.weight", ElementsAre(16, 1, 4)),
+          Pair("k_conv1d.weight", ElementsAre(16, 1, 4)),
+          Pair("v_conv1d.weight", ElementsAre(64, 1, 4)), Pair("o_norm.weight", ElementsAre(16)),
+          Pair("o_proj.weight", ElementsAre(32, 64))));
+  EXPECT_THAT(
+      MixerShapes("kda", {{"num_heads", 2}, {"expand_v", 0.5}, {"use_short_conv", false}}),
+      UnorderedElementsAre(
+          Pair("q_proj.weight", ElementsAre(32, 32)), Pair("k_proj.weight", ElementsAre(32, 32)),
+          Pair("v_proj.weight", ElementsAre(16, 32)), Pair("b_proj.weight", ElementsAre(2, 32)),
+          Pair("f_proj.0.weight", ElementsAre(8, 32)), Pair("f_proj.1.weight", ElementsAre(32, 8)),
+          Pair("A_log", ElementsAre(2)), Pair("dt_bias", ElementsAre(32)),
+          Pair("g_proj.0.weight", ElementsAre(8, 32)), Pair("g_proj.1.weight", ElementsAre(16, 8)),
+          Pair("g_proj.1.bias", ElementsAre(16)), Pair("o_norm.weight", ElementsAre(8)),
+          Pair("o_proj.weight", ElementsAre(32, 16))));
+}
+
 TEST(ParameterNames, Softmax) {
   EXPECT_THAT(
       MixerShapes("softmax", {{"num_heads", 4}, {"num_kv_heads", 2}, {"qk_norm", true}}),
@@ -121,7 +156,7 @@ TEST(ParameterNames, Softmax) {
           Pair("k_norm.weight", ElementsAre(8)), Pair("o_proj.weight", ElementsAre(32, 32))));
 }
 
-// Published parameter counts of the 340M configs (vocabulary 32000, untied).
+// Published parameter counts of the configs called 340M and 1B (vocabulary 32000, untied).
 TEST(ParameterNames, CountsOfPublishedModels) {
   ModelConfig config = {.vocab_size = 32000, .model_dim = 1024, .num_layers = 24};
   config.mixer = MixerConfig("softmax", {{"num_heads", 16}});
@@ -129,6 +164,14 @@ TEST(ParameterNames, CountsOfPublishedModels) {
   config.mixer = MixerConfig("gla", {{"num_heads", 4}});
   EXPECT_EQ(LanguageModel(config).CountParameters().total(), 374475776);
   EXPECT_EQ(LanguageModel(config).CountParameters().embedding, 32768000);
+  config.mixer = MixerConfig("delta_net", {{"num_heads", 8}});
+  EXPECT_EQ(LanguageModel(config).CountParameters().total(), 374362112);
+  config.mixer =
+      MixerConfig("gated_delta_net", {{"num_heads", 6}, {"head_dim", 256}, {"expand_v", 2.0}});
+  config.num_layers = 21;
+  EXPECT_EQ(LanguageModel(config).CountParameters().total(), 512272124);
+  config.model_dim = 2048;
+  EXPECT_EQ(LanguageModel(config).CountParameters().total(), 1387348732);
 }
 
 TEST(ParameterNames, NormsComputeInFp32AndOnlyMatricesDecay) {

@@ -74,12 +74,12 @@ class DeltaRule : public TokenRecurrence {
 class ToyDelta : public LinearMixer {
  public:
   ToyDelta(const ToyDeltaOptions& options, const PartContext& context)
-      : LinearMixer(options, context,
+      : LinearMixer(options.heads(), context,
                     {.make_recurrence =
                          [](const PartContext& parts, const RecurrenceHeads& heads) {
                            return std::make_unique<DeltaRule>(parts, heads);
                          },
-                     .use_output_gate = false}) {}
+                     .output_gate = OutputGate::kNone}) {}
 };
 
 }  // namespace

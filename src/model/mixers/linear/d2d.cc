@@ -103,7 +103,7 @@ class BaseDecay : public LogDecay {
 Parameter DeclareTrained(const D2dOptions& options, const PartContext& context) {
   dist::ParamSpec spec = {.name = context.prefix + "head_gamma", .shape = {options.num_heads}};
   if (options.decay == "d2d")
-    spec.name = context.prefix + "Ps", spec.shape = {1, options.key_dim()};
+    spec.name = context.prefix + "Ps", spec.shape = {1, options.heads().q_dim()};
   spec.region = dist::Region::kFp32;
   spec.weight_decay = options.regularise_decay;
   return context.parameters->Declare(spec, Init::Zeros());
@@ -114,7 +114,7 @@ class ViewedDecay : public BaseDecay {
  public:
   ViewedDecay(const D2dOptions& options, const PartContext& context)
       : BaseDecay(options.num_heads),
-        width_(options.key_dim()),
+        width_(options.heads().q_dim()),
         view_{.num_heads = options.num_heads,
               .row_len = options.legacy_view,
               .scale = options.decay_scale},
@@ -190,7 +190,7 @@ LinearForm MakeD2dForm(const D2dOptions& options) {
                 return MakeFeatureMap(options.feature_map, context, options.head_dim_k);
               },
           .make_recurrence = MakeDecayRecurrence(MakeDecayForm(options)),
-          .use_output_gate = false};
+          .output_gate = OutputGate::kNone};
 }
 
 // A block that sets its own output scale sets it for all mixers, and is left unchanged.
@@ -203,7 +203,7 @@ PartContext WithOutputScale(PartContext context, bool by_depth) {
 class D2d : public LinearMixer {
  public:
   D2d(const D2dOptions& options, const PartContext& context)
-      : LinearMixer(options, WithOutputScale(context, options.scale_init_by_depth),
+      : LinearMixer(options.heads(), WithOutputScale(context, options.scale_init_by_depth),
                     MakeD2dForm(options)) {}
 };
 

@@ -94,11 +94,10 @@ MixerTraits DecayRecurrence::traits() const {
   if (form_.score_norm) {
     traits.causal_in_bits = false;  // each sum includes later keys, as zeros
     traits.splits_rows = false;
-    traits.state.push_back(
-        {.name = "keys",
-         .shape = {StateTensor::kGrows, heads_.num_kv_heads, heads_.num_features},
-         .compute_dtype = true,
-         .exchange = StateExchange::kGather});
+    traits.state.push_back({.name = "keys",
+                            .shape = {StateTensor::kGrows, heads_.num_k_heads, heads_.num_features},
+                            .compute_dtype = true,
+                            .exchange = StateExchange::kGather});
   }
   return traits;
 }
@@ -272,7 +271,7 @@ double DecayRecurrence::WorkspaceBytes(const GpuBatch& batch) const {
   args.batch = args.num_sequences = static_cast<int>(batch.batch);
   args.seq_len = static_cast<int>(batch.seq_len);
   args.num_heads = args.num_q_heads = static_cast<int>(heads_.num_heads);
-  args.num_k_heads = args.num_v_heads = static_cast<int>(heads_.num_kv_heads);
+  args.num_k_heads = args.num_v_heads = static_cast<int>(heads_.num_k_heads);
   args.decay_kind = KernelDecay();
   const bool of_keys = decay_ != nullptr && !decay_->constant() && !heads_.keys_have_log_scale;
   args.num_decay_heads = of_keys ? args.num_k_heads : args.num_heads;

@@ -43,13 +43,13 @@ class GateDecay : public LogDecay {
   GateDecay(const GlaOptions& options, const PartContext& context)
       : head_dim_k_(options.head_dim_k),
         clamp_min_(options.clamp_min),
-        num_elements_(kGateRank * (context.model_dim() + options.kv_key_dim())),
-        num_keys_(options.kv_key_dim()) {
+        num_elements_(kGateRank * (context.model_dim() + options.heads().k_dim())),
+        num_keys_(options.heads().k_dim()) {
     in_ = DeclareMatrix(context, "gk_proj.0.weight", {.out = kGateRank, .in = context.model_dim()});
-    out_ =
-        DeclareMatrix(context, "gk_proj.1.weight", {.out = options.kv_key_dim(), .in = kGateRank});
+    out_ = DeclareMatrix(context, "gk_proj.1.weight",
+                         {.out = options.heads().k_dim(), .in = kGateRank});
     bias_ = context.parameters->Declare({.name = context.prefix + "gk_proj.1.bias",
-                                         .shape = {options.kv_key_dim()},
+                                         .shape = {options.heads().k_dim()},
                                          .region = dist::Region::kFp32},
                                         Init::Zeros());
   }
@@ -87,7 +87,7 @@ LinearForm MakeGlaForm(const GlaOptions& options) {
 class Gla : public LinearMixer {
  public:
   Gla(const GlaOptions& options, const PartContext& context)
-      : LinearMixer(options, context, MakeGlaForm(options)) {}
+      : LinearMixer(options.heads(), context, MakeGlaForm(options)) {}
 };
 
 }  // namespace

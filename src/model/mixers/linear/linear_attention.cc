@@ -75,7 +75,7 @@ LinearForm MakeLinearAttentionForm(const LinearAttentionOptions& options) {
       .make_recurrence = MakeDecayRecurrence(
           {.normaliser = options.normalise ? Normaliser::kKeys : Normaliser::kNone,
            .normaliser_eps = kDenominatorEps}),
-      .use_output_gate = false,
+      .output_gate = OutputGate::kNone,
       .norm_name = options.output_norm ? "norm.weight" : "",
       .norm_affine = options.norm_affine};
 }
@@ -83,7 +83,7 @@ LinearForm MakeLinearAttentionForm(const LinearAttentionOptions& options) {
 class LinearAttention : public LinearMixer {
  public:
   LinearAttention(const LinearAttentionOptions& options, const PartContext& context)
-      : LinearMixer(options, context, MakeLinearAttentionForm(options)) {}
+      : LinearMixer(options.heads(), context, MakeLinearAttentionForm(options)) {}
 };
 
 }  // namespace

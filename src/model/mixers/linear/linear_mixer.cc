@@ -2,12 +2,12 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/sigmoid.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "core/error.h"
-#include "model/activation.h"
 #include "model/projections.h"
 #include "ops/linear/linear.h"
 #include "ops/rows/bias_map.h"
@@ -32,6 +32,10 @@ class Activated : public FeatureMap {
 
 }  // namespace
 
+std::shared_ptr<const FeatureMap> MakeActivationMap(const std::string& name, int64_t dim) {
+  return std::make_shared<Activated>(name, dim);
+}
+
 std::vector<Option> LinearHeadOptions::Fields() {
   return {{"num_heads", &num_heads},
           {"num_kv_heads", &num_kv_heads, {.min = 0}},
@@ -49,10 +53,10 @@ std::vector<Option> GatedHeadOptions::Fields() {
 
 LinearForm MakeLinearForm(const GatedHeadOptions& options) {
   const auto make_map = [name = options.feature_map, dim = options.head_dim_k](const PartContext&) {
-    return std::make_unique<Activated>(name, dim);
+    return MakeActivationMap(name, dim);
   };
   return {.make_map_q = make_map,
-          .use_output_gate = options.use_output_gate,
+          .output_gate = options.use_output_gate ? OutputGate::kSilu : OutputGate::kNone,
           .norm_name = options.use_output_gate ? "g_norm_swish_gate.weight" : "g_norm.weight",
           .norm_affine = options.norm_affine};
 }
@@ -82,36 +86,52 @@ void LinearHeadOptions::Resolve(const ModelSizes& sizes, ProblemList& problems) 
   if (heads_fit) head_dim_k = keys / num_heads, head_dim_v = values / num_heads;
 }
 
-LinearMixer::LinearMixer(const LinearHeadOptions& heads, const PartContext& context,
+LinearMixer::LinearMixer(const LinearHeads& heads, const PartContext& context,
                          const LinearForm& form)
-    : heads_(heads), form_(form), model_dim_(context.model_dim()), norm_eps_(context.norm_eps) {
+    : heads_(heads),
+      form_(form),
+      model_dim_(context.model_dim()),
+      norm_eps_(context.norm_eps),
+      v_activation_(Activation::Named(form.v_activation)) {
   const char* const names[] = {"q", "k", "v"};
-  const int64_t dims[] = {heads.key_dim(), heads.kv_key_dim(), heads.kv_value_dim()};
+  const int64_t dims[] = {heads.q_dim(), heads.k_dim(), heads.v_dim()};
   for (size_t i = 0; i < 3; ++i)
     projections_[i] = DeclareMatrix(
         context, Concat(names[i], "_proj.weight"),
         {.out = dims[i], .in = model_dim_, .init_scale = i == 2 ? context.value_init_scale : 1});
   // Declared next to q, k and v, which read the same input: an arena then stores all as one matrix.
-  if (form.use_output_gate)
-    gate_ = DeclareMatrix(context, "g_proj.weight", {.out = heads.value_dim(), .in = model_dim_});
+  if (form.output_gate != OutputGate::kNone) DeclareGate(context);
   for (size_t i = 0; i < 3 && form.bias; ++i)
     biases_[i] = DeclareBias(context, Concat(names[i], "_proj.bias"), dims[i]);
   for (size_t i = 0; i < 3 && form.conv_size > 0; ++i)
     convs_.emplace_back(context, Concat(names[i], "_conv1d"),
                         ConvolutionShape{.channels = dims[i],
                                          .taps = form.conv_size,
-                                         .silu = true,
+                                         .silu = i == 2 || form.conv_silu_qk,
                                          .init = Init::Normal(context.initializer_range)});
   MakeMaps(context);
-  recurrence_ = form.make_recurrence(context, {.num_heads = heads.num_heads,
-                                               .num_kv_heads = heads.num_kv_heads,
+  recurrence_ = form.make_recurrence(context, {.num_heads = heads.num_heads(),
+                                               .num_q_heads = heads.num_q_heads,
+                                               .num_k_heads = heads.num_k_heads,
+                                               .num_v_heads = heads.num_v_heads,
                                                .num_features = maps_[0]->width(),
                                                .head_dim_v = heads.head_dim_v,
                                                .keys_have_log_scale = maps_[1]->has_log_scale()});
   num_recurrent_ = recurrence_->traits().state.size();
   if (has_norm() && form.norm_affine)
     norm_ = DeclareNorm(context, form.norm_name, heads.head_dim_v);
-  out_ = OutputProjection(context, heads.value_dim(), form.bias);
+  out_ = OutputProjection(context, heads.output_dim(), form.bias);
+}
+
+void LinearMixer::DeclareGate(const PartContext& context) {
+  const int64_t dim = heads_.output_dim();
+  if (form_.gate_rank == 0) {
+    gate_ = DeclareMatrix(context, "g_proj.weight", {.out = dim, .in = model_dim_});
+    return;
+  }
+  gate_ = DeclareMatrix(context, "g_proj.0.weight", {.out = form_.gate_rank, .in = model_dim_});
+  outer_gate_ = DeclareMatrix(context, "g_proj.1.weight", {.out = dim, .in = form_.gate_rank});
+  gate_bias_ = DeclareBias(context, "g_proj.1.bias", dim);
 }
 
 void LinearMixer::MakeMaps(const PartContext& context) {
@@ -190,10 +210,12 @@ LinearMixer::Projected LinearMixer::Project(const at::Tensor& x,
     const at::Tensor head = split(index, heads_.head_dim_k);
     return IsMappedWithBias(index) ? Features{head} : (*maps_[index])(head);
   };
-  Projected projected = {.q = map(0), .k = map(1), .v = split(2, heads_.head_dim_v)};
+  Projected projected = {.q = map(0), .k = map(1), .v = v_activation_(split(2, heads_.head_dim_v))};
   const auto products = std::span(y).subspan(projections_.size(), recurrent.size());
   projected.products.assign(products.begin(), products.end());
   if (gate_.declared()) projected.gate = y.back();
+  if (outer_gate_.declared())
+    projected.gate = AddBias(ops::Linear(projected.gate, *outer_gate_), gate_bias_);
   return projected;
 }
 
@@ -217,35 +239,42 @@ at::Tensor LinearMixer::Output(const at::Tensor& o, const at::Tensor& gate) cons
   if (!has_norm()) return out_(o.flatten(-2));
   const at::Tensor weight =
       norm_.declared() ? *norm_ : at::ones({o.size(-1)}, o.options().dtype(ops::ComputeType(o)));
-  const at::Tensor y = gate.defined()
-                           ? ops::GatedRmsNorm(o, gate.view(o.sizes()), weight, norm_eps_)
-                           : ops::RmsNorm(o, weight, norm_eps_);
-  return out_(y.flatten(-2));
+  if (form_.output_gate == OutputGate::kSilu)
+    return out_(ops::GatedRmsNorm(o, gate.view(o.sizes()), weight, norm_eps_).flatten(-2));
+  const at::Tensor y = ops::RmsNorm(o, weight, norm_eps_).flatten(-2);
+  return out_(form_.output_gate == OutputGate::kSigmoid ? y * at::sigmoid(gate) : y);
 }
 
 FlopCount LinearMixer::FlopsPerToken(int64_t seq_len) const {
-  const int64_t gates = gate_.declared() ? heads_.value_dim() : 0;
-  const int64_t rows =
-      heads_.key_dim() + heads_.kv_key_dim() + heads_.kv_value_dim() + heads_.value_dim() + gates;
-  const int64_t maps = heads_.num_heads * maps_[0]->num_matrix_elements() +
-                       heads_.num_kv_heads * maps_[1]->num_matrix_elements();
+  const int64_t values = heads_.output_dim();
+  int64_t gates = 0;
+  if (gate_.declared())
+    gates = outer_gate_.declared() ? form_.gate_rank * (model_dim_ + values) : model_dim_ * values;
+  const int64_t rows = heads_.q_dim() + heads_.k_dim() + heads_.v_dim() + values;
+  const int64_t maps = heads_.num_q_heads * maps_[0]->num_matrix_elements() +
+                       heads_.num_k_heads * maps_[1]->num_matrix_elements();
   const RecurrenceCost cost = recurrence_->CostPerToken(seq_len);
-  return {.matmul = 2 * static_cast<double>(model_dim_ * rows + cost.matrix_elements + maps),
-          .mixing = cost.mixing_flops};
+  return {
+      .matmul = 2 * static_cast<double>(model_dim_ * rows + gates + cost.matrix_elements + maps),
+      .mixing = cost.mixing_flops};
 }
 
 double LinearMixer::ActivationBytesPerToken(int64_t seq_len, int64_t bytes_per_element) const {
-  const auto values = static_cast<double>(heads_.value_dim()),
-             features = static_cast<double>(heads_.num_heads * maps_[0]->width());
-  const int64_t maps = heads_.num_heads * maps_[0]->num_activations() +
-                       heads_.num_kv_heads * maps_[1]->num_activations();
+  const auto values = static_cast<double>(heads_.output_dim()),
+             features = static_cast<double>(heads_.num_q_heads * maps_[0]->width());
+  const int64_t maps = heads_.num_q_heads * maps_[0]->num_activations() +
+                       heads_.num_k_heads * maps_[1]->num_activations();
   const RecurrenceCost cost = recurrence_->CostPerToken(seq_len);
   // Kept: x, q, k, v, the gate, and o before and after the norm.
   const double elements = static_cast<double>(model_dim_ + maps) + cost.activations + 2 * features +
                           (gate_.declared() ? 4 : 3) * values;
   // Kept in fp32: what the recurrence keeps, and 1/rms of each head.
-  const double fp32 = cost.fp32_activations + static_cast<double>(heads_.num_heads);
+  const double fp32 = cost.fp32_activations + static_cast<double>(heads_.num_heads());
   return elements * static_cast<double>(bytes_per_element) + 4 * fp32;
+}
+
+double LinearMixer::GpuActivationBytesPerToken(int64_t seq_len, int64_t) const {
+  return 4 * recurrence_->CostPerToken(seq_len).gpu_fp32_activations;
 }
 
 double LinearMixer::WorkspaceBytes(const GpuBatch& batch) const {

@@ -7,14 +7,17 @@
 // Biases, convolutions, maps, norm and gate are optional. Parameters are named as in fla. A derived
 // mixer provides its options, a LinearForm and a recurrence.
 //
-// Shapes: B batch, T seq_len, H query heads, Hk heads of k and v, K and V head dims, F features.
+// Shapes: B batch, T seq_len, H heads of the output, Hq, Hk and Hv heads of q, k and v, K and V
+// head dims, F features.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <functional>
 #include <span>
 #include <vector>
 
+#include "model/activation.h"
 #include "model/mixers/convolution/short_convolution.h"
 #include "model/mixers/linear/feature_map.h"
 #include "model/mixers/linear/recurrence.h"
@@ -23,7 +26,21 @@
 
 namespace halflife::model {
 
-// The number and widths of the heads of a linear mixer.
+// The number and widths of the heads of a linear mixer. The largest number of heads is that of the
+// output, and the others divide it.
+struct LinearHeads {
+  int64_t num_q_heads = 0, num_k_heads = 0, num_v_heads = 0;  // Hq, Hk, Hv
+  int64_t head_dim_k = 0, head_dim_v = 0;                     // K, V
+
+  int64_t num_heads() const { return std::max({num_q_heads, num_k_heads, num_v_heads}); }  // H
+  // The widths of the projections and of the output.
+  int64_t q_dim() const { return num_q_heads * head_dim_k; }
+  int64_t k_dim() const { return num_k_heads * head_dim_k; }
+  int64_t v_dim() const { return num_v_heads * head_dim_v; }
+  int64_t output_dim() const { return num_heads() * head_dim_v; }
+};
+
+// Options of the heads as widths relative to model_dim.
 struct LinearHeadOptions : OptionsOf<LinearHeadOptions> {
   int64_t num_heads, num_kv_heads = 0;  // 0: num_heads
   double expand_k, expand_v;            // total width of all heads, as a factor of model_dim
@@ -35,10 +52,10 @@ struct LinearHeadOptions : OptionsOf<LinearHeadOptions> {
   std::vector<Option> Fields() override;
   void Resolve(const ModelSizes& sizes, ProblemList& problems) override;
 
-  int64_t key_dim() const { return num_heads * head_dim_k; }
-  int64_t value_dim() const { return num_heads * head_dim_v; }
-  int64_t kv_key_dim() const { return num_kv_heads * head_dim_k; }
-  int64_t kv_value_dim() const { return num_kv_heads * head_dim_v; }
+  // Requires that the options are resolved.
+  LinearHeads heads() const {
+    return {num_heads, num_kv_heads, num_kv_heads, head_dim_k, head_dim_v};
+  }
 };
 
 // The options that retention and gla share.
@@ -50,26 +67,34 @@ struct GatedHeadOptions : OptionsOf<GatedHeadOptions, LinearHeadOptions> {
   std::vector<Option> Fields() override;
 };
 
+// The function of the output gate.
+enum class OutputGate { kNone, kSilu, kSigmoid };
+
 // The parts of a LinearMixer that differ between mixers.
 struct LinearForm {
   using MakeMap = std::function<std::shared_ptr<const FeatureMap>(const PartContext&)>;
 
-  int64_t conv_size = 0;           // taps of a short convolution of q, k and v; 0: none
-  bool bias = false;               // whether the projections have biases
-  MakeMap make_map_q, make_map_k;  // feature maps. Without make_map_k, k uses make_map_q.
+  int64_t conv_size = 0;              // taps of a short convolution of q, k and v; 0: none
+  bool conv_silu_qk = true;           // SiLU after the convolutions of q and k; v's always has one
+  bool bias = false;                  // whether the projections have biases
+  MakeMap make_map_q, make_map_k;     // feature maps. Without make_map_k, k uses make_map_q.
+  std::string v_activation = "none";  // of the values, after the projection or the convolution
   // Called after the projections and before the output matrix are declared.
   RecurrenceFactory make_recurrence;
-  bool use_output_gate = true;
+  OutputGate output_gate = OutputGate::kSilu;
+  // The gate is the product of two matrices, of this inner width, plus a bias; 0: one matrix.
+  int64_t gate_rank = 0;
   const char* norm_name = "";  // parameter name of the norm of each head's output; empty: no norm
   bool norm_affine = true;     // whether this norm has a weight
 };
+// An activation (activation.h) of heads with `dim` channels as a feature map.
+std::shared_ptr<const FeatureMap> MakeActivationMap(const std::string& name, int64_t dim);
 // The form that the common options describe, without a recurrence.
 LinearForm MakeLinearForm(const GatedHeadOptions& options);
 
 class LinearMixer : public Mixer {
  public:
-  // `heads` must be resolved.
-  LinearMixer(const LinearHeadOptions& heads, const PartContext& context, const LinearForm& form);
+  LinearMixer(const LinearHeads& heads, const PartContext& context, const LinearForm& form);
 
   MixerTraits traits() const override;
   MixerOutput Forward(const MixerCall& call) const override;
@@ -77,12 +102,13 @@ class LinearMixer : public Mixer {
                   MixerState& state) const override;
   FlopCount FlopsPerToken(int64_t seq_len) const override;
   double ActivationBytesPerToken(int64_t seq_len, int64_t bytes_per_element) const override;
+  double GpuActivationBytesPerToken(int64_t seq_len, int64_t bytes_per_element) const override;
   double WorkspaceBytes(const GpuBatch& batch) const override;
 
  private:
   struct Projected {
-    Features q, k;                     // [B, T, H or Hk, F]
-    at::Tensor v;                      // [B, T, Hk, V]
+    Features q, k;                     // [B, T, Hq or Hk, F]
+    at::Tensor v;                      // [B, T, Hv, V]
     std::vector<at::Tensor> products;  // of the recurrence's weights
     at::Tensor gate;                   // [B, T, H V], or undefined
     RecurrenceInputs Inputs(const at::Tensor& x) const;
@@ -98,17 +124,22 @@ class LinearMixer : public Mixer {
   at::Tensor Convolve(const at::Tensor& y, size_t index, const MixerCall& call,
                       MixerState* after) const;
   at::Tensor Output(const at::Tensor& o, const at::Tensor& gate) const;
+  void DeclareGate(const PartContext& context);
   void MakeMaps(const PartContext& context);
   bool has_norm() const { return *form_.norm_name != 0; }
 
-  LinearHeadOptions heads_;
+  LinearHeads heads_;
   LinearForm form_;
   int64_t model_dim_;
   double norm_eps_;
   std::array<std::shared_ptr<const FeatureMap>, 2> maps_;  // of q and k
   std::array<Parameter, 3> projections_, biases_;          // of q, k and v
   std::vector<ShortConvolution> convs_;                    // of q, k and v; empty: none
-  Parameter gate_, norm_;
+  Activation v_activation_;
+  // The matrix of the gate. With a gate_rank, the inner one of its two matrices, the outer one and
+  // the bias.
+  Parameter gate_, outer_gate_, gate_bias_;
+  Parameter norm_;
   std::unique_ptr<Recurrence> recurrence_;
   // Number of state tensors of the recurrence. The tails of the convolutions follow.
   size_t num_recurrent_ = 0;

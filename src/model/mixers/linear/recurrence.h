@@ -3,8 +3,8 @@
 // around it. A recurrence defines its own state, also for decoding and for rows that are split over
 // ranks, and its costs.
 //
-// Shapes: B batch, T seq_len, H query heads, Hk heads of k and v, F features of q and k,
-// V head_dim_v.
+// Shapes: B batch, T seq_len, H heads of the output, Hq, Hk and Hv heads of q, k and v, F features
+// of q and k, V head_dim_v.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,18 +20,20 @@
 
 namespace halflife::model {
 
-// The heads that LinearMixer passes to the recurrence.
+// The heads that LinearMixer passes to the recurrence. Head h of the output reads head
+// h * heads / H of each operand.
 struct RecurrenceHeads {
-  int64_t num_heads = 0, num_kv_heads = 0;   // H, Hk; Hk divides H
-  int64_t num_features = 0, head_dim_v = 0;  // F, V
-  bool keys_have_log_scale = false;          // RecurrenceInputs::k.log_scale is defined
+  int64_t num_heads = 0;  // H, the largest of the following, which divide it
+  int64_t num_q_heads = 0, num_k_heads = 0, num_v_heads = 0;  // Hq, Hk, Hv
+  int64_t num_features = 0, head_dim_v = 0;                   // F, V
+  bool keys_have_log_scale = false;  // RecurrenceInputs::k.log_scale is defined
 };
 
 struct RecurrenceInputs {
   at::Tensor x;                          // [B, T, model_dim], the input of the mixer
   std::span<const at::Tensor> products;  // [B, T, *], x times each of Recurrence::Weights()
-  Features q, k;                         // [B, T, H, F] and [B, T, Hk, F]
-  at::Tensor v;                          // [B, T, Hk, V]
+  Features q, k;                         // [B, T, Hq, F] and [B, T, Hk, F]
+  at::Tensor v;                          // [B, T, Hv, V]
 };
 
 struct RecurrenceOutput {
@@ -45,6 +47,8 @@ struct RecurrenceCost {
   double mixing_flops = 0;      // FlopCount::mixing
   // Elements that backward keeps in the compute dtype and in fp32, without x, q, k, v and o.
   double activations = 0, fp32_activations = 0;
+  // Further fp32 elements that it keeps on a GPU, if LibTorch operators replace a missing kernel.
+  double gpu_fp32_activations = 0;
 };
 
 class Recurrence {

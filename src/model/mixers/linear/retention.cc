@@ -37,7 +37,7 @@ LinearForm MakeRetentionForm(const RetentionOptions& options) {
 class Retention : public LinearMixer {
  public:
   Retention(const RetentionOptions& options, const PartContext& context)
-      : LinearMixer(options, context, MakeRetentionForm(options)) {}
+      : LinearMixer(options.heads(), context, MakeRetentionForm(options)) {}
 };
 
 }  // namespace

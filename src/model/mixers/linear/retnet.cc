@@ -86,7 +86,7 @@ DecayForm MakeDecayForm(const RetNetOptions& options) {
 class RetNet : public LinearMixer {
  public:
   RetNet(const RetNetOptions& options, const PartContext& context)
-      : LinearMixer(options, context,
+      : LinearMixer(options.heads(), context,
                     {.make_recurrence = MakeDecayRecurrence(MakeDecayForm(options)),
                      .norm_name = "g_norm_swish_gate.weight",
                      .norm_affine = false}) {}

@@ -1,0 +1,153 @@
+#include "model/mixers/linear/delta_recurrence.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/sigmoid.h>
+
+#include <cmath>
+#include <utility>
+
+#include "core/error.h"
+#include "model/part_context.h"
+#include "ops/delta_rule/delta_rule.h"
+#include "ops/rows/rms_norm.h"
+#include "ops/torch/dispatch.h"
+
+namespace halflife::model {
+namespace {
+
+// Backward keeps one state per this number of tokens.
+constexpr double kTokensPerKeptDeltaState = 256;
+constexpr double kDeltaNormEps = 1e-6;  // added to the squared Euclidean norm, as in fla
+
+class DeltaRecurrence : public Recurrence {
+ public:
+  DeltaRecurrence(const PartContext& context, const RecurrenceHeads& heads, const DeltaForm& form)
+      : heads_(heads), form_(form), model_dim_(context.model_dim()) {
+    HL_CHECK(heads.num_q_heads == heads.num_k_heads && heads.num_v_heads == heads.num_heads,
+             "the delta rule with ", heads.num_q_heads, ", ", heads.num_k_heads, " and ",
+             heads.num_v_heads, " heads of q, k and v");
+    HL_CHECK(!heads.keys_have_log_scale, "the delta rule with keys that have a log scale");
+    if (form.use_beta)
+      beta_ = DeclareMatrix(context, "b_proj.weight", {.out = heads.num_v_heads, .in = model_dim_});
+    if (form.make_decay) decay_ = form.make_decay(context);
+  }
+
+  MixerTraits traits() const override {
+    MixerTraits traits;
+    // With |k| > 1, the product of a segment's transitions grows beyond the range of fp32.
+    traits.splits_rows = !form_.norm_by_sum;
+    traits.state = {
+        {.name = "kv", .shape = {heads_.num_v_heads, heads_.num_features, heads_.head_dim_v}}};
+    return traits;
+  }
+
+  std::vector<at::Tensor> Weights() const override {
+    std::vector<at::Tensor> weights;
+    if (decay_ != nullptr) weights = decay_->Weights();
+    if (beta_.declared()) weights.push_back(*beta_);
+    return weights;
+  }
+
+  RecurrenceOutput Scan(const RecurrenceInputs& inputs, const MixerCall& call) const override {
+    const auto [out, final_state] =
+        ops::DeltaRule({.q = Normalise(inputs.q.x),
+                        .k = Normalise(inputs.k.x),
+                        .v = inputs.v,
+                        .log_decay = Decay(inputs),
+                        .beta = Beta(inputs),
+                        .chunks = call.slice.chunks,
+                        .initial_state = call.carried() ? call.initial->tensors[0] : at::Tensor(),
+                        .segment = call.slice.segment},
+                       query_scale());
+    RecurrenceOutput result = {.o = out, .state = {}};
+    if (call.want_state) result.state = {final_state};
+    return result;
+  }
+
+  at::Tensor Step(const RecurrenceInputs& inputs, const SequenceSlice&,
+                  std::span<at::Tensor> state) const override {
+    const at::Tensor log_decay = Decay(inputs);
+    return ops::DeltaRuleStep({.q = Normalise(inputs.q.x).squeeze(1),
+                               .k = Normalise(inputs.k.x).squeeze(1),
+                               .v = inputs.v.squeeze(1),
+                               .log_decay = log_decay.defined() ? log_decay.squeeze(1) : log_decay,
+                               .beta = Beta(inputs).squeeze(1)},
+                              query_scale(), state[0]);
+  }
+
+  RecurrenceCost CostPerToken(int64_t) const override {
+    const auto keys = static_cast<double>(heads_.num_q_heads * heads_.num_features),
+               state = static_cast<double>(heads_.num_v_heads * heads_.num_features *
+                                           heads_.head_dim_v);
+    RecurrenceCost cost = {.mixing_flops = 6 * state};  // read the old value, write, read
+    if (beta_.declared()) cost.matrix_elements = model_dim_ * heads_.num_v_heads;
+    // Normalised q and k, 1/norm of both, beta and its logit, and states.
+    cost.activations = 2 * keys + static_cast<double>(heads_.num_v_heads);
+    cost.fp32_activations = static_cast<double>(2 * heads_.num_q_heads + heads_.num_v_heads) +
+                            state / kTokensPerKeptDeltaState;
+    cost.gpu_fp32_activations = ComposedActivations();
+    if (decay_ != nullptr) {
+      cost.matrix_elements += decay_->num_matrix_elements();
+      cost.activations += static_cast<double>(decay_->num_activations());
+      cost.fp32_activations += static_cast<double>(decay_->num_fp32_activations());
+    }
+    return cost;
+  }
+
+ private:
+  // What autograd keeps of the chunk form that is composed of LibTorch operations, per token
+  // (ops/delta_rule/delta_rule_composed.cc): products and decays of the pairs of a chunk, operands
+  // of each token, and two states per chunk.
+  double ComposedActivations() const {
+    const bool per_channel = decay_ != nullptr && decay_->per_channel();
+    const double chunk = per_channel ? 16 : 64, k = static_cast<double>(heads_.num_features),
+                 v = static_cast<double>(heads_.head_dim_v);
+    const double pairs = per_channel ? chunk * (4 + 3 * k) : 6 * chunk;
+    return static_cast<double>(heads_.num_v_heads) * (pairs + 6 * k + 4 * v + 2 * k * v / chunk);
+  }
+
+  double query_scale() const { return 1 / std::sqrt(static_cast<double>(heads_.num_features)); }
+
+  // x [B, T, H, K] with normalised heads. x / sqrt(sum(x^2) + eps) is the RMS norm with the weight
+  // 1 / sqrt(K) and the eps eps / K.
+  at::Tensor Normalise(const at::Tensor& x) const {
+    if (form_.norm_by_sum) return x / x.sum(-1, /*keepdim=*/true);
+    const auto channels = static_cast<double>(heads_.num_features);
+    const at::Tensor weight = at::full({heads_.num_features}, 1 / std::sqrt(channels),
+                                       x.options().dtype(ops::ComputeType(x)));
+    return ops::RmsNorm(x, weight, kDeltaNormEps / channels);
+  }
+
+  // [B, T, HV] fp32 (fp64 for fp64 inputs).
+  at::Tensor Beta(const RecurrenceInputs& inputs) const {
+    const at::Tensor& v = inputs.v;
+    const auto options = v.options().dtype(ops::ComputeType(v));
+    if (!beta_.declared()) return at::ones({v.size(0), v.size(1), heads_.num_v_heads}, options);
+    const at::Tensor beta = at::sigmoid(inputs.products.back().to(options.dtype()));
+    return form_.beta_scale == 1 ? beta : beta * form_.beta_scale;
+  }
+
+  at::Tensor Decay(const RecurrenceInputs& inputs) const {
+    if (decay_ == nullptr) return {};
+    const size_t num_betas = beta_.declared() ? 1 : 0;
+    return (*decay_)(inputs.x, inputs.products.first(inputs.products.size() - num_betas));
+  }
+
+  RecurrenceHeads heads_;
+  DeltaForm form_;
+  int64_t model_dim_;
+  Parameter beta_;
+  std::unique_ptr<LogDecay> decay_;  // null: none
+};
+
+}  // namespace
+
+RecurrenceFactory MakeDeltaRecurrence(DeltaForm form) {
+  return [form = std::move(form)](const PartContext& context, const RecurrenceHeads& heads) {
+    return std::make_unique<DeltaRecurrence>(context, heads, form);
+  };
+}
+
+}  // namespace halflife::model
