@@ -65,6 +65,9 @@ TEST(ChooseLayoutTest, PrefersTheClassThatNeedsNoOtherPackage) {
   EXPECT_EQ(Chosen(Model("softmax", {{"qkv_bias", true}})), "llama");
   EXPECT_EQ(Chosen(Model("retention")), "retnet");
   EXPECT_EQ(Chosen(Model("gla")), "gla");
+  EXPECT_EQ(Chosen(Model("delta_net")), "delta_net");
+  EXPECT_EQ(Chosen(Model("gated_delta_net")), "gated_deltanet");
+  EXPECT_EQ(Chosen(Model("kda")), "kda");
   EXPECT_EQ(Chosen(Gpt2Model()), "gpt2");
 }
 
@@ -138,7 +141,13 @@ TEST(LayoutTest, ConfigsRoundTrip) {
       Model("softmax", {{"window", 7}, {"head_dim", 24}, {"num_kv_heads", 2}}),
       Model("softmax", {{"qk_norm", true}, {"qk_norm_eps", 1e-6}, {"head_dim", 24}}),
       Model("softmax", {{"qk_norm", true}, {"qk_norm_eps", 1e-6}, {"window", 7}}),
-      Model("softmax", {{"qkv_bias", true}, {"window", 7}})};
+      Model("softmax", {{"qkv_bias", true}, {"window", 7}}),
+      Model("delta_net", {{"use_output_gate", true}, {"qk_activation", "none"}, {"conv_size", 3}}),
+      Model("delta_net", {{"use_short_conv", false}, {"use_beta", false}, {"expand_k", 0.5}}),
+      Model("gated_delta_net", {{"num_v_heads", 8}, {"expand_v", 1.5}, {"output_gate", "none"}}),
+      Model("gated_delta_net", {{"head_dim", 24}, {"output_gate", "sigmoid"}}),
+      Model("kda", {{"lower_bound", -5.0}, {"allow_neg_eigval", true}}),
+      Model("kda", {{"use_short_conv", false}, {"head_dim", 8}, {"num_v_heads", 8}})};
   models[1].hybrid = {{.layers = {0, 2}, .mixer = Model("softmax", {{"window", 5}}).mixer}};
   models[3].channel_mixer.Set("bias", true);
   models[5].channel_mixer.Set("activation", "relu");

@@ -10,6 +10,8 @@ import math
 import torch
 import torch.nn.functional as F
 
+import reference_delta
+
 ACTIVATIONS = {
     "relu": F.relu,
     "relu2": lambda x: F.relu(x).square(),
@@ -122,7 +124,9 @@ def mixer_tensors(config, layer):
         return attention_mixer(entry, config["hidden_size"])
     if config["model_type"] == "transformer":
         return attention_mixer(config, config["hidden_size"])
-    mixers = {"retnet": retnet_mixer, "gla": gla_mixer, "linear_attn": linear_attn_mixer}
+    mixers = {"retnet": retnet_mixer, "gla": gla_mixer, "linear_attn": linear_attn_mixer,
+              "delta_net": reference_delta.delta_net_tensors,
+              "gated_deltanet": reference_delta.gated_tensors, "kda": reference_delta.gated_tensors}
     return mixers[config["model_type"]](config)
 
 
@@ -289,6 +293,9 @@ def log_probs(config, weights, ids):
             x = x + attention(entry, own, h)
         else:
             mixer = {"retnet": retnet, "gla": gla, "linear_attn": linear_attn,
+                     "delta_net": reference_delta.delta_net,
+                     "gated_deltanet": reference_delta.gated_delta,
+                     "kda": reference_delta.gated_delta,
                      "transformer": attention}[config["model_type"]]
             x = x + mixer(config, own, h)
         h = rms_norm(x, w[prefix + "mlp_norm.weight"], eps)

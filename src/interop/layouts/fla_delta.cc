@@ -1,0 +1,193 @@
+// The delta-rule classes of flash-linear-attention (fla): DeltaNet, GatedDeltaNet and KDA.
+#include <nlohmann/json.hpp>
+
+#include "interop/layouts/layouts.h"
+
+namespace halflife::interop {
+namespace {
+
+constexpr int64_t kDeltaConvSize = 4;  // Default of the classes.
+
+// The short convolution, and the range of beta.
+void WriteDeltaKeys(const model::MixerConfig& options, nlohmann::ordered_json& json) {
+  const bool use_short_conv = options.Get<bool>("use_short_conv");
+  json["attn_mode"] = "chunk";
+  json["use_short_conv"] = use_short_conv;
+  json["conv_size"] = use_short_conv ? options.Get<int64_t>("conv_size") : kDeltaConvSize;
+  json["allow_neg_eigval"] = options.Get<bool>("allow_neg_eigval");
+}
+
+void ReadDeltaKeys(ConfigReader& reader, model::MixerConfig& options) {
+  const bool use_short_conv = reader.Bool("use_short_conv", true);
+  options.Set("use_short_conv", use_short_conv);
+  if (use_short_conv) {
+    options.Set("conv_size", reader.Int("conv_size", kDeltaConvSize, 2));
+  } else {
+    reader.Ignore({"conv_size"});
+  }
+  options.Set("allow_neg_eigval", reader.Bool("allow_neg_eigval", false));
+}
+
+// The heads of GatedDeltaNet and KDA.
+void WriteGatedDeltaHeads(const model::MixerConfig& options, nlohmann::ordered_json& json) {
+  const auto num_heads = options.Get<int64_t>("num_heads"),
+             num_v_heads = options.Get<int64_t>("num_v_heads");
+  json["num_heads"] = num_heads;
+  json["num_v_heads"] = nullptr;
+  if (num_v_heads != num_heads) json["num_v_heads"] = num_v_heads;
+  json["head_dim"] = options.Get<int64_t>("head_dim");
+  json["expand_v"] = Number(options.Get<double>("expand_v"));
+}
+
+struct GatedDeltaDefaults {
+  int64_t num_heads, head_dim;
+  double expand_v;
+};
+void ReadGatedDeltaHeads(ConfigReader& reader, const GatedDeltaDefaults& defaults,
+                         model::MixerConfig& options) {
+  const int64_t num_heads = reader.Int("num_heads", defaults.num_heads);
+  options.Set("num_heads", num_heads);
+  options.Set("num_v_heads", reader.Int("num_v_heads", num_heads));
+  options.Set("head_dim", reader.Int("head_dim", defaults.head_dim));
+  options.Set("expand_v", reader.Double("expand_v", defaults.expand_v));
+}
+
+class DeltaNet : public Layout {
+ public:
+  std::string model_type() const override { return "delta_net"; }
+  std::string class_name() const override { return "DeltaNetForCausalLM"; }
+  std::string mixer() const override { return "delta_net"; }
+
+  std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
+    return FlaObstacles(config);
+  }
+
+  void WriteConfig(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {
+    const model::MixerConfig& options = config.mixer;
+    const auto activation = options.Get<std::string>("qk_activation");
+    WriteFlaFrame(config, json);
+    WriteDeltaKeys(options, json);
+    json["num_heads"] = options.Get<int64_t>("num_heads");
+    json["expand_k"] = Number(options.Get<double>("expand_k"));
+    json["expand_v"] = Number(options.Get<double>("expand_v"));
+    json["use_beta"] = options.Get<bool>("use_beta");
+    json["use_gate"] = options.Get<bool>("use_output_gate");
+    json["qk_norm"] = options.Get<std::string>("qk_norm");
+    json["qk_activation"] = activation == "none" ? "identity" : activation;
+    json["attn"] = FlaHybrid(config);
+  }
+
+  model::ModelConfig ReadConfig(ConfigReader& reader) const override {
+    model::ModelConfig config = ReadFlaFrame(reader, {});
+    model::MixerConfig& options = config.mixer = model::MixerConfig(mixer());
+    ReadDeltaKeys(reader, options);
+    options.Set("num_heads", reader.Int("num_heads", 16));
+    options.Set("expand_k", reader.Double("expand_k", 1));
+    options.Set("expand_v", reader.Double("expand_v", 1));
+    options.Set("use_beta", reader.Bool("use_beta", true));
+    options.Set("use_output_gate", reader.Bool("use_gate", false));
+    options.Set("qk_norm", reader.String("qk_norm", "l2"));
+    const std::string activation = reader.String("qk_activation", "silu");
+    options.Set("qk_activation", activation == "identity" ? "none" : activation);
+    ReadFlaHybrid(reader, config);
+    return config;
+  }
+
+  std::string TensorName(const std::string& parameter, ConfigReader*) const override {
+    return FlaName(parameter);
+  }
+};
+
+class GatedDeltaNet : public Layout {
+ public:
+  std::string model_type() const override { return "gated_deltanet"; }
+  std::string class_name() const override { return "GatedDeltaNetForCausalLM"; }
+  std::string mixer() const override { return "gated_delta_net"; }
+
+  std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
+    return FlaObstacles(config);
+  }
+
+  void WriteConfig(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {
+    const auto gate = config.mixer.Get<std::string>("output_gate");
+    WriteFlaFrame(config, json);
+    WriteDeltaKeys(config.mixer, json);
+    WriteGatedDeltaHeads(config.mixer, json);
+    json["use_gate"] = gate != "none";
+    json["output_gate_activation"] = gate == "sigmoid" ? "sigmoid" : "swish";
+    json["attn"] = FlaHybrid(config);
+  }
+
+  model::ModelConfig ReadConfig(ConfigReader& reader) const override {
+    model::ModelConfig config = ReadFlaFrame(reader, {.num_layers = 21});
+    config.mixer = model::MixerConfig(mixer());
+    ReadDeltaKeys(reader, config.mixer);
+    ReadGatedDeltaHeads(reader, {.num_heads = 6, .head_dim = 256, .expand_v = 2}, config.mixer);
+    if (reader.Bool("use_gate", true)) {
+      const std::string gate = reader.String("output_gate_activation", "swish");
+      reader.Require(gate == "swish" || gate == "silu" || gate == "sigmoid",
+                     "output_gate_activation is '", gate,
+                     "'. Only swish, silu and sigmoid are supported.");
+      config.mixer.Set("output_gate", gate == "sigmoid" ? "sigmoid" : "silu");
+    } else {
+      config.mixer.Set("output_gate", "none");
+      reader.Ignore({"output_gate_activation"});
+    }
+    ReadFlaHybrid(reader, config);
+    return config;
+  }
+
+  std::string TensorName(const std::string& parameter, ConfigReader*) const override {
+    return FlaName(parameter);
+  }
+};
+
+class Kda : public Layout {
+ public:
+  std::string model_type() const override { return "kda"; }
+  std::string class_name() const override { return "KDAForCausalLM"; }
+  std::string mixer() const override { return "kda"; }
+
+  std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
+    return FlaObstacles(config);
+  }
+
+  void WriteConfig(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {
+    const auto bound = config.mixer.Get<double>("lower_bound");
+    WriteFlaFrame(config, json);
+    WriteDeltaKeys(config.mixer, json);
+    WriteGatedDeltaHeads(config.mixer, json);
+    json["safe_gate"] = bound < 0;  // selects fla's kernel for bounded decays
+    json["lower_bound"] = nullptr;
+    if (bound < 0) json["lower_bound"] = Number(bound);
+    json["attn"] = FlaHybrid(config);
+  }
+
+  model::ModelConfig ReadConfig(ConfigReader& reader) const override {
+    model::ModelConfig config = ReadFlaFrame(reader, {});
+    config.mixer = model::MixerConfig(mixer());
+    ReadDeltaKeys(reader, config.mixer);
+    ReadGatedDeltaHeads(reader, {.num_heads = 16, .head_dim = 128, .expand_v = 1}, config.mixer);
+    if (reader.Has("lower_bound")) {
+      const double bound = reader.Double("lower_bound", 0);
+      reader.Require(bound < 0, "lower_bound is ", bound,
+                     ". Only null and numbers below 0 are supported.");
+      config.mixer.Set("lower_bound", bound);
+    }
+    reader.Ignore({"safe_gate"});  // The formula depends only on lower_bound.
+    ReadFlaHybrid(reader, config);
+    return config;
+  }
+
+  std::string TensorName(const std::string& parameter, ConfigReader*) const override {
+    return FlaName(parameter);
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Layout> MakeDeltaNet() { return std::make_unique<DeltaNet>(); }
+std::unique_ptr<Layout> MakeGatedDeltaNet() { return std::make_unique<GatedDeltaNet>(); }
+std::unique_ptr<Layout> MakeKda() { return std::make_unique<Kda>(); }
+
+}  // namespace halflife::interop
