@@ -42,6 +42,10 @@ recipe softmax_340m 32000 373867520
 recipe gpt2_124m 50257 124439808
 recipe d2d_124m 50257 123674880
 recipe gla_1.3b 32000 1365508096
+recipe gated_delta_net_340m 32000 512272124
+recipe gated_delta_net_1.3b 32000 1387348732
+recipe kda_1.3b 32000 1390941568
+recipe hybrid_gdn_1.3b 32000 1285334708
 recipe gla_7b 32000 6741635072
 recipe simple_mqar 8192 279776
 recipe conv_attention_mqar 8192 1149312
@@ -62,6 +66,10 @@ on_gpus based_150m 8 16 32
 on_gpus mamba_130m 8 16 32
 on_gpus gau_alpha 8 16
 on_gpus gla_1.3b 16 32 64 128
+on_gpus gated_delta_net_340m 8 16 32
+on_gpus gated_delta_net_1.3b 16 32 64 128
+on_gpus kda_1.3b 16 32 64 128
+on_gpus hybrid_gdn_1.3b 16 32 64 128
 on_gpus gla_7b 64 128
 
 for recipe in *.textproto; do

@@ -37,8 +37,10 @@ const std::map<std::string, Decay> kDecayed = {
     {"gla", {DecayKind::kPerTokenChannel}},
     {"retention", {DecayKind::kPerHead}},
 };
-// Mixers of the recipes that do not use attention kernels.
-const std::set<std::string> kOthers = {"base_conv", "gated_conv", "mamba"};
+// Mixers of the recipes that do not use attention kernels. On a GPU, those of the delta rule run in
+// LibTorch.
+const std::set<std::string> kOthers = {"base_conv", "gated_conv", "gated_delta_net", "kda",
+                                       "mamba"};
 const std::set<std::string> kPolynomial = {"based", "rebased"};
 // Mixers with softmax attention, whose state is keys and values.
 const std::set<std::string> kAttention = {"gau", "softmax"};
