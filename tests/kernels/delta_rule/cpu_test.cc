@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 #include <omp.h>
 
+#include <algorithm>
 #include <cmath>
+#include <list>
 
 #include "core/error.h"
 #include "kernels/decay_attention/decay_attention_reference.h"
@@ -85,15 +87,26 @@ TEST(DeltaRuleCpu, WideHeadsEqualTheOracle) {
   }
 }
 
-// fp32 and bf16 against fp64, whose kernel equals the oracle (above).
+// fp32 and bf16 against fp64, whose kernel equals the oracle (above). With correlated keys, bf16
+// operands have larger errors.
 TEST(DeltaRuleCpu, LongRowsInFp32AndBf16) {
-  for (const DeltaDecay decay : kDecays) {
-    const Problem problem =
-        MakeProblem({.B = 1, .T = 4096, .H = 1, .K = 64, .V = 64, .decay = decay, .bf16 = true}, 7);
-    const Result want = RunCpu<double>(problem);
-    ExpectClose(problem, RunCpu<float>(problem), want, {.forward = 2e-6, .gradients = 5e-6});
-    ExpectClose(problem, RunCpu<Bf16>(problem), want, {.forward = 8e-3, .gradients = 1.5e-2});
-  }
+  for (const DeltaDecay decay : kDecays)
+    for (const Keys keys : {Keys::kRandom, Keys::kCorrelated}) {
+      const Problem problem = MakeProblem({.B = 1,
+                                           .T = 4096,
+                                           .H = 1,
+                                           .per_head = 2,
+                                           .K = 64,
+                                           .V = 64,
+                                           .decay = decay,
+                                           .keys = keys,
+                                           .bf16 = true},
+                                          7);
+      const Result want = RunCpu<double>(problem);
+      ExpectClose(problem, RunCpu<float>(problem), want, {.forward = 2e-6, .gradients = 5e-6});
+      const double forward = keys == Keys::kRandom ? 8e-3 : 1.2e-2;
+      ExpectClose(problem, RunCpu<Bf16>(problem), want, {.forward = forward, .gradients = 1.5e-2});
+    }
 }
 
 struct HardCase {
@@ -431,6 +444,107 @@ TEST(DeltaRuleCpu, StepsAfterAPrefillContinueIt) {
               1e-12);
     EXPECT_LE(Compare(prefill.final_state.values(), want.at("final_state")).relative, 1e-12);
   }
+}
+
+// A tensor [2, T, heads, width] and a copy of it in another layout.
+struct Relocated {
+  TensorView original, moved;
+  int T, heads, width;
+  std::vector<float> memory;
+
+  // Stores heads before tokens, with gaps between the rows, and replaces `view` by the copy.
+  Relocated(TensorView& view, int the_T, int the_heads, int the_width)
+      : original(view), moved(view), T(the_T), heads(the_heads), width(the_width) {
+    if (view.data == nullptr) return;
+    moved.stride_t = width + 3;
+    moved.stride_h = moved.stride_t * T;
+    moved.stride_b = moved.stride_h * heads;
+    memory.resize(2 * moved.stride_b);
+    moved.data = memory.data();
+    Copy(original, moved);
+    view = moved;
+  }
+  void CopyBack() const {
+    if (original.data != nullptr) Copy(moved, original);
+  }
+  void Copy(const TensorView& from, const TensorView& to) const {
+    const auto row = [](const TensorView& view, int b, int t, int h) {
+      return static_cast<float*>(view.data) + b * view.stride_b + t * view.stride_t +
+             h * view.stride_h;
+    };
+    for (int b = 0; b < 2; ++b)
+      for (int t = 0; t < T; ++t)
+        for (int h = 0; h < heads; ++h) std::copy_n(row(from, b, t, h), width, row(to, b, t, h));
+  }
+};
+
+TEST(DeltaRuleCpu, StridesDoNotChangeBits) {
+  for (const DeltaDecay decay : kDecays) {
+    const Problem problem = MakeProblem({.T = 70, .H = 2, .per_head = 2, .decay = decay}, 67);
+    const Result want = RunCpu<float>(problem);
+    Call<float> call(problem);
+    DeltaRuleGradArgs& grads = call.grads;
+    DeltaRuleArgs& args = grads.forward;
+    const Case& c = problem.config;
+    const int decays = decay == DeltaDecay::kPerTokenChannel ? c.K : 1;
+    std::list<Relocated> tensors;
+    for (TensorView* view : {&args.q, &args.k, &grads.dq, &grads.dk})
+      tensors.emplace_back(*view, c.T, 2, c.K);
+    for (TensorView* view : {&args.v, &args.out, &grads.dout, &grads.dv})
+      tensors.emplace_back(*view, c.T, 4, c.V);
+    for (TensorView* view : {&args.log_decay, &grads.dlog_decay})
+      tensors.emplace_back(*view, c.T, 4, decays);
+    for (TensorView* view : {&args.beta, &grads.dbeta}) tensors.emplace_back(*view, c.T, 4, 1);
+    cpu::DeltaRuleForward(args);
+    cpu::DeltaRuleBackward(grads);
+    for (const Relocated& tensor : tensors) tensor.CopyBack();
+    ExpectSameBits(problem, call.Get(/*backward=*/true), want);
+  }
+}
+
+// ---- NaN ----
+
+// Tokens of the second of three documents, and the token of head 0 that has a NaN.
+constexpr int kNanT = 200, kNanBegin = 30, kNanEnd = 150, kNan = 40;
+
+// Compares what the NaN must not reach: other documents, the other head, earlier outputs and, for a
+// NaN in q, later outputs.
+void ExpectNanStays(const Problem& problem, const Result& got, const Result& clean, bool in_query) {
+  for (const auto& [name, values] : clean) {
+    if (name == "dinitial_state" || name == "final_state") {
+      EXPECT_EQ(got.at(name), values) << name;  // these belong to the other documents
+      continue;
+    }
+    const size_t width = values.size() / kNanT / 2;  // of one token and head
+    for (size_t i = 0; i < values.size(); ++i) {
+      const int token = static_cast<int>(i / width / 2), head = static_cast<int>(i / width % 2);
+      const bool elsewhere = head == 1 || token < kNanBegin || token >= kNanEnd;
+      const bool unread = name == "out" && (token < kNan || (in_query && token > kNan));
+      if (elsewhere || unread) {
+        ASSERT_EQ(got.at(name)[i], values[i])
+            << name << ", token " << token << ", " << Describe(problem);
+      }
+    }
+    if (name == "out") {
+      EXPECT_TRUE(std::isnan(got.at(name)[kNan * 2 * width])) << Describe(problem);
+    }
+  }
+}
+
+TEST(DeltaRuleCpu, ANanStaysInItsDocumentAndHead) {
+  for (const DeltaDecay decay : kDecays)
+    for (Values DeltaReferenceProblem::*operand :
+         {&DeltaReferenceProblem::q, &DeltaReferenceProblem::k, &DeltaReferenceProblem::v,
+          &DeltaReferenceProblem::beta, &DeltaReferenceProblem::log_decay}) {
+      Problem problem = MakeProblem(
+          {.B = 1, .T = kNanT, .H = 2, .decay = decay, .document_starts = {kNanBegin, kNanEnd}},
+          71);
+      Values& values = problem.data.*operand;
+      if (values.empty()) continue;
+      const Result clean = RunCpu<float>(problem);
+      values[kNan * values.size() / kNanT] = std::nan("");
+      ExpectNanStays(problem, RunCpu<float>(problem), clean, operand == &DeltaReferenceProblem::q);
+    }
 }
 
 // ---- calls that are rejected ----
