@@ -133,10 +133,18 @@ struct DeviceLimits {
   bool warpgroups = false;
 };
 
+// CUDA: whether the kernels with Hopper's warpgroup instructions (wgmma) may run.
+enum class WarpgroupUse : uint8_t {
+  kAuto,  // if the device has them, the shape allows it and HALFLIFE_WARPGROUPS is not 0
+  kOff,   // never: the kernels by warps run on every device
+};
+
 // The parts of a plan that the caller has chosen. 0: MakePlan chooses.
 struct PlanRequest {
   int chunk_size = 0;    // the chunk size with which args.chunks was built
   int num_segments = 0;  // for both directions of the plan
+  int batch_tiles = 0;   // CUDA: for both directions of the plan
+  WarpgroupUse warpgroups = WarpgroupUse::kAuto;
 };
 
 // CUDA: the part [k, v] of a state [K, V] that one block of a scan owns. A wider head is cut into

@@ -41,6 +41,15 @@ struct ViewExtents {
   int64_t batch, seq_len, heads, width;
 };
 
+// A batch tile has at least one row, and each of its rows is one sequence.
+inline void CheckBatchTiles(const DecayAttentionArgs& args, int num_batch_tiles) {
+  const int rows = args.batch > 1 ? args.batch : 1;
+  const int most = args.num_sequences == args.batch ? rows : 1;
+  HL_CHECK_AS(ExitCode::kUsage, num_batch_tiles >= 1 && num_batch_tiles <= most,
+              "decay attention in ", num_batch_tiles, " batch tiles: a batch of ", args.batch,
+              " with ", args.num_sequences, " sequences has 1 to ", most, " of them");
+}
+
 inline void CheckRead(const char* name, const TensorView& view) {
   HL_CHECK(view.data != nullptr, "decay attention: ", name, " is missing");
   HL_CHECK(view.stride_b >= 0 && view.stride_t >= 0 && view.stride_h >= 0,

@@ -150,10 +150,14 @@ DecayAttentionArgs LargestBatchTileProblem(const DecayAttentionArgs& args, int n
   return own;
 }
 
-// Segments are chosen afterwards, for the states of one tile: they fill a device that a tile leaves
-// idle.
-void ChooseBatchTiles(const DecayAttentionArgs& args, const DeviceLimits& limits,
+// Sets the number of batch tiles of both directions: `requested`, unless that is 0. Segments are
+// chosen afterwards, for the states of one tile: they fill a device that a tile leaves idle.
+void ChooseBatchTiles(const DecayAttentionArgs& args, const DeviceLimits& limits, int requested,
                       DecayAttentionPlan& plan) {
+  if (requested > 0) {
+    plan.forward_batch_tiles = plan.backward_batch_tiles = requested;
+    return;
+  }
   const int64_t shared = limits.shared_memory_bytes, heads = args.num_heads;
   const auto slots = [&](int blocks_per_sm) { return int64_t{1} * limits.num_sms * blocks_per_sm; };
   const auto forward_bytes = [&](int batch_tiles) {
@@ -186,7 +190,7 @@ void ChooseBatchTiles(const DecayAttentionArgs& args, const DeviceLimits& limits
 
 // Sets the blocks, the batch tiles and the segments of both directions.
 void DeviceSchedule(const DecayAttentionArgs& args, const DeviceLimits& limits,
-                    DecayAttentionPlan& plan) {
+                    int requested_batch_tiles, DecayAttentionPlan& plan) {
   plan.is_cuda = true;
   plan.forward = cuda::ForwardBlock(args, limits.shared_memory_bytes);
   plan.backward = cuda::BackwardBlock(args, limits.shared_memory_bytes);
@@ -196,7 +200,7 @@ void DeviceSchedule(const DecayAttentionArgs& args, const DeviceLimits& limits,
   // resident blocks must fit into the L2 cache.
   if (IsPerChannel(args.decay_kind)) plan.checkpoint_every = 2;
   if (plan.forward.k == 0) {  // the recurrent (per-token) kernel has no segments
-    ChooseBatchTiles(args, limits, plan);
+    ChooseBatchTiles(args, limits, requested_batch_tiles, plan);
     return;
   }
   const int64_t num_states = int64_t{1} * args.num_sequences * args.num_heads;
@@ -208,7 +212,7 @@ void DeviceSchedule(const DecayAttentionArgs& args, const DeviceLimits& limits,
       num_states * cuda::SlicesOf(args, plan.forward).count() < limits.num_sms)
     plan.forward.v = 64;
   plan.backward_warpgroups = limits.warpgroups && cuda::CanUseWgmmaBackward(args, plan.backward);
-  ChooseBatchTiles(args, limits, plan);
+  ChooseBatchTiles(args, limits, requested_batch_tiles, plan);
   // The states of all chunks of a row may need too much memory. This is decided by the row's
   // length, so that it does not depend on document boundaries.
   DecayAttentionArgs by_length = args;
@@ -216,7 +220,7 @@ void DeviceSchedule(const DecayAttentionArgs& args, const DeviceLimits& limits,
   if (plan.backward_warpgroups &&
       cuda::BackwardWorkspaceBytes(by_length, plan) > cuda::WorkspaceLimit(args)) {
     plan.backward_warpgroups = false;
-    ChooseBatchTiles(args, limits, plan);
+    ChooseBatchTiles(args, limits, requested_batch_tiles, plan);
   }
   const int64_t shared = limits.shared_memory_bytes;
   plan.num_segments =
@@ -251,7 +255,10 @@ DecayAttentionPlan MakePlan(const DecayAttentionArgs& given, const DeviceLimits&
   DecayAttentionPlan plan;
   plan.chunk_size = request.chunk_size > 0 ? request.chunk_size : DefaultChunkSize(limits.is_cuda);
   if (limits.is_cuda) {
-    DeviceSchedule(args, limits, plan);
+    DeviceLimits usable = limits;
+    usable.warpgroups = limits.warpgroups && request.warpgroups == WarpgroupUse::kAuto;
+    if (request.batch_tiles > 0) CheckBatchTiles(args, request.batch_tiles);
+    DeviceSchedule(args, usable, request.batch_tiles, plan);
   } else {
     plan.checkpoint_every = std::clamp(kHostGroupTokens / plan.chunk_size, 1, kHostGroupChunks);
     plan.num_segments = plan.backward_segments = HostSegments(args, args.num_sequences);

@@ -156,9 +156,11 @@ DecayCall MakeCall(const DecayAttentionInputs& given, const DecayAttentionConfig
   in.initial_state = StateRows(call, "initial_state", in.initial_state, config);
   args.initial_state = DataOrNull(in.initial_state.kv);
   args.initial_norm = DataOrNull(in.initial_state.norm);
-  call.plan = kernels::MakePlan(
-      args, LimitsOf(in.q),
-      {.chunk_size = static_cast<int>(in.chunks->chunk_size), .num_segments = config.num_segments});
+  call.plan = kernels::MakePlan(args, LimitsOf(in.q),
+                                {.chunk_size = static_cast<int>(in.chunks->chunk_size),
+                                 .num_segments = config.num_segments,
+                                 .batch_tiles = config.batch_tiles,
+                                 .warpgroups = config.warpgroups});
   if (call.plan.is_cuda)
     LogRoute("decay attention", kernels::cuda::DescribeRoute(call.args, call.plan));
   return call;

@@ -325,6 +325,19 @@ TEST(DecayAttentionPlan, BackwardByWarpgroups) {
             BackwardWorkspaceBytes(args, MakePlan(args, kHopper)));
 }
 
+// A caller can run both routes in one process. Without WGMMA, the plan is that of a device without
+// it.
+TEST(DecayAttentionPlan, WarpgroupsCanBeTurnedOff) {
+  const DecayAttentionArgs args = ArgsOf({kToken, 2, 16384, 16, 128, 128});
+  const DecayAttentionPlan plan = MakePlan(args, kWarpgroups, {.warpgroups = WarpgroupUse::kOff});
+  EXPECT_FALSE(plan.forward_warpgroups || plan.backward_warpgroups);
+  EXPECT_EQ(plan.num_segments, MakePlan(args, kHopper).num_segments);
+  EXPECT_EQ(BackwardWorkspaceBytes(args, plan),
+            BackwardWorkspaceBytes(args, MakePlan(args, kHopper)));
+  EXPECT_TRUE(MakePlan(args, kWarpgroups, {.warpgroups = WarpgroupUse::kAuto}).backward_warpgroups);
+  EXPECT_FALSE(MakePlan(args, kHopper, {.warpgroups = WarpgroupUse::kAuto}).backward_warpgroups);
+}
+
 // The limit does not include the states of segments, one for each block of one or two waves.
 TEST(DecayAttentionPlan, WorkspacesStayWithinTheirLimit) {
   for (const WorkspaceShape& shape : kWorkspaceShapes)
@@ -372,6 +385,18 @@ TEST(DecayAttentionPlan, SmallBatchesAndPackedSequencesTakeOneTurn) {
   args = ArgsOf({kToken, 1, 1 << 20, 4, 256, 512});
   args.num_sequences = 512;
   EXPECT_EQ(MakePlan(args, kHopper).backward_batch_tiles, 1);
+}
+
+TEST(DecayAttentionPlan, BatchTilesCanBeRequested) {
+  const DecayAttentionArgs args = ArgsOf({kToken, 5, 700, 2, 128, 128});
+  for (const DeviceLimits* device : {&kHopper, &kWarpgroups}) {
+    EXPECT_EQ(MakePlan(args, *device).backward_batch_tiles, 1);
+    const DecayAttentionPlan plan = MakePlan(args, *device, {.batch_tiles = 3});
+    EXPECT_EQ(plan.forward_batch_tiles, 3);
+    EXPECT_EQ(plan.backward_batch_tiles, 3);
+    EXPECT_HL_ERROR(MakePlan(args, *device, {.batch_tiles = 6}), ExitCode::kUsage,
+                    "in 6 batch tiles: a batch of 5 with 5 sequences has 1 to 5 of them");
+  }
 }
 
 // Calculated by hand: 128 rows of 4 heads, with 4 x 2 slices of fp32 sums, in batch tiles of 8

@@ -21,14 +21,6 @@ constexpr PlanLimits kPlanLimits = {"CUDA", 64, 64, std::numeric_limits<int>::ma
 
 bool HasWork(const DecayAttentionArgs& args) { return args.num_sequences > 0; }
 
-// A batch tile has at least one row, and each of its rows is one sequence.
-void CheckBatchTiles(const DecayAttentionArgs& args, int num_batch_tiles) {
-  const int most = args.num_sequences == args.batch ? std::max(args.batch, 1) : 1;
-  HL_CHECK_AS(ExitCode::kUsage, num_batch_tiles >= 1 && num_batch_tiles <= most,
-              "decay attention in ", num_batch_tiles, " batch tiles: a batch of ", args.batch,
-              " with ", args.num_sequences, " sequences has 1 to ", most, " of them");
-}
-
 void CheckPlan(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                size_t workspace_bytes) {
   const DType dtype = args.q.dtype;

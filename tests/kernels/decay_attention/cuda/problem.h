@@ -182,9 +182,7 @@ class Problem {
     const DecayAttentionArgs args = Args();
     DecayAttentionPlan plan =
         MakePlan(args, {.is_cuda = true, .num_sms = 4, .shared_memory_bytes = shape_.shared_bytes},
-                 {.num_segments = shape_.num_segments});
-    if (shape_.batch_tiles > 0)
-      plan.forward_batch_tiles = plan.backward_batch_tiles = shape_.batch_tiles;
+                 {.num_segments = shape_.num_segments, .batch_tiles = shape_.batch_tiles});
     if (shape_.backward_segments > 0) plan.backward_segments = shape_.backward_segments;
     if (shape_.block.k > 0 && plan.forward.k > 0) plan.forward = plan.backward = shape_.block;
     if (shape_.block_v > 0 && plan.forward.k > 0) plan.forward.v = shape_.block_v;
