@@ -46,6 +46,7 @@ struct ProblemConfig {
   double v_mean = 0;      // Mean of each channel of v, whose deviation is 1.
   double norm_eps = 1e-30;
   bool bf16 = false;                          // q, k, v and dout are representable in bf16.
+  bool ternary = false;                       // q, k, v and dout are -1, 0 or 1.
   std::vector<int32_t> document_starts = {};  // Flat token numbers.
   std::vector<int32_t> cu_seqlens = {};       // Requires B = 1.
 
@@ -126,6 +127,9 @@ inline RandomProblem MakeProblem(ProblemConfig config, uint64_t seed) {
   if (config.bf16)
     for (Values* x : {&problem.q, &problem.k, &problem.v, &problem.dout})
       for (double& value : *x) value = Widen(RoundToBf16(static_cast<float>(value)));
+  if (config.ternary)
+    for (Values* x : {&problem.q, &problem.k, &problem.v, &problem.dout})
+      for (double& value : *x) value = std::clamp(std::round(value), -1.0, 1.0);
   if (config.key_scale) problem.key_scale = draw(tokens * config.H, config.positive);
   if (config.states) {
     problem.initial_state = draw(norms * config.V);

@@ -31,7 +31,8 @@ struct ProblemShape {
   Strength strength = Strength::kMild;
   int q_heads = 0, k_heads = 0, v_heads = 0, decay_heads = 0;  // 0: heads.
   bool norm = false, key_scale = false, states = true;
-  double v_mean = 0;  // Mean of v, whose deviation is 1.
+  bool ternary = false;  // q, k, v and dout are -1, 0 or 1.
+  double v_mean = 0;     // Mean of v, whose deviation is 1.
   double norm_eps = 1e-30;
   bool odd_strides = false;  // Rows are not aligned for vector loads.
   int between_rows = 0;      // Elements between rows of the batch.
@@ -66,6 +67,7 @@ struct ProblemShape {
             .v_mean = v_mean,
             .norm_eps = norm_eps,
             .bf16 = dtype == DType::kBF16,
+            .ternary = ternary,
             .document_starts = document_starts,
             .cu_seqlens = cu_seqlens};
   }
@@ -277,6 +279,7 @@ class Problem {
   }
 
   const ProblemShape& shape() const { return shape_; }
+  const RandomProblem& values() const { return values_; }
   Tensor q_, k_, v_, dout_, decay_, key_scale_;
   Answer answer_;
   std::vector<float> initial_state_, dfinal_state_, initial_norm_, dfinal_norm_;
