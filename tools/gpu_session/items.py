@@ -150,6 +150,7 @@ ITEMS = (
     _test("wrappers_gpu_test", WRAPPERS, 1, rehearsed_by="tests/tools/cuda_emulator/wrappers_emulated_test_plain"),
     _test("step_kernels_gpu_test", OPS, 1),
     BINDING,
+    _test("decay_routes_gpu_test", OPS, 1),
     _test("softmax_attention_gpu_test", OPS, 1),
     _test("polynomial_attention_gpu_test", OPS, 1),
     _test("step_gpu_test", "tests/train", 1.5),

@@ -114,6 +114,32 @@ TEST_P(DecayAttentionGpuTest, EqualsTheCpu) {
   }
 }
 
+// Every stage of a kernel's ring of tiles is used many times, and the last chunk of each document
+// and of the row is short.
+TEST_P(DecayAttentionGpuTest, LongRowsEqualTheCpu) {
+  const auto [kind, dtype, documents] = GetParam();
+  if (dtype != at::kBFloat16) GTEST_SKIP() << "the recurrent kernels of fp32 have no ring";
+  constexpr int64_t kTokens = 4160;
+  for (const auto& [dim_k, dim_v] : {std::pair<int64_t, int64_t>{128, 128}, {128, 256}}) {
+    SCOPED_TRACE(testing::Message() << "K " << dim_k << ", V " << dim_v);
+    DecayProblem problem = MakeProblem({.batch = 1,
+                                        .seq_len = documents ? kTokens : kTokens - 10,
+                                        .heads = 2,
+                                        .dim_k = dim_k,
+                                        .dim_v = dim_v,
+                                        .kind = kind},
+                                       5, at::kFloat);
+    for (at::Tensor* x : {&problem.inputs.q, &problem.inputs.k, &problem.inputs.v, &problem.dout})
+      *x = x->to(dtype);
+    if (documents) {
+      problem.starts = at::zeros({1, kTokens}, at::kBool);
+      for (const int64_t start : {1000, 1024, 3000, 4159}) problem.starts.select(1, start).fill_(1);
+      problem.inputs.chunks = test::ChunksOf(problem.starts);
+    }
+    ExpectEqualsTheCpu(problem, problem.config);
+  }
+}
+
 TEST_P(DecayAttentionGpuTest, NormaliserEqualsTheCpu) {
   DecayProblem problem = Make(40, 72, true);
   ExpectEqualsTheCpu(problem, problem.config);
