@@ -108,6 +108,11 @@ MUTATIONS = make_table({
                  "reverse ? factors.incoming : factors.outgoing_scaled",
                  "factors.outgoing_scaled",
                  "tests/kernels/decay_attention/cuda/warpgroup_gradients_test.cc"),
+        Mutation("the sum of a constant decay's gradient is rounded to bf16",
+                 "src/kernels/decay_attention/cuda/reduce.cu",
+                 "sum = WarpSum(sum);",
+                 "sum = WarpSum(ToFloat(ToBf16(sum)));",
+                 "tests/kernels/decay_attention/cuda/long_rows_test.cc:CudaLongRows.Sums*"),
     ],
     "decay attention: chunk scan on tensor cores": [
         Mutation("no barrier at the start of a chunk",
