@@ -140,6 +140,54 @@ TEST_P(DecayAttentionGpuTest, LongRowsEqualTheCpu) {
   }
 }
 
+// Batch tiles of five rows: 5, 2 and 3, and 1, 2 and 2.
+TEST_P(DecayAttentionGpuTest, BatchTilesChangeNoBit) {
+  const auto [kind, dtype, documents] = GetParam();
+  DecayProblem problem = MakeProblem({.batch = 5,
+                                      .seq_len = 700,
+                                      .dim_k = 128,
+                                      .dim_v = 128,
+                                      .kind = kind,
+                                      .documents = documents},
+                                     5, at::kFloat);
+  for (at::Tensor* x : {&problem.inputs.q, &problem.inputs.k, &problem.inputs.v, &problem.dout})
+    *x = x->to(dtype);
+  DecayProblem moved = OnGpu(problem);
+  const auto run = [&](int batch_tiles) {
+    moved.config.batch_tiles = batch_tiles;
+    return std::pair(ops::DecayAttention(moved.inputs, moved.config).out,
+                     ops::Backward(moved.inputs, moved.config, moved.dout, moved.dfinal_state));
+  };
+  const auto [out, grads] = run(1);
+  for (const int batch_tiles : {2, 3}) {
+    SCOPED_TRACE(testing::Message() << batch_tiles << " batch tiles");
+    const auto [tiled_out, tiled] = run(batch_tiles);
+    EXPECT_TRUE(tiled_out.equal(out));
+    EXPECT_TRUE(tiled.dq.equal(grads.dq));
+    EXPECT_TRUE(tiled.dk.equal(grads.dk));
+    EXPECT_TRUE(tiled.dv.equal(grads.dv));
+    EXPECT_TRUE(tiled.dlog_decay.equal(grads.dlog_decay));
+    EXPECT_TRUE(tiled.dinitial_state.kv.equal(grads.dinitial_state.kv));
+  }
+}
+
+TEST_P(DecayAttentionGpuTest, LaterTokensChangeNoBitOfALongRow) {
+  const auto [kind, dtype, documents] = GetParam();
+  if (documents) GTEST_SKIP() << "a document hides earlier tokens";
+  constexpr int64_t kTokens = 4160, kBefore = 4100;
+  DecayProblem problem = MakeProblem(
+      {.batch = 1, .seq_len = kTokens, .dim_k = 128, .dim_v = 128, .kind = kind}, 5, at::kFloat);
+  for (at::Tensor* x : {&problem.inputs.q, &problem.inputs.k, &problem.inputs.v}) *x = x->to(dtype);
+  const DecayProblem moved = OnGpu(problem);
+  const auto run = [&] {
+    return ops::DecayAttention(moved.inputs, moved.config).out.narrow(1, 0, kBefore).clone();
+  };
+  const at::Tensor before = run();
+  for (const at::Tensor& x : {moved.inputs.q, moved.inputs.k, moved.inputs.v})
+    x.narrow(1, kBefore, kTokens - kBefore).add_(1);
+  EXPECT_TRUE(run().equal(before));
+}
+
 TEST_P(DecayAttentionGpuTest, NormaliserEqualsTheCpu) {
   DecayProblem problem = Make(40, 72, true);
   ExpectEqualsTheCpu(problem, problem.config);
