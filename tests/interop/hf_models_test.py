@@ -377,6 +377,30 @@ class HfModels(unittest.TestCase):
                 self.assertEqual(back.config.model_type, model_type)
                 self.assertLess(widest(self.log_probs_of(back), self.log_probs_of(model)), TOLERANCE)
 
+    def test_generated_texts_of_classes_like_llama(self):
+        """The most likely continuations, which reach back further than the windows."""
+        prompt, count = b"A prompt that is longer than any window here.", 60
+        for name in ("qwen3", "qwen3_window_of_late_layers", "qwen2_layer_types", "mistral_wide_heads_yarn"):
+            with self.subTest(name):
+                self.tearDown()
+                self.setUp()
+                folder, model = self.make_like_llama_folder(
+                    **LIKE_LLAMA_VARIANTS[name] | {"vocab_size": 259, "initializer_range": 1.0})
+                (folder / "tokenizer_config.json").write_text(
+                    json.dumps({"tokenizer_class": "ByT5Tokenizer", "extra_ids": 0}))
+                ids = [byte + 3 for byte in prompt]
+                with torch.no_grad():
+                    for _ in range(count):
+                        ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+                self.assertGreater(len(set(ids[len(prompt):])), 20, "the text repeats itself")
+                want = bytes(token - 3 for token in ids if token >= 3)
+                halflife("import", "--from", folder, "--out", self.dir / "run")
+                for source in (folder, self.dir / "run"):
+                    done = subprocess.run(
+                        [HALFLIFE, "generate", "--model", source, "--prompt", prompt, "--max-tokens",
+                         str(count), "--temperature", "0", "--ignore-eos"], capture_output=True, check=True)
+                    self.assertEqual(done.stdout.rstrip(b"\n"), want.rstrip(b"\n"))
+
     def test_windows_of_qwen_that_are_off(self):
         folder, _ = self.make_like_llama_folder("qwen3", head_dim=8, num_key_value_heads=2)
         change_config(folder, lambda config: config.update(
