@@ -48,6 +48,8 @@
 #include "ops/rows/real_norm.h"
 #include "ops/rows/rms_norm.h"
 #include "ops/rows/rotary.h"
+#include "ops/rows/skip_gate.h"
+#include "ops/rows/step_gate.h"
 #include "ops/rows/swiglu.h"
 #include "ops/rows/token_shift.h"
 #include "ops/scans/selective_scan.h"
@@ -263,6 +265,14 @@ void ShapeProblemsExample(const DecayAttentionArgs& args) {
 
 void DecayGateExample(const Tensor& logits, const Tensor* bias) {
 #include "examples/ops/rows/decay_gate.h"
+}
+
+void StepGateExample(const Tensor& dt, const Tensor* dt_bias, const Tensor* a_log) {
+#include "examples/ops/rows/step_gate.h"
+}
+
+void SkipGateExample(const Tensor& y, const Tensor& v, const Tensor* d, const Tensor& z) {
+#include "examples/ops/rows/skip_gate.h"
 }
 
 void BiasMapExample(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor* q_bias,

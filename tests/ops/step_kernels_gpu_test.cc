@@ -24,6 +24,8 @@
 #include "ops/rows/real_norm.h"
 #include "ops/rows/rms_norm.h"
 #include "ops/rows/rotary.h"
+#include "ops/rows/skip_gate.h"
+#include "ops/rows/step_gate.h"
 #include "ops/rows/swiglu.h"
 #include "ops/rows/token_shift.h"
 #include "ops/scans/selective_scan.h"
@@ -116,6 +118,36 @@ TEST_P(StepKernelsGpuTest, DecayGate) {
           return ops::DecayGate(in[0], in[1], {.scale = 1.0 / 16, .floor = -0.2});
         },
         {Normal({1500, dim}, 1) * 4, Normal({dim}, 2, at::kFloat)});
+  }
+}
+
+TEST_P(StepKernelsGpuTest, StepGate) {
+  for (const int64_t dim : {7, 64, 1000}) {
+    SCOPED_TRACE(dim);
+    ExpectSameOnBoth(
+        [&](const Tensors& in) {
+          const auto [step, log_decay] = ops::StepGate(
+              {.x = in[0].narrow(1, 8, dim), .bias = in[1], .a_log = in[2]}, {.least = 0.05});
+          return step + log_decay;
+        },
+        {Normal({1500, dim + 24}, 1) * 4, Normal({dim}, 2, at::kFloat),
+         Normal({dim}, 3, at::kFloat)});
+  }
+}
+
+// The gradient of skip sums 1500 rows of up to 64 channels.
+TEST_P(StepKernelsGpuTest, SkipGate) {
+  for (const int64_t width : {7, 16, 64}) {
+    const int64_t dim = 5 * width;
+    SCOPED_TRACE(width);
+    ExpectSameOnBoth(
+        [&](const Tensors& in) {
+          return ops::SkipGate({.y = in[0],
+                                .x = in[1].narrow(1, 0, dim),
+                                .skip = in[2],
+                                .gate = in[1].narrow(1, dim, dim)});
+        },
+        {Normal({1500, dim}, 1), Normal({1500, 2 * dim}, 2), Normal({5}, 3, at::kFloat)});
   }
 }
 

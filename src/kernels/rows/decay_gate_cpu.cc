@@ -6,19 +6,6 @@
 namespace halflife::kernels::cpu {
 namespace {
 
-// ln(1 + x) for 0 <= x <= 1 with a small relative error: 2 artanh(s), s = x / (2 + x) <= 1/3, by
-// its series.
-HL_INLINE float LogOnePlus(float x) {
-  const float s = x / (x + 2.0f), square = s * s;
-  float p = square * (1.0f / 15) + 1.0f / 13;
-  p = p * square + 1.0f / 11;
-  p = p * square + 1.0f / 9;
-  p = p * square + 1.0f / 7;
-  p = p * square + 1.0f / 5;
-  p = p * square + 1.0f / 3;
-  return 2.0f * (s + s * square * p);
-}
-
 // The value before the floor is applied.
 HL_INLINE float LogDecay(float x, float scale) {
   const float most = x < 0.0f ? x : 0.0f;

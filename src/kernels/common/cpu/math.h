@@ -38,6 +38,19 @@ HL_INLINE float Exp(float x) {
   return x < -87.0f ? 0.0f : bounded;
 }
 
+// ln(1 + x) for 0 <= x <= 1 with a small relative error: 2 artanh(s), s = x / (2 + x) <= 1/3, by
+// its series.
+HL_INLINE float LogOnePlus(float x) {
+  const float s = x / (x + 2.0f), square = s * s;
+  float p = square * (1.0f / 15) + 1.0f / 13;
+  p = p * square + 1.0f / 11;
+  p = p * square + 1.0f / 9;
+  p = p * square + 1.0f / 7;
+  p = p * square + 1.0f / 5;
+  p = p * square + 1.0f / 3;
+  return 2.0f * (s + s * square * p);
+}
+
 HL_INLINE float Sigmoid(float x) { return 1.0f / (1.0f + Exp(-x)); }
 
 using halflife::Widen;  // for Bf16

@@ -1,0 +1,94 @@
+#include "kernels/common/cpu/vectorised.h"
+#include "kernels/rows/skip_gate_args.h"
+
+namespace halflife::kernels::cpu {
+namespace {
+
+template <bool kGated, typename T>
+HL_INLINE void SkipGateForwardLoop(const SkipGateRows<T>& rows, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    for (int64_t head = 0; head < rows.num_heads; ++head) {
+      const int64_t column = head * rows.head_dim, at = row * rows.dim() + column;
+      const T* __restrict y = rows.y + at;
+      const T* __restrict x = rows.x + row * rows.x_stride + column;
+      const T* __restrict gate = kGated ? rows.gate + row * rows.gate_stride + column : y;
+      T* __restrict out = rows.out + at;
+      const float skip = rows.skip[head];
+#pragma omp simd
+      for (int64_t i = 0; i < rows.head_dim; ++i) {
+        float sum = Widen(y[i]) + skip * Widen(x[i]);
+        if constexpr (kGated) sum *= Widen(gate[i]) * Sigmoid(Widen(gate[i]));
+        out[i] = Narrow<T>(sum);
+      }
+    }
+  }
+}
+
+template <bool kGated, typename T>
+HL_INLINE void SkipGateBackwardLoop(const SkipGateGradRows<T>& rows, int64_t begin, int64_t end,
+                                    float* dskip) {
+  const SkipGateRows<T>& in = rows.forward;
+  for (int64_t row = begin; row < end; ++row) {
+    for (int64_t head = 0; head < in.num_heads; ++head) {
+      const int64_t column = head * in.head_dim, at = row * in.dim() + column;
+      const T* __restrict x = in.x + row * in.x_stride + column;
+      const T* __restrict y = in.y + at;
+      const T* __restrict gate = kGated ? in.gate + row * in.gate_stride + column : y;
+      const T* __restrict dout = rows.dout + at;
+      T* __restrict dy = rows.dy + at;
+      T* __restrict dx = rows.dx + at;
+      T* __restrict dgate = kGated ? rows.dgate + row * rows.dgate_stride + column : nullptr;
+      const float skip = in.skip[head];
+      float sum = 0;
+#pragma omp simd reduction(+ : sum)
+      for (int64_t i = 0; i < in.head_dim; ++i) {
+        float d = Widen(dout[i]);
+        const float value = Widen(x[i]);
+        if constexpr (kGated) {
+          const float z = Widen(gate[i]), sigmoid = Sigmoid(z);
+          const float slope = sigmoid * (1.0f + z * (1.0f - sigmoid));
+          dgate[i] = Narrow<T>(d * (Widen(y[i]) + skip * value) * slope);
+          d *= z * sigmoid;
+        }
+        dy[i] = Narrow<T>(d);
+        dx[i] = Narrow<T>(skip * d);
+        sum += d * value;
+      }
+      dskip[head] += sum;
+    }
+  }
+}
+
+template <typename T>
+void Forward(const SkipGateRows<T>& rows, int64_t begin, int64_t end) {
+  RunVectorised([&]() HL_LAMBDA_INLINE {
+    rows.gate != nullptr ? SkipGateForwardLoop<true>(rows, begin, end)
+                         : SkipGateForwardLoop<false>(rows, begin, end);
+  });
+}
+template <typename T>
+void Backward(const SkipGateGradRows<T>& rows, int64_t begin, int64_t end, float* dskip) {
+  RunVectorised([&]() HL_LAMBDA_INLINE {
+    rows.forward.gate != nullptr ? SkipGateBackwardLoop<true>(rows, begin, end, dskip)
+                                 : SkipGateBackwardLoop<false>(rows, begin, end, dskip);
+  });
+}
+
+}  // namespace
+
+void SkipGateForward(const SkipGateRows<float>& rows, int64_t begin, int64_t end) {
+  Forward(rows, begin, end);
+}
+void SkipGateForward(const SkipGateRows<Bf16>& rows, int64_t begin, int64_t end) {
+  Forward(rows, begin, end);
+}
+void SkipGateBackward(const SkipGateGradRows<float>& rows, int64_t begin, int64_t end,
+                      float* dskip) {
+  Backward(rows, begin, end, dskip);
+}
+void SkipGateBackward(const SkipGateGradRows<Bf16>& rows, int64_t begin, int64_t end,
+                      float* dskip) {
+  Backward(rows, begin, end, dskip);
+}
+
+}  // namespace halflife::kernels::cpu

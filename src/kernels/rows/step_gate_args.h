@@ -1,0 +1,86 @@
+// Arguments of the step gate of a state-space layer with one decay per head (Dao and Gu, 2024),
+// shared by its LibTorch side, CPU loops and CUDA kernels.
+//
+//   step = min(max(softplus(x + bias), least), most),   log_decay = -e^{a_log} step
+//
+// Backward, with s = dstep - e^{a_log} dlog_decay:
+//   dx = s sigmoid(x + bias) where no limit applies, 0 where one does; dbias = sum of dx over rows
+//   da_log = sum over rows of dlog_decay log_decay
+//
+// Rows of x and dx are `dim` elements at a constant distance, like columns of a matrix; step,
+// log_decay and their gradients are contiguous. T is float or Bf16, the type of x and dx only;
+// everything else is fp32. C++17 without LibTorch, because CUDA sources include it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "core/bfloat16.h"
+
+struct CUstream_st;
+using cudaStream_t = CUstream_st*;
+
+namespace halflife::kernels {
+
+// The parameters of the gate.
+struct StepGateForm {
+  const float* bias = nullptr;   // [dim]
+  const float* a_log = nullptr;  // [dim]
+  float least = 0, most = 0;     // limits of a step; most may be infinity
+};
+
+template <typename T>
+struct StepGateRows {
+  const T* x = nullptr;        // [rows, dim]
+  float* step = nullptr;       // [rows, dim]
+  float* log_decay = nullptr;  // [rows, dim]
+  StepGateForm form;
+  int64_t num_rows = 0, dim = 0, x_stride = 0;
+};
+template <typename T>
+struct StepGateGradRows {
+  const T* x = nullptr;               // [rows, dim]
+  const float* dstep = nullptr;       // [rows, dim]
+  const float* dlog_decay = nullptr;  // [rows, dim]
+  T* dx = nullptr;                    // [rows, dim]
+  StepGateForm form;
+  int64_t num_rows = 0, dim = 0, x_stride = 0, dx_stride = 0;
+};
+// The sums of the backward. Null: not wanted. `added`: add to the contents.
+struct StepGateSums {
+  float* dbias = nullptr;   // [dim]
+  float* da_log = nullptr;  // [dim]
+  bool dbias_added = false, da_log_added = false;
+};
+
+namespace cpu {
+// Rows per partial sum of the backward. Fixed, so that a sum does not depend on the number of
+// threads.
+constexpr int64_t kStepGateRowsPerBlock = 128;
+
+// Processes rows [begin, end).
+void StepGateForward(const StepGateRows<float>& rows, int64_t begin, int64_t end);
+void StepGateForward(const StepGateRows<Bf16>& rows, int64_t begin, int64_t end);
+// Computes the gradients of rows [begin, end) and adds to `sums` [2, dim]: dbias, then da_log.
+void StepGateBackward(const StepGateGradRows<float>& rows, int64_t begin, int64_t end, float* sums);
+void StepGateBackward(const StepGateGradRows<Bf16>& rows, int64_t begin, int64_t end, float* sums);
+}  // namespace cpu
+
+namespace cuda {
+// Rows that a block processes at a time, and the maximum number of partial sums: one for each row
+// of blocks.
+constexpr int64_t kStepGateBlockRows = 8, kStepGateMaxPartials = 128;
+inline int64_t NumStepGatePartials(int64_t num_rows) {
+  return std::min(kStepGateMaxPartials, (num_rows + kStepGateBlockRows - 1) / kStepGateBlockRows);
+}
+
+void StepGateForward(const StepGateRows<float>& rows, cudaStream_t stream);
+void StepGateForward(const StepGateRows<Bf16>& rows, cudaStream_t stream);
+// `partials` holds NumStepGatePartials(num_rows) 2 dim floats.
+void StepGateBackward(const StepGateGradRows<float>& rows, const StepGateSums& sums,
+                      float* partials, cudaStream_t stream);
+void StepGateBackward(const StepGateGradRows<Bf16>& rows, const StepGateSums& sums, float* partials,
+                      cudaStream_t stream);
+}  // namespace cuda
+
+}  // namespace halflife::kernels
