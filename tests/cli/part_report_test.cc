@@ -84,9 +84,9 @@ TEST(PartReport, AnUnknownNameGetsASuggestion) {
   EXPECT_HL_ERROR(DescribePart("glaa"), ExitCode::kUsage, "no part of a model is called 'glaa'",
                   "did you mean 'gla'", "There are retention, gla, softmax, ");
   EXPECT_HL_ERROR(DescribePart("mlp"), ExitCode::kUsage, "did you mean 'channel_mixer.mlp'?");
-  EXPECT_HL_ERROR(DescribePart("mamba2"), ExitCode::kUsage,
-                  "called 'mamba2'. halflife does not "
-                  "support it. Use the mixer mamba");
+  EXPECT_HL_ERROR(DescribePart("rwkv6"), ExitCode::kUsage,
+                  "called 'rwkv6'. halflife does not "
+                  "support it. Use the mixer rwkv4");
   EXPECT_HL_ERROR(DescribePart("attention"), ExitCode::kUsage, "model.mixer={ softmax {} }");
 }
 

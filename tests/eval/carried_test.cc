@@ -50,7 +50,8 @@ TEST(Carried, PiecesAreTheWhole) {
   const c10::AutoGradMode no_grad(false);
   const data::Batch batch = Rows(2, 48, {0, 5, 48, 80, 96});
   const BatchTensors tensors = ToTensors(batch, at::kCPU);
-  for (const char* mixer : {"gla", "retention", "retnet", "d2d", "mamba", "rwkv4", "rebased"}) {
+  for (const char* mixer :
+       {"gla", "retention", "retnet", "d2d", "mamba", "mamba2", "rwkv4", "rebased"}) {
     const auto model = Model(model::MixerConfig(mixer));
     const at::Tensor whole =
         model->TokenLosses(tensors.inputs, tensors.targets, {.slice = &tensors.slice});

@@ -156,6 +156,17 @@ TEST(ParameterNames, Softmax) {
           Pair("k_norm.weight", ElementsAre(8)), Pair("o_proj.weight", ElementsAre(32, 32))));
 }
 
+// The parameter layout of Mamba2Mixer in transformers and fla.
+TEST(ParameterNames, Mamba2) {
+  EXPECT_THAT(
+      MixerShapes("mamba2", {{"head_dim", 16}, {"state_size", 8}, {"num_groups", 2}}),
+      UnorderedElementsAre(
+          Pair("in_proj.weight", ElementsAre(164, 32)), Pair("A_log", ElementsAre(4)),
+          Pair("conv1d.weight", ElementsAre(96, 1, 4)), Pair("conv1d.bias", ElementsAre(96)),
+          Pair("dt_bias", ElementsAre(4)), Pair("D", ElementsAre(4)),
+          Pair("norm.weight", ElementsAre(64)), Pair("out_proj.weight", ElementsAre(32, 64))));
+}
+
 // Published parameter counts of the configs called 340M and 1B (vocabulary 32000, untied).
 TEST(ParameterNames, CountsOfPublishedModels) {
   ModelConfig config = {.vocab_size = 32000, .model_dim = 1024, .num_layers = 24};

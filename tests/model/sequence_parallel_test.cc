@@ -259,14 +259,16 @@ class SequenceParallelMistake : public testing::Test {
 
 TEST_F(SequenceParallelMistake, StateBeforeDropped) {
   const Mistakes drop = {"state", [](at::Tensor& bytes) { bytes.zero_(); }};
-  for (const char* mixer : {"retention", "gla", "d2d", "rebased", "leap", "mamba", "rwkv4"})
+  for (const char* mixer :
+       {"retention", "gla", "d2d", "rebased", "leap", "mamba", "mamba2", "rwkv4"})
     EXPECT_GT(ErrorOf(Usual(mixer), drop), kSeen) << mixer;
 }
 
 // The gradients of gates across ranks need it.
 TEST_F(SequenceParallelMistake, GradientOfTheStateDropped) {
   const Mistakes drop = {"state gradient", [](at::Tensor& bytes) { bytes.zero_(); }};
-  for (const char* mixer : {"retention", "gla", "d2d", "rebased", "leap", "mamba", "rwkv4"})
+  for (const char* mixer :
+       {"retention", "gla", "d2d", "rebased", "leap", "mamba", "mamba2", "rwkv4"})
     EXPECT_GT(ErrorOf(Usual(mixer), drop), kSeen) << mixer;
 }
 
@@ -274,13 +276,13 @@ TEST_F(SequenceParallelMistake, OneTokenOfAHaloLost) {
   const Mistakes lose = {"tokens_before", [](at::Tensor& tokens) {
                            tokens.select(tokens.dim() - 2, tokens.size(-2) - 1).zero_();
                          }};
-  for (const char* mixer : {"mamba", "rwkv4", "gated_conv"})
+  for (const char* mixer : {"mamba", "mamba2", "rwkv4", "gated_conv"})
     EXPECT_GT(ErrorOf(Usual(mixer), lose), kSeen) << mixer;
 }
 
 TEST_F(SequenceParallelMistake, GradientOfAHaloLost) {
   const Mistakes lose = {"tokens_before gradient", [](at::Tensor& tokens) { tokens.zero_(); }};
-  for (const char* mixer : {"softmax", "mamba", "rwkv4", "gated_conv"})
+  for (const char* mixer : {"softmax", "mamba", "mamba2", "rwkv4", "gated_conv"})
     EXPECT_GT(ErrorOf(Usual(mixer), lose), kSeen) << mixer;
 }
 

@@ -103,6 +103,7 @@ constexpr ForeignName kForeignNames[] = {
     {"model.mixer.attention, self_attention, full_attention, mha, gqa, multi_head_attention, "
      "transformer",
      "model.mixer", "{ softmax {} }", ""},
+    {"mamba_2, ssd", "model.mixer", "{ mamba2 {} }", ""},
     {"ffn, feed_forward, state_mixer, mlp_type", "model.channel_mixer", "{ swiglu {} }", ""},
     {"intermediate_size, ffn_dim, ffn_hidden_size, mlp_hidden_size, d_ff, d_ffn, n_inner, "
      "hidden_ratio",
@@ -164,7 +165,6 @@ constexpr ForeignName kForeignNames[] = {
     {"deltanet, delta_net, delta_rule", "", "", "Use the mixer gla or linear_attention."},
     {"kda, kimi_delta_attention", "", "",
      "Use the mixer gla, which decays each key channel by a gate."},
-    {"mamba2, mamba_2, ssd", "", "", "Use the mixer mamba, or gla for a state of K x V numbers."},
     {"rwkv5, rwkv6, rwkv7", "", "", "Use the mixer rwkv4, or gla for a state of K x V numbers."},
     {"simple_gla, hgrn, hgrn2, gsa, gated_slot_attention, mlstm, xlstm", "", "",
      "Use the mixer gla."},

@@ -135,7 +135,7 @@ std::string AnswerInPlaceOf(const UnknownName& unknown) {
 }
 
 // Returns whether the last name of a path is more informative. For example, `trainer` is vague and
-// `max_steps` below it is not. A former name, `mamba2` or a misspelt name is clear by itself.
+// `max_steps` below it is not. A former name, `rwkv6` or a misspelt name is clear by itself.
 bool PrefersLast(const UnknownName& unknown, const std::vector<std::string>& known) {
   if (unknown.last.empty() || !FormerAnswer(unknown).empty()) return false;
   const ForeignName* foreign = FindForeignName(unknown.path, unknown.name);

@@ -144,10 +144,10 @@ TEST(RecipeText, AForeignNameIsAnsweredWhereverItIs) {
                   "my.textproto:1:1: 'wandb' is not a field of a recipe. halflife does not support "
                   "it. Use the run's metrics.jsonl");
   EXPECT_HL_ERROR(Set("trainer.max_steps=4"), kUsage, "Use --set train.steps=1000.");
-  EXPECT_HL_ERROR(Set("model.mixer=mamba2"), kUsage,
-                  "--set model.mixer: 'mamba2' is not a variant of model.mixer. halflife does not "
-                  "support it. Use the mixer mamba");
-  EXPECT_HL_ERROR(Set("model.mixer.mamba2.d_state=16"), kUsage, "halflife does not support it");
+  EXPECT_HL_ERROR(Set("model.mixer=rwkv6"), kUsage,
+                  "--set model.mixer: 'rwkv6' is not a variant of model.mixer. halflife does not "
+                  "support it. Use the mixer rwkv4");
+  EXPECT_HL_ERROR(Set("model.mixer.rwkv6.head_dim=16"), kUsage, "halflife does not support it");
   EXPECT_HL_ERROR(Set("optimizer=lion"), kUsage, "is a group",
                   "About 'lion': halflife does not support it. Use AdamW");
 }

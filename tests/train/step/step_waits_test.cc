@@ -98,7 +98,8 @@ TEST_F(StepWaits, AStepOfEveryMixerReadsOnce) {
 }
 
 TEST_F(StepWaits, PackedTextDropoutAndEveryObjectiveReadOnce) {
-  for (const char* mixer : {"retention", "retnet", "gla", "d2d", "rebased", "mamba", "softmax"}) {
+  for (const char* mixer :
+       {"retention", "retnet", "gla", "d2d", "rebased", "mamba", "mamba2", "softmax"}) {
     SCOPED_TRACE(mixer);
     ExpectOneRead(CountsOf({std::string("model.mixer=") + mixer, "model.dropout=0.1"}));
   }

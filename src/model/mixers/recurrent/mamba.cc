@@ -13,6 +13,7 @@
 
 #include "kernels/scans/selective_scan/selective_scan_args.h"
 #include "model/mixers/convolution/short_convolution.h"
+#include "model/mixers/recurrent/step_bias.h"
 #include "model/mixers/variants.h"
 #include "model/projections.h"
 #include "ops/linear/linear.h"
@@ -42,14 +43,6 @@ struct MambaOptions : OptionsOf<MambaOptions> {
   }
 };
 
-// Initialises the bias so that its softplus, the step size, is log-uniform in [0.001, 0.1].
-Init BiasOfSteps() {
-  return Init::Of([](int64_t, double uniform) {
-    const double step = 0.001 * std::pow(100.0, uniform);
-    return step + std::log(-std::expm1(-step));
-  });
-}
-
 class Mamba : public Mixer {
  public:
   Mamba(const MambaOptions& options, const PartContext& context)
@@ -72,7 +65,7 @@ class Mamba : public Mixer {
     select_ = matrix("x_proj.weight", {.out = rank + 2 * states, .in = inner_},
                      Init::UniformOfFanIn(inner_));
     step_ = matrix("dt_proj.weight", {.out = inner_, .in = rank}, Init::UniformOfFanIn(rank));
-    step_bias_ = fp32("dt_proj.bias", {inner_}, fork ? Init::Zeros() : BiasOfSteps());
+    step_bias_ = fp32("dt_proj.bias", {inner_}, fork ? Init::Zeros() : BiasOfSteps(0.001, 0.1));
     a_log_ = fp32("A_log", {inner_, states}, Init::Of([states](int64_t element, double) {
                     return std::log(1.0 + static_cast<double>(element % states));
                   }));
