@@ -21,9 +21,36 @@ using ckpt::StoredDType;
 
 constexpr int64_t kReadElements = 1 << 20;  // Elements per read.
 
+// Returns the text with each infinity and NaN that Python writes as a bare word, which is not JSON,
+// as transformers tags it: {"__float__": "Infinity"}.
+std::string WithTaggedFloats(const std::string& text) {
+  std::string tagged;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size();) {
+    std::string_view word;
+    for (const std::string_view candidate : {"-Infinity", "Infinity", "NaN"})
+      if (!in_string && word.empty() && text.compare(i, candidate.size(), candidate) == 0)
+        word = candidate;
+    if (!word.empty()) {
+      tagged.append(R"({"__float__": ")").append(word).append(R"("})");
+      i += word.size();
+      continue;
+    }
+    const bool escaped = in_string && text[i] == '\\' && i + 1 < text.size();
+    if (text[i] == '"') in_string = !in_string;
+    tagged.append(text, i, escaped ? 2 : 1);
+    i += escaped ? 2 : 1;
+  }
+  return tagged;
+}
+
 nlohmann::json ReadJson(const fs::path& path) {
-  nlohmann::json json = nlohmann::json::parse(ReadJsonText(path), nullptr,
-                                              /*allow_exceptions=*/false);
+  const std::string text = ReadJsonText(path);
+  const auto parsed = [](const std::string& json) {
+    return nlohmann::json::parse(json, nullptr, /*allow_exceptions=*/false);
+  };
+  nlohmann::json json = parsed(text);
+  if (json.is_discarded()) json = parsed(WithTaggedFloats(text));
   HL_CHECK_AS(ExitCode::kData, json.is_object(), path.string(), ": not a JSON object");
   return json;
 }

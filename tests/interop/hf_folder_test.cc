@@ -41,6 +41,16 @@ TEST_F(HfFolderTest, ReadsShards) {
   EXPECT_EQ(folder.Find("d"), nullptr);
 }
 
+// Python writes infinities and NaN as bare words. Only those outside of strings are changed.
+TEST_F(HfFolderTest, ReadsPythonsInfinities) {
+  WriteText(folder_ / "config.json",
+            R"({"limits": [-Infinity, Infinity, NaN], "text": "Infinity \" NaN"})");
+  const HfFolder folder = HfFolder::Open(folder_);
+  EXPECT_EQ(folder.config().at("limits").dump(),
+            R"([{"__float__":"-Infinity"},{"__float__":"Infinity"},{"__float__":"NaN"}])");
+  EXPECT_EQ(folder.config().at("text"), "Infinity \" NaN");
+}
+
 // As in transformers: an index next to a whole file is left over from an earlier save.
 TEST_F(HfFolderTest, AWholeFileComesBeforeAnIndex) {
   std::filesystem::copy(folder_ / "model-00001-of-00002.safetensors",

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""halflife import, score and export agree with the Llama, GPT-2 and Mamba of transformers, and with
-reference_models.py.
+"""halflife import, score and export agree with the Llama, GPT-2, Mamba and Mamba-2 of transformers,
+and with reference_models.py.
 
     .venv-compare/bin/python tests/interop/hf_models_test.py build/cpu/src/cli/halflife
 """
@@ -18,7 +18,8 @@ try:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import (AutoConfig, AutoModelForCausalLM, AutoTokenizer, ByT5Tokenizer, GenerationConfig,
                               GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM,
-                              MambaConfig, MambaForCausalLM, PreTrainedTokenizerFast)
+                              Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM,
+                              PreTrainedTokenizerFast)
 except ImportError as error:
     print(f"SKIPPED: hf_models_test: {error} (launch/setup --tests)")
     sys.exit(77)
@@ -151,6 +152,15 @@ MAMBA_VARIANTS = {
     "defaults": {},
     "other_sizes_untied": {"state_size": 5, "conv_kernel": 3, "expand": 3, "time_step_rank": 7,
                            "layer_norm_epsilon": 1e-3, "tie_word_embeddings": False},
+}
+MAMBA2_VARIANTS = {
+    "one_group": {"n_groups": 1},
+    "other_sizes_tied": {"num_heads": 6, "head_dim": 16, "expand": 3, "state_size": 5,
+                         "n_groups": 3, "conv_kernel": 3, "layer_norm_epsilon": 1e-3,
+                         "tie_word_embeddings": True},
+    "biases": {"use_bias": True, "use_conv_bias": False, "n_groups": 8},
+    "limits": {"time_step_limit": (0.02, 0.3)},
+    "one_limit": {"time_step_limit": (0.05, float("inf"))},
 }
 GPT2_VARIANTS = {
     "tied": {},
@@ -315,6 +325,17 @@ class HfModels(unittest.TestCase):
         model.save_pretrained(folder, safe_serialization=True)
         return folder, model
 
+    def make_mamba2_folder(self, **variant):
+        torch.manual_seed(9)
+        config = Mamba2Config(**{"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2,
+                                 "num_heads": 8, "head_dim": 8, "state_size": 16, "n_groups": 2,
+                                 "initializer_range": 0.2} | variant)
+        model = Mamba2ForCausalLM(config).float().eval()
+        self.move_vectors(model)
+        folder = self.dir / "theirs"
+        model.save_pretrained(folder, safe_serialization=True)
+        return folder, model
+
     @staticmethod
     def move_vectors(model):
         """Sets biases and norms to values other than 0 and 1."""
@@ -472,6 +493,81 @@ class HfModels(unittest.TestCase):
         for problem in ("use_bias is true. Only false is supported.", "use_conv_bias is false",
                         "hidden_act is 'gelu'. Only silu is supported."):
             self.assertIn(problem, said)
+
+    def test_mamba2_of_transformers(self):
+        for name, variant in MAMBA2_VARIANTS.items():
+            with self.subTest(name):
+                self.tearDown()
+                self.setUp()
+                folder, model = self.make_mamba2_folder(**variant)
+                exported = self.check_theirs(folder, self.log_probs_of(model), Mamba2ForCausalLM)
+                self.check_same_tensors(folder, exported)
+                written = Mamba2Config.from_pretrained(exported)
+                for key, value in model.config.to_dict().items():
+                    if key in MAMBA2_VARIANTS["other_sizes_tied"] or key == "hidden_size":
+                        self.assertEqual(getattr(written, key), value, key)
+                self.assertEqual(list(written.time_step_limit), list(model.config.time_step_limit))
+
+    def test_mamba2_of_fla(self):
+        """fla has other names and defaults of keys, and derives the number of heads."""
+        folder, model = self.make_mamba2_folder(n_groups=1, layer_norm_epsilon=2e-5,
+                                                time_step_limit=(0.02, 0.3))
+        fla = {"model_type": "mamba2", "architectures": ["Mamba2ForCausalLM"], "vocab_size": VOCAB,
+               "hidden_size": 32, "num_hidden_layers": 2, "head_dim": 8, "state_size": 16,
+               "norm_eps": 2e-5, "dt_limit": [0.02, 0.3], "A_init_range": [1, 16], "rmsnorm": True,
+               "norm_before_gate": False, "D_has_hdim": False, "rescale_prenorm_residual": True}
+        (folder / "config.json").write_text(json.dumps(fla))
+        exported = self.check_theirs(folder, self.log_probs_of(model), Mamba2ForCausalLM)
+        self.check_same_tensors(folder, exported)
+        written = json.loads((exported / "config.json").read_text())
+        self.assertEqual((written["norm_eps"], written["dt_limit"], written["n_groups"]),
+                         (2e-5, [0.02, 0.3], 1))
+
+    def test_limits_of_mamba2(self):
+        """Python's JSON has a word for infinity. Export warns, since others decode without limits."""
+        folder, model = self.make_mamba2_folder()
+        change_config(folder, lambda config: config.update(time_step_limit=[0.0, float("inf")]))
+        self.assertIn("[0.0, Infinity]", (folder / "config.json").read_text())
+        exported = self.check_all_ways(folder, self.log_probs_of(model))
+        self.assertNotIn("time_step_limit", (exported / "config.json").read_text())
+        change_config(folder, lambda config: config.update(time_step_limit=[0.01, float("inf")]))
+        halflife("import", "--from", folder, "--out", self.dir / "limited")
+        said = halflife("export", "--run", self.dir / "limited", "--out", self.dir / "out")
+        self.assertIn("dt_limit_min is 0.01 and dt_limit_max is inf. transformers, mamba_ssm and "
+                      "inference engines do not apply these limits to generated tokens.", said)
+
+    def test_mamba2_that_is_refused(self):
+        folder, _ = self.make_mamba2_folder()
+        change_config(folder, lambda config: config.update(
+            norm_eps=1.0, D_has_hdim=True, hidden_act="gelu", num_heads=7, time_step_limit=[2, 1],
+            dt_limit=[0, "Infinity"]))
+        said = halflife("import", "--from", folder, "--out", self.dir / "run", code=3)
+        for problem in ("layer_norm_epsilon is 1e-05, but norm_eps is 1. Only equal values",
+                        "D_has_hdim is true. Only false is supported.",
+                        "hidden_act is 'gelu'. Only silu is supported.",
+                        "num_heads x head_dim is 56. Only expand x hidden_size, 64, is supported.",
+                        "time_step_limit is [2,1]. Only two numbers in ascending order",
+                        'dt_limit is [0,"Infinity"]. Only two numbers in ascending order'):
+            self.assertIn(problem, said)
+
+    def test_norms_of_mamba2_that_only_fla_has(self):
+        for keys, norm in (({"norm_before_gate": True}, "norm_first"), ({"rmsnorm": False}, "none")):
+            with self.subTest(norm):
+                self.tearDown()
+                self.setUp()
+                folder, _ = self.make_mamba2_folder(n_groups=1)
+                change_config(folder, lambda config, keys=keys: config.update(keys))
+                if norm == "none":
+                    change_weights(folder, lambda all: [all.pop(name) for name in list(all)
+                                                        if name.endswith("mixer.norm.weight")])
+                halflife("import", "--from", folder, "--out", self.dir / "run")
+                said = halflife("export", "--run", self.dir / "run", "--out", self.dir / "out", code=2)
+                self.assertIn(f"mamba2: norm is {norm}. Only gate_first is supported.", said)
+
+    def test_a_rescaled_mamba2(self):
+        folder, _ = self.make_mamba2_folder(rescale_prenorm_residual=True)
+        said = halflife("import", "--from", folder, "--out", self.dir / "run")
+        self.assertIn("rescale_prenorm_residual is true. transformers divides out_proj", said)
 
     def test_texts_longer_than_the_positions_of_gpt2(self):
         folder, _ = self.make_gpt2_folder(n_positions=64)

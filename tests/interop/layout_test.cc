@@ -86,6 +86,15 @@ TEST(ChooseLayoutTest, ListsWhatNoClassExpresses) {
                   "hybrid layers have the mixer retention", "qk_norm is on in the hybrid layers");
 }
 
+TEST(ChooseLayoutTest, ListsWhatMamba2HasNot) {
+  model::ModelConfig config = Model("mamba2", {{"head_dim", 20}, {"norm", "norm_first"}});
+  config.hybrid = {{.layers = {1}, .mixer = Model("softmax").mixer}};
+  EXPECT_HL_ERROR(Chosen(config), ExitCode::kUsage, "mamba2: the channel_mixer is swiglu",
+                  "the model has hybrid layers",
+                  "norm is norm_first. Only gate_first is supported.",
+                  "num_heads x head_dim is 80. Only multiples of model_dim, 64, are supported.");
+}
+
 TEST(ChooseLayoutTest, ListsWhatGpt2HasNot) {
   model::ModelConfig config = Gpt2Model();
   config.mixer = Model("softmax", {{"num_kv_heads", 2}, {"head_dim", 8}, {"qk_norm", true}}).mixer;
@@ -148,6 +157,16 @@ TEST(LayoutTest, ConfigsRoundTrip) {
       Model("gated_delta_net", {{"head_dim", 24}, {"output_gate", "sigmoid"}}),
       Model("kda", {{"lower_bound", -5.0}, {"allow_neg_eigval", true}}),
       Model("kda", {{"use_short_conv", false}, {"head_dim", 8}, {"num_v_heads", 8}})};
+  for (const double limit : {0.0, 0.25}) {
+    models.push_back(Model("mamba2", {{"head_dim", 32},
+                                      {"state_size", 24},
+                                      {"num_groups", 2},
+                                      {"conv_kernel", 3},
+                                      {"use_bias", true},
+                                      {"use_conv_bias", false},
+                                      {"dt_limit_min", limit}}));
+    models.back().channel_mixer = model::ChannelMixerConfig(model::kNoChannelMixer);
+  }
   models[1].hybrid = {{.layers = {0, 2}, .mixer = Model("softmax", {{"window", 5}}).mixer}};
   models[3].channel_mixer.Set("bias", true);
   models[5].channel_mixer.Set("activation", "relu");

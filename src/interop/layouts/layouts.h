@@ -97,6 +97,9 @@ std::string FlaName(const std::string& parameter);
 // The same for retnet and gla. Their output norm is called g_norm if it is not fused with the gate.
 std::string FlaLinearName(const std::string& parameter, ConfigReader* reader);
 
+// The names of mamba and mamba2, whose layers consist of a norm and a mixer.
+std::string BackboneName(const std::string& parameter);
+
 // The heads of linear mixers.
 void ReadFlaHeads(ConfigReader& reader, model::MixerConfig& mixer, int64_t num_heads,
                   double expand_k, double expand_v);

@@ -61,10 +61,7 @@ class Mamba : public Layout {
   }
 
   std::string TensorName(const std::string& parameter, ConfigReader*) const override {
-    if (parameter == "lm_head.weight") return parameter;
-    if (parameter == "norm.weight") return "backbone.norm_f.weight";
-    constexpr Renaming kNames[] = {{".attn_norm.", ".norm."}, {".attn.", ".mixer."}};
-    return "backbone." + Renamed(parameter, kNames);
+    return BackboneName(parameter);
   }
 
  private:
@@ -88,6 +85,13 @@ class Mamba : public Layout {
 };
 
 }  // namespace
+
+std::string BackboneName(const std::string& parameter) {
+  if (parameter == "lm_head.weight") return parameter;
+  if (parameter == "norm.weight") return "backbone.norm_f.weight";
+  constexpr Renaming kNames[] = {{".attn_norm.", ".norm."}, {".attn.", ".mixer."}};
+  return "backbone." + Renamed(parameter, kNames);
+}
 
 std::unique_ptr<Layout> MakeMamba() { return std::make_unique<Mamba>(); }
 
