@@ -46,6 +46,7 @@ recipe gated_delta_net_340m 32000 512272124
 recipe gated_delta_net_1.3b 32000 1387348732
 recipe kda_1.3b 32000 1390941568
 recipe hybrid_gdn_1.3b 32000 1285334708
+recipe mamba2_1.3b 32000 1371839488
 recipe gla_7b 32000 6741635072
 recipe simple_mqar 8192 279776
 recipe conv_attention_mqar 8192 1149312
@@ -70,6 +71,7 @@ on_gpus gated_delta_net_340m 8 16 32
 on_gpus gated_delta_net_1.3b 16 32 64 128
 on_gpus kda_1.3b 16 32 64 128
 on_gpus hybrid_gdn_1.3b 16 32 64 128
+on_gpus mamba2_1.3b 16 32 64 128
 on_gpus gla_7b 64 128
 
 for recipe in *.textproto; do

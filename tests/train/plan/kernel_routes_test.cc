@@ -31,10 +31,13 @@ struct Decay {
   DecayKind kind;
   kernels::NormKind norm = kernels::NormKind::kNone;
   bool key_scale = false;
+  bool shared_keys = false;  // all heads read one head of q and k
 };
 const std::map<std::string, Decay> kDecayed = {
     {"d2d", {DecayKind::kPerHeadChannel, kernels::NormKind::kSumOfKeys, /*key_scale=*/true}},
     {"gla", {DecayKind::kPerTokenChannel}},
+    {"mamba2",
+     {DecayKind::kPerToken, kernels::NormKind::kNone, /*key_scale=*/true, /*shared_keys=*/true}},
     {"retention", {DecayKind::kPerHead}},
 };
 // Mixers of the recipes that do not use attention kernels. On a GPU, those of the delta rule run in
@@ -70,6 +73,7 @@ kernels::DecayAttentionArgs ArgsOf(const RunConfig& config, const std::vector<in
   args.num_chunks = args.batch * ((args.seq_len + 63) / 64);
   args.num_heads = args.num_q_heads = args.num_k_heads = args.num_v_heads = args.num_decay_heads =
       static_cast<int>(state[0]);
+  if (decay.shared_keys) args.num_q_heads = args.num_k_heads = 1;
   args.head_dim_k = static_cast<int>(state[1]);
   args.head_dim_v = static_cast<int>(state[2]);
   args.decay_kind = decay.kind;
@@ -98,7 +102,9 @@ void ExpectTensorCores(kernels::DecayAttentionArgs args) {
     EXPECT_NE(kernels::cuda::BackwardRoute(args, plan), kernels::cuda::Route::kSimt);
     const bool one_factor =
         !IsPerChannel(args.decay_kind) && args.norm_kind == kernels::NormKind::kNone;
-    EXPECT_EQ(plan.forward_warpgroups, device.limits.warpgroups && one_factor);
+    // The forward has wgmma blocks of 128 columns of V only.
+    EXPECT_EQ(plan.forward_warpgroups,
+              device.limits.warpgroups && one_factor && args.head_dim_v % 128 == 0);
     EXPECT_EQ(plan.backward_warpgroups, device.limits.warpgroups && one_factor);
     EXPECT_LE(ForwardWorkspaceBytes(args, plan), kernels::cuda::WorkspaceLimit(args));
     EXPECT_LE(BackwardWorkspaceBytes(args, plan), kernels::cuda::WorkspaceLimit(args));
