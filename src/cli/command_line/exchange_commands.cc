@@ -91,8 +91,10 @@ void AddExport(CLI::App& app, Request& request) {
       ->capture_default_str();
   command
       ->add_option("--model-type", options->exported.model_type,
-                   "model_type of config.json, if several classes fit the model")
-      ->check(OneOf(ModelTypes()))
+                   Concat("model_type of config.json, if several classes fit the model: ",
+                          Join(ModelTypes(), ", ")))
+      ->type_name("NAME")
+      ->check(OneOf(ModelTypes()).description(""))
       ->capture_default_str();
   command
       ->add_option("--max-shard", options->exported.max_shard_bytes,
