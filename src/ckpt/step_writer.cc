@@ -46,7 +46,7 @@ void WriteStep(const fs::path& out, Manifest manifest, int num_shards,
               out.string(), " exists already. Use a new folder.");
   manifest.attempt = RandomHex(8);
   manifest.state.mesh = {.world = num_shards, .dp = num_shards};
-  const fs::path temporary = TemporaryBeside(out, manifest.attempt);
+  const fs::path temporary = TemporaryPathFor(out, manifest.attempt);
   std::error_code error;
   fs::create_directories(temporary, error);
   HL_CHECK_AS(ExitCode::kCheckpointIo, !error, "cannot create ", temporary.string(), ": ",

@@ -114,7 +114,7 @@ std::vector<bool> RowsThere(const EvalFile& file, const std::vector<Json>& keys,
   return {there.begin(), there.end()};
 }
 
-std::ostream& WordsBeside(std::initializer_list<std::filesystem::path> files) {
+std::ostream& MessageStream(std::initializer_list<std::filesystem::path> files) {
   return std::ranges::any_of(files, IsStandardOutput) ? std::cerr : std::cout;
 }
 

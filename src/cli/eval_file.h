@@ -66,7 +66,7 @@ std::vector<bool> RowsThere(const EvalFile& file, const std::vector<EvalFile::Js
 
 // Returns the stream for messages to people: standard output, or standard error if one of the files
 // is standard output.
-std::ostream& WordsBeside(std::initializer_list<std::filesystem::path> files);
+std::ostream& MessageStream(std::initializer_list<std::filesystem::path> files);
 
 // The class scores that `eval` reports for a whole split and for each row of a table by length.
 nlohmann::ordered_json ClassScoresJson(const eval::ClassScores& scores);

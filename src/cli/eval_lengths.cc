@@ -244,7 +244,7 @@ void Print(const EvalFile& file, const EvalOptions& options, int64_t train_len) 
   const AskedRows asked(file, options);
   if (!options.figure.empty())
     WriteOutput(options.figure, FigureText(asked), ExitCode::kEnvironment);
-  WordsBeside({options.out, options.csv, options.figure})
+  MessageStream({options.out, options.csv, options.figure})
       << (options.json ? file.json().dump(2) + "\n" : TableText(asked, train_len)) << std::flush;
 }
 

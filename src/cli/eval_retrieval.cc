@@ -148,7 +148,7 @@ void Print(const EvalFile& file, const EvalOptions& options) {
                 report::RenderFigure(
                     report::ChartsByLength({report::ParseEvaluation(file.json().dump(), "--out")})),
                 ExitCode::kEnvironment);
-  WordsBeside({options.out, options.csv, options.figure})
+  MessageStream({options.out, options.csv, options.figure})
       << (options.json ? file.json().dump(2) + "\n" : TableText(file, options)) << std::flush;
 }
 

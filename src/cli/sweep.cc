@@ -29,7 +29,7 @@ Share ParseShare(const std::string& text) {
 }
 
 // Returns the program that this process was before it became the engine in the same folder.
-std::filesystem::path ProgramBesideEngine() {
+std::filesystem::path PathOfProgram() {
   return std::filesystem::read_symlink("/proc/self/exe").parent_path() / "halflife";
 }
 
@@ -45,7 +45,7 @@ ExitCode Run(const SweepOptions& options) {
   const sweep::SweepRequest request = {
       .config = sweep::LoadSweep(options.config, options.overrides),
       .folder = options.out,
-      .program = ProgramBesideEngine(),
+      .program = PathOfProgram(),
       .jobs = options.jobs,
       .retries = options.retries,
       .share = share.index,

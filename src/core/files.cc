@@ -98,7 +98,11 @@ Destination Resolve(const fs::path& named, ExitCode code) {
   constexpr int kMostLinks = 40;  // the Linux kernel's limit
   Destination to{.path = named};
   std::error_code ignored;
-  for (int links = 0; fs::is_symlink(fs::symlink_status(to.path, ignored)); ++links) {
+  for (int links = 0;; ++links) {
+    // These names are recognized without their links in /dev, which some containers lack.
+    if (to.path == "/dev/stdout") to.descriptor = STDOUT_FILENO;
+    if (to.path == "/dev/stderr") to.descriptor = STDERR_FILENO;
+    if (to.descriptor >= 0 || !fs::is_symlink(fs::symlink_status(to.path, ignored))) return to;
     HL_CHECK_AS(code, links < kMostLinks, "cannot open ", named.string(), ": ", ErrnoText(ELOOP));
     // A redirected /dev/stdout must not be opened again: the new descriptor would have its own
     // offset and overwrite earlier output.
@@ -110,7 +114,6 @@ Destination Resolve(const fs::path& named, ExitCode code) {
     const fs::path target = fs::read_symlink(to.path, ignored);
     to.path = to.path.parent_path() / target;  // an absolute target replaces the parent path
   }
-  return to;
 }
 
 // The state of an output path before WriteOutput writes to it.
@@ -156,6 +159,10 @@ bool IsTemporary(const std::string& name) {
 
 // Error messages name `path`, which the caller knows, and not the temporary file.
 void Replace(const fs::path& path, std::string_view bytes, mode_t mode, ExitCode code) {
+  struct stat old {};
+  const bool exists = ::lstat(path.c_str(), &old) == 0;
+  HL_CHECK_AS(code, !exists || !(S_ISCHR(old.st_mode) || S_ISBLK(old.st_mode)), "cannot replace ",
+              path.string(), ": it is a device. Use another path.");
   const fs::path temporary = TemporaryOf(path);
   Fd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
   HL_CHECK_AS(code, fd, "cannot open ", path.string(), " for writing: ", ErrnoText(errno));
@@ -267,7 +274,7 @@ fs::path NamedFolder(fs::path path) {
   return path;
 }
 
-fs::path TemporaryBeside(const fs::path& path, std::string_view suffix) {
+fs::path TemporaryPathFor(const fs::path& path, std::string_view suffix) {
   return NamedFolder(path).concat(".tmp.").concat(suffix);
 }
 

@@ -89,7 +89,7 @@ void PublishDirectory(const std::filesystem::path& from, const std::filesystem::
 std::filesystem::path NamedFolder(std::filesystem::path path);
 // Returns FOLDER.tmp.SUFFIX in the same parent folder, which PublishDirectory can later rename to
 // FOLDER = NamedFolder(path).
-std::filesystem::path TemporaryBeside(const std::filesystem::path& path, std::string_view suffix);
+std::filesystem::path TemporaryPathFor(const std::filesystem::path& path, std::string_view suffix);
 
 uint64_t FreeBytes(const std::filesystem::path& directory, ExitCode code);
 

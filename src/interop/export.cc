@@ -258,7 +258,7 @@ ExportReport ExportModel(const ckpt::StepReader& step, const data::Tokenizer* to
   ExportReport report = {.model_type = layout.model_type(),
                          .class_name = layout.class_name(),
                          .has_tokenizer = tokenizer != nullptr};
-  const fs::path temporary = TemporaryBeside(out, RandomHex(8));
+  const fs::path temporary = TemporaryPathFor(out, RandomHex(8));
   fs::create_directories(temporary, error);
   HL_CHECK_AS(ExitCode::kEnvironment, !error, "cannot create ", temporary.string(), ": ",
               error.message());

@@ -206,7 +206,7 @@ ImportReport ImportModel(const HfModel& model, const std::string& run_config_tex
               tokenizer == nullptr ? 0 : tokenizer->vocab_size(), " ids, but the model has only ",
               model.config().vocab_size, ". Replace the tokenizer files of the folder, ",
               "or remove them.");
-  const fs::path temporary = TemporaryBeside(run, RandomHex(8));
+  const fs::path temporary = TemporaryPathFor(run, RandomHex(8));
   fs::create_directories(temporary / "ckpt", error);
   HL_CHECK_AS(ExitCode::kCheckpointIo, !error, "cannot create ", temporary.string(), ": ",
               error.message());

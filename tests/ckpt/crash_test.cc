@@ -174,7 +174,8 @@ TEST(FullDiskTest, ASmallFileSystem) {
   for (const uint64_t step : {10, 20}) SaveStep(mount.path(), {.world = 2, .step = step}, specs);
   for (const uint64_t step : {30, 40}) {
     EXPECT_HL_ERROR(SaveStep(mount.path(), {.world = 2, .step = step}, specs),
-                    ExitCode::kCheckpointIo, "needs 1.5 MiB", "are free", "No space left");
+                    ExitCode::kCheckpointIo, "needs 1.5 MiB", "are free", "No space left",
+                    "Free space, or set ckpt.keep_last");
   }
   EXPECT_THAT(ListCkpt(mount.path()),
               ElementsAre("LATEST", "step_000000000010", "step_000000000020"));

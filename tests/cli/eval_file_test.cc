@@ -92,8 +92,8 @@ TEST_F(EvalFiles, StandardOutputHoldsOneTable) {
   file.Add(Row("window", 64));
   file.Finish();
   EXPECT_EQ(testing::internal::GetCapturedStdout(), "model,method,length,seen\nm,window,64,0.5\n");
-  EXPECT_EQ(&WordsBeside({"", "a.csv", ""}), &std::cout);
-  EXPECT_EQ(&WordsBeside({"", "a.csv", "-"}), &std::cerr);
+  EXPECT_EQ(&MessageStream({"", "a.csv", ""}), &std::cout);
+  EXPECT_EQ(&MessageStream({"", "a.csv", "-"}), &std::cerr);
 }
 
 TEST_F(EvalFiles, SayWhatTheyAreNot) {

@@ -78,6 +78,17 @@ TEST_F(Outputs, StandardOutputContainsOnlyTheResult) {
   EXPECT_FALSE(fs::exists(fixture->path("-")));
 }
 
+// Without the links of a complete /dev, no file of that name is created.
+TEST_F(Outputs, StandardOutputNeedsNoLinkInDev) {
+  const RunResult result = Shell(
+      "unshare --mount bash -c 'mount -t tmpfs none /dev || exit 99; "
+      "$H score --model run --text line.txt --out /dev/stdout; ls -A /dev >&2'");
+  if (result.exit_code == 99 || result.err.find("unshare failed") != std::string::npos)
+    GTEST_SKIP() << "mounting a tmpfs is not permitted here";
+  EXPECT_TRUE(result.out.starts_with("{\"ids\":[")) << result.out << result.err;
+  EXPECT_EQ(result.err.find("\nstdout"), std::string::npos) << result.err;
+}
+
 TEST_F(Outputs, AFullDiskIsReportedAndAClosedPipeIsNot) {
   for (const char* command :
        {"mixers", "--help", "inspect run --json", "ckpt ls run", "completion bash"}) {

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 
 #include <gtest/gtest.h>
 
@@ -110,6 +111,15 @@ TEST_F(Files, AtomicWriteReplacesLinksAndPipes) {
     EXPECT_EQ(ReadFile(dir_ / name, kCode), "ours");
   }
   EXPECT_EQ(ReadFile(dir_ / "elsewhere", kCode), "theirs");
+}
+
+// A path such as /dev/null, which other programs need, is never renamed over.
+TEST_F(Files, AtomicWriteRefusesADevice) {
+  if (::mknod((dir_ / "null").c_str(), S_IFCHR | 0600, makedev(1, 3)) != 0)
+    GTEST_SKIP() << "creating a device is not permitted here";
+  EXPECT_HL_ERROR(AtomicWriteFile(dir_ / "null", "x", kCode), kCode, "null: it is a device",
+                  "Use another path.");
+  EXPECT_TRUE(fs::is_character_file(dir_ / "null"));
 }
 
 TEST_F(Files, AtomicWriteKeepsOtherTemporaries) {
@@ -229,7 +239,7 @@ TEST_F(Files, PublishMovesOnceAndRefusesToReplace) {
 TEST_F(Files, AFolderIsPublishedUnderAnySpellingOfItsName) {
   for (const char* spelling : {"plain", "slash/", "slashes//", "dot/.", "dots/././"}) {
     SCOPED_TRACE(spelling);
-    const fs::path to = dir_ / spelling, temporary = TemporaryBeside(to, "0a");
+    const fs::path to = dir_ / spelling, temporary = TemporaryPathFor(to, "0a");
     EXPECT_EQ(temporary.parent_path(), dir_.path());
     EXPECT_EQ(temporary.filename(), fs::path(spelling).begin()->string() + ".tmp.0a");
     fs::create_directory(temporary);
@@ -239,7 +249,7 @@ TEST_F(Files, AFolderIsPublishedUnderAnySpellingOfItsName) {
     EXPECT_HL_ERROR(PublishDirectory(temporary, to, kCode), kCode, "exists already");
   }
   EXPECT_EQ(NamedFolder("/"), "/");
-  EXPECT_EQ(TemporaryBeside("bare/", "b"), "bare.tmp.b");
+  EXPECT_EQ(TemporaryPathFor("bare/", "b"), "bare.tmp.b");
 }
 
 TEST_F(Files, FdClosesWhatItOwns) {
