@@ -64,12 +64,11 @@ ExitCode Ls(const CkptOptions& options) {
   const size_t num_runs = runs.size();
   runs.resize(std::min(num_runs, kMostNamed));
   if (options.json) std::cout << run.dump() << "\n";
-  std::cerr << "no checkpoints in " << options.paths[0];
-  if (num_runs > 0) {
-    std::cerr << "; there are some in\n  " << Join(runs, "\n  ")
-              << (num_runs > kMostNamed ? Concat("\n  and ", num_runs - kMostNamed, " more") : "");
-  }
-  std::cerr << "\n";
+  std::cerr << "no checkpoints in " << options.paths[0] << ". Use "
+            << (num_runs == 0 ? "the folder of a run that has saved a step."
+                              : "one of these runs:\n  " + Join(runs, "\n  "))
+            << (num_runs > kMostNamed ? Concat("\n  and ", num_runs - kMostNamed, " more") : "")
+            << "\n";
   return ExitCode::kDifference;
 }
 
@@ -180,8 +179,6 @@ ckpt::RetentionPolicy RetentionOf(const CkptOptions& options, const fs::path& ru
 }
 
 ExitCode Prune(const CkptOptions& options) {
-  HL_CHECK_AS(ExitCode::kUsage, options.keep_last.value_or(2) >= 2, "--keep-last ",
-              *options.keep_last, " must be at least 2, so that a damaged step has a predecessor");
   // Uses the name, not the target of a link: the folder that contains ckpt/ locks a run.
   const fs::path ckpt_dir = NamedFolder(fs::absolute(CkptDir(options.paths[0])).lexically_normal());
   std::error_code ignored;
@@ -201,7 +198,8 @@ ExitCode Prune(const CkptOptions& options) {
               !options.keep_best || policy.keep_best.empty() ||
                   std::ranges::any_of(choices, &ckpt::RetentionChoice::has_metric),
               "--keep-best ", policy.keep_best, ": no step of ", options.paths[0],
-              " has it. Only steps that were saved right after a validation have this metric.");
+              " has it. Only steps that were saved right after a validation have this metric. Use "
+              "another metric, or none.");
   if (!options.dry_run) ckpt::ApplyRetention(ckpt_dir, choices);
   std::vector<std::vector<std::string>> rows = {{"step", "", "why"}};
   const char* const goes = options.dry_run ? "would go" : "deleted";

@@ -6,6 +6,7 @@
 #include "cli/doctor/checks.h"
 #include "cli/world.h"
 #include "core/host.h"
+#include "core/json_text.h"
 #include "core/versions.h"
 
 namespace halflife::cli {
@@ -52,9 +53,7 @@ ExitCode Run(const DoctorOptions& options) {
     }
     const bool failed = AnyFailure(report, context);
     if (context.rank() == 0) {
-      std::cout << (options.json ? doctor::ReportJson(report).dump(
-                                       2, ' ', false, nlohmann::json::error_handler_t::replace) +
-                                       "\n"
+      std::cout << (options.json ? JsonText(doctor::ReportJson(report), 2) + "\n"
                                  : doctor::ReportText(report))
                 << std::flush;
     }

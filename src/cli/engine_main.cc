@@ -4,7 +4,6 @@
 
 #include "cli/command_line/options.h"
 #include "cli/command_line/program.h"
-#include "cli/command_line/program_end.h"
 #include "cli/world.h"
 #include "core/error.h"
 #include "core/fault.h"

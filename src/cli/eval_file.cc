@@ -9,6 +9,8 @@
 #include "core/error.h"
 #include "core/files.h"
 #include "core/json_text.h"
+#include "report/evaluation.h"
+#include "report/plot.h"
 #include "report/table.h"
 
 namespace halflife::cli {
@@ -112,6 +114,17 @@ std::vector<bool> RowsThere(const EvalFile& file, const std::vector<Json>& keys,
                  {"rows_there", 0}, nullptr)
       .WaitHost();
   return {there.begin(), there.end()};
+}
+
+void PrintEvaluation(const EvalFile& file, const EvalOptions& options, const Json& drawn,
+                     const std::string& text) {
+  file.Finish();
+  if (!options.figure.empty()) {
+    const auto plots = report::ChartsByLength({report::ParseEvaluation(drawn.dump(), "--out")});
+    WriteOutput(options.figure, report::RenderFigure(plots), ExitCode::kEnvironment);
+  }
+  MessageStream({options.out, options.csv, options.figure})
+      << (options.json ? file.json().dump(2) + "\n" : text) << std::flush;
 }
 
 std::ostream& MessageStream(std::initializer_list<std::filesystem::path> files) {

@@ -17,6 +17,7 @@
 #include <span>
 #include <vector>
 
+#include "cli/command_line/options.h"
 #include "dist/rank_context.h"
 #include "eval/class_scores.h"
 
@@ -63,6 +64,11 @@ class EvalFile {
 // rank 0 has the file. Collective.
 std::vector<bool> RowsThere(const EvalFile& file, const std::vector<EvalFile::Json>& keys,
                             dist::RankContext& context);
+
+// Finishes the files of a table, draws the curves of `drawn` if the options name a figure, and
+// prints the JSON or the text.
+void PrintEvaluation(const EvalFile& file, const EvalOptions& options, const EvalFile::Json& drawn,
+                     const std::string& text);
 
 // Returns the stream for messages to people: standard output, or standard error if one of the files
 // is standard output.

@@ -3,20 +3,16 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <iostream>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "cli/eval_file.h"
 #include "cli/model_source.h"
 #include "core/error.h"
-#include "core/files.h"
 #include "core/human.h"
 #include "core/log.h"
 #include "eval/length_table.h"
 #include "eval/validation.h"
-#include "report/evaluation.h"
-#include "report/plot.h"
 
 namespace halflife::cli {
 namespace {
@@ -203,11 +199,6 @@ std::string TableText(const AskedRows& rows, int64_t train_len) {
                  [&](const ordered_json& row) { return of_attention(row, "entropy"); });
 }
 
-std::string FigureText(const AskedRows& rows) {
-  return report::RenderFigure(
-      report::ChartsByLength({report::ParseEvaluation(rows.json().dump(), "--out")}));
-}
-
 ordered_json FactsOf(const eval::LengthTable& table, const infer::LoadedModel& loaded,
                      const data::TokenView& tokens, const SharedFact& tokens_fact) {
   const int64_t longest = std::ranges::max(table.lengths);
@@ -237,15 +228,6 @@ void WarnOfShortDocuments(const data::TokenView& tokens, int64_t longest) {
           ". The model's state resets at each document, so longer rows give most tokens no more "
           "context (see \"context >= half\"). Use longer documents, such as those of `halflife "
           "prepare --documents file`, or a model trained with data.reset_at_documents=false.");
-}
-
-void Print(const EvalFile& file, const EvalOptions& options, int64_t train_len) {
-  file.Finish();
-  const AskedRows asked(file, options);
-  if (!options.figure.empty())
-    WriteOutput(options.figure, FigureText(asked), ExitCode::kEnvironment);
-  MessageStream({options.out, options.csv, options.figure})
-      << (options.json ? file.json().dump(2) + "\n" : TableText(asked, train_len)) << std::flush;
 }
 
 }  // namespace
@@ -286,7 +268,9 @@ ExitCode EvaluateLengths(const EvalOptions& options, const infer::LoadedModel& l
         if (!there[number++])
           file.Add(RowJson(eval::ScoreLength(*loaded.model, tokens, table, method, protocol, length,
                                              context.control())));
-  if (writes) Print(file, options, table.train_len);
+  if (!writes) return ExitCode::kFinished;
+  const AskedRows asked(file, options);
+  PrintEvaluation(file, options, asked.json(), TableText(asked, table.train_len));
   return ExitCode::kFinished;
 }
 

@@ -2,19 +2,15 @@
 
 #include <algorithm>
 #include <functional>
-#include <iostream>
 #include <nlohmann/json.hpp>
 
 #include "cli/eval_file.h"
 #include "cli/model_source.h"
 #include "core/error.h"
-#include "core/files.h"
 #include "core/human.h"
 #include "eval/length_method.h"
 #include "eval/length_table.h"
 #include "eval/retrieval.h"
-#include "report/evaluation.h"
-#include "report/plot.h"
 
 namespace halflife::cli {
 namespace {
@@ -109,20 +105,16 @@ ordered_json RowJson(const ordered_json& key, const eval::RetrievalScore& score)
 }
 
 std::string TableText(const EvalFile& file, const EvalOptions& options) {
-  const auto padded = [](std::string text, size_t width) {
-    text.resize(std::max(text.size(), width), ' ');
-    return text;
-  };
   std::string text;
   for (const std::string& method : options.methods) {
     text += Concat(options.retrieval, ", ", method, ": share of answers that are right\n",
-                   padded("depth", 12));
-    for (const int64_t length : options.lengths) text += padded(Concat(length), 10);
+                   Padded("depth", 12));
+    for (const int64_t length : options.lengths) text += Padded(Concat(length), 10);
     for (const double depth : options.depths) {
-      text += "\n" + padded(Fixed(depth, 2), 12);
+      text += "\n" + Padded(Fixed(depth, 2), 12);
       for (const int64_t length : options.lengths) {
         const ordered_json row = file.RowOf(KeyOf(method, length, depth));
-        text += padded(Fixed(row["retrieval_accuracy"].get<double>(), 3), 10);
+        text += Padded(Fixed(row["retrieval_accuracy"].get<double>(), 3), 10);
       }
     }
     text += "\n";
@@ -139,17 +131,6 @@ ordered_json FactsOf(const EvalOptions& options, const infer::LoadedModel& loade
       {"samples", options.samples},     {"seed", options.seed}};
   if (options.retrieval == "mqar") facts["pairs"] = options.pairs;
   return facts;
-}
-
-void Print(const EvalFile& file, const EvalOptions& options) {
-  file.Finish();
-  if (!options.figure.empty())
-    WriteOutput(options.figure,
-                report::RenderFigure(
-                    report::ChartsByLength({report::ParseEvaluation(file.json().dump(), "--out")})),
-                ExitCode::kEnvironment);
-  MessageStream({options.out, options.csv, options.figure})
-      << (options.json ? file.json().dump(2) + "\n" : TableText(file, options)) << std::flush;
 }
 
 }  // namespace
@@ -189,7 +170,7 @@ ExitCode EvaluateRetrieval(const EvalOptions& options, const infer::LoadedModel&
       }
     }
   }
-  if (writes) Print(file, options);
+  if (writes) PrintEvaluation(file, options, file.json(), TableText(file, options));
   return ExitCode::kFinished;
 }
 

@@ -35,7 +35,7 @@ ExitCode Run(const GenerateOptions& options) {
   // Checks the options before the model is loaded.
   const infer::Sampler check(options.generate.sampler);
   const infer::LoadedModel loaded =
-      LoadAnyModel(options.model, options.tokenizer, PlacementOf(options.place));
+      LoadAnyModel(options.model, options.tokenizer, PlacementOf(options.compute));
   infer::RequireNextTokens(*loaded.model);
   const data::Tokenizer& tokenizer = infer::RequireTokenizer(loaded);
   constexpr uint64_t kMaxPromptBytes = 1ull << 30;

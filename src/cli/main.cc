@@ -9,7 +9,6 @@
 
 #include "cli/command_line/options.h"
 #include "cli/command_line/program.h"
-#include "cli/command_line/program_end.h"
 #include "core/error.h"
 #include "core/host.h"
 #include "core/log.h"

@@ -7,6 +7,7 @@
 #include "core/concat.h"
 #include "core/error.h"
 #include "core/hash.h"
+#include "core/json_text.h"
 #include "core/log.h"
 #include "data/tokenizer_folder.h"
 #include "interop/hf_model.h"
@@ -15,11 +16,11 @@
 
 namespace halflife::cli {
 
-infer::Placement PlacementOf(const PlaceOptions& place, int local_rank) {
-  const Device device = train::ChooseDevice(place.device, local_rank, "--device");
+infer::Placement PlacementOf(const ComputeOptions& compute, int local_rank) {
+  const Device device = train::ChooseDevice(compute.device, local_rank, "--device");
   train::PrepareDevice(device);
   return {.device = train::ToTorch(device),
-          .compute_dtype = place.precision == "bf16" ? at::kBFloat16 : at::kFloat};
+          .compute_dtype = compute.precision == "bf16" ? at::kBFloat16 : at::kFloat};
 }
 
 infer::LoadedModel LoadAnyModel(const std::filesystem::path& model, const std::string& tokenizer,
@@ -61,13 +62,11 @@ std::unique_ptr<data::Tokenizer> OpenTokenizer(const std::filesystem::path& mode
 }
 
 void RequireAlike(dist::RankContext& context, const std::vector<SharedFact>& facts) {
-  nlohmann::json own = nlohmann::json::array();
+  nlohmann::ordered_json own = nlohmann::ordered_json::array();
   for (const SharedFact& fact : facts) own.push_back({fact.value, fact.words});
-  // A path may contain bytes that are not UTF-8.
-  const std::string text = own.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   std::vector<nlohmann::json> ranks;
   for (const std::string& other :
-       dist::AllGatherBytes(context.control(), text, {"shared_facts", 0})) {
+       dist::AllGatherBytes(context.control(), JsonText(own), {"shared_facts", 0})) {
     ranks.push_back(nlohmann::json::parse(other));
   }
   std::vector<std::string> differences;

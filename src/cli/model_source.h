@@ -30,7 +30,7 @@ void RequireAlike(dist::RankContext& context, const std::vector<SharedFact>& fac
 
 // Returns the placement of this rank of a machine, and makes its GPU current for this thread. Error
 // kEnvironment if a GPU is requested but missing.
-infer::Placement PlacementOf(const PlaceOptions& place, int local_rank = 0);
+infer::Placement PlacementOf(const ComputeOptions& compute, int local_rank = 0);
 // `tokenizer` is an argument of data::OpenTokenizer. Empty: the model's own.
 infer::LoadedModel LoadAnyModel(const std::filesystem::path& model, const std::string& tokenizer,
                                 const infer::Placement& placement);

@@ -227,7 +227,7 @@ Json DescribePart(const std::string& name) {
   HL_CHECK_AS(ExitCode::kUsage, foreign == nullptr, "no part of a model is called '", name, "'. ",
               foreign == nullptr ? "" : train::AnswerTo(*foreign, train::RecipeForm::kSet));
   HL_FAIL(ExitCode::kUsage, "no part of a model is called '", name, "'", DidYouMean(name, known),
-          "\nThere are ", Join(known, ", "));
+          "\nUse one of ", Join(known, ", "));
 }
 
 std::string PartText(const Json& part) {

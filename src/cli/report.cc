@@ -1,11 +1,11 @@
 // halflife report: writes one HTML page about sweeps, runs and evaluations.
 #include <algorithm>
-#include <ctime>
 #include <filesystem>
 #include <iostream>
 
 #include "cli/command_line/options.h"
 #include "cli/run_facts.h"
+#include "core/clock.h"
 #include "core/concat.h"
 #include "core/error.h"
 #include "core/files.h"
@@ -23,14 +23,9 @@ namespace {
 namespace fs = std::filesystem;
 
 std::string Made() {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  ::gmtime_r(&now, &utc);
-  char time[32];
-  std::strftime(time, sizeof time, "%Y-%m-%d %H:%M UTC", &utc);
   const BuildInfo build = GetBuildInfo();
   return Concat("Made by halflife report, version ", build.version, " ", build.git_hash, ", ",
-                time);
+                report::UtcMinute(UnixMicroseconds() / 1000));
 }
 
 // How a page in `page_folder` links to a run: to its report.html if it has one, else to the folder.
@@ -102,7 +97,7 @@ report::PageContent ReadContent(const std::vector<std::string>& paths,
               paths.size() == 1 ? last_problem
                                 : Concat("none of ", paths.size(),
                                          " paths is a sweep, a run or a file of "
-                                         "`halflife eval --lengths --out`"));
+                                         "`halflife eval --lengths --out`. Name at least one."));
   return content;
 }
 

@@ -47,17 +47,17 @@ Input ReadTokens(const std::string& file, dist::RankContext& context) {
   if (JsonNesting(text) <= kMaxJsonNesting)
     json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   HL_CHECK_AS(ExitCode::kData, json.is_array(), file,
-              ": not a JSON list of lists of ids, e.g. [[5, 6, 7], [8, 9]]");
+              " is not a JSON list of lists of ids. Write for example [[5, 6, 7], [8, 9]].");
   Sequences sequences;
   for (const nlohmann::json& row : json) {
     HL_CHECK_AS(ExitCode::kData, row.is_array(), file, ": entry ", sequences.size(),
-                " is not a list of ids");
+                " is not a list of ids. Write for example [5, 6, 7].");
     std::vector<int32_t>& ids = sequences.emplace_back();
     for (const nlohmann::json& id : row) {
       HL_CHECK_AS(ExitCode::kData,
                   id.is_number_integer() && id >= 0 && id <= std::numeric_limits<int32_t>::max(),
                   file, ": entry ", sequences.size() - 1, " holds ", id.dump().substr(0, 40),
-                  ", which is not an id");
+                  ", which is not an id. Use whole numbers from 0.");
       ids.push_back(id.get<int32_t>());
     }
   }
@@ -71,7 +71,8 @@ Input ReadTexts(const ScoreOptions& options, const data::Tokenizer& tokenizer,
   const bool plain = options.special_tokens == data::SpecialTokens::kPlain;
   for (const std::string& file : options.texts) {
     const std::string text = ReadInput(file, context);
-    HL_CHECK_AS(ExitCode::kData, !text.empty(), file, " is empty: there is nothing to score");
+    HL_CHECK_AS(ExitCode::kData, !text.empty(), file,
+                " is empty. Use a text with at least one token.");
     CheckReadable(file, text, tokenizer, options.special_tokens, ExitCode::kData);
     if (plain) tokenizer.CountSpecialNames(text, names);
     input.sequences.push_back(tokenizer.Encode(text, options.special_tokens));
@@ -192,8 +193,8 @@ ExitCode Score(const ScoreOptions& options, dist::RankContext& context) {
   if (context.rank() == 0) RequireWritable(options.out, ExitCode::kEnvironment);
   if (options.threads > 0) at::set_num_threads(options.threads);
   WarnOfBusyCores(context);
-  const infer::LoadedModel loaded = LoadAnyModel(options.model, options.tokenizer,
-                                                 PlacementOf(options.place, context.local_rank()));
+  const infer::LoadedModel loaded = LoadAnyModel(
+      options.model, options.tokenizer, PlacementOf(options.compute, context.local_rank()));
   const Input input = options.tokens.empty()
                           ? ReadTexts(options, infer::RequireTokenizer(loaded), context)
                           : ReadTokens(options.tokens, context);

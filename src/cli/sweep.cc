@@ -24,7 +24,8 @@ Share ParseShare(const std::string& text) {
   HL_CHECK_AS(
       ExitCode::kUsage,
       !in.fail() && slash == '/' && !(in >> rest) && share.index >= 0 && share.index < share.count,
-      "--share '", text, "' is not INDEX/COUNT; the first of eight is 0/8, the last 7/8");
+      "--share '", text,
+      "' is not INDEX/COUNT. Use 0/8 for the first of eight, and 7/8 for the last.");
   return share;
 }
 

@@ -52,7 +52,7 @@ void RequireSameDevice(Device device, dist::RankContext& context) {
   for (size_t rank = 0; rank < all.size(); ++rank) {
     HL_CHECK_AS(ExitCode::kEnvironment, all[rank] == all[0], "rank 0 computes on ", all[0],
                 ", rank ", rank, " on ", all[rank],
-                "; set train.device, or make the same devices visible on all hosts");
+                ". Set train.device, or make the same devices visible on all hosts.");
   }
 }
 
@@ -77,7 +77,7 @@ Device PrepareTrainProcess(const train::RunConfig& config, const train::RunFolde
   if (device.is_cuda() && config.train.precision == "fp32" && context.rank() == 0)
     HL_WARN("train",
             "fp32 on a GPU: the kernels for matrix units take bf16, and most mixers go a much "
-            "slower way; --set train.precision=bf16 uses them");
+            "slower way. Use --set train.precision=bf16.");
   train::PrepareDevice(device);
   context.UseDevice(device);
   return device;
@@ -132,7 +132,7 @@ ExitCode Plan(train::RunConfig config, const TrainOptions& options) {
   HL_CHECK_AS(ExitCode::kUsage, config.parallel.slices == 0,
               "--plan supports one slice of a row per process. It does not support "
               "parallel.slices, ",
-              config.parallel.slices, ".");
+              config.parallel.slices, ". Use --set parallel.slices=0.");
   const train::PlanRequest request = train::ParsePlan(*options.plan);
   const std::optional<data::DatasetInfo> dataset = DatasetOf(config);
   const data::DatasetInfo* const info = dataset ? &*dataset : nullptr;
@@ -205,8 +205,9 @@ void WarnOfOtherTokens(const std::string& init_from, const std::string& dataset)
   const auto difference = data::FindDifference(*theirs, *own);
   if (!difference) return;
   HL_WARN("train", "--init-from ", init_from, " was trained with another tokenizer: token ",
-          difference->id, " stands for '", difference->left, "' in the dataset, for '",
-          difference->right, "' there; `halflife prepare --tokenizer` takes a tokenizer's folder");
+          difference->id, " is '", difference->left, "' in the dataset, and '", difference->right,
+          "' there. Prepare the text with `halflife prepare --tokenizer`, which "
+          "accepts a tokenizer's folder.");
 }
 
 // Continues eval.sample_prompt with the same seed every time. Returns null if there is no prompt.

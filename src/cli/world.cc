@@ -14,7 +14,7 @@
 #include <new>
 #include <thread>
 
-#include "cli/command_line/program_end.h"
+#include "cli/command_line/program.h"
 #include "cli/doctor/checks.h"
 #include "core/error.h"
 #include "core/files.h"

@@ -109,14 +109,6 @@ void ReadConfigText(RunRecord& run) {
   if (run.config_text.empty()) run.config_problem = "there is no config.textproto";
 }
 
-std::string MinuteOf(int64_t unix_ms) {
-  const std::time_t seconds = unix_ms / 1000;
-  std::tm utc{};
-  ::gmtime_r(&seconds, &utc);
-  char text[32];
-  return std::strftime(text, sizeof text, "%Y-%m-%d %H:%M UTC", &utc) > 0 ? text : "";
-}
-
 void ReadStatus(RunRecord& run) {
   std::error_code ignored;
   run.finished = fs::exists(run.path / "DONE", ignored);
@@ -125,11 +117,19 @@ void ReadStatus(RunRecord& run) {
                                                /*allow_exceptions=*/false);
   if (heartbeat.is_object() && heartbeat.contains("unix_ms") &&
       heartbeat["unix_ms"].is_number_integer()) {
-    run.last_alive = MinuteOf(heartbeat["unix_ms"]);
+    run.last_alive = UtcMinute(heartbeat["unix_ms"]);
   }
 }
 
 }  // namespace
+
+std::string UtcMinute(int64_t unix_ms) {
+  const std::time_t seconds = unix_ms / 1000;
+  std::tm utc{};
+  ::gmtime_r(&seconds, &utc);
+  char text[32];
+  return std::strftime(text, sizeof text, "%Y-%m-%d %H:%M UTC", &utc) > 0 ? text : "";
+}
 
 const Series& RunRecord::metric(const std::string& key) const {
   static const Series kNone;
@@ -160,13 +160,15 @@ double RunRecord::tokens_at(double step) const {
 RunRecord ReadRun(const fs::path& path) {
   std::error_code error;
   HL_CHECK_AS(ExitCode::kUsage, fs::is_directory(path, error), path.string(),
-              " is not a folder. Give the folder of a run, which `halflife train --run` wrote.");
+              " is not a folder. Use the folder of a run, which `halflife train --run` wrote.");
   const auto holds = [&](const char* name) {
     std::error_code ignored;
     return fs::is_regular_file(path / name, ignored);
   };
-  HL_CHECK_AS(ExitCode::kUsage, holds("config.textproto") || holds("metrics.jsonl"), path.string(),
-              " is not the folder of a run: it has neither config.textproto nor metrics.jsonl");
+  HL_CHECK_AS(
+      ExitCode::kUsage, holds("config.textproto") || holds("metrics.jsonl"), path.string(),
+      " is not the folder of a run: it has neither config.textproto nor metrics.jsonl. Use a "
+      "folder that `halflife train --run` wrote.");
   RunRecord run;
   run.path = path;
   run.name = fs::weakly_canonical(path, error).filename().string();

@@ -60,6 +60,8 @@ struct RunRecord {
   std::string build;
 };
 
+std::string UtcMinute(int64_t unix_ms);  // "2026-01-31 17:05 UTC"
+
 // Throws kUsage if `path` is not the folder of a run.
 RunRecord ReadRun(const std::filesystem::path& path);
 

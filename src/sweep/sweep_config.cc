@@ -219,8 +219,9 @@ void CheckDatasets(const SweepConfig& sweep, Problems& problems) {
   const auto check = [&](const std::vector<std::string>& overrides) {
     for (const std::string& name : DatasetsOf(overrides))
       if (std::ranges::count(known, name) == 0)
-        problems.Add("dataset '", name, "' is used, but there is no dataset entry for it",
-                     DidYouMean(name, known));
+        problems.Add("dataset '", name,
+                     "' is used, but there is no dataset entry for it. Add dataset { name: \"",
+                     name, "\" prepare: \"...\" }", DidYouMean(name, known));
   };
   check(sweep.set);
   for (const Axis& axis : sweep.axes)
@@ -235,7 +236,7 @@ void CheckNumbers(const Axis& axis, Problems& problems) {
     const auto [parsed, error] = std::from_chars(point.label.data(), end, value);
     if (error != std::errc() || parsed != end || !(value > 0))
       problems.Add("summary: x is '", axis.name, "', but '", point.label,
-                   "' is not a number above 0");
+                   "' is not a number above 0. Use such labels, or another axis for x.");
   }
 }
 
@@ -251,7 +252,7 @@ void CheckSummary(const SweepConfig& sweep, Problems& problems) {
     if (name.empty()) continue;
     if (std::ranges::count(names, name) == 0)
       problems.Add("summary: ", role, " is '", name, "', but there is no such axis",
-                   DidYouMean(name, names), "\n    Known axes: ", Join(names, ", "));
+                   DidYouMean(name, names), "\n    Use one of ", Join(names, ", "));
     if (!used.insert(name).second)
       problems.Add("summary: axis '", name, "' has two roles. Give it only one.");
   }
@@ -261,8 +262,8 @@ void CheckSummary(const SweepConfig& sweep, Problems& problems) {
     problems.Add("summary: a figure needs x. Name the axis to plot along the bottom.");
   if (!IsKnownMetric(summary.metric))
     problems.Add("summary: metric '", summary.metric, "' cannot be summarised",
-                 DidYouMean(summary.metric, KnownMetrics()),
-                 "\n    Known metrics: ", Join(KnownMetrics(), ", "));
+                 DidYouMean(summary.metric, KnownMetrics()), "\n    Use one of ",
+                 Join(KnownMetrics(), ", "));
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ void SweepFolder::Make() const {
     std::error_code error;
     fs::create_directories(path_ / part, error);
     HL_CHECK_AS(ExitCode::kEnvironment, !error, "cannot make ", (path_ / part).string(), ": ",
-                error.message());
+                error.message(), ". Use another --out.");
   }
 }
 
@@ -78,9 +78,7 @@ void SweepFolder::SetStatus(const std::string& trial, const TrialStatus& set) co
                                        {"attempts", set.attempts},
                                        {"seconds", set.seconds},
                                        {"message", set.message}};
-  using Json = nlohmann::ordered_json;
-  AtomicWriteFile(status(trial), json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n",
-                  ExitCode::kEnvironment);
+  AtomicWriteFile(status(trial), JsonText(json, 2) + "\n", ExitCode::kEnvironment);
 }
 
 std::optional<Fd> SweepFolder::Lock(const std::string& trial) const {

@@ -2,8 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "support/paths.h"
-#include "support/run_fixture.h"
+#include "support/program_test.h"
 
 namespace halflife::test {
 namespace {
@@ -13,13 +12,11 @@ using testing::Not;
 
 TEST(CheckSyncE2e, ReportsEachPhaseAndChangesNothing) {
   const RunFixture fixture(kProgram);
-  const RunResult plain = fixture.Run({.run = "plain", .set = {"train.steps=3"}});
-  ASSERT_EQ(plain.exit_code, 0) << plain.err;
+  const RunResult plain = ExpectExit(fixture.Run({.run = "plain", .set = {"train.steps=3"}}), 0);
   EXPECT_THAT(plain.err, Not(HasSubstr("host waits")));
-  const RunResult checked =
-      fixture.Run({.run = "checked", .set = {"train.steps=3"}, .flags = {"--check-sync"}});
-  ASSERT_EQ(checked.exit_code, 0) << checked.err;
-  EXPECT_THAT(checked.err, HasSubstr("host waits, means of 3 steps:"));
+  const RunResult checked = ExpectExit(
+      fixture.Run({.run = "checked", .set = {"train.steps=3"}, .flags = {"--check-sync"}}), 0,
+      {"host waits, means of 3 steps:"});
   for (const char* phase : {"data", "forward", "backward", "update"})
     EXPECT_THAT(checked.err, HasSubstr(std::string("  ") + phase + ": 0.0 waits, 0.0 reads, "));
   EXPECT_THAT(checked.err, HasSubstr("  reduce: 0.0 waits, 1.0 reads, "));
@@ -35,11 +32,12 @@ TEST(CheckSyncE2e, ReportsEachPhaseAndChangesNothing) {
 
 TEST(CheckSyncE2e, OneRankReportsIfRanksShareRows) {
   const RunFixture fixture(kProgram);
-  const RunResult result = fixture.Run(
-      {.run = "run",
-       .set = {"train.steps=2", "parallel.sp=2", "parallel.zero_stage=1", "train.micro_batch=4"},
-       .flags = {"--check-sync", "--local-ranks", "2"}});
-  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const RunResult result =
+      ExpectExit(fixture.Run({.run = "run",
+                              .set = {"train.steps=2", "parallel.sp=2", "parallel.zero_stage=1",
+                                      "train.micro_batch=4"},
+                              .flags = {"--check-sync", "--local-ranks", "2"}}),
+                 0);
   const size_t first = result.err.find("host waits");
   ASSERT_NE(first, std::string::npos) << result.err;
   EXPECT_EQ(result.err.find("host waits", first + 1), std::string::npos);

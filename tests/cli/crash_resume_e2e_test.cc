@@ -1,4 +1,5 @@
 // Crashes, signals and resumes of the binary, as on a cluster.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -10,39 +11,33 @@
 #include <thread>
 
 #include "core/concat.h"
-#include "support/paths.h"
-#include "support/run_fixture.h"
+#include "support/program_test.h"
 
 namespace halflife::test {
 namespace {
 
-class CrashResume : public testing::Test {
+using testing::HasSubstr;
+using testing::Not;
+
+class CrashResume : public ProgramTest {
  protected:
   static void SetUpTestSuite() {
-    fixture = new RunFixture(kProgram);
-    const RunResult result = fixture->Run({.run = "undisturbed", .ranks = 2});
-    ASSERT_EQ(result.exit_code, 0) << result.err;
+    ProgramTest::SetUpTestSuite();
+    ExpectExit(fixture->Run({.run = "undisturbed", .ranks = 2}), 0);
   }
-  static void TearDownTestSuite() { delete fixture; }
 
   void ExpectBitwiseUndisturbed(const std::string& run) {
-    const RunResult diff = fixture->Halflife(
-        {"ckpt", "diff", fixture->path("undisturbed"), fixture->path(run), "--bitwise"});
-    EXPECT_EQ(diff.exit_code, 0) << diff.out << diff.err;
+    ExpectExit(Halflife({"ckpt", "diff", Path("undisturbed"), Path(run), "--bitwise"}), 0);
   }
   void Resume(const std::string& run, int ranks = 2) {
-    const RunResult result =
-        fixture->Run({.run = run, .ranks = ranks, .flags = {"--resume", "auto"}});
-    ASSERT_EQ(result.exit_code, 0) << result.err;
+    ExpectExit(fixture->Run({.run = run, .ranks = ranks, .flags = {"--resume", "auto"}}), 0);
   }
-  static RunFixture* fixture;
 };
-RunFixture* CrashResume::fixture = nullptr;
 
 TEST_F(CrashResume, OneRankKilledBetweenSteps) {
-  const RunResult crash = fixture->Run(
-      {.run = "rank_killed", .ranks = 2, .env = {{"HL_FAULT", "train.step:kill:13:1"}}});
-  EXPECT_EQ(crash.exit_code, 137) << crash.err;
+  ExpectExit(fixture->Run(
+                 {.run = "rank_killed", .ranks = 2, .env = {{"HL_FAULT", "train.step:kill:13:1"}}}),
+             137);
   Resume("rank_killed");
   ExpectBitwiseUndisturbed("rank_killed");
 }
@@ -51,27 +46,21 @@ TEST_F(CrashResume, OneRankKilledBetweenSteps) {
 TEST_F(CrashResume, OverriddenPositionsAreTheSameAfterAResume) {
   const std::vector<std::string> set = {"model.mixer=softmax", "data.positions=skipwise",
                                         "data.positions_length=1000"};
-  const RunResult whole = fixture->Run({.run = "told", .ranks = 2, .set = set});
-  ASSERT_EQ(whole.exit_code, 0) << whole.err;
-  const RunResult crash = fixture->Run({.run = "told_killed",
-                                        .ranks = 2,
-                                        .set = set,
-                                        .env = {{"HL_FAULT", "train.step:kill:13:1"}}});
-  EXPECT_EQ(crash.exit_code, 137) << crash.err;
-  const RunResult resumed =
-      fixture->Run({.run = "told_killed", .ranks = 2, .set = set, .flags = {"--resume", "auto"}});
-  ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
-  const RunResult diff = fixture->Halflife(
-      {"ckpt", "diff", fixture->path("told"), fixture->path("told_killed"), "--bitwise"});
-  EXPECT_EQ(diff.exit_code, 0) << diff.out << diff.err;
-  const RunResult other = fixture->Run({.run = "told_killed",
-                                        .ranks = 2,
-                                        .set = {"model.mixer=softmax", "train.steps=30"},
-                                        .flags = {"--resume", "auto"}});
-  EXPECT_EQ(other.exit_code, 2) << other.err;
-  EXPECT_NE(other.err.find("data.positions: checkpoint skipwise, this run plain"),
-            std::string::npos)
-      << other.err;
+  ExpectExit(fixture->Run({.run = "told", .ranks = 2, .set = set}), 0);
+  ExpectExit(fixture->Run({.run = "told_killed",
+                           .ranks = 2,
+                           .set = set,
+                           .env = {{"HL_FAULT", "train.step:kill:13:1"}}}),
+             137);
+  ExpectExit(
+      fixture->Run({.run = "told_killed", .ranks = 2, .set = set, .flags = {"--resume", "auto"}}),
+      0);
+  ExpectExit(Halflife({"ckpt", "diff", Path("told"), Path("told_killed"), "--bitwise"}), 0);
+  ExpectExit(fixture->Run({.run = "told_killed",
+                           .ranks = 2,
+                           .set = {"model.mixer=softmax", "train.steps=30"},
+                           .flags = {"--resume", "auto"}}),
+             2, {"data.positions: checkpoint skipwise, this run plain"});
 }
 
 TEST_F(CrashResume, WholeJobKilledAtEveryPointOfASave) {
@@ -83,9 +72,8 @@ TEST_F(CrashResume, WholeJobKilledAtEveryPointOfASave) {
     // Crashes in the second save, so that an older step exists. Retention deletes from the fourth
     // save on.
     const std::string nth = point == "ckpt.gc.unlink" ? "1" : "2";
-    const RunResult crash =
-        fixture->Run({.run = run, .ranks = 2, .env = {{"HL_FAULT", point + ":kill:" + nth}}});
-    ASSERT_EQ(crash.exit_code, 137) << crash.err;
+    ExpectExit(
+        fixture->Run({.run = run, .ranks = 2, .env = {{"HL_FAULT", point + ":kill:" + nth}}}), 137);
     Resume(run);
     ExpectBitwiseUndisturbed(run);
   }
@@ -109,11 +97,8 @@ TEST_F(CrashResume, AKillAtAnyMomentOfSavesInTheBackgroundLosesNothing) {
     SCOPED_TRACE(fault);
     const std::string run = "killed_" + fault;
     const std::vector<std::string> threads = {"--local-ranks", "2"};
-    const RunResult crash =
-        fixture->Run({.run = run, .flags = threads, .env = {{"HL_FAULT", fault}}});
-    ASSERT_EQ(crash.exit_code, 137) << crash.err;
-    const RunResult resumed = fixture->Run({.run = run, .flags = threads});
-    ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
+    ExpectExit(fixture->Run({.run = run, .flags = threads, .env = {{"HL_FAULT", fault}}}), 137);
+    ExpectExit(fixture->Run({.run = run, .flags = threads}), 0);
     ExpectBitwiseUndisturbed(run);
     std::filesystem::remove_all(fixture->path(run));
   }
@@ -121,11 +106,12 @@ TEST_F(CrashResume, AKillAtAnyMomentOfSavesInTheBackgroundLosesNothing) {
 
 TEST_F(CrashResume, StoppedAtTwoRanksResumedAtOne) {
   const std::vector<std::string> set = {"train.log_samples=true"};
-  const RunResult crash = fixture->Run(
-      {.run = "elastic", .ranks = 2, .set = set, .env = {{"HL_FAULT", "train.step:kill:13:0"}}});
-  ASSERT_EQ(crash.exit_code, 137) << crash.err;
-  const RunResult resumed = fixture->Run({.run = "elastic", .ranks = 1, .set = set});
-  ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
+  ExpectExit(fixture->Run({.run = "elastic",
+                           .ranks = 2,
+                           .set = set,
+                           .env = {{"HL_FAULT", "train.step:kill:13:0"}}}),
+             137);
+  ExpectExit(fixture->Run({.run = "elastic", .ranks = 1, .set = set}), 0);
   // Both attempts ran steps 11 and 12, with the same samples, and losses that agree up to rounding.
   std::map<int, std::vector<std::string>> samples;
   std::ifstream file(fixture->path("elastic") / "samples.jsonl");
@@ -163,18 +149,17 @@ TEST_F(CrashResume, UserSignalOnOneRankSavesAndRequeues) {
   const RunResult result = fixture->Run(train);
   signaller.join();
   EXPECT_EQ(result.exit_code, 75) << result.err;
-  const RunResult verify = fixture->Halflife({"ckpt", "ls", fixture->path("signalled")});
-  EXPECT_EQ(verify.exit_code, 0) << verify.out;
-  EXPECT_NE(verify.out.find("step"), std::string::npos) << verify.out;
+  const RunResult verify = ExpectExit(Halflife({"ckpt", "ls", Path("signalled")}), 0);
+  EXPECT_THAT(verify.out, HasSubstr("step"));
 }
 
 TEST_F(CrashResume, DamagedNewestCheckpointFallsBackLoudly) {
-  const RunResult partial = fixture->Run({.run = "damaged",
-                                          .ranks = 2,
-                                          // Step 10 is published.
-                                          .set = {"ckpt.background=false"},
-                                          .env = {{"HL_FAULT", "train.step:kill:13:0"}}});
-  ASSERT_EQ(partial.exit_code, 137) << partial.err;
+  ExpectExit(fixture->Run({.run = "damaged",
+                           .ranks = 2,
+                           // Step 10 is published.
+                           .set = {"ckpt.background=false"},
+                           .env = {{"HL_FAULT", "train.step:kill:13:0"}}}),
+             137);
   const auto shard = fixture->path("damaged") / "ckpt/step_000000000010/rank_00001.safetensors";
   std::fstream file(shard, std::ios::in | std::ios::out | std::ios::binary);
   file.seekg(9000);
@@ -182,11 +167,10 @@ TEST_F(CrashResume, DamagedNewestCheckpointFallsBackLoudly) {
   file.seekp(9000);
   file.put(byte);
   file.close();
-  const RunResult resumed = fixture->Run({.run = "damaged", .ranks = 2});
-  ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
+  const RunResult resumed = ExpectExit(fixture->Run({.run = "damaged", .ranks = 2}), 0);
   for (const char* piece : {"CHECKPOINT step 10 DAMAGED", "rank_00001.safetensors block 0 of main/",
                             "hash mismatch", "FALLING BACK to step 5 (5 steps"}) {
-    EXPECT_NE(resumed.err.find(piece), std::string::npos) << piece << "\n" << resumed.err;
+    EXPECT_THAT(resumed.err, HasSubstr(piece));
   }
   // The metrics contain the fallback too, for readers of curves.
   ASSERT_EQ(fixture->Metrics("damaged", "checkpoint_damage").size(), 1u);
@@ -195,12 +179,11 @@ TEST_F(CrashResume, DamagedNewestCheckpointFallsBackLoudly) {
 }
 
 TEST_F(CrashResume, ARankThatThrowsEndsTheJobWithItsCause) {
-  const RunResult result = fixture->Run({.run = "throws",
-                                         .ranks = 2,
-                                         .env = {{"HL_FAULT", "train.step:throw:3:1"}},
-                                         .timeout_s = 60});
-  EXPECT_EQ(result.exit_code, 70) << result.err;
-  EXPECT_NE(result.err.find("injected at train.step"), std::string::npos) << result.err;
+  ExpectExit(fixture->Run({.run = "throws",
+                           .ranks = 2,
+                           .env = {{"HL_FAULT", "train.step:throw:3:1"}},
+                           .timeout_s = 60}),
+             70, {"injected at train.step"});
   std::ifstream first(fixture->path("throws") / "abort" / "FIRST");
   std::string line;
   std::getline(first, line);
@@ -208,26 +191,24 @@ TEST_F(CrashResume, ARankThatThrowsEndsTheJobWithItsCause) {
 }
 
 TEST_F(CrashResume, AFieldThatPlacesTheCursorMayNotChange) {
-  const RunResult first = fixture->Run({.run = "cursor", .set = {"train.steps=5"}});
-  ASSERT_EQ(first.exit_code, 0) << first.err;
-  const RunResult changed = fixture->Run(
-      {.run = "cursor",
-       .set = {"train.steps=10", "train.global_batch=16"},
-       .flags = {"--allow-change", "train.global_batch", "--allow-change", "train.steps"}});
-  EXPECT_EQ(changed.exit_code, 2) << changed.err;
-  EXPECT_NE(changed.err.find("which samples were already seen"), std::string::npos) << changed.err;
+  ExpectExit(fixture->Run({.run = "cursor", .set = {"train.steps=5"}}), 0);
+  ExpectExit(fixture->Run({.run = "cursor",
+                           .set = {"train.steps=10", "train.global_batch=16"},
+                           .flags = {"--allow-change", "train.global_batch", "--allow-change",
+                                     "train.steps"}}),
+             2, {"which samples were already seen"});
 }
 
 TEST_F(CrashResume, AFinishedRunCanBeExtendedButNotShortened) {
-  const RunResult first = fixture->Run({.run = "extend", .set = {"train.steps=5"}});
-  ASSERT_EQ(first.exit_code, 0) << first.err;
-  const RunResult shorter = fixture->Run(
-      {.run = "extend", .set = {"train.steps=3"}, .flags = {"--allow-change", "train.steps"}});
-  EXPECT_EQ(shorter.exit_code, 2) << shorter.err;
-  EXPECT_NE(shorter.err.find("past train.steps 3"), std::string::npos) << shorter.err;
-  const RunResult longer = fixture->Run(
-      {.run = "extend", .set = {"train.steps=8"}, .flags = {"--allow-change", "train.steps"}});
-  EXPECT_EQ(longer.exit_code, 0) << longer.err;
+  ExpectExit(fixture->Run({.run = "extend", .set = {"train.steps=5"}}), 0);
+  ExpectExit(
+      fixture->Run(
+          {.run = "extend", .set = {"train.steps=3"}, .flags = {"--allow-change", "train.steps"}}),
+      2, {"past train.steps 3"});
+  ExpectExit(
+      fixture->Run(
+          {.run = "extend", .set = {"train.steps=8"}, .flags = {"--allow-change", "train.steps"}}),
+      0);
   std::ifstream done(fixture->path("extend") / "DONE");
   std::string line;
   std::getline(done, line);
@@ -235,19 +216,17 @@ TEST_F(CrashResume, AFinishedRunCanBeExtendedButNotShortened) {
 }
 
 TEST_F(CrashResume, AnOldFailureIsNotReportedAsTheCauseOfANewOne) {
-  const RunResult crash =
-      fixture->Run({.run = "stale", .ranks = 2, .env = {{"HL_FAULT", "train.step:throw:3:1"}}});
-  ASSERT_EQ(crash.exit_code, 70) << crash.err;
-  const RunResult bad = fixture->Run({.run = "stale", .ranks = 2, .set = {"optimizer.lr=-1"}});
-  EXPECT_EQ(bad.exit_code, 2) << bad.err;
-  EXPECT_NE(bad.err.find("optimizer.lr: -1"), std::string::npos) << bad.err;
-  EXPECT_EQ(bad.err.find("injected"), std::string::npos) << bad.err;
+  ExpectExit(
+      fixture->Run({.run = "stale", .ranks = 2, .env = {{"HL_FAULT", "train.step:throw:3:1"}}}),
+      70);
+  const RunResult bad =
+      ExpectExit(fixture->Run({.run = "stale", .ranks = 2, .set = {"optimizer.lr=-1"}}), 2,
+                 {"optimizer.lr: -1"});
+  EXPECT_THAT(bad.err, Not(HasSubstr("injected")));
 }
 
 TEST_F(CrashResume, AFinishedRunDoesNotChange) {
-  const RunResult again = fixture->Run({.run = "undisturbed", .ranks = 2});
-  EXPECT_EQ(again.exit_code, 0) << again.err;
-  EXPECT_NE(again.err.find("finished"), std::string::npos) << again.err;
+  ExpectExit(fixture->Run({.run = "undisturbed", .ranks = 2}), 0, {"finished"});
 }
 
 }  // namespace

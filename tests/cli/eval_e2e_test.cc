@@ -7,49 +7,36 @@
 #include <fstream>
 #include <numbers>
 
-#include "support/paths.h"
-#include "support/run_fixture.h"
+#include "support/program_test.h"
 
 namespace halflife::test {
 namespace {
 
 using testing::HasSubstr;
 
-class Eval : public testing::Test {
+class Eval : public ProgramTest {
  protected:
   // "run" was trained on bytes, "pieces-run" on pieces of sentencepiece.
   static void SetUpTestSuite() {
-    fixture = new RunFixture(kProgram);
-    const RunResult prepared = Halflife({"prepare", "--input", Path("text.txt"), "--documents",
-                                         "blank_lines", "--train-tokenizer", "--vocab", "320",
-                                         "--out", Path("pieces"), "--validation-fraction", "0.2"});
-    ASSERT_EQ(prepared.exit_code, 0) << prepared.err;
-    const RunResult run = fixture->Run({.run = "run", .set = {"train.steps=20"}});
-    ASSERT_EQ(run.exit_code, 0) << run.err;
-    const RunResult pieces = fixture->Run(
-        {.run = "pieces-run", .set = {"train.steps=10", "data.path=" + Path("pieces")}});
-    ASSERT_EQ(pieces.exit_code, 0) << pieces.err;
+    ProgramTest::SetUpTestSuite();
+    ExpectExit(Halflife({"prepare", "--input", Path("text.txt"), "--documents", "blank_lines",
+                         "--train-tokenizer", "--vocab", "320", "--out", Path("pieces"),
+                         "--validation-fraction", "0.2"}),
+               0);
+    ExpectExit(fixture->Run({.run = "run", .set = {"train.steps=20"}}), 0);
+    ExpectExit(fixture->Run(
+                   {.run = "pieces-run", .set = {"train.steps=10", "data.path=" + Path("pieces")}}),
+               0);
   }
-  static void TearDownTestSuite() { delete fixture; }
 
-  static std::string Path(const std::string& name) { return fixture->path(name).string(); }
-  static RunResult Halflife(const std::vector<std::string>& arguments) {
-    return fixture->Halflife(arguments);
-  }
   // Returns the result of `eval --json`.
   static nlohmann::json Evaluate(const std::string& model, const std::vector<std::string>& more) {
-    std::vector<std::string> arguments = {"eval", "--model", Path(model), "--json"};
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    const RunResult result = Halflife(arguments);
-    EXPECT_EQ(result.exit_code, 0) << result.err;
-    return nlohmann::json::parse(result.out);
+    return HalflifeJson(Append({"eval", "--model", Path(model), "--json"}, more));
   }
   static nlohmann::json Inspect(const std::string& path) {
-    return nlohmann::json::parse(Halflife({"inspect", "--json", path}).out);
+    return HalflifeJson({"inspect", "--json", path});
   }
-  static RunFixture* fixture;
 };
-RunFixture* Eval::fixture = nullptr;
 
 TEST_F(Eval, BitsPerByteOfBytesAreTheLossInBits) {
   const auto all = Evaluate("run", {"--data", Path("data"), "--bigram"});
@@ -69,10 +56,10 @@ TEST_F(Eval, BitsPerByteOfBytesAreTheLossInBits) {
 
 // The checkpoint records how it was trained, and evaluations read the text in the same way.
 TEST_F(Eval, ARunThatContinuesAcrossDocumentsIsScoredSo) {
-  const RunResult run =
+  ExpectExit(
       fixture->Run({.run = "continues",
-                    .set = {"train.steps=10", "eval.windows=0", "data.reset_at_documents=false"}});
-  ASSERT_EQ(run.exit_code, 0) << run.err;
+                    .set = {"train.steps=10", "eval.windows=0", "data.reset_at_documents=false"}}),
+      0);
   const auto result = Evaluate("continues", {"--data", Path("data"), "--bigram"});
   EXPECT_EQ(result["loss"], fixture->Metrics("continues", "val_loss").back()["val_loss"]);
   const auto split = Inspect(Path("data"))["validation"];
@@ -131,13 +118,13 @@ TEST_F(Eval, FewWindowsSeeBothSources) {
 TEST_F(Eval, TrainingReportsWindowsAndSources) {
   std::ofstream(Path("first.txt")) << MakeText(6000, 31).substr(0, 6000);
   std::ofstream(Path("second.txt")) << std::string(6000, 'x');
-  const RunResult prepared = Halflife({"prepare", "--input", Path("text.txt"), "--validation-input",
-                                       Path("first.txt"), Path("second.txt"), "--documents", "file",
-                                       "--tokenizer", "bytes", "--out", Path("two-sources")});
-  ASSERT_EQ(prepared.exit_code, 0) << prepared.err;
-  const RunResult run = fixture->Run(
-      {.run = "sources-run", .set = {"train.steps=2", "data.path=" + Path("two-sources")}});
-  ASSERT_EQ(run.exit_code, 0) << run.err;
+  ExpectExit(Halflife({"prepare", "--input", Path("text.txt"), "--validation-input",
+                       Path("first.txt"), Path("second.txt"), "--documents", "file", "--tokenizer",
+                       "bytes", "--out", Path("two-sources")}),
+             0);
+  ExpectExit(fixture->Run({.run = "sources-run",
+                           .set = {"train.steps=2", "data.path=" + Path("two-sources")}}),
+             0);
   const auto line = fixture->Metrics("sources-run", "val_loss").back();
   EXPECT_EQ(line["val_windows_scored"], 16);
   EXPECT_EQ(line["val_windows_available"], 12000 / 64);
@@ -155,9 +142,8 @@ TEST_F(Eval, TrainingReportsWindowsAndSources) {
   EXPECT_FALSE(inspected["train"].contains("sources")) << "it is one file";
   EXPECT_THAT(Halflife({"inspect", Path("two-sources")}).out,
               HasSubstr("\n  from first.txt: 6001 tokens in 1 documents\n"));
-  std::vector<std::string> printed = {"eval", "--model", Path("sources-run")};
-  printed.insert(printed.end(), eval.begin(), eval.end());
-  EXPECT_THAT(Halflife(printed).out, HasSubstr("\nby source, nats per token\n  first.txt: "));
+  EXPECT_THAT(Halflife(Append({"eval", "--model", Path("sources-run")}, eval)).out,
+              HasSubstr("\nby source, nats per token\n  first.txt: "));
 }
 
 // Rows that are longer than documents do not give more context, and a table warns about it.
@@ -167,20 +153,18 @@ TEST_F(Eval, TablesOfShortDocumentsAreWarnedOf) {
     records << R"({"text": "the small boat past the old walls"})"
                "\n";
   records.close();
-  const RunResult prepared =
-      Halflife({"prepare", "--input", Path("text.txt"), "--validation-input", Path("short.jsonl"),
-                "--tokenizer", "bytes", "--out", Path("short")});
-  ASSERT_EQ(prepared.exit_code, 0) << prepared.err;
+  ExpectExit(Halflife({"prepare", "--input", Path("text.txt"), "--validation-input",
+                       Path("short.jsonl"), "--tokenizer", "bytes", "--out", Path("short")}),
+             0);
   const auto lengths = [](const std::string& data) {
     return Halflife({"eval", "--model", Path("run"), "--data", Path(data), "--lengths", "16,256",
                      "--windows", "2", "--csv", Path("context.csv"), "--out",
                      Path(data + "-context.json")});
   };
-  const RunResult result = lengths("short");
-  ASSERT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("the documents of the validation split have 34 tokens on "
-                                    "average, less than half of the longest length, 256. "));
-  EXPECT_THAT(result.err, HasSubstr("`halflife prepare --documents file`"));
+  const RunResult result = ExpectExit(lengths("short"), 0,
+                                      {"the documents of the validation split have 34 tokens on "
+                                       "average, less than half of the longest length, 256. ",
+                                       "`halflife prepare --documents file`"});
   EXPECT_THAT(result.out, HasSubstr("scored 2 of 26 windows, 7.7 % of the split, each of 256 "
                                     "tokens\nperplexity by "));
   EXPECT_THAT(result.out, HasSubstr("\ncontext >= half: share of targets with at least half of the "
@@ -221,11 +205,8 @@ TEST_F(Eval, BitsPerByteOfPiecesAreOfTheOriginalText) {
 TEST_F(Eval, ScorePrintsBitsPerByteOnlyForTexts) {
   const std::vector<std::string> score = {"score", "--model", Path("run"), "--out",
                                           Path("scores.jsonl")};
-  auto texts = score;
   std::ofstream(Path("short.txt")) << MakeText(500, 3);
-  texts.insert(texts.end(), {"--text", Path("short.txt")});
-  const RunResult text = Halflife(texts);
-  ASSERT_EQ(text.exit_code, 0) << text.err;
+  const RunResult text = ExpectExit(Halflife(Append(score, {"--text", Path("short.txt")})), 0);
   const auto scores = nlohmann::json::parse(std::ifstream(Path("scores.jsonl")));
   double nats = 0;
   for (const double score_of_token : scores["logprobs"]) nats -= score_of_token;
@@ -235,25 +216,21 @@ TEST_F(Eval, ScorePrintsBitsPerByteOnlyForTexts) {
                 nats / std::numbers::ln2);
   EXPECT_THAT(text.out, HasSubstr(expected));
   std::ofstream(Path("ids.json")) << "[[5,6,7]]";
-  auto ids = score;
-  ids.insert(ids.end(), {"--tokens", Path("ids.json")});
-  const RunResult tokens = Halflife(ids);
-  ASSERT_EQ(tokens.exit_code, 0) << tokens.err;
+  const RunResult tokens = ExpectExit(Halflife(Append(score, {"--tokens", Path("ids.json")})), 0);
   EXPECT_THAT(tokens.out, testing::Not(HasSubstr("per byte")));
 }
 
 // The text is shorter than the default window. Its last token is only a target.
 TEST_F(Eval, ExplainsWhatLayersLookedAt) {
-  const RunResult trained =
+  ExpectExit(
       fixture->Run({.run = "leap-run",
-                    .set = {"train.steps=5", "model.mixer=leap", "model.mixer.leap.num_heads=2"}});
-  ASSERT_EQ(trained.exit_code, 0) << trained.err;
+                    .set = {"train.steps=5", "model.mixer=leap", "model.mixer.leap.num_heads=2"}}),
+      0);
   const std::string text = Path("looked.txt"), file = Path("looked_at.json");
   std::ofstream(text) << "the river and the stone";
-  std::vector<std::string> explain = {"eval",      "--model", Path("leap-run"), "--text", text,
-                                      "--seq-len", "22",      "--explain",      file};
-  const RunResult result = Halflife(explain);
-  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const std::vector<std::string> explain = {
+      "eval", "--model", Path("leap-run"), "--text", text, "--seq-len", "22", "--explain", file};
+  const RunResult result = ExpectExit(Halflife(explain), 0);
   EXPECT_THAT(result.out, testing::AllOf(HasSubstr("window 0, 22 tokens\nlayer 0, leap"),
                                          HasSubstr("share in the last row"), HasSubstr(" at ")));
   const auto told = nlohmann::json::parse(std::ifstream(file));
@@ -281,8 +258,7 @@ TEST_F(Eval, ExplainsWhatLayersLookedAt) {
   std::vector<std::string> umlauts = explain;
   umlauts[4] = Path("umlauts.txt");
   umlauts[6] = "10";
-  const RunResult pieces = Halflife(umlauts);
-  EXPECT_EQ(pieces.exit_code, 0) << pieces.err;
+  const RunResult pieces = ExpectExit(Halflife(umlauts), 0);
   EXPECT_THAT(pieces.out, HasSubstr("\"\xEF\xBF\xBD\" 0."));
   EXPECT_EQ(nlohmann::json::parse(std::ifstream(file))["windows"][0]["tokens"][0]["text"],
             "\xEF\xBF\xBD");
@@ -302,8 +278,7 @@ TEST_F(Eval, ExplainsWhatLayersLookedAt) {
   refused(with(6, "24"), "has 24 tokens, fewer than a window of 24 and one to predict");
   refused({"eval", "--model", Path("run"), "--text", text, "--top", "3"},
           "--top does nothing without --explain. Use --explain FILE with it.");
-  explain.insert(explain.end(), {"--batch", "8"});
-  refused(explain, "--batch does nothing with --explain");
+  refused(Append(explain, {"--batch", "8"}), "--batch and --explain exclude each other");
 }
 
 // A published test set has the same scores as a text file and as a dataset's validation split.
@@ -314,17 +289,14 @@ TEST_F(Eval, ATextIsWorthWhatItsDatasetIsWorth) {
   for (const std::string run : {"run", "pieces-run"}) {
     SCOPED_TRACE(run);
     const std::string data = Path(run + ".test");
-    const RunResult prepared =
+    ExpectExit(
         Halflife({"prepare", "--input", Path("text.txt"), "--validation-input", one, two,
-                  "--documents", "file", "--tokenizer", Path(run) + "/tokenizer", "--out", data});
-    ASSERT_EQ(prepared.exit_code, 0) << prepared.err;
+                  "--documents", "file", "--tokenizer", Path(run) + "/tokenizer", "--out", data}),
+        0);
     for (const std::vector<std::string>& more :
          {std::vector<std::string>{}, {"--seq-len", "100", "--windows", "7"}}) {
-      std::vector<std::string> of_data = {"--data", data}, of_text = {"--text", one, two};
-      of_data.insert(of_data.end(), more.begin(), more.end());
-      of_text.insert(of_text.end(), more.begin(), more.end());
-      const auto expected = Evaluate(run, of_data);
-      EXPECT_EQ(Evaluate(run, of_text), expected);
+      const auto expected = Evaluate(run, Append({"--data", data}, more));
+      EXPECT_EQ(Evaluate(run, Append({"--text", one, two}, more)), expected);
       EXPECT_GT(expected["tokens"], 500);
     }
   }
@@ -332,8 +304,8 @@ TEST_F(Eval, ATextIsWorthWhatItsDatasetIsWorth) {
                                       "--text", one,    "--json"};
   std::vector<nlohmann::json> results;
   for (const int ranks : {1, 2}) {
-    const RunResult result = ranks == 1 ? RunCommand(command) : RunRanks(ranks, command);
-    ASSERT_EQ(result.exit_code, 0) << result.err;
+    const RunResult result =
+        ExpectExit(ranks == 1 ? RunCommand(command) : RunRanks(ranks, command), 0);
     results.push_back(nlohmann::json::parse(result.out));
   }
   EXPECT_EQ(results[0], results[1]);
@@ -343,11 +315,7 @@ TEST_F(Eval, WhatToEvaluateOnIsOneOfTwo) {
   const std::string text = Path("tiny.txt");
   std::ofstream(text) << "the river";
   const auto expect = [](std::vector<std::string> more, int code, const std::string& words) {
-    std::vector<std::string> arguments = {"eval", "--model", Path("run")};
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    const RunResult result = Halflife(arguments);
-    EXPECT_EQ(result.exit_code, code) << result.err;
-    EXPECT_THAT(result.err, HasSubstr(words));
+    ExpectExit(Halflife(Append({"eval", "--model", Path("run")}, more)), code, {words});
   };
   expect({}, 2, "there is no data to evaluate on. Use either --data DATASET or --text FILE...");
   expect({"--data", Path("data"), "--text", text}, 2, "--data and --text exclude each other");
@@ -360,28 +328,20 @@ TEST_F(Eval, WhatToEvaluateOnIsOneOfTwo) {
                                          text,   "--seq-len", "5"};
   EXPECT_THAT(Halflife(step).err,
               HasSubstr("has no tokenizer. Name one with --tokenizer: `bytes`"));
-  auto with_tokenizer = step;
-  with_tokenizer.insert(with_tokenizer.end(), {"--tokenizer", Path("run") + "/tokenizer"});
-  const RunResult scored = Halflife(with_tokenizer);
-  EXPECT_EQ(scored.exit_code, 0) << scored.err;
+  ExpectExit(Halflife(Append(step, {"--tokenizer", Path("run") + "/tokenizer"})), 0);
 }
 
 // Tables by length resume from their file, are the same on two ranks, and have a CSV file and a
 // plot.
 TEST_F(Eval, TablesByLengthGoOnWhereTheyStopped) {
-  const RunResult run =
-      fixture->Run({.run = "attention", .set = {"train.steps=10", "model.mixer=softmax"}});
-  ASSERT_EQ(run.exit_code, 0) << run.err;
+  ExpectExit(fixture->Run({.run = "attention", .set = {"train.steps=10", "model.mixer=softmax"}}),
+             0);
   const std::vector<std::string> eval = {
       "eval", "--model", Path("attention"), "--data", Path("data"), "--windows", "2"};
-  const auto with = [&](const std::vector<std::string>& more) {
-    std::vector<std::string> arguments = eval;
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    return arguments;
-  };
+  const auto with = [&](const std::vector<std::string>& more) { return Append(eval, more); };
   const std::string out = Path("lengths.json");
-  const RunResult first = Halflife(with({"--lengths", "64,256", "--out", out, "--bin", "64"}));
-  ASSERT_EQ(first.exit_code, 0) << first.err;
+  const RunResult first =
+      ExpectExit(Halflife(with({"--lengths", "64,256", "--out", out, "--bin", "64"})), 0);
   EXPECT_THAT(first.out, HasSubstr("trained on 64\n            64        256       \nas_trained"));
   auto json = nlohmann::json::parse(std::ifstream(out));
   ASSERT_EQ(json["rows"].size(), 2u);
@@ -397,8 +357,7 @@ TEST_F(Eval, TablesByLengthGoOnWhereTheyStopped) {
                                          "--method",  "as_trained,blocks+info_scale",
                                          "--csv",     Path("lengths.csv"),
                                          "--figure",  Path("lengths.svg")};
-  const RunResult second = Halflife(with(more));
-  ASSERT_EQ(second.exit_code, 0) << second.err;
+  ExpectExit(Halflife(with(more)), 0);
   json = nlohmann::json::parse(std::ifstream(out));
   ASSERT_EQ(json["rows"].size(), 4u);
   EXPECT_EQ(json["rows"][0]["seconds"], -1);
@@ -409,9 +368,8 @@ TEST_F(Eval, TablesByLengthGoOnWhereTheyStopped) {
   EXPECT_THAT(text, HasSubstr(",64,blocks+info_scale,256,"));
   EXPECT_TRUE(std::filesystem::exists(Path("lengths.svg")));
 
-  std::vector<std::string> ranks =
-      with({"--lengths", "64,256", "--method", "blocks", "--recall", "--json"});
-  ranks.insert(ranks.begin(), kProgram);
+  const std::vector<std::string> ranks =
+      Append({kProgram}, with({"--lengths", "64,256", "--method", "blocks", "--recall", "--json"}));
   const RunResult one = RunCommand(ranks), two = RunRanks(2, ranks);
   ASSERT_EQ(two.exit_code, 0) << two.err;
   for (int i = 0; i < 2; ++i)
@@ -430,7 +388,7 @@ TEST_F(Eval, TablesByLengthGoOnWhereTheyStopped) {
   ASSERT_EQ(json["rows"].size(), 6u);  // In addition to the rows of two methods.
   EXPECT_EQ(json["rows"][4]["protocol"], "sliding:32");
   EXPECT_EQ(json["rows"][4]["tokens"], json["rows"][0]["tokens"]);
-  EXPECT_EQ(Halflife(both).exit_code, 0);  // All rows exist.
+  ExpectExit(Halflife(both), 0);  // All rows exist.
   EXPECT_EQ(nlohmann::json::parse(std::ifstream(out)), json);
   EXPECT_THAT(Halflife(with({"--lengths", "64", "--protocol", "carried:16"})).err,
               HasSubstr("the state of the mixer of layer 0, softmax, grows"));
@@ -439,13 +397,12 @@ TEST_F(Eval, TablesByLengthGoOnWhereTheyStopped) {
   EXPECT_THAT(Halflife(with({"--recall"})).err,
               HasSubstr("--recall does nothing without --lengths"));
 
-  const RunResult others = Halflife(with({"--lengths", "64,128", "--out", out, "--bin", "64"}));
-  EXPECT_EQ(others.exit_code, 2);
-  EXPECT_THAT(others.err, HasSubstr("holds rows of another longest: 256, here 128"));
+  ExpectExit(Halflife(with({"--lengths", "64,128", "--out", out, "--bin", "64"})), 2,
+             {"holds rows of another longest: 256, here 128"});
   EXPECT_THAT(Halflife(with({"--bin", "5"})).err,
               HasSubstr("--bin does nothing without --lengths"));
   EXPECT_THAT(Halflife(with({"--lengths", "64", "--seq-len", "9"})).err,
-              HasSubstr("--seq-len does nothing with --lengths"));
+              HasSubstr("--seq-len and --lengths exclude each other"));
 }
 
 // Standard output contains only the table, so a pipe receives one valid file.
@@ -462,9 +419,7 @@ TEST_F(Eval, StandardOutputContainsOnlyTheTable) {
       std::vector<std::string> arguments = eval;
       arguments.insert(arguments.end(), table.begin(), table.end());
       arguments.insert(arguments.end(), {option, "-"});
-      const RunResult result = Halflife(arguments);
-      EXPECT_EQ(result.exit_code, 0) << result.err;
-      EXPECT_THAT(result.err, HasSubstr(words));
+      const RunResult result = ExpectExit(Halflife(arguments), 0, {words});
       return result.out;
     };
     const auto json = nlohmann::json::parse(with("--out"), nullptr, /*allow_exceptions=*/false);
@@ -480,15 +435,13 @@ TEST_F(Eval, StandardOutputContainsOnlyTheTable) {
 // Needle tables by depth and length are resumed and distributed over ranks like tables of losses.
 TEST_F(Eval, NeedlesAreHiddenByDepthAndLength) {
   const auto eval = [&](const std::vector<std::string>& more) {
-    std::vector<std::string> arguments = {"eval",       "--model",   Path("run"), "--data",
-                                          Path("data"), "--samples", "3",         "--lengths",
-                                          "96,128",     "--depths",  "0,1",       "--retrieval"};
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    return arguments;
+    return Append({"eval", "--model", Path("run"), "--data", Path("data"), "--samples", "3",
+                   "--lengths", "96,128", "--depths", "0,1", "--retrieval"},
+                  more);
   };
   const std::string out = Path("needles.json");
-  const RunResult first = Halflife(eval({"passkey", "--out", out, "--csv", Path("needles.csv")}));
-  ASSERT_EQ(first.exit_code, 0) << first.err;
+  const RunResult first =
+      ExpectExit(Halflife(eval({"passkey", "--out", out, "--csv", Path("needles.csv")})), 0);
   EXPECT_THAT(first.out, HasSubstr("passkey, as_trained: share of answers that are right\n"
                                    "depth       96        128       \n0.00        0.000"));
   auto json = nlohmann::json::parse(std::ifstream(out));
@@ -499,15 +452,14 @@ TEST_F(Eval, NeedlesAreHiddenByDepthAndLength) {
   json["rows"].erase(2);
   json["rows"][0]["loss"] = -1;  // Marks a row, which must not be scored again.
   std::ofstream(out) << json.dump();
-  const RunResult second = Halflife(eval({"passkey", "--out", out, "--figure", Path("n.svg")}));
-  ASSERT_EQ(second.exit_code, 0) << second.err;
+  ExpectExit(Halflife(eval({"passkey", "--out", out, "--figure", Path("n.svg")})), 0);
   json = nlohmann::json::parse(std::ifstream(out));
   ASSERT_EQ(json["rows"].size(), 4u);
   EXPECT_EQ(json["rows"][0]["loss"], -1);
   EXPECT_TRUE(std::filesystem::exists(Path("n.svg")));
 
-  std::vector<std::string> pairs = eval({"mqar", "--pairs", "3", "--json"});
-  pairs.insert(pairs.begin(), kProgram);
+  const std::vector<std::string> pairs =
+      Append({kProgram}, eval({"mqar", "--pairs", "3", "--json"}));
   const RunResult one = RunCommand(pairs), two = RunRanks(2, pairs);
   ASSERT_EQ(two.exit_code, 0) << two.err;
   for (int i = 0; i < 4; ++i)
@@ -515,12 +467,10 @@ TEST_F(Eval, NeedlesAreHiddenByDepthAndLength) {
                 nlohmann::json::parse(one.out)["rows"][i]["loss"], 1e-6);
 
   const auto says = [&](const std::vector<std::string>& more, const std::string& words) {
-    const RunResult result = Halflife(eval(more));
-    EXPECT_EQ(result.exit_code, 2) << result.err;
-    EXPECT_THAT(result.err, HasSubstr(words));
+    ExpectExit(Halflife(eval(more)), 2, {words});
   };
   says({"passkey", "--lengths", "64"}, "rows of 64 tokens are too short");
-  says({"passkey", "--recall"}, "--recall does nothing with --retrieval passkey");
+  says({"passkey", "--recall"}, "--recall and --retrieval exclude each other");
   says({"passkey", "--pairs", "3"}, "--pairs does nothing with --retrieval passkey");
   says({"mqar", "--pairs", "300"}, "--pairs 300: a haystack of 128 tokens leaves ");
   says({"mqar", "--out", out}, "holds rows of another retrieval: \"passkey\", here \"mqar\"");
@@ -540,42 +490,34 @@ class RanksThatDisagree : public Eval {
                              "  if [ \"$OMPI_COMM_WORLD_RANK\" = 1 ] && [ \"$arg\" = '"
                           << from << "' ]; then arg='" << to
                           << "'; fi\n  args+=(\"$arg\")\ndone\nexec \"${args[@]}\"\n";
-    std::vector<std::string> command = {"bash", script, kProgram};
-    command.insert(command.end(), arguments.begin(), arguments.end());
-    return RunRanks(2, command, {.timeout_s = 60});  // The deadline of a collective is 180 s.
+    return RunRanks(2, Append({"bash", script, kProgram}, arguments),
+                    {.timeout_s = 60});  // The deadline of a collective is 180 s.
   }
 };
 
 TEST_F(RanksThatDisagree, EvalSaysInWhat) {
-  const RunResult prepared =
+  ExpectExit(
       Halflife({"prepare", "--input", Path("text.txt"), "--documents", "blank_lines", "--tokenizer",
-                "bytes", "--out", Path("less"), "--validation-fraction", "0.1"});
-  ASSERT_EQ(prepared.exit_code, 0) << prepared.err;
+                "bytes", "--out", Path("less"), "--validation-fraction", "0.1"}),
+      0);
   const std::vector<std::string> eval = {"eval",       "--model",   Path("run"), "--data",
                                          Path("data"), "--windows", "5"};
   const auto hash = [](const char* data) { return Inspect(Path(data))["hash"].get<std::string>(); };
-  const RunResult data = Run(eval, Path("data"), Path("less"));
-  EXPECT_EQ(data.exit_code, 2) << data.err;
-  EXPECT_THAT(data.err,
-              HasSubstr("the ranks disagree: the text is --data " + Path("data") +
-                        " --split validation (hash " + hash("data") + ") on rank 0, --data " +
-                        Path("less") + " --split validation (hash " + hash("less") +
-                        ") on rank 1. Give every rank the same."));
-  const RunResult windows = Run(eval, "5", "6");
-  EXPECT_EQ(windows.exit_code, 2) << windows.err;
-  EXPECT_THAT(windows.err, HasSubstr("disagree: --windows is 5 on rank 0, 6 on rank 1"));
-  const RunResult model = Run(eval, Path("run"), Path("run") + "/ckpt/step_000000000010");
-  EXPECT_EQ(model.exit_code, 2) << model.err;
-  EXPECT_THAT(model.err, HasSubstr("step_000000000010 (weights "));
+  ExpectExit(
+      Run(eval, Path("data"), Path("less")), 2,
+      {"the ranks disagree: the text is --data " + Path("data") + " --split validation (hash " +
+       hash("data") + ") on rank 0, --data " + Path("less") + " --split validation (hash " +
+       hash("less") + ") on rank 1. Give every rank the same."});
+  ExpectExit(Run(eval, "5", "6"), 2, {"disagree: --windows is 5 on rank 0, 6 on rank 1"});
+  ExpectExit(Run(eval, Path("run"), Path("run") + "/ckpt/step_000000000010"), 2,
+             {"step_000000000010 (weights "});
   // A rank that finds no text ends the others.
-  const RunResult none = Run(eval, Path("data"), Path("none"));
-  EXPECT_EQ(none.exit_code, 3) << none.err;
-  EXPECT_THAT(none.err, HasSubstr("there is no dataset folder " + Path("none")));
+  ExpectExit(Run(eval, Path("data"), Path("none")), 3,
+             {"there is no dataset folder " + Path("none")});
 
   // The same content at another path is accepted.
   std::filesystem::copy(Path("data"), Path("copy"), std::filesystem::copy_options::recursive);
-  const RunResult same = Run(eval, Path("data"), Path("copy"));
-  EXPECT_EQ(same.exit_code, 0) << same.err;
+  ExpectExit(Run(eval, Path("data"), Path("copy")), 0);
 }
 
 TEST_F(RanksThatDisagree, ScoreSaysInWhat) {
@@ -583,10 +525,9 @@ TEST_F(RanksThatDisagree, ScoreSaysInWhat) {
   std::ofstream(Path("b.txt")) << "the stone";
   const std::vector<std::string> score = {"score",       "--model", Path("run"),    "--text",
                                           Path("a.txt"), "--out",   Path("s.jsonl")};
-  const RunResult result = Run(score, Path("a.txt"), Path("b.txt"));
-  EXPECT_EQ(result.exit_code, 2) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("the ranks disagree: the text is --text " + Path("a.txt")));
-  EXPECT_THAT(result.err, HasSubstr("--text " + Path("b.txt") + " (hash "));
+  ExpectExit(Run(score, Path("a.txt"), Path("b.txt")), 2,
+             {"the ranks disagree: the text is --text " + Path("a.txt"),
+              "--text " + Path("b.txt") + " (hash "});
   EXPECT_FALSE(std::filesystem::exists(Path("s.jsonl")));
 }
 

@@ -11,8 +11,7 @@
 #include <thread>
 
 #include "core/concat.h"
-#include "support/paths.h"
-#include "support/run_fixture.h"
+#include "support/program_test.h"
 
 namespace halflife::test {
 namespace {
@@ -29,11 +28,8 @@ constexpr double kGrace = 10;  // From the timeout to the end of the job.
 // Saves have their own deadlines, in which a rank would wait for one that hangs.
 const std::vector<std::string> kNoSaves = {"ckpt.every=0"};
 
-class FaultMatrix : public testing::Test {
+class FaultMatrix : public ProgramTest {
  protected:
-  static void SetUpTestSuite() { fixture = new RunFixture(kProgram); }
-  static void TearDownTestSuite() { delete fixture; }
-
   struct Outcome {
     RunResult result;
     double seconds = 0;
@@ -60,14 +56,10 @@ class FaultMatrix : public testing::Test {
   }
   static nlohmann::json Flight(const std::string& run) {
     const RunResult result =
-        fixture->Halflife({"inspect", "--json", (fixture->path(run) / "flight").string()});
-    EXPECT_EQ(result.exit_code, 0) << result.err;
+        ExpectExit(Halflife({"inspect", "--json", (fixture->path(run) / "flight").string()}), 0);
     return nlohmann::json::parse(result.out);
   }
-
-  static RunFixture* fixture;
 };
-RunFixture* FaultMatrix::fixture = nullptr;
 
 TEST_F(FaultMatrix, ARankThatThrowsIsNamedWithItsCause) {
   for (const std::string point : {"train.data", "train.forward", "train.backward", "train.hook",
@@ -154,12 +146,11 @@ TEST_F(FaultMatrix, AWriterThatThrowsEndsTheRunAndOneThatHangsIsFound) {
 
 // A storage error does not end the run: all ranks abandon the save, and the next one succeeds.
 TEST_F(FaultMatrix, AStorageErrorEndsOnlyTheSave) {
-  const RunResult result = fixture->Run({.run = "writer_eio",
-                                         .ranks = 2,
-                                         .set = {"train.steps=20", "ckpt.every=5"},
-                                         .env = {{"HL_FAULT", "ckpt.p1.write:eio:9:1"}}});
-  EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("a save failed, training goes on: rank 1: injected"));
+  ExpectExit(fixture->Run({.run = "writer_eio",
+                           .ranks = 2,
+                           .set = {"train.steps=20", "ckpt.every=5"},
+                           .env = {{"HL_FAULT", "ckpt.p1.write:eio:9:1"}}}),
+             0, {"a save failed, training goes on: rank 1: injected"});
   EXPECT_TRUE(std::filesystem::exists(fixture->path("writer_eio/ckpt/step_000000000020")));
 }
 

@@ -7,8 +7,7 @@
 
 #include "core/concat.h"
 #include "core/philox.h"
-#include "support/paths.h"
-#include "support/run_fixture.h"
+#include "support/program_test.h"
 
 namespace halflife::test {
 namespace {
@@ -35,78 +34,59 @@ std::string MotifTable(int count, uint64_t seed) {
   return table;
 }
 
-class FineTuning : public testing::Test {
+class FineTuning : public ProgramTest {
  protected:
   static void SetUpTestSuite() {
-    fixture = new RunFixture(kProgram, 20000);
+    fixture = std::make_unique<RunFixture>(kProgram, 20000);
     Write("train.tsv", MotifTable(2000, 1));
     Write("dev.tsv", MotifTable(200, 2));
   }
-  static void TearDownTestSuite() { delete fixture; }
-  static std::string Path(const std::string& name) { return fixture->path(name).string(); }
   static void Write(const std::string& name, const std::string& text) {
     std::ofstream(fixture->path(name)) << text;
   }
   static RunResult Prepare(const std::string& out, std::vector<std::string> more) {
-    std::vector<std::string> command = {"prepare", "--tokenizer", "bytes", "--out", Path(out)};
-    command.insert(command.end(), more.begin(), more.end());
-    return fixture->Halflife(command);
+    return Halflife(Append({"prepare", "--tokenizer", "bytes", "--out", Path(out)}, more));
   }
   // Prepares the data once.
   static void PrepareMotifs() {
     if (std::filesystem::exists(Path("motifs"))) return;
     const RunResult result =
-        Prepare("motifs", {"--labels", "classes", "--input", Path("train.tsv"),
-                           "--validation-input", Path("dev.tsv"), "--test-input", Path("dev2.tsv"),
-                           "--field", "sequence", "--row-len", "32"});
-    ASSERT_EQ(result.exit_code, 0) << result.err;
+        ExpectExit(Prepare("motifs", {"--labels", "classes", "--input", Path("train.tsv"),
+                                      "--validation-input", Path("dev.tsv"), "--test-input",
+                                      Path("dev2.tsv"), "--field", "sequence", "--row-len", "32"}),
+                   0);
     EXPECT_THAT(result.out, HasSubstr("train: 2000 examples in 2000 rows"));
     EXPECT_THAT(result.out, HasSubstr("classes: 0, 1"));
   }
   // An encoder with ALiBi on rows of 32 tokens.
   static std::vector<std::string> Encoder(std::vector<std::string> more) {
-    std::vector<std::string> set = {"data.seq_len=32",
-                                    "model.model_dim=64",
-                                    "model.num_layers=2",
-                                    "model.mixer=softmax",
-                                    "model.mixer.softmax.num_heads=4",
-                                    "model.mixer.softmax.causal=false",
-                                    "model.mixer.softmax.rope_theta=0",
-                                    "model.positions=alibi",
-                                    "train.global_batch=32",
-                                    "train.micro_batch=32",
-                                    "optimizer.lr=3e-3",
-                                    "eval.windows=0"};
-    set.insert(set.end(), more.begin(), more.end());
-    return set;
+    return Append(
+        {"data.seq_len=32", "model.model_dim=64", "model.num_layers=2", "model.mixer=softmax",
+         "model.mixer.softmax.num_heads=4", "model.mixer.softmax.causal=false",
+         "model.mixer.softmax.rope_theta=0", "model.positions=alibi", "train.global_batch=32",
+         "train.micro_batch=32", "optimizer.lr=3e-3", "eval.windows=0"},
+        more);
   }
   static nlohmann::json Eval(const std::vector<std::string>& more) {
-    std::vector<std::string> command = {"eval", "--json"};
-    command.insert(command.end(), more.begin(), more.end());
-    const RunResult result = fixture->Halflife(command);
-    EXPECT_EQ(result.exit_code, 0) << result.err;
+    const RunResult result = ExpectExit(Halflife(Append({"eval", "--json"}, more)), 0);
     return nlohmann::json::parse(result.out);
   }
-  static RunFixture* fixture;
 };
-RunFixture* FineTuning::fixture = nullptr;
 
 TEST_F(FineTuning, AnEncoderLearnsClasses) {
   Write("dev2.tsv", MotifTable(50, 3));
   PrepareMotifs();
-  const RunResult hidden =
-      fixture->Run({.run = "hidden",
-                    .set = Encoder({"data.path=" + Path("data"), "model.objective=masked_token",
-                                    "train.steps=20"})});
-  ASSERT_EQ(hidden.exit_code, 0) << hidden.err;
-  const RunResult tuned =
+  ExpectExit(fixture->Run({.run = "hidden",
+                           .set = Encoder({"data.path=" + Path("data"),
+                                           "model.objective=masked_token", "train.steps=20"})}),
+             0);
+  ExpectExit(
       fixture->Run({.run = "classes",
                     .set = Encoder({"data.path=" + Path("motifs"), "model.objective=classification",
                                     "train.steps=400", "eval.every=200"}),
                     .flags = {"--init-from", Path("hidden"), "--init-allow-missing", "classifier.*",
-                              "--init-allow-unexpected", "lm_head.*"}});
-  ASSERT_EQ(tuned.exit_code, 0) << tuned.err;
-  EXPECT_THAT(tuned.err, HasSubstr("2 kept at their initial value"));
+                              "--init-allow-unexpected", "lm_head.*"}}),
+      0, {"2 kept at their initial value"});
   const auto validations = fixture->Metrics("classes", "val_mcc");
   ASSERT_FALSE(validations.empty());
   EXPECT_GT(validations.back()["val_accuracy"], 0.9) << validations.back();
@@ -123,35 +103,25 @@ TEST_F(FineTuning, AnEncoderLearnsClasses) {
             50);
 
   // Evaluates by length and by method too, but refuses classes with different numbers.
-  const RunResult by_length = fixture->Halflife(
-      {"eval", "--model", Path("classes"), "--data", Path("motifs"), "--lengths", "32", "--json"});
-  ASSERT_EQ(by_length.exit_code, 0) << by_length.err;
+  const RunResult by_length = ExpectExit(Halflife({"eval", "--model", Path("classes"), "--data",
+                                                   Path("motifs"), "--lengths", "32", "--json"}),
+                                         0);
   EXPECT_EQ(nlohmann::json::parse(by_length.out)["rows"][0]["classes"]["mcc"],
             scores["classes"]["mcc"]);
-  ASSERT_EQ(Prepare("turned", {"--labels", "classes", "--input", Path("train.tsv"), "--classes",
-                               "1,0", "--field", "sequence", "--row-len", "32"})
-                .exit_code,
-            0);
-  const RunResult turned =
-      fixture->Halflife({"eval", "--model", Path("classes"), "--data", Path("turned")});
-  EXPECT_EQ(turned.exit_code, 2);
-  EXPECT_THAT(turned.err, HasSubstr("Prepare it with --classes 0,1."));
+  ExpectExit(Prepare("turned", {"--labels", "classes", "--input", Path("train.tsv"), "--classes",
+                                "1,0", "--field", "sequence", "--row-len", "32"}),
+             0);
+  ExpectExit(Halflife({"eval", "--model", Path("classes"), "--data", Path("turned")}), 2,
+             {"Prepare it with --classes 0,1."});
 
   // An encoder of classes neither scores nor generates text.
-  const RunResult generate =
-      fixture->Halflife({"generate", "--model", Path("classes"), "--prompt", "ACGT"});
-  EXPECT_EQ(generate.exit_code, 2);
-  EXPECT_THAT(generate.err, HasSubstr("classification"));
-  const RunResult needle =
-      fixture->Halflife({"eval", "--model", Path("classes"), "--data", Path("data"), "--retrieval",
-                         "mqar", "--lengths", "64"});
-  EXPECT_EQ(needle.exit_code, 2);
-  EXPECT_THAT(needle.err, HasSubstr("the model's objective is classification"));
-  const RunResult text =
-      fixture->Halflife({"eval", "--model", Path("classes"), "--data", Path("data")});
-  EXPECT_EQ(text.exit_code, 2);
-  EXPECT_THAT(text.err,
-              HasSubstr("the validation split holds text, which has no labels of its own"));
+  ExpectExit(Halflife({"generate", "--model", Path("classes"), "--prompt", "ACGT"}), 2,
+             {"classification"});
+  ExpectExit(Halflife({"eval", "--model", Path("classes"), "--data", Path("data"), "--retrieval",
+                       "mqar", "--lengths", "64"}),
+             2, {"the model's objective is classification"});
+  ExpectExit(Halflife({"eval", "--model", Path("classes"), "--data", Path("data")}), 2,
+             {"the validation split holds text, which has no labels of its own"});
 }
 
 TEST_F(FineTuning, RefusesWhatDoesNotFit) {
@@ -159,9 +129,7 @@ TEST_F(FineTuning, RefusesWhatDoesNotFit) {
   PrepareMotifs();
   const auto refused = [&](std::vector<std::string> set, const char* message) {
     set.push_back("data.path=" + Path("motifs"));
-    const RunResult result = fixture->Run({.run = "refused", .set = Encoder(set)});
-    EXPECT_EQ(result.exit_code, 2) << result.err;
-    EXPECT_THAT(result.err, HasSubstr(message));
+    ExpectExit(fixture->Run({.run = "refused", .set = Encoder(set)}), 2, {message});
   };
   refused({"model.objective=next_token", "model.mixer.softmax.causal=true"},
           "holds texts and their classes. Use model { objective { classification {} } }.");
@@ -169,19 +137,15 @@ TEST_F(FineTuning, RefusesWhatDoesNotFit) {
           "num_classes is 3, but the train split has 2 classes: 0, 1");
   refused({"model.objective=classification", "data.seq_len=64"}, "labelled rows of 32 tokens");
   Write("odd.tsv", "sequence\tlabel\nACGT\tmaybe\n");
-  const RunResult label =
+  ExpectExit(
       Prepare("odd", {"--labels", "classes", "--input", Path("train.tsv"), "--validation-input",
-                      Path("odd.tsv"), "--field", "sequence", "--row-len", "32"});
-  EXPECT_EQ(label.exit_code, 3);
-  EXPECT_THAT(label.err, HasSubstr("odd.tsv:2: the label 'maybe' is not one of the classes 0, 1"));
+                      Path("odd.tsv"), "--field", "sequence", "--row-len", "32"}),
+      3, {"odd.tsv:2: the label 'maybe' is not one of the classes 0, 1"});
   EXPECT_FALSE(std::filesystem::exists(Path("odd")));
-  const RunResult other = Prepare(
-      "other", {"--labels", "answers", "--input", Path("pairs.jsonl"), "--label-field", "l"});
-  EXPECT_EQ(other.exit_code, 2);
-  EXPECT_THAT(other.err,
-              HasSubstr("--label-field does nothing with --labels answers. Use --labels classes."));
-  const RunResult alone = Prepare("alone", {"--input", Path("text.txt"), "--row-len", "32"});
-  EXPECT_EQ(alone.exit_code, 2) << "--row-len without --labels";
+  ExpectExit(Prepare("other",
+                     {"--labels", "answers", "--input", Path("pairs.jsonl"), "--label-field", "l"}),
+             2, {"--label-field does nothing with --labels answers. Use --labels classes."});
+  ExpectExit(Prepare("alone", {"--input", Path("text.txt"), "--row-len", "32"}), 2);
 }
 
 // Only answers are learned: prompts are random letters, and the answer is the last letter.
@@ -194,30 +158,27 @@ TEST_F(FineTuning, ADecoderLearnsAnswers) {
                     "!\"}\n");
   }
   Write("pairs.jsonl", pairs);
-  const RunResult prepared =
-      Prepare("pairs", {"--labels", "answers", "--input", Path("pairs.jsonl"), "--row-len", "32"});
-  ASSERT_EQ(prepared.exit_code, 0) << prepared.err;
-  const RunResult run =
-      fixture->Run({.run = "answers",
-                    .set = {"data.path=" + Path("pairs"), "data.seq_len=32", "train.steps=120",
-                            "train.global_batch=8", "train.micro_batch=8", "optimizer.lr=1e-2",
-                            "eval.windows=0"}});
-  ASSERT_EQ(run.exit_code, 0) << run.err;
+  ExpectExit(
+      Prepare("pairs", {"--labels", "answers", "--input", Path("pairs.jsonl"), "--row-len", "32"}),
+      0);
+  ExpectExit(fixture->Run({.run = "answers",
+                           .set = {"data.path=" + Path("pairs"), "data.seq_len=32",
+                                   "train.steps=120", "train.global_batch=8", "train.micro_batch=8",
+                                   "optimizer.lr=1e-2", "eval.windows=0"}}),
+             0);
   const RunResult generated =
-      fixture->Halflife({"generate", "--model", Path("answers"), "--prompt", "xyc?",
-                         "--temperature", "0", "--max-tokens", "8"});
-  EXPECT_EQ(generated.exit_code, 0) << generated.err;
+      ExpectExit(Halflife({"generate", "--model", Path("answers"), "--prompt", "xyc?",
+                           "--temperature", "0", "--max-tokens", "8"}),
+                 0);
   EXPECT_THAT(generated.out, HasSubstr("xyc?cc!"));
   EXPECT_GT(Eval({"--model", Path("answers"), "--data", Path("pairs")})["accuracy"], 0.95);
   // Measures of running text do not apply to rows.
   for (const std::vector<std::string>& of_text :
        {std::vector<std::string>{"--recall"}, {"--protocol", "sliding:16"}}) {
-    std::vector<std::string> command = {
-        "eval", "--model", Path("answers"), "--data", Path("pairs"), "--lengths", "32"};
-    command.insert(command.end(), of_text.begin(), of_text.end());
-    const RunResult refused = fixture->Halflife(command);
-    EXPECT_EQ(refused.exit_code, 2) << refused.err;
-    EXPECT_THAT(refused.err, HasSubstr("need text, but"));
+    ExpectExit(Halflife(Append(
+                   {"eval", "--model", Path("answers"), "--data", Path("pairs"), "--lengths", "32"},
+                   of_text)),
+               2, {"need text, but"});
   }
 }
 

@@ -1,25 +1,27 @@
 // The `halflife` front end, before it starts the engine.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 
-#include "support/paths.h"
-#include "support/subprocess.h"
+#include "support/program_test.h"
 #include "support/temp_dir.h"
 
 namespace halflife::test {
 namespace {
 
+using testing::HasSubstr;
+using testing::Not;
+
 namespace fs = std::filesystem;
 
 // Therefore --version, --help and completion answer immediately.
 TEST(Front, LoadsNeitherLibTorchNorMpi) {
-  const RunResult libraries = RunCommand({"ldd", kProgram});
-  ASSERT_EQ(libraries.exit_code, 0) << libraries.err;
+  const RunResult libraries = ExpectExit(RunCommand({"ldd", kProgram}), 0);
   for (const char* heavy : {"torch", "libmpi", "hdf5", "protobuf"})
-    EXPECT_EQ(libraries.out.find(heavy), std::string::npos) << libraries.out;
+    EXPECT_THAT(libraries.out, Not(HasSubstr(heavy)));
 }
 
 // Without the engine, it still runs commands that do not need it, and reports the missing file
@@ -28,32 +30,25 @@ TEST(Front, SaysWhereItsEngineBelongs) {
   const TempDir dir;
   fs::copy_file(kProgram, dir / "halflife");
   const auto run = [&](const std::vector<std::string>& words) {
-    std::vector<std::string> command = {dir / "halflife"};
-    command.insert(command.end(), words.begin(), words.end());
-    return RunCommand(command);
+    return RunCommand(Append({dir / "halflife"}, words));
   };
   for (const std::vector<std::string>& words : {std::vector<std::string>{"--version"},
                                                 {"--help"},
                                                 {"train", "--help"},
                                                 {"completion", "bash"}}) {
-    const RunResult result = run(words);
-    EXPECT_EQ(result.exit_code, 0) << result.err;
+    const RunResult result = ExpectExit(run(words), 0);
     EXPECT_FALSE(result.out.empty());
   }
-  EXPECT_EQ(run({"trian"}).exit_code, 2);
-  const RunResult work = run({"recipe"});
-  EXPECT_EQ(work.exit_code, 4) << work.err;
-  EXPECT_NE(work.err.find("halflife-engine"), std::string::npos) << work.err;
-  EXPECT_NE(work.err.find("must be in the folder of"), std::string::npos) << work.err;
+  ExpectExit(run({"trian"}), 2);
+  ExpectExit(run({"recipe"}), 4, {"halflife-engine", "must be in the folder of"});
 }
 
 // A link in PATH leads to the folder that contains both programs.
 TEST(Front, StartsThroughALink) {
   const TempDir dir;
   fs::create_symlink(kProgram, dir / "halflife");
-  const RunResult result = RunCommand({dir / "halflife", "recipe"});
-  EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_NE(result.out.find("retention {"), std::string::npos) << result.out;
+  const RunResult result = ExpectExit(RunCommand({dir / "halflife", "recipe"}), 0);
+  EXPECT_THAT(result.out, HasSubstr("retention {"));
 }
 
 // The explanations are comments of at most 100 columns, so the text is the same recipe.
@@ -61,11 +56,10 @@ TEST(Front, ExplainsARecipe) {
   const std::vector<std::string> plain = {kProgram, "recipe", "--set", "model.mixer=gla"};
   std::vector<std::string> explained = plain;
   explained.emplace_back("--explain");
-  const RunResult result = RunCommand(explained);
-  ASSERT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_NE(result.out.find("  lr: 0.0003  # Peak learning rate\n"), std::string::npos);
-  EXPECT_NE(result.out.find("  # Position ids of training rows."), std::string::npos);
-  EXPECT_NE(result.out.find("num_heads: 4  # Number of heads"), std::string::npos) << result.out;
+  const RunResult result = ExpectExit(RunCommand(explained), 0);
+  EXPECT_THAT(result.out, HasSubstr("  lr: 0.0003  # Peak learning rate\n"));
+  EXPECT_THAT(result.out, HasSubstr("  # Position ids of training rows."));
+  EXPECT_THAT(result.out, HasSubstr("num_heads: 4  # Number of heads"));
   std::istringstream lines(result.out);
   for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 100u) << line;
   const TempDir dir;

@@ -1,4 +1,5 @@
 // eval, generate and inspect on a small trained run.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,35 +9,30 @@
 #include "data/small_bpe.h"
 #include "data/tokenizer.h"
 #include "interop/small_sentencepiece.h"
-#include "support/paths.h"
-#include "support/run_fixture.h"
+#include "support/program_test.h"
 
 namespace halflife::test {
 namespace {
 
-class Generate : public testing::Test {
+using testing::HasSubstr;
+using testing::Not;
+
+class Generate : public ProgramTest {
  protected:
   static void SetUpTestSuite() {
-    fixture = new RunFixture(kProgram);
-    const RunResult result =
-        fixture->Run({.run = "run", .set = {"train.steps=60", "ckpt.every=0"}});
-    ASSERT_EQ(result.exit_code, 0) << result.err;
+    ProgramTest::SetUpTestSuite();
+    ExpectExit(fixture->Run({.run = "run", .set = {"train.steps=60", "ckpt.every=0"}}), 0);
   }
-  static void TearDownTestSuite() { delete fixture; }
   static RunResult Text(const std::vector<std::string>& more) {
-    std::vector<std::string> arguments = {"generate", "--model",     fixture->path("run"),
-                                          "--prompt", "the river",   "--max-tokens",
-                                          "60",       "--ignore-eos"};
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    return fixture->Halflife(arguments);
+    return Halflife(Append({"generate", "--model", Path("run"), "--prompt", "the river",
+                            "--max-tokens", "60", "--ignore-eos"},
+                           more));
   }
-  static RunFixture* fixture;
 };
-RunFixture* Generate::fixture = nullptr;
 
 TEST_F(Generate, IsAFunctionOfTheSeed) {
-  const RunResult a = Text({"--seed", "1"}), b = Text({"--seed", "1"}), c = Text({"--seed", "2"});
-  ASSERT_EQ(a.exit_code, 0) << a.err;
+  const RunResult a = ExpectExit(Text({"--seed", "1"}), 0), b = Text({"--seed", "1"}),
+                  c = Text({"--seed", "2"});
   EXPECT_EQ(a.out.find("the river"), 0u) << a.out;
   EXPECT_GT(a.out.size(), 30u);
   EXPECT_EQ(a.out, b.out);
@@ -44,23 +40,14 @@ TEST_F(Generate, IsAFunctionOfTheSeed) {
 }
 
 TEST_F(Generate, StatsAndGreedy) {
-  const RunResult result = Text({"--temperature", "0", "--stats"});
-  ASSERT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_NE(result.err.find("tokens/s"), std::string::npos) << result.err;
-  EXPECT_NE(result.err.find("state"), std::string::npos) << result.err;
+  ExpectExit(Text({"--temperature", "0", "--stats"}), 0, {"tokens/s", "state"});
 }
 
 TEST_F(Generate, BadFlags) {
-  const RunResult p = Text({"--top-p", "2"});
-  EXPECT_EQ(p.exit_code, 2);
-  EXPECT_NE(p.err.find("top-p is 2"), std::string::npos) << p.err;
-  const RunResult empty =
-      fixture->Halflife({"generate", "--model", fixture->path("run"), "--prompt", ""});
-  EXPECT_EQ(empty.exit_code, 2) << empty.err;
-  EXPECT_NE(empty.err.find("prompt is empty"), std::string::npos) << empty.err;
-  const RunResult none =
-      fixture->Halflife({"generate", "--model", fixture->path("nothing"), "--prompt", "a"});
-  EXPECT_EQ(none.exit_code, 76) << none.err;
+  ExpectExit(Text({"--top-p", "2"}), 2, {"top-p is 2"});
+  ExpectExit(Halflife({"generate", "--model", Path("run"), "--prompt", ""}), 2,
+             {"prompt is empty"});
+  ExpectExit(Halflife({"generate", "--model", Path("nothing"), "--prompt", "a"}), 76);
 }
 
 TEST_F(Generate, APromptThatTheTokenizerCannotRead) {
@@ -71,23 +58,17 @@ TEST_F(Generate, APromptThatTheTokenizerCannotRead) {
   std::filesystem::create_directory(folder);
   data::MakeSentencePieceTokenizer(pieces.SerializeAsString())->Save(folder);
   const auto generate = [&](const char* prompt) {
-    return fixture->Halflife({"generate", "--model", fixture->path("run"), "--tokenizer", folder,
-                              "--prompt", prompt, "--max-tokens", "2"});
+    return Halflife({"generate", "--model", Path("run"), "--tokenizer", folder, "--prompt", prompt,
+                     "--max-tokens", "2"});
   };
-  const RunResult latin1 = generate("a\xff");
-  EXPECT_EQ(latin1.exit_code, 2) << latin1.err;
-  EXPECT_NE(latin1.err.find("not UTF-8 from byte 1 on"), std::string::npos) << latin1.err;
-  const RunResult unknown = generate("ab \u00e9\u4e2d c\u00e9");
-  EXPECT_EQ(unknown.exit_code, 2) << unknown.err;
-  EXPECT_NE(unknown.err.find("no tokens for: '\u00e9', '\u4e2d'. Use text without"),
-            std::string::npos)
-      << unknown.err;
+  ExpectExit(generate("a\xff"), 2, {"not UTF-8 from byte 1 on"});
+  const RunResult unknown = ExpectExit(generate("ab \u00e9\u4e2d c\u00e9"), 2,
+                                       {"no tokens for: '\u00e9', '\u4e2d'. Use text without"});
   EXPECT_EQ(unknown.out, "");
-  EXPECT_EQ(generate("ab c").exit_code, 0);
+  ExpectExit(generate("ab c"), 0);
 
-  const RunResult bytes = fixture->Halflife(
-      {"generate", "--model", fixture->path("run"), "--prompt", "a\xff", "--max-tokens", "2"});
-  EXPECT_EQ(bytes.exit_code, 0) << bytes.err;
+  ExpectExit(
+      Halflife({"generate", "--model", Path("run"), "--prompt", "a\xff", "--max-tokens", "2"}), 0);
 }
 
 // Writes a folder with a tokenizer.json whose ids are bytes, with <|end|> = 256 as the eos token.
@@ -110,7 +91,7 @@ TEST_F(Generate, ATokenizerIsNamedAsForPrepare) {
   proto::sentencepiece::ModelProto pieces = interop::test::SmallSentencePiece(true);
   pieces.mutable_trainer_spec()->set_byte_fallback(false);
   pieces.mutable_pieces()->DeleteSubrange(3, 256);
-  const std::filesystem::path model = fixture->path("pieces.model"), text = fixture->path("ab.txt");
+  const std::filesystem::path model = Path("pieces.model"), text = fixture->path("ab.txt");
   std::ofstream(model, std::ios::binary) << pieces.SerializeAsString();
   std::ofstream(text) << "ab abc";
   std::filesystem::create_directory(fixture->path("spm"));
@@ -118,13 +99,13 @@ TEST_F(Generate, ATokenizerIsNamedAsForPrepare) {
   const std::string run = fixture->path("run");
   for (const std::string& tokenizer :
        {std::string("bytes"), (fixture->path("data") / "tokenizer").string(), bpe.string(),
-        (bpe / "tokenizer.json").string(), model.string(), fixture->path("spm").string()}) {
+        (bpe / "tokenizer.json").string(), model.string(), Path("spm")}) {
     for (std::vector<std::string> command :
          {std::vector<std::string>{"generate", "--prompt", "ab c", "--max-tokens", "2"},
           {"eval", "--text", text, "--seq-len", "2"},
           {"score", "--text", text, "--out", "-"}}) {
       command.insert(command.end(), {"--model", run, "--tokenizer", tokenizer});
-      const RunResult result = fixture->Halflife(command);
+      const RunResult result = Halflife(command);
       EXPECT_EQ(result.exit_code, 0) << command[0] << " with " << tokenizer << ": " << result.err;
     }
   }
@@ -135,27 +116,26 @@ TEST_F(Generate, NamesOfSpecialTokens) {
   const std::filesystem::path text = fixture->path("chat.txt");
   std::ofstream(text) << "a<|end|>b";
   const auto score = [&](const std::vector<std::string>& more) {
-    std::vector<std::string> command = {
-        "score", "--model", fixture->path("run"), "--tokenizer", bpe, "--text", text, "--out", "-"};
-    command.insert(command.end(), more.begin(), more.end());
-    const RunResult result = fixture->Halflife(command);
-    EXPECT_EQ(result.exit_code, 0) << result.err;
+    const RunResult result = ExpectExit(
+        Halflife(Append(
+            {"score", "--model", Path("run"), "--tokenizer", bpe, "--text", text, "--out", "-"},
+            more)),
+        0);
     return std::pair(nlohmann::json::parse(result.out)["ids"].get<std::vector<int>>(), result.err);
   };
   EXPECT_EQ(score({}).first, (std::vector<int>{'a', 256, 'b'}));
   const auto [plain, warning] = score({"--special-tokens", "plain"});
   EXPECT_EQ(plain.size(), 9u);
   EXPECT_EQ(std::ranges::count(plain, 256), 0);
-  EXPECT_NE(warning.find("[warning] score: --text contains names of special tokens, which are read "
-                         "as characters: '<|end|>' (1 time). Use --special-tokens parse to read "
-                         "them as these tokens."),
-            std::string::npos)
-      << warning;
+  EXPECT_THAT(warning,
+              HasSubstr("[warning] score: --text contains names of special tokens, which are read "
+                        "as characters: '<|end|>' (1 time). Use --special-tokens parse to read "
+                        "them as these tokens."));
 
   const auto prompt_tokens = [&](const char* special_tokens) {
-    const RunResult result = fixture->Halflife(
-        {"generate", "--model", fixture->path("run"), "--tokenizer", bpe, "--prompt", "a<|end|>b",
-         "--max-tokens", "1", "--stats", "--special-tokens", special_tokens});
+    const RunResult result =
+        Halflife({"generate", "--model", Path("run"), "--tokenizer", bpe, "--prompt", "a<|end|>b",
+                  "--max-tokens", "1", "--stats", "--special-tokens", special_tokens});
     EXPECT_EQ(result.out.find("a<|end|>b"), 0u) << result.out;
     return result.err;
   };
@@ -166,18 +146,18 @@ TEST_F(Generate, NamesOfSpecialTokens) {
             std::string::npos);
 
   // eval and prepare treat the text as plain, and warn.
-  const RunResult eval = fixture->Halflife({"eval", "--model", fixture->path("run"), "--tokenizer",
-                                            bpe, "--text", text, "--seq-len", "4"});
-  EXPECT_NE(eval.err.find("'<|end|>' (1 time). Remove them from the text if they are markup."),
-            std::string::npos)
-      << eval.err;
+  const RunResult eval = Halflife(
+      {"eval", "--model", Path("run"), "--tokenizer", bpe, "--text", text, "--seq-len", "4"});
+  EXPECT_THAT(eval.err,
+              HasSubstr("'<|end|>' (1 time). Remove them from the text if they are markup."));
   std::ofstream(fixture->path("pairs.tsv")) << "prompt\tanswer\na<|end|>\tb\n";
   for (const char* special_tokens : {"parse", "plain"}) {
-    const RunResult prepared = fixture->Halflife(
-        {"prepare", "--labels", "answers", "--input", fixture->path("pairs.tsv"),
-         "--validation-fraction", "0", "--row-len", "16", "--tokenizer", bpe, "--special-tokens",
-         special_tokens, "--out", fixture->path(std::string("pairs-") + special_tokens)});
-    ASSERT_EQ(prepared.exit_code, 0) << prepared.err;
+    const RunResult prepared =
+        ExpectExit(Halflife({"prepare", "--labels", "answers", "--input", Path("pairs.tsv"),
+                             "--validation-fraction", "0", "--row-len", "16", "--tokenizer", bpe,
+                             "--special-tokens", special_tokens, "--out",
+                             fixture->path(std::string("pairs-") + special_tokens)}),
+                   0);
     EXPECT_EQ(prepared.err.find("'<|end|>' (1 time)") != std::string::npos,
               special_tokens == std::string("plain"))
         << prepared.err;
@@ -185,11 +165,10 @@ TEST_F(Generate, NamesOfSpecialTokens) {
 }
 
 TEST_F(Generate, CtrlCEndsByTheSignal) {
-  const RunResult result =
-      RunCommand({"env", "--default-signal=INT", "timeout", "--preserve-status", "-k", "60", "-s",
-                  "INT", "2", kProgram, "generate", "--model", fixture->path("run"), "--prompt",
-                  "a", "--max-tokens", "1000000000", "--ignore-eos"});
-  EXPECT_EQ(result.exit_code, 130) << result.err;
+  ExpectExit(RunCommand({"env", "--default-signal=INT", "timeout", "--preserve-status", "-k", "60",
+                         "-s", "INT", "2", kProgram, "generate", "--model", Path("run"), "--prompt",
+                         "a", "--max-tokens", "1000000000", "--ignore-eos"}),
+             130);
 }
 
 // If a tokenizer puts a space in front of each text and of each piece, the space of the first new
@@ -208,13 +187,13 @@ TEST_F(Generate, WhatFollowsThePromptKeepsItsSpace) {
     piece->set_type(1);
     piece->set_score(-1);
   }
-  const std::filesystem::path folder = fixture->path("prefix"), data = fixture->path("prefix-data");
+  const std::filesystem::path folder = Path("prefix"), data = fixture->path("prefix-data");
   std::filesystem::create_directory(folder);
   data::MakeSentencePieceTokenizer(pieces.SerializeAsString())->Save(folder);
   const RunResult text =
-      fixture->Halflife({"generate", "--model", fixture->path("run"), "--tokenizer", folder,
-                         "--prompt", "b", "--max-tokens", "20", "--ignore-eos"});
-  ASSERT_EQ(text.exit_code, 0) << text.err;
+      ExpectExit(Halflife({"generate", "--model", Path("run"), "--tokenizer", folder, "--prompt",
+                           "b", "--max-tokens", "20", "--ignore-eos"}),
+                 0);
   EXPECT_EQ(text.out.find("b "), 0u) << text.out;
   EXPECT_GT(text.out.size(), 6u) << text.out;
 
@@ -223,15 +202,15 @@ TEST_F(Generate, WhatFollowsThePromptKeepsItsSpace) {
     for (int i = 0; i < 2000; ++i) words << (i % 3 == 0 ? "b " : "a ");
     words << (name[0] == 'w' ? 'a' : 'b');
   }
-  const RunResult prepared = fixture->Halflife(
-      {"prepare", "--input", fixture->path("words.txt"), "--validation-input",
-       fixture->path("more.txt"), "--tokenizer", folder, "--documents", "file", "--out", data});
-  ASSERT_EQ(prepared.exit_code, 0) << prepared.err;
-  const RunResult trained =
+  ExpectExit(
+      Halflife({"prepare", "--input", Path("words.txt"), "--validation-input", Path("more.txt"),
+                "--tokenizer", folder, "--documents", "file", "--out", data}),
+      0);
+  ExpectExit(
       fixture->Run({.run = "prefix-run",
                     .set = {"data.path=" + data.string(), "train.steps=1", "data.seq_len=16",
-                            "eval.sample_prompt=b", "eval.sample_tokens=20", "eval.every=1"}});
-  ASSERT_EQ(trained.exit_code, 0) << trained.err;
+                            "eval.sample_prompt=b", "eval.sample_tokens=20", "eval.every=1"}}),
+      0);
   const std::filesystem::path events =
       std::filesystem::directory_iterator(fixture->path("prefix-run") / "events")->path();
   std::ifstream file(events, std::ios::binary);
@@ -244,47 +223,40 @@ TEST_F(Generate, WhatFollowsThePromptKeepsItsSpace) {
 // With a table of 64 positions, a text ends there with a message. A sample text does not end
 // training.
 TEST_F(Generate, ATextEndsWithTheModelsPositions) {
-  const RunResult trained = fixture->Run(
-      {.run = "table",
-       .set = {"train.steps=1", "model.positions=learned",
-               "model.positions.learned.max_positions=64", "eval.sample_prompt=the river",
-               "eval.sample_tokens=200", "eval.every=1"}});
-  ASSERT_EQ(trained.exit_code, 0) << trained.err;
-  EXPECT_EQ(trained.err.find("no sample text"), std::string::npos) << trained.err;
+  const RunResult trained =
+      ExpectExit(fixture->Run({.run = "table",
+                               .set = {"train.steps=1", "model.positions=learned",
+                                       "model.positions.learned.max_positions=64",
+                                       "eval.sample_prompt=the river", "eval.sample_tokens=200",
+                                       "eval.every=1"}}),
+                 0);
+  EXPECT_THAT(trained.err, Not(HasSubstr("no sample text")));
   const auto generate = [&](const std::string& prompt) {
-    return fixture->Halflife({"generate", "--model", fixture->path("table"), "--prompt", prompt,
-                              "--max-tokens", "100", "--ignore-eos", "--stats"});
+    return Halflife({"generate", "--model", Path("table"), "--prompt", prompt, "--max-tokens",
+                     "100", "--ignore-eos", "--stats"});
   };
-  const RunResult text = generate("the river");
-  EXPECT_EQ(text.exit_code, 0) << text.err;
-  EXPECT_NE(text.err.find("new     56 tokens"), std::string::npos) << text.err;
-  EXPECT_NE(text.err.find("the text ends after 56 of 100 new tokens, at the model's table of 64 "
-                          "positions"),
-            std::string::npos)
-      << text.err;
-  const RunResult longer = generate(std::string(65, 'a'));
-  EXPECT_EQ(longer.exit_code, 2) << longer.err;
+  ExpectExit(generate("the river"), 0,
+             {"new     56 tokens",
+              "the text ends after 56 of 100 new tokens, at the model's table of 64 "
+              "positions"});
+  const RunResult longer = ExpectExit(generate(std::string(65, 'a')), 2);
   EXPECT_EQ(longer.out, "");
-  EXPECT_NE(longer.err.find("the prompt has 65 tokens, too many for the model's table of 64 "
-                            "positions. Use at most 64."),
-            std::string::npos)
-      << longer.err;
+  EXPECT_THAT(longer.err,
+              HasSubstr("the prompt has 65 tokens, too many for the model's table of 64 "
+                        "positions. Use at most 64."));
 
-  const RunResult too_long =
-      fixture->Run({.run = "too-long",
-                    .set = {"train.steps=1", "model.positions=learned",
-                            "model.positions.learned.max_positions=64",
-                            "eval.sample_prompt=" + std::string(65, 'a'), "eval.every=1"}});
-  EXPECT_EQ(too_long.exit_code, 0) << too_long.err;
-  EXPECT_NE(too_long.err.find("no sample text: the prompt has 65 tokens"), std::string::npos)
-      << too_long.err;
+  ExpectExit(fixture->Run({.run = "too-long",
+                           .set = {"train.steps=1", "model.positions=learned",
+                                   "model.positions.learned.max_positions=64",
+                                   "eval.sample_prompt=" + std::string(65, 'a'), "eval.every=1"}}),
+             0, {"no sample text: the prompt has 65 tokens"});
 }
 
 TEST_F(Generate, EvalAgreesWithTheRunAndBeatsItsStart) {
   const RunResult result =
-      fixture->Halflife({"eval", "--model", fixture->path("run"), "--data", fixture->path("data"),
-                         "--windows", "16", "--bigram", "--json"});
-  ASSERT_EQ(result.exit_code, 0) << result.err;
+      ExpectExit(Halflife({"eval", "--model", Path("run"), "--data", Path("data"), "--windows",
+                           "16", "--bigram", "--json"}),
+                 0);
   const auto eval = nlohmann::json::parse(result.out);
   const double trained = fixture->Metrics("run", "val_loss").back()["val_loss"];
   // The same windows in different batches.
@@ -297,46 +269,39 @@ TEST_F(Generate, EvalAgreesWithTheRunAndBeatsItsStart) {
 TEST_F(Generate, EvalComputesInTheGivenPrecision) {
   const auto loss = [&](const char* precision) {
     const RunResult result =
-        fixture->Halflife({"eval", "--model", fixture->path("run"), "--data", fixture->path("data"),
-                           "--windows", "8", "--precision", precision, "--json"});
-    EXPECT_EQ(result.exit_code, 0) << result.err;
+        ExpectExit(Halflife({"eval", "--model", Path("run"), "--data", Path("data"), "--windows",
+                             "8", "--precision", precision, "--json"}),
+                   0);
     return nlohmann::json::parse(result.out)["loss"].get<double>();
   };
   const double fp32 = loss("fp32"), bf16 = loss("bf16");
   EXPECT_NE(fp32, bf16);
   EXPECT_NEAR(bf16, fp32, 2e-2);
-  EXPECT_EQ(Text({"--precision", "bf16"}).exit_code, 0);
+  ExpectExit(Text({"--precision", "bf16"}), 0);
 }
 
 TEST_F(Generate, AGpuThatIsNotThereIsRefused) {
-  const std::string run = fixture->path("run"), data = fixture->path("data");
+  const std::string run = Path("run"), data = fixture->path("data");
   std::ofstream(fixture->path("ids.json")) << "[[5,6,7]]";
   const std::vector<std::string> commands[] = {
       {"generate", "--model", run, "--prompt", "a"},
       {"eval", "--model", run, "--data", data},
-      {"score", "--model", run, "--tokens", fixture->path("ids.json"), "--out", "-"}};
+      {"score", "--model", run, "--tokens", Path("ids.json"), "--out", "-"}};
   for (std::vector<std::string> command : commands) {
     command.insert(command.begin(), {"env", "CUDA_VISIBLE_DEVICES=", kProgram});
     command.insert(command.end(), {"--device", "cuda"});
-    const RunResult result = RunCommand(command);
-    EXPECT_EQ(result.exit_code, 4) << result.err;
-    EXPECT_NE(result.err.find("--device is 'cuda', but"), std::string::npos) << result.err;
-    EXPECT_NE(result.err.find("or use --device 'cpu'"), std::string::npos) << result.err;
+    ExpectExit(RunCommand(command), 4, {"--device is 'cuda', but", "or use --device 'cpu'"});
   }
 }
 
 TEST_F(Generate, EvalOnTwoRanksIsTheSame) {
   std::vector<double> losses;
   for (const int ranks : {1, 2}) {
-    const std::vector<std::string> command = {kProgram,    "eval",
-                                              "--model",   fixture->path("run"),
-                                              "--data",    fixture->path("data"),
-                                              "--windows", "8",
-                                              "--batch",   "4",
-                                              "--threads", "1",
-                                              "--json"};
-    const RunResult result = ranks == 1 ? RunCommand(command) : RunRanks(ranks, command);
-    ASSERT_EQ(result.exit_code, 0) << result.err;
+    const std::vector<std::string> command = {
+        kProgram, "eval",    "--model", Path("run"), "--data", Path("data"), "--windows",
+        "8",      "--batch", "4",       "--threads", "1",      "--json"};
+    const RunResult result =
+        ExpectExit(ranks == 1 ? RunCommand(command) : RunRanks(ranks, command), 0);
     losses.push_back(nlohmann::json::parse(result.out)["loss"]);
   }
   EXPECT_NEAR(losses[0] / losses[1], 1, 1e-6);
@@ -357,20 +322,17 @@ TEST_F(Generate, AHybridIsShownWithAllItsMixers) {
   recipe.insert(recipe.find(mixer), "hybrid { layers: [1] mixer { softmax {} } } ");
   std::ofstream(fixture->path("hybrid.textproto")) << recipe;
   const std::string shown = "gla + softmax in 1 of 2 layers", run = fixture->path("hybrid");
-  const RunResult trained = fixture->Halflife(
-      {"train", "--config", fixture->path("hybrid.textproto"), "--run", run, "--set",
-       "data.path=" + fixture->path("data").string(), "--set", "train.steps=1"});
-  ASSERT_EQ(trained.exit_code, 0) << trained.err;
-  EXPECT_NE(trained.err.find(shown), std::string::npos) << trained.err;
-  const auto json = nlohmann::json::parse(fixture->Halflife({"inspect", run, "--json"}).out);
+  ExpectExit(Halflife({"train", "--config", Path("hybrid.textproto"), "--run", run, "--set",
+                       "data.path=" + Path("data"), "--set", "train.steps=1"}),
+             0, {shown});
+  const auto json = nlohmann::json::parse(Halflife({"inspect", run, "--json"}).out);
   EXPECT_EQ(json["checkpoint"]["mixers"], shown);
-  const std::string page = fixture->Halflife({"report", run, "--out", "-"}).out;
-  EXPECT_NE(page.find(shown), std::string::npos);
+  const std::string page = Halflife({"report", run, "--out", "-"}).out;
+  EXPECT_THAT(page, HasSubstr(shown));
 }
 
 TEST_F(Generate, ACheckpointRecordsItsVersions) {
-  const RunResult result = fixture->Halflife({"ckpt", "inspect", fixture->path("run"), "--json"});
-  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const RunResult result = ExpectExit(Halflife({"ckpt", "inspect", Path("run"), "--json"}), 0);
   const auto versions = nlohmann::json::parse(result.out)["versions"];
   for (const char* of : {"halflife", "torch", "mpi", "hdf5", "protobuf", "compiler"})
     EXPECT_NE(versions.value(of, ""), "") << of << " of " << versions;
@@ -382,12 +344,10 @@ TEST_F(Generate, InspectKnowsWhatItLooksAt) {
                                                        {"recipe.textproto", "gla"},
                                                        {"run/ckpt/step_000000000060", "60"}};
   for (const auto& [what, expected] : cases) {
-    const RunResult result = fixture->Halflife({"inspect", fixture->path(what)});
-    EXPECT_EQ(result.exit_code, 0) << what << result.err;
-    EXPECT_NE(result.out.find(expected), std::string::npos) << what << ":\n" << result.out;
+    const RunResult result = ExpectExit(Halflife({"inspect", Path(what)}), 0);
+    EXPECT_THAT(result.out, HasSubstr(expected)) << what << ":\n" << result.out;
   }
-  const RunResult unknown = fixture->Halflife({"inspect", fixture->path("text.txt")});
-  EXPECT_EQ(unknown.exit_code, 2) << unknown.err;
+  ExpectExit(Halflife({"inspect", Path("text.txt")}), 2);
 }
 
 }  // namespace

@@ -187,7 +187,7 @@ TEST_F(HelpTest, TheProgramShowsTheWayThrough) {
 TEST_F(HelpTest, AMisspeltWordGetsASuggestion) {
   const auto check = [&](const std::vector<std::string>& words) { CheckWords(*program_, words); };
   EXPECT_HL_ERROR(check({"trian"}), ExitCode::kUsage, "'trian' is not a subcommand of `halflife`",
-                  "did you mean 'train'?", "There are prepare, ");
+                  "did you mean 'train'?", "Use one of prepare, ");
   EXPECT_HL_ERROR(check({"ckpt", "veryfy", "x"}), ExitCode::kUsage,
                   "'veryfy' is not a subcommand of `halflife ckpt`; did you mean 'verify'?");
   EXPECT_HL_ERROR(check({"train", "--confg=x"}), ExitCode::kUsage,

@@ -1,5 +1,6 @@
 // Pipes, sockets, devices, link loops and damaged names in the place of a run's or a dataset's
 // files cause an immediate error that names the path, and never an internal error.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -10,11 +11,13 @@
 #include <fstream>
 #include <functional>
 
-#include "support/paths.h"
-#include "support/run_fixture.h"
+#include "support/program_test.h"
 
 namespace halflife::test {
 namespace {
+
+using testing::HasSubstr;
+using testing::Not;
 
 namespace fs = std::filesystem;
 
@@ -30,28 +33,22 @@ void MakeSocket(const fs::path& path) {
 }
 void MakeEndless(const fs::path& path) { fs::create_symlink("/dev/zero", path); }
 
-class HostilePaths : public testing::Test {
+class HostilePaths : public ProgramTest {
  protected:
   static void SetUpTestSuite() {
-    fixture = new RunFixture(kProgram);
-    const RunResult result = fixture->Run({.run = "run", .set = {"train.steps=2"}});
-    ASSERT_EQ(result.exit_code, 0) << result.err;
+    ProgramTest::SetUpTestSuite();
+    ExpectExit(fixture->Run({.run = "run", .set = {"train.steps=2"}}), 0);
   }
-  static void TearDownTestSuite() { delete fixture; }
 
   // Copies the run or the dataset, and creates `name` with `make`.
   static std::string With(const std::string& source, const std::string& name,
                           void (*make)(const fs::path&)) {
     static int count = 0;
     const fs::path copy = fixture->path(source + std::to_string(++count));
-    fs::copy(fixture->path(source), copy, fs::copy_options::recursive);
+    fs::copy(Path(source), copy, fs::copy_options::recursive);
     fs::remove_all(copy / name);
     make(copy / name);
     return copy;
-  }
-  static RunResult Halflife(std::vector<std::string> arguments) {
-    arguments.insert(arguments.begin(), kProgram);
-    return RunCommand(arguments, {.timeout_s = 60});
   }
   static RunResult Resume(const std::string& run, const std::string& steps) {
     return fixture->Run({.run = fs::path(run).filename(),
@@ -64,17 +61,14 @@ class HostilePaths : public testing::Test {
     EXPECT_GT(result.exit_code, 0) << result.err << result.out;
     EXPECT_NE(result.exit_code, 70) << result.err;
     EXPECT_LT(result.exit_code, 128) << "a signal: " << result.err;
-    EXPECT_NE(result.err.find(piece), std::string::npos) << piece << " is not in " << result.err;
-    EXPECT_EQ(result.err.find("frame #"), std::string::npos) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(piece));
+    EXPECT_THAT(result.err, Not(HasSubstr("frame #")));
   }
-  static RunFixture* fixture;
 };
-RunFixture* HostilePaths::fixture = nullptr;
 
 TEST_F(HostilePaths, ARecipeThatIsNoFile) {
   MakePipe(fixture->path("pipe.textproto"));
-  for (const std::string& path :
-       {fixture->path("pipe.textproto").string(), std::string("/dev/zero")}) {
+  for (const std::string& path : {Path("pipe.textproto"), std::string("/dev/zero")}) {
     ExpectNamed(Halflife({"train", "--config", path}), path);
     ExpectNamed(Halflife({"train", "--config", path, "--dry-run"}), path);
     ExpectNamed(Halflife({"inspect", path}), path);
@@ -100,8 +94,7 @@ TEST_F(HostilePaths, PartsOfARunThatItCanDoWithout) {
     for (const auto make : {MakePipe, MakeLoop}) {
       const std::string run = With("run", part, make);
       SCOPED_TRACE(run + " " + part);
-      const RunResult result = Resume(run, "3");
-      EXPECT_EQ(result.exit_code, 0) << result.err;
+      ExpectExit(Resume(run, "3"), 0);
     }
   }
 }
@@ -117,7 +110,7 @@ TEST_F(HostilePaths, ADatasetsManifest) {
     SCOPED_TRACE(data);
     ExpectNamed(fixture->Run({.run = "new", .set = {"data.path=" + data}, .timeout_s = 60}),
                 "manifest.pb");
-    ExpectNamed(Halflife({"eval", "--model", fixture->path("run"), "--data", data}), "manifest.pb");
+    ExpectNamed(Halflife({"eval", "--model", Path("run"), "--data", data}), "manifest.pb");
     ExpectNamed(Halflife({"inspect", data}), data);
   }
 }
@@ -127,34 +120,27 @@ TEST_F(HostilePaths, AStepsManifest) {
     const std::string step = "ckpt/step_000000000002/manifest.pb";
     const std::string run = With("run", step, make);
     SCOPED_TRACE(run);
-    ExpectNamed(Halflife({"eval", "--model", run, "--data", fixture->path("data")}), "manifest.pb");
+    ExpectNamed(Halflife({"eval", "--model", run, "--data", Path("data")}), "manifest.pb");
     ExpectNamed(Resume(run, "3"), "manifest.pb");
   }
 }
 
 TEST_F(HostilePaths, AFailedStartLeavesNoFolder) {
-  const RunResult result = fixture->Run({.run = "deep/er/run", .set = {"data.path=/no/such/data"}});
-  EXPECT_EQ(result.exit_code, 3) << result.err;
+  ExpectExit(fixture->Run({.run = "deep/er/run", .set = {"data.path=/no/such/data"}}), 3);
   EXPECT_FALSE(fs::exists(fixture->path("deep")));
   fs::create_directories(fixture->path("kept"));
-  EXPECT_EQ(fixture->Run({.run = "kept/run", .set = {"model.vocab_size=3"}}).exit_code, 2);
+  ExpectExit(fixture->Run({.run = "kept/run", .set = {"model.vocab_size=3"}}), 2);
   EXPECT_TRUE(fs::is_empty(fixture->path("kept")));
 }
 
 TEST_F(HostilePaths, ListingsNameWhatWasProbablyMeant) {
-  const RunResult ls = Halflife({"ckpt", "ls", fixture->path("")});
-  EXPECT_EQ(ls.exit_code, 1) << ls.err;
-  EXPECT_NE(ls.err.find("no checkpoints in"), std::string::npos) << ls.err;
-  EXPECT_NE(ls.err.find(fixture->path("run").string() + "\n"), std::string::npos) << ls.err;
+  ExpectExit(Halflife({"ckpt", "ls", Path("")}), 1,
+             {". Use one of these runs:", Path("run") + "\n"});
 
   const std::string page = fixture->path("page.html");
-  const RunResult report =
-      Halflife({"report", fixture->path("data"), fixture->path("run"), "--out", page});
-  EXPECT_EQ(report.exit_code, 0) << report.err;
-  EXPECT_NE(report.err.find("left out: "), std::string::npos) << report.err;
+  ExpectExit(Halflife({"report", Path("data"), Path("run"), "--out", page}), 0, {"left out: "});
   EXPECT_TRUE(fs::exists(page));
-  ExpectNamed(Halflife({"report", fixture->path("data"), "--out", page}),
-              "is not the folder of a run");
+  ExpectNamed(Halflife({"report", Path("data"), "--out", page}), "is not the folder of a run");
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // If ranks share rows, every mesh trains the same recipe equally, and continues from any other
 // mesh's checkpoints.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -7,11 +8,12 @@
 #include <fstream>
 
 #include "core/concat.h"
-#include "support/paths.h"
-#include "support/run_fixture.h"
+#include "support/program_test.h"
 
 namespace halflife::test {
 namespace {
+
+using testing::HasSubstr;
 
 struct Mesh {
   int ranks, sp, zero_stage;
@@ -19,11 +21,8 @@ struct Mesh {
 };
 const Mesh kMeshes[] = {{1, 1, 0}, {2, 1, 1}, {2, 2, 0}, {4, 2, 1}, {4, 4, 2}, {4, 1, 2}};
 
-class MeshRuns : public testing::Test {
+class MeshRuns : public ProgramTest {
  protected:
-  static void SetUpTestSuite() { fixture = new RunFixture(kProgram); }
-  static void TearDownTestSuite() { delete fixture; }
-
   static std::vector<std::string> SettingsOf(const Mesh& mesh) {
     // A state, a window's past and a convolution's tail cross the boundary between slices, which
     // have 64 tokens, or 32 on four ranks.
@@ -43,9 +42,7 @@ class MeshRuns : public testing::Test {
     return fixture->Run({.run = run, .ranks = mesh.ranks, .set = set, .env = env});
   }
   static void ExpectEqualBits(const std::string& run, const std::string& other) {
-    const RunResult same =
-        fixture->Halflife({"ckpt", "diff", fixture->path(run), fixture->path(other), "--bitwise"});
-    EXPECT_EQ(same.exit_code, 0) << run << ", " << other << same.out << same.err;
+    ExpectExit(Halflife({"ckpt", "diff", Path(run), Path(other), "--bitwise"}), 0);
   }
   // Returns the losses of the last attempt by step.
   static std::map<int, double> Losses(const std::string& run) {
@@ -62,16 +59,12 @@ class MeshRuns : public testing::Test {
     }
     return samples;
   }
-
-  static RunFixture* fixture;
 };
-RunFixture* MeshRuns::fixture = nullptr;
 
 // Sums in another order differ by about 2^-24 in the first step. Training amplifies this.
 TEST_F(MeshRuns, AnyMeshTrainsTheSame) {
   for (const Mesh& mesh : kMeshes) {
-    const RunResult result = Train(mesh.name(), mesh);
-    ASSERT_EQ(result.exit_code, 0) << mesh.name() << result.err;
+    ExpectExit(Train(mesh.name(), mesh), 0);
     const auto want = Losses(kMeshes[0].name()), got = Losses(mesh.name());
     ASSERT_EQ(got.size(), 20u);
     EXPECT_NEAR(got.at(1) / want.at(1), 1, 1e-6) << mesh.name();
@@ -88,7 +81,7 @@ TEST_F(MeshRuns, AnyMeshTrainsTheSame) {
 }
 
 TEST_F(MeshRuns, ASharedRunTwiceIsBitwiseEqual) {
-  for (const std::string run : {"once", "again"}) ASSERT_EQ(Train(run, {4, 2, 1}).exit_code, 0);
+  for (const std::string run : {"once", "again"}) ExpectExit(Train(run, {4, 2, 1}), 0);
   ExpectEqualBits("once", "again");
 }
 
@@ -99,48 +92,44 @@ TEST_F(MeshRuns, EqualSlicesGiveEqualBitsOnAnyMesh) {
   const std::string one = "sliced_" + kMeshes[0].name();
   for (const Mesh& mesh : kMeshes) {
     const std::string run = "sliced_" + mesh.name();
-    const RunResult result = Train(run, mesh, {}, {"parallel.slices=4"});
-    ASSERT_EQ(result.exit_code, 0) << run << result.err;
+    ExpectExit(Train(run, mesh, {}, {"parallel.slices=4"}), 0);
     ExpectEqualBits(one, run);
     EXPECT_EQ(Losses(run), Losses(one)) << run;
     EXPECT_EQ(Samples(run), Samples(one)) << run;
   }
-  ASSERT_EQ(Train("sliced_otherwise", kMeshes[0], {}, {"parallel.slices=2"}).exit_code, 0);
+  ExpectExit(Train("sliced_otherwise", kMeshes[0], {}, {"parallel.slices=2"}), 0);
   EXPECT_NE(Losses("sliced_otherwise"), Losses(one)) << "the slices make the bits";
 }
 
 TEST_F(MeshRuns, EqualSlicesResumeOnAnyMeshWithEqualBits) {
   const std::vector<std::string> sliced = {"parallel.slices=4"};
-  ASSERT_EQ(Train("sliced", kMeshes[0], {}, sliced).exit_code, 0);
+  ExpectExit(Train("sliced", kMeshes[0], {}, sliced), 0);
   for (size_t i = 0; i < std::size(kMeshes); ++i) {
     const Mesh &from = kMeshes[i], &to = kMeshes[(i + 1) % std::size(kMeshes)];
     const std::string run = Concat("sliced_", from.name(), "_to_", to.name());
     // When step 13 begins. Hits are counted over all ranks of the process.
     const int ranks_here = 4 / from.sp;
     const std::string kill = Concat("train.step:kill:", 12 * ranks_here + 1, ":0");
-    ASSERT_EQ(Train(run, from, {{"HL_FAULT", kill}}, sliced).exit_code, 137);
+    ExpectExit(Train(run, from, {{"HL_FAULT", kill}}, sliced), 137);
     EXPECT_TRUE(std::filesystem::exists(fixture->path(run) / "ckpt/step_000000000010")) << run;
-    const RunResult resumed = Train(run, to, {}, sliced);
-    ASSERT_EQ(resumed.exit_code, 0) << run << resumed.err;
+    ExpectExit(Train(run, to, {}, sliced), 0);
     ExpectEqualBits("sliced", run);
   }
 }
 
 TEST_F(MeshRuns, AnyMeshGoesOnFromAnyOther) {
-  ASSERT_EQ(Train("undisturbed", kMeshes[0]).exit_code, 0);
+  ExpectExit(Train("undisturbed", kMeshes[0]), 0);
   const auto want = Losses("undisturbed");
   const auto samples = Samples("undisturbed");
   const Mesh meshes[] = {{1, 1, 0}, {2, 2, 0}, {4, 2, 1}, {4, 1, 2}};
   for (const Mesh& from : meshes) {
     const std::string stopped = "stopped_" + from.name();
-    ASSERT_EQ(Train(stopped, from, {{"HL_FAULT", "train.step:kill:13:0"}}).exit_code, 137);
+    ExpectExit(Train(stopped, from, {{"HL_FAULT", "train.step:kill:13:0"}}), 137);
     for (const Mesh& to : meshes) {
       const std::string run = Concat(from.name(), "_to_", to.name());
-      std::filesystem::copy(fixture->path(stopped), fixture->path(run),
-                            std::filesystem::copy_options::recursive);
+      std::filesystem::copy(Path(stopped), Path(run), std::filesystem::copy_options::recursive);
       std::filesystem::remove(fixture->path(run) / "samples.jsonl");
-      const RunResult resumed = Train(run, to);
-      ASSERT_EQ(resumed.exit_code, 0) << run << resumed.err;
+      ExpectExit(Train(run, to), 0);
       const auto got = Losses(run);
       EXPECT_NEAR(got.at(11) / want.at(11), 1, 1e-5) << run;
       EXPECT_EQ(Samples(run).at(11), samples.at(11)) << run;
@@ -150,59 +139,58 @@ TEST_F(MeshRuns, AnyMeshGoesOnFromAnyOther) {
 
 TEST_F(MeshRuns, RanksAsThreadsGiveTheBitsOfProcesses) {
   const Mesh mesh = {4, 2, 1};
-  ASSERT_EQ(Train("processes", mesh).exit_code, 0);
-  const RunResult threads =
-      fixture->Run({.run = "threads", .set = SettingsOf(mesh), .flags = {"--local-ranks", "4"}});
-  ASSERT_EQ(threads.exit_code, 0) << threads.err;
+  ExpectExit(Train("processes", mesh), 0);
+  ExpectExit(
+      fixture->Run({.run = "threads", .set = SettingsOf(mesh), .flags = {"--local-ranks", "4"}}),
+      0);
   ExpectEqualBits("processes", "threads");
   EXPECT_EQ(Samples("threads"), Samples("processes"));
-  const RunResult both = fixture->Run(
-      {.run = "both", .ranks = 2, .set = SettingsOf(mesh), .flags = {"--local-ranks", "2"}});
-  ASSERT_EQ(both.exit_code, 0) << both.err;
+  ExpectExit(
+      fixture->Run(
+          {.run = "both", .ranks = 2, .set = SettingsOf(mesh), .flags = {"--local-ranks", "2"}}),
+      0);
   ExpectEqualBits("processes", "both");
 }
 
 TEST_F(MeshRuns, RanksAsThreadsFailOnce) {
-  const RunResult failed = fixture->Run({.run = "failed",
-                                         .flags = {"--local-ranks", "4"},
-                                         .env = {{"HL_FAULT", "train.step:throw:3"}}});
-  EXPECT_EQ(failed.exit_code, 70) << failed.err;
+  ExpectExit(fixture->Run({.run = "failed",
+                           .flags = {"--local-ranks", "4"},
+                           .env = {{"HL_FAULT", "train.step:throw:3"}}}),
+             70);
   // A rank that stops outside of a collective. No rank waits for it to end.
-  const RunResult stalled = fixture->Run({.run = "stalled",
-                                          .set = {"comm.timeout_s=2"},
-                                          .flags = {"--local-ranks", "4"},
-                                          .env = {{"HL_FAULT", "train.step:stall:6"}}});
-  EXPECT_EQ(stalled.exit_code, 71) << stalled.err;
-  EXPECT_NE(stalled.err.find("timeout"), std::string::npos) << stalled.err;
+  ExpectExit(fixture->Run({.run = "stalled",
+                           .set = {"comm.timeout_s=2"},
+                           .flags = {"--local-ranks", "4"},
+                           .env = {{"HL_FAULT", "train.step:stall:6"}}}),
+             71, {"timeout"});
   for (const char* rank : {"0", "1"}) {
     const RunResult of_two =
-        fixture->Run({.run = Concat("failed_", rank),
-                      .ranks = 2,
-                      .flags = {"--local-ranks", "2"},
-                      .env = {{"HL_FAULT", Concat("train.step:throw:3:", rank)}}});
-    EXPECT_EQ(of_two.exit_code, 70) << rank << of_two.err;
-    EXPECT_NE(of_two.err.find("train.step"), std::string::npos) << rank << of_two.err;
+        ExpectExit(fixture->Run({.run = Concat("failed_", rank),
+                                 .ranks = 2,
+                                 .flags = {"--local-ranks", "2"},
+                                 .env = {{"HL_FAULT", Concat("train.step:throw:3:", rank)}}}),
+                   70);
+    EXPECT_THAT(of_two.err, HasSubstr("train.step")) << rank << of_two.err;
   }
 }
 
 // The state of one row and one head is a small tensor, and is exchanged like any other.
 TEST_F(MeshRuns, OneRowOfOneHeadIsShared) {
   for (const char* exchange : {"gather", "ring", "scan"}) {
-    const RunResult result = fixture->Run(
-        {.run = Concat("one_head_", exchange),
-         .set = {"model.mixer=based", "model.mixer.based.num_heads=1",
-                 "model.mixer.based.feature_dim=2", "train.micro_batch=1", "parallel.sp=2",
-                 Concat("parallel.exchange=", exchange), "train.steps=2"},
-         .flags = {"--local-ranks", "2"}});
-    EXPECT_EQ(result.exit_code, 0) << exchange << result.err;
+    ExpectExit(fixture->Run({.run = Concat("one_head_", exchange),
+                             .set = {"model.mixer=based", "model.mixer.based.num_heads=1",
+                                     "model.mixer.based.feature_dim=2", "train.micro_batch=1",
+                                     "parallel.sp=2", Concat("parallel.exchange=", exchange),
+                                     "train.steps=2"},
+                             .flags = {"--local-ranks", "2"}}),
+               0);
   }
 }
 
 TEST_F(MeshRuns, AMixerThatCannotBeCutIsRefusedByName) {
-  const RunResult result =
-      fixture->Run({.run = "whole", .ranks = 2, .set = {"model.mixer=hyena", "parallel.sp=2"}});
-  EXPECT_EQ(result.exit_code, 2);
-  EXPECT_NE(result.err.find("the mixer of layer 0, hyena,"), std::string::npos) << result.err;
+  ExpectExit(
+      fixture->Run({.run = "whole", .ranks = 2, .set = {"model.mixer=hyena", "parallel.sp=2"}}), 2,
+      {"the mixer of layer 0, hyena,"});
 }
 
 }  // namespace

@@ -4,8 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "support/paths.h"
-#include "support/subprocess.h"
+#include "support/program_test.h"
 
 namespace halflife::test {
 namespace {
@@ -19,17 +18,14 @@ RunResult Mixers(std::vector<std::string> arguments) {
 }
 
 TEST(Mixers, ListsAndDescribes) {
-  const RunResult all = Mixers({});
-  EXPECT_EQ(all.exit_code, 0) << all.err;
+  const RunResult all = ExpectExit(Mixers({}), 0);
   EXPECT_THAT(all.out, AllOf(HasSubstr("gla "), HasSubstr("Other parts of a model:")));
-  const RunResult one = Mixers({"retention"});
-  EXPECT_EQ(one.exit_code, 0) << one.err;
+  const RunResult one = ExpectExit(Mixers({"retention"}), 0);
   EXPECT_THAT(one.out, AllOf(HasSubstr("S_t = "), HasSubstr("rope_theta")));
 }
 
 TEST(Mixers, PrintsJson) {
-  const RunResult one = Mixers({"--json", "channel_mixer.glu"});
-  EXPECT_EQ(one.exit_code, 0) << one.err;
+  const RunResult one = ExpectExit(Mixers({"--json", "channel_mixer.glu"}), 0);
   const auto json = nlohmann::json::parse(one.out);
   EXPECT_EQ(json["kind"], "channel_mixer");
   EXPECT_EQ(json["options"][3]["name"], "bias");
@@ -37,8 +33,7 @@ TEST(Mixers, PrintsJson) {
 }
 
 TEST(Mixers, AnUnknownNameIsAUsageError) {
-  const RunResult result = Mixers({"retnetion"});
-  EXPECT_EQ(result.exit_code, 2);
+  const RunResult result = ExpectExit(Mixers({"retnetion"}), 2);
   EXPECT_EQ(result.out, "");
   EXPECT_THAT(result.err, HasSubstr("did you mean 'retention'?"));
 }

@@ -5,8 +5,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "support/paths.h"
-#include "support/run_fixture.h"
+#include "support/program_test.h"
 
 namespace halflife::test {
 namespace {
@@ -14,32 +13,26 @@ namespace {
 using testing::HasSubstr;
 
 // 300 rows in steps of 32: ten steps per epoch, of which the last has 12 rows.
-class Mqar : public testing::Test {
+class Mqar : public ProgramTest {
  protected:
   static void SetUpTestSuite() {
-    fixture = new RunFixture(kProgram, 20000);
-    const RunResult prepared = fixture->Halflife(
-        {"prepare", "--synthetic", "mqar", "--vocab-size", "32", "--seq-len", "16", "--num-pairs",
-         "4", "2", "--examples", "200", "100", "--validation-examples", "30", "--test-examples",
-         "20", "--out", Path("mqar")});
-    ASSERT_EQ(prepared.exit_code, 0) << prepared.err;
-    const RunResult run = fixture->Run({.run = "undisturbed", .set = Settings()});
-    ASSERT_EQ(run.exit_code, 0) << run.err;
+    fixture = std::make_unique<RunFixture>(kProgram, 20000);
+    ExpectExit(
+        Halflife({"prepare", "--synthetic", "mqar", "--vocab-size", "32", "--seq-len", "16",
+                  "--num-pairs", "4", "2", "--examples", "200", "100", "--validation-examples",
+                  "30", "--test-examples", "20", "--out", Path("mqar")}),
+        0);
+    ExpectExit(fixture->Run({.run = "undisturbed", .set = Settings()}), 0);
   }
-  static void TearDownTestSuite() { delete fixture; }
 
-  static std::string Path(const std::string& name) { return fixture->path(name).string(); }
   static std::vector<std::string> Settings(const std::vector<std::string>& more = {}) {
-    std::vector<std::string> settings = {"data.path=" + Path("mqar"), "data.seq_len=16",
-                                         "data.epoch_end=short",      "model.objective=labelled",
-                                         "optimizer.lr=1e-2",         "optimizer.decay_all=true",
-                                         "schedule.warmup_steps=0",   "schedule.per_epoch=true",
-                                         "schedule.final_lr_ratio=0", "train.global_batch=32",
-                                         "train.micro_batch=8",       "train.max_epochs=3",
-                                         "train.log_samples=true",    "eval.windows=0",
-                                         "eval.every_epochs=1",       "ckpt.every=7"};
-    settings.insert(settings.end(), more.begin(), more.end());
-    return settings;
+    return Append(
+        {"data.path=" + Path("mqar"), "data.seq_len=16", "data.epoch_end=short",
+         "model.objective=labelled", "optimizer.lr=1e-2", "optimizer.decay_all=true",
+         "schedule.warmup_steps=0", "schedule.per_epoch=true", "schedule.final_lr_ratio=0",
+         "train.global_batch=32", "train.micro_batch=8", "train.max_epochs=3",
+         "train.log_samples=true", "eval.windows=0", "eval.every_epochs=1", "ckpt.every=7"},
+        more);
   }
   static std::string Done(const std::string& run) {
     std::ostringstream text;
@@ -47,13 +40,9 @@ class Mqar : public testing::Test {
     return text.str();
   }
   static void ExpectBitwiseUndisturbed(const std::string& run) {
-    const RunResult diff =
-        fixture->Halflife({"ckpt", "diff", Path("undisturbed"), Path(run), "--bitwise"});
-    EXPECT_EQ(diff.exit_code, 0) << diff.out << diff.err;
+    ExpectExit(Halflife({"ckpt", "diff", Path("undisturbed"), Path(run), "--bitwise"}), 0);
   }
-  static RunFixture* fixture;
 };
-RunFixture* Mqar::fixture = nullptr;
 
 TEST_F(Mqar, EpochsHaveTheirStepsRatesAndValidations) {
   const auto steps = fixture->Metrics("undisturbed", "loss");
@@ -81,36 +70,30 @@ TEST_F(Mqar, EpochsHaveTheirStepsRatesAndValidations) {
 TEST_F(Mqar, KilledAndResumedOnAnotherNumberOfRanksIsTheSameToTheBit) {
   for (const int ranks : {1, 2}) {
     const std::string run = "killed" + std::to_string(ranks);
-    const RunResult crash = fixture->Run(
-        {.run = run, .set = Settings(), .env = {{"HL_FAULT", "train.step:kill:19:0"}}});
-    ASSERT_EQ(crash.exit_code, 137) << crash.err;
-    const RunResult resumed = fixture->Run({.run = run, .ranks = ranks, .set = Settings()});
-    ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
+    ExpectExit(fixture->Run(
+                   {.run = run, .set = Settings(), .env = {{"HL_FAULT", "train.step:kill:19:0"}}}),
+               137);
+    ExpectExit(fixture->Run({.run = run, .ranks = ranks, .set = Settings()}), 0);
     ExpectBitwiseUndisturbed(run);
   }
 }
 
 TEST_F(Mqar, AccuracyEndsARunThatMayGoOnLater) {
-  const RunResult first =
-      fixture->Run({.run = "early", .set = Settings({"train.stop_at_accuracy=1e-6"})});
-  ASSERT_EQ(first.exit_code, 0) << first.err;
+  ExpectExit(fixture->Run({.run = "early", .set = Settings({"train.stop_at_accuracy=1e-6"})}), 0);
   EXPECT_EQ(Done("early"), "step 10\n");
-  const RunResult again =
-      fixture->Run({.run = "early", .set = Settings({"train.stop_at_accuracy=1e-6"})});
-  EXPECT_EQ(again.exit_code, 0) << again.err;
-  EXPECT_THAT(again.err, HasSubstr("nothing to do"));
+  ExpectExit(fixture->Run({.run = "early", .set = Settings({"train.stop_at_accuracy=1e-6"})}), 0,
+             {"nothing to do"});
   EXPECT_EQ(fixture->Metrics("early", "loss").size(), 10u);
-  const RunResult on = fixture->Run({.run = "early", .set = Settings()});
-  EXPECT_EQ(on.exit_code, 0) << on.err;
+  ExpectExit(fixture->Run({.run = "early", .set = Settings()}), 0);
   EXPECT_EQ(Done("early"), "step 30\n");
   ExpectBitwiseUndisturbed("early");
 }
 
 TEST_F(Mqar, EvalGivesAccuracyBySegmentAndSplit) {
   const auto evaluate = [&](const std::string& split) {
-    const RunResult result = fixture->Halflife({"eval", "--model", Path("undisturbed"), "--data",
-                                                Path("mqar"), "--split", split, "--json"});
-    EXPECT_EQ(result.exit_code, 0) << result.err;
+    const RunResult result = ExpectExit(Halflife({"eval", "--model", Path("undisturbed"), "--data",
+                                                  Path("mqar"), "--split", split, "--json"}),
+                                        0);
     return nlohmann::json::parse(result.out);
   };
   const auto validation = evaluate("validation");
@@ -122,8 +105,7 @@ TEST_F(Mqar, EvalGivesAccuracyBySegmentAndSplit) {
   const auto test = evaluate("test");
   EXPECT_EQ(test["tokens"], 20 * 4 + 20 * 2);
   EXPECT_EQ(test["segments"].size(), 2u);
-  const RunResult text =
-      fixture->Halflife({"eval", "--model", Path("undisturbed"), "--data", Path("mqar")});
+  const RunResult text = Halflife({"eval", "--model", Path("undisturbed"), "--data", Path("mqar")});
   EXPECT_THAT(text.out, HasSubstr("accuracy    "));
   EXPECT_THAT(text.out, HasSubstr("seq_len=16,num_kv_pairs=2: "));
 }
@@ -131,9 +113,7 @@ TEST_F(Mqar, EvalGivesAccuracyBySegmentAndSplit) {
 TEST_F(Mqar, WhatDoesNotFitIsRefusedWithWhatWould) {
   const auto refused = [&](const std::string& run, const std::vector<std::string>& set,
                            const std::string& words) {
-    const RunResult result = fixture->Run({.run = run, .set = Settings(set)});
-    EXPECT_EQ(result.exit_code, 2) << result.err;
-    EXPECT_THAT(result.err, HasSubstr(words));
+    ExpectExit(fixture->Run({.run = run, .set = Settings(set)}), 2, {words});
     EXPECT_FALSE(std::filesystem::exists(fixture->path(run)));
   };
   refused("next", {"model.objective=next_token"}, "Use model { objective { labelled {} } }.");
@@ -144,9 +124,7 @@ TEST_F(Mqar, WhatDoesNotFitIsRefusedWithWhatWould) {
   refused("steps", {"train.steps=20"}, "train.steps=20 would be ignored: train.max_epochs 3");
   refused("prompt", {"eval.sample_prompt=the"}, "which generates no text");
   const auto fails = [&](const std::vector<std::string>& command, const std::string& words) {
-    const RunResult result = fixture->Halflife(command);
-    EXPECT_EQ(result.exit_code, 2) << result.err;
-    EXPECT_THAT(result.err, HasSubstr(words));
+    ExpectExit(Halflife(command), 2, {words});
   };
   fails({"generate", "--model", Path("undisturbed"), "--prompt", "the"},
         "the model's objective is labelled, which cannot generate text. Use a model with the "

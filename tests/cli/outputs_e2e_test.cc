@@ -1,28 +1,28 @@
 // Output files that a user names: existing files are never destroyed, and "-" is standard output.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <csignal>
 #include <fstream>
 
-#include "support/paths.h"
-#include "support/run_fixture.h"
+#include "support/program_test.h"
 
 namespace halflife::test {
 namespace {
 
+using testing::HasSubstr;
+using testing::Not;
+
 namespace fs = std::filesystem;
 
-class Outputs : public testing::Test {
+class Outputs : public ProgramTest {
  protected:
   static void SetUpTestSuite() {
-    fixture = new RunFixture(kProgram);
-    const RunResult result = fixture->Run({.run = "run", .set = {"train.steps=2"}});
-    ASSERT_EQ(result.exit_code, 0) << result.err;
+    ProgramTest::SetUpTestSuite();
+    ExpectExit(fixture->Run({.run = "run", .set = {"train.steps=2"}}), 0);
     std::ofstream(fixture->path("line.txt")) << "the old stone walls";
   }
-  static void TearDownTestSuite() { delete fixture; }
 
-  static std::string Path(const std::string& name) { return fixture->path(name).string(); }
   // Runs a line in the shell, for redirections. $H is the program.
   static RunResult Shell(const std::string& line) {
     return RunCommand({"bash", "-c", line}, {.env = {{"H", kProgram}}, .cwd = Path("")});
@@ -31,22 +31,20 @@ class Outputs : public testing::Test {
     std::ifstream file(fixture->path(name));
     return {std::istreambuf_iterator<char>(file), {}};
   }
-  static RunFixture* fixture;
 };
-RunFixture* Outputs::fixture = nullptr;
 
 TEST_F(Outputs, ALinkIsFollowedAndADeviceStays) {
   fs::create_directory(Path("elsewhere"));
   for (const auto& [target, link] :
        {std::pair{"elsewhere/scores", "scores"}, std::pair{"elsewhere/page.html", "page.html"}}) {
     std::ofstream(fixture->path(target)) << "old";
-    fs::create_symlink(fixture->path(target), fixture->path(link));
+    fs::create_symlink(Path(target), fixture->path(link));
   }
   fs::create_symlink("/dev/null", fixture->path("null"));
-  EXPECT_EQ(Shell("$H score --model run --text line.txt --out scores").exit_code, 0);
-  EXPECT_EQ(Shell("$H report run --out page.html").exit_code, 0);
-  EXPECT_EQ(Shell("$H report run --out null").exit_code, 0);
-  EXPECT_EQ(Shell("$H report run --out /dev/null").exit_code, 0);
+  ExpectExit(Shell("$H score --model run --text line.txt --out scores"), 0);
+  ExpectExit(Shell("$H report run --out page.html"), 0);
+  ExpectExit(Shell("$H report run --out null"), 0);
+  ExpectExit(Shell("$H report run --out /dev/null"), 0);
   for (const char* link : {"scores", "page.html", "null"})
     EXPECT_TRUE(fs::is_symlink(fixture->path(link))) << link;
   EXPECT_TRUE(Read("elsewhere/scores").starts_with("{\"ids\":["));
@@ -56,21 +54,21 @@ TEST_F(Outputs, ALinkIsFollowedAndADeviceStays) {
 
 TEST_F(Outputs, SomebodysTemporaryIsNotOurs) {
   std::ofstream(fixture->path("rr.html.tmp")) << "mine";
-  EXPECT_EQ(Shell("$H report run --out rr.html").exit_code, 0);
+  ExpectExit(Shell("$H report run --out rr.html"), 0);
   EXPECT_EQ(Read("rr.html.tmp"), "mine");
 }
 
 TEST_F(Outputs, StandardOutputContainsOnlyTheResult) {
-  const RunResult file = Shell("$H score --model run --text line.txt --out file.jsonl");
-  ASSERT_EQ(file.exit_code, 0) << file.err;
-  EXPECT_NE(file.out.find("1 sequence, "), std::string::npos) << file.out;
-  EXPECT_NE(file.out.find("tokens scored"), std::string::npos) << file.out;
+  const RunResult file =
+      ExpectExit(Shell("$H score --model run --text line.txt --out file.jsonl"), 0);
+  EXPECT_THAT(file.out, HasSubstr("1 sequence, "));
+  EXPECT_THAT(file.out, HasSubstr("tokens scored"));
   for (const char* name : {"-", "/dev/stdout", "/dev/fd/1"}) {
     SCOPED_TRACE(name);
     const RunResult piped =
         Shell(std::string("$H score --model run --text line.txt --out ") + name + " | cat");
     EXPECT_EQ(piped.out, Read("file.jsonl"));
-    EXPECT_NE(piped.err.find("tokens scored"), std::string::npos) << piped.err;
+    EXPECT_THAT(piped.err, HasSubstr("tokens scored"));
     const RunResult appended = Shell(std::string("echo first >log; $H score --model run --text ") +
                                      "line.txt --out " + name + " >>log; echo last >>log");
     EXPECT_EQ(Read("log"), "first\n" + Read("file.jsonl") + "last\n");
@@ -86,17 +84,15 @@ TEST_F(Outputs, StandardOutputNeedsNoLinkInDev) {
   if (result.exit_code == 99 || result.err.find("unshare failed") != std::string::npos)
     GTEST_SKIP() << "mounting a tmpfs is not permitted here";
   EXPECT_TRUE(result.out.starts_with("{\"ids\":[")) << result.out << result.err;
-  EXPECT_EQ(result.err.find("\nstdout"), std::string::npos) << result.err;
+  EXPECT_THAT(result.err, Not(HasSubstr("\nstdout")));
 }
 
 TEST_F(Outputs, AFullDiskIsReportedAndAClosedPipeIsNot) {
   for (const char* command :
        {"mixers", "--help", "inspect run --json", "ckpt ls run", "completion bash"}) {
     SCOPED_TRACE(command);
-    const RunResult full = Shell(std::string("$H ") + command + " >/dev/full");
-    EXPECT_EQ(full.exit_code, 4) << full.err;
-    EXPECT_NE(full.err.find("standard output"), std::string::npos) << full.err;
-    EXPECT_EQ(Shell(std::string("$H ") + command + " >/dev/null").exit_code, 0);
+    ExpectExit(Shell(std::string("$H ") + command + " >/dev/full"), 4, {"standard output"});
+    ExpectExit(Shell(std::string("$H ") + command + " >/dev/null"), 0);
   }
   const RunResult head = Shell("set -o pipefail; $H recipe | head -c 1");
   EXPECT_TRUE(head.exit_code == 0 || head.exit_code == 128 + SIGPIPE) << head.exit_code;
@@ -104,10 +100,9 @@ TEST_F(Outputs, AFullDiskIsReportedAndAClosedPipeIsNot) {
 
 TEST_F(Outputs, TextComesThroughPipes) {
   const std::string arguments = "$H generate --model run --max-tokens 5 --prompt ";
-  const RunResult given = Shell(arguments + "'the old'");
-  EXPECT_EQ(given.exit_code, 0) << given.err;
+  const RunResult given = ExpectExit(Shell(arguments + "'the old'"), 0);
   EXPECT_EQ(Shell("printf 'the old' | " + arguments + "-").out, given.out);
-  ASSERT_EQ(Shell("$H score --model run --text line.txt --out file.jsonl").exit_code, 0);
+  ExpectExit(Shell("$H score --model run --text line.txt --out file.jsonl"), 0);
   EXPECT_EQ(Shell("$H score --model run --text - --out - <line.txt").out, Read("file.jsonl"));
   EXPECT_EQ(Shell("$H score --model run --text <(cat line.txt) --out -").out, Read("file.jsonl"));
 }

@@ -82,7 +82,7 @@ TEST(PartReport, OptionsAreShownAsRecipesWriteThem) {
 
 TEST(PartReport, AnUnknownNameGetsASuggestion) {
   EXPECT_HL_ERROR(DescribePart("glaa"), ExitCode::kUsage, "no part of a model is called 'glaa'",
-                  "did you mean 'gla'", "There are retention, gla, softmax, ");
+                  "did you mean 'gla'", "Use one of retention, gla, softmax, ");
   EXPECT_HL_ERROR(DescribePart("mlp"), ExitCode::kUsage, "did you mean 'channel_mixer.mlp'?");
   EXPECT_HL_ERROR(DescribePart("rwkv6"), ExitCode::kUsage,
                   "called 'rwkv6'. halflife does not "

@@ -1,14 +1,16 @@
 // A recipe with files of changes, on the command line.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <fstream>
 
-#include "support/paths.h"
-#include "support/run_fixture.h"
+#include "support/program_test.h"
 
 namespace halflife::test {
 namespace {
+
+using testing::HasSubstr;
 
 namespace fs = std::filesystem;
 
@@ -21,24 +23,21 @@ TEST(Recipes, TrainRunsTheMergedRecipeThatRecipePrints) {
       "--config", "recipe.textproto", "--config", "longer.textproto",
       "--config", "other.textproto",  "--set",    "data.path=data"};
   const auto run = [&](const std::string& command) {
-    std::vector<std::string> words = {kProgram, command};
-    words.insert(words.end(), configs.begin(), configs.end());
-    return RunCommand(words, {.cwd = fixture.path("").string()});
+    return RunCommand(Append({kProgram, command}, configs), {.cwd = fixture.path("").string()});
   };
-  const RunResult printed = run("recipe");
-  ASSERT_EQ(printed.exit_code, 0) << printed.err;
+  const RunResult printed = ExpectExit(run("recipe"), 0);
   for (const char* line : {"\n  steps: 1\n", "\n  seed: 5\n", "\n  lr: 0.002\n", "\n    d2d {\n",
                            "\n  windows: 16\n"})  // The last value is that of the base.
-    EXPECT_NE(printed.out.find(line), std::string::npos) << line << " is not in:\n" << printed.out;
+    EXPECT_THAT(printed.out, HasSubstr(line));
 
-  const RunResult trained = run("train");
-  ASSERT_EQ(trained.exit_code, 0) << trained.err;
+  ExpectExit(run("train"), 0);
   const fs::path folder = fixture.path("runs/recipe+longer+other");
   ASSERT_TRUE(fs::exists(folder / "DONE")) << "the run is named after all files";
   const auto merged = [&](const fs::path& config) {
-    const RunResult result = fixture.Halflife({"recipe", "--config", config.string(), "--set",
-                                               "model.vocab_size=0", "--set", "data.path=data"});
-    EXPECT_EQ(result.exit_code, 0) << result.err;
+    const RunResult result =
+        ExpectExit(fixture.Halflife({"recipe", "--config", config.string(), "--set",
+                                     "model.vocab_size=0", "--set", "data.path=data"}),
+                   0);
     return result.out;
   };
   std::ofstream(fixture.path("printed.textproto")) << printed.out;

@@ -10,9 +10,8 @@
 #include <map>
 #include <set>
 
-#include "cli/command_line/help.h"
+#include "cli/command_line/declare.h"
 #include "cli/command_line/program.h"
-#include "cli/command_line/value_checks.h"
 #include "core/error.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"
@@ -47,6 +46,8 @@ TEST(Refusal, ANumberThatIsNone) {
                   "'1.5' is not a whole number. Use 1 or more");
   EXPECT_HL_ERROR(with("--threads", "1025"), ExitCode::kUsage,
                   "--threads: '1025' is too large. Use 0 to 1024.");
+  EXPECT_HL_ERROR(Parse({"ckpt", "prune", ".", "--keep-last", "1"}), ExitCode::kUsage,
+                  "--keep-last: '1' is too small. Use 2 or more.");
   EXPECT_HL_ERROR(Parse({"prepare", "--out", "o", "--threads", "-1"}), ExitCode::kUsage,
                   "--threads: '-1' is too small. Use 0 to 1024.");
   EXPECT_HL_ERROR(with("--lengths", "256,y"), ExitCode::kUsage, "--lengths: 'y' is not a whole");
@@ -68,13 +69,13 @@ TEST(Refusal, AChoiceThatIsNone) {
                   ExitCode::kUsage,
                   "--model-type: 'gpt3' is none of auto, llama, mistral, qwen3, qwen2, "
                   "transformer, gpt2, retnet, gla, linear_attn, delta_net, gated_deltanet, "
-                  "kda, mamba, mamba2; did you mean 'gpt2'?");
+                  "kda, mamba, mamba2. Use one of them; did you mean 'gpt2'?");
   Parse({"export", "--run", "r", "--out", "o", "--model-type", "gpt2"});
   EXPECT_HL_ERROR(Parse({"import", "--from", "f", "--out", "o", "--layout", "d3d"}),
                   ExitCode::kUsage, "--layout: 'd3d' is none of llama, ",
-                  "torchscale_retnet; did you mean 'd2d'?");
+                  "torchscale_retnet. Use one of them; did you mean 'd2d'?");
   EXPECT_HL_ERROR(Parse({"prepare", "--out", "o", "--documents", "page"}), ExitCode::kUsage,
-                  "--documents: 'page' is none of blank_lines, file, line");
+                  "--documents: 'page' is none of blank_lines, file, line. Use one of them.");
 }
 
 TEST(Refusal, AFolderThatIsNone) {
@@ -113,7 +114,7 @@ using Words = std::vector<std::string>;
 // command line that accepts them.
 struct OptionsOfMode {
   Words outside, options;
-  std::string refusal;
+  std::string refusal;  // After "OPTION does nothing". Or the option that excludes them.
   Words inside;
 };
 
@@ -144,17 +145,14 @@ std::vector<OptionsOfMode> OptionsOfEval() {
        {"--top"},
        "without --explain. Use --explain FILE with it.",
        data + Words{"--explain", "f"}},
-      {data + Words{"--explain", "f"},
-       {"--batch", "--bigram"},
-       "with --explain. Use it without --explain.",
-       data},
+      {data + Words{"--explain", "f"}, {"--batch", "--bigram"}, "--explain", data},
       {data, Words{"--method", "--out", "--csv", "--figure", "--retrieval"} + of_losses,
        "without --lengths. Use --lengths N,... with it.", kTables},
       {data + Words{"--explain", "f"},
        {"--recall"},
        "without --lengths. Use --lengths N,... instead of --explain.",
        kTables},
-      {kTables, {"--seq-len", "--bigram"}, "with --lengths. Use it without --lengths.", data},
+      {kTables, {"--seq-len", "--bigram"}, "--lengths", data},
       {kTables,
        {"--depths", "--samples", "--seed"},
        "without --retrieval. Use --retrieval passkey|mqar with it.",
@@ -168,8 +166,7 @@ std::vector<OptionsOfMode> OptionsOfEval() {
        "without --retrieval mqar. Use --retrieval mqar --lengths N,... with it.",
        mqar},
       {passkey, {"--pairs"}, "with --retrieval passkey. Use --retrieval mqar.", mqar},
-      {mqar, Words{"--windows"} + of_losses, "with --retrieval mqar. Use it without --retrieval.",
-       kTables},
+      {mqar, Words{"--windows"} + of_losses, "--retrieval", kTables},
   };
 }
 
@@ -184,11 +181,11 @@ std::vector<OptionsOfMode> OptionsOfPrepare() {
        {"--tokenizer", "--train-tokenizer", "--documents", "--field", "--invalid-utf8",
         "--max-document-bytes", "--validation-input", "--validation-fraction", "--split-seed",
         "--validation-tail"},
-       "with --synthetic mqar. Use --input PATH instead of --synthetic mqar.",
+       "--synthetic",
        kOfText},
       {kOfTask,
        {"--vocab"},
-       "with --synthetic mqar. Use --input PATH instead of --synthetic mqar.",
+       "without --train-tokenizer. Use --train-tokenizer instead of --synthetic.",
        kOfText + Words{"--train-tokenizer"}},
       {kOfText + Words{"--tokenizer", "bytes"},
        {"--vocab"},
@@ -196,11 +193,11 @@ std::vector<OptionsOfMode> OptionsOfPrepare() {
        kOfText + Words{"--train-tokenizer"}},
       {kOfText + Words{"--validation-input", "v"},
        {"--validation-fraction", "--split-seed", "--validation-tail"},
-       "with --validation-input. Use it without --validation-input.",
+       "--validation-input",
        kOfText},
       {kOfText + Words{"--validation-tail", "0.1"},
        {"--validation-fraction", "--split-seed"},
-       "with --validation-tail. Use it without --validation-tail.",
+       "--validation-tail",
        kOfText},
       {kOfText,
        {"--row-len", "--too-long", "--test-input"},
@@ -222,18 +219,12 @@ std::vector<OptionsOfMode> OptionsOfPrepare() {
        {"--prompt-field", "--answer-field", "--special-tokens"},
        "with --labels classes. Use --labels answers.",
        kOfAnswers},
-      {kOfAnswers,
-       {"--field"},
-       "with --labels answers. Use --labels classes instead of --labels answers.",
-       kOfClasses},
+      {kOfAnswers, {"--field"}, "with --labels answers. Use --labels classes.", kOfClasses},
       {kOfClasses,
        {"--vocab"},
-       "with --labels classes. Use it without --labels.",
+       "without --train-tokenizer. Use --train-tokenizer instead of --labels.",
        kOfText + Words{"--train-tokenizer"}},
-      {kOfClasses,
-       {"--train-tokenizer", "--documents", "--validation-tail"},
-       "with --labels classes. Use it without --labels.",
-       kOfText},
+      {kOfClasses, {"--train-tokenizer", "--documents", "--validation-tail"}, "--labels", kOfText},
   };
 }
 
@@ -281,9 +272,14 @@ class OutsideItsMode : public testing::Test {
       for (const std::string& name : row.options) {
         const Words given = WithItsDefault(*command->get_option(name));
         SCOPED_TRACE(Join(row.outside + given, " "));
-        EXPECT_HL_ERROR(
-            Parse(row.outside + given), ExitCode::kUsage,
-            "`halflife " + command->get_name() + "` " + name + " does nothing " + row.refusal);
+        if (row.refusal.starts_with("--")) {
+          EXPECT_HL_ERROR(Parse(row.outside + given), ExitCode::kUsage, name, row.refusal,
+                          " exclude each other. Use one of them.");
+        } else {
+          EXPECT_HL_ERROR(
+              Parse(row.outside + given), ExitCode::kUsage,
+              "`halflife " + command->get_name() + "` " + name + " does nothing " + row.refusal);
+        }
         Parse(row.outside);
         Parse(row.inside + given);
       }
@@ -335,11 +331,12 @@ TEST(Refusal, WordsThatAreMissingOrTooMany) {
                   "--run has 2 values ('b', 'c'). Give 1.");
   EXPECT_NO_THROW(Parse({"train", "--config", "a", "--config", "b"}));
   EXPECT_HL_ERROR(Parse({"train", "--config", "a", "b"}), ExitCode::kUsage,
-                  "`halflife train` does not accept 'b'");
+                  "`halflife train` does not accept 'b'. Remove it.");
   EXPECT_HL_ERROR(Parse({"doctor", "fast"}), ExitCode::kUsage,
                   "`halflife doctor` does not accept 'fast'");
   EXPECT_HL_ERROR(Parse({"doctor", "-x"}), ExitCode::kUsage, "does not accept '-x'");
-  EXPECT_HL_ERROR(Parse({"doctor", "--quick=maybe"}), ExitCode::kUsage, "--quick takes no value");
+  EXPECT_HL_ERROR(Parse({"doctor", "--quick=maybe"}), ExitCode::kUsage,
+                  "--quick takes no value. Remove it.");
 }
 
 // Passes every option of every subcommand without a value, and with a value that few options
@@ -390,13 +387,11 @@ TEST(ValueChecks, TakeWhatTheyOffer) {
   EXPECT_EQ(Between(1, 256)(""), "'' is not a whole number. Use 1 to 256.");
   EXPECT_EQ(BetweenNumbers(0, 1)("0.25"), "");
   EXPECT_EQ(BetweenNumbers(0, 1)("nan"), "'nan' is not a number. Use 0 to 1.");
-  enum class Kind { kFirst = 3, kSecond = 7 };
-  const CLI::Validator kind =
-      OneOf(std::map<std::string, Kind>{{"first", Kind::kFirst}, {"second", Kind::kSecond}});
+  const CLI::Validator kind = NamedValue({{"first", 3}, {"second", 7}});
   std::string text = "second";
   EXPECT_EQ(kind(text), "");
   EXPECT_EQ(text, "7");
-  EXPECT_EQ(kind(text), "'7' is none of first, second");
+  EXPECT_EQ(kind(text), "'7' is none of first, second. Use one of them.");
   for (const auto& [size, bytes] :
        {std::pair{"500", "500"}, {"5GB", "5000000000"}, {"4KiB", "4096"}}) {
     text = size;

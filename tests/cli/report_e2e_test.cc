@@ -1,4 +1,5 @@
 // `halflife report` on real runs, and its page in a real browser.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -6,54 +7,48 @@
 #include <sstream>
 
 #include "core/files.h"
-#include "support/paths.h"
-#include "support/run_fixture.h"
+#include "support/program_test.h"
 
 namespace halflife::test {
 namespace {
 
+using testing::HasSubstr;
+using testing::Not;
+
 namespace fs = std::filesystem;
 
-class Report : public testing::Test {
+class Report : public ProgramTest {
  protected:
   // "gla" was killed after step 12 and resumed from step 10, which was saved in the foreground.
   // "retention" is unfinished: it stopped after 5 of 20 steps.
   static void SetUpTestSuite() {
-    fixture = new RunFixture(kProgram);
+    ProgramTest::SetUpTestSuite();
     const std::vector<std::string> set = {"eval.every=5", "ckpt.background=false"};
-    const RunResult killed =
-        fixture->Run({.run = "gla", .set = set, .env = {{"HL_FAULT", "train.step:kill:13"}}});
-    ASSERT_EQ(killed.exit_code, 137) << killed.err;
-    const RunResult resumed = fixture->Run({.run = "gla", .set = set});
-    ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
-    const RunResult other = fixture->Run({.run = "retention",
-                                          .set = {"model.mixer=retention", "optimizer.lr=1e-3"},
-                                          .env = {{"HL_FAULT", "train.step:kill:6"}}});
-    ASSERT_EQ(other.exit_code, 137) << other.err;
+    ExpectExit(
+        fixture->Run({.run = "gla", .set = set, .env = {{"HL_FAULT", "train.step:kill:13"}}}), 137);
+    ExpectExit(fixture->Run({.run = "gla", .set = set}), 0);
+    ExpectExit(fixture->Run({.run = "retention",
+                             .set = {"model.mixer=retention", "optimizer.lr=1e-3"},
+                             .env = {{"HL_FAULT", "train.step:kill:6"}}}),
+               137);
     std::ofstream(fixture->path("retention") / "metrics.jsonl", std::ios::app)
         << R"({"step":6,"lo)";
   }
-  static void TearDownTestSuite() { delete fixture; }
 
   static std::string MakePage(std::vector<std::string> runs) {
     std::vector<std::string> arguments = {"report"};
     for (const std::string& run : runs) arguments.push_back(fixture->path(run));
     const std::string page = fixture->path("report.html");
     arguments.insert(arguments.end(), {"--out", page});
-    const RunResult result = fixture->Halflife(arguments);
-    EXPECT_EQ(result.exit_code, 0) << result.err;
+    ExpectExit(Halflife(arguments), 0);
     return page;
   }
   static RunResult Chromium(const std::vector<std::string>& options, const std::string& page) {
-    std::vector<std::string> command = {"chromium",
-                                        "--headless",
-                                        "--no-sandbox",
-                                        "--disable-gpu",
-                                        "--disable-dev-shm-usage",
-                                        "--user-data-dir=" + fixture->path("browser").string(),
-                                        "--enable-logging=stderr",
-                                        "--virtual-time-budget=2000"};
-    command.insert(command.end(), options.begin(), options.end());
+    std::vector<std::string> command =
+        Append({"chromium", "--headless", "--no-sandbox", "--disable-gpu",
+                "--disable-dev-shm-usage", "--user-data-dir=" + Path("browser"),
+                "--enable-logging=stderr", "--virtual-time-budget=2000"},
+               options);
     command.push_back("file://" + page);
     RunResult result = RunCommand(command);
     EXPECT_EQ(result.exit_code, 0) << result.err;
@@ -115,40 +110,26 @@ class Report : public testing::Test {
     std::ofstream(copy) << text;
     return copy;
   }
-  static RunFixture* fixture;
 };
-RunFixture* Report::fixture = nullptr;
 
-TEST_F(Report, SaysWhatIsNoRun) {
-  const RunResult none = fixture->Halflife({"report", fixture->path("none"), "--out", "x.html"});
-  EXPECT_EQ(none.exit_code, 2);
-  EXPECT_NE(none.err.find("is not a folder"), std::string::npos) << none.err;
-  const RunResult data = fixture->Halflife({"report", fixture->path("data"), "--out", "x.html"});
-  EXPECT_EQ(data.exit_code, 2);
-  EXPECT_NE(data.err.find("is not the folder of a run"), std::string::npos) << data.err;
-  const RunResult out = fixture->Halflife({"report", fixture->path("gla"), "--out", "/no/x.html"});
-  EXPECT_EQ(out.exit_code, 4);
-  EXPECT_NE(out.err.find("/no/x.html"), std::string::npos) << out.err;
+TEST_F(Report, AnUnwritablePageIsAnError) {
+  ExpectExit(Halflife({"report", Path("gla"), "--out", "/no/x.html"}), 4, {"/no/x.html"});
 }
 
 // Evaluations are drawn with the runs, or in a plot of their own.
 TEST_F(Report, EvaluationsByLengthAreDrawn) {
   const std::string table = fixture->path("lengths.json");
-  const RunResult eval =
-      fixture->Halflife({"eval", "--model", fixture->path("gla"), "--data", fixture->path("data"),
-                         "--windows", "1", "--lengths", "32,64", "--out", table});
-  ASSERT_EQ(eval.exit_code, 0) << eval.err;
+  ExpectExit(Halflife({"eval", "--model", Path("gla"), "--data", Path("data"), "--windows", "1",
+                       "--lengths", "32,64", "--out", table}),
+             0);
   const std::string page = ReadFile(MakePage({"gla", "lengths.json"}), ExitCode::kInternal);
-  EXPECT_NE(page.find("<h2>By length</h2>"), std::string::npos);
-  EXPECT_NE(page.find("Perplexity by tokens of a row</h2>"), std::string::npos);
+  EXPECT_THAT(page, HasSubstr("<h2>By length</h2>"));
+  EXPECT_THAT(page, HasSubstr("Perplexity by tokens of a row</h2>"));
   const std::string picture = fixture->path("lengths.svg");
-  const RunResult drawn = fixture->Halflife({"report", table, "--out", picture});
-  ASSERT_EQ(drawn.exit_code, 0) << drawn.err;
+  ExpectExit(Halflife({"report", table, "--out", picture}), 0);
   EXPECT_TRUE(ReadFile(picture, ExitCode::kInternal).starts_with("<svg"));
-  const RunResult none =
-      fixture->Halflife({"report", fixture->path("gla"), "--out", fixture->path("none.svg")});
-  EXPECT_EQ(none.exit_code, 2);
-  EXPECT_NE(none.err.find("a picture shows perplexity by length"), std::string::npos) << none.err;
+  ExpectExit(Halflife({"report", Path("gla"), "--out", Path("none.svg")}), 2,
+             {"a picture shows perplexity by length"});
   EXPECT_FALSE(fs::exists(fixture->path("none.svg")));
 }
 
@@ -160,15 +141,15 @@ TEST_F(Report, TheBrowserShowsTheNumbersAndHasNothingToSay) {
   for (const auto& line : fixture->Metrics("gla", "val_loss")) {
     char text[32];
     std::snprintf(text, sizeof text, "<td>%.4f</td>", line["val_loss"].get<double>());
-    EXPECT_NE(page.find(text), std::string::npos) << text;
+    EXPECT_THAT(page, HasSubstr(text));
   }
   for (const char* piece :
        {"Resumed once, continuing with step 11. 2 steps had to be trained again.",
         "status-finished\">finished", "not finished", ">20 <small>of 20</small>",
         ">5 <small>of 20</small>", "model.mixer", "optimizer.lr"}) {
-    EXPECT_NE(page.find(piece), std::string::npos) << piece;
+    EXPECT_THAT(page, HasSubstr(piece));
   }
-  EXPECT_EQ(page.find("No step was trained"), std::string::npos);
+  EXPECT_THAT(page, Not(HasSubstr("No step was trained")));
 }
 
 // The check above must detect both kinds of faults.
@@ -177,9 +158,9 @@ TEST_F(Report, TheBrowserDetectsFaultsAndRequests) {
   const std::string page = MakePage({"gla"});
   std::string fault, request;
   Browse(With(page, "<script>no.such.thing</script>"), &fault);
-  EXPECT_NE(fault.find("ReferenceError"), std::string::npos) << fault;
+  EXPECT_THAT(fault, HasSubstr("ReferenceError"));
   Browse(With(page, "<img src='http://127.0.0.1:9/x.png'>"), &request);
-  EXPECT_NE(request.find("Content Security Policy"), std::string::npos) << request;
+  EXPECT_THAT(request, HasSubstr("Content Security Policy"));
 }
 
 // Curves in the document must also be visible: a curve is wider than its key in the legend.
@@ -201,7 +182,7 @@ TEST_F(Report, TheCurvesAreInThePicture) {
   EXPECT_GT(one["columns"][0], 300);
   EXPECT_EQ(one["columns"][1], 0);
   std::ofstream(fixture->path("blank.html")) << "<body></body>";
-  EXPECT_EQ(Look(fixture->path("blank.html"), colours)["colours"], 1);
+  EXPECT_EQ(Look(Path("blank.html"), colours)["colours"], 1);
 }
 
 TEST_F(Report, ThePointerShowsTheNumbersUnderIt) {
@@ -218,8 +199,7 @@ TEST_F(Report, ThePointerShowsTheNumbersUnderIt) {
   char last[64];
   std::snprintf(last, sizeof last, "TIP[step 20gla  %.4g",
                 fixture->Metrics("gla", "loss").back()["loss"].get<double>());
-  EXPECT_NE(page.find(last), std::string::npos) << last << "\n"
-                                                << page.substr(page.find("TIP["), 200);
+  EXPECT_THAT(page, HasSubstr(last)) << last << "\n" << page.substr(page.find("TIP["), 200);
 }
 
 }  // namespace

@@ -1,12 +1,15 @@
 // The facts about a run that come from its config and checkpoint.
 #include "cli/run_facts.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "support/temp_dir.h"
 
 namespace halflife::cli {
 namespace {
+
+using testing::HasSubstr;
 
 report::RunRecord FactsOf(const std::string& config_text) {
   const test::TempDir folder;
@@ -33,8 +36,7 @@ TEST(RunFacts, TheConfigGivesModelAndTokens) {
 
 TEST(RunFacts, AConfigOfAnotherVersionIsReported) {
   const report::RunRecord run = FactsOf("train { warp: 9 }");
-  EXPECT_NE(run.config_problem.find("config.textproto:1:"), std::string::npos)
-      << run.config_problem;
+  EXPECT_THAT(run.config_problem, HasSubstr("config.textproto:1:"));
   EXPECT_TRUE(run.config.empty());
 }
 

@@ -1,4 +1,5 @@
 // score, export, import and --init-from on a small trained run.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -6,11 +7,12 @@
 #include <fstream>
 #include <sstream>
 
-#include "support/paths.h"
-#include "support/run_fixture.h"
+#include "support/program_test.h"
 
 namespace halflife::test {
 namespace {
+
+using testing::HasSubstr;
 
 std::string Contents(const std::filesystem::path& path) {
   std::ostringstream text;
@@ -18,28 +20,20 @@ std::string Contents(const std::filesystem::path& path) {
   return text.str();
 }
 
-class ScoreExport : public testing::Test {
+class ScoreExport : public ProgramTest {
  protected:
   static void SetUpTestSuite() {
-    fixture = new RunFixture(kProgram);
+    ProgramTest::SetUpTestSuite();
     RunResult result = fixture->Run({.run = "run", .set = {"train.steps=30", "ckpt.every=0"}});
     ASSERT_EQ(result.exit_code, 0) << result.err;
     result = Halflife({"export", "--run", Path("run"), "--out", Path("hf")});
     ASSERT_EQ(result.exit_code, 0) << result.err;
     std::ofstream(fixture->path("text.txt")) << MakeText(3000, 9);
   }
-  static void TearDownTestSuite() { delete fixture; }
 
-  static std::string Path(const std::string& name) { return fixture->path(name).string(); }
-  static RunResult Halflife(const std::vector<std::string>& arguments) {
-    return fixture->Halflife(arguments);
-  }
   static std::vector<double> Score(const std::string& model,
                                    const std::vector<std::string>& input) {
-    std::vector<std::string> arguments = {"score", "--model", model, "--out", Path("out.jsonl")};
-    arguments.insert(arguments.end(), input.begin(), input.end());
-    const RunResult result = Halflife(arguments);
-    EXPECT_EQ(result.exit_code, 0) << result.err;
+    ExpectExit(Halflife(Append({"score", "--model", model, "--out", Path("out.jsonl")}, input)), 0);
     std::vector<double> scores;
     std::ifstream file(Path("out.jsonl"));
     for (std::string line; std::getline(file, line);) {
@@ -53,12 +47,9 @@ class ScoreExport : public testing::Test {
                             const std::vector<std::string>& words) {
     const RunResult result = Halflife(arguments);
     EXPECT_EQ(result.exit_code, code) << result.err;
-    for (const std::string& word : words)
-      EXPECT_NE(result.err.find(word), std::string::npos) << word << " in: " << result.err;
+    for (const std::string& word : words) EXPECT_THAT(result.err, HasSubstr(word));
   }
-  static RunFixture* fixture;
 };
-RunFixture* ScoreExport::fixture = nullptr;
 
 TEST_F(ScoreExport, RunStepAndExportedFolderAgree) {
   const std::vector<std::string> text = {"--text", Path("text.txt")};
@@ -78,10 +69,10 @@ TEST_F(ScoreExport, RunStepAndExportedFolderAgree) {
 // RUN@best and RUN@N name one step in every command. The step with the lowest validation loss is
 // the one that `ckpt ls` marks.
 TEST_F(ScoreExport, AStepIsNamedAfterItsRun) {
-  const RunResult trained = fixture->Run({.run = "steps",
-                                          .set = {"train.steps=12", "eval.every=4", "ckpt.every=4",
-                                                  "ckpt.keep_last=9", "ckpt.keep_best=val_loss"}});
-  ASSERT_EQ(trained.exit_code, 0) << trained.err;
+  ExpectExit(fixture->Run({.run = "steps",
+                           .set = {"train.steps=12", "eval.every=4", "ckpt.every=4",
+                                   "ckpt.keep_last=9", "ckpt.keep_best=val_loss"}}),
+             0);
   double lowest = INFINITY;
   int64_t best = 0;
   for (const auto& line : fixture->Metrics("steps", "val_loss")) {
@@ -96,8 +87,7 @@ TEST_F(ScoreExport, AStepIsNamedAfterItsRun) {
   }
   const auto step_of = [](const std::string& model) {
     const RunResult result =
-        Halflife({"eval", "--model", model, "--text", Path("text.txt"), "--json"});
-    EXPECT_EQ(result.exit_code, 0) << result.err;
+        ExpectExit(Halflife({"eval", "--model", model, "--text", Path("text.txt"), "--json"}), 0);
     return nlohmann::json::parse(result.out)["step"].get<int64_t>();
   };
   EXPECT_EQ(step_of(Path("steps") + "@8"), 8);
@@ -108,20 +98,16 @@ TEST_F(ScoreExport, AStepIsNamedAfterItsRun) {
   EXPECT_EQ(Score(Path("steps") + "@4", {"--text", Path("text.txt")}),
             Score(four, {"--text", Path("text.txt")}));
   const RunResult exported =
-      Halflife({"export", "--run", Path("steps") + "@4", "--out", Path("four")});
-  EXPECT_EQ(exported.exit_code, 0) << exported.err;
-  EXPECT_NE(exported.out.find(four + " -> "), std::string::npos) << exported.out;
-  const RunResult generated = Halflife({"generate", "--model", Path("steps") + "@best", "--prompt",
-                                        "the river", "--max-tokens", "4"});
-  EXPECT_EQ(generated.exit_code, 0) << generated.err;
-  EXPECT_NE(generated.err.find("steps@best is step " + std::to_string(best) +
-                               ", which has the lowest val_loss, "),
-            std::string::npos)
-      << generated.err;
-  const RunResult started = fixture->Run({.run = "from_four",
-                                          .set = {"train.steps=1"},
-                                          .flags = {"--init-from", Path("steps") + "@4"}});
-  EXPECT_EQ(started.exit_code, 0) << started.err;
+      ExpectExit(Halflife({"export", "--run", Path("steps") + "@4", "--out", Path("four")}), 0);
+  EXPECT_THAT(exported.out, HasSubstr(four + " -> "));
+  ExpectExit(Halflife({"generate", "--model", Path("steps") + "@best", "--prompt", "the river",
+                       "--max-tokens", "4"}),
+             0,
+             {"steps@best is step " + std::to_string(best) + ", which has the lowest val_loss, "});
+  ExpectExit(fixture->Run({.run = "from_four",
+                           .set = {"train.steps=1"},
+                           .flags = {"--init-from", Path("steps") + "@4"}}),
+             0);
   ExpectFailure({"eval", "--model", Path("steps") + "@5", "--text", Path("text.txt")}, 76,
                 {"has no step '5'", "Use latest, best, or one of 12, 8, 4."});
 }
@@ -135,25 +121,22 @@ TEST_F(ScoreExport, AnyNumberOfRanksWritesTheSameBytes) {
         kProgram,         "score", "--model",           Path("run"),      "--tokens",
         Path("ids.json"), "--out", Path("ranks.jsonl"), "--batch-tokens", "4",
         "--threads",      "1"};
-    const RunResult result = ranks == 1 ? RunCommand(command) : RunRanks(ranks, command);
-    ASSERT_EQ(result.exit_code, 0) << result.err;
+    ExpectExit(ranks == 1 ? RunCommand(command) : RunRanks(ranks, command), 0);
     outputs.push_back(Contents(Path("ranks.jsonl")));
   }
   EXPECT_EQ(outputs[0], outputs[1]);
-  EXPECT_NE(outputs[0].find("{\"ids\":[9],\"logprobs\":[]}\n{\"ids\":[],\"logprobs\":[]}\n"),
-            std::string::npos)
-      << outputs[0];
+  EXPECT_THAT(outputs[0],
+              HasSubstr("{\"ids\":[9],\"logprobs\":[]}\n{\"ids\":[],\"logprobs\":[]}\n"));
 }
 
 // mpirun connects standard input to rank 0. The other ranks have an empty one.
 TEST_F(ScoreExport, StandardInputIsScoredByAllRanks) {
   const std::string score = std::string(kProgram) + " score --model " + Path("run") +
                             " --text - --out " + Path("piped.jsonl") + " --threads 1";
-  const RunResult result =
-      RunRanks(2, {"bash", "-c",
-                   "if [ $OMPI_COMM_WORLD_RANK = 0 ]; then exec " + score + " <" +
-                       Path("text.txt") + "; else exec " + score + " </dev/null; fi"});
-  ASSERT_EQ(result.exit_code, 0) << result.err;
+  ExpectExit(RunRanks(2, {"bash", "-c",
+                          "if [ $OMPI_COMM_WORLD_RANK = 0 ]; then exec " + score + " <" +
+                              Path("text.txt") + "; else exec " + score + " </dev/null; fi"}),
+             0);
   Score(Path("run"), {"--text", Path("text.txt")});
   EXPECT_EQ(Contents(Path("piped.jsonl")), Contents(Path("out.jsonl")));
 }
@@ -162,10 +145,11 @@ TEST_F(ScoreExport, TokensMayComeFromAPipe) {
   const std::string tokens = "[[70,71,1,80],[90,91,1,80]]";
   std::ofstream(Path("chats.json")) << tokens;
   const auto score = [&](const std::string& source, const std::string& before = "") {
-    const RunResult result = RunCommand({"bash", "-c",
-                                         before + std::string(kProgram) + " score --model " +
-                                             Path("run") + " --out - --tokens " + source});
-    EXPECT_EQ(result.exit_code, 0) << source << ": " << result.err;
+    const RunResult result =
+        ExpectExit(RunCommand({"bash", "-c",
+                               before + std::string(kProgram) + " score --model " + Path("run") +
+                                   " --out - --tokens " + source}),
+                   0);
     return result.out;
   };
   const std::string file = score(Path("chats.json")), echo = "echo '" + tokens + "'";
@@ -207,9 +191,8 @@ TEST_F(ScoreExport, WhatIsMissingOrDamagedIsNamed) {
 }
 
 TEST_F(ScoreExport, EvalAndGenerateTakeTheExportedFolder) {
-  const RunResult eval =
-      Halflife({"eval", "--model", Path("hf"), "--data", Path("data"), "--windows", "4"});
-  EXPECT_EQ(eval.exit_code, 0) << eval.err;
+  ExpectExit(Halflife({"eval", "--model", Path("hf"), "--data", Path("data"), "--windows", "4"}),
+             0);
   std::vector<std::string> texts;
   for (const char* model : {"run", "hf"})
     texts.push_back(Halflife({"generate", "--model", Path(model), "--prompt", "the river",
@@ -219,19 +202,19 @@ TEST_F(ScoreExport, EvalAndGenerateTakeTheExportedFolder) {
 }
 
 TEST_F(ScoreExport, AnImportedRunTrainsOn) {
-  ASSERT_EQ(Halflife({"import", "--from", Path("hf"), "--out", Path("imported")}).exit_code, 0);
+  ExpectExit(Halflife({"import", "--from", Path("hf"), "--out", Path("imported")}), 0);
   const RunResult inspected = Halflife({"ckpt", "ls", Path("imported")});
   // A recipe that would lose everything in a crash is refused.
   const std::string recipe =
       Halflife({"recipe", "--config", Path("imported") + "/config.textproto"}).out;
   for (const char* safe :
        {"every: 100\n  windows: 64", "every: 100\n  keep_last", "warmup_steps: 100"})
-    EXPECT_NE(recipe.find(safe), std::string::npos) << safe << " is not in " << recipe;
-  EXPECT_NE(inspected.out.find("0     ok"), std::string::npos) << inspected.out << inspected.err;
-  const RunResult result = Halflife(
-      {"train", "--config", Path("imported") + "/config.textproto", "--run", Path("imported"),
-       "--set", "data.path=" + Path("data"), "--set", "data.seq_len=64", "--set", "train.steps=2"});
-  ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_THAT(recipe, HasSubstr(safe));
+  EXPECT_THAT(inspected.out, HasSubstr("0     ok")) << inspected.out << inspected.err;
+  ExpectExit(Halflife({"train", "--config", Path("imported") + "/config.textproto", "--run",
+                       Path("imported"), "--set", "data.path=" + Path("data"), "--set",
+                       "data.seq_len=64", "--set", "train.steps=2"}),
+             0);
   const double before = fixture->Metrics("run", "loss").back()["loss"];
   const double after = fixture->Metrics("imported", "loss").front()["loss"];
   EXPECT_LT(after, 1.3 * before) << "goes on from what was learned";
@@ -251,38 +234,38 @@ TEST_F(ScoreExport, WhatImportSuggestsWorks) {
   const std::string named =
       suggested(Halflife({"import", "--from", Path("hf_bare"), "--out", Path("bare")}));
   EXPECT_EQ(named, "generate --model " + Path("bare") + " --tokenizer FILE --prompt ...");
-  const RunResult result = RunCommand(
-      {"bash", "-c",
-       std::string(kProgram) + " " + std::string(named).replace(named.find("FILE"), 4, "bytes")});
-  EXPECT_EQ(result.exit_code, 0) << result.err;
+  const RunResult result =
+      ExpectExit(RunCommand({"bash", "-c",
+                             std::string(kProgram) + " " +
+                                 std::string(named).replace(named.find("FILE"), 4, "bytes")}),
+                 0);
   EXPECT_EQ(result.out.find("..."), 0u) << result.out;
 }
 
 TEST_F(ScoreExport, ChatTemplatesGoThroughARun) {
   std::filesystem::copy(Path("hf"), Path("hf_chat"));
   std::ofstream(Path("hf_chat") + "/chat_template.jinja") << "{{ messages }}\n";
-  ASSERT_EQ(Halflife({"import", "--from", Path("hf_chat"), "--out", Path("chat")}).exit_code, 0);
+  ExpectExit(Halflife({"import", "--from", Path("hf_chat"), "--out", Path("chat")}), 0);
   EXPECT_EQ(Contents(Path("chat") + "/tokenizer/chat_template.jinja"), "{{ messages }}\n");
-  ASSERT_EQ(Halflife({"export", "--run", Path("chat"), "--out", Path("hf_again")}).exit_code, 0);
+  ExpectExit(Halflife({"export", "--run", Path("chat"), "--out", Path("hf_again")}), 0);
   EXPECT_EQ(Contents(Path("hf_again") + "/chat_template.jinja"), "{{ messages }}\n");
 }
 
 TEST_F(ScoreExport, InitFromStartsWithTheWeights) {
   for (const char* source : {"run", "hf"}) {
     const std::string name = std::string("warm_") + source;
-    const RunResult result = fixture->Run(
-        {.run = name, .set = {"train.steps=2"}, .flags = {"--init-from", Path(source)}});
-    ASSERT_EQ(result.exit_code, 0) << result.err;
+    const RunResult result = ExpectExit(
+        fixture->Run(
+            {.run = name, .set = {"train.steps=2"}, .flags = {"--init-from", Path(source)}}),
+        0);
     EXPECT_NE((result.out + result.err).find("started from"), std::string::npos) << result.err;
     const double before = fixture->Metrics("run", "loss").back()["loss"];
     EXPECT_LT(fixture->Metrics(name, "loss").front()["loss"].get<double>(), 1.3 * before);
   }
-  const RunResult wrong =
-      fixture->Run({.run = "warm_wrong",
-                    .set = {"train.steps=2", "model.channel_mixer.swiglu.width=40"},
-                    .flags = {"--init-from", Path("run")}});
-  EXPECT_EQ(wrong.exit_code, 2) << wrong.err;
-  EXPECT_NE(wrong.err.find("mlp.gate_proj.weight: file ["), std::string::npos) << wrong.err;
+  ExpectExit(fixture->Run({.run = "warm_wrong",
+                           .set = {"train.steps=2", "model.channel_mixer.swiglu.width=40"},
+                           .flags = {"--init-from", Path("run")}}),
+             2, {"mlp.gate_proj.weight: file ["});
 }
 
 // JSON cannot represent NaN or infinity. The last tensor of the file is one of the model's norms.
@@ -296,12 +279,8 @@ TEST_F(ScoreExport, ScoresThatAreNotFiniteAreNull) {
   const float not_a_number = std::nanf("");
   file.write(reinterpret_cast<const char*>(&not_a_number), sizeof not_a_number);
   file.close();
-  const RunResult result =
-      Halflife({"score", "--model", folder, "--text", text, "--out", Path("nan.jsonl")});
-  ASSERT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_NE(result.err.find("[warning] score: 8 of 8 scores are not finite: null in "),
-            std::string::npos)
-      << result.err;
+  ExpectExit(Halflife({"score", "--model", folder, "--text", text, "--out", Path("nan.jsonl")}), 0,
+             {"[warning] score: 8 of 8 scores are not finite: null in "});
   const auto json = nlohmann::json::parse(Contents(Path("nan.jsonl")));
   ASSERT_EQ(json["logprobs"].size(), 8u);
   for (const auto& score : json["logprobs"]) EXPECT_TRUE(score.is_null()) << json;
@@ -329,8 +308,7 @@ TEST_F(ScoreExport, AFolderToWriteMayEndInASlash) {
       {"import", "--from", Path("hf"), "--out", out + "/run/"},
       {"ckpt", "reshard", Path("run"), "--world", "2", "--out", out + "/step/"}};
   for (const std::vector<std::string>& command : commands) {
-    const RunResult result = Halflife(command);
-    EXPECT_EQ(result.exit_code, 0) << result.err;
+    ExpectExit(Halflife(command), 0);
     ExpectFailure(command, 2, {"exists already"});
   }
   std::vector<std::string> names;
@@ -348,8 +326,9 @@ TEST_F(ScoreExport, BadInput) {
     return std::vector<std::string>{"score",          "--model", Path("run"),        "--tokens",
                                     Path("bad.json"), "--out",   Path("never.jsonl")};
   };
-  ExpectFailure(score("{}"), 3, {"not a JSON list of lists"});
-  ExpectFailure(score("[[1],[\"a\"]]"), 3, {"entry 1 holds \"a\", which is not an id"});
+  ExpectFailure(score("{}"), 3, {"is not a JSON list of lists", "Write for example [[5"});
+  ExpectFailure(score("[[1],[\"a\"]]"), 3,
+                {"entry 1 holds \"a\", which is not an id. Use whole numbers"});
   ExpectFailure(score("[[1, 100000]]"), 2,
                 {"token 100000 at index 1", "vocabulary of 259. Use ids of 0 to 258."});
   EXPECT_FALSE(std::filesystem::exists(Path("never.jsonl")));

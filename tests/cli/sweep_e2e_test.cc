@@ -9,8 +9,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "support/paths.h"
-#include "support/run_fixture.h"
+#include "support/program_test.h"
 
 namespace halflife::test {
 namespace {
@@ -19,17 +18,14 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
-class Sweep : public testing::Test {
+class Sweep : public ProgramTest {
  protected:
   static void SetUpTestSuite() {
-    fixture = new RunFixture(kProgram, 20000);
+    fixture = std::make_unique<RunFixture>(kProgram, 20000);
     std::ofstream(Path("two.textproto")) << Text("");
-    const RunResult result = RunSweep("two", "undisturbed");
-    ASSERT_EQ(result.exit_code, 0) << result.err << Read("undisturbed/logs/dataset-made.log");
+    ExpectExit(RunSweep("two", "undisturbed"), 0);
   }
-  static void TearDownTestSuite() { delete fixture; }
 
-  static std::string Path(const std::string& name) { return fixture->path(name).string(); }
   static std::string Read(const std::string& name) {
     std::ostringstream text;
     text << std::ifstream(Path(name)).rdbuf();
@@ -53,22 +49,19 @@ class Sweep : public testing::Test {
   static RunResult RunSweep(const std::string& config, const std::string& out,
                             const std::vector<std::string>& flags = {},
                             const std::map<std::string, std::string>& env = {}) {
-    std::vector<std::string> words = {kProgram, "sweep",  "--config", Path(config + ".textproto"),
-                                      "--out",  Path(out)};
-    words.insert(words.end(), flags.begin(), flags.end());
-    return RunCommand(words, {.timeout_s = 240, .env = env});
+    return RunCommand(
+        Append({kProgram, "sweep", "--config", Path(config + ".textproto"), "--out", Path(out)},
+               flags),
+        {.timeout_s = 240, .env = env});
   }
   static void ExpectBitwiseUndisturbed(const std::string& out) {
     for (const char* trial : {"mixer=gla,seed=1", "mixer=gla,seed=2", "mixer=d2d,seed=1"}) {
       const std::string run = std::string("/runs/") + trial;
-      const RunResult diff = fixture->Halflife(
-          {"ckpt", "diff", Path("undisturbed" + run), Path(out + run), "--bitwise"});
-      EXPECT_EQ(diff.exit_code, 0) << trial << diff.out << diff.err;
+      ExpectExit(
+          Halflife({"ckpt", "diff", Path("undisturbed" + run), Path(out + run), "--bitwise"}), 0);
     }
   }
-  static RunFixture* fixture;
 };
-RunFixture* Sweep::fixture = nullptr;
 
 TEST_F(Sweep, MakesItsDatasetItsRunsAndItsTables) {
   const std::string results = Read("undisturbed/results.csv");
@@ -79,16 +72,14 @@ TEST_F(Sweep, MakesItsDatasetItsRunsAndItsTables) {
               AllOf(HasSubstr("mixer,val_loss_mean,val_loss_std,val_loss_low,val_loss_high,runs\n"),
                     HasSubstr("\ngla,"), HasSubstr("\nd2d,")));
   EXPECT_TRUE(std::filesystem::exists(Path("undisturbed/datasets/made/manifest.pb")));
-  const RunResult page = fixture->Halflife({"report", Path("undisturbed"), "--out", "-"});
-  EXPECT_EQ(page.exit_code, 0) << page.err;
+  const RunResult page = ExpectExit(Halflife({"report", Path("undisturbed"), "--out", "-"}), 0);
   EXPECT_THAT(page.out, AllOf(HasSubstr("<h2>Summary</h2>"), HasSubstr("mixer=d2d,seed=2"),
                               HasSubstr("Content-Security-Policy")));
 }
 
 // The output if a finished sweep is started again.
 TEST_F(Sweep, ItEndsWithATableOfItsRuns) {
-  const RunResult again = RunSweep("two", "undisturbed");
-  EXPECT_EQ(again.exit_code, 0) << again.err;
+  const RunResult again = ExpectExit(RunSweep("two", "undisturbed"), 0);
   EXPECT_THAT(again.out,
               testing::ContainsRegex("run               mixer  seed  status    val_loss  at step  "
                                      "tokens/s  time *\nmixer=gla,seed=1  gla       1  finished  "
@@ -101,15 +92,13 @@ TEST_F(Sweep, ItEndsWithATableOfItsRuns) {
 TEST_F(Sweep, SweepsRunsAndEvaluationsShareAPage) {
   const std::string run = Path("undisturbed/runs/mixer=gla,seed=1");
   std::filesystem::create_directories(Path("pages"));
-  const RunResult eval =
-      fixture->Halflife({"eval", "--model", run, "--text", Path("text.txt"), "--windows", "1",
-                         "--lengths", "32,64", "--out", Path("pages/lengths.json")});
-  ASSERT_EQ(eval.exit_code, 0) << eval.err;
+  ExpectExit(Halflife({"eval", "--model", run, "--text", Path("text.txt"), "--windows", "1",
+                       "--lengths", "32,64", "--out", Path("pages/lengths.json")}),
+             0);
   std::ofstream(Path("undisturbed/runs/mixer=gla,seed=2/report.html")) << "<p>its page</p>";
-  const RunResult page =
-      fixture->Halflife({"report", Path("undisturbed"), run, Path("pages/lengths.json"), "--out",
-                         Path("pages/all.html")});
-  EXPECT_EQ(page.exit_code, 0) << page.err;
+  ExpectExit(Halflife({"report", Path("undisturbed"), run, Path("pages/lengths.json"), "--out",
+                       Path("pages/all.html")}),
+             0);
   const std::string html = Read("pages/all.html");
   EXPECT_THAT(
       html,
@@ -119,48 +108,38 @@ TEST_F(Sweep, SweepsRunsAndEvaluationsShareAPage) {
             HasSubstr("<b>val_loss over mixer</b>"), HasSubstr("<b>val_loss over seed</b>"),
             HasSubstr("<h1 class=\"part\">Other runs</h1>"), HasSubstr("<h2>By length</h2>")));
   std::filesystem::remove(Path("undisturbed/runs/mixer=gla,seed=2/report.html"));
-  const RunResult picture =
-      fixture->Halflife({"report", Path("undisturbed"), "--out", Path("pages/x.svg")});
-  EXPECT_EQ(picture.exit_code, 2);
-  EXPECT_THAT(picture.err, HasSubstr("a picture does not show a sweep. Use --out report.html"));
+  ExpectExit(Halflife({"report", Path("undisturbed"), "--out", Path("pages/x.svg")}), 2,
+             {"a picture does not show a sweep. Use --out report.html"});
 }
 
 TEST_F(Sweep, UnderALauncherItsRunsAreNoRanksOfIt) {
   const std::vector<std::string> sweep = {
       kProgram, "sweep", "--config", Path("two.textproto"), "--out", Path("launched")};
-  const RunResult one = RunRanks(1, sweep, {.timeout_s = 240});
-  EXPECT_EQ(one.exit_code, 0) << one.err << one.out;
+  ExpectExit(RunRanks(1, sweep, {.timeout_s = 240}), 0);
   ExpectBitwiseUndisturbed("launched");
-  const RunResult two = RunRanks(2, sweep, {.timeout_s = 60});
-  EXPECT_EQ(two.exit_code, 2) << two.err;
-  EXPECT_THAT(two.err, AllOf(HasSubstr("sweep as one of 2 ranks"), HasSubstr("--share")));
+  ExpectExit(RunRanks(2, sweep, {.timeout_s = 60}), 2, {"sweep as one of 2 ranks", "--share"});
 }
 
 // Training the same recipe by hand gives the same run.
 TEST_F(Sweep, ARunIsWhatTrainMakesOfItsRecipe) {
-  const RunResult alone = fixture->Halflife({"train", "--config",
-                                             Path("undisturbed/recipes/mixer=gla,seed=2.textproto"),
-                                             "--run", Path("alone")});
-  ASSERT_EQ(alone.exit_code, 0) << alone.err;
-  const RunResult diff = fixture->Halflife(
-      {"ckpt", "diff", Path("undisturbed/runs/mixer=gla,seed=2"), Path("alone"), "--bitwise"});
-  EXPECT_EQ(diff.exit_code, 0) << diff.out;
+  ExpectExit(Halflife({"train", "--config", Path("undisturbed/recipes/mixer=gla,seed=2.textproto"),
+                       "--run", Path("alone")}),
+             0);
+  ExpectExit(Halflife({"ckpt", "diff", Path("undisturbed/runs/mixer=gla,seed=2"), Path("alone"),
+                       "--bitwise"}),
+             0);
 }
 
 TEST_F(Sweep, KilledRunsGoOnAndFinishedOnesStay) {
   const RunResult killed =
-      RunSweep("two", "killed", {"--share", "0/2"}, {{"HL_FAULT", "train.step:kill:6"}});
-  EXPECT_EQ(killed.exit_code, 137) << killed.err;
-  EXPECT_THAT(killed.err, HasSubstr("failed with exit code 137: ended by SIGKILL"));
+      ExpectExit(RunSweep("two", "killed", {"--share", "0/2"}, {{"HL_FAULT", "train.step:kill:6"}}),
+                 137, {"failed with exit code 137: ended by SIGKILL"});
   EXPECT_THAT(killed.out, AllOf(HasSubstr("0 of 2 runs finished, 2 failed"),
                                 HasSubstr("failed  mixer=gla,seed=1")));
   EXPECT_THAT(Read("killed/results.csv"), HasSubstr("mixer=gla,seed=2\",gla,2,pending,0,0,"));
-  const RunResult half = RunSweep("two", "killed", {"--share", "0/2", "--jobs", "1"});
-  EXPECT_EQ(half.exit_code, 0) << half.err;
+  ExpectExit(RunSweep("two", "killed", {"--share", "0/2", "--jobs", "1"}), 0);
   EXPECT_THAT(Read("killed/results.csv"), HasSubstr("mixer=gla,seed=1\",gla,1,finished,0,2,"));
-  const RunResult whole = RunSweep("two", "killed");
-  EXPECT_EQ(whole.exit_code, 0) << whole.err;
-  EXPECT_THAT(whole.err, HasSubstr("4 runs, 2 of them finished"));
+  const RunResult whole = ExpectExit(RunSweep("two", "killed"), 0, {"4 runs, 2 of them finished"});
   EXPECT_THAT(whole.out, HasSubstr("4 of 4 runs finished, 0 failed"));
   ExpectBitwiseUndisturbed("killed");
 }
@@ -173,8 +152,8 @@ TEST_F(Sweep, ASignalSavesWhatRunsAndTheSameCommandGoesOn) {
       Path("stopped") +
       " --jobs 1 --set train.steps=1000000 --set ckpt.every=1000000 & sweep=$!; " + "until [ -s '" +
       metrics + "' ]; do sleep 0.1; done; kill -TERM $sweep; wait $sweep";
-  const RunResult stopped = RunCommand({"/bin/sh", "-c", script}, {.timeout_s = 120});
-  EXPECT_EQ(stopped.exit_code, 75) << stopped.err;
+  const RunResult stopped =
+      ExpectExit(RunCommand({"/bin/sh", "-c", script}, {.timeout_s = 120}), 75);
   const std::string results = Read("stopped/results.csv");
   EXPECT_THAT(results, AllOf(HasSubstr(",stopped,75,1,"), HasSubstr(",pending,0,0,")));
   EXPECT_TRUE(std::filesystem::exists(Path("stopped/runs/mixer=gla,seed=1/ckpt/LATEST")));
@@ -185,8 +164,7 @@ TEST_F(Sweep, ARunThatFailsStopsNoOther) {
       "axis { name: \"lr\" point { label: \"bad\" set: \"optimizer.lr=1e30\" set: "
       "\"train.on_nonfinite=stop\" } point { label: \"good\" set: \"optimizer.lr=1e-3\" } "
       "}");
-  const RunResult result = RunSweep("bad", "bad", {"--retries", "1"});
-  EXPECT_EQ(result.exit_code, 73) << result.err;
+  const RunResult result = ExpectExit(RunSweep("bad", "bad", {"--retries", "1"}), 73);
   EXPECT_THAT(result.out, HasSubstr("4 of 8 runs finished, 4 failed"));
   const std::string results = Read("bad/results.csv");
   EXPECT_THAT(results, AllOf(HasSubstr("lr=bad\",gla,1,bad,failed,73,2,"),
@@ -203,8 +181,7 @@ TEST_F(Sweep, AFailedDatasetFailsOnlyItsRuns) {
   const std::string gla = "set: \"model.mixer=gla\"";
   text.insert(text.find(gla) + gla.size(), " set: \"data.path=dataset:broken\"");
   std::ofstream(Path("broken.textproto")) << text;
-  const RunResult result = RunSweep("broken", "broken");
-  EXPECT_EQ(result.exit_code, 3) << result.err;
+  ExpectExit(RunSweep("broken", "broken"), 3);
   EXPECT_THAT(Read("broken/results.csv"),
               AllOf(HasSubstr("mixer=gla,seed=1\",gla,1,failed,3,0,"),
                     HasSubstr("dataset broken could not be made"),
@@ -212,23 +189,18 @@ TEST_F(Sweep, AFailedDatasetFailsOnlyItsRuns) {
 }
 
 TEST_F(Sweep, NumbersOfAnotherRecipeDoNotPassForThese) {
-  const RunResult changed = RunSweep("two", "undisturbed", {"--set", "optimizer.lr=0.5"});
-  EXPECT_EQ(changed.exit_code, 2);
-  EXPECT_THAT(changed.err,
-              AllOf(HasSubstr("run mixer=gla,seed=1"), HasSubstr("was made with optimizer.lr"),
-                    HasSubstr("but the sweep now has 0.5"), HasSubstr("another --out")));
-  const RunResult evaluated = RunSweep("two", "undisturbed", {"--set", "eval.windows=3"});
-  EXPECT_EQ(evaluated.exit_code, 2);
-  EXPECT_THAT(evaluated.err, HasSubstr("was made with eval.windows"));
+  ExpectExit(RunSweep("two", "undisturbed", {"--set", "optimizer.lr=0.5"}), 2,
+             {"run mixer=gla,seed=1", "was made with optimizer.lr", "but the sweep now has 0.5",
+              "another --out"});
+  ExpectExit(RunSweep("two", "undisturbed", {"--set", "eval.windows=3"}), 2,
+             {"was made with eval.windows"});
   // Options that do not change a run's numbers may change.
-  EXPECT_EQ(RunSweep("two", "undisturbed", {"--set", "train.log_every=3"}).exit_code, 0);
+  ExpectExit(RunSweep("two", "undisturbed", {"--set", "train.log_every=3"}), 0);
   std::string text = Text("");
   text.replace(text.find("0.2\""), 3, "0.5");
   std::ofstream(Path("other_data.textproto")) << text;
-  const RunResult data = RunSweep("other_data", "undisturbed");
-  EXPECT_EQ(data.exit_code, 2);
-  EXPECT_THAT(data.err, AllOf(HasSubstr("dataset made"), HasSubstr("--validation-fraction 0.5"),
-                              HasSubstr("another --out")));
+  ExpectExit(RunSweep("other_data", "undisturbed"), 2,
+             {"dataset made", "--validation-fraction 0.5", "another --out"});
   text = Text("");
   text.replace(text.find("dataset:made"), 12, "other");
   std::ofstream(Path("by_hand.textproto")) << text;
@@ -244,14 +216,12 @@ TEST_F(Sweep, WhatWasNeverMadeIsBoundToNothing) {
   std::string text = Text("");
   text.replace(text.find("--tokenizer bytes"), 17, "--tokenizer none");
   std::ofstream(Path("typo.textproto")) << text;
-  const RunResult typo = RunSweep("typo", "mended");
-  EXPECT_EQ(typo.exit_code, 3);
-  EXPECT_THAT(typo.err, AllOf(HasSubstr("no run can start: dataset made could not be made"),
-                              HasSubstr("dataset-made.log, ends with: "),
-                              HasSubstr("Correct its `prepare` line")));
+  const RunResult typo =
+      ExpectExit(RunSweep("typo", "mended"), 3,
+                 {"no run can start: dataset made could not be made",
+                  "dataset-made.log, ends with: ", "Correct its `prepare` line"});
   EXPECT_THAT(typo.out, Not(HasSubstr("failed")));
-  const RunResult mended = RunSweep("two", "mended", {"--set", "optimizer.lr=1e-4"});
-  EXPECT_EQ(mended.exit_code, 0) << mended.err;
+  ExpectExit(RunSweep("two", "mended", {"--set", "optimizer.lr=1e-4"}), 0);
   EXPECT_THAT(Read("mended/datasets/made.prepare"), HasSubstr("--tokenizer bytes"));
   // What was produced must not change, even after other versions of the sweep.
   std::string without = Text("");
@@ -259,7 +229,7 @@ TEST_F(Sweep, WhatWasNeverMadeIsBoundToNothing) {
   without.erase(begin, without.find('\n', begin) - begin);
   without.replace(without.find("dataset:made"), 12, Path("mended/datasets/made"));
   std::ofstream(Path("without.textproto")) << without;
-  EXPECT_EQ(RunSweep("without", "mended", {"--set", "optimizer.lr=1e-4"}).exit_code, 0);
+  ExpectExit(RunSweep("without", "mended", {"--set", "optimizer.lr=1e-4"}), 0);
   text = Text("");
   text.replace(text.find("0.2\""), 3, "0.5");
   std::ofstream(Path("stale.textproto")) << text;
@@ -282,17 +252,12 @@ TEST_F(Sweep, WhatAnotherSweepRunsIsLeftToIt) {
 TEST_F(Sweep, SaysWhatIsWrongBeforeItStartsAnything) {
   std::ofstream(Path("option.textproto"))
       << Text("axis { field: \"model.num_layers\" value: [\"1\", \"-1\"] }");
-  const RunResult option = RunSweep("option", "never");
-  EXPECT_EQ(option.exit_code, 2);
-  EXPECT_THAT(option.err,
-              AllOf(HasSubstr("run mixer=gla,seed=1,num_layers=-1: "), HasSubstr("num_layers")));
+  ExpectExit(RunSweep("option", "never"), 2,
+             {"run mixer=gla,seed=1,num_layers=-1: ", "num_layers"});
   EXPECT_FALSE(std::filesystem::exists(Path("never")));
-  const RunResult share = RunSweep("two", "never", {"--share", "2/2"});
-  EXPECT_EQ(share.exit_code, 2);
-  EXPECT_THAT(share.err, HasSubstr("--share '2/2' is not INDEX/COUNT"));
-  const RunResult missing = RunSweep("no_such_sweep", "never");
-  EXPECT_EQ(missing.exit_code, 2);
-  EXPECT_THAT(missing.err, HasSubstr("no_such_sweep.textproto"));
+  ExpectExit(RunSweep("two", "never", {"--share", "2/2"}), 2,
+             {"--share '2/2' is not INDEX/COUNT. Use 0/8"});
+  ExpectExit(RunSweep("no_such_sweep", "never"), 2, {"no_such_sweep.textproto"});
 }
 
 // One error before the first run, instead of the same error in each run.
@@ -313,11 +278,8 @@ TEST_F(Sweep, ADatasetThatDoesNotFitIsReportedBeforeTheFirstRun) {
   expect_refusal("unset", "data.path=", 2, {"data.path is not set. Name a dataset"});
   const std::string data = "data.path=" + Path("undisturbed/datasets/made");
   std::ofstream(Path("ready.textproto")) << Text("set: \"" + data + "\"\n");
-  const RunResult vocabulary =
-      RunSweep("ready", "unfit_vocabulary", {"--set", "model.vocab_size=100"});
-  EXPECT_EQ(vocabulary.exit_code, 2) << vocabulary.err;
-  EXPECT_THAT(vocabulary.err,
-              HasSubstr("model.vocab_size 100 is smaller than the dataset's vocabulary of 259"));
+  ExpectExit(RunSweep("ready", "unfit_vocabulary", {"--set", "model.vocab_size=100"}), 2,
+             {"model.vocab_size 100 is smaller than the dataset's vocabulary of 259"});
   EXPECT_FALSE(std::filesystem::exists(Path("unfit_vocabulary")));
   // A dataset that the sweep prepares is checked afterwards.
   expect_refusal(
@@ -327,29 +289,22 @@ TEST_F(Sweep, ADatasetThatDoesNotFitIsReportedBeforeTheFirstRun) {
 }
 
 TEST_F(Sweep, AFileOfTheOtherKindIsNamed) {
-  const RunResult trained = fixture->Halflife({"train", "--config", Path("two.textproto")});
-  EXPECT_EQ(trained.exit_code, 2);
-  EXPECT_THAT(trained.err,
-              HasSubstr("It is a field of a sweep: `halflife sweep --config` reads its file"));
-  const RunResult swept = RunSweep("recipe", "none");
-  EXPECT_EQ(swept.exit_code, 2);
-  EXPECT_THAT(swept.err,
-              HasSubstr("It is a field of a recipe: `halflife train --config` reads its file"));
+  ExpectExit(Halflife({"train", "--config", Path("two.textproto")}), 2,
+             {"It is a field of a sweep: `halflife sweep --config` reads its file"});
+  ExpectExit(RunSweep("recipe", "none"), 2,
+             {"It is a field of a recipe: `halflife train --config` reads its file"});
 }
 
 // For example, a table of 48 positions is reported before the dataset is prepared.
 TEST_F(Sweep, UnsupportedRowsAreReportedFirst) {
   std::ofstream(Path("rows.textproto"))
       << Text("set: \"model.positions.learned.max_positions=16\"\n");
-  const RunResult result = RunSweep("rows", "rows");
-  EXPECT_EQ(result.exit_code, 2) << result.out << result.err;
-  EXPECT_THAT(result.err, AllOf(HasSubstr("run mixer=gla,seed=1"), HasSubstr("16")));
+  ExpectExit(RunSweep("rows", "rows"), 2, {"run mixer=gla,seed=1", "16"});
   EXPECT_FALSE(std::filesystem::exists(Path("rows/datasets/made")));
 }
 
 TEST_F(Sweep, ADryRunOnlyReports) {
-  const RunResult plan = RunSweep("two", "planned", {"--dry-run"});
-  EXPECT_EQ(plan.exit_code, 0) << plan.err;
+  const RunResult plan = ExpectExit(RunSweep("two", "planned", {"--dry-run"}), 0);
   EXPECT_EQ(plan.out,
             "4 pending\ndataset  made  to be made\npending  mixer=gla,seed=1\n"
             "pending  mixer=gla,seed=2\npending  mixer=d2d,seed=1\npending  mixer=d2d,seed=2\n");

@@ -5,8 +5,7 @@
 #include <fstream>
 #include <map>
 
-#include "support/paths.h"
-#include "support/run_fixture.h"
+#include "support/program_test.h"
 
 namespace halflife::test {
 namespace {
@@ -18,10 +17,8 @@ using Series = std::map<std::string, std::map<int64_t, double>>;
 
 const fs::path kPython = fs::path(kSourceDir) / ".venv-compare/bin/python";
 
-class TensorBoard : public testing::Test {
+class TensorBoard : public ProgramTest {
  protected:
-  static void SetUpTestSuite() { fixture = new RunFixture(kProgram); }
-  static void TearDownTestSuite() { delete fixture; }
   void SetUp() override {
     if (!fs::exists(kPython) ||
         RunCommand({kPython, "-c", "import tensorboard, tensorboard_data_server"}).exit_code != 0) {
@@ -54,9 +51,10 @@ class TensorBoard : public testing::Test {
     return series;
   }
   static nlohmann::json Read(const std::string& run) {
-    const RunResult result = RunCommand({kPython, fs::path(kSourceDir) / "tests/cli/read_events.py",
-                                         fixture->path(run) / "events"});
-    EXPECT_EQ(result.exit_code, 0) << result.err;
+    const RunResult result =
+        ExpectExit(RunCommand({kPython, fs::path(kSourceDir) / "tests/cli/read_events.py",
+                               fixture->path(run) / "events"}),
+                   0);
     return nlohmann::json::parse(result.out);
   }
   // Expects that both readers show exactly these numbers, in fp32.
@@ -84,9 +82,7 @@ class TensorBoard : public testing::Test {
   }
 
   static const std::map<std::string, std::string> kTags;
-  static RunFixture* fixture;
 };
-RunFixture* TensorBoard::fixture = nullptr;
 const std::map<std::string, std::string> TensorBoard::kTags = {
     {"loss", "train/loss"},
     {"z_loss", "train/z_loss"},
@@ -128,8 +124,7 @@ const std::map<std::string, std::string> TensorBoard::kTags = {
 };
 
 TEST_F(TensorBoard, ShowsTheNumbersOfMetricsJsonl) {
-  const RunResult result = fixture->Run({.run = "fresh", .ranks = 2, .set = {"eval.every=5"}});
-  ASSERT_EQ(result.exit_code, 0) << result.err;
+  ExpectExit(fixture->Run({.run = "fresh", .ranks = 2, .set = {"eval.every=5"}}), 0);
   const auto read = Read("fresh");
   ExpectShown(read, Metrics("fresh"));
   for (const std::string reader : {"python", "server"}) {
@@ -143,10 +138,10 @@ TEST_F(TensorBoard, ShowsTheNumbersOfMetricsJsonl) {
 }
 
 TEST_F(TensorBoard, ShowsWhatTheModelWritesAndTrainsAsWithout) {
-  const RunResult result = fixture->Run(
-      {.run = "writes",
-       .set = {"eval.every=5", "eval.sample_prompt=the river", "eval.sample_tokens=20"}});
-  ASSERT_EQ(result.exit_code, 0) << result.err;
+  ExpectExit(fixture->Run({.run = "writes",
+                           .set = {"eval.every=5", "eval.sample_prompt=the river",
+                                   "eval.sample_tokens=20"}}),
+             0);
   const auto read = Read("writes");
   for (const std::string reader : {"python", "server"}) {
     const auto& texts = read[reader]["."]["texts"]["eval/sample"];
@@ -158,7 +153,7 @@ TEST_F(TensorBoard, ShowsWhatTheModelWritesAndTrainsAsWithout) {
     }
     EXPECT_NE(texts[0][1], texts.back()[1]) << "the model has learned in between";
   }
-  ASSERT_EQ(fixture->Run({.run = "silent", .set = {"eval.every=5"}}).exit_code, 0);
+  ExpectExit(fixture->Run({.run = "silent", .set = {"eval.every=5"}}), 0);
   EXPECT_EQ(Metrics("writes").at("loss"), Metrics("silent").at("loss"));
   EXPECT_EQ(Metrics("writes").at("val_loss"), Metrics("silent").at("val_loss"));
 }
@@ -167,10 +162,10 @@ TEST_F(TensorBoard, ShowsWhatTheModelWritesAndTrainsAsWithout) {
 // 12 is superseded, and none replaces it.
 TEST_F(TensorBoard, ShowsEveryStepOnceAfterAKillAndAResume) {
   // Saves in the foreground, so that the validation is the last record.
-  const RunResult killed = fixture->Run({.run = "killed",
-                                         .set = {"eval.every=4", "ckpt.background=false"},
-                                         .env = {{"HL_FAULT", "train.step:kill:13"}}});
-  ASSERT_EQ(killed.exit_code, 137) << killed.err;
+  ExpectExit(fixture->Run({.run = "killed",
+                           .set = {"eval.every=4", "ckpt.background=false"},
+                           .env = {{"HL_FAULT", "train.step:kill:13"}}}),
+             137);
   const Series before = Metrics("killed");
   ASSERT_EQ(before.at("loss").rbegin()->first, 12);
   ExpectShown(Read("killed"), before);  // kill -9 has lost nothing.
@@ -187,8 +182,7 @@ TEST_F(TensorBoard, ShowsEveryStepOnceAfterAKillAndAResume) {
     EXPECT_EQ(Read("killed")[reader]["."]["scalars"]["val/loss"].back()[0], 8) << reader;
   }
 
-  const RunResult resumed = fixture->Run({.run = "killed", .set = {"eval.every=7"}});
-  ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
+  ExpectExit(fixture->Run({.run = "killed", .set = {"eval.every=7"}}), 0);
   const Series after = Metrics("killed");
   ASSERT_FALSE(after.at("val_loss").contains(12));
   ASSERT_EQ(after.at("loss").size(), 20u);
@@ -203,13 +197,11 @@ TEST_F(TensorBoard, ShowsEveryStepOnceAfterAKillAndAResume) {
 }
 
 TEST_F(TensorBoard, ALostEventIsSaidAndTrainingGoesOn) {
-  const RunResult result = fixture->Run(
-      {.run = "lost", .set = {"train.steps=8"}, .env = {{"HL_FAULT", "train.events:enospc:8"}}});
-  ASSERT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_NE(result.err.find("TensorBoard events of step 3 are lost, training goes on"),
-            std::string::npos)
-      << result.err;
-  EXPECT_NE(result.err.find("No space left on device"), std::string::npos) << result.err;
+  ExpectExit(
+      fixture->Run({.run = "lost",
+                    .set = {"train.steps=8"},
+                    .env = {{"HL_FAULT", "train.events:enospc:8"}}}),
+      0, {"TensorBoard events of step 3 are lost, training goes on", "No space left on device"});
   Series expected = Metrics("lost");
   ASSERT_EQ(expected.at("loss").size(), 8u);
   for (auto& [metric, points] : expected) points.erase(3);
@@ -217,9 +209,7 @@ TEST_F(TensorBoard, ALostEventIsSaidAndTrainingGoesOn) {
 }
 
 TEST_F(TensorBoard, CanBeTurnedOff) {
-  const RunResult result =
-      fixture->Run({.run = "off", .set = {"train.steps=2", "log.tensorboard=false"}});
-  ASSERT_EQ(result.exit_code, 0) << result.err;
+  ExpectExit(fixture->Run({.run = "off", .set = {"train.steps=2", "log.tensorboard=false"}}), 0);
   EXPECT_FALSE(fs::exists(fixture->path("off") / "events"));
 }
 

@@ -7,8 +7,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "support/paths.h"
-#include "support/run_fixture.h"
+#include "support/program_test.h"
 
 namespace halflife::test {
 namespace {
@@ -41,13 +40,12 @@ std::map<int, Counts> Read(const std::filesystem::path& path) {
 TEST(TraceE2e, HoldsWhatEveryRankDid) {
   const RunFixture fixture(kProgram);
   const auto path = fixture.path("trace.json");
-  const RunResult result = fixture.Run({.run = "run",
-                                        .ranks = 2,
-                                        .set = {"train.steps=8", "ckpt.every=2", "parallel.sp=2",
-                                                "parallel.zero_stage=1", "train.micro_batch=4"},
-                                        .flags = {"--trace", path, "--trace-steps", "6"}});
-  ASSERT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("ui.perfetto.dev"));
+  ExpectExit(fixture.Run({.run = "run",
+                          .ranks = 2,
+                          .set = {"train.steps=8", "ckpt.every=2", "parallel.sp=2",
+                                  "parallel.zero_stage=1", "train.micro_batch=4"},
+                          .flags = {"--trace", path, "--trace-steps", "6"}}),
+             0, {"ui.perfetto.dev"});
   const std::map<int, Counts> ranks = Read(path);
   ASSERT_EQ(ranks.size(), 2u);
   for (const auto& [rank, counts] : ranks) {
@@ -78,33 +76,29 @@ TEST(TraceE2e, WhatStandsThereStaysAndStandardOutputHasOneDocument) {
     return fixture.Run(
         {.run = "run", .set = {"train.steps=2"}, .flags = {"--trace", file, "--trace-steps", "2"}});
   };
-  ASSERT_EQ(run(path).exit_code, 0);
+  ExpectExit(run(path), 0);
   const auto bytes = std::filesystem::file_size(path);
-  ASSERT_EQ(run(path).exit_code, 0);  // Nothing to do.
+  ExpectExit(run(path), 0);  // Nothing to do.
   EXPECT_EQ(std::filesystem::file_size(path), bytes);
   std::filesystem::remove_all(fixture.path("run"));
-  const RunResult piped = run("-");
-  ASSERT_EQ(piped.exit_code, 0) << piped.err;
+  const RunResult piped = ExpectExit(run("-"), 0);
   EXPECT_TRUE(nlohmann::json::accept(piped.out)) << piped.out.substr(0, 200);
 }
 
 // The training result matters more than the trace.
 TEST(TraceE2e, ATraceThatCannotBeWrittenEndsNoRun) {
   const RunFixture fixture(kProgram);
-  const RunResult result = fixture.Run({.run = "run",
-                                        .set = {"train.steps=3"},
-                                        .flags = {"--trace", "/dev/full", "--trace-steps", "2"}});
-  EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("no trace: cannot write /dev/full"));
+  ExpectExit(fixture.Run({.run = "run",
+                          .set = {"train.steps=3"},
+                          .flags = {"--trace", "/dev/full", "--trace-steps", "2"}}),
+             0, {"no trace: cannot write /dev/full"});
   EXPECT_TRUE(std::filesystem::exists(fixture.path("run") / "DONE"));
 }
 
 TEST(TraceE2e, AnUnwritableFileIsReportedBeforeTheFirstStep) {
   const RunFixture fixture(kProgram);
-  const RunResult result =
-      fixture.Run({.run = "run", .flags = {"--trace", fixture.path("none") / "trace.json"}});
-  EXPECT_EQ(result.exit_code, 4) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("none/trace.json"));
+  ExpectExit(fixture.Run({.run = "run", .flags = {"--trace", fixture.path("none") / "trace.json"}}),
+             4, {"none/trace.json"});
   EXPECT_FALSE(std::filesystem::exists(fixture.path("run")));
 }
 

@@ -5,27 +5,19 @@
 #include <fstream>
 
 #include "core/concat.h"
-#include "support/paths.h"
-#include "support/run_fixture.h"
+#include "support/program_test.h"
 
 namespace halflife::test {
 namespace {
 
-class WorldSize : public testing::Test {
- protected:
-  static void SetUpTestSuite() { fixture = new RunFixture(kProgram); }
-  static void TearDownTestSuite() { delete fixture; }
-  static RunFixture* fixture;
-};
-RunFixture* WorldSize::fixture = nullptr;
+class WorldSize : public ProgramTest {};
 
 // Micro-batches and ranks are summed by one tree, so with equal micro-batch sizes no bit may
 // differ.
 TEST_F(WorldSize, FiftyStepsAreBitwiseEqualAtOneTwoAndFourRanks) {
   const std::vector<std::string> set = {"train.steps=50", "train.log_samples=true"};
   for (const int ranks : {1, 2, 4}) {
-    const RunResult result = fixture->Run({.run = Concat("w", ranks), .ranks = ranks, .set = set});
-    ASSERT_EQ(result.exit_code, 0) << result.err;
+    ExpectExit(fixture->Run({.run = Concat("w", ranks), .ranks = ranks, .set = set}), 0);
   }
   const auto one = fixture->Metrics("w1", "loss");
   ASSERT_EQ(one.size(), 50u);
@@ -33,9 +25,7 @@ TEST_F(WorldSize, FiftyStepsAreBitwiseEqualAtOneTwoAndFourRanks) {
     const auto other = fixture->Metrics(run, "loss");
     ASSERT_EQ(other.size(), 50u);
     for (size_t i = 0; i < 50; ++i) EXPECT_EQ(one[i]["loss"], other[i]["loss"]) << run << " " << i;
-    const RunResult same =
-        fixture->Halflife({"ckpt", "diff", fixture->path("w1"), fixture->path(run), "--bitwise"});
-    EXPECT_EQ(same.exit_code, 0) << same.out << same.err;
+    ExpectExit(Halflife({"ckpt", "diff", Path("w1"), Path(run), "--bitwise"}), 0);
   }
   // The same samples with the same tokens in every step.
   std::ifstream a(fixture->path("w1") / "samples.jsonl"), b(fixture->path("w4") / "samples.jsonl");
@@ -46,9 +36,7 @@ TEST_F(WorldSize, FiftyStepsAreBitwiseEqualAtOneTwoAndFourRanks) {
 }
 
 TEST_F(WorldSize, LossFalls) {
-  const RunResult result =
-      fixture->Run({.run = "falls", .set = {"train.steps=60", "ckpt.every=0"}});
-  ASSERT_EQ(result.exit_code, 0) << result.err;
+  ExpectExit(fixture->Run({.run = "falls", .set = {"train.steps=60", "ckpt.every=0"}}), 0);
   const auto val = fixture->Metrics("falls", "val_loss");
   ASSERT_GE(val.size(), 2u);
   EXPECT_NEAR(val.front()["val_loss"], std::log(259.0),
@@ -58,25 +46,19 @@ TEST_F(WorldSize, LossFalls) {
 
 TEST_F(WorldSize, TheSameRunTwiceIsBitwiseEqual) {
   for (const std::string run : {"first", "second"}) {
-    const RunResult result = fixture->Run({.run = run, .ranks = 2, .set = {"ckpt.every=0"}});
-    ASSERT_EQ(result.exit_code, 0) << result.err;
+    ExpectExit(fixture->Run({.run = run, .ranks = 2, .set = {"ckpt.every=0"}}), 0);
   }
-  const RunResult same = fixture->Halflife(
-      {"ckpt", "diff", fixture->path("first"), fixture->path("second"), "--bitwise"});
-  EXPECT_EQ(same.exit_code, 0) << same.out << same.err;
-  const RunResult other =
-      fixture->Run({.run = "third", .ranks = 2, .set = {"train.seed=8", "ckpt.every=0"}});
-  ASSERT_EQ(other.exit_code, 0) << other.err;
-  const RunResult differs = fixture->Halflife(
-      {"ckpt", "diff", fixture->path("first"), fixture->path("third"), "--bitwise"});
-  EXPECT_EQ(differs.exit_code, 1) << differs.out << differs.err;
+  ExpectExit(Halflife({"ckpt", "diff", Path("first"), Path("second"), "--bitwise"}), 0);
+  ExpectExit(fixture->Run({.run = "third", .ranks = 2, .set = {"train.seed=8", "ckpt.every=0"}}),
+             0);
+  ExpectExit(Halflife({"ckpt", "diff", Path("first"), Path("third"), "--bitwise"}), 1);
 }
 
 TEST_F(WorldSize, Bf16TrainsAndStaysNearFp32) {
   for (const std::string precision : {"fp32", "bf16"}) {
-    const RunResult result =
-        fixture->Run({.run = precision, .set = {"train.precision=" + precision, "ckpt.every=0"}});
-    ASSERT_EQ(result.exit_code, 0) << result.err;
+    ExpectExit(
+        fixture->Run({.run = precision, .set = {"train.precision=" + precision, "ckpt.every=0"}}),
+        0);
   }
   const double fp32 = fixture->Metrics("fp32", "loss").back()["loss"];
   const double bf16 = fixture->Metrics("bf16", "loss").back()["loss"];

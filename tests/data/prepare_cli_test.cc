@@ -174,7 +174,8 @@ TEST_F(PrepareCliTest, ValidationInput) {
   both.insert(both.end(), {"--validation-fraction", "0.1"});
   const RunResult refused = Run(both);
   EXPECT_EQ(refused.exit_code, 2);
-  EXPECT_THAT(refused.err, HasSubstr("--validation-fraction does nothing with --validation-input"));
+  EXPECT_THAT(refused.err,
+              HasSubstr("--validation-input and --validation-fraction exclude each other"));
 }
 
 // Options of a synthetic task for text, and options of text for the task.
@@ -187,7 +188,7 @@ TEST_F(PrepareCliTest, OptionsOfAnotherModeAreNotIgnored) {
       Run({"--synthetic", "mqar", "--tokenizer", "bytes", "--field", "body",
            "--validation-fraction", "0.3", "--documents", "file", "--out", Path("o")});
   EXPECT_EQ(text.exit_code, 2);
-  EXPECT_THAT(text.err, HasSubstr("--tokenizer does nothing with --synthetic mqar"));
+  EXPECT_THAT(text.err, HasSubstr("--tokenizer and --synthetic exclude each other"));
   EXPECT_FALSE(std::filesystem::exists(Path("o")));
 }
 

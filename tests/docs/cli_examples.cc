@@ -3,13 +3,10 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
-#include "cli/command_line/command.h"
+#include "cli/command_line/declare.h"
 #include "cli/command_line/help.h"
-#include "cli/command_line/modes.h"
 #include "cli/command_line/options.h"
 #include "cli/command_line/program.h"
-#include "cli/command_line/program_end.h"
-#include "cli/command_line/value_checks.h"
 #include "cli/eval_file.h"
 #include "cli/model_source.h"
 #include "cli/world.h"
@@ -20,24 +17,20 @@
 
 namespace halflife::cli {
 
-namespace command_header {
-#include "examples/cli/command_line/command.h"
+namespace declare_header {
+#include "examples/cli/command_line/declare.h"
 }
 
 ExitCode EndOutputExample(const CompletionOptions& options) {
-#include "examples/cli/command_line/program_end.h"
+#include "examples/cli/command_line/program.h.3"
 }
 
 void BusyCoresExample(dist::RankContext& context, const GenerateOptions& options) {
 #include "examples/cli/world.h"
 }
 
-void HelpExample(CLI::App* command) {
+void HelpExample(CLI::App* command){
 #include "examples/cli/command_line/help.h"
-}
-
-void ModesExample(CLI::App& command, EvalOptions* options, Request& request){
-#include "examples/cli/command_line/modes.h"
 }
 
 ExitCode Run(std::monostate);
@@ -55,11 +48,7 @@ void RefusalExample(CLI::App* program, int argc, char** argv) {
 }
 
 void RankZeroReportExample(const LauncherEvidence& launcher, const Error& error) {
-#include "examples/cli/command_line/program_end.h.2"
-}
-
-void ValueChecksExample(CLI::App& command, EvalOptions& options, std::string& dtype) {
-#include "examples/cli/command_line/value_checks.h"
+#include "examples/cli/command_line/program.h.4"
 }
 
 void EvalFileExample(const EvalFile::Json& facts, const EvalFile::Json& row) {

@@ -34,7 +34,7 @@ TEST_F(ReadRunTest, AFolderThatIsNoRunIsRefused) {
   EXPECT_HL_ERROR(ReadRun(dir_ / "none"), ExitCode::kUsage, "none is not a folder",
                   "halflife train");
   EXPECT_HL_ERROR(Read(), ExitCode::kUsage, "is not the folder of a run", "config.textproto",
-                  "metrics.jsonl");
+                  "metrics.jsonl", "Use a folder that");
 }
 
 TEST_F(ReadRunTest, AnEmptyRun) {

@@ -130,7 +130,8 @@ TEST(SweepConfig, RefusesWhatMakesNoSenseAllAtOnce) {
 TEST(SweepConfig, RefusesDatasetsThatNothingMakes) {
   EXPECT_HL_ERROR(ParseWith(R"(set: "data.path=dataset:trian"
                                dataset { name: "train" prepare: "--input x --out y" })"),
-                  ExitCode::kUsage, "dataset 'trian' is used, but there is no dataset entry for it",
+                  ExitCode::kUsage,
+                  "dataset 'trian' is used, but there is no dataset entry for it. Add dataset {",
                   "did you mean 'train'", "--out is set by the sweep");
 }
 
@@ -142,7 +143,8 @@ TEST(SweepConfig, RefusesASummaryOfWhatIsNotThere) {
                   "axis 'seed' has two roles", "a figure needs x");
   EXPECT_HL_ERROR(ParseWith(R"(axis { name: "kind" point { label: "based" set: "a=1" } }
                                summary { x: "kind" })"),
-                  ExitCode::kUsage, "x is 'kind', but 'based' is not a number above 0");
+                  ExitCode::kUsage,
+                  "x is 'kind', but 'based' is not a number above 0. Use such labels");
 }
 
 }  // namespace

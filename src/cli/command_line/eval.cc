@@ -1,21 +1,13 @@
 // halflife eval: validation loss and perplexity of a checkpoint, or accuracy on labelled rows and
 // masked tokens.
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <utility>
 
-#include "cli/command_line/command.h"
-#include "cli/command_line/modes.h"
-#include "cli/command_line/shared_options.h"
-#include "cli/command_line/value_checks.h"
+#include "cli/command_line/declare.h"
 #include "eval/eval_options.h"
 
 namespace halflife::cli {
 namespace {
-
-constexpr char kExplainGroup[] = "Explanations (--explain)";
-constexpr char kLengthsGroup[] = "Tables by length (--lengths)";
-constexpr char kRetrievalGroup[] = "Retrieval from text (--retrieval)";
 
 Use EvalUse() {
   return {
@@ -48,128 +40,91 @@ Use EvalUse() {
                      ExitCode::kInterrupted}};
 }
 
-// Adds the options that select the scored data.
-void AddScored(CLI::App& command, EvalOptions& options) {
-  CLI::Option* data =
-      command
-          .add_option("--data", options.data,
-                      "Dataset folder. Its validation split is scored [none: --text]")
-          ->type_name("DATASET");
-  command
-      .add_option("--split", options.split,
-                  "Split of --data to score. Labelled rows also have a test split")
-      ->check(OneOf({"train", "validation", "test"}))
-      ->capture_default_str();
-  CLI::Option* text = command
-                          .add_option("--text", options.texts,
-                                      "Text files to score instead of --data. Each is one document")
-                          ->type_name("FILE");
-  data->excludes(text);
+// The model, the scored data and the windows.
+void AddScoring(OptionDeclarer& declare, EvalOptions& options) {
+  declare.Required("--model RUN", options.model, kModelHelp);
+  CLI::Option* const data =
+      declare("--data DATASET", options.data,
+              "Dataset folder. Its validation split is scored [none: --text]");
+  declare("--split", options.split,
+          "Split of --data to score. Labelled rows also have a test split",
+          OneOf({"train", "validation", "test"}))
+      ->needs(data);
+  declare("--text FILE", options.texts,
+          "Text files to score instead of --data. Each is one "
+          "document")
+      ->excludes(data);
+  AddTokenizer(declare, options.tokenizer, "the model's");
+  declare("--seq-len", options.seq_len,
+          "Tokens per window [the training length; labelled rows: their length]", AtLeast(1));
+  declare("--windows", options.windows,
+          "Number of windows to score, spread over the split by a fixed permutation [all]",
+          AtLeast(0));
+  declare("--batch", options.batch, "Windows per forward pass", AtLeast(1));
+  AddCompute(declare, options.compute);
+  declare("--threads", options.threads, "LibTorch threads per rank [all cores]", NumThreads(0));
+  declare
+      .Flag("--bigram", options.bigram,
+            "Also score an add-one-smoothed bigram model of the training split")
+      ->needs(data);
+  declare.Flag("--json", options.json, "Print JSON");
 }
 
-void AddExplain(CLI::App& command, EvalOptions& options) {
-  command.option_defaults()->group(kExplainGroup);
-  command
-      .add_option(
-          "--explain", options.explain,
-          "Instead of the loss, report the tokens of the first window (or of the first "
-          "--windows windows) with the largest weights in leap and fastformer layers. The JSON "
-          "file contains the weights of all tokens [none]")
-      ->type_name("FILE");
-  command.add_option("--top", options.top, "Number of tokens to print per layer")
-      ->check(AtLeast(1))
-      ->capture_default_str();
+void AddExplain(OptionDeclarer& declare, EvalOptions& options) {
+  declare.BeginMode("Explanations (--explain)");
+  declare("--explain FILE", options.explain,
+          "Instead of the loss, report the tokens of the first window (or of the first --windows "
+          "windows) with the largest weights in leap and fastformer layers. The JSON file contains "
+          "the weights of all tokens [none]");
+  declare("--top", options.top, "Number of tokens to print per layer", AtLeast(1));
 }
 
-void AddLengths(CLI::App& command, EvalOptions& options) {
-  command.option_defaults()->group(kLengthsGroup);
-  command
-      .add_option("--lengths", options.lengths,
-                  "Row lengths in tokens. Prints a table of perplexity by length. Each must divide "
-                  "the longest, so that all score the same targets. --windows counts windows of "
-                  "the longest length")
-      ->delimiter(',')
-      ->check(AtLeast(1))
-      ->type_name("N,...");
-  command
-      .add_option(
-          "--method", options.methods,
-          "How attention handles lengths other than the training length. A method is a list "
-          "of steps joined by '+' that set different things: " +
-              eval::LengthMethodNames())
-      ->delimiter(',')
-      ->type_name("METHOD,...")
-      ->capture_default_str();
-  command
-      .add_option(
-          "--protocol", options.protocols,
-          "How rows of a length score the text. segments: adjacent rows, each from an empty "
-          "state. sliding:STRIDE: each row scores its last STRIDE tokens. carried:PIECE: "
-          "like segments, but in pieces with a carried state, so memory is constant")
-      ->delimiter(',')
-      ->type_name("PROTOCOL,...")
-      ->capture_default_str();
-  command
-      .add_option("--bin", options.bin,
-                  "Also write the loss per block of N positions to --out [none]")
-      ->check(AtLeast(1));
-  command.add_flag("--recall", options.recall,
-                   "Also report perplexity separately for tokens that occurred earlier in their "
-                   "document of the row and for new tokens, and the same for pairs of tokens");
-  command.add_flag(
-      "--attention", options.attention,
-      "Also report the entropy of softmax attention by the number of keys that a query "
-      "sees, and its resolution of distances");
-  command
-      .add_option(
-          "--out", options.out,
-          "JSON file with the results. A later call continues from it. - is standard output [none]")
-      ->type_name("FILE");
-  command.add_option("--csv", options.csv, "Write the table as CSV [none]")->type_name("FILE");
-  command.add_option("--figure", options.figure, "Write the curves as SVG [none]")
-      ->type_name("FILE");
+void AddLengths(OptionDeclarer& declare, EvalOptions& options) {
+  declare.BeginMode("Tables by length (--lengths)");
+  declare("--lengths N,...", options.lengths,
+          "Row lengths in tokens. Prints a table of perplexity by length. Each must divide the "
+          "longest, so that all score the same targets. --windows counts windows of the longest "
+          "length",
+          AtLeast(1));
+  declare("--method METHOD,...", options.methods,
+          "How attention handles lengths other than the training length. A method is a list of "
+          "steps joined by '+' that set different things: " +
+              eval::LengthMethodNames());
+  declare("--protocol PROTOCOL,...", options.protocols,
+          "How rows of a length score the text. segments: adjacent rows, each from an empty state. "
+          "sliding:STRIDE: each row scores its last STRIDE tokens. carried:PIECE: like segments, "
+          "but in pieces with a carried state, so memory is constant");
+  declare("--bin", options.bin, "Also write the loss per block of N positions to --out [none]",
+          AtLeast(1));
+  declare.Flag("--recall", options.recall,
+               "Also report perplexity separately for tokens that occurred earlier in their "
+               "document of the row and for new tokens, and the same for pairs of tokens");
+  declare.Flag("--attention", options.attention,
+               "Also report the entropy of softmax attention by the number of keys that a query "
+               "sees, and its resolution of distances");
+  declare("--out FILE", options.out,
+          "JSON file with the results. A later call continues from it. - is standard output "
+          "[none]");
+  declare("--csv FILE", options.csv, "Write the table as CSV [none]");
+  declare("--figure FILE", options.figure, "Write the curves as SVG [none]");
 }
 
-void AddRetrieval(CLI::App& command, EvalOptions& options) {
-  command.option_defaults()->group(kRetrievalGroup);
-  command
-      .add_option(
-          "--retrieval", options.retrieval,
+void AddRetrieval(CLI::App& command, OptionDeclarer& declare, EvalOptions& options) {
+  constexpr char kHeadline[] = "Retrieval from text (--retrieval)";
+  declare.BeginMode(kHeadline);
+  declare("--retrieval", options.retrieval,
           "With --lengths: instead of the loss, report how often the model retrieves hidden "
-          "information: a passkey of five digits, or pairs of tokens (mqar) [none]")
-      ->check(OneOf({"passkey", "mqar"}));
-  command
-      .add_option("--depths", options.depths,
-                  "Positions of the hidden information, from 0 (beginning) to 1 (end)")
-      ->delimiter(',')
-      ->check(BetweenNumbers(0, 1))
-      ->type_name("DEPTH,...")
-      ->capture_default_str();
-  command.add_option("--samples", options.samples, "Number of prompts per cell of the table")
-      ->check(AtLeast(1))
-      ->capture_default_str();
-  command.add_option("--pairs", options.pairs, "Number of pairs per prompt of mqar")
-      ->check(AtLeast(1))
-      ->capture_default_str();
-  command
-      .add_option("--seed", options.seed,
-                  "Seed of the hidden information and of the positions of the texts")
-      ->check(AtLeast(0))
-      ->capture_default_str();
-}
-
-Modes EvalModes(const CLI::App& command) {
-  Modes modes(command);
-  modes.OnlyWith("--data", {"--split", "--bigram"});
-  modes.OnlyWith("--explain", modes.Group(kExplainGroup));
-  modes.NotWith("--explain", {"--batch", "--bigram"});
-  modes.OnlyWith("--retrieval mqar", {"--pairs"});
-  modes.OnlyWith("--retrieval", modes.Group(kRetrievalGroup));
-  modes.NotWith("--retrieval", {"--windows", "--protocol", "--bin", "--recall", "--attention"});
-  modes.OnlyWith("--lengths", {"--retrieval"});
-  modes.OnlyWith("--lengths", modes.Group(kLengthsGroup));
-  modes.NotWith("--lengths", {"--seq-len", "--bigram"});
-  return modes;
+          "information: a passkey of five digits, or pairs of tokens (mqar) [none]",
+          OneOf({"passkey", "mqar"}))
+      ->needs(command.get_option("--lengths"));
+  declare("--depths DEPTH,...", options.depths,
+          "Positions of the hidden information, from 0 (beginning) to 1 (end)",
+          BetweenNumbers(0, 1));
+  declare("--samples", options.samples, "Number of prompts per cell of the table", AtLeast(1));
+  declare("--seed", options.seed,
+          "Seed of the hidden information and of the positions of the texts", AtLeast(0));
+  declare.BeginGroup(kHeadline);  // Only with --retrieval mqar.
+  declare("--pairs", options.pairs, "Number of pairs per prompt of mqar", AtLeast(1));
 }
 
 // A cell of a table is scored once, even if its position is named repeatedly.
@@ -184,41 +139,22 @@ void KeepFirsts(std::vector<T>& values) {
 }  // namespace
 
 void AddEval(CLI::App& app, Request& request) {
-  auto options = std::make_shared<EvalOptions>();
-  CLI::App* command = app.add_subcommand("eval", "Validation loss and perplexity of a model");
-  DescribeUse(*command, EvalUse());
-  command->add_option("--model", options->model, kModelHelp)->type_name("RUN")->required();
-  AddScored(*command, *options);
-  AddTokenizer(*command, options->tokenizer, "the model's");
-  command
-      ->add_option("--seq-len", options->seq_len,
-                   "Tokens per window [the training length; labelled rows: their length]")
-      ->check(AtLeast(1));
-  command
-      ->add_option("--windows", options->windows,
-                   "Number of windows to score, spread over the split by a fixed permutation [all]")
-      ->check(AtLeast(0));
-  command->add_option("--batch", options->batch, "Windows per forward pass")
-      ->check(AtLeast(1))
-      ->capture_default_str();
-  AddPlace(*command, options->place);
-  command->add_option("--threads", options->threads, "LibTorch threads per rank [all cores]")
-      ->check(NumThreads(0));
-  command->add_flag("--bigram", options->bigram,
-                    "Also score an add-one-smoothed bigram model of the training split");
-  command->add_flag("--json", options->json, "Print JSON");
-
-  AddExplain(*command, *options);
-  AddLengths(*command, *options);
-  AddRetrieval(*command, *options);
-  command->get_option("--explain")->excludes(command->get_option("--lengths"));
-  command->callback([=, &request, modes = EvalModes(*command)] {
-    modes.Require();
-    KeepFirsts(options->lengths);
-    KeepFirsts(options->methods);
-    KeepFirsts(options->protocols);
-    KeepFirsts(options->depths);
-    request = *options;
+  auto [command, options] = AddSubcommand<EvalOptions>(
+      app, request, "eval", "Validation loss and perplexity of a model", EvalUse());
+  OptionDeclarer declare(command);
+  AddScoring(declare, options);
+  AddExplain(declare, options);
+  AddLengths(declare, options);
+  AddRetrieval(command, declare, options);
+  Exclude(command, "--explain", {"--batch", "--bigram", "--lengths"});
+  Exclude(command, "--retrieval", {"--windows", "--protocol", "--bin", "--recall", "--attention"});
+  Exclude(command, "--lengths", {"--seq-len", "--bigram"});
+  command.parse_complete_callback([&command = command, &options = options] {
+    RequireValue(command, "--retrieval", "mqar", {"--pairs"});
+    KeepFirsts(options.lengths);
+    KeepFirsts(options.methods);
+    KeepFirsts(options.protocols);
+    KeepFirsts(options.depths);
   });
 }
 

@@ -34,10 +34,6 @@ OptionValue ValueOf(const CLI::Option& option);
 // Returns for example "--config RECIPE", "--dry-run" or "STEP".
 std::string UsageOf(const CLI::Option& option);
 
-// The help of --model in all subcommands.
-inline constexpr char kModelHelp[] =
-    "A run (its newest step), RUN@best or RUN@1200, a step's folder, or a Hugging Face folder";
-
 struct Use {
   std::string table = {};             // Lines that are not wrapped.
   std::string notes = {};             // A paragraph, which is wrapped.

@@ -76,12 +76,12 @@ struct SweepOptions {
 };
 
 // The device and the type of computation.
-struct PlaceOptions {
+struct ComputeOptions {
   std::string device = "auto", precision = "fp32";
 };
 
 struct EvalOptions {
-  PlaceOptions place;
+  ComputeOptions compute;
   std::string model, tokenizer, data, split = "validation";
   std::vector<std::string> texts;
   int64_t seq_len = 0, windows = 0, batch = 8;
@@ -101,7 +101,7 @@ struct EvalOptions {
 };
 
 struct ScoreOptions {
-  PlaceOptions place;
+  ComputeOptions compute;
   std::string model, tokenizer, tokens, out;
   std::vector<std::string> texts;
   data::SpecialTokens special_tokens = data::SpecialTokens::kParse;
@@ -110,7 +110,7 @@ struct ScoreOptions {
 };
 
 struct GenerateOptions {
-  PlaceOptions place;
+  ComputeOptions compute;
   std::string model, tokenizer, prompt;
   data::SpecialTokens special_tokens = data::SpecialTokens::kParse;
   infer::GenerateConfig generate;
@@ -156,6 +156,7 @@ struct DoctorOptions {
 
 struct CompletionOptions {
   std::string shell;
+  std::vector<std::string> words;  // Empty: print the script.
 };
 
 // Expands use(Name) for every subcommand, in the order in which `halflife --help` shows them.

@@ -1,19 +1,9 @@
 // halflife prepare: converts text, or a synthetic task, to a dataset.
-#include <CLI/CLI.hpp>
-
-#include "cli/command_line/command.h"
-#include "cli/command_line/modes.h"
-#include "cli/command_line/shared_options.h"
-#include "cli/command_line/value_checks.h"
+#include "cli/command_line/declare.h"
 #include "core/human.h"
 
 namespace halflife::cli {
 namespace {
-
-constexpr char kTokenizerGroup[] = "Tokenizer";
-constexpr char kDocumentsGroup[] = "Documents";
-constexpr char kSyntheticGroup[] = "Synthetic rows";
-constexpr char kLabelsGroup[] = "Labelled text";
 
 Use PrepareUse() {
   return {
@@ -39,212 +29,144 @@ Use PrepareUse() {
       .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kInterrupted}};
 }
 
-void AddFiles(CLI::App& command, PrepareOptions& options) {
-  command
-      .add_option("--input", options.input.paths,
-                  "Files, folders or patterns of .txt and .jsonl (with --labels: .tsv and "
-                  ".jsonl), also compressed as .gz or .zst. Required without --synthetic [none]")
-      ->type_name("PATH");
-  command.add_option("--out", options.output.out, "The folder of the dataset; it must not exist")
-      ->type_name("DIR")
-      ->required();
-  command.add_option("--threads", options.output.threads, "Worker threads; 0: one per core")
-      ->check(NumThreads(0))
-      ->capture_default_str();
+void AddFiles(OptionDeclarer& declare, PrepareOptions& options) {
+  declare("--input PATH", options.input.paths,
+          "Files, folders or patterns of .txt and .jsonl (with --labels: .tsv and .jsonl), also "
+          "compressed as .gz or .zst. Required without --synthetic [none]");
+  declare.Required("--out DIR", options.output.out, "The folder of the dataset; it must not exist");
+  declare("--threads", options.output.threads, "Worker threads; 0: one per core", NumThreads(0));
 }
 
-void AddTokenizers(CLI::App& command, PrepareOptions& options) {
-  command.option_defaults()->group(kTokenizerGroup);
-  AddTokenizer(command, options.input.tokenizer, "with --train-tokenizer: none");
-  command.add_flag("--train-tokenizer", options.text.train_tokenizer,
-                   "Train a sentencepiece tokenizer on the training split");
-  command.add_option(
-      "--vocab", options.text.vocab_size,
-      "Vocabulary size of the trained tokenizer. Required with --train-tokenizer [none]");
+void AddTokenizers(OptionDeclarer& declare, PrepareOptions& options) {
+  declare.BeginGroup("Tokenizer");
+  AddTokenizer(declare, options.input.tokenizer, "with --train-tokenizer: none");
+  CLI::Option* const train = declare.Flag("--train-tokenizer", options.text.train_tokenizer,
+                                          "Train a sentencepiece tokenizer on the training split");
+  declare("--vocab", options.text.vocab_size,
+          "Vocabulary size of the trained tokenizer. Required with --train-tokenizer [none]")
+      ->needs(train);
 }
 
-void AddDocuments(CLI::App& command, PrepareOptions& options) {
+void AddDocuments(OptionDeclarer& declare, PrepareOptions& options) {
   using data::DocumentMode;
-  const std::map<std::string, DocumentMode> modes = {{"file", DocumentMode::kFile},
-                                                     {"line", DocumentMode::kLine},
-                                                     {"blank_lines", DocumentMode::kBlankLines}};
+  const std::map<std::string, DocumentMode> documents = {
+      {"file", DocumentMode::kFile},
+      {"line", DocumentMode::kLine},
+      {"blank_lines", DocumentMode::kBlankLines}};
   const std::map<std::string, bool> invalid_utf8 = {{"error", false}, {"replace", true}};
-  command.option_defaults()->group(kDocumentsGroup);
-  command
-      .add_option("--documents", options.text.documents,
-                  "Documents of .txt files: whole files, lines, or blocks between blank lines. "
-                  "A .jsonl record is always one document")
-      ->transform(OneOf(modes))
+  declare.BeginGroup("Documents");
+  declare("--documents", options.text.documents,
+          "Documents of .txt files: whole files, lines, or blocks between blank lines. A .jsonl "
+          "record is always one document",
+          documents)
       ->default_str("file");
-  command
-      .add_option("--field", options.input.field,
-                  "The field of a JSON record that contains the text")
-      ->capture_default_str();
-  command
-      .add_option("--invalid-utf8", options.input.replace_invalid_utf8,
-                  "Reaction to bytes that are not UTF-8: an error, or replacement by U+FFFD")
-      ->transform(OneOf(invalid_utf8))
-      ->default_str("error");
-  command
-      .add_option("--max-document-bytes", options.input.max_document_bytes,
-                  "Largest document that is held in memory. Byte-tokenised text has no limit")
-      ->capture_default_str();
+  declare("--field", options.input.field, "The field of a JSON record that contains the text");
+  declare("--invalid-utf8", options.input.replace_invalid_utf8,
+          "Reaction to bytes that are not UTF-8: an error, or replacement by U+FFFD", invalid_utf8);
+  declare("--max-document-bytes", options.input.max_document_bytes,
+          "Largest document that is held in memory. Byte-tokenised text has no limit");
 }
 
-void AddSplits(CLI::App& command, PrepareOptions& options) {
-  command.option_defaults()->group("Splits and shards");
-  command
-      .add_option("--validation-input", options.input.validation_paths,
-                  "Text of the validation split, for example a published one, by the rules of "
-                  "--input. All of --input is then training text")
-      ->type_name("PATH");
-  command
-      .add_option("--validation-fraction", options.input.validation_fraction,
-                  "Share of documents that go to the validation split, chosen by their content; 0: "
-                  "none")
+void AddSplits(OptionDeclarer& declare, PrepareOptions& options) {
+  declare.BeginGroup("Splits and shards");
+  declare("--validation-input PATH", options.input.validation_paths,
+          "Text of the validation split, for example a published one, by the rules of --input. All "
+          "of --input is then training text");
+  declare("--validation-fraction", options.input.validation_fraction,
+          "Share of documents that go to the validation split, chosen by their content; 0: none")
       ->default_str(ShortestText(data::kUsualValidationShare));
-  command.add_option("--split-seed", options.input.split_seed, "Seed that chooses these documents")
-      ->check(AtLeast(0))
-      ->capture_default_str();
-  command.add_option(
-      "--validation-tail", options.input.validation_tail,
-      "Share of each .txt file, at its end, for the validation split [0.05 if there are fewer "
-      "than 100 documents, all of them whole .txt files]");
-  command
-      .add_option("--shard-tokens", options.output.shard_tokens,
-                  "Maximum number of tokens per shard file")
-      ->capture_default_str();
+  declare("--split-seed", options.input.split_seed, "Seed that chooses these documents",
+          AtLeast(0));
+  declare("--validation-tail", options.input.validation_tail,
+          "Share of each .txt file, at its end, for the validation split [0.05 if there are fewer "
+          "than 100 documents, all of them whole .txt files]");
+  declare("--shard-tokens", options.output.shard_tokens, "Maximum number of tokens per shard file");
 }
 
-void AddMqar(CLI::App& command, PrepareOptions& options) {
+void AddMqar(OptionDeclarer& declare, PrepareOptions& options) {
   using data::MqarGenerator;
-  const std::map<std::string, MqarGenerator> generators = {
-      {"native", MqarGenerator::kNative}, {"numpy_compat", MqarGenerator::kNumpyCompat}};
   data::PrepareMqarConfig& mqar = options.mqar;
-  command.option_defaults()->group(kSyntheticGroup);
-  command
-      .add_option("--synthetic", options.synthetic,
-                  "Generate labelled rows of a task instead of reading --input. mqar: multi-query "
-                  "associative recall. A row has pairs of a key and a value, then each key again, "
-                  "labelled with its value [none: text]")
-      ->check(OneOf({"mqar"}));
-  command.add_option("--vocab-size", mqar.vocab_size, "Number of tokens; half of them are keys")
-      ->capture_default_str();
-  command.add_option("--seq-len", options.seq_len, "Tokens per row, an even number")
-      ->capture_default_str();
-  command
-      .add_option("--num-pairs", options.num_pairs,
-                  "Pairs per row, at most a quarter of its tokens. With several numbers here, in "
-                  "--seq-len or in --examples, the dataset has that number of segments, and scores "
-                  "are also reported by segment")
-      ->capture_default_str();
-  command
-      .add_option(
-          "--power", mqar.power,
-          "Distribution of a key's second position: its possible slot g has weight g^(power - 1)")
-      ->capture_default_str();
-  command.add_flag(
-      "--random-non-queries", mqar.random_non_queries,
-      "Fill unused positions with random tokens instead of zeros. Both generators draw "
-      "them in the same way, which differs from the public code");
-  command
-      .add_option("--generator", mqar.generator,
-                  "numpy_compat reproduces the rows of Zoology and ReBased exactly, except with "
-                  "--random-non-queries. native is faster and generates each row independently")
-      ->transform(OneOf(generators))
-      ->default_str("native");
-  command.add_option("--examples", options.examples, "Training rows per segment")
-      ->capture_default_str();
-  command
-      .add_option("--validation-examples", options.validation_examples,
-                  "Validation rows per segment; 0: none")
-      ->capture_default_str();
-  command.add_option("--test-examples", options.test_examples, "Test rows per segment; 0: none")
-      ->capture_default_str();
-  command
-      .add_option("--seed", mqar.seed,
-                  "Seed of the training rows. Test rows use seed + 10, validation rows seed + 20")
-      ->check(AtLeast(0))
-      ->capture_default_str();
+  declare.BeginMode("Synthetic rows");
+  declare("--synthetic", options.synthetic,
+          "Generate labelled rows of a task instead of reading --input. mqar: multi-query "
+          "associative recall. A row has pairs of a key and a value, then each key again, labelled "
+          "with its value [none: text]",
+          OneOf({"mqar"}));
+  declare("--vocab-size", mqar.vocab_size, "Number of tokens; half of them are keys");
+  declare("--seq-len", options.seq_len, "Tokens per row, an even number");
+  declare("--num-pairs", options.num_pairs,
+          "Pairs per row, at most a quarter of its tokens. With several numbers here, in --seq-len "
+          "or in --examples, the dataset has that number of segments, and scores are also reported "
+          "by segment");
+  declare("--power", mqar.power,
+          "Distribution of a key's second position: its possible slot g has weight g^(power - 1)");
+  declare.Flag("--random-non-queries", mqar.random_non_queries,
+               "Fill unused positions with random tokens instead of zeros. Both generators draw "
+               "them in the same way, which differs from the public code");
+  declare("--generator", mqar.generator,
+          "numpy_compat reproduces the rows of Zoology and ReBased exactly, except with "
+          "--random-non-queries. native is faster and generates each row independently",
+          {{"native", MqarGenerator::kNative}, {"numpy_compat", MqarGenerator::kNumpyCompat}});
+  declare("--examples", options.examples, "Training rows per segment");
+  declare("--validation-examples", options.validation_examples,
+          "Validation rows per segment; 0: none");
+  declare("--test-examples", options.test_examples, "Test rows per segment; 0: none");
+  declare("--seed", mqar.seed,
+          "Seed of the training rows. Test rows use seed + 10, validation rows seed + 20",
+          AtLeast(0));
 }
 
-void AddExamples(CLI::App& command, PrepareOptions& options) {
+void AddExamples(OptionDeclarer& declare, PrepareOptions& options) {
   using data::TooLong;
-  const std::map<std::string, TooLong> rules = {
-      {"error", TooLong::kError}, {"cut", TooLong::kCut}, {"drop", TooLong::kDrop}};
+  constexpr char kHeadline[] = "Labelled text";
   data::PrepareExamplesConfig& config = options.examples_config;
-  command.option_defaults()->group(kLabelsGroup);
-  command
-      .add_option(
-          "--labels", options.labels,
+  declare.BeginMode(kHeadline);
+  declare("--labels", options.labels,
           "--input contains labelled records (.tsv with a header line, or .jsonl): texts with "
-          "their classes, or prompts with their answers [none: text]")
-      ->check(OneOf({"classes", "answers"}));
-  command
-      .add_option("--row-len", config.rules.row_len,
-                  "Tokens per row. A row has one text with its class, or as many answers as fit")
-      ->capture_default_str();
-  command
-      .add_option("--too-long", config.rules.too_long,
-                  "Examples longer than a row: an error, truncated, or dropped")
-      ->transform(OneOf(rules))
-      ->default_str("error");
-  command.add_option("--label-field", config.label_field, "The field with the class of a text")
-      ->capture_default_str();
-  command
-      .add_option("--classes", config.classes,
-                  "Class names, numbered from 0 [those of --input, sorted]")
+          "their classes, or prompts with their answers [none: text]",
+          OneOf({"classes", "answers"}));
+  declare("--row-len", config.rules.row_len,
+          "Tokens per row. A row has one text with its class, or as many answers as fit");
+  declare("--too-long", config.rules.too_long,
+          "Examples longer than a row: an error, truncated, or dropped",
+          {{"error", TooLong::kError}, {"cut", TooLong::kCut}, {"drop", TooLong::kDrop}});
+  declare("--test-input PATH", config.test_inputs, "Records of a test split [none]");
+  declare.BeginGroup(kHeadline);  // Only with one value of --labels.
+  declare("--label-field", config.label_field, "The field with the class of a text");
+  declare("--classes", config.classes, "Class names, numbered from 0 [those of --input, sorted]")
       ->delimiter(',');
-  command.add_option("--prompt-field", config.prompt_field, "The field with the prompt")
-      ->capture_default_str();
-  command.add_option("--answer-field", config.answer_field, "The field with the answer")
-      ->capture_default_str();
-  AddSpecialTokens(command, config.rules.special_tokens, "prompts and answers");
-  command.add_option("--test-input", config.test_inputs, "Records of a test split [none]")
-      ->type_name("PATH");
-}
-
-// Modes: the content of --input, or the task that is generated without it.
-Modes PrepareModes(const CLI::App& command) {
-  Modes modes(command);
-  modes.OnlyWith("--synthetic", modes.Group(kSyntheticGroup));
-  modes.NotWith("--synthetic", modes.Group(kTokenizerGroup), "--input PATH");
-  modes.NotWith("--synthetic", modes.Group(kDocumentsGroup), "--input PATH");
-  modes.NotWith(
-      "--synthetic",
-      {"--validation-input", "--validation-fraction", "--split-seed", "--validation-tail"},
-      "--input PATH");
-  modes.OnlyWith("--labels classes", {"--label-field", "--classes"});
-  modes.OnlyWith("--labels answers", {"--prompt-field", "--answer-field", "--special-tokens"});
-  modes.NotWith("--labels answers", {"--field"}, "--labels classes");
-  modes.OnlyWith("--labels", modes.Group(kLabelsGroup));
-  modes.NotWith("--labels", {"--train-tokenizer", "--vocab", "--documents", "--validation-tail"});
-  modes.OnlyWith("--train-tokenizer", {"--vocab"});
-  modes.NotWith("--validation-input",
-                {"--validation-fraction", "--split-seed", "--validation-tail"});
-  modes.NotWith("--validation-tail", {"--validation-fraction", "--split-seed"});
-  return modes;
+  declare("--prompt-field", config.prompt_field, "The field with the prompt");
+  declare("--answer-field", config.answer_field, "The field with the answer");
+  AddSpecialTokens(declare, config.rules.special_tokens, "prompts and answers");
 }
 
 }  // namespace
 
 void AddPrepare(CLI::App& app, Request& request) {
-  auto options = std::make_shared<PrepareOptions>();
-  CLI::App* command =
-      app.add_subcommand("prepare", "Tokenise text into a dataset, or generate a synthetic one");
-  DescribeUse(*command, PrepareUse());
-  AddFiles(*command, *options);
-  AddTokenizers(*command, *options);
-  AddDocuments(*command, *options);
-  AddSplits(*command, *options);
-  AddMqar(*command, *options);
-  AddExamples(*command, *options);
-  command->get_option("--synthetic")
-      ->excludes(command->get_option("--input"), command->get_option("--labels"));
-  command->get_option("--tokenizer")->excludes(command->get_option("--train-tokenizer"));
-  command->callback([=, &request, modes = PrepareModes(*command)] {
-    modes.Require();
-    request = *options;
+  auto [command, options] = AddSubcommand<PrepareOptions>(
+      app, request, "prepare", "Tokenise text into a dataset, or generate a synthetic one",
+      PrepareUse());
+  OptionDeclarer declare(command);
+  AddFiles(declare, options);
+  AddTokenizers(declare, options);
+  AddDocuments(declare, options);
+  AddSplits(declare, options);
+  AddMqar(declare, options);
+  AddExamples(declare, options);
+  Exclude(command, "--synthetic",
+          {"--input", "--tokenizer", "--train-tokenizer", "--documents", "--field",
+           "--invalid-utf8", "--max-document-bytes", "--validation-input", "--validation-fraction",
+           "--split-seed", "--validation-tail", "--labels"});
+  Exclude(command, "--labels", {"--train-tokenizer", "--documents", "--validation-tail"});
+  Exclude(command, "--tokenizer", {"--train-tokenizer"});
+  Exclude(command, "--validation-input",
+          {"--validation-fraction", "--split-seed", "--validation-tail"});
+  Exclude(command, "--validation-tail", {"--validation-fraction", "--split-seed"});
+  command.parse_complete_callback([&command = command] {
+    RequireValue(command, "--labels", "classes", {"--label-field", "--classes"});
+    RequireValue(command, "--labels", "answers",
+                 {"--prompt-field", "--answer-field", "--special-tokens"});
+    if (command.count("--labels") > 0) RequireValue(command, "--labels", "classes", {"--field"});
   });
 }
 

@@ -1,15 +1,19 @@
 #include "cli/command_line/program.h"
 
-#include <CLI/CLI.hpp>
+#include <poll.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
+#include <iostream>
 #include <string>
+#include <thread>
 #include <vector>
 
-#include "cli/command_line/help.h"
-#include "cli/command_line/value_checks.h"
+#include "cli/command_line/declare.h"
 #include "core/error.h"
 #include "core/human.h"
+#include "core/log.h"
 #include "core/nearest.h"
 #include "core/versions.h"
 
@@ -50,10 +54,6 @@ std::vector<std::string> OptionsOf(const CLI::App& app) {
   return names;
 }
 
-bool Contains(const std::vector<std::string>& names, const std::string& name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
-}
-
 }  // namespace
 
 void CheckWords(const CLI::App& app, const std::vector<std::string>& words) {
@@ -65,12 +65,13 @@ void CheckWords(const CLI::App& app, const std::vector<std::string>& words) {
     if (word.starts_with("--")) {
       const std::string name = word.substr(0, word.find('='));
       const std::vector<std::string> options = OptionsOf(*command);
-      HL_CHECK_AS(ExitCode::kUsage, Contains(options, name), "'", name, "' is not an option of `",
-                  path, "`", DidYouMean(name, options), "\n`", path, " --help` lists all options");
+      HL_CHECK_AS(ExitCode::kUsage, std::ranges::count(options, name) > 0, "'", name,
+                  "' is not an option of `", path, "`", DidYouMean(name, options), "\n`", path,
+                  " --help` lists all options");
     } else if (!subcommands.empty() && !word.starts_with('-')) {
-      HL_CHECK_AS(ExitCode::kUsage, Contains(subcommands, word), "'", word,
+      HL_CHECK_AS(ExitCode::kUsage, std::ranges::count(subcommands, word) > 0, "'", word,
                   "' is not a subcommand of `", path, "`", DidYouMean(word, subcommands),
-                  "\nThere are ", Join(subcommands, ", "));
+                  "\nUse one of ", Join(subcommands, ", "));
       command = command->get_subcommand(word);
       path += " " + word;
     }
@@ -108,9 +109,7 @@ class Findings {
       if (option->get_required() && option->count() == 0)
         missing.push_back(Concat(UsageOf(*option), ": ", option->get_description()));
     if (!missing.empty()) return Concat("needs ", Join(missing, "; and "));
-    std::vector<std::string> names;
-    for (const CLI::App* sub : command_.get_subcommands({})) names.push_back(sub->get_name());
-    return Concat("needs a subcommand: ", Join(names, ", "));
+    return Concat("needs a subcommand: ", Join(SubcommandsOf(command_), ", "));
   }
 
   std::string Excludes() const {
@@ -124,13 +123,24 @@ class Findings {
     return words_;
   }
 
+  // An option that has no effect without another one.
+  std::string Requires() const {
+    for (const CLI::Option* option : options_) {
+      if (option->count() == 0) continue;
+      for (const CLI::Option* needed : option->get_needs())
+        if (needed->count() == 0) return DoesNothingWithout(*option, *needed);
+    }
+    return words_;
+  }
+
   // Too few or too many values.
   std::string Count() const {
     const CLI::Option* option = Named();
     if (option == nullptr) return words_;
     const auto met = static_cast<int>(option->count());
     const int least = std::max(option->get_items_expected_min(), 1);
-    if (option->get_items_expected_max() == 0) return Concat(option->get_name(), " takes no value");
+    if (option->get_items_expected_max() == 0)
+      return Concat(option->get_name(), " takes no value. Remove it.");
     if (words_.ends_with(" missing"))
       return Concat(option->get_name(), " has no value. Use ", UsageOf(*option), ".");
     return Concat(option->get_name(), " has ", Counted(met, "value"), " ('",
@@ -155,7 +165,7 @@ class Findings {
   std::string Extras() const {
     std::vector<std::string> extras = command_.remaining();
     if (extras.empty()) return words_;
-    return Concat("does not accept '", Join(extras, "' '"), "'");
+    return Concat("does not accept '", Join(extras, "' '"), "'. Remove it.");
   }
 
  private:
@@ -190,11 +200,12 @@ class Findings {
 std::string Describe(const CLI::App& command, const CLI::ParseError& error) {
   const Findings findings(command, error.what());
   if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) return findings.Missing();
+  if (dynamic_cast<const CLI::RequiresError*>(&error) != nullptr) return findings.Requires();
   if (dynamic_cast<const CLI::ExcludesError*>(&error) != nullptr) return findings.Excludes();
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) return findings.Count();
   if (dynamic_cast<const CLI::ConversionError*>(&error) != nullptr) return findings.Conversion();
   if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) return findings.Extras();
-  return error.what();  // From value_checks.h or modes.h.
+  return error.what();  // From declare.h.
 }
 
 }  // namespace
@@ -223,6 +234,25 @@ std::optional<ExitCode> ParseCommandLine(int argc, char** argv, Request& request
     return ExitCode::kFinished;
   }
   return std::nullopt;
+}
+
+ExitCode EndOutput(ExitCode code) {
+  std::cout.flush();
+  if (std::cout || code != ExitCode::kFinished) return code;
+  pollfd out = {.fd = STDOUT_FILENO, .events = POLLOUT, .revents = 0};
+  if (::poll(&out, 1, 0) == 1 && (out.revents & POLLERR) != 0) return code;
+  HL_ERROR("halflife", "cannot write to standard output. Check whether its disk is full.");
+  return ExitCode::kEnvironment;
+}
+
+void LetRankZeroReport(int rank, ExitCode code) {
+  // Longer than mpirun needs to kill a rank that handles SIGTERM (a second), and longer than the
+  // difference between the ranks' start times on a busy machine.
+  constexpr auto kWait = std::chrono::seconds(5);
+  const bool likely_on_all_ranks = code == ExitCode::kUsage || code == ExitCode::kData ||
+                                   code == ExitCode::kEnvironment ||
+                                   code == ExitCode::kNoUsableCheckpoint;
+  if (rank != 0 && likely_on_all_ranks) std::this_thread::sleep_for(kWait);
 }
 
 }  // namespace halflife::cli

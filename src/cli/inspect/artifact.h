@@ -36,6 +36,8 @@ bool IsCheckpoint(const std::filesystem::path& path);
 nlohmann::ordered_json DescribeCheckpoint(const std::filesystem::path& path);
 bool IsRun(const std::filesystem::path& path);
 nlohmann::ordered_json DescribeRun(const std::filesystem::path& path);
+bool IsMetrics(const std::filesystem::path& path);
+nlohmann::ordered_json DescribeMetrics(const std::filesystem::path& path);
 // dataset.cc
 bool IsDataset(const std::filesystem::path& path);
 nlohmann::ordered_json DescribeDataset(const std::filesystem::path& path);
@@ -49,9 +51,6 @@ nlohmann::ordered_json DescribeTokenizer(const std::filesystem::path& path);
 bool IsRecipe(const std::filesystem::path& path);
 nlohmann::ordered_json DescribeRecipe(const std::filesystem::path& path);
 std::string RecipeText(const std::filesystem::path& path);
-// metrics.cc
-bool IsMetrics(const std::filesystem::path& path);
-nlohmann::ordered_json DescribeMetrics(const std::filesystem::path& path);
 // events.cc
 bool IsEvents(const std::filesystem::path& path);
 nlohmann::ordered_json DescribeEvents(const std::filesystem::path& path);
@@ -65,7 +64,6 @@ nlohmann::ordered_json DescribeSafetensors(const std::filesystem::path& path);
 bool IsHuggingFace(const std::filesystem::path& path);
 nlohmann::ordered_json DescribeHuggingFace(const std::filesystem::path& path);
 
-// render.cc
 // Replaces control characters, with which a hostile file could control a terminal, by \xNN.
 std::string Printable(const std::string& text);
 // Formats JSON for people: "key: value" lines, indented objects, lists of objects as tables, bytes

@@ -74,13 +74,15 @@ class EventsSummary {
       if (!event.ParseFromString(*payload)) break;
       HL_CHECK_AS(
           ExitCode::kData, num_records > 0 || event.file_version().starts_with("brain.Event:"),
-          path.string(), " does not begin with the version of TensorBoard's events, brain.Event:2");
+          path.string(),
+          " does not begin with the version of TensorBoard's events, brain.Event:2. Use a file "
+          "that TensorBoard reads.");
       AddEvent(event, path);
     }
     const uint64_t bytes =
         std::max<uint64_t>(fs::file_size(path), whole_bytes);  // A trainer may truncate it.
     HL_CHECK_AS(ExitCode::kData, num_records > 0 || bytes == 0, path.string(), " of ", bytes,
-                " bytes has no complete TensorBoard event");
+                " bytes has no complete TensorBoard event. Use a file that TensorBoard reads.");
     files_.push_back({{"file", path.filename().string()},
                       {"bytes", bytes},
                       {"records", num_records},
@@ -138,7 +140,7 @@ class EventsSummary {
         continue;
       }
       HL_CHECK_AS(ExitCode::kData, points_.size() < kMaxPoints, path.string(), ": more than ",
-                  kMaxPoints, " points, which is as many as are read");
+                  kMaxPoints, " points. Use files with fewer.");
       points_.push_back({event.step(), SeriesOf({is_text, value.tag()}, path),
                          is_scalar ? value.simple_value() : 0});
     }
@@ -158,7 +160,8 @@ class EventsSummary {
     if (found != tags_.end()) return found->second;
     HL_CHECK_AS(ExitCode::kData, tags_.size() < kMaxTags && tag.name.size() <= kMaxTagBytes,
                 path.string(), ": more than ", kMaxTags, " tags, or one of more than ",
-                kMaxTagBytes, " bytes (", tag.name.size(), ")");
+                kMaxTagBytes, " bytes (", tag.name.size(),
+                "). Use files with fewer and shorter tags.");
     const auto index = static_cast<uint32_t>(tags_.size());
     tags_.emplace(tag, index);
     return index;

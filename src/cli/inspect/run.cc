@@ -1,18 +1,149 @@
-#include <nlohmann/json.hpp>
-
+// A run's folder, its metrics and its checkpoints.
+#include <algorithm>
 #include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
 
 #include "ckpt/reader.h"
 #include "ckpt/step_dir.h"
 #include "cli/inspect/artifact.h"
 #include "core/error.h"
 #include "core/hash.h"
+#include "core/json_text.h"
 #include "model/language_model.h"
 
 namespace halflife::cli::inspect {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
+
+namespace {
+
+// Adds lines in file order. After a resume:
+// - A step that was trained again counts once, with its last values.
+// - A step that was discarded and never trained again does not count.
+class MetricsSummary {
+ public:
+  void Add(const std::string& line) {
+    ++num_lines_;
+    Json json;
+    if (JsonNesting(line) <= kMaxJsonNesting)
+      json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer()) {
+      ++num_damaged_;
+      return;
+    }
+    std::string attempt;  // Empty: the program did not write one.
+    if (json.contains("attempt") && json["attempt"].is_string()) {
+      attempt = json["attempt"];
+      double& elapsed = attempts_[attempt];
+      elapsed = std::max(elapsed, Number(json, "elapsed_s"));
+    }
+    num_saves_ += json.contains("save_bytes") ? 1 : 0;
+    num_checkpoint_damage_ += json.contains("checkpoint_damage") ? 1 : 0;
+    if (!json.contains("val_loss") && !json.contains("loss")) return;
+    const auto step = json["step"].get<int64_t>();
+    if (attempt != attempt_) BeginAttempt(attempt, step);
+    if (json.contains("loss")) {
+      steps_[step] = StepOf(json);
+      if (step == steps_.rbegin()->first) last_ = json;
+    }
+    if (json.contains("val_loss")) validations_[step] = std::move(json);
+  }
+
+  Json Finish() const {
+    Json first, least, best;
+    double seconds = 0, tokens = 0;
+    int64_t num_skipped = 0, num_nonfinite = 0;
+    double elapsed = 0;
+    for (const auto& [attempt, seconds_of_attempt] : attempts_) elapsed += seconds_of_attempt;
+    for (const auto& [number, step] : steps_) {
+      if (first.is_null()) first = number;
+      seconds += step.seconds;
+      tokens += step.tokens_per_s * step.seconds;
+      num_skipped += step.skipped ? 1 : 0;
+      num_nonfinite += step.loss ? 0 : 1;
+      if (step.loss && (least.is_null() || *step.loss < least["loss"])) {
+        least = {{"step", number}, {"loss", *step.loss}};
+      }
+    }
+    for (const auto& [step, line] : validations_) {
+      const Json& loss = line["val_loss"];
+      if (loss.is_number() && (best.is_null() || loss < best["val_loss"])) best = line;
+    }
+    return {{"lines", num_lines_},
+            {"damaged_lines", num_damaged_},
+            {"attempts", attempts_.size()},
+            {"steps", steps_.size()},
+            {"first_step", first},
+            {"last_step", last_},
+            {"least_loss", least},
+            {"skipped_steps", num_skipped},
+            {"nonfinite_losses", num_nonfinite},
+            {"tokens", last_.is_null() ? Json() : last_.value("tokens", Json())},
+            {"seconds_in_steps", seconds},
+            {"seconds_in_attempts", elapsed > 0 ? Json(elapsed) : Json()},
+            {"mean_tokens_per_s", seconds > 0 ? Json(tokens / seconds) : Json()},
+            {"validations", validations_.size()},
+            {"last_validation", validations_.empty() ? Json() : validations_.rbegin()->second},
+            {"best_validation", best},
+            {"saves", num_saves_},
+            {"passed_over_checkpoints", num_checkpoint_damage_}};
+  }
+
+ private:
+  static double Number(const Json& line, const char* key) {
+    return line.contains(key) && line[key].is_number() ? line[key].get<double>() : 0;
+  }
+  // The fields of a line that the summary needs. A run may have millions of lines.
+  struct Step {
+    std::optional<double> loss;  // Empty: not finite.
+    double seconds = 0, tokens_per_s = 0;
+    bool skipped = false;
+  };
+  static Step StepOf(const Json& line) {
+    Step step = {.loss = {},
+                 .seconds = 1e-3 * Number(line, "step_ms"),
+                 .tokens_per_s = Number(line, "tokens_per_s"),
+                 .skipped = line.value("skipped", Json()) == Json(true)};
+    if (line["loss"].is_number()) step.loss = line["loss"].get<double>();
+    return step;
+  }
+  // A new attempt replaces the lines of earlier ones, from its first trained or validated step on.
+  void BeginAttempt(const std::string& attempt, int64_t from) {
+    attempt_ = attempt;
+    steps_.erase(steps_.lower_bound(from), steps_.end());
+    validations_.erase(validations_.lower_bound(from), validations_.end());
+    if (!last_.is_null() && last_["step"].get<int64_t>() >= from) last_ = Json();
+  }
+
+  int64_t num_lines_ = 0, num_damaged_ = 0, num_saves_ = 0, num_checkpoint_damage_ = 0;
+  std::map<std::string, double> attempts_;  // Seconds of each attempt.
+  std::map<int64_t, Step> steps_;
+  std::map<int64_t, Json> validations_;
+  std::string attempt_;
+  Json last_;  // The line of the last step in steps_.
+};
+
+}  // namespace
+
+bool IsMetrics(const fs::path& path) {
+  std::error_code ignored;
+  return path.extension() == ".jsonl" && fs::is_regular_file(path, ignored);
+}
+
+Json DescribeMetrics(const fs::path& path) {
+  std::ifstream in(path);
+  HL_CHECK_AS(ExitCode::kData, in.good(), "cannot read ", path.string(),
+              ". Check its permissions.");
+  MetricsSummary summary;
+  for (std::string line; std::getline(in, line);) summary.Add(line);
+  // Without this check, a read error would look like the end of the file.
+  HL_CHECK_AS(ExitCode::kData, !in.bad(), "cannot read ", path.string(), ". Check its disk.");
+  return summary.Finish();
+}
 
 // Recognises a step by its name, which also works if the step is damaged, or by the first bytes of
 // its manifest, which also works if the folder was renamed.

@@ -30,10 +30,11 @@ bool IsFile(const fs::path& path) {
 void CheckSize(const fs::path& path) {
   std::error_code error;
   if (!fs::exists(path, error)) return;
-  HL_CHECK_AS(ExitCode::kData, IsFile(path), path.string(), " is not a regular file");
+  HL_CHECK_AS(ExitCode::kData, IsFile(path), path.string(),
+              " is not a regular file. Replace it by one.");
   const uint64_t bytes = fs::file_size(path, error);
   HL_CHECK_AS(ExitCode::kData, !error && bytes <= kMaxFileBytes, path.string(), " has ", bytes,
-              " bytes. A tokenizer file has at most ", kMaxFileBytes, " bytes.");
+              " bytes. Use a tokenizer whose files have at most ", kMaxFileBytes, " bytes.");
 }
 
 // Checks the sizes of all files that data::OpenTokenizer may read.

@@ -49,7 +49,8 @@ std::vector<fs::path> WeightFiles(const fs::path& folder) {
 
 Json ReadJson(const fs::path& path) {
   Json json = Json::parse(ReadJsonText(path), nullptr, /*allow_exceptions=*/false);
-  HL_CHECK_AS(ExitCode::kData, json.is_object(), path.string(), " is not a JSON object");
+  HL_CHECK_AS(ExitCode::kData, json.is_object(), path.string(),
+              " is not a JSON object. Download it again.");
   return json;
 }
 
@@ -61,7 +62,7 @@ void CompareWithIndex(const fs::path& folder, const std::set<std::string>& names
   if (fs::exists(path)) {
     const Json index = ReadJson(path);
     HL_CHECK_AS(ExitCode::kData, index.contains("weight_map") && index["weight_map"].is_object(),
-                path.string(), " has no weight_map");
+                path.string(), " has no weight_map. Download it again.");
     const Json& map = index["weight_map"];
     for (const auto& [name, file] : map.items()) {
       if (!names.contains(name)) missing.push_back(name);
@@ -113,7 +114,8 @@ Json DescribeHuggingFace(const fs::path& path) {
                      {"tensors", header.entries.size()}});
     for (const auto& entry : header.entries) {
       HL_CHECK_AS(ExitCode::kData, names.insert(entry.name).second, "tensor '", entry.name,
-                  "' is in two files of ", path.string());
+                  "' is in two files of ", path.string(),
+                  ". Remove the file that does not belong to it.");
       totals.Add(entry);
       tensors.push_back(TensorRow(entry));
       tensors.back()["file"] = file.filename().string();

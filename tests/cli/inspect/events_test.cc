@@ -131,7 +131,8 @@ TEST_F(InspectEventsTest, ATornEndIsSaid) {
 }
 
 TEST_F(InspectEventsTest, WhatIsNoEventFile) {
-  EXPECT_HL_ERROR(Describe(Write("text")), ExitCode::kData, kName, "no complete TensorBoard event");
+  EXPECT_HL_ERROR(Describe(Write("text")), ExitCode::kData, kName,
+                  "no complete TensorBoard event. Use a file");
   EXPECT_HL_ERROR(Describe(Write(Scalar("a", 1, 1))), ExitCode::kData, "brain.Event");
 }
 

@@ -185,7 +185,8 @@ TEST_F(InspectKindsTest, ARecipeThatNoRunCouldUse) {
 // A read error differs from the end of a file. Reading a folder fails like reading from a failing
 // disk.
 TEST_F(InspectKindsTest, MetricsThatCannotBeRead) {
-  EXPECT_HL_ERROR(DescribeMetrics(fixture->path("data")), ExitCode::kData, "cannot read");
+  EXPECT_HL_ERROR(DescribeMetrics(fixture->path("data")), ExitCode::kData, "cannot read",
+                  "Check its");
 }
 
 TEST_F(InspectKindsTest, MetricsOfAResumedRunWithATornLine) {

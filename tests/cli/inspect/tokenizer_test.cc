@@ -122,13 +122,13 @@ TEST_F(InspectTokenizerTest, HostileAndUnknownFiles) {
   fs::resize_file(dir_ / "large/tokenizer_config.json", (128 << 20) + 1);
   for (const char* path : {"large", "large/tokenizer.json"}) {
     EXPECT_HL_ERROR(Describe(dir_ / path), ExitCode::kData, "tokenizer_config.json",
-                    "134217729 bytes", "at most 134217728");
+                    "134217729 bytes. Use a tokenizer", "at most 134217728");
   }
   // A pipe, which would wait for a writer without a limit.
   Write("pipe/kind.txt", "sentencepiece\n");
   ASSERT_EQ(::mkfifo((dir_ / "pipe/sentencepiece.model").c_str(), 0600), 0);
   EXPECT_HL_ERROR(Describe(dir_ / "pipe"), ExitCode::kData,
-                  "sentencepiece.model is not a regular file");
+                  "sentencepiece.model is not a regular file. Replace it");
 }
 
 }  // namespace

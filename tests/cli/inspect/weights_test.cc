@@ -17,6 +17,7 @@ namespace {
 using ckpt::StoredDType;
 using ckpt::safetensors::Entry;
 using testing::HasSubstr;
+using testing::Not;
 
 class InspectWeightsTest : public testing::Test {
  protected:
@@ -68,7 +69,7 @@ TEST_F(InspectWeightsTest, HostileFiles) {
   // A name that would clear the terminal.
   WriteTensors("escape.safetensors", {{"\x1b[2Jowned", StoredDType::kF32, {1}, 0, 0}});
   const std::string text = Text(dir_ / "escape.safetensors");
-  EXPECT_EQ(text.find('\x1b'), std::string::npos);
+  EXPECT_THAT(text, Not(HasSubstr("\x1b")));
   EXPECT_THAT(text, HasSubstr("\\x1b[2Jowned"));
 }
 
@@ -90,9 +91,11 @@ TEST_F(InspectWeightsTest, AHuggingFaceFolder) {
   EXPECT_EQ(json["unlisted_tensors"], nlohmann::ordered_json({"norm.weight"}));
 
   WriteTensors("model-00003-of-00002.safetensors", {kNorm});
-  EXPECT_HL_ERROR(Describe(dir_.path()), ExitCode::kData, "norm.weight", "two files");
+  EXPECT_HL_ERROR(Describe(dir_.path()), ExitCode::kData, "norm.weight", "two files",
+                  "Remove the file");
   Write("config.json", "[1");
-  EXPECT_HL_ERROR(Describe(dir_.path()), ExitCode::kData, "config.json", "not a JSON object");
+  EXPECT_HL_ERROR(Describe(dir_.path()), ExitCode::kData, "config.json",
+                  "not a JSON object. Download it again.");
 }
 
 TEST(Render, ControlCharactersAndUnits) {
