@@ -20,28 +20,13 @@ std::string ValidUtf8(std::string_view text) {
 std::string Escape(std::string_view text) {
   std::string out;
   for (const char c : ValidUtf8(text)) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      case '\'':
-        out += "&#39;";
-        break;
-      default: {
-        const auto byte = static_cast<unsigned char>(c);
-        const bool control = (byte < 0x20 && c != '\n' && c != '\t') || byte == 0x7f;
-        out += control ? std::string("\xEF\xBF\xBD") : std::string(1, c);
-      }
-    }
+    const auto byte = static_cast<unsigned char>(c);
+    const bool control = (byte < 0x20 && c != '\n' && c != '\t') || byte == 0x7f;
+    const size_t special = std::string_view("&<>\"'").find(c);
+    constexpr const char* kEntities[] = {"&amp;", "&lt;", "&gt;", "&quot;", "&#39;"};
+    out += special != std::string_view::npos ? std::string(kEntities[special])
+           : control                         ? std::string("\xEF\xBF\xBD")
+                                             : std::string(1, c);
   }
   return out;
 }
@@ -58,11 +43,9 @@ std::string UrlOfPath(std::string_view path) {
   return url;
 }
 
-std::string JsonString(std::string_view text) {
-  const std::string json = nlohmann::json(std::string(text))
-                               .dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
+std::string ScriptJson(const nlohmann::ordered_json& json) {
   std::string out;
-  for (const char c : json) {
+  for (const char c : json.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace)) {
     if (c == '<' || c == '>' || c == '&') {
       out += c == '<' ? "\\u003c" : c == '>' ? "\\u003e" : "\\u0026";
     } else {

@@ -2,6 +2,7 @@
 // through UrlOfPath.
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,8 +17,8 @@ std::string Escape(std::string_view text);
 // letter, a digit or one of -_.~/=,+@ is percent-encoded.
 std::string UrlOfPath(std::string_view path);
 
-// Returns a JSON string literal that is safe inside <script>.
-std::string JsonString(std::string_view text);
+// Returns JSON that is safe inside <script>.
+std::string ScriptJson(const nlohmann::ordered_json& json);
 
 // The report's style sheet and script, which are inlined into the page: colours, lines and fonts of
 // drawings. Also used in separate SVG files.

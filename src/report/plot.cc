@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "core/concat.h"
@@ -93,28 +94,27 @@ class Chart {
   // {"left":..,"right":..,"low":..,"high":..,"log":..,"x":"step",
   //  "categories":["a","b"],"curves":[{"name","style","x","y","lo","hi"}]}
   std::string HoverData() const {
-    std::string out =
-        Concat("{\"left\":", kLeft, ",\"right\":", kRight, ",\"low\":", Json(x_.low()),
-               ",\"high\":", Json(x_.high()), ",\"log\":", x_.scale() == Scale::kLog,
-               ",\"x\":", JsonString(spec_.x_name));
-    if (!spec_.categories.empty())
-      out += Concat(",\"categories\":[", Join(spec_.categories, ",", JsonString), "]");
-    out += ",\"curves\":[";
-    const char* separator = "";
+    nlohmann::ordered_json data = {{"left", kLeft},
+                                   {"right", kRight},
+                                   {"low", Rounded(x_.low())},
+                                   {"high", Rounded(x_.high())},
+                                   {"log", x_.scale() == Scale::kLog},
+                                   {"x", spec_.x_name}};
+    if (!spec_.categories.empty()) data["categories"] = spec_.categories;
+    data["curves"] = nlohmann::ordered_json::array();
     for (const DrawnCurve& drawn : curves_) {
       if (drawn.curve->cloud) continue;
-      out += Concat(separator, "{\"name\":", JsonString(drawn.curve->name),
-                    ",\"style\":", drawn.curve->style % kNumStyles);
-      separator = ",";
-      out += Array(",\"x\":", drawn, [](const Bucket& b) { return b.x; });
-      out += Array(",\"y\":", drawn, [](const Bucket& b) { return b.mean; });
+      nlohmann::ordered_json curve = {{"name", drawn.curve->name},
+                                      {"style", drawn.curve->style % kNumStyles},
+                                      {"x", Values(drawn, &Bucket::x)},
+                                      {"y", Values(drawn, &Bucket::mean)}};
       if (IsReduced(drawn)) {
-        out += Array(",\"lo\":", drawn, [](const Bucket& b) { return b.low; });
-        out += Array(",\"hi\":", drawn, [](const Bucket& b) { return b.high; });
+        curve["lo"] = Values(drawn, &Bucket::low);
+        curve["hi"] = Values(drawn, &Bucket::high);
       }
-      out += "}";
+      data["curves"].push_back(std::move(curve));
     }
-    return out + "]}";
+    return ScriptJson(data);
   }
 
   // Returns for example "line: mean of up to 12 points, band: lowest to highest of them", with the
@@ -134,20 +134,17 @@ class Chart {
   }
 
  private:
-  static std::string Json(double value) {
-    if (!std::isfinite(value)) return "null";
+  // Returns the value with six digits, which shortens the page. Null if it is not finite.
+  static nlohmann::ordered_json Rounded(double value) {
+    if (!std::isfinite(value)) return nullptr;
     char text[32];
     std::snprintf(text, sizeof text, "%.6g", value);
-    return text;
+    return nlohmann::ordered_json::parse(text);
   }
-  template <typename Get>
-  static std::string Array(const char* name, const DrawnCurve& drawn, Get get) {
-    std::string out = Concat(name, "[");
-    for (size_t i = 0; i < drawn.buckets.size(); ++i) {
-      if (i > 0) out += ",";
-      out += Json(get(drawn.buckets[i]));
-    }
-    return out + "]";
+  static nlohmann::ordered_json Values(const DrawnCurve& drawn, double Bucket::*member) {
+    auto values = nlohmann::ordered_json::array();
+    for (const Bucket& bucket : drawn.buckets) values.push_back(Rounded(bucket.*member));
+    return values;
   }
 
   std::string Grid() const {

@@ -133,10 +133,8 @@ TEST_F(BadInput, DatasetMissingTruncatedOrDamaged) {
 TEST_F(BadInput, RunFolderInUse) {
   ExpectExit(fixture->Run({.run = "busy", .set = {"train.steps=3"}}), 0);
   const std::string lock = fixture->path("busy") / "run.lock";
-  std::vector<std::string> command = {"flock", "-n", lock};
   const auto train = fixture->Command({.run = "busy", .set = {"train.steps=3"}});
-  command.insert(command.end(), train.begin(), train.end());
-  ExpectExit(RunCommand(command), 4, {"in use"});
+  ExpectExit(RunCommand(Append({"flock", "-n", lock}, train)), 4, {"in use"});
 }
 
 TEST_F(BadInput, CheckpointOfAnotherArchitecture) {
@@ -196,21 +194,16 @@ TEST_F(BadInput, TextThatATokenizerOfCharactersCannotRead) {
   const std::string bytes = fixture->path("bytes-run");
   for (const std::vector<std::string>& command :
        {std::vector<std::string>{"generate", "--prompt", "a"},
-        std::vector<std::string>{"score", "--text", text, "--out", out}}) {
-    std::vector<std::string> all = {command[0], "--model", bytes, "--tokenizer",
-                                    pieces + "/tokenizer"};
-    all.insert(all.end(), command.begin() + 1, command.end());
-    ExpectExit(Halflife(all), 2, {"the tokenizer has 320 tokens", "a vocabulary of 259"});
-  }
+        {"score", "--text", text, "--out", out}})
+    ExpectExit(Halflife(Append(command, {"--model", bytes, "--tokenizer", pieces + "/tokenizer"})),
+               2, {"the tokenizer has 320 tokens", "a vocabulary of 259"});
 }
 
 TEST_F(BadInput, RanksThatDisagreeAboutTheConfig) {
   const std::string script =
       Write("disagree.sh", "#!/bin/bash\nexec \"$@\" --set train.seed=$OMPI_COMM_WORLD_RANK\n");
-  std::vector<std::string> command = {"bash", script};
   const auto train = fixture->Command({.run = "disagree"});
-  command.insert(command.end(), train.begin(), train.end());
-  ExpectExit(RunRanks(2, command), 2, {"disagree about the config"});
+  ExpectExit(RunRanks(2, Append({"bash", script}, train)), 2, {"disagree about the config"});
 }
 
 TEST_F(BadInput, FullDisk) {

@@ -26,9 +26,6 @@ class CrashResume : public ProgramTest {
     ExpectExit(fixture->Run({.run = "undisturbed", .ranks = 2}), 0);
   }
 
-  void ExpectBitwiseUndisturbed(const std::string& run) {
-    ExpectExit(Halflife({"ckpt", "diff", Path("undisturbed"), Path(run), "--bitwise"}), 0);
-  }
   void Resume(const std::string& run, int ranks = 2) {
     ExpectExit(fixture->Run({.run = run, .ranks = ranks, .flags = {"--resume", "auto"}}), 0);
   }
@@ -39,7 +36,7 @@ TEST_F(CrashResume, OneRankKilledBetweenSteps) {
                  {.run = "rank_killed", .ranks = 2, .env = {{"HL_FAULT", "train.step:kill:13:1"}}}),
              137);
   Resume("rank_killed");
-  ExpectBitwiseUndisturbed("rank_killed");
+  ExpectEqualBits("undisturbed", "rank_killed");
 }
 
 // Overridden position ids are drawn per sample, and are the same after a resume.
@@ -75,7 +72,7 @@ TEST_F(CrashResume, WholeJobKilledAtEveryPointOfASave) {
     ExpectExit(
         fixture->Run({.run = run, .ranks = 2, .env = {{"HL_FAULT", point + ":kill:" + nth}}}), 137);
     Resume(run);
-    ExpectBitwiseUndisturbed(run);
+    ExpectEqualBits("undisturbed", run);
   }
 }
 
@@ -99,7 +96,7 @@ TEST_F(CrashResume, AKillAtAnyMomentOfSavesInTheBackgroundLosesNothing) {
     const std::vector<std::string> threads = {"--local-ranks", "2"};
     ExpectExit(fixture->Run({.run = run, .flags = threads, .env = {{"HL_FAULT", fault}}}), 137);
     ExpectExit(fixture->Run({.run = run, .flags = threads}), 0);
-    ExpectBitwiseUndisturbed(run);
+    ExpectEqualBits("undisturbed", run);
     std::filesystem::remove_all(fixture->path(run));
   }
 }
@@ -175,7 +172,7 @@ TEST_F(CrashResume, DamagedNewestCheckpointFallsBackLoudly) {
   // The metrics contain the fallback too, for readers of curves.
   ASSERT_EQ(fixture->Metrics("damaged", "checkpoint_damage").size(), 1u);
   EXPECT_TRUE(std::filesystem::exists(fixture->path("damaged") / "ckpt/step_000000000010.bad"));
-  ExpectBitwiseUndisturbed("damaged");
+  ExpectEqualBits("undisturbed", "damaged");
 }
 
 TEST_F(CrashResume, ARankThatThrowsEndsTheJobWithItsCause) {

@@ -140,8 +140,7 @@ TEST_F(Eval, TrainingReportsWindowsAndSources) {
             nlohmann::json::parse(R"([{"name": "first.txt", "tokens": 6001, "documents": 1},
                                       {"name": "second.txt", "tokens": 6001, "documents": 1}])"));
   EXPECT_FALSE(inspected["train"].contains("sources")) << "it is one file";
-  EXPECT_THAT(Halflife({"inspect", Path("two-sources")}).out,
-              HasSubstr("\n  from first.txt: 6001 tokens in 1 documents\n"));
+  EXPECT_THAT(Halflife({"inspect", Path("two-sources")}).out, HasSubstr("first.txt   6001    1\n"));
   EXPECT_THAT(Halflife(Append({"eval", "--model", Path("sources-run")}, eval)).out,
               HasSubstr("\nby source, nats per token\n  first.txt: "));
 }

@@ -100,12 +100,12 @@ TEST_F(Generate, ATokenizerIsNamedAsForPrepare) {
   for (const std::string& tokenizer :
        {std::string("bytes"), (fixture->path("data") / "tokenizer").string(), bpe.string(),
         (bpe / "tokenizer.json").string(), model.string(), Path("spm")}) {
-    for (std::vector<std::string> command :
+    for (const std::vector<std::string>& command :
          {std::vector<std::string>{"generate", "--prompt", "ab c", "--max-tokens", "2"},
           {"eval", "--text", text, "--seq-len", "2"},
           {"score", "--text", text, "--out", "-"}}) {
-      command.insert(command.end(), {"--model", run, "--tokenizer", tokenizer});
-      const RunResult result = Halflife(command);
+      const RunResult result =
+          Halflife(Append(command, {"--model", run, "--tokenizer", tokenizer}));
       EXPECT_EQ(result.exit_code, 0) << command[0] << " with " << tokenizer << ": " << result.err;
     }
   }
@@ -287,10 +287,10 @@ TEST_F(Generate, AGpuThatIsNotThereIsRefused) {
       {"generate", "--model", run, "--prompt", "a"},
       {"eval", "--model", run, "--data", data},
       {"score", "--model", run, "--tokens", Path("ids.json"), "--out", "-"}};
-  for (std::vector<std::string> command : commands) {
-    command.insert(command.begin(), {"env", "CUDA_VISIBLE_DEVICES=", kProgram});
-    command.insert(command.end(), {"--device", "cuda"});
-    ExpectExit(RunCommand(command), 4, {"--device is 'cuda', but", "or use --device 'cpu'"});
+  for (const std::vector<std::string>& command : commands) {
+    ExpectExit(RunCommand(Append(Append({"env", "CUDA_VISIBLE_DEVICES=", kProgram}, command),
+                                 {"--device", "cuda"})),
+               4, {"--device is 'cuda', but", "or use --device 'cpu'"});
   }
 }
 

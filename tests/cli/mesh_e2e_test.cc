@@ -37,12 +37,8 @@ class MeshRuns : public ProgramTest {
   static RunResult Train(const std::string& run, const Mesh& mesh,
                          const std::map<std::string, std::string>& env = {},
                          const std::vector<std::string>& more = {}) {
-    std::vector<std::string> set = SettingsOf(mesh);
-    set.insert(set.end(), more.begin(), more.end());
-    return fixture->Run({.run = run, .ranks = mesh.ranks, .set = set, .env = env});
-  }
-  static void ExpectEqualBits(const std::string& run, const std::string& other) {
-    ExpectExit(Halflife({"ckpt", "diff", Path(run), Path(other), "--bitwise"}), 0);
+    return fixture->Run(
+        {.run = run, .ranks = mesh.ranks, .set = Append(SettingsOf(mesh), more), .env = env});
   }
   // Returns the losses of the last attempt by step.
   static std::map<int, double> Losses(const std::string& run) {

@@ -12,9 +12,8 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-RunResult Mixers(std::vector<std::string> arguments) {
-  arguments.insert(arguments.begin(), {kProgram, "mixers"});
-  return RunCommand(arguments);
+RunResult Mixers(const std::vector<std::string>& arguments) {
+  return RunCommand(Append({kProgram, "mixers"}, arguments));
 }
 
 TEST(Mixers, ListsAndDescribes) {

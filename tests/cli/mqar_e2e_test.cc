@@ -34,14 +34,6 @@ class Mqar : public ProgramTest {
          "train.log_samples=true", "eval.windows=0", "eval.every_epochs=1", "ckpt.every=7"},
         more);
   }
-  static std::string Done(const std::string& run) {
-    std::ostringstream text;
-    text << std::ifstream(fixture->path(run) / "DONE").rdbuf();
-    return text.str();
-  }
-  static void ExpectBitwiseUndisturbed(const std::string& run) {
-    ExpectExit(Halflife({"ckpt", "diff", Path("undisturbed"), Path(run), "--bitwise"}), 0);
-  }
 };
 
 TEST_F(Mqar, EpochsHaveTheirStepsRatesAndValidations) {
@@ -54,10 +46,10 @@ TEST_F(Mqar, EpochsHaveTheirStepsRatesAndValidations) {
     num_targets += steps[i]["valid_tokens"].get<int64_t>();
   }
   EXPECT_EQ(num_targets, 3 * (200 * 4 + 100 * 2)) << "each label once an epoch";
-  std::ostringstream log;  // The fixture's recipe sets steps.
-  log << std::ifstream(fixture->path("undisturbed") / "logs" / "r00000.log").rdbuf();
-  EXPECT_THAT(log.str(), HasSubstr("train.steps 20 of the recipe is ignored: train.max_epochs "
-                                   "3 makes 30 steps. Use --set train.max_epochs=0"));
+  // The fixture's recipe sets steps.
+  EXPECT_THAT(Read("undisturbed/logs/r00000.log"),
+              HasSubstr("train.steps 20 of the recipe is ignored: train.max_epochs "
+                        "3 makes 30 steps. Use --set train.max_epochs=0"));
   const auto validations = fixture->Metrics("undisturbed", "val_accuracy");
   ASSERT_EQ(validations.size(), 4u);
   EXPECT_EQ(validations[3]["step"], 30);
@@ -74,19 +66,19 @@ TEST_F(Mqar, KilledAndResumedOnAnotherNumberOfRanksIsTheSameToTheBit) {
                    {.run = run, .set = Settings(), .env = {{"HL_FAULT", "train.step:kill:19:0"}}}),
                137);
     ExpectExit(fixture->Run({.run = run, .ranks = ranks, .set = Settings()}), 0);
-    ExpectBitwiseUndisturbed(run);
+    ExpectEqualBits("undisturbed", run);
   }
 }
 
 TEST_F(Mqar, AccuracyEndsARunThatMayGoOnLater) {
   ExpectExit(fixture->Run({.run = "early", .set = Settings({"train.stop_at_accuracy=1e-6"})}), 0);
-  EXPECT_EQ(Done("early"), "step 10\n");
+  EXPECT_EQ(Read("early/DONE"), "step 10\n");
   ExpectExit(fixture->Run({.run = "early", .set = Settings({"train.stop_at_accuracy=1e-6"})}), 0,
              {"nothing to do"});
   EXPECT_EQ(fixture->Metrics("early", "loss").size(), 10u);
   ExpectExit(fixture->Run({.run = "early", .set = Settings()}), 0);
-  EXPECT_EQ(Done("early"), "step 30\n");
-  ExpectBitwiseUndisturbed("early");
+  EXPECT_EQ(Read("early/DONE"), "step 30\n");
+  ExpectEqualBits("undisturbed", "early");
 }
 
 TEST_F(Mqar, EvalGivesAccuracyBySegmentAndSplit) {

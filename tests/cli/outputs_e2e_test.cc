@@ -27,10 +27,6 @@ class Outputs : public ProgramTest {
   static RunResult Shell(const std::string& line) {
     return RunCommand({"bash", "-c", line}, {.env = {{"H", kProgram}}, .cwd = Path("")});
   }
-  static std::string Read(const std::string& name) {
-    std::ifstream file(fixture->path(name));
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
 };
 
 TEST_F(Outputs, ALinkIsFollowedAndADeviceStays) {

@@ -14,12 +14,6 @@ namespace {
 
 using testing::HasSubstr;
 
-std::string Contents(const std::filesystem::path& path) {
-  std::ostringstream text;
-  text << std::ifstream(path, std::ios::binary).rdbuf();
-  return text.str();
-}
-
 class ScoreExport : public ProgramTest {
  protected:
   static void SetUpTestSuite() {
@@ -122,7 +116,7 @@ TEST_F(ScoreExport, AnyNumberOfRanksWritesTheSameBytes) {
         Path("ids.json"), "--out", Path("ranks.jsonl"), "--batch-tokens", "4",
         "--threads",      "1"};
     ExpectExit(ranks == 1 ? RunCommand(command) : RunRanks(ranks, command), 0);
-    outputs.push_back(Contents(Path("ranks.jsonl")));
+    outputs.push_back(Read("ranks.jsonl"));
   }
   EXPECT_EQ(outputs[0], outputs[1]);
   EXPECT_THAT(outputs[0],
@@ -138,7 +132,7 @@ TEST_F(ScoreExport, StandardInputIsScoredByAllRanks) {
                               Path("text.txt") + "; else exec " + score + " </dev/null; fi"}),
              0);
   Score(Path("run"), {"--text", Path("text.txt")});
-  EXPECT_EQ(Contents(Path("piped.jsonl")), Contents(Path("out.jsonl")));
+  EXPECT_EQ(Read("piped.jsonl"), Read("out.jsonl"));
 }
 
 TEST_F(ScoreExport, TokensMayComeFromAPipe) {
@@ -246,9 +240,9 @@ TEST_F(ScoreExport, ChatTemplatesGoThroughARun) {
   std::filesystem::copy(Path("hf"), Path("hf_chat"));
   std::ofstream(Path("hf_chat") + "/chat_template.jinja") << "{{ messages }}\n";
   ExpectExit(Halflife({"import", "--from", Path("hf_chat"), "--out", Path("chat")}), 0);
-  EXPECT_EQ(Contents(Path("chat") + "/tokenizer/chat_template.jinja"), "{{ messages }}\n");
+  EXPECT_EQ(Read("chat/tokenizer/chat_template.jinja"), "{{ messages }}\n");
   ExpectExit(Halflife({"export", "--run", Path("chat"), "--out", Path("hf_again")}), 0);
-  EXPECT_EQ(Contents(Path("hf_again") + "/chat_template.jinja"), "{{ messages }}\n");
+  EXPECT_EQ(Read("hf_again/chat_template.jinja"), "{{ messages }}\n");
 }
 
 TEST_F(ScoreExport, InitFromStartsWithTheWeights) {
@@ -281,7 +275,7 @@ TEST_F(ScoreExport, ScoresThatAreNotFiniteAreNull) {
   file.close();
   ExpectExit(Halflife({"score", "--model", folder, "--text", text, "--out", Path("nan.jsonl")}), 0,
              {"[warning] score: 8 of 8 scores are not finite: null in "});
-  const auto json = nlohmann::json::parse(Contents(Path("nan.jsonl")));
+  const auto json = nlohmann::json::parse(Read("nan.jsonl"));
   ASSERT_EQ(json["logprobs"].size(), 8u);
   for (const auto& score : json["logprobs"]) EXPECT_TRUE(score.is_null()) << json;
 }
@@ -342,7 +336,7 @@ TEST_F(ScoreExport, BadInput) {
   ExpectFailure({"import", "--from", Path("hf"), "--out", Path("run")}, 2, {"exists already"});
 
   std::filesystem::copy(Path("hf"), Path("broken"));
-  std::string config = Contents(Path("hf") + "/config.json");
+  std::string config = Read("hf/config.json");
   const auto write_config = [&](const std::string& from, const std::string& to) {
     std::string text = config;
     ASSERT_NE(text.find(from), std::string::npos) << text;

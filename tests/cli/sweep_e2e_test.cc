@@ -26,11 +26,6 @@ class Sweep : public ProgramTest {
     ExpectExit(RunSweep("two", "undisturbed"), 0);
   }
 
-  static std::string Read(const std::string& name) {
-    std::ostringstream text;
-    text << std::ifstream(Path(name)).rdbuf();
-    return text.str();
-  }
   // Two mixers with two seeds. `more` is appended to the file.
   static std::string Text(const std::string& more) {
     return "recipe: \"recipe.textproto\"\n"

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "report/html.h"
 
@@ -44,7 +45,7 @@ std::string Page(std::vector<RunRecord> runs) {
 TEST(Escape, LeavesNoMarkupAndNoBrokenBytes) {
   EXPECT_EQ(Escape("a<b>&\"'"), "a&lt;b&gt;&amp;&quot;&#39;");
   EXPECT_EQ(Escape("é\xff\x01\n"), "é\xEF\xBF\xBD\xEF\xBF\xBD\n");
-  EXPECT_EQ(JsonString("</script>&\"é"), R"("\u003c/script\u003e\u0026\"\u00e9")");
+  EXPECT_EQ(ScriptJson("</script>&\"é"), R"("\u003c/script\u003e\u0026\"\u00e9")");
 }
 
 TEST(Page, OneRunHasItsNumbers) {
@@ -184,7 +185,8 @@ TEST(Page, TheLossIsShownOverTimeWhereItIsKnown) {
   EXPECT_THAT(page, HasSubstr("<td>20 s</td><td>20 min 30 s</td>"));
   EXPECT_THAT(page, HasSubstr("Training loss by time"));
   EXPECT_THAT(page, HasSubstr("Validation loss by time"));
-  EXPECT_THAT(page, HasSubstr("\"low\":0.5,\"high\":20,\"log\":0,\"x\":\"minutes of training\""));
+  EXPECT_THAT(page,
+              HasSubstr("\"low\":0.5,\"high\":20,\"log\":false,\"x\":\"minutes of training\""));
   EXPECT_THAT(page, HasSubstr("\"x\":[5,10,15,20]"));  // Validated at 10, 20, 30, 40.
   EXPECT_THAT(page, HasSubstr("resumed at minutes of training 10.5"));
 }

@@ -48,10 +48,9 @@ TEST_F(ReadRunTest, AnEmptyRun) {
 }
 
 TEST_F(ReadRunTest, NumbersTruthValuesAndNull) {
-  Write("metrics.jsonl", R"({"step":1,"loss":2.5,"skipped":false,"attempt":"a"})"
-                         "\n"
-                         R"({"step":2,"loss":null,"skipped":true,"attempt":"a"})"
-                         "\n");
+  Write("metrics.jsonl", R"({"step":1,"loss":2.5,"skipped":false,"attempt":"a"}
+{"step":2,"loss":null,"skipped":true,"attempt":"a"}
+)");
   const RunRecord run = Read();
   ASSERT_EQ(run.metric("loss").size(), 2u);
   EXPECT_EQ(run.metric("loss")[0].y, 2.5);
@@ -62,27 +61,17 @@ TEST_F(ReadRunTest, NumbersTruthValuesAndNull) {
 
 // Saved at 2, killed after 4 (with a validation), resumed twice from 2.
 TEST_F(ReadRunTest, TheLastAttemptSupersedesWhatItReplays) {
-  Write("metrics.jsonl",
-        R"({"step":0,"val_loss":6,"attempt":"a"})"
-        "\n"
-        R"({"step":1,"loss":5,"attempt":"a"})"
-        "\n"
-        R"({"step":2,"loss":4,"attempt":"a"})"
-        "\n"
-        R"({"step":2,"save_bytes":9,"attempt":"a"})"
-        "\n"
-        R"({"step":3,"loss":3,"attempt":"a"})"
-        "\n"
-        R"({"step":4,"loss":2,"attempt":"a"})"
-        "\n"
-        R"({"step":4,"val_loss":2,"attempt":"a"})"
-        "\n"
-        R"({"step":3,"loss":3.1,"attempt":"b"})"
-        "\n"
-        R"({"step":2,"checkpoint_damage":"CHECKPOINT step 4 DAMAGED","attempt":"c"})"
-        "\n"
-        R"({"step":3,"loss":3.2,"attempt":"c"})"
-        "\n");
+  Write("metrics.jsonl", R"({"step":0,"val_loss":6,"attempt":"a"}
+{"step":1,"loss":5,"attempt":"a"}
+{"step":2,"loss":4,"attempt":"a"}
+{"step":2,"save_bytes":9,"attempt":"a"}
+{"step":3,"loss":3,"attempt":"a"}
+{"step":4,"loss":2,"attempt":"a"}
+{"step":4,"val_loss":2,"attempt":"a"}
+{"step":3,"loss":3.1,"attempt":"b"}
+{"step":2,"checkpoint_damage":"CHECKPOINT step 4 DAMAGED","attempt":"c"}
+{"step":3,"loss":3.2,"attempt":"c"}
+)");
   const RunRecord run = Read();
   EXPECT_EQ(Steps(run.metric("loss")), (std::vector<double>{1, 2, 3}));
   EXPECT_EQ(run.metric("loss").back().y, 3.2);
@@ -96,21 +85,14 @@ TEST_F(ReadRunTest, TheLastAttemptSupersedesWhatItReplays) {
 
 // Saved at 2, killed after 4, resumed, killed after 3, resumed again.
 TEST_F(ReadRunTest, TimeCountsOnFromAttemptToAttempt) {
-  Write("metrics.jsonl",
-        R"({"step":1,"loss":5,"tokens":64,"elapsed_s":10,"unix_ms":1,"attempt":"a"})"
-        "\n"
-        R"({"step":2,"loss":4,"tokens":128,"elapsed_s":20,"unix_ms":2,"attempt":"a"})"
-        "\n"
-        R"({"step":2,"save_bytes":9,"tokens":128,"elapsed_s":25,"unix_ms":2,"attempt":"a"})"
-        "\n"
-        R"({"step":4,"loss":3,"tokens":256,"elapsed_s":40,"unix_ms":4,"attempt":"a"})"
-        "\n"
-        R"({"step":3,"loss":3,"tokens":192,"elapsed_s":7,"unix_ms":9,"attempt":"b"})"
-        "\n"
-        R"({"step":3,"val_loss":3,"tokens":192,"elapsed_s":9,"unix_ms":9,"attempt":"b"})"
-        "\n"
-        R"({"step":3,"loss":3,"tokens":192,"elapsed_s":5,"unix_ms":10,"attempt":"c"})"
-        "\n");
+  Write("metrics.jsonl", R"({"step":1,"loss":5,"tokens":64,"elapsed_s":10,"unix_ms":1,"attempt":"a"}
+{"step":2,"loss":4,"tokens":128,"elapsed_s":20,"unix_ms":2,"attempt":"a"}
+{"step":2,"save_bytes":9,"tokens":128,"elapsed_s":25,"unix_ms":2,"attempt":"a"}
+{"step":4,"loss":3,"tokens":256,"elapsed_s":40,"unix_ms":4,"attempt":"a"}
+{"step":3,"loss":3,"tokens":192,"elapsed_s":7,"unix_ms":9,"attempt":"b"}
+{"step":3,"val_loss":3,"tokens":192,"elapsed_s":9,"unix_ms":9,"attempt":"b"}
+{"step":3,"loss":3,"tokens":192,"elapsed_s":5,"unix_ms":10,"attempt":"c"}
+)");
   const RunRecord run = Read();
   EXPECT_EQ(run.num_tokens(), 192);
   EXPECT_EQ(run.elapsed_s, 40 + 9 + 5);
@@ -123,12 +105,10 @@ TEST_F(ReadRunTest, TimeCountsOnFromAttemptToAttempt) {
 
 // As for a background save.
 TEST_F(ReadRunTest, ASaveThatEndsBehindLaterStepsTakesNothingFromThem) {
-  Write("metrics.jsonl", R"({"step":1,"loss":5,"tokens":64,"elapsed_s":10,"attempt":"a"})"
-                         "\n"
-                         R"({"step":2,"loss":4,"tokens":128,"elapsed_s":20,"attempt":"a"})"
-                         "\n"
-                         R"({"step":1,"save_bytes":9,"tokens":64,"elapsed_s":25,"attempt":"a"})"
-                         "\n");
+  Write("metrics.jsonl", R"({"step":1,"loss":5,"tokens":64,"elapsed_s":10,"attempt":"a"}
+{"step":2,"loss":4,"tokens":128,"elapsed_s":20,"attempt":"a"}
+{"step":1,"save_bytes":9,"tokens":64,"elapsed_s":25,"attempt":"a"}
+)");
   const RunRecord run = Read();
   EXPECT_EQ(run.num_tokens(), 128);
   EXPECT_EQ(Steps(run.metric("tokens")), (std::vector<double>{1, 2}));
@@ -139,14 +119,11 @@ TEST_F(ReadRunTest, ASaveThatEndsBehindLaterStepsTakesNothingFromThem) {
 
 // An epoch ends with step 3, which has half of the rows. Step 4 is not recorded.
 TEST_F(ReadRunTest, TokensAtAStepAreTheRecordedOnes) {
-  Write("metrics.jsonl", R"({"step":0,"val_loss":5,"tokens":0,"attempt":"a"})"
-                         "\n"
-                         R"({"step":2,"loss":5,"tokens":128,"attempt":"a"})"
-                         "\n"
-                         R"({"step":3,"loss":4,"tokens":160,"attempt":"a"})"
-                         "\n"
-                         R"({"step":5,"loss":4,"tokens":288,"attempt":"a"})"
-                         "\n");
+  Write("metrics.jsonl", R"({"step":0,"val_loss":5,"tokens":0,"attempt":"a"}
+{"step":2,"loss":5,"tokens":128,"attempt":"a"}
+{"step":3,"loss":4,"tokens":160,"attempt":"a"}
+{"step":5,"loss":4,"tokens":288,"attempt":"a"}
+)");
   RunRecord run = Read();
   run.tokens_per_step = 64;
   std::vector<double> tokens;

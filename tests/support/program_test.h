@@ -10,6 +10,8 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <source_location>
 #include <string>
@@ -52,6 +54,16 @@ class ProgramTest : public testing::Test {
   }
   static nlohmann::json HalflifeJson(const std::vector<std::string>& arguments) {
     return nlohmann::json::parse(ExpectExit(Halflife(arguments), 0).out);
+  }
+  // Returns the content of a file of the fixture's folder. Empty: there is none.
+  static std::string Read(const std::string& name) {
+    std::ifstream file(fixture->path(name), std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  // Expects that the newest steps of two runs are equal in bits.
+  static void ExpectEqualBits(const std::string& run, const std::string& other,
+                              std::source_location from = std::source_location::current()) {
+    ExpectExit(Halflife({"ckpt", "diff", Path(run), Path(other), "--bitwise"}), 0, {}, from);
   }
 
   static inline std::unique_ptr<RunFixture> fixture;

@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
@@ -15,21 +16,19 @@
 namespace halflife::cli::doctor {
 namespace {
 
-template <typename Visit>
-void ForEachPart(std::string_view text, char separator, const Visit& visit) {
+std::vector<std::string_view> Split(std::string_view text, char separator) {
+  std::vector<std::string_view> parts;
   while (!text.empty()) {
-    const size_t end = text.find(separator);
-    visit(text.substr(0, end));
-    if (end == std::string_view::npos) break;
-    text.remove_prefix(end + 1);
+    const size_t end = std::min(text.find(separator), text.size());
+    parts.push_back(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
   }
+  return parts;
 }
 
 std::vector<std::string_view> Words(std::string_view line) {
-  std::vector<std::string_view> words;
-  ForEachPart(line, ' ', [&](std::string_view word) {
-    if (!word.empty()) words.push_back(word);
-  });
+  std::vector<std::string_view> words = Split(line, ' ');
+  std::erase(words, "");
   return words;
 }
 
@@ -72,37 +71,35 @@ bool IsBelow(const std::string& path, const std::string& folder) {
 }  // namespace
 
 std::optional<uint64_t> ParseLimit(std::string_view limits, std::string_view row) {
-  std::optional<uint64_t> limit;
-  ForEachPart(limits, '\n', [&](std::string_view line) {
-    if (!line.starts_with(row)) return;
+  for (const std::string_view line : Split(limits, '\n')) {
+    if (!line.starts_with(row)) continue;
     const std::vector<std::string_view> words = Words(line.substr(row.size()));
-    if (words.empty()) return;
-    limit = words[0] == "unlimited" ? kUnlimited : ParseNumber<uint64_t>(words[0]);
-  });
-  return limit;
+    if (words.empty()) continue;
+    return words[0] == "unlimited" ? kUnlimited : ParseNumber<uint64_t>(words[0]);
+  }
+  return std::nullopt;
 }
 
 std::string ParseField(std::string_view text, std::string_view key) {
-  std::optional<std::string> value;
-  ForEachPart(text, '\n', [&](std::string_view line) {
+  for (const std::string_view line : Split(text, '\n')) {
     const size_t colon = line.find(':');
-    if (value || colon == std::string_view::npos || Trimmed(line.substr(0, colon)) != key) return;
-    value = std::string(Trimmed(line.substr(colon + 1)));
-  });
-  return value.value_or("");
+    if (colon != std::string_view::npos && Trimmed(line.substr(0, colon)) == key)
+      return std::string(Trimmed(line.substr(colon + 1)));
+  }
+  return "";
 }
 
 std::vector<int> ParseCpuList(std::string_view list) {
   constexpr int kMaxCpus = 1 << 16;
   std::vector<int> cpus;
-  ForEachPart(Trimmed(list), ',', [&](std::string_view range) {
+  for (const std::string_view range : Split(Trimmed(list), ',')) {
     const size_t dash = range.find('-');
     const std::optional<int> first = ParseNumber<int>(range.substr(0, dash));
     const std::optional<int> last =
         dash == std::string_view::npos ? first : ParseNumber<int>(range.substr(dash + 1));
-    if (!first || !last || *first < 0 || *last >= kMaxCpus) return;
+    if (!first || !last || *first < 0 || *last >= kMaxCpus) continue;
     for (int cpu = *first; cpu <= *last; ++cpu) cpus.push_back(cpu);
-  });
+  }
   return cpus;
 }
 
@@ -117,58 +114,56 @@ std::optional<double> ParseCpuMax(std::string_view cpu_max) {
 }
 
 std::string ParseCgroupPath(std::string_view cgroup, std::string_view controller) {
-  std::string path;
-  ForEachPart(cgroup, '\n', [&](std::string_view line) {
+  for (const std::string_view line : Split(cgroup, '\n')) {
     const size_t first = line.find(':');
     const size_t second = first == std::string_view::npos ? first : line.find(':', first + 1);
-    if (second == std::string_view::npos) return;
+    if (second == std::string_view::npos) continue;
     const std::string_view controllers = line.substr(first + 1, second - first - 1);
-    bool match = controller.empty() && controllers.empty();
-    ForEachPart(controllers, ',', [&](std::string_view name) { match |= name == controller; });
-    if (match) path = std::string(line.substr(second + 1));
-  });
-  return path;
+    const bool match = controller.empty()
+                           ? controllers.empty()
+                           : std::ranges::count(Split(controllers, ','), controller) > 0;
+    if (match) return std::string(line.substr(second + 1));
+  }
+  return "";
 }
 
 std::optional<Mount> FindMount(std::string_view mountinfo, const std::string& path) {
   std::optional<Mount> best;
-  ForEachPart(mountinfo, '\n', [&](std::string_view line) {
+  for (const std::string_view line : Split(mountinfo, '\n')) {
     // 36 35 98:0 /root /point rw,noatime shared:1 - type source super-options
     const std::vector<std::string_view> words = Words(line);
     size_t dash = 6;
     while (dash < words.size() && words[dash] != "-") ++dash;
-    if (dash + 3 >= words.size()) return;
+    if (dash + 3 >= words.size()) continue;
     const std::string point = Unescaped(words[4]);
     // If several file systems are mounted at one point, the last one is on top.
-    if (!IsBelow(path, point) || (best && point.size() < best->point.size())) return;
+    if (!IsBelow(path, point) || (best && point.size() < best->point.size())) continue;
     best = Mount{point, std::string(words[dash + 1]),
                  std::string(words[5]) + "," + std::string(words[dash + 3])};
-  });
+  }
   return best;
 }
 
 std::string FindMapped(std::string_view maps, std::string_view prefix) {
-  std::string found;
-  ForEachPart(maps, '\n', [&](std::string_view line) {
+  for (const std::string_view line : Split(maps, '\n')) {
     const size_t slash = line.find('/');
-    if (!found.empty() || slash == std::string_view::npos) return;
+    if (slash == std::string_view::npos) continue;
     const std::string_view file = line.substr(slash);
-    if (file.substr(file.rfind('/') + 1).starts_with(prefix)) found = std::string(file);
-  });
-  return found;
+    if (file.substr(file.rfind('/') + 1).starts_with(prefix)) return std::string(file);
+  }
+  return "";
 }
 
 std::optional<std::string> ParseBinding(std::string_view report) {
-  std::optional<std::string> binding;
-  ForEachPart(report, '\n', [&](std::string_view line) {
-    if (line.find("rank 0 is not bound") != std::string_view::npos) binding = "";
-    constexpr std::string_view kBound = "rank 0 bound to ";
+  constexpr std::string_view kBound = "rank 0 bound to ";
+  for (const std::string_view line : Split(report, '\n')) {
+    if (line.find("rank 0 is not bound") != std::string_view::npos) return "";
     const size_t at = line.find(kBound);
-    if (at == std::string_view::npos) return;
-    const std::string_view place = line.substr(at + kBound.size());
-    binding = std::string(place.substr(0, place.find(": ")));
-  });
-  return binding;
+    if (at == std::string_view::npos) continue;
+    const std::string_view cores = line.substr(at + kBound.size());
+    return std::string(cores.substr(0, cores.find(": ")));
+  }
+  return std::nullopt;
 }
 
 std::string ParseVersion(std::string_view text) {
@@ -179,24 +174,19 @@ std::string ParseVersion(std::string_view text) {
 }
 
 bool CoversGpu(std::string_view architectures, int major, int minor) {
-  bool covered = false;
-  ForEachPart(architectures, ',', [&](std::string_view text) {
-    const bool is_virtual = !text.ends_with("-real");
+  for (const std::string_view text : Split(architectures, ',')) {
     std::string_view number = text.substr(0, text.find('-'));
-    const bool own_kind_alone = number.ends_with("a");
-    if (own_kind_alone) number.remove_suffix(1);
+    const bool is_virtual = !text.ends_with("-real"), only_own_kind = number.ends_with("a");
+    if (only_own_kind) number.remove_suffix(1);
     const std::optional<int> version = ParseNumber<int>(number);
-    if (!version) return;
+    if (!version) continue;
     const int built_major = *version / 10, built_minor = *version % 10;
-    const bool same = built_major == major && built_minor == minor;
-    if (own_kind_alone) {
-      covered |= same;
-    } else {
-      covered |= built_major == major && built_minor <= minor;
-      covered |= is_virtual && *version <= 10 * major + minor;
-    }
-  });
-  return covered;
+    if (built_major == major && built_minor == minor) return true;
+    if (only_own_kind) continue;
+    if (built_major == major && built_minor < minor) return true;
+    if (is_virtual && *version <= 10 * major + minor) return true;
+  }
+  return false;
 }
 
 std::string ArchitectureFor(int major, int minor) {

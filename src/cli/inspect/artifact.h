@@ -41,7 +41,6 @@ nlohmann::ordered_json DescribeMetrics(const std::filesystem::path& path);
 // dataset.cc
 bool IsDataset(const std::filesystem::path& path);
 nlohmann::ordered_json DescribeDataset(const std::filesystem::path& path);
-std::string DatasetText(const std::filesystem::path& path);
 bool IsShard(const std::filesystem::path& path);
 nlohmann::ordered_json DescribeShard(const std::filesystem::path& path);
 // tokenizer.cc

@@ -1,11 +1,8 @@
 #include "data/dataset.h"
 
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "cli/inspect/artifact.h"
-#include "core/concat.h"
-#include "core/human.h"
 #include "data/shard_layout.h"
 #include "data/shard_reader.h"
 
@@ -49,46 +46,12 @@ std::vector<Split> SplitsOf(const data::DatasetInfo& info) {
   return splits;
 }
 
-void PrintShards(const Dataset& dataset, Split split, const char* documents, std::ostream& out) {
-  for (const data::ShardInfo& shard : dataset.Shards(split)) {
-    out << "  " << shard.name << ": " << shard.num_tokens << " tokens, " << shard.num_documents
-        << " " << documents << " start here, " << HumanBytes(shard.num_bytes) << "\n";
-  }
-}
-
-void PrintRows(const Dataset& dataset, Split split, std::ostream& out) {
-  const data::SplitInfo& info = dataset.split(split);
-  const bool of_task = dataset.info().labels == data::RowLabels::kTask;
-  out << Name(split) << ": " << info.num_tokens / dataset.info().row_len << " rows\n";
-  for (const data::Segment& segment : info.segments)
-    if (of_task)
-      out << "  " << segment.num_rows << " of " << segment.name << ", seed " << segment.seed
-          << "\n";
-  PrintShards(dataset, split, of_task ? "rows" : "documents", out);
-}
-
 Json RowsJson(const data::DatasetInfo& info) {
   Json json = {
       {"seq_len", info.row_len}, {"vocab_size", info.vocab_size}, {"generator", info.generator}};
   json["labels"] = Name(info.labels);
   if (!info.classes.empty()) json["classes"] = info.classes;
   return json;
-}
-
-std::string TokenizerText(const data::DatasetInfo& info) {
-  return Concat("tokenizer: ", info.tokenizer_kind, ", ", info.vocab_size, " ids, eos ",
-                info.eos_id, "\n");
-}
-
-void PrintSplit(const Dataset& dataset, Split split, std::ostream& out) {
-  const data::SplitInfo& info = dataset.split(split);
-  out << Name(split) << ": " << info.num_tokens << " tokens in " << info.num_documents
-      << " documents (" << Fixed(MeanDocumentTokens(info), 1) << " tokens each on average), "
-      << HumanBytes(info.num_bytes) << " of text\n";
-  for (const data::Source& source : info.sources)
-    out << "  from " << source.name << ": " << source.num_tokens << " tokens in "
-        << source.num_documents << " documents\n";
-  PrintShards(dataset, split, "documents", out);
 }
 
 }  // namespace
@@ -116,25 +79,6 @@ Json DescribeDataset(const fs::path& path) {
   }
   for (const Split split : SplitsOf(info)) json[Name(split)] = SplitJson(dataset, split);
   return json;
-}
-
-std::string DatasetText(const fs::path& path) {
-  const Dataset dataset = Dataset::Open(path);
-  const data::DatasetInfo& info = dataset.info();
-  std::ostringstream out;
-  out << "dataset " << path.string() << "\n"
-      << "hash: " << ToHex(info.hash) << "\n";
-  if (info.has_rows()) {
-    out << "labelled rows of " << info.row_len << " tokens, vocabulary " << info.vocab_size << "\n"
-        << "generator: " << info.generator << "\n";
-    if (!info.classes.empty()) out << "classes: " << Join(info.classes, ", ") << "\n";
-    if (info.has_tokenizer()) out << TokenizerText(info);
-    for (const Split split : SplitsOf(info)) PrintRows(dataset, split, out);
-    return out.str();
-  }
-  out << TokenizerText(info);
-  for (const Split split : SplitsOf(info)) PrintSplit(dataset, split, out);
-  return out.str();
 }
 
 bool IsShard(const fs::path& path) {

@@ -46,8 +46,9 @@ TEST_F(InspectDatasetTest, JsonHoldsTheCounts) {
 
 TEST_F(InspectDatasetTest, TextNamesEverything) {
   const std::string text = Text(dir_ / "out");
-  for (const char* piece : {"tokenizer: bytes, 259 ids, eos 1", "train: ", "validation: ",
-                            "train-00000.h5: ", "tokens each on average", "hash: "}) {
+  for (const char* piece : {"  tokenizer:\n    kind: bytes\n    vocab_size: 259\n    eos_id: 1\n",
+                            "  train:\n    tokens: ", "  validation:\n",
+                            "    mean_document_tokens: ", "train-00000.h5  ", "  hash: "}) {
     EXPECT_THAT(text, testing::HasSubstr(piece));
   }
 }
@@ -68,8 +69,8 @@ TEST_F(InspectDatasetTest, LabelledRowsHaveSegmentsAndATestSplit) {
   EXPECT_TRUE(Describe(dir_ / "mqar/test-00000.h5")["labels"]);
   const std::string text = Text(dir_ / "mqar");
   for (const char* piece :
-       {"labelled rows of 16 tokens, vocabulary 64", "mqar native 1: power 0.01", "test: 20 rows",
-        "30 of seq_len=16,num_kv_pairs=2, seed 103"}) {
+       {"    seq_len: 16\n    vocab_size: 64\n    generator: mqar native 1: power 0.01",
+        "  test:\n", "seq_len=16,num_kv_pairs=2  30    103"}) {
     EXPECT_THAT(text, testing::HasSubstr(piece));
   }
 }
