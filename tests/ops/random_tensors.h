@@ -7,6 +7,7 @@
 #include <ATen/ops/empty.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -70,6 +71,19 @@ inline testing::AssertionResult Close(const at::Tensor& got_in, const at::Tensor
   }
   return testing::AssertionFailure() << "worst at [" << index << "]: got " << a[place] << ", want "
                                      << b[place] << ", allowed " << tolerance * largest;
+}
+
+// Values of an oracle as a tensor, and back.
+inline at::Tensor ToTensor(const std::vector<double>& values, at::IntArrayRef shape,
+                           at::ScalarType dtype = at::kDouble) {
+  at::Tensor x = at::empty(shape, at::kDouble);
+  std::copy(values.begin(), values.end(), x.mutable_data_ptr<double>());
+  return x.to(dtype);
+}
+inline std::vector<double> ToValues(const at::Tensor& x) {
+  if (!x.defined()) return {};
+  const at::Tensor wide = x.detach().to(at::kDouble).contiguous();
+  return {wide.const_data_ptr<double>(), wide.const_data_ptr<double>() + wide.numel()};
 }
 
 inline bool BitEqual(const at::Tensor& a, const at::Tensor& b) {

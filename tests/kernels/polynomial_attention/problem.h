@@ -27,6 +27,8 @@ namespace halflife::kernels::test {
 using halflife::test::BitEqual;
 using halflife::test::Close;
 using halflife::test::Normal;
+using halflife::test::ToTensor;
+using halflife::test::ToValues;
 
 struct Kernel {
   const char* name;
@@ -101,17 +103,6 @@ inline Problem MakeProblem(const ProblemShape& s, uint64_t seed,
 // By name: "out", "dq", ...
 using Answer = std::map<std::string, at::Tensor>;
 
-inline std::vector<double> Values(const at::Tensor& x) {
-  if (!x.defined()) return {};
-  const at::Tensor flat = x.to(at::kDouble).contiguous();
-  return {flat.const_data_ptr<double>(), flat.const_data_ptr<double>() + flat.numel()};
-}
-inline at::Tensor TensorOf(const std::vector<double>& values, at::IntArrayRef sizes) {
-  at::Tensor x = at::zeros(sizes, at::kDouble);
-  std::copy(values.begin(), values.end(), x.mutable_data_ptr<double>());
-  return x;
-}
-
 inline Answer Oracle(const Problem& p) {
   const ProblemShape& s = p.shape;
   PolynomialReferenceProblem reference = {.batch = s.batch,
@@ -123,31 +114,31 @@ inline Answer Oracle(const Problem& p) {
                                           .weights = s.kernel.weights,
                                           .normalise = s.kernel.normalise,
                                           .norm_eps = s.norm_eps,
-                                          .q = Values(p.q),
-                                          .k = Values(p.k),
-                                          .v = Values(p.v),
+                                          .q = ToValues(p.q),
+                                          .k = ToValues(p.k),
+                                          .v = ToValues(p.v),
                                           .starts = {},
-                                          .initial_state = Values(p.initial.kv),
-                                          .initial_norm = Values(p.initial.norm),
-                                          .dout = Values(p.dout),
-                                          .dfinal_state = Values(p.dfinal.kv),
-                                          .dfinal_norm = Values(p.dfinal.norm)};
+                                          .initial_state = ToValues(p.initial.kv),
+                                          .initial_norm = ToValues(p.initial.norm),
+                                          .dout = ToValues(p.dout),
+                                          .dfinal_state = ToValues(p.dfinal.kv),
+                                          .dfinal_norm = ToValues(p.dfinal.norm)};
   reference.starts.assign(s.batch * s.seq_len, 0);
   for (const int32_t start : s.document_starts) reference.starts[start] = 1;
   const PolynomialReferenceResult r = PolynomialReference(reference);
   const int64_t features = FeatureLayout(static_cast<int>(s.dim), s.kernel.weights).count;
-  Answer answer = {{"out", TensorOf(r.out, p.v.sizes())},
-                   {"dq", TensorOf(r.dq, p.q.sizes())},
-                   {"dk", TensorOf(r.dk, p.k.sizes())},
-                   {"dv", TensorOf(r.dv, p.v.sizes())}};
+  Answer answer = {{"out", ToTensor(r.out, p.v.sizes())},
+                   {"dq", ToTensor(r.dq, p.q.sizes())},
+                   {"dk", ToTensor(r.dk, p.k.sizes())},
+                   {"dv", ToTensor(r.dv, p.v.sizes())}};
   if (!s.states) return answer;
   const std::vector<int64_t> state = {s.batch, s.heads, features, s.dim_v},
                              norm = {s.batch, s.heads, features};
-  answer["final_state"] = TensorOf(r.final_state, state);
-  answer["dinitial_state"] = TensorOf(r.dinitial_state, state);
+  answer["final_state"] = ToTensor(r.final_state, state);
+  answer["dinitial_state"] = ToTensor(r.dinitial_state, state);
   if (!s.kernel.normalise) return answer;
-  answer["final_norm"] = TensorOf(r.final_norm, norm);
-  answer["dinitial_norm"] = TensorOf(r.dinitial_norm, norm);
+  answer["final_norm"] = ToTensor(r.final_norm, norm);
+  answer["dinitial_norm"] = ToTensor(r.dinitial_norm, norm);
   return answer;
 }
 

@@ -119,7 +119,7 @@ TEST(DecayAttentionAccuracy, OracleGradientsAreFiniteDifferences) {
   const auto grads = Oracle(problem).grads;
   const auto check = [&](const at::Tensor& x, const at::Tensor& grad, const char* name) {
     auto* data = x.mutable_data_ptr<double>();
-    const std::vector<double> want = test::ToVector(grad);
+    const std::vector<double> want = test::ToValues(grad);
     constexpr double kStep = 1e-5;  // Error of central differences: step^2, plus 1e-16 / step.
     for (int64_t i = 0; i < x.numel(); ++i) {
       const double saved = data[i];

@@ -110,17 +110,6 @@ inline DecayProblem MakeProblem(const ProblemShape& shape, uint64_t seed, at::Sc
   return problem;
 }
 
-inline std::vector<double> ToVector(const at::Tensor& x) {
-  const at::Tensor flat = x.detach().to(at::kDouble).contiguous();
-  const double* data = flat.const_data_ptr<double>();
-  return {data, data + flat.numel()};
-}
-inline at::Tensor ToTensor(const std::vector<double>& values, at::IntArrayRef shape) {
-  at::Tensor out = at::empty(shape, at::kDouble);
-  std::copy(values.begin(), values.end(), out.mutable_data_ptr<double>());
-  return out;
-}
-
 struct OracleAnswer {
   ops::DecayAttentionOutput output;
   ops::DecayAttentionGrads grads;  // In the shapes of the problem's tensors.
@@ -136,7 +125,7 @@ inline OracleAnswer Oracle(const DecayProblem& problem) {
   if (log_decay.dim() == 2) log_decay = log_decay.view({1, 1, H, K});
   if (log_decay.dim() == 3) log_decay = log_decay.unsqueeze(3);
   const auto given = [](const at::Tensor& x) {
-    return x.defined() ? ToVector(x) : std::vector<double>();
+    return x.defined() ? ToValues(x) : std::vector<double>();
   };
   kernels::DecayReferenceProblem reference = {.batch = B,
                                               .seq_len = T,
@@ -144,21 +133,21 @@ inline OracleAnswer Oracle(const DecayProblem& problem) {
                                               .head_dim_k = K,
                                               .head_dim_v = V,
                                               .scale = problem.config.scale,
-                                              .q = ToVector(in.q),
-                                              .k = ToVector(in.k),
-                                              .v = ToVector(in.v),
-                                              .log_decay = ToVector(log_decay.expand({B, T, H, K})),
+                                              .q = ToValues(in.q),
+                                              .k = ToValues(in.k),
+                                              .v = ToValues(in.v),
+                                              .log_decay = ToValues(log_decay.expand({B, T, H, K})),
                                               .key_scale = given(in.key_scale),
                                               .starts = {},
                                               .initial_state = given(in.initial_state.kv),
-                                              .dout = ToVector(problem.dout),
+                                              .dout = ToValues(problem.dout),
                                               .dfinal_state = given(problem.dfinal_state.kv),
                                               .normalised = normalised,
                                               .norm_eps = problem.config.norm_eps,
                                               .initial_norm = given(in.initial_state.norm),
                                               .dfinal_norm = given(problem.dfinal_state.norm)};
   if (problem.starts.defined()) {
-    const std::vector<double> starts = ToVector(problem.starts);
+    const std::vector<double> starts = ToValues(problem.starts);
     reference.starts.assign(starts.begin(), starts.end());
   }
   const kernels::DecayReferenceResult result = kernels::DecayReference(reference);

@@ -25,18 +25,10 @@ using ::halflife::test::BitEqual;
 using ::halflife::test::Close;
 using ::halflife::test::ExpectGradientsInSinks;
 using ::halflife::test::Normal;
+using ::halflife::test::ToTensor;
+using ::halflife::test::ToValues;
 using test::Values;
 using test::WkvCase;
-
-at::Tensor ToTensor(const Values& values, at::IntArrayRef shape, at::ScalarType dtype) {
-  at::Tensor x = at::empty(shape, at::kDouble);
-  std::copy(values.begin(), values.end(), x.mutable_data_ptr<double>());
-  return x.to(dtype);
-}
-Values ToValues(const at::Tensor& x) {
-  const at::Tensor wide = x.detach().to(at::kDouble).contiguous();
-  return Values(wide.const_data_ptr<double>(), wide.const_data_ptr<double>() + wide.numel());
-}
 
 template <typename T>
 test::WkvGot Run(const WkvCase& c, const test::WkvProblem<T>& p) {
