@@ -2,6 +2,8 @@
 #pragma once
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/minimum.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <functional>
@@ -63,10 +65,11 @@ inline void ExpectFloatMatchesDouble(
 // become bf16. fp32 inputs (weights) and their gradients stay fp32. Rounding to 8 significant bits
 // changes a result by at most 2^-8 of itself, and Close allows this for the largest value. The
 // earlier fp32 arithmetic is much more accurate. Set `roundings` above 1 if intermediate results
-// are stored too.
+// are stored too, and to 0 if the value itself stays fp32: then each element of a gradient is
+// compared with its own rounding. `weight_roundings` are those of the gradients of fp32 inputs.
 inline void ExpectBf16MatchesDouble(
     const std::function<at::Tensor(const std::vector<at::Tensor>&)>& function,
-    const std::vector<at::Tensor>& inputs, int roundings = 1) {
+    const std::vector<at::Tensor>& inputs, int roundings = 1, int weight_roundings = 0) {
   const auto run = [&](bool wide) {
     std::vector<at::Tensor> leaves;
     for (const at::Tensor& x : inputs) {
@@ -82,11 +85,17 @@ inline void ExpectBf16MatchesDouble(
     return results;
   };
   const auto narrow = run(false), wide = run(true);
-  EXPECT_EQ(narrow[0].scalar_type(), at::kBFloat16);
+  EXPECT_EQ(narrow[0].scalar_type(), roundings == 0 ? at::kFloat : at::kBFloat16);
   for (size_t i = 0; i < wide.size(); ++i) {
-    const double tolerance =
-        narrow[i].scalar_type() == at::kFloat ? 3e-6 : roundings * 0x1p-8 + 3e-6;
-    EXPECT_TRUE(Close(narrow[i], wide[i], tolerance)) << (i == 0 ? "value" : "gradient ") << i;
+    const bool rounded = narrow[i].scalar_type() == at::kBFloat16;
+    at::Tensor want = wide[i];
+    if (rounded &&
+        roundings == 0) {  // The nearest value that the own rounding of an element allows.
+      const at::Tensor allowed = want.abs() * 0x1p-8, got = narrow[i].to(at::kDouble);
+      want = at::minimum(at::maximum(got, want - allowed), want + allowed);
+    }
+    EXPECT_TRUE(Close(narrow[i], want, (rounded ? roundings : weight_roundings) * 0x1p-8 + 3e-6))
+        << (i == 0 ? "value" : "gradient ") << i;
   }
 }
 

@@ -8,26 +8,18 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <tuple>
 #include <vector>
 
 #include "kernels/adamw/adamw_args.h"
 #include "ops/convolution/fft_conv.h"
-#include "ops/convolution/short_conv.h"
 #include "ops/convolution/sine_filter.h"
 #include "ops/cross_entropy/linear_cross_entropy.h"
 #include "ops/gpu_test.h"
 #include "ops/gradient_check.h"
-#include "ops/rows/decay_gate.h"
-#include "ops/rows/dropout.h"
-#include "ops/rows/focus_heads.h"
-#include "ops/rows/layer_norm.h"
-#include "ops/rows/real_norm.h"
-#include "ops/rows/rms_norm.h"
-#include "ops/rows/rotary.h"
+#include "ops/rows/row_operations.h"
 #include "ops/rows/skip_gate.h"
 #include "ops/rows/step_gate.h"
-#include "ops/rows/swiglu.h"
-#include "ops/rows/token_shift.h"
 #include "ops/scans/selective_scan.h"
 #include "ops/scans/wkv4.h"
 #include "ops/torch/dispatch.h"
@@ -36,90 +28,67 @@ namespace halflife::kernels {
 namespace {
 
 using test::Normal;
-using Tensors = std::vector<at::Tensor>;
+using test::RowOperation;
+using test::Tensors;
 using Function = std::function<at::Tensor(const Tensors&)>;
+
+Tensors RunOnDevice(const Function& function, const Tensors& inputs, at::ScalarType dtype,
+                    at::DeviceType device) {
+  Tensors leaves;
+  for (const at::Tensor& x : inputs) {
+    const at::Tensor stored = x.scalar_type() == at::kDouble ? x.to(dtype) : x;
+    leaves.push_back(stored.to(device).clone().requires_grad_());
+  }
+  const at::Tensor y = function(leaves);
+  const at::Tensor dy = Normal(y.sizes().vec(), 999, y.scalar_type()).to(device);
+  Tensors results = {y.detach().cpu()};
+  for (const at::Tensor& grad : torch::autograd::grad({y}, leaves, {dy}))
+    results.push_back(grad.cpu());
+  return results;
+}
+
+// Compares value and gradients. fp64 inputs are converted to `dtype`, fp32 inputs (weights) are
+// kept. fp32 allows another order of sums. In bf16, the two sides may round to neighbouring values,
+// each time that they round.
+void ExpectSameOnBoth(const Function& function, const Tensors& inputs, at::ScalarType dtype,
+                      double fp32 = 1e-5, int roundings = 1) {
+  const Tensors want = RunOnDevice(function, inputs, dtype, at::kCPU),
+                got = RunOnDevice(function, inputs, dtype, at::kCUDA),
+                again = RunOnDevice(function, inputs, dtype, at::kCUDA);
+  for (size_t i = 0; i < want.size(); ++i) {
+    const double tolerance =
+        want[i].scalar_type() == at::kBFloat16 ? std::max(1, roundings) * 0x1p-7 : fp32;
+    EXPECT_TRUE(test::Close(got[i], want[i], tolerance)) << (i == 0 ? "value" : "gradient ") << i;
+    EXPECT_TRUE(test::BitEqual(got[i], again[i])) << (i == 0 ? "value" : "gradient ") << i;
+  }
+}
+
+class RowOperationGpuTest
+    : public test::GpuTest<testing::TestWithParam<std::tuple<RowOperation, at::ScalarType>>> {};
+INSTANTIATE_TEST_SUITE_P(Table, RowOperationGpuTest,
+                         testing::Combine(testing::ValuesIn(test::RowOperations()),
+                                          testing::Values(at::kFloat, at::kBFloat16)),
+                         [](const auto& at) {
+                           return std::get<0>(at.param).name +
+                                  (std::get<1>(at.param) == at::kFloat ? "Fp32" : "Bf16");
+                         });
+
+TEST_P(RowOperationGpuTest, EqualsTheCpu) {
+  const auto& [operation, dtype] = GetParam();
+  for (const auto& [rows, width] : operation.shapes) {
+    SCOPED_TRACE(testing::Message() << rows << " x " << width);
+    ExpectSameOnBoth(operation.run, operation.operands(rows, width), dtype, 1e-5,
+                     operation.roundings);
+  }
+}
 
 class StepKernelsGpuTest : public test::GpuTest<testing::TestWithParam<at::ScalarType>> {
  protected:
-  static Tensors Run(const Function& function, const Tensors& inputs, at::DeviceType device) {
-    Tensors leaves;
-    for (const at::Tensor& x : inputs) {
-      const at::Tensor stored = x.scalar_type() == at::kDouble ? x.to(GetParam()) : x;
-      leaves.push_back(stored.to(device).clone().requires_grad_());
-    }
-    const at::Tensor y = function(leaves);
-    const at::Tensor dy = Normal(y.sizes().vec(), 999, y.scalar_type()).to(device);
-    Tensors results = {y.detach().cpu()};
-    for (const at::Tensor& grad : torch::autograd::grad({y}, leaves, {dy}))
-      results.push_back(grad.cpu());
-    return results;
-  }
-
-  // Compares value and gradients. fp64 inputs are converted to the tested dtype, fp32 inputs
-  // (weights) are kept. fp32 allows another order of sums. In bf16, the two sides may round to
-  // neighbouring values.
   static void ExpectSameOnBoth(const Function& function, const Tensors& inputs,
                                double fp32 = 1e-5) {
-    const Tensors want = Run(function, inputs, at::kCPU), got = Run(function, inputs, at::kCUDA);
-    const Tensors again = Run(function, inputs, at::kCUDA);
-    for (size_t i = 0; i < want.size(); ++i) {
-      const double tolerance = want[i].scalar_type() == at::kBFloat16 ? 0x1p-7 : fp32;
-      EXPECT_TRUE(test::Close(got[i], want[i], tolerance)) << (i == 0 ? "value" : "gradient ") << i;
-      EXPECT_TRUE(test::BitEqual(got[i], again[i])) << (i == 0 ? "value" : "gradient ") << i;
-    }
+    kernels::ExpectSameOnBoth(function, inputs, GetParam(), fp32);
   }
 };
-
-TEST_P(StepKernelsGpuTest, Dropout) {
-  const std::vector<uint64_t> samples = {7, (uint64_t{1} << 40) + 9, 8};
-  for (const int64_t dim : {6, 64, 1001}) {
-    SCOPED_TRACE(dim);
-    const auto drop = [&](const Tensors& in) {
-      return ops::Dropout(in[0], {.rate = 0.3,
-                                  .key = MakeRandomKey(5, RandomPurpose::kDropout, 3),
-                                  .samples = ops::SampleNumbers(samples, in[0].device()),
-                                  .first_position = 10});
-    };
-    ExpectSameOnBoth(drop, {Normal({3, 50, dim}, 1)});
-  }
-}
-
-TEST_P(StepKernelsGpuTest, RmsNorm) {
-  for (const int64_t dim : {7, 64, 1000, 1024, 5000}) {
-    SCOPED_TRACE(dim);
-    const at::Tensor x = Normal({150, dim}, 1), other = Normal({150, dim}, 2);
-    const at::Tensor weight = Normal({dim}, 3, at::kFloat);
-    ExpectSameOnBoth([](const Tensors& in) { return ops::RmsNorm(in[0], in[1], 1e-2); },
-                     {x, weight});
-    ExpectSameOnBoth([](const Tensors& in) { return ops::GatedRmsNorm(in[0], in[1], in[2], 1e-2); },
-                     {x, other, weight});
-    ExpectSameOnBoth(
-        [](const Tensors& in) {
-          const ops::ResidualNorm y = ops::AddRmsNorm(in[0], in[1], in[2], 1e-2);
-          return y.sum + y.normed;
-        },
-        {x, other, weight});
-  }
-}
-
-TEST_P(StepKernelsGpuTest, RealNorm) {
-  for (const int64_t dim : {7, 64, 1000}) {
-    SCOPED_TRACE(dim);
-    ExpectSameOnBoth([](const Tensors& in) { return ops::RealNorm(in[0], 0.5); },
-                     {Normal({150, dim}, 1)});
-  }
-}
-
-TEST_P(StepKernelsGpuTest, DecayGate) {
-  for (const int64_t dim : {7, 64, 1000}) {
-    SCOPED_TRACE(dim);
-    ExpectSameOnBoth(
-        [](const Tensors& in) {
-          return ops::DecayGate(in[0], in[1], {.scale = 1.0 / 16, .floor = -0.2});
-        },
-        {Normal({1500, dim}, 1) * 4, Normal({dim}, 2, at::kFloat)});
-  }
-}
 
 TEST_P(StepKernelsGpuTest, StepGate) {
   for (const int64_t dim : {7, 64, 1000}) {
@@ -148,159 +117,6 @@ TEST_P(StepKernelsGpuTest, SkipGate) {
                                 .gate = in[1].narrow(1, dim, dim)});
         },
         {Normal({1500, dim}, 1), Normal({1500, 2 * dim}, 2), Normal({5}, 3, at::kFloat)});
-  }
-}
-
-TEST_P(StepKernelsGpuTest, SwiGlu) {
-  ExpectSameOnBoth([](const Tensors& in) { return ops::SwiGlu(in[0], in[1]); },
-                   {Normal({30, 1001}, 1) * 4, Normal({30, 1001}, 2)});
-  ExpectSameOnBoth([](const Tensors& in) { return ops::Glu(in[0], in[1]); },
-                   {Normal({30, 1001}, 1) * 4, Normal({30, 1001}, 2)});
-}
-
-// Gates that are columns are read in place, and their gradients are written in place: either half
-// of one matrix, or some columns of a matrix with a dense second operand.
-TEST_P(StepKernelsGpuTest, GatesThatAreColumns) {
-  for (const auto product : {ops::SwiGlu, ops::Glu}) {
-    for (const int64_t width : {40, 1024}) {
-      SCOPED_TRACE(width);
-      for (const bool gate_first : {true, false})
-        ExpectSameOnBoth(
-            [&](const Tensors& in) {
-              const at::Tensor halves[] = {in[0].narrow(1, 0, width),
-                                           in[0].narrow(1, width, width)};
-              return product(halves[gate_first ? 0 : 1], halves[gate_first ? 1 : 0], {});
-            },
-            {Normal({30, 2 * width}, 1) * 4});
-      // Packs that are not aligned to 16 bytes, and aligned ones.
-      for (const int64_t first : {3, 8})
-        ExpectSameOnBoth(
-            [&](const Tensors& in) { return product(in[0].narrow(1, first, width), in[1], {}); },
-            {Normal({30, width + 16}, 1) * 4, Normal({30, width}, 2)});
-    }
-  }
-}
-
-TEST_P(StepKernelsGpuTest, FocusHeads) {
-  for (const int64_t dim : {3, 16, 128}) {
-    SCOPED_TRACE(dim);
-    const std::vector<int64_t> rows = {2, 90, 3 * dim};
-    ExpectSameOnBoth(
-        [&](const Tensors& in) {
-          const ops::FocusLeaves of_tokens = ops::MakeFocusLeaves(
-              {.x = in[0], .direction = in[1], .value = in[2]},
-              {.head_dim = dim, .norm = true, .norm_value = true, .eps = 1e-2, .scale = 0.3});
-          const ops::FocusLeaves of_heads =
-              ops::MakeFocusLeaves({.x = in[0], .times = in[1], .direction = in[3]},
-                                   {.head_dim = dim, .norm = true, .eps = 1e-2, .scale = 0.3});
-          const at::Tensor gated = ops::FocusGate({.query = in[1], .pooled = of_tokens.payload},
-                                                  {.norm = true, .eps = 1e-2, .scale = 0.3});
-          const at::Tensor weights = of_tokens.log_weight * of_heads.log_weight;
-          return at::cat({gated, of_heads.payload.flatten(2), weights.to(gated.scalar_type())}, -1);
-        },
-        {Normal(rows, 1), Normal(rows, 2), Normal(rows, 3), Normal({3, dim}, 4, at::kFloat)});
-  }
-}
-
-TEST_P(StepKernelsGpuTest, LayerNorms) {
-  for (const int64_t dim : {7, 64, 2100}) {
-    SCOPED_TRACE(dim);
-    ExpectSameOnBoth(
-        [](const Tensors& in) {
-          return at::cat(ops::LayerNorms({{.x = in[0], .gamma = in[2], .beta = in[3]},
-                                          {.x = in[1], .gamma = in[4], .beta = {}}},
-                                         1e-5),
-                         -1);
-        },
-        {Normal({300, dim}, 1), Normal({300, dim}, 2), Normal({dim}, 3, at::kFloat),
-         Normal({dim}, 4, at::kFloat), Normal({dim}, 5, at::kFloat)});
-  }
-}
-
-TEST_P(StepKernelsGpuTest, TokenShift) {
-  at::Tensor starts = at::zeros({2, 150}, at::kBool);
-  for (const int64_t t : {0, 30, 31, 64, 100}) starts[1][t] = true;
-  for (const int64_t dim : {21, 256}) {
-    SCOPED_TRACE(dim);
-    ExpectSameOnBoth(
-        [&](const Tensors& in) {
-          return at::cat(ops::TokenShift({.x = in[0],
-                                          .mixes = {in[2], in[3], in[4]},
-                                          .tail = in[1],
-                                          .starts = starts.to(in[0].device())}),
-                         -1);
-        },
-        {Normal({2, 150, dim}, 1), Normal({2, 1, dim}, 2), Normal({dim}, 3, at::kFloat),
-         Normal({dim}, 4, at::kFloat), Normal({dim}, 5, at::kFloat)});
-  }
-}
-
-TEST_P(StepKernelsGpuTest, Rotary) {
-  const at::Tensor positions = (at::arange(90, at::kLong) % 50).view({2, 45});
-  for (const int64_t dim : {6, 64, 128}) {
-    SCOPED_TRACE(dim);
-    const ops::RotaryTable table = ops::MakeRotaryTable(positions, dim, 10000);
-    ExpectSameOnBoth(
-        [&](const Tensors& in) {
-          const at::Device device = in[0].device();
-          return ops::ApplyRotary(
-              in[0], {table.cos.to(device), table.sin.to(device), table.rows.to(device)});
-        },
-        {Normal({2, 45, 3, dim}, 1)});
-    ExpectSameOnBoth(
-        [&](const Tensors& in) {
-          const at::Device device = in[0].device();
-          const ops::RotatedPair turned =
-              ops::ApplyRotary(in[0].narrow(2, 0, 3), in[0].narrow(2, 3, 2),
-                               {table.cos.to(device), table.sin.to(device), table.rows.to(device)});
-          return at::cat({turned.q * 2, turned.k}, 2);
-        },
-        {Normal({2, 45, 5, dim}, 1)});
-    ExpectSameOnBoth(
-        [&](const Tensors& in) {
-          return ops::ApplyRotary(in[0],
-                                  ops::MakeRotaryTable(positions.to(in[0].device()),
-                                                       ops::RotaryFrequencies(dim, 500), 1.5));
-        },
-        {Normal({2, 45, 3, dim}, 1)});
-  }
-}
-
-TEST_P(StepKernelsGpuTest, ShortConv) {
-  at::Tensor starts = at::zeros({2, 150}, at::kBool);
-  for (const int64_t t : {0, 30, 31, 64, 100}) starts[1][t] = true;
-  const at::Tensor documents = starts.to(at::kLong).cumsum(1);
-  for (const int64_t dim : {21, 256}) {
-    for (const int64_t taps : {4, 7}) {
-      SCOPED_TRACE(testing::Message() << dim << " channels, " << taps << " taps");
-      ExpectSameOnBoth(
-          [&](const Tensors& in) {
-            const at::Device device = in[0].device();
-            return ops::ShortConv({.x = in[0],
-                                   .weight = in[1],
-                                   .tail = in[2],
-                                   .documents = documents.to(device),
-                                   .starts = starts.to(device)});
-          },
-          {Normal({2, 150, dim}, 1), Normal({dim, 1, taps}, 2, at::kFloat),
-           Normal({2, taps - 1, dim}, 3)});
-    }
-  }
-}
-
-// Rows of x that are columns of a wider matrix, with packs that are aligned to 16 bytes and not.
-TEST_P(StepKernelsGpuTest, ShortConvOfColumns) {
-  for (const int64_t dim : {21, 256}) {
-    for (const int64_t first : {3, 8}) {
-      SCOPED_TRACE(testing::Message() << dim << " channels from column " << first);
-      ExpectSameOnBoth(
-          [&](const Tensors& in) {
-            return ops::ShortConv(
-                {.x = in[0].narrow(2, first, dim), .weight = in[1], .bias = in[2], .tail = in[3]});
-          },
-          {Normal({2, 150, dim + 16}, 1), Normal({dim, 1, 4}, 2, at::kFloat),
-           Normal({dim}, 3, at::kFloat), Normal({2, 3, dim}, 4)});
-    }
   }
 }
 

@@ -12,7 +12,6 @@
 
 #include "core/error.h"
 #include "ops/gradient_check.h"
-#include "ops/sink_check.h"
 #include "support/expect_error.h"
 
 namespace halflife::ops {
@@ -172,19 +171,6 @@ TEST(ShortConvTest, ColumnsOfAMatrix) {
   }
 }
 
-TEST(ShortConvTest, SinksGetTheGradientsOfWeightAndBias) {
-  for (const bool added : {false, true}) {
-    const Case c = {150, 21, 4, /*tail=*/false, /*documents=*/true};
-    const std::vector<at::Tensor> leaves = {
-        Normal({c.dim, 1, c.taps}, 2, at::kFloat).requires_grad_(),
-        Normal({c.dim}, 3, at::kFloat).requires_grad_()};
-    const at::Tensor x = Normal({kBatch, c.seq_len, c.dim}, 1, at::kFloat),
-                     y = RunCase(c, x, leaves[0], {}, leaves[1]),
-                     dy = Normal(y.sizes().vec(), 4, at::kFloat);
-    test::ExpectGradientsInSinks(y, dy, leaves, added);
-  }
-}
-
 // The contents of a token, a tail or a neighbouring document change no bit of outputs and gradients
 // that they must not affect.
 TEST(ShortConvTest, NothingLeaksInBits) {
@@ -293,19 +279,6 @@ TEST(ShortConvTest, StepsEqualTheWholeInBitsAndKeepTheirTail) {
   at::Tensor none;
   EXPECT_HL_ERROR(ShortConvStep({.x = Inputs().x, .weight = Inputs().weight}, none),
                   ExitCode::kInternal, "ShortConvStep got x [2, 9, 5]", "tail undefined");
-}
-
-TEST(ShortConvTest, BitsDoNotDependOnTheNumberOfThreads) {
-  const Case c = {300, 21, 4};
-  test::ExpectSameBitsWithThreads([&] {
-    const at::Tensor x = Normal({kBatch, c.seq_len, c.dim}, 1, at::kBFloat16).requires_grad_();
-    const at::Tensor weight = Normal({c.dim, 1, c.taps}, 2, at::kFloat).requires_grad_();
-    const at::Tensor tail = Normal({kBatch, c.taps - 1, c.dim}, 3, at::kBFloat16).requires_grad_();
-    const at::Tensor bias = Normal({c.dim}, 5, at::kFloat).requires_grad_();
-    const at::Tensor y = RunCase(c, x, weight, tail, bias);
-    return torch::autograd::grad({y}, {x, weight, tail, bias},
-                                 {Normal({kBatch, c.seq_len, c.dim}, 4, at::kBFloat16)});
-  });
 }
 
 TEST(ShortConvTest, GradientsAreFiniteDifferences) {

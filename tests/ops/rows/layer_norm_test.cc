@@ -4,40 +4,30 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
 #include <optional>
 #include <vector>
 
-#include "ops/gradient_check.h"
 #include "ops/linear/linear.h"
-#include "ops/sink_check.h"
+#include "ops/rows/row_operations.h"
 #include "ops/torch/side_by_side.h"
 #include "support/expect_error.h"
 
 namespace halflife::ops {
 namespace {
 
+using test::LayerNormOperands;
 using test::Normal;
+using test::TwoLayerNorms;
 
 constexpr double kEps = 1e-3;
 
-// Two parts as one row. The second has no beta.
-at::Tensor Two(const std::vector<at::Tensor>& in) {
-  return at::cat(LayerNorms({{.x = in[0], .gamma = in[2], .beta = in[3]},
-                             {.x = in[1], .gamma = in[4], .beta = {}}},
-                            kEps),
-                 -1);
-}
-std::vector<at::Tensor> Operands(int64_t rows, int64_t width) {
-  return {Normal({rows, width}, 1) * 2 + 0.5, Normal({rows, width}, 2), Normal({width}, 3),
-          Normal({width}, 4), Normal({width}, 5)};
-}
-
 TEST(LayerNormTest, IsTheFormula) {
   const int64_t width = 5;
-  const std::vector<at::Tensor> in = Operands(3, width);
-  const at::Tensor y = Two(in);
+  const std::vector<at::Tensor> in = test::To(at::kDouble, LayerNormOperands(3, width));
+  const at::Tensor y = TwoLayerNorms(in);
   for (int64_t row = 0; row < 3; ++row) {
     double mean = 0, variance = 0;
     for (int64_t i = 0; i < width; ++i) mean += in[0][row][i].item<double>() / width;
@@ -60,45 +50,14 @@ TEST(LayerNormTest, IsLibTorchs) {
                    -1);
   };
   std::vector<at::Tensor> in;
-  for (const at::Tensor& x : Operands(40, 12)) in.push_back(x.clone().requires_grad_());
-  const at::Tensor got = Two(in), want = composed(in), dy = Normal(got.sizes().vec(), 6);
+  for (const at::Tensor& x : test::To(at::kDouble, LayerNormOperands(40, 12)))
+    in.push_back(x.clone().requires_grad_());
+  const at::Tensor got = TwoLayerNorms(in), want = composed(in), dy = Normal(got.sizes().vec(), 6);
   EXPECT_TRUE(test::Close(got, want, 1e-12));
   const auto got_grads = torch::autograd::grad({got}, in, {dy}),
              want_grads = torch::autograd::grad({want}, in, {dy});
   for (size_t i = 0; i < in.size(); ++i)
     EXPECT_TRUE(test::Close(got_grads[i], want_grads[i], 1e-12)) << i;
-}
-
-// 2^-24 of values up to 10, with a few roundings. Gradients sum 300 rows.
-TEST(LayerNormTest, FusedLoopsMatchFp64) {
-  for (const int64_t width : {2, 16, 300}) {
-    SCOPED_TRACE(width);
-    test::ExpectFloatMatchesDouble(Two, Operands(300, width), 5e-6);
-  }
-}
-
-TEST(LayerNormTest, GradientsAreFiniteDifferences) {
-  const at::Tensor weights = Normal({4, 12}, 9);
-  test::ExpectFiniteDifferences([&](const auto& in) { return (Two(in) * weights).sum(); },
-                                Operands(4, 6));
-}
-
-TEST(LayerNormTest, Bf16IsRoundedOnce) {
-  for (const int64_t width : {2, 31, 128}) {
-    std::vector<at::Tensor> in = Operands(150, width);
-    for (size_t i = 2; i < in.size(); ++i) in[i] = in[i].to(at::kFloat);
-    test::ExpectBf16MatchesDouble(Two, in);
-  }
-}
-
-TEST(LayerNormTest, SinksGetTheGradients) {
-  for (const bool added : {false, true}) {
-    std::vector<at::Tensor> in;
-    for (const at::Tensor& x : Operands(200, 12)) in.push_back(x.to(at::kFloat).requires_grad_());
-    const at::Tensor y = Two(in);
-    test::ExpectGradientsInSinks(y, Normal(y.sizes().vec(), 9, at::kFloat), {in[2], in[3], in[4]},
-                                 added);
-  }
 }
 
 // Columns of one product, and heads within them, give the bits of their copies, with gradients per
@@ -136,7 +95,7 @@ TEST(LayerNormTest, ColumnsAreReadAndWrittenInTheirPlace) {
   }
 }
 
-TEST(LayerNormTest, RowsOfAnyLayoutNoRowsAndThreads) {
+TEST(LayerNormTest, RowsOfAnyLayoutAndNoRows) {
   const at::Tensor wide = Normal({20, 60}, 1, at::kFloat), gamma = Normal({20}, 2, at::kFloat);
   const auto norm = [&](const at::Tensor& x) {
     return LayerNorms({{.x = x, .gamma = gamma, .beta = {}}}, kEps)[0];
@@ -153,11 +112,6 @@ TEST(LayerNormTest, RowsOfAnyLayoutNoRowsAndThreads) {
                      scaled(columns.select(1, 0).contiguous(), columns.select(1, 1).contiguous())));
   // The output for a constant row is beta.
   EXPECT_EQ(norm(at::zeros({3, 20}, at::kFloat) + 7).abs().max().item<float>(), 0);
-  test::ExpectSameBitsWithThreads([] {
-    std::vector<at::Tensor> in;
-    for (const at::Tensor& x : Operands(700, 48)) in.push_back(x.to(at::kFloat).requires_grad_());
-    return torch::autograd::grad({Two(in)}, in, {Normal({700, 96}, 9, at::kFloat)});
-  });
 }
 
 // More parts than one pass supports, and one with a different number of rows.

@@ -3,12 +3,12 @@
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
 #include <limits>
 
-#include "ops/gradient_check.h"
-#include "ops/recording_sink.h"
+#include "ops/random_tensors.h"
 #include "support/expect_error.h"
 
 namespace halflife::ops {
@@ -25,43 +25,6 @@ TEST(LearnedDecayTest, IsTheFormula) {
     for (int64_t i = 0; i < 3; ++i)
       EXPECT_NEAR(y[h][i].item<double>(), std::min(base - 0.5 * p[3 * h + i].item<double>(), -0.01),
                   1e-15);
-  }
-}
-
-// 2^-24 of values up to 20, for both forms, with and without a bound.
-TEST(LearnedDecayTest, FusedLoopsMatchFp64) {
-  for (const int64_t width : {1, 7, 64}) {
-    test::ExpectFloatMatchesDouble([](const auto& in) { return NegativeExp(in[0]); },
-                                   {Normal({3, width}, 1)}, 1e-6);
-    for (const double most : {0.1, std::numeric_limits<double>::infinity()})
-      test::ExpectFloatMatchesDouble(
-          [=](const auto& in) { return HeadOffsetDecay(in[0], 5, {.scale = 0.3, .most = most}); },
-          {Normal({1, 5 * width}, 2)}, 1e-6);
-  }
-}
-
-TEST(LearnedDecayTest, GradientsAreFiniteDifferences) {
-  const at::Tensor weights = Normal({3, 4}, 9);
-  test::ExpectFiniteDifferences(
-      [&](const auto& in) {
-        return (NegativeExp(in[0]) * weights).sum() +
-               (HeadOffsetDecay(in[1], 3, {.scale = 2, .most = 0.3}) * weights).sum();
-      },
-      {Normal({3, 4}, 1), Normal({12}, 2)});
-}
-
-TEST(LearnedDecayTest, ASinkGetsTheGradient) {
-  for (const bool added : {false, true}) {
-    const at::Tensor p = Normal({1, 20}, 1, at::kFloat).requires_grad_();
-    test::RecordingSink::Log log(p, /*before=*/0.5);
-    log.added = added;
-    log.Attach(p);
-    const at::Tensor dy = Normal({4, 5}, 2, at::kFloat);
-    (HeadOffsetDecay(p, 4, {.scale = 0.25}) * dy).sum().backward();
-    EXPECT_TRUE(test::Close(log.sum, (-0.25 * dy).view({1, 20}) + (added ? 0.5 : 0.0), 1e-6));
-    (NegativeExp(p) * dy.view({1, 20})).sum().backward();
-    EXPECT_EQ(log.written, 2);
-    EXPECT_FALSE(p.grad().defined());
   }
 }
 
