@@ -56,7 +56,7 @@ struct ScanOperands {
   kernels::cuda::ScanSizes sizes() const { return {x.size(0), x.size(1), x.size(2), a.size(1)}; }
   int64_t tiles() const {
     return kernels::ScanTiles(x.size(1),
-                              x.is_cuda() ? kernels::cuda::kScanTile : kernels::cpu::kScanTile);
+                              RunsOnCuda(x) ? kernels::cuda::kScanTile : kernels::cpu::kScanTile);
   }
 };
 

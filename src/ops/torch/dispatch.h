@@ -36,13 +36,28 @@ inline bool IsFused(const at::Tensor& x) {
   return (x.is_cpu() || (kHasCudaKernels && x.is_cuda())) && HasFusedDtype(x);
 }
 
+// Returns true if RunOn() calls the CUDA kernel. In emulated tests these kernels run on the host,
+// on tensors of the CPU.
+inline bool RunsOnCuda(const at::Tensor& x) {
+#ifdef HL_EMULATE
+  return HasFusedDtype(x);
+#else
+  return x.is_cuda();
+#endif
+}
+
 // Calls on_cpu(), or on_cuda(stream) with the current stream of x's device. on_cuda takes its
 // stream as `auto`, so a build without CUDA never instantiates it.
 template <typename OnCpu, typename OnCuda>
 void RunOn([[maybe_unused]] const at::Tensor& x, const OnCpu& on_cpu,
            [[maybe_unused]] const OnCuda& on_cuda) {
   NoteKernel();
-#ifdef HALFLIFE_WITH_CUDA
+#ifdef HL_EMULATE
+  if (RunsOnCuda(x)) {
+    on_cuda(nullptr);
+    return;
+  }
+#elif defined(HALFLIFE_WITH_CUDA)
   if (x.is_cuda()) {
     const c10::DeviceGuard guard(x.device());
     on_cuda(c10::cuda::getCurrentCUDAStream(x.get_device()).stream());
