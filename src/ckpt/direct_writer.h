@@ -1,10 +1,6 @@
 // Writes a new file from front to back while its bytes are still being produced: a separate thread
 // writes one block while the caller fills the next. Writes bypass the page cache (O_DIRECT) if the
 // file system supports it. They then run at the speed of the disk and evict no cached data.
-//
-//   DirectWriter file(path, num_bytes);  // Reserves the space, so a full disk is noticed here.
-//   file.Append(data, count);
-//   file.Finish();                       // All bytes are on the disk.
 #pragma once
 
 #include <condition_variable>

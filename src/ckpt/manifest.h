@@ -1,11 +1,6 @@
 // The manifest of a step as plain types. The manifest decides what a step contains: its files, and
 // the positions of the tensors' element ranges in them, with a hash per block. Only manifest.cc
 // uses protobuf.
-//
-//   const std::string bytes = EncodeManifest(manifest);  // magic, length, payload, hash
-//   // DamageError unless all of it agrees.
-//   const Manifest again = DecodeManifest(bytes, "manifest.pb");
-//   CheckCoverage(again, "manifest.pb");  // every element exactly once
 #pragma once
 
 #include <cstdint>

@@ -1,10 +1,6 @@
 // Writes one rank's shard file: the safetensors header, then its fragments. Each block is hashed
 // from the bytes that are written. The result is a part of a manifest (one file and the tensors in
 // it), which rank 0 merges.
-//
-//   ShardPlan plan = PlanShard(arena, rank);  // which ranges, in file order
-//   const Manifest part =
-//       WriteShard(tmp_dir, plan, {.step = 1200, .rank = 3, .attempt = "9f2c01ab"});
 #pragma once
 
 #include <filesystem>

@@ -1,8 +1,6 @@
 // One rank's part of a load: reads its slice of each array of the arena from the fragments that
 // contain it. Any world size can read the files of any other, by interval arithmetic over the
 // elements of each tensor.
-//
-//   SliceReader(step_dir, manifest, arena, rank).Read();   // tensors of manifest and arena agree
 #pragma once
 
 #include <filesystem>

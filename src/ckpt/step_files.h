@@ -3,11 +3,6 @@
 // folder handle. If a step is deleted meanwhile, this is noticed, and bytes of two steps are never
 // mixed. Thread-safe. DamageError names file, block and tensor. Error kCheckpointIo is an error of
 // the system.
-//
-//   const StepFiles files(step_dir, manifest);
-//   BlockCursor cursor(files);
-//   // Elements of the tensor, inside the fragment.
-//   cursor.Copy(tensor, fragment, begin, end, out);
 #pragma once
 
 #include <deque>

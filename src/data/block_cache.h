@@ -1,8 +1,5 @@
 // A least-recently-used cache for verified blocks of a dataset's columns. A block holds hundreds of
 // short rows, and in a shuffled order consecutive rows are in different blocks.
-//
-//   BlockCache<int32_t> tokens(32 << 20);
-//   const auto block = tokens.Get({&shard, 3}, [&] { return shard.ReadTokens(3); });
 #pragma once
 
 #include <cstdint>

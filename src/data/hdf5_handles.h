@@ -1,10 +1,6 @@
 // Wraps HDF5 in move-only handles, one lock and the project's errors. HDF5 is not built
 // thread-safe, so every call, including closing, requires an Hdf5Lock. Handles acquire it when they
 // close.
-//
-//   const Hdf5Lock lock;
-//   const Hdf5Handle file = CheckHdf5(H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT),
-//                                     &H5Fclose, [&] { return Concat("cannot open ", path); });
 #pragma once
 
 #include <cstdint>

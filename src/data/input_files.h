@@ -49,9 +49,6 @@ InputFile PlainTextFile(const std::filesystem::path& path);
 
 // The text of an input file, decompressed while it is read. The file is plain, gzip (with one or
 // more members) or zstd (with one or more frames).
-//
-//   const std::unique_ptr<ByteStream> stream = OpenByteStream(file);
-//   while (const size_t n = stream->Read(buffer, sizeof buffer)) ...
 class ByteStream {
  public:
   virtual ~ByteStream() = default;

@@ -2,9 +2,6 @@
 // of 8 bytes "HLDATA\x01\n", the payload length as uint64 LE, the payload
 // (proto/halflife/dataset.proto), and the xxh3-128 of everything before it. The frame is needed
 // because protobuf accepts a message that was truncated at a field boundary.
-//
-//   WriteManifest(manifest, folder);
-//   const Manifest again = ReadManifest(folder / kManifestName);
 #pragma once
 
 #include <filesystem>

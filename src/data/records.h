@@ -1,8 +1,5 @@
 // Reads files of records, one record per line: JSON objects (.jsonl), or tab-separated columns
 // whose names are in the first line (.tsv).
-//
-//   const RecordReader reader(files, {{"text", "--field"}, {"label", "--label-field", true}});
-//   reader.ForEach(chunk, [&](const Record& record) { Use(record.values[0], record.values[1]); });
 #pragma once
 
 #include <cstdint>

@@ -4,12 +4,6 @@
 // The sample consists of the lines with the smallest content hashes, up to a budget of bytes. It
 // does not depend on the order of files or the number of threads, needs only one pass, and its
 // memory does not grow with the input.
-//
-//   std::vector<HashedLine> lines;
-//   AppendHashedLines(document, lines);
-//   LineSample sample(kTrainerSampleBytes);
-//   sample.Add(std::move(lines));  // those of all documents, in any order
-//   const std::string model_bytes = TrainSentencePiece(std::move(sample).Sorted(), vocab_size);
 #pragma once
 
 #include <cstdint>

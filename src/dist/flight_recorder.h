@@ -1,13 +1,6 @@
 // Records a rank's current phase and a ring of its latest collectives. The record is a mapped file:
 // it survives any end of the process, including SIGKILL, and can be read while the process runs.
 //
-//   FlightRecorder recorder(rank, world_size);
-//   recorder.KeepIn(run / "flight", attempt);
-//   recorder.EnterPhase("forward", step);
-//   const auto number = recorder.Begin("world", 2, request, seq);
-//   recorder.End(number, OpState::kDone);
-//   recorder.Discard();                         // the run ended well
-//
 // All functions except KeepIn and Discard are thread-safe. An operation costs two clock reads and a
 // copy of 128 bytes.
 #pragma once

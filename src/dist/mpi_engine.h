@@ -3,11 +3,6 @@
 // computes, so that communication overlaps with compute. It runs ExchangePlans and does their
 // arithmetic. Only .cc files of this area include mpi.h.
 //
-//   MpiEngine engine(1);                                          // MPI must be initialised
-//   const auto job = engine.Submit(engine.world(0).id,
-//                                  {.plan = plan, .what = "sum of norms", .timeout_s = 180});
-//   engine.Wait(*job);
-//
 // A process may run several ranks, which share its engine. They are neighbours in the world, and
 // each has its own place in every group. The jobs of one rank's group run one after the other; the
 // jobs of different groups run concurrently. After the first failure the engine is dead: it makes

@@ -1,10 +1,6 @@
 // CUDA tensors over NCCL; compiled only with CUDA. Each group has one communication stream. An
 // operation starts after the work queued on the producer stream, and consumers wait for its event.
 // NCCL sums in its own order and in the tensor's type.
-//
-//   auto world = MakeNcclCommunicator(context.control(), {Device::Kind::kCuda, 0}, "world", {});
-//   Work work = world->AllReduce(grads, ReduceOp::kSum, {"grad_bucket", 0}, compute_stream);
-//   work.WaitOn(compute_stream);
 #pragma once
 
 #include <memory>

@@ -1,10 +1,6 @@
 // Losses over windows, split by groups of their targets: by position in the window, by whether the
 // target occurred earlier in the text, and by the length of its context. Sums are fp64 in the order
 // of windows, so they depend neither on the batch size nor on the number of ranks.
-//
-//   BinSums bins(num_windows, /*seq_len=*/512, /*bin=*/64);
-//   bins.Add(/*window=*/3, losses, targets.ge(0));
-//   const std::vector<PositionScore> scores = bins.Scores(control);
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,9 +22,6 @@ namespace halflife::eval {
 // context could reduce. Arora et al. (2024, "Based", 5.4) call a later occurrence of a token
 // "associative recall". The bigram is a stricter criterion (as in Zoology, but without its limit on
 // the frequency in the training data).
-//
-//   const RecallFlags flags = FindRecalled(batch);
-//   const bool seen = flags.bigram_seen[row * static_cast<size_t>(batch.seq_len) + t];
 //
 // Flags [B, T], 0 or 1; 0 for tokens without a target. The context of token t is what the model
 // sees: the tokens of the same document in the same row, up to and including t.
@@ -124,10 +117,6 @@ class RecallSums {
 
 // Collects a classifier's predictions for the documents of all windows, which may be on different
 // ranks.
-//
-//   ClassTable classes(num_windows, model.objective());
-//   classes.Add(/*window=*/3, batch, log_probs);
-//   const std::optional<ClassScores> scores = classes.Scores(control);
 class ClassTable {
  public:
   // Stores nothing if the objective has no classifier.

@@ -1,8 +1,5 @@
 // A folder with a config.json and safetensors files, as `transformers` saves a model. Its contents
 // are not trusted: all sizes, offsets and names are checked before use, and no code in it is run.
-//
-//   const HfFolder folder = HfFolder::Open(path);
-//   folder.Read(*folder.Find("lm_head.weight"), 0, count, out);
 #pragma once
 
 #include <cstdint>

@@ -22,9 +22,6 @@ namespace halflife::interop {
 // tensor, or its transpose, or one of several parameters of the same shape that are stacked in it,
 // or some of its rows, possibly reordered. Ranges of one are read from the other with a few MiB of
 // memory.
-//
-//   const Placement keys = {.transposed = true, .part = 1, .num_parts = 3};  // part 1 of q, k, v
-//   TensorShape(keys, {768, 768});                                           // {768, 2304}
 struct Placement {
   bool transposed = false;  // The tensor is a matrix [in, out].
   // The tensor stacks `num_parts` parameters along their outermost dimension (the innermost one of
@@ -55,11 +52,6 @@ RangeReader TensorReader(const Placement& placement, const std::vector<int64_t>&
 
 // Reads a config.json that another program wrote: typed values, with that program's defaults for
 // absent or null keys. Collects all problems, and reports keys that were never read.
-//
-//   ConfigReader reader(json, folder / "config.json");
-//   const int64_t heads = reader.Int("num_heads", 4);
-//   reader.Require(heads % 2 == 0, "num_heads is ", heads, ". Use an even number.");
-//   reader.Check();
 class ConfigReader {
  public:
   // Borrows `json`, which must be an object. Every message starts with `where`.

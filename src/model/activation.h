@@ -1,8 +1,5 @@
 // Elementwise activations, with the names that `transformers` gives them. Linear mixers apply them
 // to q and k (the feature map); channel mixers apply them to their inner channels.
-//
-//   const Activation activation = Activation::Named("gelu_tanh");
-//   q = activation(q);
 #pragma once
 
 #include <ATen/core/Tensor.h>

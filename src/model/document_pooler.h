@@ -1,7 +1,4 @@
 // Pools the hidden vectors of each document into one vector, which a classifier reads.
-//
-//   const DocumentPooler pooler(options, context);
-//   const at::Tensor documents = pooler(hidden, FirstTokens(slice));
 #pragma once
 
 #include <ATen/core/Tensor.h>

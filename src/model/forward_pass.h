@@ -1,8 +1,5 @@
 // Runs the blocks in one forward pass over a slice of rows. It prepares the call of each mixer,
 // applies dropout, and recomputes in backward what is not kept.
-//
-//   const auto pass = std::make_shared<const ForwardPass>(config, context, /*state=*/nullptr);
-//   for (size_t i = 0; i < blocks.size(); ++i) pass->Run(i, *blocks[i], stream);
 #pragma once
 
 #include <cstddef>

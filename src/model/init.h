@@ -1,8 +1,5 @@
 // Initial values of parameters. Each value is a pure function of (seed, name of the parameter,
 // element), so it does not depend on the order of layers, the world size or the device.
-//
-//   const Init normal = Init::Normal(0.02).Scaled(1 / std::sqrt(2.0 * num_layers));
-//   const Init step_size = Init::LogUniform(0.001, 0.1);
 #pragma once
 
 #include <cstdint>

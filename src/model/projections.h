@@ -21,9 +21,6 @@ namespace halflife::model {
 
 // Splits the channels of a projection into heads, and repeats heads for grouped queries.
 //
-//   const at::Tensor q = SplitHeads(projected, /*head_dim=*/64);  // [B, T, H, 64]
-//   const at::Tensor k = RepeatHeads(SplitHeads(narrow, 64), /*num_heads=*/q.size(2));
-//
 // [..., H d] -> [..., H, d].
 inline at::Tensor SplitHeads(const at::Tensor& x, int64_t head_dim) {
   return x.unflatten(-1, {-1, head_dim});

@@ -1,8 +1,5 @@
 // Describes the tokens of a forward pass: B rows of T tokens. A row may be a slice of a longer
 // sequence (sequence parallelism, decoding, tests that split rows) and may hold several documents.
-//
-//   const auto slice =
-//       SequenceSlice::Packed(batch.batch_size, batch.seq_len, batch.cu_seqlens, device);
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,10 +20,6 @@ namespace halflife::model {
 
 // A cache of tensors that depend only on a batch's positions. Each tensor is made when it is first
 // requested, and all layers of a model share it. Thread-safe.
-//
-//   const at::Tensor scale = slice.of_positions->Of(slice.positions, {"decay", {rate}}, [&] {
-//     return at::exp(rate * slice.positions);
-//   });
 class PositionTensors {
  public:
   // Identifies a tensor and everything that it depends on in addition to the positions.

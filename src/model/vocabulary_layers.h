@@ -2,9 +2,6 @@
 //
 // TokenEmbedding maps tokens to vectors: an embedding table, an optional scale, and an optional
 // table of segments.
-//
-//   const TokenEmbedding embedding(config.embedding, context, /*vocab_size=*/259, /*aliases=*/{});
-//   at::Tensor x = embedding(tokens, /*segments=*/{});
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -45,9 +42,6 @@ class TokenEmbedding {
 
 // Maps hidden vectors to logits and losses: a matrix, which may be shared with the embedding, an
 // optional bias and an optional scale.
-//
-//   const OutputHead head(config.head, context, vocab_size, embedding.table());
-//   const auto sums = head.Loss(hidden, targets, {.z_loss_weight = 1e-4});
 struct HeadOptions : OptionsOf<HeadOptions> {
   bool tied = false;  // Shares the embedding's matrix.
   bool bias = false;

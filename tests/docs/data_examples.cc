@@ -3,33 +3,21 @@
 #include <hdf5.h>
 
 #include "core/files.h"
-#include "data/block_cache.h"
 #include "data/bpe/merger.h"
-#include "data/bpe/regex.h"
 #include "data/bpe/special_tokens.h"
-#include "data/bpe/tokenizer_json.h"
 #include "data/dataset.h"
-#include "data/examples/example.h"
 #include "data/examples/prepare_examples.h"
-#include "data/hdf5_handles.h"
-#include "data/input_files.h"
-#include "data/manifest.h"
 #include "data/prepare/document_encoder.h"
 #include "data/prepare/ordered_pipeline.h"
 #include "data/prepare/prepare.h"
-#include "data/prepare/prepare_options.h"
 #include "data/prepare/publish_dataset.h"
 #include "data/prepare/shard_writer.h"
-#include "data/prepare/text_chunker.h"
 #include "data/random_words.h"
-#include "data/records.h"
 #include "data/row_positions.h"
 #include "data/sample_order.h"
 #include "data/sentencepiece_bridge.h"
-#include "data/sentencepiece_tokenizer.h"
 #include "data/shard_reader.h"
 #include "data/synthetic/mqar.h"
-#include "data/synthetic/numpy_mqar.h"
 #include "data/text_tokens.h"
 #include "data/token_source.h"
 #include "data/tokenizer.h"
@@ -43,26 +31,9 @@ void AddedTokensExample(const std::vector<AddedToken>& tokens, std::string_view 
 #include "examples/data/bpe/special_tokens.h"
 }
 
-void BlockCacheExample(ShardReader& shard) {
-#include "examples/data/block_cache.h"
-}
-
 void MergerExample(const std::array<int32_t, 256>& byte_ids, const std::vector<Merge>& merges,
                    std::vector<int32_t>& ids) {
 #include "examples/data/bpe/merger.h"
-}
-
-void Use(ByteSpan span);
-void RegexExample(std::string_view text) {
-#include "examples/data/bpe/regex.h"
-}
-
-void TokenizerJsonExample(std::string_view bytes) {
-#include "examples/data/bpe/tokenizer_json.h"
-}
-
-void ByteStreamExample(const InputFile& file, char (&buffer)[64]) {
-#include "examples/data/input_files.h"
 }
 
 void ChatTemplatesExample() {
@@ -74,33 +45,8 @@ void DatasetExample(const Path& path, int64_t begin, std::span<int32_t> ids,
 #include "examples/data/dataset.h"
 }
 
-void DocumentEncoderExample(const std::unique_ptr<Tokenizer>& tokenizer, const TextChunk& chunk) {
-#include "examples/data/prepare/document_encoder.h"
-}
-
-void ExampleExample(const std::unique_ptr<Tokenizer>& tokenizer) {
-#include "examples/data/examples/example.h"
-}
-
-void RowPackerExample(ShardWriter& writer, const Example& example) {
-#include "examples/data/examples/example.h.2"
-}
-
 void PrepareExamplesExample() {
 #include "examples/data/examples/prepare_examples.h"
-}
-
-void Use(const std::string& text, const std::string& label);
-void RecordsExample(const std::vector<InputFile>& files, const TextChunk& chunk) {
-#include "examples/data/records.h"
-}
-
-void Hdf5HandlesExample(const std::string& path) {
-#include "examples/data/hdf5_handles.h"
-}
-
-void ManifestExample(const Path& folder, const Manifest& manifest) {
-#include "examples/data/manifest.h"
 }
 
 void OrderedPipelineExample(int threads, TextChunker& chunker, const DocumentEncoder& encoder,
@@ -108,22 +54,8 @@ void OrderedPipelineExample(int threads, TextChunker& chunker, const DocumentEnc
 #include "examples/data/prepare/ordered_pipeline.h"
 }
 
-void WriteEverything(const Path& folder);
-void OutputFolderExample(const Path& out) {
-#include "examples/data/prepare/publish_dataset.h.2"
-}
-
 void PrepareExample() {
 #include "examples/data/prepare/prepare.h"
-}
-
-void PrepareInputExample() {
-#include "examples/data/prepare/prepare_options.h"
-}
-
-bool WorkIsLeft();
-void PrepareOutputExample() {
-#include "examples/data/prepare/prepare_options.h.2"
 }
 
 namespace publish_dataset_header {
@@ -158,28 +90,12 @@ void ShardReaderExample(const Path& folder, const ShardRecord& record, int vocab
 #include "examples/data/shard_reader.h"
 }
 
-void SourceListExample(SplitRecord& split) {
-#include "examples/data/prepare/shard_writer.h.2"
-}
-
-void ShardWriterExample(const Path& tmp, std::span<const int32_t> ids) {
-#include "examples/data/prepare/shard_writer.h"
-}
-
 void MqarExample() {
 #include "examples/data/synthetic/mqar.h"
 }
 
-void NumpyMqarExample(const MqarConfig& config) {
-#include "examples/data/synthetic/numpy_mqar.h"
-}
-
 void PrepareMqarExample() {
 #include "examples/data/synthetic/mqar.h.2"
-}
-
-void TextChunkerExample(const std::vector<InputFile>& files) {
-#include "examples/data/prepare/text_chunker.h"
 }
 
 void TextTokensExample(const std::unique_ptr<Tokenizer>& tokenizer, int64_t seq_len) {
@@ -199,10 +115,6 @@ void TokenizerExample(const Path& run) {
 
 void TokenizerFolderExample() {
 #include "examples/data/tokenizer_folder.h"
-}
-
-void TokenizerTrainerExample(std::string_view document, int vocab_size) {
-#include "examples/data/sentencepiece_tokenizer.h"
 }
 
 }  // namespace halflife::data

@@ -1,13 +1,10 @@
 // The examples of src/dist's headers. The parameters of a function are the variables that its
 // example uses.
 #include "dist/communicator.h"
-#include "dist/flight_recorder.h"
 #include "dist/flight_report.h"
 #include "dist/gradient_reducer.h"
 #include "dist/local_communicator.h"
 #include "dist/mesh.h"
-#include "dist/mpi_engine.h"
-#include "dist/nccl_communicator.h"
 #include "dist/parameter_gather.h"
 #include "dist/parameter_layout.h"
 #include "dist/rank_context.h"
@@ -23,12 +20,6 @@ void BucketProgressExample(const ParameterLayout& layout, int param, int bucket)
 
 void CommunicatorExample(Communicator& comm, double* norms) {
 #include "examples/dist/communicator.h"
-}
-
-void FlightRecorderExample(int rank, int world_size, const std::filesystem::path& run,
-                           const std::string& attempt, int64_t step, const Request& request,
-                           int64_t seq) {
-#include "examples/dist/flight_recorder.h"
 }
 
 void Print(const std::string& line);
@@ -67,14 +58,6 @@ void RehearsalExample(const ParameterLayout& layout) {
 void Train(RankContext& context);
 void LocalRankContextExample() {
 #include "examples/dist/rank_context.h.2"
-}
-
-void MpiEngineExample(const ExchangePlan& plan) {
-#include "examples/dist/mpi_engine.h"
-}
-
-void NcclCommunicatorExample(RankContext& context, TensorRef grads, cudaStream_t compute_stream) {
-#include "examples/dist/nccl_communicator.h"
 }
 
 void ParameterLayoutExample(const std::vector<ParamSpec>& specs, int world_size) {

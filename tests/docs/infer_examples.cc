@@ -3,7 +3,6 @@
 #include "eval/attention_statistics.h"
 #include "eval/class_scores.h"
 #include "eval/length_table.h"
-#include "eval/part_sums.h"
 #include "eval/retrieval.h"
 #include "eval/scorer.h"
 #include "eval/validation.h"
@@ -61,17 +60,6 @@ void ExplanationsExample(const model::LanguageModel& model, const at::Tensor& to
 #include "examples/eval/attention_statistics.h.2"
 }
 
-void ClassTableExample(const model::LanguageModel& model, const data::Batch& batch,
-                       const at::Tensor& log_probs, int64_t num_windows,
-                       dist::Communicator& control) {
-#include "examples/eval/part_sums.h.3"
-}
-
-void PartSumsExample(const at::Tensor& losses, const at::Tensor& targets, int64_t num_windows,
-                     dist::Communicator& control) {
-#include "examples/eval/part_sums.h"
-}
-
 void WindowChoiceExample() {
 #include "examples/eval/validation.h"
 }
@@ -82,10 +70,6 @@ void ProtocolExample() {
 
 void CarriedExample(const model::LanguageModel& model, const data::Batch& batch) {
 #include "examples/eval/scorer.h.2"
-}
-
-void RecallExample(const data::Batch& batch, size_t row, size_t t) {
-#include "examples/eval/part_sums.h.2"
 }
 
 void RetrievalExample(const data::TokenView& tokens, const data::Tokenizer& tokenizer,

@@ -13,19 +13,12 @@
 #include "kernels/common/chunks/chunk_table.h"
 #include "kernels/common/cpu/head_groups.h"
 #include "kernels/common/cpu/parallel.h"
-#include "kernels/common/cpu/philox_lanes.h"
 #include "kernels/common/cpu/sum_partials.h"
 #include "kernels/common/cpu/vectorised.h"
 #include "kernels/common/cuda/launch_check.h"
 #include "kernels/common/dropout_draws.h"
-#include "kernels/common/shape_problems.h"
-#include "kernels/decay_attention/cpu/workspace.h"
-#include "kernels/decay_attention/cuda/blocks.h"
 #include "kernels/decay_attention/cuda/route.h"
-#include "kernels/decay_attention/cuda/scan_launch.h"
-#include "kernels/decay_attention/cuda/workspace.h"
 #include "kernels/decay_attention/decay_attention_args.h"
-#include "kernels/decay_attention/decay_attention_partition.h"
 #include "kernels/linear/linear_products.h"
 #include "kernels/polynomial_attention/features.h"
 #include "kernels/polynomial_attention/polynomial_attention_args.h"
@@ -35,10 +28,7 @@
 #include "ops/decay_attention/decay_attention.h"
 #include "ops/focus_pool/focus_pool.h"
 #include "ops/linear/linear.h"
-#include "ops/linear/right_operand.h"
-#include "ops/linear/weight_sums.h"
 #include "ops/polynomial_attention/polynomial_attention.h"
-#include "ops/polynomial_attention/polynomial_with_states.h"
 #include "ops/rows/bias_map.h"
 #include "ops/rows/decay_gate.h"
 #include "ops/rows/dropout.h"
@@ -59,7 +49,6 @@
 #include "ops/sequence/segment_scan.h"
 #include "ops/sequence/segment_tape.h"
 #include "ops/sequence/sequence_chunks.h"
-#include "ops/sequence/state_exchange.h"
 #include "ops/sequence/tokens_before.h"
 #include "ops/softmax_attention/softmax_attention.h"
 #include "ops/softmax_attention/visible_keys.h"
@@ -114,9 +103,6 @@ void SegmentTapeExample(const at::Tensor& x, ops::RowSegment row) {
 void ExchangeCostExample(ops::SegmentGroup& group, int64_t bytes) {
 #include "examples/ops/sequence/exchange_cost.h"
 }
-void StateExchangeExample(const ops::SegmentSummary& summary, const ops::RowSegment& row) {
-#include "examples/ops/sequence/state_exchange.h"
-}
 void SegmentScanExample(const Tensor& x, const Tensor& decay, const ops::SegmentScan& scan,
                         const ops::RowSegment& row) {
   const auto& run = scan.run;
@@ -149,10 +135,6 @@ void SumPartialsExample(int64_t num_blocks, int64_t taps, int64_t dim, float* dw
 #include "examples/kernels/common/cpu/sum_partials.h"
 }
 
-void PhiloxLanesExample(RandomKey key, uint64_t sample, uint32_t position, uint32_t first_block) {
-#include "examples/kernels/common/cpu/philox_lanes.h"
-}
-
 void InstructionSetExample() {
 #include "examples/kernels/common/cpu/instruction_set.h"
 }
@@ -162,17 +144,8 @@ void DropoutDrawsExample(const PairDropout& dropout, int row, int head, int quer
 #include "examples/kernels/common/dropout_draws.h"
 }
 
-void PolynomialWithStatesExample(const ops::PolynomialAttentionInputs& inputs,
-                                 const ops::PolynomialAttentionConfig& config) {
-#include "examples/ops/polynomial_attention/polynomial_with_states.h"
-}
-
 void MatmulExample(int64_t T, int64_t D, int64_t N, const float* w, const float* x, float* y) {
 #include "examples/kernels/linear/linear_products.h"
-}
-
-void RightOperandExample(const Tensor& weight, const Tensor& x, Tensor& y) {
-#include "examples/ops/linear/right_operand.h"
 }
 
 void LinearCrossEntropyExample(const Tensor& hidden, const Tensor* head, const Tensor& targets,
@@ -184,37 +157,9 @@ void DecayAttentionArgsExample(int B, int T) {
 #include "examples/kernels/decay_attention/decay_attention_args.h"
 }
 
-namespace cpu {
-void WorkspaceExample(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
-#include "examples/kernels/decay_attention/cpu/workspace.h"
-}
-}  // namespace cpu
-
-void CudaWorkspaceExample(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
-#include "examples/kernels/decay_attention/cuda/workspace.h"
-}
-
-void BlocksExample(const DeviceLimits& limits) {
-#include "examples/kernels/decay_attention/cuda/blocks.h"
-}
 void RouteExample(const DecayAttentionArgs& args, const DeviceLimits& limits,
                   DecayAttentionPlan& plan) {
 #include "examples/kernels/decay_attention/cuda/route.h"
-}
-void BatchTilesExample(const DecayAttentionArgs& args, DecayAttentionPlan& plan) {
-#include "examples/kernels/decay_attention/cuda/workspace.h.2"
-}
-namespace cuda {
-void ScanLaunchExample(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
-                       const ForwardLayout& layout, cudaStream_t stream) {
-#include "examples/kernels/decay_attention/cuda/scan_launch.h"
-}
-}  // namespace cuda
-
-void Add(const ChunkEntry& chunk);
-void PartitionExample(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
-                      const int32_t* begin, int n, int segment, int num_segments) {
-#include "examples/kernels/decay_attention/decay_attention_partition.h"
 }
 
 void DecayAttentionExample(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
@@ -257,10 +202,6 @@ void RmsNormExample(const Tensor& x, const Tensor* weight) {
 
 void RealNormExample(const Tensor& heads) {
 #include "examples/ops/rows/real_norm.h"
-}
-
-void ShapeProblemsExample(const DecayAttentionArgs& args) {
-#include "examples/kernels/common/shape_problems.h"
 }
 
 void DecayGateExample(const Tensor& logits, const Tensor* bias) {
@@ -401,10 +342,6 @@ WeightedOp::Inputs GradientBufferExample(const Tensor& weight,
 
 void EmulatorCountsExample(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
 #include "examples/tools/cuda_emulator/counts.h"
-}
-
-void WeightSumsExample(const ops::Tensors& weights, const Tensor& dy, const Tensor& x){
-#include "examples/ops/linear/weight_sums.h"
 }
 
 Tensor Step(const Tensor& x);

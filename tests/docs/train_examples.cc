@@ -16,27 +16,16 @@
 #include "train/config/foreign_names.h"
 #include "train/config/model_schema.h"
 #include "train/config/run_config.h"
-#include "train/loop/run_guards.h"
-#include "train/loop/run_saves.h"
 #include "train/loop/stop_policy.h"
 #include "train/loop/trainer.h"
-#include "train/loop/warm_start.h"
 #include "train/plan/cluster_plan.h"
 #include "train/plan/memory_plan.h"
-#include "train/plan/row_exchanges.h"
-#include "train/plan/step_operations.h"
-#include "train/plan/timeline.h"
-#include "train/record/event_log.h"
-#include "train/record/metrics.h"
 #include "train/record/run_folder.h"
-#include "train/record/run_timing.h"
 #include "train/step/gradient_norm.h"
-#include "train/step/gradient_shares.h"
 #include "train/step/gradient_sync.h"
 #include "train/step/micro_batch_graph.h"
 #include "train/step/parameter_arena.h"
 #include "train/step/step.h"
-#include "train/step/step_scalars.h"
 
 namespace halflife::train {
 
@@ -56,14 +45,6 @@ void RunConfigExample(const Path& run) {
 #include "examples/train/config/run_config.h"
 }
 
-void RateJumpExample() {
-#include "examples/train/loop/run_guards.h"
-}
-
-void SavePolicyExample(SavePolicy& policy, int64_t step, bool requested, const Error& error) {
-#include "examples/train/loop/run_saves.h"
-}
-
 void StopFlagsExample() {
 #include "examples/train/loop/stop_policy.h.2"
 }
@@ -78,38 +59,8 @@ void TrainerExample(const RunConfig& config, Device device, RunFolder folder,
 #include "examples/train/loop/trainer.h"
 }
 
-void WarmStartExample(const ckpt::WeightSource& source, const WarmStartRules& rules,
-                      ParameterArena& arena) {
-#include "examples/train/loop/warm_start.h"
-}
-
-void EventLogExample(const Path& run) {
-#include "examples/train/record/event_log.h"
-}
-
-void HostWaitReportExample(ops::HostWaits& waits) {
-#include "examples/train/record/run_timing.h.2"
-}
-
-void RankTimesExample(dist::RankContext& context, Metrics& metrics, int64_t step,
-                      double busy_seconds) {
-#include "examples/train/record/run_timing.h"
-}
-
 void RunFolderExample(const Path& path, dist::RankContext& context) {
 #include "examples/train/record/run_folder.h"
-}
-
-void RunLinesExample(const Path& run) {
-#include "examples/train/record/metrics.h"
-}
-
-void RunTraceExample(dist::RankContext& context, int64_t step, int64_t begin_us, int64_t end_us) {
-#include "examples/train/record/run_timing.h.3"
-}
-
-void ClusterExample() {
-#include "examples/train/plan/cluster.h"
 }
 
 void ClusterPlanExample(const RunConfig& config) {
@@ -124,20 +75,6 @@ void PlanSearchExample(const RunConfig& config) {
 #include "examples/train/plan/cluster_plan.h.2"
 }
 
-void RowExchangesExample(const RunConfig& config, const model::LanguageModel& model,
-                         const ops::ExchangeCost& cost) {
-#include "examples/train/plan/row_exchanges.h"
-}
-
-void Print(int64_t value);
-void StepOperationsExample(const RunConfig& config, const ops::ExchangeCost& cost) {
-#include "examples/train/plan/step_operations.h"
-}
-
-void TimelineExample() {
-#include "examples/train/plan/timeline.h"
-}
-
 void ArenaOptimizerExample(ParameterArena& arena, const RunConfig& config, double lr, double clip,
                            uint64_t num_updates) {
 #include "examples/train/step/arena_optimizer.h"
@@ -147,20 +84,9 @@ void GradientNormExample(const std::vector<dist::Fragment>& fragments, Parameter
 #include "examples/train/step/gradient_norm.h"
 }
 
-void ForwardAndBackward();
-void BackgroundSaveExample(ckpt::CheckpointStore& store, dist::Communicator& comm,
-                           ParameterArena& arena, const ckpt::StepState& state) {
-#include "examples/train/loop/run_saves.h.2"
-}
-
 void GradientSyncExample(ParameterArena& arena, dist::Communicator& communicator,
                          model::LanguageModel& model, int64_t n, const at::Tensor& loss) {
 #include "examples/train/step/gradient_sync.h"
-}
-
-void GradientSharesExample(ParameterArena& arena, dist::Communicator& comm, const at::Tensor& grad,
-                           int param){
-#include "examples/train/step/gradient_shares.h"
 }
 
 at::Tensor SumsOf(const eval::BatchTensors& batch);
@@ -177,10 +103,6 @@ void StepExample(const RunConfig& config, model::LanguageModel& model, Parameter
                  data::TokenSource& source, dist::RankContext& context, Device device, int64_t step,
                  uint64_t& num_updates, const StepScalars& flags) {
 #include "examples/train/step/step.h"
-}
-
-void StepScalarsExample(double loss, dist::Communicator& comm) {
-#include "examples/train/step/step_scalars.h"
 }
 
 }  // namespace halflife::train

@@ -1,10 +1,6 @@
 // Regular expressions of a tokenizer.json, executed by PCRE2 with its JIT compiler, and the
 // splitting of text into words that they define.
 //
-//   const Regex regex = Regex::Compile(R"( ?\p{L}+|\s+(?!\S))");
-//   RegexScratch scratch;  // one per thread
-//   if (const auto span = regex.Find(text, 0, scratch)) Use(*span);
-//
 // Patterns come from files and may be hostile. The length and nesting of a pattern, and the steps,
 // heap and stack of each search have limits. A search that reaches a limit throws kData.
 #pragma once

@@ -1,8 +1,6 @@
 // Reads tokenizer.json, the file format of the Hugging Face tokenizers library, for byte-level BPE.
 // This covers the tokenizers of GPT-2, Llama 3, Qwen and similar models.
 //
-//   const BpeSpec spec = ReadTokenizerJson(bytes, "gpt2/tokenizer.json");
-//
 // Every part is either read with exactly the library's meaning or rejected by name, so that ids
 // agree for every accepted file. The result is consistent: ids are 0 .. n-1, each used once; all
 // 256 bytes have a token; each merge joins two tokens into a third.

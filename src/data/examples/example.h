@@ -1,8 +1,5 @@
 // Encodes labelled text as tokens and labels, and packs the examples into rows. An example is a
 // text with its class, or a prompt with its answer.
-//
-//   const ExampleEncoder encoder(*tokenizer, {.row_len = 128, .too_long = TooLong::kCut});
-//   const Example example = encoder.OfAnswer("2 + 2 =", " 4", "pairs.jsonl:7");
 #pragma once
 
 #include <cstdint>
@@ -68,10 +65,6 @@ struct RowPackerConfig {
 
 // Packs examples, each of which is one document, into rows of equal length. The rest of a row is
 // one more document of padding, which has no labels and which no example can attend to.
-//
-//   RowPacker packer(writer, {.row_len = 512, .pad_id = 0});
-//   packer.Add(example);
-//   packer.Finish();
 class RowPacker {
  public:
   // `writer` is borrowed and must be configured with labels.

@@ -1,8 +1,5 @@
 // Splits a chunk of text into documents and encodes them as token ids. This is the part of
 // `prepare` that runs in parallel.
-//
-//   const DocumentEncoder encoder(*tokenizer, {.validation_fraction = 0.05});
-//   const EncodedChunk encoded = encoder.Encode(chunk);
 #pragma once
 
 #include <cstdint>

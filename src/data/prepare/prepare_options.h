@@ -14,9 +14,6 @@ namespace halflife::data {
 constexpr double kUsualValidationShare = 0.05;
 
 // The input of `prepare`, for plain text and for labelled text.
-//
-//   const PrepareInput input = {.paths = {"books/"}, .tokenizer = "bytes"};
-//   input.Check();
 struct PrepareInput {
   std::vector<std::string> paths;  // file names, folders or patterns, see FindInputFiles
   // Inputs of the validation split. If given, all of `paths` is for training, and
@@ -51,13 +48,6 @@ struct PrepareProgress {
 
 // The output of `prepare`: folder, number of threads, progress reports and cancellation. Plain
 // text, labelled text and synthetic rows share it.
-//
-//   const PrepareOutput output = {.out = "books.data", .threads = 4};
-//   output.Check();
-//   while (WorkIsLeft()) {
-//     output.RequireGoingOn();
-//     output.Report({.phase = "tokenising"});
-//   }
 struct PrepareOutput {
   std::filesystem::path out;
   int threads = 0;  // 0: all cores

@@ -18,10 +18,6 @@ namespace halflife::data {
 // A folder that appears under its final name only when it is complete. It is written as
 // OUT.tmp-<hex> in the same parent folder, which is locked with flock(2) while its process lives.
 // The destructor removes a folder that was not published.
-//
-//   OutputFolder output(out);   // throws if OUT exists; removes leftover temporaries of OUT
-//   WriteEverything(output.path());
-//   output.Publish();           // fsync, then one rename
 class OutputFolder {
  public:
   // Throws Error kUsage if `out` exists, and kData if the temporary folder cannot be created.

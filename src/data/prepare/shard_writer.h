@@ -1,10 +1,5 @@
 // Writes the documents of one split, with or without labels, into numbered HDF5 shards of at most
 // `shard_tokens` tokens each. A document may continue in the next shard. Not thread-safe.
-//
-//   ShardWriter writer({.folder = tmp, .split = Split::kTrain, .token_bytes = 2});
-//   writer.BeginDocument();
-//   writer.Append(ids);                        // any number of times; the last id is eos
-//   SplitRecord record = writer.Finish();      // everything is on disk, hashed and synced
 #pragma once
 
 #include <cstdint>
@@ -22,11 +17,6 @@ namespace halflife::data {
 
 // Counts the sources of a split while its tokens are written file by file. Each source is then a
 // contiguous range of the split's tokens.
-//
-//   SourceList sources;
-//   sources.Begin("web.txt");
-//   sources.Count(/*num_tokens=*/512, /*num_documents=*/1);
-//   split.info.sources = sources.Take();
 class SourceList {
  public:
   // Later calls of Count refer to the file with this name. In the name, a byte that is not UTF-8

@@ -5,9 +5,6 @@
 // A chunk grows, up to max_document_bytes, if a document is longer than it. With `allow_pieces`
 // (for tokenizers that work byte by byte), a long document is split into pieces instead, and its
 // length has no limit.
-//
-//   TextChunker chunker(files, {.documents = DocumentMode::kBlankLines});
-//   while (std::optional<TextChunk> chunk = chunker.Next()) ...
 #pragma once
 
 #include <cstdint>

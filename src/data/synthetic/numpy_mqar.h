@@ -5,9 +5,6 @@
 // One Mersenne Twister (Matsumoto and Nishimura, 1998) draws the keys of all examples, then all
 // values, then all slots. An example therefore depends on the number of examples, and examples can
 // only be drawn in order.
-//
-//   NumpyMqarDraws draws(config, /*num_examples=*/100000);
-//   const LabelledRows rows = LayOutMqar(config, draws.Next(1000), 0);
 #pragma once
 
 #include <cstdint>

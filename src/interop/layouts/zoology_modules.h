@@ -1,8 +1,5 @@
 // The modules of Zoology's small models as their configuration describes them: an import path and
 // constructor arguments. Each class has one entry in a table in zoology_modules.cc.
-//
-//   const ZoologyModule module = ZoologyMixerOf(*reader.Member("sequence_mixer"), /*layer=*/1);
-//   const model::MixerConfig mixer = ReadZoologyMixer(module, /*layer=*/1, reader);
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,4 @@
 // Collects all problems of a kernel call's shape, to report them in one message.
-//
-//   ShapeProblems problems("decay attention");
-//   problems.Unless(args.num_heads >= 1, "num_heads is ", args.num_heads);
-//   problems.Throw();  // Error kUsage; nothing where nothing is wrong
 #pragma once
 
 #include <string>

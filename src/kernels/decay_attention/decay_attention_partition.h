@@ -1,9 +1,5 @@
 // How a problem is partitioned, by the same rules on the CPU and on CUDA: the chunks of a segment,
 // the slot of a checkpoint, the rows of a batch tile. C++17: CUDA sources include this header.
-//
-//   const SegmentChunks chunks = ChunksOfSegment(begin[n], begin[n + 1], segment, num_segments,
-//                                                plan.checkpoint_every);
-//   for (int i = chunks.begin; i < chunks.end; ++i) Add(args.chunks[i]);
 #pragma once
 
 #include <cstdint>

@@ -1,9 +1,6 @@
 // Internal header of the channel mixers: declares the functions that return their variants, and
 // what channel mixers with wider inner channels share: the options that set their width, and the
 // matrices into and out of them.
-//
-//   const Projection up(context, "up_proj", {.out = width, .in = model_dim}, /*with_bias=*/false);
-//   const OutputProjection down = DownProjection(context, width, /*with_bias=*/false);
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,5 @@
 // How the queries and keys of an attention layer encode positions: rotations of both, biases by
 // distance, decay with distance, and the set of visible keys.
-//
-//   AttentionHeads heads = {.q = q, .k = k};
-//   method.Encode(heads, slice.positions, *slice.rotary);
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -91,9 +88,6 @@ class RotaryPositions : public AttentionPositions {
 
 // Position methods that add a bias to the scores of attention: ALiBi's slopes and T5's buckets of
 // distances.
-//
-//   const std::vector<double> slopes = AlibiSlopes(8);  // 1/2, 1/4, ... 1/256
-//   const std::vector<int64_t> buckets = T5Buckets(200, 32, 128);
 //
 // ALiBi (Press et al., 2022). Returns 2^(-8 (h + 1) / H) for each head h if H is a power of 2.
 // Otherwise, returns the slopes of the next lower power of 2, followed by every other slope of the

@@ -1,9 +1,6 @@
 // A weight as the right operand of fp32 products on the CPU. If the current instruction set has a
 // kernel (linear_products.h), the weight is packed once into that kernel's layout. Otherwise BLAS
 // is used.
-//
-//   const RightOperand w(weight, /*transposed=*/true);   // weight [N, D]
-//   w.Multiply(x, y);                                    // y [tokens, N] = x [tokens, D] weight^T
 #pragma once
 
 #include <ATen/core/Tensor.h>

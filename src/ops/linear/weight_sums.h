@@ -1,9 +1,5 @@
 // Output buffers for the gradients of weights in a backward: the sinks of their owner
 // (ops/torch/gradient_sink.h), else new memory that is returned to autograd.
-//
-//   WeightSums sums(weights);                      // side by side: one matrix
-//   sums.added() ? sums.matrix().addmm_(dy.t(), x) : at::mm_out(sums.matrix(), dy.t(), x);
-//   const std::vector<at::Tensor> to_autograd = sums.Finish();
 #pragma once
 
 #include <ATen/core/Tensor.h>

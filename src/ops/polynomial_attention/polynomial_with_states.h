@@ -8,8 +8,6 @@
 // summed since the row's last document start, plus [S | u] if there was none. The own tokens' part
 // has the dtype of v; everything else is LibTorch products in the compute type. Works on any
 // device.
-//
-//   const auto [out, state, divisors] = AttendWithStates(inputs, config);
 #pragma once
 
 #include <string>

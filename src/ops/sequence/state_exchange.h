@@ -10,8 +10,6 @@
 // Every strategy (StateStrategy) folds the segments from the first rank on, in the same order. With
 // diagonal transitions all strategies give the same bits. With dense ones this also needs a batched
 // matrix product whose bits do not depend on the number of matrices; the CPU tests check it.
-//
-//   const SegmentState before = StateBefore(summary, row);
 #pragma once
 
 #include <ATen/core/Tensor.h>

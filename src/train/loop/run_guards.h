@@ -48,10 +48,6 @@ class TargetGuard {
 // The learning rates around a resume, which show whether a run continues at the learning rate of
 // its checkpoint. The rate jumps if the run was extended: a schedule that had decayed is then read
 // at an earlier point.
-//
-//   const std::string warning = RateJumpWarning({.step = 100, .last = 3e-4, .planned = 3e-3,
-//                                                .next = 3e-3}, "wsd", 200);
-//   if (!warning.empty()) HL_WARN("train", warning);
 struct ResumedRate {
   int64_t step = 0;    // Steps that the checkpoint has done, at least 1.
   double last = 0;     // Learning rate of the checkpoint's last step.

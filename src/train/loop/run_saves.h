@@ -1,8 +1,4 @@
 // How a run saves: when (SavePolicy), and while training continues (BackgroundSave).
-//
-//   if (policy.IsDue(step, requested)) ...
-//   policy.NoteSaved(step);                          // If the save failed instead:
-//   if (!policy.GoesOnAfter(error.code())) throw;
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -71,12 +67,6 @@ class SavePolicy {
 // during the next forward and backward, which only read it, and then passes the copy through the
 // phases of the store. The update after that backward waits for the copy. On a GPU, Begin enqueues
 // the copy on the compute stream instead, and no update waits for it.
-//
-//   BackgroundSave save(store, comm, arena);
-//   save.Begin(state);
-//   ForwardAndBackward();                                  // The next step.
-//   save.AwaitCopy();                                      // Before the arena changes.
-//   const BackgroundSave::Report report = save.Finish();   // After it has ended on all ranks.
 class BackgroundSave {
  public:
   struct Report {

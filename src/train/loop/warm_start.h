@@ -1,7 +1,5 @@
 // Starts a run from the weights of another model (`--init-from`). Nothing is adapted silently:
 // every difference is reported.
-//
-//   const WarmStartReport report = WarmStart(source, rules, arena);
 #pragma once
 
 #include <cstdint>

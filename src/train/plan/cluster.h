@@ -1,11 +1,5 @@
 // The machines of a plan (`train --dry-run --plan`), and the time that a collective takes on them:
 // t = alpha + bytes / beta.
-//
-//   const PlanRequest request = ParsePlan("nodes=128,gpus=8,sp=8,zero=1");
-//   const double s = request.cluster.Seconds({.group = "world",
-//                                             .group_size = 1024,
-//                                             .kind = dist::OpKind::kAllReduce,
-//                                             .bytes = 64 << 20});
 #pragma once
 
 #include <cstdint>

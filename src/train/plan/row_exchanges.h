@@ -3,9 +3,6 @@
 // (dist/rehearsal.h). Its messages are then scaled to the rows of a job. They are linear in the
 // number of rows. In the length of a slice they are constant or linear, which two lengths
 // determine.
-//
-//   RowRehearsals rehearsals(config, /*sp_index=*/1, cost);
-//   const RowExchanges& layer = rehearsals.OfLayer(model, 3);
 #pragma once
 
 #include <cstdint>

@@ -2,10 +2,6 @@
 // issued, and the points at which the rank waits for them. The collectives come from the objects of
 // a run (GradientSync, dist::ParameterGather, StepScalars, the exchanges
 // of mixers), driven in the order of StepRunner without memory and without other ranks.
-//
-//   RowRehearsals rows(config, /*sp_index=*/0, cost);
-//   const StepOperations step = RehearseStep(config, {.rank = 0, .world_size = 8}, rows);
-//   for (const dist::RehearsedEvent& event : step.rehearsal.events()) Print(event.value);
 #pragma once
 
 #include <cstdint>

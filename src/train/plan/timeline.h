@@ -1,11 +1,6 @@
 // A list schedule: computes when each of a list of operations runs. Some share a lane, and some
 // wait for others. A lane is a resource that works independently, such as a device's compute or a
 // group's communication.
-//
-//   const Timeline timeline = Schedule({{.lane = 0, .seconds = 2},
-//                                       {.lane = 1, .seconds = 3, .after = {0}},
-//                                       {.lane = 0, .seconds = 1, .after = {1}}}, {});
-//   timeline.intervals[2].begin;   // 5
 #pragma once
 
 #include <vector>

@@ -1,9 +1,5 @@
 // TensorBoard event files: RUN/events/events.out.tfevents.*, one per attempt.
 //
-//   EventLog events(run / "events", /*first_step=*/0);
-//   events.Scalars(12, {{"train/loss", 2.5}, {"train/lr", 3e-4}});
-//   events.Text(0, "run/config", "    optimizer { lr: 3e-4 }");   // Markdown
-//
 // An attempt repeats the steps after its checkpoint, so events of earlier attempts for these steps
 // must not be shown. Opening a log therefore cuts the earlier files back to the steps before
 // `first_step`. The new file begins with a SessionLog START, which makes a running TensorBoard

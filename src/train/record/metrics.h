@@ -23,9 +23,6 @@ namespace halflife::train {
 
 // A file of JSON lines that does not affect training. If the disk is full, temporarily or
 // permanently, lines are lost, but the run continues and existing lines remain complete.
-//
-//   RunLines metrics(run / "metrics.jsonl");
-//   metrics.Append({{"step", 3}, {"loss", 2.5}});
 class RunLines {
  public:
   // Error kEnvironment if the file cannot be opened. A run does not start without it.

@@ -19,9 +19,6 @@ namespace halflife::train {
 // How long each rank computes per step, excluding waits for other ranks. The ranks compare their
 // times regularly, so that a slow rank can be named: all others wait for it, and their steps take
 // as long.
-//
-//   RankTimes times(context.control());
-//   if (const auto compared = times.Add(busy_seconds)) metrics.Ranks(step, *compared);
 struct ComparedTimes {
   double min_s = 0, median_s = 0, max_s = 0;  // Mean seconds per step, over ranks.
   int slowest = 0;                            // The rank of max_s.
@@ -57,9 +54,6 @@ class RankTimes {
 
 // Reports operations that make the host wait for the device within the steps of a run, and
 // launches: `train --check-sync`.
-//
-//   HostWaitReport report;
-//   report.Add(waits.Take());       // Waits of one step, by phase.
 class HostWaitReport {
  public:
   using Phases = std::map<std::string, ops::HostCounts>;
@@ -77,9 +71,6 @@ class HostWaitReport {
 // The timeline of a run's first steps after its start: `train --trace FILE`. For each rank, it
 // contains the steps and their phases on the host, collectives from issue until the rank has seen
 // their end, the loader's reads, and saves.
-//
-//   RunTrace trace({.file = "trace.json", .steps = 50}, context);
-//   trace.Step(step, begin_us, end_us);   // writes the file after the last of them
 struct TraceConfig {
   std::filesystem::path file;  // Empty: no trace.
   int64_t steps = 50;

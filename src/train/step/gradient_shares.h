@@ -1,12 +1,6 @@
 // Gradients for ZeRO stage 2: each rank keeps only its slices. A bucket has memory from its first
 // gradient until its sum over ranks has been sent to the owners of the slices. Every micro-batch is
 // summed over ranks, and each rank accumulates the slices that it owns.
-//
-//   GradientShares shares(arena, comm);
-//   shares.BeginMicroBatch(/*first=*/true);
-//   shares.Slot(param).copy_(grad);
-//   shares.MarkReady(param);
-//   shares.FinishMicroBatch();   // arena.grads() holds this rank's slices of the sum so far
 #pragma once
 
 #include <ATen/core/Tensor.h>

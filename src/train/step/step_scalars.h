@@ -1,9 +1,5 @@
 // The small all-reduce of a step: everything that ranks must agree on, as a sum of doubles. Small
 // integers are exact in fp64, so sums of flags, counts and identities are exact.
-//
-//   StepScalars scalars;
-//   scalars[Scalar::kLossSum] = loss;
-//   scalars.Reduce(comm);   // Throws CommError kDesync if ranks are at different steps.
 #pragma once
 
 #include <array>

@@ -1,9 +1,5 @@
 // Philox4x32-10 for many counters at once. Words of the same index are adjacent, so that loops over
 // them vectorize. The results are those of core/philox.h.
-//
-//   PhiloxLanes<64> lanes;
-//   for (int64_t i = 0; i < 64; ++i) lanes.SetCounter(i, sample, position, first_block + i);
-//   lanes.Draw(key);
 #pragma once
 
 #include <cstdint>

@@ -1,9 +1,5 @@
 // The layout of the workspace and of the checkpoints: offsets in bytes from the buffer's start,
 // each a multiple of 64. The public size functions return the `bytes` of these layouts.
-//
-//   const ForwardLayout layout = MakeForwardLayout(args, plan);
-//   auto* memory = static_cast<std::byte*>(args.workspace);
-//   auto* states = reinterpret_cast<float*>(memory + layout.segments.states);
 #pragma once
 
 #include <cstddef>

@@ -1,9 +1,6 @@
 // The parts of a state [K, V] that a block of a scan may own, and the shared memory that it needs.
 // The kernels use these numbers, and the plan checks them against the device. C++17, no CUDA.
 //
-//   const int64_t bytes = decay::ReverseScanBytes(128, 128, /*stages=*/2);
-//   const bool fits = bytes <= limits.shared_memory_bytes;
-//
 // A head that is wider than a block is cut into slices of K and of V, one block each. Every sum
 // over K or V in a scan then becomes a sum over slices. A slice of V has its own columns of out, dv
 // and the states; a slice of K has its own channels of dq, dk and the states. Everything that both

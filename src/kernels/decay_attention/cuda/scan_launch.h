@@ -1,10 +1,6 @@
 // One scan of decay attention on tensor cores, as launched by the host: over the slices of a head
 // and, if sequences are cut into segments, over these first. A problem needs one or two scans
 // (decay_attention.cu). Internal header.
-//
-//   const BatchTile batch_tile = MakeBatchTile(args, 0, plan.forward_batch_tiles);
-//   const Scan scan = MakeScan(args, plan, ForwardDirection(plan, batch_tile));
-//   RunForward(scan, layout.segments, args.out, /*key_sums=*/{}, stream);
 #pragma once
 
 #include <algorithm>

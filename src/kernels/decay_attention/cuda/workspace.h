@@ -1,9 +1,6 @@
 // The layout of the CUDA kernels' workspace: offsets in bytes, each a multiple of 256. B and
 // `sequences` refer to the largest batch tile (decay_attention_partition.h), because all batch
 // tiles use the same memory; exceptions are marked "all". Host code.
-//
-//   const cuda::BackwardLayout layout = cuda::MakeBackwardLayout(args, plan);
-//   float* const dq = cuda::At<float>(args.workspace, layout.dq);
 #pragma once
 
 #include <cstddef>
@@ -130,13 +127,6 @@ T* ShiftToBatchStart(void* workspace, size_t offset, int64_t before) {
 // workspace, which mostly contains fp32 sums before their reduction; processing the batch in tiles
 // keeps it small relative to the tensors of the call. The choice depends only on shape and device,
 // not on free memory.
-//
-//   const auto bytes_of = [&](int batch_tiles) {
-//     plan.backward_batch_tiles = batch_tiles;
-//     return cuda::BackwardWorkspaceBytes(args, plan);
-//   };
-//   plan.backward_batch_tiles =
-//       cuda::ChooseNumBatchTiles(args, {.blocks_per_row = 32, .slots = 132}, bytes_of);
 
 // The bytes of q, k, v, out and per-token decays, which a step keeps for every layer.
 size_t TensorBytes(const DecayAttentionArgs& args);

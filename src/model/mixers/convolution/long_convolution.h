@@ -2,8 +2,6 @@
 // filter from positions. Training applies it by FFT, decoding as a sum over all earlier inputs. The
 // state is the list of all inputs so far. A row must be one document, with at most as many tokens
 // as the filter has positions.
-//
-//   const at::Tensor y = ConvolveRows({.x = x, .filter = filter, .past = before}, &inputs);
 #pragma once
 
 #include <ATen/core/Tensor.h>

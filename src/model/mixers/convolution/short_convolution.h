@@ -2,9 +2,6 @@
 // state.
 //
 // Shapes: B batch, T seq_len, C channels, W taps.
-//
-//   const ShortConvolution conv(context, "conv", {.channels = dim, .taps = 3, .bias = true});
-//   const at::Tensor y = conv({.x = x, .slice = slice, .tail = before}, &after);
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,8 +1,5 @@
 // Feature maps of linear attention: phi(q) . phi(k) replaces the similarity exp(q . k). These are
 // the maps of fla's LinearAttention and of D2D.
-//
-//   const auto map = MakeFeatureMap("elu", context, head_dim);
-//   const Features k = (*map)(SplitHeads(y, head_dim));
 #pragma once
 
 #include <ATen/core/Tensor.h>

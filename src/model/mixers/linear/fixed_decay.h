@@ -1,8 +1,4 @@
 // The fixed decays per head of retention.
-//
-//   MakeDecayRecurrence({.make_decay = [](const PartContext&) {
-//     return std::make_unique<FixedDecay>(RetentionLogDecays(8));
-//   }});
 #pragma once
 
 #include <ATen/core/Tensor.h>

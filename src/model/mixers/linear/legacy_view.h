@@ -8,9 +8,6 @@
 //
 // Consequences: the power grows by 1/H per token, and the formula depends on L, the row length in
 // training. The only decay that still depends on distance is Pb, so the state is that of ALiBi.
-//
-//   const QueriesAndKeys placed =
-//       ApplyLegacyView({.q = q, .k = k}, *ps, slice.positions, {.num_heads = 12, .row_len = 512});
 #pragma once
 
 #include <ATen/core/Tensor.h>

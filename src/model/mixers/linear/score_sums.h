@@ -1,10 +1,4 @@
 // The sums of absolute scores by which torchscale's parallel retention divides (retnet.cc).
-//
-//   const at::Tensor sums = ScoreSums({.q = q,
-//                                      .k = k,
-//                                      .positions = slice.positions,
-//                                      .log_decay = log_decay,
-//                                      .scale = 0.125});
 #pragma once
 
 #include <ATen/core/Tensor.h>

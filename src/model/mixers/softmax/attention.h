@@ -2,10 +2,6 @@
 // patterns of visible keys, cosine scores, query scales, the cache of keys and values, and dropout.
 //
 // Shapes: B batch, T seq_len, H query heads, Hk heads of k and v, V channels of a value head.
-//
-//   Attention attention(options, {.num_heads = 8, .num_kv_heads = 8, .head_dim = 64,
-//                                 .head_dim_v = 64}, context);
-//   const Attention::Output out = attention.Forward(call, heads);   // out.y [B, T, H V]
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,9 +20,6 @@ namespace halflife::model {
 // Scales the scores of a query by a function of the number of keys that it sees, so that attention
 // over long texts is not flatter than in training. The factors are multiplied into the query, which
 // works with every attention kernel, but does not scale the biases of positions.
-//
-//   const QueryScale scale = {.form = "info", .mode = "eval_only", .length = 512, .dim = 64};
-//   q = q * QueryScales(num_keys, scale).unsqueeze(-1).unsqueeze(-1);
 struct QueryScale {
   // none: no scale.
   // info: sqrt(1 - n^(-2/d)) divided by its value at the training length (InfoScale, "Information
