@@ -18,7 +18,7 @@
 #include "ckpt/step_dir.h"
 #include "ckpt/step_files.h"
 #include "ckpt/step_writer.h"
-#include "cli/command_line/command.h"
+#include "cli/command_line/declare.h"
 #include "cli/command_line/options.h"
 #include "cli/inspect/artifact.h"
 #include "core/files.h"
