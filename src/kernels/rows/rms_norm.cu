@@ -68,7 +68,8 @@ __global__ void __launch_bounds__(kRowThreads)
       float gate[kPack<T>];
       Load(args.gate + gate_begin + c, count, schedule.aligned, gate);
 #pragma unroll
-      for (int i = 0; i < kPack<T>; ++i) x[i] *= gate[i] * Sigmoid(gate[i]);
+      for (int i = 0; i < kPack<T>; ++i)
+        x[i] *= GateFactor(args.gate_kind, gate[i], Sigmoid(gate[i]));
     }
     Store(args.out + begin + c, count, schedule.aligned, x);
   }
@@ -95,9 +96,9 @@ HL_DEVICE void LoadTerms(const NormGradRows<T>& args, int64_t row, int c, int co
 #pragma unroll
     for (int i = 0; i < kPack<T>; ++i) {
       const float g = gate[i], sigmoid = Sigmoid(g);
-      const float slope = sigmoid * (1.0f + g * (1.0f - sigmoid));
-      dgate[i] = terms.mw[i] * (terms.x[i] * inverse_rms) * weight[i] * slope;
-      terms.mw[i] *= g * sigmoid;
+      dgate[i] = terms.mw[i] * (terms.x[i] * inverse_rms) * weight[i] *
+                 GateSlope(args.gate_kind, g, sigmoid);
+      terms.mw[i] *= GateFactor(args.gate_kind, g, sigmoid);
     }
     if (kGate) Store(args.dgate + at, count, aligned, dgate);
   }

@@ -1,8 +1,10 @@
 // Arguments of the root-mean-square norm, shared by its LibTorch side, CPU loops and CUDA kernels.
 //
-//   out = n weight silu(gate),   n = x / rms(x),   rms(x) = sqrt(mean(x^2) + eps)
+//   out = n weight f(gate),   n = x / rms(x),   rms(x) = sqrt(mean(x^2) + eps)
 //   dx = (m weight - n mean(m weight n)) / rms,   dweight = sum of m n over rows,
-//   m = dout silu(gate)
+//   m = dout f(gate)
+//
+// where f is SiLU or the logistic function.
 //
 // Rows are contiguous, except that the gate's may be columns of a wider matrix: groups of
 // `gate_rows` rows (the heads of a token) are contiguous, and the groups begin `gate_stride`
@@ -21,6 +23,16 @@ using cudaStream_t = CUstream_st*;
 
 namespace halflife::kernels {
 
+// The function f of a gate g, from the sigmoid of g.
+enum class NormGate : uint8_t { kSilu, kSigmoid };
+HL_EVERYWHERE constexpr float GateFactor(NormGate kind, float g, float sigmoid) {
+  return kind == NormGate::kSilu ? g * sigmoid : sigmoid;
+}
+HL_EVERYWHERE constexpr float GateSlope(NormGate kind, float g, float sigmoid) {
+  return kind == NormGate::kSilu ? sigmoid * (1.0f + g * (1.0f - sigmoid))
+                                 : sigmoid * (1.0f - sigmoid);
+}
+
 // The memory layout of the gate's rows.
 struct NormGatePlace {
   int64_t gate_rows = 1, gate_stride = 0;  // a stride of 0 means contiguous
@@ -35,6 +47,7 @@ struct NormRows {
   const T* residual = nullptr;  // [rows, dim]; null: the norm of x itself
   const T* gate = nullptr;      // [rows, dim]; null: no gate
   NormGatePlace gate_place;
+  NormGate gate_kind = NormGate::kSilu;
   const float* weight = nullptr;  // [dim]
   // [rows, dim]: x + residual as stored, which is the norm's input; only with `residual`.
   T* sum = nullptr;
@@ -49,6 +62,7 @@ struct NormGradRows {
   const T* x = nullptr;     // [rows, dim], the input of the norm
   const T* gate = nullptr;  // [rows, dim]; null: no gate
   NormGatePlace gate_place;
+  NormGate gate_kind = NormGate::kSilu;
   const float* weight = nullptr;
   const float* inverse_rms = nullptr;  // [rows]
   const T* dout = nullptr;

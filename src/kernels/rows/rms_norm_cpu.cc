@@ -31,7 +31,8 @@ HL_INLINE float AddAndSumSquares(const T* __restrict x, const T* __restrict resi
   return squares;
 }
 
-template <typename T>
+// kGate: the function of the gate, if there is one.
+template <NormGate kGate, typename T>
 HL_INLINE void ForwardLoop(const NormRows<T>& rows, int64_t begin, int64_t end) {
   const int64_t dim = rows.dim;
   const float* __restrict weight = rows.weight;
@@ -55,13 +56,14 @@ HL_INLINE void ForwardLoop(const NormRows<T>& rows, int64_t begin, int64_t end) 
 #pragma omp simd
       for (int64_t i = 0; i < dim; ++i) {
         const float g = Widen(gate[i]);
-        out[i] = Narrow<T>(Widen(x[i]) * inverse_rms * weight[i] * (g * Sigmoid(g)));
+        const float factor = GateFactor(kGate, g, Sigmoid(g));
+        out[i] = Narrow<T>(Widen(x[i]) * inverse_rms * weight[i] * factor);
       }
     }
   }
 }
 
-// With n = x / rms, m = dout silu(gate): dx = (m w - n mean(m w n)) / rms, dweight = sum of m n
+// With n = x / rms, m = dout f(gate): dx = (m w - n mean(m w n)) / rms, dweight = sum of m n
 // over rows. The first pass leaves m w in `scratch`.
 template <typename T>
 HL_INLINE float PlainTerms(const NormGradRows<T>& rows, int64_t row, float* __restrict dweight,
@@ -82,7 +84,7 @@ HL_INLINE float PlainTerms(const NormGradRows<T>& rows, int64_t row, float* __re
   return dot;
 }
 
-template <typename T>
+template <NormGate kGate, typename T>
 HL_INLINE float GatedTerms(const NormGradRows<T>& rows, int64_t row, float* __restrict dweight,
                            float* __restrict scratch) {
   const int64_t dim = rows.dim;
@@ -96,9 +98,9 @@ HL_INLINE float GatedTerms(const NormGradRows<T>& rows, int64_t row, float* __re
 #pragma omp simd reduction(+ : dot)
   for (int64_t i = 0; i < dim; ++i) {
     const float g = Widen(gate[i]), dy = Widen(dout[i]), xi = Widen(x[i]);
-    const float sigmoid = Sigmoid(g), normed = xi * inverse_rms, m = dy * (g * sigmoid);
-    const float slope = sigmoid * (1.0f + g * (1.0f - sigmoid));
-    dgate[i] = Narrow<T>(dy * normed * weight[i] * slope);
+    const float sigmoid = Sigmoid(g), normed = xi * inverse_rms,
+                m = dy * GateFactor(kGate, g, sigmoid);
+    dgate[i] = Narrow<T>(dy * normed * weight[i] * GateSlope(kGate, g, sigmoid));
     dweight[i] += m * normed;
     const float mw = m * weight[i];
     scratch[i] = mw;
@@ -107,13 +109,13 @@ HL_INLINE float GatedTerms(const NormGradRows<T>& rows, int64_t row, float* __re
   return dot;
 }
 
-template <typename T>
+template <NormGate kGate, typename T>
 HL_INLINE void BackwardLoop(const NormGradRows<T>& rows, int64_t begin, int64_t end, float* dweight,
                             float* scratch_in) {
   const int64_t dim = rows.dim;
   for (int64_t row = begin; row < end; ++row) {
     const float dot = rows.gate == nullptr ? PlainTerms(rows, row, dweight, scratch_in)
-                                           : GatedTerms(rows, row, dweight, scratch_in);
+                                           : GatedTerms<kGate>(rows, row, dweight, scratch_in);
     const float inverse_rms = rows.inverse_rms[row];
     const float slope = dot * inverse_rms * inverse_rms * inverse_rms / static_cast<float>(dim);
     const T* __restrict x = rows.x + row * dim;
@@ -132,21 +134,44 @@ HL_INLINE void BackwardLoop(const NormGradRows<T>& rows, int64_t begin, int64_t 
   }
 }
 
+template <typename T>
+void Forward(const NormRows<T>& rows, int64_t begin, int64_t end) {
+  RunVectorised([&]() HL_LAMBDA_INLINE {
+    if (rows.gate_kind == NormGate::kSilu) {
+      ForwardLoop<NormGate::kSilu>(rows, begin, end);
+    } else {
+      ForwardLoop<NormGate::kSigmoid>(rows, begin, end);
+    }
+  });
+}
+
+template <typename T>
+void Backward(const NormGradRows<T>& rows, int64_t begin, int64_t end, float* dweight,
+              float* scratch) {
+  RunVectorised([&]() HL_LAMBDA_INLINE {
+    if (rows.gate_kind == NormGate::kSilu) {
+      BackwardLoop<NormGate::kSilu>(rows, begin, end, dweight, scratch);
+    } else {
+      BackwardLoop<NormGate::kSigmoid>(rows, begin, end, dweight, scratch);
+    }
+  });
+}
+
 }  // namespace
 
 void NormForward(const NormRows<float>& rows, int64_t begin, int64_t end) {
-  RunVectorised([&]() HL_LAMBDA_INLINE { ForwardLoop(rows, begin, end); });
+  Forward(rows, begin, end);
 }
 void NormForward(const NormRows<Bf16>& rows, int64_t begin, int64_t end) {
-  RunVectorised([&]() HL_LAMBDA_INLINE { ForwardLoop(rows, begin, end); });
+  Forward(rows, begin, end);
 }
 void NormBackward(const NormGradRows<float>& rows, int64_t begin, int64_t end, float* dweight,
                   float* scratch) {
-  RunVectorised([&]() HL_LAMBDA_INLINE { BackwardLoop(rows, begin, end, dweight, scratch); });
+  Backward(rows, begin, end, dweight, scratch);
 }
 void NormBackward(const NormGradRows<Bf16>& rows, int64_t begin, int64_t end, float* dweight,
                   float* scratch) {
-  RunVectorised([&]() HL_LAMBDA_INLINE { BackwardLoop(rows, begin, end, dweight, scratch); });
+  Backward(rows, begin, end, dweight, scratch);
 }
 
 }  // namespace halflife::kernels::cpu

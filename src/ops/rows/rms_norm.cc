@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/rsqrt.h>
+#include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
 
 #include <algorithm>
@@ -41,6 +42,7 @@ struct RmsNormed {
 struct NormInputs {
   // Contiguous, except that a gate may be in columns. `residual` and `gate` may be undefined.
   at::Tensor x, residual, gate;
+  kernels::NormGate gate_kind = kernels::NormGate::kSilu;
   at::Tensor weight;  // fp32
 };
 
@@ -54,6 +56,7 @@ RmsNormed ForwardFused(const NormInputs& in, double eps) {
                                        .residual = Elements<T>(in.residual),
                                        .gate = Elements<T>(in.gate),
                                        .gate_place = FindPlace(in.gate).value(),
+                                       .gate_kind = in.gate_kind,
                                        .weight = Elements<float>(in.weight),
                                        .sum = MutableElements<T>(result.sum),
                                        .out = MutableElements<T>(result.out),
@@ -75,6 +78,7 @@ RmsNormed ForwardFused(const NormInputs& in, double eps) {
 
 struct NormGradInputs {
   at::Tensor x, gate, weight, inverse_rms;
+  kernels::NormGate gate_kind = kernels::NormGate::kSilu;
   bool wants_dweight = false;
   at::Tensor dout, dsum;  // dsum may be undefined
 };
@@ -110,6 +114,7 @@ NormGrads BackwardFused(const NormGradInputs& in) {
     const kernels::NormGradRows<T> rows = {.x = Elements<T>(in.x),
                                            .gate = Elements<T>(in.gate),
                                            .gate_place = FindPlace(in.gate).value(),
+                                           .gate_kind = in.gate_kind,
                                            .weight = Elements<float>(in.weight),
                                            .inverse_rms = Elements<float>(in.inverse_rms),
                                            .dout = Elements<T>(in.dout),
@@ -144,20 +149,22 @@ struct RmsNormOp {
 };
 
 at::Tensor FusedRmsNorm(const at::Tensor& x_in, const at::Tensor& gate_in,
-                        const at::Tensor& weight_in, double eps) {
+                        const at::Tensor& weight_in, double eps,
+                        kernels::NormGate gate_kind = kernels::NormGate::kSilu) {
   const auto forward = [&]() -> ForwardOf<RmsNormOp> {
     const at::Tensor x = x_in.contiguous(), weight = weight_in.contiguous();
     const at::Tensor gate = FindPlace(gate_in).has_value() ? gate_in : gate_in.contiguous();
-    const RmsNormed normed =
-        ForwardFused({.x = x, .residual = {}, .gate = gate, .weight = weight}, eps);
+    const RmsNormed normed = ForwardFused(
+        {.x = x, .residual = {}, .gate = gate, .gate_kind = gate_kind, .weight = weight}, eps);
     return {.outputs = {.out = normed.out},
             .saved = {.x = x, .gate = gate, .weight = weight, .inverse_rms = normed.inverse_rms},
-            .backward = [](const BackwardOf<RmsNormOp>& call) -> RmsNormOp::Inputs {
+            .backward = [gate_kind](const BackwardOf<RmsNormOp>& call) -> RmsNormOp::Inputs {
               const NormGrads result =
                   BackwardFused({.x = call.saved.x,
                                  .gate = call.saved.gate,
                                  .weight = call.saved.weight,
                                  .inverse_rms = call.saved.inverse_rms,
+                                 .gate_kind = gate_kind,
                                  .wants_dweight = call.Wants(&RmsNormOp::Inputs::weight),
                                  .dout = call.grads.out.contiguous(),
                                  .dsum = {}});
@@ -218,11 +225,14 @@ ResidualNorm FusedAddRmsNorm(const at::Tensor& x, const at::Tensor& branch,
 
 // The same in LibTorch calls, differentiated by autograd: for fp64.
 at::Tensor Composed(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight,
-                    double eps) {
+                    double eps, kernels::NormGate gate_kind = kernels::NormGate::kSilu) {
   const at::ScalarType compute = ComputeType(x);
   const at::Tensor wide = x.to(compute);
   at::Tensor y = wide * at::rsqrt(wide.square().mean(-1, true) + eps) * weight.to(compute);
-  if (gate.defined()) y = y * at::silu(gate.to(compute));
+  if (gate.defined()) {
+    const at::Tensor wide_gate = gate.to(compute);
+    y = y * (gate_kind == kernels::NormGate::kSilu ? at::silu(wide_gate) : at::sigmoid(wide_gate));
+  }
   return y.to(x.scalar_type());
 }
 
@@ -244,13 +254,13 @@ at::Tensor RmsNorm(const at::Tensor& x, const at::Tensor& weight, double eps) {
 }
 
 at::Tensor GatedRmsNorm(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight,
-                        double eps) {
+                        double eps, kernels::NormGate gate_kind) {
   CheckDTypes("GatedRmsNorm", {x, gate, weight});
   HL_CHECK(IsNormed(x, weight) && IsLike(x, gate), "GatedRmsNorm got x ", Describe(x),
            " with gate ", Describe(gate), " and weight ", Describe(weight),
            ". Use x and gate [..., V] of one dtype and weight [V], on one device.");
-  if (RunsFused(x, weight)) return FusedRmsNorm(x, gate, weight, eps);
-  return Composed(x, gate, weight, eps);
+  if (RunsFused(x, weight)) return FusedRmsNorm(x, gate, weight, eps, gate_kind);
+  return Composed(x, gate, weight, eps, gate_kind);
 }
 
 ResidualNorm AddRmsNorm(const at::Tensor& x, const at::Tensor& branch, const at::Tensor& weight,

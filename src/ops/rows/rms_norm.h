@@ -1,5 +1,5 @@
 // Root-mean-square norm over the last dimension: y = x / sqrt(mean(x^2) + eps) * weight (Zhang and
-// Sennrich, 2019). Variants: with a SiLU gate, as linear mixers use it per head, and with the
+// Sennrich, 2019). Variants: with a gate, as linear mixers use it per head, and with the
 // preceding residual sum. All tensors except the weight have one dtype, fp32, bf16 or fp64.
 // Arithmetic is fp32 (fp64 for fp64 inputs), and y has x's dtype. Differentiable.
 //
@@ -8,14 +8,16 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "kernels/rows/rms_norm_args.h"
+
 namespace halflife::ops {
 
 // x [..., D] with D >= 1, weight [D].
 at::Tensor RmsNorm(const at::Tensor& x, const at::Tensor& weight, double eps);
 
-// RmsNorm(x) * silu(gate): x and gate [..., V], weight [V].
+// RmsNorm(x) * silu(gate), or sigmoid(gate) instead of SiLU: x and gate [..., V], weight [V].
 at::Tensor GatedRmsNorm(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight,
-                        double eps);
+                        double eps, kernels::NormGate gate_kind = kernels::NormGate::kSilu);
 
 // The step between two layers of a pre-norm block: sum = x + branch, normed = RmsNorm(sum). One
 // pass over memory in each direction.

@@ -13,6 +13,7 @@
 namespace halflife::ops {
 namespace {
 
+using kernels::NormGate;
 using test::Normal;
 using test::Uniform;
 
@@ -30,10 +31,12 @@ TEST(RmsNormTest, IsTheFormula) {
   }
 }
 
-TEST(RmsNormTest, GatedIsNormTimesSilu) {
+TEST(RmsNormTest, GatedIsNormTimesTheFunctionOfTheGate) {
   const at::Tensor x = Normal({2, 3, 7}, 1), gate = Normal({2, 3, 7}, 2), weight = Uniform({7}, 3);
-  const at::Tensor want = RmsNorm(x, weight, 1e-6) * gate / (1 + (-gate).exp());
-  EXPECT_TRUE(test::Close(GatedRmsNorm(x, gate, weight, 1e-6), want, 1e-14));
+  const at::Tensor sigmoid = 1 / (1 + (-gate).exp()), norm = RmsNorm(x, weight, 1e-6);
+  EXPECT_TRUE(test::Close(GatedRmsNorm(x, gate, weight, 1e-6), norm * gate * sigmoid, 1e-14));
+  EXPECT_TRUE(
+      test::Close(GatedRmsNorm(x, gate, weight, 1e-6, NormGate::kSigmoid), norm * sigmoid, 1e-14));
 }
 
 // A gate that is part of the columns of a matrix, with adjacent heads, is read in place and gives

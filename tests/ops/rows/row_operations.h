@@ -102,6 +102,11 @@ inline std::vector<RowOperation> Norms() {
       {"RmsNorm", [](const Tensors& in) { return ops::RmsNorm(in[0], in[1], 1e-2); }, one, widths},
       {"GatedRmsNorm",
        [](const Tensors& in) { return ops::GatedRmsNorm(in[0], in[1], in[2], 1e-2); }, two, widths},
+      {"RmsNormWithASigmoid",
+       [](const Tensors& in) {
+         return ops::GatedRmsNorm(in[0], in[1], in[2], 1e-2, kernels::NormGate::kSigmoid);
+       },
+       two, widths},
       {"AddRmsNorm", sum_and_norm, two, widths, 3e-6, /*roundings=*/3, /*weight_roundings=*/1},
       {"RealNorm", real(0.5), x,
        Widths(150, {2, 3, 7, 16, 48, 64, 300, 1000}, {{4, 4500}, {4, 4501}}), 3e-6, 0},

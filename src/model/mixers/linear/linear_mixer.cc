@@ -2,7 +2,6 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/sigmoid.h>
 
 #include <algorithm>
 #include <cmath>
@@ -239,10 +238,12 @@ at::Tensor LinearMixer::Output(const at::Tensor& o, const at::Tensor& gate) cons
   if (!has_norm()) return out_(o.flatten(-2));
   const at::Tensor weight =
       norm_.declared() ? *norm_ : at::ones({o.size(-1)}, o.options().dtype(ops::ComputeType(o)));
-  if (form_.output_gate == OutputGate::kSilu)
-    return out_(ops::GatedRmsNorm(o, gate.view(o.sizes()), weight, norm_eps_).flatten(-2));
-  const at::Tensor y = ops::RmsNorm(o, weight, norm_eps_).flatten(-2);
-  return out_(form_.output_gate == OutputGate::kSigmoid ? y * at::sigmoid(gate) : y);
+  const auto kind = form_.output_gate == OutputGate::kSigmoid ? kernels::NormGate::kSigmoid
+                                                              : kernels::NormGate::kSilu;
+  const at::Tensor y = gate.defined()
+                           ? ops::GatedRmsNorm(o, gate.view(o.sizes()), weight, norm_eps_, kind)
+                           : ops::RmsNorm(o, weight, norm_eps_);
+  return out_(y.flatten(-2));
 }
 
 FlopCount LinearMixer::FlopsPerToken(int64_t seq_len) const {
