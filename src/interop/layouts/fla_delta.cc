@@ -81,6 +81,7 @@ class DeltaNet : public Layout {
     model::ModelConfig config = ReadFlaFrame(reader, {});
     model::MixerConfig& options = config.mixer = model::MixerConfig(mixer());
     ReadDeltaKeys(reader, options);
+    reader.Ignore({"use_output_norm"});  // The class always has the norm.
     options.Set("num_heads", reader.Int("num_heads", 16));
     options.Set("expand_k", reader.Double("expand_k", 1));
     options.Set("expand_v", reader.Double("expand_v", 1));
@@ -157,7 +158,7 @@ class Kda : public Layout {
     WriteFlaFrame(config, json);
     WriteDeltaKeys(config.mixer, json);
     WriteGatedDeltaHeads(config.mixer, json);
-    json["safe_gate"] = bound < 0;  // selects fla's kernel for bounded decays
+    json["safe_gate"] = bound < 0 && bound >= -5;  // selects a kernel for bounds in this range
     json["lower_bound"] = nullptr;
     if (bound < 0) json["lower_bound"] = Number(bound);
     json["attn"] = FlaHybrid(config);

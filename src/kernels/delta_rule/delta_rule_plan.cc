@@ -26,24 +26,24 @@ void CheckDeltaDTypes(ShapeProblems& problems, const DeltaRuleArgs& args) {
 
 void CheckDeltaRuleShape(const DeltaRuleArgs& args) {
   ShapeProblems problems("the delta rule");
-  problems.Unless(args.batch >= 0 && args.seq_len >= 0, "batch ", args.batch, ", seq_len ",
-                  args.seq_len, ": negative");
+  problems.Unless(args.batch >= 0 && args.seq_len >= 0, "batch is ", args.batch, " and seq_len is ",
+                  args.seq_len, ". Use numbers >= 0.");
   problems.Unless(args.num_heads >= 1, "num_heads is ", args.num_heads, ". Use at least 1.");
   problems.Unless(args.num_heads >= 1 && args.num_value_heads >= 1 &&
                       args.num_value_heads % args.num_heads == 0,
                   "num_value_heads is ", args.num_value_heads,
                   ". Use a multiple of num_heads, which is ", args.num_heads, ".");
-  problems.Unless(args.head_dim_k >= 1 && args.head_dim_k <= kDeltaMaxHeadDimK, "head_dim_k ",
-                  args.head_dim_k, " is outside 1 .. ", kDeltaMaxHeadDimK);
-  problems.Unless(args.head_dim_v >= 1 && args.head_dim_v <= kDeltaMaxHeadDimV, "head_dim_v ",
-                  args.head_dim_v, " is outside 1 .. ", kDeltaMaxHeadDimV);
-  problems.Unless(std::isfinite(args.scale), "scale is ", args.scale);
+  problems.Unless(args.head_dim_k >= 1 && args.head_dim_k <= kDeltaMaxHeadDimK, "head_dim_k is ",
+                  args.head_dim_k, ". Use 1 to ", kDeltaMaxHeadDimK, ".");
+  problems.Unless(args.head_dim_v >= 1 && args.head_dim_v <= kDeltaMaxHeadDimV, "head_dim_v is ",
+                  args.head_dim_v, ". Use 1 to ", kDeltaMaxHeadDimV, ".");
+  problems.Unless(std::isfinite(args.scale), "scale is ", args.scale, ". Use a finite number.");
   const bool has_tokens = args.batch > 0 && args.seq_len > 0;  // without tokens there is no data
   problems.Unless(args.decay != DeltaDecay::kNone || args.log_decay.data == nullptr,
-                  "log_decay is given, but the decay is none");
+                  "log_decay is given, but the decay is kNone. Pass none.");
   problems.Unless(args.decay == DeltaDecay::kNone || args.log_decay.data != nullptr || !has_tokens,
-                  "log_decay is missing");
-  problems.Unless(args.beta.data != nullptr || !has_tokens, "beta is missing");
+                  "log_decay is missing. Pass it, or use kNone.");
+  problems.Unless(args.beta.data != nullptr || !has_tokens, "beta is missing. Pass [B, T, HV].");
   CheckDeltaDTypes(problems, args);
   problems.Throw();
 }

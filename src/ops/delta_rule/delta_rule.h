@@ -3,7 +3,7 @@
 //
 //   S~ = exp(log_decay_t) S_(t-1),  S_t = S~ + k_t^T beta_t (v_t - k_t S~),  out_t = scale q_t S_t
 //
-// (Yang et al., 2024, "Gated Delta Networks"; Kimi Team, 2025, with decays per channel). The state
+// (Yang et al., 2025, "Gated Delta Networks"; Kimi Team, 2025, with decays per channel). The state
 // decays first, then the token is written, then the query reads. The functions are differentiable
 // in q, k, v, log_decay, beta and the initial state, through out and the final state.
 #pragma once

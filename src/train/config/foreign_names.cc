@@ -104,6 +104,9 @@ constexpr ForeignName kForeignNames[] = {
      "transformer",
      "model.mixer", "{ softmax {} }", ""},
     {"mamba_2, ssd", "model.mixer", "{ mamba2 {} }", ""},
+    {"deltanet, delta_rule", "model.mixer", "{ delta_net {} }", ""},
+    {"gated_deltanet, gdn", "model.mixer", "{ gated_delta_net {} }", ""},
+    {"kimi_delta_attention", "model.mixer", "{ kda {} }", ""},
     {"ffn, feed_forward, state_mixer, mlp_type", "model.channel_mixer", "{ swiglu {} }", ""},
     {"intermediate_size, ffn_dim, ffn_hidden_size, mlp_hidden_size, d_ff, d_ffn, n_inner, "
      "hidden_ratio",
@@ -160,11 +163,6 @@ constexpr ForeignName kForeignNames[] = {
      "A dataset contains its tokenizer."},
 
     // Mixers that do not exist.
-    {"gated_deltanet, gated_delta_net, gdn", "", "",
-     "Use the mixer gla, which decays each key channel by a gate."},
-    {"deltanet, delta_net, delta_rule", "", "", "Use the mixer gla or linear_attention."},
-    {"kda, kimi_delta_attention", "", "",
-     "Use the mixer gla, which decays each key channel by a gate."},
     {"rwkv5, rwkv6, rwkv7", "", "", "Use the mixer rwkv4, or gla for a state of K x V numbers."},
     {"simple_gla, hgrn, hgrn2, gsa, gated_slot_attention, mlstm, xlstm", "", "",
      "Use the mixer gla."},

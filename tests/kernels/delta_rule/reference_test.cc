@@ -154,7 +154,7 @@ TEST(DeltaRuleShape, ReportsEveryProblemAtOnce) {
     for (const char* part :
          {"the delta rule cannot run this:",
           "num_value_heads is 3. Use a multiple of num_heads, which is 2.",
-          "head_dim_k 300 is outside 1 .. 256", "log_decay is missing", "beta is missing",
+          "head_dim_k is 300. Use 1 to 256.", "log_decay is missing", "beta is missing",
           "q, k, v, out are fp32, fp32, bf16, fp32. Use one dtype for all."})
       EXPECT_NE(message.find(part), std::string::npos) << part << "\n" << message;
   }

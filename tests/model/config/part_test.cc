@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 
 #include <cmath>
+#include <limits>
 
 #include "model/mixer.h"
 #include "support/expect_error.h"
@@ -87,6 +88,17 @@ TEST(MixerOptions, SizesThatDoNotFit) {
   EXPECT_THAT(problems("gla", {{"expand_k", 0.33}}), HasSubstr("must be whole numbers"));
   EXPECT_THAT(problems("gla", {{"clamp_min", 1}}), HasSubstr("option clamp_min is 1"));
   EXPECT_THAT(problems("gla", {{"feature_map", "gelou"}}), HasSubstr("known: none, relu"));
+  EXPECT_THAT(problems("delta_net", {{"qk_norm", "sum"}}),
+              HasSubstr("Set qk_activation to elu or relu, or qk_norm to l2."));
+  EXPECT_THAT(problems("gated_delta_net", {{"num_heads", 2}, {"num_v_heads", 3}}),
+              HasSubstr("num_v_heads 3 is not a multiple of num_heads 2. Use 2 or 4."));
+  EXPECT_THAT(problems("gated_delta_net", {{"expand_v", 0.3}}),
+              HasSubstr("head_dim 8 times expand_v 0.3 is not a whole number"));
+  EXPECT_THAT(problems("gated_delta_net", {{"num_heads", 3}}),
+              HasSubstr("num_heads 3 must divide model_dim 32. Set head_dim to use other sizes."));
+  for (const double bound : {1.0, -std::numeric_limits<double>::infinity()})
+    EXPECT_THAT(problems("kda", {{"lower_bound", bound}}),
+                HasSubstr("Use a number below 0, for example -5, or 0 for no bound."));
   EXPECT_THAT(problems("softmax", {{"num_heads", 5}}),
               HasSubstr("num_heads 5 must divide model_dim 32"));
   EXPECT_THAT(problems("softmax", {{"rope_theta", 0.5}}), HasSubstr("option rope_theta is 0.5"));

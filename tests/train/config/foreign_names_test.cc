@@ -78,8 +78,9 @@ TEST(ForeignNames, SomeAnswers) {
   EXPECT_EQ(answer("model.mixer", "attention", kFile), "Use model { mixer { softmax {} } }.");
   EXPECT_EQ(answer("", "output_dir", kFile),
             "Use `halflife train --run runs/first`. A recipe does not name the folder of its run.");
-  EXPECT_EQ(answer("model.mixer", "deltanet", kFile),
-            "halflife does not support it. Use the mixer gla or linear_attention.");
+  EXPECT_EQ(answer("model.mixer", "deltanet", kFile), "Use model { mixer { delta_net {} } }.");
+  EXPECT_EQ(answer("model.mixer", "hgrn2", kFile),
+            "halflife does not support it. Use the mixer gla.");
   EXPECT_EQ(answer("", "name", kFile), "none") << "only of an optimizer or a schedule";
   EXPECT_EQ(answer("", "stepps", kFile), "none");
 }

@@ -168,7 +168,7 @@ TEST_F(StepWaits, LaunchesOfALayerAndMicroBatch) {
                                                  {"d2d", 28},
                                                  {"delta_net", 40},
                                                  {"gated_delta_net", 55},
-                                                 {"kda", 68}};
+                                                 {"kda", 63}};
   const auto launches = [&](const std::string& mixer, int64_t num_layers) {
     int64_t sum = 0;
     const Phases phases = CountsOf(With(kMqar, {"model.mixer=" + mixer, "train.global_batch=2",

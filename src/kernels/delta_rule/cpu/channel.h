@@ -8,8 +8,8 @@
 //   tile i = j:   k_s (or x_r) times the decays of the tokens in between, one at a time, at most 15
 //
 // For row tile i, the keys of all earlier tiles carry their suffix and the tiles in between: each
-// step of i multiplies one more factor into the keys, in place (`Cascade`). Between tiles and
-// between chunks, sums are exponentiated; factors are not chained.
+// step of i multiplies one more factor into the keys, in place (`Cascade`): at most two for the
+// four tiles of a chunk. The decays from and to the state are exponentials of whole sums.
 #pragma once
 
 #include "kernels/delta_rule/cpu/chunk.h"

@@ -32,7 +32,8 @@ void CheckChunks(const DeltaRuleArgs& args) {
                  chunk.token + chunk.length <= args.seq_len,
              "delta rule: chunk ", i, " is row ", chunk.row, ", tokens ", chunk.token, " + ",
              chunk.length, ", but the batch is [", args.batch, ", ", args.seq_len,
-             "] and a chunk has at most ", kDeltaChunkSize, " tokens");
+             "] and a chunk has at most ", kDeltaChunkSize,
+             " tokens. Build the table with MakeChunkTable.");
   }
 }
 

@@ -32,9 +32,8 @@ struct DeltaNetOptions : OptionsOf<DeltaNetOptions> {
   void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
     widths.Resolve(sizes, problems);
     problems.Require(qk_norm != "sum" || qk_activation == "relu" || qk_activation == "elu",
-                     "qk_norm sum divides by a sum that is only positive after relu or elu, and "
-                     "qk_activation is ",
-                     qk_activation, ". Set qk_activation to elu or qk_norm to l2.");
+                     "qk_norm sum divides by a sum that may be negative if qk_activation is ",
+                     qk_activation, ". Set qk_activation to elu or relu, or qk_norm to l2.");
   }
 };
 

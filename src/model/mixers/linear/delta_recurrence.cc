@@ -9,6 +9,8 @@
 #include <utility>
 
 #include "core/error.h"
+#include "kernels/common/chunks/chunk_entry.h"
+#include "kernels/delta_rule/delta_rule_partition.h"
 #include "model/part_context.h"
 #include "ops/delta_rule/delta_rule.h"
 #include "ops/rows/rms_norm.h"
@@ -17,18 +19,22 @@
 namespace halflife::model {
 namespace {
 
-// Backward keeps one state per this number of tokens.
-constexpr double kTokensPerKeptDeltaState = 256;
-constexpr double kDeltaNormEps = 1e-6;  // added to the squared Euclidean norm, as in fla
+// Backward of the kernels on the CPU keeps one state per this number of tokens.
+constexpr double kTokensPerKeptDeltaState =
+    kernels::kDeltaCheckpointEvery * kernels::DefaultChunkSize(/*is_cuda=*/false);
+// Added to the squared Euclidean norm, as in fla, and the least sum of channels that divides.
+constexpr double kDeltaNormEps = 1e-6;
 
 class DeltaRecurrence : public Recurrence {
  public:
   DeltaRecurrence(const PartContext& context, const RecurrenceHeads& heads, const DeltaForm& form)
       : heads_(heads), form_(form), model_dim_(context.model_dim()) {
     HL_CHECK(heads.num_q_heads == heads.num_k_heads && heads.num_v_heads == heads.num_heads,
-             "the delta rule with ", heads.num_q_heads, ", ", heads.num_k_heads, " and ",
-             heads.num_v_heads, " heads of q, k and v");
-    HL_CHECK(!heads.keys_have_log_scale, "the delta rule with keys that have a log scale");
+             "the delta rule has ", heads.num_q_heads, ", ", heads.num_k_heads, " and ",
+             heads.num_v_heads,
+             " heads of q, k and v. Use as many of q as of k, and no fewer of v.");
+    HL_CHECK(!heads.keys_have_log_scale,
+             "the delta rule does not support keys with a log scale. Use another feature map.");
     if (form.use_beta)
       beta_ = DeclareMatrix(context, "b_proj.weight", {.out = heads.num_v_heads, .in = model_dim_});
     if (form.make_decay) decay_ = form.make_decay(context);
@@ -36,8 +42,6 @@ class DeltaRecurrence : public Recurrence {
 
   MixerTraits traits() const override {
     MixerTraits traits;
-    // With |k| > 1, the product of a segment's transitions grows beyond the range of fp32.
-    traits.splits_rows = !form_.norm_by_sum;
     traits.state = {
         {.name = "kv", .shape = {heads_.num_v_heads, heads_.num_features, heads_.head_dim_v}}};
     return traits;
@@ -87,7 +91,8 @@ class DeltaRecurrence : public Recurrence {
     cost.activations = 2 * keys + static_cast<double>(heads_.num_v_heads);
     cost.fp32_activations = static_cast<double>(2 * heads_.num_q_heads + heads_.num_v_heads) +
                             state / kTokensPerKeptDeltaState;
-    cost.gpu_fp32_activations = ComposedActivations();
+    // On a GPU, the composed form keeps its own states instead.
+    cost.gpu_fp32_activations = ComposedActivations() - state / kTokensPerKeptDeltaState;
     if (decay_ != nullptr) {
       cost.matrix_elements += decay_->num_matrix_elements();
       cost.activations += static_cast<double>(decay_->num_activations());
@@ -104,7 +109,7 @@ class DeltaRecurrence : public Recurrence {
     const bool per_channel = decay_ != nullptr && decay_->per_channel();
     const double chunk = per_channel ? 16 : 64, k = static_cast<double>(heads_.num_features),
                  v = static_cast<double>(heads_.head_dim_v);
-    const double pairs = per_channel ? chunk * (4 + 3 * k) : 6 * chunk;
+    const double pairs = per_channel ? chunk * (4 + 2 * k) : 6 * chunk;
     return static_cast<double>(heads_.num_v_heads) * (pairs + 6 * k + 4 * v + 2 * k * v / chunk);
   }
 
@@ -113,7 +118,7 @@ class DeltaRecurrence : public Recurrence {
   // x [B, T, H, K] with normalised heads. x / sqrt(sum(x^2) + eps) is the RMS norm with the weight
   // 1 / sqrt(K) and the eps eps / K.
   at::Tensor Normalise(const at::Tensor& x) const {
-    if (form_.norm_by_sum) return x / x.sum(-1, /*keepdim=*/true);
+    if (form_.norm_by_sum) return x / x.sum(-1, /*keepdim=*/true).clamp_min(kDeltaNormEps);
     const auto channels = static_cast<double>(heads_.num_features);
     const at::Tensor weight = at::full({heads_.num_features}, 1 / std::sqrt(channels),
                                        x.options().dtype(ops::ComputeType(x)));

@@ -18,7 +18,8 @@ std::vector<Option> GatedDeltaOptions::Fields() {
 void GatedDeltaOptions::Resolve(const ModelSizes& sizes, ProblemList& problems) {
   if (num_v_heads == 0) num_v_heads = num_heads;
   problems.Require(num_v_heads % num_heads == 0, "num_v_heads ", num_v_heads,
-                   " must be a multiple of num_heads ", num_heads);
+                   " is not a multiple of num_heads ", num_heads, ". Use ", num_heads, " or ",
+                   2 * num_heads, ".");
   if (head_dim == 0) {
     problems.Require(sizes.model_dim % num_heads == 0, "num_heads ", num_heads,
                      " must divide model_dim ", sizes.model_dim,
@@ -28,7 +29,7 @@ void GatedDeltaOptions::Resolve(const ModelSizes& sizes, ProblemList& problems) 
   const double width = static_cast<double>(head_dim) * expand_v;
   const bool fits = width >= 1 && width <= kMaxWidth && width == std::round(width);
   problems.Require(fits, "head_dim ", head_dim, " times expand_v ", expand_v,
-                   " must be a whole number from 1 to ", kMaxWidth);
+                   " is not a whole number from 1 to ", kMaxWidth, ". Change expand_v.");
   if (fits) head_dim_v = std::llround(width);
 }
 

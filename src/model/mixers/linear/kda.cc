@@ -5,6 +5,8 @@
 //
 // or, with a lower bound, ln alpha_t = lower_bound sigmoid(exp(A_log) (W_2 W_1 x_t + dt_bias)). The
 // output gate is a sigmoid with a matrix of low rank. Parameters are named as in fla.
+#include <cmath>
+
 #include "model/mixers/linear/delta_recurrence.h"
 #include "model/mixers/linear/gated_delta_options.h"
 #include "model/mixers/linear/softplus_decay.h"
@@ -22,8 +24,8 @@ struct KdaOptions : OptionsOf<KdaOptions, GatedDeltaOptions> {
   }
   void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
     GatedDeltaOptions::Resolve(sizes, problems);
-    problems.Require(lower_bound <= 0, "option lower_bound is ", lower_bound,
-                     ". Use a logarithm below 0, for example -5, or 0 for no bound.");
+    problems.Require(lower_bound <= 0 && std::isfinite(lower_bound), "option lower_bound is ",
+                     lower_bound, ". Use a number below 0, for example -5, or 0 for no bound.");
   }
 };
 

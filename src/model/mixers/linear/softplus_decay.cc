@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "model/mixers/recurrent/step_bias.h"
 #include "model/projections.h"
 #include "ops/linear/linear.h"
 #include "ops/rows/decay_gate.h"
@@ -18,16 +19,7 @@ namespace {
 // The initial step sizes softplus(dt_bias) are log-uniform in this range (Gu and Dao, 2024).
 constexpr double kLeastStep = 1e-3, kMostStep = 0.1;
 
-Init InitOfStepBias() {
-  return Init::Of([](int64_t, double uniform) {
-    const double step =
-        std::exp(std::log(kLeastStep) + uniform * (std::log(kMostStep) - std::log(kLeastStep)));
-    return step + std::log(-std::expm1(-step));  // inverse of softplus
-  });
-}
-
-// Drawn in double precision. A draw in bf16 would give A = 0, whose logarithm is -inf and whose
-// head never recovers, once in a few hundred heads.
+// `low` must be above 0: the logarithm of A = 0 is -inf, and such a head never recovers.
 Init InitOfLogA(double low, double high) {
   return Init::Of([=](int64_t, double uniform) { return std::log(low + uniform * (high - low)); });
 }
@@ -48,7 +40,7 @@ class SoftplusDecay : public LogDecay {
           {.name = context.prefix + name, .shape = {size}, .region = dist::Region::kFp32}, init);
     };
     log_a_ = declare("A_log", form.num_heads, InitOfLogA(form.initial_min, form.initial_max));
-    bias_ = declare("dt_bias", width_, InitOfStepBias());
+    bias_ = declare("dt_bias", width_, BiasOfSteps(kLeastStep, kMostStep));
   }
 
   std::vector<at::Tensor> Weights() const override { return {*in_}; }

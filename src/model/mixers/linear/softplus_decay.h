@@ -22,7 +22,7 @@ struct SoftplusDecayForm {
   // W is the product of two matrices f_proj.1 and f_proj.0, of this inner width; 0: W is a_proj.
   int64_t rank = 0;
   double lower_bound = 0;  // < 0: the second formula, whose values are above it
-  // A = exp(A_log) is initially uniform in [initial_min, initial_max].
+  // A = exp(A_log) is initially uniform in [initial_min, initial_max]; initial_min > 0.
   double initial_min = 1, initial_max = 16;
 };
 

@@ -21,17 +21,17 @@
 namespace halflife::model {
 namespace {
 
-// A decay with parameters in fp64, from inputs of one channel.
+// A decay from inputs of one channel.
 struct BuiltDecay {
   ParameterSet parameters;
   std::unique_ptr<LogDecay> decay;
   std::map<std::string, at::Tensor> tensors;
 
-  explicit BuiltDecay(const SoftplusDecayForm& form) {
+  explicit BuiltDecay(const SoftplusDecayForm& form, at::ScalarType dtype = at::kDouble) {
     decay = MakeSoftplusDecay(form, {.sizes = {.model_dim = 1}, .parameters = &parameters});
     for (int i = 0; i < parameters.size(); ++i) {
       const dist::ParamSpec& spec = parameters.specs()[i];
-      at::Tensor value = at::zeros(spec.shape, at::kDouble);
+      at::Tensor value = at::zeros(spec.shape, dtype);
       if (spec.name.ends_with("weight")) value.fill_(1);
       tensors[spec.name] = value.requires_grad_();
       parameters.Bind(i, tensors[spec.name]);
@@ -60,10 +60,16 @@ TEST(SoftplusDecayTest, IsMinusASoftplus) {
 }
 
 TEST(SoftplusDecayTest, ExtremeLogitsAreFinite) {
-  const BuiltDecay built({.num_heads = 1});
-  const at::Tensor got = built(at::tensor({-100.0, 100.0}, at::kDouble).view({1, 2, 1}));
-  EXPECT_NEAR(got[0][0][0].item<double>(), -std::exp(-100.0), 1e-50);
-  EXPECT_EQ(got[0][1][0].item<double>(), -100);
+  const BuiltDecay wide({.num_heads = 1}), narrow({.num_heads = 1}, at::kFloat);
+  for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    SCOPED_TRACE(dtype);
+    const BuiltDecay& built = dtype == at::kDouble ? wide : narrow;
+    const at::Tensor got =
+        built(at::tensor({-100.0, 100.0}, at::kDouble).view({1, 2, 1}).to(dtype));
+    EXPECT_NEAR(got[0][0][0].item<double>(), -std::exp(-100.0),
+                dtype == at::kDouble ? 1e-50 : 1e-37);
+    EXPECT_EQ(got[0][1][0].item<double>(), -100);
+  }
 }
 
 TEST(SoftplusDecayTest, ABoundIsNeverExceeded) {
@@ -77,7 +83,7 @@ TEST(SoftplusDecayTest, ABoundIsNeverExceeded) {
   }
 }
 
-// In bf16, a uniform draw in (0, 16) is 0 for a few heads in a thousand, and A_log is then -inf.
+// A range that begins at 0 would contain heads with A = 0, whose A_log is -inf.
 TEST(SoftplusDecayTest, AMillionHeadsStartAlive) {
   constexpr int64_t kHeads = 1 << 20;
   const BuiltDecay built({.num_heads = kHeads, .initial_min = 0.01});
