@@ -3,9 +3,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "ops/delta_rule/delta_rule_composed.h"
 #include "ops/delta_rule/delta_rule_internal.h"
-#include "ops/delta_rule/delta_rule_kernels.h"
 #include "ops/torch/dispatch.h"
 #include "ops/torch/tensor_checks.h"
 

@@ -17,7 +17,7 @@
 //
 // Chunks are cut at multiples of C. Where documents start inside a chunk, the terms that would
 // cross a start are replaced by zero.
-#include "ops/delta_rule/delta_rule_composed.h"
+#include "ops/delta_rule/delta_rule_internal.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
@@ -36,7 +36,6 @@
 #include <utility>
 #include <vector>
 
-#include "ops/delta_rule/delta_rule_internal.h"
 #include "ops/torch/dispatch.h"
 
 namespace halflife::ops {

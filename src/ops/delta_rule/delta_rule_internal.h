@@ -31,4 +31,30 @@ int64_t NumDeltaSequences(const DeltaRuleInputs& inputs);
 // Requires inputs.segment. Returns only `out`, because only the last rank has the final state.
 DeltaRuleOutput DeltaRuleOverSegments(const DeltaRuleInputs& inputs, double scale);
 
+// ---- With LibTorch operations that autograd differentiates (delta_rule_composed.cc). A NaN or an
+// infinity in one document can reach other documents that share a chunk with it.
+
+// DeltaRule() for whole sequences. These functions, and those below, expect checked inputs and
+// ignore the segment.
+DeltaRuleOutput ComposedDeltaRule(const DeltaRuleInputs& inputs, double scale);
+// Ignores the initial state. Computed without gradients.
+DeltaRuleSummary ComposedDeltaRuleSummary(const DeltaRuleInputs& inputs);
+at::Tensor ComposedDeltaRuleStep(const DeltaRuleStepInputs& inputs, double scale,
+                                 at::Tensor& state);
+
+// ---- With the kernels behind kernels/delta_rule/delta_rule_args.h, which run on the CPU
+// (delta_rule_kernels.cc).
+
+// Whether the kernels support the device and the sizes of the inputs.
+bool HasDeltaRuleKernels(const DeltaRuleInputs& inputs);
+DeltaRuleOutput KernelDeltaRule(const DeltaRuleInputs& inputs, double scale);
+// Ignores the initial state.
+DeltaRuleSummary KernelDeltaRuleSummary(const DeltaRuleInputs& inputs);
+// dL/d(initial state) [sequences, HV, K, V] through the sequences' own outputs, given dL/d(out). It
+// does not depend on the initial state.
+at::Tensor KernelDeltaRuleAdjoint(const DeltaRuleInputs& inputs, double scale,
+                                  const at::Tensor& dout);
+bool HasDeltaRuleStepKernel(const DeltaRuleStepInputs& inputs);
+at::Tensor KernelDeltaRuleStep(const DeltaRuleStepInputs& inputs, double scale, at::Tensor& state);
+
 }  // namespace halflife::ops

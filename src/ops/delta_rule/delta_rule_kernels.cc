@@ -1,4 +1,4 @@
-#include "ops/delta_rule/delta_rule_kernels.h"
+#include "ops/delta_rule/delta_rule_internal.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>

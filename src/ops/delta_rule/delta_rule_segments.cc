@@ -4,9 +4,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "core/error.h"
-#include "ops/delta_rule/delta_rule_composed.h"
 #include "ops/delta_rule/delta_rule_internal.h"
-#include "ops/delta_rule/delta_rule_kernels.h"
 #include "ops/sequence/segment_scan.h"
 #include "ops/torch/dispatch.h"
 #include "ops/torch/tensor_struct.h"

@@ -5,8 +5,7 @@
 
 #include "core/error.h"
 #include "ops/delta_rule/delta_rule.h"
-#include "ops/delta_rule/delta_rule_composed.h"
-#include "ops/delta_rule/delta_rule_kernels.h"
+#include "ops/delta_rule/delta_rule_internal.h"
 #include "ops/torch/dispatch.h"
 #include "ops/torch/tensor_checks.h"
 

@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "ops/delta_rule/delta_problem.h"
-#include "ops/delta_rule/delta_rule_composed.h"
+#include "ops/delta_rule/delta_rule_internal.h"
 #include "ops/torch/host_waits.h"
 #include "support/expect_error.h"
 

@@ -9,8 +9,7 @@
 #include "dist/local_communicator.h"
 #include "model/sequence_parallel.h"
 #include "ops/delta_rule/delta_problem.h"
-#include "ops/delta_rule/delta_rule_composed.h"
-#include "ops/delta_rule/delta_rule_kernels.h"
+#include "ops/delta_rule/delta_rule_internal.h"
 #include "ops/torch/autograd.h"
 #include "support/expect_error.h"
 
