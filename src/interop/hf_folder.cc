@@ -21,8 +21,9 @@ using ckpt::StoredDType;
 
 constexpr int64_t kReadElements = 1 << 20;  // Elements per read.
 
-// Returns the text with each infinity and NaN that Python writes as a bare word, which is not JSON,
-// as transformers tags it: {"__float__": "Infinity"}.
+// Python writes infinities and NaN as the bare words Infinity, -Infinity and NaN, which are not
+// JSON. Replaces each word outside of strings by the tag of transformers:
+// {"__float__": "Infinity"}.
 std::string WithTaggedFloats(const std::string& text) {
   std::string tagged;
   bool in_string = false;

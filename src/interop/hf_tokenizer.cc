@@ -347,7 +347,7 @@ Files HfTokenizerFiles(const data::Tokenizer& tokenizer, BytesForm bytes) {
 void WriteHfTokenizer(const data::Tokenizer& tokenizer, const std::filesystem::path& folder,
                       BytesForm bytes) {
   for (const auto& [name, content] : HfTokenizerFiles(tokenizer, bytes)) {
-    AtomicWriteFile(folder / name, content, ExitCode::kData);
+    AtomicWriteFile(folder / name, content, ExitCode::kEnvironment);
   }
   data::WriteChatTemplates(tokenizer.chat_templates(), folder);
 }
@@ -358,6 +358,8 @@ std::unique_ptr<data::Tokenizer> LoadHfTokenizer(const std::filesystem::path& fo
                         tokenizer->Files().at(data::kTokenizerJsonFile) == ByteTokenizerJson();
   if (!is_bytes) return tokenizer;
   std::unique_ptr<data::Tokenizer> bytes = data::MakeByteTokenizer();
+  // tokenizer_config.json may name other special tokens.
+  if (tokenizer->special_ids() != bytes->special_ids()) return tokenizer;
   bytes->set_chat_templates(tokenizer->chat_templates());
   return bytes;
 }

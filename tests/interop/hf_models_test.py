@@ -556,13 +556,21 @@ class HfModels(unittest.TestCase):
                 self.tearDown()
                 self.setUp()
                 folder, _ = self.make_mamba2_folder(n_groups=1)
-                change_config(folder, lambda config, keys=keys: config.update(keys))
+                # the eps tells fla's folders from those of transformers
+                change_config(folder, lambda config, keys=keys: config.update(
+                    keys | {"norm_eps": config.pop("layer_norm_epsilon")}))
                 if norm == "none":
                     change_weights(folder, lambda all: [all.pop(name) for name in list(all)
                                                         if name.endswith("mixer.norm.weight")])
                 halflife("import", "--from", folder, "--out", self.dir / "run")
                 said = halflife("export", "--run", self.dir / "run", "--out", self.dir / "out", code=2)
                 self.assertIn(f"mamba2: norm is {norm}. Only gate_first is supported.", said)
+
+    def test_norms_of_mamba2_that_transformers_ignores(self):
+        folder, model = self.make_mamba2_folder()
+        change_config(folder, lambda config: config.update(norm_before_gate=True, rmsnorm=False,
+                                                           rms_norm=True))
+        self.check_theirs(folder, self.log_probs_of(model))
 
     def test_a_rescaled_mamba2(self):
         folder, _ = self.make_mamba2_folder(rescale_prenorm_residual=True)

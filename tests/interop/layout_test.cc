@@ -191,6 +191,7 @@ TEST(LayoutTest, ConfigsRoundTrip) {
     const model::ModelConfig back = layout.ReadConfig(reader);
     EXPECT_NO_THROW(reader.Check());
     EXPECT_THAT(model::Problems(back), IsEmpty());
+    EXPECT_EQ(model::Resolved(back).positions, model::Resolved(model).positions);
     nlohmann::ordered_json again = {{"vocab_size", 50}, {"tie_word_embeddings", false}};
     layout.WriteConfig(model::Resolved(back), again);
     EXPECT_EQ(again.dump(2), written.dump(2));
@@ -305,6 +306,8 @@ TEST(LayoutTest, RefusesOtherRotations) {
           "rope_parameters.partial_rotary_factor is 0.25");
   refused(R"("rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2}})",
           "rope_parameters.full_attention is an object of its own. Use a model whose layers");
+  refused(R"("is_causal": false)",
+          "is_causal is false, so tokens see later tokens. Use a causal model.");
   refused(R"("rope_scaling": 2)", "rope_scaling is not an object. Use one, such as");
 }
 
@@ -355,8 +358,8 @@ TEST(LayoutTest, WindowsOfSomeLayersOfQwen) {
                                              "sliding_attention", "sliding_attention"])";
   EXPECT_EQ(QwenWindows(on + ", " + all), (List{7, 7, 7, 7}));
   EXPECT_HL_ERROR(QwenWindows(all), ExitCode::kData,
-                  "layer_types has sliding_attention, but use_sliding_window is false or "
-                  "sliding_window is null. Set them to true and to the number of visible keys.");
+                  "layer_types has sliding_attention, but no window is in use. Set "
+                  "use_sliding_window to true and sliding_window to the number of visible keys.");
   EXPECT_HL_ERROR(QwenWindows(R"("layer_types": ["full_attention"])"), ExitCode::kData,
                   "layer_types is not a list with one name for each of the 4 layers. Correct the "
                   "list, or remove the key.");

@@ -95,8 +95,8 @@ TEST_P(StepKernelsGpuTest, StepGate) {
     SCOPED_TRACE(dim);
     ExpectSameOnBoth(
         [&](const Tensors& in) {
-          const auto [step, log_decay] = ops::StepGate(
-              {.x = in[0].narrow(1, 8, dim), .bias = in[1], .a_log = in[2]}, {.least = 0.05});
+          const auto [step, log_decay] =
+              ops::StepGate({.x = in[0].narrow(1, 8, dim), .bias = in[1], .a_log = in[2]}, {});
           return step + log_decay;
         },
         {Normal({1500, dim + 24}, 1) * 4, Normal({dim}, 2, at::kFloat),

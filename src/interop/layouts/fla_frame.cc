@@ -132,6 +132,8 @@ void IgnoreCommonKeys(ConfigReader& reader) {
                  "use_bfloat16",
                  "pruned_heads",
                  "auto_map"});
+  reader.Require(reader.Bool("is_causal", true),
+                 "is_causal is false, so tokens see later tokens. Use a causal model.");
 }
 
 model::ModelConfig ReadFlaFrame(ConfigReader& reader, const FrameDefaults& defaults) {

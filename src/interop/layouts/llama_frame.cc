@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "model/positions/rotary_variants.h"
 
 namespace halflife::interop {
 namespace {
@@ -15,6 +16,16 @@ constexpr Renaming kLlamaNames[] = {
     {".attn_norm.", ".input_layernorm."},
     {".mlp_norm.", ".post_attention_layernorm."},
 };
+
+bool RampIsReversed(const model::ModelConfig& config, double theta) {
+  const model::PositionsConfig& yarn = config.positions;
+  const model::YarnRamp ramp = model::YarnRampOf(config.mixer.Get<int64_t>("head_dim"), theta,
+                                                 {.length = yarn.Get<int64_t>("length"),
+                                                  .fast = yarn.Get<double>("fast"),
+                                                  .slow = yarn.Get<double>("slow"),
+                                                  .truncate = yarn.Get<bool>("truncate")});
+  return ramp.first > ramp.last;
+}
 
 }  // namespace
 
@@ -30,7 +41,13 @@ std::vector<std::string> LlamaFrame::FrameObstacles(const model::ModelConfig& co
                                                     MlpBias mlp_bias) {
   std::vector<std::string> lines =
       PartObstacles(config, {.positions = RopeScalings(), .mlp_bias = mlp_bias});
-  if (config.mixer.Get<double>("rope_theta") == 0) lines.emplace_back("q and k are not rotated");
+  const auto theta = config.mixer.Get<double>("rope_theta");
+  if (theta == 0) lines.emplace_back("q and k are not rotated");
+  if (theta > 1 && config.positions.name() == "yarn" && RampIsReversed(config, theta))
+    lines.emplace_back(
+        "the ramp of yarn ends before it begins, and the class then computes other frequencies. "
+        "Set "
+        "length to the training length, fast to 32 and slow to 1");
   return lines;
 }
 

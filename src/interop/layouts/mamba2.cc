@@ -92,15 +92,35 @@ class Mamba2 : public Layout {
     // With true, transformers divides out_proj each time that it loads the folder.
     json["rescale_prenorm_residual"] = false;
     WriteStepLimits(mixer, json);
+    if (mixer.Get<int64_t>("num_groups") > 1)
+      HL_WARN("interop", "export: num_groups is ", mixer.Get<int64_t>("num_groups"),
+              ". Without mamba_ssm, fla assigns heads to groups in another order. ",
+              "Load the folder with transformers, or install mamba_ssm.");
   }
 
   model::ModelConfig ReadConfig(ConfigReader& reader) const override {
     IgnoreCommonKeys(reader);
     // Keys of training and of initial values, or of the choice of a kernel.
-    reader.Ignore({"time_step_min", "time_step_max", "time_step_floor", "time_step_rank", "dt_min",
-                   "dt_max", "dt_init_floor", "A_init_range", "conv_init", "chunk_size",
-                   "residual_in_fp32", "max_position_embeddings", "fuse_norm", "fuse_cross_entropy",
-                   "fuse_linear_cross_entropy", "use_l2warp", "intermediate_size"});
+    reader.Ignore({"time_step_min",
+                   "time_step_max",
+                   "time_step_floor",
+                   "time_step_rank",
+                   "dt_min",
+                   "dt_max",
+                   "dt_init_floor",
+                   "A_init_range",
+                   "conv_init",
+                   "chunk_size",
+                   "residual_in_fp32",
+                   "max_position_embeddings",
+                   "fuse_norm",
+                   "fuse_cross_entropy",
+                   "fuse_linear_cross_entropy",
+                   "use_l2warp",
+                   "intermediate_size",
+                   "rms_norm",
+                   "time_step_init_scheme",
+                   "time_step_scale"});
     const bool is_fla = reader.Has("norm_eps") && !reader.Has("layer_norm_epsilon");
     model::ModelConfig config;
     config.vocab_size = reader.Int("vocab_size", is_fla ? 32000 : 32768);
@@ -155,8 +175,10 @@ class Mamba2 : public Layout {
     options.Set("conv_kernel", reader.Int("conv_kernel", 4));
     options.Set("use_bias", reader.Bool("use_bias", false));
     options.Set("use_conv_bias", reader.Bool("use_conv_bias", true));
-    const bool norm = reader.Bool("rmsnorm", true),
-               norm_first = reader.Bool("norm_before_gate", false);
+    // Only fla reads these two keys. transformers always normalises the gated values, even if
+    // config.json has norm_before_gate: true, as that of Mamba-Codestral does.
+    const bool norm = reader.Bool("rmsnorm", true) || !is_fla,
+               norm_first = reader.Bool("norm_before_gate", false) && is_fla;
     options.Set("norm", std::string(!norm ? "none" : norm_first ? "norm_first" : "gate_first"));
     ReadLimits(reader, options);
     reader.Require(!reader.Bool("D_has_hdim", false),
@@ -166,7 +188,8 @@ class Mamba2 : public Layout {
       HL_WARN(
           "interop", reader.where(), ": rescale_prenorm_residual is true. transformers divides ",
           "out_proj by the root of the number of layers when it loads the folder. halflife uses ",
-          "the stored weights.");
+          "the stored weights. Set rescale_prenorm_residual to false in config.json for equal ",
+          "scores in transformers.");
   }
 
   static void ReadLimits(ConfigReader& reader, model::MixerConfig& options) {

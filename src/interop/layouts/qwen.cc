@@ -44,8 +44,8 @@ void ReadWindows(ConfigReader& reader, model::ModelConfig& config) {
   const bool in_use = reader.Bool("use_sliding_window", false) && !reader.IsNull("sliding_window");
   model::LayerGroup group = SlidingLayers(reader, config.num_layers);
   reader.Require(group.layers.empty() || in_use, "layer_types has ", kSliding,
-                 ", but use_sliding_window is false or sliding_window is null. Set them to true "
-                 "and to the number of visible keys.");
+                 ", but no window is in use. Set use_sliding_window to true and sliding_window to "
+                 "the number of visible keys.");
   const bool none = group.layers.empty() && group.every == 0;
   if (none || !in_use) return;
   const bool all = group.every == 1
@@ -137,9 +137,9 @@ class Qwen2 : public Qwen {
 
   bool loads_byt5() const override { return false; }
   std::string TokenizerWarning() const override {
-    return "AutoTokenizer gives every tokenizer of a qwen2 folder the rules of Qwen2's own. If "
-           "this "
-           "one has other rules, load it with PreTrainedTokenizerFast.from_pretrained.";
+    return "AutoTokenizer reads a qwen2 folder with the rules of Qwen2's tokenizer and ignores "
+           "those in tokenizer.json. If the rules differ, load it with "
+           "PreTrainedTokenizerFast.from_pretrained.";
   }
 };
 

@@ -44,7 +44,7 @@ model::PositionsConfig ReadYarn(ConfigReader& rope, double factor, int64_t lengt
   // 0 means the default, too.
   if (const double fast = rope.Double("beta_fast", 0); fast != 0) ramp.fast = fast;
   if (const double slow = rope.Double("beta_slow", 0); slow != 0) ramp.slow = slow;
-  ramp.truncate = rope.Bool("truncate", true);
+  ramp.truncate = rope.Bool("truncate", !rope.IsNull("truncate"));  // null is false there
   const double mscales = ReadMscales(rope, factor);
   const double attention_factor = rope.Double("attention_factor", mscales);
   rope.Require(!rope.Has("attention_factor") || attention_factor > 0, "attention_factor is ",
@@ -52,8 +52,8 @@ model::PositionsConfig ReadYarn(ConfigReader& rope, double factor, int64_t lengt
   if (theta > 1 && ramp.fast >= ramp.slow && ramp.slow > 0) {
     const model::YarnRamp pairs = model::YarnRampOf(head_dim, theta, ramp);
     rope.Require(pairs.first <= pairs.last, "original_max_position_embeddings is ", length,
-                 ", so the ramp of yarn would end before it begins. Use the length in tokens of "
-                 "the rows of training.");
+                 ", so the ramp of yarn would end before it begins. Use the training length "
+                 "in tokens, a beta_fast of 32 and a beta_slow of 1.");
   }
   return model::PositionsConfig("yarn", {{"factor", factor},
                                          {"length", length},

@@ -81,8 +81,8 @@ struct Terms {
   float x[kPack<T>], mw[kPack<T>], mn[kPack<T>];
 };
 
-// kGate: this is the first pass, which stores dgate.
-template <typename T, bool kGate>
+// kStoresGate: this is the first pass, which stores dgate.
+template <typename T, NormGate kGate, bool kStoresGate>
 HL_DEVICE void LoadTerms(const NormGradRows<T>& args, int64_t row, int c, int count, bool aligned,
                          float inverse_rms, Terms<T>& terms) {
   const int64_t at = row * args.dim + c;
@@ -96,11 +96,11 @@ HL_DEVICE void LoadTerms(const NormGradRows<T>& args, int64_t row, int c, int co
 #pragma unroll
     for (int i = 0; i < kPack<T>; ++i) {
       const float g = gate[i], sigmoid = Sigmoid(g);
-      dgate[i] = terms.mw[i] * (terms.x[i] * inverse_rms) * weight[i] *
-                 GateSlope(args.gate_kind, g, sigmoid);
-      terms.mw[i] *= GateFactor(args.gate_kind, g, sigmoid);
+      dgate[i] =
+          terms.mw[i] * (terms.x[i] * inverse_rms) * weight[i] * GateSlope(kGate, g, sigmoid);
+      terms.mw[i] *= GateFactor(kGate, g, sigmoid);
     }
-    if (kGate) Store(args.dgate + at, count, aligned, dgate);
+    if (kStoresGate) Store(args.dgate + at, count, aligned, dgate);
   }
 #pragma unroll
   for (int i = 0; i < kPack<T>; ++i) {
@@ -126,10 +126,12 @@ HL_DEVICE void StoreInputGradient(const NormGradRows<T>& args, int64_t at, int c
 }
 
 // Grid: at most kNormMaxBlocks blocks that stride over the rows. partials [blocks, dim] holds each
-// block's dweight, summed in registers if a thread has one pack, else in place.
-template <typename T>
-__global__ void __launch_bounds__(kRowThreads)
+// block's dweight, summed in registers if a thread has one pack, else in place. The minimum of one
+// block, where 0 means none, keeps the compiler from spilling registers for a higher occupancy.
+template <typename T, bool kSilu>
+__global__ void __launch_bounds__(kRowThreads, kSilu ? 0 : 1)
     NormBackwardKernel(NormGradRows<T> args, Schedule schedule, float* partials) {
+  constexpr NormGate kGate = kSilu ? NormGate::kSilu : NormGate::kSigmoid;
   // Rows alternate between the two, so that one barrier per row is enough.
   HL_SHARED(partial, float[2][kMaxRowWarps]);
   HL_SHARED(columns, float[kGroupThreads * kPack<T>]);
@@ -147,7 +149,7 @@ __global__ void __launch_bounds__(kRowThreads)
     Terms<T> terms;
     float dot = 0;
     for (int c = place.column; valid && c < place.dim; c += place.step) {
-      LoadTerms<T, true>(args, row, c, place.dim - c, schedule.aligned, inverse_rms, terms);
+      LoadTerms<T, kGate, true>(args, row, c, place.dim - c, schedule.aligned, inverse_rms, terms);
 #pragma unroll
       for (int i = 0; i < kPack<T>; ++i) dot += terms.mw[i] * terms.x[i];
 #pragma unroll
@@ -164,7 +166,8 @@ __global__ void __launch_bounds__(kRowThreads)
         dot * inverse_rms * inverse_rms * inverse_rms / static_cast<float>(place.dim);
     for (int c = place.column; valid && c < place.dim; c += place.step) {
       if (!place.once)
-        LoadTerms<T, false>(args, row, c, place.dim - c, schedule.aligned, inverse_rms, terms);
+        LoadTerms<T, kGate, false>(args, row, c, place.dim - c, schedule.aligned, inverse_rms,
+                                   terms);
       StoreInputGradient(args, begin + c, place.dim - c, schedule.aligned, inverse_rms, slope,
                          terms);
     }
@@ -217,9 +220,11 @@ void Backward(const NormGradRows<T>& args, float* dweight, bool added, float* wo
   const int64_t blocks = std::min(
       cuda::kNormMaxBlocks, (args.num_rows + shape.rows_per_block - 1) / shape.rows_per_block);
   if (blocks > 0) {
+    // A kernel for each function: a choice within the kernel spills registers.
+    const auto kernel = args.gate_kind == NormGate::kSilu ? NormBackwardKernel<T, true>
+                                                          : NormBackwardKernel<T, false>;
     Launch({dim3(static_cast<unsigned>(blocks)), dim3(shape.threads()), 0, "RMS norm's gradient"},
-           stream, NormBackwardKernel<T>, args,
-           Schedule{shape.lanes, shape.rows_per_block, aligned}, workspace);
+           stream, kernel, args, Schedule{shape.lanes, shape.rows_per_block, aligned}, workspace);
   }
   cuda::SumPartials(workspace, blocks, args.dim, dweight, stream, added);
 }

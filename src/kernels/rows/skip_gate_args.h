@@ -6,9 +6,9 @@
 // Backward, with p = y + skip_h x and d = dout silu(gate):
 //   dy = d,   dx = skip_h d,   dgate = dout p silu'(gate),   dskip_h = sum of d x over rows and P
 //
-// y, out, dout, dy and dx are contiguous. Rows of x, gate and dgate have a constant distance, like
-// columns of a matrix. T is float or Bf16; arithmetic and skip are fp32. C++17 without LibTorch,
-// because CUDA sources include it.
+// y, out, dout, dy and dx are contiguous. x, gate and dgate may be columns of wider matrices: their
+// strides are the elements between two rows. T is float or Bf16; arithmetic and skip are fp32.
+// C++17 without LibTorch, because CUDA sources include it.
 #pragma once
 
 #include <algorithm>
@@ -65,8 +65,8 @@ inline int64_t NumSkipGatePartials(int64_t num_rows) {
 
 void SkipGateForward(const SkipGateRows<float>& rows, cudaStream_t stream);
 void SkipGateForward(const SkipGateRows<Bf16>& rows, cudaStream_t stream);
-// Overwrites dskip [H] or, if `added`, adds to it. `partials` holds NumSkipGatePartials(num_rows)
-// H P floats.
+// Overwrites dskip [H] or, if `added`, adds to it. `partials` is [NumSkipGatePartials(num_rows),
+// H P].
 void SkipGateBackward(const SkipGateGradRows<float>& rows, float* dskip, bool added,
                       float* partials, cudaStream_t stream);
 void SkipGateBackward(const SkipGateGradRows<Bf16>& rows, float* dskip, bool added, float* partials,

@@ -7,7 +7,7 @@
 //   dx = s sigmoid(x + bias) where no limit applies, 0 where one does; dbias = sum of dx over rows
 //   da_log = sum over rows of dlog_decay log_decay
 //
-// Rows of x and dx are `dim` elements at a constant distance, like columns of a matrix; step,
+// x and dx may be columns of wider matrices: their strides are the elements between two rows. step,
 // log_decay and their gradients are contiguous. T is float or Bf16, the type of x and dx only;
 // everything else is fp32. C++17 without LibTorch, because CUDA sources include it.
 #pragma once
@@ -76,7 +76,7 @@ inline int64_t NumStepGatePartials(int64_t num_rows) {
 
 void StepGateForward(const StepGateRows<float>& rows, cudaStream_t stream);
 void StepGateForward(const StepGateRows<Bf16>& rows, cudaStream_t stream);
-// `partials` holds NumStepGatePartials(num_rows) 2 dim floats.
+// `partials` is [NumStepGatePartials(num_rows), 2, dim].
 void StepGateBackward(const StepGateGradRows<float>& rows, const StepGateSums& sums,
                       float* partials, cudaStream_t stream);
 void StepGateBackward(const StepGateGradRows<Bf16>& rows, const StepGateSums& sums, float* partials,

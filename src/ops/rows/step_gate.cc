@@ -155,8 +155,10 @@ StepGateOutput StepGate(const StepGateInputs& in, const StepGateConfig& config) 
   if (IsFused(x) && bias.scalar_type() == at::kFloat && a_log.scalar_type() == at::kFloat)
     return StepGateFused(in, config);
   const at::ScalarType compute = ComputeType(x);
+  // Above the threshold softplus(z) is z, here up to less than a rounding of fp64.
+  const at::Tensor z = x.to(compute) + bias.to(compute);
   const at::Tensor step =
-      at::softplus(x.to(compute) + bias.to(compute)).clamp(config.least, config.most);
+      at::softplus(z, /*beta=*/1, /*threshold=*/40).clamp(config.least, config.most);
   return {.step = step, .log_decay = -a_log.to(compute).exp() * step};
 }
 

@@ -127,6 +127,12 @@ constexpr ForeignName kForeignNames[] = {
     {"init_std, initializer_std, init_method_std", "model.initializer_range", "0.02", ""},
     {"sliding_window, window_size", "model.mixer.softmax.window", "256", ""},
     {"qk_layernorm, use_qk_norm", "model.mixer.softmax.qk_norm", "true", ""},
+    {"model.mixer.mamba2.ssm_state_size, model.mixer.mamba2.d_state",
+     "model.mixer.mamba2.state_size", "128", ""},
+    {"model.mixer.mamba2.n_groups, model.mixer.mamba2.ngroups", "model.mixer.mamba2.num_groups",
+     "1", ""},
+    {"model.mixer.mamba2.d_conv", "model.mixer.mamba2.conv_kernel", "4", ""},
+    {"model.mixer.mamba2.headdim", "model.mixer.mamba2.head_dim", "64", ""},
     {"state_size, ssm_state_size", "model.mixer.mamba.d_state", "16", ""},
     {"mlm_probability, mask_prob", "model.objective.masked_token.rate", "0.15", ""},
 

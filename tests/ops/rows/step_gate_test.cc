@@ -2,6 +2,7 @@
 #include "ops/rows/step_gate.h"
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
@@ -20,7 +21,7 @@ using Inputs = std::vector<at::Tensor>;
 
 constexpr double kNoLimit = std::numeric_limits<double>::infinity();
 
-// Step and log decay as one tensor [..., 2 H], so that both have a gradient.
+// step + 3 log_decay, so that the gradients of both are tested.
 at::Tensor Both(const Inputs& in, const StepGateConfig& config) {
   const auto [step, log_decay] = StepGate({.x = in[0], .bias = in[1], .a_log = in[2]}, config);
   return step + 3 * log_decay;
@@ -55,6 +56,16 @@ TEST(StepGateTest, IsTheFormula) {
   }
   EXPECT_GT(below, 0);
   EXPECT_GT(above, 0);
+}
+
+TEST(StepGateTest, LargeLogitsKeepTheirExponential) {
+  const at::Tensor zero = at::zeros({1}, at::kDouble);
+  for (const double z : {-100.0, -25.0, 21.0, 25.0, 39.0, 100.0}) {
+    const at::Tensor x = at::full({1, 1}, z, at::kDouble);
+    const double want = std::max(z, 0.0) + std::log1p(std::exp(-std::abs(z)));
+    const double got = StepGate({.x = x, .bias = zero, .a_log = zero}, {}).step.item<double>();
+    EXPECT_NEAR(got / want, 1, 1e-14) << z;
+  }
 }
 
 // 2^-24 of steps up to 12 and decays ten times as large, with about five roundings. The gradients

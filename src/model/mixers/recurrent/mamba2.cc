@@ -69,7 +69,8 @@ struct Mamba2Options : OptionsOf<Mamba2Options> {
                      num_heads, " heads of ", head_dim, " channels are too wide. Use at most ",
                      kMaxWidth, " channels in total.");
     problems.Require(num_heads % num_groups == 0, "num_groups ", num_groups,
-                     " must divide num_heads ", num_heads, ".");
+                     " does not divide num_heads ", num_heads, ". Use a divisor of ", num_heads,
+                     ".");
     problems.Require(dt_limit_min >= 0 && dt_limit_min < dt_limit_max, "dt_limit_min ",
                      dt_limit_min, " and dt_limit_max ", dt_limit_max,
                      " leave no step sizes. Use limits with 0 <= dt_limit_min < dt_limit_max.");
@@ -171,8 +172,12 @@ class Mamba2 : public Mixer {
   }
   double ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const override {
     const int64_t inner = options_.inner(), num_heads = options_.num_heads;
-    // u; z, dt, and x, B and C before and after the convolution; y, gated y, and normed y.
-    const int64_t elements = dim_ + 4 * inner + 2 * options_.convolved() + num_heads;
+    // u; z, dt, and x, B and C before and after the convolution; y and the input of out_proj.
+    // norm_first also keeps y + D x. A norm keeps its input or output, in two steps with groups.
+    const bool has_norm = options_.norm != "none";
+    const int64_t wide = 3 + (has_norm ? 1 : 0) + (options_.norm == "norm_first" ? 1 : 0) +
+                         (has_norm && options_.num_groups > 1 ? 1 : 0);
+    const int64_t elements = dim_ + wide * inner + 2 * options_.convolved() + num_heads;
     // Steps, log decays, and states.
     const double fp32 = 2 * static_cast<double>(num_heads) +
                         static_cast<double>(inner * options_.state_size) / kTokensPerKeptSsdState;

@@ -67,10 +67,11 @@ ops::KeyPattern PatternOf(const AttentionOptions& options, const AttentionPositi
                                .bidirectional = !options.causal};
   const bool looks_back = positions.pattern().reach() > 0 || positions.far_from() > 0 ||
                           !positions.decay_rates().empty() || !positions.looks_ahead();
-  HL_CHECK_AS(ExitCode::kUsage, options.causal || !looks_back,
-              "attention sees later tokens, but the positions support only earlier ones. Use a "
-              "causal layer, or positions that rotate (none, interpolated, ntk_aware, yarn), alibi "
-              "or kerple_log.");
+  HL_CHECK_AS(
+      ExitCode::kUsage, options.causal || !looks_back,
+      "attention sees later tokens, but the positions support only earlier ones. Use a "
+      "causal layer, or positions that rotate (none, interpolated, ntk_aware, yarn, llama3), "
+      "alibi or kerple_log.");
   if (positions.pattern().reach() == 0) return own;
   HL_CHECK_AS(ExitCode::kUsage, own.reach() == 0, "window ", options.window, " and block ",
               options.block, " with positions that determine the visible keys. Use 0 for both.");

@@ -197,7 +197,7 @@ at::Tensor Formula(const at::Tensor& u, const std::map<std::string, at::Tensor>&
 }
 
 // Outputs, and the gradients of the input and of every parameter: one, two and as many groups as
-// heads, each norm, with and without biases and limits. The limits apply to a part of the steps.
+// heads, each norm, with and without biases and limits.
 TEST(Mamba2Test, IsTheRecurrence) {
   constexpr int64_t kSeqLen = 20, kDim = 6;
   for (const Form& form : {Form{4, 3, 5, 1, 4, false, true, "gate_first"},
@@ -375,8 +375,9 @@ TEST(Mamba2Test, NamesTheFix) {
       problems({{"num_heads", 5}}),
       ElementsAre("mixer mamba2: num_heads 5 does not divide twice the model_dim, 96. Use a "
                   "divisor, or set head_dim, too."));
-  EXPECT_THAT(problems({{"num_heads", 4}, {"num_groups", 3}}),
-              ElementsAre("mixer mamba2: num_groups 3 must divide num_heads 4."));
+  EXPECT_THAT(
+      problems({{"num_heads", 4}, {"num_groups", 3}}),
+      ElementsAre("mixer mamba2: num_groups 3 does not divide num_heads 4. Use a divisor of 4."));
   EXPECT_THAT(
       problems({{"num_heads", 4}, {"dt_limit_min", 0.5}, {"dt_limit_max", 0.1}}),
       ElementsAre("mixer mamba2: dt_limit_min 0.5 and dt_limit_max 0.1 leave no step sizes. "
