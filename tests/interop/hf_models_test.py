@@ -556,7 +556,7 @@ class HfModels(unittest.TestCase):
                 self.tearDown()
                 self.setUp()
                 folder, _ = self.make_mamba2_folder(n_groups=1)
-                # the eps tells fla's folders from those of transformers
+                # fla's folders are recognised by the name of their eps
                 change_config(folder, lambda config, keys=keys: config.update(
                     keys | {"norm_eps": config.pop("layer_norm_epsilon")}))
                 if norm == "none":

@@ -1,4 +1,4 @@
-// What CUDA kernels of step operations refuse, and what fits into a device's memory.
+// The sizes that CUDA kernels of step operations refuse, and those that fit into a device.
 #include <gtest/gtest.h>
 
 #include "kernels/convolution/fft_conv_args.h"

@@ -34,7 +34,7 @@ std::unique_ptr<CLI::App> MakeProgram(Request& request);
 // with similar words. CLI11 itself would report only what is missing because of that word.
 void CheckWords(const CLI::App& app, const std::vector<std::string>& words);
 
-// Returns what may stand in the place of the last word: lines "word<TAB>description", or one line
+// Returns the candidates for the last word: lines "word<TAB>description", or one line
 // ":files" or ":folders". Words of other prefixes are included.
 std::string CompletionCandidates(const CLI::App& program, const std::vector<std::string>& words);
 

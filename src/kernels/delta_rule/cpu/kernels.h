@@ -23,7 +23,7 @@ struct ScanItem {
   int sequence = 0, head = 0;  // head: a value head
   int first_chunk = 0;         // first chunk of the sequence, as an index into the chunk table
   int begin = 0, end = 0;      // chunks to scan, [begin, end)
-  // The values and their width: args->v and V, or an absent view, which stands for zeros, and K,
+  // The values and their width: args->v and V, or an absent view, which means zeros, and K,
   // to compute a transition.
   TensorView v;
   int values = 0;

@@ -13,7 +13,7 @@
 
 namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE::delta {
 
-// What the gradients of a chunk need from the recomputed forward.
+// The values of the recomputed forward that the gradients of a chunk read.
 template <typename T>
 struct Recomputed {
   Panels<T> state_transposed;  // S^T [V, K], before the chunk

@@ -102,7 +102,7 @@ class DeltaRecurrence : public Recurrence {
   }
 
  private:
-  // What autograd keeps of the chunk form that is composed of LibTorch operations, per token
+  // The elements that autograd keeps of the chunk form of LibTorch operations, per token
   // (ops/delta_rule/delta_rule_composed.cc): products and decays of the pairs of a chunk, operands
   // of each token, and two states per chunk.
   double ComposedActivations() const {
