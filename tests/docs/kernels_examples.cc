@@ -340,7 +340,7 @@ WeightedOp::Inputs GradientBufferExample(const Tensor& weight,
 #include "examples/ops/torch/gradient_sink.h.2"
 }
 
-void EmulatorCountsExample(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
+void EmulatorCountsExample(const DecayAttentionArgs& args, const DecayAttentionPlan& plan){
 #include "examples/tools/cuda_emulator/counts.h"
 }
 

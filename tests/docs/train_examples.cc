@@ -85,7 +85,7 @@ void GradientNormExample(const std::vector<dist::Fragment>& fragments, Parameter
 }
 
 void GradientSyncExample(ParameterArena& arena, dist::Communicator& communicator,
-                         model::LanguageModel& model, int64_t n, const at::Tensor& loss) {
+                         model::LanguageModel& model, int64_t n, const at::Tensor& loss){
 #include "examples/train/step/gradient_sync.h"
 }
 
