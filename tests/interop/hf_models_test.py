@@ -427,7 +427,7 @@ class HfModels(unittest.TestCase):
         change_config(folder, lambda config: config.update(
             layer_types=["full_attention", "sliding_attention"]))
         said = halflife("import", "--from", folder, "--out", self.dir / "run", code=3)
-        self.assertIn("layer_types has sliding_attention, but use_sliding_window is false", said)
+        self.assertIn("layer_types has sliding_attention, but no window is in use. Set", said)
 
     def test_other_rotations_are_refused(self):
         folder, _ = self.make_llama_folder()
@@ -570,7 +570,7 @@ class HfModels(unittest.TestCase):
         folder, model = self.make_mamba2_folder()
         change_config(folder, lambda config: config.update(norm_before_gate=True, rmsnorm=False,
                                                            rms_norm=True))
-        self.check_theirs(folder, self.log_probs_of(model))
+        self.check_theirs(folder, self.log_probs_of(model), Mamba2ForCausalLM)
 
     def test_a_rescaled_mamba2(self):
         folder, _ = self.make_mamba2_folder(rescale_prenorm_residual=True)
