@@ -10,6 +10,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <memory>
 
 #include "ops/sequence/row_segment.h"
@@ -54,5 +55,9 @@ struct DeltaRuleStepInputs {
 // Updates the state [B, HV, K, V] in place and returns [B, HV, V]. Pass the final_state of
 // DeltaRule, or zeros. Not differentiable.
 at::Tensor DeltaRuleStep(const DeltaRuleStepInputs& inputs, double scale, at::Tensor& state);
+
+// On a GPU, DeltaRule() is composed of LibTorch operations. Returns the fp32 elements that autograd
+// keeps of them per token and value head, for planning. `per_channel`: log_decay is [B, T, HV, K].
+double ComposedDeltaRuleActivations(int64_t dim_k, int64_t dim_v, bool per_channel);
 
 }  // namespace halflife::ops

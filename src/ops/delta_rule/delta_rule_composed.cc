@@ -297,6 +297,14 @@ std::vector<DeltaRows> CutSequences(const DeltaRuleInputs& in) {
 
 }  // namespace
 
+// Products and decays of the pairs of a chunk, operands of each token, and two states per chunk.
+double ComposedDeltaRuleActivations(int64_t dim_k, int64_t dim_v, bool per_channel) {
+  const double chunk = per_channel ? kDeltaChannelChunk : kDeltaChunk;
+  const auto k = static_cast<double>(dim_k), v = static_cast<double>(dim_v);
+  const double pairs = per_channel ? chunk * (4 + 2 * k) : 6 * chunk;
+  return pairs + 6 * k + 4 * v + 2 * k * v / chunk;
+}
+
 DeltaRuleOutput ComposedDeltaRule(const DeltaRuleInputs& inputs, double scale) {
   std::vector<at::Tensor> outs, states;
   for (const DeltaRows& rows : CutSequences(inputs)) {

@@ -92,7 +92,10 @@ class DeltaRecurrence : public Recurrence {
     cost.fp32_activations = static_cast<double>(2 * heads_.num_q_heads + heads_.num_v_heads) +
                             state / kTokensPerKeptDeltaState;
     // On a GPU, the composed form keeps its own states instead.
-    cost.gpu_fp32_activations = ComposedActivations() - state / kTokensPerKeptDeltaState;
+    const double composed = ops::ComposedDeltaRuleActivations(
+        heads_.num_features, heads_.head_dim_v, decay_ != nullptr && decay_->per_channel());
+    cost.gpu_fp32_activations =
+        static_cast<double>(heads_.num_v_heads) * composed - state / kTokensPerKeptDeltaState;
     if (decay_ != nullptr) {
       cost.matrix_elements += decay_->num_matrix_elements();
       cost.activations += static_cast<double>(decay_->num_activations());
@@ -102,17 +105,6 @@ class DeltaRecurrence : public Recurrence {
   }
 
  private:
-  // The elements that autograd keeps of the chunk form of LibTorch operations, per token
-  // (ops/delta_rule/delta_rule_composed.cc): products and decays of the pairs of a chunk, operands
-  // of each token, and two states per chunk.
-  double ComposedActivations() const {
-    const bool per_channel = decay_ != nullptr && decay_->per_channel();
-    const double chunk = per_channel ? 16 : 64, k = static_cast<double>(heads_.num_features),
-                 v = static_cast<double>(heads_.head_dim_v);
-    const double pairs = per_channel ? chunk * (4 + 2 * k) : 6 * chunk;
-    return static_cast<double>(heads_.num_v_heads) * (pairs + 6 * k + 4 * v + 2 * k * v / chunk);
-  }
-
   double query_scale() const { return 1 / std::sqrt(static_cast<double>(heads_.num_features)); }
 
   // x [B, T, H, K] with normalised heads. x / sqrt(sum(x^2) + eps) is the RMS norm with the weight
