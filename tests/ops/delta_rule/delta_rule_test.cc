@@ -12,6 +12,7 @@
 #include <tuple>
 #include <utility>
 
+#include "kernels/delta_rule/golden.h"
 #include "ops/delta_rule/delta_problem.h"
 #include "ops/delta_rule/delta_rule_internal.h"
 #include "ops/torch/host_waits.h"
@@ -375,100 +376,24 @@ TEST(DeltaRuleFamily, SlowDecaysOverALongRowAreAccurate) {
 
 // ---- golden values, from an independent implementation in fp64 ----
 
-// The generator of the golden inputs: s <- (1103515245 s + 12345) mod 2^31, s / 2^30 - 1.
-class GoldenInputs {
- public:
-  explicit GoldenInputs(uint64_t seed) : seed_(seed) {}
-  at::Tensor Next(std::vector<int64_t> shape) {
-    const at::Tensor out = at::zeros(shape, at::kDouble);
-    auto* data = out.mutable_data_ptr<double>();
-    for (int64_t i = 0; i < out.numel(); ++i) {
-      seed_ = (1103515245 * seed_ + 12345) % (uint64_t{1} << 31);
-      data[i] = static_cast<double>(seed_) / static_cast<double>(1 << 30) - 1;
-    }
-    return out;
-  }
-
- private:
-  uint64_t seed_;
-};
-
-struct GoldenCase {
-  uint64_t seed;
-  DeltaGate gate;
-  double most_beta;
-  std::vector<double> last_out;                           // out[6], both heads
-  std::vector<double> state;                              // sum of squares of S_T, then S_T[0, 0]
-  std::vector<double> dq, dk, dv;                         // of token 0 (dv: value head 0)
-  std::vector<double> dbeta, dlog_decay, dinitial_state;  // of token 0; dS_0[0, 0]
-};
-const std::vector<GoldenCase>& GoldenCases() {
-  static const std::vector<GoldenCase> cases = {
-      {.seed = 100,
-       .gate = DeltaGate::kNone,
-       .most_beta = 1,
-       .last_out = {-0.144047510, -0.156787812, 0.119430536, 0.038056531},
-       .state = {1.550702159, -0.026714155, -0.194130641},
-       .dq = {0.172953629, -0.221744324, -0.141116461},
-       .dk = {-0.139380147, -0.328028284, -0.178878912},
-       .dv = {0.404529938, 0.464256130},
-       .dbeta = {-0.400981119, -0.148375478},
-       .dlog_decay = {},
-       .dinitial_state = {0.145728872, 0.243939409}},
-      {.seed = 101,
-       .gate = DeltaGate::kPerHead,
-       .most_beta = 1,
-       .last_out = {0.236130208, 0.174555229, -0.027539034, -0.021926949},
-       .state = {0.324611661, -0.317842194, -0.182383013},
-       .dq = {-0.148141390, 0.053126315, 0.079479285},
-       .dk = {-0.051669773, 0.040119985, 0.036723391},
-       .dv = {0.042622681, 0.179586176},
-       .dbeta = {-0.037660249, 0.061012592},
-       .dlog_decay = {-0.092686325, -0.005740612},
-       .dinitial_state = {0.029161654, -0.216661654}},
-      {.seed = 102,
-       .gate = DeltaGate::kPerHead,
-       .most_beta = 2,
-       .last_out = {-0.006319268, -0.312113897, -0.049419256, 0.096871738},
-       .state = {0.786419887, 0.259067380, 0.151593007},
-       .dq = {0.401429391, -0.242154828, -0.160369369},
-       .dk = {-0.438976156, 0.343449628, -0.356324639},
-       .dv = {0.037197398, 0.290679540},
-       .dbeta = {0.026406569, 0.003878567},
-       .dlog_decay = {-0.012237185, 0.044546627},
-       .dinitial_state = {-0.097467098, 0.128729903}},
-      {.seed = 103,
-       .gate = DeltaGate::kPerChannel,
-       .most_beta = 1,
-       .last_out = {-0.010501819, -0.014841370, -0.150650529, 0.155966172},
-       .state = {1.624063574, 0.292845144, 0.471753357},
-       .dq = {-0.219009268, 0.171471782, -0.024138207},
-       .dk = {-0.115202627, 0.266824962, 0.042872175},
-       .dv = {0.243668396, 0.155778828},
-       .dbeta = {0.689287713, -0.369191261},
-       .dlog_decay = {-0.015811137, -0.097676963, -0.059281234},
-       .dinitial_state = {-0.237798289, -0.102257696}}};
-  return cases;
-}
-
-DeltaProblem MakeGoldenProblem(const GoldenCase& golden) {
-  constexpr int64_t T = 7, H = 1, HV = 2, K = 3, V = 2;
-  GoldenInputs next(golden.seed);
+DeltaProblem ToTensors(const kernels::test::Golden& golden) {
+  const kernels::DeltaReferenceProblem p = kernels::test::MakeGoldenProblem(golden);
+  const int64_t B = p.batch, T = p.seq_len, H = p.num_heads, HV = p.num_value_heads,
+                K = p.head_dim_k, V = p.head_dim_v;
   DeltaProblem problem;
-  problem.scale = 1 / std::sqrt(3.0);
+  problem.scale = p.scale;
   DeltaRuleInputs& in = problem.inputs;
-  in.q = test::NormalisedKeys(next.Next({1, T, H, K}));
-  in.k = test::NormalisedKeys(next.Next({1, T, H, K}));
-  in.v = next.Next({1, T, HV, V});
-  in.beta = golden.most_beta * (2 * next.Next({1, T, HV})).sigmoid();
-  if (golden.gate != DeltaGate::kNone) {
-    std::vector<int64_t> shape = {1, T, HV};
-    if (golden.gate == DeltaGate::kPerChannel) shape.push_back(K);
-    in.log_decay = -at::softplus(2 * next.Next(shape) - 1);
-  }
-  in.initial_state = next.Next({1, HV, K, V}) / 2;
-  problem.dout = next.Next({1, T, HV, V});
-  problem.dfinal_state = next.Next({1, HV, K, V});
+  in.q = test::ToTensor(p.q, {B, T, H, K});
+  in.k = test::ToTensor(p.k, {B, T, H, K});
+  in.v = test::ToTensor(p.v, {B, T, HV, V});
+  in.beta = test::ToTensor(p.beta, {B, T, HV});
+  if (p.decay == kernels::DeltaDecay::kPerToken)
+    in.log_decay = test::ToTensor(p.log_decay, {B, T, HV});
+  if (p.decay == kernels::DeltaDecay::kPerTokenChannel)
+    in.log_decay = test::ToTensor(p.log_decay, {B, T, HV, K});
+  in.initial_state = test::ToTensor(p.initial_state, {B, HV, K, V});
+  problem.dout = test::ToTensor(p.dout, {B, T, HV, V});
+  problem.dfinal_state = test::ToTensor(p.dfinal_state, {B, HV, K, V});
   return problem;
 }
 
@@ -480,20 +405,21 @@ void ExpectGolden(const char* name, const at::Tensor& got, const std::vector<dou
 }
 
 TEST(DeltaRuleGolden, ValuesAndGradients) {
-  for (const GoldenCase& golden : GoldenCases()) {
+  for (const kernels::test::Golden& golden : kernels::test::GoldenColumns()) {
     SCOPED_TRACE(testing::Message() << "seed " << golden.seed);
-    const DeltaAnswer answer = DeltaRuleAnswer(MakeGoldenProblem(golden));
-    ExpectGolden("out", answer.out.select(1, 6), golden.last_out);
+    const DeltaAnswer answer = DeltaRuleAnswer(ToTensors(golden));
+    for (const int64_t head : {0, 1})
+      ExpectGolden("out", answer.out.select(1, 6).select(1, head), golden.out_last[head]);
     ExpectGolden("sum of squares", (answer.final_state * answer.final_state).sum(),
-                 {golden.state[0]});
-    ExpectGolden("state", answer.final_state, {golden.state[1], golden.state[2]});
+                 {golden.state_squares});
+    ExpectGolden("state", answer.final_state, golden.state_row);
     ExpectGolden("dq", answer.dq, golden.dq);
     ExpectGolden("dk", answer.dk, golden.dk);
     ExpectGolden("dv", answer.dv, golden.dv);
     ExpectGolden("dbeta", answer.dbeta, golden.dbeta);
     if (answer.dlog_decay.defined())
       ExpectGolden("dlog_decay", answer.dlog_decay, golden.dlog_decay);
-    ExpectGolden("dinitial_state", answer.dinitial_state, golden.dinitial_state);
+    ExpectGolden("dinitial_state", answer.dinitial_state, golden.dinitial);
   }
 }
 
