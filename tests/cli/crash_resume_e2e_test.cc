@@ -43,17 +43,20 @@ TEST_F(CrashResume, OneRankKilledBetweenSteps) {
 TEST_F(CrashResume, OverriddenPositionsAreTheSameAfterAResume) {
   const std::vector<std::string> set = {"model.mixer=softmax", "data.positions=skipwise",
                                         "data.positions_length=1000"};
-  ExpectExit(fixture->Run({.run = "told", .ranks = 2, .set = set}), 0);
-  ExpectExit(fixture->Run({.run = "told_killed",
+  ExpectExit(fixture->Run({.run = "position_ids", .ranks = 2, .set = set}), 0);
+  ExpectExit(fixture->Run({.run = "position_ids_killed",
                            .ranks = 2,
                            .set = set,
                            .env = {{"HL_FAULT", "train.step:kill:13:1"}}}),
              137);
   ExpectExit(
-      fixture->Run({.run = "told_killed", .ranks = 2, .set = set, .flags = {"--resume", "auto"}}),
+      fixture->Run(
+          {.run = "position_ids_killed", .ranks = 2, .set = set, .flags = {"--resume", "auto"}}),
       0);
-  ExpectExit(Halflife({"ckpt", "diff", Path("told"), Path("told_killed"), "--bitwise"}), 0);
-  ExpectExit(fixture->Run({.run = "told_killed",
+  ExpectExit(
+      Halflife({"ckpt", "diff", Path("position_ids"), Path("position_ids_killed"), "--bitwise"}),
+      0);
+  ExpectExit(fixture->Run({.run = "position_ids_killed",
                            .ranks = 2,
                            .set = {"model.mixer=softmax", "train.steps=30"},
                            .flags = {"--resume", "auto"}}),
