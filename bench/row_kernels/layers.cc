@@ -2,8 +2,6 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/conv1d.h>
-#include <ATen/ops/fft_irfft.h>
-#include <ATen/ops/fft_rfft.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/randn.h>
@@ -16,7 +14,6 @@
 
 #include "cases.h"
 #include "core/concat.h"
-#include "ops/convolution/fft_conv.h"
 #include "ops/convolution/short_conv.h"
 #include "ops/linear/linear.h"
 #include "ops/linear/weight_product.h"
@@ -196,28 +193,6 @@ Layer ShortConv(const std::vector<int64_t>& shape) {
           }};
 }
 
-// A filter as long as the row.
-Layer LongConv(const std::vector<int64_t>& shape) {
-  const int64_t seq_len = shape[1], dim = shape[2];
-  return {
-      .family = "long_conv",
-      .shape = shape,
-      .weight = {seq_len, dim},
-      .traffic = {.forward = 2, .backward = 3},
-      .ours = [](const Tensors& in) -> Tensors {
-        return {ops::FftConv({.x = in[0], .filter = in[1]})};
-      },
-      .eager = [=](const Tensors& in) -> Tensors {
-        const at::Tensor x = in[0].to(in[1].scalar_type());
-        const auto spectrum = [&](const at::Tensor& y, int64_t time) {
-          return at::fft_rfft(y, 2 * seq_len, time);
-        };
-        const at::Tensor product = spectrum(x, 1) * spectrum(in[1], 0);
-        return {
-            at::fft_irfft(product, 2 * seq_len, 1).narrow(1, 0, seq_len).to(in[0].scalar_type())};
-      }};
-}
-
 // The matmul limits this case and the next, not memory.
 Case Linear(int64_t tokens, int64_t outs, int64_t ins) {
   return {.family = "linear",
@@ -258,7 +233,6 @@ std::vector<Case> MakeLayerCases(const CaseOptions& options) {
   layers.push_back(Rotary(heads, options));
   layers.push_back(SwiGlu(mlp));
   layers.push_back(ShortConv(model));
-  layers.push_back(LongConv(model));
   std::vector<Case> cases;
   for (const Layer& layer : layers) cases.push_back(MakeCase(layer, options));
   if (options.device.is_cpu() && options.dtype == at::kFloat) {  // Other cases use LibTorch's.

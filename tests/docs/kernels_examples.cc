@@ -23,7 +23,6 @@
 #include "kernels/polynomial_attention/features.h"
 #include "kernels/polynomial_attention/polynomial_attention_args.h"
 #include "ops/convolution/fft_conv.h"
-#include "ops/convolution/sine_filter.h"
 #include "ops/cross_entropy/linear_cross_entropy.h"
 #include "ops/decay_attention/decay_attention.h"
 #include "ops/focus_pool/focus_pool.h"
@@ -177,13 +176,8 @@ void DropoutExample(Tensor& x, const Tensor& branch, uint64_t seed, uint32_t sit
 #include "examples/ops/rows/dropout.h"
 }
 
-void FftConvExample(const Tensor& x, const Tensor& h, const Tensor& skip) {
+void FftConvExample(const Tensor& x, const Tensor& h, const Tensor& skip){
 #include "examples/ops/convolution/fft_conv.h"
-}
-
-void SineFilterExample(const Tensor* positions, const Tensor* w1, const Tensor* w2,
-                       const Tensor* w3, const Tensor* b1, const Tensor* b2, const Tensor* f){
-#include "examples/ops/convolution/sine_filter.h"
 }
 
 Tensor LinearExample(const Tensor& x, const Tensor* gate_proj, const Tensor* up_proj,

@@ -12,8 +12,6 @@
 #include <vector>
 
 #include "kernels/adamw/adamw_args.h"
-#include "ops/convolution/fft_conv.h"
-#include "ops/convolution/sine_filter.h"
 #include "ops/cross_entropy/linear_cross_entropy.h"
 #include "ops/gpu_test.h"
 #include "ops/gradient_check.h"
@@ -122,49 +120,6 @@ TEST_P(StepKernelsGpuTest, SkipGate) {
                                 .gate = in[1].narrow(1, dim, dim)});
         },
         {Normal({1500, dim}, 1), Normal({1500, 2 * dim}, 2), Normal({5}, 3, at::kFloat)});
-  }
-}
-
-// Rows whose transforms use blocks of eight channels, of one channel, and LibTorch's transform. The
-// devices' roundings are relative to the whole row.
-TEST_P(StepKernelsGpuTest, LongConvolution) {
-  for (const int64_t seq_len : {1, 100, 1024, 5000, 8192, 8193}) {
-    SCOPED_TRACE(seq_len);
-    const at::Tensor filter = Normal({seq_len, 21}, 2, at::kFloat),
-                     skip = Normal({21}, 3, at::kFloat);
-    const ops::FilterWindow window = {.first = -0.01, .step = -0.001};
-    ExpectSameOnBoth(
-        [&](const Tensors& in) {
-          return ops::FftConv({.x = in[0], .filter = in[1], .window = window, .skip = in[2]});
-        },
-        {Normal({3, seq_len, 21}, 1), filter, skip});
-    ExpectSameOnBoth(
-        [&](const Tensors& in) {
-          return ops::GatedFftConv(
-              {.branches = in[0], .filter = in[1], .window = window, .skip = in[2]});
-        },
-        {Normal({3, seq_len, 63}, 4), filter, skip});
-  }
-}
-
-TEST_P(StepKernelsGpuTest, FilterOfSines) {
-  for (const int64_t width : {7, 64, 128, 300}) {
-    SCOPED_TRACE(width);
-    const auto matrix = [&](int64_t rows, int64_t columns, int64_t seed) {
-      return Normal({rows, columns}, seed, at::kFloat) / std::sqrt(columns);
-    };
-    ExpectSameOnBoth(
-        [](const Tensors& in) {
-          return ops::SineFilter({.x = in[0],
-                                  .num_tokens = 150,
-                                  .weights = {in[3], in[4]},
-                                  .biases = {in[5], in[6]},
-                                  .frequency = in[1],
-                                  .output = in[2]});
-        },
-        {Normal({1, 200, 3}, 1, at::kFloat), Normal({width}, 2, at::kFloat) + 1,
-         matrix(21, width, 3), matrix(width, 3, 4), matrix(width, width, 5),
-         Normal({width}, 6, at::kFloat), Normal({width}, 7, at::kFloat)});
   }
 }
 

@@ -2,6 +2,7 @@
 // and two gates with a convolution as long as the row between them. A sine network computes the
 // long filter from the position. An exponential window with one rate per channel multiplies it.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/sin.h>
 
 #include <cmath>
 #include <optional>
@@ -12,7 +13,6 @@
 #include "model/mixers/variants.h"
 #include "model/projections.h"
 #include "ops/convolution/fft_conv.h"
-#include "ops/convolution/sine_filter.h"
 #include "ops/linear/linear.h"
 
 namespace halflife::model {
@@ -65,17 +65,9 @@ class SineFilter {
   // The filter at the first `num_tokens` positions without the window, [num_tokens, D].
   at::Tensor operator()(int64_t num_tokens) const {
     RequireWithinFilter("hyena", num_tokens, length_);
-    ops::SineFilterInputs inputs = {.x = *features_,
-                                    .num_tokens = num_tokens,
-                                    .weights = {},
-                                    .biases = {},
-                                    .frequency = *frequencies_,
-                                    .output = last_->weight()};
-    for (const FilterLayer& layer : layers_) {
-      inputs.weights.push_back(layer.weight());
-      inputs.biases.push_back(layer.bias());
-    }
-    return ops::SineFilter(inputs);
+    at::Tensor a = (*features_)[0].narrow(0, 0, num_tokens);
+    for (const FilterLayer& layer : layers_) a = at::sin(*frequencies_ * layer(a));
+    return (*last_)(a);
   }
   ops::FilterWindow window() const {
     const double slow = std::log(kWindowEnd) / kSlowest, fast = std::log(kWindowEnd) / kFastest;
@@ -126,13 +118,6 @@ class Hyena : public Mixer {
     const at::Tensor branches =
         conv_({.x = Project(call.x), .slice = call.slice, .tail = before(1)}, after(1));
     const at::Tensor filter = filter_(num_past + call.slice.seq_len);
-    if (!call.want_state && num_past == 0) {
-      result.y = out_(ops::GatedFftConv({.branches = branches,
-                                         .filter = filter,
-                                         .window = filter_.window(),
-                                         .skip = filter_.bias()}));
-      return result;
-    }
     const Split split(branches);
     const at::Tensor sums =
         ConvolveRows({.x = split.u,
@@ -167,9 +152,10 @@ class Hyena : public Mixer {
     return LongConvolutionWorkspaceBytes(batch, dim_);
   }
   double ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const override {
-    // x, the three branches before and after the short convolution, and the input of o_proj. The
-    // filter is shared by all rows and not counted.
-    return static_cast<double>(8 * dim_ * bytes_per_element);
+    // x, the three branches before and after the short convolution, its gated output and that of
+    // the long convolution; the long convolution's input in fp32. The filter is shared by all rows
+    // and not counted.
+    return static_cast<double>(dim_ * (9 * bytes_per_element + 4));
   }
 
  private:

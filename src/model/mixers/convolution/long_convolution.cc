@@ -3,11 +3,11 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 
+#include <bit>
 #include <cmath>
 #include <numbers>
 
 #include "core/error.h"
-#include "kernels/convolution/fft_conv_args.h"
 #include "ops/linear/linear.h"
 #include "ops/torch/dispatch.h"
 
@@ -90,11 +90,10 @@ double LongConvolutionFlops(int64_t seq_len) {
 }
 
 double LongConvolutionWorkspaceBytes(const GpuBatch& batch, int64_t channels) {
-  kernels::FftConvFilter filter;
-  filter.seq_len = batch.seq_len, filter.dim = channels;
-  filter.length = kernels::FftConvLength(batch.seq_len);
-  return static_cast<double>(
-      kernels::cuda::FftConvWorkspaceBytes(filter, batch.batch, /*backward=*/true));
+  // Backward: the spectra of dy, x and their product, and one array of points.
+  const auto points = static_cast<double>(std::bit_ceil(static_cast<uint64_t>(2 * batch.seq_len)));
+  const double bytes_per_point = 3 * 0.5 * sizeof(float[2]) + sizeof(float);
+  return static_cast<double>(batch.batch * channels) * points * bytes_per_point;
 }
 
 }  // namespace halflife::model

@@ -24,9 +24,7 @@ class FilterLayer {
  public:
   FilterLayer(const PartContext& context, const std::string& name, const MatrixShape& shape,
               bool bias);
-  at::Tensor operator()(const at::Tensor& x) const;      // [T, in] -> [T, out]
-  const at::Tensor& weight() const { return *weight_; }  // [out, in]
-  const at::Tensor& bias() const { return *bias_; }      // [out]; requires bias
+  at::Tensor operator()(const at::Tensor& x) const;  // [T, in] -> [T, out]
 
  private:
   Parameter weight_, bias_;
@@ -53,7 +51,7 @@ at::Tensor ConvolveStep(const LongConvolutionCall& call, int64_t num_past, at::T
 // FLOPs per channel and token: the transforms of a row to the frequency domain and back, and the
 // product between them.
 double LongConvolutionFlops(int64_t seq_len);
-// Workspace in bytes of a convolution of `channels` on a GPU, if its kernels support the row.
+// Workspace in bytes of the backward of a convolution of `channels` on a GPU.
 double LongConvolutionWorkspaceBytes(const GpuBatch& batch, int64_t channels);
 
 }  // namespace halflife::model
