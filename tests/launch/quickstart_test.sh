@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The logic of launch/quickstart, in a copy with fake set-up, build and halflife program: the
-# commands that it runs, the files that it keeps, and its verdict on a run. Exit 77: a tool is
-# missing.
+# The logic of launch/quickstart, in a copy with fake set-up, build, halflife program and
+# nvidia-smi: the device that it chooses, the commands that it runs, the files that it keeps, and
+# its verdict on a run. Exit 77: a tool is missing.
 set -uo pipefail
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 for tool in mpirun jq; do
@@ -12,9 +12,21 @@ source "$(dirname "${BASH_SOURCE[0]}")/checks.sh"
 shown_log=$work/log
 
 cp -r "$repo/launch" "$work/launch"
-printf '#!/bin/sh\n' >"$work/launch/setup"
-printf 'build() { :; }\n' >>"$work/launch/common.sh"
-mkdir -p "$work/build/cpu/src/cli"
+printf '#!/bin/sh\necho "setup $*" >>steps\n' >"$work/launch/setup"
+cat >>"$work/launch/common.sh" <<'STAND_IN'
+build() { echo "build $*" >>steps; }
+find_nvcc() { [ "${NVCC:-yes}" = yes ] && echo nvcc; }
+STAND_IN
+# A machine has a GPU if GPU is yes.
+mkdir -p "$work/bin" "$work"/build/{cpu,cuda}/src/cli
+cat >"$work/bin/nvidia-smi" <<'STAND_IN'
+#!/bin/sh
+[ "${GPU:-no}" = yes ] || exit 9
+echo "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)"
+echo "GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-2)"
+STAND_IN
+chmod +x "$work/bin/nvidia-smi"
+PATH=$work/bin:$PATH
 cat >"$work/build/cpu/src/cli/halflife" <<'STAND_IN'
 #!/usr/bin/env bash
 # Writes what the real commands write. TRAIN_CODE, EXPORT_CODE, VAL_LOSS and BIGRAM_LOSS select the
@@ -29,6 +41,7 @@ value_of() {  # the word after option $1
 }
 [ "${OMPI_COMM_WORLD_RANK:-0}" = 0 ] || exit "${TRAIN_CODE:-0}"
 echo "$*" >>calls
+echo "$0" >>programs
 case $command in
   prepare)
     out=$(value_of --out "$@")
@@ -53,6 +66,7 @@ case $command in
 esac
 STAND_IN
 chmod +x "$work/build/cpu/src/cli/halflife"
+cp "$work"/build/{cpu,cuda}/src/cli/halflife
 cd "$work" || exit 1
 printf 'some text\n' >'my text.txt'
 quickstart() { launch/quickstart "$@" 'my text.txt' >log 2>&1; }
@@ -65,6 +79,12 @@ check "the text arrives whole" 1 "$(grep -c -- "--input $work/my text.txt --toke
 check "--set arrives" 1 "$(grep -c 'train .*--set train.steps=3' calls)"
 check "the summary has the speed" 1 "$(grep -c '^tokens/s  *2000  ' log)"
 check "the summary has the losses" 1 "$(grep -c '^validation loss  *5.500 -> 1.500$' log)"
+
+check "without a GPU: says so" 1 "$(grep -c 'found no NVIDIA GPU: training on the CPU' log)"
+check "without a GPU: the build for the CPU" "setup --cpu build cpu halflife" \
+  "$(tr '\n' ' ' <steps | sed 's/ -- .*//; s/ $//')"
+check "without a GPU: the recipe's device, on 2 ranks" "0 1" \
+  "$(grep -c train.device calls) $(grep -c '^== training on 2 ranks' log)"
 
 rm calls
 quickstart
@@ -81,6 +101,26 @@ check "and all the same a summary" 1 "$(grep -c '^tokens/s  *2000  ' log)"
 check "without a line that loads it" 0 "$(grep -c 'from_pretrained' log)"
 EXPORT_CODE=4 quickstart
 check "an export that fails: its code" 4 $?
+
+# A GPU is used if the program can be built for it.
+rm calls programs steps
+GPU=yes quickstart --set train.precision=fp32
+check "a GPU: exit 0" 0 $?
+check "a GPU: says so" 1 "$(grep -c 'found a GPU (NVIDIA H100 80GB HBM3): training on it in bf16' log)"
+check "a GPU: the build for it" "setup --cuda build cuda halflife" \
+  "$(tr '\n' ' ' <steps | sed 's/ -- .*//; s/ $//')"
+check "a GPU: all commands are those of that build" build/cuda/src/cli/halflife \
+  "$(grep -o 'build/.*' programs | sort -u)"
+check "a GPU: bf16 on one rank, before the user's settings" "1 1" \
+  "$(grep -c 'train .*--set train.device=cuda --set train.precision=bf16 --set train.precision=fp32' calls) $(grep -c '^== training on 1 rank:' log)"
+check "a GPU: the summary" 1 "$(grep -c '^tokens/s .*(median over steps, 1 rank)$' log)"
+rm calls steps
+GPU=yes quickstart --cpu
+check "--cpu: the CPU" "1 0" "$(grep -c '^setup --cpu$' steps) $(grep -c train.device calls)"
+rm calls
+GPU=yes NVCC=no quickstart
+check "a GPU without nvcc: the CPU, and the remedy" "0 1" \
+  "$(grep -c train.device calls) $(grep -c 'install the CUDA toolkit 13.0, or set CUDA_HOME' log)"
 
 # A folder of links, like a cache of datasets.
 mkdir links_a links_b
