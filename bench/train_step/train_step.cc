@@ -1,12 +1,12 @@
 // Times whole training steps of a model: forward, backward, gradients into the arena, norm,
 // clipping, AdamW, with random tokens on one rank. The losses must be those of a model that
-// memorises its one batch (see CheckLosses). Prints one JSON line: the shape, the losses, the
-// median and the spread of the step time, GFLOP/s and the share of the peak (on a CPU: sgemm,
-// measured in the same process; on a GPU that is not known by name: its bf16 matmul), the peak of
-// memory (on a CPU: resident; on a GPU: from LibTorch's allocator, without CUDA's context and
-// NCCL's buffers), and with --profile the launches and waits of another step. The PyTorch
-// counterpart is pytorch_step.py. compare.py runs both in pairs and compares the losses of their
-// first steps, from the same parameters and batch.
+// memorises its one batch (see CheckLosses). Prints one JSON line: the shape, the seconds that the
+// initial weights took, the losses, the median and the spread of the step time, GFLOP/s and the
+// share of the peak (on a CPU: sgemm, measured in the same process; on a GPU that is not known by
+// name: its bf16 matmul), the peak of memory (on a CPU: resident; on a GPU: from LibTorch's
+// allocator, without CUDA's context and NCCL's buffers), and with --profile the launches and waits
+// of another step. The PyTorch counterpart is pytorch_step.py. compare.py runs both in pairs and
+// compares the losses of their first steps, from the same parameters and batch.
 //
 //   train_step --mixer gla --layers 6 --dim 256 --seq-len 512 --batch 8 --heads 4 --steps 10
 //       --threads 1
@@ -151,7 +151,9 @@ class Bench {
                .samples = at::arange(
                    options.batch, at::TensorOptions(at::kLong).device(train::ToTorch(device_)))} {
     gradients_.Attach(model_.parameters());
+    const Stopwatch watch;
     arena_.Initialise(kSeed);
+    initial_weights_s_ = watch.Seconds();
     if (options.cuda_graphs)
       graph_.emplace(train::ToTorch(device_), [this](const eval::BatchTensors& batch) {
         return Differentiate(batch, [this] { gradients_.BeginRecorded(); });
@@ -168,6 +170,8 @@ class Bench {
   }
 
   const model::LanguageModel& model() const { return model_; }
+  // The seconds that the initial weights took.
+  double initial_weights_s() const { return initial_weights_s_; }
 
  private:
   // Returns the sum of the targets' losses.
@@ -202,6 +206,7 @@ class Bench {
   train::GradientSync gradients_;
   train::ArenaOptimizer optimizer_;
   eval::BatchTensors batch_;
+  double initial_weights_s_ = 0;
   std::optional<train::MicroBatchGraph> graph_;
   uint64_t num_updates_ = 0;
 };
@@ -298,6 +303,7 @@ void Run(const Options& options) {
       {"cuda_graphs", options.cuda_graphs},
       {"instruction_set", kernels::cpu::NameOf(kernels::cpu::InstructionSetInUse())},
       {"parameters", trained.model().CountParameters().total()},
+      {"initial_weights_s", trained.initial_weights_s()},
       {"first_losses", std::vector<double>(losses.begin(), losses.begin() + options.warmup)},
       {"first_loss", losses.front()},
       {"last_loss", losses.back()},

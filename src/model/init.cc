@@ -1,13 +1,17 @@
 #include "model/init.h"
 
+#include <ATen/Parallel.h>
+
 #include <algorithm>
 #include <cmath>
 
 #include "core/error.h"
-#include "core/philox.h"
 
 namespace halflife::model {
 namespace {
+
+// Elements that one thread fills at a time.
+constexpr int64_t kPiece = 1 << 16;
 
 // Returns the four standard normals of one draw.
 void Normals(const RandomCounter& draw, double* out) {
@@ -15,14 +19,16 @@ void Normals(const RandomCounter& draw, double* out) {
   out[0] = low.a, out[1] = low.b, out[2] = high.a, out[3] = high.b;
 }
 
-// Returns the element's first normal within [-cut, cut]. Attempt 0 is the value of the untruncated
-// initialiser.
-double DrawWithin(RandomKey key, int64_t element, double cut) {
-  for (uint32_t attempt = 0;; ++attempt) {
+// Returns the element's first normal within [-cut, cut]. `first` is its normal of attempt 0, which
+// is the value of the untruncated initialiser.
+double DrawWithin(RandomKey key, int64_t element, double first, double cut) {
+  double value = first;
+  for (uint32_t attempt = 1; !(std::abs(value) <= cut); ++attempt) {
     double normals[4];
     Normals(Draw(key, static_cast<uint64_t>(element / 4), attempt, 0), normals);
-    if (std::abs(normals[element % 4]) <= cut) return normals[element % 4];
+    value = normals[element % 4];
   }
+  return value;
 }
 
 }  // namespace
@@ -34,22 +40,29 @@ Init Init::UniformOfFanIn(int64_t fan_in) {
 
 void Init::Fill(const std::string& name, const std::vector<int64_t>& shape, uint64_t seed,
                 float* out) const {
-  int64_t count = 1;
-  for (const int64_t size : shape) count *= size;
-  if (kind_ == Kind::kConstant) {
-    std::fill(out, out + count, static_cast<float>(factor_ * low_));
-    return;
-  }
-  const int64_t channels = shape.empty() ? 1 : shape.back();
   HL_CHECK(kind_ != Kind::kTruncatedNormal || cut_ >= 0.5, "a normal truncated at ", cut_,
            " standard deviations takes too many draws. Truncate it at 0.5 or more.");
+  int64_t count = 1;
+  for (const int64_t size : shape) count *= size;
+  const int64_t channels = shape.empty() ? 1 : shape.back();
   const RandomKey key =
       MakeRandomKey(seed, RandomPurpose::kInit, NameHash32(name.data(), name.size()));
-  for (int64_t first = 0; first < count; first += 4) {  // One draw serves four elements.
+  at::parallel_for(0, (count + kPiece - 1) / kPiece, 1, [&](int64_t begin, int64_t end) {
+    FillPart({begin * kPiece, std::min(count, end * kPiece)}, channels, key, out);
+  });
+}
+
+void Init::FillPart(Part part, int64_t channels, RandomKey key, float* out) const {
+  if (kind_ == Kind::kConstant) {
+    std::fill(out + part.begin, out + part.end, static_cast<float>(factor_ * low_));
+    return;
+  }
+  const bool normal = kind_ == Kind::kNormal || kind_ == Kind::kTruncatedNormal;
+  for (int64_t first = part.begin; first < part.end; first += 4) {  // A draw has four elements.
     const RandomCounter draw = Draw(key, static_cast<uint64_t>(first / 4), 0, 0);
     double normals[4] = {};
-    if (kind_ == Kind::kNormal) Normals(draw, normals);
-    for (int64_t i = first; i < std::min(count, first + 4); ++i) {
+    if (normal) Normals(draw, normals);
+    for (int64_t i = first; i < std::min(part.end, first + 4); ++i) {
       const double uniform = ToUniform(draw.x[i - first]);
       double value = low_;
       switch (kind_) {
@@ -59,7 +72,7 @@ void Init::Fill(const std::string& name, const std::vector<int64_t>& shape, uint
           value = high_ * normals[i - first];
           break;
         case Kind::kTruncatedNormal:
-          value = high_ * DrawWithin(key, i, cut_);
+          value = high_ * DrawWithin(key, i, normals[i - first], cut_);
           break;
         case Kind::kUniform:
           value = low_ + (high_ - low_) * uniform;

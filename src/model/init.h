@@ -1,5 +1,6 @@
 // Initial values of parameters. Each value is a pure function of (seed, name of the parameter,
-// element), so it does not depend on the order of layers, the world size or the device.
+// element), so it does not depend on the order of layers, the world size, the number of threads or
+// the device.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +8,8 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "core/philox.h"
 
 namespace halflife::model {
 
@@ -30,7 +33,8 @@ class Init {
   // Evenly spaced over the channels (the last dim), from `first` to `last`.
   static Init Range(double first, double last) { return Init(Kind::kRange, first, last); }
 
-  // Computes a value from the index of the element and its own uniform draw in [0, 1).
+  // Computes a value from the index of the element and its own uniform draw in [0, 1). Several
+  // threads call it at once.
   using Formula = std::function<double(int64_t element, double uniform)>;
   static Init Of(Formula value) {
     Init init(Kind::kFormula, 0, 0);
@@ -46,13 +50,19 @@ class Init {
     return init;
   }
 
-  // Fills `out`, whose size is the product of `shape`.
+  // Fills `out`, whose size is the product of `shape`, on the threads of LibTorch.
   void Fill(const std::string& name, const std::vector<int64_t>& shape, uint64_t seed,
             float* out) const;
 
  private:
   enum class Kind { kConstant, kNormal, kTruncatedNormal, kUniform, kLogUniform, kRange, kFormula };
   Init(Kind kind, double low, double high) : kind_(kind), low_(low), high_(high) {}
+
+  // Elements [begin, end) of a parameter. `begin` is a multiple of 4, the elements of one draw.
+  struct Part {
+    int64_t begin, end;
+  };
+  void FillPart(Part part, int64_t channels, RandomKey key, float* out) const;
 
   Kind kind_;
   double low_, high_;  // For a normal: 0 and the standard deviation.

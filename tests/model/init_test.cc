@@ -1,11 +1,13 @@
 // Initial values depend only on seed, name and element, and have the declared distribution.
 #include "model/init.h"
 
+#include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 
 #include <algorithm>
 #include <cmath>
 
+#include "core/philox.h"
 #include "support/expect_error.h"
 
 namespace halflife::model {
@@ -101,6 +103,46 @@ TEST(Init, DependsOnlyOnSeedNameAndElement) {
     EXPECT_NE(Draw(init, {10, 7}, "v"), values);
     const std::vector<float> longer = Draw(init, {11, 7});
     EXPECT_TRUE(std::equal(values.begin(), values.end(), longer.begin()));
+  }
+}
+
+// Sizes around the pieces of 2^16 elements that threads fill, and an end within a draw of four.
+TEST(Init, AnyNumberOfThreadsGivesTheSameBits) {
+  const auto formula = [](int64_t i, double u) { return static_cast<double>(i) + u; };
+  const int threads_before = at::get_num_threads();
+  for (const int64_t count : {1, 5, (1 << 16) - 1, 1 << 16, (1 << 16) + 1, 3 * (1 << 16) + 6}) {
+    for (const Init& init :
+         {Init::Constant(3), Init::Normal(0.02), Init::TruncatedNormal(1, 0.6), Init::Uniform(0, 1),
+          Init::LogUniform(1, 2), Init::Range(1, 9), Init::Of(formula)}) {
+      at::set_num_threads(1);
+      const std::vector<float> values = Draw(init, {count});
+      for (const int threads : {2, 3, 8}) {
+        at::set_num_threads(threads);
+        EXPECT_EQ(Draw(init, {count}), values) << count << " elements, " << threads << " threads";
+      }
+    }
+  }
+  at::set_num_threads(threads_before);
+}
+
+// Element i has normal i % 4 of draw i / 4. A truncated normal takes it from the first attempt
+// whose value is within the bounds.
+TEST(Init, NormalsAreThoseOfTheirDraw) {
+  constexpr int64_t kCount = (1 << 16) + 403;
+  const std::vector<float> plain = Draw(Init::Normal(1), {kCount}),
+                           cut = Draw(Init::TruncatedNormal(1, 0.6), {kCount});
+  const RandomKey key = MakeRandomKey(1, RandomPurpose::kInit, NameHash32("w", 1));
+  const auto normal = [&](int64_t i, uint32_t attempt) {
+    const RandomCounter draw = Draw(key, static_cast<uint64_t>(i / 4), attempt, 0);
+    const bool high = i % 4 >= 2;
+    const NormalPair pair = ToNormal(draw.x[high ? 2 : 0], draw.x[high ? 3 : 1]);
+    return i % 2 == 0 ? pair.a : pair.b;
+  };
+  for (int64_t i = 0; i < kCount; i += i < 1000 ? 1 : 97) {
+    ASSERT_EQ(plain[i], static_cast<float>(normal(i, 0))) << i;
+    uint32_t attempt = 0;
+    while (std::abs(normal(i, attempt)) > 0.6) ++attempt;
+    ASSERT_EQ(cut[i], static_cast<float>(normal(i, attempt))) << i;
   }
 }
 
