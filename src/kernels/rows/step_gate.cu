@@ -1,4 +1,5 @@
 #include "kernels/common/cuda/rows.cuh"
+#include "kernels/common/cuda/softplus.cuh"
 #include "kernels/common/cuda/sum_partials.h"
 #include "kernels/rows/step_gate_args.h"
 
@@ -26,9 +27,6 @@ struct HeadGate {
   }
   float bias, a, least, most;
 };
-
-// ln(1 + e^z). fmaxf drops a NaN, but the exponential keeps it.
-HL_DEVICE float SoftPlus(float z) { return fmaxf(z, 0.0f) + log1pf(expf(-fabsf(z))); }
 
 // Grid: blocks of heads x blocks of rows.
 template <typename T>

@@ -1,14 +1,9 @@
+#include "kernels/common/cpu/softplus.h"
 #include "kernels/common/cpu/vectorised.h"
 #include "kernels/rows/step_gate_args.h"
 
 namespace halflife::kernels::cpu {
 namespace {
-
-// ln(1 + e^z) with a small relative error for every z.
-HL_INLINE float SoftPlus(float z) {
-  const float positive = z < 0.0f ? 0.0f : z;  // NaN stays NaN
-  return positive + LogOnePlus(Exp(z < 0.0f ? z : -z));
-}
 
 template <typename T>
 HL_INLINE void StepGateForwardLoop(const StepGateRows<T>& rows, int64_t begin, int64_t end) {

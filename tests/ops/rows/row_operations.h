@@ -20,6 +20,7 @@
 #include "ops/random_tensors.h"
 #include "ops/rows/bias_map.h"
 #include "ops/rows/decay_gate.h"
+#include "ops/rows/delta_gates.h"
 #include "ops/rows/dropout.h"
 #include "ops/rows/focus_heads.h"
 #include "ops/rows/layer_norm.h"
@@ -29,6 +30,7 @@
 #include "ops/rows/rotary.h"
 #include "ops/rows/swiglu.h"
 #include "ops/rows/token_shift.h"
+#include "ops/rows/unit_norm.h"
 
 namespace halflife::test {
 
@@ -113,6 +115,54 @@ inline std::vector<RowOperation> Norms() {
       {"RealNormWithoutEps", real(0), x, {{320, 32}}, 3e-6, /*roundings=*/0},
       {"TwoLayerNorms", TwoLayerNorms, LayerNormOperands,
        Widths(300, {2, 7, 16, 31, 64, 128, 300, 2100}, {{4, 4501}}), 5e-6}};
+}
+
+// Queries and keys of a head. Backward reads the rounded output.
+inline std::vector<RowOperation> UnitNorms() {
+  const auto both = [](const Tensors& in) {
+    const ops::UnitNormPair y = ops::UnitNorm({.q = in[0], .k = in[1]}, 1e-2);
+    return at::cat({y.q, y.k}, -1);
+  };
+  const auto operands = [](int64_t rows, int64_t width) {
+    return Tensors{Normal({rows, width}, 1), Normal({rows, width}, 2) * 3};
+  };
+  return {{"UnitNorm", both, operands,
+           Widths(150, {1, 7, 16, 36, 64, 300, 1000, 1024}, {{4, 4501}, {10, 5000}}), 3e-6,
+           /*roundings=*/2}};
+}
+
+// The decay and beta as one row, of heads with one decay and of four heads with one per channel.
+inline std::vector<RowOperation> DeltaGates() {
+  std::vector<RowOperation> gates;
+  for (const double bound : {0.0, -5.0})
+    for (const bool per_channel : {false, true}) {
+      const auto run = [bound](const Tensors& in) {
+        const ops::DeltaGatesOutput y =
+            ops::DeltaGates({.x = in[0], .bias = in[2], .a_log = in[3], .b = in[1]},
+                            {.bound = bound, .beta_scale = 2});
+        return at::cat({y.log_decay, y.beta}, -1);
+      };
+      const auto operands = [per_channel](int64_t rows, int64_t width) {
+        const int64_t channels = per_channel ? width : 1, heads = per_channel ? 4 : width;
+        return Tensors{Normal({rows, heads * channels}, 1) * 3, Normal({rows, heads}, 2) * 3,
+                       Normal({heads * channels}, 3, at::kFloat),
+                       0.3 * Normal({heads}, 4, at::kFloat)};
+      };
+      gates.push_back({std::string("DeltaGates") + (per_channel ? "PerChannel" : "") +
+                           (bound < 0 ? "WithABound" : ""),
+                       run, operands, Widths(150, {1, 7, 31, 33, 64, 100}, {{1500, 8}}), 3e-6,
+                       /*roundings=*/0});
+    }
+  gates.push_back(
+      {"DeltaBeta",
+       [](const Tensors& in) {
+         return ops::DeltaGates({.x = {}, .bias = {}, .a_log = {}, .b = in[0]}, {}).beta;
+       },
+       [](int64_t rows, int64_t width) {
+         return Tensors{Normal({rows, width}, 1) * 3};
+       },
+       Widths(150, {1, 16, 33}), 3e-6, /*roundings=*/0});
+  return gates;
 }
 
 // 2^-24 of logarithms up to 20, with about five roundings; dbias sums 150 rows.
@@ -434,8 +484,8 @@ inline std::vector<RowOperation> ShortConvolutions() {
 
 inline std::vector<RowOperation> RowOperations() {
   std::vector<RowOperation> all;
-  for (const auto part : {Norms, Decays, Gates, BiasMaps, FocusHeads, TokenShifts, Rotations,
-                          Dropouts, ShortConvolutions})
+  for (const auto part : {Norms, UnitNorms, Decays, DeltaGates, Gates, BiasMaps, FocusHeads,
+                          TokenShifts, Rotations, Dropouts, ShortConvolutions})
     for (RowOperation& operation : part()) all.push_back(std::move(operation));
   return all;
 }

@@ -38,7 +38,8 @@ struct DeltaNetOptions : OptionsOf<DeltaNetOptions> {
 };
 
 LinearForm MakeDeltaNetForm(const DeltaNetOptions& options) {
-  LinearForm form = {.output_gate = options.use_output_gate ? OutputGate::kSilu : OutputGate::kNone,
+  LinearForm form = {.recurrence_next_to_projections = true,
+                     .output_gate = options.use_output_gate ? OutputGate::kSilu : OutputGate::kNone,
                      .norm_name = "o_norm.weight"};
   if (options.use_short_conv) {
     form.conv_size = options.conv_size;

@@ -1,11 +1,10 @@
 #include "model/mixers/linear/delta_recurrence.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/sigmoid.h>
 
 #include <cmath>
+#include <optional>
 #include <utility>
 
 #include "core/error.h"
@@ -13,7 +12,8 @@
 #include "kernels/delta_rule/delta_rule_partition.h"
 #include "model/part_context.h"
 #include "ops/delta_rule/delta_rule.h"
-#include "ops/rows/rms_norm.h"
+#include "ops/rows/delta_gates.h"
+#include "ops/rows/unit_norm.h"
 #include "ops/torch/dispatch.h"
 
 namespace halflife::model {
@@ -37,7 +37,7 @@ class DeltaRecurrence : public Recurrence {
              "the delta rule does not support keys with a log scale. Use another feature map.");
     if (form.use_beta)
       beta_ = DeclareMatrix(context, "b_proj.weight", {.out = heads.num_v_heads, .in = model_dim_});
-    if (form.make_decay) decay_ = form.make_decay(context);
+    if (form.decay) decay_.emplace(*form.decay, context);
   }
 
   MixerTraits traits() const override {
@@ -49,18 +49,20 @@ class DeltaRecurrence : public Recurrence {
 
   std::vector<at::Tensor> Weights() const override {
     std::vector<at::Tensor> weights;
-    if (decay_ != nullptr) weights = decay_->Weights();
+    if (decay_) weights = decay_->Weights();
     if (beta_.declared()) weights.push_back(*beta_);
     return weights;
   }
 
   RecurrenceOutput Scan(const RecurrenceInputs& inputs, const MixerCall& call) const override {
+    const ops::UnitNormPair unit = Normalise(inputs);
+    const ops::DeltaGatesOutput gates = Gates(inputs);
     const auto [out, final_state] =
-        ops::DeltaRule({.q = Normalise(inputs.q.x),
-                        .k = Normalise(inputs.k.x),
+        ops::DeltaRule({.q = unit.q,
+                        .k = unit.k,
                         .v = inputs.v,
-                        .log_decay = Decay(inputs),
-                        .beta = Beta(inputs),
+                        .log_decay = gates.log_decay,
+                        .beta = gates.beta,
                         .chunks = call.slice.chunks,
                         .initial_state = call.carried() ? call.initial->tensors[0] : at::Tensor(),
                         .segment = call.slice.segment},
@@ -72,12 +74,14 @@ class DeltaRecurrence : public Recurrence {
 
   at::Tensor Step(const RecurrenceInputs& inputs, const SequenceSlice&,
                   std::span<at::Tensor> state) const override {
-    const at::Tensor log_decay = Decay(inputs);
-    return ops::DeltaRuleStep({.q = Normalise(inputs.q.x).squeeze(1),
-                               .k = Normalise(inputs.k.x).squeeze(1),
+    const ops::UnitNormPair unit = Normalise(inputs);
+    const ops::DeltaGatesOutput gates = Gates(inputs);
+    const at::Tensor& log_decay = gates.log_decay;
+    return ops::DeltaRuleStep({.q = unit.q.squeeze(1),
+                               .k = unit.k.squeeze(1),
                                .v = inputs.v.squeeze(1),
                                .log_decay = log_decay.defined() ? log_decay.squeeze(1) : log_decay,
-                               .beta = Beta(inputs).squeeze(1)},
+                               .beta = gates.beta.squeeze(1)},
                               query_scale(), state[0]);
   }
 
@@ -93,10 +97,10 @@ class DeltaRecurrence : public Recurrence {
                             state / kTokensPerKeptDeltaState;
     // On a GPU, the composed form keeps its own states instead.
     const double composed = ops::ComposedDeltaRuleActivations(
-        heads_.num_features, heads_.head_dim_v, decay_ != nullptr && decay_->per_channel());
+        heads_.num_features, heads_.head_dim_v, decay_ && decay_->per_channel());
     cost.gpu_fp32_activations =
         static_cast<double>(heads_.num_v_heads) * composed - state / kTokensPerKeptDeltaState;
-    if (decay_ != nullptr) {
+    if (decay_) {
       cost.matrix_elements += decay_->num_matrix_elements();
       cost.activations += static_cast<double>(decay_->num_activations());
       cost.fp32_activations += static_cast<double>(decay_->num_fp32_activations());
@@ -107,36 +111,39 @@ class DeltaRecurrence : public Recurrence {
  private:
   double query_scale() const { return 1 / std::sqrt(static_cast<double>(heads_.num_features)); }
 
-  // x [B, T, H, K] with normalised heads. x / sqrt(sum(x^2) + eps) is the RMS norm with the weight
-  // 1 / sqrt(K) and the eps eps / K.
-  at::Tensor Normalise(const at::Tensor& x) const {
-    if (form_.norm_by_sum) return x / x.sum(-1, /*keepdim=*/true).clamp_min(kDeltaNormEps);
-    const auto channels = static_cast<double>(heads_.num_features);
-    const at::Tensor weight = at::full({heads_.num_features}, 1 / std::sqrt(channels),
-                                       x.options().dtype(ops::ComputeType(x)));
-    return ops::RmsNorm(x, weight, kDeltaNormEps / channels);
+  // Queries and keys [B, T, H, K] with normalised heads.
+  ops::UnitNormPair Normalise(const RecurrenceInputs& inputs) const {
+    const at::Tensor &q = inputs.q.x, &k = inputs.k.x;
+    if (!form_.norm_by_sum) return ops::UnitNorm({.q = q, .k = k}, kDeltaNormEps);
+    const auto by_sum = [](const at::Tensor& x) {
+      return x / x.sum(-1, /*keepdim=*/true).clamp_min(kDeltaNormEps);
+    };
+    return {.q = by_sum(q), .k = by_sum(k)};
   }
 
-  // [B, T, HV] fp32 (fp64 for fp64 inputs).
-  at::Tensor Beta(const RecurrenceInputs& inputs) const {
+  // The log decay [B, T, HV], [B, T, HV, K] or undefined, and beta [B, T, HV], all fp32 (fp64 for
+  // fp64 inputs).
+  ops::DeltaGatesOutput Gates(const RecurrenceInputs& inputs) const {
+    const at::Tensor b = beta_.declared() ? inputs.products.back() : at::Tensor();
+    ops::DeltaGatesOutput out;
+    if (decay_) {
+      out = (*decay_)(inputs.products, b, form_.beta_scale);
+    } else if (b.defined()) {
+      out = ops::DeltaGates({.x = {}, .bias = {}, .a_log = {}, .b = b},
+                            {.beta_scale = form_.beta_scale});
+    }
     const at::Tensor& v = inputs.v;
-    const auto options = v.options().dtype(ops::ComputeType(v));
-    if (!beta_.declared()) return at::ones({v.size(0), v.size(1), heads_.num_v_heads}, options);
-    const at::Tensor beta = at::sigmoid(inputs.products.back().to(options.dtype()));
-    return form_.beta_scale == 1 ? beta : beta * form_.beta_scale;
-  }
-
-  at::Tensor Decay(const RecurrenceInputs& inputs) const {
-    if (decay_ == nullptr) return {};
-    const size_t num_betas = beta_.declared() ? 1 : 0;
-    return (*decay_)(inputs.x, inputs.products.first(inputs.products.size() - num_betas));
+    if (!out.beta.defined())
+      out.beta = at::ones({v.size(0), v.size(1), heads_.num_v_heads},
+                          v.options().dtype(ops::ComputeType(v)));
+    return out;
   }
 
   RecurrenceHeads heads_;
   DeltaForm form_;
   int64_t model_dim_;
   Parameter beta_;
-  std::unique_ptr<LogDecay> decay_;  // null: none
+  std::optional<SoftplusDecay> decay_;
 };
 
 }  // namespace

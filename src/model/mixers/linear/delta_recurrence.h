@@ -11,24 +11,21 @@
 // K and V head dims.
 #pragma once
 
-#include <functional>
-#include <memory>
+#include <optional>
 
-#include "model/mixers/linear/log_decay.h"
 #include "model/mixers/linear/recurrence.h"
+#include "model/mixers/linear/softplus_decay.h"
 
 namespace halflife::model {
 
 struct DeltaForm {
-  using MakeDecay = std::function<std::unique_ptr<LogDecay>(const PartContext&)>;
-
   bool use_beta = true;  // beta_t = beta_scale sigmoid(W x_t) per value head; false: 1
   // 2: beta is in (0, 2), and transitions may have negative eigenvalues (Grazzi et al., 2025).
   double beta_scale = 1;
   // Divides q and k, which must not be negative, by the sum of their channels, instead of by their
   // Euclidean norm. Then |k| <= 1.
   bool norm_by_sum = false;
-  MakeDecay make_decay = {};  // per token: [B, T, HV] or [B, T, HV, K]. Empty: no decay.
+  std::optional<SoftplusDecayForm> decay = {};  // of HV heads; absent: no decay
 };
 
 RecurrenceFactory MakeDeltaRecurrence(DeltaForm form);

@@ -7,7 +7,6 @@
 // k. Parameters are named as in fla.
 #include "model/mixers/linear/delta_recurrence.h"
 #include "model/mixers/linear/gated_delta_options.h"
-#include "model/mixers/linear/softplus_decay.h"
 
 namespace halflife::model {
 namespace {
@@ -29,9 +28,7 @@ LinearForm MakeGatedDeltaNetForm(const GatedDeltaNetOptions& options) {
                                                         : OutputGate::kNone;
   form.make_recurrence = MakeDeltaRecurrence(
       {.beta_scale = options.allow_neg_eigval ? 2.0 : 1.0,
-       .make_decay = [num_heads = options.num_v_heads](const PartContext& context) {
-         return MakeSoftplusDecay({.num_heads = num_heads, .initial_min = 0.01}, context);
-       }});
+       .decay = SoftplusDecayForm{.num_heads = options.num_v_heads, .initial_min = 0.01}});
   return form;
 }
 

@@ -34,7 +34,7 @@ void GatedDeltaOptions::Resolve(const ModelSizes& sizes, ProblemList& problems) 
 }
 
 LinearForm MakeGatedDeltaForm(const GatedDeltaOptions& options) {
-  LinearForm form = {.norm_name = "o_norm.weight"};
+  LinearForm form = {.recurrence_next_to_projections = true, .norm_name = "o_norm.weight"};
   if (options.use_short_conv) {
     form.conv_size = options.conv_size;
     return form;

@@ -9,7 +9,6 @@
 
 #include "model/mixers/linear/delta_recurrence.h"
 #include "model/mixers/linear/gated_delta_options.h"
-#include "model/mixers/linear/softplus_decay.h"
 
 namespace halflife::model {
 namespace {
@@ -33,17 +32,14 @@ LinearForm MakeKdaForm(const KdaOptions& options) {
   LinearForm form = MakeGatedDeltaForm(options);
   form.output_gate = OutputGate::kSigmoid;
   form.gate_rank = options.head_dim_v;
+  // With a bound, fla starts from A = 1.
   form.make_recurrence = MakeDeltaRecurrence(
       {.beta_scale = options.allow_neg_eigval ? 2.0 : 1.0,
-       .make_decay = [options](const PartContext& context) {
-         // With a bound, fla starts from A = 1.
-         return MakeSoftplusDecay({.num_heads = options.num_v_heads,
-                                   .num_channels = options.head_dim,
-                                   .rank = options.head_dim_v,
-                                   .lower_bound = options.lower_bound,
-                                   .initial_max = options.lower_bound < 0 ? 1.0 : 16.0},
-                                  context);
-       }});
+       .decay = SoftplusDecayForm{.num_heads = options.num_v_heads,
+                                  .num_channels = options.head_dim,
+                                  .rank = options.head_dim_v,
+                                  .lower_bound = options.lower_bound,
+                                  .initial_max = options.lower_bound < 0 ? 1.0 : 16.0}});
   return form;
 }
 

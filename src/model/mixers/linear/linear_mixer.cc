@@ -102,12 +102,8 @@ LinearMixer::LinearMixer(const LinearHeads& heads, const PartContext& context,
   if (form.output_gate != OutputGate::kNone) DeclareGate(context);
   for (size_t i = 0; i < 3 && form.bias; ++i)
     biases_[i] = DeclareBias(context, Concat(names[i], "_proj.bias"), dims[i]);
-  for (size_t i = 0; i < 3 && form.conv_size > 0; ++i)
-    convs_.emplace_back(context, Concat(names[i], "_conv1d"),
-                        ConvolutionShape{.channels = dims[i],
-                                         .taps = form.conv_size,
-                                         .silu = i == 2 || form.conv_silu_qk,
-                                         .init = Init::Normal(context.initializer_range)});
+  const bool recurrence_first = form.recurrence_next_to_projections;
+  if (!recurrence_first) DeclareConvolutions(context);
   MakeMaps(context);
   recurrence_ = form.make_recurrence(context, {.num_heads = heads.num_heads(),
                                                .num_q_heads = heads.num_q_heads,
@@ -117,6 +113,7 @@ LinearMixer::LinearMixer(const LinearHeads& heads, const PartContext& context,
                                                .head_dim_v = heads.head_dim_v,
                                                .keys_have_log_scale = maps_[1]->has_log_scale()});
   num_recurrent_ = recurrence_->traits().state.size();
+  if (recurrence_first) DeclareOuterGate(context), DeclareConvolutions(context);
   if (has_norm() && form.norm_affine)
     norm_ = DeclareNorm(context, form.norm_name, heads.head_dim_v);
   out_ = OutputProjection(context, heads.output_dim(), form.bias);
@@ -129,8 +126,26 @@ void LinearMixer::DeclareGate(const PartContext& context) {
     return;
   }
   gate_ = DeclareMatrix(context, "g_proj.0.weight", {.out = form_.gate_rank, .in = model_dim_});
+  if (!form_.recurrence_next_to_projections) DeclareOuterGate(context);
+}
+
+void LinearMixer::DeclareOuterGate(const PartContext& context) {
+  if (form_.output_gate == OutputGate::kNone || form_.gate_rank == 0) return;
+  const int64_t dim = heads_.output_dim();
   outer_gate_ = DeclareMatrix(context, "g_proj.1.weight", {.out = dim, .in = form_.gate_rank});
   gate_bias_ = DeclareBias(context, "g_proj.1.bias", dim);
+}
+
+void LinearMixer::DeclareConvolutions(const PartContext& context) {
+  if (form_.conv_size == 0) return;
+  const char* const names[] = {"q_conv1d", "k_conv1d", "v_conv1d"};
+  const int64_t dims[] = {heads_.q_dim(), heads_.k_dim(), heads_.v_dim()};
+  for (size_t i = 0; i < 3; ++i)
+    convs_.emplace_back(context, names[i],
+                        ConvolutionShape{.channels = dims[i],
+                                         .taps = form_.conv_size,
+                                         .silu = i == 2 || form_.conv_silu_qk,
+                                         .init = Init::Normal(context.initializer_range)});
 }
 
 void LinearMixer::MakeMaps(const PartContext& context) {

@@ -81,6 +81,10 @@ struct LinearForm {
   std::string v_activation = "none";  // of the values, after the projection or the convolution
   // Called after the projections and before the output matrix are declared.
   RecurrenceFactory make_recurrence;
+  // Declares the matrices of the recurrence next to the projections, so that an arena stores all as
+  // one matrix. Otherwise they follow the convolutions, as in older mixers: the order of parameters
+  // determines the bits of a run.
+  bool recurrence_next_to_projections = false;
   OutputGate output_gate = OutputGate::kSilu;
   // The gate is the product of two matrices, of this inner width, plus a bias; 0: one matrix.
   int64_t gate_rank = 0;
@@ -125,6 +129,9 @@ class LinearMixer : public Mixer {
                       MixerState* after) const;
   at::Tensor Output(const at::Tensor& o, const at::Tensor& gate) const;
   void DeclareGate(const PartContext& context);
+  // The second of the two matrices of a gate with a gate_rank, and its bias.
+  void DeclareOuterGate(const PartContext& context);
+  void DeclareConvolutions(const PartContext& context);
   void MakeMaps(const PartContext& context);
   bool has_norm() const { return *form_.norm_name != 0; }
 

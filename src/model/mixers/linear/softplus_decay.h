@@ -4,14 +4,18 @@
 //   ln alpha_t = -exp(A_log) softplus(W x_t + dt_bias)
 //   ln alpha_t = lower_bound sigmoid(exp(A_log) (W x_t + dt_bias))        with a lower bound
 //
-// A_log is one value per head. A_log and dt_bias are fp32 parameters without weight decay.
+// A_log is one value per head. A_log and dt_bias are fp32 parameters without weight decay. The
+// formula itself is in ops/rows/delta_gates.h.
 #pragma once
 
-#include <cstdint>
-#include <memory>
+#include <ATen/core/Tensor.h>
 
-#include "model/mixers/linear/log_decay.h"
+#include <cstdint>
+#include <span>
+#include <vector>
+
 #include "model/part_context.h"
+#include "ops/rows/delta_gates.h"
 
 namespace halflife::model {
 
@@ -26,7 +30,28 @@ struct SoftplusDecayForm {
   double initial_min = 1, initial_max = 16;
 };
 
-std::unique_ptr<LogDecay> MakeSoftplusDecay(const SoftplusDecayForm& form,
-                                            const PartContext& context);
+// The parameters of the decay, and its logits.
+class SoftplusDecay {
+ public:
+  SoftplusDecay(const SoftplusDecayForm& form, const PartContext& context);
+
+  // The matrices whose products with x it reads.
+  std::vector<at::Tensor> Weights() const { return {*in_}; }
+  // Computes the log decay, [B, T, H] or [B, T, H, K], from the products of Weights(), and in the
+  // same pass beta = beta_scale sigmoid(b). b is [B, T, *], or undefined: no beta.
+  ops::DeltaGatesOutput operator()(std::span<const at::Tensor> products, const at::Tensor& b,
+                                   double beta_scale) const;
+  bool per_channel() const { return form_.num_channels > 0; }
+
+  // The costs of the decay, per token.
+  int64_t num_matrix_elements() const;
+  int64_t num_activations() const { return form_.rank + width_; }  // the products
+  int64_t num_fp32_activations() const { return width_; }          // the log decay
+
+ private:
+  SoftplusDecayForm form_;
+  int64_t width_, model_dim_;
+  Parameter in_, out_, log_a_, bias_;
+};
 
 }  // namespace halflife::model

@@ -24,11 +24,12 @@ namespace {
 // A decay from inputs of one channel.
 struct BuiltDecay {
   ParameterSet parameters;
-  std::unique_ptr<LogDecay> decay;
+  std::unique_ptr<SoftplusDecay> decay;
   std::map<std::string, at::Tensor> tensors;
 
   explicit BuiltDecay(const SoftplusDecayForm& form, at::ScalarType dtype = at::kDouble) {
-    decay = MakeSoftplusDecay(form, {.sizes = {.model_dim = 1}, .parameters = &parameters});
+    decay = std::make_unique<SoftplusDecay>(
+        form, PartContext{.sizes = {.model_dim = 1}, .parameters = &parameters});
     for (int i = 0; i < parameters.size(); ++i) {
       const dist::ParamSpec& spec = parameters.specs()[i];
       at::Tensor value = at::zeros(spec.shape, dtype);
@@ -38,7 +39,9 @@ struct BuiltDecay {
     }
   }
   // `z` [B, T, H] are the products of the only matrix.
-  at::Tensor operator()(const at::Tensor& z) const { return (*decay)({}, std::array{z}); }
+  at::Tensor operator()(const at::Tensor& z) const {
+    return (*decay)(std::array{z}, /*b=*/{}, /*beta_scale=*/1).log_decay;
+  }
 };
 
 TEST(SoftplusDecayTest, IsMinusASoftplus) {
