@@ -8,9 +8,10 @@ model_dim.
 
 from .convolution import BaseConv, GatedConv, Hyena
 from .decay import D2d, Gla, LinearAttention, RetNet, Retention
+from .delta import DeltaNet, GatedDeltaNet, Kda
 from .focus import Fastformer, Leap
 from .pairs import Based, Gau, Rebased, Softmax
-from .recurrent import Mamba, Rwkv4
+from .recurrent import Mamba, Mamba2, Rwkv4
 
 # Each is made from the program's arguments and the number of its layer: MIXERS["gla"](args, layer).
 MIXERS = {
@@ -19,6 +20,9 @@ MIXERS = {
     "softmax": Softmax,
     "gau": Gau,
     "d2d": D2d,
+    "delta_net": DeltaNet,
+    "gated_delta_net": GatedDeltaNet,
+    "kda": Kda,
     "retnet": RetNet,
     "linear_attention": LinearAttention,
     "base_conv": BaseConv,
@@ -28,6 +32,7 @@ MIXERS = {
     "fastformer": Fastformer,
     "rwkv4": Rwkv4,
     "mamba": Mamba,
+    "mamba2": Mamba2,
     "based": Based,
     "rebased": Rebased,
 }

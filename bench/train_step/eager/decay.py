@@ -7,7 +7,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .layers import ROTARY_BASE, RmsNorm, Rotary, from_chunks, linear, lower, split_heads, to_chunks
+from .layers import (
+    ROTARY_BASE,
+    ChannelScores,
+    RmsNorm,
+    Rotary,
+    from_chunks,
+    linear,
+    lower,
+    split_heads,
+    to_chunks,
+)
 
 GATE_RANK = 16
 GATE_NORMALISER = 16
@@ -87,48 +97,19 @@ class RetNet(Retention):
 
 
 class Gla(Gated):
-    """A decay for every token and channel. Inside a chunk, pairs of tokens in different sub-chunks
-    of C_s tokens meet at the later sub-chunk's start, so both exponents are <= 0; pairs within a
-    sub-chunk are formed channel by channel."""
+    """A decay for every token and channel."""
 
     def __init__(self, args: argparse.Namespace, layer: int):
         key_dim = int(args.dim * args.expand_k)
         super().__init__(args.dim, key_dim, args.dim, args.heads)
-        self.chunk, self.sub = args.chunk, args.sub_chunk
+        self.chunk = args.chunk
+        self.scores = ChannelScores(args.chunk, args.sub_chunk)
         self.gk_proj = nn.Sequential(
             linear(args.dim, GATE_RANK), linear(GATE_RANK, key_dim, bias=True)
         )
-        position, sub = torch.arange(self.chunk), self.sub
-        start = torch.arange(0, self.chunk, sub)
-        # earlier[s, j]: token j is before sub-chunk s. 0 or -inf, added to an exponent.
-        earlier = torch.where(position[None, :] < start[:, None], 0.0, -math.inf)
-        self.register_buffer("earlier", earlier[:, :, None], persistent=False)  # [S, C, 1]
-        causal = torch.where(
-            torch.arange(sub)[:, None] >= torch.arange(sub)[None, :], 0.0, -math.inf
-        )
-        self.register_buffer("causal", causal[:, :, None], persistent=False)  # [Cs, Cs, 1]
         number = torch.arange(args.seq_len // self.chunk)
         before = torch.where(number[:, None] > number[None, :], 0.0, -math.inf)
         self.register_buffer("before", before[:, :, None], persistent=False)  # [N, N, 1]
-
-    def scores(self, q: Tensor, k: Tensor, log_decay: Tensor, total: Tensor) -> Tensor:
-        """[B, H, N, C, C] from q, k and the cumulated log decay within the chunk, all [B, H, N, C,
-        K]."""
-        num_subs = self.chunk // self.sub
-        split = (num_subs, self.sub)
-        sub_total = total.unflatten(3, split)  # [B, H, N, S, Cs, K]
-        at_start = sub_total[..., :1, :] - log_decay.unflatten(3, split)[..., :1, :]
-        q_sub, k_sub = q.unflatten(3, split), k.unflatten(3, split)
-        q_from_start = q_sub * torch.exp(sub_total - at_start)
-        k_to_start = k[:, :, :, None] * torch.exp(at_start - total[:, :, :, None] + self.earlier)
-        across = q_from_start @ k_to_start.transpose(-1, -2)  # [B, H, N, S, Cs, C]
-        pair = torch.exp(sub_total[..., :, None, :] - sub_total[..., None, :, :] + self.causal)
-        within = (q_sub[..., :, None, :] * k_sub[..., None, :, :] * pair).sum(
-            -1
-        )  # [B, H, N, S, Cs, Cs]
-        diagonal = torch.diag_embed(within.permute(0, 1, 2, 4, 5, 3))  # [B, H, N, Cs, Cs, S, S]
-        diagonal = diagonal.permute(0, 1, 2, 5, 3, 6, 4).reshape(*across.shape)
-        return (across + diagonal).flatten(3, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         heads, chunk = self.heads, self.chunk

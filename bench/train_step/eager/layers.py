@@ -1,5 +1,7 @@
 """What several of the mixers are made of."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -76,3 +78,38 @@ class CausalConv(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         channels, _, taps = self.weight.shape
         return F.conv1d(F.pad(x, (taps - 1, 0)), self.weight, self.bias, groups=channels)
+
+
+class ChannelScores(nn.Module):
+    """q_i k_j of the pairs of a chunk, where each channel decays from token j to token i. Pairs of tokens in different
+    sub-chunks of C_s tokens meet at the later sub-chunk's start, so both exponents are <= 0; pairs within a sub-chunk
+    are formed channel by channel."""
+
+    def __init__(self, chunk: int, sub: int):
+        super().__init__()
+        self.split = (chunk // sub, sub)
+        position, start = torch.arange(chunk), torch.arange(0, chunk, sub)
+        # earlier[s, j]: token j is before sub-chunk s. 0 or -inf, added to an exponent.
+        earlier = torch.where(position[None, :] < start[:, None], 0.0, -math.inf)
+        self.register_buffer("earlier", earlier[:, :, None], persistent=False)  # [S, C, 1]
+        causal = torch.where(
+            torch.arange(sub)[:, None] >= torch.arange(sub)[None, :], 0.0, -math.inf
+        )
+        self.register_buffer("causal", causal[:, :, None], persistent=False)  # [Cs, Cs, 1]
+
+    def forward(self, q: Tensor, k: Tensor, log_decay: Tensor, total: Tensor) -> Tensor:
+        """[B, H, N, C, C] from q, k and the cumulated log decay within the chunk, all [B, H, N, C,
+        K]."""
+        sub_total = total.unflatten(3, self.split)  # [B, H, N, S, Cs, K]
+        at_start = sub_total[..., :1, :] - log_decay.unflatten(3, self.split)[..., :1, :]
+        q_sub, k_sub = q.unflatten(3, self.split), k.unflatten(3, self.split)
+        q_from_start = q_sub * torch.exp(sub_total - at_start)
+        k_to_start = k[:, :, :, None] * torch.exp(at_start - total[:, :, :, None] + self.earlier)
+        across = q_from_start @ k_to_start.transpose(-1, -2)  # [B, H, N, S, Cs, C]
+        pair = torch.exp(sub_total[..., :, None, :] - sub_total[..., None, :, :] + self.causal)
+        within = (q_sub[..., :, None, :] * k_sub[..., None, :, :] * pair).sum(
+            -1
+        )  # [B, H, N, S, Cs, Cs]
+        diagonal = torch.diag_embed(within.permute(0, 1, 2, 4, 5, 3))  # [B, H, N, Cs, Cs, S, S]
+        diagonal = diagonal.permute(0, 1, 2, 5, 3, 6, 4).reshape(*across.shape)
+        return (across + diagonal).flatten(3, 4)

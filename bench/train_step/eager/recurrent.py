@@ -1,4 +1,4 @@
-"""The recurrences per channel: rwkv4 and mamba."""
+"""The recurrences of rwkv4, mamba and mamba2."""
 
 import argparse
 import math
@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .layers import CausalConv, linear
+from .layers import CausalConv, RmsNorm, linear, split_heads
 
 
 class Rwkv4(nn.Module):
@@ -109,3 +109,53 @@ class Mamba(nn.Module):
         step = F.softplus(self.dt_proj(step))
         y = torch.addcmul(self.scan(x, step, b, c), self.D, x)
         return self.out_proj(y * F.silu(gate))
+
+
+class Mamba2(nn.Module):
+    """One decay per head and token, as in SSD: a masked product within each chunk, which the heads share up to the
+    decays, and the states of the chunks as one product with their decays [N, N]."""
+
+    STATES, TAPS, EXPAND = 128, 4, 2
+
+    def __init__(self, args: argparse.Namespace, layer: int):
+        super().__init__()
+        self.inner, self.heads, self.chunk = self.EXPAND * args.dim, args.heads, args.chunk
+        convolved = self.inner + 2 * self.STATES
+        self.in_proj = linear(args.dim, self.inner + convolved + self.heads)
+        self.conv1d = CausalConv(convolved, self.TAPS, bias=True)
+        self.A_log, self.D, self.dt_bias = (nn.Parameter(torch.zeros(self.heads)) for _ in range(3))
+        self.norm = RmsNorm(self.inner)
+        self.out_proj = linear(self.inner, args.dim)
+        place, number = torch.arange(self.chunk), torch.arange(args.seq_len // self.chunk)
+        causal = torch.where(place[:, None] >= place, 0.0, -math.inf)
+        self.register_buffer("causal", causal, persistent=False)  # [C, C]: 0 or -inf
+        before = torch.where(number[:, None] > number, 0.0, -math.inf)
+        self.register_buffer("before", before, persistent=False)  # [N, N]
+
+    def scan(self, x: Tensor, step: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """x [B, T, H, P], step [B, T, H], b and c [B, T, S] -> [B, T, H, P]."""
+        batch, seq_len, heads, width = x.shape
+        split = (seq_len // self.chunk, self.chunk)
+        b, c = b.unflatten(1, split).unsqueeze(1), c.unflatten(1, split).unsqueeze(1)
+        values = (x * step[..., None]).unflatten(1, split).permute(0, 3, 1, 2, 4).contiguous()
+        log_decay = (-self.A_log.exp() * step).permute(0, 2, 1).unflatten(2, split)
+        total = log_decay.cumsum(3)  # [B, H, N, C]
+        last = total[..., -1]  # [B, H, N]
+        within = torch.exp(total[..., :, None] - total[..., None, :] + self.causal)
+        y = (c @ b.transpose(-1, -2) * within) @ values  # [B, H, N, C, P]
+        to_end = torch.exp(last[..., None] - total)[..., None]
+        added = b.transpose(-1, -2) @ (values * to_end)  # [B, H, N, S, P]
+        cumulated = last.cumsum(2)
+        carry = torch.exp((cumulated - last)[..., :, None] - cumulated[..., None, :] + self.before)
+        state = (carry @ added.flatten(-2)).view_as(added)
+        y = torch.addcmul(y, c @ state, total.exp()[..., None])
+        return y.permute(0, 2, 3, 1, 4).reshape(batch, seq_len, heads, width)
+
+    def forward(self, u: Tensor) -> Tensor:
+        z, x, step = self.in_proj(u).split([self.inner, self.inner + 2 * self.STATES, self.heads], -1)
+        x = F.silu(self.conv1d(x.transpose(1, 2))).transpose(1, 2)
+        x, b, c = x.split([self.inner, self.STATES, self.STATES], -1)
+        x = split_heads(x, self.heads)
+        y = self.scan(x, F.softplus(step + self.dt_bias), b, c)
+        y = torch.addcmul(y, self.D[:, None], x).flatten(-2)
+        return self.out_proj(self.norm(y * F.silu(z)))
