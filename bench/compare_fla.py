@@ -10,10 +10,14 @@ For each shape and round, bench_decay_attention runs in a separate process, and 
 this one, in alternating order. Times are medians over the rounds of medians between CUDA events. The
 fastest of fla's operations for that kind of decay counts.
 
-Before anything is timed, each pass of each operation is compared with the recurrence in fp64 on a small
-shape. bench_decay_attention does so with its own oracle and reports the error. Operations that raise or
-are wrong are not timed, and the row reports it: on Hopper, fla 0.6.0 refuses the backward of
-chunk_simple_gla with triton 3.4 to 3.7.0.
+Before a shape is timed, each pass of each operation is compared with the recurrence in fp64 on the first
+256 tokens of that shape, on its first sequence and two of its heads. Triton tunes a kernel again for other
+heads or widths, so this comparison also tunes the kernels that are timed. bench_decay_attention checks
+itself with its own oracle and reports the error. Operations that raise or are wrong are not timed, and the
+row reports it: on Hopper, fla 0.6.0 refuses the backward of chunk_simple_gla with triton 3.4 to 3.7.0.
+--without-guard switches that refusal off, and the comparison with the recurrence decides.
+
+--shapes selects shapes by parts of their names: --shapes "B2 T16384" V256.
 
 The file of --json is written after each shape. --resume keeps its rows and repeats those that failed on
 halflife's side, after the others. Exit code 1: some failed; 75: a fault in fla ended the process, and
@@ -79,7 +83,7 @@ SHAPES = (  # most informative first
 )
 # Mamba-2: q and k (its C and B) are one for all heads.
 SHAPES_OF_KIND = {"per_token": (Shape(4, 4096, 64, 128, dim_v=64, qk_heads=1),)}
-SMALL = Shape(1, 200, 2, 64)
+CHECKED_TOKENS, CHECKED_HEADS = 256, 2  # of one sequence: the recurrence in fp64 keeps a state per token
 
 
 @dataclasses.dataclass(frozen=True)
@@ -254,10 +258,15 @@ def results_so_far(path: pathlib.Path, device: str, torch_version: str) -> dict:
     return earlier
 
 
-def left_to_do(kinds: list[str], rows: list[dict]) -> list[tuple[str, Shape]]:
-    """Returns the shapes without a row, then those that failed."""
+def chosen_shapes(kind: str, words: list[str] | None) -> list[Shape]:
+    """Returns the shapes whose names contain one of the words, or all shapes if there are no words."""
+    return [shape for shape in shapes_of(kind) if not words or any(word in str(shape) for word in words)]
+
+
+def left_to_do(kinds: list[str], rows: list[dict], words: list[str] | None = None) -> list[tuple[str, Shape]]:
+    """Returns the chosen shapes without a row, then those that failed."""
     known = {(row["kind"], row["shape"]): row for row in rows}
-    wanted = [(kind, shape) for kind in kinds for shape in shapes_of(kind)]
+    wanted = [(kind, shape) for kind in kinds for shape in chosen_shapes(kind, words)]
     fresh = [(kind, shape) for kind, shape in wanted if (kind, str(shape)) not in known]
     failed = [one for one in wanted if "failed" in known.get((one[0], str(one[1])), {})]
     return fresh + failed
@@ -330,28 +339,35 @@ def relative_error(got, want) -> float:
     return float((got.double() - want).norm() / want.double().norm())
 
 
-def error_of(torch, kind: str, operation: Operation, name: str) -> float:
-    """Returns the error of one pass on a small shape."""
-    inputs = make_inputs(torch, kind, SMALL)
-    want = recurrence(torch, inputs)
+def part_of(inputs: dict) -> dict:
+    """Returns the first sequence and heads as leaves of their own. Sequences and heads are independent."""
+    return {name: x.detach()[:1, :, :CHECKED_HEADS].requires_grad_(x.requires_grad)
+            for name, x in inputs.items()}  # fmt: skip
+
+
+def error_of(torch, kind: str, operation: Operation, name: str, shape: Shape) -> float:
+    """Returns the error of one pass on the first tokens of the shape."""
+    inputs = make_inputs(torch, kind, dataclasses.replace(shape, seq_len=min(CHECKED_TOKENS, shape.seq_len)))
+    part = part_of(inputs)
+    want = recurrence(torch, part)
     if name == "forward":
         with torch.no_grad():
-            return relative_error(call(operation, inputs), want)
-    wants = torch.autograd.grad(want, leaves(inputs), inputs["dout"].double())
+            return relative_error(call(operation, inputs)[:1, :, :CHECKED_HEADS], want)
+    wants = torch.autograd.grad(want, leaves(part), part["dout"].double())
     gots = torch.autograd.grad(call(operation, inputs), leaves(inputs), inputs["dout"])
-    return worst(relative_error(got, one) for got, one in zip(gots, wants))
+    return worst(relative_error(got[:1, :, :CHECKED_HEADS], one) for got, one in zip(gots, wants))
 
 
 def words_of(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def trial(torch, kind: str, operation: Operation) -> dict:
-    """Returns the error of each pass, or the reason why it is not timed."""
+def trial(torch, kind: str, operation: Operation, shape: Shape) -> dict:
+    """Returns the error of each pass at a shape, or the reason why it is not timed."""
     found = {"errors": {}, "problems": {}}
     for name in PASSES:
         try:
-            error = error_of(torch, kind, operation, name)
+            error = error_of(torch, kind, operation, name, shape)
         except Exception as raised:  # noqa: BLE001: fla and triton raise any type; others continue
             found["problems"][name] = words_of(raised)
             continue
@@ -455,6 +471,7 @@ class Comparison:
     """Runs both sides on one shape in rounds with alternating order."""
 
     def __init__(self, torch, kind: str, shape: Shape, trials: dict[str, dict], options):
+        """`trials`: of this shape, by the operation's name."""
         self.torch, self.kind, self.shape, self.options = torch, kind, shape, options
         self.ours: list[dict] = []
         self.fla: dict[str, dict[str, list[Time]]] = {name: {} for name in PASSES}
@@ -523,6 +540,14 @@ def set_tuning(ms: float) -> None:
     triton.testing.do_bench = lambda call, **more: benchmark(call, **{"warmup": ms / 4, "rep": ms, **more})
 
 
+def switch_guard_off() -> None:
+    """fla asks this name at each backward of chunk_simple_gla."""
+    module, name = importlib.import_module("fla.ops.common.chunk_o"), "IS_NVIDIA_HOPPER"
+    if not hasattr(module, name):
+        sys.exit(f"{module.__name__} of this fla has no {name}; 0.6.0 does. Leave out --without-guard.")
+    setattr(module, name, False)
+
+
 def load_torch():
     try:
         import torch
@@ -547,6 +572,9 @@ def main():
     parser.add_argument("--binary", type=pathlib.Path,
                         default=REPO / "build/cuda/bench/bench_decay_attention")
     parser.add_argument("--only", choices=KINDS, action="append", help="this kind; may be repeated")
+    parser.add_argument("--shapes", nargs="+", help="the shapes whose names contain one of these words")
+    parser.add_argument("--without-guard", action="store_true",
+                        help="run fla's backward of chunk_simple_gla also with the versions of triton that fla refuses")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tune-ms", type=float, default=100,
                         help="for which Triton times each configuration of a kernel, once a shape (100)")
@@ -557,8 +585,13 @@ def main():
     options = parser.parse_args()
     if options.resume and not options.json:
         parser.error("--resume wants --json, the file to go on with")
+    if options.shapes and not left_to_do(options.only or list(KINDS), [], options.shapes):
+        parser.error(f"--shapes {' '.join(options.shapes)}: no shape's name contains that; the shapes are "
+                     + ", ".join(map(str, shapes_of("per_token"))))  # fmt: skip
     torch = load_torch()
     set_tuning(options.tune_ms)
+    if options.without_guard:
+        switch_guard_off()
     if not options.binary.exists():
         makes = "cmake --build build/cuda --target bench_decay_attention makes it"
         skip(f"no {options.binary}; {makes}")
@@ -580,13 +613,13 @@ def compare(torch, options) -> int:
             print("a kernel's fault took this whole process; --resume goes on", file=sys.stderr)
             sys.exit(LOST)
 
-    for kind in kinds:
+    for kind, shape in left_to_do(kinds, rows, options.shapes):
+        tried = trials.setdefault(f"{kind} {shape}", {})
         for operation in KINDS[kind]:
-            if operation.name not in trials:
-                trials[operation.name] = trial(torch, kind, operation)
+            if operation.suits(shape) and operation.name not in tried:
+                tried[operation.name] = trial(torch, kind, operation, shape)
                 keep()
-    for kind, shape in left_to_do(kinds, rows):
-        put(rows, Comparison(torch, kind, shape, trials, options).row())
+        put(rows, Comparison(torch, kind, shape, tried, options).row())
         print(json.dumps(rows[-1]), file=sys.stderr)
         keep()
     table = markdown(rows, f"{device}, torch {torch.__version__}, bf16, medians:")

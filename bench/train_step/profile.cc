@@ -24,7 +24,7 @@ using torch::profiler::impl::ActivityType;
 using torch::profiler::impl::ProfilerConfig;
 using torch::profiler::impl::ProfilerState;
 
-constexpr size_t kNumTop = 20;
+constexpr size_t kNumTop = 60;  // enough to name every kernel of a step
 
 struct Sum {
   int64_t calls = 0;

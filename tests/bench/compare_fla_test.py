@@ -157,6 +157,23 @@ class CompareFlaTest(unittest.TestCase):
         error = fla.summarise("per_head", fla.Shape(1, 64, 2, 64), ours, theirs)["max_error"]
         self.assertNotEqual(error, error)
 
+    def test_shapes_are_chosen_by_parts_of_their_names(self):
+        self.assertEqual(list(map(str, fla.chosen_shapes("per_head", ["B2 T16384", "V256"]))),
+                         ["B2 T16384 H16 D128", "B8 T2048 H8 K128 V256"])  # fmt: skip
+        self.assertEqual(fla.chosen_shapes("per_token", None), list(fla.shapes_of("per_token")))
+        done = subprocess.run([sys.executable, SCRIPT, "--shapes", "H99"], capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("--shapes H99: no shape's name contains that; the shapes are B2 T16384 H16 D128, ", done.stderr)
+
+    def test_the_guard_is_switched_off_where_fla_asks_for_it(self):
+        module = SimpleNamespace(__name__="fla.ops.common.chunk_o", IS_NVIDIA_HOPPER=True)
+        with unittest.mock.patch.object(fla.importlib, "import_module", return_value=module):
+            fla.switch_guard_off()
+            self.assertFalse(module.IS_NVIDIA_HOPPER)
+            del module.IS_NVIDIA_HOPPER
+            with self.assertRaisesRegex(SystemExit, "has no IS_NVIDIA_HOPPER.*Leave out --without-guard"):
+                fla.switch_guard_off()
+
     def test_missing_parameters(self):
         self.assertEqual(fla.missing_parameters(lambda q, k: None, ["q", "gate"]), ["gate"])
 
@@ -202,8 +219,8 @@ class GoingOnTest(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.json = pathlib.Path(folder.name) / "fla.json"
-        self.ours_fails_at, self.order = set(), []
-        self.context_lost_at = None
+        self.ours_fails_at, self.order, self.checked = set(), [], []
+        self.context_lost_at = self.shapes = None
         played = {"SHAPES": self.SHAPES, "error_of": self.error_of, "time_fla": self.time_fla,
                   "time_ours": self.time_ours}  # fmt: skip
         for name, value in played.items():
@@ -218,7 +235,8 @@ class GoingOnTest(unittest.TestCase):
         if self.order and self.order[-1] == self.context_lost_at:
             raise RuntimeError("CUDA error: an illegal memory access")
 
-    def error_of(self, torch, kind, operation, name):
+    def error_of(self, torch, kind, operation, name, shape):
+        self.checked.append((operation.name, name, shape.batch))
         if operation.name == "chunk_retention" and name == "forward_backward":
             raise RuntimeError("Triton >= 3.4.0 and < 3.7.1\non Hopper")
         return float("nan") if operation.name == "fused_recurrent_retention" else 1e-3
@@ -236,7 +254,7 @@ class GoingOnTest(unittest.TestCase):
 
     def go(self):
         options = SimpleNamespace(only=["per_head"], rounds=2, samples=1, json=self.json, resume=True,
-                                  markdown=None, binary="bench")  # fmt: skip
+                                  markdown=None, binary="bench", shapes=self.shapes)  # fmt: skip
         self.order.clear()
         quiet = io.StringIO()
         with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
@@ -257,6 +275,16 @@ class GoingOnTest(unittest.TestCase):
         self.assertEqual(second["problems"][-1],
                          "chunk_retention, forward: at B2 T64 H2 D64: MemoryError: out of shared memory")  # fmt: skip
         self.assertEqual(third["forward"]["speed"], 3)
+
+    def test_each_shape_is_checked_once_before_it_is_timed(self):
+        self.shapes = ["B3", "B1"]
+        self.assertEqual([row["batch"] for row in self.go()[1]], [1, 3])
+        both = [(operation.name, name, batch) for batch in (1, 3) for operation in fla.KINDS["per_head"]
+                for name in fla.PASSES]  # fmt: skip
+        self.assertEqual(self.checked, both)
+        self.shapes = None
+        self.assertEqual([row["batch"] for row in self.go()[1]], [1, 3, 2])
+        self.assertEqual({batch for *_, batch in self.checked[len(both) :]}, {2})
 
     def test_a_shape_that_fails_blocks_no_other_and_is_tried_again_last(self):
         self.ours_fails_at = {1}

@@ -29,6 +29,7 @@ REASONS = {
              r"|has no tests/(tools/cuda_emulator/device/launch_check|dist/nccl)_gpu_test\. Only CUDA builds make it",
     "memcheck": r"no compute-sanitizer here|has no tests/\S+/wrappers_gpu_test|this build has no CUDA parts|no CUDA device",
     "racecheck": r"no compute-sanitizer here|this build has no CUDA parts|no CUDA device",
+    "ncu": r"no ncu here",
     "fla": r"no fla here|no torch here|no GPU was found",
     "profile": r"no nsys here",
 }  # fmt: skip

@@ -86,6 +86,22 @@ class ReadersTest(InAFolder):
         self.assertEqual(read(0, ran + hazards.format(1)), "failed")
         self.assertEqual(read(0, ran + hazards.format(20)), "failed")
 
+    def test_ncu_gives_the_metrics_of_each_launch(self):
+        path = self.folder / "ncu.csv"
+        head = '"ID","Kernel Name","Section Name","Metric Name","Metric Unit","Metric Value","Rule Name"'
+        path.write_text("==PROF== Connected\n" + head + """
+"0","void Scan<64>(float *)","GPU Speed Of Light Throughput","Duration","us","185.2",""
+"0","void Scan<64>(float *)","Occupancy","Achieved Occupancy","%","12.5",""
+"0","void Scan<64>(float *)","Occupancy","","","","AchievedOccupancy"
+"1","Gradients(Args)","Launch Statistics","Registers Per Thread","register/thread","128",""
+""")
+        self.assertEqual(readers.read_ncu(ended(0), path).result, {"launches": [
+            {"kernel": "void Scan<64>", "metrics": {"Duration": "185.2 us", "Achieved Occupancy": "12.5 %"}},
+            {"kernel": "Gradients", "metrics": {"Registers Per Thread": "128 register/thread"}}]})  # fmt: skip
+        path.write_text("==PROF== Connected\n==WARNING== No kernels were profiled.\n")
+        self.assertEqual((readers.read_ncu(ended(0), path).status, readers.read_ncu(ended(9), path).status),
+                         ("failed", "failed"))  # fmt: skip
+
     def test_rows_of_what_was_ended_count(self):
         path = self.folder / "rows.json"
         path.write_text('{"rows": [{"n": 1}]}')
@@ -132,6 +148,22 @@ class ItemsTest(unittest.TestCase):
             if item.read is readers.read_json:
                 self.assertIn("cuda", item.words)
                 self.assertNotIn("cuda", item.rehearsal)
+
+    def test_ncu_profiles_the_round_that_is_timed(self):
+        profiled = [item for item in items.ITEMS if item.group == "ncu"]
+        self.assertEqual([item.name.partition("/")[2].split()[0] for item in profiled], list(items.DECAY_SHAPES))
+        for item in profiled:
+            timed = next(one for one in items.ITEMS if one.name == item.name.replace("ncu/", "decay_attention/"))
+            self.assertEqual((item.program, item.words[: len(timed.words)]), (timed.program, timed.words))
+            words = items.words_of(item, (), pathlib.Path("b"), pathlib.Path("f"), False, {"ncu": "/opt/ncu"})
+            self.assertEqual(words[0], "/opt/ncu")
+            self.assertEqual(words[words.index("--log-file") + 1], "f")
+            self.assertLess(words.index("--launch-skip"), words.index(f"b/{item.program}"))
+
+    def test_racecheck_checks_this_projects_kernels_alone(self):
+        for item in items.ITEMS:
+            filtered = "kns=halflife" in item.before
+            self.assertEqual(filtered, item.group == "racecheck", item.name)
 
     def test_what_no_item_is_called_says_which_there_are(self):
         with self.assertRaisesRegex(ValueError, "--only speed.*tests, run, train_step, .*memcheck"):
@@ -221,6 +253,14 @@ class SessionTest(InAFolder):
         ends = self.go([first, second, third])
         self.assertEqual({status for status, _ in ends.values()}, {"done"})
         self.assertEqual((self.runs("first"), self.runs("second")), (1, 2))
+
+    def test_an_item_that_does_not_fit_holds_up_no_shorter_one(self):
+        first = self.item("first", "echo '{}'")
+        long = self.item("long", "echo '{}'", minutes=5)
+        short = self.item("short", "echo '{}'", minutes=2 / 60)
+        ends = self.go([first, long, short], session.Budget(5, 4 / 60))
+        self.assertEqual([ends[name][0] for name in ("first", "long", "short")], ["done", None, "done"])
+        self.assertEqual(self.go([first, long, short], session.Budget(5, 4 / 60))["long"][0], "done")
 
     def test_the_time_of_all_calls_has_an_end(self):
         item = self.item("item", "sleep 0.3; echo '{}'")
@@ -372,6 +412,8 @@ FIGURES = {
                             "first_loss": 10.58, "last_loss": 6.25,
                             "profile": {"launches": 900, "copies": 4, "synchronisations": 3, "wall_ms": 210.0,
                                         "top": [{"name": "gemm<a|b>", "calls": 12, "ms": 90.0}]}},
+    "ncu/per_head B2 T64 H2 D64": {"launches": [{"kernel": "void Scan<64>", "metrics": {
+        "Duration": "185.2 us", "DRAM Throughput": "44 %", "Registers Per Thread": "128 register/thread"}}]},
     "decode/gla 340m": {"early": 1000, "tokens": 10000, "early_ms_per_token": 2.0, "late_ms_per_token": 2.1, "ratio": 1.05},
 }  # fmt: skip
 
@@ -404,7 +446,8 @@ class TablesTest(InAFolder):
                       "| weight_gradient | backward | [8] | 0.0400 | 1.50 x |  |",
                       "| 8 x 4, vocabulary 9 | 4.00 | 2.00 | 2.00 x | 900 | 90 |",
                       "| gla 340m | 374,000,000 | 8 x 2048 | 200.0 | 81,920 | 41.0% | 20.0 | 900 | 4 | 3 | 10.58 / 6.25 |",
-                      "| `gemm<a/b>` | 12 | 90.00 |", "| gla 340m | 1,000 / 10,000 | 2.000 | 2.100 | 1.05 |"):  # fmt: skip
+                      "| `gemm<a/b>` | 12 | 90.00 |", "| gla 340m | 1,000 / 10,000 | 2.000 | 2.100 | 1.05 |",
+                      "| per_head B2 T64 H2 D64 | `void Scan<64>` | 185.2 us | 44 % |  |  | 128 register/thread |"):  # fmt: skip
             self.assertIn(words, text)
         self.assertNotIn("Not done", text)
         for block in text.split("\n\n"):

@@ -28,7 +28,7 @@ class Item:
     rehearsal: tuple[str, ...] | None = None  # replaces `words`; None: the same words
     rehearsed_by: str = ""  # replaces `program` in a rehearsal
     before: tuple[str, ...] = ()  # words before the program
-    needs: tuple[str, ...] = ()  # compute-sanitizer, nsys, fla
+    needs: tuple[str, ...] = ()  # compute-sanitizer, ncu, nsys, fla
     resumes: bool = False  # a repeated command continues with its file
     of_slowest: str = ""  # use the words of the slowest item of this group
     starts: tuple[str, ...] = ()  # programs below {build} that `program` starts
@@ -58,6 +58,8 @@ def _test(name: str, folder: str, minutes: float, rehearsed_by: str = "") -> Ite
 
 def _sanitized(tool: str, name: str, folder: str, tests: str, minutes: float) -> Item:
     before = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "99")
+    if tool == "racecheck":  # of this project's kernels alone: with those of LibTorch it does not end in minutes
+        before = (*before, "--kernel-name", "kns=halflife")
     if tool == "memcheck":  # without the caching allocator, whose blocks are adjacent and hide overruns
         before = ("env", "PYTORCH_NO_CUDA_MEMORY_CACHING=1", *before)
     return Item(f"{tool}/{name}", f"{folder}/{name}", (f"--gtest_filter={tests}",), readers.read_sanitizer, minutes,
@@ -74,10 +76,29 @@ def _decay(kind: str, shape: compare_fla.Shape) -> Item:
 
 
 def _fla(kind: str) -> Item:
-    words = ("--only", kind, "--rounds", "2", "--samples", "20", "--tune-ms", "20", "--json", "{file}", "--resume")
+    words = ("--only", kind, "--rounds", "2", "--samples", "20", "--tune-ms", "20", "--without-guard", "--json", "{file}",
+             "--resume")  # fmt: skip
     return Item(f"fla/{kind}", "bench/bench_decay_attention",
                 (*words, "--binary", "{build}/bench/bench_decay_attention"), readers.read_rows, 8,
                 before=("{python}", "{repo}/bench/compare_fla.py"), needs=("fla",), resumes=True)  # fmt: skip
+
+
+# Of Nsight Compute. The caches are flushed before each kernel, and clocks are left alone, as in the timed rounds.
+NCU = ("ncu", "--clock-control", "none", "--target-processes", "application-only",
+       *(word for section in ("SpeedOfLight", "LaunchStats", "Occupancy", "SchedulerStats", "WarpStateStats",
+                              "MemoryWorkloadAnalysis") for word in ("--section", section)),
+       "--metrics", "dram__bytes_read.sum,dram__bytes_write.sum,smsp__inst_executed.sum,l1tex__data_bank_conflicts_pipe_lsu.sum",
+       "--csv", "--page", "details", "--log-file", "{file}")  # fmt: skip
+
+
+def _ncu(kind: str, shape: compare_fla.Shape, skipped: int, launches: int) -> Item:
+    """Profiles the kernels of one timed round of decay attention. `skipped`: the launches of the check and of the warm
+    round. `launches`: those of a forward, and of a forward and backward."""
+    timed = _decay(kind, shape)
+    kernels = ("-k", "regex:(Scan|States|Factors|Operands|Gradients)")
+    return Item(f"ncu/{kind} {shape}", timed.program, (*timed.words, "--rounds", "1", "--skip-eager"), readers.read_ncu, 1,
+                rehearsal=timed.rehearsal, before=(*NCU, *kernels, "--launch-skip", str(skipped), "-c", str(launches)),
+                needs=("ncu",))  # fmt: skip
 
 
 def _step(name: str, mixer: str, dim: int, heads: int, mlp_dim: int = 0) -> Item:
@@ -128,7 +149,7 @@ def _cross_entropy(rows: int, dim: int, vocab: int) -> Item:
 def _decode(name: str, *more: str) -> Item:
     recipe = lambda recipe: ("--config", f"{{repo}}/launch/recipes/{recipe}.textproto", "--set")
     return Item(f"decode/{name}", "bench/bench_decode",
-                ("--device", "cuda", *recipe("gla_340m"), "data.path=none", "--early", "1000", "--tokens", "10000", *more),
+                ("--device", "cuda", *recipe("gla_340m"), "data.path=none", "--early", "1000", "--tokens", "3000", *more),
                 minutes=1.5, rehearsal=(*recipe("quickstart"), "model.num_layers=1", "--early", "500", "--tokens", "1000", *more))  # fmt: skip
 
 
@@ -184,6 +205,7 @@ ITEMS = (
     _launches("retention 4 x 128, kernel by kernel"),
     _decode("gla 340m, one graph a token"),
     _decode("gla 340m, kernel by kernel", "--no-cuda-graph"),
+    *(_ncu(kind, DECAY_SHAPES[kind][0], skipped, 9) for kind, skipped in (("per_head", 14), ("per_token", 14), ("per_channel", 24))),
     *(_fla(kind) for kind in compare_fla.KINDS),  # Triton compiles for minutes
     _sanitized("memcheck", "decay_binding_gpu_test", OPS, DECAY_TESTS, 1.5),
     _sanitized("racecheck", "decay_binding_gpu_test", OPS, DECAY_TESTS, 6),

@@ -1,5 +1,6 @@
 """Reads the outcome of a finished command: its status, the reason if the status is not "done", and its figures."""
 
+import csv
 import dataclasses
 import json
 import pathlib
@@ -89,6 +90,22 @@ def read_rows(finished: command.Finished, file: pathlib.Path) -> Outcome:
         return Outcome(SKIPPED, reason)
     bad = [f"{row['kind']} {row['shape']}: {row['failed']}" for row in rows.get("rows", []) if "failed" in row]
     return Outcome(FAILED, "; ".join(bad) or _exit_of(finished), rows)
+
+
+def read_ncu(finished: command.Finished, file: pathlib.Path) -> Outcome:
+    """Reads the table of Nsight Compute, one line per kernel and metric, as a dict of metrics per launch."""
+    if finished.code != 0:
+        return Outcome(FAILED, _exit_of(finished))
+    lines = file.read_text().splitlines() if file.exists() else []
+    table = [line for line in lines if line.startswith('"')]  # the other lines are messages of ncu
+    launches: dict[str, dict] = {}
+    for row in csv.DictReader(table):
+        launch = launches.setdefault(row["ID"], {"kernel": row["Kernel Name"].partition("(")[0], "metrics": {}})
+        if row.get("Metric Name"):  # a rule has none
+            launch["metrics"][row["Metric Name"]] = f"{row['Metric Value']} {row['Metric Unit']}".strip()
+    if not launches:
+        return Outcome(FAILED, "ncu profiled no kernel: are there fewer launches than --launch-skip?")
+    return Outcome(DONE, result={"launches": list(launches.values())})
 
 
 def read_text(finished: command.Finished, _: pathlib.Path) -> Outcome:

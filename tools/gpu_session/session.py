@@ -132,7 +132,7 @@ class Session:
     def run(self, items: list[Item], budget: Budget, again: bool = False, jobs: int = 1) -> None:
         """Runs the items that have no result yet; with `again` also those that failed or timed out. Tests run first,
         `jobs` in parallel, because their time is not measured. An item that does not fit into the remaining time is
-        left for the next call."""
+        left for the next call, and the shorter items after it still run."""
         last = time.monotonic()
         self.end = last + MINUTE * min(budget.piece_minutes, budget.minutes - self.folder.seconds() / MINUTE)
         if jobs > 1:
@@ -147,7 +147,7 @@ class Session:
             whole = item.minutes * MINUTE
             if left <= 0 or (left < whole / 2 and tried > 0):
                 print(f"{item.name}: not started, because it can take {whole:.0f} s and {max(left, 0):.0f} s are left", flush=True)
-                break
+                continue
             tried += 1
             # The first item of a call has all the time that a call can give.
             self.attempt(item, min(left, whole), last_chance=left >= whole or tried == 1)

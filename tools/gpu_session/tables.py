@@ -183,6 +183,21 @@ def decode(records: list[dict]) -> str:
     return "Decoding, one row, fp32:\n\n" + table(["model", "tokens", "ms early", "ms late", "ratio"], rows) if rows else ""
 
 
+# The columns of the table of Nsight Compute, by its names.
+NCU_COLUMNS = {"Duration": "time", "DRAM Throughput": "share of DRAM's rate", "Issue Slots Busy": "issue slots busy",
+               "Achieved Occupancy": "occupancy", "Registers Per Thread": "registers"}  # fmt: skip
+
+
+def ncu(records: list[dict]) -> str:
+    rows = []
+    for record in of_group(records, "ncu"):
+        for launch in record["result"]["launches"]:
+            rows.append([name_of(record), f"`{launch['kernel'][:60].replace('|', '/')}`",
+                         *(launch["metrics"].get(name, "") for name in NCU_COLUMNS)])  # fmt: skip
+    head = ["decay and shape", "kernel", *NCU_COLUMNS.values()]
+    return "Kernels of decay attention under Nsight Compute, with cold caches:\n\n" + table(head, rows) if rows else ""
+
+
 def left_out(records: list[dict]) -> str:
     """Lists the items that are not done, so that readers know that a table is incomplete."""
     first = lambda record: re.sub(r"\s+", " ", record["reason"])[:160].replace("|", "/")
@@ -190,7 +205,8 @@ def left_out(records: list[dict]) -> str:
     return "Not done:\n\n" + table(["item", "how it ended", "why"], rows) if rows else ""
 
 
-PARTS = (tests, whole_run, decay_attention, fla, softmax_attention, row_kernels, cross_entropy, train_step, slowest_step, decode, left_out)
+PARTS = (tests, whole_run, decay_attention, fla, softmax_attention, row_kernels, cross_entropy, train_step, slowest_step, decode, ncu,
+         left_out)  # fmt: skip
 
 
 def session_text(session: dict) -> str:
