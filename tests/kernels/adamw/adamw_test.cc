@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "kernels/adamw/adamw_args.h"
@@ -133,6 +134,109 @@ TEST(AdamWKernel, ElementsAreIndependent) {
     EXPECT_EQ(single.copy[i], whole.copy[i]) << i;
   }
   for (int64_t i = 0; i < kDecayed + 2996; ++i) ASSERT_EQ(whole.main[i], shifted.main[i + 5]) << i;
+}
+
+// The memory of one array: element 0 is `misaligned` elements after a multiple of 16 bytes.
+template <typename T>
+class Misaligned {
+ public:
+  Misaligned(int64_t size, int misaligned) : elements_(size + 16), first_(misaligned) {
+    while (reinterpret_cast<uintptr_t>(elements_.data() + first_ - misaligned) % 16 != 0) ++first_;
+  }
+  T* data() { return elements_.data() + first_; }
+
+ private:
+  std::vector<T> elements_;
+  int64_t first_;
+};
+
+// Where a segment begins and ends, and how far its arrays are from a multiple of 16 bytes.
+struct Alignment {
+  int64_t begin, count;
+  int main, grads, moments, copy;  // in elements
+  int64_t main_shift, grads_shift, moments_shift;
+};
+
+// Updates `alignment.count` elements once and returns their weights, moments and copies.
+std::vector<float> UpdatedAt(const Alignment& at, bool has_copy) {
+  const int64_t size = at.begin + at.count + 16;
+  Misaligned<float> main(size, at.main), grads(size, at.grads), m(size, at.moments),
+      v(size, at.moments);
+  Misaligned<uint16_t> copy(size, at.copy);
+  const AdamWSegment segment = {.begin = at.begin,
+                                .end = at.begin + at.count,
+                                .weight_decay = 0.1f,
+                                .has_copy = has_copy ? 1 : 0,
+                                .main_shift = at.main_shift,
+                                .grads_shift = at.grads_shift,
+                                .moments_shift = at.moments_shift};
+  const auto element = [&](float* array, int64_t shift) { return array + at.begin + shift; };
+  for (int64_t i = 0; i < at.count; ++i) {
+    const auto x = static_cast<double>(i);
+    element(main.data(), at.main_shift)[i] = static_cast<float>(std::sin(0.1 * x));
+    element(grads.data(), at.grads_shift)[i] = static_cast<float>(std::cos(0.3 * x));
+    element(m.data(), at.moments_shift)[i] = static_cast<float>(0.1 * std::sin(x));
+    element(v.data(), at.moments_shift)[i] = static_cast<float>(0.1 + 0.1 * std::cos(x));
+  }
+  Update({.main = main.data(),
+          .grads = grads.data(),
+          .m = m.data(),
+          .v = v.data(),
+          .copy = copy.data(),
+          .segments = &segment,
+          .num_segments = 1,
+          .max_segment = at.count,
+          .factors = MakeAdamWFactors(kConfig, kLr, kFactor, 3)});
+  std::vector<float> result;
+  const auto add = [&](const float* x) { result.insert(result.end(), x, x + at.count); };
+  add(element(main.data(), at.main_shift));
+  add(element(m.data(), at.moments_shift));
+  add(element(v.data(), at.moments_shift));
+  result.insert(result.end(), copy.data() + at.begin, copy.data() + at.begin + at.count);
+  // Elements next to the segment keep their zeros.
+  for (const auto& [array, shift] : {std::pair(main.data(), at.main_shift),
+                                     {m.data(), at.moments_shift},
+                                     {v.data(), at.moments_shift}})
+    for (int64_t i = 1; i <= 4; ++i) {
+      if (at.begin + shift >= i) {
+        EXPECT_EQ(element(array, shift)[-i], 0);
+      }
+      EXPECT_EQ(element(array, shift)[at.count + i - 1], 0);
+    }
+  for (int64_t i = 1; i <= 4; ++i) {
+    if (at.begin >= i) {
+      EXPECT_EQ(copy.data()[at.begin - i], 0);
+    }
+    EXPECT_EQ(copy.data()[at.begin + at.count + i - 1], 0);
+  }
+  return result;
+}
+
+// The kernel reads 16 bytes at once where all arrays of a segment allow it. The bits are those of
+// single elements for every begin, length, shift and address.
+TEST(AdamWKernel, AlignmentChangesNoBits) {
+  constexpr Alignment kPlaces[] = {
+      {0, 0, 0, 0, 0, 0, 0, 0, 0},   // everything aligned
+      {1, 0, 0, 0, 0, 0, 0, 0, 0},   // aligned from element 3 of the segment on
+      {6, 0, 2, 2, 2, 2, 0, 0, 0},   // aligned from the first element, at odd addresses
+      {7, 0, 1, 1, 1, 1, 0, 0, 0},   // aligned from the first element of the arrays on
+      {8, 0, 0, 0, 0, 0, 4, -8, 0},  // aligned, with shifts
+      {5, 0, 3, 2, 1, 0, 1, 2, 3},   // addresses and shifts cancel
+      {4, 0, 1, 0, 0, 0, 0, 0, 0},   // main is not aligned like the others
+      {4, 0, 0, 0, 0, 0, 0, 1, 0},   // gradients are shifted by one
+      {4, 0, 0, 0, 2, 0, 0, 0, 0},   // moments are not aligned
+      {4, 0, 0, 0, 0, 3, 0, 0, 0},   // the copy is not aligned
+  };
+  for (const int64_t count : {1, 2, 3, 4, 5, 7, 8, 13, 1024, 2049, 4099}) {
+    for (const bool has_copy : {false, true}) {
+      const std::vector<float> want =
+          UpdatedAt({.begin = 3, .count = count, .grads_shift = 1}, has_copy);
+      for (Alignment at : kPlaces) {
+        at.count = count;
+        ASSERT_EQ(UpdatedAt(at, has_copy), want) << "begin " << at.begin << ", count " << count;
+      }
+    }
+  }
 }
 
 // An element's bits do not depend on its index, also beyond 2^31 elements.
