@@ -1,4 +1,4 @@
-"""A table of all mixers but retnet and gau, trained on the same text with the quickstart's budget
+"""A table of eighteen mixers, trained on the same text with the quickstart's budget
 from two seeds: losses, speed, state, and what it takes to decode a token early and late.
 
     launch/quickstart                                     # builds, and writes the text

@@ -98,9 +98,9 @@ sweep() {
 }
 sweep mqar_figure_1 2000
 sweep mqar_ablation 960
-sweep mqar_small 40
+sweep mqar_small 64
 sweep lengths 20
-sweep zoo 28
+sweep zoo 36
 for sweep in ../sweeps/*.textproto; do
   name=$(basename "$sweep" .textproto)
   if [[ -z ${num_runs[$name]:-} ]]; then
