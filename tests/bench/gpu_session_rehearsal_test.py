@@ -30,6 +30,7 @@ REASONS = {
     "memcheck": r"no compute-sanitizer here|has no tests/\S+/wrappers_gpu_test|this build has no CUDA parts|no CUDA device",
     "racecheck": r"no compute-sanitizer here|this build has no CUDA parts|no CUDA device",
     "ncu": r"no ncu here",
+    "jla": r"no jla here|no GPU was found",
     "fla": r"no fla here|no torch here|no GPU was found",
     "profile": r"no nsys here",
 }  # fmt: skip

@@ -397,6 +397,8 @@ FIGURES = {
         "max_error": 2e-3, **of_passes(ms=0.5, share_of_memory_roofline=0.61, share_of_matmul=0.3, late_share=0)},
     "fla/per_head": {"rows": [{"kind": "per_head", "shape": "B2 T64 H2 D64", **of_passes(
         fla_ms=3.0, halflife_ms=1.5, speed=2.0, share_of_memory_roofline=0.6)}]},
+    "jla/per_token": {"rows": [{"kind": "per_token", "shape": "B2 T64 H2 D64", **of_passes(
+        jla_ms=3.0, halflife_ms=1.5, speed=2.0)}]},
     "softmax_attention/B2 T64 d64": {"device": "NVIDIA H200", "batch": 2, "forward": [
         {"form": "window", "ms": 0.25, "late_share": 0, "causal_ms": 0.5, "causal_late_share": 0, "over_causal": 0.5},
         {"form": "blocks", "problem": "CUDA error:\na | b"}], "problem": "off by 0.3"},
@@ -439,7 +441,7 @@ class TablesTest(InAFolder):
         text = self.text()
         for words in ("### NVIDIA H200, driver 580.1, commit 0123456789ab", "| `wrappers_gpu_test` | 30 | 0 | 2 |",
                       "| per_head | B2 T64 H2 D64 | 0.500 / 0.500 | 61% / 61% | 30% / 30% | 0% / 0% | 2.0e-03 |",
-                      "| 2.00 x / 2.00 x | 60% / 60% |", "| rotary | forward | [8] | 0.0200 | 3.00 x (late) | 80% |",
+                      "| 2.00 x / 2.00 x | 60% / 60% |", "| per_token | B2 T64 H2 D64 | 3.000 / 3.000 | 1.500 / 1.500 | 2.00 x / 2.00 x |", "| rotary | forward | [8] | 0.0200 | 3.00 x (late) | 80% |",
                       "| swiglu | forward | [9] | problem: off by nan |  |  |",
                       "| B2 T64 d64 | forward | window | 0.250 | 0.50 x |",
                       "| B2 T64 d64 | forward | blocks | problem: CUDA error: a / b |  |", "\nB2 T64 d64, problem: off by 0.3",
@@ -462,7 +464,7 @@ class TablesTest(InAFolder):
                 return [without_numbers(inner, key) for inner in value]
             return None if isinstance(value, float) else value
 
-        measured = {name: result for name, result in FIGURES.items() if not name.startswith("fla")}
+        measured = {name: result for name, result in FIGURES.items() if not name.startswith(("fla", "jla"))}
         out = self.leave(*(record(name, result=without_numbers(result)) for name, result in measured.items()))
         text = tables.session_text(tables.merged(out))
         self.assertIn("| per_head | B2 T64 H2 D64 | no number / no number |", text)

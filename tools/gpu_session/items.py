@@ -16,6 +16,7 @@ from machine import REPO
 
 sys.path.insert(1, str(REPO / "bench"))
 import compare_fla  # noqa: E402
+import compare_jla  # noqa: E402
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Item:
     rehearsal: tuple[str, ...] | None = None  # replaces `words`; None: the same words
     rehearsed_by: str = ""  # replaces `program` in a rehearsal
     before: tuple[str, ...] = ()  # words before the program
-    needs: tuple[str, ...] = ()  # compute-sanitizer, ncu, nsys, fla
+    needs: tuple[str, ...] = ()  # compute-sanitizer, ncu, nsys, fla, jla
     resumes: bool = False  # a repeated command continues with its file
     of_slowest: str = ""  # use the words of the slowest item of this group
     starts: tuple[str, ...] = ()  # programs below {build} that `program` starts
@@ -99,6 +100,14 @@ def _ncu(kind: str, shape: compare_fla.Shape, skipped: int, launches: int) -> It
     return Item(f"ncu/{kind} {shape}", timed.program, (*timed.words, "--rounds", "1", "--skip-eager"), readers.read_ncu, 1,
                 rehearsal=timed.rehearsal, before=(*NCU, *kernels, "--launch-skip", str(skipped), "-c", str(launches)),
                 needs=("ncu",))  # fmt: skip
+
+
+def _jla(kind: str) -> Item:
+    """On the two shapes whose times with jla are known."""
+    words = ("--only", kind, "--shapes", "B2 T16384", "V256", "--rounds", "2", "--json", "{file}")
+    return Item(f"jla/{kind}", "bench/bench_decay_attention",
+                (*words, "--binary", "{build}/bench/bench_decay_attention"), readers.read_rows, 3,
+                before=("{python}", "{repo}/bench/compare_jla.py"), needs=("jla",))  # fmt: skip
 
 
 def _step(name: str, mixer: str, dim: int, heads: int, mlp_dim: int = 0) -> Item:
@@ -206,6 +215,7 @@ ITEMS = (
     _decode("gla 340m, one graph a token"),
     _decode("gla 340m, kernel by kernel", "--no-cuda-graph"),
     *(_ncu(kind, DECAY_SHAPES[kind][0], skipped, 9) for kind, skipped in (("per_head", 14), ("per_token", 14), ("per_channel", 24))),
+    *(_jla(kind) for kind in compare_jla.KINDS),
     *(_fla(kind) for kind in compare_fla.KINDS),  # Triton compiles for minutes
     _sanitized("memcheck", "decay_binding_gpu_test", OPS, DECAY_TESTS, 1.5),
     _sanitized("racecheck", "decay_binding_gpu_test", OPS, DECAY_TESTS, 6),
@@ -236,7 +246,7 @@ def words_of(item: Item, slowest: tuple[str, ...], build: pathlib.Path, file: pa
     """Returns the complete command of an item."""
     behind = item.rehearsal if rehearse and item.rehearsal is not None else item.words
     behind = slowest if item.of_slowest else behind
-    program = () if item.group == "fla" else (f"{build}/{program_of(item, rehearse)}",)
+    program = () if item.group in ("fla", "jla") else (f"{build}/{program_of(item, rehearse)}",)
     places = {"{build}": str(build), "{file}": str(file), "{python}": sys.executable, "{repo}": str(REPO)}
     words = []
     for word in (*item.before, *program, *behind):

@@ -107,4 +107,8 @@ def why_missing(need: str) -> str:
         if importlib.util.find_spec("fla") is None:
             return "no fla here. Run pip install flash-linear-attention==0.6.0, or add its folder to PYTHONPATH."
         return ""
+    if need == "jla":
+        if importlib.util.find_spec("jla") is None:
+            return "no jla here. Run pip install 'jax-linear-attention[cuda]==0.1.0', or add its folder to PYTHONPATH."
+        return ""
     return "" if find_tool(need) else f"no {need} here, in PATH or {' or '.join(TOOL_FOLDERS)}"

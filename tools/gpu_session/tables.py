@@ -5,7 +5,7 @@ import pathlib
 import re
 
 import machine
-from items import ITEMS, compare_fla
+from items import ITEMS, compare_fla, compare_jla
 from readers import DONE, SKIPPED
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -96,6 +96,11 @@ def decay_attention(records: list[dict]) -> str:
 def fla(records: list[dict]) -> str:
     rows = [row for record in of_group(records, "fla") for row in record["result"]["rows"]]
     return compare_fla.markdown(rows, "Decay attention against flash-linear-attention, bf16:").strip() if rows else ""
+
+
+def jla(records: list[dict]) -> str:
+    rows = [row for record in of_group(records, "jla") for row in record["result"]["rows"]]
+    return compare_jla.markdown(rows, "Decay attention against jax-linear-attention, bf16:").strip() if rows else ""
 
 
 def row_kernels(records: list[dict]) -> str:
@@ -205,7 +210,7 @@ def left_out(records: list[dict]) -> str:
     return "Not done:\n\n" + table(["item", "how it ended", "why"], rows) if rows else ""
 
 
-PARTS = (tests, whole_run, decay_attention, fla, softmax_attention, row_kernels, cross_entropy, train_step, slowest_step, decode, ncu,
+PARTS = (tests, whole_run, decay_attention, fla, jla, softmax_attention, row_kernels, cross_entropy, train_step, slowest_step, decode, ncu,
          left_out)  # fmt: skip
 
 
