@@ -8,13 +8,22 @@ using namespace rows;
 
 constexpr int kThreads = 256;
 
-// A thread rotates a pack of channels of one head with the pack half a head later. `packs` is the
-// number of packs in half a head.
+// Copies a pack of the channels from 2 half on, which do not rotate. j: the pack's first channel.
+template <typename T>
+HL_DEVICE void CopyRest(const T* x, T* out, int64_t head_dim, int64_t j, bool aligned) {
+  const int count = static_cast<int>(min(head_dim - j, int64_t{kPack<T>}));
+  float values[kPack<T>];
+  Load(x + j, count, aligned, values);
+  Store(out + j, count, aligned, values);
+}
+
+// A thread rotates a pack of channels of one head with the pack `half` channels later, or copies a
+// pack that does not rotate. A head has `packs` packs to rotate and `rest` packs to copy.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    RotateKernel(RotaryTokens<T> args, int64_t packs, bool aligned) {
+    RotateKernel(RotaryTokens<T> args, int64_t packs, int64_t rest, bool aligned) {
   const int64_t item = int64_t{kThreads} * blockIdx.x + threadIdx.x;
-  const int64_t place = item / packs;  // index of a head, counted over all tokens
+  const int64_t place = item / (packs + rest);  // index of a head, counted over all tokens
   const int64_t num_heads = args.heads[0].num_heads + args.heads[1].num_heads;
   const int64_t token = place / num_heads;
   if (token >= args.num_tokens) return;
@@ -22,14 +31,17 @@ __global__ void __launch_bounds__(kThreads)
   const bool second = head >= args.heads[0].num_heads;
   const RotaryHeads<T> heads = second ? args.heads[1] : args.heads[0];
   if (second) head -= args.heads[0].num_heads;
-  const int64_t j = (item - place * packs) * kPack<T>;
+  const int64_t pack = item - place * (packs + rest);
+  const T* const x = heads.x + token * heads.x_stride + head * args.head_dim;
+  T* const out = heads.out + (token * heads.num_heads + head) * args.head_dim;
+  if (pack >= packs)
+    return CopyRest(x, out, args.head_dim, 2 * args.half + (pack - packs) * kPack<T>, aligned);
+  const int64_t j = pack * kPack<T>;
   const int count = static_cast<int>(min(args.half - j, int64_t{kPack<T>}));
   const int64_t table = args.rows[token] * args.half + j;
-  const T* const x = heads.x + token * heads.x_stride + head * 2 * args.half + j;
-  T* const out = heads.out + (token * heads.num_heads + head) * 2 * args.half + j;
   float a[kPack<T>], b[kPack<T>], cos[kPack<T>], sin[kPack<T>];
-  Load(x, count, aligned, a);
-  Load(x + args.half, count, aligned, b);
+  Load(x + j, count, aligned, a);
+  Load(x + args.half + j, count, aligned, b);
   LoadFloats(args.cos + table, count, aligned, cos);
   LoadFloats(args.sin + table, count, aligned, sin);
 #pragma unroll
@@ -38,21 +50,23 @@ __global__ void __launch_bounds__(kThreads)
     a[i] = first * cos[i] - b[i] * s;
     b[i] = b[i] * cos[i] + first * s;
   }
-  Store(out, count, aligned, a);
-  Store(out + args.half, count, aligned, b);
+  Store(out + j, count, aligned, a);
+  Store(out + args.half + j, count, aligned, b);
 }
 
 template <typename T>
 void Run(const RotaryTokens<T>& args, cudaStream_t stream) {
-  const int64_t packs = (args.half + kPack<T> - 1) / kPack<T>;
+  const auto packs_of = [](int64_t channels) { return (channels + kPack<T> - 1) / kPack<T>; };
+  const int64_t packs = packs_of(args.half), rest = packs_of(args.head_dim - 2 * args.half);
   const auto& [q, k] = args.heads;
-  const int64_t items = args.num_tokens * (q.num_heads + k.num_heads) * packs;
+  const int64_t items = args.num_tokens * (q.num_heads + k.num_heads) * (packs + rest);
   if (items == 0) return;
   const bool aligned = Aligned16<T>(args.half, q.x, q.out, k.x, k.out, args.cos, args.sin) &&
-                       q.x_stride % kPack<T> == 0 && k.x_stride % kPack<T> == 0;
+                       args.head_dim % kPack<T> == 0 && q.x_stride % kPack<T> == 0 &&
+                       k.x_stride % kPack<T> == 0;
   const auto blocks = static_cast<unsigned>((items + kThreads - 1) / kThreads);
   Launch({dim3(blocks), dim3(kThreads), 0, "rotary encoding"}, stream, RotateKernel<T>, args, packs,
-         aligned);
+         rest, aligned);
 }
 
 }  // namespace

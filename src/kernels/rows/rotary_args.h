@@ -1,7 +1,7 @@
 // Arguments of the rotary encoding, shared by its LibTorch side, CPU loop and CUDA kernel. Channels
 // j and j + half of a head are rotated by the angle whose cosine and sine are in the token's row of
-// the table; both may include a scale, for xPos. The gradient rotates in the other direction and
-// keeps the scale. Queries and keys use one table and one pass.
+// the table; both may include a scale, for xPos. Channels from 2 half on are copied. The gradient
+// rotates in the other direction and keeps the scale. Queries and keys use one table and one pass.
 //
 // T is float or Bf16; arithmetic is fp32. C++17 without LibTorch, because CUDA sources include it.
 #pragma once
@@ -15,7 +15,7 @@ using cudaStream_t = CUstream_st*;
 
 namespace halflife::kernels {
 
-// The heads of one tensor at all tokens, [tokens, num_heads, 2 half]. The heads of a token are
+// The heads of one tensor at all tokens, [tokens, num_heads, head_dim]. The heads of a token are
 // dense.
 template <typename T>
 struct RotaryHeads {
@@ -32,7 +32,8 @@ struct RotaryTokens {
   const float* sin = nullptr;     // [R, half]
   const int64_t* rows = nullptr;  // [tokens], rows of the table
   int64_t num_tokens = 0, half = 0;
-  float direction = 1;  // -1 for the gradient
+  int64_t head_dim = 0;  // at least 2 half
+  float direction = 1;   // -1 for the gradient
 };
 
 namespace cpu {

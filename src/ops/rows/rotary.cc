@@ -57,7 +57,8 @@ Tensors RotateFused(const Tensors& given, const RotaryTable& table, float direct
                                        .sin = table.sin.const_data_ptr<float>(),
                                        .rows = table.rows.const_data_ptr<int64_t>(),
                                        .num_tokens = first.size(0) * first.size(1),
-                                       .half = first.size(3) / 2,
+                                       .half = table.cos.size(1),
+                                       .head_dim = first.size(3),
                                        .direction = direction};
     for (size_t i = 0; i < in.size(); ++i) tokens.heads[i] = HeadsOf<T>(in[i], out[i]);
     RunOn(
@@ -88,15 +89,17 @@ Tensors FusedRotary(const Tensors& inputs, const RotaryTable& table) {
 // In LibTorch calls: for fp64.
 at::Tensor RotateComposed(const at::Tensor& x, const RotaryTable& table) {
   const at::ScalarType compute = ComputeType(x);
-  const int64_t half = x.size(3) / 2;
-  const auto pick = [&](const at::Tensor& values) {  // [B, T, 1, d/2]
+  const int64_t half = table.cos.size(1), rest = x.size(3) - 2 * half;
+  const auto pick = [&](const at::Tensor& values) {  // [B, T, 1, r/2]
     return values.index_select(0, table.rows.flatten())
         .to(compute)
         .view({x.size(0), x.size(1), 1, half});
   };
   const at::Tensor cos = pick(table.cos), sin = pick(table.sin);
   const at::Tensor a = x.narrow(3, 0, half).to(compute), b = x.narrow(3, half, half).to(compute);
-  return at::cat({a * cos - b * sin, b * cos + a * sin}, 3).to(x.scalar_type());
+  const at::Tensor rotated = at::cat({a * cos - b * sin, b * cos + a * sin}, 3);
+  if (rest == 0) return rotated.to(x.scalar_type());
+  return at::cat({rotated.to(x.scalar_type()), x.narrow(3, 2 * half, rest)}, 3);
 }
 
 // Returns the minimum and maximum of a CPU tensor; (0, -1) if it is empty.
@@ -160,14 +163,14 @@ bool HasTableDtype(const at::Tensor& values, const at::Tensor& x) {
 void CheckTable(const at::Tensor& x, const RotaryTable& table) {
   const at::Tensor &cos = table.cos, &sin = table.sin, &rows = table.rows;
   HL_CHECK(
-      x.defined() && x.dim() == 4 && x.size(3) >= 2 && x.size(3) % 2 == 0 && cos.defined() &&
-          cos.dim() == 2 && FitsWith(x, cos, {cos.size(0), x.size(3) / 2}) &&
+      x.defined() && x.dim() == 4 && cos.defined() && cos.dim() == 2 && cos.size(1) >= 1 &&
+          2 * cos.size(1) <= x.size(3) && FitsWith(x, cos, cos.sizes()) &&
           FitsWith(x, sin, cos.sizes()) && HasTableDtype(cos, x) &&
           sin.scalar_type() == cos.scalar_type() && FitsWith(x, rows, {x.size(0), x.size(1)}) &&
           rows.scalar_type() == at::kLong,
       "ApplyRotary to x ", Describe(x), " with cos ", Describe(cos), ", sin ", Describe(sin),
       ", rows ", Describe(rows),
-      ". Use x [B, T, H, d] with d even, cos and sin [R, d/2] fp32 (or fp64 for x of fp64), rows "
+      ". Use x [B, T, H, d], cos and sin [R, r/2] with r <= d, fp32 (or fp64 for x of fp64), rows "
       "[B, T] int64, on one device.");
   if (!rows.is_cpu()) return;
   const auto [low, high] = Bounds(rows);
@@ -179,7 +182,7 @@ void CheckTable(const at::Tensor& x, const RotaryTable& table) {
 
 std::vector<double> RotaryFrequencies(int64_t dim, double base) {
   std::vector<double> frequencies;
-  for (int64_t j = 0; j < dim / 2; ++j)
+  for (int64_t j = 0; j < (dim + 1) / 2; ++j)
     frequencies.push_back(std::pow(base, -2.0 * static_cast<double>(j) / static_cast<double>(dim)));
   return frequencies;
 }

@@ -1,6 +1,7 @@
-// Rotary position encoding (Su et al., 2021), half layout: channels j and j + d/2 are rotated by
-// the angle position * base^(-2j/d). Differentiable in x. Angles are computed in fp64: in fp32 they
-// would be off by 4e-3 at position 100,000, and relative positions with them.
+// Rotary position encoding (Su et al., 2021), half layout: channels j and j + r/2 are rotated by
+// the angle position * base^(-2j/r). Usually r is d, the width of a head; with a smaller r, the
+// channels from r on are unchanged (partial rotation). Differentiable in x. Angles are computed in
+// fp64: in fp32 they would be off by 4e-3 at position 100,000, and relative positions with them.
 //
 //   const RotaryTable table = MakeRotaryTable(slice.positions, head_dim, 10000);
 //   const RotatedPair rotated = ApplyRotary(q, k, table);
@@ -16,7 +17,7 @@
 namespace halflife::ops {
 
 struct RotaryTable {
-  // [R, d/2] fp32, one row per position between the smallest and the largest that occur. fp64
+  // [R, r/2] fp32, one row per position between the smallest and the largest that occur. fp64
   // tables are only supported for fp64 x.
   at::Tensor cos, sin;
   // [B, T] int64: the table row of each token, 0 to R - 1 (checked only on the CPU)
@@ -27,11 +28,11 @@ struct RotaryTable {
 RotaryTable MakeRotaryTable(const at::Tensor& positions, int64_t dim, double base,
                             at::ScalarType dtype = at::kFloat);
 
-// The same with given frequencies [d/2] in radians per token. cos and sin are multiplied by
+// The same with given frequencies [r/2] in radians per token. cos and sin are multiplied by
 // `factor`. For interpolated or mixed frequencies (NTK-aware, YaRN).
 RotaryTable MakeRotaryTable(const at::Tensor& positions, std::span<const double> frequencies,
                             double factor = 1, at::ScalarType dtype = at::kFloat);
-// Returns base^(-2j/d) for each pair of channels.
+// Returns base^(-2j/d) for each pair of channels, j < d/2. An odd d is rounded up to whole pairs.
 std::vector<double> RotaryFrequencies(int64_t dim, double base);
 
 // Caches the tables of a batch's positions, because all layers of a model use the same ones.

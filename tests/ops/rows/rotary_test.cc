@@ -85,6 +85,28 @@ TEST(RotaryTest, GradientTurnsBack) {
   EXPECT_TRUE(test::Close(grads[0], x, 5e-7));  // The transpose of a rotation is its inverse.
 }
 
+// A table of r/2 pairs rotates the first r channels as heads of width r, and copies the others. Tables
+// of an odd r have one pair more.
+TEST(RotaryTest, PartsOfAHead) {
+  for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    for (const auto& [dim, rotated] : {std::pair(12, 4), {7, 6}, {64, 16}, {8, 8}, {8, 3}}) {
+      const int64_t width = (rotated + 1) / 2 * 2;
+      const RotaryTable table =
+          MakeRotaryTable(Positions(2, 9, 3), RotaryFrequencies(rotated, 100));
+      const at::Tensor x = Normal({2, 9, 3, dim}, 1, dtype).requires_grad_();
+      const at::Tensor y = ApplyRotary(x, table);
+      const at::Tensor first = ApplyRotary(x.narrow(3, 0, width).contiguous(), table);
+      const at::Tensor want = at::cat({first, x.narrow(3, width, dim - width)}, 3);
+      EXPECT_TRUE(test::BitEqual(y, want)) << rotated << " of " << dim;
+      const at::Tensor dy = Normal({2, 9, 3, dim}, 2, dtype);
+      EXPECT_TRUE(test::BitEqual(torch::autograd::grad({y}, {x}, {dy})[0],
+                                 torch::autograd::grad({want}, {x}, {dy})[0]))
+          << rotated << " of " << dim;
+    }
+  }
+  EXPECT_EQ(RotaryFrequencies(3, 100), (std::vector<double>{1, std::pow(100.0, -2.0 / 3)}));
+}
+
 // Several tensors in one pass, with different numbers of heads and as columns of one product, give
 // the bits of separate passes.
 TEST(RotaryTest, PairsRotateAsSeparateTensors) {
@@ -138,7 +160,7 @@ TEST(RotaryTest, BadInput) {
   EXPECT_HL_ERROR(
       with([](auto& t) { t.cos = t.cos.narrow(1, 0, 2); })(), internal,
       "ApplyRotary to x [2, 4, 2, 6] fp32 on cpu with cos [4, 2] fp32 on cpu, sin [4, 3]",
-      "rows [2, 4] int64 on cpu", "cos and sin [R, d/2] fp32");
+      "rows [2, 4] int64 on cpu", "cos and sin [R, r/2] with r <= d, fp32");
   EXPECT_HL_ERROR(with([](auto& t) { t.sin = t.sin.narrow(0, 0, 3); })(), internal, "sin [3, 3]");
   EXPECT_HL_ERROR(with([](auto& t) { t.cos = t.cos.to(at::kBFloat16); })(), internal,
                   "cos [4, 3] bf16");
@@ -151,7 +173,7 @@ TEST(RotaryTest, BadInput) {
   EXPECT_HL_ERROR(with([](auto& t) { t.rows = t.rows + 1; })(), internal,
                   "a token's row is 4 in a table of 4 rows");
   EXPECT_HL_ERROR(with([](auto& t) { t.rows = t.rows - 1; })(), internal, "a token's row is -1");
-  EXPECT_HL_ERROR(ApplyRotary(x.narrow(3, 0, 5), table), internal, "d even");
+  EXPECT_HL_ERROR(ApplyRotary(x.narrow(3, 0, 5), table), internal, "r <= d");
   EXPECT_HL_ERROR(ApplyRotary(x.to(at::kHalf), table), usage,
                   "ApplyRotary does not support fp16. Use fp32, bf16 or fp64.");
   EXPECT_HL_ERROR(ApplyRotary(x, x.narrow(1, 0, 3), table), internal,

@@ -423,8 +423,17 @@ inline std::vector<RowOperation> Rotations() {
     const std::vector<double> frequencies = ops::RotaryFrequencies(in[0].size(3), 500);
     return ops::ApplyRotary(in[0], ops::MakeRotaryTable(positions(in[0]), frequencies, 1.5));
   };
+  // Pairs of the first channels only, a quarter of a head.
+  const auto partial = [=](const Tensors& in) {
+    const std::vector<double> frequencies =
+        ops::RotaryFrequencies((in[0].size(3) + 3) / 4 * 2, 500);
+    return ops::ApplyRotary(in[0].narrow(2, 0, 2), in[0].narrow(2, 2, 1),
+                            ops::MakeRotaryTable(positions(in[0]), frequencies))
+        .q;
+  };
   const auto widths = Widths(90, {2, 6, 12, 64, 128});
-  return {{"Rotary", [=](const Tensors& in) { return ops::ApplyRotary(in[0], table(in[0])); },
+  return {{"RotaryOfPartsOfHeads", partial, heads(3), Widths(90, {2, 6, 7, 12, 64, 128}), 5e-7},
+          {"Rotary", [=](const Tensors& in) { return ops::ApplyRotary(in[0], table(in[0])); },
            heads(3), widths, 5e-7},
           {"RotaryOfAPair", pair, heads(5), widths, 5e-7},
           {"RotaryOfOwnFrequencies", own_frequencies, heads(3), widths, 1e-6}};
