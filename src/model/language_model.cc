@@ -53,16 +53,17 @@ LanguageModel::LanguageModel(const ModelConfig& config) : config_(config) {
     PartContext of_layer = context.Below(Concat("layers.", i, "."));
     of_layer.layer = i;
     of_layer.positions = positions_.get();
-    blocks_.push_back(MakeBlock(config.block, {.part = std::move(of_layer),
-                                               .norm = resolved.norm,
-                                               .mixer = config.mixer_of(i),
-                                               .channel_mixer = config.channel_mixer_of(i)}));
+    blocks_.push_back(MakeBlock(config.block_of(i), {.part = std::move(of_layer),
+                                                     .norm = resolved.norm,
+                                                     .mixer = config.mixer_of(i),
+                                                     .channel_mixer = config.channel_mixer_of(i)}));
     blocks_.back()->CountParameters(count_);
   }
   added();
   first_params_.push_back(parameters_.size());
   HL_CHECK_AS(ExitCode::kUsage, blocks_.back()->needs_final_norm() || !config.final_norm,
-              "the block ", config.block.name(), " already ends with a norm. Remove final_norm.");
+              "the block ", config.block_of(config.num_layers - 1).name(),
+              " already ends with a norm. Remove final_norm.");
   if (blocks_.back()->needs_final_norm())
     final_norm_ = MakeNorm(resolved.final_norm ? *resolved.final_norm : resolved.norm,
                            context.Below("norm."), config.model_dim);

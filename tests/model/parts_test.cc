@@ -60,6 +60,29 @@ TEST_F(Parts, RmsNorm) {
   EXPECT_EQ(parameters_.size(), 1);
 }
 
+// The factor is 1 + w. The weight starts at 0, and has no weight decay as every norm.
+TEST_F(Parts, ZeroCenteredRmsNorm) {
+  const NormConfig config("rms_norm", {{"zero_centered", true}});
+  const auto norm = MakeNorm(config, Context("n."), kDim);
+  std::vector<float> initial(kDim, 7);
+  parameters_.Initialise(0, 1, initial.data());
+  EXPECT_EQ(initial, std::vector<float>(kDim, 0));
+  EXPECT_FALSE(parameters_.specs()[0].weight_decay);
+  EXPECT_EQ(parameters_.specs()[0].region, dist::Region::kFp32);
+  Bind();
+  const at::Tensor branch = Normal({2, 5, kDim}, 2);
+  const auto want = [&](const at::Tensor& of) {
+    return of / (of.square().mean(-1, true) + 1e-6).sqrt() * (1 + values_["n.weight"]);
+  };
+  EXPECT_TRUE(Close((*norm)(x_), want(x_), kTolerance));
+  at::Tensor x = x_;
+  EXPECT_TRUE(Close(norm->AddAndNorm(x, branch), want(x_ + branch), kTolerance));
+  NormConfig bare("rms_norm", {{"zero_centered", true}, {"weight", false}});
+  EXPECT_THAT(bare.Resolve({.model_dim = kDim, .num_layers = 1}),
+              testing::ElementsAre("norm rms_norm: zero_centered without weight. Use both, or only "
+                                   "weight."));
+}
+
 TEST_F(Parts, LayerNorm) {
   const auto norm = MakeNorm(NormConfig("layer_norm", {{"eps", 0.1}}), Context("n."), kDim);
   Bind();
@@ -213,6 +236,13 @@ TEST_F(Parts, BlocksArithmetic) {
   EXPECT_TRUE(Close(RunBlock(*make(BlockConfig("pre_norm"), "a."), x_), middle + n(middle), 1e-11));
   const auto of_norm = make(BlockConfig("pre_norm", {{"mixer_residual_post_norm", true}}), "d.");
   EXPECT_TRUE(Close(RunBlock(*of_norm, x_), 3 * n(x_) + n(3 * n(x_)), 1e-11));
+  const auto scaled = make(BlockConfig("pre_norm", {{"residual_multiplier", 0.25}}), "e.");
+  const at::Tensor part = x_ + 0.5 * n(x_);
+  EXPECT_TRUE(Close(RunBlock(*scaled, x_), part + 0.25 * n(part), 1e-11));
+  const auto output = make(BlockConfig("output_norm"), "f.");
+  const at::Tensor mixed = x_ + n(2 * x_);
+  EXPECT_TRUE(Close(RunBlock(*output, x_), mixed + n(mixed), 1e-11));
+  EXPECT_TRUE(output->needs_final_norm());
   const auto post = make(BlockConfig("post_norm"), "b.");
   EXPECT_TRUE(Close(RunBlock(*post, x_), n(2 * n(3 * x_)), 1e-11));
   EXPECT_FALSE(post->needs_final_norm());
@@ -221,12 +251,32 @@ TEST_F(Parts, BlocksArithmetic) {
   EXPECT_TRUE(Close(RunBlock(*deep, x_), n((alpha + 1) * n((alpha + 2) * x_)), 1e-11));
 }
 
+// A multiplier of 1 changes no bit.
+TEST_F(Parts, BranchesWithoutAFactorAreNotScaled) {
+  const NormConfig norm("rms_norm");
+  const MixerConfig mixer("softmax", {{"num_heads", 2}});
+  const ChannelMixerConfig channel_mixer("identity");
+  const auto block = MakeBlock(
+      BlockConfig("pre_norm", {{"residual_multiplier", 1.0}}),
+      {.part = Context("a."), .norm = norm, .mixer = mixer, .channel_mixer = channel_mixer});
+  Bind();
+  const at::Tensor branch = Normal({2, 5, kDim}, 3);
+  ResidualStream stream(x_);
+  block->Forward(stream, {.mix = [&](const Mixer&, const at::Tensor&) { return branch; },
+                          .drop = [](LayerPass::Branch, const at::Tensor& y) { return y; }});
+  EXPECT_TRUE(stream.x().equal(x_ + branch));
+  BlockConfig zero("pre_norm", {{"residual_multiplier", 0.0}});
+  EXPECT_THAT(zero.Resolve({.model_dim = kDim, .num_layers = 1}),
+              testing::ElementsAre("block pre_norm: option residual_multiplier is 0. Use a number "
+                                   "above 0, or 1 for branches without a factor."));
+}
+
 // The norm has weights, so there is one for the mixer and none for the missing channel mixer.
 TEST_F(Parts, BlocksWithOnlyAMixer) {
   const NormConfig norm("rms_norm", {{"eps", 0.1}});
   const MixerConfig mixer("softmax", {{"num_heads", 2}});
   const ChannelMixerConfig none(kNoChannelMixer);
-  for (const char* name : {"pre_norm", "post_norm", "sub_ln"}) {
+  for (const char* name : {"pre_norm", "post_norm", "sub_ln", "output_norm"}) {
     const std::string prefix = Concat(name, ".");
     const auto block =
         MakeBlock(BlockConfig(name),
@@ -236,7 +286,9 @@ TEST_F(Parts, BlocksWithOnlyAMixer) {
     const auto normed = [&](const at::Tensor& x) {
       return x / (x.square().mean(-1, true) + 0.1).sqrt() * values_[prefix + "attn_norm.weight"];
     };
-    const at::Tensor want = std::string(name) == "post_norm" ? normed(3 * x_) : x_ + 2 * normed(x_);
+    const at::Tensor want = std::string(name) == "post_norm"     ? normed(3 * x_)
+                            : std::string(name) == "output_norm" ? x_ + normed(2 * x_)
+                                                                 : x_ + 2 * normed(x_);
     EXPECT_TRUE(Close(RunBlock(*block, x_), want, 1e-11)) << name;
     EXPECT_HL_ERROR(block->channel_mixer()(x_), ExitCode::kInternal,
                     "the channel mixer `none` was called");
@@ -343,6 +395,27 @@ std::vector<Named> ModelsOfEveryPart() {
   sub_ln.block = BlockConfig("sub_ln");
   sub_ln.mixer = MixerConfig("softmax", {{"num_heads", 2}, {"out_bias", true}});
   models.push_back({"sub_ln_softmax", sub_ln});
+  ModelConfig scaled = usual;
+  scaled.block = BlockConfig("pre_norm", {{"residual_multiplier", 0.5}});
+  models.push_back({"scaled_branches", scaled});
+  // The pattern of Qwen3-Next: gated attention, zero-centered norms.
+  ModelConfig gated = usual;
+  gated.norm = NormConfig("rms_norm", {{"zero_centered", true}});
+  gated.hybrid = {{.layers = {1},
+                   .mixer = MixerConfig("softmax", {{"num_heads", 2},
+                                                    {"qk_norm", true},
+                                                    {"qk_norm_zero_centered", true},
+                                                    {"output_gate", "sigmoid"},
+                                                    {"partial_rotary_factor", 0.5}})}};
+  models.push_back({"zero_centered_norms_and_gated_softmax", gated});
+  // The pattern of OLMo Hybrid: layers of two blocks.
+  ModelConfig blocks = usual;
+  blocks.hybrid = {
+      {.layers = {1},
+       .mixer = MixerConfig("softmax",
+                            {{"num_heads", 2}, {"qk_norm", true}, {"qk_norm_over", "all_heads"}}),
+       .block = BlockConfig("output_norm")}};
+  models.push_back({"layers_of_two_blocks", blocks});
   return models;
 }
 

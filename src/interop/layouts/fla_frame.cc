@@ -38,7 +38,9 @@ void ReadHybridEntry(ConfigReader& reader, const nlohmann::json& entry,
 void AddAttentionObstacles(const model::MixerConfig& mixer, std::vector<std::string>& lines) {
   if (mixer.name() != "softmax") return;
   const model::MixerConfig usual("softmax");
-  for (const char* option : {"block", "sinks", "cos_scale", "query_scale"}) {
+  for (const char* option :
+       {"block", "sinks", "cos_scale", "query_scale", "qk_norm_zero_centered", "qk_norm_over",
+        "output_gate", "partial_rotary_factor", "score_scale", "key_multiplier"}) {
     const auto value_of = [&](const model::MixerConfig& config) {
       const std::vector<model::Assignment> values = config.Values();
       return model::Text(std::ranges::find(values, option, &model::Assignment::name)->value);
@@ -65,13 +67,21 @@ std::vector<std::string> PartObstacles(const model::ModelConfig& config, const C
   const auto same = [&](const model::PartConfig& part, const std::string& name) {
     return one_of(part, {name});
   };
-  if (same(config.block, "pre_norm"))
+  if (same(config.block, "pre_norm")) {
     require(!config.block.Get<bool>("mixer_residual_post_norm"),
             "mixer_residual_post_norm of the block is on");
+    require(config.block.Get<double>("residual_multiplier") == 1,
+            "residual_multiplier of the block is ",
+            config.block.Get<double>("residual_multiplier"));
+  }
   require(!config.final_norm, "the model has a separate final_norm");
-  if (same(config.norm, parts.norm))
-    for (const model::Assignment& option : config.norm.Values())
-      require(option.value != model::OptionValue(false), "the norm has no ", option.name);
+  if (same(config.norm, parts.norm)) {
+    for (const char* option : {"weight", "bias"})
+      require(!config.norm.Has(option) || config.norm.Get<bool>(option), "the norm has no ",
+              option);
+    require(!config.norm.Has("zero_centered") || !config.norm.Get<bool>("zero_centered"),
+            "the norm is zero_centered");
+  }
   if (same(config.channel_mixer, parts.channel_mixer) && parts.mlp_bias != MlpBias::kOption) {
     const bool bias = config.channel_mixer.Get<bool>("bias");
     require(bias == (parts.mlp_bias == MlpBias::kOn), "bias of the channel mixer is ",
@@ -84,8 +94,10 @@ std::vector<std::string> PartObstacles(const model::ModelConfig& config, const C
   require(!config.embedding.norm, "the embedding has a norm");
   require(!config.head.bias, "the head has a bias");
   require(config.head.logit_scale == 1, "the head's logit_scale is ", config.head.logit_scale);
-  for (const model::LayerGroup& group : config.hybrid)
+  for (const model::LayerGroup& group : config.hybrid) {
     require(!group.channel_mixer, "hybrid layers have a channel mixer of their own");
+    require(!group.block, "hybrid layers have a block of their own");
+  }
   AddAttentionObstacles(config.mixer, lines);
   for (const model::LayerGroup& group : config.hybrid)
     if (group.mixer) AddAttentionObstacles(*group.mixer, lines);

@@ -9,21 +9,30 @@ namespace {
 
 // x += mixer(norm x); x += channel_mixer(norm x): the block of nearly every language model since
 // GPT-2. With mixer_residual_post_norm, the mixer's branch is added to the normed input: x = norm x
-// + mixer(norm x).
+// + mixer(norm x). A residual_multiplier m scales both branches: x += m mixer(norm x) (Granite).
 struct PreNormOptions : OptionsOf<PreNormOptions> {
   // Multiplies the initial values of the branches' last matrices by 1 / sqrt(2 L), as GPT-2 does.
   bool scale_init_by_depth = false;
   bool mixer_residual_post_norm = false;
+  double residual_multiplier = 1;
   std::vector<Option> Fields() override {
     return {{"scale_init_by_depth", &scale_init_by_depth},
-            {"mixer_residual_post_norm", &mixer_residual_post_norm}};
+            {"mixer_residual_post_norm", &mixer_residual_post_norm},
+            {"residual_multiplier", &residual_multiplier}};
+  }
+  void Resolve(const ModelSizes&, ProblemList& problems) override {
+    problems.Require(residual_multiplier > 0 && std::isfinite(residual_multiplier),
+                     "option residual_multiplier is ", residual_multiplier,
+                     ". Use a number above 0, or 1 for branches without a factor.");
   }
 };
 
 class PreNorm : public Block {
  public:
   PreNorm(const PreNormOptions& options, const BlockContext& context)
-      : dim_(context.part.model_dim()), residual_post_norm_(options.mixer_residual_post_norm) {
+      : dim_(context.part.model_dim()),
+        residual_post_norm_(options.mixer_residual_post_norm),
+        multiplier_(options.residual_multiplier) {
     PartContext branch = context.part;
     if (options.scale_init_by_depth)
       branch.output_init_scale =
@@ -34,16 +43,23 @@ class PreNorm : public Block {
   void Forward(ResidualStream& stream, const LayerPass& pass) const override {
     at::Tensor read = stream.Normed(*mixer_norm_);
     if (residual_post_norm_) stream.Replace(read);
-    stream.Add(pass.drop(LayerPass::kMixer, pass.mix(*mixer_, read)));
+    stream.Add(Scaled(pass.drop(LayerPass::kMixer, pass.mix(*mixer_, read))));
     read.reset();
-    AddChannelMixer(stream, pass);
+    if (channel_norm_ == nullptr) return;
+    stream.Add(Scaled(
+        pass.drop(LayerPass::kChannelMixer, (*channel_mixer_)(stream.Normed(*channel_norm_)))));
   }
   // x, the input of either norm.
   double ActivationsPerToken() const override { return num_branches() * static_cast<double>(dim_); }
 
  private:
+  at::Tensor Scaled(const at::Tensor& branch) const {
+    return multiplier_ == 1 ? branch : branch * multiplier_;
+  }
+
   int64_t dim_;
   bool residual_post_norm_;
+  double multiplier_;
 };
 
 // Post-norm (Vaswani et al., 2017): x = norm(alpha x + mixer(x)); x = norm(alpha x +
@@ -103,7 +119,9 @@ class SubLn : public Block {
 
   void Forward(ResidualStream& stream, const LayerPass& pass) const override {
     stream.Add(pass.drop(LayerPass::kMixer, pass.mix(*mixer_, stream.Normed(*mixer_norm_))));
-    AddChannelMixer(stream, pass);
+    if (channel_norm_ == nullptr) return;
+    stream.Add(
+        pass.drop(LayerPass::kChannelMixer, (*channel_mixer_)(stream.Normed(*channel_norm_))));
   }
   // x (the input of either norm) and the input of each inner norm, which no other part counts.
   double ActivationsPerToken() const override {
@@ -114,12 +132,38 @@ class SubLn : public Block {
   int64_t dim_;
 };
 
+// The norm at the end of each branch: x += norm(mixer(x)); x += norm(channel_mixer(x)). OLMo 2
+// calls it a reordered norm (OLMo Team, 2024). The residual stream itself is not normed, so the
+// model needs a final norm.
+struct OutputNormOptions : OptionsOf<OutputNormOptions> {};
+
+class OutputNorm : public Block {
+ public:
+  OutputNorm(const OutputNormOptions&, const BlockContext& context)
+      : dim_(context.part.model_dim()) {
+    MakeParts(context, context.part);
+  }
+
+  void Forward(ResidualStream& stream, const LayerPass& pass) const override {
+    stream.Add(pass.drop(LayerPass::kMixer, (*mixer_norm_)(pass.mix(*mixer_, stream.Sum()))));
+    if (channel_norm_ == nullptr) return;
+    stream.Add(
+        pass.drop(LayerPass::kChannelMixer, (*channel_norm_)((*channel_mixer_)(stream.Sum()))));
+  }
+  // The input of either norm. The parts count their own input, x.
+  double ActivationsPerToken() const override { return num_branches() * static_cast<double>(dim_); }
+
+ private:
+  int64_t dim_;
+};
+
 using BlockVariant = Variant<Block, BlockContext>;
 
 std::vector<BlockVariant> BlockVariants() {
   return {VariantOf<PreNormOptions, PreNorm, Block, BlockContext>("pre_norm"),
           VariantOf<PostNormOptions, PostNorm, Block, BlockContext>("post_norm"),
-          VariantOf<SubLnOptions, SubLn, Block, BlockContext>("sub_ln")};
+          VariantOf<SubLnOptions, SubLn, Block, BlockContext>("sub_ln"),
+          VariantOf<OutputNormOptions, OutputNorm, Block, BlockContext>("output_norm")};
 }
 
 }  // namespace
@@ -146,11 +190,6 @@ void Block::MakeParts(const BlockContext& context, const PartContext& branch) {
     make(channel_norm_, num_norm_, [&] { return norm("mlp_norm."); });
   make(channel_mixer_, num_channel_mixer_,
        [&] { return MakeChannelMixer(context.channel_mixer, branch.Below("mlp.")); });
-}
-
-void Block::AddChannelMixer(ResidualStream& stream, const LayerPass& pass) const {
-  if (channel_norm_ == nullptr) return;
-  stream.Add(pass.drop(LayerPass::kChannelMixer, (*channel_mixer_)(stream.Normed(*channel_norm_))));
 }
 
 void Block::CountParameters(ParameterCount& count) const {

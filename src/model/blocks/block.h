@@ -2,7 +2,7 @@
 // both are added to the residual stream. To add a block, add a class and a line of
 // BlockVariants() to block.cc, and a message to the schema.
 //
-//   const auto block = MakeBlock(config.block, {.part = context,
+//   const auto block = MakeBlock(config.block_of(3), {.part = context,
 //                                               .norm = config.norm,
 //                                               .mixer = config.mixer_of(3),
 //                                               .channel_mixer = config.channel_mixer_of(3)});
@@ -97,9 +97,6 @@ class Block {
   // Makes the four parts in the order of the forward pass: attn_norm, attn, mlp_norm, mlp.
   void MakeParts(const struct BlockContext& context, const PartContext& branch);
   double num_branches() const { return channel_norm_ == nullptr ? 1 : 2; }
-
-  // x += channel_mixer(norm x). Does nothing if the block has no channel mixer.
-  void AddChannelMixer(ResidualStream& stream, const LayerPass& pass) const;
 
  private:
   int64_t num_mixer_ = 0, num_channel_mixer_ = 0, num_norm_ = 0;  // Elements.

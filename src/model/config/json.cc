@@ -114,6 +114,7 @@ Json ToJson(const LayerGroup& group) {
   LayerGroup copy = group;
   if (copy.mixer) json["mixer"] = ToJson(*copy.mixer);
   if (copy.channel_mixer) json["channel_mixer"] = ToJson(*copy.channel_mixer);
+  if (copy.block) json["block"] = ToJson(*copy.block);
   return json;
 }
 
@@ -134,6 +135,7 @@ LayerGroup ReadGroup(const Json& json) {
   if (const Json* mixer = members.Find("mixer")) ReadPart(*mixer, group.mixer.emplace());
   if (const Json* mixer = members.Find("channel_mixer"))
     ReadPart(*mixer, group.channel_mixer.emplace());
+  if (const Json* block = members.Find("block")) ReadPart(*block, group.block.emplace());
   members.CheckNothingElse();
   return group;
 }

@@ -36,23 +36,23 @@ void CheckGroup(const ModelConfig& config, const LayerGroup& group, ProblemList&
   problems.Require(pattern || group.first == 0, "the hybrid group of ", NameOf(group),
                    " has first ", group.first, ", which is only used with every. Remove it.");
   problems.Require(
-      group.mixer || group.channel_mixer, "the hybrid group of ", NameOf(group),
-      " names neither a mixer nor a channel mixer. Add one, for example mixer { softmax {} }.");
+      group.mixer || group.channel_mixer || group.block, "the hybrid group of ", NameOf(group),
+      " names no mixer, channel mixer or block. Add one, for example mixer { softmax {} }.");
   for (const int64_t layer : group.layers)
     problems.Require(layer >= 0 && layer < config.num_layers, "hybrid layer ", layer,
                      " does not exist. Use 0 to ", config.num_layers - 1, ".");
 }
 
-// Reports layers whose mixer, or whose channel mixer, is set by two groups.
-void CheckTwice(const ModelConfig& config, ProblemList& problems) {
-  for (const bool channel : {false, true}) {
-    std::set<int64_t> seen;
-    for (const LayerGroup& group : config.hybrid) {
-      if (channel ? !group.channel_mixer : !group.mixer) continue;
-      for (const int64_t layer : group.Numbers(config.num_layers))
-        problems.Require(seen.insert(layer).second, "hybrid layer ", layer,
-                         " is named twice. Name it in one group only.");
-    }
+// Reports layers whose `part` is set by two groups.
+template <typename Part>
+void CheckTwice(const ModelConfig& config, std::optional<Part> LayerGroup::*part,
+                ProblemList& problems) {
+  std::set<int64_t> seen;
+  for (const LayerGroup& group : config.hybrid) {
+    if (!(group.*part)) continue;
+    for (const int64_t layer : group.Numbers(config.num_layers))
+      problems.Require(seen.insert(layer).second, "hybrid layer ", layer,
+                       " is named twice. Name it in one group only.");
   }
 }
 
@@ -77,7 +77,11 @@ std::vector<std::string> SizeProblems(const ModelConfig& config) {
   problems.Require(config.initializer == "normal" || config.initializer == "fan_in",
                    "initializer is '", config.initializer, "'. Use normal or fan_in.");
   for (const LayerGroup& group : config.hybrid) CheckGroup(config, group, problems);
-  if (config.num_layers <= kMostLayers) CheckTwice(config, problems);
+  if (config.num_layers <= kMostLayers) {
+    CheckTwice(config, &LayerGroup::mixer, problems);
+    CheckTwice(config, &LayerGroup::channel_mixer, problems);
+    CheckTwice(config, &LayerGroup::block, problems);
+  }
   return problems.lines();
 }
 
@@ -101,6 +105,7 @@ std::vector<std::string> ResolveParts(ModelConfig& config) {
   for (LayerGroup& group : config.hybrid) {
     if (group.mixer) add("hybrid: ", group.mixer->Resolve(sizes));
     if (group.channel_mixer) add("hybrid: ", group.channel_mixer->Resolve(sizes));
+    if (group.block) add("hybrid: ", group.block->Resolve(sizes));
   }
   return lines;
 }
@@ -134,6 +139,11 @@ std::string ModelConfig::NameOfMixer(int64_t layer) const {
 const ChannelMixerConfig& ModelConfig::channel_mixer_of(int64_t layer) const {
   const LayerGroup* group = GroupOf(*this, layer, &LayerGroup::channel_mixer);
   return group == nullptr ? channel_mixer : *group->channel_mixer;
+}
+
+const BlockConfig& ModelConfig::block_of(int64_t layer) const {
+  const LayerGroup* group = GroupOf(*this, layer, &LayerGroup::block);
+  return group == nullptr ? block : *group->block;
 }
 
 void VisitParts(ModelConfig& config, const PartVisitor& visitor) {

@@ -22,13 +22,14 @@
 
 namespace halflife::model {
 
-// Layers whose mixer or channel mixer differs from the rest of the model. The layers are listed in
+// Layers whose mixer, channel mixer or block differs from the rest of the model. The layers are listed in
 // `layers`, or are every `every`-th layer starting at `first`.
 struct LayerGroup {
   std::vector<int64_t> layers;  // Numbers of layers, from 0.
   int64_t every = 0, first = 0;
   std::optional<MixerConfig> mixer;  // Absent: the model's mixer.
   std::optional<ChannelMixerConfig> channel_mixer;
+  std::optional<BlockConfig> block;
 
   bool Holds(int64_t layer) const;
   std::vector<int64_t> Numbers(int64_t num_layers) const;  // Ascending if they come from `every`.
@@ -56,6 +57,7 @@ struct ModelConfig {
   ModelSizes sizes() const { return {.model_dim = model_dim, .num_layers = num_layers}; }
   const MixerConfig& mixer_of(int64_t layer) const;
   const ChannelMixerConfig& channel_mixer_of(int64_t layer) const;
+  const BlockConfig& block_of(int64_t layer) const;
   std::string NameOfMixer(int64_t layer) const;  // "the mixer of layer 0, hyena,"
 };
 

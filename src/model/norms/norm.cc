@@ -6,6 +6,7 @@
 
 #include <optional>
 
+#include "model/norms/norm_weight.h"
 #include "ops/rows/rms_norm.h"
 #include "ops/torch/dispatch.h"
 
@@ -13,20 +14,25 @@ namespace halflife::model {
 namespace {
 
 // RMS norm: y = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, 2019). The weight is
-// optional.
+// optional. A zero-centered weight w multiplies by 1 + w (norm_weight.h).
 struct RmsNormOptions : OptionsOf<RmsNormOptions> {
   double eps = 1e-6;
-  bool weight = true;
-  std::vector<Option> Fields() override { return {{"eps", &eps}, {"weight", &weight}}; }
+  bool weight = true, zero_centered = false;
+  std::vector<Option> Fields() override {
+    return {{"eps", &eps}, {"weight", &weight}, {"zero_centered", &zero_centered}};
+  }
   void Resolve(const ModelSizes&, ProblemList& problems) override {
     problems.Require(eps > 0, "eps is ", eps, ". Use a number above 0 (1e-6 is usual).");
+    problems.Require(weight || !zero_centered,
+                     "zero_centered without weight. Use both, or only weight.");
   }
 };
 
 class RmsNorm : public Norm {
  public:
   RmsNorm(const RmsNormOptions& options, const NormContext& context) : eps_(options.eps) {
-    if (options.weight) weight_ = DeclareNorm(context.part, "weight", context.dim);
+    if (options.weight)
+      weight_ = NormWeight(context.part, "weight", context.dim, options.zero_centered);
   }
   at::Tensor operator()(const at::Tensor& x) const override {
     return ops::RmsNorm(x, Weight(x), eps_);
@@ -40,12 +46,12 @@ class RmsNorm : public Norm {
  private:
   at::Tensor Weight(const at::Tensor& x) const {
     return weight_.declared()
-               ? *weight_
+               ? weight_.Factor()
                : at::ones({x.size(-1)},
                           x.options().dtype(ops::ComputeType(x)).requires_grad(false));
   }
   double eps_;
-  Parameter weight_;
+  NormWeight weight_;
 };
 
 // Layer norm: y = (x - mean) / sqrt(var + eps) * weight + bias (Ba et al., 2016). Weight and bias

@@ -20,7 +20,8 @@
 namespace halflife::model {
 
 const AttentionLayer& Rotating(const AttentionLayer& layer) {
-  HL_CHECK_AS(ExitCode::kUsage, layer.rope_theta > 1 && layer.head_dim % 2 == 0,
+  const int64_t pairs = (layer.rotated_dim() + 1) / 2;
+  HL_CHECK_AS(ExitCode::kUsage, layer.rope_theta > 1 && 2 * pairs <= layer.head_dim,
               "rotary positions cannot be used with head_dim ", layer.head_dim, " and rope_theta ",
               layer.rope_theta, ". Use an even head_dim and a rope_theta above 1.");
   return layer;
@@ -41,7 +42,7 @@ at::Tensor Rotate(const at::Tensor& x, const at::Tensor& positions,
 }
 
 RotaryPositions::RotaryPositions(const AttentionLayer& layer)
-    : RotaryPositions(ops::RotaryFrequencies(Rotating(layer).head_dim, layer.rope_theta)) {}
+    : RotaryPositions(ops::RotaryFrequencies(Rotating(layer).rotated_dim(), layer.rope_theta)) {}
 
 void RotaryPositions::Encode(AttentionHeads& heads, const at::Tensor& positions,
                              ops::RotaryTables& tables) const {

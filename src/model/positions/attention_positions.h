@@ -18,7 +18,13 @@ namespace halflife::model {
 struct AttentionLayer {
   PartContext part;  // Parameters of the layer are named below its prefix.
   int64_t num_heads = 0, head_dim = 0;
+  // Number r of a head's first channels that rotations change, in pairs j and j + r/2 with
+  // frequencies rope_theta^(-2j/r). An odd r rotates r + 1 channels at the frequencies of r, as
+  // transformers does. 0: all channels.
+  int64_t rotary_dim = 0;
   double rope_theta = 0;  // Base of rotations.
+
+  int64_t rotated_dim() const { return rotary_dim > 0 ? rotary_dim : head_dim; }
 };
 
 // Queries and keys, [B, T, heads, d] each. far_q and far_k replace q and k for pairs of tokens at a
@@ -60,15 +66,17 @@ class AttentionPositions {
   virtual bool reads_position_ids() const { return !counts_distances(); }
 };
 
-// Returns `layer`. Throws kUsage unless its head_dim is even and its rope_theta is above 1.
+// Returns `layer`. Throws kUsage unless its pairs of channels are within a head and its rope_theta
+// is above 1.
 const AttentionLayer& Rotating(const AttentionLayer& layer);
 
-// Rotates x by `positions`. The halves of a head form pairs (ops/rows/rotary.h).
+// Rotates x by `positions`. The halves of the rotated channels form pairs (ops/rows/rotary.h).
 at::Tensor Rotate(const at::Tensor& x, const at::Tensor& positions,
                   std::span<const double> frequencies, double factor = 1);
 
-// Rotary positions (Su et al., 2021) with the given frequencies of the pairs, [d/2]. cos and sin
-// are multiplied by `factor`, so that scores are multiplied by its square.
+// Rotary positions (Su et al., 2021) with the given frequencies of the pairs: [d/2], or fewer if
+// only the first channels of a head rotate. cos and sin are multiplied by `factor`, so that products
+// of rotated channels are multiplied by its square.
 class RotaryPositions : public AttentionPositions {
  public:
   explicit RotaryPositions(std::vector<double> frequencies, double factor = 1)

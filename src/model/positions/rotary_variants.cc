@@ -7,6 +7,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "core/error.h"
 #include "model/positions/variants.h"
 #include "ops/rows/rotary.h"
 #include "ops/softmax_attention/softmax_attention.h"
@@ -22,7 +23,7 @@ double Usual(int64_t pair, int64_t dim, double base) {
 
 std::vector<double> InterpolatedFrequencies(int64_t dim, double base, double factor) {
   std::vector<double> frequencies;
-  for (int64_t pair = 0; pair < dim / 2; ++pair)
+  for (int64_t pair = 0; pair < (dim + 1) / 2; ++pair)
     frequencies.push_back(Usual(pair, dim, base) / factor);
   return frequencies;
 }
@@ -49,7 +50,7 @@ std::vector<double> YarnFrequencies(int64_t dim, double base, const YarnConfig& 
   // The minimum replaces an empty ramp.
   const double width = std::max(ramp.last - ramp.first, 0.001);
   std::vector<double> frequencies;
-  for (int64_t pair = 0; pair < dim / 2; ++pair) {
+  for (int64_t pair = 0; pair < (dim + 1) / 2; ++pair) {
     const double kept = 1 - std::clamp((static_cast<double>(pair) - ramp.first) / width, 0.0, 1.0);
     const double usual = Usual(pair, dim, base);
     frequencies.push_back(kept * usual + (1 - kept) * usual / config.factor);
@@ -61,7 +62,7 @@ double YarnFactor(double factor) { return 0.1 * std::log(factor) + 1; }
 
 std::vector<double> Llama3Frequencies(int64_t dim, double base, const Llama3Config& config) {
   std::vector<double> frequencies;
-  for (int64_t pair = 0; pair < dim / 2; ++pair) {
+  for (int64_t pair = 0; pair < (dim + 1) / 2; ++pair) {
     const double usual = Usual(pair, dim, base);
     const double turns = static_cast<double>(config.length) * usual / (2 * std::numbers::pi);
     const double kept = std::clamp((turns - config.slow) / (config.fast - config.slow), 0.0, 1.0);
@@ -90,8 +91,8 @@ struct InterpolatedOptions : OptionsOf<InterpolatedOptions, StretchOptions> {};
 class Interpolated : public RotaryPositions {
  public:
   Interpolated(const InterpolatedOptions& options, const AttentionLayer& layer)
-      : RotaryPositions(
-            InterpolatedFrequencies(Rotating(layer).head_dim, layer.rope_theta, options.factor)) {}
+      : RotaryPositions(InterpolatedFrequencies(Rotating(layer).rotated_dim(), layer.rope_theta,
+                                                options.factor)) {}
 };
 
 struct NtkAwareOptions : OptionsOf<NtkAwareOptions, StretchOptions> {};
@@ -100,7 +101,7 @@ class NtkAware : public RotaryPositions {
  public:
   NtkAware(const NtkAwareOptions& options, const AttentionLayer& layer)
       : RotaryPositions(
-            NtkAwareFrequencies(Rotating(layer).head_dim, layer.rope_theta, options.factor)) {}
+            NtkAwareFrequencies(Rotating(layer).rotated_dim(), layer.rope_theta, options.factor)) {}
 };
 
 struct YarnOptions : OptionsOf<YarnOptions, StretchOptions> {
@@ -126,7 +127,7 @@ class Yarn : public RotaryPositions {
  public:
   Yarn(const YarnOptions& options, const AttentionLayer& layer)
       : RotaryPositions(
-            YarnFrequencies(Rotating(layer).head_dim, layer.rope_theta,
+            YarnFrequencies(Rotating(layer).rotated_dim(), layer.rope_theta,
                             {.factor = options.factor,
                              .length = options.length,
                              .fast = options.fast,
@@ -151,7 +152,7 @@ struct Llama3Options : OptionsOf<Llama3Options, StretchOptions> {
 class Llama3 : public RotaryPositions {
  public:
   Llama3(const Llama3Options& options, const AttentionLayer& layer)
-      : RotaryPositions(Llama3Frequencies(Rotating(layer).head_dim, layer.rope_theta,
+      : RotaryPositions(Llama3Frequencies(Rotating(layer).rotated_dim(), layer.rope_theta,
                                           {.factor = options.factor,
                                            .length = options.length,
                                            .fast = options.fast,
@@ -197,6 +198,10 @@ struct XposOptions : OptionsOf<XposOptions> {
 class Xpos : public RotaryPositions {
  public:
   Xpos(const XposOptions& options, const AttentionLayer& layer) : RotaryPositions(layer) {
+    HL_CHECK_AS(ExitCode::kUsage, layer.rotated_dim() == layer.head_dim,
+                "positions: xpos needs layers that rotate whole heads, but this one rotates ",
+                layer.rotated_dim(), " of ", layer.head_dim,
+                " channels. Use partial_rotary_factor 1, or other positions.");
     const int64_t half = layer.head_dim / 2;
     for (int64_t channel = 0; channel < layer.head_dim; ++channel) {
       const double part = static_cast<double>(channel % half) / static_cast<double>(half);
@@ -231,7 +236,7 @@ class Rerope : public RotaryPositions {
   Rerope(const ReropeOptions& options, const AttentionLayer& layer)
       : RotaryPositions(layer), options_(options) {
     if (options.leak > 0)
-      leaking_ = InterpolatedFrequencies(layer.head_dim, layer.rope_theta,
+      leaking_ = InterpolatedFrequencies(layer.rotated_dim(), layer.rope_theta,
                                          static_cast<double>(options.leak));
   }
   void Encode(AttentionHeads& heads, const at::Tensor& positions,

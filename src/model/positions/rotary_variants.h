@@ -9,7 +9,7 @@
 
 namespace halflife::model {
 
-// All functions return [dim / 2] frequencies in radians per token. `factor` is the length of the
+// All functions return [dim / 2] frequencies in radians per token (an odd dim is rounded up). `factor` is the length of the
 // longest text divided by the training length.
 // Position interpolation (Chen et al., 2023): divides every position by `factor`.
 std::vector<double> InterpolatedFrequencies(int64_t dim, double base, double factor);

@@ -84,6 +84,7 @@ model::LayerGroup ReadGroup(const proto::LayerGroup& from) {
   group.first = from.first();
   if (from.has_mixer()) ReadPart(from.mixer(), group.mixer.emplace());
   if (from.has_channel_mixer()) ReadPart(from.channel_mixer(), group.channel_mixer.emplace());
+  if (from.has_block()) ReadPart(from.block(), group.block.emplace());
   return group;
 }
 
@@ -92,6 +93,7 @@ void WriteGroup(const model::LayerGroup& group, proto::LayerGroup& to) {
   if (group.every > 0) to.set_every(group.every), to.set_first(group.first);
   if (group.mixer) WritePart(*group.mixer, *to.mutable_mixer());
   if (group.channel_mixer) WritePart(*group.channel_mixer, *to.mutable_channel_mixer());
+  if (group.block) WritePart(*group.block, *to.mutable_block());
 }
 
 VariantHelp HelpOf(const model::VariantInfo& variant, const pb::Descriptor& message) {

@@ -29,7 +29,8 @@ ModelConfig EveryKindOfValue() {
   config.final_norm = NormConfig("rms_norm", {{"eps", 1e-3}});
   config.embedding.scale = 0.1;
   config.hybrid = {{.layers = {1}, .mixer = MixerConfig("softmax", {{"window", 7}})},
-                   {.every = 2, .channel_mixer = ChannelMixerConfig("identity")}};
+                   {.every = 2, .channel_mixer = ChannelMixerConfig("identity")},
+                   {.layers = {2}, .block = BlockConfig("output_norm")}};
   return config;
 }
 
@@ -52,6 +53,7 @@ TEST(ModelJson, RoundTrip) {
   EXPECT_TRUE(back.channel_mixer == config.channel_mixer);
   EXPECT_EQ(back.mixer_of(1).Get<int64_t>("window"), 7);
   EXPECT_EQ(back.channel_mixer_of(4).name(), "identity");
+  EXPECT_EQ(back.block_of(2).name(), "output_norm");
 }
 
 // Options that are newer than a checkpoint get their defaults.

@@ -87,6 +87,11 @@ TEST(ModelConfigTest, LayersHaveTheirGroupsParts) {
   }
   EXPECT_EQ(mixers, "ggsggsg");
   EXPECT_EQ(channel_mixers, "isissss");
+  config.hybrid[0].block = BlockConfig("output_norm");
+  config.hybrid.push_back({.layers = {0}, .block = BlockConfig("sub_ln")});
+  std::string blocks;
+  for (int64_t layer = 0; layer < 7; ++layer) blocks += config.block_of(layer).name()[0];
+  EXPECT_EQ(blocks, "spoppop");
   EXPECT_THAT(Problems(config), IsEmpty());
   EXPECT_EQ(MixerSummary(config), "gla + softmax in 2 of 7 layers");
 }
@@ -99,6 +104,9 @@ TEST(ModelConfigTest, TheLastNormMayBeAnother) {
   config.block = BlockConfig("post_norm");
   EXPECT_HL_ERROR(LanguageModel(config), ExitCode::kUsage,
                   "the block post_norm already ends with a norm. Remove final_norm.");
+  // The last layer decides.
+  config.hybrid = {{.layers = {config.num_layers - 1}, .block = BlockConfig("pre_norm")}};
+  EXPECT_NO_THROW(LanguageModel{config});
 }
 
 TEST(ModelConfigTest, SummaryNamesEveryMixer) {
@@ -144,14 +152,24 @@ TEST(ModelConfigTest, HybridProblems) {
   config.hybrid.push_back({.layers = {}, .mixer = MixerConfig("gla")});
   config.hybrid.push_back({.layers = {2}});
   config.hybrid.push_back({.layers = {0}, .every = 2, .mixer = MixerConfig("gla")});
+  EXPECT_THAT(
+      Problems(config),
+      ElementsAre("model: hybrid layer 7 does not exist. Use 0 to 2.",
+                  HasSubstr("model: a hybrid group names no layers"),
+                  HasSubstr("model: the hybrid group of layers 2 names no mixer, channel mixer or "
+                            "block. Add one"),
+                  HasSubstr("model: a hybrid group has both layers and every"),
+                  "model: hybrid layer 1 is named twice. Name it in one group only.",
+                  "model: hybrid layer 0 is named twice. Name it in one group only.",
+                  HasSubstr("hybrid: mixer softmax: option window is -1")));
+  config.hybrid = {
+      {.layers = {1}, .block = BlockConfig("post_norm")},
+      {.every = 1, .block = BlockConfig("sub_ln")},
+      {.layers = {0}, .block = BlockConfig("pre_norm", {{"residual_multiplier", -1.0}})}};
   EXPECT_THAT(Problems(config),
-              ElementsAre("model: hybrid layer 7 does not exist. Use 0 to 2.",
-                          HasSubstr("model: a hybrid group names no layers"),
-                          HasSubstr("model: the hybrid group of layers 2 names neither a mixer"),
-                          HasSubstr("model: a hybrid group has both layers and every"),
-                          "model: hybrid layer 1 is named twice. Name it in one group only.",
+              ElementsAre("model: hybrid layer 1 is named twice. Name it in one group only.",
                           "model: hybrid layer 0 is named twice. Name it in one group only.",
-                          HasSubstr("hybrid: mixer softmax: option window is -1")));
+                          HasSubstr("hybrid: block pre_norm: option residual_multiplier is -1")));
   // As if num_layers of a larger recipe was reduced.
   config.hybrid = {{.layers = {}, .every = 2, .first = 5, .mixer = MixerConfig("gla")},
                    {.layers = {1}, .first = 1, .mixer = MixerConfig("softmax")}};

@@ -52,7 +52,7 @@ TEST(RunConfig, HybridLayersNameTheirMixer) {
   const RunConfig config =
       ParseRunConfig("data { path: 'd' } model { hybrid { layers: [1, 3] } }", "recipe", {});
   EXPECT_HL_ERROR(Validate(config, 1), ExitCode::kUsage,
-                  "the hybrid group of layers 1, 3 names neither a mixer");
+                  "the hybrid group of layers 1, 3 names no mixer, channel mixer or block");
 }
 
 TEST(RunConfig, TheLastNormIsThatOfTheOthersUnlessNamed) {
@@ -71,6 +71,16 @@ TEST(RunConfig, TheLastNormIsThatOfTheOthersUnlessNamed) {
     ASSERT_TRUE(read.model.final_norm);
     EXPECT_EQ(read.model.final_norm->name(), "rms_norm");
     EXPECT_EQ(read.model.final_norm->Get<double>("eps"), 1e-3);
+  }
+}
+
+TEST(RunConfig, LayersHaveTheBlockOfTheirGroup) {
+  const RunConfig config = ParseRunConfig(
+      "data { path: 'd' } model { hybrid { layers: [1] block { output_norm {} } } }", "recipe", {});
+  const RunConfig again = ParseRunConfig(ToText(config), "what a run keeps", {});
+  for (const RunConfig& read : {config, again}) {
+    EXPECT_EQ(read.model.block_of(0).name(), "pre_norm");
+    EXPECT_EQ(read.model.block_of(1).name(), "output_norm");
   }
 }
 

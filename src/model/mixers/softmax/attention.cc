@@ -53,9 +53,12 @@ std::unique_ptr<AttentionPositions> PositionsOf(const AttentionOptions& options,
   const AttentionLayer layer = {.part = context,
                                 .num_heads = shape.num_heads,
                                 .head_dim = shape.head_dim,
+                                .rotary_dim = shape.rotary_dim,
                                 .rope_theta = options.rope_theta};
   if (context.positions != nullptr && context.positions->in_attention())
     return context.positions->OfLayer(layer);
+  const bool whole = layer.rotated_dim() == layer.head_dim;
+  if (options.rope_theta > 0 && !whole) return std::make_unique<RotaryPositions>(layer);
   if (options.rope_theta > 0) return std::make_unique<OwnRotation>(layer);
   return std::make_unique<NoPositions>();
 }
@@ -249,7 +252,8 @@ double Attention::GpuActivationBytes(int64_t seq_len, int64_t bytes_per_element)
 // The factor on products of encoded queries and keys. Encode has applied a learned cos_scale.
 double Attention::ScoreScale() const {
   if (options_.cos_scale_learned) return 1;
-  return options_.cos_scale > 0 ? options_.cos_scale
+  if (options_.cos_scale > 0) return options_.cos_scale;
+  return shape_.score_scale > 0 ? shape_.score_scale
                                 : 1 / std::sqrt(static_cast<double>(shape_.head_dim));
 }
 

@@ -65,6 +65,8 @@ class Attention {
     int64_t num_heads = 0, num_kv_heads = 0;
     int64_t head_dim = 0, head_dim_v = 0;
     bool squared_relu = false;  // replaces the softmax
+    int64_t rotary_dim = 0;     // rotated channels of a head (AttentionLayer); 0: head_dim
+    double score_scale = 0;     // factor on scores without cosines; 0: 1 / sqrt(head_dim)
   };
   struct Heads : AttentionHeads {
     at::Tensor v;  // [B, T, Hk, V]

@@ -1,16 +1,20 @@
 // Softmax attention with grouped key-value heads: the baseline for linear mixers, or an encoder if
-// it is not causal. Positions are rotations (rope_theta) or the model's method. A window or blocks
-// can limit the visible keys. Scores can be cosines, and can be scaled by the number of keys.
+// it is not causal. Positions are rotations (rope_theta), of whole heads or of their first channels,
+// or the model's method. A window or blocks can limit the visible keys. Scores can be cosines, and
+// can be scaled by the number of keys. The output can have a gate per channel (Qwen3-Next).
 // Parameters are named as in fla's Transformer. The state is the keys and values of all tokens so
 // far, so it grows.
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "model/mixers/softmax/attention.h"
 #include "model/mixers/variants.h"
+#include "model/norms/norm_weight.h"
 #include "model/projections.h"
 #include "ops/linear/linear.h"
 #include "ops/rows/rms_norm.h"
+#include "ops/rows/swiglu.h"
 
 namespace halflife::model {
 namespace {
@@ -20,15 +24,28 @@ struct SoftmaxOptions : OptionsOf<SoftmaxOptions, AttentionOptions> {
   int64_t head_dim = 0;                     // 0: model_dim / num_heads
   bool qk_norm = false, qkv_bias = false, out_bias = false;
   double qk_norm_eps = 1e-5;  // fla's constant
+  bool qk_norm_zero_centered = false;
+  std::string qk_norm_over = "head";  // or "all_heads": one norm over the channels of all heads
+  std::string output_gate = "none";   // or "sigmoid"
+  double partial_rotary_factor = 1;   // share of a head's channels that rotate
+  double score_scale = 0;             // factor on q k; 0: 1 / sqrt(head_dim)
+  double key_multiplier = 1;          // factor on k
 
   std::vector<Option> Fields() override {
-    std::vector<Option> fields = {{"num_heads", &num_heads},
-                                  {"num_kv_heads", &num_kv_heads, {.min = 0}},
-                                  {"head_dim", &head_dim, {.min = 0}},
-                                  {"qk_norm", &qk_norm},
-                                  {"qk_norm_eps", &qk_norm_eps},
-                                  {"qkv_bias", &qkv_bias},
-                                  {"out_bias", &out_bias}};
+    std::vector<Option> fields = {
+        {"num_heads", &num_heads},
+        {"num_kv_heads", &num_kv_heads, {.min = 0}},
+        {"head_dim", &head_dim, {.min = 0}},
+        {"qk_norm", &qk_norm},
+        {"qk_norm_eps", &qk_norm_eps},
+        {"qk_norm_zero_centered", &qk_norm_zero_centered},
+        {"qk_norm_over", &qk_norm_over, {.choices = {"head", "all_heads"}}},
+        {"qkv_bias", &qkv_bias},
+        {"out_bias", &out_bias},
+        {"output_gate", &output_gate, {.choices = {"none", "sigmoid"}}},
+        {"partial_rotary_factor", &partial_rotary_factor},
+        {"score_scale", &score_scale},
+        {"key_multiplier", &key_multiplier}};
     std::ranges::copy(AttentionOptions::Fields(), std::back_inserter(fields));
     return fields;
   }
@@ -44,7 +61,41 @@ struct SoftmaxOptions : OptionsOf<SoftmaxOptions, AttentionOptions> {
                      " must divide num_heads ", num_heads);
     problems.Require(qk_norm_eps > 0, "option qk_norm_eps is ", qk_norm_eps,
                      ". Use a number above 0 (1e-5 is usual).");
+    problems.Require(qk_norm || (!qk_norm_zero_centered && qk_norm_over == "head"),
+                     qk_norm_zero_centered ? "qk_norm_zero_centered" : "qk_norm_over all_heads",
+                     " without qk_norm. Set qk_norm, or leave the option out.");
+    ResolveScores(problems);
     ResolveFor(head_dim, problems);
+  }
+
+  // Channels of a head that rotate; an odd number is rounded up to whole pairs (OfLayer).
+  int64_t rotary_dim() const {
+    return static_cast<int64_t>(static_cast<double>(head_dim) * partial_rotary_factor);
+  }
+  // The factor on products of q and k. It contains key_multiplier, which scales every product. 0:
+  // Attention's own.
+  double ScoreScale() const {
+    if (score_scale == 0 && key_multiplier == 1) return 0;
+    const double own = score_scale > 0 ? score_scale : 1 / std::sqrt(static_cast<double>(head_dim));
+    return own * key_multiplier;
+  }
+
+ private:
+  void ResolveScores(ProblemList& problems) const {
+    const bool share = partial_rotary_factor > 0 && partial_rotary_factor <= 1;
+    problems.Require(share && rotary_dim() > 0, "option partial_rotary_factor is ",
+                     partial_rotary_factor, " with head_dim ", head_dim,
+                     ". Use a number in (0, 1] that rotates at least one channel, or rope_theta 0 "
+                     "for no rotation.");
+    problems.Require(score_scale >= 0 && std::isfinite(score_scale), "option score_scale is ",
+                     score_scale, ". Use a number above 0, or 0 for 1 / sqrt(head_dim).");
+    problems.Require(key_multiplier > 0 && std::isfinite(key_multiplier),
+                     "option key_multiplier is ", key_multiplier,
+                     ". Use a number above 0, or 1 for keys without a factor.");
+    problems.Require(cos_scale == 0 || (score_scale == 0 && key_multiplier == 1),
+                     score_scale != 0 ? "score_scale" : "key_multiplier",
+                     " with cos_scale, whose scores depend only on the angle of q and k. Remove "
+                     "one of them.");
   }
 };
 
@@ -58,20 +109,28 @@ class Softmax : public Mixer {
     k_ = DeclareMatrix(context, "k_proj.weight", {.out = kv_dim, .in = model_dim_});
     v_ = DeclareMatrix(context, "v_proj.weight",
                        {.out = kv_dim, .in = model_dim_, .init_scale = context.value_init_scale});
+    if (gated()) g_ = DeclareMatrix(context, "g_proj.weight", {.out = query_dim, .in = model_dim_});
     if (sizes.qkv_bias) {
       q_bias_ = DeclareBias(context, "q_proj.bias", query_dim);
       k_bias_ = DeclareBias(context, "k_proj.bias", kv_dim);
       v_bias_ = DeclareBias(context, "v_proj.bias", kv_dim);
+      if (gated()) g_bias_ = DeclareBias(context, "g_proj.bias", query_dim);
     }
     if (sizes.qk_norm) {
-      q_norm_ = DeclareNorm(context, "q_norm.weight", sizes.head_dim);
-      k_norm_ = DeclareNorm(context, "k_norm.weight", sizes.head_dim);
+      const auto norm = [&](const char* name, int64_t all_heads) {
+        return NormWeight(context, name, norms_all_heads() ? all_heads : sizes.head_dim,
+                          sizes.qk_norm_zero_centered);
+      };
+      q_norm_ = norm("q_norm.weight", query_dim);
+      k_norm_ = norm("k_norm.weight", kv_dim);
     }
     attention_ = Attention(sizes,
                            {.num_heads = sizes.num_heads,
                             .num_kv_heads = sizes.num_kv_heads,
                             .head_dim = sizes.head_dim,
-                            .head_dim_v = sizes.head_dim},
+                            .head_dim_v = sizes.head_dim,
+                            .rotary_dim = sizes.rotary_dim(),
+                            .score_scale = sizes.ScoreScale()},
                            context);
     out_ = OutputProjection(context, query_dim, sizes.out_bias);
   }
@@ -79,28 +138,32 @@ class Softmax : public Mixer {
   MixerTraits traits() const override { return attention_.traits(); }
 
   MixerOutput Forward(const MixerCall& call) const override {
-    Attention::Output out = attention_.Forward(call, Project(call.x));
-    return {.y = out_(out.y), .state = {.tensors = std::move(out.state)}};
+    const Projected projected = Project(call.x);
+    Attention::Output out = attention_.Forward(call, projected.heads);
+    return {.y = out_(Gated(projected, out.y)), .state = {.tensors = std::move(out.state)}};
   }
 
   at::Tensor Step(const at::Tensor& x, const SequenceSlice& token,
                   MixerState& state) const override {
-    return out_(attention_.Step(Project(x.unsqueeze(1)), token, state)).squeeze(1);
+    const Projected projected = Project(x.unsqueeze(1));
+    const at::Tensor values = attention_.Step(projected.heads, token, state);
+    return out_(Gated(projected, values)).squeeze(1);
   }
 
   FlopCount FlopsPerToken(int64_t seq_len) const override {
     const auto dim = static_cast<double>(model_dim_),
                queries = static_cast<double>(sizes_.num_heads * sizes_.head_dim), keys = kv_dim();
-    return {.matmul = 2 * dim * (2 * queries + 2 * keys),
+    return {.matmul = 2 * dim * ((gated() ? 3 : 2) * queries + 2 * keys),
             .mixing = attention_.MixingFlops(seq_len)};
   }
 
-  // With qk_norm, the inputs of the norms are kept as well.
+  // With qk_norm, the inputs of the norms are kept as well. With a gate, the gate and the gated
+  // output are.
   double ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const override {
-    const double elements =
-        static_cast<double>(model_dim_) +
-        (sizes_.qk_norm ? 2 * (static_cast<double>(sizes_.num_heads * sizes_.head_dim) + kv_dim())
-                        : 0);
+    const auto queries = static_cast<double>(sizes_.num_heads * sizes_.head_dim);
+    const double elements = static_cast<double>(model_dim_) +
+                            (sizes_.qk_norm ? 2 * (queries + kv_dim()) : 0) +
+                            (gated() ? 2 * queries : 0);
     return elements * static_cast<double>(bytes_per_element) +
            attention_.ActivationBytes(bytes_per_element);
   }
@@ -110,23 +173,48 @@ class Softmax : public Mixer {
 
  private:
   double kv_dim() const { return static_cast<double>(sizes_.num_kv_heads * sizes_.head_dim); }
+  bool gated() const { return sizes_.output_gate != "none"; }
+  bool norms_all_heads() const { return sizes_.qk_norm_over == "all_heads"; }
 
-  Attention::Heads Project(const at::Tensor& x) const {
-    const std::vector<at::Tensor> y = ops::SharedInputLinear(x, {*q_, *k_, *v_});
+  struct Projected {
     Attention::Heads heads;
-    heads.q = SplitHeads(AddBias(y[0], q_bias_), sizes_.head_dim);
-    heads.k = SplitHeads(AddBias(y[1], k_bias_), sizes_.head_dim);
-    heads.v = SplitHeads(AddBias(y[2], v_bias_), sizes_.head_dim);
-    if (sizes_.qk_norm) {
-      heads.q = ops::RmsNorm(heads.q, *q_norm_, sizes_.qk_norm_eps);
-      heads.k = ops::RmsNorm(heads.k, *k_norm_, sizes_.qk_norm_eps);
-    }
-    return heads;
+    at::Tensor gate = {};           // [B, T, H d], before the sigmoid; undefined: no gate
+    ops::ColumnSlice of_gate = {};  // where the gradient of the gate is written
+  };
+
+  Projected Project(const at::Tensor& x) const {
+    std::vector<at::Tensor> weights = {*q_, *k_, *v_};
+    if (gated()) weights.push_back(*g_);
+    const std::vector<ops::LinearPart> y = ops::SharedInputParts(x, weights);
+    Projected result;
+    result.heads.q = Heads(AddBias(y[0].y, q_bias_), q_norm_);
+    result.heads.k = Heads(AddBias(y[1].y, k_bias_), k_norm_);
+    result.heads.v = SplitHeads(AddBias(y[2].y, v_bias_), sizes_.head_dim);
+    if (!gated()) return result;
+    result.gate = AddBias(y[3].y, g_bias_);
+    if (!g_bias_.declared()) result.of_gate = y[3].gradient;  // the gate is that column
+    return result;
+  }
+
+  // Splits q or k into normed heads.
+  at::Tensor Heads(const at::Tensor& x, const NormWeight& norm) const {
+    if (!sizes_.qk_norm) return SplitHeads(x, sizes_.head_dim);
+    const auto normed = [&](const at::Tensor& of) {
+      return ops::RmsNorm(of, norm.Factor(), sizes_.qk_norm_eps);
+    };
+    return norms_all_heads() ? SplitHeads(normed(x), sizes_.head_dim)
+                             : normed(SplitHeads(x, sizes_.head_dim));
+  }
+
+  // y [B, T, H d], the output of the attention.
+  at::Tensor Gated(const Projected& projected, const at::Tensor& y) const {
+    return gated() ? ops::Glu(projected.gate, y, projected.of_gate) : y;
   }
 
   SoftmaxOptions sizes_;
   int64_t model_dim_;
-  Parameter q_, k_, v_, q_bias_, k_bias_, v_bias_, q_norm_, k_norm_;
+  Parameter q_, k_, v_, g_, q_bias_, k_bias_, v_bias_, g_bias_;
+  NormWeight q_norm_, k_norm_;
   Attention attention_;
   OutputProjection out_;
 };
@@ -147,7 +235,22 @@ MixerVariant SoftmaxVariant() {
                    {"cos_scale_learned", true},
                    {"query_scale", "info"},
                    {"query_scale_mode", "train"},
-                   {"query_scale_length", 32}}});
+                   {"query_scale_length", 32}},
+                  {{"num_heads", 4},
+                   {"num_kv_heads", 2},
+                   {"head_dim", 8},
+                   {"qk_norm", true},
+                   {"qk_norm_zero_centered", true},
+                   {"output_gate", "sigmoid"},
+                   {"partial_rotary_factor", 0.5}},
+                  {{"num_heads", 2},
+                   {"qkv_bias", true},
+                   {"output_gate", "sigmoid"},
+                   {"qk_norm", true},
+                   {"qk_norm_over", "all_heads"},
+                   {"window", 20},
+                   {"score_scale", 0.5},
+                   {"key_multiplier", 0.25}}});
 }
 
 }  // namespace halflife::model

@@ -1,16 +1,21 @@
 // Softmax attention beyond the conformance suite: dropout of the probabilities, which is active
-// only in training, and an encoder compared with its definition.
+// only in training, and an encoder and the options of hybrid models compared with their definition.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/pow.h>
 #include <ATen/ops/tensor.h>
 
 #include <cmath>
 #include <limits>
 #include <vector>
 
+#include "model/mixer_forms.h"
 #include "model/mixers/built_mixer.h"
 #include "model/positions/attention_positions.h"
+#include "support/expect_error.h"
 
 namespace halflife::model {
 namespace {
@@ -168,6 +173,150 @@ TEST(SoftmaxTest, AnEncoderWithAlibiLooksBothWays) {
   const at::Tensor want = at::linear(
       weights.matmul(heads("v_proj.weight")).transpose(0, 1).flatten(1), built["o_proj.weight"]);
   EXPECT_TRUE(Close(built->Forward({.x = x, .slice = slice}).y[0], want, 1e-13));
+}
+
+// The attention of one document in fp64 from its definition, for the options of hybrid models:
+// o = (softmax(scale m q k^T) v * sigmoid(x W_g + b_g)) W_o, where norms and a rotation of the first
+// `rotated` channels have been applied to q and k.
+struct HybridForm {
+  std::vector<Assignment> options;
+  bool all_heads = false, zero_centered = false, rotates = true;
+  int64_t head_dim = 4, rotated = 4;
+  double scale = 0.5;
+};
+
+at::Tensor NormedHeads(const at::Tensor& x, const at::Tensor& weight, const HybridForm& form) {
+  const at::Tensor of = form.all_heads ? x : x.unflatten(-1, {-1, form.head_dim});
+  const at::Tensor factor = form.zero_centered ? weight + 1 : weight;
+  const at::Tensor y = of * (of.square().mean(-1, true) + 1e-5).rsqrt() * factor;
+  return form.all_heads ? y.unflatten(-1, {-1, form.head_dim}) : y;
+}
+
+// x [T, heads, d]
+at::Tensor Turned(const at::Tensor& x, const HybridForm& form) {
+  if (!form.rotates) return x;
+  const int64_t pairs = (form.rotated + 1) / 2;
+  const at::Tensor exponents = at::arange(pairs, at::kDouble) * (-2.0 / form.rotated);
+  const at::Tensor angles = at::arange(x.size(0), at::kDouble).view({-1, 1, 1}) *
+                            at::pow(at::tensor(10000.0, at::kDouble), exponents);
+  const at::Tensor a = x.narrow(2, 0, pairs), b = x.narrow(2, pairs, pairs);
+  return at::cat({a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin(),
+                  x.narrow(2, 2 * pairs, x.size(2) - 2 * pairs)},
+                 2);
+}
+
+at::Tensor ByDefinition(const BuiltMixer& built, const at::Tensor& x, const HybridForm& form) {
+  const auto product = [&](const char* name) {
+    return at::linear(x, built[std::string(name) + ".weight"], built[std::string(name) + ".bias"]);
+  };
+  const at::Tensor q = Turned(NormedHeads(product("q_proj"), built["q_norm.weight"], form), form),
+                   k = Turned(NormedHeads(product("k_proj"), built["k_norm.weight"], form), form),
+                   v = product("v_proj").unflatten(-1, {-1, form.head_dim});
+  const int64_t group = q.size(1) / k.size(1), seq_len = x.size(0);
+  const auto heads = [&](const at::Tensor& of) {
+    return of.repeat_interleave(q.size(1) / of.size(1), 1).transpose(0, 1);
+  };
+  EXPECT_GE(group, 1);
+  const at::Tensor later = at::ones({seq_len, seq_len}, at::kBool).triu(1);
+  const at::Tensor weights = (heads(q).matmul(heads(k).transpose(1, 2)) * form.scale)
+                                 .masked_fill(later, -std::numeric_limits<double>::infinity())
+                                 .softmax(-1);
+  const at::Tensor mixed = weights.matmul(heads(v)).transpose(0, 1).flatten(1);
+  return at::linear(mixed * product("g_proj").sigmoid(), built["o_proj.weight"]);
+}
+
+TEST(SoftmaxTest, TheOptionsOfHybridModelsAreTheirFormula) {
+  const std::vector<HybridForm> forms = {
+      {.options = {{"num_kv_heads", int64_t{2}}}},
+      {.options = {{"qk_norm_zero_centered", true}, {"qk_norm_over", "all_heads"}},
+       .all_heads = true,
+       .zero_centered = true},
+      {.options = {{"partial_rotary_factor", 0.25}, {"head_dim", int64_t{12}}},
+       .head_dim = 12,
+       .rotated = 3,
+       .scale = 1 / std::sqrt(12.0)},
+      {.options = {{"partial_rotary_factor", 0.5}, {"qk_norm_zero_centered", true}},
+       .zero_centered = true,
+       .rotated = 2},
+      {.options = {{"score_scale", 0.3}, {"key_multiplier", 0.7}, {"rope_theta", 0.0}},
+       .rotates = false,
+       .scale = 0.21},
+      {.options = {{"key_multiplier", 3.0}}, .scale = 1.5}};
+  const at::Tensor x = Normal({1, kSeqLen, kDim}, 1);
+  for (const HybridForm& form : forms) {
+    std::vector<Assignment> options = form.options;
+    for (const char* on : {"qk_norm", "qkv_bias"}) options.push_back({on, true});
+    options.push_back({"num_heads", kHeads});
+    options.push_back({"output_gate", "sigmoid"});
+    BuiltMixer built(MixerConfig("softmax", options), kDim);
+    built.FillZeros();
+    for (const char* norm : {"q_norm.weight", "k_norm.weight"})
+      built.Set(norm, Normal(built[norm].sizes().vec(), 5));
+    EXPECT_TRUE(Close(built.Run(x)[0], ByDefinition(built, x[0], form), 1e-12))
+        << NameOf(MixerConfig("softmax", options));
+  }
+}
+
+// Scalings of rotary positions act on the rotated channels as on a head of their width.
+TEST(SoftmaxTest, PositionMethodsRotatePartsOfAHead) {
+  constexpr int64_t kHeadDim = 8;
+  const at::Tensor x = Normal({1, kSeqLen, kDim}, 1);
+  const auto run = [&](const PositionsConfig& positions, double part) {
+    const BuiltMixer built(MixerConfig("softmax", {{"num_heads", kHeads},
+                                                   {"head_dim", kHeadDim},
+                                                   {"partial_rotary_factor", part}}),
+                           kDim, at::kDouble, 0.3, {.positions = positions});
+    return built.Run(x);
+  };
+  const at::Tensor plain = run(PositionsConfig("none"), 0.5);
+  EXPECT_TRUE(Close(run(PositionsConfig("interpolated", {{"factor", 1.0}}), 0.5), plain, 1e-12));
+  EXPECT_FALSE(Close(run(PositionsConfig("interpolated", {{"factor", 2.0}}), 0.5), plain, 1e-4));
+  EXPECT_FALSE(Close(run(PositionsConfig("none"), 1), plain, 1e-4));
+  EXPECT_HL_ERROR(run(PositionsConfig("xpos"), 0.5), ExitCode::kUsage,
+                  "positions: xpos needs layers that rotate whole heads, but this one rotates 4 of "
+                  "8 channels. Use partial_rotary_factor 1, or other positions.");
+}
+
+// The gate adds a matrix of q_proj's size, and two tensors of its width that backward keeps.
+TEST(SoftmaxTest, CostOfTheOutputGate) {
+  const BuiltMixer plain(MixerConfig("softmax", {{"num_heads", kHeads}}), kDim),
+      gated(MixerConfig("softmax", {{"num_heads", kHeads}, {"output_gate", "sigmoid"}}), kDim);
+  EXPECT_EQ(gated.parameters().num_elements() - plain.parameters().num_elements(), kDim * kDim);
+  EXPECT_EQ(gated->FlopsPerToken(64).matmul - plain->FlopsPerToken(64).matmul, 2 * kDim * kDim);
+  EXPECT_EQ(gated->ActivationBytesPerToken(64, 2) - plain->ActivationBytesPerToken(64, 2),
+            2 * 2 * kDim);
+}
+
+TEST(SoftmaxTest, OptionsThatDoNotFitAreRefused) {
+  const auto problem = [](std::vector<Assignment> options) {
+    options.push_back({"num_heads", kHeads});
+    MixerConfig config("softmax", options);
+    const std::vector<std::string> problems = config.Resolve({.model_dim = kDim, .num_layers = 1});
+    return problems.empty() ? "" : problems.front();
+  };
+  EXPECT_EQ(problem({{"partial_rotary_factor", 0.5}, {"score_scale", 1.0}}), "");
+  EXPECT_EQ(problem({{"partial_rotary_factor", 0.1}}),
+            "mixer softmax: option partial_rotary_factor is 0.1 with head_dim 4. Use a number in "
+            "(0, 1] that rotates at least one channel, or rope_theta 0 for no rotation.");
+  EXPECT_EQ(
+      problem({{"qk_norm_zero_centered", true}}),
+      "mixer softmax: qk_norm_zero_centered without qk_norm. Set qk_norm, or leave the option "
+      "out.");
+  EXPECT_EQ(
+      problem({{"qk_norm_over", "all_heads"}}),
+      "mixer softmax: qk_norm_over all_heads without qk_norm. Set qk_norm, or leave the option "
+      "out.");
+  EXPECT_EQ(problem({{"score_scale", -1.0}}),
+            "mixer softmax: option score_scale is -1. Use a number above 0, or 0 for 1 / "
+            "sqrt(head_dim).");
+  EXPECT_EQ(
+      problem({{"key_multiplier", 0.0}}),
+      "mixer softmax: option key_multiplier is 0. Use a number above 0, or 1 for keys without "
+      "a factor.");
+  EXPECT_EQ(
+      problem({{"key_multiplier", 2.0}, {"cos_scale", 2.0}}),
+      "mixer softmax: key_multiplier with cos_scale, whose scores depend only on the angle of "
+      "q and k. Remove one of them.");
 }
 
 TEST(SoftmaxTest, ARateOfOneIsRefused) {
