@@ -8,22 +8,16 @@ using namespace rows;
 
 constexpr int kThreads = 256;
 
-// Copies a pack of the channels from 2 half on, which do not rotate. j: the pack's first channel.
-template <typename T>
-HL_DEVICE void CopyRest(const T* x, T* out, int64_t head_dim, int64_t j, bool aligned) {
-  const int count = static_cast<int>(min(head_dim - j, int64_t{kPack<T>}));
-  float values[kPack<T>];
-  Load(x + j, count, aligned, values);
-  Store(out + j, count, aligned, values);
-}
-
 // A thread rotates a pack of channels of one head with the pack `half` channels later, or copies a
-// pack that does not rotate. A head has `packs` packs to rotate and `rest` packs to copy.
-template <typename T>
+// pack that does not rotate. A head has `packs` packs to rotate and, if kPartial, `rest` packs to
+// copy. Heads that rotate as a whole have a kernel of their own, which takes fewer registers.
+template <typename T, bool kPartial>
 __global__ void __launch_bounds__(kThreads)
     RotateKernel(RotaryTokens<T> args, int64_t packs, int64_t rest, bool aligned) {
   const int64_t item = int64_t{kThreads} * blockIdx.x + threadIdx.x;
-  const int64_t place = item / (packs + rest);  // index of a head, counted over all tokens
+  const int64_t packs_of_head = kPartial ? packs + rest : packs;
+  const int64_t head_dim = kPartial ? args.head_dim : 2 * args.half;
+  const int64_t place = item / packs_of_head;  // index of a head, counted over all tokens
   const int64_t num_heads = args.heads[0].num_heads + args.heads[1].num_heads;
   const int64_t token = place / num_heads;
   if (token >= args.num_tokens) return;
@@ -31,17 +25,23 @@ __global__ void __launch_bounds__(kThreads)
   const bool second = head >= args.heads[0].num_heads;
   const RotaryHeads<T> heads = second ? args.heads[1] : args.heads[0];
   if (second) head -= args.heads[0].num_heads;
-  const int64_t pack = item - place * (packs + rest);
-  const T* const x = heads.x + token * heads.x_stride + head * args.head_dim;
-  T* const out = heads.out + (token * heads.num_heads + head) * args.head_dim;
-  if (pack >= packs)
-    return CopyRest(x, out, args.head_dim, 2 * args.half + (pack - packs) * kPack<T>, aligned);
-  const int64_t j = pack * kPack<T>;
+  const int64_t pack = item - place * packs_of_head;
+  const bool copies = kPartial && pack >= packs;  // a pack of the channels from 2 half on
+  const int64_t j = (copies ? 2 * args.half - packs * kPack<T> : 0) + pack * kPack<T>;
+  const T* const x = heads.x + token * heads.x_stride + head * head_dim + j;
+  T* const out = heads.out + (token * heads.num_heads + head) * head_dim + j;
+  if (copies) {
+    const int rest_count = static_cast<int>(min(head_dim - j, int64_t{kPack<T>}));
+    float values[kPack<T>];
+    Load(x, rest_count, aligned, values);
+    Store(out, rest_count, aligned, values);
+    return;
+  }
   const int count = static_cast<int>(min(args.half - j, int64_t{kPack<T>}));
   const int64_t table = args.rows[token] * args.half + j;
   float a[kPack<T>], b[kPack<T>], cos[kPack<T>], sin[kPack<T>];
-  Load(x + j, count, aligned, a);
-  Load(x + args.half + j, count, aligned, b);
+  Load(x, count, aligned, a);
+  Load(x + args.half, count, aligned, b);
   LoadFloats(args.cos + table, count, aligned, cos);
   LoadFloats(args.sin + table, count, aligned, sin);
 #pragma unroll
@@ -50,8 +50,8 @@ __global__ void __launch_bounds__(kThreads)
     a[i] = first * cos[i] - b[i] * s;
     b[i] = b[i] * cos[i] + first * s;
   }
-  Store(out + j, count, aligned, a);
-  Store(out + args.half + j, count, aligned, b);
+  Store(out, count, aligned, a);
+  Store(out + args.half, count, aligned, b);
 }
 
 template <typename T>
@@ -65,8 +65,8 @@ void Run(const RotaryTokens<T>& args, cudaStream_t stream) {
                        args.head_dim % kPack<T> == 0 && q.x_stride % kPack<T> == 0 &&
                        k.x_stride % kPack<T> == 0;
   const auto blocks = static_cast<unsigned>((items + kThreads - 1) / kThreads);
-  Launch({dim3(blocks), dim3(kThreads), 0, "rotary encoding"}, stream, RotateKernel<T>, args, packs,
-         rest, aligned);
+  Launch({dim3(blocks), dim3(kThreads), 0, "rotary encoding"}, stream,
+         rest > 0 ? RotateKernel<T, true> : RotateKernel<T, false>, args, packs, rest, aligned);
 }
 
 }  // namespace
