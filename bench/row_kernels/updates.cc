@@ -128,7 +128,9 @@ Case CrossEntropyRows(int64_t rows, int64_t vocab, const CaseOptions& options) {
     return [=](const Tensors& in) -> Tensors {
       at::Tensor logits = in[0];
       const auto out = ops::internal::EmptyRows(logits.size(0), logits.options());
-      ops::internal::ReduceRows(logits, in[1], 0, gradient, out);
+      using ops::internal::LogitGradient;
+      ops::internal::ReduceRows(logits, in[1], 0,
+                                gradient ? LogitGradient::kFp32 : LogitGradient::kNone, out);
       return gradient ? Tensors{out.loss, logits} : Tensors{out.loss};
     };
   };

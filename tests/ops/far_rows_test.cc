@@ -169,7 +169,7 @@ TEST(FarRowsCrossEntropy, LastRow) {
     at::Tensor targets = at::full({rows}, -100, at::kLong);
     targets[rows - 1] = kVocab - 1;
     const auto out = ops::internal::EmptyRows(rows, tensor.options());
-    ops::internal::ReduceRows(tensor, targets, 0, /*gradient=*/false, out);
+    ops::internal::ReduceRows(tensor, targets, 0, LogitGradient::kNone, out);
     return out.loss[rows - 1].item<float>();
   };
   EXPECT_EQ(loss_of(1), loss_of(kFar));

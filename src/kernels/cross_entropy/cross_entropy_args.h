@@ -13,21 +13,25 @@ using cudaStream_t = CUstream_st*;
 
 namespace halflife::kernels {
 
+// The gradient of the logits, which overwrites them. A row of a bf16 gradient takes the first half
+// of the bytes of its row of logits.
+enum class LogitGradient : uint8_t { kNone, kFp32, kBf16 };
+
 struct LogitRows {
-  float* logits = nullptr;  // [rows, vocab]; if `gradient`, overwritten by the gradient
+  float* logits = nullptr;  // [rows, vocab]; overwritten by the gradient, if one is wanted
   // [rows]; negative: no target, and all results of the row are zero.
   const int64_t* targets = nullptr;
   float* loss = nullptr;           // [rows]
   float* log_partition = nullptr;  // [rows] ln Z
   int64_t num_rows = 0, vocab = 0;
   float z_loss_weight = 0;  // w
-  bool gradient = false;
+  LogitGradient gradient = LogitGradient::kNone;
 };
 
 namespace cpu {
 // Throws an error (exit 3) for a target outside the vocabulary.
 void CheckTarget(int64_t target, int64_t vocab);
-// Processes rows [begin, end) and checks their targets.
+// Processes rows [begin, end) and checks their targets. A gradient must be fp32.
 void ReduceRows(const LogitRows& rows, int64_t begin, int64_t end);
 }  // namespace cpu
 namespace cuda {

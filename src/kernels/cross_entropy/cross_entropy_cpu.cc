@@ -59,9 +59,10 @@ void ReduceRow(const LogitRows& rows, int64_t row) {
   CheckTarget(target, vocab);
   const float picked = logits[target];
   const float max = Max(logits, vocab);
-  const float sum = rows.gradient ? ExpInPlace(logits, vocab, max) : SumOfExp(logits, vocab, max);
+  const bool gradient = rows.gradient != LogitGradient::kNone;
+  const float sum = gradient ? ExpInPlace(logits, vocab, max) : SumOfExp(logits, vocab, max);
   const float log_partition = max + std::log(sum);
-  if (rows.gradient) {
+  if (gradient) {
     Scale(logits, vocab, (1 + 2 * rows.z_loss_weight * log_partition) / sum);
     logits[target] -= 1;
   }
@@ -84,7 +85,7 @@ void ReduceRows(const LogitRows& rows, int64_t begin, int64_t end) {
       continue;
     }
     float* const logits = rows.logits + row * rows.vocab;
-    if (rows.gradient) std::fill(logits, logits + rows.vocab, 0.0f);
+    if (rows.gradient != LogitGradient::kNone) std::fill(logits, logits + rows.vocab, 0.0f);
     rows.loss[row] = rows.log_partition[row] = 0;
   }
 }

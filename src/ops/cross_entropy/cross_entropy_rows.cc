@@ -9,7 +9,6 @@
 #include <ATen/ops/zeros.h>
 
 #include "core/error.h"
-#include "kernels/cross_entropy/cross_entropy_args.h"
 #include "ops/torch/dispatch.h"
 #include "ops/torch/tensor_checks.h"
 
@@ -18,8 +17,8 @@ namespace {
 
 constexpr int64_t kRowGrain = 16;
 
-void ReduceFused(at::Tensor& logits, const at::Tensor& targets, double z_loss_weight, bool gradient,
-                 const CrossEntropyRows& out) {
+void ReduceFused(at::Tensor& logits, const at::Tensor& targets, double z_loss_weight,
+                 LogitGradient gradient, const CrossEntropyRows& out) {
   const kernels::LogitRows rows = {.logits = MutableElements<float>(logits),
                                    .targets = Elements<int64_t>(targets),
                                    .loss = MutableElements<float>(out.loss),
@@ -64,8 +63,12 @@ CrossEntropyRows EmptyRows(int64_t num_rows, const at::TensorOptions& options) {
   return {.loss = at::empty({num_rows}, options), .log_partition = at::empty({num_rows}, options)};
 }
 
-void ReduceRows(at::Tensor& logits, const at::Tensor& targets, double z_loss_weight, bool gradient,
-                const CrossEntropyRows& out) {
+at::Tensor Bf16Gradient(const at::Tensor& logits) {
+  return logits.view(at::kBFloat16).narrow(1, 0, logits.size(1));
+}
+
+void ReduceRows(at::Tensor& logits, const at::Tensor& targets, double z_loss_weight,
+                LogitGradient gradient, const CrossEntropyRows& out) {
   const auto is_row = [&](const at::Tensor& x, at::ScalarType dtype) {
     return FitsWith(logits, x, {logits.size(0)}) && x.is_contiguous() && x.scalar_type() == dtype;
   };
@@ -78,10 +81,13 @@ void ReduceRows(at::Tensor& logits, const at::Tensor& targets, double z_loss_wei
       Describe(out.loss), ", log_partition ", Describe(out.log_partition),
       ". Use logits [R, vocab] fp32 or fp64, targets [R] int64 and the rest [R] of the logits' "
       "dtype, all contiguous on one device.");
+  HL_CHECK(gradient != LogitGradient::kBf16 || (RunsOnCuda(logits) && dtype == at::kFloat),
+           "cross entropy got logits ", Describe(logits),
+           " for a gradient in bf16. Use fp32 logits on a GPU.");
   if (IsFused(logits)) {
     ReduceFused(logits, targets, z_loss_weight, gradient, out);
   } else {
-    ReduceComposed(logits, targets, z_loss_weight, gradient, out);
+    ReduceComposed(logits, targets, z_loss_weight, gradient != LogitGradient::kNone, out);
   }
 }
 

@@ -28,6 +28,7 @@ namespace halflife::ops {
 namespace {
 
 using internal::CrossEntropyRows;
+using internal::LogitGradient;
 
 // The dtype of matmul operands. A GPU multiplies bf16 as it is stored; elsewhere operands are
 // widened first. Results always have the compute dtype: rounding a logit of 100 to bf16 would give
@@ -140,6 +141,9 @@ LossResult RunForward(const LinearCrossEntropyInputs& inputs,
   const at::ScalarType compute = ComputeType(inputs.hidden);
   const at::ScalarType operand = OperandType(inputs.hidden);
   const at::Tensor weight = inputs.weight.to(operand);
+  const LogitGradient kind = !gradient                  ? LogitGradient::kNone
+                             : operand == at::kBFloat16 ? LogitGradient::kBf16
+                                                        : LogitGradient::kFp32;
   const CrossEntropyRows rows =
       internal::EmptyRows(inputs.hidden.size(0), inputs.hidden.options().dtype(compute));
   if (gradient) {
@@ -148,11 +152,12 @@ LossResult RunForward(const LinearCrossEntropyInputs& inputs,
     if (inputs.hidden.size(0) == 0) result.dweight.zero_();
   }
   ForEachBlock(inputs, weight, config, [&](int64_t first, int64_t count, at::Tensor& logits) {
-    internal::ReduceRows(logits, inputs.targets.narrow(0, first, count), config.z_loss_weight,
-                         gradient, rows.Narrow(first, count));
+    internal::ReduceRows(logits, inputs.targets.narrow(0, first, count), config.z_loss_weight, kind,
+                         rows.Narrow(first, count));
     if (!gradient) return;
     at::Tensor dhidden = result.dhidden.narrow(0, first, count);
-    const at::Tensor dlogits = logits.to(operand);
+    const at::Tensor dlogits =
+        kind == LogitGradient::kBf16 ? internal::Bf16Gradient(logits) : logits;
     Multiply(dhidden, dlogits, weight);
     const at::Tensor hidden = inputs.hidden.narrow(0, first, count).to(operand);
     const auto form = first == 0 ? Multiply : AddProduct;
@@ -265,9 +270,8 @@ double LinearCrossEntropyBytes(int64_t num_rows, int64_t vocab, int64_t dim,
   const double logits =
       static_cast<double>(CrossEntropyRowsPerBlock(num_rows, vocab, storage.gpu)) *
       static_cast<double>(vocab);
-  const double of_bf16 = storage.gpu ? 2 * logits : 4 * weight;
   return 4 * (logits + static_cast<double>(num_rows) * static_cast<double>(dim) + weight) +
-         (storage.bf16 ? of_bf16 : 0);
+         (storage.bf16 && !storage.gpu ? 4 * weight : 0);
 }
 
 namespace {
@@ -285,7 +289,7 @@ TokenScores ScoreTokens(const LinearCrossEntropyInputs& inputs,
   const at::Tensor weight = own.weight.to(OperandType(own.hidden));
   ForEachBlock(own, weight, config, [&](int64_t first, int64_t count, at::Tensor& logits) {
     const at::Tensor targets = own.targets.narrow(0, first, count);
-    internal::ReduceRows(logits, targets, 0, false, rows.Narrow(first, count));
+    internal::ReduceRows(logits, targets, 0, LogitGradient::kNone, rows.Narrow(first, count));
     if (want_correct) correct.narrow(0, first, count).copy_(logits.argmax(1) == targets);
   });
   return {.loss = chosen.Spread(rows.loss),

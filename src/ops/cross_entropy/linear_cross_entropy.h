@@ -52,8 +52,8 @@ at::Tensor LinearLogits(const at::Tensor& hidden, const at::Tensor& weight);
 int64_t CrossEntropyRowsPerBlock(int64_t num_rows, int64_t vocab, bool gpu);
 
 // Returns the peak memory of LinearCrossEntropy in a differentiated call, beyond its inputs: a
-// block of logits, the two gradients and, for bf16 inputs, the weight in fp32 on the CPU or the
-// block's gradient in bf16 on a GPU.
+// block of logits, the two gradients and, for bf16 inputs on the CPU, the weight in fp32. On a GPU,
+// the block's bf16 gradient overwrites the logits.
 struct CrossEntropyStorage {
   bool bf16 = false, gpu = false;
 };

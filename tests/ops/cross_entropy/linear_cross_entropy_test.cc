@@ -147,8 +147,7 @@ TEST(LinearCrossEntropyTest, BytesAreThoseOfTheTensors) {
   EXPECT_EQ(LinearCrossEntropyBytes(kN, kV, kD, {.bf16 = true}),
             gradients + 4 * cpu + 4.0 * kV * kD);
   EXPECT_EQ(LinearCrossEntropyBytes(kN, kV, kD, {.gpu = true}), gradients + 4 * gpu);
-  EXPECT_EQ(LinearCrossEntropyBytes(kN, kV, kD, {.bf16 = true, .gpu = true}),
-            gradients + (4 + 2) * gpu);
+  EXPECT_EQ(LinearCrossEntropyBytes(kN, kV, kD, {.bf16 = true, .gpu = true}), gradients + 4 * gpu);
 }
 
 // Blocks only change the order of the sums of the weight's gradient.
@@ -277,7 +276,7 @@ TEST(CrossEntropyRowsTest, BadInput) {
   const at::Tensor logits = Normal({kRows, kVocab}, 1, at::kFloat);
   const auto reduce = [](at::Tensor of, const at::Tensor& targets,
                          const internal::CrossEntropyRows& out) {
-    internal::ReduceRows(of, targets, 0, true, out);
+    internal::ReduceRows(of, targets, 0, internal::LogitGradient::kFp32, out);
   };
   const auto out = internal::EmptyRows(kRows, logits.options());
   const ExitCode code = ExitCode::kInternal;
@@ -291,6 +290,10 @@ TEST(CrossEntropyRowsTest, BadInput) {
   EXPECT_HL_ERROR(reduce(logits.t().contiguous().t(), Targets(), out), code, "all contiguous");
   EXPECT_HL_ERROR(reduce(logits.to(at::kHalf), Targets(), out), code, "logits [5, 7] fp16");
   EXPECT_HL_ERROR(reduce(logits.to(at::kMeta), Targets(), out), code, "logits [5, 7] fp32 on meta");
+  at::Tensor own = logits.clone();
+  EXPECT_HL_ERROR(internal::ReduceRows(own, Targets(), 0, internal::LogitGradient::kBf16, out),
+                  code,
+                  "logits [5, 7] fp32 on cpu for a gradient in bf16. Use fp32 logits on a GPU.");
 }
 
 }  // namespace
