@@ -75,6 +75,205 @@ __global__ void __launch_bounds__(kRowThreads)
   }
 }
 
+// ---- the gradient of rows that fit in registers ----
+
+// How the kernel of the gradient divides its block. A row has `lanes` threads: a power of two up to
+// a warp, or 1, 2 or 4 warps. Each thread has up to kPacks packs of its row, at distances of
+// `lanes` packs.
+constexpr int kGradThreads = 128, kGradWarps = kGradThreads / 32;
+constexpr int kPacksOfWideRow = 4;
+constexpr int64_t kMaxBlocksOfWideRows = 264;  // two on each of the 132 SMs of an H100
+struct GradSchedule {
+  int packs, lanes;  // packs per thread: 0 if the rows do not fit
+  bool aligned;      // true: every row allows 16-byte accesses
+  int rows_per_block() const { return kGradThreads / lanes; }
+};
+
+template <typename T>
+GradSchedule ScheduleGradient(int64_t dim, bool aligned) {
+  const int64_t packs = (dim + kPack<T> - 1) / kPack<T>;
+  const int per_thread = packs <= 32 ? 1 : kPacksOfWideRow;
+  int lanes = packs <= 32 ? 1 : 32;
+  while (lanes * per_thread < packs && lanes < kGradThreads) lanes *= 2;
+  return {lanes * per_thread < packs ? 0 : per_thread, lanes, aligned};
+}
+
+// Returns the bits of `count` elements, and zeros past them.
+template <typename T>
+HL_DEVICE uint4 LoadWords(const T* from, int count, bool aligned) {
+  if (aligned) return *reinterpret_cast<const uint4*>(from);
+  float x[kPack<T>];
+  Load(from, count, false, x);
+  return Packed(x);
+}
+
+// The work of a thread.
+template <typename T>
+struct GradPlace {
+  HL_DEVICE GradPlace(int lanes_in, int64_t dim_in)
+      : lanes(lanes_in),
+        group(static_cast<int>(threadIdx.x) / lanes_in),
+        column(static_cast<int>(threadIdx.x) % lanes_in * kPack<T>),
+        dim(static_cast<int>(dim_in)) {}
+  HL_DEVICE int column_of(int pack) const { return column + pack * lanes * kPack<T>; }
+  int lanes, group, column, dim;
+};
+
+// A thread's packs of one row, as stored. `other` is the gate or, without one, the other gradient of
+// x, which may be absent.
+template <typename T, int kPacks, bool kGated>
+struct GradRow {
+  HL_DEVICE void Fetch(const NormGradRows<T>& args, const GradPlace<T>& place, int64_t row,
+                       bool aligned) {
+    const bool valid = row < args.num_rows;
+    inverse_rms = valid ? args.inverse_rms[row] : 0.0f;
+    const int64_t begin = row * args.dim;
+    const T* const third = kGated                 ? args.gate + args.gate_place.of(row, args.dim)
+                           : args.dsum != nullptr ? args.dsum + begin
+                                                  : nullptr;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      x[p] = dout[p] = other[p] = make_uint4(0, 0, 0, 0);
+      const int c = place.column_of(p), count = place.dim - c;
+      if (!valid || count <= 0) continue;
+      x[p] = LoadWords(args.x + begin + c, count, aligned);
+      dout[p] = LoadWords(args.dout + begin + c, count, aligned);
+      if (third != nullptr) other[p] = LoadWords(third + c, count, aligned);
+    }
+  }
+
+  uint4 x[kPacks], dout[kPacks], other[kPacks];
+  float inverse_rms;
+};
+
+// Replaces dout by m weight, stores the gradient of the gate, and adds m n to dweight. Returns the
+// pack's share of the sum of m weight x.
+template <typename T, bool kGated, NormGate kGate>
+HL_DEVICE float DifferentiatePack([[maybe_unused]] T* dgate, [[maybe_unused]] uint4 gate_words,
+                                  const float* weights, int count, bool aligned, float inverse_rms,
+                                  const float (&x)[kPack<T>], float (&mw)[kPack<T>],
+                                  float (&dweight)[kPack<T>]) {
+  float weight[kPack<T>];
+  LoadFloats(weights, count, aligned, weight);
+  if constexpr (kGated) {
+    float gate[kPack<T>];
+    Unpack(gate_words, gate);
+#pragma unroll
+    for (int i = 0; i < kPack<T>; ++i) {
+      const float g = gate[i], sigmoid = Sigmoid(g), dout = mw[i];
+      gate[i] = dout * (x[i] * inverse_rms) * weight[i] * GateSlope(kGate, g, sigmoid);
+      mw[i] = dout * GateFactor(kGate, g, sigmoid);
+    }
+    Store(dgate, count, aligned, gate);
+  }
+  float dot = 0;
+#pragma unroll
+  for (int i = 0; i < kPack<T>; ++i) {
+    dweight[i] += mw[i] * (x[i] * inverse_rms);
+    mw[i] *= weight[i];
+    dot += mw[i] * x[i];
+  }
+  return dot;
+}
+
+// Returns the sum of x over the threads of each row, with the same bits in all of them. All threads
+// of the block must take part. `partial` may be reused after a barrier.
+HL_DEVICE float GradRowSum(float x, int lanes, float (&partial)[kGradWarps]) {
+  if (lanes <= 32) {
+    for (int offset = lanes / 2; offset > 0; offset /= 2)
+      x += __shfl_xor_sync(kFullWarp, x, offset);
+    return x;
+  }
+  x = WarpSum(x);
+  const int warp = static_cast<int>(threadIdx.x) / 32, warps = lanes / 32;
+  if (threadIdx.x % 32 == 0) partial[warp] = x;
+  __syncthreads();
+  const int first = warp / warps * warps;
+  float sum = 0;
+  for (int w = first; w < first + warps; ++w) sum += partial[w];
+  return sum;
+}
+
+// Stores the block's sums of dweight: over its groups of threads, in order.
+template <typename T, int kPacks>
+HL_DEVICE void StoreWeightSums(const GradPlace<T>& place, float* to,
+                               const float (&dweight)[kPacks][kPack<T>]) {
+  HL_SHARED(columns, float[kGradThreads * kPack<T>]);
+  const int width = place.lanes * kPack<T>;  // columns of one pack of every thread of a row
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    const int first = p * width;
+    if (first >= place.dim) return;
+    if (p > 0) __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kPack<T>; ++i) columns[threadIdx.x * kPack<T> + i] = dweight[p][i];
+    __syncthreads();
+    const int count = min(width, place.dim - first);
+    for (int c = static_cast<int>(threadIdx.x); c < count; c += kGradThreads) {
+      float sum = 0;
+      for (int at = c; at < kGradThreads * kPack<T>; at += width) sum += columns[at];
+      to[first + c] = sum;
+    }
+  }
+}
+
+// Grid: blocks that stride over the rows. A row is read once, while the row before it is reduced;
+// its threads keep it in registers. partials [blocks, dim] receives each block's dweight. The
+// minimum of blocks limits registers to those of 8 warps per SM, each of which waits for up to
+// 6 KiB, or of 20 warps if a thread has one pack.
+template <typename T, int kPacks, bool kGated, bool kSilu>
+__global__ void __launch_bounds__(kGradThreads, kPacks == 1 ? 5 : 2)
+    NormBackwardKernel(NormGradRows<T> args, GradSchedule schedule, float* partials) {
+  constexpr NormGate kGate = kSilu ? NormGate::kSilu : NormGate::kSigmoid;
+  // Rows alternate between the two, so that one barrier per row is enough.
+  HL_SHARED(partial, float[2][kGradWarps]);
+  const GradPlace<T> place(schedule.lanes, args.dim);
+  const int rows_per_block = kGradThreads / schedule.lanes;
+  const int64_t stride = int64_t{1} * gridDim.x * rows_per_block;
+  float dweight[kPacks][kPack<T>] = {};
+  int turn = 0;
+  int64_t first = int64_t{1} * blockIdx.x * rows_per_block;
+  GradRow<T, kPacks, kGated> now, next;
+  now.Fetch(args, place, first + place.group, schedule.aligned);
+  for (; first < args.num_rows; first += stride, turn ^= 1) {
+    if (first + stride < args.num_rows)
+      next.Fetch(args, place, first + stride + place.group, schedule.aligned);
+    const int64_t row = first + place.group, begin = row * args.dim;
+    const bool valid = row < args.num_rows;
+    T* const dgate = kGated ? args.dgate + args.dgate_place.of(row, args.dim) : nullptr;
+    float mw[kPacks][kPack<T>], x[kPack<T>];
+    float dot = 0;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const int c = place.column_of(p), count = place.dim - c;
+      if (!valid || count <= 0) continue;
+      Unpack(now.x[p], x);
+      Unpack(now.dout[p], mw[p]);
+      dot += DifferentiatePack<T, kGated, kGate>(kGated ? dgate + c : nullptr, now.other[p],
+                                                 args.weight + c, count, schedule.aligned,
+                                                 now.inverse_rms, x, mw[p], dweight[p]);
+    }
+    dot = GradRowSum(dot, place.lanes, partial[turn]);
+    const float slope =
+        dot * now.inverse_rms * now.inverse_rms * now.inverse_rms / static_cast<float>(place.dim);
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const int c = place.column_of(p), count = place.dim - c;
+      if (!valid || count <= 0) continue;
+      float dsum[kPack<T>] = {};
+      Unpack(now.x[p], x);
+      if constexpr (!kGated) Unpack(now.other[p], dsum);
+#pragma unroll
+      for (int i = 0; i < kPack<T>; ++i) x[i] = mw[p][i] * now.inverse_rms - x[i] * slope + dsum[i];
+      Store(args.dx + begin + c, count, schedule.aligned, x);
+    }
+    now = next;
+  }
+  StoreWeightSums<T, kPacks>(place, partials + blockIdx.x * args.dim, dweight);
+}
+
+// ---- the gradient of wider rows ----
+
 // Values of one pack of a row: x, mw = m weight, and m n.
 template <typename T>
 struct Terms {
@@ -100,7 +299,8 @@ HL_DEVICE void LoadTerms(const NormGradRows<T>& args, int64_t row, int c, int co
           terms.mw[i] * (terms.x[i] * inverse_rms) * weight[i] * GateSlope(kGate, g, sigmoid);
       terms.mw[i] *= GateFactor(kGate, g, sigmoid);
     }
-    if (kStoresGate) Store(args.dgate + at, count, aligned, dgate);
+    if (kStoresGate)
+      Store(args.dgate + args.dgate_place.of(row, args.dim) + c, count, aligned, dgate);
   }
 #pragma unroll
   for (int i = 0; i < kPack<T>; ++i) {
@@ -125,68 +325,37 @@ HL_DEVICE void StoreInputGradient(const NormGradRows<T>& args, int64_t at, int c
   Store(args.dx + at, count, aligned, dx);
 }
 
-// Grid: at most kNormMaxBlocks blocks that stride over the rows. partials [blocks, dim] holds each
-// block's dweight, summed in registers if a thread has one pack, else in place. The minimum of one
-// block, where 0 means none, keeps the compiler from spilling registers for a higher occupancy.
+// Grid: blocks that stride over the rows. Reads a row twice. partials [blocks, dim] holds each
+// block's dweight, which is summed in place. The minimum of one block, where 0 means none, keeps
+// the compiler from spilling registers for a higher occupancy.
 template <typename T, bool kSilu>
 __global__ void __launch_bounds__(kRowThreads, kSilu ? 0 : 1)
-    NormBackwardKernel(NormGradRows<T> args, Schedule schedule, float* partials) {
+    WideNormBackwardKernel(NormGradRows<T> args, bool aligned, float* partials) {
   constexpr NormGate kGate = kSilu ? NormGate::kSilu : NormGate::kSigmoid;
   // Rows alternate between the two, so that one barrier per row is enough.
   HL_SHARED(partial, float[2][kMaxRowWarps]);
-  HL_SHARED(columns, float[kGroupThreads * kPack<T>]);
-  const Place<T> place(schedule, args.dim);
+  const int dim = static_cast<int>(args.dim), step = static_cast<int>(blockDim.x) * kPack<T>;
+  const int first = static_cast<int>(threadIdx.x) * kPack<T>;
   float* const mine = partials + blockIdx.x * args.dim;
-  float dweight[kPack<T>] = {};
   int turn = 0;
-  const int64_t stride = int64_t{1} * gridDim.x * schedule.rows_per_block;
-  for (int64_t first = int64_t{1} * blockIdx.x * schedule.rows_per_block; first < args.num_rows;
-       first += stride, turn ^= 1) {
-    const int64_t row = first + place.group;
-    const bool valid = row < args.num_rows;
-    const int64_t begin = row * args.dim;
-    const float inverse_rms = valid ? args.inverse_rms[row] : 0.0f;
+  for (int64_t row = blockIdx.x; row < args.num_rows; row += gridDim.x, turn ^= 1) {
+    const float inverse_rms = args.inverse_rms[row];
     Terms<T> terms;
     float dot = 0;
-    for (int c = place.column; valid && c < place.dim; c += place.step) {
-      LoadTerms<T, kGate, true>(args, row, c, place.dim - c, schedule.aligned, inverse_rms, terms);
-#pragma unroll
-      for (int i = 0; i < kPack<T>; ++i) dot += terms.mw[i] * terms.x[i];
+    for (int c = first; c < dim; c += step) {
+      LoadTerms<T, kGate, true>(args, row, c, dim - c, aligned, inverse_rms, terms);
 #pragma unroll
       for (int i = 0; i < kPack<T>; ++i) {
-        if (place.once) {
-          dweight[i] += terms.mn[i];
-        } else if (c + i < place.dim) {
-          mine[c + i] = first < stride ? terms.mn[i] : mine[c + i] + terms.mn[i];
-        }
+        dot += terms.mw[i] * terms.x[i];
+        if (c + i < dim) mine[c + i] = row == blockIdx.x ? terms.mn[i] : mine[c + i] + terms.mn[i];
       }
     }
-    dot = RowSum(dot, place.lanes, partial[turn]);
-    const float slope =
-        dot * inverse_rms * inverse_rms * inverse_rms / static_cast<float>(place.dim);
-    for (int c = place.column; valid && c < place.dim; c += place.step) {
-      if (!place.once)
-        LoadTerms<T, kGate, false>(args, row, c, place.dim - c, schedule.aligned, inverse_rms,
-                                   terms);
-      StoreInputGradient(args, begin + c, place.dim - c, schedule.aligned, inverse_rms, slope,
-                         terms);
+    dot = RowSum(dot, static_cast<int>(blockDim.x), partial[turn]);
+    const float slope = dot * inverse_rms * inverse_rms * inverse_rms / static_cast<float>(dim);
+    for (int c = first; c < dim; c += step) {
+      LoadTerms<T, kGate, false>(args, row, c, dim - c, aligned, inverse_rms, terms);
+      StoreInputGradient(args, row * args.dim + c, dim - c, aligned, inverse_rms, slope, terms);
     }
-  }
-  if (!place.once) return;
-  if (schedule.rows_per_block == 1) {
-#pragma unroll
-    for (int i = 0; i < kPack<T>; ++i)
-      if (place.column + i < place.dim) mine[place.column + i] = dweight[i];
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < kPack<T>; ++i) columns[threadIdx.x * kPack<T> + i] = dweight[i];
-  __syncthreads();
-  for (int c = static_cast<int>(threadIdx.x); c < place.dim; c += static_cast<int>(blockDim.x)) {
-    float sum = 0;
-    for (int group = 0; group < schedule.rows_per_block; ++group)
-      sum += columns[group * place.step + c];
-    mine[c] = sum;
   }
 }
 
@@ -208,23 +377,55 @@ void Forward(const NormRows<T>& args, cudaStream_t stream) {
          NormForwardKernel<T>, args, Schedule{shape.lanes, shape.rows_per_block, aligned});
 }
 
+// Launches the kernel for rows that fit in registers. Returns its number of blocks.
+template <typename T, int kPacks>
+int64_t LaunchGradient(const NormGradRows<T>& args, const GradSchedule& schedule, float* partials,
+                       cudaStream_t stream) {
+  // Each group of threads has at least this many rows, if there are that many: it reads ahead.
+  constexpr int64_t kRowsOfGroup = 4;
+  const int64_t most = kPacks == 1 ? cuda::kNormMaxBlocks : kMaxBlocksOfWideRows;
+  const int64_t rows = kRowsOfGroup * schedule.rows_per_block();
+  const int64_t blocks = std::min(most, (args.num_rows + rows - 1) / rows);
+  // A kernel for each function: a choice within the kernel spills registers.
+  const auto kernel = args.gate == nullptr ? NormBackwardKernel<T, kPacks, false, false>
+                      : args.gate_kind == NormGate::kSilu
+                          ? NormBackwardKernel<T, kPacks, true, true>
+                          : NormBackwardKernel<T, kPacks, true, false>;
+  Launch({dim3(static_cast<unsigned>(blocks)), dim3(kGradThreads), 0, "RMS norm's gradient"},
+         stream, kernel, args, schedule, partials);
+  return blocks;
+}
+
+template <typename T>
+int64_t LaunchWideGradient(const NormGradRows<T>& args, bool aligned, float* partials,
+                           cudaStream_t stream) {
+  const RowShape shape = RowShapeOf<T>(std::max<int64_t>(args.dim, 33 * kPack<T>));
+  const int64_t blocks = std::min(cuda::kNormMaxBlocks, args.num_rows);
+  const auto kernel = args.gate_kind == NormGate::kSilu ? WideNormBackwardKernel<T, true>
+                                                        : WideNormBackwardKernel<T, false>;
+  Launch({dim3(static_cast<unsigned>(blocks)), dim3(shape.threads()), 0, "RMS norm's gradient"},
+         stream, kernel, args, aligned, partials);
+  return blocks;
+}
+
 template <typename T>
 void Backward(const NormGradRows<T>& args, float* dweight, bool added, float* workspace,
               cudaStream_t stream) {
   if (args.dim == 0) return;
   CheckDim(args.dim);
-  const RowShape shape = RowShapeOf<T>(args.dim);
   const bool aligned = args.gate_place.gate_stride % kPack<T> == 0 &&
+                       args.dgate_place.gate_stride % kPack<T> == 0 &&
                        Aligned16<T>(args.dim, args.x, args.gate, args.weight, args.dout, args.dsum,
                                     args.dx, args.dgate);
-  const int64_t blocks = std::min(
-      cuda::kNormMaxBlocks, (args.num_rows + shape.rows_per_block - 1) / shape.rows_per_block);
-  if (blocks > 0) {
-    // A kernel for each function: a choice within the kernel spills registers.
-    const auto kernel = args.gate_kind == NormGate::kSilu ? NormBackwardKernel<T, true>
-                                                          : NormBackwardKernel<T, false>;
-    Launch({dim3(static_cast<unsigned>(blocks)), dim3(shape.threads()), 0, "RMS norm's gradient"},
-           stream, kernel, args, Schedule{shape.lanes, shape.rows_per_block, aligned}, workspace);
+  const GradSchedule schedule = ScheduleGradient<T>(args.dim, aligned);
+  int64_t blocks = 0;
+  if (args.num_rows > 0) {
+    // A thread holds a pack of the gate or of dsum, not both.
+    const bool wide = schedule.packs == 0 || (args.gate != nullptr && args.dsum != nullptr);
+    blocks = wide ? LaunchWideGradient(args, aligned, workspace, stream)
+             : schedule.packs == 1
+                 ? LaunchGradient<T, 1>(args, schedule, workspace, stream)
+                 : LaunchGradient<T, kPacksOfWideRow>(args, schedule, workspace, stream);
   }
   cuda::SumPartials(workspace, blocks, args.dim, dweight, stream, added);
 }

@@ -6,10 +6,10 @@
 //
 // where f is SiLU or the logistic function.
 //
-// Rows are contiguous, except that the gate's may be columns of a wider matrix: groups of
-// `gate_rows` rows (the heads of a token) are contiguous, and the groups begin `gate_stride`
-// elements apart. T is float or Bf16; arithmetic is fp32. C++17 without LibTorch, because CUDA
-// sources include it.
+// Rows are contiguous, except that those of the gate and of its gradient may be columns of a wider
+// matrix: groups of `gate_rows` rows (the heads of a token) are contiguous, and the groups begin
+// `gate_stride` elements apart. T is float or Bf16; arithmetic is fp32. C++17 without LibTorch,
+// because CUDA sources include it.
 #pragma once
 
 #include <algorithm>
@@ -33,7 +33,7 @@ HL_EVERYWHERE constexpr float GateSlope(NormGate kind, float g, float sigmoid) {
                                  : sigmoid * (1.0f - sigmoid);
 }
 
-// The memory layout of the gate's rows.
+// The memory layout of the rows of a gate or of its gradient.
 struct NormGatePlace {
   int64_t gate_rows = 1, gate_stride = 0;  // a stride of 0 means contiguous
   HL_EVERYWHERE constexpr int64_t of(int64_t row, int64_t dim) const {
@@ -69,7 +69,8 @@ struct NormGradRows {
   // [rows, dim], added to dx: the gradient of x from its other use; null: none
   const T* dsum = nullptr;
   T* dx = nullptr;
-  T* dgate = nullptr;  // only with `gate`; contiguous
+  T* dgate = nullptr;  // only with `gate`
+  NormGatePlace dgate_place;
   int64_t num_rows = 0, dim = 0;
 };
 

@@ -91,7 +91,7 @@ HL_INLINE float GatedTerms(const NormGradRows<T>& rows, int64_t row, float* __re
   const T* __restrict x = rows.x + row * dim;
   const T* __restrict dout = rows.dout + row * dim;
   const T* __restrict gate = rows.gate + rows.gate_place.of(row, dim);
-  T* __restrict dgate = rows.dgate + row * dim;
+  T* __restrict dgate = rows.dgate + rows.dgate_place.of(row, dim);
   const float* __restrict weight = rows.weight;
   const float inverse_rms = rows.inverse_rms[row];
   float dot = 0;

@@ -90,9 +90,10 @@ inline std::vector<RowOperation> Norms() {
                    Uniform({width}, 3).to(at::kFloat)};
   };
   const auto x = [](int64_t rows, int64_t width) { return Tensors{Normal({rows, width}, 1)}; };
-  // More rows than a GPU's gradient has blocks, and more than a pack for each of its threads.
-  const auto widths =
-      Widths(150, {1, 7, 16, 36, 64, 300, 1000, 1024}, {{790, 264}, {4, 4501}, {10, 5000}});
+  // Several rows for each warp of a GPU's gradient, rows of 1, 2 and 4 warps, and rows that do not
+  // fit in its registers.
+  const auto widths = Widths(150, {1, 7, 16, 36, 64, 300, 1000, 1024},
+                             {{790, 264}, {22, 1500}, {22, 2104}, {4, 4501}, {10, 5000}});
   const auto sum_and_norm = [](const Tensors& in) {
     const ops::ResidualNorm y = ops::AddRmsNorm(in[0], in[1], in[2], 1e-2);
     return y.sum + y.normed;
