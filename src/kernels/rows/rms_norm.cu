@@ -119,8 +119,8 @@ struct GradPlace {
   int lanes, group, column, dim;
 };
 
-// A thread's packs of one row, as stored. `other` is the gate or, without one, the other gradient of
-// x, which may be absent.
+// A thread's packs of one row, as stored. `other` is the gate or, without one, the other gradient
+// of x, which may be absent.
 template <typename T, int kPacks, bool kGated>
 struct GradRow {
   HL_DEVICE void Fetch(const NormGradRows<T>& args, const GradPlace<T>& place, int64_t row,

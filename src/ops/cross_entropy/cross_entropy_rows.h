@@ -21,11 +21,11 @@ CrossEntropyRows EmptyRows(int64_t num_rows, const at::TensorOptions& options);
 
 using kernels::LogitGradient;
 
-// logits [R, vocab] fp32 or fp64, contiguous; targets [R] int64. If a gradient is wanted, overwrites
-// the logits by d(loss + z_loss_weight ln^2 Z) / d logits = (1 + 2 z_loss_weight ln Z) softmax -
-// onehot, which is zero for rows without a target. kFp32 stands for the logits' dtype; kBf16 needs
-// fp32 logits on a GPU and leaves Bf16Gradient(logits). A target outside the vocabulary throws an
-// error (exit 3) on the CPU and gives NaN on a GPU.
+// logits [R, vocab] fp32 or fp64, contiguous; targets [R] int64. If a gradient is wanted,
+// overwrites the logits by d(loss + z_loss_weight ln^2 Z) / d logits = (1 + 2 z_loss_weight ln Z)
+// softmax - onehot, which is zero for rows without a target. kFp32 stands for the logits' dtype;
+// kBf16 needs fp32 logits on a GPU and leaves Bf16Gradient(logits). A target outside the vocabulary
+// throws an error (exit 3) on the CPU and gives NaN on a GPU.
 void ReduceRows(at::Tensor& logits, const at::Tensor& targets, double z_loss_weight,
                 LogitGradient gradient, const CrossEntropyRows& out);
 // Returns the view [R, vocab] bf16 of the memory of logits [R, vocab] fp32 that holds their bf16
