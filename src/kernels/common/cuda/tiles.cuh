@@ -159,6 +159,25 @@ HL_DEVICE float RowSum(float x) {
   return x + __shfl_xor_sync(kFullWarp, x, 2);
 }
 
+// Sums x[c] over the lanes that differ in the bits below kCount, for all kCount columns c; lane c
+// gets the sum of column c. Each step halves the number of columns per lane.
+template <int kWidth, int kCount>
+HL_DEVICE void HalveColumns(float (&x)[kCount]) {
+  const bool upper = (LaneId() & kWidth) != 0;
+#pragma unroll
+  for (int c = 0; c < kWidth; ++c) {
+    const float kept = upper ? x[c + kWidth] : x[c];
+    const float sent = upper ? x[c] : x[c + kWidth];
+    x[c] = kept + __shfl_xor_sync(kFullWarp, sent, kWidth);
+  }
+  if constexpr (kWidth > 1) HalveColumns<kWidth / 2>(x);
+}
+template <int kCount>
+HL_DEVICE float SumOverLanes(float (&x)[kCount]) {
+  HalveColumns<kCount / 2>(x);
+  return x[0];
+}
+
 // ---- stores ----
 
 // Exchanges values between the lanes of rows g and g ^ 1. From (row g, columns 2t, 2t+1), a lane
