@@ -14,7 +14,8 @@
 // NaN propagation: a NaN in q affects only that token's output. A NaN in another operand affects
 // outputs of the same and later tokens of the same document and value head. In gradients it can
 // also affect earlier tokens. No other document or value head is affected, except that value heads
-// share the gradients of their q and k.
+// share the gradients of their q and k. Exception: on a GPU a NaN in k, v, log_decay or beta also
+// affects up to 15 earlier tokens of its chunk.
 //
 // Nothing here owns memory, and the kernels allocate nothing that outlives the call.
 //
@@ -26,6 +27,9 @@
 
 #include "kernels/common/chunks/chunk_entry.h"
 #include "kernels/common/tensor_view.h"
+
+struct CUstream_st;
+using cudaStream_t = CUstream_st*;
 
 namespace halflife::kernels {
 
@@ -71,8 +75,8 @@ struct DeltaRuleArgs {
   // DeltaRuleCheckpointBytes() bytes, written by a forward that will be differentiated and read by
   // its backward: the states before every few chunks. Null: inference.
   void* checkpoints = nullptr;
-  // DeltaRuleWorkspaceBytes() bytes, used only by the backward. Contents are undefined before and
-  // after.
+  // DeltaRuleWorkspaceBytes() bytes on the CPU, where only the backward uses it. On a GPU every
+  // call uses it (see the functions below). Contents are undefined before and after.
   void* workspace = nullptr;
 };
 
@@ -132,5 +136,19 @@ void DeltaRuleSummarise(const DeltaSegmentArgs& args);
 // Computes Z.
 void DeltaRuleBackwardSummarise(const DeltaSegmentArgs& args);
 }  // namespace cpu
+
+// Pointers are those of the device, `chunks` and `sequence_begin` too. bf16 or fp32.
+namespace cuda {
+// Whether the kernels have the sizes and dtypes: bf16 with K <= 256, fp32 with K <= 256 (K <= 128
+// with decays per channel).
+bool SupportsDeltaRule(const DeltaRuleArgs& args);
+// Bytes of args.workspace, which must be aligned to 256 bytes.
+size_t DeltaRuleForwardBytes(const DeltaRuleArgs& args);
+size_t DeltaRuleSummaryBytes(const DeltaRuleArgs& args);
+void DeltaRuleForward(const DeltaRuleArgs& args, cudaStream_t stream);
+void DeltaRuleStep(const DeltaRuleStepArgs& args, cudaStream_t stream);
+// Computes M and N.
+void DeltaRuleSummarise(const DeltaSegmentArgs& args, cudaStream_t stream);
+}  // namespace cuda
 
 }  // namespace halflife::kernels

@@ -1,0 +1,75 @@
+#include "kernels/delta_rule/cuda/workspace.h"
+
+namespace halflife::kernels::delta {
+namespace {
+
+constexpr size_t kAlignment = 256;
+
+// Hands out consecutive arrays; without memory it only counts.
+class Divider {
+ public:
+  explicit Divider(void* memory) : memory_(static_cast<std::byte*>(memory)) {}
+
+  void* Take(size_t bytes) {
+    std::byte* const array = memory_ == nullptr ? nullptr : memory_ + used_;
+    used_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    return array;
+  }
+  size_t used() const { return used_; }
+
+ private:
+  std::byte* memory_;
+  size_t used_ = 0;
+};
+
+Workspace Divide(const DeltaRuleArgs& args, Purpose purpose, Divider& divider) {
+  const size_t chunks = static_cast<size_t>(args.num_chunks) * args.num_value_heads;
+  const size_t size = args.q.dtype == DType::kBF16 ? 2 : 4;
+  const size_t keys = PaddedKeys(args.head_dim_k), values = PaddedValues(args.head_dim_v);
+  Workspace workspace;
+  workspace.w = divider.Take(chunks * kChunk * keys * size);
+  workspace.u = divider.Take(chunks * kChunk * values * size);
+  workspace.k_exit = divider.Take(chunks * kChunk * keys * size);
+  workspace.through = static_cast<float*>(divider.Take(chunks * keys * sizeof(float)));
+  if (purpose == Purpose::kSummarise) return workspace;
+  workspace.q_entry = divider.Take(chunks * kChunk * keys * size);
+  workspace.scores = divider.Take(chunks * kChunk * kChunk * size);
+  workspace.states = divider.Take(chunks * keys * values * size);
+  if (purpose == Purpose::kBackward)
+    workspace.inverse = static_cast<float*>(divider.Take(chunks * kChunk * kChunk * sizeof(float)));
+  return workspace;
+}
+
+}  // namespace
+
+size_t WorkspaceBytes(const DeltaRuleArgs& args, Purpose purpose) {
+  Divider divider(nullptr);
+  Divide(args, purpose, divider);
+  return divider.used();
+}
+
+Workspace DivideWorkspace(const DeltaRuleArgs& args, Purpose purpose, void* memory) {
+  Divider divider(memory);
+  return Divide(args, purpose, divider);
+}
+
+}  // namespace halflife::kernels::delta
+
+namespace halflife::kernels::cuda {
+
+bool SupportsDeltaRule(const DeltaRuleArgs& args) {
+  if (args.head_dim_k > kDeltaMaxHeadDimK || args.head_dim_v > kDeltaMaxHeadDimV) return false;
+  if (args.q.dtype == DType::kBF16) return true;
+  return args.q.dtype == DType::kF32 && (args.decay != DeltaDecay::kPerTokenChannel ||
+                                         args.head_dim_k <= delta::kMaxChannelKeysF32);
+}
+
+size_t DeltaRuleForwardBytes(const DeltaRuleArgs& args) {
+  return delta::WorkspaceBytes(args, delta::Purpose::kForward);
+}
+
+size_t DeltaRuleSummaryBytes(const DeltaRuleArgs& args) {
+  return delta::WorkspaceBytes(args, delta::Purpose::kSummarise);
+}
+
+}  // namespace halflife::kernels::cuda

@@ -1,0 +1,76 @@
+// The intermediate results of a call on a GPU, which its kernels pass to each other through the
+// workspace. C++17, without CUDA headers, so that plans and tests can include it.
+//
+// A chunk has at most 64 tokens, here rows. In a shorter chunk the rows past its end are as if k,
+// q, v and beta were zero and the decay were 1. With P_r the decay from the chunk's start to row r
+// (inclusive), Q_s from after row s to the chunk's end, w_rs from after row s to row r, Gamma
+// through the chunk, and S the state before it:
+//
+//   L_rs = beta_r (k_r w_rs) k_s, s < r      X = (I + L)^-1
+//   W = X diag(beta) (k P)                   U~ = X diag(beta) v
+//   U = U~ - W S                             out = (scale q P) S + A U
+//   A_rs = scale (q_r w_rs) k_s, s <= r      S' = Gamma S + (k Q)^T U
+//
+// Of these passes, `prepare` and `output` treat all chunks in parallel. `scan` is serial over the
+// chunks of a sequence, or over those between two checkpoints. Only `prepare` depends on the kind
+// of decay.
+//
+//   prepare   q, k, v, log_decay, beta -> inverse, w, u (U~), k_exit, through, q_entry, scores
+//   scan      w, u (U~), k_exit, through -> states, u (U), final state, checkpoints
+//   output    q_entry, scores, states, u -> out
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/common/host_device.h"
+#include "kernels/delta_rule/delta_rule_args.h"
+
+namespace halflife::kernels::delta {
+
+constexpr int kChunk = kDeltaChunkSize;
+// fp32 operands with decays per channel fit shared memory only up to this K.
+constexpr int kMaxChannelKeysF32 = 128;
+// The width of the slices of V that blocks of the scan own. Rows of V are padded to whole slices.
+constexpr int kValueSlice = 32;
+
+// K as the kernels are instantiated. Columns from K on are zero.
+HL_EVERYWHERE constexpr int PaddedKeys(int head_dim_k) {
+  return head_dim_k <= 64 ? 64 : head_dim_k <= 128 ? 128 : 256;
+}
+HL_EVERYWHERE constexpr int PaddedValues(int head_dim_v) {
+  return (head_dim_v + kValueSlice - 1) / kValueSlice * kValueSlice;
+}
+
+// Arrays in the workspace, contiguous, aligned to 256 bytes, indexed by chunk n of the chunk table
+// and value head: element (n, head, ...). "T" is the type of q (bf16 or fp32), K' and V' are the
+// padded widths. Padding and rows past a chunk's end are written, as zeros unless noted.
+struct Workspace {
+  // [N, HV, 64, 64] fp32: X. Unit lower triangular; zero above the diagonal; rows and columns past
+  // the chunk's end are those of the identity. Null: not wanted (only a backward reads it).
+  float* inverse = nullptr;
+  void* w = nullptr;       // [N, HV, 64, K'] T
+  void* u = nullptr;       // [N, HV, 64, V'] T: U~ after `prepare`, U after `scan`
+  void* k_exit = nullptr;  // [N, HV, 64, K'] T: k Q
+  // [N, HV, K'] fp32: Gamma. Without decays 1; with decays per token all K' elements are equal;
+  // with decays per channel the padding is 1.
+  float* through = nullptr;
+  void* q_entry = nullptr;  // [N, HV, 64, K'] T: scale q P. Null (with `scores`): not wanted.
+  void* scores = nullptr;   // [N, HV, 64, 64] T: A, zero above the diagonal
+  // [N, HV, K', V'] T: the state before the chunk. Zero if a document starts there.
+  void* states = nullptr;
+};
+
+// Which arrays a pass needs.
+enum class Purpose : uint8_t {
+  kForward,    // all but `inverse`
+  kBackward,   // all
+  kSummarise,  // w, u, k_exit, through
+};
+
+// Bytes of the arrays for `purpose`.
+size_t WorkspaceBytes(const DeltaRuleArgs& args, Purpose purpose);
+// Divides `memory` of WorkspaceBytes(), aligned to 256 bytes, into arrays.
+Workspace DivideWorkspace(const DeltaRuleArgs& args, Purpose purpose, void* memory);
+
+}  // namespace halflife::kernels::delta
