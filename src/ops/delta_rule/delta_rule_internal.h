@@ -1,8 +1,7 @@
 // Declarations that the files of the delta rule share. Internal to this folder.
 //
-// delta_rule.cc checks a call and selects its implementation: the kernels on the CPU
-// (delta_rule_kernels.cc), or LibTorch operations on other devices and for sizes that the kernels
-// do not support (delta_rule_composed.cc). One token is delta_rule_step.cc, and rows that are split
+// delta_rule.cc checks a call and selects its implementation: the kernels (delta_rule_kernels.cc),
+// or LibTorch operations for calls that the kernels do not support (delta_rule_composed.cc). One token is delta_rule_step.cc, and rows that are split
 // across ranks are delta_rule_segments.cc.
 #pragma once
 
@@ -42,11 +41,13 @@ DeltaRuleSummary ComposedDeltaRuleSummary(const DeltaRuleInputs& inputs);
 at::Tensor ComposedDeltaRuleStep(const DeltaRuleStepInputs& inputs, double scale,
                                  at::Tensor& state);
 
-// ---- With the kernels behind kernels/delta_rule/delta_rule_args.h, which run on the CPU
-// (delta_rule_kernels.cc).
+// ---- With the kernels behind kernels/delta_rule/delta_rule_args.h (delta_rule_kernels.cc).
 
-// Whether the kernels support the device and the sizes of the inputs.
+// Whether the kernels support the call: its device, dtype and sizes and, on a GPU, that no gradient
+// is wanted, because the CUDA kernels have no backward.
 bool HasDeltaRuleKernels(const DeltaRuleInputs& inputs);
+// Whether KernelDeltaRuleAdjoint() supports the call, which is only so on the CPU.
+bool HasDeltaRuleAdjoint(const DeltaRuleInputs& inputs);
 DeltaRuleOutput KernelDeltaRule(const DeltaRuleInputs& inputs, double scale);
 // Ignores the initial state.
 DeltaRuleSummary KernelDeltaRuleSummary(const DeltaRuleInputs& inputs);

@@ -139,9 +139,30 @@ struct DeltaBackwardPlan {
 }  // namespace
 
 bool HasDeltaRuleKernels(const DeltaRuleInputs& inputs) {
-  return inputs.q.is_cpu() && inputs.q.size(3) <= kernels::kDeltaMaxHeadDimK &&
-         inputs.v.size(3) <= kernels::kDeltaMaxHeadDimV &&
-         (inputs.chunks == nullptr || inputs.chunks->chunk_size <= kernels::kDeltaChunkSize);
+  const at::Tensor& q = inputs.q;
+  if (inputs.chunks != nullptr && inputs.chunks->chunk_size > kernels::kDeltaChunkSize)
+    return false;
+  if (!RunsOnCuda(q))
+    return q.is_cpu() && q.size(3) <= kernels::kDeltaMaxHeadDimK &&
+           inputs.v.size(3) <= kernels::kDeltaMaxHeadDimV;
+  if ((q.is_cuda() && !kHasCudaKernels) || !HasFusedDtype(q)) return false;
+  kernels::DeltaRuleArgs args;
+  args.q.dtype = ToDType(kDeltaKernel, q);
+  args.head_dim_k = static_cast<int>(q.size(3));
+  args.head_dim_v = static_cast<int>(inputs.v.size(3));
+  args.decay = DecayOf(inputs.log_decay, /*dim_per_channel=*/4);
+  // The CUDA kernels have no backward.
+  const DeltaRuleOp::Inputs given = {.q = q,
+                                     .k = inputs.k,
+                                     .v = inputs.v,
+                                     .log_decay = inputs.log_decay,
+                                     .beta = inputs.beta,
+                                     .initial_state = inputs.initial_state};
+  return kernels::cuda::SupportsDeltaRule(args) && !WillBeDifferentiated(given);
+}
+
+bool HasDeltaRuleAdjoint(const DeltaRuleInputs& inputs) {
+  return HasDeltaRuleKernels(inputs) && !RunsOnCuda(inputs.q);
 }
 
 DeltaRuleOutput KernelDeltaRule(const DeltaRuleInputs& inputs, double scale) {
@@ -157,6 +178,7 @@ DeltaRuleOutput KernelDeltaRule(const DeltaRuleInputs& inputs, double scale) {
   const bool differentiated = WillBeDifferentiated(given);
   const auto forward = [&]() -> ForwardOf<DeltaRuleOp> {
     DeltaCall call = MakeDeltaCall(inputs, scale);
+    const DeltaRuleInputs& in = call.inputs;
     const at::Tensor out = at::empty(inputs.v.sizes(), inputs.v.options());
     const at::Tensor final_state = call.EmptyState();
     at::Tensor checkpoints;
@@ -164,8 +186,13 @@ DeltaRuleOutput KernelDeltaRule(const DeltaRuleInputs& inputs, double scale) {
     call.args.out = DeltaView(out);
     call.args.final_state = final_state.mutable_data_ptr();
     call.args.checkpoints = MutableDataOrNull(checkpoints);
-    NoteKernel();
-    kernels::cpu::DeltaRuleForward(call.args);
+    RunOn(
+        in.q, [&] { kernels::cpu::DeltaRuleForward(call.args); },
+        [&](auto stream) {
+          const at::Tensor workspace = call.Bytes(kernels::cuda::DeltaRuleForwardBytes(call.args));
+          call.args.workspace = workspace.data_ptr();
+          kernels::cuda::DeltaRuleForward(call.args, stream);
+        });
     return {.outputs = {.out = out, .final_state = final_state},
             .saved = {.inputs = given, .checkpoints = checkpoints},
             .backward = DeltaBackwardPlan{.chunks = call.inputs.chunks, .scale = scale}};
@@ -182,11 +209,17 @@ DeltaRuleSummary KernelDeltaRuleSummary(const DeltaRuleInputs& inputs) {
       .transition =
           call.Empty({args.num_sequences, args.num_value_heads, args.head_dim_k, args.head_dim_k}),
       .state = call.EmptyState()};
-  NoteKernel();
-  kernels::cpu::DeltaRuleSummarise({.forward = args,
-                                    .dout = {},
-                                    .transition = summary.transition.mutable_data_ptr(),
-                                    .state = summary.state.mutable_data_ptr()});
+  kernels::DeltaSegmentArgs segment = {.forward = args,
+                                       .dout = {},
+                                       .transition = summary.transition.mutable_data_ptr(),
+                                       .state = summary.state.mutable_data_ptr()};
+  RunOn(
+      call.inputs.q, [&] { kernels::cpu::DeltaRuleSummarise(segment); },
+      [&](auto stream) {
+        const at::Tensor workspace = call.Bytes(kernels::cuda::DeltaRuleSummaryBytes(args));
+        segment.forward.workspace = workspace.data_ptr();
+        kernels::cuda::DeltaRuleSummarise(segment, stream);
+      });
   return summary;
 }
 
@@ -202,7 +235,10 @@ at::Tensor KernelDeltaRuleAdjoint(const DeltaRuleInputs& inputs, double scale,
 }
 
 bool HasDeltaRuleStepKernel(const DeltaRuleStepInputs& inputs) {
-  return inputs.q.is_cpu() && inputs.q.size(2) <= kernels::kDeltaMaxHeadDimK &&
+  const at::Tensor& q = inputs.q;
+  const bool has_device =
+      RunsOnCuda(q) ? (kHasCudaKernels || !q.is_cuda()) && HasFusedDtype(q) : q.is_cpu();
+  return has_device && q.size(2) <= kernels::kDeltaMaxHeadDimK &&
          inputs.v.size(2) <= kernels::kDeltaMaxHeadDimV;
 }
 
@@ -227,8 +263,9 @@ at::Tensor KernelDeltaRuleStep(const DeltaRuleStepInputs& inputs, double scale, 
                                      .beta = view(inputs.beta),
                                      .state = state.mutable_data_ptr()};
   if (log_decay.defined()) args.log_decay = view(log_decay);
-  NoteKernel();
-  kernels::cpu::DeltaRuleStep(args);
+  RunOn(
+      q, [&] { kernels::cpu::DeltaRuleStep(args); },
+      [&](auto stream) { kernels::cuda::DeltaRuleStep(args, stream); });
   return out;
 }
 
