@@ -1,8 +1,8 @@
 // Declarations that the files of the delta rule share. Internal to this folder.
 //
 // delta_rule.cc checks a call and selects its implementation: the kernels (delta_rule_kernels.cc),
-// or LibTorch operations for calls that the kernels do not support (delta_rule_composed.cc). One token is delta_rule_step.cc, and rows that are split
-// across ranks are delta_rule_segments.cc.
+// or LibTorch operations for calls that the kernels do not support (delta_rule_composed.cc). One
+// token is delta_rule_step.cc, and rows that are split across ranks are delta_rule_segments.cc.
 #pragma once
 
 #include <ATen/core/Tensor.h>

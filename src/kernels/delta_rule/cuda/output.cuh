@@ -1,5 +1,5 @@
-// The third pass: out = (scale q P) S + A U for all chunks in parallel. A block has one chunk of one
-// value head and 64 columns of V; a warp has 16 rows and 32 columns.
+// The third pass: out = (scale q P) S + A U for all chunks in parallel. A block has one chunk of
+// one value head and 64 columns of V; a warp has 16 rows and 32 columns.
 //
 // Shared memory in KiB, bf16, K = 128 (53):
 //   | scale q P 17 | S [K, 64] 18 | A 9 | U 9 |

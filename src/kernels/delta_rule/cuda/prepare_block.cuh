@@ -1,4 +1,5 @@
-// A block of the first pass (prepare.cuh): its configuration, its shared memory, and what it treats.
+// A block of the first pass (prepare.cuh): its configuration, its shared memory, and what it
+// treats.
 //
 // Shared memory in KiB, bf16, K = 128 (per token 86, per channel 107):
 //   | k 17 | q, then v 17 | L 17 | X 17, T 9 | tables 6 |

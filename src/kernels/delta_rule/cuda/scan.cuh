@@ -1,6 +1,6 @@
-// The second pass: the states before all chunks, serial over the chunks of a sequence, or over those
-// between two checkpoints. A block owns one slice of 32 columns of the state [K, V] of one value
-// head, 16 rows per warp in fp32 accumulators. For each chunk:
+// The second pass: the states before all chunks, serial over the chunks of a sequence, or over
+// those between two checkpoints. A block owns one slice of 32 columns of the state [K, V] of one
+// value head, 16 rows per warp in fp32 accumulators. For each chunk:
 //
 //   store S (checkpoint in fp32; rounded for the output and in shared memory)
 //   U = U~ - W S          [64, 32], by up to 8 warps

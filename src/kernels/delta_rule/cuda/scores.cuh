@@ -1,9 +1,9 @@
 // The scores of a chunk: L in shared memory, and A in the workspace.
 //
 // With decays per token, a score is a product of rows times a weight from the tables. With decays
-// per channel, scores of two tiles are products of decayed operands. For row tile i, a reader decays
-// from the tile's start, and a key from after itself to there, so no factor exceeds 1. Scores within
-// a tile are summed pair by pair on the CUDA cores.
+// per channel, scores of two tiles are products of decayed operands. For row tile i, a reader
+// decays from the tile's start, and a key from after itself to there, so no factor exceeds 1.
+// Scores within a tile are summed pair by pair on the CUDA cores.
 #pragma once
 
 #include "kernels/delta_rule/cuda/prepare_block.cuh"

@@ -1,6 +1,6 @@
 // Decode: one token of every sequence, in fp32. A block has one value head of one sequence and 32
-// columns of V. A thread has one column and every eighth row of the state, in registers, so the state
-// is read and written once:
+// columns of V. A thread has one column and every eighth row of the state, in registers, so the
+// state is read and written once:
 //
 //   u = beta (v - k S~),  S = S~ + k^T u,  out = scale q S
 #pragma once
