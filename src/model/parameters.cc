@@ -27,6 +27,17 @@ Parameter ParameterSet::Declare(dist::ParamSpec spec, Init init) {
   return parameter;
 }
 
+Parameter ParameterSet::DeclareShared(const dist::ParamSpec& spec, const Init& init) {
+  const auto declared = std::ranges::find(specs_, spec.name, &dist::ParamSpec::name);
+  if (declared == specs_.end()) return Declare(spec, init);
+  HL_CHECK(declared->shape == spec.shape, "the shared parameter '", spec.name, "' has the shape ",
+           at::IntArrayRef(declared->shape), " in one layer and ", at::IntArrayRef(spec.shape),
+           " in another. Use the same options in both layers.");
+  const Parameter parameter = handles_[declared - specs_.begin()];
+  AddReader(parameter);
+  return parameter;
+}
+
 void ParameterSet::AddReader(const Parameter& parameter) { ++specs_[parameter.index()].readers; }
 
 void ParameterSet::Bind(int index, at::Tensor tensor) {

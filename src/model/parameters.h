@@ -47,6 +47,10 @@ class ParameterSet {
   // whether weight decay applies. Throws if the name is already declared.
   Parameter Declare(dist::ParamSpec spec, Init init);
 
+  // The same for a parameter that several layers share under one name. The first layer declares it,
+  // and each further one is counted as a reader. Throws if the shapes differ.
+  Parameter DeclareShared(const dist::ParamSpec& spec, const Init& init);
+
   // Records that one more layer reads a parameter that another layer declared.
   void AddReader(const Parameter& parameter);
 

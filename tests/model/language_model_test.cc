@@ -147,6 +147,25 @@ TEST(ParameterNames, DeltaRule) {
           Pair("o_proj.weight", ElementsAre(32, 16))));
 }
 
+TEST(ParameterNames, GatedStates) {
+  EXPECT_THAT(
+      MixerShapes("hgrn2", {{"num_heads", 2}, {"use_short_conv", true}}),
+      UnorderedElementsAre(
+          Pair("q_proj.weight", ElementsAre(32, 32)), Pair("f_proj.weight", ElementsAre(32, 32)),
+          Pair("i_proj.weight", ElementsAre(32, 32)),
+          Pair("q_conv1d.weight", ElementsAre(32, 1, 4)),
+          Pair("f_conv1d.weight", ElementsAre(32, 1, 4)),
+          Pair("i_conv1d.weight", ElementsAre(32, 1, 4)), Pair("g_norm.weight", ElementsAre(32)),
+          Pair("o_proj.weight", ElementsAre(32, 32))));
+  EXPECT_THAT(
+      MixerShapes("gsa",
+                  {{"num_heads", 4}, {"num_kv_heads", 2}, {"expand_k", 0.5}, {"num_slots", 6}}),
+      UnorderedElementsAre(
+          Pair("q_proj.weight", ElementsAre(16, 32)), Pair("k_proj.weight", ElementsAre(8, 32)),
+          Pair("v_proj.weight", ElementsAre(16, 32)), Pair("f_proj.weight", ElementsAre(12, 32)),
+          Pair("g_norm.weight", ElementsAre(32)), Pair("o_proj.weight", ElementsAre(32, 32))));
+}
+
 TEST(ParameterNames, Softmax) {
   EXPECT_THAT(
       MixerShapes("softmax", {{"num_heads", 4}, {"num_kv_heads", 2}, {"qk_norm", true}}),
@@ -177,6 +196,10 @@ TEST(ParameterNames, CountsOfPublishedModels) {
   EXPECT_EQ(LanguageModel(config).CountParameters().embedding, 32768000);
   config.mixer = MixerConfig("delta_net", {{"num_heads", 8}});
   EXPECT_EQ(LanguageModel(config).CountParameters().total(), 374362112);
+  config.mixer = MixerConfig("hgrn2", {{"num_heads", 8}});
+  EXPECT_EQ(LanguageModel(config).CountParameters().total(), 373916672);
+  config.mixer = MixerConfig("gsa", {{"num_heads", 4}, {"norm_affine", false}});
+  EXPECT_EQ(LanguageModel(config).CountParameters().total(), 380158976);
   config.mixer =
       MixerConfig("gated_delta_net", {{"num_heads", 6}, {"head_dim", 256}, {"expand_v", 2.0}});
   config.num_layers = 21;

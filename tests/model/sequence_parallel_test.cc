@@ -260,7 +260,7 @@ class SequenceParallelMistake : public testing::Test {
 TEST_F(SequenceParallelMistake, StateBeforeDropped) {
   const Mistakes drop = {"state", [](at::Tensor& bytes) { bytes.zero_(); }};
   for (const char* mixer :
-       {"retention", "gla", "d2d", "rebased", "leap", "mamba", "mamba2", "rwkv4"})
+       {"retention", "gla", "hgrn2", "gsa", "d2d", "rebased", "leap", "mamba", "mamba2", "rwkv4"})
     EXPECT_GT(ErrorOf(Usual(mixer), drop), kSeen) << mixer;
 }
 
@@ -268,7 +268,7 @@ TEST_F(SequenceParallelMistake, StateBeforeDropped) {
 TEST_F(SequenceParallelMistake, GradientOfTheStateDropped) {
   const Mistakes drop = {"state gradient", [](at::Tensor& bytes) { bytes.zero_(); }};
   for (const char* mixer :
-       {"retention", "gla", "d2d", "rebased", "leap", "mamba", "mamba2", "rwkv4"})
+       {"retention", "gla", "hgrn2", "gsa", "d2d", "rebased", "leap", "mamba", "mamba2", "rwkv4"})
     EXPECT_GT(ErrorOf(Usual(mixer), drop), kSeen) << mixer;
 }
 

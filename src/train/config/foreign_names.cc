@@ -107,6 +107,8 @@ constexpr ForeignName kForeignNames[] = {
     {"deltanet, delta_rule", "model.mixer", "{ delta_net {} }", ""},
     {"gated_deltanet, gdn", "model.mixer", "{ gated_delta_net {} }", ""},
     {"kimi_delta_attention", "model.mixer", "{ kda {} }", ""},
+    {"gated_slot_attention", "model.mixer", "{ gsa {} }", ""},
+    {"lightning_attention", "model.mixer", "{ lightning {} }", ""},
     {"ffn, feed_forward, state_mixer, mlp_type", "model.channel_mixer", "{ swiglu {} }", ""},
     {"intermediate_size, ffn_dim, ffn_hidden_size, mlp_hidden_size, d_ff, d_ffn, n_inner, "
      "hidden_ratio",
@@ -170,9 +172,8 @@ constexpr ForeignName kForeignNames[] = {
 
     // Mixers that do not exist.
     {"rwkv5, rwkv6, rwkv7", "", "", "Use the mixer rwkv4, or gla for a state of K x V numbers."},
-    {"simple_gla, hgrn, hgrn2, gsa, gated_slot_attention, mlstm, xlstm", "", "",
-     "Use the mixer gla."},
-    {"lightning_attention", "", "", "Use the mixer retention."},
+    {"simple_gla, mlstm, xlstm", "", "", "Use the mixer gla."},
+    {"hgrn", "", "", "Use the mixer hgrn2."},
     {"ttt, titans, log_linear_attention", "", "", "Use the mixer gla or mamba."},
     {"s4, s4d, s5, h3, lru, rg_lru, griffin", "", "", "Use the mixer mamba or hyena."},
     {"performer, linformer, cosformer", "", "", "Use the mixer linear_attention."},

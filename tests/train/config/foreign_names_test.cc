@@ -79,8 +79,8 @@ TEST(ForeignNames, SomeAnswers) {
   EXPECT_EQ(answer("", "output_dir", kFile),
             "Use `halflife train --run runs/first`. A recipe does not name the folder of its run.");
   EXPECT_EQ(answer("model.mixer", "deltanet", kFile), "Use model { mixer { delta_net {} } }.");
-  EXPECT_EQ(answer("model.mixer", "hgrn2", kFile),
-            "halflife does not support it. Use the mixer gla.");
+  EXPECT_EQ(answer("model.mixer", "hgrn", kFile),
+            "halflife does not support it. Use the mixer hgrn2.");
   EXPECT_EQ(answer("model.mixer.mamba2", "ssm_state_size", kSet),
             "Use --set model.mixer.mamba2.state_size=128.");
   EXPECT_EQ(answer("", "name", kFile), "none") << "only of an optimizer or a schedule";

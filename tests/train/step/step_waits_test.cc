@@ -151,7 +151,8 @@ TEST_F(StepWaits, AGraphOfOtherPartsUploadsNothing) {
 // kernel of this project counts as one, although a scan is several launches on a GPU. If only the
 // CPU has a fused kernel (softmax_attention/, delta_rule/), this is the CPU's count. A mixer
 // without a row has the goal, 30. The mixers of the delta rule are above it, because they convolve
-// q, k and v, and kda has two more products.
+// q, k and v, and kda has two more products. The gates of hgrn2 and gsa and the softmax over slots
+// are composed of LibTorch operations.
 TEST_F(StepWaits, LaunchesOfALayerAndMicroBatch) {
   const ops::JoinedProductsEverywhere as_on_a_gpu;
   const std::map<std::string, int64_t> bounds = {{"based", 20},
@@ -168,7 +169,9 @@ TEST_F(StepWaits, LaunchesOfALayerAndMicroBatch) {
                                                  {"d2d", 28},
                                                  {"delta_net", 33},
                                                  {"gated_delta_net", 33},
-                                                 {"kda", 41}};
+                                                 {"kda", 41},
+                                                 {"gsa", 49},
+                                                 {"hgrn2", 57}};
   const auto launches = [&](const std::string& mixer, int64_t num_layers) {
     int64_t sum = 0;
     const Phases phases = CountsOf(With(kMqar, {"model.mixer=" + mixer, "train.global_batch=2",

@@ -90,9 +90,9 @@ LinearMixer::LinearMixer(const LinearHeads& heads, const PartContext& context,
     : heads_(heads),
       form_(form),
       model_dim_(context.model_dim()),
-      norm_eps_(context.norm_eps),
+      norm_eps_(form.norm_eps > 0 ? form.norm_eps : context.norm_eps),
       v_activation_(Activation::Named(form.v_activation)) {
-  const char* const names[] = {"q", "k", "v"};
+  const auto& names = form.names;
   const int64_t dims[] = {heads.q_dim(), heads.k_dim(), heads.v_dim()};
   for (size_t i = 0; i < 3; ++i)
     projections_[i] = DeclareMatrix(
@@ -115,7 +115,8 @@ LinearMixer::LinearMixer(const LinearHeads& heads, const PartContext& context,
   num_recurrent_ = recurrence_->traits().state.size();
   if (recurrence_first) DeclareOuterGate(context), DeclareConvolutions(context);
   if (has_norm() && form.norm_affine)
-    norm_ = DeclareNorm(context, form.norm_name, heads.head_dim_v);
+    norm_ = DeclareNorm(context, form.norm_name,
+                        form.norm_across_heads ? heads.output_dim() : heads.head_dim_v);
   out_ = OutputProjection(context, heads.output_dim(), form.bias);
 }
 
@@ -138,13 +139,12 @@ void LinearMixer::DeclareOuterGate(const PartContext& context) {
 
 void LinearMixer::DeclareConvolutions(const PartContext& context) {
   if (form_.conv_size == 0) return;
-  const char* const names[] = {"q_conv1d", "k_conv1d", "v_conv1d"};
   const int64_t dims[] = {heads_.q_dim(), heads_.k_dim(), heads_.v_dim()};
   for (size_t i = 0; i < 3; ++i)
-    convs_.emplace_back(context, names[i],
+    convs_.emplace_back(context, Concat(form_.names[i], "_conv1d"),
                         ConvolutionShape{.channels = dims[i],
                                          .taps = form_.conv_size,
-                                         .silu = i == 2 || form_.conv_silu_qk,
+                                         .silu = i == 2 ? form_.conv_silu_v : form_.conv_silu_qk,
                                          .init = Init::Normal(context.initializer_range)});
 }
 
@@ -248,9 +248,10 @@ at::Tensor LinearMixer::Convolve(const at::Tensor& y, size_t index, const MixerC
                        after == nullptr ? nullptr : &after->tensors[place]);
 }
 
-// o [..., H, V], gate [..., H V] or undefined -> [..., D].
-at::Tensor LinearMixer::Output(const at::Tensor& o, const at::Tensor& gate) const {
-  if (!has_norm()) return out_(o.flatten(-2));
+// heads [..., H, V], gate [..., H V] or undefined -> [..., D].
+at::Tensor LinearMixer::Output(const at::Tensor& heads, const at::Tensor& gate) const {
+  if (!has_norm()) return out_(heads.flatten(-2));
+  const at::Tensor o = form_.norm_across_heads ? heads.flatten(-2) : heads;
   const at::Tensor weight =
       norm_.declared() ? *norm_ : at::ones({o.size(-1)}, o.options().dtype(ops::ComputeType(o)));
   const auto kind = form_.output_gate == OutputGate::kSigmoid ? kernels::NormGate::kSigmoid
@@ -258,7 +259,7 @@ at::Tensor LinearMixer::Output(const at::Tensor& o, const at::Tensor& gate) cons
   const at::Tensor y = gate.defined()
                            ? ops::GatedRmsNorm(o, gate.view(o.sizes()), weight, norm_eps_, kind)
                            : ops::RmsNorm(o, weight, norm_eps_);
-  return out_(y.flatten(-2));
+  return out_(form_.norm_across_heads ? y : y.flatten(-2));
 }
 
 FlopCount LinearMixer::FlopsPerToken(int64_t seq_len) const {

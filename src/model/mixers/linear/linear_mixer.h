@@ -2,7 +2,8 @@
 //
 //   q, k, v = projections of x, with biases, short convolutions and feature maps
 //   o       = recurrence(q, k, v)
-//   y       = o_proj(RMSNorm(o) * silu(gate)), where the norm is over the channels of each head
+//   y       = o_proj(RMSNorm(o) * silu(gate)), where the norm is over the channels of each head or
+//             of all heads
 //
 // Biases, convolutions, maps, norm and gate are optional. Parameters are named as in fla. A derived
 // mixer provides its options, a LinearForm and a recurrence.
@@ -74,8 +75,11 @@ enum class OutputGate { kNone, kSilu, kSigmoid };
 struct LinearForm {
   using MakeMap = std::function<std::shared_ptr<const FeatureMap>(const PartContext&)>;
 
+  // Prefixes of the parameter names of the projections and convolutions of q, k and v.
+  std::array<const char*, 3> names = {"q", "k", "v"};
   int64_t conv_size = 0;              // taps of a short convolution of q, k and v; 0: none
-  bool conv_silu_qk = true;           // SiLU after the convolutions of q and k; v's always has one
+  bool conv_silu_qk = true;           // SiLU after the convolutions of q and k
+  bool conv_silu_v = true;            // SiLU after the convolution of v
   bool bias = false;                  // whether the projections have biases
   MakeMap make_map_q, make_map_k;     // feature maps. Without make_map_k, k uses make_map_q.
   std::string v_activation = "none";  // of the values, after the projection or the convolution
@@ -88,8 +92,10 @@ struct LinearForm {
   OutputGate output_gate = OutputGate::kSilu;
   // The gate is the product of two matrices, of this inner width, plus a bias; 0: one matrix.
   int64_t gate_rank = 0;
-  const char* norm_name = "";  // parameter name of the norm of each head's output; empty: no norm
-  bool norm_affine = true;     // whether this norm has a weight
+  const char* norm_name = "";      // parameter name of the norm of the output; empty: no norm
+  bool norm_affine = true;         // whether this norm has a weight
+  bool norm_across_heads = false;  // whether it is over all channels instead of those of each head
+  double norm_eps = 0;             // eps of this norm; 0: that of the model's norms
 };
 // An activation (activation.h) of heads with `dim` channels as a feature map.
 std::shared_ptr<const FeatureMap> MakeActivationMap(const std::string& name, int64_t dim);
@@ -127,7 +133,7 @@ class LinearMixer : public Mixer {
   std::vector<at::Tensor> AddBiases(std::span<const at::Tensor> y) const;
   at::Tensor Convolve(const at::Tensor& y, size_t index, const MixerCall& call,
                       MixerState* after) const;
-  at::Tensor Output(const at::Tensor& o, const at::Tensor& gate) const;
+  at::Tensor Output(const at::Tensor& heads, const at::Tensor& gate) const;
   void DeclareGate(const PartContext& context);
   // The second of the two matrices of a gate with a gate_rank, and its bias.
   void DeclareOuterGate(const PartContext& context);

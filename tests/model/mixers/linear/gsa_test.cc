@@ -1,0 +1,128 @@
+// Gated slot attention: golden values, and the formula of a layer.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/expm1.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/log_sigmoid.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "model/mixers/built_mixer.h"
+#include "model/mixers/linear/golden_draws.h"
+#include "ops/decay_attention/decay_attention.h"
+#include "ops/decay_attention/decay_value_read.h"
+#include "support/expect_error.h"
+
+namespace halflife::model {
+namespace {
+
+using test::Close;
+using test::Normal;
+
+// q, k, v = silu(.), f = logsigmoid(.) / 8, T 6, K 3, M 4, V 2.
+TEST(GsaTest, GoldenValues) {
+  constexpr int64_t kT = 6, kK = 3, kM = 4, kV = 2;
+  test::GoldenDraws draw(107);
+  const at::Tensor q = at::silu(draw({1, kT, 1, kK})), k = at::silu(draw({1, kT, 1, kK})),
+                   v = at::silu(draw({1, kT, 1, kV})),
+                   f = at::log_sigmoid(draw({1, kT, 1, kM})) / 8, s = -at::expm1(f);
+  const auto [scores, keys] = ops::DecayValueRead({.q = q, .k = s, .v = k, .log_decay = f});
+  const auto [o, values] = ops::DecayAttention(
+      {.q = at::softmax(scores, -1), .k = s, .v = v, .log_decay = f}, {.scale = 1});
+  test::ExpectGolden(o[0][kT - 1][0], {0.012697093, -0.001981122});
+  test::ExpectGolden(keys.square().sum().view({1}), {0.051853594});
+  test::ExpectGolden(values.kv.square().sum().view({1}), {0.002148320});
+}
+
+struct Form {
+  int64_t num_heads, num_kv_heads, num_slots;
+  double normaliser;
+  bool t2r;
+};
+
+// One row x [T, D], token by token. Head h of q reads head h / (H / Hk) of the others.
+at::Tensor Formula(const at::Tensor& x, const test::BuiltMixer& p, const Form& form) {
+  const int64_t group = form.num_heads / form.num_kv_heads;
+  const auto heads = [&](const at::Tensor& y, int64_t count) {
+    return y.view({-1, count, y.size(1) / count});
+  };
+  const auto repeated = [&](const at::Tensor& y) {
+    return heads(y, form.num_kv_heads).repeat_interleave(group, 1);
+  };
+  at::Tensor q = heads(at::linear(x, p["q_proj.weight"]), form.num_heads),
+             k = repeated(at::linear(x, p["k_proj.weight"]));
+  if (form.t2r) {
+    q = at::relu(at::linear(q, p["feature_map_q.layer.weight"]));
+    k = at::relu(at::linear(k, p["feature_map_q.layer.weight"]));
+  } else {
+    q = at::silu(q), k = at::silu(k);
+  }
+  const at::Tensor v = repeated(at::silu(at::linear(x, p["v_proj.weight"]))),
+                   f = repeated(at::log_sigmoid(at::linear(x, p["f_proj.weight"]))) /
+                       form.normaliser;
+  at::Tensor keys = at::zeros({form.num_heads, k.size(2), form.num_slots}, x.options()),
+             values = at::zeros({form.num_heads, form.num_slots, v.size(2)}, x.options());
+  std::vector<at::Tensor> rows;
+  for (int64_t t = 0; t < x.size(0); ++t) {
+    const at::Tensor alpha = f[t].exp(), s = 1 - alpha;
+    keys = keys * alpha.unsqueeze(1) + k[t].unsqueeze(2) * s.unsqueeze(1);
+    values = alpha.unsqueeze(2) * values + s.unsqueeze(2) * v[t].unsqueeze(1);
+    const at::Tensor weights = at::softmax(at::matmul(q[t].unsqueeze(1), keys), -1);
+    rows.push_back(at::matmul(weights, values).flatten());
+  }
+  const at::Tensor o = at::silu(at::stack(rows));
+  const at::Tensor normed = o / (o.square().mean(-1, true) + 1e-5).sqrt() * p["g_norm.weight"];
+  return at::linear(normed, p["o_proj.weight"]);
+}
+
+TEST(GsaTest, IsTheRecurrence) {
+  constexpr int64_t kDim = 12, kSeqLen = 70;
+  for (const Form& form :
+       {Form{2, 2, 5, 8, false}, Form{6, 2, 3, 1.5, false}, Form{3, 1, 4, 1, true}}) {
+    SCOPED_TRACE(form.num_heads);
+    test::BuiltMixer built(
+        MixerConfig("gsa", {{"num_heads", form.num_heads},
+                            {"num_kv_heads", form.num_kv_heads},
+                            {"num_slots", form.num_slots},
+                            {"gate_normaliser", form.normaliser},
+                            {"feature_map", std::string(form.t2r ? "t2r" : "silu")}}),
+        kDim);
+    built.Set("g_norm.weight", Normal({kDim}, 5));
+    std::vector<at::Tensor> leaves = {Normal({2, kSeqLen, kDim}, 1).requires_grad_()};
+    for (const dist::ParamSpec& spec : built.parameters().specs()) {
+      leaves.push_back(built[spec.name].clone().requires_grad_());
+      built.Set(spec.name, leaves.back());
+    }
+    const at::Tensor got = built.Run(leaves[0]);
+    const at::Tensor want =
+        at::stack({Formula(leaves[0][0], built, form), Formula(leaves[0][1], built, form)});
+    EXPECT_TRUE(Close(got, want, 1e-12));
+    const at::Tensor dy = Normal({2, kSeqLen, kDim}, 2);
+    const auto got_grads = torch::autograd::grad({got}, leaves, {dy}),
+               want_grads = torch::autograd::grad({want}, leaves, {dy});
+    for (size_t i = 0; i < leaves.size(); ++i)
+      EXPECT_TRUE(Close(got_grads[i], want_grads[i], 1e-11)) << i;
+  }
+}
+
+TEST(GsaTest, NamesTheFix) {
+  const auto problems = [](const std::vector<Assignment>& options) {
+    MixerConfig config("gsa", options);
+    return config.Resolve({.model_dim = 2048, .num_layers = 2});
+  };
+  EXPECT_THAT(
+      problems({{"gate_normaliser", 0.0}}),
+      testing::ElementsAre("mixer gsa: option gate_normaliser is 0. Use a number above 0."));
+  EXPECT_THAT(problems({{"num_heads", 2}}),
+              testing::ElementsAre("mixer gsa: a head has 1024 channels of k and 1024 of v. Use "
+                                   "more heads, for at most 512 channels."));
+  EXPECT_THAT(problems({{"num_slots", 257}}),
+              testing::ElementsAre(testing::HasSubstr("at most 256")));
+}
+
+}  // namespace
+}  // namespace halflife::model
