@@ -68,6 +68,8 @@ TEST(ChooseLayoutTest, PrefersTheClassThatNeedsNoOtherPackage) {
   EXPECT_EQ(Chosen(Model("delta_net")), "delta_net");
   EXPECT_EQ(Chosen(Model("gated_delta_net")), "gated_deltanet");
   EXPECT_EQ(Chosen(Model("kda")), "kda");
+  EXPECT_EQ(Chosen(Model("hgrn2")), "hgrn2");
+  EXPECT_EQ(Chosen(Model("gsa")), "gsa");
   EXPECT_EQ(Chosen(Gpt2Model()), "gpt2");
 }
 
@@ -131,6 +133,40 @@ TEST(LayoutOfTest, UnknownFamilyListsTheKnownOnes) {
       "gpt2, retnet, gla");
 }
 
+// expand_ratio wins over num_heads, also by its default, unless it is null.
+TEST(LayoutTest, HeadsOfHgrn2) {
+  const auto heads = [](nlohmann::json config) {
+    config["hidden_size"] = 256;
+    ConfigReader reader(config, "config.json");
+    return LayoutOf("hgrn2", "x").ReadConfig(reader).mixer.Get<int64_t>("num_heads");
+  };
+  EXPECT_EQ(heads({{"num_heads", 8}}), 2);
+  EXPECT_EQ(heads({{"num_heads", 8}, {"expand_ratio", 64}}), 4);
+  EXPECT_EQ(heads({{"num_heads", 8}, {"expand_ratio", nullptr}}), 8);
+}
+
+// The class has lower bounds even if no layer reads them.
+TEST(LayoutTest, LowerBoundsThatNoLayerReads) {
+  model::ModelConfig model = Model("hgrn2");
+  const Layout& layout = ChooseLayout(model, "auto");
+  EXPECT_THAT(layout.ZeroTensors(model), IsEmpty());
+  model.num_layers = 1;
+  const std::vector<dist::ParamSpec> zeros = layout.ZeroTensors(model);
+  ASSERT_EQ(zeros.size(), 1u);
+  EXPECT_EQ(zeros[0].shape, (std::vector<int64_t>{1, model.model_dim}));
+  EXPECT_EQ(layout.TensorName(zeros[0].name, nullptr), "model.lower_bounds");
+  EXPECT_TRUE(layout.IsUnused("model.lower_bounds"));
+  model.mixer.Set("use_lower_bound", false);
+  EXPECT_THAT(layout.ZeroTensors(model), IsEmpty());
+}
+
+TEST(LayoutTest, GsaThatItsClassCannotExpress) {
+  EXPECT_HL_ERROR(Chosen(Model("gsa", {{"expand_v", 2.0}})), ExitCode::kUsage,
+                  "gsa: expand_v is 2. Only 1 is supported.");
+  EXPECT_HL_ERROR(Chosen(Model("gsa", {{"gate_normaliser", 2.5}})), ExitCode::kUsage,
+                  "gsa: gate_normaliser is 2.5. Only whole numbers are supported.");
+}
+
 // config.json -> model -> config.json, for every class, with every option changed from its default.
 TEST(LayoutTest, ConfigsRoundTrip) {
   std::vector<model::ModelConfig> models = {
@@ -156,7 +192,15 @@ TEST(LayoutTest, ConfigsRoundTrip) {
       Model("gated_delta_net", {{"num_v_heads", 8}, {"expand_v", 1.5}, {"output_gate", "none"}}),
       Model("gated_delta_net", {{"head_dim", 24}, {"output_gate", "sigmoid"}}),
       Model("kda", {{"lower_bound", -5.0}, {"allow_neg_eigval", true}}),
-      Model("kda", {{"use_short_conv", false}, {"head_dim", 8}, {"num_v_heads", 8}})};
+      Model("kda", {{"use_short_conv", false}, {"head_dim", 8}, {"num_v_heads", 8}}),
+      Model("hgrn2", {{"num_heads", 8}, {"use_short_conv", true}, {"conv_size", 3}}),
+      Model("hgrn2", {{"use_lower_bound", false}, {"norm_affine", false}}),
+      Model("gsa", {{"num_kv_heads", 2},
+                    {"expand_k", 0.5},
+                    {"num_slots", 7},
+                    {"feature_map", "t2r"},
+                    {"gate_normaliser", 4.0}}),
+      Model("gsa", {{"use_short_conv", true}, {"conv_size", 3}, {"norm_affine", false}})};
   for (const double limit : {0.0, 0.25}) {
     models.push_back(Model("mamba2", {{"head_dim", 32},
                                       {"state_size", 24},

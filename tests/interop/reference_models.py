@@ -5,12 +5,14 @@ ln p(ids[i+1] | ids[..i]). Everything is computed token by token, without chunks
 papers and the public description of each class.
 """
 
+import functools
 import math
 
 import torch
 import torch.nn.functional as F
 
 import reference_delta
+import reference_gated
 
 ACTIVATIONS = {
     "relu": F.relu,
@@ -126,7 +128,8 @@ def mixer_tensors(config, layer):
         return attention_mixer(config, config["hidden_size"])
     mixers = {"retnet": retnet_mixer, "gla": gla_mixer, "linear_attn": linear_attn_mixer,
               "delta_net": reference_delta.delta_net_tensors,
-              "gated_deltanet": reference_delta.gated_tensors, "kda": reference_delta.gated_tensors}
+              "gated_deltanet": reference_delta.gated_tensors, "kda": reference_delta.gated_tensors,
+              "hgrn2": reference_gated.hgrn2_tensors, "gsa": reference_gated.gsa_tensors}
     return mixers[config["model_type"]](config)
 
 
@@ -144,6 +147,8 @@ def tensors(config):
             shapes[f"{prefix}attn.{name}"] = shape
     if not config.get("tie_word_embeddings", False):
         shapes["lm_head.weight"] = [vocab, dim]
+    if config["model_type"] == "hgrn2" and config.get("use_lower_bound", True):
+        shapes["model.lower_bounds"] = [config["num_hidden_layers"], dim]
     return shapes
 
 
@@ -284,6 +289,7 @@ def log_probs(config, weights, ids):
     w = {name: tensor.double() for name, tensor in weights.items()}
     eps = config.get("norm_eps", 1e-6)
     x = w["model.embeddings.weight"][torch.tensor(ids)]
+    bounds = reference_gated.lower_bounds(config, w)
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
         own = {n[len(prefix) + 5:]: t for n, t in w.items() if n.startswith(prefix + "attn.")}
@@ -295,7 +301,8 @@ def log_probs(config, weights, ids):
             mixer = {"retnet": retnet, "gla": gla, "linear_attn": linear_attn,
                      "delta_net": reference_delta.delta_net,
                      "gated_deltanet": reference_delta.gated_delta,
-                     "kda": reference_delta.gated_delta,
+                     "kda": reference_delta.gated_delta, "gsa": reference_gated.gsa,
+                     "hgrn2": functools.partial(reference_gated.hgrn2, lower_bound=bounds[layer]),
                      "transformer": attention}[config["model_type"]]
             x = x + mixer(config, own, h)
         h = rms_norm(x, w[prefix + "mlp_norm.weight"], eps)
