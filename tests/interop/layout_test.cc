@@ -68,6 +68,7 @@ TEST(ChooseLayoutTest, PrefersTheClassThatNeedsNoOtherPackage) {
   EXPECT_EQ(Chosen(Model("delta_net")), "delta_net");
   EXPECT_EQ(Chosen(Model("gated_delta_net")), "gated_deltanet");
   EXPECT_EQ(Chosen(Model("kda")), "kda");
+  EXPECT_EQ(Chosen(Model("gated_delta_product")), "gated_deltaproduct");
   EXPECT_EQ(Chosen(Model("hgrn2")), "hgrn2");
   EXPECT_EQ(Chosen(Model("gsa")), "gsa");
   EXPECT_EQ(Chosen(Gpt2Model()), "gpt2");
@@ -160,6 +161,18 @@ TEST(LayoutTest, LowerBoundsThatNoLayerReads) {
   EXPECT_THAT(layout.ZeroTensors(model), IsEmpty());
 }
 
+TEST(LayoutTest, DeltaProductThatItsClassCannotExpress) {
+  EXPECT_HL_ERROR(Chosen(Model("gated_delta_product", {{"num_heads", 2}, {"num_v_heads", 4}})),
+                  ExitCode::kUsage,
+                  "gated_deltaproduct: num_v_heads is 4. Only num_heads, 2, is supported.");
+  model::ModelConfig model = Model("gated_delta_product");
+  model.hybrid = {{.layers = {0}, .mixer = Model("softmax").mixer},
+                  {.layers = {1}, .mixer = Model("softmax", {{"window", 5}}).mixer}};
+  EXPECT_HL_ERROR(Chosen(model), ExitCode::kUsage,
+                  "gated_deltaproduct: the model has several groups of hybrid layers. Only one is "
+                  "supported.");
+}
+
 TEST(LayoutTest, GsaThatItsClassCannotExpress) {
   EXPECT_HL_ERROR(Chosen(Model("gsa", {{"expand_v", 2.0}})), ExitCode::kUsage,
                   "gsa: expand_v is 2. Only 1 is supported.");
@@ -193,6 +206,9 @@ TEST(LayoutTest, ConfigsRoundTrip) {
       Model("gated_delta_net", {{"head_dim", 24}, {"output_gate", "sigmoid"}}),
       Model("kda", {{"lower_bound", -5.0}, {"allow_neg_eigval", true}}),
       Model("kda", {{"use_short_conv", false}, {"head_dim", 8}, {"num_v_heads", 8}}),
+      Model("gated_delta_product", {{"num_householder", 3}, {"use_output_gate", false}}),
+      Model("gated_delta_product",
+            {{"head_dim", 24}, {"use_forget_gate", false}, {"allow_neg_eigval", true}}),
       Model("hgrn2", {{"num_heads", 8}, {"use_short_conv", true}, {"conv_size", 3}}),
       Model("hgrn2", {{"use_lower_bound", false}, {"norm_affine", false}}),
       Model("gsa", {{"num_kv_heads", 2},

@@ -141,3 +141,51 @@ def gated_delta(config, w, x):
         sigmoid = config.get("output_gate_activation", "swish") == "sigmoid"
         o = o * (torch.sigmoid(gate) if sigmoid else F.silu(gate))
     return o @ w["o_proj.weight"].t()
+
+
+def product_sizes(config):
+    heads, key_dim = config.get("num_heads", 6), config.get("head_dim", 256)
+    return heads, key_dim, int(key_dim * config.get("expand_v", 2)), config.get("num_householder", 1)
+
+
+def product_tensors(config):
+    dim, (heads, key_dim, value_dim, steps) = config["hidden_size"], product_sizes(config)
+    keys, values = heads * key_dim, heads * value_dim
+    shapes = {"q_proj.weight": [keys, dim], "k_proj.weight": [steps * keys, dim],
+              "v_proj.weight": [steps * values, dim], "b_proj.weight": [steps * heads, dim],
+              "o_norm.weight": [value_dim], "o_proj.weight": [dim, values]}
+    if config.get("use_short_conv", True):
+        taps = config.get("conv_size", 4)
+        shapes |= {f"{n}_conv1d.weight": [shapes[f"{n}_proj.weight"][0], 1, taps] for n in "qkv"}
+    if config.get("use_forget_gate", False):
+        shapes |= {"a_proj.weight": [heads, dim], "A_log": [heads], "dt_bias": [heads]}
+    if config.get("use_output_gate", True):
+        shapes["g_proj.weight"] = [values, dim]
+    return shapes
+
+
+def product(config, w, x):
+    """Gated DeltaProduct: the steps of a token one after the other, the first after the decay."""
+    heads, key_dim, value_dim, steps = product_sizes(config)
+    q, k, v = (x @ w[f"{n}_proj.weight"].t() for n in "qkv")
+    if config.get("use_short_conv", True):
+        q, k, v = (convolve(y, w[f"{n}_conv1d.weight"]) for n, y in zip("qkv", (q, k, v)))
+    q, k, v = F.silu(q), F.silu(k), F.silu(v)
+    q = l2_norm(q.unflatten(-1, (heads, key_dim)))
+    k = l2_norm(k.unflatten(-1, (steps, heads, key_dim)))
+    v, beta = v.unflatten(-1, (steps, heads, value_dim)), beta_of(config, w, x).unflatten(-1, (steps, heads))
+    decay = torch.ones(x.shape[0], heads, dtype=x.dtype)
+    if config.get("use_forget_gate", False):
+        decay = (-w["A_log"].exp() * F.softplus(x @ w["a_proj.weight"].t() + w["dt_bias"])).exp()
+    state = torch.zeros(heads, key_dim, value_dim, dtype=x.dtype)
+    rows = []
+    for t in range(x.shape[0]):
+        state = decay[t][:, None, None] * state
+        for i in range(steps):
+            old = torch.einsum("hk,hkv->hv", k[t, i], state)
+            state = state + k[t, i][..., None] * (beta[t, i][:, None] * (v[t, i] - old))[:, None]
+        rows.append(torch.einsum("hk,hkv->hv", q[t] * key_dim ** -0.5, state))
+    o = rms_norm(torch.stack(rows), w["o_norm.weight"], config.get("norm_eps", 1e-6)).flatten(1)
+    if config.get("use_output_gate", True):
+        o = o * F.silu(x @ w["g_proj.weight"].t())
+    return o @ w["o_proj.weight"].t()

@@ -129,6 +129,7 @@ def mixer_tensors(config, layer):
     mixers = {"retnet": retnet_mixer, "gla": gla_mixer, "linear_attn": linear_attn_mixer,
               "delta_net": reference_delta.delta_net_tensors,
               "gated_deltanet": reference_delta.gated_tensors, "kda": reference_delta.gated_tensors,
+              "gated_deltaproduct": reference_delta.product_tensors,
               "hgrn2": reference_gated.hgrn2_tensors, "gsa": reference_gated.gsa_tensors}
     return mixers[config["model_type"]](config)
 
@@ -301,6 +302,7 @@ def log_probs(config, weights, ids):
             mixer = {"retnet": retnet, "gla": gla, "linear_attn": linear_attn,
                      "delta_net": reference_delta.delta_net,
                      "gated_deltanet": reference_delta.gated_delta,
+                     "gated_deltaproduct": reference_delta.product,
                      "kda": reference_delta.gated_delta, "gsa": reference_gated.gsa,
                      "hgrn2": functools.partial(reference_gated.hgrn2, lower_bound=bounds[layer]),
                      "transformer": attention}[config["model_type"]]

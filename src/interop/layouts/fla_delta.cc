@@ -1,4 +1,5 @@
-// The delta-rule classes of flash-linear-attention (fla): DeltaNet, GatedDeltaNet and KDA.
+// The delta-rule classes of flash-linear-attention (fla): DeltaNet, GatedDeltaNet,
+// GatedDeltaProduct and KDA.
 #include <nlohmann/json.hpp>
 
 #include "interop/layouts/layouts.h"
@@ -143,6 +144,56 @@ class GatedDeltaNet : public Layout {
   }
 };
 
+class GatedDeltaProduct : public Layout {
+ public:
+  std::string model_type() const override { return "gated_deltaproduct"; }
+  std::string class_name() const override { return "GatedDeltaProductForCausalLM"; }
+  std::string mixer() const override { return "gated_delta_product"; }
+
+  std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
+    std::vector<std::string> lines = FlaObstacles(config);
+    const auto num_heads = config.mixer.Get<int64_t>("num_heads"),
+               num_v_heads = config.mixer.Get<int64_t>("num_v_heads");
+    if (num_v_heads != num_heads)
+      lines.push_back(Concat("num_v_heads is ", num_v_heads, ". Only num_heads, ", num_heads,
+                             ", is supported."));
+    if (config.hybrid.size() > 1)
+      lines.emplace_back("the model has several groups of hybrid layers. Only one is supported.");
+    return lines;
+  }
+
+  void WriteConfig(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {
+    const model::MixerConfig& options = config.mixer;
+    WriteFlaFrame(config, json);
+    WriteDeltaKeys(options, json);
+    json["num_heads"] = options.Get<int64_t>("num_heads");
+    json["head_dim"] = options.Get<int64_t>("head_dim");
+    json["expand_v"] = Number(options.Get<double>("expand_v"));
+    json["use_output_gate"] = options.Get<bool>("use_output_gate");
+    json["use_forget_gate"] = options.Get<bool>("use_forget_gate");
+    json["num_householder"] = options.Get<int64_t>("num_householder");
+    json["attn"] = FlaHybrid(config);
+  }
+
+  model::ModelConfig ReadConfig(ConfigReader& reader) const override {
+    model::ModelConfig config = ReadFlaFrame(reader, {.num_layers = 21});
+    model::MixerConfig& options = config.mixer = model::MixerConfig(mixer());
+    ReadDeltaKeys(reader, options);
+    options.Set("num_heads", reader.Int("num_heads", 6));
+    options.Set("head_dim", reader.Int("head_dim", 256));
+    options.Set("expand_v", reader.Double("expand_v", 2));
+    options.Set("use_output_gate", reader.Bool("use_output_gate", true));
+    options.Set("use_forget_gate", reader.Bool("use_forget_gate", false));
+    options.Set("num_householder", reader.Int("num_householder", 1));
+    ReadFlaHybrid(reader, config);
+    return config;
+  }
+
+  std::string TensorName(const std::string& parameter, ConfigReader*) const override {
+    return FlaName(parameter);
+  }
+};
+
 class Kda : public Layout {
  public:
   std::string model_type() const override { return "kda"; }
@@ -189,6 +240,7 @@ class Kda : public Layout {
 
 std::unique_ptr<Layout> MakeDeltaNet() { return std::make_unique<DeltaNet>(); }
 std::unique_ptr<Layout> MakeGatedDeltaNet() { return std::make_unique<GatedDeltaNet>(); }
+std::unique_ptr<Layout> MakeGatedDeltaProduct() { return std::make_unique<GatedDeltaProduct>(); }
 std::unique_ptr<Layout> MakeKda() { return std::make_unique<Kda>(); }
 
 }  // namespace halflife::interop

@@ -106,6 +106,7 @@ constexpr ForeignName kForeignNames[] = {
     {"mamba_2, ssd", "model.mixer", "{ mamba2 {} }", ""},
     {"deltanet, delta_rule", "model.mixer", "{ delta_net {} }", ""},
     {"gated_deltanet, gdn", "model.mixer", "{ gated_delta_net {} }", ""},
+    {"gated_deltaproduct, deltaproduct", "model.mixer", "{ gated_delta_product {} }", ""},
     {"kimi_delta_attention", "model.mixer", "{ kda {} }", ""},
     {"gated_slot_attention", "model.mixer", "{ gsa {} }", ""},
     {"lightning_attention", "model.mixer", "{ lightning {} }", ""},

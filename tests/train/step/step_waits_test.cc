@@ -170,6 +170,7 @@ TEST_F(StepWaits, LaunchesOfALayerAndMicroBatch) {
                                                  {"delta_net", 33},
                                                  {"gated_delta_net", 33},
                                                  {"kda", 41},
+                                                 {"gated_delta_product", 42},
                                                  {"gsa", 49},
                                                  {"hgrn2", 57}};
   const auto launches = [&](const std::string& mixer, int64_t num_layers) {

@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "kernels/common/chunks/chunk_entry.h"
 #include "kernels/delta_rule/delta_rule_partition.h"
+#include "model/mixers/linear/householder_steps.h"
 #include "model/part_context.h"
 #include "ops/delta_rule/delta_rule.h"
 #include "ops/rows/delta_gates.h"
@@ -36,7 +37,8 @@ class DeltaRecurrence : public Recurrence {
     HL_CHECK(!heads.keys_have_log_scale,
              "the delta rule does not support keys with a log scale. Use another feature map.");
     if (form.use_beta)
-      beta_ = DeclareMatrix(context, "b_proj.weight", {.out = heads.num_v_heads, .in = model_dim_});
+      beta_ = DeclareMatrix(context, "b_proj.weight",
+                            {.out = form.num_steps * heads.num_v_heads, .in = model_dim_});
     if (form.decay) decay_.emplace(*form.decay, context);
   }
 
@@ -55,51 +57,59 @@ class DeltaRecurrence : public Recurrence {
   }
 
   RecurrenceOutput Scan(const RecurrenceInputs& inputs, const MixerCall& call) const override {
-    const ops::UnitNormPair unit = Normalise(inputs);
-    const ops::DeltaGatesOutput gates = Gates(inputs);
+    const HouseholderRow row = Row(inputs, call.slice.starts);
+    const bool has_steps = form_.num_steps > 1;
     const auto [out, final_state] =
-        ops::DeltaRule({.q = unit.q,
-                        .k = unit.k,
-                        .v = inputs.v,
-                        .log_decay = gates.log_decay,
-                        .beta = gates.beta,
-                        .chunks = call.slice.chunks,
+        ops::DeltaRule({.q = row.q,
+                        .k = row.k,
+                        .v = row.v,
+                        .log_decay = row.log_decay,
+                        .beta = row.beta,
+                        .chunks = has_steps ? nullptr : call.slice.chunks,
                         .initial_state = call.carried() ? call.initial->tensors[0] : at::Tensor(),
                         .segment = call.slice.segment},
                        query_scale());
-    RecurrenceOutput result = {.o = out, .state = {}};
+    RecurrenceOutput result = {.o = has_steps ? AtLastSteps(out, form_.num_steps) : out,
+                               .state = {}};
     if (call.want_state) result.state = {final_state};
     return result;
   }
 
   at::Tensor Step(const RecurrenceInputs& inputs, const SequenceSlice&,
                   std::span<at::Tensor> state) const override {
-    const ops::UnitNormPair unit = Normalise(inputs);
-    const ops::DeltaGatesOutput gates = Gates(inputs);
-    const at::Tensor& log_decay = gates.log_decay;
-    return ops::DeltaRuleStep({.q = unit.q.squeeze(1),
-                               .k = unit.k.squeeze(1),
-                               .v = inputs.v.squeeze(1),
-                               .log_decay = log_decay.defined() ? log_decay.squeeze(1) : log_decay,
-                               .beta = gates.beta.squeeze(1)},
-                              query_scale(), state[0]);
+    const HouseholderRow row = Row(inputs, /*starts=*/{});
+    at::Tensor out;
+    for (int64_t step = 0; step < form_.num_steps; ++step) {
+      const auto at_step = [&](const at::Tensor& x) { return x.defined() ? x.select(1, step) : x; };
+      out = ops::DeltaRuleStep({.q = at_step(row.q),
+                                .k = at_step(row.k),
+                                .v = at_step(row.v),
+                                .log_decay = at_step(row.log_decay),
+                                .beta = at_step(row.beta)},
+                               query_scale(), state[0]);
+    }
+    return out;
   }
 
   RecurrenceCost CostPerToken(int64_t) const override {
-    const auto keys = static_cast<double>(heads_.num_q_heads * heads_.num_features),
-               state = static_cast<double>(heads_.num_v_heads * heads_.num_features *
-                                           heads_.head_dim_v);
+    const auto steps = static_cast<double>(form_.num_steps);
+    const auto keys = steps * static_cast<double>(heads_.num_q_heads * heads_.num_features),
+               betas = steps * static_cast<double>(heads_.num_v_heads),
+               state = steps * static_cast<double>(heads_.num_v_heads * heads_.num_features *
+                                                   heads_.head_dim_v);
     RecurrenceCost cost = {.mixing_flops = 6 * state};  // read the old value, write, read
-    if (beta_.declared()) cost.matrix_elements = model_dim_ * heads_.num_v_heads;
+    if (beta_.declared()) cost.matrix_elements = model_dim_ * form_.num_steps * heads_.num_v_heads;
     // Normalised q and k, 1/norm of both, beta and its logit, and states.
-    cost.activations = 2 * keys + static_cast<double>(heads_.num_v_heads);
-    cost.fp32_activations = static_cast<double>(2 * heads_.num_q_heads + heads_.num_v_heads) +
+    cost.activations = 2 * keys + betas;
+    cost.fp32_activations = 2 * steps * static_cast<double>(heads_.num_q_heads) + betas +
                             state / kTokensPerKeptDeltaState;
+    // The row of steps has copies of q, k and v, and outputs of all steps.
+    if (form_.num_steps > 1)
+      cost.activations += 2 * keys + 2 * betas * static_cast<double>(heads_.head_dim_v);
     // On a GPU, the composed form keeps its own states instead.
     const double composed = ops::ComposedDeltaRuleActivations(
         heads_.num_features, heads_.head_dim_v, decay_ && decay_->per_channel());
-    cost.gpu_fp32_activations =
-        static_cast<double>(heads_.num_v_heads) * composed - state / kTokensPerKeptDeltaState;
+    cost.gpu_fp32_activations = betas * composed - state / kTokensPerKeptDeltaState;
     if (decay_) {
       cost.matrix_elements += decay_->num_matrix_elements();
       cost.activations += static_cast<double>(decay_->num_activations());
@@ -111,9 +121,22 @@ class DeltaRecurrence : public Recurrence {
  private:
   double query_scale() const { return 1 / std::sqrt(static_cast<double>(heads_.num_features)); }
 
+  // The operands of the delta rule: of tokens, or of steps if a token has several.
+  HouseholderRow Row(const RecurrenceInputs& inputs, const at::Tensor& starts) const {
+    const ops::DeltaGatesOutput gates = Gates(inputs);
+    HouseholderRow row = {.q = inputs.q.x,
+                          .k = inputs.k.x,
+                          .v = inputs.v,
+                          .log_decay = gates.log_decay,
+                          .beta = gates.beta};
+    if (form_.num_steps > 1) row = ToSteps(row, form_.num_steps, starts);
+    const ops::UnitNormPair unit = Normalise(row.q, row.k);
+    row.q = unit.q, row.k = unit.k;
+    return row;
+  }
+
   // Queries and keys [B, T, H, K] with normalised heads.
-  ops::UnitNormPair Normalise(const RecurrenceInputs& inputs) const {
-    const at::Tensor &q = inputs.q.x, &k = inputs.k.x;
+  ops::UnitNormPair Normalise(const at::Tensor& q, const at::Tensor& k) const {
     if (!form_.norm_by_sum) return ops::UnitNorm({.q = q, .k = k}, kDeltaNormEps);
     const auto by_sum = [](const at::Tensor& x) {
       return x / x.sum(-1, /*keepdim=*/true).clamp_min(kDeltaNormEps);
@@ -121,8 +144,8 @@ class DeltaRecurrence : public Recurrence {
     return {.q = by_sum(q), .k = by_sum(k)};
   }
 
-  // The log decay [B, T, HV], [B, T, HV, K] or undefined, and beta [B, T, HV], all fp32 (fp64 for
-  // fp64 inputs).
+  // The log decay [B, T, HV], [B, T, HV, K] or undefined, and beta [B, T, HV] (of all steps), all
+  // fp32 (fp64 for fp64 inputs).
   ops::DeltaGatesOutput Gates(const RecurrenceInputs& inputs) const {
     const at::Tensor b = beta_.declared() ? inputs.products.back() : at::Tensor();
     ops::DeltaGatesOutput out;
@@ -134,8 +157,8 @@ class DeltaRecurrence : public Recurrence {
     }
     const at::Tensor& v = inputs.v;
     if (!out.beta.defined())
-      out.beta = at::ones({v.size(0), v.size(1), heads_.num_v_heads},
-                          v.options().dtype(ops::ComputeType(v)));
+      out.beta =
+          at::ones({v.size(0), v.size(1), v.size(2)}, v.options().dtype(ops::ComputeType(v)));
     return out;
   }
 

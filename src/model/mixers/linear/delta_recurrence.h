@@ -26,6 +26,9 @@ struct DeltaForm {
   // Euclidean norm. Then |k| <= 1.
   bool norm_by_sum = false;
   std::optional<SoftplusDecayForm> decay = {};  // of HV heads; absent: no decay
+  // Steps per token, each with a key, a value and a beta (householder_steps.h). k and v then have
+  // the heads of all steps.
+  int64_t num_steps = 1;
 };
 
 RecurrenceFactory MakeDeltaRecurrence(DeltaForm form);

@@ -93,7 +93,7 @@ LinearMixer::LinearMixer(const LinearHeads& heads, const PartContext& context,
       norm_eps_(form.norm_eps > 0 ? form.norm_eps : context.norm_eps),
       v_activation_(Activation::Named(form.v_activation)) {
   const auto& names = form.names;
-  const int64_t dims[] = {heads.q_dim(), heads.k_dim(), heads.v_dim()};
+  const std::array<int64_t, 3> dims = ProjectionDims();
   for (size_t i = 0; i < 3; ++i)
     projections_[i] = DeclareMatrix(
         context, Concat(names[i], "_proj.weight"),
@@ -120,6 +120,10 @@ LinearMixer::LinearMixer(const LinearHeads& heads, const PartContext& context,
   out_ = OutputProjection(context, heads.output_dim(), form.bias);
 }
 
+std::array<int64_t, 3> LinearMixer::ProjectionDims() const {
+  return {heads_.q_dim(), form_.num_steps * heads_.k_dim(), form_.num_steps * heads_.v_dim()};
+}
+
 void LinearMixer::DeclareGate(const PartContext& context) {
   const int64_t dim = heads_.output_dim();
   if (form_.gate_rank == 0) {
@@ -139,7 +143,7 @@ void LinearMixer::DeclareOuterGate(const PartContext& context) {
 
 void LinearMixer::DeclareConvolutions(const PartContext& context) {
   if (form_.conv_size == 0) return;
-  const int64_t dims[] = {heads_.q_dim(), heads_.k_dim(), heads_.v_dim()};
+  const std::array<int64_t, 3> dims = ProjectionDims();
   for (size_t i = 0; i < 3; ++i)
     convs_.emplace_back(context, Concat(form_.names[i], "_conv1d"),
                         ConvolutionShape{.channels = dims[i],
@@ -267,9 +271,10 @@ FlopCount LinearMixer::FlopsPerToken(int64_t seq_len) const {
   int64_t gates = 0;
   if (gate_.declared())
     gates = outer_gate_.declared() ? form_.gate_rank * (model_dim_ + values) : model_dim_ * values;
-  const int64_t rows = heads_.q_dim() + heads_.k_dim() + heads_.v_dim() + values;
+  const std::array<int64_t, 3> dims = ProjectionDims();
+  const int64_t rows = dims[0] + dims[1] + dims[2] + values;
   const int64_t maps = heads_.num_q_heads * maps_[0]->num_matrix_elements() +
-                       heads_.num_k_heads * maps_[1]->num_matrix_elements();
+                       form_.num_steps * heads_.num_k_heads * maps_[1]->num_matrix_elements();
   const RecurrenceCost cost = recurrence_->CostPerToken(seq_len);
   return {
       .matmul = 2 * static_cast<double>(model_dim_ * rows + gates + cost.matrix_elements + maps),
@@ -283,8 +288,9 @@ double LinearMixer::ActivationBytesPerToken(int64_t seq_len, int64_t bytes_per_e
                        heads_.num_k_heads * maps_[1]->num_activations();
   const RecurrenceCost cost = recurrence_->CostPerToken(seq_len);
   // Kept: x, q, k, v, the gate, and o before and after the norm.
-  const double elements = static_cast<double>(model_dim_ + maps) + cost.activations + 2 * features +
-                          (gate_.declared() ? 4 : 3) * values;
+  const int64_t later_steps = (form_.num_steps - 1) * (heads_.k_dim() + heads_.v_dim());
+  const double elements = static_cast<double>(model_dim_ + maps + later_steps) + cost.activations +
+                          2 * features + (gate_.declared() ? 4 : 3) * values;
   // Kept in fp32: what the recurrence keeps, and 1/rms of each head.
   const double fp32 = cost.fp32_activations + static_cast<double>(heads_.num_heads());
   return elements * static_cast<double>(bytes_per_element) + 4 * fp32;

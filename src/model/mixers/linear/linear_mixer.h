@@ -75,6 +75,9 @@ enum class OutputGate { kNone, kSilu, kSigmoid };
 struct LinearForm {
   using MakeMap = std::function<std::shared_ptr<const FeatureMap>(const PartContext&)>;
 
+  // Keys and values per token and head. k and v have the heads of each step, one step after the
+  // other, and the recurrence combines them.
+  int64_t num_steps = 1;
   // Prefixes of the parameter names of the projections and convolutions of q, k and v.
   std::array<const char*, 3> names = {"q", "k", "v"};
   int64_t conv_size = 0;              // taps of a short convolution of q, k and v; 0: none
@@ -139,6 +142,8 @@ class LinearMixer : public Mixer {
   void DeclareOuterGate(const PartContext& context);
   void DeclareConvolutions(const PartContext& context);
   void MakeMaps(const PartContext& context);
+  // The widths of the projections of q, k and v.
+  std::array<int64_t, 3> ProjectionDims() const;
   bool has_norm() const { return *form_.norm_name != 0; }
 
   LinearHeads heads_;
