@@ -142,13 +142,20 @@ namespace cuda {
 // Whether the kernels have the sizes and dtypes: bf16 with K <= 256, fp32 with K <= 256 (K <= 128
 // with decays per channel).
 bool SupportsDeltaRule(const DeltaRuleArgs& args);
+// The same for the kernels of gradients: bf16 with K <= 256, fp32 with K <= 128.
+bool SupportsDeltaRuleBackward(const DeltaRuleArgs& args);
 // Bytes of args.workspace, which must be aligned to 256 bytes.
 size_t DeltaRuleForwardBytes(const DeltaRuleArgs& args);
+size_t DeltaRuleBackwardBytes(const DeltaRuleArgs& args);
 size_t DeltaRuleSummaryBytes(const DeltaRuleArgs& args);
+size_t DeltaRuleAdjointBytes(const DeltaRuleArgs& args);  // of DeltaRuleBackwardSummarise
 void DeltaRuleForward(const DeltaRuleArgs& args, cudaStream_t stream);
+void DeltaRuleBackward(const DeltaRuleGradArgs& grads, cudaStream_t stream);
 void DeltaRuleStep(const DeltaRuleStepArgs& args, cudaStream_t stream);
 // Computes M and N.
 void DeltaRuleSummarise(const DeltaSegmentArgs& args, cudaStream_t stream);
+// Computes Z.
+void DeltaRuleBackwardSummarise(const DeltaSegmentArgs& args, cudaStream_t stream);
 }  // namespace cuda
 
 }  // namespace halflife::kernels

@@ -43,11 +43,9 @@ at::Tensor ComposedDeltaRuleStep(const DeltaRuleStepInputs& inputs, double scale
 
 // ---- With the kernels behind kernels/delta_rule/delta_rule_args.h (delta_rule_kernels.cc).
 
-// Whether the kernels support the call: its device, dtype and sizes and, on a GPU, that no gradient
-// is wanted, because the CUDA kernels have no backward.
+// Whether the kernels support the call: its device, dtype and sizes. On a GPU, gradients of fp32
+// heads are supported up to a smaller K.
 bool HasDeltaRuleKernels(const DeltaRuleInputs& inputs);
-// Whether KernelDeltaRuleAdjoint() supports the call, which is only so on the CPU.
-bool HasDeltaRuleAdjoint(const DeltaRuleInputs& inputs);
 DeltaRuleOutput KernelDeltaRule(const DeltaRuleInputs& inputs, double scale);
 // Ignores the initial state.
 DeltaRuleSummary KernelDeltaRuleSummary(const DeltaRuleInputs& inputs);

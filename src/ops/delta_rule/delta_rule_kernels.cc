@@ -127,11 +127,19 @@ struct DeltaBackwardPlan {
                                        .dinitial_state = MutableDataOrNull(grads.initial_state)};
     if (grads.log_decay.defined()) args.dlog_decay = DeltaView(grads.log_decay);
     if (grads.beta.defined()) args.dbeta = DeltaView(grads.beta);
-    const at::Tensor workspace = call.Bytes(kernels::DeltaRuleWorkspaceBytes(call.args));
     args.forward.checkpoints = backward.saved.checkpoints.data_ptr();
-    args.forward.workspace = workspace.data_ptr();
-    NoteKernel();
-    kernels::cpu::DeltaRuleBackward(args);
+    RunOn(
+        in.q,
+        [&] {
+          const at::Tensor workspace = call.Bytes(kernels::DeltaRuleWorkspaceBytes(call.args));
+          args.forward.workspace = workspace.data_ptr();
+          kernels::cpu::DeltaRuleBackward(args);
+        },
+        [&](auto stream) {
+          const at::Tensor workspace = call.Bytes(kernels::cuda::DeltaRuleBackwardBytes(call.args));
+          args.forward.workspace = workspace.data_ptr();
+          kernels::cuda::DeltaRuleBackward(args, stream);
+        });
     return grads;
   }
 };
@@ -151,18 +159,14 @@ bool HasDeltaRuleKernels(const DeltaRuleInputs& inputs) {
   args.head_dim_k = static_cast<int>(q.size(3));
   args.head_dim_v = static_cast<int>(inputs.v.size(3));
   args.decay = DecayOf(inputs.log_decay, /*dim_per_channel=*/4);
-  // The CUDA kernels have no backward.
   const DeltaRuleOp::Inputs given = {.q = q,
                                      .k = inputs.k,
                                      .v = inputs.v,
                                      .log_decay = inputs.log_decay,
                                      .beta = inputs.beta,
                                      .initial_state = inputs.initial_state};
-  return kernels::cuda::SupportsDeltaRule(args) && !WillBeDifferentiated(given);
-}
-
-bool HasDeltaRuleAdjoint(const DeltaRuleInputs& inputs) {
-  return HasDeltaRuleKernels(inputs) && !RunsOnCuda(inputs.q);
+  return WillBeDifferentiated(given) ? kernels::cuda::SupportsDeltaRuleBackward(args)
+                                     : kernels::cuda::SupportsDeltaRule(args);
 }
 
 DeltaRuleOutput KernelDeltaRule(const DeltaRuleInputs& inputs, double scale) {
@@ -228,9 +232,15 @@ at::Tensor KernelDeltaRuleAdjoint(const DeltaRuleInputs& inputs, double scale,
   const DeltaCall call = MakeDeltaCall(inputs, scale);
   const at::Tensor rows = Rows(dout);
   const at::Tensor adjoint = call.EmptyState();
-  NoteKernel();
-  kernels::cpu::DeltaRuleBackwardSummarise(
-      {.forward = call.args, .dout = DeltaView(rows), .adjoint = adjoint.mutable_data_ptr()});
+  kernels::DeltaSegmentArgs segment = {
+      .forward = call.args, .dout = DeltaView(rows), .adjoint = adjoint.mutable_data_ptr()};
+  RunOn(
+      call.inputs.q, [&] { kernels::cpu::DeltaRuleBackwardSummarise(segment); },
+      [&](auto stream) {
+        const at::Tensor workspace = call.Bytes(kernels::cuda::DeltaRuleAdjointBytes(call.args));
+        segment.forward.workspace = workspace.data_ptr();
+        kernels::cuda::DeltaRuleBackwardSummarise(segment, stream);
+      });
   return adjoint;
 }
 

@@ -63,7 +63,7 @@ DeltaRuleOutput DeltaRuleOverSegments(const DeltaRuleInputs& inputs, double scal
                       .run = run,
                       .summarise = summarise,
                       .nothing = [&] { return EmptyDeltaSummary(alone); }};
-  if (HasDeltaRuleAdjoint(alone)) {
+  if (has_kernels) {
     Tensors detached;
     for (const at::Tensor& x : scan.inputs)
       detached.push_back(x.defined() ? x.detach() : at::Tensor());

@@ -1,5 +1,5 @@
-// The CUDA kernels of the delta rule on a GPU against the CPU kernels in fp64, for calls without
-// gradients. Skipped without a GPU.
+// The CUDA kernels of the delta rule on a GPU against the CPU kernels in fp64. Skipped without a
+// GPU.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/equal.h>
 
@@ -38,10 +38,10 @@ class DeltaRuleGpuTest
             .beta = OnGpu(in.beta, at::kFloat),
             .initial_state = OnGpu(in.initial_state, at::kFloat)};
   }
-  static void ExpectNear(const at::Tensor& got, const at::Tensor& want) {
+  static void ExpectNear(const at::Tensor& got, const at::Tensor& want, double bound = Bound()) {
     const at::Tensor x = got.to(at::kCPU, at::kDouble);
     const double error = ((x - want).norm() / want.norm()).item<double>();
-    EXPECT_LE(error, Bound());
+    EXPECT_LE(error, bound);
   }
 };
 
@@ -69,6 +69,36 @@ TEST_P(DeltaRuleGpuTest, EqualsTheCpu) {
       const DeltaRuleSummary cpu = KernelDeltaRuleSummary(problem.inputs);
       ExpectNear(map.transition, cpu.transition);
       ExpectNear(map.state, cpu.state);
+    }
+}
+
+TEST_P(DeltaRuleGpuTest, GradientsEqualTheCpu) {
+  uint64_t seed = 600;
+  for (const int64_t seq_len : {1, 64, 65, 700})
+    for (const int64_t dim : {24, 64, 128}) {
+      SCOPED_TRACE(testing::Message() << seq_len << " tokens, heads of " << dim);
+      DeltaProblem problem = MakeDeltaProblem({.seq_len = seq_len,
+                                               .value_heads = 4,
+                                               .dim_k = dim,
+                                               .dim_v = dim + 8,
+                                               .gate = gate(),
+                                               .most_beta = 2},
+                                              seed += 10);
+      problem.dout = problem.dout.to(dtype()).to(at::kDouble);
+      DeltaProblem moved = problem;
+      moved.inputs = Moved(problem.inputs);
+      moved.dout = OnGpu(problem.dout, dtype());
+      moved.dfinal_state = OnGpu(problem.dfinal_state, at::kFloat);
+      const test::DeltaAnswer want = test::DeltaRuleAnswer(problem);
+      const test::DeltaAnswer got = test::DeltaRuleAnswer(moved);
+      const double bound = dtype() == at::kBFloat16 ? 1.5e-2 : 5e-6;
+      ExpectNear(got.dq, want.dq, bound);
+      ExpectNear(got.dk, want.dk, bound);
+      ExpectNear(got.dv, want.dv, bound);
+      ExpectNear(got.dbeta, want.dbeta, bound);
+      ExpectNear(got.dinitial_state, want.dinitial_state, bound);
+      if (want.dlog_decay.defined()) ExpectNear(got.dlog_decay, want.dlog_decay, bound);
+      EXPECT_TRUE(at::equal(got.dk, test::DeltaRuleAnswer(moved).dk)) << "bits differ";
     }
 }
 

@@ -212,18 +212,30 @@ HL_DEVICE float2 LoadPair(const bf16* from) {
 
 // ---- loads ----
 
+// Calls copy(i) for the thread's numbers i below kCount. kUnroll: the number of copies whose
+// addresses are computed at once, and kept in registers in a loop. 0: the compiler chooses.
+template <int kCount, int kThreads, int kUnroll, typename Copy>
+HL_DEVICE void ForCopies(const Copy& copy) {
+  if constexpr (kUnroll == 0) {
+    for (int i = static_cast<int>(threadIdx.x); i < kCount; i += kThreads) copy(i);
+  } else {
+#pragma unroll kUnroll
+    for (int i = static_cast<int>(threadIdx.x); i < kCount; i += kThreads) copy(i);
+  }
+}
+
 // Starts loading [kRows, kCols] of a tensor. Rows from `length` on, and columns beyond the
 // tensor's, become zero. Unaligned rows are loaded synchronously.
-template <int kRows, int kThreads, typename T, int kCols>
+template <int kRows, int kThreads, int kUnroll = 0, typename T, int kCols>
 HL_DEVICE void LoadRows(Matrix<T, kCols> to, const tiles::Rows& rows, int length) {
   constexpr int kUnit = 16 / static_cast<int>(sizeof(T)), kUnits = kCols / kUnit;
   const T* const data = reinterpret_cast<const T*>(rows.data);
   if (rows.aligned) {
-    for (int i = static_cast<int>(threadIdx.x); i < kRows * kUnits; i += kThreads) {
+    ForCopies<kRows * kUnits, kThreads, kUnroll>([&](int i) {
       const int row = i / kUnits, column = i % kUnits * kUnit;
       const bool valid = row < length && column < rows.dim;
       CpAsync16(&to.At(row, column), valid ? data + row * rows.stride_t + column : data, valid);
-    }
+    });
   } else {
     for (int i = static_cast<int>(threadIdx.x); i < kRows * kCols; i += kThreads) {
       const int row = i / kCols, column = i % kCols;
@@ -234,14 +246,14 @@ HL_DEVICE void LoadRows(Matrix<T, kCols> to, const tiles::Rows& rows, int length
 }
 // The same from a padded array of the workspace, whose rows are aligned. Columns from `columns` on
 // become zero.
-template <int kRows, int kThreads, typename T, int kCols>
+template <int kRows, int kThreads, int kUnroll = 0, typename T, int kCols>
 HL_DEVICE void LoadArray(Matrix<T, kCols> to, const T* data, int64_t stride, int columns = kCols) {
   constexpr int kUnit = 16 / static_cast<int>(sizeof(T)), kUnits = kCols / kUnit;
-  for (int i = static_cast<int>(threadIdx.x); i < kRows * kUnits; i += kThreads) {
+  ForCopies<kRows * kUnits, kThreads, kUnroll>([&](int i) {
     const int row = i / kUnits, column = i % kUnits * kUnit;
     const bool valid = column < columns;
     CpAsync16(&to.At(row, column), valid ? data + row * stride + column : data, valid);
-  }
+  });
 }
 
 }  // namespace halflife::kernels::delta

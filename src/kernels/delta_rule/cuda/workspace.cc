@@ -28,12 +28,13 @@ Workspace Divide(const DeltaRuleArgs& args, Purpose purpose, Divider& divider) {
   const size_t keys = PaddedKeys(args.head_dim_k), values = PaddedValues(args.head_dim_v);
   Workspace workspace;
   workspace.w = divider.Take(chunks * kChunk * keys * size);
-  workspace.u = divider.Take(chunks * kChunk * values * size);
+  if (purpose != Purpose::kAdjoint) workspace.u = divider.Take(chunks * kChunk * values * size);
   workspace.k_exit = divider.Take(chunks * kChunk * keys * size);
   workspace.through = static_cast<float*>(divider.Take(chunks * keys * sizeof(float)));
   if (purpose == Purpose::kSummarise) return workspace;
   workspace.q_entry = divider.Take(chunks * kChunk * keys * size);
   workspace.scores = divider.Take(chunks * kChunk * kChunk * size);
+  if (purpose == Purpose::kAdjoint) return workspace;
   workspace.states = divider.Take(chunks * keys * values * size);
   if (purpose == Purpose::kBackward)
     workspace.inverse = static_cast<float*>(divider.Take(chunks * kChunk * kChunk * sizeof(float)));
@@ -64,8 +65,17 @@ bool SupportsDeltaRule(const DeltaRuleArgs& args) {
                                          args.head_dim_k <= delta::kMaxChannelKeysF32);
 }
 
+bool SupportsDeltaRuleBackward(const DeltaRuleArgs& args) {
+  return SupportsDeltaRule(args) &&
+         (args.q.dtype == DType::kBF16 || args.head_dim_k <= delta::kMaxGradientKeysF32);
+}
+
 size_t DeltaRuleForwardBytes(const DeltaRuleArgs& args) {
   return delta::WorkspaceBytes(args, delta::Purpose::kForward);
+}
+
+size_t DeltaRuleAdjointBytes(const DeltaRuleArgs& args) {
+  return delta::WorkspaceBytes(args, delta::Purpose::kAdjoint);
 }
 
 size_t DeltaRuleSummaryBytes(const DeltaRuleArgs& args) {

@@ -31,6 +31,8 @@ namespace halflife::kernels::delta {
 constexpr int kChunk = kDeltaChunkSize;
 // fp32 operands with decays per channel fit shared memory only up to this K.
 constexpr int kMaxChannelKeysF32 = 128;
+// And so do gradients of fp32 operands, with every kind of decay.
+constexpr int kMaxGradientKeysF32 = 128;
 // The width of the slices of V that blocks of the scan own. Rows of V are padded to whole slices.
 constexpr int kValueSlice = 32;
 
@@ -66,6 +68,7 @@ enum class Purpose : uint8_t {
   kForward,    // all but `inverse`
   kBackward,   // all
   kSummarise,  // w, u, k_exit, through
+  kAdjoint,    // w, k_exit, through, q_entry, scores
 };
 
 // Bytes of the arrays for `purpose`.

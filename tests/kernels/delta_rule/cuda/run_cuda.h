@@ -48,6 +48,26 @@ Result RunCudaForward(const Problem& problem) {
   return call.Get(/*backward=*/false);
 }
 
+// The backward of `call`, after its forward. The gradients are then in its arrays.
+template <typename S>
+void RunBackward(Call<S>& call) {
+  DeltaRuleArgs& args = call.grads.forward;
+  AlignedBytes workspace(cuda::DeltaRuleBackwardBytes(args));
+  for (auto* gradient : {&call.dq, &call.dk, &call.dv}) FillWithNaN(gradient->data);
+  for (auto* gradient : {&call.dlog_decay, &call.dbeta, &call.dinitial_state})
+    FillWithNaN(gradient->data);
+  args.workspace = workspace.data();
+  cuda::DeltaRuleBackward(call.grads, nullptr);
+  args.workspace = nullptr;
+}
+template <typename S>
+Result RunCuda(const Problem& problem) {
+  Call<S> call(problem);
+  RunForward(call);
+  RunBackward(call);
+  return call.Get(/*backward=*/true);
+}
+
 template <typename S>
 Summary SummariseOnCuda(const Problem& problem) {
   Call<S> call(problem);

@@ -1,0 +1,229 @@
+// The launches of the delta rule's backward (see backward.h).
+#include "kernels/delta_rule/cuda/backward.h"
+
+#include <type_traits>
+
+#include "kernels/delta_rule/cuda/adjoint_scan.cuh"
+#include "kernels/delta_rule/cuda/channel_pairs.cuh"
+#include "kernels/delta_rule/cuda/passes.h"
+#include "kernels/delta_rule/cuda/token_pairs.cuh"
+#include "kernels/delta_rule/delta_rule_call_checks.h"
+
+namespace halflife::kernels::delta {
+namespace {
+
+constexpr size_t kAlign = 256;
+
+// Takes arrays from `memory` one after another; with null memory, only counts their bytes.
+class Arrays {
+ public:
+  explicit Arrays(void* memory) : memory_(static_cast<std::byte*>(memory)) {}
+
+  void* Take(size_t bytes) {
+    void* const array = memory_ == nullptr ? nullptr : memory_ + bytes_;
+    bytes_ += (bytes + kAlign - 1) / kAlign * kAlign;
+    return array;
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* memory_;
+  size_t bytes_ = 0;
+};
+
+BackwardArrays TakeArrays(const DeltaRuleArgs& args, Arrays& memory) {
+  const size_t element = args.q.dtype == DType::kBF16 ? 2 : 4;
+  const size_t slots = size_t(1) * args.num_chunks * args.num_value_heads;
+  const size_t K = PaddedKeys(args.head_dim_k), V = PaddedValues(args.head_dim_v);
+  BackwardArrays arrays;
+  arrays.du = memory.Take(slots * kChunk * V * element);
+  arrays.adjoints = memory.Take(slots * K * V * element);
+  if (args.num_heads == args.num_value_heads) return arrays;
+  const size_t partial = sizeof(float) * args.batch * args.seq_len * args.num_value_heads *
+                         static_cast<size_t>(args.head_dim_k);
+  arrays.dq = static_cast<float*>(memory.Take(partial));
+  arrays.dk = static_cast<float*>(memory.Take(partial));
+  return arrays;
+}
+
+// A contiguous [B, T, HV, K] of fp32.
+TensorView PartialView(const DeltaRuleArgs& args, float* data) {
+  TensorView view;
+  view.data = data;
+  view.stride_h = args.head_dim_k;
+  view.stride_t = view.stride_h * args.num_value_heads;
+  view.stride_b = view.stride_t * args.seq_len;
+  view.dtype = DType::kF32;
+  return view;
+}
+
+constexpr int kSumThreads = 256;
+
+// Sums the gradients of the value heads that share a head, in their order. One thread per element
+// of [tokens, H, K], grouped by chunks, so that only existing tokens are read.
+template <typename T>
+__global__ void __launch_bounds__(kSumThreads)
+    SumValueHeadsKernel(const DeltaRuleArgs args, const TensorView partial, const TensorView sum) {
+  const ChunkEntry chunk = args.chunks[blockIdx.x / args.num_heads];
+  const int head = static_cast<int>(blockIdx.x % args.num_heads);
+  const int per_head = args.num_value_heads / args.num_heads, K = args.head_dim_k;
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x); i < chunk.length * K; i += kSumThreads) {
+    float total = 0;
+#pragma unroll 1
+    for (int h = head * per_head; h < (head + 1) * per_head; ++h)
+      total += Load<float>(partial, chunk, i / K, h, i % K);
+    Store<T>(sum, chunk, i / K, head, i % K, total);
+  }
+}
+
+void SumValueHeads(const DeltaRuleArgs& args, const TensorView& partial, const TensorView& sum,
+                   cudaStream_t stream) {
+  const LaunchShape shape = {dim3(GridBlocks(int64_t{1} * args.num_chunks * args.num_heads,
+                                             "delta rule's sums over value heads")),
+                             dim3(kSumThreads), 0, "delta rule's sums over value heads"};
+  if (sum.dtype == DType::kBF16) {
+    Launch(shape, stream, SumValueHeadsKernel<bf16>, args, partial, sum);
+  } else {
+    Launch(shape, stream, SumValueHeadsKernel<float>, args, partial, sum);
+  }
+}
+
+template <typename Config>
+void LaunchGradients(const ChunkGradientsParams& params, void (*kernel)(ChunkGradientsParams),
+                     cudaStream_t stream) {
+  const DeltaRuleArgs& args = params.grads.forward;
+  const int64_t blocks = int64_t{1} * args.num_chunks * args.num_value_heads;
+  if (blocks == 0) return;
+  Launch({dim3(GridBlocks(blocks, "delta rule's gradients")), dim3(Config::kThreads),
+          Config::kSmemBytes, "delta rule's gradients"},
+         stream, kernel, params);
+}
+
+// kPaddedKeys: K'.
+template <typename T, int kPaddedKeys>
+void RunBackward(const AdjointScanParams& scan, const ChunkGradientsParams& gradients,
+                 cudaStream_t stream) {
+  LaunchAdjointScanAs<AdjointScanConfig<T, kPaddedKeys>>(scan, stream);
+  constexpr int kK = kPaddedKeys < 128 ? kPaddedKeys : 128;
+  if (scan.args.decay == DeltaDecay::kPerTokenChannel) {
+    using Config = GradientConfig<T, kK, /*kPerChannel=*/true>;
+    LaunchGradients<Config>(gradients, ChannelGradientsKernel<Config>, stream);
+  } else {
+    using Config = GradientConfig<T, kK, /*kPerChannel=*/false>;
+    LaunchGradients<Config>(gradients, TokenGradientsKernel<Config>, stream);
+  }
+}
+
+// Calls run(an element, a constant K') for the type of q and the padded width of the keys.
+template <typename Run>
+void WithGradientInstance(const DeltaRuleArgs& args, const Run& run) {
+  using std::integral_constant;
+  const int keys = PaddedKeys(args.head_dim_k);
+  if (args.q.dtype == DType::kF32) {
+    if (keys == 64) return run(float(), integral_constant<int, 64>());
+    return run(float(), integral_constant<int, 128>());
+  }
+  if (keys == 64) return run(bf16(), integral_constant<int, 64>());
+  if (keys == 128) return run(bf16(), integral_constant<int, 128>());
+  run(bf16(), integral_constant<int, 256>());
+}
+
+AdjointScanParams MakeScanParams(const DeltaRuleArgs& args, const TensorView& dout,
+                                 const Workspace& workspace) {
+  AdjointScanParams params;
+  params.args = args;
+  params.dout = dout;
+  params.workspace = workspace;
+  params.num_slices = (args.head_dim_v + kValues - 1) / kValues;
+  return params;
+}
+
+}  // namespace
+
+size_t BackwardArrayBytes(const DeltaRuleArgs& args) {
+  Arrays memory(nullptr);
+  TakeArrays(args, memory);
+  return memory.bytes();
+}
+BackwardArrays DivideBackwardArrays(const DeltaRuleArgs& args, void* memory) {
+  Arrays arrays(memory);
+  return TakeArrays(args, arrays);
+}
+
+void LaunchBackward(const DeltaRuleGradArgs& grads, const Workspace& workspace,
+                    const BackwardArrays& arrays, cudaStream_t stream) {
+  const DeltaRuleArgs& args = grads.forward;
+  AdjointScanParams scan = MakeScanParams(args, grads.dout, workspace);
+  scan.arrays = arrays;
+  scan.entry = static_cast<const float*>(grads.dfinal_state);
+  scan.exit = static_cast<float*>(grads.dinitial_state);
+  const bool shared = args.num_heads < args.num_value_heads;
+  ChunkGradientsParams gradients;
+  gradients.grads = grads;
+  gradients.workspace = workspace;
+  gradients.arrays = arrays;
+  gradients.dq = shared ? PartialView(args, arrays.dq) : grads.dq;
+  gradients.dk = shared ? PartialView(args, arrays.dk) : grads.dk;
+  WithGradientInstance(args, [&](auto element, auto keys) {
+    RunBackward<decltype(element), decltype(keys)::value>(scan, gradients, stream);
+  });
+  if (!shared || args.num_chunks == 0) return;
+  SumValueHeads(args, gradients.dq, grads.dq, stream);
+  SumValueHeads(args, gradients.dk, grads.dk, stream);
+}
+
+void LaunchAdjointSummary(const DeltaSegmentArgs& segment, const Workspace& workspace,
+                          cudaStream_t stream) {
+  const DeltaRuleArgs& args = segment.forward;
+  AdjointScanParams scan = MakeScanParams(args, segment.dout, workspace);
+  scan.exit = static_cast<float*>(segment.adjoint);
+  WithGradientInstance(args, [&](auto element, auto keys) {
+    LaunchAdjointScanAs<AdjointScanConfig<decltype(element), decltype(keys)::value>>(scan, stream);
+  });
+}
+
+}  // namespace halflife::kernels::delta
+
+namespace halflife::kernels::cuda {
+namespace {
+
+void CheckGradientCall(const DeltaRuleArgs& args, size_t bytes) {
+  HL_CHECK(SupportsDeltaRuleBackward(args), "delta rule on CUDA: gradients of ", Name(args.q.dtype),
+           " heads of K = ", args.head_dim_k,
+           " are not supported. Use bf16 with K <= 256, or fp32 with K <= 128.");
+  HL_CHECK(args.num_chunks == 0 || args.workspace != nullptr, "delta rule on CUDA: needs ", bytes,
+           " bytes of workspace, got none. Pass a workspace.");
+}
+
+}  // namespace
+
+size_t DeltaRuleBackwardBytes(const DeltaRuleArgs& args) {
+  return delta::WorkspaceBytes(args, delta::Purpose::kBackward) + delta::BackwardArrayBytes(args);
+}
+
+void DeltaRuleBackward(const DeltaRuleGradArgs& grads, cudaStream_t stream) {
+  CheckDeltaBackward(grads);
+  const DeltaRuleArgs& args = grads.forward;
+  CheckGradientCall(args, DeltaRuleBackwardBytes(args));
+  const delta::Workspace workspace =
+      delta::DivideWorkspace(args, delta::Purpose::kBackward, args.workspace);
+  const delta::BackwardArrays arrays =
+      delta::DivideBackwardArrays(args, static_cast<std::byte*>(args.workspace) +
+                                            delta::WorkspaceBytes(args, delta::Purpose::kBackward));
+  delta::LaunchPrepare(args, workspace, stream);
+  if (args.num_chunks > 0) delta::LaunchRecomputeStates(args, workspace, stream);
+  delta::LaunchBackward(grads, workspace, arrays, stream);
+}
+
+void DeltaRuleBackwardSummarise(const DeltaSegmentArgs& segment, cudaStream_t stream) {
+  CheckDeltaSegment(segment, /*reverse=*/true);
+  const DeltaRuleArgs& args = segment.forward;
+  CheckGradientCall(args, DeltaRuleAdjointBytes(args));
+  const delta::Workspace workspace =
+      delta::DivideWorkspace(args, delta::Purpose::kAdjoint, args.workspace);
+  delta::LaunchPrepare(args, workspace, stream);
+  delta::LaunchAdjointSummary(segment, workspace, stream);
+}
+
+}  // namespace halflife::kernels::cuda

@@ -1,0 +1,196 @@
+// The CUDA kernels of the delta rule's backward against the oracle in fp64. The forward's arrays
+// come from intermediates.h, so that a failure here is one of the backward.
+#include <gtest/gtest.h>
+
+#include "kernels/delta_rule/cuda/backward.h"
+#include "kernels/delta_rule/cuda/intermediates.h"
+#include "kernels/delta_rule/cuda/run_cuda.h"
+
+namespace halflife::kernels {
+namespace {
+
+using namespace test::delta;
+
+constexpr DeltaDecay kDecays[] = {DeltaDecay::kNone, DeltaDecay::kPerToken,
+                                  DeltaDecay::kPerTokenChannel};
+
+// Relative root mean square errors: the bounds of the CPU's kernels in LongRowsInFp32AndBf16.
+constexpr double kFp32 = 5e-6, kBf16 = 1.5e-2;
+
+Result WithoutForward(Result result) {
+  result.erase("out");
+  result.erase("final_state");
+  return result;
+}
+
+template <typename S>
+Result RunParts(Call<S>& call) {
+  Intermediates<S> intermediates(call);
+  AlignedBytes memory(delta::BackwardArrayBytes(call.grads.forward));
+  delta::LaunchBackward(call.grads, intermediates.workspace(),
+                        delta::DivideBackwardArrays(call.grads.forward, memory.data()), nullptr);
+  return WithoutForward(call.Get(/*backward=*/true));
+}
+template <typename S>
+Result RunParts(const Problem& problem) {
+  Call<S> call(problem);
+  return RunParts(call);
+}
+Result RunParts(const Problem& problem) {
+  return problem.config.bf16 ? RunParts<Bf16>(problem) : RunParts<float>(problem);
+}
+
+void ExpectOracle(const Case& config, uint64_t seed, double fp32 = kFp32) {
+  const Problem problem = MakeProblem(config, seed);
+  ExpectClose(problem, RunParts(problem), WithoutForward(Oracle(problem)),
+              {.forward = config.bf16 ? kBf16 : fp32});
+}
+
+TEST(DeltaRuleCudaBackward, EqualsTheOracle) {
+  uint64_t seed = 0;
+  for (const bool bf16 : {true, false})
+    for (const DeltaDecay decay : kDecays)
+      for (const int T : {1, 17, 64, 65, 150})
+        ExpectOracle({.B = T < 63 ? 3 : 1,
+                      .T = T,
+                      .H = T < 63 ? 2 : 1,
+                      .per_head = T % 3 + 1,
+                      .K = T < 63 ? 24 : 64,
+                      .V = T < 63 ? 40 : 64,
+                      .decay = decay,
+                      .bf16 = bf16},
+                     ++seed);
+}
+
+// Padded, unaligned and wide heads, and several slices of V.
+TEST(DeltaRuleCudaBackward, HeadSizesEqualTheOracle) {
+  uint64_t seed = 20;
+  for (const bool bf16 : {true, false})
+    for (const DeltaDecay decay : kDecays)
+      for (const auto& [K, V] : {std::pair(128, 128), {33, 17}, {100, 136}})
+        ExpectOracle({.B = 1, .T = 70, .H = 1, .K = K, .V = V, .decay = decay, .bf16 = bf16},
+                     ++seed);
+}
+
+// Two slices of K.
+TEST(DeltaRuleCudaBackward, WideHeadsEqualTheOracle) {
+  uint64_t seed = 40;
+  for (const DeltaDecay decay : kDecays)
+    for (const int K : {256, 150})
+      ExpectOracle({.B = 1, .T = 70, .H = 1, .K = K, .V = 96, .decay = decay, .bf16 = true},
+                   ++seed);
+}
+
+TEST(DeltaRuleCudaBackward, DocumentsEqualTheOracle) {
+  for (const bool bf16 : {true, false})
+    for (const DeltaDecay decay : kDecays) {
+      ExpectOracle({.B = 2,
+                    .T = 200,
+                    .H = 1,
+                    .per_head = 2,
+                    .decay = decay,
+                    .bf16 = bf16,
+                    .document_starts = {1, 2, 64, 65, 128, 191, 200, 263, 328}},
+                   43);
+      ExpectOracle({.B = 1,
+                    .T = 198,
+                    .H = 1,
+                    .per_head = 2,
+                    .decay = decay,
+                    .bf16 = bf16,
+                    .cu_seqlens = {0, 0, 1, 3, 66, 130, 195, 195, 198}},
+                   41);
+    }
+}
+
+TEST(DeltaRuleCudaBackward, HardCasesEqualTheOracle) {
+  for (const DeltaDecay decay : kDecays) {
+    const Case base = {.B = 1, .T = 140, .H = 1, .per_head = 2, .K = 32, .V = 32, .decay = decay};
+    const auto expect = [&](const char* name, auto change) {
+      SCOPED_TRACE(name);
+      Case config = base;
+      change(config);
+      ExpectOracle(config, 11, /*fp32=*/1e-5);
+    };
+    for (const double beta : {0.0, 1.0, 1.9, 2.0})
+      expect("equal keys without decay", [&](Case& c) {
+        c.keys = Keys::kEqual;
+        c.gate = Gate::kOne;
+        c.beta_fixed = beta;
+        c.T = beta == 0 || beta == 2 ? 64 : c.T;
+      });
+    expect("correlated keys", [](Case& c) { c.keys = Keys::kCorrelated; });
+    expect("keys of zero", [](Case& c) { c.keys = Keys::kZero, c.T = 100; });
+    expect("beta of zero", [](Case& c) { c.beta_fixed = 0, c.T = 100; });
+    expect("resets", [](Case& c) { c.gate = Gate::kResets; });
+    expect("strong decays", [](Case& c) { c.gate = Gate::kStrong; });
+  }
+}
+
+TEST(DeltaRuleCudaBackward, ALongRowInBf16) {
+  ExpectOracle({.B = 1, .T = 4096, .H = 1, .K = 64, .V = 64, .bf16 = true}, 7);
+}
+
+TEST(DeltaRuleCudaBackward, RepetitionsHaveEqualBits) {
+  for (const bool bf16 : {true, false})
+    for (const DeltaDecay decay : kDecays) {
+      const Problem problem =
+          MakeProblem({.B = 1, .T = 130, .H = 2, .per_head = 3, .decay = decay, .bf16 = bf16}, 53);
+      ExpectSameBits(problem, RunParts(problem), RunParts(problem));
+    }
+}
+
+// dbeta, dlog_decay, the final state's gradient and the initial state's are optional.
+TEST(DeltaRuleCudaBackward, OptionalGradientsDoNotChangeTheOthers) {
+  for (const DeltaDecay decay : kDecays) {
+    Problem problem = MakeProblem({.B = 1, .T = 70, .H = 1, .decay = decay, .bf16 = true}, 59);
+    for (double& x : problem.data.dfinal_state) x = 0;
+    Result want = RunParts<Bf16>(problem);
+    for (const char* name : {"dbeta", "dlog_decay", "dinitial_state"})
+      for (double& x : want[name]) x = 0;
+    if (decay == DeltaDecay::kNone) want.erase("dlog_decay");
+    Call<Bf16> call(problem);
+    call.grads.dbeta.data = call.grads.dlog_decay.data = nullptr;
+    call.grads.dfinal_state = nullptr;
+    call.grads.dinitial_state = nullptr;
+    ExpectSameBits(problem, RunParts(call), want);
+  }
+}
+
+// Z is the gradient of the initial state if that of the final state is zero.
+TEST(DeltaRuleCudaBackward, TheSummaryOfASegmentIsTheGradientOfItsState) {
+  for (const DeltaDecay decay : kDecays) {
+    Problem problem = MakeProblem(
+        {.B = 2, .T = 100, .H = 1, .per_head = 2, .decay = decay, .document_starts = {150}}, 61);
+    for (double& x : problem.data.dfinal_state) x = 0;
+    Call<float> call(problem);
+    Intermediates<float> intermediates(call);
+    Array<float> adjoint(problem.data.initial_state.size());
+    DeltaSegmentArgs segment;
+    segment.forward = call.grads.forward;
+    segment.dout = call.grads.dout;
+    segment.adjoint = adjoint.data.data();
+    delta::LaunchAdjointSummary(segment, intermediates.workspace(), nullptr);
+    EXPECT_LE(Compare(adjoint.values(), Oracle(problem).at("dinitial_state")).relative, kFp32)
+        << Describe(problem);
+  }
+}
+
+TEST(DeltaRuleCudaBackward, SupportsWideKeysInBf16Only) {
+  DeltaRuleArgs args;
+  args.head_dim_k = 128;
+  EXPECT_TRUE(cuda::SupportsDeltaRuleBackward(args));
+  args.head_dim_k = 129;
+  EXPECT_FALSE(cuda::SupportsDeltaRuleBackward(args));
+  args.q.dtype = DType::kBF16;
+  args.head_dim_k = 256;
+  EXPECT_TRUE(cuda::SupportsDeltaRuleBackward(args));
+  args.head_dim_k = 257;
+  EXPECT_FALSE(cuda::SupportsDeltaRuleBackward(args));
+  args.q.dtype = DType::kF64;
+  args.head_dim_k = 64;
+  EXPECT_FALSE(cuda::SupportsDeltaRuleBackward(args));
+}
+
+}  // namespace
+}  // namespace halflife::kernels
