@@ -167,16 +167,16 @@ int64_t MaxPositions(const model::LanguageModel& model, const ckpt::StepState& s
 // Every key is written, because other programs have changed their defaults in the past.
 ordered_json ConfigJson(const Layout& layout, const model::LanguageModel& model,
                         const ckpt::StepState& state, const data::SpecialIds& ids,
-                        const ExportOptions& options) {
+                        ckpt::StoredDType dtype, bool untie) {
   const model::ModelConfig& config = model.config();
   ordered_json json;
   json["architectures"] = {layout.class_name()};
   json["model_type"] = layout.model_type();
-  json["dtype"] = DTypeName(options.dtype);
-  json["torch_dtype"] = DTypeName(options.dtype);
+  json["dtype"] = DTypeName(dtype);
+  json["torch_dtype"] = DTypeName(dtype);
   json["vocab_size"] = config.vocab_size;
   layout.WriteConfig(config, json);
-  json["tie_word_embeddings"] = config.head.tied && !options.untie;
+  json["tie_word_embeddings"] = config.head.tied && !untie;
   json["initializer_range"] = config.initializer_range;
   json["max_position_embeddings"] = MaxPositions(model, state);
   json["use_cache"] = true;
@@ -272,9 +272,10 @@ ExportReport ExportModel(const ckpt::StepReader& step, const data::Tokenizer* to
       ids = tokenizer->special_ids();
     }
     const model::LanguageModel model(config);
-    WriteHfWeights(temporary, Weights(layout, model, step, options.untie), options.dtype,
+    const bool untie = options.untie || !layout.ties_head();
+    WriteHfWeights(temporary, Weights(layout, model, step, untie), options.dtype,
                    options.max_shard_bytes);
-    const ordered_json json = ConfigJson(layout, model, step.state(), ids, options);
+    const ordered_json json = ConfigJson(layout, model, step.state(), ids, options.dtype, untie);
     AtomicWriteFile(temporary / "config.json", json.dump(2) + "\n", ExitCode::kEnvironment);
     ordered_json generation;
     AddSpecialIds(ids, generation);

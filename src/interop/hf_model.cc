@@ -32,7 +32,10 @@ HfModel HfModel::Open(const std::filesystem::path& path, const std::string& layo
   const std::string model_type = reader.String("model_type", "");
   model.layout_ = &LayoutOf(layout.empty() ? model_type : layout, where);
   const Layout::PositionsKey positions = model.layout_->positions_key();
-  model.max_positions_ = reader.Int(positions.name, positions.usual, /*min=*/0);
+  const int64_t usual = positions.other_name == nullptr
+                            ? positions.usual
+                            : reader.Int(positions.other_name, positions.usual, /*min=*/0);
+  model.max_positions_ = reader.Int(positions.name, usual, /*min=*/0);
   // The class has no position table.
   if (model.max_positions_ == 0) model.max_positions_ = positions.usual;
   model.config_ = model.layout_->ReadConfig(reader);
@@ -92,7 +95,9 @@ std::string HfModel::StoredName(const std::string& name) const {
 
 void HfModel::Match(ConfigReader& reader) {
   const auto stored_name = [&](const std::string& parameter) {
-    return StoredName(layout_->TensorName(parameter, &reader));
+    const std::string name = StoredName(layout_->TensorName(parameter, &reader));
+    const std::string other = layout_->OtherName(name);
+    return folder_.Find(name) == nullptr && folder_.Find(other) != nullptr ? other : name;
   };
   const std::string head = stored_name("lm_head.weight"),
                     embedding = stored_name("embeddings.weight");

@@ -98,6 +98,7 @@ bool IsWhole(const Placement& placement) {
 std::vector<int64_t> TensorShape(const Placement& placement, std::vector<int64_t> shape) {
   shape.front() = placement.num_rows > 0 ? placement.num_rows : shape.front() * placement.num_parts;
   shape.insert(shape.begin(), static_cast<size_t>(placement.leading_ones), 1);
+  shape.insert(shape.end(), static_cast<size_t>(placement.trailing_ones), 1);
   if (!placement.transposed) return shape;
   HL_CHECK(shape.size() == 2, "only matrices can be transposed, but the tensor has ", shape.size(),
            " dimensions");
@@ -232,6 +233,7 @@ void ConfigReader::Check() const {
 
 Placement Layout::PlacementOf(const std::string&, ConfigReader*) const { return {}; }
 std::string Layout::OptionalPrefix() const { return {}; }
+std::string Layout::OtherName(const std::string& tensor) const { return tensor; }
 bool Layout::IsBuffer(const std::string&, ConfigReader&) const { return false; }
 std::vector<float> Layout::BufferValues(const std::string&, ConfigReader&) const { return {}; }
 bool Layout::IsUnused(const std::string&) const { return false; }

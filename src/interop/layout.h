@@ -27,8 +27,8 @@ struct Placement {
   // The tensor stacks `num_parts` parameters along their outermost dimension (the innermost one of
   // a transposed tensor). This parameter is number `part`, from 0.
   int64_t part = 0, num_parts = 1;
-  // The tensor has this many dimensions of size 1 before those of the parameter.
-  int64_t leading_ones = 0;
+  // The tensor has this many dimensions of size 1 before and after those of the parameter.
+  int64_t leading_ones = 0, trailing_ones = 0;
   // The tensor has `num_rows` rows (0: as many as the parameter), and the parameter's rows start at
   // `first_row`. Import only, like pair_rows: no exported class needs it.
   int64_t first_row = 0, num_rows = 0;
@@ -107,6 +107,7 @@ class Layout {
   struct PositionsKey {
     const char* name = "max_position_embeddings";
     int64_t usual = 2048;
+    const char* other_name = nullptr;  // Read if the folder lacks `name`. Null: none.
   };
   virtual PositionsKey positions_key() const { return {}; }
 
@@ -125,6 +126,12 @@ class Layout {
   virtual Placement PlacementOf(const std::string& parameter, ConfigReader* reader) const;
   // A prefix that old folders omit from all names. Empty: none.
   virtual std::string OptionalPrefix() const;
+  // Returns another name under which folders may store the tensor. Import uses it if the folder has
+  // it and lacks `tensor`. The same name: none.
+  virtual std::string OtherName(const std::string& tensor) const;
+  // False if the class always has a head of its own. Export then writes the embedding table of a
+  // tied model as the head, too.
+  virtual bool ties_head() const { return true; }
   // True for tensors that folders may contain but that hold no weights.
   virtual bool IsBuffer(const std::string& tensor, ConfigReader& reader) const;
   // Returns the values that such a tensor must have to match the folder's config. Empty: its values

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""halflife import, score and export agree with the Llama, GPT-2, Mamba and Mamba-2 of transformers,
-and with reference_models.py.
+"""halflife import, score and export agree with the Llama, GPT-2, Mamba, Mamba-2 and Kimi Linear
+of transformers, and with reference_models.py.
 
     .venv-compare/bin/python tests/interop/hf_models_test.py build/cpu/src/cli/halflife
 """
@@ -182,6 +182,24 @@ MAMBA2_VARIANTS = {
     "biases": {"use_bias": True, "use_conv_bias": False, "n_groups": 8},
     "limits": {"time_step_limit": (0.02, 0.3)},
     "one_limit": {"time_step_limit": (0.05, float("inf"))},
+}
+KIMI_VARIANTS = {
+    "usual_layers": {},
+    "q_latent_and_biases": {"q_lora_rank": 10, "attention_bias": True, "rms_norm_eps": 1e-3,
+                            "layer_types": ["full_attention", "linear_attention"] * 2 +
+                                           ["full_attention"]},
+    "other_sizes": {"linear_num_heads": 3, "linear_head_dim": 5, "linear_conv_kernel_dim": 3,
+                    "qk_rope_head_dim": 3, "v_head_dim": 11, "tie_word_embeddings": True,
+                    "num_attention_heads": 3, "num_key_value_heads": None},
+    "lists_of_the_checkpoint": {"linear_attn_config": {
+        "head_dim": 6, "num_heads": 2, "short_conv_kernel_size": 2, "kda_layers": [1, 4, 5],
+        "full_attn_layers": [2, 3]}},
+    "layer_types_win": {"layer_types": ["linear_attention"] * 4 + ["full_attention"],
+                        "linear_attn_config": {"head_dim": 6, "num_heads": 2,
+                                               "kda_layers": [1, 4, 5],
+                                               "full_attn_layers": [2, 3]}},
+    "only_full_layers": {"layer_types": ["full_attention"] * 5},
+    "dense_by_the_old_key": {"mlp_layer_types": None, "first_k_dense_replace": 5},
 }
 GPT2_VARIANTS = {
     "tied": {},
@@ -528,6 +546,70 @@ class HfModels(unittest.TestCase):
                     if key in MAMBA2_VARIANTS["other_sizes_tied"] or key == "hidden_size":
                         self.assertEqual(getattr(written, key), value, key)
                 self.assertEqual(list(written.time_step_limit), list(model.config.time_step_limit))
+
+    def make_kimi_folder(self, **variant):
+        torch.manual_seed(10)
+        config = AutoConfig.for_model("kimi_linear", **{
+            "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 5,
+            "num_attention_heads": 2, "num_key_value_heads": variant.get("num_attention_heads", 2),
+            "kv_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6,
+            "linear_head_dim": 8, "linear_num_heads": 2, "mlp_layer_types": ["dense"] * 5,
+            "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "num_local_experts": 4,
+            "initializer_range": 0.2} | variant)
+        model = AutoModelForCausalLM.from_config(config).float().eval()
+        self.move_vectors(model)
+        folder = self.dir / "theirs"
+        model.save_pretrained(folder, safe_serialization=True)
+        return folder, model
+
+    def test_kimi_linear_of_transformers(self):
+        for name, variant in KIMI_VARIANTS.items():
+            with self.subTest(name):
+                self.tearDown()
+                self.setUp()
+                folder, model = self.make_kimi_folder(**variant)
+                exported = self.check_theirs(folder, self.log_probs_of(model), type(model),
+                                             ("--model-type", "kimi_linear"))
+                theirs = {name.replace(".block_sparse_moe.", ".mlp."): tensor
+                          for name, tensor in load_file(folder / "model.safetensors").items()}
+                ours = load_file(exported / "model.safetensors")
+                self.assertEqual(theirs.keys(), ours.keys())
+                for key, tensor in theirs.items():
+                    self.assertTrue(torch.equal(tensor, ours[key]), key)
+                written = AutoConfig.from_pretrained(exported)
+                self.assertEqual(written.layer_types, model.config.layer_types)
+                lists = json.loads((exported / "config.json").read_text())["linear_attn_config"]
+                self.assertEqual([layer - 1 for layer in lists["full_attn_layers"]],
+                                 [i for i, kind in enumerate(written.layer_types)
+                                  if kind == "full_attention"])
+
+    def test_kimi_linear_with_experts_is_refused(self):
+        folder, _ = self.make_kimi_folder(mlp_layer_types=["dense"] + ["sparse"] * 4)
+        said = halflife("import", "--from", folder, "--out", self.dir / "run", code=3)
+        self.assertIn("mlp_layer_types has sparse for 4 of 5 layers, which then have experts. Use a "
+                      "model whose layers are all dense.", said)
+        change_config(folder, lambda config: config.pop("mlp_layer_types"))
+        said = halflife("import", "--from", folder, "--out", self.dir / "run", code=3)
+        self.assertIn("first_k_dense_replace is 1, so layers 1 to 4 have experts.", said)
+
+    def test_a_tied_kimi_linear(self):
+        """The class ignores ties, so the head is written out."""
+        folder, _ = self.make_kimi_folder()
+        halflife("import", "--from", folder, "--out", self.dir / "run")
+        (self.dir / "text.txt").write_text("".join(texts.mixed_unicode(200, 13)))
+        halflife("prepare", "--input", self.dir / "text.txt", "--tokenizer", "bytes", "--out",
+                 self.dir / "data")
+        changes = {"data.path": self.dir / "data", "data.seq_len": 64, "model.head.tied": "true",
+                   "model.vocab_size": 259, "train.steps": 1, "train.global_batch": 2,
+                   "train.micro_batch": 2, "train.device": "cpu", "train.precision": "fp32"}
+        halflife("train", "--config", self.dir / "run/config.textproto", "--run", self.dir / "tied",
+                 *(word for key, value in changes.items() for word in ("--set", f"{key}={value}")))
+        halflife("export", "--run", self.dir / "tied", "--out", self.dir / "exported")
+        back = AutoModelForCausalLM.from_pretrained(self.dir / "exported").float().eval()
+        self.assertLess(widest(score(self.dir / "tied", sequences(), self.dir), self.log_probs_of(back)),
+                        TOLERANCE)
+        names = shapes_of(self.dir / "exported")
+        self.assertEqual(names["lm_head.weight"], names["model.embed_tokens.weight"])
 
     def test_mamba2_of_fla(self):
         """fla has other names and defaults of keys, and derives the number of heads."""

@@ -32,6 +32,22 @@ model::ModelConfig Gpt2Model() {
   return config;
 }
 
+// Returns a dense Kimi Linear with latent attention in layer 1.
+model::ModelConfig KimiModel() {
+  model::ModelConfig config =
+      Model("kda", {{"head_dim", 24}, {"conv_size", 3}, {"gate_bias", false}});
+  config.hybrid = {{.layers = {1},
+                    .mixer = model::MixerConfig("mla", {{"num_heads", 2},
+                                                        {"kv_lora_rank", 20},
+                                                        {"q_lora_rank", 12},
+                                                        {"qk_nope_head_dim", 10},
+                                                        {"qk_rope_head_dim", 7},
+                                                        {"v_head_dim", 9},
+                                                        {"rope_theta", 0},
+                                                        {"bias", true}})}};
+  return config;
+}
+
 // Returns the layers of `group` as a hybrid group that differs from the model in its window.
 std::vector<model::LayerGroup> Windowed(const model::ModelConfig& config, model::LayerGroup group,
                                         int64_t window = 9) {
@@ -71,6 +87,7 @@ TEST(ChooseLayoutTest, PrefersTheClassThatNeedsNoOtherPackage) {
   EXPECT_EQ(Chosen(Model("gated_delta_product")), "gated_deltaproduct");
   EXPECT_EQ(Chosen(Model("hgrn2")), "hgrn2");
   EXPECT_EQ(Chosen(Model("gsa")), "gsa");
+  EXPECT_EQ(Chosen(KimiModel()), "kimi_linear");
   EXPECT_EQ(Chosen(Gpt2Model()), "gpt2");
 }
 
@@ -87,6 +104,30 @@ TEST(ChooseLayoutTest, ListsWhatNoClassExpresses) {
                    {.layers = {2}, .mixer = Model("softmax", {{"qk_norm", true}}).mixer}};
   EXPECT_HL_ERROR(Chosen(config), ExitCode::kUsage, "bias of the channel mixer is on",
                   "hybrid layers have the mixer retention", "qk_norm is on in the hybrid layers");
+}
+
+TEST(ChooseLayoutTest, ListsWhatKimiLinearHasNot) {
+  model::ModelConfig config = Model("kda", {{"num_v_heads", 8},
+                                            {"expand_v", 2.0},
+                                            {"use_short_conv", false},
+                                            {"allow_neg_eigval", true},
+                                            {"lower_bound", -5.0}});
+  config.hybrid = KimiModel().hybrid;
+  config.hybrid[0].mixer->Set("rope_theta", 500);
+  config.hybrid.push_back({.layers = {0}, .mixer = model::MixerConfig("mla")});
+  config.hybrid.push_back({.layers = {2}, .mixer = Model("softmax").mixer});
+  EXPECT_HL_ERROR(Chosen(config, "kimi_linear"), ExitCode::kUsage,
+                  "kimi_linear: num_v_heads of kda is not num_heads",
+                  "expand_v of kda is 2. Only 1 is supported.", "use_short_conv of kda is off",
+                  "allow_neg_eigval of kda is on", "lower_bound of kda is -5. Only 0 is supported.",
+                  "gate_bias of kda is on, and the class has no such bias",
+                  "hybrid layers have different options of mla",
+                  "hybrid layers have the mixer softmax. Only mla is supported.",
+                  "rope_theta of mla is");
+  EXPECT_HL_ERROR(Chosen(Model("kda", {{"gate_bias", false}}), "kimi_linear"), ExitCode::kUsage,
+                  "no layer has mla, without which the class cannot generate");
+  EXPECT_HL_ERROR(Chosen(KimiModel(), "kda"), ExitCode::kUsage,
+                  "kda: hybrid layers have the mixer mla", "gate_bias is off");
 }
 
 TEST(ChooseLayoutTest, ListsWhatMamba2HasNot) {
@@ -206,6 +247,7 @@ TEST(LayoutTest, ConfigsRoundTrip) {
       Model("gated_delta_net", {{"head_dim", 24}, {"output_gate", "sigmoid"}}),
       Model("kda", {{"lower_bound", -5.0}, {"allow_neg_eigval", true}}),
       Model("kda", {{"use_short_conv", false}, {"head_dim", 8}, {"num_v_heads", 8}}),
+      KimiModel(),
       Model("gated_delta_product", {{"num_householder", 3}, {"use_output_gate", false}}),
       Model("gated_delta_product",
             {{"head_dim", 24}, {"use_forget_gate", false}, {"allow_neg_eigval", true}}),
@@ -369,6 +411,35 @@ TEST(LayoutTest, RefusesOtherRotations) {
   refused(R"("is_causal": false)",
           "is_causal is false, so tokens see later tokens. Use a causal model.");
   refused(R"("rope_scaling": 2)", "rope_scaling is not an object. Use one, such as");
+}
+
+TEST(LayoutTest, RefusesWhatKimiLinearHasNotByName) {
+  const auto refused = [](const std::string& members, const auto&... words) {
+    EXPECT_HL_ERROR(Read("kimi_linear", R"({"num_hidden_layers": 4, "first_k_dense_replace": 4, )" +
+                                            members + "}"),
+                    ExitCode::kData, words...);
+  };
+  refused(R"("first_k_dense_replace": 1)",
+          "first_k_dense_replace is 1, so layers 1 to 3 have experts. Use a model");
+  refused(R"("mlp_layer_types": ["dense", "dense", "sparse", "dense"])",
+          "mlp_layer_types has sparse for 1 of 4 layers");
+  refused(R"("layer_types": ["full_attention"])",
+          "layer_types is not a list with one name for each of the 4 layers.");
+  refused(R"("layer_types": ["full_attention", "sliding", "full_attention", "full_attention"])",
+          "layer_types has \"sliding\" for layer 1. Use linear_attention or full_attention.");
+  refused(
+      R"("linear_attn_config": {"kda_layers": [1, 2, 3], "full_attn_layers": [3]})",
+      "linear_attn_config.kda_layers and full_attn_layers do not name each of the 4 layers once.");
+  refused(R"("linear_attn_config": {"kda_layers": [0], "full_attn_layers": [1, 2, 3]})",
+          "linear_attn_config.kda_layers is not a list of layers. Use numbers from 1 to 4.");
+  refused(R"("num_key_value_heads": 8)",
+          "num_key_value_heads is 8, but the class makes a key for each "
+          "of the 32 heads. Set it to 32.");
+  refused(R"("mla_use_nope": false)", "mla_use_nope is false.");
+  refused(R"("attn_res_block_size": 4)",
+          "attn_res_block_size is set, which transformers 5.23 does not");
+  refused(R"("num_nextn_predict_layers": 1)", "num_nextn_predict_layers is not 0.");
+  refused(R"("hidden_act": "gelu")", "hidden_act is 'gelu'. Only silu is supported.");
 }
 
 // The defaults of transformers 5.23, which are not those of null.

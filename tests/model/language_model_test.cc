@@ -175,6 +175,21 @@ TEST(ParameterNames, Softmax) {
           Pair("k_norm.weight", ElementsAre(8)), Pair("o_proj.weight", ElementsAre(32, 32))));
 }
 
+// The parameter layout of DeepSeek-V2 and Kimi Linear.
+TEST(ParameterNames, Mla) {
+  const std::vector<Assignment> heads = {{"num_heads", 2},        {"kv_lora_rank", 12},
+                                         {"qk_nope_head_dim", 8}, {"qk_rope_head_dim", 4},
+                                         {"v_head_dim", 6},       {"q_lora_rank", 10}};
+  EXPECT_THAT(MixerShapes("mla", heads),
+              UnorderedElementsAre(Pair("q_a_proj.weight", ElementsAre(10, 32)),
+                                   Pair("q_a_layernorm.weight", ElementsAre(10)),
+                                   Pair("q_b_proj.weight", ElementsAre(24, 10)),
+                                   Pair("kv_a_proj_with_mqa.weight", ElementsAre(16, 32)),
+                                   Pair("kv_a_layernorm.weight", ElementsAre(12)),
+                                   Pair("kv_b_proj.weight", ElementsAre(28, 12)),
+                                   Pair("o_proj.weight", ElementsAre(32, 12))));
+}
+
 // The parameter layout of Mamba2Mixer in transformers and fla.
 TEST(ParameterNames, Mamba2) {
   EXPECT_THAT(

@@ -201,7 +201,10 @@ class Kda : public Layout {
   std::string mixer() const override { return "kda"; }
 
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
-    return FlaObstacles(config);
+    std::vector<std::string> lines = FlaObstacles(config);
+    if (config.mixer.name() == mixer() && !config.mixer.Get<bool>("gate_bias"))
+      lines.emplace_back("gate_bias is off");
+    return lines;
   }
 
   void WriteConfig(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {

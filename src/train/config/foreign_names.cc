@@ -108,6 +108,7 @@ constexpr ForeignName kForeignNames[] = {
     {"gated_deltanet, gdn", "model.mixer", "{ gated_delta_net {} }", ""},
     {"gated_deltaproduct, deltaproduct", "model.mixer", "{ gated_delta_product {} }", ""},
     {"kimi_delta_attention", "model.mixer", "{ kda {} }", ""},
+    {"multi_head_latent_attention", "model.mixer", "{ mla {} }", ""},
     {"gated_slot_attention", "model.mixer", "{ gsa {} }", ""},
     {"lightning_attention", "model.mixer", "{ lightning {} }", ""},
     {"ffn, feed_forward, state_mixer, mlp_type", "model.channel_mixer", "{ swiglu {} }", ""},
@@ -178,7 +179,7 @@ constexpr ForeignName kForeignNames[] = {
     {"ttt, titans, log_linear_attention", "", "", "Use the mixer gla or mamba."},
     {"s4, s4d, s5, h3, lru, rg_lru, griffin", "", "", "Use the mixer mamba or hyena."},
     {"performer, linformer, cosformer", "", "", "Use the mixer linear_attention."},
-    {"mla, multi_head_latent_attention, nsa, moba, sparse_attention", "", "",
+    {"nsa, moba, sparse_attention", "", "",
      "Use the mixer softmax with num_kv_heads, window, block or sinks."},
 
     // Optimizers that do not exist.

@@ -152,7 +152,7 @@ TEST_F(StepWaits, AGraphOfOtherPartsUploadsNothing) {
 // CPU has a fused kernel (softmax_attention/, delta_rule/), this is the CPU's count. A mixer
 // without a row has the goal, 30. The mixers of the delta rule are above it, because they convolve
 // q, k and v, and kda has two more products. The gates of hgrn2 and gsa and the softmax over slots
-// are composed of LibTorch operations.
+// are composed of LibTorch operations. mla splits and joins latents and heads.
 TEST_F(StepWaits, LaunchesOfALayerAndMicroBatch) {
   const ops::JoinedProductsEverywhere as_on_a_gpu;
   const std::map<std::string, int64_t> bounds = {{"based", 20},
@@ -172,7 +172,8 @@ TEST_F(StepWaits, LaunchesOfALayerAndMicroBatch) {
                                                  {"kda", 41},
                                                  {"gated_delta_product", 42},
                                                  {"gsa", 49},
-                                                 {"hgrn2", 57}};
+                                                 {"hgrn2", 57},
+                                                 {"mla", 38}};
   const auto launches = [&](const std::string& mixer, int64_t num_layers) {
     int64_t sum = 0;
     const Phases phases = CountsOf(With(kMqar, {"model.mixer=" + mixer, "train.global_batch=2",

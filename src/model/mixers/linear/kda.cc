@@ -15,10 +15,12 @@ namespace {
 
 struct KdaOptions : OptionsOf<KdaOptions, GatedDeltaOptions> {
   double lower_bound = 0;  // of the log decay per token; 0: none
+  bool gate_bias = true;   // of the output gate; Kimi Linear has none
 
   std::vector<Option> Fields() override {
     std::vector<Option> fields = GatedDeltaOptions::Fields();
     fields.push_back({"lower_bound", &lower_bound});
+    fields.push_back({"gate_bias", &gate_bias});
     return fields;
   }
   void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
@@ -32,6 +34,7 @@ LinearForm MakeKdaForm(const KdaOptions& options) {
   LinearForm form = MakeGatedDeltaForm(options);
   form.output_gate = OutputGate::kSigmoid;
   form.gate_rank = options.head_dim_v;
+  form.gate_bias = options.gate_bias;
   // With a bound, fla starts from A = 1.
   form.make_recurrence = MakeDeltaRecurrence(
       {.beta_scale = options.allow_neg_eigval ? 2.0 : 1.0,
@@ -52,14 +55,15 @@ class Kda : public LinearMixer {
 }  // namespace
 
 MixerVariant KdaVariant() {
-  return MixerVariantOf<KdaOptions, Kda>("kda", {{{"num_heads", 2}},
-                                                 {{"num_heads", 1},
-                                                  {"num_v_heads", 2},
-                                                  {"head_dim", 8},
-                                                  {"expand_v", 2.0},
-                                                  {"allow_neg_eigval", true},
-                                                  {"lower_bound", -5.0}},
-                                                 {{"num_heads", 2}, {"use_short_conv", false}}});
+  return MixerVariantOf<KdaOptions, Kda>(
+      "kda", {{{"num_heads", 2}},
+              {{"num_heads", 1},
+               {"num_v_heads", 2},
+               {"head_dim", 8},
+               {"expand_v", 2.0},
+               {"allow_neg_eigval", true},
+               {"lower_bound", -5.0}},
+              {{"num_heads", 2}, {"use_short_conv", false}, {"gate_bias", false}}});
 }
 
 }  // namespace halflife::model

@@ -138,7 +138,7 @@ void LinearMixer::DeclareOuterGate(const PartContext& context) {
   if (form_.output_gate == OutputGate::kNone || form_.gate_rank == 0) return;
   const int64_t dim = heads_.output_dim();
   outer_gate_ = DeclareMatrix(context, "g_proj.1.weight", {.out = dim, .in = form_.gate_rank});
-  gate_bias_ = DeclareBias(context, "g_proj.1.bias", dim);
+  if (form_.gate_bias) gate_bias_ = DeclareBias(context, "g_proj.1.bias", dim);
 }
 
 void LinearMixer::DeclareConvolutions(const PartContext& context) {

@@ -93,8 +93,9 @@ struct LinearForm {
   // determines the bits of a run.
   bool recurrence_next_to_projections = false;
   OutputGate output_gate = OutputGate::kSilu;
-  // The gate is the product of two matrices, of this inner width, plus a bias; 0: one matrix.
+  // The gate is the product of two matrices, of this inner width; 0: one matrix.
   int64_t gate_rank = 0;
+  bool gate_bias = true;           // whether the product of two matrices has a bias
   const char* norm_name = "";      // parameter name of the norm of the output; empty: no norm
   bool norm_affine = true;         // whether this norm has a weight
   bool norm_across_heads = false;  // whether it is over all channels instead of those of each head

@@ -190,13 +190,18 @@ Attention::Output Attention::Forward(const MixerCall& call, Heads own) const {
   Encode(own, slice.position_ids(), *slice.rotary);
   Heads heads = WithPast(call, own);
   if (scales_queries()) ScaleQueries(slice, heads);
-  const bool one_document =
-      call.num_past == 0 && slice.segment == nullptr && !slice.has_boundaries();
-  Output result = {.y = Attend(heads, slice.positions, one_document, &call), .state = {}};
+  Output result = {.y = Attend(call, heads), .state = {}};
   if (!call.want_state || !options_.causal) return result;
   result.state = {heads.k, heads.v};
   if (positions_->has_far_keys()) result.state.push_back(heads.far_k);
   return result;
+}
+
+at::Tensor Attention::Attend(const MixerCall& call, const Heads& heads) const {
+  const SequenceSlice& slice = call.slice;
+  const bool one_document =
+      call.num_past == 0 && slice.segment == nullptr && !slice.has_boundaries();
+  return Attend(heads, slice.positions, one_document, &call);
 }
 
 at::Tensor Attention::Step(Heads heads, const SequenceSlice& token, MixerState& state) const {
