@@ -94,6 +94,11 @@ TEST(MixerOptions, SizesThatDoNotFit) {
               HasSubstr("num_v_heads 3 is not a multiple of num_heads 2. Use 2 or 4."));
   EXPECT_THAT(problems("gated_delta_net", {{"expand_v", 0.3}}),
               HasSubstr("head_dim 8 times expand_v 0.3 is not a whole number"));
+  // 7 times the quotient is 61 only up to rounding.
+  EXPECT_EQ(problems("gated_delta_net", {{"head_dim", 7}, {"expand_v", 61.0 / 7}}), "");
+  EXPECT_THAT(
+      problems("gated_delta_net", {{"norm_eps", -1.0}}),
+      HasSubstr("option norm_eps is -1. Use a number above 0, or 0 for eps of the model's"));
   EXPECT_THAT(problems("gated_delta_net", {{"num_heads", 3}}),
               HasSubstr("num_heads 3 must divide model_dim 32. Set head_dim to use other sizes."));
   for (const double bound : {1.0, -std::numeric_limits<double>::infinity()})

@@ -13,11 +13,18 @@ namespace {
 
 struct GatedDeltaNetOptions : OptionsOf<GatedDeltaNetOptions, GatedDeltaOptions> {
   std::string output_gate = "silu";
+  double norm_eps = 0;  // of the norm of each head's output; 0: eps of the model's norm
 
   std::vector<Option> Fields() override {
     std::vector<Option> fields = GatedDeltaOptions::Fields();
     fields.push_back({"output_gate", &output_gate, {.choices = {"silu", "sigmoid", "none"}}});
+    fields.push_back({"norm_eps", &norm_eps});
     return fields;
+  }
+  void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
+    GatedDeltaOptions::Resolve(sizes, problems);
+    problems.Require(norm_eps >= 0, "option norm_eps is ", norm_eps,
+                     ". Use a number above 0, or 0 for eps of the model's norm.");
   }
 };
 
@@ -26,6 +33,7 @@ LinearForm MakeGatedDeltaNetForm(const GatedDeltaNetOptions& options) {
   form.output_gate = options.output_gate == "silu"      ? OutputGate::kSilu
                      : options.output_gate == "sigmoid" ? OutputGate::kSigmoid
                                                         : OutputGate::kNone;
+  form.norm_eps = options.norm_eps;
   form.make_recurrence = MakeDeltaRecurrence(
       {.beta_scale = options.allow_neg_eigval ? 2.0 : 1.0,
        .decay = SoftplusDecayForm{.num_heads = options.num_v_heads, .initial_min = 0.01}});

@@ -27,7 +27,9 @@ void GatedDeltaOptions::Resolve(const ModelSizes& sizes, ProblemList& problems) 
     head_dim = std::max<int64_t>(sizes.model_dim / num_heads, 1);
   }
   const double width = static_cast<double>(head_dim) * expand_v;
-  const bool fits = width >= 1 && width <= kMaxWidth && width == std::round(width);
+  // expand_v may be a rounded ratio of two widths.
+  const bool whole = std::abs(width - std::round(width)) < 1e-9 * width;
+  const bool fits = std::round(width) >= 1 && width <= kMaxWidth && whole;
   problems.Require(fits, "head_dim ", head_dim, " times expand_v ", expand_v,
                    " is not a whole number from 1 to ", kMaxWidth, ". Change expand_v.");
   if (fits) head_dim_v = std::llround(width);
