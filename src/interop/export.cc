@@ -192,14 +192,19 @@ std::vector<WeightToWrite> Weights(const Layout& layout, const model::LanguageMo
     Placement placement;         // Placement of the last part added.
     std::vector<int64_t> shape;  // Shape of one part.
     std::vector<RangeReader> parts;
+    std::vector<RowsOfTensor> rows;  // Of a tensor whose parameters are some of its rows.
   };
   std::map<std::string, Tensor> tensors;
   const auto add = [&](const std::string& name, const std::vector<int64_t>& shape,
                        RangeReader read) {
-    const Placement placement = layout.PlacementOf(name, nullptr);
-    Tensor& tensor = tensors[layout.TensorName(name, nullptr)];
+    const auto [name_of_class, placement] = layout.PlaceOf(model.config(), name, nullptr);
+    Tensor& tensor = tensors[name_of_class];
     tensor.placement = placement;
     tensor.shape = shape;
+    if (placement.num_rows > 0) {
+      tensor.rows.push_back({placement, shape, std::move(read)});
+      return;
+    }
     tensor.parts.resize(static_cast<size_t>(placement.num_parts));
     tensor.parts[static_cast<size_t>(placement.part)] = std::move(read);
   };
@@ -220,10 +225,11 @@ std::vector<WeightToWrite> Weights(const Layout& layout, const model::LanguageMo
   }
   std::vector<WeightToWrite> weights;
   for (auto& [name, tensor] : tensors)
-    weights.push_back(
-        {.name = name,
-         .shape = TensorShape(tensor.placement, tensor.shape),
-         .read = TensorReader(tensor.placement, tensor.shape, std::move(tensor.parts))});
+    weights.push_back({.name = name,
+                       .shape = TensorShape(tensor.placement, tensor.shape),
+                       .read = tensor.rows.empty() ? TensorReader(tensor.placement, tensor.shape,
+                                                                  std::move(tensor.parts))
+                                                   : TensorOfRows(name, std::move(tensor.rows))});
   return weights;
 }
 
@@ -255,6 +261,8 @@ ExportReport ExportModel(const ckpt::StepReader& step, const data::Tokenizer* to
               " ids, but the model has only ", config.vocab_size,
               ". Pass the run's own tokenizer with --tokenizer.");
   const Layout& layout = ChooseLayout(config, options.model_type);
+  ExportOptions own = options;
+  own.untie = options.untie || !layout.can_tie();
   ExportReport report = {.model_type = layout.model_type(),
                          .class_name = layout.class_name(),
                          .has_tokenizer = tokenizer != nullptr};
@@ -272,10 +280,9 @@ ExportReport ExportModel(const ckpt::StepReader& step, const data::Tokenizer* to
       ids = tokenizer->special_ids();
     }
     const model::LanguageModel model(config);
-    const bool untie = options.untie || !layout.ties_head();
-    WriteHfWeights(temporary, Weights(layout, model, step, untie), options.dtype,
+    WriteHfWeights(temporary, Weights(layout, model, step, own.untie), options.dtype,
                    options.max_shard_bytes);
-    const ordered_json json = ConfigJson(layout, model, step.state(), ids, options.dtype, untie);
+    const ordered_json json = ConfigJson(layout, model, step.state(), ids, own);
     AtomicWriteFile(temporary / "config.json", json.dump(2) + "\n", ExitCode::kEnvironment);
     ordered_json generation;
     AddSpecialIds(ids, generation);

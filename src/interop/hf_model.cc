@@ -23,14 +23,45 @@ constexpr int64_t kComparedElements = 1 << 20;
 // may be stored in bf16.
 constexpr float kBufferTolerance = 1.0f / 256;
 
+// Describes how the pieces of a tensor, null if they are missing, differ from its shape. Empty if
+// they do not.
+std::string ShapeProblem(const std::vector<std::string>& names,
+                         const std::vector<const HfTensor*>& pieces,
+                         const std::vector<int64_t>& shape) {
+  std::string missing, found;
+  int64_t num_rows = 0;
+  bool fit = true;  // in all dimensions but the first
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    if (pieces[i] == nullptr) {
+      missing += Concat("\n  missing: ", names[i]);
+      if (pieces.size() == 1) missing += " " + ckpt::ShapeText(shape);
+      continue;
+    }
+    const std::vector<int64_t>& piece = pieces[i]->shape;
+    found += (found.empty() ? "" : " + ") + ckpt::ShapeText(piece);
+    fit = fit && piece.size() == shape.size() && !piece.empty() &&
+          std::equal(piece.begin() + 1, piece.end(), shape.begin() + 1);
+    if (!piece.empty()) num_rows += piece[0];
+  }
+  if (!missing.empty() || (fit && num_rows == shape[0])) return missing;
+  return Concat("\n  ", Join(names, " + "), ": file ", found, ", model ", ckpt::ShapeText(shape));
+}
+
 }  // namespace
 
 HfModel HfModel::Open(const std::filesystem::path& path, const std::string& layout) {
   HfModel model(HfFolder::Open(path));
-  const std::string where = (path / "config.json").string();
-  ConfigReader reader(model.folder_.config(), where);
-  const std::string model_type = reader.String("model_type", "");
-  model.layout_ = &LayoutOf(layout.empty() ? model_type : layout, where);
+  const std::string file = (path / "config.json").string();
+  const std::string model_type =
+      ConfigReader(model.folder_.config(), file).String("model_type", "");
+  model.layout_ = &LayoutOf(layout.empty() ? model_type : layout, file);
+  const std::string member = model.layout_->config_member();
+  HL_CHECK_AS(ExitCode::kData, member.empty() || model.folder_.config().contains(member), file,
+              " has no ", member, ", the object with the sizes of a ", model_type,
+              " model. Add it, or set model_type to that of the text model.");
+  const std::string where = member.empty() ? file : file + ", " + member;
+  ConfigReader reader(member.empty() ? model.folder_.config() : model.folder_.config().at(member),
+                      where);
   const Layout::PositionsKey positions = model.layout_->positions_key();
   const int64_t usual = positions.other_name == nullptr
                             ? positions.usual
@@ -86,6 +117,9 @@ std::string HfModel::BufferProblem(const HfTensor& tensor, const std::string& na
 }
 
 std::string HfModel::StoredName(const std::string& name) const {
+  if (folder_.Find(name) != nullptr) return name;
+  for (const std::string& other : layout_->OtherNames(name))
+    if (folder_.Find(other) != nullptr) return other;
   const std::string prefix = layout_->OptionalPrefix();
   if (!name.starts_with(prefix)) return name;
   const auto first = folder_.tensors().lower_bound(prefix);
@@ -93,11 +127,29 @@ std::string HfModel::StoredName(const std::string& name) const {
   return written ? name : name.substr(prefix.size());
 }
 
+std::vector<std::string> HfModel::StoredPieces(const std::string& name) const {
+  std::vector<std::string> names;
+  const std::string whole = StoredName(name);
+  if (folder_.Find(whole) == nullptr)
+    for (const std::string& piece : layout_->PiecesOf(name)) names.push_back(StoredName(piece));
+  if (names.empty()) names.push_back(whole);
+  return names;
+}
+
+void HfModel::ReadPieces(const std::vector<const HfTensor*>& pieces, int64_t begin, int64_t end,
+                         float* out) const {
+  for (const HfTensor* piece : pieces) {
+    const int64_t count = std::clamp<int64_t>(end, 0, piece->count());
+    if (begin < count) folder_.Read(*piece, begin, count, out), out += count - begin;
+    begin = std::max<int64_t>(0, begin - piece->count());
+    end -= piece->count();
+    if (end <= 0) return;
+  }
+}
+
 void HfModel::Match(ConfigReader& reader) {
   const auto stored_name = [&](const std::string& parameter) {
-    const std::string name = StoredName(layout_->TensorName(parameter, &reader));
-    const std::string other = layout_->OtherName(name);
-    return folder_.Find(name) == nullptr && folder_.Find(other) != nullptr ? other : name;
+    return StoredName(layout_->PlaceOf(config_, parameter, &reader).name);
   };
   const std::string head = stored_name("lm_head.weight"),
                     embedding = stored_name("embeddings.weight");
@@ -125,20 +177,14 @@ void HfModel::Match(ConfigReader& reader) {
   const model::LanguageModel declared(config_);
   if (declared.max_positions() > 0) max_positions_ = declared.max_positions();
   for (const dist::ParamSpec& spec : declared.parameters().specs()) {
-    const std::string name = stored_name(spec.name);
-    const HfTensor* tensor = folder_.Find(name);
-    const Placement placement = layout_->PlacementOf(spec.name, &reader);
+    const auto [name_of_class, placement] = layout_->PlaceOf(config_, spec.name, &reader);
+    const std::vector<std::string> names = StoredPieces(name_of_class);
+    Stored& stored = stored_[spec.name] = {{}, placement, spec.shape};
     weights_.push_back({spec.name, spec.shape});
-    stored_[spec.name] = {tensor, placement, spec.shape};
-    if (!asked.insert(name).second) continue;  // The tensor contains several parameters.
-    spare.erase(name);
-    const std::vector<int64_t> shape = TensorShape(placement, spec.shape);
-    if (tensor == nullptr) {
-      problems += Concat("\n  missing: ", name, " ", ckpt::ShapeText(shape));
-    } else if (tensor->shape != shape) {
-      problems += Concat("\n  ", name, ": file ", ckpt::ShapeText(tensor->shape), ", model ",
-                         ckpt::ShapeText(shape));
-    }
+    for (const std::string& name : names) stored.pieces.push_back(folder_.Find(name));
+    if (!asked.insert(names.front()).second) continue;  // The tensor contains several parameters.
+    for (const std::string& name : names) spare.erase(name);
+    problems += ShapeProblem(names, stored.pieces, TensorShape(placement, spec.shape));
   }
   for (const std::string& name : spare) {
     if (layout_->IsUnused(name)) {
@@ -156,7 +202,7 @@ void HfModel::ReadRange(const std::string& name, int64_t begin, int64_t end, flo
   HL_CHECK(found != stored_.end(), "no weight ", name, " in ", where());
   const Stored& stored = found->second;
   ParameterReader(stored.placement, stored.shape, [&](int64_t from, int64_t to, float* values) {
-    folder_.Read(*stored.tensor, from, to, values);
+    ReadPieces(stored.pieces, from, to, values);
   })(begin, end, out);
 }
 

@@ -36,7 +36,7 @@ class HfModel : public ckpt::WeightSource {
 
  private:
   struct Stored {
-    const HfTensor* tensor = nullptr;
+    std::vector<const HfTensor*> pieces;  // The tensor, or the tensors that have its rows in turn.
     Placement placement;
     std::vector<int64_t> shape;  // Shape of the parameter.
   };
@@ -44,6 +44,11 @@ class HfModel : public ckpt::WeightSource {
   void Match(ConfigReader& reader);
   // Returns the name that a tensor has in this folder.
   std::string StoredName(const std::string& name) const;
+  // Returns the names of the tensors of this folder that together are a tensor of the class.
+  std::vector<std::string> StoredPieces(const std::string& name) const;
+  // Reads elements of a tensor that is stored in pieces.
+  void ReadPieces(const std::vector<const HfTensor*>& pieces, int64_t begin, int64_t end,
+                  float* out) const;
   // Both are tensors of the folder.
   bool AreEqual(const std::string& one, const std::string& other) const;
   // Describes how a buffer differs from the values that the config implies. Empty if it does not

@@ -93,10 +93,39 @@ bool IsWhole(const Placement& placement) {
   return placement.num_rows == 0 && placement.pair_rows == 0;
 }
 
+// Elements of a parameter that are runs of `count` elements in a tensor: one run per group of
+// `stride` elements, starting at `first`.
+struct Runs {
+  int64_t count = 0, first = 0, stride = 0;
+};
+
+Runs RunsOf(const Placement& placement, const std::vector<int64_t>& shape) {
+  const int64_t num_elements = ckpt::CountElements(shape),
+                width = num_elements / std::max<int64_t>(1, shape[0]);
+  HL_CHECK(shape[0] % placement.num_groups == 0, shape[0], " rows cannot be divided into ",
+           placement.num_groups, " groups");
+  return {.count = num_elements / placement.num_groups,
+          .first = placement.first_row * width,
+          .stride = placement.num_rows * width};
+}
+
+RangeReader ReadRuns(RangeReader tensor, const Runs& runs) {
+  return [tensor = std::move(tensor), runs](int64_t begin, int64_t end, float* out) {
+    while (begin < end) {
+      const int64_t group = begin / runs.count, within = begin % runs.count;
+      const int64_t count = std::min(end - begin, runs.count - within);
+      const int64_t from = group * runs.stride + runs.first + within;
+      tensor(from, from + count, out);
+      begin += count, out += count;
+    }
+  };
+}
+
 }  // namespace
 
 std::vector<int64_t> TensorShape(const Placement& placement, std::vector<int64_t> shape) {
-  shape.front() = placement.num_rows > 0 ? placement.num_rows : shape.front() * placement.num_parts;
+  shape.front() = placement.num_rows > 0 ? placement.num_rows * placement.num_groups
+                                         : shape.front() * placement.num_parts;
   shape.insert(shape.begin(), static_cast<size_t>(placement.leading_ones), 1);
   shape.insert(shape.end(), static_cast<size_t>(placement.trailing_ones), 1);
   if (!placement.transposed) return shape;
@@ -112,7 +141,9 @@ RangeReader ParameterReader(const Placement& placement, const std::vector<int64_
     tensor = Transposed(std::move(tensor), theirs[0], theirs[1]);
   }
   const int64_t count = ckpt::CountElements(shape), width = count / std::max<int64_t>(1, shape[0]);
-  if (const int64_t first = placement.part * count + placement.first_row * width; first > 0) {
+  if (placement.num_rows > 0) {
+    tensor = ReadRuns(std::move(tensor), RunsOf(placement, shape));
+  } else if (const int64_t first = placement.part * count; first > 0) {
     tensor = [tensor = std::move(tensor), first](int64_t begin, int64_t end, float* out) {
       tensor(first + begin, first + end, out);
     };
@@ -133,6 +164,35 @@ RangeReader TensorReader(const Placement& placement, const std::vector<int64_t>&
   if (!placement.transposed) return stacked;
   const std::vector<int64_t> theirs = TensorShape(placement, shape);
   return Transposed(std::move(stacked), theirs[1], theirs[0]);
+}
+
+RangeReader TensorOfRows(const std::string& name, std::vector<RowsOfTensor> parameters) {
+  std::ranges::sort(parameters, {},
+                    [](const RowsOfTensor& parameter) { return parameter.placement.first_row; });
+  int64_t covered = 0;
+  std::vector<Runs> runs;
+  for (const auto& [placement, shape, read] : parameters) {
+    runs.push_back(RunsOf(placement, shape));
+    HL_CHECK(runs.back().first == covered && placement.pair_rows == 0 &&
+                 runs.back().stride == runs.front().stride,
+             "the parameters of ", name, " do not cover each of its rows once");
+    covered += runs.back().count;
+  }
+  HL_CHECK(covered == runs.front().stride, "the parameters of ", name,
+           " do not cover each of its rows once");
+  return [parameters = std::move(parameters), runs](int64_t begin, int64_t end, float* out) {
+    const int64_t stride = runs.front().stride;
+    while (begin < end) {
+      const int64_t group = begin / stride, within = begin % stride;
+      const auto after = std::ranges::upper_bound(runs, within, {}, &Runs::first);
+      const auto i = static_cast<size_t>(after - runs.begin() - 1);
+      const int64_t in_run = within - runs[i].first;
+      const int64_t count = std::min(end - begin, runs[i].count - in_run);
+      const int64_t from = group * runs[i].count + in_run;
+      parameters[i].read(from, from + count, out);
+      begin += count, out += count;
+    }
+  };
 }
 
 namespace {
@@ -231,9 +291,17 @@ void ConfigReader::Check() const {
     HL_WARN("interop", where_, ": ignoring unknown keys: ", Join(unknown, ", "));
 }
 
+std::string Layout::TensorName(const std::string& parameter, ConfigReader*) const {
+  return parameter;
+}
 Placement Layout::PlacementOf(const std::string&, ConfigReader*) const { return {}; }
+Layout::TensorPlace Layout::PlaceOf(const model::ModelConfig&, const std::string& parameter,
+                                    ConfigReader* reader) const {
+  return {.name = TensorName(parameter, reader), .placement = PlacementOf(parameter, reader)};
+}
+std::vector<std::string> Layout::OtherNames(const std::string&) const { return {}; }
+std::vector<std::string> Layout::PiecesOf(const std::string&) const { return {}; }
 std::string Layout::OptionalPrefix() const { return {}; }
-std::string Layout::OtherName(const std::string& tensor) const { return tensor; }
 bool Layout::IsBuffer(const std::string&, ConfigReader&) const { return false; }
 std::vector<float> Layout::BufferValues(const std::string&, ConfigReader&) const { return {}; }
 bool Layout::IsUnused(const std::string&) const { return false; }

@@ -29,11 +29,13 @@ struct Placement {
   int64_t part = 0, num_parts = 1;
   // The tensor has this many dimensions of size 1 before and after those of the parameter.
   int64_t leading_ones = 0, trailing_ones = 0;
-  // The tensor has `num_rows` rows (0: as many as the parameter), and the parameter's rows start at
-  // `first_row`. Import only, like pair_rows: no exported class needs it.
-  int64_t first_row = 0, num_rows = 0;
+  // The tensor consists of `num_groups` groups of `num_rows` rows (0: as many rows as the
+  // parameter). The parameter's rows are divided evenly among the groups, and are in each of them
+  // the rows from `first_row` on.
+  int64_t first_row = 0, num_rows = 0, num_groups = 1;
   // The number of rows of a head if the other program rotates neighbouring rows, 2i and 2i + 1,
   // which are rows i and i + pair_rows/2 of the parameter's head. 0: rows have the same order.
+  // Import only: no exported class needs it.
   int64_t pair_rows = 0;
 };
 
@@ -49,6 +51,15 @@ RangeReader ParameterReader(const Placement& placement, const std::vector<int64_
 // parts are read again for every requested range, so wide ranges are cheaper.
 RangeReader TensorReader(const Placement& placement, const std::vector<int64_t>& shape,
                          std::vector<RangeReader> parts);
+// A parameter that is some rows of a tensor.
+struct RowsOfTensor {
+  Placement placement;
+  std::vector<int64_t> shape;  // of the parameter
+  RangeReader read;
+};
+// Reads the other program's tensor from the parameters that are its rows. Together they must cover
+// the rows of a group once. `name` is the tensor's, for messages.
+RangeReader TensorOfRows(const std::string& name, std::vector<RowsOfTensor> parameters);
 
 // Reads a config.json that another program wrote: typed values, with that program's defaults for
 // absent or null keys. Collects all problems, and reports keys that were never read.
@@ -120,18 +131,31 @@ class Layout {
   // Reads all keys of the class, including the common ones. Problems are collected in the reader.
   virtual model::ModelConfig ReadConfig(ConfigReader& reader) const = 0;
   // Returns the class's name of a halflife parameter. `reader` is null for export; for import, it
-  // holds the folder's config, whose options may change names.
-  virtual std::string TensorName(const std::string& parameter, ConfigReader* reader) const = 0;
+  // holds the folder's config, whose options may change names. By default, the same name.
+  virtual std::string TensorName(const std::string& parameter, ConfigReader* reader) const;
   // Returns where the parameter is in that tensor. `reader` is as for TensorName.
   virtual Placement PlacementOf(const std::string& parameter, ConfigReader* reader) const;
+  struct TensorPlace {
+    std::string name;
+    Placement placement;
+  };
+  // Returns both for a parameter of the model `config`. Override it instead of the two functions
+  // if names or places depend on the model's layers or sizes.
+  virtual TensorPlace PlaceOf(const model::ModelConfig& config, const std::string& parameter,
+                              ConfigReader* reader) const;
+  // False if the class has no tied embeddings: the head of a tied model is then written as a
+  // separate tensor.
+  virtual bool can_tie() const { return true; }
+  // Returns names under which other programs store the tensor, in order of preference.
+  virtual std::vector<std::string> OtherNames(const std::string& tensor) const;
+  // Returns the tensors whose rows, one tensor after the other, are those of `tensor`. Import only.
+  // Empty: it is stored as one.
+  virtual std::vector<std::string> PiecesOf(const std::string& tensor) const;
+  // The member of config.json that describes the model, such as "text_config" in folders of models
+  // that also see images. Empty: config.json itself.
+  virtual std::string config_member() const { return {}; }
   // A prefix that old folders omit from all names. Empty: none.
   virtual std::string OptionalPrefix() const;
-  // Returns another name under which folders may store the tensor. Import uses it if the folder has
-  // it and lacks `tensor`. The same name: none.
-  virtual std::string OtherName(const std::string& tensor) const;
-  // False if the class always has a head of its own. Export then writes the embedding table of a
-  // tied model as the head, too.
-  virtual bool ties_head() const { return true; }
   // True for tensors that folders may contain but that hold no weights.
   virtual bool IsBuffer(const std::string& tensor, ConfigReader& reader) const;
   // Returns the values that such a tensor must have to match the folder's config. Empty: its values

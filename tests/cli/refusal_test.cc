@@ -69,7 +69,8 @@ TEST(Refusal, AChoiceThatIsNone) {
                   ExitCode::kUsage,
                   "--model-type: 'gpt3' is none of auto, llama, mistral, qwen3, qwen2, "
                   "transformer, gpt2, retnet, gla, linear_attn, delta_net, gated_deltanet, "
-                  "gated_deltaproduct, kda, kimi_linear, hgrn2, gsa, mamba, mamba2. Use one of "
+                  "gated_deltaproduct, qwen3_5_text, qwen3_next, olmo_hybrid, kda, kimi_linear, "
+                  "hgrn2, gsa, mamba, mamba2. Use one of "
                   "them; did you mean 'gpt2'?");
   Parse({"export", "--run", "r", "--out", "o", "--model-type", "gpt2"});
   EXPECT_HL_ERROR(Parse({"import", "--from", "f", "--out", "o", "--layout", "d3d"}),

@@ -64,6 +64,26 @@ constexpr const char* kConfigs[] = {
     R"({"model_type": "gated_deltanet", "vocab_size": 5, "hidden_size": 8, "intermediate_size": 6,
         "num_hidden_layers": 2, "num_heads": 1, "num_v_heads": 2, "head_dim": 4, "expand_v": 1,
         "output_gate_activation": "sigmoid", "allow_neg_eigval": true})",
+    R"({"model_type": "qwen3_5_text", "vocab_size": 5, "hidden_size": 8, "intermediate_size": 6,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4,
+        "linear_num_key_heads": 1, "linear_num_value_heads": 2, "linear_key_head_dim": 3,
+        "linear_value_head_dim": 2, "linear_conv_kernel_dim": 3, "attention_bias": true,
+        "layer_types": ["linear_attention", "full_attention"], "tie_word_embeddings": true,
+        "rms_norm_eps": 1e-5, "initializer_range": 0.1, "attention_dropout": 0.0,
+        "full_attention_interval": 2, "use_cache": true, "pad_token_id": 1, "eos_token_id": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0,
+                            "partial_rotary_factor": 0.5}})",
+    R"({"model_type": "qwen3_next", "vocab_size": 5, "hidden_size": 8, "intermediate_size": 6,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4,
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 3,
+        "linear_value_head_dim": 2, "full_attention_interval": 2, "num_experts": 2,
+        "mlp_only_layers": [0], "decoder_sparse_step": 4, "partial_rotary_factor": 0.5})",
+    R"({"model_type": "olmo_hybrid", "vocab_size": 5, "hidden_size": 8, "intermediate_size": 6,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "linear_num_key_heads": 1, "linear_num_value_heads": 2, "linear_key_head_dim": 3,
+        "linear_value_head_dim": 2, "linear_allow_neg_eigval": false, "rms_norm_eps": 1e-5,
+        "layer_types": ["linear_attention", "full_attention"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": null}})",
     R"({"model_type": "kda", "vocab_size": 5, "hidden_size": 8, "intermediate_size": 6,
         "num_hidden_layers": 2, "num_heads": 2, "head_dim": 4, "use_short_conv": false,
         "safe_gate": true, "lower_bound": -5.0})",
@@ -151,12 +171,10 @@ void ExpectSame(const HfModel& model) {
   ConfigReader reader(model.folder().config(), "config.json");
   std::set<std::string> met;
   for (const ckpt::WeightInfo& weight : model.weights()) {
-    const std::string name = model.layout().TensorName(weight.name, &reader);
+    const auto [name, placement] = model.layout().PlaceOf(model.config(), weight.name, &reader);
     const auto found = left.find(name);
     ASSERT_NE(found, left.end()) << weight.name;
-    EXPECT_EQ(found->second,
-              TensorShape(model.layout().PlacementOf(weight.name, &reader), weight.shape))
-        << weight.name;
+    EXPECT_EQ(found->second, TensorShape(placement, weight.shape)) << weight.name;
     met.insert(name);
     std::vector<float> values(static_cast<size_t>(weight.count()));
     model.ReadRange(weight.name, 0, weight.count(), values.data());
@@ -176,10 +194,10 @@ void WriteFolder(const std::filesystem::path& folder, const json& config) {
   std::array<uint64_t, 2> bytes = {};
   json map;
   for (const dist::ParamSpec& spec : model.parameters().specs()) {
-    const std::string name = layout.TensorName(spec.name, &reader);
+    const auto [name, placement] = layout.PlaceOf(model.config(), spec.name, &reader);
     if (map.contains(name)) continue;
     const size_t shard = map.size() % 2;
-    const auto shape = TensorShape(layout.PlacementOf(spec.name, &reader), spec.shape);
+    const auto shape = TensorShape(placement, spec.shape);
     const auto count = static_cast<uint64_t>(ckpt::CountElements(shape));
     const uint64_t end = bytes[shard] + sizeof(float) * count;
     shards[shard].push_back({.name = name, .shape = shape, .begin = bytes[shard], .end = end});

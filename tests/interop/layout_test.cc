@@ -56,6 +56,37 @@ std::vector<model::LayerGroup> Windowed(const model::ModelConfig& config, model:
   return {std::move(group)};
 }
 
+// Returns the recipe of Qwen3-Next without experts.
+model::ModelConfig QwenHybrid() {
+  model::ModelConfig config = Model("gated_delta_net", {{"num_v_heads", 8}, {"expand_v", 1.5}});
+  config.norm.Set("zero_centered", true);
+  config.hybrid = {{.every = 2,
+                    .first = 1,
+                    .mixer = Model("softmax", {{"num_kv_heads", 2},
+                                               {"head_dim", 24},
+                                               {"qk_norm", true},
+                                               {"qk_norm_eps", 1e-6},
+                                               {"qk_norm_zero_centered", true},
+                                               {"output_gate", "sigmoid"},
+                                               {"partial_rotary_factor", 0.25}})
+                                 .mixer}};
+  return config;
+}
+
+// Returns the recipe of OLMo Hybrid.
+model::ModelConfig OlmoHybrid() {
+  model::ModelConfig config =
+      Model("gated_delta_net", {{"allow_neg_eigval", true}, {"expand_v", 2.0}, {"norm_eps", 1e-5}});
+  config.hybrid = {{.layers = {2},
+                    .mixer = Model("softmax", {{"qk_norm", true},
+                                               {"qk_norm_eps", 1e-6},
+                                               {"qk_norm_over", "all_heads"},
+                                               {"rope_theta", 0.0}})
+                                 .mixer,
+                    .block = model::BlockConfig("output_norm")}};
+  return config;
+}
+
 std::string Chosen(const model::ModelConfig& config, const std::string& model_type = "auto") {
   return ChooseLayout(config, model_type).model_type();
 }
@@ -83,6 +114,9 @@ TEST(ChooseLayoutTest, PrefersTheClassThatNeedsNoOtherPackage) {
   EXPECT_EQ(Chosen(Model("gla")), "gla");
   EXPECT_EQ(Chosen(Model("delta_net")), "delta_net");
   EXPECT_EQ(Chosen(Model("gated_delta_net")), "gated_deltanet");
+  EXPECT_EQ(Chosen(QwenHybrid()), "qwen3_5_text");
+  EXPECT_EQ(Chosen(QwenHybrid(), "qwen3_next"), "qwen3_next");
+  EXPECT_EQ(Chosen(OlmoHybrid()), "olmo_hybrid");
   EXPECT_EQ(Chosen(Model("kda")), "kda");
   EXPECT_EQ(Chosen(Model("gated_delta_product")), "gated_deltaproduct");
   EXPECT_EQ(Chosen(Model("hgrn2")), "hgrn2");
@@ -128,6 +162,53 @@ TEST(ChooseLayoutTest, ListsWhatKimiLinearHasNot) {
                   "no layer has mla, without which the class cannot generate");
   EXPECT_HL_ERROR(Chosen(KimiModel(), "kda"), ExitCode::kUsage,
                   "kda: hybrid layers have the mixer mla", "gate_bias is off");
+}
+
+TEST(ChooseLayoutTest, ListsWhatHybridClassesHaveNot) {
+  model::ModelConfig config = QwenHybrid();
+  config.mixer.Set("allow_neg_eigval", true);
+  config.mixer.Set("output_gate", "sigmoid");
+  config.mixer.Set("norm_eps", 1e-3);
+  config.hybrid[0].mixer->Set("window", 9);
+  config.hybrid[0].mixer->Set("qk_norm_eps", 1e-5);
+  config.hybrid[0].mixer->Set("rope_theta", 0.0);
+  config.hybrid.push_back({.layers = {2}, .mixer = Model("retention").mixer});
+  EXPECT_HL_ERROR(Chosen(config, "qwen3_5_text"), ExitCode::kUsage,
+                  "qwen3_5_text: layer 2 has the mixer retention. Only gated_delta_net and softmax",
+                  "output_gate is sigmoid. Only silu is supported.",
+                  "allow_neg_eigval is true. Only false is supported.",
+                  "norm_eps is 0.001, and eps of the norm is 1e-06. Use one value for both",
+                  "in the softmax layers, window is 9. Only 0 is supported.",
+                  "qk_norm_eps is 1e-05, and eps of the norm is 1e-06.", "q and k are not rotated");
+  config = OlmoHybrid();
+  config.mixer.Set("norm_eps", 0.0);
+  config.hybrid[0].block.reset();
+  EXPECT_HL_ERROR(Chosen(config, "olmo_hybrid"), ExitCode::kUsage,
+                  "the block of layer 2, softmax, is pre_norm. Only output_norm is supported.",
+                  "norm_eps of gated_delta_net is 0, and eps of the norm is 1e-06. Only norm_eps "
+                  "1e-05 is supported.");
+  config.hybrid.clear();
+  EXPECT_HL_ERROR(Chosen(config, "olmo_hybrid"), ExitCode::kUsage, "the layers are all alike.");
+}
+
+// Options of softmax layers and of blocks that older classes do not have.
+TEST(ChooseLayoutTest, ListsOptionsOfHybridModels) {
+  model::ModelConfig config = Model("softmax", {{"output_gate", "sigmoid"},
+                                                {"partial_rotary_factor", 0.5},
+                                                {"score_scale", 0.5},
+                                                {"key_multiplier", 2.0},
+                                                {"qk_norm", true},
+                                                {"qk_norm_zero_centered", true},
+                                                {"qk_norm_over", "all_heads"}});
+  config.norm.Set("zero_centered", true);
+  config.block.Set("residual_multiplier", 0.5);
+  config.hybrid = {{.layers = {1}, .block = model::BlockConfig("output_norm")}};
+  for (const char* model_type : {"llama", "mistral", "qwen3", "qwen2", "transformer"})
+    EXPECT_HL_ERROR(Chosen(config, model_type), ExitCode::kUsage, "the norm is zero_centered",
+                    "residual_multiplier of the block is 0.5",
+                    "hybrid layers have a block of their own", "output_gate is sigmoid",
+                    "partial_rotary_factor is 0.5", "score_scale is 0.5", "key_multiplier is 2",
+                    "qk_norm_zero_centered is true", "qk_norm_over is all_heads");
 }
 
 TEST(ChooseLayoutTest, ListsWhatMamba2HasNot) {
@@ -258,7 +339,9 @@ TEST(LayoutTest, ConfigsRoundTrip) {
                     {"num_slots", 7},
                     {"feature_map", "t2r"},
                     {"gate_normaliser", 4.0}}),
-      Model("gsa", {{"use_short_conv", true}, {"conv_size", 3}, {"norm_affine", false}})};
+      Model("gsa", {{"use_short_conv", true}, {"conv_size", 3}, {"norm_affine", false}}),
+      QwenHybrid(),
+      OlmoHybrid()};
   for (const double limit : {0.0, 0.25}) {
     models.push_back(Model("mamba2", {{"head_dim", 32},
                                       {"state_size", 24},

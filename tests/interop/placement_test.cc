@@ -128,6 +128,41 @@ TEST(PlacementTest, SomeRowsInAnotherOrder) {
                   "selected or paired rows");
 }
 
+// Three parameters whose rows alternate in each group of a tensor: of sizes 1, 3 and 2.
+TEST(PlacementTest, RowsOfGroups) {
+  std::mt19937_64 random(6);
+  for (const int64_t num_groups : {1, 2, 5}) {
+    for (const int64_t columns : {1, 3}) {
+      Values tensor(static_cast<size_t>(6 * num_groups * columns));
+      std::iota(tensor.begin(), tensor.end(), 0.0f);
+      for (const int64_t most : {int64_t{1}, int64_t{4}, int64_t{100}}) {
+        std::vector<RowsOfTensor> parameters;
+        std::vector<Values> values(3);
+        for (const auto& [first_row, rows] : {std::pair<int64_t, int64_t>{4, 2}, {0, 1}, {1, 3}}) {
+          const Placement placement = {
+              .first_row = first_row, .num_rows = 6, .num_groups = num_groups};
+          const std::vector<int64_t> shape = {rows * num_groups, columns};
+          EXPECT_EQ(TensorShape(placement, shape), (std::vector<int64_t>{6 * num_groups, columns}));
+          Values& want = values[parameters.size()];
+          for (int64_t group = 0; group < num_groups; ++group) {
+            const auto begin = tensor.begin() + (6 * group + first_row) * columns;
+            want.insert(want.end(), begin, begin + rows * columns);
+          }
+          EXPECT_EQ(InPieces(ParameterReader(placement, shape, ReaderOf(tensor)),
+                             rows * num_groups * columns, most, random),
+                    want);
+          parameters.push_back({placement, shape, ReaderOf(want)});
+        }
+        EXPECT_EQ(InPieces(TensorOfRows("x", parameters), 6 * num_groups * columns, most, random),
+                  tensor);
+        parameters.pop_back();
+        EXPECT_HL_ERROR(TensorOfRows("x", parameters), ExitCode::kInternal,
+                        "the parameters of x do not cover each of its rows once");
+      }
+    }
+  }
+}
+
 // The rows of each head are split into halves separately.
 TEST(PlacementTest, PairsOfTwoHeads) {
   const Values tensor = {0, 1, 2, 3, 4, 5, 6, 7};

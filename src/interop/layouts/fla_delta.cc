@@ -107,7 +107,12 @@ class GatedDeltaNet : public Layout {
   std::string mixer() const override { return "gated_delta_net"; }
 
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
-    return FlaObstacles(config);
+    std::vector<std::string> lines = FlaObstacles(config);
+    const double eps = config.norm.Has("eps") ? config.norm.Get<double>("eps") : 0;
+    if (const auto own = config.mixer.Get<double>("norm_eps"); own != 0 && own != eps)
+      lines.push_back(Concat("norm_eps is ", own, ", and eps of the norm is ", eps,
+                             ". Use one value for both, or norm_eps 0."));
+    return lines;
   }
 
   void WriteConfig(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {

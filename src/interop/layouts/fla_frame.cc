@@ -35,7 +35,8 @@ void ReadHybridEntry(ConfigReader& reader, const nlohmann::json& entry,
 }
 
 // Adds obstacles for attention options that no public class supports.
-void AddAttentionObstacles(const model::MixerConfig& mixer, std::vector<std::string>& lines) {
+void AddAttentionObstacles(const model::MixerConfig& mixer, const std::vector<std::string>& but_not,
+                           std::vector<std::string>& lines) {
   if (mixer.name() != "softmax") return;
   const model::MixerConfig usual("softmax");
   for (const char* option :
@@ -45,7 +46,8 @@ void AddAttentionObstacles(const model::MixerConfig& mixer, std::vector<std::str
       const std::vector<model::Assignment> values = config.Values();
       return model::Text(std::ranges::find(values, option, &model::Assignment::name)->value);
     };
-    if (value_of(mixer) != value_of(usual))
+    const bool checked = std::ranges::find(but_not, option) == but_not.end();
+    if (checked && value_of(mixer) != value_of(usual))
       lines.push_back(
           Concat(option, " is ", value_of(mixer), ". Only ", value_of(usual), " is supported."));
   }
@@ -79,8 +81,10 @@ std::vector<std::string> PartObstacles(const model::ModelConfig& config, const C
     for (const char* option : {"weight", "bias"})
       require(!config.norm.Has(option) || config.norm.Get<bool>(option), "the norm has no ",
               option);
-    require(!config.norm.Has("zero_centered") || !config.norm.Get<bool>("zero_centered"),
-            "the norm is zero_centered");
+    const bool centered =
+        config.norm.Has("zero_centered") && config.norm.Get<bool>("zero_centered");
+    require(centered == parts.zero_centered_norm, "the norm is ", centered ? "" : "not ",
+            "zero_centered");
   }
   if (same(config.channel_mixer, parts.channel_mixer) && parts.mlp_bias != MlpBias::kOption) {
     const bool bias = config.channel_mixer.Get<bool>("bias");
@@ -96,11 +100,11 @@ std::vector<std::string> PartObstacles(const model::ModelConfig& config, const C
   require(config.head.logit_scale == 1, "the head's logit_scale is ", config.head.logit_scale);
   for (const model::LayerGroup& group : config.hybrid) {
     require(!group.channel_mixer, "hybrid layers have a channel mixer of their own");
-    require(!group.block, "hybrid layers have a block of their own");
+    require(!group.block || parts.has_own_blocks, "hybrid layers have a block of their own");
   }
-  AddAttentionObstacles(config.mixer, lines);
+  AddAttentionObstacles(config.mixer, parts.attention_options, lines);
   for (const model::LayerGroup& group : config.hybrid)
-    if (group.mixer) AddAttentionObstacles(*group.mixer, lines);
+    if (group.mixer) AddAttentionObstacles(*group.mixer, parts.attention_options, lines);
   return lines;
 }
 

@@ -250,11 +250,11 @@ class KimiLinear : public Layout {
     if (parameter.ends_with(".A_log")) return {.leading_ones = 2, .trailing_ones = 1};
     return {};
   }
-  std::string OtherName(const std::string& tensor) const override {
+  std::vector<std::string> OtherNames(const std::string& tensor) const override {
     const Renaming dense[] = {{kKimiMlp, kKimiMlpOfTransformers}};
-    return Renamed(tensor, dense);
+    return {Renamed(tensor, dense)};
   }
-  bool ties_head() const override { return false; }
+  bool can_tie() const override { return false; }
   bool loads_byt5() const override { return false; }
 
  private:

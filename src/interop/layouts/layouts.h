@@ -21,6 +21,10 @@ namespace halflife::interop {
 enum class MlpBias { kOff, kOn, kOption };
 struct ClassParts {
   const char* norm = "rms_norm";
+  bool zero_centered_norm = false;
+  // Options of softmax layers that few classes have, and this one has.
+  std::vector<std::string> attention_options = {};
+  bool has_own_blocks = false;  // Layers may have a block of their own.
   const char* channel_mixer = "swiglu";
   std::vector<std::string> positions = {"none"};
   MlpBias mlp_bias = MlpBias::kOff;
@@ -42,10 +46,24 @@ std::string Renamed(std::string parameter, std::span<const Renaming> renamings);
 std::vector<std::string> RopeScalings();
 struct RopeSizes {
   int64_t head_dim = 0, max_positions = 0;  // Of the model; max_position_embeddings.
+  // partial_rotary_factor, if the config has none. 0: the class rotates whole heads only.
+  double usual_part = 0;
 };
-// Reads the positions and the mixer's rope_theta.
-void ReadRope(ConfigReader& reader, const RopeSizes& sizes, model::ModelConfig& config);
-void WriteRope(const model::ModelConfig& config, nlohmann::ordered_json& json);
+// Reads the positions of the model, and rope_theta and partial_rotary_factor of `attention`, the
+// mixer of its softmax layers.
+void ReadRope(ConfigReader& reader, const RopeSizes& sizes, model::ModelConfig& config,
+              model::MixerConfig& attention);
+// `attention` is the mixer of the softmax layers. Writes partial_rotary_factor if `has_part`.
+void WriteRope(const model::ModelConfig& config, const model::MixerConfig& attention, bool has_part,
+               nlohmann::ordered_json& json);
+// The obstacle of a model for which HasReversedRamp.
+inline constexpr const char* kReversedRamp =
+    "the ramp of yarn ends before it begins, and the class then computes other frequencies. Set "
+    "length to the training length, fast to 32 and slow to 1";
+// Returns true if the ramp of the model's yarn ends before it begins, for heads of this rotation.
+bool HasReversedRamp(const model::ModelConfig& config, const model::MixerConfig& attention);
+// Returns the number of channels of a head that rotate.
+int64_t RotatedChannels(int64_t head_dim, double part);
 
 // The table in which a class looks up activation names. Some names in the table of fla's gla mean
 // other functions than in transformers.

@@ -4,7 +4,6 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
-#include "model/positions/rotary_variants.h"
 
 namespace halflife::interop {
 namespace {
@@ -16,16 +15,6 @@ constexpr Renaming kLlamaNames[] = {
     {".attn_norm.", ".input_layernorm."},
     {".mlp_norm.", ".post_attention_layernorm."},
 };
-
-bool RampIsReversed(const model::ModelConfig& config, double theta) {
-  const model::PositionsConfig& yarn = config.positions;
-  const model::YarnRamp ramp = model::YarnRampOf(config.mixer.Get<int64_t>("head_dim"), theta,
-                                                 {.length = yarn.Get<int64_t>("length"),
-                                                  .fast = yarn.Get<double>("fast"),
-                                                  .slow = yarn.Get<double>("slow"),
-                                                  .truncate = yarn.Get<bool>("truncate")});
-  return ramp.first > ramp.last;
-}
 
 }  // namespace
 
@@ -43,11 +32,7 @@ std::vector<std::string> LlamaFrame::FrameObstacles(const model::ModelConfig& co
       PartObstacles(config, {.positions = RopeScalings(), .mlp_bias = mlp_bias});
   const auto theta = config.mixer.Get<double>("rope_theta");
   if (theta == 0) lines.emplace_back("q and k are not rotated");
-  if (theta > 1 && config.positions.name() == "yarn" && RampIsReversed(config, theta))
-    lines.emplace_back(
-        "the ramp of yarn ends before it begins, and the class then computes other frequencies. "
-        "Set "
-        "length to the training length, fast to 32 and slow to 1");
+  if (HasReversedRamp(config, config.mixer)) lines.emplace_back(kReversedRamp);
   return lines;
 }
 
@@ -61,7 +46,7 @@ void LlamaFrame::WriteFrame(const model::ModelConfig& config, nlohmann::ordered_
   json["head_dim"] = options.Get<int64_t>("head_dim");
   json["hidden_act"] = "silu";
   json["rms_norm_eps"] = config.norm.Get<double>("eps");
-  WriteRope(config, json);
+  WriteRope(config, config.mixer, /*has_part=*/false, json);
   json["attention_dropout"] = 0.0;
 }
 
@@ -90,7 +75,7 @@ model::ModelConfig LlamaFrame::ReadFrame(ConfigReader& reader) const {
   ReadRope(reader,
            {.head_dim = options.Get<int64_t>("head_dim"),
             .max_positions = reader.Int(positions.name, positions.usual, /*min=*/0)},
-           config);
+           config, config.mixer);
   return config;
 }
 

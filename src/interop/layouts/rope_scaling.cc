@@ -16,7 +16,7 @@ using nlohmann::ordered_json;
 constexpr double kUsualTheta = 10000;
 
 struct Rope {
-  double theta = kUsualTheta;
+  double theta = kUsualTheta, part = 1;
   model::PositionsConfig positions;
   bool operator==(const Rope& other) const = default;
 };
@@ -90,10 +90,18 @@ model::PositionsConfig ReadScaling(ConfigReader& rope, const std::string& type, 
                           : ReadYarn(rope, factor, length, theta, sizes.head_dim);
 }
 
-void RequireWholeHeads(ConfigReader& reader) {
-  const double part = reader.Double("partial_rotary_factor", 1);
-  reader.Require(part == 1, "partial_rotary_factor is ", part,
-                 ". Use a model that rotates whole heads (partial_rotary_factor 1).");
+// Returns partial_rotary_factor, or `absent` if there is none.
+double ReadPart(ConfigReader& reader, const RopeSizes& sizes, double absent) {
+  const double part = reader.Double("partial_rotary_factor", absent);
+  if (sizes.usual_part == 0) {
+    reader.Require(part == 1, "partial_rotary_factor is ", part,
+                   ". Use a model that rotates whole heads (partial_rotary_factor 1).");
+    return 1;
+  }
+  const bool fits = part > 0 && part <= 1 && RotatedChannels(sizes.head_dim, part) > 0;
+  reader.Require(fits, "partial_rotary_factor is ", part, " with heads of ", sizes.head_dim,
+                 " channels. Use a number in (0, 1] that rotates at least one channel.");
+  return fits ? part : 1;
 }
 
 void RequireOneTypeOfLayer(ConfigReader& rope, const nlohmann::json& object) {
@@ -102,18 +110,20 @@ void RequireOneTypeOfLayer(ConfigReader& rope, const nlohmann::json& object) {
                  " is an object of its own. Use a model whose layers rotate alike.");
 }
 
-// Reads the object `key`, if there is one. `theta` is the base if the object has none.
-Rope ReadObject(ConfigReader& reader, const char* key, double theta, const RopeSizes& sizes) {
-  Rope rope = {.theta = theta};
+// Reads the object `key`, if there is one. `absent` has the values of keys that it lacks.
+Rope ReadObject(ConfigReader& reader, const char* key, const Rope& absent, const RopeSizes& sizes) {
+  Rope rope = absent;
   const nlohmann::json* object = reader.Member(key);
   if (object == nullptr) return rope;
   reader.Require(object->is_object(), key,
                  " is not an object. Use one, such as {\"rope_type\": \"default\"}.");
   if (!object->is_object()) return rope;
   ConfigReader inner(*object, key);
-  RequireWholeHeads(inner);
   RequireOneTypeOfLayer(inner, *object);
-  rope.theta = inner.Double("rope_theta", theta);
+  rope.part = ReadPart(inner, sizes, absent.part);
+  rope.theta = inner.Double("rope_theta", absent.theta);
+  // Sections of rotations by the place in an image, which are equal for text.
+  if (sizes.usual_part > 0) inner.Ignore({"mrope_section", "mrope_interleaved"});
   const std::string old_type = inner.String("type", "default");
   const std::string type = inner.String("rope_type", old_type);
   const bool by_length = type == "dynamic" || type == "longrope";
@@ -121,7 +131,9 @@ Rope ReadObject(ConfigReader& reader, const char* key, double theta, const RopeS
   inner.Require(known, "rope_type is '", type, "'",
                 by_length ? ", whose frequencies depend on the length of the text" : "",
                 ". Use a model with the rope_type default, linear, llama3 or yarn.");
-  if (known && type != "default") rope.positions = ReadScaling(inner, type, rope.theta, sizes);
+  const RopeSizes rotated = {.head_dim = RotatedChannels(sizes.head_dim, rope.part),
+                             .max_positions = sizes.max_positions};
+  if (known && type != "default") rope.positions = ReadScaling(inner, type, rope.theta, rotated);
   reader.Absorb(inner);
   return rope;
 }
@@ -134,12 +146,32 @@ std::vector<std::string> RopeScalings() {
   return names;
 }
 
-void ReadRope(ConfigReader& reader, const RopeSizes& sizes, model::ModelConfig& config) {
-  RequireWholeHeads(reader);
-  const double theta = reader.Double("rope_theta", kUsualTheta);
+int64_t RotatedChannels(int64_t head_dim, double part) {
+  return static_cast<int64_t>(static_cast<double>(head_dim) * part);
+}
+
+bool HasReversedRamp(const model::ModelConfig& config, const model::MixerConfig& attention) {
+  const model::PositionsConfig& yarn = config.positions;
+  const auto theta = attention.Get<double>("rope_theta");
+  if (yarn.name() != "yarn" || theta <= 1) return false;
+  const int64_t rotated = RotatedChannels(attention.Get<int64_t>("head_dim"),
+                                          attention.Get<double>("partial_rotary_factor"));
+  const model::YarnRamp ramp = model::YarnRampOf(rotated, theta,
+                                                 {.length = yarn.Get<int64_t>("length"),
+                                                  .fast = yarn.Get<double>("fast"),
+                                                  .slow = yarn.Get<double>("slow"),
+                                                  .truncate = yarn.Get<bool>("truncate")});
+  return ramp.first > ramp.last;
+}
+
+void ReadRope(ConfigReader& reader, const RopeSizes& sizes, model::ModelConfig& config,
+              model::MixerConfig& attention) {
+  const double usual_part = sizes.usual_part > 0 ? sizes.usual_part : 1;
+  const Rope absent = {.theta = reader.Double("rope_theta", kUsualTheta),
+                       .part = ReadPart(reader, sizes, usual_part)};
   const bool is_new = reader.Has("rope_parameters"), is_old = reader.Has("rope_scaling");
-  const Rope parameters = ReadObject(reader, "rope_parameters", theta, sizes),
-             scaling = ReadObject(reader, "rope_scaling", theta, sizes);
+  const Rope parameters = ReadObject(reader, "rope_parameters", absent, sizes),
+             scaling = ReadObject(reader, "rope_scaling", absent, sizes);
   // Versions of transformers differ in which of them they use.
   reader.Require(!is_new || !is_old || parameters == scaling,
                  "rope_parameters and rope_scaling differ. Remove one of them.");
@@ -149,15 +181,18 @@ void ReadRope(ConfigReader& reader, const RopeSizes& sizes, model::ModelConfig& 
   reader.Require(rope.positions.name() == "none" || !reader.Has("original_max_position_embeddings"),
                  "original_max_position_embeddings is outside the object of the rotation. Move it "
                  "into rope_parameters.");
-  config.mixer.Set("rope_theta", rope.theta);
+  attention.Set("rope_theta", rope.theta);
+  attention.Set("partial_rotary_factor", rope.part);
   config.positions = rope.positions;
 }
 
-void WriteRope(const model::ModelConfig& config, ordered_json& json) {
+void WriteRope(const model::ModelConfig& config, const model::MixerConfig& attention, bool has_part,
+               ordered_json& json) {
   const model::PositionsConfig& positions = config.positions;
-  const double theta = config.mixer.Get<double>("rope_theta");
+  const double theta = attention.Get<double>("rope_theta");
   const auto* scaling = std::ranges::find(kScalings, positions.name(), &Scaling::ours);
   ordered_json values = {{"rope_type", scaling->theirs}};
+  if (has_part) values["partial_rotary_factor"] = attention.Get<double>("partial_rotary_factor");
   if (positions.name() != "none") values["factor"] = positions.Get<double>("factor");
   if (positions.name() == "llama3") {
     values["low_freq_factor"] = positions.Get<double>("slow");
@@ -175,6 +210,7 @@ void WriteRope(const model::ModelConfig& config, ordered_json& json) {
   json["rope_parameters"]["rope_theta"] = theta;
   // The keys of older versions.
   json["rope_theta"] = theta;
+  if (has_part) json["partial_rotary_factor"] = attention.Get<double>("partial_rotary_factor");
   json["rope_scaling"] = nullptr;
   if (positions.name() != "none") json["rope_scaling"] = values;
 }
