@@ -26,13 +26,13 @@ struct Edit {
   }
 
   void SetInAttention(const char* option, const model::OptionValue& value) const {
-    ForAttention([&](model::MixerConfig& mixer) { mixer.Set(option, value); });
+    ForAttention([&](model::PartConfig& mixer) { mixer.Set(option, value); });
   }
   void SetPositions(const model::PositionsConfig& positions) const {
     HL_CHECK_AS(ExitCode::kUsage, config.positions.name() == "none", "--method ", step,
                 " replaces plain rotation of queries and keys, but the model's positions are ",
                 config.positions.name(), ". Use as_trained, window or blocks.");
-    ForAttention([&](model::MixerConfig& mixer) {
+    ForAttention([&](const model::PartConfig& mixer) {
       HL_CHECK_AS(
           ExitCode::kUsage, mixer.Get<double>("rope_theta") > 0, "--method ", step,
           " rotates queries and keys, but the model's attention was trained without rotation. "
@@ -40,23 +40,20 @@ struct Edit {
     });
     config.positions = positions;
   }
-  void ForAttention(const std::function<void(model::MixerConfig&)>& change) const {
+  void ForAttention(const std::function<void(model::PartConfig&)>& change) const {
     bool any = false;
-    const auto visit = [&](model::MixerConfig& mixer) {
+    model::VisitMixers(config, [&](model::PartConfig& mixer) {
       if (!mixer.Has("query_scale")) return;
       change(mixer);
       any = true;
-    };
-    visit(config.mixer);
-    for (model::LayerGroup& group : config.hybrid)
-      if (group.mixer) visit(*group.mixer);
+    });
     HL_CHECK_AS(ExitCode::kUsage, any, "--method ", step,
                 " needs softmax attention, and this model has none. Use as_trained.");
   }
 };
 
 void SetQueryScale(const Edit& edit, const char* form) {
-  edit.ForAttention([&](const model::MixerConfig& mixer) {
+  edit.ForAttention([&](const model::PartConfig& mixer) {
     const auto trained = mixer.Get<std::string>("query_scale");
     HL_CHECK_AS(ExitCode::kUsage, trained == "none", "--method ", edit.step,
                 " scales queries, but the model was trained with query_scale ", trained,

@@ -18,7 +18,8 @@ struct MixerForm : MixerConfig {
 };
 
 // Returns, for example, "gla_num_heads_2".
-inline std::string NameOf(const PartConfig& form) {
+inline std::string NameOf(const PartConfig& given) {
+  PartConfig form = given;
   const PartConfig usual(form.kind(), form.name());
   std::string name = form.name();
   for (const Assignment& option : form.Values()) {
@@ -26,6 +27,9 @@ inline std::string NameOf(const PartConfig& form) {
       if (option.name == other.name && option.value != other.value)
         name += "_" + option.name + "_" + Text(option.value);
   }
+  for (const OptionList& list : form.options().Lists())
+    for (size_t i = 0; i < list.size(); ++i)
+      for (const PartConfig* part : list.at(i).Parts()) name += "_" + NameOf(*part);
   return name;
 }
 inline std::string NameOf(const MixerForm& form) {

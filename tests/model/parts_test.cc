@@ -10,6 +10,7 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/log_softmax.h>
 #include <ATen/ops/relu.h>
+#include <ATen/ops/silu.h>
 #include <ATen/ops/sin.h>
 #include <gmock/gmock.h>
 
@@ -122,6 +123,24 @@ TEST_F(Parts, MlpAndGlu) {
                            at::linear(x_, values_["g.up_proj.weight"]);
   EXPECT_TRUE(Close((*glu)(x_), at::linear(gated, values_["g.down_proj.weight"]), kTolerance));
   EXPECT_TRUE((*MakeChannelMixer(ChannelMixerConfig("identity"), Context("i.")))(x_).equal(x_));
+}
+
+TEST_F(Parts, SwiGluWithMultipliers) {
+  const auto swiglu = MakeChannelMixer(
+      ChannelMixerConfig(
+          "swiglu",
+          {{"width", 9}, {"bias", true}, {"gate_multiplier", 0.5}, {"down_multiplier", 3.0}}),
+      Context("s."));
+  Bind();
+  const auto linear = [&](const at::Tensor& x, const std::string& name) {
+    return at::linear(x, values_["s." + name + ".weight"], values_["s." + name + ".bias"]);
+  };
+  const at::Tensor inner = at::silu(0.5 * linear(x_, "gate_proj")) * linear(x_, "up_proj");
+  EXPECT_TRUE(Close((*swiglu)(x_), 3 * linear(inner, "down_proj"), kTolerance));
+  ChannelMixerConfig infinite("swiglu", {{"gate_multiplier", HUGE_VAL}});
+  EXPECT_EQ(infinite.Resolve({.model_dim = kDim, .num_layers = 1}),
+            std::vector<std::string>{"channel_mixer swiglu: a multiplier is inf. Use a finite "
+                                     "number (1 is usual)."});
 }
 
 TEST_F(Parts, ChannelMixersDeclareTheirMatmuls) {

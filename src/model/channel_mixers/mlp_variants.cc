@@ -3,6 +3,8 @@
 
 #include <ATen/TensorOperators.h>
 
+#include <cmath>
+
 #include "model/activation.h"
 #include "ops/linear/linear.h"
 #include "ops/rows/swiglu.h"
@@ -138,20 +140,32 @@ namespace {
 struct SwiGluOptions : OptionsOf<SwiGluOptions> {
   WidthOptions inner;
   bool bias = false;
+  // Factors of the gate before its SiLU, and of the output (Falcon-H1).
+  double gate_multiplier = 1, down_multiplier = 1;
   std::vector<Option> Fields() override {
-    return {{"width", &inner.width, {.min = 0}}, {"ratio", &inner.ratio}, {"bias", &bias}};
+    return {{"width", &inner.width, {.min = 0}},
+            {"ratio", &inner.ratio},
+            {"bias", &bias},
+            {"gate_multiplier", &gate_multiplier},
+            {"down_multiplier", &down_multiplier}};
   }
   // The width is 2/3 of ratio * model_dim, because the gate adds a third matrix. It is rounded up
   // to a multiple of 256, as in fla.
   void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
     inner.Resolve(static_cast<double>(sizes.model_dim) * inner.ratio * 2 / 3, 256, problems);
+    for (const double multiplier : {gate_multiplier, down_multiplier})
+      problems.Require(std::isfinite(multiplier), "a multiplier is ", multiplier,
+                       ". Use a finite number (1 is usual).");
   }
 };
 
 class SwiGlu : public ChannelMixer {
  public:
   SwiGlu(const SwiGluOptions& options, const PartContext& context)
-      : dim_(context.model_dim()), width_(options.inner.width) {
+      : dim_(context.model_dim()),
+        width_(options.inner.width),
+        gate_multiplier_(options.gate_multiplier),
+        down_multiplier_(options.down_multiplier) {
     const MatrixShape shape = {.out = width_, .in = dim_, .init_scale = context.value_init_scale};
     // All matrices are declared before all biases, because this order determines the parameter
     // layout.
@@ -166,8 +180,9 @@ class SwiGlu : public ChannelMixer {
 
   at::Tensor operator()(const at::Tensor& x) const override {
     const auto y = ops::SharedInputLinear(x, {*gate_, *up_});
-    return AddBias(down_(ops::SwiGlu(AddBias(y[0], gate_bias_), AddBias(y[1], up_bias_))),
-                   down_bias_);
+    const at::Tensor gate = Times(AddBias(y[0], gate_bias_), gate_multiplier_);
+    return Times(AddBias(down_(ops::SwiGlu(gate, AddBias(y[1], up_bias_))), down_bias_),
+                 down_multiplier_);
   }
   FlopCount FlopsPerToken() const override {
     return {.matmul = 6 * static_cast<double>(dim_) * static_cast<double>(width_)};
@@ -176,7 +191,11 @@ class SwiGlu : public ChannelMixer {
   double ActivationsPerToken() const override { return static_cast<double>(dim_ + 3 * width_); }
 
  private:
+  static at::Tensor Times(const at::Tensor& x, double factor) {
+    return factor == 1 ? x : x * factor;
+  }
   int64_t dim_, width_;
+  double gate_multiplier_, down_multiplier_;
   Parameter gate_, up_, gate_bias_, up_bias_, down_bias_;
   OutputProjection down_;
 };

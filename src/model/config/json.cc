@@ -19,9 +19,16 @@ void Check(bool condition, const std::string& where, const std::string& problem)
               problem);
 }
 
+Json ToJson(PartConfig& part);
+
 Json ToJson(PartOptions& options) {
   Json json = Json::object();
   for (const Option& option : options.Fields()) json[option.name] = model::ToJson(option.value());
+  for (PartConfig* part : options.Parts()) json[part->kind().name] = ToJson(*part);
+  for (const OptionList& list : options.Lists()) {
+    Json& entries = json[list.name] = Json::array();
+    for (size_t i = 0; i < list.size(); ++i) entries.push_back(ToJson(list.at(i)));
+  }
   return json;
 }
 
@@ -36,11 +43,37 @@ OptionValue ValueOf(const Json& json) {
   return text;
 }
 
+void ReadPart(const Json& json, PartConfig& part);
+void ReadOptions(const Json& json, const std::string& where, PartOptions& options);
+
+void ReadList(const Json& json, const std::string& where, const OptionList& list) {
+  Check(json.is_array(), where, Concat("has '", list.name, "', which is not an array"));
+  list.clear();
+  for (const Json& entry : json) ReadOptions(entry, Concat(where, ", ", list.name), list.add());
+}
+
+// Reads a part or a list of the options. Returns false if `key` is the name of neither.
+bool ReadInside(const std::string& key, const Json& json, const std::string& where,
+                PartOptions& options) {
+  for (PartConfig* part : options.Parts()) {
+    if (key != part->kind().name) continue;
+    ReadPart(json, *part);
+    return true;
+  }
+  for (const OptionList& list : options.Lists()) {
+    if (key != list.name) continue;
+    ReadList(json, where, list);
+    return true;
+  }
+  return false;
+}
+
 // Options that are absent from the file were added after it was written. They keep their defaults.
 void ReadOptions(const Json& json, const std::string& where, PartOptions& options) {
   Check(json.is_object(), where, "is not an object");
   std::vector<Option> fields = options.Fields();
   for (const auto& [key, value] : json.items()) {
+    if (ReadInside(key, value, where, options)) continue;
     const auto field = std::ranges::find(fields, key, &Option::name);
     Check(
         field != fields.end(), where,

@@ -157,6 +157,24 @@ void VisitParts(ModelConfig& config, const PartVisitor& visitor) {
   visitor.part(config.objective);
 }
 
+namespace {
+
+void VisitMixersIn(PartConfig& part, const std::function<void(PartConfig& mixer)>& visit) {
+  if (&part.kind() == &kMixers) visit(part);
+  for (PartConfig* inner : part.options().Parts()) VisitMixersIn(*inner, visit);
+  for (const OptionList& list : part.options().Lists())
+    for (size_t i = 0; i < list.size(); ++i)
+      for (PartConfig* inner : list.at(i).Parts()) VisitMixersIn(*inner, visit);
+}
+
+}  // namespace
+
+void VisitMixers(ModelConfig& config, const std::function<void(PartConfig& mixer)>& visit) {
+  VisitMixersIn(config.mixer, visit);
+  for (LayerGroup& group : config.hybrid)
+    if (group.mixer) VisitMixersIn(*group.mixer, visit);
+}
+
 ModelConfig Resolved(ModelConfig config) {
   ResolveParts(config);
   return config;

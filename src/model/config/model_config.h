@@ -69,6 +69,8 @@ struct PartVisitor {
   std::function<void(PartConfig& part)> part;
 };
 void VisitParts(ModelConfig& config, const PartVisitor& visitor);
+// Calls `visit` for the model's mixer, those of hybrid groups, and the mixers inside them.
+void VisitMixers(ModelConfig& config, const std::function<void(PartConfig& mixer)>& visit);
 
 // Returns the config with every derived option set to the value in effect. Options of parts with
 // problems are unchanged.

@@ -14,6 +14,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <string>
@@ -76,10 +77,18 @@ struct ModelSizes {
   int64_t model_dim = 0, num_layers = 0;
 };
 
+class PartConfig;
+struct OptionList;
+
 class PartOptions {
  public:
   virtual ~PartOptions() = default;
   virtual std::vector<Option> Fields() { return {}; }
+  // Parts inside the options: fields of the schema that are called as the kind of the part, such as
+  // `mixer`.
+  virtual std::vector<PartConfig*> Parts() { return {}; }
+  // Lists of options inside the options: repeated messages of the schema.
+  virtual std::vector<OptionList> Lists() { return {}; }
   virtual std::unique_ptr<PartOptions> Clone() const = 0;
   // Sets fields that derive from others (their value is 0 until then), and reports values that do
   // not fit. Called after the limits of Fields() were checked. Idempotent.
@@ -96,6 +105,23 @@ struct OptionsOf : Base {
     return std::make_unique<Derived>(static_cast<const Derived&>(*this));
   }
 };
+
+// A list of options in a struct of options. It borrows the struct.
+struct OptionList {
+  std::string name;
+  std::function<size_t()> size;
+  std::function<PartOptions&(size_t index)> at;
+  std::function<PartOptions&()> add;  // Appends an entry with default values, and returns it.
+  std::function<void()> clear;
+};
+template <typename Entry>
+OptionList ListOf(std::string name, std::vector<Entry>* entries) {
+  return {.name = std::move(name),
+          .size = [entries] { return entries->size(); },
+          .at = [entries](size_t index) -> PartOptions& { return entries->at(index); },
+          .add = [entries]() -> PartOptions& { return entries->emplace_back(); },
+          .clear = [entries] { entries->clear(); }};
+}
 
 // Reports every field that is outside its limits, together with its default.
 void CheckLimits(PartOptions& options, PartOptions& defaults, ProblemList& problems);

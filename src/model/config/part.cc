@@ -58,9 +58,23 @@ void PartConfig::Set(std::string_view name, const OptionValue& value) {
 }
 
 bool PartConfig::operator==(const PartConfig& other) const {
-  const std::vector<Assignment> mine = Values(), theirs = other.Values();
-  return kind_ == other.kind_ && name_ == other.name_ &&
-         std::ranges::equal(mine, theirs, {}, &Assignment::value, &Assignment::value);
+  return kind_ == other.kind_ && name_ == other.name_ && AreEqual(*options_, *other.options_);
+}
+
+bool AreEqual(PartOptions& one, PartOptions& other) {
+  if (!std::ranges::equal(one.Fields(), other.Fields(), {}, &Option::value, &Option::value))
+    return false;
+  const auto same_part = [](const PartConfig* mine, const PartConfig* theirs) {
+    return *mine == *theirs;
+  };
+  if (!std::ranges::equal(one.Parts(), other.Parts(), same_part)) return false;
+  return std::ranges::equal(one.Lists(), other.Lists(),
+                            [](const OptionList& mine, const OptionList& theirs) {
+                              if (mine.size() != theirs.size()) return false;
+                              for (size_t i = 0; i < mine.size(); ++i)
+                                if (!AreEqual(mine.at(i), theirs.at(i))) return false;
+                              return true;
+                            });
 }
 
 std::vector<std::string> PartConfig::Resolve(const ModelSizes& sizes) {

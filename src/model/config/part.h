@@ -82,6 +82,9 @@ struct ConfigOf : PartConfig {
       : PartConfig(kKind, name, options) {}
 };
 
+// True if both have the same values, also in the parts and lists inside them. Both are of one type.
+bool AreEqual(PartOptions& one, PartOptions& other);
+
 // Returns the names of all variants of a kind.
 std::vector<std::string> NamesOf(const PartKind& kind);
 

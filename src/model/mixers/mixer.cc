@@ -73,9 +73,7 @@ std::unique_ptr<Mixer> MakeMixer(const MixerConfig& config, const PartContext& c
 std::vector<MixerConfig> TestForms(const std::string& mixer) {
   std::vector<MixerConfig> forms;
   for (const MixerVariant& variant : MixerVariants()) {
-    if (variant.name != mixer) continue;
-    for (const std::vector<Assignment>& options : variant.test_forms)
-      forms.emplace_back(mixer, options);
+    if (variant.name == mixer) forms = variant.test_forms();
   }
   HL_CHECK(!forms.empty(), "mixer ", mixer, " lists no form to test");
   return forms;

@@ -47,18 +47,43 @@ struct Setter {
   void operator()(const std::string& value) const { reflection.SetString(&message, &field, value); }
 };
 
+void ReadPart(const pb::Message& choice, model::PartConfig& part);
+void WritePart(const model::PartConfig& part, pb::Message& choice);
+
 void ReadOptions(const pb::Message& message, model::PartOptions& options) {
+  const pb::Reflection& reflection = *message.GetReflection();
   for (model::Option& option : options.Fields()) {
     const pb::FieldDescriptor& field = FieldOf(*message.GetDescriptor(), option.name);
-    if (!message.GetReflection()->HasField(message, &field)) continue;
+    if (!reflection.HasField(message, &field)) continue;
     HL_CHECK(option.Set(Get(message, field)), "option ", option.name, " is not a ",
              field.type_name());
+  }
+  for (model::PartConfig* part : options.Parts()) {
+    const pb::FieldDescriptor& field = FieldOf(*message.GetDescriptor(), part->kind().name);
+    if (reflection.HasField(message, &field))
+      ReadPart(reflection.GetMessage(message, &field), *part);
+  }
+  for (const model::OptionList& list : options.Lists()) {
+    const pb::FieldDescriptor& field = FieldOf(*message.GetDescriptor(), list.name);
+    const int count = reflection.FieldSize(message, &field);
+    if (count > 0) list.clear();
+    for (int i = 0; i < count; ++i)
+      ReadOptions(reflection.GetRepeatedMessage(message, &field, i), list.add());
   }
 }
 
 void WriteOptions(model::PartOptions& options, pb::Message& message) {
+  const pb::Reflection& reflection = *message.GetReflection();
+  const auto field_of = [&](const std::string& name) -> const pb::FieldDescriptor& {
+    return FieldOf(*message.GetDescriptor(), name);
+  };
   for (const model::Option& option : options.Fields())
-    std::visit(Setter{message, FieldOf(*message.GetDescriptor(), option.name)}, option.value());
+    std::visit(Setter{message, field_of(option.name)}, option.value());
+  for (const model::PartConfig* part : options.Parts())
+    WritePart(*part, *reflection.MutableMessage(&message, &field_of(part->kind().name)));
+  for (const model::OptionList& list : options.Lists())
+    for (size_t i = 0; i < list.size(); ++i)
+      WriteOptions(list.at(i), *reflection.AddMessage(&message, &field_of(list.name)));
 }
 
 // Reads the choice of a part: a message with one oneof of variants.
@@ -96,20 +121,46 @@ void WriteGroup(const model::LayerGroup& group, proto::LayerGroup& to) {
   if (group.block) WritePart(*group.block, *to.mutable_block());
 }
 
+// Adds the help of all options, also of those inside lists: "parts", "parts.input_multiplier".
+void AddHelp(model::PartOptions& defaults, const pb::Descriptor& message, const std::string& path,
+             std::vector<OptionHelp>& all) {
+  const auto help_of = [&](const std::string& name) {
+    return FieldOf(message, name).options().GetExtension(proto::help);
+  };
+  for (const model::Option& option : defaults.Fields()) {
+    all.push_back({.name = path + option.name,
+                   .type = model::TypeName(option),
+                   .usual = option.value(),
+                   .meaning = help_of(option.name),
+                   .choices = option.limits.choices});
+  }
+  for (const model::PartConfig* part : defaults.Parts()) {
+    const std::string kind = part->kind().name;
+    all.push_back({.name = path + kind,
+                   .type = kind,
+                   .usual = part->name(),
+                   .meaning = help_of(kind),
+                   .choices = {}});
+  }
+  for (const model::OptionList& list : defaults.Lists()) {
+    std::vector<std::string> names;
+    for (size_t i = 0; i < list.size(); ++i)
+      for (const model::PartConfig* part : list.at(i).Parts()) names.push_back(part->name());
+    all.push_back({.name = path + list.name,
+                   .type = "list",
+                   .usual = Join(names, ", "),
+                   .meaning = help_of(list.name),
+                   .choices = {}});
+    AddHelp(list.add(), *FieldOf(message, list.name).message_type(), path + list.name + ".", all);
+  }
+}
+
 VariantHelp HelpOf(const model::VariantInfo& variant, const pb::Descriptor& message) {
   VariantHelp help = {.name = variant.name,
                       .summary = message.options().GetExtension(proto::summary),
                       .equation = message.options().GetExtension(proto::equation),
                       .options = {}};
-  const std::unique_ptr<model::PartOptions> defaults = variant.defaults();
-  for (const model::Option& option : defaults->Fields()) {
-    help.options.push_back(
-        {.name = option.name,
-         .type = model::TypeName(option),
-         .usual = option.value(),
-         .meaning = FieldOf(message, option.name).options().GetExtension(proto::help),
-         .choices = option.limits.choices});
-  }
+  AddHelp(*variant.defaults(), message, "", help.options);
   return help;
 }
 

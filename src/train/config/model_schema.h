@@ -26,7 +26,9 @@ void WriteModel(const model::ModelConfig& config, proto::ModelConfig& message);
 //   for (const KindHelp& kind : HelpOfParts())
 //     for (const VariantHelp& variant : kind.variants) Print(variant.name, variant.summary);
 struct OptionHelp {
-  std::string name, type;  // "bool", "int", "number" or "word"
+  // A name inside a list has the list's before it, "parts.mixer".
+  std::string name;
+  std::string type;  // "bool", "int", "number", "word", "list", or the kind of a part
   model::OptionValue usual;
   std::string meaning;
   std::vector<std::string> choices;  // Allowed words. Empty: any value of the type.

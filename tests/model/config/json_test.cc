@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "model/config/model_config.h"
+#include "model/mixers/parallel.h"
 #include "support/expect_error.h"
 
 namespace halflife::model {
@@ -54,6 +55,28 @@ TEST(ModelJson, RoundTrip) {
   EXPECT_EQ(back.mixer_of(1).Get<int64_t>("window"), 7);
   EXPECT_EQ(back.channel_mixer_of(4).name(), "identity");
   EXPECT_EQ(back.block_of(2).name(), "output_norm");
+}
+
+TEST(ModelJson, PartsInsideAPart) {
+  ModelConfig config = {.vocab_size = 9, .model_dim = 32, .num_layers = 2};
+  config.mixer = ParallelMixer(
+      {ParallelPart(MixerConfig("mamba2", {{"state_size", 8}}), 1.5),
+       ParallelPart(ParallelMixer({ParallelPart(MixerConfig("gla", {{"num_heads", 2}}))}), 1,
+                    0.5)});
+  const ModelConfig back = ModelConfigFromJson(ToJson(config));
+  EXPECT_EQ(ToJson(back), ToJson(config));
+  EXPECT_TRUE(back.mixer == config.mixer);
+  const std::vector<ParallelPart>& parts = PartsOfParallel(back.mixer);
+  ASSERT_EQ(parts.size(), 2);
+  EXPECT_EQ(parts[0].input_multiplier, 1.5);
+  EXPECT_EQ(parts[1].output_multiplier, 0.5);
+  EXPECT_EQ(PartsOfParallel(parts[1].mixer)[0].mixer.Get<int64_t>("num_heads"), 2);
+  // One value inside differs.
+  std::vector<ParallelPart> others = parts;
+  others[0].mixer.Set("state_size", 9);
+  EXPECT_FALSE(back.mixer == ParallelMixer(others));
+  others.pop_back();
+  EXPECT_FALSE(back.mixer == ParallelMixer(others));
 }
 
 // Options that are newer than a checkpoint get their defaults.

@@ -58,5 +58,16 @@ TEST(PartHelp, OptionsHaveTypeDefaultAndMeaning) {
   EXPECT_THAT(option("feature_map").choices, Contains("silu"));
 }
 
+// A list is followed by the options of its entries.
+TEST(PartHelp, ListsOfParts) {
+  const std::vector<KindHelp> kinds = HelpOfParts();
+  std::vector<std::string> rows;
+  for (const OptionHelp& option : Find(kinds, "mixer", "parallel").options)
+    rows.push_back(option.name + " " + option.type + " " + model::Text(option.usual));
+  EXPECT_THAT(rows, testing::ElementsAre(
+                        "parts list mamba2, softmax", "parts.input_multiplier number 1",
+                        "parts.output_multiplier number 1", "parts.mixer mixer retention"));
+}
+
 }  // namespace
 }  // namespace halflife::train

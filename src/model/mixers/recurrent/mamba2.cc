@@ -9,6 +9,7 @@
 //
 // Shapes: B batch, T seq_len, D model_dim, H heads, P head_dim, N state_size, G groups, I = H P.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/ones.h>
 
 #include <algorithm>
@@ -41,10 +42,15 @@ struct Mamba2Options : OptionsOf<Mamba2Options> {
   int64_t num_heads = 0, head_dim = 0;  // 0: for an inner width of 2 model_dim
   int64_t state_size = 128, num_groups = 1, conv_kernel = 4;
   bool use_bias = false, use_conv_bias = true;
+  bool use_in_bias = false, use_out_bias = false;  // One of both that use_bias stands for.
   std::string norm = "gate_first";
   double dt_limit_min = 0, dt_limit_max = std::numeric_limits<double>::infinity();
   std::string a_init = "uniform";
+  // Factors of the parts of in_proj's output, including its bias (Falcon-H1).
+  double z_multiplier = 1, x_multiplier = 1, b_multiplier = 1, c_multiplier = 1, dt_multiplier = 1;
 
+  bool has_in_bias() const { return use_bias || use_in_bias; }
+  bool has_out_bias() const { return use_bias || use_out_bias; }
   int64_t inner() const { return num_heads * head_dim; }        // I
   int64_t shared() const { return num_groups * state_size; }    // G N
   int64_t convolved() const { return inner() + 2 * shared(); }  // x, B and C
@@ -60,7 +66,14 @@ struct Mamba2Options : OptionsOf<Mamba2Options> {
             {"norm", &norm, {.choices = {"gate_first", "norm_first", "none"}}},
             {"dt_limit_min", &dt_limit_min},
             {"dt_limit_max", &dt_limit_max},
-            {"a_init", &a_init, {.choices = {"uniform", "heads"}}}};
+            {"a_init", &a_init, {.choices = {"uniform", "heads"}}},
+            {"z_multiplier", &z_multiplier},
+            {"x_multiplier", &x_multiplier},
+            {"b_multiplier", &b_multiplier},
+            {"c_multiplier", &c_multiplier},
+            {"dt_multiplier", &dt_multiplier},
+            {"use_in_bias", &use_in_bias},
+            {"use_out_bias", &use_out_bias}};
   }
 
   void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
@@ -74,6 +87,10 @@ struct Mamba2Options : OptionsOf<Mamba2Options> {
     problems.Require(dt_limit_min >= 0 && dt_limit_min < dt_limit_max, "dt_limit_min ",
                      dt_limit_min, " and dt_limit_max ", dt_limit_max,
                      " leave no step sizes. Use limits with 0 <= dt_limit_min < dt_limit_max.");
+    for (const double multiplier :
+         {z_multiplier, x_multiplier, b_multiplier, c_multiplier, dt_multiplier})
+      problems.Require(std::isfinite(multiplier), "a multiplier is ", multiplier,
+                       ". Use a finite number (1 is usual).");
   }
 
  private:
@@ -99,7 +116,7 @@ class Mamba2 : public Mixer {
                                        .shape = {inner + options.convolved() + num_heads, dim_},
                                        .weight_decay = true},
                                       Init::UniformOfFanIn(dim_));
-    if (options.use_bias)
+    if (options.has_in_bias())
       in_bias_ = DeclareBias(context, "in_proj.bias", inner + options.convolved() + num_heads);
     conv_ = ShortConvolution(context, "conv1d",
                              {.channels = options.convolved(),
@@ -109,7 +126,7 @@ class Mamba2 : public Mixer {
     DeclareHeads(context);
     if (options.norm != "none") norm_ = DeclareNorm(context, "norm.weight", inner);
     out_ = OutputProjection(
-        context, inner, options.use_bias,
+        context, inner, options.has_out_bias(),
         {.name = "out_proj",
          .init = Init::UniformOfFanIn(inner)
                      .Scaled(1 / std::sqrt(static_cast<double>(context.sizes.num_layers)))
@@ -211,10 +228,26 @@ class Mamba2 : public Mixer {
                                          options_.num_heads};
     if (!in_bias_.declared()) {
       const std::vector<ops::LinearPart> parts = ops::LinearInParts(u, *in_, widths);
-      return {.z = parts[0], .convolved = parts[1], .dt = parts[2]};
+      return Multiplied({.z = parts[0], .convolved = parts[1], .dt = parts[2]});
     }
     const auto parts = AddBias(ops::Linear(u, *in_), in_bias_).split_with_sizes(widths, -1);
-    return {.z = {parts[0]}, .convolved = {parts[1]}, .dt = {parts[2]}};
+    return Multiplied({.z = {parts[0]}, .convolved = {parts[1]}, .dt = {parts[2]}});
+  }
+  Entered Multiplied(Entered in) const {
+    const auto multiply = [](ops::LinearPart& part, double factor) {
+      if (factor != 1) part = {.y = part.y * factor};
+    };
+    multiply(in.z, options_.z_multiplier);
+    multiply(in.dt, options_.dt_multiplier);
+    const double x = options_.x_multiplier, b = options_.b_multiplier, c = options_.c_multiplier;
+    if (x == b && b == c) {
+      multiply(in.convolved, x);
+      return in;
+    }
+    const auto parts = in.convolved.y.split_with_sizes(
+        {options_.inner(), options_.shared(), options_.shared()}, -1);
+    in.convolved = {.y = at::cat({parts[0] * x, parts[1] * b, parts[2] * c}, -1)};
+    return in;
   }
 
   ops::StepGateOutput Steps(const ops::LinearPart& dt) const {
@@ -311,8 +344,13 @@ MixerVariant Mamba2Variant() {
                   {"num_groups", 2},
                   {"use_conv_bias", false},
                   {"norm", std::string("none")},
-                  {"a_init", std::string("heads")}},
-                 {{"num_heads", 2}, {"state_size", 3}, {"num_groups", 2}}});
+                  {"a_init", std::string("heads")},
+                  {"z_multiplier", 0.5},
+                  {"x_multiplier", 1.25},
+                  {"b_multiplier", 0.75},
+                  {"c_multiplier", 2.0},
+                  {"dt_multiplier", 1.5}},
+                 {{"num_heads", 2}, {"state_size", 3}, {"num_groups", 2}, {"use_in_bias", true}}});
 }
 
 }  // namespace halflife::model

@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
@@ -225,6 +226,35 @@ TEST(Mamba2Test, IsTheRecurrence) {
   }
 }
 
+// Multipliers scale the rows of in_proj and of its bias.
+TEST(Mamba2Test, MultipliersScaleTheRowsOfInProj) {
+  constexpr int64_t kDim = 6;
+  for (const bool same : {false, true}) {
+    const Form form = {4, 3, 5, 2, 4, true, true, "none"};
+    const double x = 2, b = same ? x : 0.5, c = same ? x : 4;
+    std::vector<Assignment> options = form.Options();
+    for (const Assignment& option : std::vector<Assignment>{{"z_multiplier", 3.0},
+                                                            {"x_multiplier", x},
+                                                            {"b_multiplier", b},
+                                                            {"c_multiplier", c},
+                                                            {"dt_multiplier", 0.25}})
+      options.push_back(option);
+    Layer layer(kDim, options);
+    layer.Vary();
+    std::map<std::string, at::Tensor> scaled = layer.values;
+    const at::Tensor rows =
+        at::cat({at::full({12}, 3.0, at::kDouble), at::full({12}, x, at::kDouble),
+                 at::full({10}, b, at::kDouble), at::full({10}, c, at::kDouble),
+                 at::full({4}, 0.25, at::kDouble)});
+    scaled["in_proj.weight"] = scaled["in_proj.weight"] * rows.unsqueeze(1);
+    scaled["in_proj.bias"] = scaled["in_proj.bias"] * rows;
+    const at::Tensor u = Normal({1, 9, kDim}, 1);
+    const auto slice = SequenceSlice::Contiguous(1, 9, 0, at::kCPU);
+    EXPECT_TRUE(Close(layer.mixer->Forward({.x = u, .slice = slice}).y[0],
+                      Formula(u[0], scaled, form), 1e-12));
+  }
+}
+
 // A step has the same limits as training and prefill, and no gradient where one applies.
 TEST(Mamba2Test, LimitsHoldEverywhere) {
   constexpr int64_t kSeqLen = 9, kDim = 6;
@@ -280,6 +310,14 @@ TEST(Mamba2Test, NamesItsParametersAsTransformers) {
                                                             {"out_proj.weight", {16, 32}},
                                                             {"out_proj.bias", {16}}};
   EXPECT_EQ(shapes, want);
+}
+
+TEST(Mamba2Test, HasTheBiasOfOneProjection) {
+  for (const bool in : {false, true}) {
+    const Layer layer(16, {{in ? "use_in_bias" : "use_out_bias", true}});
+    EXPECT_EQ(layer.values.count("in_proj.bias"), in ? 1 : 0);
+    EXPECT_EQ(layer.values.count("out_proj.bias"), in ? 0 : 1);
+  }
 }
 
 // In a bf16 model A_log and dt_bias keep their fp32 bits, so the decays are those of the fp32 model
@@ -382,6 +420,8 @@ TEST(Mamba2Test, NamesTheFix) {
       problems({{"num_heads", 4}, {"dt_limit_min", 0.5}, {"dt_limit_max", 0.1}}),
       ElementsAre("mixer mamba2: dt_limit_min 0.5 and dt_limit_max 0.1 leave no step sizes. "
                   "Use limits with 0 <= dt_limit_min < dt_limit_max."));
+  EXPECT_THAT(problems({{"num_heads", 4}, {"b_multiplier", kNoLimit}}),
+              ElementsAre("mixer mamba2: a multiplier is inf. Use a finite number (1 is usual)."));
   EXPECT_THAT(problems({{"num_heads", 4}, {"state_size", 257}}),
               ElementsAre(HasSubstr("at most 256")));
   EXPECT_THAT(problems({{"num_heads", 4}, {"norm", "rms"}}), ElementsAre(HasSubstr("gate_first")));
