@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "model/language_model.h"
+#include "model/mixers/parallel.h"
 #include "support/expect_error.h"
 
 namespace halflife::interop {
@@ -220,6 +221,91 @@ TEST(ChooseLayoutTest, ListsWhatMamba2HasNot) {
                   "num_heads x head_dim is 80. Only multiples of model_dim, 64, are supported.");
 }
 
+// Mamba-2 with softmax in layer 1.
+model::ModelConfig HybridModel(const std::vector<model::Assignment>& mamba2 = {},
+                               std::vector<model::Assignment> softmax = {}) {
+  std::vector<model::Assignment> sizes = {{"head_dim", 32}};
+  sizes.insert(sizes.end(), mamba2.begin(), mamba2.end());
+  model::ModelConfig config = Model("mamba2", sizes);
+  config.hybrid = {{.layers = {1}, .mixer = Model("softmax", std::move(softmax)).mixer}};
+  return config;
+}
+model::ModelConfig ParallelModel(std::vector<model::ParallelPart> parts) {
+  model::ModelConfig config = Model("softmax");
+  config.mixer = model::ParallelMixer(std::move(parts));
+  return config;
+}
+
+// Models of granitemoehybrid, bamba, nemotron_h and falcon_h1.
+std::vector<model::ModelConfig> HybridModels() {
+  model::ModelConfig granite =
+      HybridModel({{"dt_limit_min", 0.25}, {"use_bias", true}, {"state_size", 24}},
+                  {{"score_scale", 0.3}, {"rope_theta", 0}, {"num_kv_heads", 2}});
+  granite.embedding.scale = 12;
+  granite.head.logit_scale = 1 / 4.9;
+  granite.block.Set("residual_multiplier", 0.22);
+  model::ModelConfig bamba =
+      HybridModel({{"num_groups", 2}},
+                  {{"partial_rotary_factor", 0.25}, {"qkv_bias", true}, {"out_bias", true}});
+  bamba.channel_mixer.Set("bias", true);
+  model::ModelConfig nemotron = HybridModel({{"dt_limit_min", 0.001}}, {{"rope_theta", 0}});
+  nemotron.channel_mixer =
+      model::ChannelMixerConfig("mlp", {{"width", 96}, {"activation", "relu2"}, {"bias", true}});
+  nemotron.hybrid.push_back({.layers = {0, 1}, .channel_mixer = model::ChannelMixerConfig("none")});
+  model::ModelConfig falcon = ParallelModel(
+      {model::ParallelPart(HybridModel({{"norm", "norm_first"},
+                                        {"use_in_bias", true},
+                                        {"b_multiplier", 0.5},
+                                        {"dt_multiplier", 3.0}})
+                               .mixer,
+                           1.25, 0.25),
+       model::ParallelPart(Model("softmax", {{"key_multiplier", 0.4}}).mixer, 0.75, 0.9)});
+  falcon.channel_mixer.Set("gate_multiplier", 0.9);
+  falcon.channel_mixer.Set("down_multiplier", 0.3);
+  falcon.head.logit_scale = 0.04;
+  falcon.positions = model::PositionsConfig("interpolated", {{"factor", 2.5}});
+  return {granite, bamba, nemotron, falcon};
+}
+
+TEST(ChooseLayoutTest, HybridsOfMamba2) {
+  EXPECT_EQ(Chosen(HybridModel()), "granitemoehybrid");
+  EXPECT_EQ(Chosen(HybridModel({}, {{"partial_rotary_factor", 0.5}})), "bamba");
+  model::ModelConfig config = HybridModel({}, {{"rope_theta", 0}});
+  config.channel_mixer = model::ChannelMixerConfig("mlp", {{"width", 96}});
+  config.hybrid.push_back({.layers = {0, 1}, .channel_mixer = model::ChannelMixerConfig("none")});
+  EXPECT_EQ(Chosen(config), "nemotron_h");
+  EXPECT_EQ(Chosen(ParallelModel({model::ParallelPart(Model("softmax").mixer),
+                                  model::ParallelPart(HybridModel().mixer, 0.5, 2)})),
+            "falcon_h1");
+}
+
+TEST(ChooseLayoutTest, ListsWhatHybridsOfMamba2HaveNot) {
+  model::ModelConfig config = HybridModel({{"norm", "none"}, {"dt_limit_max", 2.0}},
+                                          {{"qk_norm", true}, {"window", 8}, {"out_bias", true}});
+  config.hybrid.push_back({.layers = {2}, .mixer = Model("gla").mixer});
+  config.hybrid.push_back({.layers = {0}, .mixer = HybridModel().mixer});
+  EXPECT_HL_ERROR(Chosen(config, "granitemoehybrid"), ExitCode::kUsage,
+                  "granitemoehybrid: layer 2 has the mixer gla. Only mamba2 and softmax",
+                  "qk_norm of softmax is true. Only false is supported.",
+                  "window of softmax is 8. Only 0 is supported.",
+                  "qkv_bias and out_bias of softmax differ. Use the same value for both.");
+  EXPECT_HL_ERROR(Chosen(HybridModel({{"norm", "none"}, {"dt_limit_max", 2.0}}), "nemotron_h"),
+                  ExitCode::kUsage, "nemotron_h: layer 0 has the channel_mixer swiglu. Only mlp",
+                  "softmax rotates q and k. Only a rope_theta of 0 is supported.",
+                  "norm of mamba2 is none. Only gate_first is supported.",
+                  "dt_limit_max of mamba2 is 2. Only inf is supported.");
+  model::ModelConfig unlike = HybridModel({{"head_dim", 20}}, {{"rope_theta", 0}});
+  unlike.hybrid.push_back({.layers = {2}, .mixer = HybridModel().mixer});
+  unlike.channel_mixer.Set("gate_multiplier", 2.0);
+  EXPECT_HL_ERROR(Chosen(unlike, "bamba"), ExitCode::kUsage,
+                  "bamba: gate_multiplier of the channel mixer is 2. Only 1 is supported.",
+                  "layer 2 has other options of mamba2 than an earlier layer. Use the same",
+                  "softmax does not rotate q and k",
+                  "num_heads x head_dim of mamba2 is 80. Only multiples of model_dim, 64, are");
+  EXPECT_HL_ERROR(Chosen(ParallelModel({model::ParallelPart(Model("gla").mixer)})),
+                  ExitCode::kUsage, "falcon_h1: the parts of parallel are not mamba2 and softmax.");
+}
+
 TEST(ChooseLayoutTest, ListsWhatGpt2HasNot) {
   model::ModelConfig config = Gpt2Model();
   config.mixer = Model("softmax", {{"num_kv_heads", 2}, {"head_dim", 8}, {"qk_norm", true}}).mixer;
@@ -352,6 +438,7 @@ TEST(LayoutTest, ConfigsRoundTrip) {
                                       {"dt_limit_min", limit}}));
     models.back().channel_mixer = model::ChannelMixerConfig(model::kNoChannelMixer);
   }
+  for (model::ModelConfig& model : HybridModels()) models.push_back(std::move(model));
   models[1].hybrid = {{.layers = {0, 2}, .mixer = Model("softmax", {{"window", 5}}).mixer}};
   models[3].channel_mixer.Set("bias", true);
   models[5].channel_mixer.Set("activation", "relu");
@@ -375,7 +462,7 @@ TEST(LayoutTest, ConfigsRoundTrip) {
     ConfigReader reader(parsed, "config.json");
     const model::ModelConfig back = layout.ReadConfig(reader);
     EXPECT_NO_THROW(reader.Check());
-    EXPECT_THAT(model::Problems(back), IsEmpty());
+    EXPECT_THAT(model::Problems(back), IsEmpty()) << layout.model_type();
     EXPECT_EQ(model::Resolved(back).positions, model::Resolved(model).positions);
     nlohmann::ordered_json again = {{"vocab_size", 50}, {"tie_word_embeddings", false}};
     layout.WriteConfig(model::Resolved(back), again);

@@ -72,7 +72,7 @@ std::vector<std::string> PartObstacles(const model::ModelConfig& config, const C
   if (same(config.block, "pre_norm")) {
     require(!config.block.Get<bool>("mixer_residual_post_norm"),
             "mixer_residual_post_norm of the block is on");
-    require(config.block.Get<double>("residual_multiplier") == 1,
+    require(parts.residual_multiplier || config.block.Get<double>("residual_multiplier") == 1,
             "residual_multiplier of the block is ",
             config.block.Get<double>("residual_multiplier"));
   }
@@ -91,17 +91,25 @@ std::vector<std::string> PartObstacles(const model::ModelConfig& config, const C
     require(bias == (parts.mlp_bias == MlpBias::kOn), "bias of the channel mixer is ",
             bias ? "on" : "off");
   }
+  for (const char* option : {"gate_multiplier", "down_multiplier"})
+    if (config.channel_mixer.Has(option) && !parts.mlp_multipliers)
+      require(config.channel_mixer.Get<double>(option) == 1, option, " of the channel mixer is ",
+              config.channel_mixer.Get<double>(option), ". Only 1 is supported.");
   one_of(config.positions, parts.positions);
   same(config.objective, "next_token");
-  require(config.embedding.scale == 1, "the embedding's scale is ", config.embedding.scale);
+  require(parts.embedding_scale || config.embedding.scale == 1, "the embedding's scale is ",
+          config.embedding.scale);
   require(config.embedding.num_segments == 0, "the embedding has segments");
   require(!config.embedding.norm, "the embedding has a norm");
   require(!config.head.bias, "the head has a bias");
-  require(config.head.logit_scale == 1, "the head's logit_scale is ", config.head.logit_scale);
+  require(parts.logit_scale || config.head.logit_scale == 1, "the head's logit_scale is ",
+          config.head.logit_scale);
   for (const model::LayerGroup& group : config.hybrid) {
-    require(!group.channel_mixer, "hybrid layers have a channel mixer of their own");
+    require(parts.checks_channel_mixers || !group.channel_mixer,
+            "hybrid layers have a channel mixer of their own");
     require(!group.block || parts.has_own_blocks, "hybrid layers have a block of their own");
   }
+  if (parts.checks_mixers) return lines;
   AddAttentionObstacles(config.mixer, parts.attention_options, lines);
   for (const model::LayerGroup& group : config.hybrid)
     if (group.mixer) AddAttentionObstacles(*group.mixer, parts.attention_options, lines);

@@ -28,6 +28,12 @@ struct ClassParts {
   const char* channel_mixer = "swiglu";
   std::vector<std::string> positions = {"none"};
   MlpBias mlp_bias = MlpBias::kOff;
+  // The layout itself checks the options of mixers, or the channel mixers of hybrid layers.
+  bool checks_mixers = false, checks_channel_mixers = false;
+  // The class has factors of the embedding, of the gate and the output of the MLP, of the residual
+  // branches, and of the logits.
+  bool embedding_scale = false, mlp_multipliers = false, residual_multiplier = false,
+       logit_scale = false;
 };
 std::vector<std::string> PartObstacles(const model::ModelConfig& config, const ClassParts& parts);
 // Returns the value as an integer if it is one.
@@ -48,14 +54,15 @@ struct RopeSizes {
   int64_t head_dim = 0, max_positions = 0;  // Of the model; max_position_embeddings.
   // partial_rotary_factor, if the config has none. 0: the class rotates whole heads only.
   double usual_part = 0;
+  bool ignores_outer_part = false;  // The class reads it only inside the object of the rotation.
 };
 // Reads the positions of the model, and rope_theta and partial_rotary_factor of `attention`, the
 // mixer of its softmax layers.
-void ReadRope(ConfigReader& reader, const RopeSizes& sizes, model::ModelConfig& config,
-              model::MixerConfig& attention);
-// `attention` is the mixer of the softmax layers. Writes partial_rotary_factor if `has_part`.
-void WriteRope(const model::ModelConfig& config, const model::MixerConfig& attention, bool has_part,
-               nlohmann::ordered_json& json);
+void ReadRope(ConfigReader& reader, const RopeSizes& sizes, model::MixerConfig& attention,
+              model::PositionsConfig& positions);
+// Writes partial_rotary_factor if `has_part`.
+void WriteRope(const model::MixerConfig& attention, const model::PositionsConfig& positions,
+               bool has_part, nlohmann::ordered_json& json);
 // The obstacle of a model for which HasReversedRamp.
 inline constexpr const char* kReversedRamp =
     "the ramp of yarn ends before it begins, and the class then computes other frequencies. Set "

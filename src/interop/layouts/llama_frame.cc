@@ -46,7 +46,7 @@ void LlamaFrame::WriteFrame(const model::ModelConfig& config, nlohmann::ordered_
   json["head_dim"] = options.Get<int64_t>("head_dim");
   json["hidden_act"] = "silu";
   json["rms_norm_eps"] = config.norm.Get<double>("eps");
-  WriteRope(config, config.mixer, /*has_part=*/false, json);
+  WriteRope(config.mixer, config.positions, /*has_part=*/false, json);
   json["attention_dropout"] = 0.0;
 }
 
@@ -75,7 +75,7 @@ model::ModelConfig LlamaFrame::ReadFrame(ConfigReader& reader) const {
   ReadRope(reader,
            {.head_dim = options.Get<int64_t>("head_dim"),
             .max_positions = reader.Int(positions.name, positions.usual, /*min=*/0)},
-           config, config.mixer);
+           config.mixer, config.positions);
   return config;
 }
 

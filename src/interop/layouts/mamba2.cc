@@ -2,50 +2,14 @@
 // have one model_type, the same tensors and mostly the same keys. Export writes the keys of both,
 // so that either class computes the same from one folder. Names within a mixer are the same as in
 // halflife.
-#include <cmath>
-#include <limits>
 #include <nlohmann/json.hpp>
-#include <optional>
 
 #include "core/log.h"
-#include "interop/layouts/layouts.h"
+#include "interop/layouts/mamba2_hybrid.h"
+#include "interop/layouts/step_limits.h"
 
 namespace halflife::interop {
 namespace {
-
-constexpr double kNoStepLimit = std::numeric_limits<double>::infinity();
-
-struct StepLimits {
-  double least = 0, most = kNoStepLimit;
-  bool operator==(const StepLimits&) const = default;
-};
-
-// Reads a number, or an infinity as transformers writes it, {"__float__": "Infinity"}.
-std::optional<double> ReadStepLimit(const nlohmann::json& value) {
-  if (value.is_number()) return value.get<double>();
-  const auto tagged = value.is_object() ? value.find("__float__") : value.end();
-  if (value.is_object() && tagged != value.end() && *tagged == "Infinity") return kNoStepLimit;
-  return std::nullopt;
-}
-
-StepLimits ReadStepLimits(ConfigReader& reader, const char* key) {
-  const nlohmann::json* limits = reader.Member(key);
-  if (limits == nullptr) return {};
-  const bool is_pair = limits->is_array() && limits->size() == 2;
-  const auto least = is_pair ? ReadStepLimit((*limits)[0]) : std::nullopt,
-             most = is_pair ? ReadStepLimit((*limits)[1]) : std::nullopt;
-  const bool valid = least.has_value() && most.has_value() && *least >= 0 && *least < *most;
-  reader.Require(
-      valid, key, " is ",
-      limits->dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).substr(0, 80),
-      ". Only two numbers in ascending order, from 0, are supported.");
-  return valid ? StepLimits{*least, *most} : StepLimits{};
-}
-
-nlohmann::ordered_json WrittenStepLimit(double limit) {
-  if (std::isinf(limit)) return {{"__float__", "Infinity"}};
-  return limit;
-}
 
 class Mamba2 : public Layout {
  public:
@@ -58,6 +22,11 @@ class Mamba2 : public Layout {
         config, {.channel_mixer = model::kNoChannelMixer, .mlp_bias = MlpBias::kOption});
     if (!config.hybrid.empty()) lines.emplace_back("the model has hybrid layers");
     if (config.mixer.name() != mixer()) return lines;
+    AddOptionObstacles(
+        config.mixer, config.sizes(),
+        {"num_heads", "head_dim", "state_size", "num_groups", "conv_kernel", "use_bias",
+         "use_conv_bias", "norm", "dt_limit_min", "dt_limit_max", "a_init"},
+        lines);
     const std::string norm = config.mixer.Get<std::string>("norm");
     if (norm != "gate_first")
       lines.push_back("norm is " + norm + ". Only gate_first is supported.");
@@ -91,7 +60,7 @@ class Mamba2 : public Layout {
     json["residual_in_fp32"] = true;
     // With true, transformers divides out_proj each time that it loads the folder.
     json["rescale_prenorm_residual"] = false;
-    WriteStepLimits(mixer, json);
+    WriteStepLimits(StepLimitsOf(mixer), {"time_step_limit", "dt_limit"}, json);
     if (mixer.Get<int64_t>("num_groups") > 1)
       HL_WARN("interop", "export: num_groups is ", mixer.Get<int64_t>("num_groups"),
               ". Without mamba_ssm, fla assigns heads to groups in another order. ",
@@ -147,19 +116,6 @@ class Mamba2 : public Layout {
     return mixer.Get<int64_t>("num_heads") * mixer.Get<int64_t>("head_dim");
   }
 
-  // Limits are left out at their default, which each class knows.
-  static void WriteStepLimits(const model::MixerConfig& mixer, nlohmann::ordered_json& json) {
-    const StepLimits limits = {mixer.Get<double>("dt_limit_min"),
-                               mixer.Get<double>("dt_limit_max")};
-    if (limits == StepLimits{}) return;
-    HL_WARN("interop", "export: dt_limit_min is ", limits.least, " and dt_limit_max is ",
-            limits.most,
-            ". transformers, mamba_ssm and inference engines do not apply these limits ",
-            "to generated tokens. Use halflife to generate, or train without limits.");
-    for (const char* key : {"time_step_limit", "dt_limit"})
-      json[key] = {WrittenStepLimit(limits.least), WrittenStepLimit(limits.most)};
-  }
-
   static void ReadMixer(ConfigReader& reader, bool is_fla, model::ModelConfig& config) {
     model::MixerConfig& options = config.mixer = model::MixerConfig("mamba2");
     const int64_t inner = reader.Int("expand", 2) * config.model_dim;
@@ -198,8 +154,7 @@ class Mamba2 : public Layout {
     if (!reader.Has("time_step_limit")) limits = fla;
     reader.Require(limits == fla || !reader.Has("dt_limit"),
                    "time_step_limit and dt_limit differ. Only equal values are supported.");
-    options.Set("dt_limit_min", limits.least);
-    options.Set("dt_limit_max", limits.most);
+    SetStepLimits(limits, options);
   }
 };
 

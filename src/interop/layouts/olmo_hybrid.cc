@@ -67,7 +67,7 @@ class OlmoHybrid : public GatedDeltaHybrid {
     if (num_heads * head_dim != config.model_dim) json["head_dim"] = head_dim;
     json["attention_bias"] = attention.Get<bool>("qkv_bias");
     if (attention.Get<double>("rope_theta") > 0)
-      return WriteRope(config, attention, /*has_part=*/false, json);
+      return WriteRope(attention, config.positions, /*has_part=*/false, json);
     // An absent object, or null, would mean a rotation.
     json["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", nullptr}};
   }
@@ -162,7 +162,7 @@ class OlmoHybrid : public GatedDeltaHybrid {
     ReadRope(reader,
              {.head_dim = attention.Get<int64_t>("head_dim"),
               .max_positions = reader.Int("max_position_embeddings", 65536, /*min=*/0)},
-             config, attention);
+             attention, config.positions);
   }
 
   // Parameters of Gated DeltaNet layers and of the model. Export writes three convolutions; import

@@ -99,7 +99,7 @@ class QwenHybrid : public GatedDeltaHybrid {
     json["num_key_value_heads"] = attention.Get<int64_t>("num_kv_heads");
     json["head_dim"] = attention.Get<int64_t>("head_dim");
     json["attention_bias"] = attention.Get<bool>("qkv_bias");
-    WriteRope(config, attention, /*has_part=*/true, json);
+    WriteRope(attention, config.positions, /*has_part=*/true, json);
     if (const int64_t interval = IntervalOf(config); interval > 0) {
       json["full_attention_interval"] = interval;
     } else {
@@ -124,7 +124,7 @@ class QwenHybrid : public GatedDeltaHybrid {
              {.head_dim = attention.Get<int64_t>("head_dim"),
               .max_positions = reader.Int(positions_key().name, positions_key().usual, /*min=*/0),
               .usual_part = kUsualPart},
-             config, attention);
+             attention, config.positions);
     const int64_t interval = reader.Int("full_attention_interval", 4);
     const std::vector<int64_t> full = ReadFullLayers(
         reader, config.num_layers, [&](int64_t layer) { return (layer + 1) % interval == 0; });

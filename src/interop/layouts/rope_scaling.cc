@@ -164,11 +164,13 @@ bool HasReversedRamp(const model::ModelConfig& config, const model::MixerConfig&
   return ramp.first > ramp.last;
 }
 
-void ReadRope(ConfigReader& reader, const RopeSizes& sizes, model::ModelConfig& config,
-              model::MixerConfig& attention) {
+void ReadRope(ConfigReader& reader, const RopeSizes& sizes, model::MixerConfig& attention,
+              model::PositionsConfig& positions) {
   const double usual_part = sizes.usual_part > 0 ? sizes.usual_part : 1;
-  const Rope absent = {.theta = reader.Double("rope_theta", kUsualTheta),
-                       .part = ReadPart(reader, sizes, usual_part)};
+  if (sizes.ignores_outer_part) reader.Ignore({"partial_rotary_factor"});
+  const Rope absent = {
+      .theta = reader.Double("rope_theta", kUsualTheta),
+      .part = sizes.ignores_outer_part ? usual_part : ReadPart(reader, sizes, usual_part)};
   const bool is_new = reader.Has("rope_parameters"), is_old = reader.Has("rope_scaling");
   const Rope parameters = ReadObject(reader, "rope_parameters", absent, sizes),
              scaling = ReadObject(reader, "rope_scaling", absent, sizes);
@@ -183,12 +185,11 @@ void ReadRope(ConfigReader& reader, const RopeSizes& sizes, model::ModelConfig& 
                  "into rope_parameters.");
   attention.Set("rope_theta", rope.theta);
   attention.Set("partial_rotary_factor", rope.part);
-  config.positions = rope.positions;
+  positions = rope.positions;
 }
 
-void WriteRope(const model::ModelConfig& config, const model::MixerConfig& attention, bool has_part,
-               ordered_json& json) {
-  const model::PositionsConfig& positions = config.positions;
+void WriteRope(const model::MixerConfig& attention, const model::PositionsConfig& positions,
+               bool has_part, ordered_json& json) {
   const double theta = attention.Get<double>("rope_theta");
   const auto* scaling = std::ranges::find(kScalings, positions.name(), &Scaling::ours);
   ordered_json values = {{"rope_type", scaling->theirs}};
