@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""halflife import, score and export agree with the Llama, GPT-2, Mamba, Mamba-2 and Kimi Linear
-of transformers, and with reference_models.py.
+"""halflife import, score and export agree with the Llama, GPT-2, Mamba, Mamba-2, RWKV-4 and
+Kimi Linear of transformers, and with reference_models.py.
 
     .venv-compare/bin/python tests/interop/hf_models_test.py build/cpu/src/cli/halflife
 """
@@ -200,6 +200,11 @@ KIMI_VARIANTS = {
                                                "full_attn_layers": [2, 3]}},
     "only_full_layers": {"layer_types": ["full_attention"] * 5},
     "dense_by_the_old_key": {"mlp_layer_types": None, "first_k_dense_replace": 5},
+}
+RWKV_VARIANTS = {
+    "usual": {},
+    "eps_and_width": {"layer_norm_epsilon": 1e-3, "intermediate_size": 40, "rescale_every": 0},
+    "tied_and_deep": {"tie_word_embeddings": True, "num_hidden_layers": 3, "rescale_every": 0},
 }
 GPT2_VARIANTS = {
     "tied": {},
@@ -546,6 +551,40 @@ class HfModels(unittest.TestCase):
                     if key in MAMBA2_VARIANTS["other_sizes_tied"] or key == "hidden_size":
                         self.assertEqual(getattr(written, key), value, key)
                 self.assertEqual(list(written.time_step_limit), list(model.config.time_step_limit))
+
+    def make_rwkv_folder(self, **variant):
+        torch.manual_seed(11)
+        config = AutoConfig.for_model("rwkv", **{
+            "vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2} | variant)
+        model = AutoModelForCausalLM.from_config(config).float().eval()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if parameter.dim() == 2:
+                    torch.nn.init.normal_(parameter, 0, 0.2)
+                elif "time_mix" in name:
+                    torch.nn.init.uniform_(parameter, -0.2, 1.2)
+        self.move_vectors(model)
+        folder = self.dir / "theirs"
+        model.save_pretrained(folder, safe_serialization=True)
+        return folder, model
+
+    def test_rwkv_of_transformers(self):
+        for name, variant in RWKV_VARIANTS.items():
+            with self.subTest(name):
+                self.tearDown()
+                self.setUp()
+                folder, model = self.make_rwkv_folder(**variant)
+                exported = self.check_theirs(folder, self.log_probs_of(model), type(model))
+                self.check_same_tensors(folder, exported)
+                written = json.loads((exported / "config.json").read_text())
+                self.assertEqual((written["rescale_every"], written["attention_hidden_size"]), (0, 32))
+
+    def test_rwkv_of_other_widths_is_refused(self):
+        folder, _ = self.make_rwkv_folder()
+        change_config(folder, lambda config: config.update(attention_hidden_size=16))
+        said = halflife("import", "--from", folder, "--out", self.dir / "run", code=3)
+        self.assertIn("attention_hidden_size is 16, with which the class cannot generate. Only "
+                      "hidden_size, 32, is supported.", said)
 
     def make_kimi_folder(self, **variant):
         torch.manual_seed(10)

@@ -49,6 +49,19 @@ model::ModelConfig KimiModel() {
   return config;
 }
 
+// Returns RWKV-4, whose blocks are two layers.
+model::ModelConfig RwkvModel() {
+  model::ModelConfig config = {.vocab_size = 50, .model_dim = 64, .num_layers = 4};
+  config.mixer = model::MixerConfig("rwkv4");
+  config.hybrid = {
+      {.every = 2, .first = 1, .mixer = model::MixerConfig("rwkv_channel_mix", {{"width", 96}})}};
+  config.channel_mixer = model::ChannelMixerConfig(model::kNoChannelMixer);
+  config.norm = model::NormConfig("layer_norm", {{"eps", 2e-5}});
+  config.final_norm = model::NormConfig("layer_norm");
+  config.embedding.norm = true;
+  return config;
+}
+
 // Returns the layers of `group` as a hybrid group that differs from the model in its window.
 std::vector<model::LayerGroup> Windowed(const model::ModelConfig& config, model::LayerGroup group,
                                         int64_t window = 9) {
@@ -123,6 +136,7 @@ TEST(ChooseLayoutTest, PrefersTheClassThatNeedsNoOtherPackage) {
   EXPECT_EQ(Chosen(Model("hgrn2")), "hgrn2");
   EXPECT_EQ(Chosen(Model("gsa")), "gsa");
   EXPECT_EQ(Chosen(KimiModel()), "kimi_linear");
+  EXPECT_EQ(Chosen(RwkvModel()), "rwkv");
   EXPECT_EQ(Chosen(Gpt2Model()), "gpt2");
 }
 
@@ -210,6 +224,25 @@ TEST(ChooseLayoutTest, ListsOptionsOfHybridModels) {
                     "hybrid layers have a block of their own", "output_gate is sigmoid",
                     "partial_rotary_factor is 0.5", "score_scale is 0.5", "key_multiplier is 2",
                     "qk_norm_zero_centered is true", "qk_norm_over is all_heads");
+}
+
+TEST(ChooseLayoutTest, ListsWhatRwkvHasNot) {
+  model::ModelConfig config = RwkvModel();
+  config.num_layers = 3;
+  config.embedding.norm = false;
+  config.final_norm.reset();
+  config.hybrid[0].mixer->Set("form", "rwkv7");
+  EXPECT_HL_ERROR(Chosen(config), ExitCode::kUsage, "rwkv: the embedding has no norm",
+                  "the last norm is not a layer_norm with a weight, a bias and an eps of 1e-05",
+                  "num_layers is 3. Only even numbers are supported",
+                  "the form of rwkv_channel_mix is rwkv7. Only rwkv4 is supported.");
+  config = RwkvModel();
+  config.hybrid.clear();
+  EXPECT_HL_ERROR(Chosen(config), ExitCode::kUsage,
+                  "layer 1 has the mixer rwkv4. Only rwkv_channel_mix is supported there.");
+  config = RwkvModel();
+  config.mixer.Set("wkv_dtype", "bf16");
+  EXPECT_HL_ERROR(Chosen(config), ExitCode::kUsage, "wkv_dtype is bf16. Only fp32 is supported.");
 }
 
 TEST(ChooseLayoutTest, ListsWhatMamba2HasNot) {
@@ -427,7 +460,8 @@ TEST(LayoutTest, ConfigsRoundTrip) {
                     {"gate_normaliser", 4.0}}),
       Model("gsa", {{"use_short_conv", true}, {"conv_size", 3}, {"norm_affine", false}}),
       QwenHybrid(),
-      OlmoHybrid()};
+      OlmoHybrid(),
+      RwkvModel()};
   for (const double limit : {0.0, 0.25}) {
     models.push_back(Model("mamba2", {{"head_dim", 32},
                                       {"state_size", 24},
@@ -610,6 +644,12 @@ TEST(LayoutTest, RefusesWhatKimiLinearHasNotByName) {
           "attn_res_block_size is set, which transformers 5.23 does not");
   refused(R"("num_nextn_predict_layers": 1)", "num_nextn_predict_layers is not 0.");
   refused(R"("hidden_act": "gelu")", "hidden_act is 'gelu'. Only silu is supported.");
+}
+
+TEST(LayoutTest, RefusesWhatRwkvHasNotByName) {
+  EXPECT_HL_ERROR(Read("rwkv", R"({"hidden_size": 8, "attention_hidden_size": 16})"),
+                  ExitCode::kData,
+                  "attention_hidden_size is 16, with which the class cannot generate");
 }
 
 // The defaults of transformers 5.23, which are not those of null.

@@ -1,0 +1,164 @@
+// RWKV-4 of `transformers`. A block of the class is two layers of halflife: layer 2 i has the time
+// mixing of block i, and layer 2 i + 1 has its channel mixing.
+#include <algorithm>
+#include <charconv>
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "interop/layouts/layouts.h"
+
+namespace halflife::interop {
+namespace {
+
+constexpr double kEpsOfLastNorm = 1e-5;  // Of RWKV-4's ln_out, whatever layer_norm_epsilon is.
+constexpr const char* kChannelMix = "rwkv_channel_mix";
+
+// The place of a parameter of layer N: "layers.5.attn.key.weight" is ".attn.key.weight" of block 2.
+struct HalfOfBlock {
+  int64_t block = 0;
+  bool mixes_channels = false;
+  std::string rest;
+};
+HalfOfBlock HalfOf(const std::string& parameter) {
+  int64_t layer = 0;
+  const char* digits = parameter.data() + std::string_view("layers.").size();
+  const auto read = std::from_chars(digits, parameter.data() + parameter.size(), layer);
+  return {layer / 2, layer % 2 != 0, read.ptr};
+}
+
+// What does not depend on the version of RWKV.
+class RwkvLayout : public Layout {
+ protected:
+  // Returns the obstacles that do not depend on the options of the time mixing. `form`: of the
+  // channel mixing.
+  std::vector<std::string> FrameObstacles(const model::ModelConfig& given, const char* form) const {
+    // The norm of the embedding, the last norm and biases of norms are left to the class.
+    model::ModelConfig config = given;
+    config.embedding.norm = false;
+    config.final_norm.reset();
+    if (config.norm.name() == "layer_norm") config.norm.Set("bias", true);
+    std::vector<std::string> lines = PartObstacles(config, {.norm = "layer_norm",
+                                                            .channel_mixer = model::kNoChannelMixer,
+                                                            .mlp_bias = MlpBias::kOption});
+    if (config.num_layers % 2 != 0)
+      lines.push_back(Concat("num_layers is ", config.num_layers, ". Only even numbers are ",
+                             "supported: a layer of time mixing, then one of channel mixing."));
+    if (const std::string line = LayerObstacle(given, form); !line.empty()) lines.push_back(line);
+    return lines;
+  }
+
+  static void WriteSizes(const model::ModelConfig& config, nlohmann::ordered_json& json) {
+    json["hidden_size"] = config.model_dim;
+    json["intermediate_size"] = config.mixer_of(1).Get<int64_t>("width");
+    json["num_hidden_layers"] = config.num_layers / 2;
+  }
+
+  // Sets the layers of a model of `num_blocks` blocks, apart from the options of the time mixing.
+  void SetLayers(int64_t num_blocks, const char* form, int64_t width,
+                 model::ModelConfig& config) const {
+    config.num_layers = 2 * num_blocks;
+    config.channel_mixer = model::ChannelMixerConfig(model::kNoChannelMixer);
+    config.mixer = model::MixerConfig(mixer());
+    model::LayerGroup channel = {.every = 2, .first = 1};
+    channel.mixer = model::MixerConfig(kChannelMix, {{"form", form}, {"width", width}});
+    config.hybrid.push_back(std::move(channel));
+  }
+
+ private:
+  // Describes the first layer that the class cannot express. Empty: there is none.
+  std::string LayerObstacle(const model::ModelConfig& config, const std::string& form) const {
+    for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+      const model::MixerConfig& own = config.mixer_of(layer);
+      const std::string wanted = layer % 2 == 0 ? mixer() : kChannelMix;
+      if (own.name() != wanted)
+        return Concat("layer ", layer, " has the mixer ", own.name(), ". Only ", wanted,
+                      " is supported there.");
+      if (!(own == config.mixer_of(layer % 2)))
+        return Concat("the options of layer ", layer, " differ from those of layer ", layer % 2);
+      if (layer % 2 == 1 && own.Get<std::string>("form") != form)
+        return Concat("the form of ", kChannelMix, " is ", own.Get<std::string>("form"), ". Only ",
+                      form, " is supported.");
+    }
+    return "";
+  }
+};
+
+class Rwkv : public RwkvLayout {
+ public:
+  std::string model_type() const override { return "rwkv"; }
+  std::string class_name() const override { return "RwkvForCausalLM"; }
+  std::string mixer() const override { return "rwkv4"; }
+  PositionsKey positions_key() const override {
+    return {.name = "context_length", .usual = 1024, .other_name = "max_position_embeddings"};
+  }
+
+  std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
+    std::vector<std::string> lines = FrameObstacles(config, "rwkv4");
+    if (!config.embedding.norm) lines.emplace_back("the embedding has no norm");
+    if (config.norm.name() == "layer_norm" && !config.norm.Get<bool>("bias"))
+      lines.emplace_back("the norm has no bias");
+    const model::NormConfig last = config.final_norm.value_or(config.norm);
+    if (last.name() != "layer_norm" || last.Get<double>("eps") != kEpsOfLastNorm ||
+        !last.Get<bool>("bias") || !last.Get<bool>("weight"))
+      lines.push_back(Concat("the last norm is not a layer_norm with a weight, a bias and an eps ",
+                             "of ", kEpsOfLastNorm, ". Set final_norm."));
+    if (config.mixer.name() == mixer() && config.mixer.Get<std::string>("wkv_dtype") != "fp32")
+      lines.emplace_back("wkv_dtype is bf16. Only fp32 is supported.");
+    return lines;
+  }
+
+  void WriteConfig(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {
+    WriteSizes(config, json);
+    json["attention_hidden_size"] = config.model_dim;
+    json["layer_norm_epsilon"] = config.norm.Get<double>("eps");
+    json["rescale_every"] = 0;  // Other values divide weights in place.
+  }
+
+  model::ModelConfig ReadConfig(ConfigReader& reader) const override {
+    IgnoreCommonKeys(reader);
+    reader.Ignore({"rescale_every"});  // Changes only the rounding.
+    model::ModelConfig config;
+    config.vocab_size = reader.Int("vocab_size", 50277);
+    config.model_dim = reader.Int("hidden_size", 4096);
+    config.initializer_range = reader.Double("initializer_range", 0.02);
+    config.head.tied = reader.Bool("tie_word_embeddings", false);
+    const int64_t width = reader.Int("attention_hidden_size", config.model_dim);
+    reader.Require(width == config.model_dim, "attention_hidden_size is ", width,
+                   ", with which the class cannot generate. Only hidden_size, ", config.model_dim,
+                   ", is supported.");
+    const double eps = reader.Double("layer_norm_epsilon", 1e-5);
+    config.norm = model::NormConfig("layer_norm", {{"eps", eps}});
+    if (eps != kEpsOfLastNorm)
+      config.final_norm = model::NormConfig("layer_norm", {{"eps", kEpsOfLastNorm}});
+    config.embedding.norm = true;
+    SetLayers(reader.Int("num_hidden_layers", 32), "rwkv4",
+              reader.Int("intermediate_size", 4 * config.model_dim), config);
+    return config;
+  }
+
+  std::string TensorName(const std::string& parameter, ConfigReader*) const override {
+    constexpr Renaming kPrefixes[] = {{"lm_head.", "head."},
+                                      {"embeddings.", "rwkv.embeddings."},
+                                      {"embedding_norm.", "rwkv.blocks.0.pre_ln."},
+                                      {"norm.", "rwkv.ln_out."}};
+    for (const auto& [ours, theirs] : kPrefixes)
+      if (parameter.starts_with(ours))
+        return theirs + parameter.substr(std::string_view(ours).size());
+    const HalfOfBlock half = HalfOf(parameter);
+    const Renaming parts[] = {{".attn_norm.", half.mixes_channels ? ".ln2." : ".ln1."},
+                              {".attn.", half.mixes_channels ? ".feed_forward." : ".attention."},
+                              {".time_mix_k", ".time_mix_key"},
+                              {".time_mix_v", ".time_mix_value"},
+                              {".time_mix_r", ".time_mix_receptance"}};
+    return Concat("rwkv.blocks.", half.block, Renamed(half.rest, parts));
+  }
+  Placement PlacementOf(const std::string& parameter, ConfigReader*) const override {
+    return {.leading_ones = parameter.find(".time_mix_") == std::string::npos ? 0 : 2};
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Layout> MakeRwkv() { return std::make_unique<Rwkv>(); }
+
+}  // namespace halflife::interop
