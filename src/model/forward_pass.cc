@@ -44,6 +44,11 @@ Tensors RecomputedOverSlice(
   });
 }
 
+// Appends `x` if it is defined and not `before`.
+void AppendIfNew(const at::Tensor& x, const at::Tensor& before, Tensors& list) {
+  if (x.defined() && !x.is_same(before)) list.push_back(x);
+}
+
 }  // namespace
 
 at::Tensor ForwardPass::DropFromEmbedding(const at::Tensor& x) const {
@@ -68,12 +73,19 @@ void ForwardPass::Run(size_t layer, const Block& block, ResidualStream& stream) 
   const auto run = [pass = shared_from_this(), layer, &block](const Tensors& parts,
                                                               const SequenceSlice& slice) {
     ResidualStream within(parts[0], parts[1]);
+    if (parts.size() > 2) within.first_values = parts[2];
+    const at::Tensor before = within.first_values;
     pass->RunOnce(layer, block, within, slice);
-    return Tensors{within.x(), within.branch()};
+    Tensors results = {within.x(), within.branch()};
+    AppendIfNew(within.first_values, before, results);
+    return results;
   };
-  const Tensors after =
-      RecomputedOverSlice("Block", {stream.x(), stream.branch()}, *context_.slice, run);
+  Tensors parts = {stream.x(), stream.branch()};
+  AppendIfNew(stream.first_values, {}, parts);
+  const Tensors after = RecomputedOverSlice("Block", parts, *context_.slice, run);
+  const at::Tensor values = after.size() > 2 ? after[2] : stream.first_values;
   stream = ResidualStream(after[0], after[1]);
+  stream.first_values = values;
 }
 
 void ForwardPass::RunOnce(size_t layer, const Block& block, ResidualStream& stream,
@@ -82,12 +94,21 @@ void ForwardPass::RunOnce(size_t layer, const Block& block, ResidualStream& stre
     // view_as gives the mixer its own autograd node. If the mixer reads x several times, these
     // gradients are summed first, and then added to the gradients of other readers of x.
     // Recomputing the mixer sums them in the same order.
-    if (!recomputes(Recompute::kMixer)) return Mix(layer, mixer, x.view_as(x), slice);
+    if (!recomputes(Recompute::kMixer))
+      return Mix(layer, mixer, x.view_as(x), slice, stream.first_values);
     const auto run = [pass = shared_from_this(), layer, &mixer](const Tensors& inputs,
                                                                 const SequenceSlice& of_run) {
-      return Tensors{pass->Mix(layer, mixer, inputs[0], of_run)};
+      const at::Tensor before = inputs.size() > 1 ? inputs[1] : at::Tensor();
+      at::Tensor values = before;
+      Tensors outputs = {pass->Mix(layer, mixer, inputs[0], of_run, values)};
+      AppendIfNew(values, before, outputs);
+      return outputs;
     };
-    return RecomputedOverSlice("Mixer", {x}, slice, run)[0];
+    Tensors inputs = {x};
+    AppendIfNew(stream.first_values, {}, inputs);
+    const Tensors outputs = RecomputedOverSlice("Mixer", inputs, slice, run);
+    if (outputs.size() > 1) stream.first_values = outputs[1];
+    return outputs[0];
   };
   block.Forward(stream, {.mix = mix, .drop = [&](LayerPass::Branch branch, const at::Tensor& y) {
                            return Drop(SiteOf(layer, branch), y, config_.dropout);
@@ -95,8 +116,14 @@ void ForwardPass::RunOnce(size_t layer, const Block& block, ResidualStream& stre
 }
 
 at::Tensor ForwardPass::Mix(size_t layer, const Mixer& mixer, const at::Tensor& x,
-                            const SequenceSlice& slice) const {
-  MixerCall call = {.x = x, .slice = slice};
+                            const SequenceSlice& slice, at::Tensor& first_values) const {
+  MixerCall call = {.x = x, .slice = slice, .first_values = first_values};
+  const MixerOutput output = Call(layer, mixer, call);
+  if (output.first_values.defined()) first_values = output.first_values;
+  return output.y;
+}
+
+MixerOutput ForwardPass::Call(size_t layer, const Mixer& mixer, MixerCall& call) const {
   if (context_.training) {
     call.drop = [this, layer](uint32_t site, const at::Tensor& y, double rate) {
       return Drop(SiteWithinMixer(layer, site), y, rate);
@@ -110,21 +137,21 @@ at::Tensor ForwardPass::Mix(size_t layer, const Mixer& mixer, const at::Tensor& 
       context_.observe(static_cast<int64_t>(layer), inputs, config);
     };
   if (context_.before_mixer) context_.before_mixer(static_cast<int64_t>(layer), mixer, call);
-  if (slice.segment != nullptr) return OverSegments(layer, mixer, call);
-  if (state_ == nullptr) return mixer.Forward(call).y;
+  if (call.slice.segment != nullptr) return OverSegments(layer, mixer, call);
+  if (state_ == nullptr) return mixer.Forward(call);
   call.initial = &state_->layers[layer];
   call.num_past = state_->num_tokens;
   call.want_state = true;
   MixerOutput output = mixer.Forward(call);
   state_->layers[layer] = std::move(output.state);
-  return output.y;
+  return output;
 }
 
-at::Tensor ForwardPass::OverSegments(size_t layer, const Mixer& mixer,
-                                     const MixerCall& call) const {
+MixerOutput ForwardPass::OverSegments(size_t layer, const Mixer& mixer,
+                                      const MixerCall& call) const {
   const ops::SegmentGroup& group = *call.slice.segment->group;
   const int64_t before = group.num_asked();
-  at::Tensor y = mixer.Forward(call).y;
+  MixerOutput output = mixer.Forward(call);
   // A mixer that remembers earlier tokens but never requested those of other ranks would train on
   // separate slices.
   const MixerTraits traits = mixer.traits();
@@ -132,7 +159,7 @@ at::Tensor ForwardPass::OverSegments(size_t layer, const Mixer& mixer,
               traits.splits_rows && (traits.state.empty() || group.num_asked() > before),
               config_.NameOfMixer(static_cast<int64_t>(layer)),
               " cannot split a row over several ranks. Use parallel.sp=1.");
-  return y;
+  return output;
 }
 
 }  // namespace halflife::model

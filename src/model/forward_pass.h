@@ -26,9 +26,11 @@ class ForwardPass : public std::enable_shared_from_this<ForwardPass> {
  private:
   ops::DropoutConfig DropoutOf(uint32_t site, double rate) const;
   at::Tensor Drop(uint32_t site, const at::Tensor& x, double rate) const;
-  at::Tensor Mix(size_t layer, const Mixer& mixer, const at::Tensor& x,
-                 const SequenceSlice& slice) const;
-  at::Tensor OverSegments(size_t layer, const Mixer& mixer, const MixerCall& call) const;
+  // `first_values` are those of earlier layers, and are replaced if the mixer publishes its own.
+  at::Tensor Mix(size_t layer, const Mixer& mixer, const at::Tensor& x, const SequenceSlice& slice,
+                 at::Tensor& first_values) const;
+  MixerOutput Call(size_t layer, const Mixer& mixer, MixerCall& call) const;
+  MixerOutput OverSegments(size_t layer, const Mixer& mixer, const MixerCall& call) const;
   void RunOnce(size_t layer, const Block& block, ResidualStream& stream,
                const SequenceSlice& slice) const;
   bool recomputes(Recompute what) const {

@@ -229,7 +229,7 @@ at::Tensor LanguageModel::StepAt(const SequenceSlice& token, const at::Tensor& t
   const at::NoGradGuard no_grad;
   const auto run = [&](size_t layer, const Block& block, ResidualStream& stream) {
     const auto mix = [&](const Mixer& mixer, const at::Tensor& x) {
-      return mixer.Step(x, token, layers[layer]);
+      return mixer.StepWithValues(x, token, layers[layer], stream.first_values);
     };
     block.Forward(stream,
                   {.mix = mix, .drop = [](LayerPass::Branch, const at::Tensor& x) { return x; }});

@@ -115,6 +115,9 @@ struct MixerCall {
   // For statistics: attention layers call it with their inputs before they compute. May be empty.
   std::function<void(const ops::SoftmaxAttentionInputs&, const ops::SoftmaxAttentionConfig&)>
       observe = {};
+  // The values of an earlier layer, for layers that read them in addition to their own (value
+  // residuals); [B, T, D]. Undefined: no earlier layer published any.
+  at::Tensor first_values = {};
 
   // Whether `initial` holds a state. If not, the mixer starts from zero.
   bool carried() const { return initial != nullptr && !initial->tensors.empty(); }
@@ -122,6 +125,9 @@ struct MixerCall {
 struct MixerOutput {
   at::Tensor y;      // [B, T, D]
   MixerState state;  // empty unless want_state
+  // Values that later layers receive as MixerCall::first_values. Undefined: the layer publishes
+  // none.
+  at::Tensor first_values = {};
 };
 
 class Mixer {
@@ -137,6 +143,12 @@ class Mixer {
   // steps that are replayed from a CUDA graph have no other position (SequenceSlice::OfToken).
   virtual at::Tensor Step(const at::Tensor& x, const SequenceSlice& token,
                           MixerState& state) const = 0;
+  // Like Step, for mixers with value residuals. `first_values` [B, D] are those of an earlier layer
+  // or undefined, and may be replaced.
+  virtual at::Tensor StepWithValues(const at::Tensor& x, const SequenceSlice& token,
+                                    MixerState& state, at::Tensor& /*first_values*/) const {
+    return Step(x, token, state);
+  }
 
   virtual FlopCount FlopsPerToken(int64_t seq_len) const = 0;
   // Activation bytes that backward keeps per token, for planning.

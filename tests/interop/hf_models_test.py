@@ -25,6 +25,7 @@ except ImportError as error:
     sys.exit(77)
 
 import reference_models
+import reference_rwkv7
 import texts
 
 HALFLIFE = ""
@@ -205,6 +206,14 @@ RWKV_VARIANTS = {
     "usual": {},
     "eps_and_width": {"layer_norm_epsilon": 1e-3, "intermediate_size": 40, "rescale_every": 0},
     "tied_and_deep": {"tie_word_embeddings": True, "num_hidden_layers": 3, "rescale_every": 0},
+}
+RWKV7_VARIANTS = {
+    "usual_ranks": {"head_dim": 8},
+    "other_sizes_tied": {"head_dim": 16, "decay_low_rank_dim": 5, "gate_low_rank_dim": 6,
+                         "a_low_rank_dim": 7, "v_low_rank_dim": 3, "hidden_ratio": 3.3,
+                         "num_hidden_layers": 3, "norm_eps": 1e-3, "tie_word_embeddings": True},
+    "without_first_norm_and_biases": {"head_dim": 32, "norm_first": False, "norm_bias": False,
+                                      "intermediate_size": 40, "value_dim": [32, 32]},
 }
 GPT2_VARIANTS = {
     "tied": {},
@@ -585,6 +594,29 @@ class HfModels(unittest.TestCase):
         said = halflife("import", "--from", folder, "--out", self.dir / "run", code=3)
         self.assertIn("attention_hidden_size is 16, with which the class cannot generate. Only "
                       "hidden_size, 32, is supported.", said)
+
+    def test_rwkv7_of_fla(self):
+        for name, variant in RWKV7_VARIANTS.items():
+            with self.subTest(name):
+                self.tearDown()
+                self.setUp()
+                torch.manual_seed(12)
+                config = {"model_type": "rwkv7", "vocab_size": VOCAB, "hidden_size": 32,
+                          "num_hidden_layers": 2} | variant
+                weights = {}
+                for key, shape in reference_rwkv7.tensors(config).items():
+                    is_norm = key.endswith("norm.weight")
+                    weights[key] = torch.randn(shape) * 0.25 + (1.0 if is_norm else 0.0)
+                folder = self.dir / "theirs"
+                folder.mkdir()
+                save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+                (folder / "config.json").write_text(json.dumps(config))
+                want = [reference_rwkv7.log_probs(config, weights, ids) for ids in sequences()]
+                exported = self.check_all_ways(folder, want)
+                self.check_same_tensors(folder, exported)
+                written = json.loads((exported / "config.json").read_text())
+                self.assertEqual(written["model_type"], "rwkv7")
+                self.assertEqual(shapes_of(exported), reference_rwkv7.tensors(written))
 
     def make_kimi_folder(self, **variant):
         torch.manual_seed(10)

@@ -62,6 +62,19 @@ model::ModelConfig RwkvModel() {
   return config;
 }
 
+// Returns RWKV-7 with sizes other than the defaults.
+model::ModelConfig Rwkv7Model() {
+  model::ModelConfig config = RwkvModel();
+  config.mixer = model::MixerConfig("rwkv7", {{"head_dim", 16},
+                                              {"decay_low_rank_dim", 8},
+                                              {"gate_low_rank_dim", 7},
+                                              {"a_low_rank_dim", 6},
+                                              {"v_low_rank_dim", 5}});
+  config.hybrid[0].mixer->Set("form", "rwkv7");
+  config.final_norm.reset();
+  return config;
+}
+
 // Returns the layers of `group` as a hybrid group that differs from the model in its window.
 std::vector<model::LayerGroup> Windowed(const model::ModelConfig& config, model::LayerGroup group,
                                         int64_t window = 9) {
@@ -137,6 +150,7 @@ TEST(ChooseLayoutTest, PrefersTheClassThatNeedsNoOtherPackage) {
   EXPECT_EQ(Chosen(Model("gsa")), "gsa");
   EXPECT_EQ(Chosen(KimiModel()), "kimi_linear");
   EXPECT_EQ(Chosen(RwkvModel()), "rwkv");
+  EXPECT_EQ(Chosen(Rwkv7Model()), "rwkv7");
   EXPECT_EQ(Chosen(Gpt2Model()), "gpt2");
 }
 
@@ -243,6 +257,15 @@ TEST(ChooseLayoutTest, ListsWhatRwkvHasNot) {
   config = RwkvModel();
   config.mixer.Set("wkv_dtype", "bf16");
   EXPECT_HL_ERROR(Chosen(config), ExitCode::kUsage, "wkv_dtype is bf16. Only fp32 is supported.");
+}
+
+TEST(ChooseLayoutTest, ListsWhatRwkv7HasNot) {
+  model::ModelConfig config = Rwkv7Model();
+  config.mixer.Set("value_residual", false);
+  config.hybrid[0].mixer->Set("form", "rwkv4");
+  config.final_norm = model::NormConfig("none");
+  EXPECT_HL_ERROR(Chosen(config), ExitCode::kUsage, "rwkv7: the form of rwkv_channel_mix is rwkv4",
+                  "the model has a separate final_norm", "value_residual is off");
 }
 
 TEST(ChooseLayoutTest, ListsWhatMamba2HasNot) {
@@ -461,7 +484,8 @@ TEST(LayoutTest, ConfigsRoundTrip) {
       Model("gsa", {{"use_short_conv", true}, {"conv_size", 3}, {"norm_affine", false}}),
       QwenHybrid(),
       OlmoHybrid(),
-      RwkvModel()};
+      RwkvModel(),
+      Rwkv7Model()};
   for (const double limit : {0.0, 0.25}) {
     models.push_back(Model("mamba2", {{"head_dim", 32},
                                       {"state_size", 24},
@@ -650,6 +674,13 @@ TEST(LayoutTest, RefusesWhatRwkvHasNotByName) {
   EXPECT_HL_ERROR(Read("rwkv", R"({"hidden_size": 8, "attention_hidden_size": 16})"),
                   ExitCode::kData,
                   "attention_hidden_size is 16, with which the class cannot generate");
+  EXPECT_HL_ERROR(Read("rwkv7", R"({"hidden_size": 96, "head_dim": 64, "attn": {}, "num_heads": 3,
+                                    "hidden_act": "relu", "value_dim": [96, 48]})"),
+                  ExitCode::kData, "hidden_act is 'relu'. Only sqrelu is supported.",
+                  "attn is set, which the class cannot run.",
+                  "head_dim is 64. Only divisors of hidden_size, 96, are supported.",
+                  "num_heads is 3. Only hidden_size / head_dim, 1, is supported.",
+                  "value_dim is not hidden_size, 96. Only this width is supported.");
 }
 
 // The defaults of transformers 5.23, which are not those of null.

@@ -1,5 +1,5 @@
-// RWKV-4 of `transformers`. A block of the class is two layers of halflife: layer 2 i has the time
-// mixing of block i, and layer 2 i + 1 has its channel mixing.
+// RWKV-4 of `transformers` and RWKV-7 of fla. A block of these classes is two layers of halflife:
+// layer 2 i has the time mixing of block i, and layer 2 i + 1 has its channel mixing.
 #include <algorithm>
 #include <charconv>
 #include <nlohmann/json.hpp>
@@ -26,7 +26,7 @@ HalfOfBlock HalfOf(const std::string& parameter) {
   return {layer / 2, layer % 2 != 0, read.ptr};
 }
 
-// What does not depend on the version of RWKV.
+// What both classes have in common.
 class RwkvLayout : public Layout {
  protected:
   // Returns the obstacles that do not depend on the options of the time mixing. `form`: of the
@@ -157,8 +157,119 @@ class Rwkv : public RwkvLayout {
   }
 };
 
+class Rwkv7 : public RwkvLayout {
+ public:
+  std::string model_type() const override { return "rwkv7"; }
+  std::string class_name() const override { return "RWKV7ForCausalLM"; }
+  std::string mixer() const override { return "rwkv7"; }
+
+  std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
+    std::vector<std::string> lines = FrameObstacles(config, "rwkv7");
+    if (config.final_norm) lines.emplace_back("the model has a separate final_norm");
+    if (config.mixer.name() == mixer() && !config.mixer.Get<bool>("value_residual"))
+      lines.emplace_back("value_residual is off");
+    return lines;
+  }
+
+  void WriteConfig(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {
+    WriteSizes(config, json);
+    const auto head_dim = config.mixer.Get<int64_t>("head_dim");
+    json["attn_mode"] = "chunk";
+    json["attn"] = nullptr;
+    json["hidden_act"] = "sqrelu";
+    json["hidden_ratio"] =
+        Number(config.mixer_of(1).Get<int64_t>("width") / static_cast<double>(config.model_dim));
+    json["head_dim"] = head_dim;
+    json["num_heads"] = config.model_dim / head_dim;
+    json["value_dim"] =
+        std::vector<int64_t>(static_cast<size_t>(config.num_layers / 2), config.model_dim);
+    for (const char* rank : kRanks) json[rank] = config.mixer.Get<int64_t>(rank);
+    json["norm_first"] = config.embedding.norm;
+    json["norm_bias"] = config.norm.Get<bool>("bias");
+    json["norm_eps"] = config.norm.Get<double>("eps");
+    json["fuse_norm"] = true;
+    json["fuse_cross_entropy"] = true;
+    json["fuse_linear_cross_entropy"] = false;
+    json["use_l2warp"] = false;
+  }
+
+  model::ModelConfig ReadConfig(ConfigReader& reader) const override {
+    IgnoreCommonKeys(reader);
+    // These keys select fla's kernels, configure its training, or set the size of a cache.
+    reader.Ignore({"attn_mode", "fuse_norm", "fuse_cross_entropy", "fuse_linear_cross_entropy",
+                   "use_l2warp", "max_position_embeddings"});
+    model::ModelConfig config;
+    config.vocab_size = reader.Int("vocab_size", 32000);
+    config.model_dim = reader.Int("hidden_size", 2048);
+    config.initializer_range = reader.Double("initializer_range", 0.02);
+    config.head.tied = reader.Bool("tie_word_embeddings", false);
+    config.norm = model::NormConfig("layer_norm", {{"eps", reader.Double("norm_eps", 1e-5)},
+                                                   {"bias", reader.Bool("norm_bias", true)}});
+    config.embedding.norm = reader.Bool("norm_first", true);
+    const std::string activation = reader.String("hidden_act", "sqrelu");
+    reader.Require(activation == "sqrelu", "hidden_act is '", activation,
+                   "'. Only sqrelu is supported.");
+    reader.Require(!reader.Has("attn"),
+                   "attn is set, which the class cannot run. Only null is supported.");
+    SetLayers(reader.Int("num_hidden_layers", 24), "rwkv7", ReadWidth(reader, config.model_dim),
+              config);
+    ReadTimeMixing(reader, config);
+    return config;
+  }
+
+  std::string TensorName(const std::string& parameter, ConfigReader*) const override {
+    if (parameter.starts_with("embedding_norm."))
+      return "model.layers.0.pre_norm." +
+             parameter.substr(std::string_view("embedding_norm.").size());
+    if (!parameter.starts_with("layers.")) return FlaName(parameter);
+    const HalfOfBlock half = HalfOf(parameter);
+    constexpr Renaming kChannelParts[] = {{".attn_norm.", ".ffn_norm."}, {".attn.", ".ffn."}};
+    return Concat("model.layers.", half.block,
+                  half.mixes_channels ? Renamed(half.rest, kChannelParts) : half.rest);
+  }
+  Placement PlacementOf(const std::string& parameter, ConfigReader*) const override {
+    const bool is_mix = parameter.find(".attn.x_") != std::string::npos;
+    return {.leading_ones = is_mix && !HalfOf(parameter).mixes_channels ? 2 : 0};
+  }
+
+ private:
+  static constexpr const char* kRanks[] = {"decay_low_rank_dim", "gate_low_rank_dim",
+                                           "a_low_rank_dim", "v_low_rank_dim"};
+
+  static int64_t ReadWidth(ConfigReader& reader, int64_t model_dim) {
+    const double ratio = reader.Double("hidden_ratio", 4);
+    reader.Require(ratio > 0 && ratio <= 1024, "hidden_ratio is ", ratio,
+                   ". Only numbers above 0, up to 1024, are supported.");
+    const auto inner = static_cast<int64_t>(static_cast<double>(model_dim) *
+                                            (ratio > 0 && ratio <= 1024 ? ratio : 4));
+    return reader.Int("intermediate_size", std::max<int64_t>(32, (inner + 31) / 32 * 32));
+  }
+
+  static void ReadTimeMixing(ConfigReader& reader, model::ModelConfig& config) {
+    const int64_t head_dim = reader.Int("head_dim", 64);
+    config.mixer.Set("head_dim", head_dim);
+    reader.Require(config.model_dim % head_dim == 0, "head_dim is ", head_dim,
+                   ". Only divisors of hidden_size, ", config.model_dim, ", are supported.");
+    const int64_t num_heads = std::max<int64_t>(1, config.model_dim / head_dim);
+    const int64_t given = reader.Int("num_heads", num_heads);
+    reader.Require(given == num_heads, "num_heads is ", given, ". Only hidden_size / head_dim, ",
+                   num_heads, ", is supported.");
+    constexpr int64_t kUsualRanks[] = {64, 128, 64, 16};
+    for (size_t i = 0; i < std::size(kRanks); ++i)
+      config.mixer.Set(kRanks[i], reader.Int(kRanks[i], kUsualRanks[i]));
+    if (const nlohmann::json* width = reader.Member("value_dim")) {
+      const auto all = width->is_array() ? *width : nlohmann::json::array({*width});
+      bool same = true;
+      for (const nlohmann::json& one : all) same = same && one == config.model_dim;
+      reader.Require(same, "value_dim is not hidden_size, ", config.model_dim,
+                     ". Only this width is supported.");
+    }
+  }
+};
+
 }  // namespace
 
 std::unique_ptr<Layout> MakeRwkv() { return std::make_unique<Rwkv>(); }
+std::unique_ptr<Layout> MakeRwkv7() { return std::make_unique<Rwkv7>(); }
 
 }  // namespace halflife::interop

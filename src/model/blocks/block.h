@@ -55,6 +55,10 @@ class ResidualStream {
     branch_.reset();
   }
 
+  // What a layer publishes for later ones next to the sum (MixerCall::first_values). Undefined:
+  // nothing yet.
+  at::Tensor first_values;
+
  private:
   at::Tensor x_, branch_;  // [..., D]; branch_ is undefined if no branch is pending.
 };
