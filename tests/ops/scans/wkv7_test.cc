@@ -1,16 +1,14 @@
 // The recurrence of RWKV-7: golden values, and chunks = steps with gradients, documents and states.
 #include "ops/scans/wkv7.h"
 
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
 #include <cmath>
-#include <numbers>
 #include <vector>
 
 #include "ops/random_tensors.h"
@@ -70,7 +68,7 @@ Tensors Gradients(const Wkv7Output& out, const Wkv7Inputs& in) {
       (out.o * Normal(out.o.sizes().vec(), 8, out.o.scalar_type())).sum() +
       (out.final_state * Normal(out.final_state.sizes().vec(), 9, out.final_state.scalar_type()))
           .sum();
-  return torch::autograd::grad({loss}, Leaves(in));
+  return Differentiate({loss}, {at::ones_like(loss)}, Leaves(in), /*keep_graph=*/false);
 }
 
 void ExpectEqual(const Wkv7Inputs& in, double tolerance, double of_gradients) {
