@@ -1,5 +1,9 @@
+#include <algorithm>
+#include <type_traits>
+
 #include "kernels/common/cuda/rows.cuh"
 #include "kernels/common/cuda/sum_partials.h"
+#include "kernels/common/host_device.h"
 #include "kernels/convolution/short_conv_args.h"
 
 namespace halflife::kernels {
@@ -127,10 +131,37 @@ HL_DEVICE void Sum(const Taps<kTaps, kW>& taps, int reach, float (&sum)[kW]) {
   }
 }
 
-template <typename T, int kTaps, bool kBias>
+// For each part, whether its rows allow 16-byte accesses.
+struct AlignedConvs {
+  HL_EVERYWHERE bool Has(unsigned part) const { return (bits >> part & 1u) != 0; }
+  unsigned bits = 0;
+};
+
+// Returns the part of the block. Not by a variable index, which would place the array in local
+// memory. What all parts share is read from the first. A single part stays in constant memory: this
+// saves about 20 registers.
+template <bool kSeveral, typename Parts>
+HL_DEVICE auto PartOfBlock(const Parts& args) {
+  auto part = args.parts[0];
+#pragma unroll
+  for (int i = 1; kSeveral && i < kConvParts; ++i) {
+    if (static_cast<int>(blockIdx.y) != i) continue;
+    const auto shared = part.shape;
+    part = args.parts[i];
+    part.shape.batch = shared.batch, part.shape.seq_len = shared.seq_len;
+    part.shape.taps = shared.taps;
+    part.shape.documents = shared.documents, part.shape.starts = shared.starts;
+  }
+  return part;
+}
+
+// Grid: blocks of work x parts.
+template <typename T, int kTaps, bool kBias, bool kSeveral>
 __global__ void __launch_bounds__(kThreads)
-    ConvForwardKernel(ConvShape<T> shape, bool aligned, T* out) {
+    ConvForwardKernel(ConvParts<T> args, AlignedConvs schedule) {
   constexpr int kW = kWidth<T, kTaps>;
+  const auto [shape, out] = PartOfBlock<kSeveral>(args);
+  const bool aligned = schedule.Has(kSeveral ? blockIdx.y : 0);
   const Place place = PlaceOf(shape, kForwardRun, kW);
   if (!place.exists) return;
   Taps<kTaps, kW> taps;
@@ -183,11 +214,14 @@ HL_DEVICE void SumGradient(const ConvShape<T>& shape, const Taps<kTaps, kW>& tap
 }
 
 // A thread processes its tokens and the later ones that read them. `dx` holds the sums of the last
-// kTaps tokens; the oldest is complete once the thread is kTaps - 1 tokens further.
-template <typename T, int kTaps, bool kBias>
+// kTaps tokens; the oldest is complete once the thread is kTaps - 1 tokens further. Grid: blocks of
+// work x parts. partials is [runs, sum over parts of gradient rows x D].
+template <typename T, int kTaps, bool kBias, bool kSeveral>
 __global__ void __launch_bounds__(kThreads)
-    ConvBackwardKernel(ConvShape<T> shape, ConvGrads<T> grads, bool aligned, float* partials) {
+    ConvBackwardKernel(ConvGradParts<T> args, AlignedConvs schedule, float* partials) {
   constexpr int kW = kWidth<T, kTaps>;
+  const auto [shape, grads, weights] = PartOfBlock<kSeveral>(args);
+  const bool aligned = schedule.Has(kSeveral ? blockIdx.y : 0);
   const Place place = PlaceOf(shape, cuda::kConvGradRun, kW);
   if (!place.exists) return;
   Taps<kTaps, kW> taps;
@@ -226,7 +260,12 @@ __global__ void __launch_bounds__(kThreads)
     StoreInputGradient(shape, grads, place, token - (kTaps - 1), aligned, dx[kTaps - 1]);
   }
   const int64_t rows = shape.taps + (kBias ? 1 : 0);
-  float* const mine = partials + place.run * rows * shape.dim + place.channel;
+  int64_t before = 0, channels = kSeveral ? 0 : shape.dim;  // of the earlier parts, and of all
+  for (int i = 0; kSeveral && i < args.num_parts; ++i) {
+    before += i < static_cast<int>(blockIdx.y) ? args.parts[i].shape.dim : 0;
+    channels += args.parts[i].shape.dim;
+  }
+  float* const mine = partials + rows * (place.run * channels + before) + place.channel;
 #pragma unroll
   for (int i = 0; i < kTaps; ++i) {
     if (i < shape.taps) {
@@ -258,74 +297,98 @@ void CheckTaps(const ConvShape<T>& shape) {
            " taps. Use 1 to ", kConvMaxTaps, ".");
 }
 
-template <typename T, int kTaps, bool kBias>
-void RunForward(const ConvShape<T>& shape, T* out, cudaStream_t stream) {
-  const int64_t items = ItemsOf(shape, kForwardRun, kWidth<T, kTaps>);
-  const bool aligned = shape.x_stride % kPack<T> == 0 &&
-                       Aligned16<T>(shape.dim, shape.x, shape.tail, shape.bias, out);
-  if (items > 0)
-    Launch({dim3(BlocksOf(items)), dim3(kThreads), 0, "short convolution"}, stream,
-           ConvForwardKernel<T, kTaps, kBias>, shape, aligned, out);
-}
-template <typename T>
-void Forward(const ConvShape<T>& shape, T* out, cudaStream_t stream) {
-  CheckTaps(shape);
-  if (shape.bias == nullptr) {
-    shape.taps <= 4 ? RunForward<T, 4, false>(shape, out, stream)
-                    : RunForward<T, 8, false>(shape, out, stream);
+// Calls run(taps, bias, several) with the maximum taps, whether there is a bias and whether there
+// are several parts, as constants.
+template <typename Parts, typename Run>
+void ForTaps(const Parts& args, const Run& run) {
+  HL_CHECK(args.num_parts >= 1 && args.num_parts <= kConvParts, args.num_parts,
+           " short convolutions in one launch. Use 1 to ", kConvParts, ".");
+  for (int i = 0; i < args.num_parts; ++i) CheckTaps(args.parts[i].shape);
+  const bool few = args.parts[0].shape.taps <= 4, bias = args.parts[0].shape.bias != nullptr;
+  const auto with_taps = [&](auto has_bias, auto several) {
+    few ? run(std::integral_constant<int, 4>(), has_bias, several)
+        : run(std::integral_constant<int, 8>(), has_bias, several);
+  };
+  if (args.num_parts > 1) {
+    HL_CHECK(!bias, "several short convolutions with a bias. Launch them one by one.");
+    with_taps(std::false_type(), std::true_type());
+  } else if (bias) {
+    with_taps(std::true_type(), std::false_type());
   } else {
-    shape.taps <= 4 ? RunForward<T, 4, true>(shape, out, stream)
-                    : RunForward<T, 8, true>(shape, out, stream);
+    with_taps(std::false_type(), std::false_type());
   }
 }
 
-template <typename T, int kTaps, bool kBias>
-void RunBackward(const ConvShape<T>& shape, const ConvGrads<T>& grads, float* workspace,
-                 cudaStream_t stream) {
-  const int64_t items = ItemsOf(shape, cuda::kConvGradRun, kWidth<T, kTaps>);
-  const bool aligned =
-      shape.x_stride % kPack<T> == 0 && grads.dx_stride % kPack<T> == 0 &&
-      Aligned16<T>(shape.dim, shape.x, shape.tail, shape.bias, grads.dout, grads.dx, grads.dtail);
-  if (items > 0)
-    Launch({dim3(BlocksOf(items)), dim3(kThreads), 0, "short convolution's gradient"}, stream,
-           ConvBackwardKernel<T, kTaps, kBias>, shape, grads, aligned, workspace);
+// The largest number of threads that a part needs.
+template <typename T, typename Parts>
+int64_t MostItems(const Parts& args, int64_t tokens, int width) {
+  int64_t most = 0;
+  for (int i = 0; i < args.num_parts; ++i)
+    most = std::max(most, ItemsOf<T>(args.parts[i].shape, tokens, width));
+  return most;
 }
+
 template <typename T>
-void Backward(const ConvShape<T>& shape, const ConvGrads<T>& grads, const ConvWeightGrads& weights,
-              float* workspace, cudaStream_t stream) {
-  CheckTaps(shape);
-  if (shape.bias == nullptr) {
-    shape.taps <= 4 ? RunBackward<T, 4, false>(shape, grads, workspace, stream)
-                    : RunBackward<T, 8, false>(shape, grads, workspace, stream);
-  } else {
-    shape.taps <= 4 ? RunBackward<T, 4, true>(shape, grads, workspace, stream)
-                    : RunBackward<T, 8, true>(shape, grads, workspace, stream);
+void Forward(const ConvParts<T>& args, cudaStream_t stream) {
+  AlignedConvs schedule;
+  for (int i = 0; i < args.num_parts; ++i) {
+    const ConvShape<T>& shape = args.parts[i].shape;
+    if (shape.x_stride % kPack<T> == 0 &&
+        Aligned16<T>(shape.dim, shape.x, shape.tail, shape.bias, args.parts[i].out))
+      schedule.bits |= 1u << i;
   }
-  const int64_t size = shape.gradient_rows() * shape.dim;
-  if (size == 0) return;
+  ForTaps(args, [&](auto taps, auto bias, auto several) {
+    const int64_t items = MostItems<T>(args, kForwardRun, kWidth<T, decltype(taps)::value>);
+    if (items == 0) return;
+    Launch({dim3(BlocksOf(items), static_cast<unsigned>(args.num_parts)), dim3(kThreads), 0,
+            "short convolution"},
+           stream,
+           ConvForwardKernel<T, decltype(taps)::value, decltype(bias)::value,
+                             decltype(several)::value>,
+           args, schedule);
+  });
+}
+
+template <typename T>
+void Backward(const ConvGradParts<T>& args, float* workspace, cudaStream_t stream) {
+  AlignedConvs schedule;
   cuda::SumPlaces sums;
-  sums.places[0] = {weights.dweight, shape.taps * shape.dim, weights.weight_added, shape.taps};
-  if (shape.bias != nullptr) sums.places[1] = {weights.dbias, shape.dim, weights.bias_added};
-  cuda::SumPartials(workspace, cuda::ConvWorkspaceFloats(shape) / size, sums, stream);
+  int64_t columns = 0;
+  for (int i = 0; i < args.num_parts; ++i) {
+    const auto& [shape, grads, weights] = args.parts[i];
+    if (shape.x_stride % kPack<T> == 0 && grads.dx_stride % kPack<T> == 0 &&
+        Aligned16<T>(shape.dim, shape.x, shape.tail, shape.bias, grads.dout, grads.dx, grads.dtail))
+      schedule.bits |= 1u << i;
+    cuda::SumPlace* const places = sums.places + 2 * i;
+    places[0] = {weights.dweight, shape.taps * shape.dim, weights.weight_added, shape.taps};
+    if (shape.bias != nullptr) places[1] = {weights.dbias, shape.dim, weights.bias_added};
+    columns += shape.gradient_rows() * shape.dim;
+  }
+  ForTaps(args, [&](auto taps, auto bias, auto several) {
+    const int64_t items = MostItems<T>(args, cuda::kConvGradRun, kWidth<T, decltype(taps)::value>);
+    if (items == 0) return;
+    Launch({dim3(BlocksOf(items), static_cast<unsigned>(args.num_parts)), dim3(kThreads), 0,
+            "short convolution's gradient"},
+           stream,
+           ConvBackwardKernel<T, decltype(taps)::value, decltype(bias)::value,
+                              decltype(several)::value>,
+           args, schedule, workspace);
+  });
+  if (columns > 0)
+    cuda::SumPartials(workspace, cuda::ConvWorkspaceFloats(args) / columns, sums, stream);
 }
 
 }  // namespace
 
 namespace cuda {
 
-void ConvForward(const ConvShape<float>& shape, float* out, cudaStream_t stream) {
-  Forward(shape, out, stream);
+void ConvForward(const ConvParts<float>& args, cudaStream_t stream) { Forward(args, stream); }
+void ConvForward(const ConvParts<Bf16>& args, cudaStream_t stream) { Forward(args, stream); }
+void ConvBackward(const ConvGradParts<float>& args, float* workspace, cudaStream_t stream) {
+  Backward(args, workspace, stream);
 }
-void ConvForward(const ConvShape<Bf16>& shape, Bf16* out, cudaStream_t stream) {
-  Forward(shape, out, stream);
-}
-void ConvBackward(const ConvShape<float>& shape, const ConvGrads<float>& grads,
-                  const ConvWeightGrads& weights, float* workspace, cudaStream_t stream) {
-  Backward(shape, grads, weights, workspace, stream);
-}
-void ConvBackward(const ConvShape<Bf16>& shape, const ConvGrads<Bf16>& grads,
-                  const ConvWeightGrads& weights, float* workspace, cudaStream_t stream) {
-  Backward(shape, grads, weights, workspace, stream);
+void ConvBackward(const ConvGradParts<Bf16>& args, float* workspace, cudaStream_t stream) {
+  Backward(args, workspace, stream);
 }
 
 }  // namespace cuda

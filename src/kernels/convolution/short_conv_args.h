@@ -20,6 +20,7 @@ using cudaStream_t = CUstream_st*;
 namespace halflife::kernels {
 
 constexpr int64_t kConvMaxTaps = 8;
+constexpr int kConvParts = 3;  // maximum convolutions of one launch, such as those of q, k and v
 
 template <typename T>
 struct ConvShape {
@@ -57,6 +58,30 @@ struct ConvWeightGrads {
   bool weight_added = false, bias_added = false;
 };
 
+// Convolutions of the same tokens, which one launch computes. Several parts have the same batch,
+// seq_len, taps, documents and starts, and no bias.
+template <typename T>
+struct ConvPart {
+  ConvShape<T> shape;
+  T* out = nullptr;  // [B, T, D]
+};
+template <typename T>
+struct ConvParts {
+  ConvPart<T> parts[kConvParts];
+  int num_parts = 0;
+};
+template <typename T>
+struct ConvGradPart {
+  ConvShape<T> shape;
+  ConvGrads<T> grads;
+  ConvWeightGrads weights;
+};
+template <typename T>
+struct ConvGradParts {
+  ConvGradPart<T> parts[kConvParts];
+  int num_parts = 0;
+};
+
 // The inputs of FillReach().
 struct ConvReach {
   const int64_t* documents = nullptr;  // like those of ConvShape
@@ -89,22 +114,25 @@ void ConvBackward(const ConvShape<Bf16>& shape, const ConvGrads<Bf16>& grads, in
 }  // namespace cpu
 
 namespace cuda {
-// Tokens that a thread processes in the backward. Each such run has one partial sum of the weight's
-// gradient.
+// Tokens that a thread processes in the backward. Each such run has one partial sum of the weights'
+// gradients.
 constexpr int64_t kConvGradRun = 32;
 template <typename T>
-int64_t ConvWorkspaceFloats(const ConvShape<T>& shape) {
-  const int64_t runs = (shape.seq_len + kConvGradRun - 1) / kConvGradRun;
-  return shape.batch * runs * shape.gradient_rows() * shape.dim;
+int64_t ConvWorkspaceFloats(const ConvGradParts<T>& args) {
+  int64_t floats = 0;
+  for (int i = 0; i < args.num_parts; ++i) {
+    const ConvShape<T>& shape = args.parts[i].shape;
+    const int64_t runs = (shape.seq_len + kConvGradRun - 1) / kConvGradRun;
+    floats += shape.batch * runs * shape.gradient_rows() * shape.dim;
+  }
+  return floats;
 }
 
-void ConvForward(const ConvShape<float>& shape, float* out, cudaStream_t stream);
-void ConvForward(const ConvShape<Bf16>& shape, Bf16* out, cudaStream_t stream);
+void ConvForward(const ConvParts<float>& args, cudaStream_t stream);
+void ConvForward(const ConvParts<Bf16>& args, cudaStream_t stream);
 // `workspace` holds ConvWorkspaceFloats() floats.
-void ConvBackward(const ConvShape<float>& shape, const ConvGrads<float>& grads,
-                  const ConvWeightGrads& weights, float* workspace, cudaStream_t stream);
-void ConvBackward(const ConvShape<Bf16>& shape, const ConvGrads<Bf16>& grads,
-                  const ConvWeightGrads& weights, float* workspace, cudaStream_t stream);
+void ConvBackward(const ConvGradParts<float>& args, float* workspace, cudaStream_t stream);
+void ConvBackward(const ConvGradParts<Bf16>& args, float* workspace, cudaStream_t stream);
 }  // namespace cuda
 
 }  // namespace halflife::kernels

@@ -9,6 +9,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -44,17 +45,21 @@ at::Tensor DocumentsWithTail(const ShortConvInputs& inputs) {
   return at::cat({before.expand({first.size(0), inputs.weight.size(2) - 1}), inputs.documents}, 1);
 }
 
+// Convolutions of the same tokens.
 struct ShortConvOp {
-  struct Inputs {
+  struct Part {
     at::Tensor x, weight, bias, tail;
+  };
+  struct Inputs {
+    std::vector<Part> parts;
   };
   struct Outputs {
-    at::Tensor y;
+    Tensors ys;  // one per part
   };
-  // The first four are saved as they were given, because sinks are found by tensor identity.
+  // The parts are saved as they were given, because sinks are found by tensor identity.
   struct Saved {
-    at::Tensor x, weight, bias, tail;
     at::Tensor documents, starts;
+    std::vector<Part> parts;
   };
 };
 
@@ -160,76 +165,135 @@ void BackwardOnCpu(const kernels::ConvShape<T>& given, const kernels::ConvGrads<
   kernels::cpu::SumPartials(sum.data(), 1, places);
 }
 
-at::Tensor ForwardFused(const ConvOperands& in) {
-  at::Tensor out = at::empty(in.x.sizes(), in.x.options());
-  WithStorage(in.x, [&]<typename T>() {
-    const kernels::ConvShape<T> shape = in.Shape<T>();
+Tensors ForwardFused(const std::vector<ConvOperands>& operands) {
+  Tensors outs;
+  const at::Tensor& x = operands[0].x;
+  WithStorage(x, [&]<typename T>() {
+    kernels::ConvParts<T> args;
+    for (const ConvOperands& in : operands) {
+      outs.push_back(at::empty(in.x.sizes(), in.x.options()));
+      args.parts[args.num_parts++] = {in.Shape<T>(), MutableElements<T>(outs.back())};
+    }
     RunOn(
-        in.x, [&] { ForwardOnCpu(shape, MutableElements<T>(out)); },
-        [&](auto stream) { kernels::cuda::ConvForward(shape, MutableElements<T>(out), stream); });
+        x,
+        [&] {
+          for (int i = 0; i < args.num_parts; ++i)
+            ForwardOnCpu(args.parts[i].shape, args.parts[i].out);
+        },
+        [&](auto stream) { kernels::cuda::ConvForward(args, stream); });
   });
-  return out;
+  return outs;
 }
 
-ShortConvOp::Inputs BackwardFused(const BackwardOf<ShortConvOp>& call, bool silu,
-                                  const ColumnSlice& place) {
-  const ShortConvOp::Saved& saved = call.saved;
-  const ConvOperands in = Prepare({.x = saved.x,
-                                   .weight = saved.weight,
-                                   .bias = saved.bias,
-                                   .tail = saved.tail,
-                                   .documents = saved.documents,
-                                   .starts = saved.starts,
-                                   .silu = silu});
-  const at::Tensor dout = call.grads.y.contiguous();
-  const at::Tensor dx = place.EmptyLike(in.x),
-                   dtail = in.tail.defined() ? at::empty_like(in.tail) : at::Tensor();
-  GradientBuffer weight(saved.weight, call.Wants(&ShortConvOp::Inputs::weight));
+// What a backward needs of a part in addition to the saved tensors.
+struct ConvPlan {
+  bool silu;
+  ColumnSlice x_gradient;
+};
+
+// The gradients of one part, and the tensors that its kernel reads.
+struct ConvBackwardPart {
+  ConvOperands in;
+  at::Tensor dout, dx, dtail;
+  GradientBuffer weight;
   std::optional<GradientBuffer> bias;
-  if (in.bias.defined()) bias.emplace(saved.bias, call.Wants(&ShortConvOp::Inputs::bias));
-  kernels::ConvWeightGrads weights = {.dweight = MutableElements<float>(weight.sum()),
-                                      .weight_added = weight.added()};
-  if (bias) weights.dbias = MutableElements<float>(bias->sum()), weights.bias_added = bias->added();
-  WithStorage(in.x, [&]<typename T>() {
-    const kernels::ConvShape<T> shape = in.Shape<T>();
-    const kernels::ConvGrads<T> grads = {.dout = Elements<T>(dout),
-                                         .dx = MutableElements<T>(dx),
-                                         .dx_stride = RowStride(dx).value(),
-                                         .dtail = MutableElements<T>(dtail)};
+
+  ConvBackwardPart(const BackwardOf<ShortConvOp>& call, size_t number, const ConvPlan& plan)
+      : in(Operands(call.saved, number, plan)),
+        dout(call.grads.ys[number].contiguous()),
+        dx(plan.x_gradient.EmptyLike(in.x)),
+        dtail(in.tail.defined() ? at::empty_like(in.tail) : at::Tensor()),
+        weight(call.saved.parts[number].weight,
+               call.Wants(&ShortConvOp::Inputs::parts, number, &ShortConvOp::Part::weight)) {
+    if (in.bias.defined())
+      bias.emplace(call.saved.parts[number].bias,
+                   call.Wants(&ShortConvOp::Inputs::parts, number, &ShortConvOp::Part::bias));
+  }
+  static ConvOperands Operands(const ShortConvOp::Saved& saved, size_t number,
+                               const ConvPlan& plan) {
+    const ShortConvOp::Part& part = saved.parts[number];
+    return Prepare({.x = part.x,
+                    .weight = part.weight,
+                    .bias = part.bias,
+                    .tail = part.tail,
+                    .documents = saved.documents,
+                    .starts = saved.starts,
+                    .silu = plan.silu});
+  }
+
+  template <typename T>
+  kernels::ConvGradPart<T> Args() const {
+    kernels::ConvGradPart<T> part = {.shape = in.Shape<T>(),
+                                     .grads = {.dout = Elements<T>(dout),
+                                               .dx = MutableElements<T>(dx),
+                                               .dx_stride = RowStride(dx).value(),
+                                               .dtail = MutableElements<T>(dtail)},
+                                     .weights = {.dweight = MutableElements<float>(weight.sum()),
+                                                 .weight_added = weight.added()}};
+    if (bias.has_value()) {
+      part.weights.dbias = MutableElements<float>(bias->sum());
+      part.weights.bias_added = bias->added();
+    }
+    return part;
+  }
+  ShortConvOp::Part Finish() {
+    return {.x = dx,
+            .weight = weight.Finish(),
+            .bias = bias.has_value() ? bias->Finish() : at::Tensor(),
+            .tail = dtail};
+  }
+};
+
+ShortConvOp::Inputs BackwardFused(const BackwardOf<ShortConvOp>& call,
+                                  const std::vector<ConvPlan>& plans) {
+  std::vector<ConvBackwardPart> parts;
+  for (size_t i = 0; i < plans.size(); ++i) parts.emplace_back(call, i, plans[i]);
+  const at::Tensor& x = parts[0].in.x;
+  WithStorage(x, [&]<typename T>() {
+    kernels::ConvGradParts<T> args;
+    for (const ConvBackwardPart& part : parts) args.parts[args.num_parts++] = part.Args<T>();
     RunOn(
-        in.x, [&] { BackwardOnCpu(shape, grads, weights); },
+        x,
+        [&] {
+          for (int i = 0; i < args.num_parts; ++i)
+            BackwardOnCpu(args.parts[i].shape, args.parts[i].grads, args.parts[i].weights);
+        },
         [&](auto stream) {
           const at::Tensor workspace =
-              at::empty({kernels::cuda::ConvWorkspaceFloats(shape)}, in.weight.options());
-          kernels::cuda::ConvBackward(shape, grads, weights, MutableElements<float>(workspace),
-                                      stream);
+              at::empty({kernels::cuda::ConvWorkspaceFloats(args)}, parts[0].in.weight.options());
+          kernels::cuda::ConvBackward(args, MutableElements<float>(workspace), stream);
         });
   });
-  return {.x = dx,
-          .weight = weight.Finish(),
-          .bias = bias ? bias->Finish() : at::Tensor(),
-          .tail = dtail};
+  ShortConvOp::Inputs grads;
+  for (ConvBackwardPart& part : parts) grads.parts.push_back(part.Finish());
+  return grads;
 }
 
-at::Tensor FusedShortConv(const ShortConvInputs& given) {
-  ShortConvInputs inputs = given;
-  if (inputs.tail.defined()) inputs.tail = inputs.tail.to(inputs.x.scalar_type());
-  const ShortConvOp::Inputs operands = {
-      .x = inputs.x, .weight = inputs.weight, .bias = inputs.bias, .tail = inputs.tail};
+Tensors FusedShortConvs(const std::vector<ShortConvInputs>& given) {
+  ShortConvOp::Inputs inputs;
+  std::vector<ConvPlan> plans;
+  for (const ShortConvInputs& in : given) {
+    inputs.parts.push_back(
+        {.x = in.x,
+         .weight = in.weight,
+         .bias = in.bias,
+         .tail = in.tail.defined() ? in.tail.to(in.x.scalar_type()) : at::Tensor()});
+    plans.push_back({.silu = in.silu, .x_gradient = in.x_gradient});
+  }
   const auto forward = [&]() -> ForwardOf<ShortConvOp> {
-    const ConvOperands in = Prepare(inputs);
-    return {.outputs = {.y = ForwardFused(in)},
-            .saved = {.x = inputs.x,
-                      .weight = inputs.weight,
-                      .bias = inputs.bias,
-                      .tail = inputs.tail,
-                      .documents = in.documents,
-                      .starts = in.starts},
-            .backward = [silu = inputs.silu, place = inputs.x_gradient](const auto& call) {
-              return BackwardFused(call, silu, place);
-            }};
+    std::vector<ConvOperands> operands;
+    for (size_t i = 0; i < given.size(); ++i) {
+      ShortConvInputs in = given[i];
+      in.tail = inputs.parts[i].tail;
+      operands.push_back(Prepare(in));
+    }
+    return {.outputs = {.ys = ForwardFused(operands)},
+            .saved = {.documents = operands[0].documents,
+                      .starts = operands[0].starts,
+                      .parts = inputs.parts},
+            .backward = [plans](const auto& call) { return BackwardFused(call, plans); }};
   };
-  return Apply<ShortConvOp>({.name = "ShortConv", .inputs = operands, .forward = forward}).y;
+  return Apply<ShortConvOp>({.name = "ShortConv", .inputs = inputs, .forward = forward}).ys;
 }
 
 // In LibTorch calls: for fp64, for more taps than the kernels support and for no tokens.
@@ -276,25 +340,58 @@ void Check(const ShortConvInputs& inputs) {
            Describe(starts), ". Use [B, T] int64 and [B, T] bool on the device of x, or neither.");
 }
 
-}  // namespace
-
-at::Tensor ShortConv(const ShortConvInputs& inputs) {
-  Check(inputs);
-  if (inputs.segment != nullptr) {
-    HL_CHECK(!inputs.tail.defined(),
-             "ShortConv: a segment with a tail. Pass no tail: it comes from the previous rank.");
-    ShortConvInputs alone = inputs;
-    alone.segment.reset();
-    inputs.segment->group->NoteAsked();
-    const int64_t length = inputs.weight.size(2) - 1;
-    if (length > 0) alone.tail = DocumentBefore(inputs.x, length, *inputs.segment);
-    return ShortConv(alone);
-  }
+// Returns true if the kernels support the convolution.
+bool HasConvKernel(const ShortConvInputs& inputs) {
   const bool fits = inputs.weight.size(2) <= kernels::kConvMaxTaps && inputs.x.numel() > 0 &&
                     (!inputs.bias.defined() || IsFused(inputs.bias));
-  if (!IsFused(inputs.x) || !IsFused(inputs.weight) || !fits) return Composed(inputs);
-  return FusedShortConv(inputs);
+  return IsFused(inputs.x) && IsFused(inputs.weight) && fits;
 }
+
+// Returns true if one launch can compute both.
+bool CanShareLaunch(const ShortConvInputs& one, const ShortConvInputs& other) {
+  const auto same = [](const at::Tensor& x, const at::Tensor& y) {
+    return x.defined() == y.defined() && (!x.defined() || x.is_same(y));
+  };
+  return one.x.size(0) == other.x.size(0) && one.x.size(1) == other.x.size(1) &&
+         one.x.scalar_type() == other.x.scalar_type() && one.x.device() == other.x.device() &&
+         one.weight.size(2) == other.weight.size(2) && !one.bias.defined() &&
+         !other.bias.defined() && same(one.documents, other.documents) &&
+         same(one.starts, other.starts);
+}
+
+// The inputs with the tail that a segment gets from the previous rank.
+ShortConvInputs WithSegmentTail(const ShortConvInputs& inputs) {
+  if (inputs.segment == nullptr) return inputs;
+  HL_CHECK(!inputs.tail.defined(),
+           "ShortConv: a segment with a tail. Pass no tail: it comes from the previous rank.");
+  ShortConvInputs alone = inputs;
+  alone.segment.reset();
+  inputs.segment->group->NoteAsked();
+  const int64_t length = inputs.weight.size(2) - 1;
+  if (length > 0) alone.tail = DocumentBefore(inputs.x, length, *inputs.segment);
+  return alone;
+}
+
+}  // namespace
+
+std::vector<at::Tensor> ShortConvs(const std::vector<ShortConvInputs>& given) {
+  std::vector<ShortConvInputs> inputs;
+  for (const ShortConvInputs& in : given) {
+    Check(in);
+    inputs.push_back(WithSegmentTail(in));
+  }
+  const bool together = !inputs.empty() && inputs.size() <= kernels::kConvParts &&
+                        std::ranges::all_of(inputs, [&](const ShortConvInputs& in) {
+                          return HasConvKernel(in) && CanShareLaunch(inputs[0], in);
+                        });
+  if (together) return FusedShortConvs(inputs);
+  Tensors outs;
+  for (const ShortConvInputs& in : inputs)
+    outs.push_back(HasConvKernel(in) ? FusedShortConvs({in})[0] : Composed(in));
+  return outs;
+}
+
+at::Tensor ShortConv(const ShortConvInputs& inputs) { return ShortConvs({inputs})[0]; }
 
 at::Tensor ShortConvTail(const ShortConvInputs& inputs) {
   Check(inputs);

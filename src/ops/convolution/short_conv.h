@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <vector>
 
 #include "ops/sequence/row_segment.h"
 #include "ops/torch/column_slices.h"
@@ -28,6 +29,9 @@ struct ShortConvInputs {
 };
 
 at::Tensor ShortConv(const ShortConvInputs& inputs);  // [B, T, D]
+// The convolutions of several projections of the same tokens, such as q, k and v: in one pass if
+// they have no bias and differ only in x, weight, tail, D and silu.
+std::vector<at::Tensor> ShortConvs(const std::vector<ShortConvInputs>& inputs);
 
 // Returns the tail for the slice that follows: the last W-1 inputs [B, W-1, D], including those of
 // `tail` if T < W-1. Inputs before the last document start are zero.

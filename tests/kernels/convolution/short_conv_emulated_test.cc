@@ -94,34 +94,59 @@ struct Results {
 };
 
 template <typename T>
-Results<T> Run(const Case& c, const Problem<T>& p) {
+Results<T> MakeResults(const Case& c) {
   const int64_t size = kBatch * c.seq_len * c.dim;
-  Results<T> r = {Array<T>(size, c.shift),
-                  Array<T>(Values(kBatch * c.seq_len * c.stride(), 7.0), c.shift),
-                  Array<T>(kBatch * (c.taps - 1) * c.dim, c.shift), Array<float>(c.dim * c.taps),
-                  Array<float>(Values(c.dim, 7.0))};
-  const ConvShape<T> shape = {.x = p.x.data(),
-                              .tail = c.tail ? p.tail.data() : nullptr,
-                              .weight = p.weight.data(),
-                              .bias = c.bias ? p.bias.data() : nullptr,
-                              .documents = c.documents ? p.documents.ids.data() : nullptr,
-                              .starts = c.documents ? p.documents.starts.get() : nullptr,
-                              .batch = kBatch,
-                              .seq_len = c.seq_len,
-                              .dim = c.dim,
-                              .x_stride = c.stride(),
-                              .taps = c.taps,
-                              .silu = c.silu};
-  cuda::ConvForward(shape, r.out.data(), nullptr);
-  Array<float> workspace(Values(cuda::ConvWorkspaceFloats(shape), std::nan("")));
-  cuda::ConvBackward(shape,
-                     ConvGrads<T>{.dout = p.dout.data(),
-                                  .dx = r.dx.data(),
-                                  .dx_stride = c.stride(),
-                                  .dtail = c.tail ? r.dtail.data() : nullptr},
-                     {.dweight = r.dweight.data(), .dbias = r.dbias.data(), .bias_added = true},
-                     workspace.data(), nullptr);
-  return r;
+  return {Array<T>(size, c.shift), Array<T>(Values(kBatch * c.seq_len * c.stride(), 7.0), c.shift),
+          Array<T>(kBatch * (c.taps - 1) * c.dim, c.shift), Array<float>(c.dim * c.taps),
+          Array<float>(Values(c.dim, 7.0))};
+}
+
+template <typename T>
+ConvShape<T> ShapeOf(const Case& c, const Problem<T>& p) {
+  return {.x = p.x.data(),
+          .tail = c.tail ? p.tail.data() : nullptr,
+          .weight = p.weight.data(),
+          .bias = c.bias ? p.bias.data() : nullptr,
+          .documents = c.documents ? p.documents.ids.data() : nullptr,
+          .starts = c.documents ? p.documents.starts.get() : nullptr,
+          .batch = kBatch,
+          .seq_len = c.seq_len,
+          .dim = c.dim,
+          .x_stride = c.stride(),
+          .taps = c.taps,
+          .silu = c.silu};
+}
+
+// Runs the convolutions of all cases in one launch. They have the same tokens.
+template <typename T>
+std::vector<Results<T>> RunTogether(const std::vector<Case>& cases,
+                                    const std::vector<const Problem<T>*>& problems) {
+  std::vector<Results<T>> results;
+  for (const Case& c : cases) results.push_back(MakeResults<T>(c));
+  ConvParts<T> forward;
+  ConvGradParts<T> gradient;
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const Case& c = cases[i];
+    const Problem<T>& p = *problems[i];
+    Results<T>& r = results[i];
+    forward.parts[forward.num_parts++] = {ShapeOf(c, p), r.out.data()};
+    gradient.parts[gradient.num_parts++] = {
+        .shape = ShapeOf(c, p),
+        .grads = {.dout = p.dout.data(),
+                  .dx = r.dx.data(),
+                  .dx_stride = c.stride(),
+                  .dtail = c.tail ? r.dtail.data() : nullptr},
+        .weights = {.dweight = r.dweight.data(), .dbias = r.dbias.data(), .bias_added = true}};
+  }
+  cuda::ConvForward(forward, nullptr);
+  Array<float> workspace(Values(cuda::ConvWorkspaceFloats(gradient), std::nan("")));
+  cuda::ConvBackward(gradient, workspace.data(), nullptr);
+  return results;
+}
+
+template <typename T>
+Results<T> Run(const Case& c, const Problem<T>& p) {
+  return RunTogether<T>({c}, {&p})[0];
 }
 
 // Returns the rows of dx, dense, and checks that nothing was written between them.
@@ -216,6 +241,30 @@ TYPED_TEST(ConvKernel, TwoRunsGiveTheSameBits) {
 }
 
 // A NaN stays within its document and within the taps.
+// Parts of different widths and alignments, one without a SiLU and one as columns of a matrix.
+TYPED_TEST(ConvKernel, SeveralPartsHaveTheBitsOfSingleLaunches) {
+  for (const int64_t taps : {4, 7}) {
+    SCOPED_TRACE(taps);
+    const std::vector<Case> cases = {
+        {70, 16, taps},
+        {70, 11, taps, true, true, /*shift=*/1, /*bias=*/false, /*silu=*/false},
+        {70, 264, taps, true, true, /*shift=*/0, /*bias=*/false, /*silu=*/true, /*x_stride=*/280}};
+    std::vector<Problem<TypeParam>> problems;
+    for (const Case& c : cases) problems.emplace_back(c);
+    std::vector<const Problem<TypeParam>*> all;
+    for (Problem<TypeParam>& p : problems) all.push_back(&p);
+    const std::vector<Results<TypeParam>> together = RunTogether<TypeParam>(cases, all);
+    for (size_t i = 0; i < cases.size(); ++i) {
+      SCOPED_TRACE(Name(cases[i]));
+      const Results<TypeParam> alone = Run(cases[i], problems[i]);
+      EXPECT_EQ(together[i].out.values(), alone.out.values());
+      EXPECT_EQ(together[i].dx.values(), alone.dx.values());
+      EXPECT_EQ(together[i].dtail.values(), alone.dtail.values());
+      EXPECT_EQ(together[i].dweight.values(), alone.dweight.values());
+    }
+  }
+}
+
 TYPED_TEST(ConvKernel, NansDoNotCrossADocumentsStart) {
   const Case c = {20, 8, 4, /*tail=*/false};
   Problem<TypeParam> p(c);

@@ -173,6 +173,48 @@ TEST(ShortConvTest, ColumnsOfAMatrix) {
 
 // The contents of a token, a tail or a neighbouring document change no bit of outputs and gradients
 // that they must not affect.
+// The convolutions of q, k and v in one pass have the bits of three calls, with their gradients:
+// of different widths, one without a SiLU, with documents and tails. Convolutions that differ in
+// their taps, and those in fp64, are computed one by one.
+TEST(ShortConvTest, SeveralInOnePassEqualSingleCallsInBits) {
+  const at::Tensor starts = at::zeros({kBatch, 70}, at::kBool);
+  starts[0][0] = true, starts[1][33] = true;
+  const at::Tensor documents = starts.to(at::kLong).cumsum(1);
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
+    for (const bool with_bias : {false, true}) {
+      for (const int64_t other_taps : {4, 3}) {
+        SCOPED_TRACE(testing::Message() << dtype << ", bias " << with_bias << ", " << other_taps);
+        std::vector<ShortConvInputs> inputs;
+        std::vector<at::Tensor> leaves, douts;
+        const auto leaf = [&](std::vector<int64_t> shape, at::ScalarType type) {
+          const uint64_t seed = leaves.size() + 1;
+          return leaves.emplace_back(Normal(std::move(shape), seed, type).requires_grad_());
+        };
+        const at::ScalarType weight = dtype == at::kDouble ? at::kDouble : at::kFloat;
+        for (const int64_t dim : {21, 64, 7}) {
+          const int64_t taps = dim == 7 ? other_taps : 4;
+          ShortConvInputs in = {.x = leaf({kBatch, 70, dim}, dtype),
+                                .weight = leaf({dim, 1, taps}, weight),
+                                .tail = leaf({kBatch, taps - 1, dim}, dtype),
+                                .documents = documents,
+                                .starts = starts,
+                                .silu = dim != 64};
+          if (with_bias) in.bias = leaf({dim}, weight);
+          inputs.push_back(in);
+          douts.push_back(Normal({kBatch, 70, dim}, 50 + dim, dtype));
+        }
+        const std::vector<at::Tensor> together = ShortConvs(inputs);
+        std::vector<at::Tensor> alone;
+        for (const ShortConvInputs& in : inputs) alone.push_back(ShortConv(in));
+        for (size_t i = 0; i < alone.size(); ++i) EXPECT_TRUE(BitEqual(together[i], alone[i])) << i;
+        const auto got = torch::autograd::grad(together, leaves, douts),
+                   want = torch::autograd::grad(alone, leaves, douts);
+        for (size_t i = 0; i < leaves.size(); ++i) EXPECT_TRUE(BitEqual(got[i], want[i])) << i;
+      }
+    }
+  }
+}
+
 TEST(ShortConvTest, NothingLeaksInBits) {
   const Case c = {70, 21, 4};
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {

@@ -455,6 +455,22 @@ inline std::vector<RowOperation> Dropouts() {
            Widths(100, {6, 37, 64, 1001}), 1e-6}};
 }
 
+// Three convolutions in one pass, of columns of a matrix and of a dense one.
+inline at::Tensor ThreeShortConvs(const Tensors& in) {
+  const at::Tensor starts = DocumentStarts(in[0].size(1)).to(in[0].device());
+  const at::Tensor documents = starts.to(at::kLong).cumsum(1);
+  const int64_t width = in[1].size(0);
+  std::vector<ops::ShortConvInputs> inputs;
+  for (const int64_t i : {0, 1, 2})
+    inputs.push_back({.x = i < 2 ? in[0].narrow(2, i * width, width) : in[4],
+                      .weight = in[1 + i],
+                      .tail = {},
+                      .documents = documents,
+                      .starts = starts,
+                      .silu = i != 1});
+  return at::cat(ops::ShortConvs(inputs), -1);
+}
+
 // Convolutions with documents and a tail, and of columns of a wider matrix. Weights sum 300 tokens.
 inline std::vector<RowOperation> ShortConvolutions() {
   std::vector<RowOperation> convolutions;
@@ -489,6 +505,15 @@ inline std::vector<RowOperation> ShortConvolutions() {
                                              Normal({2, 3, width}, 4)};
                             },
                             Widths(300, {21, 256}), 2e-6});
+  convolutions.push_back({"ThreeShortConvs", ThreeShortConvs,
+                          [](int64_t rows, int64_t width) {
+                            return Tensors{Normal({2, rows / 2, 2 * width}, 1),
+                                           Normal({width, 1, 4}, 2, at::kFloat),
+                                           Normal({width, 1, 4}, 3, at::kFloat),
+                                           Normal({2 * width, 1, 4}, 4, at::kFloat),
+                                           Normal({2, rows / 2, 2 * width}, 5)};
+                          },
+                          Widths(300, {21, 64}), 2e-6});
   return convolutions;
 }
 

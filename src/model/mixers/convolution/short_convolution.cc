@@ -1,6 +1,5 @@
 #include "model/mixers/convolution/short_convolution.h"
 
-#include "ops/convolution/short_conv.h"
 #include "ops/torch/dispatch.h"
 
 namespace halflife::model {
@@ -19,6 +18,11 @@ ShortConvolution::ShortConvolution(const PartContext& context, const std::string
 }
 
 at::Tensor ShortConvolution::operator()(const ConvolutionCall& call, at::Tensor* after) const {
+  return ops::ShortConv(Inputs(call, after));
+}
+
+ops::ShortConvInputs ShortConvolution::Inputs(const ConvolutionCall& call,
+                                              at::Tensor* after) const {
   const ops::ShortConvInputs inputs = {.x = call.x,
                                        .weight = *weight_,
                                        .bias = shape_.bias ? *bias_ : at::Tensor(),
@@ -34,7 +38,7 @@ at::Tensor ShortConvolution::operator()(const ConvolutionCall& call, at::Tensor*
                  .to(ops::ComputeType(call.x), /*non_blocking=*/false, /*copy=*/true)
                  .contiguous();
   }
-  return ops::ShortConv(inputs);
+  return inputs;
 }
 
 at::Tensor ShortConvolution::Step(const at::Tensor& x, at::Tensor& tail) const {

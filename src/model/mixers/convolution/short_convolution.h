@@ -11,6 +11,7 @@
 #include <string>
 
 #include "model/mixer.h"
+#include "ops/convolution/short_conv.h"
 #include "ops/torch/column_slices.h"
 
 namespace halflife::model {
@@ -39,6 +40,9 @@ class ShortConvolution {
   // -> [B, T, C]. If `after` is not null, it receives the tail after the slice, as a new tensor in
   // fp32 (fp64 for fp64 inputs).
   at::Tensor operator()(const ConvolutionCall& call, at::Tensor* after) const;
+  // The inputs of the convolution of ops/convolution/short_conv.h, for calls that join several. It
+  // sets `after` as above.
+  ops::ShortConvInputs Inputs(const ConvolutionCall& call, at::Tensor* after) const;
   at::Tensor Step(const at::Tensor& x, at::Tensor& tail) const;  // [B, C] -> [B, C]
 
   StateTensor tail(const std::string& name) const;

@@ -174,8 +174,8 @@ MixerOutput LinearMixer::Forward(const MixerCall& call) const {
   MixerOutput result;
   MixerState* const after = call.want_state ? &result.state : nullptr;
   if (after != nullptr) after->tensors.resize(num_recurrent_ + convs_.size());
-  const Projected projected = Project(
-      call.x, [&](const at::Tensor& y, size_t index) { return Convolve(y, index, call, after); });
+  const Projected projected =
+      Project(call.x, [&](const std::vector<at::Tensor>& y) { return Convolve(y, call, after); });
   RecurrenceOutput scanned = recurrence_->Scan(projected.Inputs(call.x), call);
   result.y = Output(scanned.o, projected.gate);
   if (after != nullptr) {
@@ -189,9 +189,11 @@ MixerOutput LinearMixer::Forward(const MixerCall& call) const {
 at::Tensor LinearMixer::Step(const at::Tensor& x, const SequenceSlice& token,
                              MixerState& state) const {
   const at::Tensor row = x.unsqueeze(1);
-  const Projected projected = Project(row, [&](const at::Tensor& y, size_t index) {
-    if (convs_.empty()) return y;
-    return convs_[index].Step(y.squeeze(1), state.tensors[num_recurrent_ + index]).unsqueeze(1);
+  const Projected projected = Project(row, [&](const std::vector<at::Tensor>& y) {
+    std::vector<at::Tensor> outs = y;
+    for (size_t i = 0; i < convs_.size(); ++i)
+      outs[i] = convs_[i].Step(y[i].squeeze(1), state.tensors[num_recurrent_ + i]).unsqueeze(1);
+    return outs;
   });
   const at::Tensor o = recurrence_->Step(projected.Inputs(row), token,
                                          std::span(state.tensors).first(num_recurrent_));
@@ -220,9 +222,9 @@ LinearMixer::Projected LinearMixer::Project(const at::Tensor& x,
   weights.insert(weights.end(), recurrent.begin(), recurrent.end());
   if (gate_.declared()) weights.push_back(*gate_);
   const std::vector<at::Tensor> y = ops::SharedInputLinear(x, weights);
-  const std::vector<at::Tensor> biased = AddBiases(y);
+  const std::vector<at::Tensor> convolved = convolve(AddBiases(y));
   const auto split = [&](size_t index, int64_t head_dim) {
-    return SplitHeads(convolve(biased[index], index), head_dim);
+    return SplitHeads(convolved[index], head_dim);
   };
   const auto map = [&](size_t index) -> Features {
     const at::Tensor head = split(index, heads_.head_dim_k);
@@ -241,15 +243,20 @@ RecurrenceInputs LinearMixer::Projected::Inputs(const at::Tensor& x) const {
   return {.x = x, .products = products, .q = q, .k = k, .v = v};
 }
 
-// Convolution `index` reads its tail from the call's state and writes the new one to `after`.
-at::Tensor LinearMixer::Convolve(const at::Tensor& y, size_t index, const MixerCall& call,
-                                 MixerState* after) const {
+// The convolutions read their tails from the call's state and write the new ones to `after`.
+std::vector<at::Tensor> LinearMixer::Convolve(const std::vector<at::Tensor>& y,
+                                              const MixerCall& call, MixerState* after) const {
   if (convs_.empty()) return y;
-  const size_t place = num_recurrent_ + index;
-  return convs_[index]({.x = y,
-                        .slice = call.slice,
-                        .tail = call.carried() ? call.initial->tensors[place] : at::Tensor()},
-                       after == nullptr ? nullptr : &after->tensors[place]);
+  std::vector<ops::ShortConvInputs> inputs;
+  for (size_t i = 0; i < convs_.size(); ++i) {
+    const size_t place = num_recurrent_ + i;
+    inputs.push_back(
+        convs_[i].Inputs({.x = y[i],
+                          .slice = call.slice,
+                          .tail = call.carried() ? call.initial->tensors[place] : at::Tensor()},
+                         after == nullptr ? nullptr : &after->tensors[place]));
+  }
+  return ops::ShortConvs(inputs);
 }
 
 // heads [..., H, V], gate [..., H V] or undefined -> [..., D].

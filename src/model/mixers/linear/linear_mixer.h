@@ -127,16 +127,16 @@ class LinearMixer : public Mixer {
     at::Tensor gate;                   // [B, T, H V], or undefined
     RecurrenceInputs Inputs(const at::Tensor& x) const;
   };
-  // Maps y [B, T, dim] before it is split into heads. The index 0, 1 or 2 stands for q, k or v.
-  using Convolution = std::function<at::Tensor(const at::Tensor& y, size_t index)>;
+  // Maps the projections q, k and v [B, T, dim] before they are split into heads.
+  using Convolution = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& y)>;
   Projected Project(const at::Tensor& x, const Convolution& convolve) const;
   // Whether one kernel can add the bias of q or k and apply its feature map, because no convolution
   // lies between the two.
   bool IsMappedWithBias(size_t index) const;
   // Adds the biases to q, k and v, and applies the maps for which IsMappedWithBias, in one pass.
   std::vector<at::Tensor> AddBiases(std::span<const at::Tensor> y) const;
-  at::Tensor Convolve(const at::Tensor& y, size_t index, const MixerCall& call,
-                      MixerState* after) const;
+  std::vector<at::Tensor> Convolve(const std::vector<at::Tensor>& y, const MixerCall& call,
+                                   MixerState* after) const;
   at::Tensor Output(const at::Tensor& heads, const at::Tensor& gate) const;
   void DeclareGate(const PartContext& context);
   // The second of the two matrices of a gate with a gate_rank, and its bias.
