@@ -70,8 +70,8 @@ TEST(Refusal, AChoiceThatIsNone) {
                   "--model-type: 'gpt3' is none of auto, llama, mistral, qwen3, qwen2, "
                   "transformer, gpt2, retnet, gla, linear_attn, delta_net, gated_deltanet, "
                   "gated_deltaproduct, qwen3_5_text, qwen3_next, olmo_hybrid, kda, kimi_linear, "
-                  "hgrn2, gsa, mamba, mamba2. Use one of "
-                  "them; did you mean 'gpt2'?");
+                  "hgrn2, gsa, rwkv, rwkv7, mamba, mamba2, nemotron_h, granitemoehybrid, bamba, "
+                  "falcon_h1. Use one of them; did you mean 'gpt2'?");
   Parse({"export", "--run", "r", "--out", "o", "--model-type", "gpt2"});
   EXPECT_HL_ERROR(Parse({"import", "--from", "f", "--out", "o", "--layout", "d3d"}),
                   ExitCode::kUsage, "--layout: 'd3d' is none of llama, ",
