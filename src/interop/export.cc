@@ -261,8 +261,7 @@ ExportReport ExportModel(const ckpt::StepReader& step, const data::Tokenizer* to
               " ids, but the model has only ", config.vocab_size,
               ". Pass the run's own tokenizer with --tokenizer.");
   const Layout& layout = ChooseLayout(config, options.model_type);
-  ExportOptions own = options;
-  own.untie = options.untie || !layout.can_tie();
+  const bool untie = options.untie || !layout.can_tie();
   ExportReport report = {.model_type = layout.model_type(),
                          .class_name = layout.class_name(),
                          .has_tokenizer = tokenizer != nullptr};
@@ -280,9 +279,9 @@ ExportReport ExportModel(const ckpt::StepReader& step, const data::Tokenizer* to
       ids = tokenizer->special_ids();
     }
     const model::LanguageModel model(config);
-    WriteHfWeights(temporary, Weights(layout, model, step, own.untie), options.dtype,
+    WriteHfWeights(temporary, Weights(layout, model, step, untie), options.dtype,
                    options.max_shard_bytes);
-    const ordered_json json = ConfigJson(layout, model, step.state(), ids, own);
+    const ordered_json json = ConfigJson(layout, model, step.state(), ids, options.dtype, untie);
     AtomicWriteFile(temporary / "config.json", json.dump(2) + "\n", ExitCode::kEnvironment);
     ordered_json generation;
     AddSpecialIds(ids, generation);

@@ -1,6 +1,7 @@
 // Whole models of the patterns of published hybrids, whose layers differ in mixer and block:
-// documents in one row are independent, prefill and steps equal the whole row, rows split over ranks
-// give the same loss and gradients, and recomputation gives the same bits. fp64, except for bits.
+// documents in one row are independent, prefill and steps equal the whole row, rows split over
+// ranks give the same loss and gradients, and recomputation gives the same bits. fp64, except for
+// bits.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros_like.h>

@@ -148,15 +148,15 @@ TEST(ParameterNames, DeltaRule) {
 }
 
 TEST(ParameterNames, GatedStates) {
-  EXPECT_THAT(
-      MixerShapes("hgrn2", {{"num_heads", 2}, {"use_short_conv", true}}),
-      UnorderedElementsAre(
-          Pair("q_proj.weight", ElementsAre(32, 32)), Pair("f_proj.weight", ElementsAre(32, 32)),
-          Pair("i_proj.weight", ElementsAre(32, 32)),
-          Pair("q_conv1d.weight", ElementsAre(32, 1, 4)),
-          Pair("f_conv1d.weight", ElementsAre(32, 1, 4)),
-          Pair("i_conv1d.weight", ElementsAre(32, 1, 4)), Pair("g_norm.weight", ElementsAre(32)),
-          Pair("o_proj.weight", ElementsAre(32, 32))));
+  EXPECT_THAT(MixerShapes("hgrn2", {{"num_heads", 2}, {"use_short_conv", true}}),
+              UnorderedElementsAre(Pair("q_proj.weight", ElementsAre(32, 32)),
+                                   Pair("f_proj.weight", ElementsAre(32, 32)),
+                                   Pair("i_proj.weight", ElementsAre(32, 32)),
+                                   Pair("q_conv1d.weight", ElementsAre(32, 1, 4)),
+                                   Pair("f_conv1d.weight", ElementsAre(32, 1, 4)),
+                                   Pair("i_conv1d.weight", ElementsAre(32, 1, 4)),
+                                   Pair("g_norm.weight", ElementsAre(32)),
+                                   Pair("o_proj.weight", ElementsAre(32, 32))));
   EXPECT_THAT(
       MixerShapes("gsa",
                   {{"num_heads", 4}, {"num_kv_heads", 2}, {"expand_k", 0.5}, {"num_slots", 6}}),

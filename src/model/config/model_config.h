@@ -22,8 +22,8 @@
 
 namespace halflife::model {
 
-// Layers whose mixer, channel mixer or block differs from the rest of the model. The layers are listed in
-// `layers`, or are every `every`-th layer starting at `first`.
+// Layers whose mixer, channel mixer or block differs from the rest of the model. The layers are
+// listed in `layers`, or are every `every`-th layer starting at `first`.
 struct LayerGroup {
   std::vector<int64_t> layers;  // Numbers of layers, from 0.
   int64_t every = 0, first = 0;

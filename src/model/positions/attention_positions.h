@@ -75,8 +75,8 @@ at::Tensor Rotate(const at::Tensor& x, const at::Tensor& positions,
                   std::span<const double> frequencies, double factor = 1);
 
 // Rotary positions (Su et al., 2021) with the given frequencies of the pairs: [d/2], or fewer if
-// only the first channels of a head rotate. cos and sin are multiplied by `factor`, so that products
-// of rotated channels are multiplied by its square.
+// only the first channels of a head rotate. cos and sin are multiplied by `factor`, so that
+// products of rotated channels are multiplied by its square.
 class RotaryPositions : public AttentionPositions {
  public:
   explicit RotaryPositions(std::vector<double> frequencies, double factor = 1)

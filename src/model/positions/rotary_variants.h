@@ -9,8 +9,8 @@
 
 namespace halflife::model {
 
-// All functions return [dim / 2] frequencies in radians per token (an odd dim is rounded up). `factor` is the length of the
-// longest text divided by the training length.
+// All functions return [dim / 2] frequencies in radians per token (an odd dim is rounded up).
+// `factor` is the length of the longest text divided by the training length.
 // Position interpolation (Chen et al., 2023): divides every position by `factor`.
 std::vector<double> InterpolatedFrequencies(int64_t dim, double base, double factor);
 // NTK-aware: uses base * factor^(dim / (dim - 2)). The slowest pair is interpolated, the fastest

@@ -173,7 +173,7 @@ constexpr ForeignName kForeignNames[] = {
      "A dataset contains its tokenizer."},
 
     // Mixers that do not exist.
-    {"rwkv5, rwkv6, rwkv7", "", "", "Use the mixer rwkv4, or gla for a state of K x V numbers."},
+    {"rwkv5, rwkv6", "", "", "Use the mixer rwkv7."},
     {"simple_gla, mlstm, xlstm", "", "", "Use the mixer gla."},
     {"hgrn", "", "", "Use the mixer hgrn2."},
     {"ttt, titans, log_linear_attention", "", "", "Use the mixer gla or mamba."},

@@ -85,8 +85,8 @@ TEST(RotaryTest, GradientTurnsBack) {
   EXPECT_TRUE(test::Close(grads[0], x, 5e-7));  // The transpose of a rotation is its inverse.
 }
 
-// A table of r/2 pairs rotates the first r channels as heads of width r, and copies the others. Tables
-// of an odd r have one pair more.
+// A table of r/2 pairs rotates the first r channels as heads of width r, and copies the others.
+// Tables of an odd r have one pair more.
 TEST(RotaryTest, PartsOfAHead) {
   for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
     for (const auto& [dim, rotated] : {std::pair(12, 4), {7, 6}, {64, 16}, {8, 8}, {8, 3}}) {

@@ -1,9 +1,9 @@
 // Softmax attention with grouped key-value heads: the baseline for linear mixers, or an encoder if
-// it is not causal. Positions are rotations (rope_theta), of whole heads or of their first channels,
-// or the model's method. A window or blocks can limit the visible keys. Scores can be cosines, and
-// can be scaled by the number of keys. The output can have a gate per channel (Qwen3-Next).
-// Parameters are named as in fla's Transformer. The state is the keys and values of all tokens so
-// far, so it grows.
+// it is not causal. Positions are rotations (rope_theta), of whole heads or of their first
+// channels, or the model's method. A window or blocks can limit the visible keys. Scores can be
+// cosines, and can be scaled by the number of keys. The output can have a gate per channel
+// (Qwen3-Next). Parameters are named as in fla's Transformer. The state is the keys and values of
+// all tokens so far, so it grows.
 #include <algorithm>
 #include <cmath>
 #include <vector>

@@ -176,8 +176,8 @@ TEST(SoftmaxTest, AnEncoderWithAlibiLooksBothWays) {
 }
 
 // The attention of one document in fp64 from its definition, for the options of hybrid models:
-// o = (softmax(scale m q k^T) v * sigmoid(x W_g + b_g)) W_o, where norms and a rotation of the first
-// `rotated` channels have been applied to q and k.
+// o = (softmax(scale m q k^T) v * sigmoid(x W_g + b_g)) W_o, where norms and a rotation of the
+// first `rotated` channels have been applied to q and k.
 struct HybridForm {
   std::vector<Assignment> options;
   bool all_heads = false, zero_centered = false, rotates = true;
