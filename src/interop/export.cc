@@ -192,7 +192,7 @@ std::vector<WeightToWrite> Weights(const Layout& layout, const model::LanguageMo
     Placement placement;         // Placement of the last part added.
     std::vector<int64_t> shape;  // Shape of one part.
     std::vector<RangeReader> parts;
-    std::vector<RowsOfTensor> rows;  // Of a tensor whose parameters are some of its rows.
+    std::vector<RowsOfTensor> rows;  // Parameters that are some rows of the tensor.
   };
   std::map<std::string, Tensor> tensors;
   const auto add = [&](const std::string& name, const std::vector<int64_t>& shape,

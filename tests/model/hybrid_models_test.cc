@@ -57,6 +57,19 @@ ModelConfig OlmoPattern() {
   return config;
 }
 
+// RWKV-7: later layers mix their values with those of the first one, and every other layer is a
+// channel mixing.
+ModelConfig Rwkv7Pattern() {
+  ModelConfig config = QwenPattern();
+  config.norm = NormConfig("layer_norm");
+  config.num_layers = 4;
+  config.channel_mixer = ChannelMixerConfig(kNoChannelMixer);
+  config.mixer = MixerConfig("rwkv7", {{"head_dim", 8}});
+  config.hybrid = {
+      {.every = 2, .first = 1, .mixer = MixerConfig("rwkv_channel_mix", {{"form", "rwkv7"}})}};
+  return config;
+}
+
 struct Pattern {
   std::string name;
   ModelConfig config;
@@ -100,7 +113,8 @@ class HybridPattern : public testing::TestWithParam<Pattern> {
 
 INSTANTIATE_TEST_SUITE_P(All, HybridPattern,
                          testing::Values(Pattern{"qwen", QwenPattern()},
-                                         Pattern{"olmo", OlmoPattern()}),
+                                         Pattern{"olmo", OlmoPattern()},
+                                         Pattern{"rwkv7", Rwkv7Pattern()}),
                          [](const auto& tested) { return tested.param.name; });
 
 TEST_P(HybridPattern, PackedDocumentsAreThoseOfSeparateRows) {

@@ -21,6 +21,9 @@ std::vector<int64_t> ReadAttentionIndices(ConfigReader& reader, int64_t num_laye
   for (int64_t layer = 0; indices->is_array() && layer < num_layers; ++layer)
     if (std::ranges::find(*indices, nlohmann::json(layer)) != indices->end())
       layers.push_back(layer);
+  reader.Require(!indices->is_array() || layers.size() == indices->size(), kKey,
+                 " has numbers that are not layers, or has one twice. Use each number from 0 to ",
+                 num_layers - 1, " at most once.");
   return layers;
 }
 
@@ -41,6 +44,7 @@ class Bamba : public Layout {
                           "rope_theta", "partial_rotary_factor", "qkv_bias", "out_bias"},
                          lines);
       AddAttentionBiasObstacle(*mixers.softmax, lines);
+      if (HasReversedRamp(config, *mixers.softmax)) lines.emplace_back(kReversedRamp);
       if (mixers.softmax->Get<double>("rope_theta") == 0)
         lines.emplace_back("softmax does not rotate q and k");
     }
@@ -76,7 +80,7 @@ class Bamba : public Layout {
 
   model::ModelConfig ReadConfig(ConfigReader& reader) const override {
     IgnoreHybridKeys(reader);
-    // transformers rotates half of a head, whatever this key says. The names of the layers follow
+    // transformers rotates half of a head and ignores this key. The names of the layers follow
     // from attn_layer_indices.
     reader.Ignore({"partial_rotary_factor", "attn_rotary_emb", "layers_block_type", "layer_types"});
     model::ModelConfig config;

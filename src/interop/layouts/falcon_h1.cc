@@ -79,6 +79,7 @@ class FalconH1 : public Layout {
                         "rope_theta", "key_multiplier", "qkv_bias", "out_bias"},
                        lines);
     AddAttentionBiasObstacle(parts.softmax->mixer, lines);
+    if (HasReversedRamp(config, parts.softmax->mixer)) lines.emplace_back(kReversedRamp);
     if (parts.softmax->mixer.Get<double>("rope_theta") == 0)
       lines.emplace_back("softmax does not rotate q and k");
     AddOptionObstacles(

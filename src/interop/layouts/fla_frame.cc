@@ -1,5 +1,6 @@
 // Shared parts of fla's classes: sizes, the SwiGLU block, ties and hybrid softmax layers.
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
@@ -124,8 +125,10 @@ std::string Renamed(std::string parameter, std::span<const Renaming> renamings) 
   return parameter;
 }
 
+bool IsWhole(double value) { return std::abs(value) < 1e15 && value == std::trunc(value); }
+
 ordered_json Number(double value) {
-  if (value == static_cast<double>(static_cast<int64_t>(value))) return static_cast<int64_t>(value);
+  if (IsWhole(value)) return static_cast<int64_t>(value);
   return value;
 }
 

@@ -28,7 +28,7 @@ class GatedDeltaHybrid : public Layout {
     int64_t vocab_size, hidden_size, intermediate_size, num_layers, num_heads;
   };
   static model::ModelConfig ReadSizes(ConfigReader& reader, const Defaults& defaults);
-  // Reads layer_types. `is_full` tells which layers are softmax layers if there is no such key.
+  // Reads layer_types. If there is no such key, `is_full` returns true for softmax layers.
   static std::vector<int64_t> ReadFullLayers(ConfigReader& reader, int64_t num_layers,
                                              const std::function<bool(int64_t layer)>& is_full);
   // Makes the model's mixer from these sizes and linear_conv_kernel_dim.

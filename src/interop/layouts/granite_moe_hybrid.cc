@@ -70,6 +70,7 @@ class GraniteMoeHybrid : public Layout {
                           "rope_theta", "score_scale", "qkv_bias", "out_bias"},
                          lines);
       AddAttentionBiasObstacle(*mixers.softmax, lines);
+      if (HasReversedRamp(config, *mixers.softmax)) lines.emplace_back(kReversedRamp);
     }
     if (mixers.mamba2 == nullptr) return lines;
     AddOptionObstacles(*mixers.mamba2, config.sizes(),

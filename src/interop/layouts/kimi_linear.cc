@@ -110,7 +110,7 @@ model::LayerGroup ReadKimiLayers(ConfigReader& reader, int64_t num_layers,
   kda.Set("num_heads", reader.Int("linear_num_heads", 32));
   kda.Set("conv_size", reader.Int("linear_conv_kernel_dim", 4, /*min=*/2));
   model::LayerGroup full;
-  // A pattern takes no memory, whatever num_layers a corrupt folder has.
+  // A pattern takes no memory, even if num_layers of a corrupt folder is huge.
   if (num_layers > kKimiUsualEvery) full = {.every = kKimiUsualEvery, .first = kKimiUsualEvery};
   if (const nlohmann::json* nested = reader.Member("linear_attn_config")) {
     reader.Require(nested->is_object(),

@@ -36,6 +36,8 @@ struct ClassParts {
        logit_scale = false;
 };
 std::vector<std::string> PartObstacles(const model::ModelConfig& config, const ClassParts& parts);
+// True for integers that fit an int64_t.
+bool IsWhole(double value);
 // Returns the value as an integer if it is one.
 nlohmann::ordered_json Number(double value);
 
@@ -51,7 +53,7 @@ std::string Renamed(std::string parameter, std::span<const Renaming> renamings);
 // of halflife's position methods that they have: none, and scalings for long texts.
 std::vector<std::string> RopeScalings();
 struct RopeSizes {
-  int64_t head_dim = 0, max_positions = 0;  // Of the model; max_position_embeddings.
+  int64_t head_dim = 0, max_positions = 0;  // The model's; max_position_embeddings.
   // partial_rotary_factor, if the config has none. 0: the class rotates whole heads only.
   double usual_part = 0;
   bool ignores_outer_part = false;  // The class reads it only inside the object of the rotation.

@@ -1,5 +1,5 @@
-// What the hybrids of Mamba-2 and softmax attention share (nemotron_h, granitemoehybrid, bamba,
-// falcon_h1): which layers have which mixer, and which options a class can express.
+// The shared part of the hybrids of Mamba-2 and softmax attention (nemotron_h, granitemoehybrid,
+// bamba, falcon_h1): which layers have which mixer, and which options a class can express.
 #pragma once
 
 #include <cstdint>
@@ -47,7 +47,7 @@ model::MixerConfig ReadHybridSoftmax(ConfigReader& reader, int64_t model_dim,
 void WriteHybridSoftmax(const model::MixerConfig& softmax, nlohmann::ordered_json& json);
 
 // The keys mamba_* that granitemoehybrid, bamba and falcon_h1 share. `inner_width` is the width of
-// all heads; `name_of_width` says in messages where it comes from.
+// all heads; messages name its source, `name_of_width`.
 model::MixerConfig ReadHybridMamba2(ConfigReader& reader, int64_t inner_width,
                                     const std::string& name_of_width);
 void WriteHybridMamba2(const model::MixerConfig& mamba2, nlohmann::ordered_json& json);

@@ -212,12 +212,12 @@ class NemotronH : public Layout {
                    "hidden_dropout", "expand", "mamba_expand", "use_mamba_kernels",
                    "time_step_limit", "mamba_dt_limit", "tie_word_embeddings", "norm_eps",
                    "max_position_embeddings", "rope_theta", "partial_rotary_factor",
-                   // Of training, of the choice of a kernel, or of a cache.
+                   // These keys configure training, the choice of a kernel, or a cache.
                    "time_step_max", "mamba_dt_max", "time_step_floor", "mamba_dt_init_floor",
                    "time_step_rank", "chunk_size", "mamba_chunk_size", "num_logits_to_keep",
                    "residual_in_fp32", "rescale_prenorm_residual", "mamba_ssm_cache_dtype",
                    "ssm_cache_dtype", "time_step_scale", "time_step_init_scheme",
-                   // Of experts, and of layers that predict several tokens.
+                   // These keys describe experts, and layers that predict several tokens.
                    "n_routed_experts", "num_local_experts", "n_shared_experts",
                    "moe_intermediate_size", "moe_shared_expert_intermediate_size",
                    "moe_latent_size", "moe_shared_expert_overlap", "num_experts_per_tok",

@@ -8,7 +8,7 @@
 namespace halflife::interop {
 namespace {
 
-// eps of the norm of a Gated DeltaNet layer, whatever rms_norm_eps is.
+// eps of the norm of a Gated DeltaNet layer, which rms_norm_eps does not change.
 constexpr double kDeltaNormEps = 1e-5;
 
 // The rows of the convolutions of q, k and v are in one tensor while transformers runs the model.
@@ -35,6 +35,9 @@ class OlmoHybrid : public GatedDeltaHybrid {
       if (block != wanted)
         lines.push_back(Concat("the block of layer ", layer, ", ", config.mixer_of(layer).name(),
                                ", is ", block, ". Only ", wanted, " is supported."));
+      if (block == "pre_norm" && (config.block_of(layer).Get<double>("residual_multiplier") != 1 ||
+                                  config.block_of(layer).Get<bool>("mixer_residual_post_norm")))
+        lines.push_back(Concat("the block of layer ", layer, " scales or norms its residual"));
     }
     if (num_full == 0 || num_full == config.num_layers)
       lines.emplace_back("the layers are all alike. The class needs both kinds.");
@@ -125,8 +128,8 @@ class OlmoHybrid : public GatedDeltaHybrid {
         {".post_attention_layernorm.", ".feedforward_layer_norm."}};
     return {Renamed(tensor, kNames)};
   }
-  // It also divides the convolutions into three tensors of equal size, whatever the sizes of q, k
-  // and v are. In turn, the three have the same rows in either case.
+  // It also divides the convolutions into three tensors of equal size, even if q, k and v have
+  // other sizes. One after the other, the three have the same rows in either case.
   std::vector<std::string> PiecesOf(const std::string& tensor) const override {
     if (!tensor.ends_with(kConvolutions)) return {};
     std::vector<std::string> pieces;

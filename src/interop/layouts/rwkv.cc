@@ -10,7 +10,8 @@
 namespace halflife::interop {
 namespace {
 
-constexpr double kEpsOfLastNorm = 1e-5;  // Of RWKV-4's ln_out, whatever layer_norm_epsilon is.
+// eps of RWKV-4's ln_out, which layer_norm_epsilon does not change.
+constexpr double kEpsOfLastNorm = 1e-5;
 constexpr const char* kChannelMix = "rwkv_channel_mix";
 
 // The place of a parameter of layer N: "layers.5.attn.key.weight" is ".attn.key.weight" of block 2.
@@ -26,7 +27,7 @@ HalfOfBlock HalfOf(const std::string& parameter) {
   return {layer / 2, layer % 2 != 0, read.ptr};
 }
 
-// What both classes have in common.
+// The base of both classes.
 class RwkvLayout : public Layout {
  protected:
   // Returns the obstacles that do not depend on the options of the time mixing. `form`: of the

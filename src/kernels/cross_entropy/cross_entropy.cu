@@ -84,7 +84,7 @@ HL_DEVICE float PickedLogit(const LogitRows& args, int64_t row, int64_t target) 
   return target < args.vocab ? args.logits[row * args.vocab + target] : Nan();
 }
 
-// What the gradient of a row needs of its sum: d logit = e^(logit - max) factor - onehot.
+// The values from which the gradient of a row follows: d logit = e^(logit - max) factor - onehot.
 struct RowGradient {
   float max, factor;
   int64_t target;

@@ -55,8 +55,7 @@ class ResidualStream {
     branch_.reset();
   }
 
-  // What a layer publishes for later ones next to the sum (MixerCall::first_values). Undefined:
-  // nothing yet.
+  // Values that a layer publishes for later ones (MixerCall::first_values). Undefined: none yet.
   at::Tensor first_values;
 
  private:

@@ -153,9 +153,9 @@ struct SwiGluOptions : OptionsOf<SwiGluOptions> {
   // to a multiple of 256, as in fla.
   void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
     inner.Resolve(static_cast<double>(sizes.model_dim) * inner.ratio * 2 / 3, 256, problems);
-    for (const double multiplier : {gate_multiplier, down_multiplier})
-      problems.Require(std::isfinite(multiplier), "a multiplier is ", multiplier,
-                       ". Use a finite number (1 is usual).");
+    problems.Require(std::isfinite(gate_multiplier) && std::isfinite(down_multiplier),
+                     "gate_multiplier is ", gate_multiplier, " and down_multiplier ",
+                     down_multiplier, ". Use finite numbers (1 is usual).");
   }
 };
 

@@ -95,16 +95,26 @@ class Parallel : public Mixer {
       MixerOutput out = ForwardOf(part, own);
       Add(part, out.y, sum.y);
       std::ranges::move(out.state.tensors, std::back_inserter(sum.state.tensors));
+      if (out.first_values.defined()) sum.first_values = out.first_values;
     }
     return sum;
   }
 
   at::Tensor Step(const at::Tensor& x, const SequenceSlice& token,
                   MixerState& state) const override {
+    at::Tensor none;
+    return StepWithValues(x, token, state, none);
+  }
+  at::Tensor StepWithValues(const at::Tensor& x, const SequenceSlice& token, MixerState& state,
+                            at::Tensor& first_values) const override {
     at::Tensor sum;
+    const at::Tensor given = first_values;
     for (const Part& part : parts_) {
       MixerState own = StateOf(part, state);
-      Add(part, part.mixer->Step(Scaled(x, part.input_multiplier), token, own), sum);
+      at::Tensor values = given;
+      Add(part, part.mixer->StepWithValues(Scaled(x, part.input_multiplier), token, own, values),
+          sum);
+      if (!values.is_same(given)) first_values = values;
       // A tensor that grows may have been replaced.
       std::ranges::move(own.tensors, state.tensors.begin() + Offset(part));
     }

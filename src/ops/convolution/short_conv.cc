@@ -185,7 +185,7 @@ Tensors ForwardFused(const std::vector<ConvOperands>& operands) {
   return outs;
 }
 
-// What a backward needs of a part in addition to the saved tensors.
+// Data that the backward of a part needs in addition to the saved tensors.
 struct ConvPlan {
   bool silu;
   ColumnSlice x_gradient;

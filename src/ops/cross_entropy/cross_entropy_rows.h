@@ -23,7 +23,7 @@ using kernels::LogitGradient;
 
 // logits [R, vocab] fp32 or fp64, contiguous; targets [R] int64. If a gradient is wanted,
 // overwrites the logits by d(loss + z_loss_weight ln^2 Z) / d logits = (1 + 2 z_loss_weight ln Z)
-// softmax - onehot, which is zero for rows without a target. kFp32 stands for the logits' dtype;
+// softmax - onehot, which is zero for rows without a target. kFp32 keeps the logits' dtype;
 // kBf16 needs fp32 logits on a GPU and leaves Bf16Gradient(logits). A target outside the vocabulary
 // throws an error (exit 3) on the CPU and gives NaN on a GPU.
 void ReduceRows(at::Tensor& logits, const at::Tensor& targets, double z_loss_weight,

@@ -61,8 +61,13 @@ std::shared_ptr<const SequenceChunks> MakeSequenceChunks(kernels::ChunkTableConf
   chunks->device = device;
   chunks->table = kernels::MakeChunkTable(config);
   if (!device.is_cpu()) {
-    chunks->device_chunks = UploadTable(chunks->table.chunks, device);
-    chunks->device_begin = UploadTable(chunks->table.sequence_begin, device);
+    // A table of whole rows depends only on shapes. Recorded graphs find it at the same address.
+    const bool whole_rows = config.document_starts.empty() && config.cu_seqlens.empty();
+    const auto upload = [&](const auto& table) {
+      return whole_rows ? ConstantTable(table, device) : UploadTable(table, device);
+    };
+    chunks->device_chunks = upload(chunks->table.chunks);
+    chunks->device_begin = upload(chunks->table.sequence_begin);
     chunks->device =
         chunks->device_begin.device();  // with the index of the CUDA device, as in tensors
   }

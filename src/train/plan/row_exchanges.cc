@@ -97,7 +97,8 @@ RowExchanges RowRehearsals::Rehearse(int64_t layer, int64_t batch,
                            return ops::DropoutConfig{.rate = rate,
                                                      .samples = at::arange(x.size(0), at::kLong),
                                                      .first_position = slice.begin};
-                         }})
+                         },
+                     .first_values = at::zeros(x.sizes(), compute)})
           .y;
   const auto of_forward = static_cast<std::ptrdiff_t>(rehearsal.events().size());
   y.sum().backward();

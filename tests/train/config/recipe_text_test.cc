@@ -146,7 +146,7 @@ TEST(RecipeText, AForeignNameIsAnsweredWhereverItIs) {
   EXPECT_HL_ERROR(Set("trainer.max_steps=4"), kUsage, "Use --set train.steps=1000.");
   EXPECT_HL_ERROR(Set("model.mixer=rwkv6"), kUsage,
                   "--set model.mixer: 'rwkv6' is not a variant of model.mixer. halflife does not "
-                  "support it. Use the mixer rwkv4");
+                  "support it. Use the mixer rwkv7.");
   EXPECT_HL_ERROR(Set("model.mixer.rwkv6.head_dim=16"), kUsage, "halflife does not support it");
   EXPECT_HL_ERROR(Set("optimizer=lion"), kUsage, "is a group",
                   "About 'lion': halflife does not support it. Use AdamW");

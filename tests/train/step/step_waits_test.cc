@@ -152,8 +152,8 @@ TEST_F(StepWaits, AGraphOfOtherPartsUploadsNothing) {
 // CPU has a fused kernel (softmax_attention/, delta_rule/), this is the CPU's count. A mixer
 // without a row has the goal, 30. In kda, the decay and the output gate have a second product each.
 // hyena and the convolutions of base_conv that are as long as the row are composed of LibTorch
-// operations, and so are the gates of hgrn2 and gsa and the softmax over slots. mla splits and
-// joins latents and heads.
+// operations, and so are rwkv7, the gates of hgrn2 and gsa and the softmax over slots. mla splits
+// and joins latents and heads, and parallel has two mixers.
 TEST_F(StepWaits, LaunchesOfALayerAndMicroBatch) {
   const ops::JoinedProductsEverywhere as_on_a_gpu;
   const std::map<std::string, int64_t> bounds = {{"based", 20},
@@ -175,7 +175,10 @@ TEST_F(StepWaits, LaunchesOfALayerAndMicroBatch) {
                                                  {"gsa", 49},
                                                  {"hgrn2", 57},
                                                  {"mla", 38},
-                                                 {"hyena", 119}};
+                                                 {"hyena", 119},
+                                                 {"rwkv7", 285},
+                                                 {"parallel", 44},
+                                                 {"rwkv_channel_mix", 31}};
   const auto launches = [&](const std::string& mixer, int64_t num_layers) {
     int64_t sum = 0;
     const Phases phases = CountsOf(With(kMqar, {"model.mixer=" + mixer, "train.global_batch=2",

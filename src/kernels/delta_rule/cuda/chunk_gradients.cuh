@@ -132,7 +132,7 @@ HL_DEVICE GradientPlace MakeGradientPlace(const DeltaRuleArgs& args) {
   return place;
 }
 
-// What a warp sums in accumulators: 16 rows, and half of the columns.
+// The sums that a warp keeps in accumulators: 16 rows, and half of the columns.
 template <typename Config>
 struct GradientSums {
   static constexpr int kTiles = Config::kHalf / 8;

@@ -67,7 +67,7 @@ struct PrepareShared {
   }
 };
 
-// What a block treats, and where its results go.
+// The chunk and value head of a block, and the places of its results.
 template <typename T>
 struct ChunkPlace {
   ChunkEntry chunk;

@@ -11,7 +11,7 @@
 //   U = U~ - W S                             out = (scale q P) S + A U
 //   A_rs = scale (q_r w_rs) k_s, s <= r      S' = Gamma S + (k Q)^T U
 //
-// Of these passes, `prepare` and `output` treat all chunks in parallel. `scan` is serial over the
+// The passes `prepare` and `output` process all chunks in parallel. `scan` is serial over the
 // chunks of a sequence, or over those between two checkpoints. Only `prepare` depends on the kind
 // of decay.
 //
@@ -31,7 +31,7 @@ namespace halflife::kernels::delta {
 constexpr int kChunk = kDeltaChunkSize;
 // fp32 operands with decays per channel fit shared memory only up to this K.
 constexpr int kMaxChannelKeysF32 = 128;
-// And so do gradients of fp32 operands, with every kind of decay.
+// Gradients of fp32 operands fit up to this K, with every kind of decay.
 constexpr int kMaxGradientKeysF32 = 128;
 // The width of the slices of V that blocks of the scan own. Rows of V are padded to whole slices.
 constexpr int kValueSlice = 32;

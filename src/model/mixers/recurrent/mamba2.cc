@@ -42,7 +42,7 @@ struct Mamba2Options : OptionsOf<Mamba2Options> {
   int64_t num_heads = 0, head_dim = 0;  // 0: for an inner width of 2 model_dim
   int64_t state_size = 128, num_groups = 1, conv_kernel = 4;
   bool use_bias = false, use_conv_bias = true;
-  bool use_in_bias = false, use_out_bias = false;  // One of both that use_bias stands for.
+  bool use_in_bias = false, use_out_bias = false;  // use_bias sets both.
   std::string norm = "gate_first";
   double dt_limit_min = 0, dt_limit_max = std::numeric_limits<double>::infinity();
   std::string a_init = "uniform";
@@ -87,9 +87,12 @@ struct Mamba2Options : OptionsOf<Mamba2Options> {
     problems.Require(dt_limit_min >= 0 && dt_limit_min < dt_limit_max, "dt_limit_min ",
                      dt_limit_min, " and dt_limit_max ", dt_limit_max,
                      " leave no step sizes. Use limits with 0 <= dt_limit_min < dt_limit_max.");
-    for (const double multiplier :
-         {z_multiplier, x_multiplier, b_multiplier, c_multiplier, dt_multiplier})
-      problems.Require(std::isfinite(multiplier), "a multiplier is ", multiplier,
+    for (const auto& [name, multiplier] : {std::pair{"z_multiplier", z_multiplier},
+                                           {"x_multiplier", x_multiplier},
+                                           {"b_multiplier", b_multiplier},
+                                           {"c_multiplier", c_multiplier},
+                                           {"dt_multiplier", dt_multiplier}})
+      problems.Require(std::isfinite(multiplier), name, " is ", multiplier,
                        ". Use a finite number (1 is usual).");
   }
 

@@ -51,7 +51,7 @@ struct Rwkv7Options : OptionsOf<Rwkv7Options> {
   void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
     if (head_dim == 0) head_dim = std::min<int64_t>(64, sizes.model_dim & -sizes.model_dim);
     problems.Require(sizes.model_dim % head_dim == 0, "head_dim ", head_dim,
-                     " must divide model_dim ", sizes.model_dim);
+                     " must divide model_dim ", sizes.model_dim, ". Use a divisor of it, or 0.");
   }
 };
 
@@ -333,7 +333,8 @@ MixerVariant Rwkv7Variant() {
                                              {{{"head_dim", 8},
                                                {"decay_low_rank_dim", 6},
                                                {"gate_low_rank_dim", 5},
-                                               {"a_low_rank_dim", 4}},
+                                               {"a_low_rank_dim", 4},
+                                               {"value_residual", false}},
                                               {{"head_dim", 4}, {"value_residual", false}}});
 }
 

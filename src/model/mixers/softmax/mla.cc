@@ -69,7 +69,7 @@ struct MlaOptions : OptionsOf<MlaOptions> {
   }
 };
 
-// What a token contributes to the keys and values of all heads.
+// The share of a token in the keys and values of all heads.
 struct Latents {
   at::Tensor c;  // [B, T, R]
   at::Tensor r;  // [B, T, r]
