@@ -125,10 +125,10 @@ std::string Renamed(std::string parameter, std::span<const Renaming> renamings) 
   return parameter;
 }
 
-bool IsWhole(double value) { return std::abs(value) < 1e15 && value == std::trunc(value); }
+bool IsWholeNumber(double value) { return std::abs(value) < 1e15 && value == std::trunc(value); }
 
 ordered_json Number(double value) {
-  if (IsWhole(value)) return static_cast<int64_t>(value);
+  if (IsWholeNumber(value)) return static_cast<int64_t>(value);
   return value;
 }
 

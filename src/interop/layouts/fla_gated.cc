@@ -102,7 +102,7 @@ class Gsa : public Layout {
     const auto expand_v = config.mixer.Get<double>("expand_v"),
                normaliser = config.mixer.Get<double>("gate_normaliser");
     if (expand_v != 1) lines.push_back(Concat("expand_v is ", expand_v, ". Only 1 is supported."));
-    if (!IsWhole(normaliser))
+    if (!IsWholeNumber(normaliser))
       lines.push_back(
           Concat("gate_normaliser is ", normaliser, ". Only whole numbers are supported."));
     return lines;

@@ -37,7 +37,7 @@ struct ClassParts {
 };
 std::vector<std::string> PartObstacles(const model::ModelConfig& config, const ClassParts& parts);
 // True for integers that fit an int64_t.
-bool IsWhole(double value);
+bool IsWholeNumber(double value);
 // Returns the value as an integer if it is one.
 nlohmann::ordered_json Number(double value);
 
