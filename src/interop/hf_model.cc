@@ -71,6 +71,9 @@ HfModel HfModel::Open(const std::filesystem::path& path, const std::string& layo
   if (model.max_positions_ == 0) model.max_positions_ = positions.usual;
   model.config_ = model.layout_->ReadConfig(reader);
   reader.Check();
+  // The class of the whole folder ties the head if the outer key says so.
+  if (!member.empty() && model.folder_.config().value("tie_word_embeddings", false))
+    model.config_.head.tied = true;
   // Every layer has its own tensors, so this bounds the memory that a corrupt num_layers can
   // allocate.
   HL_CHECK_AS(ExitCode::kData,

@@ -187,8 +187,7 @@ TEST(ChooseLayoutTest, ListsWhatKimiLinearHasNot) {
                   "hybrid layers have different options of mla",
                   "hybrid layers have the mixer softmax. Only mla is supported.",
                   "rope_theta of mla is");
-  EXPECT_HL_ERROR(Chosen(Model("kda", {{"gate_bias", false}}), "kimi_linear"), ExitCode::kUsage,
-                  "no layer has mla, without which the class cannot generate");
+  EXPECT_EQ(Chosen(Model("kda", {{"gate_bias", false}}), "kimi_linear"), "kimi_linear");
   EXPECT_HL_ERROR(Chosen(KimiModel(), "kda"), ExitCode::kUsage,
                   "kda: hybrid layers have the mixer mla", "gate_bias is off");
 }
@@ -670,6 +669,40 @@ TEST(LayoutTest, RefusesWhatKimiLinearHasNotByName) {
   refused(R"("hidden_act": "gelu")", "hidden_act is 'gelu'. Only silu is supported.");
 }
 
+// transformers reads a null inside the object of the rotation, or at the top level, as no rotation.
+TEST(LayoutTest, RotationOfOlmoHybrid) {
+  const auto theta = [](const std::string& keys) {
+    const model::ModelConfig config =
+        Read("olmo_hybrid", R"({"num_hidden_layers": 4)" + keys + "}");
+    return config.mixer_of(3).Get<double>("rope_theta");
+  };
+  EXPECT_EQ(theta(""), 10000);
+  EXPECT_EQ(theta(R"(, "rope_theta": null)"), 0);
+  EXPECT_EQ(theta(R"(, "rope_theta": null, "rope_parameters": {"rope_type": "default"})"), 0);
+  EXPECT_EQ(theta(R"(, "rope_theta": 500, "rope_parameters": {"rope_theta": null})"), 0);
+  EXPECT_EQ(theta(R"(, "rope_theta": null, "rope_parameters": {"rope_theta": 500})"), 500);
+}
+
+// Halvings of the residual stream enlarge eps of the last norm.
+TEST(LayoutTest, RescaleEveryOfRwkv) {
+  const auto eps = [](const std::string& keys) {
+    const model::ModelConfig config = Read("rwkv", R"({"num_hidden_layers": 8)" + keys + "}");
+    return config.final_norm.value_or(config.norm).Get<double>("eps");
+  };
+  EXPECT_EQ(eps(R"(, "rescale_every": 0)"), 1e-5);
+  EXPECT_EQ(eps(""), 4e-5);
+  EXPECT_EQ(eps(R"(, "rescale_every": 3)"), 16e-5);
+  EXPECT_HL_ERROR(eps(R"(, "rescale_every": 2, "layer_norm_epsilon": 1e-3)"), ExitCode::kData,
+                  "rescale_every is 2 with 8 layers and a layer_norm_epsilon of 0.001",
+                  "Use a model with a rescale_every of 0.");
+  model::ModelConfig config = RwkvModel();
+  config.num_layers = 16;
+  config.final_norm = model::NormConfig("layer_norm", {{"eps", 16e-5}});
+  nlohmann::ordered_json written;
+  ChooseLayout(config, "rwkv").WriteConfig(model::Resolved(config), written);
+  EXPECT_EQ(written["rescale_every"], 4);
+}
+
 TEST(LayoutTest, RefusesWhatRwkvHasNotByName) {
   EXPECT_HL_ERROR(Read("rwkv", R"({"hidden_size": 8, "attention_hidden_size": 16})"),
                   ExitCode::kData,
@@ -679,7 +712,6 @@ TEST(LayoutTest, RefusesWhatRwkvHasNotByName) {
                   ExitCode::kData, "hidden_act is 'relu'. Only sqrelu is supported.",
                   "attn is set, which the class cannot run.",
                   "head_dim is 64. Only divisors of hidden_size, 96, are supported.",
-                  "num_heads is 3. Only hidden_size / head_dim, 1, is supported.",
                   "value_dim is not hidden_size, 96. Only this width is supported.");
 }
 

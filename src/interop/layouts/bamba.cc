@@ -72,7 +72,7 @@ class Bamba : public Layout {
       json["attention_bias"] = mixers.softmax->Get<bool>("qkv_bias");
       WriteRope(*mixers.softmax, config.positions, /*has_part=*/true, json);
     }
-    if (mixers.mamba2 == nullptr) return;
+    if (mixers.mamba2 == nullptr) return WriteUnusedMamba2(config.model_dim, json);
     WriteHybridMamba2(*mixers.mamba2, json);
     json["mamba_expand"] = mixers.mamba2->Get<int64_t>("num_heads") *
                            mixers.mamba2->Get<int64_t>("head_dim") / config.model_dim;

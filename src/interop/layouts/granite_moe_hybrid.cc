@@ -99,7 +99,7 @@ class GraniteMoeHybrid : public Layout {
     std::vector<std::string> none;
     const HybridMixers mixers = FindHybridMixers(config, none);
     if (mixers.softmax != nullptr) WriteAttention(*mixers.softmax, config.positions, json);
-    if (mixers.mamba2 == nullptr) return;
+    if (mixers.mamba2 == nullptr) return WriteUnusedMamba2(config.model_dim, json);
     WriteHybridMamba2(*mixers.mamba2, json);
     json["mamba_expand"] = mixers.mamba2->Get<int64_t>("num_heads") *
                            mixers.mamba2->Get<int64_t>("head_dim") / config.model_dim;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "core/log.h"
 #include "interop/layouts/layouts.h"
 
 namespace halflife::interop {
@@ -191,8 +192,6 @@ class KimiLinear : public Layout {
         lines.emplace_back("hybrid layers have different options of mla");
       }
     }
-    if (KimiFullLayers(config).empty())
-      lines.emplace_back("no layer has mla, without which the class cannot generate");
     if (!KimiFullLayers(config).empty() && mla.Get<double>("rope_theta") != 0)
       lines.push_back(
           Concat("rope_theta of mla is ", mla.Get<double>("rope_theta"), ". Only 0 is supported."));
@@ -200,6 +199,10 @@ class KimiLinear : public Layout {
   }
 
   void WriteConfig(const model::ModelConfig& config, ordered_json& json) const override {
+    if (KimiFullLayers(config).empty())
+      HL_WARN("interop",
+              "export: no layer has mla. transformers generates with such a model only "
+              "with use_cache=False.");
     json["hidden_size"] = config.model_dim;
     json["intermediate_size"] = config.channel_mixer.Get<int64_t>("width");
     json["num_hidden_layers"] = config.num_layers;

@@ -131,6 +131,13 @@ void WriteHybridMamba2(const model::MixerConfig& mamba2, nlohmann::ordered_json&
   WriteStepLimits(StepLimitsOf(mamba2), {"time_step_limit"}, json);
 }
 
+void WriteUnusedMamba2(int64_t model_dim, nlohmann::ordered_json& json) {
+  json["mamba_n_heads"] = 1;
+  json["mamba_d_head"] = model_dim;
+  json["mamba_n_groups"] = 1;
+  json["mamba_expand"] = 1;
+}
+
 int64_t ReadExpandedWidth(ConfigReader& reader, int64_t model_dim) {
   return reader.Int("mamba_expand", 2) * model_dim;
 }

@@ -152,14 +152,16 @@ class OlmoHybrid : public GatedDeltaHybrid {
     config.mixer.Set("norm_eps", kDeltaNormEps);
   }
 
-  // A rope_theta of null inside the object is the only way to write "no rotation".
+  // A rope_theta of null means no rotation: inside the object, or at the top level if the object has
+  // none. An absent one is 10000.
   static void ReadRotation(ConfigReader& reader, model::ModelConfig& config,
                            model::MixerConfig& attention) {
-    const nlohmann::json* object = reader.Member("rope_parameters");
-    const bool none = object != nullptr && object->is_object() && !reader.Has("rope_scaling") &&
-                      object->contains("rope_theta") && object->at("rope_theta").is_null();
+    const nlohmann::json* object = reader.Member("rope_scaling");
+    if (object == nullptr || object->empty()) object = reader.Member("rope_parameters");
+    const bool inside = object != nullptr && object->is_object() && object->contains("rope_theta");
+    const bool none = inside ? object->at("rope_theta").is_null() : reader.IsNull("rope_theta");
     if (none) {
-      reader.Ignore({"rope_theta", "rope_scaling", "max_position_embeddings"});
+      reader.Ignore({"rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings"});
       return attention.Set("rope_theta", 0.0);
     }
     ReadRope(reader,

@@ -2,7 +2,9 @@
 // layer 2 i has the time mixing of block i, and layer 2 i + 1 has its channel mixing.
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "core/error.h"
 #include "interop/layouts/layouts.h"
@@ -99,8 +101,8 @@ class Rwkv : public RwkvLayout {
     if (config.norm.name() == "layer_norm" && !config.norm.Get<bool>("bias"))
       lines.emplace_back("the norm has no bias");
     const model::NormConfig last = config.final_norm.value_or(config.norm);
-    if (last.name() != "layer_norm" || last.Get<double>("eps") != kEpsOfLastNorm ||
-        !last.Get<bool>("bias") || !last.Get<bool>("weight"))
+    if (last.name() != "layer_norm" || !last.Get<bool>("bias") || !last.Get<bool>("weight") ||
+        !RescaleEvery(config))
       lines.push_back(Concat("the last norm is not a layer_norm with a weight, a bias and an eps ",
                              "of ", kEpsOfLastNorm, ". Set final_norm."));
     if (config.mixer.name() == mixer() && config.mixer.Get<std::string>("wkv_dtype") != "fp32")
@@ -112,12 +114,11 @@ class Rwkv : public RwkvLayout {
     WriteSizes(config, json);
     json["attention_hidden_size"] = config.model_dim;
     json["layer_norm_epsilon"] = config.norm.Get<double>("eps");
-    json["rescale_every"] = 0;  // Other values divide weights in place.
+    json["rescale_every"] = RescaleEvery(config).value();
   }
 
   model::ModelConfig ReadConfig(ConfigReader& reader) const override {
     IgnoreCommonKeys(reader);
-    reader.Ignore({"rescale_every"});  // Changes only the rounding.
     model::ModelConfig config;
     config.vocab_size = reader.Int("vocab_size", 50277);
     config.model_dim = reader.Int("hidden_size", 4096);
@@ -129,8 +130,8 @@ class Rwkv : public RwkvLayout {
                    ", is supported.");
     const double eps = reader.Double("layer_norm_epsilon", 1e-5);
     config.norm = model::NormConfig("layer_norm", {{"eps", eps}});
-    if (eps != kEpsOfLastNorm)
-      config.final_norm = model::NormConfig("layer_norm", {{"eps", kEpsOfLastNorm}});
+    const double last = LastEps(reader, reader.Int("num_hidden_layers", 32), eps);
+    if (eps != last) config.final_norm = model::NormConfig("layer_norm", {{"eps", last}});
     config.embedding.norm = true;
     SetLayers(reader.Int("num_hidden_layers", 32), "rwkv4",
               reader.Int("intermediate_size", 4 * config.model_dim), config);
@@ -156,6 +157,38 @@ class Rwkv : public RwkvLayout {
   Placement PlacementOf(const std::string& parameter, ConfigReader*) const override {
     return {.leading_ones = parameter.find(".time_mix_") == std::string::npos ? 0 : 2};
   }
+
+ private:
+  // The class halves the residual stream after every `rescale_every` blocks, but not the eps of later
+  // norms. Without halvings, that is an eps of the last norm that is 4 times as large for each.
+  // Returns this eps, and refuses folders in which the norms of blocks would need another eps, too.
+  static double LastEps(ConfigReader& reader, int64_t num_blocks, double eps) {
+    const int64_t every = reader.Int("rescale_every", 6, /*min=*/0);
+    if (every == 0) return kEpsOfLastNorm;
+    const auto halvings = static_cast<int>(std::min<int64_t>(num_blocks / every, kMostHalvings));
+    const auto in_blocks = static_cast<int>(std::min((num_blocks - 1) / every, kMostHalvings));
+    reader.Require(in_blocks == 0 || std::ldexp(eps, 2 * in_blocks) <= kLargestScaledEps,
+                   "rescale_every is ", every, " with ", num_blocks,
+                   " layers and a layer_norm_epsilon of ", eps,
+                   ", so the class uses a larger eps in later layers. Use a model with a "
+                   "rescale_every of 0.");
+    return std::ldexp(kEpsOfLastNorm, 2 * halvings);
+  }
+  // Returns the rescale_every for which LastEps is the eps of the model's last norm. Empty: none.
+  static std::optional<int64_t> RescaleEvery(const model::ModelConfig& config) {
+    const double eps = config.final_norm.value_or(config.norm).Get<double>("eps");
+    if (eps == kEpsOfLastNorm) return 0;
+    const int64_t num_blocks = config.num_layers / 2;
+    for (int64_t halvings = 1; halvings <= std::min(num_blocks, kMostHalvings); ++halvings)
+      if (eps == std::ldexp(kEpsOfLastNorm, static_cast<int>(2 * halvings)) &&
+          num_blocks / (num_blocks / halvings) == halvings)
+        return num_blocks / halvings;
+    return std::nullopt;
+  }
+
+  static constexpr int64_t kMostHalvings = 100;
+  // Up to this eps, log-probabilities of models at their usual size change by less than 1e-4.
+  static constexpr double kLargestScaledEps = 1e-3;
 };
 
 class Rwkv7 : public RwkvLayout {
@@ -247,14 +280,13 @@ class Rwkv7 : public RwkvLayout {
   }
 
   static void ReadTimeMixing(ConfigReader& reader, model::ModelConfig& config) {
-    const int64_t head_dim = reader.Int("head_dim", 64);
+    // The class ignores num_heads if head_dim is set.
+    const int64_t num_given = reader.Int("num_heads", 0, /*min=*/0);
+    const bool derived = reader.IsNull("head_dim") && num_given > 0;
+    const int64_t head_dim = reader.Int("head_dim", derived ? config.model_dim / num_given : 64);
     config.mixer.Set("head_dim", head_dim);
     reader.Require(config.model_dim % head_dim == 0, "head_dim is ", head_dim,
                    ". Only divisors of hidden_size, ", config.model_dim, ", are supported.");
-    const int64_t num_heads = std::max<int64_t>(1, config.model_dim / head_dim);
-    const int64_t given = reader.Int("num_heads", num_heads);
-    reader.Require(given == num_heads, "num_heads is ", given, ". Only hidden_size / head_dim, ",
-                   num_heads, ", is supported.");
     constexpr int64_t kUsualRanks[] = {64, 128, 64, 16};
     for (size_t i = 0; i < std::size(kRanks); ++i)
       config.mixer.Set(kRanks[i], reader.Int(kRanks[i], kUsualRanks[i]));
