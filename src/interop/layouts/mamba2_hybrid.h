@@ -51,8 +51,8 @@ void WriteHybridSoftmax(const model::MixerConfig& softmax, nlohmann::ordered_jso
 model::MixerConfig ReadHybridMamba2(ConfigReader& reader, int64_t inner_width,
                                     const std::string& name_of_width);
 void WriteHybridMamba2(const model::MixerConfig& mamba2, nlohmann::ordered_json& json);
-// Writes sizes for a model without Mamba-2 layers. The classes check them, and their defaults do not
-// fit every hidden_size.
+// Writes sizes for a model without Mamba-2 layers. The classes check them, and their defaults do
+// not fit every hidden_size.
 void WriteUnusedMamba2(int64_t model_dim, nlohmann::ordered_json& json);
 // Reads mamba_expand x hidden_size.
 int64_t ReadExpandedWidth(ConfigReader& reader, int64_t model_dim);

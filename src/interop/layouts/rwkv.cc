@@ -159,9 +159,10 @@ class Rwkv : public RwkvLayout {
   }
 
  private:
-  // The class halves the residual stream after every `rescale_every` blocks, but not the eps of later
-  // norms. Without halvings, that is an eps of the last norm that is 4 times as large for each.
-  // Returns this eps, and refuses folders in which the norms of blocks would need another eps, too.
+  // The class halves the residual stream after every `rescale_every` blocks, but not the eps of
+  // later norms. Without halvings, that is an eps of the last norm that is 4 times as large for
+  // each. Returns this eps, and refuses folders in which the norms of blocks would need another
+  // eps, too.
   static double LastEps(ConfigReader& reader, int64_t num_blocks, double eps) {
     const int64_t every = reader.Int("rescale_every", 6, /*min=*/0);
     if (every == 0) return kEpsOfLastNorm;

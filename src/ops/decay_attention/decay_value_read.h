@@ -8,8 +8,8 @@
 // It needs no kernels of its own. In decay attention with outputs o_t = u_t S_t, the gradient of
 // u_t for dL/do_t = q_t is q_t S_t^T. The forward here is therefore a backward of decay attention,
 // and a forward of it for the final state. The backward here is a forward and a backward of it. No
-// exponential of a growing sum occurs, and decays may be -inf. Differentiable in q, k, v, log_decay and the initial state, through out
-// and the final state.
+// exponential of a growing sum occurs, and decays may be -inf. Differentiable in q, k, v, log_decay
+// and the initial state, through out and the final state.
 //
 // Shapes: B batch, T seq_len, H heads of the output, Hq, Hk, Hv and Hd heads of the operands, K and
 // V channels.

@@ -1,5 +1,6 @@
-// The delta rule as the mixers delta_net, gated_delta_net, gated_delta_product and kda call it. Each value head has a
-// state S [K, V], and a token replaces a share beta of what the state holds for its key:
+// The delta rule as the mixers delta_net, gated_delta_net, gated_delta_product and kda call it.
+// Each value head has a state S [K, V], and a token replaces a share beta of what the state holds
+// for its key:
 //
 //   S~ = exp(log_decay_t) S_(t-1),  S_t = S~ + k_t^T beta_t (v_t - k_t S~),  out_t = scale q_t S_t
 //
