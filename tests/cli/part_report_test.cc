@@ -83,10 +83,11 @@ TEST(PartReport, OptionsAreShownAsRecipesWriteThem) {
 TEST(PartReport, AnUnknownNameGetsASuggestion) {
   EXPECT_HL_ERROR(DescribePart("glaa"), ExitCode::kUsage, "no part of a model is called 'glaa'",
                   "did you mean 'gla'", "Use one of retention, gla, softmax, ");
-  EXPECT_HL_ERROR(DescribePart("mlp"), ExitCode::kUsage, "did you mean 'channel_mixer.mlp'?");
+  EXPECT_HL_ERROR(DescribePart("mlp"), ExitCode::kUsage,
+                  "did you mean 'channel_mixer.mlp' or 'mla'?");
   EXPECT_HL_ERROR(DescribePart("rwkv6"), ExitCode::kUsage,
                   "called 'rwkv6'. halflife does not "
-                  "support it. Use the mixer rwkv4");
+                  "support it. Use the mixer rwkv7");
   EXPECT_HL_ERROR(DescribePart("attention"), ExitCode::kUsage, "model.mixer={ softmax {} }");
 }
 

@@ -139,8 +139,8 @@ TEST_F(Parts, SwiGluWithMultipliers) {
   EXPECT_TRUE(Close((*swiglu)(x_), 3 * linear(inner, "down_proj"), kTolerance));
   ChannelMixerConfig infinite("swiglu", {{"gate_multiplier", HUGE_VAL}});
   EXPECT_EQ(infinite.Resolve({.model_dim = kDim, .num_layers = 1}),
-            std::vector<std::string>{"channel_mixer swiglu: a multiplier is inf. Use a finite "
-                                     "number (1 is usual)."});
+            std::vector<std::string>{"channel_mixer swiglu: gate_multiplier is inf and "
+                                     "down_multiplier 1. Use finite numbers (1 is usual)."});
 }
 
 TEST_F(Parts, ChannelMixersDeclareTheirMatmuls) {

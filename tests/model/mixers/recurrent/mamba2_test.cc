@@ -421,7 +421,7 @@ TEST(Mamba2Test, NamesTheFix) {
       ElementsAre("mixer mamba2: dt_limit_min 0.5 and dt_limit_max 0.1 leave no step sizes. "
                   "Use limits with 0 <= dt_limit_min < dt_limit_max."));
   EXPECT_THAT(problems({{"num_heads", 4}, {"b_multiplier", kNoLimit}}),
-              ElementsAre("mixer mamba2: a multiplier is inf. Use a finite number (1 is usual)."));
+              ElementsAre("mixer mamba2: b_multiplier is inf. Use a finite number (1 is usual)."));
   EXPECT_THAT(problems({{"num_heads", 4}, {"state_size", 257}}),
               ElementsAre(HasSubstr("at most 256")));
   EXPECT_THAT(problems({{"num_heads", 4}, {"norm", "rms"}}), ElementsAre(HasSubstr("gate_first")));
