@@ -2,7 +2,7 @@
 // the write strength beta of each token, in one pass. Shared by their LibTorch side, CPU loops and
 // CUDA kernels.
 //
-//   log_decay = -r softplus(z),   z = x + bias,   r = e^{a_log}
+//   log_decay = -r softplus(z),   z = x + bias,   r = e^a_log
 //   log_decay = bound sigmoid(r z)                   if bound < 0
 //   beta = beta_scale sigmoid(b)
 //

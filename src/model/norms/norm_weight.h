@@ -1,9 +1,6 @@
 // The weight of an RMS norm, plain or zero-centered. A zero-centered weight w multiplies by 1 + w
 // (Qwen3-Next, Gemma). It starts at 0, and the optimizer and checkpoints hold w itself, so weight
 // decay, if there is any, pulls the factor towards 1.
-//
-//   const NormWeight weight(context, "q_norm.weight", head_dim, /*zero_centered=*/true);
-//   y = ops::RmsNorm(x, weight.Factor(), eps);
 #pragma once
 
 #include <ATen/TensorOperators.h>

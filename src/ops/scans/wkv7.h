@@ -3,8 +3,6 @@
 //
 //   S_t = diag(e^{w_t}) S_{t-1} + b_t^T (a_t S_{t-1}) + k_t^T v_t,   o_t = r_t S_t,   S [K, V]
 //
-//   const auto [o, state] = Wkv7({.r = r, .log_decay = w, .k = k, .v = v, .a = a, .b = b});
-//
 // Computed in chunks of 32 tokens with LibTorch operations, on every device. Differentiable in r,
 // log_decay, k, v, a, b and the initial state. Arithmetic is fp32 (fp64 for fp64 inputs).
 //
