@@ -84,7 +84,7 @@ def _fla(kind: str) -> Item:
                 before=("{python}", "{repo}/bench/compare_fla.py"), needs=("fla",), resumes=True)  # fmt: skip
 
 
-# Of Nsight Compute. The caches are flushed before each kernel, and clocks are left alone, as in the timed rounds.
+# Options of Nsight Compute. The caches are flushed before each kernel, and clocks are left alone, as in the timed rounds.
 NCU = ("ncu", "--clock-control", "none", "--target-processes", "application-only",
        *(word for section in ("SpeedOfLight", "LaunchStats", "Occupancy", "SchedulerStats", "WarpStateStats",
                               "MemoryWorkloadAnalysis") for word in ("--section", section)),

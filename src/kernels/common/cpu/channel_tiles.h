@@ -110,7 +110,7 @@ class ChannelTiles {
         At(k_suffix_transposed_.Row(key, s)) *= factor;
     }
   }
-  // Without s = r if `strict`. `prefixed` is from ScaleReaders.
+  // Leaves out s = r if `strict`. `prefixed` is from ScaleReaders.
   void ScoresOfTile(int i, const Panels<T>& x, const Panels<T>& prefixed,
                     const Panels<T>& k_transposed, bool strict, RowsAhead& ahead,
                     const Panels<T>& scores) const {
