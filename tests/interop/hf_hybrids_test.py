@@ -116,8 +116,11 @@ class Hybrids(shared.HfModels):
                                      ("--model-type", config["model_type"]))
         self.check_same_tensors(folder, exported)
         theirs, ours = (AutoConfig.from_pretrained(path).to_dict() for path in (folder, exported))
+        # Without Mamba-2 layers, the model does not have the sizes that these keys give.
+        has_mamba = any("mamba" in name for name, _ in model.named_parameters())
         for key in keys:
-            self.assertEqual(ours[key] or None, theirs[key] or None, key)
+            if has_mamba or not key.startswith("mamba_"):
+                self.assertEqual(ours[key] or None, theirs[key] or None, key)
         return folder, exported
 
     def check_variants(self, frame, variants, keys=()):
