@@ -48,12 +48,7 @@ class Bamba : public Layout {
       if (mixers.softmax->Get<double>("rope_theta") == 0)
         lines.emplace_back("softmax does not rotate q and k");
     }
-    if (mixers.mamba2 == nullptr) return lines;
-    AddOptionObstacles(*mixers.mamba2, config.sizes(),
-                       {"num_heads", "head_dim", "state_size", "num_groups", "conv_kernel",
-                        "use_bias", "use_conv_bias", "dt_limit_min", "dt_limit_max", "a_init"},
-                       lines);
-    AddExpandObstacle(*mixers.mamba2, config.model_dim, lines);
+    if (mixers.mamba2 != nullptr) AddMamba2Obstacles(*mixers.mamba2, config.sizes(), lines);
     return lines;
   }
 
@@ -72,10 +67,7 @@ class Bamba : public Layout {
       json["attention_bias"] = mixers.softmax->Get<bool>("qkv_bias");
       WriteRope(*mixers.softmax, config.positions, /*has_part=*/true, json);
     }
-    if (mixers.mamba2 == nullptr) return WriteUnusedMamba2(config.model_dim, json);
-    WriteHybridMamba2(*mixers.mamba2, json);
-    json["mamba_expand"] = mixers.mamba2->Get<int64_t>("num_heads") *
-                           mixers.mamba2->Get<int64_t>("head_dim") / config.model_dim;
+    WriteExpandedMamba2(mixers.mamba2, config.model_dim, json);
   }
 
   model::ModelConfig ReadConfig(ConfigReader& reader) const override {
@@ -113,13 +105,7 @@ class Bamba : public Layout {
 
   TensorPlace PlaceOf(const model::ModelConfig& config, const std::string& parameter,
                       ConfigReader*) const override {
-    constexpr Renaming kNames[] = {{"embeddings.", "embed_tokens."},
-                                   {".attn_norm.", ".input_layernorm."},
-                                   {".mlp_norm.", ".pre_ff_layernorm."},
-                                   {".mlp.", ".feed_forward."}};
-    if (parameter == "norm.weight")
-      return {.name = "model.final_layernorm.weight", .placement = {}};
-    return {.name = HybridName(config, parameter, kNames), .placement = {}};
+    return {.name = FeedForwardName(config, parameter), .placement = {}};
   }
 };
 

@@ -115,8 +115,8 @@ class FalconH1 : public Layout {
     config.num_layers = reader.Int("num_hidden_layers", 32);
     config.initializer_range = reader.Double("initializer_range", 0.02);
     config.head.tied = reader.Bool("tie_word_embeddings", false);
-    config.head.logit_scale = ReadPositive(reader, "lm_head_multiplier");
-    config.embedding.scale = ReadPositive(reader, "embedding_multiplier");
+    config.head.logit_scale = ReadPositiveFactor(reader, "lm_head_multiplier");
+    config.embedding.scale = ReadPositiveFactor(reader, "embedding_multiplier");
     config.norm.Set("eps", reader.Double("rms_norm_eps", 1e-5));
     config.channel_mixer.Set("width", reader.Int("intermediate_size", 14336));
     config.channel_mixer.Set("bias", reader.Bool("mlp_bias", false));
@@ -133,22 +133,10 @@ class FalconH1 : public Layout {
 
   TensorPlace PlaceOf(const model::ModelConfig& config, const std::string& parameter,
                       ConfigReader*) const override {
-    constexpr Renaming kNames[] = {{"embeddings.", "embed_tokens."},
-                                   {".attn_norm.", ".input_layernorm."},
-                                   {".mlp_norm.", ".pre_ff_layernorm."},
-                                   {".mlp.", ".feed_forward."}};
-    if (parameter == "norm.weight")
-      return {.name = "model.final_layernorm.weight", .placement = {}};
-    return {.name = HybridName(config, parameter, kNames), .placement = {}};
+    return {.name = FeedForwardName(config, parameter), .placement = {}};
   }
 
  private:
-  static double ReadPositive(ConfigReader& reader, const char* key) {
-    const double factor = reader.Double(key, 1);
-    reader.Require(factor > 0, key, " is ", factor, ". Use a number above 0.");
-    return factor > 0 ? factor : 1;
-  }
-
   static model::MixerConfig ReadMamba2(ConfigReader& reader, int64_t model_dim) {
     const int64_t expanded = ReadExpandedWidth(reader, model_dim),
                   given = reader.Int("mamba_d_ssm", 1024);

@@ -72,12 +72,7 @@ class GraniteMoeHybrid : public Layout {
       AddAttentionBiasObstacle(*mixers.softmax, lines);
       if (HasReversedRamp(config, *mixers.softmax)) lines.emplace_back(kReversedRamp);
     }
-    if (mixers.mamba2 == nullptr) return lines;
-    AddOptionObstacles(*mixers.mamba2, config.sizes(),
-                       {"num_heads", "head_dim", "state_size", "num_groups", "conv_kernel",
-                        "use_bias", "use_conv_bias", "dt_limit_min", "dt_limit_max", "a_init"},
-                       lines);
-    AddExpandObstacle(*mixers.mamba2, config.model_dim, lines);
+    if (mixers.mamba2 != nullptr) AddMamba2Obstacles(*mixers.mamba2, config.sizes(), lines);
     return lines;
   }
 
@@ -99,10 +94,7 @@ class GraniteMoeHybrid : public Layout {
     std::vector<std::string> none;
     const HybridMixers mixers = FindHybridMixers(config, none);
     if (mixers.softmax != nullptr) WriteAttention(*mixers.softmax, config.positions, json);
-    if (mixers.mamba2 == nullptr) return WriteUnusedMamba2(config.model_dim, json);
-    WriteHybridMamba2(*mixers.mamba2, json);
-    json["mamba_expand"] = mixers.mamba2->Get<int64_t>("num_heads") *
-                           mixers.mamba2->Get<int64_t>("head_dim") / config.model_dim;
+    WriteExpandedMamba2(mixers.mamba2, config.model_dim, json);
   }
 
   model::ModelConfig ReadConfig(ConfigReader& reader) const override {
@@ -117,9 +109,9 @@ class GraniteMoeHybrid : public Layout {
     config.head.tied = reader.Bool("tie_word_embeddings", false);
     config.norm.Set("eps", reader.Double("rms_norm_eps", 1e-6));
     config.channel_mixer.Set("width", reader.Int("shared_intermediate_size", 1024));
-    config.embedding.scale = ReadFactor(reader, "embedding_multiplier");
-    config.head.logit_scale = 1 / ReadFactor(reader, "logits_scaling");
-    config.block.Set("residual_multiplier", ReadFactor(reader, "residual_multiplier"));
+    config.embedding.scale = ReadPositiveFactor(reader, "embedding_multiplier");
+    config.head.logit_scale = 1 / ReadPositiveFactor(reader, "logits_scaling");
+    config.block.Set("residual_multiplier", ReadPositiveFactor(reader, "residual_multiplier"));
     const int64_t inner = ReadExpandedWidth(reader, config.model_dim);
     model::PositionsConfig rotation;
     model::MixerConfig mamba2 = ReadHybridMamba2(reader, inner, "mamba_expand x hidden_size"),
@@ -152,18 +144,12 @@ class GraniteMoeHybrid : public Layout {
                    ". Use a model without experts (num_local_experts 0).");
   }
 
-  static double ReadFactor(ConfigReader& reader, const char* key) {
-    const double factor = reader.Double(key, 1);
-    reader.Require(factor > 0, key, " is ", factor, ". Use a number above 0.");
-    return factor > 0 ? factor : 1;
-  }
-
   static model::MixerConfig ReadAttention(ConfigReader& reader, int64_t model_dim,
                                           model::PositionsConfig& rotation) {
     model::MixerConfig softmax =
         ReadHybridSoftmax(reader, model_dim, {.num_heads = 32, .num_kv_heads = 0});
     ReadAttentionBias(reader, softmax);
-    softmax.Set("score_scale", ReadFactor(reader, "attention_multiplier"));
+    softmax.Set("score_scale", ReadPositiveFactor(reader, "attention_multiplier"));
     if (reader.String("position_embedding_type", "") == "rope") {
       ReadRope(reader,
                {.head_dim = softmax.Get<int64_t>("head_dim"),

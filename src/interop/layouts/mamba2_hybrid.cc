@@ -131,23 +131,39 @@ void WriteHybridMamba2(const model::MixerConfig& mamba2, nlohmann::ordered_json&
   WriteStepLimits(StepLimitsOf(mamba2), {"time_step_limit"}, json);
 }
 
-void WriteUnusedMamba2(int64_t model_dim, nlohmann::ordered_json& json) {
+int64_t ReadExpandedWidth(ConfigReader& reader, int64_t model_dim) {
+  return reader.Int("mamba_expand", 2) * model_dim;
+}
+
+void AddMamba2Obstacles(const model::MixerConfig& mamba2, const model::ModelSizes& sizes,
+                        std::vector<std::string>& lines) {
+  AddOptionObstacles(mamba2, sizes,
+                     {"num_heads", "head_dim", "state_size", "num_groups", "conv_kernel",
+                      "use_bias", "use_conv_bias", "dt_limit_min", "dt_limit_max", "a_init"},
+                     lines);
+  const int64_t inner = WidthOfHeads(mamba2);
+  if (inner % sizes.model_dim != 0)
+    lines.push_back(Concat("num_heads x head_dim of mamba2 is ", inner,
+                           ". Only multiples of model_dim, ", sizes.model_dim, ", are supported."));
+}
+
+void WriteExpandedMamba2(const model::MixerConfig* mamba2, int64_t model_dim,
+                         nlohmann::ordered_json& json) {
+  if (mamba2 != nullptr) {
+    WriteHybridMamba2(*mamba2, json);
+    json["mamba_expand"] = WidthOfHeads(*mamba2) / model_dim;
+    return;
+  }
   json["mamba_n_heads"] = 1;
   json["mamba_d_head"] = model_dim;
   json["mamba_n_groups"] = 1;
   json["mamba_expand"] = 1;
 }
 
-int64_t ReadExpandedWidth(ConfigReader& reader, int64_t model_dim) {
-  return reader.Int("mamba_expand", 2) * model_dim;
-}
-
-void AddExpandObstacle(const model::MixerConfig& mamba2, int64_t model_dim,
-                       std::vector<std::string>& lines) {
-  const int64_t inner = WidthOfHeads(mamba2);
-  if (inner % model_dim != 0)
-    lines.push_back(Concat("num_heads x head_dim of mamba2 is ", inner,
-                           ". Only multiples of model_dim, ", model_dim, ", are supported."));
+double ReadPositiveFactor(ConfigReader& reader, const char* key) {
+  const double factor = reader.Double(key, 1);
+  reader.Require(factor > 0, key, " is ", factor, ". Use a number above 0.");
+  return factor > 0 ? factor : 1;
 }
 
 void ReadAttentionBias(ConfigReader& reader, model::MixerConfig& softmax) {
@@ -186,6 +202,15 @@ std::string HybridName(const model::ModelConfig& config, const std::string& para
   }
   const char* name = mixer->name() == kMamba2Mixer ? ".mamba." : ".self_attn.";
   return FlaName(parameter.substr(0, found) + name + inside);
+}
+
+std::string FeedForwardName(const model::ModelConfig& config, const std::string& parameter) {
+  constexpr Renaming kNames[] = {{"embeddings.", "embed_tokens."},
+                                 {".attn_norm.", ".input_layernorm."},
+                                 {".mlp_norm.", ".pre_ff_layernorm."},
+                                 {".mlp.", ".feed_forward."}};
+  if (parameter == "norm.weight") return "model.final_layernorm.weight";
+  return HybridName(config, parameter, kNames);
 }
 
 }  // namespace halflife::interop

@@ -51,14 +51,18 @@ void WriteHybridSoftmax(const model::MixerConfig& softmax, nlohmann::ordered_jso
 model::MixerConfig ReadHybridMamba2(ConfigReader& reader, int64_t inner_width,
                                     const std::string& name_of_width);
 void WriteHybridMamba2(const model::MixerConfig& mamba2, nlohmann::ordered_json& json);
-// Writes sizes for a model without Mamba-2 layers. The classes check them, and their defaults do
-// not fit every hidden_size.
-void WriteUnusedMamba2(int64_t model_dim, nlohmann::ordered_json& json);
+// granitemoehybrid and bamba have mamba_expand: all heads are a multiple of hidden_size wide.
+// Adds lines for options of mamba2 that both cannot express.
+void AddMamba2Obstacles(const model::MixerConfig& mamba2, const model::ModelSizes& sizes,
+                        std::vector<std::string>& lines);
 // Reads mamba_expand x hidden_size.
 int64_t ReadExpandedWidth(ConfigReader& reader, int64_t model_dim);
-// Adds a line if the heads of mamba2 are not a whole multiple of model_dim wide.
-void AddExpandObstacle(const model::MixerConfig& mamba2, int64_t model_dim,
-                       std::vector<std::string>& lines);
+// Writes the keys of WriteHybridMamba2 and mamba_expand. Null: the model has no Mamba-2 layers. The
+// classes still check some sizes, and their defaults do not fit every hidden_size.
+void WriteExpandedMamba2(const model::MixerConfig* mamba2, int64_t model_dim,
+                         nlohmann::ordered_json& json);
+// Reads a factor, 1 if absent, and requires that it is above 0.
+double ReadPositiveFactor(ConfigReader& reader, const char* key);
 
 // The keys attention_bias and mamba_proj_bias.
 void ReadAttentionBias(ConfigReader& reader, model::MixerConfig& softmax);
@@ -72,5 +76,7 @@ void IgnoreHybridKeys(ConfigReader& reader);
 // mixer of a layer is called mamba or self_attn, and the parts of a mixer `parallel` are called so.
 std::string HybridName(const model::ModelConfig& config, const std::string& parameter,
                        std::span<const Renaming> renamings);
+// The same with the names of bamba and falcon_h1, whose MLP is called feed_forward.
+std::string FeedForwardName(const model::ModelConfig& config, const std::string& parameter);
 
 }  // namespace halflife::interop
