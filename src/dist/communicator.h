@@ -18,6 +18,8 @@
 //   comm.AllReduce(Ref(norms, 24), ReduceOp::kSum, {"step_scalars", 0}, nullptr).WaitHost();
 #pragma once
 
+#include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -88,6 +90,14 @@ class CommError : public Error {
   CommFailure::Kind kind_;
 };
 
+// What the operations of a group are for. On a GPU the role sets the priority of the group's stream
+// and the number of thread blocks that an operation may occupy:
+//
+// - kRows: states of shared rows, for which compute waits at once. The greatest priority, 8 blocks.
+// - kParameters: weights that compute needs soon. Priority above compute, 16 blocks.
+// - kGradients: sums that have the whole backward pass to travel. The least priority, 16 blocks.
+enum class GroupRole : uint8_t { kGradients, kParameters, kRows };
+
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -112,9 +122,19 @@ class Communicator {
   virtual Work SendRecv(TensorRef send, int to, TensorRef recv, int from, OpTag tag,
                         cudaStream_t producer) = 0;
   virtual Work Barrier(OpTag tag) = 0;
+  // Calls `issue`, which issues operations of this group and waits for none of them. NCCL receives
+  // all of them in one group call, so their cost to the host is that of one operation, and they
+  // complete together. Other groups issue them one by one.
+  virtual void Batch(const std::function<void()>& issue) { issue(); }
   // Collective. Ranks of one `color` form a group, in the order of (key, rank). Ranks with a
   // negative color receive null.
-  virtual std::unique_ptr<Communicator> Split(int color, int key, std::string name) = 0;
+  virtual std::unique_ptr<Communicator> Split(int color, int key, std::string name,
+                                              GroupRole role = GroupRole::kGradients) = 0;
+  // Seconds that streams have idled in Work::WaitOn since the last call of this function, by
+  // OpTag::what. It contains only waits that have ended, so call it after the stream was
+  // synchronised. CUDA groups only: on the CPU, the time of a wait is the time that its caller
+  // spends in it.
+  virtual std::map<std::string, double> TakeStreamWaits() { return {}; }
 
   // Idempotent and thread-safe. All pending and later operations throw CommError kAborted.
   virtual void Abort(const std::string& cause) noexcept = 0;

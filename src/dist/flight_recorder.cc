@@ -108,6 +108,7 @@ void FlightRecorder::Discard() {
 }
 
 void FlightRecorder::TraceInto(Trace* trace) {
+  const std::lock_guard lock(mutex_);
   const flight::Header& header = image_->header;
   if (Trace* const former = trace_)  // the current phase has no end yet
     former->Slice("phases", header.phase, header.phase_since_us, UnixMicroseconds());
@@ -133,7 +134,7 @@ void FlightRecorder::Fail(const std::string& cause) {
 }
 
 uint64_t FlightRecorder::Begin(const std::string& group, int group_size, const Request& request,
-                               int64_t seq) {
+                               int64_t seq, bool on_device) {
   {
     const std::lock_guard lock(mutex_);
     bytes_[KindOfGroup(group)] += request.bytes();
@@ -142,7 +143,9 @@ uint64_t FlightRecorder::Begin(const std::string& group, int group_size, const R
   Entry& entry = image_->entries[(number - 1) % flight::kNumEntries];
   entry.number = 0;
   entry.issued_us = UnixMicroseconds();
+  entry.ready_us = on_device ? 0 : entry.issued_us;
   entry.ended_us = 0;
+  entry.on_device = on_device ? 1 : 0;
   entry.seq = seq;
   entry.bytes = request.bytes();
   entry.index = request.tag.index;
@@ -160,16 +163,25 @@ std::map<std::string, int64_t> FlightRecorder::TakeBytes() {
   return std::exchange(bytes_, {});
 }
 
+void FlightRecorder::Ready(uint64_t number) {
+  Entry& entry = image_->entries[(number - 1) % flight::kNumEntries];
+  if (entry.number == number) entry.ready_us = UnixMicroseconds();
+}
+
 void FlightRecorder::End(uint64_t number, OpState state) {
   Entry& entry = image_->entries[(number - 1) % flight::kNumEntries];
   if (entry.number != number) return;  // a later operation has overwritten the entry
-  entry.ended_us = UnixMicroseconds();
+  int64_t not_ended = 0;
+  if (!entry.ended_us.compare_exchange_strong(not_ended, UnixMicroseconds())) return;
   entry.state = static_cast<uint8_t>(state);
+  if (trace_ == nullptr) return;
+  const std::lock_guard lock(mutex_);  // TraceInto may end the trace meanwhile
   if (Trace* const trace = trace_) {
+    const int64_t ready_us = entry.ready_us;
     trace->Overlapping(
         entry.group,
         Concat(Name(static_cast<OpKind>(entry.kind)), " ", entry.what, " ", entry.index),
-        entry.issued_us, entry.ended_us, entry.bytes);
+        ready_us == 0 ? entry.issued_us : ready_us, entry.ended_us, entry.bytes);
   }
 }
 

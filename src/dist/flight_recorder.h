@@ -26,18 +26,23 @@ namespace flight {
 // Writer and reader must have the same byte order. Several threads write at once. An entry whose
 // number is 0 is empty or being written, and readers skip it.
 constexpr char kMagic[8] = {'H', 'L', 'F', 'L', 'I', 'G', 'H', 'T'};
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr uint64_t kNumEntries = 1024;
 
 struct Entry {
   std::atomic<uint64_t> number;  // 1 + the number of earlier operations; 0: empty or being written
-  int64_t issued_us, ended_us;   // Unix time
+  int64_t issued_us;             // Unix time
+  // When the operation could start: its producer and the earlier operations of its group had ended.
+  // 0: not yet. Operations on the CPU are ready when they are issued.
+  std::atomic<int64_t> ready_us;
+  std::atomic<int64_t> ended_us;
   int64_t seq, bytes;
   int32_t index, group_size;
   uint8_t kind;                // OpKind
   std::atomic<uint8_t> state;  // OpState
-  char group[22];
-  char what[54];
+  uint8_t on_device;           // 1: runs on a stream of a GPU
+  char group[21];
+  char what[48];
 };
 static_assert(sizeof(Entry) == 128);
 
@@ -87,7 +92,11 @@ class FlightRecorder {
   // this.
   void TraceInto(Trace* trace);
 
-  uint64_t Begin(const std::string& group, int group_size, const Request& request, int64_t seq);
+  // `on_device`: the operation runs on a stream of a GPU, so it is not ready yet.
+  uint64_t Begin(const std::string& group, int group_size, const Request& request, int64_t seq,
+                 bool on_device = false);
+  void Ready(uint64_t number);
+  // Only the first call for an operation has an effect.
   void End(uint64_t number, OpState state);
   // Returns the bytes of the collectives begun since the last call, by kind of group: "world",
   // "rows" (all groups of ranks that share rows), and so on. A collective counts the larger of its

@@ -31,11 +31,15 @@ int64_t SharedCount(const Request& request) {
   }
 }
 
-// Notifies the recorder when the caller has observed the end of the operation.
+// Notifies the recorder when the caller has observed the end of the operation. With
+// `transport_records`, WaitOn is no such observation: it returns at once, and a stream waits.
 class RecordedOperation final : public Operation {
  public:
-  RecordedOperation(Work work, FlightRecorder& recorder, uint64_t number)
-      : work_(std::move(work)), recorder_(recorder), number_(number) {}
+  RecordedOperation(Work work, FlightRecorder& recorder, uint64_t number, bool transport_records)
+      : work_(std::move(work)),
+        recorder_(recorder),
+        number_(number),
+        transport_records_(transport_records) {}
 
   bool Done() override {
     return Seen([this] { return work_.Done(); });
@@ -44,7 +48,7 @@ class RecordedOperation final : public Operation {
     Seen([this] { return work_.WaitHost(), true; });
   }
   void WaitOn(cudaStream_t consumer) override {
-    Seen([&] { return work_.WaitOn(consumer), true; });
+    Seen([&] { return work_.WaitOn(consumer), !transport_records_; });
   }
 
  private:
@@ -66,12 +70,17 @@ class RecordedOperation final : public Operation {
   Work work_;
   FlightRecorder& recorder_;
   const uint64_t number_;
+  const bool transport_records_;
   bool ended_ = false;
 };
 
 }  // namespace
 
 int64_t Request::bytes() const { return static_cast<int64_t>(std::max(in.bytes(), out.bytes())); }
+
+void Request::EndRecord() const {
+  if (recorder != nullptr) recorder->End(number, OpState::kDone);
+}
 
 const char* Name(OpKind kind) {
   constexpr const char* kNames[] = {"all_reduce", "reduce_scatter", "all_gather", "all_gather_v",
@@ -197,19 +206,24 @@ Work RequestCommunicator::CheckAndIssue(Request request) {
   Check(request);
   const int64_t seq = next_seq_++;
   if (recorder_ == nullptr) return Issue(std::move(request), seq);
-  const uint64_t number = recorder_->Begin(name_, size_, request, seq);
+  const uint64_t number = recorder_->Begin(name_, size_, request, seq, records_ends());
+  request.recorder = recorder_;
+  request.number = number;
   try {
-    return Work(
-        std::make_shared<RecordedOperation>(Issue(std::move(request), seq), *recorder_, number));
+    return Work(std::make_shared<RecordedOperation>(Issue(std::move(request), seq), *recorder_,
+                                                    number, records_ends()));
   } catch (...) {
     recorder_->End(number, OpState::kFailed);
     throw;
   }
 }
 
-std::unique_ptr<Communicator> RequestCommunicator::Split(int color, int key, std::string name) {
+std::unique_ptr<Communicator> RequestCommunicator::Split(int color, int key, std::string name,
+                                                         GroupRole role) {
   std::unique_ptr<RequestCommunicator> made = SplitGroup(color, key, std::move(name));
-  if (made) made->RecordIn(recorder_);
+  if (made == nullptr) return nullptr;
+  made->RecordIn(recorder_);
+  made->SetRole(role);
   return made;
 }
 

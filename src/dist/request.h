@@ -45,8 +45,12 @@ struct Request {
   int to = -1, from = -1;            // send-receive; -1: no peer
   std::vector<int64_t> counts = {};  // all-gather-v
   cudaStream_t producer = nullptr;
+  FlightRecorder* recorder = nullptr;  // null: not recorded
+  uint64_t number = 0;                 // in the flight record
 
   int64_t bytes() const;  // the larger of in and out
+  // For an operation that ends when it is issued.
+  void EndRecord() const;
 };
 
 const char* Name(OpKind kind);
@@ -85,7 +89,7 @@ class RequestCommunicator : public Communicator {
   Work SendRecv(TensorRef send, int to, TensorRef recv, int from, OpTag tag,
                 cudaStream_t producer) override;
   Work Barrier(OpTag tag) override;
-  std::unique_ptr<Communicator> Split(int color, int key, std::string name) final;
+  std::unique_ptr<Communicator> Split(int color, int key, std::string name, GroupRole role) final;
 
   // Records all later operations, including those of groups that are split from this one.
   // `recorder` is borrowed; null stops recording.
@@ -95,6 +99,11 @@ class RequestCommunicator : public Communicator {
   virtual Work Issue(Request request, int64_t seq) = 0;
   virtual std::unique_ptr<RequestCommunicator> SplitGroup(int color, int key, std::string name) = 0;
   virtual Device::Kind device_kind() const { return Device::Kind::kCpu; }
+  // True if the transport writes into the flight record when operations become ready and end. The
+  // caller of Work::WaitOn does not know it: only a stream waits.
+  virtual bool records_ends() const { return false; }
+  // Called once on a group that was made by SplitGroup, before its first operation.
+  virtual void SetRole(GroupRole) {}
 
  private:
   Work CheckAndIssue(Request request);

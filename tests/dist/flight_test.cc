@@ -169,7 +169,7 @@ TEST(FlightReport, RefusesWhatIsNoRecord) {
   };
   damage(8, 99);
   EXPECT_HL_ERROR(ReadFlight(dir.path()), ExitCode::kData, "version 99");
-  damage(8, 1);
+  damage(8, flight::kVersion);
   damage(12, 5);
   EXPECT_HL_ERROR(ReadFlight(dir.path()), ExitCode::kData, "rank 5 of 1");
 }

@@ -61,8 +61,9 @@ class Recorder final : public Communicator {
     return inner_.SendRecv(send, to, recv, from, tag, s);
   }
   Work Barrier(OpTag tag) override { return inner_.Barrier(tag); }
-  std::unique_ptr<Communicator> Split(int color, int key, std::string name) override {
-    return inner_.Split(color, key, std::move(name));
+  std::unique_ptr<Communicator> Split(int color, int key, std::string name,
+                                      GroupRole role) override {
+    return inner_.Split(color, key, std::move(name), role);
   }
   void Abort(const std::string& cause) noexcept override { inner_.Abort(cause); }
 
