@@ -58,8 +58,8 @@ struct DeltaRuleStepInputs {
 at::Tensor DeltaRuleStep(const DeltaRuleStepInputs& inputs, double scale, at::Tensor& state);
 
 // On a GPU, DeltaRule() is composed of LibTorch operations if the kernels do not support its heads.
-// Returns the fp32 elements that autograd keeps of them per token and value head, for planning,
-// which counts them for all heads: an upper bound. `per_channel`: log_decay is [B, T, HV, K].
+// Returns the fp32 elements that autograd keeps of them per token and value head, for planning.
+// `per_channel`: log_decay is [B, T, HV, K].
 double ComposedDeltaRuleActivations(int64_t dim_k, int64_t dim_v, bool per_channel);
 
 }  // namespace halflife::ops

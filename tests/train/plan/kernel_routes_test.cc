@@ -13,6 +13,7 @@
 
 #include "kernels/decay_attention/cuda/route.h"
 #include "kernels/decay_attention/cuda/workspace.h"
+#include "kernels/delta_rule/delta_rule_args.h"
 #include "kernels/polynomial_attention/polynomial_attention_args.h"
 #include "kernels/softmax_attention/softmax_attention_args.h"
 #include "model/blocks/block.h"
@@ -40,10 +41,12 @@ const std::map<std::string, Decay> kDecayed = {
      {DecayKind::kPerToken, kernels::NormKind::kNone, /*key_scale=*/true, /*shared_keys=*/true}},
     {"retention", {DecayKind::kPerHead}},
 };
-// Mixers of the recipes that do not use attention kernels. On a GPU, those of the delta rule run in
-// LibTorch.
-const std::set<std::string> kOthers = {"base_conv", "gated_conv", "gated_delta_net", "kda",
-                                       "mamba"};
+// Mixers of the recipes that do not use attention kernels.
+const std::set<std::string> kOthers = {"base_conv", "gated_conv", "mamba"};
+// Mixers of the delta rule, in which value heads do not share queries and keys.
+const std::map<std::string, kernels::DeltaDecay> kDelta = {
+    {"gated_delta_net", kernels::DeltaDecay::kPerToken},
+    {"kda", kernels::DeltaDecay::kPerTokenChannel}};
 const std::set<std::string> kPolynomial = {"based", "rebased"};
 // Mixers with softmax attention, whose state is keys and values.
 const std::set<std::string> kAttention = {"gau", "softmax"};
@@ -128,6 +131,33 @@ void ExpectPlannedWorkspace(const RunConfig& config, const model::LanguageModel&
   }
 }
 
+// Expects that the kernels support the gradients of the delta rule with the state [HV, K, V], and
+// that the model plans with their memory: the workspace of the backward, and a state per 4 chunks
+// of 64 tokens, where the kernels on a CPU keep one per 4 chunks of 32.
+void ExpectDeltaKernels(const RunConfig& config, const model::LanguageModel& model, int64_t layer,
+                        kernels::DeltaDecay decay) {
+  const std::vector<int64_t> state = model.block(layer).mixer().traits().state.at(0).shape;
+  const int64_t rows = config.train.micro_batch, seq_len = config.data.seq_len;
+  kernels::DeltaRuleArgs args;
+  args.q.dtype = DType::kBF16;
+  args.decay = decay;
+  args.num_heads = args.num_value_heads = static_cast<int>(state[0]);
+  args.head_dim_k = static_cast<int>(state[1]);
+  args.head_dim_v = static_cast<int>(state[2]);
+  args.batch = args.num_sequences = static_cast<int>(rows);
+  args.seq_len = static_cast<int>(seq_len);
+  args.num_chunks = static_cast<int>(rows * ((seq_len + 63) / 64));
+  EXPECT_TRUE(kernels::cuda::SupportsDeltaRuleBackward(args));
+  EXPECT_EQ(model.block(layer).mixer().WorkspaceBytes({rows, seq_len, true, {}}),
+            static_cast<double>(kernels::cuda::DeltaRuleBackwardBytes(args)));
+  const auto on = [&](bool is_gpu) {
+    return model::ModelCost(model, seq_len, is_gpu).ActivationBytesOfLayer(layer, 2);
+  };
+  EXPECT_DOUBLE_EQ(on(/*is_gpu=*/false) - on(/*is_gpu=*/true),
+                   4.0 * static_cast<double>(state[0] * state[1] * state[2]) *
+                       (1.0 / (4 * 32) - 1.0 / (4 * 64)));
+}
+
 // Expects that the softmax attention kernels support these heads, packed or not. If a block of wide
 // heads does not fit on the device, LibTorch is used; so far only for heads of 128 on sm_120.
 void ExpectAttentionKernels(int64_t head_dim, int64_t head_dim_v, bool drops = false) {
@@ -184,6 +214,11 @@ TEST(KernelRoutes, EveryRecipeTrainsOnTensorCores) {
                                config.model.mixer_of(layer).Get<double>("dropout") > 0);
         continue;
       }
+      if (const auto delta = kDelta.find(name); delta != kDelta.end()) {
+        EXPECT_EQ(config.train.precision, "bf16");
+        ExpectDeltaKernels(config, model, layer, delta->second);
+        continue;
+      }
       const auto decayed = kDecayed.find(name);
       if (decayed == kDecayed.end()) {
         EXPECT_TRUE(kOthers.count(name) == 1) << name << " is in no list of this test";
@@ -205,6 +240,21 @@ TEST(KernelRoutes, EveryRecipeTrainsOnTensorCores) {
   ExpectAttentionKernels(128, 1536, /*drops=*/true);  // gau_alpha
   ExpectAttentionKernels(64, 384);                    // gau_bytes, in bf16
   ExpectAttentionKernels(64, 64);                     // dna_alibi, in bf16
+}
+
+// fp32 keys of 256 channels have no gradient kernel. The plan then counts the LibTorch form, which
+// keeps far more and has no workspace.
+TEST(KernelRoutes, CountsTheLibTorchFormOfTheDeltaRuleWithoutKernels) {
+  const std::filesystem::path folder = std::filesystem::path(test::kSourceDir) / "launch/recipes";
+  const RunConfig config =
+      LoadRunConfig(folder / "gated_delta_net_1.3b.textproto", {"model.vocab_size=259"});
+  const model::LanguageModel model(config.model);
+  const model::Mixer& mixer = model.block(0).mixer();
+  const kernels::DeviceLimits gpu = kDevices[1].limits;
+  EXPECT_GT(mixer.WorkspaceBytes({1, 64, /*bf16=*/true, gpu}), 0);
+  EXPECT_EQ(mixer.WorkspaceBytes({1, 64, /*bf16=*/false, gpu}), 0);
+  EXPECT_LT(mixer.GpuActivationBytesPerToken(64, 2), 0);
+  EXPECT_GT(mixer.GpuActivationBytesPerToken(64, 4), 4.0 * 6 * 2 * 256 * 512 / 64);
 }
 
 // The expected layout of a recipe's layers on a device. A change of the rules that select it must

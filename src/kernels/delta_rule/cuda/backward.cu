@@ -12,40 +12,6 @@
 namespace halflife::kernels::delta {
 namespace {
 
-constexpr size_t kAlign = 256;
-
-// Takes arrays from `memory` one after another; with null memory, only counts their bytes.
-class Arrays {
- public:
-  explicit Arrays(void* memory) : memory_(static_cast<std::byte*>(memory)) {}
-
-  void* Take(size_t bytes) {
-    void* const array = memory_ == nullptr ? nullptr : memory_ + bytes_;
-    bytes_ += (bytes + kAlign - 1) / kAlign * kAlign;
-    return array;
-  }
-  size_t bytes() const { return bytes_; }
-
- private:
-  std::byte* memory_;
-  size_t bytes_ = 0;
-};
-
-BackwardArrays TakeArrays(const DeltaRuleArgs& args, Arrays& memory) {
-  const size_t element = args.q.dtype == DType::kBF16 ? 2 : 4;
-  const size_t slots = size_t(1) * args.num_chunks * args.num_value_heads;
-  const size_t K = PaddedKeys(args.head_dim_k), V = PaddedValues(args.head_dim_v);
-  BackwardArrays arrays;
-  arrays.du = memory.Take(slots * kChunk * V * element);
-  arrays.adjoints = memory.Take(slots * K * V * element);
-  if (args.num_heads == args.num_value_heads) return arrays;
-  const size_t partial = sizeof(float) * args.batch * args.seq_len * args.num_value_heads *
-                         static_cast<size_t>(args.head_dim_k);
-  arrays.dq = static_cast<float*>(memory.Take(partial));
-  arrays.dk = static_cast<float*>(memory.Take(partial));
-  return arrays;
-}
-
 // A contiguous [B, T, HV, K] of fp32.
 TensorView PartialView(const DeltaRuleArgs& args, float* data) {
   TensorView view;
@@ -141,16 +107,6 @@ AdjointScanParams MakeScanParams(const DeltaRuleArgs& args, const TensorView& do
 
 }  // namespace
 
-size_t BackwardArrayBytes(const DeltaRuleArgs& args) {
-  Arrays memory(nullptr);
-  TakeArrays(args, memory);
-  return memory.bytes();
-}
-BackwardArrays DivideBackwardArrays(const DeltaRuleArgs& args, void* memory) {
-  Arrays arrays(memory);
-  return TakeArrays(args, arrays);
-}
-
 void LaunchBackward(const DeltaRuleGradArgs& grads, const Workspace& workspace,
                     const BackwardArrays& arrays, cudaStream_t stream) {
   const DeltaRuleArgs& args = grads.forward;
@@ -197,10 +153,6 @@ void CheckGradientCall(const DeltaRuleArgs& args, size_t bytes) {
 }
 
 }  // namespace
-
-size_t DeltaRuleBackwardBytes(const DeltaRuleArgs& args) {
-  return delta::WorkspaceBytes(args, delta::Purpose::kBackward) + delta::BackwardArrayBytes(args);
-}
 
 void DeltaRuleBackward(const DeltaRuleGradArgs& grads, cudaStream_t stream) {
   CheckDeltaBackward(grads);

@@ -1,5 +1,7 @@
 #include "kernels/delta_rule/cuda/workspace.h"
 
+#include "kernels/delta_rule/cuda/backward.h"
+
 namespace halflife::kernels::delta {
 namespace {
 
@@ -41,6 +43,21 @@ Workspace Divide(const DeltaRuleArgs& args, Purpose purpose, Divider& divider) {
   return workspace;
 }
 
+BackwardArrays TakeBackwardArrays(const DeltaRuleArgs& args, Divider& divider) {
+  const size_t chunks = static_cast<size_t>(args.num_chunks) * args.num_value_heads;
+  const size_t size = args.q.dtype == DType::kBF16 ? 2 : 4;
+  const size_t keys = PaddedKeys(args.head_dim_k), values = PaddedValues(args.head_dim_v);
+  BackwardArrays arrays;
+  arrays.du = divider.Take(chunks * kChunk * values * size);
+  arrays.adjoints = divider.Take(chunks * keys * values * size);
+  if (args.num_heads == args.num_value_heads) return arrays;
+  const size_t partial = sizeof(float) * args.batch * args.seq_len * args.num_value_heads *
+                         static_cast<size_t>(args.head_dim_k);
+  arrays.dq = static_cast<float*>(divider.Take(partial));
+  arrays.dk = static_cast<float*>(divider.Take(partial));
+  return arrays;
+}
+
 }  // namespace
 
 size_t WorkspaceBytes(const DeltaRuleArgs& args, Purpose purpose) {
@@ -52,6 +69,16 @@ size_t WorkspaceBytes(const DeltaRuleArgs& args, Purpose purpose) {
 Workspace DivideWorkspace(const DeltaRuleArgs& args, Purpose purpose, void* memory) {
   Divider divider(memory);
   return Divide(args, purpose, divider);
+}
+
+size_t BackwardArrayBytes(const DeltaRuleArgs& args) {
+  Divider divider(nullptr);
+  TakeBackwardArrays(args, divider);
+  return divider.used();
+}
+BackwardArrays DivideBackwardArrays(const DeltaRuleArgs& args, void* memory) {
+  Divider divider(memory);
+  return TakeBackwardArrays(args, divider);
 }
 
 }  // namespace halflife::kernels::delta
@@ -72,6 +99,10 @@ bool SupportsDeltaRuleBackward(const DeltaRuleArgs& args) {
 
 size_t DeltaRuleForwardBytes(const DeltaRuleArgs& args) {
   return delta::WorkspaceBytes(args, delta::Purpose::kForward);
+}
+
+size_t DeltaRuleBackwardBytes(const DeltaRuleArgs& args) {
+  return delta::WorkspaceBytes(args, delta::Purpose::kBackward) + delta::BackwardArrayBytes(args);
 }
 
 size_t DeltaRuleAdjointBytes(const DeltaRuleArgs& args) {

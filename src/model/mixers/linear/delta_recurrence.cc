@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "kernels/common/chunks/chunk_entry.h"
+#include "kernels/delta_rule/delta_rule_args.h"
 #include "kernels/delta_rule/delta_rule_partition.h"
 #include "model/mixers/linear/householder_steps.h"
 #include "model/part_context.h"
@@ -20,9 +21,10 @@
 namespace halflife::model {
 namespace {
 
-// Backward of the kernels on the CPU keeps one state per this number of tokens.
-constexpr double kTokensPerKeptDeltaState =
-    kernels::kDeltaCheckpointEvery * kernels::DefaultChunkSize(/*is_cuda=*/false);
+// The kernels keep one state per this number of tokens for their backward.
+constexpr double TokensPerKeptDeltaState(bool is_cuda) {
+  return kernels::kDeltaCheckpointEvery * kernels::DefaultChunkSize(is_cuda);
+}
 // Added to the squared Euclidean norm, as in fla, and the least sum of channels that divides.
 constexpr double kDeltaNormEps = 1e-6;
 
@@ -95,21 +97,16 @@ class DeltaRecurrence : public Recurrence {
     const auto steps = static_cast<double>(form_.num_steps);
     const auto keys = steps * static_cast<double>(heads_.num_q_heads * heads_.num_features),
                betas = steps * static_cast<double>(heads_.num_v_heads),
-               state = steps * static_cast<double>(heads_.num_v_heads * heads_.num_features *
-                                                   heads_.head_dim_v);
+               state = steps * static_cast<double>(StateElements());
     RecurrenceCost cost = {.mixing_flops = 6 * state};  // read the old value, write, read
     if (beta_.declared()) cost.matrix_elements = model_dim_ * form_.num_steps * heads_.num_v_heads;
     // Normalised q and k, 1/norm of both, beta and its logit, and states.
     cost.activations = 2 * keys + betas;
     cost.fp32_activations = 2 * steps * static_cast<double>(heads_.num_q_heads) + betas +
-                            state / kTokensPerKeptDeltaState;
+                            state / TokensPerKeptDeltaState(/*is_cuda=*/false);
     // The row of steps has copies of q, k and v, and outputs of all steps.
     if (form_.num_steps > 1)
       cost.activations += 2 * keys + 2 * betas * static_cast<double>(heads_.head_dim_v);
-    // On a GPU, the composed form keeps its own states instead.
-    const double composed = ops::ComposedDeltaRuleActivations(
-        heads_.num_features, heads_.head_dim_v, decay_ && decay_->per_channel());
-    cost.gpu_fp32_activations = betas * composed - state / kTokensPerKeptDeltaState;
     if (decay_) {
       cost.matrix_elements += decay_->num_matrix_elements();
       cost.activations += static_cast<double>(decay_->num_activations());
@@ -118,7 +115,48 @@ class DeltaRecurrence : public Recurrence {
     return cost;
   }
 
+  // On a GPU, the kernels and the composed form keep their own states instead of those of the CPU.
+  double GpuActivationBytesPerToken(int64_t bytes_per_element) const override {
+    const auto steps = static_cast<double>(form_.num_steps),
+               state = steps * static_cast<double>(StateElements());
+    const double kept =
+        kernels::cuda::SupportsDeltaRuleBackward(KernelSizes(/*bf16=*/bytes_per_element == 2))
+            ? state / TokensPerKeptDeltaState(/*is_cuda=*/true)
+            : steps * static_cast<double>(heads_.num_v_heads) *
+                  ops::ComposedDeltaRuleActivations(heads_.num_features, heads_.head_dim_v,
+                                                    decay_ && decay_->per_channel());
+    return 4 * (kept - state / TokensPerKeptDeltaState(/*is_cuda=*/false));
+  }
+
+  // The backward needs more than the forward. The composed form has no workspace.
+  double WorkspaceBytes(const GpuBatch& batch) const override {
+    kernels::DeltaRuleArgs args = KernelSizes(batch.bf16);
+    if (!kernels::cuda::SupportsDeltaRuleBackward(args)) return 0;
+    constexpr int64_t kChunk = kernels::DefaultChunkSize(/*is_cuda=*/true);
+    const int64_t row = batch.seq_len * form_.num_steps;
+    args.batch = args.num_sequences = static_cast<int>(batch.batch);
+    args.seq_len = static_cast<int>(row);
+    args.num_chunks = static_cast<int>(batch.batch * ((row + kChunk - 1) / kChunk));
+    return static_cast<double>(kernels::cuda::DeltaRuleBackwardBytes(args));
+  }
+
  private:
+  int64_t StateElements() const {
+    return heads_.num_v_heads * heads_.num_features * heads_.head_dim_v;
+  }
+  // The kernels' arguments that the memory of a call depends on, except the number of tokens.
+  kernels::DeltaRuleArgs KernelSizes(bool bf16) const {
+    using kernels::DeltaDecay;
+    kernels::DeltaRuleArgs args;
+    args.num_heads = static_cast<int>(heads_.num_q_heads);
+    args.num_value_heads = static_cast<int>(heads_.num_v_heads);
+    args.head_dim_k = static_cast<int>(heads_.num_features);
+    args.head_dim_v = static_cast<int>(heads_.head_dim_v);
+    if (decay_)
+      args.decay = decay_->per_channel() ? DeltaDecay::kPerTokenChannel : DeltaDecay::kPerToken;
+    args.q.dtype = bf16 ? DType::kBF16 : DType::kF32;
+    return args;
+  }
   double query_scale() const { return 1 / std::sqrt(static_cast<double>(heads_.num_features)); }
 
   // The operands of the delta rule: of tokens, or of steps if a token has several.

@@ -303,8 +303,8 @@ double LinearMixer::ActivationBytesPerToken(int64_t seq_len, int64_t bytes_per_e
   return elements * static_cast<double>(bytes_per_element) + 4 * fp32;
 }
 
-double LinearMixer::GpuActivationBytesPerToken(int64_t seq_len, int64_t) const {
-  return 4 * recurrence_->CostPerToken(seq_len).gpu_fp32_activations;
+double LinearMixer::GpuActivationBytesPerToken(int64_t, int64_t bytes_per_element) const {
+  return recurrence_->GpuActivationBytesPerToken(bytes_per_element);
 }
 
 double LinearMixer::WorkspaceBytes(const GpuBatch& batch) const {

@@ -47,8 +47,6 @@ struct RecurrenceCost {
   double mixing_flops = 0;      // FlopCount::mixing
   // Elements that backward keeps in the compute dtype and in fp32, without x, q, k, v and o.
   double activations = 0, fp32_activations = 0;
-  // Further fp32 elements that it keeps on a GPU, if LibTorch operators replace a missing kernel.
-  double gpu_fp32_activations = 0;
 };
 
 class Recurrence {
@@ -68,7 +66,8 @@ class Recurrence {
                           std::span<at::Tensor> state) const = 0;
 
   virtual RecurrenceCost CostPerToken(int64_t seq_len) const = 0;
-  // As Mixer::WorkspaceBytes.
+  // As in Mixer.
+  virtual double GpuActivationBytesPerToken(int64_t /*bytes_per_element*/) const { return 0; }
   virtual double WorkspaceBytes(const GpuBatch&) const { return 0; }
 };
 
