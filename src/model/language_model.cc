@@ -52,6 +52,7 @@ LanguageModel::LanguageModel(const ModelConfig& config) : config_(config) {
     first_params_.push_back(parameters_.size());
     PartContext of_layer = context.Below(Concat("layers.", i, "."));
     of_layer.layer = i;
+    parameters_.BeginLayer();
     of_layer.positions = positions_.get();
     blocks_.push_back(MakeBlock(config.block_of(i), {.part = std::move(of_layer),
                                                      .norm = resolved.norm,

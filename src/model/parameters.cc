@@ -1,6 +1,7 @@
 #include "model/parameters.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/error.h"
 #include "ops/rows/bias_map.h"
@@ -24,6 +25,7 @@ Parameter ParameterSet::Declare(dist::ParamSpec spec, Init init) {
   specs_.push_back(std::move(spec));
   inits_.push_back(init);
   handles_.push_back(parameter);
+  last_readers_.push_back(layer_);
   return parameter;
 }
 
@@ -38,7 +40,10 @@ Parameter ParameterSet::DeclareShared(const dist::ParamSpec& spec, const Init& i
   return parameter;
 }
 
-void ParameterSet::AddReader(const Parameter& parameter) { ++specs_[parameter.index()].readers; }
+void ParameterSet::AddReader(const Parameter& parameter) {
+  const int index = parameter.index();
+  if (std::exchange(last_readers_[index], layer_) != layer_) ++specs_[index].readers;
+}
 
 void ParameterSet::Bind(int index, at::Tensor tensor) {
   const dist::ParamSpec& spec = specs_.at(index);

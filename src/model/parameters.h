@@ -51,8 +51,12 @@ class ParameterSet {
   // and each further one is counted as a reader. Throws if the shapes differ.
   Parameter DeclareShared(const dist::ParamSpec& spec, const Init& init);
 
-  // Records that one more layer reads a parameter that another layer declared.
+  // Records that the current layer reads a parameter that was declared before. A layer counts once,
+  // even if several of its parts read the parameter: they are recomputed together, so that their
+  // gradients arrive as one.
   void AddReader(const Parameter& parameter);
+  // The parts that follow belong to a new layer.
+  void BeginLayer() { ++layer_; }
 
   const std::vector<dist::ParamSpec>& specs() const { return specs_; }
   int size() const { return static_cast<int>(specs_.size()); }
@@ -71,6 +75,8 @@ class ParameterSet {
   int64_t num_elements_ = 0;
   std::vector<Init> inits_;
   std::vector<Parameter> handles_;
+  int64_t layer_ = 0;                  // counts calls of BeginLayer
+  std::vector<int64_t> last_readers_;  // layer_ at the last reader of each parameter
 };
 
 }  // namespace halflife::model

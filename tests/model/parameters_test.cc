@@ -30,6 +30,21 @@ TEST(ParametersTest, Misuse) {
                   "[2]", "[3]");
 }
 
+TEST(ParametersTest, ALayerIsOneReaderOfASharedParameter) {
+  ParameterSet parameters;
+  const dist::ParamSpec spec = {.name = "a", .shape = {2}};
+  const auto read_twice = [&] {
+    parameters.BeginLayer();
+    parameters.DeclareShared(spec, Init::Zeros());
+    parameters.DeclareShared(spec, Init::Zeros());
+  };
+  read_twice();
+  EXPECT_EQ(parameters.specs()[0].readers, 1);
+  parameters.BeginLayer();
+  read_twice();
+  EXPECT_EQ(parameters.specs()[0].readers, 2);
+}
+
 TEST(ParametersTest, CountsItsElements) {
   ParameterSet parameters;
   parameters.Declare({.name = "a", .shape = {2, 3}}, Init::Zeros());

@@ -16,6 +16,7 @@
 #include "model/language_model.h"
 #include "model/mixers/built_mixer.h"
 #include "model/mixers/linear/golden_draws.h"
+#include "model/mixers/parallel.h"
 #include "ops/decay_attention/decay_attention.h"
 #include "ops/rows/forget_gate.h"
 #include "support/expect_error.h"
@@ -135,6 +136,16 @@ TEST(Hgrn2Test, LayersShareTheirLowerBounds) {
   // The sum over layers of a softmax's gradient is 0, and no row is 0 by itself.
   EXPECT_TRUE(Close(got.sum(0), at::zeros({8}, at::kDouble), 1e-9));
   for (int64_t layer = 0; layer < 4; ++layer) EXPECT_GT(got[layer].abs().max().item<double>(), 0);
+}
+
+// A layer is recomputed as a whole, so it is one reader even if two of its parts read the bounds.
+TEST(Hgrn2Test, TwoPartsOfALayerAreOneReader) {
+  ModelConfig config = Model(3);
+  config.mixer = ParallelMixer({ParallelPart(config.mixer), ParallelPart(config.mixer)});
+  const LanguageModel model(config);
+  const auto bounds =
+      std::ranges::find(model.parameters().specs(), "lower_bounds", &dist::ParamSpec::name);
+  EXPECT_EQ(bounds->readers, 2);
 }
 
 TEST(Hgrn2Test, AModelOfOneLayerHasNoBounds) {
