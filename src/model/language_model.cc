@@ -80,6 +80,7 @@ LanguageModel::LanguageModel(const ModelConfig& config) : config_(config) {
       " needs an attention layer (softmax or gau), and this model has none. Use positions { none "
       "{} } "
       "or add an attention layer.");
+  RequireValues();
   for (size_t i = 0; i < blocks_.size(); ++i)
     HL_CHECK_AS(ExitCode::kUsage,
                 !objective_->predicts_next_token() || blocks_[i]->mixer().traits().causal,
@@ -89,6 +90,18 @@ LanguageModel::LanguageModel(const ModelConfig& config) : config_(config) {
 }
 
 LanguageModel::~LanguageModel() = default;
+
+void LanguageModel::RequireValues() const {
+  bool published = false;
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    const MixerTraits traits = blocks_[i]->mixer().traits();
+    HL_CHECK_AS(ExitCode::kUsage, published || !traits.reads_values, "rwkv7 in layer ", i,
+                " reads the values of rwkv7 in layer 0, but layer 0 publishes none. Use rwkv7 with "
+                "value_residual: true in layer 0, or value_residual: false in layer ",
+                i, ".");
+    published |= traits.publishes_values;
+  }
+}
 
 void LanguageModel::MakeHead(const HeadOptions& options, const PartContext& context) {
   const std::optional<ClassifierOptions> classifier = objective_->classifier();

@@ -157,6 +157,8 @@ class LanguageModel {
   at::Tensor AtTokens(const at::Tensor& of_rows, const at::Tensor& tokens,
                       const ForwardContext& context) const;
   void MakeHead(const HeadOptions& options, const PartContext& context);
+  // Throws if a mixer reads values that no earlier layer publishes.
+  void RequireValues() const;
   // Returns the name of the first layer whose mixer satisfies `is`, or "" if no mixer does.
   std::string FirstLayer(const std::function<bool(const MixerTraits&)>& is) const;
   // Runs embedded tokens [..., D] through all blocks and the final norm. `run` runs one block.

@@ -77,6 +77,8 @@ struct MixerTraits {
   bool reads_position_ids = false;
   // The weights of its keys are probabilities. It passes them to MixerCall::observe.
   bool has_attention_probabilities = false;
+  // It receives MixerCall::first_values, which an earlier layer must publish, or publishes them.
+  bool reads_values = false, publishes_values = false;
   // An output depends on the number of tokens in the call, so padding or splitting a row changes
   // it.
   bool asks_row_length = false;
@@ -153,8 +155,8 @@ class Mixer {
   virtual FlopCount FlopsPerToken(int64_t seq_len) const = 0;
   // Activation bytes that backward keeps per token, for planning.
   virtual double ActivationBytesPerToken(int64_t seq_len, int64_t bytes_per_element) const = 0;
-  // Additional bytes per token that backward keeps on a GPU when LibTorch operators replace a
-  // missing kernel.
+  // Additional bytes per token that backward keeps on a GPU. It may be negative. Positive, for
+  // example, when LibTorch operators replace a missing kernel.
   virtual double GpuActivationBytesPerToken(int64_t /*seq_len*/,
                                             int64_t /*bytes_per_element*/) const {
     return 0;

@@ -16,6 +16,7 @@
 #include "ops/gradient_check.h"
 #include "ops/rows/dropout.h"
 #include "ops/softmax_attention/softmax_attention.h"
+#include "support/expect_error.h"
 
 namespace halflife::model {
 namespace {
@@ -203,6 +204,21 @@ TEST(ParameterNames, Rwkv7) {
 }
 
 // The parameter layout of Mamba2Mixer in transformers and fla.
+// The values of layer 0 may be missing, or it may not publish them. A plan refuses the model, too.
+TEST(LanguageModelTest, ValuesThatNoLayerPublishesAreRefused) {
+  const MixerConfig rwkv7("rwkv7", {{"head_dim", 8}}),
+      own_values("rwkv7", {{"head_dim", 8}, {"value_residual", false}});
+  ModelConfig config = {.vocab_size = 9, .model_dim = 16, .num_layers = 2, .mixer = rwkv7};
+  const LanguageModel accepted(config);
+  for (const MixerConfig& first : {MixerConfig("softmax", {{"num_heads", 2}}), own_values}) {
+    config.hybrid = {{.layers = {0}, .mixer = first}};
+    EXPECT_HL_ERROR(LanguageModel{config}, ExitCode::kUsage,
+                    "rwkv7 in layer 1 reads the values of rwkv7 in layer 0",
+                    "Use rwkv7 with value_residual: true in layer 0, or value_residual: false in "
+                    "layer 1.");
+  }
+}
+
 TEST(ParameterNames, Mamba2) {
   EXPECT_THAT(
       MixerShapes("mamba2", {{"head_dim", 16}, {"state_size", 8}, {"num_groups", 2}}),

@@ -76,6 +76,8 @@ class Parallel : public Mixer {
       ignores_position_ids |= own.takes_positions && !own.reads_position_ids;
       all.has_attention_probabilities |= own.has_attention_probabilities;
       all.asks_row_length |= own.asks_row_length;
+      all.reads_values |= own.reads_values;
+      all.publishes_values |= own.publishes_values;
       AddState(i, own, all);
     }
     all.reads_position_ids &= !ignores_position_ids;

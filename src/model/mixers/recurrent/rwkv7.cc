@@ -87,8 +87,7 @@ class Rwkv7 : public Mixer {
         dim_(context.model_dim()),
         num_heads_(dim_ / options.head_dim),
         norm_eps_(static_cast<double>(options.head_dim) * context.norm_eps),
-        reads_values_(options.value_residual && context.layer > 0),
-        layer_(context.layer) {
+        reads_values_(options.value_residual && context.layer > 0) {
     const Rwkv7Start start(context, options.head_dim);
     DeclareMixes(context, start);
     for (size_t i = 0; i < matrices_.size(); ++i)
@@ -104,7 +103,9 @@ class Rwkv7 : public Mixer {
   }
 
   MixerTraits traits() const override {
-    return {.state = {{.name = "x_tail", .shape = {1, dim_}, .exchange = StateExchange::kTail},
+    return {.reads_values = reads_values_,
+            .publishes_values = PublishesValues(),
+            .state = {{.name = "x_tail", .shape = {1, dim_}, .exchange = StateExchange::kTail},
                       {.name = "kv", .shape = {num_heads_, options_.head_dim, options_.head_dim}}}};
   }
 
@@ -272,9 +273,7 @@ class Rwkv7 : public Mixer {
     Projected in;
     at::Tensor v = ops::Linear(x[kV], *matrices_[kV]);
     if (reads_values_) {
-      HL_CHECK_AS(ExitCode::kUsage, values.defined(), "rwkv7 in layer ", layer_,
-                  " reads the values of rwkv7 in layer 0, but layer 0 has another mixer. Use rwkv7 "
-                  "in layer 0, or value_residual: false.");
+      HL_CHECK(values.defined(), "rwkv7 got no values of layer 0");
       const at::Tensor share = at::sigmoid(value_(x[kV], nullptr));
       v = (v + (values.view(v.sizes()) - v) * share).to(v.scalar_type());
     } else {
@@ -317,8 +316,7 @@ class Rwkv7 : public Mixer {
   Rwkv7Options options_;
   int64_t dim_, num_heads_;
   double norm_eps_;
-  bool reads_values_;  // of the first layer
-  int64_t layer_;
+  bool reads_values_;                  // of the first layer
   std::array<Parameter, 6> mixes_;     // in the order of Mixed
   std::array<Parameter, 3> matrices_;  // of r, k and v
   Lora decay_, value_, rate_, gate_;
