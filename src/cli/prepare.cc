@@ -217,8 +217,10 @@ void PrintSummary(const data::PrepareExamplesConfig& config, const data::Example
   PrintCounts("validation", summary.validation);
   PrintCounts("test", summary.test);
   if (!summary.classes.empty()) std::cout << "  classes: " << Join(summary.classes, ", ") << "\n";
-  std::cout << "  tokenizer: " << summary.tokenizer_kind << "\n"
-            << "  hash: " << ToHex(summary.hash) << "\n";
+  std::cout << "  tokenizer: " << summary.tokenizer_kind << "\n";
+  if (!summary.chat_template.empty())
+    std::cout << "  chat template: " << summary.chat_template << "\n";
+  std::cout << "  hash: " << ToHex(summary.hash) << "\n";
   const auto left = [](const char* what, int64_t count) {
     if (count > 0) std::cout << "  " << what << ": " << Counted(count, "example") << "\n";
   };
@@ -244,6 +246,7 @@ void PrepareLabelled(const PrepareOptions& options) {
   data::PrepareExamplesConfig config = options.examples_config;
   config.labels =
       options.labels == "classes" ? data::RowLabels::kClasses : data::RowLabels::kAnswers;
+  config.conversations = options.labels == "messages";
   config.input = options.input;
   config.output = options.output;
   PrintSummary(config, Watched(config, data::PrepareExamples));

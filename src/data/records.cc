@@ -36,11 +36,13 @@ std::string ValueOf(const nlohmann::json& record, const RecordField& field,
     HL_FAIL(ExitCode::kData, place, "the record has no field '", field.name,
             "'; it has: ", names.empty() ? "none" : names, "; choose one with ", field.flag);
   }
+  if (field.form == FieldForm::kJson) return found->dump();
   if (found->is_string()) return found->get<std::string>();
-  HL_CHECK_AS(
-      ExitCode::kData, field.takes_scalar && (found->is_number_integer() || found->is_boolean()),
-      place, "the field '", field.name, "' is a JSON ", found->type_name(), ", not a string",
-      field.takes_scalar ? ", whole number or boolean" : "", "; choose another with ", field.flag);
+  const bool takes_scalar = field.form == FieldForm::kScalar;
+  HL_CHECK_AS(ExitCode::kData, takes_scalar && (found->is_number_integer() || found->is_boolean()),
+              place, "the field '", field.name, "' is a JSON ", found->type_name(),
+              ", not a string", takes_scalar ? ", whole number or boolean" : "",
+              "; choose another with ", field.flag);
   return found->dump();
 }
 

@@ -12,10 +12,17 @@
 
 namespace halflife::data {
 
+// The values that a field of a JSON record may have. A column of a .tsv file is always text.
+enum class FieldForm : uint8_t {
+  kString,
+  kScalar,  // also a whole number or a boolean, which is read as its text
+  kJson,    // any value, which is read as JSON text
+};
+
 struct RecordField {
   std::string name;
-  std::string flag;           // the option that chooses the field, for error messages
-  bool takes_scalar = false;  // if true, a JSON number or boolean is accepted and read as its text
+  std::string flag;  // the option that chooses the field, for error messages
+  FieldForm form = FieldForm::kString;
 };
 
 struct Record {

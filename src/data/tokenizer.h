@@ -20,7 +20,7 @@ namespace halflife::data {
 
 // The chat templates that come with a tokenizer: Jinja source that converts the messages of a chat
 // into a prompt. They are kept as they are, so that an exported model has the templates of the
-// imported one. No template is run.
+// imported one. No template is run; chat/chat_template.h has the templates that can be used.
 //
 //   const ChatTemplates templates = ReadChatTemplates("Qwen2-0.5B-Instruct/");
 //   WriteChatTemplates(templates, "export/");

@@ -130,6 +130,7 @@ const Words kTables = kEval + Words{"--data", "d", "--lengths", "4"};
 const Words kOfText = kPrepare + Words{"--input", "i"};
 const Words kOfTask = kPrepare + Words{"--synthetic", "mqar"};
 const Words kOfAnswers = kOfText + Words{"--labels", "answers"};
+const Words kOfMessages = kOfText + Words{"--labels", "messages"};
 const Words kOfClasses = kOfText + Words{"--labels", "classes"};
 
 std::vector<OptionsOfMode> OptionsOfEval() {
@@ -203,7 +204,7 @@ std::vector<OptionsOfMode> OptionsOfPrepare() {
        kOfText},
       {kOfText,
        {"--row-len", "--too-long", "--test-input"},
-       "without --labels. Use --labels classes|answers with it.",
+       "without --labels. Use --labels classes|answers|messages with it.",
        kOfAnswers},
       {kOfText,
        {"--label-field", "--classes"},
@@ -221,6 +222,14 @@ std::vector<OptionsOfMode> OptionsOfPrepare() {
        {"--prompt-field", "--answer-field", "--special-tokens"},
        "with --labels classes. Use --labels answers.",
        kOfAnswers},
+      {kOfText,
+       {"--messages-field", "--template"},
+       "without --labels messages. Use --labels messages with it.",
+       kOfMessages},
+      {kOfAnswers,
+       {"--messages-field", "--template"},
+       "with --labels answers. Use --labels messages.",
+       kOfMessages},
       {kOfAnswers, {"--field"}, "with --labels answers. Use --labels classes.", kOfClasses},
       {kOfClasses,
        {"--vocab"},

@@ -5,6 +5,8 @@
 #include "core/files.h"
 #include "data/bpe/merger.h"
 #include "data/bpe/special_tokens.h"
+#include "data/chat/chat_template.h"
+#include "data/chat/chat_tokens.h"
 #include "data/dataset.h"
 #include "data/examples/prepare_examples.h"
 #include "data/prepare/document_encoder.h"
@@ -38,6 +40,15 @@ void MergerExample(const std::array<int32_t, 256>& byte_ids, const std::vector<M
 
 void ChatTemplatesExample() {
 #include "examples/data/tokenizer.h.2"
+}
+
+void ChatTemplateExample(const std::unique_ptr<Tokenizer>& tokenizer) {
+#include "examples/data/chat/chat_template.h"
+}
+
+void ChatTokensExample(const std::unique_ptr<Tokenizer>& tokenizer, const ChatTemplate& chat,
+                       GenerationPrompt prompt) {
+#include "examples/data/chat/chat_tokens.h"
 }
 
 void DatasetExample(const Path& path, int64_t begin, std::span<int32_t> ids,

@@ -5,11 +5,17 @@
 //   tokenizer_tool export TOKENIZER FOLDER   writes FOLDER's Hugging Face tokenizer files, and
 //                                            prints {"vocab_size": n, "bos": id, "eos": ..., "pad":
 //                                            ...}
+//   tokenizer_tool chat TOKENIZER TEMPLATE IN OUT
+//                                            each line of IN, a list of messages, becomes a line of
+//                                            OUT: {"ids": [1, 2], "assistant": [0, 1],
+//                                            "prompt": ids with the generation prompt}
+//   tokenizer_tool jinja TEMPLATE            prints the Jinja form of a chat template
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "data/chat/chat_tokens.h"
 #include "data/tokenizer_folder.h"
 #include "interop/hf_tokenizer.h"
 
@@ -25,6 +31,26 @@ int Encode(const halflife::data::Tokenizer& tokenizer, const char* in_path, cons
     const std::vector<int32_t> ids =
         tokenizer.Encode(json::parse(line).get<std::string>(), special);
     out << json{{"ids", ids}, {"text", tokenizer.Decode(ids)}}.dump() << "\n";
+  }
+  return out.flush() ? 0 : 1;
+}
+
+int Chat(const halflife::data::Tokenizer& tokenizer, const char* name, const char* in_path,
+         const char* out_path) {
+  using halflife::data::GenerationPrompt;
+  const halflife::data::ChatTemplate chat = halflife::data::RequireChatTemplate(name);
+  std::ifstream in(in_path);
+  std::ofstream out(out_path);
+  for (std::string line; std::getline(in, line);) {
+    const auto messages = halflife::data::ReadChatMessages(line, "");
+    const auto encode = [&](GenerationPrompt prompt) {
+      return halflife::data::EncodeChat(tokenizer, chat.Render(messages, prompt));
+    };
+    const auto [ids, assistant] = encode(GenerationPrompt::kOmit);
+    const std::vector<int> mask(assistant.begin(), assistant.end());
+    out << json{{"ids", ids}, {"assistant", mask}, {"prompt", encode(GenerationPrompt::kAdd).ids}}
+               .dump()
+        << "\n";
   }
   return out.flush() ? 0 : 1;
 }
@@ -54,6 +80,12 @@ int main(int argc, char** argv) {
     }
     if (command == "export" && argc == 4) {
       return Export(*halflife::data::OpenTokenizer(argv[2]), argv[3]);
+    }
+    if (command == "chat" && argc == 6)
+      return Chat(*halflife::data::OpenTokenizer(argv[2]), argv[3], argv[4], argv[5]);
+    if (command == "jinja" && argc == 3) {
+      std::cout << halflife::data::RequireChatTemplate(argv[2]).Jinja();
+      return 0;
     }
   } catch (const halflife::Error& error) {
     std::cerr << error.what() << "\n";

@@ -25,7 +25,9 @@ Use PrepareUse() {
            "halflife prepare --labels classes --input train.tsv --validation-input "
            "dev.tsv --row-len 128 --tokenizer bytes --out reviews.data",
            "halflife prepare --labels answers --input pairs.jsonl --tokenizer bytes "
-           "--out pairs.data"},
+           "--out pairs.data",
+           "halflife prepare --labels messages --input chats.jsonl --template zephyr --tokenizer "
+           "bytes --out chats.data"},
       .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kInterrupted}};
 }
 
@@ -123,10 +125,12 @@ void AddExamples(OptionDeclarer& declare, PrepareOptions& options) {
   declare.BeginMode(kHeadline);
   declare("--labels", options.labels,
           "--input contains labelled records (.tsv with a header line, or .jsonl): texts with "
-          "their classes, or prompts with their answers [none: text]",
-          OneOf({"classes", "answers"}));
+          "their classes, prompts with their answers, or conversations as lists of messages "
+          "[none: text]",
+          OneOf({"classes", "answers", "messages"}));
   declare("--row-len", config.rules.row_len,
-          "Tokens per row. A row has one text with its class, or as many answers as fit");
+          "Tokens per row. A row has one text with its class, or as many prompts with answers or "
+          "conversations as fit");
   declare("--too-long", config.rules.too_long,
           "Examples longer than a row: an error, truncated, or dropped",
           {{"error", TooLong::kError}, {"cut", TooLong::kCut}, {"drop", TooLong::kDrop}});
@@ -138,6 +142,12 @@ void AddExamples(OptionDeclarer& declare, PrepareOptions& options) {
   declare("--prompt-field", config.prompt_field, "The field with the prompt");
   declare("--answer-field", config.answer_field, "The field with the answer");
   AddSpecialTokens(declare, config.rules.special_tokens, "prompts and answers");
+  declare("--messages-field", config.messages_field,
+          "The field with the messages, [{\"role\": ..., \"content\": ...}, ...]");
+  declare("--template", config.chat_template,
+          "Chat template that joins the messages to a text [that of the tokenizer, if this program "
+          "wrote it]",
+          OneOf({"chatml", "llama3", "qwen", "mistral", "zephyr"}));
 }
 
 }  // namespace
@@ -166,6 +176,7 @@ void AddPrepare(CLI::App& app, Request& request) {
     RequireValue(command, "--labels", "classes", {"--label-field", "--classes"});
     RequireValue(command, "--labels", "answers",
                  {"--prompt-field", "--answer-field", "--special-tokens"});
+    RequireValue(command, "--labels", "messages", {"--messages-field", "--template"});
     if (command.count("--labels") > 0) RequireValue(command, "--labels", "classes", {"--field"});
   });
 }

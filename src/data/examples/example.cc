@@ -1,5 +1,7 @@
 #include "data/examples/example.h"
 
+#include <utility>
+
 #include "core/error.h"
 #include "data/batch.h"
 #include "data/prepare/shard_writer.h"
@@ -49,6 +51,21 @@ Example ExampleEncoder::OfAnswer(std::string_view prompt, std::string_view answe
   for (size_t i = answer_begin > 0 ? answer_begin - 1 : 0; i + 1 < example.ids.size(); ++i)
     example.labels[i] = example.ids[i + 1];
   return example;
+}
+
+Example ExampleEncoder::OfChat(ChatTokens tokens, const std::string& place) const {
+  Example example = {.ids = std::move(tokens.ids)};
+  const size_t whole = example.ids.size();
+  if (!Fit(example.ids, place)) return {.dropped = true};
+  example.cut = example.ids.size() < whole;
+  example.labels.assign(example.ids.size(), kNoTarget);
+  bool has_label = false;
+  for (size_t i = 0; i + 1 < example.ids.size(); ++i) {
+    if (!tokens.assistant[i + 1]) continue;
+    example.labels[i] = example.ids[i + 1];
+    has_label = true;
+  }
+  return has_label ? example : Example{.dropped = true};
 }
 
 void RowPacker::Add(const Example& example) {

@@ -1,5 +1,5 @@
 // Encodes labelled text as tokens and labels, and packs the examples into rows. An example is a
-// text with its class, or a prompt with its answer.
+// text with its class, a prompt with its answer, or a conversation.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "data/chat/chat_tokens.h"
 #include "data/tokenizer.h"
 
 namespace halflife::data {
@@ -48,6 +49,9 @@ class ExampleEncoder {
   // without eos. An example without any token of its answer left is dropped.
   Example OfAnswer(std::string_view prompt, std::string_view answer,
                    const std::string& place) const;
+  // The label of a token is the next token if an assistant writes that. No eos is added: the
+  // template ends the turns. An example without any label left is dropped.
+  Example OfChat(ChatTokens tokens, const std::string& place) const;
 
  private:
   // Truncates `ids` to the row length, or throws. Returns false if the example must be dropped.

@@ -11,6 +11,8 @@
 
 #include "core/error.h"
 #include "core/human.h"
+#include "core/log.h"
+#include "data/chat/chat_tokens.h"
 #include "data/examples/example.h"
 #include "data/manifest.h"
 #include "data/prepare/document_encoder.h"
@@ -27,13 +29,18 @@ namespace fs = std::filesystem;
 
 constexpr uint32_t kExamplesGenerator = 1;  // increased when the same files give different rows
 
+const char* LabelsFlag(const PrepareExamplesConfig& config) {
+  return config.conversations ? "messages" : Name(config.labels);
+}
+
 void CheckConfig(const PrepareExamplesConfig& config) {
   const auto require = [](bool holds, const auto&... words) {
     HL_CHECK_AS(ExitCode::kUsage, holds, words...);
   };
   HL_CHECK(config.labels == RowLabels::kClasses || config.labels == RowLabels::kAnswers);
+  HL_CHECK(config.labels == RowLabels::kAnswers || !config.conversations);
   require(!config.input.paths.empty(), "--input names no file. Use a .tsv or .jsonl file.");
-  require(!config.input.tokenizer.empty(), "--labels ", Name(config.labels),
+  require(!config.input.tokenizer.empty(), "--labels ", LabelsFlag(config),
           " needs --tokenizer bytes|FILE|FOLDER. Use the tokenizer of the model that you want to "
           "tune.");
   constexpr int64_t kMostTokens = int64_t{1} << 24;
@@ -52,7 +59,9 @@ void CheckConfig(const PrepareExamplesConfig& config) {
 
 std::vector<RecordField> FieldsOf(const PrepareExamplesConfig& config) {
   if (config.labels == RowLabels::kClasses)
-    return {{config.input.field, "--field"}, {config.label_field, "--label-field", true}};
+    return {{config.input.field, "--field"},
+            {config.label_field, "--label-field", FieldForm::kScalar}};
+  if (config.conversations) return {{config.messages_field, "--messages-field", FieldForm::kJson}};
   return {{config.prompt_field, "--prompt-field"}, {config.answer_field, "--answer-field"}};
 }
 
@@ -69,6 +78,29 @@ std::vector<std::string> InOrder(const std::set<std::string>& names) {
   if (std::ranges::all_of(sorted, [](const auto& name) { return WholeNumber(name).has_value(); }))
     std::ranges::stable_sort(sorted, {}, [](const auto& name) { return *WholeNumber(name); });
   return sorted;
+}
+
+std::optional<ChatTemplate> ChooseTemplate(const PrepareExamplesConfig& config,
+                                           const Tokenizer& tokenizer) {
+  if (!config.conversations) return std::nullopt;
+  if (!config.chat_template.empty()) return RequireChatTemplate(config.chat_template);
+  std::optional<ChatTemplate> chat = DetectChatTemplate(tokenizer.chat_templates());
+  HL_CHECK_AS(
+      ExitCode::kUsage, chat.has_value(), "the tokenizer ", config.input.tokenizer,
+      tokenizer.chat_templates().empty() ? " has no chat template"
+                                         : " has a chat template that this program did not write",
+      ". Name the template of the model with --template: ", Join(ChatTemplateNames(), ", "), ".");
+  return chat;
+}
+
+// The contents before the first answer of an assistant.
+std::string PromptOf(const std::vector<ChatMessage>& messages) {
+  std::string prompt;
+  for (const ChatMessage& message : messages) {
+    if (message.role == "assistant") break;
+    prompt += message.content + "\n";
+  }
+  return prompt;
 }
 
 // The files of one option and the reader of their records.
@@ -96,6 +128,7 @@ class ExampleSet {
   explicit ExampleSet(const PrepareExamplesConfig& config)
       : config_(config),
         tokenizer_(OpenTokenizer(config.input.tokenizer)),
+        chat_(ChooseTemplate(config, *tokenizer_)),
         encoder_(*tokenizer_, config.rules),
         threads_(config.output.NumThreads()) {
     const bool splits = config.input.validation_paths.empty();
@@ -104,6 +137,7 @@ class ExampleSet {
     AddSource(config.test_inputs, "--test-input", Split::kTest);
     for (const auto& source : sources_) progress_.total_disk_bytes += DiskBytes(source->files);
     if (config.labels == RowLabels::kClasses) NumberClasses();
+    if (chat_) UseTemplate();
   }
 
   Manifest WriteFiles(const fs::path& folder);
@@ -120,11 +154,15 @@ class ExampleSet {
   void AddSource(const std::vector<std::string>& names, const char* flag,
                  std::optional<Split> split);
   void NumberClasses();
+  void UseTemplate();
   // Calls write(map(chunk)) for the chunks of a source, in order.
   template <typename Out, typename Map, typename Write>
   void ForEachChunk(const RecordSource& source, const Map& map, const Write& write);
   EncodedExamples Encode(const RecordSource& source, TextChunk chunk) const;
   Example EncodeOne(const Record& record, const std::string& place) const;
+  std::optional<EncodedExamples::One> EncodeConversation(const std::string& messages,
+                                                         const DocumentRules& split,
+                                                         const std::string& place) const;
   int32_t ClassOf(const std::string& name, const std::string& place) const;
   Writer MakeWriter(const fs::path& folder, Split split) const;
   SplitRecord Finish(Writer& writer, Split split) const;
@@ -132,6 +170,7 @@ class ExampleSet {
 
   const PrepareExamplesConfig& config_;
   const std::unique_ptr<Tokenizer> tokenizer_;
+  const std::optional<ChatTemplate> chat_;  // of conversations
   const ExampleEncoder encoder_;
   const int threads_;
   std::vector<std::unique_ptr<RecordSource>> sources_;  // the first one is --input
@@ -192,6 +231,19 @@ void ExampleSet::NumberClasses() {
     number_of_class_[classes_[i]] = static_cast<int32_t>(i);
 }
 
+// Stores the template with the tokenizer, so that the trained model has it.
+void ExampleSet::UseTemplate() {
+  ChatTemplates templates = tokenizer_->chat_templates();
+  templates.emplace("default", chat_->Jinja());  // a template of the tokenizer's own is kept
+  tokenizer_->set_chat_templates(std::move(templates));
+  const std::vector<std::string> names = NamesWithoutToken(*tokenizer_, *chat_);
+  if (!names.empty())
+    HL_WARN("prepare", "the tokenizer encodes ", Join(names, ", "), " of the chat template ",
+            chat_->name,
+            " as several tokens each. Training works, but rows hold less text. Templates that end "
+            "turns with eos (zephyr, mistral) need no such tokens.");
+}
+
 int32_t ExampleSet::ClassOf(const std::string& name, const std::string& place) const {
   HL_CHECK_AS(ExitCode::kData, !name.empty(), place, "a text without a label. Use one of ",
               Join(classes_, ", "), ".");
@@ -210,6 +262,23 @@ Example ExampleSet::EncodeOne(const Record& record, const std::string& place) co
   return encoder_.OfClass(record.values[0], ClassOf(record.values[1], place), place);
 }
 
+// Returns nothing for a conversation without an answer.
+std::optional<EncodedExamples::One> ExampleSet::EncodeConversation(const std::string& json,
+                                                                   const DocumentRules& split,
+                                                                   const std::string& place) const {
+  const std::vector<ChatMessage> messages = ReadChatMessages(json, place);
+  const auto pieces = chat_->Render(messages, GenerationPrompt::kOmit, place);
+  if (std::ranges::find(messages, "assistant", &ChatMessage::role) == messages.end())
+    return std::nullopt;
+  const Hash128 content = ContentHash(PromptOf(messages));
+  EncodedExamples::One one = {.split = ChooseSplit(content, split),
+                              .content = content,
+                              .example = encoder_.OfChat(EncodeChat(*tokenizer_, pieces), place)};
+  for (const ChatMessage& message : messages)
+    one.example.num_bytes += static_cast<int64_t>(message.content.size());
+  return one;
+}
+
 EncodedExamples ExampleSet::Encode(const RecordSource& source, TextChunk chunk) const {
   const DocumentRules split = {.validation_fraction = config_.input.FractionOrUsual(),
                                .split_seed = config_.input.split_seed,
@@ -217,6 +286,11 @@ EncodedExamples ExampleSet::Encode(const RecordSource& source, TextChunk chunk) 
   EncodedExamples encoded = {.examples = {}, .disk_bytes = chunk.disk_bytes};
   source.reader.ForEach(chunk, [&](const Record& record) {
     const std::string place = Concat(chunk.file->path.string(), ":", record.line, ": ");
+    if (chat_) {
+      auto one = EncodeConversation(record.values[0], split, place);
+      one ? encoded.examples.push_back(*std::move(one)) : void(++encoded.num_empty);
+      return;
+    }
     const bool answers = config_.labels == RowLabels::kAnswers;
     if (record.values[answers ? 1 : 0].empty()) {
       ++encoded.num_empty;
@@ -268,7 +342,9 @@ std::vector<std::pair<std::string, std::string>> ExampleSet::Parameters() const 
   for (const RecordField& field : FieldsOf(config_))
     parameters.emplace_back(field.flag.substr(2), field.name);
   parameters.emplace_back("too-long", Name(config_.rules.too_long));
-  if (config_.labels == RowLabels::kAnswers)
+  if (chat_)
+    parameters.emplace_back("template", chat_->name);
+  else if (config_.labels == RowLabels::kAnswers)
     parameters.emplace_back("special-tokens", Name(config_.rules.special_tokens));
   parameters.emplace_back("invalid-utf8", config_.input.replace_invalid_utf8 ? "replace" : "error");
   if (config_.input.validation_paths.empty()) {
@@ -314,7 +390,7 @@ Manifest ExampleSet::WriteFiles(const fs::path& folder) {
                        .validation = Finish(validation, Split::kValidation),
                        .test = Finish(test, Split::kTest),
                        .row_len = config_.rules.row_len,
-                       .generator = Concat("examples with ", Name(config_.labels)),
+                       .generator = Concat("examples with ", LabelsFlag(config_)),
                        .generator_version = kExamplesGenerator,
                        .parameters = Parameters(),
                        .labels = config_.labels,
@@ -329,6 +405,7 @@ ExamplesSummary ExampleSet::Summarise(const Manifest& manifest) const {
           .test = counts_.at(Split::kTest),
           .classes = classes_,
           .tokenizer_kind = manifest.tokenizer_kind,
+          .chat_template = chat_ ? chat_->name : "",
           .num_empty = num_empty_,
           .num_cut = num_cut_,
           .num_dropped = num_dropped_,

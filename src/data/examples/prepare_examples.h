@@ -1,5 +1,5 @@
-// Prepares a dataset of labelled text: rows of texts with their classes, or of prompts with their
-// answers.
+// Prepares a dataset of labelled text: rows of texts with their classes, of prompts with their
+// answers, or of conversations.
 //
 //   PrepareExamples({.labels = RowLabels::kClasses,
 //                    .input = {.paths = {"train.tsv"},
@@ -22,13 +22,21 @@ namespace halflife::data {
 struct PrepareExamplesConfig {
   RowLabels labels = RowLabels::kClasses;  // kClasses or kAnswers
   // .tsv files whose first line names the columns, or .jsonl files. Without validation_paths, the
-  // split of an example depends on its text or prompt (or on the answer if there is no prompt).
+  // split of an example depends on its text or prompt (or on the answer if there is no prompt). The
+  // prompt of a conversation is all that comes before the first answer.
   // `input.field` is used only with kClasses.
   PrepareInput input;
   std::vector<std::string> test_inputs;
   ExampleRules rules;
   std::string label_field = "label";                             // only with kClasses
   std::string prompt_field = "prompt", answer_field = "answer";  // only with kAnswers
+  // With kAnswers: a record is a conversation, and the turns of its assistant are the answers. The
+  // field is a list of messages (data/chat/chat_tokens.h), and prompt_field and answer_field are
+  // not used.
+  bool conversations = false;
+  std::string messages_field = "messages";
+  // The name of the chat template. If empty, the one that is detected in the tokenizer.
+  std::string chat_template;
   // Class names in the order of their numbers. If empty, the labels of `input`: sorted numerically
   // if all are whole numbers, otherwise by bytes.
   std::vector<std::string> classes;
@@ -42,6 +50,7 @@ struct ExamplesSummary {
   ExampleCounts train, validation, test;
   std::vector<std::string> classes;  // only with kClasses
   std::string tokenizer_kind;
+  std::string chat_template;             // only of conversations
   int64_t num_empty = 0;                 // skipped because they have no text or no answer
   int64_t num_cut = 0, num_dropped = 0;  // because of ExampleRules::too_long
   NameCounts special_names;              // special token names that were encoded as characters

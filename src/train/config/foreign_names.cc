@@ -195,7 +195,7 @@ constexpr ForeignName kForeignNames[] = {
     {"lora, qlora, dora, peft, adapter", "", "",
      "Train all weights: `halflife train --init-from RUN` starts from those of another run."},
     {"dpo, ppo, grpo, rlhf, reward_model", "", "",
-     "Use supervised answers: `halflife prepare --labels answers`."},
+     "Use supervised answers: `halflife prepare --labels answers` or `messages`."},
     {"moe, mixture_of_experts, num_experts, num_local_experts, n_routed_experts", "", "",
      "Use a dense channel mixer: swiglu, glu or mlp."},
     {"fp8, int8, int4, quantization, load_in_8bit, load_in_4bit", "", "",

@@ -9,6 +9,7 @@
 
 #include "core/concat.h"
 #include "data/batch.h"
+#include "data/chat/chat_tokens.h"
 #include "data/shard_layout.h"
 #include "data/small_bpe.h"
 #include "data/small_datasets.h"
@@ -93,6 +94,76 @@ TEST_F(PrepareExamplesTest, RowsOfAnswers) {
   const auto id = [](char c) { return c + 3; };
   EXPECT_EQ(batch.targets, (std::vector<int32_t>{id('b'), 1, no, no, id('e'), 1, no, no, id('g'),
                                                  id('h'), id('i'), id('j'), 1, no, no, no}));
+}
+
+// Rows of conversations: labels on the turns of assistants, several conversations per row.
+TEST_F(PrepareExamplesTest, RowsOfConversations) {
+  const std::string text =
+      "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, "
+      "{\"role\": \"assistant\", \"content\": \"bc\"}]}\n"
+      "{\"messages\": [{\"role\": \"user\", \"content\": \"no answer\"}]}\n"
+      "{\"messages\": [{\"role\": \"user\", \"content\": \"d\"}, "
+      "{\"role\": \"assistant\", \"content\": \"e\"}]}\n";
+  PrepareExamplesConfig config = Answers("chats", text);
+  config.conversations = true;
+  config.chat_template = "zephyr";
+  config.rules.row_len = 64;
+  const ExamplesSummary summary = PrepareExamples(config);
+  EXPECT_EQ(summary.train.num_examples, 2);
+  EXPECT_EQ(summary.train.num_rows, 1);
+  EXPECT_EQ(summary.num_empty, 1);
+  EXPECT_EQ(summary.chat_template, "zephyr");
+  const Dataset dataset = Dataset::Open(config.output.out);
+  dataset.Verify();
+  const Batch batch = ReadWindows(dataset, Split::kTrain, 64, 0, 1);
+  const ChatTemplate chat = RequireChatTemplate("zephyr");
+  std::vector<int32_t> ids, labels, starts = {0};
+  for (const auto& [question, answer] :
+       std::vector<std::pair<std::string, std::string>>{{"a", "bc"}, {"d", "e"}}) {
+    const ChatTokens tokens = EncodeChat(
+        *MakeByteTokenizer(),
+        chat.Render({{"user", question}, {"assistant", answer}}, GenerationPrompt::kOmit));
+    for (size_t i = 0; i < tokens.ids.size(); ++i) {
+      const bool labelled = i + 1 < tokens.ids.size() && tokens.assistant[i + 1];
+      ids.push_back(tokens.ids[i]);
+      labels.push_back(labelled ? tokens.ids[i + 1] : kNoTarget);
+    }
+    starts.push_back(static_cast<int32_t>(ids.size()));
+  }
+  EXPECT_EQ(batch.num_targets, 5) << "b, c, eos, e, eos";
+  ids.resize(64, 0), labels.resize(64, kNoTarget), starts.push_back(64);
+  EXPECT_EQ(batch.inputs, ids);
+  EXPECT_EQ(batch.targets, labels);
+  EXPECT_EQ(batch.cu_seqlens, starts) << "two conversations and padding";
+
+  // The template is kept with the tokenizer, where the next `prepare` finds it.
+  config.chat_template.clear();
+  config.input.tokenizer = (config.output.out / "tokenizer").string();
+  config.output.out = dir_ / "again";
+  EXPECT_EQ(PrepareExamples(config).chat_template, "zephyr");
+}
+
+TEST_F(PrepareExamplesTest, RefusesConversations) {
+  const auto refuse = [&](const std::string& text, const char* name, ExitCode code,
+                          const char* words) {
+    PrepareExamplesConfig config = Answers("refused", text);
+    config.conversations = true;
+    config.chat_template = name;
+    EXPECT_HL_ERROR(PrepareExamples(config), code, words);
+  };
+  const std::string turn = R"({"messages": [{"role": "user", "content": "a"}]})";
+  refuse(turn, "", ExitCode::kUsage,
+         "the tokenizer bytes has no chat template. Name the template of the model with "
+         "--template: chatml, llama3, qwen, mistral, zephyr.");
+  refuse("\n{\"messages\": [{\"role\": \"robot\", \"content\": \"a\"}]}", "zephyr", ExitCode::kData,
+         "refused.jsonl:2: message 1 has the role 'robot'");
+  refuse("{\"messages\": \"a\"}", "zephyr", ExitCode::kData,
+         "refused.jsonl:1: the messages are a JSON string, not a list");
+  refuse("{\"prompt\": \"a\"}", "zephyr", ExitCode::kData,
+         "the record has no field 'messages'; it has: prompt; choose one with --messages-field");
+  refuse(
+      R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})",
+      "zephyr", ExitCode::kData, "refused.jsonl:1: an example of");
 }
 
 // An eos inside an example, as in chat templates, does not end the example.

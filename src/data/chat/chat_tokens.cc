@@ -1,0 +1,128 @@
+#include "data/chat/chat_tokens.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <span>
+
+#include "core/error.h"
+#include "core/json_text.h"
+
+namespace halflife::data {
+namespace {
+
+constexpr char kForm[] = R"(Use [{"role": "user", "content": "..."}, ...].)";
+
+std::string StringOf(const nlohmann::json& message, const char* field, size_t number,
+                     const std::string& place) {
+  const auto value = message.find(field);
+  HL_CHECK_AS(ExitCode::kData, value != message.end(), place, "message ", number, " has no field '",
+              field, "'. ", kForm);
+  HL_CHECK_AS(ExitCode::kData, value->is_string(), place, "the field '", field, "' of message ",
+              number, " is a JSON ", value->type_name(), ", not a string. ", kForm);
+  return value->get<std::string>();
+}
+
+// Encodes consecutive pieces of text as one text.
+class TextRun {
+ public:
+  TextRun(const Tokenizer& tokenizer, std::span<const ChatPiece> pieces)
+      : tokenizer_(tokenizer), pieces_(pieces) {
+    for (const ChatPiece& piece : pieces) text_ += piece.text;
+    ids_ = tokenizer.Encode(text_, SpecialTokens::kParse);
+  }
+
+  void AppendTo(ChatTokens& tokens) const {
+    std::vector<bool> assistant(ids_.size(), false);
+    size_t end = 0;  // bytes of text so far
+    for (const ChatPiece& piece : pieces_) {
+      const size_t begin = end;
+      end += piece.text.size();
+      if (!piece.assistant) continue;
+      const size_t first = Split(begin).first, last = Split(end).second;
+      std::fill(assistant.begin() + static_cast<ptrdiff_t>(first),
+                assistant.begin() + static_cast<ptrdiff_t>(std::max(first, last)), true);
+    }
+    tokens.ids.insert(tokens.ids.end(), ids_.begin(), ids_.end());
+    tokens.assistant.insert(tokens.assistant.end(), assistant.begin(), assistant.end());
+  }
+
+ private:
+  // The tokens before and after a position in the text: first is the number of tokens that end
+  // before it, second the number of those that begin before it. They differ by the one token that
+  // contains text on both sides.
+  std::pair<size_t, size_t> Split(size_t position) const {
+    if (position == text_.size()) return {ids_.size(), ids_.size()};
+    const std::vector<int32_t> before =
+        tokenizer_.Encode(std::string_view(text_).substr(0, position), SpecialTokens::kParse);
+    const size_t length = std::min(before.size(), ids_.size());
+    const auto common = static_cast<size_t>(
+        std::mismatch(ids_.begin(), ids_.begin() + static_cast<ptrdiff_t>(length), before.begin())
+            .first -
+        ids_.begin());
+    return {common, std::min(common + (common < before.size() ? 1 : 0), ids_.size())};
+  }
+
+  const Tokenizer& tokenizer_;
+  const std::span<const ChatPiece> pieces_;
+  std::string text_;
+  std::vector<int32_t> ids_;
+};
+
+}  // namespace
+
+std::vector<ChatMessage> ReadChatMessages(std::string_view json, const std::string& place) {
+  HL_CHECK_AS(ExitCode::kData, JsonNesting(json) <= kMaxJsonNesting, place,
+              "the messages are nested more than ", kMaxJsonNesting, " deep. ", kForm);
+  const auto list = nlohmann::json::parse(json, nullptr, /*allow_exceptions=*/false);
+  HL_CHECK_AS(ExitCode::kData, list.is_array(), place, "the messages are a JSON ",
+              list.is_discarded() ? "syntax error" : list.type_name(), ", not a list. ", kForm);
+  std::vector<ChatMessage> messages;
+  for (const nlohmann::json& message : list) {
+    const size_t number = messages.size() + 1;
+    HL_CHECK_AS(ExitCode::kData, message.is_object(), place, "message ", number, " is a JSON ",
+                message.type_name(), ", not an object. ", kForm);
+    messages.push_back({.role = StringOf(message, "role", number, place),
+                        .content = StringOf(message, "content", number, place)});
+  }
+  return messages;
+}
+
+ChatTokens EncodeChat(const Tokenizer& tokenizer, const std::vector<ChatPiece>& pieces) {
+  const SpecialIds special = tokenizer.special_ids();
+  ChatTokens tokens;
+  for (size_t begin = 0; begin < pieces.size();) {
+    size_t end = begin;
+    while (end < pieces.size() && pieces[end].kind == ChatPiece::Kind::kText) ++end;
+    if (end > begin) {
+      TextRun(tokenizer, std::span(pieces).subspan(begin, end - begin)).AppendTo(tokens);
+      begin = end;
+      continue;
+    }
+    const int id = pieces[begin].kind == ChatPiece::Kind::kBos ? special.bos : special.eos;
+    if (id >= 0) {
+      tokens.ids.push_back(id);
+      tokens.assistant.push_back(pieces[begin].assistant);
+    }
+    ++begin;
+  }
+  return tokens;
+}
+
+std::vector<std::string> NamesWithoutToken(const Tokenizer& tokenizer, const ChatTemplate& chat) {
+  std::set<std::string> names;
+  const auto find = [&](std::string_view text) {
+    for (size_t begin; (begin = text.find("<|")) != std::string_view::npos;) {
+      const size_t end = text.find("|>", begin);
+      if (end == std::string_view::npos) return;
+      const std::string_view name = text.substr(begin, end + 2 - begin);
+      if (tokenizer.Encode(name, SpecialTokens::kParse).size() != 1) names.emplace(name);
+      text.remove_prefix(end + 2);
+    }
+  };
+  for (const TurnFormat& turn : chat.turns)
+    if (!turn.end.empty()) find(turn.before), find(turn.end);
+  return {names.begin(), names.end()};
+}
+
+}  // namespace halflife::data

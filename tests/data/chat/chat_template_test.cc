@@ -1,0 +1,145 @@
+// Chat templates: pieces, detection, messages in JSON, and errors. tests/interop/chat_compare.py
+// compares texts, ids and masks with transformers.
+#include "data/chat/chat_template.h"
+
+#include <gtest/gtest.h>
+
+#include "data/chat/chat_tokens.h"
+#include "data/small_bpe.h"
+#include "support/expect_error.h"
+
+namespace halflife::data {
+namespace {
+
+// The rendered text, with bos as <s>, eos as </s>, and what an assistant writes in brackets.
+std::string Marked(const std::string& name, const std::vector<ChatMessage>& messages,
+                   GenerationPrompt prompt = GenerationPrompt::kOmit) {
+  std::string text;
+  bool open = false;
+  const auto mark = [&](bool assistant) {
+    if (assistant != open) text += assistant ? "{" : "}";
+    open = assistant;
+  };
+  for (const ChatPiece& piece : RequireChatTemplate(name).Render(messages, prompt)) {
+    mark(piece.assistant);
+    text += piece.kind == ChatPiece::Kind::kBos   ? "<s>"
+            : piece.kind == ChatPiece::Kind::kEos ? "</s>"
+                                                  : piece.text;
+  }
+  mark(false);
+  return text;
+}
+
+TEST(ChatTemplate, MarksTheTextOfAssistants) {
+  const std::vector<ChatMessage> chat = {{"user", "2 + 2?"}, {"assistant", " 4"}};
+  EXPECT_EQ(Marked("chatml", chat),
+            "<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n{ 4<|im_end|>}\n");
+  EXPECT_EQ(Marked("llama3", chat),
+            "<s><|start_header_id|>user<|end_header_id|>\n\n2 + 2?<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\n{4<|eot_id|>}");
+  EXPECT_EQ(Marked("mistral", chat), "<s> [INST] 2 + 2? [/INST]{  4</s>}");
+  EXPECT_EQ(Marked("zephyr", chat), "<|user|>\n2 + 2?</s>\n<|assistant|>\n{ 4</s>}\n");
+  EXPECT_TRUE(Marked("qwen", chat).starts_with("<|im_start|>system\nYou are Qwen"));
+}
+
+TEST(ChatTemplate, GenerationPromptsAndSystemMessages) {
+  const std::vector<ChatMessage> chat = {{"system", "S"}, {"user", "U"}};
+  EXPECT_EQ(Marked("chatml", chat, GenerationPrompt::kAdd),
+            "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n"
+            "<|im_start|>assistant\n");
+  EXPECT_EQ(Marked("qwen", chat), Marked("chatml", chat));
+  EXPECT_EQ(Marked("mistral", chat, GenerationPrompt::kAdd), "<s> [INST] S\n\nU [/INST]");
+  EXPECT_EQ(RequireChatTemplate("llama3").end_of_turn(), "<|eot_id|>");
+  EXPECT_EQ(RequireChatTemplate("zephyr").end_of_turn(), "") << "eos";
+}
+
+// A prompt is the beginning of the conversation that it asks for.
+TEST(ChatTemplate, PromptsAreBeginnings) {
+  for (const std::string& name : ChatTemplateNames()) {
+    const std::string prompt = Marked(name, {{"user", "U"}}, GenerationPrompt::kAdd);
+    EXPECT_TRUE(Marked(name, {{"user", "U"}, {"assistant", "A"}}).starts_with(prompt + "{"))
+        << name;
+  }
+}
+
+TEST(ChatTemplate, DetectsItsOwnJinja) {
+  EXPECT_EQ(ChatTemplateNames(),
+            (std::vector<std::string>{"chatml", "llama3", "qwen", "mistral", "zephyr"}))
+      << "prepare --template lists them too";
+  for (const std::string& name : ChatTemplateNames())
+    EXPECT_EQ(DetectChatTemplate({{"default", RequireChatTemplate(name).Jinja()}})->name, name);
+  EXPECT_FALSE(DetectChatTemplate({}));
+  EXPECT_FALSE(DetectChatTemplate({{"default", "{{ messages }}"}}));
+  EXPECT_FALSE(DetectChatTemplate({{"rag", RequireChatTemplate("chatml").Jinja()}}));
+}
+
+TEST(ChatTemplate, RefusesRoles) {
+  const auto refuse = [](const char* name, const std::vector<ChatMessage>& messages,
+                         const char* words) {
+    EXPECT_HL_ERROR(
+        RequireChatTemplate(name).Render(messages, GenerationPrompt::kOmit, "chats.jsonl:3: "),
+        ExitCode::kData, "chats.jsonl:3: ", words);
+  };
+  refuse("chatml", {}, "the conversation has no messages");
+  refuse("chatml", {{"user", ""}, {"tool", ""}},
+         "message 2 has the role 'tool', which the template chatml does not have here. Use system, "
+         "user or assistant.");
+  refuse("mistral", {{"user", ""}, {"system", ""}},
+         "message 2 has the role 'system', which the template mistral does not have here. Use "
+         "system, user or assistant, and system only in the first message.");
+  refuse("mistral", {{"system", ""}, {"user", ""}, {"user", ""}},
+         "message 3 has the role 'user'. In the template mistral, user and assistant take turns, "
+         "and the user begins. Use the role assistant here, or another template.");
+  EXPECT_HL_ERROR(RequireChatTemplate("vicuna"), ExitCode::kUsage,
+                  "'vicuna' is not a chat template. Use one of chatml, llama3, qwen");
+}
+
+TEST(ChatMessages, ReadsTheFormOfOpenAi) {
+  const auto messages =
+      ReadChatMessages(R"([{"role": "user", "content": "a\nb", "name": "x"}])", "");
+  ASSERT_EQ(messages.size(), 1);
+  EXPECT_EQ(messages[0].role, "user");
+  EXPECT_EQ(messages[0].content, "a\nb");
+  const auto refuse = [](const std::string& json, const char* words) {
+    EXPECT_HL_ERROR(ReadChatMessages(json, "c:7: "), ExitCode::kData, "c:7: ", words,
+                    R"(Use [{"role": "user", "content": "..."}, ...].)");
+  };
+  refuse("{}", "the messages are a JSON object, not a list");
+  refuse("[", "the messages are a JSON syntax error, not a list");
+  refuse(R"(["a"])", "message 1 is a JSON string, not an object");
+  refuse(R"([{"role": "user"}])", "message 1 has no field 'content'");
+  refuse(R"([{"role": "user", "content": null}])",
+         "the field 'content' of message 1 is a JSON null, not a string");
+  refuse(std::string(100, '[') + std::string(100, ']'), "nested more than 64 deep");
+}
+
+// A token that contains text on both sides of a border belongs to the assistant.
+TEST(EncodeChat, MarksTokens) {
+  const auto bpe = test::MakeBpe(test::SmallBpeJson());
+  const auto encode = [&](std::vector<ChatPiece> pieces) { return EncodeChat(*bpe, pieces); };
+  using Kind = ChatPiece::Kind;
+  const ChatTokens tokens = encode({{.kind = Kind::kBos},
+                                    {.text = "<|end|>xa"},
+                                    {.text = "bcd", .assistant = true},
+                                    {.kind = Kind::kEos, .assistant = true},
+                                    {.text = "y"}});
+  EXPECT_EQ(bpe->special_ids().bos, -1) << "so it is left out";
+  std::vector<int32_t> ids = bpe->Encode("xabcd");
+  ids.insert(ids.begin(), test::kEnd);
+  ids.push_back(test::kEnd);
+  ids.push_back('y');
+  EXPECT_EQ(tokens.ids, ids);
+  std::vector<bool> assistant(ids.size(), true);
+  assistant[0] = assistant[1] = false;
+  assistant.back() = false;
+  EXPECT_EQ(tokens.assistant, assistant) << "ab is one token, or abc";
+}
+
+TEST(EncodeChat, NamesWithoutToken) {
+  const auto names = NamesWithoutToken(*MakeByteTokenizer(), RequireChatTemplate("chatml"));
+  EXPECT_EQ(names, (std::vector<std::string>{"<|im_end|>", "<|im_start|>"}));
+  EXPECT_TRUE(NamesWithoutToken(*MakeByteTokenizer(), RequireChatTemplate("zephyr")).empty());
+}
+
+}  // namespace
+}  // namespace halflife::data
