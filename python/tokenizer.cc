@@ -1,0 +1,44 @@
+// halflife.Tokenizer.
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings.h"
+#include "data/tokenizer_folder.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace halflife::python {
+
+void DeclareTokenizer(nb::module_& module) {
+  using data::Tokenizer;
+  nb::class_<Tokenizer>(module, "Tokenizer", "Converts text to token ids and back.")
+      .def(
+          "encode",
+          [](const Tokenizer& self, const std::string& text, bool parse_special) {
+            return ToNumpy(self.Encode(
+                text, parse_special ? data::SpecialTokens::kParse : data::SpecialTokens::kPlain));
+          },
+          "text"_a, nb::kw_only(), "parse_special"_a = false,
+          "Returns the ids of a text, [N] int32, without bos or eos. With `parse_special`, names "
+          "of "
+          "special tokens in the text, such as '</s>', become these tokens.")
+      .def(
+          "decode",
+          [](const Tokenizer& self, const std::vector<int32_t>& ids) {
+            const std::string text = self.Decode(ids);
+            return nb::bytes(text.data(), text.size());
+          },
+          "ids"_a, "Returns the bytes that the ids represent. Special ids represent none.")
+      .def_prop_ro("kind", &Tokenizer::kind, "'bytes', 'sentencepiece' or 'bpe'.")
+      .def_prop_ro("vocab_size", &Tokenizer::vocab_size, "The number of ids.")
+      .def_prop_ro("eos_id", &Tokenizer::eos_id, "The id that ends a document.");
+  module.def(
+      "load_tokenizer",
+      [](const std::string& name) { return SharedTokenizer(data::OpenTokenizer(name)); }, "name"_a,
+      "Opens 'bytes', a sentencepiece model, a tokenizer.json, or the tokenizer of a folder: a "
+      "dataset, a run or a Hugging Face model.");
+}
+
+}  // namespace halflife::python
