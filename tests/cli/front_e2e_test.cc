@@ -24,6 +24,13 @@ TEST(Front, LoadsNeitherLibTorchNorMpi) {
     EXPECT_THAT(libraries.out, Not(HasSubstr(heavy)));
 }
 
+TEST(Front, PrintsItsCommitAndLibraries) {
+  const RunResult result = ExpectExit(RunCommand({kProgram, "--version"}), 0);
+  EXPECT_THAT(result.out, testing::ContainsRegex("^halflife 0\\.[0-9]+\\.[0-9]+ [0-9a-f]{12}"));
+  EXPECT_THAT(result.out,
+              testing::ContainsRegex("built with LibTorch 2\\.[0-9.]+, (no )?CUDA.*HDF5 1"));
+}
+
 // Without the engine, it still runs commands that do not need it, and reports the missing file
 // otherwise.
 TEST(Front, SaysWhereItsEngineBelongs) {

@@ -26,6 +26,7 @@ check "a recipe of the prefix resolves" 0 $?
 run "$halflife" sweep --config "$share/launch/sweeps/lengths.textproto" --out runs --dry-run
 check "a sweep of the prefix finds its recipe" 0 $?
 check "documents are there" yes "$([ -s "$share/README.md" ] && [ -s "$share/docs/data_format.md" ] && echo yes)"
+check "bash completes subcommands" 0 "$(grep -q 'complete -F' "$prefix/share/bash-completion/completions/halflife"; echo $?)"
 check "the run paths do not lead into the build tree" 0 \
   "$(readelf -d "$prefix"/bin/* "$prefix"/lib/halflife/* | grep 'R.*PATH' | grep -cF "$build")"
 
@@ -36,6 +37,10 @@ check "prepare trains a SentencePiece tokenizer" 0 $?
 # shellcheck source=launch/common.sh
 source "$share/launch/common.sh"
 check "the Slurm scripts find the program" "$halflife" "$(find_program)"
+if have help2man; then
+  check "a man page for the program and each subcommand" yes \
+    "$([ -s "$prefix/share/man/man1/halflife.1" ] && [ -s "$prefix/share/man/man1/halflife-train.1" ] && echo yes)"
+fi
 if have mpirun; then
   run "$share/launch/mpirun/run.sh" --ranks 2 -- halflife train --config "$share/launch/recipes/quickstart.textproto" \
     --set data.path=data --set data.seq_len=64 --set train.steps=1 --set train.global_batch=2 \

@@ -86,8 +86,12 @@ std::unique_ptr<CLI::App> MakeProgram(Request& request) {
   const BuildInfo build = GetBuildInfo();
   app->set_help_flag("-h,--help", "Print this help and exit");
   app->set_version_flag(
-      "--version", Concat(build.version, " ", build.git_hash, build.git_dirty ? " (modified)" : ""),
-      "Print the version and exit");
+      "--version",
+      Concat("halflife ", build.version, " ", build.git_hash, build.git_dirty ? " (modified)" : "",
+             "\nbuilt with ", HALFLIFE_BUILT_WITH,
+             "\n`halflife doctor` prints the libraries that "
+             "it runs with"),
+      "Print the version, the commit and the libraries, and exit");
   for (const AddCommand add : kCommands) add(*app, request);
   std::string footer = kWayThrough + ExitCodeLines(AllExitCodes());
   footer.pop_back();    // CLI11 adds the last line break.
