@@ -70,18 +70,61 @@ class SelfCommunicator final : public RequestCommunicator {
   std::string aborted_;
 };
 
+void Await(Work work, const Waiter& wait) {
+  if (wait) return wait(work);
+  work.WaitHost();
+}
+
 }  // namespace
 
 CommError::CommError(CommFailure failure)
     : Error(CodeOf(failure.kind), "dist", std::move(failure.text)), kind_(failure.kind) {}
 
-std::string BroadcastBytes(Communicator& comm, std::string bytes, int root, OpTag tag) {
+std::string BroadcastBytes(Communicator& comm, std::string bytes, int root, OpTag tag,
+                           const Waiter& wait) {
   int64_t length = static_cast<int64_t>(bytes.size());
-  comm.Broadcast(Ref(&length, 1), root, tag, nullptr).WaitHost();
+  Await(comm.Broadcast(Ref(&length, 1), root, tag, nullptr), wait);
   bytes.resize(static_cast<size_t>(length));
-  comm.Broadcast(Ref(reinterpret_cast<uint8_t*>(bytes.data()), length), root, tag, nullptr)
-      .WaitHost();
+  Await(comm.Broadcast(Ref(reinterpret_cast<uint8_t*>(bytes.data()), length), root, tag, nullptr),
+        wait);
   return bytes;
+}
+
+// The bytes of a subtree of ranks travel as one text: for each rank, in order, the length of its
+// bytes (8 bytes) and the bytes.
+std::vector<std::string> GatherBytes(Communicator& comm, const std::string& bytes, OpTag tag,
+                                     const Waiter& wait) {
+  const int rank = comm.rank(), size = comm.size();
+  const auto exchange = [&](TensorRef send, int to, TensorRef receive, int from) {
+    Await(comm.SendRecv(send, to, receive, from, tag, nullptr), wait);
+  };
+  const auto bytes_of = [](std::string& text) {
+    return Ref(reinterpret_cast<uint8_t*>(text.data()), static_cast<int64_t>(text.size()));
+  };
+  auto own = static_cast<int64_t>(bytes.size());
+  std::string subtree(reinterpret_cast<const char*>(&own), sizeof own);
+  subtree += bytes;
+  // Every rank issues the same number of operations. Most of them have no peer.
+  for (int distance = 1; distance < size; distance *= 2) {
+    const bool sends = rank % (2 * distance) == distance;
+    const bool receives = rank % (2 * distance) == 0 && rank + distance < size;
+    const int to = sends ? rank - distance : -1, from = receives ? rank + distance : -1;
+    auto sent = static_cast<int64_t>(sends ? subtree.size() : 0);
+    int64_t received = 0;
+    exchange(Ref(&sent, 1), to, Ref(&received, 1), from);
+    std::string part(static_cast<size_t>(received), '\0');
+    TensorRef outgoing = bytes_of(subtree);
+    outgoing.count = sent;
+    exchange(outgoing, to, bytes_of(part), from);
+    subtree += part;
+  }
+  std::vector<std::string> parts;
+  for (size_t at = 0; rank == 0 && at < subtree.size(); at += parts.back().size()) {
+    int64_t length = 0;
+    std::memcpy(&length, subtree.data() + at, sizeof length);
+    parts.push_back(subtree.substr(at += sizeof length, static_cast<size_t>(length)));
+  }
+  return parts;
 }
 
 std::vector<std::string> AllGatherBytes(Communicator& comm, const std::string& bytes, OpTag tag) {

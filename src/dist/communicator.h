@@ -140,9 +140,17 @@ class Communicator {
   virtual void Abort(const std::string& cause) noexcept = 0;
 };
 
-// Helpers for host data of variable length, such as manifests, votes and handshakes.
-std::string BroadcastBytes(Communicator& comm, std::string bytes, int root, OpTag tag);
-// Returns rank r's bytes at index r, on every rank.
+// Helpers for host data of variable length, such as manifests, votes and handshakes. `wait`
+// replaces Work::WaitHost, for a caller with a deadline of its own.
+using Waiter = std::function<void(Work&)>;
+std::string BroadcastBytes(Communicator& comm, std::string bytes, int root, OpTag tag,
+                           const Waiter& wait = {});
+// Returns rank r's bytes at index r on rank 0, and nothing on the others. The bytes go up a binary
+// tree: 2 (W - 1) messages.
+std::vector<std::string> GatherBytes(Communicator& comm, const std::string& bytes, OpTag tag,
+                                     const Waiter& wait = {});
+// Returns rank r's bytes at index r, on every rank. Takes W (W - 1) messages, so it is not for
+// votes of large runs.
 std::vector<std::string> AllGatherBytes(Communicator& comm, const std::string& bytes, OpTag tag);
 
 // A group of one rank, without MPI, NCCL or threads. On a GPU its copies run on the producer

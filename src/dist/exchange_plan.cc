@@ -5,6 +5,7 @@
 #include <memory>
 #include <numeric>
 
+#include "core/bfloat16.h"
 #include "dist/request.h"
 
 namespace halflife::dist {
@@ -29,6 +30,21 @@ char* At(const TensorRef& tensor, int64_t element) {
 
 void CopyToSelf(const char* from, char* to, int64_t bytes) {
   if (bytes > 0 && from != to) std::memmove(to, from, static_cast<size_t>(bytes));
+}
+
+// Copies a tensor's values to `to`: bf16 as fp32, other types as they are.
+void WidenInto(const TensorRef& from, char* to) {
+  if (from.dtype != DType::kBF16) return CopyToSelf(At(from, 0), to, from.bytes());
+  const auto* const values = static_cast<const Bf16*>(from.data);
+  for (int64_t i = 0; i < from.count; ++i) reinterpret_cast<float*>(to)[i] = Widen(values[i]);
+}
+
+// The inverse of WidenInto. Rounds to nearest even.
+void NarrowInto(const char* from, const TensorRef& to) {
+  if (to.dtype != DType::kBF16) return CopyToSelf(from, At(to, 0), to.bytes());
+  auto* const values = static_cast<Bf16*>(to.data);
+  for (int64_t i = 0; i < to.count; ++i)
+    values[i] = RoundToBf16(reinterpret_cast<const float*>(from)[i]);
 }
 
 class Planner {
@@ -57,6 +73,9 @@ class Planner {
                        const std::function<Message(int)>& outgoing) const;
   Chain AllReduceChain(Range segment) const;
   Chain OneRoundAllReduce() const;
+  Chain TreeAllReduce() const;
+  void AddBroadcastRounds(int root, const std::function<Message(int)>& message_to,
+                          Chain& rounds) const;
 
   template <typename Function>
   void ForPeers(Function function) const {
@@ -113,8 +132,49 @@ Chain Planner::OneRoundAllReduce() const {
   })};
 }
 
+// A sum that travels up a binary tree of ranks while it is built. After the round with distance d,
+// a rank that is a multiple of 2 d holds the sum of the ranks [rank, rank + 2 d). This is the tree
+// of OrderedReduce, so the bits are those of one round. bf16 travels as fp32, because OrderedReduce
+// rounds only the result.
+Chain Planner::TreeAllReduce() const {
+  const int64_t count = request_.out.count;
+  const DType stored = request_.out.dtype;
+  const DType dtype = stored == DType::kBF16 ? DType::kF32 : stored;
+  const auto bytes = count * static_cast<int64_t>(SizeOf(dtype));
+  const std::shared_ptr<char[]> own(new char[static_cast<size_t>(2 * bytes)]);
+  char* const partial = own.get();
+  char* const received = own.get() + bytes;
+  WidenInto(request_.out, partial);
+  Chain rounds;
+  int distance = 1;
+  for (; distance < size_ && rank_ % (2 * distance) == 0; distance *= 2) {
+    if (rank_ + distance >= size_) continue;
+    rounds.push_back({.receives = {{rank_ + distance, received, bytes}},
+                      .then = [own, partial, received, dtype, count, op = request_.reduce] {
+                        const void* const terms[] = {partial, received};
+                        OrderedReduce(dtype, op, terms, partial, count);
+                      }});
+  }
+  if (rank_ != 0) rounds.push_back({.sends = {{rank_ - distance, partial, bytes}}});
+  // The last round of the way up, or an empty one, ends with the result on rank 0.
+  rounds.push_back({.then = [own, partial, out = request_.out, rank = rank_] {
+    if (rank == 0) NarrowInto(partial, out);
+  }});
+  AddBroadcastRounds(
+      0,
+      [out = request_.out](int rank) {
+        return Message{rank, static_cast<char*>(out.data), static_cast<int64_t>(out.bytes())};
+      },
+      rounds);
+  return rounds;
+}
+
 ExchangePlan Planner::AllReduce() const {
   const int64_t count = request_.out.count;
+  if (size_ > limits_.one_round_ranks &&
+      count * element_ * limits_.one_round_ranks <= limits_.one_round_bytes) {
+    return {1, [self = *this](int64_t) { return self.TreeAllReduce(); }};
+  }
   if (count * element_ * size_ <= limits_.one_round_bytes) {
     return {1, [self = *this](int64_t) { return self.OneRoundAllReduce(); }};
   }
@@ -186,28 +246,37 @@ ExchangePlan Planner::AllToAll() const {
           }};
 }
 
-// A binomial tree from the root. Segments follow each other down the tree.
+// Appends this rank's rounds of a broadcast down a binomial tree: it receives from its parent and
+// then sends to its children. `message_to(r)` is the payload as a message to or from rank r.
+void Planner::AddBroadcastRounds(int root, const std::function<Message(int)>& message_to,
+                                 Chain& rounds) const {
+  const int place = (rank_ - root + size_) % size_;  // position in the tree; the root is 0
+  // Becomes the lowest set bit of `place`; the children are at place + 1, 2, 4, ... < reach.
+  int reach = 1;
+  while (reach < size_ && (place & reach) == 0) reach *= 2;
+  Round receive, send;
+  if (place != 0) receive.receives.push_back(message_to((place - reach + root) % size_));
+  for (int step = reach / 2; step > 0; step /= 2)
+    if (place + step < size_) send.sends.push_back(message_to((place + step + root) % size_));
+  rounds.push_back(std::move(receive));
+  rounds.push_back(std::move(send));
+}
+
+// Segments follow each other down the tree.
 ExchangePlan Planner::Broadcast() const {
   const int64_t count = request_.out.count;
   const int64_t segment = std::max<int64_t>(limits_.segment_bytes / element_, 1);
   return {DivideUp(count, segment), [self = *this, count, segment](int64_t chain) {
-            const int size = self.size_, root = self.request_.root;
-            // Position in the tree; the root is 0.
-            const int place = (self.rank_ - root + size) % size;
             const int64_t begin = chain * segment;
             const int64_t bytes = (std::min(count, begin + segment) - begin) * self.element_;
-            const auto message = [&](int node) {
-              return Message{(node + root) % size, At(self.request_.out, begin), bytes};
-            };
-            Chain rounds(2);
-            // Becomes the lowest set bit of `place`; the children are at place + 1, 2, 4, ... <
-            // reach.
-            int reach = 1;
-            while (reach < size && (place & reach) == 0) reach *= 2;
-            if (place != 0) rounds[0].receives.push_back(message(place - reach));
-            for (int step = reach / 2; step > 0; step /= 2) {
-              if (place + step < size) rounds[1].sends.push_back(message(place + step));
-            }
+            char* const data = At(self.request_.out, begin);
+            Chain rounds;
+            self.AddBroadcastRounds(
+                self.request_.root,
+                [=](int rank) {
+                  return Message{rank, data, bytes};
+                },
+                rounds);
             return rounds;
           }};
 }

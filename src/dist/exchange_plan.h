@@ -43,6 +43,9 @@ struct ExchangeLimits {
   // An all-reduce whose bytes times the number of ranks are at most this takes one round, in which
   // every rank sends all its data to every other rank.
   int64_t one_round_bytes = 1 << 20;
+  // With more ranks, an all-reduce whose bytes times this number are at most one_round_bytes goes
+  // up and down a binary tree: 2 (W - 1) messages instead of W (W - 1).
+  int one_round_ranks = 32;
 };
 
 // The plan keeps a copy of `request`. The memory of its tensors is borrowed until the last chain

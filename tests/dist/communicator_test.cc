@@ -53,6 +53,18 @@ TEST(CommunicatorBytes, TravelWithTheirLengths) {
   }
 }
 
+TEST(CommunicatorBytes, AreGatheredOnRankZero) {
+  for (const int size : {1, 2, 3, 5, 8}) {
+    LocalWorld::Run(size, [&](Communicator& comm) {
+      const std::string mine(comm.rank() * 5, static_cast<char>('a' + comm.rank()));
+      const std::vector<std::string> all = GatherBytes(comm, mine, {"bytes", 0});
+      ASSERT_EQ(static_cast<int>(all.size()), comm.rank() == 0 ? size : 0);
+      for (size_t r = 0; r < all.size(); ++r)
+        EXPECT_EQ(all[r], std::string(r * 5, static_cast<char>('a' + r)));
+    });
+  }
+}
+
 TEST(Communicator, MisuseSaysWhatWasMet) {
   const std::unique_ptr<Communicator> self = MakeSelfCommunicator("alone");
   float x[8] = {};

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <deque>
 #include <map>
 #include <random>
@@ -34,6 +35,7 @@ class Mail {
   }
 
   int64_t longest_message = 0;
+  int64_t num_messages = 0;
 
  private:
   struct Rank {
@@ -58,6 +60,7 @@ class Mail {
       for (const Message& message : round.sends) {
         longest_message = std::max(longest_message, message.bytes);
         boxes_[{index, message.peer}].emplace_back(message.data, message.bytes);
+        ++num_messages;
       }
       rank.posted = true;
       return true;
@@ -156,8 +159,47 @@ TEST(ExchangePlan, CutPayloadsGiveTheDefinitionBitForBit) {
       const int index = static_cast<int>(i);
       Check(cases[i], size, index, {.segment_bytes = 40, .piece_bytes = 24, .one_round_bytes = 0});
       Check(cases[i], size, index, {});
+      // The tree of sums, which by default only groups of more than 32 ranks use.
+      Check(cases[i], size, index, {.one_round_ranks = 1});
     }
   }
+}
+
+// Sums the same values over `size` ranks by the given plans. Returns rank 0's bytes after checking
+// that all ranks have them.
+template <typename T>
+std::vector<T> Sum(int size, int64_t count, DType dtype, const ExchangeLimits& limits,
+                   int64_t* num_messages) {
+  std::vector<std::vector<T>> values(static_cast<size_t>(size));
+  std::mt19937 random(7);
+  for (std::vector<T>& own : values)
+    for (int64_t i = 0; i < count; ++i) own.push_back(T{static_cast<float>(random()) / 3e4f});
+  Mail mail(11);
+  for (int rank = 0; rank < size; ++rank) {
+    const TensorRef data = {values[rank].data(), count, dtype, {}};
+    mail.Add(MakeExchangePlan({.kind = OpKind::kAllReduce, .in = data, .out = data}, rank, size,
+                              limits));
+  }
+  mail.Deliver();
+  *num_messages = mail.num_messages;
+  for (const std::vector<T>& own : values)
+    EXPECT_EQ(std::memcmp(own.data(), values[0].data(), count * sizeof(T)), 0);
+  return values[0];
+}
+
+TEST(ExchangePlan, ScalarsOfManyRanksTakeATreeWithTheBitsOfOneRound) {
+  constexpr int64_t kCount = 24;
+  for (const int size : {33, 64, 100}) {
+    int64_t tree = 0, one_round = 0;
+    const auto by_tree = Sum<float>(size, kCount, DType::kF32, {}, &tree);
+    EXPECT_EQ(by_tree,
+              Sum<float>(size, kCount, DType::kF32, {.one_round_ranks = size}, &one_round));
+    EXPECT_LE(tree, 2 * size);
+    EXPECT_EQ(one_round, int64_t{size} * (size - 1));
+  }
+  int64_t tree = 0;
+  Sum<float>(1024, kCount, DType::kF32, {}, &tree);
+  EXPECT_EQ(tree, 2 * 1023);
 }
 
 TEST(ExchangePlan, NeverExceedsThePieceOfAMessage) {
