@@ -22,6 +22,20 @@ for launcher in "mpirun --bind-to none" "srun --mpi=pmix"; do
   check "$launcher, 2 a node" "n1 0 4 0,n1 1 4 1,n2 2 4 0,n2 3 4 1" "$(places "$launcher" 2)" places
 done
 
+# The script gives every rank its share of the 16 cores of a node.
+cat >cores.sh <<END
+#!/usr/bin/env bash
+echo "cores of rank \$SLURM_PROCID: \$SLURM_CPUS_PER_TASK"
+exit 2
+END
+chmod +x cores.sh
+for per_node in 2 4; do
+  HALFLIFE=$work/cores.sh LAUNCHER=srun submit "cores_$per_node" --exclusive --ntasks-per-node="$per_node"
+  wait_for_end "$job" >/dev/null
+  check "$per_node ranks a node: cores of each" "$((2 * per_node))" \
+    "$(count "cores of rank [0-9]+: $((16 / per_node))\$" "cores_$per_node.log")" "cores_$per_node"
+done
+
 # start NAME LAUNCHER FAULT [TRAIN ARGUMENT...]: starts one attempt of a run that does not end.
 declare -A jobs
 start() {

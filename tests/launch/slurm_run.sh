@@ -57,7 +57,9 @@ submit() {
   shift
   while [ $# -gt 0 ] && [ "$1" != -- ]; do options+=("$1") && shift; done
   if [ $# -gt 0 ]; then shift; fi
-  job=$(sbatch --parsable --nodes=2 --ntasks-per-node=1 --output="$run.log" "${options[@]}" \
+  # The jobs of a test share the nodes.
+  job=$(sbatch --parsable --nodes=2 --ntasks-per-node=1 --oversubscribe --output="$run.log" \
+    "${options[@]}" \
     "$batch_script" --config recipe.textproto --run "$run" "$@")
 }
 

@@ -132,9 +132,13 @@ struct RankPlace {
   std::string host;
   std::vector<int> cpus;  // CPUs that the rank may use.
   int threads = 1;        // Number of compute threads.
+  bool on_gpu = false;    // Computes on a GPU.
 };
-// Returns one finding per host: WARN if a rank, or all ranks together, have more threads than
-// cores.
+// A rank on a GPU needs this many cores: it has about eight threads that launch kernels, exchange
+// data, read the dataset and write checkpoints.
+constexpr size_t kCoresOfGpuRank = 6;
+// Returns one finding per host: FAIL if its ranks compute on GPUs with fewer than kCoresOfGpuRank
+// cores each, WARN if a rank, or all ranks together, have more threads than cores.
 std::vector<Finding> JudgePlaces(const std::vector<RankPlace>& places);
 
 // FAIL if ranks compute on different kinds of device ("cuda" and "cpu"), which cannot sum with each

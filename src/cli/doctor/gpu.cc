@@ -3,6 +3,9 @@
 #include <cuda_runtime_api.h>
 #endif
 
+#include <algorithm>
+#include <cctype>
+
 #include "cli/doctor/checks.h"
 #include "cli/doctor/system_files.h"
 #include "core/concat.h"
@@ -15,19 +18,31 @@ namespace fs = std::filesystem;
 
 #ifdef HALFLIFE_WITH_CUDA
 
-Finding Describe(int index) {
+// Returns ", NUMA node 1", or nothing if the system does not say. A rank should use cores of the
+// node that its GPU is attached to.
+std::string NumaNode(const CheckInputs& inputs, int index) {
+  char bus_id[32] = {};
+  if (cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, index) != cudaSuccess) return "";
+  std::string id(bus_id);
+  std::ranges::transform(id, id.begin(), [](unsigned char c) { return std::tolower(c); });
+  const std::string node = inputs.Read(inputs.sys / "bus/pci/devices" / id / "numa_node");
+  return node.empty() || node[0] == '-' ? "" : ", NUMA node " + node.substr(0, node.find('\n'));
+}
+
+Finding Describe(const CheckInputs& inputs, int index) {
   const std::string name = Concat("GPU ", index);
   cudaDeviceProp properties{};
   const cudaError_t result = cudaGetDeviceProperties(&properties, index);
   if (result != cudaSuccess) {
     return {Verdict::kFail, name, cudaGetErrorString(result), "run nvidia-smi for details"};
   }
-  Finding finding{Verdict::kOk,
-                  name,
-                  Concat(properties.name, ", ", HumanBytes(properties.totalGlobalMem),
-                         ", compute capability ", properties.major, ".", properties.minor),
-                  "",
-                  {{"memory_bytes", static_cast<double>(properties.totalGlobalMem)}}};
+  Finding finding{
+      Verdict::kOk,
+      name,
+      Concat(properties.name, ", ", HumanBytes(properties.totalGlobalMem), ", compute capability ",
+             properties.major, ".", properties.minor, NumaNode(inputs, index)),
+      "",
+      {{"memory_bytes", static_cast<double>(properties.totalGlobalMem)}}};
   if (!CoversGpu(HALFLIFE_CUDA_ARCHITECTURES, properties.major, properties.minor)) {
     finding.verdict = Verdict::kFail;
     finding.text += Concat("; this build supports only ", HALFLIFE_CUDA_ARCHITECTURES);
@@ -56,7 +71,7 @@ Finding PeerAccess(int count) {
       "nvidia-smi topo -m shows the links; in a virtual machine, ask for NVLink or for IOMMU off"};
 }
 
-std::vector<Finding> AskCuda(bool has_driver) {
+std::vector<Finding> AskCuda(const CheckInputs& inputs, bool has_driver) {
   int count = 0;
   const cudaError_t result = cudaGetDeviceCount(&count);
   if (result == cudaErrorNoDevice || (result != cudaSuccess && !has_driver)) count = 0;
@@ -66,7 +81,7 @@ std::vector<Finding> AskCuda(bool has_driver) {
   }
   if (count == 0) return {{Verdict::kOk, "GPU", "none: training runs on the CPU"}};
   std::vector<Finding> findings;
-  for (int index = 0; index < count; ++index) findings.push_back(Describe(index));
+  for (int index = 0; index < count; ++index) findings.push_back(Describe(inputs, index));
   if (count > 1) findings.push_back(PeerAccess(count));
   return findings;
 }
@@ -101,7 +116,7 @@ std::vector<Finding> CheckGpus(const CheckInputs& inputs) {
     findings.push_back({Verdict::kOk, "NVIDIA driver", ParseVersion(driver)});
   }
 #ifdef HALFLIFE_WITH_CUDA
-  const std::vector<Finding> gpus = AskCuda(!driver.empty());
+  const std::vector<Finding> gpus = AskCuda(inputs, !driver.empty());
 #else
   const std::vector<Finding> gpus = AskDriver(inputs);
 #endif

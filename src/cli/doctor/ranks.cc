@@ -102,7 +102,7 @@ Finding Describe(const Size& size, const Measurement& measured) {
 }
 
 std::string Encode(const RankPlace& place, const std::string& cpu_list) {
-  return Concat(place.host, "\n", cpu_list, "\n", place.threads);
+  return Concat(place.host, "\n", cpu_list, "\n", place.threads, " ", place.on_gpu ? 1 : 0);
 }
 RankPlace Decode(const std::string& text) {
   RankPlace place;
@@ -110,7 +110,7 @@ RankPlace Decode(const std::string& text) {
   std::istringstream in(text);
   std::getline(in, place.host);
   std::getline(in, cpus);
-  in >> place.threads;
+  in >> place.threads >> place.on_gpu;
   place.cpus = ParseCpuList(cpus);
   return place;
 }
@@ -125,13 +125,16 @@ std::vector<Finding> JudgePlaces(const std::vector<RankPlace>& places) {
     std::set<int> all;
     int threads = 0;
     size_t least = SIZE_MAX;
-    bool short_of_cores = false;
+    bool short_of_cores = false, on_gpu = false;
     for (const RankPlace* rank : ranks) {
       all.insert(rank->cpus.begin(), rank->cpus.end());
       threads += rank->threads;
       least = std::min(least, rank->cpus.size());
       short_of_cores |= rank->cpus.size() < static_cast<size_t>(rank->threads);
+      on_gpu |= rank->on_gpu;
     }
+    // Ranks that are not bound share the cores of the host.
+    const size_t per_rank = std::min(least, all.size() / ranks.size());
     Finding finding{Verdict::kOk,
                     "ranks",
                     Concat(ranks.size(), " on ", host, ", each on at least ", least, " of ",
@@ -141,7 +144,15 @@ std::vector<Finding> JudgePlaces(const std::vector<RankPlace>& places) {
                     {{"ranks", static_cast<double>(ranks.size())},
                      {"cores", static_cast<double>(all.size())},
                      {"threads", threads}}};
-    if (short_of_cores || static_cast<size_t>(threads) > all.size()) {
+    if (on_gpu && per_rank < kCoresOfGpuRank) {
+      finding.verdict = Verdict::kFail;
+      finding.text += Concat(": ", Counted(static_cast<int64_t>(per_rank), "core"),
+                             " per rank, and a rank on a GPU needs ", kCoresOfGpuRank);
+      finding.remedy =
+          "under Slurm, submit with --exclusive --mem=0, as launch/slurm/train.sbatch does, or "
+          "with "
+          "--cpus-per-task; elsewhere start fewer ranks on this host";
+    } else if (short_of_cores || static_cast<size_t>(threads) > all.size()) {
       finding.verdict = Verdict::kWarn;
       finding.text += ": more threads than cores";
       finding.remedy =
@@ -174,7 +185,9 @@ std::vector<Finding> TestAllReduce(dist::Communicator& comm, Device device, doub
 std::vector<Finding> CheckRankPlaces(const CheckInputs& inputs, dist::RankContext& context) {
   const std::string cpus =
       ParseField(inputs.Read(inputs.proc / "self/status"), "Cpus_allowed_list");
-  const RankPlace mine{context.host(), {}, at::get_num_threads()};
+  const RankPlace mine{.host = context.host(),
+                       .threads = at::get_num_threads(),
+                       .on_gpu = train::ChooseDevice("auto", context.local_rank()).is_cuda()};
   std::vector<RankPlace> places;
   for (const std::string& text :
        dist::AllGatherBytes(context.control(), Encode(mine, cpus), {"doctor places", 0})) {

@@ -225,6 +225,17 @@ TEST_F(DoctorTest, PlacesOfRanks) {
   EXPECT_EQ(JudgePlaces({{"a", {0}, 2}, {"a", {1, 2, 3}, 1}})[0].verdict, Verdict::kWarn);
 }
 
+TEST_F(DoctorTest, ARankOnAGpuNeedsSixCores) {
+  const std::vector<int> eleven = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10};
+  const RankPlace rank = {.host = "a", .cpus = eleven, .threads = 1, .on_gpu = true};
+  EXPECT_EQ(JudgePlaces({rank})[0].verdict, Verdict::kOk);
+  // Two unbound ranks share eleven cores.
+  const Finding shared = JudgePlaces({rank, rank})[0];
+  EXPECT_EQ(shared.verdict, Verdict::kFail);
+  EXPECT_THAT(shared.text, HasSubstr("5 cores per rank, and a rank on a GPU needs 6"));
+  EXPECT_THAT(shared.remedy, HasSubstr("--exclusive --mem=0"));
+}
+
 TEST_F(DoctorTest, RanksOnDifferentDevicesAreNamed) {
   EXPECT_THAT(JudgeDevices({"cuda", "cuda"}), IsEmpty());
   const std::vector<Finding> mixed = JudgeDevices({"cuda", "cuda", "cpu"});
