@@ -3,9 +3,10 @@
 #include <chrono>
 #include <new>
 #include <thread>
+#include <utility>
 
 #include "ckpt/damage.h"
-#include "core/clock.h"
+#include "core/log.h"
 
 namespace halflife::ckpt {
 namespace {
@@ -40,18 +41,23 @@ std::string Message(const std::string& outcome) {
   throw Error(static_cast<ExitCode>(static_cast<unsigned char>(outcome[1])), "ckpt", message);
 }
 
-// Throws the most important failure, with the messages of every failed rank.
-void ThrowFirstFailure(const std::vector<std::string>& outcomes) {
+// Returns the most important failure with the messages of the failed ranks, or nothing.
+std::string FirstFailure(const std::vector<std::string>& outcomes) {
+  constexpr int kMostMessages = 8;
   const std::string* first = nullptr;
   std::string text;
+  int num_failed = 0;
   for (size_t rank = 0; rank < outcomes.size(); ++rank) {
     const std::string& outcome = outcomes[rank];
     if (Good(outcome)) continue;
     if (first == nullptr || ((*first)[0] == kDamaged && outcome[0] == kFailed)) first = &outcome;
+    if (++num_failed > kMostMessages) continue;
     text += Concat(text.empty() ? "" : "; ",
                    outcomes.size() == 1 ? "" : Concat("rank ", rank, ": "), Message(outcome));
   }
-  if (first != nullptr) Throw(*first, text);
+  if (first == nullptr) return "";
+  if (num_failed > kMostMessages) text += Concat("; and ", num_failed - kMostMessages, " more");
+  return first->substr(0, (*first)[0] == kDamaged ? 1 : 2) + text;
 }
 
 }  // namespace
@@ -63,27 +69,41 @@ std::string OnRankZero(dist::Communicator& comm, dist::OpTag tag, const ByteActi
   return outcome.substr(1);
 }
 
-std::vector<std::string> OnEveryRank(dist::Communicator& comm, dist::OpTag tag,
-                                     const ByteAction& action) {
-  std::vector<std::string> outcomes = dist::AllGatherBytes(comm, Run(action), tag);
-  ThrowFirstFailure(outcomes);
-  for (std::string& outcome : outcomes) outcome.erase(0, 1);
-  return outcomes;
+std::string OnEveryRank(dist::Communicator& comm, dist::OpTag tag, const ByteAction& action,
+                        const Judge& judge, const dist::Waiter& wait) {
+  std::vector<std::string> outcomes = dist::GatherBytes(comm, Run(action), tag, wait);
+  std::string verdict;
+  if (comm.rank() == 0) {
+    verdict = FirstFailure(outcomes);
+    for (std::string& outcome : outcomes) outcome.erase(0, 1);
+    if (verdict.empty()) verdict = Run([&] { return judge ? judge(outcomes) : std::string(); });
+  }
+  verdict = dist::BroadcastBytes(comm, std::move(verdict), 0, tag, wait);
+  if (!Good(verdict)) Throw(verdict, Message(verdict));
+  return verdict.substr(1);
 }
 
-void ArriveWithin(dist::Communicator& comm, double timeout_s, dist::OpTag tag) {
-  const Stopwatch stopwatch;
+void Arrive(dist::Communicator& comm, dist::OpTag tag) {
   dist::Work arrived = comm.Barrier(tag);
-  while (!arrived.Done()) {
-    if (stopwatch.Seconds() > timeout_s) {
-      const std::string cause =
-          Concat("not all ranks had written their shard within ", timeout_s, " s (ckpt.timeout_s)");
-      comm.Abort(cause);
-      HL_FAIL(ExitCode::kTimeout, cause, "; nothing was published");
+  while (!arrived.Done()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  arrived.WaitHost();
+}
+
+Patience::Patience(dist::Communicator& comm, double timeout_s, std::string what)
+    : comm_(comm), timeout_s_(timeout_s), what_(std::move(what)) {}
+
+void Patience::Wait(dist::Work& work) {
+  while (!work.Done()) {
+    const double waited = stopwatch_.Seconds();
+    if (waited > timeout_s_ && comm_.rank() == 0 && !std::exchange(has_logged_, true))
+      HL_WARN("ckpt", what_, "; waiting as long again");
+    if (waited > 2 * timeout_s_) {
+      comm_.Abort(what_);
+      HL_FAIL(ExitCode::kTimeout, what_, ", nor in the same time after it; nothing was published");
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  arrived.WaitHost();
+  work.WaitHost();
 }
 
 }  // namespace halflife::ckpt

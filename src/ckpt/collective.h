@@ -2,13 +2,14 @@
 // rank then waits in a collective for one that has thrown.
 //
 //   const std::string attempt = OnRankZero(comm, {"ckpt_open", 0}, [&] { return OpenAttempt(); });
-//   const auto parts = OnEveryRank(comm, {"ckpt_vote", 0}, [&] { return WriteAndDescribe(); });
+//   OnEveryRank(comm, {"ckpt_vote", 0}, [&] { return WriteAndDescribe(); }, Assemble);
 #pragma once
 
 #include <functional>
 #include <string>
 #include <vector>
 
+#include "core/clock.h"
 #include "dist/communicator.h"
 
 namespace halflife::ckpt {
@@ -19,14 +20,33 @@ using ByteAction = std::function<std::string()>;
 // and exit code.
 std::string OnRankZero(dist::Communicator& comm, dist::OpTag tag, const ByteAction& action);
 
-// Runs `action` on every rank. Every rank returns all results by rank, or throws one error that
-// names the failed ranks. An I/O error has precedence over damage, because it says nothing about
-// the data.
-std::vector<std::string> OnEveryRank(dist::Communicator& comm, dist::OpTag tag,
-                                     const ByteAction& action);
+// Makes the result of all ranks from the results of each, by rank.
+using Judge = std::function<std::string(const std::vector<std::string>&)>;
 
-// Returns when every rank has called it. After `timeout_s`, aborts the group and throws Error
-// kTimeout.
-void ArriveWithin(dist::Communicator& comm, double timeout_s, dist::OpTag tag);
+// Runs `action` on every rank. If it succeeds on all, runs `judge` on rank 0. Every rank returns
+// the result of `judge` (empty without one), or throws one error, which names the failed ranks. An
+// I/O error has precedence over damage, because it says nothing about the data. Takes 4 (W - 1)
+// messages: the results go up a binary tree and the verdict goes down.
+std::string OnEveryRank(dist::Communicator& comm, dist::OpTag tag, const ByteAction& action,
+                        const Judge& judge = {}, const dist::Waiter& wait = {});
+
+// Returns when every rank has called it. No deadline applies.
+void Arrive(dist::Communicator& comm, dist::OpTag tag);
+
+// The limits of a wait for ranks that may be slow. The clock starts when it is made. After
+// `timeout_s` it logs, once and on rank 0, that it still waits. After twice that time it aborts the
+// group and throws Error kTimeout. Both texts contain `what`.
+class Patience {
+ public:
+  Patience(dist::Communicator& comm, double timeout_s, std::string what);
+  void Wait(dist::Work& work);
+
+ private:
+  dist::Communicator& comm_;
+  const double timeout_s_;
+  const std::string what_;
+  const Stopwatch stopwatch_;
+  bool has_logged_ = false;
+};
 
 }  // namespace halflife::ckpt

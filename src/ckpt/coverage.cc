@@ -6,6 +6,7 @@
 
 #include "ckpt/damage.h"
 #include "ckpt/manifest.h"
+#include "ckpt/stored_layout.h"
 
 namespace halflife::ckpt {
 namespace {
@@ -100,9 +101,10 @@ void CheckFiles(const Manifest& manifest, const std::string& where) {
       CheckDamage(static_cast<size_t>(fragment.file) < ranges.size(), where, ": tensor '",
                   tensor.name, "' lies in file ", fragment.file, " of ", ranges.size());
       const uint64_t bytes = FragmentBytes(fragment);
-      CheckDamage(fragment.block_hashes.size() == NumBlocks(bytes), where, ": ",
-                  Label(fragment.array, tensor.name), " has ", fragment.block_hashes.size(),
-                  " block hashes for ", bytes, " bytes");
+      CheckDamage(manifest.num_slices > 0 ||
+                      fragment.block_hashes.size() == NumBlocks(bytes, manifest.block_bytes),
+                  where, ": ", Label(fragment.array, tensor.name), " has ",
+                  fragment.block_hashes.size(), " block hashes for ", bytes, " bytes");
       CheckDamage(fragment.offset <= UINT64_MAX - bytes, where, ": offset ", fragment.offset);
       ranges[fragment.file].push_back({fragment.offset, fragment.offset + bytes, &tensor});
     }
@@ -118,8 +120,9 @@ void CheckFiles(const Manifest& manifest, const std::string& where) {
                   range.begin, " of ", file.name, " where the data before it ends at ", at);
       at = range.end;
     }
-    CheckDamage(at == file.bytes - file.data_offset, where, ": fragments fill ", at, " of ",
-                file.bytes - file.data_offset, " data bytes of ", file.name);
+    const uint64_t data = file.bytes - file.data_offset, table = kHashBytes * file.num_blocks;
+    CheckDamage(at + table == data, where, ": fragments fill ", at, " of ", data - table,
+                " data bytes of ", file.name);
   }
 }
 
@@ -129,14 +132,15 @@ uint64_t FragmentBytes(const StoredFragment& fragment) {
   return static_cast<uint64_t>(fragment.end - fragment.begin) * SizeOf(fragment.dtype);
 }
 
-uint64_t NumBlocks(uint64_t fragment_bytes) {
-  return (fragment_bytes + kBlockBytes - 1) / kBlockBytes;
+uint64_t NumBlocks(uint64_t fragment_bytes, uint64_t block_bytes) {
+  return (fragment_bytes + block_bytes - 1) / block_bytes;
 }
 
 void CheckCoverage(const Manifest& manifest, const std::string& where) {
   CheckNames(manifest, where);
   CheckArrays(manifest, where);
   CheckFiles(manifest, where);
+  if (manifest.num_slices > 0) CheckDerivedHeaders(manifest, where);
 }
 
 }  // namespace halflife::ckpt

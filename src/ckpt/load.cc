@@ -146,11 +146,13 @@ Manifest LoadSession::FetchManifest(const fs::path& step_dir) {
     });
   });
   manifest_hash_ = ToHex(HashBytes(bytes));
-  const auto hashes =
-      OnEveryRank(control_, {"ckpt_manifest_hash", 0}, [&] { return manifest_hash_; });
-  HL_CHECK(std::all_of(hashes.begin(), hashes.end(),
-                       [&](const std::string& hash) { return hash == hashes[0]; }),
-           "ranks received different manifests");
+  OnEveryRank(
+      control_, {"ckpt_manifest_hash", 0}, [&] { return manifest_hash_; },
+      [](const std::vector<std::string>& hashes) {
+        HL_CHECK(std::ranges::count(hashes, hashes[0]) == std::ssize(hashes),
+                 "ranks received different manifests");
+        return std::string();
+      });
   return DecodeManifest(bytes, kManifestName);
 }
 
@@ -187,12 +189,15 @@ void LoadSession::CompareArrays() {
     hash.Update(arena_.place(array, {.arena_begin = begin}),
                 static_cast<size_t>(count) * sizeof(float));
   }
-  const auto hashes =
-      OnEveryRank(control_, {"ckpt_replicas", 0}, [&] { return ToHex(hash.Digest()); });
-  for (size_t rank = 0; rank < hashes.size(); ++rank) {
-    HL_CHECK(hashes[rank] == hashes[0], "after loading, rank ", rank, " holds ", hashes[rank],
-             " and rank 0 ", hashes[0]);
-  }
+  OnEveryRank(
+      control_, {"ckpt_replicas", 0}, [&] { return ToHex(hash.Digest()); },
+      [](const std::vector<std::string>& hashes) {
+        for (size_t rank = 0; rank < hashes.size(); ++rank) {
+          HL_CHECK(hashes[rank] == hashes[0], "after loading, rank ", rank, " holds ", hashes[rank],
+                   " and rank 0 ", hashes[0]);
+        }
+        return std::string();
+      });
 }
 
 // Throws DamageError after filling in `passed`, so that the caller may fall back.

@@ -5,10 +5,12 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstring>
 
 #include "ckpt/damage.h"
+#include "ckpt/stored_layout.h"
 #include "core/files.h"
 #include "core/philox.h"
 
@@ -37,13 +39,21 @@ uint32_t IndexOf(const std::string& array, const std::vector<ArrayEntry>& arrays
   return static_cast<uint32_t>(found - arrays.begin());
 }
 
-void Put(const TensorEntry& from, const std::vector<ArrayEntry>& arrays, pb::TensorEntry* to) {
+void Put(const StoredBucket& from, pb::Bucket* to) {
+  to->set_end(static_cast<uint64_t>(from.end));
+  to->mutable_tensors()->Assign(from.tensors.begin(), from.tensors.end());
+  to->mutable_offsets()->Assign(from.offsets.begin(), from.offsets.end());
+}
+
+void Put(const TensorEntry& from, const std::vector<ArrayEntry>& arrays, bool lists_fragments,
+         pb::TensorEntry* to) {
   to->set_name(from.name);
   for (const int64_t dim : from.shape) to->add_shape(static_cast<uint64_t>(dim));
   for (const std::string& alias : from.aliases) to->add_aliases(alias);
   to->set_decay_group(from.weight_decay ? "decay" : "no_decay");
   to->set_fp32_region(from.fp32_region);
   to->set_frozen(from.frozen);
+  if (!lists_fragments) return;
   for (const StoredFragment& fragment : from.fragments) {
     pb::Fragment* out = to->add_fragments();
     out->set_array(IndexOf(fragment.array, arrays));
@@ -62,6 +72,9 @@ void Put(const FileEntry& from, pb::File* to) {
   to->set_data_offset(from.data_offset);
   Put(from.hash, to->mutable_hash());
   Put(from.header_hash, to->mutable_header_hash());
+  if (from.slice < 0) return;
+  to->set_slice(static_cast<uint32_t>(from.slice));
+  Put(from.table_hash, to->mutable_table_hash());
 }
 
 void Put(const DataCursor& from, pb::DataCursor* to) {
@@ -163,14 +176,35 @@ class Decoder {
     for (const pb::File& file : from.files()) {
       to.files.push_back({file.name(), SmallInt(file.rank(), "file rank"), file.bytes(),
                           file.data_offset(), Get(file.hash()), Get(file.header_hash())});
+      if (from.num_slices() == 0) continue;
+      to.files.back().slice = SmallInt(file.slice(), "file slice");
+      to.files.back().table_hash = Get(file.table_hash());
     }
     for (const pb::Array& array : from.arrays()) to.arrays.push_back(GetArray(array));
     for (const pb::TensorEntry& tensor : from.tensors())
       to.tensors.push_back(GetTensor(tensor, to.arrays));
+    if (from.num_slices() > 0) GetBuckets(from, &to);
     return to;
   }
 
  private:
+  void GetBuckets(const pb::Manifest& from, Manifest* to) const {
+    to->num_slices = SmallInt(from.num_slices(), "number of slices");
+    to->block_bytes = from.hash_block_bytes();
+    CheckDamage(to->block_bytes >= 4096 && to->block_bytes <= kMostBlockBytes &&
+                    std::has_single_bit(to->block_bytes),
+                where_, ": hashes cover blocks of ", to->block_bytes, " bytes");
+    for (const pb::Bucket& bucket : from.buckets()) {
+      StoredBucket& out = to->buckets.emplace_back();
+      out.end = Size(bucket.end(), "bucket end");
+      for (const uint32_t tensor : bucket.tensors())
+        out.tensors.push_back(SmallInt(tensor, "tensor of a bucket"));
+      for (const uint64_t offset : bucket.offsets())
+        out.offsets.push_back(Size(offset, "tensor offset"));
+    }
+    DeriveFragments(to, where_);
+  }
+
   template <typename... Pieces>
   void CheckKnown(bool known, const Pieces&... pieces) const {
     HL_CHECK_AS(ExitCode::kNoUsableCheckpoint, known, where_, ": ", pieces...,
@@ -368,8 +402,10 @@ std::vector<std::string> Manifest::array_names() const {
 
 std::string EncodeManifest(const Manifest& manifest) {
   pb::Manifest message;
-  message.set_schema_version(kSchemaVersion);
-  message.set_min_reader_version(kSchemaVersion);
+  const bool lists_fragments = manifest.num_slices == 0;
+  const uint32_t schema = lists_fragments ? kOldestSchemaVersion : kSchemaVersion;
+  message.set_schema_version(schema);
+  message.set_min_reader_version(schema);
   message.set_attempt(manifest.attempt);
   message.set_unix_ms(manifest.unix_ms);
   message.set_total_bytes(manifest.total_bytes);
@@ -382,7 +418,12 @@ std::string EncodeManifest(const Manifest& manifest) {
     out->set_elements(static_cast<uint64_t>(array.elements));
   }
   for (const TensorEntry& tensor : manifest.tensors)
-    Put(tensor, manifest.arrays, message.add_tensors());
+    Put(tensor, manifest.arrays, lists_fragments, message.add_tensors());
+  for (const StoredBucket& bucket : manifest.buckets) Put(bucket, message.add_buckets());
+  if (!lists_fragments) {
+    message.set_num_slices(static_cast<uint32_t>(manifest.num_slices));
+    message.set_hash_block_bytes(static_cast<uint32_t>(manifest.block_bytes));
+  }
   Put(manifest.state, &message);
 
   const std::string payload = message.SerializeAsString();

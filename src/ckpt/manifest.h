@@ -1,6 +1,7 @@
 // The manifest of a step as plain types. The manifest decides what a step contains: its files, and
-// the positions of the tensors' element ranges in them, with a hash per block. Only manifest.cc
-// uses protobuf.
+// the positions of the tensors' element ranges in them. In memory it lists them as fragments. On
+// disk it has the buckets of the arena from which they follow (schema 3, see stored_layout.h), or
+// the fragments themselves with a hash per block (schema 2). Only manifest.cc uses protobuf.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +16,11 @@
 namespace halflife::ckpt {
 
 // The schema that this program writes, and the oldest one that it reads.
-constexpr uint32_t kSchemaVersion = 2, kOldestSchemaVersion = 2;
-constexpr uint64_t kBlockBytes = 16ull << 20;  // of a fragment, covered by one hash
+constexpr uint32_t kSchemaVersion = 3, kOldestSchemaVersion = 2;
+// The bytes of a fragment that are covered by one hash: of the steps that this program writes, of
+// those of schema 2, and the most that it reads.
+constexpr uint64_t kBlockBytes = 1ull << 20, kListedBlockBytes = 16ull << 20;
+constexpr uint64_t kMostBlockBytes = 16ull << 20;
 constexpr uint64_t kMaxManifestBytes = 1ull << 30;
 constexpr char kManifestName[] = "manifest.pb";
 
@@ -27,6 +31,10 @@ struct FileEntry {
   uint64_t data_offset = 0;
   Hash128 hash;         // of the whole file
   Hash128 header_hash;  // of [0, data_offset)
+  // Of schema 3:
+  int slice = -1;           // of Manifest::num_slices
+  Hash128 table_hash;       // of the table of block hashes at the end of the file
+  uint64_t num_blocks = 0;  // derived; the table has as many hashes
 };
 
 struct ArrayEntry {
@@ -37,10 +45,11 @@ struct ArrayEntry {
 
 struct StoredFragment {
   std::string array = kMainArray;
-  int64_t begin = 0, end = 0;  // elements of the flattened tensor
-  int file = 0;                // index into Manifest::files
-  uint64_t offset = 0;         // bytes from the file's data_offset
-  std::vector<Hash128> block_hashes;
+  int64_t begin = 0, end = 0;             // elements of the flattened tensor
+  int file = 0;                           // index into Manifest::files
+  uint64_t offset = 0;                    // bytes from the file's data_offset
+  std::vector<Hash128> block_hashes;      // empty if the table of the file has them,
+  uint64_t first_block = 0;               // from this entry on
   StoredDType dtype = StoredDType::kF32;  // of its array
 };
 
@@ -57,6 +66,13 @@ struct TensorEntry {
   bool has(std::string_view array) const;
 };
 
+// Consecutive tensors of the arena of the run that saved the step.
+struct StoredBucket {
+  int64_t end = 0;               // elements of the arena; it begins where the one before ends
+  std::vector<int> tensors;      // indices into Manifest::tensors, in arena order
+  std::vector<int64_t> offsets;  // first element of each tensor in the arena
+};
+
 struct Manifest {
   StepState state;
   std::string attempt;
@@ -66,6 +82,10 @@ struct Manifest {
   std::vector<ArrayEntry> arrays;    // the main weights first
   std::vector<TensorEntry> tensors;  // in registration order
   uint64_t total_bytes = 0;          // of the shard files
+  // The source of the fragments. Empty: they are listed (schema 2).
+  std::vector<StoredBucket> buckets = {};
+  int num_slices = 0;  // equal parts of every bucket, each in one file
+  uint64_t block_bytes = kListedBlockBytes;
 
   const TensorEntry* Find(const std::string& name) const;    // null: it does not exist
   const ArrayEntry* FindArray(std::string_view name) const;  // null: it does not exist
@@ -73,7 +93,7 @@ struct Manifest {
 };
 
 uint64_t FragmentBytes(const StoredFragment& fragment);
-uint64_t NumBlocks(uint64_t fragment_bytes);
+uint64_t NumBlocks(uint64_t fragment_bytes, uint64_t block_bytes);
 
 std::string EncodeManifest(const Manifest& manifest);
 

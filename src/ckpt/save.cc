@@ -2,7 +2,7 @@
 //
 //   P0 open      rank 0   owner, free space, folder .tmp_step_N.<attempt>
 //   P1 data      all      write and fsync own shard
-//   P2 vote      all      any failure, or a rank missing after timeout_s, cancels
+//   P2 vote      all      any failure, or a rank that is late by timeout_s, cancels
 //   P3 seal      rank 0   coverage, manifest, fsync
 //   P4 publish   rank 0   rename to step_N, fsync ckpt/: the commit
 //   P5 pointer   rank 0   LATEST
@@ -13,6 +13,7 @@
 #include <cstring>
 #include <random>
 #include <set>
+#include <utility>
 
 #include "ckpt/collective.h"
 #include "ckpt/damage.h"
@@ -32,6 +33,30 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// What a rank reports after it has written its shard. All ranks run the same program, so it travels
+// as its bytes. Everything else about the file follows from the layout.
+struct Vote {
+  double seconds = 0;  // that it took
+  uint64_t bytes = 0, data_offset = 0;
+  Hash128 attempt;  // the hash of its name
+  Hash128 hash, header_hash, table_hash;
+};
+
+std::string Encode(const Vote& vote) {
+  return std::string(reinterpret_cast<const char*>(&vote), sizeof vote);
+}
+
+Vote DecodeVote(const std::string& text) {
+  Vote vote;
+  HL_CHECK(text.size() == sizeof vote, "a vote of ", text.size(), " bytes");
+  std::memcpy(&vote, text.data(), sizeof vote);
+  return vote;
+}
+
+std::string LateText(double timeout_s) {
+  return Concat("not all ranks had written their shard within ", timeout_s, " s (ckpt.timeout_s)");
+}
+
 // The state of one Save. CheckpointStore::Save calls its phases in order.
 class SaveSession {
  public:
@@ -47,18 +72,19 @@ class SaveSession {
         final_path_(dir / StepName(state.step)) {}
 
   void Open();
-  void WriteAndVote();
+  void WriteAndVote(const std::vector<std::string>& hosts);
   void SealAndPublish();
   void SampleBack();
   void Retain() const;
 
-  uint64_t bytes() const { return manifest_.total_bytes; }
+  uint64_t bytes() const { return total_bytes_; }
   const fs::path& path() const { return final_path_; }
 
  private:
   std::string OpenAttempt() const;
-  std::string WriteOwnPart();
-  void Assemble(const std::vector<std::string>& parts);
+  void WriteOwnPart(Vote* vote);
+  void CheckInTime(const std::vector<Vote>& votes) const;
+  void Assemble(const std::vector<Vote>& votes, const std::vector<std::string>& hosts);
   void MakeWay() const;
   void CancelAttempt() const noexcept;
   void CheckOwnSample() const;
@@ -77,8 +103,9 @@ class SaveSession {
   std::string attempt_;
   fs::path temporary_;
   Manifest own_part_;
-  Manifest manifest_;  // of the whole step, on every rank
+  Manifest manifest_;  // of the whole step; on rank 0
   std::string hash_;   // of the bytes of manifest.pb
+  uint64_t total_bytes_ = 0;
 };
 
 // --- P0 ---
@@ -113,38 +140,64 @@ std::string SaveSession::OpenAttempt() const {
 
 // --- P1, P2 ---
 
-void SaveSession::WriteAndVote() {
-  // This runs outside of the vote's collective, to distinguish a late rank from a failed one.
-  std::string own;
+void SaveSession::WriteAndVote(const std::vector<std::string>& hosts) {
+  // This runs outside of the vote, to distinguish a late rank from a failed one.
+  const Stopwatch stopwatch;
+  Vote own;
   std::exception_ptr failure;
   try {
-    own = WriteOwnPart();
+    WriteOwnPart(&own);
   } catch (...) {
     failure = std::current_exception();
   }
+  own.seconds = stopwatch.Seconds();
+  Patience patience(control_, config_.timeout_s, LateText(config_.timeout_s));
   try {
-    ArriveWithin(control_, config_.timeout_s, {"ckpt_written", 0});
-    Assemble(OnEveryRank(control_, {"ckpt_vote", 0}, [&] {
-      if (failure) std::rethrow_exception(failure);
-      HL_FAULT_POINT("ckpt.p2.vote", ExitCode::kCheckpointIo);
-      return own;
-    }));
+    OnEveryRank(
+        control_, {"ckpt_written", 0},
+        [&] {
+          if (failure) std::rethrow_exception(failure);
+          HL_FAULT_POINT("ckpt.p2.vote", ExitCode::kCheckpointIo);
+          return Encode(own);
+        },
+        [&](const std::vector<std::string>& texts) {
+          std::vector<Vote> votes;
+          for (const std::string& text : texts) votes.push_back(DecodeVote(text));
+          CheckInTime(votes);
+          Assemble(votes, hosts);
+          return std::string();
+        },
+        [&](dist::Work& work) { patience.Wait(work); });
   } catch (...) {
     if (control_.rank() == 0) CancelAttempt();
     throw;
   }
 }
 
-std::string SaveSession::WriteOwnPart() {
+void SaveSession::WriteOwnPart(Vote* vote) {
   const int rank = control_.rank();
   own_part_ = WriteShard(temporary_, PlanShard(arena_, rank),
                          {.step = state_.step, .rank = rank, .attempt = attempt_});
-  own_part_.hosts = {HostName()};
-  FsyncDirectory(temporary_, ExitCode::kCheckpointIo);
-  return EncodeManifest(own_part_);
+  const FileEntry& file = own_part_.files[0];
+  vote->bytes = file.bytes;
+  vote->data_offset = file.data_offset;
+  vote->attempt = HashBytes(attempt_);
+  vote->hash = file.hash;
+  vote->header_hash = file.header_hash;
+  vote->table_hash = file.table_hash;
 }
 
-void SaveSession::Assemble(const std::vector<std::string>& parts) {
+// All ranks begin to write at the same time, so a rank's own clock shows whether it was late.
+void SaveSession::CheckInTime(const std::vector<Vote>& votes) const {
+  const double fastest = std::ranges::min(votes, {}, &Vote::seconds).seconds;
+  const auto slowest = std::ranges::max_element(votes, {}, &Vote::seconds);
+  HL_CHECK_AS(ExitCode::kCheckpointIo, slowest->seconds - fastest <= config_.timeout_s,
+              LateText(config_.timeout_s), ": rank ", slowest - votes.begin(), " took ",
+              Fixed(slowest->seconds, 1), " s, the fastest rank ", Fixed(fastest, 1),
+              " s; nothing was published");
+}
+
+void SaveSession::Assemble(const std::vector<Vote>& votes, const std::vector<std::string>& hosts) {
   manifest_.state = state_;
   manifest_.attempt = attempt_;
   manifest_.unix_ms = UnixMilliseconds();
@@ -152,17 +205,24 @@ void SaveSession::Assemble(const std::vector<std::string>& parts) {
   std::vector<std::string> arrays;
   for (const ArenaArray& array : arena_.arrays) arrays.push_back(array.name);
   manifest_.arrays = ArrayEntries(*arena_.layout, arrays);
-  std::set<std::string> hosts;
-  for (size_t rank = 0; rank < parts.size(); ++rank) {
-    const Manifest part = DecodeManifest(parts[rank], Concat("vote of rank ", rank));
-    HL_CHECK(part.attempt == attempt_ && part.files.size() == 1 &&
-                 part.files[0].rank == static_cast<int>(rank),
-             "vote of rank ", rank, " belongs to another save");
-    MergePart(part, &manifest_);
-    hosts.insert(part.hosts.begin(), part.hosts.end());
+  std::vector<FileEntry> files;
+  for (const Vote& vote : votes) {
+    const int rank = static_cast<int>(files.size());
+    HL_CHECK(vote.attempt == HashBytes(attempt_), "vote of rank ", rank,
+             " belongs to another save");
+    files.push_back({.name = ShardName(rank),
+                     .rank = rank,
+                     .bytes = vote.bytes,
+                     .data_offset = vote.data_offset,
+                     .hash = vote.hash,
+                     .header_hash = vote.header_hash,
+                     .slice = rank,
+                     .table_hash = vote.table_hash});
   }
-  manifest_.hosts.assign(hosts.begin(), hosts.end());
-  manifest_.state.mesh.nodes = static_cast<int>(hosts.size());
+  SetFiles(std::move(files), *arena_.layout, &manifest_);
+  const std::set<std::string> distinct(hosts.begin(), hosts.end());
+  manifest_.hosts.assign(distinct.begin(), distinct.end());
+  manifest_.state.mesh.nodes = static_cast<int>(distinct.size());
 }
 
 // Best effort: an attempt that remains is found and removed by the next holder of the run folder.
@@ -177,7 +237,7 @@ void SaveSession::CancelAttempt() const noexcept {
 // --- P3, P4, P5 ---
 
 void SaveSession::SealAndPublish() {
-  hash_ = OnRankZero(control_, {"ckpt_commit", 0}, [&] {
+  const std::string published = OnRankZero(control_, {"ckpt_commit", 0}, [&] {
     try {
       CheckCoverage(manifest_, "the step being saved");
       HL_FAULT_POINT("ckpt.p3.manifest", ExitCode::kCheckpointIo);
@@ -188,7 +248,7 @@ void SaveSession::SealAndPublish() {
       PublishDirectory(temporary_, final_path_, ExitCode::kCheckpointIo);
       HL_FAULT_POINT("ckpt.p5.latest", ExitCode::kCheckpointIo);
       WriteLatest(dir_, final_path_.filename().string(), HashBytes(bytes));
-      return ToHex(HashBytes(bytes));
+      return Concat(ToHex(HashBytes(bytes)), manifest_.total_bytes);
     } catch (const Error& error) {
       std::error_code ignored;
       const bool renamed = !fs::exists(temporary_, ignored);
@@ -199,6 +259,9 @@ void SaveSession::SealAndPublish() {
                          "deleted: ", error.message()));
     }
   });
+  constexpr size_t kHexDigits = 32;
+  hash_ = published.substr(0, kHexDigits);
+  total_bytes_ = std::stoull(published.substr(kHexDigits));
 }
 
 // Removes the steps that this one replaces before it is published. After a crash in between, the
@@ -279,6 +342,13 @@ CheckpointStore::CheckpointStore(fs::path ckpt_dir, dist::Communicator& control,
               "; at least 2 steps are kept, so that a damaged one has a predecessor");
 }
 
+// They do not change while the program runs, so they are gathered once.
+const std::vector<std::string>& CheckpointStore::Hosts() {
+  if (!std::exchange(knows_hosts_, true))
+    hosts_ = dist::GatherBytes(control_, HostName(), {"ckpt_hosts", 0});
+  return hosts_;
+}
+
 SaveReport CheckpointStore::Save(const ArenaView& arena, const StepState& state) {
   HL_CHECK(arena.layout->num_slices() == control_.size(), "the arena has ",
            arena.layout->num_slices(), " slices for ", control_.size(), " ranks");
@@ -287,7 +357,7 @@ SaveReport CheckpointStore::Save(const ArenaView& arena, const StepState& state)
   const Stopwatch stopwatch;
   SaveSession session(dir_, control_, config_, ownership_check_, arena, state);
   session.Open();
-  session.WriteAndVote();
+  session.WriteAndVote(Hosts());
   session.SealAndPublish();
   session.SampleBack();
   const double durable_seconds = stopwatch.Seconds();

@@ -6,6 +6,7 @@
 
 #include "ckpt/direct_writer.h"
 #include "ckpt/nan_search.h"
+#include "ckpt/stored_layout.h"
 #include "core/error.h"
 #include "core/fault.h"
 
@@ -27,28 +28,20 @@ std::vector<int64_t> EntryShape(const ShardPiece& piece) {
   return whole ? piece.shape : std::vector<int64_t>{piece.end - piece.begin};
 }
 
-std::string MakeHeader(const ShardPlan& plan, const ShardLabel& label) {
-  std::vector<safetensors::Entry> entries;
-  uint64_t at = 0;
-  for (const ShardPiece& piece : plan.pieces) {
-    const uint64_t bytes = static_cast<uint64_t>(piece.end - piece.begin) * sizeof(float);
-    entries.push_back({EntryName(piece), StoredDType::kF32, EntryShape(piece), at, at + bytes});
-    at += bytes;
-  }
-  return safetensors::BuildHeader(entries,
-                                  {{"magic", "halflife-ckpt"},
-                                   {"format_version", std::to_string(kFormatVersion)},
-                                   {"step", std::to_string(label.step)},
-                                   {"rank", std::to_string(label.rank)},
-                                   {"attempt", label.attempt}},
-                                  kDataAlignment);
-}
-
 void CheckNoNan(const ShardPiece& piece, int64_t begin, const float* data, int64_t count) {
   const int64_t at = FindNan(data, count);
   HL_CHECK_AS(ExitCode::kNonFinite, at == count, piece.array, "/", piece.tensor,
               " holds NaN at element ", begin + at,
               "; such a step could not be resumed and is not saved");
+}
+
+std::string TableOf(const std::vector<Hash128>& hashes) {
+  std::string table;
+  for (const Hash128 hash : hashes) {
+    const uint64_t words[] = {hash.hi, hash.lo};
+    table.append(reinterpret_cast<const char*>(words), sizeof words);
+  }
+  return table;
 }
 
 // Hashes the bytes that it writes, block by block and as a whole.
@@ -77,12 +70,17 @@ class ShardFile {
       Append(data + begin, bytes);
       block.Update(data + begin, bytes);
     }
-    return block.Digest();
+    blocks_.push_back(block.Digest());
+    return blocks_.back();
   }
 
   uint64_t data_bytes() const { return file_.bytes() - entry_.data_offset; }
 
   FileEntry Finish() {
+    const std::string table = TableOf(blocks_);
+    Append(table.data(), table.size());
+    entry_.table_hash = HashBytes(table);
+    entry_.num_blocks = blocks_.size();
     file_.Finish();
     entry_.bytes = file_.bytes();
     entry_.hash = whole_.Digest();
@@ -97,6 +95,7 @@ class ShardFile {
 
   DirectWriter file_;
   StreamHash whole_;
+  std::vector<Hash128> blocks_;
   FileEntry entry_;
 };
 
@@ -169,12 +168,38 @@ ShardPlan PlanShard(const ArenaView& arena, int rank) {
   return plan;
 }
 
+std::string MakeHeader(const ShardPlan& plan, const ShardLabel& label) {
+  std::vector<safetensors::Entry> entries;
+  uint64_t at = 0, num_blocks = 0;
+  for (const ShardPiece& piece : plan.pieces) {
+    const uint64_t bytes = static_cast<uint64_t>(piece.end - piece.begin) * sizeof(float);
+    entries.push_back({EntryName(piece), StoredDType::kF32, EntryShape(piece), at, at + bytes});
+    at += bytes;
+    num_blocks += NumBlocks(bytes, kBlockBytes);
+  }
+  const uint64_t table = kHashBytes * num_blocks;
+  entries.push_back({kHashesName, StoredDType::kU8, {static_cast<int64_t>(table)}, at, at + table});
+  return safetensors::BuildHeader(entries,
+                                  {{"magic", "halflife-ckpt"},
+                                   {"format_version", std::to_string(kFormatVersion)},
+                                   {"step", std::to_string(label.step)},
+                                   {"rank", std::to_string(label.rank)},
+                                   {"attempt", label.attempt}},
+                                  kDataAlignment);
+}
+
 Manifest WriteShard(const fs::path& dir, const ShardPlan& plan, const ShardLabel& label) {
-  ShardFile file(dir / ShardName(label.rank), MakeHeader(plan, label), plan.data_bytes());
+  uint64_t num_blocks = 0;
+  for (const ShardPiece& piece : plan.pieces)
+    num_blocks +=
+        NumBlocks(static_cast<uint64_t>(piece.end - piece.begin) * sizeof(float), kBlockBytes);
+  ShardFile file(dir / ShardName(label.rank), MakeHeader(plan, label),
+                 plan.data_bytes() + kHashBytes * num_blocks);
   const bool fills = std::any_of(plan.pieces.begin(), plan.pieces.end(),
                                  [](const ShardPiece& piece) { return piece.data == nullptr; });
   const auto buffer = std::make_unique_for_overwrite<float[]>(fills ? kBlockElements : 0);
   Manifest part;
+  part.block_bytes = kBlockBytes;
   std::map<std::string, size_t> index;  // of part.tensors
   for (const ShardPiece& piece : plan.pieces) {
     const auto [at, is_new] = index.emplace(piece.tensor, part.tensors.size());
@@ -183,7 +208,7 @@ Manifest WriteShard(const fs::path& dir, const ShardPlan& plan, const ShardLabel
     part.tensors[at->second].fragments.push_back(WritePiece(plan, piece, buffer.get(), file));
   }
   part.files.push_back(file.Finish());
-  part.files[0].rank = label.rank;
+  part.files[0].rank = part.files[0].slice = label.rank;
   part.attempt = label.attempt;
   part.total_bytes = part.files[0].bytes;
   return part;
@@ -209,23 +234,15 @@ std::vector<ArrayEntry> ArrayEntries(const dist::ParameterLayout& layout,
   return entries;
 }
 
-void MergePart(const Manifest& part, Manifest* manifest) {
-  std::map<std::string, TensorEntry*> by_name;
-  for (TensorEntry& tensor : manifest->tensors) by_name[tensor.name] = &tensor;
-  const int first_file = static_cast<int>(manifest->files.size());
-  manifest->files.insert(manifest->files.end(), part.files.begin(), part.files.end());
-  manifest->total_bytes += part.total_bytes;
-  for (const ArrayEntry& array : part.arrays)
-    HL_CHECK(manifest->FindArray(array.name) != nullptr, "a shard holds the unknown array '",
-             array.name, "'");
-  for (const TensorEntry& tensor : part.tensors) {
-    const auto known = by_name.find(tensor.name);
-    HL_CHECK(known != by_name.end(), "a shard holds the unknown tensor '", tensor.name, "'");
-    for (StoredFragment fragment : tensor.fragments) {
-      fragment.file += first_file;
-      known->second->fragments.push_back(std::move(fragment));
-    }
-  }
+void SetFiles(std::vector<FileEntry> files, const dist::ParameterLayout& layout,
+              Manifest* manifest) {
+  manifest->files = std::move(files);
+  manifest->total_bytes = 0;
+  for (const FileEntry& file : manifest->files) manifest->total_bytes += file.bytes;
+  manifest->buckets = BucketsOf(layout);
+  manifest->num_slices = layout.num_slices();
+  manifest->block_bytes = kBlockBytes;
+  DeriveFragments(manifest, "the new step");
 }
 
 }  // namespace halflife::ckpt

@@ -1,6 +1,5 @@
-// Writes one rank's shard file: the safetensors header, then its fragments. Each block is hashed
-// from the bytes that are written. The result is a part of a manifest (one file and the tensors in
-// it), which rank 0 merges.
+// Writes one rank's shard file: the safetensors header, its fragments, and a table with the hash of
+// each block, which is computed from the bytes that are written.
 #pragma once
 
 #include <filesystem>
@@ -12,7 +11,7 @@
 
 namespace halflife::ckpt {
 
-constexpr int kFormatVersion = 2;  // of the shard files' metadata
+constexpr int kFormatVersion = 3;  // of the shard files' metadata
 constexpr uint64_t kDataAlignment = 4096;
 
 // One entry of the file.
@@ -47,8 +46,12 @@ ShardPlan PlanShard(const dist::ParameterLayout& layout, const std::vector<std::
 // The same with the arena's data.
 ShardPlan PlanShard(const ArenaView& arena, int rank);
 
+// The header of the file.
+std::string MakeHeader(const ShardPlan& plan, const ShardLabel& label);
+
 // Allocates, writes, fsyncs and closes the file. Throws Error kCheckpointIo. Throws Error
-// kNonFinite if main contains a NaN, because a load would refuse such a step.
+// kNonFinite if main contains a NaN, because a load would refuse such a step. Returns a manifest of
+// this file and the fragments in it, with their hashes.
 Manifest WriteShard(const std::filesystem::path& dir, const ShardPlan& plan,
                     const ShardLabel& label);
 
@@ -57,7 +60,9 @@ std::vector<TensorEntry> TensorEntries(const dist::ParameterLayout& layout);
 // The entries of fp32 arrays that cover every tensor.
 std::vector<ArrayEntry> ArrayEntries(const dist::ParameterLayout& layout,
                                      const std::vector<std::string>& names);
-// Adds a shard's file and fragments to `manifest`, whose tensors and arrays are known.
-void MergePart(const Manifest& part, Manifest* manifest);
+// Sets the fragments of `manifest`, whose tensors and arrays are known: `files` hold the slices of
+// `layout`.
+void SetFiles(std::vector<FileEntry> files, const dist::ParameterLayout& layout,
+              Manifest* manifest);
 
 }  // namespace halflife::ckpt

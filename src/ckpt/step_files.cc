@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "ckpt/damage.h"
+#include "ckpt/stored_layout.h"
 
 namespace halflife::ckpt {
 namespace {
@@ -82,7 +83,7 @@ void StepFiles::ReadAt(int file, uint64_t offset, char* out, uint64_t bytes) con
 
 std::string StepFiles::ReadHeader(int file) const {
   const FileEntry& entry = manifest_.files[file];
-  CheckDamage(entry.data_offset <= safetensors::kMaxHeaderBytes + kBlockBytes, entry.name,
+  CheckDamage(entry.data_offset <= safetensors::kMaxHeaderBytes + kMostBlockBytes, entry.name,
               ": header of ", entry.data_offset, " bytes");
   std::string head(entry.data_offset, '\0');
   ReadAt(file, 0, head.data(), head.size());
@@ -92,14 +93,43 @@ std::string StepFiles::ReadHeader(int file) const {
 
 void StepFiles::CheckHeader(int file) const { ReadHeader(file); }
 
+// Reads the table of block hashes at the end of a file. A file whose hashes the manifest lists has
+// none.
+std::string StepFiles::ReadTable(int file) const {
+  const FileEntry& entry = manifest_.files[file];
+  if (manifest_.num_slices == 0) return "";
+  std::string table(kHashBytes * entry.num_blocks, '\0');
+  ReadAt(file, entry.bytes - table.size(), table.data(), table.size());
+  CheckDamage(HashBytes(table) == entry.table_hash, entry.name,
+              " table of block hashes: hash mismatch");
+  return table;
+}
+
+Hash128 StepFiles::BlockHash(const StoredFragment& fragment, uint64_t block) const {
+  if (manifest_.num_slices == 0) return fragment.block_hashes[block];
+  std::shared_ptr<const std::string> table;
+  {
+    const std::lock_guard lock(mutex_);
+    table = tables_[fragment.file];
+  }
+  if (!table) {
+    table = std::make_shared<const std::string>(ReadTable(fragment.file));
+    const std::lock_guard lock(mutex_);
+    tables_[fragment.file] = table;
+  }
+  uint64_t words[2];
+  std::memcpy(words, table->data() + kHashBytes * (fragment.first_block + block), sizeof words);
+  return {words[0], words[1]};
+}
+
 uint64_t StepFiles::ReadBlock(const TensorEntry& tensor, const StoredFragment& fragment,
                               uint64_t block, char* out) const {
   const FileEntry& entry = manifest_.files[fragment.file];
-  const uint64_t begin = block * kBlockBytes;
-  const uint64_t bytes = std::min(kBlockBytes, FragmentBytes(fragment) - begin);
+  const uint64_t begin = block * manifest_.block_bytes;
+  const uint64_t bytes = std::min(manifest_.block_bytes, FragmentBytes(fragment) - begin);
   const uint64_t offset = entry.data_offset + fragment.offset + begin;
   ReadAt(fragment.file, offset, out, bytes);
-  if (HashBytes(out, bytes) != fragment.block_hashes[block]) {
+  if (HashBytes(out, bytes) != BlockHash(fragment, block)) {
     const auto size = static_cast<int64_t>(SizeOf(fragment.dtype));
     const int64_t first = fragment.begin + static_cast<int64_t>(begin) / size;
     const int64_t last = first + static_cast<int64_t>(bytes) / size;
@@ -113,14 +143,17 @@ uint64_t StepFiles::ReadBlock(const TensorEntry& tensor, const StoredFragment& f
 void StepFiles::CheckWholeFile(int file) const {
   const FileEntry& entry = manifest_.files[file];
   const std::string head = ReadHeader(file);
-  const auto buffer = std::make_unique_for_overwrite<char[]>(kBlockBytes);
+  const auto buffer = std::make_unique_for_overwrite<char[]>(manifest_.block_bytes);
   StreamHash whole;
   whole.Update(head.data(), head.size());
   for (const auto& [tensor, fragment] : FragmentsOfFile(manifest_, file)) {
-    for (uint64_t block = 0; block < fragment->block_hashes.size(); ++block) {
+    const uint64_t count = NumBlocks(FragmentBytes(*fragment), manifest_.block_bytes);
+    for (uint64_t block = 0; block < count; ++block) {
       whole.Update(buffer.get(), ReadBlock(*tensor, *fragment, block, buffer.get()));
     }
   }
+  const std::string table = ReadTable(file);
+  whole.Update(table.data(), table.size());
   CheckDamage(whole.Digest() == entry.hash, entry.name, ": hash of the whole file mismatches");
 }
 
@@ -131,7 +164,9 @@ void StepFiles::ForgetCached(int file) const {
 }
 
 BlockCursor::BlockCursor(const StepFiles& files)
-    : files_(files), buffer_(std::make_unique_for_overwrite<char[]>(kBlockBytes)) {}
+    : files_(files),
+      block_bytes_(files.manifest().block_bytes),
+      buffer_(std::make_unique_for_overwrite<char[]>(block_bytes_)) {}
 
 void BlockCursor::Copy(const TensorEntry& tensor, const StoredFragment& fragment, int64_t begin,
                        int64_t end, void* out) {
@@ -140,15 +175,15 @@ void BlockCursor::Copy(const TensorEntry& tensor, const StoredFragment& fragment
   const uint64_t stop = static_cast<uint64_t>(end - fragment.begin) * size;
   char* to = static_cast<char*>(out);
   while (at < stop) {
-    const uint64_t block = at / kBlockBytes;
+    const uint64_t block = at / block_bytes_;
     if (fragment_ != &fragment || block_ != block) {
       fragment_ = nullptr;  // the buffer is invalid while it is being refilled
       files_.ReadBlock(tensor, fragment, block, buffer_.get());
       fragment_ = &fragment;
       block_ = block;
     }
-    const uint64_t bytes = std::min(stop, (block + 1) * kBlockBytes) - at;
-    std::memcpy(to, buffer_.get() + at % kBlockBytes, bytes);
+    const uint64_t bytes = std::min(stop, (block + 1) * block_bytes_) - at;
+    std::memcpy(to, buffer_.get() + at % block_bytes_, bytes);
     to += bytes;
     at += bytes;
   }

@@ -7,6 +7,7 @@
 
 #include <deque>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -30,17 +31,20 @@ class StepFiles {
   void CheckSizes() const;
   // Reads and hashes [0, data_offset) of a file.
   void CheckHeader(int file) const;
-  // Reads and verifies block `block` of a fragment into `out` (at most kBlockBytes). Returns its
-  // bytes.
+  // Reads and verifies block `block` of a fragment into `out` (at most Manifest::block_bytes).
+  // Returns its bytes.
   uint64_t ReadBlock(const TensorEntry& tensor, const StoredFragment& fragment, uint64_t block,
                      char* out) const;
   // Verifies every byte of a file: size, header, each block, then the hash of the whole.
   void CheckWholeFile(int file) const;
+  const Manifest& manifest() const { return manifest_; }
   // Drops the file's clean pages from the page cache, so that the next read accesses the disk.
   void ForgetCached(int file) const;
 
  private:
   std::string ReadHeader(int file) const;
+  std::string ReadTable(int file) const;
+  Hash128 BlockHash(const StoredFragment& fragment, uint64_t block) const;
   std::shared_ptr<const Fd> Open(int file) const;
   void ReadAt(int file, uint64_t offset, char* out, uint64_t bytes) const;
 
@@ -50,6 +54,7 @@ class StepFiles {
   mutable std::mutex mutex_;
   mutable std::vector<std::shared_ptr<const Fd>> fds_;  // By file index.
   mutable std::deque<int> open_;                        // In the order in which files were opened.
+  mutable std::map<int, std::shared_ptr<const std::string>> tables_;  // By file; of those in use.
 };
 
 // Copies element ranges out of blocks. The last block is kept for the next range.
@@ -61,7 +66,8 @@ class BlockCursor {
 
  private:
   const StepFiles& files_;
-  std::unique_ptr<char[]> buffer_;  // kBlockBytes
+  const uint64_t block_bytes_;
+  std::unique_ptr<char[]> buffer_;  // block_bytes_
   const StoredFragment* fragment_ = nullptr;
   uint64_t block_ = 0;
 };

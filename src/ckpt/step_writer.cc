@@ -28,9 +28,6 @@ dist::ParameterLayout LayoutOf(const Manifest& manifest, int world_size) {
 
 ShardPlan PlanFromReader(const StepReader& step, const dist::ParameterLayout& layout, int rank) {
   ShardPlan plan = PlanShard(layout, step.manifest().array_names(), rank);
-  std::erase_if(plan.pieces, [&](const ShardPiece& piece) {
-    return !step.manifest().Find(piece.tensor)->has(piece.array);
-  });
   plan.fill = [&step](const ShardPiece& piece, int64_t begin, int64_t end, float* out) {
     step.ReadRange(piece.array, piece.tensor, begin, end, out);
   };
@@ -39,11 +36,12 @@ ShardPlan PlanFromReader(const StepReader& step, const dist::ParameterLayout& la
 
 }  // namespace
 
-void WriteStep(const fs::path& out, Manifest manifest, int num_shards,
+void WriteStep(const fs::path& out, Manifest manifest, const dist::ParameterLayout& layout,
                const std::function<ShardPlan(int rank)>& plan) {
   std::error_code ignored;
   HL_CHECK_AS(ExitCode::kUsage, !fs::exists(fs::symlink_status(NamedFolder(out), ignored)),
               out.string(), " exists already. Use a new folder.");
+  const int num_shards = layout.num_slices();
   manifest.attempt = RandomHex(8);
   manifest.state.mesh = {.world = num_shards, .dp = num_shards};
   const fs::path temporary = TemporaryPathFor(out, manifest.attempt);
@@ -52,12 +50,14 @@ void WriteStep(const fs::path& out, Manifest manifest, int num_shards,
   HL_CHECK_AS(ExitCode::kCheckpointIo, !error, "cannot create ", temporary.string(), ": ",
               error.message());
   try {
+    std::vector<FileEntry> files;
     for (int rank = 0; rank < num_shards; ++rank) {
-      MergePart(
+      const Manifest part =
           WriteShard(temporary, plan(rank),
-                     {.step = manifest.state.step, .rank = rank, .attempt = manifest.attempt}),
-          &manifest);
+                     {.step = manifest.state.step, .rank = rank, .attempt = manifest.attempt});
+      files.push_back(part.files[0]);
     }
+    SetFiles(std::move(files), layout, &manifest);
     CheckCoverage(manifest, "the new step");
     WriteManifestFiles(manifest, temporary);
     PublishDirectory(temporary, out, ExitCode::kCheckpointIo);
@@ -83,7 +83,7 @@ void ReshardStep(const StepReader& step, int world_size, const fs::path& out) {
                     .arrays = from.arrays,
                     .tensors = TensorEntries(layout)};
   for (TensorEntry& tensor : manifest.tensors) tensor.frozen = from.Find(tensor.name)->frozen;
-  WriteStep(out, std::move(manifest), world_size,
+  WriteStep(out, std::move(manifest), layout,
             [&](int rank) { return PlanFromReader(step, layout, rank); });
 }
 

@@ -12,11 +12,11 @@
 namespace halflife::ckpt {
 
 // `manifest` has the state, the arrays, and tensors without fragments. Files, fragments, attempt
-// and mesh are filled in. `plan(rank)` returns the contents of shard `rank` of `num_shards`. `out`
-// is the new step folder, which is published by one rename. Throws Error kUsage if it exists,
-// kCheckpointIo, or kNonFinite for a NaN in main. After an error nothing is left.
-void WriteStep(const std::filesystem::path& out, Manifest manifest, int num_shards,
-               const std::function<ShardPlan(int rank)>& plan);
+// and mesh are filled in. `plan(rank)` returns the contents of the shard of slice `rank` of
+// `layout`. `out` is the new step folder, which is published by one rename. Throws Error kUsage if
+// it exists, kCheckpointIo, or kNonFinite for a NaN in main. After an error nothing is left.
+void WriteStep(const std::filesystem::path& out, Manifest manifest,
+               const dist::ParameterLayout& layout, const std::function<ShardPlan(int rank)>& plan);
 
 // Writes a copy of a step, split into shards for another world size, in one pass. Loading a step
 // does not need this. It is for copies that other tools read, and for large numbers of new ranks,

@@ -26,7 +26,9 @@ namespace halflife::ckpt {
 
 struct StoreConfig {
   RetentionPolicy retention = {};
-  double timeout_s = 600;  // Time limit for all ranks to finish writing.
+  // A rank that writes its shard later than the others by this many seconds cancels the save. Later
+  // by twice the time, the save throws Error kTimeout.
+  double timeout_s = 600;
 };
 
 struct SaveReport {
@@ -100,6 +102,10 @@ class CheckpointStore {
   dist::Communicator& control_;
   StoreConfig config_;
   std::function<void()> ownership_check_;
+  bool knows_hosts_ = false;
+  std::vector<std::string> hosts_;  // By rank; only on rank 0.
+
+  const std::vector<std::string>& Hosts();
 };
 
 }  // namespace halflife::ckpt

@@ -89,7 +89,9 @@ Verification VerifyOne(const std::string& path, int jobs) {
     const ckpt::StepReader step = OpenStep(path);
     result.bytes = step.total_bytes();
     for (const ckpt::TensorEntry& tensor : step.manifest().tensors) {
-      for (const auto& fragment : tensor.fragments) result.blocks += fragment.block_hashes.size();
+      for (const auto& fragment : tensor.fragments)
+        result.blocks +=
+            ckpt::NumBlocks(ckpt::FragmentBytes(fragment), step.manifest().block_bytes);
     }
     result.damages = step.Verify(jobs);
   } catch (const Error& error) {

@@ -5,8 +5,10 @@
 
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "core/error.h"
@@ -26,6 +28,8 @@ constexpr Action kActions[] = {
      [](std::string_view, ExitCode) {
        while (true) ::pause();
      }},
+    {"delay",
+     [](std::string_view, ExitCode) { std::this_thread::sleep_for(std::chrono::seconds(2)); }},
     {"throw",
      [](std::string_view point, ExitCode) { HL_FAIL(ExitCode::kInternal, "injected at ", point); }},
     {"enospc",

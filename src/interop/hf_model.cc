@@ -237,13 +237,13 @@ void WriteWeights(const HfModel& model, ckpt::StepState state, const fs::path& c
                           .files = {},
                           .arrays = ckpt::ArrayEntries(layout, {ckpt::kMainArray}),
                           .tensors = ckpt::TensorEntries(layout)};
-  ckpt::WriteStep(
-      ckpt_dir / ckpt::StepName(0), std::move(manifest), /*num_shards=*/1, [&](int rank) {
-        ckpt::ShardPlan plan = ckpt::PlanShard(layout, {ckpt::kMainArray}, rank);
-        plan.fill = [&model](const ckpt::ShardPiece& piece, int64_t begin, int64_t end,
-                             float* out) { model.ReadRange(piece.tensor, begin, end, out); };
-        return plan;
-      });
+  ckpt::WriteStep(ckpt_dir / ckpt::StepName(0), std::move(manifest), layout, [&](int rank) {
+    ckpt::ShardPlan plan = ckpt::PlanShard(layout, {ckpt::kMainArray}, rank);
+    plan.fill = [&model](const ckpt::ShardPiece& piece, int64_t begin, int64_t end, float* out) {
+      model.ReadRange(piece.tensor, begin, end, out);
+    };
+    return plan;
+  });
 }
 
 }  // namespace

@@ -41,7 +41,7 @@ class TestArena {
 
 // Returns matrices, norms, a scalar, an empty tensor and a tied one, with about 5,000 elements.
 std::vector<dist::ParamSpec> SmallSpecs();
-// Returns one tensor of 9.4 million elements (3 blocks of 16 MiB per array) between two small ones.
+// Returns one tensor of 9.4 million elements (36 MiB per array) between two small ones.
 std::vector<dist::ParamSpec> LargeSpecs();
 std::vector<dist::ParamSpec> RandomSpecs(uint64_t seed);
 

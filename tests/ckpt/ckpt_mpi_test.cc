@@ -64,6 +64,25 @@ TEST_F(MpiStoreTest, OneFailingRankFailsTheSaveForAll) {
   EXPECT_EQ(arena.DifferenceFrom(10), "");
 }
 
+// The late rank cancels the save. The group stays usable, so the next save succeeds.
+TEST_F(MpiStoreTest, ALateRankCancelsOnlyTheSave) {
+  if (!fault::CompiledIn()) GTEST_SKIP() << "this build has no fault points";
+  TestArena arena(SmallSpecs(), control().size());
+  CheckpointStore store(run_ / "ckpt", control(), {.timeout_s = 1.2});
+  arena.Fill(10);
+  fault::Arm("ckpt.p1.write:delay:1:1", control().rank());  // 2 seconds
+  EXPECT_HL_ERROR(
+      store.Save(arena.view(), MakeState(10)), ExitCode::kCheckpointIo,
+      "not all ranks had written their shard within 1.2 s (ckpt.timeout_s): rank 1 took",
+      "nothing was published");
+  fault::Arm("", control().rank());
+  arena.Fill(20);
+  store.Save(arena.view(), MakeState(20));
+  arena.FillWithGarbage();
+  EXPECT_EQ(store.Load({}, MatchingExpectation(), arena.view())->state.step, 20u);
+  EXPECT_EQ(arena.DifferenceFrom(20), "");
+}
+
 int Main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   const std::string wanted = argc > 1 ? argv[1] : "";

@@ -8,6 +8,7 @@
 #include "ckpt/ckpt_fixture.h"
 #include "ckpt/reader.h"
 #include "ckpt/step_dir.h"
+#include "ckpt/stored_layout.h"
 #include "core/files.h"
 #include "dist/local_communicator.h"
 #include "support/expect_error.h"
@@ -31,6 +32,12 @@ void FlipBit(const fs::path& file, uint64_t offset) {
   stream.seekp(static_cast<std::streamoff>(offset));
   stream.put(static_cast<char>(byte ^ 0x10));
   ASSERT_TRUE(stream.good());
+}
+
+// The offset of the last byte before the table of block hashes.
+uint64_t LastDataByte(const fs::path& step, size_t file) {
+  const FileEntry entry = StepReader::Open(step).manifest().files[file];
+  return entry.bytes - kHashBytes * entry.num_blocks - 1;
 }
 
 // Saves two good steps with two ranks. `damage` then breaks the newer one.
@@ -82,12 +89,21 @@ TEST_F(DamageTest, BitFlipInTheHeaderPadding) {
 
 TEST_F(DamageTest, BitFlipInTheLastByte) {
   const fs::path file = newer() / "rank_00001.safetensors";
-  FlipBit(file, fs::file_size(file) - 1);
+  FlipBit(file, LastDataByte(newer(), 1));
   const auto damages = StepReader::Open(newer()).Verify(1);
   ASSERT_EQ(damages.size(), 1u);
   EXPECT_EQ(damages[0].file, "rank_00001.safetensors");
   EXPECT_NE(damages[0].tensor, "");
   ExpectFallback("rank_00001.safetensors block 0 of optim/v/" + damages[0].tensor);
+}
+
+TEST_F(DamageTest, BitFlipInTheTableOfHashes) {
+  const fs::path file = newer() / "rank_00001.safetensors";
+  FlipBit(file, fs::file_size(file) - 1);
+  const auto damages = StepReader::Open(newer()).Verify(1);
+  ASSERT_EQ(damages.size(), 1u);
+  EXPECT_EQ(damages[0].text, "rank_00001.safetensors table of block hashes: hash mismatch");
+  ExpectFallback("rank_00001.safetensors table of block hashes: hash mismatch");
 }
 
 TEST_F(DamageTest, BitFlipAnywhereInTheManifest) {
@@ -192,7 +208,7 @@ TEST_F(DamageTest, FilesForPeopleAreNotRead) {
 TEST_F(DamageTest, WhatALoadDoesNotNeedIsNotRead) {
   const fs::path file = newer() / "rank_00001.safetensors";
   // In optim/v, which a load of only the weights does not read.
-  FlipBit(file, fs::file_size(file) - 1);
+  FlipBit(file, LastDataByte(newer(), 1));
   dist::LocalWorld::Run(2, [&](dist::Communicator& control) {
     TestArena arena(SmallSpecs(), 2);
     const ArenaView weights = arena.weights();
@@ -266,10 +282,10 @@ TEST(LargeDamageTest, VerifyNamesTheBlockOfALongFragment) {
   const TensorEntry& large = *reader.manifest().Find("large");
   const StoredFragment* v = nullptr;
   for (const StoredFragment& f : large.fragments) v = f.array == "optim/v" ? &f : v;
-  ASSERT_EQ(v->block_hashes.size(), 3u);
+  ASSERT_EQ(NumBlocks(FragmentBytes(*v), reader.manifest().block_bytes), 36u);
   const uint64_t data = reader.manifest().files[0].data_offset + v->offset;
   const fs::path file = step / "rank_00000.safetensors";
-  for (const uint64_t block : {0, 1, 2}) {
+  for (const uint64_t block : {0, 1, 20, 35}) {
     const uint64_t at = data + block * kBlockBytes;
     FlipBit(file, at + 77);
     const auto damages = reader.Verify(1);

@@ -9,6 +9,8 @@
 
 #include "ckpt/ckpt_fixture.h"
 #include "ckpt/damage.h"
+#include "ckpt/shard_writer.h"
+#include "ckpt/stored_layout.h"
 #include "support/expect_error.h"
 #include "support/mutate.h"
 
@@ -38,6 +40,35 @@ Manifest GoodManifest() {
        .shape = {2, 4},
        .fp32_region = true,
        .fragments = {{kMainArray, 0, 4, 0, 24, {{2, 2}}}, {kMainArray, 4, 8, 1, 0, {{3, 3}}}}}};
+  return manifest;
+}
+
+// A manifest of schema 3 for files of `num_slices` ranks that were never written.
+Manifest DerivedManifest(const std::vector<dist::ParamSpec>& specs, int num_slices) {
+  const dist::ParameterLayout layout(
+      specs, {.first_bucket_bytes = 4096, .bucket_bytes = 1 << 20, .num_slices = num_slices});
+  const std::vector<std::string> arrays = {kMainArray, "optim/m"};
+  Manifest manifest;
+  manifest.state = MakeState(9);
+  manifest.attempt = "0123abcd";
+  manifest.tensors = TensorEntries(layout);
+  manifest.arrays = ArrayEntries(layout, arrays);
+  std::vector<FileEntry> files;
+  for (int rank = 0; rank < num_slices; ++rank) {
+    const ShardPlan plan = PlanShard(layout, arrays, rank);
+    const std::string header =
+        MakeHeader(plan, {.step = 9, .rank = rank, .attempt = manifest.attempt});
+    uint64_t table = 0;
+    for (const ShardPiece& piece : plan.pieces)
+      table += kHashBytes * NumBlocks(4 * (piece.end - piece.begin), kBlockBytes);
+    files.push_back({.name = ShardName(rank),
+                     .rank = rank,
+                     .bytes = header.size() + plan.data_bytes() + table,
+                     .data_offset = header.size(),
+                     .header_hash = HashBytes(header),
+                     .slice = rank});
+  }
+  SetFiles(std::move(files), layout, &manifest);
   return manifest;
 }
 
@@ -108,9 +139,9 @@ TEST(ManifestTest, EveryCutAndExtensionIsNoticed) {
 
 TEST(ManifestTest, TheFutureIsRefusedByName) {
   EXPECT_HL_ERROR(
-      DecodeChanged([](pb::Manifest* m) { m->set_min_reader_version(3); }),
+      DecodeChanged([](pb::Manifest* m) { m->set_min_reader_version(4); }),
       ExitCode::kNoUsableCheckpoint,
-      "needs a halflife that reads schema 3 (written by 0.1.0), this one reads up to 2");
+      "needs a halflife that reads schema 4 (written by 0.1.0), this one reads up to 3");
   EXPECT_HL_ERROR(DecodeChanged([](pb::Manifest* m) { m->add_required_features("holes"); }),
                   ExitCode::kNoUsableCheckpoint, "uses the feature 'holes'", "newer halflife");
   EXPECT_HL_ERROR(DecodeChanged([](pb::Manifest* m) {
@@ -124,9 +155,9 @@ TEST(ManifestTest, TheFutureIsRefusedByName) {
   EXPECT_HL_ERROR(DecodeChanged([](pb::Manifest* m) { m->mutable_rng()->set_version(99); }),
                   ExitCode::kNoUsableCheckpoint, "random numbers come from", "version 99");
   // None of these is damage: a load must stop and not fall back.
-  EXPECT_THROW(DecodeChanged([](pb::Manifest* m) { m->set_min_reader_version(3); }), Error);
+  EXPECT_THROW(DecodeChanged([](pb::Manifest* m) { m->set_min_reader_version(4); }), Error);
   try {
-    DecodeChanged([](pb::Manifest* m) { m->set_min_reader_version(3); });
+    DecodeChanged([](pb::Manifest* m) { m->set_min_reader_version(4); });
   } catch (const DamageError&) {
     FAIL() << "a newer format was called damage";
   } catch (const Error&) {
@@ -160,6 +191,69 @@ TEST(ManifestTest, AdditiveFieldsAreIgnored) {
     m->GetReflection()->MutableUnknownFields(m)->AddVarint(50, 1);
   });
   CheckCoverage(DecodeManifest(bytes, "m"), "m");
+}
+
+// What a reader derives from the buckets is what the writer's layout puts into each file.
+TEST(DerivedManifestTest, FragmentsAreThoseOfTheLayout) {
+  for (const uint64_t seed : {1, 2, 3, 4, 5, 6}) {
+    for (const int num_slices : {1, 3, 8}) {
+      SCOPED_TRACE(testing::Message() << "seed " << seed << ", " << num_slices << " slices");
+      const Manifest written = DerivedManifest(RandomSpecs(seed), num_slices);
+      const Manifest manifest = DecodeManifest(EncodeManifest(written), "m");
+      CheckCoverage(manifest, "m");
+      const dist::ParameterLayout layout(
+          RandomSpecs(seed),
+          {.first_bucket_bytes = 4096, .bucket_bytes = 1 << 20, .num_slices = num_slices});
+      for (int slice = 0; slice < num_slices; ++slice) {
+        const ShardPlan wanted = PlanShard(layout, manifest.array_names(), slice);
+        const ShardPlan derived = PlanStoredSlice(manifest, slice);
+        ASSERT_EQ(derived.pieces.size(), wanted.pieces.size());
+        for (size_t i = 0; i < wanted.pieces.size(); ++i) {
+          EXPECT_EQ(derived.pieces[i].array, wanted.pieces[i].array);
+          EXPECT_EQ(derived.pieces[i].tensor, wanted.pieces[i].tensor);
+          EXPECT_EQ(derived.pieces[i].begin, wanted.pieces[i].begin);
+          EXPECT_EQ(derived.pieces[i].end, wanted.pieces[i].end);
+        }
+      }
+    }
+  }
+}
+
+TEST(DerivedManifestTest, EveryIncoherenceIsDamage) {
+  const auto expect = [](const char* text, const std::function<void(pb::Manifest*)>& change) {
+    SCOPED_TRACE(text);
+    const std::string bytes = Reframed(EncodeManifest(DerivedManifest(SmallSpecs(), 2)), change);
+    EXPECT_HL_ERROR(CheckCoverage(DecodeManifest(bytes, "m"), "m"), ExitCode::kNoUsableCheckpoint,
+                    "m: ", text);
+  };
+  expect("a bucket ends at element",
+         [](pb::Manifest* m) { m->mutable_buckets(0)->set_end(m->buckets(0).end() + 1); });
+  expect("does not fit in its bucket",
+         [](pb::Manifest* m) { m->mutable_buckets(0)->set_offsets(0, m->buckets(0).end()); });
+  expect("is in 0 buckets", [](pb::Manifest* m) {
+    m->mutable_buckets(0)->mutable_tensors()->RemoveLast();
+    m->mutable_buckets(0)->mutable_offsets()->RemoveLast();
+  });
+  expect("a bucket has tensor 99 of 6",
+         [](pb::Manifest* m) { m->mutable_buckets(0)->set_tensors(0, 99); });
+  expect("2 files of 1 slices", [](pb::Manifest* m) { m->set_num_slices(1); });
+  expect("file rank_00001.safetensors has slice 0 of 2",
+         [](pb::Manifest* m) { m->mutable_files(1)->set_slice(0); });
+  expect("hashes cover blocks of 3000 bytes",
+         [](pb::Manifest* m) { m->set_hash_block_bytes(3000); });
+  expect("the header of rank_00000.safetensors is not that of slice 0",
+         [](pb::Manifest* m) { m->mutable_files(0)->mutable_header_hash()->set_lo(1); });
+}
+
+// The size of a manifest does not depend on fragments and blocks: 1.3B parameters on 1,024 ranks.
+TEST(DerivedManifestTest, IsSmallForManyRanks) {
+  std::vector<dist::ParamSpec> specs;
+  for (int layer = 0; layer < 24; ++layer)
+    for (int i = 0; i < 12; ++i)
+      specs.push_back({.name = Concat("layers.", layer, ".attn.projection_", i, ".weight"),
+                       .shape = {2048, 2048}});
+  const Manifest manifest = DerivedManifest(specs, 1024);
+  EXPECT_LT(EncodeManifest(manifest).size(), 500u << 10);
 }
 
 struct Incoherence {
@@ -248,9 +342,7 @@ TEST(ManifestFuzzTest, NoMutationIsAccepted) {
 
 // With a corrected hash, as an attacker would write it: the result is an error or a consistent
 // manifest, never a crash.
-TEST(ManifestFuzzTest, MutationsBehindAValidHash) {
-  google::protobuf::SetLogHandler(nullptr);  // protobuf logs each text that is not UTF-8.
-  const std::string bytes = EncodeManifest(GoodManifest());
+void FuzzBehindAValidHash(const std::string& bytes) {
   const std::string payload = bytes.substr(16, bytes.size() - 32);
   std::mt19937_64 random(2);
   int num_refused = 0;
@@ -269,7 +361,8 @@ TEST(ManifestFuzzTest, MutationsBehindAValidHash) {
       for (const TensorEntry& t : manifest.tensors) {
         for (const StoredFragment& f : t.fragments) data_bytes += FragmentBytes(f);
       }
-      for (const FileEntry& f : manifest.files) file_bytes += f.bytes - f.data_offset;
+      for (const FileEntry& f : manifest.files)
+        file_bytes += f.bytes - f.data_offset - kHashBytes * f.num_blocks;
       EXPECT_EQ(data_bytes, file_bytes) << "mutation " << i;
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ExitCode::kNoUsableCheckpoint) << error.what();
@@ -277,6 +370,12 @@ TEST(ManifestFuzzTest, MutationsBehindAValidHash) {
     }
   }
   EXPECT_GT(num_refused, 2000);
+}
+
+TEST(ManifestFuzzTest, MutationsBehindAValidHash) {
+  google::protobuf::SetLogHandler(nullptr);  // protobuf logs each text that is not UTF-8.
+  FuzzBehindAValidHash(EncodeManifest(GoodManifest()));
+  FuzzBehindAValidHash(EncodeManifest(DerivedManifest(SmallSpecs(), 2)));
 }
 
 }  // namespace

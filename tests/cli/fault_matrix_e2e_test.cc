@@ -144,6 +144,18 @@ TEST_F(FaultMatrix, AWriterThatThrowsEndsTheRunAndOneThatHangsIsFound) {
   EXPECT_THAT(hangs.first, HasSubstr("rank 1 has not issued ckpt #"));
 }
 
+// A rank whose shard is late by more than ckpt.timeout_s cancels that save. Training goes on.
+TEST_F(FaultMatrix, ALateShardEndsOnlyTheSave) {
+  ExpectExit(fixture->Run({.run = "writer_late",
+                           .ranks = 2,
+                           .set = {"train.steps=20", "ckpt.every=5", "ckpt.timeout_s=1.2"},
+                           .env = {{"HL_FAULT", "ckpt.p1.write:delay:9:1"}}}),
+             0,
+             {"a save failed, training goes on: not all ranks had written their shard within 1.2 s "
+              "(ckpt.timeout_s): rank 1 took"});
+  EXPECT_TRUE(std::filesystem::exists(fixture->path("writer_late/ckpt/step_000000000020")));
+}
+
 // A storage error does not end the run: all ranks abandon the save, and the next one succeeds.
 TEST_F(FaultMatrix, AStorageErrorEndsOnlyTheSave) {
   ExpectExit(fixture->Run({.run = "writer_eio",

@@ -3,7 +3,6 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -347,9 +346,7 @@ void Trainer::RunValidation() {
   if (metrics_) metrics_->Validation(static_cast<int64_t>(state_.step), result);
   ShowSampleText();
   // No deadline applies to the other ranks while rank 0 generates text.
-  if (sample_text_)
-    ckpt::ArriveWithin(context_.control(), std::numeric_limits<double>::infinity(),
-                       {"sample_text", 0});
+  if (sample_text_) ckpt::Arrive(context_.control(), {"sample_text", 0});
   stop_policy_.NoteValidation(watch.Seconds());
 }
 
