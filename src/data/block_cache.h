@@ -12,13 +12,13 @@
 
 namespace halflife::data {
 
-class ShardReader;
+struct ShardRecord;
 
 template <typename T>
 class BlockCache {
  public:
   using Block = std::shared_ptr<const std::vector<T>>;
-  using Key = std::pair<const ShardReader*, int64_t>;  // a shard and the index of a block in it
+  using Key = std::pair<const ShardRecord*, int64_t>;  // a shard and the index of a block in it
 
   // Holds at most `most_bytes` bytes, but always the block that was used last.
   explicit BlockCache(size_t most_bytes) : most_bytes_(most_bytes) {}

@@ -1,43 +1,34 @@
 #include "data/dataset.h"
 
-#include <fcntl.h>
-
 #include <algorithm>
-#include <list>
 #include <numbers>
 
 #include "core/error.h"
 #include "core/files.h"
 #include "data/block_cache.h"
 #include "data/manifest.h"
-#include "data/shard_reader.h"
+#include "data/open_shards.h"
 
 namespace halflife::data {
 namespace {
 
 namespace fs = std::filesystem;
 
-// Far below the usual limit of 1024 descriptors per process. Reopening a shard takes less than a
-// millisecond.
-constexpr size_t kMostOpenShards = 128;
+// The shards of a dataset of at most so many are checked when it is opened. With more, that would
+// take long on a cluster, so each is checked when it is first read.
+constexpr size_t kMostShardsCheckedFirst = 16;
 // Per column of a dataset. This holds eight million tokens, which is less than a corpus but more
 // than a small task.
 constexpr size_t kMostCachedBytes = size_t{32} << 20;
 
-struct SplitShards {
-  std::vector<ShardReader> readers;
-  // First token of each shard, as an index in the split, followed by the total.
+// Returns the first token of each shard, as an index in the split, followed by the total.
+std::vector<int64_t> ShardBegins(const SplitRecord& split) {
   std::vector<int64_t> begins;
-};
-
-SplitShards MakeShards(const fs::path& folder, const Manifest& manifest, const SplitRecord& split) {
-  SplitShards shards;
-  shards.begins.push_back(0);
-  for (const ShardRecord& record : split.shards) {
-    shards.readers.emplace_back(folder, record, manifest.vocab_size, manifest.num_labels());
-    shards.begins.push_back(shards.begins.back() + record.num_tokens);
-  }
-  return shards;
+  begins.reserve(split.shards.size() + 1);
+  begins.push_back(0);
+  for (const ShardRecord& record : split.shards)
+    begins.push_back(begins.back() + record.num_tokens);
+  return begins;
 }
 
 std::string DescribeGenerator(const Manifest& manifest) {
@@ -80,7 +71,9 @@ double BitsPerByte(double nats_per_target, const SplitInfo& split, bool reset_at
 class Dataset::Impl {
  public:
   Impl(const fs::path& folder_arg, Manifest manifest_arg)
-      : folder(folder_arg), manifest(std::move(manifest_arg)) {
+      : folder(folder_arg),
+        manifest(std::move(manifest_arg)),
+        open_shards(folder, manifest.vocab_size, manifest.num_labels(), RaisedLimits()) {
     info = {.train = manifest.train.info,
             .validation = manifest.validation.info,
             .test = manifest.test.info,
@@ -92,19 +85,13 @@ class Dataset::Impl {
             .labels = manifest.labels,
             .classes = manifest.classes,
             .hash = manifest.hash};
-    train = MakeShards(folder, manifest, manifest.train);
-    validation = MakeShards(folder, manifest, manifest.validation);
-    test = MakeShards(folder, manifest, manifest.test);
-  }
-  ~Impl() {
-    const Hdf5Lock lock;  // destroying the readers closes their files
-    train = {};
-    validation = {};
-    test = {};
+    for (const Split split : kSplits)
+      begins[static_cast<size_t>(split)] = ShardBegins(manifest.of(split));
   }
 
-  SplitShards& shards(Split split) {
-    return split == Split::kTrain ? train : split == Split::kValidation ? validation : test;
+  // The first tokens of a split's shards, as of ShardBegins.
+  const std::vector<int64_t>& begins_of(Split split) const {
+    return begins[static_cast<size_t>(split)];
   }
 
   const SplitInfo& split(Split split) const {
@@ -116,17 +103,17 @@ class Dataset::Impl {
   // Fills `out` with consecutive entries of a column, starting at `begin`. The column is read in
   // blocks of kBlockTokens, from all shards that the range covers.
   void ReadColumn(Split split, int64_t begin, std::span<int32_t> out, BlockCache<int32_t>& column,
-                  std::vector<int32_t> (ShardReader::*read)(int64_t block)) {
+                  std::vector<int32_t> (ShardReader::*read)(int64_t block) const) {
     const SplitInfo& about = this->split(split);
     const int64_t end = begin + static_cast<int64_t>(out.size());
     HL_CHECK(begin >= 0 && end <= about.num_tokens, "tokens [", begin, ", ", end, ") of a ",
              Name(split), " split of ", about.num_tokens);
-    SplitShards& source = shards(split);
+    const std::vector<int64_t>& first_tokens = begins_of(split);
     for (int64_t at = begin; at < end;) {
-      const auto above = std::upper_bound(source.begins.begin(), source.begins.end(), at);
-      const auto index = static_cast<size_t>(above - source.begins.begin() - 1);
-      ShardReader& shard = source.readers[index];
-      const int64_t local = at - source.begins[index];
+      const auto above = std::upper_bound(first_tokens.begin(), first_tokens.end(), at);
+      const auto index = static_cast<size_t>(above - first_tokens.begin() - 1);
+      const ShardRecord& shard = manifest.of(split).shards[index];
+      const int64_t local = at - first_tokens[index];
       const auto block = CachedBlock(column, shard, local / kBlockTokens, read);
       const int64_t offset = local % kBlockTokens;
       const int64_t count = std::min(std::ssize(*block) - offset, end - at);
@@ -136,32 +123,26 @@ class Dataset::Impl {
   }
 
   template <typename T>
-  typename BlockCache<T>::Block CachedBlock(BlockCache<T>& column, ShardReader& shard,
+  typename BlockCache<T>::Block CachedBlock(BlockCache<T>& column, const ShardRecord& shard,
                                             int64_t number,
-                                            std::vector<T> (ShardReader::*read)(int64_t block)) {
-    return column.Get({&shard, number}, [&] {
-      Touch(shard);
-      return (shard.*read)(number);
-    });
+                                            std::vector<T> (ShardReader::*read)(int64_t block)
+                                                const) {
+    return column.Get({&shard, number}, [&] { return (*open_shards.Get(shard).*read)(number); });
   }
 
-  // Marks a shard as just used. Closes the least recently used shard if too many are open.
-  void Touch(ShardReader& shard) {
-    const Hdf5Lock lock;
-    const auto found = std::find(recent.begin(), recent.end(), &shard);
-    if (found != recent.end()) recent.erase(found);
-    recent.push_front(&shard);
-    if (recent.size() > kMostOpenShards) {
-      recent.back()->Close();
-      recent.pop_back();
-    }
+  template <typename Visit>  // Visit(const ShardRecord&, const ShardReader&)
+  void OpenEachShard(const Visit& visit) const {
+    for (const Split split : kSplits)
+      for (const ShardRecord& shard : manifest.of(split).shards)
+        visit(shard, *open_shards.Open(shard));
   }
 
-  template <typename Visit>  // Visit(ShardReader&, int64_t)
-  void ForEachShard(const Visit& visit) {
-    for (SplitShards* split : {&train, &validation, &test}) {
-      for (ShardReader& shard : split->readers) visit(shard);
-    }
+  // Checks presence, size and header of the shards of a small dataset.
+  void CheckFirst() const {
+    size_t num_shards = 0;
+    for (const Split split : kSplits) num_shards += manifest.of(split).shards.size();
+    if (num_shards > kMostShardsCheckedFirst) return;
+    OpenEachShard([](const ShardRecord&, const ShardReader& shard) { shard.CheckHeader(); });
   }
 
   void CheckTokenizerFiles() const {
@@ -178,10 +159,10 @@ class Dataset::Impl {
   const fs::path folder;
   const Manifest manifest;
   DatasetInfo info;
-  SplitShards train, validation, test;
+  std::vector<int64_t> begins[std::size(kSplits)];  // by split
+  OpenShards open_shards;
   BlockCache<int32_t> tokens{kMostCachedBytes}, labels{kMostCachedBytes};
   BlockCache<int64_t> starts{kMostCachedBytes};
-  std::list<ShardReader*> recent;  // open shards, most recently used first; guarded by Hdf5Lock
 };
 
 Dataset::Dataset(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -194,7 +175,7 @@ Dataset Dataset::Open(const fs::path& folder) {
   HL_CHECK_AS(ExitCode::kData, fs::is_directory(folder, ignored), "there is no dataset folder ",
               folder.string(), ". Make one with `halflife prepare --out ", folder.string(), "`.");
   Dataset dataset(std::make_unique<Impl>(folder, ReadManifest(folder / kManifestName)));
-  dataset.impl_->ForEachShard([](const ShardReader& shard) { shard.CheckHeader(); });
+  dataset.impl_->CheckFirst();
   return dataset;
 }
 
@@ -204,8 +185,7 @@ const SplitInfo& Dataset::split(Split split) const { return impl_->split(split);
 
 std::vector<ShardInfo> Dataset::Shards(Split split) const {
   std::vector<ShardInfo> shards;
-  for (const ShardReader& shard : impl_->shards(split).readers) {
-    const ShardRecord& record = shard.record();
+  for (const ShardRecord& record : impl_->manifest.of(split).shards) {
     shards.push_back(
         {record.file.name, record.num_tokens, record.num_documents, record.file.bytes});
   }
@@ -224,15 +204,17 @@ void Dataset::ReadLabels(Split split, int64_t begin, std::span<int32_t> labels) 
 
 std::vector<int64_t> Dataset::DocumentStarts(Split split, int64_t begin, int64_t end) const {
   std::vector<int64_t> starts;
-  SplitShards& shards = impl_->shards(split);
-  for (size_t i = 0; i < shards.readers.size(); ++i) {
-    const int64_t base = shards.begins[i];
-    if (shards.begins[i + 1] <= begin || base >= end) continue;
-    ShardReader& shard = shards.readers[i];
-    const std::vector<int64_t>& firsts = shard.record().first_starts;
+  const std::vector<int64_t>& begins = impl_->begins_of(split);
+  const auto above = std::upper_bound(begins.begin(), begins.end(), begin);
+  for (size_t i = static_cast<size_t>(std::max<int64_t>(above - begins.begin() - 1, 0));
+       i + 1 < begins.size() && begins[i] < end; ++i) {
+    const int64_t base = begins[i];
+    const ShardRecord& shard = impl_->manifest.of(split).shards[i];
+    const std::shared_ptr<const ShardReader> reader = impl_->open_shards.Get(shard);
+    const std::vector<int64_t>& firsts = reader->index().first_starts;
     // The first block that can contain `begin` is the last one that starts at or before it.
-    const auto above = std::upper_bound(firsts.begin(), firsts.end(), begin - base);
-    for (int64_t number = std::max<int64_t>(above - firsts.begin() - 1, 0);
+    const auto first_above = std::upper_bound(firsts.begin(), firsts.end(), begin - base);
+    for (int64_t number = std::max<int64_t>(first_above - firsts.begin() - 1, 0);
          number < std::ssize(firsts) && base + firsts[static_cast<size_t>(number)] < end;
          ++number) {
       const auto block = impl_->CachedBlock(impl_->starts, shard, number, &ShardReader::ReadStarts);
@@ -258,10 +240,8 @@ std::unique_ptr<Tokenizer> Dataset::LoadTokenizer() const {
 
 void Dataset::Verify() const {
   impl_->CheckTokenizerFiles();
-  impl_->ForEachShard([this](ShardReader& shard) {
+  impl_->OpenEachShard([this](const ShardRecord& record, const ShardReader& shard) {
     shard.CheckWhole();
-    impl_->Touch(shard);
-    const ShardRecord& record = shard.record();
     for (int64_t i = 0; i < NumBlocks(record.num_tokens, kBlockTokens); ++i) {
       shard.ReadTokens(i);
       if (info().has_rows()) shard.ReadLabels(i);

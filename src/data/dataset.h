@@ -1,7 +1,7 @@
 // A prepared dataset: one self-contained folder of immutable HDF5 token shards, a protobuf manifest
 // and the tokenizer. It holds text, or rows of equal length with a label for each token. Such rows
 // come from a synthetic task or from labelled text.
-//   DATASET/manifest.pb  manifest.txtpb  tokenizer/...  train-00000.h5 ...  validation-00000.h5 ...
+//   DATASET/manifest.pb  manifest.txtpb  tokenizer/...  train-00000.h5  train-00000.index ...
 //
 //   const Dataset dataset = Dataset::Open(path);
 //   // Reads any range, also across shards, without loading whole shards.
@@ -99,8 +99,9 @@ struct DatasetInfo {
 
 class Dataset {
  public:
-  // Checks the manifest's framing and hash, and the presence, size and header of each shard. Throws
-  // Error kData that names the file, the problem and a fix.
+  // Checks the manifest's framing and hash. Of a dataset with at most 16 shards, also checks their
+  // presence, size and header; a larger one is not read before its tokens are. Throws Error kData
+  // that names the file, the problem and a fix.
   static Dataset Open(const std::filesystem::path& folder);
   Dataset(Dataset&&) noexcept;
   Dataset& operator=(Dataset&&) noexcept;

@@ -6,6 +6,7 @@
 #include <halflife/dataset.pb.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <optional>
 
 #include "core/error.h"
@@ -40,18 +41,12 @@ Hash128 FromBytes(std::string_view bytes) {
   return {ReadBigEndian(bytes), ReadBigEndian(bytes.substr(8))};
 }
 
-std::string JoinHashes(const std::vector<Hash128>& hashes) {
-  std::string bytes;
-  for (const Hash128 hash : hashes) bytes += ToBytes(hash);
-  return bytes;
-}
-
-std::vector<Hash128> SplitHashes(std::string_view bytes) {
-  std::vector<Hash128> hashes;
-  for (size_t at = 0; at + 16 <= bytes.size(); at += 16) {
-    hashes.push_back(FromBytes(bytes.substr(at, 16)));
-  }
-  return hashes;
+// The hashes of a column's blocks in formats 1 to 3.
+std::vector<BlockRecord> SplitHashes(std::string_view bytes) {
+  std::vector<BlockRecord> blocks;
+  for (size_t at = 0; at + 16 <= bytes.size(); at += 16)
+    blocks.push_back({.hash = FromBytes(bytes.substr(at, 16))});
+  return blocks;
 }
 
 bool IsHash(const std::string& hex) {
@@ -90,39 +85,59 @@ void ToProto(Split split, const SplitRecord& record, proto::DatasetSplit* out) {
     one->set_num_tokens(source.num_tokens);
     one->set_num_documents(source.num_documents);
   }
+  proto::DatasetShardTable* table = out->mutable_shard_table();
   for (const ShardRecord& shard : record.shards) {
-    proto::DatasetShard* one = out->add_shards();
-    ToProto(shard.file, one->mutable_file());
-    one->set_num_tokens(shard.num_tokens);
-    one->set_num_documents(shard.num_documents);
-    one->set_header_bytes(shard.header_bytes);
-    one->set_header_xxh3_128(ToHex(shard.header_hash));
-    one->set_token_hashes(JoinHashes(shard.token_hashes));
-    one->set_label_hashes(JoinHashes(shard.label_hashes));
-    one->set_start_hashes(JoinHashes(shard.start_hashes));
-    one->mutable_first_starts()->Assign(shard.first_starts.begin(), shard.first_starts.end());
+    HL_CHECK(shard.index == nullptr, shard.file.name, " has no index file");
+    table->add_bytes(shard.file.bytes);
+    table->add_num_tokens(shard.num_tokens);
+    table->add_num_documents(shard.num_documents);
+    table->mutable_hashes()->append(ToBytes(shard.file.hash));
+    table->mutable_index_hashes()->append(ToBytes(shard.index_hash));
   }
 }
 
-SplitRecord FromProto(const proto::DatasetSplit& split) {
-  SplitRecord record;
-  record.info = {split.num_tokens(), split.num_documents(), split.num_bytes(), split.shards_size()};
-  for (const proto::DatasetSegment& segment : split.segments())
-    record.info.segments.push_back({segment.name(), segment.num_rows(), segment.seed()});
-  for (const proto::DatasetSource& source : split.sources())
-    record.info.sources.push_back({source.name(), source.num_tokens(), source.num_documents()});
-  for (const proto::DatasetShard& shard : split.shards()) {
-    record.shards.push_back(
-        {.file = FromProto(shard.file()),
-         .num_tokens = shard.num_tokens(),
-         .num_documents = shard.num_documents(),
-         .header_bytes = shard.header_bytes(),
-         .header_hash = FromHex(shard.header_xxh3_128()),
-         .token_hashes = SplitHashes(shard.token_hashes()),
-         .label_hashes = SplitHashes(shard.label_hashes()),
-         .start_hashes = SplitHashes(shard.start_hashes()),
-         .first_starts = {shard.first_starts().begin(), shard.first_starts().end()}});
+// A shard of formats 1 to 3.
+ShardRecord FromProto(const proto::DatasetShard& shard) {
+  auto index = std::make_shared<ShardIndex>();
+  index->header_bytes = shard.header_bytes();
+  index->header_hash = FromHex(shard.header_xxh3_128());
+  index->tokens = SplitHashes(shard.token_hashes());
+  index->labels = SplitHashes(shard.label_hashes());
+  index->starts = SplitHashes(shard.start_hashes());
+  index->first_starts = {shard.first_starts().begin(), shard.first_starts().end()};
+  return {.file = FromProto(shard.file()),
+          .num_tokens = shard.num_tokens(),
+          .num_documents = shard.num_documents(),
+          .index = std::move(index)};
+}
+
+// The shards of format 4. The lists were found to have equal lengths.
+std::vector<ShardRecord> FromProto(const proto::DatasetShardTable& table, Split split) {
+  std::vector<ShardRecord> shards;
+  shards.reserve(static_cast<size_t>(table.bytes_size()));
+  for (int i = 0; i < table.bytes_size(); ++i) {
+    const auto hash = [at = static_cast<size_t>(16 * i)](const std::string& hashes) {
+      return FromBytes(std::string_view(hashes).substr(at, 16));
+    };
+    shards.push_back({.file = {ShardFileName(split, static_cast<size_t>(i)), table.bytes(i),
+                               hash(table.hashes())},
+                      .num_tokens = table.num_tokens(i),
+                      .num_documents = table.num_documents(i),
+                      .index_hash = hash(table.index_hashes())});
   }
+  return shards;
+}
+
+SplitRecord FromProto(const proto::DatasetSplit& in, Split split) {
+  SplitRecord record;
+  record.info = {in.num_tokens(), in.num_documents(), in.num_bytes()};
+  for (const proto::DatasetSegment& segment : in.segments())
+    record.info.segments.push_back({segment.name(), segment.num_rows(), segment.seed()});
+  for (const proto::DatasetSource& source : in.sources())
+    record.info.sources.push_back({source.name(), source.num_tokens(), source.num_documents()});
+  record.shards = FromProto(in.shard_table(), split);
+  for (const proto::DatasetShard& shard : in.shards()) record.shards.push_back(FromProto(shard));
+  record.info.num_shards = static_cast<int>(record.shards.size());
   return record;
 }
 
@@ -135,7 +150,7 @@ void ToProto(const Manifest& manifest, proto::DatasetRows* out) {
     one->set_name(name);
     one->set_value(value);
   }
-  if (manifest.labels == RowLabels::kTask) return;  // implied by the format version
+  if (manifest.labels == RowLabels::kTask) return;  // implied
   out->set_labels(Name(manifest.labels));
   out->mutable_classes()->Assign(manifest.classes.begin(), manifest.classes.end());
 }
@@ -146,11 +161,6 @@ std::optional<RowLabels> LabelsOf(const proto::DatasetRows& rows) {
   for (const RowLabels labels : {RowLabels::kAnswers, RowLabels::kClasses})
     if (rows.labels() == Name(labels)) return labels;
   return std::nullopt;
-}
-
-uint32_t VersionOf(const Manifest& manifest) {
-  if (!manifest.has_rows()) return kTextVersion;
-  return manifest.labels == RowLabels::kTask ? kRowsVersion : kExamplesVersion;
 }
 
 void ToProto(const Manifest& manifest, proto::DatasetPreparation* out) {
@@ -165,7 +175,7 @@ void ToProto(const Manifest& manifest, proto::DatasetPreparation* out) {
 
 proto::DatasetManifest ToProto(const Manifest& manifest) {
   proto::DatasetManifest out;
-  out.set_format_version(VersionOf(manifest));
+  out.set_format_version(kIndexedVersion);
   proto::DatasetTokenizer* tokenizer = out.mutable_tokenizer();
   tokenizer->set_kind(manifest.tokenizer_kind);
   tokenizer->set_vocab_size(manifest.vocab_size);
@@ -192,10 +202,10 @@ Manifest FromProto(const proto::DatasetManifest& in) {
   manifest.eos_id = in.tokenizer().eos_id();
   for (const auto& file : in.tokenizer().files())
     manifest.tokenizer_files.push_back(FromProto(file));
-  manifest.train = FromProto(in.splits(0));
-  manifest.validation = FromProto(in.splits(1));
+  manifest.train = FromProto(in.splits(0), Split::kTrain);
+  manifest.validation = FromProto(in.splits(1), Split::kValidation);
   if (in.has_rows()) {
-    manifest.test = FromProto(in.splits(2));
+    manifest.test = FromProto(in.splits(2), Split::kTest);
     manifest.row_len = in.rows().seq_len();
     manifest.generator = in.rows().generator();
     manifest.generator_version = in.rows().generator_version();
@@ -225,17 +235,24 @@ bool MakeUp(const std::vector<Source>& sources, const SplitInfo& split) {
   return sources.empty() || (tokens == split.num_tokens && documents == split.num_documents);
 }
 
+// True if the index of a shard of formats 1 to 3 has as many blocks as the shard.
+bool Consistent(const ShardRecord& shard, int64_t row_len) {
+  const auto token_blocks = static_cast<size_t>(NumBlocks(shard.num_tokens, kBlockTokens));
+  const auto start_blocks = static_cast<size_t>(NumBlocks(shard.num_documents, kBlockStarts));
+  const ShardIndex& index = *shard.index;
+  return index.header_bytes <= shard.file.bytes && index.tokens.size() == token_blocks &&
+         index.labels.size() == (row_len > 0 ? token_blocks : 0) &&
+         index.starts.size() == start_blocks && index.first_starts.size() == start_blocks;
+}
+
 // The counts must be consistent before any code uses them as indices.
 bool Consistent(const SplitRecord& split, int64_t row_len, RowLabels labels) {
   int64_t tokens = 0, documents = 0;
   for (const ShardRecord& shard : split.shards) {
-    const auto token_blocks = static_cast<size_t>(NumBlocks(shard.num_tokens, kBlockTokens));
-    const auto start_blocks = static_cast<size_t>(NumBlocks(shard.num_documents, kBlockStarts));
-    if (shard.num_tokens <= 0 || shard.num_documents < 0 || shard.file.name.empty() ||
-        shard.file.name.find('/') != std::string::npos || shard.header_bytes > shard.file.bytes ||
-        shard.token_hashes.size() != token_blocks ||
-        shard.label_hashes.size() != (row_len > 0 ? token_blocks : 0) ||
-        shard.start_hashes.size() != start_blocks || shard.first_starts.size() != start_blocks) {
+    if (shard.num_tokens <= 0 || shard.num_tokens > kMostShardTokens || shard.num_documents < 0 ||
+        shard.num_documents > shard.num_tokens || shard.file.name.empty() ||
+        shard.file.name.find('/') != std::string::npos ||
+        (shard.index != nullptr && !Consistent(shard, row_len))) {
       return false;
     }
     tokens += shard.num_tokens;
@@ -247,6 +264,16 @@ bool Consistent(const SplitRecord& split, int64_t row_len, RowLabels labels) {
   return tokens == split.info.num_tokens && documents == split.info.num_documents &&
          MakeUp(split.info.sources, split.info) &&
          (row_len == 0 || (whole_rows && tokens == rows * row_len));
+}
+
+// A split lists its shards in the way of its format, and every list has one entry per shard.
+bool HasShardLists(const proto::DatasetSplit& split, bool indexed) {
+  const proto::DatasetShardTable& table = split.shard_table();
+  const int count = table.bytes_size();
+  const auto hashes = 16 * static_cast<size_t>(count);
+  return (indexed ? split.shards().empty() : count == 0) && table.num_tokens_size() == count &&
+         table.num_documents_size() == count && table.hashes().size() == hashes &&
+         table.index_hashes().size() == hashes;
 }
 
 bool HasHashes(const proto::DatasetManifest& in) {
@@ -261,12 +288,17 @@ bool HasHashes(const proto::DatasetManifest& in) {
 }
 
 bool Consistent(const proto::DatasetManifest& in) {
-  const bool rows = in.format_version() != kTextVersion;
-  const bool of_task = in.format_version() == kRowsVersion;
+  const bool indexed = in.format_version() == kIndexedVersion;
+  const bool rows = indexed ? in.has_rows() : in.format_version() != kTextVersion;
   const std::optional<RowLabels> labels = rows ? LabelsOf(in.rows()) : RowLabels::kNone;
+  const bool of_task = indexed ? labels == RowLabels::kTask : in.format_version() == kRowsVersion;
+  const auto has_lists = [&](const proto::DatasetSplit& split) {
+    return HasShardLists(split, indexed);
+  };
   const int eos = in.tokenizer().eos_id(), vocab_size = in.tokenizer().vocab_size();
-  return HasHashes(in) && in.block_tokens() == kBlockTokens && in.block_starts() == kBlockStarts &&
-         vocab_size > 0 && in.token_bytes() == static_cast<uint32_t>(TokenBytes(vocab_size)) &&
+  return HasHashes(in) && std::ranges::all_of(in.splits(), has_lists) &&
+         in.block_tokens() == kBlockTokens && in.block_starts() == kBlockStarts && vocab_size > 0 &&
+         in.token_bytes() == static_cast<uint32_t>(TokenBytes(vocab_size)) &&
          in.splits_size() == (rows ? 3 : 2) && in.has_rows() == rows && labels.has_value() &&
          of_task == (labels == RowLabels::kTask) &&
          (labels == RowLabels::kClasses) == (in.rows().classes_size() > 1) &&
@@ -309,12 +341,8 @@ std::string FrameManifest(const Manifest& manifest) {
 std::string ManifestText(const Manifest& manifest) {
   proto::DatasetManifest message = ToProto(manifest);
   for (proto::DatasetSplit& split : *message.mutable_splits()) {
-    for (proto::DatasetShard& shard : *split.mutable_shards()) {
-      shard.clear_token_hashes();
-      shard.clear_label_hashes();
-      shard.clear_start_hashes();
-      shard.clear_first_starts();
-    }
+    split.mutable_shard_table()->clear_hashes();  // binary, so unreadable as text
+    split.mutable_shard_table()->clear_index_hashes();
   }
   std::string text;
   HL_CHECK(google::protobuf::TextFormat::PrintToString(message, &text));
@@ -326,6 +354,12 @@ Hash128 WriteManifest(const Manifest& manifest, const fs::path& folder) {
   AtomicWriteFile(folder / kManifestTextName, ManifestText(manifest), ExitCode::kData);
   AtomicWriteFile(folder / kManifestName, framed, ExitCode::kData);
   return FrameHash(framed);
+}
+
+std::string ShardFileName(Split split, size_t number) {
+  char text[32];
+  std::snprintf(text, sizeof text, "-%05zu.h5", number);
+  return Name(split) + std::string(text);
 }
 
 Hash128 FrameHash(std::string_view framed) { return FromBytes(framed.substr(framed.size() - 16)); }
@@ -355,9 +389,9 @@ Manifest ReadManifest(const fs::path& path) {
   HL_CHECK_AS(ExitCode::kData, parsed, path.string(), " is not a DatasetManifest; ", kDamageRemedy);
   HL_CHECK_AS(
       ExitCode::kData,
-      message.format_version() >= kTextVersion && message.format_version() <= kExamplesVersion,
+      message.format_version() >= kTextVersion && message.format_version() <= kIndexedVersion,
       path.string(), " has dataset format ", message.format_version(),
-      ", but this program reads formats ", kTextVersion, " to ", kExamplesVersion,
+      ", but this program reads formats ", kTextVersion, " to ", kIndexedVersion,
       ". Use the program that wrote it, or run `halflife prepare` again.");
   HL_CHECK_AS(ExitCode::kData, Consistent(message), path.string(), " contradicts itself; ",
               kDamageRemedy);

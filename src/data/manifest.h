@@ -46,8 +46,9 @@ struct Manifest {
   std::vector<std::string> classes = {};
 
   bool has_rows() const { return row_len > 0; }
-  // Exclusive upper bound of the labels.
+  // Exclusive upper bound of the labels; 0 for text.
   int num_labels() const {
+    if (!has_rows()) return 0;
     return labels == RowLabels::kClasses ? static_cast<int>(classes.size()) : vocab_size;
   }
   const SplitRecord& of(Split split) const {
@@ -68,6 +69,9 @@ Hash128 WriteManifest(const Manifest& manifest, const std::filesystem::path& fol
 // Throws Error kData for a missing file, a damaged frame, another version, or counts that
 // contradict each other.
 Manifest ReadManifest(const std::filesystem::path& path);
+
+// "train-00000.h5"
+std::string ShardFileName(Split split, size_t number);
 
 // The hash in the last 16 bytes of the frame.
 Hash128 FrameHash(std::string_view framed);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,9 @@ constexpr uint32_t kRowsVersion = 2;
 // Programs that only know rows of one document reject this version; they would let tokens attend to
 // other examples.
 constexpr uint32_t kExamplesVersion = 3;
+// Any of the three contents, with the hashes of the blocks in index files. This is the version that
+// the program writes.
+constexpr uint32_t kIndexedVersion = 4;
 // A block is one HDF5 chunk and has one hash: 64 KiB of 16-bit tokens, or 64 KiB of document
 // starts. It is small enough that a random window of a few hundred tokens reads little more than it
 // needs, and large enough that hashes take only 0.03 % of the size of the tokens.
@@ -45,16 +49,31 @@ struct FileRecord {
   Hash128 hash;  // hash of the whole file
 };
 
+// A block of a column.
+struct BlockRecord {
+  uint64_t offset = 0;  // in the shard file; 0 in the manifests of formats 1 to 3, which omit it
+  Hash128 hash;         // of the block's elements, as stored
+};
+
+// The contents of a shard's index file.
+struct ShardIndex {
+  uint64_t header_bytes = 0;  // size of HDF5's own structures before the first block
+  Hash128 header_hash;
+  std::vector<BlockRecord> tokens, labels, starts;  // labels: empty for text
+  std::vector<int64_t> first_starts;                // first entry of each block of document starts
+
+  size_t bytes() const {
+    return sizeof(BlockRecord) * (tokens.size() + labels.size() + starts.size()) +
+           sizeof(int64_t) * first_starts.size();
+  }
+};
+
 struct ShardRecord {
   FileRecord file;
   int64_t num_tokens = 0;
   int64_t num_documents = 0;  // that start in this shard; a document may continue in the next shard
-  uint64_t header_bytes = 0;  // size of HDF5's own structures before the first block
-  Hash128 header_hash;
-  std::vector<Hash128> token_hashes;  // hash of each block's tokens, as stored
-  std::vector<Hash128> label_hashes;  // hash of each block's labels; empty for text
-  std::vector<Hash128> start_hashes;
-  std::vector<int64_t> first_starts;  // first entry of each block of document starts
+  Hash128 index_hash;         // of the index file
+  std::shared_ptr<const ShardIndex> index = nullptr;  // of formats 1 to 3, which have no index file
 };
 
 }  // namespace halflife::data

@@ -4,12 +4,16 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <fstream>
 #include <numbers>
 #include <thread>
 
+#include "core/clock.h"
 #include "core/concat.h"
 #include "data/manifest.h"
+#include "data/open_shards.h"
 #include "data/prepare/shard_writer.h"
+#include "data/shard_index.h"
 #include "data/shard_layout.h"
 #include "data/small_datasets.h"
 #include "support/expect_error.h"
@@ -37,6 +41,11 @@ class DatasetTest : public testing::Test {
   }
   fs::path out() const { return dir_ / "out"; }
   fs::path shard(int i) const { return out() / Concat("train-0000", i, ".h5"); }
+
+  uint64_t HeaderBytes() const {
+    const ShardRecord record = ReadManifest(out() / kManifestName).train.shards[0];
+    return ReadIndex(out(), record, /*has_labels=*/false)->header_bytes;
+  }
 
   TempDir dir_;
   std::vector<std::string> documents_;
@@ -131,7 +140,7 @@ TEST_F(DatasetTest, ABlockIsReadOnce) {
   std::vector<int32_t> first(64), again(64);
   dataset.Read(Split::kTrain, 3, first);
   std::string damaged = ReadText(shard(0));
-  const uint64_t header_bytes = ReadManifest(out() / kManifestName).train.shards[0].header_bytes;
+  const uint64_t header_bytes = HeaderBytes();
   for (size_t at = header_bytes; at < damaged.size(); ++at)
     damaged[at] = static_cast<char>(~damaged[at]);
   WriteText(shard(0), damaged);
@@ -156,7 +165,7 @@ TEST_F(DatasetTest, MissingAndCutShards) {
 
 TEST_F(DatasetTest, NoFlippedBitGoesUnnoticed) {
   const std::string bytes = ReadText(shard(0));
-  const uint64_t header_bytes = ReadManifest(out() / kManifestName).train.shards[0].header_bytes;
+  const uint64_t header_bytes = HeaderBytes();
   const std::vector<int32_t> expected = ReadAll(Dataset::Open(out()), Split::kTrain);
   int noticed_by_open = 0, noticed_by_read = 0, places = 0;  // places: within blocks.
   for (size_t at = 0; at < bytes.size(); at += at < header_bytes ? 61 : 997) {
@@ -184,6 +193,23 @@ TEST_F(DatasetTest, NoFlippedBitGoesUnnoticed) {
   EXPECT_GT(noticed_by_read, places / 2);
 }
 
+TEST_F(DatasetTest, ADamagedOrMissingIndexIsNamed) {
+  const fs::path index = out() / "train-00001.index";
+  const std::string bytes = ReadText(index);
+  for (size_t at = 0; at < bytes.size(); at += 7) {
+    std::string damaged = bytes;
+    damaged[at] = static_cast<char>(damaged[at] ^ (1 << at % 8));
+    WriteText(index, damaged);
+    EXPECT_HL_ERROR(Dataset::Open(out()), ExitCode::kData, "train-00001.index",
+                    "does not have the hash of the manifest", "halflife prepare");
+  }
+  WriteText(index, bytes.substr(0, bytes.size() - 8));
+  EXPECT_HL_ERROR(Dataset::Open(out()), ExitCode::kData, "train-00001.index");
+  fs::remove(index);
+  EXPECT_HL_ERROR(Dataset::Open(out()), ExitCode::kData, "train-00001.index",
+                  "the index of the token shard train-00001.h5, is missing");
+}
+
 TEST_F(DatasetTest, DamagedDocumentStarts) {
   const std::string bytes = ReadText(shard(0));
   int noticed = 0;
@@ -207,7 +233,7 @@ TEST_F(DatasetTest, DamagedDocumentStarts) {
 TEST_F(DatasetTest, AHashThatIsNone) {
   const fs::path path = out() / kManifestName;
   const std::string bytes = ReadText(path);
-  const std::string hash = ToHex(ReadManifest(path).train.shards[0].file.hash);
+  const std::string hash = ToHex(ReadManifest(path).tokenizer_files[0].hash);
   const size_t at = bytes.find(hash);
   ASSERT_NE(at, std::string::npos);
   for (const size_t digit : {0, 31}) {
@@ -288,6 +314,64 @@ TEST(DatasetByHandTest, MoreShardsThanOpenFiles) {
   const Dataset dataset = Dataset::Open(dir / "many");
   EXPECT_EQ(dataset.info().train.num_shards, 140);
   for (int round = 0; round < 2; ++round) EXPECT_EQ(ReadAll(dataset, Split::kTrain), ids);
+}
+
+// A shard is opened once, until the limit of descriptors or of index bytes closes it.
+TEST_F(DatasetTest, ShardsStayOpenUpToTheLimits) {
+  const Manifest manifest = ReadManifest(out() / kManifestName);
+  ASSERT_GE(manifest.train.shards.size(), 3u);
+  const auto opened = [&](const OpenShardLimits& limits) {
+    OpenShards shards(out(), manifest.vocab_size, 0, limits);
+    for (int round = 0; round < 4; ++round)
+      for (size_t i = 0; i < 3; ++i) shards.Get(manifest.train.shards[i])->ReadTokens(0);
+    return shards.num_opened();
+  };
+  EXPECT_EQ(opened({.most_open = 3, .most_index_bytes = 1 << 20}), 3u);
+  EXPECT_EQ(opened({.most_open = 2, .most_index_bytes = 1 << 20}), 12u);
+  EXPECT_EQ(opened({.most_open = 3, .most_index_bytes = 1}), 12u);
+  const OpenShardLimits raised = RaisedLimits();
+  EXPECT_GE(raised.most_open, 64u);
+}
+
+// In KiB, from /proc/self/status.
+int64_t StatusKib(const std::string& field) {
+  const std::string status = ReadText("/proc/self/status");
+  const size_t at = status.find("\n" + field + ":");
+  return at == std::string::npos ? -1 : std::stoll(status.substr(at + field.size() + 2));
+}
+
+// Ten trillion tokens in shards of 128 MiB, of which no file exists.
+TEST(LargeDatasetTest, TenTrillionTokensOpenWithinASecondAnd50Megabytes) {
+  const TempDir dir;
+  {
+    constexpr int64_t kShardTokens = int64_t{1} << 26;
+    constexpr int64_t kShards = 10'000'000'000'000 / kShardTokens;
+    Manifest manifest;
+    manifest.tokenizer_kind = "bytes";
+    manifest.vocab_size = 50000;
+    manifest.eos_id = 1;
+    for (int64_t i = 0; i < kShards; ++i) {
+      const auto word = static_cast<uint64_t>(i);
+      manifest.train.shards.push_back(
+          {.file = {.bytes = 2 * kShardTokens + word, .hash = {1, word}},
+           .num_tokens = kShardTokens,
+           .num_documents = 70000 + i % 1000,
+           .index_hash = {word, 2}});
+      manifest.train.info.num_tokens += kShardTokens;
+      manifest.train.info.num_documents += manifest.train.shards.back().num_documents;
+    }
+    WriteText(dir / kManifestName, FrameManifest(manifest));
+  }
+  std::ofstream("/proc/self/clear_refs") << "5";  // resets the peak
+  const int64_t before_kib = StatusKib("VmRSS");
+  const Stopwatch stopwatch;
+  const Dataset dataset = Dataset::Open(dir.path());
+  EXPECT_LT(stopwatch.Seconds(), 1.0);
+  EXPECT_LT(StatusKib("VmHWM") - before_kib, 50 * 1000);
+  EXPECT_GT(dataset.info().train.num_tokens, 9'990'000'000'000);
+  std::vector<int32_t> ids(8);
+  EXPECT_HL_ERROR(dataset.Read(Split::kTrain, 7'000'000'000'000, ids), ExitCode::kData,
+                  "the token shard", "train-104308.h5", "is missing");
 }
 
 }  // namespace

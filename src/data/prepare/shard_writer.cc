@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
 #include <cstring>
 #include <map>
 #include <utility>
@@ -16,6 +15,7 @@
 #include "core/fault.h"
 #include "core/files.h"
 #include "data/hdf5_handles.h"
+#include "data/shard_index.h"
 #include "data/shard_reader.h"
 #include "data/utf8.h"
 
@@ -83,24 +83,20 @@ class BlockColumn {
     size_ += count;
   }
 
-  // The position of the blocks: the lowest file offset and the total size of all blocks.
-  struct Extent {
-    uint64_t begin = UINT64_MAX;
-    uint64_t bytes = 0;
-  };
-  Extent GetExtent() const {
-    Extent extent;
-    for (int64_t at = 0; at < size_; at += block_) {
-      const hsize_t offset = static_cast<hsize_t>(at);
+  // Sets the offsets of the blocks in the file. Returns their total size on disk.
+  uint64_t Locate(std::vector<BlockRecord>& blocks) const {
+    uint64_t total = 0;
+    for (size_t i = 0; i < blocks.size(); ++i) {
+      const hsize_t first = static_cast<hsize_t>(static_cast<int64_t>(i) * block_);
       unsigned filter_mask = 0;
       haddr_t address = 0;
       hsize_t bytes = 0;
-      CheckHdf5(H5Dget_chunk_info_by_coord(dataset_.get(), &offset, &filter_mask, &address, &bytes),
-                [&] { return Concat("cannot query the block at ", at); });
-      extent.begin = std::min<uint64_t>(extent.begin, address);
-      extent.bytes += bytes;
+      CheckHdf5(H5Dget_chunk_info_by_coord(dataset_.get(), &first, &filter_mask, &address, &bytes),
+                [&] { return Concat("cannot query the block at ", first); });
+      blocks[i].offset = address;
+      total += bytes;
     }
-    return extent;
+    return total;
   }
 
   bool CloseNow() { return dataset_.CloseNow(); }
@@ -187,13 +183,14 @@ class ShardWriter::File {
     if (!start_block_.empty()) FlushStarts();
     CloseHdf5();
     HashAndSync();
+    WriteIndex();
     return std::move(record_);
   }
 
  private:
   void FlushTokens() {
     HL_FAULT_POINT("data.shard.write", ExitCode::kData);
-    record_.token_hashes.push_back(HashBytes(token_block_.data(), token_block_.size()));
+    index_.tokens.push_back({.hash = HashBytes(token_block_.data(), token_block_.size())});
     const Hdf5Lock lock;
     tokens_->Write(token_block_.data(), static_cast<int64_t>(token_block_.size()) / token_bytes_,
                    [&] { return Concat("cannot write tokens to ", path_.string()); });
@@ -201,7 +198,7 @@ class ShardWriter::File {
   }
 
   void FlushLabels() {
-    record_.label_hashes.push_back(HashBytes(label_block_.data(), 4 * label_block_.size()));
+    index_.labels.push_back({.hash = HashBytes(label_block_.data(), 4 * label_block_.size())});
     const Hdf5Lock lock;
     labels_->Write(label_block_.data(), static_cast<int64_t>(label_block_.size()),
                    [&] { return Concat("cannot write labels to ", path_.string()); });
@@ -209,8 +206,8 @@ class ShardWriter::File {
   }
 
   void FlushStarts() {
-    record_.start_hashes.push_back(HashBytes(start_block_.data(), 8 * start_block_.size()));
-    record_.first_starts.push_back(start_block_.front());
+    index_.starts.push_back({.hash = HashBytes(start_block_.data(), 8 * start_block_.size())});
+    index_.first_starts.push_back(start_block_.front());
     const Hdf5Lock lock;
     starts_->Write(start_block_.data(), static_cast<int64_t>(start_block_.size()),
                    [&] { return Concat("cannot write document starts to ", path_.string()); });
@@ -219,16 +216,14 @@ class ShardWriter::File {
 
   void CloseHdf5() {
     const Hdf5Lock lock;
-    const auto tokens = tokens_->GetExtent(), starts = starts_->GetExtent();
-    record_.header_bytes = std::min(tokens.begin, starts.begin);
-    block_bytes_ = tokens.bytes + starts.bytes;
+    block_bytes_ = tokens_->Locate(index_.tokens) + starts_->Locate(index_.starts);
+    if (labels_ != nullptr) block_bytes_ += labels_->Locate(index_.labels);
+    index_.header_bytes = UINT64_MAX;
+    for (const auto* blocks : {&index_.tokens, &index_.labels, &index_.starts})
+      for (const BlockRecord& block : *blocks)
+        index_.header_bytes = std::min(index_.header_bytes, block.offset);
     bool closed = tokens_->CloseNow() && starts_->CloseNow();
-    if (labels_ != nullptr) {
-      const auto labels = labels_->GetExtent();
-      record_.header_bytes = std::min(record_.header_bytes, labels.begin);
-      block_bytes_ += labels.bytes;
-      closed = labels_->CloseNow() && closed;
-    }
+    if (labels_ != nullptr) closed = labels_->CloseNow() && closed;
     closed = file_.CloseNow() && closed;
     CheckHdf5(closed ? 0 : -1, [&] { return Concat("cannot finish ", path_.string()); });
   }
@@ -237,14 +232,20 @@ class ShardWriter::File {
   void HashAndSync() {
     record_.file.name = path_.filename().string();
     record_.file.bytes = fs::file_size(path_);
-    HL_CHECK(record_.header_bytes + block_bytes_ == record_.file.bytes, path_.string(), " has ",
+    HL_CHECK(index_.header_bytes + block_bytes_ == record_.file.bytes, path_.string(), " has ",
              record_.file.bytes, " bytes, of which ", block_bytes_, " in blocks after ",
-             record_.header_bytes, ": HDF5 put structures between the blocks");
+             index_.header_bytes, ": HDF5 put structures between the blocks");
     const Fd fd = OpenFile(path_, O_RDONLY, ExitCode::kData);
     Fsync(fd.get(), path_, ExitCode::kData);
-    const FileHashes hashes = HashFile(fd.get(), path_, record_.header_bytes);
-    record_.header_hash = hashes.header;
+    const FileHashes hashes = HashFile(fd.get(), path_, index_.header_bytes);
+    index_.header_hash = hashes.header;
     record_.file.hash = hashes.whole;
+  }
+
+  void WriteIndex() {
+    const std::string bytes = EncodeIndex(index_);
+    AtomicWriteFile(path_.parent_path() / IndexName(record_.file.name), bytes, ExitCode::kData);
+    record_.index_hash = HashBytes(bytes);
   }
 
   const fs::path path_;
@@ -257,6 +258,7 @@ class ShardWriter::File {
   std::vector<int64_t> start_block_;
   uint64_t block_bytes_ = 0;
   ShardRecord record_;
+  ShardIndex index_;
 };
 
 ShardWriter::ShardWriter(const ShardWriterConfig& config) : config_(config) {
@@ -267,10 +269,9 @@ ShardWriter::~ShardWriter() = default;
 
 void ShardWriter::OpenShardIfNone() {
   if (file_ != nullptr) return;
-  char number[16];
-  std::snprintf(number, sizeof number, "-%05zu.h5", record_.shards.size());
-  file_ = std::make_unique<File>(config_.folder / (std::string(Name(config_.split)) + number),
-                                 config_.token_bytes, config_.shard_tokens, config_.labels);
+  file_ =
+      std::make_unique<File>(config_.folder / ShardFileName(config_.split, record_.shards.size()),
+                             config_.token_bytes, config_.shard_tokens, config_.labels);
 }
 
 void ShardWriter::CloseShard() {
