@@ -109,14 +109,17 @@ GenerateStats Generate(const model::LanguageModel& model, std::span<const int32_
   at::Tensor logits = Prefill(model, prompt, config.prefill_chunk, state);
   stats.prefill_seconds = watch.Lap();
   Decoder decoder(model, std::move(state), config.decoder);
+  std::vector<int32_t> text(prompt.begin(), prompt.end());
 
   while (stats.new_tokens < config.max_tokens) {
     const at::Tensor row = logits.cpu().contiguous();
     const int64_t vocab =
         config.vocab_size > 0 ? std::min(config.vocab_size, row.numel()) : row.numel();
     const int32_t next = sampler.Sample({row.const_data_ptr<float>(), static_cast<size_t>(vocab)},
-                                        static_cast<uint64_t>(decoder.num_tokens()));
-    if (next == config.eos_id) break;
+                                        static_cast<uint64_t>(decoder.num_tokens()), text);
+    stats.reached_eos = next == config.eos_id;
+    if (stats.reached_eos) break;
+    text.push_back(next);
     ++stats.new_tokens;
     if (!on_token(next) || stats.new_tokens == config.max_tokens) break;
     // The last token of a text is never fed to the model, so it needs no position.

@@ -62,6 +62,7 @@ struct GenerateStats {
   int64_t state_bytes = 0;  // After the last token.
   // True if the text ended before max_tokens because the model supports no further position.
   bool reached_limit = false;
+  bool reached_eos = false;
 };
 
 // Throws kUsage if the model does not predict next tokens.

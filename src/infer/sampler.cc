@@ -18,12 +18,38 @@ Sampler::Sampler(const SamplerConfig& config) : config_(config) {
               ". Use 0 (all tokens) or a count.");
   HL_CHECK_AS(ExitCode::kUsage, config_.top_p > 0 && config_.top_p <= 1, "top-p is ", config_.top_p,
               ". Use a probability in (0, 1].");
+  HL_CHECK_AS(ExitCode::kUsage,
+              std::isfinite(config_.repetition_penalty) && config_.repetition_penalty > 0,
+              "repetition-penalty is ", config_.repetition_penalty,
+              ". Use 1 (off) or a number above 1, for example 1.1.");
 }
 
-int32_t Sampler::Sample(std::span<const float> logits, uint64_t position) const {
+namespace {
+
+// Returns the logits with the penalty applied once to each distinct token of the text.
+std::vector<float> Penalised(std::span<const float> logits, std::span<const int32_t> text,
+                             double penalty) {
+  std::vector<float> result(logits.begin(), logits.end());
+  for (const int32_t id : text) {
+    if (id < 0 || id >= std::ssize(logits)) continue;
+    const double logit = logits[id];
+    result[id] = static_cast<float>(logit > 0 ? logit / penalty : logit * penalty);
+  }
+  return result;
+}
+
+}  // namespace
+
+int32_t Sampler::Sample(std::span<const float> logits, uint64_t position,
+                        std::span<const int32_t> text) const {
   for (size_t i = 0; i < logits.size(); ++i) {
     HL_CHECK_AS(ExitCode::kNonFinite, std::isfinite(logits[i]), "the logit of token ", i,
                 " at position ", position, " is ", logits[i]);
+  }
+  std::vector<float> penalised;
+  if (config_.repetition_penalty != 1 && !text.empty()) {
+    penalised = Penalised(logits, text, config_.repetition_penalty);
+    logits = penalised;
   }
   if (config_.temperature == 0) {
     return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
@@ -31,29 +57,43 @@ int32_t Sampler::Sample(std::span<const float> logits, uint64_t position) const 
   std::vector<int32_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0);
   // Breaks ties by token id, so that the order is unique.
-  std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+  const auto more_likely = [&](int32_t a, int32_t b) {
     return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
-  });
+  };
   if (config_.top_k > 0 && static_cast<size_t>(config_.top_k) < order.size()) {
+    std::nth_element(order.begin(), order.begin() + config_.top_k, order.end(), more_likely);
     order.resize(config_.top_k);
   }
-  std::vector<double> weights(order.size());
+  // Sorts only as many of the most likely tokens as the draw reads.
+  size_t sorted = 0;
+  const double most = logits[*std::min_element(order.begin(), order.end(), more_likely)];
+  const auto weight = [&](int32_t id) {
+    return std::exp((logits[id] - most) / config_.temperature);
+  };
+  const auto id_at = [&](size_t rank) {
+    if (rank == sorted) {
+      sorted = std::min(order.size(), std::max<size_t>(256, 4 * sorted));
+      std::partial_sort(order.begin() + static_cast<std::ptrdiff_t>(rank),
+                        order.begin() + static_cast<std::ptrdiff_t>(sorted), order.end(),
+                        more_likely);
+    }
+    return order[rank];
+  };
   double total = 0;
-  for (size_t i = 0; i < order.size(); ++i) {
-    weights[i] = std::exp((logits[order[i]] - logits[order[0]]) / config_.temperature);
-    total += weights[i];
+  for (const int32_t id : order) total += weight(id);
+  size_t kept = order.size();
+  double mass = total;
+  if (config_.top_p < 1) {
+    for (kept = 0, mass = 0; kept < order.size() && (kept == 0 || mass < config_.top_p * total);)
+      mass += weight(id_at(kept++));
   }
-  size_t kept = 0;
-  double mass = 0;
-  while (kept < order.size() && (kept == 0 || mass < config_.top_p * total))
-    mass += weights[kept++];
 
   const RandomKey key = MakeRandomKey(config_.seed, RandomPurpose::kSampling, 0);
   const RandomCounter draw = Draw(key, position, 0, 0);
   const double target = ToUniform(draw.x[0], draw.x[1]) * mass;
   double sum = 0;
   for (size_t i = 0; i < kept; ++i) {
-    sum += weights[i];
+    sum += weight(id_at(i));
     if (target < sum) return order[i];
   }
   return order[kept - 1];

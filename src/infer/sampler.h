@@ -1,5 +1,6 @@
-// Samples the next token from logits: temperature, top-k, top-p. Every draw is a function of (seed,
-// position). Also defines the options of text generation. This header does not use LibTorch.
+// Samples the next token from logits: repetition penalty, temperature, top-k, top-p. Every draw is
+// a function of (seed, position). Also defines the options of text generation. This header does not
+// use LibTorch.
 //
 //   const Sampler sampler({.temperature = 0.8, .top_p = 0.95, .seed = 1});
 //   const int32_t next = sampler.Sample(logits, position);
@@ -14,6 +15,9 @@ struct SamplerConfig {
   double temperature = 1;  // 0: always the most likely token.
   int top_k = 0;           // Keeps the k most likely tokens. 0: all.
   double top_p = 1;        // Keeps the smallest set of tokens whose probability reaches p.
+  // Makes tokens that the text already contains less likely: divides their positive logits and
+  // multiplies their negative ones (Keskar et al., CTRL, 2019). 1: off.
+  double repetition_penalty = 1;
   uint64_t seed = 1;
 };
 
@@ -21,8 +25,10 @@ class Sampler {
  public:
   // Throws kUsage for values that are out of range.
   explicit Sampler(const SamplerConfig& config);
-  // Samples from logits [vocab] fp32. Throws kNonFinite if a logit is not finite.
-  int32_t Sample(std::span<const float> logits, uint64_t position) const;
+  // Samples from logits [vocab] fp32. Throws kNonFinite if a logit is not finite. `text`: the
+  // tokens so far, prompt included. Only the repetition penalty reads them.
+  int32_t Sample(std::span<const float> logits, uint64_t position,
+                 std::span<const int32_t> text = {}) const;
 
  private:
   SamplerConfig config_;

@@ -240,15 +240,24 @@ at::Tensor LanguageModel::Step(const at::Tensor& tokens, ModelState& state) cons
 
 at::Tensor LanguageModel::StepAt(const SequenceSlice& token, const at::Tensor& tokens,
                                  std::vector<MixerState>& layers) const {
+  return StepWith(
+      tokens, token.positions,
+      [&](size_t layer, const Mixer& mixer, const at::Tensor& x, at::Tensor& first_values) {
+        return mixer.StepWithValues(x, token, layers[layer], first_values);
+      });
+}
+
+at::Tensor LanguageModel::StepWith(const at::Tensor& tokens, const at::Tensor& positions,
+                                   const MixToken& mix) const {
   const at::NoGradGuard no_grad;
   const auto run = [&](size_t layer, const Block& block, ResidualStream& stream) {
-    const auto mix = [&](const Mixer& mixer, const at::Tensor& x) {
-      return mixer.StepWithValues(x, token, layers[layer], stream.first_values);
-    };
-    block.Forward(stream,
-                  {.mix = mix, .drop = [](LayerPass::Branch, const at::Tensor& x) { return x; }});
+    block.Forward(stream, {.mix =
+                               [&](const Mixer& mixer, const at::Tensor& x) {
+                                 return mix(layer, mixer, x, stream.first_values);
+                               },
+                           .drop = [](LayerPass::Branch, const at::Tensor& x) { return x; }});
   };
-  return Logits(RunBlocks(Embed(tokens, token.positions.squeeze(1), {}), run));
+  return Logits(RunBlocks(Embed(tokens, positions.squeeze(1), {}), run));
 }
 
 void LanguageModel::RequirePosition(int64_t position) const {

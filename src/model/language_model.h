@@ -119,6 +119,14 @@ class LanguageModel {
   // position nor counts tokens.
   at::Tensor StepAt(const SequenceSlice& token, const at::Tensor& tokens,
                     std::vector<MixerState>& layers) const;
+  // Applies the mixer of a layer to one token of each row: x [B, D] -> [B, D]. `first_values` as in
+  // Mixer::StepWithValues.
+  using MixToken = std::function<at::Tensor(size_t layer, const Mixer& mixer, const at::Tensor& x,
+                                            at::Tensor& first_values)>;
+  // Like StepAt, for callers that keep the states themselves: `mix` runs every mixer. The rows may
+  // be at different positions [B, 1].
+  at::Tensor StepWith(const at::Tensor& tokens, const at::Tensor& positions,
+                      const MixToken& mix) const;
   // Throws kUsage if the model does not support a token at this position of a row.
   void RequirePosition(int64_t position) const;
 

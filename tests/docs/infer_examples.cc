@@ -6,9 +6,12 @@
 #include "eval/retrieval.h"
 #include "eval/scorer.h"
 #include "eval/validation.h"
+#include "infer/batch_decoder.h"
 #include "infer/generator.h"
 #include "infer/model_loader.h"
+#include "infer/prefix_store.h"
 #include "infer/sampler.h"
+#include "infer/text_stream.h"
 
 namespace halflife::infer {
 
@@ -20,6 +23,19 @@ void DecoderExample(const model::LanguageModel& model, model::ModelState state,
 void GeneratorExample(const model::LanguageModel& model, const std::vector<int32_t>& ids) {
   constexpr int32_t kStop = 1;
 #include "examples/infer/generator.h"
+}
+
+void BatchDecoderExample(const model::LanguageModel& model, const std::vector<int32_t>& ids) {
+#include "examples/infer/batch_decoder.h"
+}
+
+void PrefixStoreExample(std::span<const int32_t> prompt) {
+#include "examples/infer/prefix_store.h"
+}
+
+void TextStreamExample(const data::Tokenizer& tokenizer, std::ostream& out,
+                       const std::function<int32_t()>& NextId) {
+#include "examples/infer/text_stream.h"
 }
 
 void ModelLoaderExample() {

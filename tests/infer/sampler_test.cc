@@ -3,8 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
 #include <vector>
 
 #include "support/expect_error.h"
@@ -63,7 +65,46 @@ TEST(Sampler, DrawsAreAFunctionOfSeedAndPosition) {
   EXPECT_GT(differ, 20);
 }
 
+// Sorting only what a draw reads changes no draw.
+TEST(Sampler, LargeVocabulariesFollowTheSortedOrder) {
+  std::vector<float> logits(5000);
+  for (size_t i = 0; i < logits.size(); ++i)
+    logits[i] = std::sin(static_cast<float>(i * i % 7919)) * 2;
+  for (const SamplerConfig& config :
+       {SamplerConfig{.temperature = 3}, SamplerConfig{.temperature = 3, .top_k = 700},
+        SamplerConfig{.temperature = 3, .top_p = 0.8}}) {
+    std::vector<int32_t> order(logits.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+      return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
+    });
+    std::map<int32_t, size_t> rank;
+    for (size_t i = 0; i < order.size(); ++i) rank[order[i]] = i;
+    double total = 0, mass = 0;
+    for (const int32_t id : order) total += std::exp(logits[id] / 3.0);
+    size_t kept = config.top_k > 0 ? config.top_k : order.size();
+    if (config.top_p < 1)
+      for (kept = 0; mass < config.top_p * total;) mass += std::exp(logits[order[kept++]] / 3.0);
+    size_t last = 0;
+    for (int i = 0; i < 2000; ++i)
+      last = std::max(last, rank.at(Sampler(config).Sample(logits, i)));
+    EXPECT_LT(last, kept);
+    EXPECT_GT(last, kept * 9 / 10) << "all kept tokens can be drawn";
+  }
+}
+
+TEST(Sampler, ThePenaltyAppliesOnceToEachTokenOfTheText) {
+  const Sampler sampler({.temperature = 0, .repetition_penalty = 2});
+  const std::vector<float> logits = {1.0f, 3.0f, 2.0f, -1.0f, 0.0f};
+  EXPECT_EQ(sampler.Sample(logits, 0), 1);
+  EXPECT_EQ(sampler.Sample(logits, 0, std::vector<int32_t>{1, 1, 1}), 2) << "3 / 2 < 2";
+  EXPECT_EQ(sampler.Sample(logits, 0, std::vector<int32_t>{1, 2}), 1) << "3 / 2 > 2 / 2";
+  const std::vector<float> negative = {-1.0f, -1.5f};
+  EXPECT_EQ(sampler.Sample(negative, 0, std::vector<int32_t>{0}), 1) << "-1 * 2 < -1.5";
+}
+
 TEST(Sampler, RefusesWhatMakesNoSense) {
+  EXPECT_HL_ERROR(Sampler({.repetition_penalty = 0}), ExitCode::kUsage, "repetition-penalty is 0");
   EXPECT_HL_ERROR(Sampler({.temperature = -1}), ExitCode::kUsage, "temperature is -1");
   EXPECT_HL_ERROR(Sampler({.top_p = 2}), ExitCode::kUsage, "top-p is 2", "(0, 1]");
   EXPECT_HL_ERROR(Sampler({.top_k = -3}), ExitCode::kUsage, "top-k is -3");

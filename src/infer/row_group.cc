@@ -1,0 +1,117 @@
+#include "infer/row_group.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "core/error.h"
+
+namespace halflife::infer {
+
+RowGroup::RowGroup(const model::LanguageModel& model, int64_t num_rows)
+    : model_(model), rows_(num_rows) {
+  const c10::InferenceMode inference;
+  shared_ = model.EmptyState(num_rows).layers;
+  for (size_t i = 0; i < shared_.size(); ++i) {
+    const auto layer = static_cast<int64_t>(i);
+    grows_.push_back(!model.block(layer).mixer().traits().constant_state());
+    if (grows_.back()) shared_[i] = {};
+  }
+}
+
+int64_t RowGroup::num_occupied() const {
+  return std::ranges::count_if(rows_, [](const auto& row) { return row.has_value(); });
+}
+
+void RowGroup::Place(int64_t row, model::ModelState state) {
+  const c10::InferenceMode inference;
+  HL_CHECK(!occupied(row), "row ", row, " is occupied");
+  HL_CHECK(state.layers.size() == shared_.size(), "a state of ", state.layers.size(), " layers");
+  for (size_t layer = 0; layer < shared_.size(); ++layer) {
+    if (grows_[layer]) continue;
+    std::vector<at::Tensor>& from = state.layers[layer].tensors;
+    for (size_t i = 0; i < from.size(); ++i)
+      shared_[layer].tensors[i].select(0, row).copy_(from[i].select(0, 0));
+    from.clear();
+  }
+  rows_[row] = std::move(state);
+}
+
+void RowGroup::Clear(int64_t row) {
+  const c10::InferenceMode inference;
+  rows_[row].reset();
+  for (model::MixerState& layer : shared_)
+    for (at::Tensor& tensor : layer.tensors) tensor.select(0, row).zero_();
+}
+
+at::Tensor RowGroup::Step(std::span<const int32_t> tokens) {
+  const c10::InferenceMode inference;
+  HL_CHECK(std::ssize(tokens) == num_rows(), tokens.size(), " tokens for ", num_rows(), " rows");
+  const at::Tensor ids = at::empty({num_rows()}, at::kLong);
+  const at::Tensor positions = at::empty({num_rows(), 1}, at::kLong);
+  for (int64_t row = 0; row < num_rows(); ++row) {
+    if (occupied(row)) model_.RequirePosition(num_tokens(row));
+    ids.mutable_data_ptr<int64_t>()[row] = occupied(row) ? tokens[row] : 0;
+    positions.mutable_data_ptr<int64_t>()[row] = occupied(row) ? num_tokens(row) : 0;
+  }
+  const auto token = model::SequenceSlice::OfToken(positions.to(model_.device()));
+  at::Tensor logits = model_.StepWith(
+      ids.to(model_.device()), token.positions,
+      [&](size_t layer, const model::Mixer& mixer, const at::Tensor& x, at::Tensor& first_values) {
+        return grows_[layer] ? StepRowByRow(layer, mixer, x, first_values)
+                             : mixer.StepWithValues(x, token, shared_[layer], first_values);
+      });
+  for (auto& row : rows_)
+    if (row) ++row->num_tokens;
+  return logits;
+}
+
+// A row's input is copied, because the alignment of its address may select another kernel.
+at::Tensor RowGroup::StepRowByRow(size_t layer, const model::Mixer& mixer, const at::Tensor& x,
+                                  at::Tensor& first_values) {
+  std::vector<at::Tensor> outputs, values;
+  for (int64_t row = 0; row < num_rows(); ++row) {
+    const at::Tensor own = x.narrow(0, row, 1).clone();
+    at::Tensor own_values =
+        first_values.defined() ? first_values.narrow(0, row, 1).clone() : at::Tensor();
+    if (occupied(row)) {
+      const auto token =
+          model::SequenceSlice::Contiguous(1, 1, rows_[row]->num_tokens, model_.device());
+      outputs.push_back(mixer.StepWithValues(own, token, rows_[row]->layers[layer], own_values));
+    } else {
+      outputs.push_back(at::zeros_like(own));
+    }
+    values.push_back(own_values);
+  }
+  if (std::ranges::all_of(values, [](const at::Tensor& value) { return value.defined(); }))
+    first_values = at::cat(values);
+  return at::cat(outputs);
+}
+
+int64_t RowGroup::state_bytes() const {
+  int64_t bytes = 0;
+  for (const model::MixerState& layer : shared_) bytes += layer.bytes();
+  for (const auto& row : rows_) bytes += row ? row->bytes() : 0;
+  return bytes;
+}
+
+bool RowsAreAlike(const model::LanguageModel& model, int64_t num_rows) {
+  constexpr int kSteps = 4;
+  RowGroup group(model, num_rows);
+  for (int64_t row = 0; row < num_rows; ++row) group.Place(row, model.EmptyState(1));
+  const int64_t limit = model.max_positions();
+  for (int step = 0; step < kSteps && (limit == 0 || step < limit); ++step) {
+    const auto id = static_cast<int32_t>((7919 * int64_t{step} + 1) % model.config().vocab_size);
+    const at::Tensor logits =
+        group.Step(std::vector<int32_t>(static_cast<size_t>(num_rows), id)).cpu();
+    for (int64_t row = 1; row < num_rows; ++row)
+      if (!logits.select(0, row).equal(logits.select(0, 0))) return false;
+  }
+  return true;
+}
+
+}  // namespace halflife::infer

@@ -1,0 +1,56 @@
+// Decodes a fixed number of rows together, each at its own position. Rows may join and leave
+// between two steps.
+//
+// Every step computes all rows, also the empty ones. Matrix products therefore always have the same
+// shape, because libraries choose a kernel by shape, and another kernel rounds differently. Layers
+// whose state grows (attention) run row by row, because each row has its own number of keys.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "model/language_model.h"
+
+namespace halflife::infer {
+
+class RowGroup {
+ public:
+  // Borrows `model`.
+  RowGroup(const model::LanguageModel& model, int64_t num_rows);
+
+  int64_t num_rows() const { return static_cast<int64_t>(rows_.size()); }
+  bool occupied(int64_t row) const { return rows_[row].has_value(); }
+  int64_t num_occupied() const;
+  // Puts the state [1, ...] of a text into an empty row.
+  void Place(int64_t row, model::ModelState state);
+  void Clear(int64_t row);
+  // The number of tokens of an occupied row.
+  int64_t num_tokens(int64_t row) const { return rows_[row]->num_tokens; }
+  // Decodes one token per row. tokens[i] is ignored if row i is empty. -> logits [R, vocab] fp32;
+  // those of empty rows have no meaning.
+  at::Tensor Step(std::span<const int32_t> tokens);
+  // Bytes of the states, those of empty rows included.
+  int64_t state_bytes() const;
+
+ private:
+  at::Tensor StepRowByRow(size_t layer, const model::Mixer& mixer, const at::Tensor& x,
+                          at::Tensor& first_values);
+
+  const model::LanguageModel& model_;
+  std::vector<bool> grows_;  // Whether the state of a layer grows.
+  // The states of layers of constant size, [R, ...]. Empty for layers whose state grows.
+  std::vector<model::MixerState> shared_;
+  // Per occupied row: the states [1, ...] of the layers that grow. The other layers are empty.
+  std::vector<std::optional<model::ModelState>> rows_;
+};
+
+// Returns true if the logits of a row do not depend on its index in a group of this size, in any
+// bit. Decodes a few tokens, the same in all rows. Matrix products with few rows have this property
+// on the CPUs that were tested, but BLAS does not promise it.
+bool RowsAreAlike(const model::LanguageModel& model, int64_t num_rows);
+
+}  // namespace halflife::infer

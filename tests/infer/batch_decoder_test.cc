@@ -1,0 +1,270 @@
+// A text of a batch has the same bits as alone, whatever else is in the batch and whether or not
+// its prefix was kept. Scores equal those of one forward pass.
+#include "infer/batch_decoder.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/log_softmax.h>
+#include <ATen/ops/tensor.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+#include <string>
+
+#include "support/expect_error.h"
+
+namespace halflife::infer {
+namespace {
+
+constexpr int64_t kVocab = 50, kChunk = 16;
+
+model::ModelConfig Small(const model::MixerConfig& mixer) {
+  return {.vocab_size = kVocab,
+          .model_dim = 32,
+          .num_layers = 2,
+          .initializer_range = 0.1,
+          .mixer = mixer,
+          .channel_mixer = model::ChannelMixerConfig("swiglu", {{"width", 48}})};
+}
+
+// A text as it was reported.
+struct Told {
+  std::vector<ScoredToken> prompt, tokens;
+  TextResult result;
+  bool ended = false;
+};
+std::vector<float> Logprobs(const std::vector<ScoredToken>& tokens) {
+  std::vector<float> values;
+  for (const ScoredToken& token : tokens) {
+    values.push_back(static_cast<float>(token.id));
+    values.push_back(token.logprob);
+    for (const TokenLogprob& top : token.top) values.push_back(top.logprob);
+  }
+  return values;
+}
+
+TextRequest Recorded(TextRequest request, Told& told) {
+  request.on_prompt = [&](std::vector<ScoredToken> tokens) {
+    told.prompt.insert(told.prompt.end(), tokens.begin(), tokens.end());
+  };
+  request.on_token = [&](const ScoredToken& token) {
+    told.tokens.push_back(token);
+    return true;
+  };
+  request.on_end = [&](const TextResult& result) {
+    EXPECT_FALSE(told.ended);
+    told.result = result;
+    told.ended = true;
+  };
+  return request;
+}
+
+Told Alone(const model::LanguageModel& model, const TextRequest& request) {
+  BatchDecoder decoder(model, {.max_texts = 1, .prefix = {.max_bytes = 0, .chunk = kChunk}});
+  Told told;
+  decoder.Add(Recorded(request, told));
+  while (decoder.Advance()) {
+  }
+  return told;
+}
+
+// Prompts of up to four chunks. Some share their first tokens.
+std::vector<TextRequest> RandomRequests(int count, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const auto below = [&](uint64_t limit) { return static_cast<int64_t>(random() % limit); };
+  std::vector<TextRequest> requests;
+  for (int i = 0; i < count; ++i) {
+    TextRequest request = {.max_tokens = 1 + below(20),
+                           .top_logprobs = static_cast<int>(below(4)) - 1};
+    request.sampler = {.temperature = below(3) == 0 ? 0.0 : 1.0,
+                       .top_p = 0.9,
+                       .repetition_penalty = below(2) == 0 ? 1.0 : 1.2,
+                       .seed = static_cast<uint64_t>(below(5))};
+    request.score_prompt = below(4) == 0;
+    if (below(2) == 0) request.end_ids = {3, 4};
+    if (i > 0 && below(2) == 0) {
+      const std::vector<int32_t>& other = requests[below(i)].prompt;
+      request.prompt.assign(other.begin(), other.begin() + 1 + below(other.size()));
+    }
+    for (int64_t more = below(3 * kChunk) + 1; more > 0; --more)
+      request.prompt.push_back(static_cast<int32_t>(below(kVocab)));
+    requests.push_back(std::move(request));
+  }
+  return requests;
+}
+
+class BatchDecoderTest : public testing::TestWithParam<std::string> {
+ protected:
+  BatchDecoderTest() : model_(Small(model::TestForms(GetParam()).front())) {
+    model_.BindOwnMemory(1, false);
+  }
+  model::LanguageModel model_;
+};
+INSTANTIATE_TEST_SUITE_P(All, BatchDecoderTest, testing::ValuesIn(model::NamesOf(model::kMixers)),
+                         [](const auto& param_info) { return param_info.param; });
+
+TEST_P(BatchDecoderTest, ATextHasTheSameBitsInEveryBatch) {
+  const std::vector<TextRequest> requests = RandomRequests(24, 7);
+  std::vector<Told> alone;
+  for (const TextRequest& request : requests) alone.push_back(Alone(model_, request));
+  for (const uint64_t seed : {1, 2}) {
+    std::mt19937_64 random(seed);
+    std::vector<size_t> order(requests.size());
+    for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+    std::shuffle(order.begin(), order.end(), random);
+    // 19 rows: two groups and a part of a third.
+    BatchDecoder decoder(model_,
+                         {.max_texts = 19, .prefix = {.max_bytes = 100'000, .chunk = kChunk}});
+    std::vector<Told> told(requests.size());
+    Told noise;
+    size_t next = 0;
+    while (decoder.Advance() || next < order.size()) {
+      while (next < order.size() && decoder.has_room() && random() % 3 != 0) {
+        decoder.Add(Recorded(requests[order[next]], told[order[next]]));
+        ++next;
+        if (random() % 4 != 0 || !decoder.has_room()) continue;
+        noise = {};  // A text that is cancelled at once or after its first chunk.
+        const int64_t number = decoder.Add(Recorded(requests[order[next - 1]], noise));
+        if (random() % 2 == 0) decoder.Advance();
+        decoder.Cancel(number);
+      }
+      EXPECT_LE(decoder.prefixes().bytes(), 100'000);
+    }
+    EXPECT_EQ(decoder.num_texts(), 0);
+    for (size_t i = 0; i < requests.size(); ++i) {
+      SCOPED_TRACE(testing::Message() << "request " << i << ", seed " << seed);
+      ASSERT_TRUE(told[i].ended);
+      EXPECT_EQ(told[i].result.end, alone[i].result.end);
+      ASSERT_EQ(Logprobs(told[i].prompt), Logprobs(alone[i].prompt));
+      ASSERT_EQ(Logprobs(told[i].tokens), Logprobs(alone[i].tokens));
+    }
+    EXPECT_GT(decoder.stats().kept_tokens, 0);
+  }
+}
+
+// The scores of a text of 3.5 chunks: of its prompt, and of the tokens that continue it.
+TEST_P(BatchDecoderTest, ScoresAreThoseOfOneForwardPass) {
+  TextRequest request = RandomRequests(1, 3).front();
+  request.prompt.resize(3 * kChunk + kChunk / 2, 11);
+  request.score_prompt = true;
+  request.max_tokens = 9;
+  request.end_ids = {};
+  request.top_logprobs = 2;
+  const Told told = Alone(model_, request);
+  std::vector<int64_t> ids(request.prompt.begin(), request.prompt.end());
+  for (const ScoredToken& token : told.tokens) ids.push_back(token.id);
+  ASSERT_EQ(ids.size(), request.prompt.size() + 9);
+  std::vector<ScoredToken> scored = told.prompt;
+  scored.insert(scored.end(), told.tokens.begin(), told.tokens.end());
+  ASSERT_EQ(scored.size(), ids.size() - 1);
+
+  const at::NoGradGuard no_grad;
+  const auto length = static_cast<int64_t>(ids.size());
+  const auto slice = model::SequenceSlice::Contiguous(1, length, 0, at::kCPU);
+  const at::Tensor logprobs =
+      at::log_softmax(model_.Logits(model_.Hidden(at::tensor(ids).unsqueeze(0), {.slice = &slice})),
+                      -1)
+          .squeeze(0);
+  for (int64_t t = 0; t + 1 < length; ++t) {
+    EXPECT_EQ(scored[t].id, ids[t + 1]);
+    EXPECT_NEAR(scored[t].logprob, logprobs[t][ids[t + 1]].item<float>(), 1e-4) << "token " << t;
+    EXPECT_NEAR(scored[t].top.at(0).logprob, logprobs[t].max().item<float>(), 1e-4);
+  }
+}
+
+TEST(BatchDecoder, AKeptPrefixSkipsAllButTheLastChunk) {
+  model::LanguageModel model(Small(model::TestForms("gla").front()));
+  model.BindOwnMemory(1, false);
+  BatchDecoder decoder(model, {.max_texts = 2, .prefix = {.chunk = kChunk}});
+  std::vector<int32_t> prompt(1000, 5);
+  const auto steps_to_first_token = [&] {
+    Told told;
+    decoder.Add(Recorded({.prompt = prompt, .max_tokens = 1}, told));
+    int steps = 1;
+    while (decoder.Advance()) ++steps;
+    EXPECT_EQ(told.tokens.size(), 1u);
+    return steps;
+  };
+  EXPECT_EQ(steps_to_first_token(), 1000 / kChunk + 1);
+  EXPECT_EQ(steps_to_first_token(), 1);
+  prompt.push_back(7);
+  EXPECT_EQ(steps_to_first_token(), 1);
+  prompt[0] = 6;
+  EXPECT_EQ(steps_to_first_token(), 1000 / kChunk + 1);
+  prompt.resize(10 * kChunk);  // The kept beginnings are 1, 2, 4, 8, ... chunks long.
+  EXPECT_EQ(steps_to_first_token(), 2);
+}
+
+TEST(PrefixStore, DropsTheLeastRecentlyUsed) {
+  model::LanguageModel model(Small(model::TestForms("gla").front()));
+  model.BindOwnMemory(1, false);
+  model::ModelState state = model.EmptyState(1);
+  state.num_tokens = 2;
+  const int64_t each = state.bytes() + 8;
+  PrefixStore store({.max_bytes = 2 * each, .chunk = 2});
+  store.Keep(std::vector<int32_t>{1, 2}, state);
+  store.Keep(std::vector<int32_t>{3, 4}, state);
+  const auto found = [&](std::vector<int32_t> prompt) { return store.Find(prompt).num_tokens; };
+  EXPECT_EQ(found({1, 2}), 0) << "at least one token must be left to read";
+  EXPECT_EQ(found({1, 2, 3}), 2);
+  store.Keep(std::vector<int32_t>{5, 6}, state);
+  EXPECT_EQ(store.bytes(), 2 * each);
+  EXPECT_EQ(found({3, 4, 5}), 0);
+  EXPECT_EQ(found({1, 2, 9, 9, 9}), 2);
+  EXPECT_EQ(found({5, 6, 1}), 2);
+  EXPECT_EQ(PrefixStore({.max_bytes = each - 1, .chunk = 2}).bytes(), 0);
+}
+
+TEST(BatchDecoder, EndsTextsForEveryReason) {
+  model::ModelConfig config = Small(model::TestForms("gla").front());
+  config.positions = model::PositionsConfig("learned", {{"max_positions", int64_t{8}}});
+  model::LanguageModel model(config);
+  model.BindOwnMemory(1, false);
+  const auto end = [&](TextRequest request) { return Alone(model, request).result; };
+  EXPECT_EQ(end({.prompt = {1, 2}, .max_tokens = 3}).end, TextEnd::kLength);
+  EXPECT_EQ(end({.prompt = {1, 2}, .max_tokens = 0, .score_prompt = true}).end, TextEnd::kLength);
+  const TextResult limit = end({.prompt = {1, 2}, .max_tokens = 30});
+  EXPECT_EQ(limit.end, TextEnd::kPositions);
+  EXPECT_EQ(limit.new_tokens, 7);
+  TextRequest greedy = {.prompt = {1, 2}, .max_tokens = 5, .sampler = {.temperature = 0}};
+  greedy.end_ids = {Alone(model, greedy).tokens.at(0).id};
+  EXPECT_EQ(end(greedy).end, TextEnd::kStop);
+  EXPECT_EQ(end(greedy).new_tokens, 1);
+  EXPECT_TRUE(Alone(model, greedy).tokens.at(0).is_end);
+
+  BatchDecoder decoder(model, {.max_texts = 1});
+  EXPECT_HL_ERROR(decoder.Add({.prompt = {}}), ExitCode::kUsage, "the prompt is empty");
+  EXPECT_HL_ERROR(decoder.Add({.prompt = std::vector<int32_t>(9, 1)}), ExitCode::kUsage,
+                  "Use at most 8.");
+  EXPECT_EQ(decoder.num_texts(), 0);
+}
+
+// A text whose logits are not finite fails alone.
+TEST(BatchDecoder, AFailedTextLeavesTheOthers) {
+  model::LanguageModel model(Small(model::TestForms("softmax").front()));
+  model.BindOwnMemory(1, false);
+  {
+    const at::NoGradGuard no_grad;
+    for (int i = 0; i < model.parameters().size(); ++i)
+      if (model.parameters().specs()[i].shape == std::vector<int64_t>{kVocab, 32}) {
+        model.parameters().tensor(i)[9].fill_(NAN);  // The embedding or the head of token 9.
+        break;
+      }
+  }
+  const TextRequest good = {.prompt = {1, 2, 3}, .max_tokens = 6, .vocab_size = 9};
+  const Told alone = Alone(model, good);
+  BatchDecoder decoder(model, {.max_texts = 3, .prefix = {.chunk = kChunk}});
+  Told a, b;
+  decoder.Add(Recorded(good, a));
+  decoder.Add(Recorded({.prompt = {1, 9}, .max_tokens = 6, .vocab_size = 9}, b));
+  while (decoder.Advance()) {
+  }
+  EXPECT_EQ(b.result.end, TextEnd::kFailed);
+  EXPECT_THAT(b.result.error, testing::HasSubstr("logit of token"));
+  EXPECT_EQ(a.result.end, TextEnd::kLength);
+  EXPECT_EQ(Logprobs(a.tokens), Logprobs(alone.tokens));
+}
+
+}  // namespace
+}  // namespace halflife::infer
