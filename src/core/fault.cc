@@ -30,6 +30,7 @@ constexpr Action kActions[] = {
      }},
     {"delay",
      [](std::string_view, ExitCode) { std::this_thread::sleep_for(std::chrono::seconds(2)); }},
+    {"stop", [](std::string_view, ExitCode) { ::kill(::getpid(), SIGSTOP); }},
     {"throw",
      [](std::string_view point, ExitCode) { HL_FAIL(ExitCode::kInternal, "injected at ", point); }},
     {"enospc",

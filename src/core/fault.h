@@ -5,9 +5,9 @@
 // - nth: the hit that triggers the action, from 1. Hits are counted per process, also when several
 //   ranks run as threads in it.
 // - rank: the launcher's process rank. Without it, the fault is armed in every process.
-// - action: kill (SIGKILL), exit (code 3, no destructors run), stall (sleep until killed), throw
-//   (an internal Error), enospc or eio (an Error with the text of that errno and the exit code of
-//   the call site).
+// - action: kill (SIGKILL), exit (code 3, no destructors run), stall (sleep until killed), delay (2
+//   seconds), stop (SIGSTOP, until SIGCONT), throw (an internal Error), enospc or eio (an Error with
+//   the text of that errno and the exit code of the call site).
 //
 // Without HALFLIFE_FAULT_POINTS, fault points are compiled out.
 //

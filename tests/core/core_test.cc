@@ -1,7 +1,10 @@
 // Errors, fault points, hashes, and number formatting.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "core/error.h"
 #include "core/fault.h"
@@ -131,11 +134,26 @@ TEST_F(Faults, ExitLeavesWithoutAWord) {
       testing::ExitedWithCode(3), "point p: exit");
 }
 
+TEST_F(Faults, StopLastsUntilTheProcessIsContinued) {
+  const pid_t child = fork();
+  if (child == 0) {
+    fault::Arm("p:stop:1", 0);
+    fault::Hit("p", ExitCode::kData);
+    _exit(7);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, WUNTRACED), child);
+  EXPECT_TRUE(WIFSTOPPED(status));
+  kill(child, SIGCONT);
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 7) << status;
+}
+
 TEST_F(Faults, RefuseMalformedSpecs) {
   for (const char* spec :
        {"p", "p:throw", "p:explode:1", "p:throw:0", "p:throw:x", "p:throw:1:0:0"}) {
     EXPECT_HL_ERROR(fault::Arm(spec, 0), ExitCode::kUsage, spec, "point:action:nth",
-                    "kill, exit, stall, throw, enospc, eio");
+                    "kill, exit, stall, delay, stop, throw, enospc, eio");
   }
 }
 

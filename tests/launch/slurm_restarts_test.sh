@@ -38,12 +38,16 @@ check "crashes with new checkpoints between them" "COMPLETED 0 0>50 50>100 100>1
 check_undisturbed "crashes" "$run"
 
 # Resumes from step 100 and is requeued afterwards: a requeued job must not go back to its own
-# start.
+# start. The first attempt stops itself in the middle of its 50 steps, and the second one makes
+# fewer steps than that.
 run=goes_back
 cp -r crashes "$run"
 rm "$run/DONE" "$run/metrics.jsonl"
-submit "$run" -- --resume step=100
-pause_until_asked "$run" scancel --batch --signal=USR1 "$job"
+HL_FAULT=train.step:stop:30:0 submit "$run" -- --resume step=100
+wait_until "$run stops in the middle" has_stopped "$job"
+scancel --batch --signal=USR1 "$job"
+wait_until "$run is asked to save" was_asked "$run"
+go_on "$job"
 wait_for_run "$job" "$run"
 met=$(attempts "$run")
 check "--resume step=100, requeued: goes on where it stopped" yes \

@@ -119,6 +119,13 @@ pause() {
   wait_until "$1 trains" has_trained "$1" "${3:-5}" || return 1
   kill -STOP "$pid"
 }
+# has_stopped JOB: whether rank 0 has stopped itself (HL_FAULT=train.step:stop:STEPS:0). For runs
+# that could finish before `pause` has seen their first steps.
+has_stopped() {
+  local pid
+  pid=$(rank_zero "$1")
+  [ -n "$pid" ] && grep -qs '^State:[[:space:]]*T' "/proc/$pid/status"
+}
 go_on() { kill -CONT "$(rank_zero "$1")"; }
 
 # The messages of launch/slurm/train.sbatch after the warning. A paused run may then continue.
