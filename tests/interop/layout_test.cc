@@ -653,7 +653,8 @@ TEST(LayoutTest, RefusesWhatKimiLinearHasNotByName) {
   refused(R"("layer_types": ["full_attention"])",
           "layer_types is not a list with one name for each of the 4 layers.");
   refused(R"("layer_types": ["full_attention", "sliding", "full_attention", "full_attention"])",
-          "layer_types has \"sliding\" for layer 1. Use linear_attention or full_attention.");
+          "layer_types has \"sliding\" for layer 1. Use a model that has only linear_attention "
+          "and full_attention.");
   refused(
       R"("linear_attn_config": {"kda_layers": [1, 2, 3], "full_attn_layers": [3]})",
       "linear_attn_config.kda_layers and full_attn_layers do not name each of the 4 layers once.");

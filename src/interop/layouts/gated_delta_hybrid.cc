@@ -1,7 +1,6 @@
 #include "interop/layouts/gated_delta_hybrid.h"
 
 #include <algorithm>
-#include <charconv>
 #include <nlohmann/json.hpp>
 
 namespace halflife::interop {
@@ -11,17 +10,6 @@ constexpr const char* kFullAttention = "full_attention";
 constexpr const char* kLinearAttention = "linear_attention";
 
 }  // namespace
-
-LayerParameter ParseLayerParameter(const std::string& parameter) {
-  constexpr std::string_view kLayers = "layers.", kMixer = ".attn.";
-  LayerParameter parsed;
-  if (!parameter.starts_with(kLayers)) return parsed;
-  const char* const begin = parameter.data() + kLayers.size();
-  const auto end = std::from_chars(begin, parameter.data() + parameter.size(), parsed.layer);
-  const std::string_view rest(end.ptr, parameter.data() + parameter.size());
-  if (rest.starts_with(kMixer)) parsed.of_mixer = rest.substr(kMixer.size());
-  return parsed;
-}
 
 bool IsFullLayer(const model::ModelConfig& config, int64_t layer) {
   return config.mixer_of(layer).name() == "softmax";
@@ -60,24 +48,12 @@ model::ModelConfig GatedDeltaHybrid::ReadSizes(ConfigReader& reader, const Defau
 
 std::vector<int64_t> GatedDeltaHybrid::ReadFullLayers(
     ConfigReader& reader, int64_t num_layers, const std::function<bool(int64_t layer)>& is_full) {
+  if (auto listed = ReadLayersOfType(reader, "layer_types", num_layers,
+                                     {.other = {kLinearAttention}, .wanted = {kFullAttention}}))
+    return *listed;
   std::vector<int64_t> full;
-  const nlohmann::json* types = reader.Member("layer_types");
-  const bool fits =
-      types == nullptr || (types->is_array() && static_cast<int64_t>(types->size()) == num_layers);
-  reader.Require(fits, "layer_types is not a list with one name for each of the ", num_layers,
-                 " layers. Correct the list, or remove the key.");
-  if (types == nullptr || !fits) {
-    for (int64_t layer = 0; layer < std::min(num_layers, kMostLayers); ++layer)
-      if (is_full(layer)) full.push_back(layer);
-    return full;
-  }
-  for (size_t layer = 0; layer < types->size(); ++layer) {
-    const nlohmann::json& type = (*types)[layer];
-    reader.Require(type == kFullAttention || type == kLinearAttention, "layer_types has ",
-                   type.dump().substr(0, 40), " for layer ", layer, ". Use a model that has only ",
-                   kLinearAttention, " and ", kFullAttention, ".");
-    if (type == kFullAttention) full.push_back(static_cast<int64_t>(layer));
-  }
+  for (int64_t layer = 0; layer < std::min(num_layers, kMostLayers); ++layer)
+    if (is_full(layer)) full.push_back(layer);
   return full;
 }
 

@@ -49,12 +49,6 @@ class GatedDeltaHybrid : public Layout {
                              std::vector<std::string>& lines);
 };
 
-// A parameter of a layer, "layers.3.attn.q_proj.weight".
-struct LayerParameter {
-  int64_t layer = -1;    // -1: the parameter belongs to no layer
-  std::string of_mixer;  // "q_proj.weight"; empty: the parameter is not one of the mixer
-};
-LayerParameter ParseLayerParameter(const std::string& parameter);
 bool IsFullLayer(const model::ModelConfig& config, int64_t layer);
 
 }  // namespace halflife::interop

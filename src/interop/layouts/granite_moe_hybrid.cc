@@ -15,23 +15,11 @@ constexpr const char* kFullLayer = "full_attention";
 // Reads `layer_types`, or `layers_block_type` of older folders. Returns the numbers of the layers
 // with attention. Without the key, all layers have Mamba-2.
 std::vector<int64_t> ReadAttentionLayers(ConfigReader& reader, int64_t num_layers) {
-  std::vector<int64_t> layers;
   const char* key = reader.Has("layer_types") ? "layer_types" : "layers_block_type";
   reader.Ignore({"layer_types", "layers_block_type"});
-  const nlohmann::json* types = reader.Member(key);
-  if (types == nullptr) return layers;
-  const bool fits = types->is_array() && static_cast<int64_t>(types->size()) == num_layers;
-  reader.Require(fits, key, " is not a list with one name for each of the ", num_layers,
-                 " layers. Correct the list, or remove the key.");
-  for (size_t layer = 0; fits && layer < types->size(); ++layer) {
-    const nlohmann::json& type = (*types)[layer];
-    const bool is_full = type == kFullLayer || type == "attention";
-    reader.Require(is_full || type == kLinearLayer || type == "mamba", key, " has ",
-                   type.dump().substr(0, 40), " for layer ", layer, ". Use a model that has only ",
-                   kLinearLayer, " and ", kFullLayer, ".");
-    if (is_full) layers.push_back(static_cast<int64_t>(layer));
-  }
-  return layers;
+  return ReadLayersOfType(reader, key, num_layers,
+                          {.other = {kLinearLayer, "mamba"}, .wanted = {kFullLayer, "attention"}})
+      .value_or(std::vector<int64_t>());
 }
 
 // Returns the shortest number whose inverse is `scale`, so that import and export of a folder agree

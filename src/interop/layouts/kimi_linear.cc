@@ -85,23 +85,6 @@ model::LayerGroup ReadKimiLists(ConfigReader& reader, int64_t num_layers) {
   return full;
 }
 
-// Reads a list of one name per layer. Returns the layers with the name `second`.
-std::vector<int64_t> ReadKimiTypes(ConfigReader& reader, const char* key,
-                                   const nlohmann::json& types, int64_t num_layers,
-                                   const char* first, const char* second) {
-  std::vector<int64_t> found;
-  const bool fits = types.is_array() && static_cast<int64_t>(types.size()) == num_layers;
-  reader.Require(fits, key, " is not a list with one name for each of the ", num_layers,
-                 " layers. Correct the list, or remove the key.");
-  for (size_t layer = 0; fits && layer < types.size(); ++layer) {
-    const bool known = types[layer] == first || types[layer] == second;
-    reader.Require(known, key, " has ", types[layer].dump().substr(0, 40), " for layer ", layer,
-                   ". Use ", first, " or ", second, ".");
-    if (types[layer] == second) found.push_back(static_cast<int64_t>(layer));
-  }
-  return found;
-}
-
 // Reads linear_attn_config, whose sizes win over the linear_* keys, and returns the layers with
 // latent attention, an empty group if there are none. layer_types wins over the lists of
 // linear_attn_config.
@@ -127,18 +110,20 @@ model::LayerGroup ReadKimiLayers(ConfigReader& reader, int64_t num_layers,
     inner.Ignore({"full_attn_layers", "kda_layers"});
     reader.Absorb(inner);
   }
-  if (const nlohmann::json* types = reader.Member("layer_types"))
-    full = {.layers =
-                ReadKimiTypes(reader, "layer_types", *types, num_layers, kKimiLinear, kKimiFull)};
+  if (auto listed = ReadLayersOfType(reader, "layer_types", num_layers,
+                                     {.other = {kKimiLinear}, .wanted = {kKimiFull}}))
+    full = {.layers = std::move(*listed)};
   return full;
 }
 
 // Requires that no layer has experts. mlp_layer_types wins over first_k_dense_replace.
 void RequireDenseKimi(ConfigReader& reader, int64_t num_layers) {
   const int64_t num_dense = reader.Int("first_k_dense_replace", 1, /*min=*/0);
-  if (const nlohmann::json* types = reader.Member("mlp_layer_types")) {
+  if (reader.Has("mlp_layer_types")) {
     const std::vector<int64_t> sparse =
-        ReadKimiTypes(reader, "mlp_layer_types", *types, num_layers, kKimiDense, "sparse");
+        ReadLayersOfType(reader, "mlp_layer_types", num_layers,
+                         {.other = {kKimiDense}, .wanted = {"sparse"}})
+            .value_or(std::vector<int64_t>());
     reader.Require(sparse.empty(), "mlp_layer_types has sparse for ", sparse.size(), " of ",
                    num_layers,
                    " layers, which then have experts. Use a model whose layers are all "

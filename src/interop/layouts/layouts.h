@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -48,6 +49,22 @@ struct Renaming {
 };
 // Applies the renamings in order. Each replaces the first occurrence.
 std::string Renamed(std::string parameter, std::span<const Renaming> renamings);
+
+// Reads a list with one name for each layer (layers.cc). Returns the layers that have a name of
+// `wanted`, and nothing if there is no such list. Messages mention the first name of each kind.
+struct LayerTypes {
+  std::vector<const char*> other, wanted;
+};
+std::optional<std::vector<int64_t>> ReadLayersOfType(ConfigReader& reader, const std::string& key,
+                                                     int64_t num_layers, const LayerTypes& types);
+
+// A parameter of a layer, "layers.3.attn.q_proj.weight".
+struct LayerParameter {
+  int64_t layer = -1;    // -1: the parameter belongs to no layer
+  std::string of_layer;  // ".attn.q_proj.weight"
+  std::string of_mixer;  // "q_proj.weight"; empty: the parameter is not one of the mixer
+};
+LayerParameter ParseLayerParameter(const std::string& parameter);
 
 // The rotary positions of the softmax classes of transformers (rope_scaling.cc). Returns the names
 // of halflife's position methods that they have: none, and scalings for long texts.

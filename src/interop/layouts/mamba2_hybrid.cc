@@ -188,20 +188,17 @@ void IgnoreHybridKeys(ConfigReader& reader) {
 
 std::string HybridName(const model::ModelConfig& config, const std::string& parameter,
                        std::span<const Renaming> renamings) {
-  constexpr std::string_view kLayers = "layers.", kMixer = ".attn.";
-  const size_t found = parameter.find(kMixer);
-  if (!parameter.starts_with(kLayers) || found == std::string::npos)
-    return FlaName(Renamed(parameter, renamings));
-  const int64_t layer = std::stoll(parameter.substr(kLayers.size()));
+  const auto [layer, of_layer, of_mixer] = ParseLayerParameter(parameter);
+  if (of_mixer.empty()) return FlaName(Renamed(parameter, renamings));
   const model::MixerConfig* mixer = &config.mixer_of(layer);
-  std::string inside = parameter.substr(found + kMixer.size());
+  std::string inside = of_mixer;
   if (mixer->name() == "parallel") {
     size_t digits = 0;
     mixer = &model::PartsOfParallel(*mixer).at(std::stoull(inside, &digits)).mixer;
     inside = inside.substr(digits + 1);
   }
   const char* name = mixer->name() == kMamba2Mixer ? ".mamba." : ".self_attn.";
-  return FlaName(parameter.substr(0, found) + name + inside);
+  return FlaName(Concat("layers.", layer, name, inside));
 }
 
 std::string FeedForwardName(const model::ModelConfig& config, const std::string& parameter) {

@@ -188,11 +188,8 @@ class NemotronH : public Layout {
 
   TensorPlace PlaceOf(const model::ModelConfig& config, const std::string& parameter,
                       ConfigReader*) const override {
-    constexpr std::string_view kLayers = "layers.";
-    if (!parameter.starts_with(kLayers)) return {.name = BackboneName(parameter), .placement = {}};
-    size_t digits = 0;
-    const int64_t block = std::stoll(parameter.substr(kLayers.size()), &digits);
-    const std::string of_block = parameter.substr(kLayers.size() + digits);
+    const auto [block, of_block, of_mixer] = ParseLayerParameter(parameter);
+    if (block < 0) return {.name = BackboneName(parameter), .placement = {}};
     const int64_t layer = FirstLayerOf(config, block) + (of_block.starts_with(".mlp") ? 1 : 0);
     constexpr Renaming kNames[] = {{".attn_norm.", ".norm."},
                                    {".mlp_norm.", ".norm."},

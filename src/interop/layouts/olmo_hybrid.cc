@@ -112,7 +112,7 @@ class OlmoHybrid : public GatedDeltaHybrid {
 
   TensorPlace PlaceOf(const model::ModelConfig& config, const std::string& parameter,
                       ConfigReader* reader) const override {
-    const auto [layer, of_mixer] = ParseLayerParameter(parameter);
+    const int64_t layer = ParseLayerParameter(parameter).layer;
     if (layer < 0 || !IsFullLayer(config, layer))
       return PlaceOutsideAttention(config, parameter, reader);
     static constexpr Renaming kNames[] = {{".attn.", ".self_attn."},
@@ -179,7 +179,7 @@ class OlmoHybrid : public GatedDeltaHybrid {
                                           {".attn_norm.", ".input_layernorm."},
                                           {".mlp_norm.", ".post_attention_layernorm."}};
     const std::string name = FlaName(Renamed(parameter, kNames));
-    const auto [layer, of_mixer] = ParseLayerParameter(parameter);
+    const auto [layer, of_layer, of_mixer] = ParseLayerParameter(parameter);
     if (reader == nullptr || !of_mixer.ends_with("_conv1d.weight"))
       return {.name = name, .placement = {}};
     const model::MixerConfig& delta = config.mixer_of(layer);

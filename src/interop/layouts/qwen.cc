@@ -12,28 +12,13 @@ constexpr int64_t kUsualFullLayers = 28;  // max_window_layers if config.json la
 constexpr const char* kFull = "full_attention";
 constexpr const char* kSliding = "sliding_attention";
 
-// Returns the numbers of the layers that `layer_types` gives a window.
-std::vector<int64_t> ReadLayerTypes(ConfigReader& reader, const nlohmann::json& types,
-                                    int64_t num_layers) {
-  std::vector<int64_t> sliding;
-  const bool fits = types.is_array() && static_cast<int64_t>(types.size()) == num_layers;
-  reader.Require(fits, "layer_types is not a list with one name for each of the ", num_layers,
-                 " layers. Correct the list, or remove the key.");
-  for (size_t layer = 0; fits && layer < types.size(); ++layer) {
-    const bool known = types[layer] == kFull || types[layer] == kSliding;
-    reader.Require(known, "layer_types has ", types[layer].dump().substr(0, 40), " for layer ",
-                   layer, ". Use a model that has only ", kFull, " and ", kSliding, ".");
-    if (types[layer] == kSliding) sliding.push_back(static_cast<int64_t>(layer));
-  }
-  return sliding;
-}
-
 // Returns the layers that the config gives a window. `layer_types` wins over `max_window_layers`,
 // the number of the first such layer.
 model::LayerGroup SlidingLayers(ConfigReader& reader, int64_t num_layers) {
   const int64_t first = reader.Int("max_window_layers", kUsualFullLayers, /*min=*/0);
-  if (const nlohmann::json* types = reader.Member("layer_types"))
-    return {.layers = ReadLayerTypes(reader, *types, num_layers)};
+  if (auto sliding = ReadLayersOfType(reader, "layer_types", num_layers,
+                                      {.other = {kFull}, .wanted = {kSliding}}))
+    return {.layers = std::move(*sliding)};
   if (first < num_layers) return {.every = 1, .first = first};
   return {};
 }

@@ -138,7 +138,7 @@ class QwenHybrid : public GatedDeltaHybrid {
 
   TensorPlace PlaceOf(const model::ModelConfig& config, const std::string& parameter,
                       ConfigReader*) const override {
-    const auto [layer, of_mixer] = ParseLayerParameter(parameter);
+    const auto [layer, of_layer, of_mixer] = ParseLayerParameter(parameter);
     if (of_mixer.empty()) return {.name = FlaName(Renamed(parameter, kQwenNames)), .placement = {}};
     const std::string prefix = FlaName(Concat("layers.", layer, "."));
     if (IsFullLayer(config, layer))

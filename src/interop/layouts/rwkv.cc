@@ -1,7 +1,6 @@
 // RWKV-4 of `transformers` and RWKV-7 of fla. A block of these classes is two layers of halflife:
 // layer 2 i has the time mixing of block i, and layer 2 i + 1 has its channel mixing.
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -23,10 +22,8 @@ struct HalfOfBlock {
   std::string rest;
 };
 HalfOfBlock HalfOf(const std::string& parameter) {
-  int64_t layer = 0;
-  const char* digits = parameter.data() + std::string_view("layers.").size();
-  const auto read = std::from_chars(digits, parameter.data() + parameter.size(), layer);
-  return {layer / 2, layer % 2 != 0, read.ptr};
+  const auto [layer, of_layer, of_mixer] = ParseLayerParameter(parameter);
+  return {layer / 2, layer % 2 != 0, of_layer};
 }
 
 // The base of both classes.

@@ -2,7 +2,6 @@
 // The config.json is the `model` part of their configuration as JSON, where modules are given by
 // import path. A TransformerBlock adds its second norm, or an MLP of it, to the residual stream. A
 // MambaBlock is one RMSNorm and Mamba, regardless of the class that sequence_mixer names.
-#include <charconv>
 #include <nlohmann/json.hpp>
 
 #include "interop/layouts/layouts.h"
@@ -10,8 +9,6 @@
 
 namespace halflife::interop {
 namespace {
-
-constexpr const char* kMixer = ".attn.";
 
 constexpr Renaming kFrame[] = {
     {"embeddings.", "embeddings.word_embeddings."},
@@ -42,14 +39,11 @@ struct MixerParameter {
   std::string name;  // "q_proj.weight"
 };
 std::optional<MixerParameter> InMixer(const std::string& parameter, ConfigReader* reader) {
-  const size_t end = parameter.find(kMixer);
-  const std::string_view prefix = "layers.";
-  if (end == std::string::npos || !parameter.starts_with(prefix)) return std::nullopt;
-  int64_t layer = 0;
-  std::from_chars(parameter.data() + prefix.size(), parameter.data() + end, layer);
-  return MixerParameter{.layer = parameter.substr(0, end + 1),
+  const auto [layer, of_layer, of_mixer] = ParseLayerParameter(parameter);
+  if (of_mixer.empty()) return std::nullopt;
+  return MixerParameter{.layer = Concat("layers.", layer, "."),
                         .mixer = ZoologyMixerOf(*reader->Member("sequence_mixer"), layer),
-                        .name = parameter.substr(end + std::string_view(kMixer).size())};
+                        .name = of_mixer};
 }
 
 // The model's mixer is that of the last layer of the period, as in recipes. Earlier layers that
