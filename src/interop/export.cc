@@ -32,6 +32,10 @@ struct WeightToWrite {
   std::string name;
   std::vector<int64_t> shape;  // Outermost first.
   RangeReader read;
+  StoredDType dtype;  // kF32 or kBF16.
+
+  int64_t num_elements() const { return ckpt::CountElements(shape); }
+  uint64_t bytes() const { return static_cast<uint64_t>(num_elements()) * ckpt::SizeOf(dtype); }
 };
 
 struct Shard {
@@ -39,15 +43,10 @@ struct Shard {
   uint64_t bytes = 0;
 };
 
-uint64_t BytesOf(const WeightToWrite& weight, StoredDType dtype) {
-  return static_cast<uint64_t>(ckpt::CountElements(weight.shape)) * ckpt::SizeOf(dtype);
-}
-
-std::vector<Shard> Cut(const std::vector<WeightToWrite>& weights, StoredDType dtype,
-                       uint64_t max_shard_bytes) {
+std::vector<Shard> Cut(const std::vector<WeightToWrite>& weights, uint64_t max_shard_bytes) {
   std::vector<Shard> shards(1);
   for (const WeightToWrite& weight : weights) {
-    const uint64_t bytes = BytesOf(weight, dtype);
+    const uint64_t bytes = weight.bytes();
     if (!shards.back().weights.empty() && shards.back().bytes + bytes > max_shard_bytes)
       shards.emplace_back();
     shards.back().weights.push_back(&weight);
@@ -72,15 +71,15 @@ void CheckFinite(const WeightToWrite& weight, int64_t begin, const std::vector<f
                   : " is not finite");
 }
 
-void WriteWeight(const WeightToWrite& weight, StoredDType dtype, int fd, const fs::path& path) {
-  const int64_t total = ckpt::CountElements(weight.shape);
+void WriteWeight(const WeightToWrite& weight, int fd, const fs::path& path) {
+  const int64_t total = weight.num_elements();
   std::vector<float> values;
   std::vector<c10::BFloat16> rounded;
   for (int64_t begin = 0; begin < total; begin += kPieceElements) {
     const int64_t count = std::min(kPieceElements, total - begin);
     values.resize(static_cast<size_t>(count));
     weight.read(begin, begin + count, values.data());
-    if (dtype == StoredDType::kF32) {
+    if (weight.dtype == StoredDType::kF32) {
       for (int64_t i = 0; i < count; ++i)
         CheckFinite(weight, begin, values, i, values[static_cast<size_t>(i)]);
       WriteAll(fd, values.data(), values.size() * sizeof(float), path, ExitCode::kEnvironment);
@@ -96,13 +95,13 @@ void WriteWeight(const WeightToWrite& weight, StoredDType dtype, int fd, const f
   }
 }
 
-void WriteShard(const Shard& shard, StoredDType dtype, const fs::path& path) {
+void WriteShard(const Shard& shard, const fs::path& path) {
   std::vector<ckpt::safetensors::Entry> entries;
   uint64_t offset = 0;
   for (const WeightToWrite* weight : shard.weights) {
-    const uint64_t bytes = BytesOf(*weight, dtype);
+    const uint64_t bytes = weight->bytes();
     entries.push_back({.name = weight->name,
-                       .dtype = dtype,
+                       .dtype = weight->dtype,
                        .shape = weight->shape,
                        .begin = offset,
                        .end = offset + bytes});
@@ -111,25 +110,23 @@ void WriteShard(const Shard& shard, StoredDType dtype, const fs::path& path) {
   const std::string head = ckpt::safetensors::BuildHeader(entries, {{"format", "pt"}}, 8);
   Fd file = OpenFile(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, ExitCode::kEnvironment);
   WriteAll(file.get(), head.data(), head.size(), path, ExitCode::kEnvironment);
-  for (const WeightToWrite* weight : shard.weights) WriteWeight(*weight, dtype, file.get(), path);
+  for (const WeightToWrite* weight : shard.weights) WriteWeight(*weight, file.get(), path);
   Fsync(file.get(), path, ExitCode::kEnvironment);
   file.Close(path, ExitCode::kEnvironment);
 }
 
-// Writes the weights in the given order to an existing folder, rounded to `dtype` (kF32 or kBF16,
-// to nearest even). Needs a few MiB of memory. A weight larger than `max_shard_bytes` gets its own
-// shard. The bytes are a function of the arguments. Throws kNonFinite if a weight is not finite
-// before or after rounding, and kEnvironment if writing fails.
+// Writes the weights in the given order to an existing folder, rounded to nearest even. Needs a few
+// MiB of memory. A weight larger than `max_shard_bytes` gets its own shard. The bytes are a function
+// of the arguments. Throws kNonFinite if a weight is not finite before or after rounding, and
+// kEnvironment if writing fails.
 void WriteHfWeights(const fs::path& folder, const std::vector<WeightToWrite>& weights,
-                    StoredDType dtype, uint64_t max_shard_bytes) {
-  HL_CHECK(dtype == StoredDType::kF32 || dtype == StoredDType::kBF16, "cannot write weights as ",
-           ckpt::Name(dtype));
-  const std::vector<Shard> shards = Cut(weights, dtype, max_shard_bytes);
+                    uint64_t max_shard_bytes) {
+  const std::vector<Shard> shards = Cut(weights, max_shard_bytes);
   nlohmann::ordered_json weight_map = nlohmann::ordered_json::object();
   uint64_t total = 0;
   for (size_t i = 0; i < shards.size(); ++i) {
     const std::string name = ShardFileName(i, shards.size());
-    WriteShard(shards[i], dtype, folder / name);
+    WriteShard(shards[i], folder / name);
     total += shards[i].bytes;
     for (const WeightToWrite* weight : shards[i].weights) weight_map[weight->name] = name;
   }
@@ -184,11 +181,27 @@ ordered_json ConfigJson(const Layout& layout, const model::LanguageModel& model,
   return json;
 }
 
+// Returns true for parameters of decays and step sizes, which fla and mamba_ssm keep in fp32 when
+// the model is bf16: a rounded A_log changes exp(A_log) by up to |A_log| / 256.
+bool IsDecayParameter(const std::string& name) {
+  return name.ends_with(".A_log") || name.ends_with(".dt_bias");
+}
+
+// Returns true if no element changes when it is rounded to bf16.
+bool FitsBf16(const RangeReader& read, int64_t num_elements) {
+  std::vector<float> values(static_cast<size_t>(num_elements));
+  read(0, num_elements, values.data());
+  return std::ranges::all_of(values,
+                             [](float x) { return static_cast<float>(c10::BFloat16(x)) == x; });
+}
+
 // Returns the tensors sorted by their names in the class, so that the bytes do not depend on the
-// order in which the model declares its parameters.
+// order in which the model declares its parameters. They are written as `dtype`, except for
+// parameters of decays that bf16 would change.
 std::vector<WeightToWrite> Weights(const Layout& layout, const model::LanguageModel& model,
-                                   const ckpt::StepReader& step, bool untie) {
+                                   const ckpt::StepReader& step, bool untie, StoredDType dtype) {
   struct Tensor {
+    bool is_decay = false;
     Placement placement;         // Placement of the last part added.
     std::vector<int64_t> shape;  // Shape of one part.
     std::vector<RangeReader> parts;
@@ -199,6 +212,7 @@ std::vector<WeightToWrite> Weights(const Layout& layout, const model::LanguageMo
                        RangeReader read) {
     const auto [name_of_class, placement] = layout.PlaceOf(model.config(), name, nullptr);
     Tensor& tensor = tensors[name_of_class];
+    tensor.is_decay = IsDecayParameter(name);
     tensor.placement = placement;
     tensor.shape = shape;
     if (placement.num_rows > 0) {
@@ -224,12 +238,18 @@ std::vector<WeightToWrite> Weights(const Layout& layout, const model::LanguageMo
         [](int64_t begin, int64_t end, float* out) { std::fill(out, out + (end - begin), 0.0f); });
   }
   std::vector<WeightToWrite> weights;
-  for (auto& [name, tensor] : tensors)
-    weights.push_back({.name = name,
-                       .shape = TensorShape(tensor.placement, tensor.shape),
-                       .read = tensor.rows.empty() ? TensorReader(tensor.placement, tensor.shape,
-                                                                  std::move(tensor.parts))
-                                                   : TensorOfRows(name, std::move(tensor.rows))});
+  for (auto& [name, tensor] : tensors) {
+    WeightToWrite weight = {
+        .name = name,
+        .shape = TensorShape(tensor.placement, tensor.shape),
+        .read = tensor.rows.empty()
+                    ? TensorReader(tensor.placement, tensor.shape, std::move(tensor.parts))
+                    : TensorOfRows(name, std::move(tensor.rows)),
+        .dtype = dtype};
+    if (tensor.is_decay && !FitsBf16(weight.read, weight.num_elements()))
+      weight.dtype = StoredDType::kF32;
+    weights.push_back(std::move(weight));
+  }
   return weights;
 }
 
@@ -260,6 +280,8 @@ ExportReport ExportModel(const ckpt::StepReader& step, const data::Tokenizer* to
               "the tokenizer has ", tokenizer == nullptr ? 0 : tokenizer->vocab_size(),
               " ids, but the model has only ", config.vocab_size,
               ". Pass the run's own tokenizer with --tokenizer.");
+  HL_CHECK(options.dtype == StoredDType::kF32 || options.dtype == StoredDType::kBF16,
+           "cannot write weights as ", ckpt::Name(options.dtype));
   const Layout& layout = ChooseLayout(config, options.model_type);
   const bool untie = options.untie || !layout.can_tie();
   ExportReport report = {.model_type = layout.model_type(),
@@ -279,7 +301,7 @@ ExportReport ExportModel(const ckpt::StepReader& step, const data::Tokenizer* to
       ids = tokenizer->special_ids();
     }
     const model::LanguageModel model(config);
-    WriteHfWeights(temporary, Weights(layout, model, step, untie), options.dtype,
+    WriteHfWeights(temporary, Weights(layout, model, step, untie, options.dtype),
                    options.max_shard_bytes);
     const ordered_json json = ConfigJson(layout, model, step.state(), ids, options.dtype, untie);
     AtomicWriteFile(temporary / "config.json", json.dump(2) + "\n", ExitCode::kEnvironment);

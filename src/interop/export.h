@@ -16,7 +16,8 @@
 namespace halflife::interop {
 
 struct ExportOptions {
-  ckpt::StoredDType dtype = ckpt::StoredDType::kF32;  // Type of every tensor: kF32 or kBF16.
+  // Type of the tensors: kF32 or kBF16. An A_log or dt_bias that bf16 would change is kF32.
+  ckpt::StoredDType dtype = ckpt::StoredDType::kF32;
   uint64_t max_shard_bytes = 5'000'000'000;
   std::string model_type = "auto";  // model_type of config.json; "auto" chooses a class.
   bool untie = false;               // Writes the head of a tied model as a separate tensor.

@@ -840,6 +840,29 @@ class HfModels(unittest.TestCase):
                 folder, _ = self.make_llama_folder(tie_word_embeddings=True)
 
                 def add_head(weights, other=name == "other"):
+    def test_decays_of_a_bf16_folder_stay_in_fp32(self):
+        def export_again(folder, name):
+            run, exported = self.dir / f"run_{name}", self.dir / f"exported_{name}"
+            halflife("import", "--from", folder, "--out", run)
+            halflife("export", "--run", run, "--out", exported, "--dtype", "bf16")
+            return exported
+
+        folder, weights = self.make_fla_folder(FRAME | FLA_VARIANTS["gated_deltanet"])
+        exported = export_again(folder, "fp32")
+        decays = {name for name in weights if name.endswith((".A_log", ".dt_bias"))}
+        self.assertEqual(len(decays), 4)
+        for name, tensor in load_file(exported / "model.safetensors").items():
+            want = weights[name] if name in decays else weights[name].bfloat16()
+            self.assertEqual(tensor.dtype, want.dtype, name)
+            self.assertTrue(torch.equal(tensor, want), name)
+        self.check_same_tensors(exported, export_again(exported, "mixed"))
+        # A folder with all tensors in bf16 has the same bytes again, too.
+        change_weights(exported, lambda all: all.update({n: all[n].bfloat16() for n in decays}))
+        again = export_again(exported, "bf16")
+        self.check_same_tensors(exported, again)
+        types = {tensor.dtype for tensor in load_file(again / "model.safetensors").values()}
+        self.assertEqual(types, {torch.bfloat16})
+
                     head = weights["model.embed_tokens.weight"].clone()
                     if other:
                         head[-1] = -head[-1]

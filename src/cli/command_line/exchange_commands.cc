@@ -58,7 +58,9 @@ void AddExport(CLI::App& app, Request& request) {
   declare.Required("--run RUN", options.run,
                    "A run (its newest step), RUN@best or RUN@1200, or a step's folder");
   declare.Required("--out DIR", options.out, "The folder to create; it must not exist");
-  declare("--dtype", options.dtype, "Type of all tensors", OneOf({"fp32", "bf16"}));
+  declare("--dtype", options.dtype,
+          "Type of the tensors. bf16 keeps fp32 for A_log and dt_bias if it would change them",
+          OneOf({"fp32", "bf16"}));
   std::vector<std::string> types = LayoutNames(/*exports=*/true);
   types.insert(types.begin(), "auto");
   declare(

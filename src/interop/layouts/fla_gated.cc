@@ -61,7 +61,7 @@ class Hgrn2 : public Layout {
   std::string TensorName(const std::string& parameter, ConfigReader*) const override {
     return FlaName(parameter);
   }
-  // The class has bounds even if no layer reads them.
+  // The class has bounds even if no layer reads them: those of layer 0 are 0. It starts from zeros.
   bool IsUnused(const std::string& tensor) const override { return tensor == "model.lower_bounds"; }
   std::vector<dist::ParamSpec> ZeroTensors(const model::ModelConfig& config) const override {
     if (!config.mixer.Get<bool>("use_lower_bound")) return {};
