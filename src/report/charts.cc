@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <functional>
+#include <set>
+#include <string_view>
 
 #include "core/concat.h"
 #include "report/axis.h"
@@ -139,11 +141,27 @@ bool HasPoints(const PlotSpec& spec) {
                      [](const Curve& curve) { return !curve.points.empty(); });
 }
 
+// Returns the names after "val_loss/": those of validation sets and of the files of a text.
+std::set<std::string> NamesOfValidationLosses(const Runs& runs) {
+  constexpr std::string_view kPrefix = "val_loss/";
+  std::set<std::string> names;
+  for (const RunRecord& run : runs)
+    for (const auto& [key, series] : run.metrics)
+      if (key.starts_with(kPrefix)) names.insert(key.substr(kPrefix.size()));
+  return names;
+}
+
 ChartGroup LossCharts(const Runs& runs, const ChartMaker& maker) {
   ChartGroup group{.title = "Loss", .plots = {}};
   group.plots.push_back(maker.Make({.title = "Training loss, nats per token"}, Metric("loss")));
   group.plots.push_back(maker.Make({.title = "Validation loss, nats per token", .markers = true},
                                    Metric("val_loss")));
+  constexpr size_t kMostNamedSets = 12;  // A text may have a hundred files.
+  if (const auto names = NamesOfValidationLosses(runs); names.size() <= kMostNamedSets)
+    for (const std::string& name : names)
+      group.plots.push_back(
+          maker.Make({.title = Concat("Validation loss of ", name), .markers = true},
+                     Metric("val_loss/" + name)));
   if (KnowTokens(runs)) {
     group.plots.push_back(maker.Make({.title = "Training loss, both axes logarithmic",
                                       .note = "a power law is a straight line",

@@ -20,6 +20,13 @@ std::string ReadIfThere(const fs::path& path) {
   return fs::is_regular_file(path, error) ? ReadFile(path, ExitCode::kEnvironment) : std::string();
 }
 
+// The line of a validation without an unnamed set.
+bool ScoresNamedSets(const nlohmann::json& line) {
+  for (const auto& [key, value] : line.items())
+    if (key.starts_with("val_loss/")) return true;
+  return false;
+}
+
 // Reads the lines of metrics.jsonl in order and keeps the values that are still valid.
 class MetricsReader {
  public:
@@ -57,7 +64,7 @@ class MetricsReader {
   // resumed.)
   void BeginAttempt(const nlohmann::json& line, int64_t step) {
     if (!line.contains("attempt") || !line["attempt"].is_string()) return;
-    if (!line.contains("loss") && !line.contains("val_loss")) return;
+    if (!line.contains("loss") && !line.contains("val_loss") && !ScoresNamedSets(line)) return;
     const std::string attempt = line["attempt"];
     if (attempt == attempt_) return;
     const bool first = attempt_.empty();

@@ -26,6 +26,17 @@ CLI::Validator IsStep() {
 
 const std::vector<ExitCode> kCodes = {ExitCode::kDifference, ExitCode::kCheckpointIo};
 
+// The metrics that ckpt.keep_best accepts. The names of validation sets are known only to a run.
+CLI::Validator MetricOfSteps() {
+  const CLI::Validator check = OneOf({"loss", "val_loss", "val_error", "none"});
+  return CLI::Validator(
+      [check](std::string& text) {
+        const bool named = text.starts_with("val_loss/") || text.starts_with("val_error/");
+        return named ? std::string() : check(text);
+      },
+      check.get_description());
+}
+
 std::vector<Verb> VerbsThatRead() {
   return {
       {.name = "ls",
@@ -107,8 +118,8 @@ std::vector<Verb> VerbsThatWrite() {
                      AtLeast(0));
              declare("--keep-best", options.keep_best,
                      "Also keep the step with the lowest value of this metric: loss, val_loss, "
-                     "val_error or none [the recipe's ckpt.keep_best]",
-                     OneOf({"loss", "val_loss", "val_error", "none"}));
+                     "val_error, val_loss/<set> or none [the recipe's ckpt.keep_best]",
+                     MetricOfSteps());
              declare.Flag("--dry-run", options.dry_run,
                           "Only print which steps would be deleted, and why");
            }},

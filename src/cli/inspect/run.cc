@@ -21,6 +21,13 @@ using Json = nlohmann::ordered_json;
 
 namespace {
 
+// A validation may have only named sets.
+bool ScoresASet(const Json& line) {
+  for (const auto& [key, value] : line.items())
+    if (key == "val_loss" || key.starts_with("val_loss/")) return true;
+  return false;
+}
+
 // Adds lines in file order. After a resume:
 // - A step that was trained again counts once, with its last values.
 // - A step that was discarded and never trained again does not count.
@@ -43,14 +50,15 @@ class MetricsSummary {
     }
     num_saves_ += json.contains("save_bytes") ? 1 : 0;
     num_checkpoint_damage_ += json.contains("checkpoint_damage") ? 1 : 0;
-    if (!json.contains("val_loss") && !json.contains("loss")) return;
+    const bool validated = ScoresASet(json);
+    if (!validated && !json.contains("loss")) return;
     const auto step = json["step"].get<int64_t>();
     if (attempt != attempt_) BeginAttempt(attempt, step);
     if (json.contains("loss")) {
       steps_[step] = StepOf(json);
       if (step == steps_.rbegin()->first) last_ = json;
     }
-    if (json.contains("val_loss")) validations_[step] = std::move(json);
+    if (validated) validations_[step] = std::move(json);
   }
 
   Json Finish() const {
@@ -70,7 +78,7 @@ class MetricsSummary {
       }
     }
     for (const auto& [step, line] : validations_) {
-      const Json& loss = line["val_loss"];
+      const Json loss = line.value("val_loss", Json());
       if (loss.is_number() && (best.is_null() || loss < best["val_loss"])) best = line;
     }
     return {{"lines", num_lines_},

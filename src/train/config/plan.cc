@@ -38,16 +38,18 @@ void RequirePositionIds(const data::RowPositionsConfig& ids, const model::Langua
               model.config().positions.name(), " table, ", most);
 }
 
-// A run on a dataset without a validation split does not validate. Refuses settings that need a
-// validation.
+// A run on a dataset without a validation split validates only its named sets. Refuses settings
+// that need more.
 void RequireValidationSplit(const RunConfig& config, const data::DatasetInfo& dataset) {
   if (HasValidationSplit(config, dataset)) return;
   std::vector<std::string> needs;
-  if (config.eval.every > 0) needs.push_back("eval.every");
-  if (config.eval.every_epochs > 0) needs.push_back("eval.every_epochs");
-  if (!config.eval.sample_prompt.empty()) needs.push_back("eval.sample_prompt");
+  const bool validates = !config.eval.sets.empty();
+  if (!validates && config.eval.every > 0) needs.push_back("eval.every");
+  if (!validates && config.eval.every_epochs > 0) needs.push_back("eval.every_epochs");
+  if (!validates && !config.eval.sample_prompt.empty()) needs.push_back("eval.sample_prompt");
   if (config.train.stop_at_accuracy > 0) needs.push_back("train.stop_at_accuracy");
-  if (config.ckpt.keeps_best_validation()) needs.push_back("ckpt.keep_best");
+  const std::string& best = config.ckpt.store.retention.keep_best;
+  if (best == "val_loss" || best == "val_error") needs.push_back("ckpt.keep_best");
   HL_CHECK_AS(
       ExitCode::kUsage, needs.empty(), "the dataset has no ", config.eval.split,
       " split, which the recipe needs for ", Join(needs, " and "), ". Remove ",

@@ -84,6 +84,14 @@ void VisitOptimizer(const Direction& direction, proto::RunConfig& m, RunConfig& 
 }
 
 template <typename Direction>
+void VisitSet(const Direction& direction, proto::ValidationSet& m, ValidationSetConfig& c) {
+  HL_FIELD(m, name, c.name);
+  HL_FIELD(m, path, c.path);
+  HL_FIELD(m, split, c.split);
+  HL_FIELD(m, windows, c.windows);
+}
+
+template <typename Direction>
 void Visit(const Direction& direction, proto::RunConfig& m, RunConfig& c) {
   HL_FIELD((*m.mutable_data()), path, c.data.path);
   HL_FIELD((*m.mutable_data()), seq_len, c.data.seq_len);
@@ -172,10 +180,21 @@ void WriteAlgorithm(optim::OptimizerChoice choice, proto::OptimizerChoice& messa
   }
 }
 
+void ReadLists(proto::RunConfig& message, RunConfig& config) {
+  for (proto::ValidationSet& set : *message.mutable_eval()->mutable_set())
+    VisitSet(ReadFields{}, set, config.eval.sets.emplace_back());
+}
+
+void WriteLists(RunConfig& config, proto::RunConfig& message) {
+  for (ValidationSetConfig& set : config.eval.sets)
+    VisitSet(WriteFields{}, *message.mutable_eval()->add_set(), set);
+}
+
 proto::RunConfig ToMessage(const RunConfig& config) {
   proto::RunConfig message;
   RunConfig copy = config;
   Visit(WriteFields{}, message, copy);
+  WriteLists(copy, message);
   WriteModel(config.model, *message.mutable_model());
   WriteAlgorithm(config.optimizer.algorithm, *message.mutable_optimizer()->mutable_algorithm());
   return message;
@@ -273,6 +292,7 @@ RunConfig MergeAll(const std::vector<RecipeText>& recipes,
   RunConfig config;
   config.model.vocab_size = 0;
   Visit(ReadFields{}, message, config);
+  ReadLists(message, config);
   ReadModel(message.model(), config.model);
   ReadAlgorithm(message.optimizer().algorithm(), config.optimizer.algorithm);
   return config;

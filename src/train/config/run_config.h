@@ -64,6 +64,13 @@ struct LoopConfig {
   bool cuda_graphs = false;
 };
 
+// A validation set beside the split of data.path.
+struct ValidationSetConfig {
+  std::string name, path;
+  std::string split = "validation";
+  int64_t windows = 0;  // 0: as EvalConfig::windows.
+};
+
 struct EvalConfig {
   int64_t every = 0;
   int64_t windows = 0;
@@ -71,6 +78,7 @@ struct EvalConfig {
   int64_t sample_tokens = 200;
   int64_t every_epochs = 0;
   std::string split = "validation";
+  std::vector<ValidationSetConfig> sets;
 };
 
 struct SaveConfig {

@@ -14,14 +14,12 @@ namespace {
 class Problems {
  public:
   template <typename Value>
-  void Require(bool ok, const char* field, const Value& met, const std::string& works) {
+  void Require(bool ok, const std::string& field, const Value& met, const std::string& works) {
     if (!ok) lines_ += Concat("\n  ", field, ": ", met, ". Use ", works);
   }
-  void OneOf(const char* field, const std::string& met,
-             std::initializer_list<const char*> choices) {
-    for (const char* choice : choices) {
-      if (met == choice) return;
-    }
+  void OneOf(const std::string& field, const std::string& met,
+             const std::vector<std::string>& choices) {
+    if (std::ranges::count(choices, met) > 0) return;
     lines_ += Concat("\n  ", field, ": '", met, "'. Use one of ", Join(choices, ", "));
   }
   void Add(const std::string& line) { lines_ += "\n  " + line; }
@@ -148,6 +146,32 @@ void CheckRowPositions(const RunConfig& c, Problems& problems) {
                    p.length, Concat("data.seq_len, ", c.data.seq_len, ", to 16777216"));
 }
 
+// Names of sets and sources are parts of metrics and of the text of --set.
+bool IsPlainName(const std::string& name) {
+  constexpr char kPlain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.";
+  return !name.empty() && name.find_first_not_of(kPlain) == std::string::npos;
+}
+
+void CheckValidationSets(const RunConfig& c, Problems& problems) {
+  std::vector<std::string> names, metrics = {"", "loss", "val_loss", "val_error"};
+  for (size_t i = 0; i < c.eval.sets.size(); ++i) {
+    const ValidationSetConfig& set = c.eval.sets[i];
+    const auto field = [&](const char* name) { return Concat("eval.set.", i, ".", name); };
+    problems.Require(IsPlainName(set.name), field("name"), "'" + set.name + "'",
+                     "letters, digits, '_', '-' and '.'");
+    problems.Require(std::ranges::count(names, set.name) == 0, field("name"), set.name,
+                     "a name that no other set has");
+    problems.Require(!set.path.empty(), field("path"), "''", "a folder made by `halflife prepare`");
+    problems.OneOf(field("split"), set.split, {"train", "validation", "test"});
+    problems.Require(set.windows >= 0, field("windows"), set.windows,
+                     "a number >= 0 (0: as eval.windows)");
+    names.push_back(set.name);
+    metrics.push_back("val_loss/" + set.name);
+    metrics.push_back("val_error/" + set.name);
+  }
+  problems.OneOf("ckpt.keep_best", c.ckpt.store.retention.keep_best, metrics);
+}
+
 }  // namespace
 
 void Validate(const RunConfig& config, int world_size) {
@@ -188,7 +212,7 @@ void Validate(const RunConfig& config, int world_size) {
                    "2 or more (the older one replaces a damaged checkpoint)");
   problems.Require(retention.keep_every >= 0, "ckpt.keep_every", retention.keep_every,
                    "a number >= 0 (0: off)");
-  problems.OneOf("ckpt.keep_best", retention.keep_best, {"", "loss", "val_loss", "val_error"});
+  CheckValidationSets(config, problems);
   problems.Require(
       !config.ckpt.keeps_best_validation() || config.eval.every > 0 || config.eval.every_epochs > 0,
       "ckpt.keep_best", retention.keep_best,

@@ -76,8 +76,8 @@ Trainer::Trainer(RunConfig config, Device device, RunFolder folder, dist::RankCo
       device_(device),
       mesh_(MeshOf(config_, context.rank(), context.world_size())),
       folder_(std::move(folder)),
-      dataset_(data::Dataset::Open(config_.data.path)),
-      model_((config_ = Resolve(std::move(config_), dataset_, context.rank())).model),
+      data_(config_),
+      model_((config_ = Resolve(std::move(config_), data_.training(), context.rank())).model),
       trace_(options.trace, context),
       rank_times_(context.control()),
       waits_(options.count_waits ? std::make_optional<HostWaitReport>() : std::nullopt),
@@ -87,11 +87,12 @@ Trainer::Trainer(RunConfig config, Device device, RunFolder folder, dist::RankCo
       save_policy_(config_.ckpt),
       stop_policy_(config_.train.time_limit_s),
       run_clock_(options.clock) {
-  RequireDataset(config_, model_, dataset_);
-  if (!HasValidationSplit(config_, dataset_.info()))
-    HL_INFO("train", "the dataset has no ", config_.eval.split,
-            " split: this run does not validate");
-  if (context.rank() == 0) WarnOfShortDocuments(config_, dataset_.info());
+  data_.Require(config_, model_);
+  if (!HasValidationSplit(config_, data_.training().info()))
+    HL_INFO(
+        "train", "the dataset has no ", config_.eval.split, " split: this run ",
+        config_.eval.sets.empty() ? "does not validate" : "validates only the sets of eval.set");
+  if (context.rank() == 0) WarnOfShortDocuments(config_, data_.training().info());
   RequireMemory(config_, model_, CurrentTarget(config_, context.world_size(), context.local_size()),
                 context.rank());
   arena_ = std::make_unique<ParameterArena>(
@@ -100,7 +101,7 @@ Trainer::Trainer(RunConfig config, Device device, RunFolder folder, dist::RankCo
   data::TokenSourceConfig source = SourceConfig(config_, mesh_);
   if (!options.trace.file.empty())
     source.on_read = [this](int64_t begin_us, int64_t end_us) { trace_.Read(begin_us, end_us); };
-  source_ = std::make_unique<data::TokenSource>(dataset_, data::Split::kTrain, source);
+  source_ = std::make_unique<data::TokenSource>(data_.training(), data::Split::kTrain, source);
   target_guard_.emplace(config_, source_->order());
   store_comm_ = context.control().Split(0, mesh_.SumGroup().rank, "ckpt");
   store_ = std::make_unique<ckpt::CheckpointStore>(folder_.path() / "ckpt", *store_comm_,
@@ -126,14 +127,14 @@ ckpt::StepState Trainer::CurrentState(bool final) const {
   state.data.samples = source_->order().NumSamplesBefore(state.step);
   state.data.epoch = source_->order().EpochOf(state.step);
   state.data.tokens = state.data.samples * config_.data.seq_len;
-  state.data.dataset = dataset_.info().hash;
+  state.data.dataset = data_.training().info().hash;
   state.data.seq_len = static_cast<uint32_t>(config_.data.seq_len);
-  state.data.classes = dataset_.info().classes;
+  state.data.classes = data_.training().info().classes;
   state.optimizer = config_.optimizer.algorithm.name();
   state.rng_seed = config_.train.seed;
   state.run_config_text = ToText(config_);
   state.trajectory = TrajectoryFields(config_);
-  state.trajectory["data.hash"] = ToHex(dataset_.info().hash);
+  state.trajectory["data.hash"] = ToHex(data_.training().info().hash);
   state.trajectory["data.order_version"] = Concat(data::kOrderVersion);
   state.model_family = config_.model.mixer.name();
   state.model_config_json = model::ToJson(model::Resolved(config_.model));
@@ -254,19 +255,20 @@ void Trainer::DescribeRun() {
   const BuildInfo build = GetBuildInfo();
   metrics_->Describe(
       "run/description",
-      Verbatim(Concat(
-          "model    ", PlanSummary(config_, model_, context_.world_size()), "\ndata     ",
-          dataset_.folder().string(), ", hash ", ToHex(dataset_.info().hash), "\ndevice   ",
-          device_.is_cuda() ? "cuda" : "cpu", ", ", config_.train.precision, "\nbuild    ",
-          build.version, " ", build.git_hash, build.git_dirty ? " (modified)" : "", "\nattempt  ",
-          folder_.attempt(), state_.step == 0 ? "" : Concat(", from step ", state_.step))));
+      Verbatim(Concat("model    ", PlanSummary(config_, model_, context_.world_size()),
+                      "\ndata     ", data_.training().folder().string(), ", hash ",
+                      ToHex(data_.training().info().hash), "\ndevice   ",
+                      device_.is_cuda() ? "cuda" : "cpu", ", ", config_.train.precision,
+                      "\nbuild    ", build.version, " ", build.git_hash,
+                      build.git_dirty ? " (modified)" : "", "\nattempt  ", folder_.attempt(),
+                      state_.step == 0 ? "" : Concat(", from step ", state_.step))));
   metrics_->Describe("run/config", Verbatim(ToText(config_)));
 }
 
 void Trainer::WriteRunFiles() {
   if (context_.rank() != 0) return;
   folder_.WriteConfig(ToText(config_));
-  if (dataset_.info().has_tokenizer()) folder_.CopyTokenizer(dataset_);
+  if (data_.training().info().has_tokenizer()) folder_.CopyTokenizer(data_.training());
   if (!Finished()) folder_.RemoveDone();
   Heartbeat("start");
   const model::FlopCount flops = model::ModelCost(model_, config_.data.seq_len).FlopsPerToken();
@@ -327,23 +329,30 @@ void Trainer::Heartbeat(const char* phase) {
   }
 }
 
+SetResult Trainer::Score(const ValidationSet& set) {
+  SetResult scored = {.name = set.name,
+                      .result = eval::Validate(model_, set.tokens,
+                                               {.seq_len = config_.data.seq_len,
+                                                .num_windows = set.num_windows,
+                                                .batch = config_.train.micro_batch,
+                                                .parallel = runner_->parallel()},
+                                               context_.control())};
+  state_.metrics["val_loss" + scored.suffix()] = scored.result.loss;
+  // Stored as an error, because ckpt.keep_best keeps the lowest value.
+  if (scored.result.accuracy)
+    state_.metrics["val_error" + scored.suffix()] = 1 - *scored.result.accuracy;
+  return scored;
+}
+
 void Trainer::RunValidation() {
-  if (!HasValidationSplit(config_, dataset_.info())) return;
+  const std::vector<ValidationSet> sets = data_.ValidationSets(config_);
+  if (sets.empty()) return;
   const Stopwatch watch;
   runner_->AwaitParameters();
   Heartbeat("validate");
-  const eval::ValidationResult result = eval::Validate(
-      model_,
-      data::ViewOf(dataset_, data::SplitOf(config_.eval.split), config_.data.reset_at_documents),
-      {.seq_len = config_.data.seq_len,
-       .num_windows = config_.eval.windows,
-       .batch = config_.train.micro_batch,
-       .parallel = runner_->parallel()},
-      context_.control());
-  state_.metrics["val_loss"] = result.loss;
-  // Stored as an error, because ckpt.keep_best keeps the lowest value.
-  if (result.accuracy) state_.metrics["val_error"] = 1 - *result.accuracy;
-  if (metrics_) metrics_->Validation(static_cast<int64_t>(state_.step), result);
+  std::vector<SetResult> results;
+  for (const ValidationSet& set : sets) results.push_back(Score(set));
+  if (metrics_) metrics_->Validation(static_cast<int64_t>(state_.step), results);
   ShowSampleText();
   // No deadline applies to the other ranks while rank 0 generates text.
   if (sample_text_) ckpt::Arrive(context_.control(), {"sample_text", 0});
@@ -507,8 +516,8 @@ StepResult Trainer::TakeStep() {
   ++state_.step;
   trace_.Step(static_cast<int64_t>(state_.step), begin_us, UnixMicroseconds());
   // The validation belongs to an earlier step. keep_best must not use it for this one.
-  state_.metrics.erase("val_loss");
-  state_.metrics.erase("val_error");
+  std::erase_if(state_.metrics,
+                [](const auto& metric) { return metric.first.starts_with("val_"); });
   state_.metrics["loss"] = result.loss;
   state_.last_lr = result.lr;
   if (config_.train.log_samples) LogSamples(result);

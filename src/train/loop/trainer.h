@@ -17,6 +17,7 @@
 #include "dist/mesh.h"
 #include "dist/rank_context.h"
 #include "train/config/run_config.h"
+#include "train/loop/run_data.h"
 #include "train/loop/run_guards.h"
 #include "train/loop/run_saves.h"
 #include "train/loop/stop_policy.h"
@@ -74,6 +75,7 @@ class Trainer {
   void LogWaits() const;
   void Heartbeat(const char* phase);
   void RunValidation();
+  SetResult Score(const ValidationSet& set);
   void ShowSampleText();
   void SaveIfDue(bool requested);
   void SaveNow(bool must_succeed, bool final);
@@ -96,7 +98,7 @@ class Trainer {
   Device device_;
   dist::DataMesh mesh_;
   RunFolder folder_;
-  data::Dataset dataset_;
+  RunData data_;
   model::LanguageModel model_;
   RunTrace trace_;
   std::unique_ptr<ParameterArena> arena_;

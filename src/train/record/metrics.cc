@@ -52,6 +52,41 @@ void RunLines::CutBack() const {
               " back to its last whole line: ", error.message());
 }
 
+namespace {
+
+// Adds the metrics of a validation set, each with the suffix of the set.
+void AddScores(const SetResult& set, nlohmann::ordered_json& line) {
+  const eval::ValidationResult& result = set.result;
+  const std::string suffix = set.suffix();
+  line["val_loss" + suffix] = result.loss;
+  line["val_perplexity" + suffix] = result.perplexity();
+  if (result.bits_per_byte) line["val_bits_per_byte" + suffix] = *result.bits_per_byte;
+  if (result.accuracy) line["val_accuracy" + suffix] = *result.accuracy;
+  for (const eval::PartScore& segment : result.segments)
+    line[Concat("val_accuracy", suffix, "/", segment.name)] = segment.accuracy.value();
+  for (const eval::PartScore& source : result.sources)
+    line[Concat("val_loss", suffix, "/", source.name)] = source.loss;
+  if (result.classes) {
+    line["val_mcc" + suffix] = result.classes->mcc;
+    line["val_f1_macro" + suffix] = result.classes->f1_macro;
+    if (result.classes->auroc) line["val_auroc" + suffix] = *result.classes->auroc;
+  }
+  line["val_tokens" + suffix] = result.num_targets;
+  line["val_windows_scored" + suffix] = result.num_windows;
+  line["val_windows_available" + suffix] = result.num_available;
+}
+
+std::string ScoresText(const eval::ValidationResult& result) {
+  const std::string rest =
+      result.accuracy
+          ? Concat("accuracy ", Fixed(*result.accuracy, 4))
+          : Concat("perplexity ", Fixed(result.perplexity(), 3), " per token, ",
+                   Fixed(result.bits_per_byte.value_or(std::nan("")), 4), " bits per byte");
+  return Concat(Fixed(result.loss, 4), ", ", rest);
+}
+
+}  // namespace
+
 Metrics::Metrics(const MetricsConfig& config, std::unique_ptr<EventLog> events)
     : config_(config),
       file_(config.file),
@@ -129,32 +164,15 @@ void Metrics::Progress(int64_t step, const StepResult& result, double tokens_per
   }
 }
 
-void Metrics::Validation(int64_t step, const eval::ValidationResult& result) {
-  nlohmann::ordered_json line = {
-      {"step", step}, {"val_loss", result.loss}, {"val_perplexity", result.perplexity()}};
-  if (result.bits_per_byte) line["val_bits_per_byte"] = *result.bits_per_byte;
-  if (result.accuracy) line["val_accuracy"] = *result.accuracy;
-  for (const eval::PartScore& segment : result.segments)
-    line[Concat("val_accuracy/", segment.name)] = segment.accuracy.value();
-  for (const eval::PartScore& source : result.sources)
-    line[Concat("val_loss/", source.name)] = source.loss;
-  if (result.classes) {
-    line["val_mcc"] = result.classes->mcc;
-    line["val_f1_macro"] = result.classes->f1_macro;
-    if (result.classes->auroc) line["val_auroc"] = *result.classes->auroc;
-  }
-  line["val_tokens"] = result.num_targets;
-  line["val_windows_scored"] = result.num_windows;
-  line["val_windows_available"] = result.num_available;
+void Metrics::Validation(int64_t step, const std::vector<SetResult>& sets) {
+  nlohmann::ordered_json line = {{"step", step}};
+  for (const SetResult& set : sets) AddScores(set, line);
   Write(std::move(line));
   if (terminal_ && line_open_) std::cerr << "\n";
   line_open_ = false;
-  const std::string rest =
-      result.accuracy
-          ? Concat("accuracy ", Fixed(*result.accuracy, 4))
-          : Concat("perplexity ", Fixed(result.perplexity(), 3), " per token, ",
-                   Fixed(result.bits_per_byte.value_or(std::nan("")), 4), " bits per byte");
-  HL_INFO("train", "step ", step, ": validation loss ", Fixed(result.loss, 4), ", ", rest);
+  for (const SetResult& set : sets)
+    HL_INFO("train", "step ", step, ": validation loss ",
+            set.name.empty() ? "" : Concat("of ", set.name, " "), ScoresText(set.result));
 }
 
 void Metrics::Save(int64_t step, const ckpt::SaveReport& report, double blocked_s) {

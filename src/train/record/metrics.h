@@ -41,6 +41,13 @@ class RunLines {
   int64_t num_lost_ = 0;  // Consecutive lost lines.
 };
 
+// The scores of a validation set. The metrics of the unnamed set have no suffix.
+struct SetResult {
+  std::string name;
+  eval::ValidationResult result;
+  std::string suffix() const { return name.empty() ? "" : "/" + name; }
+};
+
 struct MetricsConfig {
   std::filesystem::path file;
   std::string attempt;  // Distinguishes steps that several attempts repeat.
@@ -66,7 +73,8 @@ class Metrics {
   ~Metrics();  // Ends a progress line on the terminal.
 
   void Step(int64_t step, const StepResult& result);
-  void Validation(int64_t step, const eval::ValidationResult& result);
+  // Writes the scores of all sets in one line.
+  void Validation(int64_t step, const std::vector<SetResult>& sets);
   // `blocked_s`: seconds that the step loop waited for the save.
   void Save(int64_t step, const ckpt::SaveReport& report, double blocked_s);
   void Ranks(int64_t step, const ComparedTimes& times);

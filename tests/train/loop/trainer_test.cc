@@ -11,6 +11,7 @@
 #include "ckpt/reader.h"
 #include "ckpt/step_dir.h"
 #include "core/concat.h"
+#include "core/files.h"
 #include "dist/local_communicator.h"
 #include "dist/rank_context.h"
 #include "support/expect_error.h"
@@ -134,6 +135,67 @@ TEST_F(TrainerTest, TheBestValidationIsSavedWhereNoSaveIsDue) {
     EXPECT_LT(losses[1], losses[0]) << "of a model that learns";
     fs::remove_all(folder_);
   }
+}
+
+// Two further sets: the training split, and another dataset.
+TEST_F(TrainerTest, NamedValidationSetsChangeNoBitOfTraining) {
+  const std::vector<std::string> set = {"eval.every=2", "ckpt.every=2", "ckpt.keep_last=9"};
+  ASSERT_EQ(Train({.ranks = 2, .set = set}), ExitCode::kFinished);
+  // Behind the header, which names the attempt.
+  const auto arrays = [&] {
+    return ReadFile(folder_ / "ckpt/step_000000000004/rank_00001.safetensors", ExitCode::kInternal)
+        .substr(4096);
+  };
+  const std::string expected = arrays();
+  fs::remove_all(folder_);
+  std::vector<std::string> with_sets = set;
+  with_sets.push_back(Concat("eval.set=[{name:\"fit\" path:\"",
+                             (data_dir->path() / "data").string(),
+                             "\" split:\"train\" windows:3},{name:\"other\" path:\"",
+                             (data_dir->path() / "other").string(), "\"}]"));
+  with_sets.emplace_back("ckpt.keep_best=val_loss/other");
+  ASSERT_EQ(Train({.ranks = 2, .set = with_sets}), ExitCode::kFinished) << log_;
+  EXPECT_TRUE(arrays() == expected);
+  EXPECT_THAT(log_, HasSubstr("step 4: validation loss of other "));
+  const auto reader = ckpt::StepReader::Open(folder_ / "ckpt" / ckpt::StepName(4));
+  const auto& metrics = reader.state().metrics;
+  EXPECT_TRUE(metrics.contains("val_loss") && metrics.contains("val_loss/fit"));
+  EXPECT_TRUE(metrics.contains("best_val_loss/other"));
+  const std::string lines = ReadFile(folder_ / "metrics.jsonl", ExitCode::kInternal);
+  EXPECT_THAT(lines, HasSubstr("\"val_windows_scored/fit\":3"));
+  EXPECT_THAT(lines, HasSubstr("\"val_bits_per_byte/other\""));
+}
+
+// Without a split of its own, a run validates its named sets only.
+TEST_F(TrainerTest, ANamedSetReplacesAMissingValidationSplit) {
+  const auto set = [&](const std::string& more) {
+    return Concat("eval.set=[{name:\"a\" path:\"", (data_dir->path() / "mqar").string(), "\" ",
+                  more, "}]");
+  };
+  const std::vector<std::string> labelled = {"data.seq_len=16", "model.objective=labelled",
+                                             "eval.every=2", "ckpt.keep_best=val_error/a"};
+  std::vector<std::string> fits = labelled, empty = labelled;
+  fits.push_back(set("split:\"train\""));
+  empty.push_back(set(""));
+  EXPECT_HL_ERROR(Train({.set = empty, .data = "mqar"}), ExitCode::kData,
+                  "eval.set 'a' has no tokens");
+  ASSERT_EQ(Train({.set = fits, .data = "mqar"}), ExitCode::kFinished) << log_;
+  EXPECT_THAT(log_, HasSubstr("this run validates only the sets of eval.set"));
+  EXPECT_THAT(log_, HasSubstr("validation loss of a "));
+}
+
+TEST_F(TrainerTest, AValidationSetMustHaveTheTokensOfTheTrainingData) {
+  const std::string path = (data_dir->path() / "mqar").string();
+  EXPECT_HL_ERROR(Train({.set = {Concat("eval.set=[{name:\"a\" path:\"", path, "\"}]")}}),
+                  ExitCode::kUsage, "eval.set 'a': the dataset ", path,
+                  " has no tokenizer, and the training data ", "has one. Use a dataset that");
+  EXPECT_HL_ERROR(
+      Train({.set = {Concat("eval.set=[{name:\"a/b\" path:\"", path,
+                            "\" split:\"all\"},{name:\"a\"},{name:\"a\" path:\"x\"}]"),
+                     "eval.every=1", "ckpt.keep_best=val_loss/b"}}),
+      ExitCode::kUsage, "eval.set.0.name: 'a/b'. Use letters", "eval.set.0.split: 'all'",
+      "eval.set.1.path: ''. Use a folder", "eval.set.2.name: a. Use a name that no other",
+      "ckpt.keep_best: 'val_loss/b'. Use one of , loss, val_loss, val_error, val_loss/a");
 }
 
 TEST_F(TrainerTest, TheBestErrorNeedsAnAccuracy) {

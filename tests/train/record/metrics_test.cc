@@ -49,7 +49,7 @@ class MetricsTest : public testing::Test {
 TEST_F(MetricsTest, TokensAndTimeInEveryLine) {
   {
     Metrics metrics = Open("a");
-    metrics.Validation(0, {.loss = 5, .num_targets = 100, .bits_per_byte = 1.5});
+    metrics.Validation(0, {{"", {.loss = 5, .num_targets = 100, .bits_per_byte = 1.5}}});
     metrics.Step(1, OneStep());
     metrics.Step(2, OneStep());
     metrics.Save(2, {.bytes = 1000, .seconds = 0.1}, 0.02);
@@ -76,7 +76,7 @@ TEST_F(MetricsTest, ProgressLinesRepeatNoValidation) {
   testing::internal::CaptureStderr();
   {
     Metrics metrics = Open("a");
-    metrics.Validation(0, {.loss = 5, .num_targets = 100, .bits_per_byte = 1.5});
+    metrics.Validation(0, {{"", {.loss = 5, .num_targets = 100, .bits_per_byte = 1.5}}});
     metrics.Step(1, OneStep());
     metrics.Step(10, OneStep());
   }

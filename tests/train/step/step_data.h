@@ -1,5 +1,5 @@
-// The datasets for tests of a training step: DIR/data has packed text in bytes, DIR/mqar has rows
-// of one document with few targets.
+// The datasets for tests of training: DIR/data and DIR/other have packed text in bytes, and
+// DIR/mqar has rows of one document with few targets.
 #pragma once
 
 #include <filesystem>
@@ -17,6 +17,12 @@ inline void PrepareStepData(const std::filesystem::path& dir) {
   data::Prepare({.input = {.paths = {text.string()}, .tokenizer = "bytes"},
                  .documents = data::DocumentMode::kBlankLines,
                  .output = {.out = dir / "data", .threads = 1}});
+  const std::filesystem::path other = dir / "other.txt";
+  std::ofstream(other) << MakeText(20000, 3);
+  data::Prepare(
+      {.input = {.paths = {other.string()}, .tokenizer = "bytes", .validation_fraction = 0.3},
+       .documents = data::DocumentMode::kBlankLines,
+       .output = {.out = dir / "other", .threads = 1}});
   data::PrepareMqar(
       {.train = {{16, 4, 20}}, .vocab_size = 64, .output = {.out = dir / "mqar", .threads = 1}});
 }
