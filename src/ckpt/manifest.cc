@@ -92,6 +92,13 @@ void Put(const DataCursor& from, pb::DataCursor* to) {
     out->set_corpus(counter.corpus);
     out->set_drawn(counter.drawn);
     out->set_weight(counter.weight);
+    Put(counter.dataset, out->mutable_dataset());
+  }
+  for (const BlendSegment& segment : from.segments) {
+    pb::BlendSegment* out = to->add_segments();
+    out->set_first_sample(segment.first_sample);
+    out->mutable_counts()->Assign(segment.counts.begin(), segment.counts.end());
+    out->mutable_base()->Assign(segment.base.begin(), segment.base.end());
   }
 }
 
@@ -289,7 +296,13 @@ class Decoder {
                   .seq_len = from.seq_len(),
                   .classes = {from.classes().begin(), from.classes().end()}};
     for (const pb::BlendCounter& counter : from.blend()) {
-      to.blend.push_back({counter.corpus(), counter.drawn(), counter.weight()});
+      to.blend.push_back(
+          {counter.corpus(), counter.drawn(), counter.weight(), Get(counter.dataset())});
+    }
+    for (const pb::BlendSegment& segment : from.segments()) {
+      to.segments.push_back({.first_sample = segment.first_sample(),
+                             .counts = {segment.counts().begin(), segment.counts().end()},
+                             .base = {segment.base().begin(), segment.base().end()}});
     }
     return to;
   }

@@ -48,6 +48,13 @@ struct BlendCounter {
   std::string corpus;
   uint64_t drawn = 0;
   double weight = 0;
+  Hash128 dataset;
+};
+// A part of a blend's order (data/blend.h). The lists have an entry for each BlendCounter.
+struct BlendSegment {
+  uint64_t first_sample = 0;
+  std::vector<uint32_t> counts;
+  std::vector<uint64_t> base;
 };
 
 struct DataCursor {
@@ -60,7 +67,8 @@ struct DataCursor {
   Hash128 dataset;
   std::vector<BlendCounter> blend;
   uint32_t seq_len = 0;
-  std::vector<std::string> classes = {};  // names, if the dataset has labelled texts
+  std::vector<std::string> classes = {};    // names, if the dataset has labelled texts
+  std::vector<BlendSegment> segments = {};  // those that began before next_sample
 };
 
 struct GuardState {  // the memory of the policy for non-finite values

@@ -102,14 +102,8 @@ std::filesystem::path DefaultRun(const std::vector<std::string>& configs) {
          });
 }
 
-std::optional<data::DatasetInfo> DatasetOf(const train::RunConfig& config) {
-  std::error_code ignored;
-  if (!std::filesystem::exists(config.data.path, ignored)) return std::nullopt;
-  return data::Dataset::Open(config.data.path).info();
-}
-
 void PrintAssumedVocabulary(const train::RunConfig& config, std::ostream& out) {
-  const std::string& path = config.data.path;
+  const std::string& path = config.data.main_path();
   out << "# there is no dataset" << (path.empty() ? "" : " " + path) << ": a vocabulary of "
       << config.model.vocab_size << " is assumed (--set data.path=DATASET for a dataset's, "
       << train::kAnotherVocabulary << ")\n";
@@ -134,7 +128,7 @@ ExitCode Plan(train::RunConfig config, const TrainOptions& options) {
               "parallel.slices, ",
               config.parallel.slices, ". Use --set parallel.slices=0.");
   const train::PlanRequest request = train::ParsePlan(*options.plan);
-  const std::optional<data::DatasetInfo> dataset = DatasetOf(config);
+  const std::optional<data::DatasetInfo> dataset = train::FindTrainingInfo(config);
   const data::DatasetInfo* const info = dataset ? &*dataset : nullptr;
   if (request.search) {
     // One rank until the search has chosen its own.
@@ -177,8 +171,8 @@ ExitCode DryRun(train::RunConfig config, int ranks_here) {
   // The actual number of ranks, or as many as share a row.
   const int world = std::max(evidence.world_size * ranks_here, config.parallel.row_ranks());
   const int on_host = evidence.world_size > 1 ? evidence.local_size * ranks_here : world;
-  std::string& path = config.data.path;
-  const std::optional<data::DatasetInfo> dataset = DatasetOf(config);
+  std::string& path = config.data.main_path();
+  const std::optional<data::DatasetInfo> dataset = train::FindTrainingInfo(config);
   const bool assumed = train::CompleteForPlan(config, dataset ? &*dataset : nullptr, world);
   if (assumed) PrintAssumedVocabulary(config, std::cout);
   if (path.empty()) path = "DATASET";
@@ -215,7 +209,7 @@ std::function<std::string(const model::LanguageModel&)> SampleText(const train::
   const std::string prompt = config.eval.sample_prompt;
   if (prompt.empty()) return nullptr;
   const std::shared_ptr<const data::Tokenizer> tokenizer =
-      data::Dataset::Open(config.data.path).LoadTokenizer();
+      data::Dataset::Open(config.data.main_path()).LoadTokenizer();
   constexpr auto kParse = data::SpecialTokens::kParse;  // as `generate` reads a prompt
   CheckReadable("eval.sample_prompt", prompt, *tokenizer, kParse, ExitCode::kUsage);
   const infer::GenerateConfig generate = {.max_tokens = config.eval.sample_tokens,
@@ -254,7 +248,7 @@ ExitCode Run(const TrainOptions& options) {
     train::Validate(config, context.world_size());
     const auto sample_text = SampleText(config);
     if (init_from != nullptr && context.rank() == 0)
-      WarnOfOtherTokens(options.init_from, config.data.path);
+      WarnOfOtherTokens(options.init_from, config.data.main_path());
     train::RunFolder folder =
         train::RunFolder::Open(run_dir, context, {.steal_lock = options.steal_lock});
     // A failed start removes a folder that it created, so no rank may write its error there.

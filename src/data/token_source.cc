@@ -6,6 +6,7 @@
 #include <exception>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -183,10 +184,10 @@ Batch ReadWindows(const Dataset& dataset, Split split, int64_t seq_len, int64_t 
 class TokenSource::Impl {
  public:
   Impl(const Dataset& dataset, Split split, const TokenSourceConfig& config)
-      : tokens_(ViewOf(dataset, split, config.reset_at_documents)), config_(config) {
+      : views_{ViewOf(dataset, split, config.reset_at_documents)}, config_(config) {
     CheckConfig(config);
     const int64_t num_tokens = dataset.split(split).num_tokens;
-    order_ = {.num_windows = NumWindows(tokens_, config.seq_len),
+    order_ = {.num_windows = NumWindows(views_[0], config.seq_len),
               .global_batch = config.global_batch,
               .epoch_end = config.epoch_end};
     HL_CHECK_AS(ExitCode::kData, order_.num_windows > 0, "the ", Name(split), " split of ",
@@ -199,6 +200,19 @@ class TokenSource::Impl {
                 order_.num_windows, " rows, fewer than the global_batch of ", config.global_batch,
                 ", and data.epoch_end drop omits incomplete steps. Use a global_batch of at most ",
                 order_.num_windows, ", or data.epoch_end short.");
+    Start();
+  }
+  Impl(std::vector<TokenView> views, Blend blend, const TokenSourceConfig& config)
+      : views_(std::move(views)),
+        blend_(std::move(blend)),
+        config_(config),
+        order_{.num_windows = blend_->num_windows(),
+               .global_batch = config.global_batch,
+               .epoch_end = EpochEnd::kFill} {
+    CheckConfig(config);
+    HL_CHECK(config.epoch_end == EpochEnd::kFill && views_.size() == blend_->sources().size() &&
+                 order_.num_windows > 0,
+             "a blend of ", blend_->sources().size(), " sources");
     Start();
   }
   ~Impl() { Stop(); }
@@ -226,6 +240,7 @@ class TokenSource::Impl {
                static_cast<uint64_t>(config_.micro_batch * config_.dp_size);
   }
   const SampleOrder& order() const { return order_; }
+  const Blend* blend() const { return blend_ ? &*blend_ : nullptr; }
   double TakeWaitSeconds() { return std::exchange(wait_seconds_, 0.0); }
 
  private:
@@ -254,9 +269,14 @@ class TokenSource::Impl {
         continue;
       }
       const uint64_t sample = order_.FirstSample(step) + row;
+      if (blend_) {
+        const Blend::Row at = blend_->At(sample);
+        AppendRow(views_[static_cast<size_t>(at.source)], at.window, sample, batch);
+        continue;
+      }
       const uint64_t window = PermuteIndex(sample % num_windows, num_windows, config_.seed,
                                            /*epoch=*/sample / num_windows);
-      AppendRow(tokens_, static_cast<int64_t>(window), sample, batch);
+      AppendRow(views_[0], static_cast<int64_t>(window), sample, batch);
     }
     batch.cu_seqlens.push_back(static_cast<int32_t>(batch.inputs.size()));
     if (config_.on_read) config_.on_read(begin_us, UnixMicroseconds());
@@ -319,7 +339,8 @@ class TokenSource::Impl {
     thread_.join();
   }
 
-  const TokenView tokens_;
+  const std::vector<TokenView> views_;
+  const std::optional<Blend> blend_;
   const TokenSourceConfig config_;
   SampleOrder order_;
   uint64_t position_ = 0;  // micro-batches that this rank has returned since the run began
@@ -335,10 +356,13 @@ class TokenSource::Impl {
 
 TokenSource::TokenSource(const Dataset& dataset, Split split, const TokenSourceConfig& config)
     : impl_(std::make_unique<Impl>(dataset, split, config)) {}
+TokenSource::TokenSource(std::vector<TokenView> views, Blend blend, const TokenSourceConfig& config)
+    : impl_(std::make_unique<Impl>(std::move(views), std::move(blend), config)) {}
 TokenSource::~TokenSource() = default;
 Batch TokenSource::Next() { return impl_->Next(); }
 int64_t TokenSource::num_windows() const { return impl_->order().num_windows; }
 const SampleOrder& TokenSource::order() const { return impl_->order(); }
+const Blend* TokenSource::blend() const { return impl_->blend(); }
 uint64_t TokenSource::next_sample() const { return impl_->next_sample(); }
 void TokenSource::Seek(uint64_t next_sample) { impl_->Seek(next_sample); }
 double TokenSource::TakeWaitSeconds() { return impl_->TakeWaitSeconds(); }

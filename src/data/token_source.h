@@ -22,8 +22,10 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "data/batch.h"
+#include "data/blend.h"
 #include "data/dataset.h"
 #include "data/sample_order.h"
 
@@ -44,19 +46,25 @@ struct TokenSourceConfig {
   std::function<void(int64_t begin_us, int64_t end_us)> on_read = nullptr;
 };
 
+struct TokenView;
+
 class TokenSource {
  public:
   // `dataset` is borrowed and must outlive the source. Throws Error kData if the split has fewer
   // than seq_len + 1 tokens. Throws Error kUsage if sizes do not divide, or if seq_len differs from
   // that of labelled rows.
   TokenSource(const Dataset& dataset, Split split, const TokenSourceConfig& config);
+  // The rows of a blend. `views` has the tokens of each source of the blend, which borrow their
+  // datasets. config.epoch_end must be kFill, and config.seed is not used.
+  TokenSource(std::vector<TokenView> views, Blend blend, const TokenSourceConfig& config);
   ~TokenSource();
 
   // Blocks until the next micro-batch is available. Rethrows errors of the reader.
   Batch Next();
 
-  int64_t num_windows() const;
+  int64_t num_windows() const;  // Of a blend: the sum over its sources.
   const SampleOrder& order() const;
+  const Blend* blend() const;  // Null for one dataset.
   // The global number of the first sample of the next micro-batches of all ranks. Between steps
   // this is order().FirstSample of the next step.
   uint64_t next_sample() const;

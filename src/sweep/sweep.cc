@@ -53,7 +53,12 @@ std::map<std::string, std::string> IdentityOf(const train::RunConfig& config) {
         name == "train.stop_at_accuracy")
       identity[name] = value;
   }
-  identity["data.path"] = DatasetText(config.data.path);
+  identity["data.path"] = DatasetText(config.data.main_path());
+  if (config.data.is_blend()) {
+    identity["data.source"] = config.data.SourcesText();
+    for (const train::DataSource& source : config.data.sources)
+      identity[Concat("data.source.", source.name, ".path")] = DatasetText(source.path);
+  }
   return identity;
 }
 
@@ -133,7 +138,7 @@ class Sweep {
 
   // True if the sweep still has to make the run's dataset.
   bool AwaitsDataset(size_t i) const {
-    const fs::path path = recipes_.at(i).data.path;
+    const fs::path path = recipes_.at(i).data.main_path();
     return path.parent_path() == folder_.datasets() && !IsThere(path);
   }
 
@@ -145,7 +150,7 @@ class Sweep {
       if (IsFinished(i) || AwaitsDataset(i)) continue;
       try {
         train::RunConfig config = recipes_.at(i);
-        const std::string path = config.data.path;
+        const std::string path = config.data.main_path();
         HL_CHECK_AS(ExitCode::kUsage, !path.empty(),
                     "data.path is not set. Name a dataset: set: \"data.path=DATASET\".");
         auto found = datasets.find(path);
@@ -163,7 +168,7 @@ class Sweep {
   void RequireOneDataset(const std::vector<size_t>& open) const {
     const bool any = std::ranges::any_of(open, [&](size_t i) { return !AwaitsDataset(i); });
     if (open.empty() || any) return;
-    const std::string name = fs::path(recipes_.at(open.front()).data.path).filename();
+    const std::string name = fs::path(recipes_.at(open.front()).data.main_path()).filename();
     HL_FAIL(ExitCode::kData, "no run can start: dataset ", name, " could not be made. Its log, ",
             folder_.dataset_log(name).string(),
             ", ends with: ", LastWords(folder_.dataset_log(name)),

@@ -88,6 +88,43 @@ TEST_F(TokenSourceTest, SampleIsThePermutedWindow) {
   }
 }
 
+// Two ranks together read the rows of one rank. Every row is that of the blend's order.
+TEST_F(TokenSourceTest, ABlendReadsTheRowsOfItsSources) {
+  constexpr int64_t kSeqLen = 64;
+  const auto make = [&](int rank, int ranks) {
+    std::vector<TokenView> views;
+    std::vector<BlendSource> sources;
+    for (const char* name : {"a", "b"}) {
+      views.push_back(ViewOf(*dataset_, Split::kTrain));
+      sources.push_back({.name = name,
+                         .num_windows = NumWindows(views.back(), kSeqLen),
+                         .seed = BlendSeed(3, name)});
+    }
+    Blend blend(sources, 3);
+    const double weights[] = {2, 1};
+    blend.Begin(0, BlendCounts(weights));
+    return std::make_unique<TokenSource>(views, blend,
+                                         TokenSourceConfig{.seq_len = kSeqLen,
+                                                           .micro_batch = 3,
+                                                           .global_batch = 6,
+                                                           .dp_rank = rank,
+                                                           .dp_size = ranks});
+  };
+  const auto one = make(0, 1), left = make(0, 2), right = make(1, 2);
+  one->Seek(600), left->Seek(600), right->Seek(600);
+  for (int step = 0; step < 20; ++step) {
+    for (const auto& half : {left.get(), right.get()}) {
+      const Batch batch = one->Next();
+      EXPECT_EQ(Fingerprint(batch), Fingerprint(half->Next()));
+      for (int64_t row = 0; row < 3; ++row) {
+        const Blend::Row at = one->blend()->At(batch.samples[static_cast<size_t>(row)]);
+        const Batch expected = ReadWindows(*dataset_, Split::kTrain, kSeqLen, at.window, 1);
+        EXPECT_EQ(Row(batch.inputs, row, kSeqLen), expected.inputs);
+      }
+    }
+  }
+}
+
 TEST_F(TokenSourceTest, TargetsAndBoundaries) {
   constexpr int64_t kSeqLen = 50, kRows = 7;
   const int32_t eos = dataset_->info().eos_id;

@@ -3,6 +3,7 @@
 #include <hdf5.h>
 
 #include "core/files.h"
+#include "data/blend.h"
 #include "data/bpe/merger.h"
 #include "data/bpe/special_tokens.h"
 #include "data/chat/chat_template.h"
@@ -36,6 +37,10 @@ void AddedTokensExample(const std::vector<AddedToken>& tokens, std::string_view 
 void MergerExample(const std::array<int32_t, 256>& byte_ids, const std::vector<Merge>& merges,
                    std::vector<int32_t>& ids) {
 #include "examples/data/bpe/merger.h"
+}
+
+void BlendExample() {
+#include "examples/data/blend.h"
 }
 
 void ChatTemplatesExample() {

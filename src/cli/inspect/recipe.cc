@@ -21,11 +21,9 @@ struct Recipe {
 Recipe Load(const fs::path& path) {
   Recipe recipe{.config = train::LoadRunConfig(path, {})};
   train::RunConfig& config = recipe.config;
-  std::error_code ignored;
   std::optional<data::DatasetInfo> dataset;
   const bool asks = config.model.vocab_size == 0 || config.train.max_epochs > 0;
-  if (asks && fs::exists(config.data.path, ignored))
-    dataset = data::Dataset::Open(config.data.path).info();
+  if (asks) dataset = train::FindTrainingInfo(config);
   recipe.target.assumed_vocabulary =
       train::CompleteForPlan(config, dataset ? &*dataset : nullptr, 1);
   recipe.target.world_size = config.parallel.row_ranks();

@@ -1,6 +1,7 @@
 #include "train/config/plan.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <string>
 
@@ -43,7 +44,7 @@ void RequirePositionIds(const data::RowPositionsConfig& ids, const model::Langua
 void RequireValidationSplit(const RunConfig& config, const data::DatasetInfo& dataset) {
   if (HasValidationSplit(config, dataset)) return;
   std::vector<std::string> needs;
-  const bool validates = !config.eval.sets.empty();
+  const bool validates = !config.eval.sets.empty() || config.data.is_blend();
   if (!validates && config.eval.every > 0) needs.push_back("eval.every");
   if (!validates && config.eval.every_epochs > 0) needs.push_back("eval.every_epochs");
   if (!validates && !config.eval.sample_prompt.empty()) needs.push_back("eval.sample_prompt");
@@ -61,6 +62,7 @@ void RequireValidationSplit(const RunConfig& config, const data::DatasetInfo& da
 }  // namespace
 
 bool HasValidationSplit(const RunConfig& config, const data::DatasetInfo& dataset) {
+  if (config.data.is_blend()) return false;
   return (config.eval.split == "test" ? dataset.test : dataset.validation).num_tokens > 0;
 }
 
@@ -175,7 +177,7 @@ void RequireSlicesOn(Device device, const RunConfig& config) {
 }
 
 void ValidateForPlan(RunConfig config, int world_size) {
-  if (config.data.path.empty()) config.data.path = "DATASET";
+  if (config.data.main_path().empty()) config.data.main_path() = "DATASET";
   Validate(config, world_size);
 }
 
@@ -192,6 +194,16 @@ bool CompleteForPlan(RunConfig& config, const data::DatasetInfo* dataset, int wo
 RunConfig WithDerivedOptions(RunConfig config) {
   config.model = model::Resolved(config.model);
   return config;
+}
+
+std::optional<data::DatasetInfo> FindTrainingInfo(const RunConfig& config) {
+  std::error_code ignored;
+  if (!std::filesystem::exists(config.data.main_path(), ignored)) return std::nullopt;
+  data::DatasetInfo info = data::Dataset::Open(config.data.main_path()).info();
+  for (size_t i = 1; i < config.data.sources.size(); ++i)
+    info.train.num_tokens +=
+        data::Dataset::Open(config.data.sources[i].path).info().train.num_tokens;
+  return info;
 }
 
 data::SampleOrder OrderOf(const RunConfig& config, const data::DatasetInfo& dataset) {

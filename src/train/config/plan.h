@@ -2,6 +2,7 @@
 // and describes the run in one line.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "data/dataset.h"
@@ -25,7 +26,7 @@ model::Recompute RecomputeOf(const RunConfig& config);  // `config` has passed V
 std::string PlanSummary(const RunConfig& config, const model::LanguageModel& model, int world_size);
 
 // Returns whether the dataset has text or rows in the split that eval.split names. Without them, a
-// run does not validate.
+// run validates only the sets of eval.set. A blend has no unnamed validation set: false.
 bool HasValidationSplit(const RunConfig& config, const data::DatasetInfo& dataset);
 
 // Error kUsage in these cases:
@@ -63,6 +64,10 @@ void ValidateForPlan(RunConfig config, int world_size);
 // Returns the config with the effective value of every derived option (for example a width from a
 // ratio).
 RunConfig WithDerivedOptions(RunConfig config);
+
+// Returns the facts of the training data, of a blend those of its first source with the tokens of
+// all. Returns nullopt if there is no dataset yet.
+std::optional<data::DatasetInfo> FindTrainingInfo(const RunConfig& config);
 
 // Returns the order of the samples of the training split.
 data::SampleOrder OrderOf(const RunConfig& config, const data::DatasetInfo& dataset);

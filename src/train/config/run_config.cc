@@ -6,6 +6,7 @@
 
 #include <cstdio>
 #include <functional>
+#include <set>
 #include <sstream>
 #include <type_traits>
 #include <variant>
@@ -13,6 +14,7 @@
 
 #include "core/error.h"
 #include "core/files.h"
+#include "core/human.h"
 #include "train/config/model_schema.h"
 #include "train/config/recipe_text.h"
 
@@ -89,6 +91,19 @@ void VisitSet(const Direction& direction, proto::ValidationSet& m, ValidationSet
   HL_FIELD(m, path, c.path);
   HL_FIELD(m, split, c.split);
   HL_FIELD(m, windows, c.windows);
+}
+
+template <typename Direction>
+void VisitSource(const Direction& direction, proto::DataSource& m, DataSource& c) {
+  HL_FIELD(m, name, c.name);
+  HL_FIELD(m, path, c.path);
+  HL_FIELD(m, weight, c.weight);
+}
+
+template <typename Direction>
+void VisitWeight(const Direction& direction, proto::WeightChange& m, WeightChange& c) {
+  HL_FIELD(m, step, c.step);
+  HL_FIELD(m, weight, c.weight);
 }
 
 template <typename Direction>
@@ -183,11 +198,23 @@ void WriteAlgorithm(optim::OptimizerChoice choice, proto::OptimizerChoice& messa
 void ReadLists(proto::RunConfig& message, RunConfig& config) {
   for (proto::ValidationSet& set : *message.mutable_eval()->mutable_set())
     VisitSet(ReadFields{}, set, config.eval.sets.emplace_back());
+  for (proto::DataSource& source : *message.mutable_data()->mutable_source()) {
+    DataSource& to = config.data.sources.emplace_back();
+    VisitSource(ReadFields{}, source, to);
+    for (proto::WeightChange& change : *source.mutable_weight_at())
+      VisitWeight(ReadFields{}, change, to.weight_at.emplace_back());
+  }
 }
 
 void WriteLists(RunConfig& config, proto::RunConfig& message) {
   for (ValidationSetConfig& set : config.eval.sets)
     VisitSet(WriteFields{}, *message.mutable_eval()->add_set(), set);
+  for (DataSource& source : config.data.sources) {
+    proto::DataSource& to = *message.mutable_data()->add_source();
+    VisitSource(WriteFields{}, to, source);
+    for (WeightChange& change : source.weight_at)
+      VisitWeight(WriteFields{}, *to.add_weight_at(), change);
+  }
 }
 
 proto::RunConfig ToMessage(const RunConfig& config) {
@@ -299,6 +326,37 @@ RunConfig MergeAll(const std::vector<RecipeText>& recipes,
 }
 
 }  // namespace
+
+double DataSource::WeightAfter(int64_t num_steps) const {
+  double current = weight;
+  for (const WeightChange& change : weight_at)
+    if (change.step <= num_steps) current = change.weight;
+  return current;
+}
+
+std::vector<double> DataConfig::WeightsAfter(int64_t num_steps) const {
+  std::vector<double> weights;
+  for (const DataSource& source : sources) weights.push_back(source.WeightAfter(num_steps));
+  return weights;
+}
+
+std::vector<int64_t> DataConfig::WeightSteps() const {
+  std::set<int64_t> steps;
+  for (const DataSource& source : sources)
+    for (const WeightChange& change : source.weight_at)
+      if (change.step > 0) steps.insert(change.step);
+  return {steps.begin(), steps.end()};
+}
+
+std::string DataConfig::SourcesText() const {
+  return Join(sources, ", ", [](const DataSource& source) {
+    const std::string changes = Join(source.weight_at, ", ", [](const WeightChange& change) {
+      return Concat(ShortestText(change.weight), " from step ", change.step);
+    });
+    return Concat(source.name, " ", ShortestText(source.weight),
+                  changes.empty() ? "" : Concat(" (", changes, ")"));
+  });
+}
 
 RunConfig ParseRunConfig(const std::string& text, const std::string& name_for_errors,
                          const std::vector<std::string>& overrides) {

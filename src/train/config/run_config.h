@@ -21,6 +21,20 @@
 
 namespace halflife::train {
 
+struct WeightChange {
+  int64_t step = 0;
+  double weight = 0;
+};
+// A dataset of a blend.
+struct DataSource {
+  std::string name, path;
+  double weight = 1;
+  std::vector<WeightChange> weight_at;  // Steps ascend.
+
+  // Returns the weight after `num_steps` steps.
+  double WeightAfter(int64_t num_steps) const;
+};
+
 struct DataConfig {
   std::string path;
   int64_t seq_len = 512;
@@ -28,6 +42,18 @@ struct DataConfig {
   std::string epoch_end = "fill";
   data::RowPositionsConfig positions;  // For training rows. All other rows have plain positions.
   bool reset_at_documents = true;      // As in data::TokenView. false is only for text.
+  std::vector<DataSource> sources;     // A blend, instead of `path`.
+
+  bool is_blend() const { return !sources.empty(); }
+  // The dataset whose tokenizer and vocabulary the run has. The others have the same.
+  std::string& main_path() { return is_blend() ? sources[0].path : path; }
+  const std::string& main_path() const { return is_blend() ? sources[0].path : path; }
+  // Returns the weights of the sources after `num_steps` steps.
+  std::vector<double> WeightsAfter(int64_t num_steps) const;
+  // Returns the numbers of steps at which weights change, ascending, without 0.
+  std::vector<int64_t> WeightSteps() const;
+  // Returns for example "web 0.7, code 0.3 (0.5 from step 1000)". Checkpoints compare it.
+  std::string SourcesText() const;
 };
 
 struct OptimizerConfig {

@@ -1,10 +1,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
+#include <numeric>
 
 #include "core/error.h"
 #include "core/host.h"
 #include "core/log.h"
+#include "data/blend.h"
 #include "train/config/run_config.h"
 
 namespace halflife::train {
@@ -152,22 +155,87 @@ bool IsPlainName(const std::string& name) {
   return !name.empty() && name.find_first_not_of(kPlain) == std::string::npos;
 }
 
+// Every weight above 0 must be at least one row in two cycles.
+void CheckWeights(const DataConfig& data, Problems& problems) {
+  std::vector<int64_t> steps = data.WeightSteps();
+  steps.insert(steps.begin(), 0);
+  for (const int64_t step : steps) {
+    const std::vector<double> weights = data.WeightsAfter(step);
+    const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
+    problems.Require(sum > 0 && std::isfinite(sum), "data.source", Concat("weights at step ", step),
+                     "at least one weight above 0");
+    for (size_t i = 0; sum > 0 && i < weights.size(); ++i)
+      problems.Require(weights[i] == 0 || weights[i] / sum >= 0.5 / data::kBlendCycle,
+                       Concat("data.source.", i, ".weight"), Concat(weights[i], " at step ", step),
+                       Concat("0, or at least ", sum * 0.5 / data::kBlendCycle,
+                              ", 1/8192 of the sum of the weights"));
+  }
+}
+
+void CheckSources(const RunConfig& c, Problems& problems) {
+  const DataConfig& data = c.data;
+  if (!data.is_blend()) {
+    problems.Require(!data.path.empty(), "data.path", "''", "a folder made by `halflife prepare`");
+    return;
+  }
+  problems.Require(data.path.empty(), "data.path", data.path, "'' with data.source");
+  problems.Require(data.sources.size() <= data::kMostBlendSources, "data.source",
+                   Concat(data.sources.size(), " sources"),
+                   Concat("at most ", data::kMostBlendSources));
+  problems.Require(data.epoch_end == "fill", "data.epoch_end", data.epoch_end,
+                   "fill with data.source: each source has epochs of its own");
+  problems.Require(c.train.max_epochs == 0, "train.max_epochs", c.train.max_epochs,
+                   "0 with data.source: each source has epochs of its own. Set train.steps");
+  problems.Require(c.eval.every_epochs == 0, "eval.every_epochs", c.eval.every_epochs,
+                   "0 with data.source, and eval.every");
+  problems.Require(c.train.stop_at_accuracy == 0, "train.stop_at_accuracy",
+                   c.train.stop_at_accuracy, "0 with data.source");
+  std::vector<std::string> names;
+  bool weights = true;
+  for (size_t i = 0; i < data.sources.size(); ++i) {
+    const DataSource& source = data.sources[i];
+    const auto field = [&](const char* name) { return Concat("data.source.", i, ".", name); };
+    problems.Require(IsPlainName(source.name), field("name"), "'" + source.name + "'",
+                     "letters, digits, '_', '-' and '.'");
+    problems.Require(std::ranges::count(names, source.name) == 0, field("name"), source.name,
+                     "a name that no other source has");
+    problems.Require(!source.path.empty(), field("path"), "''",
+                     "a folder made by `halflife prepare`");
+    names.push_back(source.name);
+    bool valid = std::isfinite(source.weight) && source.weight >= 0;
+    for (const WeightChange& change : source.weight_at)
+      valid = valid && std::isfinite(change.weight) && change.weight >= 0;
+    problems.Require(valid, field("weight"), source.weight,
+                     "numbers >= 0 for weight and weight_at");
+    problems.Require(
+        std::ranges::is_sorted(source.weight_at, std::less_equal(), &WeightChange::step) &&
+            (source.weight_at.empty() || source.weight_at.front().step >= 1),
+        field("weight_at"), "its steps", "ascending steps from 1 on");
+    weights = weights && valid;
+  }
+  if (weights) CheckWeights(data, problems);
+}
+
 void CheckValidationSets(const RunConfig& c, Problems& problems) {
   std::vector<std::string> names, metrics = {"", "loss", "val_loss", "val_error"};
+  const auto add = [&](const std::string& name) {
+    names.push_back(name);
+    metrics.push_back("val_loss/" + name);
+    metrics.push_back("val_error/" + name);
+  };
+  for (const DataSource& source : c.data.sources) add(source.name);
   for (size_t i = 0; i < c.eval.sets.size(); ++i) {
     const ValidationSetConfig& set = c.eval.sets[i];
     const auto field = [&](const char* name) { return Concat("eval.set.", i, ".", name); };
     problems.Require(IsPlainName(set.name), field("name"), "'" + set.name + "'",
                      "letters, digits, '_', '-' and '.'");
     problems.Require(std::ranges::count(names, set.name) == 0, field("name"), set.name,
-                     "a name that no other set has");
+                     "a name that no other set and no source of data.source has");
     problems.Require(!set.path.empty(), field("path"), "''", "a folder made by `halflife prepare`");
     problems.OneOf(field("split"), set.split, {"train", "validation", "test"});
     problems.Require(set.windows >= 0, field("windows"), set.windows,
                      "a number >= 0 (0: as eval.windows)");
-    names.push_back(set.name);
-    metrics.push_back("val_loss/" + set.name);
-    metrics.push_back("val_error/" + set.name);
+    add(set.name);
   }
   problems.OneOf("ckpt.keep_best", c.ckpt.store.retention.keep_best, metrics);
 }
@@ -176,8 +244,7 @@ void CheckValidationSets(const RunConfig& c, Problems& problems) {
 
 void Validate(const RunConfig& config, int world_size) {
   Problems problems;
-  problems.Require(!config.data.path.empty(), "data.path", "''",
-                   "a folder made by `halflife prepare`");
+  CheckSources(config, problems);
   problems.Require(config.data.seq_len >= 1 && config.data.seq_len <= (1 << 24), "data.seq_len",
                    config.data.seq_len, "1 to 16777216");
   problems.Require(config.data.prefetch >= 0, "data.prefetch", config.data.prefetch,

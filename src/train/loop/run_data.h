@@ -1,11 +1,14 @@
-// The datasets of a run: the one that it trains on, and those of its validation sets.
+// The datasets of a run: those that it trains on, and those of its validation sets.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "ckpt/state.h"
+#include "data/blend.h"
 #include "data/dataset.h"
 #include "data/token_source.h"
 #include "model/language_model.h"
@@ -25,18 +28,37 @@ class RunData {
   // Opens all datasets of the recipe. Error kData if one cannot be opened.
   explicit RunData(const RunConfig& config);
 
-  // Checks the datasets against the recipe and the model, beyond Validate: RequireDataset, and for
-  // each validation set the vocabulary, the tokenizer, the labels and the number of windows. Error
-  // kUsage or kData.
+  // Checks the datasets against the recipe and the model, beyond Validate: RequireDataset for each
+  // training dataset; and for all others the vocabulary, the tokenizer, the labels and the number
+  // of windows. Error kUsage or kData.
   void Require(const RunConfig& config, const model::LanguageModel& model) const;
 
-  const data::Dataset& training() const { return training_; }
-  // The unnamed set first, if data.path has the split of eval.split. Then eval.set, in order.
+  // The dataset of data.path, or of the first source of a blend.
+  const data::Dataset& training() const { return training_.front(); }
+  // The hash of the training data, over all sources of a blend.
+  Hash128 hash() const;
+  // One line: folders and hashes.
+  std::string Description(const RunConfig& config) const;
+
+  // The unnamed set first, if data.path has the split of eval.split. Then the sources of a blend
+  // that have it, and eval.set, in order.
   std::vector<ValidationSet> ValidationSets(const RunConfig& config) const;
 
+  // Returns the training rows as a stream. For a blend, `stored` (null: a new run) has the segments
+  // before step `num_steps`, from a checkpoint. If the recipe's weights differ there, a new segment
+  // begins at this step. Error kUsage if the dataset of a source was exchanged.
+  std::unique_ptr<data::TokenSource> MakeSource(const RunConfig& config,
+                                                const data::TokenSourceConfig& source,
+                                                const ckpt::DataCursor* stored, int64_t num_steps);
+  // Adds the state of a blend to a cursor whose next_sample is set. None for a single dataset.
+  void AddBlend(const RunConfig& config, const data::Blend& blend, int64_t num_steps,
+                ckpt::DataCursor& cursor) const;
+
  private:
-  data::Dataset training_;
-  std::vector<data::Dataset> of_sets_;  // One for each entry of eval.set.
+  std::vector<data::Dataset> training_;  // One for each entry of data.source, or that of data.path.
+  std::vector<data::Dataset> of_sets_;   // One for each entry of eval.set.
+  // The hashes of the sources of the blend, in its order. It has removed sources, too.
+  std::vector<Hash128> blend_hashes_;
 };
 
 }  // namespace halflife::train

@@ -61,7 +61,7 @@ void TargetGuard::NoteStep(int64_t step, const StepResult& result) {
   const std::string& objective = config_.model.objective.name();
   HL_CHECK_AS(ExitCode::kData, in_a_row_ < most_in_a_row_, "step ", step, ": no row of the last ",
               in_a_row_, " steps has a target of the objective ", objective,
-              ", so nothing was trained. Check the dataset ", config_.data.path, ": ",
+              ", so nothing was trained. Check the dataset ", config_.data.main_path(), ": ",
               LikelyCause(objective));
 }
 

@@ -47,6 +47,9 @@ data::TokenSourceConfig SourceConfig(const RunConfig& config, const dist::DataMe
           .epoch_end = data::EpochEndOf(config.data.epoch_end)};
 }
 
+// All sources of a blend, as one field of the trajectory.
+constexpr char kSourceField[] = "data.source";
+
 // If rows are much longer than the documents, the effective context is shorter than data.seq_len.
 void WarnOfShortDocuments(const RunConfig& config, const data::DatasetInfo& dataset) {
   if (dataset.has_rows() || !config.data.reset_at_documents) return;
@@ -88,7 +91,7 @@ Trainer::Trainer(RunConfig config, Device device, RunFolder folder, dist::RankCo
       stop_policy_(config_.train.time_limit_s),
       run_clock_(options.clock) {
   data_.Require(config_, model_);
-  if (!HasValidationSplit(config_, data_.training().info()))
+  if (!HasValidationSplit(config_, data_.training().info()) && !config_.data.is_blend())
     HL_INFO(
         "train", "the dataset has no ", config_.eval.split, " split: this run ",
         config_.eval.sets.empty() ? "does not validate" : "validates only the sets of eval.set");
@@ -98,10 +101,12 @@ Trainer::Trainer(RunConfig config, Device device, RunFolder folder, dist::RankCo
   arena_ = std::make_unique<ParameterArena>(
       model_.parameters(),
       ParameterArena::Of(config_, ToTorch(device_), context.rank(), context.world_size()));
-  data::TokenSourceConfig source = SourceConfig(config_, mesh_);
+  source_config_ = SourceConfig(config_, mesh_);
   if (!options.trace.file.empty())
-    source.on_read = [this](int64_t begin_us, int64_t end_us) { trace_.Read(begin_us, end_us); };
-  source_ = std::make_unique<data::TokenSource>(data_.training(), data::Split::kTrain, source);
+    source_config_.on_read = [this](int64_t begin_us, int64_t end_us) {
+      trace_.Read(begin_us, end_us);
+    };
+  source_ = data_.MakeSource(config_, source_config_, /*stored=*/nullptr, /*num_steps=*/0);
   target_guard_.emplace(config_, source_->order());
   store_comm_ = context.control().Split(0, mesh_.SumGroup().rank, "ckpt");
   store_ = std::make_unique<ckpt::CheckpointStore>(folder_.path() / "ckpt", *store_comm_,
@@ -127,15 +132,23 @@ ckpt::StepState Trainer::CurrentState(bool final) const {
   state.data.samples = source_->order().NumSamplesBefore(state.step);
   state.data.epoch = source_->order().EpochOf(state.step);
   state.data.tokens = state.data.samples * config_.data.seq_len;
-  state.data.dataset = data_.training().info().hash;
+  state.data.dataset = data_.hash();
+  if (const data::Blend* const blend = source_->blend())
+    data_.AddBlend(config_, *blend, static_cast<int64_t>(state.step), state.data);
   state.data.seq_len = static_cast<uint32_t>(config_.data.seq_len);
   state.data.classes = data_.training().info().classes;
   state.optimizer = config_.optimizer.algorithm.name();
   state.rng_seed = config_.train.seed;
   state.run_config_text = ToText(config_);
   state.trajectory = TrajectoryFields(config_);
-  state.trajectory["data.hash"] = ToHex(data_.training().info().hash);
   state.trajectory["data.order_version"] = Concat(data::kOrderVersion);
+  if (config_.data.is_blend()) {
+    // The hashes of the sources are in the cursor, because sources may be added and removed.
+    state.trajectory[kSourceField] = config_.data.SourcesText();
+    state.trajectory["data.blend_version"] = Concat(data::kBlendVersion);
+  } else {
+    state.trajectory["data.hash"] = ToHex(data_.training().info().hash);
+  }
   state.model_family = config_.model.mixer.name();
   state.model_config_json = model::ToJson(model::Resolved(config_.model));
   state.mesh = {.world = context_.world_size(),
@@ -192,7 +205,7 @@ std::vector<std::string> Trainer::FieldsToChange(const std::vector<std::string>&
 void Trainer::Resume(const TrainOptions& options) {
   // The position in the data is step x global_batch windows of seq_len in the seed's order.
   for (const char* fixed : {"train.global_batch", "data.seq_len", "data.epoch_end", "train.seed",
-                            "data.hash", "data.order_version"}) {
+                            "data.hash", "data.order_version", "data.blend_version"}) {
     HL_CHECK_AS(ExitCode::kUsage,
                 std::find(options.allow_change.begin(), options.allow_change.end(), fixed) ==
                     options.allow_change.end(),
@@ -227,6 +240,9 @@ void Trainer::Resume(const TrainOptions& options) {
   const bool own_step = loaded && loaded->own;
   if (own_step) save_policy_.NoteSaved(static_cast<int64_t>(state_.step));
   save_policy_.TakeBest(state_.metrics, own_step);
+  if (loaded && config_.data.is_blend())
+    source_ =
+        data_.MakeSource(config_, source_config_, &state_.data, static_cast<int64_t>(state_.step));
   source_->Seek(source_->order().FirstSample(state_.step));
 }
 
@@ -256,8 +272,7 @@ void Trainer::DescribeRun() {
   metrics_->Describe(
       "run/description",
       Verbatim(Concat("model    ", PlanSummary(config_, model_, context_.world_size()),
-                      "\ndata     ", data_.training().folder().string(), ", hash ",
-                      ToHex(data_.training().info().hash), "\ndevice   ",
+                      "\ndata     ", data_.Description(config_), "\ndevice   ",
                       device_.is_cuda() ? "cuda" : "cpu", ", ", config_.train.precision,
                       "\nbuild    ", build.version, " ", build.git_hash,
                       build.git_dirty ? " (modified)" : "", "\nattempt  ", folder_.attempt(),
@@ -279,6 +294,7 @@ void Trainer::WriteRunFiles() {
                     .total_steps = config_.train.steps,
                     .log_every = config_.train.log_every,
                     .order = source_->order(),
+                    .blend = source_->blend(),
                     .seq_len = config_.data.seq_len,
                     .world_size = context_.world_size(),
                     .flops_per_token_6p = 6.0 * model_.CountParameters().total(),

@@ -102,6 +102,7 @@ class Trainer {
   model::LanguageModel model_;
   RunTrace trace_;
   std::unique_ptr<ParameterArena> arena_;
+  data::TokenSourceConfig source_config_;
   std::unique_ptr<data::TokenSource> source_;
   // Saves run concurrently with the step's collectives, so they have their own group.
   std::unique_ptr<dist::Communicator> store_comm_;

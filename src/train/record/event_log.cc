@@ -165,6 +165,8 @@ std::string TagOf(const std::string& metric) {
       {"skipped", "train/skipped"},
       {"valid_tokens", "train/valid_tokens"},
       {"tokens", "train/tokens"},
+      {"drawn", "data/drawn"},
+      {"epoch", "data/epoch"},
       {"val_loss", "val/loss"},
       {"val_perplexity", "val/perplexity"},
       {"val_bits_per_byte", "val/bits_per_byte"},

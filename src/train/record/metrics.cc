@@ -76,6 +76,18 @@ void AddScores(const SetResult& set, nlohmann::ordered_json& line) {
   line["val_windows_available" + suffix] = result.num_available;
 }
 
+// Adds the rows of each source so far, also in epochs of the source. Removed sources are omitted.
+void AddDrawn(const data::Blend& blend, uint64_t num_samples, nlohmann::ordered_json& line) {
+  const std::vector<uint64_t> drawn = blend.Drawn(num_samples);
+  for (size_t i = 0; i < drawn.size(); ++i) {
+    const data::BlendSource& source = blend.sources()[i];
+    if (source.num_windows == 0) continue;
+    line["drawn/" + source.name] = drawn[i];
+    line["epoch/" + source.name] =
+        static_cast<double>(drawn[i]) / static_cast<double>(source.num_windows);
+  }
+}
+
 std::string ScoresText(const eval::ValidationResult& result) {
   const std::string rest =
       result.accuracy
@@ -135,6 +147,8 @@ void Metrics::Step(int64_t step, const StepResult& result) {
     line["peak_flops"] = peak;
   }
   line["peak_memory_bytes"] = PeakMemoryBytes(config_.device);
+  if (config_.blend != nullptr)
+    AddDrawn(*config_.blend, config_.order.NumSamplesBefore(static_cast<uint64_t>(step)), line);
   Write(std::move(line));
   mean_step_seconds_ =
       mean_step_seconds_ == 0 ? result.seconds : 0.9 * mean_step_seconds_ + 0.1 * result.seconds;

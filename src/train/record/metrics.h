@@ -12,6 +12,7 @@
 #include "ckpt/store.h"
 #include "core/clock.h"
 #include "core/json_text.h"
+#include "data/blend.h"
 #include "data/sample_order.h"
 #include "eval/validation.h"
 #include "train/device.h"
@@ -57,6 +58,7 @@ struct MetricsConfig {
   // The order of samples over all ranks, whose inputs `tokens` counts. A short step has fewer rows,
   // and padding rows do not count.
   data::SampleOrder order;
+  const data::Blend* blend = nullptr;  // Borrowed. Null for a single dataset.
   int64_t seq_len = 0;
   int world_size = 1;
   double flops_per_token_6p = 0;    // 6 x parameters.

@@ -56,7 +56,8 @@ class TrainerTest : public testing::Test {
   // Trains in the run folder of this test and records the exit code and the log.
   ExitCode Train(const Run& run) {
     std::vector<std::string> set = run.set;
-    set.push_back(Concat("data.path=", (data_dir->path() / run.data).string()));
+    if (!run.data.empty())
+      set.push_back(Concat("data.path=", (data_dir->path() / run.data).string()));
     const RunConfig config = ParseRunConfig(kRecipe, "test", set);
     std::atomic<ExitCode> code = ExitCode::kInternal;
     const auto body = [&](dist::Communicator& comm) {
@@ -178,7 +179,7 @@ TEST_F(TrainerTest, ANamedSetReplacesAMissingValidationSplit) {
   fits.push_back(set("split:\"train\""));
   empty.push_back(set(""));
   EXPECT_HL_ERROR(Train({.set = empty, .data = "mqar"}), ExitCode::kData,
-                  "eval.set 'a' has no tokens");
+                  "set 'a' has no tokens");
   ASSERT_EQ(Train({.set = fits, .data = "mqar"}), ExitCode::kFinished) << log_;
   EXPECT_THAT(log_, HasSubstr("this run validates only the sets of eval.set"));
   EXPECT_THAT(log_, HasSubstr("validation loss of a "));
@@ -196,6 +197,113 @@ TEST_F(TrainerTest, AValidationSetMustHaveTheTokensOfTheTrainingData) {
       ExitCode::kUsage, "eval.set.0.name: 'a/b'. Use letters", "eval.set.0.split: 'all'",
       "eval.set.1.path: ''. Use a folder", "eval.set.2.name: a. Use a name that no other",
       "ckpt.keep_best: 'val_loss/b'. Use one of , loss, val_loss, val_error, val_loss/a");
+}
+
+// A blend of two datasets. `weights` are the fields of each source behind its path.
+class BlendTest : public TrainerTest {
+ protected:
+  struct Source {
+    std::string name, data;
+    std::string weight = "weight:1";
+  };
+  static std::string Set(const std::vector<Source>& sources) {
+    return Concat("data.source=[",
+                  Join(sources, ",",
+                       [](const Source& source) {
+                         return Concat("{name:\"", source.name, "\" path:\"",
+                                       (data_dir->path() / source.data).string(), "\" ",
+                                       source.weight, "}");
+                       }),
+                  "]");
+  }
+  ckpt::DataCursor CursorOf(int64_t step) const {
+    return ckpt::StepReader::Open(folder_ / "ckpt" / ckpt::StepName(step)).state().data;
+  }
+  // The arrays of a checkpoint of one rank.
+  std::string Arrays(int64_t step) const {
+    return ReadFile(folder_ / "ckpt" / ckpt::StepName(step) / "rank_00000.safetensors",
+                    ExitCode::kInternal)
+        .substr(4096);
+  }
+  // Returns samples.jsonl, in which a repeated step has two lines.
+  std::string Samples() const { return ReadFile(folder_ / "samples.jsonl", ExitCode::kInternal); }
+};
+
+TEST_F(BlendTest, RowsDoNotDependOnRanksAndAResumeIsExact) {
+  const std::vector<std::string> set = {
+      Set({{"web", "data", "weight:2 weight_at:{step:3 weight:0.5}"}, {"code", "other"}}),
+      "train.steps=8",
+      "train.log_samples=true",
+      "ckpt.every=2",
+      "ckpt.keep_last=9",
+      "eval.every=4",
+      "ckpt.keep_best=val_loss/code"};
+  ASSERT_EQ(Train({.set = set, .data = ""}), ExitCode::kFinished) << log_;
+  EXPECT_THAT(log_, HasSubstr("step 8: validation loss of web "));
+  const std::string samples = Samples(), arrays = Arrays(8);
+  const ckpt::DataCursor cursor = CursorOf(8);
+  // 3 steps of 8 rows in the ratio 2 : 1, and 5 steps in the ratio 1 : 2.
+  ASSERT_EQ(cursor.blend.size(), 2u);
+  EXPECT_NEAR(static_cast<double>(cursor.blend[0].drawn), 24 * 2 / 3. + 40 / 3., 5);
+  EXPECT_EQ(cursor.blend[0].drawn + cursor.blend[1].drawn, 64u);
+  ASSERT_EQ(cursor.segments.size(), 2u);
+  EXPECT_EQ(cursor.segments[1].first_sample, 24u);
+  const std::string metrics = ReadFile(folder_ / "metrics.jsonl", ExitCode::kInternal);
+  EXPECT_THAT(metrics, HasSubstr(Concat("\"drawn/code\":", cursor.blend[1].drawn, ",")));
+  EXPECT_THAT(metrics, HasSubstr("\"epoch/web\":"));
+
+  ASSERT_EQ(Train({.set = set, .data = "", .resume = "step=2"}), ExitCode::kFinished);
+  EXPECT_TRUE(Arrays(8) == arrays);
+  EXPECT_EQ(Samples(), samples + samples.substr(samples.find("{\"step\":3,")));
+  fs::remove_all(folder_);
+  ASSERT_EQ(Train({.ranks = 2, .set = set, .data = ""}), ExitCode::kFinished);
+  EXPECT_EQ(Samples(), samples);
+}
+
+TEST_F(BlendTest, WeightsAndSourcesMayChangeAtAResume) {
+  const std::vector<std::string> set = {"ckpt.every=1", "ckpt.keep_last=9", "optimizer.lr=1e-3"};
+  const auto with = [&](const std::vector<Source>& sources, const std::string& steps) {
+    std::vector<std::string> all = set;
+    all.push_back(Set(sources));
+    all.push_back("train.steps=" + steps);
+    return all;
+  };
+  ASSERT_EQ(Train({.set = with({{"web", "data"}, {"code", "other"}}, "4"), .data = ""}),
+            ExitCode::kFinished);
+  const std::vector<uint64_t> before = {CursorOf(4).blend[0].drawn, CursorOf(4).blend[1].drawn};
+  const auto changed = with({{"more", "other"}, {"web", "data", "weight:3"}}, "8");
+  const std::vector<std::string> steps = {"train.steps"}, both = {"train.steps", "data.source"};
+  EXPECT_HL_ERROR(Train({.set = changed, .data = "", .allow_change = steps}), ExitCode::kUsage,
+                  "data.source: checkpoint web 1, code 1, this run more 1, web 3");
+  ASSERT_EQ(Train({.set = changed, .data = "", .allow_change = both}), ExitCode::kFinished);
+  const ckpt::DataCursor cursor = CursorOf(8);
+  ASSERT_EQ(cursor.blend.size(), 3u);  // web, code, more
+  EXPECT_EQ(cursor.blend[1].drawn, before[1]) << "of the removed source";
+  EXPECT_EQ(cursor.blend[1].weight, 0);
+  EXPECT_EQ(cursor.blend[0].drawn + cursor.blend[2].drawn, before[0] + 32);
+  ASSERT_EQ(cursor.segments.size(), 2u);
+  EXPECT_EQ(cursor.segments[1].first_sample, 32u);
+  EXPECT_EQ(cursor.segments[1].base, (std::vector<uint64_t>{before[0], before[1], 0}));
+  // The same name with other data would not continue its rows.
+  EXPECT_HL_ERROR(Train({.set = with({{"more", "data"}, {"web", "data", "weight:3"}}, "9"),
+                         .data = "",
+                         .allow_change = both}),
+                  ExitCode::kUsage, "data.source 'more': the dataset ",
+                  "Use that dataset, or give");
+}
+
+TEST_F(BlendTest, ImpossibleBlendsAreRefused) {
+  EXPECT_HL_ERROR(Train({.set = {Set({{"a", "data"}, {"b", "mqar"}})}, .data = ""}),
+                  ExitCode::kUsage, "data.source 'b': the dataset ", "has no tokenizer");
+  EXPECT_HL_ERROR(Train({.set = {Set({{"a", "data", "weight:1e-5"},
+                                      {"a", "other", "weight:1"},
+                                      {"c", "other", "weight_at:{step:5} weight_at:{step:5}"}}),
+                                 "data.epoch_end=short", "train.max_epochs=2"}}),
+                  ExitCode::kUsage, "data.path: ", "Use '' with data.source",
+                  "data.epoch_end: short. Use fill", "train.max_epochs: 2. Use 0",
+                  "data.source.1.name: a. Use a name",
+                  "data.source.0.weight: 1e-05 at step 0. Use 0, or at least 0.000",
+                  "1/8192 of the sum", "data.source.2.weight_at: its steps. Use ascending steps");
 }
 
 TEST_F(TrainerTest, TheBestErrorNeedsAnAccuracy) {
