@@ -76,8 +76,10 @@ constexpr ForeignName kForeignNames[] = {
      "ckpt_interval, ckpt.steps, ckpt.interval",
      "ckpt.every", "500", "It is a number of steps."},
     {"save_total_limit, max_to_keep, keep_checkpoints, keep_last_n", "ckpt.keep_last", "2", ""},
-    {"early_stopping, early_stopping_patience, patience, load_best_model_at_end", "ckpt.keep_best",
-     "\"val_loss\"", "A run does not stop at a rising loss, but it keeps the best checkpoint."},
+    {"early_stopping, early_stopping_patience, patience", "train.patience", "3",
+     "It is a number of validations without a new best one."},
+    {"load_best_model_at_end", "ckpt.keep_best", "\"val_loss\"",
+     "RUN@best is the best checkpoint of a run."},
 
     // Data.
     {"seq_length, seqlen, sequence_length, max_seq_len, max_seq_length, max_length, "

@@ -65,6 +65,8 @@ void VisitLoop(const Direction& direction, proto::TrainConfig& m, LoopConfig& c)
   HL_FIELD(m, stop_at_accuracy, c.stop_at_accuracy);
   HL_FIELD(m, recompute, c.recompute);
   HL_FIELD(m, cuda_graphs, c.cuda_graphs);
+  HL_FIELD(m, patience, c.patience);
+  HL_FIELD(m, spike_sigmas, c.spike_sigmas);
 }
 
 template <typename Direction>
@@ -83,6 +85,7 @@ void VisitOptimizer(const Direction& direction, proto::RunConfig& m, RunConfig& 
   HL_FIELD(s, decay_steps, c.schedule.decay_steps);
   HL_FIELD(s, final_lr_ratio, c.schedule.final_lr_ratio);
   HL_FIELD(s, per_epoch, c.schedule.per_epoch);
+  HL_FIELD(s, decay_shape, c.schedule.decay_shape);
 }
 
 template <typename Direction>

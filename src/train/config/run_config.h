@@ -88,6 +88,8 @@ struct LoopConfig {
   double stop_at_accuracy = 0;
   std::string recompute = "none";
   bool cuda_graphs = false;
+  int64_t patience = 0;
+  double spike_sigmas = 0;
 };
 
 // A validation set beside the split of data.path.
@@ -115,6 +117,10 @@ struct SaveConfig {
 
   // keep_best names a metric of validations, so the run saves after each best validation so far.
   bool keeps_best_validation() const { return store.retention.keep_best.starts_with("val_"); }
+  // The metric that train.patience waits for, and that keep_best keeps if it is of a validation.
+  std::string validation_metric() const {
+    return keeps_best_validation() ? store.retention.keep_best : "val_loss";
+  }
   // Periodic saves and saves of the best validation are written from a copy, during training.
   // Training waits for the last save of a run.
   bool saves_beside_training() const {

@@ -48,6 +48,10 @@ void CheckOptimizer(const RunConfig& c, Problems& problems) {
                    "a number >= 0");
   problems.Require(c.schedule.decay_steps >= 0, "schedule.decay_steps", c.schedule.decay_steps,
                    "a number >= 0");
+  problems.OneOf("schedule.decay_shape", c.schedule.decay_shape, {"linear", "sqrt"});
+  problems.Require(c.schedule.decay_shape == "linear" || c.schedule.kind == "wsd",
+                   "schedule.decay_shape", c.schedule.decay_shape,
+                   "linear, or schedule.kind wsd, which has a final decay");
   problems.Require(!c.schedule.per_epoch || c.train.max_epochs > 0, "schedule.per_epoch", "true",
                    "false, or set train.max_epochs, the number of epochs of the schedule");
   problems.Require(!c.schedule.per_epoch || c.schedule.warmup_steps == 0, "schedule.warmup_steps",
@@ -100,6 +104,14 @@ void CheckLoop(const RunConfig& c, int world_size, Problems& problems) {
                    "train.stop_at_accuracy", t.stop_at_accuracy,
                    "0, or an objective that always has an accuracy: labelled, masked_token or "
                    "classification");
+  problems.Require(t.patience >= 0, "train.patience", t.patience, "a number >= 0 (0: off)");
+  problems.Require(t.patience == 0 || c.eval.every > 0 || c.eval.every_epochs > 0, "train.patience",
+                   t.patience, "0 without eval.every and eval.every_epochs");
+  problems.Require(t.patience == 0 || !c.data.is_blend() || c.ckpt.keeps_best_validation(),
+                   "train.patience", t.patience,
+                   "0 with data.source, or name the set to wait for in ckpt.keep_best");
+  problems.Require(t.spike_sigmas >= 0, "train.spike_sigmas", t.spike_sigmas,
+                   "a number >= 0 (0: off; 6 is usual)");
   problems.OneOf("train.recompute", t.recompute, {"none", "mixer", "block"});
   problems.Require(t.time_limit_s >= 0, "train.time_limit_s", t.time_limit_s, "a number >= 0");
 }

@@ -36,7 +36,8 @@ double LearningRateFactor(const ScheduleConfig& config, int64_t step, int64_t to
     return floor + (1 - floor) * 0.5 * (1 + std::cos(std::numbers::pi * progress));
   }
   HL_CHECK(config.kind == "linear" || config.kind == "wsd", "schedule kind ", config.kind);
-  return 1 - (1 - floor) * progress;
+  const bool of_root = config.kind == "wsd" && config.decay_shape == "sqrt";
+  return 1 - (1 - floor) * (of_root ? std::sqrt(progress) : progress);
 }
 
 double LearningRateFactorOfEpoch(const ScheduleConfig& config, int64_t epoch, int64_t max_epochs) {

@@ -9,8 +9,12 @@ namespace halflife::train {
 struct ScheduleConfig {
   std::string kind = "cosine";  // cosine | linear | constant | wsd (warm-up, stable, decay)
   int64_t warmup_steps = 0;
-  // wsd: length of the final linear decay in steps. 0: a tenth of the run, at least one step.
+  // wsd: length of the final decay in steps. 0: a tenth of the run, at least one step.
   int64_t decay_steps = 0;
+  // wsd: the decay falls as 1 - x (linear) or as 1 - sqrt(x) (sqrt), x from 0 to 1. The latter is
+  // of Haegele et al., 2024, "Scaling laws and compute-optimal training beyond fixed training
+  // durations".
+  std::string decay_shape = "linear";
   double final_lr_ratio = 0.1;  // Ignored by constant.
   bool per_epoch = false;       // Use LearningRateFactorOfEpoch.
 };

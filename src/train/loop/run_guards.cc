@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <map>
+#include <numeric>
 
 #include "core/concat.h"
 #include "core/error.h"
@@ -11,15 +13,69 @@
 
 namespace halflife::train {
 
+namespace {
+
+void GuardSpike(const RunConfig& config, uint64_t step, const StepResult& result,
+                const ckpt::GuardState& guard) {
+  HL_CHECK_AS(
+      ExitCode::kNonFinite,
+      guard.consecutive_skips <= static_cast<uint32_t>(config.train.max_skips), "step ", step,
+      ": the loss ", result.loss, " is ", config.train.spike_sigmas,
+      " standard deviations above the losses before (", guard.consecutive_skips,
+      " in a row; train.spike_sigmas, train.max_skips ", config.train.max_skips,
+      "). No checkpoint of this step was written. Continue from an older step with --resume "
+      "step=N and a lower optimizer.lr, or with --set train.spike_sigmas=0 to train on.");
+}
+
+}  // namespace
+
+double LargestLoss(const RunConfig& config, const ckpt::GuardState& guard) {
+  const std::vector<double>& losses = guard.loss_window;
+  if (config.train.spike_sigmas == 0 || losses.size() < kSpikeWindow)
+    return std::numeric_limits<double>::infinity();
+  const auto count = static_cast<double>(losses.size());
+  const double mean = std::accumulate(losses.begin(), losses.end(), 0.0) / count;
+  double squares = 0;
+  for (const double loss : losses) squares += (loss - mean) * (loss - mean);
+  return mean + config.train.spike_sigmas * std::sqrt(squares / count);
+}
+
+constexpr char kPatienceBest[] = "patience_best", kPatienceSince[] = "patience_since";
+
+void NotePatience(const RunConfig& config, std::map<std::string, double>& metrics) {
+  if (config.train.patience == 0) return;
+  const std::string metric = config.ckpt.validation_metric();
+  const auto value = metrics.find(metric);
+  HL_CHECK_AS(ExitCode::kUsage, value != metrics.end(), "train.patience: the validation has no ",
+              metric, ". Name one of its metrics in ckpt.keep_best.");
+  const auto best = metrics.find(kPatienceBest);
+  const bool better = best == metrics.end() || value->second < best->second;
+  if (better) metrics[kPatienceBest] = value->second;
+  metrics[kPatienceSince] = better ? 0 : metrics[kPatienceSince] + 1;
+}
+
+bool OutOfPatience(const RunConfig& config, const std::map<std::string, double>& metrics) {
+  const auto since = metrics.find(kPatienceSince);
+  return config.train.patience > 0 && since != metrics.end() &&
+         since->second >= static_cast<double>(config.train.patience);
+}
+
 void GuardNonFinite(const RunConfig& config, uint64_t step, const StepResult& result,
                     ckpt::GuardState& guard) {
   if (!result.skipped) {
     guard.consecutive_skips = 0;
+    if (config.train.spike_sigmas > 0) {
+      guard.loss_window.push_back(result.loss);
+      if (guard.loss_window.size() > kSpikeWindow)
+        guard.loss_window.erase(guard.loss_window.begin());
+    }
     return;
   }
   ++guard.skipped;
-  if (result.nonfinite.empty()) return;  // No row had a target, which TargetGuard handles.
+  // No row had a target, which TargetGuard handles.
+  if (result.nonfinite.empty() && !result.spike) return;
   ++guard.consecutive_skips;
+  if (result.spike) return GuardSpike(config, step, result, guard);
   const bool stop = config.train.on_nonfinite == "stop" ||
                     guard.consecutive_skips > static_cast<uint32_t>(config.train.max_skips);
   HL_CHECK_AS(ExitCode::kNonFinite, !stop, "step ", step, ": ", result.nonfinite,

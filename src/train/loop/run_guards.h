@@ -16,11 +16,23 @@
 
 namespace halflife::train {
 
-// Reacts to a step whose loss or gradient is not finite. Counts the skipped update of `result`, the
-// result of step `step` (1-based). Error kNonFinite if train.on_nonfinite is 'stop', or if more
-// than train.max_skips consecutive steps were skipped.
+// Reacts to a step whose loss or gradient is not finite, or whose loss is a spike. Counts the
+// skipped update of `result`, the result of step `step` (1-based), and remembers losses for
+// LargestLoss. Error kNonFinite if train.on_nonfinite is 'stop' (not for a spike), or if more than
+// train.max_skips consecutive steps were skipped.
 void GuardNonFinite(const RunConfig& config, uint64_t step, const StepResult& result,
                     ckpt::GuardState& guard);
+
+// The largest loss that train.spike_sigmas accepts: the mean of the last kSpikeWindow losses plus
+// that many standard deviations. Infinite if the guard is off or fewer losses are known.
+constexpr size_t kSpikeWindow = 128;
+double LargestLoss(const RunConfig& config, const ckpt::GuardState& guard);
+
+// Counts validations without a new best value of config.ckpt.validation_metric(), in `metrics` (of
+// the last validation), which checkpoints contain. Error kUsage if there is no such metric.
+void NotePatience(const RunConfig& config, std::map<std::string, double>& metrics);
+// Returns whether train.patience is used up.
+bool OutOfPatience(const RunConfig& config, const std::map<std::string, double>& metrics);
 
 // Reacts to steps without a target: one such step is skipped, a dataset of them ends the run. A row
 // may have no target: a document of one token, no answer within the row, or no token chosen for

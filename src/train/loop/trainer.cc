@@ -477,6 +477,7 @@ void Trainer::LogSamples(const StepResult& result) {
 
 bool Trainer::Finished() const {
   if (state_.step >= static_cast<uint64_t>(config_.train.steps)) return true;
+  if (OutOfPatience(config_, state_.metrics)) return true;
   // A checkpoint contains the value, so that a resumed run knows it as well. A run that has not
   // trained may continue.
   const auto error = state_.metrics.find("val_error");
@@ -518,6 +519,7 @@ StepResult Trainer::TakeStep() {
   const int64_t begin_us = UnixMicroseconds();
   StepScalars flags = stop_policy_.OwnRequests(run_clock_.Seconds());
   flags[Scalar::kEndedSaves] = save_->under_way() && save_->ended() ? 1 : 0;
+  runner_->set_largest_loss(LargestLoss(config_, state_.guard));
   StepResult result = RunStep(flags);
   try {
     GuardNonFinite(config_, state_.step + 1, result, state_.guard);
@@ -563,6 +565,9 @@ ExitCode Trainer::Finish() {
   trace_.Finish();
   LogWaits();
   if (context_.rank() == 0) folder_.WriteDone(step);
+  if (OutOfPatience(config_, state_.metrics))
+    HL_INFO("train", "the last ", config_.train.patience, " validations had no new best ",
+            config_.ckpt.validation_metric(), " (train.patience)");
   HL_INFO("train", "finished: ", step, " steps, ",
           HumanCount(static_cast<double>(source_->order().NumSamplesBefore(state_.step)) *
                      static_cast<double>(config_.data.seq_len)),
@@ -591,6 +596,7 @@ ExitCode Trainer::Train() {
     if (ValidationIsDue(config_.eval, source_->order(), step) || state_.step == total) {
       RunValidation();
       save_policy_.NoteValidation(step, state_.metrics);
+      NotePatience(config_, state_.metrics);
     }
     if (Finished()) break;  // The final save follows, so a requeue is not needed.
     if (const auto code = StopPolicy::CodeOf(result.scalars)) return SaveAndStop(*code);

@@ -66,7 +66,8 @@ class Trainer {
   std::unique_ptr<EventLog> OpenEvents() const;  // Null if it is off or not possible.
   void DescribeRun();
   void WarnOfSchedule() const;
-  // Returns whether all steps are done, or train.stop_at_accuracy was exceeded after the last one.
+  // Returns whether all steps are done, train.patience is used up, or train.stop_at_accuracy was
+  // exceeded after the last one.
   bool Finished() const;
   bool NothingToDo() const;  // True if a finished run was started again.
   ExitCode ConfirmDone();

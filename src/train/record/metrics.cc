@@ -153,12 +153,25 @@ void Metrics::Step(int64_t step, const StepResult& result) {
   mean_step_seconds_ =
       mean_step_seconds_ == 0 ? result.seconds : 0.9 * mean_step_seconds_ + 0.1 * result.seconds;
   Progress(step, result, tokens_per_s);
+  if (++num_steps_ == kStepsBeforeForecast) Forecast(step);
+}
+
+void Metrics::Forecast(int64_t step) const {
+  const int64_t left = config_.total_steps - step;
+  if (left <= 0) return;
+  const double seconds = mean_step_seconds_ * static_cast<double>(left);
+  HL_INFO("train", "the ", left, " steps that are left take about ", HumanSeconds(seconds), ", ",
+          Fixed(seconds / 3600 * config_.world_size, seconds < 3600 ? 2 : 0),
+          " hours of all ranks together, not counting validations and saves");
 }
 
 void Metrics::Progress(int64_t step, const StepResult& result, double tokens_per_s) {
   if (!result.nonfinite.empty()) {
     HL_WARN("train", "step ", step, ": ", result.nonfinite,
             " is not finite; the update was skipped");
+  } else if (result.spike) {
+    HL_WARN("train", "step ", step, ": the loss ", Fixed(result.loss, 4),
+            " is a spike (train.spike_sigmas); the update was skipped");
   } else if (result.num_targets == 0) {
     HL_WARN("train", "step ", step, ": no row has a target of the objective ", config_.objective,
             "; the update was skipped");

@@ -91,6 +91,10 @@ class Metrics {
  private:
   // Adds the fields of every line: tokens so far, elapsed_s, unix_ms and the attempt.
   void Write(nlohmann::ordered_json line);
+  // Logs how long the rest of the run takes, once, when steps are as fast as they will be.
+  void Forecast(int64_t step) const;
+  static constexpr int kStepsBeforeForecast = 20;
+
   void Progress(int64_t step, const StepResult& result, double tokens_per_s);
 
   MetricsConfig config_;
@@ -99,6 +103,7 @@ class Metrics {
   std::unique_ptr<EventLog> events_;
   bool terminal_;
   bool line_open_ = false;
+  int64_t num_steps_ = 0;         // Of this attempt.
   double mean_step_seconds_ = 0;  // Exponential mean, for the ETA.
 };
 

@@ -262,7 +262,8 @@ StepResult StepRunner::Run(int64_t step, uint64_t& num_updates, const StepScalar
   }
   if (has_targets && !finite_norm && result.nonfinite.empty())
     result.nonfinite = "the gradient's norm";
-  result.skipped = !has_targets || !result.nonfinite.empty();
+  result.spike = has_targets && result.nonfinite.empty() && result.loss > largest_loss_;
+  result.skipped = !has_targets || !result.nonfinite.empty() || result.spike;
   if (!result.skipped) {
     Enter("update");
     if (before_update) before_update();

@@ -41,6 +41,7 @@ struct StepResult {
   int64_t num_targets = 0;
   // True if nothing was updated, because a value was not finite or num_targets is 0.
   bool skipped = false;
+  bool spike = false;     // skipped because the loss exceeds set_largest_loss
   std::string nonfinite;  // the value that was not finite, and its rank; empty if all were finite
   StepScalars scalars;    // reduced: flags of all ranks
   double seconds = 0;
@@ -67,6 +68,9 @@ class StepRunner {
   StepResult Run(int64_t step, uint64_t& num_updates, const StepScalars& flags,
                  const std::function<void()>& before_update = nullptr);
 
+  // A step with a larger loss, which all ranks have, is skipped.
+  void set_largest_loss(double loss) { largest_loss_ = loss; }
+
   // Returns the scheduled learning rate of step number `step` (0-based).
   double LearningRate(int64_t step) const;
 
@@ -86,6 +90,8 @@ class StepRunner {
   }
 
  private:
+  double largest_loss_ = std::numeric_limits<double>::infinity();
+
   at::Tensor PositionIds(const data::Batch& batch) const;
   void MicroBatch(int64_t index, int64_t count, StepResult& result);
   at::Tensor RunMicroBatch(const eval::BatchTensors& batch, int64_t index, int64_t count);

@@ -49,6 +49,18 @@ TEST(Schedule, WsdHoldsThenDecaysOverItsOwnLength) {
   EXPECT_DOUBLE_EQ(LearningRateFactor(config, 99, 100), 0);
 }
 
+// 1 - sqrt of the way through the decay, which has 16 steps behind step 84.
+TEST(Schedule, WsdDecaysByARoot) {
+  ScheduleConfig config{.kind = "wsd", .decay_steps = 16, .final_lr_ratio = 0};
+  config.decay_shape = "sqrt";
+  EXPECT_DOUBLE_EQ(LearningRateFactor(config, 85, 102), 1);
+  EXPECT_DOUBLE_EQ(LearningRateFactor(config, 86, 102), 1);
+  EXPECT_DOUBLE_EQ(LearningRateFactor(config, 101, 102), 0);
+  EXPECT_NEAR(LearningRateFactor(config, 86 + 5, 102), 1 - std::sqrt(5 / 15.), 1e-15);
+  config.final_lr_ratio = 0.2;
+  EXPECT_NEAR(LearningRateFactor(config, 86 + 5, 102), 1 - 0.8 * std::sqrt(5 / 15.), 1e-15);
+}
+
 // The learning rates of the ReBased runs: 3e-3, over 64 epochs.
 TEST(Schedule, OneRateAnEpoch) {
   const ScheduleConfig config{.kind = "cosine", .final_lr_ratio = 0, .per_epoch = true};

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "support/expect_error.h"
 
 namespace halflife::train {
@@ -33,6 +35,54 @@ TEST(NonFiniteGuard, CountsWhatIsSkippedAndForgivesAfterAFiniteStep) {
     EXPECT_EQ(guard.consecutive_skips, 0u);
   }
   EXPECT_EQ(guard.skipped, 4u);
+}
+
+// The losses 2 and 4 in turn have the mean 3 and the standard deviation 1.
+TEST(SpikeGuard, AcceptsLossesUpToTheirDeviation) {
+  RunConfig config = Config("skip", 2);
+  ckpt::GuardState guard;
+  StepResult result;
+  for (size_t i = 0; i < 3 * kSpikeWindow; ++i) {
+    result.loss = i % 2 == 0 ? 2 : 4;
+    GuardNonFinite(config, i + 1, result, guard);
+  }
+  EXPECT_TRUE(guard.loss_window.empty()) << "of a guard that is off";
+  config.train.spike_sigmas = 5;
+  for (size_t i = 0; i < 3 * kSpikeWindow; ++i) {
+    EXPECT_EQ(std::isinf(LargestLoss(config, guard)), i < kSpikeWindow) << i;
+    result.loss = i % 2 == 0 ? 2 : 4;
+    GuardNonFinite(config, i + 1, result, guard);
+  }
+  EXPECT_EQ(guard.loss_window.size(), kSpikeWindow);
+  EXPECT_NEAR(LargestLoss(config, guard), 3 + 5, 1e-12);
+  StepResult spike;
+  spike.loss = 9;
+  spike.skipped = spike.spike = true;
+  GuardNonFinite(config, 1, spike, guard);
+  GuardNonFinite(config, 2, spike, guard);
+  EXPECT_NEAR(LargestLoss(config, guard), 8, 1e-12) << "a spike does not raise the limit";
+  EXPECT_HL_ERROR(GuardNonFinite(config, 3, spike, guard), ExitCode::kNonFinite,
+                  "step 3: the loss 9 is 5 standard deviations above", "3 in a row",
+                  "--resume step=N");
+}
+
+TEST(Patience, EndsAfterValidationsWithoutANewBest) {
+  RunConfig config;
+  config.train.patience = 2;
+  std::map<std::string, double> metrics;
+  const auto validate = [&](double loss) {
+    metrics["val_loss"] = loss;
+    NotePatience(config, metrics);
+    return OutOfPatience(config, metrics);
+  };
+  EXPECT_FALSE(OutOfPatience(config, metrics));
+  for (const double loss : {3.0, 3.5, 2.5, 2.5}) EXPECT_FALSE(validate(loss)) << loss;
+  EXPECT_TRUE(validate(2.6));
+  config.train.patience = 3;  // A resume may allow more.
+  EXPECT_FALSE(OutOfPatience(config, metrics));
+  config.ckpt.store.retention.keep_best = "val_loss/code";
+  EXPECT_HL_ERROR(NotePatience(config, metrics), ExitCode::kUsage,
+                  "train.patience: the validation has no val_loss/code. Name one");
 }
 
 TEST(NonFiniteGuard, StopsAfterMoreInARowThanAllowed) {

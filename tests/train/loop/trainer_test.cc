@@ -199,6 +199,17 @@ TEST_F(TrainerTest, AValidationSetMustHaveTheTokensOfTheTrainingData) {
       "ckpt.keep_best: 'val_loss/b'. Use one of , loss, val_loss, val_error, val_loss/a");
 }
 
+// At a rate of 0, no validation is better than the first.
+TEST_F(TrainerTest, ARunWithoutABetterValidationEnds) {
+  const std::vector<std::string> set = {"train.steps=20", "eval.every=2", "train.patience=3",
+                                        "optimizer.lr=0"};
+  ASSERT_EQ(Train({.set = set}), ExitCode::kFinished);
+  EXPECT_THAT(log_, HasSubstr("the last 3 validations had no new best val_loss (train.patience)"));
+  EXPECT_THAT(log_, HasSubstr("finished: 8 steps"));
+  EXPECT_EQ(Train({.set = set}), ExitCode::kFinished);
+  EXPECT_THAT(log_, HasSubstr("this run is finished (step 8): nothing to do"));
+}
+
 // A blend of two datasets. `weights` are the fields of each source behind its path.
 class BlendTest : public TrainerTest {
  protected:

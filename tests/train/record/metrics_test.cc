@@ -86,6 +86,28 @@ TEST_F(MetricsTest, ProgressLinesRepeatNoValidation) {
   EXPECT_THAT(log, testing::Not(testing::HasSubstr("val ")));
 }
 
+// 20 steps of 0.5 s are done, and 80 are left.
+TEST_F(MetricsTest, TheTwentiethStepTellsHowLongTheRestTakes) {
+  testing::internal::CaptureStderr();
+  {
+    Metrics metrics({.file = dir_ / "metrics.jsonl",
+                     .attempt = "a",
+                     .total_steps = 100,
+                     .log_every = 100,
+                     .order = order_,
+                     .seq_len = 64,
+                     .world_size = 90,
+                     .peak = {},
+                     .device = {}},
+                    nullptr);
+    for (int64_t step = 1; step <= 40; ++step) metrics.Step(step, OneStep());
+  }
+  const std::string log = testing::internal::GetCapturedStderr();
+  const std::string line = "the 80 steps that are left take about 40 s, 1.00 hours of all ranks";
+  EXPECT_THAT(log, testing::HasSubstr(line));
+  EXPECT_EQ(log.find("steps that are left"), log.rfind("steps that are left"));
+}
+
 // Tokens are counted over the run, seconds over the attempt.
 TEST_F(MetricsTest, AResumedAttemptContinuesTokensAndRestartsTime) {
   double first = 0;
