@@ -18,6 +18,7 @@
 #include "core/human.h"
 #include "core/log.h"
 #include "data/examples/prepare_examples.h"
+#include "data/prepare/token_files.h"
 #include "data/synthetic/mqar.h"
 #include "train/config/run_config.h"
 
@@ -143,6 +144,8 @@ void PrintSummary(const data::PrepareConfig& config, const data::PrepareSummary&
   if (summary.num_empty > 0) {
     std::cout << "  left out: " << Counted(summary.num_empty, "empty document") << "\n";
   }
+  if (summary.num_duplicates > 0)
+    std::cout << "  left out: " << Counted(summary.num_duplicates, "duplicate document") << "\n";
   if (summary.num_skipped_files > 0) {
     std::cout << "  left out: " << summary.num_skipped_files
               << " files of other kinds than .txt and .jsonl\n";
@@ -239,7 +242,8 @@ void PrepareText(const PrepareOptions& options) {
   data::PrepareConfig config = options.text;
   config.input = options.input;
   config.output = options.output;
-  PrintSummary(config, Watched(config, data::Prepare));
+  const bool of_tokens = data::AreTokenFiles(config.input.paths);
+  PrintSummary(config, Watched(config, of_tokens ? data::PrepareTokenFiles : data::Prepare));
 }
 
 void PrepareLabelled(const PrepareOptions& options) {

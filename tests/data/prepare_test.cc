@@ -581,5 +581,33 @@ TEST_F(PrepareErrorTest, StopsWhenAsked) {
   ExpectNothingLeft();
 }
 
+// The first copy of each text is kept, in order, for any threads and chunks. Validation text is
+// read first, so its copies in the training text are left out.
+TEST(PrepareTest, DuplicateDocumentsAreLeftOut) {
+  const TempDir dir_;
+  const std::vector<std::string> texts = {"one text", "two", "one text", "three", "two", "two "};
+  std::string lines;
+  for (const std::string& text : texts) lines += text + "\n";
+  test::WriteText(dir_ / "lines.txt", lines);
+  test::WriteText(dir_ / "held.txt", "three\n");
+  for (const int64_t chunk : {1, 7, 1000}) {
+    PrepareConfig config = test::ByteConfig(dir_ / "lines.txt", dir_ / Concat("out", chunk));
+    config.documents = DocumentMode::kLine;
+    config.dedup = true;
+    config.chunk_bytes = chunk;
+    config.output.threads = 2;
+    const PrepareSummary summary = Prepare(config);
+    EXPECT_EQ(summary.num_duplicates, 2);
+    const Dataset dataset = Dataset::Open(config.output.out);
+    EXPECT_EQ(test::ReadDocuments(dataset, Split::kTrain),
+              (std::vector<std::string>{"one text", "two", "three", "two "}));
+    config.input.validation_paths = {(dir_ / "held.txt").string()};
+    config.output.out = dir_ / Concat("held", chunk);
+    EXPECT_EQ(Prepare(config).num_duplicates, 3);
+    EXPECT_EQ(test::ReadDocuments(Dataset::Open(config.output.out), Split::kTrain),
+              (std::vector<std::string>{"one text", "two", "two "}));
+  }
+}
+
 }  // namespace
 }  // namespace halflife::data

@@ -20,6 +20,8 @@ Use PrepareUse() {
            "spm.model --out corpus.data",
            "halflife prepare --input corpus/ --train-tokenizer --vocab 8192 --out "
            "corpus.data",
+           "halflife prepare --input train.bin --validation-input val.bin --tokenizer "
+           "gpt2/tokenizer.json --out owt.data",
            "halflife prepare --synthetic mqar --seq-len 128 --num-pairs 16 --out "
            "mqar.data",
            "halflife prepare --labels classes --input train.tsv --validation-input "
@@ -34,7 +36,9 @@ Use PrepareUse() {
 void AddFiles(OptionDeclarer& declare, PrepareOptions& options) {
   declare("--input PATH", options.input.paths,
           "Files, folders or patterns of .txt and .jsonl (with --labels: .tsv and .jsonl), also "
-          "compressed as .gz or .zst. Required without --synthetic [none]");
+          "compressed as .gz or .zst. Or token files (.bin) of nanoGPT, llm.c or Megatron-LM (with "
+          "its .idx), and --tokenizer is the one that made their ids. Required without --synthetic "
+          "[none]");
   declare.Required("--out DIR", options.output.out, "The folder of the dataset; it must not exist");
   declare("--threads", options.output.threads, "Worker threads; 0: one per core", NumThreads(0));
 }
@@ -62,6 +66,9 @@ void AddDocuments(OptionDeclarer& declare, PrepareOptions& options) {
           "record is always one document",
           documents)
       ->default_str("file");
+  declare.Flag("--dedup", options.text.dedup,
+               "Leave out documents whose whole text occurred before. Needs 16 bytes of memory per "
+               "document");
   declare("--field", options.input.field, "The field of a JSON record that contains the text");
   declare("--invalid-utf8", options.input.replace_invalid_utf8,
           "Reaction to bytes that are not UTF-8: an error, or replacement by U+FFFD", invalid_utf8);
@@ -164,10 +171,11 @@ void AddPrepare(CLI::App& app, Request& request) {
   AddMqar(declare, options);
   AddExamples(declare, options);
   Exclude(command, "--synthetic",
-          {"--input", "--tokenizer", "--train-tokenizer", "--documents", "--field",
+          {"--input", "--tokenizer", "--train-tokenizer", "--documents", "--dedup", "--field",
            "--invalid-utf8", "--max-document-bytes", "--validation-input", "--validation-fraction",
            "--split-seed", "--validation-tail", "--labels"});
-  Exclude(command, "--labels", {"--train-tokenizer", "--documents", "--validation-tail"});
+  Exclude(command, "--labels",
+          {"--train-tokenizer", "--documents", "--dedup", "--validation-tail"});
   Exclude(command, "--tokenizer", {"--train-tokenizer"});
   Exclude(command, "--validation-input",
           {"--validation-fraction", "--split-seed", "--validation-tail"});

@@ -134,6 +134,7 @@ EncodedChunk DocumentEncoder::Encode(TextChunk chunk) const {
     encoded.documents.push_back(
         {.split = document.begins ? ChooseSplit(content, rules) : Split::kTrain,
          .content = content,
+         .whole = rules.hash_whole ? HashBytes(document.text) : Hash128{},
          .begins = document.begins,
          .num_ids = static_cast<int64_t>(encoded.ids.size() - old_size),
          .num_bytes = static_cast<int64_t>(document.text.size())});

@@ -25,6 +25,7 @@ struct DocumentRules {
   double validation_fraction = 0.05;
   uint64_t split_seed = 0;
   std::optional<Split> split = std::nullopt;  // if set, the split of all documents
+  bool hash_whole = false;                    // sets EncodedDocument::whole
 
   // Returns the rules for a chunk. If the chunk has a split, it applies to all its documents.
   DocumentRules Of(const TextChunk& chunk) const;
@@ -53,7 +54,8 @@ Split ChooseSplit(Hash128 content, const DocumentRules& rules);
 struct EncodedDocument {
   // Valid if the document begins here; its later pieces follow the first piece.
   Split split = Split::kTrain;
-  Hash128 content;  // its ContentHash, if the document begins here
+  Hash128 content;     // its ContentHash, if the document begins here
+  Hash128 whole = {};  // the hash of all its text, with rules.hash_whole
   bool begins = true;
   int64_t num_ids = 0;    // includes eos if the document ends here
   int64_t num_bytes = 0;  // bytes of text

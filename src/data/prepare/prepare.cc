@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <unordered_set>
 
 #include "core/error.h"
 #include "data/manifest.h"
@@ -51,12 +52,14 @@ class Run {
         documents_(ChooseDocuments()),
         validation_tail_(ChooseTail()) {
     RequireApart(inputs_, validation_inputs_, "--validation-input");
-    rules_ = {.field = config.input.field,
-              .replace_invalid_utf8 = config.input.replace_invalid_utf8,
-              .max_document_bytes = config.input.max_document_bytes,
-              .allow_pieces = tokenizer_ != nullptr && tokenizer_->kind() == kBytesKind,
-              .validation_fraction = config.input.FractionOrUsual(),
-              .split_seed = config.input.split_seed};
+    rules_ = {
+        .field = config.input.field,
+        .replace_invalid_utf8 = config.input.replace_invalid_utf8,
+        .max_document_bytes = config.input.max_document_bytes,
+        .allow_pieces = tokenizer_ != nullptr && tokenizer_->kind() == kBytesKind && !config.dedup,
+        .validation_fraction = config.input.FractionOrUsual(),
+        .split_seed = config.input.split_seed,
+        .hash_whole = config.dedup};
     if (has_validation_inputs()) rules_.split = Split::kTrain;
   }
 
@@ -110,6 +113,11 @@ class Run {
   DocumentRules rules_;
   PrepareProgress progress_;
   int64_t num_empty_ = 0;
+  struct LowHalf {
+    size_t operator()(const Hash128& hash) const { return hash.lo; }
+  };
+  std::unordered_set<Hash128, LowHalf> seen_;  // only with dedup
+  int64_t num_duplicates_ = 0;
   NameCounts special_names_;
   HeldOutContents held_out_;  // only with validation_inputs_
 };
@@ -191,6 +199,11 @@ void Run::WriteDocuments(const InputFiles& inputs, const DocumentRules& rules,
         if (chunk.file != file) writers.BeginSource(*(file = chunk.file));
         std::span<const int32_t> ids = chunk.ids;
         for (const EncodedDocument& document : chunk.documents) {
+          if (config_.dedup && !seen_.insert(document.whole).second) {
+            ++num_duplicates_;
+            ids = ids.subspan(static_cast<size_t>(document.num_ids));
+            continue;
+          }
           if (document.begins) {
             writer = &writers.of(document.split);
             writer->BeginDocument();
@@ -301,6 +314,7 @@ PrepareSummary Run::Summarise(const Manifest& manifest) const {
           .num_files = static_cast<int64_t>(inputs_.files.size() + validation_inputs_.files.size()),
           .num_skipped_files = inputs_.num_skipped + validation_inputs_.num_skipped,
           .num_empty = num_empty_,
+          .num_duplicates = num_duplicates_,
           .special_names = special_names_,
           .num_validation_in_train = held_out_.num_in_train(),
           .seconds = 0,

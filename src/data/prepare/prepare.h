@@ -24,6 +24,9 @@ struct PrepareConfig {
   // How .txt files are split into documents. If not set, each file is one document. Each record of
   // a .jsonl file is always a document.
   std::optional<DocumentMode> documents = std::nullopt;
+  // Leaves out documents whose text (xxh3-128) occurred before. Needs 16 bytes of memory for each
+  // document, and holds whole documents in memory.
+  bool dedup = false;
   int64_t chunk_bytes = 1 << 20;  // size of one unit of work
   PrepareOutput output;
 };
@@ -38,6 +41,7 @@ struct PrepareSummary {
   int64_t num_files = 0;
   int64_t num_skipped_files = 0;  // files of folders with another extension
   int64_t num_empty = 0;          // documents without text, which were skipped
+  int64_t num_duplicates = 0;     // documents that dedup left out
   NameCounts special_names;       // special token names that were encoded as characters
   // The number of documents of input.validation_paths whose first 64 KiB also occur in input.paths.
   // A split by content leaves none.

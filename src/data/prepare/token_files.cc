@@ -1,0 +1,394 @@
+#include "data/prepare/token_files.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <optional>
+
+#include "core/error.h"
+#include "data/manifest.h"
+#include "data/prepare/document_encoder.h"
+#include "data/prepare/publish_dataset.h"
+#include "data/prepare/shard_writer.h"
+#include "data/tokenizer_folder.h"
+
+namespace halflife::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+static_assert(std::endian::native == std::endian::little, "token files are little endian");
+
+// A file whose reads are checked.
+class BinaryFile {
+ public:
+  explicit BinaryFile(const fs::path& path) : path_(path), in_(path, std::ios::binary) {
+    std::error_code error;
+    size_ = fs::file_size(path, error);
+    HL_CHECK_AS(ExitCode::kData, in_ && !error, "cannot read ", path.string(),
+                ": there is no such file, or it may not be read. Check the name.");
+  }
+  uint64_t size() const { return size_; }
+  const fs::path& path() const { return path_; }
+
+  void Read(uint64_t offset, void* out, uint64_t bytes) {
+    HL_CHECK_AS(ExitCode::kData, offset <= size_ && bytes <= size_ - offset, path_.string(),
+                " has ", size_, " bytes, and bytes ", offset, " to ", offset + bytes,
+                " are needed: it is cut off, or not a token file. Copy it again.");
+    in_.clear();
+    in_.seekg(static_cast<std::streamoff>(offset));
+    in_.read(static_cast<char*>(out), static_cast<std::streamsize>(bytes));
+    HL_CHECK_AS(ExitCode::kData, in_.gcount() == static_cast<std::streamsize>(bytes),
+                "cannot read ", path_.string(), " at byte ", offset, ". Copy the file again.");
+  }
+  template <typename T>
+  T Value(uint64_t offset) {
+    T value;
+    Read(offset, &value, sizeof value);
+    return value;
+  }
+  template <typename T>
+  std::vector<T> Values(uint64_t offset, uint64_t count) {
+    HL_CHECK_AS(ExitCode::kData, count <= size_ / sizeof(T), path_.string(), " has no room for ",
+                count, " entries: it is damaged. Copy it again.");
+    std::vector<T> values(count);
+    Read(offset, values.data(), count * sizeof(T));
+    return values;
+  }
+
+ private:
+  fs::path path_;
+  std::ifstream in_;
+  uint64_t size_ = 0;
+};
+
+enum class IdType : uint8_t { kU8, kI8, kI16, kU16, kI32, kI64 };
+uint64_t BytesOf(IdType type) {
+  constexpr uint64_t kBytes[] = {1, 1, 2, 2, 4, 8};
+  return kBytes[static_cast<int>(type)];
+}
+
+template <typename T>
+void Convert(const std::vector<char>& bytes, std::vector<int64_t>& ids) {
+  for (size_t i = 0; i < ids.size(); ++i) {
+    T id;
+    std::memcpy(&id, bytes.data() + i * sizeof(T), sizeof id);
+    ids[i] = static_cast<int64_t>(id);
+  }
+}
+
+// The part of a token file that holds a run of ids, with the end of a document behind it or not.
+struct Piece {
+  uint64_t offset = 0;  // In bytes of X.bin.
+  uint64_t count = 0;   // Of ids.
+  bool ends = false;
+};
+
+struct TokenFileLayout {
+  const char* format = "";
+  IdType type = IdType::kU16;
+  std::vector<Piece> pieces;
+};
+
+// The first bytes of MMapIndexedDataset's index: magic, version, type, numbers of sequences and of
+// document ends; then int32 lengths, int64 offsets and int64 document ends (megatron/core/datasets/
+// indexed_dataset.py).
+TokenFileLayout ReadMegatronIndex(const fs::path& path) {
+  constexpr char kMagic[] = "MMIDIDX\0";
+  BinaryFile index(path);
+  char magic[9] = {};
+  index.Read(0, magic, sizeof magic);
+  HL_CHECK_AS(ExitCode::kData,
+              std::memcmp(magic, kMagic, sizeof magic) == 0 && index.Value<uint64_t>(9) == 1,
+              path.string(),
+              " is not an index of Megatron-LM of version 1. Remove it if the .bin "
+              "file beside it is of nanoGPT.");
+  const int code = index.Value<uint8_t>(17);
+  constexpr std::optional<IdType> kTypes[] = {std::nullopt, IdType::kU8,  IdType::kI8,
+                                              IdType::kI16, IdType::kI32, IdType::kI64,
+                                              std::nullopt, std::nullopt, IdType::kU16};
+  HL_CHECK_AS(ExitCode::kData, code < static_cast<int>(std::size(kTypes)) && kTypes[code],
+              path.string(), ": the type of ids ", code,
+              " is unknown. Preprocess the text again with a known version of Megatron-LM.");
+  const auto num_sequences = index.Value<uint64_t>(18), num_ends = index.Value<uint64_t>(26);
+  const auto lengths = index.Values<int32_t>(34, num_sequences);
+  const auto offsets = index.Values<int64_t>(34 + 4 * num_sequences, num_sequences);
+  const auto ends = index.Values<int64_t>(34 + 12 * num_sequences, num_ends);
+  TokenFileLayout layout = {.format = "megatron", .type = *kTypes[code], .pieces = {}};
+  for (uint64_t i = 0; i < num_sequences; ++i) {
+    HL_CHECK_AS(ExitCode::kData, lengths[i] >= 0 && offsets[i] >= 0, path.string(), ": sequence ",
+                i, " has the length ", lengths[i], ": the index is damaged. Copy it again.");
+    layout.pieces.push_back({static_cast<uint64_t>(offsets[i]), static_cast<uint64_t>(lengths[i])});
+  }
+  for (const int64_t end : ends) {
+    HL_CHECK_AS(ExitCode::kData, end >= 0 && end <= static_cast<int64_t>(num_sequences),
+                path.string(), ": a document ends at sequence ", end, " of ", num_sequences,
+                ": the index is damaged. Copy it again.");
+    if (end > 0) layout.pieces[static_cast<size_t>(end - 1)].ends = true;
+  }
+  return layout;
+}
+
+// The header of llm.c has 256 int32: magic, version, number of ids.
+TokenFileLayout ReadLayout(BinaryFile& file, int vocab_size) {
+  fs::path index = file.path();
+  index.replace_extension(".idx");
+  std::error_code ignored;
+  if (fs::exists(index, ignored)) return ReadMegatronIndex(index);
+  constexpr uint64_t kHeaderBytes = 1024;
+  constexpr int32_t kSixteenBits = 20240520, kThirtyTwoBits = 20240801;
+  const int32_t magic = file.size() >= kHeaderBytes ? file.Value<int32_t>(0) : 0;
+  if (magic == kSixteenBits || magic == kThirtyTwoBits) {
+    return {.format = "llm.c",
+            .type = magic == kSixteenBits ? IdType::kU16 : IdType::kI32,
+            .pieces = {{kHeaderBytes, static_cast<uint32_t>(file.Value<int32_t>(8)), true}}};
+  }
+  const IdType type = vocab_size > (1 << 16) ? IdType::kI32 : IdType::kU16;
+  HL_CHECK_AS(ExitCode::kData, file.size() % BytesOf(type) == 0, file.path().string(), " has ",
+              file.size(), " bytes, which are no whole ids of ", 8 * BytesOf(type),
+              " bits. Copy it again, or use a tokenizer of the right vocabulary.");
+  return {.format = "nanogpt", .type = type, .pieces = {{0, file.size() / BytesOf(type), true}}};
+}
+
+}  // namespace
+
+bool AreTokenFiles(const std::vector<std::string>& names) {
+  return !names.empty() &&
+         std::ranges::all_of(names, [](const std::string& name) { return name.ends_with(".bin"); });
+}
+
+class TokenFile::Impl {
+ public:
+  Impl(const fs::path& path, int vocab_size)
+      : file_(path), vocab_size_(vocab_size), layout_(ReadLayout(file_, vocab_size)) {}
+
+  bool Next(size_t most, std::vector<int32_t>& ids) {
+    ids.clear();
+    while (at_ < layout_.pieces.size()) {
+      const Piece& piece = layout_.pieces[at_];
+      const uint64_t count = std::min<uint64_t>(most, piece.count - done_);
+      Read(piece.offset + done_ * BytesOf(layout_.type), count, ids);
+      done_ += count;
+      const bool whole = done_ == piece.count;
+      if (whole) {
+        ++at_;
+        done_ = 0;
+      }
+      if (!ids.empty() || (whole && piece.ends)) return whole && piece.ends;
+    }
+    return false;
+  }
+
+  bool at_end() const { return at_ == layout_.pieces.size(); }
+  const char* format() const { return layout_.format; }
+  uint64_t num_bytes() const { return file_.size(); }
+  uint64_t num_bytes_read() const { return num_bytes_read_; }
+
+ private:
+  void Read(uint64_t offset, uint64_t count, std::vector<int32_t>& ids) {
+    std::vector<char> bytes(count * BytesOf(layout_.type));
+    file_.Read(offset, bytes.data(), bytes.size());
+    num_bytes_read_ += bytes.size();
+    std::vector<int64_t> wide(count);
+    switch (layout_.type) {
+      case IdType::kU8:
+        Convert<uint8_t>(bytes, wide);
+        break;
+      case IdType::kI8:
+        Convert<int8_t>(bytes, wide);
+        break;
+      case IdType::kI16:
+        Convert<int16_t>(bytes, wide);
+        break;
+      case IdType::kU16:
+        Convert<uint16_t>(bytes, wide);
+        break;
+      case IdType::kI32:
+        Convert<int32_t>(bytes, wide);
+        break;
+      case IdType::kI64:
+        Convert<int64_t>(bytes, wide);
+        break;
+    }
+    for (const int64_t id : wide) {
+      HL_CHECK_AS(ExitCode::kData, id >= 0 && id < vocab_size_, file_.path().string(), " (",
+                  layout_.format, "): the id ", id, " is not below ", vocab_size_,
+                  ", the vocabulary of the tokenizer. Use --tokenizer with the tokenizer that made "
+                  "the file.");
+      ids.push_back(static_cast<int32_t>(id));
+    }
+  }
+
+  BinaryFile file_;
+  const int vocab_size_;
+  const TokenFileLayout layout_;
+  size_t at_ = 0;      // The piece that is read next.
+  uint64_t done_ = 0;  // Its ids that were read.
+  uint64_t num_bytes_read_ = 0;
+};
+
+TokenFile::TokenFile(const fs::path& path, int vocab_size)
+    : impl_(std::make_unique<Impl>(path, vocab_size)) {}
+TokenFile::~TokenFile() = default;
+bool TokenFile::Next(size_t most, std::vector<int32_t>& ids) { return impl_->Next(most, ids); }
+bool TokenFile::at_end() const { return impl_->at_end(); }
+uint64_t TokenFile::num_bytes() const { return impl_->num_bytes(); }
+uint64_t TokenFile::num_bytes_read() const { return impl_->num_bytes_read(); }
+const char* TokenFile::format() const { return impl_->format(); }
+
+namespace {
+
+// One run of `prepare` on token files.
+class TokenFilesRun {
+ public:
+  explicit TokenFilesRun(const PrepareConfig& config)
+      : config_(config), tokenizer_(OpenTokenizer(config.input.tokenizer)) {
+    for (int32_t id = 0; id < tokenizer_->vocab_size(); ++id) {
+      std::string bytes;
+      tokenizer_->AppendBytes(id, /*at_start=*/false, bytes);
+      bytes_of_.push_back(std::ssize(bytes));
+    }
+    for (const auto* paths : {&config.input.paths, &config.input.validation_paths})
+      for (const std::string& path : *paths)
+        progress_.total_disk_bytes += TokenFile(path, tokenizer_->vocab_size()).num_bytes();
+  }
+
+  Manifest WriteFiles(const fs::path& folder) {
+    progress_.phase = "copying tokens";
+    const int token_bytes = TokenBytes(tokenizer_->vocab_size());
+    ShardWriter train({folder, Split::kTrain, token_bytes, config_.output.shard_tokens});
+    ShardWriter validation({folder, Split::kValidation, token_bytes, config_.output.shard_tokens});
+    DocumentRules rules = {.validation_fraction = config_.input.FractionOrUsual(),
+                           .split_seed = config_.input.split_seed};
+    const bool held_out = !config_.input.validation_paths.empty();
+    if (held_out) {
+      rules.split = Split::kValidation;
+      for (const std::string& path : config_.input.validation_paths)
+        Copy(path, rules, train, validation);
+      rules.split = Split::kTrain;
+    }
+    for (const std::string& path : config_.input.paths) Copy(path, rules, train, validation);
+    Manifest manifest;
+    manifest.train = train.Finish();
+    manifest.validation = validation.Finish();
+    Check(manifest);
+    SaveTokenizer(*tokenizer_, folder, manifest);
+    manifest.documents = Name(DocumentMode::kRecord);
+    manifest.validation_input = held_out;
+    manifest.validation_fraction = held_out ? 0 : config_.input.FractionOrUsual();
+    manifest.split_seed = config_.input.split_seed;
+    return manifest;
+  }
+
+  PrepareSummary Summarise(const Manifest& manifest) const {
+    const PrepareInput& input = config_.input;
+    return {.train = manifest.train.info,
+            .validation = manifest.validation.info,
+            .vocab_size = manifest.vocab_size,
+            .tokenizer_kind = manifest.tokenizer_kind,
+            .documents = DocumentMode::kRecord,
+            .first_file = fs::path(input.paths.front()).filename().string(),
+            .num_files = std::ssize(input.paths) + std::ssize(input.validation_paths),
+            .special_names = {},
+            .seconds = 0,
+            .hash = manifest.hash};
+  }
+
+ private:
+  // The beginning of a document decides its split, like ContentHash of text.
+  static constexpr size_t kHashedIds = (64 << 10) / sizeof(int32_t);
+
+  void Copy(const std::string& path, const DocumentRules& rules, ShardWriter& train,
+            ShardWriter& validation) {
+    const std::string name = fs::path(path).filename().string();
+    train.BeginSource(name);
+    validation.BeginSource(name);
+    TokenFile file(path, tokenizer_->vocab_size());
+    const uint64_t before = progress_.disk_bytes;
+    std::vector<int32_t> ids;
+    while (!file.at_end()) {
+      config_.output.RequireGoingOn();
+      const bool ends = file.Next(1 << 20, ids);
+      for (const int32_t id : ids) {
+        if (id == tokenizer_->eos_id()) {
+          EndDocument(rules, train, validation);
+        } else {
+          pending_.push_back(id);
+        }
+        if (pending_.size() >= kHashedIds) Flush(rules, train, validation);
+      }
+      if (ends) EndDocument(rules, train, validation);
+      progress_.disk_bytes = before + file.num_bytes_read();
+      config_.output.Report(progress_);
+    }
+    EndDocument(rules, train, validation);
+  }
+
+  // Writes the pending ids. The first of a document choose its split.
+  void Flush(const DocumentRules& rules, ShardWriter& train, ShardWriter& validation) {
+    if (writer_ == nullptr) {
+      const Hash128 content = HashBytes(pending_.data(), pending_.size() * sizeof(int32_t));
+      writer_ = ChooseSplit(content, rules) == Split::kTrain ? &train : &validation;
+      writer_->BeginDocument();
+      ++progress_.num_documents;
+    }
+    int64_t bytes = 0;
+    for (const int32_t id : pending_) bytes += bytes_of_[static_cast<size_t>(id)];
+    writer_->Append(pending_);
+    writer_->CountBytes(bytes);
+    progress_.text_bytes += bytes;
+    pending_.clear();
+  }
+
+  // Does nothing between documents.
+  void EndDocument(const DocumentRules& rules, ShardWriter& train, ShardWriter& validation) {
+    if (writer_ == nullptr && pending_.empty()) return;
+    Flush(rules, train, validation);
+    const int32_t eos = tokenizer_->eos_id();
+    writer_->Append({&eos, 1});
+    writer_ = nullptr;
+  }
+
+  void Check(const Manifest& manifest) const {
+    const int64_t train = manifest.train.info.num_documents;
+    const int64_t validation = manifest.validation.info.num_documents;
+    HL_CHECK_AS(ExitCode::kData, train + validation > 0, config_.input.paths.front(),
+                " contains no ids. Name a file with ids.");
+    const bool held_out = !config_.input.validation_paths.empty();
+    const bool wanted = held_out || config_.input.FractionOrUsual() > 0;
+    HL_CHECK_AS(ExitCode::kData, train > 0 && (validation > 0 || !wanted), "of ",
+                train + validation, " documents, ", train, " are for training and ", validation,
+                " for validation. Use --validation-input for a token file of validation ids, "
+                "another --validation-fraction, or 0 for none.");
+  }
+
+  const PrepareConfig& config_;
+  const std::unique_ptr<Tokenizer> tokenizer_;
+  std::vector<int64_t> bytes_of_;  // The bytes of text that each id represents.
+  PrepareProgress progress_;
+  std::vector<int32_t> pending_;   // Ids of the current document that were not written.
+  ShardWriter* writer_ = nullptr;  // Of the current document, once its split is chosen.
+};
+
+}  // namespace
+
+PrepareSummary PrepareTokenFiles(const PrepareConfig& config) {
+  const PrepareInput& input = config.input;
+  HL_CHECK_AS(ExitCode::kUsage, !input.tokenizer.empty() && !config.train_tokenizer,
+              "token files (.bin) have no text: name the tokenizer that made their ids with "
+              "--tokenizer FILE|FOLDER.");
+  HL_CHECK_AS(ExitCode::kUsage, !config.documents && input.validation_tail == 0,
+              "--documents and --validation-tail are for text. Token files (.bin) have documents "
+              "of their own. Use --validation-input or --validation-fraction.");
+  HL_CHECK_AS(ExitCode::kUsage,
+              input.validation_paths.empty() || AreTokenFiles(input.validation_paths),
+              "--input names token files (.bin), and --validation-input others. Use token files "
+              "for both.");
+  input.Check();
+  config.output.Check();
+  return PublishDataset<TokenFilesRun>(config);
+}
+
+}  // namespace halflife::data

@@ -1,0 +1,163 @@
+// Token files of other trainers, written byte by byte as those trainers write them.
+#include "data/prepare/token_files.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "core/concat.h"
+#include "data/small_datasets.h"
+#include "support/expect_error.h"
+#include "support/temp_dir.h"
+
+namespace halflife::data {
+namespace {
+
+namespace fs = std::filesystem;
+using Ids = std::vector<int32_t>;
+
+template <typename T>
+void Put(std::ofstream& out, T value) {
+  out.write(reinterpret_cast<const char*>(&value), sizeof value);
+}
+template <typename T>
+void PutIds(std::ofstream& out, const Ids& ids) {
+  for (const int32_t id : ids) Put(out, static_cast<T>(id));
+}
+
+class TokenFilesTest : public testing::Test {
+ protected:
+  PrepareConfig Config(const std::string& input, const std::string& out) const {
+    PrepareConfig config;
+    config.input = {
+        .paths = {(dir_ / input).string()}, .tokenizer = "bytes", .validation_fraction = 0};
+    config.output = {.out = dir_ / out, .threads = 1};
+    return config;
+  }
+  void WriteNanoGpt(const std::string& name, const Ids& ids) const {
+    std::ofstream out(dir_ / name, std::ios::binary);
+    PutIds<uint16_t>(out, ids);
+  }
+  // Documents are lists of sequences.
+  template <typename T>
+  void WriteMegatron(const std::string& name, int code,
+                     const std::vector<std::vector<Ids>>& documents) const {
+    std::ofstream bin(dir_ / (name + ".bin"), std::ios::binary);
+    std::ofstream idx(dir_ / (name + ".idx"), std::ios::binary);
+    std::vector<Ids> sequences;
+    std::vector<int64_t> ends = {0};
+    for (const auto& document : documents) {
+      sequences.insert(sequences.end(), document.begin(), document.end());
+      ends.push_back(static_cast<int64_t>(sequences.size()));
+    }
+    idx.write("MMIDIDX\0\0", 9);
+    Put<uint64_t>(idx, 1);
+    Put<uint8_t>(idx, static_cast<uint8_t>(code));
+    Put<uint64_t>(idx, sequences.size());
+    Put<uint64_t>(idx, ends.size());
+    for (const Ids& ids : sequences) Put<int32_t>(idx, static_cast<int32_t>(ids.size()));
+    int64_t offset = 0;
+    for (const Ids& ids : sequences) {
+      Put<int64_t>(idx, offset);
+      offset += static_cast<int64_t>(ids.size() * sizeof(T));
+      PutIds<T>(bin, ids);
+    }
+    for (const int64_t end : ends) Put<int64_t>(idx, end);
+  }
+  Ids Prepared(const std::string& input, const std::string& out) const {
+    PrepareTokenFiles(Config(input, out));
+    return test::ReadAll(Dataset::Open(dir_ / out), Split::kTrain);
+  }
+
+  halflife::test::TempDir dir_;
+};
+
+// Ids of "bytes": eos is 1, a byte b is b + 3.
+const Ids kText = {100, 101, 102, 1, 110, 111, 1, 120, 1};
+
+TEST_F(TokenFilesTest, EveryFormatGivesTheSameTokens) {
+  WriteNanoGpt("nano.bin", kText);
+  EXPECT_EQ(Prepared("nano.bin", "nano"), kText);
+
+  // llm.c writes eos before each document.
+  std::ofstream llmc(dir_ / "llmc.bin", std::ios::binary);
+  for (int i = 0; i < 256; ++i) Put<int32_t>(llmc, i == 0 ? 20240520 : i == 1 ? 1 : i == 2 ? 9 : 0);
+  PutIds<uint16_t>(llmc, {1, 100, 101, 102, 1, 110, 111, 1, 120});
+  llmc.close();
+  EXPECT_EQ(Prepared("llmc.bin", "llmc"), kText);
+
+  // With and without an eos at the end, in one or several sequences, and an empty document.
+  WriteMegatron<int32_t>("mega", 4, {{{100, 101, 102, 1}}, {{110}, {111}}, {{1}}, {{120, 1}}});
+  EXPECT_EQ(Prepared("mega.bin", "mega"), kText);
+  WriteMegatron<uint16_t>("mega16", 8, {{{100, 101, 102}}, {{110, 111}}, {{120}}});
+  EXPECT_EQ(Prepared("mega16.bin", "mega16"), kText);
+}
+
+// The bytes of the text are known, so bits per byte are.
+TEST_F(TokenFilesTest, ADatasetEqualsOneOfTheText) {
+  const std::vector<std::string> documents = test::RandomDocuments(300, 4);
+  test::WriteText(dir_ / "text.txt", test::JoinByBlankLines(documents));
+  PrepareConfig of_text = test::ByteConfig(dir_ / "text.txt", dir_ / "text");
+  Prepare(of_text);
+  const Dataset text = Dataset::Open(dir_ / "text");
+  WriteNanoGpt("train.bin", test::ReadAll(text, Split::kTrain));
+  WriteNanoGpt("val.bin", kText);
+  PrepareConfig config = Config("train.bin", "tokens");
+  config.input.validation_paths = {(dir_ / "val.bin").string()};
+  const PrepareSummary summary = PrepareTokenFiles(config);
+  const Dataset tokens = Dataset::Open(dir_ / "tokens");
+  EXPECT_EQ(test::ReadAll(tokens, Split::kTrain), test::ReadAll(text, Split::kTrain));
+  EXPECT_EQ(test::ReadAll(tokens, Split::kValidation), kText);
+  EXPECT_EQ(summary.train.num_bytes, text.split(Split::kTrain).num_bytes);
+  EXPECT_EQ(summary.train.num_documents, text.split(Split::kTrain).num_documents);
+  EXPECT_EQ(summary.validation.num_bytes, 6);
+  EXPECT_EQ(tokens.DocumentStarts(Split::kTrain, 0, 5000),
+            text.DocumentStarts(Split::kTrain, 0, 5000));
+}
+
+// A split by content does not depend on the pieces in which a file is read.
+TEST_F(TokenFilesTest, ContentChoosesTheSplit) {
+  Ids ids;
+  for (int i = 0; i < 400; ++i)
+    for (const int32_t id : {50 + i % 200, 60 + i / 200, 1}) ids.push_back(id);
+  WriteNanoGpt("many.bin", ids);
+  PrepareConfig config = Config("many.bin", "many");
+  config.input.validation_fraction = 0.25;
+  const PrepareSummary summary = PrepareTokenFiles(config);
+  EXPECT_EQ(summary.train.num_documents + summary.validation.num_documents, 400);
+  EXPECT_NEAR(static_cast<double>(summary.validation.num_documents), 100, 45);
+}
+
+TEST_F(TokenFilesTest, WrongFilesAreNamed) {
+  WriteNanoGpt("big.bin", {100, 259, 1});
+  EXPECT_HL_ERROR(Prepared("big.bin", "a"), ExitCode::kData,
+                  "big.bin (nanogpt): the id 259 is not "
+                  "below 259, the vocabulary",
+                  "Use --tokenizer with the tokenizer that made");
+  test::WriteText(dir_ / "odd.bin", "abc");
+  EXPECT_HL_ERROR(Prepared("odd.bin", "b"), ExitCode::kData, "odd.bin has 3 bytes, which are no ",
+                  "16 bits");
+  EXPECT_HL_ERROR(Prepared("none.bin", "c"), ExitCode::kData, "cannot read ", "none.bin",
+                  "Check the name");
+  WriteNanoGpt("one.bin", {100, 101});
+  test::WriteText(dir_ / "one.idx", "not an index, but long enough for a header");
+  EXPECT_HL_ERROR(Prepared("one.bin", "d"), ExitCode::kData, "one.idx is not an index of Megatron");
+  WriteMegatron<int32_t>("cut", 4, {{{100, 101, 102}}});
+  fs::resize_file(dir_ / "cut.bin", 8);
+  EXPECT_HL_ERROR(Prepared("cut.bin", "e"), ExitCode::kData, "cut.bin has 8 bytes, and bytes 0 to ",
+                  "12", "cut off");
+  WriteMegatron<int32_t>("type", 7, {{{100}}});
+  EXPECT_HL_ERROR(Prepared("type.bin", "f"), ExitCode::kData, "type.idx: the type of ids 7");
+  WriteNanoGpt("whole.bin", {100, 101, 102});
+  PrepareConfig config = Config("whole.bin", "g");
+  config.input.validation_fraction = 0.5;
+  EXPECT_HL_ERROR(PrepareTokenFiles(config), ExitCode::kData, "of 1 documents, ",
+                  "Use --validation-input");
+  config.input.tokenizer = "";
+  EXPECT_HL_ERROR(PrepareTokenFiles(config), ExitCode::kUsage, "name the tokenizer that made");
+  EXPECT_TRUE(AreTokenFiles({"a.bin", "b.bin"}));
+  EXPECT_FALSE(AreTokenFiles({"a.bin", "b.txt"}));
+}
+
+}  // namespace
+}  // namespace halflife::data
