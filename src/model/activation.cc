@@ -31,6 +31,8 @@ constexpr Entry kActivations[] = {
     {"tanh", [](const at::Tensor& x) { return at::tanh(x); }},
     {"gelu", [](const at::Tensor& x) { return at::gelu(x); }},
     {"gelu_tanh", [](const at::Tensor& x) { return at::gelu(x, "tanh"); }},
+    // x sigmoid(1.702 x)
+    {"quick_gelu", [](const at::Tensor& x) { return x * at::sigmoid(1.702 * x); }},
     {"mish", [](const at::Tensor& x) { return at::mish(x); }},
 };
 

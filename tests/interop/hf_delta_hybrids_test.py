@@ -29,7 +29,7 @@ QWEN_VARIANTS = {
     "other_layers": {"num_hidden_layers": 5, "linear_conv_kernel_dim": 3,
                      "layer_types": ["full_attention", "linear_attention", "full_attention",
                                      "full_attention", "linear_attention"]},
-    "an_interval_of_two": {"full_attention_interval": 2, "linear_num_key_heads": 1,
+    "an_interval_of_two": {"full_attention_interval": 2, "linear_conv_kernel_dim": 1, "linear_num_key_heads": 1,
                            "linear_num_value_heads": 3},
     "heads_without_groups": {"linear_num_value_heads": 2, "linear_key_head_dim": 10,
                              "linear_value_head_dim": 7, "num_key_value_heads": 4},
@@ -70,7 +70,7 @@ def random_sizes(seed):
             "linear_num_key_heads": key_heads,
             "linear_num_value_heads": key_heads * rng.randint(1, 3),
             "linear_key_head_dim": rng.randint(3, 17), "linear_value_head_dim": rng.randint(3, 17),
-            "linear_conv_kernel_dim": rng.randint(2, 5), "attention_bias": rng.random() < 0.5,
+            "linear_conv_kernel_dim": rng.randint(1, 5), "attention_bias": rng.random() < 0.5,
             "tie_word_embeddings": rng.random() < 0.5, "rms_norm_eps": 10 ** rng.uniform(-6, -3)}
 
 

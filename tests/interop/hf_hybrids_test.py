@@ -29,6 +29,8 @@ NEMOTRON_VARIANTS = {
     "no_mlp": {"hybrid_override_pattern": "MM*"},
     "no_attention": {"hybrid_override_pattern": "M-M-", "n_groups": 8},
     "attention_only": {"hybrid_override_pattern": "*-*"},
+    "quick_gelu_and_one_tap": {"hybrid_override_pattern": "M-*-", "mlp_hidden_act": "quick_gelu",
+                               "conv_kernel": 1},
     "a_large_lower_limit": {"hybrid_override_pattern": "MM-", "time_step_min": 0.05},
 }
 # The keys of Mamba-2 in the other classes.
@@ -63,6 +65,8 @@ BAMBA_VARIANTS = {
     "attention_only": {"attn_layer_indices": [0, 1, 2]},
     "wide_heads_and_limits": {"head_dim": 12, "time_step_limit": (0.0, 0.3), "rms_norm_eps": 1e-3,
                               "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+    # int(head_dim * 0.5) channels rotate.
+    "heads_too_narrow_to_rotate": {"head_dim": 1, "mamba_d_conv": 1},
     "another_share_rotates": {"head_dim": 16, "rope_parameters": {
         "rope_type": "default", "rope_theta": 900.0, "partial_rotary_factor": 0.25}},
     "rotation_for_long_texts": {"head_dim": 16, "max_position_embeddings": 256, "rope_parameters":

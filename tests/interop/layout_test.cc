@@ -587,6 +587,11 @@ TEST(LayoutTest, RopeScalingsByTheirOldAndTheirNewKeys) {
   EXPECT_EQ(positions(R"("max_position_embeddings": 4096,
                          "rope_scaling": {"type": "yarn", "factor": 4.0, "beta_fast": 0})"),
             PositionsConfig("yarn", {{"factor", 4.0}, {"length", 4096}}));
+  // A factor of null is the ratio of the lengths.
+  EXPECT_EQ(positions(R"("max_position_embeddings": 4096,
+                         "rope_scaling": {"type": "yarn", "factor": null,
+                                          "original_max_position_embeddings": 512})"),
+            PositionsConfig("yarn", {{"factor", 8.0}, {"length", 512}}));
 }
 
 // m(k) = 0.1 k ln(4) + 1 = 0.138629436 k + 1.
@@ -617,8 +622,12 @@ TEST(LayoutTest, RefusesOtherRotations) {
   refused(R"("rope_parameters": {"rope_type": "linear", "factor": 2},
              "rope_scaling": {"type": "linear", "factor": 3})",
           "rope_parameters and rope_scaling differ. Remove one of them.");
-  refused(R"("rope_parameters": {"rope_type": "linear", "factor": 0.5})",
+  refused(R"("rope_parameters": {"rope_type": "linear", "factor": 0})",
+          "rope_parameters.factor is 0. Use a number above 0.");
+  refused(R"("rope_parameters": {"rope_type": "yarn", "factor": 0.5})",
           "rope_parameters.factor is 0.5. Use a number of at least 1.");
+  refused(R"("rope_parameters": {"rope_type": "linear", "factor": null})",
+          "rope_parameters.factor is missing.");
   refused(R"("rope_parameters": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4})",
           "rope_parameters.high_freq_factor is missing. Add it (Llama 3.1 has 4).",
           "rope_parameters.high_freq_factor is 4 and low_freq_factor 4. Use a high_freq_factor");
@@ -705,9 +714,6 @@ TEST(LayoutTest, RescaleEveryOfRwkv) {
 }
 
 TEST(LayoutTest, RefusesWhatRwkvHasNotByName) {
-  EXPECT_HL_ERROR(Read("rwkv", R"({"hidden_size": 8, "attention_hidden_size": 16})"),
-                  ExitCode::kData,
-                  "attention_hidden_size is 16, with which the class cannot generate");
   EXPECT_HL_ERROR(Read("rwkv7", R"({"hidden_size": 96, "head_dim": 64, "attn": {}, "num_heads": 3,
                                     "hidden_act": "relu", "value_dim": [96, 48]})"),
                   ExitCode::kData, "hidden_act is 'relu'. Only sqrelu is supported.",
@@ -832,12 +838,12 @@ TEST(LayoutTest, RefusesWhatGpt2CanAndWeCannot) {
   EXPECT_HL_ERROR(
       ReadGpt2(R"({"scale_attn_weights": false, "add_cross_attention": true,
                                "scale_attn_by_inverse_layer_idx": true, "n_head": 2,
-                               "num_attention_heads": 3, "activation_function": "quick_gelu"})"),
+                               "num_attention_heads": 3, "activation_function": "laplace"})"),
       ExitCode::kData, "scale_attn_weights is false. Only true is supported.",
       "scale_attn_by_inverse_layer_idx is true. Only false is supported.",
       "add_cross_attention is true. Only false is supported.",
       "n_head is 2, but num_attention_heads, which means the same, is 3",
-      "activation_function is 'quick_gelu'. Only null and these names are supported: relu");
+      "activation_function is 'laplace'. Only null and these names are supported: relu");
 }
 
 std::string FeatureMap(const std::string& model_type, const std::string& name) {

@@ -25,6 +25,7 @@ constexpr Activation kOfTransformers[] = {
     {"tanh", "tanh", {}},
     {"gelu", "gelu", {"gelu_python"}},
     {"gelu_tanh", "gelu_pytorch_tanh", {"gelu_new", "gelu_fast"}},
+    {"quick_gelu", "quick_gelu", {}},
     {"mish", "mish", {}},
     {"none", "linear", {}},
 };

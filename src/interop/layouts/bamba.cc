@@ -45,7 +45,9 @@ class Bamba : public Layout {
                          lines);
       AddAttentionBiasObstacle(*mixers.softmax, lines);
       if (HasReversedRamp(config, *mixers.softmax)) lines.emplace_back(kReversedRamp);
-      if (mixers.softmax->Get<double>("rope_theta") == 0)
+      const bool can_rotate =
+          RotatedChannels(mixers.softmax->Get<int64_t>("head_dim"), kRotatedShare) > 0;
+      if (can_rotate && mixers.softmax->Get<double>("rope_theta") == 0)
         lines.emplace_back("softmax does not rotate q and k");
     }
     if (mixers.mamba2 != nullptr) AddMamba2Obstacles(*mixers.mamba2, config.sizes(), lines);

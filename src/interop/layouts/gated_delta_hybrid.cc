@@ -67,7 +67,7 @@ model::MixerConfig GatedDeltaHybrid::ReadDelta(ConfigReader& reader, const Delta
        {"num_v_heads", reader.Int("linear_num_value_heads", defaults.num_v_heads)},
        {"head_dim", head_dim},
        {"expand_v", static_cast<double>(head_dim_v) / static_cast<double>(head_dim)},
-       {"conv_size", reader.Int("linear_conv_kernel_dim", 4, 2)}});
+       {"conv_size", reader.Int("linear_conv_kernel_dim", 4)}});
 }
 
 void GatedDeltaHybrid::WriteSizes(const model::ModelConfig& config, nlohmann::ordered_json& json) {

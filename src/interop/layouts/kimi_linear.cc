@@ -92,7 +92,7 @@ model::LayerGroup ReadKimiLayers(ConfigReader& reader, int64_t num_layers,
                                  model::MixerConfig& kda) {
   kda.Set("head_dim", reader.Int("linear_head_dim", 128));
   kda.Set("num_heads", reader.Int("linear_num_heads", 32));
-  kda.Set("conv_size", reader.Int("linear_conv_kernel_dim", 4, /*min=*/2));
+  kda.Set("conv_size", reader.Int("linear_conv_kernel_dim", 4));
   model::LayerGroup full;
   // A pattern takes no memory, even if num_layers of a corrupt folder is huge.
   if (num_layers > kKimiUsualEvery) full = {.every = kKimiUsualEvery, .first = kKimiUsualEvery};
@@ -103,8 +103,7 @@ model::LayerGroup ReadKimiLayers(ConfigReader& reader, int64_t num_layers,
     ConfigReader inner(*nested, "linear_attn_config");
     kda.Set("head_dim", inner.Int("head_dim", kda.Get<int64_t>("head_dim")));
     kda.Set("num_heads", inner.Int("num_heads", kda.Get<int64_t>("num_heads")));
-    kda.Set("conv_size",
-            inner.Int("short_conv_kernel_size", kda.Get<int64_t>("conv_size"), /*min=*/2));
+    kda.Set("conv_size", inner.Int("short_conv_kernel_size", kda.Get<int64_t>("conv_size")));
     const bool lists = inner.Has("full_attn_layers") && inner.Has("kda_layers");
     if (lists && !reader.Has("layer_types")) full = ReadKimiLists(inner, num_layers);
     inner.Ignore({"full_attn_layers", "kda_layers"});

@@ -78,14 +78,17 @@ model::PositionsConfig ReadLlama3(ConfigReader& rope, double factor, int64_t len
 // Reads the scaling of a rope_type other than "default".
 model::PositionsConfig ReadScaling(ConfigReader& rope, const std::string& type, double theta,
                                    const RopeSizes& sizes) {
-  rope.Require(rope.Has("factor"),
+  const bool is_linear = type == "linear";
+  const int64_t most = std::max<int64_t>(1, sizes.max_positions),
+                length = is_linear ? most : rope.Int("original_max_position_embeddings", most);
+  const double ratio = static_cast<double>(most) / static_cast<double>(length);
+  rope.Require(rope.Has("factor") || (type == "yarn" && rope.IsNull("factor")),
                "factor is missing. Set it to the longest text length divided by the training "
                "length.");
-  const double factor = rope.Double("factor", 1);
-  rope.Require(factor >= 1, "factor is ", factor, ". Use a number of at least 1.");
-  if (type == "linear") return model::PositionsConfig("interpolated", {{"factor", factor}});
-  const int64_t length =
-      rope.Int("original_max_position_embeddings", std::max<int64_t>(1, sizes.max_positions));
+  const double factor = rope.Double("factor", ratio);  // null: the ratio
+  rope.Require(is_linear ? factor > 0 : factor >= 1, "factor is ", factor, ". Use a number ",
+               is_linear ? "above 0." : "of at least 1.");
+  if (is_linear) return model::PositionsConfig("interpolated", {{"factor", factor}});
   return type == "llama3" ? ReadLlama3(rope, factor, length)
                           : ReadYarn(rope, factor, length, theta, sizes.head_dim);
 }
@@ -98,7 +101,8 @@ double ReadPart(ConfigReader& reader, const RopeSizes& sizes, double absent) {
                    ". Use a model that rotates whole heads (partial_rotary_factor 1).");
     return 1;
   }
-  const bool fits = part > 0 && part <= 1 && RotatedChannels(sizes.head_dim, part) > 0;
+  const bool rotates = RotatedChannels(sizes.head_dim, part) > 0 || sizes.ignores_outer_part;
+  const bool fits = part > 0 && part <= 1 && rotates;
   reader.Require(fits, "partial_rotary_factor is ", part, " with heads of ", sizes.head_dim,
                  " channels. Use a number in (0, 1] that rotates at least one channel.");
   return fits ? part : 1;
@@ -183,14 +187,17 @@ void ReadRope(ConfigReader& reader, const RopeSizes& sizes, model::MixerConfig& 
   reader.Require(rope.positions.name() == "none" || !reader.Has("original_max_position_embeddings"),
                  "original_max_position_embeddings is outside the object of the rotation. Move it "
                  "into rope_parameters.");
-  attention.Set("rope_theta", rope.theta);
   attention.Set("partial_rotary_factor", rope.part);
+  // A head may be too narrow for the part that rotates.
+  if (RotatedChannels(sizes.head_dim, rope.part) == 0) return attention.Set("rope_theta", 0.0);
+  attention.Set("rope_theta", rope.theta);
   positions = rope.positions;
 }
 
 void WriteRope(const model::MixerConfig& attention, const model::PositionsConfig& positions,
                bool has_part, ordered_json& json) {
-  const double theta = attention.Get<double>("rope_theta");
+  const auto given = attention.Get<double>("rope_theta");
+  const double theta = given > 0 ? given : kUsualTheta;
   const auto* scaling = std::ranges::find(kScalings, positions.name(), &Scaling::ours);
   ordered_json values = {{"rope_type", scaling->theirs}};
   if (has_part) values["partial_rotary_factor"] = attention.Get<double>("partial_rotary_factor");

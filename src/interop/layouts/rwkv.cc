@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "core/error.h"
+#include "core/log.h"
 #include "interop/layouts/layouts.h"
 
 namespace halflife::interop {
@@ -109,7 +110,7 @@ class Rwkv : public RwkvLayout {
 
   void WriteConfig(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {
     WriteSizes(config, json);
-    json["attention_hidden_size"] = config.model_dim;
+    json["attention_hidden_size"] = config.mixer.Get<int64_t>("attention_dim");
     json["layer_norm_epsilon"] = config.norm.Get<double>("eps");
     json["rescale_every"] = RescaleEvery(config).value();
   }
@@ -122,9 +123,9 @@ class Rwkv : public RwkvLayout {
     config.initializer_range = reader.Double("initializer_range", 0.02);
     config.head.tied = reader.Bool("tie_word_embeddings", false);
     const int64_t width = reader.Int("attention_hidden_size", config.model_dim);
-    reader.Require(width == config.model_dim, "attention_hidden_size is ", width,
-                   ", with which the class cannot generate. Only hidden_size, ", config.model_dim,
-                   ", is supported.");
+    if (width != config.model_dim)
+      HL_WARN("interop", reader.where(), ": attention_hidden_size is ", width, ", and hidden_size ",
+              config.model_dim, ". transformers runs such a model only with use_cache=False.");
     const double eps = reader.Double("layer_norm_epsilon", 1e-5);
     config.norm = model::NormConfig("layer_norm", {{"eps", eps}});
     const double last = LastEps(reader, reader.Int("num_hidden_layers", 32), eps);
@@ -132,6 +133,7 @@ class Rwkv : public RwkvLayout {
     config.embedding.norm = true;
     SetLayers(reader.Int("num_hidden_layers", 32), "rwkv4",
               reader.Int("intermediate_size", 4 * config.model_dim), config);
+    config.mixer.Set("attention_dim", width);
     return config;
   }
 

@@ -86,7 +86,13 @@ struct StretchOptions : PartOptions {
   }
 };
 
-struct InterpolatedOptions : OptionsOf<InterpolatedOptions, StretchOptions> {};
+// A factor below 1 turns faster than in training. transformers has it, too.
+struct InterpolatedOptions : OptionsOf<InterpolatedOptions, StretchOptions> {
+  void Resolve(const ModelSizes&, ProblemList& problems) override {
+    problems.Require(factor > 0 && std::isfinite(factor), "option factor is ", factor,
+                     ". Use the longest text length divided by the training length, above 0.");
+  }
+};
 
 class Interpolated : public RotaryPositions {
  public:

@@ -57,6 +57,7 @@ MixerVariant GatedDeltaNetVariant() {
                            {"expand_v", 2.0},
                            {"allow_neg_eigval", true},
                            {"output_gate", "sigmoid"}},
+                          {{"num_heads", 1}, {"conv_size", 1}},
                           {{"num_heads", 2}, {"use_short_conv", false}, {"output_gate", "none"}}});
 }
 

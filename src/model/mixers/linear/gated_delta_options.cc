@@ -11,7 +11,7 @@ std::vector<Option> GatedDeltaOptions::Fields() {
           {"head_dim", &head_dim, {.min = 0}},
           {"expand_v", &expand_v},
           {"use_short_conv", &use_short_conv},
-          {"conv_size", &conv_size, {.min = 2}},
+          {"conv_size", &conv_size},
           {"allow_neg_eigval", &allow_neg_eigval}};
 }
 

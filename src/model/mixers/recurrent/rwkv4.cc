@@ -21,8 +21,13 @@ namespace {
 
 struct Rwkv4Options : OptionsOf<Rwkv4Options> {
   std::string wkv_dtype = "fp32";  // bf16: rounds the average and its gradients
+  int64_t attention_dim = 0;       // Channels of keys, values and the average; 0: model_dim.
   std::vector<Option> Fields() override {
-    return {{"wkv_dtype", &wkv_dtype, {.choices = {"fp32", "bf16"}}}};
+    return {{"wkv_dtype", &wkv_dtype, {.choices = {"fp32", "bf16"}}},
+            {"attention_dim", &attention_dim, {.min = 0}}};
+  }
+  void Resolve(const ModelSizes& sizes, ProblemList&) override {
+    if (attention_dim == 0) attention_dim = sizes.model_dim;
   }
 };
 
@@ -40,18 +45,20 @@ struct Depth {
 class Rwkv4 : public Mixer {
  public:
   Rwkv4(const Rwkv4Options& options, const PartContext& context)
-      : dim_(context.model_dim()), round_to_bf16_(options.wkv_dtype == "bf16") {
+      : dim_(context.model_dim()),
+        inner_(options.attention_dim),
+        round_to_bf16_(options.wkv_dtype == "bf16") {
     const Depth depth(context);
-    const auto dim = static_cast<double>(dim_);
-    decay_ = DeclareChannels(context, "time_decay", [=](int64_t channel, double) {
-      const double place = dim > 1 ? static_cast<double>(channel) / (dim - 1) : 0;
+    const auto dim = static_cast<double>(dim_), inner = static_cast<double>(inner_);
+    decay_ = DeclareChannels(context, "time_decay", inner_, [=](int64_t channel, double) {
+      const double place = inner > 1 ? static_cast<double>(channel) / (inner - 1) : 0;
       return -5 + 8 * std::pow(place, 0.7 + 1.3 * depth.from_first);
     });
-    first_ = DeclareChannels(context, "time_first", [](int64_t channel, double) {
+    first_ = DeclareChannels(context, "time_first", inner_, [](int64_t channel, double) {
       return std::log(0.3) + 0.5 * static_cast<double>((channel + 1) % 3 - 1);
     });
     const auto declare_mix = [&](const char* name, double power, double shift) {
-      return DeclareChannels(context, name, [=](int64_t channel, double) {
+      return DeclareChannels(context, name, dim_, [=](int64_t channel, double) {
         return std::pow(static_cast<double>(channel) / dim, power) + shift;
       });
     };
@@ -59,19 +66,19 @@ class Rwkv4 : public Mixer {
               declare_mix("time_mix_v", depth.to_last, 0.3 * depth.from_first),
               declare_mix("time_mix_r", depth.to_last / 2, 0)};
     const Init init = Init::UniformOfFanIn(dim_);
-    matrices_ = {DeclareSquare(context, "key.weight", init),
-                 DeclareSquare(context, "value.weight", init.Scaled(context.value_init_scale)),
-                 DeclareSquare(context, "receptance.weight", init)};
-    out_ = OutputProjection(context, dim_, /*bias=*/false,
+    matrices_ = {DeclareInner(context, "key.weight", init),
+                 DeclareInner(context, "value.weight", init.Scaled(context.value_init_scale)),
+                 DeclareInner(context, "receptance.weight", init)};
+    out_ = OutputProjection(context, inner_, /*bias=*/false,
                             {.name = "output", .init = init.Scaled(context.output_init_scale)});
   }
 
   MixerTraits traits() const override {
     MixerTraits traits;
     traits.state = {{.name = "x_tail", .shape = {1, dim_}, .exchange = StateExchange::kTail},
-                    {.name = "numerator", .shape = {dim_}, .log_scale = 3},
-                    {.name = "denominator", .shape = {dim_}, .log_scale = 3},
-                    {.name = "log_scale", .shape = {dim_}, .exchange = StateExchange::kLogScale}};
+                    {.name = "numerator", .shape = {inner_}, .log_scale = 3},
+                    {.name = "denominator", .shape = {inner_}, .log_scale = 3},
+                    {.name = "log_scale", .shape = {inner_}, .exchange = StateExchange::kLogScale}};
     return traits;
   }
 
@@ -121,34 +128,35 @@ class Rwkv4 : public Mixer {
   }
 
   FlopCount FlopsPerToken(int64_t) const override {
-    const auto dim = static_cast<double>(dim_);
+    const auto dim = static_cast<double>(dim_), inner = static_cast<double>(inner_);
     // Three mixes of two tokens, two sums each for the output and the state, and the gate.
-    return {.matmul = 8 * dim * dim, .mixing = 20 * dim};
+    return {.matmul = 8 * dim * inner, .mixing = 6 * dim + 14 * inner};
   }
   double ActivationBytesPerToken(int64_t, int64_t bytes_per_element) const override {
     // x, its three mixes, k, v, r, the average, and the gated average.
-    const auto dim = static_cast<double>(dim_);
+    const auto dim = static_cast<double>(dim_), inner = static_cast<double>(inner_);
     constexpr double kTokensPerKeptState = 16;  // a state is three fp32 sums
-    return 9 * dim * static_cast<double>(bytes_per_element) + 4 * 3 * dim / kTokensPerKeptState;
+    return (4 * dim + 5 * inner) * static_cast<double>(bytes_per_element) +
+           4 * 3 * inner / kTokensPerKeptState;
   }
 
  private:
-  Parameter DeclareChannels(const PartContext& context, const std::string& name,
-                            Init::Formula value) const {
+  static Parameter DeclareChannels(const PartContext& context, const std::string& name,
+                                   int64_t channels, Init::Formula value) {
     return context.parameters->Declare(
-        {.name = context.prefix + name, .shape = {dim_}, .region = dist::Region::kFp32},
+        {.name = context.prefix + name, .shape = {channels}, .region = dist::Region::kFp32},
         Init::Of(std::move(value)));
   }
-  Parameter DeclareSquare(const PartContext& context, const std::string& name,
-                          const Init& init) const {
+  Parameter DeclareInner(const PartContext& context, const std::string& name,
+                         const Init& init) const {
     return context.parameters->Declare(
-        {.name = context.prefix + name, .shape = {dim_, dim_}, .weight_decay = true}, init);
+        {.name = context.prefix + name, .shape = {inner_, dim_}, .weight_decay = true}, init);
   }
 
   std::vector<at::Tensor> Mixes() const { return {*mixes_[0], *mixes_[1], *mixes_[2]}; }
 
   struct Projected {
-    at::Tensor k, v, r;  // [B, T, D]
+    at::Tensor k, v, r;  // [B, T, inner_]
   };
   Projected Project(const ops::TokenShiftInputs& shift) const {
     const std::vector<at::Tensor> mixed = ops::TokenShift(shift);
@@ -157,7 +165,7 @@ class Rwkv4 : public Mixer {
             .r = ops::Linear(mixed[2], *matrices_[2])};
   }
 
-  int64_t dim_;
+  int64_t dim_, inner_;  // D, and the channels of k, v, r and the average
   bool round_to_bf16_;
   Parameter decay_, first_;
   std::array<Parameter, 3> mixes_, matrices_;  // of k, v and r
@@ -167,7 +175,8 @@ class Rwkv4 : public Mixer {
 }  // namespace
 
 MixerVariant Rwkv4Variant() {
-  return MixerVariantOf<Rwkv4Options, Rwkv4>("rwkv4", {{}, {{"wkv_dtype", "bf16"}}});
+  return MixerVariantOf<Rwkv4Options, Rwkv4>("rwkv4",
+                                             {{}, {{"wkv_dtype", "bf16"}, {"attention_dim", 40}}});
 }
 
 }  // namespace halflife::model

@@ -83,8 +83,9 @@ struct SoftmaxOptions : OptionsOf<SoftmaxOptions, AttentionOptions> {
  private:
   void ResolveScores(ProblemList& problems) const {
     const bool share = partial_rotary_factor > 0 && partial_rotary_factor <= 1;
-    problems.Require(share && rotary_dim() > 0, "option partial_rotary_factor is ",
-                     partial_rotary_factor, " with head_dim ", head_dim,
+    problems.Require(share && (rotary_dim() > 0 || rope_theta == 0),
+                     "option partial_rotary_factor is ", partial_rotary_factor, " with head_dim ",
+                     head_dim,
                      ". Use a number in (0, 1] that rotates at least one channel, or rope_theta 0 "
                      "for no rotation.");
     problems.Require(score_scale >= 0 && std::isfinite(score_scale), "option score_scale is ",
