@@ -14,6 +14,8 @@ pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
 pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8)
 pkg_check_modules(utf8proc REQUIRED IMPORTED_TARGET libutf8proc)
 pkg_check_modules(sentencepiece REQUIRED IMPORTED_TARGET sentencepiece)
+# `halflife serve` overrides virtual functions that later versions changed.
+pkg_check_modules(httplib REQUIRED IMPORTED_TARGET cpp-httplib>=0.11 cpp-httplib<0.15)
 
 set(HALFLIFE_WITH_CUDA OFF)
 if(NOT HALFLIFE_CUDA STREQUAL "OFF")

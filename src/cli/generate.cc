@@ -5,13 +5,16 @@
 #include <iostream>
 
 #include "cli/command_line/options.h"
+#include "cli/generate_modes.h"
 #include "cli/model_source.h"
 #include "cli/readable_text.h"
 #include "cli/world.h"
+#include "core/error.h"
 #include "core/files.h"
 #include "core/human.h"
 #include "core/log.h"
 #include "infer/generator.h"
+#include "infer/text_stream.h"
 
 namespace halflife::cli {
 namespace {
@@ -27,45 +30,67 @@ void PrintStats(const infer::GenerateStats& stats) {
             << "state   " << HumanBytes(stats.state_bytes) << "\n";
 }
 
-}  // namespace
-
-ExitCode Run(const GenerateOptions& options) {
-  at::set_num_threads(options.threads);
-  WarnOfBusyCores(options.threads);
-  // Checks the options before the model is loaded.
-  const infer::Sampler check(options.generate.sampler);
-  const infer::LoadedModel loaded =
-      LoadAnyModel(options.model, options.tokenizer, PlacementOf(options.compute));
-  infer::RequireNextTokens(*loaded.model);
-  const data::Tokenizer& tokenizer = infer::RequireTokenizer(loaded);
+std::string ReadPrompt(const GenerateOptions& options, const data::Tokenizer& tokenizer) {
   constexpr uint64_t kMaxPromptBytes = 1ull << 30;
   const std::string prompt =
-      options.prompt == "-" ? ReadStream("-", ExitCode::kUsage, kMaxPromptBytes) : options.prompt;
+      options.prompt == "-" ? ReadStream("-", ExitCode::kUsage, kMaxPromptBytes) : *options.prompt;
   CheckReadable("--prompt", prompt, tokenizer, options.special_tokens, ExitCode::kUsage);
   if (options.special_tokens == data::SpecialTokens::kPlain) {
     data::NameCounts names;
     tokenizer.CountSpecialNames(prompt, names);
     WarnOfSpecialNames("generate", "--prompt", names, kParseThem);
   }
+  return prompt;
+}
+
+ExitCode GenerateOne(const GenerateOptions& options, const infer::LoadedModel& loaded,
+                     const data::Tokenizer& tokenizer) {
   infer::GenerateConfig config = options.generate;
   if (!options.ignore_eos) config.eos_id = tokenizer.eos_id();
   config.vocab_size = tokenizer.vocab_size();
-  std::signal(SIGPIPE, SIG_IGN);  // A closed pipe fails std::cout and ends the text.
-
-  const std::vector<int32_t> ids = tokenizer.Encode(prompt, options.special_tokens);
+  FinishedText whole = {.prompt = ReadPrompt(options, tokenizer)};
+  const std::vector<int32_t> ids = tokenizer.Encode(whole.prompt, options.special_tokens);
   infer::RequirePrompt(*loaded.model, ids);  // Before any text is printed.
-  data::StreamDecoder decoder(tokenizer, data::StreamDecoder::Begins::kAfterText);
-  std::cout << prompt << std::flush;
+  infer::TextStream stream(tokenizer, StopStrings(options));
+  const auto print = [&](const std::string& text) {
+    if (options.json)
+      whole.text += text;
+    else
+      std::cout << text << std::flush;
+  };
+  if (!options.json) print(whole.prompt);
   const infer::GenerateStats stats = infer::Generate(*loaded.model, ids, config, [&](int32_t id) {
-    std::cout << decoder.Push(id) << std::flush;
-    return static_cast<bool>(std::cout);  // A closed pipe ends the text.
+    print(stream.Push(id));
+    return !stream.stopped() && static_cast<bool>(std::cout);  // A closed pipe ends the text.
   });
-  std::cout << decoder.Finish() << std::endl;
+  print(stream.Finish());
+  whole.finish_reason = stats.reached_eos || stream.stopped() ? "stop" : "length";
+  whole.prompt_tokens = stats.prompt_tokens, whole.new_tokens = stats.new_tokens;
+  std::cout << (options.json ? JsonLine(whole) : "\n") << std::flush;
   if (stats.reached_limit)
     HL_WARN("generate", "the text ends after ", stats.new_tokens, " of ", config.max_tokens,
             " new tokens, at ", loaded.model->LimitOfPositions());
   if (options.stats) PrintStats(stats);
   return ExitCode::kFinished;
+}
+
+}  // namespace
+
+ExitCode Run(const GenerateOptions& options) {
+  HL_CHECK_AS(ExitCode::kUsage, options.prompt || !options.prompts.empty(),
+              "there is nothing to continue. Use --prompt TEXT or --prompts FILE.jsonl.");
+  at::set_num_threads(options.threads);
+  WarnOfBusyCores(options.threads);
+  // Checks the options before the model is loaded.
+  const infer::Sampler check(options.generate.sampler);
+  StopStrings(options);
+  const infer::LoadedModel loaded =
+      LoadAnyModel(options.model, options.tokenizer, PlacementOf(options.compute));
+  infer::RequireNextTokens(*loaded.model);
+  const data::Tokenizer& tokenizer = infer::RequireTokenizer(loaded);
+  std::signal(SIGPIPE, SIG_IGN);  // A closed pipe fails std::cout and ends the text.
+  return options.prompts.empty() ? GenerateOne(options, loaded, tokenizer)
+                                 : GenerateFromFile(options, loaded, tokenizer);
 }
 
 }  // namespace halflife::cli

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <map>
+#include <sstream>
 
 #include "data/small_bpe.h"
 #include "data/tokenizer.h"
@@ -48,6 +50,75 @@ TEST_F(Generate, BadFlags) {
   ExpectExit(Halflife({"generate", "--model", Path("run"), "--prompt", ""}), 2,
              {"prompt is empty"});
   ExpectExit(Halflife({"generate", "--model", Path("nothing"), "--prompt", "a"}), 76);
+}
+
+// A text does not depend on the other prompts, on their order or on --batch.
+TEST_F(Generate, PromptsOfAFileInBatches) {
+  const auto run = [&](const std::vector<std::string>& prompts,
+                       const std::vector<std::string>& more) {
+    std::ofstream file(fixture->path("prompts.jsonl"));
+    for (size_t i = 0; i < prompts.size(); ++i)
+      file << (i % 2 == 0 ? nlohmann::json(prompts[i]) : nlohmann::json{{"prompt", prompts[i]}})
+           << "\n\n";
+    file.close();
+    const RunResult result =
+        ExpectExit(Halflife(Append({"generate", "--model", Path("run"), "--prompts",
+                                    Path("prompts.jsonl"), "--max-tokens", "30", "--seed", "4",
+                                    "--temperature", "0.4", "--ignore-eos"},
+                                   more)),
+                   0);
+    std::map<std::string, nlohmann::json> texts;
+    std::istringstream lines(result.out);
+    size_t number = 0;
+    for (std::string line; std::getline(lines, line); ++number) {
+      const nlohmann::json json = nlohmann::json::parse(line);
+      EXPECT_EQ(json["prompt"], prompts.at(number)) << "in the order of the file";
+      texts[json["prompt"]] = json;
+    }
+    EXPECT_EQ(number, prompts.size());
+    return texts;
+  };
+  std::vector<std::string> prompts = {"the river",      "a", "once upon a time there was", "the",
+                                      "of the sea and", "x"};
+  const auto texts = run(prompts, {"--batch", "4"});
+  EXPECT_EQ(texts.at("the river")["new_tokens"], 30);
+  EXPECT_EQ(texts.at("the river")["finish_reason"], "length");
+  std::ranges::reverse(prompts);
+  EXPECT_EQ(run(prompts, {"--batch", "1"}), texts);
+  const auto alone = run({"a"}, {});
+  EXPECT_EQ(alone.at("a"), texts.at("a"));
+
+  const std::string text = texts.at("the river")["text"], stop = text.substr(5, 3);
+  const auto stopped = run({"the river"}, {"--stop", stop});
+  EXPECT_EQ(stopped.at("the river")["text"], text.substr(0, text.find(stop)));
+  EXPECT_EQ(stopped.at("the river")["finish_reason"], "stop");
+  EXPECT_NE(run({"the river"}, {"--repetition-penalty", "1.5"}), texts);
+}
+
+TEST_F(Generate, JsonAndStopOfOnePrompt) {
+  const std::string whole = ExpectExit(Text({"--temperature", "0"}), 0).out;
+  const nlohmann::json json =
+      nlohmann::json::parse(ExpectExit(Text({"--temperature", "0", "--json"}), 0).out);
+  EXPECT_EQ(json["prompt"].get<std::string>() + json["text"].get<std::string>() + "\n", whole);
+  EXPECT_EQ(json["finish_reason"], "length");
+  const std::string text = json["text"], stop = text.substr(4, 2);
+  EXPECT_EQ(ExpectExit(Text({"--temperature", "0", "--stop", stop}), 0).out,
+            "the river" + text.substr(0, text.find(stop)) + "\n");
+}
+
+TEST_F(Generate, FilesThatAreNoPrompts) {
+  const auto refused = [&](const std::string& content, const std::string& message) {
+    std::ofstream(fixture->path("bad.jsonl")) << content;
+    ExpectExit(Halflife({"generate", "--model", Path("run"), "--prompts", Path("bad.jsonl")}), 3,
+               {message});
+  };
+  refused("\"fine\"\n{\"text\": \"a\"}\n", "bad.jsonl, line 2: not a prompt. Write a JSON string");
+  refused("[1, 2]\n", "line 1: not a prompt");
+  refused("\n", "has no prompt");
+  refused("\"\"\n", "prompt 1: the prompt is empty");
+  ExpectExit(Halflife({"generate", "--model", Path("run")}), 2,
+             {"Use --prompt TEXT or --prompts FILE.jsonl."});
+  ExpectExit(Text({"--stop", ""}), 2, {"--stop is empty"});
 }
 
 TEST_F(Generate, APromptThatTheTokenizerCannotRead) {

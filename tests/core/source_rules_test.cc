@@ -86,12 +86,13 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"eval", {"core", "kernels", "ops", "dist", "data", "model"}},
     {"train", {"core", "kernels", "ops", "optim", "dist", "data", "model", "ckpt", "eval"}},
     {"infer", {"core", "kernels", "ops", "dist", "data", "model", "ckpt"}},
+    {"serve", {"core", "data", "model", "infer"}},
     {"report", {"core"}},
     {"sweep", {"core", "train", "report"}},
     {"interop", {"core", "data", "model", "ckpt"}},
     {"cli",
      {"core", "kernels", "ops", "optim", "dist", "data", "model", "ckpt", "eval", "train", "infer",
-      "report", "sweep", "interop"}},
+      "serve", "report", "sweep", "interop"}},
 };
 
 // Returns the level of a file of src/train. A level may include itself and lower levels.

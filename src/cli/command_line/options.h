@@ -21,6 +21,7 @@
 #include "eval/eval_options.h"
 #include "infer/sampler.h"
 #include "interop/export.h"
+#include "serve/server_config.h"
 #include "train/config/warm_start_rules.h"
 
 namespace halflife::cli {
@@ -111,11 +112,24 @@ struct ScoreOptions {
 
 struct GenerateOptions {
   ComputeOptions compute;
-  std::string model, tokenizer, prompt;
+  std::string model, tokenizer;
+  std::optional<std::string> prompt;  // One of prompt and prompts.
+  std::string prompts;                // A file.
+  int64_t batch = 8;                  // Number of prompts at a time.
   data::SpecialTokens special_tokens = data::SpecialTokens::kParse;
   infer::GenerateConfig generate;
+  std::vector<std::string> stops;
   int threads = 1;  // The matrices of one token are too small for several threads.
-  bool stats = false, ignore_eos = false;
+  bool stats = false, ignore_eos = false, json = false;
+};
+
+struct ServeOptions {
+  ComputeOptions compute;
+  std::string model, tokenizer, host = "127.0.0.1";
+  std::string chat_template;  // Empty: the tokenizer's, else chatml.
+  int port = 8080;
+  serve::ServerConfig server;
+  int threads = 1;  // The matrices of a few tokens are too small for several threads.
 };
 
 struct ExportOptions {
@@ -162,7 +176,8 @@ struct CompletionOptions {
 // Expands use(Name) for every subcommand, in the order in which `halflife --help` shows them.
 #define HL_FOR_EACH_COMMAND(use)                                                                \
   use(Prepare) use(Recipe) use(Mixers) use(Train) use(Sweep) use(Eval) use(Score) use(Generate) \
-      use(Export) use(Import) use(Inspect) use(Ckpt) use(Report) use(Doctor) use(Completion)
+      use(Serve) use(Export) use(Import) use(Inspect) use(Ckpt) use(Report) use(Doctor)         \
+          use(Completion)
 
 // The chosen subcommand, or std::monostate before parsing.
 #define HL_ALTERNATIVE(Name) , Name##Options

@@ -1,0 +1,32 @@
+// The modes of `halflife generate`.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cli/command_line/options.h"
+#include "infer/model_loader.h"
+
+namespace halflife::cli {
+
+// `halflife generate --prompts`: continues every prompt of a file, several at a time.
+//
+// Writes one JSON line per prompt to standard output, in the order of the file. A failed text has
+// `error` instead of `text`, does not stop the others, and makes the exit code kNonFinite. Error
+// kData for a line that is no prompt.
+ExitCode GenerateFromFile(const GenerateOptions& options, const infer::LoadedModel& loaded,
+                          const data::Tokenizer& tokenizer);
+
+// A finished text, as --json prints it.
+struct FinishedText {
+  std::string prompt, text;
+  std::string finish_reason;  // "stop" or "length"
+  int64_t prompt_tokens = 0, new_tokens = 0;
+};
+std::string JsonLine(const FinishedText& text);
+
+// The stop strings of the options, with \n, \t and \\ replaced. Error kUsage if one is empty.
+std::vector<std::string> StopStrings(const GenerateOptions& options);
+
+}  // namespace halflife::cli

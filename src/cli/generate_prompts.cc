@@ -1,0 +1,187 @@
+// halflife generate --prompts: continues the prompts of a file in batches.
+#include <iostream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "cli/generate_modes.h"
+#include "cli/readable_text.h"
+#include "core/clock.h"
+#include "core/error.h"
+#include "core/files.h"
+#include "core/human.h"
+#include "core/json_text.h"
+#include "core/log.h"
+#include "infer/batch_decoder.h"
+#include "infer/generator.h"
+#include "infer/text_stream.h"
+
+namespace halflife::cli {
+namespace {
+
+constexpr uint64_t kMaxPromptsBytes = 1ull << 30;
+
+// Each line is a string, or an object with a string "prompt". Other fields are ignored.
+std::vector<std::string> ReadPrompts(const std::string& file) {
+  std::istringstream lines(ReadStream(file, ExitCode::kData, kMaxPromptsBytes));
+  std::vector<std::string> prompts;
+  std::string line;
+  for (int64_t number = 1; std::getline(lines, line); ++number) {
+    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+    nlohmann::json json;
+    if (JsonNesting(line) <= kMaxJsonNesting)
+      json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (json.is_object() && json.contains("prompt")) json = nlohmann::json(json["prompt"]);
+    HL_CHECK_AS(
+        ExitCode::kData, json.is_string(), file, ", line ", number,
+        ": not a prompt. Write a JSON string, or an object such as {\"prompt\": \"Once\"}.");
+    prompts.push_back(json.get<std::string>());
+  }
+  HL_CHECK_AS(ExitCode::kData, !prompts.empty(), file,
+              " has no prompt. Write one JSON string per line.");
+  return prompts;
+}
+
+// A prompt whose text is being generated or waits to be printed.
+struct Pending {
+  explicit Pending(infer::TextStream stream_in) : stream(std::move(stream_in)) {}
+  infer::TextStream stream;
+  FinishedText text;
+  std::string error;
+  bool done = false;
+};
+
+class PromptQueue {
+ public:
+  PromptQueue(const GenerateOptions& options, const infer::LoadedModel& loaded,
+              const data::Tokenizer& tokenizer)
+      : options_(options),
+        model_(*loaded.model),
+        tokenizer_(tokenizer),
+        stops_(StopStrings(options)),
+        prompts_(ReadPrompts(options.prompts)) {
+    for (size_t i = 0; i < prompts_.size(); ++i) {
+      const std::string name = Concat(options.prompts, ", prompt ", i + 1);
+      CheckReadable(name, prompts_[i], tokenizer, options.special_tokens, ExitCode::kData);
+      try {
+        infer::RequirePrompt(model_, Encoded(i));
+      } catch (const Error& error) {
+        HL_FAIL(ExitCode::kData, name, ": ", error.message());
+      }
+    }
+  }
+
+  ExitCode Run() {
+    infer::BatchDecoder decoder(
+        model_, {.max_texts = std::min<int64_t>(options_.batch, std::ssize(prompts_))});
+    Stopwatch watch;
+    bool more = true;
+    while ((more || next_ < prompts_.size()) && std::cout) {
+      while (next_ < prompts_.size() && decoder.has_room()) Add(decoder, next_++);
+      more = decoder.Advance();
+      PrintFinished();
+    }
+    if (options_.stats) PrintStats(decoder.stats(), watch.Seconds());
+    return failed_ ? ExitCode::kNonFinite : ExitCode::kFinished;
+  }
+
+ private:
+  std::vector<int32_t> Encoded(size_t i) const {
+    return tokenizer_.Encode(prompts_[i], options_.special_tokens);
+  }
+
+  void Add(infer::BatchDecoder& decoder, size_t i) {
+    Pending& pending =
+        pending_.emplace(i, Pending(infer::TextStream(tokenizer_, stops_))).first->second;
+    pending.text.prompt = prompts_[i];
+    if (options_.generate.max_tokens == 0) {
+      pending.text.finish_reason = "length";
+      pending.text.prompt_tokens = std::ssize(Encoded(i));
+      pending.done = true;
+      return;
+    }
+    infer::TextRequest request = {.prompt = Encoded(i),
+                                  .max_tokens = options_.generate.max_tokens,
+                                  .vocab_size = tokenizer_.vocab_size(),
+                                  .sampler = options_.generate.sampler};
+    if (!options_.ignore_eos) request.end_ids = {tokenizer_.eos_id()};
+    request.on_token = [&pending](const infer::ScoredToken& token) {
+      if (token.is_end) return false;
+      ++pending.text.new_tokens;
+      pending.text.text += pending.stream.Push(token.id);
+      return !pending.stream.stopped();
+    };
+    request.on_end = [&pending](const infer::TextResult& result) {
+      pending.text.text += pending.stream.Finish();
+      pending.text.prompt_tokens = result.prompt_tokens;
+      const bool stops = result.end == infer::TextEnd::kStop || pending.stream.stopped();
+      pending.text.finish_reason = stops ? "stop" : "length";
+      pending.error = result.error;
+      pending.done = true;
+    };
+    decoder.Add(std::move(request));
+  }
+
+  void PrintFinished() {
+    while (!pending_.empty() && pending_.begin()->second.done) {
+      const Pending& first = pending_.begin()->second;
+      if (first.error.empty()) {
+        std::cout << JsonLine(first.text) << std::flush;
+      } else {
+        failed_ = true;
+        std::cout << JsonText({{"prompt", first.text.prompt}, {"error", first.error}}) << "\n";
+      }
+      pending_.erase(pending_.begin());
+    }
+  }
+
+  void PrintStats(const infer::BatchStats& stats, double seconds) const {
+    std::cerr << "prompts " << prompts_.size() << ", " << stats.prompt_tokens << " tokens\n"
+              << "new     " << stats.new_tokens << " tokens, "
+              << HumanCount(static_cast<double>(stats.new_tokens) / seconds)
+              << " tokens/s with the time of the prompts\n";
+  }
+
+  const GenerateOptions& options_;
+  const model::LanguageModel& model_;
+  const data::Tokenizer& tokenizer_;
+  const std::vector<std::string> stops_;
+  const std::vector<std::string> prompts_;
+  size_t next_ = 0;
+  std::map<size_t, Pending> pending_;  // By the number of the prompt.
+  bool failed_ = false;
+};
+
+}  // namespace
+
+ExitCode GenerateFromFile(const GenerateOptions& options, const infer::LoadedModel& loaded,
+                          const data::Tokenizer& tokenizer) {
+  return PromptQueue(options, loaded, tokenizer).Run();
+}
+
+std::string JsonLine(const FinishedText& text) {
+  return JsonText({{"prompt", text.prompt},
+                   {"text", text.text},
+                   {"finish_reason", text.finish_reason},
+                   {"prompt_tokens", text.prompt_tokens},
+                   {"new_tokens", text.new_tokens}}) +
+         "\n";
+}
+
+std::vector<std::string> StopStrings(const GenerateOptions& options) {
+  std::vector<std::string> stops;
+  for (const std::string& given : options.stops) {
+    HL_CHECK_AS(ExitCode::kUsage, !given.empty(), "--stop is empty. Use a text.");
+    std::string stop;
+    for (size_t i = 0; i < given.size(); ++i) {
+      const char next = given[i] == '\\' && i + 1 < given.size() ? given[i + 1] : '\0';
+      const char escaped = next == 'n' ? '\n' : next == 't' ? '\t' : next == '\\' ? '\\' : '\0';
+      stop += escaped == '\0' ? given[i] : escaped;
+      i += escaped == '\0' ? 0 : 1;
+    }
+    stops.push_back(stop);
+  }
+  return stops;
+}
+
+}  // namespace halflife::cli

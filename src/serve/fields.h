@@ -1,0 +1,52 @@
+// Reads the fields of a request's JSON object. Every problem is an ApiError 400 that names the
+// field, what it is and what it may be.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace halflife::serve {
+
+class Fields {
+ public:
+  // Parses the body.
+  explicit Fields(const std::string& body);
+  ~Fields();
+  Fields(Fields&&) noexcept;
+  // An object within another one, for example "messages[2]".
+  Fields(const nlohmann::json& object, std::string path);
+
+  // A field that is absent or null has no value. Clients send null for defaults.
+  const nlohmann::json* Find(const std::string& name);
+  const nlohmann::json& Require(const std::string& name, const std::string& what);
+  std::optional<std::string> String(const std::string& name);
+  std::optional<bool> Boolean(const std::string& name);
+  std::optional<int64_t> Integer(const std::string& name, int64_t least, int64_t most);
+  std::optional<double> Number(const std::string& name, double least, double most);
+  // A string or a list of strings, none of them empty.
+  std::vector<std::string> Strings(const std::string& name, size_t most);
+  // A field of the API that this server does not have: it may have only this value.
+  void Only(const std::string& name, const nlohmann::json& value);
+  // Fields without an effect here.
+  void Ignore(const std::vector<std::string>& names);
+  // Call it last. Throws for fields that were not read.
+  void RejectOthers() const;
+
+  std::string PathOf(const std::string& name) const;
+  [[noreturn]] void Refuse(const std::string& name, const std::string& problem) const;
+
+ private:
+  struct Json;
+  std::unique_ptr<Json> json_;
+  std::string path_;
+  std::vector<std::string> known_;
+};
+
+// A short form of a value for messages.
+std::string Shown(const nlohmann::json& value);
+
+}  // namespace halflife::serve
