@@ -73,7 +73,10 @@ ExitCode Run(const ExportOptions& options) {
       interop::ExportModel(step, tokenizer.get(), options.out, exported);
   std::cout << step_dir.string() << " -> " << options.out << ": " << report.class_name << ", "
             << HumanBytes(report.bytes)
-            << (report.has_tokenizer ? "" : ", no tokenizer (name one with --tokenizer)") << "\n";
+            << (exported.adapter       ? ", an adapter for peft"
+                : report.has_tokenizer ? ""
+                                       : ", no tokenizer (name one with --tokenizer)")
+            << "\n";
   return ExitCode::kFinished;
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "ckpt/merged_weights.h"
 #include "core/concat.h"
 #include "core/error.h"
 #include "core/hash.h"
@@ -40,7 +41,7 @@ infer::LoadedModel LoadAnyModel(const std::filesystem::path& model, const std::s
 std::unique_ptr<ckpt::WeightSource> OpenWeights(const std::filesystem::path& model) {
   if (interop::HfFolder::IsOne(model))
     return std::make_unique<interop::HfModel>(interop::HfModel::Open(model));
-  return std::make_unique<ckpt::StepWeights>(ckpt::StepReader::Open(ckpt::FindStep(model)));
+  return ckpt::WeightsOfStep(ckpt::StepReader::Open(ckpt::FindStep(model)));
 }
 
 SharedFact WeightsFact(const infer::LoadedModel& loaded) {

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include "ckpt/damage.h"
+#include "ckpt/merged_weights.h"
 #include "ckpt/reader.h"
 #include "core/error.h"
 #include "core/log.h"
@@ -42,7 +43,7 @@ LoadedModel LoadModel(const std::filesystem::path& run_or_step, const std::strin
   loaded.state = reader.state();
   try {
     loaded.model = LoadWeights(model::ModelConfigFromJson(loaded.state.model_config_json),
-                               ckpt::StepWeights(std::move(reader)), placement);
+                               *ckpt::WeightsOfStep(std::move(reader)), placement);
   } catch (const ckpt::DamageError& error) {
     throw ckpt::DamageError(
         Concat(loaded.path.string(), " is damaged: ", error.message(),

@@ -6,10 +6,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "ckpt/merged_weights.h"
 #include "core/error.h"
 #include "core/files.h"
 #include "core/log.h"
@@ -199,7 +201,8 @@ bool FitsBf16(const RangeReader& read, int64_t num_elements) {
 // order in which the model declares its parameters. They are written as `dtype`, except for
 // parameters of decays that bf16 would change.
 std::vector<WeightToWrite> Weights(const Layout& layout, const model::LanguageModel& model,
-                                   const ckpt::StepReader& step, bool untie, StoredDType dtype) {
+                                   const ckpt::WeightSource& source, bool untie,
+                                   StoredDType dtype) {
   struct Tensor {
     bool is_decay = false;
     Placement placement;         // Placement of the last part added.
@@ -223,8 +226,8 @@ std::vector<WeightToWrite> Weights(const Layout& layout, const model::LanguageMo
     tensor.parts[static_cast<size_t>(placement.part)] = std::move(read);
   };
   const auto stored = [&](const std::string& name) {
-    return [&step, name](int64_t begin, int64_t end, float* out) {
-      step.ReadRange(ckpt::kMainArray, name, begin, end, out);
+    return [&source, name](int64_t begin, int64_t end, float* out) {
+      source.ReadRange(name, begin, end, out);
     };
   };
   const model::ModelConfig& config = model.config();
@@ -266,6 +269,103 @@ uint64_t FolderBytes(const fs::path& folder) {
   return bytes;
 }
 
+// Publishes what `write` puts into an empty folder as `out`, by one rename. Returns its bytes.
+uint64_t PublishFolder(const fs::path& out, const std::function<void(const fs::path&)>& write) {
+  std::error_code error;
+  const fs::path temporary = TemporaryPathFor(out, RandomHex(8));
+  fs::create_directories(temporary, error);
+  HL_CHECK_AS(ExitCode::kEnvironment, !error, "cannot create ", temporary.string(), ": ",
+              error.message());
+  try {
+    write(temporary);
+    const uint64_t bytes = FolderBytes(temporary);
+    PublishDirectory(temporary, out, ExitCode::kEnvironment);
+    return bytes;
+  } catch (...) {
+    fs::remove_all(temporary, error);
+    throw;
+  }
+}
+
+// The module of the class that computes with a matrix of the model, such as
+// "model.layers.0.self_attn.q_proj".
+std::string ModuleOf(const Layout& layout, const model::ModelConfig& config,
+                     const std::string& parameter) {
+  constexpr std::string_view kWeight = ".weight";
+  const auto [tensor, place] = layout.PlaceOf(config, parameter, nullptr);
+  const bool whole = !place.transposed && place.num_parts == 1 && place.num_rows == 0 &&
+                     place.leading_ones == 0 && place.trailing_ones == 0 &&
+                     tensor.ends_with(kWeight);
+  HL_CHECK_AS(ExitCode::kUsage, whole, parameter, " is stored in ", tensor, " of ",
+              layout.class_name(),
+              ", which is not the matrix of a linear layer of its own, as an adapter needs. Export "
+              "the merged model without --adapter, or train with lora.targets that leave out such "
+              "matrices.");
+  return tensor.substr(0, tensor.size() - kWeight.size());
+}
+
+// Writes the files of peft's LoraModel: A and B are the weights of linear layers lora_A and lora_B
+// within the module of each target.
+void WriteAdapter(const fs::path& folder, const Layout& layout, const model::ModelConfig& config,
+                  const ckpt::StepReader& step, StoredDType dtype) {
+  std::vector<WeightToWrite> weights;
+  std::vector<std::string> modules;
+  int64_t rank = 0;
+  for (const ckpt::TensorInfo& tensor : step.tensors()) {
+    const bool is_a = tensor.name.ends_with(ckpt::kLoraA);
+    const std::string ending(is_a ? ckpt::kLoraA : ckpt::kLoraB);
+    const std::string parameter = tensor.name.substr(0, tensor.name.size() - ending.size());
+    const std::string module = ModuleOf(layout, config, parameter);
+    if (is_a) modules.push_back(module), rank = tensor.shape[0];
+    weights.push_back(
+        {.name = Concat("base_model.model.", module, is_a ? ".lora_A" : ".lora_B", ".weight"),
+         .shape = tensor.shape,
+         .read = [&step, name = tensor.name](
+                     int64_t begin, int64_t end,
+                     float* out) { step.ReadRange(ckpt::kMainArray, name, begin, end, out); },
+         .dtype = dtype});
+  }
+  std::ranges::sort(weights, {}, &WeightToWrite::name);
+  Shard shard;
+  for (const WeightToWrite& weight : weights) shard.weights.push_back(&weight);
+  WriteShard(shard, folder / "adapter_model.safetensors");
+  const ordered_json json = {{"peft_type", "LORA"},
+                             {"task_type", "CAUSAL_LM"},
+                             {"base_model_name_or_path", nullptr},
+                             {"r", rank},
+                             {"lora_alpha", ckpt::LoraAlpha(step)},
+                             {"lora_dropout", 0.0},
+                             {"bias", "none"},
+                             {"fan_in_fan_out", false},
+                             {"inference_mode", true},
+                             {"target_modules", modules}};
+  AtomicWriteFile(folder / "adapter_config.json", json.dump(2) + "\n", ExitCode::kEnvironment);
+}
+
+void WriteModel(const fs::path& folder, const fs::path& out, const Layout& layout,
+                const model::ModelConfig& config, const ckpt::StepReader& step,
+                const data::Tokenizer* tokenizer, const ExportOptions& options) {
+  const bool untie = options.untie || !layout.can_tie();
+  data::SpecialIds ids;
+  if (tokenizer != nullptr) {
+    WriteHfTokenizer(*tokenizer, folder,
+                     layout.loads_byt5() ? BytesForm::kByT5 : BytesForm::kTokenizerJson);
+    if (const std::string warning = layout.TokenizerWarning(); !warning.empty())
+      HL_WARN("interop", out.string(), ": ", warning);
+    ids = tokenizer->special_ids();
+  }
+  const model::LanguageModel model(config);
+  const auto source = ckpt::WeightsOfStep(ckpt::StepReader::Open(step.path()));
+  WriteHfWeights(folder, Weights(layout, model, *source, untie, options.dtype),
+                 options.max_shard_bytes);
+  const ordered_json json = ConfigJson(layout, model, step.state(), ids, options.dtype, untie);
+  AtomicWriteFile(folder / "config.json", json.dump(2) + "\n", ExitCode::kEnvironment);
+  ordered_json generation;
+  AddSpecialIds(ids, generation);
+  AtomicWriteFile(folder / "generation_config.json", generation.dump(2) + "\n",
+                  ExitCode::kEnvironment);
+}
+
 }  // namespace
 
 ExportReport ExportModel(const ckpt::StepReader& step, const data::Tokenizer* tokenizer,
@@ -273,6 +373,8 @@ ExportReport ExportModel(const ckpt::StepReader& step, const data::Tokenizer* to
   std::error_code error;
   HL_CHECK_AS(ExitCode::kUsage, !fs::exists(fs::symlink_status(NamedFolder(out), error)),
               out.string(), " exists already. Choose another folder with --out.");
+  HL_CHECK_AS(ExitCode::kUsage, !options.adapter || ckpt::IsLoraStep(step), step.path().string(),
+              " is not a step of a LoRA run, so it has no adapter. Export it without --adapter.");
   const model::ModelConfig config =
       model::Resolved(model::ModelConfigFromJson(step.state().model_config_json));
   HL_CHECK_AS(ExitCode::kUsage,
@@ -283,39 +385,14 @@ ExportReport ExportModel(const ckpt::StepReader& step, const data::Tokenizer* to
   HL_CHECK(options.dtype == StoredDType::kF32 || options.dtype == StoredDType::kBF16,
            "cannot write weights as ", ckpt::Name(options.dtype));
   const Layout& layout = ChooseLayout(config, options.model_type);
-  const bool untie = options.untie || !layout.can_tie();
-  ExportReport report = {.model_type = layout.model_type(),
-                         .class_name = layout.class_name(),
-                         .has_tokenizer = tokenizer != nullptr};
-  const fs::path temporary = TemporaryPathFor(out, RandomHex(8));
-  fs::create_directories(temporary, error);
-  HL_CHECK_AS(ExitCode::kEnvironment, !error, "cannot create ", temporary.string(), ": ",
-              error.message());
-  try {
-    data::SpecialIds ids;
-    if (tokenizer != nullptr) {
-      WriteHfTokenizer(*tokenizer, temporary,
-                       layout.loads_byt5() ? BytesForm::kByT5 : BytesForm::kTokenizerJson);
-      if (const std::string warning = layout.TokenizerWarning(); !warning.empty())
-        HL_WARN("interop", out.string(), ": ", warning);
-      ids = tokenizer->special_ids();
-    }
-    const model::LanguageModel model(config);
-    WriteHfWeights(temporary, Weights(layout, model, step, untie, options.dtype),
-                   options.max_shard_bytes);
-    const ordered_json json = ConfigJson(layout, model, step.state(), ids, options.dtype, untie);
-    AtomicWriteFile(temporary / "config.json", json.dump(2) + "\n", ExitCode::kEnvironment);
-    ordered_json generation;
-    AddSpecialIds(ids, generation);
-    AtomicWriteFile(temporary / "generation_config.json", generation.dump(2) + "\n",
-                    ExitCode::kEnvironment);
-    report.bytes = FolderBytes(temporary);
-    PublishDirectory(temporary, out, ExitCode::kEnvironment);
-  } catch (...) {
-    fs::remove_all(temporary, error);
-    throw;
-  }
-  return report;
+  const uint64_t bytes = PublishFolder(out, [&](const fs::path& folder) {
+    if (options.adapter) return WriteAdapter(folder, layout, config, step, options.dtype);
+    WriteModel(folder, out, layout, config, step, tokenizer, options);
+  });
+  return {.model_type = layout.model_type(),
+          .class_name = layout.class_name(),
+          .bytes = bytes,
+          .has_tokenizer = tokenizer != nullptr && !options.adapter};
 }
 
 }  // namespace halflife::interop

@@ -21,6 +21,9 @@ struct ExportOptions {
   uint64_t max_shard_bytes = 5'000'000'000;
   std::string model_type = "auto";  // model_type of config.json; "auto" chooses a class.
   bool untie = false;               // Writes the head of a tied model as a separate tensor.
+  // Of a LoRA run: writes adapter_config.json and adapter_model.safetensors as peft does, instead
+  // of the merged model.
+  bool adapter = false;
 };
 
 struct ExportReport {
@@ -31,8 +34,8 @@ struct ExportReport {
 
 // Writes the folder `out`, which must not exist; it is published by one rename. No tokenizer files
 // are written if `tokenizer` is null. Needs a few MiB of memory. Throws kUsage if no class can
-// express the model (with all reasons), if the tokenizer has more ids than the model, or if `out`
-// exists; also kNonFinite and kEnvironment.
+// express the model (with all reasons) or the adapter, if the tokenizer has more ids than the
+// model, or if `out` exists; also kNonFinite and kEnvironment.
 ExportReport ExportModel(const ckpt::StepReader& step, const data::Tokenizer* tokenizer,
                          const std::filesystem::path& out, const ExportOptions& options);
 

@@ -34,8 +34,8 @@ TEST_F(BadInput, NamesOfOtherTrainers) {
   const std::string foreign = Write("foreign.textproto", "gradient_accumulation_steps: 4\n");
   ExpectExit(Halflife({"recipe", "--config", foreign}), 2,
              {"foreign.textproto:1:1: ", "Use train { global_batch: 8 }. halflife derives"});
-  ExpectExit(Halflife({"recipe", "--set", "lora.rank=8"}), 2,
-             {"--set lora.rank: ", "halflife does not support it. Train all weights"});
+  ExpectExit(Halflife({"recipe", "--set", "peft.rank=8"}), 2,
+             {"--set peft.rank: ", "halflife does not support it. Use lora { rank: 8 }"});
 }
 
 TEST_F(BadInput, ImpossibleSizesAllAtOnce) {

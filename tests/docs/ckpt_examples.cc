@@ -2,6 +2,7 @@
 // example uses.
 #include "ckpt/collective.h"
 #include "ckpt/diff.h"
+#include "ckpt/merged_weights.h"
 #include "ckpt/reader.h"
 #include "ckpt/retention.h"
 #include "ckpt/run_lock.h"
@@ -20,6 +21,10 @@ void CollectiveExample(dist::Communicator& comm) {
 
 void DiffExample(const StepReader& a, const StepReader& b) {
 #include "examples/ckpt/diff.h"
+}
+
+void MergedWeightsExample(const Path& step_dir) {
+#include "examples/ckpt/merged_weights.h"
 }
 
 void ReaderExample(const Path& path, float* out) {

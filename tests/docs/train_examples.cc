@@ -18,6 +18,7 @@
 #include "train/config/run_config.h"
 #include "train/loop/stop_policy.h"
 #include "train/loop/trainer.h"
+#include "train/lora/lora.h"
 #include "train/plan/cluster_plan.h"
 #include "train/plan/memory_plan.h"
 #include "train/record/run_folder.h"
@@ -52,6 +53,11 @@ void StopFlagsExample() {
 void StopPolicyExample(StopPolicy& policy, StepRunner& runner, int64_t step, uint64_t& num_updates,
                        const Stopwatch& clock) {
 #include "examples/train/loop/stop_policy.h"
+}
+
+void LoraExample(const RunConfig& config, model::LanguageModel& model,
+                 const ckpt::WeightSource& base) {
+#include "examples/train/lora/lora.h"
 }
 
 void TrainerExample(const RunConfig& config, Device device, RunFolder folder,

@@ -70,6 +70,9 @@ void AddExport(CLI::App& app, Request& request) {
   declare("--max-shard SIZE", options.exported.max_shard_bytes,
           "Maximum size of one file, for example 5GB", SizeInBytes())
       ->default_str("5GB");
+  declare.Flag("--adapter", options.exported.adapter,
+               "Of a run with lora.rank: write only the adapter, as peft saves it, instead of the "
+               "merged model");
   declare.Flag("--untie", options.exported.untie,
                "Write the head of a tied model as a separate tensor");
   AddTokenizer(declare, options.tokenizer, "the run's");

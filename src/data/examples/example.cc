@@ -47,9 +47,7 @@ Example ExampleEncoder::OfAnswer(std::string_view prompt, std::string_view answe
   const size_t whole = example.ids.size();
   if (!Fit(example.ids, place) || example.ids.size() <= answer_begin) return {.dropped = true};
   example.cut = example.ids.size() < whole;
-  example.labels.assign(example.ids.size(), kNoTarget);
-  for (size_t i = answer_begin > 0 ? answer_begin - 1 : 0; i + 1 < example.ids.size(); ++i)
-    example.labels[i] = example.ids[i + 1];
+  LabelNext(example, [&](size_t token) { return token >= answer_begin; });
   return example;
 }
 
@@ -58,14 +56,20 @@ Example ExampleEncoder::OfChat(ChatTokens tokens, const std::string& place) cons
   const size_t whole = example.ids.size();
   if (!Fit(example.ids, place)) return {.dropped = true};
   example.cut = example.ids.size() < whole;
-  example.labels.assign(example.ids.size(), kNoTarget);
-  bool has_label = false;
-  for (size_t i = 0; i + 1 < example.ids.size(); ++i) {
-    if (!tokens.assistant[i + 1]) continue;
-    example.labels[i] = example.ids[i + 1];
-    has_label = true;
-  }
+  const bool has_label = LabelNext(example, [&](size_t token) { return tokens.assistant[token]; });
   return has_label ? example : Example{.dropped = true};
+}
+
+bool ExampleEncoder::LabelNext(Example& example,
+                               const std::function<bool(size_t token)>& is_answer) const {
+  example.labels.assign(example.ids.size(), kNoTarget);
+  bool any = false;
+  for (size_t i = 0; i + 1 < example.ids.size(); ++i) {
+    if (!is_answer(i + 1)) continue;
+    example.labels[i] = example.ids[i + 1];
+    any = true;
+  }
+  return any;
 }
 
 void RowPacker::Add(const Example& example) {

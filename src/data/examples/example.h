@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -56,6 +57,8 @@ class ExampleEncoder {
  private:
   // Truncates `ids` to the row length, or throws. Returns false if the example must be dropped.
   bool Fit(std::vector<int32_t>& ids, const std::string& place) const;
+  // Labels each token with the next token if that belongs to an answer. Returns whether any does.
+  bool LabelNext(Example& example, const std::function<bool(size_t token)>& is_answer) const;
 
   const Tokenizer& tokenizer_;
   const ExampleRules rules_;

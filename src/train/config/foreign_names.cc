@@ -194,8 +194,8 @@ constexpr ForeignName kForeignNames[] = {
      "Use train.z_loss to limit the size of the logits."},
 
     // Other ways of training.
-    {"lora, qlora, dora, peft, adapter", "", "",
-     "Train all weights: `halflife train --init-from RUN` starts from those of another run."},
+    {"qlora, dora, peft, adapter", "", "",
+     "Use lora { rank: 8 } with `halflife train --init-from RUN`."},
     {"dpo, ppo, grpo, rlhf, reward_model", "", "",
      "Use supervised answers: `halflife prepare --labels answers` or `messages`."},
     {"moe, mixture_of_experts, num_experts, num_local_experts, n_routed_experts", "", "",

@@ -144,6 +144,9 @@ void Visit(const Direction& direction, proto::RunConfig& m, RunConfig& c) {
   HL_FIELD(p, first_bucket_bytes, c.parallel.first_bucket_bytes);
   HL_FIELD(p, bucket_bytes, c.parallel.bucket_bytes);
   HL_FIELD((*m.mutable_comm()), timeout_s, c.comm_timeout_s);
+  HL_FIELD((*m.mutable_lora()), rank, c.lora.rank);
+  HL_FIELD((*m.mutable_lora()), alpha, c.lora.alpha);
+  HL_FIELD((*m.mutable_lora()), targets, c.lora.targets);
   HL_FIELD((*m.mutable_log()), level, c.log.level);
   HL_FIELD((*m.mutable_log()), tensorboard, c.log.tensorboard);
 }

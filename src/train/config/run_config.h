@@ -157,6 +157,13 @@ struct LogConfig {
   bool tensorboard = true;
 };
 
+// Low-rank adaptation, see train/lora/lora.h.
+struct LoraOptions {
+  int64_t rank = 0;  // 0: off
+  double alpha = 16;
+  std::string targets;  // regular expression for whole names of weights; empty: all matrices
+};
+
 struct RunConfig {
   DataConfig data;
   model::ModelConfig model;  // vocab_size is 0 until the dataset is known.
@@ -168,6 +175,7 @@ struct RunConfig {
   ParallelConfig parallel;
   double comm_timeout_s = 180;
   LogConfig log;
+  LoraOptions lora;
 };
 
 // Loads a recipe. A later file overrides fields of the earlier ones, by the rules of MergeRecipe

@@ -252,6 +252,17 @@ void CheckValidationSets(const RunConfig& c, Problems& problems) {
   problems.OneOf("ckpt.keep_best", c.ckpt.store.retention.keep_best, metrics);
 }
 
+void CheckLora(const RunConfig& c, Problems& problems) {
+  problems.Require(c.lora.rank >= 0 && c.lora.rank <= 4096, "lora.rank", c.lora.rank,
+                   "0 (off) to 4096");
+  problems.Require(std::isfinite(c.lora.alpha) && c.lora.alpha > 0, "lora.alpha", c.lora.alpha,
+                   "a number > 0");
+  problems.Require(c.lora.rank > 0 || c.lora.targets.empty(), "lora.targets", c.lora.targets,
+                   "'' without lora.rank, or a rank such as 8");
+  problems.Require(c.lora.rank == 0 || c.parallel.zero_stage <= 2, "parallel.zero_stage",
+                   c.parallel.zero_stage, "0, 1 or 2 with lora.rank above 0");
+}
+
 }  // namespace
 
 void Validate(const RunConfig& config, int world_size) {
@@ -311,6 +322,7 @@ void Validate(const RunConfig& config, int world_size) {
                    config.parallel.first_bucket_bytes, "4096 or more");
   problems.Require(config.comm_timeout_s > 0, "comm.timeout_s", config.comm_timeout_s,
                    "seconds > 0 (inf: no limit)");
+  CheckLora(config, problems);
   problems.OneOf("log.level", config.log.level, {"debug", "info", "warn", "error"});
   HL_CHECK_AS(ExitCode::kUsage, problems.lines().empty(),
               "the config has invalid values:", problems.lines());

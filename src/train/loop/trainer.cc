@@ -1,5 +1,6 @@
 #include "train/loop/trainer.h"
 
+#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 
 #include "ckpt/agreement.h"
 #include "ckpt/collective.h"
+#include "ckpt/merged_weights.h"
 #include "ckpt/step_dir.h"
 #include "core/error.h"
 #include "core/fault.h"
@@ -16,6 +18,7 @@
 #include "core/versions.h"
 #include "model/model_cost.h"
 #include "train/config/plan.h"
+#include "train/loop/lora_base.h"
 #include "train/loop/run_guards.h"
 #include "train/plan/memory_plan.h"
 #include "train/record/run_folder.h"
@@ -62,6 +65,12 @@ void WarnOfShortDocuments(const RunConfig& config, const data::DatasetInfo& data
           "data.reset_at_documents=false to continue across documents.");
 }
 
+void LogStart(const ckpt::WeightSource& source, const WarmStartReport& report) {
+  HL_INFO("train", "started from ", source.where(), ": ", report.num_loaded, " tensors (",
+          HumanCount(static_cast<double>(report.num_elements)), " elements) loaded, ",
+          report.num_kept, " kept at their initial value, ", report.num_unused, " unused");
+}
+
 // Formats text that Markdown shows verbatim.
 std::string Verbatim(const std::string& text) {
   std::istringstream lines(text);
@@ -98,9 +107,14 @@ Trainer::Trainer(RunConfig config, Device device, RunFolder folder, dist::RankCo
   if (context.rank() == 0) WarnOfShortDocuments(config_, data_.training().info());
   RequireMemory(config_, model_, CurrentTarget(config_, context.world_size(), context.local_size()),
                 context.rank());
-  arena_ = std::make_unique<ParameterArena>(
-      model_.parameters(),
-      ParameterArena::Of(config_, ToTorch(device_), context.rank(), context.world_size()));
+  const ParameterArena::Config arena =
+      ParameterArena::Of(config_, ToTorch(device_), context.rank(), context.world_size());
+  if (config_.lora.rank > 0) {
+    lora_.emplace(config_.lora, model_);
+    lora_->Bind(arena.device, arena.compute_dtype);
+  }
+  arena_ =
+      std::make_unique<ParameterArena>(lora_ ? lora_->parameters() : model_.parameters(), arena);
   source_config_ = SourceConfig(config_, mesh_);
   if (!options.trace.file.empty())
     source_config_.on_read = [this](int64_t begin_us, int64_t end_us) {
@@ -114,7 +128,8 @@ Trainer::Trainer(RunConfig config, Device device, RunFolder folder, dist::RankCo
   if (context.rank() == 0) store_->SetOwnershipCheck([this] { folder_.CheckStillOwner(); });
   Resume(options);
   WriteRunFiles();
-  runner_ = std::make_unique<StepRunner>(config_, model_, *arena_, *source_, context_, device_);
+  runner_ = std::make_unique<StepRunner>(config_, model_, *arena_, *source_, context_, device_,
+                                         lora_ ? &*lora_ : nullptr);
   runner_->ShareParameters();
   WarnOfSchedule();
   save_ = std::make_unique<BackgroundSave>(*store_, *store_comm_, *arena_);
@@ -233,10 +248,12 @@ void Trainer::Resume(const TrainOptions& options) {
     damage_ = loaded->damage;
     state_.parent_step = loaded->path.filename().string();
     HL_INFO("train", "resumed from ", loaded->path.string(), ", step ", state_.step);
+    if (lora_ && context_.rank() == 0) CopyLoraBase(loaded->path, folder_.path());
   } else {
     host_copies_.clear();
     Start(options);
   }
+  if (lora_) LoadLoraBase();
   const bool own_step = loaded && loaded->own;
   if (own_step) save_policy_.NoteSaved(static_cast<int64_t>(state_.step));
   save_policy_.TakeBest(state_.metrics, own_step);
@@ -249,11 +266,34 @@ void Trainer::Resume(const TrainOptions& options) {
 void Trainer::Start(const TrainOptions& options) {
   arena_->Initialise(config_.train.seed);
   state_.run_id = dist::BroadcastBytes(context_.control(), RandomHex(16), 0, {"run_id", 0});
+  if (lora_) return StartLora(options);
   if (options.init_from == nullptr) return;
-  const WarmStartReport report = WarmStart(*options.init_from, options.init_rules, *arena_);
-  HL_INFO("train", "started from ", options.init_from->where(), ": ", report.num_loaded,
-          " tensors (", HumanCount(static_cast<double>(report.num_elements)), " elements) loaded, ",
-          report.num_kept, " kept at their initial value, ", report.num_unused, " unused");
+  LogStart(*options.init_from, WarmStart(*options.init_from, options.init_rules, *arena_));
+}
+
+// Rank 0 writes the base weights into the run, from which all ranks load them.
+void Trainer::StartLora(const TrainOptions& options) {
+  HL_CHECK_AS(ExitCode::kUsage, options.init_from != nullptr, "lora.rank ", config_.lora.rank,
+              " adapts the weights of another model, and none is named. Use --init-from RUN, or "
+              "--set lora.rank=0 to train all weights.");
+  if (context_.rank() != 0) return;
+  const model::ParameterSet& parameters = model_.parameters();
+  const StartValues values(
+      *options.init_from, options.init_rules, parameters.specs(), [&](int param) {
+        const dist::ParamSpec& spec = parameters.specs()[param];
+        at::Tensor initial = at::empty(spec.shape, at::kFloat);
+        parameters.Initialise(param, config_.train.seed, initial.mutable_data_ptr<float>());
+        return initial;
+      });
+  WriteLoraBase(folder_.path(), parameters.specs(), values, CurrentState(false));
+  LogStart(*options.init_from, values.report());
+}
+
+void Trainer::LoadLoraBase() {
+  // No deadline applies to the other ranks while rank 0 writes the base.
+  ckpt::Arrive(context_.control(), {"lora_base", 0});
+  const ckpt::StepWeights base(ckpt::StepReader::Open(folder_.path() / ckpt::kLoraBaseFolder));
+  lora_->Load(base);
 }
 
 std::unique_ptr<EventLog> Trainer::OpenEvents() const {

@@ -22,6 +22,7 @@
 #include "train/loop/run_saves.h"
 #include "train/loop/stop_policy.h"
 #include "train/loop/warm_start.h"
+#include "train/lora/lora.h"
 #include "train/record/metrics.h"
 #include "train/record/run_folder.h"
 #include "train/record/run_timing.h"
@@ -62,6 +63,9 @@ class Trainer {
                                           const ckpt::StepState& expected) const;
   void Resume(const TrainOptions& options);
   void Start(const TrainOptions& options);
+  // Of a run with LoRA.
+  void StartLora(const TrainOptions& options);
+  void LoadLoraBase();
   void WriteRunFiles();
   std::unique_ptr<EventLog> OpenEvents() const;  // Null if it is off or not possible.
   void DescribeRun();
@@ -102,6 +106,7 @@ class Trainer {
   RunData data_;
   model::LanguageModel model_;
   RunTrace trace_;
+  std::optional<Lora> lora_;  // with lora.rank
   std::unique_ptr<ParameterArena> arena_;
   data::TokenSourceConfig source_config_;
   std::unique_ptr<data::TokenSource> source_;

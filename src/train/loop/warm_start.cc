@@ -137,27 +137,44 @@ std::vector<std::pair<std::string, std::string>> ReadRenames(const std::filesyst
   return rules;
 }
 
+StartValues::StartValues(const ckpt::WeightSource& source, const WarmStartRules& rules,
+                         std::vector<dist::ParamSpec> specs, Initial initial)
+    : source_(source),
+      new_rows_(rules.new_rows),
+      specs_(std::move(specs)),
+      initial_(std::move(initial)),
+      weights_(specs_.size(), nullptr) {
+  const Plan plan(source, rules, specs_);
+  report_ = {.num_kept = plan.num_kept, .num_unused = plan.num_unused};
+  for (const auto& [param, weight] : plan.items) {
+    weights_[param] = weight;
+    ++report_.num_loaded;
+    report_.num_elements += weight->count();
+  }
+}
+
+at::Tensor StartValues::Of(int param) const {
+  const ckpt::WeightInfo* const weight = weights_[param];
+  if (weight == nullptr) return initial_(param);
+  at::Tensor values = at::empty(weight->shape, at::kFloat);
+  source_.ReadRange(weight->name, 0, weight->count(), values.mutable_data_ptr<float>());
+  if (values.sizes() == specs_[param].shape) return values;
+  const int64_t rows = values.size(0);
+  const at::Tensor grown = initial_(param);
+  grown.narrow(0, 0, rows).copy_(values);
+  if (new_rows_ == RowGrowth::kMean)
+    grown.narrow(0, rows, grown.size(0) - rows).copy_(values.mean(0, /*keepdim=*/true));
+  return grown;
+}
+
 WarmStartReport WarmStart(const ckpt::WeightSource& source, const WarmStartRules& rules,
                           ParameterArena& arena) {
   const at::NoGradGuard no_grad;
-  const Plan plan(source, rules, arena.layout().specs());
-  WarmStartReport report = {.num_kept = plan.num_kept, .num_unused = plan.num_unused};
-  for (const auto& [param, weight] : plan.items) {
-    at::Tensor values = at::empty(weight->shape, at::kFloat);
-    source.ReadRange(weight->name, 0, weight->count(), values.mutable_data_ptr<float>());
-    if (values.sizes() != arena.layout().specs()[param].shape) {
-      const int64_t rows = values.size(0);
-      const at::Tensor grown = arena.InitialWeights(param);
-      grown.narrow(0, 0, rows).copy_(values);
-      if (rules.new_rows == RowGrowth::kMean)
-        grown.narrow(0, rows, grown.size(0) - rows).copy_(values.mean(0, /*keepdim=*/true));
-      values = grown;
-    }
-    arena.SetWeights(param, values);
-    ++report.num_loaded;
-    report.num_elements += weight->count();
-  }
-  return report;
+  const StartValues values(source, rules, arena.layout().specs(),
+                           [&](int param) { return arena.InitialWeights(param); });
+  for (int param = 0; param < std::ssize(arena.layout().specs()); ++param)
+    if (values.has(param)) arena.SetWeights(param, values.Of(param));
+  return values.report();
 }
 
 }  // namespace halflife::train

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,6 +24,29 @@ struct WarmStartReport {
 // Reads one rule per line, `pattern -> replacement`. '#' starts a comment. Error kUsage with the
 // line.
 std::vector<std::pair<std::string, std::string>> ReadRenames(const std::filesystem::path& file);
+
+// The values with which a model's parameters start: those of `source`, or their initial values.
+class StartValues {
+ public:
+  using Initial =
+      std::function<at::Tensor(int param)>;  // fp32 on the CPU, in the parameter's shape
+  // `source` is borrowed. Error kUsage lists every missing, unexpected and misshapen tensor, and
+  // names that a rule makes equal.
+  StartValues(const ckpt::WeightSource& source, const WarmStartRules& rules,
+              std::vector<dist::ParamSpec> specs, Initial initial);
+  // Returns whether the source has values of the parameter.
+  bool has(int param) const { return weights_[param] != nullptr; }
+  at::Tensor Of(int param) const;  // fp32 on the CPU, in the parameter's shape
+  const WarmStartReport& report() const { return report_; }
+
+ private:
+  const ckpt::WeightSource& source_;
+  const RowGrowth new_rows_;
+  const std::vector<dist::ParamSpec> specs_;
+  const Initial initial_;
+  std::vector<const ckpt::WeightInfo*> weights_;  // by parameter; null: its initial values
+  WarmStartReport report_;
+};
 
 // Fills the arena's main weights, which contain their initial values, from `source`, and updates
 // the compute copy. Error kUsage lists every missing, unexpected and misshapen tensor, and names

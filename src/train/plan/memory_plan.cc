@@ -12,6 +12,7 @@
 #include "model/sequence_parallel.h"
 #include "train/config/plan.h"
 #include "train/device.h"
+#include "train/lora/lora.h"
 
 namespace halflife::train {
 namespace {
@@ -22,7 +23,7 @@ bool RunsOnGpu(const RunConfig& config) {
 }
 
 double Exact(const MemoryPlan& plan) {
-  return plan.main_and_optimizer + plan.gradients + plan.compute_copy;
+  return plan.main_and_optimizer + plan.gradients + plan.compute_copy + plan.frozen;
 }
 
 // Returns a change with which the run would fit into `room` bytes per rank.
@@ -66,7 +67,10 @@ MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model
 
 MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model, int world_size,
                       const kernels::DeviceLimits& gpu) {
-  const double parameters = static_cast<double>(model.CountParameters().total());
+  const bool lora = config.lora.rank > 0;
+  const LoraSizes of_lora = lora ? SizesOfLora(config.lora, model) : LoraSizes();
+  const double parameters =
+      static_cast<double>(lora ? of_lora.trained : model.CountParameters().total());
   // For the rank with the longest slice of each row.
   const int64_t slice = model::CutRow(config.data.seq_len, config.parallel.row_ranks(),
                                       model::SequenceParallel::kAlign)[0];
@@ -86,7 +90,7 @@ MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model
   // tensor. The last bucket in flight may exist in both types.
   int64_t bucket = config.parallel.bucket_bytes / 4;
   for (const dist::ParamSpec& spec : model.parameters().specs())
-    bucket = std::max(bucket, spec.count());
+    if (!lora) bucket = std::max(bucket, spec.count());
   const double buckets =
       static_cast<double>(bucket) * (4 + (in_bf16 ? 2 : 4) * ParallelConfig::kBucketsInFlight);
   const double gradients =
@@ -98,30 +102,35 @@ MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model
                states = main_and_states - 4;
   const double copy =
       config.ckpt.saves_beside_training() ? main_and_states * parameters / world_size : 0;
-  const double per_parameter = shares == 1 ? main_and_states
-                               : bf16      ? main_and_states / shares
-                                           : 4 + states / shares;
+  const double per_parameter = shares == 1     ? main_and_states
+                               : bf16 && !lora ? main_and_states / shares
+                                               : 4 + states / shares;
   const model::ModelCost of_rows(model, config.data.seq_len, RunsOnGpu(config)),
       of_slices(model, slice);
-  return {.main_and_optimizer = per_parameter * parameters,
-          .gradients = gradients,
-          .compute_copy = bf16 ? 2 * parameters : 0,
-          .activations = copies * static_cast<double>(tokens) *
-                         of_rows.ActivationBytesPerToken(bytes_per_element, RecomputeOf(config)),
-          .loss = copies * of_slices.LossBytes(config.train.micro_batch,
-                                               {.bf16 = bf16, .gpu = RunsOnGpu(config)}),
-          .workspace = RunsOnGpu(config)
-                           ? copies * of_slices.WorkspaceBytes({.batch = config.train.micro_batch,
-                                                                .seq_len = slice,
-                                                                .bf16 = bf16,
-                                                                .gpu = gpu})
-                           : 0,
-          .saved_copy = RunsOnGpu(config) ? 0 : copy,
-          .states = config.parallel.row_ranks() == 1
-                        ? 0
-                        : static_cast<double>(config.train.micro_batch) *
-                              of_slices.StateBytesPerRow(bytes_per_element),
-          .pinned_staging = RunsOnGpu(config) ? copy : 0};
+  return {
+      .main_and_optimizer = per_parameter * parameters,
+      .gradients = gradients,
+      // LoRA's A and B are computed with in fp32.
+      .compute_copy = bf16 && !lora ? 2 * parameters : 0,
+      .activations = copies * static_cast<double>(tokens) *
+                     of_rows.ActivationBytesPerToken(bytes_per_element, RecomputeOf(config)),
+      .loss = copies * of_slices.LossBytes(config.train.micro_batch,
+                                           {.bf16 = bf16, .gpu = RunsOnGpu(config)}),
+      // The gradient of the largest target exists while it is passed to A and B.
+      .frozen = bytes_per_element * static_cast<double>(of_lora.frozen_compute + of_lora.targets) +
+                4 * static_cast<double>(of_lora.frozen_fp32 + of_lora.largest_target),
+      .workspace = RunsOnGpu(config)
+                       ? copies * of_slices.WorkspaceBytes({.batch = config.train.micro_batch,
+                                                            .seq_len = slice,
+                                                            .bf16 = bf16,
+                                                            .gpu = gpu})
+                       : 0,
+      .saved_copy = RunsOnGpu(config) ? 0 : copy,
+      .states = config.parallel.row_ranks() == 1
+                    ? 0
+                    : static_cast<double>(config.train.micro_batch) *
+                          of_slices.StateBytesPerRow(bytes_per_element),
+      .pinned_staging = RunsOnGpu(config) ? copy : 0};
 }
 
 PlanTarget CurrentTarget(const RunConfig& config, int world_size, int local_size) {
@@ -203,12 +212,16 @@ std::string PlanText(const RunConfig& config, const model::LanguageModel& model,
   row("mlps", parameters(count.mlp));
   row("norms", parameters(count.norm));
   row("total", Concat(parameters(count.total()), " (", count.total(), ")"));
+  const int64_t trained =
+      config.lora.rank > 0 ? SizesOfLora(config.lora, model).trained : count.total();
+  if (config.lora.rank > 0) row("trained by LoRA", Concat(parameters(trained), " (", trained, ")"));
 
   const MemoryPlan memory = PlanMemory(config, model, world_size);
   out << "memory on each rank\n";
   row("main weights, optimizer", HumanBytes(memory.main_and_optimizer));
   row("gradients and their sums", HumanBytes(memory.gradients));
   row("weights to compute with", HumanBytes(memory.compute_copy));
+  if (memory.frozen > 0) row("frozen weights", HumanBytes(memory.frozen));
   row("activations (estimate)", HumanBytes(memory.activations));
   row("loss: logits, gradients", HumanBytes(memory.loss));
   if (memory.workspace > 0) row("workspace of a kernel", HumanBytes(memory.workspace));
@@ -237,8 +250,8 @@ std::string PlanText(const RunConfig& config, const model::LanguageModel& model,
   } else if (whole > 0) {
     row("epochs", Concat(whole));
   }
-  row("checkpoint", HumanBytes(config.optimizer.saved_bytes_per_parameter() *
-                               static_cast<double>(count.total())));
+  row("checkpoint",
+      HumanBytes(config.optimizer.saved_bytes_per_parameter() * static_cast<double>(trained)));
   out << "\n# the resolved config\n" << ToText(WithDerivedOptions(config));
   return out.str();
 }

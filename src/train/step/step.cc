@@ -32,10 +32,12 @@ std::unique_ptr<dist::Communicator> SplitSums(const RunConfig& config, dist::Ran
 }  // namespace
 
 StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, ParameterArena& arena,
-                       data::TokenSource& source, dist::RankContext& context, Device device)
+                       data::TokenSource& source, dist::RankContext& context, Device device,
+                       Lora* lora)
     : config_(config),
       model_(model),
       arena_(arena),
+      lora_(lora),
       source_(source),
       context_(context),
       device_(device),
@@ -45,7 +47,8 @@ StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, Par
       norm_(OwnGradients(), arena.grads()),
       optimizer_(arena, config.optimizer),
       config_identity_(static_cast<double>(HashBytes(ToText(config)).lo & 0xffffffffu)) {
-  gradients_.Attach(model.parameters());
+  gradients_.Attach(lora == nullptr ? model.parameters() : lora->parameters());
+  if (lora != nullptr) lora->PassGradients();
   // A device that checks each launch gains nothing from graphs.
   if (config.train.cuda_graphs && (!device.is_cuda() || ops::DeviceGraph::IsOn(ToTorch(device))))
     graph_.emplace(ToTorch(device), [this](const eval::BatchTensors& batch) {
@@ -53,6 +56,7 @@ StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, Par
     });
   if (!arena.sliced()) return;
   gather_.emplace(arena.layout(), sums_ ? *sums_ : context.world(), arena.ComputedArrays());
+  if (lora != nullptr) return;  // all parameters are awaited before the first layer
   params_of_layer_.resize(config.model.num_layers + 2);
   for (int param = 0; param < model.parameters().size(); ++param)
     params_of_layer_[1 + model.LayerOf(param)].push_back(param);
@@ -74,10 +78,11 @@ void StepRunner::ShareParameters() {
 
 void StepRunner::AwaitParameters() {
   if (gather_) gather_->AwaitAll();
+  if (lora_ != nullptr && std::exchange(lora_is_stale_, false)) lora_->Refresh();
 }
 
 void StepRunner::AwaitLayer(int64_t layer) {
-  if (!gather_) return;
+  if (!gather_ || lora_ != nullptr) return;
   for (const int param : params_of_layer_[1 + layer]) gather_->Await(param);
 }
 
@@ -242,6 +247,7 @@ StepResult StepRunner::Run(int64_t step, uint64_t& num_updates, const StepScalar
   result.scalars = flags;
   step_ = step + 1;
   const int64_t num_micro = NumMicroBatches(config_, context_.world_size());
+  if (lora_ != nullptr) AwaitParameters();
   losses_.clear();
   for (int64_t micro = 0; micro < num_micro; ++micro) MicroBatch(micro, num_micro, result);
   Reduce(step, result);
@@ -268,6 +274,7 @@ StepResult StepRunner::Run(int64_t step, uint64_t& num_updates, const StepScalar
     Enter("update");
     if (before_update) before_update();
     optimizer_.Update(result.lr, to_mean * result.clip_factor, ++num_updates);
+    lora_is_stale_ = true;
     if (gather_) gather_->Start(ops::CurrentStream(device_));
   }
   result.data_wait_seconds = source_.TakeWaitSeconds();

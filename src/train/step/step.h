@@ -18,6 +18,7 @@
 #include "dist/parameter_gather.h"
 #include "dist/rank_context.h"
 #include "train/config/run_config.h"
+#include "train/lora/lora.h"
 #include "train/step/arena_optimizer.h"
 #include "train/step/gradient_norm.h"
 #include "train/step/gradient_sync.h"
@@ -58,9 +59,11 @@ struct StepResult {
 
 class StepRunner {
  public:
-  // Collective. `source` yields the rows of this rank's group (dist/mesh.h).
+  // Collective. `source` yields the rows of this rank's group (dist/mesh.h). The arena has the
+  // parameters of the model or, if `lora` is not null, those of `lora`.
   StepRunner(const RunConfig& config, model::LanguageModel& model, ParameterArena& arena,
-             data::TokenSource& source, dist::RankContext& context, Device device);
+             data::TokenSource& source, dist::RankContext& context, Device device,
+             Lora* lora = nullptr);
 
   // Runs step number `step` (0-based). `flags` contains this rank's own stop requests; the result
   // contains those of all ranks. `num_updates` counts applied updates and is advanced.
@@ -108,6 +111,7 @@ class StepRunner {
   const RunConfig& config_;
   model::LanguageModel& model_;
   ParameterArena& arena_;
+  Lora* const lora_;  // null: all weights are trained
   data::TokenSource& source_;
   dist::RankContext& context_;
   Device device_;
@@ -122,6 +126,7 @@ class StepRunner {
   std::vector<at::Tensor> losses_;                 // [2] of a micro-batch: its loss and z loss
   std::optional<MicroBatchGraph> graph_;           // with train.cuda_graphs
   std::vector<std::vector<int>> params_of_layer_;  // by LanguageModel::LayerOf + 1
+  bool lora_is_stale_ = true;                      // its A or B changed after the last Refresh
   double config_identity_;  // low 32 bits of the config's hash, exact in fp64
 };
 
