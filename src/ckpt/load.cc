@@ -1,14 +1,15 @@
 // CheckpointStore::Load: loads the newest step whose bytes all verify, or throws. Rank 0 reads
-// names and manifests. Each rank reads its slice of the arena and verifies it block by block. Then
-// the slices are gathered, so that the step is read once for any world size.
+// names and manifests. The ranks read and verify each stored block once, and send its elements to
+// the ranks whose slices they are in. Arrays that are whole on every rank are then gathered.
 #include <algorithm>
 #include <charconv>
-#include <chrono>
-#include <thread>
+#include <optional>
+#include <utility>
 
 #include "ckpt/agreement.h"
 #include "ckpt/collective.h"
 #include "ckpt/damage.h"
+#include "ckpt/retries.h"
 #include "ckpt/slice_reader.h"
 #include "ckpt/step_dir.h"
 #include "ckpt/step_files.h"
@@ -22,23 +23,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kReadAttempts = 3;
-
-// Retries, because a stalled mount may come back. The data is verified in any case.
-template <typename Action>
-auto WithRetries(const Action& action) {
-  for (int attempt = 1;; ++attempt) {
-    try {
-      return action();
-    } catch (const Error& error) {
-      if (error.code() != ExitCode::kCheckpointIo || attempt == kReadAttempts) throw;
-      HL_WARN("ckpt", "reading failed, attempt ", attempt, " of ", kReadAttempts, ": ",
-              error.what());
-      std::this_thread::sleep_for(std::chrono::milliseconds(100 << attempt));
-    }
-  }
-}
-
 // A damaged step that a load skipped.
 struct Passed {
   uint64_t step = 0;
@@ -49,8 +33,12 @@ struct Passed {
 class LoadSession {
  public:
   LoadSession(const fs::path& dir, dist::Communicator& control, const Expectation& expectation,
-              const ArenaView& arena)
-      : dir_(dir), control_(control), expectation_(expectation), arena_(arena) {}
+              const ArenaView& arena, const std::function<ArenaView()>& allocate)
+      : dir_(dir),
+        control_(control),
+        expectation_(expectation),
+        arena_(arena),
+        allocate_(allocate) {}
 
   std::optional<LoadReport> Newest();
   LoadReport Exactly(const fs::path& step_dir);
@@ -72,7 +60,8 @@ class LoadSession {
   const fs::path& dir_;
   dist::Communicator& control_;
   const Expectation& expectation_;
-  const ArenaView& arena_;
+  ArenaView arena_;
+  std::function<ArenaView()> allocate_;  // empty: `arena_` has memory
   std::string manifest_hash_;
 };
 
@@ -157,11 +146,13 @@ Manifest LoadSession::FetchManifest(const fs::path& step_dir) {
 }
 
 void LoadSession::ReadArrays(const fs::path& step_dir, const Manifest& manifest) {
-  OnEveryRank(control_, {"ckpt_read", 0}, [&] {
-    const SliceReader reader(step_dir, manifest, arena_, control_.rank());
-    WithRetries([&] { reader.Read(); });
+  std::optional<SliceReader> reader;
+  OnEveryRank(control_, {"ckpt_plan", 0}, [&] {
+    if (allocate_) arena_ = std::exchange(allocate_, {})();
+    WithRetries([&] { reader.emplace(step_dir, manifest, arena_, control_); });
     return std::string();
   });
+  reader->Read();
   GatherArrays();
   CompareArrays();
 }
@@ -337,10 +328,11 @@ ResumeRequest ParseResume(const std::string& text) {
 
 std::optional<LoadReport> CheckpointStore::Load(const ResumeRequest& request,
                                                 const Expectation& expectation,
-                                                const ArenaView& arena) {
+                                                const ArenaView& arena,
+                                                const std::function<ArenaView()>& allocate) {
   HL_CHECK(arena.layout->num_slices() == control_.size(), "the arena has ",
            arena.layout->num_slices(), " slices for ", control_.size(), " ranks");
-  LoadSession session(dir_, control_, expectation, arena);
+  LoadSession session(dir_, control_, expectation, arena, allocate);
   if (request.mode == ResumeMode::kNone) session.RefuseExisting();
   session.CleanUp();
   if (request.mode == ResumeMode::kNone || request.mode == ResumeMode::kAuto) {

@@ -1,44 +1,47 @@
-// One rank's part of a load: reads its slice of each array of the arena from the fragments that
-// contain it. Any world size can read the files of any other, by interval arithmetic over the
-// elements of each tensor.
+// A load of a step over all ranks: every stored block is read and verified once, by one rank, and
+// its elements go to the ranks whose slices they are in. Any number of ranks can load the files of
+// any other.
 #pragma once
 
 #include <filesystem>
+#include <memory>
 #include <vector>
 
 #include "ckpt/manifest.h"
+#include "ckpt/scatter_plan.h"
 #include "ckpt/state.h"
+#include "ckpt/step_files.h"
+#include "dist/communicator.h"
 
 namespace halflife::ckpt {
 
-// Borrows its arguments. Throws the errors of StepFiles.
+constexpr uint64_t kRoundBytes = 64ull << 20;  // that a rank reads between two exchanges
+
+// Borrows its arguments. All functions are collective, and rank r of the group has slice r.
 class SliceReader {
  public:
   SliceReader(const std::filesystem::path& step_dir, const Manifest& manifest,
-              const ArenaView& arena, int slice);
+              const ArenaView& arena, dist::Communicator& comm, uint64_t round_bytes = kRoundBytes);
 
   // Fills the slice: what is stored, verified block by block; zeros where nothing is (padding, and
-  // the optimizer state of a step without one). DamageError also for a NaN in main.
-  void Read() const;
+  // the optimizer state of a step without one). All ranks throw the same error of StepFiles, or
+  // DamageError for a NaN in main. Reading is attempted several times before an I/O error counts.
+  void Read();
+
+  uint64_t bytes_read() const { return files_.bytes_read(); }
 
  private:
-  // A range of one stored fragment and its destination.
-  struct Piece {
-    const TensorEntry* tensor;
-    const StoredFragment* fragment;
-    int64_t begin, end;  // elements of the tensor
-    float* out;
-  };
   void ClearSlice() const;
-  std::vector<Piece> Plan() const;
-  int64_t PlanRange(const TensorEntry& tensor, const ArenaArray& array, const dist::Fragment& range,
-                    std::vector<Piece>* pieces) const;
-  static void CheckNoNan(const Piece& piece);
+  void ReadRound(int round);
+  void ExchangeRound(int round);
 
-  const std::filesystem::path& step_dir_;
-  const Manifest& manifest_;
   const ArenaView& arena_;
-  int slice_;
+  dist::Communicator& comm_;
+  const ScatterPlan plan_;
+  const StepFiles files_;
+  const std::unique_ptr<char[]> block_;       // one block
+  std::vector<std::vector<float>> outgoing_;  // of the round, by rank
+  size_t next_read_ = 0, next_receive_ = 0;   // positions in the plan
 };
 
 }  // namespace halflife::ckpt

@@ -78,6 +78,7 @@ void StepFiles::ReadAt(int file, uint64_t offset, char* out, uint64_t bytes) con
     out += n;
     offset += static_cast<uint64_t>(n);
     bytes -= static_cast<uint64_t>(n);
+    bytes_read_ += static_cast<uint64_t>(n);
   }
 }
 

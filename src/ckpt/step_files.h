@@ -5,6 +5,7 @@
 // the system.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <filesystem>
 #include <map>
@@ -38,6 +39,7 @@ class StepFiles {
   // Verifies every byte of a file: size, header, each block, then the hash of the whole.
   void CheckWholeFile(int file) const;
   const Manifest& manifest() const { return manifest_; }
+  uint64_t bytes_read() const { return bytes_read_; }  // so far
   // Drops the file's clean pages from the page cache, so that the next read accesses the disk.
   void ForgetCached(int file) const;
 
@@ -51,6 +53,7 @@ class StepFiles {
   std::filesystem::path dir_;
   const Manifest& manifest_;
   Fd dir_fd_;
+  mutable std::atomic<uint64_t> bytes_read_ = 0;
   mutable std::mutex mutex_;
   mutable std::vector<std::shared_ptr<const Fd>> fds_;  // By file index.
   mutable std::deque<int> open_;                        // In the order in which files were opened.

@@ -90,8 +90,12 @@ class CheckpointStore {
   // - kCheckpointIo if reading fails.
   // If a step was requested by name, the run continues from it: newer steps of this folder are
   // renamed to step_N.superseded, or all of them if the step is in another folder.
+  //
+  // With `allocate`, the arrays of `arena` need no memory. It is called before the first step is
+  // read, and returns the same arrays with memory.
   std::optional<LoadReport> Load(const ResumeRequest& request, const Expectation& expectation,
-                                 const ArenaView& arena);
+                                 const ArenaView& arena,
+                                 const std::function<ArenaView()>& allocate = {});
 
   // Rank 0 calls `check` before writing and before publishing, to check that it still owns the run
   // folder. `check` throws if it does not.

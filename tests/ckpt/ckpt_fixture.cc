@@ -8,6 +8,8 @@
 #include <mutex>
 #include <random>
 
+#include "ckpt/shard_writer.h"
+#include "ckpt/stored_layout.h"
 #include "core/concat.h"
 #include "core/philox.h"
 #include "dist/local_communicator.h"
@@ -69,6 +71,20 @@ std::string TestArena::DifferenceFrom(uint64_t seed, bool with_states) const {
       if (std::memcmp(&found[i], &expected[i], 4) == 0) continue;
       return Concat(kNames[array], " element ", i, " of the arena: ", found[i], " instead of ",
                     expected[i]);
+    }
+  }
+  return "";
+}
+
+std::string TestArena::SliceDifferenceFrom(uint64_t seed, int slice) const {
+  for (size_t array = 0; array < arrays_.size(); ++array) {
+    const std::vector<float> expected = Expected(seed, array);
+    for (const dist::Bucket& bucket : layout_.buckets()) {
+      const auto range = layout_.SliceOf(bucket, slice);
+      for (int64_t i = range.arena_begin; i < range.arena_begin + range.count; ++i)
+        if (std::memcmp(&arrays_[array][i], &expected[i], 4) != 0)
+          return Concat(kNames[array], " element ", i, " of the arena: ", arrays_[array][i],
+                        " instead of ", expected[i]);
     }
   }
   return "";
@@ -142,6 +158,34 @@ Expectation MatchingExpectation() {
           .model_config_json = state.model_config_json,
           .trajectory = state.trajectory,
           .allow_change = {}};
+}
+
+Manifest DerivedManifest(const std::vector<dist::ParamSpec>& specs, int num_slices) {
+  const dist::ParameterLayout layout(
+      specs, {.first_bucket_bytes = 4096, .bucket_bytes = 1 << 20, .num_slices = num_slices});
+  const std::vector<std::string> arrays = {kMainArray, "optim/m"};
+  Manifest manifest;
+  manifest.state = MakeState(9);
+  manifest.attempt = "0123abcd";
+  manifest.tensors = TensorEntries(layout);
+  manifest.arrays = ArrayEntries(layout, arrays);
+  std::vector<FileEntry> files;
+  for (int rank = 0; rank < num_slices; ++rank) {
+    const ShardPlan plan = PlanShard(layout, arrays, rank);
+    const std::string header =
+        MakeHeader(plan, {.step = 9, .rank = rank, .attempt = manifest.attempt});
+    uint64_t table = 0;
+    for (const ShardPiece& piece : plan.pieces)
+      table += kHashBytes * NumBlocks(4 * (piece.end - piece.begin), kBlockBytes);
+    files.push_back({.name = ShardName(rank),
+                     .rank = rank,
+                     .bytes = header.size() + plan.data_bytes() + table,
+                     .data_offset = header.size(),
+                     .header_hash = HashBytes(header),
+                     .slice = rank});
+  }
+  SetFiles(std::move(files), layout, &manifest);
+  return manifest;
 }
 
 SaveReport SaveStep(const fs::path& run, const SaveOptions& options,

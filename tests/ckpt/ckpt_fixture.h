@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "ckpt/manifest.h"
 #include "ckpt/store.h"
 #include "support/temp_dir.h"
 
@@ -28,6 +29,8 @@ class TestArena {
   // Describes the first element that differs from Fill(seed). Empty: all agree. Padding must be
   // zero.
   std::string DifferenceFrom(uint64_t seed, bool with_states = true) const;
+  // The same for the elements of one slice.
+  std::string SliceDifferenceFrom(uint64_t seed, int slice) const;
   ArenaView view();
   // Main weights only.
   ArenaView weights() { return {&layout_, {view().arrays[0]}}; }
@@ -47,6 +50,9 @@ std::vector<dist::ParamSpec> RandomSpecs(uint64_t seed);
 
 StepState MakeState(uint64_t step);
 Expectation MatchingExpectation();
+
+// A manifest of schema 3, with two arrays, for files of `num_slices` ranks that were never written.
+Manifest DerivedManifest(const std::vector<dist::ParamSpec>& specs, int num_slices);
 
 struct SaveOptions {
   int world = 1;

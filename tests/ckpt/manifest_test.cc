@@ -43,35 +43,6 @@ Manifest GoodManifest() {
   return manifest;
 }
 
-// A manifest of schema 3 for files of `num_slices` ranks that were never written.
-Manifest DerivedManifest(const std::vector<dist::ParamSpec>& specs, int num_slices) {
-  const dist::ParameterLayout layout(
-      specs, {.first_bucket_bytes = 4096, .bucket_bytes = 1 << 20, .num_slices = num_slices});
-  const std::vector<std::string> arrays = {kMainArray, "optim/m"};
-  Manifest manifest;
-  manifest.state = MakeState(9);
-  manifest.attempt = "0123abcd";
-  manifest.tensors = TensorEntries(layout);
-  manifest.arrays = ArrayEntries(layout, arrays);
-  std::vector<FileEntry> files;
-  for (int rank = 0; rank < num_slices; ++rank) {
-    const ShardPlan plan = PlanShard(layout, arrays, rank);
-    const std::string header =
-        MakeHeader(plan, {.step = 9, .rank = rank, .attempt = manifest.attempt});
-    uint64_t table = 0;
-    for (const ShardPiece& piece : plan.pieces)
-      table += kHashBytes * NumBlocks(4 * (piece.end - piece.begin), kBlockBytes);
-    files.push_back({.name = ShardName(rank),
-                     .rank = rank,
-                     .bytes = header.size() + plan.data_bytes() + table,
-                     .data_offset = header.size(),
-                     .header_hash = HashBytes(header),
-                     .slice = rank});
-  }
-  SetFiles(std::move(files), layout, &manifest);
-  return manifest;
-}
-
 // Applies `change` to the message and frames the result with a valid hash.
 std::string Reframed(const std::string& bytes, const std::function<void(pb::Manifest*)>& change) {
   pb::Manifest message;

@@ -202,6 +202,23 @@ TEST(ExchangePlan, ScalarsOfManyRanksTakeATreeWithTheBitsOfOneRound) {
   EXPECT_EQ(tree, 2 * 1023);
 }
 
+// The votes of a save: the parts go up to rank 0 and its verdict goes down to all.
+TEST(ExchangePlan, AVoteOfManyRanksTakesFourMessagesPerRank) {
+  constexpr int kRanks = 1024;
+  int64_t num_messages = 0;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    Catcher catcher(rank, kRanks);
+    catcher.on_issue = [&](const Request& request) {
+      const ExchangePlan plan = MakeExchangePlan(request, rank, kRanks, {});
+      for (int64_t chain = 0; chain < plan.num_chains; ++chain)
+        for (const Round& round : plan.make_chain(chain)) num_messages += std::ssize(round.sends);
+    };
+    GatherBytes(catcher, "vote", {"vote", 0});
+    BroadcastBytes(catcher, "verdict", 0, {"vote", 0});
+  }
+  EXPECT_EQ(num_messages, 4 * (kRanks - 1));
+}
+
 TEST(ExchangePlan, NeverExceedsThePieceOfAMessage) {
   // The 3 GiB are never accessed. Only the plan's 64-bit arithmetic is tested.
   constexpr int64_t kCount = int64_t{3} << 30;

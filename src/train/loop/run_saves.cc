@@ -1,18 +1,15 @@
 #include "train/loop/run_saves.h"
 
-#include <ATen/ops/empty.h>
-
 #ifdef HALFLIFE_WITH_CUDA
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 #endif
-
-#include <cstring>
 
 #include "core/concat.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "core/threads.h"
-#include "ops/torch/tensor_ref.h"
 
 namespace halflife::train {
 namespace {
@@ -60,23 +57,36 @@ bool SavePolicy::GoesOnAfter(ExitCode failure) {
   return failure == ExitCode::kCheckpointIo && on_error_ != "stop" && failed_in_a_row_ < 2;
 }
 
-// The copies of CUDA arrays run on the compute stream, so an update behind them need not wait. The
-// thread waits for the event after them.
+// Runs the copies of CUDA arrays on a stream of their own, beside the next forward and backward.
+// The thread of the save waits for the event after them.
 class BackgroundSave::DeviceCopy {
  public:
 #ifdef HALFLIFE_WITH_CUDA
-  explicit DeviceCopy(at::Device device) : device_(device.index()) {
-    Check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
+  explicit DeviceCopy(at::Device device)
+      : stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index())) {
+    Check(cudaEventCreateWithFlags(&ready_, cudaEventDisableTiming));
+    Check(cudaEventCreateWithFlags(&copied_, cudaEventDisableTiming));
   }
-  ~DeviceCopy() { cudaEventDestroy(event_); }
-  void Mark(const at::Tensor& on_device) {
-    Check(cudaEventRecord(event_, ops::CurrentStream(ops::RefOf(on_device).device)));
+  ~DeviceCopy() {
+    cudaEventDestroy(ready_);
+    cudaEventDestroy(copied_);
+  }
+  // The copies begin after the work that the current stream has now.
+  void Run(HostSlices& slices) {
+    Check(cudaEventRecord(ready_, c10::cuda::getCurrentCUDAStream(stream_.device_index())));
+    Check(cudaStreamWaitEvent(stream_, ready_, 0));
+    const c10::cuda::CUDAStreamGuard guard(stream_);
+    slices.CopyFromArena();
+    Check(cudaEventRecord(copied_, stream_));
+  }
+  void HoldBackCurrentStream() {
+    Check(cudaStreamWaitEvent(c10::cuda::getCurrentCUDAStream(stream_.device_index()), copied_, 0));
   }
   // The caller is a separate thread whose current device is the first GPU. Waiting there would open
   // a context on it, which takes half a GiB per rank.
   void Await() {
-    Check(cudaSetDevice(device_));
-    Check(cudaEventSynchronize(event_));
+    Check(cudaSetDevice(stream_.device_index()));
+    Check(cudaEventSynchronize(copied_));
   }
 
  private:
@@ -84,19 +94,23 @@ class BackgroundSave::DeviceCopy {
     HL_CHECK_AS(ExitCode::kEnvironment, error == cudaSuccess,
                 "copying a step to the host: ", cudaGetErrorString(error));
   }
-  int device_;
-  cudaEvent_t event_ = nullptr;
+  const c10::cuda::CUDAStream stream_;
+  cudaEvent_t ready_ = nullptr, copied_ = nullptr;
 #else
   explicit DeviceCopy(at::Device) {}
-  void Mark(const at::Tensor&) {}
+  void Run(HostSlices&) {}
+  void HoldBackCurrentStream() {}
   void Await() {}
 #endif
 };
 
 BackgroundSave::BackgroundSave(ckpt::CheckpointStore& store, dist::Communicator& comm,
                                ParameterArena& arena)
-    : store_(store), comm_(comm), arena_(arena), exceptions_(std::uncaught_exceptions()) {
-  if (arena.main().is_cuda()) device_copy_ = std::make_unique<DeviceCopy>(arena_.main().device());
+    : store_(store),
+      comm_(comm),
+      exceptions_(std::uncaught_exceptions()),
+      slices_(arena, comm.rank()) {
+  if (arena.main().is_cuda()) device_copy_ = std::make_unique<DeviceCopy>(arena.main().device());
 }
 
 BackgroundSave::~BackgroundSave() {
@@ -104,16 +118,6 @@ BackgroundSave::~BackgroundSave() {
   if (comm_.size() > 1 && std::uncaught_exceptions() > exceptions_)
     comm_.Abort("this rank failed while a step was saved");
   thread_.join();
-}
-
-ckpt::ArenaView BackgroundSave::View() {
-  ckpt::ArenaView view = {.layout = &arena_.layout(), .arrays = {}};
-  const std::vector<ParameterArena::StoredArray> arrays = arena_.stored_arrays();
-  for (size_t i = 0; i < arrays.size(); ++i)
-    view.arrays.push_back({.name = arrays[i].name,
-                           .data = copies_[i].mutable_data_ptr<float>(),
-                           .sliced_end = arena_.layout().num_elements()});
-  return view;
 }
 
 void BackgroundSave::Begin(ckpt::StepState state) {
@@ -124,15 +128,9 @@ void BackgroundSave::Begin(ckpt::StepState state) {
   failure_ = nullptr;
   ended_ = false;
   is_copied_ = false;
-  copies_.resize(arena_.stored_arrays().size());
-  for (at::Tensor& copy : copies_) {
-    if (copy.defined()) continue;
-    const int64_t held = arena_.layout().num_held(arena_.layout().num_elements());
-    copy = at::empty({held}, at::TensorOptions(at::kFloat).pinned_memory(device_copy_ != nullptr));
-  }
+  slices_.Allocate();
   if (device_copy_) {
-    CopyOwnSlices();
-    device_copy_->Mark(arena_.main());
+    device_copy_->Run(slices_);
     is_copied_ = true;
   }
   thread_ = StartThread([this, rank = log::RankOfThisThread()] {
@@ -142,39 +140,17 @@ void BackgroundSave::Begin(ckpt::StepState state) {
   report_.blocked_seconds = clock_.Seconds();
 }
 
-// Copies this rank's slice of each bucket, wherever an array stores it.
-void BackgroundSave::CopyOwnSlices() {
-  const dist::ParameterLayout& layout = arena_.layout();
-  const std::vector<ParameterArena::StoredArray> arrays = arena_.stored_arrays();
-  for (size_t i = 0; i < copies_.size(); ++i) {
-    const auto& [name, array, sliced_end] = arrays[i];
-    for (const dist::Bucket& bucket : layout.buckets()) {
-      const auto range = layout.SliceOf(bucket, comm_.rank());
-      const int64_t from = layout.PlaceOf(
-          {.arena_begin = range.arena_begin, .slice_begin = range.slice_begin}, sliced_end);
-      if (device_copy_) {
-        copies_[i]
-            .narrow(0, range.slice_begin, range.count)
-            .copy_(array->narrow(0, from, range.count), /*non_blocking=*/true);
-      } else {  // Does not use LibTorch, whose threads belong to the step.
-        std::memcpy(copies_[i].mutable_data_ptr<float>() + range.slice_begin,
-                    array->const_data_ptr<float>() + from, range.count * sizeof(float));
-      }
-    }
-  }
-}
-
 void BackgroundSave::Run() {
   try {
     if (device_copy_) {
       device_copy_->Await();
     } else {
-      CopyOwnSlices();
+      slices_.CopyFromArena();
       const std::lock_guard lock(mutex_);
       is_copied_ = true;
     }
     copied_.notify_all();
-    report_.save = store_.Save(View(), state_);
+    report_.save = store_.Save(slices_.View(), state_);
     report_.save.seconds = clock_.Seconds();
   } catch (...) {
     failure_ = std::current_exception();
@@ -183,6 +159,7 @@ void BackgroundSave::Run() {
 }
 
 void BackgroundSave::AwaitCopy() {
+  if (device_copy_ && under_way()) return device_copy_->HoldBackCurrentStream();
   const Stopwatch watch;
   std::unique_lock lock(mutex_);
   if (is_copied_) return;

@@ -1,8 +1,6 @@
 // How a run saves: when (SavePolicy), and while training continues (BackgroundSave).
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -18,6 +16,7 @@
 #include "core/clock.h"
 #include "core/exit_code.h"
 #include "train/config/run_config.h"
+#include "train/loop/host_slices.h"
 #include "train/step/parameter_arena.h"
 
 namespace halflife::train {
@@ -66,7 +65,7 @@ class SavePolicy {
 // Saves a step while training continues. A separate thread copies this rank's part of the step
 // during the next forward and backward, which only read it, and then passes the copy through the
 // phases of the store. The update after that backward waits for the copy. On a GPU, Begin enqueues
-// the copy on the compute stream instead, and no update waits for it.
+// the copy on a stream of its own, and the host does not wait for it.
 class BackgroundSave {
  public:
   struct Report {
@@ -86,7 +85,8 @@ class BackgroundSave {
 
   // No save may be in progress. All ranks begin the same saves.
   void Begin(ckpt::StepState state);
-  // Returns when the arena may change.
+  // Returns when the arena may change. On a GPU, holds back later work of the current stream until
+  // the arena has been copied.
   void AwaitCopy();
   bool under_way() const { return thread_.joinable(); }
   bool ended() const { return ended_; }
@@ -97,18 +97,12 @@ class BackgroundSave {
   class DeviceCopy;
 
   void Run();
-  void CopyOwnSlices();
-  ckpt::ArenaView View();
 
   ckpt::CheckpointStore& store_;
   dist::Communicator& comm_;
-  ParameterArena& arena_;
   const int exceptions_;
   std::unique_ptr<DeviceCopy> device_copy_;  // Null on the CPU.
-  // One copy per array of arena.stored_arrays(), [layout.num_held(everything)] fp32 on the host,
-  // reused by all saves. They are separate allocations because an allocation of pinned memory is
-  // rounded up to a power of two.
-  std::vector<at::Tensor> copies_;
+  HostSlices slices_;                        // Reused by all saves.
   ckpt::StepState state_;
   Report report_;
   std::exception_ptr failure_;

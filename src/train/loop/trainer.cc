@@ -17,6 +17,7 @@
 #include "core/log.h"
 #include "core/versions.h"
 #include "model/model_cost.h"
+#include "ops/torch/tensor_ref.h"
 #include "train/config/plan.h"
 #include "train/loop/lora_base.h"
 #include "train/loop/run_guards.h"
@@ -176,26 +177,46 @@ ckpt::StepState Trainer::CurrentState(bool final) const {
   return state;
 }
 
-ckpt::ArenaView Trainer::HostArena() {
+// The arrays of an arena on the CPU.
+ckpt::ArenaView Trainer::InPlaceArena() {
   ckpt::ArenaView view = {.layout = &arena_->layout(), .arrays = {}};
-  host_copies_.clear();
-  for (const auto& [name, tensor, sliced_end] : arena_->stored_arrays()) {
-    host_copies_.push_back(tensor->cpu());
-    view.arrays.push_back({.name = name,
-                           .data = host_copies_.back().mutable_data_ptr<float>(),
-                           .sliced_end = sliced_end});
-  }
+  for (const auto& [name, tensor, sliced_end] : arena_->stored_arrays())
+    view.arrays.push_back(
+        {.name = name, .data = tensor->mutable_data_ptr<float>(), .sliced_end = sliced_end});
   return view;
 }
 
 void Trainer::FinishLoad() {
   const c10::AutoGradMode no_grad(false);
-  const std::vector<ParameterArena::StoredArray> arrays = arena_->stored_arrays();
-  for (size_t i = 0; i < arrays.size(); ++i) {
-    if (!arrays[i].tensor->is_cpu()) arrays[i].tensor->copy_(host_copies_[i]);
+  if (loaded_) {
+    loaded_->CopyToArena();
+    loaded_.reset();
+    GatherWholeArrays();
   }
-  host_copies_.clear();
   arena_->RefreshComputeCopy();
+}
+
+// Completes the arrays that are whole on every rank from the slices that the ranks have loaded.
+void Trainer::GatherWholeArrays() {
+  if (context_.world_size() == 1) return;
+  const dist::ProcessGroup group = mesh_.SumGroup();
+  const std::unique_ptr<dist::Communicator> own =
+      group.is_world ? nullptr : dist::Split(context_.world(), group);
+  dist::Communicator& ranks = own ? *own : context_.world();
+  const cudaStream_t stream = ops::CurrentStream(device_);
+  for (const auto& [name, tensor, sliced_end] : arena_->stored_arrays()) {
+    int index = 0;
+    for (const dist::Bucket& bucket : arena_->layout().buckets()) {
+      if (bucket.end <= sliced_end) continue;
+      const int64_t place = arena_->layout().PlaceOf({.arena_begin = bucket.begin}, sliced_end);
+      const int64_t count = bucket.end - bucket.begin, part = count / ranks.size();
+      const TensorRef whole = ops::RefOf(tensor->narrow(0, place, count));
+      ranks
+          .AllGather(whole.Slice(ranks.rank() * part, part), whole, {"ckpt_gather", index++},
+                     stream)
+          .WaitOn(stream);
+    }
+  }
 }
 
 // Returns the names that a checkpoint can be compared by, without the fields that may differ
@@ -229,6 +250,8 @@ void Trainer::Resume(const TrainOptions& options) {
                 "Changing it would skip or repeat some. Start another run instead.");
   }
   const ckpt::StepState expected = CurrentState(false);
+  // A fresh start needs no host memory for the model, and a resume only for the own slices.
+  if (device_.is_cuda()) loaded_ = std::make_unique<HostSlices>(*arena_, store_comm_->rank());
   const auto loaded =
       store_->Load(options.resume,
                    {.model_family = expected.model_family,
@@ -241,7 +264,9 @@ void Trainer::Resume(const TrainOptions& options) {
                     .trajectory_defaults = TrajectoryFields(RunConfig()),
                     .allow_change = FieldsToChange(options.allow_change, expected),
                     .max_step = static_cast<uint64_t>(config_.train.steps)},
-                   HostArena());
+                   loaded_ ? loaded_->View() : InPlaceArena(),
+                   loaded_ ? [this] { loaded_->Allocate(); return loaded_->View(); }
+                           : std::function<ckpt::ArenaView()>());
   if (loaded) {
     FinishLoad();
     state_ = loaded->state;
@@ -250,7 +275,7 @@ void Trainer::Resume(const TrainOptions& options) {
     HL_INFO("train", "resumed from ", loaded->path.string(), ", step ", state_.step);
     if (lora_ && context_.rank() == 0) CopyLoraBase(loaded->path, folder_.path());
   } else {
-    host_copies_.clear();
+    loaded_.reset();
     Start(options);
   }
   if (lora_) LoadLoraBase();
@@ -471,17 +496,20 @@ void Trainer::AwaitSaveOfEnd() {
   }
 }
 
-// Saves the arena itself, which does not change meanwhile.
+// Saves an arena on the CPU itself, which does not change meanwhile.
 void Trainer::SaveNow(bool must_succeed, bool final) {
   AwaitSave();
   Heartbeat("save");
   EndSave(must_succeed, [&] {
+    if (device_.is_cuda()) {
+      save_->Begin(CurrentState(final));
+      return save_->Finish();
+    }
     const int64_t begin_us = UnixMicroseconds();
-    const auto report = store_->Save(HostArena(), CurrentState(final));
+    const auto report = store_->Save(InPlaceArena(), CurrentState(final));
     return BackgroundSave::Report{static_cast<int64_t>(state_.step), report, report.seconds,
                                   begin_us};
   });
-  host_copies_.clear();
 }
 
 void Trainer::SaveIfDue(bool requested) {

@@ -94,8 +94,9 @@ class Trainer {
   ExitCode Finish();
   ExitCode Train();
   void LogSamples(const StepResult& result);
-  ckpt::ArenaView HostArena();
+  ckpt::ArenaView InPlaceArena();
   void FinishLoad();
+  void GatherWholeArrays();
   ckpt::StepState CurrentState(bool final) const;
 
   RunConfig config_;
@@ -124,8 +125,7 @@ class Trainer {
   const ckpt::Versions versions_;
   // The part of a save that is not arrays: step, cursor, guard and last metrics.
   ckpt::StepState state_;
-  // Host copies of the device's arrays, during a foreground save or a load.
-  std::vector<at::Tensor> host_copies_;
+  std::unique_ptr<HostSlices> loaded_;  // On a GPU, during a load.
   // Banners of the checkpoints that were skipped on resume.
   std::vector<std::string> damage_;
   SavePolicy save_policy_;

@@ -76,6 +76,32 @@ struct Rank {
     EXPECT_EQ(wrong, 0);
   }
 
+  // Loads the stored step as a rank on a GPU does: into host memory for its slices, which are then
+  // copied into the arena.
+  void ExpectSlicesLoad(uint64_t step, float salt) {
+    Fill(-1);
+    HostSlices slices(arena, group->rank());
+    EXPECT_EQ(slices.bytes(), 0);
+    const auto loaded =
+        store.Load({.mode = ckpt::ResumeMode::kAuto}, {.model_family = "test"}, slices.View(), [&] {
+          slices.Allocate();
+          return slices.View();
+        });
+    ASSERT_TRUE(loaded);
+    EXPECT_EQ(loaded->state.step, step);
+    EXPECT_EQ(slices.bytes(), 3 * 4 * arena.layout().num_elements() / group->size());
+    slices.CopyToArena();
+    int64_t wrong = 0;
+    const auto stored = arena.stored_arrays();
+    for (size_t array = 0; array < stored.size(); ++array)
+      for (const dist::Fragment& part : arena.layout().SliceFragments(group->rank()))
+        for (int64_t i = 0; i < part.end - part.begin; ++i)
+          wrong += stored[array].tensor->const_data_ptr<float>()
+                       [arena.layout().PlaceOf(part, stored[array].sliced_end) + i] !=
+                   Value(static_cast<int>(array), part.arena_begin + i, salt);
+    EXPECT_EQ(wrong, 0);
+  }
+
   static ckpt::StepState State(uint64_t step) {
     ckpt::StepState state;
     state.step = step;
@@ -112,6 +138,7 @@ TEST(BackgroundSave, SavesTheStepThatWas) {
           EXPECT_GT(report.save.bytes, 0u);
           EXPECT_GT(report.save.seconds, 0);
           rank.ExpectSaved(step, static_cast<float>(10 * step));
+          rank.ExpectSlicesLoad(step, static_cast<float>(10 * step));
         }
       });
     }

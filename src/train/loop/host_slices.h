@@ -1,0 +1,42 @@
+// Host copies of the slices that this rank stores in a checkpoint: one [num_held(everything)] fp32
+// array per stored array of the arena. Saves copy the slices out while training goes on, and a load
+// on a GPU reads into them, so that no rank ever needs host memory for the whole model.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "ckpt/state.h"
+#include "train/step/parameter_arena.h"
+
+namespace halflife::train {
+
+class HostSlices {
+ public:
+  // `arena` is borrowed; `slice` is this rank's. Takes no memory before Allocate.
+  HostSlices(ParameterArena& arena, int slice) : arena_(arena), slice_(slice) {}
+
+  // Allocates the arrays, once. They are separate because an allocation of pinned memory is rounded
+  // up to a power of two. The memory is pinned if the arena is on a GPU.
+  void Allocate();
+  // The names of the arrays, and their memory if it is allocated.
+  ckpt::ArenaView View();
+  // Copies the slices from the arena. On a GPU, queues the copies on the current stream.
+  void CopyFromArena();
+  // Copies the slices into the arena. On a GPU, later work of the current stream sees them, and the
+  // host memory may be changed or freed at once.
+  void CopyToArena();
+  int64_t bytes() const;
+
+ private:
+  // Calls copy(part of the host array, part of the arena's array) for each bucket of each array.
+  template <typename Copy>
+  void ForEachPart(const Copy& copy);
+
+  ParameterArena& arena_;
+  const int slice_;
+  std::vector<at::Tensor> arrays_;  // as arena_.stored_arrays()
+};
+
+}  // namespace halflife::train
