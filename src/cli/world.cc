@@ -40,15 +40,19 @@ bool IsOutOfMemory(const c10::Error& error) {
          text.find("DefaultCPUAllocator") != std::string::npos;
 }
 
+Failure FailureOfCollective(const dist::CommError& error) {
+  const bool echo = error.kind() == dist::CommFailure::Kind::kPeerLost ||
+                    error.kind() == dist::CommFailure::Kind::kAborted;
+  return {error.code(), error.what(), echo};
+}
+
 }  // namespace
 
 Failure DescribeFailure(const std::exception_ptr& thrown) {
   try {
     std::rethrow_exception(thrown);
   } catch (const dist::CommError& error) {
-    const bool echo = error.kind() == dist::CommFailure::Kind::kPeerLost ||
-                      error.kind() == dist::CommFailure::Kind::kAborted;
-    return {error.code(), error.what(), echo};
+    return FailureOfCollective(error);
   } catch (const Error& error) {
     return {error.code(), error.what()};
   } catch (const std::filesystem::filesystem_error& error) {
@@ -70,24 +74,32 @@ namespace {
 // A collective that timed out knows which ranks it waited for. Their flight records say what those
 // ranks do instead.
 void AddFlight(dist::RankContext& context, Failure* failure) {
-  const std::filesystem::path record = context.flight().path();
-  if (failure->code != ExitCode::kTimeout || record.empty()) return;
-  const std::string late = dist::WhoIsLate(record.parent_path());
+  const std::filesystem::path folder = context.flight().Folder();
+  if (failure->code != ExitCode::kTimeout || folder.empty()) return;
+  const std::string late = dist::WhoIsLate(folder);
   if (late.empty()) return;
-  failure->text +=
-      Concat("; ", late, " (more: `halflife inspect ", record.parent_path().string(), "`)");
+  failure->text += Concat("; ", late, " (more: `halflife inspect ", folder.string(), "`)");
 }
 
 // State that the ranks of this process share when they fail.
 struct Ending {
   std::atomic<bool> has_cause{false};  // one of them failed first, and will end the process
+  std::atomic<bool> has_begun{false};  // a thread of a process with one rank ends the process
   std::mutex reporting;
 };
+
+// The thread of a rank and its watchdog may find a failure at the same time. Only the first one goes
+// on; the other waits for the end of the process.
+void EnterOnce(Ending& ending) {
+  if (!ending.has_begun.exchange(true)) return;
+  while (true) std::this_thread::sleep_for(std::chrono::hours(1));
+}
 
 // Reports the cause and ends the world. Does not return.
 [[noreturn]] void EndWorld(dist::RankContext& context, Failure failure,
                            const std::filesystem::path& abort_dir, Ending& ending) {
   constexpr auto kCauseGrace = std::chrono::seconds(10);
+  if (context.ranks_in_process() == 1) EnterOnce(ending);
   if (!failure.is_consequence) ending.has_cause = true;
   AddFlight(context, &failure);
   // Once the run has started, only these two are the same on all ranks; the abort folder says which
@@ -153,14 +165,22 @@ ExitCode RunRank(dist::RankContext& context, const WorldBody& body, const OnFail
 
 ExitCode RunInWorld(double timeout_s, const WorldBody& body, int ranks_here) {
   const BuildInfo build = GetBuildInfo();
+  Ending ending;
+  // The watchdog's thread must not read the body's abort folder. A flight record, which the body
+  // keeps once it owns the run's folder, lies below this folder.
+  const auto on_stuck = [&](dist::RankContext& context, const dist::CommFailure& failure) {
+    context.flight().Fail(failure.text);
+    EndWorld(context, FailureOfCollective(dist::CommError(failure)),
+             context.flight().Folder().parent_path(), ending);
+  };
   const dist::RankConfig config = {.timeout_s = timeout_s,
                                    .build = Concat("halflife ", build.version, " ", build.git_hash,
-                                                   ", LibTorch ", TORCH_VERSION)};
+                                                   ", LibTorch ", TORCH_VERSION),
+                                   .on_stuck = on_stuck};
   const LauncherEvidence evidence = ReadLauncherEvidence();
   // A write to the socket of a rank that has just died raises SIGPIPE, which would end this rank
   // before it reports the error.
   if (evidence.world_size > 1) std::signal(SIGPIPE, SIG_IGN);
-  Ending ending;
   const auto on_failure = [&](dist::RankContext& context, const Failure& failure,
                               const std::filesystem::path& abort_dir) {
     const int others = context.world_size() - context.ranks_in_process();

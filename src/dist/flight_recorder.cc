@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -75,8 +76,11 @@ void FlightRecorder::KeepIn(const fs::path& folder, const std::string& attempt) 
             "; after a failure it will not be known what the ranks were doing");
     return;
   }
-  image_.reset(mapped);
-  path_ = path;
+  {
+    const std::lock_guard lock(mutex_);
+    image_.reset(mapped);
+    path_ = path;
+  }
   ticker_ = StartThread([this] { Tick(); });
 }
 
@@ -115,9 +119,18 @@ void FlightRecorder::TraceInto(Trace* trace) {
   trace_ = trace;
 }
 
+fs::path FlightRecorder::Folder() const {
+  const std::lock_guard lock(mutex_);
+  return path_.parent_path();
+}
+
 void FlightRecorder::EnterPhase(const char* phase, int64_t step) {
+  const std::lock_guard lock(mutex_);
   flight::Header& header = image_->header;
   const int64_t now_us = UnixMicroseconds();
+  double& longest_s = longest_s_[header.phase];
+  longest_s = std::max(longest_s, 1e-6 * static_cast<double>(now_us - header.phase_since_us));
+  if (num_steps_ == 0 || header.step != step) ++num_steps_;
   if (Trace* const trace = trace_)
     trace->Slice("phases", header.phase, header.phase_since_us, now_us);
   header.phase_since_us = now_us;
@@ -135,10 +148,8 @@ void FlightRecorder::Fail(const std::string& cause) {
 
 uint64_t FlightRecorder::Begin(const std::string& group, int group_size, const Request& request,
                                int64_t seq, bool on_device) {
-  {
-    const std::lock_guard lock(mutex_);
-    bytes_[KindOfGroup(group)] += request.bytes();
-  }
+  const std::lock_guard lock(mutex_);
+  bytes_[KindOfGroup(group)] += request.bytes();
   const uint64_t number = ++image_->header.num_operations;
   Entry& entry = image_->entries[(number - 1) % flight::kNumEntries];
   entry.number = 0;
@@ -156,6 +167,35 @@ uint64_t FlightRecorder::Begin(const std::string& group, int group_size, const R
   SetText(entry.what, request.tag.what);
   entry.number = number;
   return number;
+}
+
+std::vector<FlightRecorder::DeviceHead> FlightRecorder::DeviceHeads() const {
+  const std::lock_guard lock(mutex_);
+  std::map<std::string, const Entry*> oldest;
+  for (const Entry& entry : image_->entries) {
+    if (entry.number == 0 || entry.on_device == 0) continue;
+    if (entry.state != static_cast<uint8_t>(OpState::kIssued)) continue;
+    const Entry*& head = oldest[entry.group];
+    if (head == nullptr || entry.number < head->number) head = &entry;
+  }
+  std::vector<DeviceHead> heads;
+  for (const auto& [group, entry] : oldest) {
+    heads.push_back({Concat(Name(static_cast<OpKind>(entry->kind)), " '", entry->what, "' ",
+                            entry->index, " (group ", group, ", seq ", entry->seq, ")"),
+                     entry->issued_us, entry->ready_us});
+  }
+  return heads;
+}
+
+FlightRecorder::PhaseState FlightRecorder::Phase() const {
+  const std::lock_guard lock(mutex_);
+  const flight::Header& header = image_->header;
+  const auto longest = longest_s_.find(header.phase);
+  return {.name = header.phase,
+          .since_us = header.phase_since_us,
+          .step = header.step,
+          .num_steps = num_steps_,
+          .longest_s = longest == longest_s_.end() ? 0 : longest->second};
 }
 
 std::map<std::string, int64_t> FlightRecorder::TakeBytes() {

@@ -14,6 +14,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "core/trace.h"
 #include "dist/request.h"
@@ -82,6 +83,8 @@ class FlightRecorder {
   void Discard();
   // The file that KeepIn created; empty if the record is in memory.
   const std::filesystem::path& path() const { return path_; }
+  // The folder of this file. Unlike path(), any thread may ask while KeepIn runs.
+  std::filesystem::path Folder() const;
 
   // `phase` is truncated to 23 bytes.
   void EnterPhase(const char* phase, int64_t step);
@@ -98,6 +101,22 @@ class FlightRecorder {
   void Ready(uint64_t number);
   // Only the first call for an operation has an effect.
   void End(uint64_t number, OpState state);
+
+  // For the watchdog of this rank.
+  struct DeviceHead {
+    std::string text;                     // "all_reduce 'grad_bucket' 7 (group world, seq 12)"
+    int64_t issued_us = 0, ready_us = 0;  // 0: not ready
+  };
+  // The oldest operation that has not ended, of each group whose operations run on a GPU.
+  std::vector<DeviceHead> DeviceHeads() const;
+  struct PhaseState {
+    std::string name;
+    int64_t since_us = 0, step = 0;
+    int64_t num_steps = 0;  // different steps so far
+    double longest_s = 0;   // of the earlier phases of this name
+  };
+  PhaseState Phase() const;
+
   // Returns the bytes of the collectives begun since the last call, by kind of group: "world",
   // "rows" (all groups of ranks that share rows), and so on. A collective counts the larger of its
   // input and output.
@@ -112,9 +131,12 @@ class FlightRecorder {
 
   std::unique_ptr<flight::Image, Unmap> image_;
   std::atomic<Trace*> trace_ = nullptr;
-  std::filesystem::path path_;
-  std::mutex mutex_;
-  std::map<std::string, int64_t> bytes_;  // under mutex_
+  std::filesystem::path path_;  // written under mutex_
+  // Held while entries and phases change, so that a thread of this process can read them.
+  mutable std::mutex mutex_;
+  std::map<std::string, int64_t> bytes_;     // under mutex_
+  std::map<std::string, double> longest_s_;  // by phase; under mutex_
+  int64_t num_steps_ = 0;                    // under mutex_
   std::condition_variable stop_;
   bool stopping_ = false;
   std::thread ticker_;  // updates alive_us four times a second

@@ -52,8 +52,10 @@ FlightOperation Decode(const flight::Entry& entry) {
           .bytes = entry.bytes,
           .state = static_cast<OpState>(
               std::min<uint8_t>(entry.state, static_cast<uint8_t>(OpState::kFailed))),
+          .on_device = entry.on_device != 0,
           .issued_us = entry.issued_us,
-          .ended_us = entry.ended_us};
+          .ended_us = entry.ended_us,
+          .ready_us = entry.ready_us};
 }
 
 std::string Ago(int64_t since_us, int64_t now_us) {
@@ -160,10 +162,48 @@ void AddDivergence(const std::string& group, const Latest& latest,
   }
 }
 
+// Finds ranks whose GPU has not come to an operation for which the GPUs of other ranks wait.
+void AddLateGpus(const std::string& group, const std::vector<FlightRecord>& records, int64_t now_us,
+                 std::vector<Divergence>* found) {
+  struct State {
+    std::vector<int> ready;
+    std::vector<std::pair<const FlightRecord*, const FlightOperation*>> late;
+    int64_t ready_us = 0;  // of the first rank
+  };
+  std::map<int64_t, State> by_seq;
+  for (const FlightRecord& record : records) {
+    for (const FlightOperation& operation : record.operations) {
+      if (operation.group != group || !operation.on_device) continue;
+      if (operation.state == OpState::kDone) continue;
+      State& state = by_seq[operation.seq];
+      if (operation.ready_us == 0) {
+        state.late.emplace_back(&record, &operation);
+        continue;
+      }
+      state.ready.push_back(record.rank);
+      if (state.ready_us == 0 || operation.ready_us < state.ready_us)
+        state.ready_us = operation.ready_us;
+    }
+  }
+  for (const auto& [seq, state] : by_seq) {
+    if (state.ready.empty() || now_us - state.ready_us < kNoticeUs) continue;
+    for (const auto& [record, operation] : state.late)
+      found->push_back(
+          {state.ready_us, record->rank, state.ready,
+           Concat("rank ", record->rank, " has issued ", group, " #", seq, " ",
+                  Describe(*operation), ", but its GPU has not come to it (it is ",
+                  Doing(*record, now_us), "); the GPU of rank ", JoinRanks(state.ready),
+                  " came to it ", Ago(state.ready_us, now_us), " ago")});
+    if (!state.late.empty()) return;  // later operations are late because of this one
+  }
+}
+
 std::vector<Divergence> Divergences(const std::vector<FlightRecord>& records, int64_t now_us) {
   std::vector<Divergence> found;
   for (const auto& [group, latest] : LatestByGroup(records))
     AddDivergence(group, latest, records, now_us, &found);
+  for (const auto& [group, latest] : LatestByGroup(records))
+    AddLateGpus(group, records, now_us, &found);
   for (Divergence& late : found)
     late.waits = std::ranges::any_of(found, [&](const Divergence& other) {
       return other.rank != late.rank && std::ranges::count(other.waiting, late.rank) > 0;
@@ -197,7 +237,8 @@ void AddProcess(const FlightRecord& record, int64_t now_us, std::vector<FlightFi
               ended ? Concat("is ", Name(record.process), ", its last sign of life ")
                     : "has given its last sign of life ",
               HumanSeconds(1e-6 * static_cast<double>(now_us - record.alive_us)), " ago, ",
-              Doing(record, record.alive_us))});
+              Doing(record, record.alive_us)),
+       record.rank});
 }
 
 }  // namespace
@@ -274,14 +315,15 @@ std::vector<FlightFinding> FlightFindings(const std::vector<FlightRecord>& recor
   std::vector<FlightFinding> findings;
   for (const FlightRecord* record : InOrder(records, &FlightRecord::failed_us)) {
     if (record->failed_us == 0) continue;
-    findings.push_back(
-        {kFailed, Concat("rank ", record->rank, " failed ", Ago(record->failed_us, now_us),
-                         " ago, ", Doing(*record, record->failed_us), ": ", record->cause)});
+    findings.push_back({kFailed,
+                        Concat("rank ", record->rank, " failed ", Ago(record->failed_us, now_us),
+                               " ago, ", Doing(*record, record->failed_us), ": ", record->cause),
+                        record->rank});
   }
   for (const FlightRecord* record : InOrder(records, &FlightRecord::alive_us))
     if (record->failed_us == 0) AddProcess(*record, now_us, &findings);
   for (const Divergence& divergence : Divergences(records, now_us))
-    findings.push_back({kDiverged, divergence.text});
+    findings.push_back({kDiverged, divergence.text, divergence.rank});
   std::vector<int> missing;
   for (int rank = 0; !records.empty() && rank < records[0].world_size; ++rank)
     if (!std::ranges::binary_search(records, rank, {}, &FlightRecord::rank))

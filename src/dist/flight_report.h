@@ -23,7 +23,10 @@ struct FlightOperation {
   int index = 0;
   int64_t bytes = 0;
   OpState state = OpState::kIssued;
+  bool on_device = false;               // runs on a stream of a GPU
   int64_t issued_us = 0, ended_us = 0;  // Unix time; 0: not ended
+  // When its producer and the earlier operations of its group had ended; 0: not yet.
+  int64_t ready_us = 0;
 };
 // "all_reduce 'grad_bucket' 3"
 std::string Describe(const FlightOperation& operation);
@@ -59,11 +62,13 @@ struct FlightFinding {
   enum class Kind : uint8_t {
     kFailed,    // a rank recorded why it fails
     kProcess,   // a rank's process is gone, stopped or silent
-    kDiverged,  // a rank has not issued an operation that others of its group have, or another one
+    kDiverged,  // a rank has not issued an operation that others of its group have, or another one,
+                // or its GPU has not come to it
     kMissing    // ranks without a record
   };
   Kind kind;
   std::string text;  // a sentence
+  int rank = -1;     // which it is about; -1: several
 };
 // Findings in the order of the kinds, and within a kind by time. Empty: no problem is visible.
 std::vector<FlightFinding> FlightFindings(const std::vector<FlightRecord>& records, int64_t now_us);

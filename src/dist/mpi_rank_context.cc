@@ -18,6 +18,7 @@
 #include "dist/mpi_engine.h"
 #include "dist/mpi_loop.h"
 #include "dist/request.h"
+#include "dist/watchdog.h"
 
 namespace halflife::dist {
 namespace {
@@ -127,6 +128,7 @@ class MpiRankContext final : public RankContext {
   const int rank_in_process_;
   std::optional<FlightRecorder> flight_;
   std::unique_ptr<Communicator> control_, world_, device_world_;
+  std::optional<Watchdog> watchdog_;  // of a world of GPUs
 };
 
 MpiRankContext::MpiRankContext(std::shared_ptr<MpiProcess> process, int rank_in_process,
@@ -166,14 +168,20 @@ void MpiRankContext::Hello(const RankConfig& config) {
 }
 
 void MpiRankContext::UseDevice(Device device) {
+  watchdog_.reset();
   device_world_.reset();
   if (!device.is_cuda()) return;
   if (ranks_in_process() > 1) RequireCpuOfThreads(device);
-  device_world_ = MakeDeviceWorld(*control_, device, config_.timeout_s, config_.init_timeout_s);
+  const auto watch = std::make_shared<DeviceWatch>();
+  device_world_ = MakeDeviceWorld(*control_, device, config_, watch);
   RecordIn(*device_world_, &*flight_);
+  if (world_size() == 1 || !config_.on_stuck) return;
+  watchdog_.emplace(*flight_, watch, WatchLimits{.timeout_s = config_.timeout_s},
+                    [this](const CommFailure& failure) { config_.on_stuck(*this, failure); });
 }
 
 MpiRankContext::~MpiRankContext() {
+  watchdog_.reset();
   device_world_.reset();
   // If a rank fails, mpirun kills every rank that still runs, even after MPI_Finalize. Therefore no
   // rank leaves before all have arrived here, and no rank waits while a failure is being handled.

@@ -1,17 +1,24 @@
 #include "dist/nccl_communicator.h"
 
+#include <arpa/inet.h>
 #include <cuda_runtime.h>
 #include <nccl.h>
+#include <netinet/in.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <map>
-#include <numeric>
+#include <optional>
+#include <span>
 #include <thread>
 
 #include "core/log.h"
+#include "dist/flight_recorder.h"
 #include "dist/nccl_group.h"
+#include "dist/nccl_poller.h"
 #include "dist/request.h"
 
 namespace halflife::dist {
@@ -21,6 +28,8 @@ using nccl::CheckCuda;
 using nccl::Clock;
 using nccl::Event;
 using nccl::Group;
+using nccl::Launch;
+using nccl::Poller;
 
 constexpr auto kPollInterval = std::chrono::microseconds(20);
 
@@ -54,43 +63,100 @@ ncclRedOp_t ToNccl(ReduceOp op) {
   HL_FAIL(ExitCode::kInternal, "NCCL has no reduction ", static_cast<int>(op));
 }
 
+// The address to which all ranks of a rendezvous connect. NCCL's unique id contains it after 8 bytes.
+std::string RootAddress(const std::string& id) {
+  sockaddr_storage address = {};
+  std::memcpy(&address, id.data() + 8, std::min(sizeof address, id.size() - 8));
+  char text[INET6_ADDRSTRLEN] = {};
+  uint16_t port = 0;
+  if (address.ss_family == AF_INET) {
+    const auto& v4 = reinterpret_cast<const sockaddr_in&>(address);
+    ::inet_ntop(AF_INET, &v4.sin_addr, text, sizeof text);
+    port = ntohs(v4.sin_port);
+  } else if (address.ss_family == AF_INET6) {
+    const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address);
+    ::inet_ntop(AF_INET6, &v6.sin6_addr, text, sizeof text);
+    port = ntohs(v6.sin6_port);
+  } else {
+    return "an unknown address";
+  }
+  return Concat(text, " port ", port);
+}
+
+// Exchanges which ranks have joined. NCCL alone would not name those that have not. `failure` is
+// this rank's; empty if it has joined.
+void RequireAllJoined(Communicator& host, const std::string& group, const std::string& root,
+                      const std::string& failure, double limit_s) {
+  const auto fail = [&](CommFailure::Kind kind, const auto&... cause) {
+    throw CommError(
+        {kind, Concat(cause..., ". All ranks of group ", group, " connect to its rank 0 at ", root,
+                      " within ", limit_s,
+                      " s. If other hosts cannot reach this address, set NCCL_SOCKET_IFNAME to a "
+                      "network interface that they can.")});
+  };
+  std::vector<std::string> failures;
+  try {
+    failures = AllGatherBytes(host, failure, {"nccl_joined", 0});
+  } catch (const CommError& error) {
+    fail(error.kind(), "NCCL rendezvous of group ", group,
+         ": not all ranks came: ", error.message());
+  }
+  std::vector<int> failed;
+  for (int rank = 0; rank < host.size(); ++rank)
+    if (!failures[static_cast<size_t>(rank)].empty()) failed.push_back(rank);
+  if (failed.empty()) return;
+  fail(CommFailure::Kind::kTimeout, "NCCL rendezvous of group ", group, " failed on rank ",
+       JoinRanks(failed), " of ", host.size(), ": ", failures[static_cast<size_t>(failed[0])]);
+}
+
+// What all groups of a device share: the device's options and its poller.
+struct DeviceGroups {
+  DeviceGroups(Device used, const NcclOptions& given)
+      : device(used), options(given), poller(used, given.watch) {}
+  const Device device;
+  const NcclOptions options;
+  Poller poller;
+};
+
 class NcclOperation final : public Operation {
  public:
-  NcclOperation(std::shared_ptr<Group> group, std::string what)
+  NcclOperation(std::shared_ptr<Group> group, const char* tag, std::string what)
       : group_(std::move(group)),
+        tag_(tag),
         what_(std::move(what)),
         deadline_(DeadlineIn(group_->options().timeout_s)),
         exceptions_(std::uncaught_exceptions()) {}
 
   ~NcclOperation() override {
-    if (handed_over_ || cudaEventQuery(done_.get()) == cudaSuccess) return;
-    if (std::uncaught_exceptions() > exceptions_) {  // no other rank may ever take part
-      group_->Abort(Concat(what_, " was abandoned by an exception"));
-      return;
-    }
+    if (launch_ == nullptr || handed_over_) return;
     try {
+      if (launch_->done.Happened(what_)) return;
+      if (std::uncaught_exceptions() > exceptions_) {  // no other rank may ever take part
+        group_->Abort(Concat(what_, " was abandoned by an exception"));
+        return;
+      }
       WaitHost();
     } catch (const std::exception& error) {
       HL_WARN("dist", error.what());
     }
   }
 
-  void MarkIssued() { CheckCuda(cudaEventRecord(done_.get(), group_->stream()), what_); }
+  void MarkIssued(std::shared_ptr<const Launch> launch) { launch_ = std::move(launch); }
+  const std::string& what() const { return what_; }
 
   bool Done() override {
-    const cudaError_t state = cudaEventQuery(done_.get());
-    if (state == cudaErrorNotReady) return false;
-    CheckCuda(state, what_);
-    return true;
+    RequireIssued();
+    return launch_->done.Happened(what_);
   }
 
+  // For callers without a stream. The step's own waits are those of streams.
   void WaitHost() override {
     while (!Done()) {
       group_->CheckHealth(what_);
       if (Clock::now() > deadline_) {
         const std::string text =
             Concat("timeout: ", what_, " has waited ", group_->options().timeout_s, " s");
-        group_->Abort(text);  // ends the kernel, so that the stream can be destroyed
+        group_->Abort(text);
         throw CommError({CommFailure::Kind::kTimeout, text});
       }
       std::this_thread::sleep_for(kPollInterval);
@@ -98,56 +164,162 @@ class NcclOperation final : public Operation {
   }
 
   void WaitOn(cudaStream_t consumer) override {
-    group_->CheckHealth(what_);
-    CheckCuda(cudaStreamWaitEvent(consumer, done_.get(), 0), what_);
+    RequireIssued();
+    group_->ThrowIfAborted(what_);
+    group_->WaitOn(consumer, launch_->done, tag_, what_);
     handed_over_ = true;
   }
 
  private:
+  void RequireIssued() const {
+    HL_CHECK(launch_ != nullptr, what_, ": a wait within the batch that issues the operation");
+  }
+
   const std::shared_ptr<Group> group_;
+  const char* const tag_;
   const std::string what_;
   const Clock::time_point deadline_;
-  const int exceptions_;  // exceptions in flight when the operation was issued
-  const Event done_;
-  bool handed_over_ = false;  // a stream waits for the operation, so the host need not
+  const int exceptions_;                  // exceptions in flight when the operation was issued
+  std::shared_ptr<const Launch> launch_;  // null until the batch of the operation ends
+  bool handed_over_ = false;              // a stream waits for the operation, so the host need not
 };
 
 class NcclCommunicator final : public RequestCommunicator {
  public:
-  explicit NcclCommunicator(std::shared_ptr<Group> group)
-      : RequestCommunicator(group->rank(), group->size(), group->name()),
-        group_(std::move(group)) {}
+  // The ranks of the group are those of `host`, from which it makes its rendezvous.
+  NcclCommunicator(std::unique_ptr<Communicator> host, std::string name,
+                   std::shared_ptr<DeviceGroups> device)
+      : RequestCommunicator(host->rank(), host->size(), name),
+        host_(std::move(host)),
+        device_(std::move(device)),
+        group_(std::make_shared<Group>(device_->device, name, device_->options)) {
+    device_->poller.Add(group_->watched());
+  }
+  ~NcclCommunicator() override { device_->poller.Remove(group_->watched()); }
 
+  void Batch(const std::function<void()>& issue) override;
+  std::map<std::string, double> TakeStreamWaits() override { return group_->TakeStreamWaits(); }
   void Abort(const std::string& cause) noexcept override { group_->Abort(cause); }
 
  private:
+  struct Pending {
+    Request request;
+    std::shared_ptr<NcclOperation> operation;
+  };
+
   std::unique_ptr<RequestCommunicator> SplitGroup(int color, int key, std::string name) override {
-    std::shared_ptr<Group> made = group_->Split(color, key, std::move(name));
-    return made ? std::make_unique<NcclCommunicator>(std::move(made)) : nullptr;
+    std::unique_ptr<Communicator> host = host_->Split(color, key, Concat("control_", name));
+    if (host == nullptr) return nullptr;
+    return std::make_unique<NcclCommunicator>(std::move(host), std::move(name), device_);
   }
   Device::Kind device_kind() const override { return Device::Kind::kCuda; }
+  bool records_ends() const override { return true; }
+  void SetRole(GroupRole role) override { role_ = role; }
   Work Issue(Request request, int64_t seq) override;
+  // Makes the NCCL communicator. Collective.
+  void Join();
+  void IssueTogether(std::span<const Pending> all);
+  // Makes the group's stream wait for the producers of the requests.
+  void AwaitProducers(std::span<const Pending> all, const std::string& what);
   ncclResult_t Enqueue(const Request& request, ncclComm_t comm) const;
   ncclResult_t EnqueuePieces(const Request& request, ncclComm_t comm) const;
 
+  const std::unique_ptr<Communicator> host_;
+  const std::shared_ptr<DeviceGroups> device_;
   const std::shared_ptr<Group> group_;
+  GroupRole role_ = GroupRole::kGradients;
+  bool joined_ = false;
+  std::optional<std::vector<Pending>> batch_;  // operations of the batch that is being issued
 };
 
 Work NcclCommunicator::Issue(Request request, int64_t seq) {
   if (request.kind != OpKind::kBarrier && request.in.count == 0 && request.out.count == 0 &&
       request.kind != OpKind::kSendRecv) {
+    request.EndRecord();
     return {};  // these counts are equal on all ranks
   }
-  group_->Select();
   const std::string what = Describe(request, name(), seq);
-  const Event ready;  // CUDA frees it after the work that uses it
-  CheckCuda(cudaEventRecord(ready.get(), request.producer), what);
-  CheckCuda(cudaStreamWaitEvent(group_->stream(), ready.get(), 0), what);
-  auto operation = std::make_shared<NcclOperation>(group_, what);
-  group_->Use(what, DeadlineIn(group_->options().timeout_s),
-              [&](ncclComm_t comm) { return Enqueue(request, comm); });
-  operation->MarkIssued();
+  group_->ThrowIfAborted(what);
+  auto operation = std::make_shared<NcclOperation>(group_, request.tag.what, what);
+  const Pending pending = {std::move(request), operation};
+  if (batch_) {
+    batch_->push_back(pending);
+  } else {
+    IssueTogether({&pending, 1});
+  }
   return Work(std::move(operation));
+}
+
+void NcclCommunicator::Batch(const std::function<void()>& issue) {
+  HL_CHECK(!batch_, "group ", name(), ": a batch within a batch");
+  batch_.emplace();
+  try {
+    issue();
+  } catch (...) {
+    batch_.reset();
+    throw;
+  }
+  const std::vector<Pending> all = std::move(*batch_);
+  batch_.reset();
+  if (!all.empty()) IssueTogether(all);
+}
+
+void NcclCommunicator::IssueTogether(std::span<const Pending> all) {
+  Join();
+  group_->Select();
+  const std::string first = all[0].operation->what();
+  const std::string what =
+      all.size() == 1 ? first : Concat(first, " and ", all.size() - 1, " more in one call");
+  AwaitProducers(all, what);
+  const auto launch = std::make_shared<Launch>(what);
+  launch->ready.Record(group_->stream(), what);
+  group_->Use(what, [&](ncclComm_t comm) {
+    if (all.size() == 1) return Enqueue(all[0].request, comm);
+    // ncclGroupEnd returns the errors of the calls in the group.
+    ncclGroupStart();
+    for (const Pending& pending : all) Enqueue(pending.request, comm);
+    return ncclGroupEnd();
+  });
+  launch->done.Record(group_->stream(), what);
+  for (const Pending& pending : all) {
+    pending.operation->MarkIssued(launch);
+    if (pending.request.recorder != nullptr)
+      launch->records.push_back({pending.request.recorder, pending.request.number});
+  }
+  group_->watched()->Track(launch);
+}
+
+void NcclCommunicator::AwaitProducers(std::span<const Pending> all, const std::string& what) {
+  std::vector<cudaStream_t> producers;
+  for (const Pending& pending : all)
+    if (std::ranges::find(producers, pending.request.producer) == producers.end())
+      producers.push_back(pending.request.producer);
+  for (const cudaStream_t producer : producers) {
+    const Event written;  // CUDA frees it after the work that uses it
+    written.Record(producer, what);
+    CheckCuda(cudaStreamWaitEvent(group_->stream(), written.get(), 0), what);
+  }
+}
+
+void NcclCommunicator::Join() {
+  if (joined_) return;
+  ncclUniqueId id = {};
+  if (rank() == 0) {
+    HL_CHECK_AS(ExitCode::kEnvironment, ncclGetUniqueId(&id) == ncclSuccess,
+                "NCCL finds no network interface: ", ncclGetLastError(nullptr),
+                ". Set NCCL_SOCKET_IFNAME to one that all hosts share.");
+  }
+  const std::string bytes = BroadcastBytes(
+      *host_, std::string(reinterpret_cast<const char*>(&id), sizeof id), 0, {"nccl_id", 0});
+  std::string failure;
+  try {
+    group_->Init(bytes, rank(), size(), role_);
+  } catch (const CommError& error) {
+    if (error.kind() == CommFailure::Kind::kAborted) throw;
+    failure = error.message();
+  }
+  RequireAllJoined(*host_, name(), RootAddress(bytes), failure, device_->options.init_timeout_s);
+  joined_ = true;
 }
 
 ncclResult_t NcclCommunicator::Enqueue(const Request& request, ncclComm_t comm) const {
@@ -254,17 +426,9 @@ std::unique_ptr<Communicator> MakeNcclCommunicator(Communicator& host, Device de
   // With this setting, several groups on one GPU run in the order in which the host issued them,
   // which is equal on all ranks.
   ::setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", /*overwrite=*/0);
-  auto group = std::make_shared<Group>(device, std::move(name), options);
-  ncclUniqueId id = {};
-  if (host.rank() == 0) {
-    HL_CHECK_AS(ExitCode::kEnvironment, ncclGetUniqueId(&id) == ncclSuccess,
-                "NCCL finds no network interface: ", ncclGetLastError(nullptr),
-                "; set NCCL_SOCKET_IFNAME");
-  }
-  const std::string bytes = BroadcastBytes(
-      host, std::string(reinterpret_cast<const char*>(&id), sizeof id), 0, {"nccl_id", 0});
-  group->Init(bytes, host.rank(), host.size());
-  return std::make_unique<NcclCommunicator>(std::move(group));
+  return std::make_unique<NcclCommunicator>(host.Split(0, host.rank(), Concat("control_", name)),
+                                            std::move(name),
+                                            std::make_shared<DeviceGroups>(device, options));
 }
 
 }  // namespace halflife::dist

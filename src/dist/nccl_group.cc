@@ -4,20 +4,41 @@
 #include "dist/nccl_group.h"
 
 #include <cstring>
+#include <exception>
 #include <thread>
 #include <utility>
 
 #include "core/log.h"
+#include "dist/flight_recorder.h"
 
 namespace halflife::dist::nccl {
 namespace {
 
+// A group call usually settles within this time. Sleeping costs at least 50 us.
+constexpr auto kSpin = std::chrono::microseconds(200);
 constexpr auto kPollInterval = std::chrono::microseconds(50);
+// More unread waits than this are dropped: nobody measures this group.
+constexpr size_t kMostStreamWaits = 4096;
 
-ncclConfig_t MakeConfig() {
+ncclConfig_t MakeConfig(GroupRole role) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;  // non-blocking, so that a deadline can end a rendezvous with a dead rank
+  // Operations of several groups then fit on the GPU next to each other and next to compute.
+  config.maxCTAs = role == GroupRole::kRows ? 8 : 16;
   return config;
+}
+
+CommFailure NcclFailure(ncclResult_t result, ncclComm_t comm, const std::string& what) {
+  return {result == ncclRemoteError ? CommFailure::Kind::kPeerLost : CommFailure::Kind::kLibrary,
+          Concat(what, ": NCCL: ", ncclGetErrorString(result), "; ", ncclGetLastError(comm),
+                 ". Set NCCL_DEBUG=INFO for details.")};
+}
+
+// NCCL's answer about the calls made so far: ncclInProgress, ncclSuccess or an error.
+ncclResult_t AskState(ncclComm_t comm) {
+  ncclResult_t state = ncclSuccess;
+  const ncclResult_t asked = ncclCommGetAsyncError(comm, &state);
+  return asked == ncclSuccess ? state : asked;
 }
 
 }  // namespace
@@ -28,40 +49,106 @@ void CheckCuda(cudaError_t result, const std::string& what) {
                                                        " (", cudaGetErrorName(result), ")")});
 }
 
-Event::Event() {
-  CheckCuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate");
+Event::Event(unsigned flags) {
+  CheckCuda(cudaEventCreateWithFlags(&event_, flags), "cudaEventCreate");
 }
 
 Event::~Event() {
   if (cudaEventDestroy(event_) != cudaSuccess) HL_WARN("dist", "cudaEventDestroy failed");
 }
 
-Group::Group(Device device, std::string name, const NcclOptions& options)
-    : device_(device), name_(std::move(name)), options_(options) {
-  Select();
-  int least = 0, greatest = 0;
-  CheckCuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "stream priorities");
-  // Low priority: gradients have the whole backward pass to travel, so compute goes first.
-  CheckCuda(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, least), "stream");
-  CheckCuda(cudaMalloc(&scratch_, sizeof(int32_t)), "barrier scratch");
-  CheckCuda(cudaMemset(scratch_, 0, sizeof(int32_t)), "barrier scratch");
+void Event::Record(cudaStream_t stream, const std::string& what) const {
+  CheckCuda(cudaEventRecord(event_, stream), what);
 }
 
+bool Event::Happened(const std::string& what) const {
+  const cudaError_t state = cudaEventQuery(event_);
+  if (state == cudaErrorNotReady) return false;
+  CheckCuda(state, what);
+  return true;
+}
+
+// --- what a poller shares with its groups ---
+
+Watched::Watched(std::string name, std::shared_ptr<DeviceWatch> watch)
+    : name_(std::move(name)), watch_(std::move(watch)) {}
+
+void Watched::Track(std::shared_ptr<const Launch> launch) {
+  const std::lock_guard lock(launches_mutex_);
+  launches_.push_back(std::move(launch));
+}
+
+void Watched::StopTracking() {
+  const std::lock_guard lock(launches_mutex_);
+  launches_.clear();
+}
+
+void Watched::Poll() {
+  if (has_failed_) return;
+  try {
+    PollLaunches();
+    PollErrors();
+  } catch (const CommError& error) {
+    has_failed_ = true;
+    watch_->Fail({error.kind(), error.message()});
+  }
+}
+
+void Watched::PollLaunches() {
+  while (true) {
+    std::shared_ptr<const Launch> head;
+    {
+      const std::lock_guard lock(launches_mutex_);
+      if (launches_.empty()) return;
+      head = launches_.front();
+    }
+    // The lock is not held here: these calls may never return when the GPU is stuck.
+    const bool ready = head_is_ready_ || head->ready.Happened(head->what);
+    const bool done = ready && head->done.Happened(head->what);
+    const std::lock_guard lock(launches_mutex_);
+    if (launches_.empty()) return;  // StopTracking was called
+    for (const Launch::Record& record : head->records) {
+      if (ready && !head_is_ready_) record.recorder->Ready(record.number);
+      if (done) record.recorder->End(record.number, OpState::kDone);
+    }
+    head_is_ready_ = ready && !done;
+    if (!done) return;
+    launches_.pop_front();
+  }
+}
+
+void Watched::PollErrors() {
+  // A thread that is inside an NCCL call of this group polls by itself. Two threads must not poll
+  // one communicator at the same time.
+  const std::unique_lock lock(mutex, std::try_to_lock);
+  if (!lock.owns_lock() || comm == nullptr) return;
+  const ncclResult_t state = AskState(comm);
+  if (state != ncclSuccess && state != ncclInProgress)
+    throw CommError(NcclFailure(state, comm, Concat("group ", name_)));
+}
+
+// --- the group ---
+
+Group::Group(Device device, std::string name, const NcclOptions& options)
+    : device_(device),
+      name_(std::move(name)),
+      options_(options),
+      exceptions_(std::uncaught_exceptions()),
+      watched_(std::make_shared<Watched>(name_, options.watch)) {}
+
 Group::~Group() {
+  watched_->StopTracking();
+  // The end of a process releases what a failed group holds. Any call here may block for ever.
+  if (is_aborted_ || std::uncaught_exceptions() > exceptions_) return;
   try {
     Close();
   } catch (const std::exception& error) {
     HL_WARN("dist", "closing group ", name_, ": ", error.what());
-    Abort("its group could not be closed");
-  }
-  if (cudaFree(scratch_) != cudaSuccess || cudaStreamDestroy(stream_) != cudaSuccess) {
-    HL_WARN("dist", "releasing the stream of group ", name_, " failed");
   }
 }
 
 void Group::Close() {
-  const std::lock_guard lock(mutex_);
-  if (comm_ == nullptr) return;
+  if (stream_ == nullptr) return;
   Select();
   const std::string what = Concat("the end of group ", name_);
   const Clock::time_point deadline = DeadlineIn(options_.timeout_s);
@@ -70,102 +157,131 @@ void Group::Close() {
     std::this_thread::sleep_for(kPollInterval);
   }
   CheckCuda(state, what);
-  Settle(ncclCommFinalize(comm_), what, deadline);
-  const ncclResult_t result = ncclCommDestroy(std::exchange(comm_, nullptr));
-  if (result != ncclSuccess) HL_WARN("dist", what, ": NCCL: ", ncclGetErrorString(result));
+  const std::lock_guard lock(watched_->mutex);
+  const ncclComm_t comm = std::exchange(watched_->comm, nullptr);
+  if (comm != nullptr) {
+    ncclResult_t result = ncclCommFinalize(comm);
+    while (result == ncclInProgress && Clock::now() < deadline) {
+      std::this_thread::sleep_for(kPollInterval);
+      result = AskState(comm);
+    }
+    if (result == ncclSuccess) result = ncclCommDestroy(comm);
+    if (result != ncclSuccess) throw CommError(NcclFailure(result, comm, what));
+  }
+  CheckCuda(cudaFree(scratch_), what);
+  CheckCuda(cudaStreamDestroy(stream_), what);
 }
 
 void Group::Select() const { CheckCuda(cudaSetDevice(device_.index), "cudaSetDevice"); }
 
-void Group::Init(const std::string& id, int rank, int size) {
+void Group::MakeStream(GroupRole role) {
+  Select();
+  int least = 0, greatest = 0;
+  CheckCuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "stream priorities");
+  const int priority = role == GroupRole::kRows         ? greatest
+                       : role == GroupRole::kParameters ? std::max(least - 1, greatest)
+                                                        : least;
+  CheckCuda(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, priority), "stream");
+  CheckCuda(cudaMalloc(&scratch_, sizeof(int32_t)), "barrier scratch");
+  CheckCuda(cudaMemsetAsync(scratch_, 0, sizeof(int32_t), stream_), "barrier scratch");
+}
+
+void Group::Init(const std::string& id, int rank, int size, GroupRole role) {
+  MakeStream(role);
   ncclUniqueId unique;
   HL_CHECK(id.size() == sizeof unique, "NCCL's unique id has ", id.size(), " bytes");
   std::memcpy(&unique, id.data(), sizeof unique);
-  ncclConfig_t config = MakeConfig();
-  const std::lock_guard lock(mutex_);
-  Settle(ncclCommInitRankConfig(&comm_, size, unique, rank, &config),
-         Concat("NCCL rendezvous of group ", name_, ", rank ", rank, " of ", size),
-         DeadlineIn(options_.init_timeout_s));
-  ReadPlace();
-}
-
-std::shared_ptr<Group> Group::Split(int color, int key, std::string name) {
-  Select();
-  auto made = std::make_shared<Group>(device_, std::move(name), options_);
-  const std::string what = Concat("split of group ", name_, " into ", made->name_);
-  const Clock::time_point deadline = DeadlineIn(options_.init_timeout_s);
-  ncclConfig_t config = MakeConfig();
-  Use(what, deadline, [&](ncclComm_t comm) {
-    const ncclResult_t begun =
-        ncclCommSplit(comm, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &made->comm_, &config);
-    // NCCL 2.28 returns success although this group is still busy with the split and rejects all
-    // other calls.
-    return begun == ncclSuccess ? ncclInProgress : begun;
-  });
-  if (color < 0) return nullptr;
-  AwaitHandle(*made, what, deadline);
-  const std::lock_guard lock(made->mutex_);
-  made->Settle(ncclInProgress, what, deadline);
-  made->ReadPlace();
-  return made;
-}
-
-void Group::AwaitHandle(Group& made, const std::string& what, Clock::time_point deadline) {
-  while (std::atomic_ref(made.comm_).load() == nullptr) {
-    CheckHealth(what);
-    if (Clock::now() > deadline) {
-      throw CommError({CommFailure::Kind::kTimeout, Concat("timeout: ", what)});
-    }
-    std::this_thread::sleep_for(kPollInterval);
-  }
-}
-
-void Group::ReadPlace() {
-  HL_CHECK(
-      ncclCommUserRank(comm_, &rank_) == ncclSuccess && ncclCommCount(comm_, &size_) == ncclSuccess,
-      "NCCL does not know this rank's place in group ", name_);
+  ncclConfig_t config = MakeConfig(role);
+  const std::string what = Concat("NCCL rendezvous of group ", name_);
+  const std::lock_guard lock(watched_->mutex);
+  ThrowIfAborted(what);
+  Settle(ncclCommInitRankConfig(&watched_->comm, size, unique, rank, &config), what,
+         options_.init_timeout_s);
 }
 
 void Group::ThrowIfAborted(const std::string& what) const {
-  if (aborted_.empty()) return;
+  if (!is_aborted_) return;
+  const std::lock_guard lock(cause_mutex_);
   throw CommError({CommFailure::Kind::kAborted, Concat(what, ": stopped because ", aborted_)});
 }
 
-void Group::Settle(ncclResult_t result, const std::string& what, Clock::time_point deadline) {
-  while (result == ncclInProgress) {
-    if (abort_asked_) throw CommError({CommFailure::Kind::kAborted, what + ": aborted"});
-    if (Clock::now() > deadline) {
-      throw CommError({CommFailure::Kind::kTimeout, Concat("timeout: ", what)});
-    }
-    std::this_thread::sleep_for(kPollInterval);
-    const ncclResult_t asked = ncclCommGetAsyncError(comm_, &result);
-    if (asked != ncclSuccess) result = asked;
-  }
+void Group::Settle(ncclResult_t result, const std::string& what, double limit_s) {
   if (result == ncclSuccess) return;
-  const bool peer = result == ncclRemoteError;
-  throw CommError({peer ? CommFailure::Kind::kPeerLost : CommFailure::Kind::kLibrary,
-                   Concat(what, ": NCCL: ", ncclGetErrorString(result), "; ",
-                          ncclGetLastError(comm_), " (set NCCL_DEBUG=INFO for details)")});
+  options_.watch->BeginCall(what, limit_s);
+  try {
+    Poll(result, what, DeadlineIn(limit_s));
+    options_.watch->EndCall();
+  } catch (const CommError& error) {
+    options_.watch->EndCall();
+    Abort(error.message());
+    throw;
+  }
+}
+
+void Group::Poll(ncclResult_t result, const std::string& what, Clock::time_point deadline) {
+  const Clock::time_point begin = Clock::now();
+  while (result == ncclInProgress) {
+    ThrowIfAborted(what);
+    if (Clock::now() > deadline)
+      throw CommError({CommFailure::Kind::kTimeout, Concat("timeout: ", what)});
+    if (Clock::now() - begin < kSpin) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(kPollInterval);
+    }
+    result = AskState(watched_->comm);
+  }
+  if (result != ncclSuccess) throw CommError(NcclFailure(result, watched_->comm, what));
 }
 
 void Group::CheckHealth(const std::string& what) {
-  const std::lock_guard lock(mutex_);
   ThrowIfAborted(what);
-  ncclResult_t result = ncclSuccess;
-  const ncclResult_t asked = ncclCommGetAsyncError(comm_, &result);
-  if (asked != ncclSuccess) result = asked;
-  if (result != ncclInProgress) Settle(result, what, Clock::now());
+  const std::lock_guard lock(watched_->mutex);
+  const ncclResult_t result = AskState(watched_->comm);
+  if (result == ncclSuccess || result == ncclInProgress) return;
+  const CommFailure failure = NcclFailure(result, watched_->comm, what);
+  Abort(failure.text);
+  throw CommError(failure);
 }
 
 void Group::Abort(const std::string& cause) noexcept {
-  abort_asked_ = true;
-  const std::lock_guard lock(mutex_);
-  if (!aborted_.empty()) return;
+  const std::lock_guard lock(cause_mutex_);
+  if (is_aborted_) return;
   aborted_ = cause;
-  if (comm_ != nullptr && ncclCommAbort(comm_) != ncclSuccess) {
-    HL_WARN("dist", "ncclCommAbort of group ", name_, " failed");
-  }
-  comm_ = nullptr;
+  is_aborted_ = true;
+}
+
+void Group::WaitOn(cudaStream_t consumer, const Event& event, const char* tag,
+                   const std::string& what) {
+  // A wait that cannot idle the stream needs no events.
+  if (event.Happened(what)) return;
+  const auto timed = [&] {
+    if (spare_events_.empty()) return std::make_unique<Event>(cudaEventDefault);
+    std::unique_ptr<Event> spare = std::move(spare_events_.back());
+    spare_events_.pop_back();
+    return spare;
+  };
+  StreamWait wait = {.tag = tag, .begin = timed(), .end = timed()};
+  wait.begin->Record(consumer, what);
+  CheckCuda(cudaStreamWaitEvent(consumer, event.get(), 0), what);
+  wait.end->Record(consumer, what);
+  if (waits_.size() == kMostStreamWaits) waits_.clear();
+  waits_.push_back(std::move(wait));
+}
+
+std::map<std::string, double> Group::TakeStreamWaits() {
+  const std::string what = Concat("the waits of group ", name_);
+  std::map<std::string, double> seconds;
+  std::erase_if(waits_, [&](StreamWait& wait) {
+    if (!wait.end->Happened(what)) return false;
+    float milliseconds = 0;
+    CheckCuda(cudaEventElapsedTime(&milliseconds, wait.begin->get(), wait.end->get()), what);
+    seconds[wait.tag] += 1e-3 * static_cast<double>(milliseconds);
+    spare_events_.push_back(std::move(wait.begin));
+    spare_events_.push_back(std::move(wait.end));
+    return true;
+  });
+  return seconds;
 }
 
 }  // namespace halflife::dist::nccl

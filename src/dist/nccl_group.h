@@ -1,13 +1,16 @@
-// Internal to the NCCL communicator: one non-blocking ncclComm_t with its stream, shared by the
-// communicator and its operations. For nccl_*.cc files, which include <cuda_runtime.h> and <nccl.h>
-// first.
+// Internal to the NCCL communicator: one non-blocking ncclComm_t with its stream and the launches
+// that have not ended. For nccl_*.cc files, which include <cuda_runtime.h> and <nccl.h> first.
 #pragma once
 
 #include <atomic>
 #include <chrono>
+#include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "dist/nccl_communicator.h"
 #include "dist/request.h"
@@ -20,14 +23,57 @@ void CheckCuda(cudaError_t result, const std::string& what);
 
 class Event {
  public:
-  Event();
+  explicit Event(unsigned flags = cudaEventDisableTiming);
   ~Event();
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
   cudaEvent_t get() const { return event_; }
+  void Record(cudaStream_t stream, const std::string& what) const;
+  // Throws CommError kLibrary if the device has failed.
+  bool Happened(const std::string& what) const;
 
  private:
   cudaEvent_t event_ = nullptr;
+};
+
+// The operations of one group call, from their issue to their end.
+struct Launch {
+  explicit Launch(std::string text) : what(std::move(text)) {}
+  const std::string what;
+  Event ready;  // the producers and all earlier operations of the group have ended
+  Event done;
+  struct Record {
+    FlightRecorder* recorder;
+    uint64_t number;
+  };
+  std::vector<Record> records = {};
+};
+
+// The part of a group that its poller shares. It outlives the group if the poller still uses it.
+class Watched {
+ public:
+  Watched(std::string name, std::shared_ptr<DeviceWatch> watch);
+
+  void Track(std::shared_ptr<const Launch> launch);
+  // Afterwards no flight record is written. Does not wait for a poller that is inside a CUDA call.
+  void StopTracking();
+  // One round of the poller: records which launches have become ready or have ended, and reports an
+  // asynchronous error. Never waits for a thread that is inside an NCCL call.
+  void Poll();
+
+  std::mutex mutex;  // held during NCCL calls with `comm`
+  ncclComm_t comm = nullptr;
+
+ private:
+  void PollLaunches();
+  void PollErrors();
+
+  const std::string name_;
+  const std::shared_ptr<DeviceWatch> watch_;
+  std::mutex launches_mutex_;
+  std::deque<std::shared_ptr<const Launch>> launches_;  // in the order of issue
+  bool head_is_ready_ = false;
+  bool has_failed_ = false;
 };
 
 class Group {
@@ -38,49 +84,56 @@ class Group {
   Group& operator=(const Group&) = delete;
 
   // Joins `size` ranks that share the 128 bytes of `id`.
-  void Init(const std::string& id, int rank, int size);
-  // Returns null for a negative color.
-  std::shared_ptr<Group> Split(int color, int key, std::string name);
+  void Init(const std::string& id, int rank, int size, GroupRole role);
 
   // Runs `enqueue(comm)` and waits until NCCL has accepted the operation. Throws kAborted after
   // Abort.
   template <typename Enqueue>
-  void Use(const std::string& what, Clock::time_point deadline, Enqueue enqueue) {
-    const std::lock_guard lock(mutex_);
+  void Use(const std::string& what, Enqueue enqueue) {
+    const std::lock_guard lock(watched_->mutex);
     ThrowIfAborted(what);
-    Settle(enqueue(comm_), what, deadline);
+    Settle(enqueue(watched_->comm), what, options_.timeout_s);
   }
   // Throws kAborted after Abort, or kPeerLost or kLibrary for an asynchronous error.
   void CheckHealth(const std::string& what);
+  void ThrowIfAborted(const std::string& what) const;
+  // All pending and later operations throw. Calls neither NCCL nor CUDA.
   void Abort(const std::string& cause) noexcept;
 
   void Select() const;  // makes the device current on this thread
-  int rank() const { return rank_; }
-  int size() const { return size_; }
   cudaStream_t stream() const { return stream_; }
-  const std::string& name() const { return name_; }
   const NcclOptions& options() const { return options_; }
   void* scratch() const { return scratch_; }  // 4 bytes on the device, for barriers
+  const std::shared_ptr<Watched>& watched() const { return watched_; }
+
+  // Makes `consumer` wait for the event, and measures the time for TakeStreamWaits.
+  void WaitOn(cudaStream_t consumer, const Event& event, const char* tag, const std::string& what);
+  std::map<std::string, double> TakeStreamWaits();
 
  private:
-  void ThrowIfAborted(const std::string& what) const;
+  void MakeStream(GroupRole role);
   // Polls a non-blocking call until it completes.
-  void Settle(ncclResult_t result, const std::string& what, Clock::time_point deadline);
-  // Waits until NCCL's own thread has set the handle of a group that is split from this one.
-  void AwaitHandle(Group& made, const std::string& what, Clock::time_point deadline);
-  void ReadPlace();
+  void Settle(ncclResult_t result, const std::string& what, double limit_s);
+  void Poll(ncclResult_t result, const std::string& what, Clock::time_point deadline);
   void Close();  // first lets queued operations end, within the timeout
+
+  struct StreamWait {
+    const char* tag;
+    std::unique_ptr<Event> begin, end;
+  };
 
   const Device device_;
   const std::string name_;
   const NcclOptions options_;
-  std::mutex mutex_;                      // Abort may be called from any thread
-  std::atomic<bool> abort_asked_{false};  // ends a Settle that holds the mutex
-  ncclComm_t comm_ = nullptr;
-  std::string aborted_;  // the cause; empty: not aborted
+  const int exceptions_;  // exceptions in flight when the group was made
+  const std::shared_ptr<Watched> watched_;
+  mutable std::mutex cause_mutex_;  // Abort may be called from any thread
+  std::string aborted_;             // the cause; empty: not aborted
+  std::atomic<bool> is_aborted_{false};
   cudaStream_t stream_ = nullptr;
   void* scratch_ = nullptr;
-  int rank_ = 0, size_ = 1;
+  std::vector<StreamWait> waits_;
+  std::vector<std::unique_ptr<Event>> spare_events_;
 };
 
 }  // namespace halflife::dist::nccl

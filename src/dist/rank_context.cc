@@ -35,7 +35,7 @@ class SingleRankContext final : public RankContext {
   void UseDevice(Device device) override {
     device_world_.reset();
     if (!device.is_cuda()) return;
-    device_world_ = MakeDeviceWorld(*control_, device, config_.timeout_s, config_.init_timeout_s);
+    device_world_ = MakeDeviceWorld(*control_, device, config_, std::make_shared<DeviceWatch>());
     RecordIn(*device_world_, &flight_);
   }
   void RequireSameConfig(const std::string&) override {}
@@ -63,12 +63,14 @@ std::unique_ptr<RankContext> RankContext::Create(const RankConfig& config) {
 }
 
 std::unique_ptr<Communicator> MakeDeviceWorld([[maybe_unused]] Communicator& control, Device device,
-                                              [[maybe_unused]] double timeout_s,
-                                              [[maybe_unused]] double init_timeout_s) {
+                                              [[maybe_unused]] const RankConfig& config,
+                                              [[maybe_unused]] std::shared_ptr<DeviceWatch> watch) {
 #ifdef HALFLIFE_WITH_CUDA
   if (control.size() == 1) return MakeSelfCommunicator("world", Device::Kind::kCuda);
   return MakeNcclCommunicator(control, device, "world",
-                              {.timeout_s = timeout_s, .init_timeout_s = init_timeout_s});
+                              {.timeout_s = config.timeout_s,
+                               .init_timeout_s = config.init_timeout_s,
+                               .watch = std::move(watch)});
 #else
   HL_FAIL(ExitCode::kEnvironment, "this build has no CUDA, so cuda:", device.index,
           " cannot be used; configure with -DHALFLIFE_CUDA=ON, or train on the CPU");

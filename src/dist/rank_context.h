@@ -14,9 +14,12 @@
 #include "core/tensor_ref.h"
 #include "core/versions.h"
 #include "dist/communicator.h"
+#include "dist/device_watch.h"
 #include "dist/flight_recorder.h"
 
 namespace halflife::dist {
+
+class RankContext;
 
 struct RankConfig {
   double timeout_s = 180;       // seconds; deadline of one collective
@@ -24,6 +27,10 @@ struct RankConfig {
   // Program and library versions, which must be equal on all ranks (otherwise Error kEnvironment).
   // Empty: not compared.
   std::string build = {};
+  // Ends the process, and with it the world, if this rank, its GPU or a peer is stuck: see
+  // Watchdog, which calls it on its own thread. Only worlds of several GPUs have a watchdog. Null:
+  // none has.
+  std::function<void(RankContext& context, const CommFailure& failure)> on_stuck = {};
 };
 
 class RankContext {
@@ -98,10 +105,11 @@ std::vector<int> OddRanks(const std::vector<std::string>& values);
 // hashes.
 void CheckSameConfig(Communicator& control, const std::string& config_hash);
 
-// Returns NCCL over the ranks of `control`, or a Self communicator for a single rank. Throws Error
-// kEnvironment in a build without CUDA.
+// Returns NCCL over the ranks of `control`, or a Self communicator for a single rank. `watch` receives
+// what the threads of NCCL report for a Watchdog. Throws Error kEnvironment in a build without CUDA.
 std::unique_ptr<Communicator> MakeDeviceWorld(Communicator& control, Device device,
-                                              double timeout_s, double init_timeout_s);
+                                              const RankConfig& config,
+                                              std::shared_ptr<DeviceWatch> watch);
 
 // Returns the versions of the libraries that move tensors between ranks: "MPI library" and, if
 // compiled with CUDA, "CUDA runtime", "CUDA driver" and "NCCL". May be called before MPI is

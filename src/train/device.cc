@@ -91,8 +91,8 @@ void PrepareDevice([[maybe_unused]] Device device) {
   context.setDeterministicFillUninitializedMemory(false);
   // Partial sums of a product are added in fp32 before the result is rounded to bf16.
   context.setAllowBF16ReductionCuBLAS(false);
-  // NVLink switches (NVLS) add in arbitrary order. A value that the user sets takes precedence.
-  setenv("NCCL_ALGO", "^NVLS", /*overwrite=*/0);
+  // A value that the user sets takes precedence.
+  setenv("NCCL_ALGO", kNcclAlgorithms, /*overwrite=*/0);
 #endif
 }
 

@@ -81,8 +81,8 @@ Bytes NaiveReduce(const CollectiveCase& one, const std::vector<Bytes>& in, int64
   return out;
 }
 
-TensorRef View(Bytes& bytes, DType dtype) {
-  return {bytes.data(), static_cast<int64_t>(bytes.size() / SizeOf(dtype)), dtype, {}};
+TensorRef View(Bytes& bytes, DType dtype, Device device) {
+  return {bytes.data(), static_cast<int64_t>(bytes.size() / SizeOf(dtype)), dtype, device};
 }
 
 Bytes Cut(const Bytes& bytes, size_t index, size_t parts) {
@@ -170,16 +170,16 @@ Bytes Payload(DType dtype, int64_t count, int rank) {
   return bytes;
 }
 
-Bytes Run(const CollectiveCase& one, Communicator& comm, int index) {
+Bytes Run(const CollectiveCase& one, Communicator& comm, int index, Device device) {
   const int rank = comm.rank(), size = comm.size();
   const OpTag tag = {"case", index};
   const auto element = static_cast<int64_t>(SizeOf(one.dtype));
   Bytes in = Input(one, rank, size);
   Bytes out;
-  const TensorRef in_ref = View(in, one.dtype);
+  const TensorRef in_ref = View(in, one.dtype, device);
   const auto out_ref = [&](int64_t count) {
     out.assign(static_cast<size_t>(count * element), 0xee);
-    return View(out, one.dtype);
+    return View(out, one.dtype, device);
   };
   switch (one.kind) {
     case OpKind::kAllReduce:

@@ -28,8 +28,10 @@ std::vector<CollectiveCase> AllCases();
 std::vector<uint8_t> Payload(DType dtype, int64_t count, int rank);
 
 // Runs the case on a communicator and returns this rank's output bytes. `index` is equal on all
-// ranks. It is the tag, and selects the root and whether buffers alias.
-std::vector<uint8_t> Run(const CollectiveCase& one, Communicator& comm, int index);
+// ranks. It is the tag, and selects the root and whether buffers alias. `device` owns the buffers;
+// the memory of a fake GPU is host memory.
+std::vector<uint8_t> Run(const CollectiveCase& one, Communicator& comm, int index,
+                         Device device = {});
 // Returns the expected output, computed by definition, element by element.
 std::vector<uint8_t> Expected(const CollectiveCase& one, int rank, int size, int index);
 

@@ -287,6 +287,23 @@ TEST(FlightReport, PutsWhoWaitsBehindWhomItWaitsFor) {
                           HasSubstr("rank 1 has not issued world #12")));
 }
 
+// All ranks have issued the sum, but the GPU of rank 1 still computes.
+TEST(FlightReport, NamesWhoseGpuIsLate) {
+  const auto on_gpu = [](bool ready) {
+    FlightOperation sum = Issued(12, 30);
+    sum.on_device = true;
+    sum.ready_us = ready ? kNow - 20 * kSecond : 0;
+    return sum;
+  };
+  const std::vector<FlightRecord> records = {Rank(0, {on_gpu(true)}), Rank(1, {on_gpu(false)}),
+                                             Rank(2, {on_gpu(true)})};
+  EXPECT_THAT(Texts(records),
+              ElementsAre("rank 1 has issued world #12 all_reduce 'grad_bucket' 0, but its GPU has "
+                          "not come to it (it is in phase data of step 5 for 31 s); the GPU of "
+                          "rank 0 and 2 came to it 20 s ago"));
+  EXPECT_EQ(FlightFindings(records, kNow)[0].rank, 1);
+}
+
 // A wait that reached its deadline was a wait for the late rank.
 TEST(FlightReport, NamesWhomAFailedOperationWaitedFor) {
   FlightOperation failed = Issued(12, 30);

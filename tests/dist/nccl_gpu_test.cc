@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
+#include <nccl.h>
 
 #include <cstdint>
 #include <memory>
@@ -15,6 +16,16 @@
 
 namespace halflife::dist {
 namespace {
+
+// The values that fake_gpu/cuda_runtime.h and fake_gpu/nccl.h repeat.
+static_assert(cudaSuccess == 0 && cudaErrorNotReady == 600 && cudaErrorLaunchFailure == 719);
+static_assert(cudaStreamNonBlocking == 1 && cudaEventDisableTiming == 2);
+static_assert(ncclSuccess == 0 && ncclInvalidArgument == 4 && ncclRemoteError == 6 &&
+              ncclInProgress == 7);
+static_assert(ncclUint8 == 1 && ncclInt32 == 2 && ncclInt64 == 4 && ncclFloat32 == 7 &&
+              ncclFloat64 == 8 && ncclBfloat16 == 9);
+static_assert(ncclSum == 0 && ncclMax == 2 && ncclMin == 3);
+static_assert(sizeof(ncclUniqueId) == 128 && NCCL_MAJOR == 2);
 
 constexpr int64_t kCount = 1000;
 

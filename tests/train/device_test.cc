@@ -41,5 +41,8 @@ TEST(KnownGpus, LimitsWithoutAGpuAreThoseOfAnH100) {
   EXPECT_EQ(here.shared_memory_bytes, h100.shared_memory_bytes);
 }
 
+// NCCL compares whole names: without NVLSTree in the list, sums over nodes may add in switches.
+TEST(Nccl, NoAlgorithmAddsInSwitches) { EXPECT_STREQ(kNcclAlgorithms, "^NVLS,NVLSTree"); }
+
 }  // namespace
 }  // namespace halflife::train
