@@ -4,12 +4,14 @@
 
 namespace halflife::dist {
 
-GradientReducer::GradientReducer(const ParameterLayout& layout, Communicator& comm, TensorRef grads,
+GradientReducer::GradientReducer(const ParameterLayout& layout, ShardGroups groups, TensorRef grads,
                                  ReducedTo to, GradientWire* wire)
-    : layout_(layout), comm_(comm), grads_(grads), to_(to), wire_(wire), progress_(layout) {
+    : layout_(layout), groups_(groups), grads_(grads), to_(to), wire_(wire), progress_(layout) {
   HL_CHECK(grads.dtype == DType::kF32 && grads.count == layout.num_elements(),
            "the gradient arena has ", grads.count, " elements of ", Name(grads.dtype),
            "; the layout wants ", layout.num_elements(), " of fp32");
+  HL_CHECK(groups.replica == nullptr || to == ReducedTo::kSlices,
+           "replica groups sum only slices of gradients");
 }
 
 void GradientReducer::BeginStep(cudaStream_t producer) {
@@ -18,6 +20,8 @@ void GradientReducer::BeginStep(cudaStream_t producer) {
   active_ = true;
   exposed_seconds_ = 0;
   works_.clear();
+  replica_works_.clear();
+  sent_.clear();
   progress_.Begin();
 }
 
@@ -32,43 +36,67 @@ void GradientReducer::MarkAllReady() {
 }
 
 void GradientReducer::LaunchReady() {
-  const std::vector<Bucket>& buckets = layout_.buckets();
-  while (works_.size() < buckets.size() && progress_.complete(static_cast<int>(works_.size()))) {
-    works_.push_back(Launch(static_cast<int>(works_.size())));
-  }
+  const size_t num_buckets = layout_.buckets().size();
+  while (works_.size() < num_buckets && progress_.complete(static_cast<int>(works_.size())))
+    Launch(static_cast<int>(works_.size()));
+  if (groups_.replica == nullptr) return;
+  while (replica_works_.size() < works_.size() && works_[replica_works_.size()].Done())
+    LaunchInReplicas();
 }
 
-Work GradientReducer::Launch(int index) {
+void GradientReducer::Launch(int index) {
   const Bucket& bucket = layout_.buckets()[index];
   const int64_t count = bucket.end - bucket.begin;
   const TensorRef all =
       wire_ != nullptr ? wire_->Load(bucket.begin, count) : grads_.Slice(bucket.begin, count);
+  sent_.push_back(all);
   const OpTag tag = {"grad_bucket", index};
-  if (to_ == ReducedTo::kAllRanks) return comm_.AllReduce(all, ReduceOp::kSum, tag, producer_);
-  const Range own = ReceivedOf(bucket);
-  return comm_.ReduceScatter(all, all.Slice(own.begin - bucket.begin, own.count), ReduceOp::kSum,
-                             tag, producer_);
+  if (to_ == ReducedTo::kAllRanks) {
+    works_.push_back(groups_.shard->AllReduce(all, ReduceOp::kSum, tag, producer_));
+    return;
+  }
+  const auto held = groups_.HeldOf(layout_, bucket);
+  works_.push_back(groups_.shard->ReduceScatter(
+      all, all.Slice(held.arena_begin - bucket.begin, held.count), ReduceOp::kSum, tag, producer_));
 }
 
-GradientReducer::Range GradientReducer::ReceivedOf(const Bucket& bucket) const {
-  if (to_ == ReducedTo::kAllRanks) return {bucket.begin, bucket.end - bucket.begin};
-  const ParameterLayout::SliceRange slice = layout_.SliceOf(bucket, comm_.rank());
-  return {slice.arena_begin, slice.count};
+void GradientReducer::LaunchInReplicas() {
+  const size_t index = replica_works_.size();
+  const Bucket& bucket = layout_.buckets()[index];
+  const auto held = groups_.HeldOf(layout_, bucket), own = groups_.UpdatedOf(layout_, bucket);
+  const TensorRef all = sent_[index];
+  replica_works_.push_back(groups_.replica->ReduceScatter(
+      all.Slice(held.arena_begin - bucket.begin, held.count),
+      all.Slice(own.arena_begin - bucket.begin, own.count), ReduceOp::kSum,
+      {"grad_bucket", static_cast<int>(index)}, producer_));
+}
+
+ParameterLayout::SliceRange GradientReducer::ReceivedOf(const Bucket& bucket) const {
+  if (to_ == ReducedTo::kAllRanks)
+    return {.arena_begin = bucket.begin, .count = bucket.end - bucket.begin};
+  return groups_.UpdatedOf(layout_, bucket);
+}
+
+void GradientReducer::Await(Work& work) {
+  const Stopwatch stopwatch;
+  work.WaitOn(producer_);
+  // The stream waits too, but only WaitHost has a deadline: a stream would wait for a lost peer
+  // indefinitely.
+  work.WaitHost();
+  exposed_seconds_ += stopwatch.Seconds();
 }
 
 void GradientReducer::Finish() {
   HL_CHECK(active_, "Finish without BeginStep");
   progress_.RequireAll();
   for (size_t i = 0; i < works_.size(); ++i) {
-    const Stopwatch stopwatch;
-    works_[i].WaitOn(producer_);
-    // The stream waits too, but only WaitHost has a deadline: a stream would wait for a lost peer
-    // indefinitely.
-    works_[i].WaitHost();
-    exposed_seconds_ += stopwatch.Seconds();
-    if (wire_ == nullptr) continue;
-    const Range received = ReceivedOf(layout_.buckets()[i]);
-    wire_->Store(received.begin, received.count);
+    Await(works_[i]);
+    if (groups_.replica != nullptr && i == replica_works_.size()) LaunchInReplicas();
+  }
+  for (Work& work : replica_works_) Await(work);
+  for (size_t i = 0; i < works_.size() && wire_ != nullptr; ++i) {
+    const auto received = ReceivedOf(layout_.buckets()[i]);
+    wire_->Store(received.arena_begin, received.count);
   }
   works_.clear();
   active_ = false;

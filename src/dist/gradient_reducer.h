@@ -1,7 +1,8 @@
 // Sums gradients over ranks, bucket by bucket, while backward is still running. Buckets are
 // launched strictly in index order, so all ranks issue the same sequence regardless of the order in
 // which their gradients become ready. Each rank receives all sums or, if each rank updates only its
-// slice of the parameters, the sums of its slices.
+// slice of the parameters, the sums of its slices. With replicas (shard_groups.h), a bucket is
+// reduced in the shard group, and then the range that the rank holds in the replica group.
 //
 //   GradientReducer reducer(layout, comm, grads);
 //   reducer.BeginStep(nullptr);  // before the last micro-batch's backward; the CPU has no stream
@@ -15,6 +16,7 @@
 #include "core/tensor_ref.h"
 #include "dist/communicator.h"
 #include "dist/parameter_layout.h"
+#include "dist/shard_groups.h"
 
 namespace halflife::dist {
 
@@ -36,8 +38,8 @@ class GradientReducer {
  public:
   // All arguments are borrowed and must outlive the reducer. `grads` has layout.num_elements()
   // elements of fp32 and must not move. `wire` converts these gradients to the form in which they
-  // travel; null sends them unchanged.
-  GradientReducer(const ParameterLayout& layout, Communicator& comm, TensorRef grads,
+  // travel; null sends them unchanged. Replicas need kSlices.
+  GradientReducer(const ParameterLayout& layout, ShardGroups groups, TensorRef grads,
                   ReducedTo to = ReducedTo::kAllRanks, GradientWire* wire = nullptr);
 
   // `producer`: the stream on which this step's backward writes the gradients and which reads their
@@ -60,21 +62,24 @@ class GradientReducer {
 
  private:
   void LaunchReady();
-  Work Launch(int bucket);
-  // The part of a bucket's sum that this rank receives, as elements of the layout.
-  struct Range {
-    int64_t begin, count;
-  };
-  Range ReceivedOf(const Bucket& bucket) const;
+  void Launch(int bucket);
+  // Reduces the next bucket in the replica group, once the shard group has reduced it.
+  void LaunchInReplicas();
+  void Await(Work& work);
+  // The part of a bucket's sum that this rank receives.
+  ParameterLayout::SliceRange ReceivedOf(const Bucket& bucket) const;
 
   const ParameterLayout& layout_;
-  Communicator& comm_;
+  ShardGroups groups_;
   TensorRef grads_;
   ReducedTo to_;
   GradientWire* wire_;
   cudaStream_t producer_ = nullptr;  // stream of the current step
   BucketProgress progress_;
-  std::vector<Work> works_;  // by bucket, for the buckets launched so far
+  // By bucket, for the buckets launched so far: the sums of the shard group and of the replica
+  // group, and the memory of the whole bucket.
+  std::vector<Work> works_, replica_works_;
+  std::vector<TensorRef> sent_;
   bool active_ = false;
   double exposed_seconds_ = 0;
 };

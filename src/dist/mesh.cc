@@ -57,8 +57,32 @@ ProcessGroup Mesh::Group(const std::string& name, const std::vector<std::string>
   return group;
 }
 
-DataMesh::DataMesh(int rank, int world_size, int sp, bool rows_first)
-    : Mesh(rank, DataAxes(world_size, sp)), rows_first_(rows_first) {}
+DataMesh::DataMesh(int rank, int world_size, int sp, bool rows_first, int shard)
+    : Mesh(rank, DataAxes(world_size, sp)),
+      rank_(rank),
+      world_size_(world_size),
+      rows_first_(rows_first),
+      shard_(shard == 0 ? world_size : shard) {
+  HL_CHECK_AS(ExitCode::kUsage, shard_ >= 1 && world_size % shard_ == 0, "parallel.shard ", shard_,
+              " does not divide the world of ", world_size, " ranks. Use a divisor, or world.");
+  HL_CHECK(!has_replicas() || sp == 1 || rows_first,
+           "shard groups of consecutive ranks need sums of rows first");
+}
+
+Mesh DataMesh::ShardMesh() const {
+  return {rank_, {{"replica", world_size_ / shard_}, {"shard", shard_}}};
+}
+
+ProcessGroup DataMesh::ShardGroup() const {
+  return has_replicas() ? ShardMesh().Group("shard", {"shard"}) : SumGroup();
+}
+
+ProcessGroup DataMesh::ReplicaGroup() const { return ShardMesh().Group("replica", {"replica"}); }
+
+int DataMesh::slice() const {
+  if (!has_replicas()) return SumGroup().rank;
+  return rank_ % shard_ * (world_size_ / shard_) + rank_ / shard_;
+}
 
 ProcessGroup DataMesh::SumGroup() const {
   ProcessGroup group = rows_first_ ? Group("sums", {"dp", "sp"}) : Group("sums", {"sp", "dp"});
@@ -66,8 +90,9 @@ ProcessGroup DataMesh::SumGroup() const {
   return group;
 }
 
-std::unique_ptr<Communicator> Split(Communicator& world, const ProcessGroup& group) {
-  return world.Split(group.color, group.rank, group.name);
+std::unique_ptr<Communicator> Split(Communicator& world, const ProcessGroup& group,
+                                    GroupRole role) {
+  return world.Split(group.color, group.rank, group.name, role);
 }
 
 void RequireRowsOnWholeHosts(Communicator& control, const std::string& host, const DataMesh& mesh) {

@@ -4,7 +4,7 @@
 //   dp   groups of ranks; each group trains on its own rows
 //   sp   neighbouring ranks of a group; each rank holds a slice of the group's rows
 //
-// All ranks have all parameters, so gradients are summed over the whole mesh.
+// Gradients are summed over the whole mesh, for ZeRO in two levels (shard_groups.h).
 //
 //   const DataMesh mesh(context.rank(), context.world_size(), /*sp=*/2);
 //   const auto rows = Split(context.world(), mesh.RowGroup());
@@ -59,8 +59,10 @@ class Mesh {
 // The mesh of a training run, {dp, sp}, and its groups.
 class DataMesh : public Mesh {
  public:
-  // `rows_first`: see SumGroup. Throws Error kUsage if sp does not divide the world size.
-  DataMesh(int rank, int world_size, int sp, bool rows_first = false);
+  // `rows_first`: see SumGroup. `shard`: ranks of a shard group; 0: all ranks. Throws Error kUsage
+  // if sp or shard does not divide the world size. With fewer ranks than all in a shard group and
+  // sp > 1, rows_first must be true, because shard groups are subtrees of the sum.
+  DataMesh(int rank, int world_size, int sp, bool rows_first = false, int shard = 0);
 
   int dp() const { return size("dp"); }
   int sp() const { return size("sp"); }
@@ -79,12 +81,24 @@ class DataMesh : public Mesh {
   // called `world` if the world is already in this order.
   ProcessGroup SumGroup() const;
 
+  // See shard_groups.h. With one shard group, it is the SumGroup, and a replica group is one rank.
+  bool has_replicas() const { return shard_ < world_size_; }
+  ProcessGroup ShardGroup() const;
+  ProcessGroup ReplicaGroup() const;
+  // The number of the slice of each bucket that this rank updates and saves.
+  int slice() const;
+
  private:
+  Mesh ShardMesh() const;
+
+  int rank_, world_size_;
   bool rows_first_;
+  int shard_;  // ranks of a shard group
 };
 
 // Creates the communicator of a group. Collective over `world`.
-std::unique_ptr<Communicator> Split(Communicator& world, const ProcessGroup& group);
+std::unique_ptr<Communicator> Split(Communicator& world, const ProcessGroup& group,
+                                    GroupRole role = GroupRole::kGradients);
 
 // Requires that the ranks of a row either are on one host or are all ranks of several hosts. Throws
 // Error kUsage, naming two ranks that violate this. Collective over `control`.

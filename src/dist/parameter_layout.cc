@@ -30,10 +30,31 @@ void CheckSpecs(const std::vector<ParamSpec>& specs) {
   }
 }
 
+int UnitOf(int param, Region region, const std::vector<int>& units) {
+  return region == Region::kFp32 || units.empty() ? -1 : units[param];
+}
+
+// The parameters of a region in the order of the arena: reverse registration order, and those of no
+// unit last.
+std::vector<int> ArenaOrder(const std::vector<ParamSpec>& specs, Region region,
+                            const std::vector<int>& units) {
+  std::vector<int> order;
+  for (int param = static_cast<int>(specs.size()) - 1; param >= 0; --param)
+    if (specs[param].region == region) order.push_back(param);
+  std::ranges::stable_partition(order,
+                                [&](int param) { return UnitOf(param, region, units) >= 0; });
+  return order;
+}
+
 }  // namespace
 
 int64_t ParamSpec::count() const {
   return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
+
+int64_t AutoBucketBytes(int num_ranks, int64_t gradient_bytes) {
+  constexpr int64_t kLeast = 64 << 20, kPerRank = 4 << 20;
+  return std::clamp(kPerRank * num_ranks, kLeast, std::max(kLeast, gradient_bytes / 8));
 }
 
 ParameterLayout::ParameterLayout(std::vector<ParamSpec> specs, const LayoutConfig& config)
@@ -41,6 +62,8 @@ ParameterLayout::ParameterLayout(std::vector<ParamSpec> specs, const LayoutConfi
   HL_CHECK(num_slices_ >= 1, "num_slices ", num_slices_, " must be at least 1");
   HL_CHECK(config.bucket_bytes > 0 && config.first_bucket_bytes > 0, "bucket sizes ",
            config.first_bucket_bytes, " and ", config.bucket_bytes, " bytes must be positive");
+  HL_CHECK(config.units.empty() || config.units.size() == specs_.size(), config.units.size(),
+           " units for ", specs_.size(), " parameters");
   CheckSpecs(specs_);
   // The slice size is a multiple of 8 elements, so that vector loads never cross the border of two
   // ranks' slices.
@@ -52,16 +75,20 @@ ParameterLayout::ParameterLayout(std::vector<ParamSpec> specs, const LayoutConfi
   };
   for (const Region region : {Region::kCompute, Region::kFp32}) {
     bool open = false;
-    for (int param = static_cast<int>(specs_.size()) - 1; param >= 0; --param) {
-      if (specs_[param].region != region) continue;
+    int unit_of_bucket = -1;
+    for (const int param : ArenaOrder(specs_, region, config.units)) {
       const int64_t count = specs_[param].count();
       const int64_t start = RoundUp(end, kAlignment);
       const int64_t limit_bytes =
           buckets_.size() <= 1 ? config.first_bucket_bytes : config.bucket_bytes;
-      if (open && (start + count - buckets_.back().begin) * kBytesPerGradient > limit_bytes) {
+      const int of_param = UnitOf(param, region, config.units);
+      const bool full =
+          (start + count - (open ? buckets_.back().begin : 0)) * kBytesPerGradient > limit_bytes;
+      if (open && (full || of_param != unit_of_bucket)) {
         close();
         open = false;
       }
+      unit_of_bucket = of_param;
       if (!open) {
         buckets_.push_back({.begin = end, .end = end, .region = region, .params = {}});
         open = true;
@@ -82,9 +109,17 @@ int64_t ParameterLayout::num_parameters() const {
   return total;
 }
 
-ParameterLayout::SliceRange ParameterLayout::SliceOf(const Bucket& bucket, int slice) const {
-  const int64_t count = (bucket.end - bucket.begin) / num_slices_;
-  return {bucket.begin + slice * count, bucket.begin / num_slices_, count};
+ParameterLayout::SliceRange ParameterLayout::SliceOf(const Bucket& bucket, int part,
+                                                     int parts) const {
+  const int64_t count = (bucket.end - bucket.begin) / parts;
+  return {bucket.begin + part * count, bucket.begin / parts, count};
+}
+
+int64_t ParameterLayout::PlaceOf(int64_t element, const Division& division) const {
+  if (element >= division.end) return element - division.end + division.end / division.parts;
+  const auto after = std::ranges::upper_bound(buckets_, element, {}, &Bucket::begin);
+  const SliceRange held = SliceOf(*std::prev(after), division.part, division.parts);
+  return element - held.arena_begin + held.slice_begin;
 }
 
 std::vector<Fragment> ParameterLayout::SliceFragments(int slice) const {

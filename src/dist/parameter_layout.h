@@ -38,7 +38,25 @@ struct LayoutConfig {
   // early.
   int64_t first_bucket_bytes = 8 << 20;
   int64_t bucket_bytes = 64 << 20;
-  int num_slices = 1;  // S: every bucket is padded so that it splits into S equal slices
+  int num_slices = 1;  // W: every bucket is padded so that it splits into W equal slices
+  // The unit of each parameter: a number from 0, in the order of registration, or -1 for parameters
+  // of no unit. A bucket of region kCompute holds parameters of one unit, and those of no unit are
+  // last in the region. Empty: there are no units.
+  std::vector<int> units = {};
+};
+
+// The size of a bucket that suits the number of ranks: a reduction takes a latency per rank, which
+// 4 MiB per rank hide. At least 64 MiB, at most an eighth of the gradients, so that the reductions
+// overlap with backward.
+int64_t AutoBucketBytes(int num_ranks, int64_t gradient_bytes);
+
+// How one array holds the elements of the arena: of each bucket before element `end` (a bucket's
+// end, or 0) only part `part` of `parts`, and everything after it.
+struct Division {
+  int64_t end = 0;
+  int parts = 1, part = 0;
+
+  bool divides() const { return end > 0; }
 };
 
 struct Bucket {
@@ -78,7 +96,16 @@ class ParameterLayout {
   struct SliceRange {
     int64_t arena_begin = 0, slice_begin = 0, count = 0;
   };
-  SliceRange SliceOf(const Bucket& bucket, int slice) const;
+  SliceRange SliceOf(const Bucket& bucket, int slice) const {
+    return SliceOf(bucket, slice, num_slices_);
+  }
+  // The same for any division into equal parts, whose number divides that of the slices.
+  SliceRange SliceOf(const Bucket& bucket, int part, int parts) const;
+  // Number of elements that such an array holds, and the index of an element that it holds.
+  int64_t num_held(const Division& division) const {
+    return num_elements_ - division.end + division.end / division.parts;
+  }
+  int64_t PlaceOf(int64_t element, const Division& division) const;
   int64_t offset(int param) const { return offsets_[param]; }
   int num_slices() const { return num_slices_; }
   int64_t num_parameters() const;  // without padding

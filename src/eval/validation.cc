@@ -128,6 +128,31 @@ data::Batch ReadRows(const data::TokenView& tokens, const ValidationConfig& conf
   return batch;
 }
 
+// Rows of this rank, and of the rank with the most rows.
+struct RowCounts {
+  int64_t own = 0, most = 0;
+};
+
+// Forward passes over the first row of the split, until this rank has made as many as the others.
+void RunMorePasses(const model::LanguageModel& model, const data::TokenView& tokens,
+                   const ValidationConfig& config, std::span<const int64_t> rows,
+                   const RowCounts& counts) {
+  const auto passes = [&](int64_t of_rows) { return (of_rows + config.batch - 1) / config.batch; };
+  const ValidationConfig plain = {.seq_len = config.seq_len,
+                                  .stride = config.stride,
+                                  .batch = config.batch,
+                                  .parallel = config.parallel};
+  for (int64_t pass = passes(counts.own); pass < passes(counts.most); ++pass) {
+    Sums dropped = {.rows = {},
+                    .bins = {1, config.seq_len, 0},
+                    .recall = {1, false},
+                    .context = {1, false},
+                    .classes = {1, model.objective()}};
+    ScoreRows(model, ReadRows(tokens, plain, rows.first(1)), /*counts_correct=*/false, plain, 0,
+              dropped);
+  }
+}
+
 SumsOfRow Total(std::span<const SumsOfRow> rows) {
   SumsOfRow total;
   for (const SumsOfRow& row : rows) {
@@ -313,6 +338,9 @@ ValidationResult Validate(const model::LanguageModel& model, const data::TokenVi
     const auto numbers = std::span(rows).subspan(static_cast<size_t>(first), count);
     ScoreRows(model, ReadRows(tokens, config, numbers), !predicts_text, config, first, sums);
   }
+  if (config.equal_passes)
+    RunMorePasses(model, tokens, config, rows,
+                  {.own = end - begin, .most = (total + groups - 1) / groups});
   // The sum over the ranks that hold slices of a row. Other ranks add 0.
   std::vector<SumsOfRow> all(rows.size());
   std::ranges::copy(sums.rows, all.begin() + begin);

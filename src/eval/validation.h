@@ -56,6 +56,9 @@ struct ValidationConfig {
   AttentionStatistics* attention = nullptr;  // Collects statistics of this rank's rows. Borrowed.
   // Set if this rank holds a slice of each row (borrowed). Null: it holds whole rows.
   const model::SequenceParallel* parallel = nullptr;
+  // If true, all ranks make the same number of forward passes, because they exchange weights in
+  // each. A rank that runs out of rows repeats its first one and drops the result.
+  bool equal_passes = false;
 };
 // The score of the rows of one part of a split: a segment of labelled rows, or a source of text. A
 // row that spans two sources counts for the source of its first token.

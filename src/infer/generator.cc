@@ -17,7 +17,7 @@ Decoder::Decoder(const model::LanguageModel& model, model::ModelState state,
     : model_(model),
       state_(std::move(state)),
       use_graph_(config.use_graph && ops::DeviceGraph::IsOn(model.device()) &&
-                 model.constant_state()) {}
+                 model.constant_state() && !model.awaits_layers()) {}
 
 at::Tensor Decoder::Step(const at::Tensor& tokens) {
   const c10::AutoGradMode no_grad(false);

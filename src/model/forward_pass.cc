@@ -88,6 +88,21 @@ void ForwardPass::Run(size_t layer, const Block& block, ResidualStream& stream) 
   stream.first_values = values;
 }
 
+void ForwardPass::AwaitInBackward(size_t layer, ResidualStream& stream) const {
+  const Tensors parts = {stream.x(), stream.branch()};
+  const auto backward = [await = context_.await_backward, layer](ops::BackwardCall call) {
+    await(static_cast<int64_t>(layer));
+    return std::move(call.grads);
+  };
+  const Tensors after =
+      ops::Apply({.name = "AwaitLayer", .inputs = parts, .undefined_grads = true, .forward = [&] {
+                    return ops::Forwarded{.outputs = parts, .saved = {}, .backward = backward};
+                  }});
+  const at::Tensor values = stream.first_values;
+  stream = ResidualStream(after[0], after[1]);
+  stream.first_values = values;
+}
+
 void ForwardPass::RunOnce(size_t layer, const Block& block, ResidualStream& stream,
                           const SequenceSlice& slice) const {
   const auto mix = [&](const Mixer& mixer, const at::Tensor& x) {

@@ -22,6 +22,10 @@ class ForwardPass : public std::enable_shared_from_this<ForwardPass> {
 
   at::Tensor DropFromEmbedding(const at::Tensor& x) const;
   void Run(size_t layer, const Block& block, ResidualStream& stream) const;
+  // Puts a node behind a block whose backward calls context.await_backward(layer). Autograd runs it
+  // after the backward of all later blocks, and before that of any part of this block: of the nodes
+  // that are ready, it runs the latest first.
+  void AwaitInBackward(size_t layer, ResidualStream& stream) const;
 
  private:
   ops::DropoutConfig DropoutOf(uint32_t site, double rate) const;

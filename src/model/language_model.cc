@@ -161,12 +161,14 @@ at::Tensor LanguageModel::Hidden(const at::Tensor& tokens, const ForwardContext&
   RequirePosition(slice.begin + slice.seq_len - 1);
   if (state != nullptr) state->layers.resize(blocks_.size());
   const auto pass = std::make_shared<const ForwardPass>(config_, context, state);
-  if (context.await_layer) context.await_layer(-1);
+  const Await& await = context.await_layer ? context.await_layer : await_layer_;
+  if (await) await(-1);
   const at::Tensor x = Embed(tokens, slice.position_ids(), context.segments);
   const auto run = [&](size_t layer, const Block& block, ResidualStream& stream) {
     pass->Run(layer, block, stream);
+    if (context.await_backward) pass->AwaitInBackward(layer, stream);
   };
-  const at::Tensor hidden = RunBlocks(pass->DropFromEmbedding(x), run, context.await_layer);
+  const at::Tensor hidden = RunBlocks(pass->DropFromEmbedding(x), run, await);
   if (state != nullptr) state->num_tokens += slice.seq_len;
   return hidden;
 }
@@ -257,7 +259,8 @@ at::Tensor LanguageModel::StepWith(const at::Tensor& tokens, const at::Tensor& p
                                },
                            .drop = [](LayerPass::Branch, const at::Tensor& x) { return x; }});
   };
-  return Logits(RunBlocks(Embed(tokens, positions.squeeze(1), {}), run));
+  if (await_layer_) await_layer_(-1);
+  return Logits(RunBlocks(Embed(tokens, positions.squeeze(1), {}), run, await_layer_));
 }
 
 void LanguageModel::RequirePosition(int64_t position) const {

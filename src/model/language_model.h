@@ -48,8 +48,11 @@ struct ForwardContext {
   // Called before a layer's mixer runs, with the mixer and its call. May be empty.
   std::function<void(int64_t layer, const Mixer& mixer, const MixerCall& call)> before_mixer = {};
   // Called before the parameters of a layer (LayerOf) are read, so that it can wait for them.
-  // Empty: all parameters are available.
+  // Empty: that of LanguageModel::SetAwaitLayer.
   std::function<void(int64_t layer)> await_layer = {};
+  // Called in backward before the parameters of a block are read, after the backward of all later
+  // layers, once per backward. Layers without parameters in memory need it; empty: none.
+  std::function<void(int64_t layer)> await_backward = {};
 };
 
 // Scalars in fp32, summed over targets.
@@ -94,6 +97,13 @@ class LanguageModel {
   // that the bits are the same on every device. For tests and benchmarks. Trainers and loaders bind
   // their own memory.
   void BindOwnMemory(uint64_t seed, bool requires_grad, at::Device device = at::kCPU);
+
+  // Sets what every pass calls before it reads the parameters of a layer, in the order of the
+  // layers, if its context has no await_layer. Empty: all parameters are available.
+  void SetAwaitLayer(std::function<void(int64_t layer)> await_layer) {
+    await_layer_ = std::move(await_layer);
+  }
+  bool awaits_layers() const { return static_cast<bool>(await_layer_); }
 
   // Computes hidden [B, T, D], after the final norm, from tokens [B, T] int64. With `state`
   // (prefill), rows continue from it and it is updated; an empty state starts from zero.
@@ -176,6 +186,7 @@ class LanguageModel {
 
   ModelConfig config_;
   ParameterSet parameters_;
+  Await await_layer_;
   ParameterCount count_;
   // First parameter of layers 0 to num_layers, numbered as in LayerOf.
   std::vector<int> first_params_;

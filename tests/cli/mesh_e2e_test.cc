@@ -19,7 +19,8 @@ struct Mesh {
   int ranks, sp, zero_stage;
   std::string name() const { return Concat("dp", ranks / sp, "_sp", sp, "_zero", zero_stage); }
 };
-const Mesh kMeshes[] = {{1, 1, 0}, {2, 1, 1}, {2, 2, 0}, {4, 2, 1}, {4, 4, 2}, {4, 1, 2}};
+const Mesh kMeshes[] = {{1, 1, 0}, {2, 1, 1}, {2, 2, 0}, {4, 2, 1},
+                        {4, 4, 2}, {4, 1, 2}, {4, 2, 3}};
 
 class MeshRuns : public ProgramTest {
  protected:

@@ -25,7 +25,8 @@ TEST_F(PlanRuns, BytesOfEveryGroupAreThoseOfARun) {
   struct Mesh {
     int ranks, sp, zero;
   };
-  const Mesh kMeshes[] = {{1, 1, 0}, {2, 1, 0}, {2, 1, 1}, {2, 2, 0}, {4, 2, 1}, {4, 1, 2}};
+  const Mesh kMeshes[] = {{1, 1, 0}, {2, 1, 0}, {2, 1, 1}, {2, 2, 0},
+                          {4, 2, 1}, {4, 1, 2}, {4, 2, 3}};
   for (const Mesh& mesh : kMeshes) {
     const std::string run = Concat("run_", mesh.ranks, "_", mesh.sp, "_", mesh.zero);
     // A state, a window's past and a convolution's tail cross the boundary between slices. Nothing

@@ -4,11 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <random>
 
 #include "core/bfloat16.h"
 #include "dist/local_communicator.h"
+#include "dist/mesh.h"
 #include "support/expect_error.h"
 
 namespace halflife::dist {
@@ -162,6 +164,44 @@ TEST(GradientReducer, SumsWhatTravelsAndStoresWhatItReceives) {
       EXPECT_EQ(comm.bytes, 2u * layout.num_elements());
     });
   }
+}
+
+// Two levels: each rank receives the sum over all ranks of the slice that it updates, with the bits
+// of one level.
+TEST(GradientReducer, SumsInShardGroupsAndThenOverThem) {
+  constexpr int kRanks = 8, kParams = 24;
+  const ParameterLayout layout = MakeLayout(kParams, kRanks);
+  const auto gradient = [](int rank, int64_t i) {
+    return std::sin(static_cast<float>(rank * 1000 + i));
+  };
+  const auto sums = [&](int shard, uint64_t seed) {
+    std::vector<float> received(layout.num_elements());  // Of all ranks together.
+    LocalWorld::Run(
+        kRanks,
+        [&](Communicator& world) {
+          const DataMesh mesh(world.rank(), kRanks, 1, false, shard);
+          const auto shard_group = Split(world, mesh.ShardGroup()),
+                     replicas = Split(world, mesh.ReplicaGroup());
+          const ShardGroups groups(*shard_group, mesh.has_replicas() ? replicas.get() : nullptr);
+          std::vector<float> grads(layout.num_elements());
+          for (int64_t i = 0; i < layout.num_elements(); ++i) grads[i] = gradient(world.rank(), i);
+          GradientReducer reducer(layout, groups, Ref(grads.data(), layout.num_elements()),
+                                  ReducedTo::kSlices);
+          reducer.BeginStep(nullptr);
+          reducer.MarkAllReady();
+          reducer.Finish();
+          for (const Bucket& bucket : layout.buckets()) {
+            const auto own = groups.UpdatedOf(layout, bucket);
+            std::copy_n(grads.begin() + own.arena_begin, own.count,
+                        received.begin() + own.arena_begin);
+          }
+        },
+        {.schedule = LocalSchedule{.seed = seed, .max_delay_s = 2e-4}});
+    return received;
+  };
+  const std::vector<float> want = sums(kRanks, 0);
+  for (const int shard : {1, 2, 4})
+    for (uint64_t seed = 0; seed < 8; ++seed) EXPECT_EQ(sums(shard, seed), want) << shard;
 }
 
 // The current stream of a step may differ from that at construction.

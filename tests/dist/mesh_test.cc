@@ -84,6 +84,32 @@ TEST(DataMesh, SumsAddTheSlicesOfARowFirstWithRowsFirst) {
   }
 }
 
+// Rank r S + s updates slice s R + r: one of the slices that it holds.
+TEST(DataMesh, ShardGroupsAreConsecutiveRanks) {
+  for (int world = 1; world <= 32; ++world)
+    for (int shard = 1; shard <= world; ++shard) {
+      if (world % shard != 0) continue;
+      std::vector<int> updated(world), sizes(world);
+      for (int rank = 0; rank < world; ++rank) {
+        const DataMesh mesh(rank, world, 1, false, shard);
+        const int replicas = world / shard;
+        EXPECT_EQ(mesh.has_replicas(), replicas > 1);
+        EXPECT_EQ(mesh.ShardGroup().size, shard);
+        EXPECT_EQ(mesh.ShardGroup().rank, rank % shard);
+        EXPECT_EQ(mesh.ReplicaGroup().size, replicas);
+        EXPECT_EQ(mesh.ReplicaGroup().rank, rank / shard);
+        EXPECT_EQ(mesh.slice() / replicas, rank % shard) << "within the range that it holds";
+        ++updated[mesh.slice()];
+      }
+      EXPECT_EQ(std::ranges::count(updated, 1), world);
+    }
+  EXPECT_EQ(DataMesh(5, 8, 1, false, 4).ShardGroup().name, "shard_1");
+  EXPECT_EQ(DataMesh(5, 8, 1, false, 4).ReplicaGroup().name, "replica_1");
+  EXPECT_EQ(DataMesh(5, 8, 1, false, 8).ShardGroup().name, "world");
+  EXPECT_HL_ERROR(DataMesh(0, 4, 1, false, 3), ExitCode::kUsage, "parallel.shard 3",
+                  "Use a divisor, or world.");
+}
+
 TEST(DataMesh, DividesTheWorld) {
   EXPECT_HL_ERROR(DataMesh(0, 4, 3), ExitCode::kUsage, "parallel.sp 3", "world of 4 ranks");
 }

@@ -115,6 +115,71 @@ TEST(ParameterLayout, SlicesCoverEveryElementOnce) {
   }
 }
 
+// Each element is held by one part, at the place that PlaceOf names.
+TEST(ParameterLayout, PartsOfADivisionHoldEveryElementOnce) {
+  constexpr int kSlices = 8;
+  std::mt19937 random(3);
+  const ParameterLayout layout(
+      RandomSpecs(random),
+      {.first_bucket_bytes = 512, .bucket_bytes = 8192, .num_slices = kSlices});
+  for (const int parts : {1, 2, 4, 8})
+    for (const int64_t end : {int64_t{0}, layout.num_compute_elements(), layout.num_elements()}) {
+      std::vector<int> times(layout.num_elements());
+      for (int part = 0; part < parts; ++part) {
+        const Division division = {.end = end, .parts = parts, .part = part};
+        std::vector<bool> used(layout.num_held(division));
+        for (const Bucket& bucket : layout.buckets()) {
+          const auto held = bucket.end <= end
+                                ? layout.SliceOf(bucket, part, parts)
+                                : ParameterLayout::SliceRange{.arena_begin = bucket.begin,
+                                                              .count = bucket.end - bucket.begin};
+          for (int64_t i = held.arena_begin; i < held.arena_begin + held.count; ++i) {
+            const int64_t place = layout.PlaceOf(i, division);
+            ASSERT_LT(place, std::ssize(used));
+            ASSERT_FALSE(used[place]);
+            used[place] = true;
+            ++times[i];
+          }
+        }
+        EXPECT_EQ(std::ranges::count(used, false), 0);
+      }
+      for (int64_t i = 0; i < layout.num_elements(); ++i)
+        ASSERT_EQ(times[i], i < end ? 1 : parts) << i;
+      // A slice that a rank updates has the same place as in an array of slices.
+      if (parts != kSlices) continue;
+      for (int slice = 0; slice < kSlices; ++slice)
+        for (const Fragment& part : layout.SliceFragments(slice))
+          EXPECT_EQ(layout.PlaceOf(part.arena_begin, {.end = end, .parts = parts, .part = slice}),
+                    layout.PlaceOf(part, end));
+    }
+}
+
+// Units are whole buckets in reverse order, and parameters of no unit follow them.
+TEST(ParameterLayout, BucketsEndWithTheirUnit) {
+  std::mt19937 random(5);
+  const std::vector<ParamSpec> specs = RandomSpecs(random);
+  LayoutConfig config = {.first_bucket_bytes = 512, .bucket_bytes = 8192, .num_slices = 4};
+  for (size_t i = 0; i < specs.size(); ++i)
+    config.units.push_back(i % 5 == 2 ? -1 : static_cast<int>(i / 4));
+  const ParameterLayout layout(specs, config);
+  int last = static_cast<int>(specs.size());
+  for (const Bucket& bucket : layout.buckets()) {
+    if (bucket.region != Region::kCompute) continue;
+    const int unit = config.units[bucket.params[0]];
+    for (const int param : bucket.params) EXPECT_EQ(config.units[param], unit);
+    EXPECT_LE(unit, last) << "reverse order, then those of no unit";
+    last = unit;
+  }
+}
+
+TEST(ParameterLayout, BucketsGrowWithTheRanks) {
+  constexpr int64_t kMiB = 1 << 20;
+  EXPECT_EQ(AutoBucketBytes(8, 400 * kMiB), 64 * kMiB) << "a small model";
+  EXPECT_EQ(AutoBucketBytes(8, 5'000 * kMiB), 64 * kMiB);
+  EXPECT_EQ(AutoBucketBytes(128, 5'200 * kMiB), 512 * kMiB);
+  EXPECT_EQ(AutoBucketBytes(1024, 5'200 * kMiB), 650 * kMiB) << "an eighth of the gradients";
+}
+
 TEST(ParameterLayout, ATensorLargerThanABucketHasItsOwn) {
   const ParameterLayout layout({{.name = "small", .shape = {4}, .aliases = {}},
                                 {.name = "large", .shape = {100, 100}, .aliases = {}},

@@ -46,7 +46,8 @@ void MeshExample(std::unique_ptr<RankContext>& owner) {
 }
 
 void ParameterGatherExample(const ParameterLayout& layout, Communicator& comm, TensorRef weights,
-                            int64_t n, int param) {
+                            const std::vector<std::vector<int>>& params_of_layer, int64_t n,
+                            int layer) {
 #include "examples/dist/parameter_gather.h"
 }
 

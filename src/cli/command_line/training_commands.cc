@@ -76,9 +76,9 @@ void AddTrain(CLI::App& app, Request& request) {
                "the resolved config with all defaults. Does not train and needs no dataset");
   declare("--plan KEY=VALUE,...", options.plan,
           "With --dry-run: predict the cost of the recipe on other machines, given as "
-          "\"nodes=N,gpus=G\" and optionally sp, zero, micro_batch, device (h100, h200, a100, "
-          "cpu), peak_tflops, efficiency, hbm_gbs, nvlink_gbs, network_gbs and memory_gib. "
-          "A leading auto searches sp, zero and micro_batch [none]")
+          "\"nodes=N,gpus=G\" and optionally sp, zero, shard, micro_batch, device (h100, h200, "
+          "a100, cpu), peak_tflops, efficiency, hbm_gbs, nvlink_gbs, network_gbs and memory_gib. "
+          "A leading auto searches sp, zero, shard and micro_batch [none]")
       ->needs("--dry-run");
   declare.Flag("--json", options.json, "Print the plan as JSON")->needs("--plan");
   AddRunFolder(declare, options);

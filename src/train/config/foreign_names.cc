@@ -144,7 +144,14 @@ constexpr ForeignName kForeignNames[] = {
 
     // Ranks.
     {"zero, zero_optimization, sharding_strategy, use_distributed_optimizer", "parallel.zero_stage",
-     "1", "Stage 1 shares the optimizer's state among ranks, stage 2 the gradients too."},
+     "1",
+     "Stage 1 shares the optimizer's state among ranks, stage 2 the gradients too, stage 3 also "
+     "the "
+     "weights."},
+    {"fsdp, fsdp2, fully_shard", "parallel.zero_stage", "3",
+     "Stage 3 shares weights, gradients and the optimizer's state among ranks."},
+    {"hsdp, hybrid_shard, shard_size, sharding_group_size", "parallel.shard", "\"node\"",
+     "It is the number of ranks that share gradients and weights, or node or world."},
     {"context_parallel, context_parallel_size, sequence_parallel, cp, cp_size, sp_size, "
      "ulysses_size, ring_attention",
      "parallel.sp", "2", "It is the number of ranks that share a row."},
@@ -206,20 +213,16 @@ constexpr ForeignName kForeignNames[] = {
      "Use `halflife prepare`, which writes a dataset folder from text or JSON lines."},
 
     // Ranks and speed.
-    {"fsdp, fsdp2, fully_shard", "", "",
-     "Use parallel.zero_stage 1 or 2, which shares the optimizer's state or also the gradients "
-     "among ranks. Weights are not sharded."},
     {"deepspeed, megatron, accelerate", "", "",
-     "Use parallel.zero_stage 1 or 2, and start the ranks with mpirun or Slurm."},
+     "Use parallel.zero_stage 1, 2 or 3, and start the ranks with mpirun or Slurm."},
     {"tensor_parallel, tensor_parallel_size, tensor_model_parallel_size, tp, tp_size", "", "",
-     "Use parallel.zero_stage to share the optimizer's state, and parallel.sp to share rows."},
+     "Use parallel.zero_stage 3 to share the weights, and parallel.sp to share rows."},
     {"pipeline_parallel, pipeline_parallel_size, pipeline_model_parallel_size, pp, pp_size", "", "",
-     "Use parallel.zero_stage to share the optimizer's state, and train.recompute to save "
-     "memory."},
+     "Use parallel.zero_stage 3 to share the weights, and train.recompute to save memory."},
     {"expert_parallel, expert_parallel_size, ep, ep_size", "", "",
      "Use a dense channel mixer: swiglu, glu or mlp."},
     {"offload, cpu_offload, offload_optimizer", "", "",
-     "Use parallel.zero_stage and train.recompute to save memory."},
+     "Use parallel.zero_stage 3 and train.recompute to save memory."},
     {"flash_attention, flash_attn, use_flash_attn, attn_implementation, sdpa, xformers", "", "",
      "Set nothing: the mixer softmax chooses its kernel itself."},
     {"compile, torch_compile, use_compile", "", "",

@@ -67,7 +67,30 @@ bool HasValidationSplit(const RunConfig& config, const data::DatasetInfo& datase
 }
 
 dist::DataMesh MeshOf(const RunConfig& config, int rank, int world_size) {
-  return {rank, world_size, config.parallel.row_ranks(), config.parallel.sums_each_micro_batch()};
+  const ParallelConfig& parallel = config.parallel;
+  const int shard = parallel.shard_ranks(world_size);
+  // Shard groups are subtrees of the sum only if it adds the slices of a row first.
+  const bool rows_first =
+      parallel.sums_each_micro_batch() || (shard < world_size && parallel.row_ranks() > 1);
+  return {rank, world_size, parallel.row_ranks(), rows_first, shard};
+}
+
+void ResolveShard(RunConfig& config, int world_size, int ranks_of_node, bool on_gpu) {
+  ParallelConfig& parallel = config.parallel;
+  parallel.resolved_shard = 0;
+  if (parallel.zero_stage == 0) return;
+  const int sp = parallel.row_ranks();
+  const bool possible =
+      world_size % ranks_of_node == 0 && (ranks_of_node % sp == 0 || sp % ranks_of_node == 0);
+  if (parallel.shard == "node") {
+    HL_CHECK_AS(ExitCode::kUsage, possible, "parallel.shard node: ", ranks_of_node, " of ",
+                world_size, " ranks are on this node, and ", Counted(sp, "rank"),
+                " share a row. Use equal numbers of ranks on all nodes, with whole rows on each, "
+                "or parallel.shard world.");
+    parallel.resolved_shard = ranks_of_node;
+  } else if (parallel.shard == "auto" && on_gpu && possible) {
+    parallel.resolved_shard = ranks_of_node;
+  }
 }
 
 int NumRowGroups(const RunConfig& config, int world_size) {

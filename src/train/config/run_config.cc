@@ -4,6 +4,7 @@
 #include <halflife/run_config.pb.h>
 #include <halflife/schema.pb.h>
 
+#include <charconv>
 #include <cstdio>
 #include <functional>
 #include <set>
@@ -137,6 +138,8 @@ void Visit(const Direction& direction, proto::RunConfig& m, RunConfig& c) {
   HL_FIELD(k, background, c.ckpt.background);
   proto::ParallelConfig& p = *m.mutable_parallel();
   HL_FIELD(p, zero_stage, c.parallel.zero_stage);
+  HL_FIELD(p, shard, c.parallel.shard);
+  HL_FIELD(p, prefetch, c.parallel.prefetch);
   HL_FIELD(p, grad_reduce, c.parallel.grad_reduce);
   HL_FIELD(p, sp, c.parallel.sp);
   HL_FIELD(p, slices, c.parallel.slices);
@@ -477,6 +480,25 @@ void PrintFields(const pb::Message& message, const std::string& indent, std::str
 }
 
 }  // namespace
+
+int ParallelConfig::given_shard() const {
+  int number = 0;
+  const auto [end, error] = std::from_chars(shard.data(), shard.data() + shard.size(), number);
+  return error == std::errc() && end == shard.data() + shard.size() ? number : 0;
+}
+
+int ParallelConfig::shard_ranks(int world_size) const {
+  if (zero_stage == 0 || shard == "world") return world_size;
+  if (const int given = given_shard(); given > 0) return given;
+  return resolved_shard > 0 ? resolved_shard : world_size;
+}
+
+int64_t ParallelConfig::bucket_bytes_of(int world_size, int64_t gradient_bytes) const {
+  constexpr int64_t kMostOfParts = 256 << 20;
+  if (bucket_bytes > 0) return bucket_bytes;
+  const int64_t bytes = dist::AutoBucketBytes(world_size, gradient_bytes);
+  return zero_stage < 2 ? bytes : std::min(bytes, kMostOfParts);
+}
 
 std::string ExplainedText(const RunConfig& config) {
   proto::RunConfig message;

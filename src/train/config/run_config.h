@@ -130,6 +130,8 @@ struct SaveConfig {
 
 struct ParallelConfig {
   int zero_stage = 0;
+  std::string shard = "auto";
+  int prefetch = -1;
   int sp = 1;      // Number of processes that share a row.
   int slices = 0;  // Number of slices of a row. 0: sp.
   std::string grad_reduce = "fp32";
@@ -138,8 +140,19 @@ struct ParallelConfig {
   static constexpr int kBucketsInFlight = 3;
 
   int64_t first_bucket_bytes = 8 << 20;
-  int64_t bucket_bytes = 64 << 20;
+  int64_t bucket_bytes = 0;  // 0: dist::AutoBucketBytes
 
+  // What `auto` and `node` of `shard` mean in this run (ResolveShard). 0: all ranks. Not a field of
+  // recipes, because a run may be resumed on other machines.
+  int resolved_shard = 0;
+
+  // Number of ranks of a shard group (dist/shard_groups.h).
+  int shard_ranks(int world_size) const;
+  int given_shard() const;  // the number in `shard`; 0: it is not a number
+  // Size of a bucket of gradients. If ranks hold only parts of the gradients, several buckets exist
+  // for a moment, so they are at most 256 MiB unless bucket_bytes is given.
+  int64_t bucket_bytes_of(int world_size, int64_t gradient_bytes) const;
+  int num_prefetched() const { return prefetch >= 0 ? prefetch : zero_stage == 3 ? 1 : 2; }
   // Number of ranks that share a row, each with a slice of it. Results and all sums depend on this
   // number. If it exceeds sp, each process runs several ranks as threads.
   int row_ranks() const { return slices > 0 ? slices : sp; }

@@ -119,17 +119,34 @@ void CheckLoop(const RunConfig& c, int world_size, Problems& problems) {
 // Refuses settings that a recorded CUDA graph cannot replay, or with which it is never replayed.
 void CheckGraphs(const RunConfig& c, int world_size, Problems& problems) {
   if (!c.train.cuda_graphs) return;
-  const auto only = [&](bool holds, const char* setting) {
+  const auto only = [&](bool holds, const std::string& setting) {
     problems.Require(holds, "train.cuda_graphs", "true", Concat("false with ", setting));
   };
   only(c.parallel.row_ranks() == 1,
        "parallel.sp above 1: the ranks communicate within a forward pass");
   only(c.parallel.slices == 0, "parallel.slices: each micro-batch is summed over ranks");
-  only(c.parallel.zero_stage < 2, "parallel.zero_stage 2: gradients are reduced during backward");
+  only(c.parallel.zero_stage < 2, Concat("parallel.zero_stage ", c.parallel.zero_stage,
+                                         ": gradients are reduced during backward"));
   only(c.data.positions.plain(),
        "data.positions other than plain: each row has its own position ids");
   only(world_size == 1 || c.train.global_batch / world_size > c.train.micro_batch,
        "one micro-batch per step on several ranks: the last one is never replayed");
+}
+
+void CheckShard(const RunConfig& c, int world_size, Problems& problems) {
+  const ParallelConfig& p = c.parallel;
+  problems.Require(p.prefetch >= -1 && p.prefetch <= 64, "parallel.prefetch", p.prefetch,
+                   "0 to 64, or -1 (chosen from zero_stage)");
+  if (p.shard == "auto" || p.shard == "world") return;
+  problems.Require(p.zero_stage > 0, "parallel.shard", p.shard,
+                   "auto with parallel.zero_stage 0, which shards nothing, or zero_stage 1 to 3");
+  if (p.shard == "node") return;  // ResolveShard checks it.
+  const int shard = p.given_shard(), rows = p.row_ranks();
+  problems.Require(shard > 0 && world_size % shard == 0, "parallel.shard", p.shard,
+                   Concat("auto, node, world or a divisor of the number of ranks, ", world_size));
+  if (shard <= 0 || rows <= 0) return;
+  problems.Require(shard % rows == 0 || rows % shard == 0, "parallel.shard", p.shard,
+                   Concat("a multiple or a divisor of ", p.row_field(), ", ", rows));
 }
 
 void CheckRowRanks(const RunConfig& c, int world_size, Problems& problems) {
@@ -311,13 +328,15 @@ void Validate(const RunConfig& config, int world_size) {
   problems.Require(config.ckpt.store.timeout_s > 0, "ckpt.timeout_s", config.ckpt.store.timeout_s,
                    "seconds > 0 (inf: no limit)");
   problems.OneOf("ckpt.on_error", config.ckpt.on_error, {"warn", "stop"});
-  problems.Require(config.parallel.zero_stage >= 0 && config.parallel.zero_stage <= 2,
-                   "parallel.zero_stage", config.parallel.zero_stage, "0, 1 or 2");
+  problems.Require(config.parallel.zero_stage >= 0 && config.parallel.zero_stage <= 3,
+                   "parallel.zero_stage", config.parallel.zero_stage, "0, 1, 2 or 3");
+  CheckShard(config, world_size, problems);
   CheckRowRanks(config, world_size, problems);
   problems.OneOf("parallel.grad_reduce", config.parallel.grad_reduce, {"fp32", "bf16"});
   problems.OneOf("parallel.exchange", config.parallel.exchange, {"auto", "gather", "ring", "scan"});
-  problems.Require(config.parallel.bucket_bytes >= 4096, "parallel.bucket_bytes",
-                   config.parallel.bucket_bytes, "4096 or more");
+  problems.Require(config.parallel.bucket_bytes == 0 || config.parallel.bucket_bytes >= 4096,
+                   "parallel.bucket_bytes", config.parallel.bucket_bytes,
+                   "4096 or more, or 0 (chosen from the number of ranks)");
   problems.Require(config.parallel.first_bucket_bytes >= 4096, "parallel.first_bucket_bytes",
                    config.parallel.first_bucket_bytes, "4096 or more");
   problems.Require(config.comm_timeout_s > 0, "comm.timeout_s", config.comm_timeout_s,

@@ -38,13 +38,24 @@ RunConfig Resolve(RunConfig config, const data::Dataset& dataset, int rank) {
   return config;
 }
 
+// Collective. The ranks of a node are the smallest number on any of them, which is what
+// ResolveShard refuses if nodes differ.
+RunConfig WithShard(RunConfig config, Device device, dist::RankContext& context) {
+  int64_t ranks = context.local_size();
+  context.control()
+      .AllReduce(Ref(&ranks, 1), dist::ReduceOp::kMin, {"ranks_of_node", 0}, nullptr)
+      .WaitHost();
+  ResolveShard(config, context.world_size(), static_cast<int>(ranks), device.is_cuda());
+  return config;
+}
+
 data::TokenSourceConfig SourceConfig(const RunConfig& config, const dist::DataMesh& mesh) {
   return {.seq_len = config.data.seq_len,
           .micro_batch = config.train.micro_batch,
           .global_batch = config.train.global_batch,
           .dp_rank = mesh.dp_index(),
           .dp_size = mesh.dp(),
-          .in_turn = mesh.rows_first(),
+          .in_turn = config.parallel.sums_each_micro_batch(),
           .seed = config.train.seed,
           .reset_at_documents = config.data.reset_at_documents,
           .prefetch = config.data.prefetch,
@@ -84,7 +95,7 @@ std::string Verbatim(const std::string& text) {
 
 Trainer::Trainer(RunConfig config, Device device, RunFolder folder, dist::RankContext& context,
                  const TrainOptions& options)
-    : config_(std::move(config)),
+    : config_(WithShard(std::move(config), device, context)),
       context_(context),
       device_(device),
       mesh_(MeshOf(config_, context.rank(), context.world_size())),
@@ -109,7 +120,7 @@ Trainer::Trainer(RunConfig config, Device device, RunFolder folder, dist::RankCo
   RequireMemory(config_, model_, CurrentTarget(config_, context.world_size(), context.local_size()),
                 context.rank());
   const ParameterArena::Config arena =
-      ParameterArena::Of(config_, ToTorch(device_), context.rank(), context.world_size());
+      ParameterArena::Of(config_, model_, ToTorch(device_), context.rank(), context.world_size());
   if (config_.lora.rank > 0) {
     lora_.emplace(config_.lora, model_);
     lora_->Bind(arena.device, arena.compute_dtype);
@@ -123,7 +134,7 @@ Trainer::Trainer(RunConfig config, Device device, RunFolder folder, dist::RankCo
     };
   source_ = data_.MakeSource(config_, source_config_, /*stored=*/nullptr, /*num_steps=*/0);
   target_guard_.emplace(config_, source_->order());
-  store_comm_ = context.control().Split(0, mesh_.SumGroup().rank, "ckpt");
+  store_comm_ = context.control().Split(0, mesh_.slice(), "ckpt");
   store_ = std::make_unique<ckpt::CheckpointStore>(folder_.path() / "ckpt", *store_comm_,
                                                    config_.ckpt.store);
   if (context.rank() == 0) store_->SetOwnershipCheck([this] { folder_.CheckStillOwner(); });
@@ -171,7 +182,9 @@ ckpt::StepState Trainer::CurrentState(bool final) const {
                 .dp = mesh_.dp(),
                 .sp = mesh_.sp(),
                 .zero_stage = config_.parallel.zero_stage,
-                .shard = config_.parallel.zero_stage > 0 ? context_.world_size() : 1};
+                .shard = config_.parallel.zero_stage > 0
+                             ? config_.parallel.shard_ranks(context_.world_size())
+                             : 1};
   state.versions = versions_;
   state.final = final;
   return state;
@@ -416,7 +429,8 @@ SetResult Trainer::Score(const ValidationSet& set) {
                                                {.seq_len = config_.data.seq_len,
                                                 .num_windows = set.num_windows,
                                                 .batch = config_.train.micro_batch,
-                                                .parallel = runner_->parallel()},
+                                                .parallel = runner_->parallel(),
+                                                .equal_passes = config_.parallel.zero_stage == 3},
                                                context_.control())};
   state_.metrics["val_loss" + scored.suffix()] = scored.result.loss;
   // Stored as an error, because ckpt.keep_best keeps the lowest value.
@@ -440,8 +454,10 @@ void Trainer::RunValidation() {
   stop_policy_.NoteValidation(watch.Seconds());
 }
 
+// With ZeRO stage 3, all ranks generate the text, because each layer is gathered from all of them.
 void Trainer::ShowSampleText() {
-  if (!metrics_ || !metrics_->shows_texts() || !sample_text_) return;
+  const bool shows = metrics_ && metrics_->shows_texts();
+  if (!sample_text_ || (!shows && config_.parallel.zero_stage < 3)) return;
   std::string text;
   try {
     text = sample_text_(model_);
@@ -449,7 +465,7 @@ void Trainer::ShowSampleText() {
     HL_WARN("train", "no sample text: ", error.message());
     return;
   }
-  metrics_->Text(static_cast<int64_t>(state_.step), "eval/sample", Verbatim(text));
+  if (shows) metrics_->Text(static_cast<int64_t>(state_.step), "eval/sample", Verbatim(text));
 }
 
 void Trainer::EndSave(bool must_succeed, const std::function<BackgroundSave::Report()>& end) {

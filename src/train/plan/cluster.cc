@@ -9,6 +9,8 @@
 
 #include "core/error.h"
 #include "core/nearest.h"
+#include "dist/request.h"
+#include "train/config/plan.h"
 #include "train/device.h"
 
 namespace halflife::train {
@@ -123,7 +125,8 @@ const std::vector<PlanKey> kKeys = {
     {"nodes", SetCount(&Cluster::nodes, 1, kMostRanks)},
     {"gpus", SetCount(&Cluster::gpus, 1, 1024)},
     {"sp", SetCount(&PlanRequest::sp, 1, kMostRanks)},
-    {"zero", SetCount(&PlanRequest::zero, 0, 2)},
+    {"zero", SetCount(&PlanRequest::zero, 0, 3)},
+    {"shard", SetCount(&PlanRequest::shard, 1, kMostRanks)},
     {"micro_batch", SetCount(&PlanRequest::micro_batch, 1, std::numeric_limits<int32_t>::max())},
     {"device", [](const Assignment&, PlanRequest&) {}},  // DeviceOf reads it first.
     {"peak_tflops", SetAmount(&Cluster::peak_flops, 1e12)},
@@ -204,13 +207,17 @@ RunConfig ConfigFor(RunConfig config, const PlanRequest& request) {
   if (request.sp) config.parallel.sp = *request.sp;
   if (request.zero) config.parallel.zero_stage = *request.zero;
   if (request.micro_batch) config.train.micro_batch = *request.micro_batch;
-  config.train.device = cluster.device == "cpu" ? "cpu" : "cuda";
+  if (request.shard) config.parallel.shard = Concat(*request.shard);
+  if (config.parallel.zero_stage == 0) config.parallel.shard = "auto";
+  const bool on_gpu = cluster.device != "cpu";
+  config.train.device = on_gpu ? "cuda" : "cpu";
   const std::vector<int> sizes = cluster.RowSizes();
   HL_CHECK_AS(ExitCode::kUsage, std::ranges::count(sizes, config.parallel.sp) > 0,
               "--plan nodes=", cluster.nodes, ",gpus=", cluster.gpus, " with sp ",
               config.parallel.sp,
               ": the ranks of a row must be on one node, or be all ranks of several nodes. Use sp ",
               Join(sizes, ", "), ".");
+  ResolveShard(config, cluster.world_size(), cluster.gpus, on_gpu);
   return config;
 }
 
@@ -221,7 +228,9 @@ double Cluster::Seconds(const dist::RehearsedOperation& operation) const {
   const double others = ranks - 1;
   // Every rank sends to every other rank, through its host's processor.
   if (operation.group == "control") return 50e-6 + others * 2e-6 + bytes * others / 1e9;
-  const int of_node = std::min(ranks, gpus);  // Consecutive ranks on one node.
+  // Consecutive ranks on one node, or one of each shard group.
+  const bool replicas = dist::KindOfGroup(operation.group) == "replica";
+  const int of_node = std::min(ranks, replicas ? std::max(1, ranks / nodes) : gpus);
   const int group_nodes = (ranks + of_node - 1) / of_node;
   const bool crosses = group_nodes > 1;
   if (operation.kind == dist::OpKind::kSendRecv)

@@ -37,7 +37,7 @@ struct Cluster {
   Cluster InPrecision(const std::string& precision) const;
   // Returns the time of one operation. `bytes` are counted as in flight records. Models rings, and
   // trees as well for all-reduces, of consecutive ranks. Operations of the group "control" are
-  // messages between hosts.
+  // messages between hosts. The ranks of a group "replica" are one of each shard group.
   double Seconds(const dist::RehearsedOperation& operation) const;
   // The costs that choose the exchange strategy of sp ranks that share rows.
   ops::ExchangeCost RowCost(int sp) const;
@@ -48,13 +48,13 @@ struct Cluster {
 
 struct PlanRequest {
   Cluster cluster = {};
-  bool search = false;                    // auto: choose the values that are absent.
-  std::optional<int> sp = {}, zero = {};  // Absent: the recipe's value.
+  bool search = false;                                // auto: choose the values that are absent.
+  std::optional<int> sp = {}, zero = {}, shard = {};  // Absent: the recipe's value.
   std::optional<int64_t> micro_batch = {};
 };
 
 // Parses for example "nodes=128,gpus=8,sp=8,zero=1" or
-// "auto,nodes=4,gpus=8,device=h200,memory_gib=120". The keys are nodes, gpus, sp, zero,
+// "auto,nodes=4,gpus=8,device=h200,memory_gib=120". The keys are nodes, gpus, sp, zero, shard,
 // micro_batch, device (h100 h200 a100 cpu), peak_tflops, efficiency, hbm_gbs, nvlink_gbs,
 // network_gbs and memory_gib. GB/s are 1e9 bytes per second. Error kUsage for an unknown key or an
 // invalid value, with the allowed values.

@@ -29,12 +29,23 @@ constexpr double kHostCopyBytesPerS = 25e9;
 constexpr double kContextBytes = 512 * kMiB, kCommunicatorBytes = 32 * 2 * 4 * kMiB;
 constexpr double kMargin = 0.05;  // Fraction of the rest.
 
-enum Lane : int { kCompute, kRows, kGradients, kParameters, kScalars };
+// Groups within a node and between nodes use different links.
+enum Lane : int {
+  kCompute,
+  kRows,
+  kGradients,
+  kParameters,
+  kScalars,
+  kReplicaGradients,
+  kReplicaParameters
+};
 
 Lane LaneOf(const RehearsedOperation& operation) {
   if (operation.group == "control") return kScalars;
   if (dist::KindOfGroup(operation.group) == "rows") return kRows;
-  return operation.what == dist::kParameterBucket ? kParameters : kGradients;
+  const bool replicas = dist::KindOfGroup(operation.group) == "replica";
+  if (operation.what == dist::kParameterBucket) return replicas ? kReplicaParameters : kParameters;
+  return replicas ? kReplicaGradients : kGradients;
 }
 
 using CollectiveKey = std::tuple<std::string, std::string, std::string>;
@@ -76,6 +87,7 @@ StepTimeline TimelineOf(const StepOperations& step, const Cluster& cluster,
   StepTimeline result;
   std::vector<int> place(seconds.size(), -1);  // By collective: index among the operations.
   std::vector<int> after;                      // Dependencies of the next operation.
+  int shard_sum = -1;                          // The latest sum of a bucket in a shard group.
   for (const RehearsedEvent& event : step.rehearsal.events()) {
     const auto value = static_cast<size_t>(event.value);
     const auto next = static_cast<int>(result.operations.size());
@@ -92,8 +104,11 @@ StepTimeline TimelineOf(const StepOperations& step, const Cluster& cluster,
       after = {next};
     } else {
       place[value] = next;
-      result.operations.push_back(
-          {LaneOf(step.rehearsal.operations()[value]), seconds[value], after});
+      const Lane lane = LaneOf(step.rehearsal.operations()[value]);
+      result.operations.push_back({lane, seconds[value], after});
+      if (lane == kGradients) shard_sum = next;
+      // The rehearsal sends the range of a bucket right after it has issued the bucket's sum.
+      if (lane == kReplicaGradients) result.operations.back().after.push_back(shard_sum);
     }
   }
   result.timeline = Schedule(result.operations, {.taxed_lane = kCompute, .tax = kComputeTax});
@@ -158,6 +173,7 @@ void AddMemory(const RunConfig& config, const StepOperations& step, ClusterPlan&
   MemoryPlan& memory = plan.memory;
   memory.main_and_optimizer = step.main_and_optimizer_bytes;
   memory.compute_copy = step.compute_copy_bytes;
+  memory.gathered = step.unit_bytes;
   if (config.parallel.zero_stage > 1 && plan.cluster.world_size() > 1)
     memory.gradients = step.gradient_bytes + step.bucket_slot_bytes;
   int64_t whole_past = 0;  // Over all layers and micro-batches.
@@ -243,6 +259,7 @@ ClusterPlan PlanCluster(const RunConfig& config, const Cluster& machines,
   ClusterPlan plan = {.cluster = cluster,
                       .sp = config.parallel.row_ranks(),
                       .zero_stage = config.parallel.zero_stage,
+                      .shard = config.parallel.shard_ranks(world_size),
                       .micro_batch = config.train.micro_batch,
                       .num_micro_batches = step.num_micro_batches,
                       .parameters = model.CountParameters().total(),

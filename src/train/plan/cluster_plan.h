@@ -41,6 +41,7 @@ struct PlannedLoss {
 struct ClusterPlan {
   Cluster cluster = {};
   int sp = 1, zero_stage = 0;
+  int shard = 1;                                   // Ranks of a shard group.
   int64_t micro_batch = 1, num_micro_batches = 1;  // Per rank and step.
   int64_t parameters = 0, tokens = 0;              // tokens: per step, over all ranks.
   MemoryPlan memory = {};
@@ -87,11 +88,12 @@ struct FoundPlan {
 };
 
 // Searches all values of sp, zero and micro_batch that the request leaves open and that divide
-// train.global_batch. Returns the plan with the most tokens per second among those that use at most
-// kPlannedMemory of a rank's memory. Ties go to the smallest values. For given sp and zero, the
-// largest micro_batch that fits is the fastest, because no cost in the model grows with it. The
-// global batch does not change. `config` is complete (CompleteForPlan) except for these fields.
-// Error kUsage if no values divide the batch or no plan fits.
+// train.global_batch, and as shard groups a node, several nodes and all ranks. Returns the plan
+// with the most tokens per second among those that use at most kPlannedMemory of a rank's memory.
+// Ties go to the smallest values. For given sp and zero, the largest micro_batch that fits is the
+// fastest, because no cost in the model grows with it. The global batch does not change. `config`
+// is complete (CompleteForPlan) except for these fields. Error kUsage if no values divide the batch
+// or no plan fits.
 FoundPlan SearchPlan(const RunConfig& config, const PlanRequest& request);
 
 }  // namespace halflife::train

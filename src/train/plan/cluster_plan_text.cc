@@ -26,6 +26,7 @@ std::vector<MemoryPart> PartsOf(const MemoryPlan& memory) {
   return {{"main_and_optimizer", "main weights, optimizer", memory.main_and_optimizer, false},
           {"gradients", "gradients and their sums", memory.gradients, false},
           {"compute_copy", "weights to compute with", memory.compute_copy, false},
+          {"gathered", "weights of gathered layers", memory.gathered, false},
           {"activations", "activations", memory.activations, true},
           {"loss", "loss: logits, gradients", memory.loss, false},
           {"workspace", "workspace of a kernel", memory.workspace, false},
@@ -144,8 +145,9 @@ std::string ClusterPlanText(const ClusterPlan& plan) {
   const Cluster& cluster = plan.cluster;
   lines.Add(Concat(Counted(cluster.nodes, "node"), " x ", cluster.gpus, " ", cluster.device, ": ",
                    cluster.world_size() / plan.sp, " data-parallel x ", plan.sp,
-                   " sequence-parallel", ", ZeRO stage ", plan.zero_stage, ", micro-batch ",
-                   plan.micro_batch));
+                   " sequence-parallel", ", ZeRO stage ", plan.zero_stage,
+                   plan.shard < cluster.world_size() ? Concat(" in groups of ", plan.shard) : "",
+                   ", micro-batch ", plan.micro_batch));
   AddMemory(plan, lines);
   AddCollectives(plan, lines);
   AddStep(plan, lines);
@@ -169,6 +171,7 @@ Json ClusterPlanJson(const ClusterPlan& plan) {
           {"cluster", ClusterJson(plan.cluster)},
           {"sp", plan.sp},
           {"zero_stage", plan.zero_stage},
+          {"shard", plan.shard},
           {"micro_batch", plan.micro_batch},
           {"micro_batches", plan.num_micro_batches},
           {"parameters", plan.parameters},

@@ -13,6 +13,7 @@
 #include "train/config/plan.h"
 #include "train/device.h"
 #include "train/lora/lora.h"
+#include "train/step/parameter_units.h"
 
 namespace halflife::train {
 namespace {
@@ -23,8 +24,76 @@ bool RunsOnGpu(const RunConfig& config) {
 }
 
 double Exact(const MemoryPlan& plan) {
-  return plan.main_and_optimizer + plan.gradients + plan.compute_copy + plan.frozen;
+  return plan.main_and_optimizer + plan.gradients + plan.compute_copy + plan.frozen + plan.gathered;
 }
+
+// The sizes of the arena's arrays on one rank (ParameterArena), without padding.
+class ArenaPlan {
+ public:
+  // `lora`: null if all weights are trained.
+  ArenaPlan(const RunConfig& config, const model::LanguageModel& model, const LoraSizes* lora,
+            int world_size)
+      : parallel_(config.parallel),
+        bf16_(config.train.precision == "bf16" && lora == nullptr),
+        world_size_(world_size),
+        slices_(parallel_.zero_stage > 0 ? world_size : 1),
+        shards_(parallel_.zero_stage > 0 ? parallel_.shard_ranks(world_size) : 1),
+        units_(static_cast<size_t>(config.model.num_layers) + 2) {
+    if (lora != nullptr) {  // A and B are computed with in fp32.
+      parameters_ = static_cast<double>(lora->trained);
+      return;
+    }
+    const std::vector<int> unit_of = UnitsOf(model);
+    for (size_t param = 0; param < unit_of.size(); ++param) {
+      const dist::ParamSpec& spec = model.parameters().specs()[param];
+      const auto count = static_cast<double>(spec.count());
+      parameters_ += count;
+      largest_tensor_ = std::max(largest_tensor_, count);
+      const bool computes = spec.region == dist::Region::kCompute;
+      if (computes && unit_of[param] >= 0) units_[static_cast<size_t>(unit_of[param])] += count;
+      if (computes) of_copy_ += count;
+    }
+    if (parallel_.zero_stage < 3) std::ranges::fill(units_, 0);
+    for (const double unit : units_) in_units_ += unit;
+  }
+
+  double shards() const { return shards_; }
+  // In elements. It may be one tensor.
+  double largest_bucket() const {
+    const int64_t bytes =
+        parallel_.bucket_bytes_of(world_size_, static_cast<int64_t>(4 * parameters_));
+    double elements = static_cast<double>(bytes) / 4;
+    // Buckets end with their unit.
+    if (in_units_ > 0) elements = std::min(elements, std::ranges::max(units_));
+    return std::max(elements, largest_tensor_);
+  }
+  // Bytes of main weights and states, of which a checkpoint has `saved` bytes per parameter.
+  double MainAndStates(double saved) const {
+    if (slices_ == 1) return saved * parameters_;
+    const double sliced = bf16_ ? parameters_ : in_units_;  // of the main weights
+    return (saved - 4) * parameters_ / slices_ + 4 * (parameters_ - sliced + sliced / slices_);
+  }
+  double Copy() const {
+    const double held = in_units_ / shards_;
+    if (bf16_) return 2 * (parallel_.zero_stage < 3 ? parameters_ : of_copy_ - in_units_ + held);
+    return slices_ == shards_ ? 0 : 4 * held;
+  }
+  // Bytes of the slots of units: those of blocks, and one for embedding and head.
+  double Gathered() const {
+    const double edges = std::max(units_.front(), units_.back());
+    double block = 0;
+    for (size_t unit = 1; unit + 1 < units_.size(); ++unit) block = std::max(block, units_[unit]);
+    return (bf16_ ? 2 : 4) * (edges + (parallel_.num_prefetched() + 1) * block);
+  }
+
+ private:
+  const ParallelConfig& parallel_;
+  bool bf16_;
+  int world_size_;
+  double slices_, shards_;     // W and S
+  std::vector<double> units_;  // elements by unit
+  double parameters_ = 0, largest_tensor_ = 0, of_copy_ = 0, in_units_ = 0;
+};
 
 // Returns a change with which the run would fit into `room` bytes per rank.
 std::string WhatFits(const RunConfig& config, const model::LanguageModel& model,
@@ -77,7 +146,7 @@ MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model
   const int64_t tokens = config.train.micro_batch * slice;
   const bool bf16 = config.train.precision == "bf16";
   const int bytes_per_element = bf16 ? 2 : 4;
-  const double shares = config.parallel.zero_stage > 0 ? world_size : 1;
+  const ArenaPlan arena(config, model, lora ? &of_lora : nullptr, world_size);
   // Levels of the pairwise sum of micro-batches (GradientSync).
   const bool in_order =
       !config.parallel.sums_each_micro_batch() && (RunsOnGpu(config) || config.train.cuda_graphs);
@@ -86,39 +155,33 @@ MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model
   // validation.
   const int copies = config.train.cuda_graphs && RunsOnGpu(config) ? 2 : 1;
   const bool in_bf16 = world_size > 1 && config.parallel.grad_reduce == "bf16";
-  // Stage 2 holds the buckets in flight and the one that fills. The largest bucket may be one
-  // tensor. The last bucket in flight may exist in both types.
-  int64_t bucket = config.parallel.bucket_bytes / 4;
-  for (const dist::ParamSpec& spec : model.parameters().specs())
-    if (!lora) bucket = std::max(bucket, spec.count());
+  // Stages 2 and 3 hold the buckets in flight and the one that fills. The last bucket in flight may
+  // exist in both types.
   const double buckets =
-      static_cast<double>(bucket) * (4 + (in_bf16 ? 2 : 4) * ParallelConfig::kBucketsInFlight);
+      arena.largest_bucket() * (4 + (in_bf16 ? 2 : 4) * ParallelConfig::kBucketsInFlight);
   const double gradients =
       config.parallel.zero_stage > 1
-          ? 4 * parameters / shares * (config.parallel.sums_each_micro_batch() ? 1 + levels : 1) +
+          ? 4 * parameters / arena.shards() *
+                    (config.parallel.sums_each_micro_batch() ? 1 + levels : 1) +
                 std::min((in_bf16 ? 6 : 4) * parameters, buckets)
           : parameters * (4 * (1 + levels) + (in_bf16 ? 2 : 0));
-  const double main_and_states = config.optimizer.saved_bytes_per_parameter(),
-               states = main_and_states - 4;
+  const double main_and_states = config.optimizer.saved_bytes_per_parameter();
   const double copy =
       config.ckpt.saves_beside_training() ? main_and_states * parameters / world_size : 0;
-  const double per_parameter = shares == 1     ? main_and_states
-                               : bf16 && !lora ? main_and_states / shares
-                                               : 4 + states / shares;
   const model::ModelCost of_rows(model, config.data.seq_len, RunsOnGpu(config)),
       of_slices(model, slice);
   return {
-      .main_and_optimizer = per_parameter * parameters,
+      .main_and_optimizer = arena.MainAndStates(main_and_states),
       .gradients = gradients,
-      // LoRA's A and B are computed with in fp32.
-      .compute_copy = bf16 && !lora ? 2 * parameters : 0,
+      .compute_copy = arena.Copy(),
+      // The gradient of the largest target exists while it is passed to A and B.
+      .frozen = bytes_per_element * static_cast<double>(of_lora.frozen_compute + of_lora.targets) +
+                4 * static_cast<double>(of_lora.frozen_fp32 + of_lora.largest_target),
+      .gathered = arena.Gathered(),
       .activations = copies * static_cast<double>(tokens) *
                      of_rows.ActivationBytesPerToken(bytes_per_element, RecomputeOf(config)),
       .loss = copies * of_slices.LossBytes(config.train.micro_batch,
                                            {.bf16 = bf16, .gpu = RunsOnGpu(config)}),
-      // The gradient of the largest target exists while it is passed to A and B.
-      .frozen = bytes_per_element * static_cast<double>(of_lora.frozen_compute + of_lora.targets) +
-                4 * static_cast<double>(of_lora.frozen_fp32 + of_lora.largest_target),
       .workspace = RunsOnGpu(config)
                        ? copies * of_slices.WorkspaceBytes({.batch = config.train.micro_batch,
                                                             .seq_len = slice,
@@ -222,6 +285,7 @@ std::string PlanText(const RunConfig& config, const model::LanguageModel& model,
   row("gradients and their sums", HumanBytes(memory.gradients));
   row("weights to compute with", HumanBytes(memory.compute_copy));
   if (memory.frozen > 0) row("frozen weights", HumanBytes(memory.frozen));
+  if (memory.gathered > 0) row("weights of gathered layers", HumanBytes(memory.gathered));
   row("activations (estimate)", HumanBytes(memory.activations));
   row("loss: logits, gradients", HumanBytes(memory.loss));
   if (memory.workspace > 0) row("workspace of a kernel", HumanBytes(memory.workspace));

@@ -16,14 +16,17 @@
 namespace halflife::train {
 
 // Bytes on one rank.
-// - Exact except for padding: main_and_optimizer, gradients, compute_copy, frozen, saved_copy,
+// - Exact except for padding: main_and_optimizer, gradients, compute_copy, frozen, gathered,
+//   saved_copy,
 //   pinned_staging, and workspace if no document ends inside a row.
 // - Upper bounds: loss, states.
 // - Estimates: the others.
 struct MemoryPlan {
-  double main_and_optimizer = 0, gradients = 0, compute_copy = 0, activations = 0, loss = 0;
+  double main_and_optimizer = 0, gradients = 0, compute_copy = 0;
   // With LoRA: the model's weights, which have neither gradients nor states, and W0 of the targets.
   double frozen = 0;
+  double gathered = 0;  // With ZeRO stage 3: slots of the weights of whole layers.
+  double activations = 0, loss = 0;
   // Largest workspace of a layer's kernel on a GPU (ModelCost::WorkspaceBytes).
   double workspace = 0;
   // Copy that a background save writes. For a rank on a GPU, it is on the host.
@@ -34,8 +37,8 @@ struct MemoryPlan {
   // margin: memory lost in allocators.
   double exchange = 0, libraries = 0, margin = 0;
   double total() const {
-    return main_and_optimizer + gradients + compute_copy + frozen + activations + loss + workspace +
-           saved_copy + states + exchange + libraries + margin;
+    return main_and_optimizer + gradients + compute_copy + frozen + gathered + activations + loss +
+           workspace + saved_copy + states + exchange + libraries + margin;
   }
   double pinned_staging = 0;  // Host memory of background saves from a GPU. Not part of total().
 };

@@ -37,7 +37,20 @@ std::vector<int64_t> MicroBatchesToTry(const RunConfig& config, const PlanReques
 
 std::vector<int> StagesToTry(const PlanRequest& request) {
   if (request.zero) return {*request.zero};
-  return request.cluster.world_size() == 1 ? std::vector<int>{0} : std::vector<int>{0, 1, 2};
+  return request.cluster.world_size() == 1 ? std::vector<int>{0} : std::vector<int>{0, 1, 2, 3};
+}
+
+// Returns the sizes of shard groups: the ranks of one node, of two, four, ... nodes, and all ranks.
+std::vector<int> ShardsToTry(const PlanRequest& request, int stage) {
+  const int ranks = request.cluster.world_size();
+  if (request.shard) return {*request.shard};
+  if (stage == 0) return {ranks};
+  std::vector<int> shards = {ranks};
+  // Only the weights of stage 3 gain memory from groups of a few nodes.
+  for (int shard = request.cluster.gpus; shard < ranks; shard *= 2)
+    if (ranks % shard == 0 && (stage == 3 || shard == request.cluster.gpus))
+      shards.push_back(shard);
+  return shards;
 }
 
 bool IsBetter(const ClusterPlan& a, const ClusterPlan& b) {
@@ -64,8 +77,9 @@ class Search {
   // Tries the largest micro-batch that fits, for each stage.
   void Try(int sp, const std::vector<int64_t>& micro_batches) {
     for (const int stage : StagesToTry(request_))
-      for (auto size = micro_batches.rbegin(); size != micro_batches.rend(); ++size)
-        if (TryOne(sp, stage, *size)) break;
+      for (const int shard : ShardsToTry(request_, stage))
+        for (auto size = micro_batches.rbegin(); size != micro_batches.rend(); ++size)
+          if (TryOne(sp, stage, shard, *size)) break;
   }
 
   const FoundPlan& found() const { return found_; }
@@ -75,9 +89,9 @@ class Search {
 
  private:
   // Returns whether the plan fits.
-  bool TryOne(int sp, int stage, int64_t micro_batch) {
+  bool TryOne(int sp, int stage, int shard, int64_t micro_batch) {
     PlanRequest chosen = request_;
-    chosen.sp = sp, chosen.zero = stage, chosen.micro_batch = micro_batch;
+    chosen.sp = sp, chosen.zero = stage, chosen.shard = shard, chosen.micro_batch = micro_batch;
     const RunConfig config = ConfigFor(config_, chosen);
     const Cluster& cluster = request_.cluster;
     if (const std::string why = Refusal(config, cluster.world_size()); !why.empty())

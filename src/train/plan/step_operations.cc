@@ -12,6 +12,7 @@
 #include "train/step/gradient_sync.h"
 #include "train/step/parameter_arena.h"
 #include "train/step/step_scalars.h"
+#include "train/step/unit_gather.h"
 
 namespace halflife::train {
 namespace {
@@ -72,6 +73,7 @@ class Pieces {
   const std::vector<int>& params(int64_t layer) const {
     return params_[static_cast<size_t>(layer + 1)];
   }
+  const std::vector<std::vector<int>>& params_of_layers() const { return params_; }
   int64_t forward(int64_t layer) const { return layer + 1; }
   int64_t backward(int64_t layer) const { return num_layers_ + 2 + layer + 1; }
   int64_t update() const { return 2 * (num_layers_ + 2); }
@@ -93,13 +95,20 @@ class RankRehearsal {
         step_(step),
         mesh_(MeshOf(config, rank.rank, rank.world_size)),
         control_(Group(rank.rank, rank.world_size, "control")),
-        sums_(Group(mesh_.SumGroup().rank, rank.world_size, mesh_.SumGroup().name)),
+        shard_(Group(mesh_.ShardGroup())),
+        replica_(mesh_.has_replicas() ? Group(mesh_.ReplicaGroup()) : nullptr),
+        unit_ranks_(Group(mesh_.ShardGroup(), "units")),
         arena_(model.parameters(),
-               ParameterArena::Of(config, at::kMeta, rank.rank, rank.world_size)),
+               ParameterArena::Of(config, model, at::kMeta, rank.rank, rank.world_size)),
         pieces_(config, model, step.tokens, MixingShares(), UpdatedElements()),
-        gradients_(arena_, *sums_, {.in_bf16 = config.parallel.grad_reduce == "bf16"}) {
+        gradients_(arena_, {*shard_, replica_.get()},
+                   {.in_bf16 = config.parallel.grad_reduce == "bf16"}) {
     step.pieces = pieces_.pieces();
-    if (arena_.sliced()) gather_.emplace(arena_.layout(), *sums_, arena_.ComputedArrays());
+    if (!arena_.sliced()) return;
+    gather_.emplace(arena_.layout(), dist::ShardGroups(*shard_, replica_.get()),
+                    arena_.ComputedArrays(), pieces_.params_of_layers(),
+                    config.parallel.num_prefetched());
+    if (arena_.units() != nullptr) units_.emplace(arena_, *unit_ranks_, *gather_);
   }
 
   void Step() {
@@ -109,6 +118,7 @@ class RankRehearsal {
     StepScalars().Reduce(*control_);
     step_.rehearsal.Compute(pieces_.update());
     if (gather_) gather_->Start(nullptr);
+    if (units_) units_->Invalidate();
   }
 
   void RecordSizes() {
@@ -118,10 +128,15 @@ class RankRehearsal {
       step_.main_and_optimizer_bytes += bytes(*array.tensor);
     step_.gradient_bytes = bytes(arena_.grads()) + static_cast<double>(gradients_.wire_bytes());
     if (arena_.compute_copy().defined()) step_.compute_copy_bytes = bytes(arena_.compute_copy());
+    if (arena_.units() != nullptr) step_.unit_bytes = static_cast<double>(arena_.units()->bytes());
     step_.bucket_slot_bytes = static_cast<double>(gradients_.most_bucket_bytes());
   }
 
  private:
+  std::unique_ptr<dist::Communicator> Group(const dist::ProcessGroup& group,
+                                            const std::string& name = "") {
+    return Group(group.rank, group.size, name.empty() ? group.name : name);
+  }
   std::unique_ptr<dist::Communicator> Group(int rank, int size, const std::string& name) {
     return size == 1 ? dist::MakeSelfCommunicator(name)
                      : step_.rehearsal.MakeGroup(rank, size, name);
@@ -147,8 +162,11 @@ class RankRehearsal {
   }
 
   void Await(int64_t layer) {
-    if (!gather_) return;
-    for (const int param : pieces_.params(layer)) gather_->Await(param);
+    if (units_) {
+      units_->AwaitForward(layer);
+    } else if (gather_) {
+      gather_->Await(static_cast<int>(layer) + 1);
+    }
   }
 
   void Replay(const RowExchanges& layer, const std::vector<dist::RehearsedEvent>& events) {
@@ -182,6 +200,7 @@ class RankRehearsal {
     }
     gradients_.BeginMicroBatch(index, count);
     for (int64_t layer = config_.model.num_layers; layer >= -1; --layer) {
+      if (units_ && layer >= 0 && layer < config_.model.num_layers) units_->AwaitBackward(layer);
       Exchange(layer, /*forward=*/false);
       step_.rehearsal.Compute(pieces_.backward(layer));
       const std::vector<int>& params = pieces_.params(layer);
@@ -196,11 +215,12 @@ class RankRehearsal {
   RowRehearsals& rows_;
   StepOperations& step_;
   const dist::DataMesh mesh_;
-  std::unique_ptr<dist::Communicator> control_, sums_;
+  std::unique_ptr<dist::Communicator> control_, shard_, replica_, unit_ranks_;
   ParameterArena arena_;
   Pieces pieces_;
   GradientSync gradients_;
   std::optional<dist::ParameterGather> gather_;
+  std::optional<UnitGather> units_;
 };
 
 }  // namespace

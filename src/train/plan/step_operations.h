@@ -38,8 +38,9 @@ struct StepOperations {
   int64_t longest_past = 0;
   // Sizes of the arena (ParameterArena), including padding.
   double main_and_optimizer_bytes = 0, gradient_bytes = 0, compute_copy_bytes = 0;
-  // With ZeRO stage 2: largest size of the buckets that exist at the same time.
-  double bucket_slot_bytes = 0;
+  // With ZeRO stages 2 and 3: largest size of the buckets that exist at the same time. With stage
+  // 3: size of the slots of gathered weights.
+  double bucket_slot_bytes = 0, unit_bytes = 0;
 
   // Returns the operations of the second step.
   std::span<const dist::RehearsedOperation> operations() const {

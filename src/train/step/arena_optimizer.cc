@@ -21,6 +21,7 @@ std::vector<optim::Range> RangesOf(const ParameterArena& arena, const OptimizerC
     const auto shift = [&](int64_t sliced_end) {
       return layout.PlaceOf(part, sliced_end) - part.arena_begin;
     };
+    const int64_t grads_place = layout.PlaceOf(part.arena_begin, arena.grads_division());
     const bool decays = config.decay_all || spec.weight_decay;
     ranges.push_back(
         {.parameter = spec.name,
@@ -29,9 +30,9 @@ std::vector<optim::Range> RangesOf(const ParameterArena& arena, const OptimizerC
          .begin = part.arena_begin,
          .end = part.arena_begin + (part.end - part.begin),
          .weight_decay = decays ? static_cast<float>(config.adamw.weight_decay) : 0.0f,
-         .has_copy = arena.compute_copy().defined() && spec.region == dist::Region::kCompute,
+         .has_copy = arena.optimizer_writes_copy() && spec.region == dist::Region::kCompute,
          .main_shift = shift(arena.main_sliced_end()),
-         .grads_shift = shift(arena.grads_sliced_end()),
+         .grads_shift = grads_place - part.arena_begin,
          .state_shift = shift(arena.states_sliced_end())});
   }
   return ranges;
@@ -60,7 +61,7 @@ ArenaOptimizer::ArenaOptimizer(ParameterArena& arena, const OptimizerConfig& con
 void ArenaOptimizer::Update(double lr, double grad_factor, uint64_t num_updates) {
   ops::NoteKernel();
   const c10::DeviceGuard guard(arena_.main().device());
-  const at::Tensor& copy = arena_.compute_copy();
+  const at::Tensor copy = arena_.optimizer_writes_copy() ? arena_.compute_copy() : at::Tensor();
   const Device device = ops::RefOf(arena_.main()).device;
   std::vector<float*> states;
   for (const at::Tensor& state : states_) states.push_back(state.mutable_data_ptr<float>());
@@ -75,6 +76,7 @@ void ArenaOptimizer::Update(double lr, double grad_factor, uint64_t num_updates)
        .num_updates = num_updates,
        .device = device,
        .stream = device.is_cuda() ? ops::CurrentStream(device) : nullptr});
+  if (!arena_.optimizer_writes_copy()) arena_.RefreshComputeCopy();
 }
 
 }  // namespace halflife::train

@@ -12,20 +12,24 @@
 
 namespace halflife::train {
 
-GradientShares::GradientShares(ParameterArena& arena, dist::Communicator& comm, bool in_bf16)
+GradientShares::GradientShares(ParameterArena& arena, dist::ShardGroups groups, bool in_bf16)
     : arena_(arena),
-      comm_(comm),
+      groups_(groups),
       in_bf16_(in_bf16),
       progress_(arena.layout()),
       sums_(arena.layout().buckets().size()) {
-  HL_CHECK(arena.grads_sliced_end() == arena.layout().num_elements() &&
-               arena.layout().num_slices() == comm.size(),
-           "GradientShares needs sliced gradients and one slice per rank; there are ",
-           arena.layout().num_slices(), " slices for ", comm.size(), " ranks");
+  HL_CHECK(arena.grads_division().divides() &&
+               arena.grads_division().parts == groups.num_shards() &&
+               arena.layout().num_slices() == groups.num_shards() * groups.num_replicas(),
+           "GradientShares needs gradients divided over the shard group and one slice per rank; "
+           "there are ",
+           arena.layout().num_slices(), " slices and ", arena.grads_division().parts, " parts for ",
+           groups.num_shards(), " x ", groups.num_replicas(), " ranks");
 }
 
-void GradientShares::BeginMicroBatch(bool first) {
+void GradientShares::BeginMicroBatch(bool first, bool last) {
   first_ = first;
+  last_ = last;
   producer_ = ops::CurrentStream(ops::RefOf(arena_.grads()).device);
   num_launched_ = num_settled_ = 0;
   progress_.Begin();
@@ -61,14 +65,22 @@ void GradientShares::LaunchReady() {
   }
 }
 
-at::Tensor GradientShares::OwnSlice(int bucket) const {
-  const auto range = arena_.layout().SliceOf(arena_.layout().buckets()[bucket], comm_.rank());
+at::Tensor GradientShares::HeldRange(int bucket) const {
+  const auto range = groups_.HeldOf(arena_.layout(), arena_.layout().buckets()[bucket]);
   return arena_.grads().narrow(0, range.slice_begin, range.count);
+}
+
+// The slice that this rank updates, within the range that it holds.
+at::Tensor GradientShares::UpdatedPart(int bucket, const at::Tensor& range) const {
+  const dist::Bucket& of = arena_.layout().buckets()[bucket];
+  const auto held = groups_.HeldOf(arena_.layout(), of),
+             own = groups_.UpdatedOf(arena_.layout(), of);
+  return range.narrow(0, own.arena_begin - held.arena_begin, own.count);
 }
 
 void GradientShares::Launch(int bucket) {
   BucketSum& sum = sums_[bucket];
-  const at::Tensor share = OwnSlice(bucket);
+  const at::Tensor share = HeldRange(bucket);
   if (in_bf16_) {
     const at::Tensor travelling = sum.gradients.to(at::kBFloat16);
     Grow(static_cast<int64_t>(travelling.nbytes()));
@@ -77,29 +89,52 @@ void GradientShares::Launch(int bucket) {
   }
   const bool in_place = first_ && !in_bf16_;
   sum.own = in_place ? share : at::empty(share.sizes(), sum.gradients.options());
-  sum.work = comm_.ReduceScatter(ops::RefOf(sum.gradients), ops::RefOf(sum.own),
-                                 dist::ReduceOp::kSum, {"grad_bucket", bucket}, producer_);
+  sum.work = groups_.shard->ReduceScatter(ops::RefOf(sum.gradients), ops::RefOf(sum.own),
+                                          dist::ReduceOp::kSum, {"grad_bucket", bucket}, producer_);
+}
+
+void GradientShares::Await(dist::Work& work) {
+  const Stopwatch stopwatch;
+  work.WaitOn(producer_);
+  // Waits with the deadline, because a stream would wait for a dead peer without a limit.
+  work.WaitHost();
+  wait_seconds_ += stopwatch.Seconds();
 }
 
 void GradientShares::Settle(int bucket) {
   BucketSum& sum = sums_[bucket];
-  const Stopwatch stopwatch;
-  sum.work.WaitOn(producer_);
-  // Waits with the deadline, because a stream would wait for a dead peer without a limit.
-  sum.work.WaitHost();
-  wait_seconds_ += stopwatch.Seconds();
+  Await(sum.work);
   if (!first_) {
-    OwnSlice(bucket).add_(sum.own);
+    HeldRange(bucket).add_(sum.own);
   } else if (in_bf16_) {
-    OwnSlice(bucket).copy_(sum.own);
+    HeldRange(bucket).copy_(sum.own);
   }
   slot_bytes_ -= static_cast<int64_t>(sum.gradients.nbytes());
+  sum = {};
+  if (last_ && groups_.replica != nullptr) LaunchInReplicas(bucket);
+}
+
+void GradientShares::LaunchInReplicas(int bucket) {
+  BucketSum& sum = sums_[bucket];
+  const at::Tensor range = HeldRange(bucket);
+  sum.range = in_bf16_ ? range.to(at::kBFloat16) : range;
+  sum.replica_work = groups_.replica->ReduceScatter(
+      ops::RefOf(sum.range), ops::RefOf(UpdatedPart(bucket, sum.range)), dist::ReduceOp::kSum,
+      {"grad_bucket", bucket}, producer_);
+}
+
+void GradientShares::SettleInReplicas(int bucket) {
+  BucketSum& sum = sums_[bucket];
+  Await(sum.replica_work);
+  if (in_bf16_) UpdatedPart(bucket, HeldRange(bucket)).copy_(UpdatedPart(bucket, sum.range));
   sum = {};
 }
 
 void GradientShares::FinishMicroBatch() {
   progress_.RequireAll();
   while (num_settled_ < num_launched_) Settle(num_settled_++);
+  if (!last_ || groups_.replica == nullptr) return;
+  for (int bucket = 0; bucket < num_settled_; ++bucket) SettleInReplicas(bucket);
 }
 
 double GradientShares::TakeWaitSeconds() { return std::exchange(wait_seconds_, 0); }

@@ -1,6 +1,8 @@
-// Gradients for ZeRO stage 2: each rank keeps only its slices. A bucket has memory from its first
-// gradient until its sum over ranks has been sent to the owners of the slices. Every micro-batch is
-// summed over ranks, and each rank accumulates the slices that it owns.
+// Gradients for ZeRO stages 2 and 3: each rank keeps only its part. A bucket has memory from its
+// first gradient until its sum over ranks has been sent to the ranks that hold its parts. Every
+// micro-batch is summed over the shard group, and each rank accumulates the range that it holds.
+// After the last micro-batch, the ranges are summed over the replica group
+// (dist/shard_groups.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,6 +11,7 @@
 
 #include "dist/communicator.h"
 #include "dist/parameter_layout.h"
+#include "dist/shard_groups.h"
 #include "train/config/run_config.h"
 #include "train/step/parameter_arena.h"
 
@@ -16,12 +19,13 @@ namespace halflife::train {
 
 class GradientShares {
  public:
-  // Both are borrowed. The arena's gradients must be sliced. `in_bf16`: the shares of the ranks are
-  // rounded to bf16.
-  GradientShares(ParameterArena& arena, dist::Communicator& comm, bool in_bf16 = false);
+  // All are borrowed. The arena's gradients must be divided over the shard group. `in_bf16`: the
+  // shares of the ranks are rounded to bf16, and with replicas the sums of shard groups, too.
+  GradientShares(ParameterArena& arena, dist::ShardGroups groups, bool in_bf16 = false);
 
-  // Sums over ranks follow the work on LibTorch's current stream.
-  void BeginMicroBatch(bool first);
+  // The first micro-batch overwrites the gradients. After the last one, this rank's slice has the
+  // sum over all ranks. Sums over ranks follow the work on LibTorch's current stream.
+  void BeginMicroBatch(bool first, bool last);
   // The buffer for the gradient of a parameter in this micro-batch, in its shape.
   at::Tensor Slot(int param);
   // The gradient in the slot of this parameter is complete. A second call in the same micro-batch
@@ -37,23 +41,30 @@ class GradientShares {
  private:
   struct BucketSum {
     at::Tensor gradients;  // [bucket]; undefined until its first gradient
-    at::Tensor own;        // this rank's slice of the sum, in the arena or a buffer
+    at::Tensor own;        // this rank's range of the sum, in the arena or a buffer
     dist::Work work;
+    // The sum of the range over the replica group, and its memory: in the arena, or in bf16.
+    dist::Work replica_work;
+    at::Tensor range;
   };
   void LaunchReady();
   void Launch(int bucket);
-  void Settle(int bucket);  // waits for the sum, adds the own slice and frees the memory
-  at::Tensor OwnSlice(int bucket) const;
+  void Settle(int bucket);  // waits for the sum, adds the own range and frees the memory
+  void LaunchInReplicas(int bucket);
+  void SettleInReplicas(int bucket);
+  void Await(dist::Work& work);
+  at::Tensor HeldRange(int bucket) const;
+  at::Tensor UpdatedPart(int bucket, const at::Tensor& range) const;
   void Grow(int64_t bytes);  // counts allocated slots
 
   ParameterArena& arena_;
-  dist::Communicator& comm_;
+  dist::ShardGroups groups_;
   bool in_bf16_;
   cudaStream_t producer_ = nullptr;  // the stream of the micro-batch
   dist::BucketProgress progress_;
   std::vector<BucketSum> sums_;
   int num_launched_ = 0, num_settled_ = 0;
-  bool first_ = true;
+  bool first_ = true, last_ = true;
   double wait_seconds_ = 0;
   int64_t slot_bytes_ = 0, most_slot_bytes_ = 0;
 };

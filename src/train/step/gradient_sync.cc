@@ -55,19 +55,19 @@ GradientSync::Options GradientSync::Options::Of(const RunConfig& config) {
           .recomputes = config.train.recompute != "none"};
 }
 
-GradientSync::GradientSync(ParameterArena& arena, dist::Communicator& ranks, const Options& options)
+GradientSync::GradientSync(ParameterArena& arena, dist::ShardGroups groups, const Options& options)
     : arena_(arena),
       options_(options),
-      pairwise_(arena.grads().is_cpu() && arena.grads_sliced_end() == 0 && !options.one_by_one),
+      pairwise_(arena.grads().is_cpu() && !arena.grads_division().divides() && !options.one_by_one),
       own_sums_(arena.layout().specs().size()),
       uses_(own_sums_.size(), 0) {
-  const bool in_bf16 = options.in_bf16 && ranks.size() > 1;
-  if (arena.grads_sliced_end() > 0) {
-    shares_.emplace(arena, ranks, in_bf16);
+  const bool in_bf16 = options.in_bf16 && groups.num_shards() * groups.num_replicas() > 1;
+  if (arena.grads_division().divides()) {
+    shares_.emplace(arena, groups, in_bf16);
     return;
   }
   if (in_bf16) wire_ = std::make_unique<Bf16Wire>(arena.grads());
-  reducer_.emplace(arena.layout(), ranks, ops::RefOf(arena.grads()),
+  reducer_.emplace(arena.layout(), groups, ops::RefOf(arena.grads()),
                    arena.sliced() ? dist::ReducedTo::kSlices : dist::ReducedTo::kAllRanks,
                    wire_.get());
   for (int i = 0; i < std::ssize(uses_); ++i) {
@@ -93,7 +93,7 @@ void GradientSync::BeginMicroBatch(int64_t index, int64_t count) {
   index_ = index;
   count_ = count;
   std::ranges::fill(uses_, 0);
-  if (shares_) shares_->BeginMicroBatch(own_index() == 0);
+  if (shares_) shares_->BeginMicroBatch(own_index() == 0, own_index() == own_count() - 1);
   reduces_ = reducer_ && own_index() == own_count() - 1;
   if (reduces_) reducer_->BeginStep(ops::CurrentStream(ops::RefOf(arena_.grads()).device));
   if (!pairwise_) return;

@@ -8,14 +8,16 @@
 // | settings          | zero_stage | micro-batches of a rank        | sums over ranks           |
 // |-------------------|------------|--------------------------------|---------------------------|
 // | defaults          | 0, 1       | pairwise; on CUDA one by one   | during the last backward  |
-// | defaults          | 2          | one by one, own slices         | during every backward     |
-// | parallel.slices   | 0, 1, 2    | pairwise, after the ranks' sum | during every backward     |
+// | defaults          | 2, 3       | one by one, own ranges         | during every backward     |
+// | parallel.slices   | 0 to 3     | pairwise, after the ranks' sum | during every backward     |
 // | train.cuda_graphs | 0, 1       | one by one                     | during the last backward; |
 // |                   |            |                                | on one rank after it      |
 //
 // parallel.grad_reduce: "bf16" rounds the shares of the ranks in all cases but parallel.slices.
-// Afterwards, arena.grads() holds all sums with zero_stage 0. With 1, only the rank's own slices
-// are valid. With 2, the arena holds only them.
+// Afterwards, arena.grads() holds all sums with zero_stage 0. Otherwise, only the slices that the
+// rank updates are valid. With 2 and 3, the arena holds only the ranges around them. With several
+// shard groups (parallel.shard), every sum over ranks is one over the shard group, and only the
+// last one of a step continues over the replica group.
 //
 // "Pairwise" is the binary tree of core/pairwise_sum.h, in which ranks are summed too: on the CPU,
 // powers of two of either change no bit. It takes one more arena for each doubling of the number of
@@ -61,8 +63,8 @@ class GradientSync {
 
     static Options Of(const RunConfig& config);
   };
-  // `arena` and `ranks` are borrowed. Gradients are sliced over the ranks if the arena's are.
-  GradientSync(ParameterArena& arena, dist::Communicator& ranks, const Options& options);
+  // `arena` and the groups are borrowed. Gradients are divided over the ranks if the arena's are.
+  GradientSync(ParameterArena& arena, dist::ShardGroups groups, const Options& options);
   ~GradientSync();  // detaches the parameters
   GradientSync(const GradientSync&) = delete;
   GradientSync& operator=(const GradientSync&) = delete;

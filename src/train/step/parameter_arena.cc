@@ -32,16 +32,44 @@ at::Tensor ZeroedFlat(int64_t count, at::ScalarType dtype, at::Device device) {
 
 }  // namespace
 
-ParameterArena::Config ParameterArena::Of(const RunConfig& config, at::Device device, int rank,
-                                          int world_size) {
+ParameterArena::Config ParameterArena::Of(const RunConfig& config,
+                                          const model::LanguageModel& model, at::Device device,
+                                          int rank, int world_size) {
+  const ParallelConfig& parallel = config.parallel;
   return {.device = device,
           .compute_dtype = config.train.precision == "bf16" ? at::kBFloat16 : at::kFloat,
-          .layout = {.first_bucket_bytes = config.parallel.first_bucket_bytes,
-                     .bucket_bytes = config.parallel.bucket_bytes,
-                     .num_slices = world_size},
-          .zero_stage = config.parallel.zero_stage,
-          .slice = MeshOf(config, rank, world_size).SumGroup().rank,
-          .states = config.optimizer.state_names()};
+          .layout = {.first_bucket_bytes = parallel.first_bucket_bytes,
+                     .bucket_bytes = parallel.bucket_bytes_of(
+                         world_size, 4 * model.parameters().num_elements()),
+                     .num_slices = world_size,
+                     .units = parallel.zero_stage == 3 ? UnitsOf(model) : std::vector<int>()},
+          .zero_stage = parallel.zero_stage,
+          .slice = MeshOf(config, rank, world_size).slice(),
+          .num_shards = parallel.shard_ranks(world_size),
+          .states = config.optimizer.state_names(),
+          .num_units = static_cast<int>(config.model.num_layers) + 2,
+          .prefetch = parallel.num_prefetched()};
+}
+
+// Decides which parts of the arrays this rank holds.
+void ParameterArena::DivideArrays() {
+  const bool in_bf16 = config_.compute_dtype != at::kFloat;
+  copied_end_ = in_bf16 ? layout_.num_compute_elements() : 0;
+  if (!sliced()) return;
+  const int num_shards = config_.num_shards == 0 ? layout_.num_slices() : config_.num_shards;
+  const dist::Division held = {.parts = num_shards,
+                               .part = config_.slice / (layout_.num_slices() / num_shards)};
+  states_sliced_end_ = layout_.num_elements();
+  if (config_.zero_stage >= 2) {
+    grads_division_ = held;
+    grads_division_.end = layout_.num_elements();
+  }
+  if (units_) {
+    compute_division_ = held;
+    compute_division_.end = units_->end();
+    copied_end_ = std::max(copied_end_, units_->end());
+  }
+  main_sliced_end_ = copied_end_;
 }
 
 ParameterArena::ParameterArena(model::ParameterSet& parameters, const Config& config)
@@ -49,23 +77,35 @@ ParameterArena::ParameterArena(model::ParameterSet& parameters, const Config& co
       parameters_(parameters),
       layout_(parameters.specs(), config.layout),
       device_(config.device) {
-  const bool has_copies = config.compute_dtype != at::kFloat;
+  const std::vector<int>& units = config.layout.units;
+  if (config.zero_stage == 3) {
+    HL_CHECK(!units.empty(), "zero_stage 3 needs the units of the parameters");
+    units_ = std::make_unique<ParameterUnits>(layout_,
+                                              ParameterUnits::Config{.device = device_,
+                                                                     .dtype = config.compute_dtype,
+                                                                     .units = units,
+                                                                     .num_units = config.num_units,
+                                                                     .prefetch = config.prefetch});
+  }
   updated_ = sliced() ? layout_.SliceFragments(config.slice) : layout_.AllFragments();
   std::ranges::stable_sort(updated_, {}, &dist::Fragment::param);
-  if (sliced()) {
-    main_sliced_end_ = has_copies ? layout_.num_compute_elements() : 0;
-    states_sliced_end_ = layout_.num_elements();
-    grads_sliced_end_ = config.zero_stage > 1 ? layout_.num_elements() : 0;
+  DivideArrays();
+  const auto zeros = [&](int64_t count) { return ZeroedFlat(count, at::kFloat, device_); };
+  main_ = zeros(layout_.num_held(main_sliced_end_));
+  grads_ = zeros(layout_.num_held(grads_division_));
+  for (size_t i = 0; i < config.states.size(); ++i)
+    states_.push_back(zeros(layout_.num_held(states_sliced_end_)));
+  const int64_t computed =
+      copied_end_ - compute_division_.end + compute_division_.end / compute_division_.parts;
+  const bool in_main =
+      config.compute_dtype == at::kFloat && compute_division_.parts == layout_.num_slices();
+  if (copied_end_ > 0 && in_main) {
+    compute_ = main_.narrow(0, 0, computed);
+  } else if (copied_end_ > 0) {
+    compute_ = copy_ = ZeroedFlat(computed, config.compute_dtype, device_);
   }
-  const auto zeros = [&](int64_t sliced_end) {
-    return ZeroedFlat(layout_.num_held(sliced_end), at::kFloat, device_);
-  };
-  main_ = zeros(main_sliced_end_), grads_ = zeros(grads_sliced_end_);
-  for (size_t i = 0; i < config.states.size(); ++i) states_.push_back(zeros(states_sliced_end_));
-  if (has_copies)
-    compute_ = ZeroedFlat(layout_.num_compute_elements(), config.compute_dtype, device_);
   for (int i = 0; i < parameters_.size(); ++i) {
-    at::Tensor view = ComputedWith(i).detach();
+    at::Tensor view = units_ && units_->has(i) ? units_->View(i) : ComputedWith(i).detach();
     view.set_requires_grad(true);
     parameters_.Bind(i, std::move(view));
   }
@@ -88,15 +128,18 @@ std::vector<ParameterArena::StoredArray> ParameterArena::stored_arrays() {
 }
 
 bool ParameterArena::has_copy(int param) const {
-  return compute_.defined() && layout_.specs()[param].region == dist::Region::kCompute;
+  return compute_.defined() && layout_.offset(param) < copied_end_;
 }
 
+// Not for parameters of units.
 at::Tensor ParameterArena::ComputedWith(int param) const {
   const dist::ParamSpec& spec = layout_.specs()[param];
-  if (has_copy(param)) return View(compute_, param);
+  const int64_t offset = layout_.offset(param);
   // Parameters without a copy lie after the sliced part.
-  const int64_t place = layout_.PlaceOf({.arena_begin = layout_.offset(param)}, main_sliced_end_);
-  return main_.narrow(0, place, spec.count()).view(spec.shape);
+  const int64_t place = has_copy(param)
+                            ? layout_.PlaceOf(offset, compute_division_)
+                            : layout_.PlaceOf({.arena_begin = offset}, main_sliced_end_);
+  return (has_copy(param) ? compute_ : main_).narrow(0, place, spec.count()).view(spec.shape);
 }
 
 at::Tensor ParameterArena::View(const at::Tensor& flat, int param) const {
@@ -104,14 +147,29 @@ at::Tensor ParameterArena::View(const at::Tensor& flat, int param) const {
   return flat.narrow(0, layout_.offset(param), spec.count()).view(spec.shape);
 }
 
+TensorRef ParameterArena::HeldWeights(int bucket) const {
+  const auto held =
+      layout_.SliceOf(layout_.buckets()[bucket], compute_division_.part, compute_division_.parts);
+  return ops::RefOf(compute_).Slice(held.slice_begin, held.count);
+}
+
+void ParameterArena::CopyToCompute(const dist::Fragment& part, const at::Tensor& values) {
+  if (!copy_.defined() || part.arena_begin >= copied_end_) return;
+  copy_.narrow(0, layout_.PlaceOf(part.arena_begin, compute_division_), part.end - part.begin)
+      .copy_(values);
+}
+
 void ParameterArena::SetWeights(int param, const at::Tensor& values) {
-  ComputedWith(param).copy_(values);
+  const bool in_unit = units_ && units_->has(param);
+  if (!in_unit) ComputedWith(param).copy_(values);
   if (!has_copy(param)) return;  // the line above has set main
   const at::Tensor flat = values.contiguous().view({-1});
-  for (const dist::Fragment& part : updated_)
-    if (part.param == param)
-      main_.narrow(0, layout_.PlaceOf(part, main_sliced_end_), part.end - part.begin)
-          .copy_(flat.narrow(0, part.begin, part.end - part.begin));
+  for (const dist::Fragment& part : updated_) {
+    if (part.param != param) continue;
+    const at::Tensor own = flat.narrow(0, part.begin, part.end - part.begin);
+    main_.narrow(0, layout_.PlaceOf(part, main_sliced_end_), part.end - part.begin).copy_(own);
+    if (in_unit) CopyToCompute(part, own);
+  }
 }
 
 at::Tensor ParameterArena::InitialWeights(int param) const {
@@ -126,23 +184,30 @@ void ParameterArena::Initialise(uint64_t seed) {
 }
 
 void ParameterArena::RefreshComputeCopy() {
-  if (!compute_.defined()) return;
-  for (const dist::Fragment& part : updated_) {
-    if (part.arena_begin >= compute_.numel()) continue;
-    const int64_t count = part.end - part.begin;
-    compute_.narrow(0, part.arena_begin, count)
-        .copy_(main_.narrow(0, layout_.PlaceOf(part, main_sliced_end_), count));
-  }
+  for (const dist::Fragment& part : updated_)
+    CopyToCompute(part,
+                  main_.narrow(0, layout_.PlaceOf(part, main_sliced_end_), part.end - part.begin));
 }
 
 std::vector<dist::GatheredArray> ParameterArena::ComputedArrays() const {
-  const int64_t all = layout_.num_elements(), of_copy = layout_.num_compute_elements();
+  const int64_t all = layout_.num_elements(), of_units = compute_division_.end;
   const TensorRef main = ops::RefOf(main_);
-  if (!compute_.defined()) return {{.begin = 0, .end = all, .data = main}};
-  return {{.begin = 0, .end = of_copy, .data = ops::RefOf(compute_)},
-          {.begin = of_copy,
-           .end = all,
-           .data = main.Slice(main.count - (all - of_copy), all - of_copy)}};
+  std::vector<dist::GatheredArray> arrays;
+  if (compute_.defined()) {
+    const TensorRef compute = ops::RefOf(compute_);
+    const int64_t held = of_units / compute_division_.parts;
+    if (of_units > 0)
+      arrays.push_back({.begin = 0, .end = of_units, .data = compute.Slice(0, held), .held = true});
+    if (copied_end_ > of_units)
+      arrays.push_back({.begin = of_units,
+                        .end = copied_end_,
+                        .data = compute.Slice(held, copied_end_ - of_units)});
+  }
+  if (all > copied_end_)
+    arrays.push_back({.begin = copied_end_,
+                      .end = all,
+                      .data = main.Slice(main.count - (all - copied_end_), all - copied_end_)});
+  return arrays;
 }
 
 }  // namespace halflife::train

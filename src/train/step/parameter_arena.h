@@ -3,8 +3,16 @@
 // dtype is not fp32, it also owns the copy of the compute region in that dtype. The model's
 // parameters are views into it.
 //
-// With ZeRO (Rajbhandari et al., 2020) a rank holds only its slices of some arrays: of the state
-// arrays, of the main weights that have a compute copy, and of gradients.
+// With ZeRO (Rajbhandari et al., 2020) a rank holds only a part of some arrays
+// (dist/shard_groups.h):
+//
+// | stage | part of W                      | part of S                                   |
+// |-------|--------------------------------|---------------------------------------------|
+// | 1     | states, copied main weights    |                                             |
+// | 2     | the same                       | gradients                                   |
+// | 3     | the same, main weights of units| gradients, weights of units to compute with |
+//
+// With stage 3 in fp32 and one shard group, the weights to compute with are the main weights.
 //
 //   ParameterArena arena(model.parameters(), {.device = at::kCPU, .compute_dtype = at::kFloat});
 //   arena.Initialise(seed);
@@ -12,6 +20,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,6 +29,7 @@
 #include "dist/parameter_layout.h"
 #include "model/parameters.h"
 #include "train/config/run_config.h"
+#include "train/step/parameter_units.h"
 
 namespace halflife::train {
 
@@ -29,17 +39,21 @@ class ParameterArena {
     at::Device device = at::kCPU;               // kMeta: sizes without memory, for plans
     at::ScalarType compute_dtype = at::kFloat;  // kFloat or kBFloat16
     dist::LayoutConfig layout;
-    int zero_stage = 0;  // 1: slices of arrays that only the optimizer reads; 2: also of gradients
+    int zero_stage = 0;
     int slice = 0;       // of layout.num_slices
+    int num_shards = 0;  // S, a divisor of layout.num_slices: ranks of a shard group; 0: all
     std::vector<std::string> states = {};  // names of the optimizer's state arrays
+    // With stage 3, which also needs layout.units: see ParameterUnits::Config.
+    int num_units = 0, prefetch = 1;
   };
-  // Returns the config of one rank of a run.
-  static Config Of(const RunConfig& config, at::Device device, int rank, int world_size);
+  // Returns the config of one rank of a run. The model has the parameters.
+  static Config Of(const RunConfig& config, const model::LanguageModel& model, at::Device device,
+                   int rank, int world_size);
   // Allocates and binds all parameters, which are leaves that require a gradient.
   ParameterArena(model::ParameterSet& parameters, const Config& config);
 
   const dist::ParameterLayout& layout() const { return layout_; }
-  // [layout.num_held(sliced_end)] fp32 on the device.
+  // [layout.num_held(sliced_end or division)] fp32 on the device.
   at::Tensor& main() { return main_; }
   at::Tensor& grads() { return grads_; }
   // Error kInternal if the arena has no state array of this name.
@@ -47,7 +61,7 @@ class ParameterArena {
   // Up to which element of the arena these arrays hold slices; 0: whole.
   int64_t main_sliced_end() const { return main_sliced_end_; }
   int64_t states_sliced_end() const { return states_sliced_end_; }
-  int64_t grads_sliced_end() const { return grads_sliced_end_; }
+  const dist::Division& grads_division() const { return grads_division_; }
   // The arrays of a checkpoint, under their names there: main, then the state arrays.
   struct StoredArray {
     std::string name;
@@ -59,9 +73,15 @@ class ParameterArena {
   bool sliced() const { return config_.zero_stage > 0; }
   // In the order of parameters.
   const std::vector<dist::Fragment>& updated_fragments() const { return updated_; }
-  // [num_compute_elements] in the compute dtype, indexed like main. Undefined if that dtype is
-  // fp32.
-  const at::Tensor& compute_copy() const { return compute_; }
+  // The copy of the weights in the compute dtype. Undefined if ranks compute with main.
+  // [num_compute_elements], indexed like main. With stage 3, only the part of the units that this
+  // rank holds, followed by the parameters of no unit.
+  const at::Tensor& compute_copy() const { return copy_; }
+  // Whether the optimizer writes the copy. If not, RefreshComputeCopy() does after an update.
+  bool optimizer_writes_copy() const { return copy_.defined() && !units_; }
+  // With stage 3: the memory of gathered weights, and this rank's part of a bucket of a unit.
+  ParameterUnits* units() { return units_.get(); }
+  TensorRef HeldWeights(int bucket) const;
   // Returns the parameter's part of a whole array, in the parameter's shape.
   at::Tensor View(const at::Tensor& flat, int param) const;
   // Sets the part of a parameter's main weights that this rank holds, and its compute copy.
@@ -78,19 +98,25 @@ class ParameterArena {
   std::vector<dist::GatheredArray> ComputedArrays() const;
 
  private:
+  void DivideArrays();
   bool has_copy(int param) const;
   at::Tensor ComputedWith(int param) const;
+  void CopyToCompute(const dist::Fragment& part, const at::Tensor& values);
 
   const Config config_;
   model::ParameterSet& parameters_;
   dist::ParameterLayout layout_;
   at::Device device_;
-  int64_t main_sliced_end_ = 0, states_sliced_end_ = 0, grads_sliced_end_ = 0;
+  std::unique_ptr<ParameterUnits> units_;  // with stage 3
+  int64_t main_sliced_end_ = 0, states_sliced_end_ = 0;
+  int64_t copied_end_ = 0;  // elements before it are computed with from compute_, not from main_
+  dist::Division grads_division_, compute_division_;
   std::vector<dist::Fragment> updated_;
   uint64_t seed_ = 0;
   at::Tensor main_, grads_;
   std::vector<at::Tensor> states_;  // in the order of Config::states
-  at::Tensor compute_;  // [num_compute_elements] in the compute dtype; undefined for fp32
+  at::Tensor copy_;                 // see compute_copy()
+  at::Tensor compute_;  // copy_, or the part of main_ that is computed with; undefined: main_
 };
 
 }  // namespace halflife::train

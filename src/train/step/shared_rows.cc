@@ -12,6 +12,7 @@
 #include "dist/mesh.h"
 #include "ops/sequence/exchange_cost.h"
 #include "ops/torch/host_transfer.h"
+#include "train/config/plan.h"
 #include "train/device.h"
 
 namespace halflife::train {
@@ -49,7 +50,8 @@ SharedRows ShareRows(const RunConfig& config, dist::RankContext& context, Device
   const dist::DataMesh mesh = MeshOf(config, context.rank(), context.world_size());
   if (mesh.sp() == 1) return {};
   dist::RequireRowsOnWholeHosts(context.control(), context.host(), mesh);
-  SharedRows rows = {.ranks = dist::Split(context.world(), mesh.RowGroup()), .parallel = {}};
+  SharedRows rows = {.ranks = dist::Split(context.world(), mesh.RowGroup(), dist::GroupRole::kRows),
+                     .parallel = {}};
   rows.parallel = {.group = model::MakeSegmentGroup(*rows.ranks),
                    .strategy = StrategyOf(config.parallel.exchange)};
   rows.parallel->threads = FewestThreads(*rows.parallel->group, device);

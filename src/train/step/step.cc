@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <span>
 
 #include "core/clock.h"
@@ -21,15 +22,36 @@
 
 namespace halflife::train {
 
+// The parameters of each layer, by LanguageModel::LayerOf + 1.
+std::vector<std::vector<int>> ParamsOfLayers(const model::LanguageModel& model) {
+  std::vector<std::vector<int>> layers(model.config().num_layers + 2);
+  for (int param = 0; param < model.parameters().size(); ++param)
+    layers[1 + model.LayerOf(param)].push_back(param);
+  return layers;
+}
+
 namespace {
 
-// All ranks in the order in which gradients are summed; null if the world has this order.
-std::unique_ptr<dist::Communicator> SplitSums(const RunConfig& config, dist::RankContext& context) {
-  const dist::ProcessGroup group = MeshOf(config, context.rank(), context.world_size()).SumGroup();
-  return group.is_world ? nullptr : dist::Split(context.world(), group);
+// LoRA's parameters are all needed before the first layer.
+std::vector<std::vector<int>> AllAtOnce(const model::ParameterSet& parameters) {
+  std::vector<int> all(static_cast<size_t>(parameters.size()));
+  std::iota(all.begin(), all.end(), 0);
+  return {all};
 }
 
 }  // namespace
+
+StepRunner::Groups StepRunner::MakeGroups(const RunConfig& config, dist::RankContext& context) {
+  const dist::DataMesh mesh = MeshOf(config, context.rank(), context.world_size());
+  dist::ProcessGroup shard = mesh.ShardGroup();
+  Groups groups;
+  if (!shard.is_world) groups.shard = dist::Split(context.world(), shard);
+  if (mesh.has_replicas()) groups.replica = dist::Split(context.world(), mesh.ReplicaGroup());
+  if (config.parallel.zero_stage < 3) return groups;
+  shard.name = "units";
+  groups.units = dist::Split(context.world(), shard, dist::GroupRole::kParameters);
+  return groups;
+}
 
 StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, ParameterArena& arena,
                        data::TokenSource& source, dist::RankContext& context, Device device,
@@ -42,8 +64,8 @@ StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, Par
       context_(context),
       device_(device),
       rows_(ShareRows(config, context, device)),
-      sums_(SplitSums(config, context)),
-      gradients_(arena, sums_ ? *sums_ : context.world(), GradientSync::Options::Of(config)),
+      groups_(MakeGroups(config, context)),
+      gradients_(arena, groups_.Of(context.world()), GradientSync::Options::Of(config)),
       norm_(OwnGradients(), arena.grads()),
       optimizer_(arena, config.optimizer),
       config_identity_(static_cast<double>(HashBytes(ToText(config)).lo & 0xffffffffu)) {
@@ -52,28 +74,38 @@ StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, Par
   // A device that checks each launch gains nothing from graphs.
   if (config.train.cuda_graphs && (!device.is_cuda() || ops::DeviceGraph::IsOn(ToTorch(device))))
     graph_.emplace(ToTorch(device), [this](const eval::BatchTensors& batch) {
-      return Differentiate(batch, nullptr, [this] { gradients_.BeginRecorded(); });
+      return Differentiate(batch, /*awaits=*/false, [this] { gradients_.BeginRecorded(); });
     });
   if (!arena.sliced()) return;
-  gather_.emplace(arena.layout(), sums_ ? *sums_ : context.world(), arena.ComputedArrays());
-  if (lora != nullptr) return;  // all parameters are awaited before the first layer
-  params_of_layer_.resize(config.model.num_layers + 2);
-  for (int param = 0; param < model.parameters().size(); ++param)
-    params_of_layer_[1 + model.LayerOf(param)].push_back(param);
+  gather_.emplace(arena.layout(), groups_.Of(context.world()), arena.ComputedArrays(),
+                  lora == nullptr ? ParamsOfLayers(model) : AllAtOnce(lora->parameters()),
+                  config.parallel.num_prefetched());
+  if (groups_.units) {
+    units_.emplace(arena, *groups_.units, *gather_);
+    model.SetAwaitLayer([this](int64_t layer) { AwaitLayer(layer); });
+  }
 }
+
+StepRunner::~StepRunner() { model_.SetAwaitLayer({}); }
 
 // The fragments that this rank updates, by their index in arena.grads().
 std::vector<dist::Fragment> StepRunner::OwnGradients() const {
   std::vector<dist::Fragment> own = arena_.updated_fragments();
   for (dist::Fragment& part : own)
-    part.arena_begin = arena_.layout().PlaceOf(part, arena_.grads_sliced_end());
+    part.arena_begin = arena_.layout().PlaceOf(part.arena_begin, arena_.grads_division());
   return own;
 }
 
 void StepRunner::ShareParameters() {
   if (!gather_) return;
-  gather_->Start(ops::CurrentStream(device_));
+  StartGather();
   gather_->AwaitAll();
+}
+
+void StepRunner::StartGather() {
+  if (!gather_) return;
+  gather_->Start(ops::CurrentStream(device_));
+  if (units_) units_->Invalidate();
 }
 
 void StepRunner::AwaitParameters() {
@@ -82,8 +114,12 @@ void StepRunner::AwaitParameters() {
 }
 
 void StepRunner::AwaitLayer(int64_t layer) {
-  if (!gather_ || lora_ != nullptr) return;
-  for (const int param : params_of_layer_[1 + layer]) gather_->Await(param);
+  if (lora_ != nullptr) return;  // all parameters are awaited before the first layer
+  if (units_) {
+    units_->AwaitForward(layer);
+  } else if (gather_) {
+    gather_->Await(static_cast<int>(layer) + 1);
+  }
 }
 
 void StepRunner::Enter(const char* phase) {
@@ -103,9 +139,11 @@ at::Tensor StepRunner::PositionIds(const data::Batch& batch) const {
 }
 
 // Returns [2]: the sums of the losses. Calls `begin_backward` between forward and backward.
-at::Tensor StepRunner::Differentiate(const eval::BatchTensors& batch,
-                                     const std::function<void(int64_t layer)>& await_layer,
+at::Tensor StepRunner::Differentiate(const eval::BatchTensors& batch, bool awaits,
                                      const std::function<void()>& begin_backward) {
+  std::function<void(int64_t layer)> await_layer, await_backward;
+  if (awaits) await_layer = [this](int64_t layer) { AwaitLayer(layer); };
+  if (units_) await_backward = [this](int64_t layer) { units_->AwaitBackward(layer); };
   const model::ForwardContext context{.slice = &batch.slice,
                                       .training = true,
                                       .z_loss_weight = config_.train.z_loss,
@@ -113,7 +151,8 @@ at::Tensor StepRunner::Differentiate(const eval::BatchTensors& batch,
                                       .recompute = RecomputeOf(config_),
                                       .seed = config_.train.seed,
                                       .samples = batch.samples,
-                                      .await_layer = await_layer};
+                                      .await_layer = await_layer,
+                                      .await_backward = await_backward};
   Enter("forward");
   const model::LossSums sums = model_.Loss(batch.inputs, batch.targets, context);
   // The sum over targets times a constant. The optimizer's update divides by the global number of
@@ -131,9 +170,7 @@ at::Tensor StepRunner::Differentiate(const eval::BatchTensors& batch,
 
 at::Tensor StepRunner::RunMicroBatch(const eval::BatchTensors& batch, int64_t index,
                                      int64_t count) {
-  return Differentiate(
-      batch, [this](int64_t layer) { AwaitLayer(layer); },
-      [&] { gradients_.BeginMicroBatch(index, count); });
+  return Differentiate(batch, /*awaits=*/true, [&] { gradients_.BeginMicroBatch(index, count); });
 }
 
 // The gradients start at zero, so every replayed micro-batch adds to them.
@@ -229,6 +266,10 @@ void StepRunner::Reduce(int64_t step, StepResult& result) {
   }
 }
 
+double StepRunner::TakeGatherSeconds() {
+  return (gather_ ? gather_->TakeWaitSeconds() : 0) + (units_ ? units_->TakeWaitSeconds() : 0);
+}
+
 double StepRunner::LearningRate(int64_t step) const {
   const ScheduleConfig& schedule = config_.schedule;
   const int64_t epoch = source_.order().EpochOf(static_cast<uint64_t>(step));
@@ -241,7 +282,7 @@ StepResult StepRunner::Run(int64_t step, uint64_t& num_updates, const StepScalar
                            const std::function<void()>& before_update) {
   const Stopwatch watch;
   source_.TakeWaitSeconds();
-  if (gather_) gather_->TakeWaitSeconds();  // waits of a start, a validation or a save
+  TakeGatherSeconds();  // waits of a start, a validation or a save
   if (rows_.parallel) rows_.parallel->group->TakeWaitSeconds();
   StepResult result;
   result.scalars = flags;
@@ -275,11 +316,11 @@ StepResult StepRunner::Run(int64_t step, uint64_t& num_updates, const StepScalar
     if (before_update) before_update();
     optimizer_.Update(result.lr, to_mean * result.clip_factor, ++num_updates);
     lora_is_stale_ = true;
-    if (gather_) gather_->Start(ops::CurrentStream(device_));
+    StartGather();
   }
   result.data_wait_seconds = source_.TakeWaitSeconds();
   result.exposed_grad_seconds = gradients_.TakeWaitSeconds();
-  if (gather_) result.exposed_param_seconds = gather_->TakeWaitSeconds();
+  result.exposed_param_seconds = TakeGatherSeconds();
   if (rows_.parallel) result.exposed_rows_seconds = rows_.parallel->group->TakeWaitSeconds();
   result.comm_bytes = context_.flight().TakeBytes();
   result.seconds = watch.Seconds();

@@ -25,6 +25,7 @@
 #include "train/step/micro_batch_graph.h"
 #include "train/step/shared_rows.h"
 #include "train/step/step_scalars.h"
+#include "train/step/unit_gather.h"
 
 namespace halflife::train {
 
@@ -64,6 +65,7 @@ class StepRunner {
   StepRunner(const RunConfig& config, model::LanguageModel& model, ParameterArena& arena,
              data::TokenSource& source, dist::RankContext& context, Device device,
              Lora* lora = nullptr);
+  ~StepRunner();
 
   // Runs step number `step` (0-based). `flags` contains this rank's own stop requests; the result
   // contains those of all ranks. `num_updates` counts applied updates and is advanced.
@@ -83,8 +85,12 @@ class StepRunner {
   // Calls `observe` from now on when a phase of Run begins: data, forward and backward of each
   // micro-batch, reduce, update.
   void ObservePhases(std::function<void(const char*)> observe) { observe_ = std::move(observe); }
-  // Call this before the parameters are read outside of Run.
+  // Call this before the parameters are read outside of Run and not through the model. Parameters
+  // of a unit of ZeRO stage 3 must be read layer by layer instead, on all ranks: the model awaits
+  // each layer by itself. Collective.
   void AwaitParameters();
+  // Layers in ascending order.
+  void AwaitLayer(int64_t layer);
   // Number of micro-batches that were replayed, with train.cuda_graphs.
   int64_t num_replays() const { return graph_ ? graph_->num_replays() : 0; }
   // The ranks that share this rank's rows; null if none do.
@@ -99,13 +105,13 @@ class StepRunner {
   void MicroBatch(int64_t index, int64_t count, StepResult& result);
   at::Tensor RunMicroBatch(const eval::BatchTensors& batch, int64_t index, int64_t count);
   at::Tensor ReplayMicroBatch(const eval::BatchTensors& batch, int64_t index, int64_t count);
-  at::Tensor Differentiate(const eval::BatchTensors& batch,
-                           const std::function<void(int64_t layer)>& await_layer,
+  at::Tensor Differentiate(const eval::BatchTensors& batch, bool awaits,
                            const std::function<void()>& begin_backward);
   double ReadSums(StepResult& result);
   void Reduce(int64_t step, StepResult& result);
-  void AwaitLayer(int64_t layer);
   std::vector<dist::Fragment> OwnGradients() const;
+  void StartGather();
+  double TakeGatherSeconds();
   void Enter(const char* phase);
 
   const RunConfig& config_;
@@ -116,18 +122,28 @@ class StepRunner {
   dist::RankContext& context_;
   Device device_;
   SharedRows rows_;
-  std::unique_ptr<dist::Communicator> sums_;  // all ranks in the order of sums; null: the world
+  // The groups of sums and gathers. A null shard group is the world. `units` has the ranks of the
+  // shard group, for the weights of ZeRO stage 3.
+  struct Groups {
+    std::unique_ptr<dist::Communicator> shard, replica, units;
+    dist::ShardGroups Of(dist::Communicator& world) const {
+      return {shard ? *shard : world, replica.get()};
+    }
+  };
+  static Groups MakeGroups(const RunConfig& config, dist::RankContext& context);
+
+  Groups groups_;
   GradientSync gradients_;
   std::optional<dist::ParameterGather> gather_;  // set if each rank updates only its slices
+  std::optional<UnitGather> units_;              // with ZeRO stage 3
   GradientNorm norm_;                            // of the gradients that this rank holds
   ArenaOptimizer optimizer_;
-  std::function<void(const char*)> observe_;       // null: no observer
-  int64_t step_ = 0;                               // being taken, from 1
-  std::vector<at::Tensor> losses_;                 // [2] of a micro-batch: its loss and z loss
-  std::optional<MicroBatchGraph> graph_;           // with train.cuda_graphs
-  std::vector<std::vector<int>> params_of_layer_;  // by LanguageModel::LayerOf + 1
-  bool lora_is_stale_ = true;                      // its A or B changed after the last Refresh
-  double config_identity_;  // low 32 bits of the config's hash, exact in fp64
+  std::function<void(const char*)> observe_;  // null: no observer
+  int64_t step_ = 0;                          // being taken, from 1
+  std::vector<at::Tensor> losses_;            // [2] of a micro-batch: its loss and z loss
+  std::optional<MicroBatchGraph> graph_;      // with train.cuda_graphs
+  bool lora_is_stale_ = true;                 // its A or B changed after the last Refresh
+  double config_identity_;                    // low 32 bits of the config's hash, exact in fp64
 };
 
 }  // namespace halflife::train

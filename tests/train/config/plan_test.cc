@@ -46,6 +46,28 @@ TEST(Plan, RefusesRowsThatTheModelDoesNotTake) {
                   "text has no test split", "Use eval.split 'validation'.");
 }
 
+TEST(Plan, ShardGroupsOfNodes) {
+  const auto resolved = [](const std::string& shard, int world, int of_node, bool gpu, int sp = 1) {
+    RunConfig config = SmallRecipe(
+        {"parallel.zero_stage=1", "parallel.shard=" + shard, Concat("parallel.sp=", sp)});
+    ResolveShard(config, world, of_node, gpu);
+    return config.parallel.shard_ranks(world);
+  };
+  EXPECT_EQ(resolved("auto", 16, 8, true), 8);
+  EXPECT_EQ(resolved("auto", 16, 8, false), 16) << "links between processes of a CPU are equal";
+  EXPECT_EQ(resolved("auto", 8, 8, true), 8);
+  EXPECT_EQ(resolved("auto", 12, 8, true), 12) << "nodes differ";
+  EXPECT_EQ(resolved("node", 16, 8, false), 8);
+  EXPECT_EQ(resolved("world", 16, 8, true), 16);
+  EXPECT_EQ(resolved("4", 16, 8, true), 4);
+  EXPECT_EQ(resolved("node", 32, 8, false, 16), 8) << "a row over two nodes";
+  EXPECT_HL_ERROR(resolved("node", 12, 8, true), ExitCode::kUsage,
+                  "parallel.shard node: 8 of 12 ranks are on this node",
+                  "Use equal numbers of ranks on all nodes, with whole rows on each, or "
+                  "parallel.shard world.");
+  EXPECT_HL_ERROR(resolved("node", 16, 8, true, 3), ExitCode::kUsage, "and 3 ranks share a row");
+}
+
 TEST(Plan, SlicesNeedACpu) {
   const RunConfig sliced = SmallRecipe({"parallel.slices=2"});
   EXPECT_NO_THROW(RequireSlicesOn({Device::Kind::kCpu, 0}, sliced));

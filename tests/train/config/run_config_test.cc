@@ -324,6 +324,27 @@ TEST(RunConfig, SlicesOfRows) {
                   ExitCode::kUsage, "false with parallel.slices");
 }
 
+TEST(RunConfig, ShardGroupsDivideTheRanks) {
+  const auto validate = [](const std::string& shard, int stage, int world_size, int sp = 1) {
+    Validate(Parse({"parallel.shard=" + shard, Concat("parallel.zero_stage=", stage),
+                    Concat("parallel.sp=", sp), "train.micro_batch=1"}),
+             world_size);
+  };
+  for (const char* shard : {"auto", "node", "world", "2", "4"})
+    EXPECT_NO_THROW(validate(shard, 3, 4, 2));
+  EXPECT_NO_THROW(validate("auto", 0, 4));
+  EXPECT_HL_ERROR(
+      validate("3", 1, 4), ExitCode::kUsage,
+      "parallel.shard: 3. Use auto, node, world or a divisor of the number of ranks, 4");
+  EXPECT_HL_ERROR(validate("all", 1, 4), ExitCode::kUsage, "parallel.shard: all. Use auto, node");
+  EXPECT_HL_ERROR(validate("2", 0, 4), ExitCode::kUsage,
+                  "parallel.shard: 2. Use auto with parallel.zero_stage 0");
+  EXPECT_HL_ERROR(validate("2", 4, 4), ExitCode::kUsage,
+                  "parallel.zero_stage: 4. Use 0, 1, 2 or 3");
+  EXPECT_HL_ERROR(Validate(Parse({"parallel.prefetch=99"}), 1), ExitCode::kUsage,
+                  "parallel.prefetch: 99. Use 0 to 64, or -1");
+}
+
 TEST(RunConfig, GraphsOfMicroBatches) {
   const auto validate = [](std::vector<std::string> set, int world_size) {
     set.emplace_back("train.cuda_graphs=true");

@@ -9,6 +9,8 @@
 #include "dist/parameter_layout.h"
 #include "model/model_cost.h"
 #include "support/expect_error.h"
+#include "support/paths.h"
+#include "train/config/plan.h"
 
 namespace halflife::train {
 namespace {
@@ -209,10 +211,80 @@ TEST(ClusterPlan, TheLastSliceOfSoftmaxHasTheMostWork) {
   EXPECT_NEAR(of_slices(PlanOf("gpus=8,sp=8")), 0, 1e-12);
 }
 
+// Two levels: sums and gathers within a node, and those of the ranges that a rank holds over nodes.
+TEST(ClusterPlan, ShardGroupsSendLittleBetweenNodes) {
+  const ClusterPlan flat = PlanOf("nodes=2,gpus=4,zero=1,shard=8"),
+                    groups = PlanOf("nodes=2,gpus=4,zero=1");
+  EXPECT_EQ(flat.shard, 8);
+  EXPECT_EQ(groups.shard, 4);
+  const auto bytes = groups.BytesByGroup();
+  EXPECT_EQ(bytes.at("shard"), flat.BytesByGroup().at("world"));
+  EXPECT_EQ(bytes.at("replica") * 4, bytes.at("shard"));
+  EXPECT_THAT(ClusterPlanText(groups), HasSubstr("ZeRO stage 1 in groups of 4"));
+}
+
+// Each block is gathered in forward, and in backward unless it is one of the last two; the head and
+// the embedding once per micro-batch.
+TEST(ClusterPlan, StageThreeGathersItsLayersTwice) {
+  const ClusterPlan plan = PlanOf("gpus=8,zero=3", {"model.num_layers=6", "train.micro_batch=4"});
+  int64_t units = 0;
+  for (const PlannedCollective& row : plan.collectives)
+    if (row.group == "units") units += row.count;
+  EXPECT_GE(units, 6 + 4 + 2);
+  EXPECT_GT(plan.memory.gathered, 0);
+  const ClusterPlan second = PlanOf("gpus=8,zero=2", {"model.num_layers=6", "train.micro_batch=4"});
+  EXPECT_LT(plan.memory.compute_copy, 0.2 * second.memory.compute_copy);
+}
+
+RunConfig OfFile(const std::string& file, const PlanRequest& request,
+                 const std::vector<std::string>& overrides) {
+  RunConfig config = LoadRunConfig(
+      std::filesystem::path(test::kSourceDir) / "launch/recipes" / (file + ".textproto"),
+      overrides);
+  config = ConfigFor(std::move(config), request);
+  CompleteForPlan(config, nullptr, request.cluster.world_size());
+  return config;
+}
+
+// Weak scaling: the rate of a GPU among 1,024 is at least 90 % of that among 8, and groups of a
+// node lose less than one group of all.
+TEST(ClusterPlan, ShardGroupsScaleToAThousandGpus) {
+  const auto rate = [](int nodes, const std::string& shard) {
+    const PlanRequest request = ParsePlan(Concat("nodes=", nodes, ",gpus=8,zero=1", shard));
+    const RunConfig config =
+        OfFile("gla_1.3b", request, {Concat("train.global_batch=", 64 * nodes)});
+    return PlanCluster(config, request.cluster).tokens_per_s / request.cluster.world_size();
+  };
+  const double one_node = rate(1, "");
+  const double groups = rate(128, "");
+  EXPECT_GE(groups, 0.9 * one_node);
+  EXPECT_GT(groups, rate(128, ",shard=1024"));
+}
+
+// 80 layers of 8,192 channels: 70 billion parameters on 64 H100 with stage 3, but not with stage 2.
+TEST(ClusterPlan, SeventyBillionParametersFitWithStageThree) {
+  const auto memory = [](const std::string& zero) {
+    const PlanRequest request = ParsePlan("nodes=8,gpus=8," + zero);
+    const RunConfig config =
+        OfFile("gla_7b", request,
+               {"model.num_layers=80", "model.model_dim=8192", "model.mixer.gla.num_heads=64",
+                "model.vocab_size=128000", "train.global_batch=64", "train.micro_batch=1",
+                "data.seq_len=8192", "train.recompute=block"});
+    const model::LanguageModel model(config.model);
+    EXPECT_GT(model.CountParameters().total(), 60e9);
+    const ClusterPlan plan = PlanCluster(config, request.cluster);
+    return plan.memory.total() / plan.cluster.memory_bytes;
+  };
+  EXPECT_LE(memory("zero=3,shard=64"), kPlannedMemory);
+  EXPECT_GT(memory("zero=2,shard=64"), 1);
+}
+
 TEST(PlanSearch, FindsTheFastestThatFits) {
   const PlanRequest request = ParsePlan("auto,nodes=2,gpus=4");
   const FoundPlan found = SearchPlan(Recipe(), request);
-  EXPECT_EQ(found.num_possible, 4 * 3) << "sp 1, 2, 4 and 8, three stages; the largest rows fit";
+  EXPECT_EQ(found.num_possible, 4 * (1 + 3 * 2))
+      << "sp 1, 2, 4 and 8, stage 0, and three stages with one or two shard groups; the largest "
+         "micro-batches fit";
   EXPECT_EQ(found.num_fitting, found.num_possible);
   for (const char* text : {"nodes=2,gpus=4,sp=1,zero=0,micro_batch=4", "nodes=2,gpus=4,sp=2,zero=1",
                            "nodes=2,gpus=4,sp=8,zero=2,micro_batch=32"})
@@ -220,7 +292,7 @@ TEST(PlanSearch, FindsTheFastestThatFits) {
   PlanRequest fixed = request;
   fixed.sp = 4, fixed.zero = 2, fixed.micro_batch = 8;
   const FoundPlan one = SearchPlan(Recipe(), fixed);
-  EXPECT_EQ(one.num_possible, 1);
+  EXPECT_EQ(one.num_possible, 2) << "one or two shard groups";
   EXPECT_EQ(one.plan.sp, 4);
   EXPECT_EQ(one.plan.zero_stage, 2);
   EXPECT_EQ(one.plan.micro_batch, 8);

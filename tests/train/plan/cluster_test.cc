@@ -55,7 +55,7 @@ TEST(Cluster, NamesTheFix) {
       {"nodes", {"--plan nodes= is invalid", "a whole number"}},
       {"gpus=-8", {"--plan gpus=-8", "from 1 to 1024"}},
       {"nodes=1048576,gpus=8", {"at most 1048576 ranks"}},
-      {"zero=3", {"--plan zero=3", "from 0 to 2"}},
+      {"zero=4", {"--plan zero=4", "from 0 to 3"}},
       {"node=4", {"no 'node'", "did you mean 'nodes'", "memory_gib"}},
       {"nodes=1,nodes=2", {"names nodes twice"}},
       {"device=h1000", {"device=h1000", "did you mean 'h100'", "h100, h200, a100, cpu"}},

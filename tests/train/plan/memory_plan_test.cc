@@ -11,6 +11,7 @@
 #include "support/paths.h"
 #include "train/config/plan.h"
 #include "train/config/small_recipe.h"
+#include "train/plan/step_operations.h"
 
 namespace halflife::train {
 namespace {
@@ -127,6 +128,33 @@ TEST(MemoryPlan, RanksShareTheOptimizersState) {
       PlanMemory(SmallRecipe({"parallel.zero_stage=1", "train.precision=bf16"}), model, 4)
           .main_and_optimizer,
       whole / 4);
+}
+
+// The formulas of a start are within 2 % of the arrays that a rank allocates.
+TEST(MemoryPlan, IsTheMemoryOfTheArenaInEveryStage) {
+  for (const std::string precision : {"train.precision=bf16", "train.precision=fp32"})
+    for (const int world : {4, 8})
+      for (const int stage : {0, 1, 2, 3})
+        for (const int shard : {2, world}) {
+          if (stage == 0 && shard != world) continue;
+          SCOPED_TRACE(Concat(precision, ", ", world, " ranks, stage ", stage, ", shard ", shard));
+          const RunConfig config =
+              SmallRecipe({precision, Concat("parallel.zero_stage=", stage),
+                           Concat("parallel.shard=", stage == 0 ? "auto" : Concat(shard)),
+                           "model.model_dim=256", "model.num_layers=32", "model.vocab_size=259",
+                           Concat("train.global_batch=", world), "train.micro_batch=1",
+                           "parallel.first_bucket_bytes=65536", "parallel.bucket_bytes=65536"});
+          const model::LanguageModel model(config.model);
+          const MemoryPlan plan = PlanMemory(config, model, world);
+          RowRehearsals rows(config, 0, {});
+          const StepOperations step = RehearseStep(config, {.rank = 0, .world_size = world}, rows);
+          const double planned =
+              plan.main_and_optimizer + plan.gradients + plan.compute_copy + plan.gathered;
+          const double allocated = step.main_and_optimizer_bytes + step.gradient_bytes +
+                                   step.compute_copy_bytes + step.unit_bytes +
+                                   step.bucket_slot_bytes;
+          EXPECT_NEAR(planned / allocated, 1, 0.02);
+        }
 }
 
 // With whole gradients, the bf16 copy adds 2 bytes per element. With ZeRO stage 2, it replaces the

@@ -16,6 +16,7 @@
 #include "dist/rank_context.h"
 #include "model/model_cost.h"
 #include "support/run_fixture.h"
+#include "train/config/plan.h"
 #include "train/step/step.h"
 
 namespace halflife::train {
@@ -75,11 +76,11 @@ class StepOperationsTest : public testing::Test {
       at::set_num_threads(1);
       const auto context = dist::MakeLocalRankContext(comm);
       context->flight().KeepIn(flight, "test");
-      const dist::DataMesh mesh(comm.rank(), comm.size(), config.parallel.sp);
+      const dist::DataMesh mesh = MeshOf(config, comm.rank(), comm.size());
       const data::Dataset dataset = data::Dataset::Open(dir->path() / config.data.path);
       model::LanguageModel model(config.model);
       ParameterArena arena(model.parameters(),
-                           ParameterArena::Of(config, at::kCPU, comm.rank(), comm.size()));
+                           ParameterArena::Of(config, model, at::kCPU, comm.rank(), comm.size()));
       arena.Initialise(config.train.seed);
       data::TokenSource source(dataset, data::Split::kTrain,
                                {.seq_len = config.data.seq_len,
@@ -90,6 +91,7 @@ class StepOperationsTest : public testing::Test {
                                 .seed = config.train.seed,
                                 .prefetch = 0});
       StepRunner runner(config, model, arena, source, *context, {});
+      runner.ShareParameters();
       uint64_t num_updates = 0;
       runner.Run(0, num_updates, {});
       const auto path = flight / dist::FlightRecordName(comm.rank());
@@ -118,6 +120,14 @@ class StepOperationsTest : public testing::Test {
 };
 test::TempDir* StepOperationsTest::dir = nullptr;
 int StepOperationsTest::num_runs = 0;
+
+TEST_F(StepOperationsTest, AreThoseOfARunInShardGroups) {
+  for (const int stage : {1, 2, 3})
+    for (const int shard : {2, 4})
+      for (const std::string more : {"parallel.sp=1", "parallel.sp=2", "train.precision=bf16"})
+        ExpectRehearsedAsRun(4, {Concat("parallel.zero_stage=", stage),
+                                 Concat("parallel.shard=", shard), more, "model.num_layers=5"});
+}
 
 TEST_F(StepOperationsTest, AreThoseOfARunOnEveryMesh) {
   struct Mesh {
@@ -213,7 +223,7 @@ TEST_F(StepOperationsTest, ReportsTheArenasSizes) {
   const StepOperations step = RehearseStep(config, {.rank = 0, .world_size = 4}, rows);
   model::LanguageModel model(config.model);
   const dist::ParameterLayout layout(model.parameters().specs(),
-                                     ParameterArena::Of(config, at::kCPU, 0, 4).layout);
+                                     ParameterArena::Of(config, model, at::kCPU, 0, 4).layout);
   const auto elements = static_cast<double>(layout.num_elements());
   EXPECT_EQ(step.main_and_optimizer_bytes, elements * (4 + 8.0 / 4)) << "fp32 weights are whole";
   EXPECT_EQ(step.gradient_bytes, elements * 4 / 4);
@@ -233,7 +243,7 @@ TEST_F(StepOperationsTest, ReportsTheBucketsOfBf16Gradients) {
   const StepOperations step = RehearseStep(config, {.rank = 0, .world_size = 4}, rows);
   model::LanguageModel model(config.model);
   const dist::ParameterLayout layout(model.parameters().specs(),
-                                     ParameterArena::Of(config, at::kCPU, 0, 4).layout);
+                                     ParameterArena::Of(config, model, at::kCPU, 0, 4).layout);
   int64_t longest = 0;
   for (const dist::Bucket& bucket : layout.buckets())
     longest = std::max(longest, bucket.end - bucket.begin);

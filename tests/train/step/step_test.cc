@@ -79,15 +79,8 @@ class StepTest : public testing::Test {
       const dist::DataMesh mesh = MeshOf(config, comm.rank(), comm.size());
       const data::Dataset dataset = data::Dataset::Open(dir->path() / config.data.path);
       model::LanguageModel model(config.model);
-      const at::ScalarType compute = config.train.precision == "bf16" ? at::kBFloat16 : at::kFloat;
       ParameterArena arena(model.parameters(),
-                           {.compute_dtype = compute,
-                            .layout = {.first_bucket_bytes = config.parallel.first_bucket_bytes,
-                                       .bucket_bytes = config.parallel.bucket_bytes,
-                                       .num_slices = comm.size()},
-                            .zero_stage = config.parallel.zero_stage,
-                            .slice = mesh.SumGroup().rank,
-                            .states = config.optimizer.state_names()});
+                           ParameterArena::Of(config, model, at::kCPU, comm.rank(), comm.size()));
       arena.Initialise(config.train.seed);
       data::TokenSource source(dataset, data::Split::kTrain,
                                {.seq_len = config.data.seq_len,
@@ -95,11 +88,12 @@ class StepTest : public testing::Test {
                                 .global_batch = config.train.global_batch,
                                 .dp_rank = mesh.dp_index(),
                                 .dp_size = mesh.dp(),
-                                .in_turn = mesh.rows_first(),
+                                .in_turn = config.parallel.sums_each_micro_batch(),
                                 .seed = config.train.seed,
                                 .prefetch = 0,
                                 .epoch_end = data::EpochEndOf(config.data.epoch_end)});
       StepRunner runner(config, model, arena, source, context, {});
+      if (config.parallel.zero_stage == 3) runner.ShareParameters();
       uint64_t num_updates = 0;
       for (int step = 0; step < steps; ++step) {
         // Until `before_update` is called, a background save may read the arena.
@@ -123,17 +117,20 @@ class StepTest : public testing::Test {
         if (comm.rank() == 0) outcome.steps.push_back(std::move(result));
       }
       runner.AwaitParameters();
+      std::vector<float> weights;
+      // Compares tensor by tensor, because the arena's padding depends on the number of slices.
+      for (int i = 0; i < model.parameters().size(); ++i) {
+        runner.AwaitLayer(model.LayerOf(i));
+        const at::Tensor view = model.parameters().tensor(i).to(at::kFloat).contiguous();
+        weights.insert(weights.end(), view.const_data_ptr<float>(),
+                       view.const_data_ptr<float>() + view.numel());
+      }
       if (comm.rank() == 0) {
+        outcome.main = std::move(weights);
         outcome.optimizer_bytes =
             arena.main().nbytes() + arena.state("m").nbytes() + arena.state("v").nbytes();
         outcome.gradient_bytes = arena.grads().nbytes();
         outcome.num_replays = runner.num_replays();
-        // Compares tensor by tensor, because the arena's padding depends on the number of slices.
-        for (int i = 0; i < model.parameters().size(); ++i) {
-          const at::Tensor view = model.parameters().tensor(i).to(at::kFloat).contiguous();
-          outcome.main.insert(outcome.main.end(), view.const_data_ptr<float>(),
-                              view.const_data_ptr<float>() + view.numel());
-        }
         if (world == 1) {
           const at::Tensor& m = arena.state("m");
           outcome.adam_m.assign(m.const_data_ptr<float>(), m.const_data_ptr<float>() + m.numel());
@@ -360,6 +357,102 @@ TEST_F(StepTest, EqualSlicesGiveEqualBitsOnAnyMesh) {
       SCOPED_TRACE(Concat(row_groups, " groups at stage ", stage));
       ExpectSameBits(train(row_groups, stage), want);
     }
+}
+
+// A mesh with the settings of ZeRO that it is trained with.
+struct ZeroCase {
+  int world, stage, shard;
+  std::vector<std::string> settings = {};
+
+  std::vector<std::string> All(const std::vector<std::string>& more) const {
+    std::vector<std::string> all = {Concat("parallel.zero_stage=", stage)};
+    if (shard > 0) all.push_back(Concat("parallel.shard=", shard));
+    all.insert(all.end(), settings.begin(), settings.end());
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+  std::string name() const { return Concat(world, " ranks, stage ", stage, ", shard ", shard); }
+};
+
+// Shard groups of 2^k ranks are subtrees of the sum. Stages 2 and 3 sum micro-batches after shard
+// groups, so only one micro-batch per rank has equal bits.
+TEST_F(StepTest, ShardGroupsChangeNoBit) {
+  for (const std::string precision : {"train.precision=fp32", "train.precision=bf16"}) {
+    const Outcome want = Train(4, 5, {precision});
+    for (const ZeroCase& mesh :
+         {ZeroCase{4, 1, 4}, ZeroCase{4, 1, 2}, ZeroCase{4, 1, 1}, ZeroCase{4, 2, 2},
+          ZeroCase{4, 2, 1}, ZeroCase{4, 3, 4}, ZeroCase{4, 3, 2}, ZeroCase{4, 3, 1}}) {
+      SCOPED_TRACE(mesh.name() + " " + precision);
+      ExpectSameBits(Train(mesh.world, 5, mesh.All({precision})), want);
+    }
+  }
+}
+
+// With several micro-batches per rank, stage 3 computes as stage 2 at the same shard, and stage 1
+// as stage 0.
+TEST_F(StepTest, StagesAgreeWithSeveralMicroBatches) {
+  const std::vector<std::string> small = {"train.micro_batch=1"};
+  const Outcome whole = Train(4, 3, small);
+  ExpectSameBits(Train(4, 3, ZeroCase{4, 1, 2}.All(small)), whole);
+  for (const int shard : {1, 2, 4}) {
+    SCOPED_TRACE(shard);
+    const Outcome second = Train(4, 3, ZeroCase{4, 2, shard}.All(small));
+    ExpectSameBits(Train(4, 3, ZeroCase{4, 3, shard}.All(small)), second);
+    for (int step = 0; step < 3; ++step)
+      EXPECT_NEAR(second.steps[step].loss / whole.steps[step].loss, 1, 1e-5) << step;
+  }
+}
+
+// With equal slices of rows, every stage and every division has equal bits.
+TEST_F(StepTest, EqualSlicesGiveEqualBitsInAnyShardGroups) {
+  const Outcome want = Train(4, 4, {"parallel.slices=2"});
+  for (const ZeroCase& mesh :
+       {ZeroCase{2, 3, 0}, ZeroCase{4, 1, 2}, ZeroCase{4, 2, 2}, ZeroCase{4, 3, 2},
+        ZeroCase{4, 3, 4}, ZeroCase{8, 3, 4}, ZeroCase{8, 2, 2}}) {
+    SCOPED_TRACE(mesh.name());
+    ExpectSameBits(Train(mesh.world, 4, mesh.All({"parallel.slices=2"})), want);
+  }
+}
+
+// Rows over several ranks, without equal slices: sums add the slices of a row first.
+TEST_F(StepTest, ShardGroupsOfSharedRowsAgreeToRounding) {
+  const Outcome want = Train(4, 5, {"parallel.sp=2"});
+  for (const ZeroCase& mesh : {ZeroCase{4, 1, 2}, ZeroCase{4, 2, 2}, ZeroCase{4, 3, 2},
+                               ZeroCase{4, 3, 4}, ZeroCase{6, 3, 2, {"train.global_batch=12"}}}) {
+    SCOPED_TRACE(mesh.name());
+    const Outcome got = Train(mesh.world, 5, mesh.All({"parallel.sp=2"}));
+    const Outcome& same = mesh.world == 4 ? want : Train(6, 5, {"parallel.sp=2", mesh.settings[0]});
+    for (int step = 0; step < 5; ++step)
+      EXPECT_NEAR(got.steps[step].loss / same.steps[step].loss, 1, step == 0 ? 1e-6 : 1e-5);
+  }
+}
+
+// Units are gathered ahead or not, and recomputed, tied or shared weights are read at the right
+// time. Released slots hold NaN.
+TEST_F(StepTest, UnitsAreReadWhileTheyAreThere) {
+  ASSERT_EQ(setenv("HALFLIFE_POISON_UNITS", "1", 1), 0);
+  const std::vector<std::vector<std::string>> models = {
+      {"model.num_layers=5"},
+      {"model.num_layers=5", "train.recompute=block"},
+      {"model.num_layers=5", "train.recompute=mixer", "train.precision=bf16"},
+      {"model.head.tied=true"},
+      T5Settings(),
+      {"model.num_layers=4", "model.mixer=hgrn2", "model.mixer.hgrn2.num_heads=2"},
+      {"model.mixer=gla", "model.mixer.gla.num_heads=2", "model.num_layers=3"},
+  };
+  for (const std::vector<std::string>& model : models) {
+    SCOPED_TRACE(Join(model, " "));
+    const Outcome want = Train(2, 3, ZeroCase{2, 2, 0}.All(model));
+    for (const int prefetch : {0, 1, 2, 8})
+      for (const int shard : {1, 2}) {
+        std::vector<std::string> settings = ZeroCase{2, 3, shard}.All(model);
+        settings.push_back(Concat("parallel.prefetch=", prefetch));
+        const Outcome same = shard == 2 ? Outcome() : Train(2, 3, ZeroCase{2, 2, shard}.All(model));
+        SCOPED_TRACE(Concat("prefetch ", prefetch, " shard ", shard));
+        ExpectSameBits(Train(2, 3, settings), shard == 2 ? want : same);
+      }
+  }
+  unsetenv("HALFLIFE_POISON_UNITS");
 }
 
 // Each rank's share of a gradient and the sum are rounded to bf16. These are independent errors of

@@ -51,7 +51,7 @@ class StepWaits : public testing::Test {
       const auto context = dist::MakeLocalRankContext(comm);
       const data::Dataset dataset = data::Dataset::Open(dir->path() / config.data.path);
       model::LanguageModel model(config.model);
-      ParameterArena arena(model.parameters(), ParameterArena::Of(config, at::kCPU, 0, 1));
+      ParameterArena arena(model.parameters(), ParameterArena::Of(config, model, at::kCPU, 0, 1));
       arena.Initialise(config.train.seed);
       data::TokenSource source(dataset, data::Split::kTrain,
                                {.seq_len = config.data.seq_len,
