@@ -22,6 +22,8 @@
 
 namespace halflife::train {
 
+namespace {
+
 // The parameters of each layer, by LanguageModel::LayerOf + 1.
 std::vector<std::vector<int>> ParamsOfLayers(const model::LanguageModel& model) {
   std::vector<std::vector<int>> layers(model.config().num_layers + 2);
@@ -29,8 +31,6 @@ std::vector<std::vector<int>> ParamsOfLayers(const model::LanguageModel& model) 
     layers[1 + model.LayerOf(param)].push_back(param);
   return layers;
 }
-
-namespace {
 
 // LoRA's parameters are all needed before the first layer.
 std::vector<std::vector<int>> AllAtOnce(const model::ParameterSet& parameters) {
