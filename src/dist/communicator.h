@@ -117,6 +117,11 @@ class Communicator {
   virtual Work AllGatherV(TensorRef in, TensorRef out, std::span<const int64_t> counts, OpTag tag,
                           cudaStream_t producer) = 0;
   virtual Work AllToAll(TensorRef in, TensorRef out, OpTag tag, cudaStream_t producer) = 0;
+  // Sends `to_counts[r]` elements of `in` to each rank r and receives `from_counts[r]` elements of
+  // `out` from it. Both tensors are in the order of ranks. A pair of ranks agrees on its count.
+  virtual Work AllToAllV(TensorRef in, TensorRef out, std::span<const int64_t> to_counts,
+                         std::span<const int64_t> from_counts, OpTag tag,
+                         cudaStream_t producer) = 0;
   virtual Work Broadcast(TensorRef inout, int root, OpTag tag, cudaStream_t producer) = 0;
   // `to` or `from` may be -1, which means no peer.
   virtual Work SendRecv(TensorRef send, int to, TensorRef recv, int from, OpTag tag,

@@ -63,6 +63,7 @@ class Planner {
   ExchangePlan ReduceScatter() const;
   ExchangePlan Gather(std::vector<int64_t> counts) const;
   ExchangePlan AllToAll() const;
+  ExchangePlan AllToAllV() const;
   ExchangePlan Broadcast() const;
   ExchangePlan SendReceive() const;
   ExchangePlan Barrier() const;
@@ -246,6 +247,40 @@ ExchangePlan Planner::AllToAll() const {
           }};
 }
 
+// A pair of ranks exchanges pieces until its count is reached, so ranks may have different numbers
+// of chains.
+ExchangePlan Planner::AllToAllV() const {
+  const int64_t piece = std::max<int64_t>(limits_.piece_bytes / element_, 1);
+  const std::vector<int64_t>&to = request_.counts, &from = request_.from_counts;
+  const int64_t longest = std::max(*std::max_element(to.begin(), to.end()),
+                                   *std::max_element(from.begin(), from.end()));
+  std::vector<int64_t> to_begins(to.size()), from_begins(from.size());
+  std::exclusive_scan(to.begin(), to.end(), to_begins.begin(), int64_t{});
+  std::exclusive_scan(from.begin(), from.end(), from_begins.begin(), int64_t{});
+  return {DivideUp(longest, piece),
+          [self = *this, piece, to_begins = std::move(to_begins),
+           from_begins = std::move(from_begins)](int64_t chain) -> Chain {
+            const int64_t first = chain * piece;
+            const auto bytes_left = [&](int64_t count) {
+              return std::clamp<int64_t>(count - first, 0, piece) * self.element_;
+            };
+            const auto in = [&](int peer) { return At(self.request_.in, to_begins[peer] + first); };
+            const auto out = [&](int peer) {
+              return At(self.request_.out, from_begins[peer] + first);
+            };
+            const int64_t own = bytes_left(self.request_.counts[self.rank_]);
+            if (own > 0) CopyToSelf(in(self.rank_), out(self.rank_), own);
+            Round round;
+            self.ForPeers([&](int peer) {
+              const int64_t sent = bytes_left(self.request_.counts[peer]);
+              const int64_t received = bytes_left(self.request_.from_counts[peer]);
+              if (sent > 0) round.sends.push_back({peer, in(peer), sent});
+              if (received > 0) round.receives.push_back({peer, out(peer), received});
+            });
+            return {std::move(round)};
+          }};
+}
+
 // Appends this rank's rounds of a broadcast down a binomial tree: it receives from its parent and
 // then sends to its children. `message_to(r)` is the payload as a message to or from rank r.
 void Planner::AddBroadcastRounds(int root, const std::function<Message(int)>& message_to,
@@ -335,6 +370,8 @@ ExchangePlan Planner::Make() const {
       return Gather(request_.counts);
     case OpKind::kAllToAll:
       return AllToAll();
+    case OpKind::kAllToAllV:
+      return AllToAllV();
     case OpKind::kBroadcast:
       return Broadcast();
     case OpKind::kSendRecv:

@@ -41,7 +41,7 @@ ProcessState StateOf(int64_t pid) {
 }
 
 FlightOperation Decode(const flight::Entry& entry) {
-  constexpr auto kLastKind = static_cast<uint8_t>(OpKind::kBarrier);
+  constexpr auto kLastKind = static_cast<uint8_t>(OpKind::kAllToAllV);
   return {.number = entry.number,
           .group = TextOf(entry.group),
           .group_size = entry.group_size,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <span>
 #include <thread>
 
@@ -65,6 +66,23 @@ void AllToAll(std::span<const Request> requests) {
   }
 }
 
+// The position of rank `peer`'s piece in a tensor whose pieces have these counts.
+int64_t BeginOf(const std::vector<int64_t>& counts, size_t peer) {
+  return std::accumulate(counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(peer),
+                         int64_t{});
+}
+
+void AllToAllV(std::span<const Request> requests) {
+  for (size_t from = 0; from < requests.size(); ++from) {
+    for (size_t to = 0; to < requests.size(); ++to) {
+      const Request &source = requests[from], &sink = requests[to];
+      const TensorRef piece = source.in.Slice(BeginOf(source.counts, to), source.counts[to]);
+      Copy(piece.data, sink.out.Slice(BeginOf(sink.from_counts, from), piece.count).data,
+           piece.bytes());
+    }
+  }
+}
+
 // Data is staged, because a rank may receive into the memory it sends from.
 void SendReceive(std::span<const Request> requests) {
   std::vector<std::string> sent;
@@ -78,9 +96,22 @@ void SendReceive(std::span<const Request> requests) {
   }
 }
 
+// The same as PairingFault, for an all-to-all-v.
+std::string CountsFault(std::span<const Request> requests) {
+  for (size_t from = 0; from < requests.size(); ++from) {
+    for (size_t to = 0; to < requests.size(); ++to) {
+      if (requests[from].counts[to] == requests[to].from_counts[from]) continue;
+      return Concat("rank ", from, " sends ", requests[from].counts[to], " elements to rank ", to,
+                    ", which expects ", requests[to].from_counts[from]);
+    }
+  }
+  return "";
+}
+
 // `requests` are sorted by rank and match by Difference(). Returns an empty string if all sends and
 // receives pair up, otherwise a description of the first that does not.
 std::string PairingFault(std::span<const Request> requests) {
+  if (requests[0].kind == OpKind::kAllToAllV) return CountsFault(requests);
   if (requests[0].kind != OpKind::kSendRecv) return "";
   for (int rank = 0; rank < static_cast<int>(requests.size()); ++rank) {
     const Request& mine = requests[rank];
@@ -110,6 +141,8 @@ void ExecuteOnHost(std::span<const Request> requests) {
       return Gather(requests);
     case OpKind::kAllToAll:
       return AllToAll(requests);
+    case OpKind::kAllToAllV:
+      return AllToAllV(requests);
     case OpKind::kBroadcast: {
       const TensorRef& source = requests[requests[0].root].in;
       for (const Request& request : requests) Copy(source.data, request.out.data, source.bytes());

@@ -236,7 +236,7 @@ Work NcclCommunicator::Issue(Request request, int64_t seq) {
   if (request.kind != OpKind::kBarrier && request.in.count == 0 && request.out.count == 0 &&
       request.kind != OpKind::kSendRecv) {
     request.EndRecord();
-    return {};  // these counts are equal on all ranks
+    return {};  // no rank waits for data of this one
   }
   const std::string what = Describe(request, name(), seq);
   group_->ThrowIfAborted(what);
@@ -344,6 +344,7 @@ ncclResult_t NcclCommunicator::Enqueue(const Request& request, ncclComm_t comm) 
                            stream);
     case OpKind::kAllGatherV:
     case OpKind::kAllToAll:
+    case OpKind::kAllToAllV:
     case OpKind::kSendRecv:
       return EnqueuePieces(request, comm);
   }
@@ -380,6 +381,16 @@ ncclResult_t NcclCommunicator::EnqueuePieces(const Request& request, ncclComm_t 
       for (int peer = 0; peer < size(); ++peer) {
         send(request.in.Slice(peer * count, count), peer);
         receive(request.out.Slice(peer * count, count), peer);
+      }
+      break;
+    }
+    case OpKind::kAllToAllV: {
+      int64_t sent = 0, received = 0;
+      for (int peer = 0; peer < size(); ++peer) {
+        send(request.in.Slice(sent, request.counts[peer]), peer);
+        receive(request.out.Slice(received, request.from_counts[peer]), peer);
+        sent += request.counts[peer];
+        received += request.from_counts[peer];
       }
       break;
     }

@@ -21,6 +21,7 @@ const char* Name(ReduceOp op) {
 // The element count that is equal on all ranks; 0 if ranks may differ.
 int64_t SharedCount(const Request& request) {
   switch (request.kind) {
+    case OpKind::kAllToAllV:
     case OpKind::kSendRecv:
     case OpKind::kBarrier:
       return 0;
@@ -83,8 +84,9 @@ void Request::EndRecord() const {
 }
 
 const char* Name(OpKind kind) {
-  constexpr const char* kNames[] = {"all_reduce", "reduce_scatter", "all_gather", "all_gather_v",
-                                    "all_to_all", "broadcast",      "send_recv",  "barrier"};
+  constexpr const char* kNames[] = {"all_reduce",   "reduce_scatter", "all_gather",
+                                    "all_gather_v", "all_to_all",     "broadcast",
+                                    "send_recv",    "barrier",        "all_to_all_v"};
   return kNames[static_cast<int>(kind)];
 }
 
@@ -112,7 +114,7 @@ std::string Difference(const Request& a, const Request& b) {
   if (a.in.dtype != b.in.dtype) return pair("dtype ", Name(a.in.dtype), Name(b.in.dtype));
   if (a.reduce != b.reduce) return pair("reduction ", Name(a.reduce), Name(b.reduce));
   if (a.root != b.root) return pair("root ", a.root, b.root);
-  if (a.counts != b.counts) return "different counts per rank";
+  if (a.kind == OpKind::kAllGatherV && a.counts != b.counts) return "different counts per rank";
   return "";
 }
 
@@ -176,6 +178,18 @@ Work RequestCommunicator::AllGatherV(TensorRef in, TensorRef out, std::span<cons
 Work RequestCommunicator::AllToAll(TensorRef in, TensorRef out, OpTag tag, cudaStream_t producer) {
   return CheckAndIssue(
       {.kind = OpKind::kAllToAll, .tag = tag, .in = in, .out = out, .producer = producer});
+}
+
+Work RequestCommunicator::AllToAllV(TensorRef in, TensorRef out, std::span<const int64_t> to_counts,
+                                    std::span<const int64_t> from_counts, OpTag tag,
+                                    cudaStream_t producer) {
+  return CheckAndIssue({.kind = OpKind::kAllToAllV,
+                        .tag = tag,
+                        .in = in,
+                        .out = out,
+                        .counts = {to_counts.begin(), to_counts.end()},
+                        .from_counts = {from_counts.begin(), from_counts.end()},
+                        .producer = producer});
 }
 
 Work RequestCommunicator::Broadcast(TensorRef inout, int root, OpTag tag, cudaStream_t producer) {
@@ -268,6 +282,21 @@ void RequestCommunicator::Check(const Request& request) const {
       HL_CHECK(in.count == out.count && in.count % size_ == 0, what(), "in has ", in.count,
                " and out ", out.count, " elements; both must be the same multiple of ", size_);
       break;
+    case OpKind::kAllToAllV: {
+      const auto total = [](const std::vector<int64_t>& counts) {
+        return std::accumulate(counts.begin(), counts.end(), int64_t{});
+      };
+      HL_CHECK(std::ssize(request.counts) == size_ && std::ssize(request.from_counts) == size_,
+               what(), request.counts.size(), " and ", request.from_counts.size(), " counts for ",
+               size_, " ranks");
+      HL_CHECK(in.count == total(request.counts) && out.count == total(request.from_counts), what(),
+               "in has ", in.count, " and out ", out.count, " elements; the counts say ",
+               total(request.counts), " and ", total(request.from_counts));
+      HL_CHECK(request.counts[rank_] == request.from_counts[rank_], what(), "this rank sends ",
+               request.counts[rank_], " elements to itself and expects ",
+               request.from_counts[rank_]);
+      break;
+    }
     case OpKind::kBroadcast:
       HL_CHECK(0 <= request.root && request.root < size_, what(), "root ", request.root, " of ",
                size_);

@@ -32,7 +32,8 @@ enum class OpKind : uint8_t {
   kAllToAll,
   kBroadcast,
   kSendRecv,
-  kBarrier
+  kBarrier,
+  kAllToAllV  // last, because flight records store the number
 };
 
 struct Request {
@@ -41,9 +42,10 @@ struct Request {
   TensorRef in = {};  // the same memory as `out` for all-reduce and broadcast
   TensorRef out = {};
   ReduceOp reduce = ReduceOp::kSum;
-  int root = -1;                     // broadcast
-  int to = -1, from = -1;            // send-receive; -1: no peer
-  std::vector<int64_t> counts = {};  // all-gather-v
+  int root = -1;                          // broadcast
+  int to = -1, from = -1;                 // send-receive; -1: no peer
+  std::vector<int64_t> counts = {};       // all-gather-v: of each rank; all-to-all-v: to each rank
+  std::vector<int64_t> from_counts = {};  // all-to-all-v: from each rank
   cudaStream_t producer = nullptr;
   FlightRecorder* recorder = nullptr;  // null: not recorded
   uint64_t number = 0;                 // in the flight record
@@ -85,6 +87,8 @@ class RequestCommunicator : public Communicator {
   Work AllGatherV(TensorRef in, TensorRef out, std::span<const int64_t> counts, OpTag tag,
                   cudaStream_t producer) override;
   Work AllToAll(TensorRef in, TensorRef out, OpTag tag, cudaStream_t producer) override;
+  Work AllToAllV(TensorRef in, TensorRef out, std::span<const int64_t> to_counts,
+                 std::span<const int64_t> from_counts, OpTag tag, cudaStream_t producer) override;
   Work Broadcast(TensorRef inout, int root, OpTag tag, cudaStream_t producer) override;
   Work SendRecv(TensorRef send, int to, TensorRef recv, int from, OpTag tag,
                 cudaStream_t producer) override;

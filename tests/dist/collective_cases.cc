@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "core/bfloat16.h"
 #include "core/philox.h"
@@ -94,6 +95,28 @@ Bytes Cut(const Bytes& bytes, size_t index, size_t parts) {
 // Counts are uneven on purpose, with an empty rank if there are three or more.
 int64_t CountOf(const CollectiveCase& one, int rank) { return rank == 2 ? 0 : one.count + rank; }
 
+// Number of elements that a rank sends to another in an all-to-all-v. Every count differs, and some
+// are 0.
+int64_t CountOfPair(const CollectiveCase& one, int from, int to) {
+  return (from + 2 * to) % 3 == 2 ? 0 : one.count + 2 * from + to;
+}
+
+std::vector<int64_t> CountsToEach(const CollectiveCase& one, int rank, int size) {
+  std::vector<int64_t> counts;
+  for (int peer = 0; peer < size; ++peer) counts.push_back(CountOfPair(one, rank, peer));
+  return counts;
+}
+
+std::vector<int64_t> CountsFromEach(const CollectiveCase& one, int rank, int size) {
+  std::vector<int64_t> counts;
+  for (int peer = 0; peer < size; ++peer) counts.push_back(CountOfPair(one, peer, rank));
+  return counts;
+}
+
+int64_t Total(const std::vector<int64_t>& counts) {
+  return std::accumulate(counts.begin(), counts.end(), int64_t{});
+}
+
 bool IsReduction(OpKind kind) {
   return kind == OpKind::kAllReduce || kind == OpKind::kReduceScatter;
 }
@@ -104,6 +127,8 @@ Bytes Input(const CollectiveCase& one, int rank, int size) {
     case OpKind::kReduceScatter:
     case OpKind::kAllToAll:
       return Payload(one.dtype, one.count * size, rank);
+    case OpKind::kAllToAllV:
+      return Payload(one.dtype, Total(CountsToEach(one, rank, size)), rank);
     case OpKind::kAllGatherV:
     case OpKind::kSendRecv:
       return Payload(one.dtype, CountOf(one, rank), rank);
@@ -123,9 +148,9 @@ std::string ToString(const CollectiveCase& one) {
 
 std::vector<CollectiveCase> AllCases() {
   std::vector<CollectiveCase> cases;
-  for (const OpKind kind :
-       {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kAllGather, OpKind::kAllGatherV,
-        OpKind::kAllToAll, OpKind::kBroadcast, OpKind::kSendRecv, OpKind::kBarrier}) {
+  for (const OpKind kind : {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kAllGather,
+                            OpKind::kAllGatherV, OpKind::kAllToAll, OpKind::kAllToAllV,
+                            OpKind::kBroadcast, OpKind::kSendRecv, OpKind::kBarrier}) {
     for (const DType dtype :
          {DType::kF32, DType::kF64, DType::kBF16, DType::kI32, DType::kI64, DType::kU8}) {
       for (const int64_t count : {0, 1, 3, 64, 1003}) {
@@ -209,6 +234,12 @@ Bytes Run(const CollectiveCase& one, Communicator& comm, int index, Device devic
     case OpKind::kAllToAll:
       comm.AllToAll(in_ref, out_ref(one.count * size), tag, nullptr).WaitHost();
       return out;
+    case OpKind::kAllToAllV: {
+      const std::vector<int64_t> to = CountsToEach(one, rank, size),
+                                 from = CountsFromEach(one, rank, size);
+      comm.AllToAllV(in_ref, out_ref(Total(from)), to, from, tag, nullptr).WaitHost();
+      return out;
+    }
     case OpKind::kBroadcast:
       comm.Broadcast(in_ref, index % size, tag, nullptr).WaitHost();
       return in;
@@ -245,6 +276,18 @@ Bytes Expected(const CollectiveCase& one, int rank, int size, int index) {
       for (const Bytes& source : in) {
         const Bytes piece = Cut(source, rank, size);
         out.insert(out.end(), piece.begin(), piece.end());
+      }
+      return out;
+    }
+    case OpKind::kAllToAllV: {
+      Bytes out;
+      for (int from = 0; from < size; ++from) {
+        const std::vector<int64_t> counts = CountsToEach(one, from, size);
+        const auto element = static_cast<int64_t>(SizeOf(one.dtype));
+        const int64_t begin =
+            element * std::accumulate(counts.begin(), counts.begin() + rank, int64_t{});
+        out.insert(out.end(), in[from].begin() + begin,
+                   in[from].begin() + begin + element * counts[rank]);
       }
       return out;
     }

@@ -49,7 +49,8 @@ TEST(MpiCommunicator, LargePayloadsEqualLocalBitForBit) {
   // 10 MB of fp32, an odd count: three segments and uneven slices.
   constexpr int64_t kCount = 2'621'443;
   const int64_t part = kCount / context->world_size();
-  for (const OpKind kind : {OpKind::kReduceScatter, OpKind::kAllGatherV, OpKind::kAllToAll}) {
+  for (const OpKind kind :
+       {OpKind::kReduceScatter, OpKind::kAllGatherV, OpKind::kAllToAll, OpKind::kAllToAllV}) {
     cases.push_back({kind, DType::kF32, ReduceOp::kSum, part});
   }
   for (const OpKind kind : {OpKind::kAllReduce, OpKind::kBroadcast, OpKind::kSendRecv}) {

@@ -81,6 +81,13 @@ TEST(Communicator, MisuseSaysWhatWasMet) {
                   ExitCode::kInternal, "the counts say 3 and 3");
   EXPECT_HL_ERROR(self->AllToAll(Ref(x, 4), Ref(x, 3), tag, nullptr), ExitCode::kInternal,
                   "same multiple of 1");
+  const std::vector<int64_t> three = {3}, four = {4};
+  EXPECT_HL_ERROR(self->AllToAllV(Ref(x, 4), Ref(x, 4), three, four, tag, nullptr),
+                  ExitCode::kInternal, "in has 4 and out 4 elements; the counts say 3 and 4");
+  EXPECT_HL_ERROR(self->AllToAllV(Ref(x, 3), Ref(x, 4), three, four, tag, nullptr),
+                  ExitCode::kInternal, "sends 3 elements to itself and expects 4");
+  EXPECT_HL_ERROR(self->AllToAllV(Ref(x, 3), Ref(x, 3), {}, three, tag, nullptr),
+                  ExitCode::kInternal, "0 and 1 counts for 1 ranks");
   EXPECT_HL_ERROR(self->Broadcast(Ref(x, 4), 1, tag, nullptr), ExitCode::kInternal, "root 1 of 1");
   EXPECT_HL_ERROR(self->SendRecv(Ref(x, 1), 1, Ref(x, 1), -1, tag, nullptr), ExitCode::kInternal,
                   "must lie in [-1, 1)");

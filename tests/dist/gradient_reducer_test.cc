@@ -55,6 +55,10 @@ class Recorder final : public Communicator {
   Work AllToAll(TensorRef in, TensorRef out, OpTag tag, cudaStream_t s) override {
     return inner_.AllToAll(in, out, tag, s);
   }
+  Work AllToAllV(TensorRef in, TensorRef out, std::span<const int64_t> to_counts,
+                 std::span<const int64_t> from_counts, OpTag tag, cudaStream_t s) override {
+    return inner_.AllToAllV(in, out, to_counts, from_counts, tag, s);
+  }
   Work Broadcast(TensorRef inout, int root, OpTag tag, cudaStream_t s) override {
     return inner_.Broadcast(inout, root, tag, s);
   }

@@ -250,6 +250,19 @@ TEST(LocalCommunicator, DifferentOperationsAreADesyncNamingBoth) {
       ExitCode::kInternal, "desync", "rank 0", "rank 1", "'loss' 4", "'norm' 4");
 }
 
+TEST(LocalCommunicator, CountsThatRanksDoNotShareAreADesync) {
+  EXPECT_HL_ERROR(
+      LocalWorld::Run(2,
+                      [](Communicator& comm) {
+                        float x[4] = {};
+                        const std::vector<int64_t> to = {1, 1}, from = {1 + comm.rank(), 1};
+                        comm.AllToAllV(Ref(x, 2), Ref(x, from[0] + from[1]), to, from, {"parts", 0},
+                                       nullptr)
+                            .WaitHost();
+                      }),
+      ExitCode::kInternal, "rank 0 sends 1 elements to rank 1, which expects 2");
+}
+
 TEST(LocalCommunicator, UnpairedSendsAreADesync) {
   EXPECT_HL_ERROR(LocalWorld::Run(2,
                                   [](Communicator& comm) {

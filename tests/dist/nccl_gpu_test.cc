@@ -103,6 +103,9 @@ TEST_F(NcclGpuTest, EveryOperationOfOneRankIsACopy) {
   expect_copy("all-to-all", [&](TensorRef out) {
     return world_->AllToAll(in.ref(), out, {"d", 0}, stream_);
   });
+  expect_copy("all-to-all of pieces", [&](TensorRef out) {
+    return world_->AllToAllV(in.ref(), out, counts, counts, {"v", 0}, stream_);
+  });
   expect_copy("send and receive", [&](TensorRef out) {
     return world_->SendRecv(in.ref(), 0, out, 0, {"e", 0}, stream_);
   });
