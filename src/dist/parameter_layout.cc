@@ -27,6 +27,14 @@ void CheckSpecs(const std::vector<ParamSpec>& specs) {
     for (const int64_t extent : spec.shape) {
       HL_CHECK(extent >= 0, "parameter '", spec.name, "' has a negative extent ", extent);
     }
+    int64_t rows = 0;
+    for (const MatrixPart& part : spec.parts) {
+      HL_CHECK(part.rows % part.heads == 0, "parameter '", spec.name, "': a part of ", part.rows,
+               " rows does not have ", part.heads, " equal heads");
+      rows += part.rows;
+    }
+    HL_CHECK(spec.parts.empty() || (spec.shape.size() == 2 && rows == spec.shape[0]), "parameter '",
+             spec.name, "' consists of parts with ", rows, " rows, which are not all of its rows");
   }
 }
 

@@ -18,6 +18,8 @@
 #include <string>
 #include <vector>
 
+#include "core/matrix_part.h"
+
 namespace halflife::dist {
 
 enum class Region : uint8_t { kCompute, kFp32 };
@@ -27,6 +29,9 @@ struct ParamSpec {
   std::vector<int64_t> shape;  // outermost first
   Region region = Region::kCompute;
   bool weight_decay = false;         // whether it decays; the model part that owns it decides
+  // The matrices of which a weight [out, in] of a hidden layer consists: all of its rows, in order.
+  // Empty for all other parameters: vectors, convolutions, embeddings, heads.
+  std::vector<MatrixPart> parts = {};
   int readers = 1;                   // number of layers that read it
   std::vector<std::string> aliases;  // other names of the same tensor (tied head)
 

@@ -21,9 +21,25 @@ Init PartContext::MatrixInit(int64_t fan_in, double scale) const {
 
 Parameter DeclareMatrix(const PartContext& context, const std::string& name,
                         const MatrixShape& shape) {
+  using Parts = std::vector<MatrixPart>;
+  return context.parameters->Declare(
+      {.name = context.prefix + name,
+       .shape = {shape.out, shape.in},
+       .weight_decay = true,
+       .parts =
+           shape.parts.empty() ? Parts{{.rows = shape.out, .heads = shape.heads}} : shape.parts},
+      context.MatrixInit(shape.in, shape.init_scale));
+}
+
+Parameter DeclareTable(const PartContext& context, const std::string& name,
+                       const MatrixShape& shape) {
   return context.parameters->Declare(
       {.name = context.prefix + name, .shape = {shape.out, shape.in}, .weight_decay = true},
       context.MatrixInit(shape.in, shape.init_scale));
+}
+
+std::vector<MatrixPart> EqualParts(int64_t count, int64_t rows) {
+  return std::vector<MatrixPart>(static_cast<size_t>(count), MatrixPart{.rows = rows});
 }
 
 Parameter DeclareNorm(const PartContext& context, const std::string& name, int64_t dim) {

@@ -7,7 +7,9 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
+#include "core/matrix_part.h"
 #include "model/config/part.h"
 #include "model/parameters.h"
 
@@ -45,10 +47,18 @@ struct PartContext {
 struct MatrixShape {
   int64_t out, in;
   double init_scale = 1;
+  int64_t heads = 1;                   // blocks of out / heads rows, one per attention head
+  std::vector<MatrixPart> parts = {};  // if the rows are several matrices; empty: {{out, heads}}
 };
 // Declares a matrix [out, in] named prefix + name, initialised by MatrixInit, with weight decay.
 Parameter DeclareMatrix(const PartContext& context, const std::string& name,
                         const MatrixShape& shape);
+// The same for a table of vectors, which optimizers of matrices update element by element:
+// embeddings, and heads with one row per token or class.
+Parameter DeclareTable(const PartContext& context, const std::string& name,
+                       const MatrixShape& shape);
+// `count` parts of `rows` rows each.
+std::vector<MatrixPart> EqualParts(int64_t count, int64_t rows);
 // Declares the weight of a norm [dim]: ones, in fp32, without weight decay.
 Parameter DeclareNorm(const PartContext& context, const std::string& name, int64_t dim);
 // Declares a bias [dim]: zeros, added in the compute dtype, without weight decay.

@@ -11,7 +11,8 @@ OutputProjection::OutputProjection(const PartContext& context, int64_t width, bo
   weight_ = context.parameters->Declare(
       {.name = context.prefix + form.name + ".weight",
        .shape = {context.model_dim(), width},
-       .weight_decay = true},
+       .weight_decay = true,
+       .parts = {{.rows = context.model_dim()}}},
       form.init.value_or(context.MatrixInit(width).Scaled(context.output_init_scale)));
   if (bias) bias_ = DeclareBias(context, form.name + ".bias", context.model_dim());
 }

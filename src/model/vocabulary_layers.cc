@@ -33,8 +33,8 @@ TokenEmbedding::TokenEmbedding(EmbeddingOptions options, const PartContext& cont
                                         .aliases = std::move(aliases)},
                                        context.MatrixInit(context.model_dim()));
   if (options_.num_segments > 0)
-    segments_ = DeclareMatrix(context, "segment_embeddings.weight",
-                              {.out = options_.num_segments, .in = context.model_dim()});
+    segments_ = DeclareTable(context, "segment_embeddings.weight",
+                             {.out = options_.num_segments, .in = context.model_dim()});
 }
 
 at::Tensor TokenEmbedding::operator()(const at::Tensor& tokens, const at::Tensor& segments) const {
@@ -54,14 +54,14 @@ OutputHead::OutputHead(const HeadOptions& options, const PartContext& context, i
                        const Parameter& embedding)
     : tied_(options.tied), logit_scale_(options.logit_scale) {
   weight_ = options.tied ? embedding
-                         : DeclareMatrix(context, "lm_head.weight",
-                                         {.out = vocab_size, .in = context.model_dim()});
+                         : DeclareTable(context, "lm_head.weight",
+                                        {.out = vocab_size, .in = context.model_dim()});
   if (options.bias) bias_ = DeclareBias(context, "lm_head.bias", vocab_size);
 }
 
 OutputHead::OutputHead(const PartContext& context, int64_t num_classes)
-    : weight_(DeclareMatrix(context, "classifier.weight",
-                            {.out = num_classes, .in = context.model_dim()})),
+    : weight_(DeclareTable(context, "classifier.weight",
+                           {.out = num_classes, .in = context.model_dim()})),
       bias_(DeclareBias(context, "classifier.bias", num_classes)) {}
 
 at::Tensor OutputHead::Logits(const at::Tensor& hidden) const {

@@ -52,6 +52,29 @@ std::map<std::string, std::vector<int64_t>> Shapes(const ModelConfig& config) {
   return shapes;
 }
 
+// Optimizers of matrices treat the parts of a hidden layer's matrices one by one, and everything
+// else element by element.
+TEST(ParameterParts, EveryMatrixOfAHiddenLayerHasThem) {
+  for (const std::string& mixer : NamesOf(kMixers)) {
+    const LanguageModel model(Tiny(mixer));
+    for (const dist::ParamSpec& spec : model.parameters().specs()) {
+      const auto contains = [&](const char* part) {
+        return spec.name.find(part) != std::string::npos;
+      };
+      const bool is_table = contains("embeddings") || contains("lm_head");
+      const bool is_matrix = spec.shape.size() == 2 && spec.weight_decay &&
+                             spec.region == dist::Region::kCompute && !is_table;
+      EXPECT_EQ(!spec.parts.empty(), is_matrix) << mixer << ": " << spec.name;
+      int64_t rows = 0;
+      for (const MatrixPart& part : spec.parts) {
+        EXPECT_EQ(part.rows % part.heads, 0) << mixer << ": " << spec.name;
+        rows += part.rows;
+      }
+      EXPECT_EQ(rows, is_matrix ? spec.shape[0] : 0) << mixer << ": " << spec.name;
+    }
+  }
+}
+
 TEST(ParameterNames, FrameOfEveryModel) {
   ModelConfig config = Tiny();
   config.num_layers = 1;

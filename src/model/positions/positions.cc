@@ -41,8 +41,8 @@ class Learned : public Positions {
  public:
   Learned(const LearnedOptions& options, const PartContext& context)
       : max_positions_(options.max_positions),
-        table_(DeclareMatrix(context, "weight",
-                             {.out = options.max_positions, .in = context.model_dim()})) {}
+        table_(DeclareTable(context, "weight",
+                            {.out = options.max_positions, .in = context.model_dim()})) {}
   at::Tensor AddTo(const at::Tensor& x, const at::Tensor& positions) const override {
     return x + at::embedding(*table_, positions);
   }

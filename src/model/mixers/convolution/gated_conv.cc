@@ -32,7 +32,10 @@ class GatedConv : public Mixer {
       : dim_(context.model_dim()),
         width_(options.expand * dim_ / 2),
         in_(DeclareMatrix(context, "in_proj.weight",
-                          {.out = 2 * width_, .in = dim_, .init_scale = context.value_init_scale})),
+                          {.out = 2 * width_,
+                           .in = dim_,
+                           .init_scale = context.value_init_scale,
+                           .parts = EqualParts(2, width_)})),
         in_bias_(DeclareBias(context, "in_proj.bias", 2 * width_)),
         conv_(context, "conv", {.channels = width_, .taps = options.conv_size, .silu = true}),
         out_(context, width_, /*bias=*/true) {}

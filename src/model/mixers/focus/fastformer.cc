@@ -109,8 +109,10 @@ class Fastformer : public Mixer, public Explained {
     const bool joined = !form_.additive && form_.matrices[1] == nullptr;
     for (const char* name : form_.matrices)
       if (name != nullptr)
-        weights_.push_back(
-            DeclareMatrix(context, name, {.out = joined ? 3 * dim_ : dim_, .in = dim_}));
+        weights_.push_back(DeclareMatrix(context, name,
+                                         {.out = joined ? 3 * dim_ : dim_,
+                                          .in = dim_,
+                                          .parts = EqualParts(joined ? 3 : 1, dim_)}));
     query_ = DeclareVector(context, "query_attn");
     if (!form_.additive) key_ = DeclareVector(context, "key_attn");
     if (form_.inner_residual) {

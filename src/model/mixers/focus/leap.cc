@@ -131,8 +131,10 @@ class Leap : public Mixer, public Explained {
     const bool joined = form_.matrices[1] == nullptr;
     for (const char* name : form_.matrices)
       if (name != nullptr)
-        weights_.push_back(
-            DeclareMatrix(context, name, {.out = joined ? 4 * dim_ : dim_, .in = dim_}));
+        weights_.push_back(DeclareMatrix(context, name,
+                                         {.out = joined ? 4 * dim_ : dim_,
+                                          .in = dim_,
+                                          .parts = EqualParts(joined ? 4 : 1, dim_)}));
     const int64_t payload = form_.gate == Gate::kPooledKeys ? 2 * head_dim_ : head_dim_;
     pool_ = WindowPool({.window = WindowOf(options, form_.windows, context),
                         .eps = form_.eps,

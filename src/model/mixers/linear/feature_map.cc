@@ -125,7 +125,10 @@ class Hedgehog : public FeatureMap {
  public:
   Hedgehog(const PartContext& context, int64_t dim) : dim_(dim) {
     weight_ = context.parameters->Declare(
-        {.name = context.prefix + "layer.weight", .shape = {dim, dim}, .weight_decay = true},
+        {.name = context.prefix + "layer.weight",
+         .shape = {dim, dim},
+         .weight_decay = true,
+         .parts = EqualParts(1, dim)},
         Init::Of([dim](int64_t i, double) { return i / dim == i % dim ? 1.0 : 0.0; }));
     bias_ = DeclareBias(context, "layer.bias", dim);
   }

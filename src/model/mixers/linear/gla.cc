@@ -46,8 +46,9 @@ class GateDecay : public LogDecay {
         num_elements_(kGateRank * (context.model_dim() + options.heads().k_dim())),
         num_keys_(options.heads().k_dim()) {
     in_ = DeclareMatrix(context, "gk_proj.0.weight", {.out = kGateRank, .in = context.model_dim()});
-    out_ = DeclareMatrix(context, "gk_proj.1.weight",
-                         {.out = options.heads().k_dim(), .in = kGateRank});
+    out_ = DeclareMatrix(
+        context, "gk_proj.1.weight",
+        {.out = options.heads().k_dim(), .in = kGateRank, .heads = options.heads().num_k_heads});
     bias_ = context.parameters->Declare({.name = context.prefix + "gk_proj.1.bias",
                                          .shape = {options.heads().k_dim()},
                                          .region = dist::Region::kFp32},

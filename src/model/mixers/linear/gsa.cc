@@ -73,7 +73,8 @@ class SlotRecurrence : public Recurrence {
         width_(heads.num_k_heads * options.num_slots),
         model_dim_(context.model_dim()),
         gate_scale_(1 / options.gate_normaliser),
-        gate_(DeclareMatrix(context, "f_proj.weight", {.out = width_, .in = model_dim_})),
+        gate_(DeclareMatrix(context, "f_proj.weight",
+                            {.out = width_, .in = model_dim_, .heads = heads.num_k_heads})),
         keys_(MakePass(context, heads.num_features)),
         values_(MakePass(context, heads.head_dim_v)) {}
 

@@ -94,10 +94,14 @@ LinearMixer::LinearMixer(const LinearHeads& heads, const PartContext& context,
       v_activation_(Activation::Named(form.v_activation)) {
   const auto& names = form.names;
   const std::array<int64_t, 3> dims = ProjectionDims();
+  const std::array<int64_t, 3> of_each = {heads.num_q_heads, form.num_steps * heads.num_k_heads,
+                                          form.num_steps * heads.num_v_heads};
   for (size_t i = 0; i < 3; ++i)
-    projections_[i] = DeclareMatrix(
-        context, Concat(names[i], "_proj.weight"),
-        {.out = dims[i], .in = model_dim_, .init_scale = i == 2 ? context.value_init_scale : 1});
+    projections_[i] = DeclareMatrix(context, Concat(names[i], "_proj.weight"),
+                                    {.out = dims[i],
+                                     .in = model_dim_,
+                                     .init_scale = i == 2 ? context.value_init_scale : 1,
+                                     .heads = of_each[i]});
   // Declared next to q, k and v, which read the same input: an arena then stores all as one matrix.
   if (form.output_gate != OutputGate::kNone) DeclareGate(context);
   for (size_t i = 0; i < 3 && form.bias; ++i)
@@ -127,7 +131,8 @@ std::array<int64_t, 3> LinearMixer::ProjectionDims() const {
 void LinearMixer::DeclareGate(const PartContext& context) {
   const int64_t dim = heads_.output_dim();
   if (form_.gate_rank == 0) {
-    gate_ = DeclareMatrix(context, "g_proj.weight", {.out = dim, .in = model_dim_});
+    gate_ = DeclareMatrix(context, "g_proj.weight",
+                          {.out = dim, .in = model_dim_, .heads = heads_.num_heads()});
     return;
   }
   gate_ = DeclareMatrix(context, "g_proj.0.weight", {.out = form_.gate_rank, .in = model_dim_});
@@ -137,7 +142,8 @@ void LinearMixer::DeclareGate(const PartContext& context) {
 void LinearMixer::DeclareOuterGate(const PartContext& context) {
   if (form_.output_gate == OutputGate::kNone || form_.gate_rank == 0) return;
   const int64_t dim = heads_.output_dim();
-  outer_gate_ = DeclareMatrix(context, "g_proj.1.weight", {.out = dim, .in = form_.gate_rank});
+  outer_gate_ = DeclareMatrix(context, "g_proj.1.weight",
+                              {.out = dim, .in = form_.gate_rank, .heads = heads_.num_heads()});
   if (form_.gate_bias) gate_bias_ = DeclareBias(context, "g_proj.1.bias", dim);
 }
 

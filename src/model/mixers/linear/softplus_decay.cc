@@ -28,7 +28,8 @@ SoftplusDecay::SoftplusDecay(const SoftplusDecayForm& form, const PartContext& c
   in_ = DeclareMatrix(context, form.rank > 0 ? "f_proj.0.weight" : "a_proj.weight",
                       {.out = inner, .in = model_dim_});
   if (form.rank > 0)
-    out_ = DeclareMatrix(context, "f_proj.1.weight", {.out = width_, .in = form.rank});
+    out_ = DeclareMatrix(context, "f_proj.1.weight",
+                         {.out = width_, .in = form.rank, .heads = form.num_heads});
   const auto declare = [&](const char* name, int64_t size, const Init& init) {
     return context.parameters->Declare(
         {.name = context.prefix + name, .shape = {size}, .region = dist::Region::kFp32}, init);

@@ -32,11 +32,15 @@ PolynomialMixer::PolynomialMixer(const PolynomialOptions& options, const PartCon
       model_dim_(context.model_dim()),
       weights_(form.weights),
       elementwise_(form.elementwise),
-      q_(DeclareMatrix(context, "q_proj.weight", {.out = options.key_dim(), .in = model_dim_})),
-      k_(DeclareMatrix(context, "k_proj.weight", {.out = options.key_dim(), .in = model_dim_})),
-      v_(DeclareMatrix(
-          context, "v_proj.weight",
-          {.out = options.value_dim(), .in = model_dim_, .init_scale = context.value_init_scale})) {
+      q_(DeclareMatrix(context, "q_proj.weight",
+                       {.out = options.key_dim(), .in = model_dim_, .heads = options.num_heads})),
+      k_(DeclareMatrix(context, "k_proj.weight",
+                       {.out = options.key_dim(), .in = model_dim_, .heads = options.num_heads})),
+      v_(DeclareMatrix(context, "v_proj.weight",
+                       {.out = options.value_dim(),
+                        .in = model_dim_,
+                        .init_scale = context.value_init_scale,
+                        .heads = options.num_heads})) {
   if (form.make_maps) maps_ = form.make_maps(context);
   out_ = OutputProjection(context, options.value_dim(), /*bias=*/false);
 }

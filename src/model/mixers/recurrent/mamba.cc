@@ -50,21 +50,28 @@ class Mamba : public Mixer {
     const bool fork = options.mamba_init == "fork";
     const auto matrix = [&](const char* name, const MatrixShape& shape, const Init& canonical) {
       if (fork) return DeclareMatrix(context, name, shape);
-      return context.parameters->Declare(
-          {.name = context.prefix + name, .shape = {shape.out, shape.in}, .weight_decay = true},
-          canonical);
+      return context.parameters->Declare({.name = context.prefix + name,
+                                          .shape = {shape.out, shape.in},
+                                          .weight_decay = true,
+                                          .parts = shape.parts},
+                                         canonical);
     };
     const auto fp32 = [&](const char* name, const std::vector<int64_t>& shape, const Init& init) {
       return context.parameters->Declare(
           {.name = context.prefix + name, .shape = shape, .region = dist::Region::kFp32}, init);
     };
     const int64_t rank = sizes_.dt_rank, states = sizes_.d_state;
-    in_ = matrix("in_proj.weight", {.out = 2 * inner_, .in = dim_}, Init::UniformOfFanIn(dim_));
+    in_ = matrix("in_proj.weight", {.out = 2 * inner_, .in = dim_, .parts = EqualParts(2, inner_)},
+                 Init::UniformOfFanIn(dim_));
     conv_ = ShortConvolution(
         context, "conv1d", {.channels = inner_, .taps = sizes_.d_conv, .bias = true, .silu = true});
-    select_ = matrix("x_proj.weight", {.out = rank + 2 * states, .in = inner_},
+    select_ = matrix("x_proj.weight",
+                     {.out = rank + 2 * states,
+                      .in = inner_,
+                      .parts = {{.rows = rank}, {.rows = states}, {.rows = states}}},
                      Init::UniformOfFanIn(inner_));
-    step_ = matrix("dt_proj.weight", {.out = inner_, .in = rank}, Init::UniformOfFanIn(rank));
+    step_ = matrix("dt_proj.weight", {.out = inner_, .in = rank, .parts = EqualParts(1, inner_)},
+                   Init::UniformOfFanIn(rank));
     step_bias_ = fp32("dt_proj.bias", {inner_}, fork ? Init::Zeros() : BiasOfSteps(0.001, 0.1));
     a_log_ = fp32("A_log", {inner_, states}, Init::Of([states](int64_t element, double) {
                     return std::log(1.0 + static_cast<double>(element % states));

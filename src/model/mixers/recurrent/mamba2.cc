@@ -110,6 +110,13 @@ struct Mamba2Options : OptionsOf<Mamba2Options> {
   }
 };
 
+// The rows of in_proj: z, x, B, C and dt.
+std::vector<MatrixPart> PartsOfInput(const Mamba2Options& options) {
+  const MatrixPart inner = {.rows = options.inner(), .heads = options.num_heads};
+  const MatrixPart shared = {.rows = options.shared(), .heads = options.num_groups};
+  return {inner, inner, shared, shared, {.rows = options.num_heads}};
+}
+
 class Mamba2 : public Mixer {
  public:
   Mamba2(const Mamba2Options& options, const PartContext& context)
@@ -117,7 +124,8 @@ class Mamba2 : public Mixer {
     const int64_t inner = options.inner(), num_heads = options.num_heads;
     in_ = context.parameters->Declare({.name = context.prefix + "in_proj.weight",
                                        .shape = {inner + options.convolved() + num_heads, dim_},
-                                       .weight_decay = true},
+                                       .weight_decay = true,
+                                       .parts = PartsOfInput(options)},
                                       Init::UniformOfFanIn(dim_));
     if (options.has_in_bias())
       in_bias_ = DeclareBias(context, "in_proj.bias", inner + options.convolved() + num_heads);

@@ -149,8 +149,11 @@ class Rwkv4 : public Mixer {
   }
   Parameter DeclareInner(const PartContext& context, const std::string& name,
                          const Init& init) const {
-    return context.parameters->Declare(
-        {.name = context.prefix + name, .shape = {inner_, dim_}, .weight_decay = true}, init);
+    return context.parameters->Declare({.name = context.prefix + name,
+                                        .shape = {inner_, dim_},
+                                        .weight_decay = true,
+                                        .parts = EqualParts(1, inner_)},
+                                       init);
   }
 
   std::vector<at::Tensor> Mixes() const { return {*mixes_[0], *mixes_[1], *mixes_[2]}; }

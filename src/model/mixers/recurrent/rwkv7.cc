@@ -91,9 +91,11 @@ class Rwkv7 : public Mixer {
     const Rwkv7Start start(context, options.head_dim);
     DeclareMixes(context, start);
     for (size_t i = 0; i < matrices_.size(); ++i)
-      matrices_[i] = DeclareMatrix(
-          context, kMatrixNames[i],
-          {.out = dim_, .in = dim_, .init_scale = i == kV ? context.value_init_scale : 1});
+      matrices_[i] = DeclareMatrix(context, kMatrixNames[i],
+                                   {.out = dim_,
+                                    .in = dim_,
+                                    .init_scale = i == kV ? context.value_init_scale : 1,
+                                    .heads = num_heads_});
     DeclareLoras(context, start);
     DeclareKeyVectors(context, start);
     norm_weight_ = DeclareChannels(context, "g_norm.weight",
@@ -215,8 +217,11 @@ class Rwkv7 : public Mixer {
   Lora DeclareLora(const PartContext& context, const std::string& name, int64_t rank,
                    const std::function<double(int64_t channel)>& bias) const {
     const auto matrix = [&](const char* part, std::vector<int64_t> shape, const Init& init) {
-      return context.parameters->Declare(
-          {.name = Concat(context.prefix, name, part), .shape = shape, .weight_decay = true}, init);
+      return context.parameters->Declare({.name = Concat(context.prefix, name, part),
+                                          .shape = shape,
+                                          .weight_decay = true,
+                                          .parts = EqualParts(1, shape[0])},
+                                         init);
     };
     Lora lora;
     lora.down = matrix(".lora.0.weight", {rank, dim_}, Init::Zeros());

@@ -81,13 +81,17 @@ class Mla : public Mixer {
   Mla(const MlaOptions& options, const PartContext& context)
       : sizes_(options), model_dim_(context.model_dim()) {
     DeclareQueries(context);
-    kv_a_ = DeclareMatrix(context, "kv_a_proj_with_mqa.weight",
-                          {.out = sizes_.latent_dim(), .in = model_dim_});
+    kv_a_ = DeclareMatrix(
+        context, "kv_a_proj_with_mqa.weight",
+        {.out = sizes_.latent_dim(),
+         .in = model_dim_,
+         .parts = {{.rows = sizes_.kv_lora_rank}, {.rows = sizes_.qk_rope_head_dim}}});
     if (sizes_.bias)
       kv_a_bias_ = DeclareBias(context, "kv_a_proj_with_mqa.bias", sizes_.latent_dim());
     kv_a_norm_ = DeclareNorm(context, "kv_a_layernorm.weight", sizes_.kv_lora_rank);
-    kv_b_ = DeclareMatrix(context, "kv_b_proj.weight",
-                          {.out = sizes_.expanded_dim(), .in = sizes_.kv_lora_rank});
+    kv_b_ = DeclareMatrix(
+        context, "kv_b_proj.weight",
+        {.out = sizes_.expanded_dim(), .in = sizes_.kv_lora_rank, .heads = sizes_.num_heads});
     if (sizes_.rope_theta > 0)
       rotation_ =
           std::make_unique<RotaryPositions>(AttentionLayer{.part = context,
@@ -171,14 +175,16 @@ class Mla : public Mixer {
 
   void DeclareQueries(const PartContext& context) {
     if (sizes_.q_lora_rank == 0) {
-      q_ = DeclareMatrix(context, "q_proj.weight", {.out = sizes_.query_dim(), .in = model_dim_});
+      q_ = DeclareMatrix(context, "q_proj.weight",
+                         {.out = sizes_.query_dim(), .in = model_dim_, .heads = sizes_.num_heads});
       return;
     }
     q_a_ = DeclareMatrix(context, "q_a_proj.weight", {.out = sizes_.q_lora_rank, .in = model_dim_});
     if (sizes_.bias) q_a_bias_ = DeclareBias(context, "q_a_proj.bias", sizes_.q_lora_rank);
     q_a_norm_ = DeclareNorm(context, "q_a_layernorm.weight", sizes_.q_lora_rank);
-    q_ = DeclareMatrix(context, "q_b_proj.weight",
-                       {.out = sizes_.query_dim(), .in = sizes_.q_lora_rank});
+    q_ = DeclareMatrix(
+        context, "q_b_proj.weight",
+        {.out = sizes_.query_dim(), .in = sizes_.q_lora_rank, .heads = sizes_.num_heads});
   }
 
   Projected Project(const at::Tensor& x, const at::Tensor& position_ids,

@@ -106,11 +106,13 @@ class Softmax : public Mixer {
       : sizes_(sizes), model_dim_(context.model_dim()) {
     const int64_t query_dim = sizes.num_heads * sizes.head_dim,
                   kv_dim = sizes.num_kv_heads * sizes.head_dim;
-    q_ = DeclareMatrix(context, "q_proj.weight", {.out = query_dim, .in = model_dim_});
-    k_ = DeclareMatrix(context, "k_proj.weight", {.out = kv_dim, .in = model_dim_});
-    v_ = DeclareMatrix(context, "v_proj.weight",
-                       {.out = kv_dim, .in = model_dim_, .init_scale = context.value_init_scale});
-    if (gated()) g_ = DeclareMatrix(context, "g_proj.weight", {.out = query_dim, .in = model_dim_});
+    const MatrixShape of_queries = {.out = query_dim, .in = model_dim_, .heads = sizes.num_heads};
+    MatrixShape of_keys = {.out = kv_dim, .in = model_dim_, .heads = sizes.num_kv_heads};
+    q_ = DeclareMatrix(context, "q_proj.weight", of_queries);
+    k_ = DeclareMatrix(context, "k_proj.weight", of_keys);
+    of_keys.init_scale = context.value_init_scale;
+    v_ = DeclareMatrix(context, "v_proj.weight", of_keys);
+    if (gated()) g_ = DeclareMatrix(context, "g_proj.weight", of_queries);
     if (sizes.qkv_bias) {
       q_bias_ = DeclareBias(context, "q_proj.bias", query_dim);
       k_bias_ = DeclareBias(context, "k_proj.bias", kv_dim);
