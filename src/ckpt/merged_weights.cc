@@ -68,8 +68,11 @@ double LoraAlpha(const StepReader& step) {
   return std::strtod(alpha->second.c_str(), nullptr);
 }
 
-std::unique_ptr<WeightSource> WeightsOfStep(StepReader step) {
-  if (!IsLoraStep(step)) return std::make_unique<StepWeights>(std::move(step));
+std::unique_ptr<WeightSource> WeightsOfStep(StepReader step, const std::string& weights) {
+  std::string array = WeightsArray(step, weights);
+  if (!IsLoraStep(step)) return std::make_unique<StepWeights>(std::move(step), std::move(array));
+  HL_CHECK_AS(ExitCode::kUsage, array == kMainArray, step.path().string(),
+              " is a step of a LoRA run, whose average cannot be merged. Use --weights main.");
   const std::filesystem::path run = RunOfStep(step.path()), folder = run / kLoraBaseFolder;
   std::error_code ignored;
   HL_CHECK_AS(ExitCode::kNoUsableCheckpoint,

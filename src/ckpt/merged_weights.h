@@ -24,7 +24,9 @@ bool IsLoraStep(const StepReader& step);
 // alpha of a step for which IsLoraStep is true.
 double LoraAlpha(const StepReader& step);
 
-// Throws Error kNoUsableCheckpoint if the base weights are missing or belong to another run.
-std::unique_ptr<WeightSource> WeightsOfStep(StepReader step);
+// `weights`: "main", or "ema" for the moving average of a run that keeps one. Throws Error
+// kNoUsableCheckpoint if the base weights are missing or belong to another run, and kUsage if the
+// step has no average.
+std::unique_ptr<WeightSource> WeightsOfStep(StepReader step, const std::string& weights = "main");
 
 }  // namespace halflife::ckpt

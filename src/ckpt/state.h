@@ -18,6 +18,8 @@ namespace halflife::ckpt {
 // "optim/m".
 inline constexpr char kMainArray[] = "main";
 inline constexpr char kOptimizerPrefix[] = "optim/";
+// The moving average of the weights, if the run keeps one (optimizer.ema_decay).
+inline constexpr char kAverageArray[] = "optim/ema";
 
 // One fp32 array of an arena: borrowed host memory in the layout's arena order, with
 // layout.num_held(sliced_end) elements.

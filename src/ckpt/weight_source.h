@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ckpt/reader.h"
+#include "core/error.h"
 
 namespace halflife::ckpt {
 
@@ -27,21 +28,34 @@ class WeightSource {
   virtual void ReadRange(const std::string& name, int64_t begin, int64_t end, float* out) const = 0;
 };
 
-// The main weights of a step.
+// Returns the array that `--weights main` or `--weights ema` names. Error kUsage if the step does
+// not have it.
+inline std::string WeightsArray(const StepReader& step, const std::string& choice) {
+  if (choice != "ema") return kMainArray;
+  HL_CHECK_AS(ExitCode::kUsage, step.manifest().FindArray(kAverageArray) != nullptr,
+              step.path().string(),
+              " has no average of the weights. Use --weights main, or train with "
+              "optimizer.ema_decay.");
+  return kAverageArray;
+}
+
+// The main weights of a step, or another array that has an element for each weight.
 class StepWeights : public WeightSource {
  public:
-  explicit StepWeights(StepReader reader) : reader_(std::move(reader)) {
+  explicit StepWeights(StepReader reader, std::string array = kMainArray)
+      : reader_(std::move(reader)), array_(std::move(array)) {
     for (const TensorInfo& tensor : reader_.tensors())
       weights_.push_back({tensor.name, tensor.shape});
   }
   std::string where() const override { return reader_.path().string(); }
   const std::vector<WeightInfo>& weights() const override { return weights_; }
   void ReadRange(const std::string& name, int64_t begin, int64_t end, float* out) const override {
-    reader_.ReadRange(kMainArray, name, begin, end, out);
+    reader_.ReadRange(array_, name, begin, end, out);
   }
 
  private:
   StepReader reader_;
+  std::string array_;
   std::vector<WeightInfo> weights_;
 };
 

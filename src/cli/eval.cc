@@ -200,8 +200,9 @@ ExitCode Evaluate(const EvalOptions& options, dist::RankContext& context) {
   if (context.rank() == 0) RequireFiles(options);
   if (options.threads > 0) at::set_num_threads(options.threads);
   WarnOfBusyCores(context);
-  const infer::LoadedModel loaded = LoadAnyModel(
-      options.model, options.tokenizer, PlacementOf(options.compute, context.local_rank()));
+  const infer::LoadedModel loaded =
+      LoadAnyModel(options.model, options.tokenizer,
+                   PlacementOf(options.compute, context.local_rank()), options.weights);
   const Scored scored(options, loaded);
   if (context.rank() == 0)
     WarnOfSpecialNames("eval", "--text", scored.special_names(), kMarkupInText);

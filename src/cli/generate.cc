@@ -85,7 +85,7 @@ ExitCode Run(const GenerateOptions& options) {
   const infer::Sampler check(options.generate.sampler);
   StopStrings(options);
   const infer::LoadedModel loaded =
-      LoadAnyModel(options.model, options.tokenizer, PlacementOf(options.compute));
+      LoadAnyModel(options.model, options.tokenizer, PlacementOf(options.compute), options.weights);
   infer::RequireNextTokens(*loaded.model);
   const data::Tokenizer& tokenizer = infer::RequireTokenizer(loaded);
   std::signal(SIGPIPE, SIG_IGN);  // A closed pipe fails std::cout and ends the text.

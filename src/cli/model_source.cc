@@ -25,8 +25,12 @@ infer::Placement PlacementOf(const ComputeOptions& compute, int local_rank) {
 }
 
 infer::LoadedModel LoadAnyModel(const std::filesystem::path& model, const std::string& tokenizer,
-                                const infer::Placement& placement) {
-  if (!interop::HfFolder::IsOne(model)) return infer::LoadModel(model, tokenizer, placement);
+                                const infer::Placement& placement, const std::string& weights) {
+  if (!interop::HfFolder::IsOne(model))
+    return infer::LoadModel(model, tokenizer, placement, weights);
+  HL_CHECK_AS(ExitCode::kUsage, weights == "main", model.string(),
+              " is a folder of transformers, which has no average of the weights. Use --weights "
+              "main.");
   const interop::HfModel source = interop::HfModel::Open(model);
   infer::LoadedModel loaded;
   loaded.path = model;

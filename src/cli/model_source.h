@@ -31,9 +31,11 @@ void RequireAlike(dist::RankContext& context, const std::vector<SharedFact>& fac
 // Returns the placement of this rank of a machine, and makes its GPU current for this thread. Error
 // kEnvironment if a GPU is requested but missing.
 infer::Placement PlacementOf(const ComputeOptions& compute, int local_rank = 0);
-// `tokenizer` is an argument of data::OpenTokenizer. Empty: the model's own.
+// `tokenizer` is an argument of data::OpenTokenizer. Empty: the model's own. `weights` is that of
+// infer::LoadModel.
 infer::LoadedModel LoadAnyModel(const std::filesystem::path& model, const std::string& tokenizer,
-                                const infer::Placement& placement);
+                                const infer::Placement& placement,
+                                const std::string& weights = "main");
 std::unique_ptr<ckpt::WeightSource> OpenWeights(const std::filesystem::path& model);
 // Returns "--model" with the hash of its config and of all loaded weights.
 SharedFact WeightsFact(const infer::LoadedModel& loaded);

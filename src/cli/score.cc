@@ -193,8 +193,9 @@ ExitCode Score(const ScoreOptions& options, dist::RankContext& context) {
   if (context.rank() == 0) RequireWritable(options.out, ExitCode::kEnvironment);
   if (options.threads > 0) at::set_num_threads(options.threads);
   WarnOfBusyCores(context);
-  const infer::LoadedModel loaded = LoadAnyModel(
-      options.model, options.tokenizer, PlacementOf(options.compute, context.local_rank()));
+  const infer::LoadedModel loaded =
+      LoadAnyModel(options.model, options.tokenizer,
+                   PlacementOf(options.compute, context.local_rank()), options.weights);
   const Input input = options.tokens.empty()
                           ? ReadTexts(options, infer::RequireTokenizer(loaded), context)
                           : ReadTokens(options.tokens, context);

@@ -84,6 +84,11 @@ int DataMesh::slice() const {
   return rank_ % shard_ * (world_size_ / shard_) + rank_ / shard_;
 }
 
+ProcessGroup DataMesh::SliceGroup() const {
+  if (!has_replicas()) return SumGroup();
+  return {.name = "slices", .rank = slice(), .size = world_size_};
+}
+
 ProcessGroup DataMesh::SumGroup() const {
   ProcessGroup group = rows_first_ ? Group("sums", {"dp", "sp"}) : Group("sums", {"sp", "dp"});
   if (group.is_world) group.name = "world";

@@ -87,6 +87,8 @@ class DataMesh : public Mesh {
   ProcessGroup ReplicaGroup() const;
   // The number of the slice of each bucket that this rank updates and saves.
   int slice() const;
+  // All ranks in the order of their slices. With one shard group, it is the SumGroup.
+  ProcessGroup SliceGroup() const;
 
  private:
   Mesh ShardMesh() const;

@@ -36,14 +36,14 @@ std::unique_ptr<model::LanguageModel> LoadWeights(const model::ModelConfig& conf
 }
 
 LoadedModel LoadModel(const std::filesystem::path& run_or_step, const std::string& tokenizer,
-                      const Placement& placement) {
+                      const Placement& placement, const std::string& weights) {
   LoadedModel loaded;
   loaded.path = ckpt::FindStep(run_or_step);
   ckpt::StepReader reader = ckpt::StepReader::Open(loaded.path);
   loaded.state = reader.state();
   try {
     loaded.model = LoadWeights(model::ModelConfigFromJson(loaded.state.model_config_json),
-                               *ckpt::WeightsOfStep(std::move(reader)), placement);
+                               *ckpt::WeightsOfStep(std::move(reader), weights), placement);
   } catch (const ckpt::DamageError& error) {
     throw ckpt::DamageError(
         Concat(loaded.path.string(), " is damaged: ", error.message(),
@@ -51,7 +51,8 @@ LoadedModel LoadModel(const std::filesystem::path& run_or_step, const std::strin
                "lists them."));
   }
   loaded.tokenizer = LoadTokenizerOfStep(loaded.path, tokenizer);
-  HL_INFO("infer", "loaded ", loaded.path.string(), " (step ", loaded.state.step, ")");
+  HL_INFO("infer", "loaded ", loaded.path.string(), " (step ", loaded.state.step,
+          weights == "ema" ? ", average of the weights)" : ")");
   return loaded;
 }
 

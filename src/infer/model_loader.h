@@ -34,9 +34,9 @@ std::unique_ptr<model::LanguageModel> LoadWeights(const model::ModelConfig& conf
                                                   const Placement& placement = {});
 // Loads a model from a run (its newest step) or a step folder. `tokenizer` is an argument of
 // data::OpenTokenizer. If it is empty, the run's own tokenizer/ is used; a step that was copied out
-// of its run has none.
+// of its run has none. `weights`: "main", or "ema" for the moving average of a run that keeps one.
 LoadedModel LoadModel(const std::filesystem::path& run_or_step, const std::string& tokenizer = {},
-                      const Placement& placement = {});
+                      const Placement& placement = {}, const std::string& weights = "main");
 // Opens `tokenizer`, or, if it is empty, the tokenizer of the run that contains the step. Returns
 // null if there is neither.
 std::unique_ptr<data::Tokenizer> LoadTokenizerOfStep(const std::filesystem::path& step_dir,

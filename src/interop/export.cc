@@ -355,7 +355,7 @@ void WriteModel(const fs::path& folder, const fs::path& out, const Layout& layou
     ids = tokenizer->special_ids();
   }
   const model::LanguageModel model(config);
-  const auto source = ckpt::WeightsOfStep(ckpt::StepReader::Open(step.path()));
+  const auto source = ckpt::WeightsOfStep(ckpt::StepReader::Open(step.path()), options.weights);
   WriteHfWeights(folder, Weights(layout, model, *source, untie, options.dtype),
                  options.max_shard_bytes);
   const ordered_json json = ConfigJson(layout, model, step.state(), ids, options.dtype, untie);

@@ -15,7 +15,8 @@ std::string AdamW::Prepare(const std::vector<Range>& ranges) {
                         .has_copy = range.has_copy ? 1 : 0,
                         .main_shift = range.main_shift,
                         .grads_shift = range.grads_shift,
-                        .moments_shift = range.state_shift});
+                        .moments_shift = range.state_shift,
+                        .lr_scale = range.lr_scale});
     max_segment_ = std::max(max_segment_, range.end - range.begin);
   }
   num_segments_ = static_cast<int>(segments.size());

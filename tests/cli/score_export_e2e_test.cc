@@ -45,6 +45,30 @@ class ScoreExport : public ProgramTest {
   }
 };
 
+// The average of a run's weights is used by name, and an exported average is the model's weights.
+TEST_F(ScoreExport, TheAverageOfTheWeightsIsScoredAndExported) {
+  ExpectExit(fixture->Run({.run = "averaged",
+                           .set = {"train.steps=30", "ckpt.every=0", "optimizer.ema_decay=0.5",
+                                   "optimizer.algorithm=muon"}}),
+             0);
+  const std::vector<std::string> text = {"--text", Path("text.txt")};
+  const std::vector<double> main = Score(Path("averaged"), text),
+                            average = Score(Path("averaged"), Append(text, {"--weights", "ema"}));
+  EXPECT_NE(average, main);
+  ExpectExit(Halflife({"export", "--run", Path("averaged"), "--out", Path("averaged-hf"),
+                       "--weights", "ema"}),
+             0);
+  const std::vector<double> exported = Score(Path("averaged-hf"), text);
+  ASSERT_EQ(exported.size(), average.size());
+  for (size_t i = 0; i < average.size(); ++i) EXPECT_NEAR(exported[i], average[i], 1e-5) << i;
+  ExpectFailure({"score", "--model", Path("run"), "--text", Path("text.txt"), "--weights", "ema",
+                 "--out", Path("out.jsonl")},
+                2, {"has no average of the weights. Use --weights main, or train with"});
+  ExpectFailure({"score", "--model", Path("hf"), "--text", Path("text.txt"), "--weights", "ema",
+                 "--out", Path("out.jsonl")},
+                2, {"is a folder of transformers", "Use --weights main."});
+}
+
 TEST_F(ScoreExport, RunStepAndExportedFolderAgree) {
   const std::vector<std::string> text = {"--text", Path("text.txt")};
   const std::vector<double> run = Score(Path("run"), text);

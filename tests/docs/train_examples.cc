@@ -24,8 +24,10 @@
 #include "train/record/run_folder.h"
 #include "train/step/gradient_norm.h"
 #include "train/step/gradient_sync.h"
+#include "train/step/matrix_exchange.h"
 #include "train/step/micro_batch_graph.h"
 #include "train/step/parameter_arena.h"
+#include "train/step/parameter_groups.h"
 #include "train/step/step.h"
 
 namespace halflife::train {
@@ -99,6 +101,19 @@ at::Tensor SumsOf(const eval::BatchTensors& batch);
 
 void MicroBatchGraphExample(at::Device device, const eval::BatchTensors& tensors) {
 #include "examples/train/step/micro_batch_graph.h"
+}
+
+void MatrixExchangeExample(const dist::ParameterLayout& layout,
+                           const std::vector<std::vector<HeldRange>>& held,
+                           const std::vector<double>& flops, dist::Communicator& comm,
+                           const MatrixExchange::Steps& steps) {
+#include "examples/train/step/matrix_exchange.h"
+}
+
+void Update(int param, double lr);
+void ParameterGroupsExample(const dist::ParameterLayout& layout, const RunConfig& config, int param,
+                            double lr) {
+#include "examples/train/step/parameter_groups.h"
 }
 
 void ParameterArenaExample(model::LanguageModel& model, uint64_t seed) {

@@ -17,12 +17,12 @@ TEST(OptimizerChoice, IsAdamWUnlessARecipeNamesAnother) {
   const OptimizerChoice choice;
   EXPECT_EQ(choice.name(), "adamw");
   EXPECT_THAT(choice.Make({})->state_names(), ElementsAre("m", "v"));
-  EXPECT_FALSE(choice.Make({})->NeedsWholeMatrices());
+  EXPECT_EQ(choice.Make({})->matrix_rule(), nullptr);
 }
 
 TEST(OptimizerChoice, RefusesUnknownNames) {
   EXPECT_HL_ERROR(OptimizerChoice("adamv"), ExitCode::kUsage, "unknown optimizer 'adamv'",
-                  "Use one of: adamw", "did you mean 'adamw'?");
+                  "Use one of: adamw, muon", "did you mean 'adamw'?");
 }
 
 TEST(OptimizerChoice, CopiesOwnTheirConfig) {
@@ -31,13 +31,6 @@ TEST(OptimizerChoice, CopiesOwnTheirConfig) {
   EXPECT_NE(&first.config(), &second.config());
   second = first;
   EXPECT_EQ(second.name(), first.name());
-}
-
-TEST(Range, KnowsWhetherItIsAWholeParameter) {
-  EXPECT_TRUE((Range{.shape = {2, 3}, .begin = 64, .end = 70}.is_whole()));
-  EXPECT_FALSE((Range{.shape = {2, 3}, .begin = 64, .end = 69}.is_whole()));
-  EXPECT_FALSE((Range{.shape = {2, 3}, .first = 1, .begin = 64, .end = 70}.is_whole()));
-  EXPECT_TRUE((Range{.begin = 5, .end = 6}.is_whole())) << "a scalar";
 }
 
 // The first update of AdamW moves each weight by the learning rate against its gradient's sign, at

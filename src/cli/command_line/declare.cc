@@ -198,6 +198,12 @@ void AddTokenizer(OptionDeclarer& declare, std::string& tokenizer, const std::st
              standard, "]"));
 }
 
+void AddWeights(OptionDeclarer& declare, std::string& weights) {
+  declare("--weights", weights,
+          "Weights of the step. ema: their moving average, of a run with optimizer.ema_decay",
+          OneOf({"main", "ema"}));
+}
+
 void AddSpecialTokens(OptionDeclarer& declare, data::SpecialTokens& special,
                       const std::string& texts) {
   declare("--special-tokens", special,

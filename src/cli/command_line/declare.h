@@ -155,6 +155,8 @@ inline constexpr char kModelHelp[] =
 // --tokenizer, for data::OpenTokenizer. `standard` describes its default, for example "the
 // model's".
 void AddTokenizer(OptionDeclarer& declare, std::string& tokenizer, const std::string& standard);
+// --weights, for a run with a moving average of its weights.
+void AddWeights(OptionDeclarer& declare, std::string& weights);
 // --special-tokens for `texts`, for example "the prompt".
 void AddSpecialTokens(OptionDeclarer& declare, data::SpecialTokens& special,
                       const std::string& texts);

@@ -43,6 +43,7 @@ Use EvalUse() {
 // The model, the scored data and the windows.
 void AddScoring(OptionDeclarer& declare, EvalOptions& options) {
   declare.Required("--model RUN", options.model, kModelHelp);
+  AddWeights(declare, options.weights);
   CLI::Option* const data =
       declare("--data DATASET", options.data,
               "Dataset folder. Its validation split is scored [none: --text]");

@@ -58,6 +58,7 @@ void AddExport(CLI::App& app, Request& request) {
   declare.Required("--run RUN", options.run,
                    "A run (its newest step), RUN@best or RUN@1200, or a step's folder");
   declare.Required("--out DIR", options.out, "The folder to create; it must not exist");
+  AddWeights(declare, options.exported.weights);
   declare("--dtype", options.dtype,
           "Type of the tensors. bf16 keeps fp32 for A_log and dt_bias if it would change them",
           OneOf({"fp32", "bf16"}));

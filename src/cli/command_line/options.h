@@ -83,7 +83,7 @@ struct ComputeOptions {
 
 struct EvalOptions {
   ComputeOptions compute;
-  std::string model, tokenizer, data, split = "validation";
+  std::string model, weights = "main", tokenizer, data, split = "validation";
   std::vector<std::string> texts;
   int64_t seq_len = 0, windows = 0, batch = 8;
   int threads = 0;
@@ -103,7 +103,7 @@ struct EvalOptions {
 
 struct ScoreOptions {
   ComputeOptions compute;
-  std::string model, tokenizer, tokens, out;
+  std::string model, weights = "main", tokenizer, tokens, out;
   std::vector<std::string> texts;
   data::SpecialTokens special_tokens = data::SpecialTokens::kParse;
   eval::ScoreConfig score;
@@ -112,7 +112,7 @@ struct ScoreOptions {
 
 struct GenerateOptions {
   ComputeOptions compute;
-  std::string model, tokenizer;
+  std::string model, weights = "main", tokenizer;
   std::optional<std::string> prompt;  // One of prompt and prompts.
   std::string prompts;                // A file.
   int64_t batch = 8;                  // Number of prompts at a time.

@@ -24,6 +24,7 @@ void AddGenerate(CLI::App& app, Request& request) {
   infer::GenerateConfig& generate = options.generate;
   OptionDeclarer declare(command);
   declare.Required("--model RUN", options.model, kModelHelp);
+  AddWeights(declare, options.weights);
   declare("--prompt", options.prompt, "The text to continue; - is standard input [none]");
   CLI::Option* const prompts =
       declare("--prompts FILE", options.prompts,
@@ -136,6 +137,7 @@ void AddScore(CLI::App& app, Request& request) {
                       ExitCode::kInterrupted}});
   OptionDeclarer declare(command);
   declare.Required("--model RUN", options.model, kModelHelp);
+  AddWeights(declare, options.weights);
   declare("--tokens FILE", options.tokens,
           "JSON file with a list of lists of token ids. It may be a pipe; - is standard input "
           "[none]");

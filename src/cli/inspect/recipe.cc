@@ -73,6 +73,7 @@ Json DescribeRecipe(const fs::path& path) {
             {"activation_bytes", static_cast<uint64_t>(memory.activations)},
             {"loss_bytes", static_cast<uint64_t>(memory.loss)},
             {"workspace_bytes", static_cast<uint64_t>(memory.workspace)},
+            {"matrix_bytes", static_cast<uint64_t>(memory.matrices)},
             {"state_bytes", static_cast<uint64_t>(memory.states)},
             {"saved_copy_bytes", static_cast<uint64_t>(memory.saved_copy)},
             {"total_bytes", static_cast<uint64_t>(memory.total())}}},

@@ -79,6 +79,7 @@ struct Pack {
 // pack, and those of a segment whose arrays are not aligned alike, are updated one by one.
 __global__ void __launch_bounds__(kThreads) UpdateSegment(AdamWArgs args) {
   const AdamWSegment segment = args.segments[blockIdx.y];
+  const AdamWFactors factors = FactorsOf(args.factors, segment);
   const Arrays arrays(args, segment);
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
@@ -88,23 +89,23 @@ __global__ void __launch_bounds__(kThreads) UpdateSegment(AdamWArgs args) {
   const int64_t first = min(segment.begin + head, segment.end);
   const int64_t packs = (segment.end - first) / kPack, last = first + packs * kPack;
   for (int64_t i = segment.begin + thread; i < first; i += stride)
-    UpdateElement(args.factors, segment.weight_decay, arrays, i);
+    UpdateElement(factors, segment.weight_decay, arrays, i);
   for (int64_t p = thread; p < packs; p += kPacks * stride) {
     const int64_t i = first + p * kPack, j = i + stride * kPack;
     Pack one(arrays, i);
     if (j >= last) {
-      one.Update(args.factors, segment.weight_decay);
+      one.Update(factors, segment.weight_decay);
       one.Store(arrays, i);
       break;
     }
     Pack other(arrays, j);
-    one.Update(args.factors, segment.weight_decay);
-    other.Update(args.factors, segment.weight_decay);
+    one.Update(factors, segment.weight_decay);
+    other.Update(factors, segment.weight_decay);
     one.Store(arrays, i);
     other.Store(arrays, j);
   }
   for (int64_t i = last + thread; i < segment.end; i += stride)
-    UpdateElement(args.factors, segment.weight_decay, arrays, i);
+    UpdateElement(factors, segment.weight_decay, arrays, i);
 }
 
 }  // namespace

@@ -39,6 +39,7 @@ struct AdamWSegment {
   // Offsets for arrays that hold only a part: element i is at index i + shift. m and v share one
   // offset.
   int64_t main_shift = 0, grads_shift = 0, moments_shift = 0;
+  float lr_scale = 1;  // factor of the learning rate
 };
 
 // The factors that all elements share, computed in fp64 from the step.
@@ -70,6 +71,14 @@ void AdamW(const AdamWArgs& args);
 }
 namespace cuda {
 void AdamW(const AdamWArgs& args, cudaStream_t stream);
+}
+
+// The factors of a segment's elements.
+HL_ADAMW_INLINE AdamWFactors FactorsOf(const AdamWFactors& factors, const AdamWSegment& segment) {
+  AdamWFactors own = factors;
+  own.lr *= segment.lr_scale;
+  own.step_size *= segment.lr_scale;
+  return own;
 }
 
 // One element's update, the same source on the CPU and on the device.

@@ -45,7 +45,7 @@ HL_INLINE void UpdateGroups(const AdamWFactors& f, float weight_decay, int64_t n
 }
 
 HL_INLINE void UpdateBlock(const AdamWArgs& args, const Block& block) {
-  const AdamWFactors f = args.factors;
+  const AdamWFactors f = FactorsOf(args.factors, *block.segment);
   const float weight_decay = block.segment->weight_decay;
   const AdamWSegment& segment = *block.segment;
   const float* grads = args.grads + (block.begin + segment.grads_shift);

@@ -22,6 +22,9 @@ constexpr ForeignName kForeignNames[] = {
     {"optim, optimizer_type, optimizer_name, optimizer.name, optimizer.type, optimizer.kind, "
      "optimizer.class, adam, adamw",
      "optimizer.lr", "3e-4", "AdamW is the default. A recipe may name it: algorithm { adamw {} }."},
+    {"muon, moonlight", "optimizer.algorithm", "{ muon {} }", ""},
+    {"ema, swa, ema_rate, ema_beta, use_ema", "optimizer.ema_decay", "0.999",
+     "`halflife eval --weights ema` scores the average."},
     {"lr_scheduler_type, lr_scheduler, lr_schedule, lr_decay_style, scheduler, scheduler_type, "
      "schedule.name, schedule.type",
      "schedule.kind", "\"cosine\"", "The kinds are cosine, linear, constant and wsd."},
@@ -192,11 +195,9 @@ constexpr ForeignName kForeignNames[] = {
      "Use the mixer softmax with num_kv_heads, window, block or sinks."},
 
     // Optimizers that do not exist.
-    {"muon, lion, adafactor, sophia, shampoo, soap, lamb, sgd, adamw_8bit, adam8bit, "
+    {"lion, adafactor, sophia, shampoo, soap, lamb, sgd, adamw_8bit, adam8bit, "
      "schedule_free",
-     "", "", "Use AdamW: optimizer.lr, beta1, beta2 and weight_decay set it."},
-    {"ema, ema_decay, swa", "", "",
-     "Use the schedule wsd or cosine, whose last rates are low, or ckpt.keep_best."},
+     "", "", "Use AdamW, which is the default, or optimizer { algorithm { muon {} } }."},
     {"label_smoothing, label_smoothing_factor", "", "",
      "Use train.z_loss to limit the size of the logits."},
 

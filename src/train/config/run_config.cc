@@ -80,6 +80,7 @@ void VisitOptimizer(const Direction& direction, proto::RunConfig& m, RunConfig& 
   HL_FIELD(o, weight_decay, c.optimizer.adamw.weight_decay);
   HL_FIELD(o, clip_norm, c.optimizer.clip_norm);
   HL_FIELD(o, decay_all, c.optimizer.decay_all);
+  HL_FIELD(o, ema_decay, c.optimizer.ema_decay);
   proto::ScheduleConfig& s = *m.mutable_schedule();
   HL_FIELD(s, kind, c.schedule.kind);
   HL_FIELD(s, warmup_steps, c.schedule.warmup_steps);
@@ -204,6 +205,26 @@ void WriteAlgorithm(optim::OptimizerChoice choice, proto::OptimizerChoice& messa
   }
 }
 
+void ReadGroups(const proto::OptimizerConfig& message, std::vector<ParameterGroup>& groups) {
+  for (const proto::ParameterGroup& given : message.group()) {
+    ParameterGroup& group = groups.emplace_back();
+    group.match = given.match();
+    if (given.has_lr_scale()) group.lr_scale = given.lr_scale();
+    if (given.has_weight_decay()) group.weight_decay = given.weight_decay();
+    group.frozen = given.frozen();
+  }
+}
+
+void WriteGroups(const std::vector<ParameterGroup>& groups, proto::OptimizerConfig& message) {
+  for (const ParameterGroup& group : groups) {
+    proto::ParameterGroup& written = *message.add_group();
+    written.set_match(group.match);
+    written.set_lr_scale(group.lr_scale);
+    if (group.weight_decay) written.set_weight_decay(*group.weight_decay);
+    written.set_frozen(group.frozen);
+  }
+}
+
 void ReadLists(proto::RunConfig& message, RunConfig& config) {
   for (proto::ValidationSet& set : *message.mutable_eval()->mutable_set())
     VisitSet(ReadFields{}, set, config.eval.sets.emplace_back());
@@ -233,6 +254,7 @@ proto::RunConfig ToMessage(const RunConfig& config) {
   WriteLists(copy, message);
   WriteModel(config.model, *message.mutable_model());
   WriteAlgorithm(config.optimizer.algorithm, *message.mutable_optimizer()->mutable_algorithm());
+  WriteGroups(config.optimizer.groups, *message.mutable_optimizer());
   return message;
 }
 
@@ -331,6 +353,7 @@ RunConfig MergeAll(const std::vector<RecipeText>& recipes,
   ReadLists(message, config);
   ReadModel(message.model(), config.model);
   ReadAlgorithm(message.optimizer().algorithm(), config.optimizer.algorithm);
+  ReadGroups(message.optimizer(), config.optimizer.groups);
   return config;
 }
 

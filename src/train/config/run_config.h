@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -56,14 +57,31 @@ struct DataConfig {
   std::string SourcesText() const;
 };
 
+// Parameters that are trained in a way of their own.
+struct ParameterGroup {
+  std::string match;  // A regular expression, found anywhere in a parameter's name.
+  double lr_scale = 1;
+  std::optional<double> weight_decay = {};  // For all parameters of the group. Absent: as usual.
+  bool frozen = false;
+};
+
 struct OptimizerConfig {
   double lr = 3e-4;
   optim::AdamWConfig adamw;  // beta1, beta2, eps and weight_decay.
   double clip_norm = 1.0;    // 0: no clipping.
   bool decay_all = false;
   optim::OptimizerChoice algorithm;
+  std::vector<ParameterGroup> groups = {};
+  double ema_decay = 0;  // 0: no average of the weights.
 
-  std::vector<std::string> state_names() const { return algorithm.Make(adamw)->state_names(); }
+  // The state array of the average. Checkpoints call it ckpt::kAverageArray.
+  static constexpr char kAverage[] = "ema";
+  // Names of all state arrays: the algorithm's, then the average.
+  std::vector<std::string> state_names() const {
+    std::vector<std::string> names = algorithm.Make(adamw)->state_names();
+    if (ema_decay > 0) names.emplace_back(kAverage);
+    return names;
+  }
   // Bytes of a parameter in a checkpoint: its main weight and its states, all fp32.
   double saved_bytes_per_parameter() const {
     return 4.0 * (1 + static_cast<double>(state_names().size()));

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <numeric>
+#include <regex>
 
 #include "core/error.h"
 #include "core/host.h"
@@ -32,6 +33,25 @@ class Problems {
   std::string lines_;
 };
 
+void CheckGroups(const std::vector<ParameterGroup>& groups, Problems& problems) {
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const ParameterGroup& group = groups[i];
+    const auto name = [i](const char* field) { return Concat("optimizer.group.", i, ".", field); };
+    problems.Require(!group.match.empty(), name("match"), "''",
+                     "a part of the parameters' names, or '.' for all of them");
+    try {
+      const std::regex expression(group.match);
+    } catch (const std::regex_error& error) {
+      problems.Add(Concat(name("match"), ": '", group.match, "' is no regular expression (",
+                          error.what(), "). Use ECMAScript's syntax."));
+    }
+    problems.Require(std::isfinite(group.lr_scale) && group.lr_scale >= 0, name("lr_scale"),
+                     group.lr_scale, "a number >= 0");
+    problems.Require(group.weight_decay.value_or(0) >= 0, name("weight_decay"),
+                     group.weight_decay.value_or(0), "a number >= 0");
+  }
+}
+
 void CheckOptimizer(const RunConfig& c, Problems& problems) {
   const OptimizerConfig& o = c.optimizer;
   const optim::AdamWConfig& a = o.adamw;
@@ -42,6 +62,9 @@ void CheckOptimizer(const RunConfig& c, Problems& problems) {
   problems.Require(a.weight_decay >= 0, "optimizer.weight_decay", a.weight_decay, "a number >= 0");
   for (const std::string& problem : o.algorithm.config().Problems())
     problems.Add(Concat("optimizer.algorithm.", o.algorithm.name(), ".", problem));
+  CheckGroups(o.groups, problems);
+  problems.Require(o.ema_decay >= 0 && o.ema_decay < 1, "optimizer.ema_decay", o.ema_decay,
+                   "[0, 1) (0: no average)");
   problems.Require(o.clip_norm >= 0, "optimizer.clip_norm", o.clip_norm, "a number >= 0 (0: off)");
   problems.OneOf("schedule.kind", c.schedule.kind, {"cosine", "linear", "constant", "wsd"});
   problems.Require(c.schedule.warmup_steps >= 0, "schedule.warmup_steps", c.schedule.warmup_steps,

@@ -283,6 +283,7 @@ void Trainer::Resume(const TrainOptions& options) {
   if (loaded) {
     FinishLoad();
     state_ = loaded->state;
+    if (state_.num_updates == 0) StartAverage();
     damage_ = loaded->damage;
     state_.parent_step = loaded->path.filename().string();
     HL_INFO("train", "resumed from ", loaded->path.string(), ", step ", state_.step);
@@ -303,10 +304,17 @@ void Trainer::Resume(const TrainOptions& options) {
 
 void Trainer::Start(const TrainOptions& options) {
   arena_->Initialise(config_.train.seed);
+  StartAverage();
   state_.run_id = dist::BroadcastBytes(context_.control(), RandomHex(16), 0, {"run_id", 0});
   if (lora_) return StartLora(options);
   if (options.init_from == nullptr) return;
   LogStart(*options.init_from, WarmStart(*options.init_from, options.init_rules, *arena_));
+  StartAverage();
+}
+
+// Before the first update, the average of the weights is the weights.
+void Trainer::StartAverage() {
+  if (config_.optimizer.ema_decay > 0) arena_->CopyMainTo(OptimizerConfig::kAverage);
 }
 
 // Rank 0 writes the base weights into the run, from which all ranks load them.

@@ -63,6 +63,7 @@ class Trainer {
                                           const ckpt::StepState& expected) const;
   void Resume(const TrainOptions& options);
   void Start(const TrainOptions& options);
+  void StartAverage();
   // Of a run with LoRA.
   void StartLora(const TrainOptions& options);
   void LoadLoraBase();

@@ -174,6 +174,7 @@ void AddMemory(const RunConfig& config, const StepOperations& step, ClusterPlan&
   memory.main_and_optimizer = step.main_and_optimizer_bytes;
   memory.compute_copy = step.compute_copy_bytes;
   memory.gathered = step.unit_bytes;
+  memory.matrices = step.matrix_buffer_bytes;
   if (config.parallel.zero_stage > 1 && plan.cluster.world_size() > 1)
     memory.gradients = step.gradient_bytes + step.bucket_slot_bytes;
   int64_t whole_past = 0;  // Over all layers and micro-batches.

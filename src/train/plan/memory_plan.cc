@@ -13,6 +13,7 @@
 #include "train/config/plan.h"
 #include "train/device.h"
 #include "train/lora/lora.h"
+#include "train/step/matrix_exchange.h"
 #include "train/step/parameter_units.h"
 
 namespace halflife::train {
@@ -94,6 +95,29 @@ class ArenaPlan {
   std::vector<double> units_;  // elements by unit
   double parameters_ = 0, largest_tensor_ = 0, of_copy_ = 0, in_units_ = 0;
 };
+
+// The values that a rank stages, and with ZeRO also those that it receives, of at most three
+// batches. A batch has at least one matrix.
+double MatrixBufferBytes(const RunConfig& config, const model::LanguageModel& model,
+                         int world_size) {
+  const auto optimizer = config.optimizer.algorithm.Make(config.optimizer.adamw);
+  const optim::MatrixRule* const rule = optimizer->matrix_rule();
+  if (rule == nullptr || config.lora.rank > 0) return 0;
+  int64_t all = 0, largest = 0;
+  for (const dist::ParamSpec& spec : model.parameters().specs()) {
+    for (const MatrixPart& part : spec.parts) {
+      all += part.rows * spec.shape[1];
+      largest = std::max(largest, part.rows * spec.shape[1]);
+    }
+  }
+  const bool sliced = config.parallel.zero_stage > 0 && world_size > 1;
+  const int64_t batch = std::max(ExchangePlace{}.batch_elements, largest);
+  const int64_t staged = std::min(sliced ? all / world_size : all, 3 * batch);
+  const int64_t received = sliced ? std::min(std::max(all / world_size, largest), 3 * batch) : 0;
+  const auto kind = RunsOnGpu(config) ? Device::Kind::kCuda : Device::Kind::kCpu;
+  return static_cast<double>(staged + received) *
+         static_cast<double>(SizeOf(rule->value_dtype(kind)));
+}
 
 // Returns a change with which the run would fit into `room` bytes per rank.
 std::string WhatFits(const RunConfig& config, const model::LanguageModel& model,
@@ -189,6 +213,7 @@ MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model
                                                             .gpu = gpu})
                        : 0,
       .saved_copy = RunsOnGpu(config) ? 0 : copy,
+      .matrices = MatrixBufferBytes(config, model, world_size),
       .states = config.parallel.row_ranks() == 1
                     ? 0
                     : static_cast<double>(config.train.micro_batch) *
@@ -289,6 +314,7 @@ std::string PlanText(const RunConfig& config, const model::LanguageModel& model,
   row("activations (estimate)", HumanBytes(memory.activations));
   row("loss: logits, gradients", HumanBytes(memory.loss));
   if (memory.workspace > 0) row("workspace of a kernel", HumanBytes(memory.workspace));
+  if (memory.matrices > 0) row("matrices of the update", HumanBytes(memory.matrices));
   if (memory.states > 0) row("states of earlier slices", HumanBytes(memory.states));
   if (memory.saved_copy > 0) row("copy while a save is written", HumanBytes(memory.saved_copy));
   row("total", HumanBytes(memory.total()));

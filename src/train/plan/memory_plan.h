@@ -31,6 +31,8 @@ struct MemoryPlan {
   double workspace = 0;
   // Copy that a background save writes. For a rank on a GPU, it is on the host.
   double saved_copy = 0;
+  // Largest buffers of an optimizer that updates whole matrices (MatrixExchange).
+  double matrices = 0;
   double states = 0;  // States before this rank's slices of rows, stored until backward.
   // Only for a cluster (cluster_plan.h), otherwise 0. exchange: messages between the slices of
   // rows, the largest sent and received. libraries: buffers of NCCL and the driver's context.
@@ -38,7 +40,7 @@ struct MemoryPlan {
   double exchange = 0, libraries = 0, margin = 0;
   double total() const {
     return main_and_optimizer + gradients + compute_copy + frozen + gathered + activations + loss +
-           workspace + saved_copy + states + exchange + libraries + margin;
+           workspace + saved_copy + matrices + states + exchange + libraries + margin;
   }
   double pinned_staging = 0;  // Host memory of background saves from a GPU. Not part of total().
 };

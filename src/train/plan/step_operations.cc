@@ -9,7 +9,9 @@
 #include "model/model_cost.h"
 #include "model/sequence_parallel.h"
 #include "train/config/plan.h"
+#include "train/step/arena_optimizer.h"
 #include "train/step/gradient_sync.h"
+#include "train/step/matrix_exchange.h"
 #include "train/step/parameter_arena.h"
 #include "train/step/step_scalars.h"
 #include "train/step/unit_gather.h"
@@ -101,9 +103,19 @@ class RankRehearsal {
         arena_(model.parameters(),
                ParameterArena::Of(config, model, at::kMeta, rank.rank, rank.world_size)),
         pieces_(config, model, step.tokens, MixingShares(), UpdatedElements()),
+        optimizer_(config.optimizer.algorithm.Make(config.optimizer.adamw)),
         gradients_(arena_, {*shard_, replica_.get()},
                    {.in_bf16 = config.parallel.grad_reduce == "bf16"}) {
     step.pieces = pieces_.pieces();
+    if (const optim::MatrixRule* const rule = optimizer_->matrix_rule()) {
+      if (mesh_.has_replicas()) slices_ = Group(mesh_.SliceGroup());
+      matrices_.emplace(MakeMatrixExchange(
+          arena_, RulesOf(config.optimizer, arena_.layout().specs()), *rule,
+          slices_ ? slices_.get() : shard_.get(),
+          config.train.device == "cuda" ? Device::Kind::kCuda : Device::Kind::kCpu));
+      for (const WholeMatrix& matrix : matrices_->owned())
+        step.pieces.back().flops += rule->TransformFlops(matrix.rows, matrix.columns);
+    }
     if (!arena_.sliced()) return;
     gather_.emplace(arena_.layout(), dist::ShardGroups(*shard_, replica_.get()),
                     arena_.ComputedArrays(), pieces_.params_of_layers(),
@@ -117,6 +129,7 @@ class RankRehearsal {
     gradients_.Finish();
     StepScalars().Reduce(*control_);
     step_.rehearsal.Compute(pieces_.update());
+    if (matrices_) ExchangeMatrices();
     if (gather_) gather_->Start(nullptr);
     if (units_) units_->Invalidate();
   }
@@ -129,6 +142,7 @@ class RankRehearsal {
     step_.gradient_bytes = bytes(arena_.grads()) + static_cast<double>(gradients_.wire_bytes());
     if (arena_.compute_copy().defined()) step_.compute_copy_bytes = bytes(arena_.compute_copy());
     if (arena_.units() != nullptr) step_.unit_bytes = static_cast<double>(arena_.units()->bytes());
+    if (matrices_) step_.matrix_buffer_bytes = static_cast<double>(matrices_->buffer_bytes());
     step_.bucket_slot_bytes = static_cast<double>(gradients_.most_bucket_bytes());
   }
 
@@ -140,6 +154,12 @@ class RankRehearsal {
   std::unique_ptr<dist::Communicator> Group(int rank, int size, const std::string& name) {
     return size == 1 ? dist::MakeSelfCommunicator(name)
                      : step_.rehearsal.MakeGroup(rank, size, name);
+  }
+
+  void ExchangeMatrices() {
+    matrices_->Run({.stage = [](const HeldRange&, const at::Tensor&) {},
+                    .transform = [](const WholeMatrix&, const at::Tensor&) {},
+                    .apply = [](const HeldRange&, const at::Tensor&) {}});
   }
 
   // If a layer sees all earlier tokens, rank r of R attends to (2 r + 1) / R times the row's mean.
@@ -216,8 +236,11 @@ class RankRehearsal {
   StepOperations& step_;
   const dist::DataMesh mesh_;
   std::unique_ptr<dist::Communicator> control_, shard_, replica_, unit_ranks_;
+  std::unique_ptr<dist::Communicator> slices_;  // null: shard_ has the order of slices
   ParameterArena arena_;
   Pieces pieces_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
+  std::optional<MatrixExchange> matrices_;
   GradientSync gradients_;
   std::optional<dist::ParameterGather> gather_;
   std::optional<UnitGather> units_;

@@ -1,7 +1,7 @@
 // One optimizer step of one rank in program order: pieces of compute, collectives when they are
 // issued, and the points at which the rank waits for them. The collectives come from the objects of
-// a run (GradientSync, dist::ParameterGather, StepScalars, the exchanges
-// of mixers), driven in the order of StepRunner without memory and without other ranks.
+// a run (GradientSync, MatrixExchange, dist::ParameterGather, StepScalars, the exchanges of mixers),
+// driven in the order of StepRunner without memory and without other ranks.
 #pragma once
 
 #include <cstdint>
@@ -38,6 +38,8 @@ struct StepOperations {
   int64_t longest_past = 0;
   // Sizes of the arena (ParameterArena), including padding.
   double main_and_optimizer_bytes = 0, gradient_bytes = 0, compute_copy_bytes = 0;
+  // Buffers of an optimizer that updates whole matrices (MatrixExchange).
+  double matrix_buffer_bytes = 0;
   // With ZeRO stages 2 and 3: largest size of the buckets that exist at the same time. With stage
   // 3: size of the slots of gathered weights.
   double bucket_slot_bytes = 0, unit_bytes = 0;

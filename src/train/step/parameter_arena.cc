@@ -183,6 +183,15 @@ void ParameterArena::Initialise(uint64_t seed) {
   for (int i = 0; i < parameters_.size(); ++i) SetWeights(i, InitialWeights(i));
 }
 
+void ParameterArena::CopyMainTo(std::string_view state_name) {
+  at::Tensor& array = state(state_name);
+  for (const dist::Fragment& part : updated_) {
+    const int64_t count = part.end - part.begin;
+    array.narrow(0, layout_.PlaceOf(part, states_sliced_end_), count)
+        .copy_(main_.narrow(0, layout_.PlaceOf(part, main_sliced_end_), count));
+  }
+}
+
 void ParameterArena::RefreshComputeCopy() {
   for (const dist::Fragment& part : updated_)
     CopyToCompute(part,

@@ -71,6 +71,7 @@ class ParameterArena {
   std::vector<StoredArray> stored_arrays();
   // True if this rank updates only its slices, false if it updates everything.
   bool sliced() const { return config_.zero_stage > 0; }
+  int slice() const { return config_.slice; }
   // In the order of parameters.
   const std::vector<dist::Fragment>& updated_fragments() const { return updated_; }
   // The copy of the weights in the compute dtype. Undefined if ranks compute with main.
@@ -88,6 +89,8 @@ class ParameterArena {
   void SetWeights(int param, const at::Tensor& values);
 
   void Initialise(uint64_t seed);
+  // Sets the part of a state array that this rank holds to the main weights.
+  void CopyMainTo(std::string_view state_name);
   at::Tensor InitialWeights(int param) const;  // for the seed; fp32 on the CPU
   // Call this after main has changed. Rounds the part that this rank holds (to nearest even) into
   // the compute copy. Must not be called between a forward and its backward, because autograd does

@@ -46,7 +46,12 @@ StepRunner::Groups StepRunner::MakeGroups(const RunConfig& config, dist::RankCon
   dist::ProcessGroup shard = mesh.ShardGroup();
   Groups groups;
   if (!shard.is_world) groups.shard = dist::Split(context.world(), shard);
-  if (mesh.has_replicas()) groups.replica = dist::Split(context.world(), mesh.ReplicaGroup());
+  if (mesh.has_replicas()) {
+    groups.replica = dist::Split(context.world(), mesh.ReplicaGroup());
+    const auto optimizer = config.optimizer.algorithm.Make(config.optimizer.adamw);
+    if (optimizer->matrix_rule() != nullptr)
+      groups.slices = dist::Split(context.world(), mesh.SliceGroup());
+  }
   if (config.parallel.zero_stage < 3) return groups;
   shard.name = "units";
   groups.units = dist::Split(context.world(), shard, dist::GroupRole::kParameters);
@@ -67,7 +72,7 @@ StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, Par
       groups_(MakeGroups(config, context)),
       gradients_(arena, groups_.Of(context.world()), GradientSync::Options::Of(config)),
       norm_(OwnGradients(), arena.grads()),
-      optimizer_(arena, config.optimizer),
+      optimizer_(arena, config.optimizer, groups_.Slices(context.world())),
       config_identity_(static_cast<double>(HashBytes(ToText(config)).lo & 0xffffffffu)) {
   gradients_.Attach(lora == nullptr ? model.parameters() : lora->parameters());
   if (lora != nullptr) lora->PassGradients();
@@ -88,9 +93,12 @@ StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, Par
 
 StepRunner::~StepRunner() { model_.SetAwaitLayer({}); }
 
-// The fragments that this rank updates, by their index in arena.grads().
+// The fragments that this rank updates, by their index in arena.grads(). Gradients of frozen
+// parameters do not count.
 std::vector<dist::Fragment> StepRunner::OwnGradients() const {
   std::vector<dist::Fragment> own = arena_.updated_fragments();
+  const std::vector<ParameterRule> rules = RulesOf(config_.optimizer, arena_.layout().specs());
+  std::erase_if(own, [&](const dist::Fragment& part) { return rules[part.param].frozen; });
   for (dist::Fragment& part : own)
     part.arena_begin = arena_.layout().PlaceOf(part.arena_begin, arena_.grads_division());
   return own;

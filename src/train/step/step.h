@@ -125,9 +125,13 @@ class StepRunner {
   // The groups of sums and gathers. A null shard group is the world. `units` has the ranks of the
   // shard group, for the weights of ZeRO stage 3.
   struct Groups {
-    std::unique_ptr<dist::Communicator> shard, replica, units;
+    // slices: all ranks in the order of their slices; null: the shard group.
+    std::unique_ptr<dist::Communicator> shard, replica, units, slices;
     dist::ShardGroups Of(dist::Communicator& world) const {
       return {shard ? *shard : world, replica.get()};
+    }
+    dist::Communicator* Slices(dist::Communicator& world) const {
+      return slices ? slices.get() : Of(world).shard;
     }
   };
   static Groups MakeGroups(const RunConfig& config, dist::RankContext& context);

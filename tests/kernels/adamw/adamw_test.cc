@@ -30,14 +30,19 @@ void Update(const AdamWArgs& args) {
 #endif
 }
 
-// Three segments with a gap and an odd length. The second has no weight decay, the last no copy.
+// Three segments with a gap and an odd length. The second has no weight decay, the last no copy and
+// a learning rate of its own.
 struct Arrays {
   explicit Arrays(int64_t shift = 0) : size(shift + kDecayed + 2997) {
     for (std::vector<float>* x : {&main, &grads, &m, &v}) x->assign(size, 0);
     copy.assign(size, 0xffff);
     segments = {{shift, shift + kDecayed, 0.1f, 1},
                 {shift + kDecayed + 7, shift + kDecayed + 8, 0, 1},
-                {shift + kDecayed + 17, shift + kDecayed + 2996, 0.1f, 0}};
+                {.begin = shift + kDecayed + 17,
+                 .end = shift + kDecayed + 2996,
+                 .weight_decay = 0.1f,
+                 .has_copy = 0,
+                 .lr_scale = 0.25f}};
     for (const AdamWSegment& segment : segments)
       for (int64_t i = segment.begin; i < segment.end; ++i)
         main[i] = static_cast<float>(std::sin(0.1 * static_cast<double>(i - shift)));
@@ -76,7 +81,8 @@ TEST(AdamWKernel, EqualsTheFormulaInFp64) {
         v[i] = kConfig.beta2 * v[i] + (1 - kConfig.beta2) * g * g;
         const double m_hat = m[i] / (1 - std::pow(kConfig.beta1, t));
         const double v_hat = v[i] / (1 - std::pow(kConfig.beta2, t));
-        w[i] -= kLr * (m_hat / (std::sqrt(v_hat) + kConfig.eps) + segment.weight_decay * w[i]);
+        const double lr = kLr * segment.lr_scale;
+        w[i] -= lr * (m_hat / (std::sqrt(v_hat) + kConfig.eps) + segment.weight_decay * w[i]);
       }
     }
   }

@@ -1,10 +1,10 @@
-# Run at build time (cmake -P): the schema and the list of optimizers with Muon added, as its author
+# Run at build time (cmake -P): the schema and the list of optimizers with Lion added, as its author
 # would add it to the tree.
 #   -DSOURCE_DIR= -DOUT=
 include(${SOURCE_DIR}/tests/support/overlay_functions.cmake)
 
 file(READ ${SOURCE_DIR}/proto/halflife/run_config.proto schema)
-add_line(schema "message OptimizerChoice {\n  oneof variant {\n" "    MuonOptimizer muon = 1000;")
+add_line(schema "message OptimizerChoice {\n  oneof variant {\n" "    LionOptimizer lion = 1000;")
 file(READ ${CMAKE_CURRENT_LIST_DIR}/messages.proto messages)
 file(WRITE ${OUT}/proto/halflife/run_config.proto "${schema}${messages}")
-add_to_list(optim/optimizers.inc "HL_OPTIMIZER(MuonKind)")
+add_to_list(optim/optimizers.inc "HL_OPTIMIZER(LionKind)")

@@ -66,8 +66,8 @@ TEST(RecipeText, AValueOfTheWrongKindIsExplained) {
                   "my.textproto:1:16: model.mixer is a block. Write mixer { gla {} }.");
   EXPECT_HL_ERROR(Recipe("optimizer: \"adamw\""), kUsage,
                   "optimizer is a block. Write optimizer { lr: VALUE }.");
-  EXPECT_HL_ERROR(Recipe("optimizer: \"muon\""), kUsage,
-                  "About \"muon\": halflife does not support it.");
+  EXPECT_HL_ERROR(Recipe("optimizer: \"lion\""), kUsage,
+                  "About \"lion\": halflife does not support it.");
   EXPECT_HL_ERROR(Set("model.head.tied=yes"), kUsage, "must be true or false, not yes.");
 }
 

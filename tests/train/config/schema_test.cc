@@ -178,8 +178,9 @@ TEST(Schema, EveryFieldIsWrittenAndReadBack) {
   std::set<std::string> written;
   for (const auto& [path, value] : FlatFields({})) written.insert(path);
   // Lists are empty by default. An entry is written with all of its fields.
-  const RunConfig lists =
-      ParseRunConfig("eval { set {} } data { source { weight_at {} } }", "", {});
+  const RunConfig lists = ParseRunConfig(
+      "eval { set {} } data { source { weight_at {} } } optimizer { group { weight_decay: 0 } }",
+      "", {});
   for (const auto& [path, value] : FlatFields(ParseRunConfig(ToText(lists), "", {})))
     written.insert(path);
   for (const std::string& path : expected) EXPECT_TRUE(written.contains(path)) << path;

@@ -147,6 +147,14 @@ TEST_F(StepOperationsTest, AreThoseOfARunWhoseGradientsTravelInBf16) {
     ExpectRehearsedAsRun(4, {"parallel.grad_reduce=bf16", Concat("parallel.zero_stage=", stage)});
 }
 
+// Ranks that own no matrix take part in the exchange, too.
+TEST_F(StepOperationsTest, AreThoseOfARunThatExchangesMatrices) {
+  for (const char* per_head : {"false", "true"})
+    for (const int stage : {0, 1, 2})
+      ExpectRehearsedAsRun(4, {"optimizer.algorithm=muon", Concat("parallel.zero_stage=", stage),
+                               Concat("optimizer.algorithm.muon.per_head=", per_head)});
+}
+
 // Recomputation adds no collectives, only compute: the forward of each block runs again.
 TEST_F(StepOperationsTest, RecomputationAddsOnlyWork) {
   for (const char* way : {"mixer", "block"})

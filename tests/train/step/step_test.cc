@@ -98,16 +98,17 @@ class StepTest : public testing::Test {
       for (int step = 0; step < steps; ++step) {
         // Until `before_update` is called, a background save may read the arena.
         const std::vector<float> before = OwnWeights(arena);
-        const at::Tensor m = arena.state("m").clone();
+        const at::Tensor& state = arena.state(config.optimizer.state_names()[0]);
+        const at::Tensor before_update = state.clone();
         int times = 0;
         const test::PeakBytes bytes;
         StepResult result = runner.Run(step, num_updates, {}, [&] {
           ++times;
           EXPECT_EQ(OwnWeights(arena), before);
-          EXPECT_TRUE(arena.state("m").equal(m));
+          EXPECT_TRUE(state.equal(before_update));
         });
         EXPECT_EQ(times, result.skipped ? 0 : 1);
-        EXPECT_EQ(arena.state("m").equal(m), result.skipped);
+        EXPECT_EQ(state.equal(before_update), result.skipped);
         const std::lock_guard lock(mutex);
         if (comm.rank() == 0) outcome.step_bytes = bytes.peak();
         if (step == 0) {
@@ -127,12 +128,12 @@ class StepTest : public testing::Test {
       }
       if (comm.rank() == 0) {
         outcome.main = std::move(weights);
-        outcome.optimizer_bytes =
-            arena.main().nbytes() + arena.state("m").nbytes() + arena.state("v").nbytes();
+        for (const ParameterArena::StoredArray& array : arena.stored_arrays())
+          outcome.optimizer_bytes += array.tensor->nbytes();
         outcome.gradient_bytes = arena.grads().nbytes();
         outcome.num_replays = runner.num_replays();
         if (world == 1) {
-          const at::Tensor& m = arena.state("m");
+          const at::Tensor& m = arena.state(config.optimizer.state_names()[0]);
           outcome.adam_m.assign(m.const_data_ptr<float>(), m.const_data_ptr<float>() + m.numel());
         }
       }
@@ -318,6 +319,41 @@ TEST_F(StepTest, MixersWithoutAPastShareRowsToo) {
     const Outcome one = Train(1, 2, mixer), two = Train(2, 2, shared);
     EXPECT_NEAR(two.steps[1].loss / one.steps[1].loss, 1, 1e-5) << mixer[0];
   }
+}
+
+// A matrix has one owner, which transforms it as a whole. Neither the number of ranks nor slices
+// that cut matrices change a bit.
+TEST_F(StepTest, MuonHasEqualBitsOnAnyMesh) {
+  for (const char* per_head : {"false", "true"}) {
+    for (const char* precision : {"fp32", "bf16"}) {
+      SCOPED_TRACE(Concat("per_head ", per_head, ", ", precision));
+      const std::vector<std::string> muon = {"optimizer.algorithm=muon",
+                                             Concat("optimizer.algorithm.muon.per_head=", per_head),
+                                             Concat("train.precision=", precision)};
+      const auto with = [&](int64_t micro_batch, int stage) {
+        std::vector<std::string> all = muon;
+        all.push_back(Concat("train.micro_batch=", micro_batch));
+        all.push_back(Concat("parallel.zero_stage=", stage));
+        return all;
+      };
+      const Outcome one = Train(1, 5, with(2, 0));
+      for (const int world : {1, 2, 4})
+        for (const int stage : {0, 1}) ExpectSameBits(Train(world, 5, with(2, stage)), one);
+      // Stage 2 keeps the bits of one micro-batch per rank.
+      ExpectSameBits(Train(4, 5, with(2, 2)), one);
+      ExpectSameBits(Train(2, 5, with(4, 2)), Train(2, 5, with(4, 0)));
+    }
+  }
+}
+
+TEST_F(StepTest, MuonHeadsAndOptionsMatter) {
+  const Outcome adamw = Train(1, 3);
+  const Outcome fused = Train(1, 3, {"optimizer.algorithm=muon"});
+  const Outcome heads =
+      Train(1, 3, {"optimizer.algorithm=muon", "optimizer.algorithm.muon.per_head=true"});
+  EXPECT_EQ(fused.steps[0].loss, adamw.steps[0].loss);
+  EXPECT_NE(fused.steps[2].loss, adamw.steps[2].loss);
+  EXPECT_NE(heads.steps[2].loss, fused.steps[2].loss);
 }
 
 // Each rank updates its slices with the same sums. The boundaries of slices change no bit.
