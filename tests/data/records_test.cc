@@ -19,7 +19,8 @@ class Records : public testing::Test {
   Values Read(const std::string& name, const std::string& text) const {
     WriteText(dir_ / name, text);
     const auto files = FindInputFiles({(dir_ / name).string()}, "--input", kRecordFormats).files;
-    const RecordReader reader(files, {{"text", "--field"}, {"label", "--label-field", FieldForm::kScalar}});
+    const RecordReader reader(
+        files, {{"text", "--field"}, {"label", "--label-field", FieldForm::kScalar}});
     TextChunker chunker(files, {.chunk_bytes = 8});
     Values values;
     while (const auto chunk = chunker.Next())
