@@ -87,6 +87,44 @@ void ReshardStep(const StepReader& step, int world_size, const fs::path& out) {
             [&](int rank) { return PlanFromReader(step, layout, rank); });
 }
 
+void AverageSteps(const std::vector<StepReader>& steps, const fs::path& out) {
+  const Manifest& last = steps.back().manifest();
+  for (const StepReader& step : steps) {
+    bool same = step.manifest().tensors.size() == last.tensors.size();
+    for (const TensorEntry& tensor : last.tensors) {
+      const TensorEntry* const other = step.manifest().Find(tensor.name);
+      same = same && other != nullptr && other->shape == tensor.shape;
+    }
+    HL_CHECK_AS(ExitCode::kUsage, same, step.path().string(), " and ", steps.back().path().string(),
+                " have other tensors, so they have no mean. Use steps of the same model.");
+  }
+  const dist::ParameterLayout layout = LayoutOf(last, 1);
+  Manifest manifest{.state = last.state,
+                    .attempt = {},
+                    .unix_ms = last.unix_ms,
+                    .hosts = last.hosts,
+                    .files = {},
+                    .arrays = ArrayEntries(layout, {kMainArray}),
+                    .tensors = TensorEntries(layout)};
+  manifest.state.optimizer.clear();
+  manifest.state.num_updates = 0;
+  manifest.state.metrics.clear();  // They are of the last step's weights.
+  WriteStep(out, std::move(manifest), layout, [&](int rank) {
+    ShardPlan plan = PlanShard(layout, {kMainArray}, rank);
+    plan.fill = [&steps](const ShardPiece& piece, int64_t begin, int64_t end, float* mean) {
+      std::vector<float> values(static_cast<size_t>(end - begin));
+      std::vector<double> sums(values.size(), 0);
+      for (const StepReader& step : steps) {
+        step.ReadRange(kMainArray, piece.tensor, begin, end, values.data());
+        for (size_t i = 0; i < values.size(); ++i) sums[i] += values[i];
+      }
+      for (size_t i = 0; i < sums.size(); ++i)
+        mean[i] = static_cast<float>(sums[i] / static_cast<double>(steps.size()));
+    };
+    return plan;
+  });
+}
+
 Hash128 GatheredHash(const StepReader& step) {
   StreamHash hash;
   std::vector<float> values;

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <vector>
 
 #include "ckpt/manifest.h"
 #include "ckpt/reader.h"
@@ -22,6 +23,11 @@ void WriteStep(const std::filesystem::path& out, Manifest manifest,
 // does not need this. It is for copies that other tools read, and for large numbers of new ranks,
 // each of which should find its slice in one file. Throws the same errors as WriteStep.
 void ReshardStep(const StepReader& step, int world_size, const std::filesystem::path& out);
+
+// Writes a step whose main weights are the mean of those of `steps` (at least one), added in fp64,
+// without optimizer state, for evaluation, export and --init-from. All else is of the last step.
+// Throws the same errors as WriteStep, and kUsage if the steps have other tensors.
+void AverageSteps(const std::vector<StepReader>& steps, const std::filesystem::path& out);
 
 // The hash of every element of every tensor and array, in registration order: it is equal for equal
 // states, however they are split into shards.

@@ -165,6 +165,17 @@ ExitCode Reshard(const CkptOptions& options) {
   return ExitCode::kFinished;
 }
 
+ExitCode Average(const CkptOptions& options) {
+  std::vector<ckpt::StepReader> steps;
+  for (const std::string& path : options.paths) steps.push_back(OpenStep(path));
+  ckpt::AverageSteps(steps, options.out);
+  const Json json = {{"out", options.out}, {"steps", options.paths.size()}};
+  Print(options, json,
+        Concat("wrote ", options.out, ": the mean of the weights of ", options.paths.size(),
+               " steps, without optimizer state\n"));
+  return ExitCode::kFinished;
+}
+
 // Returns the retention of the run's recipe, with the overrides of the command line.
 ckpt::RetentionPolicy RetentionOf(const CkptOptions& options, const fs::path& run) {
   ckpt::RetentionPolicy policy;
@@ -217,8 +228,9 @@ struct Verb {
   const char* name;
   ExitCode (*run)(const CkptOptions&);
 };
-constexpr Verb kVerbs[] = {{"ls", Ls},     {"inspect", Inspect}, {"verify", Verify},
-                           {"diff", Diff}, {"reshard", Reshard}, {"prune", Prune}};
+constexpr Verb kVerbs[] = {{"ls", Ls},      {"inspect", Inspect}, {"verify", Verify},
+                           {"diff", Diff},  {"reshard", Reshard}, {"average", Average},
+                           {"prune", Prune}};
 
 }  // namespace
 

@@ -510,5 +510,37 @@ TEST_F(ReaderTest, CommandUsage) {
   EXPECT_EQ(RunCkpt("diff " + Run()).code, 2);
 }
 
+// The mean is compared element by element. The new step has no optimizer state.
+TEST_F(ReaderTest, AverageWritesTheMeanOfTheWeights) {
+  const fs::path out = run_ / "averaged";
+  const CommandResult result =
+      RunCkpt(Concat("average ", Run(), "@100 ", Run(), "@200 --out ", out.string(), " --json"));
+  ASSERT_EQ(result.code, 0) << result.error;
+  EXPECT_EQ(json::parse(result.out)["steps"], 2);
+  const StepReader a = StepReader::Open(step(100)), b = StepReader::Open(step(200));
+  const StepReader mean = StepReader::Open(out);
+  EXPECT_EQ(mean.manifest().array_names(), std::vector<std::string>{kMainArray});
+  EXPECT_EQ(mean.state().step, 200u);
+  EXPECT_EQ(mean.state().num_updates, 0u);
+  for (const TensorEntry& tensor : a.manifest().tensors) {
+    std::vector<float> left(static_cast<size_t>(tensor.count())), right = left, middle = left;
+    a.ReadRange(kMainArray, tensor.name, 0, tensor.count(), left.data());
+    b.ReadRange(kMainArray, tensor.name, 0, tensor.count(), right.data());
+    mean.ReadRange(kMainArray, tensor.name, 0, tensor.count(), middle.data());
+    for (size_t i = 0; i < left.size(); ++i) {
+      const double expected = (static_cast<double>(left[i]) + right[i]) / 2;
+      const bool same =
+          std::isnan(expected) ? std::isnan(middle[i]) : middle[i] == static_cast<float>(expected);
+      ASSERT_TRUE(same) << tensor.name << " " << i;
+    }
+  }
+  SaveStep(run_.path(), {.world = 1, .step = 300}, LargeSpecs());
+  std::vector<StepReader> different;
+  different.push_back(StepReader::Open(step(100)));
+  different.push_back(StepReader::Open(step(300)));
+  EXPECT_HL_ERROR(AverageSteps(different, run_ / "other"), ExitCode::kUsage,
+                  "have other tensors, so they have no mean");
+}
+
 }  // namespace
 }  // namespace halflife::ckpt::test

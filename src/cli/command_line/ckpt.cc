@@ -103,6 +103,20 @@ std::vector<Verb> VerbsThatWrite() {
              declare.Required("--world", options.world, "Ranks", Between(1, 65536));
              declare.Required("--out DIR", options.out, "The new step's folder; must not exist");
            }},
+      {.name = "average",
+       .help = "Write a step with the mean of the weights of several steps",
+       .of_run = false,
+       .min_paths = 2,
+       .max_paths = CLI::detail::expected_max_vector_size,
+       .use = {.notes = "The new step has no optimizer state. It is for eval, generate, export and "
+                        "train --init-from.",
+               .examples = {"halflife ckpt average runs/first@800 runs/first@1000 runs/first@1200 "
+                            "--out averaged"},
+               .exit_codes = kCodes},
+       .add =
+           [](OptionDeclarer& declare, CkptOptions& options) {
+             declare.Required("--out DIR", options.out, "The new step's folder; must not exist");
+           }},
       {.name = "prune",
        .help = "Delete old steps",
        .of_run = true,
