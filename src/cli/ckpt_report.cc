@@ -221,6 +221,10 @@ Json DescribeStep(const ckpt::StepReader& step, const std::string& pattern, bool
                  {"order_version", state.data.order_version},
                  {"dataset", ToHex(state.data.dataset)}}},
                {"tensors", Json::array()}};
+  for (const ckpt::BlendCounter& source : state.data.blend) {
+    json["cursor"]["drawn/" + source.corpus] = source.drawn;
+    json["cursor"]["weight/" + source.corpus] = source.weight;
+  }
   for (const ckpt::TensorInfo& tensor : step.tensors()) {
     if (::fnmatch(pattern.c_str(), tensor.name.c_str(), 0) != 0) continue;
     const ckpt::ArrayEntry& main = *step.manifest().FindArray(ckpt::kMainArray);

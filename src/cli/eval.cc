@@ -18,8 +18,10 @@
 #include "core/human.h"
 #include "core/json_text.h"
 #include "data/dataset.h"
+#include "data/input_files.h"
 #include "data/text_tokens.h"
 #include "data/tokenizer.h"
+#include "eval/multiple_choice.h"
 #include "eval/validation.h"
 
 namespace halflife::cli {
@@ -191,6 +193,48 @@ std::string ResultText(const nlohmann::ordered_json& out) {
   return text;
 }
 
+// Replaces folders by the text files in them.
+std::vector<std::string> TextFiles(const std::vector<std::string>& names) {
+  constexpr data::TextFormat kOnlyText[] = {data::TextFormat::kText};
+  std::vector<std::string> files;
+  for (const std::string& name : names) {
+    std::error_code ignored;
+    if (!std::filesystem::is_directory(name, ignored)) {
+      files.push_back(name);
+      continue;
+    }
+    for (const data::InputFile& file : data::FindInputFiles({name}, "--text", kOnlyText).files)
+      files.push_back(file.path.string());
+  }
+  return files;
+}
+
+// Multiple choice (--tasks).
+ExitCode EvaluateTasks(const EvalOptions& options, const infer::LoadedModel& loaded,
+                       const dist::RankContext& context) {
+  HL_CHECK_AS(ExitCode::kUsage, context.world_size() == 1, "--tasks on ", context.world_size(),
+              " ranks is not supported. Run it without mpirun.");
+  const std::vector<eval::ChoiceQuestion> questions = eval::ReadQuestions(options.tasks);
+  const eval::ChoiceScores scores =
+      eval::ScoreChoices(*loaded.model, infer::RequireTokenizer(loaded), questions, {});
+  const nlohmann::ordered_json out = {{"model", loaded.path.string()},
+                                      {"step", loaded.state.step},
+                                      {"tasks", options.tasks},
+                                      {"questions", scores.num_questions},
+                                      {"acc", scores.acc},
+                                      {"acc_stderr", scores.acc_stderr},
+                                      {"acc_norm", scores.acc_norm},
+                                      {"acc_norm_stderr", scores.acc_norm_stderr}};
+  if (options.json) {
+    std::cout << JsonText(out, 2) << "\n";
+  } else {
+    std::cout << Counted(scores.num_questions, "question") << "\nacc         "
+              << Fixed(scores.acc, 4) << " +- " << Fixed(scores.acc_stderr, 4) << "\nacc_norm    "
+              << Fixed(scores.acc_norm, 4) << " +- " << Fixed(scores.acc_norm_stderr, 4) << "\n";
+  }
+  return ExitCode::kFinished;
+}
+
 void RequireFiles(const EvalOptions& options) {
   for (const std::string* file : {&options.out, &options.csv, &options.figure, &options.explain})
     if (!file->empty()) RequireWritable(*file, ExitCode::kEnvironment);
@@ -203,6 +247,7 @@ ExitCode Evaluate(const EvalOptions& options, dist::RankContext& context) {
   const infer::LoadedModel loaded =
       LoadAnyModel(options.model, options.tokenizer,
                    PlacementOf(options.compute, context.local_rank()), options.weights);
+  if (!options.tasks.empty()) return EvaluateTasks(options, loaded, context);
   const Scored scored(options, loaded);
   if (context.rank() == 0)
     WarnOfSpecialNames("eval", "--text", scored.special_names(), kMarkupInText);
@@ -240,10 +285,13 @@ ExitCode Evaluate(const EvalOptions& options, dist::RankContext& context) {
 }  // namespace
 
 ExitCode Run(const EvalOptions& options) {
-  HL_CHECK_AS(ExitCode::kUsage, !options.data.empty() || !options.texts.empty(),
+  HL_CHECK_AS(ExitCode::kUsage,
+              !options.data.empty() || !options.texts.empty() || !options.tasks.empty(),
               "there is no data to evaluate on. Use either --data DATASET or --text FILE...");
+  EvalOptions with_files = options;
+  with_files.texts = TextFiles(options.texts);
   return RunInWorld(kNoTimeout, [&](dist::RankContext& context, std::filesystem::path&) {
-    return Evaluate(options, context);
+    return Evaluate(with_files, context);
   });
 }
 

@@ -36,7 +36,11 @@ ExitCode Run(const MixersOptions& options) {
 
 // halflife inspect: identifies a path and shows its contents.
 ExitCode Run(const InspectOptions& options) {
-  if (options.json) {
+  if (options.samples > 0) {
+    std::cout << (options.json
+                      ? JsonText(inspect::DescribeSamples(options.path, options.samples), 2) + "\n"
+                      : inspect::SamplesText(options.path, options.samples));
+  } else if (options.json) {
     std::cout << JsonText(inspect::Describe(options.path), 2) << "\n";
   } else {
     std::cout << inspect::Text(options.path);

@@ -54,6 +54,44 @@ TEST_F(Eval, BitsPerByteOfBytesAreTheLossInBits) {
   EXPECT_THAT(printed.out, HasSubstr(" bits per byte (add-one smoothed)"));
 }
 
+// The log-probabilities are those of `score`.
+TEST_F(Eval, TheChoiceWithTheLargestScoreIsTheAnswer) {
+  const std::string context = "the river carried", right = "a small boat", wrong = "zzz";
+  std::ofstream(Path("tasks.jsonl"))
+      << nlohmann::json{{"context", context}, {"choices", {wrong, right}}, {"answer", 1}}.dump()
+      << "\n";
+  const nlohmann::json scores =
+      HalflifeJson({"eval", "--model", Path("run"), "--tasks", Path("tasks.jsonl"), "--json"});
+  EXPECT_EQ(scores["questions"], 1);
+  const auto log_prob = [&](const std::string& choice) {
+    std::ofstream(Path("pair.txt")) << context + " " + choice;
+    ExpectExit(Halflife({"score", "--model", Path("run"), "--text", Path("pair.txt"), "--out",
+                         Path("pair.jsonl")}),
+               0);
+    std::ifstream file(Path("pair.jsonl"));
+    double sum = 0;
+    const auto all = nlohmann::json::parse(file)["logprobs"];
+    for (size_t t = context.size(); t < all.size() + 1; ++t) sum += all[t - 1].get<double>();
+    return sum;
+  };
+  const double of_right = log_prob(right), of_wrong = log_prob(wrong);
+  EXPECT_EQ(scores["acc"], of_right > of_wrong ? 1 : 0);
+  EXPECT_EQ(scores["acc_norm"],
+            of_right / static_cast<double>(right.size()) > of_wrong / 3 ? 1 : 0);
+}
+
+// A folder is the list of its text files, sorted.
+TEST_F(Eval, AFolderOfTexts) {
+  std::filesystem::create_directory(Path("texts"));
+  const std::string first = Path("texts/a.txt"), second = Path("texts/b.txt");
+  std::ofstream(first) << "the river carried a small boat past the old stone walls "
+                       << MakeText(3000, 8);
+  std::ofstream(second) << MakeText(2000, 9);
+  std::ofstream(Path("texts/notes.md")) << "not text";
+  EXPECT_EQ(Evaluate("run", {"--text", Path("texts")})["perplexity"],
+            Evaluate("run", {"--text", first, second})["perplexity"]);
+}
+
 // The checkpoint records how it was trained, and evaluations read the text in the same way.
 TEST_F(Eval, ARunThatContinuesAcrossDocumentsIsScoredSo) {
   ExpectExit(

@@ -29,6 +29,7 @@ Use EvalUse() {
           "130.",
       .examples = {"halflife eval --model runs/first --data datasets/mine --bigram",
                    "halflife eval --model runs/first --text chapter.txt",
+                   "halflife eval --model runs/first --tasks hellaswag.jsonl",
                    "halflife eval --model runs/softmax --data datasets/mine "
                    "--lengths 512,1024,2048 --method as_trained,blocks,yarn+info_scale",
                    "halflife eval --model runs/first --data datasets/mine --lengths 256,512 "
@@ -52,9 +53,15 @@ void AddScoring(OptionDeclarer& declare, EvalOptions& options) {
           OneOf({"train", "validation", "test"}))
       ->needs(data);
   declare("--text FILE", options.texts,
-          "Text files to score instead of --data. Each is one "
+          "Text files, or folders of .txt files, to score instead of --data. Each file is one "
           "document")
       ->excludes(data);
+  declare("--tasks FILE", options.tasks,
+          "Instead of the loss, score multiple choice: JSON lines {\"context\", \"choices\", "
+          "\"answer\"}. Prints the accuracy, and the accuracy by log-probability per character "
+          "(acc and acc_norm of lm-evaluation-harness) [none]")
+      ->excludes(data)
+      ->excludes("--text");
   AddTokenizer(declare, options.tokenizer, "the model's");
   declare("--seq-len", options.seq_len,
           "Tokens per window [the training length; labelled rows: their length]", AtLeast(1));

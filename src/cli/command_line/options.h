@@ -85,6 +85,7 @@ struct EvalOptions {
   ComputeOptions compute;
   std::string model, weights = "main", tokenizer, data, split = "validation";
   std::vector<std::string> texts;
+  std::string tasks;  // A file of questions. Empty: off.
   int64_t seq_len = 0, windows = 0, batch = 8;
   int threads = 0;
   bool bigram = false, json = false;
@@ -145,6 +146,7 @@ struct ImportOptions {
 struct InspectOptions {
   std::string path;
   bool json = false;
+  int64_t samples = 0;
 };
 
 struct CkptOptions {

@@ -63,11 +63,15 @@ void AddInspect(CLI::App& app, Request& request) {
   auto [command, options] = AddSubcommand<InspectOptions>(
       app, request, "inspect", "Identify a file or folder and show its contents",
       {.notes = KnownForms(),
-       .examples = {"halflife inspect runs/first",
+       .examples = {"halflife inspect runs/first", "halflife inspect runs/first --samples 3",
                     "halflife inspect --json launch/recipes/gla_340m.textproto"},
        .exit_codes = {ExitCode::kData, ExitCode::kCheckpointIo, ExitCode::kNoUsableCheckpoint}});
   OptionDeclarer declare(command);
   declare.Required("PATH", options.path, "A file or folder");
+  declare("--samples", options.samples,
+          "Instead, print this many training rows of a run, recipe or dataset, in the order of "
+          "training: text, labels, and the source in a blend [none]",
+          AtLeast(1));
   declare.Flag("--json", options.json, "Print JSON");
 }
 

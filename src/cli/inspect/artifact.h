@@ -31,6 +31,12 @@ const Artifact& Recognise(const std::filesystem::path& path);
 nlohmann::ordered_json Describe(const std::filesystem::path& path);
 std::string Text(const std::filesystem::path& path);
 
+// samples.cc
+// Returns the first `count` training rows of a dataset, a recipe or a run, in the order of
+// training, decoded and with their labels: {"samples": [...]}. Error kUsage for other paths.
+nlohmann::ordered_json DescribeSamples(const std::filesystem::path& path, int64_t count);
+std::string SamplesText(const std::filesystem::path& path, int64_t count);
+
 // run.cc
 bool IsCheckpoint(const std::filesystem::path& path);
 nlohmann::ordered_json DescribeCheckpoint(const std::filesystem::path& path);

@@ -108,5 +108,41 @@ TEST_F(InspectDatasetTest, AShardByItself) {
   EXPECT_HL_ERROR(Describe(dir_ / "no.h5"), ExitCode::kData, "no.h5", "HDF5");
 }
 
+// The rows of a blend, with their sources. The text of a row is that of its source.
+TEST(InspectSamples, RowsOfADatasetAndOfABlend) {
+  const test::TempDir dir;
+  for (const char* name : {"a", "b"}) {
+    std::string text;
+    for (int i = 0; i < 50; ++i) text += Concat(name, name, name, name, i, "\n");
+    data::test::WriteText(dir / Concat(name, ".txt"), text);
+    data::PrepareConfig config = data::test::ByteConfig(dir / Concat(name, ".txt"), dir / name);
+    config.documents = data::DocumentMode::kLine;
+    data::Prepare(config);
+  }
+  const auto of_dataset = DescribeSamples(dir / "a", 1)["samples"];
+  ASSERT_EQ(of_dataset.size(), 1u);
+  EXPECT_EQ(of_dataset[0]["sample"], 0);
+  EXPECT_EQ(of_dataset[0]["documents"][0].get<std::string>().substr(0, 4), "aaaa");
+  data::test::WriteText(
+      dir / "blend.textproto",
+      Concat("data { seq_len: 16 source { name: 'a' path: '", (dir / "a").string(),
+             "' weight: 3 } source { name: 'b' path: '", (dir / "b").string(), "' } }"));
+  const auto rows = DescribeSamples(dir / "blend.textproto", 40)["samples"];
+  ASSERT_EQ(rows.size(), 40u);
+  int num_b = 0;
+  for (const auto& row : rows) {
+    const std::string source = row["source"];
+    num_b += source == "b";
+    EXPECT_NE(row["documents"].dump().find(source), std::string::npos);
+    EXPECT_EQ(row["documents"].dump().find(source == "a" ? "bb" : "aa"), std::string::npos);
+    EXPECT_EQ(row["tokens"], 16);
+  }
+  EXPECT_NEAR(num_b, 10, 5);
+  const std::string text = SamplesText(dir / "blend.textproto", 2);
+  EXPECT_NE(text.find("sample 0, source "), std::string::npos) << text;
+  EXPECT_NE(text.find(" of 16 tokens have a target\n"), std::string::npos) << text;
+  EXPECT_HL_ERROR(DescribeSamples(dir / "a.txt", 1), ExitCode::kUsage, "has no training rows");
+}
+
 }  // namespace
 }  // namespace halflife::cli::inspect
