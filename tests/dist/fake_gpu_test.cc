@@ -348,8 +348,15 @@ void GatherParameters(Rank& rank, int ranks) {
   const auto comm = MakeWorld(rank);
   std::vector<float> weights(layout.num_elements());
   const cudaStream_t stream = rank.Stream();
-  ParameterGather gather(
-      layout, *comm, {{.begin = 0, .end = layout.num_elements(), .data = OnGpu(rank, weights)}});
+  constexpr int kPerLayer = 3;
+  std::vector<std::vector<int>> layers;
+  for (int param = 0; param < static_cast<int>(layout.specs().size()); ++param) {
+    if (param % kPerLayer == 0) layers.emplace_back();
+    layers.back().push_back(param);
+  }
+  ParameterGather gather(layout, *comm,
+                         {{.begin = 0, .end = layout.num_elements(), .data = OnGpu(rank, weights)}},
+                         layers);
   for (int step = 1; step <= 2; ++step) {
     rank.Compute(stream, 10, [&, step] {
       for (const Fragment& part : layout.SliceFragments(rank.number()))
@@ -359,7 +366,7 @@ void GatherParameters(Rank& rank, int ranks) {
     gather.Start(stream);
     int wrong = 0;
     for (int param = 0; param < static_cast<int>(layout.specs().size()); ++param) {
-      gather.Await(param);
+      gather.Await(param / kPerLayer);
       rank.Compute(stream, 20, [&, param, step] {
         for (int64_t i = 0; i < layout.specs()[param].count(); ++i)
           wrong += weights[layout.offset(param) + i] == static_cast<float>(i * step) ? 0 : 1;
