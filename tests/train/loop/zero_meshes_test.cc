@@ -139,6 +139,11 @@ TEST_F(ZeroMeshes, EveryMeshHasTheLossesOfAHybridInBf16) {
                     kSmallMeshes);
 }
 
+// Whole matrices are brought together from the slices of any mesh.
+TEST_F(ZeroMeshes, EveryMeshHasTheLossesOfMuon) {
+  ExpectEqualLosses({"optimizer.algorithm=muon", "optimizer.ema_decay=0.9"}, kSmallMeshes);
+}
+
 // A sample of text reads every layer. With stage 3, all ranks generate it.
 TEST_F(ZeroMeshes, SampleTextsGatherTheLayers) {
   for (const Mesh& mesh : {Mesh{2, 0, 2}, Mesh{2, 3, 2}, Mesh{2, 3, 1}}) {
