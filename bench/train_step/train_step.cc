@@ -128,6 +128,14 @@ Device PreparedDevice(const Options& options) {
   return device;
 }
 
+train::ParameterArena::Config ArenaConfigOf(const Options& options, at::Device device) {
+  train::ParameterArena::Config config;
+  config.device = device;
+  config.compute_dtype = options.precision == "bf16" ? at::kBFloat16 : at::kFloat;
+  config.states = train::OptimizerConfig().state_names();
+  return config;
+}
+
 class Bench {
  public:
   explicit Bench(const Options& options)
@@ -135,12 +143,11 @@ class Bench {
         model_(ConfigOf(options)),
         control_(dist::MakeSelfCommunicator("bench")),
         device_(PreparedDevice(options)),
-        world_(device_.is_cuda() ? dist::MakeDeviceWorld(*control_, device_, kTimeoutS, kTimeoutS)
-                                 : dist::MakeSelfCommunicator("world")),
-        arena_(model_.parameters(),
-               {.device = train::ToTorch(device_),
-                .compute_dtype = options.precision == "bf16" ? at::kBFloat16 : at::kFloat,
-                .states = train::OptimizerConfig().state_names()}),
+        world_(device_.is_cuda()
+                   ? dist::MakeDeviceWorld(*control_, device_, {.timeout_s = kTimeoutS},
+                                           /*watch=*/nullptr)
+                   : dist::MakeSelfCommunicator("world")),
+        arena_(model_.parameters(), ArenaConfigOf(options, train::ToTorch(device_))),
         gradients_(arena_, *world_, {.one_by_one = options.cuda_graphs}),
         optimizer_(arena_, {}),
         batch_{.inputs = RandomTokens(options, 0).to(train::ToTorch(device_)),

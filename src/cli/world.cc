@@ -88,8 +88,8 @@ struct Ending {
   std::mutex reporting;
 };
 
-// The thread of a rank and its watchdog may find a failure at the same time. Only the first one goes
-// on; the other waits for the end of the process.
+// The thread of a rank and its watchdog may find a failure at the same time. Only the first one
+// goes on; the other waits for the end of the process.
 void EnterOnce(Ending& ending) {
   if (!ending.has_begun.exchange(true)) return;
   while (true) std::this_thread::sleep_for(std::chrono::hours(1));

@@ -6,7 +6,7 @@
 //   ranks run as threads in it.
 // - rank: the launcher's process rank. Without it, the fault is armed in every process.
 // - action: kill (SIGKILL), exit (code 3, no destructors run), stall (sleep until killed), delay (2
-//   seconds), stop (SIGSTOP, until SIGCONT), throw (an internal Error), enospc or eio (an Error with
+// seconds), stop (SIGSTOP, until SIGCONT), throw (an internal Error), enospc or eio (an Error with
 //   the text of that errno and the exit code of the call site).
 //
 // Without HALFLIFE_FAULT_POINTS, fault points are compiled out.

@@ -28,7 +28,7 @@ struct ParamSpec {
   std::string name;            // name in a checkpoint, e.g. "layers.0.attn.q_proj.weight"
   std::vector<int64_t> shape;  // outermost first
   Region region = Region::kCompute;
-  bool weight_decay = false;         // whether it decays; the model part that owns it decides
+  bool weight_decay = false;  // whether it decays; the model part that owns it decides
   // The matrices of which a weight [out, in] of a hidden layer consists: all of its rows, in order.
   // Empty for all other parameters: vectors, convolutions, embeddings, heads.
   std::vector<MatrixPart> parts = {};

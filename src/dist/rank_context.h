@@ -105,8 +105,9 @@ std::vector<int> OddRanks(const std::vector<std::string>& values);
 // hashes.
 void CheckSameConfig(Communicator& control, const std::string& config_hash);
 
-// Returns NCCL over the ranks of `control`, or a Self communicator for a single rank. `watch` receives
-// what the threads of NCCL report for a Watchdog. Throws Error kEnvironment in a build without CUDA.
+// Returns NCCL over the ranks of `control`, or a Self communicator for a single rank. `watch`
+// receives what the threads of NCCL report for a Watchdog. Throws Error kEnvironment in a build
+// without CUDA.
 std::unique_ptr<Communicator> MakeDeviceWorld(Communicator& control, Device device,
                                               const RankConfig& config,
                                               std::shared_ptr<DeviceWatch> watch);

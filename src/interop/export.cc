@@ -118,9 +118,9 @@ void WriteShard(const Shard& shard, const fs::path& path) {
 }
 
 // Writes the weights in the given order to an existing folder, rounded to nearest even. Needs a few
-// MiB of memory. A weight larger than `max_shard_bytes` gets its own shard. The bytes are a function
-// of the arguments. Throws kNonFinite if a weight is not finite before or after rounding, and
-// kEnvironment if writing fails.
+// MiB of memory. A weight larger than `max_shard_bytes` gets its own shard. The bytes are a
+// function of the arguments. Throws kNonFinite if a weight is not finite before or after rounding,
+// and kEnvironment if writing fails.
 void WriteHfWeights(const fs::path& folder, const std::vector<WeightToWrite>& weights,
                     uint64_t max_shard_bytes) {
   const std::vector<Shard> shards = Cut(weights, max_shard_bytes);

@@ -15,6 +15,7 @@ using Path = std::filesystem::path;
 
 std::string OpenAttempt();
 std::string WriteAndDescribe();
+std::string Assemble(const std::vector<std::string>& results);
 void CollectiveExample(dist::Communicator& comm) {
 #include "examples/ckpt/collective.h"
 }

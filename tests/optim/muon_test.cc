@@ -105,8 +105,9 @@ TEST(Muon, EqualsTorch) {
   }
 }
 
-// Without decay, a matrix moves by a matrix with the gradient's singular vectors. Five quintic steps
-// map a singular value in [0.01, 1] of the norm to [0.6818, 1.1344], which the polynomial gives.
+// Without decay, a matrix moves by a matrix with the gradient's singular vectors. Five quintic
+// steps map a singular value in [0.01, 1] of the norm to [0.6818, 1.1344], which the polynomial
+// gives.
 TEST(Muon, MovesAlongTheSingularVectors) {
   for (const auto& [rows, columns] : {std::pair{24, 10}, {10, 24}, {16, 16}}) {
     SCOPED_TRACE(Concat(rows, " x ", columns));

@@ -70,7 +70,7 @@ nlohmann::json RunningServer::PostJson(const std::string& path, const nlohmann::
   return reply.json();
 }
 
-Reply RunningServer::Raw(const std::string& bytes, bool then_close) const {
+int RunningServer::Open(const std::string& bytes) const {
   const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address = {};
   address.sin_family = AF_INET;
@@ -84,9 +84,14 @@ Reply RunningServer::Raw(const std::string& bytes, bool then_close) const {
     if (more <= 0) break;  // The server may answer and close before it has all bytes.
     sent += static_cast<size_t>(more);
   }
+  return socket;
+}
+
+Reply RunningServer::Raw(const std::string& bytes) const {
+  const int socket = Open(bytes);
   std::string answer;
   char buffer[4096];
-  while (!then_close) {
+  while (true) {
     const ssize_t received = ::recv(socket, buffer, sizeof buffer, 0);
     if (received <= 0) break;
     answer.append(buffer, static_cast<size_t>(received));

@@ -38,9 +38,11 @@ class RunningServer {
   Reply Post(const std::string& path, const std::string& body) const;
   // Expects status 200.
   nlohmann::json PostJson(const std::string& path, const nlohmann::json& body) const;
-  // Sends bytes on a new connection, and reads until the server closes it. `then_close`: does not
-  // read. Reply::status is parsed from the first line.
-  Reply Raw(const std::string& bytes, bool then_close = false) const;
+  // Sends bytes on a new connection, and reads until the server closes it. Reply::status is parsed
+  // from the first line.
+  Reply Raw(const std::string& bytes) const;
+  // Sends bytes on a new connection and returns its socket, which the caller closes.
+  int Open(const std::string& bytes) const;
   // The value of a metric without labels.
   double Metric(const std::string& name) const;
   // Waits up to ten seconds until the metric has the value.

@@ -1,7 +1,7 @@
 // One optimizer step of one rank in program order: pieces of compute, collectives when they are
 // issued, and the points at which the rank waits for them. The collectives come from the objects of
-// a run (GradientSync, MatrixExchange, dist::ParameterGather, StepScalars, the exchanges of mixers),
-// driven in the order of StepRunner without memory and without other ranks.
+// a run (GradientSync, MatrixExchange, dist::ParameterGather, StepScalars, the exchanges of
+// mixers), driven in the order of StepRunner without memory and without other ranks.
 #pragma once
 
 #include <cstdint>

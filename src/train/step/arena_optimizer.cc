@@ -116,9 +116,9 @@ void ArenaOptimizer::Update(double lr, double grad_factor, uint64_t num_updates)
   if (ema_decay_ > 0) UpdateAverage(num_updates);
 }
 
-// average = d average + (1 - d) w, with d = min(ema_decay, (1 + t) / (10 + t)) for update t, so that
-// the initial weights do not dominate short runs. Each operation rounds once, so slices change no
-// bit. The padding of buckets is zero and stays zero.
+// average = d average + (1 - d) w, with d = min(ema_decay, (1 + t) / (10 + t)) for update t, so
+// that the initial weights do not dominate short runs. Each operation rounds once, so slices change
+// no bit. The padding of buckets is zero and stays zero.
 void ArenaOptimizer::UpdateAverage(uint64_t num_updates) {
   const auto t = static_cast<double>(num_updates);
   const double decay = std::min(ema_decay_, (1 + t) / (10 + t));

@@ -1,5 +1,5 @@
-// The part of CUDA's runtime API that src/dist and its tests use, implemented by device.cc without a
-// GPU. Names and values are those of CUDA 13. world.h says how a test uses it.
+// The part of CUDA's runtime API that src/dist and its tests use, implemented by device.cc without
+// a GPU. Names and values are those of CUDA 13. world.h says how a test uses it.
 #pragma once
 
 #include <cstddef>

@@ -127,7 +127,8 @@ TEST_F(OptimizerRunTest, MuonIsNotContinuedByAnotherOptimizer) {
                   "Resume with the checkpoint's optimizer, or start another run");
 }
 
-// After each update t: average = d average + (1 - d) w, with d = min(ema_decay, (1 + t) / (10 + t)).
+// After each update t: average = d average + (1 - d) w, with d = min(ema_decay, (1 + t) / (10 +
+// t)).
 TEST_F(OptimizerRunTest, TheAverageFollowsItsFormula) {
   const double most = 0.35;
   ASSERT_EQ(Train(2, {"parallel.zero_stage=1", "optimizer.ema_decay=0.35"}), ExitCode::kFinished);

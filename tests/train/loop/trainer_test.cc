@@ -178,8 +178,7 @@ TEST_F(TrainerTest, ANamedSetReplacesAMissingValidationSplit) {
   std::vector<std::string> fits = labelled, empty = labelled;
   fits.push_back(set("split:\"train\""));
   empty.push_back(set(""));
-  EXPECT_HL_ERROR(Train({.set = empty, .data = "mqar"}), ExitCode::kData,
-                  "set 'a' has no tokens");
+  EXPECT_HL_ERROR(Train({.set = empty, .data = "mqar"}), ExitCode::kData, "set 'a' has no tokens");
   ASSERT_EQ(Train({.set = fits, .data = "mqar"}), ExitCode::kFinished) << log_;
   EXPECT_THAT(log_, HasSubstr("this run validates only the sets of eval.set"));
   EXPECT_THAT(log_, HasSubstr("validation loss of a "));
