@@ -181,7 +181,7 @@ std::vector<OptionsOfMode> OptionsOfPrepare() {
        "without --synthetic. Use --synthetic mqar instead of --input.",
        kOfTask},
       {kOfTask,
-       {"--tokenizer", "--train-tokenizer", "--documents", "--field", "--invalid-utf8",
+       {"--tokenizer", "--train-tokenizer", "--documents", "--dedup", "--field", "--invalid-utf8",
         "--max-document-bytes", "--validation-input", "--validation-fraction", "--split-seed",
         "--validation-tail"},
        "--synthetic",
@@ -310,7 +310,7 @@ TEST_F(OutsideItsMode, NoOptionIsForgotten) {
       {"eval",
        {OptionsOfEval(),
         {"--help", "--model", "--data", "--text", "--tokenizer", "--threads", "--json", "--explain",
-         "--device", "--precision", "--lengths"}}},
+         "--device", "--precision", "--lengths", "--tasks", "--weights"}}},
       {"prepare",
        {OptionsOfPrepare(),
         {"--help", "--out", "--input", "--threads", "--shard-tokens", "--synthetic", "--labels"}}}};

@@ -75,7 +75,7 @@ TEST(FakeGpu, StreamsRunInOrderAndEventsOrderThem) {
 // Without the event, the second stream's kernel comes first for some seeds.
 TEST(FakeGpu, SeedsFindAMissingEvent) {
   int wrong = 0;
-  for (uint64_t seed = 0; seed < 20; ++seed) {
+  for (uint64_t seed = 0; seed < 1000 && wrong == 0; ++seed) {
     RunWell({.ranks = 1, .seed = seed}, [&](Rank& rank) {
       const cudaStream_t writer = rank.Stream(), reader = rank.Stream();
       int value = 0, read = 0;
@@ -180,7 +180,7 @@ TEST(FakeNccl, ABatchIsOneGroupCall) {
 TEST(FakeNccl, SeedsFindAMissingWait) {
   for (const bool waits : {true, false}) {
     std::atomic<int> wrong = 0;
-    for (uint64_t seed = 0; seed < 10; ++seed) {
+    for (uint64_t seed = 0; seed < (waits ? 10 : 1000) && wrong == 0; ++seed) {
       RunWell({.ranks = 2, .seed = seed}, [&](Rank& rank) {
         const auto comm = MakeWorld(rank);
         const cudaStream_t stream = rank.Stream();

@@ -10,6 +10,7 @@
 #include "dist/rank_context.h"
 #include "dist/rehearsal.h"
 #include "dist/request.h"
+#include "dist/watchdog.h"
 
 namespace halflife::dist {
 
@@ -67,6 +68,11 @@ void ParameterLayoutExample(const std::vector<ParamSpec>& specs, int world_size)
 
 void RankContextExample(double loss) {
 #include "examples/dist/rank_context.h"
+}
+
+void EndWorld(const CommFailure& failure);
+void WatchdogExample(RankContext& context, const std::shared_ptr<DeviceWatch>& watch) {
+#include "examples/dist/watchdog.h"
 }
 
 void Compute();

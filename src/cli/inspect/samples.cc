@@ -110,8 +110,9 @@ Json DescribeSamples(const fs::path& path, int64_t count) {
 }
 
 std::string SamplesText(const fs::path& path, int64_t count) {
+  const Json described = DescribeSamples(path, count);
   std::string text;
-  for (const Json& sample : DescribeSamples(path, count)["samples"]) {
+  for (const Json& sample : described["samples"]) {
     text += Concat("sample ", sample["sample"].dump());
     if (sample.contains("source")) text += ", source " + sample["source"].get<std::string>();
     text += Concat(", ", Counted(std::ssize(sample["documents"]), "document"), ", ",
