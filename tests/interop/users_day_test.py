@@ -74,8 +74,9 @@ class UsersDay(unittest.TestCase):
                              "--validation-fraction", "0.2", "--out", f"data/{name}")
 
     def train(self):
-        self.write("blend.textproto", MODEL + BLEND)
-        self.run_program("train", "--config", "blend.textproto", "--run", "runs/base")
+        self.write("model.textproto", MODEL)
+        self.write("blend.textproto", BLEND)
+        self.run_program("train", "--config", "model.textproto", "--config", "blend.textproto", "--run", "runs/base")
         lines = [json.loads(line) for line in (self.folder / "runs/base/metrics.jsonl").read_text().splitlines()]
         for name in ("verses", "code"):
             losses = [line[f"val_loss/{name}"] for line in lines if f"val_loss/{name}" in line]
@@ -91,8 +92,9 @@ class UsersDay(unittest.TestCase):
         self.write("chats.jsonl", "".join(json.dumps(chat) + "\n" for chat in chats))
         self.run_program("prepare", "--labels", "messages", "--input", "chats.jsonl", "--template", "chatml",
                          "--row-len", "128", "--tokenizer", "runs/base/tokenizer", "--out", "data/chats")
-        self.write("chats.textproto", MODEL + CHATS)
-        self.run_program("train", "--config", "chats.textproto", "--init-from", "runs/base@best", "--run", "runs/chat")
+        self.write("chats.textproto", CHATS)
+        self.run_program("train", "--config", "model.textproto", "--config", "chats.textproto", "--init-from",
+                         "runs/base@best", "--run", "runs/chat")
 
     def serve(self):
         """Starts the server on a free port. Returns the process and its address."""
@@ -155,8 +157,8 @@ class UsersDay(unittest.TestCase):
         server, address = self.serve()
         self.check_answers(address)
         server.send_signal(signal.SIGTERM)
-        server.stderr.read()
-        self.assertEqual(server.wait(timeout=60), 0)
+        server.communicate(timeout=60)
+        self.assertEqual(server.returncode, 0)
         self.generate()
         self.load_in_transformers()
 
