@@ -4,6 +4,8 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <mutex>
+
 #include "bindings.h"
 #include "core/error.h"
 #include "data/dataset.h"
@@ -52,10 +54,12 @@ class Batches {
 
   data::Batch Next() {
     const nb::gil_scoped_release release;
+    const std::lock_guard lock(mutex_);  // several threads of Python may share the iterator
     return source_.Next();
   }
 
  private:
+  std::mutex mutex_;
   data::TokenSource source_;
 };
 

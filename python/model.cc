@@ -54,6 +54,9 @@ class Model {
 
   std::vector<std::vector<float>> Score(const std::vector<TextOrIds>& inputs,
                                         const eval::ScoreConfig& config) const {
+    HL_CHECK_AS(ExitCode::kUsage, config.piece > 0 && config.batch_tokens > 0, "piece is ",
+                config.piece, " and batch_tokens is ", config.batch_tokens,
+                ". Use numbers of at least 1.");
     std::vector<Ids> sequences;
     std::vector<size_t> lengths;
     for (const TextOrIds& input : inputs) {

@@ -30,8 +30,8 @@ void DeclareRun(nb::module_& module) {
       "run"_a,
       nb::sig("def read_metrics(run: str) -> dict[str, tuple[numpy.ndarray, numpy.ndarray]]"),
       "Returns (steps [N] int64, values [N] float64) for each metric of a run, such as 'loss', "
-      "also "
-      "while it trains. Steps that a resumed run repeated have the values of the last attempt.");
+      "also while it trains. Steps that a resumed run repeated have the values of the last "
+      "attempt.");
 }
 
 }  // namespace halflife::python

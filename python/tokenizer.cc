@@ -22,8 +22,7 @@ void DeclareTokenizer(nb::module_& module) {
           },
           "text"_a, nb::kw_only(), "parse_special"_a = false,
           "Returns the ids of a text, [N] int32, without bos or eos. With `parse_special`, names "
-          "of "
-          "special tokens in the text, such as '</s>', become these tokens.")
+          "of special tokens in the text, such as '</s>', become these tokens.")
       .def(
           "decode",
           [](const Tokenizer& self, const std::vector<int32_t>& ids) {

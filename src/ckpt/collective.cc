@@ -99,7 +99,9 @@ void Patience::Wait(dist::Work& work) {
       HL_WARN("ckpt", what_, "; waiting as long again");
     if (waited > 2 * timeout_s_) {
       comm_.Abort(what_);
-      HL_FAIL(ExitCode::kTimeout, what_, ", nor in the same time after it; nothing was published");
+      HL_FAIL(ExitCode::kTimeout, what_,
+              ", nor in the same time after it; nothing was published. If "
+              "the file system is slow, use a larger ckpt.timeout_s.");
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

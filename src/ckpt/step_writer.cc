@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ckpt/merged_weights.h"
 #include "ckpt/step_dir.h"
 #include "core/error.h"
 #include "core/files.h"
@@ -90,6 +91,9 @@ void ReshardStep(const StepReader& step, int world_size, const fs::path& out) {
 void AverageSteps(const std::vector<StepReader>& steps, const fs::path& out) {
   const Manifest& last = steps.back().manifest();
   for (const StepReader& step : steps) {
+    HL_CHECK_AS(ExitCode::kUsage, !IsLoraStep(step), step.path().string(),
+                " is a step of a run with LoRA, whose A and B have no mean. Average steps of a run "
+                "that trains all weights.");
     bool same = step.manifest().tensors.size() == last.tensors.size();
     for (const TensorEntry& tensor : last.tensors) {
       const TensorEntry* const other = step.manifest().Find(tensor.name);

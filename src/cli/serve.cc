@@ -27,6 +27,10 @@ extern "C" void CountServeSignal(int signal) {
 data::ChatTemplate ChatTemplateOf(const ServeOptions& options, const data::Tokenizer& tokenizer) {
   if (!options.chat_template.empty()) return data::RequireChatTemplate(options.chat_template);
   const auto detected = data::DetectChatTemplate(tokenizer.chat_templates());
+  if (!detected && !tokenizer.chat_templates().empty())
+    HL_WARN("serve",
+            "the tokenizer has a chat template that halflife did not write, and halflife "
+            "runs no Jinja: chats use chatml. Name the right template with --chat-template.");
   return detected ? *detected : data::RequireChatTemplate("chatml");
 }
 

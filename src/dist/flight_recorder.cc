@@ -108,6 +108,7 @@ void FlightRecorder::Discard() {
   std::error_code ignored;
   fs::remove(path_, ignored);
   fs::remove(path_.parent_path(), ignored);  // fails while other records are in the folder
+  const std::lock_guard lock(mutex_);
   path_.clear();
 }
 
@@ -130,7 +131,7 @@ void FlightRecorder::EnterPhase(const char* phase, int64_t step) {
   const int64_t now_us = UnixMicroseconds();
   double& longest_s = longest_s_[header.phase];
   longest_s = std::max(longest_s, 1e-6 * static_cast<double>(now_us - header.phase_since_us));
-  if (num_steps_ == 0 || header.step != step) ++num_steps_;
+  if (header.step != step && std::string_view(phase) != "start") ++num_steps_;
   if (Trace* const trace = trace_)
     trace->Slice("phases", header.phase, header.phase_since_us, now_us);
   header.phase_since_us = now_us;

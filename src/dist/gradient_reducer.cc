@@ -4,6 +4,10 @@
 
 namespace halflife::dist {
 
+// On a GPU, the number of buckets that are being reduced in the shard group when the next bucket
+// starts in the replica group.
+constexpr size_t kShardSumsAhead = 3;
+
 GradientReducer::GradientReducer(const ParameterLayout& layout, ShardGroups groups, TensorRef grads,
                                  ReducedTo to, GradientWire* wire)
     : layout_(layout), groups_(groups), grads_(grads), to_(to), wire_(wire), progress_(layout) {
@@ -40,8 +44,17 @@ void GradientReducer::LaunchReady() {
   while (works_.size() < num_buckets && progress_.complete(static_cast<int>(works_.size())))
     Launch(static_cast<int>(works_.size()));
   if (groups_.replica == nullptr) return;
-  while (replica_works_.size() < works_.size() && works_[replica_works_.size()].Done())
+  while (replica_works_.size() < works_.size()) {
+    const size_t next = replica_works_.size();
+    if (!grads_.device.is_cuda()) {
+      if (!works_[next].Done()) return;
+    } else {
+      // NCCL needs the same order of operations on all ranks, so it depends on counts only.
+      if (next + kShardSumsAhead >= works_.size()) return;
+      Await(works_[next]);
+    }
     LaunchInReplicas();
+  }
 }
 
 void GradientReducer::Launch(int index) {

@@ -176,7 +176,10 @@ void MpiRankContext::UseDevice(Device device) {
   device_world_ = MakeDeviceWorld(*control_, device, config_, watch);
   RecordIn(*device_world_, &*flight_);
   if (world_size() == 1 || !config_.on_stuck) return;
-  watchdog_.emplace(*flight_, watch, WatchLimits{.timeout_s = config_.timeout_s},
+  WatchLimits limits = {.timeout_s = config_.timeout_s};
+  limits.data_s = std::max(limits.data_s, limits.timeout_s);
+  limits.save_s = std::max(limits.save_s, limits.timeout_s);
+  watchdog_.emplace(*flight_, watch, limits,
                     [this](const CommFailure& failure) { config_.on_stuck(*this, failure); });
 }
 

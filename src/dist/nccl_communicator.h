@@ -22,6 +22,9 @@ struct NcclOptions {
   double init_timeout_s = 600;  // deadline of the rendezvous of a group
   // Where the group reports calls, asynchronous errors and the rounds of its poller.
   std::shared_ptr<DeviceWatch> watch = std::make_shared<DeviceWatch>();
+  // A Watchdog reads `watch` and knows which ranks may be late, so waits of the host have no
+  // deadline of their own.
+  bool has_watchdog = false;
 };
 
 // Collective over `host`, which provides rank and size, and from which the group and all groups

@@ -70,7 +70,8 @@ std::unique_ptr<Communicator> MakeDeviceWorld([[maybe_unused]] Communicator& con
   return MakeNcclCommunicator(control, device, "world",
                               {.timeout_s = config.timeout_s,
                                .init_timeout_s = config.init_timeout_s,
-                               .watch = std::move(watch)});
+                               .watch = std::move(watch),
+                               .has_watchdog = config.on_stuck != nullptr});
 #else
   HL_FAIL(ExitCode::kEnvironment, "this build has no CUDA, so cuda:", device.index,
           " cannot be used; configure with -DHALFLIFE_CUDA=ON, or train on the CPU");

@@ -46,7 +46,8 @@ std::optional<CommFailure> Judge(const WatchSnapshot& snapshot, const WatchLimit
   const DeviceWatch::State& device = snapshot.device;
   if (device.poller_us != 0) {
     const double silent_s = SecondsSince(device.poller_us, now_us);
-    if (silent_s > limits.poller_s)
+    // The first save allocates pinned memory, during which queries may wait.
+    if (silent_s > factor * limits.poller_s && snapshot.phase.name != "save")
       return Timeout(Concat("the GPU's driver has not answered for ", HumanSeconds(silent_s)));
   }
   if (!device.call.empty()) {
@@ -65,7 +66,7 @@ std::optional<CommFailure> Judge(const WatchSnapshot& snapshot, const WatchLimit
                             " ago, but this rank's GPU has not come to it"));
   }
   const double in_phase_s = SecondsSince(snapshot.phase.since_us, now_us);
-  if (in_phase_s > factor * PhaseLimit(snapshot.phase, limits))
+  if (in_phase_s > factor * PhaseLimit(snapshot.phase, limits) && !snapshot.late_rank_has_time)
     return Timeout(Concat("phase ", snapshot.phase.name, " of step ", snapshot.phase.step,
                           " has taken ", HumanSeconds(in_phase_s)));
   return std::nullopt;

@@ -1,5 +1,5 @@
-// Ends the process of a rank that is stuck, in a world whose ranks have GPUs. The host of a GPU
-// waits for no collective, only streams do, so no call of the host notices that a peer is late.
+// Ends the process of a rank that is stuck, in a world whose ranks have GPUs. There, waits of the
+// host for a collective have no deadline, because only the watchdog knows which ranks may be late.
 //
 // Two threads per rank share the work. The poller of the NCCL groups asks the GPU what has ended
 // and writes it into the rank's flight record. The watchdog reads this record four times a second.
@@ -52,7 +52,7 @@ struct WatchSnapshot {
 //   an NCCL call longer than its limit                         timeout
 //   an operation ready for timeout_s, no late rank with time   timeout: another rank is late
 //   an operation issued 4 x timeout_s ago and not ready        timeout: this rank's GPU is late
-//   the phase is older than its limit                          timeout
+//   the phase is older than its limit, no late rank with time  timeout
 //
 // The limit of forward, backward, reduce and update is 2 x timeout_s, and at least ten times the
 // longest such phase so far. Phases other than these, data and save have no limit.

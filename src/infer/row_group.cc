@@ -87,8 +87,13 @@ at::Tensor RowGroup::StepRowByRow(size_t layer, const model::Mixer& mixer, const
     }
     values.push_back(own_values);
   }
-  if (std::ranges::all_of(values, [](const at::Tensor& value) { return value.defined(); }))
+  const auto given = std::ranges::find_if(values, [](const at::Tensor& v) { return v.defined(); });
+  if (given != values.end()) {
+    const at::Tensor like = *given;
+    for (at::Tensor& value : values)
+      if (!value.defined()) value = at::zeros_like(like);  // of an empty row
     first_values = at::cat(values);
+  }
   return at::cat(outputs);
 }
 

@@ -384,6 +384,8 @@ ExportReport ExportModel(const ckpt::StepReader& step, const data::Tokenizer* to
               ". Pass the run's own tokenizer with --tokenizer.");
   HL_CHECK(options.dtype == StoredDType::kF32 || options.dtype == StoredDType::kBF16,
            "cannot write weights as ", ckpt::Name(options.dtype));
+  HL_CHECK_AS(ExitCode::kUsage, !options.adapter || options.weights == ckpt::kMainArray,
+              "--adapter writes the LoRA weights themselves. Use --weights main with it.");
   const Layout& layout = ChooseLayout(config, options.model_type);
   const uint64_t bytes = PublishFolder(out, [&](const fs::path& folder) {
     if (options.adapter) return WriteAdapter(folder, layout, config, step, options.dtype);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/log.h"
 
 namespace halflife::serve {
 
@@ -30,8 +31,8 @@ std::shared_ptr<Mailbox> Engine::Submit(std::vector<EngineText> texts) {
   auto mailbox = std::make_shared<Mailbox>();
   {
     const std::lock_guard lock(mutex_);
-    // A request that finds an empty queue is accepted whatever its size, so that no size is refused
-    // for ever.
+    // A request that finds an empty queue is accepted whatever its size, so that no size is always
+    // refused.
     const auto queued = std::ssize(waiting_) + std::ssize(texts);
     if (stopping_ || (!waiting_.empty() && queued > config_.max_queued)) return nullptr;
     for (size_t i = 0; i < texts.size(); ++i)
@@ -119,6 +120,10 @@ void Engine::Start(Waiting waiting) {
     active_.emplace(decoder_.Add(std::move(request)), active);
   } catch (const Error& error) {
     on_end({.end = infer::TextEnd::kFailed, .error = error.message()});
+  } catch (const std::exception& error) {  // for example too little memory for a state
+    HL_ERROR("serve", "a text could not start: ", error.what());
+    on_end({.end = infer::TextEnd::kFailed,
+            .error = "there was no memory for it. Send fewer requests at a time"});
   }
 }
 
@@ -129,7 +134,8 @@ void Engine::DropCancelled() {
 }
 
 void Engine::FailAll() {
-  const infer::TextResult failed = {.end = infer::TextEnd::kFailed, .error = "the engine failed"};
+  const infer::TextResult failed = {.end = infer::TextEnd::kFailed,
+                                    .error = "the server failed, and its log has the cause"};
   for (const auto& [number, active] : active_)
     active->mailbox->Post({.text = active->index, .ended = true, .result = failed});
   const std::lock_guard lock(mutex_);

@@ -180,6 +180,16 @@ HttpServer::HttpServer(const HttpLimits& limits, const ErrorBody& error_body)
     const int on = 1;
     ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   });
+  // Before the library reads a body: for unknown paths and methods it would decompress the body in
+  // memory.
+  set_pre_routing_handler([this](const httplib::Request& request, httplib::Response& response) {
+    const auto known = methods_.find(request.path);
+    const bool is_head = request.method == "HEAD";
+    if (known != methods_.end() && known->second == (is_head ? "GET" : request.method))
+      return httplib::Server::HandlerResponse::Unhandled;
+    response.status = 404;  // the error handler writes the body
+    return httplib::Server::HandlerResponse::Handled;
+  });
   // Errors of the library itself have no body.
   set_error_handler([this](const httplib::Request& request, httplib::Response& response) {
     if (!response.body.empty()) return;
@@ -199,9 +209,9 @@ HttpServer::HttpServer(const HttpLimits& limits, const ErrorBody& error_body)
     } else if (response.status == 413) {
       message = Concat("The body is too large. Use at most ", limits_.max_body_bytes, " bytes.");
     } else if (response.status == 414) {
-      message = "The address is too long.";
+      message = "The path is too long. Use a shorter one.";
     } else if (response.status >= 500) {
-      message = "The server failed.";
+      message = "The server failed. Its log has the cause.";
     }
     response.set_content(error_body_(response.status, message), "application/json");
   });
@@ -296,7 +306,11 @@ bool HttpServer::process_and_close_socket(socket_t socket) {
     connection.BeginRequest();
     bool closes = false;
     const bool served = process_request(connection, /*close_connection=*/stop(), closes,
-                                        [&](httplib::Request&) { connection.AllowBody(); });
+                                        [&](httplib::Request& request) {
+                                          // The library would copy the answer once per range.
+                                          request.ranges.clear();
+                                          connection.AllowBody();
+                                        });
     closed = !served || closes || connection.closes_after_response() || stop();
   }
   {

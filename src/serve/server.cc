@@ -32,9 +32,10 @@ Clock::duration SecondsOf(double seconds) {
   return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
-ApiLimits LimitsOf(const ServerConfig& config, const model::LanguageModel& model) {
+ApiLimits LimitsOf(const ServerConfig& config, const model::LanguageModel& model,
+                   const data::Tokenizer& tokenizer) {
   const int64_t positions = model.max_positions();
-  return {.vocab_size = model.config().vocab_size,
+  return {.vocab_size = tokenizer.vocab_size(),
           .max_prompt_tokens = positions > 0 ? std::min(positions, config.max_prompt_tokens)
                                              : config.max_prompt_tokens,
           .max_new_tokens = config.max_new_tokens,
@@ -80,7 +81,7 @@ class Server::Service {
       : tokenizer_(tokenizer),
         chat_(std::move(chat)),
         config_(config),
-        limits_(LimitsOf(config, model)),
+        limits_(LimitsOf(config, model, tokenizer)),
         eos_name_(EosName(tokenizer)),
         engine_(model, config.engine),
         http_({.max_body_bytes = config.max_body_bytes,
@@ -250,6 +251,7 @@ std::shared_ptr<Server::Service::Running> Server::Service::Start(const std::stri
 }
 
 std::optional<TextEvent> Server::Service::Next(Running& running, const HttpConnection& connection) {
+  if (!connection.IsOpen()) throw ApiError(499, "The client closed the connection.");
   std::optional<TextEvent> event =
       running.mailbox->Wait(std::min(running.deadline, Clock::now() + kLook));
   if (event) {
@@ -259,7 +261,6 @@ std::optional<TextEvent> Server::Service::Next(Running& running, const HttpConne
     }
     return event;
   }
-  if (!connection.IsOpen()) throw ApiError(499, "The client closed the connection.");
   if (Clock::now() >= running.deadline)
     throw ApiError(504,
                    Concat("The request took longer than ", config_.request_seconds,

@@ -138,7 +138,7 @@ TEST(Stopping, RequestsThatTakeTooLongAreCancelled) {
   server.Stop();
   const Reply reply = running.get();
   EXPECT_EQ(reply.status, 500);
-  EXPECT_THAT(reply.body, HasSubstr("the request was cancelled"));
+  EXPECT_THAT(reply.body, HasSubstr("the server cancelled it. Send the request again"));
 }
 
 }  // namespace

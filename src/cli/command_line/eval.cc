@@ -154,6 +154,8 @@ void AddEval(CLI::App& app, Request& request) {
   AddExplain(declare, options);
   AddLengths(declare, options);
   AddRetrieval(command, declare, options);
+  Exclude(command, "--tasks",
+          {"--seq-len", "--windows", "--batch", "--lengths", "--explain", "--out"});
   Exclude(command, "--explain", {"--batch", "--bigram", "--lengths"});
   Exclude(command, "--retrieval", {"--windows", "--protocol", "--bin", "--recall", "--attention"});
   Exclude(command, "--lengths", {"--seq-len", "--bigram"});

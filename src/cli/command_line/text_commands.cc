@@ -13,8 +13,7 @@ void AddGenerate(CLI::App& app, Request& request) {
            "token in the prompt does not reset the state. Ctrl-C ends the "
            "command by the signal, which a shell reports as 130. With --prompts, the texts are "
            "written as JSON lines in the order of the file, and a text does not depend on the "
-           "other "
-           "prompts or on --batch (equal bits on a CPU).",
+           "other prompts or on --batch (equal bits on a CPU).",
        .examples = {"halflife generate --model runs/first --prompt 'In the beginning' "
                     "--max-tokens 300 --temperature 0.8 --top-p 0.95 --stats",
                     "halflife generate --model runs/first --prompts questions.jsonl --batch 16 "

@@ -234,7 +234,10 @@ void ExampleSet::NumberClasses() {
 // Stores the template with the tokenizer, so that the trained model has it.
 void ExampleSet::UseTemplate() {
   ChatTemplates templates = tokenizer_->chat_templates();
-  templates.emplace("default", chat_->Jinja());  // a template of the tokenizer's own is kept
+  if (config_.chat_template.empty())
+    templates.emplace("default", chat_->Jinja());
+  else
+    templates["default"] = chat_->Jinja();  // the one that was named, as rows are made with it
   tokenizer_->set_chat_templates(std::move(templates));
   const std::vector<std::string> names = NamesWithoutToken(*tokenizer_, *chat_);
   if (!names.empty())

@@ -50,7 +50,9 @@ void RequireValidationSplit(const RunConfig& config, const data::DatasetInfo& da
   if (!validates && !config.eval.sample_prompt.empty()) needs.push_back("eval.sample_prompt");
   if (config.train.stop_at_accuracy > 0) needs.push_back("train.stop_at_accuracy");
   const std::string& best = config.ckpt.store.retention.keep_best;
-  if (best == "val_loss" || best == "val_error") needs.push_back("ckpt.keep_best");
+  // The sets of a blend have names; RunData checks those.
+  if (!config.data.is_blend() && (best == "val_loss" || best == "val_error"))
+    needs.push_back("ckpt.keep_best");
   HL_CHECK_AS(
       ExitCode::kUsage, needs.empty(), "the dataset has no ", config.eval.split,
       " split, which the recipe needs for ", Join(needs, " and "), ". Remove ",

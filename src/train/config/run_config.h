@@ -154,7 +154,7 @@ struct ParallelConfig {
   int slices = 0;  // Number of slices of a row. 0: sp.
   std::string grad_reduce = "fp32";
   std::string exchange = "auto";
-  // With zero_stage 2: number of buckets that may be in reduction before the next one waits.
+  // With zero_stage 2 and 3: number of buckets that may be in reduction before the next one waits.
   static constexpr int kBucketsInFlight = 3;
 
   int64_t first_bucket_bytes = 8 << 20;

@@ -299,6 +299,12 @@ void CheckLora(const RunConfig& c, Problems& problems) {
                    "a number > 0");
   problems.Require(c.lora.rank > 0 || c.lora.targets.empty(), "lora.targets", c.lora.targets,
                    "'' without lora.rank, or a rank such as 8");
+  const bool lora = c.lora.rank > 0;
+  problems.Require(!lora || c.optimizer.algorithm.name() != "muon", "optimizer.algorithm", "muon",
+                   "adamw with lora.rank above 0: A and B are not matrices of hidden layers");
+  problems.Require(!lora || c.optimizer.ema_decay == 0, "optimizer.ema_decay",
+                   c.optimizer.ema_decay,
+                   "0 with lora.rank above 0: averages of A and B cannot be merged");
   problems.Require(c.lora.rank == 0 || c.parallel.zero_stage <= 2, "parallel.zero_stage",
                    c.parallel.zero_stage, "0, 1 or 2 with lora.rank above 0");
 }

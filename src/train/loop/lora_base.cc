@@ -47,17 +47,26 @@ void WriteLoraBase(const fs::path& run, const std::vector<dist::ParamSpec>& spec
   });
 }
 
-void CopyLoraBase(const fs::path& step, const fs::path& run) {
+void CopyLoraBase(const fs::path& step, const fs::path& run, const std::string& run_id) {
   const fs::path from = ckpt::RunOfStep(step) / ckpt::kLoraBaseFolder,
                  to = run / ckpt::kLoraBaseFolder;
   std::error_code error;
-  if (fs::exists(to / "manifest.pb", error)) return;
+  if (fs::exists(to / "manifest.pb", error)) {
+    const std::string present = ckpt::StepReader::Open(to).state().run_id;
+    if (present == run_id) return;
+    fs::rename(to, fs::path(to) += "." + present, error);  // the base of steps that were set aside
+    HL_CHECK_AS(ExitCode::kCheckpointIo, !error, "cannot rename ", to.string(), ": ",
+                error.message(), ". Rename it yourself, and start the command again.");
+  }
   HL_CHECK_AS(ExitCode::kNoUsableCheckpoint, fs::exists(from / "manifest.pb", error), step.string(),
               " has only the LoRA weights of a run, and ", from.string(),
               " with its base weights is missing. Restore that folder.");
-  fs::copy(from, to, fs::copy_options::recursive, error);
+  const fs::path part = fs::path(to) += ".tmp";  // a copy that was interrupted is no base
+  fs::remove_all(part, error);
+  fs::copy(from, part, fs::copy_options::recursive, error);
+  if (!error) fs::rename(part, to, error);
   HL_CHECK_AS(ExitCode::kCheckpointIo, !error, "cannot copy ", from.string(), " to ", to.string(),
-              ": ", error.message());
+              ": ", error.message(), ". Copy the folder yourself, and start the command again.");
 }
 
 }  // namespace halflife::train

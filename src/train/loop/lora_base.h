@@ -15,8 +15,10 @@ namespace halflife::train {
 // run's id and the model's config. Error kCheckpointIo.
 void WriteLoraBase(const std::filesystem::path& run, const std::vector<dist::ParamSpec>& specs,
                    const StartValues& values, const ckpt::StepState& state);
-// Copies the base of the run that contains `step` if `run` has none: a run that continues another
-// run's step. Error kNoUsableCheckpoint if there is none to copy.
-void CopyLoraBase(const std::filesystem::path& step, const std::filesystem::path& run);
+// Copies the base of the run that contains `step` if `run` does not have that of `run_id`: a run
+// that continues another run's step. A base of another run is renamed. Error kNoUsableCheckpoint if
+// there is none to copy.
+void CopyLoraBase(const std::filesystem::path& step, const std::filesystem::path& run,
+                  const std::string& run_id);
 
 }  // namespace halflife::train

@@ -131,6 +131,19 @@ void RunData::Require(const RunConfig& config, const model::LanguageModel& model
               "eval.every: no dataset of data.source has a ", config.eval.split,
               " split, and there is no eval.set. Add eval { set { ... } }, prepare a dataset with "
               "--validation-tail 0.05, or set eval.every to 0.");
+  const std::string awaited = config.ckpt.validation_metric();
+  HL_CHECK_AS(ExitCode::kUsage,
+              config.train.patience == 0 ||
+                  std::ranges::any_of(sets,
+                                      [&](const ValidationSet& set) {
+                                        const std::string suffix =
+                                            set.name.empty() ? "" : "/" + set.name;
+                                        return awaited == "val_loss" + suffix ||
+                                               awaited == "val_error" + suffix;
+                                      }),
+              "train.patience waits for ", awaited,
+              ", which no validation set has. Name the metric "
+              "of a set in ckpt.keep_best, for example val_loss/NAME.");
   const auto scored = [&](const std::string& metric) {
     return std::ranges::any_of(sets, [&](const ValidationSet& set) {
       return best == metric + (set.name.empty() ? "" : "/" + set.name);

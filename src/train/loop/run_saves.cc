@@ -154,6 +154,9 @@ void BackgroundSave::Run() {
     report_.save.seconds = clock_.Seconds();
   } catch (...) {
     failure_ = std::current_exception();
+    const std::lock_guard lock(mutex_);
+    is_copied_ = true;  // there is nothing to wait for
+    copied_.notify_all();
   }
   ended_ = true;
 }

@@ -212,7 +212,7 @@ void Trainer::FinishLoad() {
 // Completes the arrays that are whole on every rank from the slices that the ranks have loaded.
 void Trainer::GatherWholeArrays() {
   if (context_.world_size() == 1) return;
-  const dist::ProcessGroup group = mesh_.SumGroup();
+  const dist::ProcessGroup group = mesh_.SliceGroup();  // the order in which slices were loaded
   const std::unique_ptr<dist::Communicator> own =
       group.is_world ? nullptr : dist::Split(context_.world(), group);
   dist::Communicator& ranks = own ? *own : context_.world();
@@ -287,7 +287,7 @@ void Trainer::Resume(const TrainOptions& options) {
     damage_ = loaded->damage;
     state_.parent_step = loaded->path.filename().string();
     HL_INFO("train", "resumed from ", loaded->path.string(), ", step ", state_.step);
-    if (lora_ && context_.rank() == 0) CopyLoraBase(loaded->path, folder_.path());
+    if (lora_ && context_.rank() == 0) CopyLoraBase(loaded->path, folder_.path(), state_.run_id);
   } else {
     loaded_.reset();
     Start(options);
@@ -338,7 +338,11 @@ void Trainer::StartLora(const TrainOptions& options) {
 void Trainer::LoadLoraBase() {
   // No deadline applies to the other ranks while rank 0 writes the base.
   ckpt::Arrive(context_.control(), {"lora_base", 0});
-  const ckpt::StepWeights base(ckpt::StepReader::Open(folder_.path() / ckpt::kLoraBaseFolder));
+  ckpt::StepReader reader = ckpt::StepReader::Open(folder_.path() / ckpt::kLoraBaseFolder);
+  HL_CHECK_AS(ExitCode::kNoUsableCheckpoint, reader.state().run_id == state_.run_id,
+              reader.path().string(), " has the base weights of another run. Restore the folder ",
+              ckpt::kLoraBaseFolder, " of the run whose step is resumed.");
+  const ckpt::StepWeights base(std::move(reader));
   lora_->Load(base);
 }
 
@@ -469,6 +473,8 @@ void Trainer::ShowSampleText() {
   std::string text;
   try {
     text = sample_text_(model_);
+  } catch (const dist::CommError&) {
+    throw;
   } catch (const Error& error) {  // Sample text is not a reason to stop training.
     HL_WARN("train", "no sample text: ", error.message());
     return;
@@ -508,7 +514,9 @@ std::string Trainer::AfterFailedSave() const {
 }
 
 void Trainer::AwaitSave() {
-  if (save_->under_way()) EndSave(/*must_succeed=*/false, [this] { return save_->Finish(); });
+  if (!save_->under_way()) return;
+  Heartbeat("save");
+  EndSave(/*must_succeed=*/false, [this] { return save_->Finish(); });
 }
 
 // A failed save is logged, but it is not the reason that the run ends.

@@ -30,7 +30,7 @@ std::regex Compile(const std::string& pattern) {
     return std::regex(pattern);
   } catch (const std::regex_error& error) {
     HL_FAIL(ExitCode::kUsage, "--init-map: '", pattern,
-            "' is not a regular expression: ", error.what());
+            "' is not a regular expression: ", error.what(), ". Correct it.");
   }
 }
 

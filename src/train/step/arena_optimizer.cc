@@ -121,7 +121,8 @@ void ArenaOptimizer::Update(double lr, double grad_factor, uint64_t num_updates)
 // no bit. The padding of buckets is zero and stays zero.
 void ArenaOptimizer::UpdateAverage(uint64_t num_updates) {
   const auto t = static_cast<double>(num_updates);
-  const double decay = std::min(ema_decay_, (1 + t) / (10 + t));
+  // In fp32, so that both factors add to 1 there.
+  const auto decay = static_cast<float>(std::min(ema_decay_, (1 + t) / (10 + t)));
   const dist::ParameterLayout& layout = arena_.layout();
   at::Tensor& average = arena_.state(OptimizerConfig::kAverage);
   for (const dist::Bucket& bucket : layout.buckets()) {
@@ -135,7 +136,7 @@ void ArenaOptimizer::UpdateAverage(uint64_t num_updates) {
     };
     part(average, arena_.states_sliced_end())
         .mul_(decay)
-        .add_(part(arena_.main(), arena_.main_sliced_end()) * (1 - decay));
+        .add_(part(arena_.main(), arena_.main_sliced_end()) * (1.0f - decay));
   }
 }
 

@@ -50,8 +50,7 @@ class ArenaOptimizer {
 };
 
 // The exchange of an arena's matrices for an optimizer's rule. Frozen parameters have no matrices.
-// `ranks` as in ArenaOptimizer. `kind`:
-// the device of the run, which a plan's arena does not know.
+// `ranks` as in ArenaOptimizer. `kind`: the device of the run, which a plan's arena does not know.
 MatrixExchange MakeMatrixExchange(ParameterArena& arena, const std::vector<ParameterRule>& rules,
                                   const optim::MatrixRule& rule, dist::Communicator* ranks,
                                   Device::Kind kind);

@@ -98,7 +98,7 @@ class GradientSync {
   // For rehearsals without autograd: the gradient of a parameter has been computed.
   void MarkComputed(int param);
   int64_t wire_bytes() const;  // of the bf16 copy of the gradients; 0 without one
-  // Largest number of bytes of buckets that existed at a time; 0 unless zero_stage is 2.
+  // Largest number of bytes of buckets that existed at a time; 0 unless zero_stage is 2 or 3.
   int64_t most_bucket_bytes() const { return shares_ ? shares_->most_slot_bytes() : 0; }
 
  private:
@@ -115,7 +115,7 @@ class GradientSync {
   const Options options_;
   const bool pairwise_;                           // micro-batches are summed before ranks, in pairs
   model::ParameterSet* parameters_ = nullptr;     // attached
-  std::optional<GradientShares> shares_;          // zero_stage 2
+  std::optional<GradientShares> shares_;          // zero_stage 2 and 3
   std::unique_ptr<Bf16Wire> wire_;                // with zero_stage 0 or 1
   std::optional<dist::GradientReducer> reducer_;  // with zero_stage 0 or 1
   std::vector<at::Tensor> slots_;  // by parameter: its view of arena.grads(); empty with shares_
