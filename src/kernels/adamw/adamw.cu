@@ -79,7 +79,21 @@ struct Pack {
 // pack, and those of a segment whose arrays are not aligned alike, are updated one by one.
 __global__ void __launch_bounds__(kThreads) UpdateSegment(AdamWArgs args) {
   const AdamWSegment segment = args.segments[blockIdx.y];
-  const AdamWFactors factors = FactorsOf(args.factors, segment);
+  // The two factors of the segment are read where they are used: sm_80 would spill them.
+  HL_SHARED(rates, float[2]);
+  if (threadIdx.x == 0) {
+    const AdamWFactors own = FactorsOf(args.factors, segment);
+    rates[0] = own.lr;
+    rates[1] = own.step_size;
+  }
+  __syncthreads();
+  const auto factors = [&] {
+    const volatile float* const read = rates;
+    AdamWFactors own = args.factors;
+    own.lr = read[0];
+    own.step_size = read[1];
+    return own;
+  };
   const Arrays arrays(args, segment);
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
@@ -89,23 +103,23 @@ __global__ void __launch_bounds__(kThreads) UpdateSegment(AdamWArgs args) {
   const int64_t first = min(segment.begin + head, segment.end);
   const int64_t packs = (segment.end - first) / kPack, last = first + packs * kPack;
   for (int64_t i = segment.begin + thread; i < first; i += stride)
-    UpdateElement(factors, segment.weight_decay, arrays, i);
+    UpdateElement(factors(), segment.weight_decay, arrays, i);
   for (int64_t p = thread; p < packs; p += kPacks * stride) {
     const int64_t i = first + p * kPack, j = i + stride * kPack;
     Pack one(arrays, i);
     if (j >= last) {
-      one.Update(factors, segment.weight_decay);
+      one.Update(factors(), segment.weight_decay);
       one.Store(arrays, i);
       break;
     }
     Pack other(arrays, j);
-    one.Update(factors, segment.weight_decay);
-    other.Update(factors, segment.weight_decay);
+    one.Update(factors(), segment.weight_decay);
+    other.Update(factors(), segment.weight_decay);
     one.Store(arrays, i);
     other.Store(arrays, j);
   }
   for (int64_t i = last + thread; i < segment.end; i += stride)
-    UpdateElement(factors, segment.weight_decay, arrays, i);
+    UpdateElement(factors(), segment.weight_decay, arrays, i);
 }
 
 }  // namespace
