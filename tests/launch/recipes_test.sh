@@ -22,14 +22,18 @@ recipe() {
   plan=$(plan "$1" 1 "$2")
   check "$1, parameters" "$3" "$(row total | grep -oE '\([0-9]+\)' | tr -d '()')"
 }
-# on_gpus NAME RANKS...: checks memory and FLOPs against the run card for each number of ranks.
+# on_gpus NAME RANKS...: checks FLOPs against the run card for each number of ranks, and memory for the
+# first one, which is that of the card ("on 2 nodes" of 8 GPUs).
 on_gpus() {
-  local name=$1 ranks plan
+  local name=$1 first=$2 ranks plan memory
   shift
   for ranks in "$@"; do
     plan=$(plan "$name" "$ranks" "${vocabulary[$name]}")
-    check "$name on $ranks ranks, memory" "$(sed -nE 's/^#   memory +([0-9.]+ GiB).*/\1/p' "$name.textproto")" \
-      "$(row total 2)"
+    memory="$(row total 2) per rank on $((ranks / 8)) node"
+    if [ "$ranks" = "$first" ]; then
+      check "$name on $ranks ranks, memory" \
+        "$(sed -nE 's/^#   memory +([0-9.]+ GiB per rank on [0-9]+ node).*/\1/p' "$name.textproto")" "$memory"
+    fi
     check "$name on $ranks ranks, PFLOP a step" \
       "$(sed -nE 's/.* ([0-9.]+) PFLOP a step.*/\1/p' "$name.textproto")" \
       "$(row 'FLOPs, full' | awk '{ printf $1 + 0 < 10000 ? "%.2f" : "%.1f", $1 / 1000 }')"

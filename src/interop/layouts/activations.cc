@@ -35,7 +35,11 @@ constexpr Activation kOfFla[] = {
     {"sigmoid", "sigmoid", {}}, {"gelu_tanh", "gelu", {}},
 };
 
+constexpr Activation kOfTorchscale[] = {
+    {"relu", "relu", {}}, {"gelu", "gelu", {}}, {"silu", "swish", {}}};
+
 std::span<const Activation> TableOf(ActivationNames names) {
+  if (names == ActivationNames::kTorchscale) return kOfTorchscale;
   if (names == ActivationNames::kFla) return kOfFla;
   return kOfTransformers;
 }

@@ -93,7 +93,7 @@ int64_t RotatedChannels(int64_t head_dim, double part);
 
 // The table in which a class looks up activation names. Some names in the table of fla's gla mean
 // other functions than in transformers.
-enum class ActivationNames { kTransformers, kFla };
+enum class ActivationNames { kTransformers, kFla, kTorchscale };
 // Returns halflife's name of the activation in `key`, in any spelling of the class.
 std::string ReadActivation(ConfigReader& reader, const std::string& key, const std::string& absent,
                            ActivationNames names = ActivationNames::kTransformers);

@@ -159,7 +159,8 @@ class TorchscaleDecoder : public Torchscale {
     if (config.positions.name() != "xpos") config.mixer.Set("rope_theta", 0.0);
     config.channel_mixer = model::ChannelMixerConfig("mlp", {{"bias", true}});
     config.channel_mixer.Set("width", reader.Int("decoder_ffn_embed_dim", 3072));
-    config.channel_mixer.Set("activation", ReadActivation(reader, "activation_fn", "gelu"));
+    config.channel_mixer.Set("activation", ReadActivation(reader, "activation_fn", "gelu",
+                                                          ActivationNames::kTorchscale));
     return config;
   }
 
@@ -291,7 +292,8 @@ class TorchscaleRetNet : public Torchscale {
     config.mixer.Set("expand_v",
                      static_cast<double>(values) / static_cast<double>(config.model_dim));
     config.mixer.Set("row_norm", ReadRowNorm(reader));
-    const std::string activation = ReadActivation(reader, "activation_fn", "gelu");
+    const std::string activation =
+        ReadActivation(reader, "activation_fn", "gelu", ActivationNames::kTorchscale);
     config.channel_mixer = activation == "silu"
                                ? model::ChannelMixerConfig("swiglu")
                                : model::ChannelMixerConfig("glu", {{"activation", activation}});
