@@ -64,7 +64,7 @@ class BuildTree:
         """Returns the target that compiles the test `source`."""
         programs = set()
         for name, command in self.commands.items():
-            target = re.search(r"CMakeFiles/(\w+)\.dir/", name)[1]
+            target = re.search(r"CMakeFiles/([\w-]+)\.dir/", name)[1]
             if emulated:
                 is_wanted = target.endswith(f"_emulated_test_{kind}")
             else:
@@ -97,7 +97,7 @@ class BuildTree:
 
     @staticmethod
     def _is_linked(name, link):
-        library = re.search(r"^(.*)CMakeFiles/(\w+)\.dir/", name)
+        library = re.search(r"^(.*)CMakeFiles/([\w-]+)\.dir/", name)
         return name in link or f"{library[1]}lib{library[2]}.a" in link
 
     def compile(self, name, source, copy):
