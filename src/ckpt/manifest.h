@@ -31,7 +31,7 @@ struct FileEntry {
   uint64_t data_offset = 0;
   Hash128 hash;         // of the whole file
   Hash128 header_hash;  // of [0, data_offset)
-  // Of schema 3:
+  // In schema 3:
   int slice = -1;           // of Manifest::num_slices
   Hash128 table_hash;       // of the table of block hashes at the end of the file
   uint64_t num_blocks = 0;  // derived; the table has as many hashes

@@ -33,7 +33,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What a rank reports after it has written its shard. All ranks run the same program, so it travels
+// A rank's report after it has written its shard. All ranks run the same program, so it travels
 // as its bytes. Everything else about the file follows from the layout.
 struct Vote {
   double seconds = 0;  // that it took

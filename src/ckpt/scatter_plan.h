@@ -49,8 +49,8 @@ class ScatterPlan {
   int num_rounds() const { return num_rounds_; }
   // In the order of the bytes.
   const std::vector<Read>& reads() const { return reads_; }
-  // What this rank needs from others, by round, source and position. Pieces that a rank reads for
-  // itself are not among them.
+  // The pieces that this rank needs from others, by round, source and position. Pieces that a rank
+  // reads for itself are not among them.
   const std::vector<Receive>& receives() const { return receives_; }
   // Divides a block among the ranks, in the order of its elements.
   std::vector<Piece> PiecesOf(const Read& read) const;

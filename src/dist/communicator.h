@@ -90,7 +90,7 @@ class CommError : public Error {
   CommFailure::Kind kind_;
 };
 
-// What the operations of a group are for. On a GPU the role sets the priority of the group's stream
+// The purpose of a group's operations. On a GPU the role sets the priority of the group's stream
 // and the number of thread blocks that an operation may occupy:
 //
 // - kRows: states of shared rows, for which compute waits at once. The greatest priority, 8 blocks.

@@ -1,5 +1,5 @@
-// What the threads that use a rank's GPU report to the rank's Watchdog. The watchdog itself calls
-// neither CUDA nor NCCL, because such calls may never return when a GPU is stuck.
+// The reports of the threads that use a rank's GPU, for the rank's Watchdog. The watchdog itself
+// calls neither CUDA nor NCCL, because such calls may never return when a GPU is stuck.
 //
 // All functions are thread-safe. The lock is held only while values are copied, and never during a
 // call of CUDA, NCCL or MPI.

@@ -110,7 +110,7 @@ void RequireAllJoined(Communicator& host, const std::string& group, const std::s
        JoinRanks(failed), " of ", host.size(), ": ", failures[static_cast<size_t>(failed[0])]);
 }
 
-// What all groups of a device share: the device's options and its poller.
+// The parts that all groups of a device share: the device's options and its poller.
 struct DeviceGroups {
   DeviceGroups(Device used, const NcclOptions& given)
       : device(used), options(given), poller(used, given.watch) {}

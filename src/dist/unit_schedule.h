@@ -1,4 +1,4 @@
-// Which weights are where under ZeRO stage 3. The weights of the model are cut into units: unit 0
+// The places of the weights under ZeRO stage 3. The weights of the model are cut into units: unit 0
 // is the embedding, units 1 to L are the blocks, and unit L + 1 is the head. A rank holds its share
 // of all units, and gathers a whole unit into a slot shortly before it is read. Blocks use
 // prefetch + 1 slots in turn. Embedding and head share one more slot.

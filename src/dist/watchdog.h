@@ -36,7 +36,7 @@ struct WatchLimits {
   double interval_s = 0.25;  // between two looks
 };
 
-// What a watchdog sees of its rank.
+// The state of a rank as its watchdog sees it.
 struct WatchSnapshot {
   int64_t now_us = 0;                                  // Unix time, as all times here
   std::vector<FlightRecorder::DeviceHead> heads = {};  // the oldest operation of each group

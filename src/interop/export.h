@@ -22,7 +22,7 @@ struct ExportOptions {
   std::string model_type = "auto";  // model_type of config.json; "auto" chooses a class.
   std::string weights = "main";     // Or "ema", the moving average of a run that keeps one.
   bool untie = false;               // Writes the head of a tied model as a separate tensor.
-  // Of a LoRA run: writes adapter_config.json and adapter_model.safetensors as peft does, instead
+  // For a LoRA run: writes adapter_config.json and adapter_model.safetensors as peft does, instead
   // of the merged model.
   bool adapter = false;
 };

@@ -31,7 +31,7 @@
 
 namespace halflife::serve {
 
-// What happened to a text of a request.
+// An event of a text of a request.
 struct TextEvent {
   size_t text = 0;  // Its index in the request.
   // Scores of prompt tokens, or one new token.

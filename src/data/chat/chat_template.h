@@ -67,7 +67,7 @@ struct ChatTemplate {
   // template does not have a role, or if the order of roles is wrong.
   std::vector<ChatPiece> Render(const std::vector<ChatMessage>& messages, GenerationPrompt prompt,
                                 const std::string& place = "") const;
-  // What an assistant writes at the end of its turn. Empty: the tokenizer's eos token.
+  // The text that an assistant writes at the end of its turn. Empty: the tokenizer's eos token.
   std::string_view end_of_turn() const { return Turn("assistant")->end; }
   // A Jinja template that renders the same text. Exported models contain it.
   std::string Jinja() const;

@@ -160,8 +160,8 @@ struct ParallelConfig {
   int64_t first_bucket_bytes = 8 << 20;
   int64_t bucket_bytes = 0;  // 0: dist::AutoBucketBytes
 
-  // What `auto` and `node` of `shard` mean in this run (ResolveShard). 0: all ranks. Not a field of
-  // recipes, because a run may be resumed on other machines.
+  // The meaning of `auto` and `node` of `shard` in this run (ResolveShard). 0: all ranks. Not a
+  // field of recipes, because a run may be resumed on other machines.
   int resolved_shard = 0;
 
   // Number of ranks of a shard group (dist/shard_groups.h).

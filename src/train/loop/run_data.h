@@ -16,7 +16,7 @@
 
 namespace halflife::train {
 
-// What one validation scores. Its metrics end in "/<name>", or are plain if the name is empty.
+// The input of one validation. Its metrics end in "/<name>", or are plain if the name is empty.
 struct ValidationSet {
   std::string name;
   data::TokenView tokens;   // Borrows a dataset of RunData.

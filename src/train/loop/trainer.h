@@ -64,7 +64,7 @@ class Trainer {
   void Resume(const TrainOptions& options);
   void Start(const TrainOptions& options);
   void StartAverage();
-  // Of a run with LoRA.
+  // In a run with LoRA.
   void StartLora(const TrainOptions& options);
   void LoadLoraBase();
   void WriteRunFiles();

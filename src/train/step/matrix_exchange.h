@@ -57,7 +57,7 @@ CutFragments CutAtMatrices(const std::vector<dist::Fragment>& fragments,
 // with the least cost so far.
 std::vector<int> AssignOwners(const std::vector<double>& costs, int num_ranks);
 
-// What one rank sends, receives and computes in a batch.
+// The part of one rank in a batch: it sends, receives and computes.
 struct ExchangeBatch {
   std::vector<HeldRange> sent;           // its own ranges, by owner and matrix
   std::vector<int64_t> sent_counts;      // elements to each rank
