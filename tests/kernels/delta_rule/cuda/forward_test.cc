@@ -375,7 +375,7 @@ TEST(DeltaRuleCuda, StepsEqualTheOracle) {
   for (const DeltaDecay decay : kDecays)
     for (const int K : {24, 100, 256}) {
       const Problem problem = MakeProblem({.T = 6,
-                                           .H = 1,
+                                           .H = 2,
                                            .per_head = 2,
                                            .K = K,
                                            .decay = decay,
