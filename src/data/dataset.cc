@@ -14,8 +14,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The shards of a dataset of at most so many are checked when it is opened. With more, that would
-// take long on a cluster, so each is checked when it is first read.
+// A dataset with at most this number of shards checks all of them when it is opened. A larger one
+// would open slowly on a cluster, so it checks each shard when the shard is first read.
 constexpr size_t kMostShardsCheckedFirst = 16;
 // Per column of a dataset. This holds eight million tokens, which is less than a corpus but more
 // than a small task.

@@ -17,7 +17,7 @@ namespace {
 // A group call usually settles within this time. Sleeping costs at least 50 us.
 constexpr auto kSpin = std::chrono::microseconds(200);
 constexpr auto kPollInterval = std::chrono::microseconds(50);
-// More unread waits than this are dropped: nobody measures this group.
+// A group that holds this many unread waits drops them, because nothing reads them.
 constexpr size_t kMostStreamWaits = 4096;
 
 ncclConfig_t MakeConfig(GroupRole role) {
@@ -138,7 +138,7 @@ Group::Group(Device device, std::string name, const NcclOptions& options)
 
 Group::~Group() {
   watched_->StopTracking();
-  // The end of a process releases what a failed group holds. Any call here may block for ever.
+  // The end of a process releases what a failed group holds. Any call here may never return.
   if (is_aborted_ || std::uncaught_exceptions() > exceptions_) return;
   try {
     Close();

@@ -164,7 +164,8 @@ TEST(ManifestTest, AdditiveFieldsAreIgnored) {
   CheckCoverage(DecodeManifest(bytes, "m"), "m");
 }
 
-// What a reader derives from the buckets is what the writer's layout puts into each file.
+// A reader derives from the buckets the same fragments that the writer's layout puts into each
+// file.
 TEST(DerivedManifestTest, FragmentsAreThoseOfTheLayout) {
   for (const uint64_t seed : {1, 2, 3, 4, 5, 6}) {
     for (const int num_slices : {1, 3, 8}) {

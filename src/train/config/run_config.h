@@ -110,7 +110,7 @@ struct LoopConfig {
   double spike_sigmas = 0;
 };
 
-// A validation set beside the split of data.path.
+// A validation set in addition to the split of data.path.
 struct ValidationSetConfig {
   std::string name, path;
   std::string split = "validation";

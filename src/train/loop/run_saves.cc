@@ -57,7 +57,7 @@ bool SavePolicy::GoesOnAfter(ExitCode failure) {
   return failure == ExitCode::kCheckpointIo && on_error_ != "stop" && failed_in_a_row_ < 2;
 }
 
-// Runs the copies of CUDA arrays on a stream of their own, beside the next forward and backward.
+// Copies CUDA arrays on a stream of their own, concurrently with the next forward and backward.
 // The thread of the save waits for the event after them.
 class BackgroundSave::DeviceCopy {
  public:
