@@ -1072,7 +1072,7 @@ MUTATIONS = make_table({
                  "src/kernels/rows/delta_gates.cu",
                  "args.dx[row * args.dx_stride + column]",
                  "args.dx[row * decays + column]",
-                 "tests/ops/rows/row_operations_test.cc:*DeltaGates*"),
+                 "tests/kernels/rows/delta_gates_emulated_test.cc"),
         Mutation("the first block of rows treats a quarter of its rows",
                  "src/kernels/rows/delta_gates.cu",
                  "min(args.num_rows, first + kForwardRows);",
