@@ -11,6 +11,7 @@
 #include "kernels/decay_attention/decay_attention_args.h"
 #include "ops/sequence/exchange_cost.h"
 #include "train/config/run_config.h"
+#include "train/plan/measured_shares.h"
 
 namespace halflife::train {
 
@@ -21,12 +22,12 @@ struct Cluster {
   // Dense peak of a rank, as given by the user. 0: the device's peak in the recipe's precision.
   double peak_flops = 0;
   double bf16_flops = 0, fp32_flops = 0;  // 0: unknown.
-  double efficiency = 0.5;            // Assumed fraction of the peak that matrix products reach.
-  double hbm_bytes_per_s = 0;         // Memory bandwidth of a rank.
-  double nvlink_bytes_per_s = 0;      // From a rank to the other ranks of its node.
-  double network_bytes_per_s = 0;     // From a rank to another node.
-  double memory_bytes = 0;            // Memory of a rank. 0: unknown.
-  kernels::DeviceLimits limits = {};  // Limits of a GPU, for kernel schedules.
+  double efficiency = kProductShare;      // Fraction of the peak that matrix products reach.
+  double hbm_bytes_per_s = 0;             // Memory bandwidth of a rank.
+  double nvlink_bytes_per_s = 0;          // From a rank to the other ranks of its node.
+  double network_bytes_per_s = 0;         // From a rank to another node.
+  double memory_bytes = 0;                // Memory of a rank. 0: unknown.
+  kernels::DeviceLimits limits = {};      // Limits of a GPU, for kernel schedules.
   // Latency of an operation, and of each step of a message within a node and between two nodes. The
   // values for GPUs are those of NCCL's own model for rings with the Simple protocol (NCCL 2.28,
   // src/graph/tuning.cc).

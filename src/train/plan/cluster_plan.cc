@@ -53,9 +53,22 @@ CollectiveKey KeyOf(const RehearsedOperation& operation) {
   return {dist::KindOfGroup(operation.group), dist::Name(operation.kind), operation.what};
 }
 
-double SecondsOf(const ComputePiece& piece, const Cluster& cluster) {
-  return std::max(piece.flops / (cluster.peak_flops * cluster.efficiency),
-                  piece.bytes / cluster.hbm_bytes_per_s);
+// The parts of a piece run one after another.
+struct PieceSeconds {
+  double products = 0, mixing = 0, traffic = 0;
+  double total() const { return products + mixing + traffic; }
+};
+PieceSeconds SecondsOf(const ComputePiece& piece, const Cluster& cluster) {
+  const double products = piece.matmul_flops / (cluster.peak_flops * cluster.efficiency);
+  if (cluster.device == "cpu") {
+    // The given rate is that of whole steps. It includes the traffic of a usual step.
+    const double mixing = piece.mixing_flops / (cluster.peak_flops * cluster.efficiency);
+    return {products, mixing,
+            std::max(0.0, piece.bytes / cluster.hbm_bytes_per_s - products - mixing)};
+  }
+  const double share = MeasuredMixingShare(piece.mixer).value_or(kAssumedMixingShare);
+  return {products, piece.mixing_flops / (cluster.peak_flops * share),
+          piece.bytes / (cluster.hbm_bytes_per_s * kTrafficShare)};
 }
 
 // Returns the seconds of each operation, by index. In a shift, a rank that takes no part waits for
@@ -99,7 +112,7 @@ StepTimeline TimelineOf(const StepOperations& step, const Cluster& cluster,
     result.collective.push_back(computes ? -1 : event.value);
     if (computes) {
       const ComputePiece& piece = step.pieces[value];
-      result.operations.push_back({kCompute, SecondsOf(piece, cluster), std::move(after)});
+      result.operations.push_back({kCompute, SecondsOf(piece, cluster).total(), std::move(after)});
       if (piece.kind == ComputePiece::Kind::kUpdate) result.updates.push_back(next);
       after = {next};
     } else {
@@ -138,26 +151,29 @@ void AddTimes(const StepOperations& step, const Cluster& cluster, ClusterPlan& p
 // that time.
 void AddLosses(const StepOperations& step, double ideal_flops, ClusterPlan& plan) {
   const Cluster& cluster = plan.cluster;
-  double flops = 0, recomputed = 0, below_peak = 0, traffic = 0, update = 0;
+  double flops = 0, recomputed = 0, products = 0, mixing = 0, traffic = 0, update = 0;
   for (const ComputePiece& piece : step.pieces) {
-    const double seconds = SecondsOf(piece, cluster);
+    const PieceSeconds seconds = SecondsOf(piece, cluster);
     if (piece.kind == ComputePiece::Kind::kUpdate) {
-      update += seconds;
+      update += seconds.total();
       continue;
     }
     const auto times = static_cast<double>(step.num_micro_batches);
-    const double at_peak = piece.flops / cluster.peak_flops;
-    const bool multiplies = seconds <= at_peak / cluster.efficiency;
-    (multiplies ? below_peak : traffic) += times * (seconds - at_peak);
-    flops += times * (piece.flops - piece.recomputed_flops);
+    products += times * (seconds.products - piece.matmul_flops / cluster.peak_flops);
+    mixing += times * (seconds.mixing - piece.mixing_flops / cluster.peak_flops);
+    traffic += times * seconds.traffic;
+    if (cluster.device != "cpu" && !MeasuredMixingShare(piece.mixer))
+      plan.assumed_s += times * seconds.mixing;
+    flops += times * (piece.flops() - piece.recomputed_flops);
     recomputed += times * piece.recomputed_flops;
   }
   std::map<std::string, double> waits;
   for (const PlannedCollective& row : plan.collectives)
     waits[Concat("waiting for ", row.what, " of ", row.group)] += row.exposed_seconds;
   plan.losses = {
-      {"products below the device's peak", below_peak},
-      {"layers bound by memory bandwidth", traffic},
+      {"matrix products below the device's peak", products},
+      {"mixing of tokens below the device's peak", mixing},
+      {"norms, activations and other memory traffic", traffic},
       {"the update", update},
       {"recomputation", recomputed / cluster.peak_flops},
       {"slices of rows with more work than the mean", (flops - ideal_flops) / cluster.peak_flops}};
@@ -202,7 +218,7 @@ void AddSave(const RunConfig& config, const StepOperations& step, ClusterPlan& p
   const double bytes = plan.checkpoint_bytes / plan.cluster.world_size();
   const double copy_s = config.train.device == "cuda" ? bytes / kHostCopyBytesPerS
                                                       : 2 * bytes / plan.cluster.hbm_bytes_per_s;
-  const double until_update = plan.step_s - SecondsOf(step.pieces.back(), plan.cluster);
+  const double until_update = plan.step_s - SecondsOf(step.pieces.back(), plan.cluster).total();
   plan.save_blocked_s = std::max(0.0, copy_s - until_update);
 }
 

@@ -47,7 +47,9 @@ struct ClusterPlan {
   MemoryPlan memory = {};
   std::vector<PlannedCollective> collectives = {};
   double step_s = 0, compute_s = 0;  // compute_s: compute without waits, including the update.
-  double tokens_per_s = 0;           // Over all ranks.
+  // Mixing of mixers without a measured rate (measured_shares.h).
+  double assumed_s = 0;
+  double tokens_per_s = 0;  // Over all ranks.
   // Fractions of the peak. mfu_6p counts 6 x parameters FLOPs per token (Chowdhery et al., 2022,
   // appendix B). mfu_full counts all products of forward and backward, including token-to-token
   // work and excluding the embedding lookup.

@@ -95,6 +95,9 @@ void AddStep(const ClusterPlan& plan, Lines& lines) {
                    Counted(plan.micro_batch, "row"), " on each rank"));
   lines.Row("time", Milliseconds(plan.step_s));
   lines.Row("compute", Milliseconds(plan.compute_s));
+  if (plan.assumed_s > 0)
+    lines.Row("mixing, rate assumed", Milliseconds(plan.assumed_s),
+              Percent(plan.assumed_s / plan.step_s));
   lines.Row("exposed communication", Milliseconds(plan.exposed_s()),
             Percent(plan.exposed_s() / plan.step_s));
   lines.Row("tokens/s", HumanCount(plan.tokens_per_s));
@@ -181,6 +184,7 @@ Json ClusterPlanJson(const ClusterPlan& plan) {
           {"collectives", collectives},
           {"step_seconds", plan.step_s},
           {"compute_seconds", plan.compute_s},
+          {"assumed_seconds", plan.assumed_s},
           {"exposed_seconds", plan.exposed_s()},
           {"tokens_per_s", plan.tokens_per_s},
           {"tokens_per_s_of_a_rank", plan.tokens_per_s / plan.cluster.world_size()},

@@ -58,7 +58,9 @@ class Pieces {
         // written and then added to the arena's.
         pieces_.push_back({.kind = kind,
                            .layer = layer,
-                           .flops = rows * (flops.matmul + flops.mixing * share),
+                           .mixer = block ? config.model.mixer_of(layer).name() : "",
+                           .matmul_flops = rows * flops.matmul,
+                           .mixing_flops = rows * flops.mixing * share,
                            .bytes = 2 * rows * kept + of_layer * (element + (backward ? 12 : 0)),
                            .recomputed_flops = rows * (again.matmul + again.mixing * share)});
       }
@@ -114,7 +116,7 @@ class RankRehearsal {
           slices_ ? slices_.get() : shard_.get(),
           config.train.device == "cuda" ? Device::Kind::kCuda : Device::Kind::kCpu));
       for (const WholeMatrix& matrix : matrices_->owned())
-        step.pieces.back().flops += rule->TransformFlops(matrix.rows, matrix.columns);
+        step.pieces.back().matmul_flops += rule->TransformFlops(matrix.rows, matrix.columns);
     }
     if (!arena_.sliced()) return;
     gather_.emplace(arena_.layout(), dist::ShardGroups(*shard_, replica_.get()),

@@ -18,11 +18,14 @@ namespace halflife::train {
 struct ComputePiece {
   enum class Kind : uint8_t { kForward, kBackward, kUpdate };
   Kind kind = Kind::kForward;
-  int64_t layer = 0;  // Numbered as in LanguageModel::LayerOf. 0 for an update.
-  // For one micro-batch on this rank: FLOPs (a multiply-add counts 2) and bytes that pass through
-  // the device's memory.
-  double flops = 0, bytes = 0;
-  double recomputed_flops = 0;  // Part of `flops` that backward recomputes.
+  int64_t layer = 0;       // Numbered as in LanguageModel::LayerOf. 0 for an update.
+  std::string mixer = {};  // For example "gla". Empty outside of blocks.
+  // For one micro-batch on this rank: FLOPs (a multiply-add counts 2) of products with parameters
+  // and of work between tokens (model::FlopCount), and bytes that pass through the device's memory.
+  double matmul_flops = 0, mixing_flops = 0, bytes = 0;
+  double recomputed_flops = 0;  // Part of flops() that backward recomputes.
+
+  double flops() const { return matmul_flops + mixing_flops; }
 };
 
 struct StepOperations {

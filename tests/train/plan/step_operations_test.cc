@@ -166,7 +166,7 @@ TEST_F(StepOperationsTest, RecomputationAddsOnlyWork) {
     double sum = 0;
     for (const ComputePiece& piece :
          RehearseStep(config, {.rank = 0, .world_size = 1}, rows).pieces)
-      sum += piece.flops;
+      sum += piece.flops();
     return sum;
   };
   const RunConfig config = ParseRunConfig(kRecipe, "test", {});
