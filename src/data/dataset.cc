@@ -70,10 +70,11 @@ double BitsPerByte(double nats_per_target, const SplitInfo& split, bool reset_at
 
 class Dataset::Impl {
  public:
-  Impl(const fs::path& folder_arg, Manifest manifest_arg)
+  Impl(const fs::path& folder_arg, Manifest manifest_arg, size_t num_datasets)
       : folder(folder_arg),
         manifest(std::move(manifest_arg)),
-        open_shards(folder, manifest.vocab_size, manifest.num_labels(), RaisedLimits()) {
+        open_shards(folder, manifest.vocab_size, manifest.num_labels(),
+                    RaisedLimits(num_datasets)) {
     info = {.train = manifest.train.info,
             .validation = manifest.validation.info,
             .test = manifest.test.info,
@@ -170,11 +171,12 @@ Dataset::Dataset(Dataset&&) noexcept = default;
 Dataset& Dataset::operator=(Dataset&&) noexcept = default;
 Dataset::~Dataset() = default;
 
-Dataset Dataset::Open(const fs::path& folder) {
+Dataset Dataset::Open(const fs::path& folder, size_t num_datasets) {
   std::error_code ignored;
   HL_CHECK_AS(ExitCode::kData, fs::is_directory(folder, ignored), "there is no dataset folder ",
               folder.string(), ". Make one with `halflife prepare --out ", folder.string(), "`.");
-  Dataset dataset(std::make_unique<Impl>(folder, ReadManifest(folder / kManifestName)));
+  Dataset dataset(
+      std::make_unique<Impl>(folder, ReadManifest(folder / kManifestName), num_datasets));
   dataset.impl_->CheckFirst();
   return dataset;
 }

@@ -101,8 +101,9 @@ class Dataset {
  public:
   // Checks the manifest's framing and hash. Of a dataset with at most 16 shards, also checks their
   // presence, size and header; a larger one is not read before its tokens are. Throws Error kData
-  // that names the file, the problem and a fix.
-  static Dataset Open(const std::filesystem::path& folder);
+  // that names the file, the problem and a fix. `num_datasets` is the number of datasets that are
+  // open at the same time: they share the process's descriptors and memory for indexes.
+  static Dataset Open(const std::filesystem::path& folder, size_t num_datasets = 1);
   Dataset(Dataset&&) noexcept;
   Dataset& operator=(Dataset&&) noexcept;
   ~Dataset();

@@ -6,18 +6,22 @@
 
 namespace halflife::data {
 
-OpenShardLimits RaisedLimits() {
+OpenShardLimits RaisedLimits(size_t num_datasets) {
   constexpr rlim_t kFewest = 64, kMost = 1 << 20;
   constexpr size_t kIndexBytes = size_t{1} << 30;
+  const auto part = [&](rlim_t descriptors) {
+    return OpenShardLimits{.most_open = std::max<size_t>(descriptors / num_datasets, 1),
+                           .most_index_bytes = kIndexBytes / num_datasets};
+  };
   struct rlimit limit {};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return {kFewest, kIndexBytes};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return part(kFewest);
   const rlim_t wanted = std::min(limit.rlim_max, kMost);
   if (limit.rlim_cur < wanted) {
     struct rlimit raised = limit;
     raised.rlim_cur = wanted;
     if (::setrlimit(RLIMIT_NOFILE, &raised) == 0) limit = raised;
   }
-  return {static_cast<size_t>(std::clamp(limit.rlim_cur / 4 * 3, kFewest, kMost)), kIndexBytes};
+  return part(std::clamp(limit.rlim_cur / 4 * 3, kFewest, kMost));
 }
 
 std::shared_ptr<const ShardReader> OpenShards::Open(const ShardRecord& record) const {

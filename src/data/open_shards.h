@@ -18,8 +18,9 @@ struct OpenShardLimits {
   size_t most_index_bytes = 0;
 };
 // Raises the process's limit of descriptors to its hard limit. Three quarters of it may be shards.
-// A gigabyte of indexes is that of more than a trillion tokens.
-OpenShardLimits RaisedLimits();
+// A gigabyte of indexes is that of more than a trillion tokens. Returns the part of one of
+// `num_datasets` datasets that the process has open at the same time.
+OpenShardLimits RaisedLimits(size_t num_datasets = 1);
 
 // Thread-safe. Opening a shard does not block the readers of others.
 class OpenShards {

@@ -331,6 +331,9 @@ TEST_F(DatasetTest, ShardsStayOpenUpToTheLimits) {
   EXPECT_EQ(opened({.most_open = 3, .most_index_bytes = 1}), 12u);
   const OpenShardLimits raised = RaisedLimits();
   EXPECT_GE(raised.most_open, 64u);
+  const OpenShardLimits part = RaisedLimits(/*num_datasets=*/7);
+  EXPECT_EQ(part.most_open, raised.most_open / 7);
+  EXPECT_EQ(part.most_index_bytes, raised.most_index_bytes / 7);
 }
 
 // In KiB, from /proc/self/status.

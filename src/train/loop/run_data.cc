@@ -60,11 +60,14 @@ std::vector<uint32_t> CountsAfter(const DataConfig& config, int64_t num_steps,
 }  // namespace
 
 RunData::RunData(const RunConfig& config) {
-  if (!config.data.is_blend()) training_.push_back(data::Dataset::Open(config.data.path));
-  for (const DataSource& source : config.data.sources)
-    training_.push_back(data::Dataset::Open(source.path));
-  for (const ValidationSetConfig& set : config.eval.sets)
-    of_sets_.push_back(data::Dataset::Open(set.path));
+  const size_t num_datasets =
+      (config.data.is_blend() ? config.data.sources.size() : 1) + config.eval.sets.size();
+  const auto open = [&](const std::string& path) {
+    return data::Dataset::Open(path, num_datasets);
+  };
+  if (!config.data.is_blend()) training_.push_back(open(config.data.path));
+  for (const DataSource& source : config.data.sources) training_.push_back(open(source.path));
+  for (const ValidationSetConfig& set : config.eval.sets) of_sets_.push_back(open(set.path));
 }
 
 Hash128 RunData::hash() const {
