@@ -175,7 +175,7 @@ void ToProto(const Manifest& manifest, proto::DatasetPreparation* out) {
 
 proto::DatasetManifest ToProto(const Manifest& manifest) {
   proto::DatasetManifest out;
-  out.set_format_version(kIndexedVersion);
+  out.set_format_version(manifest.in_place ? kInPlaceVersion : kIndexedVersion);
   proto::DatasetTokenizer* tokenizer = out.mutable_tokenizer();
   tokenizer->set_kind(manifest.tokenizer_kind);
   tokenizer->set_vocab_size(manifest.vocab_size);
@@ -197,6 +197,7 @@ proto::DatasetManifest ToProto(const Manifest& manifest) {
 
 Manifest FromProto(const proto::DatasetManifest& in) {
   Manifest manifest;
+  manifest.in_place = in.format_version() == kInPlaceVersion;
   manifest.tokenizer_kind = in.tokenizer().kind();
   manifest.vocab_size = in.tokenizer().vocab_size();
   manifest.eos_id = in.tokenizer().eos_id();
@@ -246,7 +247,8 @@ bool Consistent(const ShardRecord& shard, int64_t row_len) {
 }
 
 // The counts must be consistent before any code uses them as indices.
-bool Consistent(const SplitRecord& split, int64_t row_len, RowLabels labels) {
+bool Consistent(const SplitRecord& split, const Manifest& manifest) {
+  const int64_t row_len = manifest.row_len;
   int64_t tokens = 0, documents = 0;
   for (const ShardRecord& shard : split.shards) {
     if (shard.num_tokens <= 0 || shard.num_tokens > kMostShardTokens || shard.num_documents < 0 ||
@@ -260,8 +262,10 @@ bool Consistent(const SplitRecord& split, int64_t row_len, RowLabels labels) {
   }
   int64_t rows = 0;
   for (const Segment& segment : split.info.segments) rows += segment.num_rows;
-  const bool whole_rows = labels == RowLabels::kTask ? rows == documents : rows <= documents;
-  return tokens == split.info.num_tokens && documents == split.info.num_documents &&
+  const bool whole_rows =
+      manifest.labels == RowLabels::kTask ? rows == documents : rows <= documents;
+  return tokens == split.info.num_tokens &&
+         documents == (manifest.in_place ? 0 : split.info.num_documents) &&
          MakeUp(split.info.sources, split.info) &&
          (row_len == 0 || (whole_rows && tokens == rows * row_len));
 }
@@ -288,7 +292,7 @@ bool HasHashes(const proto::DatasetManifest& in) {
 }
 
 bool Consistent(const proto::DatasetManifest& in) {
-  const bool indexed = in.format_version() == kIndexedVersion;
+  const bool indexed = in.format_version() >= kIndexedVersion;
   const bool rows = indexed ? in.has_rows() : in.format_version() != kTextVersion;
   const std::optional<RowLabels> labels = rows ? LabelsOf(in.rows()) : RowLabels::kNone;
   const bool of_task = indexed ? labels == RowLabels::kTask : in.format_version() == kRowsVersion;
@@ -302,7 +306,8 @@ bool Consistent(const proto::DatasetManifest& in) {
          in.splits_size() == (rows ? 3 : 2) && in.has_rows() == rows && labels.has_value() &&
          of_task == (labels == RowLabels::kTask) &&
          (labels == RowLabels::kClasses) == (in.rows().classes_size() > 1) &&
-         (!rows || in.rows().seq_len() > 0) && (of_task ? eos == -1 : eos >= 0 && eos < vocab_size);
+         (!rows || (in.rows().seq_len() > 0 && in.format_version() != kInPlaceVersion)) &&
+         (of_task ? eos == -1 : eos >= 0 && eos < vocab_size);
 }
 
 }  // namespace
@@ -389,17 +394,16 @@ Manifest ReadManifest(const fs::path& path) {
   HL_CHECK_AS(ExitCode::kData, parsed, path.string(), " is not a DatasetManifest; ", kDamageRemedy);
   HL_CHECK_AS(
       ExitCode::kData,
-      message.format_version() >= kTextVersion && message.format_version() <= kIndexedVersion,
+      message.format_version() >= kTextVersion && message.format_version() <= kInPlaceVersion,
       path.string(), " has dataset format ", message.format_version(),
-      ", but this program reads formats ", kTextVersion, " to ", kIndexedVersion,
+      ", but this program reads formats ", kTextVersion, " to ", kInPlaceVersion,
       ". Use the program that wrote it, or run `halflife prepare` again.");
   HL_CHECK_AS(ExitCode::kData, Consistent(message), path.string(), " contradicts itself; ",
               kDamageRemedy);
   Manifest manifest = FromProto(message);
   HL_CHECK_AS(ExitCode::kData,
-              Consistent(manifest.train, manifest.row_len, manifest.labels) &&
-                  Consistent(manifest.validation, manifest.row_len, manifest.labels) &&
-                  Consistent(manifest.test, manifest.row_len, manifest.labels),
+              Consistent(manifest.train, manifest) && Consistent(manifest.validation, manifest) &&
+                  Consistent(manifest.test, manifest),
               path.string(), " has counts that contradict each other; ", kDamageRemedy);
   manifest.hash = FrameHash(bytes);
   return manifest;

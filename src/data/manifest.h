@@ -36,6 +36,8 @@ struct Manifest {
   uint64_t split_seed = 0;
   bool replace_invalid_utf8 = false;
   bool validation_input = false;
+  // The shards are links to token files (kInPlaceVersion).
+  bool in_place = false;
 
   // The generator of the rows; unused for text.
   int64_t row_len = 0;  // tokens per row; 0 for text

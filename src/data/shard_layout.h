@@ -19,8 +19,11 @@ constexpr uint32_t kRowsVersion = 2;
 // other examples.
 constexpr uint32_t kExamplesVersion = 3;
 // Any of the three contents, with the hashes of the blocks in index files. This is the version that
-// the program writes.
+// the program usually writes.
 constexpr uint32_t kIndexedVersion = 4;
+// Text whose shards are links to token files of another trainer: they are not HDF5 and have no
+// document starts, which only labelled rows need. Programs that only know HDF5 reject this version.
+constexpr uint32_t kInPlaceVersion = 5;
 // A block is one HDF5 chunk and has one hash: 64 KiB of 16-bit tokens, or 64 KiB of document
 // starts. It is small enough that a random window of a few hundred tokens reads little more than it
 // needs, and large enough that hashes take only 0.03 % of the size of the tokens.

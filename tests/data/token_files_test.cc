@@ -6,7 +6,9 @@
 #include <fstream>
 
 #include "core/concat.h"
+#include "data/shard_layout.h"
 #include "data/small_datasets.h"
+#include "data/token_source.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"
 
@@ -126,6 +128,64 @@ TEST_F(TokenFilesTest, ContentChoosesTheSplit) {
   const PrepareSummary summary = PrepareTokenFiles(config);
   EXPECT_EQ(summary.train.num_documents + summary.validation.num_documents, 400);
   EXPECT_NEAR(static_cast<double>(summary.validation.num_documents), 100, 45);
+}
+
+// The files are linked: tokens, counts and batches are those of a copy, and a change is noticed.
+TEST_F(TokenFilesTest, FilesAreReadInPlace) {
+  const std::vector<std::string> documents = test::RandomDocuments(900, 5);
+  test::WriteText(dir_ / "text.txt", test::JoinByBlankLines(documents));
+  Prepare(test::ByteConfig(dir_ / "text.txt", dir_ / "text"));
+  const Ids ids = test::ReadAll(Dataset::Open(dir_ / "text"), Split::kTrain);
+  ASSERT_GT(std::ssize(ids), kBlockTokens);
+  WriteNanoGpt("train.bin", ids);
+  std::ofstream llmc(dir_ / "val.bin", std::ios::binary);
+  for (int i = 0; i < 256; ++i) Put<int32_t>(llmc, i == 0 ? 20240520 : i == 1 ? 1 : i == 2 ? 9 : 0);
+  PutIds<uint16_t>(llmc, {100, 101, 102, 1, 110, 111, 1, 120, 1});
+  llmc.close();
+  PrepareConfig config = Config("train.bin", "copied");
+  config.input.validation_paths = {(dir_ / "val.bin").string()};
+  PrepareTokenFiles(config);
+  config.output.out = dir_ / "linked";
+  config.in_place = true;
+  PrepareTokenFiles(config);
+  const Dataset copied = Dataset::Open(dir_ / "copied"), linked = Dataset::Open(dir_ / "linked");
+  linked.Verify();
+  for (const Split split : {Split::kTrain, Split::kValidation}) {
+    EXPECT_EQ(test::ReadAll(linked, split), test::ReadAll(copied, split));
+    EXPECT_EQ(linked.split(split).num_documents, copied.split(split).num_documents);
+    EXPECT_EQ(linked.split(split).num_bytes, copied.split(split).num_bytes);
+  }
+  const auto batch = [](const Dataset& dataset) {
+    return ReadWindows(dataset, Split::kTrain, /*seq_len=*/64, /*first=*/500, /*count=*/4);
+  };
+  EXPECT_EQ(batch(linked).targets, batch(copied).targets);
+  EXPECT_EQ(batch(linked).cu_seqlens, batch(copied).cu_seqlens);
+  EXPECT_TRUE(fs::is_symlink(dir_ / "linked" / "train-00000.h5"));
+
+  config.output.out = dir_ / "again";
+  PrepareTokenFiles(config);
+  EXPECT_EQ(Dataset::Open(dir_ / "again").info().hash, linked.info().hash);
+
+  std::fstream change(dir_ / "train.bin", std::ios::binary | std::ios::in | std::ios::out);
+  change.seekp(2 * kBlockTokens);
+  change.write("\7\0", 2);
+  change.close();
+  EXPECT_HL_ERROR(test::ReadAll(Dataset::Open(dir_ / "linked"), Split::kTrain), ExitCode::kData,
+                  "tokens 32768 to ", "do not have the hash of the manifest");
+}
+
+TEST_F(TokenFilesTest, FilesThatCannotBeReadInPlace) {
+  WriteMegatron<uint16_t>("mega", 8, {{{100, 101}}, {{110}}});
+  PrepareConfig config = Config("mega.bin", "a");
+  config.in_place = true;
+  EXPECT_HL_ERROR(PrepareTokenFiles(config), ExitCode::kUsage,
+                  "mega.bin (megatron, ids of 2 bytes)", "Leave out --in-place");
+  config.input.validation_fraction = 0.1;
+  EXPECT_HL_ERROR(PrepareTokenFiles(config), ExitCode::kUsage, "--in-place cannot cut a file",
+                  "--validation-input");
+  test::WriteText(dir_ / "text.txt", "abc");
+  config.input.paths = {(dir_ / "text.txt").string()};
+  EXPECT_HL_ERROR(Prepare(config), ExitCode::kUsage, "--in-place is for token files");
 }
 
 TEST_F(TokenFilesTest, WrongFilesAreNamed) {

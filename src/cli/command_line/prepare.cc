@@ -39,6 +39,10 @@ void AddFiles(OptionDeclarer& declare, PrepareOptions& options) {
           "compressed as .gz or .zst. Or token files (.bin) of nanoGPT, llm.c or Megatron-LM (with "
           "its .idx), and --tokenizer is the one that made their ids. Required without --synthetic "
           "[none]");
+  declare.Flag(
+      "--in-place", options.text.in_place,
+      "Link token files (.bin) of nanoGPT or llm.c instead of copying them. They must stay "
+      "where they are, unchanged. Needs --validation-input or --validation-fraction 0");
   declare.Required("--out DIR", options.output.out, "The folder of the dataset; it must not exist");
   declare("--threads", options.output.threads, "Worker threads; 0: one per core", NumThreads(0));
 }
@@ -171,11 +175,11 @@ void AddPrepare(CLI::App& app, Request& request) {
   AddMqar(declare, options);
   AddExamples(declare, options);
   Exclude(command, "--synthetic",
-          {"--input", "--tokenizer", "--train-tokenizer", "--documents", "--dedup", "--field",
-           "--invalid-utf8", "--max-document-bytes", "--validation-input", "--validation-fraction",
-           "--split-seed", "--validation-tail", "--labels"});
+          {"--input", "--in-place", "--tokenizer", "--train-tokenizer", "--documents", "--dedup",
+           "--field", "--invalid-utf8", "--max-document-bytes", "--validation-input",
+           "--validation-fraction", "--split-seed", "--validation-tail", "--labels"});
   Exclude(command, "--labels",
-          {"--train-tokenizer", "--documents", "--dedup", "--validation-tail"});
+          {"--in-place", "--train-tokenizer", "--documents", "--dedup", "--validation-tail"});
   Exclude(command, "--tokenizer", {"--train-tokenizer"});
   Exclude(command, "--validation-input",
           {"--validation-fraction", "--split-seed", "--validation-tail"});

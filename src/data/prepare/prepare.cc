@@ -23,6 +23,8 @@ void CheckConfig(const PrepareConfig& config) {
               "--input names no file. Name files, or use --synthetic mqar for rows without text.");
   HL_CHECK_AS(ExitCode::kUsage, config.train_tokenizer == config.input.tokenizer.empty(),
               "use either --tokenizer bytes|FILE|FOLDER, or --train-tokenizer --vocab N");
+  HL_CHECK_AS(ExitCode::kUsage, !config.in_place,
+              "--in-place is for token files (.bin). Leave the option out for text.");
   constexpr int kMostPieces = 1 << 24;
   HL_CHECK_AS(
       ExitCode::kUsage,

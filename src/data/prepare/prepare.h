@@ -27,6 +27,8 @@ struct PrepareConfig {
   // Leaves out documents whose text (xxh3-128) occurred before. Needs 16 bytes of memory for each
   // document, and holds whole documents in memory.
   bool dedup = false;
+  // Only for token files (.bin): shards are links to the files, which are read once and not copied.
+  bool in_place = false;
   int64_t chunk_bytes = 1 << 20;  // size of one unit of work
   PrepareOutput output;
 };

@@ -1,5 +1,7 @@
 #include "data/prepare/token_files.h"
 
+#include <fcntl.h>
+
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -12,6 +14,8 @@
 #include "data/prepare/document_encoder.h"
 #include "data/prepare/publish_dataset.h"
 #include "data/prepare/shard_writer.h"
+#include "data/shard_index.h"
+#include "data/shard_reader.h"
 #include "data/tokenizer_folder.h"
 
 namespace halflife::data {
@@ -183,6 +187,11 @@ class TokenFile::Impl {
 
   bool at_end() const { return at_ == layout_.pieces.size(); }
   const char* format() const { return layout_.format; }
+  std::optional<uint64_t> only_piece() const {
+    if (layout_.pieces.size() != 1) return std::nullopt;
+    return layout_.pieces.front().offset;
+  }
+  uint64_t id_bytes() const { return BytesOf(layout_.type); }
   uint64_t num_bytes() const { return file_.size(); }
   uint64_t num_bytes_read() const { return num_bytes_read_; }
 
@@ -237,6 +246,8 @@ bool TokenFile::at_end() const { return impl_->at_end(); }
 uint64_t TokenFile::num_bytes() const { return impl_->num_bytes(); }
 uint64_t TokenFile::num_bytes_read() const { return impl_->num_bytes_read(); }
 const char* TokenFile::format() const { return impl_->format(); }
+std::optional<uint64_t> TokenFile::only_piece() const { return impl_->only_piece(); }
+uint64_t TokenFile::id_bytes() const { return impl_->id_bytes(); }
 
 namespace {
 
@@ -256,6 +267,28 @@ class TokenFilesRun {
   }
 
   Manifest WriteFiles(const fs::path& folder) {
+    return config_.in_place ? LinkFiles(folder) : CopyFiles(folder);
+  }
+
+  PrepareSummary Summarise(const Manifest& manifest) const {
+    const PrepareInput& input = config_.input;
+    return {.train = manifest.train.info,
+            .validation = manifest.validation.info,
+            .vocab_size = manifest.vocab_size,
+            .tokenizer_kind = manifest.tokenizer_kind,
+            .documents = DocumentMode::kRecord,
+            .first_file = fs::path(input.paths.front()).filename().string(),
+            .num_files = std::ssize(input.paths) + std::ssize(input.validation_paths),
+            .special_names = {},
+            .seconds = 0,
+            .hash = manifest.hash};
+  }
+
+ private:
+  // The beginning of a document decides its split, like ContentHash of text.
+  static constexpr size_t kHashedIds = (64 << 10) / sizeof(int32_t);
+
+  Manifest CopyFiles(const fs::path& folder) {
     progress_.phase = "copying tokens";
     const int token_bytes = TokenBytes(tokenizer_->vocab_size());
     ShardWriter train({folder, Split::kTrain, token_bytes, config_.output.shard_tokens});
@@ -282,23 +315,86 @@ class TokenFilesRun {
     return manifest;
   }
 
-  PrepareSummary Summarise(const Manifest& manifest) const {
-    const PrepareInput& input = config_.input;
-    return {.train = manifest.train.info,
-            .validation = manifest.validation.info,
-            .vocab_size = manifest.vocab_size,
-            .tokenizer_kind = manifest.tokenizer_kind,
-            .documents = DocumentMode::kRecord,
-            .first_file = fs::path(input.paths.front()).filename().string(),
-            .num_files = std::ssize(input.paths) + std::ssize(input.validation_paths),
-            .special_names = {},
-            .seconds = 0,
-            .hash = manifest.hash};
+  Manifest LinkFiles(const fs::path& folder) {
+    progress_.phase = "reading tokens";
+    Manifest manifest;
+    manifest.in_place = true;
+    manifest.train = LinkSplit(folder, Split::kTrain, config_.input.paths);
+    manifest.validation = LinkSplit(folder, Split::kValidation, config_.input.validation_paths);
+    Check(manifest);
+    SaveTokenizer(*tokenizer_, folder, manifest);
+    manifest.documents = Name(DocumentMode::kRecord);
+    manifest.validation_input = !config_.input.validation_paths.empty();
+    return manifest;
   }
 
- private:
-  // The beginning of a document decides its split, like ContentHash of text.
-  static constexpr size_t kHashedIds = (64 << 10) / sizeof(int32_t);
+  SplitRecord LinkSplit(const fs::path& folder, Split split,
+                        const std::vector<std::string>& paths) {
+    SplitRecord record;
+    SourceList sources;
+    for (const std::string& path : paths) {
+      sources.Begin(fs::path(path).filename().string());
+      const int64_t documents_before = record.info.num_documents;
+      const std::string name = ShardFileName(split, record.shards.size());
+      record.shards.push_back(LinkShard(path, folder, name, record.info));
+      sources.Count(record.shards.back().num_tokens, record.info.num_documents - documents_before);
+    }
+    record.info.num_shards = static_cast<int>(record.shards.size());
+    record.info.sources = sources.Take();
+    return record;
+  }
+
+  // Reads a token file, links it as the shard `name` and writes the shard's index. Adds what the
+  // file contains to `info`.
+  ShardRecord LinkShard(const std::string& path, const fs::path& folder, const std::string& name,
+                        SplitInfo& info) {
+    TokenFile file(path, tokenizer_->vocab_size());
+    const int token_bytes = TokenBytes(tokenizer_->vocab_size());
+    const std::optional<uint64_t> begin = file.only_piece();
+    HL_CHECK_AS(
+        ExitCode::kUsage,
+        begin.has_value() && file.id_bytes() == static_cast<uint64_t>(token_bytes), path, " (",
+        file.format(), ", ids of ", file.id_bytes(),
+        " bytes) cannot be read in place: only files of nanoGPT and llm.c can, with ids of ",
+        token_bytes, " bytes for this vocabulary. Leave out --in-place to copy the ids.");
+    const fs::path target = fs::canonical(path);
+    const Fd fd = OpenFile(target, O_RDONLY, ExitCode::kData);
+    ShardIndex index = {.header_bytes = *begin,
+                        .header_hash = HashFilePrefix(fd.get(), target, *begin)};
+    ShardRecord shard = {.file = {name, file.num_bytes(), HashFile(fd.get(), target, 0).whole}};
+    const uint64_t before = progress_.disk_bytes;
+    int32_t last = tokenizer_->eos_id();
+    for (std::vector<int32_t> ids; !file.at_end();) {
+      config_.output.RequireGoingOn();
+      file.Next(kBlockTokens, ids);
+      if (ids.empty()) continue;
+      index.tokens.push_back(
+          {.offset = *begin + static_cast<uint64_t>(shard.num_tokens * token_bytes),
+           .hash = HashOfIds(ids, token_bytes)});
+      shard.num_tokens += std::ssize(ids);
+      info.num_documents += std::ranges::count(ids, tokenizer_->eos_id());
+      for (const int32_t id : ids) info.num_bytes += bytes_of_[static_cast<size_t>(id)];
+      last = ids.back();
+      progress_.disk_bytes = before + file.num_bytes_read();
+      config_.output.Report(progress_);
+    }
+    if (last != tokenizer_->eos_id()) ++info.num_documents;
+    HL_CHECK_AS(ExitCode::kData, shard.num_tokens > 0 && shard.num_tokens <= kMostShardTokens, path,
+                " has ", shard.num_tokens, " ids. Use files of 1 to ", kMostShardTokens, " ids.");
+    info.num_tokens += shard.num_tokens;
+    const std::string bytes = EncodeIndex(index);
+    shard.index_hash = HashBytes(bytes);
+    AtomicWriteFile(folder / IndexName(name), bytes, ExitCode::kData);
+    fs::create_symlink(target, folder / name);
+    return shard;
+  }
+
+  // The hash of ids as they are stored.
+  static Hash128 HashOfIds(const std::vector<int32_t>& ids, int token_bytes) {
+    if (token_bytes == 4) return HashBytes(ids.data(), ids.size() * sizeof(int32_t));
+    const std::vector<uint16_t> narrow(ids.begin(), ids.end());
+    return HashBytes(narrow.data(), narrow.size() * sizeof(uint16_t));
+  }
 
   void Copy(const std::string& path, const DocumentRules& rules, ShardWriter& train,
             ShardWriter& validation) {
@@ -357,7 +453,7 @@ class TokenFilesRun {
     HL_CHECK_AS(ExitCode::kData, train + validation > 0, config_.input.paths.front(),
                 " contains no ids. Name a file with ids.");
     const bool held_out = !config_.input.validation_paths.empty();
-    const bool wanted = held_out || config_.input.FractionOrUsual() > 0;
+    const bool wanted = held_out || (!config_.in_place && config_.input.FractionOrUsual() > 0);
     HL_CHECK_AS(ExitCode::kData, train > 0 && (validation > 0 || !wanted), "of ",
                 train + validation, " documents, ", train, " are for training and ", validation,
                 " for validation. Use --validation-input for a token file of validation ids, "
@@ -388,6 +484,10 @@ PrepareSummary PrepareTokenFiles(const PrepareConfig& config) {
               input.validation_paths.empty() || AreTokenFiles(input.validation_paths),
               "--input names token files (.bin), and --validation-input others. Use token files "
               "for both.");
+  HL_CHECK_AS(ExitCode::kUsage,
+              !config.in_place || !input.validation_paths.empty() || input.validation_fraction == 0,
+              "--in-place cannot cut a file in two splits. Name validation files with "
+              "--validation-input, or use --validation-fraction 0 for none.");
   input.Check();
   config.output.Check();
   return PublishDataset<TokenFilesRun>(config);

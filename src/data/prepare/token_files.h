@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,10 @@ class TokenFile {
   uint64_t num_bytes() const;       // Size of X.bin.
   uint64_t num_bytes_read() const;  // So far.
   const char* format() const;       // "nanogpt", "llm.c" or "megatron"
+  // If all ids are one piece of the file, returns its first byte; otherwise nothing. Megatron's
+  // files have several pieces, even if they are adjacent.
+  std::optional<uint64_t> only_piece() const;
+  uint64_t id_bytes() const;  // Of one id in the file.
 
  private:
   class Impl;
@@ -46,7 +51,8 @@ class TokenFile {
 };
 
 // `config.input` names token files. Options for text are not allowed. Documents are split by their
-// content as in Prepare, or input.validation_paths are the validation split.
+// content as in Prepare, or input.validation_paths are the validation split. With config.in_place,
+// the shards are links to the files, and every eos ends a document, also an empty one.
 PrepareSummary PrepareTokenFiles(const PrepareConfig& config);
 
 }  // namespace halflife::data
