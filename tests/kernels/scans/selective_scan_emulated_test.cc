@@ -3,10 +3,12 @@
 
 #include "kernels/scans/selective_scan/selective_scan_args.h"
 #include "kernels/scans/selective_scan_problem.h"
+#include "support/expect_error.h"
 
 namespace halflife::kernels {
 namespace {
 
+using cuda::ScanRoute;
 using test::Array;
 using test::ScanCase;
 using test::Values;
@@ -58,14 +60,21 @@ struct Arrays {
   ScanShape<T, float> shape;
 };
 
+struct Options {
+  ScanRoute route = ScanRoute::kAuto;
+  int64_t stride = 0;  // of b and c as columns of one matrix; 0: dense
+  bool negative_exp = false;
+};
+
 template <typename T>
-test::ScanGot Run(const test::ScanProblem<T>& problem, int64_t stride = 0,
-                  bool negative_exp = false) {
+test::ScanGot Run(const test::ScanProblem<T>& problem, const Options& options = {}) {
   const ScanReferenceProblem& p = problem.oracle;
+  const int64_t stride = options.stride;
   Arrays<T> in(p, stride);
-  in.shape.negative_exp = negative_exp;
+  in.shape.negative_exp = options.negative_exp;
+  in.shape.route = options.route;
   const int64_t tokens = p.batch * p.seq_len, states = p.batch * p.channels * p.states;
-  const cuda::ScanSizes sizes = {p.batch, p.seq_len, p.channels, p.states};
+  const cuda::ScanSizes sizes = {p.batch, p.seq_len, p.channels, p.states, options.route};
   Array<T> y(tokens * p.channels), dx(tokens * p.channels), ddelta(tokens * p.channels);
   Array<float> final(states), dinitial(states),
       kept(states * ScanTiles(p.seq_len, cuda::kScanTile)), dbias(p.channels), dskip(p.channels),
@@ -119,51 +128,107 @@ TYPED_TEST(ScanKernel, EqualsTheOracle) {
   }
 }
 
+// Lengths around tiles of 16 tokens and parts of 4; channels around blocks of 128; a row of
+// many tiles.
+TYPED_TEST(ScanKernel, LanesEqualTheOracle) {
+  std::vector<ScanCase> cases;
+  for (const int64_t seq_len : {1, 3, 4, 5, 15, 16, 17, 33, 70})
+    for (const bool rest : {false, true}) cases.push_back({seq_len, 5, 16, rest, rest});
+  for (const int64_t channels : {1, 8, 127, 128, 131})
+    cases.push_back({19, channels, 16, true, true});
+  cases.push_back({300, 9, 16, true, false});
+  for (const ScanCase& c : cases) {
+    SCOPED_TRACE(Name(c));
+    const test::ScanProblem<TypeParam> problem(c);
+    test::ExpectOracle(problem, Run(problem, {.route = ScanRoute::kLanes}));
+  }
+}
+
+TYPED_TEST(ScanKernel, LanesEqualTheOracleInLongRows) {
+  const test::ScanProblem<TypeParam> problem({1040, 2, 16, true, true});
+  test::ExpectOracle(problem, Run(problem, {.route = ScanRoute::kLanes}));
+}
+
+// A problem for each route.
+struct RouteCase {
+  ScanRoute route;
+  ScanCase of;
+};
+std::vector<RouteCase> RouteCases(int64_t seq_len, int64_t channels) {
+  return {{ScanRoute::kSegments, {seq_len, channels, 3, true, true}},
+          {ScanRoute::kLanes, {seq_len, channels, 16, true, true}}};
+}
+
 TYPED_TEST(ScanKernel, ReadsAndWritesColumnsOfAMatrixInTheirPlace) {
-  const test::ScanProblem<TypeParam> problem({300, 5, 3, true, true});
-  const test::ScanGot want = Run(problem), got = Run(problem, /*stride=*/9);
-  EXPECT_EQ(got.y, want.y);
-  EXPECT_EQ(got.db, want.db);
-  EXPECT_EQ(got.dc, want.dc);
-  EXPECT_EQ(got.da, want.da);
+  for (const auto& [route, c] : RouteCases(300, 5)) {
+    SCOPED_TRACE(Name(c));
+    const test::ScanProblem<TypeParam> problem(c);
+    const test::ScanGot want = Run(problem, {.route = route}),
+                        got = Run(problem, {.route = route, .stride = 2 * c.states + 3});
+    EXPECT_EQ(got.y, want.y);
+    EXPECT_EQ(got.db, want.db);
+    EXPECT_EQ(got.dc, want.dc);
+    EXPECT_EQ(got.da, want.da);
+  }
 }
 
 // Takes p with a = -e^p instead of a. The roundings of the exponential change a and the gradient of
 // p.
 TYPED_TEST(ScanKernel, TakesWhatTheDecayIsAnExponentialOf) {
   for (const int64_t seq_len : {17, 300}) {
-    test::ScanProblem<TypeParam> problem({seq_len, 5, 3, true, true});
-    Values& a = problem.oracle.a;
-    for (double& decay : a) decay = static_cast<float>(std::log(-decay));
-    test::ScanGot got = Run(problem, 0, /*negative_exp=*/true);
-    for (size_t i = 0; i < a.size(); ++i) {
-      a[i] = -std::exp(a[i]);
-      got.da[i] /= a[i];
+    for (const auto& [route, c] : RouteCases(seq_len, 5)) {
+      SCOPED_TRACE(Name(c));
+      test::ScanProblem<TypeParam> problem(c);
+      Values& a = problem.oracle.a;
+      for (double& decay : a) decay = static_cast<float>(std::log(-decay));
+      test::ScanGot got = Run(problem, {.route = route, .negative_exp = true});
+      for (size_t i = 0; i < a.size(); ++i) {
+        a[i] = -std::exp(a[i]);
+        got.da[i] /= a[i];
+      }
+      test::ExpectOracle(problem, got);
     }
-    test::ExpectOracle(problem, got);
   }
 }
 
 TYPED_TEST(ScanKernel, TwoRunsGiveTheSameBits) {
-  const test::ScanProblem<TypeParam> problem({300, 130, 3, true, true});
-  const test::ScanGot first = Run(problem), second = Run(problem);
-  EXPECT_EQ(first.y, second.y);
-  EXPECT_EQ(first.ddelta, second.ddelta);
-  EXPECT_EQ(first.da, second.da);
-  EXPECT_EQ(first.db, second.db);
+  for (const auto& [route, c] : RouteCases(300, 130)) {
+    const test::ScanProblem<TypeParam> problem(c);
+    const test::ScanGot first = Run(problem, {.route = route}),
+                        second = Run(problem, {.route = route});
+    EXPECT_EQ(first.y, second.y);
+    EXPECT_EQ(first.ddelta, second.ddelta);
+    EXPECT_EQ(first.da, second.da);
+    EXPECT_EQ(first.db, second.db);
+  }
 }
 
 // A NaN stays within its document, also across segments.
 TYPED_TEST(ScanKernel, NansDoNotCrossADocumentsStart) {
-  const ScanCase c = {300, 5, 3, true};
-  for (const auto member : {&ScanReferenceProblem::x, &ScanReferenceProblem::delta}) {
-    test::ScanProblem<TypeParam> problem(c);
-    (problem.oracle.*member)[(c.seq_len + 100) * c.channels + 1] =
-        NAN;  // Documents of row 1: 3, 4, 140.
-    const Values y = Run(problem).y;
-    for (int64_t t = 4; t < c.seq_len; ++t)
-      EXPECT_EQ(std::isnan(y[(c.seq_len + t) * c.channels + 1]), t >= 100 && t < 140) << t;
+  for (const auto& [route, c] : RouteCases(300, 5)) {
+    SCOPED_TRACE(Name(c));
+    for (const auto member : {&ScanReferenceProblem::x, &ScanReferenceProblem::delta}) {
+      test::ScanProblem<TypeParam> problem(c);
+      (problem.oracle.*member)[(c.seq_len + 100) * c.channels + 1] =
+          NAN;  // Documents of row 1: 3, 4, 140.
+      const Values y = Run(problem, {.route = route}).y;
+      for (int64_t t = 4; t < c.seq_len; ++t)
+        EXPECT_EQ(std::isnan(y[(c.seq_len + t) * c.channels + 1]), t >= 100 && t < 140) << t;
+    }
   }
+}
+
+// The shapes of layers, and the edges of the rule.
+TEST(ScanRoutes, StatesStayInRegistersIfTheirThreadsFillAGpu) {
+  const auto route = [](int64_t batch, int64_t channels, int64_t states) {
+    return cuda::ScanRouteOf({batch, 2048, channels, states});
+  };
+  EXPECT_EQ(route(8, 2048, 16), ScanRoute::kLanes);  // 24 layers of 1,024 channels
+  EXPECT_EQ(route(8, 1536, 16), ScanRoute::kLanes);  // mamba_130m
+  EXPECT_EQ(route(4, 2048, 16), ScanRoute::kLanes);
+  EXPECT_EQ(route(3, 2048, 16), ScanRoute::kSegments);
+  EXPECT_EQ(route(64, 2048, 12), ScanRoute::kSegments);
+  EXPECT_EQ(cuda::ScanForwardWorkspaceFloats({8, 2048, 2048, 16}), 0);
 }
 
 TEST(ScanKernel, RefusesStatesBeyondItsMemory) {
@@ -172,6 +237,15 @@ TEST(ScanKernel, RefusesStatesBeyondItsMemory) {
     shape.states = states;
     EXPECT_THROW(cuda::ScanForward(shape, {}, nullptr, nullptr), std::exception);
   }
+}
+
+TEST(ScanKernel, RefusesStatesThatLanesDoNotTake) {
+  ScanShape<float, float> shape;
+  shape.batch = shape.seq_len = shape.channels = 1;
+  shape.states = 12;
+  shape.route = ScanRoute::kLanes;
+  EXPECT_HL_ERROR(cuda::ScanForward(shape, {}, nullptr, nullptr), ExitCode::kInternal,
+                  "12 states in registers. Use 16, or");
 }
 
 }  // namespace

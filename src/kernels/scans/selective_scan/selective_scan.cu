@@ -1,10 +1,15 @@
-// A thread has one channel of one segment of a row and processes a tile of tokens at a time. The
-// tile's values for the channel are in registers, while the states are processed one after another.
-// The channels of a block share b and c of the tile.
+// The launches of the selective scan, and its kernels for few channels or any number of states. In
+// these, a thread has one channel of one segment of a row and processes a tile of tokens at a time.
+// The tile's values for the channel are in registers, while the states are processed one after
+// another. The channels of a block share b and c of the tile.
+#include <limits>
+
 #include "kernels/common/cuda/device.h"
 #include "kernels/common/cuda/rows.cuh"
+#include "kernels/common/cuda/softplus.cuh"
 #include "kernels/common/cuda/sum_partials.h"
 #include "kernels/scans/selective_scan/selective_scan_args.h"
+#include "kernels/scans/selective_scan/selective_scan_lanes.cuh"
 
 namespace halflife::kernels {
 namespace {
@@ -16,11 +21,9 @@ constexpr int kTile = cuda::kScanTile;
 // Threads that keep a large GPU busy. Joining segments of fewer tokens would take as long as
 // scanning them.
 constexpr int64_t kThreadsWanted = 1 << 17, kMinTokens = 8 * kTile;
-
-// `given` is a, or p of a = -e^p.
-HL_DEVICE float DecayOf(float given, bool negative_exp) {
-  return negative_exp ? -expf(given) : given;
-}
+// Threads with which the kernels in selective_scan_lanes.cuh keep a large GPU busy. They have no
+// segments.
+constexpr int64_t kLaneThreadsWanted = 1 << 15;
 
 // A segment of a row, and a thread's channel.
 template <typename T>
@@ -70,10 +73,6 @@ struct Tile {
   unsigned resets;
 };
 
-HL_DEVICE float Softplus(float x) {
-  return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))) + (x != x ? x : 0.0f);  // fmaxf drops a NaN
-}
-
 template <typename T>
 HL_DEVICE float Delta(const Place<T>& place, int64_t token) {
   return FromStorage(place.shape.delta[place.At(token)]) + place.shape.delta_bias[place.channel];
@@ -87,7 +86,7 @@ HL_DEVICE void LoadTile(const Place<T>& place, int64_t begin, Tile& tile) {
     const int64_t token = begin + t;
     const bool exists = token < place.end;
     tile.x[t] = exists && place.exists ? FromStorage(place.shape.x[place.At(token)]) : 0.0f;
-    tile.step[t] = exists && place.exists ? Softplus(Delta(place, token)) : 0.0f;
+    tile.step[t] = exists && place.exists ? rows::SoftPlus(Delta(place, token)) : 0.0f;
     if (exists && place.shape.starts != nullptr &&
         place.shape.starts[place.row * place.shape.seq_len + token])
       tile.resets |= 1u << t;
@@ -255,33 +254,12 @@ __global__ void __launch_bounds__(kThreads)
   mine[shape.channels] = cut ? 1.0f : 0.0f;
 }
 
-// Lanes that differ by 2 kHalf exchange half of their elements and add: x[0 .. kHalf) is then the
-// sum over both lanes, for the elements that the lane's bit selects.
-template <int kHalf>
-HL_DEVICE void SumHalves(float (&x)[kTile]) {
-  const bool upper = (threadIdx.x & (2u * kHalf)) != 0;
-#pragma unroll
-  for (int i = 0; i < kHalf; ++i) {
-    const float sent = upper ? x[i] : x[i + kHalf];
-    const float held = upper ? x[i + kHalf] : x[i];
-    x[i] = held + __shfl_xor_sync(kFullWarp, sent, 2 * kHalf);
-  }
-}
 // Returns the sum of a tile's values over the warp's lanes: element lane / 2 in each lane.
 HL_DEVICE float SumOverWarp(float (&x)[kTile]) {
   static_assert(kTile == 16);
-  SumHalves<8>(x);
-  SumHalves<4>(x);
-  SumHalves<2>(x);
-  SumHalves<1>(x);
+  SumHalves<8, 16, 2>(x);
   return x[0] + __shfl_xor_sync(kFullWarp, x[0], 1);
 }
-
-// Partial sums of a backward: one per piece for weights, one per block of channels for b and c.
-struct Partials {
-  float* weights;  // [pieces, N + 2, I]: da, dskip, ddelta_bias
-  float* tokens;   // [groups, 2, B, T, N]: db, dc
-};
 
 // Gradients of a tile's tokens in the thread's channel, summed over the states: those of the step
 // in the exponents (multiplied by log2(e)), and those of step x.
@@ -365,7 +343,8 @@ HL_DEVICE void StoreInputGradients(const Place<T>& place, int64_t begin, const T
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     ScanBackwardKernel(ScanShape<T, float> shape, ScanGrads<T, float> grads,
-                       cuda::ScanSegments segments, bool entry, float* carry, Partials partials) {
+                       cuda::ScanSegments segments, bool entry, float* carry,
+                       ScanGradPartials partials) {
   HL_DYNAMIC_SMEM(smem);
   SmemCarver carver(smem);
   const int states = static_cast<int>(shape.states);
@@ -452,6 +431,11 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 int64_t GroupsOf(int64_t channels) { return (channels + kThreads - 1) / kThreads; }
+// Returns how many blocks of channels contribute to db and dc.
+int64_t GradGroups(const cuda::ScanSizes& sizes) {
+  return cuda::ScanRouteOf(sizes) == cuda::ScanRoute::kLanes ? lanes::GroupsOf(sizes.channels)
+                                                             : GroupsOf(sizes.channels);
+}
 
 template <typename T>
 void CheckStates(const ScanShape<T, float>& shape) {
@@ -482,10 +466,29 @@ void Join(const ScanShape<T, float>& shape, const cuda::ScanSegments& segments, 
 }
 
 template <typename T>
+cuda::ScanSizes SizesOf(const ScanShape<T, float>& shape) {
+  return {shape.batch, shape.seq_len, shape.channels, shape.states, shape.route};
+}
+
+// The launch shape of the kernels in selective_scan_lanes.cuh.
+template <typename T>
+LaunchShape LanesOf(const ScanShape<T, float>& shape, int bytes, const char* name) {
+  HL_CHECK(shape.states == lanes::kN, "selective scan of ", shape.states,
+           " states in registers. Use ", lanes::kN, ", or the route kSegments.");
+  const int64_t blocks = shape.batch * lanes::GroupsOf(shape.channels);
+  return {dim3(GridBlocks(blocks, name)), dim3(lanes::kThreads), bytes, name};
+}
+
+template <typename T>
 void Forward(const ScanShape<T, float>& shape, const ScanResults<T, float>& results,
              float* workspace, cudaStream_t stream) {
   CheckStates(shape);
   if (shape.batch * shape.seq_len * shape.channels == 0) return;
+  if (cuda::ScanRouteOf(SizesOf(shape)) == cuda::ScanRoute::kLanes) {
+    Launch(LanesOf(shape, lanes::kForwardBytes, "selective scan in lanes"), stream,
+           lanes::ForwardKernel<T>, shape, results);
+    return;
+  }
   const cuda::ScanSegments segments =
       cuda::ScanSegmentsOf(shape.batch, shape.seq_len, shape.channels);
   const int64_t states = shape.batch * segments.count * shape.states * shape.channels;
@@ -503,14 +506,29 @@ void Forward(const ScanShape<T, float>& shape, const ScanResults<T, float>& resu
 }
 
 template <typename T>
+void BackwardOfSegments(const ScanShape<T, float>& shape, const ScanGrads<T, float>& grads,
+                        const cuda::ScanSegments& segments, float* carry, float* sums,
+                        const ScanGradPartials& partials, cudaStream_t stream) {
+  if (segments.count > 1) {
+    Launch(PiecesOf(shape, segments, 1, "selective scan's gradient, adjoints of segments"), stream,
+           ScanAdjointKernel<T>, shape, grads.dy, segments, carry, sums);
+    Join(shape, segments, sums, grads.dfinal, /*reverse=*/true, carry, stream);
+  }
+  Launch(PiecesOf(shape, segments, 2 + 2 * kWarps, "selective scan's gradient"), stream,
+         ScanBackwardKernel<T>, shape, grads, segments, segments.count > 1, carry, partials);
+}
+
+template <typename T>
 void Backward(const ScanShape<T, float>& shape, const ScanGrads<T, float>& grads,
               const cuda::ScanWeightGrads& weights, float* workspace, cudaStream_t stream) {
   CheckStates(shape);
+  const cuda::ScanSizes sizes = SizesOf(shape);
   const bool empty = shape.batch * shape.seq_len * shape.channels == 0;
+  const bool in_lanes = cuda::ScanRouteOf(sizes) == cuda::ScanRoute::kLanes;
   const cuda::ScanSegments segments =
       cuda::ScanSegmentsOf(shape.batch, shape.seq_len, shape.channels);
-  const int64_t pieces = empty ? 0 : shape.batch * segments.count,
-                groups = empty ? 0 : GroupsOf(shape.channels);
+  const int64_t pieces = empty ? 0 : shape.batch * (in_lanes ? 1 : segments.count),
+                groups = empty ? 0 : GradGroups(sizes);
   const int64_t states = pieces * shape.states * shape.channels,
                 tokens = shape.batch * shape.seq_len * shape.states;
   float* next = workspace;
@@ -519,16 +537,15 @@ void Backward(const ScanShape<T, float>& shape, const ScanGrads<T, float>& grads
     next += count;
     return taken;
   };
-  float *const carry = take(states), *const sums = take(2 * pieces * shape.channels);
-  const Partials partials = {take(states + 2 * pieces * shape.channels), take(2 * groups * tokens)};
-  if (!empty && segments.count > 1) {
-    Launch(PiecesOf(shape, segments, 1, "selective scan's gradient, adjoints of segments"), stream,
-           ScanAdjointKernel<T>, shape, grads.dy, segments, carry, sums);
-    Join(shape, segments, sums, grads.dfinal, /*reverse=*/true, carry, stream);
+  const ScanGradPartials partials = {take(states + 2 * pieces * shape.channels),
+                                     take(2 * groups * tokens)};
+  if (!empty && in_lanes) {
+    Launch(LanesOf(shape, lanes::kBackwardBytes, "selective scan's gradient in lanes"), stream,
+           lanes::BackwardKernel<T>, shape, grads, partials);
+  } else if (!empty) {
+    float *const carry = take(states), *const sums = take(2 * pieces * shape.channels);
+    BackwardOfSegments(shape, grads, segments, carry, sums, partials, stream);
   }
-  if (!empty)
-    Launch(PiecesOf(shape, segments, 2 + 2 * kWarps, "selective scan's gradient"), stream,
-           ScanBackwardKernel<T>, shape, grads, segments, segments.count > 1, carry, partials);
   cuda::SumPlaces of_weights;
   of_weights.places[0] = {weights.da, shape.states * shape.channels, weights.a_added, shape.states};
   of_weights.places[1] = {weights.dskip, shape.channels, weights.skip_added};
@@ -551,16 +568,27 @@ ScanSegments ScanSegmentsOf(int64_t batch, int64_t seq_len, int64_t channels) {
   const int64_t tokens = std::max(kMinTokens, (even + kTile - 1) / kTile * kTile);
   return {std::max<int64_t>(1, (seq_len + tokens - 1) / tokens), tokens};
 }
+ScanRoute ScanRouteOf(const ScanSizes& sizes) {
+  if (sizes.route != ScanRoute::kAuto) return sizes.route;
+  constexpr int64_t kMost = std::numeric_limits<int>::max();  // the kernels count in 32 bits
+  const bool fits = sizes.states == lanes::kN && sizes.seq_len < kMost && sizes.channels < kMost;
+  return fits && sizes.batch * sizes.channels * lanes::kLanes >= kLaneThreadsWanted
+             ? ScanRoute::kLanes
+             : ScanRoute::kSegments;
+}
 int64_t ScanForwardWorkspaceFloats(const ScanSizes& sizes) {
+  if (ScanRouteOf(sizes) == ScanRoute::kLanes) return 0;
   const int64_t pieces =
       sizes.batch * ScanSegmentsOf(sizes.batch, sizes.seq_len, sizes.channels).count;
   return pieces * sizes.channels * (sizes.states + 2);
 }
 int64_t ScanBackwardWorkspaceFloats(const ScanSizes& sizes) {
+  const int64_t of_tokens = 2 * GradGroups(sizes) * sizes.batch * sizes.seq_len * sizes.states;
+  if (ScanRouteOf(sizes) == ScanRoute::kLanes)
+    return sizes.batch * sizes.channels * (sizes.states + 2) + of_tokens;
   const int64_t pieces =
       sizes.batch * ScanSegmentsOf(sizes.batch, sizes.seq_len, sizes.channels).count;
-  return pieces * sizes.channels * (2 * sizes.states + 4) +
-         2 * GroupsOf(sizes.channels) * sizes.batch * sizes.seq_len * sizes.states;
+  return pieces * sizes.channels * (2 * sizes.states + 4) + of_tokens;
 }
 
 void ScanForward(const ScanShape<float, float>& shape, const ScanResults<float, float>& results,

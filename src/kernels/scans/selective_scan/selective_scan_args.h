@@ -20,6 +20,15 @@ namespace halflife::kernels {
 
 constexpr int64_t kScanMaxStates = 256;
 
+namespace cuda {
+// The kernels of a call. The two routes differ in the order of their sums.
+enum class ScanRoute : int {
+  kAuto,      // ScanRouteOf() decides
+  kSegments,  // any number of states; rows are split into segments if the channels are few
+  kLanes,     // 16 states, which stay in registers for the whole row
+};
+}  // namespace cuda
+
 template <typename T, typename C>
 struct ScanShape {
   const T* x = nullptr;           // [B, T, I]
@@ -38,6 +47,7 @@ struct ScanShape {
   // The same for x and delta, only on the CPU. A GPU needs them dense.
   int64_t x_stride = 0, delta_stride = 0;
   bool negative_exp = false;  // true: `a` holds p, and the gradient is that of p
+  cuda::ScanRoute route = cuda::ScanRoute::kAuto;  // of CUDA kernels; the same in both directions
 };
 
 template <typename T, typename C>
@@ -134,7 +144,10 @@ ScanSegments ScanSegmentsOf(int64_t batch, int64_t seq_len, int64_t channels);
 
 struct ScanSizes {
   int64_t batch, seq_len, channels, states;
+  ScanRoute route = ScanRoute::kAuto;
 };
+// Returns the route of a call, never kAuto. It depends only on the shape.
+ScanRoute ScanRouteOf(const ScanSizes& sizes);
 int64_t ScanForwardWorkspaceFloats(const ScanSizes& sizes);
 int64_t ScanBackwardWorkspaceFloats(const ScanSizes& sizes);
 
