@@ -3,12 +3,23 @@
 #include <algorithm>
 #include <bit>
 #include <iterator>
+#include <utility>
 
 namespace halflife::infer {
 namespace {
 
 uint64_t KeyOf(std::span<const int32_t> tokens) {
   return HashBytes(tokens.data(), tokens.size_bytes()).lo;
+}
+
+// Copies tensors that are views of a larger storage. For example, the keys and values of a first
+// chunk are views of the joined projection, which also has the queries.
+model::ModelState WithOwnStorage(model::ModelState state) {
+  for (model::MixerState& layer : state.layers)
+    for (at::Tensor& tensor : layer.tensors)
+      if (tensor.defined() && tensor.storage().nbytes() > tensor.nbytes())
+        tensor = tensor.clone(at::MemoryFormat::Contiguous);
+  return state;
 }
 
 }  // namespace
@@ -57,8 +68,10 @@ void PrefixStore::Keep(std::span<const int32_t> prefix, const model::ModelState&
     entries_.splice(entries_.begin(), entries_, found);
     return;
   }
-  entries_.push_front(
-      {.tokens = {prefix.begin(), prefix.end()}, .state = state, .bytes = bytes, .key = key});
+  entries_.push_front({.tokens = {prefix.begin(), prefix.end()},
+                       .state = WithOwnStorage(state),
+                       .bytes = bytes,
+                       .key = key});
   by_key_.emplace(key, entries_.begin());
   bytes_ += bytes;
   while (bytes_ > config_.max_bytes) {

@@ -26,7 +26,8 @@ class PrefixStore {
   // Returns the state after the longest kept beginning that is shorter than the prompt. Its tensors
   // are shared with the store and must not be changed. num_tokens is 0 if there is none.
   model::ModelState Find(std::span<const int32_t> prompt);
-  // Keeps the state after `prefix`, unless it is larger than the store. Call it if Wants().
+  // Keeps the state after `prefix`, unless it is larger than the store. Call it if Wants(). Views
+  // are copied, so that bytes() is the memory that the store occupies.
   void Keep(std::span<const int32_t> prefix, const model::ModelState& state);
   // Whether the state after `length` tokens of a prompt of `prompt_tokens` is worth keeping: the
   // last whole chunk, and 1, 2, 4, 8, ... chunks. Prompts that share half of their text then share

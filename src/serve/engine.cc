@@ -71,8 +71,8 @@ void Engine::Run() {
       changed_.wait(lock, [&] { return stopping_ || !waiting_.empty(); });
       if (waiting_.empty()) return;
     }
-    for (Waiting& waiting : TakeWaiting()) Start(std::move(waiting));
     DropCancelled();
+    for (Waiting& waiting : TakeWaiting()) Start(std::move(waiting));
     try {
       busy = decoder_.Advance();
     } catch (...) {
@@ -131,6 +131,21 @@ void Engine::DropCancelled() {
   for (const auto& [number, active] : active_)
     if (active->mailbox->cancelled() || cancel_all_) decoder_.Cancel(number);
   std::erase_if(active_, [&](const auto& item) { return !decoder_.Contains(item.first); });
+  const std::lock_guard lock(mutex_);
+  const auto cancelled = [&](const Waiting& waiting) {
+    return cancel_all_ || waiting.mailbox->cancelled();
+  };
+  if (std::ranges::none_of(waiting_, cancelled)) return;
+  std::deque<Waiting> kept;  // Texts can be moved, but not assigned.
+  for (Waiting& waiting : waiting_) {
+    if (!cancelled(waiting)) {
+      kept.push_back(std::move(waiting));
+      continue;
+    }
+    waiting.mailbox->Post(
+        {.text = waiting.index, .ended = true, .result = {.end = infer::TextEnd::kCancelled}});
+  }
+  waiting_.swap(kept);
 }
 
 void Engine::FailAll() {

@@ -106,6 +106,8 @@ class Engine {
 
   std::vector<Waiting> TakeWaiting();
   void Start(Waiting waiting);
+  // Ends cancelled texts, also those that wait, so that they keep neither a row nor a place in the
+  // queue.
   void DropCancelled();
   // Ends every text with kFailed.
   void FailAll();

@@ -3,6 +3,7 @@
 #include "infer/batch_decoder.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/log_softmax.h>
 #include <ATen/ops/tensor.h>
 #include <gmock/gmock.h>
@@ -214,6 +215,35 @@ TEST(PrefixStore, DropsTheLeastRecentlyUsed) {
   EXPECT_EQ(found({1, 2, 9, 9, 9}), 2);
   EXPECT_EQ(found({5, 6, 1}), 2);
   EXPECT_EQ(PrefixStore({.max_bytes = each - 1, .chunk = 2}).bytes(), 0);
+}
+
+// The state of a first chunk may be views of a larger tensor, for example of the joined projection.
+TEST(PrefixStore, KeepsNoStorageThatItDoesNotCount) {
+  for (const model::MixerConfig& mixer :
+       {model::TestForms("softmax").front(), model::TestForms("gla").front()}) {
+    model::LanguageModel model(Small(mixer));
+    model.BindOwnMemory(1, false);
+    model::ModelState state = model.EmptyState(1);
+    const std::vector<int32_t> prefix(kChunk, 3);
+    const auto slice = model::SequenceSlice::Contiguous(1, kChunk, 0, model.device());
+    {
+      const at::NoGradGuard no_grad;
+      model.Hidden(at::full({1, kChunk}, 3, at::kLong), {.slice = &slice}, &state);
+    }
+    PrefixStore store({.max_bytes = 1 << 20, .chunk = kChunk});
+    store.Keep(prefix, state);
+    EXPECT_EQ(store.bytes(), state.bytes() + kChunk * 4);
+    const std::vector<int32_t> prompt(kChunk + 1, 3);
+    const model::ModelState kept = store.Find(prompt);
+    size_t bytes = 0;
+    for (size_t layer = 0; layer < kept.layers.size(); ++layer)
+      for (size_t i = 0; i < kept.layers[layer].tensors.size(); ++i) {
+        const at::Tensor& tensor = kept.layers[layer].tensors[i];
+        bytes += tensor.storage().nbytes();
+        EXPECT_TRUE(tensor.equal(state.layers[layer].tensors[i]));
+      }
+    EXPECT_EQ(static_cast<int64_t>(bytes) + kChunk * 4, store.bytes()) << mixer.name();
+  }
 }
 
 TEST(BatchDecoder, EndsTextsForEveryReason) {

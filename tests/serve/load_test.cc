@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
 #include <chrono>
 #include <future>
 #include <random>
@@ -99,6 +101,31 @@ TEST(Queue, AFullQueueIsAnsweredWith429) {
   EXPECT_EQ(refused.status, 429);
   EXPECT_THAT(refused.json()["error"]["message"].get<std::string>(), HasSubstr("later"));
   for (auto& reply : running) EXPECT_EQ(reply.get().status, 200);
+}
+
+// A client that leaves while its text waits makes room in the queue although no row is free.
+TEST(Queue, ClientsThatLeaveMakeRoom) {
+  RunningServer server(
+      {.engine = {.batch = {.max_texts = 1}, .max_queued = 2}, .max_new_tokens = 10'000'000});
+  const auto open = [&](int64_t max_tokens) {
+    json body = kLong;
+    body["max_tokens"] = max_tokens;
+    const std::string text = body.dump();
+    return server.Open(
+        "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json"
+        "\r\nContent-Length: " +
+        std::to_string(text.size()) + "\r\n\r\n" + text);
+  };
+  const int first = open(10'000'000);
+  EXPECT_TRUE(server.WaitForMetric("halflife_texts_active", 1));
+  const std::vector<int> waiting = {open(1), open(1)};
+  EXPECT_TRUE(server.WaitForMetric("halflife_texts_queued", 2));
+  EXPECT_EQ(server.Post("/v1/completions", kLong.dump()).status, 429);
+  for (const int socket : waiting) ::close(socket);
+  EXPECT_TRUE(server.WaitForMetric("halflife_texts_queued", 0));
+  EXPECT_EQ(server.Metric("halflife_texts_active"), 1);
+  ::close(first);
+  EXPECT_TRUE(server.WaitForMetric("halflife_texts_active", 0));
 }
 
 TEST(Timeouts, ARequestThatTakesTooLongEndsWith504) {
