@@ -43,6 +43,18 @@ NeedleOf Passkeys(const EvalOptions& options, const infer::LoadedModel& loaded) 
   };
 }
 
+NeedleOf OfRuler(const EvalOptions& options, const infer::LoadedModel& loaded) {
+  using eval::RulerTask;
+  eval::RequireAnswers(*loaded.model, /*labels_will_do=*/false);
+  const RulerTask task = options.retrieval == "multi_key"     ? RulerTask::kMultiKey
+                         : options.retrieval == "multi_value" ? RulerTask::kMultiValue
+                                                              : RulerTask::kVariables;
+  return [task, &tokenizer = infer::RequireTokenizer(loaded), count = options.pairs,
+          seed = options.seed](uint64_t sample, const std::vector<int32_t>&) {
+    return eval::RulerNeedle(task, tokenizer, count, seed, sample);
+  };
+}
+
 // A model without a tokenizer was trained on labelled rows, which are padded with 0.
 std::vector<int32_t> OrdinaryTokens(const infer::LoadedModel& loaded, int32_t eos_id) {
   std::vector<int32_t> ordinary;
@@ -73,9 +85,9 @@ class Samples {
   Samples(const EvalOptions& options, const infer::LoadedModel& loaded,
           const data::TokenView& tokens) {
     const eval::Haystack haystack(tokens, options.seed);
-    const NeedleOf needle_of = options.retrieval == "passkey"
-                                   ? Passkeys(options, loaded)
-                                   : Pairs(options, loaded, tokens.eos_id);
+    const NeedleOf needle_of = options.retrieval == "passkey" ? Passkeys(options, loaded)
+                               : options.retrieval == "mqar" ? Pairs(options, loaded, tokens.eos_id)
+                                                             : OfRuler(options, loaded);
     for (int64_t sample = 0; sample < options.samples; ++sample) {
       const auto number = static_cast<uint64_t>(sample);
       texts_.push_back(haystack.Text(number, std::ranges::max(options.lengths)));
@@ -129,7 +141,7 @@ ordered_json FactsOf(const EvalOptions& options, const infer::LoadedModel& loade
       {"text", tokens_fact.value},      {"train_len", loaded.state.data.seq_len},
       {"retrieval", options.retrieval}, {"longest", std::ranges::max(options.lengths)},
       {"samples", options.samples},     {"seed", options.seed}};
-  if (options.retrieval == "mqar") facts["pairs"] = options.pairs;
+  if (options.retrieval != "passkey") facts["pairs"] = options.pairs;
   return facts;
 }
 
@@ -163,7 +175,7 @@ ExitCode EvaluateRetrieval(const EvalOptions& options, const infer::LoadedModel&
         const eval::RetrievalScore score = eval::ScoreRetrieval(
             {.num_samples = options.samples,
              .batch = std::max<int64_t>(1, options.batch * train_len / length),
-             .one_answer = options.retrieval == "passkey"},
+             .joined_answers = options.retrieval != "mqar"},
             [&](uint64_t sample) { return samples.Prompt(sample, length, depth); },
             eval::ScorerOf(*model), context.control());
         file.Add(RowJson(keys[cell], score));

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <numeric>
+#include <utility>
 #include <vector>
 
 #include "core/error.h"
@@ -18,7 +20,14 @@ using Tokens = std::vector<int32_t>;
 
 // The purpose of a random draw, used as the `layer` of its key. The values differ from those of the
 // rows of `prepare --synthetic mqar`.
-enum class Stream : uint32_t { kPlace = 16, kDigits = 17, kKeys = 18, kValues = 19, kOrder = 20 };
+enum class Stream : uint32_t {
+  kPlace = 16,
+  kDigits = 17,
+  kKeys = 18,
+  kValues = 19,
+  kOrder = 20,
+  kFacts = 21,
+};
 
 data::RandomWords Words(uint64_t seed, Stream stream, uint64_t sample) {
   return {MakeRandomKey(seed, RandomPurpose::kSynthetic, static_cast<uint32_t>(stream)), sample};
@@ -36,32 +45,166 @@ Tokens Drawn(Tokens candidates, int64_t count, data::RandomWords words) {
 
 void Append(const Tokens& from, Tokens& to) { to.insert(to.end(), from.begin(), from.end()); }
 
-std::string Digits(uint64_t seed, uint64_t sample) {
+// The number-th number of a sample.
+std::string Digits(uint64_t seed, uint64_t sample, uint32_t number = 0) {
   constexpr uint32_t kDigits = 5;
   data::RandomWords words = Words(seed, Stream::kDigits, sample);
   std::string digits;
-  for (uint32_t i = 0; i < kDigits; ++i) digits += static_cast<char>('0' + words.Below(i, 10));
+  for (uint32_t i = 0; i < kDigits; ++i)
+    digits += static_cast<char>('0' + words.Below(kDigits * number + i, 10));
   return digits;
+}
+
+// Returns the tokens of an answer, which is tokenized separately in every place.
+Tokens EncodeAnswer(const data::Tokenizer& tokenizer, const std::string& task,
+                    const std::string& answer) {
+  Tokens ids = tokenizer.Encode(answer);
+  const int32_t unk = tokenizer.special_ids().unk;
+  HL_CHECK_AS(ExitCode::kUsage, !ids.empty() && (unk < 0 || !std::ranges::count(ids, unk)),
+              "--retrieval ", task, ": the tokenizer has no tokens for ", answer,
+              ". Use --retrieval mqar, which needs no words.");
+  return ids;
+}
+
+// Ends a needle with a question and its answers, whose tokens are the targets.
+void Ask(const Tokens& question, const std::vector<Tokens>& answers, const Tokens& separator,
+         Needle& needle) {
+  const auto add = [&](const Tokens& ids, bool targets) {
+    for (const int32_t id : ids) {
+      if (targets) needle.targets.back() = id;
+      needle.asked.push_back(id);
+      needle.targets.push_back(data::kNoTarget);
+    }
+  };
+  add(question, false);
+  for (size_t i = 0; i < answers.size(); ++i) {
+    if (i > 0) add(separator, false);
+    add(answers[i], true);
+  }
+  needle.asked.pop_back();  // Nothing follows the last token.
+  needle.targets.pop_back();
+}
+
+// Returns `count` places, the first of which is 0, in ascending order.
+std::vector<double> AscendingPlaces(int64_t count, data::RandomWords words, uint32_t first_word) {
+  std::vector<double> places(static_cast<size_t>(count), 0);
+  for (int64_t i = 1; i < count; ++i)
+    places[static_cast<size_t>(i)] = words(first_word + static_cast<uint32_t>(i)) * 0x1p-32;
+  std::ranges::sort(places);
+  return places;
+}
+
+constexpr const char* kWords[] = {
+    "river",  "stone",    "cloud",  "maple",  "tiger",  "violin", "anchor", "candle",
+    "desert", "eagle",    "forest", "garden", "honey",  "island", "jacket", "kettle",
+    "lemon",  "mirror",   "needle", "ocean",  "pepper", "quartz", "rabbit", "saddle",
+    "temple", "umbrella", "valley", "window", "yellow", "zebra",  "bridge", "copper"};
+
+// Names of 2 count variables, with different first letters.
+std::vector<std::string> VariableNames(int64_t count, uint64_t seed, uint64_t sample) {
+  Tokens letters(26);
+  std::iota(letters.begin(), letters.end(), 'A');
+  data::RandomWords words = Words(seed, Stream::kValues, sample);
+  std::vector<std::string> names;
+  for (const int32_t first : Drawn(letters, 2 * count, Words(seed, Stream::kKeys, sample))) {
+    const auto number = static_cast<uint32_t>(2 * names.size());
+    names.push_back({static_cast<char>(first), static_cast<char>('A' + words.Below(number, 26)),
+                     static_cast<char>('A' + words.Below(number + 1, 26))});
+  }
+  return names;
+}
+
+// Words with numbers. Returns the needle of kMultiKey or of kMultiValue.
+Needle NumbersNeedle(bool one_word, const data::Tokenizer& tokenizer, int64_t count, uint64_t seed,
+                     uint64_t sample) {
+  constexpr int64_t kNumWords = std::size(kWords);
+  HL_CHECK_AS(ExitCode::kUsage, count <= kNumWords, "--pairs ", count, ": there are ", kNumWords,
+              " words with numbers. Use at most ", kNumWords, ".");
+  Tokens order(static_cast<size_t>(kNumWords));
+  std::iota(order.begin(), order.end(), 0);
+  order = Drawn(order, count, Words(seed, Stream::kKeys, sample));
+  data::RandomWords anywhere = Words(seed, Stream::kFacts, sample);
+  const std::vector<double> ascending = AscendingPlaces(count, anywhere, 0);
+  Needle needle = {.others_follow = one_word};
+  std::vector<Tokens> answers;
+  for (int64_t i = 0; i < count; ++i) {
+    const auto at = static_cast<size_t>(i);
+    const Tokens number = EncodeAnswer(tokenizer, one_word ? "multi_value" : "multi_key",
+                                       Digits(seed, sample, static_cast<uint32_t>(i)));
+    Tokens fact =
+        tokenizer.Encode(Concat(" A magic number of ", kWords[order[one_word ? 0 : at]], " is "));
+    Append(number, fact);
+    Append(tokenizer.Encode("."), fact);
+    if (one_word || i == 0) answers.push_back(number);
+    if (one_word)
+      needle.others.push_back({fact, ascending[at]});
+    else if (i == 0)
+      needle.fact = fact;
+    else
+      needle.others.push_back({fact, anywhere(static_cast<uint32_t>(i)) * 0x1p-32});
+  }
+  const char* word = kWords[order[0]];
+  Ask(tokenizer.Encode(one_word ? Concat(" Which are the magic numbers of ", word, "? They are ")
+                                : Concat(" What is the magic number of ", word, "? It is ")),
+      answers, tokenizer.Encode(", "), needle);
+  return needle;
+}
+
+Needle VariablesNeedle(const data::Tokenizer& tokenizer, int64_t count, uint64_t seed,
+                       uint64_t sample) {
+  constexpr int64_t kMost = 13;
+  HL_CHECK_AS(ExitCode::kUsage, count <= kMost, "--pairs ", count,
+              ": two chains of variables have names with 26 first letters. Use at most ", kMost,
+              ".");
+  const std::vector<std::string> names = VariableNames(count, seed, sample);
+  std::vector<Tokens> ids;
+  for (const std::string& name : names) ids.push_back(EncodeAnswer(tokenizer, "variables", name));
+  Needle needle = {.others_follow = true};
+  const Tokens var = tokenizer.Encode(" VAR "), is = tokenizer.Encode(" = "),
+               is_var = tokenizer.Encode(" = VAR "), end = tokenizer.Encode(".");
+  for (uint32_t chain = 0; chain < 2; ++chain) {
+    const auto size = static_cast<uint32_t>(count);
+    const std::vector<double> places =
+        AscendingPlaces(count, Words(seed, Stream::kFacts, sample), chain * size);
+    for (uint32_t i = 0; i < size; ++i) {
+      Tokens fact = var;
+      Append(ids[chain * size + i], fact);
+      Append(i > 0 ? is_var : is, fact);
+      Append(i > 0 ? ids[chain * size + i - 1]
+                   : EncodeAnswer(tokenizer, "variables", Digits(seed, sample, chain)),
+             fact);
+      Append(end, fact);
+      needle.others.push_back({fact, places[i]});
+    }
+  }
+  Tokens question = tokenizer.Encode(" Which variables have the value ");
+  Append(EncodeAnswer(tokenizer, "variables", Digits(seed, sample)), question);
+  Append(tokenizer.Encode("? They are "), question);
+  Ask(question, {ids.begin(), ids.begin() + count}, tokenizer.Encode(", "), needle);
+  return needle;
 }
 
 }  // namespace
 
 Needle PasskeyNeedle(const data::Tokenizer& tokenizer, uint64_t seed, uint64_t sample) {
-  const std::string digits = Digits(seed, sample);
-  const Tokens key = tokenizer.Encode(digits);
-  const int32_t unk = tokenizer.special_ids().unk;
-  HL_CHECK_AS(ExitCode::kUsage, !key.empty() && (unk < 0 || !std::ranges::count(key, unk)),
-              "--retrieval passkey: the tokenizer has no tokens for ", digits,
-              ". Use --retrieval mqar, which needs no words.");
-  Needle needle = {.fact = tokenizer.Encode(" The pass key is "),
-                   .asked = tokenizer.Encode(" What is the pass key? The pass key is "),
-                   .targets = {}};
+  const Tokens key = EncodeAnswer(tokenizer, "passkey", Digits(seed, sample));
+  Needle needle = {.fact = tokenizer.Encode(" The pass key is ")};
   Append(key, needle.fact);
   Append(tokenizer.Encode(". Remember it."), needle.fact);
-  needle.targets.resize(needle.asked.size() - 1, data::kNoTarget);
-  Append(key, needle.targets);
-  needle.asked.insert(needle.asked.end(), key.begin(), key.end() - 1);
+  Ask(tokenizer.Encode(" What is the pass key? The pass key is "), {key}, {}, needle);
   return needle;
+}
+
+Needle RulerNeedle(RulerTask task, const data::Tokenizer& tokenizer, int64_t count, uint64_t seed,
+                   uint64_t sample) {
+  if (task == RulerTask::kVariables) return VariablesNeedle(tokenizer, count, seed, sample);
+  return NumbersNeedle(task == RulerTask::kMultiValue, tokenizer, count, seed, sample);
+}
+
+int64_t Needle::size() const {
+  auto size = static_cast<int64_t>(fact.size() + asked.size());
+  for (const ScatteredFact& other : others) size += std::ssize(other.tokens);
+  return size;
 }
 
 Needle MqarNeedle(const MqarNeedles& config, std::span<const int32_t> haystack, uint64_t seed,
@@ -97,11 +240,24 @@ Prompt Hide(const Needle& needle, std::span<const int32_t> haystack, int64_t len
               " tokens. Use ", needle.size(), " or more.");
   HL_CHECK(depth >= 0 && depth <= 1 && std::ssize(haystack) >= text, "depth is ", depth,
            ", and the haystack has ", haystack.size(), " of the required ", text, " tokens");
-  const auto before = static_cast<int64_t>(std::floor(static_cast<double>(text) * depth));
-  Prompt prompt = {.inputs = {haystack.begin(), haystack.begin() + before},
-                   .targets = Tokens(static_cast<size_t>(length), data::kNoTarget)};
-  Append(needle.fact, prompt.inputs);
-  prompt.inputs.insert(prompt.inputs.end(), haystack.begin() + before, haystack.begin() + text);
+  // The facts by the number of tokens before them.
+  std::vector<std::pair<int64_t, const Tokens*>> facts;
+  const auto add = [&](double place, const Tokens& tokens) {
+    facts.emplace_back(static_cast<int64_t>(std::floor(static_cast<double>(text) * place)),
+                       &tokens);
+  };
+  add(depth, needle.fact);
+  for (const ScatteredFact& other : needle.others)
+    add(needle.others_follow ? depth + (1 - depth) * other.place : other.place, other.tokens);
+  std::ranges::stable_sort(facts, {}, [](const auto& fact) { return fact.first; });
+  Prompt prompt = {.inputs = {}, .targets = Tokens(static_cast<size_t>(length), data::kNoTarget)};
+  int64_t done = 0;
+  for (const auto& [before, tokens] : facts) {
+    prompt.inputs.insert(prompt.inputs.end(), haystack.begin() + done, haystack.begin() + before);
+    Append(*tokens, prompt.inputs);
+    done = before;
+  }
+  prompt.inputs.insert(prompt.inputs.end(), haystack.begin() + done, haystack.begin() + text);
   Append(needle.asked, prompt.inputs);
   std::ranges::copy(needle.targets, prompt.targets.end() - std::ssize(needle.targets));
   return prompt;
@@ -154,21 +310,27 @@ Prompts Stack(const std::vector<Prompt>& rows) {
   return stacked;
 }
 
-void Score(const Prompts& prompts, const AnswerScorer& scorer, bool one_answer, SampleSums* sums) {
+void Score(const Prompts& prompts, const AnswerScorer& scorer, bool joined, SampleSums* sums) {
   const model::TokenScores scores = scorer(prompts.inputs, prompts.targets);
   const at::Tensor losses = scores.losses.to(at::kCPU, at::kDouble).contiguous(),
                    correct = scores.correct.to(at::kCPU, at::kDouble).contiguous();
   const int64_t length = prompts.inputs.size(1);
   for (int64_t row = 0; row < prompts.inputs.size(0); ++row) {
     SampleSums& sum = sums[row];
+    double answer_correct = 1;  // Of the answer so far.
     for (int64_t t = row * length; t < (row + 1) * length; ++t) {
-      if (prompts.targets.const_data_ptr<int64_t>()[t] < 0) continue;
+      const int64_t* target = prompts.targets.const_data_ptr<int64_t>() + t;
+      if (*target < 0) continue;
       sum.tokens += 1;
       sum.loss += losses.const_data_ptr<double>()[t];
       sum.correct += correct.const_data_ptr<double>()[t];
+      answer_correct = std::min(answer_correct, correct.const_data_ptr<double>()[t]);
+      const bool ends = t + 1 == (row + 1) * length || target[1] < 0;
+      if (joined && !ends) continue;
+      sum.answers += 1;
+      sum.correct_answers += answer_correct;
+      answer_correct = 1;
     }
-    sum.answers = one_answer ? 1 : sum.tokens;
-    sum.correct_answers = one_answer ? (sum.correct == sum.tokens ? 1 : 0) : sum.correct;
   }
 }
 
@@ -207,7 +369,7 @@ RetrievalScore ScoreRetrieval(const RetrievalTable& table,
     std::vector<Prompt> rows;
     for (int64_t sample = first; sample < std::min(first + table.batch, end); ++sample)
       rows.push_back(prompt(static_cast<uint64_t>(sample)));
-    Score(Stack(rows), scorer, table.one_answer, &sums[static_cast<size_t>(first)]);
+    Score(Stack(rows), scorer, table.joined_answers, &sums[static_cast<size_t>(first)]);
   }
   static_assert(sizeof(SampleSums) == kSumsOfSample * sizeof(double));
   control

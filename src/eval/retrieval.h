@@ -21,12 +21,20 @@
 
 namespace halflife::eval {
 
+// A fact at a place of its own in the text, from 0 (beginning) to 1 (end).
+struct ScatteredFact {
+  std::vector<int32_t> tokens;
+  double place = 0;
+};
 struct Needle {
-  std::vector<int32_t> fact;   // The fact, placed within the text.
+  std::vector<int32_t> fact;   // The fact, placed within the text. Empty: only `others`.
   std::vector<int32_t> asked;  // The question, at the end of the text.
   // [asked.size()]: the next token if it is part of an answer, else data::kNoTarget.
   std::vector<int32_t> targets;
-  int64_t size() const { return static_cast<int64_t>(fact.size() + asked.size()); }
+  std::vector<ScatteredFact> others = {};
+  // Places of `others`: 0 is the depth of the prompt instead of the beginning of the text.
+  bool others_follow = false;
+  int64_t size() const;
 };
 
 // Returns the needle " The pass key is 71432. Remember it." with the question " What is the pass
@@ -47,14 +55,27 @@ struct MqarNeedles {
 Needle MqarNeedle(const MqarNeedles& config, std::span<const int32_t> haystack, uint64_t seed,
                   uint64_t sample);
 
+// Tasks of RULER (Hsieh et al., 2024) in shortened sentences. Numbers have five digits.
+// kMultiKey hides `count` words, each with a number, and asks for the number of one. Its sentence
+// is at the depth of the prompt, and the others are anywhere.
+// kMultiValue hides `count` numbers of one word, and asks for all of them, in their order.
+// kVariables hides two chains of `count` variables: " VAR QXA = 44310." and " VAR BCD = VAR QXA.",
+// and asks for the variables that have the number of the first chain, in their order.
+enum class RulerTask : uint8_t { kMultiKey, kMultiValue, kVariables };
+// The first sentence of the answer is at the depth of the prompt, and later ones of kMultiValue and
+// kVariables are between that depth and the end. Throws kUsage for more than 32 words or 13
+// variables, and if the tokenizer has no token for a character of an answer.
+Needle RulerNeedle(RulerTask task, const data::Tokenizer& tokenizer, int64_t count, uint64_t seed,
+                   uint64_t sample);
+
 // One row for the model: a single document. Both vectors have [length] elements.
 struct Prompt {
   std::vector<int32_t> inputs;
   std::vector<int32_t> targets;  // data::kNoTarget for tokens that are not scored.
 };
 // Returns a prompt of `length` tokens: the haystack, truncated to the room that the needle leaves,
-// with the needle inserted after floor(depth * room) of its tokens. Throws kUsage if `length` is
-// too short for the needle.
+// with the needle's fact inserted after floor(depth * room) of its tokens, and each other fact at
+// its place. Throws kUsage if `length` is too short for the needle.
 Prompt Hide(const Needle& needle, std::span<const int32_t> haystack, int64_t length, double depth);
 
 // An endless text: the tokens of a split without end-of-document tokens, repeated from the start
@@ -80,9 +101,9 @@ class Haystack {
 struct RetrievalTable {
   int64_t num_samples = 20;
   int64_t batch = 8;  // Prompts per forward pass.
-  // True: all targets of a prompt form one answer, like the digits of a passkey. False: each target
-  // is an answer.
-  bool one_answer = true;
+  // True: consecutive targets form one answer, like the digits of a passkey. False: each target is
+  // an answer.
+  bool joined_answers = true;
 };
 // Means over all samples.
 struct RetrievalScore {

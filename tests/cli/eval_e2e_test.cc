@@ -509,12 +509,21 @@ TEST_F(Eval, NeedlesAreHiddenByDepthAndLength) {
   says({"passkey", "--lengths", "64"}, "rows of 64 tokens are too short");
   says({"passkey", "--recall"}, "--recall and --retrieval exclude each other");
   says({"passkey", "--pairs", "3"}, "--pairs does nothing with --retrieval passkey");
+  for (const char* task : {"multi_key", "multi_value", "variables"}) {
+    const RunResult ruler = Halflife({"eval", "--model", Path("run"), "--data", Path("data"),
+                                      "--samples", "3", "--lengths", "400", "--depths", "0.5",
+                                      "--retrieval", task, "--pairs", "3", "--json"});
+    ASSERT_EQ(ruler.exit_code, 0) << ruler.err;
+    EXPECT_EQ(nlohmann::json::parse(ruler.out)["rows"][0]["answers"],
+              std::string(task) == "multi_key" ? 3 : 9);
+  }
+  says({"variables", "--pairs", "14"}, "--pairs 14: two chains of variables");
   says({"mqar", "--pairs", "300"}, "--pairs 300: a haystack of 128 tokens leaves ");
   says({"mqar", "--out", out}, "holds rows of another retrieval: \"passkey\", here \"mqar\"");
   const RunResult seed = Halflife(
       {"eval", "--model", Path("run"), "--data", Path("data"), "--lengths", "64", "--seed", "3"});
-  EXPECT_THAT(seed.err,
-              HasSubstr("--seed does nothing without --retrieval. Use --retrieval passkey|mqar"));
+  EXPECT_THAT(seed.err, HasSubstr("--seed does nothing without --retrieval. Use --retrieval "
+                                  "passkey|mqar|multi_key|multi_value|variables"));
 }
 
 // Starts two ranks. The second one has the argument `to` instead of `from`.

@@ -61,6 +61,84 @@ TEST(Passkey, HasTheDigitsOfItsSample) {
   EXPECT_EQ(digits(7, 3), "41837");
 }
 
+std::string RulerText(RulerTask task, int64_t count, double depth, std::string* answers) {
+  const Needle needle = RulerNeedle(task, *data::MakeByteTokenizer(), count, 0, 0);
+  const Prompt prompt = Hide(needle, Tokens(2000, '.' + 3), 600, depth);
+  EXPECT_EQ(prompt.inputs.size(), 600u);
+  EXPECT_EQ(prompt.targets.size(), 600u);
+  for (size_t i = 0; i < prompt.inputs.size(); ++i) {
+    const int32_t target = prompt.targets[i];
+    if (target == kNone) continue;
+    answers->push_back(static_cast<char>(target - 3));
+    if (i + 1 < prompt.inputs.size()) {
+      EXPECT_EQ(target, prompt.inputs[i + 1]);
+    }
+  }
+  return TextOf(prompt.inputs);
+}
+size_t CountOf(const std::string& text, const std::string& part) {
+  size_t count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+// One word is asked for, and the others have numbers, too.
+TEST(Ruler, MultiKeyAsksForOneOfSeveralWords) {
+  for (const double depth : {0.0, 0.5, 1.0}) {
+    std::string answer;
+    const std::string text = RulerText(RulerTask::kMultiKey, 4, depth, &answer);
+    EXPECT_EQ(answer, "44310");
+    EXPECT_EQ(CountOf(text, " A magic number of "), 4u);
+    const size_t asked = text.find(" What is the magic number of ");
+    const std::string word = text.substr(asked + 29, text.find('?') - asked - 29);
+    const std::string fact = " A magic number of " + word + " is 44310.";
+    EXPECT_EQ(CountOf(text, fact), 1u) << text;
+    EXPECT_EQ(CountOf(text, " of " + word + " is "), 1u) << text;
+    EXPECT_TRUE(text.ends_with("? It is 4431"));
+  }
+}
+
+TEST(Ruler, MultiValueAsksForAllNumbersInTheirOrder) {
+  std::string answers;
+  const std::string text = RulerText(RulerTask::kMultiValue, 3, 0.25, &answers);
+  ASSERT_EQ(answers.size(), 15u);
+  size_t before = 0;
+  for (size_t i = 0; i < 3; ++i) {
+    const size_t at = text.find(" is " + answers.substr(5 * i, 5) + ".");
+    ASSERT_NE(at, std::string::npos) << text;
+    EXPECT_GT(at, before);
+    before = at;
+  }
+  EXPECT_TRUE(text.ends_with("They are " + answers.substr(0, 5) + ", " + answers.substr(5, 5) +
+                             ", " + answers.substr(10, 4)))
+      << text;
+}
+
+// The chain leads from its number to each of its variables, and another chain does not.
+TEST(Ruler, VariablesFollowAChain) {
+  for (const double depth : {0.0, 0.7}) {
+    std::string answers;
+    const std::string text = RulerText(RulerTask::kVariables, 4, depth, &answers);
+    ASSERT_EQ(answers.size(), 12u);
+    EXPECT_EQ(CountOf(text, " = VAR "), 6u);
+    EXPECT_EQ(CountOf(text, " VAR " + answers.substr(0, 3) + " = 44310."), 1u) << text;
+    for (size_t i = 1; i < 4; ++i)
+      EXPECT_EQ(CountOf(text, " VAR " + answers.substr(3 * i, 3) + " = VAR " +
+                                  answers.substr(3 * i - 3, 3) + "."),
+                1u)
+          << text;
+    EXPECT_EQ(CountOf(text, " have the value 44310? They are "), 1u);
+  }
+}
+
+TEST(Ruler, SaysHowManyThereAre) {
+  const auto tokenizer = data::MakeByteTokenizer();
+  EXPECT_HL_ERROR(RulerNeedle(RulerTask::kMultiKey, *tokenizer, 33, 0, 0), ExitCode::kUsage,
+                  "--pairs 33", "Use at most 32.");
+  EXPECT_HL_ERROR(RulerNeedle(RulerTask::kVariables, *tokenizer, 14, 0, 0), ExitCode::kUsage,
+                  "--pairs 14", "Use at most 13.");
+}
+
 TEST(Needles, StandAtTheirDepth) {
   const Needle needle = Passkey(0, 0);
   const Tokens text = Numbers(1000, 2000);  // These ids are not bytes.
@@ -202,7 +280,7 @@ RetrievalScore Pairs(const AnswerScorer& scorer, double depth, int world = 1,
   RetrievalScore score;
   dist::LocalWorld::Run(world, [&](dist::Communicator& control) {
     const RetrievalScore of_rank = ScoreRetrieval(
-        {.num_samples = 7, .batch = 2, .one_answer = false},
+        {.num_samples = 7, .batch = 2, .joined_answers = false},
         [&](uint64_t sample) {
           return Hide(MqarNeedle(config, text, 0, sample), text, length, depth);
         },
@@ -245,6 +323,22 @@ TEST(Retrieval, APasskeyIsOneAnswer) {
   EXPECT_EQ(score(0).num_tokens, 15);
   EXPECT_EQ(score(1).accuracy, 0);
   EXPECT_NEAR(score(1).token_accuracy, 0.8, 1e-12);
+}
+
+// Answers that other tokens separate are counted one by one.
+TEST(Retrieval, SeparateAnswersAreCounted) {
+  const Needle needle = {.fact = {10, 11, 12, 20, 21, 22},
+                         .asked = {10, 11, 12, 20, 21},
+                         .targets = {11, 12, kNone, 21, 23}};
+  RetrievalScore score;
+  dist::LocalWorld::Run(1, [&](dist::Communicator& control) {
+    score = ScoreRetrieval(
+        {.num_samples = 3}, [&](uint64_t) { return Hide(needle, Numbers(100, 200), 64, 0.3); },
+        Follower(64), control);
+  });
+  EXPECT_EQ(score.num_answers, 6);
+  EXPECT_EQ(score.num_tokens, 12);
+  EXPECT_EQ(score.accuracy, 0.5);
 }
 
 model::ModelConfig Small(double initializer_range) {

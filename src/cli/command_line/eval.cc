@@ -122,8 +122,10 @@ void AddRetrieval(CLI::App& command, OptionDeclarer& declare, EvalOptions& optio
   declare.BeginMode(kHeadline);
   declare("--retrieval", options.retrieval,
           "With --lengths: instead of the loss, report how often the model retrieves hidden "
-          "information: a passkey of five digits, or pairs of tokens (mqar) [none]",
-          OneOf({"passkey", "mqar"}))
+          "information: a passkey of five digits, pairs of tokens (mqar), or a task of RULER: the "
+          "number of one of several words (multi_key), all numbers of a word (multi_value), or the "
+          "variables of a chain of assignments (variables) [none]",
+          OneOf({"passkey", "mqar", "multi_key", "multi_value", "variables"}))
       ->needs(command.get_option("--lengths"));
   declare("--depths DEPTH,...", options.depths,
           "Positions of the hidden information, from 0 (beginning) to 1 (end)",
@@ -131,8 +133,11 @@ void AddRetrieval(CLI::App& command, OptionDeclarer& declare, EvalOptions& optio
   declare("--samples", options.samples, "Number of prompts per cell of the table", AtLeast(1));
   declare("--seed", options.seed,
           "Seed of the hidden information and of the positions of the texts", AtLeast(0));
-  declare.BeginGroup(kHeadline);  // Only with --retrieval mqar.
-  declare("--pairs", options.pairs, "Number of pairs per prompt of mqar", AtLeast(1));
+  declare.BeginGroup(kHeadline);  // Not with --retrieval passkey.
+  declare("--pairs", options.pairs,
+          "Number of pairs of mqar, words of multi_key, numbers of multi_value, or variables of a "
+          "chain",
+          AtLeast(1));
 }
 
 // A cell of a table is scored once, even if its position is named repeatedly.
@@ -160,7 +165,8 @@ void AddEval(CLI::App& app, Request& request) {
   Exclude(command, "--retrieval", {"--windows", "--protocol", "--bin", "--recall", "--attention"});
   Exclude(command, "--lengths", {"--seq-len", "--bigram"});
   command.parse_complete_callback([&command = command, &options = options] {
-    RequireValue(command, "--retrieval", "mqar", {"--pairs"});
+    if (options.retrieval.empty() || options.retrieval == "passkey")
+      RequireValue(command, "--retrieval", "mqar", {"--pairs"});
     KeepFirsts(options.lengths);
     KeepFirsts(options.methods);
     KeepFirsts(options.protocols);

@@ -91,7 +91,8 @@ struct EvalOptions {
   bool bigram = false, json = false;
   std::vector<int64_t> lengths;  // Not empty: a table by length, with the fields below.
   std::vector<std::string> methods = {"as_trained"}, protocols = {"segments"};
-  std::string retrieval;  // passkey or mqar, with the next four fields. Empty: a table of losses.
+  // passkey, mqar or a task of RULER, with the next four fields. Empty: a table of losses.
+  std::string retrieval;
   std::vector<double> depths = {0, 0.25, 0.5, 0.75, 1};
   int64_t samples = 20, pairs = 4;
   uint64_t seed = 0;
