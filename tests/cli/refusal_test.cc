@@ -184,7 +184,7 @@ std::vector<OptionsOfMode> OptionsOfPrepare() {
       {kOfTask,
        {"--tokenizer", "--train-tokenizer", "--documents", "--dedup", "--field", "--invalid-utf8",
         "--max-document-bytes", "--validation-input", "--validation-fraction", "--split-seed",
-        "--validation-tail"},
+        "--validation-tail", "--in-place"},
        "--synthetic",
        kOfText},
       {kOfTask,
@@ -236,7 +236,10 @@ std::vector<OptionsOfMode> OptionsOfPrepare() {
        {"--vocab"},
        "without --train-tokenizer. Use --train-tokenizer instead of --labels.",
        kOfText + Words{"--train-tokenizer"}},
-      {kOfClasses, {"--train-tokenizer", "--documents", "--validation-tail"}, "--labels", kOfText},
+      {kOfClasses,
+       {"--train-tokenizer", "--documents", "--validation-tail", "--in-place"},
+       "--labels",
+       kOfText},
   };
 }
 
