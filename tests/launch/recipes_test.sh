@@ -103,6 +103,7 @@ sweep() {
 sweep mqar_figure_1 2000
 sweep mqar_ablation 960
 sweep mqar_small 64
+sweep learning_rate 10
 sweep lengths 20
 sweep zoo 36
 for sweep in ../sweeps/*.textproto; do
