@@ -14,6 +14,10 @@ using namespace rows;
 constexpr int kThreads = 128;
 constexpr int64_t kForwardRun = 16;  // tokens that a thread processes in the forward
 
+// Tokens whose loads are in flight in the backward. Four would spill with more taps.
+template <int kTaps>
+constexpr int kAhead = kTaps <= 4 ? 4 : 2;
+
 // Channels per thread: fewer with more taps, which need more registers.
 template <typename T, int kTaps>
 constexpr int kWidth = kTaps <= 4 ? kPack<T> : 4;
@@ -183,6 +187,55 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// A thread's elements of a token as they are in memory: the load need not have arrived.
+template <typename T, int kW>
+struct RawToken {
+  uint32_t words[kW * sizeof(T) / 4];
+};
+template <typename T, int kW>
+HL_DEVICE void LoadRaw(const T* from, int count, bool aligned, RawToken<T, kW>& raw) {
+  if constexpr (kW == kPack<T>) {
+    if (aligned && count >= kW) {
+      const uint4 packed = *reinterpret_cast<const uint4*>(from);
+      raw.words[0] = packed.x, raw.words[1] = packed.y;
+      raw.words[2] = packed.z, raw.words[3] = packed.w;
+      return;
+    }
+  }
+  constexpr int kInWord = 4 / static_cast<int>(sizeof(T));
+#pragma unroll
+  for (int i = 0; i < kW; ++i) {
+    const float x = i < count ? FromStorage(from[i]) : 0.0f;
+    const uint32_t bits = __float_as_uint(x) >> (32 - 8 * sizeof(T));
+    if (i % kInWord == 0) raw.words[i / kInWord] = 0;
+    raw.words[i / kInWord] |= bits << (i % kInWord * 16);
+  }
+}
+template <typename T, int kW>
+HL_DEVICE void Unpack(const RawToken<T, kW>& raw, float (&x)[kW]) {
+#pragma unroll
+  for (int i = 0; i < kW; ++i) {
+    if constexpr (sizeof(T) == 4) {
+      x[i] = __uint_as_float(raw.words[i]);
+    } else {
+      x[i] = i % 2 == 0 ? UnpackLo(raw.words[i / 2]) : UnpackHi(raw.words[i / 2]);
+    }
+  }
+}
+
+// Returns for each of the `count` tokens from `begin` on whether it starts a document: bit i is
+// token begin + i. Bit 0 is not set. Token begin + count - 1 must exist.
+template <typename T>
+HL_DEVICE uint64_t CutsOfRun(const ConvShape<T>& shape, int64_t row, int64_t begin, int count) {
+  uint64_t cuts = 0;
+  if (shape.documents == nullptr) return cuts;
+  const int64_t* const documents = shape.documents + row * shape.seq_len + begin;
+#pragma unroll 4
+  for (int i = 1; i < count; ++i)
+    cuts |= static_cast<uint64_t>(documents[i] != documents[i - 1]) << i;
+  return cuts;
+}
+
 // Stores dx of token `token`, or dtail if the token is before the slice.
 template <typename T, int kW>
 HL_DEVICE void StoreInputGradient(const ConvShape<T>& shape, const ConvGrads<T>& grads,
@@ -213,52 +266,11 @@ HL_DEVICE void SumGradient(const ConvShape<T>& shape, const Taps<kTaps, kW>& tap
   }
 }
 
-// A thread processes its tokens and the later ones that read them. `dx` holds the sums of the last
-// kTaps tokens; the oldest is complete once the thread is kTaps - 1 tokens further. Grid: blocks of
-// work x parts. partials is [runs, sum over parts of gradient rows x D].
-template <typename T, int kTaps, bool kBias, bool kSeveral>
-__global__ void __launch_bounds__(kThreads)
-    ConvBackwardKernel(ConvGradParts<T> args, AlignedConvs schedule, float* partials) {
-  constexpr int kW = kWidth<T, kTaps>;
-  const auto [shape, grads, weights] = PartOfBlock<kSeveral>(args);
-  const bool aligned = schedule.Has(kSeveral ? blockIdx.y : 0);
-  const Place place = PlaceOf(shape, cuda::kConvGradRun, kW);
-  if (!place.exists) return;
-  Taps<kTaps, kW> taps;
-  Begin<kBias>(shape, place, aligned, taps);
-  float dx[kTaps][kW] = {}, dweight[kTaps][kW] = {};
-  [[maybe_unused]] float dbias[kW] = {};
-  int reach = 0;
-  for (int64_t token = place.begin; token < place.end + kTaps - 1; ++token) {
-    Shift(dx);
-#pragma unroll
-    for (int c = 0; c < kW; ++c) dx[0][c] = 0;
-    if (token < shape.seq_len) {
-      const int64_t at = place.row * shape.seq_len + token;
-      reach = token == place.begin ? FirstReach(shape, place.row, token)
-                                   : NextReach(shape, place.row, token, reach);
-      Shift(taps.x);
-      LoadToken(shape, place, token, aligned, taps.x[0]);
-      float ds[kW];
-      Load(grads.dout + at * shape.dim + place.channel, place.count, aligned, ds);
-      SumGradient<kBias>(shape, taps, reach, ds);
-#pragma unroll
-      for (int i = 0; i < kTaps; ++i) {
-        if (i > reach) continue;
-#pragma unroll
-        for (int c = 0; c < kW; ++c) dx[i][c] += taps.weight[i][c] * ds[c];
-        if (token >= place.end) continue;  // belongs to another run
-#pragma unroll
-        for (int c = 0; c < kW; ++c) dweight[i][c] += ds[c] * taps.x[i][c];
-      }
-      if constexpr (kBias) {
-        const bool own = token < place.end;
-#pragma unroll
-        for (int c = 0; c < kW; ++c) dbias[c] += own ? ds[c] : 0.0f;
-      }
-    }
-    StoreInputGradient(shape, grads, place, token - (kTaps - 1), aligned, dx[kTaps - 1]);
-  }
+// Stores a run's sums for the gradients of the weights and the bias.
+template <bool kBias, bool kSeveral, typename T, int kTaps, int kW>
+HL_DEVICE void StoreRunSums(const ConvGradParts<T>& args, const ConvShape<T>& shape,
+                            const Place& place, const float (&dweight)[kTaps][kW],
+                            [[maybe_unused]] const float (&dbias)[kW], float* partials) {
   const int64_t rows = shape.taps + (kBias ? 1 : 0);
   int64_t before = 0, channels = kSeveral ? 0 : shape.dim;  // of the earlier parts, and of all
   for (int i = 0; kSeveral && i < args.num_parts; ++i) {
@@ -279,6 +291,78 @@ __global__ void __launch_bounds__(kThreads)
     for (int c = 0; c < kW; ++c)
       if (c < place.count) mine[shape.taps * shape.dim + c] = dbias[c];
   }
+}
+
+// A thread processes its tokens and the later ones that read them. `dx` holds the sums of the last
+// kTaps tokens; the oldest is complete once the thread is kTaps - 1 tokens further. x and dout are
+// loaded kAhead tokens before they are used. Grid: blocks of work x parts. partials is [runs, sum
+// over parts of gradient rows x D].
+template <typename T, int kTaps, bool kBias, bool kSeveral>
+__global__ void __launch_bounds__(kThreads)
+    ConvBackwardKernel(ConvGradParts<T> args, AlignedConvs schedule, float* partials) {
+  constexpr int kW = kWidth<T, kTaps>;
+  const auto [shape, grads, weights] = PartOfBlock<kSeveral>(args);
+  const bool aligned = schedule.Has(kSeveral ? blockIdx.y : 0);
+  const Place place = PlaceOf(shape, cuda::kConvGradRun, kW);
+  if (!place.exists) return;
+  Taps<kTaps, kW> taps;
+  Begin<kBias>(shape, place, aligned, taps);
+  float dx[kTaps][kW] = {}, dweight[kTaps][kW] = {};
+  [[maybe_unused]] float dbias[kW] = {};
+  // Token numbers below count from the begin of the run.
+  const auto of_run = static_cast<int>(place.end - place.begin), last = of_run + kTaps - 1,
+             existing = static_cast<int>(min(place.end + kTaps - 1, shape.seq_len) - place.begin);
+  const int64_t first = place.row * shape.seq_len + place.begin;
+  const uint64_t cuts = CutsOfRun(shape, place.row, place.begin, existing);
+  RawToken<T, kW> x[kAhead<kTaps>], dout[kAhead<kTaps>];
+  const T* const x_of_run = shape.x + first * shape.x_stride + place.channel;
+  const T* const dout_of_run = grads.dout + first * shape.dim + place.channel;
+  const int64_t x_stride = shape.x_stride, dim = shape.dim;
+  const auto load = [&](int token, RawToken<T, kW>& of_x, RawToken<T, kW>& of_dout) {
+    if (token >= existing) return;
+    LoadRaw(x_of_run + token * x_stride, place.count, aligned, of_x);
+    LoadRaw(dout_of_run + token * dim, place.count, aligned, of_dout);
+  };
+#pragma unroll
+  for (int i = 0; i < kAhead<kTaps>; ++i) load(i, x[i], dout[i]);
+  int reach = FirstReach(shape, place.row, place.begin);
+  for (int group = 0; group < last; group += kAhead<kTaps>) {
+#pragma unroll
+    for (int slot = 0; slot < kAhead<kTaps>; ++slot) {
+      const int token = group + slot;
+      if (token >= last) break;
+      Shift(dx);
+#pragma unroll
+      for (int c = 0; c < kW; ++c) dx[0][c] = 0;
+      if (token < existing) {
+        if (token > 0)
+          reach = (cuts >> token & 1) != 0 ? 0 : min(reach + 1, static_cast<int>(shape.taps) - 1);
+        Shift(taps.x);
+        Unpack(x[slot], taps.x[0]);
+        float ds[kW];
+        Unpack(dout[slot], ds);
+        load(token + kAhead<kTaps>, x[slot], dout[slot]);
+        SumGradient<kBias>(shape, taps, reach, ds);
+#pragma unroll
+        for (int i = 0; i < kTaps; ++i) {
+          if (i > reach) continue;
+#pragma unroll
+          for (int c = 0; c < kW; ++c) dx[i][c] += taps.weight[i][c] * ds[c];
+          if (token >= of_run) continue;  // belongs to another run
+#pragma unroll
+          for (int c = 0; c < kW; ++c) dweight[i][c] += ds[c] * taps.x[i][c];
+        }
+        if constexpr (kBias) {
+          const bool own = token < of_run;
+#pragma unroll
+          for (int c = 0; c < kW; ++c) dbias[c] += own ? ds[c] : 0.0f;
+        }
+      }
+      StoreInputGradient(shape, grads, place, place.begin + token - (kTaps - 1), aligned,
+                         dx[kTaps - 1]);
+    }
+  }
+  StoreRunSums<kBias, kSeveral>(args, shape, place, dweight, dbias, partials);
 }
 
 unsigned BlocksOf(int64_t items) {
